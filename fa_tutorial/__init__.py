@@ -1,0 +1,11 @@
+"""FlashAttention, derived and built: the finished code behind the notebooks.
+
+Import this package before Triton. Where there is no CUDA GPU, the import switches Triton's interpreter on,
+and the switch is read when a kernel is decorated, so it has to come first.
+"""
+
+from fa_tutorial import hardware
+
+__version__ = "0.1.0"
+
+hardware.select_backend()

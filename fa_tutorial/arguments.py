@@ -1,0 +1,61 @@
+"""Argument checks that the chapters share: each names the value, what is allowed, and raises."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+
+import torch
+
+FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+FLOAT_DTYPES_AND_64 = (*FLOAT_DTYPES, torch.float64)
+
+
+def check_int(name: str, value, minimum: int = 1) -> int:
+    """Return `value` as an int of at least `minimum`; TypeError or ValueError otherwise."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}") from None
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {number}")
+    return number
+
+
+def check_positive(name: str, value) -> float:
+    """Return `value` as a float that is finite and above zero; TypeError or ValueError otherwise."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
+    if not math.isfinite(number) or number <= 0:
+        raise ValueError(f"{name} must be finite and greater than 0, got {value!r}")
+    return number
+
+
+def check_tensor(name: str, value, *, ndim: int | None = None, dtypes: Iterable[torch.dtype] = FLOAT_DTYPES_AND_64) -> torch.Tensor:
+    """Return `value` if it is a dense tensor of an allowed dtype (and rank); TypeError or ValueError otherwise."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.layout != torch.strided or value.is_nested:
+        raise TypeError(f"{name} must be a dense (strided) tensor, got layout {value.layout}")
+    allowed = tuple(dtypes)
+    if value.dtype not in allowed:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+        raise TypeError(f"{name} has dtype {str(value.dtype).removeprefix('torch.')}; allowed: {names}")
+    if ndim is not None and value.ndim != ndim:
+        raise ValueError(f"{name} must have {ndim} dimension{'s' * (ndim != 1)}, got shape {tuple(value.shape)}")
+    return value
+
+
+def check_alike(**tensors: torch.Tensor) -> None:
+    """Raise unless all tensors share a dtype (TypeError) and a device (ValueError)."""
+    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
+    if len(set(dtypes.values())) > 1:
+        raise TypeError(f"{', '.join(tensors)} must have one dtype, got " + ", ".join(f"{n}: {d}" for n, d in dtypes.items()))
+    devices = {name: str(tensor.device) for name, tensor in tensors.items()}
+    if len(set(devices.values())) > 1:
+        raise ValueError(f"{', '.join(tensors)} must be on one device, got " + ", ".join(f"{n}: {d}" for n, d in devices.items()))

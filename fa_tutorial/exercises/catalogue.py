@@ -1,0 +1,69 @@
+"""What an exercise is, and where each stands: chapter_N.py holds its grader, hints and reasoning."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise.
+
+    id: "chapter.number". name: what the reader defines. task: one sentence. grade: raises Wrong or NotAttempted, else the answer
+    is right. hints: at least two, from a nudge to nearly the line. solution: the finished function or kernel, with `reasoning`.
+    """
+
+    id: str
+    name: str
+    task: str
+    grade: Callable[[Any], None]
+    hints: tuple[str, ...]
+    solution: Any
+    reasoning: str
+
+    @property
+    def chapter(self) -> int:
+        return int(self.id.split(".")[0])
+
+
+@dataclass(frozen=True)
+class WrongAnswer:
+    """A wrong answer that ships with the course. diagnosis: words that the grader's message must hold for it."""
+
+    id: str
+    answer: Any
+    diagnosis: str
+
+
+def chapters() -> list[int]:
+    """The numbers of the chapters that have exercises, in order."""
+    import fa_tutorial.exercises as package
+
+    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(int(name.removeprefix("chapter_")) for name in names if name.startswith("chapter_"))
+
+
+def chapter_exercises(chapter: int) -> tuple[Exercise, ...]:
+    """The exercises of one chapter. Imports that chapter alone, so that those without kernels work where Triton is missing."""
+    return importlib.import_module(f"fa_tutorial.exercises.chapter_{chapter}").EXERCISES
+
+
+def wrong_answers(chapter: int) -> tuple[WrongAnswer, ...]:
+    """The wrong answers that ship for one chapter."""
+    return tuple(importlib.import_module(f"fa_tutorial.exercises.wrong.chapter_{chapter}").WRONG_ANSWERS)
+
+
+def find(exercise_id: str) -> Exercise:
+    """The exercise called `exercise_id`; ValueError that lists the ids otherwise."""
+    chapter = str(exercise_id).partition(".")[0]
+    known = chapters()
+    if not chapter.isdigit() or int(chapter) not in known:
+        raise ValueError(f"there is no exercise {exercise_id!r}; chapters with exercises: {', '.join(map(str, known))}")
+    exercises = {exercise.id: exercise for exercise in chapter_exercises(int(chapter))}
+    if exercise_id not in exercises:
+        raise ValueError(f"there is no exercise {exercise_id!r}; chapter {chapter} has {', '.join(exercises)}")
+    return exercises[exercise_id]

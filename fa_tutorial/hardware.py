@@ -1,0 +1,116 @@
+"""What this machine can do: interpreter or GPU, capability, shared memory, the device to use.
+
+Everything else asks this module, so that one notebook runs unchanged on a laptop and on a GPU.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib.util
+import os
+import sys
+from types import ModuleType
+
+import torch
+
+INTERPRETER_SWITCH = "TRITON_INTERPRET"
+
+WHERE_TO_RUN_TRITON = (
+    "Triton is published for Linux only. On macOS or Windows run this chapter on Google Colab, in WSL2, "
+    "or in a Linux container. Chapters without kernels (0, 1, 4, 6) run where you are."
+)
+
+
+def has_gpu() -> bool:
+    """True where PyTorch can use a CUDA GPU."""
+    return torch.cuda.is_available()
+
+
+def has_triton() -> bool:
+    """True where Triton is installed. Does not import it."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def interpreter_on() -> bool:
+    """True where Triton kernels decorated from now on run in the interpreter, on the CPU."""
+    return os.environ.get(INTERPRETER_SWITCH, "0").lower() in ("1", "true", "yes", "on", "y")
+
+
+def device() -> torch.device:
+    """The device on which this machine runs Triton kernels: the GPU, or the CPU for the interpreter."""
+    return torch.device("cuda" if has_gpu() and not interpreter_on() else "cpu")
+
+
+def capability() -> int | None:
+    """Compute capability of the current GPU as one number (90 for 9.0); None without a GPU."""
+    if not has_gpu():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
+def shared_memory_limit() -> int | None:
+    """Bytes of shared memory that one block may ask for on the current GPU; None without a GPU."""
+    if not has_gpu():
+        return None
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
+
+
+def describe() -> str:
+    """One line on where kernels run here."""
+    if not has_triton():
+        return f"No Triton here. {WHERE_TO_RUN_TRITON}"
+    if interpreter_on():
+        return "Triton kernels run in the interpreter, on the CPU: right results, no meaningful times."
+    if not has_gpu():
+        return f"No CUDA GPU, and {INTERPRETER_SWITCH} is set to {os.environ.get(INTERPRETER_SWITCH)!r}: kernels cannot run."
+    return f"Triton kernels run on {torch.cuda.get_device_name()} (compute capability {capability() / 10:.1f})."
+
+
+def select_backend() -> None:
+    """Switch Triton's interpreter on where there is no CUDA GPU, and say so.
+
+    An explicit TRITON_INTERPRET is respected. Called once, when fa_tutorial is imported.
+    """
+    if has_gpu() or INTERPRETER_SWITCH in os.environ or not has_triton():
+        return
+    os.environ[INTERPRETER_SWITCH] = "1"
+    late = triton_imported_without_interpreter()
+    message = "No CUDA GPU found: Triton kernels will run in the interpreter, on the CPU."
+    if late:
+        message += " Triton was imported before fa_tutorial, so its own functions are compiled ones: restart and import fa_tutorial first."
+    # A notebook keeps stderr as a warning box; a script's stdout belongs to its own output.
+    print(message, file=sys.stdout if hasattr(builtins, "__IPYTHON__") else sys.stderr)
+
+
+def triton_imported_without_interpreter() -> bool:
+    """True where Triton was imported while its interpreter was off, yet the interpreter is on now."""
+    standard = sys.modules.get("triton.language.standard")
+    if standard is None or not interpreter_on():
+        return False
+    return type(standard.max).__name__ == "JITFunction"
+
+
+def require_triton(who: str) -> ModuleType:
+    """Import Triton and return it, or raise ImportError that says what `who` can use instead."""
+    try:
+        import triton
+    except ImportError as error:
+        raise ImportError(f"{who} needs Triton, which is not installed here. {WHERE_TO_RUN_TRITON}") from error
+    return triton
+
+
+def require_kernel_device(tensor: torch.Tensor, name: str = "tensor") -> None:
+    """Raise RuntimeError where a Triton kernel cannot run on `tensor`'s device."""
+    if tensor.is_cuda or interpreter_on():
+        return
+    raise RuntimeError(
+        f"{name} is on {tensor.device}, and Triton's interpreter is off. Move it to a CUDA GPU, or set "
+        f"{INTERPRETER_SWITCH}=1 in the environment before Python starts, and import fa_tutorial before triton."
+    )
+
+
+def on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
+    """Context in which kernels launch on `tensor`'s GPU, also where another GPU is the current one."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

@@ -1,0 +1,71 @@
+"""Chapter 0: what attention costs. FLOPs, bytes through HBM, and the roofline that turns both into a time.
+
+Counts are exact integers for the algorithm as written: what an ideal implementation has to compute and move. Caches,
+padding and launch costs are left out; the chapters say where they matter. Shapes are those of the course: B batch, H heads,
+S_q queries, S_k keys, D head dimension. `itemsize` is bytes an element (2 for fp16 and bf16, 4 for fp32).
+"""
+
+from __future__ import annotations
+
+from fa_tutorial.arguments import check_int, check_positive
+
+FLOPS_PER_MULTIPLY_ADD = 2
+LSE_BYTES = 4  # the log-sum-exp is float32 whatever the tensors are
+
+
+def visible_pairs(S_q: int, S_k: int, is_causal: bool = False) -> int:
+    """Number of (query, key) pairs that one head computes (0.3).
+
+    Causal is bottom-right aligned: query i sees keys 0 … i + S_k − S_q, and none where that is negative.
+    """
+    S_q, S_k = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0)
+    if not is_causal:
+        return S_q * S_k
+    # The last query sees S_k keys, the one before it S_k − 1, and so on down to 1 or to the first query.
+    rows = min(S_q, S_k)
+    return rows * S_k - rows * (rows - 1) // 2
+
+
+def attention_flops(B: int, H: int, S_q: int, S_k: int, D: int, is_causal: bool = False) -> int:
+    """FLOPs of the two matmuls of attention's forward, q kᵀ and p v (0.4).
+
+    Only pairs that are seen count; softmax's O(S²) is left out, as in the literature (FA2, section 4.1).
+    """
+    B, H, D = check_int("B", B, 0), check_int("H", H, 0), check_int("D", D)
+    return 2 * FLOPS_PER_MULTIPLY_ADD * B * H * visible_pairs(S_q, S_k, is_causal) * D
+
+
+def score_bytes(B: int, H: int, S_q: int, S_k: int, itemsize: int) -> int:
+    """Bytes that one (B, H, S_q, S_k) matrix of scores or probabilities takes in memory (0.2)."""
+    B, H, itemsize = check_int("B", B, 0), check_int("H", H, 0), check_int("itemsize", itemsize)
+    return B * H * check_int("S_q", S_q, 0) * check_int("S_k", S_k, 0) * itemsize
+
+
+def naive_hbm_bytes(B: int, H: int, S_q: int, S_k: int, D: int, itemsize: int) -> int:
+    """Bytes that attention as three kernels moves through HBM (0.5; FA1, algorithm 0).
+
+    q kᵀ reads q, k and writes s; softmax reads s and writes p; p v reads p, v and writes o. Each score is touched four times.
+    """
+    D = check_int("D", D)
+    vectors = 2 * (check_int("S_q", S_q, 0) + check_int("S_k", S_k, 0)) * D  # q, o and k, v
+    return check_int("B", B, 0) * check_int("H", H, 0) * vectors * itemsize + 4 * score_bytes(B, H, S_q, S_k, itemsize)
+
+
+def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> int:
+    """Bytes that one head of flash attention moves through HBM in FA2's loop order (0.6; FA2, algorithm 1).
+
+    q is read once, o and the float32 lse are written once; k and v are read once for each block of block_m query rows.
+    """
+    S_q, S_k, D = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0), check_int("D", D)
+    block_m, itemsize = check_int("block_m", block_m), check_int("itemsize", itemsize)
+    row_blocks = -(-S_q // block_m)
+    return (2 * S_q * D + row_blocks * 2 * S_k * D) * itemsize + S_q * LSE_BYTES
+
+
+def attainable_flops(intensity: float, peak_flops: float, bandwidth: float) -> float:
+    """FLOP/s that the roofline allows at `intensity` FLOP a byte (0.8; Williams, Waterman and Patterson, 2009).
+
+    peak_flops in FLOP/s, bandwidth in byte/s. Below the ridge, peak_flops / bandwidth, memory limits; above it, arithmetic.
+    """
+    intensity = check_positive("intensity", intensity)
+    return min(check_positive("peak_flops", peak_flops), intensity * check_positive("bandwidth", bandwidth))

@@ -1,0 +1,104 @@
+"""Chapter 1: softmax that does not overflow, in one pass, and in any order.
+
+Proves that a softmax can be computed block by block: the pair (m, l) of running maximum and running sum describes the part of
+a row seen so far, pairs merge associatively, and a weighted sum of values can be carried along. Milakov and Gimelshein, 2018.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fa_tutorial.arguments import check_alike, check_int, check_tensor
+
+RUNNING_DTYPES = (torch.float32, torch.float64)  # running sums want float32 at least; kernels keep theirs in float32 too
+
+
+def safe_softmax(x: torch.Tensor) -> torch.Tensor:
+    """Softmax over the last dimension, shifted by the row's maximum so that nothing overflows (1.3).
+
+    x: (..., n), any float dtype, n ≥ 1. Returns y like x. A row of only −inf gives NaN, as torch.softmax does.
+    """
+    check_tensor("x", x)
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise ValueError(f"x must have at least one element in its last dimension, got shape {tuple(x.shape)}")
+    m = x.amax(dim=-1, keepdim=True)
+    p = torch.exp(x - m)
+    return p / p.sum(dim=-1, keepdim=True)
+
+
+def online_normalizer(x: torch.Tensor) -> tuple[float, float]:
+    """Maximum m and sum l = Σ exp(x − m) of a vector, in one pass (1.5, 1.6; Milakov and Gimelshein, algorithm 3).
+
+    x: (n,), any float dtype; −inf entries count nothing. An empty or fully masked vector gives (−inf, 0).
+    """
+    check_tensor("x", x, ndim=1)
+    m, l = -math.inf, 0.0
+    for value in x.tolist():
+        if value == -math.inf:
+            continue  # exp(−inf − m) adds nothing, and while m is −inf the difference would be NaN
+        m_new = max(m, value)
+        l = l * math.exp(m - m_new) + math.exp(value - m_new)
+        m = m_new
+    return m, l
+
+
+def merge(m_a, l_a, m_b, l_b) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pair (m, l) of two parts taken together (1.8). Associative and commutative; (−inf, 0), the empty part, is neutral.
+
+    m_a, l_a, m_b, l_b: numbers, or tensors of shapes that broadcast. Returns two tensors of the broadcast shape.
+    """
+    m_a, l_a, m_b, l_b = (torch.as_tensor(value) for value in (m_a, l_a, m_b, l_b))
+    m = torch.maximum(m_a, m_b)
+    shift = torch.where(m == -math.inf, 0.0, m)  # two empty parts: exp(−inf − 0) is 0, exp(−inf + inf) would be NaN
+    return m, l_a * torch.exp(m_a - shift) + l_b * torch.exp(m_b - shift)
+
+
+def online_softmax(x: torch.Tensor, block: int) -> torch.Tensor:
+    """Softmax over the last dimension in two passes over blocks of `block` columns (1.9).
+
+    x: (..., n), float32 or float64; the last block may be ragged. Returns y like x. The first pass merges (m, l) over the blocks,
+    the second writes exp(x − m) / l. A row of only −inf gives NaN, as torch.softmax does.
+    """
+    check_tensor("x", x, dtypes=RUNNING_DTYPES)
+    if x.ndim == 0:
+        raise ValueError("x must have at least 1 dimension, got a number")
+    block = check_int("block", block)
+    m = torch.full((*x.shape[:-1], 1), -math.inf, dtype=x.dtype, device=x.device)
+    l = torch.zeros_like(m)
+    for part in x.split(block, dim=-1):
+        m_part = part.amax(dim=-1, keepdim=True)
+        shift = torch.where(m_part == -math.inf, 0.0, m_part)
+        m, l = merge(m, l, m_part, torch.exp(part - shift).sum(dim=-1, keepdim=True))
+    return torch.cat([torch.exp(part - m) / l for part in x.split(block, dim=-1)], dim=-1)
+
+
+def running_weighted_sum(scores: torch.Tensor, values: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One query's attention in one pass: o = softmax(scores) · values, and lse = log Σ exp(scores) (1.10 to 1.12).
+
+    scores: (S,), values: (S, D), both float32 or both float64. Returns o (D,) and lse (0-dimensional). A part of −inf scores counts nothing;
+    with no key at all o is 0 and lse is −inf.
+    """
+    check_tensor("scores", scores, ndim=1, dtypes=RUNNING_DTYPES)
+    check_tensor("values", values, ndim=2, dtypes=RUNNING_DTYPES)
+    check_alike(scores=scores, values=values)
+    if len(scores) != len(values):
+        raise ValueError(f"scores and values must have one length, got {len(scores)} and {len(values)}")
+    block = check_int("block", block)
+    m = scores.new_tensor(-math.inf)
+    l = scores.new_tensor(0.0)
+    acc = values.new_zeros(values.shape[1])
+    for start in range(0, len(scores), block):
+        s = scores[start : start + block]  # [block]
+        m_new = torch.maximum(m, s.amax())
+        if m_new == -math.inf:
+            continue  # nothing seen yet
+        p = torch.exp(s - m_new)  # [block]
+        alpha = torch.exp(m - m_new)
+        l = alpha * l + p.sum()
+        acc = alpha * acc + p @ values[start : start + block]  # [D]
+        m = m_new
+    if l == 0:
+        return acc, m
+    return acc / l, m + torch.log(l)
