@@ -160,12 +160,22 @@ def as_tensor(result: Any, what: str = "the result") -> torch.Tensor:
         raise Wrong(f"{what} is {_kind(result)}, want a number or a tensor") from None
 
 
-def expect(got: Any, want: Any, *, on: str, otherwise: str, suspects: Mapping[str, Any] | None = None,
-           what: str = "", rtol: float = 1e-4, atol: float = 1e-6) -> None:  # fmt: skip
+def expect(
+    got: Any,
+    want: Any,
+    *,
+    on: str,
+    otherwise: str,
+    suspects: Mapping[str, Any] | None = None,
+    what: str = "",
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+    values: bool = True,
+) -> None:
     """Raise Wrong unless `got` is `want`, within atol + rtol · |want|. NaN passes only where want is NaN.
 
     on: the input, in words. otherwise: the diagnosis in general. suspects: diagnosis -> the value that this very mistake gives;
-    the first whose value is `got` names the mistake.
+    the first whose value is `got` names the mistake. values: show the numbers; False for fresh inputs, whose message must not vary.
     """
     got, want = as_tensor(got, what or "the result"), as_tensor(want)
     subject = f"{what} " if what else ""
@@ -173,13 +183,10 @@ def expect(got: Any, want: Any, *, on: str, otherwise: str, suspects: Mapping[st
         raise Wrong(f"{otherwise}: {on} gives {subject}shape {tuple(got.shape)}, want {tuple(want.shape)}")
     if close(got, want, rtol, atol):
         return
-    diagnosis = otherwise
-    for name, value in (suspects or {}).items():
-        value = as_tensor(value)
-        if value.shape == got.shape and close(got, value, rtol, atol):
-            diagnosis = name
-            break
-    raise Wrong(f"{diagnosis}: {on} gives {subject}{_difference(got, want, rtol, atol)}")
+    named = ((name, as_tensor(value)) for name, value in (suspects or {}).items())
+    diagnosis = next((name for name, value in named if value.shape == got.shape and close(got, value, rtol, atol)), otherwise)
+    shown = f" gives {subject}{_difference(got, want, rtol, atol)}" if values else f", {what or 'the result'}"
+    raise Wrong(f"{diagnosis}: {on}{shown}")
 
 
 def close(got: torch.Tensor, want: torch.Tensor, rtol: float, atol: float) -> bool:
@@ -201,13 +208,16 @@ def _show_tensor(value: torch.Tensor) -> str:
     return f"{int(value):,}" if exact else show_nested(value.tolist())
 
 
-def expect_equal(got: Any, want: Any, *, on: str, otherwise: str, suspects: Mapping[str, Any] | None = None) -> None:
-    """Raise Wrong unless `got` equals `want` exactly: integers, or tuples of them. Floats that are whole numbers count as integers."""
+def expect_equal(got: Any, want: Any, *, on: str, otherwise: str, suspects: Mapping[str, Any] | None = None, values: bool = True) -> None:
+    """Raise Wrong unless `got` equals `want` exactly: integers, or tuples of them. Floats that are whole numbers count as integers.
+
+    The other arguments are those of `expect`.
+    """
     if _same(got, want):
         return
     diagnosis = next((name for name, value in (suspects or {}).items() if _same(got, value)), otherwise)
     shown = show(got) if isinstance(got, int | float | tuple) else _kind(got)
-    raise Wrong(f"{diagnosis}: {on} gives {shown}, want {show(want)}")
+    raise Wrong(f"{diagnosis}: {on}" + (f" gives {shown}, want {show(want)}" if values else ""))
 
 
 def fresh() -> torch.Generator:
