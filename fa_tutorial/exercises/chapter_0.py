@@ -66,7 +66,6 @@ def grade_attention_flops(answer) -> None:
                 on="a random case",
                 otherwise="right on the small cases, wrong on others",
                 values=False,
-                values=False,
             )
 
 
@@ -102,7 +101,6 @@ def grade_naive_hbm_bytes(answer) -> None:
             ledger.naive_hbm_bytes(*args),
             on="a random case",
             otherwise="right on the small cases, wrong on others",
-            values=False,
             values=False,
         )
 
