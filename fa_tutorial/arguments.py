@@ -25,13 +25,25 @@ def check_int(name: str, value, minimum: int = 1) -> int:
     return number
 
 
+def check_finite(name: str, value) -> float:
+    """Return `value` as a finite float; TypeError for what is no number, ValueError for NaN and infinities."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be finite, got an integer that no float holds") from None
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}") from None
+    if not finite:
+        raise ValueError(f"{name} must be finite, got {value!r}")
+    return float(value)
+
+
 def check_positive(name: str, value) -> float:
     """Return `value` as a float that is finite and above zero; TypeError or ValueError otherwise."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, got {value!r}") from None
-    if not math.isfinite(number) or number <= 0:
+    number = check_finite(name, value)
+    if number <= 0:
         raise ValueError(f"{name} must be finite and greater than 0, got {value!r}")
     return number
 

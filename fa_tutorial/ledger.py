@@ -14,7 +14,7 @@ LSE_BYTES = 4  # the log-sum-exp is float32 whatever the tensors are
 
 
 def visible_pairs(S_q: int, S_k: int, is_causal: bool = False) -> int:
-    """Number of (query, key) pairs that one head computes (0.3).
+    """Number of (query, key) pairs that one head computes (0.2).
 
     Causal is bottom-right aligned: query i sees keys 0 … i + S_k − S_q, and none where that is negative.
     """
@@ -27,7 +27,7 @@ def visible_pairs(S_q: int, S_k: int, is_causal: bool = False) -> int:
 
 
 def attention_flops(B: int, H: int, S_q: int, S_k: int, D: int, is_causal: bool = False) -> int:
-    """FLOPs of the two matmuls of attention's forward, q kᵀ and p v (0.4).
+    """FLOPs of the two matmuls of attention's forward, q kᵀ and p v (0.3).
 
     Only pairs that are seen count; softmax's O(S²) is left out, as in the literature (FA2, section 4.1).
     """
@@ -36,7 +36,7 @@ def attention_flops(B: int, H: int, S_q: int, S_k: int, D: int, is_causal: bool 
 
 
 def score_bytes(B: int, H: int, S_q: int, S_k: int, itemsize: int) -> int:
-    """Bytes that one (B, H, S_q, S_k) matrix of scores or probabilities takes in memory (0.2)."""
+    """Bytes that one (B, H, S_q, S_k) matrix of scores or probabilities takes in memory (0.4)."""
     B, H, itemsize = check_int("B", B, 0), check_int("H", H, 0), check_int("itemsize", itemsize)
     return B * H * check_int("S_q", S_q, 0) * check_int("S_k", S_k, 0) * itemsize
 
@@ -46,9 +46,9 @@ def naive_hbm_bytes(B: int, H: int, S_q: int, S_k: int, D: int, itemsize: int) -
 
     q kᵀ reads q, k and writes s; softmax reads s and writes p; p v reads p, v and writes o. Each score is touched four times.
     """
-    D = check_int("D", D)
+    B, H, D, itemsize = check_int("B", B, 0), check_int("H", H, 0), check_int("D", D), check_int("itemsize", itemsize)
     vectors = 2 * (check_int("S_q", S_q, 0) + check_int("S_k", S_k, 0)) * D  # q, o and k, v
-    return check_int("B", B, 0) * check_int("H", H, 0) * vectors * itemsize + 4 * score_bytes(B, H, S_q, S_k, itemsize)
+    return B * H * vectors * itemsize + 4 * score_bytes(B, H, S_q, S_k, itemsize)
 
 
 def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fa_tutorial.arguments import FLOAT_DTYPES, check_alike, check_int, check_tensor
+from fa_tutorial.arguments import FLOAT_DTYPES, check_alike, check_finite, check_int, check_tensor
 from fa_tutorial.hardware import interpreter_on, on_device_of, require_kernel_device, require_triton, shared_memory_limit
 from fa_tutorial.layout import check_block
 
@@ -51,7 +51,7 @@ def check_product(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def grouped_tile(pid, tiles_m, tiles_n, group):
-    """The tile (tile_m, tile_n) that program `pid` computes when programs go down bands of `group` rows of tiles (3.5).
+    """The tile (tile_m, tile_n) that program `pid` computes when programs go down bands of `group` rows of tiles (3.4).
 
     Within a band the row changes fastest. The last band may hold fewer rows. group = 1 is row order. Integers in, integers out.
     """
@@ -84,7 +84,7 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk,
     """c = a @ b (3.2): one program computes one (BLOCK_M, BLOCK_N) tile of c, looping over K.
 
     a_ptr: (M, K), b_ptr: (K, N), c_ptr: (M, N), each with its two strides, one float dtype.
-    Grid: (ceil(M / BLOCK_M) · ceil(N / BLOCK_N),), in bands of GROUP rows of tiles (3.5); GROUP = 1 is row order.
+    Grid: (ceil(M / BLOCK_M) · ceil(N / BLOCK_N),), in bands of GROUP rows of tiles (3.4); GROUP = 1 is row order.
     """
     tile_m, tile_n = grouped_tile_device(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
     offs_m = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -94,14 +94,15 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk,
     mask_n = offs_n[None, :] < N
     a_ptrs = a_ptr + offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak  # [BLOCK_M, BLOCK_K]
     b_ptrs = b_ptr + offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn  # [BLOCK_K, BLOCK_N]
+    step = tl.full((), BLOCK_K, dtype=tl.int64)  # int64 before it meets a stride: their product may pass 2**31
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
         # Both masks: a stray number in a's last columns would meet whatever lies past b's last row, and 0 · NaN is NaN.
         a = tl.load(a_ptrs, mask=mask_m & (offs_k[None, :] < K - k), other=0.0)
         b = tl.load(b_ptrs, mask=mask_n & (offs_k[:, None] < K - k), other=0.0)
         acc = dot(a, b, acc)
-        a_ptrs += BLOCK_K * stride_ak
-        b_ptrs += BLOCK_K * stride_bk
+        a_ptrs += step * stride_ak
+        b_ptrs += step * stride_bk
     c_ptrs = c_ptr + offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_m & mask_n)
 
@@ -116,6 +117,11 @@ class MatmulConfig:
     num_warps: int
     num_stages: int
     group: int = 8
+
+    def __post_init__(self):
+        for name in ("block_m", "block_n", "block_k"):
+            check_block(name, getattr(self, name), MIN_DOT)
+        check_int("group", self.group)
 
     def shared_bytes(self, itemsize: int) -> int:
         return self.num_stages * self.block_k * (self.block_m + self.block_n) * itemsize
@@ -136,17 +142,17 @@ def choose_config(dtype: torch.dtype, shared_memory: int | None) -> MatmulConfig
     return fitting[0] if fitting else configs[-1]
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, *, group: int | None = None) -> torch.Tensor:
+def matmul(a: torch.Tensor, b: torch.Tensor, *, config: MatmulConfig | None = None) -> torch.Tensor:
     """a @ b by matmul_kernel. a: (M, K), b: (K, N), any strides, one dtype of fp16, bf16, fp32. Returns (M, N) in that dtype.
 
-    group: rows of tiles in a band of programs; None takes the configuration's own, 1 is row order.
+    config: tile, warps, stages and order of programs; None takes choose_config's for this device.
     """
     check_tensor("a", a, ndim=2, dtypes=FLOAT_DTYPES)
     check_tensor("b", b, ndim=2, dtypes=FLOAT_DTYPES)
     check_product(a, b)
     require_kernel_device(a, "a")
-    config = choose_config(a.dtype, None if interpreter_on() else shared_memory_limit())
-    group = config.group if group is None else check_int("group", group)
+    if config is None:
+        config = choose_config(a.dtype, None if interpreter_on() else shared_memory_limit())
     (M, K), N = a.shape, b.shape[1]
     c = torch.empty((M, N), dtype=a.dtype, device=a.device)
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
@@ -154,14 +160,14 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, group: int | None = None) -> tor
         with on_device_of(a):
             matmul_kernel[grid](
                 a, b, c, M, N, K, *a.stride(), *b.stride(), *c.stride(),
-                BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP=group,
+                BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP=config.group,
                 num_warps=config.num_warps, num_stages=config.num_stages,
             )  # fmt: skip
     return c
 
 
 def tiled_matmul_bytes(M: int, N: int, K: int, block_m: int, block_n: int, itemsize: int) -> int:
-    """Bytes that a tiled matmul asks for when nothing is cached between tiles (3.4).
+    """Bytes that a tiled matmul asks for when nothing is cached between tiles (3.6).
 
     Every column of tiles reads all of a, every row of tiles reads all of b, c is written once. Ragged tiles read only what is there.
     """
@@ -172,7 +178,7 @@ def tiled_matmul_bytes(M: int, N: int, K: int, block_m: int, block_n: int, items
 
 
 def strips_per_wave(tiles_m: int, tiles_n: int, group: int, wave: int) -> list[int]:
-    """For each wave of `wave` programs that run together, how many different strips of a and b they read (3.6).
+    """For each wave of `wave` programs that run together, how many different strips of a and b they read (3.5).
 
     A strip is one row of a's tiles or one column of b's. Fewer strips a wave means more hits in the L2 cache.
     """
@@ -231,6 +237,7 @@ def scores_times_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale
     if not 1 <= q.shape[1] <= 128:
         raise ValueError(f"D must be 1 to 128, got {q.shape[1]}")
     require_kernel_device(q, "q")
+    scale = check_finite("scale", scale)
     check_block("block_m", block_m, MIN_DOT)
     check_block("block_n", block_n, MIN_DOT)
     (S_q, D), S_k = q.shape, len(k)

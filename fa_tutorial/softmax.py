@@ -21,11 +21,17 @@ def safe_softmax(x: torch.Tensor) -> torch.Tensor:
     x: (..., n), any float dtype, n ≥ 1. Returns y like x. A row of only −inf gives NaN, as torch.softmax does.
     """
     check_tensor("x", x)
+    check_row(x)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))  # a sum of more than 65,504 ones overflows float16
+    m = wide.amax(dim=-1, keepdim=True)
+    p = torch.exp(wide - m)
+    return (p / p.sum(dim=-1, keepdim=True)).to(x.dtype)
+
+
+def check_row(x: torch.Tensor) -> None:
+    """ValueError unless x's last dimension holds at least one element: a maximum of nothing is undefined."""
     if x.ndim == 0 or x.shape[-1] == 0:
         raise ValueError(f"x must have at least one element in its last dimension, got shape {tuple(x.shape)}")
-    m = x.amax(dim=-1, keepdim=True)
-    p = torch.exp(x - m)
-    return p / p.sum(dim=-1, keepdim=True)
 
 
 def online_normalizer(x: torch.Tensor) -> tuple[float, float]:
@@ -47,9 +53,10 @@ def online_normalizer(x: torch.Tensor) -> tuple[float, float]:
 def merge(m_a, l_a, m_b, l_b) -> tuple[torch.Tensor, torch.Tensor]:
     """The pair (m, l) of two parts taken together (1.8). Associative and commutative; (−inf, 0), the empty part, is neutral.
 
-    m_a, l_a, m_b, l_b: numbers, or tensors of shapes that broadcast. Returns two tensors of the broadcast shape.
+    m_a, l_a, m_b, l_b: numbers (taken as float64), or tensors of shapes that broadcast. Returns two tensors of the broadcast shape.
     """
-    m_a, l_a, m_b, l_b = (torch.as_tensor(value) for value in (m_a, l_a, m_b, l_b))
+    given = (m_a, l_a, m_b, l_b)
+    m_a, l_a, m_b, l_b = (x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64) for x in given)
     m = torch.maximum(m_a, m_b)
     shift = torch.where(m == -math.inf, 0.0, m)  # two empty parts: exp(−inf − 0) is 0, exp(−inf + inf) would be NaN
     return m, l_a * torch.exp(m_a - shift) + l_b * torch.exp(m_b - shift)
@@ -58,12 +65,11 @@ def merge(m_a, l_a, m_b, l_b) -> tuple[torch.Tensor, torch.Tensor]:
 def online_softmax(x: torch.Tensor, block: int) -> torch.Tensor:
     """Softmax over the last dimension in two passes over blocks of `block` columns (1.9).
 
-    x: (..., n), float32 or float64; the last block may be ragged. Returns y like x. The first pass merges (m, l) over the blocks,
+    x: (..., n), float32 or float64, n ≥ 1; the last block may be ragged. Returns y like x. The first pass merges (m, l) over the blocks,
     the second writes exp(x − m) / l. A row of only −inf gives NaN, as torch.softmax does.
     """
     check_tensor("x", x, dtypes=RUNNING_DTYPES)
-    if x.ndim == 0:
-        raise ValueError("x must have at least 1 dimension, got a number")
+    check_row(x)
     block = check_int("block", block)
     m = torch.full((*x.shape[:-1], 1), -math.inf, dtype=x.dtype, device=x.device)
     l = torch.zeros_like(m)
@@ -75,7 +81,7 @@ def online_softmax(x: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def running_weighted_sum(scores: torch.Tensor, values: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One query's attention in one pass: o = softmax(scores) · values, and lse = log Σ exp(scores) (1.10 to 1.12).
+    """One query's attention in one pass: o = softmax(scores) · values, and lse = log Σ exp(scores) (1.10), (1.11), (1.12).
 
     scores: (S,), values: (S, D), both float32 or both float64. Returns o (D,) and lse (0-dimensional). A part of −inf scores counts nothing;
     with no key at all o is 0 and lse is −inf.

@@ -9,11 +9,16 @@ from typing import Any
 
 def source_of(thing: Any) -> str:
     """Source text of a function, class or Triton kernel, with its decorators."""
-    return textwrap.dedent(inspect.getsource(getattr(thing, "fn", thing))).rstrip()
+    while hasattr(thing, "fn"):  # a kernel wraps its function, and autotuning wraps the kernel
+        thing = thing.fn
+    return textwrap.dedent(inspect.getsource(thing)).rstrip()
 
 
 def excerpt(thing: Any, start: str, end: str | None = None) -> str:
-    """The lines of `thing` from the first that contains `start` to the first after it that contains `end` (default: that line alone)."""
+    """The lines of `thing` from the first that contains `start` to the first from there on that contains `end`.
+
+    Without `end`, that one line. ValueError where a text does not stand in the source.
+    """
     lines = source_of(thing).splitlines()
     first = _find(lines, start, 0, thing)
     last = first if end is None else _find(lines, end, first, thing)

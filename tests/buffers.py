@@ -1,0 +1,186 @@
+"""What the kernel tests share: inputs in every layout inside NaN, outputs inside guard cells, and the bound on the error."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from fa_tutorial import hardware
+
+DEVICE = hardware.device()
+ON_GPU = DEVICE.type == "cuda"
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+SIZES = (1, 15, 16, 17)  # around the smallest side that tl.dot takes
+GUARD = 4096  # elements before and after a buffer: a multiple of every alignment, and more than a small tile runs over by
+SENTINEL = 12_288.0  # exact in fp16, bf16 and fp32
+
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="streams exist on a GPU only")
+needs_two_gpus = pytest.mark.skipif(not ON_GPU or torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """Standard normal numbers, the same on every machine: drawn on the CPU, then moved."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+# ---------------------------------------------------------------- layouts
+
+# Name -> element strides and storage offset of a (rows, cols) tensor.
+LAYOUTS: dict[str, Callable[[int, int], tuple[tuple[int, int], int]]] = {
+    "contiguous": lambda rows, cols: ((cols, 1), 0),
+    "transposed": lambda rows, cols: ((1, rows), 0),
+    "every second row": lambda rows, cols: ((2 * cols, 1), 0),
+    "every third column": lambda rows, cols: ((3 * cols, 3), 0),
+    "padded rows": lambda rows, cols: ((cols + 1, 1), 0),
+    "offset of one element": lambda rows, cols: ((cols, 1), 1),
+    "one row repeated": lambda rows, cols: ((0, 1), 0),
+    "one column repeated": lambda rows, cols: ((1, 0), 0),
+}
+
+
+def in_nan(data: torch.Tensor, strides: Sequence[int], offset: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """`data` with these strides, and the memory that it lies in, whose every other element is NaN.
+
+    Along a stride of 0 the first entry of `data` repeats.
+    """
+    extent = offset + 1 + sum((size - 1) * stride for size, stride in zip(data.shape, strides, strict=True))
+    memory = torch.full((GUARD + max(extent, 1) + GUARD,), float("nan"), dtype=data.dtype, device=data.device)
+    distinct = data[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+    memory.as_strided(distinct.shape, strides, GUARD + offset).copy_(distinct)
+    return memory.as_strided(data.shape, strides, GUARD + offset), memory
+
+
+def laid_out(data: torch.Tensor, layout: str) -> torch.Tensor:
+    """The 2-D `data` in one of LAYOUTS, inside NaN."""
+    strides, offset = LAYOUTS[layout](*data.shape)
+    return in_nan(data, strides, offset)[0]
+
+
+# ---------------------------------------------------------------- launching a kernel on guarded buffers
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A tensor inside guard cells: an input in NaN, or an output that is NaN itself until it is written, in SENTINEL."""
+
+    tensor: torch.Tensor
+    memory: torch.Tensor
+    is_output: bool
+
+
+def guarded_input(data: torch.Tensor, strides: Sequence[int] | None = None) -> Guarded:
+    tensor, memory = in_nan(data, data.stride() if strides is None else strides)
+    return Guarded(tensor, memory, is_output=False)
+
+
+def guarded_output(shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Guarded:
+    nan = torch.full(tuple(shape), float("nan"), dtype=dtype, device=DEVICE)
+    tensor, memory = in_nan(nan, nan.stride() if strides is None else strides)
+    memory.fill_(SENTINEL)
+    tensor.fill_(float("nan"))
+    return Guarded(tensor, memory, is_output=True)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
+    """kernel[grid](*args, **meta); AssertionError unless the outputs' own elements are all that changed."""
+    buffers = [arg for arg in args if isinstance(arg, Guarded)]
+    expected = [buffer.memory.clone() for buffer in buffers]
+    kernel[grid](*(arg.tensor if isinstance(arg, Guarded) else arg for arg in args), **meta)
+    for buffer, memory in zip(buffers, expected, strict=True):
+        if buffer.is_output:
+            own = buffer.tensor
+            memory.as_strided(own.shape, own.stride(), own.storage_offset()).copy_(own)
+        stray = torch.nonzero(~same_bits(buffer.memory, memory)).flatten()
+        assert not len(stray), f"memory changed outside the outputs, at element {int(stray[0]) - buffer.tensor.storage_offset()}"
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where two tensors hold the same bits: NaN equals itself, −0 is not 0."""
+    integers = {2: torch.int16, 4: torch.int32}[a.element_size()]
+    return a.view(integers) == b.view(integers)
+
+
+@contextlib.contextmanager
+def unchanged(*tensors: torch.Tensor) -> Iterator[None]:
+    """Assert that the storages of `tensors`, surroundings included, hold the same bytes after the block."""
+    storages = [torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()) for tensor in tensors]
+    before = [storage.clone() for storage in storages]
+    yield
+    for storage, bytes_before in zip(storages, before, strict=True):
+        assert torch.equal(storage, bytes_before), "an input changed"
+
+
+# ---------------------------------------------------------------- the bound on the error
+
+
+def assert_accurate(got: torch.Tensor, want: torch.Tensor, peer: torch.Tensor) -> None:
+    """max|got − want| ≤ 2 · max|peer − want| + 1e-5, and no NaN or inf in `got`.
+
+    want: float64. peer: PyTorch's own operation in got's dtype; where it is exact by luck, as happens with few elements, one rounding
+    of the largest value is allowed all the same. In the interpreter a store to bf16 truncates: there one unit in the last place is added.
+    """
+    assert got.shape == want.shape == peer.shape, f"shapes {tuple(got.shape)}, {tuple(want.shape)}, {tuple(peer.shape)}"
+    assert got.dtype == peer.dtype, f"dtype {got.dtype}, want {peer.dtype}"
+    if not got.numel():
+        return
+    eps = torch.finfo(got.dtype).eps
+    truncated = got.dtype == torch.bfloat16 and hardware.interpreter_on()
+    got, want, peer = (tensor.detach().double().cpu() for tensor in (got, want, peer))
+    assert bool(torch.isfinite(got).all()), "NaN or inf in the result"
+    largest = want.abs().max()
+    bound = torch.maximum(2 * (peer - want).abs().max(), eps / 2 * largest) + 1e-5 + (eps * largest if truncated else 0)
+    error = (got - want).abs().max()
+    assert bool(error <= bound), f"error {error:.3g}, bound {bound:.3g}"
+
+
+# ---------------------------------------------------------------- far offsets, streams, devices
+
+
+def vast_memory(dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    """Memory of a little over 2**32 elements, untouched, so that on a CPU almost none of it is really taken. Skips where there is none.
+
+    Tensors are placed from element 2**31 on: an offset that wraps at 32 bits then lands inside the memory, and gives a wrong result
+    rather than a crash.
+    """
+    elements = 2**32 + 2**16
+    if ON_GPU and torch.cuda.mem_get_info()[0] < 1.1 * elements * dtype.itemsize:
+        pytest.skip(f"needs {elements * dtype.itemsize / 2**30:.0f} GiB of GPU memory")
+    try:
+        return torch.empty(elements, dtype=dtype, device=DEVICE)
+    except RuntimeError as error:
+        pytest.skip(f"no {elements * dtype.itemsize / 2**30:.0f} GiB of address space: {error}")
+
+
+def far_apart(memory: torch.Tensor, data: torch.Tensor, strides: Sequence[int], offset: int = 0) -> torch.Tensor:
+    """`data` in the memory of vast_memory, from element 2**31 + offset on, with these strides."""
+    tensor = memory.as_strided(data.shape, tuple(strides), 2**31 + offset)
+    return tensor.copy_(data)
+
+
+def assert_same_on_other_stream(operation: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
+    """operation(*inputs) on a stream of its own, where the inputs arrive late, gives what it gives on the default stream."""
+    want = operation(*inputs)
+    late = [torch.zeros_like(tensor) for tensor in inputs]
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        for tensor, data in zip(late, inputs, strict=True):
+            tensor.copy_(data)
+        got = operation(*late)
+    stream.synchronize()
+    assert torch.equal(got, want)
+
+
+def assert_same_on_second_gpu(operation: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
+    """operation on cuda:1, while cuda:0 is the current GPU, gives what it gives on cuda:0."""
+    want = operation(*(tensor.to("cuda:0") for tensor in inputs))
+    with torch.cuda.device(0):
+        got = operation(*(tensor.to("cuda:1") for tensor in inputs))
+    assert got.device == torch.device("cuda:1")
+    assert torch.equal(got.cpu(), want.cpu())

@@ -1,0 +1,113 @@
+"""Chapter 0's counts, against counting: masks summed, loops walked, PyTorch's own FLOP counter."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fa_tutorial import ledger
+
+LENGTHS = range(8)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_visible_pairs_by_summing_the_mask(is_causal):
+    for S_q, S_k in itertools.product(LENGTHS, LENGTHS):
+        seen = sum(not is_causal or j <= i + S_k - S_q for i in range(S_q) for j in range(S_k))
+        assert ledger.visible_pairs(S_q, S_k, is_causal) == seen
+
+
+def test_counts_are_exact_integers_at_any_size():
+    S = 2**31 + 1
+    assert ledger.visible_pairs(S, S, True) == S * (S + 1) // 2
+    assert ledger.attention_flops(64, 64, S, S, 128) == 4 * 64 * 64 * S * S * 128
+    count = ledger.naive_hbm_bytes(*map(np.int32, (64, 64, 2**20, 2**20, 128, 2)))
+    assert count == ledger.naive_hbm_bytes(64, 64, 2**20, 2**20, 128, 2) and type(count) is int
+
+
+@pytest.mark.parametrize(("B", "H", "S_q", "S_k", "D"), [(1, 1, 1, 1, 1), (2, 3, 5, 7, 8), (1, 4, 16, 16, 64), (2, 2, 9, 1, 3)])
+def test_attention_flops_by_pytorchs_counter(B, H, S_q, S_k, D):
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, so it has to come after fa_tutorial
+
+    q, k, v = torch.empty(B, H, S_q, D), torch.empty(B, H, S_k, D), torch.empty(B, H, S_k, D)
+    with FlopCounterMode(display=False) as counter:
+        torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+    assert ledger.attention_flops(B, H, S_q, S_k, D) == counter.get_total_flops()
+
+
+def test_causal_flops_count_the_pairs_that_are_seen():
+    for S_q, S_k in itertools.product(LENGTHS, LENGTHS):
+        assert ledger.attention_flops(2, 3, S_q, S_k, 4, True) == 4 * 2 * 3 * 4 * ledger.visible_pairs(S_q, S_k, True)
+
+
+def test_score_bytes_is_the_size_of_the_matrix():
+    for shape in [(1, 1, 1, 1), (2, 3, 5, 7), (2, 0, 5, 7)]:
+        for dtype in (torch.float16, torch.float32):
+            s = torch.empty(shape, dtype=dtype)
+            assert ledger.score_bytes(*shape, s.element_size()) == s.numel() * s.element_size()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_naive_hbm_bytes_kernel_by_kernel(dtype):
+    for B, H, S_q, S_k, D in itertools.product((0, 1, 2), (1, 3), (0, 1, 5), (0, 1, 6), (1, 4)):
+        q, o = torch.empty(2, B, H, S_q, D, dtype=dtype)
+        k, v = torch.empty(2, B, H, S_k, D, dtype=dtype)
+        s, p = torch.empty(2, B, H, S_q, S_k, dtype=dtype)
+        kernels = [((q, k), (s,)), ((s,), (p,)), ((p, v), (o,))]  # (reads, writes)
+        moved = sum(x.numel() * x.element_size() for reads, writes in kernels for x in (*reads, *writes))
+        assert ledger.naive_hbm_bytes(B, H, S_q, S_k, D, dtype.itemsize) == moved
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_flash_hbm_bytes_by_walking_the_blocks(dtype):
+    for S_q, S_k, D, block_m in itertools.product((0, 1, 5, 8), (0, 1, 7), (1, 4), (1, 3, 8, 16)):
+        q, k, v = torch.empty(S_q, D, dtype=dtype), torch.empty(S_k, D, dtype=dtype), torch.empty(S_k, D, dtype=dtype)
+        o, lse = torch.empty_like(q), torch.empty(S_q)
+        moved = 0
+        for start in range(0, S_q, block_m):
+            rows = slice(start, start + block_m)
+            moved += q[rows].nbytes + k.nbytes + v.nbytes + o[rows].nbytes + lse[rows].nbytes
+        assert ledger.flash_hbm_bytes(S_q, S_k, D, block_m, dtype.itemsize) == moved
+
+
+def test_attainable_flops_below_at_and_above_the_ridge():
+    peak, bandwidth = 800e12, 4e12  # ridge at 200 FLOP a byte
+    assert ledger.attainable_flops(50, peak, bandwidth) == 50 * bandwidth
+    assert ledger.attainable_flops(200, peak, bandwidth) == peak
+    assert ledger.attainable_flops(math.nextafter(200, 0), peak, bandwidth) < peak
+    assert ledger.attainable_flops(201, peak, bandwidth) == peak
+    assert ledger.attainable_flops(1e300, peak, bandwidth) == peak
+
+
+BAD_INPUTS = [
+    (lambda: ledger.visible_pairs(-1, 2), ValueError, ["S_q", "-1", "at least 0"]),
+    (lambda: ledger.visible_pairs(1, -2, True), ValueError, ["S_k", "-2", "at least 0"]),
+    (lambda: ledger.visible_pairs(1.0, 2), TypeError, ["S_q", "1.0", "integer"]),
+    (lambda: ledger.attention_flops(-1, 1, 1, 1, 1), ValueError, ["B", "-1", "at least 0"]),
+    (lambda: ledger.attention_flops(1, "1", 1, 1, 1), TypeError, ["H", "'1'", "integer"]),
+    (lambda: ledger.attention_flops(1, 1, 1, 1, 0), ValueError, ["D", "got 0", "at least 1"]),
+    (lambda: ledger.attention_flops(1, 1, 1, None, 1), TypeError, ["S_k", "None", "integer"]),
+    (lambda: ledger.score_bytes(1, 1, 1, 1, 0), ValueError, ["itemsize", "got 0", "at least 1"]),
+    (lambda: ledger.score_bytes(1, 1, -1, 1, 2), ValueError, ["S_q", "-1", "at least 0"]),
+    (lambda: ledger.naive_hbm_bytes(1, 1, 10**9, 10**9, 64, "2"), TypeError, ["itemsize", "'2'", "integer"]),
+    (lambda: ledger.naive_hbm_bytes(1, 1, 1, 1, 1, 0.5), TypeError, ["itemsize", "0.5", "integer"]),
+    (lambda: ledger.naive_hbm_bytes(1, -1, 1, 1, 1, 2), ValueError, ["H", "-1", "at least 0"]),
+    (lambda: ledger.naive_hbm_bytes(1, 1, 1, 1, 0, 2), ValueError, ["D", "got 0", "at least 1"]),
+    (lambda: ledger.flash_hbm_bytes(1, 1, 1, 0, 2), ValueError, ["block_m", "got 0", "at least 1"]),
+    (lambda: ledger.flash_hbm_bytes(1, 1, 1, 1, 1.5), TypeError, ["itemsize", "1.5", "integer"]),
+    (lambda: ledger.flash_hbm_bytes(1, -1, 1, 1, 2), ValueError, ["S_k", "-1", "at least 0"]),
+    (lambda: ledger.attainable_flops(0, 1, 1), ValueError, ["intensity", "got 0", "greater than 0"]),
+    (lambda: ledger.attainable_flops(1, -1, 1), ValueError, ["peak_flops", "-1", "greater than 0"]),
+    (lambda: ledger.attainable_flops(1, 1, math.inf), ValueError, ["bandwidth", "inf", "finite"]),
+    (lambda: ledger.attainable_flops(math.nan, 1, 1), ValueError, ["intensity", "nan", "finite"]),
+    (lambda: ledger.attainable_flops("1", 1, 1), TypeError, ["intensity", "'1'", "number"]),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "words"), BAD_INPUTS)
+def test_bad_input(call, error, words):
+    with pytest.raises(error) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), caught.value

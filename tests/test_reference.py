@@ -1,0 +1,238 @@
+"""The float64 reference, against PyTorch's own attention, and on the inputs that PyTorch leaves to the caller."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from fa_tutorial import reference
+
+
+def randn(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def make(B=2, H_q=2, S_q=5, S_k=7, D=8, H_k=None, dtype=torch.float64):
+    H_k = H_q if H_k is None else H_k
+    return randn(B, H_q, S_q, D, dtype=dtype), randn(B, H_k, S_k, D, seed=1, dtype=dtype), randn(B, H_k, S_k, D, seed=2, dtype=dtype)
+
+
+def same(got, want):
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def causal_lower_right(S_q, S_k):
+    from torch.nn.attention import bias  # imports Triton, so it has to come after fa_tutorial
+
+    return bias.causal_lower_right(S_q, S_k)
+
+
+LENGTHS = [(1, 1), (1, 9), (9, 1), (5, 7), (7, 5), (8, 8), (17, 33)]
+
+
+@pytest.mark.parametrize(("S_q", "S_k"), LENGTHS)
+def test_attention_is_pytorchs(S_q, S_k):
+    q, k, v = make(S_q=S_q, S_k=S_k)
+    o, lse = reference.attention(q, k, v)
+    same(o, scaled_dot_product_attention(q, k, v))
+    same(lse, torch.logsumexp(q @ k.mT / math.sqrt(8), -1))
+
+
+@pytest.mark.parametrize(("S_q", "S_k"), [lengths for lengths in LENGTHS if lengths[0] <= lengths[1]])
+def test_causal_attention_is_pytorchs(S_q, S_k):
+    q, k, v = make(S_q=S_q, S_k=S_k)
+    o, lse = reference.attention(q, k, v, is_causal=True)
+    same(o, scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(S_q, S_k)))
+    if S_q == S_k:
+        same(o, scaled_dot_product_attention(q, k, v, is_causal=True))
+    bias = torch.full((S_q, S_k), -math.inf, dtype=torch.float64).triu(S_k - S_q + 1)
+    same(lse, torch.logsumexp(q @ k.mT / math.sqrt(8) + bias, -1))
+
+
+def test_causal_mask_is_bottom_right_aligned():
+    for S_q, S_k in itertools.product(range(6), range(6)):
+        mask = reference.causal_mask(S_q, S_k)
+        assert mask.dtype == torch.bool and mask.shape == (S_q, S_k)
+        assert mask.tolist() == [[j <= i + S_k - S_q for j in range(S_k)] for i in range(S_q)]
+
+
+@pytest.mark.parametrize(("S_q", "S_k"), [(9, 4), (7, 1), (3, 2)])
+def test_rows_that_see_nothing(S_q, S_k):
+    q, k, v = make(S_q=S_q, S_k=S_k)
+    o, lse = reference.attention(q, k, v, is_causal=True)
+    hidden = S_q - S_k
+    assert torch.equal(o[:, :, :hidden], torch.zeros(2, 2, hidden, 8, dtype=torch.float64))
+    assert (lse[:, :, :hidden] == -math.inf).all()
+    seen_o, seen_lse = reference.attention(q[:, :, hidden:], k, v, is_causal=True)
+    same(o[:, :, hidden:], seen_o)
+    same(lse[:, :, hidden:], seen_lse)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_no_keys_or_no_queries(is_causal):
+    o, lse = reference.attention(*make(S_k=0), is_causal)
+    assert torch.equal(o, torch.zeros(2, 2, 5, 8, dtype=torch.float64)) and (lse == -math.inf).all() and lse.shape == (2, 2, 5)
+    for empty in ({"S_q": 0}, {"B": 0}, {"H_q": 0}, {"H_q": 0, "H_k": 2}):
+        q, k, v = make(**empty)
+        v = v.masked_fill(v > 0, math.nan)  # the path that keeps NaN from hidden rows has to take empty tensors too
+        o, lse = reference.attention(q, k, v, is_causal)
+        assert o.shape == q.shape and lse.shape == q.shape[:-1] and o.numel() == 0
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("H_q", "H_k"), [(6, 2), (4, 1), (3, 3)])
+def test_grouped_heads(H_q, H_k, is_causal):
+    q, k, v = make(H_q=H_q, H_k=H_k)
+    o, lse = reference.attention(q, k, v, is_causal)
+    for head in range(H_q):
+        served = head // (H_q // H_k)
+        one = reference.attention(q[:, head : head + 1], k[:, served : served + 1], v[:, served : served + 1], is_causal)
+        same(o[:, head : head + 1], one[0])
+        same(lse[:, head : head + 1], one[1])
+    mask = causal_lower_right(5, 7) if is_causal else None
+    repeated = [x.repeat_interleave(H_q // H_k, 1) for x in (k, v)]
+    same(o, scaled_dot_product_attention(q, *repeated, attn_mask=mask))
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 0.0, -0.7, 2])
+def test_given_scale(scale):
+    q, k, v = make()
+    o, lse = reference.attention(q, k, v, scale=scale)
+    same(o, torch.softmax(scale * (q @ k.mT), -1) @ v)
+    same(lse, torch.logsumexp(scale * (q @ k.mT), -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_everything_is_computed_in_float64(dtype):
+    q, k, v = make(dtype=dtype)
+    before = [x.clone() for x in (q, k, v)]
+    o, lse = reference.attention(q, k, v, is_causal=True)
+    assert o.dtype == lse.dtype == torch.float64
+    same(o, reference.attention(q.double(), k.double(), v.double(), is_causal=True)[0])
+    assert all(torch.equal(x, old) for x, old in zip((q, k, v), before, strict=True))
+
+
+def test_views_are_taken():
+    qkv = randn(2, 7, 3, 2, 8)
+    q, k, v = (qkv[:, :, i].transpose(1, 2) for i in range(3))
+    o, _ = reference.attention(q, k, v)
+    same(o, reference.attention(q.contiguous(), k.contiguous(), v.contiguous())[0])
+    same(reference.attention(q, k[:, :1].expand(-1, 2, -1, -1), v)[0], reference.attention(q, k[:, :1].repeat(1, 2, 1, 1), v)[0])
+
+
+@pytest.mark.parametrize("size", [1e4, 1e8])
+def test_large_scores_do_not_overflow(size):
+    q, k, v = make(S_q=4, S_k=4)
+    for signed in (size * q, -size * q.abs()):
+        o, lse = reference.attention(signed, k.abs(), v)
+        assert torch.isfinite(o).all() and torch.isfinite(lse).all()
+
+
+# ---------------------------------------------------------------- NaN and inf
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("S_q", "S_k"), [(5, 5), (5, 8), (8, 5)])
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_hidden_nan_reaches_only_the_rows_that_may_see_it(which, S_q, S_k, value):
+    q, k, v = make(S_q=S_q, S_k=S_k)
+    clean_o, clean_lse = reference.attention(q, k, v, is_causal=True)
+    for key in range(S_k):
+        bad_k, bad_v = k.clone(), v.clone()
+        (bad_k if which == "k" else bad_v)[..., key, :] = value
+        o, lse = reference.attention(q, bad_k, bad_v, is_causal=True)
+        sees = reference.causal_mask(S_q, S_k)[:, key]
+        same(o[:, :, ~sees], clean_o[:, :, ~sees])
+        same(lse[:, :, ~sees], clean_lse[:, :, ~sees])
+        if math.isnan(value):
+            assert o[:, :, sees].isnan().all()
+            assert lse[:, :, sees].isnan().all() == (which == "k") or not sees.any()
+        elif which == "v":
+            assert not o[:, :, sees].isfinite().any()
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_nan_reaches_every_row_without_a_mask(which):
+    tensors = make()
+    tensors[which][:, :, 3] = math.nan
+    assert reference.attention(*tensors)[0].isnan().all()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_nan_in_a_query_stays_in_its_row(is_causal):
+    q, k, v = make(S_q=6, S_k=6)
+    clean, _ = reference.attention(q, k, v, is_causal)
+    q[:, :, 2] = math.nan
+    o, lse = reference.attention(q, k, v, is_causal)
+    others = [0, 1, 3, 4, 5]
+    assert o[:, :, 2].isnan().all() and lse[:, :, 2].isnan().all()
+    same(o[:, :, others], clean[:, :, others])
+
+
+def test_nan_in_a_query_that_sees_nothing():
+    q, k, v = make(S_q=3, S_k=1)
+    q[:, :, 0] = math.nan
+    o, lse = reference.attention(q, k, v, is_causal=True)
+    assert (o[:, :, 0] == 0).all() and (lse[:, :, 0] == -math.inf).all()
+
+
+# ---------------------------------------------------------------- naive attention
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_naive_attention_is_as_accurate_as_its_dtype(dtype, is_causal):
+    q, k, v = make(dtype=dtype)
+    o = reference.naive_attention(q, k, v, is_causal)
+    assert o.dtype == dtype
+    want, _ = reference.attention(q, k, v, is_causal)
+    assert (o.double() - want).abs().max() <= 8 * torch.finfo(dtype).eps * v.double().abs().max()
+
+
+def test_naive_attention_in_float64_is_the_reference():
+    for S_q, S_k in LENGTHS:
+        q, k, v = make(S_q=S_q, S_k=S_k)
+        same(reference.naive_attention(q, k, v), reference.attention(q, k, v)[0])
+        if S_q <= S_k:
+            same(reference.naive_attention(q, k, v, True), reference.attention(q, k, v, True)[0])
+
+
+def test_naive_attention_gives_nan_where_nothing_is_seen():
+    o = reference.naive_attention(*make(S_q=3, S_k=2), is_causal=True)
+    assert o[:, :, 0].isnan().all() and o[:, :, 1:].isfinite().all()
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def zeros(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+Q = zeros(1, 2, 3, 4)
+BAD_INPUTS = [
+    (lambda: reference.attention([1.0], Q, Q), TypeError, ["q", "list", "torch.Tensor"]),
+    (lambda: reference.attention(Q, Q.long(), Q), TypeError, ["k", "int64", "float32"]),
+    (lambda: reference.attention(Q, Q, Q[0]), ValueError, ["v", "4 dimensions", "(2, 3, 4)"]),
+    (lambda: reference.attention(Q, Q, Q.to_sparse()), TypeError, ["v", "dense"]),
+    (lambda: reference.attention(Q, zeros(1, 2, 5, 4), zeros(1, 2, 6, 4)), ValueError, ["(1, 2, 5, 4)", "(1, 2, 6, 4)", "one shape"]),
+    (lambda: reference.attention(Q, *[zeros(2, 2, 5, 4)] * 2), ValueError, ["(1, 2, 3, 4)", "(2, 2, 5, 4)"]),
+    (lambda: reference.attention(Q, *[zeros(1, 2, 5, 8)] * 2), ValueError, ["(1, 2, 3, 4)", "(1, 2, 5, 8)"]),
+    (lambda: reference.attention(zeros(1, 3, 3, 4), *[Q] * 2), ValueError, ["heads", "3 and 2", "multiple"]),
+    (lambda: reference.attention(Q, *[zeros(1, 0, 3, 4)] * 2), ValueError, ["heads", "2 and 0", "multiple"]),
+    (lambda: reference.attention(*[zeros(1, 1, 2, 0)] * 3), ValueError, ["D", "(1, 1, 2, 0)", "at least 1"]),
+    (lambda: reference.attention(Q, Q, Q, scale=math.nan), ValueError, ["scale", "nan", "finite"]),
+    (lambda: reference.attention(Q, Q, Q, scale=math.inf), ValueError, ["scale", "inf", "finite"]),
+    (lambda: reference.attention(Q, Q, Q, scale="1"), TypeError, ["scale", "'1'", "number"]),
+    (lambda: reference.causal_mask(-1, 2), ValueError, ["S_q", "-1", "at least 0"]),
+    (lambda: reference.causal_mask(1, 2.0), TypeError, ["S_k", "2.0", "integer"]),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "words"), BAD_INPUTS)
+def test_bad_input(call, error, words):
+    with pytest.raises(error) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), caught.value

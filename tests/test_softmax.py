@@ -1,0 +1,283 @@
+"""Chapter 1: safe and online softmax on hard rows, and merging as an operation: associative, commutative, with a neutral element."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from fa_tutorial import reference, softmax
+
+
+def randn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def some_minus_inf(n):
+    x = randn(3, n)
+    x[:, : n - 1 : 2] = -math.inf
+    return x
+
+
+# Name -> a (3, n) float64 tensor. No row is all −inf.
+ROWS = {
+    "normal": lambda n: randn(3, n),
+    "near −1e4": lambda n: randn(3, n) - 1e4,
+    "up to ±1e4": lambda n: (2500 * randn(3, n)).clamp(-1e4, 1e4),
+    "growing": lambda n: randn(3, n) + torch.arange(n),
+    "falling": lambda n: randn(3, n) - torch.arange(n),
+    "equal": lambda n: torch.full((3, n), -7.0, dtype=torch.float64),
+    "some −inf": some_minus_inf,
+    "far apart": lambda n: torch.linspace(-700, 700, n, dtype=torch.float64).expand(3, n),
+}
+LENGTHS = (1, 2, 15, 16, 17, 40)
+hard_rows = pytest.mark.parametrize("name", ROWS)
+
+
+def same(got, want, tolerance=1e-12):
+    torch.testing.assert_close(torch.as_tensor(got, dtype=torch.float64), want.double(), rtol=tolerance, atol=tolerance)
+
+
+# ---------------------------------------------------------------- safe softmax
+
+
+@hard_rows
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_safe_softmax(name, dtype):
+    for n in LENGTHS:
+        x = ROWS[name](n).to(dtype)
+        before = x.clone()
+        y, want = softmax.safe_softmax(x), torch.softmax(x.double(), -1)
+        assert y.dtype == dtype and y.shape == x.shape and torch.equal(x, before)
+        assert (y.double() - want).abs().max() <= 2 * (torch.softmax(x, -1).double() - want).abs().max() + 1e-5
+        assert torch.isfinite(y).all()
+
+
+def test_safe_softmax_of_a_long_fp16_row():
+    x = torch.zeros(70_000, dtype=torch.float16)  # l = 70,000 is more than fp16 holds
+    torch.testing.assert_close(softmax.safe_softmax(x), torch.softmax(x, -1))
+
+
+def test_safe_softmax_of_views_and_other_ranks():
+    x = randn(4, 6, 10)
+    for view in (x, x.transpose(1, 2), x[:, ::2, 1::3], x[0, 0], x[0, :1].expand(5, 10), x[:0]):
+        same(softmax.safe_softmax(view), torch.softmax(view, -1))
+
+
+# ---------------------------------------------------------------- m and l
+
+
+@hard_rows
+def test_online_normalizer(name):
+    for n in LENGTHS:
+        for x in ROWS[name](n):
+            m, l = softmax.online_normalizer(x)
+            assert isinstance(m, float) and m == x.max()
+            same(l, torch.exp(x - x.max()).sum())
+            same(m + math.log(l), torch.logsumexp(x, 0))
+
+
+def test_online_normalizer_by_hand():
+    m, l = softmax.online_normalizer(torch.tensor([3.0, 2.0, 5.0, 1.0]))
+    assert m == 5.0
+    assert math.isclose(l, math.exp(-2) + math.exp(-3) + 1 + math.exp(-4), rel_tol=1e-15)
+
+
+@pytest.mark.parametrize("x", [[], [-math.inf], [-math.inf] * 3])
+def test_online_normalizer_of_nothing(x):
+    assert softmax.online_normalizer(torch.tensor(x)) == (-math.inf, 0.0)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_online_normalizer_does_not_lose_a_nan(place):
+    x = torch.ones(3)
+    x[place] = math.nan
+    assert math.isnan(softmax.online_normalizer(x)[1])
+
+
+# ---------------------------------------------------------------- merging
+
+
+EMPTY = (torch.tensor(-math.inf, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
+
+
+def parts(name):
+    """The pairs (m, l) of five parts of a row, the third one empty."""
+    x = ROWS[name](100)[0]
+    pieces = [x[:1], x[1:40], x[:0], x[40:90], x[90:]]
+    pairs = [softmax.online_normalizer(piece) for piece in pieces]
+    return x, [(torch.tensor(m, dtype=torch.float64), torch.tensor(l, dtype=torch.float64)) for m, l in pairs]
+
+
+def fold(pairs):
+    total = EMPTY
+    for pair in pairs:
+        total = softmax.merge(*total, *pair)
+    return total
+
+
+@hard_rows
+def test_merge_is_associative_commutative_and_has_a_neutral_element(name):
+    _, pairs = parts(name)
+    for a, b, c in itertools.product(pairs, repeat=3):
+        left, right = softmax.merge(*softmax.merge(*a, *b), *c), softmax.merge(*a, *softmax.merge(*b, *c))
+        assert left[0] == right[0]
+        same(left[1], right[1])
+        assert softmax.merge(*a, *b) == softmax.merge(*b, *a)
+    for pair in pairs:
+        assert softmax.merge(*pair, *EMPTY) == softmax.merge(*EMPTY, *pair) == pair
+
+
+@hard_rows
+def test_merge_takes_parts_in_any_order(name):
+    x, pairs = parts(name)
+    for order in itertools.permutations(pairs):
+        m, l = fold(order)
+        assert m == x.max()
+        same(l, torch.exp(x - x.max()).sum())
+
+
+def test_merge_of_two_empty_parts_is_empty():
+    assert softmax.merge(*EMPTY, *EMPTY) == EMPTY
+    m, l = softmax.merge(-math.inf, 0.0, -math.inf, 0.0)
+    assert m == -math.inf and l == 0.0
+
+
+def test_merge_broadcasts():
+    m, l = softmax.merge(torch.zeros(3, 1), torch.ones(3, 1), torch.tensor([1.0, -math.inf]), torch.tensor([2.0, 0.0]))
+    assert m.shape == l.shape == (3, 2)
+    torch.testing.assert_close(l, torch.tensor([[2 + math.exp(-1), 1.0]]).expand(3, 2))
+
+
+def test_merge_does_not_lose_a_nan():
+    for bad in (lambda: softmax.merge(math.nan, 1.0, 0.0, 1.0), lambda: softmax.merge(0.0, 1.0, -math.inf, math.nan)):
+        assert bad()[1].isnan()
+
+
+# ---------------------------------------------------------------- by blocks
+
+
+@hard_rows
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_online_softmax(name, dtype):
+    for n, block in itertools.product(LENGTHS, (1, 3, 16, 1000)):
+        x = ROWS[name](n).to(dtype)
+        y, want = softmax.online_softmax(x, block), torch.softmax(x.double(), -1)
+        assert y.dtype == dtype
+        assert (y.double() - want).abs().max() <= 2 * (torch.softmax(x, -1).double() - want).abs().max() + (
+            1e-5 if dtype == torch.float32 else 1e-12
+        )
+
+
+@hard_rows
+def test_order_of_blocks_does_not_matter(name):
+    x = ROWS[name](12)
+    want = torch.softmax(x, -1)
+    for order in itertools.permutations(range(4)):
+        columns = torch.cat([torch.arange(3 * block, 3 * block + 3) for block in order])
+        same(softmax.online_softmax(x[:, columns], 3), want[:, columns])
+
+
+def test_a_row_of_only_minus_inf_gives_nan_as_in_pytorch():
+    x = torch.tensor([[-math.inf] * 5, [0.0] * 5])
+    for y in (softmax.safe_softmax(x), softmax.online_softmax(x, 2)):
+        torch.testing.assert_close(y, torch.softmax(x, -1), equal_nan=True)
+
+
+def test_nan_stays_in_its_row():
+    x = randn(3, 7)
+    x[1, 4] = math.nan
+    for y in (softmax.safe_softmax(x), softmax.online_softmax(x, 3)):
+        assert y[1].isnan().all() and y[[0, 2]].isfinite().all()
+
+
+def test_a_broken_softmax_is_caught():
+    def unshifted(x):
+        return torch.exp(x) / torch.exp(x).sum(-1, keepdim=True)
+
+    def block_local_maximum(x, block):
+        pieces = [torch.exp(piece - piece.amax(-1, keepdim=True)) for piece in x.split(block, -1)]
+        return torch.cat(pieces, -1) / sum(piece.sum(-1, keepdim=True) for piece in pieces)
+
+    want = torch.softmax(ROWS["growing"](12), -1)
+    with pytest.raises(AssertionError):
+        same(unshifted(ROWS["near −1e4"](12)), torch.softmax(ROWS["near −1e4"](12), -1))
+    with pytest.raises(AssertionError):
+        same(block_local_maximum(ROWS["growing"](12), 3), want)
+
+
+# ---------------------------------------------------------------- the running weighted sum
+
+
+@hard_rows
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_running_weighted_sum(name, dtype):
+    for n, block in itertools.product(LENGTHS, (1, 3, 16, 1000)):
+        scores, values = ROWS[name](n)[0].to(dtype), randn(n, 5).to(dtype)
+        o, lse = softmax.running_weighted_sum(scores, values, block)
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+        assert o.dtype == lse.dtype == dtype and o.shape == (5,) and lse.shape == ()
+        same(o, torch.softmax(scores.double(), 0) @ values.double(), tolerance)
+        same(lse, torch.logsumexp(scores.double(), 0), tolerance)
+
+
+def test_running_weighted_sum_is_one_query_of_attention():
+    q, k, v = randn(1, 1, 1, 8), randn(1, 1, 23, 8, seed=1), randn(1, 1, 23, 8, seed=2)
+    o, lse = reference.attention(q, k, v, scale=0.3)
+    for block in (1, 5, 23, 64):
+        got_o, got_lse = softmax.running_weighted_sum(0.3 * k[0, 0] @ q[0, 0, 0], v[0, 0], block)
+        same(got_o, o[0, 0, 0])
+        same(got_lse, lse[0, 0, 0])
+
+
+@pytest.mark.parametrize("scores", [[], [-math.inf] * 4])
+def test_running_weighted_sum_over_no_key(scores):
+    o, lse = softmax.running_weighted_sum(torch.tensor(scores), torch.ones(len(scores), 3), 2)
+    assert torch.equal(o, torch.zeros(3)) and lse == -math.inf
+
+
+def test_running_weighted_sum_starts_with_hidden_keys():
+    scores, values = torch.tensor([-math.inf, -math.inf, -math.inf, 1.0, 2.0]), randn(5, 2).float()
+    o, lse = softmax.running_weighted_sum(scores, values, 2)
+    torch.testing.assert_close(o, torch.softmax(scores, 0) @ values)
+    torch.testing.assert_close(lse, torch.logsumexp(scores, 0))
+
+
+def test_running_weighted_sum_does_not_lose_a_nan():
+    o, lse = softmax.running_weighted_sum(torch.tensor([0.0, math.nan, 1.0]), torch.ones(3, 2), 1)
+    assert o.isnan().all() and lse.isnan()
+
+
+# ---------------------------------------------------------------- bad input
+
+
+ROW = torch.zeros(4)
+BAD_INPUTS = [
+    (lambda: softmax.safe_softmax([1.0]), TypeError, ["x", "list", "torch.Tensor"]),
+    (lambda: softmax.safe_softmax(torch.zeros(3, dtype=torch.int64)), TypeError, ["x", "int64", "float32"]),
+    (lambda: softmax.safe_softmax(torch.zeros(3, 0)), ValueError, ["x", "(3, 0)", "at least one element"]),
+    (lambda: softmax.safe_softmax(torch.tensor(1.0)), ValueError, ["x", "()", "at least one element"]),
+    (lambda: softmax.online_normalizer(torch.zeros(2, 2)), ValueError, ["x", "(2, 2)", "1 dimension"]),
+    (lambda: softmax.online_normalizer([1.0, 2.0]), TypeError, ["x", "list", "torch.Tensor"]),
+    (lambda: softmax.online_softmax(ROW.half(), 2), TypeError, ["x", "float16", "float32, float64"]),
+    (lambda: softmax.online_softmax(torch.zeros(3, 0), 2), ValueError, ["x", "(3, 0)", "at least one element"]),
+    (lambda: softmax.online_softmax(torch.tensor(1.0), 2), ValueError, ["x", "()", "at least one element"]),
+    (lambda: softmax.online_softmax(ROW, 0), ValueError, ["block", "got 0", "at least 1"]),
+    (lambda: softmax.online_softmax(ROW, 1.5), TypeError, ["block", "1.5", "integer"]),
+    (lambda: softmax.running_weighted_sum(ROW, torch.zeros(3, 2), 2), ValueError, ["4 and 3", "one length"]),
+    (lambda: softmax.running_weighted_sum(ROW, ROW, 2), ValueError, ["values", "(4,)", "2 dimensions"]),
+    (lambda: softmax.running_weighted_sum(torch.zeros(2, 2), torch.zeros(2, 2), 2), ValueError, ["scores", "(2, 2)", "1 dimension"]),
+    (lambda: softmax.running_weighted_sum(ROW, torch.zeros(4, 2).double(), 2), TypeError, ["scores: float32", "values: float64"]),
+    (lambda: softmax.running_weighted_sum(ROW.half(), torch.zeros(4, 2).half(), 2), TypeError, ["scores", "float16", "float32, float64"]),
+    (lambda: softmax.running_weighted_sum(ROW, torch.zeros(4, 2), -1), ValueError, ["block", "-1", "at least 1"]),
+    (lambda: softmax.running_weighted_sum(ROW, torch.zeros(4, 2, device="meta"), 1), ValueError, ["values: meta", "one device"]),
+    (lambda: softmax.merge("0", 1.0, 0.0, 1.0), TypeError, ["'str'"]),
+    (lambda: softmax.merge(torch.zeros(2), torch.ones(2), torch.zeros(3), torch.ones(3)), RuntimeError, ["(2)", "(3)", "must match"]),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "words"), BAD_INPUTS)
+def test_bad_input(call, error, words):
+    with pytest.raises(error) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), caught.value

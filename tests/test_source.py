@@ -1,0 +1,98 @@
+"""Source shown in notebooks: whole, in part, and of kernels behind their decorators."""
+
+import functools
+import inspect
+
+import pytest
+
+from fa_tutorial import ledger, source
+
+
+def sample(x):
+    """A function to be shown."""
+    total = 0
+    for i in range(x):
+        total += i
+    for i in range(x):
+        total -= i
+    return total
+
+
+class Wrapper:
+    """What a decorator such as triton.jit leaves: an object that keeps the function as .fn."""
+
+    def __init__(self, fn):
+        self.fn = fn
+
+
+def test_source_of_a_function_and_a_class():
+    assert source.source_of(sample) == inspect.getsource(sample).rstrip()
+    assert source.source_of(Wrapper).startswith("class Wrapper:")
+
+
+def test_source_of_an_inner_function_is_dedented():
+    def inner():
+        return 1
+
+    assert source.source_of(inner) == "def inner():\n    return 1"
+
+
+def test_source_behind_wrappers():
+    assert source.source_of(Wrapper(sample)) == source.source_of(sample)
+    assert source.source_of(Wrapper(Wrapper(sample))) == source.source_of(sample), "an autotuned kernel is wrapped twice"
+
+
+def test_source_of_a_kernel_shows_its_decorator():
+    pytest.importorskip("triton")
+    from fa_tutorial import layout, matmul
+
+    assert source.source_of(layout.add_kernel).startswith("@triton.jit\ndef add_kernel(x_ptr")
+    assert source.source_of(matmul.grouped_tile_device).startswith("def grouped_tile(")
+
+
+def test_excerpt_of_one_line():
+    assert source.excerpt(sample, "total = 0") == "total = 0"
+
+
+def test_excerpt_from_start_to_end():
+    assert source.excerpt(sample, "for i", "total +=") == "for i in range(x):\n    total += i"
+    assert source.excerpt(sample, "total -=", "return") == "    total -= i\nreturn total"
+    assert source.excerpt(sample, "total -= i", "total -= i") == "total -= i"
+
+
+def test_excerpt_takes_the_first_start_and_looks_for_the_end_after_it():
+    assert source.excerpt(sample, "for i", "for i") == "for i in range(x):"
+    text = source.excerpt(sample, "total +=", "for i")
+    assert text.splitlines() == ["    total += i", "for i in range(x):"]
+
+
+def test_whole_excerpt_is_the_source():
+    assert source.excerpt(sample, "def sample", "return total") == source.source_of(sample)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [("no such line", None), ("no such line", "return"), ("return total", "total = 0"), ("def", "no such line")]
+)
+def test_excerpt_that_is_not_there(start, end):
+    missing = end if start in source.source_of(sample) else start
+    with pytest.raises(ValueError, match="sample") as caught:
+        source.excerpt(sample, start, end)
+    assert repr(missing) in str(caught.value)
+
+
+def test_excerpt_of_a_thing_without_a_name():
+    with pytest.raises(ValueError, match="'nowhere'"):
+        source.excerpt(Wrapper(sample), "nowhere")
+
+
+@pytest.mark.parametrize("thing", [len, functools.partial(sample, 1), 3])
+def test_what_has_no_source(thing):
+    with pytest.raises(TypeError):
+        source.source_of(thing)
+
+
+def test_display_prints_outside_a_notebook(capsys):
+    source.display_source(ledger.visible_pairs)
+    assert capsys.readouterr().out == source.source_of(ledger.visible_pairs) + "\n"
+    source.display_source(sample, "for i", "total +=")
+    assert capsys.readouterr().out == "for i in range(x):\n    total += i\n"
