@@ -10,7 +10,6 @@ import torch
 from fa_tutorial import ledger, reference
 from fa_tutorial.exercises.catalogue import Exercise
 from fa_tutorial.exercises.grader import Wrong, as_tensor, expect, expect_equal, fresh, run
-from fa_tutorial.exercises.solutions import naive_attention
 
 
 def _call_text(name: str, args: tuple) -> str:
@@ -228,7 +227,7 @@ EXERCISES = (
         ("Three lines: scores, softmax, weighted sum. Which dimension of the scores runs over the keys?",
          "For the mask: torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q) is True where a query may look; "
          "fill the rest of the scores with −inf before the softmax."),
-        naive_attention,
+        reference.naive_attention,
         "The mask goes in before the softmax and holds −inf, so that exp makes it 0 and the rest still adds up to 1. tril's diagonal "
         "S_k − S_q aligns it at the bottom right.",
     ),

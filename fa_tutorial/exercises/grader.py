@@ -7,18 +7,22 @@ Functions are run by `run`, kernels by `run_kernel`: both twice, on copies, with
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import inspect
 import linecache
+import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from fa_tutorial import hardware
 
-GUARD = 4096  # elements before and after a kernel's buffer: more than the largest tile that a grader asks for runs over
+GUARD = 8192  # elements before and after a kernel's buffer: more than the largest tile that a grader asks for runs over; small enough for one thread
 SENTINEL = 12_288.0  # exact in fp16, bf16 and fp32, and no grader's result
 
 
@@ -36,7 +40,7 @@ class NotAttempted(Exception):
 def show(value: Any) -> str:
     """A value in at most four digits, the same on every run: numbers, short tensors, else the shape."""
     if isinstance(value, tuple):
-        return "(" + ", ".join(show(item) for item in value) + ")"
+        return "(" + ", ".join(show(item) for item in value) + ("," if len(value) == 1 else "") + ")"
     if isinstance(value, bool | int):
         return f"{value:,}"
     if isinstance(value, float):
@@ -57,14 +61,27 @@ def show_nested(values: Any) -> str:
 # ---------------------------------------------------------------- running a function
 
 
-def run(answer: Callable, *args: Any) -> Any:
-    """answer(*args), called twice on fresh copies. Wrong if it raises, changes its input, or differs between the two calls."""
+def run(answer: Callable, *args: Any, on: str = "") -> Any:
+    """answer(*args), called twice on fresh copies. Wrong if it raises, changes its input, or differs between the two calls.
+
+    on: the input, in words; what goes wrong is told with it.
+    """
     if not callable(answer):
         raise Wrong(f"pass the function itself, not {show(answer)}")
-    first, second = _call(answer, args), _call(answer, args)
-    if not _same(first, second):
-        raise Wrong("two calls with the same input differ: nothing may be kept from one call to the next, or left uninitialised")
+    with told_on(on):
+        first, second = _call(answer, args), _call(answer, args)
+        if not _same(first, second):
+            raise Wrong("two calls with the same input differ: nothing may be kept from one call to the next, or left uninitialised")
     return first
+
+
+@contextlib.contextmanager
+def told_on(on: str) -> Iterator[None]:
+    """Put the input's description in front of a diagnosis that is raised inside."""
+    try:
+        yield
+    except Wrong as wrong:
+        raise (Wrong(f"{on}: {wrong}") if on else wrong) from wrong.__cause__
 
 
 def _call(answer: Callable, args: Sequence[Any]) -> Any:
@@ -99,11 +116,16 @@ def _copy(value: Any) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return _same(torch.as_tensor(a), torch.as_tensor(b))
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a.shape == b.shape and torch.equal(torch.nan_to_num(a, nan=SENTINEL), torch.nan_to_num(b, nan=SENTINEL))
-    return a == b or (a != a and b != b)
+    try:
+        return bool(a == b or (a != a and b != b))
+    except (RuntimeError, ValueError):  # an array against a number has no one truth value
+        return False
 
 
 def _where(error: BaseException, answer: Any) -> str:
@@ -116,9 +138,10 @@ def _where(error: BaseException, answer: Any) -> str:
     frames = [frame for cause in _chain(error) for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == code.co_filename]
     if not frames:
         return ""
-    number = frames[-1].lineno
-    line = linecache.getline(code.co_filename, number).strip()
-    return f" (line {number - first + 1} of {function.__name__}: `{line}`)" if line else ""
+    frame = frames[-1]
+    line = linecache.getline(code.co_filename, frame.lineno).strip()
+    place = f"line {frame.lineno - first + 1} of {function.__name__}" if frame.name == code.co_name else f"in {frame.name}"
+    return f" ({place}: `{line}`)" if line else ""
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
@@ -133,10 +156,11 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 # ---------------------------------------------------------------- comparing
 
 
-def unpack(result: Any, names: Sequence[str]) -> list[Any]:
-    """The parts of a result that should be a tuple of len(names)."""
-    if not isinstance(result, tuple | list) or len(result) != len(names):
-        raise Wrong(f"returns {_kind(result)}, want a tuple ({', '.join(names)})")
+def unpack(result: Any, names: Sequence[str], on: str = "") -> list[Any]:
+    """The parts of a result that should be a tuple of len(names). on: the input, in words."""
+    with told_on(on):
+        if not isinstance(result, tuple | list) or len(result) != len(names):
+            raise Wrong(f"returns {_kind(result)}, want a tuple ({', '.join(names)})")
     return list(result)
 
 
@@ -151,7 +175,9 @@ def _kind(result: Any) -> str:
 
 
 def as_tensor(result: Any, what: str = "the result") -> torch.Tensor:
-    """A number or tensor as float64 on the CPU."""
+    """A number, tensor or NumPy array as float64 on the CPU."""
+    if isinstance(result, np.ndarray) and result.dtype.kind in "fiub":
+        result = torch.as_tensor(result)
     if isinstance(result, torch.Tensor):
         return result.detach().double().cpu()
     try:
@@ -178,9 +204,9 @@ def expect(
     the first whose value is `got` names the mistake. values: show the numbers; False for fresh inputs, whose message must not vary.
     """
     got, want = as_tensor(got, what or "the result"), as_tensor(want)
-    subject = f"{what} " if what else ""
+    subject = f"{what} = " if what else ""
     if got.shape != want.shape:
-        raise Wrong(f"{otherwise}: {on} gives {subject}shape {tuple(got.shape)}, want {tuple(want.shape)}")
+        raise Wrong(f"{otherwise}: {on} gives {what + ' ' if what else ''}shape {tuple(got.shape)}, want {tuple(want.shape)}")
     if close(got, want, rtol, atol):
         return
     named = ((name, as_tensor(value)) for name, value in (suspects or {}).items())
@@ -235,12 +261,19 @@ class Buffer:
     """A tensor for a kernel, inside memory whose every other element is a guard.
 
     name: the kernel's parameter. data: what an input holds; None for an output, which is poisoned before each run.
+    own: bool, of memory's shape, on the CPU: True at the tensor's own elements.
     """
 
     name: str
     memory: torch.Tensor
     tensor: torch.Tensor
     data: torch.Tensor | None
+    own: torch.Tensor
+
+    def on_cpu(self) -> Buffer:
+        """The same buffer in the CPU's memory."""
+        memory = self.memory.cpu()
+        return replace(self, memory=memory, tensor=memory.as_strided(self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset()))
 
     def reset(self, poison: float) -> None:
         """Guards of inputs are NaN, so that a stray read shows; guards of outputs SENTINEL, so that a stray write does."""
@@ -266,24 +299,46 @@ def _buffer(name: str, shape: Sequence[int], dtype: torch.dtype, strides: Sequen
     strides = torch.empty(tuple(shape), device="meta").stride() if strides is None else tuple(strides)
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     memory = torch.empty(GUARD + extent + GUARD, dtype=dtype, device=hardware.device())
-    return Buffer(name, memory, memory.as_strided(tuple(shape), strides, GUARD), data)
+    own = torch.zeros(memory.shape, dtype=torch.bool)
+    own.as_strided(tuple(shape), strides, GUARD).fill_(True)
+    return Buffer(name, memory, memory.as_strided(tuple(shape), strides, GUARD), data, own)
+
+
+class Stray(Wrong):
+    """A kernel reads or writes an element that belongs to none of its tensors. access: which, and where in the source if that is known."""
+
+    def __init__(self, access: str, remedy: str, line: str = "") -> None:
+        super().__init__(f"{access}: {remedy}{line}")
+        self.access = f"{access}{line}"
+        self.remedy = remedy
+
+
+class Unwritten(Wrong):
+    """A kernel leaves elements of an output unwritten. written: bool, of the output's shape, True where it wrote."""
+
+    def __init__(self, message: str, written: torch.Tensor) -> None:
+        super().__init__(message)
+        self.written = written
 
 
 def run_kernel(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], **meta: int) -> list[torch.Tensor]:
     """Launch the reader's kernel on `grid` twice, and return its outputs as float64 CPU tensors.
 
     args: the kernel's positional arguments, Buffers and numbers. meta: its tl.constexpr arguments.
-    Wrong if it is no kernel, takes other parameters, raises, writes to an input or outside an output, leaves an element of an
-    output unwritten, or differs between the runs. A NaN that it computes is returned, for the grader to explain.
+    Wrong if it is no kernel, takes other parameters, raises, writes to an input, or differs between the runs; Stray if it writes
+    outside an output; Unwritten if it leaves an element of an output as it was. A NaN that it computes is returned, for the grader
+    to explain. A read outside the tensors is Stray too where the interpreter can run the kernel: see _rehearse.
     """
     _check_kernel(kernel, len(args), meta)
+    _rehearse(kernel, grid, args, meta)
     buffers = [arg for arg in args if isinstance(arg, Buffer)]
     runs = []
     for poison in (float("nan"), SENTINEL):
         for buffer in buffers:
             buffer.reset(poison)
         before = {buffer.name: buffer.memory.clone() for buffer in buffers}
-        _launch(kernel, grid, [arg.tensor if isinstance(arg, Buffer) else arg for arg in args], meta)
+        with _watched(buffers):
+            _launch(kernel, grid, [arg.tensor if isinstance(arg, Buffer) else arg for arg in args], meta)
         for buffer in buffers:
             _check_guards(buffer, before[buffer.name])
         runs.append([buffer.tensor.double().cpu() for buffer in buffers if buffer.data is None])
@@ -291,6 +346,28 @@ def run_kernel(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], **meta: 
     for name, first, second in zip(names, *runs, strict=True):
         _check_written(name, first, second)
     return runs[0]
+
+
+def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int]) -> None:
+    """On a GPU, run the kernel's function in the interpreter first, on copies, to see the reads outside its tensors that a GPU hides.
+
+    What the interpreter cannot run in this process (tl.max and its kin are compiled already) is left to the GPU.
+    """
+    if hardware.interpreter_on():
+        return
+    from triton.runtime.interpreter import InterpretedFunction
+
+    copies = [arg.on_cpu() if isinstance(arg, Buffer) else arg for arg in args]
+    buffers = [copy for copy in copies if isinstance(copy, Buffer)]
+    for buffer in buffers:
+        buffer.reset(SENTINEL)
+    try:
+        with _watched(buffers), np.errstate(all="ignore"):
+            InterpretedFunction(kernel.fn)[grid](*(copy.tensor if isinstance(copy, Buffer) else copy for copy in copies), **meta)
+    except Exception as error:
+        root = _chain(error)[-1]
+        if isinstance(root, Stray):
+            raise Stray(root.access, root.remedy, _where(error, kernel)) from None
 
 
 def _check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
@@ -322,18 +399,34 @@ def _check_starter(kernel: Any, count: int) -> None:
 
 def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int]) -> None:
     try:
-        kernel[grid](*args, **meta)
+        with np.errstate(all="ignore"):  # the interpreter computes with NumPy, which would warn of every inf and NaN
+            kernel[grid](*args, **meta)
         if hardware.device().type == "cuda":
             torch.cuda.synchronize()
     except Exception as error:
         root = _chain(error)[-1]
-        if any(isinstance(cause, NotImplementedError) for cause in _chain(error)):
+        if isinstance(root, Wrong):  # raised by _watched, inside the interpreter
+            line = _where(error, kernel)
+            raise (Stray(root.access, root.remedy, line) if isinstance(root, Stray) else Wrong(f"{root}{line}")) from None
+        if any(_is_starter(cause, kernel) for cause in _chain(error)):
             raise NotAttempted from None
         if "CUDA error" in str(error) or "illegal memory access" in str(error):
             raise Wrong(
                 "the GPU stopped it with an illegal memory access: an offset runs out of the tensor. Restart the notebook's kernel"
             ) from error
-        raise Wrong(f"does not run: {_reason(error, root)}{_where(error, kernel) or _compiled_line(error)}") from error
+        line = _where(error, kernel) or _compiled_line(error)
+        indexed = re.search(r"_ptr\s*\[", line)  # Triton's own words for it lead nowhere
+        reason = "a pointer takes no index: use tl.load(pointer + offsets) and tl.store" if indexed else _reason(error, root)
+        raise Wrong(f"does not run: {reason}{line}") from error
+
+
+def _is_starter(error: BaseException, kernel: Any) -> bool:
+    """True where the kernel's own `raise NotImplementedError` was reached, or the compiler stumbled over it."""
+    if isinstance(error, NotImplementedError):  # Triton raises it too, for what the interpreter lacks
+        frames = traceback.extract_tb(error.__traceback__)
+        return bool(frames) and frames[-1].filename == kernel.fn.__code__.co_filename
+    node = getattr(error, "node", None)
+    return isinstance(node, ast.Raise) and "NotImplementedError" in ast.dump(node)
 
 
 def _reason(error: BaseException, root: BaseException) -> str:
@@ -352,29 +445,79 @@ def _compiled_line(error: BaseException) -> str:
     return ""
 
 
+# The interpreter's ways to memory: at which positions their addresses and their mask come, and whether they write.
+ACCESSES = {"create_masked_load": (0, 1, False), "create_masked_store": (0, 2, True), "create_atomic_rmw": (1, 3, True)}
+
+
+@contextlib.contextmanager
+def _watched(buffers: Sequence[Buffer]) -> Iterator[None]:
+    """Look at every load and store of the interpreter before it happens: Wrong if it is outside the tensors, or writes to an input."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    for name in ACCESSES:
+        setattr(builder, name, _watch(getattr(builder, name), buffers, *ACCESSES[name]))
+    try:
+        yield
+    finally:
+        for name in ACCESSES:
+            delattr(builder, name)  # the class's own methods show again
+
+
+def _watch(method: Callable, buffers: Sequence[Buffer], ptrs: int, mask: int, is_store: bool) -> Callable:
+    def watched(*args: Any, **options: Any) -> Any:
+        _check_access(buffers, args[ptrs], args[mask], is_store)
+        return method(*args, **options)
+
+    return watched
+
+
+def _check_access(buffers: Sequence[Buffer], ptrs: Any, mask: Any, is_store: bool) -> None:
+    """Wrong unless every address that the mask lets through is an element of a buffer, and of an output where it is stored to."""
+    addresses = torch.from_numpy(ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)].astype(np.int64))
+    stray = torch.ones(addresses.shape, dtype=torch.bool)
+    for buffer in buffers:
+        places = torch.div(addresses - buffer.memory.data_ptr(), buffer.memory.element_size(), rounding_mode="floor")
+        near = (places >= 0) & (places < buffer.memory.numel())
+        own = near.clone()
+        own[near] = buffer.own[places[near]]
+        if is_store and buffer.data is not None and own.any():
+            raise _written_input(buffer)
+        if (near & ~own).any():
+            raise _stray(buffer, int(places[near & ~own][0]) - GUARD, is_store)
+        stray &= ~own
+    if stray.any():
+        raise Stray(f"{'writes' if is_store else 'reads'} far outside its tensors", "mend the offsets")
+
+
+def _stray(buffer: Buffer, offset: int, is_store: bool) -> Stray:
+    name, shape, strides = buffer.name.removesuffix("_ptr"), tuple(buffer.tensor.shape), buffer.tensor.stride()
+    verb, remedy = ("writes", "mask the store, or mend its offsets") if is_store else ("reads", "mask the load, or mend its offsets")
+    return Stray(f"{verb} outside {name} (shape {shape}, strides {strides}), at element offset {offset}", remedy)
+
+
+def _written_input(buffer: Buffer) -> Wrong:
+    return Wrong(f"writes to {buffer.name.removesuffix('_ptr')}, which is an input")
+
+
 def _check_guards(buffer: Buffer, before: torch.Tensor) -> None:
     """Wrong if memory changed that is not the output's own."""
     after = buffer.memory
     changed = ~((after == before) | (torch.isnan(after) & torch.isnan(before)))
-    name = buffer.name.removesuffix("_ptr")
     if buffer.data is not None:
         if changed.any():
-            raise Wrong(f"writes to {name}, which is an input")
+            raise _written_input(buffer)
         return
-    own = torch.zeros_like(changed)
-    own.as_strided(buffer.tensor.shape, buffer.tensor.stride(), GUARD).fill_(True)
-    stray = torch.nonzero(changed & ~own).flatten()
+    stray = torch.nonzero(changed & ~buffer.own.to(changed.device)).flatten()
     if len(stray):
-        raise Wrong(f"writes outside {name} (shape {tuple(buffer.tensor.shape)}, strides {buffer.tensor.stride()}), "
-                    f"at element offset {int(stray[0]) - GUARD}: mask the store")  # fmt: skip
+        raise _stray(buffer, int(stray[0]) - GUARD, is_store=True)
 
 
 def _check_written(name: str, first: torch.Tensor, second: torch.Tensor) -> None:
     """Wrong if an element kept its poison in both runs, or the runs differ."""
-    unwritten = torch.nonzero(torch.isnan(first) & (second == SENTINEL))
-    if len(unwritten):
-        place = ", ".join(map(str, unwritten[0].tolist()))
-        raise Wrong(f"never writes {name}[{place}] of shape {tuple(first.shape)}")
+    unwritten = torch.isnan(first) & (second == SENTINEL)
+    if unwritten.any():
+        place = ", ".join(map(str, torch.nonzero(unwritten)[0].tolist()))
+        raise Unwritten(f"never writes {name}[{place}] of shape {tuple(first.shape)}", ~unwritten)
     if not _same(first, second):
         raise Wrong(
             f"two runs with the same input give a different {name}: it reads what it should write, or programs overwrite each other"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,18 +63,28 @@ def solution(exercise_id: str) -> None:
     display_source(exercise.solution)
 
 
-def progress() -> None:
-    """Show, chapter by chapter, which exercises are done."""
+def progress(chapter: int | None = None) -> None:
+    """Show which exercises are done, of one chapter or of all."""
     state = record_of.load()
-    solved = total = 0
-    for chapter in catalogue.chapters():
+    if chapter is not None:
+        print(_progress_line(chapter, catalogue.chapter_exercises(chapter), state))
+        return
+    known = []
+    for number in catalogue.chapters():
         try:
-            exercises = catalogue.chapter_exercises(chapter)
+            exercises = catalogue.chapter_exercises(number)
         except ImportError:
-            print(f"chapter {chapter}: needs Triton, which is not installed here")
+            print(f"chapter {number}: needs Triton, which is not installed here")
             continue
-        marks = "  ".join(f"{MARKS[state.get(exercise.id, 'not attempted')]} {exercise.id}" for exercise in exercises)
-        done = sum(state.get(exercise.id) == "correct" for exercise in exercises)
-        solved, total = solved + done, total + len(exercises)
-        print(f"chapter {chapter}: {done} of {len(exercises)} done   {marks}")
-    print(f"all chapters: {solved} of {total} done   (✓ correct, ✗ tried, · not attempted)")
+        known.extend(exercises)
+        print(_progress_line(number, exercises, state))
+    print(f"all chapters: {_solved(known, state)} of {len(known)} done   (✓ correct, ✗ tried, · not attempted)")
+
+
+def _solved(exercises: Sequence[catalogue.Exercise], state: Mapping[str, str]) -> int:
+    return sum(state.get(exercise.id) == "correct" for exercise in exercises)
+
+
+def _progress_line(chapter: int, exercises: Sequence[catalogue.Exercise], state: Mapping[str, str]) -> str:
+    marks = "  ".join(f"{MARKS[state.get(exercise.id, 'not attempted')]} {exercise.id}" for exercise in exercises)
+    return f"chapter {chapter}: {_solved(exercises, state)} of {len(exercises)} done   {marks}"
