@@ -1,0 +1,237 @@
+"""Every figure is stored as the code draws it, and its texts are legible: large enough, inside the canvas, none over another."""
+
+import itertools
+import re
+import struct
+from pathlib import Path
+from unittest import mock
+
+import matplotlib
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from fa_tutorial import figures
+
+CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints.txt"
+ODD_SETTINGS = {"font.size": 30, "font.family": "monospace", "savefig.bbox": "tight", "lines.linewidth": 9, "hatch.linewidth": 5}
+SHOWN_WIDTH = 900  # pixels, on a page
+SMALLEST_TEXT = 13  # pixels there: the em of 11 pt in a figure of up to 10.5 inches
+
+
+def drawn_texts(figure: Figure) -> list[Text]:
+    """The texts that drawing `figure` really writes: ticks out of view and invisible artists are not among them."""
+    drawn = []
+    draw = Text.draw
+
+    def recording_draw(self, renderer, *args, **kwargs):
+        if self.get_visible() and self.get_text().strip():
+            drawn.append(self)
+        draw(self, renderer, *args, **kwargs)
+
+    with mock.patch.object(Text, "draw", recording_draw):
+        FigureCanvasAgg(figure).draw()  # a figure made without pyplot has a canvas that draws nothing
+    return list(dict.fromkeys(drawn))
+
+
+def text_problems(figure: Figure) -> list[str]:
+    """What is wrong with the texts of `figure`: clipped by the canvas, over another text, too small. Empty where all is well."""
+    texts = drawn_texts(figure)
+    canvas = figure.bbox
+    # An Annotation's own extent takes in its arrow; Text's is the words alone.
+    extents = [Text.get_window_extent(text) for text in texts]
+    problems = []
+    for text, extent in zip(texts, extents, strict=True):
+        if extent.x0 < canvas.x0 or extent.y0 < canvas.y0 or extent.x1 > canvas.x1 or extent.y1 > canvas.y1:
+            problems.append(f"{text.get_text()!r} is clipped")
+        em = text.get_fontsize() / 72 * SHOWN_WIDTH / figure.get_size_inches()[0]
+        if em < SMALLEST_TEXT:
+            problems.append(f"{text.get_text()!r} is {em:.1f} pixels when the figure is {SHOWN_WIDTH} wide")
+    for (one, here), (other, there) in itertools.combinations(zip(texts, extents, strict=True), 2):
+        if here.x0 < there.x1 and there.x0 < here.x1 and here.y0 < there.y1 and there.y0 < here.y1:
+            problems.append(f"{one.get_text()!r} and {other.get_text()!r} overlap")
+    return problems
+
+
+def chunks(png: bytes) -> set[str]:
+    """The types of a PNG file's chunks."""
+    types, at = set(), 8
+    while at < len(png):
+        length, kind = struct.unpack(">I4s", png[at : at + 8])
+        types.add(kind.decode())
+        at += length + 12
+    return types
+
+
+def pinned_matplotlib() -> str | None:
+    found = re.search(r"^matplotlib==([\w.]+)", CONSTRAINTS.read_text(), re.MULTILINE)
+    return found and found[1]
+
+
+def test_constraints_pin_matplotlib():
+    assert pinned_matplotlib(), "the stored images belong to one version of matplotlib"
+
+
+def test_every_figure_is_stored_and_every_image_is_drawn():
+    assert {path.name for path in figures.IMAGES.iterdir()} == {f"{name}.png" for name in figures.FIGURES}
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_stored_image_is_what_the_code_draws_whatever_the_readers_settings(name, tmp_path):
+    if matplotlib.__version__ != pinned_matplotlib():
+        pytest.skip(f"images are stored as matplotlib {pinned_matplotlib()} draws them; this is {matplotlib.__version__}")
+    path = tmp_path / "redrawn.png"
+    with matplotlib.rc_context(ODD_SETTINGS):
+        before = dict(matplotlib.rcParams)
+        figures.save(figures.FIGURES[name](), path)
+        assert dict(matplotlib.rcParams) == before
+    redrawn, stored = (matplotlib.image.imread(file) for file in (path, figures.IMAGES / f"{name}.png"))
+    assert redrawn.shape == stored.shape, "run python -m fa_tutorial.figures"
+    assert np.array_equal(redrawn, stored), f"{int((redrawn != stored).any(-1).sum())} pixels differ: run python -m fa_tutorial.figures"
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_stored_image_is_small_and_holds_pixels_only(name):
+    png = (figures.IMAGES / f"{name}.png").read_bytes()
+    assert len(png) < 200 * 1024
+    assert chunks(png) <= {"IHDR", "pHYs", "IDAT", "IEND"}
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_texts_are_legible(name):
+    assert text_problems(figures.FIGURES[name]()) == []
+
+
+def test_functions_are_named_after_their_images():
+    for name, draw in figures.FIGURES.items():
+        assert draw.__name__ == f"draw_{name.split('_', 1)[1]}" and draw.__doc__
+    assert list(figures.FIGURES) == sorted(figures.FIGURES, key=lambda name: name[:2]), "chapters in order"
+
+
+def test_chapter_titles_are_those_of_the_notebooks():
+    stems = [f"{chapter:02}_{title.lower().replace(' ', '_')}" for chapter, title in enumerate(figures.CHAPTER_TITLES)]
+    notebooks = (figures.IMAGES.parent / "notebooks").glob("[0-9]*.ipynb")
+    assert {notebook.stem for notebook in notebooks} <= set(stems)
+    assert [chapter for *_, chapters in figures.PHASES for chapter in chapters] == list(range(len(stems)))
+    assert len(figures.HANDS_ON) == len(stems) - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("00_naive_kernels", ["136 MB", "35 MB", "4·S_q·S_k + 2·(S_q + S_k)·D"]),
+        ("01_online_softmax", ["1.368", "0.1353", "1.185", "1.203", "3 → 5"]),
+        ("01_merge_tree", ["l 1.185", "l 1.018", "l 1.203", "m −∞\nl 0"]),
+        ("02_strides", ["strides (4, 1)", "strides (1, 4)", "strides (4,)\n[i] lies at 1 + 4·i"]),
+        ("03_program_order", ["2 + 8 = 10 strips", "4 + 4 = 8 strips"]),
+    ],
+)
+def test_figure_says(name, words):
+    written = [text.get_text() for text in drawn_texts(figures.FIGURES[name]())]
+    assert [word for word in words if not any(word in text for text in written)] == []
+
+
+def test_command_draws_into_a_folder(tmp_path, capsys, monkeypatch):
+    first = next(iter(figures.FIGURES))
+    monkeypatch.setattr(figures, "FIGURES", {first: figures.FIGURES[first]})
+    figures.main(["--out", str(tmp_path / "new")])
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [f"{first}.png"]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 and lines[0].startswith(f"{first}.png: ")
+
+
+# ---------------------------------------------------------------- the check on texts, checked
+
+
+def figure_with(*texts: tuple[float, float, str], **options) -> Figure:
+    figure, ax = figures.canvas(2.0, 4.0)
+    for x, y, text in texts:
+        figures.write(ax, x, y, text, **options)
+    return figure
+
+
+def test_texts_in_their_places_pass():
+    assert text_problems(figure_with((2.0, 0.5, "above"), (2.0, 1.5, "below"))) == []
+
+
+@pytest.mark.parametrize("place", [(0.1, 1.0), (3.9, 1.0), (2.0, 0.01), (2.0, 1.99)])
+def test_clipped_text_is_found(place):
+    assert text_problems(figure_with((*place, "a long word"))) == ["'a long word' is clipped"]
+
+
+def test_overlapping_texts_are_found():
+    assert text_problems(figure_with((2.0, 1.0, "first"), (2.2, 1.1, "second"))) == ["'first' and 'second' overlap"]
+
+
+def test_small_text_is_found():
+    assert "pixels when the figure is 900 wide" in text_problems(figure_with((2.0, 1.0, "small"), size=3))[0]
+
+
+def test_clipped_axis_label_is_found_and_hidden_text_is_not():
+    figure = Figure(figsize=(4, 2))
+    ax = figure.add_axes((0.3, 0.3, 0.6, 0.6), xlabel="x", ylabel="y", xlim=(0, 1), ylim=(0, 1))
+    ax.text(-9, -9, "hidden").set_visible(False)
+    assert text_problems(figure) == []
+    ax.set_xlabel("x", labelpad=40)
+    assert text_problems(figure) == ["'x' is clipped"]
+
+
+# ---------------------------------------------------------------- plots of the notebooks
+
+
+@pytest.fixture
+def notebook_style():
+    with matplotlib.rc_context():
+        figures.style()
+        yield
+
+
+def test_style_sets_the_notebooks_look(notebook_style):
+    assert matplotlib.rcParams["figure.figsize"] == [7, 3.6] and matplotlib.rcParams["figure.dpi"] == 110
+    lines = list(matplotlib.rcParams["axes.prop_cycle"])
+    assert all(line["color"] in figures.COLOURS.values() for line in lines)
+    assert len({str(line["linestyle"]) for line in lines}) == len({line["color"] for line in lines}) == len(lines), (
+        "no dash or colour twice"
+    )
+
+
+H200 = {"peak_flops": 783e12, "bandwidth": 4.3e12}
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        {},
+        {"naive": (60.0, 1e14), "flash": (900.0, 5e14)},
+        {"naive, S = 1,024": (60.0, 1.0e14), "naive, S = 4,096": (62.0, 1.2e14), "naive, S = 16,384": (64.0, 1.1e14)},
+        {"on the ridge": (783 / 4.3, 783e12), "far left": (0.01, 4e10), "far right": (1e5, 7e14)},
+    ],
+    ids=["none", "two", "close", "far"],
+)
+def test_roofline_labels_every_point_legibly(notebook_style, points):
+    figure = Figure()
+    ax = figure.subplots()
+    assert figures.roofline(ax, **H200, points=points) is None
+    assert text_problems(figure) == []
+    written = {text.get_text() for text in drawn_texts(figure)}
+    assert {*points, "ridge: 182 FLOP/byte", "TFLOP/s"} <= written
+
+
+def test_roofline_passes_through_ridge_and_points(notebook_style):
+    ax = Figure().subplots()
+    figures.roofline(ax, **H200, points={"flash": (900.0, 5e14)})
+    roof, _, point = (line.get_xydata() for line in ax.lines)
+    ridge = 783 / 4.3
+    np.testing.assert_allclose(roof[1], [ridge, 783])
+    np.testing.assert_allclose(roof[0, 1], roof[0, 0] * 4.3)
+    np.testing.assert_allclose(point, [[900, 500]])
+    assert ax.get_xscale() == ax.get_yscale() == "log"
+
+
+@pytest.mark.parametrize(("name", "value"), [("peak_flops", 0), ("bandwidth", -1.0)])
+def test_roofline_refuses_what_is_not_positive(name, value):
+    with pytest.raises(ValueError, match=name):
+        figures.roofline(Figure().subplots(), **{**H200, name: value}, points={})
