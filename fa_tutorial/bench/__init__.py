@@ -1,0 +1,1 @@
+"""Measured numbers: timing on a GPU, and results kept with their provenance."""

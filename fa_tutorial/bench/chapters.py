@@ -1,0 +1,233 @@
+"""What chapters 0, 2 and 3 show of a GPU: its ceilings, naive attention's memory, the first kernels, matmul.
+
+    python -m fa_tutorial.bench.chapters results.json
+
+Writes after every row; rows that stand in the file already are kept, so an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fa_tutorial import layout, ledger, matmul, reference
+from fa_tutorial.bench import results
+from fa_tutorial.bench.timing import peak_bytes, require_gpu, time_call
+
+Case = tuple[dict[str, Any], Callable[[], dict[str, Any]]]  # what a row is about, and the call that measures it
+
+GIB = 2**30
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=dtype)
+
+
+def timed(call: Callable[[], Any], *, bytes_moved: int | None = None, flops: int | None = None) -> dict[str, Any]:
+    """A row's numbers: ms and quantiles, with GB/s or TFLOP/s where bytes or FLOPs are given."""
+    timing = time_call(call)
+    row = {name: round(value, 6) for name, value in dataclasses.asdict(timing).items()}
+    if bytes_moved is not None:
+        row["gb_s"] = round(bytes_moved / timing.ms / 1e6, 1)
+    if flops is not None:
+        row["tflops"] = round(flops / timing.ms / 1e9, 2)
+    return row
+
+
+def measure_ceilings() -> dict[str, float]:
+    """The two roofs of this GPU: a large copy (bytes read plus written), large matmuls on random data."""
+    source = randn(GIB)
+    target = torch.empty_like(source)
+    ceilings = {"copy_gb_s": timed(functools.partial(target.copy_, source), bytes_moved=2 * source.nbytes)["gb_s"]}
+    n = 8192
+    for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16"), (torch.float32, "fp32_ieee")):
+        a, b = randn(n, n, dtype=dtype), randn(n, n, dtype=dtype)
+        ceilings[f"matmul_{name}_tflops"] = timed(lambda a=a, b=b: a @ b, flops=2 * n**3)["tflops"]
+    return ceilings
+
+
+def attention_cases() -> Iterator[Case]:
+    """Chapter 0: time and peak memory of naive attention and of PyTorch's flash kernel as S grows. B = 1, H = 16, D = 64, fp16."""
+    B, H, D = 1, 16, 64
+    for S in (2**power for power in range(9, 18)):
+        for provider in ("naive", "sdpa_flash"):
+            about = {
+                "provider": provider,
+                "mode": "fwd",
+                "dtype": "fp16",
+                "B": B,
+                "H_q": H,
+                "H_k": H,
+                "S_q": S,
+                "S_k": S,
+                "D": D,
+                "is_causal": False,
+            }
+            yield about, lambda provider=provider, S=S: _attention_row(provider, B, H, S, D)
+
+
+def _attention_row(provider: str, B: int, H: int, S: int, D: int) -> dict[str, Any]:
+    q, k, v = (randn(B, H, S, D) for _ in range(3))
+    attention = {"naive": reference.naive_attention, "sdpa_flash": _sdpa_flash}[provider]
+    call = functools.partial(attention, q, k, v)
+    try:
+        peak = peak_bytes(call)
+        return timed(call, flops=ledger.attention_flops(B, H, S, S, D)) | {"peak_bytes": peak}
+    except torch.cuda.OutOfMemoryError:
+        return {"ms": None, "ms_20": None, "ms_80": None, "tflops": None, "peak_bytes": None, "reason": "out of memory"}
+
+
+def _sdpa_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def first_kernel_cases() -> Iterator[Case]:
+    """Chapter 2: add, transpose with several tiles, row softmax; each beside PyTorch. 2**26 elements."""
+    n = 2**26
+    for dtype, name in ((torch.float32, "fp32"), (torch.float16, "fp16")):
+        for provider, add in (("course", layout.add), ("torch", torch.add)):
+            about = {"chapter": 2, "kernel": "add", "provider": provider, "dtype": name, "n": n}
+            yield about, lambda add=add, dtype=dtype: _add_row(add, n, dtype)
+    side = 8192
+    for tile in ((1, 1024), (1024, 1), (16, 16), (32, 32), (64, 64), (128, 32), (None, None)):
+        provider = "course" if tile[0] else "torch"
+        about = {
+            "chapter": 2,
+            "kernel": "transpose",
+            "provider": provider,
+            "dtype": "fp32",
+            "rows": side,
+            "cols": side,
+            "block_r": tile[0],
+            "block_c": tile[1],
+        }
+        yield about, lambda tile=tile: _transpose_row(side, *tile)
+    for cols in (256, 1024, 4096, 16_384, 65_536):
+        for provider, softmax in (("course", layout.softmax), ("torch", _torch_softmax), ("torch, five calls", _five_call_softmax)):
+            about = {"chapter": 2, "kernel": "softmax", "provider": provider, "dtype": "fp32", "rows": n // cols, "cols": cols}
+            yield about, lambda softmax=softmax, cols=cols: _softmax_row(softmax, n // cols, cols)
+
+
+def _add_row(add: Callable, n: int, dtype: torch.dtype) -> dict[str, Any]:
+    x, y = randn(n, dtype=dtype), randn(n, dtype=dtype)
+    return timed(lambda: add(x, y), bytes_moved=3 * x.nbytes)
+
+
+def _transpose_row(side: int, block_r: int | None, block_c: int | None) -> dict[str, Any]:
+    x = randn(side, side, dtype=torch.float32)
+    call = (lambda: x.t().contiguous()) if block_r is None else (lambda: layout.transpose_copy(x, block_r, block_c))
+    return timed(call, bytes_moved=2 * x.nbytes)
+
+
+def _torch_softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, dim=-1)
+
+
+def _five_call_softmax(x: torch.Tensor) -> torch.Tensor:
+    """max, subtract, exp, sum, divide: each a kernel of its own, as eager PyTorch runs them."""
+    shifted = x - x.amax(dim=-1, keepdim=True)
+    p = torch.exp(shifted)
+    return p / p.sum(dim=-1, keepdim=True)
+
+
+def _softmax_row(softmax: Callable, rows: int, cols: int) -> dict[str, Any]:
+    x = randn(rows, cols, dtype=torch.float32)
+    return timed(lambda: softmax(x), bytes_moved=2 * x.nbytes)  # the least that any softmax moves: x read once, y written once
+
+
+def matmul_cases() -> Iterator[Case]:
+    """Chapter 3: square matmul beside PyTorch, in row order and in groups; the tile's size; what TF32 loses."""
+    for n in (512, 1024, 2048, 4096, 8192, 16_384):
+        for provider, group in (("course", 8), ("course, row order", 1), ("torch", None)):
+            about = {"chapter": 3, "kernel": "matmul", "provider": provider, "dtype": "fp16", "M": n, "N": n, "K": n}
+            yield about, lambda n=n, group=group: _matmul_row(n, torch.float16, group)
+    for provider, group in (("course", 8), ("torch", None)):
+        about = {"chapter": 3, "kernel": "matmul", "provider": provider, "dtype": "fp32", "M": 4096, "N": 4096, "K": 4096}
+        yield about, lambda group=group: _matmul_row(4096, torch.float32, group)
+    for tile in (
+        (16, 16, 64, 1, 3),
+        (32, 32, 64, 4, 3),
+        (64, 64, 64, 4, 3),
+        (128, 64, 64, 4, 3),
+        (128, 128, 64, 8, 3),
+        (128, 256, 64, 8, 3),
+    ):
+        config = matmul.MatmulConfig(*tile)
+        about = {
+            "chapter": 3,
+            "kernel": "matmul_tile",
+            "provider": "course",
+            "dtype": "fp16",
+            "M": 4096,
+            "N": 4096,
+            "K": 4096,
+            "block_m": tile[0],
+            "block_n": tile[1],
+            "block_k": tile[2],
+        }
+        yield about, lambda config=config: _tile_row(config)
+    for provider in ("ieee", "tf32"):
+        about = {"chapter": 3, "kernel": "fp32_precision", "provider": provider, "dtype": "fp32", "M": 4096, "N": 4096, "K": 4096}
+        yield about, lambda provider=provider: _precision_row(provider)
+
+
+def _matmul_row(n: int, dtype: torch.dtype, group: int | None) -> dict[str, Any]:
+    a, b = randn(n, n, dtype=dtype), randn(n, n, dtype=dtype)
+    if group is None:
+        return timed(lambda: a @ b, flops=2 * n**3)
+    config = matmul.choose_config(dtype, torch.cuda.get_device_properties(0).shared_memory_per_block_optin)
+    config = dataclasses.replace(config, group=group)
+    return timed(lambda: matmul.matmul(a, b, config=config), flops=2 * n**3)
+
+
+def _tile_row(config: matmul.MatmulConfig) -> dict[str, Any]:
+    a, b = randn(4096, 4096), randn(4096, 4096)
+    requested = matmul.tiled_matmul_bytes(4096, 4096, 4096, config.block_m, config.block_n, a.itemsize)
+    return timed(lambda: matmul.matmul(a, b, config=config), flops=2 * 4096**3) | {"requested_bytes": requested}
+
+
+def _precision_row(precision: str) -> dict[str, Any]:
+    """PyTorch's fp32 matmul with and without TF32: time, and the largest error relative to the largest result, against float64."""
+    n = 4096
+    a, b = randn(n, n, dtype=torch.float32), randn(n, n, dtype=torch.float32)
+    truth = a.double() @ b.double()
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    try:
+        error = ((a @ b).double() - truth).abs().max() / truth.abs().max()
+        return timed(lambda: a @ b, flops=2 * n**3) | {"relative_error": float(f"{error.item():.3g}")}
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("file", type=Path, help="JSON file to write; rows that it holds are kept")
+    path = parser.parse_args().file
+    require_gpu()
+
+    kept = json.loads(path.read_text()) if path.exists() else {"provenance": {}, "rows": [], "kernels": []}
+    if not kept["provenance"]:
+        kept["provenance"] = results.provenance() | {"ceilings": measure_ceilings()}
+        results.save(path, kept)
+    for key, cases in (("rows", attention_cases()), ("kernels", first_kernel_cases()), ("kernels", matmul_cases())):
+        for about, measure in cases:
+            if any(about.items() <= row.items() for row in kept[key]):
+                continue
+            torch.cuda.empty_cache()
+            row = about | measure()
+            kept[key].append(row)
+            results.save(path, kept)
+            print(" ".join(f"{field}={value}" for field, value in row.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
