@@ -1,7 +1,24 @@
-"""For every test and notebook: progress goes to a folder of the test run, figures to no window."""
+"""For every test and notebook: no progress of the reader's is read or written, and figures go to no window."""
 
 import os
 import tempfile
 
-os.environ["FA_TUTORIAL_STATE"] = tempfile.mkdtemp(prefix="fa_tutorial_state_")
-os.environ.setdefault("MPLBACKEND", "agg")
+import matplotlib
+import pytest
+
+# A notebook's kernel inherits this folder, which stays empty: its progress cell shows nothing done, as it is stored.
+_notebooks_state = tempfile.TemporaryDirectory(prefix="fa_tutorial_state_")
+os.environ["FA_TUTORIAL_STATE"] = _notebooks_state.name
+# Set here and not in MPLBACKEND, which a notebook's kernel would inherit, and then show no figures.
+matplotlib.use("agg")
+
+
+@pytest.fixture(scope="session")
+def tests_state(tmp_path_factory):
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(autouse=True)
+def keep_progress_of_tests_apart(tests_state, monkeypatch):
+    """What tests check is kept elsewhere. Notebooks' cells are no test functions, so this does not reach them."""
+    monkeypatch.setenv("FA_TUTORIAL_STATE", str(tests_state))

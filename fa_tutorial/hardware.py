@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import importlib.util
 import os
+import platform
 import sys
 from types import ModuleType
 
@@ -20,6 +21,9 @@ WHERE_TO_RUN_TRITON = (
     "Triton is published for Linux only. On macOS or Windows run this chapter on Google Colab, in WSL2, "
     "or in a Linux container. Chapters without kernels (0, 1, 4, 6) run where you are."
 )
+HOW_TO_INSTALL_TRITON = "Install what the course needs: make test, or pip install -c constraints.txt -e . in its folder."
+
+_switched_on_here = False
 
 
 def has_gpu() -> bool:
@@ -30,6 +34,11 @@ def has_gpu() -> bool:
 def has_triton() -> bool:
     """True where Triton is installed. Does not import it."""
     return importlib.util.find_spec("triton") is not None
+
+
+def without_triton() -> str:
+    """What to do where Triton is missing, for this operating system."""
+    return HOW_TO_INSTALL_TRITON if platform.system() == "Linux" else WHERE_TO_RUN_TRITON
 
 
 def interpreter_on() -> bool:
@@ -60,7 +69,7 @@ def shared_memory_limit() -> int | None:
 def describe() -> str:
     """One line on where kernels run here."""
     if not has_triton():
-        return f"No Triton here. {WHERE_TO_RUN_TRITON}"
+        return f"No Triton here. {without_triton()}"
     if interpreter_on():
         return "Triton kernels run in the interpreter, on the CPU: right results, no meaningful times."
     if not has_gpu():
@@ -75,13 +84,20 @@ def select_backend() -> None:
     """
     if has_gpu() or INTERPRETER_SWITCH in os.environ or not has_triton():
         return
+    global _switched_on_here
     os.environ[INTERPRETER_SWITCH] = "1"
+    _switched_on_here = True
     late = triton_imported_without_interpreter()
     message = "No CUDA GPU found: Triton kernels will run in the interpreter, on the CPU."
     if late:
         message += " Triton was imported before fa_tutorial, so its own functions are compiled ones: restart and import fa_tutorial first."
     # A notebook keeps stderr as a warning box; a script's stdout belongs to its own output.
     print(message, file=sys.stdout if hasattr(builtins, "__IPYTHON__") else sys.stderr)
+
+
+def switched_on_here() -> bool:
+    """True where select_backend set TRITON_INTERPRET, False where the reader did or it is not set."""
+    return _switched_on_here
 
 
 def triton_imported_without_interpreter() -> bool:
@@ -97,7 +113,7 @@ def require_triton(who: str) -> ModuleType:
     try:
         import triton
     except ImportError as error:
-        raise ImportError(f"{who} needs Triton, which is not installed here. {WHERE_TO_RUN_TRITON}") from error
+        raise ImportError(f"{who} needs Triton, which is not installed here. {without_triton()}") from error
     return triton
 
 

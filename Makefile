@@ -1,0 +1,56 @@
+# The course's commands; `make help` lists them. Each sets .venv up first if that is not done.
+#   make lab ARGS="--no-browser --port=8889"    arguments for JupyterLab
+#   make test ARGS="-k softmax"                 arguments for pytest
+#   make notebooks ARGS=notebooks/01_*.ipynb    only these notebooks
+#   make test PYTHON=python3.12                 the Python that .venv is made with
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+FIRST_NOTEBOOK := notebooks/00_why_attention_is_slow.ipynb
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test figures notebooks doctor clean
+
+help:
+	@echo "make lab        set up if needed, and open the first notebook in JupyterLab"
+	@echo "make test       set up if needed; ruff, every test, and every notebook against its stored outputs"
+	@echo "make doctor     say what this machine can run, and what is wrong with the installation"
+	@echo "make figures    draw images/ again"
+	@echo "make notebooks  run the notebooks and store their outputs again"
+	@echo "make clean      remove .venv and every cache"
+	@echo 'ARGS="..." is passed on; PYTHON=python3.12 picks the Python that .venv is made with (3.11 or newer)'
+
+lab: $(INSTALLED)
+	$(RUN) -m jupyterlab $(ARGS) $(FIRST_NOTEBOOK)
+
+# pytest comes last, so that its closing line is the last line printed.
+test: $(INSTALLED)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 $(ARGS)
+
+figures: $(INSTALLED)
+	$(RUN) -m fa_tutorial.figures
+
+notebooks: $(INSTALLED)
+	$(RUN) -m fa_tutorial.notebooks $(ARGS)
+
+doctor: $(INSTALLED)
+	$(RUN) -m fa_tutorial doctor
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
+
+# The stamp says that .venv holds what these two files ask for; a second call finds it and installs nothing.
+$(INSTALLED): constraints.txt pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed, or not on the path; name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV): once, and some minutes, for PyTorch is large"
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,test]'
+	@touch $@

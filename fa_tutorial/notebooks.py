@@ -1,0 +1,93 @@
+"""Run the notebooks and store their outputs again: `python -m fa_tutorial.notebooks [NOTEBOOK …]`, or `make notebooks`.
+
+Cell ids, tags and the text of cells stay as they are; whatever differs from run to run without meaning anything is left out,
+so that a second run changes nothing but what the code itself makes different.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from fa_tutorial import hardware
+
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+CELL_SECONDS = 120
+# No version: the stored notebook is the same whichever Python ran it.
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+def kernel_environment(state_folder: str) -> dict[str, str]:
+    """The environment of a kernel as a reader starts it: no exercise done, and the choice of backend not yet made."""
+    environment = {**os.environ, "FA_TUTORIAL_STATE": state_folder}
+    environment.pop("MPLBACKEND", None)
+    if hardware.switched_on_here():
+        environment.pop(hardware.INTERPRETER_SWITCH)
+    return environment
+
+
+def execute(notebook, folder: Path) -> None:
+    """Run every cell of `notebook` in place, in a fresh kernel that works in `folder`. Raises CellExecutionError at a cell's error."""
+    from nbclient import NotebookClient
+
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_SECONDS,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(folder)}},
+    )
+    with tempfile.TemporaryDirectory() as state_folder:
+        client.execute(env=kernel_environment(state_folder))
+
+
+def normalise(notebook) -> None:
+    """Take out of an executed notebook what names this machine, this run or this version of Python."""
+    notebook.metadata.clear()
+    notebook.metadata.update(METADATA)
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        cell.metadata.pop("collapsed", None)
+
+
+def store_outputs(path: Path) -> None:
+    """Run the notebook at `path` and write it back with the outputs of this run."""
+    import nbformat
+
+    notebook = nbformat.read(path, as_version=4)
+    execute(notebook, path.resolve().parent)
+    normalise(notebook)
+    nbformat.write(notebook, path)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the named notebooks, or all of them. Returns the exit status: 1 where a cell raised, with that notebook left as it was."""
+    parser = argparse.ArgumentParser(prog="python -m fa_tutorial.notebooks", description="Run notebooks and store their outputs again.")
+    parser.add_argument("notebook", nargs="*", type=Path, help="default: every notebook of the course")
+    paths = parser.parse_args(arguments).notebook or sorted(FOLDER.glob("*.ipynb"))
+    if not paths:
+        parser.error(f"there is no notebook in {FOLDER}")
+    from nbclient.exceptions import CellExecutionError
+
+    failed = 0
+    for path in paths:
+        try:
+            store_outputs(path)
+        except CellExecutionError as error:
+            failed += 1
+            print(f"{path}: a cell failed, nothing is stored\n{error}", file=sys.stderr)
+        else:
+            print(f"{path}: stored")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

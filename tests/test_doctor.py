@@ -1,0 +1,183 @@
+"""Doctor: each known bad combination is found, with its remedy, and a good machine has nothing found."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fa_tutorial import doctor
+from fa_tutorial.__main__ import main
+
+LAPTOP = doctor.Facts(
+    system="Linux",
+    python="3.11.7",
+    torch="2.13.0+cpu",
+    torch_cuda=None,
+    triton="3.7.1",
+    numpy="2.4.6",
+    gpu=None,
+    capability=None,
+    shared_memory=None,
+    nvidia_smi=False,
+    visible_devices=None,
+    interpreter=True,
+    switch="1",
+    triton_came_first=False,
+    compiler=None,
+    python_headers=False,
+    state=Path("progress.json"),
+    state_writable=True,
+)
+SERVER = dataclasses.replace(
+    LAPTOP,
+    torch="2.11.0+cu130",
+    torch_cuda="13.0",
+    triton="3.6.0",
+    gpu="NVIDIA H200",
+    capability=90,
+    shared_memory=232_448,
+    nvidia_smi=True,
+    interpreter=False,
+    switch=None,
+    compiler="gcc",
+    python_headers=True,
+)
+
+BROKEN, NOTE = True, False
+# What is changed, on which machine; how grave it is; words of the finding; words of the remedy.
+COMBINATIONS = {
+    "numpy-2.4-triton-3.6": (LAPTOP, {"triton": "3.6.0"}, BROKEN, "NumPy 2.4.6 with Triton 3.6.0", "numpy<2.4"),
+    "triton-first": (LAPTOP, {"triton_came_first": True}, BROKEN, "imported before fa_tutorial", "import fa_tutorial first"),
+    "switched-off": (LAPTOP, {"interpreter": False, "switch": "0"}, BROKEN, "TRITON_INTERPRET is set to '0'", "Unset TRITON_INTERPRET"),
+    "cpu-torch-with-gpu": (LAPTOP, {"nvidia_smi": True}, BROKEN, "torch 2.13.0+cpu is a CPU build", "CUDA build of torch"),
+    "old-driver": (LAPTOP, {"nvidia_smi": True, "torch_cuda": "13.0"}, BROKEN, "cannot use it", "Update the driver"),
+    "hidden-gpu": (
+        LAPTOP,
+        {"nvidia_smi": True, "torch_cuda": "13.0", "visible_devices": ""},
+        NOTE,
+        "CUDA_VISIBLE_DEVICES=''",
+        "Unset CUDA_VISIBLE_DEVICES",
+    ),
+    "no-driver": (LAPTOP, {"torch": "2.13.0", "torch_cuda": "13.0"}, NOTE, "no NVIDIA driver is found", ""),
+    "interpreter-on-gpu": (SERVER, {"interpreter": True, "switch": "1", "numpy": "2.3.0"}, NOTE, "although there is a GPU", "Unset"),
+    "volta": (SERVER, {"gpu": "V100", "capability": 70}, BROKEN, "V100 has compute capability 7.0", "TRITON_INTERPRET=1"),
+    "turing": (SERVER, {"gpu": "T4", "capability": 75}, NOTE, "does not use its tensor cores", ""),
+    "no-compiler": (SERVER, {"compiler": None}, BROKEN, "No C compiler", "build-essential"),
+    "no-headers": (SERVER, {"python_headers": False}, BROKEN, "Python.h is not found", "python3-dev"),
+    "no-triton-linux": (LAPTOP, {"triton": None, "interpreter": False}, BROKEN, "Triton is not installed", "constraints.txt"),
+    "no-triton-macos": (LAPTOP, {"triton": None, "interpreter": False, "system": "Darwin"}, NOTE, "not published for Darwin", "Colab"),
+    "no-triton-windows": (LAPTOP, {"triton": None, "interpreter": False, "system": "Windows"}, NOTE, "not published for Windows", "WSL2"),
+    "old-torch": (LAPTOP, {"torch": "2.10.1"}, NOTE, "torch 2.10.1 is outside", "constraints.txt"),
+    "new-torch": (LAPTOP, {"torch": "2.15.0"}, NOTE, "torch 2.15.0 is outside", "constraints.txt"),
+    "new-triton": (LAPTOP, {"triton": "3.10.0"}, NOTE, "Triton 3.10.0 is outside", "constraints.txt"),
+    "old-numpy": (LAPTOP, {"numpy": "1.26.4"}, NOTE, "NumPy 1.26.4 is outside", "constraints.txt"),
+    "no-state": (LAPTOP, {"state_writable": False}, NOTE, "progress is not kept", "FA_TUTORIAL_STATE"),
+}
+
+
+@pytest.mark.parametrize("facts", [LAPTOP, SERVER], ids=["laptop", "server"])
+def test_nothing_is_found_on_a_good_machine(facts):
+    assert doctor.examine(facts) == []
+
+
+@pytest.mark.parametrize(("facts", "change", "broken", "what", "remedy"), COMBINATIONS.values(), ids=COMBINATIONS)
+def test_bad_combination_is_found_with_its_remedy(facts, change, broken, what, remedy):
+    [finding] = doctor.examine(dataclasses.replace(facts, **change))
+    assert finding.broken is broken
+    assert what in finding.what and remedy in finding.remedy
+    assert str(finding).startswith("broken" if broken else "note")
+
+
+def test_every_finding_is_seen_once():
+    """No finding stands in the list that no combination brings out."""
+    quiet = [
+        find
+        for find in doctor.FINDINGS
+        if not any(find(dataclasses.replace(facts, **change)) for facts, change, *_ in COMBINATIONS.values())
+    ]
+    assert quiet == []
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"triton": "3.6.0", "numpy": "2.3.5"}, "NumPy below 2.4"),
+        ({"triton": "3.9.0", "numpy": "2.4.6"}, "Triton above 3.6"),
+        ({"torch": "2.14.0a0+git1", "triton": "3.8.0"}, "a build from source inside the range"),
+    ],
+)
+def test_a_good_combination_next_to_a_bad_one(change, why):
+    assert doctor.examine(dataclasses.replace(LAPTOP, **change)) == [], why
+
+
+def test_old_triton_with_new_numpy_is_no_matter_on_a_gpu():
+    assert doctor.numpy_too_new_for_triton(SERVER) is None
+
+
+def test_description_names_what_was_found():
+    text = doctor.describe(SERVER)
+    for part in ("3.11.7", "2.11.0+cu130", "built for CUDA 13.0", "3.6.0", "2.4.6", "NVIDIA H200", "9.0", "232,448", "on the GPU"):
+        assert part in text
+    assert "in the interpreter" in doctor.describe(LAPTOP) and "CPU build" in doctor.describe(LAPTOP)
+
+
+def test_the_kernel_is_tried():
+    assert doctor.try_kernel() is None
+
+
+def test_a_kernel_that_is_wrong_or_fails_is_broken(monkeypatch):
+    from fa_tutorial import matmul
+
+    monkeypatch.setattr(matmul, "matmul", lambda a, b: a @ b + 1)
+    assert "wrong result" in doctor.try_kernel().what
+    monkeypatch.setattr(matmul, "matmul", lambda a, b: 1 / 0)
+    assert "ZeroDivisionError: division by zero" in doctor.try_kernel().what
+
+
+@pytest.mark.parametrize(("change", "status"), [({}, 0), ({"state_writable": False}, 0), ({"triton_came_first": True}, 1)])
+def test_exit_status(change, status, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "gather", lambda: dataclasses.replace(LAPTOP, **change))
+    assert main(["doctor"]) == status
+    shown = capsys.readouterr().out
+    assert ("Nothing is broken." in shown) is (status == 0)
+    assert ("a tiled matmul ran" in shown) is (status == 0)
+
+
+def test_exit_status_of_a_kernel_that_fails(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "gather", lambda: LAPTOP)
+    monkeypatch.setattr(doctor, "try_kernel", lambda: doctor.Finding(True, "A tiled matmul does not run."))
+    assert doctor.main() == 1
+    assert "1 broken" in capsys.readouterr().out
+
+
+def test_this_machine(capsys):
+    """What is tested here must also run here."""
+    assert main(["doctor"]) == 0, capsys.readouterr().out
+
+
+def test_progress_command(capsys):
+    assert main(["progress"]) == 0
+    assert "all chapters:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["no-such-command"], []])
+def test_unknown_command_shows_the_help(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    shown = capsys.readouterr().err
+    assert "doctor" in shown and "progress" in shown
+
+
+def test_as_a_module():
+    run = subprocess.run([sys.executable, "-m", "fa_tutorial", "doctor"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "Nothing is broken." in run.stdout
+
+
+def test_folder_that_cannot_be_made_is_not_writable(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert doctor._writable(tmp_path / "new" / "folder")
+    assert not doctor._writable(tmp_path / "file" / "folder")

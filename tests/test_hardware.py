@@ -1,0 +1,168 @@
+"""The choice between interpreter and GPU, and what holds where Triton is missing. Most of it needs a Python that starts afresh."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fa_tutorial import hardware
+
+without_gpu = pytest.mark.skipif(hardware.has_gpu(), reason="this machine has a GPU")
+NO_TRITON = "import sys; sys.modules['triton'] = None\n"
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run `code` in a fresh Python whose TRITON_INTERPRET is unset unless it is given."""
+    inherited = {name: value for name, value in os.environ.items() if name != hardware.INTERPRETER_SWITCH}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**inherited, **environment})
+
+
+def output(code: str, **environment: str) -> str:
+    run = python(code, **environment)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+# ---------------------------------------------------------------- the switch
+
+
+@without_gpu
+def test_interpreter_is_switched_on_without_a_gpu_and_says_so_once():
+    run = python("import os, fa_tutorial, fa_tutorial.layout, fa_tutorial.matmul; print(os.environ['TRITON_INTERPRET'])")
+    assert run.stdout == "1\n"
+    assert run.stderr.count("No CUDA GPU found") == 1
+
+
+@without_gpu
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_explicit_switch_is_respected_in_silence(value):
+    run = python("import os, fa_tutorial; print(os.environ['TRITON_INTERPRET'])", TRITON_INTERPRET=value)
+    assert run.stdout == f"{value}\n" and "CUDA" not in run.stderr
+
+
+@without_gpu
+def test_launch_with_the_interpreter_off_says_how_to_switch_it_on():
+    run = python("import torch, fa_tutorial; from fa_tutorial import layout as a; x = torch.ones(3); a.add(x, x)", TRITON_INTERPRET="0")
+    assert run.returncode == 1
+    assert "RuntimeError: x is on cpu" in run.stderr and "TRITON_INTERPRET=1" in run.stderr
+
+
+@without_gpu
+def test_kernel_runs_after_the_switch():
+    assert (
+        output("import torch; from fa_tutorial.layout import add; print(add(torch.ones(3), torch.ones(3)).tolist())") == "[2.0, 2.0, 2.0]\n"
+    )
+
+
+@without_gpu
+def test_triton_imported_first_is_noticed():
+    run = python("import triton, fa_tutorial; from fa_tutorial import hardware as h; print(h.triton_imported_without_interpreter())")
+    assert run.stdout == "True\n" and "restart and import fa_tutorial first" in run.stderr
+    assert output("import fa_tutorial, triton; print(fa_tutorial.hardware.triton_imported_without_interpreter())") == "False\n"
+
+
+@without_gpu
+@pytest.mark.parametrize(("environment", "here"), [({}, True), ({"TRITON_INTERPRET": "1"}, False)])
+def test_who_switched_it_on(environment, here):
+    assert output("import fa_tutorial; print(fa_tutorial.hardware.switched_on_here())", **environment) == f"{here}\n"
+
+
+@pytest.mark.parametrize(("value", "on"), [("1", True), ("true", True), ("YES", True), ("0", False), ("", False), (None, False)])
+def test_interpreter_on_reads_the_switch(value, on, monkeypatch):
+    monkeypatch.delenv(hardware.INTERPRETER_SWITCH, raising=False)
+    if value is not None:
+        monkeypatch.setenv(hardware.INTERPRETER_SWITCH, value)
+    assert hardware.interpreter_on() is on
+
+
+def test_a_gpu_leaves_the_switch_alone(monkeypatch, capsys):
+    monkeypatch.delenv(hardware.INTERPRETER_SWITCH, raising=False)
+    monkeypatch.setattr(hardware, "has_gpu", lambda: True)
+    hardware.select_backend()
+    assert hardware.INTERPRETER_SWITCH not in os.environ
+    assert capsys.readouterr() == ("", "")
+
+
+# ---------------------------------------------------------------- what the machine can do
+
+
+def pretend_gpu(monkeypatch, interpreter: bool) -> None:
+    monkeypatch.setenv(hardware.INTERPRETER_SWITCH, "1" if interpreter else "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(shared_memory_per_block_optin=232_448))
+
+
+def test_what_a_gpu_can_do(monkeypatch):
+    pretend_gpu(monkeypatch, interpreter=False)
+    assert hardware.device() == torch.device("cuda")
+    assert hardware.capability() == 90 and hardware.shared_memory_limit() == 232_448
+    assert hardware.describe() == "Triton kernels run on NVIDIA H200 (compute capability 9.0)."
+
+
+def test_interpreter_keeps_kernels_on_the_cpu_beside_a_gpu(monkeypatch):
+    pretend_gpu(monkeypatch, interpreter=True)
+    assert hardware.device() == torch.device("cpu")
+    assert "in the interpreter" in hardware.describe()
+
+
+@without_gpu
+def test_what_a_machine_without_a_gpu_can_do():
+    assert hardware.device() == torch.device("cpu")
+    assert hardware.capability() is None and hardware.shared_memory_limit() is None
+
+
+def test_description_of_a_machine_that_cannot_run_kernels(monkeypatch):
+    monkeypatch.setenv(hardware.INTERPRETER_SWITCH, "0")
+    monkeypatch.setattr(hardware, "has_gpu", lambda: False)
+    assert "'0': kernels cannot run" in hardware.describe()
+    monkeypatch.setattr(hardware, "has_triton", lambda: False)
+    assert hardware.describe().startswith("No Triton here.")
+
+
+@pytest.mark.parametrize(("system", "words"), [("Linux", "constraints.txt"), ("Darwin", "Colab"), ("Windows", "WSL2")])
+def test_what_to_do_without_triton(system, words, monkeypatch):
+    monkeypatch.setattr(hardware.platform, "system", lambda: system)
+    assert words in hardware.without_triton()
+
+
+# ---------------------------------------------------------------- without Triton
+
+
+def test_package_imports_without_triton_and_leaves_the_switch_alone():
+    code = (
+        "import os, fa_tutorial, fa_tutorial.softmax, fa_tutorial.ledger, fa_tutorial.reference, fa_tutorial.doctor, fa_tutorial.notebooks"
+    )
+    assert output(f"{NO_TRITON}{code}; print(os.environ.get('TRITON_INTERPRET'))") == "None\n"
+
+
+@pytest.mark.parametrize("module", ["layout", "matmul"])
+def test_chapter_with_kernels_says_what_to_use_instead(module):
+    run = python(f"{NO_TRITON}import fa_tutorial.{module}")
+    assert run.returncode == 1
+    assert "needs Triton, which is not installed here" in run.stderr
+    assert hardware.without_triton() in run.stderr
+
+
+def test_chapters_without_kernels_are_graded_without_triton():
+    code = """
+from fa_tutorial import ledger, softmax
+from fa_tutorial.exercises import check, progress
+check("0.1", ledger.attention_flops)
+check("1.2", softmax.online_normalizer)
+progress()
+"""
+    shown = output(NO_TRITON + code)
+    assert "✓ 0.1 attention_flops: correct" in shown and "✓ 1.2 online_normalizer: correct" in shown
+    assert "chapter 2: needs Triton" in shown
+
+
+def test_doctor_without_triton():
+    run = python(NO_TRITON + "from fa_tutorial.__main__ import main; sys.exit(main(['doctor']))")
+    assert "Triton         not installed" in run.stdout
+    assert run.returncode == (1 if sys.platform == "linux" else 0)

@@ -1,0 +1,302 @@
+"""What must hold of the repository as a whole: versions, imports, links, and what no file may say."""
+
+import ast
+import re
+import subprocess
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import notebook_rules as rules
+import pytest
+import yaml
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from fa_tutorial import doctor
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+REQUIREMENTS = [Requirement(line) for line in (*PROJECT["dependencies"], *EXTRAS["lab"], *EXTRAS["test"])]
+CONSTRAINTS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+PINNED = {canonicalize_name(constraint.name): constraint for constraint in CONSTRAINTS}
+
+
+def pinned_version(name: str) -> str:
+    [specifier] = PINNED[canonicalize_name(name)].specifier
+    return specifier.version
+
+
+def files() -> list[Path]:
+    """The files of the repository, with those that are new and not ignored; without git, every file outside hidden folders."""
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if listing.returncode == 0:
+        paths = [ROOT / name for name in listing.stdout.split("\0") if name]
+    else:
+        paths = [path for path in ROOT.rglob("*") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
+    return [path for path in paths if path.is_file()]
+
+
+def text_files() -> dict[str, str]:
+    """The text of every file that has any, by its path in the repository."""
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files() if path.suffix not in (".png", ".pyc")}
+
+
+# ---------------------------------------------------------------- versions
+
+
+def test_every_constraint_is_one_exact_public_version():
+    assert len(PINNED) == len(CONSTRAINTS)
+    for constraint in CONSTRAINTS:
+        [specifier] = constraint.specifier
+        assert specifier.operator == "==" and Version(specifier.version).local is None, str(constraint)
+
+
+def test_constraints_name_the_tested_torch_and_triton():
+    assert pinned_version("torch") == "2.13.0"
+    assert pinned_version("triton") == "3.7.1"
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=lambda requirement: requirement.name)
+def test_requirement_has_a_constraint_inside_its_range(requirement):
+    assert requirement.specifier.contains(pinned_version(requirement.name))
+
+
+def test_triton_is_asked_for_on_linux_alone():
+    for requirement in (next(r for r in REQUIREMENTS if r.name == "triton"), PINNED["triton"]):
+        for system, platform, wanted in (("Linux", "linux", True), ("Darwin", "darwin", False), ("Windows", "win32", False)):
+            assert requirement.marker.evaluate({"platform_system": system, "sys_platform": platform}) is wanted
+
+
+def test_platforms_have_their_constraints():
+    for name, platform in (("pexpect", "linux"), ("colorama", "win32"), ("appnope", "darwin"), ("nvidia-nccl-cu13", "linux")):
+        marker: Marker = PINNED[name].marker
+        assert marker.evaluate({"sys_platform": platform}), name
+
+
+def requirements_of(package: str) -> list[str]:
+    """What an installed package asks for; nothing where it is not installed, as on a GPU host without JupyterLab."""
+    try:
+        return metadata.requires(package) or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def test_everything_installed_for_the_course_is_pinned():
+    """The closure of pyproject's requirements on this machine lies in constraints.txt."""
+    todo, seen = [(r.name, frozenset(r.extras)) for r in REQUIREMENTS if r.marker is None or r.marker.evaluate()], set()
+    while todo:
+        name, extras = todo.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        for line in requirements_of(name):
+            needed = Requirement(line)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in {"", *extras}):
+                todo.append((canonicalize_name(needed.name), frozenset(needed.extras)))
+    assert {canonicalize_name(name) for name, _ in seen} - set(PINNED) == set()
+
+
+def test_doctor_names_the_ranges_of_pyproject():
+    for name, (first, past) in doctor.SUPPORTED.items():
+        specifier = next(requirement for requirement in REQUIREMENTS if requirement.name == name).specifier
+        bounds = {str(part) for part in specifier}
+        assert bounds == {f">={'.'.join(map(str, first))}", f"<{'.'.join(map(str, past))}"}
+
+
+def test_environment_takes_everything_but_python_from_pip():
+    dependencies = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    assert dependencies[-1] == {"pip": ["-c constraints.txt", "-e .[lab,test]"]}
+    python, pip = dependencies[:-1]
+    assert pip == "pip"
+    name, version = python.split("=")
+    assert name == "python" and PROJECT["requires-python"] == ">=3.11" and Version(version) >= Version("3.11")
+
+
+def test_makefile_installs_the_same_as_environment():
+    makefile = (ROOT / "Makefile").read_text()
+    assert "-c constraints.txt -e '.[lab,test]'" in makefile
+    assert "$(INSTALLED): constraints.txt pyproject.toml" in makefile
+    assert "sys.version_info < (3, 11)" in makefile
+    [first] = re.findall(r"FIRST_NOTEBOOK := (.*)", makefile)
+    assert (ROOT / first).is_file()
+
+
+def test_readme_names_the_pinned_versions():
+    readme = (ROOT / "README.md").read_text()
+    assert f"| {pinned_version('torch')} (CPU build) | {pinned_version('triton')} |" in readme
+
+
+# ---------------------------------------------------------------- commands
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(["make", "--dry-run", "--always-make", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_make_passes_arguments_on():
+    assert "-m jupyterlab --no-browser --port=8889 notebooks/00_" in make("lab", "ARGS=--no-browser --port=8889").stdout
+
+
+def test_make_test_ends_with_pytest():
+    lines = make("test").stdout.strip().splitlines()
+    assert "pytest --nbval --nbval-current-env --nbval-cell-timeout=120" in lines[-1]
+    assert any("ruff check" in line for line in lines) and any("ruff format --check" in line for line in lines)
+
+
+def old_python(tmp_path: Path) -> Path:
+    """A command that answers as Python 3.10 would."""
+    path = tmp_path / "python3.10"
+    path.write_text('#!/bin/sh\ncase "$1" in -V) echo "Python 3.10.0" ;; *) exit 1 ;; esac\n')
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(("python", "words"), [("old", "Python 3.11 or newer is needed"), ("no-such-python", "is not installed")])
+def test_make_says_which_python_is_missing(python, words, tmp_path):
+    python = old_python(tmp_path) if python == "old" else python
+    for name in ("Makefile", "constraints.txt", "pyproject.toml"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    run = subprocess.run(["make", "test", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode != 0 and words in run.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+# ---------------------------------------------------------------- imports
+
+ORDER = (
+    *("arguments", "hardware", "reference", "ledger", "source"),
+    *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "hopper"),
+    "attention",
+    *("exercises", "bench", "figures", "doctor", "notebooks", "__main__"),
+)
+
+
+def module_of(path: Path) -> str:
+    """The first part of a file's name inside the package: "exercises" for fa_tutorial/exercises/grader.py."""
+    return path.relative_to(ROOT / "fa_tutorial").parts[0].removesuffix(".py")
+
+
+def imported_modules(tree: ast.AST, folder: str) -> set[str]:
+    """The first parts of the fa_tutorial modules that the code imports."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{folder} imports relatively"
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "fa_tutorial" else [node.module]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("fa_tutorial.")}
+    return found
+
+
+def imports_against_the_order(trees: dict[str, list[ast.AST]]) -> list[str]:
+    """Each import of a module that comes later. trees: those of each module's files."""
+    faults = []
+    for module, parsed in trees.items():
+        for imported in set().union(*(imported_modules(tree, module) for tree in parsed)) - {module}:
+            if imported not in ORDER or ORDER.index(imported) > ORDER.index(module):
+                faults.append(f"{module} imports {imported}")
+    return faults
+
+
+def test_imports_run_one_way():
+    trees: dict[str, list[ast.AST]] = {}
+    for path in sorted((ROOT / "fa_tutorial").rglob("*.py")):
+        if path.parent == ROOT / "fa_tutorial" and path.name == "__init__.py":
+            continue
+        trees.setdefault(module_of(path), []).append(ast.parse(path.read_text()))
+    assert set(trees) <= set(ORDER), "a new module needs its place in ORDER"
+    assert imports_against_the_order(trees) == []
+
+
+@pytest.mark.parametrize(
+    "source", ["from fa_tutorial import matmul", "import fa_tutorial.matmul", "def f():\n    from fa_tutorial.matmul import dot"]
+)
+def test_an_import_against_the_order_is_seen(source):
+    assert imports_against_the_order({"layout": [ast.parse(source)]}) == ["layout imports matmul"]
+    assert imports_against_the_order({"tuned": [ast.parse(source)]}) == []
+
+
+def test_the_package_itself_imports_the_choice_of_backend_first():
+    tree = ast.parse((ROOT / "fa_tutorial" / "__init__.py").read_text())
+    first = next(node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
+    assert ast.unparse(first) == "from fa_tutorial import hardware"
+
+
+# ---------------------------------------------------------------- texts
+
+
+def links_of(markdown: str) -> list[str]:
+    return [target for target in re.findall(r"\]\(([^)\s]+)\)", markdown) if "://" not in target and not target.startswith("#")]
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_links_and_named_files_exist(name):
+    text = (ROOT / name).read_text()
+    named = re.findall(r"`((?:fa_tutorial|tests|notebooks|images)/[\w./]*\w[\w.]*|[\w-]+\.(?:txt|toml|yml|cff|md)|images/)`", text)
+    missing = [target for target in {*links_of(text), *named} if "_N" not in target and not (ROOT / target.split("#")[0]).exists()]
+    assert missing == []
+
+
+def chapter_rows(readme: str) -> list[tuple[int, str, str | None]]:
+    """(number, title, link or None) for each row of README's table of chapters."""
+    rows = []
+    for line in readme.splitlines():
+        if match := re.match(r"\|[^|]*\| (?:\[(\d) ([^\]]+)\]\(([^)]+)\)|(\d) ([^|]+?)) \|", line):
+            number, title, link, plain_number, plain_title = match.groups()
+            rows.append((int(number or plain_number), title or plain_title, link))
+    return rows
+
+
+def test_readme_has_every_chapter():
+    rows = chapter_rows((ROOT / "README.md").read_text())
+    assert [number for number, _, _ in rows] == list(range(10))
+    links = [link for _, _, link in rows if link]
+    assert links == [f"notebooks/{path.name}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    for number, title, link in rows:
+        if link:
+            notebook = rules.load(ROOT / link)
+            assert notebook["cells"][0]["source"].startswith(f"# {number} {title}\n")
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) < 900
+
+
+def test_licences_and_citation():
+    assert (ROOT / "LICENSE").read_text().startswith("MIT License")
+    assert "https://creativecommons.org/licenses/by/4.0/" in (ROOT / "LICENSE-TEXT").read_text()
+    assert all((ROOT / name).is_file() for name in PROJECT["license-files"])
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == PROJECT["version"]
+    assert len(citation["references"]) >= 7
+    for paper in citation["references"]:
+        assert paper["title"] and paper["authors"] and paper["year"] and (paper.get("url") or paper.get("doi"))
+
+
+UNFINISHED = re.compile(r"\b(TOD[O]|FIXM[E]|XX[X]|TB[D])\b")  # written so that it does not find itself
+
+
+def test_nothing_is_left_to_do():
+    assert [name for name, text in text_files().items() if UNFINISHED.search(text)] == []
+
+
+# These name the patterns themselves, or make paths and hosts up to break the rules with.
+ABOUT_PATHS = {"tests/notebook_rules.py", "tests/test_notebooks.py", "tests/test_house.py"}
+
+
+def test_nothing_names_a_registry_or_a_machine():
+    found = {}
+    for name, text in text_files().items():
+        if name in ABOUT_PATHS or name.endswith(".ipynb"):  # a notebook's pictures are base64; machine_traces reads the rest of it
+            continue
+        if match := rules.REGISTRY.search(text) or rules.MACHINE_PATH.search(text):
+            found[name] = match[0]
+    assert found == {}
