@@ -23,8 +23,9 @@ help:
 	@echo "make clean      remove .venv and every cache"
 	@echo 'ARGS="..." is passed on; PYTHON=python3.12 picks the Python that .venv is made with (3.11 or newer)'
 
+# As the default address, so that the link that --no-browser prints leads to the notebook too.
 lab: $(INSTALLED)
-	$(RUN) -m jupyterlab $(ARGS) $(FIRST_NOTEBOOK)
+	$(RUN) -m jupyterlab --LabApp.default_url=/lab/tree/$(FIRST_NOTEBOOK) $(ARGS)
 
 # pytest comes last, so that its closing line is the last line printed.
 test: $(INSTALLED)

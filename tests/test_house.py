@@ -139,7 +139,8 @@ def make(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_make_passes_arguments_on():
-    assert "-m jupyterlab --no-browser --port=8889 notebooks/00_" in make("lab", "ARGS=--no-browser --port=8889").stdout
+    command = make("lab", "ARGS=--no-browser --port=8889").stdout
+    assert "-m jupyterlab --LabApp.default_url=/lab/tree/notebooks/00_" in command and ".ipynb --no-browser --port=8889\n" in command
 
 
 def test_make_test_ends_with_pytest():
