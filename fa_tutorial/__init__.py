@@ -9,3 +9,12 @@ from fa_tutorial import hardware
 __version__ = "0.1.0"
 
 hardware.select_backend()
+
+
+def __getattr__(name: str):
+    """flash_attention, found when it is asked for: its kernels need Triton, and the rest of the package does not."""
+    if name == "flash_attention":
+        from fa_tutorial.attention import flash_attention
+
+        return flash_attention
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

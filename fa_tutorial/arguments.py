@@ -71,3 +71,28 @@ def check_alike(**tensors: torch.Tensor) -> None:
     devices = {name: str(tensor.device) for name, tensor in tensors.items()}
     if len(set(devices.values())) > 1:
         raise ValueError(f"{', '.join(tensors)} must be on one device, got " + ", ".join(f"{n}: {d}" for n, d in devices.items()))
+
+
+def check_attention(
+    q, k, v, scale: float | None = None, *, dtypes: Iterable[torch.dtype] = FLOAT_DTYPES, max_d: int | None = None
+) -> float:
+    """Check attention's arguments, and return the scale: `scale`, or 1/√D where it is None.
+
+    q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), H_q a multiple of H_k, one dtype of `dtypes`, one device, 1 ≤ D ≤ max_d. TypeError for
+    what is no such tensor or number, ValueError for shapes, devices, D and a scale that is not finite.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        check_tensor(name, tensor, dtypes=dtypes)
+        if tensor.ndim != 4:
+            raise ValueError(f"{name}: expected (B, H, S, D), got {tensor.ndim} dimensions, shape {tuple(tensor.shape)}")
+    check_alike(q=q, k=k, v=v)
+    if k.shape != v.shape:
+        raise ValueError(f"k and v must have one shape, got k {tuple(k.shape)} and v {tuple(v.shape)}")
+    (B, H_q, _, D), H_k = q.shape, k.shape[1]
+    if k.shape[0] != B or k.shape[3] != D:
+        raise ValueError(f"q and k must agree in batch and head dimension, got q {tuple(q.shape)} and k {tuple(k.shape)}")
+    if H_q % H_k if H_k else H_q:
+        raise ValueError(f"query heads must be a multiple of key heads, got {H_q} query heads and {H_k} key heads")
+    if D < 1 or (max_d is not None and max_d < D):
+        raise ValueError(f"head dimension D must be {f'1 to {max_d}' if max_d else 'at least 1'}, got {D}")
+    return 1 / math.sqrt(D) if scale is None else check_finite("scale", scale)

@@ -62,6 +62,17 @@ def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> 
     return (2 * S_q * D + row_blocks * 2 * S_k * D) * itemsize + S_q * LSE_BYTES
 
 
+def fa1_hbm_bytes(S_q: int, S_k: int, D: int, block_n: int, itemsize: int) -> int:
+    """Bytes that one head of flash attention moves through HBM in FA1's loop order (4.9; FA1, algorithm 1).
+
+    k and v are read once. For each block of block_n keys, q is read, o is read and written, and so are m and l, float32 each.
+    """
+    S_q, S_k, D = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0), check_int("D", D)
+    block_n, itemsize = check_int("block_n", block_n), check_int("itemsize", itemsize)
+    key_blocks = -(-S_k // block_n)
+    return (2 * S_k * D + key_blocks * 3 * S_q * D) * itemsize + key_blocks * 4 * S_q * LSE_BYTES
+
+
 def attainable_flops(intensity: float, peak_flops: float, bandwidth: float) -> float:
     """FLOP/s that the roofline allows at `intensity` FLOP a byte (0.8; Williams, Waterman and Patterson, 2009).
 

@@ -9,7 +9,8 @@ import math
 
 import torch
 
-from fa_tutorial.arguments import check_finite, check_int, check_tensor
+from fa_tutorial import hardware
+from fa_tutorial.arguments import FLOAT_DTYPES_AND_64, check_attention, check_int
 
 
 def causal_mask(S_q: int, S_k: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -18,18 +19,25 @@ def causal_mask(S_q: int, S_k: int, device: torch.device | str = "cpu") -> torch
     return torch.ones(S_q, S_k, dtype=torch.bool, device=device).tril(S_k - S_q)
 
 
-def naive_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
+def naive_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False, scale: float | None = None) -> torch.Tensor:
     """Attention as three kernels, scores, softmax and weighted sum, in the inputs' dtype (0.1; FA1, algorithm 0).
 
-    q: (B, H, S_q, D); k, v: (B, H, S_k, D). Returns o (B, H, S_q, D). Holds two (B, H, S_q, S_k) matrices on the way.
-    A query that sees no key (causal, S_q > S_k) gives NaN.
+    q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), H_q a multiple of H_k. scale: 1/√D unless given. Returns o like q. Holds two
+    (B, H_q, S_q, S_k) matrices on the way. A query that sees no key (causal, S_q > S_k) gives NaN.
     """
     S_q, S_k, D = q.shape[-2], k.shape[-2], q.shape[-1]
-    s = q @ k.transpose(-1, -2) / math.sqrt(D)  # [B, H, S_q, S_k]
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    scaled = q @ k.transpose(-1, -2)
+    s = scaled / math.sqrt(D) if scale is None else scaled * scale  # [B, H_q, S_q, S_k]
     if is_causal:
         s = s.masked_fill(~causal_mask(S_q, S_k, q.device), -math.inf)
     p = torch.softmax(s, dim=-1)
     return p @ v
+
+
+def repeat_heads(x: torch.Tensor, H_q: int) -> torch.Tensor:
+    """(B, H_k, S, D) as (B, H_q, S, D): each key head stands H_q / H_k times, side by side (grouped-query attention)."""
+    return x if x.shape[1] == H_q else x.repeat_interleave(H_q // x.shape[1], dim=1)
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False,
@@ -40,20 +48,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool
     scale: a finite number, 1/√D unless given. Returns o (B, H_q, S_q, D) and lse (B, H_q, S_q), both float64. A query that sees no key gets
     o = 0 and lse = −inf. A NaN or inf in a key or value that a query may not see does not reach it.
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        check_tensor(name, tensor, ndim=4)
-    B, H_q, S_q, D = q.shape
-    H_k, S_k = k.shape[1], k.shape[2]
-    if k.shape != v.shape or (k.shape[0], k.shape[3]) != (B, D):
-        raise ValueError(f"k and v must have one shape and q's B and D, got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
-    if D == 0:
-        raise ValueError(f"D must be at least 1, got q of shape {tuple(q.shape)}")
-    if H_q % H_k if H_k else H_q:
-        raise ValueError(f"query heads must be a multiple of key heads, got {H_q} and {H_k}")
-    q, k, v = q.double(), k.double(), v.double()
-    if H_k:
-        k, v = k.repeat_interleave(H_q // H_k, dim=1), v.repeat_interleave(H_q // H_k, dim=1)
-    scale = 1 / math.sqrt(D) if scale is None else check_finite("scale", scale)
+    scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
+    S_q, S_k = q.shape[2], k.shape[2]
+    q, k, v = q.double(), repeat_heads(k.double(), q.shape[1]), repeat_heads(v.double(), q.shape[1])
     s = scale * (q @ k.transpose(-1, -2))  # [B, H_q, S_q, S_k]
     if is_causal:
         s = s.masked_fill(~causal_mask(S_q, S_k, q.device), -math.inf)
@@ -71,3 +68,37 @@ def _weighted_values(p: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch
     for i in range(p.shape[-2]):
         o[..., i, :] = (p[..., i, seen[i]].unsqueeze(-2) @ v[..., seen[i], :]).squeeze(-2)
     return o
+
+
+LSE_TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-12}  # absolute
+
+
+def assert_accurate(x: torch.Tensor, truth: torch.Tensor, plain: torch.Tensor, *, factor: float = 2.0, slack: float = 0.0) -> None:
+    """Raise AssertionError unless max|x − truth| ≤ factor · max|plain − truth| + 1e-5 + slack. NaN never passes.
+
+    truth: float64. plain: PyTorch's unfused result in x's dtype. factor: 2 for o, 3 for gradients. slack: a further absolute error.
+    In the interpreter a store to bf16 truncates instead of rounding: there one bf16 unit of the largest value is added.
+    """
+    if not x.shape == truth.shape == plain.shape:
+        raise AssertionError(f"shapes differ: {tuple(x.shape)}, truth {tuple(truth.shape)}, plain {tuple(plain.shape)}")
+    if x.dtype != plain.dtype:
+        raise AssertionError(f"dtype is {x.dtype}, want {plain.dtype}")
+    if not x.numel():
+        return
+    truncated = x.dtype == torch.bfloat16 and hardware.interpreter_on()
+    x, truth, plain = (tensor.detach().double().cpu() for tensor in (x, truth, plain))
+    if not bool(torch.isfinite(x).all()):
+        raise AssertionError(f"{int((~torch.isfinite(x)).sum())} of {x.numel()} elements are NaN or inf")
+    unit = torch.finfo(torch.bfloat16).eps * float(truth.abs().max()) if truncated else 0.0
+    bound = factor * float((plain - truth).abs().max()) + 1e-5 + slack + unit
+    error = float((x - truth).abs().max())
+    if not error <= bound:
+        raise AssertionError(f"largest error {error:.3g}, bound {bound:.3g}")
+
+
+def assert_lse_accurate(lse: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raise AssertionError unless lse (float32) is the float64 `truth` within LSE_TOLERANCE[dtype], or 1e-6 of it; −inf must be −inf.
+
+    The relative part is for logits in the thousands, where float32 itself is coarser than the absolute one.
+    """
+    torch.testing.assert_close(lse.double().cpu(), truth.cpu(), rtol=1e-6, atol=LSE_TOLERANCE[dtype])

@@ -1,0 +1,198 @@
+"""Chapter 4: flash attention's forward in PyTorch, tile for tile the twin of the Triton kernel.
+
+Proves on tensors that can be looked at what the kernel does on the chip: blocks of keys join a running state (m, l, acc), the division
+waits until the end, tiles that the causal mask hides are skipped. FA2's loop order and FA1's, both with their HBM traffic counted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fa_tutorial.arguments import FLOAT_DTYPES_AND_64, check_attention, check_int
+from fa_tutorial.reference import repeat_heads
+
+
+@dataclass
+class Traffic:
+    """Bytes that tiles move between HBM and the chip, added up as an algorithm runs."""
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+    def read(self, tile: torch.Tensor) -> torch.Tensor:
+        """Count `tile` as loaded, and return it."""
+        self.read_bytes += tile.numel() * tile.element_size()
+        return tile
+
+    def write(self, target: torch.Tensor, tile: torch.Tensor) -> None:
+        """Store `tile` in `target` (rounded to its dtype), and count it."""
+        target.copy_(tile)
+        self.written_bytes += target.numel() * target.element_size()
+
+    @property
+    def total(self) -> int:
+        return self.read_bytes + self.written_bytes
+
+
+def softmax_step(s: torch.Tensor, m: torch.Tensor, l: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A block of scores joins the running maximum and sum of its rows (4.2).
+
+    s: (..., block_m, block_n), −inf where hidden; m, l: (..., block_m). Returns p like s, m_new, l_new, and alpha = exp(m − m_new),
+    by which whatever was summed before has to be multiplied. A row that has seen nothing keeps m = −inf, l = 0, and its p is 0.
+    """
+    m_new = torch.maximum(m, s.amax(dim=-1))
+    shift = torch.where(m_new == -math.inf, 0.0, m_new)  # −inf − (−inf) would be NaN
+    p = torch.exp(s - shift[..., None])
+    alpha = torch.exp(m - shift)
+    return p, m_new, alpha * l + p.sum(dim=-1), alpha
+
+
+def causal_tiles(row_block: int, block_m: int, block_n: int, S_q: int, S_k: int) -> tuple[int, int]:
+    """Which key blocks a block of query rows meets under the causal mask: (full, end) (4.6).
+
+    Blocks 0 … full − 1 are seen whole by every row; blocks full … end − 1 need the mask; blocks from end on are seen by no row.
+    """
+    row_block, block_m, block_n = check_int("row_block", row_block, 0), check_int("block_m", block_m), check_int("block_n", block_n)
+    S_q, S_k = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0)
+    first = row_block * block_m
+    if first >= S_q:
+        raise ValueError(f"row_block must be below {-(-S_q // block_m)} for S_q = {S_q} and block_m = {block_m}, got {row_block}")
+    last = min(first + block_m, S_q) - 1
+    seen_by_first = max(0, first + 1 + S_k - S_q)
+    seen_by_last = max(0, last + 1 + S_k - S_q)
+    return seen_by_first // block_n, -(-seen_by_last // block_n)
+
+
+def all_tiles(block_n: int, S_k: int) -> tuple[int, int]:
+    """(full, end) without a causal mask: only a ragged last block needs one."""
+    return S_k // block_n, -(-S_k // block_n)
+
+
+def flash_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_m: int,
+    block_n: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    traffic: Traffic | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Flash attention in FA2's loop order: each block of queries walks over its blocks of keys (4.1 to 4.5; FA2, algorithm 1).
+
+    q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype, H_q a multiple of H_k. Returns o like q and lse (B, H_q, S_q), float32
+    (float64 for float64). A row that sees no key gets o = 0 and lse = −inf. traffic: counts the bytes of every tile; all heads.
+    """
+    scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
+    block_m, block_n = check_int("block_m", block_m), check_int("block_n", block_n)
+    traffic = traffic or Traffic()
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    S_q, S_k = q.shape[2], k.shape[2]
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = torch.empty(q.shape[:3], dtype=state_dtype(q), device=q.device)
+    for row_block in range(-(-S_q // block_m)):  # on a GPU these are the programs of the grid: nothing ties them to one another
+        rows = slice(row_block * block_m, min((row_block + 1) * block_m, S_q))
+        q_tile = traffic.read(q[:, :, rows])  # [B, H, BLOCK_M, D]
+        m, l, acc = empty_state(q_tile)
+        full, end = causal_tiles(row_block, block_m, block_n, S_q, S_k) if is_causal else all_tiles(block_n, S_k)
+        for key_block in range(end):
+            keys = slice(key_block * block_n, min((key_block + 1) * block_n, S_k))
+            s = scores(q_tile, traffic.read(k[:, :, keys]), scale)  # [B, H, BLOCK_M, BLOCK_N]
+            if is_causal and key_block >= full:
+                s = s.masked_fill(~seen_in_tile(rows, keys, S_q, S_k, q.device), -math.inf)
+            p, m, l, alpha = softmax_step(s, m, l)
+            acc = alpha[..., None] * acc + weighted(p, traffic.read(v[:, :, keys]))  # [B, H, BLOCK_M, D]
+        o_tile, lse_tile = finish(m, l, acc)
+        traffic.write(o[:, :, rows], o_tile)
+        traffic.write(lse[:, :, rows], lse_tile)
+    return o, lse
+
+
+def flash_forward_fa1(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_m: int,
+    block_n: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    traffic: Traffic | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Flash attention in FA1's loop order: each block of keys walks over all blocks of queries (4.8; FA1, algorithm 1).
+
+    Arguments and results are those of flash_forward. o, m and l live in HBM between the steps: each step reads them, divides, and
+    writes them back; o is kept in q's dtype, and rounded at every step.
+    """
+    scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
+    block_m, block_n = check_int("block_m", block_m), check_int("block_n", block_n)
+    traffic = traffic or Traffic()
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    S_q, S_k = q.shape[2], k.shape[2]
+    o = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    m = torch.full(q.shape[:3], -math.inf, dtype=state_dtype(q), device=q.device)
+    l = torch.zeros_like(m)
+    for start in range(0, S_k, block_n):
+        keys = slice(start, min(start + block_n, S_k))
+        k_tile, v_tile = traffic.read(k[:, :, keys]), traffic.read(v[:, :, keys])
+        for row in range(0, S_q, block_m):
+            rows = slice(row, min(row + block_m, S_q))
+            seen = seen_in_tile(rows, keys, S_q, S_k, q.device)
+            if is_causal and not seen.any():
+                continue
+            s = scores(traffic.read(q[:, :, rows]), k_tile, scale)
+            if is_causal:
+                s = s.masked_fill(~seen, -math.inf)
+            o_old, m_old, l_old = (traffic.read(x[:, :, rows]) for x in (o, m, l))
+            p, m_new, l_new, alpha = softmax_step(s, m_old, l_old)
+            acc = (alpha * l_old)[..., None] * o_old + weighted(p, v_tile)  # o is divided already: multiply by l to add to it
+            traffic.write(o[:, :, rows], acc / torch.where(l_new == 0, 1.0, l_new)[..., None])
+            traffic.write(m[:, :, rows], m_new)
+            traffic.write(l[:, :, rows], l_new)
+    return o, m + torch.log(l)
+
+
+def fa1_block_sizes(sram_elements: int, D: int) -> tuple[int, int]:
+    """FA1's block sizes (block_m, block_n) for a chip that holds `sram_elements` elements (4.10; FA1, algorithm 1, line 1).
+
+    block_n = ⌈M / 4D⌉ and block_m = min(⌈M / 4D⌉, D): a block each of q, k, v and o fill the chip.
+    """
+    block_n = -(-check_int("sram_elements", sram_elements) // (4 * check_int("D", D)))
+    return min(block_n, D), block_n
+
+
+def state_dtype(x: torch.Tensor) -> torch.dtype:
+    """The dtype of m, l and acc: float32, or float64 where x is."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def empty_state(q_tile: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """m = −inf, l = 0, acc = 0 for a tile of queries (..., block_m, D): the state of rows that have seen nothing."""
+    acc = torch.zeros(q_tile.shape, dtype=state_dtype(q_tile), device=q_tile.device)
+    l = acc.new_zeros(q_tile.shape[:-1])
+    return torch.full_like(l, -math.inf), l, acc
+
+
+def scores(q_tile: torch.Tensor, k_tile: torch.Tensor, scale: float) -> torch.Tensor:
+    """scale · q kᵀ of two tiles, in the state's dtype (4.1). Returns (..., block_m, block_n)."""
+    dtype = state_dtype(q_tile)
+    return scale * (q_tile.to(dtype) @ k_tile.to(dtype).transpose(-1, -2))
+
+
+def weighted(p: torch.Tensor, v_tile: torch.Tensor) -> torch.Tensor:
+    """p v of two tiles (4.3), with p rounded to v's dtype first, as tensor cores want it. Returns (..., block_m, D)."""
+    return p.to(v_tile.dtype).to(p.dtype) @ v_tile.to(p.dtype)
+
+
+def finish(m: torch.Tensor, l: torch.Tensor, acc: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """o = acc / l and lse = m + log l (4.4, 4.5); rows that saw nothing give o = 0 and lse = −inf."""
+    return acc / torch.where(l == 0, 1.0, l)[..., None], m + torch.log(l)
+
+
+def seen_in_tile(rows: slice, keys: slice, S_q: int, S_k: int, device: torch.device) -> torch.Tensor:
+    """Booleans (block_m, block_n): which keys of the tile each row may see under the causal mask, bottom-right aligned."""
+    i = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    j = torch.arange(keys.start, keys.stop, device=device)[None, :]
+    return j <= i + S_k - S_q
