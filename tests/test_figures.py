@@ -9,12 +9,15 @@ from unittest import mock
 import matplotlib
 import matplotlib.image
 import numpy as np
+import PIL
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from PIL import Image, ImageSequence
 
 from fa_tutorial import figures
+from fa_tutorial.figures.chapters_4_5 import EXAMPLE_SCORES, EXAMPLE_VALUES, running_steps
 
 CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints.txt"
 ODD_SETTINGS = {"font.size": 30, "font.family": "monospace", "savefig.bbox": "tight", "lines.linewidth": 9, "hatch.linewidth": 5}
@@ -66,23 +69,36 @@ def chunks(png: bytes) -> set[str]:
     return types
 
 
-def pinned_matplotlib() -> str | None:
-    found = re.search(r"^matplotlib==([\w.]+)", CONSTRAINTS.read_text(), re.MULTILINE)
+def pinned(package: str) -> str | None:
+    found = re.search(rf"^{package}==([\w.]+)", CONSTRAINTS.read_text(), re.MULTILINE)
     return found and found[1]
 
 
-def test_constraints_pin_matplotlib():
-    assert pinned_matplotlib(), "the stored images belong to one version of matplotlib"
+def skip_unless_pinned(package: str, version: str) -> None:
+    if version != pinned(package):
+        pytest.skip(f"images are stored as {package} {pinned(package)} draws them; this is {version}")
+
+
+def gif_frames(path: Path) -> tuple[np.ndarray, list[int]]:
+    """The frames of a GIF as (frames, height, width, 3) bytes, and how long each is shown, in milliseconds."""
+    with Image.open(path) as gif:
+        frames = [(np.asarray(frame.convert("RGB")), frame.info["duration"]) for frame in ImageSequence.Iterator(gif)]
+    return np.stack([pixels for pixels, _ in frames]), [duration for _, duration in frames]
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "pillow"])
+def test_constraints_pin_what_draws(package):
+    assert pinned(package), f"the stored images belong to one version of {package}"
 
 
 def test_every_figure_is_stored_and_every_image_is_drawn():
-    assert {path.name for path in figures.IMAGES.iterdir()} == {f"{name}.png" for name in figures.FIGURES}
+    drawn = {f"{name}.png" for name in figures.FIGURES} | {f"{name}.gif" for name in figures.ANIMATIONS}
+    assert {path.name for path in figures.IMAGES.iterdir()} == drawn
 
 
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_stored_image_is_what_the_code_draws_whatever_the_readers_settings(name, tmp_path):
-    if matplotlib.__version__ != pinned_matplotlib():
-        pytest.skip(f"images are stored as matplotlib {pinned_matplotlib()} draws them; this is {matplotlib.__version__}")
+    skip_unless_pinned("matplotlib", matplotlib.__version__)
     path = tmp_path / "redrawn.png"
     with matplotlib.rc_context(ODD_SETTINGS):
         before = dict(matplotlib.rcParams)
@@ -91,6 +107,33 @@ def test_stored_image_is_what_the_code_draws_whatever_the_readers_settings(name,
     redrawn, stored = (matplotlib.image.imread(file) for file in (path, figures.IMAGES / f"{name}.png"))
     assert redrawn.shape == stored.shape, "run python -m fa_tutorial.figures"
     assert np.array_equal(redrawn, stored), f"{int((redrawn != stored).any(-1).sum())} pixels differ: run python -m fa_tutorial.figures"
+
+
+@pytest.mark.parametrize("name", figures.ANIMATIONS)
+def test_stored_animation_is_what_the_code_draws_whatever_the_readers_settings(name, tmp_path):
+    skip_unless_pinned("matplotlib", matplotlib.__version__)
+    skip_unless_pinned("pillow", PIL.__version__)
+    path = tmp_path / "redrawn.gif"
+    with matplotlib.rc_context(ODD_SETTINGS):
+        before = dict(matplotlib.rcParams)
+        figures.save_animation(figures.ANIMATIONS[name](), path)
+        assert dict(matplotlib.rcParams) == before
+    (redrawn, redrawn_times), (stored, stored_times) = gif_frames(path), gif_frames(figures.IMAGES / f"{name}.gif")
+    assert redrawn.shape == stored.shape and redrawn_times == stored_times, "run python -m fa_tutorial.figures"
+    assert np.array_equal(redrawn, stored), f"{int((redrawn != stored).any(-1).sum())} pixels differ: run python -m fa_tutorial.figures"
+
+
+@pytest.mark.parametrize("name", figures.ANIMATIONS)
+def test_stored_animation_shows_every_frame_and_is_small(name):
+    path = figures.IMAGES / f"{name}.gif"
+    frames, times = gif_frames(path)
+    figure = figures.ANIMATIONS[name]()
+    assert path.stat().st_size < 300 * 1024
+    assert len(frames) == len(figure) == len(times) and min(times) >= 1000
+    assert (frames[:, 0, 0] == 255).all(), "the ground is white"
+    assert all((one != other).any() for one, other in itertools.pairwise(frames))
+    with Image.open(path) as gif:
+        assert gif.info["loop"] == 0 and "comment" not in gif.info
 
 
 @pytest.mark.parametrize("name", figures.FIGURES)
@@ -105,9 +148,19 @@ def test_texts_are_legible(name):
     assert text_problems(figures.FIGURES[name]()) == []
 
 
+@pytest.mark.parametrize("name", figures.ANIMATIONS)
+def test_texts_of_every_frame_are_legible(name):
+    assert [text_problems(frame) for frame in figures.ANIMATIONS[name]()] == [[]] * len(figures.ANIMATIONS[name]())
+
+
+def test_every_animation_has_a_still_of_all_its_steps():
+    assert set(figures.ANIMATIONS) <= set(figures.FIGURES)
+
+
 def test_functions_are_named_after_their_images():
-    for name, draw in figures.FIGURES.items():
-        assert draw.__name__ == f"draw_{name.split('_', 1)[1]}" and draw.__doc__
+    for verb, registry in (("draw", figures.FIGURES), ("animate", figures.ANIMATIONS)):
+        for name, draw in registry.items():
+            assert draw.__name__ == f"{verb}_{name.split('_', 1)[1]}" and draw.__doc__
     assert list(figures.FIGURES) == sorted(figures.FIGURES, key=lambda name: name[:2]), "chapters in order"
 
 
@@ -127,6 +180,17 @@ def test_chapter_titles_are_those_of_the_notebooks():
         ("01_merge_tree", ["l 1.185", "l 1.018", "l 1.203", "m −∞\nl 0"]),
         ("02_strides", ["strides (4, 1)", "strides (1, 4)", "strides (4,)\n[i] lies at 1 + 4·i"]),
         ("03_program_order", ["2 + 8 = 10 strips", "4 + 4 = 8 strips"]),
+        ("04_two_loop_orders", ["53 MB", "35 MB", "each tile: read q, o, m, l; write o, m, l", "at its end write o, lse", "4/4"]),
+        ("04_causal_tiles", ["7, 8", "5, 6", "3, 3", "rows 0 to 4 see nothing"]),
+        (
+            "04_running_state",
+            ["−∞", "0.1353", "0.3679", "1.203", "1.578", "33.08", "78.94", "o = acc / l = 50.02", "lse = m + log l = 6.456"],
+        ),
+        ("04_memory_of_states", ["naive: 256 MiB each", "lse (B, H_q, S_q)\n128 KiB", "acc [BLOCK_M, D]\n32 KiB"]),
+        ("05_grid", ["pid = (b·H + h) · row_blocks + row_block", "pid 5\nrow block 2\nb = 0, h = 1", "(0·2 + 1) · 3 + 2 = 5"]),
+        ("05_two_loops", ["full = 4, end = 6", "full = 10, end = 11", "0 … 3: no mask", "4 … 5: mask", "6 … 10: never touched"]),
+        ("05_over_the_end", ["rows 64 to 99", "100 to 127", "rows 0 to 27"]),
+        ("05_gqa", ["query head 4 reads key head 4 // 3 = 1", "h_k = 1"]),
     ],
 )
 def test_figure_says(name, words):
@@ -134,13 +198,24 @@ def test_figure_says(name, words):
     assert [word for word in words if not any(word in text for text in written)] == []
 
 
+def test_running_state_is_attention():
+    steps, o, lse = running_steps()
+    scores, values = np.array(EXAMPLE_SCORES), np.array(EXAMPLE_VALUES)
+    np.testing.assert_allclose([o, lse], [np.exp(scores) @ values / np.exp(scores).sum(), np.log(np.exp(scores).sum())], rtol=1e-12)
+    assert [step.keys for step in steps] == [range(2), range(2, 4), range(4, 6)]
+    assert all(one.after == other.before for one, other in itertools.pairwise(steps))
+    for step in steps:
+        assert step.after.acc == pytest.approx(step.alpha * step.before.acc + step.p_v)
+        assert step.after.l == pytest.approx(step.alpha * step.before.l + step.p_sum)
+
+
 def test_command_draws_into_a_folder(tmp_path, capsys, monkeypatch):
-    first = next(iter(figures.FIGURES))
+    first, moving = next(iter(figures.FIGURES)), next(iter(figures.ANIMATIONS))
     monkeypatch.setattr(figures, "FIGURES", {first: figures.FIGURES[first]})
     figures.main(["--out", str(tmp_path / "new")])
-    assert [path.name for path in (tmp_path / "new").iterdir()] == [f"{first}.png"]
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {f"{first}.png", f"{moving}.gif"}
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 and lines[0].startswith(f"{first}.png: ")
+    assert [line.split(": ")[0] for line in lines] == [f"{first}.png", f"{moving}.gif"]
 
 
 # ---------------------------------------------------------------- the check on texts, checked

@@ -1,0 +1,3 @@
+from fa_tutorial.figures import main
+
+main()

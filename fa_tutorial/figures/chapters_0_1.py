@@ -1,0 +1,246 @@
+"""The drawings of chapters 0 and 1."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Polygon
+
+from fa_tutorial import ledger, softmax
+from fa_tutorial.figures.drawing import (
+    BODY,
+    GREY,
+    HEAD,
+    MASKED,
+    TENSOR_COLOUR,
+    WIDTH,
+    arrow,
+    box,
+    canvas,
+    in_drawing_style,
+    number,
+    outline,
+    tint,
+    write,
+)
+
+# ---------------------------------------------------------------- chapter 0
+
+CHAPTER_TITLES = (
+    "Why attention is slow", "Safe and online softmax", "Strides and first kernels", "Tiled matmul", "Flash forward in PyTorch",
+    "Flash forward in Triton", "Backward by hand", "Flash backward in Triton", "Tuning", "Past Triton",
+)  # fmt: skip
+HANDS_ON = (
+    "scores are too many to store", "softmax in one pass, block by block", "kernels that read tiles", "(q kᵀ) v, tile by tile",
+    "the algorithm, proved", "o, and LSE for backward", "gradients of a tile, from LSE", "right kernels, both ways", "the plateau, and why",
+)  # fmt: skip
+PHASES = (
+    ("phase 1", "the problem", "blue", (0, 1)), ("phase 2", "the machine", "orange", (2, 3)), ("phase 3", "forward", "green", (4, 5)),
+    ("phase 4", "backward", "purple", (6, 7)), ("phase 5", "tuning", "sky", (8,)), ("after", "past Triton", "yellow", (9,)),
+)  # fmt: skip
+
+
+@in_drawing_style
+def draw_course_map() -> Figure:
+    """Five phases and what follows, left to right: each chapter, and what it hands to the next."""
+    figure, ax = canvas(5.35)
+    width, gap, top, bottom = 1.36, 0.13, 0.95, 4.2
+    for column, (phase, name, colour, chapters) in enumerate(PHASES):
+        x = 0.09 + column * (width + gap)
+        middle = x + width / 2
+        box(ax, x, 0.1, width, 0.65, colour=colour, share=0.6)
+        write(ax, middle, 0.29, phase)
+        write(ax, middle, 0.54, name, BODY, weight="bold")
+        height = 1.1 if len(chapters) == 2 else bottom - top
+        for chapter, y in zip(chapters, (top, bottom - height), strict=False):
+            box(ax, x, y, width, height, f"{chapter}\n{textwrap.fill(CHAPTER_TITLES[chapter], 14)}", colour, share=0.2)
+        if len(chapters) == 2:
+            ax.plot([middle, middle], [top + height, top + height + 0.15], color="black", linewidth=1.6)
+            write(ax, middle, (top + bottom) / 2, textwrap.fill(HANDS_ON[chapters[0]], 14), style="italic")
+            arrow(ax, (middle, bottom - height - 0.2), (middle, bottom - height))
+        if chapters[-1] < len(HANDS_ON):
+            y, tall, tip = bottom + 0.15, 0.85, x + width + gap
+            ax.add_patch(Polygon([(x, y), (x + width, y), (tip, y + tall / 2), (x + width, y + tall), (x, y + tall)],
+                                 facecolor="white", edgecolor="black", linewidth=1.2))  # fmt: skip
+            write(ax, middle, y + tall / 2, textwrap.fill(HANDS_ON[chapters[-1]], 14), style="italic")
+    write(ax, WIDTH - 0.09, bottom + 0.57, "on arrows:\nwhat one hands\nto the next", ha="right")
+    return figure
+
+
+A100_SMS, A100_SHARED_KB = 108, 192  # FA1, section 2.1
+H200_SMS, H200_SHARED_KB = 132, 227  # NVIDIA: SMs, and the shared memory that one block may ask for
+
+
+@in_drawing_style
+def draw_memory_hierarchy() -> Figure:
+    """Registers, shared memory, L2, HBM: size and bandwidth on an A100 and an H200, each with its source."""
+    figure, ax = canvas(4.75)
+    a100_total, h200_total = A100_SMS * A100_SHARED_KB / 1024, H200_SMS * H200_SHARED_KB / 1024
+    levels = (
+        ("registers", "green", "256 KB an SM [b]", "256 KB an SM [b]"),
+        ("shared memory\nand L1", "sky",
+         f"{A100_SHARED_KB} KB an SM [a]\n{a100_total:.0f} MB together, 19 TB/s [a]",
+         f"up to {H200_SHARED_KB} KB a block [b]\n{h200_total:.0f} MB on {H200_SMS} SMs"),
+        ("L2 cache", "orange", "40 MB [b]", "50 MB usable [b]\n60 MB reported [c]"),
+        ("HBM", "purple", "40 GB [a]\n1.5 TB/s [a]", "141 GB [b]\n4.3 TB/s, a copy [c]"),
+    )  # fmt: skip
+    top, tall, middle, half = 0.6, 0.85, 1.65, (0.5, 0.77, 1.04, 1.31, 1.58)
+    write(ax, middle, 0.3, "small, fast, close to the arithmetic", style="italic")
+    write(ax, middle, top + 4 * tall + 0.2, "large, slow, far away", style="italic")
+    write(ax, 4.75, 0.3, f"A100, {A100_SMS} SMs [a]", BODY, weight="bold")
+    write(ax, 7.6, 0.3, f"H200, {H200_SMS} SMs [b]", BODY, weight="bold")
+    for i, (name, colour, a100, h200) in enumerate(levels):
+        y = top + i * tall
+        corners = [(middle - half[i], y), (middle + half[i], y), (middle + half[i + 1], y + tall), (middle - half[i + 1], y + tall)]
+        ax.add_patch(Polygon(corners, facecolor=tint(colour, 0.4), edgecolor="black", linewidth=1.2))
+        write(ax, middle, y + tall / 2, name, BODY)
+        write(ax, 4.75, y + tall / 2, a100)
+        write(ax, 7.6, y + tall / 2, h200)
+        ax.plot([3.35, 8.9], [y, y], color=GREY, linewidth=0.8)
+    sources = "[a] FlashAttention paper, 2022    [b] NVIDIA's documentation    [c] measured on an H200, or reported by it"
+    write(ax, WIDTH / 2, 4.55, sources)
+    return figure
+
+
+def draw_flow(ax: Axes, y: float, kernel: str, left: float, right: float, reads: list[float], writes: list[float]) -> None:
+    """A kernel's box from `left` to `right`, with an arrow down at each x in `reads` and one up at each in `writes`; tensors end at y."""
+    box(ax, left, y + 1.0, right - left, 0.5, kernel, "sky", line=1.6)
+    for x in reads:
+        arrow(ax, (x, y), (x, y + 1.0), "blue")
+    for x in writes:
+        arrow(ax, (x, y + 1.0), (x, y), "vermilion", dashed=True)
+
+
+def draw_hbm(ax: Axes, x: float, y: float, tensors: dict[str, str], width: float) -> list[float]:
+    """A band of HBM with tensors side by side, name over number of elements, each `width` wide. Returns the middle of each."""
+    box(ax, x, y, width * len(tensors) + 0.1, 1.15, colour="black", share=0.08)
+    write(ax, x + 0.1, y + 0.2, "HBM", ha="left", weight="bold")
+    middles = [x + 0.05 + (i + 0.5) * width for i in range(len(tensors))]
+    for middle, (name, elements) in zip(middles, tensors.items(), strict=True):
+        box(ax, middle - width / 2 + 0.05, y + 0.4, width - 0.1, 0.65, colour=TENSOR_COLOUR[name])
+        write(ax, middle, y + 0.59, name, weight="bold", zorder=3)
+        write(ax, middle, y + 0.86, elements, zorder=3)
+    return middles
+
+
+@in_drawing_style
+def draw_naive_kernels() -> Figure:
+    """What three kernels of naive attention, and one fused kernel, read from and write to HBM."""
+    figure, ax = canvas(4.3)
+    size = {"q": "S_q·D", "k": "S_k·D", "s": "S_q·S_k", "p": "S_q·S_k", "v": "S_k·D", "o": "S_q·D"}
+    top, naive, fused = 0.5, 0.1, 5.82
+    end = top + 1.05  # where the tensors end and the arrows begin
+    write(ax, naive, 0.25, "three kernels", HEAD, ha="left", weight="bold")
+    q, k, s, p, v, o = draw_hbm(ax, naive, top, size, 0.88)
+    draw_flow(ax, end, "q kᵀ", q - 0.2, s - 0.1, [q, k], [s - 0.2])
+    draw_flow(ax, end, "softmax", s + 0.05, p - 0.05, [s + 0.2], [p - 0.2])
+    draw_flow(ax, end, "p v", p + 0.1, o + 0.2, [p + 0.2, v], [o])
+    write(ax, fused, 0.25, "one fused kernel", HEAD, ha="left", weight="bold")
+    q, k, v, o = draw_hbm(ax, fused, top, {name: size[name] for name in "qkvo"}, 0.74)
+    draw_flow(ax, end, "q kᵀ, softmax, p v", q - 0.2, o + 0.2, [q, k, v], [o])
+    S, D, block_m, itemsize = 4096, 64, 128, 2
+    naive_mb = ledger.naive_hbm_bytes(1, 1, S, S, D, itemsize) / 1e6
+    flash_mb = ledger.flash_hbm_bytes(S, S, D, block_m, itemsize) / 1e6
+    write(ax, naive, 3.45, f"4·S_q·S_k + 2·(S_q + S_k)·D elements\n{naive_mb:.0f} MB for one head", ha="left", linespacing=1.4)
+    write(ax, fused, 3.45, f"S_q·S_k stays on the chip\n{flash_mb:.0f} MB for one head", ha="left", linespacing=1.4)
+    arrow(ax, (0.1, 4.05), (0.55, 4.05), "blue")
+    write(ax, 0.65, 4.05, "read", ha="left")
+    arrow(ax, (1.3, 4.05), (1.75, 4.05), "vermilion", dashed=True)
+    write(ax, 1.85, 4.05, "written", ha="left")
+    note = f"S_q = S_k = {S:,}, D = {D}, fp16; fused: k and v read once for each {block_m} rows of q"
+    write(ax, WIDTH - 0.1, 4.05, note, ha="right")
+    return figure
+
+
+# ---------------------------------------------------------------- chapter 1
+
+EXAMPLE = (3.0, 2.0, 5.0, 1.0)
+
+
+@in_drawing_style
+def draw_online_softmax() -> Figure:
+    """m and l of x = [3, 2, 5, 1], element by element: the terms of the sum, and the correction where the maximum jumps."""
+    figure, ax = canvas(5.7)
+    left, width, base, scale = 2.2, 1.65, 2.85, 1.45  # scale: inches for 1.0
+    rows = ("x", "m so far", "l before", "alpha", "l after")
+    top, tall = 3.15, 0.38
+    write(ax, left - 0.25, base, "0", ha="right")
+    write(ax, left - 0.25, base - scale, "1", ha="right")
+    write(ax, 0.15, base - scale / 2, "terms of l:\nexp(x_j − m), each\nwith its pattern", ha="left")
+    for height in (0, scale):
+        ax.plot([left - 0.15, left + 4 * width], [base - height, base - height], color=GREY, linewidth=0.8, zorder=0.5)
+    for row, name in enumerate(rows):
+        write(ax, 0.15, top + (row + 0.5) * tall, name, BODY, ha="left")
+    m_old, l_before = softmax.online_normalizer(torch.tensor([], dtype=torch.float64))
+    for step, value in enumerate(EXAMPLE):
+        m, l = softmax.online_normalizer(torch.tensor(EXAMPLE[: step + 1], dtype=torch.float64))
+        alpha = math.exp(m_old - m)
+        x = left + step * width
+        jump = step > 0 and m > m_old
+        look = {"colour": "vermilion", "weight": "bold"} if jump else {}
+        draw_terms(ax, x + 0.375, base, scale, EXAMPLE[: step + 1], m)
+        for row, cell in enumerate((value, m, l_before, alpha, l)):
+            box(ax, x, top + row * tall, width, tall, number(cell), size=BODY, **look)
+        if jump:
+            outline(ax, x, top, width, len(rows) * tall)
+            write(ax, x + width / 2, 0.4, f"maximum jumps {number(m_old)} → {number(m)}:\nterms so far shrink by alpha", weight="bold")
+        m_old, l_before = m, l
+    write(ax, 0.15, 5.4, "alpha = exp(m_old − m_new)          l after = alpha · l before + exp(x − m_new)", BODY, ha="left")
+    return figure
+
+
+def draw_terms(ax: Axes, x: float, base: float, scale: float, values: tuple[float, ...], m: float) -> None:
+    """A bar of height Σ exp(value − m), one patterned piece a value, named where the piece is tall enough."""
+    y = base
+    for value, colour, hatch in zip(values, ("sky", "orange", "green", "purple"), ("", "////", "....", "xxxx"), strict=False):
+        height = math.exp(value - m) * scale
+        y -= height
+        box(ax, x, y, 0.9, height, f"exp({number(value - m)})" if height > 0.3 else "", colour, hatch=hatch, share=0.5)
+
+
+Node = tuple[float, float]  # (m, l)
+
+
+def draw_node(ax: Axes, x: float, y: float, node: Node, colour: str, line: float = 1.0) -> None:
+    """A pair (m, l) centred on (x, y); the empty part is hatched."""
+    m, l = node
+    look = {"hatch": MASKED, "dashed": True} if m == -math.inf else {"colour": colour, "line": line}
+    box(ax, x - 0.32, y - 0.25, 0.64, 0.5, f"m {number(m)}\nl {number(l)}", **look)
+
+
+def draw_tree(ax: Axes, left: float, leaves: list[Node], plan: list[tuple[int, int, float, int]]) -> None:
+    """Leaves side by side from `left`, then plan's merges: (node, node, x in leaf widths, depth), each adding a node. The last is the result."""
+    step, top, drop = 0.7, 0.9, 0.95
+    nodes, places = list(leaves), [(left + 0.35 + i * step, top) for i in range(len(leaves))]
+    for node, (x, y) in zip(nodes, places, strict=True):
+        draw_node(ax, x, y, node, "orange")
+    for number_of, (a, b, leaf, depth) in enumerate(plan, start=1):
+        x, y = left + 0.35 + leaf * step, top + depth * drop
+        for x_from, y_from in (places[a], places[b]):
+            ax.plot([x_from, x], [y_from + 0.25, y - 0.25], color="black", linewidth=1.4, zorder=0.5)
+        parts = torch.tensor([*nodes[a], *nodes[b]], dtype=torch.float64)
+        m, l = (float(value) for value in softmax.merge(*parts))
+        last = number_of == len(plan)
+        draw_node(ax, x, y, (m, l), "green" if last else "sky", line=2.2 if last else 1.0)
+        nodes.append((m, l))
+        places.append((x, y))
+
+
+@in_drawing_style
+def draw_merge_tree() -> Figure:
+    """The pairs (m, l) of four elements merged left to right, as a balanced tree, and with an empty part: one result."""
+    figure, ax = canvas(4.6, 9.7)
+    leaves = [softmax.online_normalizer(torch.tensor([value], dtype=torch.float64)) for value in EXAMPLE]
+    empty = softmax.online_normalizer(torch.tensor([], dtype=torch.float64))
+    write(ax, 1.45, 0.3, "left to right", HEAD, weight="bold")
+    draw_tree(ax, 0.05, leaves, [(0, 1, 0.5, 1), (4, 2, 1.25, 2), (5, 3, 2.1, 3)])
+    write(ax, 4.5, 0.3, "balanced tree", HEAD, weight="bold")
+    draw_tree(ax, 3.1, leaves, [(0, 1, 0.5, 1), (2, 3, 2.5, 1), (4, 5, 1.5, 2)])
+    write(ax, 7.9, 0.3, "with an empty part", HEAD, weight="bold")
+    draw_tree(ax, 6.15, [*leaves[:2], empty, *leaves[2:]], [(0, 1, 0.5, 1), (2, 3, 2.5, 1), (6, 4, 3.2, 2), (5, 7, 1.85, 3)])
+    write(ax, 4.85, 4.3, "top row: one element each, m = x and l = 1     hatched: the empty part (−∞, 0)     thick frame: the whole row")
+    return figure

@@ -1,0 +1,279 @@
+"""The drawings of chapters 2 and 3."""
+
+from __future__ import annotations
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa_tutorial.figures.drawing import (
+    BODY,
+    HEAD,
+    MASKED,
+    TENSOR_COLOUR,
+    arrow,
+    box,
+    canvas,
+    grid,
+    in_drawing_style,
+    number,
+    outline,
+    write,
+)
+
+# ---------------------------------------------------------------- chapter 2
+
+
+@in_drawing_style
+def draw_strides() -> Figure:
+    """One piece of memory, three views of it: a row-major tensor, its transpose, and a column, with their strides."""
+    figure, ax = canvas(5.1)
+    x = torch.arange(12).view(3, 4)
+    column = x[:, 1]
+    picked = set(column.tolist())
+    views = (("x", x, 0.5), ("x.t()", x.t(), 3.8), ("x[:, 1]", column, 7.2))
+    side = 0.46
+
+    def cells(x0: float, y0: float, values: list[list[int]]) -> None:
+        def look(row: int, col: int) -> dict:
+            cell = values[row][col]
+            return {"text": str(cell), "size": BODY, **({"colour": "orange", "hatch": "\\\\"} if cell in picked else {"colour": "sky"})}
+
+        grid(ax, x0, y0, len(values), len(values[0]), side, look)
+
+    for name, view, left in views:
+        terms = [str(view.storage_offset())] if view.storage_offset() else []
+        terms += [f"{stride}·{index}" for stride, index in zip(view.stride(), "ij", strict=False)]
+        where = f"[{', '.join('ij'[: view.ndim])}] lies at {' + '.join(terms)}"
+        write(ax, left, 0.25, name, HEAD, ha="left", weight="bold")
+        write(ax, left, 0.79, f"shape {tuple(view.shape)}\nstrides {view.stride()}\n{where}", ha="left", linespacing=1.3)
+        cells(left, 1.25, view.tolist() if view.ndim == 2 else [[value] for value in view.tolist()])
+    left, top = 1.74, 4.05
+    cells(left, top, [x.flatten().tolist()])
+    write(ax, 0.15, top + side / 2, "memory", BODY, ha="left", weight="bold")
+    write(ax, left, top + 0.72, "number in a cell: its offset in memory, in elements", ha="left")
+    row_step, col_step = x.stride()
+    draw_hop(ax, left + 1.5 * side, top, row_step * side, f"+{row_step}: next row of x")
+    draw_hop(ax, left + 10.5 * side, top, col_step * side, f"+{col_step}: next column of x")
+    return figure
+
+
+def draw_hop(ax: Axes, x: float, y: float, length: float, text: str) -> None:
+    arrow(ax, (x, y), (x + length, y), curve=-0.3 if length > 1 else -0.8)
+    write(ax, x + length / 2, y - 0.45, text)
+
+
+@in_drawing_style
+def draw_grid_and_mask() -> Figure:
+    """Ten elements, three programs of four lanes: each lane's offset, and the last two lanes masked off."""
+    figure, ax = canvas(4.1)
+    n, block = 10, 4
+    side, gap, left = 0.56, 0.22, 1.75
+    programs = -(-n // block)
+    memory = [left + (offset + 0.5) * side for offset in range(n)]  # middle of each element's cell
+    rows = {"lane": 0.55, "offs": 1.5, "mask": 2.06, "memory": 3.2}
+    labels = {"lane": "arange(0, BLOCK)", "offs": "offs", "mask": "mask: offs < n", "memory": f"memory, n = {n}"}
+    for row, text in labels.items():
+        write(ax, 0.1, rows[row] + side / 2, text, ha="left")
+    write(ax, 0.1, 1.305, f"+ program_id · {block}", ha="left")
+    for program in range(programs):
+        start = left + program * (block * side + gap)
+        write(ax, start + block * side / 2, 0.25, f"program {program}", HEAD, weight="bold")
+        write(ax, start + block * side / 2, 1.305, f"+ {program * block}")
+        for lane in range(block):
+            offset = program * block + lane
+            inside = offset < n
+            x = start + lane * side
+            look = {"size": BODY, **({"colour": "sky"} if inside else {"hatch": MASKED})}
+            box(ax, x, rows["lane"], side, side, str(lane), size=BODY)
+            box(ax, x, rows["offs"], side, side, str(offset), **look)
+            box(ax, x, rows["mask"], side, side, str(int(inside)), **look)
+            if inside:
+                arrow(ax, (x + side / 2, rows["mask"] + side), (memory[offset], rows["memory"]), width=1.2)
+        outline(ax, start, rows["lane"], block * side, rows["mask"] + side - rows["lane"])
+    for offset, x in enumerate(memory):
+        box(ax, x - side / 2, rows["memory"], side, side, f"x[{offset}]", "orange")
+    outside = " and ".join(str(offset) for offset in range(n, programs * block))
+    write(ax, memory[-1] + side / 2 + 0.12, rows["memory"] + side / 2, f"{outside} are\nmasked off: the\nload gives other", ha="left")
+    return figure
+
+
+@in_drawing_style
+def draw_transpose_tiles() -> Figure:
+    """One tile of x, read at tile (r, c) and stored at tile (c, r) of out; ragged tiles hatched."""
+    rows, cols, block_r, block_c = 5, 7, 2, 4
+    tile_r, tile_c = 1, 0
+    side, top = 0.42, 0.95
+    figure, ax = canvas(4.9)
+    letters = {(r, c): chr(ord("a") + r * block_c + c) for r in range(block_r) for c in range(block_c)}
+
+    def look(row: int, col: int) -> dict:
+        if row >= rows or col >= cols:
+            return {"hatch": MASKED, "dashed": True}
+        here = letters.get((row - tile_r * block_r, col - tile_c * block_c))
+        if here is not None:
+            return {"text": here, "colour": "orange", "size": BODY, "share": 0.5}
+        ragged = row // block_r * block_r + block_r > rows or col // block_c * block_c + block_c > cols
+        return {"colour": "sky", "share": 0.3, "hatch": ".." if ragged else None}
+
+    padded_rows, padded_cols = -(-rows // block_r) * block_r, -(-cols // block_c) * block_c
+    left, right = 0.75, 5.9
+    grid(ax, left, top, padded_rows, padded_cols, side, look)
+    grid(ax, right, top, padded_cols, padded_rows, side, lambda row, col: look(col, row))
+    for x, tall, wide in ((left, padded_rows, padded_cols), (right, padded_cols, padded_rows)):
+        step_r, step_c = (block_r, block_c) if x == left else (block_c, block_r)
+        for row in range(0, tall, step_r):
+            for col in range(0, wide, step_c):
+                outline(ax, x + col * side, top + row * side, step_c * side, step_r * side, line=1.2)
+    outline(ax, left + tile_c * block_c * side, top + tile_r * block_r * side, block_c * side, block_r * side, line=3)
+    outline(ax, right + tile_r * block_r * side, top + tile_c * block_c * side, block_r * side, block_c * side, line=3)
+    write(ax, left, 0.25, f"x, ({rows}, {cols})", HEAD, ha="left", weight="bold")
+    write(ax, right, 0.25, f"out, ({cols}, {rows})", HEAD, ha="left", weight="bold")
+    write(ax, left, 0.62, f"tiles of (BLOCK_R, BLOCK_C) = ({block_r}, {block_c})", ha="left")
+    write(ax, right, 0.62, f"tiles of (BLOCK_C, BLOCK_R) = ({block_c}, {block_r})", ha="left")
+    gap = (left + padded_cols * side, right)
+    write(ax, sum(gap) / 2, 1.6, f"program\n({tile_r}, {tile_c})", weight="bold")
+    arrow(ax, (gap[0] + 0.2, 2.05), (gap[1] - 0.2, 2.05), width=2.4)
+    write(ax, sum(gap) / 2, 2.5, f"tile ({tile_r}, {tile_c})\nto tile ({tile_c}, {tile_r})")
+    y = 4.6
+    for x, options, text in ((0.1, {"colour": "sky", "hatch": ".."}, "ragged tile: partly inside"),
+                             (3.0, {"hatch": MASKED, "dashed": True}, "masked: outside")):  # fmt: skip
+        box(ax, x, y - 0.14, 0.4, 0.28, **options)
+        write(ax, x + 0.5, y, text, ha="left")
+    return figure
+
+
+# ---------------------------------------------------------------- chapter 3
+
+
+def example_matrices() -> tuple[torch.Tensor, torch.Tensor]:
+    """Two (4, 4) float32 matrices of small integers."""
+    i, j = torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij")
+    return ((i + j) % 4).float(), ((2 * i + j) % 3).float()
+
+
+@in_drawing_style
+def draw_block_matmul() -> Figure:
+    """Tile (0, 1) of c: the row of a's tiles times the column of b's, in two steps over k."""
+    from fa_tutorial.matmul import blocked_matmul  # needs Triton, which the notebooks' plots do not
+
+    figure, ax = canvas(4.75)
+    a, b = example_matrices()
+    side, gap, block = 0.4, 0.2, 2
+    tile_m, tile_n = 0, 1
+    for step in range(2):
+        left, top = 0.45 + step * 4.45, 0.65
+        write(ax, left, 0.3, f"step {step + 1}: k tile {step}", HEAD, ha="left", weight="bold")
+        x_c, y_c = left + 4 * side + gap, top + 4 * side + gap
+        done = (step + 1) * block
+        c = blocked_matmul(a[:, :done], b[:done], block, block, block)
+
+        def look_a(row: int, col: int, now: int = step) -> dict:
+            return operand(a[row, col], row // block == tile_m, col // block, now, "blue")
+
+        def look_b(row: int, col: int, now: int = step) -> dict:
+            return operand(b[row, col], col // block == tile_n, row // block, now, "orange")
+
+        def look_c(row: int, col: int, partial: torch.Tensor = c) -> dict:
+            here = row // block == tile_m and col // block == tile_n
+            return {"text": number(float(partial[row, col])), "colour": "purple", "share": 0.5} if here else {}
+
+        for name, x, y, look in (("a", left, y_c, look_a), ("b", x_c, top, look_b), ("c", x_c, y_c, look_c)):
+            grid(ax, x, y, 4, 4, side, look)
+            for i in range(4):
+                outline(ax, x + i % 2 * 2 * side, y + i // 2 * 2 * side, 2 * side, 2 * side, line=1.2)
+            write(ax, x - 0.17 if name != "c" else x + 4 * side + 0.17, y + 2 * side, name, HEAD, weight="bold")
+        outline(ax, left + step * 2 * side, y_c + tile_m * 2 * side, 2 * side, 2 * side, line=3)
+        outline(ax, x_c + tile_n * 2 * side, top + step * 2 * side, 2 * side, 2 * side, line=3)
+        outline(ax, x_c + tile_n * 2 * side, y_c + tile_m * 2 * side, 2 * side, 2 * side, line=3)
+        terms = f"acc = a({tile_m},0)·b(0,{tile_n})" + (f" + a({tile_m},1)·b(1,{tile_n})" if step else "")
+        write(ax, left, y_c + 4 * side + 0.35, terms, BODY, ha="left")
+    return figure
+
+
+def operand(value: torch.Tensor, in_strip: bool, k_tile: int, step: int, colour: str) -> dict:
+    """Look of a cell of a or b: strong where this step reads it, pale where another step does."""
+    share = 0 if not in_strip else 0.6 if k_tile == step else 0.18
+    return {"text": number(float(value)), "colour": colour, "share": share}
+
+
+@in_drawing_style
+def draw_program_order() -> Figure:
+    """8 x 8 tiles of c by program id, in row order and in groups of 4: what the first wave of 16 programs reads of a and b."""
+    from fa_tutorial.matmul import grouped_tile, strips_per_wave  # needs Triton, which the notebooks' plots do not
+
+    tiles, wave, side = 8, 16, 0.41
+    figure, ax = canvas(5.0)
+    for panel, (group, name) in enumerate(((1, "row order"), (4, "groups of 4 rows"))):
+        left, top = 0.95 + panel * 4.45, 1.2
+        program = {grouped_tile(pid, tiles, tiles, group): pid for pid in range(tiles * tiles)}
+        first = {tile for tile, pid in program.items() if pid < wave}
+        rows, cols = {row for row, _ in first}, {col for _, col in first}
+
+        def look(row: int, col: int, ids: dict = program) -> dict:
+            now = ids[row, col] < wave
+            return {"text": str(ids[row, col]), "colour": "purple" if now else None, "share": 0.5, "weight": "bold" if now else "normal"}
+
+        grid(ax, left, top, tiles, tiles, side, look)
+        for i in range(tiles):
+            strip(ax, left - 0.5, top + i * side + 0.05, 0.4, side - 0.1, "blue", i in rows)
+            strip(ax, left + i * side + 0.05, top - 0.5, side - 0.1, 0.4, "orange", i in cols)
+        outline(ax, left + min(cols) * side, top + min(rows) * side, len(cols) * side, len(rows) * side, line=2.5)
+        write(ax, left - 0.5, 0.25, f"{name} (group = {group})", HEAD, ha="left", weight="bold")
+        write(ax, left - 0.7, top + tiles * side / 2, "a", HEAD, weight="bold")
+        write(ax, left + tiles * side + 0.15, top - 0.3, "b", HEAD, weight="bold")
+        total = strips_per_wave(tiles, tiles, group, wave)[0]
+        reads = f"programs 0 to {wave - 1} read {len(rows)} + {len(cols)} = {total} strips"
+        write(ax, left - 0.5, top + tiles * side + 0.3, reads, BODY, ha="left", weight="bold")
+    return figure
+
+
+def strip(ax: Axes, x: float, y: float, width: float, height: float, colour: str, is_read: bool) -> None:
+    """A strip of a or b in draw_program_order, filled and hatched where the wave reads it."""
+    box(ax, x, y, width, height, colour=colour if is_read else None, share=0.6, hatch=MASKED if is_read else None)
+
+
+@in_drawing_style
+def draw_skeleton() -> Figure:
+    """(q kᵀ) v by blocks: the tile of q and acc stay on chip, tiles of k and v stream past, the tile of s never leaves."""
+    figure, ax = canvas(5.25)
+    block_m, block_n, dim = 0.75, 0.85, 1.1  # inches for BLOCK_M, BLOCK_N and D on the chip
+    row, high = 3.0, 2.8  # top of the tiles of q, s and acc; bottom of those of k and v
+    x_q, x_s, x_acc = 1.65, 3.1, 5.7
+    draw_blocks(ax, 0.2, 1.5, 4, 2, "q", "q (S_q, D)", down=True)
+    draw_blocks(ax, 8.05, 1.5, 4, 2, "o", "o (S_q, D)", down=True)
+    draw_blocks(ax, 2.55, 0.35, 4, 1, "k", "k (S_k, D)", down=False)
+    draw_blocks(ax, 5.275, 0.35, 4, 1, "v", "v (S_k, D)", down=False)
+    outline(ax, 1.35, 1.3, 6.1, 3.5, dashed=True, line=1.6)
+    write(ax, 1.5, 1.53, "on the chip", BODY, ha="left", weight="bold")
+    tiles = {"q": (x_q, row, dim, block_m), "kᵀ": (x_s, high - dim, block_n, dim), "s": (x_s, row, block_n, block_m),
+             "v": (x_acc, high - block_n, dim, block_n), "acc": (x_acc, row, dim, block_m)}  # fmt: skip
+    for name, place in tiles.items():
+        box(ax, *place, name, TENSOR_COLOUR["o" if name == "acc" else name[0]], share=0.6, size=HEAD, line=2, weight="bold")
+    middle = row + block_m / 2
+    arrow(ax, (0.9, middle), (x_q, middle))
+    arrow(ax, (x_s + block_n / 2, 0.85), (x_s + block_n / 2, high - dim))
+    arrow(ax, (x_acc + dim / 2, 0.85), (x_acc + dim / 2, high - block_n))
+    arrow(ax, (x_q + dim, middle), (x_s, middle))
+    arrow(ax, (x_s + block_n, middle), (x_acc, middle))
+    arrow(ax, (x_acc + dim, middle), (8.05, middle))
+    write(ax, x_q + dim / 2, 2.65, "[BLOCK_M, D]\nread once, stays")
+    write(ax, x_s + block_n + 0.1, 1.95, "[D, BLOCK_N]\nstreams past", ha="left")
+    write(ax, x_acc - 0.1, 2.5, "[BLOCK_N, D]\nstreams past", ha="right")
+    write(ax, (x_s + block_n + x_acc) / 2, middle - 0.18, "acc += s v", BODY)
+    write(ax, x_s + block_n / 2, 4.25, "s = scale · q kᵀ\n[BLOCK_M, BLOCK_N]\nnever leaves the chip")
+    write(ax, x_acc + dim / 2, 4.15, "[BLOCK_M, D]\nstays, stored once")
+    write(ax, 1.35, 5.03, "dashed frame: one program; outside it: HBM. Hatched: the blocks in use now.", ha="left")
+    return figure
+
+
+def draw_blocks(ax: Axes, x: float, y: float, blocks: int, now: int, name: str, label: str, *, down: bool) -> None:
+    """A tensor in HBM, cut into blocks of rows, drawn downwards or sideways; block `now` is hatched."""
+    for i in range(blocks):
+        left, top, width, height = (x, y + i * 0.75, 0.7, 0.75) if down else (x + i * 0.65, y, 0.65, 0.5)
+        look = {"share": 0.6, "hatch": MASKED, "line": 2.2} if i == now else {"share": 0.12}
+        box(ax, left, top, width, height, colour=TENSOR_COLOUR[name], **look)
+    if down:
+        write(ax, x + 0.35, y - 0.17, label)
+    else:
+        write(ax, x, y - 0.17, f"{label}, block after block", ha="left")

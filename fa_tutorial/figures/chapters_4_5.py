@@ -1,0 +1,503 @@
+"""The drawings of chapters 4 and 5, and the animation of the running state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa_tutorial import algorithm, ledger, reference
+from fa_tutorial.figures.drawing import (
+    BODY,
+    DARK,
+    GREY,
+    HEAD,
+    MASKED,
+    TENSOR_COLOUR,
+    WIDTH,
+    arrow,
+    box,
+    canvas,
+    grid,
+    in_drawing_style,
+    number,
+    outline,
+    write,
+)
+
+# ---------------------------------------------------------------- chapter 4
+
+BLOCKS = 4  # of queries, and of keys, in draw_two_loop_orders
+NOW = 6  # the step at hand, of BLOCKS² counted from 1
+
+
+@in_drawing_style
+def draw_two_loop_orders() -> Figure:
+    """FA1 goes down the columns of tiles, FA2 along the rows: the order of visits, and what each reads and writes when."""
+    figure, ax = canvas(5.75)
+    S, D, block, itemsize = 4096, 64, 128, 2
+    fa1_mb = ledger.fa1_hbm_bytes(S, S, D, block, itemsize) / 1e6
+    fa2_mb = ledger.flash_hbm_bytes(S, S, D, block, itemsize) / 1e6
+    by_columns = {(row, col): 1 + col * BLOCKS + row for row in range(BLOCKS) for col in range(BLOCKS)}
+    by_rows = {(row, col): 1 + row * BLOCKS + col for row in range(BLOCKS) for col in range(BLOCKS)}
+    done_by = [sum(by_columns[row, col] <= NOW for col in range(BLOCKS)) for row in range(BLOCKS)]
+    draw_loop_order(ax, 0.1, "FA1: outer loop over k, v", by_columns, "o, m, l", [f"{done}/{BLOCKS}" for done in done_by])
+    stored = [f"{BLOCKS}/{BLOCKS}" if by_rows[row, BLOCKS - 1] <= NOW else "" for row in range(BLOCKS)]
+    draw_loop_order(ax, 4.7, "FA2: outer loop over q", by_rows, "o, lse", stored)
+    texts = (
+        (0.1, ("each column: read k, v", "each tile: read q, o, m, l; write o, m, l", f"{fa1_mb:.0f} MB for one head")),
+        (4.7, ("each row: read q; at its end write o, lse", "each tile: read k, v", f"{fa2_mb:.0f} MB for one head")),
+    )
+    for left, lines in texts:
+        for i, line in enumerate(lines):
+            write(ax, left, 4.15 + i * 0.27, line, BODY, ha="left", weight="bold" if i == 2 else "normal")
+    arrow(ax, (0.1, 5.1), (0.55, 5.1), "blue")
+    write(ax, 0.65, 5.1, "read", ha="left")
+    arrow(ax, (1.3, 5.1), (1.75, 5.1), "vermilion", dashed=True)
+    write(ax, 1.85, 5.1, "written", ha="left")
+    write(ax, WIDTH - 0.1, 5.1, f"S_q = S_k = {S:,}, D = {D}, blocks of {block}, fp16", ha="right")
+    note = f"1 to {BLOCKS**2}: order of visits; thick frame: tile {NOW}, now; n/{BLOCKS}: key blocks that the o in HBM has taken in"
+    write(ax, 0.1, 5.45, note, ha="left")
+    return figure
+
+
+def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, int], int], results: str, done: list[str]) -> None:
+    """One panel: the tiles numbered by `order`, q on the left, k and v above, the results on the right with `done` in each row."""
+    side, x, y = 0.55, left + 0.85, 1.6
+    x_out, down = x + BLOCKS * side + 0.5, order[1, 0] == 2  # down: the inner loop runs over the rows
+    places = {step: (x + (col + 0.5) * side, y + (row + 0.5) * side) for (row, col), step in order.items()}
+    [(now_row, now_col)] = [tile for tile, step in order.items() if step == NOW]
+    write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
+    write(ax, left + 0.2, 0.62, "q", BODY, weight="bold")
+    write(ax, x + BLOCKS * side / 2, 0.62, "k, v", BODY, weight="bold")
+    write(ax, x_out + 0.275, 0.62, results, BODY, weight="bold")
+
+    def look(row: int, col: int) -> dict:
+        step = order[row, col]
+        return {"text": str(step), "size": BODY, "colour": "yellow" if step <= NOW else None, "share": 0.8 if step == NOW else 0.35,
+                "weight": "bold" if step == NOW else "normal"}  # fmt: skip
+
+    grid(ax, x, y, BLOCKS, BLOCKS, side, look)
+    outline(ax, x + now_col * side, y + now_row * side, side, side)
+    for i in range(BLOCKS):
+        on_chip_q, on_chip_k = i == now_row, i == now_col
+        box(ax, left, y + i * side, 0.4, side, colour="blue", share=0.6 if on_chip_q else 0.15, line=2.2 if on_chip_q else 1)
+        box(ax, x + i * side, 0.82, side, 0.2, colour="orange", share=0.6 if on_chip_k else 0.15, line=2.2 if on_chip_k else 1)
+        box(ax, x + i * side, 1.02, side, 0.2, colour="green", share=0.6 if on_chip_k else 0.15, line=2.2 if on_chip_k else 1)
+        box(ax, x_out, y + i * side, 0.55, side, done[i], colour="purple", share=0.4 if done[i] else 0.0)
+    for step in range(1, BLOCKS**2):
+        (x0, y0), (x1, y1) = places[step], places[step + 1]
+        if step % BLOCKS:
+            arrow(ax, (x0 + 0.3 * (x1 - x0), y0 + 0.3 * (y1 - y0)), (x1 - 0.3 * (x1 - x0), y1 - 0.3 * (y1 - y0)), width=0.8)
+        elif down:
+            arrow(ax, (x0 + 0.1, y0 - 0.12), (x1 - 0.15, y1 + 0.08), dashed=True, width=0.8)
+        else:
+            arrow(ax, (x0 - 0.1, y0 + 0.13), (x1 + 0.12, y1 - 0.1), dashed=True, width=0.8)
+    middle = y + (now_row + 0.5) * side
+    arrow(ax, (left + 0.4, middle), (x, middle), "blue")
+    arrow(ax, (places[NOW][0], 1.22), (places[NOW][0], y), "blue")
+    if down:
+        arrow(ax, (x_out, middle - 0.12), (x_out - 0.5, middle - 0.12), "blue")
+        arrow(ax, (x_out - 0.5, middle + 0.12), (x_out, middle + 0.12), "vermilion", dashed=True)
+    else:  # written when the row before was finished
+        arrow(ax, (x_out - 0.5, middle - side), (x_out, middle - side), "vermilion", dashed=True)
+
+
+@in_drawing_style
+def draw_causal_tiles() -> Figure:
+    """Tiles under the causal mask, whole, masked and skipped, with (full, end) of each row block: S_q = S_k, S_q < S_k, S_q > S_k."""
+    figure, ax = canvas(4.6)
+    for left, S_q, S_k in ((0.1, 16, 16), (4.0, 8, 11), (6.9, 11, 6)):
+        title = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q} {'<' if S_q < S_k else '>'} S_k = {S_k}"
+        write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
+        draw_causal_case(ax, left, 0.85, S_q, S_k)
+    y = 3.95
+    for x, look, text in ((0.1, {"colour": "sky", "share": 0.6}, "whole: no mask"),
+                          (1.95, {"colour": "orange", "share": 0.7}, "masked tile, seen"),
+                          (4.05, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "masked tile, hidden"),
+                          (6.35, {}, "skipped: never read")):  # fmt: skip
+        box(ax, x, y - 0.12, 0.3, 0.24, **look)
+        write(ax, x + 0.38, y, text, ha="left")
+    note = "one square: a query (row) and a key (column); tiles of 2 × 2; beside a row of tiles: full, end (4.6)"
+    write(ax, 0.1, 4.35, note, ha="left")
+    return figure
+
+
+def draw_causal_case(ax: Axes, left: float, top: float, S_q: int, S_k: int, block: int = 2, side: float = 0.175) -> None:
+    """The S_q x S_k elements of one case in tiles of block x block, (full, end) on the right, and the rows that see nothing named."""
+    seen = reference.causal_mask(S_q, S_k)
+    row_blocks, key_blocks = -(-S_q // block), -(-S_k // block)
+    bounds = [algorithm.causal_tiles(row_block, block, block, S_q, S_k) for row_block in range(row_blocks)]
+
+    def look(row: int, col: int) -> dict:
+        full, end = bounds[row // block]
+        if col // block < full:
+            return {"colour": "sky", "share": 0.6}
+        if col // block >= end:
+            return {}
+        return {"colour": "orange", "share": 0.7} if seen[row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
+
+    grid(ax, left, top, S_q, S_k, side, look)
+    write(ax, left + S_k * side + 0.08, top - 0.2, "full, end", ha="left")
+    for row_block, (full, end) in enumerate(bounds):
+        y, tall = top + row_block * block * side, min(block, S_q - row_block * block) * side
+        for key_block in range(key_blocks):
+            wide = min(block, S_k - key_block * block) * side
+            outline(ax, left + key_block * block * side, y, wide, tall, line=1.3)
+        write(ax, left + S_k * side + 0.08, y + tall / 2, f"{full}, {end}", ha="left")
+    blind = int((~seen.any(dim=1)).sum())
+    if blind:
+        write(ax, left, top + S_q * side + 0.4, f"rows 0 to {blind - 1} see nothing:\no = 0, lse = −∞", ha="left")
+
+
+EXAMPLE_SCORES = (3.0, 2.0, 5.0, 1.0, 4.0, 6.0)
+EXAMPLE_VALUES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0)
+EXAMPLE_BLOCK = 2
+
+
+@dataclass(frozen=True)
+class State:
+    """The running state of one query with D = 1."""
+
+    m: float
+    l: float
+    acc: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """A block of keys joins: the state before and after, and what it adds."""
+
+    keys: range
+    before: State
+    after: State
+    alpha: float
+    p: tuple[float, ...]
+    p_sum: float
+    p_v: float
+
+
+def running_steps() -> tuple[list[Step], float, float]:
+    """The steps of the example by chapter 4's functions, in float64; then o and lse."""
+    q_tile = torch.zeros(1, 1, dtype=torch.float64)  # its shape and dtype alone matter
+    scores, values = (torch.tensor(x, dtype=torch.float64) for x in (EXAMPLE_SCORES, EXAMPLE_VALUES))
+    m, l, acc = algorithm.empty_state(q_tile)
+    steps = []
+    for start in range(0, len(scores), EXAMPLE_BLOCK):
+        keys = range(start, min(start + EXAMPLE_BLOCK, len(scores)))
+        before = State(m.item(), l.item(), acc.item())
+        p, m, l, alpha = algorithm.softmax_step(scores[None, keys.start : keys.stop], m, l)
+        p_v = algorithm.weighted(p, values[keys.start : keys.stop, None])
+        acc = alpha[..., None] * acc + p_v
+        after = State(m.item(), l.item(), acc.item())
+        steps.append(Step(keys, before, after, alpha.item(), tuple(p[0].tolist()), p.sum().item(), p_v.item()))
+    o, lse = algorithm.finish(m, l, acc)
+    return steps, o.item(), lse.item()
+
+
+def draw_scores(ax: Axes, x: float, base: float, wide: float, keys: range, m: float) -> None:
+    """A bar for each score, standing on `base`: keys before `keys` dotted, those of `keys` strong, later ones empty; m as a line."""
+    unit = 0.29  # inches for a score of 1
+    for key, (score, value) in enumerate(zip(EXAMPLE_SCORES, EXAMPLE_VALUES, strict=True)):
+        look = {"colour": "orange", "share": 0.7} if key in keys else {"colour": "orange", "share": 0.2, "hatch": ".."}
+        look = look if key < keys.stop else {"dashed": True}
+        box(ax, x + key * wide + 0.03, base - score * unit, wide - 0.06, score * unit, **look)
+        weight = "bold" if key in keys else "normal"
+        write(ax, x + (key + 0.5) * wide, base + 0.17, number(score), BODY, weight=weight)
+        write(ax, x + (key + 0.5) * wide, base + 0.42, number(value), weight=weight)
+    end = x + len(EXAMPLE_SCORES) * wide
+    ax.plot([x, end], [base, base], color=DARK, linewidth=1)
+    for start in range(EXAMPLE_BLOCK, len(EXAMPLE_SCORES), EXAMPLE_BLOCK):
+        ax.plot([x + start * wide] * 2, [base - 6 * unit, base + 0.5], color=GREY, linewidth=0.8, linestyle=":")
+    if m > -math.inf:
+        ax.plot([x, end + 0.05], [base - m * unit] * 2, color="black", linewidth=2, linestyle="--", zorder=2.9)
+        write(ax, end + 0.1, base - m * unit, f"m = {number(m)}", ha="left", weight="bold")
+
+
+@in_drawing_style
+def draw_running_state() -> Figure:
+    """One query's m, l and acc over three blocks of keys, side by side: before, alpha, after."""
+    figure, ax = canvas(7.1)
+    steps, o, lse = running_steps()
+    left, width, base, top, tall = 1.2, 2.6, 2.5, 3.15, 0.34
+    write(ax, 0.1, base + 0.17, "scores", ha="left")
+    write(ax, 0.1, base + 0.42, "values", ha="left")
+    rows = ("m before", "m after", "alpha", "p", "l before", "l after", "acc before", "acc after")
+    for row, name in enumerate(rows):
+        write(ax, 0.1, top + (row + 0.5) * tall, name, ha="left")
+    for i, step in enumerate(steps):
+        x = left + i * width
+        write(ax, x, 0.3, f"block {i}: keys {step.keys.start} and {step.keys[-1]}", HEAD, ha="left", weight="bold")
+        draw_scores(ax, x, base, 0.3, step.keys, step.after.m)
+        p = ", ".join(map(number, step.p))
+        before, after = step.before, step.after
+        cells = (before.m, after.m, step.alpha, p, before.l, after.l, before.acc, after.acc)
+        for row, cell in enumerate(cells):
+            text = cell if isinstance(cell, str) else number(cell)
+            look = {"colour": {"m": "sky", "l": "yellow", "a": "purple"}[rows[row][0]], "weight": "bold"} if "after" in rows[row] else {}
+            box(ax, x, top + row * tall, width - 0.08, tall, text, size=BODY, **look)
+    write(ax, 0.1, 6.15, "alpha = exp(m before − m after)     p = exp(scores − m after)     l after = alpha · l before + Σ p", ha="left")
+    write(ax, 0.1, 6.4, "acc after = alpha · acc before + Σ p · values", ha="left")
+    write(ax, 0.1, 6.65, "bars: strong, the block at hand; dotted, keys that are in; dashed, keys to come", ha="left")
+    write(ax, 0.1, 6.9, f"at the end: o = acc / l = {number(o)}, lse = m + log l = {number(lse)}", BODY, ha="left", weight="bold")
+    return figure
+
+
+@in_drawing_style
+def animate_running_state() -> list[Figure]:
+    """The frames of draw_running_state's example: nothing seen yet, one for each block of keys, and the division."""
+    steps, o, lse = running_steps()
+    start, last = steps[0].before, steps[-1].after
+    frames = [state_frame("no key seen yet", range(0), start.m, [(number(value), "", "") for value in (start.m, start.l, start.acc)], "")]
+    for i, step in enumerate(steps):
+        before, after, alpha = step.before, step.after, number(step.alpha)
+        scores = ", ".join(number(EXAMPLE_SCORES[key]) for key in step.keys)
+        changes = [
+            (number(before.m), f"max with {scores}", number(after.m)),
+            (number(before.l), f"· {alpha} + {number(step.p_sum)}", number(after.l)),
+            (number(before.acc), f"· {alpha} + {number(step.p_v)}", number(after.acc)),
+        ]
+        note = f"alpha = exp({number(before.m)} − {number(after.m)}) = {alpha}\np = {', '.join(map(number, step.p))}"
+        frames.append(state_frame(f"block {i}: keys {step.keys.start} and {step.keys[-1]}", step.keys, after.m, changes, note))
+    keys = range(len(EXAMPLE_SCORES), len(EXAMPLE_SCORES))
+    note = f"o = acc / l = {number(o)}\nlse = m + log l = {number(lse)}"
+    frames.append(state_frame("all keys seen", keys, last.m, [(number(value), "", "") for value in (last.m, last.l, last.acc)], note))
+    return frames
+
+
+def state_frame(title: str, keys: range, m: float, changes: list[tuple[str, str, str]], note: str) -> Figure:
+    """One frame: the scores with m on the left, (before, change, after) of m, l and acc on the right, a note below them."""
+    figure, ax = canvas(3.6)
+    write(ax, 0.15, 0.3, title, HEAD, ha="left", weight="bold")
+    write(ax, 0.15, 2.97, "scores", ha="left")
+    write(ax, 0.15, 3.22, "values", ha="left")
+    draw_scores(ax, 0.9, 2.8, 0.42, keys, m)
+    for i, (name, colour, (before, change, after)) in enumerate(zip(("m", "l", "acc"), ("sky", "yellow", "purple"), changes, strict=True)):
+        y = 0.8 + i * 0.62
+        write(ax, 4.75, y + 0.23, name, HEAD, weight="bold")
+        box(ax, 5.1, y, 0.95, 0.46, before, colour if not after else None, size=BODY, share=0.4)
+        if after:
+            arrow(ax, (6.05, y + 0.23), (7.85, y + 0.23))
+            write(ax, 6.92, y + 0.07, change)
+            box(ax, 7.85, y, 0.95, 0.46, after, colour, size=BODY, share=0.4, weight="bold")
+    if changes[0][2]:
+        write(ax, 5.575, 0.6, "before")
+        write(ax, 8.325, 0.6, "after")
+    write(ax, 4.6, 3.02, note, BODY, ha="left", linespacing=1.5)
+    return figure
+
+
+@in_drawing_style
+def draw_memory_of_states() -> Figure:
+    """What FA2's inner loop keeps in HBM and what on the chip, with shapes and sizes, and what moves between them when."""
+    figure, ax = canvas(6.0)
+    B, H, S, D, block_m, block_n = 1, 8, 4096, 64, 128, 64
+    half, full = torch.float16, torch.float32
+    naive = readable(ledger.score_bytes(B, H, S, S, half.itemsize))
+    top, tall, high = 0.75, 0.76, 0.6
+    left, wide, chip, chip_wide = 0.25, 2.3, 5.75, 2.9
+    kept = (("q (B, H_q, S_q, D)", (B, H, S, D), half), ("k (B, H_k, S_k, D)", (B, H, S, D), half), ("v (B, H_k, S_k, D)", (B, H, S, D), half),
+            None, ("o (B, H_q, S_q, D)", (B, H, S, D), half), ("lse (B, H_q, S_q)", (B, H, S), full))  # fmt: skip
+    moves = (("read once a program", "blue"), ("read at every step", "blue"), ("read at every step", "blue"), ("never moved", None),
+             ("written once: acc / l", "vermilion"), ("written once: m + log l", "vermilion"))  # fmt: skip
+    tiles = (("q [BLOCK_M, D]", (block_m, D), half), ("k [BLOCK_N, D]", (block_n, D), half), ("v [BLOCK_N, D]", (block_n, D), half),
+             ("s, then p [BLOCK_M, BLOCK_N]", (block_m, block_n), full), ("acc [BLOCK_M, D]", (block_m, D), full),
+             ("m and l, each [BLOCK_M]", (block_m,), full))  # fmt: skip
+    box(ax, left - 0.15, 0.1, wide + 0.3, top + 6 * tall - 0.15, colour="black", share=0.08)
+    write(ax, left, 0.4, "HBM: whole tensors", BODY, ha="left", weight="bold")
+    outline(ax, chip - 0.15, 0.1, chip_wide + 0.3, top + 6 * tall - 0.15, dashed=True, line=1.6)
+    write(ax, chip, 0.4, "on the chip: one program", BODY, ha="left", weight="bold")
+    for i, (tensor, (when, arrow_colour), (tile, tile_shape, tile_dtype)) in enumerate(zip(kept, moves, tiles, strict=True)):
+        y = top + i * tall
+        middle, ends = y + high / 2 + 0.05, [left + wide + 0.15, chip - 0.15]
+        colour = TENSOR_COLOUR.get(tensor[0][0] if tensor else "s", "sky")
+        box(ax, chip, y, chip_wide, high, f"{tile}\n{readable(tensor_bytes(tile_shape, tile_dtype))}", colour, share=0.45)
+        write(ax, sum(ends) / 2, middle - 0.23 if tensor else middle, when)
+        if tensor is None:
+            box(ax, left, y, wide, high, f"no s, no p\n(naive: {naive} each)", dashed=True)
+            continue
+        name, shape, dtype = tensor
+        box(ax, left, y, wide, high, f"{name}\n{readable(tensor_bytes(shape, dtype))}", colour, share=0.45)
+        is_written = arrow_colour == "vermilion"
+        start, end = reversed(ends) if is_written else ends
+        arrow(ax, (start, middle), (end, middle), arrow_colour, dashed=is_written)
+    note = f"B = {B}, H_q = H_k = {H}, S_q = S_k = {S:,}, D = {D}, BLOCK_M = {block_m}, BLOCK_N = {block_n}"
+    write(ax, 0.1, 5.55, note, ha="left")
+    write(ax, 0.1, 5.8, "q, k, v, o and their tiles fp16; s, p, m, l, acc and lse fp32", ha="left")
+    return figure
+
+
+def tensor_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return torch.empty(shape, dtype=dtype, device="meta").nbytes
+
+
+def readable(size: int) -> str:
+    """Bytes in the largest binary unit that they fill."""
+    power = min(int(math.log2(size)) // 10, 3)
+    return f"{number(size / 1024**power)} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
+
+
+# ---------------------------------------------------------------- chapter 5
+
+
+@in_drawing_style
+def draw_grid() -> Figure:
+    """Row blocks of two heads as a 2-D table, and the same programs in one row by their program id."""
+    figure, ax = canvas(5.0)
+    B, H, row_blocks = 1, 2, 3
+    colours, hatches = ("sky", "orange"), (None, "..")
+    left, top, wide, tall = 1.6, 0.95, 1.35, 0.55
+    write(ax, 0.15, 0.25, "2-D: row block and (b, h)", HEAD, ha="left", weight="bold")
+    for batch_head in range(B * H):
+        write(ax, left + (batch_head + 0.5) * wide, top - 0.2, f"b = {batch_head // H}, h = {batch_head % H}")
+    for row_block in range(row_blocks):
+        write(ax, 0.15, top + (row_block + 0.5) * tall, f"row block {row_block}", ha="left")
+    side, y = 1.25, 3.55
+    write(ax, 0.15, 3.3, "1-D: program_id(0)", HEAD, ha="left", weight="bold")
+    for pid in range(B * H * row_blocks):
+        row_block, batch_head = pid % row_blocks, pid // row_blocks  # as the kernel takes it apart
+        look = {"colour": colours[batch_head], "hatch": hatches[batch_head], "share": 0.5}
+        box(ax, left + batch_head * wide, top + row_block * tall, wide, tall, f"pid {pid}", size=BODY, **look)
+        box(ax, 0.75 + pid * side, y, side, 0.8, f"pid {pid}\nrow block {row_block}\nb = {batch_head // H}, h = {batch_head % H}", **look)
+        if row_block:
+            arrow(ax, (left + (batch_head + 0.8) * wide, top + (row_block - 0.25) * tall),
+                  (left + (batch_head + 0.8) * wide, top + (row_block + 0.25) * tall), width=1.2)  # fmt: skip
+    x = 4.75
+    write(ax, x, 1.0, "pid = (b·H + h) · row_blocks + row_block", BODY, ha="left", weight="bold")
+    write(ax, x, 1.45, "the kernel takes it apart:", ha="left")
+    write(ax, x, 1.75, "row_block = pid % row_blocks", ha="left")
+    write(ax, x, 2.05, "b·H + h = pid // row_blocks", ha="left")
+    b, h, row_block = 0, 1, 2
+    pid = (b * H + h) * row_blocks + row_block
+    write(ax, x, 2.45, f"b = {b}, h = {h}, row block {row_block}: ({b}·{H} + {h}) · {row_blocks} + {row_block} = {pid}", ha="left")
+    write(
+        ax,
+        0.15,
+        4.65,
+        f"B = {B}, H = {H}, {row_blocks} row blocks: {B * H * row_blocks} programs, {row_blocks} of each head side by side",
+        ha="left",
+    )
+    return figure
+
+
+@in_drawing_style
+def draw_two_loops() -> Figure:
+    """Two row blocks under the causal mask: key blocks in the loop without a mask, in the loop with it, and never touched."""
+    figure, ax = canvas(5.9)
+    S, block_m, block_n = 21, 4, 2
+    for top, row_block in ((0.85, 2), (3.45, -(-S // block_m) - 1)):
+        draw_loops_of(ax, top, row_block, S, block_m, block_n)
+    y = 5.65
+    for x, look, text in ((0.1, {"colour": "sky", "share": 0.6}, "loop without mask"), (2.1, {"colour": "orange", "share": 0.7}, "loop with mask"),
+                          (3.85, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "hidden"), (4.95, {}, "never read"),
+                          (6.3, {"hatch": "xxx", "dashed": True}, f"beyond S = {S}: ragged end")):  # fmt: skip
+        box(ax, x, y - 0.12, 0.3, 0.24, **look)
+        write(ax, x + 0.38, y, text, ha="left")
+    return figure
+
+
+def draw_loops_of(ax: Axes, top: float, row_block: int, S: int, block_m: int, block_n: int) -> None:
+    """The elements of one row block against all keys, each key block named by the loop that it falls to."""
+    left, side = 1.1, 0.34
+    full, end = algorithm.causal_tiles(row_block, block_m, block_n, S, S)
+    blocks = -(-S // block_n)
+    first = row_block * block_m
+    seen = reference.causal_mask(S, S)
+
+    def look(row: int, col: int) -> dict:
+        if first + row >= S or col >= S:
+            return {"hatch": "xxx", "dashed": True}
+        if col // block_n < full:
+            return {"colour": "sky", "share": 0.6}
+        if col // block_n >= end:
+            return {}
+        return {"colour": "orange", "share": 0.7} if seen[first + row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
+
+    grid(ax, left, top, block_m, blocks * block_n, side, look)
+    for block in range(blocks):
+        outline(ax, left + block * block_n * side, top, block_n * side, block_m * side, line=1.3)
+        write(ax, left + (block + 0.5) * block_n * side, top - 0.15, str(block))
+    write(ax, 0.1, top - 0.15, "key block", ha="left")
+    write(ax, 0.1, top - 0.55, f"row block {row_block}: full = {full}, end = {end}", HEAD, ha="left", weight="bold")
+    for row in range(block_m):
+        write(ax, 0.95, top + (row + 0.5) * side, f"row {first + row}", ha="right")
+    y = top + block_m * side + 0.1
+    for start, stop in ((0, full), (full, end), (end, blocks)):
+        if start < stop:
+            x0, x1 = left + start * block_n * side + 0.04, left + stop * block_n * side - 0.04
+            ax.plot([x0, x0, x1, x1], [y, y + 0.08, y + 0.08, y], color="black", linewidth=1.2)
+            name = "no mask" if stop <= full else "mask" if stop <= end else "never touched"
+            span = f"{start}" if stop - start == 1 else f"{start} … {stop - 1}"
+            write(ax, (x0 + x1) / 2, y + 0.24, f"{span}: {name}")
+
+
+@in_drawing_style
+def draw_over_the_end() -> Figure:
+    """Two heads stored one after another: the last tile of the first runs into the second, unless the mask stops it."""
+    figure, ax = canvas(5.6)
+    block, unit, left = 64, 0.0365, 1.5
+    colours = ("sky", "orange")
+
+    def heads(y: float, S: int) -> None:
+        for head, colour in enumerate(colours):
+            text = f"head {head}: rows {head * S} to {head * S + S - 1}"
+            box(ax, left + head * S * unit, y, S * unit, 0.42, text, colour, share=0.5)
+
+    def tiles(y: float, S: int, *, masked: bool) -> None:
+        for start in range(0, S, block):
+            stop, x = start + block, left + start * unit
+            inside = min(stop, S)
+            box(ax, x, y, (inside - start) * unit, 0.42, f"rows {start} to {inside - 1}", "sky", share=0.25)
+            if stop > S:
+                look = {"hatch": MASKED, "dashed": True} if masked else {"colour": "vermilion", "share": 0.5, "hatch": "xx"}
+                box(ax, left + S * unit, y, (stop - S) * unit, 0.42, f"{S} to {stop - 1}", **look)
+            outline(ax, x, y, block * unit, 0.42)
+
+    S = 100
+    stop = -(-S // block) * block
+    write(ax, 0.1, 0.25, f"S = {S}, BLOCK_M = {block}: the last tile of head 0 ends at row {stop}", HEAD, ha="left", weight="bold")
+    write(ax, 0.1, 0.76, "memory", ha="left")
+    heads(0.55, S)
+    ax.plot([left + S * unit] * 2, [0.45, 2.7], color="black", linewidth=1.2, linestyle=":", zorder=0.5)
+    write(ax, 0.1, 1.46, "no mask", ha="left")
+    tiles(1.25, S, masked=False)
+    write(ax, left + stop * unit + 0.12, 1.46, f"stored over rows 0 to {stop - S - 1}\nof head 1's o", ha="left", weight="bold")
+    write(ax, 0.1, 2.36, "offs_m < S_q", ha="left")
+    tiles(2.15, S, masked=True)
+    write(ax, left + stop * unit + 0.12, 2.36, "load gives 0,\nstore writes nothing", ha="left", weight="bold")
+    S = 64
+    write(ax, 0.1, 3.25, f"S = {S}: tile and head end together, so a test at S = {S} cannot tell", HEAD, ha="left", weight="bold")
+    write(ax, 0.1, 3.76, "memory", ha="left")
+    heads(3.55, S)
+    write(ax, 0.1, 4.46, "no mask", ha="left")
+    tiles(4.25, S, masked=False)
+    write(ax, 0.1, 5.2, "thick frames: the tiles of head 0; hatched: what of them lies in head 1", ha="left")
+    return figure
+
+
+@in_drawing_style
+def draw_gqa() -> Figure:
+    """Six query heads on two key heads: which key head each reads."""
+    figure, ax = canvas(3.9)
+    H_q, H_k = 6, 2
+    serves = reference.repeat_heads(torch.arange(H_k).view(1, H_k, 1, 1), H_q).flatten().tolist()
+    colours, hatches = ("sky", "orange"), (None, "..")
+    left, step, wide, group = 1.3, 1.26, 1.06, H_q // H_k
+    write(ax, 0.1, 0.85, f"q: H_q = {H_q}", BODY, ha="left", weight="bold")
+    write(ax, 0.1, 2.55, f"k, v: H_k = {H_k}", BODY, ha="left", weight="bold")
+    for h, h_k in enumerate(serves):
+        look = {"colour": colours[h_k], "hatch": hatches[h_k], "share": 0.5}
+        box(ax, left + 0.2 + h * step, 0.55, wide, 0.6, f"h = {h}", size=BODY, **look)
+        middle = left + 0.2 + (h_k * group + (group - 1) / 2) * step + wide / 2
+        arrow(ax, (middle + (h % group - 1) * 0.35, 2.25), (left + 0.2 + h * step + wide / 2, 1.15))
+    for h_k in range(H_k):
+        x = left + 0.2 + h_k * group * step
+        box(ax, x + 0.7, 2.25, (group - 1) * step + wide - 1.4, 0.6, f"h_k = {h_k}", colours[h_k], hatch=hatches[h_k], share=0.5, size=BODY)
+    example = H_q - 2
+    text = f"h_k = h // (H_q // H_k): query head {example} reads key head {example} // {group} = {serves[example]}"
+    write(ax, 0.1, 3.3, text, BODY, ha="left", weight="bold")
+    write(ax, 0.1, 3.62, "no copy of k or v is made: the programs of one group read the same rows", ha="left")
+    return figure

@@ -1,0 +1,105 @@
+"""What every drawing is made of: the canvas, boxes, arrows and text, in the course's colours."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import matplotlib
+import matplotlib.style
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+COLOURS = {
+    "blue": "#0072B2",
+    "vermilion": "#D55E00",
+    "green": "#009E73",
+    "orange": "#E69F00",
+    "purple": "#CC79A7",
+    "sky": "#56B4E9",
+    "black": "#000000",
+    "yellow": "#F0E442",  # last: too pale for a line on white, good for an area
+}
+GREY = "#999999"
+DARK = "#444444"
+TENSOR_COLOUR = {"q": "blue", "k": "orange", "v": "green", "s": "yellow", "p": "yellow", "o": "purple"}  # acc is o in the making
+
+DPI = 150
+WIDTH = 9.0  # inches
+SMALL, BODY, HEAD = 11, 12, 13  # points
+MASKED = "////"  # hatching of what a mask leaves out
+
+DRAWING_STYLE = {"font.family": "DejaVu Sans", "hatch.linewidth": 0.8, "text.hinting": "force_autohint", "text.usetex": False}
+
+
+def in_drawing_style(draw: Callable) -> Callable:
+    """Run `draw` under DRAWING_STYLE alone, whatever the reader's matplotlib settings are."""
+
+    @functools.wraps(draw)
+    def wrapper(*args, **kwargs):
+        with matplotlib.style.context(["default", DRAWING_STYLE]):
+            return draw(*args, **kwargs)
+
+    return wrapper
+
+
+def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
+    """A white figure of width x height inches, and axes over all of it in inches from the top left corner."""
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+    ax = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    ax.set_axis_off()
+    return figure, ax
+
+
+def tint(colour: str, share: float = 0.3) -> tuple[float, ...]:
+    """A colour of COLOURS mixed into white; share 1 is the colour itself."""
+    return tuple(1 - share * (1 - part) for part in to_rgb(COLOURS[colour]))
+
+
+def write(ax: Axes, x: float, y: float, text: str, size: float = SMALL, **options) -> None:
+    """Text centred on (x, y) unless `options` (ha, va, weight, …) say otherwise."""
+    ax.text(x, y, text, **{"fontsize": size, "ha": "center", "va": "center", **options})
+
+
+def box(ax: Axes, x: float, y: float, width: float, height: float, text: str = "", colour: str | None = None, *, share: float = 0.3,
+        size: float = SMALL, hatch: str | None = None, line: float = 1.0, dashed: bool = False, weight: str = "normal") -> None:  # fmt: skip
+    """A rectangle from its top left corner, tinted with a colour of COLOURS (white without one), with text in its middle."""
+    face = tint(colour, share) if colour else "white"
+    edge = COLOURS["black"] if line > 1.5 else DARK if hatch else GREY  # hatching takes the colour of the edge
+    look = {"facecolor": face, "edgecolor": edge, "hatch": hatch, "linewidth": line, "linestyle": "--" if dashed else "-"}
+    ax.add_patch(Rectangle((x, y), width, height, zorder=2 if line > 1.5 else 1, **look))
+    if text:
+        behind = {"facecolor": face, "edgecolor": "none", "pad": 1} if hatch else None
+        write(ax, x + width / 2, y + height / 2, text, size, weight=weight, zorder=3, bbox=behind)
+
+
+def outline(ax: Axes, x: float, y: float, width: float, height: float, *, dashed: bool = False, line: float = 2.2) -> None:
+    """A black frame over what is already drawn."""
+    style = "--" if dashed else "-"
+    ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=COLOURS["black"], linewidth=line, linestyle=style, zorder=2.5))
+
+
+def grid(ax: Axes, x: float, y: float, rows: int, cols: int, side: float, look: Callable[[int, int], dict]) -> None:
+    """rows x cols square cells; look(row, col) gives each one's options for `box`."""
+    for row in range(rows):
+        for col in range(cols):
+            box(ax, x + col * side, y + row * side, side, side, **look(row, col))
+
+
+def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = "black", *, dashed: bool = False,
+          curve: float = 0.0, width: float = 1.6) -> None:  # fmt: skip
+    """An arrow between two points, bent by `curve` (a share of its length)."""
+    ax.add_patch(
+        FancyArrowPatch(
+            start, end, arrowstyle="-|>", mutation_scale=13, shrinkA=0, shrinkB=0, color=COLOURS[colour], linewidth=width,
+            linestyle="--" if dashed else "-", connectionstyle=f"arc3,rad={curve}", zorder=2.8,
+        )
+    )  # fmt: skip
+
+
+def number(value: float) -> str:
+    """A number in at most four digits, −∞ for the maximum of nothing."""
+    return "−∞" if value == -math.inf else f"{value:.4g}".replace("-", "−")

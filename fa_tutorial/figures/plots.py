@@ -1,0 +1,74 @@
+"""The look of the notebooks' own plots, and the roofline."""
+
+from __future__ import annotations
+
+import itertools
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.text import Text
+
+from fa_tutorial import ledger
+from fa_tutorial.arguments import check_positive
+from fa_tutorial.figures.drawing import COLOURS, GREY, SMALL
+
+
+def style() -> None:
+    """Set matplotlib's defaults for a notebook's plots. Lines differ in dash as well as in colour."""
+    lines = ["-", "--", "-.", ":", (0, (8, 1)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1))]
+    matplotlib.rcParams.update(
+        {
+            "figure.figsize": (7, 3.6),
+            "figure.dpi": 110,
+            "figure.facecolor": "white",
+            "figure.constrained_layout.use": True,
+            "font.size": 11,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.prop_cycle": matplotlib.cycler(color=list(COLOURS.values())[: len(lines)], linestyle=lines),
+            "grid.color": "#DDDDDD",
+            "grid.linewidth": 0.8,
+            "legend.frameon": False,
+        }
+    )
+
+
+def roofline(ax: Axes, peak_flops: float, bandwidth: float, points: dict[str, tuple[float, float]]) -> None:
+    """Draw the roofline (0.8) with its ridge marked, and a labelled point for each (intensity, flops), on log-log axes.
+
+    peak_flops and flops in FLOP/s, bandwidth in byte/s, intensity in FLOP/byte, all above 0. The y axis is in TFLOP/s.
+    """
+    ridge = check_positive("peak_flops", peak_flops) / check_positive("bandwidth", bandwidth)
+    intensities = [ridge, *(intensity for intensity, _ in points.values())]
+    low, high = min(intensities) / 4, max(intensities) * 8
+    corners = [low, ridge, high]  # straight lines on log-log axes
+    roof = [ledger.attainable_flops(intensity, peak_flops, bandwidth) / 1e12 for intensity in corners]
+    floor = min([roof[0], *(flops / 1e12 for _, flops in points.values())])
+    ax.plot(corners, roof, color=COLOURS["black"], linestyle="-", linewidth=2)
+    ax.axvline(ridge, color=GREY, linestyle=":")
+    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(floor / 3, 4 * roof[-1]))
+    ax.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="TFLOP/s")
+    ax.figure.draw_without_rendering()  # lays the axes out, so that labels can be placed by their extents
+    labels = [place_label(ax, f"ridge: {ridge:.0f} FLOP/byte", (ridge, floor / 2), [])]
+    colours = [colour for name, colour in COLOURS.items() if name not in ("black", "yellow")]
+    for (name, (intensity, flops)), colour, marker in zip(
+        points.items(), itertools.cycle(colours), itertools.cycle("osD^vP*"), strict=False
+    ):
+        ax.plot([intensity], [flops / 1e12], color=colour, marker=marker, markersize=9, linestyle="none")
+        labels.append(place_label(ax, name, (intensity, flops / 1e12), labels))
+
+
+def place_label(ax: Axes, text: str, point: tuple[float, float], others: list[Text]) -> Text:
+    """Write `text` beside `point` (data coordinates), at the first of six places that is inside the axes and free of `others`."""
+    frame, taken = ax.get_window_extent(), [other.get_window_extent() for other in others]
+    label = ax.annotate(text, point, xytext=(0, 0), textcoords="offset points", va="center", fontsize=SMALL)
+    label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # a label may lie on the ridge's line
+    for dx, dy in ((9, -9), (9, 9), (-9, 9), (-9, -9), (9, -25), (-9, 25)):
+        label.set(position=(dx, dy), ha="left" if dx > 0 else "right")
+        extent = label.get_window_extent()
+        inside = frame.x0 <= extent.x0 and extent.x1 <= frame.x1 and frame.y0 <= extent.y0 and extent.y1 <= frame.y1
+        if inside and not any(extent.overlaps(other) for other in taken):
+            break
+    return label
