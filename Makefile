@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 FIRST_NOTEBOOK := notebooks/00_why_attention_is_slow.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test figures notebooks doctor clean
+.PHONY: help lab test figures notebooks doctor compile-report clean
 
 help:
 	@echo "make lab        set up if needed, and open the first notebook in JupyterLab"
@@ -20,6 +20,7 @@ help:
 	@echo "make doctor     say what this machine can run, and what is wrong with the installation"
 	@echo "make figures    draw images/ again"
 	@echo "make notebooks  run the notebooks and store their outputs again"
+	@echo "make compile-report  compile every kernel for GPUs that are not there; ARGS names the .json or .md file"
 	@echo "make clean      remove .venv and every cache"
 	@echo 'ARGS="..." is passed on; PYTHON=python3.12 picks the Python that .venv is made with (3.11 or newer)'
 
@@ -41,6 +42,9 @@ notebooks: $(INSTALLED)
 
 doctor: $(INSTALLED)
 	$(RUN) -m fa_tutorial doctor
+
+compile-report: $(INSTALLED)
+	$(RUN) -m fa_tutorial.compile_report $(if $(ARGS),$(ARGS),compile_report.md)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

@@ -50,49 +50,59 @@ def load_tile(ptr, offs_r, offs_c, rows, cols, stride_r, stride_c, MASK_R: tl.co
 
 
 @triton.jit
-def weigh_values(p, v, seen, acc, BLOCK_N: tl.constexpr):
-    """acc + p v where a NaN or inf in a value reaches only the rows that see its key: in a dot, 0 · NaN would reach them all.
+def weigh_finite(p, v, acc, clean):
+    """acc + p v with every NaN and inf in v left out: in a dot, 0 · NaN would reach rows that may not see its key.
 
-    p, seen: [BLOCK_M, BLOCK_N], p is 0 where not seen; v: [BLOCK_N, BLOCK_D]; acc: [BLOCK_M, BLOCK_D] float32.
+    p: [BLOCK_M, BLOCK_N]; v: [BLOCK_N, BLOCK_D]; acc: [BLOCK_M, BLOCK_D] float32. Returns acc, and clean, which turns 0 where one was left out.
     """
     finite = tl.abs(v.to(tl.float32)) < float("inf")  # False for NaN too
-    acc = dot(p.to(v.dtype), tl.where(finite, v, 0.0).to(v.dtype), acc)
-    if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:  # rare, so it may be slow: one key after another
-        for j in range(BLOCK_N):
-            at_j = tl.arange(0, BLOCK_N) == j  # [BLOCK_N]
-            v_j = tl.sum(tl.where(at_j[:, None], v.to(tl.float32), 0.0), axis=0)  # [BLOCK_D]
-            p_j = tl.sum(tl.where(at_j[None, :], p, 0.0), axis=1)  # [BLOCK_M]
-            sees_j = tl.sum(tl.where(at_j[None, :], seen.to(tl.int32), 0), axis=1) > 0  # [BLOCK_M]
-            stray = (tl.abs(v_j) < float("inf")) == 0  # [BLOCK_D]
-            acc += tl.where(sees_j[:, None] & stray[None, :], p_j[:, None] * v_j[None, :], 0.0)
+    clean = tl.minimum(clean, tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0))
+    return dot(p.to(v.dtype), tl.where(finite, v, 0.0).to(v.dtype), acc), clean
+
+
+@triton.jit
+def add_strays(acc, v_ptr, start, end, offs_m, offs_d, S_q, S_k, D, stride_vs, stride_vd):
+    """acc with what weigh_finite left out of keys start … end − 1, added to the rows that see it: inf times any weight is inf.
+
+    Rare, so it may be slow: one key after another, and none of it lives in registers while the loop over tiles runs.
+    """
+    v_ptrs = v_ptr + (tl.zeros((), dtype=tl.int64) + start) * stride_vs + offs_d * stride_vd  # [BLOCK_D]
+    for n in tl.range(start, end, num_stages=1):
+        v = tl.load(v_ptrs, mask=offs_d < D, other=0.0).to(tl.float32)  # [BLOCK_D]
+        stray = (tl.abs(v) < float("inf")) == 0  # [BLOCK_D]
+        sees = n <= offs_m + (S_k - S_q)  # [BLOCK_M]
+        acc += tl.where(sees[:, None] & stray[None, :], v[None, :], 0.0)  # [BLOCK_M, BLOCK_D]
+        v_ptrs += stride_vs
     return acc
 
 
 @triton.jit
-def attend_block(q, k_ptr, v_ptr, m, l, acc, start_n, offs_m, offs_d, S_q, S_k, D, scale,
+def attend_block(q, k_ptr, v_ptr, m, l, acc, clean, start_n, offs_m, offs_d, S_q, S_k, D, scale,
                  stride_ks, stride_kd, stride_vs, stride_vd,
                  IS_CAUSAL: tl.constexpr, MASK: tl.constexpr, P_SCALE: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
     """One step of the loop: the scores of a tile (4.1), softmax_step (4.2), acc (4.3).
 
-    q: [BLOCK_M, BLOCK_D]; k_ptr, v_ptr: one head's (S_k, D). MASK: the tile is ragged, or crossed by the diagonal. Returns m, l, acc.
+    q: [BLOCK_M, BLOCK_D]; k_ptr, v_ptr: one head's (S_k, D). MASK: the tile is ragged, or crossed by the diagonal.
+    clean: 0 once a causal tile with a mask held a NaN or inf among its values, which is then still to be added. Returns m, l, acc, clean.
     """
     offs_n = start_n + tl.arange(0, BLOCK_N).to(tl.int64)  # [BLOCK_N]
     # k is read as its transpose: the rows of this tile run along D, so the strides change places.
     k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks, True, MASK)  # [BLOCK_D, BLOCK_N]
     s = scale * dot(q, k_t, tl.zeros((q.shape[0], BLOCK_N), dtype=tl.float32))  # [BLOCK_M, BLOCK_N]
-    seen = offs_n[None, :] < S_k
-    if IS_CAUSAL:
-        seen = seen & (offs_n[None, :] <= offs_m[:, None] + (S_k - S_q))
     if MASK:
-        s = tl.where(seen, s, -float("inf"))
+        left = S_k - start_n  # keys from this tile on; the mask is int32, which takes half the registers of int64
+        if IS_CAUSAL:
+            last_seen = (offs_m - S_q).to(tl.int32) + left  # [BLOCK_M], within this tile
+            s = tl.where(tl.arange(0, BLOCK_N)[None, :] <= last_seen[:, None], s, -float("inf"))
+        s = tl.where(tl.arange(0, BLOCK_N)[None, :] < left, s, -float("inf"))
     p, m, l, alpha = softmax_step(s, m, l)
     v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd, MASK, True)  # [BLOCK_N, BLOCK_D]
     acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]
     if MASK and IS_CAUSAL:
-        acc = weigh_values(p * P_SCALE, v, seen, acc, BLOCK_N)
+        acc, clean = weigh_finite(p * P_SCALE, v, acc, clean)
     else:
         acc = dot((p * P_SCALE).to(v.dtype), v, acc)
-    return m, l, acc
+    return m, l, acc, clean
 
 
 @triton.jit
@@ -129,17 +139,22 @@ def flash_forward_kernel(
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
+    clean = 1
+
     full, end = S_k // BLOCK_N, tl.cdiv(S_k, BLOCK_N)
     if IS_CAUSAL:  # (4.6)
         seen_by_first = tl.maximum(row_block * BLOCK_M + 1 + S_k - S_q, 0)
         seen_by_last = tl.maximum(tl.minimum((row_block + 1) * BLOCK_M, S_q) + S_k - S_q, 0)
         full, end = seen_by_first // BLOCK_N, tl.cdiv(seen_by_last, BLOCK_N)
     for start_n in range(0, full * BLOCK_N, BLOCK_N):
-        m, l, acc = attend_block(q, k_ptr, v_ptr, m, l, acc, start_n, offs_m, offs_d, S_q, S_k, D, scale,
-                                 stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, False, P_SCALE, BLOCK_N)  # fmt: skip
-    for start_n in range(full * BLOCK_N, end * BLOCK_N, BLOCK_N):
-        m, l, acc = attend_block(q, k_ptr, v_ptr, m, l, acc, start_n, offs_m, offs_d, S_q, S_k, D, scale,
-                                 stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, True, P_SCALE, BLOCK_N)  # fmt: skip
+        m, l, acc, clean = attend_block(q, k_ptr, v_ptr, m, l, acc, clean, start_n, offs_m, offs_d, S_q, S_k, D, scale,
+                                        stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, False, P_SCALE, BLOCK_N)  # fmt: skip
+    # No more than a few tiles: buffers that fetch ahead would cost registers and save nothing.
+    for start_n in tl.range(full * BLOCK_N, end * BLOCK_N, BLOCK_N, num_stages=1):
+        m, l, acc, clean = attend_block(q, k_ptr, v_ptr, m, l, acc, clean, start_n, offs_m, offs_d, S_q, S_k, D, scale,
+                                        stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, True, P_SCALE, BLOCK_N)  # fmt: skip
+    if clean == 0:
+        acc = add_strays(acc, v_ptr, full * BLOCK_N, tl.minimum(end * BLOCK_N, S_k), offs_m, offs_d, S_q, S_k, D, stride_vs, stride_vd)
 
     l_or_one = tl.where(l == 0.0, 1.0, l)
     o = acc / (l_or_one * P_SCALE)[:, None]  # (4.4)
@@ -168,18 +183,14 @@ class ForwardConfig:
         return block_d * itemsize * (self.block_m + 2 * self.num_stages * self.block_n)
 
 
-# Largest first: the first whose tiles fit the device's shared memory is taken.
+# BLOCK_D to its tile, for cards with at least so many bytes of shared memory a block; ptxas compiles each without spills, or nearly
+# (fa_tutorial.compile_report). 227 KB: Hopper, B200; of the tiles that fit, the fastest on an H200. 99 KB: Ampere, Ada, RTX 50xx.
 CONFIGS = {
-    64: (ForwardConfig(128, 64, 4, 3), ForwardConfig(64, 64, 4, 2), ForwardConfig(32, 32, 4, 1)),
-    128: (ForwardConfig(128, 64, 8, 3), ForwardConfig(64, 64, 4, 2), ForwardConfig(32, 32, 4, 1)),
-    256: (ForwardConfig(64, 64, 8, 2), ForwardConfig(64, 32, 8, 2), ForwardConfig(32, 32, 4, 1)),
+    232_448: {64: ForwardConfig(64, 64, 4, 3), 128: ForwardConfig(64, 64, 4, 3), 256: ForwardConfig(64, 32, 4, 2)},
+    101_376: {64: ForwardConfig(128, 64, 8, 3), 128: ForwardConfig(64, 64, 8, 3), 256: ForwardConfig(32, 64, 8, 2)},
 }
-# fp32 in IEEE precision runs on the ordinary units, which have no use for large tiles.
-FP32_CONFIGS = {
-    64: (ForwardConfig(64, 32, 4, 2), ForwardConfig(32, 32, 4, 1)),
-    128: (ForwardConfig(32, 32, 4, 2), ForwardConfig(32, 32, 4, 1)),
-    256: (ForwardConfig(32, 16, 8, 2), ForwardConfig(16, 16, 4, 1)),
-}
+# For fp32, which in IEEE precision has no tensor cores, and for cards with 64 KB (Turing), where Triton uses none.
+SMALL_CONFIGS = {64: ForwardConfig(32, 32, 8, 1), 128: ForwardConfig(16, 32, 8, 1), 256: ForwardConfig(16, 16, 16, 1)}
 INTERPRETER_CONFIG = ForwardConfig(64, 32, 4, 1)
 
 
@@ -189,13 +200,11 @@ def padded_d(D: int) -> int:
 
 
 def choose_config(D: int, dtype: torch.dtype, shared_memory: int | None) -> ForwardConfig:
-    """The largest configuration whose tiles fit `shared_memory` bytes a block; None stands for the interpreter."""
+    """The tile for a card with `shared_memory` bytes a block; None stands for the interpreter."""
     if shared_memory is None:
         return INTERPRETER_CONFIG
-    block_d = padded_d(D)
-    configs = (FP32_CONFIGS if dtype == torch.float32 else CONFIGS)[max(block_d, 64)]
-    fitting = [config for config in configs if config.shared_bytes(block_d, dtype.itemsize) <= shared_memory]
-    return fitting[0] if fitting else configs[-1]
+    configs = next((configs for least, configs in CONFIGS.items() if least <= shared_memory), SMALL_CONFIGS)
+    return (SMALL_CONFIGS if dtype == torch.float32 else configs)[max(padded_d(D), 64)]
 
 
 def p_scale(dtype: torch.dtype) -> float:

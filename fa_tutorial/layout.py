@@ -85,7 +85,7 @@ def transpose_kernel(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stride_or
     offs_c = tl.program_id(1).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
     mask = (offs_r[:, None] < rows) & (offs_c[None, :] < cols)  # [BLOCK_R, BLOCK_C]
     x = tl.load(x_ptr + offs_r[:, None] * stride_xr + offs_c[None, :] * stride_xc, mask=mask, other=0.0)
-    # Nothing is moved inside the tile: element (r, c) is stored at column r of row c.
+    # Nothing is rearranged here: element (r, c) is stored at column r of row c. The compiler turns the tile over in shared memory.
     tl.store(out_ptr + offs_c[None, :] * stride_or + offs_r[:, None] * stride_oc, x, mask=mask)
 
 

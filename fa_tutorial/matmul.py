@@ -18,7 +18,7 @@ triton = require_triton("Chapter 3 (fa_tutorial.matmul)")
 import triton.language as tl  # noqa: E402
 
 INTERPRETED = tl.constexpr(interpreter_on())
-MIN_DOT = 16  # tl.dot takes no side shorter than this
+MIN_DOT = 16  # tl.dot needs this along K on a GPU; a shorter M or N would leave a tensor core idle
 
 
 def blocked_matmul(a: torch.Tensor, b: torch.Tensor, block_m: int, block_n: int, block_k: int) -> torch.Tensor:
@@ -127,9 +127,10 @@ class MatmulConfig:
         return self.num_stages * self.block_k * (self.block_m + self.block_n) * itemsize
 
 
-# Largest first. fp32 in IEEE precision has no tensor cores to feed, so its tile is smaller.
-HALF_CONFIGS = (MatmulConfig(128, 256, 64, 8, 3), MatmulConfig(128, 128, 64, 8, 3), MatmulConfig(128, 64, 32, 4, 3))
-FULL_CONFIGS = (MatmulConfig(64, 64, 32, 4, 3),)
+# Largest first; none of them spills (fa_tutorial.compile_report). fp32 in IEEE precision has no tensor cores to feed, and Triton uses none on
+# cards with 64 KB of shared memory (Turing), so there the tile is smaller.
+HALF_CONFIGS = (MatmulConfig(128, 256, 64, 8, 3), MatmulConfig(128, 128, 64, 8, 3), MatmulConfig(64, 64, 32, 8, 3))
+FULL_CONFIGS = (MatmulConfig(64, 64, 16, 4, 3),)
 INTERPRETER_CONFIG = MatmulConfig(64, 64, 64, 4, 1)
 
 
@@ -223,6 +224,9 @@ def scores_values_kernel(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, stride_
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=mask_q)
 
 
+SCORES_VALUES_WARPS = 8  # with 4, a Turing card spills
+
+
 def scores_times_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float = 1.0,
                         block_m: int = 32, block_n: int = 32) -> torch.Tensor:  # fmt: skip
     """scale · (q kᵀ) v by blocks, without ever holding q kᵀ. q: (S_q, D), k and v: (S_k, D), D ≤ 128, fp16, bf16 or fp32.
@@ -246,6 +250,6 @@ def scores_times_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale
         with on_device_of(q):
             scores_values_kernel[(triton.cdiv(S_q, block_m),)](
                 q, k, v, o, S_q, S_k, D, scale, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-                BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=max(triton.next_power_of_2(D), MIN_DOT),
+                BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=max(triton.next_power_of_2(D), MIN_DOT), num_warps=SCORES_VALUES_WARPS,
             )  # fmt: skip
     return o

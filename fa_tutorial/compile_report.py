@@ -1,0 +1,290 @@
+"""Every kernel of the package compiled for GPUs that are not there: `python -m fa_tutorial.compile_report FILE`, or `make compile-report`.
+
+Triton and its ptxas compile for any NVIDIA GPU on any machine with Linux. That shows, before anyone launches, whether a configuration
+fits a card's shared memory, whether its registers spill to local memory, and whether ptxas had to serialise wgmma. FILE ends in .json or .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from fa_tutorial import forward, hardware, layout, matmul
+
+# Bytes of shared memory that one block may ask for (opt-in), by compute capability. CUDA programming guide, table of technical specifications.
+SHARED_LIMITS = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+CARDS = {75: "T4", 80: "A100", 86: "RTX 30xx", 89: "RTX 40xx", 90: "H100, H200", 100: "B200", 120: "RTX 50xx"}
+SERIALISED = ("C7511", "C7512", "C7515")  # ptxas waits for every wgmma before it starts the next: right, and slow
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+KERNELS = {
+    "add_kernel": layout.add_kernel,
+    "transpose_kernel": layout.transpose_kernel,
+    "softmax_kernel": layout.softmax_kernel,
+    "matmul_kernel": matmul.matmul_kernel,
+    "scores_values_kernel": matmul.scores_values_kernel,
+    "flash_forward_kernel": forward.flash_forward_kernel,
+}
+# The bytes that a case may spill; any other case may spill none. A row of 65,536 columns is 128 elements a thread with 16 warps, the whole
+# of its registers. The tile for D = 256 spills a little where it is causal, and still runs more than twice as fast on an H200 as the largest
+# one that does not. The rest is a register or two.
+ACCEPTED_SPILLS = {
+    ("softmax_kernel", f"fp32 {layout.MAX_SOFTMAX_COLUMNS} columns"): 1_000,
+    ("flash_forward_kernel", "fp16 D=256 causal 64x32"): 200,
+    ("flash_forward_kernel", "fp32 D=32 full 32x32"): 16,
+    ("flash_forward_kernel", "fp32 D=32 causal 32x32"): 16,
+    ("matmul_kernel", "fp32 64x64x32"): 32,
+}
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """One compile: a kernel, the card, the arguments of a launch (pointers as "*fp16") and its constants. JSON can hold all of it."""
+
+    kernel: str
+    title: str
+    capability: int
+    arguments: dict[str, int | float | str]
+    constants: dict[str, int | float | bool]
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a compile gave. registers: a thread's; shared: bytes a block; spills: bytes stored and loaded a thread; warnings: ptxas's."""
+
+    kernel: str
+    case: str
+    capability: int
+    num_warps: int
+    num_stages: int
+    registers: int
+    shared: int
+    spills: int
+    warnings: list[str] = field(default_factory=list)
+
+
+# ---------------------------------------------------------------- cases
+
+
+def cases(capability: int) -> Iterator[Case]:
+    """Every kernel with every configuration that its launch rule picks on a card of this capability."""
+    yield from layout_cases(capability)
+    yield from matmul_cases(capability)
+    yield from forward_cases(capability)
+
+
+def layout_cases(capability: int) -> Iterator[Case]:
+    yield Case("add_kernel", "fp32", capability, {"x_ptr": "*fp32", "y_ptr": "*fp32", "out_ptr": "*fp32", "n": 4096}, {"BLOCK": 1024})
+    tile = {"rows": 4096, "cols": 4096, "stride_xr": 4096, "stride_xc": 1, "stride_or": 4096, "stride_oc": 1}
+    yield Case("transpose_kernel", "fp32 32x32", capability, {"x_ptr": "*fp32", "out_ptr": "*fp32", **tile}, {"BLOCK_R": 32, "BLOCK_C": 32})
+    for columns in (1024, 8192, layout.MAX_SOFTMAX_COLUMNS):
+        yield Case(
+            "softmax_kernel",
+            f"fp32 {columns} columns",
+            capability,
+            {"x_ptr": "*fp32", "out_ptr": "*fp32", "cols": columns, "stride_x": columns, "stride_out": columns},
+            {"BLOCK": columns},
+            num_warps=layout.row_warps(columns),
+        )
+
+
+def matmul_cases(capability: int) -> Iterator[Case]:
+    for dtype, kind in DTYPES.items():
+        yield matmul_case(capability, dtype, matmul.choose_config(kind, SHARED_LIMITS[capability]))
+        yield scores_values_case(capability, dtype)
+
+
+def matmul_case(capability: int, dtype: str, config: matmul.MatmulConfig) -> Case:
+    """matmul_kernel on row-major matrices of 4,096 x 4,096."""
+    arguments = {f"{name}_ptr": f"*{dtype}" for name in "abc"} | {"M": 4096, "N": 4096, "K": 4096}
+    arguments |= {f"stride_{name}": size for name, size in zip(("am", "ak", "bk", "bn", "cm", "cn"), (4096, 1) * 3, strict=True)}
+    constants = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP": config.group}
+    title = f"{dtype} {config.block_m}x{config.block_n}x{config.block_k}"
+    return Case("matmul_kernel", title, capability, arguments, constants, config.num_warps, config.num_stages)
+
+
+def scores_values_case(capability: int, dtype: str) -> Case:
+    """scores_values_kernel as scores_times_values launches it, with D = 128, the most it takes."""
+    arguments = {f"{name}_ptr": f"*{dtype}" for name in "qkvo"} | {"S_q": 4096, "S_k": 4096, "D": 128, "scale": 0.5}
+    for name in "qkvo":
+        arguments |= {f"stride_{name}s": 128, f"stride_{name}d": 1}
+    constants = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_D": 128}
+    return Case("scores_values_kernel", f"{dtype} D=128 32x32", capability, arguments, constants, matmul.SCORES_VALUES_WARPS)
+
+
+def forward_cases(capability: int) -> Iterator[Case]:
+    for dtype, kind in DTYPES.items():
+        for D in (32, 64, 128, forward.MAX_D):
+            config = forward.choose_config(D, kind, SHARED_LIMITS[capability])
+            if dtype != "bf16":  # which compiles to what fp16 does, but for the types
+                yield forward_case(capability, dtype, D, False, config)
+            if dtype != "bf16" or D in (64, 128):
+                yield forward_case(capability, dtype, D, True, config)
+
+
+def forward_case(capability: int, dtype: str, D: int, is_causal: bool, config: forward.ForwardConfig) -> Case:
+    """flash_forward_kernel on contiguous tensors, as flash_forward launches it."""
+    S, heads = 4096, 16
+    arguments = {f"{name}_ptr": f"*{dtype}" for name in "qkvo"} | {"lse_ptr": "*fp32"}
+    arguments |= {"H_q": heads, "H_k": heads, "S_q": S, "S_k": S, "D": D, "scale": 0.5}
+    for name in "qkvo":
+        arguments |= {f"stride_{name}{axis}": size for axis, size in zip("bhsd", (heads * S * D, S * D, D, 1), strict=True)}
+    constants = {"IS_CAUSAL": is_causal, "P_SCALE": forward.p_scale(DTYPES[dtype])}
+    constants |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_D": forward.padded_d(D)}
+    title = f"{dtype} D={D} {'causal' if is_causal else 'full'} {config.block_m}x{config.block_n}"
+    return Case("flash_forward_kernel", title, capability, arguments, constants, config.num_warps, config.num_stages)
+
+
+# ---------------------------------------------------------------- compiling, in processes whose interpreter is off
+
+
+def specialise(case: Case, names: Sequence[str]) -> tuple[dict, dict, dict]:
+    """(signature, constants, attributes) as a launch with these arguments gives them to Triton's compiler.
+
+    Triton makes an argument of 1 a constant, and notes which pointers and integers are multiples of 16.
+    """
+    signature, constants, attributes = {}, dict(case.constants), {}
+    for position, name in enumerate(names):
+        value = case.arguments.get(name)
+        if name in case.constants or (value == 1 and isinstance(value, int)):
+            constants.setdefault(name, 1)
+            signature[name] = "constexpr"
+            continue
+        if isinstance(value, str):
+            signature[name] = value
+        else:
+            signature[name] = "fp32" if isinstance(value, float) else "i32" if abs(value) < 2**31 else "i64"
+        if isinstance(value, str) or (isinstance(value, int) and value % 16 == 0):
+            attributes[position,] = [["tt.divisibility", 16]]
+    return signature, constants, attributes
+
+
+def compile_case(case: Case) -> Row:
+    """Compile one case. Needs a process that was started with Triton's interpreter off (compile_cases starts such)."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = KERNELS[case.kernel]
+    signature, constants, attributes = specialise(case, kernel.arg_names)
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log):  # where Triton prints ptxas's words
+        compiled = triton.compile(
+            ASTSource(kernel, signature, constants, attributes),
+            target=GPUTarget("cuda", case.capability, 32),
+            options={"num_warps": case.num_warps, "num_stages": case.num_stages},
+        )
+    registers, spills, warnings = read_ptxas(log.getvalue())
+    return Row(
+        case.kernel, case.title, case.capability, case.num_warps, case.num_stages, registers, compiled.metadata.shared, spills, warnings
+    )
+
+
+def read_ptxas(log: str) -> tuple[int, int, list[str]]:
+    """(registers a thread, bytes spilled a thread, warnings of serialised wgmma) in what `ptxas -v` says."""
+    registers = re.search(r"Used (\d+) registers", log)
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
+    if registers is None or not spills:
+        raise RuntimeError(f"ptxas says nothing of registers and spills: {log!r}")
+    return int(registers[1]), sum(map(int, spills)), [code for code in SERIALISED if code in log]
+
+
+def compile_cases(todo: Sequence[Case]) -> list[Row]:
+    """The row of each case, in their order. Compiles in WORKERS processes, with a cache of their own that is thrown away."""
+    with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(WORKERS) as pool:
+        environment = os.environ | {hardware.INTERPRETER_SWITCH: "0", "TRITON_CACHE_DIR": cache, "TRITON_DUMP_PTXAS_LOG": "1"}
+        order = random.Random(0).sample(range(len(todo)), len(todo))  # so that every worker gets as many of the slow ones
+        parts = [order[i::WORKERS] for i in range(WORKERS)]
+        rows = pool.map(lambda part: run_worker([todo[i] for i in part], environment), parts)
+        found = {i: row for part, done in zip(parts, rows, strict=True) for i, row in zip(part, done, strict=True)}
+    return [found[i] for i in range(len(todo))]
+
+
+def run_worker(todo: Sequence[Case], environment: dict[str, str]) -> list[Row]:
+    """The rows of `todo`, from a process of its own."""
+    command = [sys.executable, "-m", "fa_tutorial.compile_report", "--worker"]
+    run = subprocess.run(command, input=json.dumps([asdict(case) for case in todo]), capture_output=True, text=True, env=environment)
+    if run.returncode:
+        raise RuntimeError(f"compiling failed:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
+    return [Row(**row) for row in json.loads(run.stdout)]
+
+
+# ---------------------------------------------------------------- judging and printing
+
+
+def faults(row: Row) -> list[str]:
+    """What is wrong with a default configuration; empty where nothing is."""
+    found = []
+    limit = SHARED_LIMITS[row.capability]
+    if row.shared > limit:
+        found.append(f"asks for {row.shared} bytes of shared memory, the card has {limit}")
+    if row.spills > ACCEPTED_SPILLS.get((row.kernel, row.case), 0):
+        found.append(f"spills {row.spills} bytes")
+    if row.warnings:
+        found.append(f"wgmma is serialised ({', '.join(row.warnings)})")
+    return found
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table."""
+    heads = ("kernel", "case", "capability", "warps", "stages", "registers", "shared bytes", "spilled bytes", "faults")
+    lines = [line_of(heads), line_of(["---"] * len(heads))]
+    for row in rows:
+        wrong = "; ".join(faults(row)) or ("accepted" if row.spills else "none")
+        run = (f"{row.capability} ({CARDS[row.capability]})", row.num_warps, row.num_stages)
+        lines.append(line_of((row.kernel, row.case, *run, row.registers, row.shared, row.spills, wrong)))
+    return "\n".join(lines) + "\n"
+
+
+def line_of(cells: Sequence) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """{"triton": version, "shared_limits": bytes by capability, "rows": [Row's fields and its faults]}."""
+    found = [json.dumps(asdict(row) | {"faults": faults(row)}) for row in rows]
+    head = f'{{"triton": {json.dumps(metadata.version("triton"))}, "shared_limits": {json.dumps(SHARED_LIMITS)}, "rows": [\n'
+    return head + ",\n".join(found) + "\n]}\n"
+
+
+WRITERS = {".json": as_json, ".md": markdown}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the table to the file that is named. Returns 1 where a row has a fault, which is then printed; else 0."""
+    parser = argparse.ArgumentParser(prog="python -m fa_tutorial.compile_report", description=__doc__.splitlines()[0])
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("file", type=Path, nargs="?", help="where the table goes: a name ending in .json or .md")
+    where.add_argument("--worker", action="store_true", help="compile the cases that stdin holds as JSON: what this starts for itself")
+    options = parser.parse_args(arguments)
+    if options.worker:
+        json.dump([asdict(compile_case(Case(**case))) for case in json.load(sys.stdin)], sys.stdout)
+        return 0
+    if options.file.suffix not in WRITERS:
+        parser.error(f"FILE must end in {' or '.join(WRITERS)}, got {options.file}")
+    rows = compile_cases([case for capability in SHARED_LIMITS for case in cases(capability)])
+    options.file.write_text(WRITERS[options.file.suffix](rows), encoding="utf-8")
+    wrong = [f"{row.kernel}, {row.case}, capability {row.capability}: {'; '.join(faults(row))}" for row in rows if faults(row)]
+    print(f"{len(rows)} compiles, {len(wrong)} with faults: {options.file}", *wrong, sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
