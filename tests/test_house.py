@@ -43,7 +43,9 @@ def files() -> list[Path]:
 
 def text_files() -> dict[str, str]:
     """The text of every file that has any, by its path in the repository."""
-    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files() if path.suffix not in (".png", ".pyc")}
+    return {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files() if path.suffix not in (".png", ".gif", ".pyc")
+    }
 
 
 # ---------------------------------------------------------------- versions
@@ -173,7 +175,7 @@ ORDER = (
     *("arguments", "hardware", "reference", "ledger", "source"),
     *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "hopper"),
     "attention",
-    *("exercises", "bench", "figures", "doctor", "notebooks", "__main__"),
+    *("exercises", "bench", "figures", "doctor", "notebooks", "compile_report", "__main__"),
 )
 
 
