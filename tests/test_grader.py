@@ -191,6 +191,21 @@ def test_run_takes_an_answer_that_returns_an_array():
     assert grader.run(lambda: np.ones(3)).shape == (3,)
 
 
+def test_a_starter_with_lines_above_it_is_told_so():
+    def half(x):
+        x.append(1)
+        raise NotImplementedError
+
+    def starter(x):
+        """Its docstring."""
+        raise NotImplementedError
+
+    for answer, words in ((half, "delete it"), (starter, "")):
+        with pytest.raises(grader.NotAttempted) as raised:
+            grader.run(answer, [])
+        assert words in str(raised.value) and bool(str(raised.value)) == bool(words)
+
+
 def test_unpack():
     assert grader.unpack((1, 2), ("m", "l")) == [1, 2]
     for result in (None, 1, (1,), (1, 2, 3), torch.ones(2)):

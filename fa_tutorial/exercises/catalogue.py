@@ -24,6 +24,7 @@ class Exercise:
     hints: tuple[str, ...]
     solution: Any
     reasoning: str
+    helpers: tuple[Any, ...] = ()  # functions that the solution calls, shown with it
 
     @property
     def chapter(self) -> int:
@@ -59,7 +60,9 @@ def wrong_answers(chapter: int) -> tuple[WrongAnswer, ...]:
 
 def find(exercise_id: str) -> Exercise:
     """The exercise called `exercise_id`; ValueError that lists the ids otherwise."""
-    chapter = str(exercise_id).partition(".")[0]
+    if not isinstance(exercise_id, str):
+        raise TypeError(f'an exercise is named by a text, "{exercise_id}", not by {exercise_id!r}')
+    chapter = exercise_id.partition(".")[0]
     known = chapters()
     if not chapter.isdigit() or int(chapter) not in known:
         raise ValueError(f"there is no exercise {exercise_id!r}; chapters with exercises: {', '.join(map(str, known))}")

@@ -75,7 +75,9 @@ def grade_naive_hbm_bytes(answer) -> None:
         want = ledger.naive_hbm_bytes(*args)
         score = heads * S_q * S_k * itemsize
         suspects = {
-            "elements are counted, not bytes: multiply by itemsize": want // itemsize,
+            "elements are counted, not bytes: multiply by itemsize": want // itemsize if itemsize > 1 else -1,
+            "itemsize multiplies only the scores: q, k, v and o have it too": heads * (2 * (S_q + S_k) * D + 4 * S_q * S_k * itemsize),
+            "S_q is used for both lengths of q, k, v and o: k and v have S_k rows": heads * (4 * S_q * D + 4 * S_q * S_k) * itemsize,
             "only two touches of each score are counted: s is written and read, and p is written and read": want - 2 * score,
             "s and p are each written but one of the reads is missing: each score is touched four times": want - score,
             "s and p never reach HBM in this count: that is what a fused kernel would move": want - 4 * score,
@@ -89,9 +91,9 @@ def grade_naive_hbm_bytes(answer) -> None:
         expect_equal(run(answer, *args), want, on=_call_text("naive_hbm_bytes", args),
                      otherwise="add up what each of the three kernels reads and writes", suspects=suspects)  # fmt: skip
 
-    compare(1, 1, 4, 4, 2, 1)
-    compare(1, 1, 4, 4, 2, 2)
-    compare(1, 1, 4, 6, 2, 2)
+    compare(1, 1, 4, 4, 3, 1)
+    compare(1, 1, 5, 7, 3, 1)
+    compare(1, 1, 5, 7, 3, 4)
     compare(2, 3, 4, 6, 2, 4)
     for _ in range(20):
         args = (*(random.randint(1, 9) for _ in range(2)), *(random.randint(1, 500) for _ in range(3)), random.choice((1, 2, 4)))
@@ -212,7 +214,8 @@ EXERCISES = (
          "max(0, i + 1 + S_k − S_q), and mind the rows that see none."),
         ledger.attention_flops,
         "Every pair costs D multiply-adds in q kᵀ and D in p v, 4·D FLOPs together. What the causal mask changes is the number of pairs: "
-        "the last query sees S_k keys, each one before it one less. That sum is visible_pairs in the same module.",
+        "the last query sees S_k keys, each one before it one less. visible_pairs is that sum.",
+        (ledger.visible_pairs,),
     ),
     Exercise(
         "0.2", "naive_hbm_bytes", "Count the bytes that naive attention moves through HBM.", grade_naive_hbm_bytes,

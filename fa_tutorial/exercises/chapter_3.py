@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from fa_tutorial import hardware, matmul
 from fa_tutorial.exercises.catalogue import Exercise
 from fa_tutorial.exercises.grader import (
+    PoisonedEmpty,
     Stray,
     Unwritten,
     Wrong,
@@ -60,8 +60,8 @@ def _sizes(M: int, N: int, K: int, blocks: Blocks) -> str:
 # ---------------------------------------------------------------- 3.1
 
 
-class _Watch(TorchFunctionMode):
-    """Fills what torch.empty and its kin give with NaN, so that what is never written shows, and shows the same on every run.
+class _Watch(PoisonedEmpty):
+    """Poisons torch.empty, and notes a matmul of whole matrices.
 
     whole: whether one call of PyTorch took the (M, K) and the (K, N) matrix and gave the whole (M, N) one.
     """
@@ -71,12 +71,9 @@ class _Watch(TorchFunctionMode):
         self.operands, self.result, self.whole = {(M, K), (K, N)}, (M, N), False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            if "empty" in getattr(func, "__name__", "") and result.is_floating_point():
-                result.fill_(torch.nan)
-            if tuple(result.shape) == self.result:
-                self.whole |= self.operands <= {tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)}
+        result = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(result, torch.Tensor) and tuple(result.shape) == self.result:
+            self.whole |= self.operands <= {tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)}
         return result
 
 
@@ -511,9 +508,11 @@ EXERCISES = (
          "Three masks: rows of a by M, columns of b by N, and, in both loads, what is left of K in this step. other=0.0 adds nothing to the sum.",
          'In the loop: acc = tl.dot(a, b, acc, input_precision="ieee"), then a_ptrs += BLOCK_K * stride_ak and b_ptrs += BLOCK_K * stride_bk.'),
         matmul.matmul_kernel,
-        "pid // tiles_n and pid % tiles_n give the tile (GROUP is for 3.3; its default 1 is row order). The K mask is in both loads, because what "
+        "pid // tiles_n and pid % tiles_n give the tile (GROUP is for the next section; its default 1 is row order). The K mask is in both loads, because what "
         "lies beyond may be NaN, and 0 · NaN is NaN. acc is float32 and is rounded once, when it is stored under the mask of c's own rows "
-        "and columns. Steps along K are counted in elements of each tensor's own stride, so views work.",
+        "and columns. Steps along K are counted in elements of each tensor's own stride, so views work. grouped_tile_device with GROUP = 1 is "
+        "pid // tiles_n and pid % tiles_n, and dot is tl.dot in IEEE precision.",
+        (matmul.dot,),
     ),
     Exercise(
         "3.3", "grouped_tile", "Find the tile of a program when programs go down bands of `group` rows of tiles.", grade_grouped_tile,

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fa_tutorial import hardware
 
@@ -88,8 +89,8 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
     copies = [_copy(arg) for arg in args]
     try:
         result = answer(*copies)
-    except NotImplementedError:
-        raise NotAttempted from None
+    except NotImplementedError as error:
+        raise NotAttempted(_left_over(error, answer)) from None
     except Exception as error:
         raise Wrong(f"raises {type(error).__name__}: {error}{_where(error, answer)}") from error
     names = list(_parameters(answer))
@@ -98,6 +99,27 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
             name = names[position] if position < len(names) else f"argument {position + 1}"
             raise Wrong(f"changes its input {name} in place: work on a copy")
     return result
+
+
+class PoisonedEmpty(TorchFunctionMode):
+    """Fills what torch.empty and its kin give with NaN, so that what is never written shows, and shows the same on every run."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if "empty" in getattr(func, "__name__", "") and isinstance(result, torch.Tensor) and result.is_floating_point():
+            result.fill_(torch.nan)
+        return result
+
+
+def _left_over(error: NotImplementedError, answer: Callable) -> str:
+    """Words for a reader whose code stands above the starter's raise; empty where the raise is the first line that runs."""
+    code = getattr(answer, "__code__", None)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if code is not None and frame.name == code.co_name]
+    if not frames:
+        return ""
+    body = (line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno)
+    first = min(body, default=code.co_firstlineno)
+    return "the starter's `raise NotImplementedError` still stands below your lines: delete it" if frames[-1].lineno > first else ""
 
 
 def _parameters(answer: Callable) -> Mapping[str, inspect.Parameter]:
@@ -351,7 +373,7 @@ def run_kernel(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], **meta: 
 def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int]) -> None:
     """On a GPU, run the kernel's function in the interpreter first, on copies, to see the reads outside its tensors that a GPU hides.
 
-    What the interpreter cannot run in this process (tl.max and its kin are compiled already) is left to the GPU.
+    What the interpreter cannot run here is left to the GPU.
     """
     if hardware.interpreter_on():
         return
@@ -362,12 +384,30 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
     for buffer in buffers:
         buffer.reset(SENTINEL)
     try:
-        with _watched(buffers), np.errstate(all="ignore"):
+        with _watched(buffers), _interpreted_functions(kernel.fn), np.errstate(all="ignore"):
             InterpretedFunction(kernel.fn)[grid](*(copy.tensor if isinstance(copy, Buffer) else copy for copy in copies), **meta)
     except Exception as error:
         root = _chain(error)[-1]
         if isinstance(root, Stray):
             raise Stray(root.access, root.remedy, _where(error, kernel)) from None
+
+
+@contextlib.contextmanager
+def _interpreted_functions(function: Callable) -> Iterator[None]:
+    """For a while, let the interpreter run what is compiled here: Triton's own jitted functions (tl.cdiv, tl.max), and the reader's."""
+    import triton.language
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    places = [vars(triton.language), vars(triton.language.standard), function.__globals__]
+    compiled = [(place, name, thing) for place in places for name, thing in list(place.items()) if isinstance(thing, JITFunction)]
+    for place, name, thing in compiled:
+        place[name] = InterpretedFunction(thing.fn)
+    try:
+        yield
+    finally:
+        for place, name, thing in compiled:
+            place[name] = thing
 
 
 def _check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
@@ -431,6 +471,8 @@ def _is_starter(error: BaseException, kernel: Any) -> bool:
 
 def _reason(error: BaseException, root: BaseException) -> str:
     """The last line of an error: compilers put the source excerpt first."""
+    if isinstance(root, AssertionError) and not str(root):
+        return "Triton refuses the types of these operands; an accumulator, for one, must be float32"
     lines = [line.strip() for line in str(root).splitlines() if line.strip() and set(line.strip()) != {"^"}]
     return f"{type(root).__name__}: {lines[-1] if lines else type(error).__name__}"
 

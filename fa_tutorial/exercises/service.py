@@ -37,8 +37,8 @@ def check(exercise_id: str, answer: Any) -> Result:
     try:
         exercise.grade(answer)
         result = Result(exercise.id, "correct", f"{label}: correct")
-    except NotAttempted:
-        result = Result(exercise.id, "not attempted", f"{label}: not attempted")
+    except NotAttempted as left_over:
+        result = Result(exercise.id, "not attempted", f"{label}: not attempted" + (f" ({left_over})" if str(left_over) else ""))
     except Wrong as diagnosis:
         result = Result(exercise.id, "wrong", f"{label}: {' '.join(str(diagnosis).split())}")
     record_of.record(exercise.id, result.status)
@@ -60,7 +60,8 @@ def solution(exercise_id: str) -> None:
     """Show the answer's source, with its reasoning."""
     exercise = catalogue.find(exercise_id)
     print(f"{exercise.id} {exercise.name}: {exercise.reasoning}")
-    display_source(exercise.solution)
+    for shown in (exercise.solution, *exercise.helpers):
+        display_source(shown)
 
 
 def progress(chapter: int | None = None) -> None:
