@@ -1,4 +1,4 @@
-"""What chapters 0, 2 and 3 show of a GPU: its ceilings, naive attention's memory, the first kernels, matmul.
+"""What chapters 0, 2, 3 and 5 show of a GPU: its ceilings, naive attention's memory, the first kernels, matmul.
 
     python -m fa_tutorial.bench.chapters results.json
 
@@ -10,14 +10,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fa_tutorial import layout, ledger, matmul, reference
+from fa_tutorial import forward, layout, ledger, matmul, reference
 from fa_tutorial.bench import results
 from fa_tutorial.bench.timing import peak_bytes, require_gpu, time_call
 
@@ -54,10 +56,10 @@ def measure_ceilings() -> dict[str, float]:
 
 
 def attention_cases() -> Iterator[Case]:
-    """Chapter 0: time and peak memory of naive attention and of PyTorch's flash kernel as S grows. B = 1, H = 16, D = 64, fp16."""
+    """Chapters 0 and 5: time and peak memory as S grows, of naive attention, PyTorch's flash kernel, and the course's basic one."""
     B, H, D = 1, 16, 64
     for S in (2**power for power in range(9, 18)):
-        for provider in ("naive", "sdpa_flash"):
+        for provider in ("naive", "sdpa_flash", "basic"):
             about = {
                 "provider": provider,
                 "mode": "fwd",
@@ -75,13 +77,32 @@ def attention_cases() -> Iterator[Case]:
 
 def _attention_row(provider: str, B: int, H: int, S: int, D: int) -> dict[str, Any]:
     q, k, v = (randn(B, H, S, D) for _ in range(3))
-    attention = {"naive": reference.naive_attention, "sdpa_flash": _sdpa_flash}[provider]
+    attention = {"naive": reference.naive_attention, "sdpa_flash": _sdpa_flash, "basic": forward.flash_forward}[provider]
     call = functools.partial(attention, q, k, v)
     try:
         peak = peak_bytes(call)
         return timed(call, flops=ledger.attention_flops(B, H, S, S, D)) | {"peak_bytes": peak}
     except torch.cuda.OutOfMemoryError:
         return {"ms": None, "ms_20": None, "ms_80": None, "tflops": None, "peak_bytes": None, "reason": "out of memory"}
+
+
+def naive_step_cases() -> Iterator[Case]:
+    """Chapter 0: the four operations of naive attention, each timed by itself, on the shape of attention_cases."""
+    B, H, S, D = 1, 16, 4096, 64
+    for step in ("q kᵀ", "divide", "softmax", "p v"):
+        about = {"chapter": 0, "kernel": "naive_step", "provider": step, "dtype": "fp16", "B": B, "H": H, "S": S, "D": D}
+        yield about, lambda step=step: _naive_step_row(step, B, H, S, D)
+
+
+def _naive_step_row(step: str, B: int, H: int, S: int, D: int) -> dict[str, Any]:
+    q, k, s = randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, S)
+    call = {
+        "q kᵀ": lambda: q @ k.transpose(-1, -2),
+        "divide": lambda: s / math.sqrt(D),
+        "softmax": lambda: torch.softmax(s, dim=-1),
+        "p v": lambda: s @ k,
+    }[step]
+    return timed(call)
 
 
 def _sdpa_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -218,7 +239,8 @@ def main() -> None:
     if not kept["provenance"]:
         kept["provenance"] = results.provenance() | {"ceilings": measure_ceilings()}
         results.save(path, kept)
-    for key, cases in (("rows", attention_cases()), ("kernels", first_kernel_cases()), ("kernels", matmul_cases())):
+    kernels = itertools.chain(naive_step_cases(), first_kernel_cases(), matmul_cases())
+    for key, cases in (("rows", attention_cases()), ("kernels", kernels)):
         for about, measure in cases:
             if any(about.items() <= row.items() for row in kept[key]):
                 continue
