@@ -33,11 +33,15 @@ class Exercise:
 
 @dataclass(frozen=True)
 class WrongAnswer:
-    """A wrong answer that ships with the course. diagnosis: words that the grader's message must hold for it."""
+    """A wrong answer that ships with the course. diagnosis: words that the grader's message must hold for it.
+
+    on_gpu: the words where a compiled kernel's stray reads cannot be seen, if they are others.
+    """
 
     id: str
     answer: Any
     diagnosis: str
+    on_gpu: str | None = None
 
 
 def chapters() -> list[int]:

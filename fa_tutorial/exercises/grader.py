@@ -373,7 +373,7 @@ def run_kernel(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], **meta: 
 def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int]) -> None:
     """On a GPU, run the kernel's function in the interpreter first, on copies, to see the reads outside its tensors that a GPU hides.
 
-    What the interpreter cannot run here is left to the GPU.
+    What the interpreter cannot run in this process (tl.max and its kin are compiled already) is left to the GPU.
     """
     if hardware.interpreter_on():
         return
@@ -384,30 +384,12 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
     for buffer in buffers:
         buffer.reset(SENTINEL)
     try:
-        with _watched(buffers), _interpreted_functions(kernel.fn), np.errstate(all="ignore"):
+        with _watched(buffers), np.errstate(all="ignore"):
             InterpretedFunction(kernel.fn)[grid](*(copy.tensor if isinstance(copy, Buffer) else copy for copy in copies), **meta)
     except Exception as error:
         root = _chain(error)[-1]
         if isinstance(root, Stray):
             raise Stray(root.access, root.remedy, _where(error, kernel)) from None
-
-
-@contextlib.contextmanager
-def _interpreted_functions(function: Callable) -> Iterator[None]:
-    """For a while, let the interpreter run what is compiled here: Triton's own jitted functions (tl.cdiv, tl.max), and the reader's."""
-    import triton.language
-    from triton.runtime.interpreter import InterpretedFunction
-    from triton.runtime.jit import JITFunction
-
-    places = [vars(triton.language), vars(triton.language.standard), function.__globals__]
-    compiled = [(place, name, thing) for place in places for name, thing in list(place.items()) if isinstance(thing, JITFunction)]
-    for place, name, thing in compiled:
-        place[name] = InterpretedFunction(thing.fn)
-    try:
-        yield
-    finally:
-        for place, name, thing in compiled:
-            place[name] = thing
 
 
 def _check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
