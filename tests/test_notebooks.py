@@ -201,7 +201,7 @@ BROKEN = {
     "stderr-output": (rules.stderr_outputs, with_cell(code("x = 1", stream("a warning", name="stderr")))),
     "svg-output": (rules.svg_outputs, with_cell(code("x", {"output_type": "display_data", "metadata": {}, "data": {"image/svg+xml": "<svg/>"}}))),
     "path-in-output": (rules.machine_traces, with_cell(code("print(p)", stream("File /home/reader/x.py\n")))),
-    "path-in-code": (rules.machine_traces, with_cell(code('p = "/root/course"'))),
+    "path-in-code": (rules.machine_traces, with_cell(code('p = "/home/reader/course"'))),
     "path-in-markdown": (rules.machine_traces, with_cell(markdown("It lies in `/tmp/course`."))),
     "path-in-metadata": (rules.machine_traces, with_change(lambda notebook: notebook["cells"][3]["metadata"].update(file="/Users/reader/x"))),
     "path-of-windows": (rules.machine_traces, with_cell(code("print(p)", stream("C:\\course\n")))),
