@@ -47,7 +47,6 @@ ACCEPTED_SPILLS = {
     ("flash_forward_kernel", "fp16 D=256 causal 64x32"): 200,
     ("flash_forward_kernel", "fp32 D=32 full 32x32"): 16,
     ("flash_forward_kernel", "fp32 D=32 causal 32x32"): 16,
-    ("matmul_kernel", "fp32 64x64x32"): 32,
 }
 WORKERS = 2
 
