@@ -28,11 +28,11 @@ help:
 lab: $(INSTALLED)
 	$(RUN) -m jupyterlab --LabApp.default_url=/lab/tree/$(FIRST_NOTEBOOK) $(ARGS)
 
-# pytest comes last, so that its closing line is the last line printed.
+# pytest comes last, so that its closing line is the last line printed. Two workers, each with whole files: a notebook's cells stay in order.
 test: $(INSTALLED)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=120 $(ARGS)
 
 figures: $(INSTALLED)
 	$(RUN) -m fa_tutorial.figures

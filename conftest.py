@@ -5,12 +5,15 @@ import tempfile
 
 import matplotlib
 import pytest
+import torch
 
 # A notebook's kernel inherits this folder, which stays empty: its progress cell shows nothing done, as it is stored.
 _notebooks_state = tempfile.TemporaryDirectory(prefix="fa_tutorial_state_")
 os.environ["FA_TUTORIAL_STATE"] = _notebooks_state.name
 # Set here and not in MPLBACKEND, which a notebook's kernel would inherit, and then show no figures.
 matplotlib.use("agg")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # several workers share the cores
 
 
 @pytest.fixture(scope="session")

@@ -147,7 +147,7 @@ def test_make_passes_arguments_on():
 
 def test_make_test_ends_with_pytest():
     lines = make("test").stdout.strip().splitlines()
-    assert "pytest --nbval --nbval-current-env --nbval-cell-timeout=120" in lines[-1]
+    assert "pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=120" in lines[-1]
     assert any("ruff check" in line for line in lines) and any("ruff format --check" in line for line in lines)
 
 
