@@ -1,7 +1,8 @@
-"""Chapter 4: flash attention's forward in PyTorch, tile for tile the twin of the Triton kernel.
+"""Chapters 4 and 6: flash attention in PyTorch, forward and backward, tile for tile the twin of the Triton kernels.
 
-Proves on tensors that can be looked at what the kernel does on the chip: blocks of keys join a running state (m, l, acc), the division
-waits until the end, tiles that the causal mask hides are skipped. FA2's loop order and FA1's, both with their HBM traffic counted.
+Proves on tensors that can be looked at what the kernels do on the chip. Forward: blocks of keys join a running state (m, l, acc), the
+division waits until the end, tiles that the causal mask hides are skipped; FA2's loop order and FA1's, both with their HBM traffic counted.
+Backward: p comes back from q, k and lse, five matmuls give the gradients, and two loops over the tiles need no more memory than the results.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from fa_tutorial.arguments import FLOAT_DTYPES_AND_64, check_attention, check_int
-from fa_tutorial.reference import repeat_heads
+from fa_tutorial.reference import causal_mask, repeat_heads
 
 
 @dataclass
@@ -196,3 +197,163 @@ def seen_in_tile(rows: slice, keys: slice, S_q: int, S_k: int, device: torch.dev
     i = torch.arange(rows.start, rows.stop, device=device)[:, None]
     j = torch.arange(keys.start, keys.stop, device=device)[None, :]
     return j <= i + S_k - S_q
+
+
+# ---------------------------------------------------------------- backward (chapter 6)
+
+
+def matmul_backward(a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of c = a b: da = dc bᵀ and db = aᵀ dc (6.3). No Jacobian is built.
+
+    a: (..., M, K); b: (..., K, N); dc: (..., M, N), one dtype. Returns da like a and db like b.
+    """
+    return dc @ b.transpose(-1, -2), a.transpose(-1, -2) @ dc
+
+
+def softmax_backward(p: torch.Tensor, dp: torch.Tensor) -> torch.Tensor:
+    """The gradient of p = softmax(s), along the last dimension: ds = p ∘ (dp − rowsum(p ∘ dp)) (6.5). p, dp and the result: (..., S_k)."""
+    return p * (dp - (p * dp).sum(dim=-1, keepdim=True))
+
+
+def recompute_p(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, scale: float | None = None, is_causal: bool = False) -> torch.Tensor:
+    """p = exp(scale · q kᵀ − lse), (B, H_q, S_q, S_k): softmax from what the forward kept, with no maximum and no sum (6.7).
+
+    q: (B, H_q, S_q, D); k: (B, H_k, S_k, D); lse: (B, H_q, S_q). Hidden pairs, and rows whose lse is −inf, give 0.
+    """
+    scale = check_attention(q, k, k, scale, dtypes=FLOAT_DTYPES_AND_64)
+    s = scores(q, repeat_heads(k, q.shape[1]), scale)
+    if is_causal:
+        s = s.masked_fill(~causal_mask(q.shape[2], k.shape[2], q.device), -math.inf)
+    return torch.exp(s - finite_or_inf(lse)[..., None])
+
+
+def finite_or_inf(lse: torch.Tensor) -> torch.Tensor:
+    """lse with +inf for −inf: exp(s − lse) is then 0 for a row that sees nothing, where s − lse would be −inf − (−inf) = NaN."""
+    return torch.where(lse == -math.inf, math.inf, lse)
+
+
+def row_delta(o: torch.Tensor, do: torch.Tensor) -> torch.Tensor:
+    """delta = rowsum(do ∘ o), which is rowsum(p ∘ dp) (6.6). o, do: (..., S_q, D). Returns (..., S_q) in the state's dtype."""
+    return (do.to(state_dtype(o)) * o.to(state_dtype(o))).sum(dim=-1)
+
+
+def sum_groups(dx: torch.Tensor, H_k: int) -> torch.Tensor:
+    """(B, H_q, S_k, D) summed over the query heads that share a key head: (B, H_k, S_k, D). The gradient of repeat_heads."""
+    return dx.unflatten(1, (H_k, -1)).sum(dim=2) if H_k else dx
+
+
+def attention_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    do: torch.Tensor,
+    lse: torch.Tensor,
+    scale: float | None = None,
+    is_causal: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dq, dk, dv) of attention by its five matmuls, with whole (S_q, S_k) matrices (6.7 to 6.12; FA2, section 2.3.2).
+
+    q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). scale: 1/√D unless given. dk and dv are
+    summed over the query heads that share a key head. Gradients in the inputs' dtype; a row that saw nothing gets dq = 0.
+    """
+    scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
+    H_q, H_k = q.shape[1], k.shape[1]
+    p = recompute_p(q, k, lse, scale, is_causal)  # [B, H_q, S_q, S_k]
+    dv = weighted(p.transpose(-1, -2), do)
+    dp = scores(do, repeat_heads(v, H_q), 1.0)
+    ds = p * (dp - row_delta(o, do)[..., None])
+    dq = scale * weighted(ds, repeat_heads(k, H_q))
+    dk = scale * weighted(ds.transpose(-1, -2), q)
+    return dq.to(q.dtype), sum_groups(dk, H_k).to(k.dtype), sum_groups(dv, H_k).to(v.dtype)
+
+
+def causal_rows(key_block: int, block_m: int, block_n: int, S_q: int, S_k: int) -> tuple[int, int]:
+    """Which blocks of query rows a block of keys meets under the causal mask: (start, full) (6.13).
+
+    Blocks before start see nothing of it; blocks start … full − 1 need the mask; from full on every row sees every key of it.
+    """
+    key_block, block_m, block_n = check_int("key_block", key_block, 0), check_int("block_m", block_m), check_int("block_n", block_n)
+    S_q, S_k = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0)
+    first = key_block * block_n
+    if first >= S_k:
+        raise ValueError(f"key_block must be below {-(-S_k // block_n)} for S_k = {S_k} and block_n = {block_n}, got {key_block}")
+    last = min(first + block_n, S_k) - 1
+    sees_first = max(0, first - (S_k - S_q))  # the first row that sees the block's first key
+    sees_last = max(0, last - (S_k - S_q))
+    return sees_first // block_m, -(-sees_last // block_m)
+
+
+def flash_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    do: torch.Tensor,
+    lse: torch.Tensor,
+    block_m: int,
+    block_n: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dlse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dq, dk, dv) of attention tile by tile, in two loops (6.7 to 6.14; FA2, algorithm 2, split in two).
+
+    q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). dlse: the gradient of lse, where somebody
+    used it (6.15). The first loop keeps a block of keys and walks over the queries: dk, dv. The second keeps a block of queries and
+    walks over the keys: dq. Each gradient is summed by one owner, in one order.
+    """
+    scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
+    block_m, block_n = check_int("block_m", block_m), check_int("block_n", block_n)
+    H_k, S_q, S_k = k.shape[1], q.shape[2], k.shape[2]
+    k, v, lse = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1]), finite_or_inf(lse)
+    delta = row_delta(o, do) if dlse is None else row_delta(o, do) - dlse
+    dq, dk, dv = (torch.zeros(x.shape, dtype=state_dtype(x), device=x.device) for x in (q, k, v))
+
+    for key_block in range(-(-S_k // block_n)):
+        keys = slice(key_block * block_n, min((key_block + 1) * block_n, S_k))
+        start, full = causal_rows(key_block, block_m, block_n, S_q, S_k) if is_causal else (0, 0)
+        for row_block in range(start, -(-S_q // block_m)):
+            rows = slice(row_block * block_m, min((row_block + 1) * block_m, S_q))
+            p, ds = p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal and row_block < full, scale)  # [B, H_q, BLOCK_M, BLOCK_N]
+            dv[:, :, keys] += weighted(p.transpose(-1, -2), do[:, :, rows])
+            dk[:, :, keys] += scale * weighted(ds.transpose(-1, -2), q[:, :, rows])
+
+    for row_block in range(-(-S_q // block_m)):
+        rows = slice(row_block * block_m, min((row_block + 1) * block_m, S_q))
+        full, end = causal_tiles(row_block, block_m, block_n, S_q, S_k) if is_causal else all_tiles(block_n, S_k)
+        for key_block in range(end):
+            keys = slice(key_block * block_n, min((key_block + 1) * block_n, S_k))
+            _, ds = p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal and key_block >= full, scale)
+            dq[:, :, rows] += scale * weighted(ds, k[:, :, keys])
+
+    return dq.to(q.dtype), sum_groups(dk, H_k).to(k.dtype), sum_groups(dv, H_k).to(v.dtype)
+
+
+def p_and_ds(q, k, v, do, lse, delta, rows: slice, keys: slice, mask: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """One tile's p (6.7) and ds (6.10), (B, H_q, block_m, block_n) each. mask: the tile is crossed by the causal diagonal."""
+    s = scores(q[:, :, rows], k[:, :, keys], scale)
+    if mask:
+        s = s.masked_fill(~seen_in_tile(rows, keys, q.shape[2], k.shape[2], q.device), -math.inf)
+    p = torch.exp(s - lse[:, :, rows, None])
+    dp = scores(do[:, :, rows], v[:, :, keys], 1.0)
+    return p, p * (dp - delta[:, :, rows, None])
+
+
+class TiledAttention(torch.autograd.Function):
+    """flash_forward and flash_backward as a node of autograd's graph: TiledAttention.apply(q, k, v, block_m, block_n, is_causal, scale).
+
+    Returns o and lse, both differentiable. For torch.autograd.gradcheck; attention.flash_attention is the one to use.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, block_m, block_n, is_causal, scale):
+        o, lse = flash_forward(q, k, v, block_m, block_n, is_causal, scale)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.how = (block_m, block_n, is_causal, scale)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, do, dlse):
+        q, k, v, o, lse = ctx.saved_tensors
+        return *flash_backward(q, k, v, o, do, lse, *ctx.how, dlse), None, None, None, None

@@ -73,6 +73,18 @@ def check_alike(**tensors: torch.Tensor) -> None:
         raise ValueError(f"{', '.join(tensors)} must be on one device, got " + ", ".join(f"{n}: {d}" for n, d in devices.items()))
 
 
+def check_like(model: torch.Tensor, **tensors) -> None:
+    """Raise unless each tensor has the dtype (TypeError), shape and device (ValueError) of `model`."""
+    for name, tensor in tensors.items():
+        check_tensor(name, tensor, dtypes=(model.dtype,))
+        for what in ("shape", "device"):
+            got, want = getattr(tensor, what), getattr(model, what)
+            if got != want:
+                raise ValueError(
+                    f"{name} must have {what} {tuple(want) if what == 'shape' else want}, got {tuple(got) if what == 'shape' else got}"
+                )
+
+
 def check_attention(
     q, k, v, scale: float | None = None, *, dtypes: Iterable[torch.dtype] = FLOAT_DTYPES, max_d: int | None = None
 ) -> float:

@@ -1,10 +1,11 @@
-"""The public door: flash_attention checks its arguments and picks the kernel."""
+"""The public door: flash_attention checks its arguments, picks the kernel, and carries the gradients."""
 
 from __future__ import annotations
 
 import torch
 
 from fa_tutorial.arguments import check_attention
+from fa_tutorial.backward import flash_backward
 from fa_tutorial.forward import MAX_D, flash_forward
 
 KERNELS = ("auto", "basic")
@@ -20,27 +21,76 @@ def flash_attention(
     return_lse: bool = False,
     kernel: str = "auto",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(scale · q kᵀ) v with memory linear in the sequence length (FlashAttention-2, Dao, 2023).
+    """softmax(scale · q kᵀ) v with memory linear in the sequence length, forward and backward (FlashAttention-2, Dao, 2023).
 
     Shapes: q (B, H_q, S_q, D); k and v (B, H_k, S_k, D), H_q a multiple of H_k (grouped-query attention), 1 ≤ D ≤ 256; any strides.
     Dtypes: fp16, bf16, fp32, one for all three; sums are float32. Under torch.autocast the inputs are cast to the autocast dtype.
     is_causal: query i sees keys 0 … i + S_k − S_q (bottom-right aligned, as flash-attn 2.1 and later). scale: 1/√D unless given.
-    kernel: "auto", or "basic" for the kernel of chapter 5.
+    kernel: "auto", or "basic" for the kernels of chapters 5 and 7.
 
     Returns o (B, H_q, S_q, D) in q's dtype; with return_lse also lse (B, H_q, S_q), float32, the natural logarithm of the sum of exponentials
     of the scaled scores. A query that sees no key gets o = 0 and lse = −inf.
 
+    Gradients: o and lse are differentiable with respect to q, k and v, once: a second derivative raises RuntimeError. Two runs give the
+    same bits. Where one of q, k, v asks for a gradient, q, k, v, o and lse are kept for backward, and nothing else.
+
     Raises TypeError for other dtypes, sparse or nested tensors and what is no tensor; ValueError for shapes, devices, head counts, D and
-    scale; RuntimeError for CPU tensors where Triton's interpreter is off, and for inputs that ask for gradients, which come with chapter 7.
+    scale; RuntimeError for CPU tensors where Triton's interpreter is off.
     """
     if kernel not in KERNELS:
         raise ValueError(f"kernel must be one of {', '.join(map(repr, KERNELS))}, got {kernel!r}")
     q, k, v = autocast(q, k, v)
     check_attention(q, k, v, scale, max_d=MAX_D)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise RuntimeError("flash_attention has no backward yet: call it under torch.no_grad(), or detach q, k and v")
-    o, lse = run_forward(q, k, v, is_causal, scale)
+    o, lse = differentiable_attention(q, k, v, is_causal, scale)
     return (o, lse) if return_lse else o
+
+
+class FlashAttention(torch.autograd.Function):
+    """flash_forward and flash_backward as one node of autograd's graph."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal, scale):
+        o, lse = flash_forward(q, k, v, is_causal, scale)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.is_causal, ctx.scale = is_causal, scale
+        ctx.set_materialize_grads(False)  # None, not a tensor of zeros, for an output that nobody used
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, do, dlse):
+        q, k, v, o, lse = ctx.saved_tensors
+        if do is None:  # only lse was used
+            do = torch.zeros((), dtype=o.dtype, device=o.device).expand_as(o)
+        with torch.no_grad():
+            gradients = flash_backward(q, k, v, o, do, lse, ctx.is_causal, ctx.scale, dlse=dlse, needs=ctx.needs_input_grad[:3])
+        if torch.is_grad_enabled():  # create_graph=True: somebody may want to differentiate these
+            gradients = OnceDifferentiable.apply(*gradients, q, k, v, do, dlse)
+        return *gradients, None, None
+
+
+class OnceDifferentiable(torch.autograd.Function):
+    """Hands dq, dk, dv on, as results of the other arguments whose derivative raises.
+
+    torch.autograd.function.once_differentiable looks at do alone. Where do asks for no gradient, as after o.sum(), it would give dq no history,
+    and a loss that holds dq would lose that part of its gradient in silence.
+    """
+
+    @staticmethod
+    def forward(ctx, dq, dk, dv, *arguments):
+        return dq, dk, dv
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise RuntimeError(
+            "flash_attention is once differentiable: autograd cannot see into its backward kernels. "
+            "For second derivatives use torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH"
+        )
+
+
+@torch.compiler.disable
+def differentiable_attention(q, k, v, is_causal, scale):
+    """FlashAttention.apply behind a clean graph break: torch.compile runs the launches as eager does."""
+    return FlashAttention.apply(q, k, v, is_causal, scale)
 
 
 def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -52,7 +102,3 @@ def _cast(x: torch.Tensor) -> torch.Tensor:
     kind = x.device.type
     on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return x.to(torch.get_autocast_dtype(kind)) if on and x.dtype != torch.float64 else x
-
-
-# A clean graph break: torch.compile runs the launch as eager does.
-run_forward = torch.compiler.disable(flash_forward)

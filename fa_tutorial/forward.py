@@ -166,7 +166,7 @@ def flash_forward_kernel(
 
 
 @dataclass(frozen=True)
-class ForwardConfig:
+class TileConfig:
     """A tile and how a GPU runs it."""
 
     block_m: int
@@ -186,12 +186,12 @@ class ForwardConfig:
 # BLOCK_D to its tile, for cards with at least so many bytes of shared memory a block; ptxas compiles each without spills, or nearly
 # (fa_tutorial.compile_report). 227 KB: Hopper, B200; of the tiles that fit, the fastest on an H200. 99 KB: Ampere, Ada, RTX 50xx.
 CONFIGS = {
-    232_448: {64: ForwardConfig(64, 64, 4, 3), 128: ForwardConfig(64, 64, 4, 3), 256: ForwardConfig(64, 32, 4, 2)},
-    101_376: {64: ForwardConfig(128, 64, 8, 3), 128: ForwardConfig(64, 64, 8, 3), 256: ForwardConfig(32, 64, 8, 2)},
+    232_448: {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 64, 4, 3), 256: TileConfig(64, 32, 4, 2)},
+    101_376: {64: TileConfig(128, 64, 8, 3), 128: TileConfig(64, 64, 8, 3), 256: TileConfig(32, 64, 8, 2)},
 }
 # For fp32, which in IEEE precision has no tensor cores, and for cards with 64 KB (Turing), where Triton uses none.
-SMALL_CONFIGS = {64: ForwardConfig(32, 32, 8, 1), 128: ForwardConfig(16, 32, 8, 1), 256: ForwardConfig(16, 16, 16, 1)}
-INTERPRETER_CONFIG = ForwardConfig(64, 32, 4, 1)
+SMALL_CONFIGS = {64: TileConfig(32, 32, 8, 1), 128: TileConfig(16, 32, 8, 1), 256: TileConfig(16, 16, 16, 1)}
+INTERPRETER_CONFIG = TileConfig(64, 32, 4, 1)
 
 
 def padded_d(D: int) -> int:
@@ -199,7 +199,7 @@ def padded_d(D: int) -> int:
     return max(triton.next_power_of_2(D), MIN_DOT)
 
 
-def choose_config(D: int, dtype: torch.dtype, shared_memory: int | None) -> ForwardConfig:
+def choose_config(D: int, dtype: torch.dtype, shared_memory: int | None) -> TileConfig:
     """The tile for a card with `shared_memory` bytes a block; None stands for the interpreter."""
     if shared_memory is None:
         return INTERPRETER_CONFIG
@@ -219,7 +219,7 @@ def flash_forward(
     is_causal: bool = False,
     scale: float | None = None,
     *,
-    config: ForwardConfig | None = None,
+    config: TileConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Flash attention's forward by flash_forward_kernel. Carries no gradient; attention.flash_attention is the public door.
 

@@ -35,6 +35,17 @@ def attention_flops(B: int, H: int, S_q: int, S_k: int, D: int, is_causal: bool 
     return 2 * FLOPS_PER_MULTIPLY_ADD * B * H * visible_pairs(S_q, S_k, is_causal) * D
 
 
+BACKWARD_MATMULS = 5  # s again, dp, dv, dq, dk
+SPLIT_BACKWARD_MATMULS = 7  # in two kernels: s and dp are computed in both
+
+
+def backward_flops(B: int, H: int, S_q: int, S_k: int, D: int, is_causal: bool = False, matmuls: int = BACKWARD_MATMULS) -> int:
+    """FLOPs of `matmuls` matmuls over the pairs that are seen (6.16): 5 for attention's backward, 2.5 times its forward, as the
+    literature counts (FA2, section 4.1); SPLIT_BACKWARD_MATMULS for what the kernels of chapter 7 really do.
+    """
+    return check_int("matmuls", matmuls) * attention_flops(B, H, S_q, S_k, D, is_causal) // 2
+
+
 def score_bytes(B: int, H: int, S_q: int, S_k: int, itemsize: int) -> int:
     """Bytes that one (B, H, S_q, S_k) matrix of scores or probabilities takes in memory (0.4)."""
     B, H, itemsize = check_int("B", B, 0), check_int("H", H, 0), check_int("itemsize", itemsize)
@@ -62,6 +73,19 @@ def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> 
     return (2 * S_q * D + row_blocks * 2 * S_k * D) * itemsize + S_q * LSE_BYTES
 
 
+def backward_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, block_n: int, itemsize: int) -> int:
+    """Bytes that one head of the split backward moves through HBM, three kernels together (7.5; FA2, algorithm 2).
+
+    delta: o and do once. dk, dv: k, v, dk, dv once; q, do, lse, delta for each block of block_n keys. dq: q, do, lse, delta, dq once; k and v
+    for each block of block_m query rows. lse and delta are float32.
+    """
+    S_q, S_k, D = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0), check_int("D", D)
+    block_m, block_n, itemsize = check_int("block_m", block_m), check_int("block_n", block_n), check_int("itemsize", itemsize)
+    row_blocks, key_blocks = -(-S_q // block_m), -(-S_k // block_n)
+    vectors = 2 * S_q * D + (4 * S_k + key_blocks * 2 * S_q) * D + (3 * S_q + row_blocks * 2 * S_k) * D
+    return vectors * itemsize + (1 + 2 * key_blocks + 2) * S_q * LSE_BYTES
+
+
 def fa1_hbm_bytes(S_q: int, S_k: int, D: int, block_n: int, itemsize: int) -> int:
     """Bytes that one head of flash attention moves through HBM in FA1's loop order (4.9; FA1, algorithm 1).
 
@@ -71,6 +95,14 @@ def fa1_hbm_bytes(S_q: int, S_k: int, D: int, block_n: int, itemsize: int) -> in
     block_n, itemsize = check_int("block_n", block_n), check_int("itemsize", itemsize)
     key_blocks = -(-S_k // block_n)
     return (2 * S_k * D + key_blocks * 3 * S_q * D) * itemsize + key_blocks * 4 * S_q * LSE_BYTES
+
+
+def saved_bytes(B: int, H_q: int, H_k: int, S_q: int, S_k: int, D: int, itemsize: int) -> int:
+    """Bytes that flash attention keeps from forward to backward: q, k, v, o and the float32 lse (6.17)."""
+    B, H_q, H_k = check_int("B", B, 0), check_int("H_q", H_q, 0), check_int("H_k", H_k, 0)
+    S_q, S_k, D = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0), check_int("D", D)
+    vectors = 2 * H_q * S_q * D + 2 * H_k * S_k * D  # q, o and k, v
+    return B * (vectors * check_int("itemsize", itemsize) + H_q * S_q * LSE_BYTES)
 
 
 def attainable_flops(intensity: float, peak_flops: float, bandwidth: float) -> float:

@@ -59,6 +59,27 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool
     return _weighted_values(p, v, is_causal), lse
 
 
+def gradients(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dlse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dq, dk, dv) of `attention` in float64, by autograd: of sum(do ∘ o), plus sum(dlse ∘ lse) where dlse is given.
+
+    q, k, v, is_causal, scale as for attention; do: (B, H_q, S_q, D); dlse: (B, H_q, S_q). dk and dv are summed over the query heads of a
+    key head. A query that sees no key gets dq = 0 and adds nothing to dk and dv.
+    """
+    with torch.enable_grad():
+        inputs = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        o, lse = attention(*inputs, is_causal, scale)
+        outputs, weights = ((o,), (do.double(),)) if dlse is None else ((o, lse), (do.double(), dlse.double()))
+        return torch.autograd.grad(outputs, inputs, weights)
+
+
 def _weighted_values(p: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:
     """p v where a hidden key's NaN or inf does not leak: 0 · NaN is NaN, so hidden values are taken out row by row."""
     if not is_causal or bool(torch.isfinite(v).all()):

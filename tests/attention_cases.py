@@ -1,15 +1,21 @@
-"""What the attention tests share: q, k and v in every layout inside NaN, the comparison with float64, launches on guarded outputs."""
+"""What the attention tests share: q, k and v in every layout inside NaN, the comparison with float64, launches on guarded outputs,
+modules with a piece of their source changed.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 
+import pytest
 import torch
-from buffers import DEVICE, Guarded, guarded_output, in_nan, launch, randn
+from buffers import DEVICE, Guarded, guarded_input, guarded_output, in_nan, launch, randn
 
-from fa_tutorial import forward, reference
+from fa_tutorial import backward, forward, reference
 
 # Name -> element strides and storage offset of a (B, H, S, D) tensor.
 LAYOUTS: dict[str, Callable[[int, int, int, int], tuple[tuple[int, int, int, int], int]]] = {
@@ -95,7 +101,7 @@ VALUES: dict[str, Values] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One call of attention. H_k: H_q unless given."""
+    """One call of attention, and of its backward. H_k: H_q unless given. dlse: lse has a gradient too."""
 
     S_q: int
     S_k: int
@@ -108,11 +114,13 @@ class Case:
     scale: float | None = None
     view: str = "contiguous"
     values: str = "randn"
+    dlse: bool = False
 
     def __str__(self) -> str:
         heads = f"{self.B}x{self.H_q}" + (f"/{self.H_k}" if self.H_k else "")
         words = [str(self.dtype).removeprefix("torch."), f"B*H {heads}", f"S {self.S_q}x{self.S_k}", f"D {self.D}"]
-        words += ["causal"] * self.is_causal + [self.view] * (self.view != "contiguous") + [self.values] * (self.values != "randn")
+        words += ["causal"] * self.is_causal + ["dlse"] * self.dlse
+        words += [self.view] * (self.view != "contiguous") + [self.values] * (self.values != "randn")
         return ", ".join(words + ([f"scale {self.scale}"] if self.scale is not None else []))
 
     def data(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -131,6 +139,16 @@ class Case:
     def buffers(self) -> tuple[Guarded, Guarded, Guarded]:
         """inputs(), as what buffers.launch watches."""
         return tuple(place(x, layout) for x, layout in zip(self.data(), VIEWS[self.view], strict=True))
+
+    def output_gradients(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Contiguous do (B, H_q, S_q, D), and dlse (B, H_q, S_q) or None.
+
+        Beside values near the largest it is smaller, so that dq and dk are finite; dp = do vᵀ is beyond the largest, except in fp16.
+        """
+        do = randn(self.B, self.H_q, self.S_q, self.D, dtype=self.dtype, seed=4)
+        if self.values == "values near the largest":
+            do.mul_(0.01 if self.dtype == torch.float16 else 0.5)
+        return do, randn(self.B, self.H_q, self.S_q, seed=5) if self.dlse else None
 
 
 def place(x: torch.Tensor, layout: str) -> Guarded:
@@ -160,7 +178,7 @@ def plain_attention(truth, q, k, v, is_causal: bool = False, scale: float | None
     return plain.where(torch.isfinite(plain), truth.to(plain.dtype))
 
 
-def run_guarded(module: ModuleType, case: Case, config: forward.ForwardConfig) -> tuple[torch.Tensor, torch.Tensor]:
+def run_guarded(module: ModuleType, case: Case, config: forward.TileConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch `module`'s flash_forward_kernel; o (its rows padded) and lse are NaN in guard cells, AssertionError where these change."""
     q, k, v = case.buffers()
     (B, H_q, S_q, D), (H_k, S_k) = q.tensor.shape, k.tensor.shape[1:3]
@@ -176,10 +194,111 @@ def run_guarded(module: ModuleType, case: Case, config: forward.ForwardConfig) -
     return o.tensor, lse.tensor
 
 
-def check_kernel(module: ModuleType, case: Case, config: forward.ForwardConfig) -> None:
+def check_kernel(module: ModuleType, case: Case, config: forward.TileConfig) -> None:
     """run_guarded, and its results are accurate."""
     o, lse = run_guarded(module, case, config)
     assert_attention(o, lse, *case.inputs(), case.is_causal, case.scale)
+
+
+def assert_gradients(got, q, k, v, do, is_causal: bool = False, scale: float | None = None, dlse=None) -> None:
+    """got, (dq, dk, dv), is as accurate as DESIGN's bound asks, and finite; like q, k and v in shape, dtype and device.
+
+    What one float32 of lse cannot hold is allowed: its rounding is a relative error of p, which counts where logits are in the thousands.
+    Where unfused attention overflows it counts as exact, and 8 units in the last place of the largest gradient are allowed instead.
+    """
+    truth = reference.gradients(q, k, v, do, is_causal, scale, dlse)
+    plain = plain_gradients(q, k, v, do, is_causal, scale, dlse)
+    lse = reference.attention(q, k, v, is_causal, scale)[1]
+    rounding = torch.finfo(torch.float32).eps * float(lse.where(torch.isfinite(lse), 0).abs().max()) if lse.numel() else 0.0
+    for name, x, like, want, peer in zip(("dq", "dk", "dv"), got, (q, k, v), truth, plain, strict=True):
+        assert (x.dtype, x.shape, x.device) == (like.dtype, like.shape, like.device), (
+            f"{name} is {x.dtype}, {tuple(x.shape)}, on {x.device}"
+        )
+        finite = torch.isfinite(peer)
+        relative = max(rounding, 0.0 if finite.all() else 8 * torch.finfo(x.dtype).eps)
+        slack = relative * float(want.abs().max()) if want.numel() else 0.0
+        try:
+            reference.assert_accurate(x, want, peer.where(finite, want.to(x.dtype)), factor=3.0, slack=slack)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+
+
+def plain_gradients(q, k, v, do, is_causal: bool = False, scale: float | None = None, dlse=None) -> tuple[torch.Tensor, ...]:
+    """(dq, dk, dv) by autograd through unfused attention in the inputs' dtype.
+
+    Rows that see nothing are left out, for they would make all of it NaN: their dq is 0.
+    """
+    blind = max(q.shape[2] - k.shape[2], 0) if is_causal else 0
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in (q[:, :, blind:], k, v)]
+        outputs, weights = [reference.naive_attention(*leaves, is_causal, scale)], [do[:, :, blind:]]
+        if dlse is not None:
+            outputs.append(plain_lse(*leaves[:2], is_causal, scale))
+            weights.append(dlse[:, :, blind:].to(q.dtype))
+        dq, dk, dv = torch.autograd.grad(outputs, leaves, weights)
+    return torch.cat([torch.zeros_like(q[:, :, :blind]), dq], dim=2), dk, dv
+
+
+def plain_lse(q, k, is_causal: bool, scale: float | None) -> torch.Tensor:
+    """The lse of unfused attention's scores, in the inputs' dtype."""
+    s = (q @ reference.repeat_heads(k, q.shape[1]).mT) * (q.shape[3] ** -0.5 if scale is None else scale)
+    if is_causal:
+        s = s.masked_fill(~reference.causal_mask(q.shape[2], k.shape[2], q.device), -torch.inf)
+    return torch.logsumexp(s, dim=-1)
+
+
+def run_guarded_backward(module: ModuleType, case: Case, config: backward.BackwardConfig) -> tuple[torch.Tensor, ...]:
+    """Launch `module`'s three kernels on the reference's o and lse, each input in a layout of its own inside NaN.
+
+    dq, dk, dv and delta are NaN in guard cells; AssertionError where anything else changes. Returns dq, dk, dv, delta.
+    """
+    q, k, v = case.buffers()
+    (B, H_q, S_q, D), (H_k, S_k) = q.tensor.shape, k.tensor.shape[1:3]
+    truth, truth_lse = reference.attention(q.tensor, k.tensor, v.tensor, case.is_causal, case.scale)
+    do, dlse = case.output_gradients()
+    o, do = place(truth.to(case.dtype), "slice of fused"), place(do, "last stride 2")
+    lse, delta = guarded_input(truth_lse.float()), guarded_output((B, H_q, S_q), torch.float32)
+    dlse = delta if dlse is None else guarded_input(dlse, (3 * H_q * S_q, 3 * S_q, 3))
+    block_d = forward.padded_d(D)
+    block_m = module.DELTA_ELEMENTS // block_d
+    launch(
+        module.delta_kernel, (-(-S_q // block_m) * B * H_q,), o, do, dlse, delta, H_q, S_q, D,
+        *o.tensor.stride(), *do.tensor.stride(), *dlse.tensor.stride(),
+        HAS_DLSE=case.dlse, P_SCALE=module.p_scale(case.dtype), BLOCK_M=block_m, BLOCK_D=block_d,
+    )  # fmt: skip
+    dq, dk, dv = (guarded_output(x.tensor.shape, case.dtype) for x in (q, k, v))
+    inputs = q, k, v, do, lse, replace(delta, is_output=False)
+    scale = case.scale if case.scale is not None else D**-0.5
+    sizes = (H_q, H_k, S_q, S_k, D, scale, *(stride for x in (q, k, v, do) for stride in x.tensor.stride()))
+    for_dkdv, for_dq = (module.constants(q.tensor, case.is_causal, tile) for tile in (config.dkdv, config.dq))
+    launch(module.dkdv_kernel, (-(-S_k // config.dkdv.block_n) * B * H_k,), *inputs, dk, dv, *sizes, **for_dkdv)
+    launch(module.dq_kernel, (-(-S_q // config.dq.block_m) * B * H_q,), *inputs, dq, *sizes, **for_dq)
+    return dq.tensor, dk.tensor, dv.tensor, delta.tensor
+
+
+def check_backward_kernels(module: ModuleType, case: Case, config: backward.BackwardConfig) -> None:
+    """run_guarded_backward, and its results are accurate."""
+    *gradients, delta = run_guarded_backward(module, case, config)
+    q, k, v = case.inputs()
+    do, dlse = case.output_gradients()
+    assert torch.isfinite(delta).all(), "delta is not written everywhere, or not finite"
+    assert_gradients(gradients, q, k, v, do, case.is_causal, case.scale, dlse)
+
+
+def load_changed(original: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *changes: tuple[str, str]) -> ModuleType:
+    """`original` as a module of its own, with every (old, new) put in; AssertionError where an old piece is not there."""
+    source = Path(original.__file__).read_text(encoding="utf-8")
+    for old, new in changes:
+        assert old in source, f"{original.__name__} no longer holds {old!r}: the mutation has to follow it"
+        source = source.replace(old, new)
+    name = f"changed_{original.__name__.rpartition('.')[2]}_{abs(hash(changes))}"
+    path = tmp_path / f"{name}.py"
+    path.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

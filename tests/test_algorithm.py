@@ -1,10 +1,11 @@
-"""Chapter 4: both loop orders against float64, the causal tiles and the traffic against counting."""
+"""Chapters 4 and 6: both loop orders and the backward against float64, the causal tiles and the traffic against counting."""
 
 import itertools
 import math
 
 import pytest
 import torch
+from attention_cases import plain_gradients
 
 from fa_tutorial import algorithm, ledger, reference
 from fa_tutorial.algorithm import Traffic
@@ -204,6 +205,186 @@ def test_fa1_block_sizes():
         assert algorithm.fa1_block_sizes(sram, D) == (min(math.ceil(sram / (4 * D)), D), math.ceil(sram / (4 * D)))
 
 
+# ---------------------------------------------------------------- backward: its steps
+
+
+def test_matmul_backward_is_autograds():
+    a, b, dc = (randn(2, *shape, seed=i, dtype=torch.float64) for i, shape in enumerate(((3, 4), (4, 5), (3, 5))))
+    leaves = a.requires_grad_(), b.requires_grad_()
+    for got, want in zip(algorithm.matmul_backward(a, b, dc), torch.autograd.grad(a @ b, leaves, dc), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_softmax_backward_is_autograds_and_the_jacobians():
+    s, dp = (randn(2, 3, 5, seed=i, dtype=torch.float64) for i in range(2))
+    p = torch.softmax(s.requires_grad_(), -1)
+    got = algorithm.softmax_backward(p.detach(), dp)
+    torch.testing.assert_close(got, torch.autograd.grad(p, s, dp)[0])
+    jacobian = torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
+    torch.testing.assert_close(got, (jacobian @ dp[..., None])[..., 0].detach())
+
+
+@causal
+@pytest.mark.parametrize(("S_q", "S_k"), [(5, 7), (7, 5), (3, 0)])
+def test_recompute_p_is_softmax(S_q, S_k, is_causal):
+    q, k, _ = make(S_q, S_k, H_q=4, H_k=2, dtype=torch.float64)
+    _, lse = reference.attention(q, k, k, is_causal, 0.3)
+    p = algorithm.recompute_p(q, k, lse, 0.3, is_causal)
+    s = 0.3 * (q @ reference.repeat_heads(k, 4).mT)
+    if is_causal:
+        s = s.masked_fill(~reference.causal_mask(S_q, S_k), -math.inf)
+    blind = max(S_q - S_k, 0) if is_causal else 0
+    assert (p[:, :, :blind] == 0).all()
+    torch.testing.assert_close(p[:, :, blind:], torch.softmax(s, -1)[:, :, blind:])
+
+
+def test_finite_or_inf():
+    lse = torch.tensor([-math.inf, -1e4, 0.0, math.nan])
+    got = algorithm.finite_or_inf(lse)
+    assert got[:3].tolist() == [math.inf, -1e4, 0.0] and got[3].isnan()
+
+
+def test_row_delta_is_the_sum_of_p_times_dp():
+    q, k, v = make(5, 7, dtype=torch.float64)
+    o, lse = reference.attention(q, k, v)
+    do = randn(*q.shape, seed=4, dtype=torch.float64)
+    p = algorithm.recompute_p(q, k, lse)
+    torch.testing.assert_close(algorithm.row_delta(o, do), (p * (do @ v.mT)).sum(-1))
+    assert algorithm.row_delta(o.half(), do.half()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("H_q", "H_k"), [(6, 2), (4, 1), (3, 3)])
+def test_sum_groups_is_the_gradient_of_repeat_heads(H_q, H_k):
+    x = randn(2, H_k, 5, 3, seed=0, dtype=torch.float64).requires_grad_()
+    dx = randn(2, H_q, 5, 3, seed=1, dtype=torch.float64)
+    (want,) = torch.autograd.grad(reference.repeat_heads(x, H_q), x, dx)
+    torch.testing.assert_close(algorithm.sum_groups(dx, H_k), want)
+
+
+def test_sum_groups_of_no_heads():
+    assert algorithm.sum_groups(torch.zeros(2, 0, 5, 3), 0).shape == (2, 0, 5, 3)
+
+
+def counted_rows(key_block, block_m, block_n, S_q, S_k):
+    """By looking at every pair: the first block of rows that sees a key of the block, and the first from which on every row sees all."""
+    keys = range(key_block * block_n, min((key_block + 1) * block_n, S_k))
+    blocks = [range(i, min(i + block_m, S_q)) for i in range(0, S_q, block_m)]
+    seen = [any(j <= i + S_k - S_q for i in rows for j in keys) for rows in blocks]
+    whole = [all(j <= i + S_k - S_q for i in rows for j in keys) for rows in blocks]
+    assert whole == sorted(whole) and seen == sorted(seen)
+    return seen.count(False), whole.count(False)
+
+
+def test_causal_rows_by_counting():
+    for S_q, S_k, block_m, block_n in itertools.product(range(1, 10), range(1, 10), range(1, 5), range(1, 5)):
+        for key_block in range(-(-S_k // block_n)):
+            args = key_block, block_m, block_n, S_q, S_k
+            assert algorithm.causal_rows(*args) == counted_rows(*args), args
+
+
+# ---------------------------------------------------------------- backward: the gradients
+
+
+def check_backward(backward, q, k, v, is_causal=False, scale=None):
+    """`backward`, a function of (q, k, v, o, do, lse), is accurate and changes no input. The largest errors of few elements depend on
+    luck: half a unit in the last place is allowed all the same.
+    """
+    do = randn(*q.shape, seed=4, dtype=q.dtype)
+    o, lse = algorithm.flash_forward(q, k, v, 4, 4, is_causal, scale)
+    inputs = q, k, v, o, do, lse
+    before = [x.clone() for x in inputs]
+    got = backward(*inputs)
+    assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True)), "an input changed"
+    truth, plain = reference.gradients(q, k, v, do, is_causal, scale), plain_gradients(q, k, v, do, is_causal, scale)
+    for x, want, peer in zip(got, truth, plain, strict=True):
+        slack = torch.finfo(q.dtype).eps / 2 * float(want.abs().max()) if want.numel() else 0.0
+        reference.assert_accurate(x, want, peer, factor=3.0, slack=slack)
+
+
+def whole(is_causal, scale=None):
+    return lambda q, k, v, o, do, lse: algorithm.attention_backward(q, k, v, o, do, lse, scale, is_causal)
+
+
+def tiled(block_m, block_n, is_causal, scale=None):
+    return lambda q, k, v, o, do, lse: algorithm.flash_backward(q, k, v, o, do, lse, block_m, block_n, is_causal, scale)
+
+
+BACKWARD_LENGTHS = [(1, 1), (1, 9), (9, 1), (8, 8), (7, 13), (13, 7), (0, 5), (5, 0)]
+
+
+@causal
+@pytest.mark.parametrize(("S_q", "S_k"), BACKWARD_LENGTHS)
+def test_backward_of_any_shape(S_q, S_k, is_causal):
+    for dtype in (torch.float32, torch.float64):
+        q, k, v = make(S_q, S_k, H_q=4, H_k=2, dtype=dtype)
+        check_backward(whole(is_causal), q, k, v, is_causal)
+        for blocks in ((1, 5), (4, 1), (4, 4), (3, 7), (64, 64)):
+            check_backward(tiled(*blocks, is_causal), q, k, v, is_causal)
+
+
+@causal
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_backward_in_half_precision(dtype, is_causal):
+    q, k, v = make(65, 130, D=32, dtype=dtype)
+    check_backward(whole(is_causal), q, k, v, is_causal)
+    check_backward(tiled(16, 32, is_causal), q, k, v, is_causal)
+
+
+@pytest.mark.parametrize("scale", [0.3, 0, 1.0, -2.0])
+def test_backward_scale(scale):
+    q, k, v = make(9, 12)
+    check_backward(whole(True, scale), q, k, v, True, scale)
+    check_backward(tiled(4, 5, True, scale), q, k, v, True, scale)
+
+
+@pytest.mark.parametrize("empty", [{"B": 0}, {"H_q": 0}], ids=str)
+def test_backward_without_batch_or_heads(empty):
+    q, k, v = make(5, 7, **empty)
+    check_backward(whole(True), q, k, v, True)
+    check_backward(tiled(4, 4, True), q, k, v, True)
+
+
+@pytest.mark.parametrize(("S_q", "S_k", "is_causal"), [(4, 5, False), (4, 5, True), (5, 4, True)])
+def test_tiled_attention_passes_gradcheck(S_q, S_k, is_causal):
+    """Numerical derivatives in float64, of o and of lse where it is finite."""
+    leaves = [x.requires_grad_() for x in make(S_q, S_k, D=2, B=1, H_q=2, H_k=1, dtype=torch.float64)]
+    blind = max(S_q - S_k, 0) if is_causal else 0
+
+    def outputs(q, k, v):
+        o, lse = algorithm.TiledAttention.apply(q, k, v, 2, 3, is_causal, 0.7)
+        return o, lse[:, :, blind:]
+
+    assert torch.autograd.gradcheck(outputs, leaves)
+
+
+@causal
+def test_backward_with_a_gradient_of_lse(is_causal):
+    """Also for rows that see nothing, where it has no effect."""
+    q, k, v = make(9, 6, H_q=4, H_k=2, dtype=torch.float64)
+    do, dlse = randn(*q.shape, seed=4, dtype=q.dtype), randn(*q.shape[:3], seed=5, dtype=q.dtype)
+    o, lse = reference.attention(q, k, v, is_causal)
+    got = algorithm.flash_backward(q, k, v, o, do, lse, 4, 5, is_causal, dlse=dlse)
+    for x, want in zip(got, reference.gradients(q, k, v, do, is_causal, dlse=dlse), strict=True):
+        torch.testing.assert_close(x, want, rtol=1e-10, atol=1e-10)
+    only = algorithm.flash_backward(q, k, v, o, torch.zeros_like(do), lse, 4, 5, is_causal, dlse=dlse)
+    assert (only[2] == 0).all()
+
+
+def test_backward_never_reads_hidden_tiles():
+    """A NaN in keys and values that none of a block's rows may see does not reach its dq."""
+    q, k, v = make(8, 8)
+    do = randn(*q.shape, seed=4, dtype=q.dtype)
+    want, _, _ = algorithm.flash_backward(q, k, v, *forward_and_do(q, k, v, do), 4, 4, True)
+    k[:, :, 4:], v[:, :, 4:] = math.nan, math.nan
+    got, _, _ = algorithm.flash_backward(q, k, v, *forward_and_do(q, k, v, do), 4, 4, True)
+    assert torch.equal(got[:, :, :4], want[:, :, :4])
+
+
+def forward_and_do(q, k, v, do):
+    o, lse = algorithm.flash_forward(q, k, v, 4, 4, True)
+    return o, do, lse
+
+
 # ---------------------------------------------------------------- bad input
 
 
@@ -244,6 +425,15 @@ def test_bad_input(flash, args, error, words):
         (lambda: algorithm.causal_tiles(0, 4, 0, 8, 8), ValueError, ["block_n", "at least 1"]),
         (lambda: algorithm.causal_tiles(0, 4, 4, -8, 8), ValueError, ["S_q", "at least 0"]),
         (lambda: algorithm.causal_tiles(0, 4, 4, 8, 8.0), TypeError, ["S_k", "integer"]),
+        (lambda: algorithm.causal_rows(2, 4, 4, 8, 8), ValueError, ["key_block", "below 2", "got 2"]),
+        (lambda: algorithm.causal_rows(0, 4, 4, 8, 0), ValueError, ["key_block", "below 0", "got 0"]),
+        (lambda: algorithm.causal_rows(-1, 4, 4, 8, 8), ValueError, ["key_block", "at least 0", "-1"]),
+        (lambda: algorithm.causal_rows(0, 0, 4, 8, 8), ValueError, ["block_m", "at least 1"]),
+        (lambda: algorithm.causal_rows(0, 4, 4, 8.0, 8), TypeError, ["S_q", "integer"]),
+        (lambda: algorithm.recompute_p(*[zeros(1, 1, 2, 4)] * 2, zeros(1, 1, 2), math.inf), ValueError, ["scale", "inf"]),
+        (lambda: algorithm.attention_backward(*[zeros(1, 2, 4)] * 5, zeros(1, 2)), ValueError, ["(B, H, S, D)", "(1, 2, 4)"]),
+        (lambda: algorithm.flash_backward(*[zeros(1, 1, 2, 4)] * 5, zeros(1, 1, 2), 0, 4), ValueError, ["block_m", "at least 1"]),
+        (lambda: algorithm.flash_backward(*[zeros(1, 1, 2, 4)] * 5, zeros(1, 1, 2), 4, 1.5), TypeError, ["block_n", "integer"]),
         (lambda: algorithm.fa1_block_sizes(0, 64), ValueError, ["sram_elements", "at least 1"]),
         (lambda: algorithm.fa1_block_sizes(64, 0), ValueError, ["D", "at least 1"]),
         (lambda: algorithm.fa1_block_sizes(6.4, 64), TypeError, ["sram_elements", "integer"]),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fa_tutorial.arguments import check_alike, check_finite, check_int, check_positive, check_tensor
+from fa_tutorial.arguments import check_alike, check_finite, check_int, check_like, check_positive, check_tensor
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), torch.tensor(3)], ids=["int", "numpy", "tensor"])
@@ -50,6 +50,12 @@ def test_tensors_of_one_kind_are_alike():
     check_alike(a=torch.zeros(2))
 
 
+def test_like_tensors_may_have_other_strides():
+    model = torch.zeros(2, 3)
+    check_like(model, o=torch.ones(3, 2).T, do=torch.zeros(1).expand(2, 3))
+    check_like(model)
+
+
 def nested():
     return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
 
@@ -85,6 +91,12 @@ BAD_INPUTS = [
     (lambda: check_tensor("q", torch.zeros(2, 3), ndim=1), ValueError, ["q", "1 dimension,", "(2, 3)"]),
     (lambda: check_alike(q=torch.zeros(1), k=torch.zeros(1).half()), TypeError, ["q: float32", "k: float16", "one dtype"]),
     (lambda: check_alike(q=torch.zeros(1), k=torch.zeros(1, device="meta")), ValueError, ["q: cpu", "k: meta", "one device"]),
+    (lambda: check_like(torch.zeros(1), o=[0.0]), TypeError, ["o ", "list", "torch.Tensor"]),
+    (lambda: check_like(torch.zeros(1), o=torch.zeros(1), do=torch.zeros(1).half()), TypeError, ["do ", "float16", "allowed: float32"]),
+    (lambda: check_like(torch.zeros(2, 3), lse=torch.zeros(3, 2)), ValueError, ["lse ", "shape (2, 3)", "got (3, 2)"]),
+    (lambda: check_like(torch.zeros(2), lse=torch.zeros(2, 1)), ValueError, ["lse ", "shape (2,)", "got (2, 1)"]),
+    (lambda: check_like(torch.zeros(2), o=torch.zeros(2, device="meta")), ValueError, ["o ", "device cpu", "got meta"]),
+    (lambda: check_like(torch.zeros(2), o=torch.zeros(2).to_sparse()), TypeError, ["o ", "dense", "sparse"]),
 ]
 
 

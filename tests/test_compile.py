@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fa_tutorial import compile_report as report
-from fa_tutorial.forward import ForwardConfig
+from fa_tutorial.forward import TileConfig
 
 pytestmark = pytest.mark.timeout(900)  # some two hundred compiles in one fixture
 
@@ -36,8 +36,8 @@ def test_hopper_and_ampere_use_their_tensor_cores_without_waiting(rows):
 
 def test_what_does_not_fit_or_spills_is_a_fault():
     """The same functions see a tile that is too large, one that spills, and a serialised wgmma."""
-    too_large = report.forward_case(86, "fp16", 128, False, ForwardConfig(128, 128, 8, 3))
-    spilling = report.forward_case(90, "fp16", 128, False, ForwardConfig(128, 128, 4, 2))
+    too_large = report.forward_case(86, "fp16", 128, False, TileConfig(128, 128, 8, 3))
+    spilling = report.forward_case(90, "fp16", 128, False, TileConfig(128, 128, 4, 2))
     first, second = report.compile_cases([too_large, spilling])
     assert any("shared memory" in fault for fault in report.faults(first))
     assert any("spills" in fault for fault in report.faults(second))

@@ -191,6 +191,14 @@ def test_chapter_titles_are_those_of_the_notebooks():
         ("05_two_loops", ["full = 4, end = 6", "full = 10, end = 11", "0 … 3: no mask", "4 … 5: mask", "6 … 10: never touched"]),
         ("05_over_the_end", ["rows 64 to 99", "100 to 127", "rows 0 to 27"]),
         ("05_gqa", ["query head 4 reads key head 4 // 3 = 1", "h_k = 1"]),
+        ("06_vector_jacobian", ["2²⁰ × 2²⁰ = 2⁴⁰ entries, 4 TiB", "2²⁰ entries each, 4 MiB"]),
+        ("06_softmax_jacobian", ["−0.1628", "their sum: 0.8453", "−0.2069"]),
+        ("06_two_loops", ["start = 1, full = 2 (6.13)", "full = 5, end = 7 (4.6)"]),
+        ("06_atomics", ["16,777,216", "16,777,218", "= 18, got 13"]),
+        ("06_training_memory", ["140 MiB", "64.5 MiB: 1/32 of naive", "32.19 GiB", "258 MiB: 1/128 of naive"]),
+        ("06_five_and_seven", ["5 / 7 = 71 %", "0.6872 TFLOP", "0.9621 TFLOP", "2.5 times"]),
+        ("07_transposed_tile", ["strides (4, 1)", "strides (1, 4)"]),
+        ("07_group_sum", ["Σ over h = 0 … 2", "Σ over h = 3 … 5"]),
     ],
 )
 def test_figure_says(name, words):

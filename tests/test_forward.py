@@ -1,37 +1,19 @@
 """Chapter 5's kernel and what launches it: broken kernels show that the comparisons can fail; configurations, bad input, the grid."""
 
-import importlib.util
+import functools
 import itertools
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from attention_cases import Case, assert_attention, check_kernel, zeros
+from attention_cases import Case, assert_attention, check_kernel, load_changed, zeros
 from buffers import DEVICE, DTYPES, needs_gpu, same_bits, vast_memory
 from test_attention import far_inputs
 
 from fa_tutorial import algorithm, forward
 
-SOURCE = Path(forward.__file__).read_text(encoding="utf-8")
-CONFIG = forward.ForwardConfig(32, 32, 4, 1)
-
-
-def load(tmp_path, monkeypatch, *changes: tuple[str, str]):
-    """forward.py as a module of its own, with every (old, new) put in; AssertionError where an old piece is not there."""
-    source = SOURCE
-    for old, new in changes:
-        assert old in source, f"forward.py no longer holds {old!r}: the mutation has to follow it"
-        source = source.replace(old, new)
-    name = f"mutated_forward_{abs(hash(changes))}"
-    path = tmp_path / f"{name}.py"
-    path.write_text(source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
+CONFIG = forward.TileConfig(32, 32, 4, 1)
+load = functools.partial(load_changed, forward)
 
 
 # ---------------------------------------------------------------- broken kernels
@@ -193,7 +175,7 @@ def test_far_outputs():
 @pytest.mark.parametrize(("S_q", "S_k", "block_m", "block_n"), [(45, 75, 32, 16), (75, 45, 16, 32), (64, 64, 32, 32)])
 def test_the_kernel_is_the_twin_of_chapter_4(S_q, S_k, block_m, block_n, is_causal):
     q, k, v = Case(S_q, S_k, D=40, dtype=torch.float32, H_q=4, H_k=2, is_causal=is_causal).data()
-    config = forward.ForwardConfig(block_m, block_n, 4, 1)
+    config = forward.TileConfig(block_m, block_n, 4, 1)
     got = forward.flash_forward(q, k, v, is_causal, config=config)
     want = algorithm.flash_forward(q, k, v, block_m, block_n, is_causal)
     for x, y in zip(got, want, strict=True):
@@ -224,7 +206,7 @@ def test_the_interpreter_has_its_own_configuration():
 
 
 def test_shared_bytes_counts_q_and_the_stages_of_k_and_v():
-    assert forward.ForwardConfig(128, 64, 4, 3).shared_bytes(64, 2) == 2 * 64 * (128 + 3 * 64 + 3 * 64)
+    assert forward.TileConfig(128, 64, 4, 3).shared_bytes(64, 2) == 2 * 64 * (128 + 3 * 64 + 3 * 64)
 
 
 def test_padded_d():
@@ -242,8 +224,8 @@ def test_every_configuration_gives_the_right_result(dtype):
 
 
 BAD_INPUTS = {
-    "block_m below 16": (lambda: forward.ForwardConfig(8, 16, 4, 1), ValueError, ["block_m", "8", "at least 16"]),
-    "block_n no power of two": (lambda: forward.ForwardConfig(16, 48, 4, 1), ValueError, ["block_n", "48", "power of two"]),
+    "block_m below 16": (lambda: forward.TileConfig(8, 16, 4, 1), ValueError, ["block_m", "8", "at least 16"]),
+    "block_n no power of two": (lambda: forward.TileConfig(16, 48, 4, 1), ValueError, ["block_n", "48", "power of two"]),
     "D of 257": (lambda: forward.flash_forward(*[zeros(1, 1, 2, 257)] * 3), ValueError, ["256", "257"]),
     "float64": (lambda: forward.flash_forward(*[zeros(1, 1, 2, 4, dtype=torch.float64)] * 3), TypeError, ["q", "float64"]),
     "scale NaN": (lambda: forward.flash_forward(*[zeros(1, 1, 2, 4)] * 3, scale=math.nan), ValueError, ["scale", "nan"]),

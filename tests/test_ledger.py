@@ -42,6 +42,36 @@ def test_causal_flops_count_the_pairs_that_are_seen():
         assert ledger.attention_flops(2, 3, S_q, S_k, 4, True) == 4 * 2 * 3 * 4 * ledger.visible_pairs(S_q, S_k, True)
 
 
+@pytest.mark.parametrize(("B", "H", "S_q", "S_k", "D"), [(1, 1, 1, 1, 1), (2, 3, 5, 7, 8), (2, 2, 9, 1, 3)])
+def test_backward_flops_by_pytorchs_counter(B, H, S_q, S_k, D):
+    """Autograd does four matmuls; flash attention's backward computes the scores a second time too."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, so it has to come after fa_tutorial
+
+    q, k, v = (torch.zeros(B, H, S, D, requires_grad=True) for S in (S_q, S_k, S_k))
+    o = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+    with FlopCounterMode(display=False) as counter:
+        o.sum().backward()
+        q @ k.transpose(-1, -2)
+    assert ledger.backward_flops(B, H, S_q, S_k, D) == counter.get_total_flops()
+
+
+def test_backward_flops_are_two_and_a_half_times_the_forwards():
+    for S_q, S_k, is_causal in itertools.product(LENGTHS, LENGTHS, (False, True)):
+        forward = ledger.attention_flops(2, 3, S_q, S_k, 4, is_causal)
+        assert 2 * ledger.backward_flops(2, 3, S_q, S_k, 4, is_causal) == 5 * forward
+        split = ledger.backward_flops(2, 3, S_q, S_k, 4, is_causal, matmuls=ledger.SPLIT_BACKWARD_MATMULS)
+        assert 2 * split == 7 * forward and type(split) is int
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_saved_bytes_is_the_size_of_what_is_kept(dtype):
+    for B, H_q, H_k, S_q, S_k, D in [(1, 1, 1, 1, 1, 1), (2, 6, 2, 5, 7, 8), (0, 1, 1, 2, 2, 4), (2, 3, 3, 0, 7, 4), (2, 3, 3, 5, 0, 4)]:
+        q, o = torch.empty(2, B, H_q, S_q, D, dtype=dtype)
+        k, v = torch.empty(2, B, H_k, S_k, D, dtype=dtype)
+        lse = torch.empty(B, H_q, S_q)
+        assert ledger.saved_bytes(B, H_q, H_k, S_q, S_k, D, dtype.itemsize) == sum(x.nbytes for x in (q, k, v, o, lse))
+
+
 def test_score_bytes_is_the_size_of_the_matrix():
     for shape in [(1, 1, 1, 1), (2, 3, 5, 7), (2, 0, 5, 7)]:
         for dtype in (torch.float16, torch.float32):
@@ -98,6 +128,12 @@ BAD_INPUTS = [
     (lambda: ledger.flash_hbm_bytes(1, 1, 1, 0, 2), ValueError, ["block_m", "got 0", "at least 1"]),
     (lambda: ledger.flash_hbm_bytes(1, 1, 1, 1, 1.5), TypeError, ["itemsize", "1.5", "integer"]),
     (lambda: ledger.flash_hbm_bytes(1, -1, 1, 1, 2), ValueError, ["S_k", "-1", "at least 0"]),
+    (lambda: ledger.backward_flops(1, 1, -1, 1, 1), ValueError, ["S_q", "-1", "at least 0"]),
+    (lambda: ledger.backward_flops(1, 1, 1, 1, 1, matmuls=0), ValueError, ["matmuls", "got 0", "at least 1"]),
+    (lambda: ledger.backward_flops(1, 1, 1, 1, 1, matmuls=2.5), TypeError, ["matmuls", "2.5", "integer"]),
+    (lambda: ledger.saved_bytes(1, 1, -1, 1, 1, 1, 2), ValueError, ["H_k", "-1", "at least 0"]),
+    (lambda: ledger.saved_bytes(1, 1, 1, 1, 1, 0, 2), ValueError, ["D", "got 0", "at least 1"]),
+    (lambda: ledger.saved_bytes(1, 1, 1, 1, 1, 1, "2"), TypeError, ["itemsize", "'2'", "integer"]),
     (lambda: ledger.attainable_flops(0, 1, 1), ValueError, ["intensity", "got 0", "greater than 0"]),
     (lambda: ledger.attainable_flops(1, -1, 1), ValueError, ["peak_flops", "-1", "greater than 0"]),
     (lambda: ledger.attainable_flops(1, 1, math.inf), ValueError, ["bandwidth", "inf", "finite"]),

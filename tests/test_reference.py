@@ -178,6 +178,71 @@ def test_nan_in_a_query_that_sees_nothing():
     assert (o[:, :, 0] == 0).all() and (lse[:, :, 0] == -math.inf).all()
 
 
+# ---------------------------------------------------------------- gradients
+
+
+def pytorchs_gradients(q, k, v, do, is_causal, scale=None):
+    """Autograd through PyTorch's attention by its math, in float64."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # imports Triton, so it has to come after fa_tutorial
+
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    repeated = [reference.repeat_heads(x, q.shape[1]) for x in leaves[1:]]
+    mask = reference.causal_mask(q.shape[2], k.shape[2]) if is_causal else None
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.autograd.grad(scaled_dot_product_attention(leaves[0], *repeated, attn_mask=mask, scale=scale), leaves, do)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("H_q", "H_k"), [(2, 2), (6, 2), (4, 1)])
+def test_gradients_are_pytorchs(H_q, H_k, is_causal):
+    for S_q, S_k in LENGTHS:
+        if S_q <= S_k or not is_causal:
+            q, k, v = make(S_q=S_q, S_k=S_k, H_q=H_q, H_k=H_k)
+            do = randn(*q.shape, seed=4)
+            for scale in (None, -0.3):
+                got = reference.gradients(q, k, v, do, is_causal, scale)
+                for x, want in zip(got, pytorchs_gradients(q, k, v, do, is_causal, scale), strict=True):
+                    same(x, want)
+
+
+def test_gradients_of_rows_that_see_nothing():
+    """Their dq is 0, and the others' gradients are those of the call without them, whatever do and dlse are there."""
+    q, k, v = make(S_q=9, S_k=4)
+    do, dlse = randn(*q.shape, seed=4), randn(*q.shape[:3], seed=5)
+    for given in (None, dlse):
+        dq, dk, dv = reference.gradients(q, k, v, do, True, dlse=given)
+        assert (dq[:, :, :5] == 0).all()
+        seen = None if given is None else given[:, :, 5:]
+        for x, want in zip((dq[:, :, 5:], dk, dv), reference.gradients(q[:, :, 5:], k, v, do[:, :, 5:], True, dlse=seen), strict=True):
+            same(x, want)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradients_of_lse(is_causal):
+    """The gradient of a sum of exponentials' logarithm is softmax: d lse / dq = scale · p k."""
+    q, k, v = make(S_q=5, S_k=7)
+    do, dlse = torch.zeros_like(q), randn(*q.shape[:3], seed=5)
+    dq, dk, dv = reference.gradients(q, k, v, do, is_causal, 0.3, dlse)
+    s = 0.3 * (q @ k.mT)
+    if is_causal:
+        s = s.masked_fill(~reference.causal_mask(5, 7), -math.inf)
+    ds = dlse[..., None] * torch.softmax(s, -1)
+    same(dq, 0.3 * (ds @ k))
+    same(dk, 0.3 * (ds.mT @ q))
+    assert (dv == 0).all()
+
+
+def test_gradients_of_nothing_and_of_leaves():
+    for empty in ({"S_k": 0}, {"S_q": 0}, {"B": 0}, {"H_q": 0}):
+        q, k, v = make(**empty)
+        got = reference.gradients(q, k, v, torch.ones_like(q), True)
+        assert [x.shape for x in got] == [x.shape for x in (q, k, v)] and all((x == 0).all() for x in got)
+    q, k, v = (x.requires_grad_() for x in make(dtype=torch.float16))
+    with torch.no_grad():
+        got = reference.gradients(q, k, v, torch.ones_like(q))
+    assert all(x.dtype == torch.float64 and not x.requires_grad for x in got) and q.grad is None
+
+
 # ---------------------------------------------------------------- naive attention
 
 

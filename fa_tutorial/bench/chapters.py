@@ -1,4 +1,4 @@
-"""What chapters 0, 2, 3 and 5 show of a GPU: its ceilings, naive attention's memory, the first kernels, matmul.
+"""What chapters 0, 2, 3, 5 and 7 show of a GPU: its ceilings, attention's time and memory, the first kernels, matmul, a training.
 
     python -m fa_tutorial.bench.chapters results.json
 
@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import forward, layout, ledger, matmul, reference
-from fa_tutorial.bench import results
+from fa_tutorial import layout, ledger, matmul, reference
+from fa_tutorial.attention import flash_attention
+from fa_tutorial.bench import results, training
 from fa_tutorial.bench.timing import peak_bytes, require_gpu, time_call
 
 Case = tuple[dict[str, Any], Callable[[], dict[str, Any]]]  # what a row is about, and the call that measures it
@@ -56,34 +57,38 @@ def measure_ceilings() -> dict[str, float]:
 
 
 def attention_cases() -> Iterator[Case]:
-    """Chapters 0 and 5: time and peak memory as S grows, of naive attention, PyTorch's flash kernel, and the course's basic one."""
+    """Chapters 0, 5 and 7: time and peak memory as S grows, of naive attention, PyTorch's flash kernel, and the course's basic ones."""
     B, H, D = 1, 16, 64
-    for S in (2**power for power in range(9, 18)):
-        for provider in ("naive", "sdpa_flash", "basic"):
-            about = {
-                "provider": provider,
-                "mode": "fwd",
-                "dtype": "fp16",
-                "B": B,
-                "H_q": H,
-                "H_k": H,
-                "S_q": S,
-                "S_k": S,
-                "D": D,
-                "is_causal": False,
-            }
-            yield about, lambda provider=provider, S=S: _attention_row(provider, B, H, S, D)
+    for mode in ("fwd", "bwd", "fwd_bwd"):
+        for S in (2**power for power in range(9, 18)):
+            for provider in ("naive", "sdpa_flash", "basic"):
+                about = {"provider": provider, "mode": mode, "dtype": "fp16", "B": B, "H_q": H, "H_k": H, "S_q": S, "S_k": S, "D": D}
+                yield about | {"is_causal": False}, lambda provider=provider, mode=mode, S=S: _attention_row(provider, mode, B, H, S, D)
 
 
-def _attention_row(provider: str, B: int, H: int, S: int, D: int) -> dict[str, Any]:
-    q, k, v = (randn(B, H, S, D) for _ in range(3))
-    attention = {"naive": reference.naive_attention, "sdpa_flash": _sdpa_flash, "basic": forward.flash_forward}[provider]
-    call = functools.partial(attention, q, k, v)
+def _attention_row(provider: str, mode: str, B: int, H: int, S: int, D: int) -> dict[str, Any]:
+    q, k, v, do = (randn(B, H, S, D) for _ in range(4))
+    attention = {"naive": reference.naive_attention, "sdpa_flash": _sdpa_flash, "basic": flash_attention}[provider]
+    forward_flops, backward_flops = ledger.attention_flops(B, H, S, S, D), ledger.backward_flops(B, H, S, S, D)
+    flops = {"fwd": forward_flops, "bwd": backward_flops, "fwd_bwd": forward_flops + backward_flops}[mode]
+    if mode != "fwd":
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
     try:
+        call = _call_of(mode, functools.partial(attention, q, k, v), (q, k, v), do)
         peak = peak_bytes(call)
-        return timed(call, flops=ledger.attention_flops(B, H, S, S, D)) | {"peak_bytes": peak}
+        return timed(call, flops=flops) | {"peak_bytes": peak}
     except torch.cuda.OutOfMemoryError:
         return {"ms": None, "ms_20": None, "ms_80": None, "tflops": None, "peak_bytes": None, "reason": "out of memory"}
+
+
+def _call_of(mode: str, attend: Callable, inputs: tuple[torch.Tensor, ...], do: torch.Tensor) -> Callable:
+    """What is timed: the forward, the backward by itself on one graph that stays, or both."""
+    if mode == "fwd":
+        return attend
+    if mode == "fwd_bwd":
+        return lambda: torch.autograd.grad(attend(), inputs, do)
+    o = attend()
+    return lambda: torch.autograd.grad(o, inputs, do, retain_graph=True)
 
 
 def naive_step_cases() -> Iterator[Case]:
@@ -105,9 +110,9 @@ def _naive_step_row(step: str, B: int, H: int, S: int, D: int) -> dict[str, Any]
     return timed(call)
 
 
-def _sdpa_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _sdpa_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
 
 def first_kernel_cases() -> Iterator[Case]:
@@ -229,6 +234,39 @@ def _precision_row(precision: str) -> dict[str, Any]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
+def gradient_error_cases() -> Iterator[Case]:
+    """Chapter 7: the largest error of dq, dk and dv against float64, of the course's kernels and of PyTorch's."""
+    attentions = {"naive": reference.naive_attention, "sdpa_flash": _sdpa_flash, "basic": flash_attention}
+    for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16")):
+        for D, is_causal in itertools.product((64, 128), (False, True)):
+            for provider, attention in attentions.items():
+                about = {"chapter": 7, "kernel": "gradient_error", "provider": provider, "dtype": name, "B": 1, "H": 8, "S": 2048, "D": D}
+                about["is_causal"] = is_causal
+                yield about, lambda about=about, attention=attention, dtype=dtype: _gradient_error_row(about, attention, dtype)
+
+
+def _gradient_error_row(about: dict[str, Any], attention: Callable, dtype: torch.dtype) -> dict[str, Any]:
+    torch.manual_seed(0)
+    q, k, v, do = (randn(about["B"], about["H"], about["S"], about["D"], dtype=dtype) for _ in range(4))
+    truth = reference.gradients(q, k, v, do, about["is_causal"])
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    got = torch.autograd.grad(attention(*inputs, is_causal=about["is_causal"]), inputs, do)
+    errors = [(x.double() - t).abs().max().item() for x, t in zip(got, truth, strict=True)]
+    return {name: float(f"{error:.3g}") for name, error in zip(("dq", "dk", "dv"), errors, strict=True)}
+
+
+def training_cases() -> Iterator[Case]:
+    """Chapter 7: one small transformer trained with each attention, from the same seeds; its loss every few steps."""
+    for provider, attention in training.ATTENTIONS.items():
+        about = {"chapter": 7, "kernel": "training", "provider": provider, "dtype": "bf16", **dataclasses.asdict(training.LARGE)}
+        yield about, lambda attention=attention: _training_row(attention)
+
+
+def _training_row(attention: training.Attention) -> dict[str, Any]:
+    losses = training.train(attention, training.LARGE, torch.bfloat16)
+    return {"losses": [round(loss, 4) for loss in losses]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("file", type=Path, help="JSON file to write; rows that it holds are kept")
@@ -239,7 +277,7 @@ def main() -> None:
     if not kept["provenance"]:
         kept["provenance"] = results.provenance() | {"ceilings": measure_ceilings()}
         results.save(path, kept)
-    kernels = itertools.chain(naive_step_cases(), first_kernel_cases(), matmul_cases())
+    kernels = itertools.chain(naive_step_cases(), first_kernel_cases(), matmul_cases(), gradient_error_cases(), training_cases())
     for key, cases in (("rows", attention_cases()), ("kernels", kernels)):
         for about, measure in cases:
             if any(about.items() <= row.items() for row in kept[key]):

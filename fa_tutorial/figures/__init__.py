@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from fa_tutorial.figures import chapters_6_7
 from fa_tutorial.figures.chapters_0_1 import (
     CHAPTER_TITLES,
     HANDS_ON,
@@ -78,6 +79,16 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "05_two_loops": draw_two_loops,
     "05_over_the_end": draw_over_the_end,
     "05_gqa": draw_gqa,
+    "06_vector_jacobian": chapters_6_7.draw_vector_jacobian,
+    "06_softmax_jacobian": chapters_6_7.draw_softmax_jacobian,
+    "06_data_flow": chapters_6_7.draw_data_flow,
+    "06_two_loops": chapters_6_7.draw_two_loops,
+    "06_atomics": chapters_6_7.draw_atomics,
+    "06_training_memory": chapters_6_7.draw_training_memory,
+    "06_five_and_seven": chapters_6_7.draw_five_and_seven,
+    "07_transposed_tile": chapters_6_7.draw_transposed_tile,
+    "07_kernels": chapters_6_7.draw_kernels,
+    "07_group_sum": chapters_6_7.draw_group_sum,
 }
 # A function for the frames of each; one of FIGURES of the same name shows all steps at once.
 ANIMATIONS: dict[str, Callable[[], list[Figure]]] = {"04_running_state": animate_running_state}

@@ -1,0 +1,110 @@
+"""A small transformer on a task that only attention can solve, to train with one attention or another from the same seeds (chapter 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fa_tutorial import hardware
+from fa_tutorial.attention import flash_attention
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Sizes of the model and of its training. half: tokens in the part that is repeated; every: steps between two stored losses."""
+
+    vocabulary: int
+    half: int
+    width: int
+    heads: int
+    layers: int
+    batch: int
+    steps: int
+    every: int
+    learning_rate: float  # reached in a straight line over the first tenth of the steps
+
+
+SMALL = Setup(vocabulary=16, half=20, width=32, heads=2, layers=2, batch=2, steps=4, every=1, learning_rate=3e-3)  # for the interpreter
+LARGE = Setup(vocabulary=64, half=128, width=256, heads=4, layers=2, batch=64, steps=1000, every=10, learning_rate=5e-4)
+
+
+class Block(nn.Module):
+    """Causal self-attention and an MLP, each behind a layer norm and added to the stream (B, S, width)."""
+
+    def __init__(self, width: int, heads: int, attention: Attention):
+        super().__init__()
+        self.heads, self.attention = heads, attention
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # Views of one matmul's result, (B, heads, S, D) each: nothing is copied.
+        q, k, v = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(self.attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm_2(x))
+
+
+class TinyTransformer(nn.Module):
+    """Token and position embeddings, `setup.layers` blocks, logits (B, S, vocabulary)."""
+
+    def __init__(self, setup: Setup, attention: Attention):
+        super().__init__()
+        self.tokens = nn.Embedding(setup.vocabulary, setup.width)
+        self.positions = nn.Parameter(0.02 * torch.randn(2 * setup.half, setup.width))
+        self.blocks = nn.Sequential(*(Block(setup.width, setup.heads, attention) for _ in range(setup.layers)))
+        self.head = nn.Sequential(nn.LayerNorm(setup.width), nn.Linear(setup.width, setup.vocabulary))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.tokens(tokens) + self.positions[: tokens.shape[1]]))
+
+
+def copy_batch(setup: Setup, generator: torch.Generator) -> torch.Tensor:
+    """(B, 2 · half) tokens: a random half, then the same again. The second half can be known from the first, and from nothing else."""
+    first = torch.randint(setup.vocabulary, (setup.batch, setup.half), generator=generator)
+    return torch.cat([first, first], dim=1)
+
+
+def train(attention: Attention, setup: Setup, autocast: torch.dtype | None = None, seed: int = 0) -> list[float]:
+    """The loss on the second half, in nats a token, at every `setup.every`-th step. Same seed: same parameters, same batches."""
+    device = hardware.device()
+    torch.manual_seed(seed)
+    model = TinyTransformer(setup, attention).to(device)  # drawn on the CPU: the same on every machine
+    optimiser = torch.optim.AdamW(model.parameters(), lr=setup.learning_rate)
+    batches = torch.Generator().manual_seed(seed)
+    warm_up = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / (setup.steps / 10)))
+    losses = []
+    for step in range(setup.steps):
+        tokens = copy_batch(setup, batches).to(device)
+        with torch.autocast(device.type, autocast, enabled=autocast is not None):
+            logits = model(tokens[:, :-1])[:, setup.half - 1 :]
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, setup.half :].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        warm_up.step()
+        if step % setup.every == 0:
+            losses.append(loss.item())
+    return losses
+
+
+def _sdpa(backend: torch.nn.attention.SDPBackend) -> Attention:
+    def attention(q, k, v):
+        with torch.nn.attention.sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return attention
+
+
+ATTENTIONS: dict[str, Attention] = {
+    "sdpa_math": _sdpa(torch.nn.attention.SDPBackend.MATH),
+    "sdpa_flash": _sdpa(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
+    "basic": lambda q, k, v: flash_attention(q, k, v, is_causal=True, kernel="basic"),
+}

@@ -1,0 +1,561 @@
+"""The drawings of chapters 6 and 7."""
+
+from __future__ import annotations
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa_tutorial import algorithm, ledger, reference
+from fa_tutorial.figures.chapters_4_5 import readable, tensor_bytes
+from fa_tutorial.figures.drawing import (
+    BODY,
+    HEAD,
+    MASKED,
+    SMALL,
+    TENSOR_COLOUR,
+    arrow,
+    box,
+    canvas,
+    grid,
+    in_drawing_style,
+    number,
+    outline,
+    write,
+)
+
+
+def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: str, **look) -> None:
+    """A named tensor in its colour; a gradient has the colour of what it is the gradient of."""
+    base = "" if name in ("delta", "lse") else name.removeprefix("d")
+    standard = {"colour": TENSOR_COLOUR.get(base, "sky"), "share": 0.45, "size": BODY, "weight": "bold"}
+    box(ax, x, y, width, height, name, **standard | look)
+
+
+def legend(ax: Axes, y: float, entries: tuple[tuple[float, dict, str], ...]) -> None:
+    """A line of small boxes, each (x, look, text)."""
+    for x, look, text in entries:
+        box(ax, x, y - 0.12, 0.3, 0.24, **look)
+        write(ax, x + 0.4, y, text, ha="left")
+
+
+def notes(ax: Axes, x: float, y: float, lines: tuple[str, ...], step: float = 0.27, bold: int | None = None) -> None:
+    """Lines of text from (x, y) downwards, number `bold` of them bold."""
+    for i, line in enumerate(lines):
+        write(ax, x, y + i * step, line, BODY if i == bold else SMALL, ha="left", weight="bold" if i == bold else "normal")
+
+
+# ---------------------------------------------------------------- chapter 6
+
+
+@in_drawing_style
+def draw_vector_jacobian() -> Figure:
+    """x → f → g → loss: Jacobians as rectangles that are never built, and the vectors that autograd hands from node to node."""
+    figure, ax = canvas(5.75)
+    nodes = ((2.2, "f"), (5.0, "g"), (7.7, "loss"))
+    left, top, wide, tall = 0.4, 0.4, 1.2, 0.8
+    for (x, name), into, back in zip(nodes, ("x", "y", "z"), ("dx", "dy", "dz"), strict=True):
+        box(ax, x, top, wide, tall, name, "sky", size=HEAD, line=2, weight="bold")
+        arrow(ax, (left, top + 0.22), (x, top + 0.22))
+        arrow(ax, (x, top + 0.58), (left, top + 0.58), "vermilion", dashed=True)
+        write(ax, (left + x) / 2, top + 0.05, into, BODY, weight="bold")
+        write(ax, (left + x) / 2, top + 0.78, back, BODY, weight="bold")
+        left = x + wide
+    lengths = {"dx": 1.7, "dy": 1.3, "dz": 0.95}  # inches for how many entries each has
+    for middle, into, name, back in ((2.8, "dx", "f", "dy"), (5.6, "dy", "g", "dz")):
+        draw_jacobian_product(ax, middle, 1.55, name, (into, lengths[into]), (back, lengths[back]))
+    write(ax, 7.05, 2.0, "dx = Jᵀ dy  (6.2)", BODY, ha="left", weight="bold")
+    write(ax, 7.05, 2.6, "only the bars are\never in memory:\neach node turns one\ninto the next", ha="left", linespacing=1.25)
+    draw_jacobian_sizes(ax, 4.05)
+    return figure
+
+
+def draw_jacobian_product(ax: Axes, middle: float, top: float, name: str, into: tuple[str, float], back: tuple[str, float]) -> None:
+    """A bar for `into`, equal to the transposed Jacobian of `name` times a bar for `back`; each bar with its length in inches."""
+    (_, tall), (_, wide) = into, back
+    box(ax, middle - wide / 2, top, wide, tall, f"Jᵀ of {name}", hatch="..", dashed=True, size=BODY)
+    for x, (text, length) in ((middle - wide / 2 - 0.5, into), (middle + wide / 2 + 0.12, back)):
+        box(ax, x, top, 0.14, length, colour="vermilion", share=0.8)
+        write(ax, x + 0.07, top + length + 0.2, text, BODY, weight="bold")
+    write(ax, middle - wide / 2 - 0.17, top + tall / 2, "=", HEAD)
+
+
+def draw_jacobian_sizes(ax: Axes, top: float) -> None:
+    """How many entries J and the vectors have for a matmul of 1,024 x 1,024 matrices, and their bytes in fp32."""
+    n, itemsize = 1024, torch.float32.itemsize
+    entries, side = n * n, power_of_two(n * n)
+    write(ax, 0.15, top, f"c = a b, all {n:,} × {n:,}, fp32", HEAD, ha="left", weight="bold")
+    rows = (
+        (f"J of c with respect to a: {side} × {side} = {power_of_two(entries**2)} entries, {entries**2 * itemsize / 2**40:.0f} TiB",
+         "one entry for each pair of an element of c and one of a", {"hatch": "..", "dashed": True}),
+        (f"dc, da, db: {side} entries each, {readable(entries * itemsize)}",
+         "da = dc bᵀ, db = aᵀ dc (6.3): two matmuls, no J", {"colour": "vermilion", "share": 0.8}),
+    )  # fmt: skip
+    for i, (size, how, look) in enumerate(rows):
+        y = top + 0.42 + i * 0.68
+        box(ax, 0.15, y - 0.13, 0.3, 0.26, **look)
+        write(ax, 0.6, y, size, BODY, ha="left", weight="bold")
+        write(ax, 0.6, y + 0.28, how, ha="left")
+
+
+def power_of_two(value: int) -> str:
+    """A power of two as 2 with its exponent."""
+    exponent = value.bit_length() - 1
+    assert value == 2**exponent
+    return "2" + str(exponent).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+@in_drawing_style
+def draw_softmax_jacobian() -> Figure:
+    """ds of one row of softmax twice: by the matrix diag(p) − p pᵀ, and by one sum and one product."""
+    figure, ax = canvas(5.05)
+    s, dp = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), torch.tensor([2.0, 0.0, 1.0], dtype=torch.float64)
+    p = torch.softmax(s, dim=0)
+    jacobian = torch.diag(p) - torch.outer(p, p)
+    ds = algorithm.softmax_backward(p, dp)
+    assert torch.allclose(jacobian @ dp, ds)
+    write(ax, 0.1, 0.25, f"s = {vector(s)}: p = softmax(s) = {vector(p)}", HEAD, ha="left", weight="bold")
+    draw_by_jacobian(ax, 0.85, jacobian, dp, ds)
+    draw_by_sum(ax, 0.85, p, dp, ds)
+    S = 8192
+    note = f"for one query of S_k = {S:,} keys: {S * S:,} entries on the left, vectors of {S:,} on the right"
+    notes(ax, 0.1, 4.55, (note, "blue: positive; orange, hatched: negative; the stronger, the larger. Each row and column of J sums to 0."))
+    return figure
+
+
+def vector(x: torch.Tensor) -> str:
+    return f"[{', '.join(map(number, x.tolist()))}]"
+
+
+def draw_by_jacobian(ax: Axes, top: float, jacobian: torch.Tensor, dp: torch.Tensor, ds: torch.Tensor) -> None:
+    """J as a heat map, times dp, equals ds."""
+    side, left, y = 0.86, 0.1, top + 0.75
+    largest = float(jacobian.abs().max())
+
+    def look(row: int, col: int) -> dict:
+        entry = float(jacobian[row, col])
+        share = 0.1 + 0.6 * abs(entry) / largest
+        sign = {"colour": "blue"} if entry > 0 else {"colour": "orange", "hatch": MASKED}
+        return {"text": number(entry), "share": share, **sign}
+
+    write(ax, left, top, "with the Jacobian (6.4)", BODY, ha="left", weight="bold")
+    write(ax, left + 1.5 * side, y - 0.25, "J = diag(p) − p pᵀ")
+    grid(ax, left, y, 3, 3, side, look)
+    for x, name, values, colour in ((2.85, "dp", dp, "sky"), (3.8, "ds", ds, "yellow")):
+        wide = 0.5 if name == "dp" else 0.8
+        write(ax, x + wide / 2, y - 0.25, name)
+        for i, value in enumerate(values.tolist()):
+            box(ax, x, y + i * side, wide, side, number(value), colour, share=0.4)
+    write(ax, 3.58, y + 1.5 * side, "=", HEAD)
+
+
+def draw_by_sum(ax: Axes, top: float, p: torch.Tensor, dp: torch.Tensor, ds: torch.Tensor) -> None:
+    """The steps of (6.5), a row each."""
+    left, wide, tall, y = 5.05, 0.84, 0.5, top + 0.5
+    total = float((p * dp).sum())
+    rows = (
+        ("p", p, "yellow"),
+        ("dp", dp, "sky"),
+        ("p ∘ dp", p * dp, None),
+        (f"dp − {number(total)}", dp - total, None),
+        ("ds", ds, "yellow"),
+    )
+    write(ax, left, top, "without it: ds = p ∘ (dp − Σ p ∘ dp) (6.5)", BODY, ha="left", weight="bold")
+    for row, (name, values, colour) in enumerate(rows):
+        at = y + row * (tall + 0.04) + (0.3 if row > 2 else 0)
+        write(ax, left, at + tall / 2, name, ha="left")
+        for col, value in enumerate(values.tolist()):
+            box(ax, left + 1.3 + col * wide, at, wide, tall, number(value), colour, share=0.4)
+    write(ax, left + 1.3, y + 3 * (tall + 0.04) + 0.13, f"their sum: {number(total)}", ha="left", weight="bold")
+
+
+@in_drawing_style
+def draw_data_flow() -> Figure:
+    """Attention forward and backward as a graph: what is kept, what is computed again, and the five matmuls of backward."""
+    figure, ax = canvas(6.55)
+    draw_forward_flow(ax, 0.3)
+    draw_backward_flow(ax, 2.75)
+    kept, again = {"colour": "sky", "share": 0.45, "line": 2.2}, {"colour": "yellow", "share": 0.45, "dashed": True}
+    legend(ax, 6.3, ((0.1, kept, "kept: q, k, v, o, lse"), (2.6, again, "not kept: s, p, computed again")))
+    arrow(ax, (5.55, 6.3), (5.95, 6.3), "vermilion", dashed=True)
+    write(ax, 6.05, 6.3, "gradients; ① to ⑤: the matmuls", ha="left")
+    return figure
+
+
+def draw_forward_flow(ax: Axes, top: float) -> None:
+    """q, k → s → p → o with v, and lse from s."""
+    write(ax, 0.1, top, "forward", HEAD, ha="left", weight="bold")
+    wide, tall, kept, gone = 0.75, 0.45, {"line": 2.2}, {"dashed": True}
+    y = top + 0.75
+    places = {"q": (0.3, y - 0.4, kept), "k": (0.3, y + 0.4, kept), "s": (2.9, y, gone), "p": (5.1, y, gone), "v": (6.3, y - 0.75, kept),
+              "lse": (5.1, y + 0.85, kept), "o": (7.95, y, kept)}  # fmt: skip
+    for name, (x, at, look) in places.items():
+        tensor_box(ax, x, at, wide, tall, name, **look)
+    middle = y + tall / 2
+    for start, end in (((1.05, middle - 0.4), (2.9, middle - 0.08)), ((1.05, middle + 0.4), (2.9, middle + 0.08)), ((3.65, middle), (5.1, middle)),
+                       ((5.85, middle), (7.95, middle)), ((7.05, middle - 0.75), (7.95, middle - 0.15)), ((3.65, middle + 0.12), (5.1, middle + 0.8))):  # fmt: skip
+        arrow(ax, start, end)
+    write(ax, 1.15, middle, "scale · q kᵀ", ha="left")
+    write(ax, 4.37, middle - 0.18, "softmax")
+    write(ax, 6.75, middle + 0.2, "p v")
+    write(ax, 4.0, middle + 0.75, "logsumexp")
+
+
+def draw_backward_flow(ax: Axes, top: float) -> None:
+    """s and p again, then do → dp, dv, delta → ds → dq, dk, each arrow with its equation."""
+    write(ax, 0.1, top, "backward", HEAD, ha="left", weight="bold")
+    wide, tall, y_p, y_ds = 0.75, 0.45, top + 0.45, top + 1.75
+    write(ax, 0.3, y_p + tall / 2, "q, k, lse", BODY, ha="left", weight="bold")
+    tensor_box(ax, 3.1, y_p, wide, tall, "p", dashed=True)
+    places = {"dv": (5.75, y_p), "do": (8.1, y_ds), "dp": (5.75, y_ds), "ds": (3.1, y_ds), "dq": (0.3, y_ds - 0.4), "dk": (0.3, y_ds + 0.4),
+              "delta": (5.75, y_ds + 0.95)}  # fmt: skip
+    for name, (x, y) in places.items():
+        tensor_box(ax, x, y, wide, tall, name)
+    at_p, at_ds = y_p + tall / 2, y_ds + tall / 2
+    for start, end in (((1.2, at_p), (3.1, at_p)), ((3.85, at_p), (5.75, at_p)), ((3.475, y_p + tall), (3.475, y_ds))):
+        arrow(ax, start, end)
+    flows = (((8.1, at_ds - 0.1), (6.5, at_p + 0.1)), ((8.1, at_ds), (6.5, at_ds)), ((8.1, at_ds + 0.12), (6.5, at_ds + 0.9)),
+             ((5.75, at_ds), (3.85, at_ds)), ((5.75, at_ds + 0.9), (3.85, at_ds + 0.15)),
+             ((3.1, at_ds - 0.08), (1.05, at_ds - 0.4)), ((3.1, at_ds + 0.08), (1.05, at_ds + 0.4)))  # fmt: skip
+    for start, end in flows:
+        arrow(ax, start, end, "vermilion", dashed=True)
+    texts = ((2.1, at_p - 0.18, "① s = scale · q kᵀ"), (2.1, at_p + 0.2, "p = exp(s − lse) (6.7)"), (4.8, at_p - 0.18, "② pᵀ do (6.8)"),
+             (7.13, at_ds - 0.18, "③ do vᵀ (6.9)"), (4.8, at_ds - 0.2, "p ∘ (dp − delta) (6.10)"), (7.45, at_ds + 1.15, "rowsum(do ∘ o) (6.6)"),
+             (2.1, at_ds - 0.62, "④ scale · ds k (6.11)"), (2.1, at_ds + 0.62, "⑤ scale · dsᵀ q (6.12)"))  # fmt: skip
+    for x, y, text in texts:
+        write(ax, x, y, text)
+
+
+LOOP_SHAPE = {"block_m": 3, "block_n": 2, "S_q": 15, "S_k": 16}
+TILE_LOOKS = {"whole": {"colour": "sky"}, "masked": {"colour": "orange", "hatch": MASKED}, "skipped": {}}
+
+
+@in_drawing_style
+def draw_two_loops() -> Figure:
+    """The tiles twice: a block of keys stays and the queries stream past, for dk and dv; a block of queries stays, for dq."""
+    figure, ax = canvas(6.25)
+    J, I = 3, 3
+    start, full_row = algorithm.causal_rows(J, **LOOP_SHAPE)
+    full, end = algorithm.causal_tiles(I, **LOOP_SHAPE)
+    rows = LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"]
+    draw_loop(ax, 0.1, "key block J stays", "down", J, range(start, rows))
+    draw_loop(ax, 4.7, "query block I stays", "right", I, range(end))
+    key_lines = (
+        "dk_J, dv_J = Σ over I (6.14)",
+        f"J = {J}: start = {start}, full = {full_row} (6.13)",
+        "query blocks stream past; dk, dv written once",
+    )
+    row_lines = ("dq_I = Σ over J (6.14)", f"I = {I}: full = {full}, end = {end} (4.6)", "key blocks stream past; dq written once")
+    notes(ax, 0.1, 4.7, key_lines, bold=0)
+    notes(ax, 4.7, 4.7, row_lines, bold=0)
+    legend(ax, 5.65, tuple((x, {**TILE_LOOKS[kind], "share": 0.6}, text) for x, kind, text in (
+        (0.1, "whole", "whole: no mask"), (2.1, "masked", "with mask"), (3.6, "skipped", "skipped: never read"))))  # fmt: skip
+    block_m, block_n, S_q, S_k = LOOP_SHAPE.values()
+    note = f"causal, bottom-right aligned: S_q = {S_q}, S_k = {S_k}, BLOCK_M = {block_m}, BLOCK_N = {block_n}"
+    write(ax, 0.1, 6.0, note, ha="left")
+    return figure
+
+
+def tile_kind(row_block: int, key_block: int) -> str:
+    """How a tile is met, whole, masked or skipped, by the key block's bounds (6.13); those of the row block (4.6) must agree."""
+    start, full_row = algorithm.causal_rows(key_block, **LOOP_SHAPE)
+    full, end = algorithm.causal_tiles(row_block, **LOOP_SHAPE)
+    by_rows = "skipped" if row_block < start else "masked" if row_block < full_row else "whole"
+    by_keys = "skipped" if key_block >= end else "masked" if key_block >= full else "whole"
+    assert by_rows == by_keys
+    return by_rows
+
+
+def draw_loop(ax: Axes, left: float, title: str, way: str, fixed: int, steps: range) -> None:
+    """One loop: the tiles by kind, strong where this program goes ("down" column `fixed`, or "right" along row `fixed`), and its results."""
+    wide, tall, x, y = 0.38, 0.5, left + 0.65, 1.45
+    rows, cols = LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"], LOOP_SHAPE["S_k"] // LOOP_SHAPE["block_n"]
+    down = way == "down"
+    write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
+    write(ax, x, 0.66, "k, v", BODY, ha="left", weight="bold")
+    write(ax, left, 1.25, "q, do", BODY, ha="left", weight="bold")
+    for row in range(rows):
+        here = (row in steps) if down else row == fixed
+        box(ax, left, y + row * tall, 0.4, tall, colour="blue", share=0.55 if here else 0.12, line=2.2 if here and not down else 1)
+        for col in range(cols):
+            now = (col == fixed) if down else row == fixed
+            look = TILE_LOOKS[tile_kind(row, col)]
+            box(ax, x + col * wide, y + row * tall, wide, tall, **{**look, "share": 0.7 if now else 0.2})
+    for col in range(cols):
+        here = col == fixed if down else col in steps
+        for i, colour in enumerate(("orange", "green")):
+            look = {"colour": colour, "share": 0.6 if here else 0.15, "line": 2.2 if here and down else 1}
+            box(ax, x + col * wide, 0.85 + i * 0.2, wide, 0.2, **look)
+    (draw_way_down if down else draw_way_right)(ax, x, y, wide, tall, fixed, steps)
+
+
+def draw_way_down(ax: Axes, x: float, y: float, wide: float, tall: float, fixed: int, steps: range) -> None:
+    """The column of a key block: its tiles in order, then dk and dv below it."""
+    middle, bottom = x + (fixed + 0.5) * wide, y + (LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"]) * tall
+    outline(ax, x + fixed * wide, y + steps.start * tall, wide, len(steps) * tall)
+    arrow(ax, (middle, y + (steps.start + 0.25) * tall), (middle, bottom + 0.22), width=2.4)
+    for i, (name, colour) in enumerate((("dk", "orange"), ("dv", "green"))):
+        box(ax, middle - 0.6 + i * 0.6, bottom + 0.22, 0.6, 0.3, name, colour, share=0.6, size=BODY, weight="bold")
+
+
+def draw_way_right(ax: Axes, x: float, y: float, wide: float, tall: float, fixed: int, steps: range) -> None:
+    """The row of a query block: its tiles in order, then dq on the right."""
+    middle, right = y + (fixed + 0.5) * tall, x + (LOOP_SHAPE["S_k"] // LOOP_SHAPE["block_n"]) * wide
+    outline(ax, x, y + fixed * tall, len(steps) * wide, tall)
+    arrow(ax, (x + 0.25 * wide, middle), (right + 0.1, middle), width=2.4)
+    box(ax, right + 0.1, y + fixed * tall, 0.45, tall, "dq", "blue", share=0.6, size=BODY, weight="bold")
+
+
+@in_drawing_style
+def draw_atomics() -> Figure:
+    """One loop in place of two: programs of several key blocks add to one tile of dq, with and without atomic adds, in two orders."""
+    figure, ax = canvas(5.95)
+    write(ax, 0.1, 0.25, "one loop in place of two: a program for each key block J", HEAD, ha="left", weight="bold")
+    for J in range(3):
+        y = 0.6 + J * 0.62
+        box(ax, 0.1, y, 1.5, 0.5, f"program J = {J}", "orange", share=0.4)
+        box(ax, 1.6, y, 1.6, 0.5, "owns dk_J, dv_J", "sky", share=0.3)
+        arrow(ax, (3.2, y + 0.25), (6.0, 1.33 + (J - 1) * 0.12), "vermilion", dashed=True)
+    write(ax, 5.0, 2.2, "each adds scale · ds_IJ k_J", BODY)
+    box(ax, 6.0, 1.05, 1.0, 0.6, "dq_I", "blue", share=0.6, size=HEAD, line=2, weight="bold")
+    write(ax, 7.15, 1.35, "one tile in HBM,\nadded to by all", ha="left")
+    draw_lost_update(ax, 0.1, 2.75)
+    draw_two_orders(ax, 4.75, 2.75)
+    write(ax, 0.1, 5.65, "two loops: dq_I has one owner, which sums over J in one order: no atomics, the same bits every time", ha="left")
+    return figure
+
+
+def draw_lost_update(ax: Axes, left: float, top: float) -> None:
+    """Two programs read, add and write without an atomic: one addition is lost."""
+    old, added = 10, (5, 3)
+    write(ax, left, top, "plain load, add, store: one is lost", BODY, ha="left", weight="bold")
+    for col, head in enumerate(("J = 0", "J = 1", "dq_I")):
+        write(ax, left + (0.75, 2.25, 3.65)[col], top + 0.4, head, weight="bold")
+    steps = (((0, f"load {old}"), old), ((1, f"load {old}"), old), ((0, f"store {old} + {added[0]}"), old + added[0]),
+             ((1, f"store {old} + {added[1]}"), old + added[1]))  # fmt: skip
+    for row, ((program, text), value) in enumerate(steps):
+        y = top + 0.6 + row * 0.42
+        box(ax, left + program * 1.5, y, 1.45, 0.38, text, "orange", share=0.4, hatch=".." if program else None)
+        box(ax, left + 3.2, y, 0.9, 0.38, str(value), "blue", share=0.3)
+    write(ax, left, top + 2.5, f"want {old} + {added[0]} + {added[1]} = {old + sum(added)}, got {old + added[1]}", ha="left")
+
+
+def draw_two_orders(ax: Axes, left: float, top: float) -> None:
+    """The same three numbers added in two orders, in float32."""
+    added = (2.0**24, 1.0, 1.0)
+    write(ax, left, top, "atomic adds: none lost, in any order", BODY, ha="left", weight="bold")
+    write(ax, left, top + 0.4, f"J = 0 adds {added[0]:,.0f}, J = 1 and 2 add 1; fp32", ha="left")
+    for row, order in enumerate(((0, 1, 2), (1, 2, 0))):
+        y = top + 0.68 + row * 0.85
+        total = torch.zeros((), dtype=torch.float32)
+        write(ax, left, y + 0.19, f"run {row + 1}", ha="left", weight="bold")
+        for col, J in enumerate(order):
+            total = total + added[J]
+            x = left + 0.65 + col * 1.18
+            write(ax, x + 0.57, y + 0.1, f"+ J = {J}")
+            look = {"share": 0.5, "weight": "bold"} if col == 2 else {"share": 0.3}
+            box(ax, x, y + 0.25, 1.14, 0.38, f"{total.item():,.0f}", "blue", **look)
+    write(ax, left, top + 2.5, "both right within rounding, and not the same bits", ha="left")
+
+
+@in_drawing_style
+def draw_training_memory() -> Figure:
+    """What one layer keeps from forward to backward, naive against flash, at three lengths, each panel to its own scale."""
+    figure, ax = canvas(5.3)
+    B, H, D, dtype = 1, 16, 64, torch.float16
+    write(ax, 0.1, 0.25, "kept from forward to backward, one layer", HEAD, ha="left", weight="bold")
+    for panel, S in enumerate((2048, 8192, 32768)):
+        draw_memory_panel(ax, 0.75 + panel * 1.15, S, tensor_bytes((B, H, S, D), dtype), ledger.score_bytes(B, H, S, S, dtype.itemsize),
+                          ledger.saved_bytes(B, H, H, S, S, D, dtype.itemsize))  # fmt: skip
+    legend(ax, 4.3, ((0.1, {"colour": "blue", "share": 0.7}, "q, k, v"), (1.4, {"colour": "purple", "share": 0.9, "hatch": ".."}, "o, lse"),
+                     (2.7, {"colour": "yellow", "share": 0.6, "hatch": MASKED}, "p: (B, H, S, S)")))  # fmt: skip
+    write(ax, 8.9, 4.3, f"B = {B}, H = {H}, D = {D}, S = S_q = S_k, fp16", ha="right")
+    notes(ax, 0.1, 4.7, ("each S has its own scale: naive's bar fills the width. From S to 4 S: p 16 times, flash 4 times (6.17)",
+                         "naive keeps no s: softmax's backward (6.5) needs p alone. flash keeps o for delta (6.6), lse for p (6.7)"))  # fmt: skip
+    return figure
+
+
+def draw_memory_panel(ax: Axes, top: float, S: int, one: int, p: int, flash: int) -> None:
+    """Two bars for one S: q, k, v (3 · one) and p; q, k, v and what flash adds to them."""
+    naive, left, length, tall = 3 * one + p, 1.85, 4.7, 0.36
+    write(ax, 0.1, top + tall, f"S = {S:,}", BODY, ha="left", weight="bold")
+    looks = (
+        {"colour": "blue", "share": 0.7},
+        {"colour": "yellow", "share": 0.6, "hatch": MASKED},
+        {"colour": "purple", "share": 0.9, "hatch": ".."},
+    )
+    for row, (name, rest, look) in enumerate((("naive", p, looks[1]), ("flash", flash - 3 * one, looks[2]))):
+        y, x = top + row * (tall + 0.08), left + 3 * one / naive * length
+        write(ax, left - 0.1, y + tall / 2, name, ha="right")
+        box(ax, left, y, x - left, tall, **looks[0])
+        box(ax, x, y, rest / naive * length, tall, **look)
+        x += rest / naive * length
+        text = readable(3 * one + rest) + (f": 1/{naive / flash:.0f} of naive" if row else "")
+        write(ax, x + 0.1, y + tall / 2, text, BODY, ha="left", weight="bold")
+
+
+@in_drawing_style
+def draw_five_and_seven() -> Figure:
+    """The five matmuls of a fused backward and the seven of the two kernels, and what share of the seven is useful."""
+    figure, ax = canvas(5.0)
+    B, H, S, D = 1, 16, 8192, 64
+    five, seven = ledger.BACKWARD_MATMULS, ledger.SPLIT_BACKWARD_MATMULS
+    dkdv, dq = ("s", "dp", "dv", "dk"), ("s", "dp", "dq")
+    draw_matmuls(ax, 0.1, 0.3, f"fused, {five} matmuls: one kernel", ("s", "dp", "dv", "dk", "dq"), ())
+    draw_matmuls(ax, 0.1, 2.0, f"split, {seven} matmuls: dkdv_kernel", dkdv, ())
+    draw_matmuls(ax, 0.1 + len(dkdv) * MATMUL_WIDTH + 0.15, 2.0, "then dq_kernel", dq, ("s", "dp"))
+    assert len(dkdv) + len(dq) == seven
+    write(ax, 0.1, 3.55, "one box: one matmul, 2 · S_q · S_k · D FLOPs", ha="left")
+    legend(ax, 3.55, ((4.6, {"hatch": MASKED}, "computed a second time"),))
+    flops = [ledger.backward_flops(B, H, S, S, D, matmuls=matmuls) / 1e12 for matmuls in (five, seven)]
+    counted = f"B = {B}, H = {H}, S = {S:,}, D = {D}: {number(flops[0])} TFLOP are counted, {number(flops[1])} TFLOP done (6.16)"
+    share = f"useful: {five} / {seven} = {100 * five / seven:.0f} %; the price of no atomic adds"
+    times = f"forward has 2: backward counts {five / 2} times as much, and does {seven / 2} times"
+    notes(ax, 0.1, 4.0, (share, counted, times), bold=0, step=0.3)
+    return figure
+
+
+MATMUL_WIDTH = 1.22
+MATMULS = {"s": "q kᵀ\n(6.7)", "dp": "do vᵀ\n(6.9)", "dv": "pᵀ do\n(6.8)", "dk": "dsᵀ q\n(6.12)", "dq": "ds k\n(6.11)"}
+
+
+def draw_matmuls(ax: Axes, left: float, top: float, title: str, names: tuple[str, ...], again: tuple[str, ...]) -> None:
+    """A kernel's matmuls side by side; those of `again` hatched."""
+    write(ax, left, top, title, BODY, ha="left", weight="bold")
+    for i, name in enumerate(names):
+        colour = TENSOR_COLOUR[name.removeprefix("d")]
+        look = {"share": 0.2, "hatch": MASKED} if name in again else {"share": 0.5}
+        box(ax, left + i * MATMUL_WIDTH, top + 0.25, MATMUL_WIDTH - 0.06, 0.85, f"{name}\n{MATMULS[name]}", colour, **look)
+    outline(ax, left - 0.03, top + 0.2, len(names) * MATMUL_WIDTH, 0.95, line=1.6)
+
+
+# ---------------------------------------------------------------- chapter 7
+
+
+@in_drawing_style
+def draw_transposed_tile() -> Figure:
+    """One piece of memory read as a tile and as its transpose, and the tile of scores that either way makes."""
+    figure, ax = canvas(7.1)
+    tile = torch.arange(12).view(3, 4)
+    side, y = 0.4, 0.85
+    readings = ((0.1, tile, "as it is: [BLOCK_M, D]", "offs_m[:, None] * stride_s\n+ offs_d[None, :] * stride_d"),
+                (4.9, tile.t(), "as its transpose: [D, BLOCK_M]", "offs_d[:, None] * stride_d\n+ offs_m[None, :] * stride_s"))  # fmt: skip
+    for left, view, title, offsets in readings:
+        write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
+        write(ax, left + view.shape[1] * side + 0.2, y + 0.35, f"{offsets}\nstrides {view.stride()}", ha="left", linespacing=1.4)
+        cells(ax, left, y - 0.25, view.tolist(), side)
+    write(ax, 0.1, 2.75, "memory", BODY, ha="left", weight="bold")
+    cells(ax, 1.0, 2.55, [tile.flatten().tolist()], side)
+    stride_s, stride_d = tile.stride()
+    write(ax, 6.0, 2.75, f"stride_s = {stride_s}, stride_d = {stride_d}: no copy", ha="left")
+    write(ax, 0.1, 3.2, "a tile that is needed both ways is loaded once, and tl.trans turns it", ha="left")
+    draw_scores_either_way(ax, 3.6)
+    return figure
+
+
+def cells(ax: Axes, left: float, top: float, values: list[list[int]], side: float) -> None:
+    """Numbered cells; the offsets of the tile's second row hatched."""
+    grid(ax, left, top, len(values), len(values[0]), side,
+         lambda row, col: {"text": str(values[row][col]), "share": 0.5,
+                           **({"colour": "orange", "hatch": ".."} if values[row][col] // 4 == 1 else {"colour": "sky"})})  # fmt: skip
+
+
+def draw_scores_either_way(ax: Axes, top: float) -> None:
+    """s, queries by keys, and its transpose, keys by queries; the operand that stays has a thick frame."""
+    block_m, block_n, dim, row = 0.7, 1.0, 1.25, top + 1.75
+    for left, rows, cols, out, shape, who in (
+        (0.1, ("q", block_m), ("k", block_n), "s", "[BLOCK_M, BLOCK_N]", "dq_kernel: q stays, k streams past\ns = scale · q kᵀ"),
+        (
+            4.9,
+            ("k", block_n),
+            ("q", block_m),
+            "s_t",
+            "[BLOCK_N, BLOCK_M]",
+            "dkdv_kernel: k stays, q streams past\ns_t = scale · k qᵀ (7.3)",
+        ),
+    ):
+        (stays, tall), (streams, wide) = rows, cols
+        x = left + dim + 0.12
+        write(ax, left, top + 0.2, who, BODY, ha="left", weight="bold", linespacing=1.3)
+        box(ax, left, row, dim, tall, stays, TENSOR_COLOUR[stays], share=0.6, size=HEAD, line=2.4, weight="bold")
+        box(ax, x, row - 1.12, wide, 1.0, f"{streams}ᵀ", TENSOR_COLOUR[streams], share=0.35, size=HEAD, hatch="..", weight="bold")
+        box(ax, x, row, wide, tall, out, "yellow", share=0.6, size=HEAD, weight="bold")
+        write(ax, x + wide + 0.12, row + tall / 2, shape, ha="left")
+    write(ax, 0.1, 6.55, "thick frame: stays; dotted: streams past", ha="left")
+    write(ax, 0.1, 6.85, "with s_t come p_t and ds_t: dv += p_t do and dk += ds_t q need no transpose of a computed tile", ha="left")
+
+
+@in_drawing_style
+def draw_kernels() -> Figure:
+    """The three kernels of backward in order: what streams past a program, what it holds, what it writes."""
+    figure, ax = canvas(5.9)
+    for x, text in ((0.1, "streams past"), (2.5, "a program, and what it holds"), (7.45, "writes")):
+        write(ax, x, 0.25, text, BODY, ha="left", weight="bold")
+    rows = (
+        ("1  delta_kernel", "rows of a query head", (), ("o", "do"), "delta = rowsum(do ∘ o)", ("delta",)),
+        ("2  dkdv_kernel", "a key block of a key head", ("lse", "delta", "q", "do"), ("k", "v"), "s, dp, dv, dk", ("dk", "dv")),
+        ("3  dq_kernel", "a query block of a query head", ("k", "v"), ("lse", "delta", "q", "do"), "s, dp, dq", ("dq",)),
+    )
+    for i, row in enumerate(rows):
+        draw_kernel_row(ax, 0.5 + i * 1.55, *row)
+    ax.plot([7.78, 7.78, 1.15], [1.25, 1.82, 1.82], color="black", linewidth=1.2)
+    arrow(ax, (1.15, 1.82), (1.15, 2.16), width=1.2)
+    write(ax, 7.9, 1.68, "for 2 and 3", ha="left")
+    arrow(ax, (0.1, 5.3), (0.55, 5.3), "blue")
+    write(ax, 0.65, 5.3, "read at every step", ha="left")
+    arrow(ax, (2.5, 5.3), (2.95, 5.3), "vermilion", dashed=True)
+    write(ax, 3.05, 5.3, "written; thick frames: read once. Nothing has S_q × S_k elements.", ha="left")
+    write(ax, 0.1, 5.62, "programs: ⌈S_q / BLOCK_M⌉ · B · H_q (1 and 3), ⌈S_k / BLOCK_N⌉ · B · H_k (2)", ha="left")
+    return figure
+
+
+def draw_kernel_row(ax: Axes, top: float, name: str, what: str, past: tuple[str, ...], held: tuple[str, ...], work: str,
+                    written: tuple[str, ...]) -> None:  # fmt: skip
+    """One kernel: what streams past on the left, what a program holds and computes inside its frame, its writes on the right."""
+    middle = top + 0.6
+    box(ax, 2.5, top, 4.3, 1.2, "", "sky", share=0.2, line=2)
+    write(ax, 2.65, top + 0.2, name, BODY, ha="left", weight="bold")
+    write(ax, 2.65, middle + 0.02, what, ha="left")
+    write(ax, 2.65, top + 1.0, work, ha="left")
+    tensor_group(ax, 0.1, middle, past, hatch="..")
+    tensor_group(ax, 5.3, middle, held, line=2)
+    tensor_group(ax, 7.45, middle, written)
+    if past:
+        arrow(ax, (1.6, middle), (2.5, middle), "blue")
+    arrow(ax, (6.8, middle), (7.45, middle), "vermilion", dashed=True)
+
+
+def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], **look) -> None:
+    """Tensors in rows of two around `middle`."""
+    lines = -(-len(names) // 2)
+    for i, name in enumerate(names):
+        tensor_box(ax, left + i % 2 * 0.72, middle - lines * 0.22 + i // 2 * 0.44, 0.66, 0.38, name, **{"size": SMALL, **look})
+
+
+@in_drawing_style
+def draw_group_sum() -> Figure:
+    """Backward of six query heads on two key heads: each key head's program sums over the query heads that it serves."""
+    figure, ax = canvas(4.6)
+    H_q, H_k = 6, 2
+    serves = reference.repeat_heads(torch.arange(H_k).view(1, H_k, 1, 1), H_q).flatten().tolist()
+    colours, hatches = ("sky", "orange"), (None, "..")
+    left, step, wide, group = 1.45, 1.25, 1.05, H_q // H_k
+    write(ax, 0.1, 0.55, "q, do", BODY, ha="left", weight="bold")
+    write(ax, 0.1, 0.82, f"H_q = {H_q}", ha="left")
+    write(ax, 0.1, 2.75, "dk, dv", BODY, ha="left", weight="bold")
+    write(ax, 0.1, 3.02, f"H_k = {H_k}", ha="left")
+    for h, h_k in enumerate(serves):
+        look = {"colour": colours[h_k], "hatch": hatches[h_k], "share": 0.5}
+        box(ax, left + h * step, 0.4, wide, 0.6, f"h = {h}", size=BODY, **look)
+        middle = left + (h_k * group + (group - 1) / 2) * step + wide / 2
+        arrow(ax, (left + h * step + wide / 2, 1.0), (middle + (h % group - 1) * 0.35, 1.9), "vermilion", dashed=True)
+    for h_k in range(H_k):
+        x, heads = left + h_k * group * step, [h for h, serving in enumerate(serves) if serving == h_k]
+        middle = x + ((group - 1) * step + wide) / 2
+        box(ax, x + 0.25, 1.9, (group - 1) * step + wide - 0.5, 0.42, f"Σ over h = {heads[0]} … {heads[-1]}", size=BODY, line=2)
+        arrow(ax, (middle, 2.32), (middle, 2.6), "vermilion", dashed=True)
+        box(ax, x + 0.7, 2.6, (group - 1) * step + wide - 1.4, 0.6, f"h_k = {h_k}", colours[h_k], hatch=hatches[h_k], share=0.5, size=BODY)
+    notes(ax, 0.1, 3.65, ("dk[h_k] = Σ dk of h, for h = h_k · g … h_k · g + g − 1, g = H_q // H_k; dv too (7.1)",
+                          f"one program of dkdv_kernel walks over the queries of all {group} heads of its group, and writes once",
+                          "no atomic adds, and no (B, H_q, S_k, D) tensor of parts: dk and dv are like k and v"), bold=0, step=0.32)  # fmt: skip
+    return figure
