@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
+from fa_tutorial import backward, forward, tuned
 from fa_tutorial.arguments import check_attention
-from fa_tutorial.backward import flash_backward
-from fa_tutorial.forward import MAX_D, flash_forward
+from fa_tutorial.forward import MAX_D
 
-KERNELS = ("auto", "basic")
+KERNELS = ("auto", "basic", "tuned")
+
+
+def implementation(kernel: str):
+    """(forward, backward) of a kernel's name; ValueError for a name that is not known."""
+    if kernel in ("auto", "basic"):
+        return forward.flash_forward, backward.flash_backward
+    if kernel == "tuned":
+        return tuned.flash_forward, tuned.flash_backward
+    if kernel in tuned.STEPS:
+        return functools.partial(tuned.flash_forward, step=kernel), functools.partial(tuned.flash_backward, step=kernel)
+    names = ", ".join(map(repr, (*KERNELS, *tuned.STEPS)))
+    raise ValueError(f"kernel must be one of {names}, got {kernel!r}")
 
 
 def flash_attention(
@@ -26,7 +40,8 @@ def flash_attention(
     Shapes: q (B, H_q, S_q, D); k and v (B, H_k, S_k, D), H_q a multiple of H_k (grouped-query attention), 1 ≤ D ≤ 256; any strides.
     Dtypes: fp16, bf16, fp32, one for all three; sums are float32. Under torch.autocast the inputs are cast to the autocast dtype.
     is_causal: query i sees keys 0 … i + S_k − S_q (bottom-right aligned, as flash-attn 2.1 and later). scale: 1/√D unless given.
-    kernel: "auto", or "basic" for the kernels of chapters 5 and 7.
+    kernel: "basic" for the kernels of chapters 5 and 7, which "auto" takes; "tuned" for those of chapter 8, or one of its steps
+    (tuned.STEPS), whose first call of a kind measures which tiles are fastest on this GPU.
 
     Returns o (B, H_q, S_q, D) in q's dtype; with return_lse also lse (B, H_q, S_q), float32, the natural logarithm of the sum of exponentials
     of the scaled scores. A query that sees no key gets o = 0 and lse = −inf.
@@ -37,19 +52,19 @@ def flash_attention(
     Raises TypeError for other dtypes, sparse or nested tensors and what is no tensor; ValueError for shapes, devices, head counts, D and
     scale; RuntimeError for CPU tensors where Triton's interpreter is off.
     """
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel must be one of {', '.join(map(repr, KERNELS))}, got {kernel!r}")
+    forward_and_backward = implementation(kernel)
     q, k, v = autocast(q, k, v)
     check_attention(q, k, v, scale, max_d=MAX_D)
-    o, lse = differentiable_attention(q, k, v, is_causal, scale)
+    o, lse = differentiable_attention(q, k, v, is_causal, scale, forward_and_backward)
     return (o, lse) if return_lse else o
 
 
 class FlashAttention(torch.autograd.Function):
-    """flash_forward and flash_backward as one node of autograd's graph."""
+    """A kernel's forward and backward as one node of autograd's graph."""
 
     @staticmethod
-    def forward(ctx, q, k, v, is_causal, scale):
+    def forward(ctx, q, k, v, is_causal, scale, forward_and_backward):
+        flash_forward, ctx.flash_backward = forward_and_backward
         o, lse = flash_forward(q, k, v, is_causal, scale)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.is_causal, ctx.scale = is_causal, scale
@@ -62,10 +77,10 @@ class FlashAttention(torch.autograd.Function):
         if do is None:  # only lse was used
             do = torch.zeros((), dtype=o.dtype, device=o.device).expand_as(o)
         with torch.no_grad():
-            gradients = flash_backward(q, k, v, o, do, lse, ctx.is_causal, ctx.scale, dlse=dlse, needs=ctx.needs_input_grad[:3])
+            gradients = ctx.flash_backward(q, k, v, o, do, lse, ctx.is_causal, ctx.scale, dlse=dlse, needs=ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():  # create_graph=True: somebody may want to differentiate these
             gradients = OnceDifferentiable.apply(*gradients, q, k, v, do, dlse)
-        return *gradients, None, None
+        return *gradients, None, None, None
 
 
 class OnceDifferentiable(torch.autograd.Function):
@@ -88,9 +103,9 @@ class OnceDifferentiable(torch.autograd.Function):
 
 
 @torch.compiler.disable
-def differentiable_attention(q, k, v, is_causal, scale):
+def differentiable_attention(q, k, v, is_causal, scale, forward_and_backward):
     """FlashAttention.apply behind a clean graph break: torch.compile runs the launches as eager does."""
-    return FlashAttention.apply(q, k, v, is_causal, scale)
+    return FlashAttention.apply(q, k, v, is_causal, scale, forward_and_backward)
 
 
 def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
