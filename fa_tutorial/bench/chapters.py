@@ -11,87 +11,32 @@ import argparse
 import dataclasses
 import functools
 import itertools
-import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fa_tutorial import layout, ledger, matmul, reference
-from fa_tutorial.attention import flash_attention
-from fa_tutorial.bench import results, training
-from fa_tutorial.bench.timing import peak_bytes, require_gpu, time_call
-
-Case = tuple[dict[str, Any], Callable[[], dict[str, Any]]]  # what a row is about, and the call that measures it
-
-GIB = 2**30
+from fa_tutorial import layout, matmul, reference
+from fa_tutorial.bench import peers, training
+from fa_tutorial.bench.cases import Case, Shape
+from fa_tutorial.bench.measure import measure
+from fa_tutorial.bench.sweep import Measurement, opened, run
+from fa_tutorial.bench.timing import randn, require_gpu, timed
 
 
-def randn(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    return torch.randn(shape, device="cuda", dtype=dtype)
-
-
-def timed(call: Callable[[], Any], *, bytes_moved: int | None = None, flops: int | None = None) -> dict[str, Any]:
-    """A row's numbers: ms and quantiles, with GB/s or TFLOP/s where bytes or FLOPs are given."""
-    timing = time_call(call)
-    row = {name: round(value, 6) for name, value in dataclasses.asdict(timing).items()}
-    if bytes_moved is not None:
-        row["gb_s"] = round(bytes_moved / timing.ms / 1e6, 1)
-    if flops is not None:
-        row["tflops"] = round(flops / timing.ms / 1e9, 2)
-    return row
-
-
-def measure_ceilings() -> dict[str, float]:
-    """The two roofs of this GPU: a large copy (bytes read plus written), large matmuls on random data."""
-    source = randn(GIB)
-    target = torch.empty_like(source)
-    ceilings = {"copy_gb_s": timed(functools.partial(target.copy_, source), bytes_moved=2 * source.nbytes)["gb_s"]}
-    n = 8192
-    for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16"), (torch.float32, "fp32_ieee")):
-        a, b = randn(n, n, dtype=dtype), randn(n, n, dtype=dtype)
-        ceilings[f"matmul_{name}_tflops"] = timed(lambda a=a, b=b: a @ b, flops=2 * n**3)["tflops"]
-    return ceilings
-
-
-def attention_cases() -> Iterator[Case]:
+def attention_cases() -> Iterator[Measurement]:
     """Chapters 0, 5 and 7: time and peak memory as S grows, of naive attention, PyTorch's flash kernel, and the course's basic ones."""
-    B, H, D = 1, 16, 64
     for mode in ("fwd", "bwd", "fwd_bwd"):
         for S in (2**power for power in range(9, 18)):
             for provider in ("naive", "sdpa_flash", "basic"):
-                about = {"provider": provider, "mode": mode, "dtype": "fp16", "B": B, "H_q": H, "H_k": H, "S_q": S, "S_k": S, "D": D}
-                yield about | {"is_causal": False}, lambda provider=provider, mode=mode, S=S: _attention_row(provider, mode, B, H, S, D)
+                case = Case(provider, mode, "fp16", Shape(1, 16, 16, S, S, 64, False))
+                yield case.about(), functools.partial(measure, case)
 
 
-def _attention_row(provider: str, mode: str, B: int, H: int, S: int, D: int) -> dict[str, Any]:
-    q, k, v, do = (randn(B, H, S, D) for _ in range(4))
-    attention = {"naive": reference.naive_attention, "sdpa_flash": _sdpa_flash, "basic": flash_attention}[provider]
-    forward_flops, backward_flops = ledger.attention_flops(B, H, S, S, D), ledger.backward_flops(B, H, S, S, D)
-    flops = {"fwd": forward_flops, "bwd": backward_flops, "fwd_bwd": forward_flops + backward_flops}[mode]
-    if mode != "fwd":
-        q, k, v = (x.requires_grad_() for x in (q, k, v))
-    try:
-        call = _call_of(mode, functools.partial(attention, q, k, v), (q, k, v), do)
-        peak = peak_bytes(call)
-        return timed(call, flops=flops) | {"peak_bytes": peak}
-    except torch.cuda.OutOfMemoryError:
-        return {"ms": None, "ms_20": None, "ms_80": None, "tflops": None, "peak_bytes": None, "reason": "out of memory"}
-
-
-def _call_of(mode: str, attend: Callable, inputs: tuple[torch.Tensor, ...], do: torch.Tensor) -> Callable:
-    """What is timed: the forward, the backward by itself on one graph that stays, or both."""
-    if mode == "fwd":
-        return attend
-    if mode == "fwd_bwd":
-        return lambda: torch.autograd.grad(attend(), inputs, do)
-    o = attend()
-    return lambda: torch.autograd.grad(o, inputs, do, retain_graph=True)
-
-
-def naive_step_cases() -> Iterator[Case]:
+def naive_step_cases() -> Iterator[Measurement]:
     """Chapter 0: the four operations of naive attention, each timed by itself, on the shape of attention_cases."""
     B, H, S, D = 1, 16, 4096, 64
     for step in ("q kᵀ", "divide", "softmax", "p v"):
@@ -110,12 +55,7 @@ def _naive_step_row(step: str, B: int, H: int, S: int, D: int) -> dict[str, Any]
     return timed(call)
 
 
-def _sdpa_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-
-
-def first_kernel_cases() -> Iterator[Case]:
+def first_kernel_cases() -> Iterator[Measurement]:
     """Chapter 2: add, transpose with several tiles, row softmax; each beside PyTorch. 2**26 elements."""
     n = 2**26
     for dtype, name in ((torch.float32, "fp32"), (torch.float16, "fp16")):
@@ -169,7 +109,7 @@ def _softmax_row(softmax: Callable, rows: int, cols: int) -> dict[str, Any]:
     return timed(lambda: softmax(x), bytes_moved=2 * x.nbytes)  # the least that any softmax moves: x read once, y written once
 
 
-def matmul_cases() -> Iterator[Case]:
+def matmul_cases() -> Iterator[Measurement]:
     """Chapter 3: square matmul beside PyTorch, in row order and in groups; the tile's size; what TF32 loses."""
     for n in (512, 1024, 2048, 4096, 8192, 16_384):
         for provider, group in (("course", 8), ("course, row order", 1), ("torch", None)):
@@ -234,9 +174,9 @@ def _precision_row(precision: str) -> dict[str, Any]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def gradient_error_cases() -> Iterator[Case]:
+def gradient_error_cases() -> Iterator[Measurement]:
     """Chapter 7: the largest error of dq, dk and dv against float64, of the course's kernels and of PyTorch's."""
-    attentions = {"naive": reference.naive_attention, "sdpa_flash": _sdpa_flash, "basic": flash_attention}
+    attentions = {name: peers.provider(name) for name in ("naive", "sdpa_flash", "basic")}
     for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16")):
         for D, is_causal in itertools.product((64, 128), (False, True)):
             for provider, attention in attentions.items():
@@ -255,7 +195,7 @@ def _gradient_error_row(about: dict[str, Any], attention: Callable, dtype: torch
     return {name: float(f"{error:.3g}") for name, error in zip(("dq", "dk", "dv"), errors, strict=True)}
 
 
-def training_cases() -> Iterator[Case]:
+def training_cases() -> Iterator[Measurement]:
     """Chapter 7: one small transformer trained with each attention, from the same seeds; its loss every few steps."""
     for provider, attention in training.ATTENTIONS.items():
         about = {"chapter": 7, "kernel": "training", "provider": provider, "dtype": "bf16", **dataclasses.asdict(training.LARGE)}
@@ -273,20 +213,10 @@ def main() -> None:
     path = parser.parse_args().file
     require_gpu()
 
-    kept = json.loads(path.read_text()) if path.exists() else {"provenance": {}, "rows": [], "kernels": []}
-    if not kept["provenance"]:
-        kept["provenance"] = results.provenance() | {"ceilings": measure_ceilings()}
-        results.save(path, kept)
+    kept = opened(path)
     kernels = itertools.chain(naive_step_cases(), first_kernel_cases(), matmul_cases(), gradient_error_cases(), training_cases())
-    for key, cases in (("rows", attention_cases()), ("kernels", kernels)):
-        for about, measure in cases:
-            if any(about.items() <= row.items() for row in kept[key]):
-                continue
-            torch.cuda.empty_cache()
-            row = about | measure()
-            kept[key].append(row)
-            results.save(path, kept)
-            print(" ".join(f"{field}={value}" for field, value in row.items()), flush=True)
+    failed = [about for key, cases in (("rows", attention_cases()), ("kernels", kernels)) for about in run(path, kept, key, cases)]
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

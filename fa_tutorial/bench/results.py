@@ -1,8 +1,8 @@
 """Results of one GPU: a JSON file with its provenance, attention's rows, and the rows of the chapters' own kernels.
 
 {"provenance": {…}, "rows": […], "kernels": […]}. A row of "rows" is one attention case: provider, mode, dtype, B, H_q, H_k, S_q,
-S_k, D, is_causal, ms, ms_20, ms_80, tflops, peak_bytes, or "ms": null with a "reason". A row of "kernels" is one call of a chapter's
-kernel: chapter, kernel, provider, dtype, its sizes, ms, ms_20, ms_80, and gb_s or tflops.
+S_k, D, is_causal, ms, ms_20, ms_80, tflops, peak_bytes, first_call_s, or "ms": null with a "reason". A row of "kernels" is one call of
+a chapter's kernel: chapter, kernel, provider, dtype, its sizes, ms, ms_20, ms_80, and gb_s or tflops.
 """
 
 from __future__ import annotations
@@ -10,22 +10,42 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import subprocess
-import tempfile
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 
+FOLDER = resources.files("fa_tutorial.bench") / "results"
+
 
 def load(gpu: str = "h200") -> dict[str, Any]:
     """The stored results of a GPU, by its file's name; ValueError that lists what is stored otherwise."""
-    folder = resources.files("fa_tutorial.bench") / "results"
-    stored = {entry.name.removesuffix(".json"): entry for entry in folder.iterdir() if entry.name.endswith(".json")}
+    stored = {entry.name.removesuffix(".json"): entry for entry in FOLDER.iterdir() if entry.name.endswith(".json")}
     if gpu not in stored:
         raise ValueError(f"no stored results for {gpu!r}; stored: {', '.join(sorted(stored))}")
     return json.loads(stored[gpu].read_text())
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The results in a file; ValueError where there is no such file, or it holds something else."""
+    try:
+        stored = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(stored, dict) or not {"provenance", "rows"} <= stored.keys():
+        raise ValueError(f'{path} holds no results: "provenance" and "rows" are missing')
+    return stored
+
+
+def path_here() -> Path:
+    """Where the results of this machine's GPU are kept: FOLDER/h200.json for an NVIDIA H200."""
+    name = torch.cuda.get_device_name().removeprefix("NVIDIA ")
+    return Path(str(FOLDER)) / f"{re.sub(r'[^a-z0-9]+', '_', name.lower())}.json"
 
 
 def select(rows: list[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
@@ -39,9 +59,9 @@ def select(rows: list[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
 def save(path: Path, results: dict[str, Any]) -> None:
     """Write `results` whole, or leave what was there: an interruption loses no finished row."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as file:
-        file.write(dumps(results))
-    os.replace(file.name, path)
+    part = path.with_name(path.name + ".part")
+    part.write_text(dumps(results))
+    os.replace(part, path)
 
 
 def dumps(results: dict[str, Any]) -> str:

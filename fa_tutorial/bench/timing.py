@@ -1,7 +1,10 @@
-"""Time a call on the GPU: events, warm-up, median; memory: the peak above what was there before."""
+"""Time a call on the GPU: events, warm-up, median; memory: the peak above what was there before; and the GPU's two roofs."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +28,7 @@ def require_gpu() -> None:
     if hardware.device().type != "cuda":
         raise RuntimeError(
             "measuring needs a CUDA GPU and TRITON_INTERPRET unset: the interpreter's times say nothing about a kernel. "
-            "Stored results: fa_tutorial.bench.results.load()"
+            "Stored results: fa_tutorial.bench.results.load(), or python -m fa_tutorial bench table"
         )
 
 
@@ -51,3 +54,43 @@ def peak_bytes(call: Callable[[], Any]) -> int:
     call()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+def first_call_s(call: Callable[[], Any]) -> float:
+    """Seconds until the results of a first call stand: what it compiles and tunes, and one run."""
+    require_gpu()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.randn(shape, device=hardware.device(), dtype=dtype)
+
+
+def timed(call: Callable[[], Any], *, bytes_moved: int | None = None, flops: int | None = None) -> dict[str, Any]:
+    """A row's numbers: ms and quantiles, with GB/s or TFLOP/s where bytes or FLOPs are given."""
+    timing = time_call(call)
+    row = {name: round(value, 6) for name, value in dataclasses.asdict(timing).items()}
+    if bytes_moved is not None:
+        row["gb_s"] = round(bytes_moved / timing.ms / 1e6, 1)
+    if flops is not None:
+        row["tflops"] = round(flops / timing.ms / 1e9, 2)
+    return row
+
+
+GIB = 2**30
+
+
+def measure_ceilings() -> dict[str, float]:
+    """The two roofs of this GPU: a large copy (bytes read plus written), large matmuls on random data."""
+    source = randn(GIB)
+    target = torch.empty_like(source)
+    ceilings = {"copy_gb_s": timed(functools.partial(target.copy_, source), bytes_moved=2 * source.nbytes)["gb_s"]}
+    n = 8192
+    for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16"), (torch.float32, "fp32_ieee")):
+        a, b = randn(n, n, dtype=dtype), randn(n, n, dtype=dtype)
+        ceilings[f"matmul_{name}_tflops"] = timed(lambda a=a, b=b: a @ b, flops=2 * n**3)["tflops"]
+    return ceilings

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend
 
 from fa_tutorial import hardware
-from fa_tutorial.attention import flash_attention
+from fa_tutorial.bench import peers
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -95,16 +97,8 @@ def train(attention: Attention, setup: Setup, autocast: torch.dtype | None = Non
     return losses
 
 
-def _sdpa(backend: torch.nn.attention.SDPBackend) -> Attention:
-    def attention(q, k, v):
-        with torch.nn.attention.sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    return attention
-
-
 ATTENTIONS: dict[str, Attention] = {
-    "sdpa_math": _sdpa(torch.nn.attention.SDPBackend.MATH),
-    "sdpa_flash": _sdpa(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
-    "basic": lambda q, k, v: flash_attention(q, k, v, is_causal=True, kernel="basic"),
+    "sdpa_math": functools.partial(peers.sdpa(SDPBackend.MATH), is_causal=True),
+    "sdpa_flash": functools.partial(peers.provider("sdpa_flash"), is_causal=True),
+    "basic": functools.partial(peers.provider("basic"), is_causal=True),
 }

@@ -1,0 +1,158 @@
+"""What can be measured: shapes, cases, and the grids of the sweep. Needs neither a GPU nor Triton."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fa_tutorial import ledger
+from fa_tutorial.arguments import check_int
+
+MODES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "forward and backward"}
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+# The providers that are compared, by the names that readers know, in the order of tables and figures; the tuning's steps have their own names.
+LABELS = {
+    "tuned": "tuned (chapter 8)",
+    "basic": "basic (chapters 5, 7)",
+    "sdpa_cudnn": "SDPA cuDNN",
+    "sdpa_flash": "SDPA flash",
+    "sdpa_efficient": "SDPA efficient",
+    "flex": "FlexAttention",
+    "flash_attn": "flash-attn",
+    "naive": "naive",
+}
+
+
+def check_name(what: str, name: str, allowed: Iterable[str]) -> str:
+    """Return `name` if it is one of `allowed`; ValueError that lists them otherwise."""
+    allowed = tuple(allowed)
+    if name not in allowed:
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, allowed))}, got {name!r}")
+    return name
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one attention: q (B, H_q, S_q, D), k and v (B, H_k, S_k, D). ValueError for sizes below 1, H_q that is no multiple of H_k."""
+
+    B: int
+    H_q: int
+    H_k: int
+    S_q: int
+    S_k: int
+    D: int
+    is_causal: bool
+
+    def __post_init__(self):
+        for name in ("B", "H_q", "H_k", "S_q", "S_k", "D"):
+            check_int(name, getattr(self, name))
+        if self.H_q % self.H_k:
+            raise ValueError(f"H_q must be a multiple of H_k, got H_q = {self.H_q} and H_k = {self.H_k}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the results before it is measured. provider: one of peers.PROVIDERS; mode of MODES, dtype of DTYPES, else ValueError."""
+
+    provider: str
+    mode: str
+    dtype: str
+    shape: Shape
+
+    def __post_init__(self):
+        check_name("mode", self.mode, MODES)
+        check_name("dtype", self.dtype, DTYPES)
+
+    def about(self) -> dict[str, Any]:
+        """The fields of the row that say what it is about."""
+        return {"provider": self.provider, "mode": self.mode, "dtype": self.dtype, **dataclasses.asdict(self.shape)}
+
+    def flops(self) -> int:
+        """FLOPs of the case by the ledger: pairs that are seen, 2 matmuls forward and 5 backward (8.3)."""
+        shape = self.shape
+        sizes = (shape.B, shape.H_q, shape.S_q, shape.S_k, shape.D, shape.is_causal)
+        forward, backward = ledger.attention_flops(*sizes), ledger.backward_flops(*sizes)
+        return {"fwd": forward, "bwd": backward, "fwd_bwd": forward + backward}[self.mode]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Shapes of a sweep, with the dtypes and modes that are measured unless others are asked for."""
+
+    about: str
+    shapes: tuple[Shape, ...]
+    dtypes: tuple[str, ...]
+    modes: tuple[str, ...]
+
+
+TOKENS, HIDDEN = 16_384, 2_048  # of every shape of the literature's grid
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384)
+HEAD_DIMS = (64, 128)
+
+
+def literature(lengths: Sequence[int]) -> tuple[Shape, ...]:
+    """B · S = 16,384 tokens and H · D = 2,048 (FA2, section 4.1)."""
+    return tuple(
+        Shape(TOKENS // S, HIDDEN // D, HIDDEN // D, S, S, D, is_causal)
+        for D, is_causal, S in itertools.product(HEAD_DIMS, (False, True), lengths)
+    )
+
+
+GRIDS = {
+    "literature": Grid("16,384 tokens, hidden size 2,048", literature(LENGTHS), ("fp16", "bf16"), ("fwd", "bwd")),
+    "small": Grid(
+        "B = 4, H = 8",
+        tuple(Shape(4, 8, 8, S, S, D, is_causal) for D, is_causal, S in itertools.product(HEAD_DIMS, (False, True), LENGTHS)),
+        ("fp16",),
+        ("fwd", "bwd", "fwd_bwd"),
+    ),
+    "points": Grid("16,384 tokens, hidden size 2,048, three lengths", literature((1024, 4096, 16_384)), ("fp16",), ("fwd", "bwd")),
+}
+
+
+def grid(name: str) -> Grid:
+    """One of GRIDS; ValueError that lists them for another name."""
+    return GRIDS[check_name("grid", name, GRIDS)]
+
+
+def cases_of(
+    grid: Grid, providers: Sequence[str], modes: Sequence[str] | None = None, dtypes: Sequence[str] | None = None
+) -> Iterator[Case]:
+    """Every case of a grid. The providers of one point follow one another, so that they are compared under one temperature."""
+    for dtype, mode, shape, provider in itertools.product(dtypes or grid.dtypes, modes or grid.modes, grid.shapes, providers):
+        yield Case(provider, mode, dtype, shape)
+
+
+def rows_of(rows: list[dict[str, Any]], shapes: Sequence[Shape], **wanted: Any) -> dict[tuple[str, Shape], dict[str, Any]]:
+    """The rows on `shapes` whose fields equal `wanted`, by (provider, shape); ValueError if there is none."""
+    asked = set(shapes)
+    wanted_rows = [row for row in rows if all(row.get(field) == value for field, value in wanted.items())]
+    found = {(row["provider"], shape_of(row)): row for row in wanted_rows if shape_of(row) in asked}
+    if not found:
+        raise ValueError(f"no stored row of these shapes has {wanted}")
+    return found
+
+
+def curves(rows: list[dict[str, Any]], grid: Grid) -> list[tuple[str, str]]:
+    """(dtype, mode) of every part of the grid that has rows; ValueError if there is none."""
+    shapes = set(grid.shapes)
+    there = {(row["dtype"], row["mode"]) for row in rows if shape_of(row) in shapes}
+    if not there:
+        raise ValueError(f"no stored row lies on this grid ({grid.about}): python -m fa_tutorial bench sweep measures it")
+    return [(dtype, mode) for dtype in DTYPES for mode in MODES if (dtype, mode) in there]
+
+
+def shape_of(row: dict[str, Any]) -> Shape:
+    return Shape(*(row[field.name] for field in dataclasses.fields(Shape)))
+
+
+def in_order(providers: Iterable[str]) -> list[str]:
+    """Providers without repeats, those of LABELS first and in its order."""
+    distinct = dict.fromkeys(providers)
+    return [name for name in LABELS if name in distinct] + [name for name in distinct if name not in LABELS]

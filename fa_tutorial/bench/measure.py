@@ -1,0 +1,73 @@
+"""Measure one case of attention on the GPU: a row of the results."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fa_tutorial.bench import peers
+from fa_tutorial.bench.cases import DTYPES, Case
+from fa_tutorial.bench.timing import first_call_s, peak_bytes, randn, timed
+from fa_tutorial.forward import MAX_D
+from fa_tutorial.hardware import require_triton
+
+triton = require_triton("Measuring (fa_tutorial.bench.measure)")
+from triton.runtime.errors import OutOfResources  # noqa: E402
+
+NUMBERS = ("ms", "ms_20", "ms_80", "tflops", "peak_bytes", "first_call_s")
+
+
+def check(case: Case) -> Case:
+    """Return `case`; ValueError for a provider that is not known, or D beyond the course's kernels."""
+    peers.provider(case.provider)
+    if case.shape.D > MAX_D:
+        raise ValueError(f"D must be from 1 to {MAX_D}, got {case.shape.D}")
+    return case
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """A row's numbers: ms, ms_20, ms_80, tflops, peak_bytes, and first_call_s, the seconds of the first call in this process.
+
+    first_call_s holds what had to be compiled and tuned and was not cached yet; of a backward it leaves the forward out. Where memory does
+    not suffice, or the provider has no kernel for the case, all of them are None, and `reason` says why. Other exceptions are raised.
+    """
+    check(case)
+    try:
+        return _numbers(case)
+    except torch.cuda.OutOfMemoryError:
+        return nothing("out of memory")
+    except OutOfResources:
+        return nothing("not enough shared memory")
+    except peers.Unsupported as error:
+        return nothing(str(error))
+
+
+def nothing(reason: str) -> dict[str, Any]:
+    """The numbers of a case that could not be measured."""
+    return dict.fromkeys(NUMBERS) | {"reason": reason}
+
+
+def _numbers(case: Case) -> dict[str, Any]:
+    shape, dtype = case.shape, DTYPES[case.dtype]
+    q, do = (randn(shape.B, shape.H_q, shape.S_q, shape.D, dtype=dtype) for _ in range(2))
+    k, v = (randn(shape.B, shape.H_k, shape.S_k, shape.D, dtype=dtype) for _ in range(2))
+    if case.mode != "fwd":
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+    attend = functools.partial(peers.provider(case.provider), q, k, v, shape.is_causal)
+    call = call_of(case.mode, attend, (q, k, v), do)
+    first = first_call_s(call)
+    peak = peak_bytes(call)
+    return timed(call, flops=case.flops()) | {"peak_bytes": peak, "first_call_s": round(first, 3)}
+
+
+def call_of(mode: str, attend: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...], do: torch.Tensor) -> Callable[[], Any]:
+    """What is timed: the forward, the backward by itself on one graph that stays, or both."""
+    if mode == "fwd":
+        return attend
+    if mode == "fwd_bwd":
+        return lambda: torch.autograd.grad(attend(), inputs, do)
+    o = attend()
+    return lambda: torch.autograd.grad(o, inputs, do, retain_graph=True)
