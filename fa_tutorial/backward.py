@@ -51,7 +51,7 @@ def delta_kernel(
 
 @triton.jit
 def load_lse(lse_ptr, offs_m, S_q):
-    """[BLOCK_M] of lse, +inf for rows that see nothing or are not there (7.2): exp(s − lse) is 0 for them, whatever s is."""
+    """[BLOCK_M] of lse, +inf for rows that see nothing or are not there (7.3): exp(s − lse) is 0 for them, whatever s is."""
     lse = tl.load(lse_ptr + offs_m, mask=offs_m < S_q, other=float("inf"))
     return tl.where(lse == -float("inf"), float("inf"), lse)
 
@@ -85,7 +85,7 @@ def finite_or_0(x):
 @triton.jit
 def dkdv_step(k, v, dk, dv, q_ptr, do_ptr, lse_ptr, delta_ptr, start_m, start_n, offs_d, S_q, S_k, D, scale,
               stride_qs, stride_qd, stride_dos, stride_dod, MASK: tl.constexpr, BLOCK_M: tl.constexpr):  # fmt: skip
-    """One block of queries adds to dk and dv, all tiles as transposes, keys by queries (7.3): no computed tile is ever transposed.
+    """One block of queries adds to dk and dv, all tiles as transposes, keys by queries (7.2): no computed tile is ever transposed.
 
     k, v: [BLOCK_N, BLOCK_D], v times P_SCALE; dk, dv: [BLOCK_N, BLOCK_D] float32, dk without scale. q_ptr, do_ptr: one head's (S_q, D).
     MASK: the tile is crossed by the causal diagonal. Returns dk, dv.
@@ -121,8 +121,8 @@ def dkdv_kernel(
     B batch, H_q and H_k heads (H_q a multiple of H_k), S_q and S_k lengths, D head dimension, BLOCK_D its next power of two.
     q_ptr, do_ptr: (B, H_q, S_q, D); k_ptr, v_ptr: (B, H_k, S_k, D); each by its four strides. lse_ptr, delta_ptr: (B, H_q, S_q) float32,
     contiguous, delta from delta_kernel. dk_ptr, dv_ptr: (B, H_k, S_k, D), contiguous.
-    One program computes BLOCK_N rows of dk and dv of one key head, summed over its query heads (7.1). P_SCALE: as in flash_forward_kernel, here
-    for dp (7.4). Grid: (ceil(S_k / BLOCK_N) · B · H_k,).
+    One program computes BLOCK_N rows of dk and dv of one key head, summed over its query heads (7.4). P_SCALE: as in flash_forward_kernel, here
+    for dp (7.5). Grid: (ceil(S_k / BLOCK_N) · B · H_k,).
     """
     key_blocks = tl.cdiv(S_k, BLOCK_N)
     key_block = tl.program_id(0) % key_blocks
@@ -146,7 +146,7 @@ def dkdv_kernel(
         full = tl.cdiv(tl.maximum(tl.minimum(start_n + BLOCK_N, S_k) - 1 + S_q - S_k, 0), BLOCK_M)
     # disable_licm: addresses hoisted out of these loops would fill the registers.
     for member in tl.range(0, H_q // H_k, num_stages=1, disable_licm=True):
-        h = h_k * (H_q // H_k) + member  # (7.1)
+        h = h_k * (H_q // H_k) + member  # (7.4)
         q_head, do_head = q_ptr + b * stride_qb + h * stride_qh, do_ptr + b * stride_dob + h * stride_doh
         lse_head, delta_head = lse_ptr + (b * H_q + h) * S_q, delta_ptr + (b * H_q + h) * S_q
         for start_m in tl.range(full * BLOCK_M, S_q, BLOCK_M, disable_licm=True):

@@ -208,7 +208,7 @@ def assert_gradients(got, q, k, v, do, is_causal: bool = False, scale: float | N
     """
     truth = reference.gradients(q, k, v, do, is_causal, scale, dlse)
     plain = plain_gradients(q, k, v, do, is_causal, scale, dlse)
-    lse = reference.attention(q, k, v, is_causal, scale)[1]
+    lse = reference.attention(q, k, v, is_causal, scale)[1].detach()
     rounding = torch.finfo(torch.float32).eps * float(lse.where(torch.isfinite(lse), 0).abs().max()) if lse.numel() else 0.0
     for name, x, like, want, peer in zip(("dq", "dk", "dv"), got, (q, k, v), truth, plain, strict=True):
         assert (x.dtype, x.shape, x.device) == (like.dtype, like.shape, like.device), (

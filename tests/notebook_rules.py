@@ -516,13 +516,16 @@ def prose_of_code(source: str) -> str:
 
 
 def equation_numbers(notebook: dict, chapter: int) -> list[str]:
-    """The chapter's equations are numbered (c.1), (c.2), … with none twice and none left out."""
+    """The chapter's equations are numbered (c.1), (c.2), … in the order in which they come, with none twice and none left out."""
     tags = equation_tags(notebook)
     faults = [f"equation ({tag}) is tagged twice" for tag in sorted({tag for tag in tags if tags.count(tag) > 1})]
     wanted = {f"{chapter}.{number}" for number in range(1, len(set(tags)) + 1)}
     faults += [
         f"equation ({tag}) does not fit the numbers ({chapter}.1) to ({chapter}.{len(wanted)})" for tag in sorted(set(tags) - wanted)
     ]
+    first = list(dict.fromkeys(tags))
+    if first != sorted(first, key=lambda tag: [int(part) for part in tag.split(".")]):
+        faults.append(f"equations do not come in the order of their numbers: {', '.join(first)}")
     return faults if tags else ["no equation is numbered"]
 
 

@@ -398,6 +398,9 @@ def test_equations_that_do_not_fit():
     assert rules.equation_numbers(notebook_of(markdown(r"$$a \tag{1.1}$$ $$b \tag{1.1}$$")), 1) == ["equation (1.1) is tagged twice"]
     assert rules.equation_numbers(notebook_of(markdown(r"$$a \tag{1.1}$$ $$b \tag{1.3}$$")), 1)
     assert rules.equation_numbers(notebook_of(markdown("none")), 1) == ["no equation is numbered"]
+    assert rules.equation_numbers(notebook_of(markdown(r"$$a \tag{1.2}$$ $$b \tag{1.1}$$")), 1) == [
+        "equations do not come in the order of their numbers: 1.2, 1.1"
+    ]
     assert rules.unknown_equations("by (1.2) and (1.3)", {1: ["1.2"]}) == ["(1.3) is referred to, and no notebook has that equation"]
     assert rules.unused_equations(["1.1", "1.2"], ["by (1.2)"]) == ["equation (1.1) is never referred to"]
 

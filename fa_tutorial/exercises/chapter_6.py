@@ -195,26 +195,26 @@ def _softmax_suspects(p: torch.Tensor, dp: torch.Tensor) -> dict[str, torch.Tens
     delta = (p * dp).sum(-1, keepdim=True)
     again, n = torch.softmax(p, -1), p.shape[-1]
     return {
-        "delta is missing: p ∘ dp is the diagonal alone, and the other scores lower this p too": p * dp,
-        "that is the diagonal of the Jacobian alone, p (1 − p): every score changes every p of its row": p * (1 - p) * dp,
-        "ds has the wrong sign: it is p ∘ (dp − delta)": p * (delta - dp),
-        "delta is added: subtract it": p * (dp + delta),
-        "p is missing in front: ds = p ∘ (dp − delta)": dp - delta,
-        "delta is not multiplied by p: p stands in front of the whole difference": p * dp - delta,
-        "delta is the mean of p ∘ dp: it is the sum": p * (dp - delta / n),
-        "delta is rowsum(dp): weigh dp by p before it is summed": p * (dp - dp.sum(-1, keepdim=True)),
-        "delta is the mean of dp: it is the sum of p ∘ dp": p * (dp - dp.mean(-1, keepdim=True)),
+        "the row sum is missing: p ∘ dp is diag(p) dp alone, and p pᵀ dp is to be subtracted": p * dp,
+        "that is the diagonal of the Jacobian alone, p (1 − p): every score changes every p of its row, as p pᵀ says": p * (1 - p) * dp,
+        "ds has the wrong sign: it is p ∘ (dp − rowsum(p ∘ dp))": p * (delta - dp),
+        "the row sum is added: subtract it": p * (dp + delta),
+        "p is missing in front: ds = p ∘ (dp − rowsum(p ∘ dp))": dp - delta,
+        "the row sum is not multiplied by p: p stands in front of the whole difference": p * dp - delta,
+        "the mean of p ∘ dp is subtracted: subtract its sum": p * (dp - delta / n),
+        "rowsum(dp) is subtracted: weigh dp by p before it is summed": p * (dp - dp.sum(-1, keepdim=True)),
+        "the mean of dp is subtracted: subtract the sum of p ∘ dp": p * (dp - dp.mean(-1, keepdim=True)),
         "softmax is applied to p again: p is its result already": again * (dp - (again * dp).sum(-1, keepdim=True)),
         "p is squared: p stands in front once": p * p * (dp - delta),
         "exp is applied to p: p is a probability already": torch.exp(p) * (dp - (torch.exp(p) * dp).sum(-1, keepdim=True)),
-        "that is the gradient of log softmax: softmax's is p ∘ (dp − delta)": dp - p * dp.sum(-1, keepdim=True),
+        "that is the gradient of log softmax: softmax's is p ∘ (dp − rowsum(p ∘ dp))": dp - p * dp.sum(-1, keepdim=True),
         "that is p's forward, not a gradient": again,
         "dp is returned as it came": dp,
     }
 
 
 def grade_softmax_backward(answer) -> None:
-    def compare(p, dp, *, on, otherwise="ds = p ∘ (dp − delta), delta = rowsum(p ∘ dp)", suspects=None, values=True):
+    def compare(p, dp, *, on, otherwise="ds = p ∘ (dp − rowsum(p ∘ dp))", suspects=None, values=True):
         ds = run(answer, p, dp, on=on)
         _refuse_shape(ds, p, "ds", on, "that of p")
         p64, dp64 = p.double(), dp.double()
@@ -228,17 +228,17 @@ def grade_softmax_backward(answer) -> None:
     p, dp = torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([[1.0, 3.0], [2.0, 8.0]])
     weighed = p * dp
     delta = weighed.sum(-1)
-    compare(p, dp, on="p = [[0.5, 0.5], [0.25, 0.75]], dp = [[1, 3], [2, 8]]", otherwise="two rows: each has a delta of its own", suspects={
-        "delta is summed over the queries: sum along the last dimension, the keys": p * (dp - weighed.sum(0, keepdim=True)),
-        "column j is shifted by the delta of row j: it has lost its dimension (keepdim=True)": p * (dp - delta),
-        "one delta is summed over all rows: each has its own": p * (dp - delta.sum()),
-        "one delta is taken, that of the first row: each has its own": p * (dp - delta[0]),
+    compare(p, dp, on="p = [[0.5, 0.5], [0.25, 0.75]], dp = [[1, 3], [2, 8]]", otherwise="two rows: each has a sum of its own", suspects={
+        "p ∘ dp is summed over the rows: sum along the last dimension, within each row": p * (dp - weighed.sum(0, keepdim=True)),
+        "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": p * (dp - delta),
+        "p ∘ dp is summed over everything: each row has its own sum": p * (dp - delta.sum()),
+        "one sum is taken, that of the first row: each row has its own": p * (dp - delta[0]),
     })  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     p, dp = torch.softmax(torch.randn(2, 3, 2, 3, generator=generator), -1), torch.randn(2, 3, 2, 3, generator=generator)
     weighed = p * dp
     compare(p, dp, on="p of shape (2, 3, 2, 3)", otherwise="batch and heads may stand in front: sum along the last dimension", suspects={
-        f"delta is summed along dimension {dim}: sum along the last one": p * (dp - weighed.sum(dim, keepdim=True)) for dim in (0, 1, 2)
+        f"p ∘ dp is summed along dimension {dim}: sum along the last one": p * (dp - weighed.sum(dim, keepdim=True)) for dim in (0, 1, 2)
     })  # fmt: skip
     compare(torch.zeros(2, 3), torch.ones(2, 3), on="p = 0 in a row that sees nothing", otherwise="a row that sees nothing has ds = 0")
     _refuse_softmax_jacobian(answer)
@@ -280,6 +280,10 @@ def _noise(q: torch.Tensor, k: torch.Tensor, scale: float) -> float:
 
 def _p_from(s: torch.Tensor, lse: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     return torch.where(seen, torch.exp(s - lse[..., None]), 0.0)
+
+
+HALF_SCORES = "right in float32, and digits are lost in float16: turn q and k to float32 before they are multiplied, by scale too"
+HALF_INPUTS = "right in float32, and digits are lost in float16: turn the inputs to float32 before the first product, by scale too"
 
 
 def grade_recompute_p(answer) -> None:
@@ -329,7 +333,10 @@ def grade_recompute_p(answer) -> None:
                     q_in, k_in = q.to(dtype), k.to(dtype)
                     lse = reference.attention(q_in, k_in, v.to(dtype), is_causal, scale)[1].to(torch.promote_types(dtype, torch.float32))
                     on = f"{words}, (B, H, S_q, S_k, D) = {shape}, {_name(dtype)}{', causal' if is_causal else ''}"
-                    compare(q_in, k_in, lse, scale, is_causal, on=on, otherwise=OTHERS, values=False)
+                    otherwise = OTHERS
+                    if dtype == torch.float16:  # which input shows it first is luck
+                        on, otherwise = "float16 inputs", HALF_SCORES
+                    compare(q_in, k_in, lse, scale, is_causal, on=on, otherwise=otherwise, values=False)
     q, k = torch.randn(2, 3, 4, 5, generator=generator), torch.randn(2, 3, 6, 5, generator=generator)
     lse = reference.attention(q, k, k, True, 0.5)[1].float()
     compare(_strided(q), _strided(k), _strided(lse), 0.5, True, on="slices of wider tensors", otherwise=STRIDES, values=False)
@@ -657,7 +664,7 @@ def _grade_fresh_gradients(compare: _Gradients, block_sizes: Sequence[tuple[int,
         for is_causal in (False, True):
             halves = [x.half() for x in drawn]
             compare(*halves, is_causal, 0.35, blocks=block_sizes[1], on=f"{words}, S_q = 7, S_k = 10{', causal' if is_causal else ''}, float16",
-                    otherwise=OTHERS, values=False, atols=_half_tolerances(*halves, is_causal, 0.35))  # fmt: skip
+                    otherwise=HALF_INPUTS, values=False, atols=_half_tolerances(*halves, is_causal, 0.35))  # fmt: skip
     transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     stride_0 = do[:, :, :1, :1].expand(do.shape)  # what o.sum().backward() hands in has stride 0
     compare(
@@ -851,8 +858,8 @@ EXERCISES = (
         ("The Jacobian of a row is diag(p) − p pᵀ. Multiply it by dp by hand: what does each of the two terms give?",
          "diag(p) dp is p ∘ dp, and p pᵀ dp is p times one number, rowsum(p ∘ dp): factor p out, and mind keepdim=True."),
         algorithm.softmax_backward,
-        "(diag(p) − p pᵀ) dp = p ∘ dp − p · (pᵀ dp), and pᵀ dp is one number a row, delta. So ds = p ∘ (dp − delta): one sum and two products "
-        "a row, where the Jacobian has n² elements.",
+        "(diag(p) − p pᵀ) dp = p ∘ dp − p · (pᵀ dp), and pᵀ dp is one number a row, rowsum(p ∘ dp). So ds = p ∘ (dp − rowsum(p ∘ dp)): one sum a row "
+        "and two products an element, where the Jacobian has n² elements a row.",
     ),
     Exercise(
         "6.3", "recompute_p", "Bring p back from q, k and lse, hidden pairs and rows that see nothing as 0.", grade_recompute_p,
@@ -868,7 +875,7 @@ EXERCISES = (
         "6.4", "attention_backward", "Write attention's gradients dq, dk, dv from q, k, v, o, do and lse, with whole matrices, in float32 at least.", grade_attention_backward,
         ("o = p v is a matmul, p = softmax(s) a softmax, s = scale · q kᵀ a matmul: go backward through them with what 6.1 to 6.3 gave.",
          "dv = pᵀ do and dp = do vᵀ; ds = p ∘ (dp − delta) with delta = rowsum(do ∘ o), one number a row; dq = scale · ds k, dk = scale · dsᵀ q.",
-         "Work in float32 (float64 where that comes in), and give the gradients back in the inputs' dtype. With p = 0 in a row that sees nothing, ds is 0 too."),
+         "Work in float32 (float64 where that comes in), and round once at the end, if at all. With p = 0 in a row that sees nothing, ds is 0 too."),
         algorithm.attention_backward,
         "Five matmuls: q kᵀ to bring back p, pᵀ do, do vᵀ, ds k and dsᵀ q. delta = rowsum(p ∘ dp) = rowsum(do ∘ o), which needs no matrix. The "
         "scale multiplies the scores, so it is a factor of dq and of dk, and not of dv.",
@@ -881,7 +888,7 @@ EXERCISES = (
          "delta = rowsum(do ∘ o) first. Then every tile: s, p = exp(s − lse), dp = do vᵀ, ds = p ∘ (dp − delta). Add pᵀ do to dv and scale · dsᵀ q to dk "
          "of the key block; in the second loop, add scale · ds k to dq of the row block.",
          "Causal, bottom right: key j is hidden where j > i + S_k − S_q, with positions in the sequence. Slices past the end are cut short by PyTorch. "
-         "A row whose lse is −inf must give p = 0. Keep the sums in float32, and round once at the end."),
+         "A row whose lse is −inf must give p = 0. Keep the sums in float32, and round once at the end, if at all."),
         algorithm.flash_backward,
         "delta is a sum over all keys, and rowsum(do ∘ o) gives it without them. After that, tiles need nothing of one another. The first loop keeps a block of keys and "
         "sums dk and dv over the rows from causal_rows on, the second keeps a block of rows and sums dq: both compute the tile anew, "

@@ -51,6 +51,13 @@ def _input(name: str, data: Tensor, strides: Sequence[int] | None = None) -> _In
     return _Input(**vars(input_buffer(name, data, strides)))
 
 
+def _forbid(buffer: Buffer, rows: int) -> None:
+    """The first rows of every head become guards: NaN, and no element of the tensor for who reads them."""
+    buffer.data[:, :, :rows] = float("nan")
+    tensor = buffer.tensor
+    buffer.own.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())[:, :, :rows] = False
+
+
 # ---------------------------------------------------------------- 7.1
 
 
@@ -141,8 +148,8 @@ def _grade_delta_heads(compare: Callable, draw: Callable) -> None:
             f"o and do are read from {rule}": (first_o * first_do).sum(-1),
             f"o is read from {rule}": (first_o * do).sum(-1),
             f"do is read from {rule}": (o * first_do).sum(-1),
-        }, stray="an offset is wrong, as where batch and head are exchanged: // H gives b, % H gives h",
-            unwritten=f"every program stores to the first rows of delta: {PLACE}")  # fmt: skip
+        }, stray="an offset is wrong, as where batch and head are exchanged (// H gives b, % H gives h), or where delta, which is contiguous, is stored by strides of o",
+            unwritten=f"not every head has its rows: {PLACE}")  # fmt: skip
     o, do = draw(2, 2, 16, 16)
     exchanged = "batch and head are exchanged in {}: // H gives b, % H gives h"
     compare(o, do, "B = H = 2, S_q = 16", "pid // row_blocks is b · H + h", {
@@ -270,10 +277,15 @@ class _Grader:
     def __init__(self, kernel: Any, *names: str) -> None:
         self.kernel, self.names = kernel, names
 
-    def run(self, given: _Exact, dtype: torch.dtype, is_causal: bool, blocks: Sequence[int], strides: Sequence[Any]) -> dict[str, Tensor]:
+    def run(
+        self, given: _Exact, dtype: torch.dtype, is_causal: bool, blocks: Sequence[int], strides: Sequence[Any], unread: int = 0
+    ) -> dict[str, Tensor]:
+        """unread: so many rows of q and do, the first of every head, are NaN, and whoever reads them is Stray."""
         (B, H, S_q, D), S_k = given.q.shape, given.k.shape[2]
         read = zip(("q", "k", "v", "do"), strides, strict=True)
         buffers = [_input(f"{name}_ptr", getattr(given, name).to(dtype), lies) for name, lies in read]
+        for buffer in (buffers[0], buffers[3]) if unread else ():
+            _forbid(buffer, unread)
         steps = [stride for buffer in buffers for stride in buffer.tensor.stride()]
         buffers += [_input("lse_ptr", given.lse.float()), _input("delta_ptr", given.delta.float())]
         buffers += [output_buffer(f"{name}_ptr", getattr(given, name[1:]).shape, dtype) for name in self.names]
@@ -286,17 +298,17 @@ class _Grader:
     def compare(
         self, inputs: Sequence[Tensor], on: str, otherwise: str, mistakes: Callable[[_Exact], Mistakes] | None = None, *,
         is_causal: bool = False, scale: float | None = None, blocks: Sequence[int] = TILE, strides: Sequence[Any] = (None,) * 4,
-        stray: str = "", unwritten: str = "", lost: str = "", atol: float | None = None, values: bool = True,
+        stray: str = "", unwritten: str = "", lost: str = "", atol: float | None = None, values: bool = True, unread: int = 0,
     ) -> None:  # fmt: skip
         """mistakes: of the exact gradients, the diagnosis and what the mistake gives: all of them, or those that it changes.
 
         stray, unwritten: the diagnosis where an access misses its tensor, or where a part of a gradient stays as it was. lost: the one
-        where NaN or inf comes out; stray unless given.
+        where NaN or inf comes out; stray unless given. unread: as for run.
         """
         dtype = inputs[0].dtype
         given = _exact(inputs, is_causal, inputs[0].shape[-1] ** -0.5 if scale is None else scale)
         try:
-            got = self.run(given, dtype, is_causal, blocks, strides)
+            got = self.run(given, dtype, is_causal, blocks, strides, unread)
         except Unwritten as wrong:
             raise Wrong(f"{unwritten or otherwise}: {on}, it {wrong}") from wrong
         except Stray as wrong:
@@ -611,6 +623,9 @@ def _grade_causal_keys(grader: _Grader) -> None:
         TOP_LEFT: replace(g, seen=_seen(24, 16, 0), lse=torch.where(g.lse == -INF, INF, g.lse)),
         "the block of the first query is rounded up: earlier queries of its block see the first keys": g.rows(slice(16, 24)),
     }, is_causal=True, lost=DEAD)  # fmt: skip
+    walked = "blocks of queries that see none of the keys are read: the loop starts with the block of the first query that sees one"
+    grader.compare(_draw(1, 1, 48, 16, 16), "causal, S_q = 48, S_k = 16, so that rows 0 to 31 see no key", DEAD, is_causal=True, stray=walked,
+                   unread=32)  # fmt: skip
 
 
 def _grade_half_dkdv(grader: _Grader) -> None:
@@ -1045,8 +1060,8 @@ EXERCISES = (
         grade_dkdv_kernel,
         ("k and v are loaded once, before the loop; q, do, lse and delta at every step. Write the shape above each tile: with sᵀ = k qᵀ, [BLOCK_N, BLOCK_M], no "
          "computed tile has to be transposed; lse and delta then run along its second axis.",
-         "dv += pᵀ do and dk += dsᵀ q, both float32; scale · dk after the loop. p = exp(s − lse), ds = p ∘ (dp − delta). load_lse and p_and_ds may be imported "
-         "from fa_tutorial.backward.",
+         "dv += pᵀ do and dk += dsᵀ q, both float32: tl.dot(p_t.to(do.dtype), do, dv, input_precision=\"ieee\"); scale · dk after the loop. p = exp(s − lse), "
+         "ds = p ∘ (dp − delta). load_lse and p_and_ds may be imported from fa_tutorial.backward.",
          "Causal: the first query that sees the block's first key is key_block · BLOCK_N + S_q − S_k, if that is not negative; the loop starts with its block. Hide "
          "in p itself, with tl.where: a row that sees nothing has lse = −inf.",
          "Rows past S_q: q, do and delta load as 0, so whatever finite p they get is multiplied by 0. Keys past S_k give rows of dk and dv that are not stored."),
@@ -1058,7 +1073,8 @@ EXERCISES = (
     Exercise(
         "7.3", "dq_kernel", "Write dq: a program keeps one block of queries and walks over the blocks of keys, full or causal.", grade_dq_kernel,
         ("The loop is that of the forward kernel. Which four things are loaded before it, which two at every step, and what is summed?",
-         "s = scale · q kᵀ, p = exp(s − lse[:, None]), dp = do vᵀ, ds = p ∘ (dp − delta[:, None]), dq += ds k; scale · dq after the loop.",
+         "s = scale · q kᵀ, p = exp(s − lse[:, None]), dp = do vᵀ, ds = p ∘ (dp − delta[:, None]), dq += ds k; scale · dq after the loop. The last dot is "
+         "tl.dot(ds.to(k.dtype), k, dq, input_precision=\"ieee\").",
          "Keys past S_k have k = 0, yet exp(0 − lse) overflows where all logits are very negative, and inf · 0 is NaN: set p and ds to 0 there, and for hidden keys.",
          "Causal: the loop ends at min((row_block + 1) · BLOCK_M, S_q) + S_k − S_q. A block that sees nothing takes no step, and still stores its zeros."),
         solutions.dq_kernel,

@@ -1,4 +1,4 @@
-"""Solutions of the exercises of chapters 5 and 7: the finished kernels of fa_tutorial.forward and backward, in the steps that lead to them.
+"""Solutions of the exercises of chapters 5, 7 and 8: the finished kernels of fa_tutorial.forward and backward, in the steps that lead to them.
 
 B batch, H heads (H_q of queries, H_k of keys), S_q and S_k lengths, D head dimension, BLOCK_D its padding to a power of two; q, k, v, o and
 any x lie by four strides each. s scaled scores, m running maximum, l running sum, p = exp(s − m), alpha = exp(m_old − m_new), acc the
@@ -12,8 +12,10 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
+from fa_tutorial import backward
 from fa_tutorial.backward import flash_backward, load_lse, p_and_ds
-from fa_tutorial.forward import flash_forward, load_tile, softmax_step
+from fa_tutorial.forward import TileConfig, flash_forward, load_tile, padded_d, softmax_step
+from fa_tutorial.ledger import attention_flops, backward_flops
 from fa_tutorial.matmul import dot, tl, triton
 
 
@@ -269,3 +271,65 @@ class FlashAttention(torch.autograd.Function):
         q, k, v, o, lse = ctx.saved_tensors
         dq, dk, dv = flash_backward(q, k, v, o, do, lse, ctx.is_causal, ctx.scale, needs=ctx.needs_input_grad[:3])
         return dq, dk, dv, None, None
+
+
+def tflops(B, H, S_q, S_k, D, is_causal, mode, seconds):
+    """10^12 FLOPs a second (8.3) of a call of `mode` "fwd", "bwd" or "fwd_bwd" that takes `seconds`."""
+    forward, back = attention_flops(B, H, S_q, S_k, D, is_causal), backward_flops(B, H, S_q, S_k, D, is_causal)
+    flops = {"fwd": forward, "bwd": back, "fwd_bwd": forward + back}[mode]
+    return flops / seconds / 1e12
+
+
+def fits(config, D, itemsize, shared_memory_limit):
+    """True where a block of the forward kernel with this TileConfig asks for no more than shared_memory_limit bytes (8.1)."""
+    rows = config.block_m + 2 * config.num_stages * config.block_n  # q; num_stages tiles each of k and v
+    return rows * padded_d(D) * itemsize <= shared_memory_limit
+
+
+@triton.jit
+def flash_forward_descriptor_kernel(
+    q_desc, k_desc, v_desc, o_desc, H, S_q, S_k, scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr
+):
+    """o = softmax(scale · q kᵀ) v. q_desc, o_desc: (B, H, S_q, D), tiles [1, 1, BLOCK_M, D]; k_desc, v_desc: (B, H, S_k, D), [1, 1, BLOCK_N, D]."""
+    row_blocks = tl.cdiv(S_q, BLOCK_M)
+    row_block, batch_head = tl.program_id(0) % row_blocks, tl.program_id(0) // row_blocks
+    b, h = batch_head // H, batch_head % H
+    start_m = row_block * BLOCK_M
+    q = q_desc.load([b, h, start_m, 0]).reshape([BLOCK_M, D])  # 0 from row S_q on, whatever lies there in memory
+    m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
+    l = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, D), dtype=tl.float32)
+
+    for start_n in range(0, S_k, BLOCK_N):
+        k = k_desc.load([b, h, start_n, 0]).reshape([BLOCK_N, D])
+        s = scale * dot(q, tl.trans(k), tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32))  # [BLOCK_M, BLOCK_N]
+        offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))  # a key of zeros has a score of 0, which would count
+        p, m, l, alpha = softmax_step(s, m, l)
+        v = v_desc.load([b, h, start_n, 0]).reshape([BLOCK_N, D])
+        acc = dot(p.to(v.dtype), v, acc * alpha[:, None])  # [BLOCK_M, D]
+
+    o = (acc / l[:, None]).to(o_desc.dtype)  # [BLOCK_M, D]
+    o_desc.store([b, h, start_m, 0], o.reshape([1, 1, BLOCK_M, D]))  # rows from S_q on are left out
+
+
+def backward_once(q, k, v, o, do, lse, is_causal, scale):
+    """(dq, dk, dv) by the three kernels of fa_tutorial.backward. delta is summed once, and read by the other two."""
+    (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
+    # Contiguous, as the kernels write; torch.zeros_like(q) would keep the strides of a view.
+    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    if q.numel() == 0 or k.numel() == 0:
+        return dq, dk, dv
+    tile = TileConfig(32, 32, 4, 1)
+    fixed = backward.constants(q, is_causal, tile)
+    row_blocks, key_blocks = triton.cdiv(S_q, tile.block_m), triton.cdiv(S_k, tile.block_n)
+
+    delta = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
+    backward.delta_kernel[(row_blocks * B * H_q,)](
+        o, do, delta, delta, H_q, S_q, D, *o.stride(), *do.stride(), *delta.stride(),
+        HAS_DLSE=False, P_SCALE=fixed["P_SCALE"], BLOCK_M=tile.block_m, BLOCK_D=fixed["BLOCK_D"],
+    )  # fmt: skip
+    sizes = (H_q, H_k, S_q, S_k, D, scale, *q.stride(), *k.stride(), *v.stride(), *do.stride())
+    backward.dkdv_kernel[(key_blocks * B * H_k,)](q, k, v, do, lse, delta, dk, dv, *sizes, **fixed)
+    backward.dq_kernel[(row_blocks * B * H_q,)](q, k, v, do, lse, delta, dq, *sizes, **fixed)
+    return dq, dk, dv

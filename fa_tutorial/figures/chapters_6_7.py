@@ -176,7 +176,7 @@ def draw_data_flow() -> Figure:
     draw_forward_flow(ax, 0.3)
     draw_backward_flow(ax, 2.75)
     kept, again = {"colour": "sky", "share": 0.45, "line": 2.2}, {"colour": "yellow", "share": 0.45, "dashed": True}
-    legend(ax, 6.3, ((0.1, kept, "kept: q, k, v, o, lse"), (2.6, again, "not kept: s, p, computed again")))
+    legend(ax, 6.3, ((0.1, kept, "kept: q, k, v, o, lse"), (2.6, again, "not kept: s, p, dp, ds")))
     arrow(ax, (5.55, 6.3), (5.95, 6.3), "vermilion", dashed=True)
     write(ax, 6.05, 6.3, "gradients; ① to ⑤: the matmuls", ha="left")
     return figure
@@ -210,7 +210,7 @@ def draw_backward_flow(ax: Axes, top: float) -> None:
     places = {"dv": (5.75, y_p), "do": (8.1, y_ds), "dp": (5.75, y_ds), "ds": (3.1, y_ds), "dq": (0.3, y_ds - 0.4), "dk": (0.3, y_ds + 0.4),
               "delta": (5.75, y_ds + 0.95)}  # fmt: skip
     for name, (x, y) in places.items():
-        tensor_box(ax, x, y, wide, tall, name)
+        tensor_box(ax, x, y, wide, tall, name, dashed=name in ("dp", "ds"))
     at_p, at_ds = y_p + tall / 2, y_ds + tall / 2
     for start, end in (((1.2, at_p), (3.1, at_p)), ((3.85, at_p), (5.75, at_p)), ((3.475, y_p + tall), (3.475, y_ds))):
         arrow(ax, start, end)
@@ -396,14 +396,14 @@ def draw_memory_panel(ax: Axes, top: float, S: int, one: int, p: int, flash: int
 
 @in_drawing_style
 def draw_five_and_seven() -> Figure:
-    """The five matmuls of a fused backward and the seven of the two kernels, and what share of the seven is useful."""
+    """The five matmuls of one loop and the seven of two, and what share of the seven is useful."""
     figure, ax = canvas(5.0)
     B, H, S, D = 1, 16, 8192, 64
     five, seven = ledger.BACKWARD_MATMULS, ledger.SPLIT_BACKWARD_MATMULS
     dkdv, dq = ("s", "dp", "dv", "dk"), ("s", "dp", "dq")
-    draw_matmuls(ax, 0.1, 0.3, f"fused, {five} matmuls: one kernel", ("s", "dp", "dv", "dk", "dq"), ())
-    draw_matmuls(ax, 0.1, 2.0, f"split, {seven} matmuls: dkdv_kernel", dkdv, ())
-    draw_matmuls(ax, 0.1 + len(dkdv) * MATMUL_WIDTH + 0.15, 2.0, "then dq_kernel", dq, ("s", "dp"))
+    draw_matmuls(ax, 0.1, 0.3, f"one loop, {five} matmuls", ("s", "dp", "dv", "dk", "dq"), ())
+    draw_matmuls(ax, 0.1, 2.0, f"two loops, {seven} matmuls: keys stay", dkdv, ())
+    draw_matmuls(ax, 0.1 + len(dkdv) * MATMUL_WIDTH + 0.15, 2.0, "then: queries stay", dq, ("s", "dp"))
     assert len(dkdv) + len(dq) == seven
     write(ax, 0.1, 3.55, "one box: one matmul, 2 · S_q · S_k · D FLOPs", ha="left")
     legend(ax, 3.55, ((4.6, {"hatch": MASKED}, "computed a second time"),))
@@ -420,7 +420,7 @@ MATMULS = {"s": "q kᵀ\n(6.7)", "dp": "do vᵀ\n(6.9)", "dv": "pᵀ do\n(6.8)",
 
 
 def draw_matmuls(ax: Axes, left: float, top: float, title: str, names: tuple[str, ...], again: tuple[str, ...]) -> None:
-    """A kernel's matmuls side by side; those of `again` hatched."""
+    """A loop's matmuls side by side; those of `again` hatched."""
     write(ax, left, top, title, BODY, ha="left", weight="bold")
     for i, name in enumerate(names):
         colour = TENSOR_COLOUR[name.removeprefix("d")]
@@ -471,7 +471,7 @@ def draw_scores_either_way(ax: Axes, top: float) -> None:
             ("q", block_m),
             "s_t",
             "[BLOCK_N, BLOCK_M]",
-            "dkdv_kernel: k stays, q streams past\ns_t = scale · k qᵀ (7.3)",
+            "dkdv_kernel: k stays, q streams past\ns_t = scale · k qᵀ (7.2)",
         ),
     ):
         (stays, tall), (streams, wide) = rows, cols
@@ -555,7 +555,7 @@ def draw_group_sum() -> Figure:
         box(ax, x + 0.25, 1.9, (group - 1) * step + wide - 0.5, 0.42, f"Σ over h = {heads[0]} … {heads[-1]}", size=BODY, line=2)
         arrow(ax, (middle, 2.32), (middle, 2.6), "vermilion", dashed=True)
         box(ax, x + 0.7, 2.6, (group - 1) * step + wide - 1.4, 0.6, f"h_k = {h_k}", colours[h_k], hatch=hatches[h_k], share=0.5, size=BODY)
-    notes(ax, 0.1, 3.65, ("dk[h_k] = Σ dk of h, for h = h_k · g … h_k · g + g − 1, g = H_q // H_k; dv too (7.1)",
+    notes(ax, 0.1, 3.65, ("dk[h_k] = Σ dk of h, for h = h_k · G … h_k · G + G − 1, G = H_q / H_k; dv too (7.4)",
                           f"one program of dkdv_kernel walks over the queries of all {group} heads of its group, and writes once",
                           "no atomic adds, and no (B, H_q, S_k, D) tensor of parts: dk and dv are like k and v"), bold=0, step=0.32)  # fmt: skip
     return figure

@@ -75,18 +75,20 @@ def dkdv_queries_by_keys(
     stride_vb, stride_vh, stride_vs, stride_vd, stride_dob, stride_doh, stride_dos, stride_dod,
     IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One loop over all queries, with one mask; p and ds are [BLOCK_M, BLOCK_N] and turned by tl.trans; exp2."""
+    """One loop with one mask, from the first block that sees a key; p and ds are [BLOCK_M, BLOCK_N] and turned by tl.trans; exp2."""
     key_blocks = tl.cdiv(S_k, BLOCK_N)
     batch_head = tl.program_id(0) // key_blocks
     b, h = batch_head // H, batch_head % H
-    keys = (tl.program_id(0) % key_blocks * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
+    first_key = tl.program_id(0) % key_blocks * BLOCK_N
+    keys = (first_key + tl.arange(0, BLOCK_N))[:, None]
     cols = tl.arange(0, BLOCK_D)[None, :]
     there = (keys < S_k) & (cols < D)
     k = tl.load(k_ptr + b * stride_kb + h * stride_kh + keys * stride_ks + cols * stride_kd, mask=there, other=0.0)
     v = tl.load(v_ptr + b * stride_vb + h * stride_vh + keys * stride_vs + cols * stride_vd, mask=there, other=0.0)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-    for start in range(0, S_q, BLOCK_M):
+    first = tl.maximum(first_key + S_q - S_k, 0) if IS_CAUSAL else 0
+    for start in range(first // BLOCK_M * BLOCK_M, S_q, BLOCK_M):
         rows = (start + tl.arange(0, BLOCK_M))[:, None]
         inside = (rows < S_q) & (cols < D)
         q = tl.load(q_ptr + b * stride_qb + h * stride_qh + rows * stride_qs + cols * stride_qd, mask=inside, other=0.0)

@@ -253,6 +253,11 @@ def _p_scores_in_half(q, k, lse, scale, is_causal):
     return torch.exp(s - _live(lse)[..., None])
 
 
+def _p_scaled_q_in_half(q, k, lse, scale, is_causal):
+    s = ((scale * q) @ k.mT).masked_fill(~_seen(q.shape[2], k.shape[2], is_causal), -INF)
+    return torch.exp(s - _live(lse)[..., None])
+
+
 # ---------------------------------------------------------------- 6.4
 
 
@@ -660,16 +665,16 @@ WRONG_ANSWERS = (
     WrongAnswer("6.1", _matmul_by_jacobians, "a Jacobian is built"),
     WrongAnswer("6.1", _matmul_in_float32, "a tensor inside is float32"),
     WrongAnswer("6.1", _matmul_one_gradient, "want a tuple (da, db)"),
-    WrongAnswer("6.2", _softmax_without_delta, "delta is missing"),
+    WrongAnswer("6.2", _softmax_without_delta, "the row sum is missing: p ∘ dp is diag(p) dp alone"),
     WrongAnswer("6.2", _softmax_diagonal, "the diagonal of the Jacobian alone"),
-    WrongAnswer("6.2", _softmax_mean, "delta is the mean of p ∘ dp"),
-    WrongAnswer("6.2", _softmax_over_queries, "delta is summed over the queries"),
-    WrongAnswer("6.2", _softmax_over_everything, "one delta is summed over all rows"),
-    WrongAnswer("6.2", _softmax_keepdim_forgotten, "it has lost its dimension"),
-    WrongAnswer("6.2", _softmax_over_dimension_1, "delta is summed along dimension 1"),
+    WrongAnswer("6.2", _softmax_mean, "the mean of p ∘ dp is subtracted"),
+    WrongAnswer("6.2", _softmax_over_queries, "p ∘ dp is summed over the rows"),
+    WrongAnswer("6.2", _softmax_over_everything, "p ∘ dp is summed over everything"),
+    WrongAnswer("6.2", _softmax_keepdim_forgotten, "the sum has lost its dimension"),
+    WrongAnswer("6.2", _softmax_over_dimension_1, "p ∘ dp is summed along dimension 1"),
     WrongAnswer("6.2", _softmax_p_missing, "p is missing in front"),
-    WrongAnswer("6.2", _softmax_p_on_dp_alone, "delta is not multiplied by p"),
-    WrongAnswer("6.2", _softmax_plain_rowsum, "delta is rowsum(dp)"),
+    WrongAnswer("6.2", _softmax_p_on_dp_alone, "the row sum is not multiplied by p"),
+    WrongAnswer("6.2", _softmax_plain_rowsum, "rowsum(dp) is subtracted"),
     WrongAnswer("6.2", _softmax_sign, "ds has the wrong sign"),
     WrongAnswer("6.2", _softmax_of_p, "softmax is applied to p again"),
     WrongAnswer("6.2", _softmax_jacobian, "the Jacobian is built"),
@@ -694,6 +699,7 @@ WRONG_ANSWERS = (
     WrongAnswer("6.3", _p_own_scale, "the scores are scaled by 1/√D"),
     WrongAnswer("6.3", _p_zero_scale_is_none, "a scale of 0 is taken for none given"),
     WrongAnswer("6.3", _p_scores_in_half, "compute the scores in float32"),
+    WrongAnswer("6.3", _p_scaled_q_in_half, "digits are lost in float16: turn q and k to float32"),
     WrongAnswer("6.4", _backward_without_delta, "delta is forgotten"),
     WrongAnswer("6.4", _backward_dq_without_scale, "dq is without the scale"),
     WrongAnswer("6.4", _backward_dk_without_scale, "dk is without the scale"),

@@ -110,7 +110,7 @@ def _dkdv(
             start = tl.cdiv(tl.maximum(key_block * BLOCK_N + S_q - S_k, 0), BLOCK_M) * BLOCK_M
         if FLAW == "ends at the diagonal":
             end = tl.minimum(start + BLOCK_M, S_q)
-        if FLAW == "aligned top-left":
+        if FLAW == "aligned top-left" or FLAW == "unseen blocks walked":
             start = 0
     for start_m in range(start, end, BLOCK_M):
         offs_m = start_m + tl.arange(0, BLOCK_M)
@@ -335,7 +335,7 @@ FLAWS = {
         "o by itself": "o is multiplied by itself",
         "mean": "the mean is taken",
         "head of do forgotten": "do is read from head 0",
-        "head of delta forgotten": "every program stores to the first rows of delta",
+        "head of delta forgotten": "not every head has its rows: row i of head h",
         "batch and head exchanged": "batch and head are exchanged",
         "strides of do taken from o": "do is read by the strides of o",
         "do taken for contiguous": "do is read as if it were contiguous",
@@ -372,6 +372,7 @@ FLAWS = {
         "start by block number": "found by block number",
         "aligned top-left": "the mask is aligned top-left",
         "start rounded up": "or rounded up",
+        "unseen blocks walked": "blocks of queries that see none of the keys are read",
         "NaN in rows that see nothing": "−inf − (−inf) is NaN",
         "sums in half precision": "dv is kept in fp16",
     },
