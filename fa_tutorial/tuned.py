@@ -27,6 +27,7 @@ import triton.language as tl  # noqa: E402
 from triton.runtime.cache import get_cache_manager  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
+LEAST_CAPABILITY, TMA_CAPABILITY = 80, 90  # below the first Triton has no tensor cores; from the second on there is TMA
 LOG2_E = math.log2(math.e)
 LN_2, LOG2_E_IN_KERNELS = tl.constexpr(math.log(2.0)), tl.constexpr(LOG2_E)
 
@@ -122,7 +123,7 @@ def forward_kernel(
     q, k, v, o, lse_ptr, v_ptr, H_q, H_k, heads, heads_at_once, S_q, S_k, D, scale_log2,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
-    IS_CAUSAL: tl.constexpr, TMA: tl.constexpr, SHIFT: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, SAFE: tl.constexpr, TMA: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """o and lse as forward.flash_forward_kernel gives them, (4.1) to (4.6) in base 2.
@@ -131,6 +132,8 @@ def forward_kernel(
     q, o: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D): with TMA descriptors of tiles (1, 1, BLOCK_M or BLOCK_N, BLOCK_D), else pointers. v_ptr: v's
     pointer. lse_ptr: (B, H_q, S_q) float32, contiguous. scale_log2: scale · log2(e), positive.
     Programs go through heads_at_once heads at a time, causal ones from the longest row block to the shortest (8.4).
+    A NaN or inf among values that the causal mask hides reaches every row of its tile. A causal program whose o is not finite marks its first
+    lse with NaN, and a second launch with SAFE does the marked blocks again with care, so that the loops that everyone runs need none.
     Grid: (ceil(S_q / BLOCK_M) · heads,).
     """
     row_blocks = tl.cdiv(S_q, BLOCK_M)
@@ -143,6 +146,11 @@ def forward_kernel(
     k, v = on_head(k, b, h_k, stride_kb, stride_kh, TMA), on_head(v, b, h_k, stride_vb, stride_vh, TMA)
 
     start_m = row_block * BLOCK_M
+    lse_ptr += batch_head.to(tl.int64) * S_q + start_m
+    if SAFE:
+        mark = tl.load(lse_ptr)
+        if mark == mark:
+            return
     offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     q_tile = load_rows(q, b, h, start_m, S_q, D, stride_qs, stride_qd, TMA, True, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
@@ -153,31 +161,30 @@ def forward_kernel(
     if IS_CAUSAL:  # (4.6)
         full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
         end = tl.maximum(tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q, 0)
-    for start_n in tl.range(0, full, BLOCK_N):
-        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
-                           stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, False, False, TMA, SHIFT, BLOCK_N, BLOCK_D)  # fmt: skip
-    for start_n in tl.range(full, end, BLOCK_N):
-        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
-                           stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, True, False, TMA, SHIFT, BLOCK_N, BLOCK_D)  # fmt: skip
-    if IS_CAUSAL:  # noqa: SIM102 — one is known when it is compiled, the other when it runs
-        if tl.min(tl.min(is_finite(acc).to(tl.int32), axis=1), axis=0) == 0:
-            # Rare: NaN or inf among the values, which may have reached rows that do not see them. Once more, with care; the loops above need none.
-            m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
-            l = tl.zeros((BLOCK_M,), dtype=tl.float32)
-            acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-            for start_n in tl.range(0, end, BLOCK_N, num_stages=1):
-                m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
-                                   stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, True, True, TMA, SHIFT, BLOCK_N, BLOCK_D)  # fmt: skip
-            v_head = v_ptr + b.to(tl.int64) * stride_vb + h_k.to(tl.int64) * stride_vh
-            acc = add_strays(
-                acc, v_head, 0, end, offs_m.to(tl.int64), tl.arange(0, BLOCK_D).to(tl.int64), S_q, S_k, D, stride_vs, stride_vd
-            )
+    if SAFE:
+        for start_n in tl.range(0, end, BLOCK_N, num_stages=1):
+            m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
+                               stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, True, True, TMA, SHIFT, BLOCK_N, BLOCK_D)  # fmt: skip
+        v_head = v_ptr + b.to(tl.int64) * stride_vb + h_k.to(tl.int64) * stride_vh
+        acc = add_strays(acc, v_head, 0, end, offs_m.to(tl.int64), tl.arange(0, BLOCK_D).to(tl.int64), S_q, S_k, D, stride_vs, stride_vd)
+    else:
+        for start_n in tl.range(0, full, BLOCK_N):
+            m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
+                               stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, False, False, TMA, SHIFT, BLOCK_N, BLOCK_D)  # fmt: skip
+        for start_n in tl.range(full, end, BLOCK_N):
+            m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
+                               stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, True, False, TMA, SHIFT, BLOCK_N, BLOCK_D)  # fmt: skip
 
     l_or_one = tl.where(l == 0.0, 1.0, l)
     o_tile = acc / l_or_one[:, None]  # (4.4)
     lse = tl.where(l == 0.0, -float("inf"), (m * scale_log2 + (SHIFT + tl.log2(l_or_one))) * LN_2)  # (4.5)
+    if IS_CAUSAL and not SAFE:
+        # As one long vector in any order: a reduction by rows here fails to compile for Blackwell (Triton 3.6 and 3.7).
+        everything = tl.reshape(o_tile, [BLOCK_M * BLOCK_D], can_reorder=True)
+        finite = tl.min(is_finite(everything).to(tl.int32), axis=0)
+        lse = tl.where((finite == 0) & (offs_m == start_m), float("nan"), lse)
     store_rows(o, o_tile, b, h, start_m, S_q, D, stride_os, stride_od, TMA, BLOCK_M, BLOCK_D)
-    tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse, mask=offs_m < S_q)
+    tl.store(lse_ptr + tl.arange(0, BLOCK_M), lse, mask=offs_m < S_q)
 
 
 # ---------------------------------------------------------------- backward
@@ -526,11 +533,11 @@ def descriptor(x: torch.Tensor, rows: int) -> TensorDescriptor:
 
 def applies(q: torch.Tensor, scale: float) -> bool:
     """True where this module's kernels take the input: fp16 or bf16, a positive scale, a card with tensor cores, not empty."""
-    return q.dtype != torch.float32 and scale > 0 and (interpreter_on() or capability() >= 80)
+    return q.dtype != torch.float32 and scale > 0 and (interpreter_on() or capability() >= LEAST_CAPABILITY)
 
 
 def tma_here() -> bool:
-    return interpreter_on() or capability() >= 90
+    return interpreter_on() or capability() >= TMA_CAPABILITY
 
 
 def limit() -> int | None:
@@ -566,11 +573,13 @@ def flash_forward(
         def launch(tile: TileConfig) -> None:
             M, N = tile.block_m, tile.block_n
             on_rows = [descriptor(x, rows) if tma else x for x, rows in ((q, M), (k, N), (v, N), (o, M))]
-            forward_kernel[(triton.cdiv(S_q, M) * B * H_q,)](
-                *on_rows, lse, v, H_q, H_k, B * H_q, how.heads_at_once(S_k), S_q, S_k, D, scale * LOG2_E, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-                IS_CAUSAL=bool(is_causal), TMA=tma, SHIFT=round(-math.log2(p_scale(q.dtype))),
-                BLOCK_M=M, BLOCK_N=N, BLOCK_D=padded_d(D), num_warps=tile.num_warps, num_stages=tile.num_stages,
-            )  # fmt: skip
+            for safe in (False, True) if is_causal else (False,):
+                forward_kernel[(triton.cdiv(S_q, M) * B * H_q,)](
+                    *on_rows, lse, v, H_q, H_k, B * H_q, how.heads_at_once(S_k), S_q, S_k, D, scale * LOG2_E,
+                    *q.stride(), *k.stride(), *v.stride(), *o.stride(),
+                    IS_CAUSAL=bool(is_causal), SAFE=safe, TMA=tma, SHIFT=round(-math.log2(p_scale(q.dtype))),
+                    BLOCK_M=M, BLOCK_N=N, BLOCK_D=padded_d(D), num_warps=tile.num_warps, num_stages=1 if safe else tile.num_stages,
+                )  # fmt: skip
 
         launch(fastest(forward_kernel, tiles, (*key, tma), launch))
     return o, lse
