@@ -303,10 +303,7 @@ def flash_backward(
     TypeError and ValueError as check_attention, for o, do, lse and dlse too; RuntimeError for CPU tensors where the interpreter is off.
     """
     scale = check_attention(q, k, v, scale, max_d=MAX_D)
-    check_like(q, o=o, do=do)
-    check_like(torch.empty(q.shape[:3], dtype=torch.float32, device=q.device), lse=lse, **({} if dlse is None else {"dlse": dlse}))
-    if not lse.is_contiguous():
-        raise ValueError(f"lse must be contiguous, as flash_forward returns it, got strides {lse.stride()}")
+    check_outputs(q, o, do, lse, dlse)
     require_kernel_device(q, "q")
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     if not (q.numel() and k.numel()):  # nothing is seen: no launch
@@ -330,6 +327,15 @@ def flash_backward(
                 q, k, v, do, lse, delta, dq, *sizes, **constants(q, is_causal, config.dq)
             )
     return dq, dk if needs[1] else None, dv if needs[2] else None
+
+
+def check_outputs(q: torch.Tensor, o, do, lse, dlse) -> None:
+    """Raise unless o and do are like q, and lse and dlse (or None) are (B, H_q, S_q) float32 beside it, lse contiguous."""
+    check_like(q, o=o, do=do)
+    rows = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    check_like(rows, lse=lse, **({} if dlse is None else {"dlse": dlse}))
+    if not lse.is_contiguous():
+        raise ValueError(f"lse must be contiguous, as flash_forward returns it, got strides {lse.stride()}")
 
 
 def row_delta(o: torch.Tensor, do: torch.Tensor, dlse: torch.Tensor | None = None) -> torch.Tensor:

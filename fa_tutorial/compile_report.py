@@ -43,8 +43,8 @@ KERNELS = {
     "dq_kernel": backward.dq_kernel,
 }
 # What a case may spill, in bytes stored and loaded a thread: a register or two anywhere, and more where it is named, by words of its title.
-# A row of 65,536 columns is 128 elements a thread with 16 warps, the whole of its registers. The attention tiles for D = 128 and 256 spill
-# mostly in the loop with a mask, and still run faster on an H200 than any measured that does not spill, up to more than twice as fast.
+# A row of 65,536 columns is 128 elements a thread with 16 warps, the whole of its registers. The attention tiles for D = 128 and 256 spill,
+# and still run faster on an H200 than any measured that does not spill, up to more than twice as fast.
 # For D = 256 in fp16 the smallest tile there is spills on Turing.
 SMALL_SPILL = 32
 ACCEPTED_SPILLS = {

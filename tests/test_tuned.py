@@ -196,3 +196,14 @@ def test_one_tile_is_not_measured(a_tuner):
 def test_unknown_step(call):
     with pytest.raises(ValueError, match=r"step must be one of .*'order'.*got 'warp'"):
         call(*[torch.zeros(1, 1, 2, 16, device=DEVICE)] * 3, step="warp")
+
+
+def test_what_the_forward_kept_is_checked():
+    q = torch.zeros(1, 1, 4, 16, device=DEVICE, dtype=torch.float16)
+    lse = torch.zeros(1, 1, 8, device=DEVICE)
+    with pytest.raises(ValueError, match="lse must be contiguous"):
+        tuned.flash_backward(q, q, q, q, q, lse[..., ::2])
+    with pytest.raises(ValueError, match="lse must have shape"):
+        tuned.flash_backward(q, q, q, q, q, lse)
+    with pytest.raises(TypeError, match="dlse has dtype float16"):
+        tuned.flash_backward(q, q, q, q, q, lse[..., :4].contiguous(), dlse=lse[..., :4].half())
