@@ -203,13 +203,14 @@ def check_kernel(module: ModuleType, case: Case, config: forward.TileConfig) -> 
 def assert_gradients(got, q, k, v, do, is_causal: bool = False, scale: float | None = None, dlse=None) -> None:
     """got, (dq, dk, dv), is as accurate as DESIGN's bound asks, and finite; like q, k and v in shape, dtype and device.
 
-    What one float32 of lse cannot hold is allowed: its rounding is a relative error of p, which counts where logits are in the thousands.
+    Where logits are in the thousands, what one float32 of lse cannot hold is allowed: its rounding is a relative error of p.
     Where unfused attention overflows it counts as exact, and 8 units in the last place of the largest gradient are allowed instead.
     """
     truth = reference.gradients(q, k, v, do, is_causal, scale, dlse)
     plain = plain_gradients(q, k, v, do, is_causal, scale, dlse)
     lse = reference.attention(q, k, v, is_causal, scale)[1].detach()
-    rounding = torch.finfo(torch.float32).eps * float(lse.where(torch.isfinite(lse), 0).abs().max()) if lse.numel() else 0.0
+    largest_lse = float(lse.where(torch.isfinite(lse), 0).abs().max()) if lse.numel() else 0.0
+    rounding = torch.finfo(torch.float32).eps * largest_lse if largest_lse > 1000 else 0.0
     for name, x, like, want, peer in zip(("dq", "dk", "dv"), got, (q, k, v), truth, plain, strict=True):
         assert (x.dtype, x.shape, x.device) == (like.dtype, like.shape, like.device), (
             f"{name} is {x.dtype}, {tuple(x.shape)}, on {x.device}"
