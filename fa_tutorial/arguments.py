@@ -65,12 +65,12 @@ def check_tensor(name: str, value, *, ndim: int | None = None, dtypes: Iterable[
 
 def check_alike(**tensors: torch.Tensor) -> None:
     """Raise unless all tensors share a dtype (TypeError) and a device (ValueError)."""
-    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
-    if len(set(dtypes.values())) > 1:
-        raise TypeError(f"{', '.join(tensors)} must have one dtype, got " + ", ".join(f"{n}: {d}" for n, d in dtypes.items()))
-    devices = {name: str(tensor.device) for name, tensor in tensors.items()}
-    if len(set(devices.values())) > 1:
-        raise ValueError(f"{', '.join(tensors)} must be on one device, got " + ", ".join(f"{n}: {d}" for n, d in devices.items()))
+    if len({tensor.dtype for tensor in tensors.values()}) > 1:
+        dtypes = ", ".join(f"{name}: {str(tensor.dtype).removeprefix('torch.')}" for name, tensor in tensors.items())
+        raise TypeError(f"{', '.join(tensors)} must have one dtype, got {dtypes}")
+    if len({tensor.device for tensor in tensors.values()}) > 1:
+        devices = ", ".join(f"{name}: {tensor.device}" for name, tensor in tensors.items())
+        raise ValueError(f"{', '.join(tensors)} must be on one device, got {devices}")
 
 
 def check_like(model: torch.Tensor, **tensors) -> None:

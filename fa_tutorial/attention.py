@@ -9,13 +9,21 @@ import torch
 from fa_tutorial import backward, forward, tuned
 from fa_tutorial.arguments import check_attention
 from fa_tutorial.forward import MAX_D
+from fa_tutorial.hardware import interpreter_on
 
 KERNELS = ("auto", "basic", "tuned")
 
 
+def best() -> str:
+    """What "auto" takes on this machine: in the interpreter the plain kernels, whose tiles are the faster ones there."""
+    return "basic" if interpreter_on() else "tuned"
+
+
 def implementation(kernel: str):
     """(forward, backward) of a kernel's name; ValueError for a name that is not known."""
-    if kernel in ("auto", "basic"):
+    if kernel == "auto":
+        kernel = best()
+    if kernel == "basic":
         return forward.flash_forward, backward.flash_backward
     if kernel == "tuned":
         return tuned.flash_forward, tuned.flash_backward
@@ -40,8 +48,8 @@ def flash_attention(
     Shapes: q (B, H_q, S_q, D); k and v (B, H_k, S_k, D), H_q a multiple of H_k (grouped-query attention), 1 ≤ D ≤ 256; any strides.
     Dtypes: fp16, bf16, fp32, one for all three; sums are float32. Under torch.autocast the inputs are cast to the autocast dtype.
     is_causal: query i sees keys 0 … i + S_k − S_q (bottom-right aligned, as flash-attn 2.1 and later). scale: 1/√D unless given.
-    kernel: "basic" for the kernels of chapters 5 and 7, which "auto" takes; "tuned" for those of chapter 8, or one of its steps
-    (tuned.STEPS), whose first call of a kind measures which tiles are fastest on this GPU.
+    kernel: "basic" for the kernels of chapters 5 and 7; "tuned" for those of chapter 8, or one of its steps (tuned.STEPS), whose first call
+    of a kind measures which tiles are fastest on this GPU. "auto" takes "tuned" on a GPU and "basic" in the interpreter.
 
     Returns o (B, H_q, S_q, D) in q's dtype; with return_lse also lse (B, H_q, S_q), float32, the natural logarithm of the sum of exponentials
     of the scaled scores. A query that sees no key gets o = 0 and lse = −inf.

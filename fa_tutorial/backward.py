@@ -14,7 +14,7 @@ import torch
 from fa_tutorial.arguments import check_attention, check_like
 from fa_tutorial.forward import MAX_D, TileConfig, load_tile, p_scale, padded_d
 from fa_tutorial.hardware import interpreter_on, on_device_of, require_kernel_device, require_triton, shared_memory_limit
-from fa_tutorial.matmul import dot
+from fa_tutorial.matmul import INTERPRETED, dot
 
 triton = require_triton("Chapter 7 (fa_tutorial.backward)")
 import triton.language as tl  # noqa: E402
@@ -83,6 +83,19 @@ def finite_or_0(x):
 
 
 @triton.jit
+def add_product(acc, a, b):
+    """acc + a @ b. acc: [M, N] float32, a: [M, K], b: [K, N].
+
+    fp32 has no tensor cores: one thread adds up an element's whole sum, over all queries of all heads of a group, and term by term it would lose
+    more digits than plain attention does. So each block is summed by itself first. As a difference, for Triton makes acc + dot one dot again.
+    """
+    if a.dtype == tl.float32 and not INTERPRETED:
+        return acc - dot(-a, b, tl.zeros(acc.shape, dtype=tl.float32))
+    else:
+        return dot(a, b, acc)
+
+
+@triton.jit
 def dkdv_step(k, v, dk, dv, q_ptr, do_ptr, lse_ptr, delta_ptr, start_m, start_n, offs_d, S_q, S_k, D, scale,
               stride_qs, stride_qd, stride_dos, stride_dod, MASK: tl.constexpr, BLOCK_M: tl.constexpr):  # fmt: skip
     """One block of queries adds to dk and dv, all tiles as transposes, keys by queries (7.2): no computed tile is ever transposed.
@@ -103,8 +116,8 @@ def dkdv_step(k, v, dk, dv, q_ptr, do_ptr, lse_ptr, delta_ptr, start_m, start_n,
     key = tl.arange(0, k.shape[0])  # [BLOCK_N], within this tile
     last_seen = (offs_m - S_q).to(tl.int32) + (S_k - start_n)  # [BLOCK_M], within this tile
     p_t, ds_t = p_and_ds(s_t, dp_t, lse[None, :], delta[None, :], key[:, None], last_seen[None, :], MASK)
-    dv = dot(p_t.to(do.dtype), do, dv)  # (6.8)
-    dk = dot(ds_t.to(q.dtype), q, dk)  # (6.12)
+    dv = add_product(dv, p_t.to(do.dtype), do)  # (6.8)
+    dk = add_product(dk, ds_t.to(q.dtype), q)  # (6.12)
     return dk, dv
 
 

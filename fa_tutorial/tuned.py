@@ -7,6 +7,7 @@ input and a scale that is not positive take the kernels there; so does, tile by 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -19,7 +20,7 @@ from fa_tutorial import backward, forward
 from fa_tutorial.arguments import check_attention
 from fa_tutorial.backward import DELTA_ELEMENTS, BackwardConfig, finite_or_0, is_finite, load_lse
 from fa_tutorial.forward import MAX_D, TileConfig, add_strays, load_tile, p_scale, padded_d, weigh_finite
-from fa_tutorial.hardware import capability, interpreter_on, on_device_of, require_kernel_device, require_triton, shared_memory_limit
+from fa_tutorial.hardware import capability, on_device_of, require_kernel_device, require_triton, shared_memory_limit
 from fa_tutorial.matmul import INTERPRETED, dot, grouped_tile_device
 
 triton = require_triton("Chapter 8 (fa_tutorial.tuned)")
@@ -30,6 +31,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 LEAST_CAPABILITY, TMA_CAPABILITY = 80, 90  # below the first Triton has no tensor cores; from the second on there is TMA
 LOG2_E = math.log2(math.e)
 LN_2, LOG2_E_IN_KERNELS = tl.constexpr(math.log(2.0)), tl.constexpr(LOG2_E)
+LARGE_LOGIT = tl.constexpr(4096.0)  # in base 2. Its rounding, 2^−13 of p, is half of what changes a one in fp16
+REPAIR_ROWS = tl.constexpr(1024)  # a multiple of every BLOCK_M
 
 # ---------------------------------------------------------------- tiles, by descriptor or by pointer
 
@@ -88,12 +91,11 @@ def add_constant(x, CONSTANT: tl.constexpr):
 def attend(q, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2, stride_ks, stride_kd, stride_vs, stride_vd,
            IS_CAUSAL: tl.constexpr, MASK: tl.constexpr, SAFE: tl.constexpr, TMA: tl.constexpr, SHIFT: tl.constexpr,
            BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """forward.attend_block in base 2 (8.2): s and m not scaled, p = 2^((s − m) · scale_log2).
-
-    Subtracted first: scaled first, in one multiply-add, the largest p of a row is 1 only up to the rounding of s · scale_log2.
+    """forward.attend_block in base 2 (8.2): s and m not scaled, p = 2^(s · scale_log2 − m · scale_log2), a multiply-add an element.
 
     q: [BLOCK_M, BLOCK_D]; k, v: on_head's; offs_m: int32. SHIFT: p is 2^−SHIFT of what it would be, and so is l, which takes it back.
-    SAFE: every NaN and inf in v is left out, as weigh_finite does, for add_strays to add. Returns m, l, acc.
+    SAFE: where m is large p = 2^((s − m) · scale_log2), whose largest is 1 however large m is; and every NaN and inf among causal values is left
+    out, as weigh_finite does, for add_strays to add. Returns m, l, acc.
     """
     k_tile = load_rows(k, b, h_k, start_n, S_k, D, stride_ks, stride_kd, TMA, MASK, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
     s = dot(q, tl.trans(k_tile), tl.zeros((q.shape[0], BLOCK_N), dtype=tl.float32))  # [BLOCK_M, BLOCK_N]
@@ -107,11 +109,18 @@ def attend(q, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
     shift = m_new
     if MASK:  # a row that sees nothing
         shift = tl.where(m_new == -float("inf"), 0.0, m_new)
-    p = tl.exp2(add_constant((s - shift[:, None]) * scale_log2, -SHIFT))  # [BLOCK_M, BLOCK_N]
-    alpha = tl.exp2((m - shift) * scale_log2)  # [BLOCK_M]
+    # alpha from the same rounded product as x: that rounding is then common to the whole row, and o = acc / l loses it.
+    shift_log2 = shift * scale_log2
+    x = s * scale_log2 - add_constant(shift_log2, SHIFT)[:, None]  # [BLOCK_M, BLOCK_N]
+    x_alpha = m * scale_log2 - shift_log2  # [BLOCK_M]
+    if SAFE:
+        large = tl.abs(shift_log2) > LARGE_LOGIT
+        x = tl.where(large[:, None], add_constant((s - shift[:, None]) * scale_log2, -SHIFT), x)
+        x_alpha = tl.where(large, (m - shift) * scale_log2, x_alpha)
+    p, alpha = tl.exp2(x), tl.exp2(x_alpha)
     acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]
     v_tile = load_rows(v, b, h_k, start_n, S_k, D, stride_vs, stride_vd, TMA, MASK, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-    if SAFE:
+    if SAFE and IS_CAUSAL:
         acc, _ = weigh_finite(p, v_tile, acc, 1)
     else:
         acc = dot(p.to(v_tile.dtype), v_tile, acc)
@@ -119,38 +128,20 @@ def attend(q, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
 
 
 @triton.jit
-def forward_kernel(
-    q, k, v, o, lse_ptr, v_ptr, H_q, H_k, heads, heads_at_once, S_q, S_k, D, scale_log2,
+def forward_rows(
+    q, k, v, o, lse_ptr, batch_head, row_block, H_q, H_k, S_q, S_k, D, scale_log2,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
     IS_CAUSAL: tl.constexpr, SAFE: tl.constexpr, TMA: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """o and lse as forward.flash_forward_kernel gives them, (4.1) to (4.6) in base 2.
-
-    B batch, H_q and H_k heads, heads = B · H_q, S_q and S_k lengths, D head dimension, BLOCK_D its next power of two.
-    q, o: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D): with TMA descriptors of tiles (1, 1, BLOCK_M or BLOCK_N, BLOCK_D), else pointers. v_ptr: v's
-    pointer. lse_ptr: (B, H_q, S_q) float32, contiguous. scale_log2: scale · log2(e), positive.
-    Programs go through heads_at_once heads at a time, causal ones from the longest row block to the shortest (8.4).
-    A NaN or inf among values that the causal mask hides reaches every row of its tile. A causal program whose o is not finite marks its first
-    lse with NaN, and a second launch with SAFE does the marked blocks again with care, so that the loops that everyone runs need none.
-    Grid: (ceil(S_q / BLOCK_M) · heads,).
-    """
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    batch_head, row_block = grouped_tile_device(tl.program_id(0), heads, row_blocks, heads_at_once)
-    if IS_CAUSAL:
-        row_block = row_blocks - 1 - row_block
+    """A row block of one head: (4.1) to (4.6) in base 2. Arguments as in forward_kernel; lse_ptr: the head's. SAFE: as repair_kernel asks."""
     b, h = batch_head // H_q, batch_head % H_q
     h_k = h // (H_q // H_k)
     q, o = on_head(q, b, h, stride_qb, stride_qh, TMA), on_head(o, b, h, stride_ob, stride_oh, TMA)
     k, v = on_head(k, b, h_k, stride_kb, stride_kh, TMA), on_head(v, b, h_k, stride_vb, stride_vh, TMA)
 
     start_m = row_block * BLOCK_M
-    lse_ptr += batch_head.to(tl.int64) * S_q + start_m
-    if SAFE:
-        mark = tl.load(lse_ptr)
-        if mark == mark:
-            return
     offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     q_tile = load_rows(q, b, h, start_m, S_q, D, stride_qs, stride_qd, TMA, True, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
@@ -165,8 +156,9 @@ def forward_kernel(
         for start_n in tl.range(0, end, BLOCK_N, num_stages=1):
             m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
                                stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, True, True, TMA, SHIFT, BLOCK_N, BLOCK_D)  # fmt: skip
-        v_head = v_ptr + b.to(tl.int64) * stride_vb + h_k.to(tl.int64) * stride_vh
-        acc = add_strays(acc, v_head, 0, end, offs_m.to(tl.int64), tl.arange(0, BLOCK_D).to(tl.int64), S_q, S_k, D, stride_vs, stride_vd)
+        if IS_CAUSAL:
+            offs_d = tl.arange(0, BLOCK_D).to(tl.int64)
+            acc = add_strays(acc, v, 0, end, offs_m.to(tl.int64), offs_d, S_q, S_k, D, stride_vs, stride_vd)
     else:
         for start_n in tl.range(0, full, BLOCK_N):
             m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
@@ -176,15 +168,73 @@ def forward_kernel(
                                stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, True, False, TMA, SHIFT, BLOCK_N, BLOCK_D)  # fmt: skip
 
     l_or_one = tl.where(l == 0.0, 1.0, l)
-    o_tile = acc / l_or_one[:, None]  # (4.4)
+    o_tile = acc * (1.0 / l_or_one)[:, None]  # (4.4), with one division a row: one an element is a tenth of a short row's time
     lse = tl.where(l == 0.0, -float("inf"), (m * scale_log2 + (SHIFT + tl.log2(l_or_one))) * LN_2)  # (4.5)
-    if IS_CAUSAL and not SAFE:
-        # As one long vector in any order: a reduction by rows here fails to compile for Blackwell (Triton 3.6 and 3.7).
-        everything = tl.reshape(o_tile, [BLOCK_M * BLOCK_D], can_reorder=True)
-        finite = tl.min(is_finite(everything).to(tl.int32), axis=0)
-        lse = tl.where((finite == 0) & (offs_m == start_m), float("nan"), lse)
+    if not SAFE:  # the mark
+        lse = tl.where((tl.abs(m * scale_log2) > LARGE_LOGIT) & (l > 0.0), float("nan"), lse)
+        if IS_CAUSAL:
+            lse += tl.sum(o_tile * 0.0, axis=1)  # NaN where the row is not finite, else nothing
     store_rows(o, o_tile, b, h, start_m, S_q, D, stride_os, stride_od, TMA, BLOCK_M, BLOCK_D)
-    tl.store(lse_ptr + tl.arange(0, BLOCK_M), lse, mask=offs_m < S_q)
+    tl.store(lse_ptr + offs_m, lse, mask=offs_m < S_q)
+
+
+@triton.jit
+def forward_kernel(
+    q, k, v, o, lse_ptr, H_q, H_k, heads, heads_at_once, S_q, S_k, D, scale_log2,
+    stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
+    stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
+    IS_CAUSAL: tl.constexpr, TMA: tl.constexpr, SHIFT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """o and lse as forward.flash_forward_kernel gives them, but for the rows that are left to repair_kernel: their lse is NaN.
+
+    B batch, H_q and H_k heads, heads = B · H_q, S_q and S_k lengths, D head dimension, BLOCK_D its next power of two.
+    q, o: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D): with TMA descriptors of tiles (1, 1, BLOCK_M or BLOCK_N, BLOCK_D), else pointers.
+    lse_ptr: (B, H_q, S_q) float32, contiguous. scale_log2: scale · log2(e), positive.
+    Programs go through heads_at_once heads at a time, causal ones from the longest row block to the shortest (8.4).
+    Grid: (ceil(S_q / BLOCK_M) · heads,).
+    """
+    row_blocks = tl.cdiv(S_q, BLOCK_M)
+    batch_head, row_block = grouped_tile_device(tl.program_id(0), heads, row_blocks, heads_at_once)
+    if IS_CAUSAL:
+        row_block = row_blocks - 1 - row_block
+    forward_rows(q, k, v, o, lse_ptr + batch_head.to(tl.int64) * S_q, batch_head, row_block, H_q, H_k, S_q, S_k, D, scale_log2,
+                 stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
+                 stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
+                 IS_CAUSAL, False, TMA, SHIFT, BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
+
+
+@triton.jit
+def any_nan(x_ptr, start, end, ROWS: tl.constexpr):
+    """True where one of the elements start … start + ROWS − 1, before end, is NaN."""
+    offs = start + tl.arange(0, ROWS)
+    x = tl.load(x_ptr + offs, mask=offs < end, other=0.0)
+    return tl.max((x != x).to(tl.int32), axis=0) > 0
+
+
+@triton.jit
+def repair_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, H_q, H_k, S_q, S_k, D, scale_log2,
+    stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
+    stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
+    IS_CAUSAL: tl.constexpr, SHIFT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The row blocks in which forward_kernel left a NaN in lse, once more, with what the loops that everyone runs do not care for.
+
+    A NaN or inf among values that the causal mask hides reaches every row of its tile, since 0 · NaN is NaN; and where m is beyond LARGE_LOGIT, the
+    rounding of m · scale_log2 is more than fp16's. Most often there is no NaN, and a program ends after it has looked at REPAIR_ROWS rows.
+    Arguments as in forward_kernel, all pointers. Grid: (ceil(S_q / REPAIR_ROWS) · B · H_q,).
+    """
+    chunks = tl.cdiv(S_q, REPAIR_ROWS)
+    batch_head = tl.program_id(0) // chunks
+    lse_ptr += batch_head.to(tl.int64) * S_q
+    start = tl.program_id(0) % chunks * REPAIR_ROWS
+    if any_nan(lse_ptr, start, S_q, REPAIR_ROWS):
+        for row_block in range(start // BLOCK_M, tl.cdiv(tl.minimum(start + REPAIR_ROWS, S_q), BLOCK_M)):
+            if any_nan(lse_ptr, row_block * BLOCK_M, S_q, BLOCK_M):
+                forward_rows(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, batch_head, row_block, H_q, H_k, S_q, S_k, D, scale_log2,
+                             stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
+                             stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
+                             IS_CAUSAL, True, False, SHIFT, BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
 
 
 # ---------------------------------------------------------------- backward
@@ -420,19 +470,13 @@ BEST = "order"
 
 # BLOCK_D to candidates: for 64 and 128 the fastest of those tried on an H200, and smaller ones for cards with less shared memory.
 FORWARD_TILES = {
-    64: (
-        TileConfig(64, 128, 4, 2),
-        TileConfig(64, 64, 4, 3),
-        TileConfig(128, 64, 4, 3),
-        TileConfig(128, 64, 8, 3),
-        TileConfig(64, 64, 4, 2),
-    ),
+    64: (TileConfig(64, 64, 4, 3), TileConfig(64, 128, 4, 2), TileConfig(128, 64, 4, 3), TileConfig(64, 64, 4, 2)),
     128: (
         TileConfig(128, 64, 4, 2),
         TileConfig(64, 64, 4, 3),
-        TileConfig(128, 128, 8, 3),
+        TileConfig(64, 64, 4, 2),
         TileConfig(128, 64, 8, 3),
-        TileConfig(64, 64, 8, 2),
+        TileConfig(128, 64, 8, 2),
     ),
     256: (TileConfig(128, 64, 8, 2), TileConfig(64, 64, 4, 2), TileConfig(64, 32, 4, 2), TileConfig(32, 32, 8, 2)),
 }
@@ -461,6 +505,14 @@ def shared_bytes(kernel: str, tile: TileConfig, block_d: int, itemsize: int) -> 
     return block_d * itemsize * (held + tile.num_stages * streamed)
 
 
+def repair_tile(tile: TileConfig, block_d: int) -> TileConfig:
+    """repair_kernel's tile after a forward_kernel with `tile`: as many columns, and the warps side by side along the rows as there, so that each
+    row's sums are added up in one order, and the rows that need no repair keep their bits; but of so many rows that registers suffice."""
+    if tile.block_m < 64:
+        return TileConfig(tile.block_m, tile.block_n, tile.num_warps, 1)
+    return TileConfig(128, tile.block_n, 8, 1) if block_d <= 128 else TileConfig(64, tile.block_n, 4, 1)
+
+
 def candidates(kernel: str, D: int, itemsize: int, shared_memory: int | None) -> tuple[TileConfig, ...]:
     """The tiles of `kernel` that fit a card with `shared_memory` bytes a block; in the interpreter (None) there is one."""
     if shared_memory is None:
@@ -472,6 +524,7 @@ def candidates(kernel: str, D: int, itemsize: int, shared_memory: int | None) ->
 
 Launch = Callable[[TileConfig], object]
 _measured: dict[tuple, TileConfig] = {}
+ROUNDS = 3
 
 
 def fastest(kernel, tiles: Sequence[TileConfig], key: tuple, launch: Launch) -> TileConfig:
@@ -482,7 +535,7 @@ def fastest(kernel, tiles: Sequence[TileConfig], key: tuple, launch: Launch) -> 
     """
     if len(tiles) == 1:
         return tiles[0]
-    key = (kernel.__name__, torch.cuda.current_device(), *key)
+    key = (kernel.__name__, *key)
     if key not in _measured:
         if torch.cuda.is_current_stream_capturing():
             return tiles[0]
@@ -491,29 +544,37 @@ def fastest(kernel, tiles: Sequence[TileConfig], key: tuple, launch: Launch) -> 
 
 
 def _from_disk_or_measured(kernel, tiles: Sequence[TileConfig], key: tuple, launch: Launch) -> TileConfig:
-    about = [triton.__version__, torch.cuda.get_device_name(), kernel.cache_key, key[:1] + key[2:], [asdict(tile) for tile in tiles]]
+    about = [triton.__version__, kernel.cache_key, key, [asdict(tile) for tile in tiles]]
     cache = get_cache_manager(hashlib.sha256(repr(about).encode()).hexdigest())
     stored = cache.get_file("tile.json")
     if stored is not None:
         with open(stored, encoding="utf-8") as file:
             return TileConfig(**json.load(file))
-    times = [_time(launch, tile) for tile in tiles]
-    tile = tiles[times.index(min(times))]
+    tile = min(tiles, key=_times(tiles, launch).get)
     cache.put(json.dumps(asdict(tile)), "tile.json", binary=False)
     return tile
+
+
+def _times(tiles: Sequence[TileConfig], launch: Launch) -> dict[TileConfig, float]:
+    """Each tile's milliseconds: the least of ROUNDS medians, taken in turns, for the first to be measured meets a cold GPU."""
+    times = dict.fromkeys(tiles, math.inf)
+    for _ in range(ROUNDS):
+        for tile in tiles:
+            times[tile] = min(times[tile], _time(launch, tile))
+    return times
 
 
 def _time(launch: Launch, tile: TileConfig) -> float:
     """Milliseconds of launch(tile); infinite where the card has not enough shared memory for it after all."""
     try:
-        return triton.testing.do_bench(lambda: launch(tile), warmup=10, rep=40, return_mode="median")
+        return triton.testing.do_bench(lambda: launch(tile), warmup=5, rep=20, return_mode="median")
     except triton.runtime.errors.OutOfResources:
         return math.inf
 
 
 def bucket(S: int) -> int:
     """Lengths that share a measurement: up to the next power of two, at least 256, at most 16,384."""
-    return min(max(triton.next_power_of_2(S), 256), 16_384)
+    return min(max(1 << (S - 1).bit_length(), 256), 16_384)
 
 
 # ---------------------------------------------------------------- launching
@@ -527,23 +588,43 @@ def reachable(x: torch.Tensor) -> bool:
     return spaced and x.stride(3) == 1 and x.data_ptr() % 16 == 0
 
 
+def can_use_tma(*tensors: torch.Tensor) -> bool:
+    return card(tensors[0].device.index).capability >= TMA_CAPABILITY and all(map(reachable, tensors))
+
+
 def descriptor(x: torch.Tensor, rows: int) -> TensorDescriptor:
     """A descriptor of x, (B, H, S, D) and reachable, for tiles of `rows` rows of one head, D padded to BLOCK_D."""
     strides = [stride if size > 1 else 16 for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
     return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, padded_d(x.shape[3])])
 
 
+@dataclass(frozen=True)
+class Card:
+    """What decides how a launch looks. shared_memory: bytes a block; None stands for the interpreter."""
+
+    name: str
+    capability: int
+    shared_memory: int | None
+
+
+@functools.cache
+def card(index: int | None) -> Card:
+    """The GPU with this index, or for None the interpreter, which takes descriptors too. Asked once: a question to the driver takes longer
+    than a launch."""
+    if index is None:
+        return Card("interpreter", TMA_CAPABILITY, None)
+    with torch.cuda.device(index):
+        return Card(torch.cuda.get_device_name(), capability(), shared_memory_limit())
+
+
 def applies(q: torch.Tensor, scale: float) -> bool:
     """True where this module's kernels take the input: fp16 or bf16, a positive scale, a card with tensor cores, not empty."""
-    return q.dtype != torch.float32 and scale > 0 and (interpreter_on() or capability() >= LEAST_CAPABILITY)
+    return q.dtype != torch.float32 and scale > 0 and card(q.device.index).capability >= LEAST_CAPABILITY
 
 
-def tma_here() -> bool:
-    return interpreter_on() or capability() >= TMA_CAPABILITY
-
-
-def limit() -> int | None:
-    return None if interpreter_on() else shared_memory_limit()
+def kind(q: torch.Tensor, k: torch.Tensor, is_causal: bool, step: str) -> tuple:
+    """What calls have in common that share a measurement. Equal cards are one: their bits are equal as long as their tiles are."""
+    return card(q.device.index).name, padded_d(q.shape[3]), q.dtype, is_causal, bucket(q.shape[2]), bucket(k.shape[2]), step
 
 
 def flash_forward(
@@ -554,15 +635,15 @@ def flash_forward(
 
     tile: None takes the fastest, which the first call of a kind measures.
     """
-    scale = check_attention(q, k, v, scale, max_d=MAX_D)
+    scale, is_causal = check_attention(q, k, v, scale, max_d=MAX_D), bool(is_causal)
     how = check_step(step)
     require_kernel_device(q, "q")
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     if not (q.numel() and k.numel()) or not applies(q, scale):
         return forward.flash_forward(q, k, v, is_causal, scale)
     with on_device_of(q):
-        tiles = candidates("forward", D, q.element_size(), limit()) if tile is None else (tile,)
-        key = (padded_d(D), str(q.dtype), bool(is_causal), bucket(S_q), bucket(S_k), step)
+        tiles = candidates("forward", D, q.element_size(), card(q.device.index).shared_memory) if tile is None else (tile,)
+        key = kind(q, k, is_causal, step)
         if not how.exp2:
             tile = fastest(
                 forward.flash_forward_kernel, tiles, key, lambda tile: forward.flash_forward(q, k, v, is_causal, scale, config=tile)
@@ -570,18 +651,23 @@ def flash_forward(
             return forward.flash_forward(q, k, v, is_causal, scale, config=tile)
         o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
-        tma = how.descriptors and tma_here() and all(map(reachable, (q, k, v, o)))
+        tma = how.descriptors and can_use_tma(q, k, v, o)
+
+        strides = (*q.stride(), *k.stride(), *v.stride(), *o.stride())
+        constants = {"IS_CAUSAL": is_causal, "SHIFT": round(-math.log2(p_scale(q.dtype))), "BLOCK_D": padded_d(D)}
 
         def launch(tile: TileConfig) -> None:
             M, N = tile.block_m, tile.block_n
             on_rows = [descriptor(x, rows) if tma else x for x, rows in ((q, M), (k, N), (v, N), (o, M))]
-            for safe in (False, True) if is_causal else (False,):
-                forward_kernel[(triton.cdiv(S_q, M) * B * H_q,)](
-                    *on_rows, lse, v, H_q, H_k, B * H_q, how.heads_at_once(S_k), S_q, S_k, D, scale * LOG2_E,
-                    *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-                    IS_CAUSAL=bool(is_causal), SAFE=safe, TMA=tma, SHIFT=round(-math.log2(p_scale(q.dtype))),
-                    BLOCK_M=M, BLOCK_N=N, BLOCK_D=padded_d(D), num_warps=tile.num_warps, num_stages=1 if safe else tile.num_stages,
-                )  # fmt: skip
+            forward_kernel[(-(-S_q // M) * B * H_q,)](
+                *on_rows, lse, H_q, H_k, B * H_q, how.heads_at_once(S_k), S_q, S_k, D, scale * LOG2_E, *strides,
+                TMA=tma, BLOCK_M=M, BLOCK_N=N, num_warps=tile.num_warps, num_stages=tile.num_stages, **constants,
+            )  # fmt: skip
+            tile = repair_tile(tile, padded_d(D))
+            repair_kernel[(-(-S_q // REPAIR_ROWS.value) * B * H_q,)](
+                q, k, v, o, lse, H_q, H_k, S_q, S_k, D, scale * LOG2_E, *strides,
+                BLOCK_M=tile.block_m, BLOCK_N=N, num_warps=tile.num_warps, num_stages=tile.num_stages, **constants,
+            )  # fmt: skip
 
         launch(fastest(forward_kernel, tiles, (*key, tma), launch))
     return o, lse
@@ -593,7 +679,7 @@ def flash_backward(
     needs: tuple[bool, bool, bool] = (True, True, True), step: str = BEST, config: BackwardConfig | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """backward.flash_backward, tuned up to `step`, one of STEPS. Same arguments, results and errors; ValueError for another step."""
-    scale = check_attention(q, k, v, scale, max_d=MAX_D)
+    scale, is_causal = check_attention(q, k, v, scale, max_d=MAX_D), bool(is_causal)
     how = check_step(step)
     backward.check_outputs(q, o, do, lse, dlse)
     require_kernel_device(q, "q")
@@ -602,10 +688,10 @@ def flash_backward(
     with on_device_of(q):
         if not how.exp2:
             return _autotuned_backward(q, k, v, o, do, lse, is_causal, scale, dlse, needs)
-        tma = how.descriptors and tma_here() and all(map(reachable, (q, k, v, o)))
+        tma = how.descriptors and can_use_tma(q, k, v, o)
         if tma and not reachable(do):
             do = do.clone(memory_format=torch.contiguous_format)  # o.sum() sends strides of 0
-        case = _Backward(q, k, v, o, do, lse, dlse, bool(is_causal), scale, how, step, tma)
+        case = _Backward(q, k, v, o, do, lse, dlse, is_causal, scale, how, step, tma)
         dk, dv = case.dk_and_dv(config and config.dkdv) if needs[1] or needs[2] else (None, None)
         dq = case.dq(config and config.dq) if needs[0] else None
     return dq, dk if needs[1] else None, dv if needs[2] else None
@@ -625,8 +711,8 @@ def _autotuned_backward(q, k, v, o, do, lse, is_causal, scale, dlse, needs):
             q, k, v, o, do, lse, is_causal, scale, dlse=dlse, needs=needs, config=BackwardConfig(dkdv, dq)
         )  # fmt: skip
 
-    key = (padded_d(q.shape[3]), str(q.dtype), bool(is_causal), bucket(q.shape[2]), bucket(k.shape[2]), "autotune")
-    tiles = {kernel: candidates(kernel, q.shape[3], q.element_size(), limit()) for kernel in ("dkdv", "dq")}
+    key = kind(q, k, is_causal, "autotune")
+    tiles = {kernel: candidates(kernel, q.shape[3], q.element_size(), card(q.device.index).shared_memory) for kernel in ("dkdv", "dq")}
     dkdv = fastest(backward.dkdv_kernel, tiles["dkdv"], key, lambda tile: run(tile, tile, (False, True, True)))
     dq = fastest(backward.dq_kernel, tiles["dq"], key, lambda tile: run(tile, tile, (True, False, False)))
     return run(dkdv, dq, needs)
@@ -639,9 +725,9 @@ class _Backward:
         self.q, self.k, self.v, self.o, self.do = q, k, v, o, do
         self.scale, self.tma, self.how = scale, tma, how
         (self.B, self.H_q, self.S_q, self.D), (self.H_k, self.S_k) = q.shape, k.shape[1:3]
-        self.S_padded = triton.cdiv(self.S_q, MAX_BLOCK) * MAX_BLOCK
+        self.S_padded = -(-self.S_q // MAX_BLOCK) * MAX_BLOCK
         self.delta, self.lse2 = self.prepare(lse, dlse)
-        self.key = (padded_d(self.D), str(q.dtype), is_causal, bucket(self.S_q), bucket(self.S_k), step, tma)
+        self.key = (*kind(q, k, is_causal, step), tma)
         self.constants = {
             "IS_CAUSAL": is_causal, "TMA": tma, "REUSE_DELTA": how.reuse_delta or dlse is not None, "P_SCALE": p_scale(q.dtype),
             "BLOCK_D": padded_d(self.D),
@@ -653,7 +739,7 @@ class _Backward:
         block_d = padded_d(self.D)
         block_m = DELTA_ELEMENTS // block_d
         unused = lse if dlse is None else dlse
-        prepare_kernel[(triton.cdiv(self.S_padded, block_m) * self.B * self.H_q,)](
+        prepare_kernel[(-(-self.S_padded // block_m) * self.B * self.H_q,)](
             self.o, self.do, lse, unused, delta, lse2, self.H_q, self.S_q, self.S_padded, self.D,
             *self.o.stride(), *self.do.stride(), *unused.stride(),
             HAS_DLSE=dlse is not None, P_SCALE=p_scale(self.q.dtype), BLOCK_M=block_m, BLOCK_D=block_d,
@@ -680,7 +766,7 @@ class _Backward:
         group = self.H_q // self.H_k
 
         def launch(tile: TileConfig) -> None:
-            blocks = triton.cdiv(self.S_k, tile.block_n) * self.B * self.H_k
+            blocks = -(-self.S_k // tile.block_n) * self.B * self.H_k
             self.launch(
                 dkdv_kernel, blocks, tile, (dk, dv), tile.block_n, self.B * self.H_k, 1, GROUP=group
             )  # in order (8.4) it is no faster
@@ -692,7 +778,7 @@ class _Backward:
         dq = torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
 
         def launch(tile: TileConfig) -> None:
-            blocks = triton.cdiv(self.S_q, tile.block_m) * self.B * self.H_q
+            blocks = -(-self.S_q // tile.block_m) * self.B * self.H_q
             self.launch(dq_kernel, blocks, tile, (dq,), tile.block_m, self.B * self.H_q, self.how.heads_at_once(self.S_k))
 
         launch(self.tile("dq", dq_kernel, tile, (), launch))
@@ -701,4 +787,6 @@ class _Backward:
     def tile(self, name: str, kernel, tile: TileConfig | None, key: tuple, launch: Launch) -> TileConfig:
         if tile is not None:
             return tile
-        return fastest(kernel, candidates(name, self.D, self.q.element_size(), limit()), (*self.key, *key), launch)
+        return fastest(
+            kernel, candidates(name, self.D, self.q.element_size(), card(self.q.device.index).shared_memory), (*self.key, *key), launch
+        )

@@ -1,7 +1,8 @@
 """flash_attention's error over dtypes, head dimensions, lengths, masks, heads and views, on a GPU.
 
-    python tests/accuracy_grid.py               o and lse
-    python tests/accuracy_grid.py --backward    dq, dk and dv
+    python tests/accuracy_grid.py                   o and lse
+    python tests/accuracy_grid.py --backward        dq, dk and dv
+    python tests/accuracy_grid.py --kernel basic    of that kernel, not of "auto"'s
 
 end with the number of cases, and the case whose error comes nearest to its bound. pytest runs the same grids (on a GPU).
 """  # fmt: skip
@@ -9,6 +10,7 @@ end with the number of cases, and the case whose error comes nearest to its boun
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import multiprocessing
 import os
@@ -19,10 +21,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from attention_cases import VIEWS, Case, assert_attention, assert_gradients, place, plain_attention, plain_gradients
+from attention_cases import VIEWS, Case, a_tile_by_turns, assert_attention, assert_gradients, place, plain_attention, plain_gradients
 from buffers import DTYPES, ON_GPU
 
-from fa_tutorial import flash_attention, reference
+from fa_tutorial import flash_attention, reference, tuned
 
 HEAD_DIMS = (1, 16, 40, 59, 64, 80, 96, 128, 192, 256)
 LENGTHS = ((1, 239), (113, 203), (127, 513), (799, 3), (64, 64), (128, 128), (203, 113))
@@ -56,22 +58,22 @@ class Finding:
     failure: str | None
 
 
-def forward(case: Case) -> Finding:
+def forward(case: Case, kernel: str) -> Finding:
     """One case: the ratio of o's largest error to DESIGN's bound, and whether o and lse pass."""
     q, k, v = case.inputs()
-    o, lse = flash_attention(q, k, v, is_causal=case.is_causal, scale=case.scale, return_lse=True)
+    o, lse = flash_attention(q, k, v, is_causal=case.is_causal, scale=case.scale, return_lse=True, kernel=kernel)
     truth, _ = reference.attention(q, k, v, case.is_causal, case.scale)
     plain = plain_attention(truth, q, k, v, case.is_causal, case.scale)
     failure = failure_of(assert_attention, o, lse, q, k, v, case.is_causal, case.scale)
     return Finding(case, ratio(o, truth, plain, 2), failure)
 
 
-def backward(case: Case) -> Finding:
+def backward(case: Case, kernel: str) -> Finding:
     """One case: the largest ratio of an error of dq, dk and dv to DESIGN's bound, and whether they pass."""
     leaves = [x.requires_grad_() for x in case.inputs()]
     do, dlse = case.output_gradients()
     do = place(do, "padded rows").tensor
-    o, lse = flash_attention(*leaves, is_causal=case.is_causal, scale=case.scale, return_lse=True)
+    o, lse = flash_attention(*leaves, is_causal=case.is_causal, scale=case.scale, return_lse=True, kernel=kernel)
     got = torch.autograd.grad([o, lse][: 1 + case.dlse], leaves, [do, dlse][: 1 + case.dlse])
     arguments = *(x.detach() for x in leaves), do, case.is_causal, case.scale, dlse
     truth, plain = reference.gradients(*arguments), plain_gradients(*arguments)
@@ -96,11 +98,16 @@ def failure_of(check: Callable, *args) -> str | None:
 DIRECTIONS = {"forward": forward, "backward": backward}
 
 
-def run_all(direction: str) -> list[Finding]:
+def take_turns() -> None:
+    """In a worker: the tuned kernels' tiles are not measured, each has its turn."""
+    tuned.fastest = a_tile_by_turns
+
+
+def run_all(direction: str, kernel: str) -> list[Finding]:
     """Every case, in several processes: what takes the time is compiling the kernels for each kind of strides and lengths."""
-    workers = min(12, os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(DIRECTIONS[direction], cases(), chunksize=4))
+    workers = min(14, os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=take_turns) as pool:
+        return list(pool.map(functools.partial(DIRECTIONS[direction], kernel=kernel), cases(), chunksize=4))
 
 
 def closing_line(findings: list[Finding]) -> str:
@@ -112,11 +119,13 @@ def closing_line(findings: list[Finding]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="flash_attention's error against float64, over a grid of cases, on a GPU")
     parser.add_argument("--backward", action="store_true", help="the gradients, not o and lse")
-    direction = "backward" if parser.parse_args().backward else "forward"
+    parser.add_argument("--kernel", default="auto", help='of flash_attention; "auto" unless given')
+    arguments = parser.parse_args()
+    direction = "backward" if arguments.backward else "forward"
     if not ON_GPU:
         print("The accuracy grid needs a GPU: the interpreter would take hours.", file=sys.stderr)
         return 2
-    findings = run_all(direction)
+    findings = run_all(direction, arguments.kernel)
     for finding in findings:
         if finding.failure:
             print(f"{finding.case}: {finding.failure}")
@@ -132,9 +141,10 @@ def test_the_grid_has_500_cases_and_every_view():
 
 @pytest.mark.skipif(not ON_GPU, reason="the interpreter would take hours")
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kernel", ["basic", "tuned"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_accuracy_over_the_grid(direction):
-    findings = run_all(direction)
+def test_accuracy_over_the_grid(direction, kernel):
+    findings = run_all(direction, kernel)
     failures = "\n".join(f"{finding.case}: {finding.failure}" for finding in findings if finding.failure)
     assert not failures, f"{closing_line(findings)}\n{failures}"
 

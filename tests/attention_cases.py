@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -300,6 +301,11 @@ def load_changed(original: ModuleType, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
     return module
+
+
+def a_tile_by_turns(kernel, tiles, key: tuple, launch) -> forward.TileConfig:
+    """In place of tuned.fastest: no measuring, and every candidate has its turn, always the same one for a key."""
+    return tiles[zlib.crc32(repr((kernel.__name__, key)).encode()) % len(tiles)]
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

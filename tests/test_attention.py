@@ -10,6 +10,7 @@ from attention_cases import (
     VALUES,
     VIEWS,
     Case,
+    a_tile_by_turns,
     assert_attention,
     assert_gradients,
     check_backward_kernels,
@@ -22,7 +23,7 @@ from attention_cases import (
 from buffers import DEVICE, DTYPES, ON_GPU, far_apart, needs_gpu, needs_two_gpus, randn, same_bits, unchanged, vast_memory
 from torch.nn.functional import scaled_dot_product_attention
 
-from fa_tutorial import backward, flash_attention, forward, ledger, reference
+from fa_tutorial import attention, backward, flash_attention, forward, ledger, reference, tuned
 
 # NaN and inf are among the inputs, and NumPy, beneath the interpreter, tells of every one.
 pytestmark = [
@@ -36,6 +37,14 @@ dtypes_on_gpu = pytest.mark.parametrize("dtype", DTYPES if ON_GPU else [torch.fl
 causal = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 full_on_gpu = pytest.mark.parametrize("is_causal", [False, True] if ON_GPU else [True], ids=lambda on: "causal" if on else "full")
 on_gpu = pytest.mark.skipif(not ON_GPU, reason="the interpreter would take too long, and shows no more than with the cases it runs")
+
+
+@pytest.fixture(autouse=True, params=["basic", "tuned"] if ON_GPU else ["basic"])
+def kernel(request, monkeypatch) -> str:
+    """What kernel="auto" takes: every test here is made with every kernel (test_tuned.py has the tuned ones in the interpreter)."""
+    monkeypatch.setattr(attention, "best", lambda: request.param)
+    monkeypatch.setattr(tuned, "fastest", a_tile_by_turns)
+    return request.param
 
 
 def attend(q, k, v, is_causal=False, scale=None):
@@ -423,11 +432,11 @@ def test_autocast_makes_mixed_dtypes_one():
         assert flash_attention(q, k.half(), v.bfloat16()).dtype == torch.bfloat16
 
 
-def test_o_alone_unless_lse_is_asked_for():
+def test_o_alone_unless_lse_is_asked_for(kernel):
     q, k, v = Case(20, 30).inputs()
     o = flash_attention(q, k, v)
     assert isinstance(o, torch.Tensor) and torch.equal(o, attend(q, k, v)[0])
-    assert torch.equal(o, flash_attention(q, k, v, kernel="basic"))
+    assert torch.equal(o, flash_attention(q, k, v, kernel=kernel))
 
 
 @needs_gpu
