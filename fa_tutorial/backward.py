@@ -23,6 +23,26 @@ DELTA_ELEMENTS = 4096  # of a tile of o and do in delta_kernel
 
 
 @triton.jit
+def row_delta_tile(
+    o_ptr, do_ptr, dlse_ptr, b, h, offs_m, S_q, D,
+    stride_ob, stride_oh, stride_os, stride_od, stride_dob, stride_doh, stride_dos, stride_dod, stride_dlseb, stride_dlseh, stride_dlses,
+    HAS_DLSE: tl.constexpr, P_SCALE: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_M] of delta = P_SCALE · (rowsum(do ∘ o) − dlse), (6.6) and (6.15), for the rows offs_m of one head; 0 beyond S_q.
+
+    Arguments as in delta_kernel; b, h, offs_m: int64.
+    """
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # [BLOCK_D]
+    o = load_tile(o_ptr + b * stride_ob + h * stride_oh, offs_m, offs_d, S_q, D, stride_os, stride_od, True, True)  # [BLOCK_M, BLOCK_D]
+    do = load_tile(do_ptr + b * stride_dob + h * stride_doh, offs_m, offs_d, S_q, D, stride_dos, stride_dod, True, True)
+    delta = tl.sum(o.to(tl.float32) * P_SCALE * do.to(tl.float32), axis=1)  # [BLOCK_M]
+    if HAS_DLSE:
+        dlse = tl.load(dlse_ptr + b * stride_dlseb + h * stride_dlseh + offs_m * stride_dlses, mask=offs_m < S_q, other=0.0)
+        delta -= P_SCALE * dlse
+    return delta
+
+
+@triton.jit
 def delta_kernel(
     o_ptr, do_ptr, dlse_ptr, delta_ptr, H_q, S_q, D,
     stride_ob, stride_oh, stride_os, stride_od, stride_dob, stride_doh, stride_dos, stride_dod, stride_dlseb, stride_dlseh, stride_dlses,
@@ -38,15 +58,10 @@ def delta_kernel(
     batch_head = tl.program_id(0) // row_blocks
     b, h = (batch_head // H_q).to(tl.int64), (batch_head % H_q).to(tl.int64)
     offs_m = (tl.program_id(0) % row_blocks).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # [BLOCK_D]
-    o = load_tile(o_ptr + b * stride_ob + h * stride_oh, offs_m, offs_d, S_q, D, stride_os, stride_od, True, True)  # [BLOCK_M, BLOCK_D]
-    do = load_tile(do_ptr + b * stride_dob + h * stride_doh, offs_m, offs_d, S_q, D, stride_dos, stride_dod, True, True)
-    delta = tl.sum(o.to(tl.float32) * P_SCALE * do.to(tl.float32), axis=1)  # [BLOCK_M]
-    mask_m = offs_m < S_q
-    if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_dlseb + h * stride_dlseh + offs_m * stride_dlses, mask=mask_m, other=0.0)
-        delta -= P_SCALE * dlse
-    tl.store(delta_ptr + (b * H_q + h) * S_q + offs_m, delta, mask=mask_m)
+    delta = row_delta_tile(o_ptr, do_ptr, dlse_ptr, b, h, offs_m, S_q, D,
+                           stride_ob, stride_oh, stride_os, stride_od, stride_dob, stride_doh, stride_dos, stride_dod,
+                           stride_dlseb, stride_dlseh, stride_dlses, HAS_DLSE, P_SCALE, BLOCK_D)  # fmt: skip
+    tl.store(delta_ptr + (b * H_q + h) * S_q + offs_m, delta, mask=offs_m < S_q)
 
 
 @triton.jit

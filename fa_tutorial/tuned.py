@@ -18,7 +18,7 @@ import torch
 
 from fa_tutorial import backward, forward
 from fa_tutorial.arguments import check_attention
-from fa_tutorial.backward import DELTA_ELEMENTS, BackwardConfig, finite_or_0, is_finite, load_lse
+from fa_tutorial.backward import DELTA_ELEMENTS, BackwardConfig, finite_or_0, is_finite, load_lse, row_delta_tile
 from fa_tutorial.forward import MAX_D, TileConfig, add_strays, load_tile, p_scale, padded_d, weigh_finite
 from fa_tutorial.hardware import capability, on_device_of, require_kernel_device, require_triton, shared_memory_limit
 from fa_tutorial.matmul import INTERPRETED, dot, grouped_tile_device
@@ -253,16 +253,10 @@ def prepare_kernel(
     """
     row_blocks = tl.cdiv(S_padded, BLOCK_M)
     batch_head = (tl.program_id(0) // row_blocks).to(tl.int64)
-    b, h = batch_head // H_q, batch_head % H_q
     offs_m = (tl.program_id(0) % row_blocks).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # [BLOCK_D]
-    o = load_tile(o_ptr + b * stride_ob + h * stride_oh, offs_m, offs_d, S_q, D, stride_os, stride_od, True, True)  # [BLOCK_M, BLOCK_D]
-    do = load_tile(do_ptr + b * stride_dob + h * stride_doh, offs_m, offs_d, S_q, D, stride_dos, stride_dod, True, True)
-    delta = tl.sum(o.to(tl.float32) * P_SCALE * do.to(tl.float32), axis=1)  # [BLOCK_M]
-    mask_m = offs_m < S_q
-    if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_dlseb + h * stride_dlseh + offs_m * stride_dlses, mask=mask_m, other=0.0)
-        delta -= P_SCALE * dlse
+    delta = row_delta_tile(o_ptr, do_ptr, dlse_ptr, batch_head // H_q, batch_head % H_q, offs_m, S_q, D,
+                           stride_ob, stride_oh, stride_os, stride_od, stride_dob, stride_doh, stride_dos, stride_dod,
+                           stride_dlseb, stride_dlseh, stride_dlses, HAS_DLSE, P_SCALE, BLOCK_D)  # fmt: skip
     lse2 = load_lse(lse_ptr + batch_head * S_q, offs_m, S_q) * LOG2_E_IN_KERNELS  # [BLOCK_M]
     tl.store(delta_ptr + batch_head * S_padded + offs_m, delta, mask=offs_m < S_padded)
     tl.store(lse2_ptr + batch_head * S_padded + offs_m, lse2, mask=offs_m < S_padded)
