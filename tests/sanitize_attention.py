@@ -1,24 +1,30 @@
-"""One ragged, causal, grouped call in fp16, forward and backward, small enough for compute-sanitizer (a GPU's, it comes with the CUDA toolkit).
+"""Ragged, causal, grouped calls in fp16, forward and backward, small enough for compute-sanitizer (a GPU's, it comes with the CUDA toolkit).
 
     compute-sanitizer --tool memcheck python tests/sanitize_attention.py
     compute-sanitizer --tool racecheck python tests/sanitize_attention.py
 """  # fmt: skip
 
 import torch
-from attention_cases import Case, assert_attention, assert_gradients
+from attention_cases import Case, a_tile_by_turns, assert_attention, assert_gradients
 
-from fa_tutorial import flash_attention
+from fa_tutorial import flash_attention, tuned
 
-if __name__ == "__main__":
-    case = Case(113, 203, D=59, is_causal=True, H_q=6, H_k=2, dlse=True)
+
+def attend(case: Case, kernel: str) -> None:
     # Tensors of their own, and not inside NaN: there a stray access lands outside an allocation.
     q, k, v = (x.requires_grad_() for x in case.data())
     do, dlse = case.output_gradients()
-    o, lse = flash_attention(q, k, v, is_causal=True, return_lse=True)
+    o, lse = flash_attention(q, k, v, is_causal=True, return_lse=True, kernel=kernel)
     gradients = torch.autograd.grad((o, lse), (q, k, v), (do, dlse))
     if o.is_cuda:
         torch.cuda.synchronize()
     q, k, v = q.detach(), k.detach(), v.detach()
     assert_attention(o.detach(), lse.detach(), q, k, v, is_causal=True)
     assert_gradients(gradients, q, k, v, do, is_causal=True, dlse=dlse)
-    print(f"right: {case}")
+    print(f"right: {kernel}, {case}")
+
+
+if __name__ == "__main__":
+    tuned.fastest = a_tile_by_turns
+    for kernel, D in (("basic", 59), ("tuned", 59), ("tuned", 64)):  # a descriptor takes 64 and not 59
+        attend(Case(113, 203, D=D, is_causal=True, H_q=6, H_k=2, dlse=True), kernel)

@@ -1,4 +1,4 @@
-"""What chapters 0, 2, 3, 5 and 7 show of a GPU: its ceilings, attention's time and memory, the first kernels, matmul, a training.
+"""What the chapters show of a GPU: its ceilings, attention's time and memory, the first kernels, matmul, a training, the tuning (chapter_8.py).
 
     python -m fa_tutorial.bench.chapters results.json
 
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fa_tutorial import layout, matmul, reference
-from fa_tutorial.bench import peers, training
+from fa_tutorial.bench import chapter_8, peers, training
 from fa_tutorial.bench.cases import Case, Shape
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement, opened, run
@@ -214,8 +214,11 @@ def main() -> None:
     require_gpu()
 
     kept = opened(path)
-    kernels = itertools.chain(naive_step_cases(), first_kernel_cases(), matmul_cases(), gradient_error_cases(), training_cases())
-    failed = [about for key, cases in (("rows", attention_cases()), ("kernels", kernels)) for about in run(path, kept, key, cases)]
+    rows = itertools.chain(attention_cases(), chapter_8.ablation_cases())
+    kernels = itertools.chain(
+        naive_step_cases(), first_kernel_cases(), matmul_cases(), gradient_error_cases(), training_cases(), chapter_8.kernels_cases()
+    )  # fmt: skip
+    failed = [about for key, cases in (("rows", rows), ("kernels", kernels)) for about in run(path, kept, key, cases)]
     sys.exit(1 if failed else 0)
 
 

@@ -32,8 +32,12 @@ def require_gpu() -> None:
         )
 
 
-def time_call(call: Callable[[], Any], warmup_ms: int = 25, repeat_ms: int = 100) -> Timing:
-    """Time `call` by CUDA events (triton.testing.do_bench, L2 flushed before each call), after a warm-up."""
+def time_call(call: Callable[[], Any], warmup_ms: int = 100, repeat_ms: int = 100) -> Timing:
+    """Time `call` by CUDA events (triton.testing.do_bench, L2 flushed before each call), after a warm-up.
+
+    The warm-up is as long as the measurement: a GPU at its power limit lowers its clock by a tenth within some tens of milliseconds, and a call
+    that is timed before that is flattered.
+    """
     require_gpu()
     import triton.testing
 

@@ -1,0 +1,274 @@
+"""What chapter 8 shows of a GPU: the ablation, tiles, ideas that do not help, first calls, clocks and counters. Its sweep is `bench sweep`."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fa_tutorial import hardware, tuned
+from fa_tutorial.attention import flash_attention
+from fa_tutorial.bench import experiments, peers
+from fa_tutorial.bench.cases import Case, Shape, literature
+from fa_tutorial.bench.measure import measure
+from fa_tutorial.bench.sweep import Measurement
+from fa_tutorial.bench.timing import first_call_s, randn, timed
+from fa_tutorial.forward import TileConfig
+
+ABLATION = ("basic", *tuned.STEPS)
+# B = 4, H = 8, D = 64, causal, S = 16,384, forward and backward: the setting of the published ablation that the chapter quotes.
+PUBLISHED = Shape(4, 8, 8, 16_384, 16_384, 64, True)
+
+
+def ablation_cases() -> Iterator[Measurement]:
+    """Each step of the tuning, forward and backward, at S = 4,096; and in the published ablation's setting."""
+    cases = [Case(step, mode, "fp16", shape) for shape in literature((4096,)) for mode in ("fwd", "bwd") for step in ABLATION]
+    cases += [Case(step, "fwd_bwd", "fp16", PUBLISHED) for step in ("sdpa_flash", "sdpa_cudnn", *ABLATION)]
+    for case in cases:
+        yield case.about(), functools.partial(measure, case)
+
+
+# ---------------------------------------------------------------- tiles
+
+TILES = {
+    64: [(64, 64, 4, stages) for stages in (1, 2, 3, 4)]
+    + [(32, 64, 4, 3), (64, 64, 8, 3), (64, 128, 4, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 4, 2), (128, 128, 8, 2)],
+    128: [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 3), (128, 128, 4, 1), (128, 128, 8, 2)],
+}
+
+
+def tile_cases() -> Iterator[Measurement]:
+    """forward_kernel with many tiles, full, S = 4,096: its time, and what the compiler made of it."""
+    for D, tiles in TILES.items():
+        for tile in (TileConfig(*tile) for tile in tiles):
+            yield about("tile", in_words(tile), Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)), functools.partial(_tile_row, D, tile)
+
+
+def in_words(tile: TileConfig) -> str:
+    return f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps, {tile.num_stages} stage{'s' * (tile.num_stages > 1)}"
+
+
+def about(kernel: str, provider: str, shape: Shape) -> dict[str, Any]:
+    return {"chapter": 8, "kernel": kernel, "provider": provider, "dtype": "fp16", **dataclasses.asdict(shape)}
+
+
+def inputs(shape: Shape) -> list[torch.Tensor]:
+    return [randn(shape.B, H, S, shape.D) for H, S in ((shape.H_q, shape.S_q), (shape.H_k, shape.S_k), (shape.H_k, shape.S_k))]
+
+
+def _tile_row(D: int, tile: TileConfig) -> dict[str, Any]:
+    case = Case("tuned", "fwd", "fp16", Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False))
+    q, k, v = inputs(case.shape)
+
+    def call() -> Any:
+        return tuned.flash_forward(q, k, v, tile=tile)
+
+    return compiled_facts(tuned.forward_kernel, call) | timed(call, flops=case.flops())
+
+
+def compiled_facts(kernel, call: Callable[[], Any]) -> dict[str, int]:
+    """What the compiler made of the jitted function `kernel` for the one launch of it in `call`: registers and spilled registers a thread, and
+    bytes of shared memory a block."""
+    kernel.device_caches.clear()  # of what is loaded; the disk keeps it
+    call()
+    torch.cuda.synchronize()
+    (compiled,) = (compiled for caches in kernel.device_caches.values() for compiled in caches[0].values())
+    return {"registers": compiled.n_regs, "spilled_registers": compiled.n_spills, "shared_bytes": compiled.metadata.shared}
+
+
+# ---------------------------------------------------------------- ideas that do not help
+
+
+def experiment_cases() -> Iterator[Measurement]:
+    """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, each with several tiles; and k transposed beforehand."""
+    for D, tiles in ((64, ((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2))), (128, ((64, 64, 4, 2), (128, 64, 4, 2)))):
+        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)
+        for tile, idea in itertools.product((TileConfig(*tile) for tile in tiles), experiments.IDEAS):
+            yield about("idea", idea, shape) | {"tile": in_words(tile)}, functools.partial(_idea_row, idea, tile, shape)
+    shape = Shape(4, 32, 32, 4096, 4096, 64, False)
+    yield about("idea", "two_loops", shape), functools.partial(_two_loops_row, shape)
+    for how in ("as it is", "transposed", "transposed, its copy timed too"):
+        yield about("k transposed", how, shape), functools.partial(_transposed_row, how, shape)
+
+
+def _idea_row(idea: str, tile: TileConfig, shape: Shape) -> dict[str, Any]:
+    q, k, v = inputs(shape)
+    error = (experiments.run(q, k, v, idea, tile) - tuned.flash_forward(q, k, v)[0]).abs().max().item()
+    if not error < 2e-3:
+        return {"ms": None, "reason": f"wrong result: off by {error}"}
+    return timed(lambda: experiments.run(q, k, v, idea, tile), flops=Case("tuned", "fwd", "fp16", shape).flops())
+
+
+def _two_loops_row(shape: Shape) -> dict[str, Any]:
+    """What becomes of a kernel with two warp-specialised loops."""
+    try:
+        experiments.run(*inputs(shape), "two_loops", TileConfig(64, 64, 4, 3))
+    except RuntimeError as error:
+        return {"reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+    return {"reason": "compiles"}
+
+
+def _transposed_row(how: str, shape: Shape) -> dict[str, Any]:
+    """The pointer path, which takes any strides, on k as (B, H, S, D), or on k copied to (B, H, D, S) beforehand."""
+    q, k, v = inputs(shape)
+    tile = TileConfig(64, 64, 4, 3)
+    copied = k if how == "as it is" else k.mT.contiguous().mT
+    call = {
+        "as it is": lambda: tuned.flash_forward(q, copied, v, step="exp2", tile=tile),
+        "transposed": lambda: tuned.flash_forward(q, copied, v, step="exp2", tile=tile),
+        "transposed, its copy timed too": lambda: tuned.flash_forward(q, k.mT.contiguous().mT, v, step="exp2", tile=tile),
+    }[how]
+    return timed(call, flops=Case("tuned", "fwd", "fp16", shape).flops())
+
+
+# ---------------------------------------------------------------- first calls and the host
+
+
+def first_call_cases() -> Iterator[Measurement]:
+    yield {"chapter": 8, "kernel": "first_call", "provider": "tuned", "dtype": "fp16"}, _first_call_row
+
+
+def _first_call_row() -> dict[str, Any]:
+    """first_calls() in a process of its own whose cache is empty."""
+    with tempfile.TemporaryDirectory() as cache:
+        command = [sys.executable, "-c", "from fa_tutorial.bench import chapter_8; chapter_8.first_calls()"]
+        run = subprocess.run(command, env=os.environ | {"TRITON_CACHE_DIR": cache}, capture_output=True, text=True, check=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def first_calls() -> None:
+    """Print as JSON: seconds of first calls (D = 64, causal, 16 heads), microseconds that the host spends on a call, and configurations tried."""
+
+    def call(S: int, backward: bool) -> Callable[[], Any]:
+        q, k, v = (randn(1, 16, S, 64).requires_grad_(backward) for _ in range(3))
+        o = flash_attention(q, k, v, is_causal=True, kernel="tuned")
+        return lambda: torch.autograd.grad(o, (q, k, v), torch.ones_like(o), retain_graph=True) if backward else None
+
+    found = {"forward_s": first_call_s(lambda: call(4096, False)), "backward_s": first_call_s(call(4096, True))}
+    found["same_bucket_s"] = first_call_s(lambda: call(3000, False))  # S no multiple of 16 is compiled for itself
+    found["same_bucket_again_s"] = first_call_s(lambda: call(2999, False))
+    found["next_bucket_s"] = first_call_s(lambda: call(8192, False))
+    bucket, tuned.bucket = tuned.bucket, lambda S: S  # a bad key: the length itself
+    found["bad_key_s"] = [round(first_call_s(lambda S=S: call(S, False)), 3) for S in (2997, 2995, 2993)]
+    tuned.bucket = bucket
+    found |= {f"host_{mode}_us": host_us(call(128, mode == "bwd") if mode == "bwd" else _forward(128)) for mode in ("fwd", "bwd")}
+    limit = hardware.shared_memory_limit()
+    found["configurations"] = {kernel: len(tuned.candidates(kernel, 64, 2, limit)) for kernel in ("forward", "dkdv", "dq")}
+    print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}))
+
+
+def _forward(S: int) -> Callable[[], Any]:
+    q, k, v = (randn(1, 1, S, 64) for _ in range(3))
+    return lambda: flash_attention(q, k, v, is_causal=True, kernel="tuned")
+
+
+def host_us(call: Callable[[], Any], calls: int = 200) -> float:
+    """Microseconds that the host takes to enqueue a call whose kernels are short."""
+    for _ in range(20):
+        call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    took = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return took / calls * 1e6
+
+
+# ---------------------------------------------------------------- clocks and counters
+
+CLOCK_SECONDS = 2.0
+POINT = Shape(4, 16, 16, 4096, 4096, 128, False)
+
+
+def clock_cases() -> Iterator[Measurement]:
+    """The clock and the power at which each provider's forward settles: D = 128, full, S = 4,096, again and again for CLOCK_SECONDS."""
+    for provider in ("sdpa_cudnn", "tuned", "sdpa_flash"):
+        yield about("clock", provider, POINT), functools.partial(_clock_row, provider)
+
+
+def _clock_row(provider: str) -> dict[str, Any]:
+    q, k, v = inputs(POINT)
+    attend = peers.provider(provider)
+    attend(q, k, v, False)
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "100"]
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as sampler:
+        torch.cuda.synchronize()
+        start, calls = time.perf_counter(), 0
+        while time.perf_counter() - start < CLOCK_SECONDS:
+            for _ in range(20):
+                attend(q, k, v, False)
+            torch.cuda.synchronize()
+            calls += 20
+        took = time.perf_counter() - start
+        sampler.terminate()
+        samples = [list(map(float, line.split(","))) for line in sampler.stdout if line.count(",") == 1]
+    second_half = samples[len(samples) // 2 :]
+    clock, power = (round(statistics.median(values)) for values in zip(*second_half, strict=True))
+    flops = Case(provider, "fwd", "fp16", POINT).flops() * calls
+    return {"mhz": clock, "watts": power, "tflops": round(flops / took / 1e12, 2)}
+
+
+# Nsight Compute's sections, and which of their metrics are kept: time, how busy pipes, memories and schedulers are, warps that are there.
+SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "SchedulerStats", "Occupancy", "LaunchStats")
+KEPT = re.compile(
+    r"time_duration\.sum|pipe_(tensor|xu|fma|alu).*\.avg\.pct|(sm|lts|dram)__throughput\.avg\.pct|issue_active\.avg\.pct|warps_active\.avg\.pct"
+)
+PROFILED = {  # provider, mode -> the kernel's name
+    ("tuned", "fwd"): "forward_kernel",
+    ("sdpa_flash", "fwd"): "flash_fwd_kernel",
+    ("sdpa_cudnn", "fwd"): "cudnn",
+    ("tuned", "dk, dv"): "dkdv_kernel",
+    ("tuned", "dq"): "dq_kernel",
+}
+
+
+def counter_cases() -> Iterator[Measurement]:
+    """The counters of one launch of each kernel of PROFILED, at POINT. Needs Nsight Compute (ncu), and the right to read counters."""
+    for (provider, what), kernel in PROFILED.items():
+        yield about("counters", provider, POINT) | {"mode": what}, functools.partial(_counter_row, provider, what, kernel)
+
+
+def _counter_row(provider: str, what: str, kernel: str) -> dict[str, Any]:
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        return {"reason": "ncu is not installed"}
+    command = [ncu, "--csv", "--page", "raw", "--kernel-name", f"regex:{kernel}", "--launch-skip", "30", "--launch-count", "1"]
+    command += [word for section in SECTIONS for word in ("--section", section)] + [sys.executable, "-c"]
+    command += [f"from fa_tutorial.bench import chapter_8; chapter_8.launch({provider!r}, {what != 'fwd'})"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
+    if run.returncode or len(lines) < 3:
+        return {"reason": f"ncu measured nothing: {(run.stdout + run.stderr).strip().splitlines()[-1:]}"}
+    values = dict(zip(next(csv.reader(lines[:1])), next(csv.reader(lines[-1:])), strict=True))
+    return {name: float(value.replace(",", "")) for name, value in values.items() if KEPT.search(name)}
+
+
+def launch(provider: str, backward: bool) -> None:
+    """What ncu profiles: POINT's forward or backward, often enough that the tiles are chosen by then."""
+    q, k, v = (x.requires_grad_(backward) for x in inputs(POINT))
+    attend = peers.provider(provider)
+    for _ in range(40):
+        o = attend(q, k, v, False)
+        if backward:
+            torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
+    torch.cuda.synchronize()
+
+
+def kernels_cases() -> Iterator[Measurement]:
+    """Everything of this module but the ablation, whose rows are attention's."""
+    return itertools.chain(tile_cases(), experiment_cases(), first_call_cases(), clock_cases(), counter_cases())
