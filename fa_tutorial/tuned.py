@@ -91,7 +91,7 @@ def add_constant(x, CONSTANT: tl.constexpr):
 def attend(q, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2, stride_ks, stride_kd, stride_vs, stride_vd,
            IS_CAUSAL: tl.constexpr, MASK: tl.constexpr, SAFE: tl.constexpr, TMA: tl.constexpr, SHIFT: tl.constexpr,
            BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """forward.attend_block in base 2 (8.2): s and m not scaled, p = 2^(s · scale_log2 − m · scale_log2), a multiply-add an element.
+    """forward.attend_block in base 2 (8.3): s and m not scaled, p = 2^(s · scale_log2 − m · scale_log2), a multiply-add an element.
 
     q: [BLOCK_M, BLOCK_D]; k, v: on_head's; offs_m: int32. SHIFT: p is 2^−SHIFT of what it would be, and so is l, which takes it back.
     SAFE: where m is large p = 2^((s − m) · scale_log2), whose largest is 1 however large m is; and every NaN and inf among causal values is left
@@ -462,34 +462,57 @@ BEST = "order"
 
 # ---------------------------------------------------------------- tiles
 
-# BLOCK_D to candidates: for 64 and 128 the fastest of those tried on an H200, and smaller ones for cards with less shared memory.
+# As forward.CONFIGS: BLOCK_D to candidates, the smallest last, for cards with at least so many bytes of shared memory a block.
+# 227 KB: for BLOCK_D = 64 and 128 the fastest of those tried on an H200. 99 KB: tiles that ptxas compiles without spills, or nearly, for every
+# such card (fa_tutorial.compile_report); a card of capability 120 holds in registers what TMA brings, so its tiles are the smallest.
 FORWARD_TILES = {
-    64: (TileConfig(64, 64, 4, 3), TileConfig(64, 128, 4, 2), TileConfig(128, 64, 4, 3), TileConfig(64, 64, 4, 2)),
-    128: (
-        TileConfig(128, 64, 4, 2),
-        TileConfig(64, 64, 4, 3),
-        TileConfig(64, 64, 4, 2),
-        TileConfig(128, 64, 8, 3),
-        TileConfig(128, 64, 8, 2),
-    ),
-    256: (TileConfig(128, 64, 8, 2), TileConfig(64, 64, 4, 2), TileConfig(64, 32, 4, 2), TileConfig(32, 32, 8, 2)),
+    232_448: {
+        64: (TileConfig(64, 64, 4, 3), TileConfig(64, 128, 4, 2), TileConfig(128, 64, 4, 3), TileConfig(64, 64, 4, 2)),
+        128: (
+            TileConfig(128, 64, 4, 2),
+            TileConfig(64, 64, 4, 3),
+            TileConfig(128, 64, 8, 3),
+            TileConfig(128, 64, 8, 2),
+            TileConfig(64, 64, 4, 2),
+        ),
+        256: (TileConfig(128, 64, 8, 2), TileConfig(64, 64, 4, 2), TileConfig(64, 32, 4, 2)),
+    },
+    101_376: {
+        64: (TileConfig(128, 64, 8, 3), TileConfig(64, 64, 4, 3)),
+        128: (TileConfig(128, 64, 8, 2), TileConfig(64, 64, 8, 2)),
+        256: (TileConfig(32, 64, 8, 1), TileConfig(32, 32, 8, 2)),
+    },
 }
 DKDV_TILES = {
-    64: (TileConfig(64, 64, 4, 3), TileConfig(64, 64, 4, 2), TileConfig(32, 64, 4, 3), TileConfig(32, 64, 8, 2)),
-    128: (TileConfig(64, 64, 4, 2), TileConfig(32, 64, 4, 3), TileConfig(32, 64, 8, 2)),
-    256: (TileConfig(64, 64, 8, 1), TileConfig(32, 64, 8, 1), TileConfig(32, 32, 8, 1)),
+    232_448: {
+        64: (TileConfig(64, 64, 4, 3), TileConfig(64, 64, 4, 2), TileConfig(32, 64, 4, 3)),
+        128: (TileConfig(64, 64, 4, 2), TileConfig(32, 64, 4, 3)),
+        256: (TileConfig(64, 64, 8, 1), TileConfig(32, 64, 8, 2)),
+    },
+    101_376: {
+        64: (TileConfig(32, 64, 4, 1), TileConfig(64, 32, 4, 2)),
+        128: (TileConfig(64, 32, 8, 2), TileConfig(32, 32, 8, 2)),
+        256: (TileConfig(32, 16, 8, 1), TileConfig(16, 16, 8, 2)),
+    },
 }
 DQ_TILES = {
-    64: (TileConfig(64, 64, 4, 3), TileConfig(128, 64, 8, 3), TileConfig(64, 64, 4, 2), TileConfig(32, 64, 4, 2)),
-    128: (TileConfig(128, 64, 8, 3), TileConfig(64, 64, 4, 2), TileConfig(32, 64, 8, 2)),
-    256: (TileConfig(64, 64, 4, 2), TileConfig(64, 32, 4, 3), TileConfig(32, 32, 8, 1)),
+    232_448: {
+        64: (TileConfig(64, 64, 4, 3), TileConfig(128, 64, 8, 3), TileConfig(64, 64, 4, 2)),
+        128: (TileConfig(128, 64, 8, 3), TileConfig(64, 64, 4, 2)),
+        256: (TileConfig(128, 32, 8, 2), TileConfig(64, 32, 4, 3)),
+    },
+    101_376: {
+        64: (TileConfig(128, 64, 8, 2), TileConfig(64, 64, 8, 2)),
+        128: (TileConfig(32, 64, 8, 2), TileConfig(32, 32, 4, 2)),
+        256: (TileConfig(16, 64, 8, 1), TileConfig(16, 32, 8, 1)),
+    },
 }
 TILES = {"forward": FORWARD_TILES, "dkdv": DKDV_TILES, "dq": DQ_TILES}
 MAX_BLOCK = 128  # of any tile's rows: S_q is padded to a multiple of it
 
 
 def shared_bytes(kernel: str, tile: TileConfig, block_d: int, itemsize: int) -> int:
-    """Bytes of shared memory that a block of `kernel` ("forward", "dkdv", "dq") asks for: what stays, and num_stages of what streams (8.1)."""
+    """Bytes of shared memory that a block of `kernel` ("forward", "dkdv", "dq") asks for: what stays, and num_stages of what streams (8.2)."""
     if kernel == "forward":
         return tile.shared_bytes(block_d, itemsize)  # q; k and v
     held, streamed = {
@@ -502,23 +525,23 @@ def shared_bytes(kernel: str, tile: TileConfig, block_d: int, itemsize: int) -> 
 def repair_tile(tile: TileConfig, block_d: int) -> TileConfig:
     """repair_kernel's tile after a forward_kernel with `tile`: as many columns, and the warps side by side along the rows as there, so that each
     row's sums are added up in one order, and the rows that need no repair keep their bits; but of so many rows that registers suffice."""
-    if tile.block_m < 64:
+    if tile.block_m < 16 * tile.num_warps:  # warps beside one another, each with a part of the columns
         return TileConfig(tile.block_m, tile.block_n, tile.num_warps, 1)
     return TileConfig(128, tile.block_n, 8, 1) if block_d <= 128 else TileConfig(64, tile.block_n, 4, 1)
 
 
 def candidates(kernel: str, D: int, itemsize: int, shared_memory: int | None) -> tuple[TileConfig, ...]:
-    """The tiles of `kernel` that fit a card with `shared_memory` bytes a block; in the interpreter (None) there is one."""
+    """The tiles of `kernel` for a card with `shared_memory` bytes a block, at least one; in the interpreter (None) there is one."""
     if shared_memory is None:
         return (forward.INTERPRETER_CONFIG,)
-    block_d = max(padded_d(D), 64)
-    tiles = TILES[kernel][block_d]
+    block_d, by_memory = max(padded_d(D), 64), TILES[kernel]
+    tiles = next((tiles for least, tiles in by_memory.items() if least <= shared_memory), by_memory[min(by_memory)])[block_d]
     return tuple(tile for tile in tiles if shared_bytes(kernel, tile, block_d, itemsize) <= shared_memory) or tiles[-1:]
 
 
 Launch = Callable[[TileConfig], object]
 _measured: dict[tuple, TileConfig] = {}
-ROUNDS = 3
+ROUNDS = 2
 
 
 def fastest(kernel, tiles: Sequence[TileConfig], key: tuple, launch: Launch) -> TileConfig:
@@ -561,7 +584,7 @@ def _times(tiles: Sequence[TileConfig], launch: Launch) -> dict[TileConfig, floa
 def _time(launch: Launch, tile: TileConfig) -> float:
     """Milliseconds of launch(tile); infinite where the card has not enough shared memory for it after all."""
     try:
-        return triton.testing.do_bench(lambda: launch(tile), warmup=5, rep=20, return_mode="median")
+        return triton.testing.do_bench(lambda: launch(tile), warmup=25, rep=50, return_mode="median")
     except triton.runtime.errors.OutOfResources:
         return math.inf
 

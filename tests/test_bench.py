@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import matplotlib
 import pytest
@@ -501,6 +502,13 @@ def test_speedups_are_geometric_means_over_common_points(stored):
     assert cudnn.mean == pytest.approx(2 ** (-1 / 11)), "six points at a half, five at two"
     table = tables.comparison_table(stored["rows"], GRIDS["points"], "fwd", "fp16")
     assert "| SDPA cuDNN | 0.94 | 0.50 | 2.00 | 11 |" in table and "forward, fp16: tuned (chapter 8) against" in table
+
+
+def test_the_readme_shows_what_is_stored(stored):
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+    assert tables.speed_table(results.load()["rows"], GRIDS["points"]) in readme
+    lines = tables.speed_table(stored["rows"], GRIDS["points"]).splitlines()
+    assert "| SDPA cuDNN | 0.94 (0.50 to 2.00) | " in "\n".join(lines) and lines[0] == "| against | forward | backward |"
 
 
 def test_tflops_table_shows_a_gap_as_a_dash(stored):

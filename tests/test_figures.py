@@ -17,6 +17,7 @@ from matplotlib.text import Text
 from PIL import Image, ImageSequence
 
 from fa_tutorial import figures
+from fa_tutorial.figures import chapter_8
 from fa_tutorial.figures.chapters_4_5 import EXAMPLE_SCORES, EXAMPLE_VALUES, running_steps
 
 CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints.txt"
@@ -202,6 +203,9 @@ def test_chapter_titles_are_those_of_the_notebooks():
         ),
         ("07_transposed_tile", ["k qᵀ (7.2)", "strides (4, 1)", "strides (1, 4)"]),
         ("07_group_sum", ["G = H_q / H_k; dv too (7.4)", "Σ over h = 0 … 2", "Σ over h = 3 … 5"]),
+        ("08_pipeline_timeline", ["take turns, 18 units", "8 + 1 · 16 = 24 KiB", "8 + 2 · 16 = 40 KiB", "8 + 3 · 16 = 56 KiB", "epilogue"]),
+        ("08_flattened_heads", ["28 rows", "28 rows of 0", "x.load([(b·H + h)·S + start, 0])", "x.load([b, h, start, 0])"]),
+        ("08_order_of_programs", ["two heads side by side (8.4)", "done after 21 units", "done after 18 units"]),
     ],
 )
 def test_figure_says(name, words):
@@ -218,6 +222,23 @@ def test_running_state_is_attention():
     for step in steps:
         assert step.after.acc == pytest.approx(step.alpha * step.before.acc + step.p_v)
         assert step.after.l == pytest.approx(step.alpha * step.before.l + step.p_sum)
+
+
+@pytest.mark.parametrize(("num_stages", "units"), [(1, 18), (2, 10), (3, 8), (4, 8)])
+def test_pipeline_never_holds_more_tiles_than_stages(num_stages, units):
+    steps = chapter_8.pipeline(num_stages)
+    assert steps[-1].end == units
+    for time in range(units):
+        assert sum(step.load <= time < step.end for step in steps) <= num_stages
+        assert sum(step.begin <= time < step.end for step in steps) <= 1
+    assert all(step.arrived <= step.begin for step in steps)
+    assert all(one.end <= other.load for one, other in zip(steps, steps[num_stages:], strict=False)), "a stage is free before it is loaded"
+
+
+def test_programs_in_order_are_the_kernels():
+    assert chapter_8.programs_in_order(1, longest_first=False)[:9] == [*((0, row) for row in range(8)), (1, 0)]
+    assert chapter_8.programs_in_order(2, longest_first=True)[:4] == [(0, 7), (1, 7), (0, 6), (1, 6)]
+    assert chapter_8.schedule([3, 1, 1, 2], workers=2) == [(0, 0), (1, 0), (1, 1), (1, 2)]
 
 
 def test_command_draws_into_a_folder(tmp_path, capsys, monkeypatch):

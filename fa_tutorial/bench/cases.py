@@ -74,7 +74,7 @@ class Case:
         return {"provider": self.provider, "mode": self.mode, "dtype": self.dtype, **dataclasses.asdict(self.shape)}
 
     def flops(self) -> int:
-        """FLOPs of the case by the ledger: pairs that are seen, 2 matmuls forward and 5 backward (8.3)."""
+        """FLOPs of the case by the ledger: pairs that are seen, 2 matmuls forward and 5 backward (8.1)."""
         shape = self.shape
         sizes = (shape.B, shape.H_q, shape.S_q, shape.S_k, shape.D, shape.is_causal)
         forward, backward = ledger.attention_flops(*sizes), ledger.backward_flops(*sizes)

@@ -18,7 +18,7 @@ import triton.language as tl  # noqa: E402
 
 @triton.jit
 def weights(s, m, l, scale_log2):
-    """softmax_step in base 2 (8.2) without a mask. s: [BLOCK_M, BLOCK_N]; m, l: [BLOCK_M]. Returns p, m, l, alpha."""
+    """softmax_step in base 2 (8.3) without a mask. s: [BLOCK_M, BLOCK_N]; m, l: [BLOCK_M]. Returns p, m, l, alpha."""
     m_new = tl.maximum(m, tl.max(s, axis=1))
     p = tl.exp2(s * scale_log2 - (m_new * scale_log2)[:, None])
     alpha = tl.exp2(m * scale_log2 - m_new * scale_log2)

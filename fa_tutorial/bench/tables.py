@@ -63,6 +63,21 @@ def comparison_table(rows: list[dict[str, Any]], grid: Grid, mode: str, dtype: s
     return "\n".join(lines)
 
 
+def speed_table(rows: list[dict[str, Any]], grid: Grid, modes: tuple[str, ...] = ("fwd", "bwd"), dtype: str = "fp16") -> str:
+    """compare() of `tuned` with each provider of LABELS, a column a mode, in Markdown: what the README shows."""
+    found = {mode: {comparison.peer: comparison for comparison in compare(rows, grid, mode, dtype)} for mode in modes}
+    lines = [f"| against | {' | '.join(MODES[mode] for mode in modes)} |", "|---|" + "---|" * len(modes)]
+    for peer in LABELS:
+        if any(peer in of_mode for of_mode in found.values()):
+            cells = (of_mode.get(peer) for of_mode in found.values())
+            lines.append(f"| {label(peer)} | {' | '.join(NOTHING if cell is None else _span(cell) for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def _span(comparison: Comparison) -> str:
+    return f"{comparison.mean:.2f} ({comparison.lowest:.2f} to {comparison.highest:.2f})"
+
+
 def tflops_table(rows: list[dict[str, Any]], grid: Grid, mode: str, dtype: str) -> str:
     """TFLOP/s of every provider on every stored point of the grid, in Markdown; – where there is no number."""
     found = rows_of(rows, grid.shapes, mode=mode, dtype=dtype)

@@ -421,7 +421,7 @@ def _check_starter(kernel: Any, count: int) -> None:
 
 def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int]) -> None:
     try:
-        with np.errstate(all="ignore"):  # the interpreter computes with NumPy, which would warn of every inf and NaN
+        with np.errstate(all="ignore"), _patched_once():  # the interpreter computes with NumPy, which would warn of every inf and NaN
             kernel[grid](*args, **meta)
         if hardware.device().type == "cuda":
             torch.cuda.synchronize()
@@ -440,6 +440,34 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mappi
         indexed = re.search(r"_ptr\s*\[", line)  # Triton's own words for it lead nowhere
         reason = "a pointer takes no index: use tl.load(pointer + offsets) and tl.store" if indexed else _reason(error, root)
         raise Wrong(f"does not run: {reason}{line}") from error
+
+
+@contextlib.contextmanager
+def _patched_once() -> Iterator[None]:
+    """During one launch, let the interpreter replace the functions of triton.language once for each module that calls them.
+
+    It does so again at every call of a @triton.jit function, which is a quarter of a launch's time, and changes nothing: only the end of
+    the launch takes the replacements back.
+    """
+    from triton.runtime import interpreter
+
+    patch, patched = getattr(interpreter, "_patch_lang", None), set()
+    if patch is None:  # a private function, which another Triton may not have
+        yield
+        return
+
+    def patch_once(function: Callable) -> Any:
+        module = id(function.__globals__)
+        if module not in patched:
+            patched.add(module)
+            return patch(function)
+        return None
+
+    interpreter._patch_lang = patch_once
+    try:
+        yield
+    finally:
+        interpreter._patch_lang = patch
 
 
 def _is_starter(error: BaseException, kernel: Any) -> bool:
@@ -497,13 +525,19 @@ def _watch(method: Callable, buffers: Sequence[Buffer], ptrs: int, mask: int, is
 
 def _check_access(buffers: Sequence[Buffer], ptrs: Any, mask: Any, is_store: bool) -> None:
     """Wrong unless every address that the mask lets through is an element of a buffer, and of an output where it is stored to."""
-    addresses = torch.from_numpy(ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)].astype(np.int64))
-    stray = torch.ones(addresses.shape, dtype=torch.bool)
+    addresses = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)].astype(np.int64)
+    if not addresses.size:
+        return
+    lowest, highest = addresses.min(), addresses.max()
+    stray = np.ones(addresses.shape, dtype=bool)
     for buffer in buffers:
-        places = torch.div(addresses - buffer.memory.data_ptr(), buffer.memory.element_size(), rounding_mode="floor")
-        near = (places >= 0) & (places < buffer.memory.numel())
-        own = near.clone()
-        own[near] = buffer.own[places[near]]
+        start, itemsize, elements = buffer.memory.data_ptr(), buffer.memory.element_size(), buffer.memory.numel()
+        if highest < start or lowest >= start + elements * itemsize:  # most accesses are to another buffer, and this runs at each one
+            continue
+        places = (addresses - start) // itemsize
+        near = (places >= 0) & (places < elements)
+        own = near.copy()
+        own[near] = buffer.own.numpy()[places[near]]
         if is_store and buffer.data is not None and own.any():
             raise _written_input(buffer)
         if (near & ~own).any():

@@ -274,14 +274,14 @@ class FlashAttention(torch.autograd.Function):
 
 
 def tflops(B, H, S_q, S_k, D, is_causal, mode, seconds):
-    """10^12 FLOPs a second (8.3) of a call of `mode` "fwd", "bwd" or "fwd_bwd" that takes `seconds`."""
+    """10^12 FLOPs a second (8.1) of a call of `mode` "fwd", "bwd" or "fwd_bwd" that takes `seconds`."""
     forward, back = attention_flops(B, H, S_q, S_k, D, is_causal), backward_flops(B, H, S_q, S_k, D, is_causal)
     flops = {"fwd": forward, "bwd": back, "fwd_bwd": forward + back}[mode]
     return flops / seconds / 1e12
 
 
 def fits(config, D, itemsize, shared_memory_limit):
-    """True where a block of the forward kernel with this TileConfig asks for no more than shared_memory_limit bytes (8.1)."""
+    """True where a block of the forward kernel with this TileConfig asks for no more than shared_memory_limit bytes (8.2)."""
     rows = config.block_m + 2 * config.num_stages * config.block_n  # q; num_stages tiles each of k and v
     return rows * padded_d(D) * itemsize <= shared_memory_limit
 

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fa_tutorial.figures import chapters_6_7
+from fa_tutorial.figures import chapter_8, chapters_6_7
 from fa_tutorial.figures.chapters_0_1 import (
     CHAPTER_TITLES,
     HANDS_ON,
@@ -89,6 +89,9 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "07_transposed_tile": chapters_6_7.draw_transposed_tile,
     "07_kernels": chapters_6_7.draw_kernels,
     "07_group_sum": chapters_6_7.draw_group_sum,
+    "08_pipeline_timeline": chapter_8.draw_pipeline_timeline,
+    "08_flattened_heads": chapter_8.draw_flattened_heads,
+    "08_order_of_programs": chapter_8.draw_order_of_programs,
 }
 # A function for the frames of each; one of FIGURES of the same name shows all steps at once.
 ANIMATIONS: dict[str, Callable[[], list[Figure]]] = {"04_running_state": animate_running_state}

@@ -1,0 +1,262 @@
+"""The drawings of chapter 8."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa_tutorial.figures.drawing import BODY, HEAD, MASKED, arrow, box, canvas, in_drawing_style, outline, write
+
+# ---------------------------------------------------------------- software pipelining
+
+TILES, LOAD, COMPUTE = 6, 2, 1  # tiles of keys; units of time that a load takes until it has arrived, and the work on a tile
+UNIT, LANE, LANES_LEFT = 0.4, 0.3, 1.45  # inches: of time, height of a lane, where time 0 is
+LOADS = {"colour": "orange", "share": 0.55}
+HELD = {"colour": "orange", "share": 0.15, "dashed": True}
+WORK = {"colour": "blue", "share": 0.5, "weight": "bold"}
+WAITS = {"hatch": MASKED}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tile in a pipeline: the times at which its load begins and has arrived, and between which it is worked on."""
+
+    load: int
+    arrived: int
+    begin: int
+    end: int
+
+
+def pipeline(num_stages: int, tiles: int = TILES, load: int = LOAD, compute: int = COMPUTE) -> list[Step]:
+    """The steps of a loop over tiles that runs num_stages − 1 loads ahead. Loads are under way together; each takes `load`.
+
+    A step first starts the load for num_stages − 1 steps later, into the place of the tile that was worked on last.
+    """
+    starts, steps, now = [0] * (num_stages - 1), [], 0
+    for tile in range(tiles):
+        starts.append(now)
+        begin = max(now, starts[tile] + load)
+        now = begin + compute
+        steps.append(Step(starts[tile], starts[tile] + load, begin, now))
+    return steps
+
+
+@in_drawing_style
+def draw_pipeline_timeline() -> Figure:
+    """Loads and work on six tiles of keys for num_stages 1, 2 and 3, and the shared memory of each (8.2)."""
+    figure, ax = canvas(7.75)
+    for num_stages, top in ((1, 0.25), (2, 2.0), (3, 4.4)):
+        draw_pipeline(ax, top, num_stages)
+    for x, y, text in (
+        (5.85, 2.85, "prologue: until tile 0 has arrived\nsteady state: each step starts a load\nepilogue: the last steps start none"),
+        (5.25, 5.25, f"a load of {LOAD} units is hidden\nbehind the work on {LOAD} tiles"),
+    ):
+        write(ax, x, y, text, ha="left", linespacing=1.3)
+    for x, look, text in ((0.1, LOADS, "load of k, v"), (1.95, HELD, "in shared memory"), (4.2, WORK, "work on the tile"), (6.25, WAITS, "nothing to work on")):  # fmt: skip
+        box(ax, x, 7.0, 0.3, 0.24, **look)
+        write(ax, x + 0.4, 7.12, text, ha="left")
+    note = (
+        f"numbers: tiles of keys. A load takes {LOAD} units of time, also when several are under way; the work on a tile takes {COMPUTE}."
+    )
+    write(ax, 0.1, 7.48, note, ha="left")
+    return figure
+
+
+def draw_pipeline(ax: Axes, top: float, num_stages: int) -> None:
+    """One row: a lane for each stage's loads, one for the work, and a bar for the shared memory."""
+    steps = pipeline(num_stages)
+    how = "load and work take turns" if num_stages == 1 else f"loads run {num_stages - 1} tile{'s' * (num_stages > 2)} ahead"
+    write(ax, 0.1, top, f"num_stages = {num_stages}: {how}, {steps[-1].end} units", HEAD, ha="left", weight="bold")
+    y = top + 0.25
+    if num_stages > 1:
+        draw_phases(ax, y + 0.1, steps, num_stages)
+        y += 0.4
+    work = y + num_stages * LANE + 0.06
+    for stage in range(num_stages):
+        write(ax, 0.1, y + (stage + 0.5) * LANE, "load" if num_stages == 1 else f"load, stage {stage}", ha="left")
+    write(ax, 0.1, work + LANE / 2, "compute", ha="left")
+    free = 0
+    for tile, step in enumerate(steps):
+        lane = y + tile % num_stages * LANE
+        bar(ax, step.load, step.arrived, lane, f"{tile}", **LOADS)
+        bar(ax, step.arrived, step.end, lane, **HELD)
+        if step.begin > free:
+            bar(ax, free, step.begin, work, **WAITS)
+        bar(ax, step.begin, step.end, work, f"{tile}", **WORK)
+        free = step.end
+    draw_shared_memory(ax, work + LANE + 0.14, num_stages)
+
+
+def bar(ax: Axes, start: float, end: float, y: float, text: str = "", **look) -> None:
+    box(ax, LANES_LEFT + start * UNIT, y, (end - start) * UNIT, LANE, text, **look)
+
+
+def draw_phases(ax: Axes, y: float, steps: list[Step], num_stages: int) -> None:
+    """Lines over the lanes: up to the first tile's work, as long as loads are started, and the num_stages − 1 tiles after that."""
+    last = len(steps) - num_stages
+    ends = (
+        (0, steps[0].begin, "prologue"),
+        (steps[0].begin, steps[last].end, "steady state"),
+        (steps[last].end, steps[-1].end, "epilogue"),
+    )
+    for start, end, name in ends:
+        left, right = LANES_LEFT + start * UNIT + 0.03, LANES_LEFT + end * UNIT - 0.03
+        ax.plot([left, left, right, right], [y + 0.22, y + 0.15, y + 0.15, y + 0.22], color="black", linewidth=1.2)
+        if name == "epilogue":
+            write(ax, left, y, name, ha="left")
+        else:
+            write(ax, (left + right) / 2, y, name)
+
+
+def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
+    """q and the stages of k and v as boxes, as long as they are large, and their sum by (8.2)."""
+    from fa_tutorial.forward import TileConfig  # needs Triton, which the notebooks' plots do not
+
+    D, itemsize = 64, 2
+    tile = TileConfig(64, 64, 4, num_stages)
+    q, stage = tile.block_m * D * itemsize // 1024, 2 * tile.block_n * D * itemsize // 1024
+    total = tile.shared_bytes(D, itemsize)
+    assert total == (q + num_stages * stage) * 1024
+    inch, x = 0.06, LANES_LEFT
+    write(ax, 0.1, y + 0.15, "shared memory", ha="left")
+    for name, size, colour in (("q", q, "sky"), *[("k, v", stage, "green")] * num_stages):
+        box(ax, x, y, size * inch, 0.3, name, colour, share=0.4)
+        x += size * inch
+    parts = f"{q} + {num_stages} · {stage} = {total // 1024} KiB (8.2)"
+    shape = f": BLOCK_M = BLOCK_N = D = {D}, fp16" if num_stages == 1 else ""
+    write(ax, x + 0.12, y + 0.15, parts + shape, ha="left", weight="bold")
+
+
+# ---------------------------------------------------------------- descriptors
+
+S, TILE_ROWS = 100, 64
+HEAD_COLOURS, HEAD_HATCHES = ("sky", "orange"), (None, "..")
+ROW = 0.0215  # inches
+
+
+@in_drawing_style
+def draw_flattened_heads() -> Figure:
+    """Two heads of 100 rows by tiles of 64: flattened to two dimensions the second tile runs on; with four it ends with its head."""
+    figure, ax = canvas(6.4)
+    write(ax, 0.1, 0.25, "flattened: (B·H·S, D)", HEAD, ha="left", weight="bold")
+    write(ax, 4.85, 0.25, "four dimensions: (B, H, S, D)", HEAD, ha="left", weight="bold")
+    top, over, gap = 1.0, 2 * TILE_ROWS - S, 0.4
+    for head in range(2):
+        y = top + head * S * ROW
+        head_box(ax, 0.65, y, head)
+        head_box(ax, 5.4, y + gap * head, head)
+    for x, stops in ((0.65, (0, S, 2 * S)), (5.4, (0, S))):
+        for stop in stops:
+            write(ax, x - 0.08, top + stop * ROW, f"{stop}", ha="right")
+    head_1 = top + S * ROW + gap
+    write(ax, 5.32, head_1, "0", ha="right")
+    write(ax, 5.32, head_1 + S * ROW, f"{S}", ha="right")
+    for x, code in ((0.1, "x.load([(b·H + h)·S + start, 0])"), (4.85, "x.load([b, h, start, 0])")):
+        write(ax, x, 0.62, code, ha="left", family="DejaVu Sans Mono")
+    for x in (2.35, 7.1):
+        box(ax, x, top, 1.2, TILE_ROWS * ROW, "tile 0\nstart = 0", "sky", share=0.3)
+        box(ax, x, top + TILE_ROWS * ROW, 1.2, (S - TILE_ROWS) * ROW, f"tile 1\nstart = {TILE_ROWS}", "sky", share=0.3)
+    y = top + S * ROW
+    box(ax, 2.35, y, 1.2, over * ROW, f"{over} rows", "vermilion", share=0.4, hatch=MASKED, weight="bold")
+    box(ax, 7.1, y, 1.2, over * ROW, f"{over} rows of 0", dashed=True, weight="bold")
+    for x in (2.35, 7.1):
+        for tile in range(2):
+            outline(ax, x, top + tile * TILE_ROWS * ROW, 1.2, TILE_ROWS * ROW)
+    for stop in (TILE_ROWS, 2 * TILE_ROWS):
+        for x in (3.63, 8.38):
+            write(ax, x, top + stop * ROW, f"{stop}", ha="left")
+    arrow(ax, (1.85, y + over * ROW / 2), (2.35, y + over * ROW / 2), "vermilion")
+    write(
+        ax,
+        2.35,
+        y + over * ROW + 0.45,
+        "head 1's rows,\ntaken for head 0's:\nwrong keys, and a\nstore writes there",
+        ha="left",
+        va="top",
+        linespacing=1.25,
+    )
+    write(ax, 7.1, y + over * ROW + 0.45, "past S: loaded as 0,\nnot stored; head 1\nstays as it is", ha="left", va="top", linespacing=1.25)
+    write(
+        ax,
+        0.1,
+        6.15,
+        f"S = {S}, tiles of {TILE_ROWS} rows, the tiles of head 0 in thick frames; numbers: rows that the descriptor counts",
+        ha="left",
+    )
+    return figure
+
+
+def head_box(ax: Axes, x: float, y: float, head: int) -> None:
+    box(ax, x, y, 1.2, S * ROW, f"head {head}", HEAD_COLOURS[head], share=0.45, hatch=HEAD_HATCHES[head], size=BODY, weight="bold")
+
+
+# ---------------------------------------------------------------- order of programs
+
+ROW_BLOCKS, HEADS, SMS = 8, 2, 4
+
+
+def programs_in_order(heads_at_once: int, longest_first: bool) -> list[tuple[int, int]]:
+    """(head, row block) of each program in launch order: tuned.forward_kernel's with longest_first (8.4), else chapter 5's."""
+    from fa_tutorial.matmul import grouped_tile  # needs Triton, which the notebooks' plots do not
+
+    programs = [grouped_tile(pid, HEADS, ROW_BLOCKS, heads_at_once) for pid in range(HEADS * ROW_BLOCKS)]
+    return [(head, ROW_BLOCKS - 1 - row if longest_first else row) for head, row in programs]
+
+
+def schedule(lengths: list[int], workers: int = SMS) -> list[tuple[int, int]]:
+    """(worker, start) of jobs that start in order, each as soon as a worker is free."""
+    free, places = [0] * workers, []
+    for length in lengths:
+        worker = free.index(min(free))
+        places.append((worker, free[worker]))
+        free[worker] += length
+    return places
+
+
+@in_drawing_style
+def draw_order_of_programs() -> Figure:
+    """Causal row blocks of two heads numbered in launch order, as they come and longest first, and when four SMs are done with them."""
+    figure, ax = canvas(6.4)
+    for left, title, order in (
+        (0.1, "as they come", programs_in_order(1, longest_first=False)),
+        (4.6, "longest first, two heads side by side (8.4)", programs_in_order(HEADS, longest_first=True)),
+    ):
+        write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
+        draw_triangles(ax, left, order)
+        draw_schedule(ax, left, order)
+    write(ax, 0.1, 5.85, "one program: a row of tiles, numbered in launch order; thick frames: the first four, one on each SM", ha="left")
+    write(ax, 0.1, 6.12, "a tile takes one unit of time; an SM takes the next program when it is done with one", ha="left")
+    return figure
+
+
+def draw_triangles(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
+    """The tiles that each head's row blocks see, each row with its program's number before it."""
+    side, top = 0.21, 1.15
+    write(ax, left + 0.35, 0.9, "row blocks ↓   key blocks →", ha="left")
+    for head in range(HEADS):
+        x = left + 0.35 + head * 2.2
+        write(ax, x, 0.62, f"head {head}", BODY, ha="left", weight="bold")
+    for pid, (head, row) in enumerate(order):
+        x, y = left + 0.35 + head * 2.2, top + row * (side + 0.04)
+        for col in range(row + 1):
+            box(ax, x + col * side, y, side, side, colour=HEAD_COLOURS[head], share=0.5, hatch=HEAD_HATCHES[head])
+        if pid < SMS:
+            outline(ax, x, y, (row + 1) * side, side)
+        write(ax, x - 0.06, y + side / 2, f"{pid}", ha="right", weight="bold" if pid < SMS else "normal")
+
+
+def draw_schedule(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
+    """When each program runs on which SM."""
+    unit, top, tall = 0.205, 3.8, 0.32
+    lengths = [row + 1 for _, row in order]
+    places = schedule(lengths)
+    done = max(start + length for (_, start), length in zip(places, lengths, strict=True))
+    write(ax, left, 3.5, f"{SMS} SMs: done after {done} units of time", BODY, ha="left", weight="bold")
+    for pid, ((worker, start), length) in enumerate(zip(places, lengths, strict=True)):
+        head = order[pid][0]
+        look = {"colour": HEAD_COLOURS[head], "share": 0.5}
+        box(ax, left + start * unit, top + worker * (tall + 0.06), length * unit, tall, f"{pid}", **look)
+    arrow(ax, (left, top + SMS * (tall + 0.06) + 0.06), (left + 4.3, top + SMS * (tall + 0.06) + 0.06), width=1.0)
+    write(ax, left + 4.3, top + SMS * (tall + 0.06) + 0.22, "time", ha="right")
