@@ -1,5 +1,8 @@
 """Every kernel of the package compiled for GPUs that are not there: `python -m fa_tutorial.compile_report FILE`, or `make compile-report`.
 
+compiled.json keeps what each compile gave, under a fingerprint of the kernel's source, the case and Triton's version. Rows that stand there are
+taken from there; a kernel that was changed is compiled again, and `python -m fa_tutorial.compile_report --store` keeps what that gave.
+
 Triton and its ptxas compile for any NVIDIA GPU on any machine with Linux. That shows, before anyone launches, whether a configuration
 fits a card's shared memory, whether its registers spill to local memory, and whether ptxas had to serialise wgmma. FILE ends in .json or .md.
 """
@@ -7,7 +10,10 @@ fits a card's shared memory, whether its registers spill to local memory, and wh
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
+import functools
+import hashlib
 import io
 import json
 import math
@@ -26,6 +32,7 @@ from pathlib import Path
 import torch
 
 from fa_tutorial import backward, forward, hardware, layout, matmul, tuned
+from fa_tutorial.source import source_of
 
 # Bytes of shared memory that one block may ask for (opt-in), by compute capability. CUDA programming guide, table of technical specifications.
 SHARED_LIMITS = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
@@ -257,6 +264,58 @@ def attention_arguments(dtype: str, D: int) -> dict[str, int | float | str]:
     return arguments | {f"stride_dlse{axis}": size for axis, size in rows.items()}
 
 
+# ---------------------------------------------------------------- what is compiled already
+
+STORE = Path(__file__).with_name("compiled.json")
+
+
+def source_closure(kernel, seen: dict[str, str] | None = None) -> dict[str, str]:
+    """Name -> source of a kernel and of all that it calls, and name -> value of the constants that they use.
+
+    INTERPRETED is left out: compiling happens where the interpreter is off, whatever it is here.
+    """
+    seen = {} if seen is None else seen
+    seen[f"{kernel.fn.__module__}.{kernel.__name__}"] = text = source_of(kernel)
+    for name in sorted({node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)} - {"INTERPRETED"}):
+        value = kernel.fn.__globals__.get(name)
+        if hasattr(value, "fn") and f"{value.fn.__module__}.{value.__name__}" not in seen:
+            source_closure(value, seen)
+        elif type(value).__name__ == "constexpr":
+            seen[name] = repr(value.value)
+    return seen
+
+
+@functools.cache
+def kernel_fingerprint(name: str) -> str:
+    return hashlib.sha256(repr(sorted(source_closure(KERNELS[name]).items())).encode()).hexdigest()
+
+
+def fingerprint(case: Case) -> str:
+    """What a compile depends on, in 20 digits: the kernel and what it calls, the arguments and constants, the card, Triton."""
+    return hashlib.sha256(repr((metadata.version("triton"), kernel_fingerprint(case.kernel), asdict(case))).encode()).hexdigest()[:20]
+
+
+def stored_rows(path: Path = STORE) -> dict[str, Row]:
+    """Fingerprint -> row of everything that `path` keeps; empty where there is no such file."""
+    if not path.exists():
+        return {}
+    return {row.pop("fingerprint"): Row(**row) for row in json.loads(path.read_text())["rows"]}
+
+
+def rows_of(todo: Sequence[Case], path: Path = STORE) -> list[Row]:
+    """The row of each case, in their order: kept ones as they are, the others compiled."""
+    found = stored_rows(path)
+    missing = [case for case in todo if fingerprint(case) not in found]
+    found |= zip(map(fingerprint, missing), compile_cases(missing), strict=True)
+    return [found[fingerprint(case)] for case in todo]
+
+
+def keep(todo: Sequence[Case], rows: Sequence[Row], path: Path = STORE) -> None:
+    """Write the rows of all cases to `path`, and nothing else that was there."""
+    lines = [json.dumps({"fingerprint": fingerprint(case)} | asdict(row)) for case, row in zip(todo, rows, strict=True)]
+    path.write_text(f'{{"triton": {json.dumps(metadata.version("triton"))}, "rows": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
+
+
 # ---------------------------------------------------------------- compiling, in processes whose interpreter is off
 
 
@@ -312,7 +371,7 @@ def read_ptxas(log: str) -> tuple[int, int, list[str]]:
 
 
 def compile_cases(todo: Sequence[Case]) -> list[Row]:
-    """The row of each case, in their order. Compiles in WORKERS processes, with a cache of their own that is thrown away."""
+    """The row of each case, in their order, compiled now. In WORKERS processes, with a cache of their own that is thrown away."""
     with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(WORKERS) as pool:
         environment = os.environ | {hardware.INTERPRETER_SWITCH: "0", "TRITON_CACHE_DIR": cache, "TRITON_DUMP_PTXAS_LOG": "1"}
         order = random.Random(0).sample(range(len(todo)), len(todo))  # so that every worker gets as many of the slow ones
@@ -385,17 +444,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fa_tutorial.compile_report", description=__doc__.splitlines()[0])
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("file", type=Path, nargs="?", help="where the table goes: a name ending in .json or .md")
+    where.add_argument("--store", action="store_true", help=f"bring {STORE.name} up to date: compile what it does not hold")
     where.add_argument("--worker", action="store_true", help="compile the cases that stdin holds as JSON: what this starts for itself")
     options = parser.parse_args(arguments)
     if options.worker:
         json.dump([asdict(compile_case(Case(**case))) for case in json.load(sys.stdin)], sys.stdout)
         return 0
-    if options.file.suffix not in WRITERS:
+    if not options.store and options.file.suffix not in WRITERS:
         parser.error(f"FILE must end in {' or '.join(WRITERS)}, got {options.file}")
-    rows = compile_cases([case for capability in SHARED_LIMITS for case in cases(capability)])
-    options.file.write_text(WRITERS[options.file.suffix](rows), encoding="utf-8")
+    todo = [case for capability in SHARED_LIMITS for case in cases(capability)]
+    rows = rows_of(todo)
+    if options.store:
+        keep(todo, rows)
+    else:
+        options.file.write_text(WRITERS[options.file.suffix](rows), encoding="utf-8")
     wrong = [f"{row.kernel}, {row.case}, capability {row.capability}: {'; '.join(faults(row))}" for row in rows if faults(row)]
-    print(f"{len(rows)} compiles, {len(wrong)} with faults: {options.file}", *wrong, sep="\n")
+    print(f"{len(rows)} compiles, {len(wrong)} with faults: {STORE if options.store else options.file}", *wrong, sep="\n")
     return 1 if wrong else 0
 
 
