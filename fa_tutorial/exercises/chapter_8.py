@@ -173,6 +173,7 @@ def grade_fits(answer) -> None:
         "one stage too many is counted": of_rows(m + 2 * (stages + 1) * n),
         "the tile of scores is counted too: s and p are in registers": want + 4 * m * n,
         "the tile of scores is counted too, in half precision: s and p are in registers": want + 2 * m * n,
+        "1 KB is added: a block costs that of the SM's 228 KB, not of its own limit": want + 1024,
         "elements are counted, not bytes: multiply by itemsize": want // 2,
         "itemsize is taken for 4: it is an argument": 2 * want,
         "bits are counted: the limit is in bytes": 8 * want,
@@ -680,8 +681,8 @@ EXERCISES = (
          "(block_m + 2 · num_stages · block_n) rows of BLOCK_D elements of itemsize bytes. acc, s and p are in registers.",
          "BLOCK_D is D rounded up to a power of two of at least 16: fa_tutorial.forward.padded_d(D). A tile of exactly the limit fits."),
         solutions.fits,
-        "q is loaded once, and k and v stream through num_stages buffers each, so that the loads of later tiles run while one is computed. That product "
-        "decides which tiles a card can try at all: with it a list for 227 KB is cut down for 99 KB before anything is compiled.",
+        "q is loaded once, and k and v stream through num_stages buffers each, so that the loads of later tiles run while one is computed. That sum "
+        "decides which tiles a card can try at all: what does not fit is left out before anything is compiled.",
         helpers=(padded_d,),
     ),
     Exercise(

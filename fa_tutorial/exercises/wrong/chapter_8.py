@@ -274,6 +274,7 @@ FITS = (
         _by_bytes(lambda m, n, stages, D, itemsize: _rows(m, n, stages) * padded_d(D) * itemsize + 4 * m * n),
         "the tile of scores is counted",
     ),
+    (_by_bytes(lambda m, n, stages, D, itemsize: _rows(m, n, stages) * padded_d(D) * itemsize + 1024), "1 KB is added"),
     (_by_bytes(lambda m, n, stages, D, itemsize: _rows(m, n, stages) * padded_d(D)), "elements are counted, not bytes"),
     (_by_bytes(lambda m, n, stages, D, itemsize: _rows(m, n, stages) * padded_d(D) * 2), "itemsize is taken for 2"),
     (_by_bytes(lambda m, n, stages, D, itemsize: _rows(m, n, stages) * D * itemsize), "D is not padded"),
