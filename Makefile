@@ -9,15 +9,18 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+BROWSER_INSTALLED := $(VENV)/.browser_installed
 FIRST_NOTEBOOK := notebooks/00_why_attention_is_slow.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test figures notebooks doctor compile-report clean
+.PHONY: help lab test browser-test figures notebooks html doctor compile-report clean
 
 help:
 	@echo "make lab        set up if needed, and open the first notebook in JupyterLab"
 	@echo "make test       set up if needed; ruff, every test, and every notebook against its stored outputs"
 	@echo "make doctor     say what this machine can run, and what is wrong with the installation"
+	@echo "make browser-test  run every notebook in JupyterLab in headless Chromium, and solve an exercise there; screenshots in build/browser"
+	@echo "make html       render the course for reading without running it, in build/html"
 	@echo "make figures    draw images/ again"
 	@echo "make notebooks  run the notebooks and store their outputs again"
 	@echo "make compile-report  compile every kernel for GPUs that are not there; ARGS names the .json or .md file"
@@ -34,11 +37,18 @@ test: $(INSTALLED)
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=120 $(ARGS)
 
+# -m '' takes in the tour of every notebook, which pyproject.toml leaves out of make test.
+browser-test: $(BROWSER_INSTALLED)
+	$(RUN) -m pytest -rs -m '' tests/test_browser.py $(ARGS)
+
 figures: $(INSTALLED)
 	$(RUN) -m fa_tutorial.figures
 
 notebooks: $(INSTALLED)
 	$(RUN) -m fa_tutorial.notebooks $(ARGS)
+
+html: $(INSTALLED)
+	$(RUN) -m fa_tutorial.site
 
 doctor: $(INSTALLED)
 	$(RUN) -m fa_tutorial doctor
@@ -58,4 +68,9 @@ $(INSTALLED): constraints.txt pyproject.toml
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV): once, and some minutes, for PyTorch is large"
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,test]'
+	@touch $@
+
+$(BROWSER_INSTALLED): $(INSTALLED)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(RUN) -m playwright install chromium || echo "Playwright's Chromium cannot be had; a Chromium or Chrome on the path is taken instead" >&2
 	@touch $@

@@ -26,6 +26,7 @@ from buffers import DTYPES, ON_GPU
 
 from fa_tutorial import flash_attention, reference, tuned
 
+DTYPE_NAMES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 HEAD_DIMS = (1, 16, 40, 59, 64, 80, 96, 128, 192, 256)
 LENGTHS = ((1, 239), (113, 203), (127, 513), (799, 3), (64, 64), (128, 128), (203, 113))
 HEADS = ((6, 6), (6, 2))
@@ -99,15 +100,20 @@ DIRECTIONS = {"forward": forward, "backward": backward}
 
 
 def take_turns() -> None:
-    """In a worker: the tuned kernels' tiles are not measured, each has its turn."""
+    """In a worker: the tuned kernels' tiles are not measured, each has its turn; and threads of its own would only be in the others' way."""
     tuned.fastest = a_tile_by_turns
+    torch.set_num_threads(1)
 
 
-def run_all(direction: str, kernel: str) -> list[Finding]:
-    """Every case, in several processes: what takes the time is compiling the kernels for each kind of strides and lengths."""
+def run_all(direction: str, kernel: str, dtypes: tuple[torch.dtype, ...] = DTYPES) -> list[Finding]:
+    """Every case of these dtypes, in several processes: what takes the time is compiling the kernels for each kind of strides and lengths."""
     workers = min(14, os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=take_turns) as pool:
-        return list(pool.map(functools.partial(DIRECTIONS[direction], kernel=kernel), cases(), chunksize=4))
+        return list(
+            pool.map(
+                functools.partial(DIRECTIONS[direction], kernel=kernel), [case for case in cases() if case.dtype in dtypes], chunksize=4
+            )
+        )
 
 
 def closing_line(findings: list[Finding]) -> str:
@@ -120,12 +126,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="flash_attention's error against float64, over a grid of cases, on a GPU")
     parser.add_argument("--backward", action="store_true", help="the gradients, not o and lse")
     parser.add_argument("--kernel", default="auto", help='of flash_attention; "auto" unless given')
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPE_NAMES, default=list(DTYPE_NAMES), help="all unless given")
     arguments = parser.parse_args()
     direction = "backward" if arguments.backward else "forward"
     if not ON_GPU:
         print("The accuracy grid needs a GPU: the interpreter would take hours.", file=sys.stderr)
         return 2
-    findings = run_all(direction, arguments.kernel)
+    findings = run_all(direction, arguments.kernel, tuple(DTYPE_NAMES[name] for name in arguments.dtypes))
     for finding in findings:
         if finding.failure:
             print(f"{finding.case}: {finding.failure}")

@@ -304,8 +304,8 @@ def load_changed(original: ModuleType, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def a_tile_by_turns(kernel, tiles, key: tuple, launch) -> forward.TileConfig:
-    """In place of tuned.fastest: no measuring, and every candidate has its turn, always the same one for a key."""
-    return tiles[zlib.crc32(repr((kernel.__name__, key)).encode()) % len(tiles)]
+    """In place of tuned.fastest: no measuring, and every candidate has its turn; one for a card, BLOCK_D, dtype and mask, so that little is compiled."""
+    return tiles[zlib.crc32(repr((kernel.__name__, key[:4])).encode()) % len(tiles)]
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The exercises of chapter 8, by the checks of exercise_checks."""
+"""The exercises of chapters 8 and 9, by the checks of exercise_checks."""
 
 from exercise_checks import ExerciseChecks
 
 
 class TestExercises(ExerciseChecks):
-    chapters = (8,)
+    chapters = (8, 9)

@@ -20,7 +20,7 @@ from fa_tutorial import doctor
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-REQUIREMENTS = [Requirement(line) for line in (*PROJECT["dependencies"], *EXTRAS["lab"], *EXTRAS["test"])]
+REQUIREMENTS = [Requirement(line) for line in (*PROJECT["dependencies"], *EXTRAS["lab"], *EXTRAS["test"], *EXTRAS["browser"])]
 CONSTRAINTS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
 PINNED = {canonicalize_name(constraint.name): constraint for constraint in CONSTRAINTS}
 
@@ -173,9 +173,9 @@ def test_make_says_which_python_is_missing(python, words, tmp_path):
 
 ORDER = (
     *("arguments", "hardware", "reference", "ledger", "source"),
-    *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "hopper"),
+    *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "barriers", "hopper"),
     "attention",
-    *("exercises", "bench", "figures", "doctor", "notebooks", "compile_report", "__main__"),
+    *("exercises", "bench", "figures", "doctor", "notebooks", "site", "compile_report", "__main__"),
 )
 
 

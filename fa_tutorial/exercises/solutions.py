@@ -1,4 +1,5 @@
-"""Solutions of the exercises of chapters 5, 7 and 8: the finished kernels of fa_tutorial.forward and backward, in the steps that lead to them.
+"""Solutions of the exercises of chapters 5, 7, 8 and 9: the finished kernels of fa_tutorial.forward and backward, in the steps that lead to them,
+and the plans behind the Hopper kernel: the ring's phases, its two roles, the order of work, the registers.
 
 B batch, H heads (H_q of queries, H_k of keys), S_q and S_k lengths, D head dimension, BLOCK_D its padding to a power of two; q, k, v, o and
 any x lie by four strides each. s scaled scores, m running maximum, l running sum, p = exp(s − m), alpha = exp(m_old − m_new), acc the
@@ -13,7 +14,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fa_tutorial import backward
+from fa_tutorial.algorithm import all_tiles, causal_tiles
 from fa_tutorial.backward import flash_backward, load_lse, p_and_ds
+from fa_tutorial.barriers import arrive, load, use, wait
 from fa_tutorial.forward import TileConfig, flash_forward, load_tile, padded_d, softmax_step
 from fa_tutorial.ledger import attention_flops, backward_flops
 from fa_tutorial.matmul import dot, tl, triton
@@ -333,3 +336,48 @@ def backward_once(q, k, v, o, do, lse, is_causal, scale):
     backward.dkdv_kernel[(key_blocks * B * H_k,)](q, k, v, do, lse, delta, dk, dv, *sizes, **fixed)
     backward.dq_kernel[(row_blocks * B * H_q,)](q, k, v, do, lse, delta, dq, *sizes, **fixed)
     return dq, dk, dv
+
+
+def ring_phase(i, stages):
+    """(stage, full_parity, empty_parity) of the i-th tile in a ring of `stages`: what its consumer and its producer wait for."""
+    round_of_ring, stage = divmod(i, stages)
+    full_parity = round_of_ring % 2  # each round completes one phase of full[stage], and one of empty[stage]
+    return stage, full_parity, 1 - full_parity  # the producer needs the round before; before round 0 parity 1 passes at once
+
+
+def ring_roles(tiles, stages, full, empty):
+    """(producer, consumer): generator functions without arguments, of the actions of fa_tutorial.barriers."""
+
+    def producer():
+        for i in range(tiles):
+            stage, _, empty_parity = ring_phase(i, stages)
+            yield wait(empty[stage], empty_parity)
+            yield load(i, stage)
+            yield arrive(full[stage])
+
+    def consumer():
+        for i in range(tiles):
+            stage, full_parity, _ = ring_phase(i, stages)
+            yield wait(full[stage], full_parity)
+            yield use(i, stage)
+            yield arrive(empty[stage])
+
+    return producer, consumer
+
+
+def longest_first(S_q, S_k, block_m, block_n, heads, is_causal):
+    """Every (head, row_block, key_blocks), those with the most key blocks first."""
+    work = []
+    for row_block in reversed(range(-(-S_q // block_m))):  # a later row block never sees fewer keys (4.6)
+        _, key_blocks = causal_tiles(row_block, block_m, block_n, S_q, S_k) if is_causal else all_tiles(block_n, S_k)
+        work += [(head, row_block, key_blocks) for head in range(heads)]
+    return work
+
+
+def register_budget(consumers, producer_warps, producer_registers):
+    """The most registers that each thread of `consumers` warpgroups may have, beside a producer with `producer_registers`."""
+    producer_groups = -(-producer_warps // 4)  # setmaxnreg is for whole warpgroups of 4 warps, 128 threads
+    groups = consumers + producer_groups
+    at_launch = min(65_536 // (128 * groups) // 8 * 8, 256)  # the same for every thread
+    left = at_launch * groups - producer_registers * producer_groups  # of the block's own registers, for one thread of each consumer
+    return min(left // consumers // 8 * 8, 256)

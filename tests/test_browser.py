@@ -1,0 +1,309 @@
+"""The course as a reader meets it: JupyterLab in headless Chromium, every notebook run from top to bottom, one exercise solved.
+
+`make browser-test` installs Playwright and runs all of it; screenshots land in build/browser/. `make test` leaves the tour of every
+notebook out, and runs the exercise only where Playwright and a Chromium are.
+"""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import notebook_rules as rules
+import pytest
+
+from fa_tutorial import notebooks
+from fa_tutorial.exercises import catalogue
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
+
+ROOT = Path(__file__).resolve().parents[1]
+PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SCREENSHOTS = ROOT / "build" / "browser"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+VIEWPORT = {"width": 1280, "height": 1000}
+START_SECONDS = 90
+RUN_SECONDS = 600
+# As a reader's first start, but for two things: no request for news, and every cell in the page, so that a locator finds it.
+SETTINGS = {
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
+}
+
+EXERCISE = "1.1"
+WRONG_BODY = "return torch.exp(x) / torch.exp(x).sum(dim=-1, keepdim=True)"
+RIGHT_BODY = "return torch.exp(x - torch.logsumexp(x, dim=-1, keepdim=True))"
+WRONG_DIAGNOSIS = "overflow"
+NUMBERED = re.compile(r"^\[\d+\]:$")
+
+
+# ---------------------------------------------------------------- a server and a browser
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A running JupyterLab. folder: a copy of the notebooks and images, which it may write to."""
+
+    address: str
+    token: str
+    folder: Path
+    state: Path
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def copy_unrun(folder: Path) -> None:
+    """Notebooks without their stored outputs, so that what the browser shows was run there, and the images that they show."""
+    shutil.copytree(ROOT / "images", folder / "images")
+    (folder / "notebooks").mkdir()
+    for path in PATHS:
+        notebook = nbformat.read(path, as_version=4)
+        for cell in rules.code_cells(notebook):
+            cell.outputs, cell.execution_count = [], None
+        nbformat.write(notebook, folder / "notebooks" / path.name)
+
+
+def lab_environment(private: Path, token: str) -> dict[str, str]:
+    """The environment of a reader who starts JupyterLab for the first time: no settings, no workspace and no progress of their own."""
+    folders = {name: private / name.lower() for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
+    folders |= {name: private / name.lower() for name in ("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")}
+    for name, settings in SETTINGS.items():
+        path = folders["JUPYTERLAB_SETTINGS_DIR"] / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(settings))
+    return (
+        notebooks.kernel_environment(str(private / "state"))
+        | {name: str(path) for name, path in folders.items()}
+        | {"JUPYTER_TOKEN": token}
+    )
+
+
+def wait_for(address: str, token: str, server: subprocess.Popen, log: Path) -> None:
+    request = urllib.request.Request(f"{address}/api/status", headers={"Authorization": f"token {token}"})
+    for _ in range(2 * START_SECONDS):
+        try:
+            with urllib.request.urlopen(request, timeout=5):
+                return
+        except OSError:
+            assert server.poll() is None, f"JupyterLab ended:\n{log.read_text()[-2000:]}"
+            time.sleep(0.5)
+    pytest.fail(f"JupyterLab did not answer in {START_SECONDS} s:\n{log.read_text()[-2000:]}")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
+    folder, private = tmp_path_factory.mktemp("course"), tmp_path_factory.mktemp("private")
+    copy_unrun(folder)
+    token, port, log = secrets.token_hex(16), free_port(), private / "log"
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}", "--ServerApp.port_retries=0"]
+    command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder}"]
+    # A kernel whose page is closed goes soon: nine at once would hold some gigabytes.
+    command += ["--MappingKernelManager.cull_idle_timeout=20", "--MappingKernelManager.cull_interval=5"]
+    with log.open("w") as file:
+        server = subprocess.Popen(command, env=lab_environment(private, token), cwd=folder, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        wait_for(address, token, server, log)
+        yield Lab(address, token, folder, private / "state")
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def launch(engine):
+    """Playwright's own Chromium, or one on the path, or the one that the variable CHROMIUM names; skips where none starts."""
+    named = os.environ.get("CHROMIUM")
+    found = [named] if named else [None, *filter(None, map(shutil.which, BROWSERS))]
+    reasons = []
+    for path in found:
+        try:
+            return engine.chromium.launch(executable_path=path)
+        except playwright.Error as error:
+            reasons.append(f"{path or 'Playwright’s Chromium'}: {error.message.splitlines()[0]}")
+    looked_for = ", ".join(BROWSERS)
+    pytest.skip(
+        f"no Chromium starts here: {'; '.join(reasons)} (looked on the path for {looked_for}). `playwright install chromium` gets one"
+    )
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as engine:
+        chromium = launch(engine)
+        shutil.rmtree(SCREENSHOTS, ignore_errors=True)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser):
+    context = browser.new_context(viewport=VIEWPORT)
+    yield context.new_page()
+    context.close()
+
+
+# ---------------------------------------------------------------- what a reader does
+
+
+def open_notebook(page, lab: Lab, path: Path) -> None:
+    """Open the notebook, with the side bar folded away, and wait until its kernel is idle."""
+    page.goto(
+        f"{lab.address}/lab/tree/notebooks/{path.name}?reset&token={lab.token}"
+    )  # reset: no notebook of an earlier test is opened too
+    page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
+    page.get_by_role("tab", name=re.compile("File Browser")).click()
+    wait_until_idle(page)
+
+
+def wait_until_idle(page) -> None:
+    """The status bar also tells a kernel that has not started from one that is idle."""
+    page.get_by_text(re.compile(r"\(ipykernel\) \| Idle$")).wait_for(timeout=60_000)
+
+
+def run_all(page) -> None:
+    """Menu Run, Run All Cells; waits until every code cell has its number."""
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    page.wait_for_function(
+        r"""() => [...document.querySelectorAll(".jp-Notebook .jp-CodeCell .jp-InputPrompt")].every(e => /^\[\d+\]:$/.test(e.textContent))""",
+        timeout=RUN_SECONDS * 1_000,
+    )
+    wait_until_idle(page)
+
+
+def cell_at(page, place: int):
+    return page.locator(".jp-Notebook .jp-Cell").nth(place)
+
+
+def run_cell(page, cell) -> str:
+    """Shift+Enter in the cell; returns the text of its output."""
+    prompt = cell.locator(".jp-InputPrompt")
+    before = prompt.inner_text()
+    cell.locator(".cm-content").click()
+    page.keyboard.press("Shift+Enter")
+    playwright.expect(prompt).not_to_have_text(before)
+    playwright.expect(prompt).to_have_text(NUMBERED, timeout=120_000)
+    return "\n".join(cell.locator(".jp-OutputArea-output").all_inner_texts()).strip()
+
+
+def type_body(page, cell, body: str) -> None:
+    """Type over the last line of the cell's function."""
+    cell.locator(".cm-line").last.click()
+    page.keyboard.press("End")
+    page.keyboard.press("Shift+Home")
+    page.keyboard.type(body)
+
+
+def run_in_new_cell(page, place: int, code: str) -> str:
+    """Insert a cell below the one at `place`, type `code` into it, and run it. Returns the text of its output."""
+    cell_at(page, place).locator(".jp-InputPrompt").click()
+    page.keyboard.press("Escape")
+    page.keyboard.press("b")
+    page.keyboard.press("Enter")
+    page.keyboard.type(code)
+    new = cell_at(page, place + 1)
+    playwright.expect(new.locator(".cm-content")).to_have_text(code)
+    return run_cell(page, new)
+
+
+def save_pictures(page, name: str) -> None:
+    """The notebook from its top to its end, one screenshot a screenful, in build/browser/."""
+    area = page.locator(".jp-Notebook .jp-WindowedPanel-outer")
+    height, seen = area.evaluate("area => [area.scrollHeight, area.clientHeight]")
+    for number, top in enumerate(range(0, height, seen)):
+        area.evaluate("(area, top) => area.scrollTo(0, top)", top)
+        page.wait_for_timeout(150)
+        page.screenshot(path=SCREENSHOTS / f"{name}_{number:02}.png")
+
+
+def faults_of(page) -> list[str]:
+    """What a reader would see amiss: an error, anything on stderr, an image that is not there, a formula left as TeX or refused."""
+    return page.evaluate(
+        r"""() => {
+            const faults = [];
+            document.querySelectorAll(".jp-Notebook .jp-Cell").forEach((cell, place) => {
+                const add = (what, text) => faults.push(`cell ${place}: ${what}: ${text.trim().slice(0, 200)}`);
+                cell.querySelectorAll("[data-mime-type$='error'], [data-mime-type$='stderr']").forEach(e => add("error output", e.textContent));
+                cell.querySelectorAll("img").forEach(e => e.naturalWidth || add("image not found", e.getAttribute("src")));
+                cell.querySelectorAll("mjx-merror").forEach(e => add("formula refused", e.textContent));
+                cell.querySelectorAll(".jp-RenderedMarkdown").forEach(text => {
+                    const prose = text.cloneNode(true);
+                    prose.querySelectorAll("code, mjx-container").forEach(e => e.remove());
+                    (prose.textContent.match(/.*(\[a-z]{2,}|\$\$).*/g) || []).forEach(line => add("TeX", line));
+                });
+            });
+            return faults;
+        }"""
+    )
+
+
+# ---------------------------------------------------------------- the tests
+
+
+def places(notebook: dict, exercise: catalogue.Exercise) -> tuple[int, int, int]:
+    """Where the exercise's starter, its check, and the chapter's progress stand among the cells."""
+    [starter], [checked] = rules.starter_cells(notebook, exercise), rules.check_cells(notebook, exercise)
+    [state] = [cell for cell in rules.code_cells(notebook) if cell["source"].startswith("progress(")]
+    cells = [id(cell) for cell in notebook["cells"]]
+    return cells.index(id(starter)), cells.index(id(checked)), cells.index(id(state))
+
+
+def answer(page, starter: int, checked: int, body: str) -> str:
+    """Type an answer, run it, run its check. Returns the verdict."""
+    type_body(page, cell_at(page, starter), body)
+    assert run_cell(page, cell_at(page, starter)) == ""
+    return run_cell(page, cell_at(page, checked))
+
+
+@pytest.mark.timeout(RUN_SECONDS)
+def test_an_exercise_is_solved(page, lab):
+    """Left alone, answered wrongly, helped by a hint, answered rightly, and counted."""
+    exercise = catalogue.find(EXERCISE)
+    label = f"{EXERCISE} {exercise.name}"
+    [path] = [path for path in PATHS if path.name.startswith(f"0{EXERCISE.split('.')[0]}_")]
+    starter, checked, state = places(rules.load(path), exercise)
+
+    open_notebook(page, lab, path)
+    run_all(page)
+    assert faults_of(page) == []
+    assert run_cell(page, cell_at(page, checked)) == f"· {label}: not attempted"
+
+    verdict = answer(page, starter, checked, WRONG_BODY)
+    assert verdict.startswith(f"✗ {label}: ") and WRONG_DIAGNOSIS in verdict
+    page.screenshot(path=SCREENSHOTS / "exercise_1_wrong.png")
+
+    shown = run_in_new_cell(page, checked, f'hint("{EXERCISE}")')
+    assert shown == f"{EXERCISE}, hint 1 of {len(exercise.hints)}: {exercise.hints[0]}"
+    page.screenshot(path=SCREENSHOTS / "exercise_2_hint.png")
+
+    assert answer(page, starter, checked, RIGHT_BODY) == f"✓ {label}: correct"
+    page.screenshot(path=SCREENSHOTS / "exercise_3_right.png")
+
+    assert f"✓ {EXERCISE}" in run_cell(page, cell_at(page, state + 1))  # the hint's cell stands before it
+    assert json.loads((lab.state / "progress.json").read_text()) == {EXERCISE: "correct"}
+    page.screenshot(path=SCREENSHOTS / "exercise_4_progress.png")
+
+
+@pytest.mark.whole_course
+@pytest.mark.timeout(RUN_SECONDS + 120)
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_every_notebook_runs(path, page, lab):
+    open_notebook(page, lab, path)
+    run_all(page)
+    save_pictures(page, path.stem)
+    assert faults_of(page) == []
