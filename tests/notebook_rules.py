@@ -7,6 +7,8 @@ run nothing.
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
 import io
 import json
 import re
@@ -15,6 +17,7 @@ import statistics
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 
 from fa_tutorial.exercises.catalogue import Exercise
 from fa_tutorial.source import source_of
@@ -261,6 +264,35 @@ def first_import(notebook: dict) -> list[str]:
 
 
 # ---------------------------------------------------------------- exercises
+
+
+def unknown_names(notebook: dict) -> list[str]:
+    """What a notebook takes from the package and the package does not have: also in branches that are not run here, on a GPU say."""
+    found, modules = [], {}
+    for cell in code_cells(notebook):
+        nodes = list(ast.walk(tree_of(cell)))
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "fa_tutorial":
+                for alias in node.names:
+                    thing = _taken(node.module, alias.name)
+                    modules[alias.asname or alias.name] = thing
+                    if thing is None:
+                        found.append(f"{name_of(notebook, cell)}: {node.module} has no {alias.name}")
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                module = modules.get(node.value.id)
+                if isinstance(module, ModuleType) and not hasattr(module, node.attr):
+                    found.append(f"{name_of(notebook, cell)}: {module.__name__} has no {node.attr}")
+    return found
+
+
+def _taken(module: str, name: str) -> object | None:
+    """What `from module import name` gives; None where it would fail."""
+    with contextlib.suppress(AttributeError):
+        return getattr(importlib.import_module(module), name)
+    with contextlib.suppress(ImportError):
+        return importlib.import_module(f"{module}.{name}")
+    return None
 
 
 def is_starter(function: ast.FunctionDef) -> bool:
@@ -557,6 +589,7 @@ RULES = (
     sizes,
     trailing_semicolons,
     first_import,
+    unknown_names,
     opening,
     closing,
 )

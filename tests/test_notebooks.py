@@ -228,6 +228,8 @@ BROKEN = {
     "import-before": (rules.first_import, with_cell(code("import torch\nimport fa_tutorial"), place=1)),
     "from-import-before": (rules.first_import, with_cell(code("from triton import language"), place=1)),
     "no-import": (rules.first_import, notebook_of(code("x = 1"))),
+    "unknown-name": (rules.unknown_names, with_cell(code("from fa_tutorial.bench import chapters\n\nif False:\n    chapters.measure_ceilings()"))),
+    "unknown-import": (rules.unknown_names, with_cell(code("from fa_tutorial import flesh_attention"))),
     "no-title": (rules.opening, opening_without("# 0")),
     "no-aim": (rules.opening, opening_without("able to do")),
     "no-prerequisites": (rules.opening, opening_without("need to know")),
