@@ -606,7 +606,7 @@ def reachable(x: torch.Tensor) -> bool:
 
 
 def can_use_tma(*tensors: torch.Tensor) -> bool:
-    return card(tensors[0].device.index).capability >= TMA_CAPABILITY and all(map(reachable, tensors))
+    return card_of(tensors[0]).capability >= TMA_CAPABILITY and all(map(reachable, tensors))
 
 
 def descriptor(x: torch.Tensor, rows: int) -> TensorDescriptor:
@@ -634,14 +634,19 @@ def card(index: int | None) -> Card:
         return Card(torch.cuda.get_device_name(), capability(), shared_memory_limit())
 
 
+def card_of(x: torch.Tensor) -> Card:
+    """The card on which kernels run on x: x's GPU, or the interpreter where it is on, also for a tensor that lies on a GPU."""
+    return card(None if INTERPRETED.value else x.device.index)
+
+
 def applies(q: torch.Tensor, scale: float) -> bool:
     """True where this module's kernels take the input: fp16 or bf16, a positive scale, a card with tensor cores, not empty."""
-    return q.dtype != torch.float32 and scale > 0 and card(q.device.index).capability >= LEAST_CAPABILITY
+    return q.dtype != torch.float32 and scale > 0 and card_of(q).capability >= LEAST_CAPABILITY
 
 
 def kind(q: torch.Tensor, k: torch.Tensor, is_causal: bool, step: str) -> tuple:
     """What calls have in common that share a measurement. Equal cards are one: their bits are equal as long as their tiles are."""
-    return card(q.device.index).name, padded_d(q.shape[3]), q.dtype, is_causal, bucket(q.shape[2]), bucket(k.shape[2]), step
+    return card_of(q).name, padded_d(q.shape[3]), q.dtype, is_causal, bucket(q.shape[2]), bucket(k.shape[2]), step
 
 
 def flash_forward(
@@ -659,7 +664,7 @@ def flash_forward(
     if not (q.numel() and k.numel()) or not applies(q, scale):
         return forward.flash_forward(q, k, v, is_causal, scale)
     with on_device_of(q):
-        tiles = candidates("forward", D, q.element_size(), card(q.device.index).shared_memory) if tile is None else (tile,)
+        tiles = candidates("forward", D, q.element_size(), card_of(q).shared_memory) if tile is None else (tile,)
         key = kind(q, k, is_causal, step)
         if not how.exp2:
             tile = fastest(
@@ -729,7 +734,7 @@ def _autotuned_backward(q, k, v, o, do, lse, is_causal, scale, dlse, needs):
         )  # fmt: skip
 
     key = kind(q, k, is_causal, "autotune")
-    tiles = {kernel: candidates(kernel, q.shape[3], q.element_size(), card(q.device.index).shared_memory) for kernel in ("dkdv", "dq")}
+    tiles = {kernel: candidates(kernel, q.shape[3], q.element_size(), card_of(q).shared_memory) for kernel in ("dkdv", "dq")}
     dkdv = fastest(backward.dkdv_kernel, tiles["dkdv"], key, lambda tile: run(tile, tile, (False, True, True)))
     dq = fastest(backward.dq_kernel, tiles["dq"], key, lambda tile: run(tile, tile, (True, False, False)))
     return run(dkdv, dq, needs)
@@ -804,6 +809,4 @@ class _Backward:
     def tile(self, name: str, kernel, tile: TileConfig | None, key: tuple, launch: Launch) -> TileConfig:
         if tile is not None:
             return tile
-        return fastest(
-            kernel, candidates(name, self.D, self.q.element_size(), card(self.q.device.index).shared_memory), (*self.key, *key), launch
-        )
+        return fastest(kernel, candidates(name, self.D, self.q.element_size(), card_of(self.q).shared_memory), (*self.key, *key), launch)

@@ -1,6 +1,7 @@
 """Chapter 8's kernels: every step is right, what TMA cannot reach takes pointers, tiles are measured once and kept."""
 
 import math
+import types
 
 import pytest
 import torch
@@ -102,6 +103,12 @@ def test_gradients_through_flash_attention():
     o = flash_attention(q, k, v, is_causal=True, kernel="tuned")
     got = torch.autograd.grad(o.sum(), (q, k, v))
     assert_gradients(got, q.detach(), k.detach(), v.detach(), torch.ones_like(o), True)
+
+
+@pytest.mark.skipif(ON_GPU, reason="the interpreter is off")
+def test_in_the_interpreter_a_tensor_on_a_gpu_is_not_tuned_for_it():
+    on_a_gpu = types.SimpleNamespace(device=types.SimpleNamespace(index=0))
+    assert tuned.card_of(on_a_gpu).shared_memory is None
 
 
 def test_nothing_is_launched_for_what_is_empty():

@@ -35,8 +35,8 @@ def require_gpu() -> None:
 def time_call(call: Callable[[], Any], warmup_ms: int = 100, repeat_ms: int = 100) -> Timing:
     """Time `call` by CUDA events (triton.testing.do_bench, L2 flushed before each call), after a warm-up.
 
-    The warm-up is as long as the measurement: a GPU at its power limit lowers its clock by a tenth within some tens of milliseconds, and a call
-    that is timed before that is flattered.
+    The warm-up is as long as the measurement: right after a pause an H200 ran the same kernel up to a tenth faster than a moment later, and a
+    call that is timed then is flattered.
     """
     require_gpu()
     import triton.testing
