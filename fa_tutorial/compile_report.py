@@ -78,6 +78,7 @@ ACCEPTED_SPILLS = {
     ("dq_kernel", "fp16 D=256 16x16"): 1_300,
     ("tuned.forward_kernel", "D=64 full 64x64"): 80,
     ("tuned.forward_kernel", "D=128 128x64"): 300,
+    ("tuned.forward_kernel", "D=128 128x64 pointers"): 900,
     ("tuned.forward_kernel", "D=128 64x64"): 250,
     ("tuned.repair_kernel", "128x64"): 120,
     ("tuned.repair_kernel", "D=256"): 800,
@@ -236,19 +237,28 @@ def tuned_cases(capability: int) -> Iterator[Case]:
     yield tuned_case(capability, "forward", "fp16", 64, False, first)
     yield tuned_case(capability, "forward", "bf16", 64, True, first)
     yield replace(delta_case(capability, "fp16", 64), kernel="tuned.prepare_kernel")
+    if capability == tuned.TMA_CAPABILITY:  # by pointers too, for strides that no descriptor holds: ptxas has serialised wgmma there
+        for D in (64, 128):
+            for kernel in tuned.TILES:
+                for tile in tuned.candidates(kernel, D, DTYPES["fp16"].itemsize, limit)[:2]:
+                    yield tuned_case(capability, kernel, "fp16", D, False, tile, tma=False)
 
 
-def tuned_case(capability: int, kernel: str, dtype: str, D: int, is_causal: bool, tile: forward.TileConfig) -> Case:
-    """A kernel of fa_tutorial.tuned ("forward", "repair", "dkdv", "dq") as its launcher launches it, by descriptors where the card has TMA."""
+def tuned_case(
+    capability: int, kernel: str, dtype: str, D: int, is_causal: bool, tile: forward.TileConfig, tma: bool | None = None
+) -> Case:
+    """A kernel of fa_tutorial.tuned ("forward", "repair", "dkdv", "dq") as its launcher launches it: without `tma` by descriptors where the
+    card has TMA."""
     case = attention_case(f"tuned.{kernel}_kernel", capability, dtype, D, is_causal, tile)
-    tma = capability >= tuned.TMA_CAPABILITY
+    tma = capability >= tuned.TMA_CAPABILITY if tma is None else tma
     for name in ("q", "k", "v", "o", "do", "dq", "dk", "dv"):
         rows = tile.block_n if name in ("k", "v", "dk", "dv") else tile.block_m
         case.arguments[name] = f"tensordesc<{dtype}[1, 1, {rows}, {forward.padded_d(D)}]>" if tma else f"*{dtype}"
     shift = round(-math.log2(forward.p_scale(DTYPES[dtype])))
     constants = case.constants | {"TMA": tma, "SHIFT": shift, "REUSE_DELTA": tuned.STEPS[tuned.BEST].reuse_delta, "GROUP": 1}
     names = KERNELS[case.kernel].arg_names
-    return replace(case, constants={name: value for name, value in constants.items() if name in names})
+    title = case.title if tma == (capability >= tuned.TMA_CAPABILITY) else f"{case.title} pointers"
+    return replace(case, title=title, constants={name: value for name, value in constants.items() if name in names})
 
 
 def attention_arguments(dtype: str, D: int) -> dict[str, int | float | str]:

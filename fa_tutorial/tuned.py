@@ -152,6 +152,8 @@ def forward_rows(
     if IS_CAUSAL:  # (4.6)
         full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
         end = tl.maximum(tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q, 0)
+    # One ragged tile needs no pipeline, and with one ptxas serialises the wgmma of the pointer path (C7515); None: as the launch says.
+    TAIL_STAGES: tl.constexpr = None if IS_CAUSAL else 1
     if SAFE:
         for start_n in tl.range(0, end, BLOCK_N, num_stages=1):
             m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
@@ -163,7 +165,7 @@ def forward_rows(
         for start_n in tl.range(0, full, BLOCK_N):
             m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
                                stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, False, False, TMA, SHIFT, BLOCK_N, BLOCK_D)  # fmt: skip
-        for start_n in tl.range(full, end, BLOCK_N):
+        for start_n in tl.range(full, end, BLOCK_N, num_stages=TAIL_STAGES):
             m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
                                stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, True, False, TMA, SHIFT, BLOCK_N, BLOCK_D)  # fmt: skip
 
@@ -422,10 +424,11 @@ def dq_kernel(
         full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
         end = tl.maximum(tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q, 0)
         last_seen = offs_m + (S_k - S_q)
+    TAIL_STAGES: tl.constexpr = None if IS_CAUSAL else 1  # as in forward_rows
     for start_n in tl.range(0, full, BLOCK_N):
         dq_acc = add_to_dq(q_tile, do_tile, lse2, delta, dq_acc, k, v, b, h_k, start_n, last_seen, S_k, D, scale_log2,
                            stride_ks, stride_kd, stride_vs, stride_vd, False, TMA, BLOCK_N, BLOCK_D)  # fmt: skip
-    for start_n in tl.range(full, end, BLOCK_N):
+    for start_n in tl.range(full, end, BLOCK_N, num_stages=TAIL_STAGES):
         dq_acc = add_to_dq(q_tile, do_tile, lse2, delta, dq_acc, k, v, b, h_k, start_n, last_seen, S_k, D, scale_log2,
                            stride_ks, stride_kd, stride_vs, stride_vd, True, TMA, BLOCK_N, BLOCK_D)  # fmt: skip
     store_rows(dq, dq_acc * (scale / P_SCALE), b, h, start_m, S_q, D, stride_dqs, stride_dqd, TMA, BLOCK_M, BLOCK_D)
