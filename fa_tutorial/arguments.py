@@ -12,6 +12,19 @@ FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 FLOAT_DTYPES_AND_64 = (*FLOAT_DTYPES, torch.float64)
 
 
+def check_name(what: str, name: str, allowed: Iterable[str]) -> str:
+    """Return `name` if it is one of `allowed`; ValueError that lists them otherwise."""
+    allowed = tuple(allowed)
+    if name not in allowed:
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, allowed))}, got {name!r}")
+    return name
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """PyTorch's name of a dtype without its module: "float16"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def check_int(name: str, value, minimum: int = 1) -> int:
     """Return `value` as an int of at least `minimum`; TypeError or ValueError otherwise."""
     if isinstance(value, bool):
@@ -56,8 +69,8 @@ def check_tensor(name: str, value, *, ndim: int | None = None, dtypes: Iterable[
         raise TypeError(f"{name} must be a dense (strided) tensor, got layout {value.layout}")
     allowed = tuple(dtypes)
     if value.dtype not in allowed:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
-        raise TypeError(f"{name} has dtype {str(value.dtype).removeprefix('torch.')}; allowed: {names}")
+        names = ", ".join(map(dtype_name, allowed))
+        raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}; allowed: {names}")
     if ndim is not None and value.ndim != ndim:
         raise ValueError(f"{name} must have {ndim} dimension{'s' * (ndim != 1)}, got shape {tuple(value.shape)}")
     return value
@@ -66,7 +79,7 @@ def check_tensor(name: str, value, *, ndim: int | None = None, dtypes: Iterable[
 def check_alike(**tensors: torch.Tensor) -> None:
     """Raise unless all tensors share a dtype (TypeError) and a device (ValueError)."""
     if len({tensor.dtype for tensor in tensors.values()}) > 1:
-        dtypes = ", ".join(f"{name}: {str(tensor.dtype).removeprefix('torch.')}" for name, tensor in tensors.items())
+        dtypes = ", ".join(f"{name}: {dtype_name(tensor.dtype)}" for name, tensor in tensors.items())
         raise TypeError(f"{', '.join(tensors)} must have one dtype, got {dtypes}")
     if len({tensor.device for tensor in tensors.values()}) > 1:
         devices = ", ".join(f"{name}: {tensor.device}" for name, tensor in tensors.items())

@@ -7,30 +7,38 @@ import functools
 import torch
 
 from fa_tutorial import backward, forward, tuned
-from fa_tutorial.arguments import check_attention
+from fa_tutorial.arguments import check_attention, check_name
 from fa_tutorial.forward import MAX_D
-from fa_tutorial.hardware import interpreter_on
+from fa_tutorial.hardware import HOPPER_CAPABILITY, has_gpu, interpreter_on
 
-KERNELS = ("auto", "basic", "tuned")
+KERNELS = ("auto", "basic", "tuned", "hopper")
 
 
 def best() -> str:
     """What "auto" takes on this machine: in the interpreter the plain kernels, whose tiles are the faster ones there."""
-    return "basic" if interpreter_on() else "tuned"
+    if interpreter_on():
+        return "basic"
+    is_hopper = has_gpu() and tuned.card(torch.cuda.current_device()).capability == HOPPER_CAPABILITY
+    return "hopper" if is_hopper else "tuned"
 
 
 def implementation(kernel: str):
-    """(forward, backward) of a kernel's name; ValueError for a name that is not known."""
-    if kernel == "auto":
+    """(forward, backward) of a kernel's name; ValueError for a name that is not known, or not for this machine."""
+    if check_name("kernel", kernel, (*KERNELS, *tuned.STEPS)) == "auto":
         kernel = best()
+    elif kernel == "hopper" and best() != "hopper":
+        raise ValueError(
+            'kernel "hopper" is for GPUs of compute capability 9.0 (H100, H200), and the current device is none; "auto" takes what it can run'
+        )
+    if kernel == "hopper":
+        from fa_tutorial import hopper  # not above: only Hopper needs Gluon, an experimental part of Triton
+
+        return hopper.flash_forward, tuned.flash_backward
     if kernel == "basic":
         return forward.flash_forward, backward.flash_backward
     if kernel == "tuned":
         return tuned.flash_forward, tuned.flash_backward
-    if kernel in tuned.STEPS:
-        return functools.partial(tuned.flash_forward, step=kernel), functools.partial(tuned.flash_backward, step=kernel)
-    names = ", ".join(map(repr, (*KERNELS, *tuned.STEPS)))
-    raise ValueError(f"kernel must be one of {names}, got {kernel!r}")
+    return functools.partial(tuned.flash_forward, step=kernel), functools.partial(tuned.flash_backward, step=kernel)
 
 
 def flash_attention(
@@ -49,7 +57,8 @@ def flash_attention(
     Dtypes: fp16, bf16, fp32, one for all three; sums are float32. Under torch.autocast the inputs are cast to the autocast dtype.
     is_causal: query i sees keys 0 … i + S_k − S_q (bottom-right aligned, as flash-attn 2.1 and later). scale: 1/√D unless given.
     kernel: "basic" for the kernels of chapters 5 and 7; "tuned" for those of chapter 8, or one of its steps (tuned.STEPS), whose first call
-    of a kind measures which tiles are fastest on this GPU. "auto" takes "tuned" on a GPU and "basic" in the interpreter.
+    of a kind measures which tiles are fastest on this GPU; "hopper" for chapter 9's forward on a GPU of compute capability 9.0, with the
+    tuned kernels wherever it does not apply. "auto" takes "hopper" on such a GPU, "tuned" on another, and "basic" in the interpreter.
 
     Returns o (B, H_q, S_q, D) in q's dtype; with return_lse also lse (B, H_q, S_q), float32, the natural logarithm of the sum of exponentials
     of the scaled scores. A query that sees no key gets o = 0 and lse = −inf.
@@ -57,8 +66,8 @@ def flash_attention(
     Gradients: o and lse are differentiable with respect to q, k and v, once: a second derivative raises RuntimeError. Two runs give the
     same bits. Where one of q, k, v asks for a gradient, q, k, v, o and lse are kept for backward, and nothing else.
 
-    Raises TypeError for other dtypes, sparse or nested tensors and what is no tensor; ValueError for shapes, devices, head counts, D and
-    scale; RuntimeError for CPU tensors where Triton's interpreter is off.
+    Raises TypeError for other dtypes, sparse or nested tensors and what is no tensor; ValueError for shapes, devices, head counts, D,
+    scale and kernel; RuntimeError for CPU tensors where Triton's interpreter is off.
     """
     forward_and_backward = implementation(kernel)
     q, k, v = autocast(q, k, v)

@@ -23,22 +23,20 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
-import torch
-
-from fa_tutorial import backward, forward, hardware, layout, matmul, tuned
+from fa_tutorial import backward, forward, hardware, hopper, layout, matmul, tuned
+from fa_tutorial.bench.cases import DTYPES
 from fa_tutorial.source import source_of
 
 # Bytes of shared memory that one block may ask for (opt-in), by compute capability. CUDA programming guide, table of technical specifications.
 SHARED_LIMITS = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 CARDS = {75: "T4", 80: "A100", 86: "RTX 30xx", 89: "RTX 40xx", 90: "H100, H200", 100: "B200", 120: "RTX 50xx"}
 SERIALISED = ("C7511", "C7512", "C7515")  # ptxas waits for every wgmma before it starts the next: right, and slow
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 KERNELS = {
     "add_kernel": layout.add_kernel,
     "transpose_kernel": layout.transpose_kernel,
@@ -54,6 +52,7 @@ KERNELS = {
     "tuned.prepare_kernel": tuned.prepare_kernel,
     "tuned.dkdv_kernel": tuned.dkdv_kernel,
     "tuned.dq_kernel": tuned.dq_kernel,
+    "hopper.forward_kernel": hopper.forward_kernel,
 }
 # What a case may spill, in bytes stored and loaded a thread: a register or two anywhere, and more where it is named, by words of its title.
 # A row of 65,536 columns is 128 elements a thread with 16 warps, the whole of its registers. The attention tiles for D = 128 and 256 spill,
@@ -62,7 +61,8 @@ KERNELS = {
 # The tuned kernels are measured with each of their tiles on the card that they run on: one that spills is taken only where it is the fastest.
 # For D = 256 with 227 KB no tile of the backward that was tried is free of spills on capability 90; two of those here are chapter 7's.
 # With Triton 3.6 some tiles for 99 KB spill a little on capability 120 that with 3.7 do not.
-# repair_kernel runs where a row needs it, which is rare, and its tile is not free: its columns and warps are forward_kernel's.
+# hopper.forward_kernel's threads have 160 registers with three consumers. What spills is what a masked block needs, which is at most two of a row's.
+# repair_kernel runs where a row needs it, which is rare, and its tile is not free: its rows and columns are forward_kernel's.
 SMALL_SPILL = 32
 ACCEPTED_SPILLS = {
     ("softmax_kernel", f"{layout.MAX_SOFTMAX_COLUMNS} columns"): 1_000,
@@ -81,7 +81,9 @@ ACCEPTED_SPILLS = {
     ("tuned.forward_kernel", "D=128 128x64 pointers"): 900,
     ("tuned.forward_kernel", "D=128 64x64"): 250,
     ("tuned.repair_kernel", "128x64"): 120,
-    ("tuned.repair_kernel", "D=256"): 800,
+    ("tuned.repair_kernel", "64x64"): 150,
+    ("tuned.repair_kernel", "64x128"): 120,
+    ("tuned.repair_kernel", "D=256"): 2_000,
     ("tuned.dkdv_kernel", "D=128 64x64"): 800,
     ("tuned.dkdv_kernel", "D=256 64x64"): 2_100,
     ("tuned.dkdv_kernel", "D=128 64x32"): 80,
@@ -90,6 +92,8 @@ ACCEPTED_SPILLS = {
     ("tuned.dq_kernel", "D=128 32x32"): 80,
     ("tuned.dq_kernel", "D=256 128x32"): 450,
     ("tuned.dq_kernel", "D=256 64x32"): 600,
+    ("hopper.forward_kernel", "D=64 causal"): 340,
+    ("hopper.forward_kernel", "held"): 120,
 }
 WORKERS = 2
 
@@ -131,8 +135,10 @@ def cases(capability: int) -> Iterator[Case]:
     yield from matmul_cases(capability)
     yield from forward_cases(capability)
     yield from backward_cases(capability)
-    if capability >= tuned.LEAST_CAPABILITY:
+    if capability >= hardware.TENSOR_CORE_CAPABILITY:
         yield from tuned_cases(capability)
+    if capability == hardware.HOPPER_CAPABILITY:
+        yield from hopper_cases()
 
 
 def layout_cases(capability: int) -> Iterator[Case]:
@@ -231,7 +237,7 @@ def tuned_cases(capability: int) -> Iterator[Case]:
         for kernel, candidates in tiles.items():
             for tile in candidates:
                 yield tuned_case(capability, kernel, "fp16", D, True, tile)
-        for tile in dict.fromkeys(tuned.repair_tile(tile, forward.padded_d(D)) for tile in tiles["forward"]):
+        for tile in dict.fromkeys(tuned.repair_tile(tile) for tile in tiles["forward"]):
             yield tuned_case(capability, "repair", "fp16", D, True, tile)
     first = tuned.candidates("forward", 64, DTYPES["fp16"].itemsize, limit)[0]
     yield tuned_case(capability, "forward", "fp16", 64, False, first)
@@ -255,10 +261,36 @@ def tuned_case(
         rows = tile.block_n if name in ("k", "v", "dk", "dv") else tile.block_m
         case.arguments[name] = f"tensordesc<{dtype}[1, 1, {rows}, {forward.padded_d(D)}]>" if tma else f"*{dtype}"
     shift = round(-math.log2(forward.p_scale(DTYPES[dtype])))
-    constants = case.constants | {"TMA": tma, "SHIFT": shift, "REUSE_DELTA": tuned.STEPS[tuned.BEST].reuse_delta, "GROUP": 1}
+    constants = case.constants | {
+        "TMA": tma,
+        "SHIFT": shift,
+        "LAST_FIRST": False,
+        "REUSE_DELTA": tuned.STEPS[tuned.BEST].reuse_delta,
+        "GROUP": 1,
+    }
     names = KERNELS[case.kernel].arg_names
     title = case.title if tma == (capability >= tuned.TMA_CAPABILITY) else f"{case.title} pointers"
     return replace(case, title=title, constants={name: value for name, value in constants.items() if name in names})
+
+
+def hopper_cases() -> Iterator[Case]:
+    """Every configuration of chapter 9's kernel, causal and full; one in bf16; and the step whose wait is held in its place."""
+    for D, config in [*hopper.CONFIGS.items(), (64, hopper.SHORT_CAUSAL)]:
+        for is_causal in (False, True):
+            yield hopper_case("fp16", D, is_causal, config)
+    yield hopper_case("bf16", 64, True, hopper.CONFIGS[64])
+    yield hopper_case("fp16", 128, False, hopper.CONFIGS[128], "held")
+
+
+def hopper_case(dtype: str, D: int, is_causal: bool, config: hopper.HopperConfig, step: str = hopper.BEST) -> Case:
+    """hopper.forward_kernel as its launcher launches it."""
+    rows = {"q": hopper.ROWS.value, "k": config.block_n, "v": config.block_n, "o": hopper.ROWS.value}
+    arguments = attention_arguments(dtype, D) | {"counter_ptr": "*i32", "row_blocks": 22}
+    arguments |= {f"{name}_desc": f"tensordesc<{dtype}[1, 1, {size}, {D}],{hopper.layout()!r}>" for name, size in rows.items()}
+    title = f"{dtype} D={D} {'causal' if is_causal else 'full'} {config.consumers} x {hopper.ROWS.value}x{config.block_n}"
+    constants = hopper.constants_of(is_causal, DTYPES[dtype], hopper.STEPS[step], config)
+    words = title if step == hopper.BEST else f"{title} {step}"
+    return Case("hopper.forward_kernel", words, hardware.HOPPER_CAPABILITY, arguments, constants, hopper.NUM_WARPS, config.stages)
 
 
 def attention_arguments(dtype: str, D: int) -> dict[str, int | float | str]:
@@ -329,15 +361,15 @@ def keep(todo: Sequence[Case], rows: Sequence[Row], path: Path = STORE) -> None:
 # ---------------------------------------------------------------- compiling, in processes whose interpreter is off
 
 
-def specialise(case: Case, names: Sequence[str]) -> tuple[dict, dict, dict]:
+def specialise(case: Case, names: Sequence[str], not_specialised: Collection[str] = ()) -> tuple[dict, dict, dict]:
     """(signature, constants, attributes) as a launch with these arguments gives them to Triton's compiler.
 
-    Triton makes an argument of 1 a constant, and notes which pointers and integers are multiples of 16.
+    Triton makes an argument of 1 a constant, and notes which pointers and integers are multiples of 16, but for `not_specialised` ones.
     """
     signature, constants, attributes = {}, dict(case.constants), {}
     for position, name in enumerate(names):
         value = case.arguments.get(name)
-        if name in case.constants or (value == 1 and isinstance(value, int)):
+        if name in case.constants or (value == 1 and isinstance(value, int) and name not in not_specialised):
             constants.setdefault(name, 1)
             signature[name] = "constexpr"
             continue
@@ -345,26 +377,33 @@ def specialise(case: Case, names: Sequence[str]) -> tuple[dict, dict, dict]:
             signature[name] = value
         else:
             signature[name] = "fp32" if isinstance(value, float) else "i32" if abs(value) < 2**31 else "i64"
-        if str(value).startswith("*") or (isinstance(value, int) and value % 16 == 0):
+        if str(value).startswith("*") or (isinstance(value, int) and value % 16 == 0 and name not in not_specialised):
             attributes[position,] = [["tt.divisibility", 16]]
     return signature, constants, attributes
 
 
-def compile_case(case: Case) -> Row:
-    """Compile one case. Needs a process that was started with Triton's interpreter off (compile_cases starts such)."""
+def compiled_kernel(case: Case):
+    """What Triton's compiler makes of a case: its metadata, and in asm the PTX and the cubin. Needs a process with the interpreter off."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
     kernel = KERNELS[case.kernel]
-    signature, constants, attributes = specialise(case, kernel.arg_names)
+    options = {"num_warps": case.num_warps}
+    if isinstance(kernel, GluonJITFunction):  # whose stages are its own affair
+        source = GluonASTSource
+    else:
+        source, options = ASTSource, options | {"num_stages": case.num_stages}
+    described = specialise(case, kernel.arg_names, kernel.do_not_specialize)
+    return triton.compile(source(kernel, *described), target=GPUTarget("cuda", case.capability, 32), options=options)
+
+
+def compile_case(case: Case) -> Row:
+    """Compile one case. Needs a process that was started with Triton's interpreter off (compile_cases starts such)."""
     log = io.StringIO()
     with contextlib.redirect_stdout(log):  # where Triton prints ptxas's words
-        compiled = triton.compile(
-            ASTSource(kernel, signature, constants, attributes),
-            target=GPUTarget("cuda", case.capability, 32),
-            options={"num_warps": case.num_warps, "num_stages": case.num_stages},
-        )
+        compiled = compiled_kernel(case)
     registers, spills, warnings = read_ptxas(log.getvalue())
     return Row(
         case.kernel, case.title, case.capability, case.num_warps, case.num_stages, registers, compiled.metadata.shared, spills, warnings

@@ -17,6 +17,9 @@ import torch
 
 INTERPRETER_SWITCH = "TRITON_INTERPRET"
 
+# Compute capabilities: what the course's kernels need, and from which on Triton uses tensor cores.
+LEAST_CAPABILITY, TENSOR_CORE_CAPABILITY, HOPPER_CAPABILITY = 75, 80, 90
+
 WHERE_TO_RUN_TRITON = (
     "Triton is published for Linux only. On macOS or Windows run this chapter on Google Colab, in WSL2, "
     "or in a Linux container. Chapters without kernels (0, 1, 4, 6) run where you are."
@@ -117,8 +120,8 @@ def require_triton(who: str) -> ModuleType:
     return triton
 
 
-def require_kernel_device(tensor: torch.Tensor, name: str = "tensor") -> None:
-    """Raise RuntimeError where a Triton kernel cannot run on `tensor`'s device."""
+def require_kernel_device(tensor: torch.Tensor, name: str) -> None:
+    """Raise RuntimeError where a Triton kernel cannot run on the device of `tensor`, which the message calls `name`."""
     if tensor.is_cuda or interpreter_on():
         return
     raise RuntimeError(

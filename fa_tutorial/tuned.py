@@ -17,10 +17,18 @@ from dataclasses import asdict, dataclass
 import torch
 
 from fa_tutorial import backward, forward
-from fa_tutorial.arguments import check_attention
+from fa_tutorial.arguments import check_attention, check_name
 from fa_tutorial.backward import DELTA_ELEMENTS, BackwardConfig, finite_or_0, is_finite, load_lse, row_delta_tile
 from fa_tutorial.forward import MAX_D, TileConfig, add_strays, load_tile, p_scale, padded_d, weigh_finite
-from fa_tutorial.hardware import capability, on_device_of, require_kernel_device, require_triton, shared_memory_limit
+from fa_tutorial.hardware import (
+    HOPPER_CAPABILITY,
+    TENSOR_CORE_CAPABILITY,
+    capability,
+    on_device_of,
+    require_kernel_device,
+    require_triton,
+    shared_memory_limit,
+)
 from fa_tutorial.matmul import INTERPRETED, dot, grouped_tile_device
 
 triton = require_triton("Chapter 8 (fa_tutorial.tuned)")
@@ -28,7 +36,7 @@ import triton.language as tl  # noqa: E402
 from triton.runtime.cache import get_cache_manager  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
-LEAST_CAPABILITY, TMA_CAPABILITY = 80, 90  # below the first Triton has no tensor cores; from the second on there is TMA
+TMA_CAPABILITY = HOPPER_CAPABILITY  # and all later ones
 LOG2_E = math.log2(math.e)
 LN_2, LOG2_E_IN_KERNELS = tl.constexpr(math.log(2.0)), tl.constexpr(LOG2_E)
 LARGE_LOGIT = tl.constexpr(4096.0)  # in base 2. Its rounding, 2^−13 of p, is half of what changes a one in fp16
@@ -132,10 +140,10 @@ def forward_rows(
     q, k, v, o, lse_ptr, batch_head, row_block, H_q, H_k, S_q, S_k, D, scale_log2,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
-    IS_CAUSAL: tl.constexpr, SAFE: tl.constexpr, TMA: tl.constexpr, SHIFT: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, SAFE: tl.constexpr, LAST_FIRST: tl.constexpr, TMA: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A row block of one head: (4.1) to (4.6) in base 2. Arguments as in forward_kernel; lse_ptr: the head's. SAFE: as repair_kernel asks."""
+    """A row block of one head: (4.1) to (4.6) in base 2. Arguments as in forward_kernel; lse_ptr: the head's. SAFE, LAST_FIRST: repair_kernel's."""
     b, h = batch_head // H_q, batch_head % H_q
     h_k = h // (H_q // H_k)
     q, o = on_head(q, b, h, stride_qb, stride_qh, TMA), on_head(o, b, h, stride_ob, stride_oh, TMA)
@@ -155,7 +163,8 @@ def forward_rows(
     # One ragged tile needs no pipeline, and with one ptxas serialises the wgmma of the pointer path (C7515); None: as the launch says.
     TAIL_STAGES: tl.constexpr = None if IS_CAUSAL else 1
     if SAFE:
-        for start_n in tl.range(0, end, BLOCK_N, num_stages=1):
+        for start in tl.range(0, end, BLOCK_N, num_stages=1):
+            start_n = (tl.cdiv(end, BLOCK_N) - 1) * BLOCK_N - start if LAST_FIRST else start
             m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, offs_m, S_q, S_k, D, scale_log2,
                                stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL, True, True, TMA, SHIFT, BLOCK_N, BLOCK_D)  # fmt: skip
         if IS_CAUSAL:
@@ -202,7 +211,7 @@ def forward_kernel(
     forward_rows(q, k, v, o, lse_ptr + batch_head.to(tl.int64) * S_q, batch_head, row_block, H_q, H_k, S_q, S_k, D, scale_log2,
                  stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
                  stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
-                 IS_CAUSAL, False, TMA, SHIFT, BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
+                 IS_CAUSAL, False, False, TMA, SHIFT, BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
 
 
 @triton.jit
@@ -218,13 +227,13 @@ def repair_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, H_q, H_k, S_q, S_k, D, scale_log2,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
-    IS_CAUSAL: tl.constexpr, SHIFT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, LAST_FIRST: tl.constexpr, SHIFT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The row blocks in which forward_kernel left a NaN in lse, once more, with what the loops that everyone runs do not care for.
 
     A NaN or inf among values that the causal mask hides reaches every row of its tile, since 0 · NaN is NaN; and where m is beyond LARGE_LOGIT, the
     rounding of m · scale_log2 is more than fp16's. Most often there is no NaN, and a program ends after it has looked at REPAIR_ROWS rows.
-    Arguments as in forward_kernel, all pointers. Grid: (ceil(S_q / REPAIR_ROWS) · B · H_q,).
+    Arguments as in forward_kernel, all pointers. LAST_FIRST: blocks of keys from the last to the first, as chapter 9's kernel takes them. Grid: (ceil(S_q / REPAIR_ROWS) · B · H_q,).
     """
     chunks = tl.cdiv(S_q, REPAIR_ROWS)
     batch_head = tl.program_id(0) // chunks
@@ -236,7 +245,7 @@ def repair_kernel(
                 forward_rows(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, batch_head, row_block, H_q, H_k, S_q, S_k, D, scale_log2,
                              stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
                              stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
-                             IS_CAUSAL, True, False, SHIFT, BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
+                             IS_CAUSAL, True, LAST_FIRST, False, SHIFT, BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
 
 
 # ---------------------------------------------------------------- backward
@@ -525,12 +534,10 @@ def shared_bytes(kernel: str, tile: TileConfig, block_d: int, itemsize: int) -> 
     return block_d * itemsize * (held + tile.num_stages * streamed)
 
 
-def repair_tile(tile: TileConfig, block_d: int) -> TileConfig:
-    """repair_kernel's tile after a forward_kernel with `tile`: as many columns, and the warps side by side along the rows as there, so that each
-    row's sums are added up in one order, and the rows that need no repair keep their bits; but of so many rows that registers suffice."""
-    if tile.block_m < 16 * tile.num_warps:  # warps beside one another, each with a part of the columns
-        return TileConfig(tile.block_m, tile.block_n, tile.num_warps, 1)
-    return TileConfig(128, tile.block_n, 8, 1) if block_d <= 128 else TileConfig(64, tile.block_n, 4, 1)
+def repair_tile(tile: TileConfig) -> TileConfig:
+    """repair_kernel's tile after a forward_kernel with `tile`: the same rows and columns, and a warp for 16 rows at least. Then each row meets the
+    same blocks, and its sums are added up in the same order, so that the rows that need no repair keep their bits."""
+    return TileConfig(tile.block_m, tile.block_n, max(tile.num_warps, tile.block_m // 16), 1)
 
 
 def candidates(kernel: str, D: int, itemsize: int, shared_memory: int | None) -> tuple[TileConfig, ...]:
@@ -609,13 +616,19 @@ def reachable(x: torch.Tensor) -> bool:
 
 
 def can_use_tma(*tensors: torch.Tensor) -> bool:
+    """True where the card has TMA and it can move all of the tensors."""
     return card_of(tensors[0]).capability >= TMA_CAPABILITY and all(map(reachable, tensors))
 
 
+def box(shape: Sequence[int], strides: Sequence[int], rows: int) -> tuple[list[int], list[int], list[int]]:
+    """What a descriptor says of a reachable (B, H, S, D) tensor: shape, strides, and tiles of `rows` rows of one head, D padded to BLOCK_D."""
+    spaced = [stride if size > 1 else 16 for size, stride in zip(shape[:3], strides[:3], strict=True)]
+    return list(shape), [*spaced, 1], [1, 1, rows, padded_d(shape[3])]
+
+
 def descriptor(x: torch.Tensor, rows: int) -> TensorDescriptor:
-    """A descriptor of x, (B, H, S, D) and reachable, for tiles of `rows` rows of one head, D padded to BLOCK_D."""
-    strides = [stride if size > 1 else 16 for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, padded_d(x.shape[3])])
+    """A descriptor of a reachable (B, H, S, D) tensor, for tiles of `rows` rows of one head."""
+    return TensorDescriptor(x, *box(x.shape, x.stride(), rows))
 
 
 @dataclass(frozen=True)
@@ -644,7 +657,7 @@ def card_of(x: torch.Tensor) -> Card:
 
 def applies(q: torch.Tensor, scale: float) -> bool:
     """True where this module's kernels take the input: fp16 or bf16, a positive scale, a card with tensor cores, not empty."""
-    return q.dtype != torch.float32 and scale > 0 and card_of(q).capability >= LEAST_CAPABILITY
+    return q.dtype != torch.float32 and scale > 0 and card_of(q).capability >= TENSOR_CORE_CAPABILITY
 
 
 def kind(q: torch.Tensor, k: torch.Tensor, is_causal: bool, step: str) -> tuple:
@@ -688,14 +701,20 @@ def flash_forward(
                 *on_rows, lse, H_q, H_k, B * H_q, how.heads_at_once(S_k), S_q, S_k, D, scale * LOG2_E, *strides,
                 TMA=tma, BLOCK_M=M, BLOCK_N=N, num_warps=tile.num_warps, num_stages=tile.num_stages, **constants,
             )  # fmt: skip
-            tile = repair_tile(tile, padded_d(D))
-            repair_kernel[(-(-S_q // REPAIR_ROWS.value) * B * H_q,)](
-                q, k, v, o, lse, H_q, H_k, S_q, S_k, D, scale * LOG2_E, *strides,
-                BLOCK_M=tile.block_m, BLOCK_N=N, num_warps=tile.num_warps, num_stages=tile.num_stages, **constants,
-            )  # fmt: skip
+            repair(q, k, v, o, lse, is_causal, scale, repair_tile(tile))
 
         launch(fastest(forward_kernel, tiles, (*key, tma), launch))
     return o, lse
+
+
+def repair(q, k, v, o, lse, is_causal: bool, scale: float, tile: TileConfig, last_first: bool = False) -> None:
+    """Compute in place the row blocks of o and lse once more in which lse holds a NaN, by repair_kernel with `tile`. scale: positive."""
+    (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
+    repair_kernel[(-(-S_q // REPAIR_ROWS.value) * B * H_q,)](
+        q, k, v, o, lse, H_q, H_k, S_q, S_k, D, scale * LOG2_E, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
+        IS_CAUSAL=is_causal, LAST_FIRST=last_first, SHIFT=round(-math.log2(p_scale(q.dtype))),
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=padded_d(D), num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
 
 
 def flash_backward(
@@ -723,9 +742,8 @@ def flash_backward(
 
 
 def check_step(step: str) -> Step:
-    if step not in STEPS:
-        raise ValueError(f"step must be one of {', '.join(map(repr, STEPS))}, got {step!r}")
-    return STEPS[step]
+    """The step of STEPS with this name; ValueError that lists them for another."""
+    return STEPS[check_name("step", step, STEPS)]
 
 
 def _autotuned_backward(q, k, v, o, do, lse, is_causal, scale, dlse, needs):

@@ -21,12 +21,22 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from attention_cases import VIEWS, Case, a_tile_by_turns, assert_attention, assert_gradients, place, plain_attention, plain_gradients
+from attention_cases import (
+    KERNELS,
+    VIEWS,
+    Case,
+    a_tile_by_turns,
+    assert_attention,
+    assert_gradients,
+    place,
+    plain_attention,
+    plain_gradients,
+)
 from buffers import DTYPES, ON_GPU
 
 from fa_tutorial import flash_attention, reference, tuned
+from fa_tutorial.bench import cases as bench_cases
 
-DTYPE_NAMES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 HEAD_DIMS = (1, 16, 40, 59, 64, 80, 96, 128, 192, 256)
 LENGTHS = ((1, 239), (113, 203), (127, 513), (799, 3), (64, 64), (128, 128), (203, 113))
 HEADS = ((6, 6), (6, 2))
@@ -126,13 +136,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="flash_attention's error against float64, over a grid of cases, on a GPU")
     parser.add_argument("--backward", action="store_true", help="the gradients, not o and lse")
     parser.add_argument("--kernel", default="auto", help='of flash_attention; "auto" unless given')
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPE_NAMES, default=list(DTYPE_NAMES), help="all unless given")
+    parser.add_argument("--dtypes", nargs="+", choices=bench_cases.DTYPES, default=list(bench_cases.DTYPES), help="all unless given")
     arguments = parser.parse_args()
     direction = "backward" if arguments.backward else "forward"
     if not ON_GPU:
         print("The accuracy grid needs a GPU: the interpreter would take hours.", file=sys.stderr)
         return 2
-    findings = run_all(direction, arguments.kernel, tuple(DTYPE_NAMES[name] for name in arguments.dtypes))
+    findings = run_all(direction, arguments.kernel, tuple(bench_cases.DTYPES[name] for name in arguments.dtypes))
     for finding in findings:
         if finding.failure:
             print(f"{finding.case}: {finding.failure}")
@@ -148,7 +158,7 @@ def test_the_grid_has_500_cases_and_every_view():
 
 @pytest.mark.skipif(not ON_GPU, reason="the interpreter would take hours")
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kernel", ["basic", "tuned"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_accuracy_over_the_grid(direction, kernel):
     findings = run_all(direction, kernel)

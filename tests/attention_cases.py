@@ -14,9 +14,13 @@ from types import ModuleType
 
 import pytest
 import torch
-from buffers import DEVICE, Guarded, guarded_input, guarded_output, in_nan, launch, randn
+from buffers import ON_GPU, Guarded, guarded_input, guarded_output, in_nan, launch, randn
 
-from fa_tutorial import backward, forward, reference
+from fa_tutorial import attention, backward, forward, reference
+from fa_tutorial.arguments import dtype_name
+
+# What kernel= may name on this machine; the tuned kernels in the interpreter: test_tuned.py.
+KERNELS = ["basic", "tuned", "hopper"] if attention.best() == "hopper" else ["basic", "tuned"] if ON_GPU else ["basic"]
 
 # Name -> element strides and storage offset of a (B, H, S, D) tensor.
 LAYOUTS: dict[str, Callable[[int, int, int, int], tuple[tuple[int, int, int, int], int]]] = {
@@ -119,7 +123,7 @@ class Case:
 
     def __str__(self) -> str:
         heads = f"{self.B}x{self.H_q}" + (f"/{self.H_k}" if self.H_k else "")
-        words = [str(self.dtype).removeprefix("torch."), f"B*H {heads}", f"S {self.S_q}x{self.S_k}", f"D {self.D}"]
+        words = [dtype_name(self.dtype), f"B*H {heads}", f"S {self.S_q}x{self.S_k}", f"D {self.D}"]
         words += ["causal"] * self.is_causal + ["dlse"] * self.dlse
         words += [self.view] * (self.view != "contiguous") + [self.values] * (self.values != "randn")
         return ", ".join(words + ([f"scale {self.scale}"] if self.scale is not None else []))
@@ -306,7 +310,3 @@ def load_changed(original: ModuleType, tmp_path: Path, monkeypatch: pytest.Monke
 def a_tile_by_turns(kernel, tiles, key: tuple, launch) -> forward.TileConfig:
     """In place of tuned.fastest: no measuring, and every candidate has its turn; one for a card, BLOCK_D, dtype and mask, so that little is compiled."""
     return tiles[zlib.crc32(repr((kernel.__name__, key[:4])).encode()) % len(tiles)]
-
-
-def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype, device=DEVICE)

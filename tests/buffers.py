@@ -11,14 +11,16 @@ import pytest
 import torch
 
 from fa_tutorial import hardware, reference
+from fa_tutorial.arguments import FLOAT_DTYPES, dtype_name
 
 DEVICE = hardware.device()
 ON_GPU = DEVICE.type == "cuda"
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DTYPES = FLOAT_DTYPES
 SIZES = (1, 15, 16, 17)  # around the smallest side that tl.dot takes
 GUARD = 4096  # elements before and after a buffer: a multiple of every alignment, and more than a small tile runs over by
 SENTINEL = 12_288.0  # exact in fp16, bf16 and fp32
 
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="streams exist on a GPU only")
 needs_two_gpus = pytest.mark.skipif(not ON_GPU or torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -26,6 +28,10 @@ needs_two_gpus = pytest.mark.skipif(not ON_GPU or torch.cuda.device_count() < 2,
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     """Standard normal numbers, the same on every machine: drawn on the CPU, then moved."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=DEVICE)
 
 
 # ---------------------------------------------------------------- layouts
@@ -118,7 +124,7 @@ def unchanged(*tensors: torch.Tensor) -> Iterator[None]:
 # ---------------------------------------------------------------- the bound on the error
 
 
-def assert_accurate(got: torch.Tensor, want: torch.Tensor, peer: torch.Tensor) -> None:
+def assert_as_accurate(got: torch.Tensor, want: torch.Tensor, peer: torch.Tensor) -> None:
     """max|got − want| ≤ 2 · max|peer − want| + 1e-5, and no NaN or inf in `got`.
 
     want: float64. peer: PyTorch's own operation in got's dtype; where it is exact by luck, as happens with few elements, one rounding
@@ -132,13 +138,13 @@ def assert_accurate(got: torch.Tensor, want: torch.Tensor, peer: torch.Tensor) -
 # ---------------------------------------------------------------- far offsets, streams, devices
 
 
-def vast_memory(dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    """Memory of a little over 2**32 elements, untouched, so that on a CPU almost none of it is really taken. Skips where there is none.
+def vast_memory() -> torch.Tensor:
+    """Memory of a little over 2**32 elements of fp16, untouched, so that on a CPU almost none of it is really taken. Skips where there is none.
 
     Tensors are placed from element 2**31 on: an offset that wraps at 32 bits then lands inside the memory, and gives a wrong result
     rather than a crash.
     """
-    elements = 2**32 + 2**16
+    elements, dtype = 2**32 + 2**16, torch.float16
     if ON_GPU and torch.cuda.mem_get_info()[0] < 1.1 * elements * dtype.itemsize:
         pytest.skip(f"needs {elements * dtype.itemsize / 2**30:.0f} GiB of GPU memory")
     try:

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from attention_cases import (
+    KERNELS,
     VALUES,
     VIEWS,
     Case,
@@ -23,6 +24,7 @@ from buffers import DEVICE, DTYPES, ON_GPU, far_apart, needs_gpu, needs_two_gpus
 from torch.nn.functional import scaled_dot_product_attention
 
 from fa_tutorial import attention, flash_attention, forward, reference, tuned
+from fa_tutorial.arguments import dtype_name
 
 # NaN and inf are among the inputs, and NumPy, beneath the interpreter, tells of every one.
 pytestmark = [
@@ -32,13 +34,13 @@ pytestmark = [
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["fp16", "bf16", "fp32"])
 # In the interpreter one dtype shows these; on a GPU vector widths, layouts and instructions depend on it.
-dtypes_on_gpu = pytest.mark.parametrize("dtype", DTYPES if ON_GPU else [torch.float16], ids=lambda dtype: str(dtype).removeprefix("torch."))
+dtypes_on_gpu = pytest.mark.parametrize("dtype", DTYPES if ON_GPU else [torch.float16], ids=dtype_name)
 causal = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 full_on_gpu = pytest.mark.parametrize("is_causal", [False, True] if ON_GPU else [True], ids=lambda on: "causal" if on else "full")
 on_gpu = pytest.mark.skipif(not ON_GPU, reason="the interpreter would take too long, and shows no more than with the cases it runs")
 
 
-@pytest.fixture(name="kernel", autouse=True, params=["basic", "tuned"] if ON_GPU else ["basic"])
+@pytest.fixture(name="kernel", autouse=True, params=KERNELS)
 def every_kernel(request, monkeypatch) -> str:
     """What kernel="auto" takes: every test here is made with every kernel (test_tuned.py has the tuned ones in the interpreter)."""
     monkeypatch.setattr(attention, "best", lambda: request.param)
@@ -156,9 +158,11 @@ def test_grouped_queries(H_q, H_k, is_causal, dtype):
 @dtypes_on_gpu
 @causal
 @pytest.mark.parametrize("view", VIEWS)
-def test_views(view, is_causal, dtype):
+def test_views(view, is_causal, dtype, kernel):
     case = Case(37, 45, D=64, dtype=dtype, is_causal=is_causal, view=view)
     got = check(case)
+    if kernel == "hopper" and not tuned.can_use_tma(*case.inputs()):
+        return  # the tuned kernel took it: as accurate, and not by the bit
     contiguous = (x.contiguous() for x in case.inputs())
     assert same(got, attend(*contiguous, is_causal)), "a view gives another result than its contiguous copy"
 
@@ -439,12 +443,13 @@ def test_o_alone_unless_lse_is_asked_for(kernel):
 
 
 @needs_gpu
-def test_131072_tokens_in_memory_of_o_and_lse_alone():
+def test_131072_tokens_in_memory_of_o_and_lse_alone(kernel):
     from fa_tutorial.bench.timing import peak_bytes
 
     q, k, v = Case(131_072, 131_072, D=64, B=1, H_q=1).data()
     outputs = q.numel() * q.element_size() + 4 * q.shape[2]
-    assert peak_bytes(lambda: flash_attention(q, k, v, is_causal=True, return_lse=True)) == outputs
+    counter = 512 if kernel == "hopper" else 0  # an integer, the least that is allocated
+    assert peak_bytes(lambda: flash_attention(q, k, v, is_causal=True, return_lse=True)) == outputs + counter
     o, lse = flash_attention(q, k, v, is_causal=True, return_lse=True)
     rows = torch.arange(2047, 131_072, 2048, device=DEVICE)  # 64 of them, the last row among them
     truth, truth_lse, plain = (torch.cat(parts, dim=2) for parts in zip(*(row_alone(q, k, v, int(i)) for i in rows), strict=True))

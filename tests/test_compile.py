@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 
 from fa_tutorial import compile_report as report
-from fa_tutorial import tuned
+from fa_tutorial import hardware, tuned
 from fa_tutorial.forward import TileConfig
 
 pytestmark = pytest.mark.timeout(1800)  # with another Triton than that of compiled.json, hundreds of compiles in one fixture
@@ -16,7 +16,8 @@ EVERY = 24  # of the cases that compiled.json holds, one in so many is compiled 
 
 
 def expected_kernels(capability: int) -> set[str]:
-    return {kernel for kernel in report.KERNELS if capability >= tuned.LEAST_CAPABILITY or not kernel.startswith("tuned.")}
+    least = {"tuned": capability >= hardware.TENSOR_CORE_CAPABILITY, "hopper": capability == hardware.HOPPER_CAPABILITY}
+    return {kernel for kernel in report.KERNELS if least.get(kernel.partition(".")[0], True)}
 
 
 def tile_of(case: report.Case) -> TileConfig | None:
@@ -77,7 +78,7 @@ def test_every_kernel_and_card_is_there(rows):
         assert {row.kernel for row in rows if row.capability == capability} == expected_kernels(capability)
 
 
-@pytest.mark.parametrize("capability", [capability for capability in report.SHARED_LIMITS if capability >= tuned.LEAST_CAPABILITY])
+@pytest.mark.parametrize("capability", [capability for capability in report.SHARED_LIMITS if capability >= hardware.TENSOR_CORE_CAPABILITY])
 def test_every_tuned_tile_is_there(capability):
     """Each tile that the tuned kernels may measure, by descriptors where the card has TMA, and each repair that follows."""
     there = {(case.kernel, case.title.split(" causal ")[0], tile_of(case)) for case in report.tuned_cases(capability)}
@@ -86,7 +87,7 @@ def test_every_tuned_tile_is_there(capability):
     for D in (64, 128, 256):
         for kernel in tuned.TILES:
             for tile in tuned.candidates(kernel, D, 2, report.SHARED_LIMITS[capability]):
-                repair = [("tuned.repair_kernel", tuned.repair_tile(tile, D))] if kernel == "forward" else []
+                repair = [("tuned.repair_kernel", tuned.repair_tile(tile))] if kernel == "forward" else []
                 for name, used in [(f"tuned.{kernel}_kernel", tile), *repair]:
                     assert (name, f"fp16 D={D}", used) in there
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fa_tutorial import ledger
-from fa_tutorial.arguments import check_int
+from fa_tutorial.arguments import check_int, check_name
 
 MODES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "forward and backward"}
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -19,6 +19,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 # The providers that are compared, by the names that readers know, in the order of tables and figures; the tuning's steps have their own names.
 LABELS = {
     "tuned": "tuned (chapter 8)",
+    "hopper": "Hopper (chapter 9)",
     "basic": "basic (chapters 5, 7)",
     "sdpa_cudnn": "SDPA cuDNN",
     "sdpa_flash": "SDPA flash",
@@ -27,14 +28,6 @@ LABELS = {
     "flash_attn": "flash-attn",
     "naive": "naive",
 }
-
-
-def check_name(what: str, name: str, allowed: Iterable[str]) -> str:
-    """Return `name` if it is one of `allowed`; ValueError that lists them otherwise."""
-    allowed = tuple(allowed)
-    if name not in allowed:
-        raise ValueError(f"{what} must be one of {', '.join(map(repr, allowed))}, got {name!r}")
-    return name
 
 
 @dataclass(frozen=True)

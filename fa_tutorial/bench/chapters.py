@@ -1,4 +1,4 @@
-"""What the chapters show of a GPU: its ceilings, attention's time and memory, the first kernels, matmul, a training, the tuning (chapter_8.py).
+"""What the chapters show of a GPU, all but the sweep of attention: the rows of results.json.
 
     python -m fa_tutorial.bench.chapters results.json
 
@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import layout, matmul, reference
-from fa_tutorial.bench import chapter_8, peers, training
+from fa_tutorial import hardware, layout, matmul, reference
+from fa_tutorial.bench import chapter_8, chapter_9, peers, training
 from fa_tutorial.bench.cases import Case, Shape
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement, opened, run
@@ -149,7 +149,7 @@ def _matmul_row(n: int, dtype: torch.dtype, group: int | None) -> dict[str, Any]
     a, b = randn(n, n, dtype=dtype), randn(n, n, dtype=dtype)
     if group is None:
         return timed(lambda: a @ b, flops=2 * n**3)
-    config = matmul.choose_config(dtype, torch.cuda.get_device_properties(0).shared_memory_per_block_optin)
+    config = matmul.choose_config(dtype, hardware.shared_memory_limit())
     config = dataclasses.replace(config, group=group)
     return timed(lambda: matmul.matmul(a, b, config=config), flops=2 * n**3)
 
@@ -214,7 +214,7 @@ def main() -> None:
     require_gpu()
 
     kept = opened(path)
-    rows = itertools.chain(attention_cases(), chapter_8.ablation_cases())
+    rows = itertools.chain(attention_cases(), chapter_8.ablation_cases(), chapter_9.ablation_cases())
     kernels = itertools.chain(
         naive_step_cases(), first_kernel_cases(), matmul_cases(), gradient_error_cases(), training_cases(), chapter_8.kernels_cases()
     )  # fmt: skip

@@ -13,8 +13,8 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from fa_tutorial import reference, tuned
-from fa_tutorial.attention import flash_attention
-from fa_tutorial.bench.cases import check_name
+from fa_tutorial.arguments import check_name
+from fa_tutorial.attention import best, flash_attention
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
@@ -83,6 +83,33 @@ def flash_attn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: boo
     return attend(*(x.transpose(1, 2) for x in (q, k, v)), causal=is_causal).transpose(1, 2)
 
 
+HOPPER_STEPS = {
+    f"hopper {step}": step for step in ("roles", "overlap", "persistent", "counter", "order", "held")
+}  # hopper.STEPS, forward alone
+
+
+def hopper_step(step: str) -> Attention:
+    """Chapter 9's forward up to one of its steps; it has no gradient."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
+        from fa_tutorial import hopper  # not above: only Hopper needs Gluon, an experimental part of Triton
+
+        if q.requires_grad:
+            raise Unsupported("the steps of chapter 9 are of the forward alone")
+        if not hopper.applies(q, k, v, scale=1.0):
+            raise Unsupported("chapter 9's kernel is for capability 9.0, fp16 and bf16, D = 64 and 128")
+        return hopper.flash_forward(q, k, v, is_causal, step=step)[0]
+
+    return attention
+
+
+def hopper_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
+    """flash_attention with chapter 9's forward."""
+    if best() != "hopper":
+        raise Unsupported("chapter 9's kernel is for GPUs of compute capability 9.0")
+    return flash_attention(q, k, v, is_causal=is_causal, kernel="hopper")
+
+
 def course(kernel: str) -> Attention:
     """flash_attention with one of its kernels, or up to one of the tuning's steps."""
 
@@ -100,6 +127,8 @@ PROVIDERS: dict[str, Attention] = {
     "flex": flex,
     "flash_attn": flash_attn,
     **{kernel: course(kernel) for kernel in ("basic", "tuned", *tuned.STEPS)},
+    "hopper": hopper_attention,
+    **{name: hopper_step(step) for name, step in HOPPER_STEPS.items()},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ def peak_bytes(call: Callable[[], Any]) -> int:
     require_gpu()
     call()
     torch.cuda.synchronize()
+    gc.collect()  # what is garbage already would be freed in the middle of the second call
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     call()

@@ -1,0 +1,94 @@
+"""What ptxas makes of chapter 9's loop: `python -m fa_tutorial.sass`, on any machine with Linux, writes hopper_sass.json.
+
+The loop is the one over blocks of keys that need no mask; of its instructions those are kept that ask for matmuls, wait, exponentiate or
+synchronise, in their order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fa_tutorial import compile_report, hardware, hopper
+
+STORED = Path(__file__).with_name("hopper_sass.json")
+D = 128
+STEPS = ("order", "held")
+KEPT = {
+    "HGMMA": "HGMMA",  # a wgmma
+    "WARPGROUP.DEPBAR": "WARPGROUP.DEPBAR",  # warpgroup_mma_wait
+    "MUFU.EX2": "MUFU.EX2",  # exp2
+    "SYNCS": "SYNCS",  # an mbarrier: wait, arrive
+    "BAR": "BAR",  # all warps of the warpgroup
+    "BRA": "BRA",
+}
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
+LABEL = re.compile(r"(\.L_x_\d+)")
+
+
+def loops(sass: str) -> list[list[str]]:
+    """The instructions of each loop, from its label to the branch back, in nvdisasm's text."""
+    labels, instructions, found = {}, [], []
+    for line in sass.splitlines():
+        if line.startswith(".L"):
+            labels[line.rstrip(":")] = len(instructions)
+        elif match := INSTRUCTION.search(line):
+            instructions.append(match[1])
+            target = LABEL.search(match[2])
+            if match[1].startswith("BRA") and target and target[1] in labels:
+                found.append(instructions[labels[target[1]] :])
+    return found
+
+
+def inner_loop(sass: str) -> list[str]:
+    """The shortest loop with matmuls and exponentials: the blocks of keys without a mask."""
+    wanted = (loop for loop in loops(sass) if any(op.startswith("HGMMA") for op in loop) and any(op.startswith("MUFU.EX2") for op in loop))
+    return min(wanted, key=len)
+
+
+def events(loop: list[str]) -> list[tuple[str, int]]:
+    """The instructions of KEPT in order, runs of one as (name, how many)."""
+    names = (next((name for start, name in KEPT.items() if op.startswith(start)), None) for op in loop)
+    return [(name, len(list(run))) for name, run in itertools.groupby(filter(None, names))]
+
+
+def disassembled(step: str) -> str:
+    """SASS of chapter 9's kernel, D = 128, full. Needs a process with Triton's interpreter off."""
+    from triton import knobs
+
+    case = compile_report.hopper_case("fp16", D, False, hopper.CONFIGS[D], step)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compile_report.compiled_kernel(case).asm["cubin"])
+        file.flush()
+        return subprocess.run([knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True).stdout
+
+
+def stored() -> dict[str, Any]:
+    """What main wrote: "triton", the version; "D"; and for each step of STEPS {"instructions": of the loop, "events": events()}."""
+    return json.loads(STORED.read_text(encoding="utf-8"))
+
+
+def compiling_environment() -> dict[str, str]:
+    """Of a process in which Triton compiles, whatever this one does."""
+    return os.environ | {hardware.INTERPRETER_SWITCH: "0"}
+
+
+def make() -> None:
+    """Compile, and write STORED. Needs a process with Triton's interpreter off."""
+    made = {step: inner_loop(disassembled(step)) for step in STEPS}
+    found = {"triton": metadata.version("triton"), "D": D}
+    found |= {step: {"instructions": len(loop), "events": events(loop)} for step, loop in made.items()}
+    STORED.write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    subprocess.run([sys.executable, "-c", "from fa_tutorial import sass; sass.make()"], env=compiling_environment(), check=True)
+    print(STORED)

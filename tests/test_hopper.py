@@ -1,0 +1,220 @@
+"""Chapter 9's kernel: its pieces of work cover every row, its protocol neither deadlocks nor races, and on Hopper it is right and its bits repeat."""
+
+import math
+import random
+import types
+
+import pytest
+import torch
+from attention_cases import Case, assert_attention
+from buffers import DEVICE, DTYPES, randn, same_bits, unchanged
+
+from fa_tutorial import attention, barriers, flash_attention, hopper, tuned
+from fa_tutorial.matmul import grouped_tile
+
+on_hopper = pytest.mark.skipif(
+    attention.best() != "hopper", reason="Gluon has no interpreter, and this is no GPU of compute capability 9.0"
+)
+CONFIGS = {64: (hopper.CONFIGS[64], hopper.SHORT_CAUSAL), 128: (hopper.CONFIGS[128],)}
+
+
+# ---------------------------------------------------------------- pieces of work, on any machine
+
+
+def host_function(function, **names):
+    """A jitted function as plain Python, with these names beside its arguments."""
+    integers = types.SimpleNamespace(cdiv=lambda a, b: -(-a // b))
+    return types.FunctionType(function.fn.__code__, {"gl": integers, "min": min, "max": max, "ROWS": 64, **names})
+
+
+@pytest.mark.parametrize("longest_first", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("consumers", [2, 3])
+@pytest.mark.parametrize(
+    ("S_q", "S_k"), [(1, 1), (64, 64), (65, 300), (191, 7), (192, 192), (193, 193), (1000, 1000), (1024, 1024), (300, 200)]
+)
+def test_the_pieces_cover_every_row_once(S_q, S_k, consumers, is_causal, longest_first):
+    piece_of = host_function(hopper.piece_of, grouped_tile_in_gluon=grouped_tile)
+    heads, block_n, row_blocks = 5, 128, -(-S_q // (64 * consumers))
+    problem = hopper.Problem(1, 1, row_blocks, heads, 2, S_q, S_k)
+    rows, lengths = [], []
+    for i in range(row_blocks * heads):
+        head, start_m, end_m, blocks = piece_of(i, problem, consumers, block_n, longest_first, is_causal)
+        assert 0 <= start_m < end_m <= start_m + 64 * consumers and start_m < S_q
+        rows += [(head, first) for first in range(start_m, end_m, 64)]
+        last = min(end_m, S_q) - 1
+        seen = min(max(last + 1 + S_k - S_q, 0), S_k) if is_causal else S_k
+        assert blocks == max(-(-seen // block_n), 1)
+        lengths.append(blocks)
+    assert sorted(rows) == [(head, first) for head in range(heads) for first in range(0, S_q, 64)]
+    if longest_first and is_causal:
+        assert all(lengths[i] >= lengths[i + 1] for i in range(2 * row_blocks - 1)), "within a group of heads"
+
+
+# ---------------------------------------------------------------- the protocol, on any machine
+
+
+def roles(pieces: list[list[int]], stages: int, units, forget: str | None = None):
+    """The kernel's roles as fa_tutorial.barriers plays them. pieces: for each, how many blocks each consumer has a use for.
+
+    units: how long the next action takes. forget: an arrival that is left out.
+    """
+    consumers, q_stages = len(pieces[0]), hopper.Q_STAGES.value
+    (k_full, k_empty), (v_full, v_empty) = barriers.ring(stages, consumers), barriers.ring(stages, consumers)
+    rings = [barriers.ring(q_stages) for _ in range(consumers)]
+
+    def arrive(barrier, name):
+        return [] if name == forget else [barriers.arrive(barrier)]
+
+    def producer():
+        tile = 0
+        for turn, blocks in enumerate([*map(max, pieces), 0]):
+            slot, parity = turn % q_stages, turn // q_stages % 2
+            for c, (full, empty) in enumerate(rings):
+                yield barriers.wait(empty[slot], 1 - parity)
+                yield barriers.load(turn, 100 * (c + 1) + slot, units())
+                yield barriers.arrive(full[slot])
+            for _ in range(blocks):
+                stage, parity = tile % stages, tile // stages % 2
+                for full, empty, place in ((k_full, k_empty, 0), (v_full, v_empty, 50)):
+                    yield barriers.wait(empty[stage], 1 - parity)
+                    yield barriers.load(tile, place + stage, units())
+                    yield barriers.arrive(full[stage])
+                tile += 1
+
+    def read(tile, full, empty, place, name):
+        stage = tile % stages
+        yield barriers.wait(full[stage], tile // stages % 2)
+        yield barriers.use(tile, place + stage, units())
+        yield from arrive(empty[stage], name)
+
+    def consumer(c):
+        (full, empty), tile = rings[c], 0
+        for turn, uses in enumerate(pieces):
+            slot = turn % q_stages
+            yield barriers.wait(full[slot], turn // q_stages % 2)
+            for block in range(max(uses)):
+                yield from read(tile, k_full, k_empty, 0, "k_empty")
+                yield barriers.use(turn, 100 * (c + 1) + slot, 1)
+                yield barriers.work("softmax", units())
+                if block == max(uses) - 1:
+                    yield from arrive(empty[slot], "q_empty")
+                yield from read(tile, v_full, v_empty, 50, "v_empty")
+                tile += 1
+        yield barriers.wait(full[len(pieces) % q_stages], len(pieces) // q_stages % 2)  # told that there is no more
+
+    return {"producer": producer()} | {f"consumer {c}": consumer(c) for c in range(consumers)}
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("consumers", [1, 2, 3])
+def test_the_protocol_neither_deadlocks_nor_races(consumers, stages):
+    draw = random.Random(consumers * 10 + stages)
+    for _ in range(20):
+        pieces = [[draw.randint(1, 6) for _ in range(consumers)] for _ in range(draw.randint(1, 6))]
+        timeline = barriers.run(roles(pieces, stages, lambda: draw.randint(1, 6)))
+        assert barriers.races(timeline) == []
+
+
+@pytest.mark.parametrize("forgotten", ["q_empty", "k_empty", "v_empty"])
+def test_an_arrival_that_is_left_out_is_a_deadlock(forgotten):
+    with pytest.raises(barriers.Deadlock):
+        barriers.run(roles([[4, 4]] * 4, 2, lambda: 1, forgotten))
+
+
+# ---------------------------------------------------------------- the door, on any machine
+
+
+@pytest.mark.skipif(attention.best() == "hopper", reason="here it is allowed")
+def test_the_name_is_refused_where_there_is_no_hopper():
+    q = randn(1, 1, 4, 64).half()
+    with pytest.raises(ValueError, match=r'(?s)"hopper".*9\.0.*"auto"'):
+        flash_attention(q, q, q, kernel="hopper")
+
+
+def test_an_unknown_step_is_refused():
+    q = randn(1, 1, 4, 64).half()
+    with pytest.raises(ValueError, match=r"'roles'.*'order'.*got 'best'"):
+        hopper.flash_forward(q, q, q, step="best")
+
+
+def test_a_descriptor_holds_its_tensor_and_no_other():
+    x, y = (randn(2, 3, 5, 64, seed=seed).half() for seed in (0, 1))
+    first, second = hopper.descriptor(x, 64), hopper.descriptor(y, 64)
+    assert first.base is x and second.base is y and first.block_shape == [1, 1, 64, 64] == second.block_shape
+    assert hopper._blank(x.shape, x.stride(), x.dtype, 64).base.numel() == 0
+
+
+# ---------------------------------------------------------------- on Hopper
+
+
+@on_hopper
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(("S_q", "S_k"), [(1, 239), (64, 128), (113, 203), (192, 192), (203, 113), (799, 3), (1030, 1030), (4096, 130)])
+@pytest.mark.parametrize("D", [64, 128])
+def test_every_step_and_config(D, S_q, S_k, is_causal):
+    for dtype in DTYPES[:2]:
+        q, k, v = (case := Case(S_q, S_k, D=D, dtype=dtype, is_causal=is_causal, H_q=6, H_k=2)).inputs()
+        for step, config in [(step, None) for step in hopper.STEPS] + [(hopper.BEST, config) for config in CONFIGS[D]]:
+            with unchanged(q, k, v):
+                o, lse = hopper.flash_forward(q, k, v, is_causal, case.scale, step=step, config=config)
+            assert_attention(o, lse, q, k, v, is_causal, case.scale)
+
+
+@on_hopper
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("D", [64, 128])
+def test_1000_repeats_are_bit_equal(D, is_causal):
+    """More pieces than multiprocessors, of many lengths: who computes which differs from run to run."""
+    q, k, v = Case(1000, 1000, D=D, is_causal=is_causal, B=2, H_q=24, H_k=8).data()
+    first = hopper.flash_forward(q, k, v, is_causal)
+    for _ in range(1000):
+        again = hopper.flash_forward(q, k, v, is_causal)
+        assert all(bool(same_bits(a, b).all()) for a, b in zip(first, again, strict=True))
+
+
+@on_hopper
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("D", [64, 128])
+def test_every_element_is_written(D, is_causal, monkeypatch):
+    q, k, v = Case(333, 200, D=D, is_causal=is_causal, B=2, H_q=4, H_k=2).data()
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: empty(*size, **options).fill_(math.nan))
+    o, lse = hopper.flash_forward(q, k, v, is_causal)
+    monkeypatch.undo()
+    assert not torch.isnan(o).any() and not torch.isnan(lse).any()
+    assert_attention(o, lse, q, k, v, is_causal)
+
+
+@on_hopper
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_rows_of_large_logits_and_rows_with_nan_are_done_again(is_causal):
+    q, k, v = Case(300, 300, D=64, B=1, H_q=2).data()
+    q[0, 0, 40] *= 3000
+    q[0, 1, 70] = math.nan
+    o, lse = hopper.flash_forward(q, k, v, is_causal)
+    assert lse[0, 0, 40] > tuned.LARGE_LOGIT.value * math.log(2)
+    assert torch.isnan(lse[0, 1, 70]) and torch.isnan(o[0, 1, 70]).all()
+    others = torch.arange(300, device=DEVICE) != 70
+    assert not torch.isnan(o[:, :, others]).any() and not torch.isnan(lse[:, :, others]).any()
+    q[0, 1, 70] = 0.0
+    assert_attention(*hopper.flash_forward(q, k, v, is_causal), q, k, v, is_causal)
+
+
+@on_hopper
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(70, 70, D=80),
+        Case(70, 70, D=64, dtype=torch.float32),
+        Case(70, 70, D=64, view="storage offset of one"),
+        Case(70, 70, D=64, scale=-0.5),
+    ],
+    ids=["D = 80", "fp32", "no descriptor", "negative scale"],
+)
+def test_what_it_does_not_take_is_the_tuned_kernels(case, monkeypatch):
+    monkeypatch.setattr(tuned, "fastest", lambda kernel, tiles, key, launch: tiles[0])
+    q, k, v = case.inputs()
+    assert not hopper.applies(q, k, v, case.scale or 1.0)
+    got, want = hopper.flash_forward(q, k, v, False, case.scale), tuned.flash_forward(q, k, v, False, case.scale)
+    assert all(bool(same_bits(a, b).all()) for a, b in zip(got, want, strict=True))

@@ -1,0 +1,47 @@
+"""The machine code of chapter 9's loop: what is stored is what the compiler makes of the kernel as it is."""
+
+import json
+import subprocess
+import sys
+
+from fa_tutorial import sass
+
+TEXT = """
+.L_x_1:
+        /*0010*/                   HGMMA.64x128x16.F32 R24, gdesc[UR4], !UPT ;
+        /*0020*/                   HGMMA.64x128x16.F32 R24, gdesc[UR8], R24 ;
+.L_x_2:
+        /*0030*/              @!P0 SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR6], R3 ;
+        /*0040*/              @!P0 BRA `(.L_x_2) ;
+        /*0050*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0060*/                   FFMA R1, R2, R3, R4 ;
+        /*0070*/                   MUFU.EX2 R5, R1 ;
+        /*0080*/               @P1 BRA `(.L_x_1) ;
+"""
+
+
+def test_the_inner_loop_and_its_events():
+    assert [len(loop) for loop in sass.loops(TEXT)] == [2, 8]
+    names = ["HGMMA", "SYNCS", "BRA", "WARPGROUP.DEPBAR", "MUFU.EX2", "BRA"]
+    assert sass.events(sass.inner_loop(TEXT)) == list(zip(names, [2, 1, 1, 1, 1, 1], strict=True))
+
+
+def order(step: str, found: dict) -> tuple[int, int]:
+    """Where the last wait for matmuls and the first exponential stand among a step's events."""
+    names = [name for name, _ in found[step]["events"]]
+    return len(names) - 1 - names[::-1].index("WARPGROUP.DEPBAR"), names.index("MUFU.EX2")
+
+
+def test_the_wait_is_moved_up_and_held_in_its_place(tmp_path, monkeypatch):
+    """Made anew: in the kernel that is used both waits come before the exponentials, and with the branch one comes after them."""
+    made = tmp_path / "made.json"
+    code = f"from pathlib import Path; from fa_tutorial import sass; sass.STORED = Path({str(made)!r}); sass.make()"
+    environment = sass.compiling_environment()
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+    found = json.loads(made.read_text())
+    for stored in (found, sass.stored()):
+        wait, exponential = order("order", stored)
+        assert wait < exponential
+        wait, exponential = order("held", stored)
+        assert wait > exponential
+    assert found["triton"] != sass.stored()["triton"] or found == sass.stored(), "run python -m fa_tutorial.sass"
