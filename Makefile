@@ -25,7 +25,7 @@ help:
 	@echo "make notebooks  run the notebooks and store their outputs again"
 	@echo "make compile-report  compile every kernel for GPUs that are not there; ARGS names the .json or .md file"
 	@echo "make clean      remove .venv and every cache"
-	@echo 'ARGS="..." is passed on; PYTHON=python3.12 picks the Python that .venv is made with (3.11 or newer)'
+	@echo 'ARGS="..." is passed on by lab, test, browser-test, figures, notebooks and compile-report; PYTHON=python3.12 picks the Python that .venv is made with (3.11 or newer)'
 
 # As the default address, so that the link that --no-browser prints leads to the notebook too.
 lab: $(INSTALLED)
@@ -42,7 +42,7 @@ browser-test: $(BROWSER_INSTALLED)
 	$(RUN) -m pytest -rs -m '' tests/test_browser.py $(ARGS)
 
 figures: $(INSTALLED)
-	$(RUN) -m fa_tutorial.figures
+	$(RUN) -m fa_tutorial.figures $(ARGS)
 
 notebooks: $(INSTALLED)
 	$(RUN) -m fa_tutorial.notebooks $(ARGS)
@@ -58,7 +58,7 @@ compile-report: $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
-	find . -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
+	find . \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 # The stamp says that .venv holds what these two files ask for; a second call finds it and installs nothing.
 $(INSTALLED): constraints.txt pyproject.toml

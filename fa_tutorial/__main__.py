@@ -42,7 +42,9 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     case.add_argument("--causal", action="store_true", help="query i sees keys 0 to i")
     case.add_argument("--dtype", default="fp16", help="fp16, bf16 or fp32 (default: fp16)")
     case.add_argument("--mode", default="fwd", help="fwd, bwd or fwd_bwd (default: fwd)")
-    _add_names(case, "--providers", "what is measured: peers, basic, tuned, steps of the tuning (default: all but the steps)")
+    _add_names(
+        case, "--providers", "what is measured: peers, basic, tuned, hopper, and the steps of chapters 8 and 9 (default: all but the steps)"
+    )
 
     inner = case.add_subparsers(title="with a file of results", metavar="COMMAND")
     text = "measure a grid into a file of results; rows that it holds are not measured again, so that an interrupted sweep can go on"

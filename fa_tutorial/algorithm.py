@@ -35,6 +35,7 @@ class Traffic:
 
     @property
     def total(self) -> int:
+        """Bytes read and written."""
         return self.read_bytes + self.written_bytes
 
 
@@ -86,6 +87,7 @@ def flash_forward(
 
     q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype, H_q a multiple of H_k. Returns o like q and lse (B, H_q, S_q), float32
     (float64 for float64). A row that sees no key gets o = 0 and lse = −inf. traffic: counts the bytes of every tile; all heads.
+    TypeError and ValueError as check_attention, and for blocks that are no integers of at least 1.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     block_m, block_n = check_int("block_m", block_m), check_int("block_n", block_n)
@@ -124,7 +126,7 @@ def flash_forward_fa1(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Flash attention in FA1's loop order: each block of keys walks over all blocks of queries (4.8; FA1, algorithm 1).
 
-    Arguments and results are those of flash_forward. o, m and l live in HBM between the steps: each step reads them, divides, and
+    Arguments, results and errors are those of flash_forward. o, m and l live in HBM between the steps: each step reads them, divides, and
     writes them back; o is kept in q's dtype, and rounded at every step.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
@@ -219,6 +221,7 @@ def recompute_p(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, scale: floa
     """p = exp(scale · q kᵀ − lse), (B, H_q, S_q, S_k): softmax from what the forward kept, with no maximum and no sum (6.7).
 
     q: (B, H_q, S_q, D); k: (B, H_k, S_k, D); lse: (B, H_q, S_q). Hidden pairs, and rows whose lse is −inf, give 0.
+    TypeError and ValueError as check_attention.
     """
     scale = check_attention(q, k, k, scale, dtypes=FLOAT_DTYPES_AND_64)
     s = scores(q, repeat_heads(k, q.shape[1]), scale)
@@ -256,6 +259,7 @@ def attention_backward(
 
     q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). scale: 1/√D unless given. dk and dv are
     summed over the query heads that share a key head. Gradients in the inputs' dtype; a row that saw nothing gets dq = 0.
+    TypeError and ValueError as check_attention.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     H_q, H_k = q.shape[1], k.shape[1]
@@ -301,7 +305,7 @@ def flash_backward(
 
     q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). dlse: the gradient of lse, where somebody
     used it (6.15). The first loop keeps a block of keys and walks over the queries: dk, dv. The second keeps a block of queries and
-    walks over the keys: dq. Each gradient is summed by one owner, in one order.
+    walks over the keys: dq. Each gradient is summed by one owner, in one order. Errors as flash_forward.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     block_m, block_n = check_int("block_m", block_m), check_int("block_n", block_n)

@@ -1,6 +1,7 @@
 """Chapter 9: mbarriers simulated in plain Python, so that a ring of stages can deadlock, and be mended, without a GPU.
 
-The barrier is Hopper's mbarrier (PTX ISA, mbarrier.init, mbarrier.arrive and mbarrier.test_wait.parity): it expects `count` arrivals, and when
+Shows on a clock that two barriers a stage, waited for by parity, are enough: nothing is read before it has come or overwritten while it is read,
+and loads run ahead by as many tiles as there are stages. The barrier is Hopper's mbarrier (PTX ISA, mbarrier.init, mbarrier.arrive and mbarrier.test_wait.parity): it expects `count` arrivals, and when
 the last one has come its phase is complete, the next phase begins, and the count starts anew. Phases are numbered 0, 1, 2, …; a wait names one by
 its parity alone, the number's last bit. A role (a producer warp, a consumer warpgroup) is a generator that yields actions; `run` plays several of
 them against one clock.
@@ -36,7 +37,7 @@ class Barrier:
             self.phase, self.arrived = self.phase + 1, 0
 
     def test_wait(self, parity: int) -> bool:
-        """True where a wait for `parity` passes: the current phase has the other one, so the last phase of this parity is complete.
+        """True where a wait for `parity` passes (9.5): the current phase has the other one, so the last phase of this parity is complete.
 
         A fresh barrier is in phase 0: parity 0 waits for its arrivals, and parity 1 passes at once.
         """
@@ -183,6 +184,7 @@ class _Role:
             self.time, self.blocked = now, None
 
     def waited(self, now: int) -> Event:
+        """The event for the wait that blocks, up to `now`."""
         return Event(self.name, self.blocked, self.time, now)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.progress import state_file
+from fa_tutorial.exercises.progress import STATE_VARIABLE, state_file
 
 # First version inside and first version past the range that the course supports: those of pyproject.toml, which a test compares.
 SUPPORTED = {
@@ -30,8 +30,6 @@ SUPPORTED = {
     "numpy": ((2, 0), (3,)),
 }
 NAMES = {"torch": "torch", "triton": "Triton", "numpy": "NumPy"}
-LEAST_CAPABILITY = 75
-TENSOR_CORE_CAPABILITY = 80
 
 
 @dataclass(frozen=True)
@@ -230,13 +228,13 @@ def interpreted_despite_gpu(facts: Facts) -> Finding | None:
 
 
 def gpu_too_old(facts: Facts) -> Finding | None:
-    if not facts.compiles or facts.capability is None or facts.capability >= TENSOR_CORE_CAPABILITY:
+    if not facts.compiles or facts.capability is None or facts.capability >= hardware.TENSOR_CORE_CAPABILITY:
         return None
     shown = f"{facts.gpu} has compute capability {facts.capability / 10:.1f}"
-    if facts.capability < LEAST_CAPABILITY:
+    if facts.capability < hardware.LEAST_CAPABILITY:
         return Finding(
             True,
-            f"{shown}; the course's kernels need {LEAST_CAPABILITY / 10:.1f} or more.",
+            f"{shown}; the course's kernels need {hardware.LEAST_CAPABILITY / 10:.1f} or more.",
             f"Set {hardware.INTERPRETER_SWITCH}=1 before Python starts: kernels then run in the interpreter.",
         )
     return Finding(False, f"{shown}: Triton does not use its tensor cores (from 8.0 on it does), so matmuls are slow here.")
@@ -281,7 +279,7 @@ def version_outside_range(package: str) -> Callable[[Facts], Finding | None]:
 def progress_not_kept(facts: Facts) -> Finding | None:
     if facts.state_writable:
         return None
-    return Finding(False, f"{facts.state} cannot be written: progress is not kept.", "Set FA_TUTORIAL_STATE to a folder that can be.")
+    return Finding(False, f"{facts.state} cannot be written: progress is not kept.", f"Set {STATE_VARIABLE} to a folder that can be.")
 
 
 FINDINGS: tuple[Callable[[Facts], Finding | None], ...] = (

@@ -1,7 +1,9 @@
 """Chapter 2: how a tensor lies in memory, and the first kernels that walk over it.
 
+Proves that a kernel that is told every stride works on any view, and that a softmax need read and write each element once.
 A tensor is a pointer, a shape and strides. A kernel gets the same three things, and every access is pointer + Σ index · stride.
-The kernels: vector add, transposing copy, fused row softmax. Each has a launcher that checks its arguments.
+The kernels: vector add, transposing copy, fused row softmax. Each has a launcher that checks its arguments: TypeError for what is no such
+tensor or number, ValueError for shapes, devices and values that do not fit, RuntimeError for CPU tensors where the interpreter is off.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Chapter 0: what attention costs. FLOPs, bytes through HBM, and the roofline that turns both into a time.
 
+Proves, by counting alone, that naive attention is bound by the bytes of its S² scores, and what a kernel that never stores them has to move.
 Counts are exact integers for the algorithm as written: what an ideal implementation has to compute and move. Caches,
 padding and launch costs are left out; the chapters say where they matter. Shapes are those of the course: B batch, H heads,
-S_q queries, S_k keys, D head dimension. `itemsize` is bytes an element (2 for fp16 and bf16, 4 for fp32).
+S_q queries, S_k keys, D head dimension. `itemsize` is bytes an element (2 for fp16 and bf16, 4 for fp32). What is no integer raises TypeError,
+one that is too small ValueError: B, H, S_q and S_k may be 0, all else is at least 1.
 """
 
 from __future__ import annotations

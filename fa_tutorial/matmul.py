@@ -2,6 +2,7 @@
 
 Proves that a matrix product may be computed tile by tile with a float32 accumulator, counts what a tile size saves, and shows
 how the order of programs decides what the L2 cache can keep. Ends with (q kᵀ) v by blocks: flash attention without its softmax.
+What is no such tensor or number raises TypeError; shapes, devices and values that do not fit ValueError (fa_tutorial.arguments).
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk,
 
 @dataclass(frozen=True)
 class MatmulConfig:
-    """A tile and how a GPU runs it. shared_bytes: what the pipeline's buffers of a and b take."""
+    """A tile and how a GPU runs it: rows of a, columns of b, and how much of K a step takes; group: rows of tiles in a band (3.4).
+
+    The blocks are powers of two of at least 16, group is at least 1; TypeError or ValueError otherwise.
+    """
 
     block_m: int
     block_n: int
@@ -124,6 +128,7 @@ class MatmulConfig:
         check_int("group", self.group)
 
     def shared_bytes(self, itemsize: int) -> int:
+        """Bytes of shared memory that the pipeline's buffers of a and b take."""
         return self.num_stages * self.block_k * (self.block_m + self.block_n) * itemsize
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fa_tutorial import hardware
+from fa_tutorial.exercises.progress import STATE_VARIABLE
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 CELL_SECONDS = 120
@@ -26,7 +27,7 @@ METADATA = {
 
 def kernel_environment(state_folder: str) -> dict[str, str]:
     """The environment of a kernel as a reader starts it: no exercise done, and the choice of backend not yet made."""
-    environment = {**os.environ, "FA_TUTORIAL_STATE": state_folder}
+    environment = {**os.environ, STATE_VARIABLE: state_folder}
     environment.pop("MPLBACKEND", None)
     if hardware.switched_on_here():
         environment.pop(hardware.INTERPRETER_SWITCH)

@@ -23,8 +23,9 @@ def naive_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal
     """Attention as three kernels, scores, softmax and weighted sum, in the inputs' dtype (0.1; FA1, algorithm 0).
 
     q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), H_q a multiple of H_k. scale: 1/√D unless given. Returns o like q. Holds two
-    (B, H_q, S_q, S_k) matrices on the way. A query that sees no key (causal, S_q > S_k) gives NaN.
+    (B, H_q, S_q, S_k) matrices on the way. A query that sees no key (causal, S_q > S_k) gives NaN. TypeError and ValueError as check_attention.
     """
+    check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     S_q, S_k, D = q.shape[-2], k.shape[-2], q.shape[-1]
     k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     scaled = q @ k.transpose(-1, -2)
@@ -46,7 +47,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool
 
     q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D) with H_q a multiple of H_k (each key head serves H_q / H_k query heads).
     scale: a finite number, 1/√D unless given. Returns o (B, H_q, S_q, D) and lse (B, H_q, S_q), both float64. A query that sees no key gets
-    o = 0 and lse = −inf. A NaN or inf in a key or value that a query may not see does not reach it.
+    o = 0 and lse = −inf. A NaN or inf in a key or value that a query may not see does not reach it. TypeError and ValueError as check_attention.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     S_q, S_k = q.shape[2], k.shape[2]

@@ -2,6 +2,7 @@
 
 Proves that a softmax can be computed block by block: the pair (m, l) of running maximum and running sum describes the part of
 a row seen so far, pairs merge associatively, and a weighted sum of values can be carried along. Milakov and Gimelshein, 2018.
+Another type or dtype raises TypeError; a shape or value that does not fit ValueError.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from collections import Counter
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises import catalogue, check
+from fa_tutorial.source import WIDTH
 
 
 def name_of(answer) -> str:
@@ -55,7 +56,9 @@ class ExerciseChecks:
         assert diagnosis in first.message
         assert first.message == second.message, "the same mistake must get the same line"
         assert "\n" not in first.message and len(first.message) < 400
-        assert capsys.readouterr().out.count("\n") == 2, "check shows one line"
+        lines = capsys.readouterr().out.splitlines()
+        assert " ".join(line.strip() for line in lines) == f"{first} {second}", "check shows its verdict, and nothing else"
+        assert all(len(line) <= WIDTH for line in lines), "a page breaks a longer line inside a word"
 
     def test_right_answer_in_other_words_is_accepted(self, right):
         exercise_id, answer = right

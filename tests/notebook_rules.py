@@ -505,7 +505,7 @@ def unused_images(folder: Path, named: set[str]) -> list[str]:
 
 # ---------------------------------------------------------------- equations
 
-NUMBER = r"\d\.[1-9]\d?"
+NUMBER = r"(?:10|\d)\.[1-9]\d?"
 # (4.3), (1.5, 1.6; Milakov), (1.10 to 1.12); not exp(0.5), not (4.3 TB/s).
 REFERENCE = re.compile(rf"(?<![\w\\)\]}}])\(({NUMBER}(?:(?:, and |, | and | or | to |–){NUMBER})*)(?=[);,:])")
 

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fa_tutorial.arguments import check_alike, check_finite, check_int, check_like, check_positive, check_tensor
+from fa_tutorial.arguments import check_alike, check_finite, check_int, check_like, check_positive, check_tensor, dtype_name
+
+
+def test_dtype_name_is_pytorchs():
+    assert [dtype_name(dtype) for dtype in (torch.float16, torch.bfloat16, torch.int64)] == ["float16", "bfloat16", "int64"]
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), torch.tensor(3)], ids=["int", "numpy", "tensor"])

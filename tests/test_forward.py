@@ -31,7 +31,6 @@ HUGE_VALUES = Case(20, 300, D=16, dtype=torch.float32, values="values near the l
 
 ROUNDED_ACC = "acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]"
 LOOP_STRIDES = "stride_ks, stride_kd, stride_vs, stride_vd, IS_CAUSAL"
-TILE_LOAD = "tile = tl.load(ptr + offs_r[:, None] * stride_r + offs_c[None, :] * stride_c, mask=mask, other=0.0)"
 
 # Name -> the piece of forward.py, what stands there instead, and the case that has to fail.
 MUTATIONS = {

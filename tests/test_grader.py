@@ -224,6 +224,24 @@ def test_values_are_shown_alike_on_every_run():
     assert grader.show((1, 0.5)) == "(1, 0.5)"
     assert grader.show(torch.tensor([1.0, 2.5])) == "[1, 2.5]"
     assert "(4, 5)" in grader.show(torch.zeros(4, 5))
+    assert grader.show(math.exp) == "the function exp" and grader.show(lambda x: x) == "the function <lambda>"
+    assert grader.show(torch.nn.Linear) == "the class Linear" and grader.show(silent) == "the kernel silent"
+
+
+@triton.jit
+def silent(x_ptr):
+    pass
+
+
+def raises_with_an_address(x):
+    raise KeyError(object())
+
+
+@pytest.mark.parametrize("answer", [raises_with_an_address, lambda x: math, [object()]])
+def test_no_verdict_names_an_address(answer):
+    with pytest.raises(Wrong) as caught:
+        grader.expect_equal(grader.run(answer, 1), 1, on="x = 1", otherwise="want 1")
+    assert "0x" not in str(caught.value)
 
 
 # ---------------------------------------------------------------- running a kernel

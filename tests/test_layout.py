@@ -6,12 +6,12 @@ import pytest
 import torch
 from buffers import (
     DEVICE,
-    DTYPES,
     LAYOUTS,
     SIZES,
-    assert_accurate,
+    assert_as_accurate,
     assert_same_on_other_stream,
     assert_same_on_second_gpu,
+    dtypes,
     far_apart,
     guarded_input,
     guarded_output,
@@ -22,6 +22,7 @@ from buffers import (
     randn,
     unchanged,
     vast_memory,
+    zeros,
 )
 
 triton = pytest.importorskip("triton")
@@ -30,7 +31,6 @@ import triton.language as tl  # noqa: E402
 from fa_tutorial import layout  # noqa: E402
 
 SHAPES = [*itertools.product(SIZES, SIZES), (1, 1000), (1000, 1), (17, 1000), (1000, 17), (31, 33), (64, 63), (65, 128)]
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 layouts = pytest.mark.parametrize("name", LAYOUTS)
 
 
@@ -57,7 +57,7 @@ def check_add_kernel(kernel, n, dtype=torch.float32, block=16, **meta):
     x, y = randn(n, dtype=dtype), randn(n, dtype=dtype, seed=1)
     out = guarded_output((n,), dtype)
     launch(kernel, (triton.cdiv(n, block),), guarded_input(x), guarded_input(y), out, n, BLOCK=block, **meta)
-    assert_accurate(out.tensor, x.double() + y.double(), x + y)
+    assert_as_accurate(out.tensor, x.double() + y.double(), x + y)
 
 
 @dtypes
@@ -73,7 +73,7 @@ def test_add_of_vectors(n, dtype):
     x, y = randn(n, dtype=dtype), randn(n, dtype=dtype, seed=1)
     with unchanged(x, y):
         out = layout.add(x, y)
-    assert_accurate(out, x.double() + y.double(), x + y)
+    assert_as_accurate(out, x.double() + y.double(), x + y)
 
 
 @dtypes
@@ -83,7 +83,7 @@ def test_add_of_layouts(name, dtype):
     with unchanged(x, y):
         out, mirrored = layout.add(x, y), layout.add(y, x)
     assert out.is_contiguous()
-    assert_accurate(out, x.double() + y.double(), x + y)
+    assert_as_accurate(out, x.double() + y.double(), x + y)
     assert torch.equal(out, mirrored)
 
 
@@ -123,13 +123,13 @@ def test_broken_add_kernel_is_caught(flaw):
 # ---------------------------------------------------------------- transposing copy
 
 
-def check_transpose_kernel(kernel, shape, dtype=torch.float32, block=16, x_layout="padded rows", out_strides=None, **meta):
+def check_transpose_kernel(kernel, shape, dtype=torch.float32, x_layout="padded rows", out_strides=None, **meta):
     rows, cols = shape
     x = guarded_input(data := randn(rows, cols, dtype=dtype), LAYOUTS[x_layout](rows, cols)[0])
     out = guarded_output((cols, rows), dtype, out_strides)
-    grid = (triton.cdiv(rows, block), triton.cdiv(cols, block))
-    launch(kernel, grid, x, out, rows, cols, *x.tensor.stride(), *out.tensor.stride(), BLOCK_R=block, BLOCK_C=block, **meta)
-    assert_accurate(out.tensor, data.double().T, data.T)
+    grid = (triton.cdiv(rows, 16), triton.cdiv(cols, 16))
+    launch(kernel, grid, x, out, rows, cols, *x.tensor.stride(), *out.tensor.stride(), BLOCK_R=16, BLOCK_C=16, **meta)
+    assert_as_accurate(out.tensor, data.double().T, data.T)
 
 
 @dtypes
@@ -243,7 +243,7 @@ def check_softmax_kernel(kernel, rows, cols, dtype=torch.float32, make=None, **m
     data = randn(rows, cols, dtype=dtype) if make is None else make(rows, cols, dtype)
     x, out = guarded_input(data, (cols + 3, 1)), guarded_output((rows, cols), dtype, (cols + 5, 1))
     launch(kernel, (rows,), x, out, cols, cols + 3, cols + 5, BLOCK=triton.next_power_of_2(cols), **meta)
-    assert_accurate(out.tensor, torch.softmax(data.double(), -1), torch.softmax(data, -1))
+    assert_as_accurate(out.tensor, torch.softmax(data.double(), -1), torch.softmax(data, -1))
 
 
 @dtypes
@@ -266,12 +266,12 @@ def test_softmax(shape, dtype):
     with unchanged(x):
         out = layout.softmax(x)
     assert out.is_contiguous()
-    assert_accurate(out, torch.softmax(x.double(), -1), torch.softmax(x, -1))
+    assert_as_accurate(out, torch.softmax(x.double(), -1), torch.softmax(x, -1))
 
 
 def test_softmax_of_many_rows():
     x = randn(1000, 16)  # in one dtype: the interpreter runs the rows one by one
-    assert_accurate(layout.softmax(x), torch.softmax(x.double(), -1), torch.softmax(x, -1))
+    assert_as_accurate(layout.softmax(x), torch.softmax(x.double(), -1), torch.softmax(x, -1))
 
 
 @dtypes
@@ -280,7 +280,7 @@ def test_softmax_of_layouts(name, dtype):
     x = laid_out(randn(5, 33, dtype=dtype), name)
     with unchanged(x):
         out = layout.softmax(x)
-    assert_accurate(out, torch.softmax(x.double(), -1), torch.softmax(x, -1))
+    assert_as_accurate(out, torch.softmax(x.double(), -1), torch.softmax(x, -1))
 
 
 def test_softmax_of_no_rows():
@@ -289,7 +289,7 @@ def test_softmax_of_no_rows():
 
 def test_softmax_of_the_longest_row():
     x = randn(1, layout.MAX_SOFTMAX_COLUMNS)
-    assert_accurate(layout.softmax(x), torch.softmax(x.double(), -1), torch.softmax(x, -1))
+    assert_as_accurate(layout.softmax(x), torch.softmax(x.double(), -1), torch.softmax(x, -1))
 
 
 def test_softmax_keeps_nan_in_its_row():
@@ -349,7 +349,7 @@ def test_broken_softmax_kernel_is_caught(flaw, rows):
 def test_launchers_beyond_32_bits(launcher, own):
     data = randn(3, 5, dtype=torch.float16)
     x = far_apart(vast_memory(), data, (2**30, 1))
-    assert_accurate(launcher(x), own(data.double()), own(data))
+    assert_as_accurate(launcher(x), own(data.double()), own(data))
 
 
 LAUNCHES = [(layout.softmax, 1), (layout.transpose_copy, 1), (layout.add, 2)]
@@ -372,10 +372,6 @@ def test_cpu_tensor_without_the_interpreter(launcher, inputs, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(RuntimeError, match=r"is on cpu.*TRITON_INTERPRET=1"):
         launcher(*[torch.zeros(2, 3)] * inputs)
-
-
-def zeros(*shape, dtype=torch.float32):
-    return torch.zeros(shape, dtype=dtype, device=DEVICE)
 
 
 BAD_INPUTS = [

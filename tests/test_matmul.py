@@ -10,9 +10,10 @@ from buffers import (
     DTYPES,
     LAYOUTS,
     SIZES,
-    assert_accurate,
+    assert_as_accurate,
     assert_same_on_other_stream,
     assert_same_on_second_gpu,
+    dtypes,
     far_apart,
     guarded_input,
     guarded_output,
@@ -23,6 +24,7 @@ from buffers import (
     randn,
     unchanged,
     vast_memory,
+    zeros,
 )
 
 triton = pytest.importorskip("triton")
@@ -34,7 +36,6 @@ CONFIG = matmul.choose_config(torch.float16, hardware.shared_memory_limit() if D
 MIXED = [*itertools.product((1, 17), (15, 16), (1, 16, 17))]
 LONG = [(1000, 17, 16), (17, 1000, 16), (17, 16, 1000), (1000, 1, 1), (1, 1000, 1), (1, 1, 1000)]
 AROUND_A_TILE = [(CONFIG.block_m + i, CONFIG.block_n - i, CONFIG.block_k + i) for i in (-1, 0, 1)]
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
 def product(a, b):
@@ -57,7 +58,7 @@ def check_matmul_kernel(kernel, M, N, K, dtype=torch.float32, layout="padded row
     strides = [stride for buffer in buffers for stride in buffer.tensor.stride()]
     grid = (triton.cdiv(M, 16) * triton.cdiv(N, 16),)
     launch(kernel, grid, *buffers, M, N, K, *strides, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, **meta)
-    assert_accurate(buffers[-1].tensor, *product(a, b))
+    assert_as_accurate(buffers[-1].tensor, *product(a, b))
 
 
 @dtypes
@@ -81,7 +82,7 @@ def test_matmul(size, dtype):
     with unchanged(a, b):
         c = matmul.matmul(a, b)
     assert c.is_contiguous()
-    assert_accurate(c, *product(a, b))
+    assert_as_accurate(c, *product(a, b))
 
 
 @dtypes
@@ -91,14 +92,14 @@ def test_matmul_of_layouts(layout, dtype):
         a, b = laid_out(randn(17, 33, dtype=dtype), a_is), laid_out(randn(33, 15, dtype=dtype, seed=1), b_is)
         with unchanged(a, b):
             c = matmul.matmul(a, b)
-        assert_accurate(c, *product(a, b))
+        assert_as_accurate(c, *product(a, b))
 
 
 @pytest.mark.parametrize("group", [1, 2, 5])
 def test_matmul_with_a_config(group):
     a, b = randn(33, 20), randn(20, 50, seed=1)
     config = matmul.MatmulConfig(16, 32, 16, num_warps=4, num_stages=2, group=group)
-    assert_accurate(matmul.matmul(a, b, config=config), *product(a, b))
+    assert_as_accurate(matmul.matmul(a, b, config=config), *product(a, b))
 
 
 @pytest.mark.parametrize("size", [(0, 3, 4), (3, 0, 4), (0, 0, 0), (3, 4, 0)])
@@ -128,14 +129,14 @@ def test_blocked_matmul(size, dtype):
     a, b = randn(M, K, dtype=dtype), randn(K, N, dtype=dtype, seed=1)
     with unchanged(a, b):
         c = matmul.blocked_matmul(a, b, 16, 32, 24)
-    assert_accurate(c, *product(a, b))
+    assert_as_accurate(c, *product(a, b))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_blocked_matmul_of_layouts(layout):
     a, b = laid_out(randn(17, 33), layout), laid_out(randn(33, 15, seed=1), layout)
     for blocks in ((16, 16, 16), (64, 1, 7), (7, 64, 64), (64, 7, 1)):
-        assert_accurate(matmul.blocked_matmul(a, b, *blocks), *product(a, b))
+        assert_as_accurate(matmul.blocked_matmul(a, b, *blocks), *product(a, b))
 
 
 # ---------------------------------------------------------------- (q kᵀ) v
@@ -152,7 +153,7 @@ def check_scores_values_kernel(kernel, S_q, S_k, D, dtype=torch.float32, scale=0
     strides = [stride for buffer in buffers for stride in buffer.tensor.stride()]
     block_d = max(16, triton.next_power_of_2(D))
     launch(kernel, (triton.cdiv(S_q, 16),), *buffers, S_q, S_k, D, scale, *strides, BLOCK_M=16, BLOCK_N=16, BLOCK_D=block_d, **meta)
-    assert_accurate(buffers[-1].tensor, *scores_values(q, k, v, scale))
+    assert_as_accurate(buffers[-1].tensor, *scores_values(q, k, v, scale))
 
 
 def scores_values(q, k, v, scale):
@@ -174,7 +175,7 @@ def test_scores_times_values(size, dtype):
     with unchanged(q, k, v):
         o = matmul.scores_times_values(q, k, v, scale)
     assert o.is_contiguous()
-    assert_accurate(o, *scores_values(q, k, v, scale))
+    assert_as_accurate(o, *scores_values(q, k, v, scale))
 
 
 @dtypes
@@ -184,13 +185,13 @@ def test_scores_times_values_of_layouts(layout, dtype):
     for tensors in ((laid_out(q, layout), k, v), (q, laid_out(k, layout), v), (q, k, laid_out(v, layout))):
         with unchanged(*tensors):
             o = matmul.scores_times_values(*tensors, scale=0.2, block_m=16, block_n=16)
-        assert_accurate(o, *scores_values(*tensors, 0.2))
+        assert_as_accurate(o, *scores_values(*tensors, 0.2))
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3, 0.0, -2.0, 2])
 def test_scores_times_values_with_a_scale(scale):
     q, k, v = (randn(9, 8, seed=seed) for seed in range(3))
-    assert_accurate(matmul.scores_times_values(q, k, v, scale), *scores_values(q, k, v, scale))
+    assert_as_accurate(matmul.scores_times_values(q, k, v, scale), *scores_values(q, k, v, scale))
 
 
 def test_scores_times_values_of_nothing():
@@ -327,7 +328,7 @@ def check_matmul_far_apart(kernel, strides_a, strides_b, **meta):
     far = (far_apart(memory, a, strides_a), far_apart(memory, b, strides_b, offset=64))
     c = guarded_output((3, 3), torch.float16)
     launch(kernel, (1,), *far, c, 3, 3, K, *strides_a, *strides_b, 3, 1, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, **meta)
-    assert_accurate(c.tensor, *product(a, b))
+    assert_as_accurate(c.tensor, *product(a, b))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -341,8 +342,8 @@ def test_launchers_beyond_32_bits():
     data = [randn(3, 8, dtype=torch.float16, seed=seed) for seed in range(3)]
     memory = vast_memory()
     q, k, v = (far_apart(memory, tensor, (2**30, 1), offset=64 * i) for i, tensor in enumerate(data))
-    assert_accurate(matmul.scores_times_values(q, k, v, 0.3), *scores_values(*data, 0.3))
-    assert_accurate(matmul.matmul(q, k.T), *product(data[0], data[1].T))
+    assert_as_accurate(matmul.scores_times_values(q, k, v, 0.3), *scores_values(*data, 0.3))
+    assert_as_accurate(matmul.matmul(q, k.T), *product(data[0], data[1].T))
 
 
 @needs_gpu
@@ -474,10 +475,6 @@ def test_interpreter_has_its_own_config():
 
 
 # ---------------------------------------------------------------- bad input
-
-
-def zeros(*shape, dtype=torch.float32):
-    return torch.zeros(shape, dtype=dtype, device=DEVICE)
 
 
 BAD_INPUTS = [

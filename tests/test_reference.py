@@ -291,6 +291,10 @@ BAD_INPUTS = [
     (lambda: reference.attention(Q, Q, Q, scale=math.nan), ValueError, ["scale", "nan", "finite"]),
     (lambda: reference.attention(Q, Q, Q, scale=math.inf), ValueError, ["scale", "inf", "finite"]),
     (lambda: reference.attention(Q, Q, Q, scale="1"), TypeError, ["scale", "'1'", "number"]),
+    (lambda: reference.naive_attention(Q, Q.double(), Q), TypeError, ["q, k, v", "one dtype", "k: float64"]),
+    (lambda: reference.naive_attention(*[Q[0]] * 3), ValueError, ["q", "(B, H, S, D)", "(2, 3, 4)"]),
+    (lambda: reference.naive_attention(zeros(1, 3, 3, 4), *[Q] * 2), ValueError, ["3 query heads and 2 key heads", "multiple"]),
+    (lambda: reference.naive_attention(Q, Q, Q, scale=math.nan), ValueError, ["scale", "nan", "finite"]),
     (lambda: reference.causal_mask(-1, 2), ValueError, ["S_q", "-1", "at least 0"]),
     (lambda: reference.causal_mask(1, 2.0), TypeError, ["S_k", "2.0", "integer"]),
 ]

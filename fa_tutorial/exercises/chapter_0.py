@@ -9,7 +9,7 @@ import torch
 
 from fa_tutorial import ledger, reference
 from fa_tutorial.exercises.catalogue import Exercise
-from fa_tutorial.exercises.grader import Wrong, as_tensor, expect, expect_equal, fresh, run
+from fa_tutorial.exercises.grader import OTHERS, Wrong, as_tensor, expect, expect_equal, fresh, run
 
 
 def _call_text(name: str, args: tuple) -> str:
@@ -63,7 +63,7 @@ def grade_attention_flops(answer) -> None:
                 run(answer, *args, is_causal),
                 ledger.attention_flops(*args, is_causal),
                 on="a random case",
-                otherwise="right on the small cases, wrong on others",
+                otherwise=OTHERS,
                 values=False,
             )
 
@@ -101,7 +101,7 @@ def grade_naive_hbm_bytes(answer) -> None:
             run(answer, *args),
             ledger.naive_hbm_bytes(*args),
             on="a random case",
-            otherwise="right on the small cases, wrong on others",
+            otherwise=OTHERS,
             values=False,
         )
 
@@ -173,7 +173,7 @@ def grade_naive_attention(answer) -> None:
         for is_causal in (False, True):
             q, k, v = draw(*shape, seed_from=fresh())
             on = f"(B, H, S_q, S_k, D) = {shape}, is_causal = {is_causal}"
-            compare(q, k, v, is_causal, on, "right on the small cases, wrong on others", values=False)
+            compare(q, k, v, is_causal, on, OTHERS, values=False)
     q, k, v = (tensor.transpose(1, 2) for tensor in draw(2, 6, 3, 3, 8, seed_from=fresh()))
     compare(q, k, v, True, "transposed views", "strides other than contiguous must work too", values=False)
 
@@ -203,7 +203,7 @@ def grade_attainable_flops(answer) -> None:
     for _ in range(20):
         intensity, peak, bandwidth = (10 ** random.uniform(-2, 3), 10 ** random.uniform(12, 15), 10 ** random.uniform(10, 13))
         expect(run(answer, intensity, peak, bandwidth), min(peak, intensity * bandwidth), on="a random case",
-               otherwise="right on the small cases, wrong on others", values=False, rtol=1e-9, atol=0.0)  # fmt: skip
+               otherwise=OTHERS, values=False, rtol=1e-9, atol=0.0)  # fmt: skip
 
 
 EXERCISES = (

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from fa_tutorial import softmax
+from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.catalogue import Exercise
-from fa_tutorial.exercises.grader import expect, fresh, run, show, unpack
+from fa_tutorial.exercises.grader import OTHERS, expect, fresh, run, show, unpack
 
 E = math.e
 INF = math.inf
 NAN = math.nan
 RTOL = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 5e-5, torch.float64: 1e-9}
 ATOL = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float32: 1e-6, torch.float64: 1e-12}
-OTHERS = "right on the small cases, wrong on others"
 COARSE = "float64 goes in, and the result has less accuracy: a tensor inside is float32 (make it in the input's dtype), or a small constant is added"
 
 
@@ -83,10 +83,6 @@ def _views(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, view.copy_(x)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 # ---------------------------------------------------------------- 1.1
 
 
@@ -142,16 +138,16 @@ def grade_safe_softmax(answer) -> None:
     compare([5.0], "a row of one element has the weight 1")
     for dtype, largest in ((torch.float16, 6e4), (torch.bfloat16, 3e38)):
         x = torch.tensor([largest, largest, -largest], dtype=dtype)
-        compare(x, f"overflows in {_name(dtype)}", on=f"x = [{largest:g}, {largest:g}, −{largest:g}] in {_name(dtype)}")
+        compare(x, f"overflows in {dtype_name(dtype)}", on=f"x = [{largest:g}, {largest:g}, −{largest:g}] in {dtype_name(dtype)}")
 
     generator = fresh()
     for shape in ((1,), (7,), (5, 33), (2, 3, 17), (2, 2, 3, 64)):
         for words, x in _vectors(generator, *shape):
             for dtype in (torch.float32, torch.float64):
-                compare(x.to(dtype), OTHERS, on=f"{words}, shape {shape}, {_name(dtype)}", values=False)
+                compare(x.to(dtype), OTHERS, on=f"{words}, shape {shape}, {dtype_name(dtype)}", values=False)
     x = torch.randn(3, 4, 8, generator=generator)
     for dtype in (torch.float16, torch.bfloat16):
-        compare((3 * x).to(dtype), OTHERS, on=f"3·randn, shape (3, 4, 8), {_name(dtype)}", values=False)
+        compare((3 * x).to(dtype), OTHERS, on=f"3·randn, shape (3, 4, 8), {dtype_name(dtype)}", values=False)
     for words, view in _views(x):
         compare(view, "strides other than contiguous must work too", on=f"{words}, shape (3, 4, 8)", values=False)
 
@@ -236,7 +232,7 @@ def grade_online_normalizer(answer) -> None:
     for n in (1, 2, 33, 128):
         for words, x in _vectors(generator, n):
             for dtype in (torch.float32, torch.float64):
-                compare(x.to(dtype), OTHERS, on=f"{words}, n = {n}, {_name(dtype)}", values=False)
+                compare(x.to(dtype), OTHERS, on=f"{words}, n = {n}, {dtype_name(dtype)}", values=False)
     for words, view in _views(torch.randn(40, generator=generator)):
         compare(view, "strides other than contiguous must work too", on=f"{words}, n = 40", values=False)
 
@@ -319,7 +315,7 @@ def grade_merge(answer) -> None:
     for dtype in (torch.float32, torch.float64):
         for words, x in _vectors(generator, 3, 5, 12):
             parts = [tuple(value.to(dtype) for value in _normalizer(part)) for part in x.to(dtype).split((1, 5, 6), dim=-1)]
-            on = f"(m, l) of shape (3, 5) from {words}, {_name(dtype)}"
+            on = f"(m, l) of shape (3, 5) from {words}, {dtype_name(dtype)}"
             compare((*parts[0], *parts[1]), OTHERS, on=on, values=False)
             compare((*parts[2], *parts[0]), OTHERS, on=on, values=False)
             _compare_orders(answer, parts, _normalizer(x.to(dtype)), x.to(dtype), on)
@@ -411,7 +407,7 @@ def grade_online_softmax(answer) -> None:
     for shape, blocks in (((1,), (1, 4)), ((5, 33), (8, 64)), ((2, 3, 17), (4, 17)), ((2, 2, 2, 32), (16,)), ((2, 4), (1,))):
         for words, x in _vectors(generator, *shape):
             for dtype, block in ((dtype, block) for block in blocks for dtype in (torch.float32, torch.float64)):
-                compare(x.to(dtype), block, OTHERS, on=f"{words}, shape {shape}, block = {block}, {_name(dtype)}", values=False)
+                compare(x.to(dtype), block, OTHERS, on=f"{words}, shape {shape}, block = {block}, {dtype_name(dtype)}", values=False)
     for words, view in _views(torch.randn(3, 4, 10, generator=generator)):
         on = f"{words}, shape (3, 4, 10), block = 4"
         compare(view, 4, "strides other than contiguous must work too", on=on, values=False)
@@ -431,9 +427,9 @@ def grade_running_weighted_sum(answer) -> None:
         _compare(o, weights @ values.double(), scores, what="o", suspects=of_o, size=size, **common)
         _compare(lse, want_lse, scores, what="lse", suspects=of_lse, log=True, **common)
 
-    def weights_of(scores, block, otherwise, of_o=None, of_lse=None, on=None):
+    def weights_of(scores, block, otherwise, of_o=None, of_lse=None):
         """With the identity for values, o is the weights themselves."""
-        compare(torch.tensor(scores), torch.eye(len(scores)), block, otherwise, of_o, of_lse, on)
+        compare(torch.tensor(scores), torch.eye(len(scores)), block, otherwise, of_o, of_lse)
 
     x = torch.tensor([1.0, 2.0], dtype=torch.float64)
     p, l = torch.exp(x - 2), 1 + 1 / E
@@ -525,7 +521,7 @@ def grade_running_weighted_sum(answer) -> None:
         for words, scores in _vectors(generator, S):
             values = torch.randn(S, D, generator=generator, dtype=torch.float64)
             for dtype, block in ((dtype, block) for block in blocks for dtype in (torch.float32, torch.float64)):
-                on = f"{words}, S = {S}, D = {D}, block = {block}, {_name(dtype)}"
+                on = f"{words}, S = {S}, D = {D}, block = {block}, {dtype_name(dtype)}"
                 compare(scores.to(dtype), values.to(dtype), block, OTHERS, on=on, show_values=False)
     scores, values = torch.randn(10, generator=generator), torch.randn(10, 6, generator=generator)
     strided = "strides other than contiguous must work too"

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from fa_tutorial import hardware, layout
+from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.catalogue import Exercise
 from fa_tutorial.exercises.grader import (
+    OTHERS,
     Buffer,
     Stray,
     Unwritten,
@@ -57,7 +59,7 @@ def grade_contiguous_strides(answer) -> None:
     compare((), "a tensor without dimensions has no strides: an empty tuple")
     compare((3, 99_991, 100_003), "large strides must be exact: stay with Python integers")
     for _ in range(20):
-        compare(tuple(random.randint(1, 9) for _ in range(random.randint(1, 6))), "right on the small cases, wrong on others", values=False)
+        compare(tuple(random.randint(1, 9) for _ in range(random.randint(1, 6))), OTHERS, values=False)
 
 
 def grade_flat_offset(answer) -> None:
@@ -93,7 +95,7 @@ def grade_flat_offset(answer) -> None:
     for _ in range(20):
         ndim = random.randint(1, 5)
         index, strides = (tuple(random.randint(0, high) for _ in range(ndim)) for high in (99, 9_999))
-        compare(index, strides, "right on the small cases, wrong on others", values=False)
+        compare(index, strides, OTHERS, values=False)
 
 
 # ---------------------------------------------------------------- kernels
@@ -139,10 +141,6 @@ def _dtypes() -> list[torch.dtype]:
     return [torch.float32, torch.float16] + ([torch.bfloat16] if hardware.device().type == "cuda" else [])
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
-
-
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
@@ -150,7 +148,7 @@ def _ceil_div(a: int, b: int) -> int:
 def grade_add_kernel(kernel) -> None:
     def compare(x, y, BLOCK: int, otherwise: str, suspects=None, written=None, values=True) -> None:
         n = len(x)
-        on = f"n = {n}, BLOCK = {BLOCK}" + ("" if x.dtype == torch.float32 else f", {_dtype_name(x.dtype)}")
+        on = f"n = {n}, BLOCK = {BLOCK}" + ("" if x.dtype == torch.float32 else f", {dtype_name(x.dtype)}")
         out = _launch(kernel, (_ceil_div(n, BLOCK),), [input_buffer("x_ptr", x), input_buffer("y_ptr", y),
                       output_buffer("out_ptr", (n,), x.dtype), n],
                       on=on, otherwise=otherwise, written=written, BLOCK=BLOCK)  # fmt: skip
@@ -192,7 +190,7 @@ def grade_add_kernel(kernel) -> None:
             if dtype == torch.bfloat16 and BLOCK == 128:
                 continue
             x, y = (factor * torch.randn(n, generator=fresh()).to(dtype) for factor in (3, 100))
-            compare(x, y, BLOCK, "right on the small cases, wrong on others", values=False)
+            compare(x, y, BLOCK, OTHERS, values=False)
 
 
 def _matrix_strides(rows: int, cols: int, how: str | None) -> tuple[int, int]:
@@ -205,7 +203,7 @@ def grade_transpose_kernel(kernel) -> None:
         x_strides, out_strides = _matrix_strides(rows, cols, x_lies), _matrix_strides(cols, rows, out_lies)
         on = f"x of shape {(rows, cols)}, tiles of {block}" + (f", x's strides {x_strides}" if x_lies else "")
         on += f", out's strides {out_strides}" if out_lies else ""
-        on += "" if x.dtype == torch.float32 else f", {_dtype_name(x.dtype)}"
+        on += "" if x.dtype == torch.float32 else f", {dtype_name(x.dtype)}"
         args = [input_buffer("x_ptr", x, x_strides), output_buffer("out_ptr", (cols, rows), x.dtype, out_strides), rows, cols]
         out = _launch(kernel, (_ceil_div(rows, block[0]), _ceil_div(cols, block[1])), [*args, *x_strides, *out_strides],
                       on=on, otherwise=otherwise, written=written, BLOCK_R=block[0], BLOCK_C=block[1])  # fmt: skip
@@ -261,9 +259,9 @@ def grade_transpose_kernel(kernel) -> None:
         cases = (((1, 1), (16, 16)), ((15, 17), (16, 16)), ((16, 16), (16, 16)), large[dtype])
         for (rows, cols), block in cases:
             x = (100 * torch.randn(rows, cols, generator=fresh())).to(dtype)
-            compare(x, block, "right on the small cases, wrong on others", x_lies=PADDED, out_lies=PADDED, values=False)
+            compare(x, block, OTHERS, x_lies=PADDED, out_lies=PADDED, values=False)
     x = torch.randn(33, 18, generator=fresh())
-    compare(x, (16, 16), "right on the small cases, wrong on others", x_lies=COLUMN_MAJOR, out_lies=COLUMN_MAJOR, values=False)
+    compare(x, (16, 16), OTHERS, x_lies=COLUMN_MAJOR, out_lies=COLUMN_MAJOR, values=False)
 
 
 def grade_softmax_kernel(kernel) -> None:
@@ -272,7 +270,7 @@ def grade_softmax_kernel(kernel) -> None:
         stride_x, stride_out = stride_x or cols, stride_out or cols
         on = f"{on or f'x of shape {(rows, cols)}'}, BLOCK = {BLOCK}"
         on += "" if stride_x == stride_out == cols else f", stride_x = {stride_x}, stride_out = {stride_out}"
-        on += "" if x.dtype == torch.float32 else f", {_dtype_name(x.dtype)}"
+        on += "" if x.dtype == torch.float32 else f", {dtype_name(x.dtype)}"
         args: list[Buffer | int] = [input_buffer("x_ptr", x, (stride_x, 1)), output_buffer("out_ptr", x.shape, x.dtype, (stride_out, 1))]
         out = _launch(kernel, (rows,), [*args, cols, stride_x, stride_out], on=on, otherwise=otherwise, written=written, BLOCK=BLOCK)
         # fp16 and bf16: one rounding, at the store, is all that may differ.
@@ -323,7 +321,7 @@ def grade_softmax_kernel(kernel) -> None:
                 continue
             factor, shift = torch.tensor([[1.0], [3.0], [1e3]]), torch.tensor([[0.0], [-1e4], [1e4]])  # one distribution a row
             x = (factor * torch.randn(3, cols, generator=fresh()) + shift).to(dtype)
-            compare(x, BLOCK, "right on the small cases, wrong on others", stride_x=cols + 3, stride_out=cols + 2, values=False)
+            compare(x, BLOCK, OTHERS, stride_x=cols + 3, stride_out=cols + 2, values=False)
 
 
 EXERCISES = (

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from fa_tutorial import hardware, matmul
+from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.catalogue import Exercise
 from fa_tutorial.exercises.grader import (
+    OTHERS,
     PoisonedEmpty,
     Stray,
     Unwritten,
@@ -28,7 +30,6 @@ from fa_tutorial.exercises.grader import (
 )
 
 Blocks = tuple[int, int, int]  # (block_m, block_n, block_k)
-OTHERS = "right on the small cases, wrong on others"
 
 
 def _digits(seed: int, *shapes: tuple[int, int]) -> list[torch.Tensor]:
@@ -186,7 +187,7 @@ def _grade_blocked_on_fresh_inputs(answer: Any) -> None:
         expect(c, _product(a, b), on=on, otherwise=OTHERS, values=False, **_bound(a, b))
 
     for dtype, factor in ((torch.float32, 1.0), (torch.float16, 3.0), (torch.bfloat16, 1.0)):
-        kind = str(dtype).removeprefix("torch.")
+        kind = dtype_name(dtype)
         for (M, N, K), blocks in (((1, 1, 1), (16, 16, 16)), ((15, 17, 16), (4, 8, 5)), ((33, 16, 70), (16, 32, 32))):
             compare(*_normals(M, N, K, dtype, factor), blocks, kind)
     b, a = _normals(13, 9, 11, torch.float32, 1.0)
@@ -233,11 +234,6 @@ def _run_matmul(kernel: Any, a: torch.Tensor, b: torch.Tensor, blocks: Blocks, l
     return c
 
 
-def _short(wrong: Wrong) -> str:
-    """What run_kernel saw, without its general advice and its line."""
-    return str(wrong).split(" (line")[0].split(": ")[0]
-
-
 def grade_matmul_kernel(kernel) -> None:
     def compare(a, b, on, *, otherwise, suspects=None, blocks=CUBE, layouts=(_by_rows,) * 3, stray=FITS, unwritten=LEFT_OUT) -> None:
         """stray, unwritten: the diagnosis where an access misses its tensor, or a part of c is left as it was."""
@@ -246,7 +242,7 @@ def grade_matmul_kernel(kernel) -> None:
         except Unwritten as wrong:
             raise Wrong(f"{unwritten}: {on}, it {wrong}") from wrong
         except Stray as wrong:
-            raise Wrong(f"{stray}: {on}, it {_short(wrong)}" if stray else f"{on}, it {wrong}") from wrong
+            raise Wrong(f"{stray}: {on}, it {wrong.brief}" if stray else f"{on}, it {wrong}") from wrong
         if torch.isnan(c).any():  # on a GPU a stray read shows only so
             raise Wrong(f"{stray or 'a load reads past the end of a or b'}: {on} gives NaN")
         expect(c, _product(a, b), on=on, otherwise=otherwise, suspects=suspects, rtol=1e-6, atol=0.0)

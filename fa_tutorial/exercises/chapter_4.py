@@ -11,8 +11,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fa_tutorial import algorithm, ledger, reference
+from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.catalogue import Exercise
 from fa_tutorial.exercises.grader import (
+    OTHERS,
     PoisonedEmpty,
     Wrong,
     as_tensor,
@@ -29,7 +31,6 @@ from fa_tutorial.exercises.grader import (
 E = math.e
 INF = math.inf
 NAN = math.nan
-OTHERS = "right on the small cases, wrong on others"
 COARSE = "float64 goes in, and the result has less accuracy: a tensor inside is float32 (make it in the input's dtype)"
 STRIDES = "strides other than contiguous must work too"
 # What p and o may be off by, relative to the largest value: halves round p and o once each.
@@ -38,7 +39,7 @@ RTOL = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 5e-5, torch.fl
 Suspects = Mapping[str, Any] | None
 
 
-def _refuse_shape(got: Any, want: torch.Tensor, what: str, on: str, because: str) -> None:
+def refuse_shape(got: Any, want: torch.Tensor, what: str, on: str, because: str) -> None:
     shape = tuple(as_tensor(got, what).shape)
     if shape != tuple(want.shape):
         raise Wrong(f"{what} has shape {shape}, want {tuple(want.shape)}, {because}: {on}")
@@ -48,11 +49,7 @@ def _tensors(suspects: Suspects) -> dict[str, torch.Tensor]:
     return {name: torch.as_tensor(value) for name, value in (suspects or {}).items()}
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _strided(x: torch.Tensor) -> torch.Tensor:
+def strided_copy(x: torch.Tensor) -> torch.Tensor:
     """x with another step along its last dimension, rows further apart and a storage offset; what lies between its elements is NaN."""
     wide = torch.full((*x.shape[:-1], 3 + 2 * x.shape[-1]), NAN, dtype=x.dtype)
     return wide[..., 2 : 2 + 2 * x.shape[-1] : 2].copy_(x)
@@ -95,9 +92,9 @@ def grade_softmax_step(answer) -> None:
         on = on or f"s = {show(s)}, m = {show(m)}, l = {show(l)}"
         p, m_new, l_new, alpha = unpack(run(answer, s, m, l, on=on), ("p", "m_new", "l_new", "alpha"), on)
         want_p, want_m, want_l, want_alpha = _step(s, m, l)
-        _refuse_shape(p, want_p, "p", on, "that of s")
+        refuse_shape(p, want_p, "p", on, "that of s")
         for got, what in ((m_new, "m_new"), (l_new, "l_new"), (alpha, "alpha")):
-            _refuse_shape(got, want_m, what, on, "that of m: one number a row")
+            refuse_shape(got, want_m, what, on, "that of m: one number a row")
         largest = max([1.0, *(float(x[torch.isfinite(x)].abs().max()) for x in (s, m) if torch.isfinite(x).any())])
         # Where nothing has been seen, alpha multiplies 0: any finite number does.
         alpha = torch.where((want_m == -INF) & torch.isfinite(as_tensor(alpha)), want_alpha, as_tensor(alpha))
@@ -222,15 +219,17 @@ def grade_softmax_step(answer) -> None:
     for shape in ((1, 1), (5, 7), (2, 3, 4, 8)):
         for words, s, m, l in _step_states(generator, *shape):
             for dtype in (torch.float32, torch.float64):
-                compare(s.to(dtype), m.to(dtype), l.to(dtype), OTHERS, on=f"{words}, s of shape {shape}, {_name(dtype)}", values=False)
+                compare(s.to(dtype), m.to(dtype), l.to(dtype), OTHERS, on=f"{words}, s of shape {shape}, {dtype_name(dtype)}", values=False)
     _, s, m, l = next(_step_states(generator, 3, 4, 6))
-    compare(_strided(s.float()), _strided(m.float()), _strided(l.float()), STRIDES, on="views, s of shape (3, 4, 6)", values=False)
+    compare(
+        strided_copy(s.float()), strided_copy(m.float()), strided_copy(l.float()), STRIDES, on="views, s of shape (3, 4, 6)", values=False
+    )
 
 
 # ---------------------------------------------------------------- 4.2
 
 
-class _Watch(TorchFunctionMode):
+class ShapeWatch(TorchFunctionMode):
     """Notes the sizes of the float tensors that come up.
 
     shapes: their last two dimensions. sliced: the numbers of rows of views, D wide, into memory as large as q's.
@@ -252,13 +251,13 @@ class _Watch(TorchFunctionMode):
         return result
 
 
-def _refuse_whole_scores(answer) -> None:
+def refuse_whole_scores(answer) -> None:
     """Wrong unless the scores come in tiles of at most block_m × block_n. No two of the sizes are equal."""
     S_q, S_k, D, block_m, block_n = 11, 14, 3, 4, 6
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, S, D, generator=generator) for S in (S_q, S_k, S_k))
     on = f"S_q = {S_q}, S_k = {S_k}, blocks {block_m} × {block_n}"
-    with _Watch(q) as watch:
+    with ShapeWatch(q) as watch:
         run(answer, q, k, v, block_m, block_n, False, 1.0, on=on)
     if block_n in watch.sliced and block_m not in watch.sliced:
         raise Wrong(
@@ -277,7 +276,7 @@ def _attend(s: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> tuple[torch
     return torch.where(lse[:, None] == -INF, 0.0, torch.exp(s - lse[:, None])) @ v.double(), lse
 
 
-def _inputs(generator: torch.Generator, B: int, H: int, S_q: int, S_k: int, D: int) -> Iterator[tuple[str, tuple[torch.Tensor, ...]]]:
+def distributions(generator: torch.Generator, B: int, H: int, S_q: int, S_k: int, D: int) -> Iterator[tuple[str, tuple[torch.Tensor, ...]]]:
     """(in words, (q, k, v)) for each distribution that has once broken a kernel; scores are meant before a scale of about 1/√D."""
     q, k, v = (torch.randn(B, H, S, D, generator=generator) for S in (S_q, S_k, S_k))
     yield "randn", (q, k, v)
@@ -303,8 +302,8 @@ def grade_flash_forward(answer) -> None:
         want_o, want_lse = reference.attention(q, k, v, is_causal, scale)
         if as_tensor(o, "o").shape == want_lse.shape and as_tensor(lse, "lse").shape == want_o.shape:
             raise Wrong(f"o and lse are exchanged: return (o, lse): {on}")
-        _refuse_shape(o, want_o, "o", on, "that of q")
-        _refuse_shape(lse, want_lse, "lse", on, "(B, H, S_q)")
+        refuse_shape(o, want_o, "o", on, "that of q")
+        refuse_shape(lse, want_lse, "lse", on, "(B, H, S_q)")
         # Scores are sums of products: each is rounded by a few float32 units of the sum of their absolute values.
         noise = (
             4 * torch.finfo(torch.float32).eps * abs(scale) * float((q.abs().double() @ k.abs().double().mT).amax()) if k.numel() else 0.0
@@ -335,7 +334,7 @@ def grade_flash_forward(answer) -> None:
     _grade_rows(compare, with_scores)
     _grade_causal(with_scores)
     _grade_unseen(compare)
-    _refuse_whole_scores(answer)
+    refuse_whole_scores(answer)
     _grade_halves(compare)
     _grade_fresh(compare)
 
@@ -593,17 +592,17 @@ def _grade_fresh(compare) -> None:
     generator = fresh()
     for (*shape, block_m, block_n), scale in (((1, 1, 1, 1, 1, 4, 4), 1.0), ((2, 3, 9, 17, 8, 8, 4), 0.3), ((1, 2, 33, 33, 5, 32, 16), 0.5),
                                               ((2, 2, 20, 9, 4, 8, 4), 0.5), ((1, 2, 1, 40, 16, 16, 16), 0.25)):  # fmt: skip
-        for words, (q, k, v) in _inputs(generator, *shape):
+        for words, (q, k, v) in distributions(generator, *shape):
             for is_causal in (False, True):
                 on = f"{words}, (B, H, S_q, S_k, D) = {tuple(shape)}, blocks {block_m} × {block_n}{', causal' if is_causal else ''}"
                 compare(q, k, v, (block_m, block_n), is_causal, scale, on=on, otherwise=OTHERS, values=False)
     q, k, v = (torch.randn(2, 3, S, 8, generator=generator) for S in (7, 10, 10))
     for dtype in (torch.float16, torch.bfloat16):
         halves = (x.to(dtype) for x in (q, k, v))
-        compare(*halves, (4, 4), True, 0.35, on=f"randn, S_q = 7, S_k = 10, causal, {_name(dtype)}", otherwise=OTHERS, values=False)
+        compare(*halves, (4, 4), True, 0.35, on=f"randn, S_q = 7, S_k = 10, causal, {dtype_name(dtype)}", otherwise=OTHERS, values=False)
     transposed = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
     compare(*transposed, (4, 4), True, 0.35, on="transposed views of (B, S, H, D)", otherwise=STRIDES, values=False)
-    compare(*(_strided(x) for x in (q, k, v)), (4, 4), True, 0.35, on="slices of wider tensors", otherwise=STRIDES, values=False)
+    compare(*(strided_copy(x) for x in (q, k, v)), (4, 4), True, 0.35, on="slices of wider tensors", otherwise=STRIDES, values=False)
 
 
 # ---------------------------------------------------------------- 4.3

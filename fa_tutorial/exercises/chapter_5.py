@@ -9,9 +9,22 @@ import torch
 import torch.nn.functional as F
 
 from fa_tutorial import hardware, reference
+from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises import solutions
 from fa_tutorial.exercises.catalogue import Exercise
-from fa_tutorial.exercises.grader import Stray, Unwritten, Wrong, close, expect, fresh, input_buffer, output_buffer, run_kernel
+from fa_tutorial.exercises.grader import (
+    OTHERS,
+    Stray,
+    Unwritten,
+    Wrong,
+    close,
+    expect,
+    fresh,
+    input_buffer,
+    misses_told,
+    output_buffer,
+    run_kernel,
+)
 
 Tensor = torch.Tensor
 Suspects = Mapping[str, Tensor]
@@ -22,10 +35,9 @@ BHDS: Order = (0, 1, 3, 2)
 BDHS: Order = (0, 3, 1, 2)
 TILE = (16, 16, 16)  # BLOCK_M, BLOCK_N, BLOCK_D
 INF, NAN = float("inf"), float("nan")
-OTHERS = "right on the small cases, wrong on others"
 
 
-def _strides(shape: Sequence[int], order: Order = BHSD, pad: int = 0) -> tuple[int, ...]:
+def strides_of(shape: Sequence[int], order: Order = BHSD, pad: int = 0) -> tuple[int, ...]:
     """Strides of a tensor whose dimensions lie in memory in this order; pad: unused elements after each run of the fastest."""
     strides, step = [0] * 4, 1
     for dim in reversed(order):
@@ -35,15 +47,11 @@ def _strides(shape: Sequence[int], order: Order = BHSD, pad: int = 0) -> tuple[i
     return tuple(strides)
 
 
-def _reread(x: Tensor, true: Sequence[int], used: Sequence[int]) -> Tensor:
+def reread(x: Tensor, true: Sequence[int], used: Sequence[int]) -> Tensor:
     """What is read of x, which lies in memory by the strides `true`, without gaps, by the strides `used`."""
     memory = torch.empty(x.numel(), dtype=x.dtype)
     memory.as_strided(x.shape, tuple(true)).copy_(x)
     return memory.as_strided(x.shape, tuple(used)).clone()
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _name_mistake(got: Tensor, suspects: Suspects | None, atol: float) -> str | None:
@@ -53,11 +61,6 @@ def _name_mistake(got: Tensor, suspects: Suspects | None, atol: float) -> str | 
         return torch.nan_to_num(x.double(), nan=0.0, posinf=INF, neginf=-INF)
 
     return next((name for name, value in (suspects or {}).items() if close(plain(got), plain(value), 1e-5, atol)), None)
-
-
-def _access(wrong: Stray) -> str:
-    """What run_kernel saw, without the strides and the offset."""
-    return wrong.access.split(" (shape")[0].split(" (line")[0]
 
 
 # ---------------------------------------------------------------- 5.1
@@ -82,12 +85,8 @@ def grade_load_tile_kernel(kernel) -> None:
         (_, H, S, D), want = x.shape, _tiles(x, block_m, block_d)
         buffers = input_buffer("x_ptr", x, strides), output_buffer("out_ptr", want.shape, x.dtype)
         args = (*buffers, H, S, D, *buffers[0].tensor.stride())
-        try:
+        with misses_told(on, stray=stray or otherwise, unwritten=unwritten or f"a tile is not stored whole: {place}"):
             (out,) = run_kernel(kernel, (len(want),), args, BLOCK_M=block_m, BLOCK_D=block_d)
-        except Unwritten as wrong:
-            raise Wrong(f"{unwritten or f'a tile is not stored whole: {place}'}: {on}, it {wrong}") from wrong
-        except Stray as wrong:
-            raise Wrong(f"{stray or otherwise}: {on}, it {_access(wrong)}") from wrong
         if torch.isnan(out).any():  # on a GPU a stray read shows only so
             otherwise = stray or otherwise
         inside = _tiles(torch.ones(x.shape), block_m, block_d) == 1
@@ -133,8 +132,8 @@ def grade_load_tile_kernel(kernel) -> None:
     for shape, dtype, (block_m, _, block_d) in cases:
         for order in (BSHD, BHDS):
             x = (10 * torch.randn(shape, generator=fresh())).to(dtype)
-            on = f"{_dtype_name(dtype)} x of shape {shape}, a view"
-            compare(x, on, OTHERS, strides=_strides(shape, order, pad=3), blocks=(block_m, block_d), values=False)
+            on = f"{dtype_name(dtype)} x of shape {shape}, a view"
+            compare(x, on, OTHERS, strides=strides_of(shape, order, pad=3), blocks=(block_m, block_d), values=False)
 
 
 def _grade_tile_strides(compare: Callable) -> None:
@@ -145,12 +144,12 @@ def _grade_tile_strides(compare: Callable) -> None:
         f"x is read as if it were contiguous: {rule}": x[0].mT,
         f"stride_xd is not used: {rule}": x[0, 0].T.flatten()[i[:, None] + i[None, :]][None],
         f"stride_xs is not used: {rule}": x[0, 0].T.flatten()[16 * (i[:, None] + i[None, :]).clamp(max=15)][None],
-    }, strides=_strides(x.shape, BHDS), stray=f"a stride is not used: {rule}")  # fmt: skip
+    }, strides=strides_of(x.shape, BHDS), stray=f"a stride is not used: {rule}")  # fmt: skip
     x = _count(1, 2, 16, 16)
-    strides = _strides(x.shape, BSHD)
+    strides = strides_of(x.shape, BSHD)
     compare(x, "two heads, x a (B, S, H, D) tensor seen as (B, H, S, D)", "a view's heads may lie anywhere: h · stride_xh", {
         "x is read as if it were contiguous: a view's heads and rows lie stride_xh and stride_xs apart": _tiles(
-            _reread(x, strides, _strides(x.shape)), 16, 16),
+            reread(x, strides, strides_of(x.shape)), 16, 16),
     }, strides=strides)  # fmt: skip
 
 
@@ -173,30 +172,30 @@ def _grade_tile_ends(compare: Callable) -> None:
 # ---------------------------------------------------------------- 5.2 to 5.4: what they share
 
 
-def _draw(B: int, H: int, S_q: int, S_k: int, D: int, *, H_k: int = 0, generator: torch.Generator | None = None) -> list[Tensor]:
+def draw_qkv(B: int, H: int, S_q: int, S_k: int, D: int, *, H_k: int = 0, generator: torch.Generator | None = None) -> list[Tensor]:
     """q, k, v of normal values, the same on every call unless a generator is given."""
     generator = generator or torch.Generator().manual_seed(0)
     shapes = (B, H, S_q, D), (B, H_k or H, S_k, D), (B, H_k or H, S_k, D)
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+def scaled_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
     return scale * (q.double() @ k.double().mT)
 
 
-def _weigh(s: Tensor, v: Tensor) -> Tensor:
+def weigh(s: Tensor, v: Tensor) -> Tensor:
     """softmax(s) v in float64; a row of −inf gives NaN."""
     return torch.softmax(s, dim=-1) @ v.double()
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return _weigh(_scores(q, k, q.shape[-1] ** -0.5), v)
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return weigh(scaled_scores(q, k, q.shape[-1] ** -0.5), v)
 
 
-def _walk(s: Tensor, v: Tensor, flaw: str = "", block_n: int = 16) -> tuple[Tensor, Tensor]:
-    """The loop over tiles of s in float64, with one mistake. Returns o and lse."""
+def walk_tiles(s: Tensor, v: Tensor, flaw: str) -> tuple[Tensor, Tensor]:
+    """The loop over tiles of 16 keys in float64, with one mistake. Returns o and lse."""
     m, l, acc = torch.full_like(s[..., :1], -INF), torch.zeros_like(s[..., :1]), torch.zeros_like(s[..., :1] * v[..., :1, :])
-    for tile, values in zip(s.split(block_n, dim=-1), v.double().split(block_n, dim=-2), strict=True):
+    for tile, values in zip(s.split(16, dim=-1), v.double().split(16, dim=-2), strict=True):
         m_new = torch.maximum(m, tile.amax(-1, keepdim=True))
         p, alpha = torch.exp(tile - m_new), torch.exp(m - m_new)
         l = (l if flaw in ("l", "both") else 0 * l if flaw == "l lost" else alpha * l) + p.sum(-1, keepdim=True)
@@ -207,7 +206,7 @@ def _walk(s: Tensor, v: Tensor, flaw: str = "", block_n: int = 16) -> tuple[Tens
     return (acc if flaw == "divided" else acc / l), (m + torch.log(l))[..., 0]
 
 
-class _Grader:
+class ForwardGrader:
     """Runs one kernel on inputs and compares o, and lse where the kernel has one."""
 
     def __init__(self, kernel: Any, *, is_causal: bool = False, has_lse: bool = False) -> None:
@@ -243,9 +242,8 @@ class _Grader:
         except Unwritten as wrong:
             raise Wrong(f"{unwritten or otherwise}: {on}, it {wrong}") from wrong
         except Stray as wrong:
-            access = _access(wrong)
-            mine = stray_q if access.endswith(("outside q", "outside o")) else ""
-            raise Wrong(f"{mine or stray or otherwise}: {on}, it {access}") from wrong
+            mine = stray_q if wrong.brief.endswith(("outside q", "outside o")) else ""
+            raise Wrong(f"{mine or stray or otherwise}: {on}, it {wrong.brief}") from wrong
         plain = reference.naive_attention(q, k, v, self.is_causal, scale).double()
         slip = float(torch.nan_to_num(plain - want).abs().amax())
         largest = float(want.abs().amax())
@@ -264,35 +262,35 @@ class _Grader:
         if hardware.device().type == "cuda":
             cases.append(((1, 2, 2, 40, 50, 40), torch.bfloat16, (16, 32, 64), 1.0))
         for (B, H, H_k, S_q, S_k, D), dtype, blocks, factor in cases:
-            inputs = [(factor * x).to(dtype) for x in _draw(B, H, S_q, S_k, D, H_k=H_k, generator=fresh())]
+            inputs = [(factor * x).to(dtype) for x in draw_qkv(B, H, S_q, S_k, D, H_k=H_k, generator=fresh())]
             heads = f"H = {H}" if H_k == H else f"H_q = {H}, H_k = {H_k}"
-            on = f"{_dtype_name(dtype)}, B = {B}, {heads}, S_q = {S_q}, S_k = {S_k}, D = {D}, views"
+            on = f"{dtype_name(dtype)}, B = {B}, {heads}, S_q = {S_q}, S_k = {S_k}, D = {D}, views"
             shapes = [tuple(x.shape) for x in (*inputs, inputs[0])]
-            strides = [_strides(shape, order, pad=1) for shape, order in zip(shapes, (BSHD, BHDS, BHSD, BSHD), strict=True)]
+            strides = [strides_of(shape, order, pad=1) for shape, order in zip(shapes, (BSHD, BHDS, BHSD, BSHD), strict=True)]
             self.compare(inputs, on, OTHERS, blocks=blocks, strides=strides, values=False)
 
 
-def _grade_one_tile(grader: _Grader, seen: Tensor | None = None, **lse: Any) -> None:
+def _grade_one_tile(grader: ForwardGrader, seen: Tensor | None = None, **lse: Any) -> None:
     """S_q = S_k = D = 16: one tile, one step. seen: what the mask lets through."""
-    q, k, v = _draw(1, 1, 16, 16, 16)
+    q, k, v = draw_qkv(1, 1, 16, 16, 16)
 
     def hide(s: Tensor) -> Tensor:
         return s if seen is None else s.masked_fill(~seen, -INF)
 
-    s = hide(_scores(q, k, 0.25))
+    s = hide(scaled_scores(q, k, 0.25))
     grader.compare((q, k, v), "S_q = S_k = D = 16, one tile", "one tile gives softmax(scale · q kᵀ) v", {
-        "scale is forgotten: s = scale · q kᵀ": _weigh(hide(_scores(q, k, 1.0)), v),
-        "scale is applied twice": _weigh(hide(_scores(q, k, 0.0625)), v),
+        "scale is forgotten: s = scale · q kᵀ": weigh(hide(scaled_scores(q, k, 1.0)), v),
+        "scale is applied twice": weigh(hide(scaled_scores(q, k, 0.0625)), v),
         "acc is not divided: o = acc / l": torch.exp(s - s.amax(-1, keepdim=True)) @ v.double(),
         "acc is divided by the number of keys: o = acc / l": torch.exp(s - s.amax(-1, keepdim=True)) @ v.double() / 16,
-        "k is not transposed: s = scale · q kᵀ, so k's tile is read as [BLOCK_D, BLOCK_N]": _weigh(hide(_scores(q, k.mT, 0.25)), v),
-        "v is read transposed": _weigh(s, v.mT),
+        "k is not transposed: s = scale · q kᵀ, so k's tile is read as [BLOCK_D, BLOCK_N]": weigh(hide(scaled_scores(q, k.mT, 0.25)), v),
+        "v is read transposed": weigh(s, v.mT),
         "the scores themselves weigh v: p = exp(s − m)": s.nan_to_num(neginf=0.0) @ v.double(),
-        "the base is 2: tl.exp2(s) is 2 to the power s, and exp(s) is exp2(s · log2(e))": _weigh(s * 0.6931471805599453, v),
+        "the base is 2: tl.exp2(s) is 2 to the power s, and exp(s) is exp2(s · log2(e))": weigh(s * 0.6931471805599453, v),
         "the softmax runs over the queries: a row's maximum and sum run over the keys, axis 1": torch.softmax(s, dim=-2) @ v.double(),
         "NaN from the first tile on: m starts at −inf, where alpha = exp(m_old − m_new) is 0 and exp(m_new − m_old) inf":
             torch.full_like(s, NAN),
-        "o is stored transposed": _weigh(s, v).mT,
+        "o is stored transposed": weigh(s, v).mT,
     }, stray="an offset is wrong, not a mask, for whole tiles fit here", unwritten="o's tile is not stored whole", **lse)  # fmt: skip
 
 
@@ -302,15 +300,15 @@ ROWS = "rows past S_q are loaded or stored: offs_m < S_q is in the masks of q's 
 
 
 def grade_flash_forward_kernel(kernel) -> None:
-    grader = _Grader(kernel)
+    grader = ForwardGrader(kernel)
     _grade_one_tile(grader)
     _grade_two_tiles(grader)
-    _grade_range(grader)
+    grade_range(grader)
     _grade_ragged(grader)
     _grade_scale(grader)
     _grade_heads(grader)
     _grade_strides(grader)
-    _grade_half(grader)
+    grade_half(grader)
     grader.on_fresh_inputs((
         ((1, 1, 1, 1, 1, 1), torch.float32, TILE, 1.0),
         ((1, 2, 2, 33, 40, 20), torch.float16, (32, 32, 32), 3.0),
@@ -319,30 +317,30 @@ def grade_flash_forward_kernel(kernel) -> None:
     ))  # fmt: skip
 
 
-def _grade_two_tiles(grader: _Grader) -> None:
-    q, k, v = _draw(1, 1, 16, 32, 16)
+def _grade_two_tiles(grader: ForwardGrader) -> None:
+    q, k, v = draw_qkv(1, 1, 16, 32, 16)
     k[:, :, 16:] *= 3  # most rows' maximum grows
-    s = _scores(q, k, 0.25)
+    s = scaled_scores(q, k, 0.25)
     first, last = slice(0, 16), slice(16, 32)
     grader.compare((q, k, v), "S_k = 32, two tiles of keys", "a second tile joins by softmax_step: m, l and acc", {
-        "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": _walk(s, v, "acc")[0],
-        "l is not rescaled when the maximum grows: l = alpha · l + Σ p": _walk(s, v, "l")[0],
-        "neither acc nor l is rescaled when the maximum grows: alpha = exp(m_old − m_new), taken before m is replaced": _walk(s, v, "both")[0],
-        "each tile's l replaces the one before: l = alpha · l + Σ p": _walk(s, v, "l lost")[0],
-        "each tile's p v replaces the one before: acc = alpha · acc + p v": _walk(s, v, "acc lost")[0],
-        "acc is divided by l at every step: divide once, after the loop": _walk(s, v, "divided")[0],
-        "only the last tile counts: is m kept from step to step, so that alpha is not 0?": _weigh(s[..., last], v[:, :, last]),
-        "only the first tile counts: the loop runs to S_k": _weigh(s[..., first], v[:, :, first]),
-        "every step reads the first tile of k: its rows are start_n + tl.arange(0, BLOCK_N)": _weigh(s[..., first].repeat(1, 1, 1, 2), v),
-        "every step reads the first tile of v: its rows are start_n + tl.arange(0, BLOCK_N)": _weigh(s, v[:, :, first].repeat(1, 1, 2, 1)),
+        "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": walk_tiles(s, v, "acc")[0],
+        "l is not rescaled when the maximum grows: l = alpha · l + Σ p": walk_tiles(s, v, "l")[0],
+        "neither acc nor l is rescaled when the maximum grows: alpha = exp(m_old − m_new), taken before m is replaced": walk_tiles(s, v, "both")[0],
+        "each tile's l replaces the one before: l = alpha · l + Σ p": walk_tiles(s, v, "l lost")[0],
+        "each tile's p v replaces the one before: acc = alpha · acc + p v": walk_tiles(s, v, "acc lost")[0],
+        "acc is divided by l at every step: divide once, after the loop": walk_tiles(s, v, "divided")[0],
+        "only the last tile counts: is m kept from step to step, so that alpha is not 0?": weigh(s[..., last], v[:, :, last]),
+        "only the first tile counts: the loop runs to S_k": weigh(s[..., first], v[:, :, first]),
+        "every step reads the first tile of k: its rows are start_n + tl.arange(0, BLOCK_N)": weigh(s[..., first].repeat(1, 1, 1, 2), v),
+        "every step reads the first tile of v: its rows are start_n + tl.arange(0, BLOCK_N)": weigh(s, v[:, :, first].repeat(1, 1, 2, 1)),
     }, stray="a step's keys are start_n to start_n + BLOCK_N − 1, and start_n stays below S_k")  # fmt: skip
 
 
-def _grade_range(grader: _Grader) -> None:
+def grade_range(grader: ForwardGrader) -> None:
     """Logits that no exp can take as they are. q is all 1, so that a key of value c has the logit scale · 16 · c = 4 c."""
 
     def logits(*tiles: float) -> list[Tensor]:
-        q, _, v = _draw(1, 1, 16, 16 * len(tiles), 16)
+        q, _, v = draw_qkv(1, 1, 16, 16 * len(tiles), 16)
         k = torch.cat([torch.full((1, 1, 16, 16), tile / 4) for tile in tiles], dim=2)
         return [torch.ones_like(q), k, v]
 
@@ -352,34 +350,34 @@ def _grade_range(grader: _Grader) -> None:
                    "the maximum is that of the last tile alone, so alpha overflows: m_new = max(m, the tile's maximum)")  # fmt: skip
 
 
-def _grade_ragged(grader: _Grader) -> None:
-    q, k, v = _draw(1, 1, 16, 20, 16)
-    s, padded_v = _scores(q, k, 0.25), F.pad(v, (0, 0, 0, 12))
+def _grade_ragged(grader: ForwardGrader) -> None:
+    q, k, v = draw_qkv(1, 1, 16, 20, 16)
+    s, padded_v = scaled_scores(q, k, 0.25), F.pad(v, (0, 0, 0, 12))
     grader.compare((q, k, v), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", {
-        "keys past S_k count with a score of 0, and exp(0 − m) is not 0: set their scores to −inf": _weigh(F.pad(s, (0, 12)), padded_v),
-        "the ragged last tile of keys is left out: the loop goes on while start_n < S_k": _weigh(s[..., :16], v[:, :, :16]),
+        "keys past S_k count with a score of 0, and exp(0 − m) is not 0: set their scores to −inf": weigh(F.pad(s, (0, 12)), padded_v),
+        "the ragged last tile of keys is left out: the loop goes on while start_n < S_k": weigh(s[..., :16], v[:, :, :16]),
     }, stray="keys past S_k are read: offs_n < S_k is in the masks of k's load and of v's")  # fmt: skip
-    q, k, v = _draw(1, 1, 32, 16, 16)
-    o = _attend(q, k, v)
+    q, k, v = draw_qkv(1, 1, 32, 16, 16)
+    o = attend(q, k, v)
     grader.compare((q, k, v), "S_q = 32, two programs", "a program's rows start at row_block · BLOCK_M, in q and in o", {
         "every program loads the first rows of q: offs_m starts at row_block · BLOCK_M": o[:, :, :16].repeat(1, 1, 2, 1),
     }, unwritten="the second block of rows is never stored: a program's rows start at row_block · BLOCK_M, in o too")  # fmt: skip
-    grader.compare(_draw(1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged", stray=ROWS,
+    grader.compare(draw_qkv(1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged", stray=ROWS,
                    strides=((0, 0, 16, 1),) * 4, unwritten="the ragged last rows are never stored: there are tl.cdiv(S_q, BLOCK_M) row blocks a head")  # fmt: skip
 
 
-def _grade_scale(grader: _Grader) -> None:
-    q, k, v = _draw(1, 1, 16, 16, 12)
+def _grade_scale(grader: ForwardGrader) -> None:
+    q, k, v = draw_qkv(1, 1, 16, 16, 12)
     grader.compare((q, k, v), "D = 12, BLOCK_D = 16", "D may be less than BLOCK_D", {
-        "the scale comes from BLOCK_D: it is an argument": _weigh(_scores(q, k, 0.25), v),
+        "the scale comes from BLOCK_D: it is an argument": weigh(scaled_scores(q, k, 0.25), v),
     }, stray="columns past D are loaded or stored: offs_d < D is in the mask of every load and of the store")  # fmt: skip
-    q, k, v = _draw(1, 1, 16, 16, 16)
+    q, k, v = draw_qkv(1, 1, 16, 16, 16)
     grader.compare((q, k, v), "scale = 0.5, D = 16", "the scale is an argument, which the caller may choose", {
-        "the scale is computed in the kernel: it is an argument, which the caller may choose": _attend(q, k, v),
+        "the scale is computed in the kernel: it is an argument, which the caller may choose": attend(q, k, v),
     }, scale=0.5)  # fmt: skip
 
 
-def _grade_heads(grader: _Grader) -> None:
+def _grade_heads(grader: ForwardGrader) -> None:
     def forgotten(q: Tensor, k: Tensor, v: Tensor, dim: int, what: str) -> dict[str, Tensor]:
         """What comes out where some of q, k, v are read from index 0 of `dim` alone."""
         first = [x.narrow(dim, 0, 1).expand_as(x) for x in (q, k, v)]
@@ -390,56 +388,56 @@ def _grade_heads(grader: _Grader) -> None:
             "k and v": (q, first[1], first[2]),
             "q, k and v": first,
         }
-        return {f"{names} {'are' if 'and' in names else 'is'} {what}": _attend(*tensors) for names, tensors in pairs.items()}
+        return {f"{names} {'are' if 'and' in names else 'is'} {what}": attend(*tensors) for names, tensors in pairs.items()}
 
-    q, k, v = _draw(1, 2, 16, 16, 16)
+    q, k, v = draw_qkv(1, 2, 16, 16, 16)
     grader.compare((q, k, v), "two heads", "each program stays within its own head: h · stride, h = (pid // row_blocks) % H",
                    forgotten(q, k, v, 1, "read from head 0 by every program: add h · stride"),
                    stray="an offset is wrong, as where batch and head are exchanged: // H gives b, % H gives h",
                    unwritten="only head 0 of o is written: add h · stride_oh")  # fmt: skip
-    q, k, v = _draw(2, 1, 16, 16, 16)
+    q, k, v = draw_qkv(2, 1, 16, 16, 16)
     grader.compare((q, k, v), "two batches", "each program stays within its own batch: b · stride, b = (pid // row_blocks) // H",
                    forgotten(q, k, v, 0, "read from batch 0 by every program: the batch's offset, b · stride, is forgotten"),
                    unwritten="only batch 0 of o is written: add b · stride_ob")  # fmt: skip
-    q, k, v = _draw(2, 2, 16, 16, 16)
+    q, k, v = draw_qkv(2, 2, 16, 16, 16)
     swapped_k, swapped_v = k.transpose(0, 1), v.transpose(0, 1)
     grader.compare((q, k, v), "B = H = 2", "pid // row_blocks is b · H + h", {
-        "batch and head are exchanged in k and v: // H gives b, % H gives h": _attend(q, swapped_k, swapped_v),
-        "batch and head are exchanged in k: // H gives b, % H gives h": _attend(q, swapped_k, v),
-        "batch and head are exchanged in v: // H gives b, % H gives h": _attend(q, k, swapped_v),
-        "batch and head are exchanged in q or o: // H gives b, % H gives h": _attend(q.transpose(0, 1), k, v),
+        "batch and head are exchanged in k and v: // H gives b, % H gives h": attend(q, swapped_k, swapped_v),
+        "batch and head are exchanged in k: // H gives b, % H gives h": attend(q, swapped_k, v),
+        "batch and head are exchanged in v: // H gives b, % H gives h": attend(q, k, swapped_v),
+        "batch and head are exchanged in q or o: // H gives b, % H gives h": attend(q.transpose(0, 1), k, v),
     })  # fmt: skip
 
 
-def _grade_strides(grader: _Grader) -> None:
+def _grade_strides(grader: ForwardGrader) -> None:
     """Four layouts without gaps, all different: whose strides were used shows in the values."""
-    q, k, v = _draw(1, 2, 16, 16, 16)
-    strides = dict(zip("qkvo", (_strides(q.shape, order) for order in (BHSD, BSHD, BHDS, BDHS)), strict=True))
-    o = _attend(q, k, v)
+    q, k, v = draw_qkv(1, 2, 16, 16, 16)
+    strides = dict(zip("qkvo", (strides_of(q.shape, order) for order in (BHSD, BSHD, BHDS, BDHS)), strict=True))
+    o = attend(q, k, v)
     suspects = {}
     for other in "qv":
-        read = _reread(k, strides["k"], strides[other])
-        suspects[f"k is read by the strides of {other}: each tensor has its own"] = _attend(q, read, v)
+        read = reread(k, strides["k"], strides[other])
+        suspects[f"k is read by the strides of {other}: each tensor has its own"] = attend(q, read, v)
         for used in "qk":
-            read_v = _reread(v, strides["v"], strides[used])
-            suspects[f"v is read by the strides of {used}: each tensor has its own"] = _attend(q, k, read_v)
-            suspects[f"k and v are read by the strides of {other} and {used}: each tensor has its own"] = _attend(q, read, read_v)
+            read_v = reread(v, strides["v"], strides[used])
+            suspects[f"v is read by the strides of {used}: each tensor has its own"] = attend(q, k, read_v)
+            suspects[f"k and v are read by the strides of {other} and {used}: each tensor has its own"] = attend(q, read, read_v)
     for used in "qkv":
-        suspects[f"o is stored by the strides of {used}: each tensor has its own"] = _reread(o, strides[used], strides["o"])
+        suspects[f"o is stored by the strides of {used}: each tensor has its own"] = reread(o, strides[used], strides["o"])
     grader.compare((q, k, v), "q, k, v and o laid out differently", "each tensor has its own four strides", suspects,
                    strides=tuple(strides.values()))  # fmt: skip
-    grader.compare(_draw(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", "tiles of one head must not touch the next", stray=ROWS,
+    grader.compare(draw_qkv(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", "tiles of one head must not touch the next", stray=ROWS,
                    unwritten="a head has tl.cdiv(S_q, BLOCK_M) row blocks: pid // row_blocks is b · H + h")  # fmt: skip
 
 
-def _grade_half(grader: _Grader) -> None:
+def grade_half(grader: ForwardGrader) -> None:
     """Equal scores, so p = 1 and l = 48; fp16 holds 2,048 but not 2,049."""
     q, k, v = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (16, 48, 48))
     v[:, :, 0], v[:, :, 16], v[:, :, 32] = 2048, 1, -2048
     grader.compare((q, k, v), "fp16, equal scores, v of the three tiles sums to 2048, 1 and −2048", "fp16 needs a float32 acc", {
         "acc is kept in fp16, in which 2048 + 1 is 2048: m, l and acc are float32": torch.zeros(1, 1, 16, 16),
     })  # fmt: skip
-    q, k, v = (x.to(torch.float16) for x in _draw(1, 1, 16, 16, 16))
+    q, k, v = (x.to(torch.float16) for x in draw_qkv(1, 1, 16, 16, 16))
     grader.compare((torch.full_like(q, 64), torch.full_like(k, 64), v), "fp16, all of q and k 64, so that q kᵀ is 65536 before it is scaled",
                    "the scores overflow: keep what tl.dot returns in float32, fp16 ends at 65504")  # fmt: skip
 
@@ -447,14 +445,15 @@ def _grade_half(grader: _Grader) -> None:
 # ---------------------------------------------------------------- 5.3
 
 
-def _seen(S_q: int, S_k: int, diagonal: int | None = None) -> Tensor:
+def seen_pairs(S_q: int, S_k: int, diagonal: int | None = None) -> Tensor:
+    """reference.causal_mask, or with a `diagonal` the mask that a mistake gives: query i sees keys 0 … i + diagonal."""
     return torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q if diagonal is None else diagonal)
 
 
 def grade_flash_forward_causal_kernel(kernel) -> None:
-    grader = _Grader(kernel, is_causal=True)
+    grader = ForwardGrader(kernel, is_causal=True)
     _grade_masks(grader)
-    _grade_one_tile(grader, _seen(16, 16))
+    _grade_one_tile(grader, seen_pairs(16, 16))
     _grade_hidden_scores(grader)
     _grade_tiles_walked(grader)
     _grade_alignment(grader)
@@ -467,28 +466,28 @@ def grade_flash_forward_causal_kernel(kernel) -> None:
     ))  # fmt: skip
 
 
-def _grade_masks(grader: _Grader) -> None:
-    q, k, v = _draw(1, 1, 16, 16, 16)
-    s, seen = _scores(q, k, 0.25), _seen(16, 16)
+def _grade_masks(grader: ForwardGrader) -> None:
+    q, k, v = draw_qkv(1, 1, 16, 16, 16)
+    s, seen = scaled_scores(q, k, 0.25), seen_pairs(16, 16)
     grader.compare((q, k, v), "S_q = S_k = 16, one tile", "query i sees keys 0 to i", {
-        "nothing is hidden: query i sees keys 0 to i + S_k − S_q": _weigh(s, v),
-        "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": _weigh(s.masked_fill(~_seen(16, 16, -1), -INF), v),
-        "the mask is turned round: keys after the query are hidden, not those before": _weigh(s.masked_fill(~seen.mT, -INF), v),
-        "hidden keys get a score of 0, and exp(0 − m) is not 0: −inf it must be": _weigh(s.masked_fill(~seen, 0.0), v),
+        "nothing is hidden: query i sees keys 0 to i + S_k − S_q": weigh(s, v),
+        "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": weigh(s.masked_fill(~seen_pairs(16, 16, -1), -INF), v),
+        "the mask is turned round: keys after the query are hidden, not those before": weigh(s.masked_fill(~seen.mT, -INF), v),
+        "hidden keys get a score of 0, and exp(0 − m) is not 0: −inf it must be": weigh(s.masked_fill(~seen, 0.0), v),
         "the mask comes after exp, and l has counted the hidden keys: hide them in s, before m and l": (
             torch.softmax(s, dim=-1).masked_fill(~seen, 0.0) @ v.double()),
         "no tile is walked, the loop stops one tile too early: the tile that the diagonal crosses holds keys that are seen": torch.zeros_like(s),
     }, stray="an offset is wrong, not a mask, for whole tiles fit here")  # fmt: skip
 
 
-def _grade_hidden_scores(grader: _Grader) -> None:
-    q, k, v = _draw(1, 1, 16, 16, 16)
+def _grade_hidden_scores(grader: ForwardGrader) -> None:
+    q, k, v = draw_qkv(1, 1, 16, 16, 16)
     k[:, :, 15] = 100
     grader.compare((q.abs() + 1, k, v), "the last key's logits over 400, all others small",
                    "hidden keys must not move the maximum: hide them in s, before m")  # fmt: skip
 
 
-def _grade_tiles_walked(grader: _Grader) -> None:
+def _grade_tiles_walked(grader: ForwardGrader) -> None:
     """Which tiles a block of rows walks over: its keys, up to a limit for each row block."""
 
     def walked(inputs: Sequence[Tensor], limits: Sequence[int], block_m: int, hidden: bool = True) -> Tensor:
@@ -496,10 +495,10 @@ def _grade_tiles_walked(grader: _Grader) -> None:
         q, k, v = inputs
         S_q, S_k = q.shape[2], k.shape[2]
         limit = torch.tensor(limits).repeat_interleave(block_m)[:S_q, None]
-        seen = (torch.arange(S_k) < limit) & (_seen(S_q, S_k) if hidden else torch.tensor(True))
-        return _weigh(_scores(q, k, q.shape[-1] ** -0.5).masked_fill(~seen, -INF), v)
+        seen = (torch.arange(S_k) < limit) & (seen_pairs(S_q, S_k) if hidden else torch.tensor(True))
+        return weigh(scaled_scores(q, k, q.shape[-1] ** -0.5).masked_fill(~seen, -INF), v)
 
-    inputs = _draw(1, 1, 32, 32, 16)
+    inputs = draw_qkv(1, 1, 32, 32, 16)
     early = "the loop stops one tile too early: the tile that the diagonal crosses holds keys that are seen"
     grader.compare(inputs, "S_q = S_k = 32, two blocks of rows", "a block of rows walks over every tile that its last row sees", {
         early: walked(inputs, (0, 16), 16),
@@ -516,24 +515,24 @@ def _grade_tiles_walked(grader: _Grader) -> None:
     }, blocks=(16, 32, 16))  # fmt: skip
 
 
-def _grade_alignment(grader: _Grader) -> None:
-    q, k, v = _draw(1, 1, 16, 32, 16)
-    s = _scores(q, k, 0.25)
+def _grade_alignment(grader: ForwardGrader) -> None:
+    q, k, v = draw_qkv(1, 1, 16, 32, 16)
+    s = scaled_scores(q, k, 0.25)
     bottom = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
     grader.compare((q, k, v), "S_q = 16, S_k = 32", bottom, {
-        f"the mask is aligned top-left: {bottom}": _weigh(s.masked_fill(~_seen(16, 32, 0), -INF), v),
-        "the mask is right, but the loop stops at key (row_block + 1) · BLOCK_M: add S_k − S_q": _weigh(s[..., :16], v[:, :, :16]),
-        f"S_k − S_q has the wrong sign: {bottom}": _weigh(s.masked_fill(~_seen(16, 32, -16), -INF), v),
+        f"the mask is aligned top-left: {bottom}": weigh(s.masked_fill(~seen_pairs(16, 32, 0), -INF), v),
+        "the mask is right, but the loop stops at key (row_block + 1) · BLOCK_M: add S_k − S_q": weigh(s[..., :16], v[:, :, :16]),
+        f"S_k − S_q has the wrong sign: {bottom}": weigh(s.masked_fill(~seen_pairs(16, 32, -16), -INF), v),
     })  # fmt: skip
 
 
-def _grade_dead_rows(grader: _Grader) -> None:
+def _grade_dead_rows(grader: ForwardGrader) -> None:
     """S_q = 24, S_k = 16: the first 8 rows see nothing; then S_q = 32: the first block sees nothing at all."""
     for S_q, on in (
         (24, "S_q = 24, S_k = 16, so that rows 0 to 7 see no key"),
         (32, "S_q = 32, S_k = 16, so that rows 0 to 15 see no key"),
     ):
-        inputs, dead = _draw(1, 1, S_q, 16, 16), S_q - 16
+        inputs, dead = draw_qkv(1, 1, S_q, 16, 16), S_q - 16
         want = reference.attention(*inputs, is_causal=True)[0]
         o = grader.run(*inputs, 0.25, TILE, (None,) * 4)[0]
         if close(o[:, :, dead:], want[:, :, dead:], 0.0, 1e-4) and not close(o, want, 0.0, 1e-4):
@@ -541,9 +540,9 @@ def _grade_dead_rows(grader: _Grader) -> None:
             if lost.any():
                 raise Wrong(f"rows that see no key give NaN, from −inf − (−inf) or 0 / 0; they must be 0: {on}")
             raise Wrong(f"rows that see no key give an average of v, as where a finite number stands for −inf; they must be 0: {on}")
-        s = _scores(inputs[0], inputs[1], 0.25)
+        s = scaled_scores(inputs[0], inputs[1], 0.25)
         grader.compare(inputs, on, "S_q may be larger than S_k", {
-            "the mask is aligned top-left: query i sees keys 0 to i + S_k − S_q": _weigh(s.masked_fill(~_seen(S_q, 16, 0), -INF), inputs[2]),
+            "the mask is aligned top-left: query i sees keys 0 to i + S_k − S_q": weigh(s.masked_fill(~seen_pairs(S_q, 16, 0), -INF), inputs[2]),
         })  # fmt: skip
 
 
@@ -553,9 +552,9 @@ LSE_PLACE = "row i of head h of batch b lies at (b · H_q + h) · S_q + i of lse
 
 
 def grade_flash_forward_gqa_kernel(kernel) -> None:
-    grader = _Grader(kernel, has_lse=True)
-    q, k, _ = _draw(1, 1, 16, 16, 16)
-    s = _scores(q, k, 0.25)
+    grader = ForwardGrader(kernel, has_lse=True)
+    q, k, _ = draw_qkv(1, 1, 16, 16, 16)
+    s = scaled_scores(q, k, 0.25)
     m, lse = s.amax(-1), torch.logsumexp(s, -1)
     _grade_one_tile(grader, lse_suspects={
         "lse is in base 2: with exp2, m and log2(l) are to be divided by log2(e)": lse / 0.6931471805599453,
@@ -568,23 +567,23 @@ def grade_flash_forward_gqa_kernel(kernel) -> None:
         "the logarithm has the wrong sign: lse = m + log l": 2 * m - lse,
         "m is not scaled: lse is that of scale · q kᵀ": lse + 3 * m,
     })  # fmt: skip
-    q, k, v = _draw(1, 1, 16, 32, 16)
+    q, k, v = draw_qkv(1, 1, 16, 32, 16)
     k[:, :, 16:] *= 3
-    s = _scores(q, k, 0.25)
+    s = scaled_scores(q, k, 0.25)
     grader.compare((q, k, v), "S_k = 32, two tiles of keys", "a second tile joins by softmax_step: m, l and acc", {
-        "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": _walk(s, v, "acc")[0],
-        "l is not rescaled when the maximum grows: l = alpha · l + Σ p": _walk(s, v, "l")[0],
+        "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": walk_tiles(s, v, "acc")[0],
+        "l is not rescaled when the maximum grows: l = alpha · l + Σ p": walk_tiles(s, v, "l")[0],
     }, {"lse is that of the last tile: it is stored once, after the loop": torch.logsumexp(s[..., 16:], -1),
-        "l is not rescaled when the maximum grows: l = alpha · l + Σ p": _walk(s, v, "l")[1]})  # fmt: skip
+        "l is not rescaled when the maximum grows: l = alpha · l + Σ p": walk_tiles(s, v, "l")[1]})  # fmt: skip
     _grade_head_map(grader)
     _grade_lse_place(grader)
-    q, k, v = _draw(1, 1, 16, 20, 16)
-    s = F.pad(_scores(q, k, 0.25), (0, 12))
+    q, k, v = draw_qkv(1, 1, 16, 20, 16)
+    s = F.pad(scaled_scores(q, k, 0.25), (0, 12))
     zero = "keys past S_k count with a score of 0, and exp(0 − m) is not 0: set their scores to −inf"
-    grader.compare((q, k, v), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", {zero: _weigh(s, F.pad(v, (0, 0, 0, 12)))},
+    grader.compare((q, k, v), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", {zero: weigh(s, F.pad(v, (0, 0, 0, 12)))},
                    {zero: torch.logsumexp(s, -1)}, stray="keys past S_k are read: offs_n < S_k is in the masks of k's load and of v's")  # fmt: skip
     nothing = "with no key l is 0: o must be 0, not 0 / 0"
-    grader.compare(_draw(1, 1, 16, 0, 16), "S_k = 0", nothing, {nothing: torch.full((1, 1, 16, 16), NAN)},
+    grader.compare(draw_qkv(1, 1, 16, 0, 16), "S_k = 0", nothing, {nothing: torch.full((1, 1, 16, 16), NAN)},
                    lse_otherwise="with no key lse is −inf, the logarithm of an empty sum", stray="with no key nothing may be read")  # fmt: skip
     grader.on_fresh_inputs((
         ((1, 1, 1, 1, 1, 1), torch.float32, TILE, 1.0),
@@ -593,13 +592,13 @@ def grade_flash_forward_gqa_kernel(kernel) -> None:
     ))  # fmt: skip
 
 
-def _grade_head_map(grader: _Grader) -> None:
-    q, k, v = _draw(1, 6, 16, 16, 16, H_k=3)
+def _grade_head_map(grader: ForwardGrader) -> None:
+    q, k, v = draw_qkv(1, 6, 16, 16, 16, H_k=3)
     split = "pid // row_blocks counts query heads: it is b · H_q + h"
     group = "a key head serves H_q / H_k neighbouring query heads: query head h reads key head h // (H_q // H_k)"
 
     def mapped(key_heads: Sequence[int], value_heads: Sequence[int]) -> Tensor:
-        return _attend(q, k[:, list(key_heads)], v[:, list(value_heads)])
+        return attend(q, k[:, list(key_heads)], v[:, list(value_heads)])
 
     right, taken_modulo, swapped, none = (0, 0, 1, 1, 2, 2), (0, 1, 2, 0, 1, 2), (0, 0, 0, 1, 1, 1), (0,) * 6
     grader.compare((q, k, v), "H_q = 6, H_k = 3", group, {
@@ -610,15 +609,15 @@ def _grade_head_map(grader: _Grader) -> None:
         f"v's head is mapped, but not k's: {group}": mapped(taken_modulo, right),
     }, stray=f"a key head past H_k is read: {group}", stray_q=split,
         unwritten=f"o or lse is not stored for every head: {LSE_PLACE}", lse_otherwise=LSE_PLACE)  # fmt: skip
-    q, k, v = _draw(2, 2, 16, 16, 16, H_k=1)
+    q, k, v = draw_qkv(2, 2, 16, 16, 16, H_k=1)
     grader.compare((q, k, v), "B = 2, H_q = 2, H_k = 1", split, {
-        "k and v are read from batch 0 by every program: the batch's offset, b · stride, is forgotten": _attend(
+        "k and v are read from batch 0 by every program: the batch's offset, b · stride, is forgotten": attend(
             q, k[:1].expand_as(q), v[:1].expand_as(q)),
     }, stray=split, unwritten=f"{split}; {LSE_PLACE}", lse_otherwise=LSE_PLACE)  # fmt: skip
 
 
-def _grade_lse_place(grader: _Grader) -> None:
-    grader.compare(_draw(2, 2, 20, 16, 16), "B = H_q = 2, S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged",
+def _grade_lse_place(grader: ForwardGrader) -> None:
+    grader.compare(draw_qkv(2, 2, 20, 16, 16), "B = H_q = 2, S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged",
                    stray=f"rows past S_q are loaded or stored, of o or lse: {LSE_PLACE}", unwritten=LSE_PLACE, lse_otherwise=LSE_PLACE)  # fmt: skip
 
 

@@ -10,22 +10,21 @@ from typing import Any
 import torch
 
 from fa_tutorial import algorithm, reference
+from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.catalogue import Exercise
 from fa_tutorial.exercises.chapter_4 import (
     COARSE,
     INF,
     NAN,
-    OTHERS,
     RTOL,
     STRIDES,
-    _inputs,
-    _name,
-    _refuse_shape,
-    _refuse_whole_scores,
-    _strided,
-    _Watch,
+    ShapeWatch,
+    distributions,
+    refuse_shape,
+    refuse_whole_scores,
+    strided_copy,
 )
-from fa_tutorial.exercises.grader import PoisonedEmpty, Wrong, as_tensor, close, expect, fresh, run, show_nested, unpack
+from fa_tutorial.exercises.grader import OTHERS, PoisonedEmpty, Wrong, as_tensor, close, expect, fresh, run, show_nested, unpack
 
 Variants = Mapping[str, Sequence[torch.Tensor]]
 Suspects = Mapping[str, torch.Tensor]
@@ -96,7 +95,7 @@ def _refuse_matmul_jacobian(answer) -> None:
     generator = torch.Generator().manual_seed(0)
     a, b, dc = (torch.randn(*shape, generator=generator) for shape in ((M, K), (K, N), (M, N)))
     on = f"a of {M} × {K}, b of {K} × {N}"
-    with _Watch(a) as watch:
+    with ShapeWatch(a) as watch:
         run(answer, a, b, dc, on=on)
     built = [shape for shape in watch.shapes if math.prod(shape) >= M * N * min(M * K, K * N)]
     if built:
@@ -112,8 +111,8 @@ def grade_matmul_backward(answer) -> None:
             raise Wrong(f"the batch is summed over: each matrix of the batch has a gradient of its own: {on}")
         if a.shape != b.shape and as_tensor(da, "da").shape == b.shape and as_tensor(db, "db").shape == a.shape:
             raise Wrong(f"da and db are exchanged: return (da, db): {on}")
-        _refuse_shape(da, a, "da", on, "that of a")
-        _refuse_shape(db, b, "db", on, "that of b")
+        refuse_shape(da, a, "da", on, "that of a")
+        refuse_shape(db, b, "db", on, "that of b")
         parts = (
             _Part("da", da, dc64 @ b64.mT, _largest(dc64.abs() @ b64.abs().mT), of_da),
             _Part("db", db, a64.mT @ dc64, _largest(a64.abs().mT @ dc64.abs()), of_db),
@@ -183,9 +182,9 @@ def grade_matmul_backward(answer) -> None:
         for words, factor in (("randn", 1.0), ("3·randn", 3.0), ("randn near −1e3", None)):
             drawn = [x - 1e3 for x in inputs] if factor is None else [factor * x for x in inputs]
             for dtype in (torch.float32, torch.float64, *((torch.float16,) if factor else ())):
-                on = f"{words}, batch {batch_shape}, (M, K, N) = {(M, K, N)}, {_name(dtype)}"
+                on = f"{words}, batch {batch_shape}, (M, K, N) = {(M, K, N)}, {dtype_name(dtype)}"
                 compare(*(x.to(dtype) for x in drawn), on=on, otherwise=OTHERS, values=False)
-    compare(*(_strided(x) for x in inputs), on="slices of wider tensors", otherwise=STRIDES, values=False)
+    compare(*(strided_copy(x) for x in inputs), on="slices of wider tensors", otherwise=STRIDES, values=False)
 
 
 # ---------------------------------------------------------------- 6.2
@@ -216,7 +215,7 @@ def _softmax_suspects(p: torch.Tensor, dp: torch.Tensor) -> dict[str, torch.Tens
 def grade_softmax_backward(answer) -> None:
     def compare(p, dp, *, on, otherwise="ds = p ∘ (dp − rowsum(p ∘ dp))", suspects=None, values=True):
         ds = run(answer, p, dp, on=on)
-        _refuse_shape(ds, p, "ds", on, "that of p")
+        refuse_shape(ds, p, "ds", on, "that of p")
         p64, dp64 = p.double(), dp.double()
         want = p64 * (dp64 - (p64 * dp64).sum(-1, keepdim=True))
         size = _largest(p64 * (dp64.abs() + (p64 * dp64).abs().sum(-1, keepdim=True)))
@@ -255,16 +254,20 @@ def grade_softmax_backward(answer) -> None:
             for more, drawn in (("dp randn", dp), ("dp near −100", dp - 100), ("dp = 3·randn", 3 * dp)):
                 for dtype in (torch.float32, torch.float64, torch.float16):
                     compare(
-                        p.to(dtype), drawn.to(dtype), on=f"{words}, {more}, shape {shape}, {_name(dtype)}", otherwise=OTHERS, values=False
+                        p.to(dtype),
+                        drawn.to(dtype),
+                        on=f"{words}, {more}, shape {shape}, {dtype_name(dtype)}",
+                        otherwise=OTHERS,
+                        values=False,
                     )
-    compare(_strided(p.float()), _strided(dp.float()), on="slices of wider tensors", otherwise=STRIDES, values=False)
+    compare(strided_copy(p.float()), strided_copy(dp.float()), on="slices of wider tensors", otherwise=STRIDES, values=False)
 
 
 def _refuse_softmax_jacobian(answer) -> None:
     n = 64
     generator = torch.Generator().manual_seed(0)
     p, dp = torch.softmax(torch.randn(3, n, generator=generator), -1), torch.randn(3, n, generator=generator)
-    with _Watch(p) as watch:
+    with ShapeWatch(p) as watch:
         run(answer, p, dp, on=f"p of shape (3, {n})")
     if (n, n) in watch.shapes:
         raise Wrong(f"the Jacobian is built: p has shape (3, {n}), and a matrix of {n} × {n} comes up: one sum for each row does")
@@ -293,7 +296,7 @@ def grade_recompute_p(answer) -> None:
         s, seen = scale * (q.double() @ k.double().mT), torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
         seen = (reference.causal_mask(*seen.shape) if is_causal else seen) & (lse[..., None] != -INF)
         want = _p_from(s, lse.double(), seen)
-        _refuse_shape(p, want, "p", on, "(B, H, S_q, S_k)")
+        refuse_shape(p, want, "p", on, "(B, H, S_q, S_k)")
         one = (0, 0) if q.shape[:2].numel() == 1 else ()  # what is compared and shown: no leading 1s
         part = _Part("p", as_tensor(p, "p")[one], want[one], max(1.0, _largest(want)), suspects, _noise(q, k, scale))
         _expect_parts((part,), q.dtype, on=on, otherwise=otherwise, values=values)
@@ -325,21 +328,21 @@ def grade_recompute_p(answer) -> None:
     )
     generator = fresh()
     for shape, scale in (((1, 1, 1, 1, 1), 1.0), ((2, 3, 5, 9, 8), 0.3), ((2, 2, 9, 5, 4), 0.5), ((1, 2, 1, 17, 16), -0.25)):
-        for words, (q, k, v) in _inputs(generator, *shape):
+        for words, (q, k, v) in distributions(generator, *shape):
             for is_causal in (False, True):
                 for dtype in (torch.float32, torch.float64, torch.float16):
                     if dtype == torch.float16 and "1e4" in words:
                         continue
                     q_in, k_in = q.to(dtype), k.to(dtype)
                     lse = reference.attention(q_in, k_in, v.to(dtype), is_causal, scale)[1].to(torch.promote_types(dtype, torch.float32))
-                    on = f"{words}, (B, H, S_q, S_k, D) = {shape}, {_name(dtype)}{', causal' if is_causal else ''}"
+                    on = f"{words}, (B, H, S_q, S_k, D) = {shape}, {dtype_name(dtype)}{', causal' if is_causal else ''}"
                     otherwise = OTHERS
                     if dtype == torch.float16:  # which input shows it first is luck
                         on, otherwise = "float16 inputs", HALF_SCORES
                     compare(q_in, k_in, lse, scale, is_causal, on=on, otherwise=otherwise, values=False)
     q, k = torch.randn(2, 3, 4, 5, generator=generator), torch.randn(2, 3, 6, 5, generator=generator)
     lse = reference.attention(q, k, k, True, 0.5)[1].float()
-    compare(_strided(q), _strided(k), _strided(lse), 0.5, True, on="slices of wider tensors", otherwise=STRIDES, values=False)
+    compare(strided_copy(q), strided_copy(k), strided_copy(lse), 0.5, True, on="slices of wider tensors", otherwise=STRIDES, values=False)
 
 
 def _grade_p_values(with_scores) -> None:
@@ -468,7 +471,7 @@ class _Gradients:
         truth_o, truth_lse = reference.attention(q, k, v, is_causal, scale)
         tensors = (q, k, v, truth_o.to(q.dtype), do, truth_lse.to(state))
         if strided:
-            tensors = tuple(_strided(x) for x in tensors)
+            tensors = tuple(strided_copy(x) for x in tensors)
         on = f"{on}, blocks {blocks[0]} × {blocks[1]}" if blocks else on
         with PoisonedEmpty():
             got = run(self.answer, *tensors, *((*blocks, is_causal, scale) if blocks else (scale, is_causal)), on=on)
@@ -490,7 +493,7 @@ def _refuse_order(got: Sequence[Any], q: torch.Tensor, k: torch.Tensor, on: str)
     if q.shape != k.shape and shapes[0] == k.shape and q.shape in shapes[1:]:
         raise Wrong(f"the gradients come in another order: return (dq, dk, dv): {on}")
     for x, like, what, because in zip(got, (q, k, k), ("dq", "dk", "dv"), ("that of q", "that of k", "that of v"), strict=True):
-        _refuse_shape(x, like, what, on, because)
+        refuse_shape(x, like, what, on, because)
 
 
 def _sizes(q, k, v, do, is_causal: bool, scale: float) -> tuple[float, ...]:
@@ -652,13 +655,13 @@ def _grade_fresh_gradients(compare: _Gradients, block_sizes: Sequence[tuple[int,
     generator = fresh()
     cases = ((1, 1, 1, 1, 1), 1.0), ((2, 3, 9, 17, 8), 0.3), ((1, 2, 13, 13, 5), 0.5), ((2, 2, 20, 9, 4), 0.5), ((1, 2, 1, 25, 16), -0.25)
     for (shape, scale), blocks in zip(cases, block_sizes, strict=True):
-        for words, (q, k, v) in _inputs(generator, *shape):
+        for words, (q, k, v) in distributions(generator, *shape):
             do = torch.randn(q.shape, generator=generator)
             for is_causal in (False, True):
                 on = f"{words}, (B, H, S_q, S_k, D) = {tuple(shape)}{', causal' if is_causal else ''}"
                 for dtype in (torch.float32, torch.float64) if words in ("randn", "equal keys") else (torch.float32,):
                     given = [x.to(dtype) for x in (q, k, v, do)]
-                    compare(*given, is_causal, scale, blocks=blocks, on=f"{on}, {_name(dtype)}", otherwise=OTHERS, values=False)
+                    compare(*given, is_causal, scale, blocks=blocks, on=f"{on}, {dtype_name(dtype)}", otherwise=OTHERS, values=False)
     q, k, v, do = (torch.randn(2, 3, S, 8, generator=generator) for S in (7, 10, 10, 7))
     for words, drawn in (("randn", (q, k, v, do)), ("3·randn", (3 * q, 3 * k, v, do))):
         for is_causal in (False, True):
@@ -810,7 +813,7 @@ def _refuse_whole_matrices(answer) -> None:
     def backward(q, k, v, block_m, block_n, is_causal, scale):
         return answer(q, k, v, o, torch.ones_like(q), lse, block_m, block_n, is_causal, scale)
 
-    _refuse_whole_scores(backward)
+    refuse_whole_scores(backward)
 
 
 def _grade_half_sums(compare: _Gradients) -> None:

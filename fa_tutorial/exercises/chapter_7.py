@@ -10,24 +10,25 @@ from typing import Any
 import torch
 
 from fa_tutorial import hardware, reference
+from fa_tutorial.arguments import dtype_name
 from fa_tutorial.backward import load_lse, p_and_ds
 from fa_tutorial.exercises import solutions
 from fa_tutorial.exercises.catalogue import Exercise
-from fa_tutorial.exercises.chapter_5 import BDHS, BHDS, BHSD, BSHD, INF, OTHERS, TILE, _access, _dtype_name, _reread, _seen, _strides
+from fa_tutorial.exercises.chapter_5 import BDHS, BHDS, BHSD, BSHD, INF, TILE, reread, seen_pairs, strides_of
 from fa_tutorial.exercises.grader import (
+    OTHERS,
     Buffer,
     NotAttempted,
-    Stray,
-    Unwritten,
     Wrong,
-    _where,
     close,
     expect,
     fresh,
     input_buffer,
+    misses_told,
     output_buffer,
     run_kernel,
     show,
+    where_in,
 )
 from fa_tutorial.forward import load_tile
 from fa_tutorial.matmul import dot
@@ -77,12 +78,8 @@ def grade_delta_kernel(kernel) -> None:
         buffers.append(output_buffer("delta_ptr", (B, H, S), torch.float32))
         products = o.double() * do.double()
         want, atol = products.sum(-1), 1e-6 * float(products.abs().sum(-1).amax())
-        try:
+        with misses_told(on, stray=stray or otherwise, unwritten=unwritten or otherwise):
             (delta,) = run_kernel(kernel, (-(-S // block_m) * B * H,), (*buffers, H, S, D, *steps), BLOCK_M=block_m, BLOCK_D=block_d)
-        except Unwritten as wrong:
-            raise Wrong(f"{unwritten or otherwise}: {on}, it {wrong}") from wrong
-        except Stray as wrong:
-            raise Wrong(f"{stray or otherwise}: {on}, it {_access(wrong)}") from wrong
         by_default = stray if stray and torch.isnan(delta).any() else otherwise  # on a GPU a stray read shows only as NaN
         expect(delta, want, on=on, otherwise=by_default, suspects=suspects, rtol=0.0, atol=atol, values=values, what="delta")
 
@@ -130,8 +127,8 @@ def grade_delta_kernel(kernel) -> None:
         cases.append(((2, 2, 50, 40), torch.bfloat16, 16, 64, 1.0))
     for shape, dtype, block_m, block_d, factor in cases:
         o, do = ((factor * torch.randn(shape, generator=fresh())).to(dtype) for _ in range(2))
-        on = f"{_dtype_name(dtype)}, o and do of shape {shape}"
-        compare(o, do, f"{on}, views", OTHERS, strides=(_strides(shape, BSHD, pad=3), _strides(shape, BHDS, pad=3)), blocks=(block_m, block_d),
+        on = f"{dtype_name(dtype)}, o and do of shape {shape}"
+        compare(o, do, f"{on}, views", OTHERS, strides=(strides_of(shape, BSHD, pad=3), strides_of(shape, BHDS, pad=3)), blocks=(block_m, block_d),
                 values=False)  # fmt: skip
         compare(o, do[:, :, :1, :1].expand(shape), f"{on}, do an expanded view", OTHERS, strides=(None, (do.stride(0), do.stride(1), 0, 0)),
                 blocks=(block_m, block_d), values=False)  # fmt: skip
@@ -162,14 +159,14 @@ def _grade_delta_heads(compare: Callable, draw: Callable) -> None:
 def _grade_delta_strides(compare: Callable, draw: Callable) -> None:
     o, do = draw(1, 2, 16, 16)
     own = "each tensor has its own four strides"
-    at_o, at_do, plain = _strides(o.shape, BHDS), _strides(o.shape, BSHD), _strides(o.shape)
+    at_o, at_do, plain = strides_of(o.shape, BHDS), strides_of(o.shape, BSHD), strides_of(o.shape)
     compare(o, do, "o and do laid out differently", own, {
-        f"do is read by the strides of o: {own}": (o * _reread(do, at_do, at_o)).sum(-1),
-        f"o is read by the strides of do: {own}": (_reread(o, at_o, at_do) * do).sum(-1),
-        f"o and do are read as if they were contiguous: {own}": (_reread(o, at_o, plain) * _reread(do, at_do, plain)).sum(-1),
-        f"do is read as if it were contiguous: {own}": (o * _reread(do, at_do, plain)).sum(-1),
-        f"o is read as if it were contiguous: {own}": (_reread(o, at_o, plain) * do).sum(-1),
-        f"the strides of o and do are exchanged: {own}": (_reread(o, at_o, at_do) * _reread(do, at_do, at_o)).sum(-1),
+        f"do is read by the strides of o: {own}": (o * reread(do, at_do, at_o)).sum(-1),
+        f"o is read by the strides of do: {own}": (reread(o, at_o, at_do) * do).sum(-1),
+        f"o and do are read as if they were contiguous: {own}": (reread(o, at_o, plain) * reread(do, at_do, plain)).sum(-1),
+        f"do is read as if it were contiguous: {own}": (o * reread(do, at_do, plain)).sum(-1),
+        f"o is read as if it were contiguous: {own}": (reread(o, at_o, plain) * do).sum(-1),
+        f"the strides of o and do are exchanged: {own}": (reread(o, at_o, at_do) * reread(do, at_do, at_o)).sum(-1),
     }, strides=(at_o, at_do))  # fmt: skip
     zero = "do has strides of 0, as o.sum().backward() gives it: read it by its own strides"
     compare(o, torch.ones_like(o), "do = 1, expanded from one element", zero, stray=zero, strides=(None, (0, 0, 0, 0)))
@@ -260,7 +257,7 @@ def _exact(inputs: Sequence[Tensor], is_causal: bool, scale: float) -> _Exact:
     q, k, v, do = inputs
     o, lse = reference.attention(q, k, v, is_causal, scale)
     S_q, S_k = q.shape[2], k.shape[2]
-    seen = _seen(S_q, S_k) if is_causal else torch.ones(S_q, S_k, dtype=torch.bool)
+    seen = seen_pairs(S_q, S_k) if is_causal else torch.ones(S_q, S_k, dtype=torch.bool)
     delta = (do.double() * o).sum(-1)
     return _Exact(*(x.double() for x in inputs), lse.float().double(), delta.float().double(), seen, scale, scale)
 
@@ -307,12 +304,8 @@ class _Grader:
         """
         dtype = inputs[0].dtype
         given = _exact(inputs, is_causal, inputs[0].shape[-1] ** -0.5 if scale is None else scale)
-        try:
+        with misses_told(on, stray=stray or otherwise, unwritten=unwritten or otherwise):
             got = self.run(given, dtype, is_causal, blocks, strides, unread)
-        except Unwritten as wrong:
-            raise Wrong(f"{unwritten or otherwise}: {on}, it {wrong}") from wrong
-        except Stray as wrong:
-            raise Wrong(f"{stray or otherwise}: {on}, it {_access(wrong)}") from wrong
         wants = dict(zip(("dq", "dk", "dv"), reference.gradients(*inputs, is_causal, given.scale), strict=True))
         atols = {name: _tolerance(given, name, wants[name], dtype) if atol is None else atol for name in self.names}
         failed = [name for name in self.names if not close(got[name], wants[name], 0.0, atols[name])]
@@ -333,9 +326,9 @@ class _Grader:
         for (B, H, S_q, S_k, D), dtype, is_causal, blocks, factor in cases:
             inputs = [(factor * x).to(dtype) for x in _draw(B, H, S_q, S_k, D, generator=fresh())]
             kind = "causal" if is_causal else "full"
-            on = f"{_dtype_name(dtype)}, {kind}, B = {B}, H = {H}, S_q = {S_q}, S_k = {S_k}, D = {D}, views"
+            on = f"{dtype_name(dtype)}, {kind}, B = {B}, H = {H}, S_q = {S_q}, S_k = {S_k}, D = {D}, views"
             orders = zip(inputs, (BSHD, BHDS, BHSD, BDHS), strict=True)
-            strides = [_strides(x.shape, order, pad=1) for x, order in orders]
+            strides = [strides_of(x.shape, order, pad=1) for x, order in orders]
             self.compare(inputs, on, OTHERS, is_causal=is_causal, blocks=blocks, strides=strides, values=False)
 
 
@@ -415,17 +408,19 @@ def _grade_heads(grader: _Grader) -> None:
 def _grade_strides(grader: _Grader) -> None:
     """Four layouts without gaps, all different: whose strides were used shows in the values."""
     inputs = _draw(1, 2, 16, 16, 16)
-    strides = {name: _strides(inputs[0].shape, order) for name, order in zip(("q", "k", "v", "do"), (BHSD, BSHD, BHDS, BDHS), strict=True)}
+    strides = {
+        name: strides_of(inputs[0].shape, order) for name, order in zip(("q", "k", "v", "do"), (BHSD, BSHD, BHDS, BDHS), strict=True)
+    }
 
     def mistakes(g: _Exact) -> Mistakes:
         own = "each tensor has its own four strides"
         found = {"all are read as if they were contiguous: " + own: replace(
-            g, **{name: _reread(getattr(g, name), strides[name], strides["q"]) for name in ("k", "v", "do")})}  # fmt: skip
+            g, **{name: reread(getattr(g, name), strides[name], strides["q"]) for name in ("k", "v", "do")})}  # fmt: skip
         for name in strides:
             for used in strides:
                 if used != name:
                     found[f"{name} is read by the strides of {used}{', or as if it were contiguous' if used == 'q' else ''}: {own}"] = (
-                        replace(g, **{name: _reread(getattr(g, name), strides[name], strides[used])})
+                        replace(g, **{name: reread(getattr(g, name), strides[name], strides[used])})
                     )
         return found
 
@@ -478,7 +473,7 @@ def _mask_mistakes(g: _Exact) -> dict[str, Any]:
     everything = replace(g, seen=torch.ones_like(g.seen))
     return {
         "nothing is hidden: query i sees keys 0 to i + S_k − S_q": everything,
-        "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": replace(g, seen=_seen(S_q, S_k, S_k - S_q - 1)),
+        "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": replace(g, seen=seen_pairs(S_q, S_k, S_k - S_q - 1)),
         "the mask is turned round: keys after the query are hidden, not those before": replace(g, seen=g.seen.mT),
         "hidden keys get a score of 0, and exp(0 − lse) is not 0: p is 0 there": replace(g, hidden=0.0),
     }
@@ -614,13 +609,13 @@ def _grade_causal_keys(grader: _Grader) -> None:
             g, seen=g.seen | (_positions(g)[0] >= 16)),
     }, is_causal=True, blocks=(16, 32, 16))  # fmt: skip
     grader.compare(_draw(1, 1, 16, 32, 16), "causal, S_q = 16, S_k = 32", "query i sees keys 0 to i + S_k − S_q", lambda g: {
-        TOP_LEFT: replace(g, seen=_seen(16, 32, 0)),
+        TOP_LEFT: replace(g, seen=seen_pairs(16, 32, 0)),
         "the mask is right, but the loop starts at query key_block · BLOCK_N: add S_q − S_k": replace(
             g, seen=g.seen & (_positions(g)[0] >= _positions(g)[1] // 16 * 16)),
-        "S_k − S_q has the wrong sign: query i sees keys 0 to i + S_k − S_q": replace(g, seen=_seen(16, 32, -16)),
+        "S_k − S_q has the wrong sign: query i sees keys 0 to i + S_k − S_q": replace(g, seen=seen_pairs(16, 32, -16)),
     }, is_causal=True, stray="the loop starts before query 0: key_block · BLOCK_N + S_q − S_k may be negative")  # fmt: skip
     grader.compare(_draw(1, 1, 24, 16, 16), "causal, S_q = 24, S_k = 16, so that rows 0 to 7 see no key", "S_q may be larger than S_k", lambda g: {
-        TOP_LEFT: replace(g, seen=_seen(24, 16, 0), lse=torch.where(g.lse == -INF, INF, g.lse)),
+        TOP_LEFT: replace(g, seen=seen_pairs(24, 16, 0), lse=torch.where(g.lse == -INF, INF, g.lse)),
         "the block of the first query is rounded up: earlier queries of its block see the first keys": g.rows(slice(16, 24)),
     }, is_causal=True, lost=DEAD)  # fmt: skip
     walked = "blocks of queries that see none of the keys are read: the loop starts with the block of the first query that sees one"
@@ -763,14 +758,14 @@ def _grade_causal_queries(grader: _Grader) -> None:
             g, seen=g.seen & (_positions(g)[0] >= 16)),
     }, is_causal=True, blocks=(16, 32, 16))  # fmt: skip
     grader.compare(_draw(1, 1, 16, 32, 16), "causal, S_q = 16, S_k = 32", "query i sees keys 0 to i + S_k − S_q", lambda g: {
-        TOP_LEFT: replace(g, seen=_seen(16, 32, 0)),
+        TOP_LEFT: replace(g, seen=seen_pairs(16, 32, 0)),
         "the mask is right, but the loop stops at key (row_block + 1) · BLOCK_M: add S_k − S_q": g.keys(slice(0, 16)),
-        "S_k − S_q has the wrong sign: query i sees keys 0 to i + S_k − S_q": replace(g, seen=_seen(16, 32, -16)),
+        "S_k − S_q has the wrong sign: query i sees keys 0 to i + S_k − S_q": replace(g, seen=seen_pairs(16, 32, -16)),
     }, is_causal=True)  # fmt: skip
     for S_q, dead in ((24, "0 to 7"), (32, "0 to 15")):
         on = f"causal, S_q = {S_q}, S_k = 16, so that rows {dead} see no key"
         grader.compare(_draw(1, 1, S_q, 16, 16), on, "rows that see no key have dq = 0", lambda g: {
-            TOP_LEFT: replace(g, seen=_seen(g.seen.shape[0], 16, 0)),
+            TOP_LEFT: replace(g, seen=seen_pairs(g.seen.shape[0], 16, 0)),
         }, is_causal=True, lost=DEAD, unwritten="a block of rows that sees no key must store dq = 0")  # fmt: skip
 
 
@@ -802,7 +797,7 @@ def grade_flash_attention_function(answer) -> None:
         ((2, 1, 5, 3, 8), torch.float32, True), ((1, 2, 17, 33, 20), torch.float16, False), ((1, 1, 1, 1, 1), torch.float32, True)
     ):  # fmt: skip
         inputs = [x.to(dtype) for x in _draw(B, H, S_q, S_k, D, generator=fresh())]
-        on = f"{_dtype_name(dtype)}, B = {B}, H = {H}, S_q = {S_q}, S_k = {S_k}, D = {D}, is_causal = {is_causal}"
+        on = f"{dtype_name(dtype)}, B = {B}, H = {H}, S_q = {S_q}, S_k = {S_k}, D = {D}, is_causal = {is_causal}"
         _compare_gradients(answer, inputs, on, OTHERS, is_causal=is_causal, scale=0.3, values=False)
 
 
@@ -822,7 +817,7 @@ def _apply(answer: Any, inputs: Sequence[Tensor], is_causal: bool = False, scale
     except NotImplementedError:
         raise NotAttempted from None
     except Exception as error:
-        raise Wrong(f"forward raises {type(error).__name__}: {error}{_where(error, answer.forward)}: {on}") from error
+        raise Wrong(f"forward raises {type(error).__name__}: {error}{where_in(error, answer.forward)}: {on}") from error
     if isinstance(o, tuple | list):
         raise Wrong(f"forward returns {len(o)} values: o alone is the result, lse goes to save_for_backward")
     if not isinstance(o, torch.Tensor):
@@ -840,7 +835,7 @@ def _backward(answer: Any, start: Callable[[], Any], on: str) -> Any:
         text = " ".join(str(error).split())
         if "incorrect number of gradients" in text or "different from None" in text:
             raise Wrong(f"{FIVE}: {on}, PyTorch says: {text}") from error
-        raise Wrong(f"backward raises {type(error).__name__}: {text}{_where(error, answer.backward)}: {on}") from error
+        raise Wrong(f"backward raises {type(error).__name__}: {text}{where_in(error, answer.backward)}: {on}") from error
 
 
 def _leaves(inputs: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:

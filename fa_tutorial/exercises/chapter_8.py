@@ -15,10 +15,23 @@ import torch
 import torch.nn.functional as F
 
 from fa_tutorial import backward, hardware, ledger, reference
+from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises import chapter_5, solutions
 from fa_tutorial.exercises.catalogue import Exercise
-from fa_tutorial.exercises.chapter_5 import BHDS, BHSD, BSHD, OTHERS, _attend, _draw, _dtype_name, _scores, _strides, _walk, _weigh
-from fa_tutorial.exercises.grader import PoisonedEmpty, Wrong, expect, fresh, input_buffer, output_buffer, run, run_kernel, show, unpack
+from fa_tutorial.exercises.chapter_5 import BHDS, BHSD, BSHD, attend, draw_qkv, scaled_scores, strides_of, walk_tiles, weigh
+from fa_tutorial.exercises.grader import (
+    OTHERS,
+    PoisonedEmpty,
+    Wrong,
+    expect,
+    fresh,
+    input_buffer,
+    output_buffer,
+    run,
+    run_kernel,
+    show,
+    unpack,
+)
 from fa_tutorial.forward import TileConfig, padded_d, softmax_step
 from fa_tutorial.matmul import dot, triton
 
@@ -229,8 +242,8 @@ class _WithDescriptors:
         return launch
 
 
-class _DescriptorGrader(chapter_5._Grader):
-    """chapter_5._Grader for a kernel that takes descriptors. Strides other than D's are multiples of 16 bytes."""
+class _DescriptorGrader(chapter_5.ForwardGrader):
+    """chapter_5.ForwardGrader for a kernel that takes descriptors. Strides other than D's are multiples of 16 bytes."""
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, scale: float, blocks: Sequence[int], strides: Sequence[Any]) -> list[Tensor]:
         (B, H, S_q, D), S_k = q.shape, k.shape[2]
@@ -245,67 +258,67 @@ def grade_flash_forward_descriptor_kernel(kernel) -> None:
     grader = _DescriptorGrader(kernel)
     _grade_one_tile(grader)
     _grade_two_tiles(grader)
-    chapter_5._grade_range(grader)
+    chapter_5.grade_range(grader)
     _grade_coordinates(grader)
     _grade_ends(grader)
-    q, k, v = _draw(1, 1, 16, 16, 16)
+    q, k, v = draw_qkv(1, 1, 16, 16, 16)
     grader.compare((q, k, v), "scale = 0.5, D = 16", "the scale is an argument, which the caller may choose", {
-        "the scale is computed in the kernel: it is an argument, which the caller may choose": _attend(q, k, v),
+        "the scale is computed in the kernel: it is an argument, which the caller may choose": attend(q, k, v),
     }, scale=0.5)  # fmt: skip
-    chapter_5._grade_half(grader)
+    chapter_5.grade_half(grader)
     cases = [((1, 1, 1, 1, 16), torch.float32, (16, 16), 1.0), ((2, 3, 33, 40, 32), torch.float16, (32, 32), 3.0),
              ((2, 2, 15, 17, 16), torch.float32, (16, 16), 3.0)]  # fmt: skip
     if hardware.device().type == "cuda":
         cases.append(((2, 2, 40, 50, 64), torch.bfloat16, (16, 32), 1.0))
     for (B, H, S_q, S_k, D), dtype, blocks, factor in cases:
-        inputs = [(factor * x).to(dtype) for x in _draw(B, H, S_q, S_k, D, generator=fresh())]
-        strides = [_strides(tuple(x.shape), order) for x, order in zip((*inputs, inputs[0]), (BSHD, BHSD, BSHD, BSHD), strict=True)]
-        on = f"{_dtype_name(dtype)}, B = {B}, H = {H}, S_q = {S_q}, S_k = {S_k}, D = {D}, views"
+        inputs = [(factor * x).to(dtype) for x in draw_qkv(B, H, S_q, S_k, D, generator=fresh())]
+        strides = [strides_of(tuple(x.shape), order) for x, order in zip((*inputs, inputs[0]), (BSHD, BHSD, BSHD, BSHD), strict=True)]
+        on = f"{dtype_name(dtype)}, B = {B}, H = {H}, S_q = {S_q}, S_k = {S_k}, D = {D}, views"
         grader.compare(inputs, on, OTHERS, blocks=blocks, strides=strides, values=False)
 
 
 def _grade_one_tile(grader: _DescriptorGrader) -> None:
-    q, k, v = _draw(1, 1, 16, 16, 16)
-    s = _scores(q, k, 0.25)
+    q, k, v = draw_qkv(1, 1, 16, 16, 16)
+    s = scaled_scores(q, k, 0.25)
     p = torch.exp(s - s.amax(-1, keepdim=True))
     grader.compare((q, k, v), "S_q = S_k = D = 16, one tile", "one tile gives softmax(scale · q kᵀ) v", {
-        "scale is forgotten: s = scale · q kᵀ": _weigh(_scores(q, k, 1.0), v),
-        "scale is applied twice": _weigh(_scores(q, k, 0.0625), v),
+        "scale is forgotten: s = scale · q kᵀ": weigh(scaled_scores(q, k, 1.0), v),
+        "scale is applied twice": weigh(scaled_scores(q, k, 0.0625), v),
         "acc is not divided: o = acc / l": p @ v.double(),
-        "k is not transposed: a descriptor gives [BLOCK_N, D], and tl.trans turns it": _weigh(_scores(q, k.mT, 0.25), v),
-        "v is transposed: p v": _weigh(s, v.mT),
-        "v is loaded from k_desc": _weigh(s, k),
-        "k is loaded from v_desc": _weigh(_scores(q, v, 0.25), v),
-        "a key that is there is hidden: the mask is start_n + tl.arange(0, BLOCK_N) < S_k": _weigh(s[..., :15], v[:, :, :15]),
+        "k is not transposed: a descriptor gives [BLOCK_N, D], and tl.trans turns it": weigh(scaled_scores(q, k.mT, 0.25), v),
+        "v is transposed: p v": weigh(s, v.mT),
+        "v is loaded from k_desc": weigh(s, k),
+        "k is loaded from v_desc": weigh(scaled_scores(q, v, 0.25), v),
+        "a key that is there is hidden: the mask is start_n + tl.arange(0, BLOCK_N) < S_k": weigh(s[..., :15], v[:, :, :15]),
         "the scores themselves weigh v: p = exp(s − m)": s @ v.double(),
-        "the base is 2: tl.exp2(s) is 2 to the power s, and exp(s) is exp2(s · log2(e))": _weigh(s * math.log(2), v),
+        "the base is 2: tl.exp2(s) is 2 to the power s, and exp(s) is exp2(s · log2(e))": weigh(s * math.log(2), v),
         "the softmax runs over the queries: a row's maximum and sum run over the keys, axis 1": torch.softmax(s, dim=-2) @ v.double(),
     }, unwritten="o's tile is not stored whole: o_desc.store([b, h, row, 0], tile), of shape [1, 1, BLOCK_M, D]")  # fmt: skip
 
 
 def _grade_two_tiles(grader: _DescriptorGrader) -> None:
     elements = "a tile's coordinate counts rows, not tiles"
-    q, k, v = _draw(1, 1, 16, 32, 16)
+    q, k, v = draw_qkv(1, 1, 16, 32, 16)
     k[:, :, 16:] *= 3  # most rows' maximum grows
-    s = _scores(q, k, 0.25)
+    s = scaled_scores(q, k, 0.25)
     by_tiles = [torch.cat([x[:, :, :16], x[:, :, 1:17]], dim=2) for x in (k, v)]
     first = [x[:, :, :16].repeat(1, 1, 2, 1) for x in (k, v)]
     grader.compare((q, k, v), "S_k = 32, two tiles of keys", "a second tile joins by softmax_step: m, l and acc", {
-        f"the second tile of k and v is loaded from row 1: {elements}": _attend(q, *by_tiles),
-        f"the second tile of k is loaded from row 1: {elements}": _attend(q, by_tiles[0], v),
-        f"the second tile of v is loaded from row 1: {elements}": _attend(q, k, by_tiles[1]),
-        f"the second tile of k and v is past the end, and 0: {elements}": _weigh(F.pad(s[..., :16], (0, 16)), F.pad(v[:, :, :16], (0, 0, 0, 16))),
-        "every step loads the first tile of k and v: their row is start_n": _attend(q, *first),
-        "every step loads the first tile of k: its row is start_n": _attend(q, first[0], v),
-        "every step loads the first tile of v: its row is start_n": _attend(q, k, first[1]),
-        "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": _walk(s, v, "acc")[0],
-        "l is not rescaled when the maximum grows: l = alpha · l + Σ p": _walk(s, v, "l")[0],
-        "neither acc nor l is rescaled when the maximum grows": _walk(s, v, "both")[0],
-        "only the last tile counts: is m kept from step to step?": _weigh(s[..., 16:], v[:, :, 16:]),
-        "only the first tile counts: the loop runs to S_k": _weigh(s[..., :16], v[:, :, :16]),
+        f"the second tile of k and v is loaded from row 1: {elements}": attend(q, *by_tiles),
+        f"the second tile of k is loaded from row 1: {elements}": attend(q, by_tiles[0], v),
+        f"the second tile of v is loaded from row 1: {elements}": attend(q, k, by_tiles[1]),
+        f"the second tile of k and v is past the end, and 0: {elements}": weigh(F.pad(s[..., :16], (0, 16)), F.pad(v[:, :, :16], (0, 0, 0, 16))),
+        "every step loads the first tile of k and v: their row is start_n": attend(q, *first),
+        "every step loads the first tile of k: its row is start_n": attend(q, first[0], v),
+        "every step loads the first tile of v: its row is start_n": attend(q, k, first[1]),
+        "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": walk_tiles(s, v, "acc")[0],
+        "l is not rescaled when the maximum grows: l = alpha · l + Σ p": walk_tiles(s, v, "l")[0],
+        "neither acc nor l is rescaled when the maximum grows": walk_tiles(s, v, "both")[0],
+        "only the last tile counts: is m kept from step to step?": weigh(s[..., 16:], v[:, :, 16:]),
+        "only the first tile counts: the loop runs to S_k": weigh(s[..., :16], v[:, :, :16]),
     })  # fmt: skip
-    q, k, v = _draw(1, 1, 32, 16, 16)
-    o, start = _attend(q, k, v), "a program's rows start at row_block · BLOCK_M"
+    q, k, v = draw_qkv(1, 1, 32, 16, 16)
+    o, start = attend(q, k, v), "a program's rows start at row_block · BLOCK_M"
     grader.compare((q, k, v), "S_q = 32, two programs", f"{start}, in q and in o", {
         f"every program loads the first rows of q: {start}": o[:, :, :16].repeat(1, 1, 2, 1),
         f"the second program loads q from row 1: {elements}, and {start}": torch.cat([o[:, :, :16], o[:, :, 1:17]], dim=2),
@@ -314,19 +327,19 @@ def _grade_two_tiles(grader: _DescriptorGrader) -> None:
 
 def _grade_ends(grader: _DescriptorGrader) -> None:
     """Ragged ends: two heads, so that what lies past a head's end is the next head."""
-    q, k, v = _draw(1, 2, 16, 20, 16)
-    s = _scores(q, k, 0.25)
+    q, k, v = draw_qkv(1, 2, 16, 20, 16)
+    s = scaled_scores(q, k, 0.25)
     padded_v = F.pad(v, (0, 0, 0, 12))
     zeros = "keys past S_k are zeros, and a score of 0 still weighs exp(0 − m): the mask on the scores stays, with −inf"
     grader.compare((q, k, v), "two heads, S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", {
-        zeros: _weigh(F.pad(s, (0, 12)), padded_v),
-        "the ragged last tile of keys is left out: the loop goes on while start_n < S_k": _weigh(s[..., :16], v[:, :, :16]),
+        zeros: weigh(F.pad(s, (0, 12)), padded_v),
+        "the ragged last tile of keys is left out: the loop goes on while start_n < S_k": weigh(s[..., :16], v[:, :, :16]),
     })  # fmt: skip
-    q, _, v = _draw(1, 1, 16, 20, 16)
+    q, _, v = draw_qkv(1, 1, 16, 20, 16)
     grader.compare((torch.ones_like(q), torch.full_like(v, -50), v), "S_k = 20, BLOCK_N = 16, all logits −200",
                    "the score 0 of a key past S_k joins the maximum, and every p underflows: hide the scores before the maximum is taken")  # fmt: skip
     blocks = "a head has tl.cdiv(S_q, BLOCK_M) row blocks, and the descriptor drops what a store puts past S_q"
-    grader.compare(_draw(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", f"the last block of rows may be ragged: {blocks}",
+    grader.compare(draw_qkv(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", f"the last block of rows may be ragged: {blocks}",
                    unwritten=f"the ragged last rows are never stored: {blocks}")  # fmt: skip
 
 
@@ -334,30 +347,30 @@ def _grade_coordinates(grader: _DescriptorGrader) -> None:
     own = "b and h are coordinates of their own, 0 and 1; h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
     flat = "a row past S is no row of the next head: what a descriptor's shape does not hold is 0"
     for shape, dim, what in (((1, 2, 16, 16, 16), 1, "head"), ((2, 1, 16, 16, 16), 0, "batch entry")):
-        q, k, v = _draw(*shape)
+        q, k, v = draw_qkv(*shape)
         first = [x.narrow(dim, 0, 1).expand_as(x) for x in (q, k, v)]
         only = [torch.cat([x.narrow(dim, 0, 1), torch.zeros_like(x.narrow(dim, 0, 1))], dim) for x in (q, k, v)]
         grader.compare((q, k, v), f"two {'heads' if dim else 'batch entries'}", own, {
-            f"q, k and v are loaded from {what} 0 by every program: {own}": _attend(*first),
-            f"k and v are loaded from {what} 0 by every program: {own}": _attend(q, *first[1:]),
-            f"q is loaded from {what} 0 by every program: {own}": _attend(first[0], k, v),
-            f"k is loaded from {what} 0 by every program: {own}": _attend(q, first[1], v),
-            f"v is loaded from {what} 0 by every program: {own}": _attend(q, k, first[2]),
-            f"k and v of {what} 1 are 0: {own}; {flat}": _attend(q, *only[1:]),
-            f"q of {what} 1 is 0: {own}; {flat}": _attend(only[0], k, v),
+            f"q, k and v are loaded from {what} 0 by every program: {own}": attend(*first),
+            f"k and v are loaded from {what} 0 by every program: {own}": attend(q, *first[1:]),
+            f"q is loaded from {what} 0 by every program: {own}": attend(first[0], k, v),
+            f"k is loaded from {what} 0 by every program: {own}": attend(q, first[1], v),
+            f"v is loaded from {what} 0 by every program: {own}": attend(q, k, first[2]),
+            f"k and v of {what} 1 are 0: {own}; {flat}": attend(q, *only[1:]),
+            f"q of {what} 1 is 0: {own}; {flat}": attend(only[0], k, v),
         }, unwritten=f"only {what} 0 of o is stored: {own}; {flat}")  # fmt: skip
-    q, k, v = _draw(2, 2, 16, 16, 16)
+    q, k, v = draw_qkv(2, 2, 16, 16, 16)
     swapped = [x.transpose(0, 1) for x in (q, k, v)]
     exchanged = "batch and head are exchanged in {}: // H gives b, % H gives h"
     grader.compare((q, k, v), "B = H = 2", "pid // row_blocks is b · H + h", {
-        exchanged.format("k and v"): _attend(q, *swapped[1:]),
-        exchanged.format("k"): _attend(q, swapped[1], v),
-        exchanged.format("v"): _attend(q, k, swapped[2]),
-        exchanged.format("q or o"): _attend(swapped[0], k, v),
-        exchanged.format("q, k and v, or in o"): _attend(*swapped),
+        exchanged.format("k and v"): attend(q, *swapped[1:]),
+        exchanged.format("k"): attend(q, swapped[1], v),
+        exchanged.format("v"): attend(q, k, swapped[2]),
+        exchanged.format("q or o"): attend(swapped[0], k, v),
+        exchanged.format("q, k and v, or in o"): attend(*swapped),
     })  # fmt: skip
     number = f"a program's number is (b · H + h) · row_blocks + row_block: {own}"
-    grader.compare(_draw(2, 3, 16, 16, 16), "B = 2, H = 3", number, unwritten=f"some heads of o are never stored: {number}")
+    grader.compare(draw_qkv(2, 3, 16, 16, 16), "B = 2, H = 3", number, unwritten=f"some heads of o are never stored: {number}")
 
 
 # ---------------------------------------------------------------- 8.4
@@ -398,7 +411,7 @@ def _case(
     values: bool = True,
 ) -> _Case:  # fmt: skip
     """orders: in memory, of q, k, v, o, do. ones: do is 1 everywhere, expanded from one element."""
-    q, k, v = (x.to(dtype) for x in _draw(B, H_q, S_q, S_k, D, H_k=H_k, generator=generator))
+    q, k, v = (x.to(dtype) for x in draw_qkv(B, H_q, S_q, S_k, D, H_k=H_k, generator=generator))
     do = torch.randn(q.shape, generator=generator or torch.Generator().manual_seed(1)).to(dtype)
     o, lse = reference.attention(q, k, v, is_causal, scale)
     if ones:
@@ -524,7 +537,7 @@ def _check_written(case: _Case, name: str, given: Mapping[str, Any]) -> None:
             raise Wrong(f"{what}, which {name} gets, is {shape}, want shape {tuple(model.shape)}")
         if x.dtype != model.dtype:
             why = "delta is a sum, and the kernels take it as float32, whatever q is" if what == "delta" else f"{what} is like {what[1:]}"
-            raise Wrong(f"{what} is {_dtype_name(x.dtype)}, want {_dtype_name(model.dtype)}: {why}")
+            raise Wrong(f"{what} is {dtype_name(x.dtype)}, want {dtype_name(model.dtype)}: {why}")
         if not x.is_contiguous():
             raise Wrong(
                 f"{what} is not contiguous, and {name} writes it as if it were: torch.empty_like of a view keeps the view's strides"
@@ -601,7 +614,7 @@ def _grade_backward(answer: Any, case: _Case, mistakes: Callable | None) -> None
         if not isinstance(x, torch.Tensor):
             raise Wrong(f"{name} is {show(x)}, want a tensor: {case.on}")
         if x.dtype != q.dtype:
-            raise Wrong(f"{name} is {_dtype_name(x.dtype)}, want {_dtype_name(q.dtype)}, like {name[1:]}: {case.on}")
+            raise Wrong(f"{name} is {dtype_name(x.dtype)}, want {dtype_name(q.dtype)}, like {name[1:]}: {case.on}")
     otherwise = (
         "where q or k is empty nothing is seen, so every gradient is 0"
         if case.is_empty

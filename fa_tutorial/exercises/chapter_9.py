@@ -13,9 +13,7 @@ from fa_tutorial.algorithm import all_tiles, causal_tiles
 from fa_tutorial.barriers import Action, Event
 from fa_tutorial.exercises import solutions
 from fa_tutorial.exercises.catalogue import Exercise
-from fa_tutorial.exercises.grader import Wrong, expect_equal, run, show, unpack
-
-OTHERS = "right on the small cases, wrong on others"
+from fa_tutorial.exercises.grader import OTHERS, Wrong, expect_equal, run, show, unpack
 
 
 class _Adapted:
@@ -122,7 +120,7 @@ class _Ring:
         return self.load if role == "producer" else self.uses[self.consumers.index(role)]
 
     def times(self) -> dict[tuple[str, int], int]:
-        """(role, tile) -> when its load or use starts, if each is as early as the ring allows."""
+        """(role, tile) -> when its load or use starts, if each is as early as the ring allows (9.6)."""
         starts: dict[tuple[str, int], int] = {}
 
         def end(role: str, tile: int) -> int:
@@ -326,7 +324,7 @@ class _Passes:
         if tile >= self.case.tiles:
             return f"the {self.role} waits once more after its last {self.verb}, and nothing comes"
         name, parity = self.awaited(tile)
-        if wait.barrier.name in self.arrivals_of_its_own(name):
+        if wait.barrier.name in self.arrivals_of_its_own():
             return f"the {self.role} waits for {wait.barrier.name}, at which it is to arrive itself: before it {self.verb}s tile {tile} it needs {name}"
         if wait.barrier.name != name:
             return f"the {self.role} is about to {self.verb} tile {tile}, which needs {name} and no other stage"
@@ -336,7 +334,7 @@ class _Passes:
             return "nobody has used this stage yet, so nobody releases it: in the first round the producer's wait must pass at once"
         return f"in round {tile // self.case.stages} of the ring that is not the phase that tile {tile} needs"
 
-    def arrivals_of_its_own(self, name: str) -> list[str]:
+    def arrivals_of_its_own(self) -> list[str]:
         kind = "full" if self.is_producer else "empty"
         return [f"{kind}[{stage}]" for stage in range(self.case.stages)]
 
@@ -546,7 +544,7 @@ def _wrong_order(entries: Sequence[tuple], heads: int) -> str:
 
 # ---------------------------------------------------------------- 9.4
 
-SM_REGISTERS, WARPGROUP, MAX_WARPGROUPS = 65_536, 128, 8
+MAX_WARPGROUPS = 8  # of a block: 1,024 threads
 
 
 def _eights(number: float) -> int:

@@ -24,11 +24,18 @@ from torch.overrides import TorchFunctionMode
 from fa_tutorial import hardware
 
 GUARD = 8192  # elements before and after a kernel's buffer: more than the largest tile that a grader asks for runs over; small enough for one thread
+OTHERS = "right on the small cases, wrong on others"
 SENTINEL = 12_288.0  # exact in fp16, bf16 and fp32, and no grader's result
 
 
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
 class Wrong(Exception):
-    """The answer is wrong; the message says how, in the terms of the chapter."""
+    """The answer is wrong; the message says how, in the terms of the chapter, and names no object's address, which differs from run to run."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ADDRESS.sub("", message))
 
 
 class NotAttempted(Exception):
@@ -39,7 +46,7 @@ class NotAttempted(Exception):
 
 
 def show(value: Any) -> str:
-    """A value in at most four digits, the same on every run: numbers, short tensors, else the shape."""
+    """A value in at most four digits, the same on every run: numbers, short tensors, else the shape; functions, classes and kernels by name."""
     if isinstance(value, tuple):
         return "(" + ", ".join(show(item) for item in value) + ("," if len(value) == 1 else "") + ")"
     if isinstance(value, bool | int):
@@ -50,6 +57,12 @@ def show(value: Any) -> str:
         if value.numel() > 12:
             return f"a tensor of shape {tuple(value.shape)}"
         return show_nested(value.tolist())
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if hasattr(value, "fn"):
+        return f"the kernel {getattr(value.fn, '__name__', '')}".strip()
+    if inspect.isroutine(value):
+        return f"the function {value.__name__}"
     return repr(value)
 
 
@@ -92,7 +105,7 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
     except NotImplementedError as error:
         raise NotAttempted(_left_over(error, answer)) from None
     except Exception as error:
-        raise Wrong(f"raises {type(error).__name__}: {error}{_where(error, answer)}") from error
+        raise Wrong(f"raises {type(error).__name__}: {error}{where_in(error, answer)}") from error
     names = list(_parameters(answer))
     for position, (arg, copy) in enumerate(zip(args, copies, strict=True)):
         if isinstance(arg, torch.Tensor) and not _same(arg, copy):
@@ -150,7 +163,7 @@ def _same(a: Any, b: Any) -> bool:
         return False
 
 
-def _where(error: BaseException, answer: Any) -> str:
+def where_in(error: BaseException, answer: Any) -> str:
     """The last line of the answer's own code that the error passed through, as " (line 3 of f: `…`)", or nothing."""
     function = inspect.unwrap(getattr(answer, "fn", answer))
     code = getattr(function, "__code__", None)
@@ -327,11 +340,15 @@ def _buffer(name: str, shape: Sequence[int], dtype: torch.dtype, strides: Sequen
 
 
 class Stray(Wrong):
-    """A kernel reads or writes an element that belongs to none of its tensors. access: which, and where in the source if that is known."""
+    """A kernel reads or writes an element that belongs to none of its tensors.
+
+    access: which, and where in the source if that is known. brief: the same without the shape, the strides, the offset and the line.
+    """
 
     def __init__(self, access: str, remedy: str, line: str = "") -> None:
         super().__init__(f"{access}: {remedy}{line}")
         self.access = f"{access}{line}"
+        self.brief = access.split(" (shape")[0]
         self.remedy = remedy
 
 
@@ -341,6 +358,17 @@ class Unwritten(Wrong):
     def __init__(self, message: str, written: torch.Tensor) -> None:
         super().__init__(message)
         self.written = written
+
+
+@contextlib.contextmanager
+def misses_told(on: str, *, stray: str, unwritten: str) -> Iterator[None]:
+    """Turn Stray and Unwritten, raised inside, into Wrong with the diagnosis that belongs to each. on: the input, in words."""
+    try:
+        yield
+    except Unwritten as wrong:
+        raise Wrong(f"{unwritten}: {on}, it {wrong}") from wrong
+    except Stray as wrong:
+        raise Wrong(f"{stray}: {on}, it {wrong.brief}") from wrong
 
 
 def run_kernel(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], **meta: int) -> list[torch.Tensor]:
@@ -389,7 +417,7 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
     except Exception as error:
         root = _chain(error)[-1]
         if isinstance(root, Stray):
-            raise Stray(root.access, root.remedy, _where(error, kernel)) from None
+            raise Stray(root.access, root.remedy, where_in(error, kernel)) from None
 
 
 def _check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
@@ -428,7 +456,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mappi
     except Exception as error:
         root = _chain(error)[-1]
         if isinstance(root, Wrong):  # raised by _watched, inside the interpreter
-            line = _where(error, kernel)
+            line = where_in(error, kernel)
             raise (Stray(root.access, root.remedy, line) if isinstance(root, Stray) else Wrong(f"{root}{line}")) from None
         if any(_is_starter(cause, kernel) for cause in _chain(error)):
             raise NotAttempted from None
@@ -436,7 +464,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mappi
             raise Wrong(
                 "the GPU stopped it with an illegal memory access: an offset runs out of the tensor. Restart the notebook's kernel"
             ) from error
-        line = _where(error, kernel) or _compiled_line(error)
+        line = where_in(error, kernel) or _compiled_line(error)
         indexed = re.search(r"_ptr\s*\[", line)  # Triton's own words for it lead nowhere
         reason = "a pointer takes no index: use tl.load(pointer + offsets) and tl.store" if indexed else _reason(error, root)
         raise Wrong(f"does not run: {reason}{line}") from error

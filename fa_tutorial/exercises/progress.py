@@ -19,12 +19,12 @@ def state_file() -> Path:
 
 
 def load() -> dict[str, str]:
-    """Status by exercise id, "correct" or "wrong"; empty where nothing was tried, or the file cannot be read."""
+    """Status by exercise id, "correct" or "wrong"; empty where nothing was tried, or the file cannot be read. What else it holds is left out."""
     try:
         state = json.loads(state_file().read_text())
     except (OSError, ValueError):
         return {}
-    return state if isinstance(state, dict) else {}
+    return {key: status for key, status in state.items() if status in ("correct", "wrong")} if isinstance(state, dict) else {}
 
 
 def record(exercise_id: str, status: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.exercises import progress as record_of
 from fa_tutorial.exercises.grader import NotAttempted, Wrong
-from fa_tutorial.source import display_source
+from fa_tutorial.source import WIDTH, display_source
 
 MARKS = {"correct": "✓", "wrong": "✗", "not attempted": "·"}
 _hints_given: dict[str, int] = {}
@@ -31,7 +32,7 @@ class Result:
 
 
 def check(exercise_id: str, answer: Any) -> Result:
-    """Grade `answer`, show the verdict in one line, keep it, and return it."""
+    """Grade `answer`, show the verdict, keep it, and return it. TypeError or ValueError for an id that no exercise has, as in hint and solution."""
     exercise = catalogue.find(exercise_id)
     label = f"{exercise.id} {exercise.name}"
     try:
@@ -42,7 +43,7 @@ def check(exercise_id: str, answer: Any) -> Result:
     except Wrong as diagnosis:
         result = Result(exercise.id, "wrong", f"{label}: {' '.join(str(diagnosis).split())}")
     record_of.record(exercise.id, result.status)
-    print(result)
+    _say(str(result))
     return result
 
 
@@ -51,7 +52,7 @@ def hint(exercise_id: str) -> None:
     exercise = catalogue.find(exercise_id)
     given = min(_hints_given.get(exercise.id, 0) + 1, len(exercise.hints))
     _hints_given[exercise.id] = given
-    print(f"{exercise.id}, hint {given} of {len(exercise.hints)}: {exercise.hints[given - 1]}")
+    _say(f"{exercise.id}, hint {given} of {len(exercise.hints)}: {exercise.hints[given - 1]}")
     if given == len(exercise.hints):
         print(f'That was the last one; solution("{exercise.id}") shows the answer.')
 
@@ -59,15 +60,22 @@ def hint(exercise_id: str) -> None:
 def solution(exercise_id: str) -> None:
     """Show the answer's source, with its reasoning."""
     exercise = catalogue.find(exercise_id)
-    print(f"{exercise.id} {exercise.name}: {exercise.reasoning}")
+    _say(f"{exercise.id} {exercise.name}: {exercise.reasoning}")
     for shown in (exercise.solution, *exercise.helpers):
         display_source(shown)
 
 
+def _say(text: str) -> None:
+    """Print a text, broken at spaces where it is longer than a page shows in one line: JupyterLab would break it inside a word."""
+    print(textwrap.fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+
+
 def progress(chapter: int | None = None) -> None:
-    """Show which exercises are done, of one chapter or of all."""
+    """Show which exercises are done, of one chapter or of all; ValueError for a chapter that has none."""
     state = record_of.load()
     if chapter is not None:
+        if chapter not in catalogue.chapters():
+            raise ValueError(f"no exercises of chapter {chapter!r}; chapters with exercises: {', '.join(map(str, catalogue.chapters()))}")
         print(_progress_line(chapter, catalogue.chapter_exercises(chapter), state))
         return
     known = []

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fa_tutorial.figures import chapter_8, chapters_6_7
+from fa_tutorial.figures import chapter_8, chapter_9, chapter_10, chapters_6_7
 from fa_tutorial.figures.chapters_0_1 import (
     CHAPTER_TITLES,
     HANDS_ON,
@@ -92,6 +92,13 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "08_pipeline_timeline": chapter_8.draw_pipeline_timeline,
     "08_flattened_heads": chapter_8.draw_flattened_heads,
     "08_order_of_programs": chapter_8.draw_order_of_programs,
+    "09_one_warpgroup": chapter_9.draw_one_warpgroup,
+    "09_overlapped": chapter_9.draw_overlapped,
+    "09_roles_and_ring": chapter_9.draw_roles_and_ring,
+    "09_ring_stages": chapter_9.draw_ring_stages,
+    "10_repository_map": chapter_10.draw_repository_map,
+    "10_split_kv": chapter_10.draw_split_kv,
+    "10_window_tiles": chapter_10.draw_window_tiles,
 }
 # A function for the frames of each; one of FIGURES of the same name shows all steps at once.
 ANIMATIONS: dict[str, Callable[[], list[Figure]]] = {"04_running_state": animate_running_state}
@@ -135,6 +142,7 @@ def indexed(frames: np.ndarray) -> list[Image.Image]:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Draw FIGURES and ANIMATIONS into the folder that --out names."""
     parser = argparse.ArgumentParser(prog="python -m fa_tutorial.figures", description="Draw the course's figures.")
     parser.add_argument(
         "--out", type=Path, default=IMAGES, metavar="DIR", help="folder for the PNG and GIF files (default: the repository's images/)"
@@ -154,5 +162,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def report(path: Path, figure: Figure, dpi: int) -> None:
+    """Print a file's name, its size in pixels and in KiB."""
     width, height = (round(inches * dpi) for inches in figure.get_size_inches())
     print(f"{path.name}: {width} x {height} pixels, {path.stat().st_size / 1024:.0f} KiB")

@@ -1,3 +1,6 @@
+"""`python -m fa_tutorial.figures`: draw every image of the course."""
+
 from fa_tutorial.figures import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fa_tutorial.figures.drawing import BODY, HEAD, MASKED, arrow, box, canvas, in_drawing_style, outline, write
+from fa_tutorial.figures.drawing import BODY, HEAD, MASKED, WAITS, arrow, box, canvas, in_drawing_style, legend, outline, write
 
 # ---------------------------------------------------------------- software pipelining
 
@@ -16,7 +16,6 @@ UNIT, LANE, LANES_LEFT = 0.4, 0.3, 1.45  # inches: of time, height of a lane, wh
 LOADS = {"colour": "orange", "share": 0.55}
 HELD = {"colour": "orange", "share": 0.15, "dashed": True}
 WORK = {"colour": "blue", "share": 0.5, "weight": "bold"}
-WAITS = {"hatch": MASKED}
 
 
 @dataclass(frozen=True)
@@ -29,17 +28,17 @@ class Step:
     end: int
 
 
-def pipeline(num_stages: int, tiles: int = TILES, load: int = LOAD, compute: int = COMPUTE) -> list[Step]:
-    """The steps of a loop over tiles that runs num_stages − 1 loads ahead. Loads are under way together; each takes `load`.
+def pipeline(num_stages: int) -> list[Step]:
+    """The steps of a loop over TILES tiles that runs num_stages − 1 loads ahead. Loads are under way together; each takes LOAD.
 
     A step first starts the load for num_stages − 1 steps later, into the place of the tile that was worked on last.
     """
     starts, steps, now = [0] * (num_stages - 1), [], 0
-    for tile in range(tiles):
+    for tile in range(TILES):
         starts.append(now)
-        begin = max(now, starts[tile] + load)
-        now = begin + compute
-        steps.append(Step(starts[tile], starts[tile] + load, begin, now))
+        begin = max(now, starts[tile] + LOAD)
+        now = begin + COMPUTE
+        steps.append(Step(starts[tile], starts[tile] + LOAD, begin, now))
     return steps
 
 
@@ -54,9 +53,9 @@ def draw_pipeline_timeline() -> Figure:
         (5.25, 5.25, f"a load of {LOAD} units is hidden\nbehind the work on {LOAD} tiles"),
     ):
         write(ax, x, y, text, ha="left", linespacing=1.3)
-    for x, look, text in ((0.1, LOADS, "load of k, v"), (1.95, HELD, "in shared memory"), (4.2, WORK, "work on the tile"), (6.25, WAITS, "nothing to work on")):  # fmt: skip
-        box(ax, x, 7.0, 0.3, 0.24, **look)
-        write(ax, x + 0.4, 7.12, text, ha="left")
+    legend(
+        ax, 7.12, ((0.1, LOADS, "load of k, v"), (1.95, HELD, "in shared memory"), (4.2, WORK, "work on the tile"), (6.25, WAITS, "nothing to work on"))
+    )  # fmt: skip
     note = (
         f"numbers: tiles of keys. A load takes {LOAD} units of time, also when several are under way; the work on a tile takes {COMPUTE}."
     )

@@ -32,15 +32,16 @@ from fa_tutorial.figures.drawing import (
 
 CHAPTER_TITLES = (
     "Why attention is slow", "Safe and online softmax", "Strides and first kernels", "Tiled matmul", "Flash forward in PyTorch",
-    "Flash forward in Triton", "Backward by hand", "Flash backward in Triton", "Tuning", "Past Triton",
+    "Flash forward in Triton", "Backward by hand", "Flash backward in Triton", "Tuning", "Past Triton", "Reading flash attention",
 )  # fmt: skip
 HANDS_ON = (
     "scores are too many to store", "softmax in one pass, block by block", "kernels that read tiles", "(q kᵀ) v, tile by tile",
     "the algorithm, proved", "o, and LSE for backward", "gradients of a tile, from LSE", "right kernels, both ways", "the plateau, and why",
+    "warps that have roles",
 )  # fmt: skip
 PHASES = (
     ("phase 1", "the problem", "blue", (0, 1)), ("phase 2", "the machine", "orange", (2, 3)), ("phase 3", "forward", "green", (4, 5)),
-    ("phase 4", "backward", "purple", (6, 7)), ("phase 5", "tuning", "sky", (8,)), ("after", "past Triton", "yellow", (9,)),
+    ("phase 4", "backward", "purple", (6, 7)), ("phase 5", "tuning", "sky", (8,)), ("after", "past Triton", "yellow", (9, 10)),
 )  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def draw_course_map() -> Figure:
             ax.plot([middle, middle], [top + height, top + height + 0.15], color="black", linewidth=1.6)
             write(ax, middle, (top + bottom) / 2, textwrap.fill(HANDS_ON[chapters[0]], 14), style="italic")
             arrow(ax, (middle, bottom - height - 0.2), (middle, bottom - height))
-        if chapters[-1] < len(HANDS_ON):
+        if column < len(PHASES) - 1:
             y, tall, tip = bottom + 0.15, 0.85, x + width + gap
             ax.add_patch(Polygon([(x, y), (x + width, y), (tip, y + tall / 2), (x + width, y + tall), (x, y + tall)],
                                  facecolor="white", edgecolor="black", linewidth=1.2))  # fmt: skip

@@ -186,7 +186,7 @@ def draw_block_matmul() -> Figure:
         outline(ax, left + step * 2 * side, y_c + tile_m * 2 * side, 2 * side, 2 * side, line=3)
         outline(ax, x_c + tile_n * 2 * side, top + step * 2 * side, 2 * side, 2 * side, line=3)
         outline(ax, x_c + tile_n * 2 * side, y_c + tile_m * 2 * side, 2 * side, 2 * side, line=3)
-        terms = f"acc = a({tile_m},0)·b(0,{tile_n})" + (f" + a({tile_m},1)·b(1,{tile_n})" if step else "")
+        terms = f"acc = A{tile_m}0 B0{tile_n}" + (f" + A{tile_m}1 B1{tile_n}" if step else "")
         write(ax, left, y_c + 4 * side + 0.35, terms, BODY, ha="left")
     return figure
 

@@ -23,6 +23,7 @@ from fa_tutorial.figures.drawing import (
     canvas,
     grid,
     in_drawing_style,
+    legend,
     number,
     outline,
     write,
@@ -114,20 +115,20 @@ def draw_causal_tiles() -> Figure:
         title = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q} {'<' if S_q < S_k else '>'} S_k = {S_k}"
         write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
         draw_causal_case(ax, left, 0.85, S_q, S_k)
-    y = 3.95
-    for x, look, text in ((0.1, {"colour": "sky", "share": 0.6}, "whole: no mask"),
-                          (1.95, {"colour": "orange", "share": 0.7}, "masked tile, seen"),
-                          (4.05, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "masked tile, hidden"),
-                          (6.35, {}, "skipped: never read")):  # fmt: skip
-        box(ax, x, y - 0.12, 0.3, 0.24, **look)
-        write(ax, x + 0.38, y, text, ha="left")
+    legend(ax, 3.95, (
+        (0.1, {"colour": "sky", "share": 0.6}, "whole: no mask"),
+        (1.95, {"colour": "orange", "share": 0.7}, "masked tile, seen"),
+        (4.05, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "masked tile, hidden"),
+        (6.35, {}, "skipped: never read"),
+    ))  # fmt: skip
     note = "one square: a query (row) and a key (column); tiles of 2 × 2; beside a row of tiles: full, end (4.6)"
     write(ax, 0.1, 4.35, note, ha="left")
     return figure
 
 
-def draw_causal_case(ax: Axes, left: float, top: float, S_q: int, S_k: int, block: int = 2, side: float = 0.175) -> None:
-    """The S_q x S_k elements of one case in tiles of block x block, (full, end) on the right, and the rows that see nothing named."""
+def draw_causal_case(ax: Axes, left: float, top: float, S_q: int, S_k: int) -> None:
+    """The S_q x S_k elements of one case in tiles of 2 x 2, (full, end) on the right, and the rows that see nothing named."""
+    block, side = 2, 0.175
     seen = reference.causal_mask(S_q, S_k)
     row_blocks, key_blocks = -(-S_q // block), -(-S_k // block)
     bounds = [algorithm.causal_tiles(row_block, block, block, S_q, S_k) for row_block in range(row_blocks)]
@@ -390,12 +391,13 @@ def draw_two_loops() -> Figure:
     S, block_m, block_n = 21, 4, 2
     for top, row_block in ((0.85, 2), (3.45, -(-S // block_m) - 1)):
         draw_loops_of(ax, top, row_block, S, block_m, block_n)
-    y = 5.65
-    for x, look, text in ((0.1, {"colour": "sky", "share": 0.6}, "loop without mask"), (2.1, {"colour": "orange", "share": 0.7}, "loop with mask"),
-                          (3.85, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "hidden"), (4.95, {}, "never read"),
-                          (6.3, {"hatch": "xxx", "dashed": True}, f"beyond S = {S}: ragged end")):  # fmt: skip
-        box(ax, x, y - 0.12, 0.3, 0.24, **look)
-        write(ax, x + 0.38, y, text, ha="left")
+    legend(ax, 5.65, (
+        (0.1, {"colour": "sky", "share": 0.6}, "loop without mask"),
+        (2.1, {"colour": "orange", "share": 0.7}, "loop with mask"),
+        (3.85, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "hidden"),
+        (4.9, {}, "never read"),
+        (6.35, {"hatch": "xxx", "dashed": True}, f"beyond S = {S}: ragged end"),
+    ))  # fmt: skip
     return figure
 
 

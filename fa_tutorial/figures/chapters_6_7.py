@@ -19,6 +19,7 @@ from fa_tutorial.figures.drawing import (
     canvas,
     grid,
     in_drawing_style,
+    legend,
     number,
     outline,
     write,
@@ -30,13 +31,6 @@ def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: 
     base = "" if name in ("delta", "lse") else name.removeprefix("d")
     standard = {"colour": TENSOR_COLOUR.get(base, "sky"), "share": 0.45, "size": BODY, "weight": "bold"}
     box(ax, x, y, width, height, name, **standard | look)
-
-
-def legend(ax: Axes, y: float, entries: tuple[tuple[float, dict, str], ...]) -> None:
-    """A line of small boxes, each (x, look, text)."""
-    for x, look, text in entries:
-        box(ax, x, y - 0.12, 0.3, 0.24, **look)
-        write(ax, x + 0.4, y, text, ha="left")
 
 
 def notes(ax: Axes, x: float, y: float, lines: tuple[str, ...], step: float = 0.27, bold: int | None = None) -> None:
@@ -124,7 +118,12 @@ def draw_softmax_jacobian() -> Figure:
 
 
 def vector(x: torch.Tensor) -> str:
-    return f"[{', '.join(map(number, x.tolist()))}]"
+    return f"[{', '.join(map(digits, x.tolist()))}]"
+
+
+def digits(value: float) -> str:
+    """A number to four places, as the chapter's cells print it."""
+    return number(round(value, 4))
 
 
 def draw_by_jacobian(ax: Axes, top: float, jacobian: torch.Tensor, dp: torch.Tensor, ds: torch.Tensor) -> None:
@@ -136,7 +135,7 @@ def draw_by_jacobian(ax: Axes, top: float, jacobian: torch.Tensor, dp: torch.Ten
         entry = float(jacobian[row, col])
         share = 0.1 + 0.6 * abs(entry) / largest
         sign = {"colour": "blue"} if entry > 0 else {"colour": "orange", "hatch": MASKED}
-        return {"text": number(entry), "share": share, **sign}
+        return {"text": digits(entry), "share": share, **sign}
 
     write(ax, left, top, "with the Jacobian (6.4)", BODY, ha="left", weight="bold")
     write(ax, left + 1.5 * side, y - 0.25, "J = diag(p) − p pᵀ")
@@ -145,7 +144,7 @@ def draw_by_jacobian(ax: Axes, top: float, jacobian: torch.Tensor, dp: torch.Ten
         wide = 0.5 if name == "dp" else 0.8
         write(ax, x + wide / 2, y - 0.25, name)
         for i, value in enumerate(values.tolist()):
-            box(ax, x, y + i * side, wide, side, number(value), colour, share=0.4)
+            box(ax, x, y + i * side, wide, side, digits(value), colour, share=0.4)
     write(ax, 3.58, y + 1.5 * side, "=", HEAD)
 
 
@@ -157,7 +156,7 @@ def draw_by_sum(ax: Axes, top: float, p: torch.Tensor, dp: torch.Tensor, ds: tor
         ("p", p, "yellow"),
         ("dp", dp, "sky"),
         ("p ∘ dp", p * dp, None),
-        (f"dp − {number(total)}", dp - total, None),
+        (f"dp − {digits(total)}", dp - total, None),
         ("ds", ds, "yellow"),
     )
     write(ax, left, top, "without it: ds = p ∘ (dp − Σ p ∘ dp) (6.5)", BODY, ha="left", weight="bold")
@@ -165,8 +164,8 @@ def draw_by_sum(ax: Axes, top: float, p: torch.Tensor, dp: torch.Tensor, ds: tor
         at = y + row * (tall + 0.04) + (0.3 if row > 2 else 0)
         write(ax, left, at + tall / 2, name, ha="left")
         for col, value in enumerate(values.tolist()):
-            box(ax, left + 1.3 + col * wide, at, wide, tall, number(value), colour, share=0.4)
-    write(ax, left + 1.3, y + 3 * (tall + 0.04) + 0.13, f"their sum: {number(total)}", ha="left", weight="bold")
+            box(ax, left + 1.3 + col * wide, at, wide, tall, digits(value), colour, share=0.4)
+    write(ax, left + 1.3, y + 3 * (tall + 0.04) + 0.13, f"their sum: {digits(total)}", ha="left", weight="bold")
 
 
 @in_drawing_style
@@ -390,7 +389,8 @@ def draw_memory_panel(ax: Axes, top: float, S: int, one: int, p: int, flash: int
         box(ax, left, y, x - left, tall, **looks[0])
         box(ax, x, y, rest / naive * length, tall, **look)
         x += rest / naive * length
-        text = readable(3 * one + rest) + (f": 1/{naive / flash:.0f} of naive" if row else "")
+        mib = (3 * one + rest) / 2**20
+        text = (f"{mib:,.1f} MiB" if row else f"{mib:,.0f} MiB") + (f": 1/{naive / flash:.0f} of naive" if row else "")
         write(ax, x + 0.1, y + tall / 2, text, BODY, ha="left", weight="bold")
 
 
@@ -398,7 +398,7 @@ def draw_memory_panel(ax: Axes, top: float, S: int, one: int, p: int, flash: int
 def draw_five_and_seven() -> Figure:
     """The five matmuls of one loop and the seven of two, and what share of the seven is useful."""
     figure, ax = canvas(5.0)
-    B, H, S, D = 1, 16, 8192, 64
+    B, H, S, D = 1, 16, 4096, 64
     five, seven = ledger.BACKWARD_MATMULS, ledger.SPLIT_BACKWARD_MATMULS
     dkdv, dq = ("s", "dp", "dv", "dk"), ("s", "dp", "dq")
     draw_matmuls(ax, 0.1, 0.3, f"one loop, {five} matmuls", ("s", "dp", "dv", "dk", "dq"), ())
@@ -407,8 +407,8 @@ def draw_five_and_seven() -> Figure:
     assert len(dkdv) + len(dq) == seven
     write(ax, 0.1, 3.55, "one box: one matmul, 2 · S_q · S_k · D FLOPs", ha="left")
     legend(ax, 3.55, ((4.6, {"hatch": MASKED}, "computed a second time"),))
-    flops = [ledger.backward_flops(B, H, S, S, D, matmuls=matmuls) / 1e12 for matmuls in (five, seven)]
-    counted = f"B = {B}, H = {H}, S = {S:,}, D = {D}: {number(flops[0])} TFLOP are counted, {number(flops[1])} TFLOP done (6.16)"
+    flops = [ledger.backward_flops(B, H, S, S, D, matmuls=matmuls) / 1e9 for matmuls in (five, seven)]
+    counted = f"B = {B}, H = {H}, S = {S:,}, D = {D}: {number(flops[0])} GFLOP are counted, {number(flops[1])} GFLOP done (6.16)"
     share = f"useful: {five} / {seven} = {100 * five / seven:.0f} %; the price of no atomic adds"
     times = f"forward has 2: backward counts {five / 2} times as much, and does {seven / 2} times"
     notes(ax, 0.1, 4.0, (share, counted, times), bold=0, step=0.3)

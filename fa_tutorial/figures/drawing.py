@@ -31,6 +31,7 @@ DPI = 150
 WIDTH = 9.0  # inches
 SMALL, BODY, HEAD = 11, 12, 13  # points
 MASKED = "////"  # hatching of what a mask leaves out
+WAITS = {"hatch": MASKED}  # somebody who has nothing to do
 
 DRAWING_STYLE = {"font.family": "DejaVu Sans", "hatch.linewidth": 0.8, "text.hinting": "force_autohint", "text.usetex": False}
 
@@ -54,7 +55,7 @@ def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
     return figure, ax
 
 
-def tint(colour: str, share: float = 0.3) -> tuple[float, ...]:
+def tint(colour: str, share: float) -> tuple[float, ...]:
     """A colour of COLOURS mixed into white; share 1 is the colour itself."""
     return tuple(1 - share * (1 - part) for part in to_rgb(COLOURS[colour]))
 
@@ -87,6 +88,13 @@ def grid(ax: Axes, x: float, y: float, rows: int, cols: int, side: float, look: 
     for row in range(rows):
         for col in range(cols):
             box(ax, x + col * side, y + row * side, side, side, **look(row, col))
+
+
+def legend(ax: Axes, y: float, entries: tuple[tuple[float, dict, str], ...]) -> None:
+    """A line of small boxes, each (x, its look as options for `box`, text beside it); y: its middle."""
+    for x, look, text in entries:
+        box(ax, x, y - 0.12, 0.3, 0.24, **look)
+        write(ax, x + 0.4, y, text, ha="left")
 
 
 def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = "black", *, dashed: bool = False,

@@ -15,7 +15,7 @@ from fa_tutorial.matmul import dot, tl, triton
 FLAW = tl.constexpr("")
 
 
-def _flawed(kernel: Any, flaw: str) -> Any:
+def flawed(kernel: Any, flaw: str) -> Any:
     """The kernel with another FLAW, which is a global of its own."""
     copy = types.FunctionType(kernel.fn.__code__, {**kernel.fn.__globals__, "FLAW": tl.constexpr(flaw)}, kernel.fn.__name__)
     copy.__annotations__ = kernel.fn.__annotations__
@@ -385,7 +385,7 @@ ON_GPU = {
 WRONG_ANSWERS = (
     WrongAnswer("5.2", _without_jit, "put @triton.jit above it"),
     *(
-        WrongAnswer(id, _flawed(kernel, flaw), diagnosis, ON_GPU.get((id, flaw)))
+        WrongAnswer(id, flawed(kernel, flaw), diagnosis, ON_GPU.get((id, flaw)))
         for (id, kernel), flaws in FLAWS.items()
         for flaw, diagnosis in flaws.items()
     ),

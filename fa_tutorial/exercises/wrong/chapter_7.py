@@ -424,7 +424,7 @@ ON_GPU: dict[tuple[str, str], str] = {}
 
 
 def _flawed(kernel: Any, flaw: str) -> Any:
-    flawed = chapter_5._flawed(kernel, flaw)
+    flawed = chapter_5.flawed(kernel, flaw)
     flawed.__module__ = flawed.fn.__module__ = __name__
     return flawed
 

@@ -177,7 +177,7 @@ def _descriptor(q_desc, k_desc, v_desc, o_desc, H, S_q, S_k, scale, BLOCK_M: tl.
 
 
 def _flawed(kernel: Any, flaw: str) -> Any:
-    flawed = chapter_5._flawed(kernel, flaw)
+    flawed = chapter_5.flawed(kernel, flaw)
     flawed.__module__ = flawed.fn.__module__ = __name__
     return flawed
 

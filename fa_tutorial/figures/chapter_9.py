@@ -1,0 +1,259 @@
+"""The drawings of chapter 9, and the counted timelines behind them: warpgroups on a Hopper multiprocessor, and a ring of stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa_tutorial.barriers import Action, Event, ring, run
+from fa_tutorial.figures.drawing import BODY, HEAD, WAITS, arrow, box, canvas, in_drawing_style, legend, write
+
+# ---------------------------------------------------------------- warpgroups
+
+ROWS, KEYS = 64, 128  # a tile of scores: the rows of a warpgroup, the keys of a block
+TENSOR_FLOPS, EXPONENTIALS = 4096, 16  # of a Hopper SM in a cycle: dense fp16 matmul, and base-2 exponentials
+OPERATIONS = {"s": "q kᵀ of a block", "o": "p v of a block", "exp": "its exponentials"}
+LOOKS = {"s": {"colour": "blue", "share": 0.45}, "o": {"colour": "green", "share": 0.5}, "exp": {"colour": "orange", "share": 0.55}}
+
+
+class Operation(NamedTuple):
+    """kind: one of OPERATIONS; block: of keys, as its warpgroup counts them; start and end in cycles."""
+
+    kind: str
+    warpgroup: int
+    block: int
+    start: int
+    end: int
+
+
+def matmul_cycles(D: int) -> int:
+    """Cycles of one matmul of a tile, ROWS x KEYS x D, with an SM's tensor cores to itself (9.1)."""
+    return 2 * ROWS * KEYS * D // TENSOR_FLOPS
+
+
+def exp_cycles() -> int:
+    """Cycles of a tile's exponentials (9.1)."""
+    return ROWS * KEYS // EXPONENTIALS
+
+
+def timeline(D: int, warpgroups: int = 1, overlap: bool = False, blocks: int = 3) -> list[Operation]:
+    """What the tensor cores and the exponential units of one SM do for each warpgroup, in the order in which it is begun.
+
+    Without `overlap` a warpgroup asks for p v of the last block and q kᵀ of this one, waits for both, and exponentiates. With it, q kᵀ comes
+    first and is waited for, and p v of the last block runs beside the exponentials. Each unit does one thing at a time, for whoever asks first.
+    """
+    pairs = [("s", j, "o", j - 1) if overlap else ("o", j - 1, "s", j) for j in range(1, blocks)]
+    matmuls = [("s", 0), *((kind, j) for a, i, b, k in pairs for kind, j in ((a, i), (b, k))), ("o", blocks - 1)]
+    queues = {
+        (w, unit): list(ops) for w in range(warpgroups) for unit, ops in (("matmul", matmuls), ("exp", [("exp", j) for j in range(blocks)]))
+    }
+    free, done, found = {"matmul": 0, "exp": 0}, {}, []
+    while any(queues.values()):
+        ready = []
+        for (w, unit), queue in queues.items():
+            needed = [(w, kind, j) for kind, j in _needed(*queue[0], overlap)] if queue else []
+            if queue and all(one in done for one in needed):
+                ready.append((max(free[unit], *(done[one] for one in needed), 0), w, unit))
+        start, w, unit = min(ready)
+        kind, block = queues[w, unit].pop(0)
+        free[unit] = done[w, kind, block] = start + (exp_cycles() if unit == "exp" else matmul_cycles(D))
+        found.append(Operation(kind, w, block, start, free[unit]))
+    return found
+
+
+def _needed(kind: str, block: int, overlap: bool) -> list[tuple[str, int]]:
+    """What a warpgroup has waited for before it begins an operation. Nothing comes before block 0."""
+    before = {
+        "s": [("exp", block - 1), ("o", block - 2)],
+        "o": [("exp", block)],
+        "exp": [("s", block), ("o", block - 2 if overlap else block - 1)],
+    }[kind]
+    return [(other, j) for other, j in before if j >= 0]
+
+
+def cycles_per_block(D: int, warpgroups: int = 1, overlap: bool = False) -> float:
+    """Cycles between two blocks of keys, whichever warpgroup's, once the timeline has become regular."""
+    short, long = (max(op.end for op in timeline(D, warpgroups, overlap, blocks)) for blocks in (20, 40))
+    return (long - short) / (20 * warpgroups)
+
+
+INCH, LANE, LANES_LEFT = 0.0016, 0.34, 1.45  # inches: of a cycle, of a lane's height, where time 0 is
+
+
+@in_drawing_style
+def draw_one_warpgroup() -> Figure:
+    """One warpgroup, three blocks of keys, D = 64 and 128: matmul, wait, softmax, wait (9.2)."""
+    figure, ax = canvas(4.05)
+    for D, top in ((64, 0.25), (128, 1.8)):
+        each = cycles_per_block(D)
+        title = f"D = {D}: {each:,.0f} cycles a block, the tensor cores busy for {2 * matmul_cycles(D) / each:.0%} of them"
+        draw_timeline(ax, top, title, timeline(D))
+    draw_key(ax, 3.4)
+    return figure
+
+
+@in_drawing_style
+def draw_overlapped() -> Figure:
+    """The same for D = 64 with p v beside the softmax, with two warpgroups that take turns, and with both (9.3)."""
+    figure, ax = canvas(5.6)
+    for warpgroups, overlap, top, how in (
+        (1, True, 0.25, "one warpgroup, p v beside its own softmax"),
+        (2, False, 1.75, "two warpgroups that take turns, A and B (darker)"),
+        (2, True, 3.25, "two warpgroups, each with p v beside its softmax"),
+    ):
+        each = cycles_per_block(64, warpgroups, overlap)
+        title = f"{how}: {each:,.0f} cycles a block, {2 * matmul_cycles(64) / each:.0%} busy"
+        draw_timeline(ax, top, title, timeline(64, warpgroups, overlap), warpgroups)
+    draw_key(ax, 4.95, "; busy: the tensor cores")
+    return figure
+
+
+def draw_timeline(ax: Axes, top: float, title: str, operations: Sequence[Operation], warpgroups: int = 1) -> None:
+    """Two lanes, the tensor cores and the exponentials, with what is idle hatched."""
+    write(ax, 0.1, top, title, HEAD, ha="left", weight="bold")
+    end = max(op.end for op in operations)
+    for lane, (unit, kinds) in enumerate((("tensor cores", ("s", "o")), ("exponentials", ("exp",)))):
+        y, free = top + 0.25 + lane * (LANE + 0.08), 0
+        write(ax, 0.1, y + LANE / 2, unit, ha="left")
+        for op in sorted((op for op in operations if op.kind in kinds), key=lambda op: op.start):
+            if op.start > free:
+                span(ax, free, op.start, y, **WAITS)
+            look = LOOKS[op.kind] | ({"share": LOOKS[op.kind]["share"] + 0.25} if op.warpgroup else {})
+            span(ax, op.start, op.end, y, f"{op.kind} {'AB'[op.warpgroup] if warpgroups > 1 else ''}{op.block}", **look)
+            free = op.end
+        if free < end:
+            span(ax, free, end, y, **WAITS)
+    y = top + 0.25 + 2 * (LANE + 0.08)
+    for cycles in range(0, end + 1, 1024):
+        ax.plot([LANES_LEFT + cycles * INCH] * 2, [y - 0.05, y + 0.02], color="black", linewidth=1)
+        write(ax, LANES_LEFT + cycles * INCH, y + 0.13, f"{cycles:,}")
+
+
+def span(ax: Axes, start: int, end: int, y: float, text: str = "", **look) -> None:
+    box(ax, LANES_LEFT + start * INCH, y, (end - start) * INCH, LANE, text, **look)
+
+
+def draw_key(ax: Axes, y: float, more: str = "") -> None:
+    x = 0.1
+    for kind, text in OPERATIONS.items():
+        box(ax, x, y, 0.45, 0.26, kind, **LOOKS[kind])
+        write(ax, x + 0.55, y + 0.13, text, ha="left")
+        x += 2.15
+    box(ax, x, y, 0.45, 0.26, **WAITS)
+    write(ax, x + 0.55, y + 0.13, "idle", ha="left")
+    write(
+        ax,
+        0.1,
+        y + 0.45,
+        f"counted, in cycles, for {ROWS} rows and {KEYS} keys a block; numbers: blocks of keys{more}",
+        ha="left",
+    )
+
+
+# ---------------------------------------------------------------- roles
+
+
+@in_drawing_style
+def draw_roles_and_ring() -> Figure:
+    """A producer warp, a ring of two stages in shared memory with its barriers, two consumer warpgroups."""
+    figure, ax = canvas(5.6)
+    for x, title in ((0.1, "producer: 1 warp"), (2.75, "shared memory: a ring of 2 stages"), (6.95, "2 consumers")):
+        write(ax, x, 0.25, title, HEAD, ha="left", weight="bold")
+    box(ax, 0.1, 0.55, 1.75, 3.75, colour="sky", share=0.3)
+    write(ax, 0.97, 1.2, "24 registers\na thread", linespacing=1.3)
+    write(ax, 0.97, 2.45, "for each tile:\nwait for empty,\nannounce its bytes,\nask TMA for it", linespacing=1.4)
+    for stage, y in ((0, 0.55), (1, 2.55)):
+        box(ax, 2.75, y, 3.3, 1.75, colour="orange", share=0.12, line=1.4)
+        box(ax, 2.95, y + 0.62, 2.9, 0.5, f"tile {stage}, {stage + 2}, {stage + 4}, … of k or v", "orange", share=0.5)
+        box(ax, 2.95, y + 0.1, 2.9, 0.4, f"full[{stage}]: 1 arrival + bytes", "green", share=0.35)
+        box(ax, 2.95, y + 1.25, 2.9, 0.4, f"empty[{stage}]: 2 arrivals", "purple", share=0.35)
+        arrow(ax, (1.85, y + 0.87), (2.95, y + 0.87), "black", width=2.2)
+        arrow(ax, (6.95, y + 1.45), (5.85, y + 1.45), "purple")
+        arrow(ax, (5.85, y + 0.3), (6.95, y + 0.3), "green")
+        arrow(ax, (5.85, y + 0.87), (6.95, y + 0.87), "black", width=2.2)
+        arrow(ax, (2.95, y + 1.45), (1.85, y + 1.45), "purple")
+        write(ax, 2.35, y + 0.7, "TMA")
+        write(ax, 6.4, y + 0.7, "wgmma")
+    box(ax, 6.95, 0.55, 1.95, 3.75, colour="blue", share=0.1, line=1.4)
+    for name, y in (("A", 0.65), ("B", 2.65)):
+        box(ax, 7.05, y, 1.75, 1.55, colour="blue", share=0.3)
+        write(ax, 7.92, y + 0.3, f"{name}: 4 warps", BODY, weight="bold")
+        write(ax, 7.92, y + 0.95, "64 rows: m, l, acc\nin 240 registers\na thread", linespacing=1.35)
+    write(ax, 7.92, 2.425, "both read every tile")
+    lines = (
+        ("green", "full: whoever loads arrives, both consumers wait, and then read the tile"),
+        ("purple", "empty: each consumer arrives when it has read the tile, the producer waits, and then loads over it"),
+    )
+    for row, (colour, text) in enumerate(lines):
+        y = 4.7 + 0.35 * row
+        arrow(ax, (0.1, y), (0.6, y), colour)
+        write(ax, 0.75, y, text, ha="left")
+    write(
+        ax,
+        0.1,
+        5.4,
+        "thick arrows: data. The kernel has such a ring for k and one for v, and a small one for each consumer's q.",
+        ha="left",
+    )
+    return figure
+
+
+# ---------------------------------------------------------------- the ring in time
+
+LOADS, USE, TILES = (1, 1, 4), 2, 9  # units of time: loads in turn, now and then a slow one; the use of a tile
+
+
+def ring_timeline(stages: int, tiles: int = TILES, loads: Sequence[int] = LOADS, uses: Sequence[int] = (USE,)) -> list[Event]:
+    """The finished ring played by the simulator. loads: units of time, in turn; uses: those of each consumer."""
+    from fa_tutorial.exercises import solutions  # needs Triton, which the notebooks' plots do not
+
+    full, empty = ring(stages, len(uses))
+    producer, consumer = solutions.ring_roles(tiles, stages, full, empty)
+    roles = {"producer": _timed(producer(), loads)}
+    names = ["consumer"] if len(uses) == 1 else [f"consumer {c}" for c in range(len(uses))]
+    return run(roles | {name: _timed(consumer(), [units]) for name, units in zip(names, uses, strict=True)})
+
+
+def _timed(actions: Iterable[Action], units: Sequence[int]) -> Iterator[Action]:
+    """The actions, those with a tile taking `units` of time in turn."""
+    turn = itertools.cycle(units)
+    for action in actions:
+        yield action if action.tile is None else dataclasses.replace(action, units=next(turn))
+
+
+def last_end(events: Sequence[Event]) -> int:
+    return max(event.end for event in events)
+
+
+@in_drawing_style
+def draw_ring_stages() -> Figure:
+    """The same nine tiles through rings of one, two and three stages, as the simulator plays them."""
+    figure, ax = canvas(5.3)
+    unit, tall, left = 0.2, 0.32, 1.2
+    for stages, top in ((1, 0.25), (2, 1.75), (3, 3.25)):
+        events = ring_timeline(stages)
+        write(ax, 0.1, top, f"{stages} stage{'s' * (stages > 1)}: {last_end(events)} units of time", HEAD, ha="left", weight="bold")
+        for lane, role in enumerate(("producer", "consumer")):
+            y = top + 0.25 + lane * (tall + 0.08)
+            write(ax, 0.1, y + tall / 2, role, ha="left")
+            for event in (event for event in events if event.role == role and event.end > event.start):
+                x, width = left + event.start * unit, (event.end - event.start) * unit
+                if event.action.kind == "wait":
+                    box(ax, x, y, width, tall, **WAITS)
+                else:
+                    look = {"colour": "orange", "share": 0.55} if role == "producer" else {"colour": "blue", "share": 0.45}
+                    box(ax, x, y, width, tall, f"{event.action.tile}", **look)
+        arrow(ax, (left, top + 1.12), (left + 36 * unit, top + 1.12), width=1.0)
+        write(ax, left + 36 * unit + 0.08, top + 1.12, "time", ha="left")
+    legend(ax, 4.77, (
+        (0.1, {"colour": "orange", "share": 0.55}, "load of a tile"),
+        (2.1, {"colour": "blue", "share": 0.45}, "use of a tile"),
+        (4.0, WAITS, "waits for the other"),
+    ))  # fmt: skip
+    write(ax, 0.1, 5.1, f"loads take {', '.join(map(str, LOADS))} units in turn, a use takes {USE}; numbers: tiles", ha="left")
+    return figure
