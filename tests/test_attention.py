@@ -18,9 +18,8 @@ from attention_cases import (
     check_kernel,
     plain_attention,
     run_guarded,
-    zeros,
 )
-from buffers import DEVICE, DTYPES, ON_GPU, far_apart, needs_gpu, needs_two_gpus, randn, same_bits, unchanged, vast_memory
+from buffers import DEVICE, DTYPES, ON_GPU, far_apart, needs_gpu, needs_two_gpus, randn, same_bits, unchanged, vast_memory, zeros
 from torch.nn.functional import scaled_dot_product_attention
 
 from fa_tutorial import attention, flash_attention, forward, reference, tuned

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from attention_cases import Case, assert_gradients, check_backward_kernels, load_changed, run_guarded_backward, zeros
-from buffers import DEVICE, DTYPES, needs_gpu, same_bits, vast_memory
+from attention_cases import Case, assert_gradients, check_backward_kernels, load_changed, run_guarded_backward
+from buffers import DEVICE, DTYPES, needs_gpu, same_bits, vast_memory, zeros
 from test_attention import far_inputs
 
 from fa_tutorial import algorithm, backward, forward, reference

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from attention_cases import Case, assert_attention, check_kernel, load_changed, zeros
-from buffers import DEVICE, DTYPES, needs_gpu, same_bits, vast_memory
+from attention_cases import Case, assert_attention, check_kernel, load_changed
+from buffers import DEVICE, DTYPES, needs_gpu, same_bits, vast_memory, zeros
 from test_attention import far_inputs
 
 from fa_tutorial import algorithm, forward
