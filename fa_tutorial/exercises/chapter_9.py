@@ -372,6 +372,9 @@ def _too_early(event: Event, want: int, passes: Mapping[str, _Passes]) -> str:
     name, parity = role.awaited(tile)
     waits = [action for action in role.before(tile) if action.kind == "wait"]
     theirs = tile - role.case.stages if role.is_producer else tile  # the tile that the others had to finish
+    later = [action for action in role.after(tile) if action.kind == "wait"]
+    if any((action.barrier.name, action.parity) == (name, parity) for action in later):
+        return f"{result}. The {event.role} waits for {name} after it has {'loaded' if role.is_producer else 'used'} tile {tile}: the wait comes first"
     if not any(action.barrier.name == name for action in waits):
         return f"{result}. The {event.role} does not wait for {name} before it {role.verb}s tile {tile}"
     if not any((action.barrier.name, action.parity) == (name, parity) for action in waits):

@@ -80,7 +80,7 @@ def _roles(flaw: str) -> Any:
                     yield wait(empty[(i + 1) % stages], 1 - parity(i))
                 elif flaw == "empty waits for the first round alone":
                     yield wait(empty[stage], 1 if i < stages else 0)
-                elif flaw != "no wait for empty":
+                elif flaw not in ("no wait for empty", "empty after the load"):
                     yield wait(empty[stage], 1 - parity(i))
                 if flaw == "full before the load":
                     yield arrive(full[stage])
@@ -88,6 +88,8 @@ def _roles(flaw: str) -> Any:
                     load(i, stage)
                 else:
                     yield load(i, stage)
+                if flaw == "empty after the load":
+                    yield wait(empty[stage], 1 - parity(i))
                 if flaw == "arrives at empty":
                     yield arrive(empty[stage])
                 elif flaw not in ("never full", "full before the load"):
@@ -106,11 +108,13 @@ def _roles(flaw: str) -> Any:
                     yield wait(full[stage], 1 - parity(i))
                 elif flaw == "full parity of the first round":
                     yield wait(full[stage], 0)
-                elif flaw != "no wait for full":
+                elif flaw not in ("no wait for full", "full after the use"):
                     yield wait(full[stage], parity(i))
                 if flaw == "empty before the use":
                     yield arrive(empty[stage])
                 yield use(i, stage)
+                if flaw == "full after the use":
+                    yield wait(full[stage], parity(i))
                 if flaw == "consumer loads":
                     yield load(i, stage)
                 if flaw == "released a tile late" or (flaw == "late where the ring allows it" and stages > 1):
@@ -155,6 +159,8 @@ ROLE_FLAWS = {
     "full parity exchanged": "and that passes at once: an earlier phase had it",
     "no wait for empty": "The producer does not wait for empty[0] before it loads tile 1",
     "no wait for full": "The consumer does not wait for full[0] before it uses tile 0",
+    "empty after the load": "The producer waits for empty[0] after it has loaded tile 1: the wait comes first",
+    "full after the use": "The consumer waits for full[0] after it has used tile 0: the wait comes first",
     "never full": "the producer does not arrive at full[0] after it has loaded tile 0",
     "never empty": "consumer does not arrive at empty[0] after it has used tile 0",
     "full before the load": "The producer arrives at full[0] before it has loaded tile 0",
