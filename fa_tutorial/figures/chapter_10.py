@@ -43,7 +43,7 @@ REPOSITORY = (
         ("block_info.h", "BlockInfo", "strides and lengths; 2"),
         ("kernel_traits.h", "kSmemSize", "shared_bytes; 3, 8"),
         ("flash_bwd_preprocess_kernel.h", "compute_dot_do_o", "delta_kernel; 6, 7"),
-        ("flash_bwd_kernel.h", "…_1colblock", "dkdv_kernel, dq_kernel; 7"),
+        ("flash_bwd_kernel.h", "compute_dq_dk_dv_1colblock", "dkdv_kernel, dq_kernel; 7"),
     )),
     ("hopper/", "orange", (
         ("mainloop_fwd_sm90_….hpp", "load, mma", "TMA, warps with roles; 8, 9"),
@@ -60,7 +60,7 @@ def draw_repository_map() -> Figure:
     tall = 0.37
     rows = sum(len(files) for _, _, files in REPOSITORY)
     figure, ax = canvas(0.5 + rows * tall + len(REPOSITORY) * 0.34 + 0.1)
-    for x, head in ((0.62, "file"), (3.72, "look for"), (6.2, "here; chapters")):
+    for x, head in ((0.62, "file"), (3.5, "look for"), (6.2, "here; chapters")):
         write(ax, x, 0.25, head, HEAD, ha="left", weight="bold")
     y, place = 0.5, 0
     for folder, colour, files in REPOSITORY:
@@ -71,7 +71,7 @@ def draw_repository_map() -> Figure:
             box(ax, 0.12, y, 0.4, tall - 0.05, f"{place}", colour, share=0.6, weight="bold")
             box(ax, 0.52, y, 5.38, tall - 0.05, colour=colour, share=0.2)
             write(ax, 0.62, y + tall / 2 - 0.02, file, ha="left", **MONO)
-            write(ax, 3.72, y + tall / 2 - 0.02, wanted, ha="left")
+            write(ax, 3.5, y + tall / 2 - 0.02, wanted, ha="left")
             arrow(ax, (5.92, y + tall / 2 - 0.02), (6.17, y + tall / 2 - 0.02))
             write(ax, 6.24, y + tall / 2 - 0.02, ours, ha="left")
             y += tall
