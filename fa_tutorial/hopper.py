@@ -493,12 +493,9 @@ def _blank(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, rows
 
 def applies(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> bool:
     """True where this module's kernel takes the input: a card of capability 9.0, fp16 or bf16, D = 64 or 128, strides that TMA takes."""
-    return (
-        tuned.card_of(q).capability == HOPPER_CAPABILITY
-        and tuned.applies(q, scale)
-        and q.shape[3] in CONFIGS
-        and tuned.can_use_tma(q, k, v)
-    )
+    card = tuned.card_of(q)
+    is_hopper = card.capability == HOPPER_CAPABILITY and card.shared_memory is not None  # the interpreter has none, and no Gluon
+    return is_hopper and tuned.applies(q, scale) and q.shape[3] in CONFIGS and tuned.can_use_tma(q, k, v)
 
 
 def flash_forward(

@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 from attention_cases import Case, assert_attention
-from buffers import DEVICE, DTYPES, randn, same_bits, unchanged
+from buffers import DEVICE, DTYPES, ON_GPU, randn, same_bits, unchanged
 
 from fa_tutorial import attention, barriers, flash_attention, hopper, tuned
 from fa_tutorial.matmul import grouped_tile
@@ -130,6 +130,14 @@ def test_the_name_is_refused_where_there_is_no_hopper():
     q = randn(1, 1, 4, 64).half()
     with pytest.raises(ValueError, match=r'(?s)"hopper".*9\.0.*"auto"'):
         flash_attention(q, q, q, kernel="hopper")
+
+
+@pytest.mark.skipif(ON_GPU, reason="the interpreter is off")
+def test_in_the_interpreter_the_tuned_kernels_take_over():
+    q = randn(1, 2, 40, 64).half()
+    assert not hopper.applies(q, q, q, 1.0)
+    got, want = hopper.flash_forward(q, q, q, True), tuned.flash_forward(q, q, q, True)
+    assert all(bool(same_bits(a, b).all()) for a, b in zip(got, want, strict=True))
 
 
 def test_an_unknown_step_is_refused():
