@@ -22,6 +22,7 @@ from fa_tutorial import compile_report, hardware, hopper
 STORED = Path(__file__).with_name("hopper_sass.json")
 D = 128
 STEPS = ("order", "held")
+KERNEL = "hopper.forward_kernel"
 KEPT = {
     "HGMMA": "HGMMA",  # a wgmma
     "WARPGROUP.DEPBAR": "WARPGROUP.DEPBAR",  # warpgroup_mma_wait
@@ -72,7 +73,7 @@ def disassembled(step: str) -> str:
 
 
 def stored() -> dict[str, Any]:
-    """What main wrote: "triton", the version; "D"; and for each step of STEPS {"instructions": of the loop, "events": events()}."""
+    """What main wrote: "triton", the version; "kernel", its source's fingerprint; "D"; and for each step of STEPS {"instructions": of the loop, "events": events()}."""
     return json.loads(STORED.read_text(encoding="utf-8"))
 
 
@@ -84,7 +85,7 @@ def compiling_environment() -> dict[str, str]:
 def make() -> None:
     """Compile, and write STORED. Needs a process with Triton's interpreter off."""
     made = {step: inner_loop(disassembled(step)) for step in STEPS}
-    found = {"triton": metadata.version("triton"), "D": D}
+    found = {"triton": metadata.version("triton"), "kernel": compile_report.kernel_fingerprint(KERNEL), "D": D}
     found |= {step: {"instructions": len(loop), "events": events(loop)} for step, loop in made.items()}
     STORED.write_text(json.dumps(found) + "\n", encoding="utf-8")
 

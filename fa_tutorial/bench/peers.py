@@ -83,16 +83,15 @@ def flash_attn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: boo
     return attend(*(x.transpose(1, 2) for x in (q, k, v)), causal=is_causal).transpose(1, 2)
 
 
-HOPPER_STEPS = {
-    f"hopper {step}": step for step in ("roles", "overlap", "persistent", "counter", "order", "held")
-}  # hopper.STEPS, forward alone
+# hopper.STEPS, whose module is not imported here: only Hopper needs Gluon, an experimental part of Triton. Of the forward alone.
+HOPPER_STEPS = {f"hopper {step}": step for step in ("roles", "overlap", "persistent", "counter", "order", "held")}
 
 
 def hopper_step(step: str) -> Attention:
     """Chapter 9's forward up to one of its steps; it has no gradient."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
-        from fa_tutorial import hopper  # not above: only Hopper needs Gluon, an experimental part of Triton
+        from fa_tutorial import hopper
 
         if q.requires_grad:
             raise Unsupported("the steps of chapter 9 are of the forward alone")
