@@ -7,8 +7,7 @@ import functools
 import torch
 
 from fa_tutorial import backward, forward, tuned
-from fa_tutorial.arguments import check_attention, check_name
-from fa_tutorial.forward import MAX_D
+from fa_tutorial.arguments import check_name
 from fa_tutorial.hardware import HOPPER_CAPABILITY, has_gpu, interpreter_on
 
 KERNELS = ("auto", "basic", "tuned", "hopper")
@@ -69,10 +68,7 @@ def flash_attention(
     Raises TypeError for other dtypes, sparse or nested tensors and what is no tensor; ValueError for shapes, devices, head counts, D,
     scale and kernel; RuntimeError for CPU tensors where Triton's interpreter is off.
     """
-    forward_and_backward = implementation(kernel)
-    q, k, v = autocast(q, k, v)
-    check_attention(q, k, v, scale, max_d=MAX_D)
-    o, lse = differentiable_attention(q, k, v, is_causal, scale, forward_and_backward)
+    o, lse = differentiable_attention(*autocast(q, k, v), is_causal, scale, implementation(kernel))  # which checks the arguments
     return (o, lse) if return_lse else o
 
 

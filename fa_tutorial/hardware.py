@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import importlib.util
 import os
 import platform
@@ -29,8 +30,9 @@ HOW_TO_INSTALL_TRITON = "Install what the course needs: make test, or pip instal
 _switched_on_here = False
 
 
+@functools.cache
 def has_gpu() -> bool:
-    """True where PyTorch can use a CUDA GPU."""
+    """True where PyTorch can use a CUDA GPU. Asked once: flash_attention needs it at every call."""
     return torch.cuda.is_available()
 
 

@@ -20,7 +20,6 @@ it and hands it back, so that all count alike. `fa_tutorial.barriers` plays this
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from dataclasses import dataclass
@@ -345,7 +344,7 @@ def store_rows(o_desc, lse_ptr, acc, m, l, scale_log2, shared, batch_head, H_q, 
                C: gl.constexpr, IS_CAUSAL: gl.constexpr, SHIFT: gl.constexpr):  # fmt: skip
     """o = acc / l (4.4) and lse (4.5) of ROWS rows; lse is NaN where tuned.repair_kernel has to look at the row again."""
     l_or_one = gl.where(l == 0.0, 1.0, l)
-    lse = gl.where(l == 0.0, -float("inf"), (m * scale_log2 + (SHIFT + gl.log2(l_or_one))) * LN_2)
+    lse = gl.where(l == 0.0, -float("inf"), gl.fma(m, scale_log2, SHIFT + gl.log2(l_or_one)) * LN_2)  # tuned.forward_rows'
     lse = gl.where((gl.abs(m * scale_log2) > LARGE_LOGIT) & (l > 0.0), float("nan"), lse)
     o = acc * gl.convert_layout(1.0 / l_or_one, gl.SliceLayout(1, acc.type.layout))[:, None]
     if IS_CAUSAL:
@@ -480,14 +479,11 @@ def constants_of(is_causal: bool, dtype: torch.dtype, how: Step, config: HopperC
 
 def descriptor(x: torch.Tensor, rows: int) -> TensorDescriptor:
     """As tuned.descriptor; Gluon's names the layout too."""
-    made = copy.copy(_blank(x.shape, x.stride(), x.dtype, rows))
-    made.base = x
-    return made
+    return tuned.over(x, _blank(x.shape, x.stride(), x.dtype, rows))
 
 
 @functools.lru_cache(maxsize=1024)
 def _blank(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, rows: int) -> TensorDescriptor:
-    """The descriptor of a tensor without its memory. What its making checks takes longer than a copy."""
     return TensorDescriptor(torch.empty(0, dtype=dtype), *tuned.box(shape, strides, rows), layout())
 
 

@@ -180,7 +180,8 @@ def forward_rows(
 
     l_or_one = tl.where(l == 0.0, 1.0, l)
     o_tile = acc * (1.0 / l_or_one)[:, None]  # (4.4), with one division a row: one an element is a tenth of a short row's time
-    lse = tl.where(l == 0.0, -float("inf"), (m * scale_log2 + (SHIFT + tl.log2(l_or_one))) * LN_2)  # (4.5)
+    # (4.5). fma by name: the compiler joins a product and a sum in one kernel and not in the next, and what is computed again is to have the same bits.
+    lse = tl.where(l == 0.0, -float("inf"), tl.fma(m, scale_log2, SHIFT + tl.log2(l_or_one)) * LN_2)
     if not SAFE:  # the mark
         lse = tl.where((tl.abs(m * scale_log2) > LARGE_LOGIT) & (l > 0.0), float("nan"), lse)
         if IS_CAUSAL:
@@ -540,6 +541,7 @@ def repair_tile(tile: TileConfig) -> TileConfig:
     return TileConfig(tile.block_m, tile.block_n, max(tile.num_warps, tile.block_m // 16), 1)
 
 
+@functools.cache
 def candidates(kernel: str, D: int, itemsize: int, shared_memory: int | None) -> tuple[TileConfig, ...]:
     """The tiles of `kernel` for a card with `shared_memory` bytes a block, at least one; in the interpreter (None) there is one."""
     if shared_memory is None:
@@ -609,10 +611,14 @@ def bucket(S: int) -> int:
 
 def reachable(x: torch.Tensor) -> bool:
     """True where a descriptor can hold the (B, H, S, D) tensor: aligned to 16 bytes, rows and heads too, D of stride 1, nothing expanded."""
-    spaced = all(
-        stride > 0 and stride * x.element_size() % 16 == 0 for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True) if size > 1
-    )
-    return spaced and x.stride(3) == 1 and x.data_ptr() % 16 == 0
+    return x.data_ptr() % 16 == 0 and _spaced(x.shape, x.stride(), x.element_size())
+
+
+@functools.lru_cache(maxsize=1024)
+def _spaced(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> bool:
+    """The part of reachable that many tensors share."""
+    spaced = all(stride > 0 and stride * itemsize % 16 == 0 for size, stride in zip(shape[:3], strides[:3], strict=True) if size > 1)
+    return spaced and strides[3] == 1
 
 
 def can_use_tma(*tensors: torch.Tensor) -> bool:
@@ -628,7 +634,20 @@ def box(shape: Sequence[int], strides: Sequence[int], rows: int) -> tuple[list[i
 
 def descriptor(x: torch.Tensor, rows: int) -> TensorDescriptor:
     """A descriptor of a reachable (B, H, S, D) tensor, for tiles of `rows` rows of one head."""
-    return TensorDescriptor(x, *box(x.shape, x.stride(), rows))
+    return over(x, _blank(x.shape, x.stride(), x.dtype, rows))
+
+
+@functools.lru_cache(maxsize=1024)
+def _blank(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, rows: int) -> TensorDescriptor:
+    return TensorDescriptor(torch.empty(0, dtype=dtype), *box(shape, strides, rows))
+
+
+def over(x: torch.Tensor, blank):
+    """The descriptor `blank` over x's memory. Making one anew would check once more what this shape and these strides have passed, which takes
+    ten times as long; a launch needs four to eight."""
+    made = object.__new__(type(blank))
+    vars(made).update(vars(blank), base=x)
+    return made
 
 
 @dataclass(frozen=True)
@@ -735,7 +754,7 @@ def flash_backward(
         tma = how.descriptors and can_use_tma(q, k, v, o)
         if tma and not reachable(do):
             do = do.clone(memory_format=torch.contiguous_format)  # o.sum() sends strides of 0
-        case = _Backward(q, k, v, o, do, lse, dlse, is_causal, scale, how, step, tma)
+        case = Backward(q, k, v, o, do, lse, dlse, is_causal, scale, how, step, tma)
         dk, dv = case.dk_and_dv(config and config.dkdv) if needs[1] or needs[2] else (None, None)
         dq = case.dq(config and config.dq) if needs[0] else None
     return dq, dk if needs[1] else None, dv if needs[2] else None
@@ -761,7 +780,7 @@ def _autotuned_backward(q, k, v, o, do, lse, is_causal, scale, dlse, needs):
     return run(dkdv, dq, needs)
 
 
-class _Backward:
+class Backward:
     """One backward: what its kernels share, delta and lse2 among it, computed as it is made."""
 
     def __init__(self, q, k, v, o, do, lse, dlse, is_causal: bool, scale: float, how: Step, step: str, tma: bool):

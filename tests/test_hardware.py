@@ -91,7 +91,7 @@ def test_a_gpu_leaves_the_switch_alone(monkeypatch, capsys):
 
 def pretend_gpu(monkeypatch, interpreter: bool) -> None:
     monkeypatch.setenv(hardware.INTERPRETER_SWITCH, "1" if interpreter else "0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(hardware, "has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))

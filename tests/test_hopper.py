@@ -6,7 +6,7 @@ import types
 
 import pytest
 import torch
-from attention_cases import Case, assert_attention
+from attention_cases import Case, assert_attention, assert_gradients
 from buffers import DEVICE, DTYPES, ON_GPU, randn, same_bits, unchanged
 
 from fa_tutorial import attention, barriers, flash_attention, hopper, tuned
@@ -182,6 +182,25 @@ def test_1000_repeats_are_bit_equal(D, is_causal):
 
 
 @on_hopper
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("D", [64, 128])
+def test_rows_that_are_computed_once_more_keep_their_bits(D, is_causal, dtype):
+    """tuned.repair_kernel goes through many blocks of keys as this kernel does, operation by operation."""
+    q, k, v = Case(500, 700, D=D, dtype=dtype, is_causal=is_causal, H_q=2, H_k=1).inputs()
+    o, lse = hopper.flash_forward(q, k, v, is_causal)
+    q[0, 0, 290, 5] = math.nan  # its row is NaN, its block is repaired
+    blind = slice(0, 500)
+    if is_causal:
+        v[0, 0, 600, 3] = math.inf  # rows before 400 may not see it
+        blind = slice(0, 400)
+    got_o, got_lse = hopper.flash_forward(q, k, v, is_causal)
+    assert torch.isnan(got_o[0, 0, 290]).all() and torch.isnan(got_lse[0, 0, 290])
+    got_o[0, 0, 290], got_lse[0, 0, 290] = o[0, 0, 290], lse[0, 0, 290]
+    assert same_bits(got_o[:, :, blind], o[:, :, blind]).all() and same_bits(got_lse, lse).all()
+
+
+@on_hopper
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("D", [64, 128])
 def test_every_element_is_written(D, is_causal, monkeypatch):
@@ -226,3 +245,15 @@ def test_what_it_does_not_take_is_the_tuned_kernels(case, monkeypatch):
     assert not hopper.applies(q, k, v, case.scale or 1.0)
     got, want = hopper.flash_forward(q, k, v, False, case.scale), tuned.flash_forward(q, k, v, False, case.scale)
     assert all(bool(same_bits(a, b).all()) for a, b in zip(got, want, strict=True))
+
+
+@on_hopper
+@pytest.mark.parametrize(("S_q", "S_k", "H_q", "H_k"), [(128, 128, 1, 1), (300, 200, 4, 2), (1, 70, 2, 2), (1024, 1024, 2, 1)])
+@pytest.mark.parametrize("D", [64, 128])
+def test_the_try_at_dk_and_dv_is_right(D, S_q, S_k, H_q, H_k):
+    """The chapter's measurement of it would mean nothing else."""
+    from fa_tutorial.bench import chapter_9, hopper_dkdv
+
+    (q, k, v, do), case = chapter_9.dkdv_inputs(2, H_q, H_k, S_q, S_k, D)
+    for config in hopper_dkdv.CONFIGS[D]:
+        assert_gradients((case.dq(None), *hopper_dkdv.dk_and_dv(case, config)), q, k, v, do)
