@@ -63,13 +63,17 @@ def comparison_table(rows: list[dict[str, Any]], grid: Grid, mode: str, dtype: s
     return "\n".join(lines)
 
 
-def speed_table(rows: list[dict[str, Any]], grid: Grid, modes: tuple[str, ...] = ("fwd", "bwd"), dtype: str = "fp16") -> str:
-    """compare() of `tuned` with each provider of LABELS, a column a mode, in Markdown: what the README shows."""
-    found = {mode: {comparison.peer: comparison for comparison in compare(rows, grid, mode, dtype)} for mode in modes}
-    lines = [f"| against | {' | '.join(MODES[mode] for mode in modes)} |", "|---|" + "---|" * len(modes)]
+SPEED_COLUMNS = (("fwd", "hopper"), ("fwd", "tuned"), ("bwd", "tuned"))
+
+
+def speed_table(rows: list[dict[str, Any]], grid: Grid, dtype: str = "fp16") -> str:
+    """compare() of each (mode, ours) of SPEED_COLUMNS that is stored with every provider of LABELS, in Markdown: what the README shows."""
+    compared = {(mode, ours): compare(rows, grid, mode, dtype, ours) for mode, ours in SPEED_COLUMNS}
+    columns = {column: {comparison.peer: comparison for comparison in found} for column, found in compared.items() if found}
+    lines = [f"| against | {' | '.join(f'{MODES[mode]}, {label(ours)}' for mode, ours in columns)} |", "|---|" + "---|" * len(columns)]
     for peer in LABELS:
-        if any(peer in of_mode for of_mode in found.values()):
-            cells = (of_mode.get(peer) for of_mode in found.values())
+        cells = [peers.get(peer) for peers in columns.values()]
+        if any(cells):
             lines.append(f"| {label(peer)} | {' | '.join(NOTHING if cell is None else _span(cell) for cell in cells)} |")
     return "\n".join(lines)
 
