@@ -71,8 +71,10 @@ def speed_table(rows: list[dict[str, Any]], grid: Grid, dtype: str = "fp16") -> 
     compared = {(mode, ours): compare(rows, grid, mode, dtype, ours) for mode, ours in SPEED_COLUMNS}
     columns = {column: {comparison.peer: comparison for comparison in found} for column, found in compared.items() if found}
     lines = [f"| against | {' | '.join(f'{MODES[mode]}, {label(ours)}' for mode, ours in columns)} |", "|---|" + "---|" * len(columns)]
+    ours = [provider for _, provider in columns]
     for peer in LABELS:
-        cells = [peers.get(peer) for peers in columns.values()]
+        # Who has a column of its own is not compared the other way round in a later one.
+        cells = [None if peer in ours[:i] else peers.get(peer) for i, peers in enumerate(columns.values())]
         if any(cells):
             lines.append(f"| {label(peer)} | {' | '.join(NOTHING if cell is None else _span(cell) for cell in cells)} |")
     return "\n".join(lines)
