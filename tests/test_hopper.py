@@ -3,10 +3,11 @@
 import math
 import random
 import types
+from pathlib import Path
 
 import pytest
 import torch
-from attention_cases import Case, assert_attention, assert_gradients
+from attention_cases import Case, assert_attention, assert_gradients, load_changed
 from buffers import DEVICE, DTYPES, ON_GPU, randn, same_bits, unchanged
 
 from fa_tutorial import attention, barriers, flash_attention, hopper, tuned
@@ -245,6 +246,40 @@ def test_what_it_does_not_take_is_the_tuned_kernels(case, monkeypatch):
     assert not hopper.applies(q, k, v, case.scale or 1.0)
     got, want = hopper.flash_forward(q, k, v, False, case.scale), tuned.flash_forward(q, k, v, False, case.scale)
     assert all(bool(same_bits(a, b).all()) for a, b in zip(got, want, strict=True))
+
+
+# Each leaves the protocol alone: who breaks that gets a kernel that hangs, and the simulation above is where it is broken.
+MUTATIONS = {
+    "a key too many": ("key[None, :] < seen[:, None]", "key[None, :] <= seen[:, None]"),
+    "no mask where the diagonal is": ("whole = max(first + 1 + S_k - S_q, 0) // BLOCK_N", "whole = mine"),
+    "top-left alignment": ("rows + (1 + S_k - S_q)", "rows + 1"),
+    "l not rescaled": ("l = alpha * l + gl.sum(p, axis=1)", "l = l + gl.sum(p, axis=1)"),
+    "acc not rescaled": (
+        "return pairs_new, m, l, new * gl.convert_layout(alpha,",
+        "return pairs_new, m, l, new * gl.convert_layout(alpha * 0 + 1,",
+    ),
+    "acc not divided": ("o = acc * gl.convert_layout(1.0 / l_or_one,", "o = acc * gl.convert_layout(l_or_one * 0 + 1,"),
+    "lse in base 2": ("SHIFT + gl.log2(l_or_one)) * LN_2)", "SHIFT + gl.log2(l_or_one)))"),
+    "lse without the shift": ("SHIFT + gl.log2(l_or_one)", "gl.log2(l_or_one)"),
+    "key heads in turns": ("h_k = h // (problem.H_q // problem.H_k)", "h_k = h % problem.H_k"),
+    "the first rows for all consumers": ("q_desc, [b, h, start_m + c * ROWS, 0]", "q_desc, [b, h, start_m, 0]"),
+    "blocks of v from the first to the last": ("v_desc, [b, h_k, start_n, 0]", "v_desc, [b, h_k, j * BLOCK_N, 0]"),
+    "p in halves, exchanged": ("cvt.rn.bf16x2.f32 $0, $2, $1;", "cvt.rn.bf16x2.f32 $0, $1, $2;"),
+    "o a row too low": ("[batch_head // H_q, batch_head % H_q, first, 0]", "[batch_head // H_q, batch_head % H_q, first + 1, 0]"),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_broken_kernel_is_caught(name, tmp_path, monkeypatch):
+    old, new = MUTATIONS[name]
+    assert Path(hopper.__file__).read_text(encoding="utf-8").count(old) == 1, "the mutation has to follow the kernel"
+    if attention.best() != "hopper":
+        pytest.skip("the broken kernel runs on Hopper")
+    broken = load_changed(hopper, tmp_path, monkeypatch, (old, new))
+    q, k, v = (case := Case(300, 450, D=64, dtype=torch.bfloat16, is_causal=True, H_q=4, H_k=2)).inputs()
+    assert_attention(*hopper.flash_forward(q, k, v, case.is_causal), q, k, v, case.is_causal)
+    with pytest.raises(AssertionError):
+        assert_attention(*broken.flash_forward(q, k, v, case.is_causal), q, k, v, case.is_causal)
 
 
 @on_hopper
