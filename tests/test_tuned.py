@@ -5,7 +5,7 @@ import types
 
 import pytest
 import torch
-from attention_cases import VIEWS, Case, assert_attention, assert_gradients, place
+from attention_cases import VIEWS, Case, assert_attention, assert_gradients, load_changed, place
 from buffers import DEVICE, ON_GPU, randn, same_bits, unchanged
 
 from fa_tutorial import backward, flash_attention, forward, hardware, tuned
@@ -17,13 +17,13 @@ TILE = TileConfig(32, 32, 4, 1)
 CONFIG = backward.BackwardConfig(TILE, TILE)
 
 
-def check_step(case: Case, step: str) -> None:
+def check_step(case: Case, step: str, module=tuned) -> None:
     """o, lse and the gradients of a step, on inputs inside NaN."""
     q, k, v = case.inputs()
     do, dlse = case.output_gradients()
     with unchanged(q, k, v, do):
-        o, lse = tuned.flash_forward(q, k, v, case.is_causal, case.scale, step=step, tile=TILE)
-        got = tuned.flash_backward(q, k, v, o, do, lse, case.is_causal, case.scale, dlse=dlse, step=step, config=CONFIG)
+        o, lse = module.flash_forward(q, k, v, case.is_causal, case.scale, step=step, tile=TILE)
+        got = module.flash_backward(q, k, v, o, do, lse, case.is_causal, case.scale, dlse=dlse, step=step, config=CONFIG)
     assert_attention(o, lse, q, k, v, case.is_causal, case.scale)
     assert_gradients(got, q, k, v, do, case.is_causal, case.scale, dlse)
 
@@ -63,6 +63,55 @@ def test_views(view):
     check_step(Case(35, 40, D=64, is_causal=True, B=2, H_q=2, view=view), tuned.BEST)
 
 
+# ---------------------------------------------------------------- broken kernels
+
+FULL = Case(37, 70, D=16, B=1, H_q=2)
+CAUSAL = Case(45, 70, D=16, is_causal=True, B=1, H_q=2, H_k=1)
+BLIND = Case(70, 35, D=16, is_causal=True, B=1, H_q=1)
+GQA = Case(33, 40, D=16, B=1, H_q=4, H_k=2)
+BF16 = Case(33, 40, D=16, dtype=torch.bfloat16, is_causal=True, B=1, H_q=1)
+POINTERS = Case(40, 50, D=59, B=1, H_q=2)
+MUTATIONS = {
+    "a key too many": ("key < S_k - start_n", "key <= S_k - start_n", FULL),
+    "the diagonal is hidden": ("tl.where(key <= (offs_m", "tl.where(key < (offs_m", CAUSAL),
+    "top-left alignment": ("(offs_m + (S_k - S_q - start_n))[:, None], s", "(offs_m - start_n)[:, None], s", CAUSAL),
+    "tiles that the diagonal crosses have no mask": ("tl.maximum(start_m + 1 + S_k - S_q, 0)", "tl.maximum(start_m + BLOCK_N + S_k - S_q, 0)", CAUSAL),
+    "a row that sees nothing shifts by its maximum": ('shift = tl.where(m_new == -float("inf"), 0.0, m_new)', "shift = m_new", BLIND),
+    "acc is not rescaled": ("acc = acc * alpha[:, None]", "acc = acc", FULL),
+    "l is not rescaled": ("alpha * l + tl.sum(p, axis=1)", "l + tl.sum(p, axis=1)", FULL),
+    "acc is not divided": ("o_tile = acc * (1.0 / l_or_one)[:, None]", "o_tile = acc", FULL),
+    "lse without the shift": ("SHIFT + tl.log2(l_or_one)", "tl.log2(l_or_one)", BF16),
+    "lse in base 2": ("SHIFT + tl.log2(l_or_one)) * LN_2)", "SHIFT + tl.log2(l_or_one)))", FULL),
+    "key heads in turns": ("h_k = h // (H_q // H_k)", "h_k = h % H_k", GQA),
+    "lse2 in base e": ("* LOG2_E_IN_KERNELS  # [BLOCK_M]", "* 1.0  # [BLOCK_M]", FULL),
+    "ds without delta": ("ds = p * (dp - delta)", "ds = p * dp", FULL),
+    "delta from memory where it is to be computed": ("delta = row_sum_of_do_o(do_tile, o,", "delta = 0 * row_sum_of_do_o(do_tile, o,", FULL),
+    "p of a hidden pair": ("p = tl.where(key <= last_seen, p, 0.0)", "p = tl.where(key <= last_seen + 1, p, 0.0)", CAUSAL),
+    "the first tile of queries is skipped": ("start = tl.maximum(start_n + S_q - S_k, 0)", "start = tl.maximum(start_n + BLOCK_M + S_q - S_k, 0)", CAUSAL),
+    "only the first head of a group": ("tl.range(0, GROUP, num_stages=1)", "tl.range(0, 1, num_stages=1)", GQA),
+    "dk: P_SCALE is not taken back": ("dk_acc * (scale / P_SCALE)", "dk_acc * scale", BF16),
+    "dq: P_SCALE is not taken back": ("dq_acc * (scale / P_SCALE)", "dq_acc * scale", BF16),
+    "dq without scale": ("dq_acc * (scale / P_SCALE)", "dq_acc / P_SCALE", FULL),
+    "dk is stored for dv": ("store_rows(dv, dv_acc,", "store_rows(dv, dk_acc,", FULL),
+    "a column of a pointer's tile is left out": ("(offs_d[None, :] < D)", "(offs_d[None, :] < D - 1)", POINTERS),
+    "pointers start at the head before": ("h.to(tl.int64) * stride_h", "(h.to(tl.int64) // 2) * stride_h", POINTERS),
+}  # fmt: skip
+STEPS_BROKEN = {"delta from memory where it is to be computed": "delta_twice"}
+
+
+@pytest.mark.parametrize("case", sorted({case for *_, case in MUTATIONS.values()}, key=str), ids=str)
+def test_the_kernels_are_right_where_broken_ones_are_not(case):
+    check_step(case, tuned.BEST)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_broken_kernel_is_caught(name, tmp_path, monkeypatch):
+    old, new, case = MUTATIONS[name]
+    broken = load_changed(tuned, tmp_path, monkeypatch, (old, new))
+    with pytest.raises(AssertionError):
+        check_step(case, STEPS_BROKEN.get(name, tuned.BEST), broken)
+
+
 HIDING = [(16, TILE)]
 if ON_GPU:  # with each tile that this card may take
     HIDING += [(D, tile) for D in (64, 128, 256) for tile in tuned.candidates("forward", D, 2, hardware.shared_memory_limit())]
@@ -85,17 +134,40 @@ def test_a_hidden_nan_or_inf_leaves_the_other_rows_untouched(D, tile):
         x[0, 1, 50, 3] = kept
 
 
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-def test_one_row_of_large_logits_among_small_ones(is_causal):
+def one_row_of_large_logits(module, is_causal: bool) -> None:
     """Its block is done again with care, and its other rows keep their bits."""
     q, k, v = Case(70, 70, D=16, B=1, H_q=1).data()
-    before, _ = tuned.flash_forward(q, k, v, is_causal, 1.0, tile=TILE)
+    before, _ = module.flash_forward(q, k, v, is_causal, 1.0, tile=TILE)
     q[0, 0, 40] *= 1500
-    o, lse = tuned.flash_forward(q, k, v, is_causal, 1.0, tile=TILE)
+    o, lse = module.flash_forward(q, k, v, is_causal, 1.0, tile=TILE)
     assert lse[0, 0, 40] > tuned.LARGE_LOGIT.value * math.log(2)
     assert_attention(o, lse, q, k, v, is_causal, 1.0)
     others = torch.arange(70, device=DEVICE) != 40
     assert same_bits(o[:, :, others], before[:, :, others]).all()
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_one_row_of_large_logits_among_small_ones(is_causal):
+    one_row_of_large_logits(tuned, is_causal)
+
+
+# NumPy, beneath the interpreter, rounds s · scale_log2 before it subtracts, as m · scale_log2 was rounded: there is nothing to repair.
+by_fma = pytest.mark.skipif(not ON_GPU, reason="the interpreter has no multiply-add that rounds once")
+BROKEN_REPAIRS = {
+    "a large logit is not marked": ("> LARGE_LOGIT) & (l > 0.0)", "> LARGE_LOGIT) & (l < 0.0)"),
+    "repaired without care": ("large = tl.abs(shift_log2) > LARGE_LOGIT", "large = tl.abs(shift_log2) < 0"),
+    "what is marked is not repaired": ("if any_nan(lse_ptr, start, S_q, REPAIR_ROWS)", "if start < 0"),
+    "the last blocks are not repaired": ("S_q), BLOCK_M)):", "S_q), BLOCK_M) - 2):"),
+}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [pytest.param(*change, id=name, marks=[by_fma] * (i < 2)) for i, (name, change) in enumerate(BROKEN_REPAIRS.items())]
+)
+def test_a_broken_repair_is_caught(old, new, tmp_path, monkeypatch):
+    broken = load_changed(tuned, tmp_path, monkeypatch, (old, new))
+    with pytest.raises(AssertionError):
+        one_row_of_large_logits(broken, False)
 
 
 def test_gradients_through_flash_attention():
