@@ -28,8 +28,8 @@ def naive_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal
     check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     S_q, S_k, D = q.shape[-2], k.shape[-2], q.shape[-1]
     k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-    scaled = q @ k.transpose(-1, -2)
-    s = scaled / math.sqrt(D) if scale is None else scaled * scale  # [B, H_q, S_q, S_k]
+    s = q @ k.transpose(-1, -2)  # [B, H_q, S_q, S_k]; one name throughout, so that what is done with is freed
+    s = s / math.sqrt(D) if scale is None else s * scale
     if is_causal:
         s = s.masked_fill(~causal_mask(S_q, S_k, q.device), -math.inf)
     p = torch.softmax(s, dim=-1)

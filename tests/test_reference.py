@@ -2,10 +2,12 @@
 
 import itertools
 import math
+import weakref
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fa_tutorial import reference
 
@@ -305,3 +307,29 @@ def test_bad_input(call, error, words):
     with pytest.raises(error) as caught:
         call()
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+class MostScores(TorchDispatchMode):
+    """How many (S, S) matrices are alive at most: results of operations that share no storage."""
+
+    def __init__(self, S: int):
+        super().__init__()
+        self.S, self.most, self.alive = S, 0, weakref.WeakSet()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.shape[-2:] == (self.S, self.S) and result.is_floating_point():
+            self.alive.add(result)
+        self.most = max(self.most, len({x.data_ptr() for x in self.alive}))
+        return result
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_naive_attention_holds_two_matrices(is_causal, scale):
+    """More would flatter every kernel whose memory is shown beside it."""
+    S = 96
+    q, k, v = torch.randn(3, 1, 2, S, 16)
+    with torch.no_grad(), MostScores(S) as scores:
+        reference.naive_attention(q, k, v, is_causal, scale)
+    assert scores.most == 2
