@@ -160,7 +160,7 @@ def flash_forward_fa1(
 def fa1_block_sizes(sram_elements: int, D: int) -> tuple[int, int]:
     """FA1's block sizes (block_m, block_n) for a chip that holds `sram_elements` elements (4.10; FA1, algorithm 1, line 1).
 
-    block_n = ⌈M / 4D⌉ and block_m = min(⌈M / 4D⌉, D): a block each of q, k, v and o fill the chip.
+    block_n = ⌈M / 4D⌉ and block_m = min(⌈M / 4D⌉, D): a block each of q, k, v and o fit on the chip.
     """
     block_n = -(-check_int("sram_elements", sram_elements) // (4 * check_int("D", D)))
     return min(block_n, D), block_n
