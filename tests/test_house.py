@@ -1,6 +1,7 @@
 """What must hold of the repository as a whole: versions, imports, links, and what no file may say."""
 
 import ast
+import os
 import re
 import subprocess
 import tomllib
@@ -138,7 +139,9 @@ def test_readme_names_the_pinned_versions():
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(["make", "--dry-run", "--always-make", *arguments], cwd=ROOT, capture_output=True, text=True)
+    """A dry run as from a shell: what `make test ARGS=…`, under which this may run, hands on to makes below it is left out."""
+    shell = {name: value for name, value in os.environ.items() if name not in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS")}
+    return subprocess.run(["make", "--dry-run", "--always-make", *arguments], cwd=ROOT, capture_output=True, text=True, env=shell)
 
 
 def test_make_passes_arguments_on():
