@@ -68,7 +68,8 @@ def flash_attention(
     Raises TypeError for other dtypes, sparse or nested tensors and what is no tensor; ValueError for shapes, devices, head counts, D,
     scale and kernel; RuntimeError for CPU tensors where Triton's interpreter is off.
     """
-    o, lse = differentiable_attention(*autocast(q, k, v), is_causal, scale, implementation(kernel))  # which checks the arguments
+    # The kernel's forward checks the arguments: a second check here would only take time.
+    o, lse = differentiable_attention(*autocast(q, k, v), is_causal, scale, implementation(kernel))
     return (o, lse) if return_lse else o
 
 

@@ -3,6 +3,7 @@
 import math
 import random
 import types
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from attention_cases import Case, assert_attention, assert_gradients, load_chang
 from buffers import DEVICE, DTYPES, ON_GPU, randn, same_bits, unchanged
 
 from fa_tutorial import attention, barriers, flash_attention, hopper, tuned
+from fa_tutorial.bench import results
 from fa_tutorial.matmul import grouped_tile
 
 on_hopper = pytest.mark.skipif(
@@ -287,8 +289,28 @@ def test_a_broken_kernel_is_caught(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("D", [64, 128])
 def test_the_try_at_dk_and_dv_is_right(D, S_q, S_k, H_q, H_k):
     """The chapter's measurement of it would mean nothing else."""
-    from fa_tutorial.bench import chapter_9, hopper_dkdv
+    from fa_tutorial.bench import cases, chapter_9, hopper_dkdv
 
-    (q, k, v, do), case = chapter_9.dkdv_inputs(2, H_q, H_k, S_q, S_k, D)
+    (q, k, v, do), case = chapter_9.dkdv_inputs(cases.Shape(2, H_q, H_k, S_q, S_k, D, False))
     for config in hopper_dkdv.CONFIGS[D]:
         assert_gradients((case.dq(None), *hopper_dkdv.dk_and_dv(case, config)), q, k, v, do)
+
+
+def test_what_is_stored_of_dk_and_dv_is_what_is_measured(monkeypatch):
+    """A stored row names its tile by number, and says what that tile was."""
+    from fa_tutorial.bench import chapter_9, hopper_dkdv
+
+    monkeypatch.setattr(chapter_9, "best", lambda: "hopper")
+    stored = results.select(results.load("h200")["kernels"], kernel="dkdv")
+    abouts = [about for about, _ in chapter_9.dkdv_cases()]
+    assert len(stored) == len(abouts) and all(any(about.items() <= row.items() for row in stored) for about in abouts)
+    for row in stored:
+        if row["tile"] is not None:
+            assert asdict(hopper_dkdv.CONFIGS[row["D"]][row["tile"]]).items() <= row.items()
+
+
+def test_another_gpu_measures_no_dk_and_dv(monkeypatch):
+    from fa_tutorial.bench import chapter_9
+
+    monkeypatch.setattr(chapter_9, "best", lambda: "tuned")
+    assert not list(chapter_9.dkdv_cases())

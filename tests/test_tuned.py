@@ -85,7 +85,7 @@ MUTATIONS = {
     "key heads in turns": ("h_k = h // (H_q // H_k)", "h_k = h % H_k", GQA),
     "lse2 in base e": ("* LOG2_E_IN_KERNELS  # [BLOCK_M]", "* 1.0  # [BLOCK_M]", FULL),
     "ds without delta": ("ds = p * (dp - delta)", "ds = p * dp", FULL),
-    "delta from memory where it is to be computed": ("delta = row_sum_of_do_o(do_tile, o,", "delta = 0 * row_sum_of_do_o(do_tile, o,", FULL),
+    "delta is 0 where both kernels compute it": ("delta = row_sum_of_do_o(do_tile, o,", "delta = 0 * row_sum_of_do_o(do_tile, o,", FULL),
     "p of a hidden pair": ("p = tl.where(key <= last_seen, p, 0.0)", "p = tl.where(key <= last_seen + 1, p, 0.0)", CAUSAL),
     "the first tile of queries is skipped": ("start = tl.maximum(start_n + S_q - S_k, 0)", "start = tl.maximum(start_n + BLOCK_M + S_q - S_k, 0)", CAUSAL),
     "only the first head of a group": ("tl.range(0, GROUP, num_stages=1)", "tl.range(0, 1, num_stages=1)", GQA),
@@ -96,7 +96,7 @@ MUTATIONS = {
     "a column of a pointer's tile is left out": ("(offs_d[None, :] < D)", "(offs_d[None, :] < D - 1)", POINTERS),
     "pointers start at the head before": ("h.to(tl.int64) * stride_h", "(h.to(tl.int64) // 2) * stride_h", POINTERS),
 }  # fmt: skip
-STEPS_BROKEN = {"delta from memory where it is to be computed": "delta_twice"}
+STEPS_BROKEN = {"delta is 0 where both kernels compute it": "delta_twice"}
 
 
 @pytest.mark.parametrize("case", sorted({case for *_, case in MUTATIONS.values()}, key=str), ids=str)

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from fa_tutorial import ledger, tuned
+from fa_tutorial.attention import best
 from fa_tutorial.bench.cases import GRIDS, Case, Shape
+from fa_tutorial.bench.chapter_8 import inputs
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.peers import HOPPER_STEPS
 from fa_tutorial.bench.sweep import Measurement
@@ -28,28 +30,35 @@ def ablation_cases() -> Iterator[Measurement]:
 
 
 def dkdv_cases() -> Iterator[Measurement]:
-    """The kernel for dk and dv by itself, full attention: chapter 8's, and this chapter's try with each of its tiles (an index of its CONFIGS)."""
+    """The kernel for dk and dv by itself, full attention: chapter 8's, and this chapter's try with each of its tiles (an index of its CONFIGS).
+
+    None on a GPU that is not of compute capability 9.0.
+    """
+    if best() != "hopper":
+        return
+    from fa_tutorial.bench import hopper_dkdv  # not above: only Hopper needs Gluon, an experimental part of Triton
+
     for shape in GRIDS["points"].shapes:
         if not shape.is_causal:
-            for tile in (None, *range({64: 3, 128: 1}[shape.D])):
+            for tile in (None, *range(len(hopper_dkdv.CONFIGS[shape.D]))):
                 provider = "tuned" if tile is None else "hopper"
                 about = {"chapter": 9, "kernel": "dkdv", "provider": provider, "tile": tile, "dtype": "fp16", **dataclasses.asdict(shape)}
                 yield about, functools.partial(_dkdv_row, shape, tile)
 
 
-def dkdv_inputs(B: int, H_q: int, H_k: int, S_q: int, S_k: int, D: int) -> tuple[tuple[torch.Tensor, ...], tuned.Backward]:
-    """q, k, v, do (B, H, S, D) fp16, normally distributed, and the full attention's backward on them as far as delta and lse2."""
-    q, do = randn(B, H_q, S_q, D), randn(B, H_q, S_q, D)
-    k, v = randn(B, H_k, S_k, D), randn(B, H_k, S_k, D)
+def dkdv_inputs(shape: Shape) -> tuple[list[torch.Tensor], tuned.Backward]:
+    """[q, k, v, do], (B, H, S, D) fp16, normally distributed, and the full attention's backward on them as far as delta and lse2."""
+    q, k, v = inputs(shape)
+    do = randn(*q.shape)
     o, lse = tuned.flash_forward(q, k, v)
-    case = tuned.Backward(q, k, v, o, do, lse, None, False, D**-0.5, tuned.STEPS[tuned.BEST], tuned.BEST, tma=True)
-    return (q, k, v, do), case
+    case = tuned.Backward(q, k, v, o, do, lse, None, False, shape.D**-0.5, tuned.STEPS[tuned.BEST], tuned.BEST, tma=True)
+    return [q, k, v, do], case
 
 
 def _dkdv_row(shape: Shape, tile: int | None) -> dict[str, Any]:
-    from fa_tutorial.bench import hopper_dkdv  # not above: only Hopper needs Gluon, an experimental part of Triton
+    from fa_tutorial.bench import hopper_dkdv
 
-    _, case = dkdv_inputs(shape.B, shape.H_q, shape.H_k, shape.S_q, shape.S_k, shape.D)
+    _, case = dkdv_inputs(shape)
     flops = ledger.backward_flops(shape.B, shape.H_q, shape.S_q, shape.S_k, shape.D, matmuls=DKDV_MATMULS)
     if tile is None:
         return timed(lambda: case.dk_and_dv(None), flops=flops)
