@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -158,11 +159,13 @@ def _bench_plot(options: argparse.Namespace) -> int:
 
 
 def _bench_table(options: argparse.Namespace) -> int:
+    from fa_tutorial.arguments import check_name
     from fa_tutorial.bench import cases, tables
 
     try:
         grid, stored = cases.grid(options.grid), _stored(options)
         curves = cases.curves(stored["rows"], grid)
+        check_name("--of", options.of, sorted({row["provider"] for row in stored["rows"]}))
         parts = [f"{tables.source(stored['provenance'])}; {grid.about}."]
         for dtype, mode in curves:
             parts.append(tables.comparison_table(stored["rows"], grid, mode, dtype, options.of))
@@ -186,9 +189,17 @@ def _can_measure() -> bool:
 
 
 def _stored(options: argparse.Namespace) -> dict[str, Any]:
-    from fa_tutorial.bench import results
+    """The results that were asked for; ValueError for a file without them."""
+    from fa_tutorial.bench import cases, results
 
-    return results.read(options.file) if options.file else results.load()
+    if not options.file:
+        return results.load()
+    stored = results.read(options.file)
+    cases.check_rows(stored["rows"], options.file)
+    for field in ("gpu", "torch", "triton", "date"):
+        if not isinstance(stored["provenance"].get(field), str):
+            raise ValueError(f"{options.file} does not say in its provenance what {field} its rows are from")
+    return stored
 
 
 def _refused(error: ValueError) -> int:
@@ -199,7 +210,19 @@ def _refused(error: ValueError) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, sys.argv's unless given, and return its exit status."""
     options = parser().parse_args(arguments)
-    return options.run(options)
+    try:
+        status = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # somebody has read enough: `… | head`. What Python still holds for the pipe must not raise once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(f"{error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)
+        return 130
+    return status
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -23,6 +24,13 @@ def check_name(what: str, name: str, allowed: Iterable[str]) -> str:
 def dtype_name(dtype: torch.dtype) -> str:
     """PyTorch's name of a dtype without its module: "float16"."""
     return str(dtype).removeprefix("torch.")
+
+
+def check_flag(name: str, value) -> bool:
+    """Return `value` as a bool: True, False, 1 or 0; TypeError otherwise, for a text or a mask would count as True."""
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, got a {type(value).__name__}: {value!r}")
 
 
 def check_int(name: str, value, minimum: int = 1) -> int:
@@ -71,6 +79,10 @@ def check_tensor(name: str, value, *, ndim: int | None = None, dtypes: Iterable[
     if value.dtype not in allowed:
         names = ", ".join(map(dtype_name, allowed))
         raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}; allowed: {names}")
+    if value.is_neg():
+        raise ValueError(
+            f"{name} is a view that PyTorch keeps with the opposite sign in memory, where a kernel reads it; pass {name}.resolve_neg()"
+        )
     if ndim is not None and value.ndim != ndim:
         raise ValueError(f"{name} must have {ndim} dimension{'s' * (ndim != 1)}, got shape {tuple(value.shape)}")
     return value
@@ -86,16 +98,13 @@ def check_alike(**tensors: torch.Tensor) -> None:
         raise ValueError(f"{', '.join(tensors)} must be on one device, got {devices}")
 
 
-def check_like(model: torch.Tensor, **tensors) -> None:
-    """Raise unless each tensor has the dtype (TypeError), shape and device (ValueError) of `model`."""
-    for name, tensor in tensors.items():
-        check_tensor(name, tensor, dtypes=(model.dtype,))
-        for what in ("shape", "device"):
-            got, want = getattr(tensor, what), getattr(model, what)
-            if got != want:
-                raise ValueError(
-                    f"{name} must have {what} {tuple(want) if what == 'shape' else want}, got {tuple(got) if what == 'shape' else got}"
-                )
+def check_as(name: str, tensor, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise unless `tensor` has the dtype (TypeError), shape and device (ValueError)."""
+    check_tensor(name, tensor, dtypes=(dtype,))
+    if tensor.shape != shape:
+        raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
+    if tensor.device != device:
+        raise ValueError(f"{name} must have device {device}, got {tensor.device}")
 
 
 def check_attention(
@@ -120,4 +129,16 @@ def check_attention(
         raise ValueError(f"query heads must be a multiple of key heads, got {H_q} query heads and {H_k} key heads")
     if D < 1 or (max_d is not None and max_d < D):
         raise ValueError(f"head dimension D must be {f'1 to {max_d}' if max_d else 'at least 1'}, got {D}")
-    return 1 / math.sqrt(D) if scale is None else check_finite("scale", scale)
+    return 1 / math.sqrt(D) if scale is None else check_scale(scale)
+
+
+def check_scale(scale) -> float:
+    """Return the scale as a float. As check_finite, in the kernels' float32; TypeError for a tensor that asks for a gradient it would not get."""
+    if isinstance(scale, torch.Tensor) and scale.requires_grad:
+        raise TypeError(
+            "scale is a number without a gradient, got a tensor that requires one; to learn it, multiply q by it and pass scale=1.0"
+        )
+    number = check_finite("scale", scale)
+    if abs(number) > torch.finfo(torch.float32).max:
+        raise ValueError(f"scale must be finite in float32, got {scale!r}")
+    return number

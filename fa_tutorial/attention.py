@@ -13,21 +13,22 @@ from fa_tutorial.hardware import HOPPER_CAPABILITY, has_gpu, interpreter_on
 KERNELS = ("auto", "basic", "tuned", "hopper")
 
 
-def best() -> str:
-    """What "auto" takes on this machine: in the interpreter the plain kernels, whose tiles are the faster ones there."""
+def best(index: int | None = None) -> str:
+    """What "auto" takes on the GPU with this index (None: the current one); in the interpreter the plain kernels, whose tiles are the faster
+    ones there."""
     if interpreter_on():
         return "basic"
-    is_hopper = has_gpu() and tuned.card(torch.cuda.current_device()).capability == HOPPER_CAPABILITY
+    is_hopper = has_gpu() and tuned.card(torch.cuda.current_device() if index is None else index).capability == HOPPER_CAPABILITY
     return "hopper" if is_hopper else "tuned"
 
 
-def implementation(kernel: str):
-    """(forward, backward) of a kernel's name; ValueError for a name that is not known, or not for this machine."""
+def implementation(kernel: str, index: int | None = None):
+    """(forward, backward) of a kernel's name; ValueError for a name that is not known, or not for this GPU. index: as best's."""
     if check_name("kernel", kernel, (*KERNELS, *tuned.STEPS)) == "auto":
-        kernel = best()
-    elif kernel == "hopper" and best() != "hopper":
+        kernel = best(index)
+    elif kernel == "hopper" and best(index) != "hopper":
         raise ValueError(
-            'kernel "hopper" is for GPUs of compute capability 9.0 (H100, H200), and the current device is none; "auto" takes what it can run'
+            'kernel "hopper" is for GPUs of compute capability 9.0 (H100, H200), and q lies on none; "auto" takes what its device can run'
         )
     if kernel == "hopper":
         from fa_tutorial import hopper  # not above: only Hopper needs Gluon, an experimental part of Triton
@@ -54,7 +55,7 @@ def flash_attention(
 
     Shapes: q (B, H_q, S_q, D); k and v (B, H_k, S_k, D), H_q a multiple of H_k (grouped-query attention), 1 ≤ D ≤ 256; any strides.
     Dtypes: fp16, bf16, fp32, one for all three; sums are float32. Under torch.autocast the inputs are cast to the autocast dtype.
-    is_causal: query i sees keys 0 … i + S_k − S_q (bottom-right aligned, as flash-attn 2.1 and later). scale: 1/√D unless given.
+    is_causal: query i sees keys 0 … i + S_k − S_q (bottom-right aligned, as flash-attn 2.1 and later). scale: 1/√D unless given; no gradient.
     kernel: "basic" for the kernels of chapters 5 and 7; "tuned" for those of chapter 8, or one of its steps (tuned.STEPS), whose first call
     of a kind measures which tiles are fastest on this GPU; "hopper" for chapter 9's forward on a GPU of compute capability 9.0, with the
     tuned kernels wherever it does not apply. "auto" takes "hopper" on such a GPU, "tuned" on another, and "basic" in the interpreter.
@@ -65,11 +66,12 @@ def flash_attention(
     Gradients: o and lse are differentiable with respect to q, k and v, once: a second derivative raises RuntimeError. Two runs give the
     same bits. Where one of q, k, v asks for a gradient, q, k, v, o and lse are kept for backward, and nothing else.
 
-    Raises TypeError for other dtypes, sparse or nested tensors and what is no tensor; ValueError for shapes, devices, head counts, D,
-    scale and kernel; RuntimeError for CPU tensors where Triton's interpreter is off.
+    Raises TypeError for other dtypes, sparse or nested tensors and what is no tensor, no flag or no number; ValueError for shapes, devices,
+    head counts, D, scale and kernel; RuntimeError for a device on which no kernel runs.
     """
     # The kernel's forward checks the arguments: a second check here would only take time.
-    o, lse = differentiable_attention(*autocast(q, k, v), is_causal, scale, implementation(kernel))
+    index = q.device.index if isinstance(q, torch.Tensor) else None
+    o, lse = differentiable_attention(*map(as_stored, autocast(q, k, v)), is_causal, scale, implementation(kernel, index))
     return (o, lse) if return_lse else o
 
 
@@ -90,6 +92,7 @@ class FlashAttention(torch.autograd.Function):
         q, k, v, o, lse = ctx.saved_tensors
         if do is None:  # only lse was used
             do = torch.zeros((), dtype=o.dtype, device=o.device).expand_as(o)
+        do, dlse = as_stored(do), as_stored(dlse)
         with torch.no_grad():
             gradients = ctx.flash_backward(q, k, v, o, do, lse, ctx.is_causal, ctx.scale, dlse=dlse, needs=ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():  # create_graph=True: somebody may want to differentiate these
@@ -131,3 +134,8 @@ def _cast(x: torch.Tensor) -> torch.Tensor:
     kind = x.device.type
     on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return x.to(torch.get_autocast_dtype(kind)) if on and x.dtype != torch.float64 else x
+
+
+def as_stored(x):
+    """x with its values in memory, which is where a kernel reads them: PyTorch keeps some views with a note that their sign is the other one."""
+    return x.resolve_neg() if isinstance(x, torch.Tensor) and x.layout == torch.strided and x.is_neg() else x

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fa_tutorial.arguments import check_attention, check_like
+from fa_tutorial.arguments import check_as, check_attention, check_flag
 from fa_tutorial.forward import MAX_D, TileConfig, load_tile, p_scale, padded_d
 from fa_tutorial.hardware import interpreter_on, on_device_of, require_kernel_device, require_triton, shared_memory_limit
 from fa_tutorial.matmul import INTERPRETED, dot
@@ -330,7 +330,7 @@ def flash_backward(
     needs: which of dq, dk, dv are wanted; the others are None. config: None takes choose_config's. The results are contiguous.
     TypeError and ValueError as check_attention, for o, do, lse and dlse too; RuntimeError for CPU tensors where the interpreter is off.
     """
-    scale = check_attention(q, k, v, scale, max_d=MAX_D)
+    scale, is_causal = check_attention(q, k, v, scale, max_d=MAX_D), check_flag("is_causal", is_causal)
     check_outputs(q, o, do, lse, dlse)
     require_kernel_device(q, "q")
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
@@ -359,9 +359,11 @@ def flash_backward(
 
 def check_outputs(q: torch.Tensor, o, do, lse, dlse) -> None:
     """Raise unless o and do are like q, and lse and dlse (or None) are (B, H_q, S_q) float32 beside it, lse contiguous."""
-    check_like(q, o=o, do=do)
-    rows = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    check_like(rows, lse=lse, **({} if dlse is None else {"dlse": dlse}))
+    for name, x in (("o", o), ("do", do)):
+        check_as(name, x, q.shape, q.dtype, q.device)
+    check_as("lse", lse, q.shape[:3], torch.float32, q.device)
+    if dlse is not None:
+        check_as("dlse", dlse, q.shape[:3], torch.float32, q.device)
     if not lse.is_contiguous():
         raise ValueError(f"lse must be contiguous, as flash_forward returns it, got strides {lse.stride()}")
 
@@ -382,7 +384,7 @@ def row_delta(o: torch.Tensor, do: torch.Tensor, dlse: torch.Tensor | None = Non
 def constants(q: torch.Tensor, is_causal: bool, config: TileConfig) -> dict[str, int | float | bool]:
     """What a launch of dkdv_kernel or dq_kernel fixes at compile time."""
     return {
-        "IS_CAUSAL": bool(is_causal), "P_SCALE": p_scale(q.dtype),
+        "IS_CAUSAL": is_causal, "P_SCALE": p_scale(q.dtype),
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_D": padded_d(q.shape[3]),
         "num_warps": config.num_warps, "num_stages": config.num_stages,
     }  # fmt: skip

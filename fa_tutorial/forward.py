@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fa_tutorial.arguments import check_attention
+from fa_tutorial.arguments import check_attention, check_flag
 from fa_tutorial.hardware import interpreter_on, on_device_of, require_kernel_device, require_triton, shared_memory_limit
 from fa_tutorial.layout import check_block
 from fa_tutorial.matmul import INTERPRETED, MIN_DOT, dot
@@ -227,7 +227,7 @@ def flash_forward(
     scale: 1/√D unless given. config: None takes choose_config's. Returns o like q, contiguous, and lse (B, H_q, S_q) float32.
     TypeError and ValueError as check_attention; RuntimeError for CPU tensors where the interpreter is off.
     """
-    scale = check_attention(q, k, v, scale, max_d=MAX_D)
+    scale, is_causal = check_attention(q, k, v, scale, max_d=MAX_D), check_flag("is_causal", is_causal)
     require_kernel_device(q, "q")
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -239,7 +239,7 @@ def flash_forward(
             config = choose_config(D, q.dtype, None if interpreter_on() else shared_memory_limit())
         flash_forward_kernel[(triton.cdiv(S_q, config.block_m) * B * H_q,)](
             q, k, v, o, lse, H_q, H_k, S_q, S_k, D, scale, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-            IS_CAUSAL=bool(is_causal), P_SCALE=p_scale(q.dtype), BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_D=padded_d(D),
+            IS_CAUSAL=is_causal, P_SCALE=p_scale(q.dtype), BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_D=padded_d(D),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return o, lse

@@ -124,8 +124,12 @@ def require_triton(who: str) -> ModuleType:
 
 def require_kernel_device(tensor: torch.Tensor, name: str) -> None:
     """Raise RuntimeError where a Triton kernel cannot run on the device of `tensor`, which the message calls `name`."""
-    if tensor.is_cuda or interpreter_on():
+    if tensor.is_cuda or (interpreter_on() and tensor.device.type == "cpu"):
         return
+    if tensor.device.type != "cpu":
+        raise RuntimeError(
+            f"{name} is on {tensor.device}: the kernels run on CUDA GPUs, and in Triton's interpreter on the CPU. Move it there."
+        )
     raise RuntimeError(
         f"{name} is on {tensor.device}, and Triton's interpreter is off. Move it to a CUDA GPU, or set "
         f"{INTERPRETER_SWITCH}=1 in the environment before Python starts, and import fa_tutorial before triton."

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 
 from fa_tutorial import tuned
-from fa_tutorial.arguments import check_attention, check_name
+from fa_tutorial.arguments import check_attention, check_flag, check_name
 from fa_tutorial.forward import MAX_D, TileConfig, p_scale
 from fa_tutorial.hardware import HOPPER_CAPABILITY, on_device_of, require_kernel_device, require_triton
 from fa_tutorial.matmul import grouped_tile
@@ -425,7 +425,7 @@ class Step:
     order: bool = True
 
     def heads_at_once(self, S_k: int) -> int:
-        return max(2, tuned.KEYS_AT_ONCE // S_k) if self.order else 1
+        return tuned.STEPS[tuned.BEST].heads_at_once(S_k) if self.order else 1
 
 
 # In the order of the chapter. "held" is BEST with the wait that ptxas moves up held in its place.
@@ -502,7 +502,7 @@ def flash_forward(
 
     step: one of STEPS, else ValueError. config: None takes choose_config's.
     """
-    scale, is_causal = check_attention(q, k, v, scale, max_d=MAX_D), bool(is_causal)
+    scale, is_causal = check_attention(q, k, v, scale, max_d=MAX_D), check_flag("is_causal", is_causal)
     how = STEPS[check_name("step", step, STEPS)]
     require_kernel_device(q, "q")
     if not (q.numel() and k.numel()) or not applies(q, k, v, scale):
@@ -510,7 +510,7 @@ def flash_forward(
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     config = config or choose_config(D, S_q, is_causal)
     with on_device_of(q):
-        o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        o = torch.empty_like(q, memory_format=torch.contiguous_format)
         lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
         counter = torch.zeros(1, dtype=torch.int32, device=q.device)
         row_blocks, heads = -(-S_q // (ROWS.value * config.consumers)), B * H_q

@@ -158,7 +158,8 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, config: MatmulConfig | None = No
     check_product(a, b)
     require_kernel_device(a, "a")
     if config is None:
-        config = choose_config(a.dtype, None if interpreter_on() else shared_memory_limit())
+        with on_device_of(a):
+            config = choose_config(a.dtype, None if interpreter_on() else shared_memory_limit())
     (M, K), N = a.shape, b.shape[1]
     c = torch.empty((M, N), dtype=a.dtype, device=a.device)
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)

@@ -7,17 +7,19 @@ input and a scale that is not positive take the kernels there; so does, tile by 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
 from fa_tutorial import backward, forward
-from fa_tutorial.arguments import check_attention, check_name
+from fa_tutorial.arguments import check_attention, check_flag, check_name
 from fa_tutorial.backward import DELTA_ELEMENTS, BackwardConfig, finite_or_0, is_finite, load_lse, row_delta_tile
 from fa_tutorial.forward import MAX_D, TileConfig, add_strays, load_tile, p_scale, padded_d, weigh_finite
 from fa_tutorial.hardware import (
@@ -40,6 +42,7 @@ TMA_CAPABILITY = HOPPER_CAPABILITY  # and all later ones
 LOG2_E = math.log2(math.e)
 LN_2, LOG2_E_IN_KERNELS = tl.constexpr(math.log(2.0)), tl.constexpr(LOG2_E)
 LARGE_LOGIT = tl.constexpr(4096.0)  # in base 2. Its rounding, 2^−13 of p, is half of what changes a one in fp16
+LEAST_SCALE, MOST_SCALE = 2.0**-126, 2.0**127
 REPAIR_ROWS = tl.constexpr(1024)  # a multiple of every BLOCK_M
 
 # ---------------------------------------------------------------- tiles, by descriptor or by pointer
@@ -457,8 +460,9 @@ class Step:
     reuse_delta: bool = True
 
     def heads_at_once(self, S_k: int) -> int:
-        """Heads whose programs run side by side (8.4): as many as hold KEYS_AT_ONCE keys, and at least two."""
-        return max(2, KEYS_AT_ONCE // S_k) if self.order else 1
+        """Heads whose programs run side by side (8.4): as many as hold KEYS_AT_ONCE keys, at least 2, and at most 64: their row blocks are
+        counted in int32."""
+        return min(max(2, KEYS_AT_ONCE // S_k), 64) if self.order else 1
 
 
 # Of 1 to 8 heads on an H200, 8 came first for causal S = 4,096, and 2 for S = 16,384 in one run of two: little more than the noise.
@@ -577,8 +581,10 @@ def _from_disk_or_measured(kernel, tiles: Sequence[TileConfig], key: tuple, laun
     cache = get_cache_manager(hashlib.sha256(repr(about).encode()).hexdigest())
     stored = cache.get_file("tile.json")
     if stored is not None:
-        with open(stored, encoding="utf-8") as file:
-            return TileConfig(**json.load(file))
+        with contextlib.suppress(OSError, ValueError, TypeError):  # what cannot be read is measured again, and written anew
+            tile = TileConfig(**json.loads(Path(stored).read_text(encoding="utf-8")))
+            if tile in tiles:
+                return tile
     tile = min(tiles, key=_times(tiles, launch).get)
     cache.put(json.dumps(asdict(tile)), "tile.json", binary=False)
     return tile
@@ -675,8 +681,11 @@ def card_of(x: torch.Tensor) -> Card:
 
 
 def applies(q: torch.Tensor, scale: float) -> bool:
-    """True where this module's kernels take the input: fp16 or bf16, a positive scale, a card with tensor cores, not empty."""
-    return q.dtype != torch.float32 and scale > 0 and card_of(q).capability >= TENSOR_CORE_CAPABILITY
+    """True where this module's kernels take the input: fp16 or bf16, a positive scale, a card with tensor cores.
+
+    scale · log₂ e has to be a normal float32: 0 or inf times a score of −inf would be NaN.
+    """
+    return q.dtype != torch.float32 and LEAST_SCALE <= scale <= MOST_SCALE and card_of(q).capability >= TENSOR_CORE_CAPABILITY
 
 
 def kind(q: torch.Tensor, k: torch.Tensor, is_causal: bool, step: str) -> tuple:
@@ -692,7 +701,7 @@ def flash_forward(
 
     tile: None takes the fastest, which the first call of a kind measures.
     """
-    scale, is_causal = check_attention(q, k, v, scale, max_d=MAX_D), bool(is_causal)
+    scale, is_causal = check_attention(q, k, v, scale, max_d=MAX_D), check_flag("is_causal", is_causal)
     how = check_step(step)
     require_kernel_device(q, "q")
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
@@ -706,7 +715,7 @@ def flash_forward(
                 forward.flash_forward_kernel, tiles, key, lambda tile: forward.flash_forward(q, k, v, is_causal, scale, config=tile)
             )
             return forward.flash_forward(q, k, v, is_causal, scale, config=tile)
-        o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        o = torch.empty_like(q, memory_format=torch.contiguous_format)
         lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
         tma = how.descriptors and can_use_tma(q, k, v, o)
 
@@ -742,7 +751,7 @@ def flash_backward(
     needs: tuple[bool, bool, bool] = (True, True, True), step: str = BEST, config: BackwardConfig | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """backward.flash_backward, tuned up to `step`, one of STEPS. Same arguments, results and errors; ValueError for another step."""
-    scale, is_causal = check_attention(q, k, v, scale, max_d=MAX_D), bool(is_causal)
+    scale, is_causal = check_attention(q, k, v, scale, max_d=MAX_D), check_flag("is_causal", is_causal)
     how = check_step(step)
     backward.check_outputs(q, o, do, lse, dlse)
     require_kernel_device(q, "q")
@@ -754,6 +763,8 @@ def flash_backward(
         tma = how.descriptors and can_use_tma(q, k, v, o)
         if tma and not reachable(do):
             do = do.clone(memory_format=torch.contiguous_format)  # o.sum() sends strides of 0
+        if config is not None and max(config.dkdv.block_m, config.dq.block_m) > MAX_BLOCK:
+            raise ValueError(f"block_m must be at most {MAX_BLOCK}: delta and lse2 are padded to a multiple of that; got {config}")
         case = Backward(q, k, v, o, do, lse, dlse, is_causal, scale, how, step, tma)
         dk, dv = case.dk_and_dv(config and config.dkdv) if needs[1] or needs[2] else (None, None)
         dq = case.dq(config and config.dq) if needs[0] else None
@@ -787,6 +798,7 @@ class Backward:
         self.q, self.k, self.v, self.o, self.do = q, k, v, o, do
         self.scale, self.tma, self.how = scale, tma, how
         (self.B, self.H_q, self.S_q, self.D), (self.H_k, self.S_k) = q.shape, k.shape[1:3]
+        self.strides = (*q.stride(), *k.stride(), *v.stride(), *do.stride(), *o.stride())
         self.S_padded = -(-self.S_q // MAX_BLOCK) * MAX_BLOCK
         self.delta, self.lse2 = self.prepare(lse, dlse)
         self.key = (*kind(q, k, is_causal, step), tma)
@@ -819,12 +831,12 @@ class Backward:
         kernel[(grid,)](
             q, k, v, do, o, self.lse2, self.delta, *(self.rows(x, rows_out) for x in outputs),
             self.H_q, self.H_k, heads, at_once, self.S_q, self.S_k, self.S_padded, self.D, self.scale, self.scale * LOG2_E,
-            *self.q.stride(), *self.k.stride(), *self.v.stride(), *self.do.stride(), *self.o.stride(), *outputs[0].stride(),
+            *self.strides, *outputs[0].stride(),
             BLOCK_M=M, BLOCK_N=N, num_warps=tile.num_warps, num_stages=tile.num_stages, **self.constants, **constants,
         )  # fmt: skip
 
     def dk_and_dv(self, tile: TileConfig | None) -> tuple[torch.Tensor, torch.Tensor]:
-        dk, dv = (torch.empty(self.k.shape, dtype=self.k.dtype, device=self.k.device) for _ in range(2))
+        dk, dv = (torch.empty_like(self.k, memory_format=torch.contiguous_format) for _ in range(2))
         group = self.H_q // self.H_k
 
         def launch(tile: TileConfig) -> None:
@@ -837,7 +849,7 @@ class Backward:
         return dk, dv
 
     def dq(self, tile: TileConfig | None) -> torch.Tensor:
-        dq = torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
+        dq = torch.empty_like(self.q, memory_format=torch.contiguous_format)
 
         def launch(tile: TileConfig) -> None:
             blocks = -(-self.S_q // tile.block_m) * self.B * self.H_q

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from fa_tutorial.arguments import check_alike, check_finite, check_int, check_like, check_positive, check_tensor, dtype_name
+from fa_tutorial.arguments import (
+    check_alike,
+    check_as,
+    check_finite,
+    check_flag,
+    check_int,
+    check_positive,
+    check_scale,
+    check_tensor,
+    dtype_name,
+)
 
 
 def test_dtype_name_is_pytorchs():
@@ -54,10 +64,23 @@ def test_tensors_of_one_kind_are_alike():
     check_alike(a=torch.zeros(2))
 
 
+def check_like(model, **tensors):
+    for name, tensor in tensors.items():
+        check_as(name, tensor, model.shape, model.dtype, model.device)
+
+
 def test_like_tensors_may_have_other_strides():
-    model = torch.zeros(2, 3)
-    check_like(model, o=torch.ones(3, 2).T, do=torch.zeros(1).expand(2, 3))
-    check_like(model)
+    check_like(torch.zeros(2, 3), o=torch.ones(3, 2).T, do=torch.zeros(1).expand(2, 3))
+
+
+@pytest.mark.parametrize("value", [True, False, 1, 0, np.True_, np.False_], ids=str)
+def test_flags_are_accepted(value):
+    assert check_flag("is_causal", value) is bool(value)
+
+
+@pytest.mark.parametrize("value", [0.125, -3e38, np.float32(2), torch.tensor(2.0)])
+def test_scales_are_accepted(value):
+    assert check_scale(value) == float(value)
 
 
 def nested():
@@ -75,6 +98,13 @@ BAD_INPUTS = [
     (lambda: check_int("B", torch.tensor([1, 2])), TypeError, ["B", "[1, 2]", "integer"]),
     (lambda: check_finite("scale", float("nan")), ValueError, ["scale", "nan", "finite"]),
     (lambda: check_finite("scale", -float("inf")), ValueError, ["scale", "-inf", "finite"]),
+    (lambda: check_flag("is_causal", "true"), TypeError, ["is_causal", "'true'", "str", "True or False"]),
+    (lambda: check_flag("is_causal", 2), TypeError, ["is_causal", "2", "int", "True or False"]),
+    (lambda: check_flag("is_causal", None), TypeError, ["is_causal", "NoneType", "True or False"]),
+    (lambda: check_flag("is_causal", torch.tensor(True)), TypeError, ["is_causal", "Tensor", "True or False"]),
+    (lambda: check_scale(-4e38), ValueError, ["scale", "finite in float32", "-4e+38"]),
+    (lambda: check_scale(torch.ones((), requires_grad=True)), TypeError, ["scale", "gradient", "scale=1.0"]),
+    (lambda: check_tensor("q", torch.zeros(1, dtype=torch.complex64).conj().imag), ValueError, ["q ", "opposite sign", "q.resolve_neg()"]),
     (lambda: check_finite("scale", 10**400), ValueError, ["scale", "finite"]),
     (lambda: check_finite("scale", "1"), TypeError, ["scale", "'1'", "str", "number"]),
     (lambda: check_finite("scale", None), TypeError, ["scale", "None", "number"]),

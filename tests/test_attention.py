@@ -5,6 +5,7 @@ test_attention_gradients.py.
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from attention_cases import (
@@ -42,7 +43,7 @@ on_gpu = pytest.mark.skipif(not ON_GPU, reason="the interpreter would take too l
 @pytest.fixture(name="kernel", autouse=True, params=KERNELS)
 def every_kernel(request, monkeypatch) -> str:
     """What kernel="auto" takes: every test here is made with every kernel (test_tuned.py has the tuned ones in the interpreter)."""
-    monkeypatch.setattr(attention, "best", lambda: request.param)
+    monkeypatch.setattr(attention, "best", lambda index=None: request.param)
     monkeypatch.setattr(tuned, "fastest", a_tile_by_turns)
     return request.param
 
@@ -496,6 +497,11 @@ BAD_INPUTS = {
     "scale inf": (lambda: flash_attention(*[zeros(1, 1, 2, 4)] * 3, scale=math.inf), ValueError, ["scale", "finite", "inf"]),
     "scale -inf": (lambda: flash_attention(*[zeros(1, 1, 2, 4)] * 3, scale=-math.inf), ValueError, ["scale", "finite", "-inf"]),
     "scale a string": (lambda: flash_attention(*[zeros(1, 1, 2, 4)] * 3, scale="1"), TypeError, ["scale", "number", "'1'"]),
+    "scale beyond float32": (lambda: flash_attention(*[zeros(1, 1, 2, 4)] * 3, scale=1e39), ValueError, ["scale", "finite in float32", "1e+39"]),
+    "scale to be learned": (lambda: flash_attention(*[zeros(1, 1, 2, 4)] * 3, scale=torch.tensor(0.5, requires_grad=True)), TypeError, ["scale", "multiply q by it"]),
+    "is_causal a string": (lambda: flash_attention(*[zeros(1, 1, 2, 4)] * 3, is_causal="false"), TypeError, ["is_causal", "True or False", "'false'"]),
+    "is_causal a mask": (lambda: flash_attention(*[zeros(1, 1, 2, 4)] * 3, is_causal=torch.ones(2, 2).bool()), TypeError, ["is_causal", "True or False", "Tensor"]),
+    "meta": (lambda: flash_attention(*[torch.zeros(1, 1, 2, 4, device="meta")] * 3), RuntimeError, ["q is on meta", "CUDA GPUs"]),
     "unknown kernel": (lambda: flash_attention(*[zeros(1, 1, 2, 4)] * 3, kernel="best"), ValueError, ["kernel", "'auto'", "'basic'", "'best'"]),
 }  # fmt: skip
 
@@ -505,6 +511,21 @@ def test_bad_input(call, error, words):
     with pytest.raises(error) as caught:
         call()
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("flag", [1, np.True_, True])
+def test_flags(flag):
+    q, k, v = Case(5, 7).inputs()
+    assert same(flash_attention(q, k, v, is_causal=flag, return_lse=True), attend(q, k, v, True))
+
+
+def test_views_with_the_opposite_sign_in_memory():
+    """x.conj().imag of a complex x is −x.imag as a view: PyTorch keeps the sign as a note, and memory holds x.imag."""
+    negated = [torch.complex(x.float(), x.float()).conj().imag for x in Case(20, 30, dtype=torch.float32).data()]
+    assert all(x.is_neg() for x in negated)
+    assert same(flash_attention(*negated, return_lse=True), attend(*(x.clone().resolve_neg() for x in negated), False))
+    with pytest.raises(ValueError, match=r"q is a view .*q\.resolve_neg\(\)"):
+        forward.flash_forward(*negated)
 
 
 @pytest.mark.parametrize("S_q", [2, 0])

@@ -502,6 +502,16 @@ def test_gradients_through_torch_compile(backend):
     assert same(got, torch.autograd.grad(scaled(*leaves), leaves, do))
 
 
+def test_a_gradient_with_the_opposite_sign_in_memory():
+    leaves = [x.requires_grad_() for x in Case(20, 30, dtype=torch.float32).data()]
+    do = randn(2, 2, 20, 64, seed=4)
+    negated = torch.complex(do, -do).conj().imag
+    assert negated.is_neg() and torch.equal(negated, do)
+    o = flash_attention(*leaves)
+    got = torch.autograd.grad(o, leaves, negated, retain_graph=True)
+    assert same(got, torch.autograd.grad(o, leaves, do))
+
+
 @needs_gpu
 @dtypes
 def test_250_repeats_of_backward_are_bit_equal(dtype):

@@ -143,7 +143,7 @@ def kept(module, case: Case) -> tuple[torch.Tensor, ...]:
 
 
 def test_scale_from_the_padded_head_dimension_is_caught(tmp_path, monkeypatch):
-    line = "scale = check_attention(q, k, v, scale, max_d=MAX_D)"
+    line = 'scale, is_causal = check_attention(q, k, v, scale, max_d=MAX_D), check_flag("is_causal", is_causal)'
     module = load(tmp_path, monkeypatch, (line, f"{line}\n    scale = padded_d(q.shape[3]) ** -0.5"))
     q, k, v, o, do, lse = kept(module, RAGGED)
     assert_gradients(backward.flash_backward(q, k, v, o, do, lse, config=CONFIG), q, k, v, do)

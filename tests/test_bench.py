@@ -416,25 +416,29 @@ def test_save_and_read_give_back_what_was_stored(tmp_path):
 
 def test_an_interrupted_save_leaves_what_was_there(tmp_path, monkeypatch):
     path = tmp_path / "card.json"
-    results.save(path, {"provenance": {}, "rows": [1]})
+    results.save(path, {"provenance": {}, "rows": [{"ms": 1}]})
 
     def stop(*args):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", stop)
     with pytest.raises(KeyboardInterrupt):
-        results.save(path, {"provenance": {}, "rows": [1, 2]})
-    assert results.read(path)["rows"] == [1]
+        results.save(path, {"provenance": {}, "rows": [{"ms": 1}, {"ms": 2}]})
+    assert results.read(path)["rows"] == [{"ms": 1}]
     assert [entry.name for entry in tmp_path.glob("*.json")] == ["card.json"], "no part stands among the results"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [(None, "there is no file"), ("{", "is no JSON"), ("[]", "holds no results"), ("{}", "holds no results")]
-)
+    ("text", "words"),
+    [
+        (None, "there is no file"), ("{", "is no JSON"), (b"\xff\xfe", "card.json is no JSON"), ("[]", "holds no results"), ("{}", "holds no results"),
+        ('{"provenance": null, "rows": []}', "must be an object"), ('{"provenance": {}, "rows": [1]}', "lists of objects"),
+    ],
+)  # fmt: skip
 def test_a_file_that_holds_no_results(tmp_path, text, words):
     path = tmp_path / "card.json"
     if text is not None:
-        path.write_text(text)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=words):
         results.read(path)
 
@@ -639,6 +643,57 @@ def test_plot_and_table_need_no_gpu(no_gpu, stored, tmp_path, capsys):
     assert "| SDPA cuDNN | 0.94 | 0.50 | 2.00 | 11 |" in shown and "TFLOP/s, backward, fp16:" in shown
     assert main(["bench", "table", "--grid", "small", "--file", str(path)]) == 2
     assert "no stored row lies on this grid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"S_q": "512"}, "row 1 is no row of results: S_q must be a int, got '512'"),
+        ({"is_causal": 1}, "is_causal must be a bool"),
+        ({"provider": None}, "provider must be a str"),
+        ({"tflops": None}, "tflops is None"),
+        ({"ms": None}, "reason is None"),
+    ],
+)
+@pytest.mark.parametrize("command", ["table", "plot"])
+def test_rows_that_are_no_results_are_refused(no_gpu, stored, tmp_path, capsys, command, change, words):
+    path = tmp_path / "card.json"
+    stored["rows"][1].update(change)
+    results.save(path, stored)
+    assert main(["bench", command, "--file", str(path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_the_command_line_cannot_read_or_write(no_gpu, stored, tmp_path, capsys):
+    path, blocked = tmp_path / "card.json", tmp_path / "file"
+    blocked.write_text("")
+    results.save(path, stored)
+    for arguments, words in (
+        (["table", "--file", str(tmp_path)], f"{tmp_path}: Is a directory"),
+        (["plot", "--grid", "points", "--file", str(path), "--out", str(blocked)], f"{blocked}: File exists"),
+        (["plot", "--grid", "points", "--file", str(path), "--out", str(blocked / "in")], "Not a directory"),
+    ):
+        assert main(["bench", *arguments]) == 1
+        assert words in capsys.readouterr().err
+    assert main(["bench", "table", "--file", str(path), "--of", "nosuch"]) == 2
+    assert "--of must be one of" in capsys.readouterr().err
+    results.save(path, stored | {"provenance": {name: value for name, value in PROVENANCE.items() if name != "date"}})
+    assert main(["bench", "table", "--file", str(path)]) == 2
+    assert "what date its rows are from" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_and_an_interrupt(no_gpu, monkeypatch, capsys):
+    command = [sys.executable, "-m", "fa_tutorial", "bench", "table"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as shown:
+        shown.stdout.close()
+        assert shown.stderr.read() == "" and shown.wait() == 1
+
+    def stop():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(results, "load", stop)
+    assert main(["bench", "table"]) == 130
+    assert "Stopped." in capsys.readouterr().err
 
 
 def test_plot_and_table_need_no_triton(stored, tmp_path):

@@ -102,7 +102,7 @@ def call(module, case: Case):
 
 
 def test_scale_from_the_padded_head_dimension_is_caught(tmp_path, monkeypatch):
-    line = "scale = check_attention(q, k, v, scale, max_d=MAX_D)"
+    line = 'scale, is_causal = check_attention(q, k, v, scale, max_d=MAX_D), check_flag("is_causal", is_causal)'
     call(load(tmp_path, monkeypatch), RAGGED)
     with pytest.raises(AssertionError):
         call(load(tmp_path, monkeypatch, (line, f"{line}\n    scale = padded_d(q.shape[3]) ** -0.5")), RAGGED)

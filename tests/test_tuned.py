@@ -8,7 +8,7 @@ import torch
 from attention_cases import VIEWS, Case, assert_attention, assert_gradients, load_changed, place
 from buffers import DEVICE, ON_GPU, randn, same_bits, unchanged
 
-from fa_tutorial import backward, flash_attention, forward, hardware, reference, tuned
+from fa_tutorial import attention, backward, flash_attention, forward, hardware, reference, tuned
 from fa_tutorial.forward import TileConfig
 
 # NaN and inf are among the inputs, and NumPy, beneath the interpreter, tells of every one.
@@ -175,6 +175,18 @@ def test_a_broken_repair_is_caught(name, tmp_path, monkeypatch):
         one_row_of_large_logits(broken, False)
 
 
+def test_what_auto_takes_depends_on_the_tensors_card(monkeypatch):
+    cards = [tuned.Card("one", 80, 101_376), tuned.Card("other", 90, 232_448)]
+    monkeypatch.setattr(attention, "interpreter_on", lambda: False)
+    monkeypatch.setattr(attention, "has_gpu", lambda: True)
+    monkeypatch.setattr(tuned, "card", cards.__getitem__)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert [attention.best(), attention.best(0), attention.best(1)] == ["tuned", "tuned", "hopper"]
+    assert attention.implementation("hopper", 1)[1] is tuned.flash_backward
+    with pytest.raises(ValueError, match=r'"hopper" is for .*9\.0'):
+        attention.implementation("hopper", 0)
+
+
 def test_gradients_through_flash_attention():
     q, k, v = (x.requires_grad_() for x in Case(40, 40, D=32, is_causal=True, B=1).data())
     o = flash_attention(q, k, v, is_causal=True, kernel="tuned")
@@ -253,7 +265,7 @@ def a_tuner(monkeypatch, tmp_path):
             return str(self.folder / file) if (self.folder / file).exists() else None
 
         def put(self, text, file, binary):
-            self.folder.mkdir()
+            self.folder.mkdir(exist_ok=True)
             (self.folder / file).write_text(text)
 
     class Kernel:
@@ -284,6 +296,18 @@ def test_the_fastest_tile_is_measured_once_and_kept(a_tuner, monkeypatch):
     assert tuned.fastest(kernel, TILES, ("third",), None) == TILES[1] and measured == TILES * 3 * tuned.ROUNDS
 
 
+@pytest.mark.parametrize("text", ["", "{", "null", '{"block_m": 64}', '{"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 0}'])
+def test_a_kept_tile_that_cannot_be_read_is_measured_again(a_tuner, monkeypatch, tmp_path, text):
+    kernel, measured = a_tuner
+    tuned.fastest(kernel, TILES, ("key",), None)
+    [kept] = tmp_path.glob("*/tile.json")
+    kept.write_text(text)
+    for _ in range(2):
+        monkeypatch.setattr(tuned, "_measured", {})
+        assert tuned.fastest(kernel, TILES, ("key",), None) == TILES[1]
+    assert measured == TILES * 2 * tuned.ROUNDS, "once, and once more after the file was spoilt"
+
+
 def test_nothing_is_measured_while_a_graph_is_captured(a_tuner, monkeypatch):
     kernel, measured = a_tuner
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -302,6 +326,30 @@ def test_one_tile_is_not_measured(a_tuner):
 def test_unknown_step(call):
     with pytest.raises(ValueError, match=r"step must be one of .*'order'.*got 'warp'"):
         call(*[torch.zeros(1, 1, 2, 16, device=DEVICE)] * 3, step="warp")
+
+
+@pytest.mark.parametrize("scale", [1e-46, 2.0**-140, 1e38, 3e38])
+def test_scales_at_the_ends_of_float32(scale):
+    """Zeros as scores: what counts is that 0 or inf times the mask's −inf gives no NaN."""
+    q, k, v = Case(20, 20, D=32, B=1).data()
+    q.zero_()
+    o, lse = tuned.flash_forward(q, k, v, True, scale, tile=TILE)
+    assert_attention(o, lse, q, k, v, True, scale)
+
+
+def test_rows_beyond_the_padding_are_refused():
+    q = torch.zeros(1, 1, 4, 16, device=DEVICE, dtype=torch.float16)
+    with pytest.raises(ValueError, match="block_m must be at most 128"):
+        tuned.flash_backward(
+            q, q, q, q, q, torch.zeros(1, 1, 4, device=DEVICE), config=backward.BackwardConfig(TileConfig(256, 32, 4, 1), TILE)
+        )
+
+
+@pytest.mark.parametrize("S_k", [1, 511, 512, 4096, 16_384, 1_000_000])
+def test_row_blocks_of_the_heads_side_by_side_are_counted_in_int32(S_k):
+    side_by_side = tuned.STEPS[tuned.BEST].heads_at_once(S_k)
+    assert 2 <= side_by_side <= 64 and side_by_side * (2**31 // 64) < 2**31 + 1
+    assert side_by_side == 64 or side_by_side == max(2, tuned.KEYS_AT_ONCE // S_k)
 
 
 def test_what_the_forward_kept_is_checked():

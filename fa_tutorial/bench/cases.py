@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -120,6 +121,26 @@ def cases_of(
     """Every case of a grid. The providers of one point follow one another, so that they are compared under one temperature."""
     for dtype, mode, shape, provider in itertools.product(dtypes or grid.dtypes, modes or grid.modes, grid.shapes, providers):
         yield Case(provider, mode, dtype, shape)
+
+
+FIELDS = {
+    "provider": str,
+    "mode": str,
+    "dtype": str,
+    **{field.name: bool if field.name == "is_causal" else int for field in dataclasses.fields(Shape)},
+}
+
+
+def check_rows(rows: list[dict[str, Any]], path: Path) -> None:
+    """Raise ValueError, with the file's name and the row's number, for a row that is not about a case, or has no number and no reason."""
+    for i, row in enumerate(rows):
+        for field, kind in FIELDS.items():
+            if type(row.get(field)) is not kind:
+                raise ValueError(f"{path}: row {i} is no row of results: {field} must be a {kind.__name__}, got {row.get(field)!r}")
+        numbers = ("reason",) if row.get("ms") is None else ("ms", "tflops")
+        for field in numbers:
+            if not isinstance(row.get(field), str if field == "reason" else int | float):
+                raise ValueError(f"{path}: row {i} is no row of results: {field} is {row.get(field)!r}")
 
 
 def rows_of(rows: list[dict[str, Any]], shapes: Sequence[Shape], **wanted: Any) -> dict[tuple[str, Shape], dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""What chapter 8 shows of a GPU: the ablation, tiles, ideas that do not help, first calls, clocks and counters. Its sweep is `bench sweep`."""
+"""What chapter 8 shows of a GPU: the ablation, tiles, ideas that do not help, first calls, short sequences, clocks and counters; its sweep is
+`bench sweep`."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from fa_tutorial import hardware, tuned
 from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import experiments, peers
 from fa_tutorial.bench.cases import Case, Shape, literature
-from fa_tutorial.bench.measure import measure
+from fa_tutorial.bench.measure import call_of, measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, randn, timed
 from fa_tutorial.forward import TileConfig
@@ -151,7 +152,8 @@ def _first_call_row() -> dict[str, Any]:
 
 
 def first_calls() -> None:
-    """Print as JSON: seconds of first calls (D = 64, causal, 16 heads), microseconds that the host spends on a call, and configurations tried."""
+    """Print as JSON: seconds of first calls (D = 64, causal, 16 heads), microseconds of a call of many at S = 128, where
+    the host takes longer than the GPU, and configurations tried."""
 
     def call(S: int, backward: bool) -> Callable[[], Any]:
         q, k, v = (randn(1, 16, S, 64).requires_grad_(backward) for _ in range(3))
@@ -165,7 +167,7 @@ def first_calls() -> None:
     bucket, tuned.bucket = tuned.bucket, lambda S: S  # a bad key: the length itself
     found["bad_key_s"] = [round(first_call_s(lambda S=S: call(S, False)), 3) for S in (2997, 2995, 2993)]
     tuned.bucket = bucket
-    found |= {f"host_{mode}_us": host_us(call(128, mode == "bwd") if mode == "bwd" else _forward(128)) for mode in ("fwd", "bwd")}
+    found |= {f"host_{mode}_us": repeated_us(call(128, mode == "bwd") if mode == "bwd" else _forward(128)) for mode in ("fwd", "bwd")}
     limit = hardware.shared_memory_limit()
     found["configurations"] = {kernel: len(tuned.candidates(kernel, 64, 2, limit)) for kernel in ("forward", "dkdv", "dq")}
     print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}))
@@ -176,17 +178,49 @@ def _forward(S: int) -> Callable[[], Any]:
     return lambda: flash_attention(q, k, v, is_causal=True, kernel="tuned")
 
 
-def host_us(call: Callable[[], Any], calls: int = 200) -> float:
-    """Microseconds that the host takes to enqueue a call whose kernels are short."""
+# ---------------------------------------------------------------- short sequences
+
+SHORT = [Shape(8, 8, 8, S, S, 64, True) for S in (128, 512, 2048)]
+
+
+def short_cases() -> Iterator[Measurement]:
+    """Calls one after another, each launched by the host, and the same call replayed from a CUDA graph: causal, B = 8, H = 8, D = 64."""
+    for shape, mode, provider in itertools.product(SHORT, ("fwd", "fwd_bwd"), ("sdpa_flash", "basic", "tuned", "hopper")):
+        yield about("short", provider, shape) | {"mode": mode}, functools.partial(_short_row, provider, mode, shape)
+
+
+def _short_row(provider: str, mode: str, shape: Shape) -> dict[str, Any]:
+    do = randn(shape.B, shape.H_q, shape.S_q, shape.D)
+    q, k, v = (x.requires_grad_(mode != "fwd") for x in inputs(shape))
+    call = call_of(mode, functools.partial(peers.provider(provider), q, k, v, shape.is_causal), (q, k, v), do)
+    return {"call_us": repeated_us(call), "graph_us": repeated_us(graph_of(call).replay)}
+
+
+def graph_of(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """The launches of one call, recorded once; replay() sends them again, on the same memory, without Python. What has to be compiled or tuned
+    is so before, in calls on a stream of their own, as recording asks."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+def repeated_us(call: Callable[[], Any], calls: int = 500) -> float:
+    """Microseconds a call, of many in a row: the host's time or the GPU's, whichever is longer."""
     for _ in range(20):
         call()
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(calls):
         call()
-    took = time.perf_counter() - start
     torch.cuda.synchronize()
-    return took / calls * 1e6
+    return round((time.perf_counter() - start) / calls * 1e6, 1)
 
 
 # ---------------------------------------------------------------- clocks and counters
@@ -271,4 +305,4 @@ def launch(provider: str, backward: bool) -> None:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
-    return itertools.chain(tile_cases(), experiment_cases(), first_call_cases(), clock_cases(), counter_cases())
+    return itertools.chain(tile_cases(), experiment_cases(), first_call_cases(), short_cases(), clock_cases(), counter_cases())

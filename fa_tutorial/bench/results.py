@@ -32,14 +32,21 @@ def load(gpu: str = "h200") -> dict[str, Any]:
 def read(path: Path) -> dict[str, Any]:
     """The results in a file; ValueError where there is no such file, or it holds something else."""
     try:
-        stored = json.loads(path.read_text())
+        stored = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # of JSON, or of UTF-8
         raise ValueError(f"{path} is no JSON: {error}") from None
     if not isinstance(stored, dict) or not {"provenance", "rows"} <= stored.keys():
         raise ValueError(f'{path} holds no results: "provenance" and "rows" are missing')
+    if not isinstance(stored["provenance"], dict) or not all(_holds_rows(stored, key) for key in ("rows", "kernels")):
+        raise ValueError(f'{path} holds no results: "provenance" must be an object, "rows" and "kernels" lists of objects')
     return stored
+
+
+def _holds_rows(stored: dict[str, Any], key: str) -> bool:
+    rows = stored.get(key, [])
+    return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
 
 
 def path_here() -> Path:

@@ -68,7 +68,7 @@ def find(exercise_id: str) -> Exercise:
         raise TypeError(f'an exercise is named by a text, "{exercise_id}", not by {exercise_id!r}')
     chapter = exercise_id.partition(".")[0]
     known = chapters()
-    if not chapter.isdigit() or int(chapter) not in known:
+    if not chapter.isdecimal() or int(chapter) not in known:
         raise ValueError(f"there is no exercise {exercise_id!r}; chapters with exercises: {', '.join(map(str, known))}")
     exercises = {exercise.id: exercise for exercise in chapter_exercises(int(chapter))}
     if exercise_id not in exercises:
