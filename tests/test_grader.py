@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from buffers import ON_GPU
 
 from fa_tutorial.exercises import grader
 from fa_tutorial.exercises.grader import NotAttempted, Wrong
@@ -66,6 +67,12 @@ def test_run_lets_interruptions_through(interruption):
 
     with pytest.raises(interruption):
         grader.run(interrupted)
+
+
+@pytest.mark.parametrize("answer", [lambda: (x for x in (1, 2)), lambda: {"m": torch.ones(2)}, lambda: map(int, "12")])
+def test_run_tells_what_is_no_value(answer):
+    with pytest.raises(Wrong, match=r"returns a (generator|dict|map), want a number, a tensor, or a tuple"):
+        grader.run(answer)
 
 
 def test_starter_is_not_attempted():
@@ -291,6 +298,39 @@ def unmasked_store(x_ptr, out_ptr, n, stride, BLOCK: tl.constexpr):
 def ignores_the_stride(x_ptr, out_ptr, n, stride, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out_ptr + offs, 2 * tl.load(x_ptr + offs * stride, mask=offs < n, other=0.0), mask=offs < n)
+
+
+@triton.jit
+def calls_torch_inside(x_ptr, out_ptr, n, stride, BLOCK: tl.constexpr):
+    offs = torch.arange(0, BLOCK)
+    tl.store(out_ptr + offs * stride, tl.load(x_ptr + offs * stride, mask=offs < n), mask=offs < n)
+
+
+@triton.jit
+def asserts(x_ptr, out_ptr, n, stride, BLOCK: tl.constexpr):
+    assert BLOCK > 10**9
+    tl.store(out_ptr, tl.load(x_ptr))
+
+
+@triton.jit
+def indexes_a_pointer(x_ptr, out_ptr, n, stride, BLOCK: tl.constexpr):
+    tl.store(out_ptr, x_ptr[0])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (calls_torch_inside, "torch.arange is no part of Triton"),
+        pytest.param(
+            asserts, "its assert does not hold.*`assert BLOCK", marks=pytest.mark.skipif(ON_GPU, reason="a compiled assert is left out")
+        ),
+        (indexes_a_pointer, "a pointer takes no index"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_a_kernel_that_does_not_run_is_told_why(kernel, words):
+    with pytest.raises(Wrong, match=f"does not run: .*{words}"):
+        run_kernel(kernel)
 
 
 @pytest.mark.parametrize(("kernel", "strides"), [(unmasked_store, None), (unmasked_store, 3), (ignores_the_stride, 3)])

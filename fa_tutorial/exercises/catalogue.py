@@ -65,7 +65,9 @@ def wrong_answers(chapter: int) -> tuple[WrongAnswer, ...]:
 def find(exercise_id: str) -> Exercise:
     """The exercise called `exercise_id`; ValueError that lists the ids otherwise."""
     if not isinstance(exercise_id, str):
-        raise TypeError(f'an exercise is named by a text, "{exercise_id}", not by {exercise_id!r}')
+        if isinstance(exercise_id, int | float):
+            raise TypeError(f'an exercise is named by a text, "{exercise_id}", not by {exercise_id!r}')
+        raise TypeError(f'name the exercise first, as a text: check("1.2", answer); got a {type(exercise_id).__name__}')
     chapter = exercise_id.partition(".")[0]
     known = chapters()
     if not chapter.isdecimal() or int(chapter) not in known:

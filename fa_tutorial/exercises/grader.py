@@ -25,6 +25,7 @@ from fa_tutorial import hardware
 
 GUARD = 8192  # elements before and after a kernel's buffer: more than the largest tile that a grader asks for runs over; small enough for one thread
 OTHERS = "right on the small cases, wrong on others"
+VALUES = (int, float, str, tuple, list, torch.Tensor, np.ndarray, np.generic, type(None))
 SENTINEL = 12_288.0  # exact in fp16, bf16 and fp32, and no grader's result
 
 
@@ -85,6 +86,8 @@ def run(answer: Callable, *args: Any, on: str = "") -> Any:
     with told_on(on):
         first, second = _call(answer, args), _call(answer, args)
         if not _same(first, second):
+            if not isinstance(first, VALUES):  # a generator, a dict: two of them are never the same
+                raise Wrong(f"returns {_kind(first)}, want a number, a tensor, or a tuple of them")
             raise Wrong("two calls with the same input differ: nothing may be kept from one call to the next, or left uninitialised")
     return first
 
@@ -465,9 +468,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mappi
                 "the GPU stopped it with an illegal memory access: an offset runs out of the tensor. Restart the notebook's kernel"
             ) from error
         line = where_in(error, kernel) or _compiled_line(error)
-        indexed = re.search(r"_ptr\s*\[", line)  # Triton's own words for it lead nowhere
-        reason = "a pointer takes no index: use tl.load(pointer + offsets) and tl.store" if indexed else _reason(error, root)
-        raise Wrong(f"does not run: {reason}{line}") from error
+        raise Wrong(f"does not run: {_reason(error, root, kernel, line)}{line}") from error
 
 
 @contextlib.contextmanager
@@ -507,10 +508,20 @@ def _is_starter(error: BaseException, kernel: Any) -> bool:
     return isinstance(node, ast.Raise) and "NotImplementedError" in ast.dump(node)
 
 
-def _reason(error: BaseException, root: BaseException) -> str:
-    """The last line of an error: compilers put the source excerpt first."""
+FOREIGN_CALL = re.compile(r"(?<![\w.])((?:torch|np|numpy)(?:\.\w+)+)\(")
+
+
+def _reason(error: BaseException, root: BaseException, kernel: Any, line: str) -> str:
+    """Why a kernel does not run: by its source or the line, as where_in shows it, where Triton's own words lead nowhere, else by these."""
+    if re.search(r"_ptr\s*\[", line):
+        return "a pointer takes no index: use tl.load(pointer + offsets) and tl.store"
+    if foreign := FOREIGN_CALL.search(inspect.getsource(kernel.fn)):
+        return f"{foreign[1]} is no part of Triton: inside a kernel only triton.language works, tl.arange, tl.exp, tl.sum and so on"
+    if "`assert " in line:
+        return "its assert does not hold"
     if isinstance(root, AssertionError) and not str(root):
         return "Triton refuses the types of these operands; an accumulator, for one, must be float32"
+    # The last line: compilers put the source excerpt first.
     lines = [line.strip() for line in str(root).splitlines() if line.strip() and set(line.strip()) != {"^"}]
     return f"{type(root).__name__}: {lines[-1] if lines else type(error).__name__}"
 
