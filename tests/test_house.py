@@ -256,6 +256,15 @@ def links_of(markdown: str) -> list[str]:
     return [target for target in re.findall(r"\]\(([^)\s]+)\)", markdown) if "://" not in target and not target.startswith("#")]
 
 
+def test_the_readmes_example_runs():
+    """The block under "The kernels by themselves": grouped heads, causal, more keys than queries, and a gradient."""
+    text = (ROOT / "README.md").read_text().partition("## The kernels by themselves\n")[2].partition("\n## ")[0]
+    block = "\n".join(line.removeprefix("    ") for line in text.splitlines() if line.startswith("    "))
+    names = {}
+    exec(compile(block, "README.md", "exec"), names)
+    assert names["o"].shape == names["q"].shape and all(names[name].grad.isfinite().all() for name in "qkv")
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
 def test_links_and_named_files_exist(name):
     text = (ROOT / name).read_text()
