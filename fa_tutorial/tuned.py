@@ -564,7 +564,7 @@ def fastest(kernel, tiles: Sequence[TileConfig], key: tuple, launch: Launch) -> 
     """The tile with which launch(tile) takes least time; measured once for each `key`, and kept on disk beside Triton's compiled kernels.
 
     kernel: the jitted function that `launch` launches; a change of its source, of the tiles, of Triton or of the card measures again.
-    While a CUDA graph is captured nothing can be measured: there the first tile is taken.
+    While a CUDA graph is captured, or where memory does not suffice for it, nothing can be measured: there the first tile is taken.
     """
     if len(tiles) == 1:
         return tiles[0]
@@ -572,7 +572,10 @@ def fastest(kernel, tiles: Sequence[TileConfig], key: tuple, launch: Launch) -> 
     if key not in _measured:
         if torch.cuda.is_current_stream_capturing():
             return tiles[0]
-        _measured[key] = _from_disk_or_measured(kernel, tiles, key, launch)
+        try:
+            _measured[key] = _from_disk_or_measured(kernel, tiles, key, launch)
+        except torch.cuda.OutOfMemoryError:  # measuring asks for a buffer of its own; the call may do without
+            return tiles[0]
     return _measured[key]
 
 
@@ -760,7 +763,8 @@ def flash_backward(
     with on_device_of(q):
         if not how.exp2:
             return _autotuned_backward(q, k, v, o, do, lse, is_causal, scale, dlse, needs)
-        tma = how.descriptors and can_use_tma(q, k, v, o)
+        rows_apart = q.shape[3] * q.element_size() % 16 == 0  # dk and dv are contiguous: can TMA reach their rows?
+        tma = how.descriptors and rows_apart and can_use_tma(q, k, v, o)
         if tma and not reachable(do):
             do = do.clone(memory_format=torch.contiguous_format)  # o.sum() sends strides of 0
         if config is not None and max(config.dkdv.block_m, config.dq.block_m) > MAX_BLOCK:

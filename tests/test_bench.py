@@ -19,7 +19,7 @@ from buffers import DEVICE, ON_GPU, needs_gpu, randn
 from fa_tutorial import figures, hopper, ledger, reference, tuned
 from fa_tutorial.__main__ import main
 from fa_tutorial.attention import best
-from fa_tutorial.bench import cases, chapters, measure, peers, plots, results, sweep, tables, timing, training
+from fa_tutorial.bench import cases, chapter_8, chapters, measure, peers, plots, results, sweep, tables, timing, training
 from fa_tutorial.bench.cases import GRIDS, LABELS, Case, Grid, Shape
 
 TINY = Shape(1, 2, 2, 16, 16, 16, False)
@@ -712,6 +712,13 @@ sys.exit(main(["bench", "table", *asked]) or main(["bench", "plot", *asked, "--o
 
 
 # ---------------------------------------------------------------- on a GPU
+
+
+@needs_gpu
+@pytest.mark.parametrize("mode", ["fwd", "fwd_bwd"])
+def test_calls_and_replays_are_measured(mode):
+    row = chapter_8._short_row("tuned", mode, Shape(1, 2, 2, 64, 64, 64, True))
+    assert 0 < row["graph_us"] < row["call_us"] < 1e5
 
 
 @needs_gpu

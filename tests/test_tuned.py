@@ -314,6 +314,29 @@ def test_nothing_is_measured_while_a_graph_is_captured(a_tuner, monkeypatch):
     assert tuned.fastest(kernel, TILES, ("key",), None) == TILES[0] and not measured
 
 
+def test_where_memory_does_not_suffice_to_measure_the_first_tile_is_taken(a_tuner, monkeypatch):
+    kernel, measured = a_tuner
+    time_of = tuned._time
+
+    def too_little(launch, tile):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(tuned, "_time", too_little)
+    assert tuned.fastest(kernel, TILES, ("key",), None) == TILES[0]
+    monkeypatch.setattr(tuned, "_time", time_of)  # it was not kept
+    assert tuned.fastest(kernel, TILES, ("key",), None) == TILES[1] and measured == TILES * tuned.ROUNDS
+
+
+@pytest.mark.parametrize("step", ["descriptors", "order"])
+def test_one_query_whose_keys_have_rows_that_tma_reaches_and_gradients_that_it_does_not(step):
+    q = randn(1, 1, 1, 7, dtype=torch.float16, seed=1)
+    k, v = (place(randn(1, 1, 40, 7, dtype=torch.float16, seed=seed), "padded rows").tensor for seed in (2, 3))  # 8 elements apart
+    assert tuned.reachable(k)
+    o, lse = tuned.flash_forward(q, k, v, step=step, tile=TILE)
+    got = tuned.flash_backward(q, k, v, o, torch.ones_like(o), lse, step=step, config=CONFIG)
+    assert_gradients(got, q, k, v, torch.ones_like(o))
+
+
 def test_one_tile_is_not_measured(a_tuner):
     kernel, measured = a_tuner
     assert tuned.fastest(kernel, TILES[2:], ("key",), None) == TILES[2] and not measured

@@ -90,8 +90,8 @@ def provenance() -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(),
         "compute_capability": ".".join(map(str, torch.cuda.get_device_capability())),
-        "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count,
-        "memory_bytes": torch.cuda.get_device_properties(0).total_memory,
+        "multiprocessors": torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count,
+        "memory_bytes": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
         "clocks": _nvidia_smi("clocks.max.sm,clocks.max.mem"),
         "driver": _nvidia_smi("driver_version"),
         "cuda": torch.version.cuda,
