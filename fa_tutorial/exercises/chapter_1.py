@@ -103,6 +103,8 @@ def grade_safe_softmax(answer) -> None:
         "the base is e, not 2": torch.softmax(x * math.log(2), 0),
         "x itself is divided by its sum: exp is missing": x / x.sum(),
         "the exponentials are divided by how many they are, not by their sum": p / 2,
+        "only the numerators are shifted: divide by the sum of those very exponentials": p / torch.exp(x).sum(),
+        "only the sum is shifted: the numerators must be its own terms": torch.exp(x) / p.sum(),
         "each element is treated by itself: softmax compares it with the rest of its row": torch.sigmoid(x),
     })  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,16 @@ from fa_tutorial.exercises.grader import (
 PADDED, COLUMN_MAJOR = "padded", "column-major"  # how a matrix lies in memory; None: contiguous
 
 
+def _refuse_iterator(answer: Any) -> None:
+    """Wrong if the strides come as a generator or its like: two of them are never equal, which `run` would take for another mistake."""
+    try:
+        result = answer((2, 3))
+    except Exception:
+        return  # run says what is wrong with it
+    if isinstance(result, Iterator):
+        raise Wrong(f"returns a {type(result).__name__}, want a tuple: brackets around a loop make none, tuple(…) does")
+
+
 def grade_contiguous_strides(answer) -> None:
     def compare(shape: tuple[int, ...], otherwise: str, suspects: Mapping[str, Any] | None = None, values: bool = True) -> None:
         result = run(answer, shape)
@@ -37,6 +47,7 @@ def grade_contiguous_strides(answer) -> None:
         expect_equal(result, layout.contiguous_strides(shape), on=f"contiguous_strides({shape})" if values else "a random shape",
                      otherwise=otherwise, suspects=suspects, values=values)  # fmt: skip
 
+    _refuse_iterator(answer)
     rule = "stride[i] is the product of the sizes after i"
     own_size = "a dimension's own size does not count in its stride: only the later sizes do, so the last stride is 1"
     compare((2, 3), rule, {
@@ -57,7 +68,8 @@ def grade_contiguous_strides(answer) -> None:
         "the strides of size 1 are set to 0: that is what expand does, a contiguous tensor has none": (2, 0, 1),
     })  # fmt: skip
     compare((), "a tensor without dimensions has no strides: an empty tuple")
-    compare((3, 99_991, 100_003), "large strides must be exact: stay with Python integers")
+    large = (2, 4_099, 4_099)  # past float32's 2²⁴, in a tensor that PyTorch can still make
+    compare(large, "large strides must be exact: stay with Python integers")
     for _ in range(20):
         compare(tuple(random.randint(1, 9) for _ in range(random.randint(1, 6))), OTHERS, values=False)
 
@@ -179,6 +191,7 @@ def grade_add_kernel(kernel) -> None:
         "the last element is masked out: the mask is offs < n": _where_written((5,), (slice(0, 4),)),
     })  # fmt: skip
     compare(x[:1], y[:1], 4, past)
+    _refuse_repeated_blocks(kernel)
 
     third = torch.tensor([1 / 3, 2 / 3, 1e-3, 1000.1])
     compare(third, third, 4, "out must keep the precision of fp32 inputs", {
@@ -191,6 +204,28 @@ def grade_add_kernel(kernel) -> None:
                 continue
             x, y = (factor * torch.randn(n, generator=fresh()).to(dtype) for factor in (3, 100))
             compare(x, y, BLOCK, OTHERS, values=False)
+
+
+def _refuse_repeated_blocks(kernel: Any) -> None:
+    """Wrong if programs add each other's elements too, which out does not show: added in place, a second time shows.
+
+    In the interpreter on a GPU as well, for there the programs would run at once. What it cannot run there is let pass.
+    """
+    from triton.runtime.interpreter import InterpretedFunction
+
+    x, y = torch.arange(1.0, 9.0), 10 * torch.arange(1.0, 9.0)
+    out = x.clone()
+    try:
+        InterpretedFunction(kernel.fn)[(2,)](out, y, out, 8, BLOCK=4)
+    except Exception:
+        return
+    times = (out - x) / y
+    if set(times.tolist()) <= {1.0, 2.0} and (times == 2).any():
+        place = int(torch.nonzero(times == 2)[0])
+        raise Wrong(
+            "elements are added more than once: program i takes those from i · BLOCK to (i + 1) · BLOCK − 1, and no others: with n = 8, "
+            f"BLOCK = 4, and out in the memory of x, so that it shows, out[{place}] is x + 2 · y"
+        )
 
 
 def _matrix_strides(rows: int, cols: int, how: str | None) -> tuple[int, int]:
@@ -238,9 +273,9 @@ def grade_transpose_kernel(kernel) -> None:
         "BLOCK_R is used for the columns: offs_c starts at program_id(1) · BLOCK_C": _where_written((16, 6), (slice(0, 10), every)),
     })  # fmt: skip
 
-    both = "belongs in the mask of the load and of the store (combine conditions with &)"
-    compare(count[:24].view(3, 8), tile, f"runs past x's last row: offs_r < rows {both}")
-    compare(count[:10].view(2, 5), tile, f"runs past x's last column: offs_c < cols {both}")
+    both = "belongs in both masks, joined by &, in brackets (& binds closer than <)"
+    compare(count[:24].view(3, 8), tile, f"runs past x's last row: (offs_r < rows) {both}")
+    compare(count[:10].view(2, 5), tile, f"runs past x's last column: (offs_c < cols) {both}")
 
     x = count[:15].view(3, 5)
     contiguous_x = "x is read as if it were contiguous: its steps are stride_xr and stride_xc"
@@ -255,7 +290,7 @@ def grade_transpose_kernel(kernel) -> None:
     })  # fmt: skip
 
     for dtype in _dtypes():
-        large = {torch.float32: ((3, 1000), (16, 128)), torch.float16: ((1000, 3), (128, 16)), torch.bfloat16: ((40, 9), (16, 16))}
+        large = {torch.float32: ((3, 300), (16, 128)), torch.float16: ((300, 3), (128, 16)), torch.bfloat16: ((40, 9), (16, 16))}
         cases = (((1, 1), (16, 16)), ((15, 17), (16, 16)), ((16, 16), (16, 16)), large[dtype])
         for (rows, cols), block in cases:
             x = (100 * torch.randn(rows, cols, generator=fresh())).to(dtype)
@@ -290,7 +325,9 @@ def grade_softmax_kernel(kernel) -> None:
     compare(torch.tensor([[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0]]), 4, "program i takes row i, at i · stride_x in x and i · stride_out in out", suspects={
         "every program reads row 0: row i of x starts at i · stride_x": torch.softmax(x, 1).expand(2, 4),
     }, written={
-        "every program writes row 0: row i of out starts at i · stride_out": _where_written((2, 4), (slice(0, 1),)),
+        "only row 0 is written: row i of out starts at i · stride_out, and in every row the mask counts its lanes from 0": _where_written(
+            (2, 4), (slice(0, 1),)
+        ),
         "row i starts at element i, where it should start at i · stride_out": _where_written((8,), (slice(0, 5),)).view(2, 4),
     })  # fmt: skip
     overflow = "exp overflows: subtract the row's maximum before exp"
@@ -316,8 +353,8 @@ def grade_softmax_kernel(kernel) -> None:
     half = 3 * torch.randn(2, 64, generator=torch.Generator().manual_seed(0)).to(torch.float16)
     compare(half, 64, "computed in half precision: convert x to tl.float32 right after the load, and round only at the store", values=False)
     for dtype in _dtypes():
-        for cols, BLOCK in ((1, 4), (15, 64), (16, 64), (17, 64), (1000, 1024)):
-            if (dtype != torch.float32 and BLOCK == 4) or (dtype == torch.bfloat16 and BLOCK == 1024):
+        for cols, BLOCK in ((1, 4), (15, 64), (16, 64), (17, 64), (100, 128)):  # more columns would make a loop over them take its time
+            if (dtype != torch.float32 and BLOCK == 4) or (dtype == torch.bfloat16 and BLOCK == 128):
                 continue
             factor, shift = torch.tensor([[1.0], [3.0], [1e3]]), torch.tensor([[0.0], [-1e4], [1e4]])  # one distribution a row
             x = (factor * torch.randn(3, cols, generator=fresh()) + shift).to(dtype)

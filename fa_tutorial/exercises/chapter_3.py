@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,30 +61,67 @@ def _sizes(M: int, N: int, K: int, blocks: Blocks) -> str:
 # ---------------------------------------------------------------- 3.1
 
 
-class _Watch(PoisonedEmpty):
-    """Poisons torch.empty, and notes a matmul of whole matrices.
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested tuples, lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
 
-    whole: whether one call of PyTorch took the (M, K) and the (K, N) matrix and gave the whole (M, N) one.
+
+class _Products(PoisonedEmpty):
+    """Poisons torch.empty, and notes which parts of a and of b one call of PyTorch multiplies.
+
+    shapes: (that of the part of a, that of the part of b) for each such call. What comes from a or from b is followed from call to call;
+    what passes through other memory (a buffer, NumPy) is lost sight of, and not noted.
     """
 
-    def __init__(self, M: int, N: int, K: int):
+    def __init__(self, a: torch.Tensor, b: torch.Tensor):
         super().__init__()
-        self.operands, self.result, self.whole = {(M, K), (K, N)}, (M, N), False
+        self.sources = {"a": a, "b": b}
+        self.known: dict[int, tuple[torch.Tensor, set[str]]] = {}  # id -> tensor, which must live as long as its id, and its sources
+        self.shapes: list[tuple[torch.Size, torch.Size]] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = super().__torch_function__(func, types, args, kwargs)
-        if isinstance(result, torch.Tensor) and tuple(result.shape) == self.result:
-            self.whole |= self.operands <= {tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)}
+        name = getattr(func, "__name__", "")
+        if name.startswith("new_") or name.endswith("_like"):  # takes a shape or a dtype, not what is in it
+            return result
+        operands = [(tensor, self._from(tensor)) for tensor in _tensors((args, kwargs or {}))]
+        parts = [next((tensor for tensor, sources in operands if sources == {source}), None) for source in "ab"]
+        if None not in parts and isinstance(result, torch.Tensor):
+            batched = "matmul" in name or "bmm" in name  # each matrix of a batch is a product of its own
+            self.shapes.append(tuple(part.shape[-2:] if batched else part.shape for part in parts))
+        sources = set().union(*(sources for _, sources in operands))
+        self.known |= {id(tensor): (tensor, sources) for tensor in _tensors(result) if sources}
         return result
 
+    def _from(self, tensor: torch.Tensor) -> set[str]:
+        """The sources of a tensor: of a new one, the one of the same shape that holds the same."""
+        if id(tensor) not in self.known:
+            equal = {name for name, source in self.sources.items() if source.shape == tensor.shape and torch.equal(source, tensor)}
+            self.known[id(tensor)] = tensor, equal
+        return self.known[id(tensor)][1]
 
-def _run_blocked(answer: Any, a: torch.Tensor, b: torch.Tensor, blocks: Blocks, on: str) -> Any:
-    (M, K), N = a.shape, b.shape[1]
-    with _Watch(M, N, K) as watch:
-        c = run(answer, a, b, *blocks, on=on)
-    if watch.whole and len({M, N, K}) == 3 and any(block < size for block, size in zip(blocks, (M, N, K), strict=True)):
-        raise Wrong(f"the whole product is computed by one matmul: {on}, multiply a tile of a by a tile of b")
-    return c
+
+def _refuse_large_products(products: _Products, blocks: Blocks, on: str) -> None:
+    """Wrong if one product takes more than a tile of a or of b."""
+    block_m, block_n, block_k = blocks
+    largest = {"a": ("block_m × block_k", block_m * block_k), "b": ("block_k × block_n", block_k * block_n)}
+    for shapes in products.shapes:
+        if all(shape.numel() == source.numel() for shape, source in zip(shapes, products.sources.values(), strict=True)):
+            raise Wrong(f"all of a and all of b go into one product: {on}, multiply a tile of a by a tile of b")
+        for shape, (name, (tile, elements)) in zip(shapes, largest.items(), strict=True):
+            if shape.numel() > elements:
+                raise Wrong(f"a product takes a part of {name} of shape {tuple(shape)}, and a tile of {name} is {tile} at most: {on}")
+
+
+def _run_poisoned(answer: Any, a: torch.Tensor, b: torch.Tensor, blocks: Blocks, on: str) -> Any:
+    with PoisonedEmpty():
+        return run(answer, a, b, *blocks, on=on)
 
 
 def _refuse_holes(c: Any, want: torch.Tensor, regions: Mapping[str, torch.Tensor], on: str) -> None:
@@ -105,9 +142,12 @@ def grade_blocked_matmul(answer) -> None:
     def compare(a, b, blocks, on="", *, otherwise, suspects=None, regions=None) -> None:
         (M, K), N, want = a.shape, b.shape[1], _product(a, b)
         on = on or _sizes(M, N, K, blocks)
-        c = _run_blocked(answer, a, b, blocks, on)
+        with _Products(a, b) as products:
+            c = run(answer, a, b, *blocks, on=on)
         _refuse_holes(c, want, regions or {}, on)
         expect(c, want, on=on, otherwise=otherwise, suspects=suspects, rtol=1e-6, atol=0.0)
+        if all(block < size for block, size in zip(blocks, (M, N, K), strict=True)):  # elsewhere all of a may be a tile
+            _refuse_large_products(products, blocks, on)
 
     a, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
     compare(a, b, (2, 2, 2), "a = [[1, 2], [3, 4]], b = [[5, 6], [7, 8]], one tile", otherwise="one tile of c is a @ b", suspects={
@@ -129,7 +169,9 @@ def grade_blocked_matmul(answer) -> None:
 
     rows, columns = torch.arange(6)[:, None], torch.arange(6)[None, :]
     first_tile = ~((rows[:4] < 2) & (columns < 2))
-    compare(*_digits(1, (4, 2), (2, 6)), (2, 2, 2), otherwise="a tile's place in c is the place of its rows in a and its columns in b", regions={
+    a, b = _digits(1, (4, 2), (2, 6))
+    place = "a tile's place in c is the place of its rows in a and its columns in b"
+    compare(a, b, (2, 2, 2), otherwise=place, suspects=_sums_over_tiles(_product(a, b), 2), regions={
         "the bounds of the loops are exchanged: rows of tiles run to M, columns of tiles to N": columns >= 4,
         "only the first tile of c is computed: there is a loop over its rows of tiles and one over its columns": first_tile,
         "only the first row of tiles is computed": rows[:4] >= 2,
@@ -144,6 +186,8 @@ def grade_blocked_matmul(answer) -> None:
     compare(*_digits(3, (6, 8), (8, 4)), (3, 2, 4), otherwise="rows are cut by block_m, columns by block_n, K by block_k", regions={
         "rows are cut with block_n: a tile of c has block_m rows": rows % 3 == 2,
     })  # fmt: skip
+
+    compare(*_digits(6, (6, 6), (6, 8)), (3, 4, 2), otherwise="rows are cut by block_m, columns by block_n, K by block_k")
 
     a, b = _digits(4, (2, 3), (3, 2))
     ragged = _sizes(2, 2, 3, (2, 2, 2)) + ", so that K's last block is shorter,"
@@ -160,6 +204,25 @@ def grade_blocked_matmul(answer) -> None:
     _grade_blocked_on_fresh_inputs(answer)
 
 
+def _sums_over_tiles(c: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
+    """Diagnosis -> c as it is when the accumulator goes on from tile to tile."""
+    tiles = c.unflatten(1, (-1, size)).unflatten(0, (-1, size)).transpose(1, 2)  # (rows of tiles, columns of tiles, size, size)
+
+    def by_rows(tiles: torch.Tensor) -> torch.Tensor:
+        return tiles.flatten(0, 1).cumsum(0).view_as(tiles)
+
+    sums = {
+        "every tile before it, row by row": by_rows(tiles),
+        "the tiles to its left": tiles.cumsum(1),
+        "every tile before it, column by column": by_rows(tiles.transpose(0, 1).contiguous()).transpose(0, 1),
+        "the tiles above it": tiles.cumsum(0),
+    }
+    return {
+        f"the accumulator still holds {words}: it starts at 0 for each tile of c": total.transpose(1, 2).reshape(c.shape)
+        for words, total in sums.items()
+    }
+
+
 def _grade_accumulator(answer: Any) -> None:
     """fp16 between 2,048 and 4,096 holds even numbers alone: 2,048 + 1 stays 2,048."""
     diagnoses = {
@@ -169,21 +232,21 @@ def _grade_accumulator(answer: Any) -> None:
     for block_k, diagnosis in diagnoses.items():
         a, b = torch.tensor([[2048, 1, 1, 0]], dtype=torch.float16), torch.ones(4, 1, dtype=torch.float16)
         on = f"fp16 a = [[2048, 1, 1, 0]], b all 1, block_k = {block_k}"
-        c = _run_blocked(answer, a, b, (1, 1, block_k), on)
+        c = _run_poisoned(answer, a, b, (1, 1, block_k), on)
         otherwise = "fp16 inputs need a float32 accumulator"
         expect(c, _product(a, b), on=on, otherwise=otherwise, suspects={diagnosis: 2048 * torch.ones(1, 1)}, rtol=0.0)
         if isinstance(c, torch.Tensor) and c.dtype != a.dtype:
             raise Wrong(f"c has dtype {c.dtype}, want a's: {on}. The accumulator is float32, what is stored is not")
     a, b = _normals(8, 8, 4096, torch.float16, 1.0)
     on = "fp16, " + _sizes(8, 8, 4096, (8, 8, 128))
-    c = _run_blocked(answer, a, b, (8, 8, 128), on)
+    c = _run_poisoned(answer, a, b, (8, 8, 128), on)
     expect(c, _product(a, b), on=on, otherwise="precision is lost on the way: keep the sum in float32", values=False, **_bound(a, b))
 
 
 def _grade_blocked_on_fresh_inputs(answer: Any) -> None:
     def compare(a, b, blocks, kind) -> None:
         on = f"{kind}, {_sizes(*a.shape[:1], *b.shape[1:], *b.shape[:1], blocks)}"
-        c = _run_blocked(answer, a, b, blocks, on)
+        c = _run_poisoned(answer, a, b, blocks, on)
         expect(c, _product(a, b), on=on, otherwise=OTHERS, values=False, **_bound(a, b))
 
     for dtype, factor in ((torch.float32, 1.0), (torch.float16, 3.0), (torch.bfloat16, 1.0)):
@@ -235,12 +298,17 @@ def _run_matmul(kernel: Any, a: torch.Tensor, b: torch.Tensor, blocks: Blocks, l
 
 
 def grade_matmul_kernel(kernel) -> None:
-    def compare(a, b, on, *, otherwise, suspects=None, blocks=CUBE, layouts=(_by_rows,) * 3, stray=FITS, unwritten=LEFT_OUT) -> None:
-        """stray, unwritten: the diagnosis where an access misses its tensor, or a part of c is left as it was."""
+    def compare(a, b, on, *, otherwise, suspects=None, blocks=CUBE, layouts=(_by_rows,) * 3, stray=FITS, unwritten=LEFT_OUT,
+                parts=None) -> None:  # fmt: skip
+        """stray, unwritten: the diagnosis where an access misses its tensor, or a part of c is left as it was.
+
+        parts: diagnosis -> the only part of c that this very mistake writes.
+        """
         try:
             c = _run_matmul(kernel, a, b, blocks, layouts)
         except Unwritten as wrong:
-            raise Wrong(f"{unwritten}: {on}, it {wrong}") from wrong
+            diagnosis = next((name for name, part in (parts or {}).items() if torch.equal(part, wrong.written)), unwritten)
+            raise Wrong(f"{diagnosis}: {on}, it {wrong}") from wrong
         except Stray as wrong:
             raise Wrong(f"{stray}: {on}, it {wrong.brief}" if stray else f"{on}, it {wrong}") from wrong
         if torch.isnan(c).any():  # on a GPU a stray read shows only so
@@ -303,7 +371,12 @@ def _grade_steps(compare: Any) -> None:
 
 def _grade_tiles(compare: Any) -> None:
     order = "program and tile do not match: a row of c has tiles_n tiles, which is what pid is divided by"
-    compare(*_digits(3, (32, 16), (16, 48)), "M = 32, N = 48, blocks 16 × 16, 2 × 3 tiles", otherwise=order, stray=order, unwritten=order)
+    one_dimension = "the grid has one dimension, and program_id(1) is 0 in every program"
+    written = torch.zeros(32, 48, dtype=torch.bool)
+    compare(*_digits(3, (32, 16), (16, 48)), "M = 32, N = 48, blocks 16 × 16, 2 × 3 tiles", otherwise=order, stray=order, unwritten=order, parts={
+        f"only the first column of tiles is computed: {one_dimension}": written.index_fill(1, torch.arange(16), True),
+        f"only the first row of tiles is computed: {one_dimension}": written.index_fill(0, torch.arange(16), True),
+    })  # fmt: skip
     cut = "BLOCK_M and BLOCK_N are mixed up: c's rows are cut by BLOCK_M, its columns by BLOCK_N"
     compare(*_digits(4, (32, 16), (16, 32)), "M = N = 32, blocks 32 × 16, 1 × 2 tiles", otherwise=cut, stray=cut, unwritten=cut,
             blocks=(32, 16, 16))  # fmt: skip
@@ -318,6 +391,10 @@ def _grade_ragged(compare: Any) -> None:
     })  # fmt: skip
     compare(*_digits(6, (20, 16), (16, 24)), "M = 20, N = 24, blocks 16 × 16", otherwise="the last tiles may be smaller",
             unwritten="the ragged last tiles count too: the number of tiles is rounded up", stray="", layouts=(_by_rows, _by_rows, _padded))  # fmt: skip
+
+    compare(torch.zeros(16, 0), torch.zeros(0, 16), "M = N = 16, K = 0", otherwise="where K is 0, so is all of c",
+            stray="where K is 0, a and b have no element to read",
+            unwritten="where K is 0, the loop along K takes no step, and c is 0 all the same: tl.store comes after the loop")  # fmt: skip
 
 
 def _grade_precision(compare: Any) -> None:
@@ -460,6 +537,10 @@ def _traffic_suspects(M: int, N: int, K: int, block_m: int, block_n: int, itemsi
         "c is not counted: every tile is written once": count(tiles_n, tiles_m, 0),
         "c is counted twice: it is written, never read": count(tiles_n, tiles_m, 2),
         "c is written at every step along K: the accumulator stays in registers": count(tiles_n, tiles_m, K),
+        "itemsize multiplies the bytes of c alone: a and b have it too": count(tiles_n, tiles_m, 0) // itemsize + count(0, 0),
+        "one tile too many is counted where the block divides the size: a quotient that is whole is not rounded up": count(
+            N // block_n + 1, M // block_m + 1
+        ),
         "the number of tiles is rounded down: the ragged last ones read too": count(N // block_n, M // block_m),
         "the number of tiles is not rounded: a ragged column of tiles reads all of a, a ragged row all of b": count(N / block_n, M / block_m),
         "ragged tiles are counted whole: masked elements are neither read nor written": (padded + rows * columns) * itemsize,

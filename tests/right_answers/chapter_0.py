@@ -1,4 +1,4 @@
-"""Right answers to chapter 0 in other words: loops, NumPy, floats that are whole, PyTorch's own attention."""
+"""Right answers to chapter 0 in other words: loops, masks, NumPy, floats that are whole, float32, PyTorch's own attention."""
 
 import numpy as np
 import torch
@@ -16,6 +16,20 @@ def flops_row_by_row(B, H, S_q, S_k, D, is_causal):
 def flops_by_a_sum(batch, heads, queries, keys, dim, causal):
     seen = sum(max(0, row + 1 + keys - queries) for row in range(queries)) if causal else queries * keys
     return 4 * batch * heads * seen * dim
+
+
+def flops_by_a_mask(B, H, S_q, S_k, D, is_causal):
+    pairs = int(torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q).sum()) if is_causal else S_q * S_k
+    return 4 * B * H * pairs * D
+
+
+def flops_pair_by_pair(B, H, S_q, S_k, D, is_causal):
+    pairs = 0
+    for i in range(S_q):
+        for j in range(S_k):
+            if not is_causal or j <= i + S_k - S_q:
+                pairs += 1
+    return 4 * B * H * pairs * D
 
 
 def bytes_kernel_by_kernel(B, H, S_q, S_k, D, itemsize):
@@ -54,7 +68,12 @@ def roof_as_tensor(intensity, peak_flops, bandwidth):
     return torch.minimum(torch.tensor(peak_flops, dtype=torch.float64), torch.tensor(intensity * bandwidth, dtype=torch.float64))
 
 
+def roof_in_float32(intensity, peak_flops, bandwidth):
+    return torch.minimum(torch.tensor(float(peak_flops)), torch.tensor(float(intensity)) * torch.tensor(float(bandwidth)))
+
+
 RIGHT_ANSWERS = (
-    ("0.1", flops_row_by_row), ("0.1", flops_by_a_sum), ("0.2", bytes_kernel_by_kernel), ("0.3", attention_by_einsum),
-    ("0.3", attention_by_pytorch), ("0.3", attention_in_float64), ("0.4", roof_by_cases), ("0.4", roof_as_tensor),
+    ("0.1", flops_row_by_row), ("0.1", flops_by_a_sum), ("0.1", flops_by_a_mask), ("0.1", flops_pair_by_pair),
+    ("0.2", bytes_kernel_by_kernel), ("0.3", attention_by_einsum), ("0.3", attention_by_pytorch), ("0.3", attention_in_float64),
+    ("0.4", roof_by_cases), ("0.4", roof_as_tensor), ("0.4", roof_in_float32),
 )  # fmt: skip

@@ -42,6 +42,48 @@ def blocked_by_outer_products(a, b, block_m, block_n, block_k):
     return torch.cat(rows).to(a.dtype)
 
 
+def blocked_by_einsum(a, b, block_m, block_n, block_k):
+    c = a.new_zeros(a.shape[0], b.shape[1])
+    for m in range(0, len(a), block_m):
+        for n in range(0, b.shape[1], block_n):
+            tiles = zip(a[m : m + block_m].split(block_k, 1), b[:, n : n + block_n].split(block_k), strict=True)
+            c[m : m + block_m, n : n + block_n] = sum(torch.einsum("mk,kn->mn", left.float(), right.float()) for left, right in tiles)
+    return c
+
+
+def blocked_by_addmm(a, b, block_m, block_n, block_k):
+    """cᵀ = bᵀ aᵀ, by out-of-place addmm, in the order of columns."""
+    c = torch.empty(b.shape[1], a.shape[0], dtype=a.dtype)
+    a, b = a.t().to(torch.float32), b.t().to(torch.float32)
+    for columns in torch.arange(len(b)).split(block_n):
+        for rows in torch.arange(a.shape[1]).split(block_m):
+            acc = torch.zeros(len(columns), len(rows))
+            for k in range(0, len(a), block_k):
+                acc = torch.addmm(acc, b[columns, k : k + block_k], a[k : k + block_k, rows])
+            c[columns[0] : columns[-1] + 1, rows[0] : rows[-1] + 1] = acc
+    return c.t()
+
+
+def blocked_row_by_row_of_a_tile(a, b, block_m, block_n, block_k):
+    c = np.zeros((a.shape[0], b.shape[1]), dtype=np.float32)
+    for m in range(0, len(a), block_m):
+        for n in range(0, b.shape[1], block_n):
+            for k in range(0, len(b), block_k):
+                tile = b[k : k + block_k, n : n + block_n].float()
+                for row in range(m, min(m + block_m, len(a))):
+                    c[row, n : n + block_n] += torch.mv(tile.T, a[row, k : k + block_k].float()).numpy()
+    return torch.from_numpy(c).to(a)
+
+
+def blocked_as_a_batch(a, b, block_m, block_n, block_k):
+    """All tiles of c at once, a step along K at a time."""
+    (M, K), N = a.shape, b.shape[1]
+    a_tiles = F.pad(a.float(), (0, -K % block_k, 0, -M % block_m)).unflatten(1, (-1, block_k)).unflatten(0, (-1, block_m))
+    b_tiles = F.pad(b.float(), (0, -N % block_n, 0, -K % block_k)).unflatten(1, (-1, block_n)).unflatten(0, (-1, block_k))
+    steps = [a_tiles[:, None, :, k] @ b_tiles[k].transpose(0, 1) for k in range(len(b_tiles))]
+    return sum(steps).transpose(1, 2).flatten(2, 3).flatten(0, 1)[:M, :N].to(a.dtype)
+
+
 @triton.jit
 def kernel_with_offsets_computed_anew(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
                                       BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
@@ -145,6 +187,7 @@ def traffic_in_numpy(M, N, K, block_m, block_n, itemsize):
 
 RIGHT_ANSWERS = (
     ("3.1", blocked_by_padding), ("3.1", blocked_with_k_outermost), ("3.1", blocked_by_outer_products),
+    ("3.1", blocked_by_einsum), ("3.1", blocked_by_addmm), ("3.1", blocked_row_by_row_of_a_tile), ("3.1", blocked_as_a_batch),
     ("3.2", kernel_with_offsets_computed_anew), ("3.2", kernel_wrapped_rows_last_step_first), ("3.2", kernel_of_the_transpose),
     ("3.3", tile_from_a_list), ("3.3", tile_by_sorting), ("3.3", tile_by_cases),
     ("3.4", traffic_tile_by_tile), ("3.4", traffic_by_ceil), ("3.4", traffic_in_numpy),

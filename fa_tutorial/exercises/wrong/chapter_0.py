@@ -80,6 +80,18 @@ def _bytes_without_output(B, H, S_q, S_k, D, itemsize):
     return B * H * (S_q * D + 2 * S_k * D + 4 * S_q * S_k) * itemsize
 
 
+def _bytes_without_v(B, H, S_q, S_k, D, itemsize):
+    return B * H * (2 * S_q * D + S_k * D + 4 * S_q * S_k) * itemsize
+
+
+def _bytes_of_fp16(B, H, S_q, S_k, D, itemsize):
+    return B * H * (2 * S_q * D + 2 * S_k * D + 4 * S_q * S_k) * 2
+
+
+def _bytes_of_fp32(B, H, S_q, S_k, D, itemsize):
+    return B * H * (2 * S_q * D + 2 * S_k * D + 4 * S_q * S_k) * 4
+
+
 def _bytes_one_length(B, H, S_q, S_k, D, itemsize):
     return B * H * (4 * S_q * D + 4 * S_q * S_q) * itemsize
 
@@ -106,6 +118,18 @@ def _attention_without_scale(q, k, v, is_causal):
 
 def _attention_divided_by_d(q, k, v, is_causal):
     return _attend(q, k, v, is_causal, scale=1 / q.shape[-1])
+
+
+def _attention_divided_by_root_s(q, k, v, is_causal):
+    return _attend(q, k, v, is_causal, scale=q.shape[-2] ** -0.5)
+
+
+def _attention_divided_by_root_h(q, k, v, is_causal):
+    return _attend(q, k, v, is_causal, scale=q.shape[1] ** -0.5)
+
+
+def _attention_softmax_over_heads(q, k, v, is_causal):
+    return _attend(q, k, v, is_causal, dim=1)
 
 
 def _attention_softmax_over_queries(q, k, v, is_causal):
@@ -165,6 +189,10 @@ def _roof_upside_down(intensity, peak_flops, bandwidth):
     return min(peak_flops, bandwidth / intensity)
 
 
+def _roof_as_integer(intensity, peak_flops, bandwidth):
+    return int(min(peak_flops, intensity * bandwidth))
+
+
 def _roof_in_series(intensity, peak_flops, bandwidth):
     return 1 / (1 / peak_flops + 1 / (intensity * bandwidth))
 
@@ -184,10 +212,16 @@ WRONG_ANSWERS = (
     WrongAnswer("0.2", _bytes_three_touches, "one of the reads is missing"),
     WrongAnswer("0.2", _bytes_fused, "what a fused kernel would move"),
     WrongAnswer("0.2", _bytes_without_output, "o is not counted"),
+    WrongAnswer("0.2", _bytes_without_v, "v is not counted"),
+    WrongAnswer("0.2", _bytes_of_fp16, "4 here and not always 2"),
+    WrongAnswer("0.2", _bytes_of_fp32, "2 here and not always 4"),
     WrongAnswer("0.2", _bytes_one_length, "S_q is used for both lengths"),
     WrongAnswer("0.2", _bytes_one_head, "the heads are missing"),
     WrongAnswer("0.3", _attention_without_scale, "the scores are not scaled"),
     WrongAnswer("0.3", _attention_divided_by_d, "the scores are divided by D"),
+    WrongAnswer("0.3", _attention_divided_by_root_s, "the root of S"),
+    WrongAnswer("0.3", _attention_divided_by_root_h, "the root of H"),
+    WrongAnswer("0.3", _attention_softmax_over_heads, "the softmax runs over the heads"),
     WrongAnswer("0.3", _attention_softmax_over_queries, "the softmax runs over the queries"),
     WrongAnswer("0.3", _attention_without_mask, "is_causal changes nothing"),
     WrongAnswer("0.3", _attention_mask_after_softmax, "the mask comes after the softmax"),
@@ -200,5 +234,6 @@ WRONG_ANSWERS = (
     WrongAnswer("0.4", _roof_always_peak, "the memory limit is missing"),
     WrongAnswer("0.4", _roof_never_peak, "the arithmetic limit is missing"),
     WrongAnswer("0.4", _roof_upside_down, "bandwidth is divided by the intensity"),
+    WrongAnswer("0.4", _roof_as_integer, "the result is cut to a whole number"),
     WrongAnswer("0.4", _roof_in_series, "as if one waited for the other"),
 )

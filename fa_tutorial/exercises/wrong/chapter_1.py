@@ -28,6 +28,14 @@ def _softmax_not_divided(x):
     return torch.exp(x - x.amax(dim=-1, keepdim=True))
 
 
+def _softmax_shifted_above(x):
+    return torch.exp(x - x.amax(dim=-1, keepdim=True)) / torch.exp(x).sum(dim=-1, keepdim=True)
+
+
+def _softmax_shifted_below(x):
+    return torch.exp(x) / torch.exp(x - x.amax(dim=-1, keepdim=True)).sum(dim=-1, keepdim=True)
+
+
 def _softmax_log(x):
     return torch.log_softmax(x, dim=-1)
 
@@ -607,6 +615,8 @@ def _sum_of_values_only(scores, values, block):
 WRONG_ANSWERS = (
     WrongAnswer("1.1", _softmax_naive, "exp overflows: float32 holds exp(x) only for x below 89"),
     WrongAnswer("1.1", _softmax_not_divided, "the exponentials are not divided by their sum"),
+    WrongAnswer("1.1", _softmax_shifted_above, "only the numerators are shifted"),
+    WrongAnswer("1.1", _softmax_shifted_below, "only the sum is shifted"),
     WrongAnswer("1.1", _softmax_log, "the logarithm of softmax"),
     WrongAnswer("1.1", _softmax_wrong_sign, "the exponent has the wrong sign"),
     WrongAnswer("1.1", _softmax_down_the_columns, "the softmax runs down the columns"),

@@ -53,6 +53,10 @@ def _strides_in_float32(shape):
     return tuple(int(stride) for stride in reversed(later[: len(shape)].cumprod(0).tolist()))
 
 
+def _strides_as_generator(shape):
+    return (math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
 def _strides_printed(shape):
     print(end="")
 
@@ -168,6 +172,16 @@ def _add_first_block_only(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     x = tl.load(x_ptr + offs, mask=mask, other=0.0)
     y = tl.load(y_ptr + offs, mask=mask, other=0.0)
     tl.store(out_ptr + offs, x + y, mask=mask)
+
+
+@triton.jit
+def _add_everything_in_every_program(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    for start in range(0, n, BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        mask = offs < n
+        x = tl.load(x_ptr + offs, mask=mask, other=0.0)
+        y = tl.load(y_ptr + offs, mask=mask, other=0.0)
+        tl.store(out_ptr + offs, x + y, mask=mask)
 
 
 @triton.jit
@@ -379,6 +393,16 @@ def _transpose_without_column_mask(x_ptr, out_ptr, rows, cols, stride_xr, stride
 
 
 @triton.jit
+def _transpose_mask_without_brackets(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stride_or, stride_oc,
+                                     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
+    offs_r = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    offs_c = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+    mask = offs_r < rows & offs_c < cols
+    x = tl.load(x_ptr + offs_r * stride_xr + offs_c * stride_xc, mask=mask, other=0.0)
+    tl.store(out_ptr + offs_c * stride_or + offs_r * stride_oc, x, mask=mask)
+
+
+@triton.jit
 def _transpose_without_load_mask(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stride_or, stride_oc,
                                  BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
     offs_r = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
@@ -520,6 +544,16 @@ def _softmax_first_row_only(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: t
 
 
 @triton.jit
+def _softmax_row_in_mask(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    offs = row * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < cols
+    x = tl.load(x_ptr + offs, mask=mask, other=-float("inf")).to(tl.float32)
+    p = tl.exp(x - tl.max(x, axis=0))
+    tl.store(out_ptr + offs, p / tl.sum(p, axis=0), mask=mask)
+
+
+@triton.jit
 def _softmax_reads_row_zero(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
     row, offs = tl.program_id(0), tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offs, mask=offs < cols, other=-float("inf")).to(tl.float32)
@@ -594,6 +628,7 @@ WRONG_ANSWERS = (
     WrongAnswer("2.1", _strides_zero_for_one, "the strides of size 1 are set to 0"),
     WrongAnswer("2.1", _strides_scalar_has_one, "without dimensions has no strides"),
     WrongAnswer("2.1", _strides_in_float32, "large strides must be exact"),
+    WrongAnswer("2.1", _strides_as_generator, "returns a generator, want a tuple"),
     WrongAnswer("2.1", _strides_printed, "is the return missing?"),
     WrongAnswer("2.2", _offset_without_strides, "the strides are not used"),
     WrongAnswer("2.2", _offset_product, "the products are multiplied"),
@@ -613,6 +648,7 @@ WRONG_ANSWERS = (
     WrongAnswer("2.3", _add_mask_of_lanes, "runs past the end"),
     WrongAnswer("2.3", _add_id_not_multiplied, "multiply program_id(0) by BLOCK"),
     WrongAnswer("2.3", _add_first_block_only, "every program works on the first BLOCK elements"),
+    WrongAnswer("2.3", _add_everything_in_every_program, "added more than once"),
     WrongAnswer("2.3", _add_first_program_only, "the first BLOCK elements"),
     WrongAnswer("2.3", _add_loads_without_id, "every program reads the first BLOCK"),
     WrongAnswer("2.3", _add_x_twice, "y is never read"),
@@ -636,6 +672,7 @@ WRONG_ANSWERS = (
     WrongAnswer("2.4", _transpose_block_r_for_columns, "BLOCK_R is used for the columns"),
     WrongAnswer("2.4", _transpose_without_row_mask, "runs past x's last row"),
     WrongAnswer("2.4", _transpose_without_column_mask, "runs past x's last column"),
+    WrongAnswer("2.4", _transpose_mask_without_brackets, "& binds closer than <", on_gpu="does not run"),
     WrongAnswer("2.4", _transpose_without_load_mask, "runs past"),
     WrongAnswer("2.4", _transpose_x_contiguous, "x is read as if it were contiguous"),
     WrongAnswer("2.4", _transpose_x_column_stride_one, "x may be any view"),
@@ -651,7 +688,8 @@ WRONG_ANSWERS = (
     WrongAnswer("2.5", _softmax_finite_padding, "a finite other= is larger than some row"),
     WrongAnswer("2.5", _softmax_without_masks, "runs past the row's end"),
     WrongAnswer("2.5", _softmax_without_store_mask, "writes outside out"),
-    WrongAnswer("2.5", _softmax_first_row_only, "every program writes row 0"),
+    WrongAnswer("2.5", _softmax_first_row_only, "only row 0 is written: row i of out starts at i · stride_out"),
+    WrongAnswer("2.5", _softmax_row_in_mask, "in every row the mask counts its lanes from 0"),
     WrongAnswer("2.5", _softmax_reads_row_zero, "every program reads row 0"),
     WrongAnswer("2.5", _softmax_row_not_multiplied, "row i starts at element i"),
     WrongAnswer("2.5", _softmax_rows_cols_apart, "row i starts at i · stride_x in x"),

@@ -18,6 +18,58 @@ def _blocked_whole(a, b, block_m, block_n, block_k):
     return (a.float() @ b.float()).to(a.dtype)
 
 
+def _blocked_without_k(a, b, block_m, block_n, block_k):
+    c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
+    for rows, columns in _tiles(*c.shape, block_m, block_n):
+        c[rows, columns] = a[rows].float() @ b[:, columns].float()
+    return c
+
+
+def _blocked_rows_alone(a, b, block_m, block_n, block_k):
+    return torch.cat([rows.float() @ b.float() for rows in a.split(block_m)]).to(a.dtype)
+
+
+def _blocked_k_alone(a, b, block_m, block_n, block_k):
+    steps = zip(a.float().split(block_k, dim=1), b.float().split(block_k), strict=True)
+    return sum((columns[:, :, None] * rows).sum(1) for columns, rows in steps).to(a.dtype)
+
+
+def _blocked_without_block_n(a, b, block_m, block_n, block_k):
+    c = torch.zeros(a.shape[0], b.shape[1])
+    for rows, columns in _tiles(*c.shape, block_m, block_m):
+        for k in range(0, a.shape[1], block_k):
+            c[rows, columns] += a[rows, k : k + block_k].float() @ b[k : k + block_k, columns].float()
+    return c.to(a.dtype)
+
+
+def _blocked_block_m_for_k(a, b, block_m, block_n, block_k):
+    c = torch.zeros(a.shape[0], b.shape[1])
+    for rows, columns in _tiles(*c.shape, block_m, block_n):
+        for k in range(0, a.shape[1], block_m):
+            c[rows, columns] += torch.einsum("mk,kn->mn", a[rows, k : k + block_m].float(), b[k : k + block_m, columns].float())
+    return c.to(a.dtype)
+
+
+def _blocked_acc_never_reset(a, b, block_m, block_n, block_k):
+    c, acc = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype), 0
+    for rows, columns in _tiles(*c.shape, block_m, block_n):
+        for k in range(0, a.shape[1], block_k):
+            acc = acc + a[rows, k : k + block_k].float() @ b[k : k + block_k, columns].float()
+        c[rows, columns] = acc
+    return c
+
+
+def _blocked_acc_reset_by_rows(a, b, block_m, block_n, block_k):
+    c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
+    for m in range(0, a.shape[0], block_m):
+        acc = 0
+        for n in range(0, b.shape[1], block_n):
+            for k in range(0, a.shape[1], block_k):
+                acc = acc + a[m : m + block_m, k : k + block_k].float() @ b[k : k + block_k, n : n + block_n].float()
+            c[m : m + block_m, n : n + block_n] = acc
+    return c
+
+
 def _blocked_elementwise(a, b, block_m, block_n, block_k):
     c = torch.empty(a.shape[0], b.shape[1])
     for rows, columns in _tiles(*c.shape, block_m, block_n):
@@ -320,6 +372,30 @@ def _kernel_divides_by_tiles_m(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_a
 
 
 @triton.jit
+def _kernel_on_a_grid_of_two_dimensions(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
+                                        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = _sum_over_k(a_ptr, b_ptr, offs_m, offs_n, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, BLOCK_M, BLOCK_N, BLOCK_K)
+    _store_c(c_ptr, acc, offs_m, offs_n, M, N, stride_cm, stride_cn)
+
+
+@triton.jit
+def _kernel_stores_in_the_loop(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
+                               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
+    offs_m, offs_n = _offsets(M, N, BLOCK_M, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak
+    b_ptrs = b_ptr + offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        acc = dot(_load_a(a_ptrs, offs_m, M, K - k, BLOCK_K), _load_b(b_ptrs, offs_n, N, K - k, BLOCK_K), acc)
+        a_ptrs += BLOCK_K * stride_ak
+        b_ptrs += BLOCK_K * stride_bk
+        _store_c(c_ptr, acc, offs_m, offs_n, M, N, stride_cm, stride_cn)
+
+
+@triton.jit
 def _kernel_columns_by_block_m(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
                                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -538,6 +614,14 @@ def _traffic_rounded_down(M, N, K, block_m, block_n, itemsize):
     return (N // block_n * M * K + M // block_m * K * N + M * N) * itemsize
 
 
+def _traffic_one_tile_more(M, N, K, block_m, block_n, itemsize):
+    return ((N // block_n + 1) * M * K + (M // block_m + 1) * K * N + M * N) * itemsize
+
+
+def _traffic_bytes_of_c_alone(M, N, K, block_m, block_n, itemsize):
+    return _up(N, block_n) * M * K + _up(M, block_m) * K * N + M * N * itemsize
+
+
 def _traffic_not_rounded(M, N, K, block_m, block_n, itemsize):
     return (N / block_n * M * K + M / block_m * K * N + M * N) * itemsize
 
@@ -553,7 +637,14 @@ def _traffic_in_float32(M, N, K, block_m, block_n, itemsize):
 
 
 WRONG_ANSWERS = (
-    WrongAnswer("3.1", _blocked_whole, "by one matmul"),
+    WrongAnswer("3.1", _blocked_whole, "all of a and all of b go into one product"),
+    WrongAnswer("3.1", _blocked_without_k, "a product takes a part of a of shape (2, 8)"),
+    WrongAnswer("3.1", _blocked_rows_alone, "a product takes a part of a of shape (2, 8)"),
+    WrongAnswer("3.1", _blocked_k_alone, "a product takes a part of a of shape (4, 4, 1)"),
+    WrongAnswer("3.1", _blocked_without_block_n, "a product takes a part of b of shape (4, 3)"),
+    WrongAnswer("3.1", _blocked_block_m_for_k, "a product takes a part of a of shape (3, 3)"),
+    WrongAnswer("3.1", _blocked_acc_never_reset, "the accumulator still holds every tile before it, row by row"),
+    WrongAnswer("3.1", _blocked_acc_reset_by_rows, "the accumulator still holds the tiles to its left"),
     WrongAnswer("3.1", _blocked_elementwise, "element by element"),
     WrongAnswer("3.1", _blocked_overwrites, "overwrites the one before"),
     WrongAnswer("3.1", _blocked_drops_last_k, "ends one step early"),
@@ -579,6 +670,8 @@ WRONG_ANSWERS = (
     WrongAnswer("3.2", _kernel_b_advanced_without_stride, "b's pointers are advanced by BLOCK_K elements"),
     WrongAnswer("3.2", _kernel_a_advanced_without_stride, "a's pointers are advanced by BLOCK_K elements"),
     WrongAnswer("3.2", _kernel_divides_by_tiles_m, "a row of c has tiles_n tiles"),
+    WrongAnswer("3.2", _kernel_on_a_grid_of_two_dimensions, "the grid has one dimension"),
+    WrongAnswer("3.2", _kernel_stores_in_the_loop, "tl.store comes after the loop"),
     WrongAnswer("3.2", _kernel_columns_by_block_m, "BLOCK_M and BLOCK_N are mixed up"),
     WrongAnswer("3.2", _kernel_rounds_tiles_down, "the number of tiles is rounded up"),
     WrongAnswer("3.2", _kernel_without_k_mask, "0 · NaN is NaN"),
@@ -609,6 +702,8 @@ WRONG_ANSWERS = (
     WrongAnswer("3.4", _traffic_c_twice, "c is counted twice"),
     WrongAnswer("3.4", _traffic_c_every_step, "at every step along K"),
     WrongAnswer("3.4", _traffic_rounded_down, "rounded down"),
+    WrongAnswer("3.4", _traffic_one_tile_more, "one tile too many"),
+    WrongAnswer("3.4", _traffic_bytes_of_c_alone, "itemsize multiplies the bytes of c alone"),
     WrongAnswer("3.4", _traffic_not_rounded, "not rounded"),
     WrongAnswer("3.4", _traffic_padded, "ragged tiles are counted whole"),
     WrongAnswer("3.4", _traffic_in_float32, "stay with integers"),
