@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fa_tutorial import algorithm, reference
 from fa_tutorial.arguments import dtype_name
@@ -24,7 +26,7 @@ from fa_tutorial.exercises.chapter_4 import (
     refuse_whole_scores,
     strided_copy,
 )
-from fa_tutorial.exercises.grader import OTHERS, PoisonedEmpty, Wrong, as_tensor, close, expect, fresh, run, show_nested, unpack
+from fa_tutorial.exercises.grader import OTHERS, PoisonedEmpty, Wrong, as_tensor, close, expect, fresh, run, show_nested, told_on, unpack
 
 Variants = Mapping[str, Sequence[torch.Tensor]]
 Suspects = Mapping[str, torch.Tensor]
@@ -203,6 +205,8 @@ def _softmax_suspects(p: torch.Tensor, dp: torch.Tensor) -> dict[str, torch.Tens
         "the mean of p ∘ dp is subtracted: subtract its sum": p * (dp - delta / n),
         "rowsum(dp) is subtracted: weigh dp by p before it is summed": p * (dp - dp.sum(-1, keepdim=True)),
         "the mean of dp is subtracted: subtract the sum of p ∘ dp": p * (dp - dp.mean(-1, keepdim=True)),
+        "the largest of p ∘ dp is subtracted: subtract their sum": p * (dp - (p * dp).amax(-1, keepdim=True)),
+        "the largest dp is subtracted: subtract the sum of p ∘ dp": p * (dp - dp.amax(-1, keepdim=True)),
         "softmax is applied to p again: p is its result already": again * (dp - (again * dp).sum(-1, keepdim=True)),
         "p is squared: p stands in front once": p * p * (dp - delta),
         "exp is applied to p: p is a probability already": torch.exp(p) * (dp - (torch.exp(p) * dp).sum(-1, keepdim=True)),
@@ -222,8 +226,8 @@ def grade_softmax_backward(answer) -> None:
         named = {name: value.double() for name, value in (suspects or {}).items()}
         _expect_parts((_Part("ds", ds, want, size, named),), p.dtype, on=on, otherwise=otherwise, values=values)
 
-    p, dp = torch.tensor([0.25, 0.75]), torch.tensor([2.0, 4.0])
-    compare(p, dp, on="p = [0.25, 0.75], dp = [2, 4]", suspects=_softmax_suspects(p, dp))
+    p, dp = torch.tensor([0.25, 0.75]), torch.tensor([2.0, 8.0])
+    compare(p, dp, on="p = [0.25, 0.75], dp = [2, 8]", suspects=_softmax_suspects(p, dp))
     p, dp = torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([[1.0, 3.0], [2.0, 8.0]])
     weighed = p * dp
     delta = weighed.sum(-1)
@@ -281,6 +285,10 @@ def _noise(q: torch.Tensor, k: torch.Tensor, scale: float) -> float:
     return 4 * abs(scale) * _largest(q.double().abs() @ k.double().abs().mT)
 
 
+def _is_half(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16)
+
+
 def _p_from(s: torch.Tensor, lse: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     return torch.where(seen, torch.exp(s - lse[..., None]), 0.0)
 
@@ -297,6 +305,8 @@ def grade_recompute_p(answer) -> None:
         seen = (reference.causal_mask(*seen.shape) if is_causal else seen) & (lse[..., None] != -INF)
         want = _p_from(s, lse.double(), seen)
         refuse_shape(p, want, "p", on, "(B, H, S_q, S_k)")
+        if _is_half(p):
+            raise Wrong(f"p comes in {dtype_name(p.dtype)}: it is computed in float32, and stays so: {on}")
         one = (0, 0) if q.shape[:2].numel() == 1 else ()  # what is compared and shown: no leading 1s
         part = _Part("p", as_tensor(p, "p")[one], want[one], max(1.0, _largest(want)), suspects, _noise(q, k, scale))
         _expect_parts((part,), q.dtype, on=on, otherwise=otherwise, values=values)
@@ -323,6 +333,8 @@ def grade_recompute_p(answer) -> None:
     half = torch.full((1, 1, 1, 1), 300.0, dtype=torch.float16)
     compare(half, half, torch.full((1, 1, 1), 9.0), 1e-4, on="float16, q = k = 300, scale = 1e-4, lse = 9",
             otherwise="q kᵀ is 90,000, and float16 ends at 65,504: compute the scores in float32")  # fmt: skip
+    half = torch.full((1, 1, 1, 1), 100.0, dtype=torch.float16)
+    compare(half, half, torch.full((1, 1, 1), 110.0), 0.011, on="float16, q = k = 100, scale = 0.011, lse = 110", otherwise=HALF_SCORES)
     compare(
         torch.ones(1, 1, 2, 1), torch.ones(1, 1, 0, 1), torch.full((1, 1, 2), -INF), on="S_q = 2, S_k = 0", otherwise="no key: p is empty"
     )
@@ -384,18 +396,22 @@ def _grade_p_values(with_scores) -> None:
     with_scores([[-1000.0, -1001.0]], [-999.0], otherwise="exp underflows: subtract lse before exp, not divide after it")
 
 
+NEGATIVE_SHIFT = "rows see more than they may: S_k − S_q is negative here, and the mask has to move left by it"
+
+
 def _grade_p_masks(with_scores) -> None:
-    s, lse = torch.tensor([[1.0, 2.0], [4.0, 1.0]], dtype=torch.float64), torch.tensor([3.0, 5.0], dtype=torch.float64)
-    whole = torch.ones(2, 2, dtype=torch.bool)
-    with_scores([[1.0, 2.0], [4.0, 1.0]], [3.0, 5.0], is_causal=True, otherwise="query i sees keys 0 … i, and the other pairs have p = 0", suspects={
+    s = torch.tensor([[1.0, 2.0, 0.0], [4.0, 1.0, 3.0], [2.0, 0.0, 1.0]], dtype=torch.float64)
+    lse, whole = torch.tensor([3.0, 5.0, 4.0], dtype=torch.float64), torch.ones(3, 3, dtype=torch.bool)
+    with_scores(s.float().tolist(), lse.tolist(), is_causal=True, otherwise="query i sees keys 0 … i, and the other pairs have p = 0", suspects={
         "is_causal changes nothing": _p_from(s, lse, whole),
         "the mask is strict: query i sees key i too": _p_from(s, lse, whole.tril(-1)),
+        "the mask is one key too wide: the last key that query i sees is key i": _p_from(s, lse, whole.tril(1)),
         "the mask is upside down: it hides the past": _p_from(s, lse, whole.triu()),
         "hidden scores are set to 0, and exp(0 − lse) is not 0: use −inf": _p_from(s.tril(), lse, whole),
         "hidden pairs are −inf in p: set the scores to −inf, before exp": _p_from(s, lse, whole).masked_fill(~whole.tril(), -INF),
     })  # fmt: skip
     wide = torch.tensor([[1.0, 2.0, 0.0], [4.0, 1.0, 3.0]], dtype=torch.float64)
-    whole = torch.ones(2, 3, dtype=torch.bool)
+    lse, whole = lse[:2], torch.ones(2, 3, dtype=torch.bool)
     with_scores([[1.0, 2.0, 0.0], [4.0, 1.0, 3.0]], [3.0, 5.0], is_causal=True, otherwise="S_q < S_k: query i sees keys 0 … i + S_k − S_q", suspects={
         "the mask starts at the top left: align it so that the last query sees the last key": _p_from(wide, lse, whole.tril()),
         "S_k − S_q has the wrong sign: query i sees keys 0 … i + S_k − S_q": _p_from(wide, lse, whole.tril(-1)),
@@ -412,6 +428,10 @@ def _grade_p_masks(with_scores) -> None:
         "rows that see nothing give 1: p is 0 there": torch.tensor([[1.0], [1.0], [seen]], dtype=torch.float64),
         "the mask starts at the top left: align it so that the last query sees the last key": torch.tensor(
             [[INF], [0.0], [0.0]], dtype=torch.float64),
+    })  # fmt: skip
+    tall, lse = torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 1.0]], dtype=torch.float64), torch.tensor([-INF, 3.0, 2.0], dtype=torch.float64)
+    with_scores([[0.0, 0.0], [1.0, 2.0], [0.0, 1.0]], [-INF, 3.0, 2.0], is_causal=True, otherwise="S_q > S_k: query i sees keys 0 … i + S_k − S_q", suspects={
+        NEGATIVE_SHIFT: _p_from(tall, lse, lse[:, None] != -INF),
     })  # fmt: skip
 
 
@@ -464,6 +484,18 @@ class _Gradients:
         self(*head.inputs, head.is_causal, head.scale, blocks=blocks, on=head.words, otherwise=otherwise, variants=variants,
              suspects=(of_dq, of_dk, of_dv))  # fmt: skip
 
+    def if_skipped(self, head: _Head) -> dict[str, tuple[torch.Tensor, ...]]:
+        """Diagnosis -> the gradients of 6.5 where head lies in one ragged tile, and that tile is not walked over."""
+        if self.blocks is None:
+            return {}
+        dq, dk, dv = (torch.zeros_like(x) for x in (head.dq, head.dk, head.dv))
+        why = f"as if the one tile were skipped: a tile that is smaller than a block{' and hidden in part' if head.is_causal else ''} counts too"
+        return {
+            f"the gradients stay 0, {why}": (dq, dk, dv),
+            f"dk and dv stay 0, {why}": (head.dq, dk, dv),
+            f"dq stays 0, {why}": (dq, head.dk, head.dv),
+        }
+
     def __call__(self, q, k, v, do, is_causal=False, scale=1.0, *, blocks=None, on, otherwise, variants=None, suspects=(None,) * 3,
                  values=True, atols=(None,) * 3, strided=False):  # fmt: skip
         blocks = blocks or self.blocks
@@ -478,6 +510,7 @@ class _Gradients:
         got = unpack(got, ("dq", "dk", "dv"), on)
         wants = reference.gradients(q, k, v, do, is_causal, scale)
         _refuse_order(got, q, k, on)
+        _refuse_halves(got, q.dtype, on)
         one = (0, 0) if q.shape[:2].numel() == 1 else ()  # what is compared and shown: no leading 1s
         sizes, noise = _sizes(q, k, v, do, is_causal, scale), _noise(q, k, scale)
         parts = [
@@ -494,6 +527,15 @@ def _refuse_order(got: Sequence[Any], q: torch.Tensor, k: torch.Tensor, on: str)
         raise Wrong(f"the gradients come in another order: return (dq, dk, dv): {on}")
     for x, like, what, because in zip(got, (q, k, k), ("dq", "dk", "dv"), ("that of q", "that of k", "that of v"), strict=True):
         refuse_shape(x, like, what, on, because)
+
+
+def _refuse_halves(got: Sequence[Any], dtype: torch.dtype, on: str) -> None:
+    """Wrong if a gradient has fewer digits than the inputs: it may come in their dtype, or in what it is computed in."""
+    for x, what in zip(got, ("dq", "dk", "dv"), strict=True):
+        if _is_half(x) and x.dtype != dtype:
+            raise Wrong(
+                f"{what} comes in {dtype_name(x.dtype)}, and {dtype_name(dtype)} goes in: return that, or the dtype it is computed in: {on}"
+            )
 
 
 def _sizes(q, k, v, do, is_causal: bool, scale: float) -> tuple[float, ...]:
@@ -538,6 +580,7 @@ def _grade_formulas(compare: _Gradients) -> None:
         "p stands where ds belongs: dq = scale · ds k, dk = scale · dsᵀ q": head.gradients(ds=p),
         "dv is missing": (head.dq, head.dk, 0 * head.dv),
         "dk and dv are exchanged: return (dq, dk, dv)": (head.dq, head.dv, head.dk),
+        **compare.if_skipped(head),
     }, of_dq={
         "v stands where k belongs: dq = scale · ds k": ds @ head.v,
         "dq is never written": torch.full_like(head.dq, NAN),
@@ -604,14 +647,16 @@ def _grade_heads(compare: _Gradients) -> None:
 
 def _grade_masks(compare: _Gradients) -> None:
     """The causal mask inside one tile, and rows that see nothing."""
-    head = _Head([[1.0], [2.0]], [[1.0], [0.5]], [[3.0], [5.0]], [[2.0], [1.0]], is_causal=True)
-    whole, zeroed = torch.ones(2, 2, dtype=torch.bool), torch.exp(head.s.tril() - head.lse[:, None])
+    head = _Head([[1.0], [2.0], [0.5]], [[1.0], [0.5], [2.0]], [[3.0], [5.0], [1.0]], [[2.0], [1.0], [3.0]], is_causal=True)
+    whole, zeroed = torch.ones(3, 3, dtype=torch.bool), torch.exp(head.s.tril() - head.lse[:, None])
     compare.head(head, otherwise="causal: query i sees keys 0 … i, and p and ds are 0 elsewhere", variants={
         **head.with_masks({
             "is_causal changes nothing": whole,
             "the mask is strict: query i sees key i too": whole.tril(-1),
+            "the mask is one key too wide: the last key that query i sees is key i": whole.tril(1),
             "the mask is upside down: it hides the past": whole.triu(),
         }),
+        **compare.if_skipped(head),
         "hidden scores are set to 0, and exp(0 − lse) is not 0: use −inf": head.gradients(zeroed),
         "ds is not masked: at a hidden pair it is 0, for p is": head.gradients(ds=head.p_where(whole) * (head.dp - head.delta)),
     })  # fmt: skip
@@ -627,6 +672,7 @@ def _grade_masks(compare: _Gradients) -> None:
 
 def _grade_dead_rows(compare: _Gradients, blocks: tuple[int, int] | None = None) -> None:
     head = _Head([[1.0], [2.0], [3.0], [1.0]], [[1.0], [0.5]], [[3.0], [5.0]], [[2.0], [1.0], [1.0], [4.0]], is_causal=True)
+    whole = torch.ones(4, 2, dtype=torch.bool)
     dead, nan = torch.tensor([NAN, NAN, 0.0, 0.0])[:, None], torch.full((2, 1), NAN)
     leak = "rows that see nothing give NaN, and it reaches all keys: lse and s are −inf there, and −inf − (−inf) is NaN; p must be 0"
     inf_leak = "rows that see nothing give NaN or inf: lse is −inf there, and exp(s + inf) is not 0; p must be 0"
@@ -635,6 +681,8 @@ def _grade_dead_rows(compare: _Gradients, blocks: tuple[int, int] | None = None)
         f"{leak} (in dk and dv alone)": (head.dq, nan, nan),
         "rows that see nothing get dq = NaN: p must be 0 there, and with it ds": (head.dq + dead, head.dk, head.dv),
         inf_leak: (head.dq + dead, nan, torch.full((2, 1), INF)),
+        **head.with_masks({NEGATIVE_SHIFT: whole}),
+        **({} if blocks else compare.if_skipped(head)),
     }, of_dv={inf_leak: torch.full((2, 1), INF)})  # fmt: skip
     nothing = torch.zeros(1, 1, 0, 1)
     compare(head.inputs[0], nothing, nothing, head.inputs[3], blocks=blocks, on="S_q = 4, S_k = 0", otherwise="no key at all: dq = 0",
@@ -799,21 +847,71 @@ def _grade_causal_tiles(compare: _Gradients) -> None:
         "the tiles to skip are found top left: S_k − S_q is missing": j <= i,
         "S_k − S_q has the wrong sign where tiles are skipped": j <= i - 1,
     }))  # fmt: skip
+    head = _Head([[1.0], [2.0]], [[1.0], [0.5], [2.0], [-1.0]], [[3.0], [5.0], [1.0], [2.0]], [[2.0], [1.0]], is_causal=True)
+    twice = torch.ones(2, 4).index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(2.0))
+    compare.head(head, blocks=(1, 1), otherwise="causal, all of q sees the first blocks of keys: every row is counted once", variants={
+        "row 0 is counted twice for key 0: no block of rows comes before row 0, and a slice with a negative start takes it from the end": (
+            head.dq, *head.gradients(head.p * twice)[1:]),
+    })  # fmt: skip
     for blocks in ((1, 1), (3, 2)):
         _grade_dead_rows(compare, blocks)
 
 
+class _TileWatch(TorchFunctionMode):
+    """Notes the last two dimensions of all tensors that come up, of any dtype, and how many elements of tiles are held at the same time."""
+
+    def __init__(self, block_m: int, block_n: int):
+        super().__init__()
+        self.tile = {(block_m, block_n), (block_n, block_m)}
+        self.shapes: set[tuple[int, ...]] = set()
+        self.tiles: list[weakref.ref] = []
+        self.held = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(x, torch.Tensor) and x.ndim >= 2:
+                shape = tuple(x.shape[-2:])
+                self.shapes.add(shape)
+                if shape in self.tile:
+                    self._hold(x)
+        return result
+
+    def _hold(self, x: torch.Tensor) -> None:
+        self.tiles = [ref for ref in self.tiles if ref() is not None] + [weakref.ref(x)]
+        sizes = {tile.untyped_storage().data_ptr(): tile.numel() for ref in self.tiles if (tile := ref()) is not None}  # views count once
+        self.held = max(self.held, sum(sizes.values()))
+
+
 def _refuse_whole_matrices(answer) -> None:
-    """Wrong if a matrix of scores comes up that is larger than a tile: 4.2's watch, on the backward."""
+    """Wrong if a matrix of scores comes up that is larger than a tile, 4.2's watch, on the backward; or a whole mask; or if tiles are kept."""
 
-    generator = torch.Generator().manual_seed(0)
-    q, k = (torch.randn(1, 2, S, 3, generator=generator) for S in (11, 14))  # the sizes that 4.2's watch draws
-    o, lse = (x.float() for x in reference.attention(q, k, k, False, 1.0))
+    def draw(B, H, S_q, S_k, D, is_causal):
+        generator = torch.Generator().manual_seed(0)
+        q, k = (torch.randn(B, H, S, D, generator=generator) for S in (S_q, S_k))
+        return q, k, *(x.float() for x in reference.attention(q, k, k, is_causal, 1.0))
 
-    def backward(q, k, v, block_m, block_n, is_causal, scale):
-        return answer(q, k, v, o, torch.ones_like(q), lse, block_m, block_n, is_causal, scale)
+    for causal in (False, True):
+        _, _, o, lse = draw(1, 2, 11, 14, 3, causal)  # the sizes that 4.2's watch draws
 
-    refuse_whole_scores(backward)
+        def backward(q, k, v, block_m, block_n, is_causal, scale, causal=causal, o=o, lse=lse):
+            return answer(q, k, v, o, torch.ones_like(q), lse, block_m, block_n, causal, scale)
+
+        with told_on("causal" if causal else ""), _TileWatch(4, 6) as watch:
+            refuse_whole_scores(backward)
+        if (11, 14) in watch.shapes or (14, 11) in watch.shapes:
+            raise Wrong(
+                "the mask, or what it is made from, is built for the whole matrix: causal, S_q = 11, S_k = 14, a matrix of 11 × 14 "
+                "comes up, and nothing of that size may be held: a tile's mask follows from where the tile lies"
+            )
+    q, k, o, lse = draw(1, 1, 32, 36, 5, False)
+    on = "S_q = 32, S_k = 36, blocks 2 × 3"
+    with _TileWatch(2, 3) as watch:
+        run(answer, q, k, k, o, q, lse, 2, 3, False, 1.0, on=on)
+    if watch.held >= 32 * 36:
+        raise Wrong(
+            f"tiles are kept: {on}, at some time as many of their elements are held as S_q × S_k has: make a tile anew where it is used again"
+        )
 
 
 def _grade_half_sums(compare: _Gradients) -> None:
@@ -832,6 +930,15 @@ def _grade_half_sums(compare: _Gradients) -> None:
     keys = torch.tensor([2048.0, *[-1.0, 1.0] * 3, -1.0], dtype=half).view(1, 1, 8, 1)
     compare(zero, keys, v, torch.full_like(one, 8.0), blocks=(1, 1), on="float16, q = 0, v = 1, −1, … , do = 8, k = 2,048, −1, 1, … −1",
             otherwise=f"dq loses its small terms: {lost}", atols=(3.0, 1e-2, 1e-2))  # fmt: skip
+    tiles = "2,049 and −2,048 make 1, and float16 has no 2,049: add up a tile's product in float32, as it is computed"
+    rows, column = (torch.tensor(x, dtype=half).view(1, 1, 4, 1) for x in ([2048.0, 1.0, -2048.0, 0.0], [1.0, -1.0, -1.0, 1.0]))
+    keys = torch.tensor([2048.0, -1.0, 2048.0, 0.0], dtype=half).view(1, 1, 4, 1)
+    compare(torch.zeros_like(rows), zero, one, rows, blocks=(2, 1), on="float16, one key, do = 2,048, 1, −2,048, 0",
+            otherwise=f"dv is rounded before it is summed: {tiles}", atols=(1e-2, 1e-2, 0.5))  # fmt: skip
+    compare(rows, torch.zeros_like(pair), pair, torch.full_like(rows, 2.0), blocks=(2, 1), on="float16, k = 0, v = 1, −1, do = 2, q = 2,048, 1, −2,048, 0",
+            otherwise=f"dk is rounded before it is summed: {tiles}", atols=(1e-2, 0.5, 1e-2))  # fmt: skip
+    compare(zero, keys, column, torch.full_like(one, 4.0), blocks=(1, 2), on="float16, q = 0, v = 1, −1, −1, 1, do = 4, k = 2,048, −1, 2,048, 0",
+            otherwise=f"dq is rounded before it is summed: {tiles}", atols=(0.5, 1e-2, 1e-2))  # fmt: skip
 
 
 def grade_flash_backward(answer) -> None:
@@ -850,8 +957,8 @@ def grade_flash_backward(answer) -> None:
 EXERCISES = (
     Exercise(
         "6.1", "matmul_backward", "Write the gradients of c = a b, for matrices and for batches of them.", grade_matmul_backward,
-        ("c_ij = Σ_k a_ik b_kj: which elements of c does a_ik reach, and with which factor? Sum dc over them. The shapes leave no other choice.",
-         "da has a's shape, and only dc bᵀ does: (M, N) × (N, K). db = aᵀ dc is (K, M) × (M, N). In a batch, x.transpose(-1, -2) turns the last two dimensions."),
+        ("c_ij = Σ_k a_ik b_kj: which elements of c does a_ik reach, and with which factor? Sum dc over them.",
+         "da = dc bᵀ is (M, N) × (N, K), and db = aᵀ dc is (K, M) × (M, N): where M, K and N differ, no other product has these shapes. In a batch, x.transpose(-1, -2) turns the last two dimensions."),
         algorithm.matmul_backward,
         "a_ik reaches row i of c, c_ij with the factor b_kj: da_ik = Σ_j dc_ij b_kj, which is dc bᵀ. b_kj reaches column j, with the factors "
         "a_ik: db = aᵀ dc. The Jacobian that stands between them is never built: with 1,024 for every size it has 2⁴⁰ elements.",
@@ -878,7 +985,7 @@ EXERCISES = (
         "6.4", "attention_backward", "Write attention's gradients dq, dk, dv from q, k, v, o, do and lse, with whole matrices, in float32 at least.", grade_attention_backward,
         ("o = p v is a matmul, p = softmax(s) a softmax, s = scale · q kᵀ a matmul: go backward through them with what 6.1 to 6.3 gave.",
          "dv = pᵀ do and dp = do vᵀ; ds = p ∘ (dp − delta) with delta = rowsum(do ∘ o), one number a row; dq = scale · ds k, dk = scale · dsᵀ q.",
-         "Work in float32 (float64 where that comes in), and round once at the end, if at all. With p = 0 in a row that sees nothing, ds is 0 too."),
+         "Compute in float32 (float64 where that comes in). p and ds may be rounded for their matmuls, and each gradient once, at the end. With p = 0 in a row that sees nothing, ds is 0 too."),
         algorithm.attention_backward,
         "Five matmuls: q kᵀ to bring back p, pᵀ do, do vᵀ, ds k and dsᵀ q. delta = rowsum(p ∘ dp) = rowsum(do ∘ o), which needs no matrix. The "
         "scale multiplies the scores, so it is a factor of dq and of dk, and not of dv.",
@@ -891,7 +998,7 @@ EXERCISES = (
          "delta = rowsum(do ∘ o) first. Then every tile: s, p = exp(s − lse), dp = do vᵀ, ds = p ∘ (dp − delta). Add pᵀ do to dv and scale · dsᵀ q to dk "
          "of the key block; in the second loop, add scale · ds k to dq of the row block.",
          "Causal, bottom right: key j is hidden where j > i + S_k − S_q, with positions in the sequence. Slices past the end are cut short by PyTorch. "
-         "A row whose lse is −inf must give p = 0. Keep the sums in float32, and round once at the end, if at all."),
+         "A row whose lse is −inf must give p = 0. Keep the sums in float32: p and ds may be rounded for their matmuls, and each gradient once, at the end."),
         algorithm.flash_backward,
         "delta is a sum over all keys, and rowsum(do ∘ o) gives it without them. After that, tiles need nothing of one another. The first loop keeps a block of keys and "
         "sums dk and dv over the rows from causal_rows on, the second keeps a block of rows and sums dq: both compute the tile anew, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,12 +28,19 @@ class _Adapted:
 
 # ---------------------------------------------------------------- 9.1
 
+MOST_TILES = 5_000  # more than any table holds, and an answer that steps through the ring tile by tile still ends at once
+
 
 def grade_ring_phase(answer) -> None:
+    names = ("stage", "full_parity", "empty_parity")
+
+    def parts(i: int, stages: int, on: str = "") -> list[Any]:
+        return unpack(run(answer, i, stages, on=on or f"ring_phase({i}, {stages})"), names, on or f"ring_phase({i}, {stages})")
+
     def compare(i: int, stages: int, suspects: Mapping[str, tuple[int, int]], otherwise: str, values: bool = True) -> None:
         """suspects: diagnosis -> the two parities that this very mistake gives."""
         on = f"ring_phase({i}, {stages})" if values else "a random case"
-        stage, full_parity, empty_parity = unpack(run(answer, i, stages, on=on), ("stage", "full_parity", "empty_parity"), on)
+        stage, full_parity, empty_parity = parts(i, stages, on)
         expect_equal(stage, i % stages, on=f"{on}, stage:", otherwise="the stages are taken in turn, 0 … stages − 1, and then again from 0", suspects={
             "the ring is taken for one of two stages": i % 2,
             "that is the round, how often the ring has been gone through; the stage is what is left": i // stages if i < stages else -1,
@@ -49,6 +57,7 @@ def grade_ring_phase(answer) -> None:
         is_bits = all(any(part == bit for bit in (0, 1)) for part in got)
         return {} if is_bits else {"a parity is the last bit of a phase's number, 0 or 1": got}
 
+    _check_places(names, {i: parts(i, 3) for i in (2, 5, 6)})
     compare(0, 2, {
         "the two parities are exchanged: the consumer would pass a fresh full barrier before anything is loaded, and the producer wait for ever": (1, 0),
         "the producer waits for phase 0 of empty, which is complete when a consumer has released the stage, and nothing has been loaded yet: deadlock. "
@@ -82,7 +91,19 @@ def grade_ring_phase(answer) -> None:
         for i in range(3 * stages + 1):
             compare(i, stages, {}, "the parities flip once a round: i // stages tiles have gone through the stage before")
     for _ in range(20):
-        compare(random.randint(0, 10**9), random.randint(1, 12), {}, OTHERS, values=False)
+        compare(random.randint(0, MOST_TILES), random.randint(1, 12), {}, OTHERS, values=False)
+
+
+def _check_places(names: Sequence[str], got: Mapping[int, Sequence[Any]]) -> None:
+    """Wrong where the stage does not come first. got: tile -> parts, 3 stages; tile 2 has three different numbers, and tells every order."""
+    rights = {i: (i % 3, i // 3 % 2, 1 - i // 3 % 2) for i in got}
+    for places in itertools.permutations(range(3)):
+        if places[0] != 0 and all([rights[i][place] for place in places] == [*map(_whole, parts)] for i, parts in got.items()):
+            raise Wrong(f"{_places_told(names, places)}: ring_phase(2, 3) gives {show(tuple(got[2]))}, want {rights[2]}")
+
+
+def _places_told(names: Sequence[str], places: Sequence[int]) -> str:
+    return f"the parts come as ({', '.join(names[place] for place in places)}), want ({', '.join(names)})"
 
 
 # ---------------------------------------------------------------- 9.2
@@ -253,13 +274,23 @@ def _diagnosis(case: _Ring, played: _Played) -> str:
             return words
     starts = case.times()
     work = sorted((event for event in played.timeline if event.action.tile is not None), key=lambda event: event.start)
-    for event in work:
-        want = starts[event.role, event.action.tile]
+    for event in work:  # races first: what comes too late is often their consequence
+        want = max(starts[event.role, event.action.tile], _ready(event, work, passes))
         if event.start < want:
             return _too_early(event, want, passes)
+    for event in work:
+        want = starts[event.role, event.action.tile]
         if event.start > want:
             return _too_late(event, want, passes)
     return _miscounted(passes)
+
+
+def _ready(event: Event, work: Sequence[Event], passes: Mapping[str, _Passes]) -> int:
+    """When the others had done, as it was played, what `event` must come after: a tile's load, or the uses of the tile before in its stage."""
+    role, tile = passes[event.role], event.action.tile
+    before = tile - role.case.stages if role.is_producer else tile
+    kind = "use" if role.is_producer else "load"
+    return max((other.end for other in work if (other.action.kind, other.action.tile) == (kind, before)), default=0)
 
 
 def _why_deadlocked(waiting: Sequence[Event], passes: Mapping[str, _Passes]) -> str:
@@ -366,7 +397,7 @@ def _too_early(event: Event, want: int, passes: Mapping[str, _Passes]) -> str:
     role, tile = passes[event.role], event.action.tile
     others = [other for name, other in passes.items() if other.is_producer != role.is_producer]
     if role.is_producer:
-        result = f"tile {tile} is loaded into stage {event.action.stage} at time {event.start}, where tile {tile - role.case.stages} is in use until time {want}"
+        result = f"tile {tile} is loaded into stage {event.action.stage} at time {event.start}, where tile {tile - role.case.stages} is needed until time {want}"
     else:
         result = f"the {event.role} uses tile {tile} at time {event.start}, and its load ends at time {want}"
     name, parity = role.awaited(tile)
@@ -431,14 +462,19 @@ def _suspect_lengths(row_block: int, S_q: int, S_k: int, block_m: int, block_n: 
     if not is_causal:
         masked = _key_blocks(row_block, S_q, S_k, block_m, block_n, True)
         return suspects | {"the mask is used where there is none: with is_causal = False every row block visits all key blocks": masked}
+    full, stop = causal_tiles(row_block, block_m, block_n, S_q, S_k)
+    rounded_down = "the number of key blocks is rounded down: a ragged block has keys too"
     return {
         "is_causal changes nothing: a row block visits the key blocks up to its last row's last key": _blocks(S_k, block_n),
+        rounded_down: suspects[rounded_down],
         "a row block's first row is asked: its last row sees the most": _blocks(max(0, first + 1 + offset), block_n),
         "only the key blocks that are seen whole are counted: those on the diagonal are visited too": max(0, first + 1 + offset) // block_n,
         "the mask starts at the top left: with S_q ≠ S_k the last row sees the last key": _blocks(min(end, S_k), block_n),
         "the diagonal is not counted: query i sees key i + S_k − S_q too": _blocks(max(0, end - 1 + offset), block_n),
         "a ragged last row block is taken for a whole one: its last row is S_q − 1": _blocks(max(0, first + block_m + offset), block_n),
         "a row block that sees nothing visits 0 key blocks, never less": _blocks(end + offset, block_n),
+        "end − full is counted, the key blocks that need the mask: those that are seen whole are visited too": stop - full,
+        "row block r is given r + 1 key blocks: it has as many where S_q = S_k and block_m = block_n, and not in general": row_block + 1,
         **suspects,
     }
 
@@ -453,8 +489,8 @@ def grade_longest_first(answer) -> None:
         if diagnosis:
             raise Wrong(f"{on}: {diagnosis}" if values else f"{OTHERS}: a random case")
 
+    compare(4, 4, 2, 2, 1, True)  # first, for what leaves out a single block that is seen whole may have several reasons
     compare(1, 1, 1, 1, 1, True)
-    compare(4, 4, 2, 2, 1, True)
     compare(4, 4, 2, 2, 2, True)
     compare(4, 6, 2, 2, 1, False)
     compare(2, 3, 2, 2, 1, False)
@@ -481,15 +517,32 @@ def _order_fault(result: Any, S_q: int, S_k: int, block_m: int, block_n: int, he
         return f"an entry is {'of ' + str(len(odd)) + ' parts' if len(odd) != 3 else 'not of integers'}, want (head, row_block, key_blocks)"
     sizes = (S_q, S_k, block_m, block_n, is_causal)
     lengths = [_key_blocks(r, *sizes) for r in range(_blocks(S_q, block_m))]
-    return _missing_work(entries, lengths, heads, sizes) or _wrong_lengths(entries, lengths, sizes) or _wrong_order(entries, heads)
+    return (
+        _other_places(entries, lengths, heads)
+        or _missing_work(entries, lengths, heads, sizes)
+        or _wrong_lengths(entries, lengths, sizes)
+        or _wrong_order(entries, heads)
+    )
 
 
 def _whole(part: Any) -> int | None:
     """`part` as an int, None where it is no whole number."""
     try:
         return int(part) if int(part) == part else None
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several elements
         return None
+
+
+def _other_places(entries: Sequence[tuple], lengths: Sequence[int], heads: int) -> str:
+    """The diagnosis where all entries are right, with key_blocks in another place than the third."""
+    want = Counter((head, r, length) for head in range(heads) for r, length in enumerate(lengths))
+    pairs = Counter(entry[:2] for entry in want.elements())
+    if Counter(entry[:2] for entry in entries) == pairs:
+        return ""
+    for places in itertools.permutations(range(3)):
+        if places[2] != 2 and Counter(entries) == Counter(tuple(entry[place] for place in places) for entry in want.elements()):
+            return f"{_places_told(('head', 'row_block', 'key_blocks'), places)}: an entry is {show(max(entries))}"
+    return ""
 
 
 def _missing_work(entries: Sequence[tuple], lengths: Sequence[int], heads: int, sizes: tuple) -> str:
@@ -562,7 +615,9 @@ def grade_register_budget(answer) -> None:
         on = f"register_budget{args}"
         expect_equal(run(answer, *args, on=on), solutions.register_budget(*args), on=on, otherwise=otherwise, suspects=suspects)
 
+    few, many = (show(run(answer, 2, 1, registers, on=f"register_budget(2, 1, {registers})")) for registers in (24, 56))
     compare(2, 1, 24, {
+        "producer_registers changes nothing, 56 gives the same: what the producer keeps is not there to be shared": 248 if few == many else -1,
         "that is what every thread has at the launch: the producer gives most of its registers away, and the consumers share them": 168,
         "more than there is for each: the launch gives every thread 168, the producer's 128 too, and what these give up is shared by both consumers": 256,
         "the producer's warp is taken for 32 threads: setmaxnreg is for whole warpgroups, so 1 warp is padded to 128": 248,
@@ -648,9 +703,9 @@ EXERCISES = (
          "fa_tutorial.algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k)[1] is a causal row block's number of key blocks. Go through the row blocks "
          "from the last to the first, and for each through the heads."),
         solutions.longest_first,
-        "Blocks of a persistent grid take the next piece of work when they have finished one. What is begun last should be short, or one multiprocessor works on it "
-        "while all others are done. The key blocks never fall from one row block to the next, so counting row blocks backwards sorts them, and a kernel can do "
-        "it with a division: row_block = row_blocks − 1 − n // heads, head = n % heads.",
+        "Where the next piece of work goes to whoever is free, as in an ordinary grid or by a counter, what is begun last should be short, or one multiprocessor "
+        "works on it while all others are done; where pieces are dealt out beforehand, longest first need not help. The key blocks never fall from one row block "
+        "to the next, so counting row blocks backwards sorts them, and a kernel can do it with a division: row_block = row_blocks − 1 − n // heads, head = n % heads.",
         helpers=(causal_tiles, all_tiles),
     ),
     Exercise(
@@ -665,7 +720,7 @@ EXERCISES = (
          "and mind the 256."),
         solutions.register_budget,
         "A consumer's accumulators are in registers: acc of 64 × 128 in float32 is 64 a thread, the scores of 64 × 128 as many again, and p beside them. A "
-        "uniform 168 would spill. The producer needs an address and a counter. setmaxnreg moves registers within the block's own pool, and what "
+        "uniform 168 would leave little room. The producer needs an address and a counter. setmaxnreg moves registers within the block's own pool, and what "
         "the launch did not take, 65,536 − 384 · 168 = 1,024 here, is in nobody's pool. So 240 beside 24 with two consumers, and 160 with three.",
     ),
 )  # fmt: skip

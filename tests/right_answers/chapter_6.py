@@ -137,6 +137,7 @@ def flash_in_one_loop(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
             rows = (slice(None), slice(None), slice(i, i + block_m))
             p = _tile(q[rows], k_tile, lse[rows], scale, is_causal, i, j, shift)
             ds = p * (do[rows] @ v_tile.mT - delta[rows])
+            p, ds = (x.to(dtype).to(q.dtype) for x in (p, ds))  # as tensor cores want them
             dv_tile += p.mT @ do[rows]
             dk_tile += ds.mT @ q[rows]
             dq[rows] += scale * ds @ k_tile

@@ -30,6 +30,12 @@ def tflops_by_ratio(batch, heads, queries, keys, dim, causal, mode, time):
     return {"fwd": 1.0, "bwd": 2.5, "fwd_bwd": 3.5}[mode] * forward * 1e-12 / time
 
 
+def tflops_in_float32(B, H, S_q, S_k, D, is_causal, mode, seconds):
+    seen = torch.ones(S_q, S_k).tril(S_k - S_q if is_causal else S_k).sum()
+    matmuls = ("fwd" in mode) * 2 + ("bwd" in mode) * 5
+    return torch.tensor(2.0 * matmuls * B * H * D) * seen / seconds / 1e12
+
+
 # ---------------------------------------------------------------- 8.2
 
 
@@ -165,7 +171,7 @@ def backward_by_names(q, k, v, o, do, lse, is_causal, scale):
 
 
 RIGHT_ANSWERS = (
-    ("8.1", tflops_row_by_row), ("8.1", tflops_by_ratio),
+    ("8.1", tflops_row_by_row), ("8.1", tflops_by_ratio), ("8.1", tflops_in_float32),
     ("8.2", fits_tile_by_tile), ("8.2", fits_by_the_method),
     ("8.3", forward_transposed), ("8.3", forward_two_loops),
     ("8.4", backward_by_row_delta), ("8.4", backward_by_names),

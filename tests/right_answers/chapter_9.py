@@ -20,6 +20,16 @@ def phase_by_toggling(i, stages):
     return [stage, full_parity, empty_parity]
 
 
+def phase_tile_by_tile(i, stages):
+    """The ring gone through from tile 0 to tile i."""
+    full = stage = 0
+    for _ in range(i):
+        stage += 1
+        if stage == stages:
+            stage, full = 0, full ^ 1
+    return stage, full, full ^ 1
+
+
 def phase_from_the_barriers(i, stages):
     loads_before = i // stages  # phases of full[stage] that are complete, each with a release after it
     return np.int64(i - loads_before * stages), loads_before & 1 == 1, (loads_before - 1) % 2
@@ -139,7 +149,7 @@ def budget_by_gain(consumers, producer_warps, producer_registers):
 
 
 RIGHT_ANSWERS = (
-    ("9.1", phase_by_toggling), ("9.1", phase_from_the_barriers),
+    ("9.1", phase_by_toggling), ("9.1", phase_tile_by_tile), ("9.1", phase_from_the_barriers),
     ("9.2", roles_that_toggle), ("9.2", roles_as_lists), ("9.2", roles_round_by_round),
     ("9.3", order_by_sorting), ("9.3", order_by_program_id), ("9.3", order_by_buckets),
     ("9.4", budget_by_trying), ("9.4", budget_by_gain),

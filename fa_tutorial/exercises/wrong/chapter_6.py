@@ -150,6 +150,14 @@ def _softmax_in_place(p, dp):
     return p * dp
 
 
+def _softmax_largest(p, dp):
+    return p * (dp - (p * dp).amax(-1, keepdim=True))
+
+
+def _softmax_largest_dp(p, dp):
+    return p * (dp - dp.amax(-1, keepdim=True))
+
+
 # ---------------------------------------------------------------- 6.3
 
 
@@ -256,6 +264,34 @@ def _p_scores_in_half(q, k, lse, scale, is_causal):
 def _p_scaled_q_in_half(q, k, lse, scale, is_causal):
     s = ((scale * q) @ k.mT).masked_fill(~_seen(q.shape[2], k.shape[2], is_causal), -INF)
     return torch.exp(s - _live(lse)[..., None])
+
+
+def _p_right(q, k, lse, scale, is_causal, shift=None):
+    return torch.exp(_masked_scores(q, k, scale, is_causal, shift) - _live(lse)[..., None])
+
+
+def _p_scaled_q_in_half_before_float32(q, k, lse, scale, is_causal):
+    return _p_right(q * scale, k, lse, 1.0, is_causal)
+
+
+def _p_in_the_inputs_dtype(q, k, lse, scale, is_causal):
+    return _p_right(q, k, lse, scale, is_causal).to(q.dtype)
+
+
+def _p_always_in_half(q, k, lse, scale, is_causal):
+    return _p_right(q, k, lse, scale, is_causal).half()
+
+
+def _p_one_too_wide(q, k, lse, scale, is_causal):
+    return _p_right(q, k, lse, scale, is_causal, shift=k.shape[2] - q.shape[2] + 1)
+
+
+def _p_shift_at_least_0(q, k, lse, scale, is_causal):
+    return _p_right(q, k, lse, scale, is_causal, shift=max(0, k.shape[2] - q.shape[2]))
+
+
+def _p_shift_without_sign(q, k, lse, scale, is_causal):
+    return _p_right(q, k, lse, scale, is_causal, shift=abs(k.shape[2] - q.shape[2]))
 
 
 # ---------------------------------------------------------------- 6.4
@@ -413,6 +449,18 @@ def _backward_one_head(q, k, v, o, do, lse, scale, is_causal):
     return tuple(x.expand(-1, q.shape[1], -1, -1) for x in first)
 
 
+def _backward_one_too_wide(q, k, v, o, do, lse, scale, is_causal):
+    return _attention(q, k, v, o, do, lse, scale, is_causal, shift=k.shape[2] - q.shape[2] + 1)[:3]
+
+
+def _backward_shift_at_least_0(q, k, v, o, do, lse, scale, is_causal):
+    return _attention(q, k, v, o, do, lse, scale, is_causal, shift=max(0, k.shape[2] - q.shape[2]))[:3]
+
+
+def _backward_always_in_half(*args):
+    return tuple(x.half() for x in _backward_right(*args))
+
+
 # ---------------------------------------------------------------- 6.5
 
 
@@ -421,35 +469,40 @@ def _blocks(length, block):
 
 
 def _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, *, seen=None, for_dkv=None, for_dq=None, delta=None, live=_live, add=torch.add,
-           row_blocks=None, key_blocks=None, dq_scale=None, dk_scale=None, dq_add=None, dk_add=None, dv_add=None, init=torch.zeros):  # fmt: skip
+           row_blocks=None, key_blocks=None, dq_scale=None, dk_scale=None, dq_add=None, dk_add=None, dv_add=None, init=torch.zeros, first=None, kept=None):  # fmt: skip
     """A right tiled backward, but for the part that a wrong answer puts in its place.
 
-    seen: what each row sees; for_dkv, for_dq: block numbers (row, key) -> is the tile walked over in that loop.
+    seen: what each row sees; for_dkv, for_dq: block numbers (row, key) -> is the tile walked over in that loop. first: the first row block
+    of a key block; kept: a dict for the first loop's ds, which the second takes from it.
     """
     dtype = q.dtype
     q, k, v, o, do, lse = _up_cast(q, k, v, o, do, lse)
     S_q, S_k = q.shape[2], k.shape[2]
-    seen = _seen(S_q, S_k, is_causal) if seen is None else seen
     dq, dk, dv = (init(x.shape, dtype=q.dtype) for x in (q, k, v))
     row_blocks, key_blocks = row_blocks or _blocks(S_q, block_m), key_blocks or _blocks(S_k, block_n)
 
     def tile(i, j):
         rows, keys = slice(i * block_m, (i + 1) * block_m), slice(j * block_n, (j + 1) * block_n)
-        s = (scale * (q[:, :, rows] @ k[:, :, keys].mT)).masked_fill(~seen[rows, keys], -INF)
+        s = scale * (q[:, :, rows] @ k[:, :, keys].mT)
+        own = _seen(*s.shape[2:], is_causal, i * block_m - j * block_n + S_k - S_q)
+        s = s.masked_fill(~(own if seen is None else seen[rows, keys]), -INF)
         p = torch.exp(s - live(lse[:, :, rows])[..., None])
         dp = do[:, :, rows] @ v[:, :, keys].mT
         return rows, keys, p, p * (dp - (delta or _delta)(p, dp, o[:, :, rows], do[:, :, rows]))
 
     for j in key_blocks:
-        for i in row_blocks:
+        for i in range(first(j), len(row_blocks)) if first else row_blocks:
             if for_dkv is None or for_dkv(i, j):
                 rows, keys, p, ds = tile(i, j)
+                if kept is not None:
+                    kept[i, j] = ds
                 dv[:, :, keys] = (dv_add or add)(dv[:, :, keys], p.mT @ do[:, :, rows])
                 dk[:, :, keys] = (dk_add or add)(dk[:, :, keys], (scale if dk_scale is None else dk_scale) * ds.mT @ q[:, :, rows])
     for i in row_blocks:
         for j in key_blocks:
             if for_dq is None or for_dq(i, j):
                 rows, keys, _, ds = tile(i, j)
+                ds = kept[i, j] if kept else ds
                 dq[:, :, rows] = (dq_add or add)(dq[:, :, rows], (scale if dq_scale is None else dq_scale) * ds @ k[:, :, keys])
     return dq.to(dtype), dk.to(dtype), dv.to(dtype)
 
@@ -649,6 +702,87 @@ def _flash_dk_carried_over(q, k, v, o, do, lse, block_m, block_n, is_causal, sca
     return dq, dk.cumsum(2) if block_n == 1 else dk, dv
 
 
+def _flash_one_too_wide(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
+    S_q, S_k = q.shape[2], k.shape[2]
+    return _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, seen=_seen(S_q, S_k, is_causal, S_k - S_q + 1))
+
+
+def _flash_shift_without_sign(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
+    S_q, S_k = q.shape[2], k.shape[2]
+    return _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, seen=_seen(S_q, S_k, is_causal, abs(S_k - S_q)))
+
+
+def _flash_whole_blocks_alone(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
+    rows, keys = q.shape[2] // block_m, k.shape[2] // block_n
+    walked = lambda i, j: i < rows and j < keys  # noqa: E731
+    return _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, for_dkv=walked, for_dq=walked)
+
+
+def _flash_start_rounded_up(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
+    shift = k.shape[2] - q.shape[2]
+    walked = lambda i, j: not is_causal or i >= -(-max(0, j * block_n - shift) // block_m)  # noqa: E731
+    return _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, for_dkv=walked)
+
+
+def _flash_starts_where_all_is_seen(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
+    S_q, S_k = q.shape[2], k.shape[2]
+    walked = lambda i, j: not is_causal or i >= -(-max(0, min((j + 1) * block_n, S_k) - 1 - (S_k - S_q)) // block_m)  # noqa: E731
+    return _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, for_dkv=walked)
+
+
+def _flash_ends_by_its_first_row(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
+    shift = k.shape[2] - q.shape[2]
+    walked = lambda i, j: not is_causal or j * block_n <= i * block_m + shift  # noqa: E731
+    return _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, for_dq=walked)
+
+
+def _flash_end_rounded_down(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
+    S_q, S_k = q.shape[2], k.shape[2]
+    walked = lambda i, j: not is_causal or j < (min((i + 1) * block_m, S_q) + S_k - S_q) // block_n  # noqa: E731
+    return _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, for_dq=walked)
+
+
+def _flash_start_below_0(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
+    start = lambda j: (j * block_n - k.shape[2] + q.shape[2]) // block_m if is_causal else 0  # noqa: E731
+    return _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, first=start)
+
+
+def _flash_untiled_if_causal(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
+    if is_causal:
+        return _backward_right(q, k, v, o, do, lse, scale, True)
+    return _flash(q, k, v, o, do, lse, block_m, block_n, False, scale)
+
+
+def _flash_whole_mask(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
+    return _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, seen=_seen(q.shape[2], k.shape[2], is_causal))
+
+
+def _flash_whole_mask_by_positions(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
+    i, j = _positions(q, k)
+    seen = j <= i + k.shape[2] - q.shape[2] if is_causal else None
+    return _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, seen=seen)
+
+
+def _flash_keeps_ds(*args):
+    return _flash(*args, kept={})
+
+
+def _tile_rounded(dtype):
+    return lambda old, new: old + new.to(dtype).to(new.dtype)
+
+
+def _flash_dq_of_rounded_tiles(*args):
+    return _flash(*args, dq_add=_tile_rounded(args[0].dtype))
+
+
+def _flash_dk_of_rounded_tiles(*args):
+    return _flash(*args, dk_add=_tile_rounded(args[0].dtype))
+
+
+def _flash_dv_of_rounded_tiles(*args):
+    return _flash(*args, dv_add=_tile_rounded(args[0].dtype))
+
+
 WRONG_ANSWERS = (
     WrongAnswer("6.1", _matmul_exchanged, "da and db are exchanged"),
     WrongAnswer("6.1", _matmul_dc_transposed_in_da, "dc is transposed in da"),
@@ -680,6 +814,8 @@ WRONG_ANSWERS = (
     WrongAnswer("6.2", _softmax_jacobian, "the Jacobian is built"),
     WrongAnswer("6.2", _softmax_of_log, "the gradient of log softmax"),
     WrongAnswer("6.2", _softmax_in_place, "changes its input dp in place"),
+    WrongAnswer("6.2", _softmax_largest, "the largest of p ∘ dp is subtracted"),
+    WrongAnswer("6.2", _softmax_largest_dp, "the largest dp is subtracted"),
     WrongAnswer("6.3", _p_without_scale, "the scale is ignored"),
     WrongAnswer("6.3", _p_scaled_after_lse, "lse is subtracted before the scale"),
     WrongAnswer("6.3", _p_in_base_2, "exp2 is taken"),
@@ -700,6 +836,12 @@ WRONG_ANSWERS = (
     WrongAnswer("6.3", _p_zero_scale_is_none, "a scale of 0 is taken for none given"),
     WrongAnswer("6.3", _p_scores_in_half, "compute the scores in float32"),
     WrongAnswer("6.3", _p_scaled_q_in_half, "digits are lost in float16: turn q and k to float32"),
+    WrongAnswer("6.3", _p_scaled_q_in_half_before_float32, "digits are lost in float16: turn q and k to float32"),
+    WrongAnswer("6.3", _p_in_the_inputs_dtype, "p comes in float16: it is computed in float32, and stays so: float16, q = k = 300"),
+    WrongAnswer("6.3", _p_always_in_half, "p comes in float16"),
+    WrongAnswer("6.3", _p_one_too_wide, "the mask is one key too wide"),
+    WrongAnswer("6.3", _p_shift_at_least_0, "rows see more than they may: S_k − S_q is negative here"),
+    WrongAnswer("6.3", _p_shift_without_sign, "rows see more than they may: S_k − S_q is negative here"),
     WrongAnswer("6.4", _backward_without_delta, "delta is forgotten"),
     WrongAnswer("6.4", _backward_dq_without_scale, "dq is without the scale"),
     WrongAnswer("6.4", _backward_dk_without_scale, "dk is without the scale"),
@@ -729,6 +871,9 @@ WRONG_ANSWERS = (
     WrongAnswer("6.4", _backward_dp_in_half, "compute dp and delta in float32"),
     WrongAnswer("6.4", _backward_in_float32, "a tensor inside is float32"),
     WrongAnswer("6.4", _backward_one_head, "every head gets the gradients of head 0"),
+    WrongAnswer("6.4", _backward_one_too_wide, "the mask is one key too wide"),
+    WrongAnswer("6.4", _backward_shift_at_least_0, "rows see more than they may: S_k − S_q is negative here"),
+    WrongAnswer("6.4", _backward_always_in_half, "dq comes in float16, and float32 goes in"),
     WrongAnswer("6.5", _flash_dk_overwritten, "dk is overwritten in every step"),
     WrongAnswer("6.5", _flash_dv_overwritten, "dv is overwritten in every step"),
     WrongAnswer("6.5", _flash_dk_and_dv_overwritten, "dk and dv are overwritten in every step"),
@@ -765,4 +910,19 @@ WRONG_ANSWERS = (
     WrongAnswer("6.5", _flash_dv_in_half, "dv loses its small terms"),
     WrongAnswer("6.5", _flash_scales_q_in_place, "changes its input q in place"),
     WrongAnswer("6.5", _flash_dk_carried_over, "the sum in dk is carried over"),
+    WrongAnswer("6.5", _flash_one_too_wide, "the mask is one key too wide"),
+    WrongAnswer("6.5", _flash_shift_without_sign, "rows see more than they may: S_k − S_q is negative here"),
+    WrongAnswer("6.5", _flash_whole_blocks_alone, "the gradients stay 0, as if the one tile were skipped"),
+    WrongAnswer("6.5", _flash_start_rounded_up, "dk and dv stay 0, as if the one tile were skipped"),
+    WrongAnswer("6.5", _flash_starts_where_all_is_seen, "dk and dv stay 0, as if the one tile were skipped"),
+    WrongAnswer("6.5", _flash_ends_by_its_first_row, "dq stays 0, as if the one tile were skipped"),
+    WrongAnswer("6.5", _flash_end_rounded_down, "dq stays 0, as if the one tile were skipped"),
+    WrongAnswer("6.5", _flash_start_below_0, "row 0 is counted twice for key 0"),
+    WrongAnswer("6.5", _flash_untiled_if_causal, "causal: all scores are computed at once"),
+    WrongAnswer("6.5", _flash_whole_mask, "is built for the whole matrix"),
+    WrongAnswer("6.5", _flash_whole_mask_by_positions, "is built for the whole matrix"),
+    WrongAnswer("6.5", _flash_keeps_ds, "tiles are kept"),
+    WrongAnswer("6.5", _flash_dq_of_rounded_tiles, "dq is rounded before it is summed"),
+    WrongAnswer("6.5", _flash_dk_of_rounded_tiles, "dk is rounded before it is summed"),
+    WrongAnswer("6.5", _flash_dv_of_rounded_tiles, "dv is rounded before it is summed"),
 )

@@ -56,6 +56,18 @@ def _tflops_times_seconds(B, H, S_q, S_k, D, is_causal, mode, seconds):
     return _by_matmuls(2, 5, 7)(B, H, S_q, S_k, D, is_causal, mode, 1 / seconds)
 
 
+def _tflops_to_cents(B, H, S_q, S_k, D, is_causal, mode, seconds):
+    return round(_by_factor(1)(B, H, S_q, S_k, D, is_causal, mode, seconds), 2)
+
+
+def _tflops_whole(B, H, S_q, S_k, D, is_causal, mode, seconds):
+    return int(_by_factor(1)(B, H, S_q, S_k, D, is_causal, mode, seconds))
+
+
+def _tflops_half(B, H, S_q, S_k, D, is_causal, mode, seconds):
+    return torch.tensor(_by_factor(1)(B, H, S_q, S_k, D, is_causal, mode, seconds), dtype=torch.float64).half()
+
+
 def _all_pairs(S_q, S_k, is_causal):
     return S_q * S_k
 
@@ -132,6 +144,8 @@ def _descriptor(q_desc, k_desc, v_desc, o_desc, H, S_q, S_k, scale, BLOCK_M: tl.
     q = q_desc.load([b, h, start_m, 0])
     if FLAW != "tile not reshaped":
         q = q.reshape([BLOCK_M, D])
+    if FLAW == "q scaled in half precision":
+        q = (q * scale).to(q_desc.dtype)
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, D), dtype=tl.float32)
@@ -151,9 +165,11 @@ def _descriptor(q_desc, k_desc, v_desc, o_desc, H, S_q, S_k, scale, BLOCK_M: tl.
             s = s.to(q.dtype).to(tl.float32)
         if FLAW == "scale of its own":
             s = s * (D**-0.5)
-        elif FLAW != "scale forgotten":
+        elif FLAW != "scale forgotten" and FLAW != "q scaled in half precision":
             s = s * scale
-        there = start_n + tl.arange(0, BLOCK_N)[None, :] < S_k
+        if FLAW == "scaled scores in half precision":
+            s = s.to(q.dtype).to(tl.float32)
+        there = start_n + tl.arange(0, BLOCK_N)[None, :] < (S_q if FLAW == "mask ends at S_q" else S_k)
         if FLAW == "last key hidden":
             there = start_n + tl.arange(0, BLOCK_N)[None, :] < S_k - 1
         if FLAW == "padded keys set the maximum":
@@ -206,7 +222,8 @@ def _backward(flaw: str) -> Any:
 
         def sum_rows():
             do_strides = o.stride() if flaw == "strides of do taken from o" else do.stride()
-            backward.delta_kernel[(row_blocks * B * H_q,)](
+            programs = {"no heads in delta": B, "no batch in delta": H_q}.get(flaw, B * H_q)
+            backward.delta_kernel[(row_blocks * programs,)](
                 o, do, delta, delta, H_q, S_q, D, *o.stride(), *do_strides, *delta.stride(), HAS_DLSE=flaw == "dlse read",
                 P_SCALE=1.0 if flaw == "P_SCALE forgotten" else fixed["P_SCALE"], BLOCK_M=tile.block_m, BLOCK_D=fixed["BLOCK_D"],
             )  # fmt: skip
@@ -255,6 +272,9 @@ TFLOPS = (
     (_by_factor(1e12 / 2**40), "not 2⁴⁰"),
     (_by_factor(1e-3), "it is in seconds already"),
     (_tflops_without_heads, "the heads are missing"),
+    (_tflops_to_cents, "the result is rounded to 2 decimals"),
+    (_tflops_whole, "the result is cut to a whole number"),
+    (_tflops_half, "something is rounded on the way"),
     (_tflops_times_seconds, "the time is multiplied"),
     (_by_pairs(_all_pairs), "pairs that the causal mask hides are counted"),
     (_by_pairs(_half_of_all), "half of all pairs are counted"),
@@ -277,6 +297,9 @@ FITS = (
     (_by_bytes(lambda m, n, stages, D, itemsize: _rows(m, n, stages) * padded_d(D) * itemsize + 1024), "1 KB is added"),
     (_by_bytes(lambda m, n, stages, D, itemsize: _rows(m, n, stages) * padded_d(D)), "elements are counted, not bytes"),
     (_by_bytes(lambda m, n, stages, D, itemsize: _rows(m, n, stages) * padded_d(D) * 2), "itemsize is taken for 2"),
+    (_by_bytes(lambda m, n, stages, D, itemsize: _rows(m, n, stages) * padded_d(D) * 4), "itemsize is taken for 4"),
+    (_by_bytes(lambda m, n, stages, D, itemsize: _rows(m, n, stages) * (1 << D.bit_length()) * itemsize), "D = 256 is padded to 512"),
+    (_by_bytes(lambda m, n, stages, D, itemsize: 2 * _rows(m, n, stages) * padded_d(D) * itemsize), "q's tile stays, num_stages tiles"),
     (_by_bytes(lambda m, n, stages, D, itemsize: _rows(m, n, stages) * D * itemsize), "D is not padded"),
     (_by_bytes(lambda m, n, stages, D, itemsize: _rows(m, n, stages) * _power_of_two(D) * itemsize), "D = 8 stays 8"),
     (_by_bytes(lambda m, n, stages, D, itemsize: _rows(m, n, stages) * max(padded_d(D), 64) * itemsize), "D is padded to at least 64"),
@@ -293,6 +316,7 @@ KERNEL_FLAWS = {
     "not divided": "acc is not divided",
     "keys count tiles": "the second tile of k and v is loaded from row 1",
     "first tile only": "every step loads the first tile of k and v",
+    "mask ends at S_q": "keys from S_q on do not count",
     "acc not rescaled": "acc is not rescaled",
     "row counts tiles": "the second block of rows is never stored",
     "no mask on the scores": "keys past S_k are zeros, and a score of 0",
@@ -308,6 +332,8 @@ KERNEL_FLAWS = {
     "scale of its own": "the scale is computed in the kernel",
     "acc in half precision": "acc is kept in fp16",
     "scores in half precision": "the scores overflow",
+    "scaled scores in half precision": "the scaled scores overflow",
+    "q scaled in half precision": "scale · q is rounded to fp16",
 }
 BACKWARD_FLAWS = {
     "delta twice": "delta_kernel is launched 2 times",
@@ -326,6 +352,8 @@ BACKWARD_FLAWS = {
     "D not padded": "want 16: padded_d(D)",
     "blocks rounded down": "the number of blocks is rounded down",
     "query heads in dkdv": "one program for each query head",
+    "no heads in delta": "H_q is missing in delta_kernel's grid",
+    "no batch in delta": "the batch is missing in delta_kernel's grid",
     "key blocks in dq": "dq_kernel divides the other length",
     "dq not causal": "is_causal does not reach dq_kernel",
     "scale of its own": "scale does not reach",

@@ -27,6 +27,14 @@ def _by_stage(stage):
     return ring_phase
 
 
+def _stage_last(i, stages):
+    return i // stages % 2, 1 - i // stages % 2, i % stages
+
+
+def _stage_between(i, stages):
+    return i // stages % 2, i % stages, 1 - i // stages % 2
+
+
 def _phase_without_stage(i, stages):
     return i // stages % 2, 1 - i // stages % 2
 
@@ -65,6 +73,8 @@ def _roles(flaw: str) -> Any:
             return 0 if flaw == "one stage alone" else i % stages
 
         def parity(i):
+            if flaw == "parity flips with every tile":
+                return i % 2
             return 0 if flaw == "parity never flips" else i // stages % 2
 
         def producer():
@@ -166,6 +176,7 @@ ROLE_FLAWS = {
     "full before the load": "The producer arrives at full[0] before it has loaded tile 0",
     "empty before the use": "The consumer arrives at empty[0] before it has used tile 0",
     "parity never flips": "in round 1 of the ring that is not the phase that tile 1 needs",
+    "parity flips with every tile": "uses tile 1 at time 3, and its load ends at time 6. The consumer waits for parity 1 of full[1]",
     "full parity of the first round": "The consumer waits for parity 0 of full[0], and that passes at once",
     "empty waits for the first round alone": "The producer waits for parity 0 of empty[0], and that passes at once",
     "lockstep": "The producer waits for empty[0], and it needs empty[1] alone",
@@ -217,10 +228,18 @@ def _order(flaw: str) -> Any:
                     key_blocks = keys
                 if flaw == "whole key blocks" and is_causal:
                     key_blocks = max(0, row_block * block_m + 1 + S_k - S_q) // block_n
+                if flaw == "rounded down under the mask" and is_causal:
+                    key_blocks = keys // block_n
+                if flaw == "masked key blocks" and is_causal:
+                    key_blocks -= min(max(0, row_block * block_m + 1 + S_k - S_q), S_k) // block_n
+                if flaw == "by the row block's number" and is_causal:
+                    key_blocks = row_block + 1
                 if key_blocks or flaw != "empty left out":
                     work.append((row_block, head, key_blocks) if flaw == "head second" else (head, row_block, key_blocks))
         if flaw == "pairs":
             return [entry[:2] for entry in work]
+        if flaw == "key blocks first":
+            return [(key_blocks, row_block, head) for head, row_block, key_blocks in sorted(work, key=lambda entry: -entry[2])]
         if flaw == "twice":
             work += work[:1]
         if flaw == "head by head":
@@ -252,6 +271,10 @@ ORDER_FLAWS = {
     "key blocks rounded down": "the number of key blocks is rounded down",
     "keys": "keys are counted, not blocks",
     "whole key blocks": "only the key blocks that are seen whole",
+    "rounded down under the mask": "the number of key blocks is rounded down",
+    "masked key blocks": "end − full is counted",
+    "by the row block's number": "row block r is given r + 1 key blocks",
+    "key blocks first": "the parts come as (key_blocks, row_block, head)",
     "empty left out": "somebody must still write their o = 0",
     "head second": "head and row_block are exchanged",
     "pairs": "an entry is of 2 parts",
@@ -278,7 +301,7 @@ def _budget(flaw: str) -> Any:
             return at_launch
         keeps = 24 if flaw == "producer keeps 24" else producer_registers
         pool = 512 if flaw == "the whole SM" else at_launch * groups
-        left = pool - keeps * (1 if flaw == "one group keeps" else producer_groups)
+        left = pool - keeps * (0 if flaw == "nothing kept" else 1 if flaw == "one group keeps" else producer_groups)
         if flaw == "one consumer gains":
             return min(at_launch + (at_launch - keeps) * producer_groups, 256) // 8 * 8
         if flaw == "all consumers":
@@ -303,6 +326,7 @@ BUDGET_FLAWS = {
     "one more group": "4 warps are one whole warpgroup",
     "one group": "the producer is taken for one warpgroup",
     "one group keeps": "every warpgroup of the producer keeps producer_registers",
+    "nothing kept": "producer_registers changes nothing",
     "bytes": "a register has 4 bytes",
     "producer keeps 24": "the producer keeps producer_registers, not 24",
     "the whole SM": "not all 65,536",
@@ -321,6 +345,8 @@ BUDGET_FLAWS = {
 WRONG_ANSWERS = (
     *(WrongAnswer("9.1", _by_parity(parities), diagnosis) for parities, diagnosis in PARITIES),
     *(WrongAnswer("9.1", _by_stage(stage), diagnosis) for stage, diagnosis in STAGES),
+    WrongAnswer("9.1", _stage_last, "the parts come as (full_parity, empty_parity, stage)"),
+    WrongAnswer("9.1", _stage_between, "the parts come as (full_parity, stage, empty_parity)"),
     WrongAnswer("9.1", _phase_without_stage, "want a tuple (stage, full_parity, empty_parity)"),
     *(WrongAnswer("9.2", _roles(flaw), diagnosis) for flaw, diagnosis in ROLE_FLAWS.items()),
     WrongAnswer("9.2", _roles_in_one, "it defines two, producer and consumer, inside"),
