@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,16 +10,17 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import hardware, reference
+from fa_tutorial import backward, hardware, reference
 from fa_tutorial.arguments import dtype_name
 from fa_tutorial.backward import load_lse, p_and_ds
 from fa_tutorial.exercises import solutions
 from fa_tutorial.exercises.catalogue import Exercise
-from fa_tutorial.exercises.chapter_5 import BDHS, BHDS, BHSD, BSHD, INF, TILE, reread, seen_pairs, strides_of
+from fa_tutorial.exercises.chapter_5 import BDHS, BHDS, BHSD, BSHD, INF, TILE, Order, reread, seen_pairs, strides_of
 from fa_tutorial.exercises.grader import (
     OTHERS,
     Buffer,
     NotAttempted,
+    Stray,
     Wrong,
     close,
     expect,
@@ -35,6 +37,9 @@ from fa_tutorial.matmul import dot
 
 Tensor = torch.Tensor
 LN_2 = 0.6931471805599453
+BSDH: Order = (0, 2, 3, 1)
+BDSH: Order = (0, 3, 2, 1)
+OWN = "each tensor has its own four strides"
 PLACE = "row i of head h of batch b lies at (b · H + h) · S_q + i of delta, i < S_q"
 
 
@@ -57,6 +62,28 @@ def _forbid(buffer: Buffer, rows: int) -> None:
     buffer.data[:, :, :rows] = float("nan")
     tensor = buffer.tensor
     buffer.own.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())[:, :, :rows] = False
+
+
+def _layout_mistakes(strides: Mapping[str, Sequence[int]], shape: Sequence[int]) -> dict[str, dict[str, Sequence[int]]]:
+    """Ways to read tensors of one shape by wrong strides: the diagnosis, and the strides used of each tensor that is misread.
+
+    strides: of each tensor, without gaps, and none of them contiguous or with a last stride of 1.
+    """
+    names, H = list(strides), shape[1]
+    groups = [names, *([names[0], names[-1]], names[1:-1])] if len(names) > 2 else [names]
+    groups += [[name] for name in names]
+    found: dict[str, dict[str, Sequence[int]]] = {}
+    for group in groups:
+        words = f"{' and '.join(filter(None, (', '.join(group[:-1]), group[-1])))} {'is' if len(group) == 1 else 'are'} read"
+        found[f"{words} as if {'it were' if len(group) == 1 else 'they were'} contiguous: {OWN}"] = dict.fromkeys(group, strides_of(shape))
+        found[f"{words} without the last stride, from one column to the next: it need not be 1"] = {
+            name: (*strides[name][:3], 1) for name in group
+        }
+        found[f"{words} at (b · H + h) times a head's stride: in a view a batch need not lie H heads on, so it has a stride of its own"] = {
+            name: (H * strides[name][1], *strides[name][1:]) for name in group
+        }
+    others = ((name, other) for name in names for other in names if other != name)
+    return found | {f"{name} is read by the strides of {other}: {OWN}": {name: strides[other]} for name, other in others}
 
 
 # ---------------------------------------------------------------- 7.1
@@ -157,17 +184,17 @@ def _grade_delta_heads(compare: Callable, draw: Callable) -> None:
 
 
 def _grade_delta_strides(compare: Callable, draw: Callable) -> None:
+    o, do = draw(2, 2, 16, 16)
+    at = {"o": strides_of(o.shape, BSDH), "do": strides_of(o.shape, BDHS)}
+
+    def misread(used: Mapping[str, Sequence[int]]) -> Tensor:
+        read = (reread(x, at[name], used.get(name, at[name])) for name, x in (("o", o), ("do", do)))
+        return torch.mul(*read).sum(-1)
+
+    suspects = {words: misread(used) for words, used in _layout_mistakes(at, o.shape).items()}
+    suspects[f"the strides of o and do are exchanged: {OWN}"] = misread({"o": at["do"], "do": at["o"]})
+    compare(o, do, "B = H = 2, o and do laid out differently", OWN, suspects, strides=tuple(at.values()))
     o, do = draw(1, 2, 16, 16)
-    own = "each tensor has its own four strides"
-    at_o, at_do, plain = strides_of(o.shape, BHDS), strides_of(o.shape, BSHD), strides_of(o.shape)
-    compare(o, do, "o and do laid out differently", own, {
-        f"do is read by the strides of o: {own}": (o * reread(do, at_do, at_o)).sum(-1),
-        f"o is read by the strides of do: {own}": (reread(o, at_o, at_do) * do).sum(-1),
-        f"o and do are read as if they were contiguous: {own}": (reread(o, at_o, plain) * reread(do, at_do, plain)).sum(-1),
-        f"do is read as if it were contiguous: {own}": (o * reread(do, at_do, plain)).sum(-1),
-        f"o is read as if it were contiguous: {own}": (reread(o, at_o, plain) * do).sum(-1),
-        f"the strides of o and do are exchanged: {own}": (reread(o, at_o, at_do) * reread(do, at_do, at_o)).sum(-1),
-    }, strides=(at_o, at_do))  # fmt: skip
     zero = "do has strides of 0, as o.sum().backward() gives it: read it by its own strides"
     compare(o, torch.ones_like(o), "do = 1, expanded from one element", zero, stray=zero, strides=(None, (0, 0, 0, 0)))
 
@@ -192,7 +219,7 @@ class _Exact:
     """What a kernel is given, and by it the gradients, in float64; `replace` makes one mistake.
 
     scale: of the scores. factor: of dq and dk, the same unless that is the mistake. seen: (S_q, S_k) booleans. hidden: the score of a key that is
-    not seen. dtype: what every step is rounded to.
+    not seen. dtype: what p, ds and the gradients are rounded to; s and dp are float32, as tl.dot gives them.
     """
 
     q: Tensor
@@ -210,14 +237,21 @@ class _Exact:
     def rounded(self, x: Tensor) -> Tensor:
         return x.to(self.dtype).double()
 
+    def summed(self, x: Tensor) -> Tensor:
+        return x if self.dtype == torch.float64 else x.float().double()
+
+    @property
+    def s(self) -> Tensor:
+        return self.summed(self.scale * (self.q @ self.k.mT))
+
     @property
     def p(self) -> Tensor:
-        s = torch.where(self.seen, self.rounded(self.scale * (self.q @ self.k.mT)), self.hidden)
+        s = torch.where(self.seen, self.s, self.hidden)
         return self.rounded(torch.exp(s - torch.where(self.lse == -INF, INF, self.lse)[..., None]))
 
     @property
     def dp(self) -> Tensor:
-        return self.rounded(self.do @ self.v.mT)
+        return self.summed(self.do @ self.v.mT)
 
     @property
     def ds(self) -> Tensor:
@@ -249,6 +283,22 @@ class _Exact:
         return replace(self, k=self.k[:, :, index], v=self.v[:, :, index], seen=self.seen[:, index])
 
 
+class _HalfScores(_Exact):
+    """The mistake to round s to fp16."""
+
+    @property
+    def s(self) -> Tensor:
+        return super().s.half().double()
+
+
+class _HalfDp(_Exact):
+    """The mistake to round dp to fp16."""
+
+    @property
+    def dp(self) -> Tensor:
+        return super().dp.half().double()
+
+
 Mistakes = Mapping[str, "_Exact | Mapping[str, Tensor]"]
 
 
@@ -266,6 +316,16 @@ def _draw(B: int, H: int, S_q: int, S_k: int, D: int, *, generator: torch.Genera
     """q, k, v, do of normal values, the same on every call unless a generator is given."""
     generator = generator or torch.Generator().manual_seed(0)
     return [torch.randn((B, H, S, D), generator=generator) for S in (S_q, S_k, S_k, S_q)]
+
+
+@contextlib.contextmanager
+def _strays_told(on: str, strays: Mapping[str, str]) -> Iterator[None]:
+    """Turn a Stray at one of these tensors into Wrong with the diagnosis that belongs to it. on: the input, in words."""
+    try:
+        yield
+    except Stray as wrong:
+        words = strays.get(wrong.brief.split()[-1])
+        raise (Wrong(f"{words}: {on}, it {wrong.brief}") if words else wrong) from wrong
 
 
 class _Grader:
@@ -296,15 +356,16 @@ class _Grader:
         self, inputs: Sequence[Tensor], on: str, otherwise: str, mistakes: Callable[[_Exact], Mistakes] | None = None, *,
         is_causal: bool = False, scale: float | None = None, blocks: Sequence[int] = TILE, strides: Sequence[Any] = (None,) * 4,
         stray: str = "", unwritten: str = "", lost: str = "", atol: float | None = None, values: bool = True, unread: int = 0,
+        strays: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """mistakes: of the exact gradients, the diagnosis and what the mistake gives: all of them, or those that it changes.
 
         stray, unwritten: the diagnosis where an access misses its tensor, or where a part of a gradient stays as it was. lost: the one
-        where NaN or inf comes out; stray unless given. unread: as for run.
+        where NaN or inf comes out; stray unless given. strays: of a tensor, the diagnosis in stray's place. unread: as for run.
         """
         dtype = inputs[0].dtype
         given = _exact(inputs, is_causal, inputs[0].shape[-1] ** -0.5 if scale is None else scale)
-        with misses_told(on, stray=stray or otherwise, unwritten=unwritten or otherwise):
+        with misses_told(on, stray=stray or otherwise, unwritten=unwritten or otherwise), _strays_told(on, strays or {}):
             got = self.run(given, dtype, is_causal, blocks, strides, unread)
         wants = dict(zip(("dq", "dk", "dv"), reference.gradients(*inputs, is_causal, given.scale), strict=True))
         atols = {name: _tolerance(given, name, wants[name], dtype) if atol is None else atol for name in self.names}
@@ -333,7 +394,7 @@ class _Grader:
 
 
 def _tolerance(given: _Exact, name: str, want: Tensor, dtype: torch.dtype) -> float:
-    """Three times what rounding every step to dtype costs, and a little of the sum's size."""
+    """Three times what rounding p, ds and the gradient to dtype costs, and a little of the sum's size."""
     slip = float(torch.nan_to_num(getattr(replace(given, dtype=dtype), name) - want, posinf=0.0, neginf=0.0).abs().amax())
     share = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
     return 3 * slip + share * given.size(name) + 1e-5
@@ -393,45 +454,70 @@ def _grade_heads(grader: _Grader) -> None:
                    changed(lambda x: x[:, :1].expand_as(x), "read from head 0 by every program: add the head's offset"),
                    stray="an offset is wrong, as where batch and head are exchanged: // H gives b, % H gives h",
                    unwritten=f"only head 0 of {outputs} is written: add the head's offset, (b · H + h) · S · D")  # fmt: skip
-    grader.compare(_draw(2, 1, 16, 16, 16), "two batches", "each program stays within its own batch",
-                   changed(lambda x: x[:1].expand_as(x), "read from batch 0 by every program: add the batch's offset"),
-                   unwritten=f"only batch 0 of {outputs} is written: add the batch's offset, (b · H + h) · S · D")  # fmt: skip
     exchanged = changed(lambda x: x.transpose(0, 1), "read with batch and head exchanged: // H gives b, % H gives h")
+    first = changed(lambda x: x[:1].expand_as(x), "read from batch 0 by every program: add the batch's offset")
 
-    def also_stored(g: _Exact) -> Mistakes:
+    def batches(g: _Exact) -> Mistakes:
         stored = {name: getattr(g, name).transpose(0, 1) for name in grader.names}
-        return {f"batch and head are exchanged in all that is read, or in {outputs}: // H gives b, % H gives h": stored, **exchanged(g)}
+        both = f"batch and head are exchanged in all that is read, or in {outputs}: // H gives b, % H gives h"
+        return {both: stored, **exchanged(g), **first(g)}
 
-    grader.compare(_draw(2, 2, 16, 16, 16), "B = H = 2", "the program's number is (b · H + h) · blocks + block", also_stored)
+    grader.compare(_draw(2, 2, 16, 16, 16), "B = H = 2", "the program's number is (b · H + h) · blocks + block", batches,
+                   unwritten=f"not every head of every batch is written: head h of batch b starts at (b · H + h) · S · D of {outputs}")  # fmt: skip
 
 
 def _grade_strides(grader: _Grader) -> None:
     """Four layouts without gaps, all different: whose strides were used shows in the values."""
-    inputs = _draw(1, 2, 16, 16, 16)
-    strides = {
-        name: strides_of(inputs[0].shape, order) for name, order in zip(("q", "k", "v", "do"), (BHSD, BSHD, BHDS, BDHS), strict=True)
-    }
+    inputs = _draw(2, 2, 16, 16, 16)
+    shape, names = inputs[0].shape, ("q", "k", "v", "do")
+    strides = {name: strides_of(shape, order) for name, order in zip(names, (BSDH, BDSH, BHDS, BDHS), strict=True)}
 
     def mistakes(g: _Exact) -> Mistakes:
-        own = "each tensor has its own four strides"
-        found = {"all are read as if they were contiguous: " + own: replace(
-            g, **{name: reread(getattr(g, name), strides[name], strides["q"]) for name in ("k", "v", "do")})}  # fmt: skip
-        for name in strides:
-            for used in strides:
-                if used != name:
-                    found[f"{name} is read by the strides of {used}{', or as if it were contiguous' if used == 'q' else ''}: {own}"] = (
-                        replace(g, **{name: reread(getattr(g, name), strides[name], strides[used])})
-                    )
+        found: dict[str, Any] = {
+            words: replace(g, **{name: reread(getattr(g, name), strides[name], at) for name, at in used.items()})
+            for words, used in _layout_mistakes(strides, shape).items()
+        }
+        outputs = " and ".join(grader.names)
+        rule = f"{outputs} {'is' if len(grader.names) == 1 else 'are'} contiguous, (b · H + h) · S · D to a head and D to a row"
+        for name, at in strides.items():
+            stored = {output: reread(getattr(g, output), at, strides_of(shape)) for output in grader.names}
+            found |= {f"{outputs} stored by the strides of {name}: {rule}": stored}
+            found |= {f"{output} stored by the strides of {name}: {rule}": {output: value} for output, value in stored.items()}
+        if len(grader.names) > 1:
+            each = {output: reread(getattr(g, output), strides[output[1:]], strides_of(shape)) for output in grader.names}
+            found[f"{outputs} stored by the strides of k and v: {rule}"] = each
         return found
 
-    grader.compare(inputs, "q, k, v and do laid out differently", "each tensor has its own four strides", mistakes,
-                   strides=tuple(strides.values()))  # fmt: skip
+    grader.compare(inputs, "B = H = 2, q, k, v and do laid out differently", OWN, mistakes, strides=tuple(strides.values()))
+    inputs = _draw(1, 1, 16, 16, 16)
     inputs[3] = torch.ones_like(inputs[3])
     zero = "do has strides of 0, as o.sum().backward() gives it: read it by its own strides"
     grader.compare(inputs, "do = 1, expanded from one element", zero, stray=zero, strides=(None, None, None, (0, 0, 0, 0)))
-    touch = "tiles of one head must not touch the next: a head's ragged block ends with the head, in what is loaded and in what is stored"
-    S_q, S_k = (20, 16) if grader.names == ("dq",) else (16, 20)  # the side that the programs divide is ragged
-    grader.compare(_draw(1, 2, S_q, S_k, 16), f"two heads, S_q = {S_q}, S_k = {S_k}, blocks of 16", touch, stray=touch, unwritten=touch)
+    _grade_ragged_heads(grader)
+
+
+def _grade_ragged_heads(grader: _Grader) -> None:
+    """Two heads, of which the side that the programs divide is ragged."""
+    S_q, S_k = (20, 16) if grader.names == ("dq",) else (16, 20)
+    outputs, own = " and ".join(grader.names), "S_q" if grader.names == ("dq",) else "S_k"
+    touch = f"tiles of one head must not touch the next: a head starts at (b · H + h) · {own} · D of {outputs}, and its ragged block ends with it"
+    start = "a head's rows of {} start at (b · H + h) · S_q, for they belong to the queries"
+    both = start.format("lse and delta")
+
+    def by_keys(g: _Exact) -> Mistakes:
+        """lse and delta of head h read from h · S_k on, which here stays inside."""
+        if S_k > S_q:
+            return {}
+        lse, delta = (x.as_strided(x.shape, (0, S_k, 1)) for x in (g.lse, g.delta))
+        return {
+            both: replace(g, lse=lse, delta=delta),
+            start.format("lse"): replace(g, lse=lse),
+            start.format("delta"): replace(g, delta=delta),
+        }
+
+    grader.compare(_draw(1, 2, S_q, S_k, 16), f"two heads, S_q = {S_q}, S_k = {S_k}, blocks of 16", touch, by_keys, stray=touch,
+                   strays={"lse": start.format("lse"), "delta": start.format("delta")},
+                   unwritten=f"not every row of {outputs} is written: a head starts at (b · H + h) · {own} · D of {outputs}")  # fmt: skip
 
 
 def _constant_logits(logit: float, S_q: int, S_k: int) -> list[Tensor]:
@@ -446,20 +532,50 @@ def _grade_range(grader: _Grader) -> None:
 
 
 def _grade_columns(grader: _Grader) -> None:
+    rows = f"a row of {' and '.join(grader.names)} holds D numbers: rows lie D apart, not BLOCK_D, and offs_d < D is in the store's mask"
     grader.compare(_draw(1, 1, 16, 16, 12), "D = 12, BLOCK_D = 16", "D may be less than BLOCK_D", lambda g: {
         "the scale comes from BLOCK_D: it is an argument": replace(g, scale=0.25, factor=0.25),
-    }, stray="columns past D are loaded or stored: offs_d < D is in the mask of every load and store of a tile")  # fmt: skip
+    }, stray="columns past D are loaded or stored: offs_d < D is in the mask of every load and store of a tile",
+        strays=dict.fromkeys(grader.names, rows), unwritten=rows)  # fmt: skip
     grader.compare(_draw(1, 1, 16, 16, 16), "scale = 0.5, D = 16", "the scale is an argument, which the caller may choose", lambda g: {
         "the scale is computed in the kernel: it is an argument, which the caller may choose": replace(g, scale=0.25, factor=0.25),
     }, scale=0.5)  # fmt: skip
 
 
 def _grade_half_scores(grader: _Grader) -> None:
-    """q kᵀ is 65536, and 4 when scaled."""
-    q, k, v, do = (x.to(torch.float16) for x in _draw(1, 1, 16, 16, 16))
+    """q kᵀ is beyond fp16. Scaled, s is near 2,080 and dp near 2,050, where fp16 numbers lie 2 apart: more than scores of a row differ."""
+    q, k, v, do = _draw(1, 1, 16, 16, 16)
+    q[..., 0], k[..., 0], v[..., 0], do[..., 0] = 256, 260, 1367, 1.5
     overflow = "the scores overflow: keep what tl.dot returns in float32, fp16 ends at 65504"
-    grader.compare((torch.full_like(q, 64), torch.full_like(k, 64), v, do), "fp16, all of q and k 64, so that q kᵀ is 65536 before it is scaled",
-                   overflow, scale=2.0**-14, lost=overflow)  # fmt: skip
+    kept = "fp16 numbers lie 2 apart from 2,048 on: what tl.dot returns stays float32"
+    grader.compare([x.to(torch.float16) for x in (q, k, v, do)], "fp16, q kᵀ near 66,560 before it is scaled, s near 2,080, dp and delta near 2,050",
+                   f"s, dp or delta is not kept in float32: {kept}", lambda g: {
+        f"s is rounded to fp16: {kept}": _HalfScores(**vars(g)),
+        f"dp is rounded to fp16: {kept}": _HalfDp(**vars(g)),
+        "delta is rounded to fp16, and 2 apart lie its numbers from 2,048 on: it stays float32": replace(g, delta=g.delta.half().double()),
+    }, scale=2.0**-5, lost=overflow)  # fmt: skip
+
+
+def _tile_mistakes(g: _Exact) -> dict[str, dict[str, Tensor]]:
+    """S_k = 32, blocks of 16: what belongs to a row is computed from the keys of one tile."""
+
+    def joined(change: Callable[[_Exact], _Exact]) -> dict[str, Tensor]:
+        first, last = (change(g.keys(keys)) for keys in (slice(0, 16), slice(16, 32)))
+        return {"dq": first.dq + last.dq, "dk": torch.cat((first.dk, last.dk), 2), "dv": torch.cat((first.dv, last.dv), 2)}
+
+    def delta(tile: _Exact) -> _Exact:
+        return replace(tile, delta=(tile.p * tile.dp).sum(-1))
+
+    def softmax(tile: _Exact) -> _Exact:
+        return replace(tile, lse=torch.logsumexp(tile.s, -1))
+
+    return {
+        "delta is summed over one tile's keys: delta_ptr holds the sum over all keys": joined(delta),
+        "p is a softmax over one tile's keys: p = exp(s − lse), and lse_ptr holds the lse of all keys": joined(softmax),
+        "p is a softmax, and delta a sum, over one tile's keys: lse_ptr and delta_ptr hold those of all keys": joined(
+            lambda tile: delta(softmax(tile))
+        ),
+    }
 
 
 def _positions(g: _Exact) -> tuple[Tensor, Tensor]:
@@ -479,7 +595,19 @@ def _mask_mistakes(g: _Exact) -> dict[str, Any]:
     }
 
 
+POSITIONS = "the mask is by positions in the tile: compare positions in the sequence"
 TOP_LEFT = "the mask is aligned top-left: query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
+
+
+def _grade_hidden(grader: _Grader) -> None:
+    """Query 15 alone sees key 15, whose score is 0 for it and 100 for the others."""
+    q, k, v, do = _draw(1, 1, 16, 16, 16)
+    q[..., 0], q[:, :, 15, 0], k[:, :, 15], k[:, :, 15, 0] = 1, 0, 0, 400
+    times = "what is hidden is multiplied by 0, and inf · 0 is NaN: exp(100 − lse) is inf in float32; tl.where chooses, and what it leaves out counts for nothing"
+    grader.compare((q, k, v, do), "causal, one tile, key 15 with a score of 100 for the queries that do not see it", "query i sees keys 0 to i",
+                   is_causal=True, lost=times)  # fmt: skip
+
+
 DEAD = "rows that see nothing have lse = −inf, and −inf − (−inf) is NaN: their p must be 0, as with +inf in lse's place"
 
 
@@ -509,12 +637,12 @@ def grade_dkdv_kernel(kernel) -> None:
     }, stray="an offset is wrong, not a mask, for whole tiles fit here", unwritten="dk's and dv's tiles are not stored whole")  # fmt: skip
     _grade_query_blocks(grader)
     _grade_key_programs(grader)
-    _grade_causal_keys(grader)
     _grade_range(grader)
+    _grade_half_scores(grader)
+    _grade_causal_keys(grader)
     _grade_columns(grader)
     _grade_heads(grader)
     _grade_strides(grader)
-    _grade_half_scores(grader)
     _grade_half_dkdv(grader)
     grader.on_fresh_inputs((
         ((1, 1, 1, 1, 1), torch.float32, True, TILE, 1.0),
@@ -532,7 +660,7 @@ def _lse_along_keys(g: _Exact) -> Mapping[str, Tensor]:
 def _grade_query_blocks(grader: _Grader) -> None:
     def two_blocks(g: _Exact) -> Mistakes:
         first, last = g.rows(slice(0, 16)), g.rows(slice(16, 32))
-        added = "a block of queries is added to what the others gave"
+        added = "without a mask the loop starts with query 0, and every block adds to what the others gave"
         again = {
             name: getattr(first, name).repeat(1, 1, 2, *(1,) * (getattr(first, name).ndim - 3)) for name in ("q", "do", "lse", "delta")
         }
@@ -563,6 +691,7 @@ def _grade_key_programs(grader: _Grader) -> None:
         f"every program loads the first rows of v: {start}": replace(g, v=g.v[:, :, :16].repeat(1, 1, 2, 1)),
         f"every program loads the first rows of k and v: {start}": replace(
             g, k=g.k[:, :, :16].repeat(1, 1, 2, 1), v=g.v[:, :, :16].repeat(1, 1, 2, 1)),
+        **_tile_mistakes(g),
     }, unwritten=f"the second block of keys is never stored: {start}, in dk and dv too")  # fmt: skip
     keys = "keys past S_k are loaded or stored: offs_n < S_k is in the masks of k and v, and of the stores of dk and dv"
     unwritten = "the ragged last keys are never stored: there are tl.cdiv(S_k, BLOCK_N) key blocks a head"
@@ -578,6 +707,7 @@ def _grade_causal_keys(grader: _Grader) -> None:
         "ds is masked, but not p: dv = pᵀ do needs the mask too": {"dv": replace(g, seen=torch.ones_like(g.seen)).dv},
         "the loop starts one block too late: the block of queries that the diagonal crosses sees some of the keys": g.rows(slice(0, 0)),
     }, is_causal=True)  # fmt: skip
+    _grade_hidden(grader)
 
     def walked(g: _Exact) -> Mistakes:
         i, j = _positions(g)
@@ -587,6 +717,7 @@ def _grade_causal_keys(grader: _Grader) -> None:
             "queries after the diagonal's block are left out: they see every key of the block": replace(g, seen=g.seen & (i // 16 <= j // 16)),
             "the block of queries that the diagonal crosses is not masked": replace(g, seen=g.seen | (i // 16 == j // 16)),
             "blocks before the diagonal are walked, and not masked": replace(g, seen=g.seen | (i // 16 != j // 16)),
+            POSITIONS: replace(g, seen=(j % 16 <= i % 16) & (j // 16 <= i // 16)),
         }  # fmt: skip
 
     inputs = _draw(1, 1, 32, 32, 16)
@@ -661,12 +792,12 @@ def grade_dq_kernel(kernel) -> None:
     }, stray="an offset is wrong, not a mask, for whole tiles fit here", unwritten="dq's tile is not stored whole")  # fmt: skip
     _grade_key_blocks(grader)
     _grade_query_programs(grader)
-    _grade_causal_queries(grader)
     _grade_range(grader)
+    _grade_half_scores(grader)
+    _grade_causal_queries(grader)
     _grade_columns(grader)
     _grade_heads(grader)
     _grade_strides(grader)
-    _grade_half_scores(grader)
     _grade_half_dq(grader)
     grader.on_fresh_inputs((
         ((1, 1, 1, 1, 1), torch.float32, True, TILE, 1.0),
@@ -688,6 +819,7 @@ def _grade_key_blocks(grader: _Grader) -> None:
             f"every step reads the first tile of k: {start}": replace(g, k=again["k"]),
             f"every step reads the first tile of v: {start}": replace(g, v=again["v"]),
             "scale is applied at every step: once, to the sum": {"dq": g.scale * first.dq + last.dq},
+            **_tile_mistakes(g),
         }
 
     grader.compare(_draw(1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", "dq is a sum over the tiles of keys", two_tiles,
@@ -729,6 +861,7 @@ def _grade_causal_queries(grader: _Grader) -> None:
         **_mask_mistakes(g),
         "no tile is walked, the loop stops one tile too early: the tile that the diagonal crosses holds keys that are seen": {"dq": 0 * g.dq},
     }, is_causal=True)  # fmt: skip
+    _grade_hidden(grader)
     early = "the loop stops one tile too early: the tile that the diagonal crosses holds keys that are seen"
 
     def walked(g: _Exact) -> Mistakes:
@@ -738,9 +871,7 @@ def _grade_causal_queries(grader: _Grader) -> None:
             "tiles before the diagonal's are left out: all of their keys are seen": replace(g, seen=g.seen & (j // 16 == i // 16)),
             "the tile that the diagonal crosses is not masked": replace(g, seen=g.seen | (i // 16 == j // 16)),
             "tiles after the diagonal are walked, and not masked": replace(g, seen=g.seen | (i // 16 != j // 16)),
-            "the mask is by positions in the tile: compare positions in the sequence": replace(
-                g, seen=(j % 16 <= i % 16) & (j // 16 <= i // 16)
-            ),
+            POSITIONS: replace(g, seen=(j % 16 <= i % 16) & (j // 16 <= i // 16)),
             "every block of rows stops where the first one does": replace(g, seen=g.seen & (j < 16)),
         }
 
@@ -975,8 +1106,35 @@ def _grade_saved(answer: Any) -> None:
     if total > allowed:
         shapes = ", ".join(str(tuple(x.shape)) for x in saved)
         raise Wrong(f"more is saved than q, k, v, o and lse: {on}, {total:,} elements, want {allowed:,} at most; the shapes are {shapes}")
+    if total < allowed:
+        shapes = ", ".join(str(tuple(x.shape)) for x in saved)
+        raise Wrong(f"less is saved than q, k, v, o and lse, so backward has to run the forward again: {on}, {total:,} elements, want {allowed:,}; "
+                    f"the shapes are {shapes}")  # fmt: skip
     # Backward must live on what was saved: the rest is gone.
     _backward(answer, lambda: torch.autograd.grad(o, leaves, do), on)
+
+
+@contextlib.contextmanager
+def _launches() -> Iterator[set[str]]:
+    """The kernels that flash_backward launches meanwhile, by name."""
+    names, launched = ("dkdv_kernel", "dq_kernel"), set()
+
+    class Watched:
+        def __init__(self, name: str) -> None:
+            self.name, self.kernel = name, getattr(backward, name)
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            launched.add(self.name)
+            return self.kernel[grid]
+
+    watched = [Watched(name) for name in names]
+    for each in watched:
+        setattr(backward, each.name, each)
+    try:
+        yield launched
+    finally:
+        for each in watched:
+            setattr(backward, each.name, each.kernel)
 
 
 def _grade_needs(answer: Any) -> None:
@@ -988,18 +1146,19 @@ def _grade_needs(answer: Any) -> None:
         return result
 
     spy = type(answer.__name__, (answer,), {"backward": staticmethod(watched)})
+    rule = "ctx.needs_input_grad says which inputs ask, and flash_backward takes it as needs"
     for position, name in enumerate("qkv"):
         on = f"only {name} asks for a gradient"
         leaves, do = _leaves(_draw(1, 1, 4, 4, 4))
         tensors = [x if i == position else x.detach() for i, x in enumerate(leaves)]
         o = _apply(spy, tensors, on=on)
-        _backward(answer, lambda o=o, x=tensors[position], do=do: torch.autograd.grad(o, x, do), on)
-        computed = [f"d{other}" for i, other in enumerate("qkv") if i != position and i < len(returned) and returned[i] is not None]
-        if computed:
-            raise Wrong(
-                f"{' and '.join(computed)} {'is' if len(computed) == 1 else 'are'} computed though {on}: "
-                "ctx.needs_input_grad says which inputs ask, and flash_backward takes it as needs"
-            )
+        with _launches() as launched:
+            _backward(answer, lambda o=o, x=tensors[position], do=do: torch.autograd.grad(o, x, do), on)
+        if (unasked := "dkdv_kernel" if name == "q" else "dq_kernel") in launched:
+            raise Wrong(f"{'dk and dv are' if name == 'q' else 'dq is'} computed though {on}, and {unasked} runs for nothing: {rule}")
+        given = [f"d{other}" for i, other in enumerate("qkv") if i != position and i < len(returned) and returned[i] is not None]
+        if given:
+            raise Wrong(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} returned though {on}, want None: {rule}")
 
 
 def _grade_repeats(answer: Any) -> None:
@@ -1058,7 +1217,7 @@ EXERCISES = (
          "dv += pᵀ do and dk += dsᵀ q, both float32: tl.dot(p_t.to(do.dtype), do, dv, input_precision=\"ieee\"); scale · dk after the loop. p = exp(s − lse), "
          "ds = p ∘ (dp − delta). load_lse and p_and_ds may be imported from fa_tutorial.backward.",
          "Causal: the first query that sees the block's first key is key_block · BLOCK_N + S_q − S_k, if that is not negative; the loop starts with its block. Hide "
-         "in p itself, with tl.where: a row that sees nothing has lse = −inf.",
+         "by tl.where, in p and, after the product p ∘ (dp − delta), in ds. A row that sees nothing has lse = −inf.",
          "Rows past S_q: q, do and delta load as 0, so whatever finite p they get is multiplied by 0. Keys past S_k give rows of dk and dv that are not stored."),
         solutions.dkdv_kernel,
         "A program owns its rows of dk and dv: nobody else adds to them, so no atomics, and the same bits on every run. The mask needs only j ≤ i + S_k − S_q: "

@@ -40,6 +40,10 @@ def _delta(
         stride_dob, stride_doh, stride_dos, stride_dod = H * S_q * D, S_q * D, D, 1
     if FLAW == "head of do forgotten":
         stride_doh = 0
+    if FLAW == "batches H heads apart":
+        stride_ob, stride_dob = H * stride_oh, H * stride_doh
+    if FLAW == "last stride of do forgotten":
+        stride_dod = 1
     offs_m, offs_d = row_block * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     MASK_D: tl.constexpr = FLAW != "columns not masked"
     o = load_tile(o_ptr + b * stride_ob + h * stride_oh, offs_m, offs_d, S_q, D, stride_os, stride_od, True, MASK_D)
@@ -83,6 +87,8 @@ def _dkdv(
     b, h = batch_head // H, batch_head % H
     if FLAW == "strides of k taken from q":
         stride_kb, stride_kh, stride_ks, stride_kd = stride_qb, stride_qh, stride_qs, stride_qd
+    if FLAW == "last stride of q forgotten":
+        stride_qd = 1
     q_ptr += b * stride_qb + h * stride_qh
     k_ptr += b * stride_kb + h * stride_kh
     v_ptr += b * stride_vb + h * stride_vh
@@ -100,7 +106,7 @@ def _dkdv(
     start, end = 0, S_q
     if FLAW == "ragged block left out":
         end = S_q // BLOCK_M * BLOCK_M
-    if IS_CAUSAL:
+    if IS_CAUSAL or FLAW == "blocks skipped without a mask":
         start = tl.maximum(key_block * BLOCK_N + S_q - S_k, 0) // BLOCK_M * BLOCK_M
         if FLAW == "start one block late":
             start = start + BLOCK_M
@@ -132,6 +138,8 @@ def _dkdv(
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
         if FLAW != "scale forgotten in the scores":
             s = s * scale
+        if FLAW == "s in half precision":
+            s = s.to(q.dtype).to(tl.float32)
         if FLAW == "lse along the keys":
             p = tl.exp(s - lse[None, :])
         elif FLAW == "exp over exp":
@@ -141,13 +149,19 @@ def _dkdv(
         else:
             p = tl.exp(s - lse[:, None])
         dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+        if FLAW == "delta of one tile":
+            delta = tl.sum(p * dp, axis=1)
         seen = offs_n[None, :] <= offs_m[:, None] + (S_k - S_q)
         if FLAW == "aligned top-left":
             seen = offs_n[None, :] <= offs_m[:, None]
+        if FLAW == "mask by positions in the tile":
+            seen = tl.arange(0, BLOCK_N)[None, :] <= tl.arange(0, BLOCK_M)[:, None]
         if FLAW == "hidden keys score 0" and IS_CAUSAL:
             p = tl.exp(tl.where(seen, s, 0.0) - lse[:, None])
         elif FLAW == "NaN in rows that see nothing" and IS_CAUSAL:
             p = tl.exp(tl.where(seen, s, -float("inf")) - lse[:, None])
+        elif FLAW == "hidden by a product" and IS_CAUSAL:
+            p = p * seen
         elif FLAW != "nothing hidden" and FLAW != "ds not masked" and IS_CAUSAL:
             p = tl.where(seen, p, 0.0)
         ds = p * dp if FLAW == "delta forgotten" else p * (dp - delta[:, None])
@@ -169,6 +183,10 @@ def _dkdv(
     if FLAW == "dk and dv exchanged":
         dk, dv = dv, dk
     out = ((b * H + h) * S_k + offs_n[:, None]) * D + offs_d[None, :]
+    if FLAW == "head of dk by S_q":
+        out = ((b * H + h) * S_q + offs_n[:, None]) * D + offs_d[None, :]
+    if FLAW == "stored by the strides of k":
+        out = b * stride_kb + h * stride_kh + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     mask = (offs_n[:, None] < (key_blocks * BLOCK_N if FLAW == "keys stored past the end" else S_k)) & (offs_d[None, :] < D)
     tl.store(dk_ptr + out, dk.to(dk_ptr.dtype.element_ty), mask=mask)
     tl.store(dv_ptr + out, dv.to(dv_ptr.dtype.element_ty), mask=mask)
@@ -186,6 +204,10 @@ def _dq(
     b, h = batch_head // H, batch_head % H
     if FLAW == "strides of k taken from q":
         stride_kb, stride_kh, stride_ks, stride_kd = stride_qb, stride_qh, stride_qs, stride_qd
+    if FLAW == "last strides forgotten":
+        stride_qd, stride_kd, stride_vd, stride_dod = 1, 1, 1, 1
+    if FLAW == "batches H heads apart":
+        stride_qb, stride_kb, stride_vb, stride_dob = H * stride_qh, H * stride_kh, H * stride_vh, H * stride_doh
     if FLAW == "head of k forgotten":
         stride_kh = 0
     k_ptr += b * stride_kb + h * stride_kh
@@ -202,7 +224,7 @@ def _dq(
         mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D),
         other=0.0,
     )
-    lse = tl.load(lse_ptr + row + offs_m, mask=offs_m < S_q, other=0.0)
+    lse = tl.load(lse_ptr + ((b * H + h) * S_k if FLAW == "head of lse by S_k" else row) + offs_m, mask=offs_m < S_q, other=0.0)
     if FLAW != "NaN in rows that see nothing":
         lse = tl.where(lse == -float("inf"), float("inf"), lse)
     delta = tl.load(delta_ptr + row + offs_m, mask=offs_m < S_q, other=0.0)
@@ -231,6 +253,8 @@ def _dq(
         )
         s = scale * tl.dot(q, tl.trans(k), input_precision="ieee")
         dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+        if FLAW == "dp in half precision":
+            dp = dp.to(q.dtype).to(tl.float32)
         seen = offs_n[None, :] < (S_k + BLOCK_N if FLAW == "padded keys score 0" else S_k)
         diagonal = S_k - S_q
         if FLAW == "aligned top-left":
@@ -249,6 +273,9 @@ def _dq(
             p = tl.where(seen, p, 0.0)
         if FLAW == "no exp":
             p = tl.where(seen, s, 0.0)
+        if FLAW == "softmax of one tile":
+            p = tl.exp(s - tl.max(s, axis=1)[:, None])
+            p = p / tl.sum(p, axis=1)[:, None]
         ds = p * dp if FLAW == "delta forgotten" else p * (dp - delta[:, None])
         if FLAW == "scale at every step":
             dq = dq * scale
@@ -264,6 +291,8 @@ def _dq(
     if FLAW == "wrong sign":
         dq = -dq
     dq_ptrs = dq_ptr + (row + offs_m[:, None]) * D + offs_d[None, :]
+    if FLAW == "rows of dq BLOCK_D apart":
+        dq_ptrs = dq_ptr + row * D + offs_m[:, None] * BLOCK_D + offs_d[None, :]
     if FLAW == "blocks that see nothing not stored":
         if end > 0:
             tl.store(dq_ptrs, dq.to(dq_ptr.dtype.element_ty), mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D))
@@ -280,7 +309,9 @@ def _function(flaw: str) -> Any:
         def forward(ctx, q, k, v, is_causal, scale):
             forward_scale = None if flaw == "scale ignored" else scale
             o, lse = flash_forward(q, k, v, is_causal, forward_scale)
-            if flaw == "matrix saved":
+            if flaw == "forward run again":
+                ctx.save_for_backward(q, k, v)
+            elif flaw == "matrix saved":
                 p = torch.softmax(q @ k.mT, dim=-1)
                 ctx.save_for_backward(q, k, v, o, lse, p)
             elif flaw == "float32 copies saved":
@@ -299,16 +330,23 @@ def _function(flaw: str) -> Any:
                 q, k, v, o, lse = ctx.tensors
             elif flaw == "tensors on the class":
                 q, k, v, o, lse = FlashAttention.tensors
+            elif flaw == "forward run again":
+                q, k, v = ctx.saved_tensors
+                o, lse = flash_forward(q, k, v, ctx.is_causal, ctx.scale)
             else:
                 q, k, v, o, lse = ctx.saved_tensors[:5]
             is_causal = False if flaw == "is_causal not passed" else ctx.is_causal
             scale = None if flaw == "scale not passed" else ctx.scale
-            needs = (True, True, True) if flaw == "all gradients computed" else ctx.needs_input_grad[:3]
+            needs = (True, True, True) if flaw in ("all gradients computed", "gradients dropped afterwards") else ctx.needs_input_grad[:3]
             if flaw == "gradient of ones":
                 do = torch.ones_like(o)
             if flaw == "do.view":
                 do = do.view(-1).view(o.shape)
             dq, dk, dv = flash_backward(q, k, v, o, do, lse, is_causal, scale, needs=needs)
+            if flaw == "gradients dropped afterwards":
+                dq, dk, dv = (x if need else None for x, need in zip((dq, dk, dv), ctx.needs_input_grad[:3], strict=True))
+            if flaw == "zeros for None":
+                dq, dk, dv = (torch.zeros_like(x) if given is None else given for x, given in ((q, dq), (k, dk), (v, dv)))
             if flaw == "do changed":
                 do.zero_()
             if flaw == "ctx emptied":
@@ -345,6 +383,8 @@ FLAWS = {
         "columns not masked": "columns past D are loaded",
         "products in half precision": "the products overflow in fp16",
         "sum in half precision": "the sum is kept in fp16",
+        "batches H heads apart": "o and do are read at (b · H + h) times a head's stride",
+        "last stride of do forgotten": "do is read without the last stride",
     },
     ("7.2", _dkdv): {
         "dk and dv exchanged": "dk and dv are exchanged",
@@ -375,6 +415,14 @@ FLAWS = {
         "unseen blocks walked": "blocks of queries that see none of the keys are read",
         "NaN in rows that see nothing": "−inf − (−inf) is NaN",
         "sums in half precision": "dv is kept in fp16",
+        "last stride of q forgotten": "q is read without the last stride",
+        "hidden by a product": "inf · 0 is NaN",
+        "s in half precision": "s is rounded to fp16",
+        "mask by positions in the tile": "the mask is by positions in the tile",
+        "delta of one tile": "delta is summed over one tile's keys",
+        "blocks skipped without a mask": "without a mask the loop starts with query 0",
+        "stored by the strides of k": "dk and dv stored by the strides of k",
+        "head of dk by S_q": "a head starts at (b · H + h) · S_k · D of dk and dv",
     },
     ("7.3", _dq): {
         "scale forgotten": "scale is forgotten in dq",
@@ -398,6 +446,12 @@ FLAWS = {
         "NaN in rows that see nothing": "−inf − (−inf) is NaN",
         "blocks that see nothing not stored": "must store dq = 0",
         "sum in half precision": "dq is kept in fp16",
+        "last strides forgotten": "q, k, v and do are read without the last stride",
+        "batches H heads apart": "are read at (b · H + h) times a head's stride",
+        "dp in half precision": "dp is rounded to fp16",
+        "softmax of one tile": "p is a softmax over one tile's keys",
+        "head of lse by S_k": "a head's rows of lse start at (b · H + h) · S_q",
+        "rows of dq BLOCK_D apart": "rows lie D apart",
     },
 }
 FUNCTION_FLAWS = {
@@ -410,6 +464,9 @@ FUNCTION_FLAWS = {
     "is_causal not passed": "is_causal does not reach flash_backward",
     "scale not passed": "scale does not reach flash_backward",
     "all gradients computed": "are computed though only q asks",
+    "gradients dropped afterwards": "dkdv_kernel runs for nothing",
+    "zeros for None": "dk and dv are returned though only q asks",
+    "forward run again": "less is saved than q, k, v, o and lse",
     "gradient of ones": "do does not reach flash_backward",
     "do.view": "do a (B, S, H, D) tensor seen as",
     "do changed": "backward changes do in place",
