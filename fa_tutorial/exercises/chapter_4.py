@@ -18,6 +18,7 @@ from fa_tutorial.exercises.grader import (
     PoisonedEmpty,
     Wrong,
     as_tensor,
+    close,
     expect,
     expect_equal,
     fresh,
@@ -43,6 +44,15 @@ def refuse_shape(got: Any, want: torch.Tensor, what: str, on: str, because: str)
     shape = tuple(as_tensor(got, what).shape)
     if shape != tuple(want.shape):
         raise Wrong(f"{what} has shape {shape}, want {tuple(want.shape)}, {because}: {on}")
+
+
+def refuse_exchanged(m_new: Any, l_new: Any, want_m: torch.Tensor, want_l: torch.Tensor, on: str) -> None:
+    """Wrong if each of the two states is right, but for the other's name."""
+    m_new, l_new = as_tensor(m_new, "m_new"), as_tensor(l_new, "l_new")
+    if m_new.shape == l_new.shape == want_m.shape and not close(want_m, want_l, 1e-4, 1e-4) and (
+        close(m_new, want_l, 1e-4, 1e-6) and close(l_new, want_m, 1e-4, 1e-6)
+    ):  # fmt: skip
+        raise Wrong(f"m_new and l_new are exchanged: return (p, m_new, l_new, alpha): {on}")
 
 
 def _tensors(suspects: Suspects) -> dict[str, torch.Tensor]:
@@ -92,6 +102,7 @@ def grade_softmax_step(answer) -> None:
         on = on or f"s = {show(s)}, m = {show(m)}, l = {show(l)}"
         p, m_new, l_new, alpha = unpack(run(answer, s, m, l, on=on), ("p", "m_new", "l_new", "alpha"), on)
         want_p, want_m, want_l, want_alpha = _step(s, m, l)
+        refuse_exchanged(m_new, l_new, want_m, want_l, on)
         refuse_shape(p, want_p, "p", on, "that of s")
         for got, what in ((m_new, "m_new"), (l_new, "l_new"), (alpha, "alpha")):
             refuse_shape(got, want_m, what, on, "that of m: one number a row")
@@ -336,6 +347,7 @@ def grade_flash_forward(answer) -> None:
     _grade_unseen(compare)
     refuse_whole_scores(answer)
     _grade_halves(compare)
+    refuse_other_dtype(answer)
     _grade_fresh(compare)
 
 
@@ -586,6 +598,25 @@ def _grade_halves(compare) -> None:
     keys = torch.full((1, 1, 3, 1), 9.0, dtype=half)
     compare(one, keys, keys, (1, 2), on="float16, three scores of 9", otherwise="lse has lost digits: keep m, l and lse in float32",
             values=False)  # fmt: skip
+    keys = torch.tensor([[2048.0, 1.0], [2048.0, 0.0]], dtype=half).view(1, 1, 2, 2)
+    compare(torch.ones(1, 1, 1, 2, dtype=half), keys, torch.eye(2, dtype=half).view(1, 1, 2, 2), (1, 2), on="float16, scores 2,049 and 2,048",
+            otherwise="float16 has no 2,049: compute the scores in float32", of_o={
+                "both keys weigh the same, for float16 rounds 2,049 to 2,048: compute the scores in float32, not only keep them so": [0.5, 0.5],
+            })  # fmt: skip
+    row = torch.full((1, 1, 1, 1), 9.5, dtype=half)
+    compare(one, row, one, (1, 1), scale=1.0004, on="float16, q = 1, k = 9.5, scale = 1.0004", otherwise="one score of 9.5038: lse is that score", of_lse={
+        "q or k times the scale is rounded to float16: scale the scores, which are float32": 9.5,
+    })  # fmt: skip
+
+
+def refuse_other_dtype(answer) -> None:
+    """Wrong unless o has q's dtype. Its values are right by now."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        x = torch.ones(1, 1, 1, 1, dtype=dtype)
+        on = f"q, k and v in {dtype_name(dtype)}"
+        o = unpack(run(answer, x, x, x, 1, 1, False, 1.0, on=on), ("o", "lse"), on)[0]
+        if o.dtype != dtype:
+            raise Wrong(f"o is {dtype_name(o.dtype)}, and must have the dtype of q: {on}")
 
 
 def _grade_fresh(compare) -> None:
@@ -716,6 +747,7 @@ def _byte_suspects(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> d
         "lse is counted with itemsize: it is float32, 4 bytes a row": count(2, 2 * blocks, S_q * itemsize),
         "one byte a row is counted for lse: it is float32, 4 bytes": count(2, 2 * blocks, S_q),
         "lse is counted twice, or m and l are: only lse goes to HBM, 4 bytes a row": count(2, 2 * blocks, 2 * lse),
+        "lse's 4 bytes are multiplied by itemsize: they are bytes already": count(2, 2 * blocks, lse * itemsize),
         "lse is counted as D numbers a row: it is one": count(2, 2 * blocks, lse * D),
         "one lse is counted a block of rows: every row has its own": count(2, 2 * blocks, 4 * blocks),
         "elements are counted, not bytes: multiply by itemsize": count(2, 2 * blocks, 0) // itemsize + lse,
@@ -755,7 +787,9 @@ def grade_flash_hbm_bytes(answer) -> None:
         on = "flash_hbm_bytes({})".format(", ".join(map(str, args)))
         expect_equal(run(answer, *args, on=on), ledger.flash_hbm_bytes(*args), on=on, otherwise=otherwise, suspects=_byte_suspects(*args))
 
-    compare(9, 7, 4, 3, 2)  # here each known mistake gives another number
+    # Here each known mistake gives another number; with itemsize 4 and 2, since 4 · itemsize is 2 · 4 bytes and itemsize is 4 in one of them.
+    compare(9, 7, 5, 3, 4)
+    compare(9, 7, 4, 3, 2)
     compare(11, 7, 3, 2, 2, otherwise="S_q = 11 is six blocks of 2 rows, the last one ragged")
     compare(3, 5, 2, 16, 2, otherwise="a block larger than S_q makes one block")
     compare(99_999, 99_999, 127, 64, 2, otherwise="large counts must be exact: stay with integers")
@@ -777,7 +811,7 @@ EXERCISES = (
         "exp(−inf − 0) gives 0 for p and alpha, where −inf − (−inf) would give NaN.",
     ),
     Exercise(
-        "4.2", "flash_forward", "Write attention's forward tile by tile, block_m queries by block_n keys, with m, l, acc and lse in float32.",
+        "4.2", "flash_forward", "Write attention's forward tile by tile, block_m queries by block_n keys, with the scores, m, l, acc and lse in float32.",
         grade_flash_forward,
         ("Two loops: over blocks of rows, and within one over blocks of keys. What must a block of rows begin with, and what may it write at its end?",
          "For each tile: s = scale · q kᵀ, hidden scores set to −inf, p, m, l, alpha = softmax_step(s, m, l), acc = alpha[..., None] · acc + p v. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ BSHD: Order = (0, 2, 1, 3)
 BHDS: Order = (0, 1, 3, 2)
 BDHS: Order = (0, 3, 1, 2)
 TILE = (16, 16, 16)  # BLOCK_M, BLOCK_N, BLOCK_D
+BATCH = "batch b starts at b · stride_xb"
 INF, NAN = float("inf"), float("nan")
 
 
@@ -86,7 +88,12 @@ def grade_load_tile_kernel(kernel) -> None:
         buffers = input_buffer("x_ptr", x, strides), output_buffer("out_ptr", want.shape, x.dtype)
         args = (*buffers, H, S, D, *buffers[0].tensor.stride())
         with misses_told(on, stray=stray or otherwise, unwritten=unwritten or f"a tile is not stored whole: {place}"):
-            (out,) = run_kernel(kernel, (len(want),), args, BLOCK_M=block_m, BLOCK_D=block_d)
+            try:
+                (out,) = run_kernel(kernel, (len(want),), args, BLOCK_M=block_m, BLOCK_D=block_d)
+            except Stray as wrong:
+                if wrong.brief.endswith("outside out"):  # whatever is wrong with the loads
+                    raise Wrong(f"{place}: {on}, it {wrong.brief}") from wrong
+                raise
         if torch.isnan(out).any():  # on a GPU a stray read shows only so
             otherwise = stray or otherwise
         inside = _tiles(torch.ones(x.shape), block_m, block_d) == 1
@@ -112,7 +119,7 @@ def grade_load_tile_kernel(kernel) -> None:
         "pid itself is taken for the row block: row_block = pid % row_blocks": torch.cat([x[0, :1], torch.zeros(1, 16, 16)]),
     }, stray=f"an offset is wrong, as where batch and head are exchanged: {head}, and b = (pid // row_blocks) // H")  # fmt: skip
     x = _count(2, 1, 16, 16)
-    batch = "batch b starts at b · stride_xb, with b = (pid // row_blocks) // H"
+    batch = f"{BATCH}, with b = (pid // row_blocks) // H"
     compare(x, "two batches of one head, S = 16", batch, {f"the batch is forgotten: {batch}": x[:1, 0].repeat(2, 1, 1)})
     x = _count(2, 2, 16, 16)
     compare(x, "B = H = 2, S = 16", "pid // row_blocks is b · H + h", {
@@ -151,6 +158,12 @@ def _grade_tile_strides(compare: Callable) -> None:
         "x is read as if it were contiguous: a view's heads and rows lie stride_xh and stride_xs apart": _tiles(
             reread(x, strides, strides_of(x.shape)), 16, 16),
     }, strides=strides)  # fmt: skip
+    x = _count(2, 1, 16, 16)
+    strides = strides_of(x.shape, BSHD)
+    used = (strides[1], *strides[1:])
+    compare(x, "two batches of one head, x a (B, S, H, D) tensor seen as (B, H, S, D)", f"a view's batches may lie anywhere: {BATCH}", {
+        f"b · H + h is multiplied by stride_xh: {BATCH}": reread(x, strides, used)[:, 0],
+    }, strides=strides)  # fmt: skip
 
 
 def _grade_tile_ends(compare: Callable) -> None:
@@ -170,6 +183,9 @@ def _grade_tile_ends(compare: Callable) -> None:
 
 
 # ---------------------------------------------------------------- 5.2 to 5.4: what they share
+
+LSE_PLACE = "row i of head h of batch b lies at (b · H_q + h) · S_q + i of lse, i < S_q"
+LSE_FORGOTTEN = f"lse is never stored, and o is: {LSE_PLACE}"
 
 
 def draw_qkv(B: int, H: int, S_q: int, S_k: int, D: int, *, H_k: int = 0, generator: torch.Generator | None = None) -> list[Tensor]:
@@ -223,16 +239,18 @@ class ForwardGrader:
         heads = (H, H_k) if self.has_lse else (H,)
         grid = (-(-S_q // blocks[0]) * B * H,)
         meta = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_D"), blocks, strict=True))
-        return run_kernel(self.kernel, grid, (*buffers, *heads, S_q, S_k, D, scale, *steps), **meta)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)  # the interpreter's tl.max: o tells what it has to tell
+            return run_kernel(self.kernel, grid, (*buffers, *heads, S_q, S_k, D, scale, *steps), **meta)
 
     def compare(
         self, inputs: Sequence[Tensor], on: str, otherwise: str, suspects: Suspects | None = None, lse_suspects: Suspects | None = None, *,
         lse_otherwise: str = "lse is m + log l", scale: float | None = None, blocks: Sequence[int] = TILE,
-        strides: Sequence[Any] = (None,) * 4, stray: str = "", stray_q: str = "", unwritten: str = "", values: bool = True,
+        strides: Sequence[Any] = (None,) * 4, stray: str = "", stray_q: str = "", filler: str = "", unwritten: str = "", values: bool = True,
     ) -> None:  # fmt: skip
         """stray, unwritten: the diagnosis where an access misses its tensor, or where a part of o or lse stays as it was.
 
-        stray_q: the diagnosis where that tensor is q or o, if it is another one.
+        stray_q: the diagnosis where that tensor is q or o, if it is another one. filler: the diagnosis where o is NaN without any such access.
         """
         q, k, v = inputs
         scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -240,7 +258,8 @@ class ForwardGrader:
         try:
             o, *lse = self.run(q, k, v, scale, blocks, strides)
         except Unwritten as wrong:
-            raise Wrong(f"{unwritten or otherwise}: {on}, it {wrong}") from wrong
+            forgotten = str(wrong).startswith("never writes lse") and not wrong.written.any()
+            raise Wrong(f"{LSE_FORGOTTEN if forgotten else unwritten or otherwise}: {on}, it {wrong}") from wrong
         except Stray as wrong:
             mine = stray_q if wrong.brief.endswith(("outside q", "outside o")) else ""
             raise Wrong(f"{mine or stray or otherwise}: {on}, it {wrong.brief}") from wrong
@@ -249,8 +268,8 @@ class ForwardGrader:
         largest = float(want.abs().amax())
         atol = 2 * slip + 1e-5 * max(1.0, largest) + (0.0 if q.dtype == torch.float32 else torch.finfo(q.dtype).eps * largest)
         if not close(o, want, 0.0, atol):
-            by_default = stray if stray and torch.isnan(o).any() else otherwise  # on a GPU a stray read shows only as NaN
-            otherwise = _name_mistake(o, suspects, atol) or by_default
+            lost = _lost_by(stray, filler) if torch.isnan(o).any() else ""
+            otherwise = _name_mistake(o, suspects, atol) or lost or otherwise
         expect(o, want, on=on, otherwise=otherwise, rtol=0.0, atol=atol, values=values, what="o")
         if self.has_lse:
             expect(lse[0], want_lse, on=on, otherwise=lse_otherwise, suspects=lse_suspects, rtol=1e-6, atol=1e-5 if q.dtype == torch.float32 else 1e-3,
@@ -270,6 +289,13 @@ class ForwardGrader:
             self.compare(inputs, on, OTHERS, blocks=blocks, strides=strides, values=False)
 
 
+def _lost_by(stray: str, filler: str) -> str:
+    """What gives NaN at an edge: a GPU shows stray reads only so, and the interpreter has let none through."""
+    if hardware.interpreter_on():
+        return filler
+    return f"{stray}, or {filler}" if stray and filler else stray or filler
+
+
 def _grade_one_tile(grader: ForwardGrader, seen: Tensor | None = None, **lse: Any) -> None:
     """S_q = S_k = D = 16: one tile, one step. seen: what the mask lets through."""
     q, k, v = draw_qkv(1, 1, 16, 16, 16)
@@ -278,6 +304,7 @@ def _grade_one_tile(grader: ForwardGrader, seen: Tensor | None = None, **lse: An
         return s if seen is None else s.masked_fill(~seen, -INF)
 
     s = hide(scaled_scores(q, k, 0.25))
+    by_queries, down = torch.exp(s - s.amax(-2)[..., None]), "a row's maximum and sum run over its keys, axis 1"
     grader.compare((q, k, v), "S_q = S_k = D = 16, one tile", "one tile gives softmax(scale · q kᵀ) v", {
         "scale is forgotten: s = scale · q kᵀ": weigh(hide(scaled_scores(q, k, 1.0)), v),
         "scale is applied twice": weigh(hide(scaled_scores(q, k, 0.0625)), v),
@@ -288,6 +315,10 @@ def _grade_one_tile(grader: ForwardGrader, seen: Tensor | None = None, **lse: An
         "the scores themselves weigh v: p = exp(s − m)": s.nan_to_num(neginf=0.0) @ v.double(),
         "the base is 2: tl.exp2(s) is 2 to the power s, and exp(s) is exp2(s · log2(e))": weigh(s * 0.6931471805599453, v),
         "the softmax runs over the queries: a row's maximum and sum run over the keys, axis 1": torch.softmax(s, dim=-2) @ v.double(),
+        f"the sum runs over the queries, and so l of key i divides row i: {down}": (
+            torch.exp(s - s.amax(-1, keepdim=True)) @ v.double() / torch.exp(s - s.amax(-1, keepdim=True)).sum(-2)[..., None]),
+        f"maximum and sum run over the queries, and so those of key i are taken for row i: {down}": (
+            by_queries @ v.double() / by_queries.sum(-2)[..., None]),
         "NaN from the first tile on: m starts at −inf, where alpha = exp(m_old − m_new) is 0 and exp(m_new − m_old) inf":
             torch.full_like(s, NAN),
         "o is stored transposed": weigh(s, v).mT,
@@ -296,6 +327,7 @@ def _grade_one_tile(grader: ForwardGrader, seen: Tensor | None = None, **lse: An
 
 # ---------------------------------------------------------------- 5.2
 
+KEYS_FILLED = "what a load puts in place of keys past S_k is not 0: p is 0 there, and 0 · inf is NaN"
 ROWS = "rows past S_q are loaded or stored: offs_m < S_q is in the masks of q's load and of o's store"
 
 
@@ -304,16 +336,19 @@ def grade_flash_forward_kernel(kernel) -> None:
     _grade_one_tile(grader)
     _grade_two_tiles(grader)
     grade_range(grader)
+    _grade_own_maximum(grader)
+    grade_half(grader)
     _grade_ragged(grader)
+    _grade_low_scores(grader)
+    _grade_blocks(grader)
     _grade_scale(grader)
     _grade_heads(grader)
     _grade_strides(grader)
-    grade_half(grader)
     grader.on_fresh_inputs((
         ((1, 1, 1, 1, 1, 1), torch.float32, TILE, 1.0),
         ((1, 2, 2, 33, 40, 20), torch.float16, (32, 32, 32), 3.0),
         ((2, 2, 2, 15, 17, 16), torch.float32, TILE, 3.0),
-        ((2, 1, 1, 20, 40, 40), torch.float32, (16, 32, 64), 1.0),
+        ((1, 1, 1, 20, 40, 40), torch.float32, (16, 32, 64), 1.0),
     ))  # fmt: skip
 
 
@@ -321,7 +356,7 @@ def _grade_two_tiles(grader: ForwardGrader) -> None:
     q, k, v = draw_qkv(1, 1, 16, 32, 16)
     k[:, :, 16:] *= 3  # most rows' maximum grows
     s = scaled_scores(q, k, 0.25)
-    first, last = slice(0, 16), slice(16, 32)
+    first, last, one_on = slice(0, 16), slice(16, 32), [*range(16), *range(1, 17)]
     grader.compare((q, k, v), "S_k = 32, two tiles of keys", "a second tile joins by softmax_step: m, l and acc", {
         "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": walk_tiles(s, v, "acc")[0],
         "l is not rescaled when the maximum grows: l = alpha · l + Σ p": walk_tiles(s, v, "l")[0],
@@ -330,24 +365,50 @@ def _grade_two_tiles(grader: ForwardGrader) -> None:
         "each tile's p v replaces the one before: acc = alpha · acc + p v": walk_tiles(s, v, "acc lost")[0],
         "acc is divided by l at every step: divide once, after the loop": walk_tiles(s, v, "divided")[0],
         "only the last tile counts: is m kept from step to step, so that alpha is not 0?": weigh(s[..., last], v[:, :, last]),
-        "only the first tile counts: the loop runs to S_k": weigh(s[..., first], v[:, :, first]),
+        "only the first tile counts: the loop runs to S_k, and so does the mask of the scores": weigh(s[..., first], v[:, :, first]),
         "every step reads the first tile of k: its rows are start_n + tl.arange(0, BLOCK_N)": weigh(s[..., first].repeat(1, 1, 1, 2), v),
         "every step reads the first tile of v: its rows are start_n + tl.arange(0, BLOCK_N)": weigh(s, v[:, :, first].repeat(1, 1, 2, 1)),
+        "the second step takes keys 1 to 16: a tile begins BLOCK_N keys after the one before": weigh(s[..., one_on], v[:, :, one_on]),
     }, stray="a step's keys are start_n to start_n + BLOCK_N − 1, and start_n stays below S_k")  # fmt: skip
 
 
+def draw_logits(*tiles: float, scale: float = 0.25, S_k: int | None = None) -> list[Tensor]:
+    """q, k, v of 16 queries whose logits are equal within each tile of 16 keys, the last one cut off at S_k."""
+    q, _, v = draw_qkv(1, 1, 16, 16 * len(tiles), 16)
+    k = torch.cat([torch.full((1, 1, 16, 16), tile / (16 * scale)) for tile in tiles], dim=2)
+    return [torch.ones_like(q), k[:, :, :S_k].clone(), v[:, :, :S_k].clone()]
+
+
 def grade_range(grader: ForwardGrader) -> None:
-    """Logits that no exp can take as they are. q is all 1, so that a key of value c has the logit scale · 16 · c = 4 c."""
-
-    def logits(*tiles: float) -> list[Tensor]:
-        q, _, v = draw_qkv(1, 1, 16, 16 * len(tiles), 16)
-        k = torch.cat([torch.full((1, 1, 16, 16), tile / 4) for tile in tiles], dim=2)
-        return [torch.ones_like(q), k, v]
-
-    grader.compare(logits(200), "all logits 200", "exp overflows: subtract the row's maximum before exp")
-    grader.compare(logits(-200), "all logits −200", "every p underflows to 0: m starts at −inf, not at 0 or another finite value")
-    grader.compare(logits(200, 0), "logits 200 in the first tile, 0 in the second",
+    """Logits that no exp can take as they are."""
+    grader.compare(
+        draw_logits(200, scale=1.0), "all logits 200, scale = 1", "exp overflows: subtract the row's maximum before exp", scale=1.0
+    )
+    grader.compare(draw_logits(200), "all logits 200, scale = 0.25",
+                   "with a scale other than 1 exp under- or overflows: m is the maximum of scale · q kᵀ, not of q kᵀ")  # fmt: skip
+    grader.compare(draw_logits(-200), "all logits −200", "every p underflows to 0: m starts at −inf, not at 0 or another finite value")
+    grader.compare(draw_logits(200, 0), "logits 200 in the first tile, 0 in the second",
                    "the maximum is that of the last tile alone, so alpha overflows: m_new = max(m, the tile's maximum)")  # fmt: skip
+
+
+def _grade_own_maximum(grader: ForwardGrader) -> None:
+    q, k, v = draw_logits(200)
+    q[:, :, :15] = 0
+    o = reference.attention(q, k, v, grader.is_causal, 0.25)[0]
+    last = torch.arange(16)[:, None] == 15
+    grader.compare((q, k, v), "logits 200 in row 15, 0 in all others", "each row is shifted by its own maximum: p = exp(s − m)", {
+        "every p of the other rows underflows to 0: a row's maximum is its own, over its keys, axis 1": o * last,
+        "exp under- or overflows in row 15: p = exp(s − m), with m the row's maximum of the scaled scores": o * ~last,
+    })  # fmt: skip
+
+
+def _grade_low_scores(grader: ForwardGrader) -> None:
+    """All scores −2^30: −1e4, −1e6 and −1e9, where they stand for −inf, lie above. Lower still, and the reference in float64 loses log l."""
+    low = "where every score is lower, that is the maximum, and every p 0"
+    grader.compare(draw_logits(-(2.0**30)), "all logits −2³⁰, one whole tile of keys", f"m starts at a finite number, not at −inf: {low}")
+    pads = "keys past S_k get a finite score, which may be the largest of all: they must be −inf"
+    grader.compare(draw_logits(-(2.0**30), S_k=4), "S_k = 4, all logits −2³⁰", pads, lse_otherwise=pads, filler=KEYS_FILLED,
+                   stray="S_k may be less than BLOCK_N: no key may be read that is not there")  # fmt: skip
 
 
 def _grade_ragged(grader: ForwardGrader) -> None:
@@ -356,7 +417,7 @@ def _grade_ragged(grader: ForwardGrader) -> None:
     grader.compare((q, k, v), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", {
         "keys past S_k count with a score of 0, and exp(0 − m) is not 0: set their scores to −inf": weigh(F.pad(s, (0, 12)), padded_v),
         "the ragged last tile of keys is left out: the loop goes on while start_n < S_k": weigh(s[..., :16], v[:, :, :16]),
-    }, stray="keys past S_k are read: offs_n < S_k is in the masks of k's load and of v's")  # fmt: skip
+    }, stray="keys past S_k are read: offs_n < S_k is in the masks of k's load and of v's", filler=KEYS_FILLED)  # fmt: skip
     q, k, v = draw_qkv(1, 1, 32, 16, 16)
     o = attend(q, k, v)
     grader.compare((q, k, v), "S_q = 32, two programs", "a program's rows start at row_block · BLOCK_M, in q and in o", {
@@ -370,7 +431,8 @@ def _grade_scale(grader: ForwardGrader) -> None:
     q, k, v = draw_qkv(1, 1, 16, 16, 12)
     grader.compare((q, k, v), "D = 12, BLOCK_D = 16", "D may be less than BLOCK_D", {
         "the scale comes from BLOCK_D: it is an argument": weigh(scaled_scores(q, k, 0.25), v),
-    }, stray="columns past D are loaded or stored: offs_d < D is in the mask of every load and of the store")  # fmt: skip
+    }, stray="columns past D are loaded or stored: offs_d < D is in the mask of every load and of the store",
+        filler="what a load puts in place of columns past D is not 0: it enters the sums of q kᵀ, and 0 · inf is NaN")  # fmt: skip
     q, k, v = draw_qkv(1, 1, 16, 16, 16)
     grader.compare((q, k, v), "scale = 0.5, D = 16", "the scale is an argument, which the caller may choose", {
         "the scale is computed in the kernel: it is an argument, which the caller may choose": attend(q, k, v),
@@ -428,6 +490,30 @@ def _grade_strides(grader: ForwardGrader) -> None:
                    strides=tuple(strides.values()))  # fmt: skip
     grader.compare(draw_qkv(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", "tiles of one head must not touch the next", stray=ROWS,
                    unwritten="a head has tl.cdiv(S_q, BLOCK_M) row blocks: pid // row_blocks is b · H + h")  # fmt: skip
+    _grade_batches(grader)
+
+
+def _grade_batches(grader: ForwardGrader) -> None:
+    """B = 2, H = 1, (B, S, H, D) in memory: (b · H + h) · stride_h reaches another row of batch 0."""
+    q, k, v = draw_qkv(2, 1, 16, 16, 16)
+    strides = strides_of(q.shape, BSHD)
+    rule = "batch b starts at b · the batch's stride, its head h at h · the head's stride further on: (b · H + h) · one of them is elsewhere in a view"
+    grader.compare((q, k, v), "B = 2, H = 1, all tensors views of (B, S, H, D)", rule, strides=(strides,) * 4)
+
+
+def _grade_blocks(grader: ForwardGrader) -> None:
+    q, k, v = draw_qkv(1, 1, 32, 32, 16)
+    s, step = (
+        scaled_scores(q, k, 0.25),
+        "as where BLOCK_M stands for BLOCK_N: a step takes BLOCK_N keys, and the next begins BLOCK_N further on",
+    )
+    twice = [*range(32), *range(16, 32)]
+    for block_m, block_n in ((16, 32), (32, 16)):
+        grader.compare((q, k, v), f"S_q = S_k = 32, BLOCK_M = {block_m}, BLOCK_N = {block_n}",
+                       "BLOCK_M and BLOCK_N may differ: a tile of q or o has BLOCK_M rows, one of k or v BLOCK_N", {
+            f"keys 16 to 31 count twice, {step}": weigh(s[..., twice], v[:, :, twice]),
+            f"keys 16 to 31 are left out, {step}": weigh(s[..., :16], v[:, :, :16]),
+        }, blocks=(block_m, block_n, 16))  # fmt: skip
 
 
 def grade_half(grader: ForwardGrader) -> None:
@@ -455,9 +541,12 @@ def grade_flash_forward_causal_kernel(kernel) -> None:
     _grade_masks(grader)
     _grade_one_tile(grader, seen_pairs(16, 16))
     _grade_hidden_scores(grader)
+    _grade_own_maximum(grader)
     _grade_tiles_walked(grader)
     _grade_alignment(grader)
+    _grade_last_keys(grader)
     _grade_dead_rows(grader)
+    _grade_tiles_skipped(grader)
     grader.on_fresh_inputs((
         ((1, 1, 1, 1, 1, 1), torch.float32, TILE, 1.0),
         ((1, 2, 2, 33, 40, 20), torch.float16, (32, 32, 32), 3.0),
@@ -500,10 +589,21 @@ def _grade_tiles_walked(grader: ForwardGrader) -> None:
 
     inputs = draw_qkv(1, 1, 32, 32, 16)
     early = "the loop stops one tile too early: the tile that the diagonal crosses holds keys that are seen"
+    places = "the mask is by positions in the tile: compare positions in the sequence, the tile's own start added"
+    q, k, v = inputs
+    i, j = torch.arange(32)[:, None], torch.arange(32)
+
+    def masked(seen: Tensor) -> Tensor:
+        return weigh(scaled_scores(q, k, 0.25).masked_fill(~seen, -INF), v)
+
     grader.compare(inputs, "S_q = S_k = 32, two blocks of rows", "a block of rows walks over every tile that its last row sees", {
         early: walked(inputs, (0, 16), 16),
         "the tile that the diagonal crosses is not masked": walked(inputs, (16, 32), 16, hidden=False),
         "every block of rows stops where the first one does": walked(inputs, (16, 16), 16),
+        places: masked((j % 16 <= i % 16) & (j // 16 <= i // 16)),
+        f"{places} (no tile is skipped)": masked(j % 16 <= i % 16),
+        f"{places} (the rows' is there)": masked((j % 16 <= i) & (j // 16 <= i // 16)),
+        f"{places} (the keys' is there)": masked(j <= i % 16),
     })  # fmt: skip
     grader.compare(inputs, "S_q = S_k = 32, BLOCK_M = 32, BLOCK_N = 16", "BLOCK_M and BLOCK_N may differ", {
         "the loop stops before the last row's diagonal: it goes on while start_n < (row_block + 1) · BLOCK_M + S_k − S_q": walked(
@@ -524,6 +624,26 @@ def _grade_alignment(grader: ForwardGrader) -> None:
         "the mask is right, but the loop stops at key (row_block + 1) · BLOCK_M: add S_k − S_q": weigh(s[..., :16], v[:, :, :16]),
         f"S_k − S_q has the wrong sign: {bottom}": weigh(s.masked_fill(~seen_pairs(16, 32, -16), -INF), v),
     })  # fmt: skip
+
+
+def _grade_last_keys(grader: ForwardGrader) -> None:
+    """S_q = 16, S_k = 20 and 17: the last tile of keys is ragged, and in the second case only the last row sees into it, one key."""
+    for S_k, first_tile in (
+        (20, "the ragged last tile of keys is left out: the last row sees all S_k keys"),
+        (17, "the loop stops one key too early: its end is exclusive, and the last row's key i + S_k − S_q is seen too"),
+    ):
+        q, k, v = draw_qkv(1, 1, 16, S_k, 16)
+        s = scaled_scores(q, k, 0.25).masked_fill(~seen_pairs(16, S_k), -INF)
+        grader.compare((q, k, v), f"S_q = 16, S_k = {S_k}, BLOCK_N = 16", "the last tile of keys may be ragged", {first_tile: weigh(s[..., :16], v[:, :, :16])},
+                       stray="keys past S_k are read: offs_n < S_k is in the masks of k's load and of v's", filler=KEYS_FILLED)  # fmt: skip
+
+
+def _grade_tiles_skipped(grader: ForwardGrader) -> None:
+    """Rows 0 to 15 see no key of the second tile, whose v is NaN: it shows in their o if they read it, for 0 · NaN is NaN."""
+    q, k, v = draw_qkv(1, 1, 32, 32, 16)
+    v[:, :, 16:] = NAN
+    if torch.isnan(grader.run(q, k, v, 0.25, TILE, (None,) * 4)[0][:, :, :16]).any():
+        raise Wrong("a tile that no row of the block sees is not skipped: S_q = S_k = 32, rows 0 to 15 read v's rows 16 to 31")
 
 
 def _grade_dead_rows(grader: ForwardGrader) -> None:
@@ -547,8 +667,6 @@ def _grade_dead_rows(grader: ForwardGrader) -> None:
 
 
 # ---------------------------------------------------------------- 5.4
-
-LSE_PLACE = "row i of head h of batch b lies at (b · H_q + h) · S_q + i of lse, i < S_q"
 
 
 def grade_flash_forward_gqa_kernel(kernel) -> None:
@@ -575,13 +693,16 @@ def grade_flash_forward_gqa_kernel(kernel) -> None:
         "l is not rescaled when the maximum grows: l = alpha · l + Σ p": walk_tiles(s, v, "l")[0],
     }, {"lse is that of the last tile: it is stored once, after the loop": torch.logsumexp(s[..., 16:], -1),
         "l is not rescaled when the maximum grows: l = alpha · l + Σ p": walk_tiles(s, v, "l")[1]})  # fmt: skip
+    _grade_own_maximum(grader)
     _grade_head_map(grader)
     _grade_lse_place(grader)
     q, k, v = draw_qkv(1, 1, 16, 20, 16)
     s = F.pad(scaled_scores(q, k, 0.25), (0, 12))
     zero = "keys past S_k count with a score of 0, and exp(0 − m) is not 0: set their scores to −inf"
     grader.compare((q, k, v), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", {zero: weigh(s, F.pad(v, (0, 0, 0, 12)))},
-                   {zero: torch.logsumexp(s, -1)}, stray="keys past S_k are read: offs_n < S_k is in the masks of k's load and of v's")  # fmt: skip
+                   {zero: torch.logsumexp(s, -1)}, stray="keys past S_k are read: offs_n < S_k is in the masks of k's load and of v's",
+                   filler=KEYS_FILLED)  # fmt: skip
+    _grade_low_scores(grader)
     nothing = "with no key l is 0: o must be 0, not 0 / 0"
     grader.compare(draw_qkv(1, 1, 16, 0, 16), "S_k = 0", nothing, {nothing: torch.full((1, 1, 16, 16), NAN)},
                    lse_otherwise="with no key lse is −inf, the logarithm of an empty sum", stray="with no key nothing may be read")  # fmt: skip
@@ -635,7 +756,7 @@ EXERCISES = (
         "whatever S is. Zeros past the ends are what the next kernels count on: in a dot they add nothing, even where memory holds NaN.",
     ),
     Exercise(
-        "5.2", "flash_forward_kernel", "Write flash attention's forward: full attention, any S and D, one block of query rows a program.",
+        "5.2", "flash_forward_kernel", "Write flash attention's forward: full attention, any S from 1 on, any D, one block of query rows a program.",
         grade_flash_forward_kernel,
         ("Chapter 4's flash_forward for one block of rows: q's tile, m, l and acc before the loop, one tile of k and v a step, one store after it. "
          + SHAPES_HINT,

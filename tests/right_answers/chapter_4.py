@@ -131,7 +131,7 @@ def forward_with_transposed_scores(q, k, v, block_m, block_n, is_causal, scale):
         m, l, acc = state
         o[:, :, i : i + block_m] = (acc / l).nan_to_num(0.0).mT
         lse[:, :, i : i + block_m] = (m + l.log())[:, :, 0]
-    return o, lse
+    return o.to(q.dtype), lse
 
 
 # ---------------------------------------------------------------- 4.3

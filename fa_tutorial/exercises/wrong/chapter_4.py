@@ -130,6 +130,11 @@ def _step_in_place(s, m, l):
     return p, m_new, l, alpha
 
 
+def _step_states_exchanged(s, m, l):
+    p, m_new, l_new, alpha = _step_right(s, m, l)
+    return p, l_new, m_new, alpha
+
+
 def _step_without_alpha(s, m, l):
     return _step_right(s, m, l)[:3]
 
@@ -470,6 +475,35 @@ def _forward_scores_in_half(q, k, v, block_m, block_n, is_causal, scale):
     return _flash(q, k, v, block_m, block_n, is_causal, scale)
 
 
+def _forward_scores_in_the_inputs_dtype(q, k, v, block_m, block_n, is_causal, scale):
+    S_q, S_k = q.shape[2], k.shape[2]
+    seen, o, lse = _seen(S_q, S_k, is_causal), torch.empty_like(q), torch.empty(q.shape[:3])
+    for i in range(0, S_q, block_m):
+        q_tile = q[:, :, i : i + block_m] * scale
+        m, l, acc = torch.full(q_tile.shape[:3], -INF), torch.zeros(q_tile.shape[:3]), torch.zeros(q_tile.shape)
+        for j in range(0, S_k, block_n):
+            s = (q_tile @ k[:, :, j : j + block_n].mT).float().masked_fill(~seen[i : i + block_m, j : j + block_n], -INF)
+            m, l, acc = _join(s, m, l, acc, v[:, :, j : j + block_n].float())
+        o[:, :, i : i + block_m], lse[:, :, i : i + block_m] = _finish(m, l, acc)
+    return o, lse
+
+
+def _forward_q_scaled_in_half(q, k, v, block_m, block_n, is_causal, scale):
+    if q.dtype != torch.float16:
+        return _flash(q, k, v, block_m, block_n, is_causal, scale)
+    return _flash(q * scale, k, v, block_m, block_n, is_causal, 1.0)
+
+
+def _forward_k_scaled_in_half(q, k, v, block_m, block_n, is_causal, scale):
+    if q.dtype != torch.float16:
+        return _flash(q, k, v, block_m, block_n, is_causal, scale)
+    return _flash(q, k * scale, v, block_m, block_n, is_causal, 1.0)
+
+
+def _forward_o_in_float32(q, k, v, block_m, block_n, is_causal, scale):
+    return _flash(q, k, v, block_m, block_n, is_causal, scale)
+
+
 def _forward_acc_in_half(q, k, v, block_m, block_n, is_causal, scale):
     def join(s, m, l, acc, v_tile):
         m, l, acc = _join(s, m, l, acc, v_tile)
@@ -619,6 +653,10 @@ def _bytes_lse_with_itemsize(S_q, S_k, D, block_m, itemsize):
     return _bytes(S_q, S_k, D, block_m, itemsize, lse=itemsize)
 
 
+def _bytes_lse_times_itemsize(S_q, S_k, D, block_m, itemsize):
+    return _bytes(S_q, S_k, D, block_m, itemsize, lse=4 * itemsize)
+
+
 def _bytes_m_and_l(S_q, S_k, D, block_m, itemsize):
     return _bytes(S_q, S_k, D, block_m, itemsize, lse=8)
 
@@ -713,6 +751,7 @@ WRONG_ANSWERS = (
     WrongAnswer("4.1", _step_in_float32, "float64 goes in"),
     WrongAnswer("4.1", _step_keepdim, "m_new has shape (1, 1), want (1,)"),
     WrongAnswer("4.1", _step_in_place, "changes its input l in place"),
+    WrongAnswer("4.1", _step_states_exchanged, "m_new and l_new are exchanged"),
     WrongAnswer("4.1", _step_without_alpha, "want a tuple (p, m_new, l_new, alpha)"),
     WrongAnswer("4.1", _step_branches_on_a_tensor, "raises RuntimeError: Boolean value of Tensor"),
     WrongAnswer("4.1", _step_only_if_all_unseen, "tell them apart row by row"),
@@ -765,6 +804,10 @@ WRONG_ANSWERS = (
     WrongAnswer("4.2", _forward_without_keys, "no key at all, and o is 0 / 0"),
     WrongAnswer("4.2", _forward_one_head, "every head gets the result of head 0"),
     WrongAnswer("4.2", _forward_scores_in_half, "compute the scores in float32"),
+    WrongAnswer("4.2", _forward_scores_in_the_inputs_dtype, "float16 rounds 2,049 to 2,048"),
+    WrongAnswer("4.2", _forward_q_scaled_in_half, "q or k times the scale is rounded to float16"),
+    WrongAnswer("4.2", _forward_k_scaled_in_half, "q or k times the scale is rounded to float16"),
+    WrongAnswer("4.2", _forward_o_in_float32, "o is float32, and must have the dtype of q"),
     WrongAnswer("4.2", _forward_acc_in_half, "keep acc in float32"),
     WrongAnswer("4.2", _forward_lse_in_half, "lse has lost digits"),
     WrongAnswer("4.3", _tiles_exchanged, "full and end are exchanged"),
@@ -791,6 +834,7 @@ WRONG_ANSWERS = (
     WrongAnswer("4.4", _bytes_elements, "elements are counted, not bytes"),
     WrongAnswer("4.4", _bytes_without_lse, "lse is not counted"),
     WrongAnswer("4.4", _bytes_lse_with_itemsize, "lse is counted with itemsize"),
+    WrongAnswer("4.4", _bytes_lse_times_itemsize, "lse's 4 bytes are multiplied by itemsize"),
     WrongAnswer("4.4", _bytes_m_and_l, "lse is counted twice, or m and l are"),
     WrongAnswer("4.4", _bytes_one_pass, "k and v are read once in this count"),
     WrongAnswer("4.4", _bytes_k_alone, "k alone is counted"),

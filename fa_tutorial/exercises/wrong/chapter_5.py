@@ -53,10 +53,14 @@ def _load_tile(x_ptr, out_ptr, H, S, D, stride_xb, stride_xh, stride_xs, stride_
         mask = (batch_head * S + offs_m[:, None] < tl.num_programs(0) // row_blocks * S) & (offs_d[None, :] < D)
     if FLAW == "padded columns not masked":
         mask = (offs_m[:, None] < S) & (offs_d[None, :] < BLOCK_D)
+    if FLAW == "batch and head by the head's stride":
+        b, h = 0, batch_head
     x_ptrs = x_ptr + b * stride_xb + h * stride_xh + offs_m[:, None] * stride_xs + offs_d[None, :] * stride_xd
     x = tl.load(x_ptrs, mask=mask, other=1.0 if FLAW == "ends filled with ones" else 0.0)
     rows = pid * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_store = mask if FLAW == "store masked too" else (rows[:, None] >= 0) & (offs_d[None, :] >= 0)
+    if FLAW == "stored by rows of the sequence":
+        rows = pid * BLOCK_M + offs_m
     if FLAW == "stored by D":
         tl.store(out_ptr + rows[:, None] * D + offs_d[None, :], x, mask=mask_store)
     else:
@@ -67,9 +71,12 @@ def _load_tile(x_ptr, out_ptr, H, S, D, stride_xb, stride_xh, stride_xs, stride_
 
 
 @triton.jit
-def _step(s, m, l, FLAW: tl.constexpr):
+def _step(s, m, l, scale, FLAW: tl.constexpr):
     """softmax_step with a flaw: p, m_new, l_new, alpha."""
-    m_tile = tl.max(s, axis=1)
+    DOWN: tl.constexpr = FLAW == "maximum and sum over the queries"
+    m_tile = tl.max(s, axis=0 if DOWN or FLAW == "maximum over the queries" else 1)
+    if FLAW == "maximum before the scale":
+        m_tile = m_tile / scale
     m_new = m_tile if FLAW == "maximum of the last tile alone" else tl.maximum(m, m_tile)
     if FLAW == "no maximum":
         m_new = tl.zeros_like(m)
@@ -79,7 +86,8 @@ def _step(s, m, l, FLAW: tl.constexpr):
         alpha = tl.exp(m_new - m)
     if FLAW == "nothing rescaled":
         alpha = tl.full(m.shape, 1.0, tl.float32)
-    l_new = l + tl.sum(p, axis=1) if FLAW == "l not rescaled" else alpha * l + tl.sum(p, axis=1)
+    l_tile = tl.sum(p, axis=0 if DOWN or FLAW == "sum over the queries" else 1)
+    l_new = l + l_tile if FLAW == "l not rescaled" else alpha * l + l_tile
     return p, m_new, l_new, alpha
 
 
@@ -99,8 +107,12 @@ def _flash(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row_blocks = S_q // BLOCK_M if FLAW == "row blocks rounded down" else tl.cdiv(S_q, BLOCK_M)
+    if FLAW == "row blocks of BLOCK_N":
+        row_blocks = tl.cdiv(S_q, BLOCK_N)
     row_block, batch_head = tl.program_id(0) % row_blocks, tl.program_id(0) // row_blocks
     b, h = batch_head // H, batch_head % H
+    if FLAW == "batch and head by the head's stride":
+        b, h = 0, batch_head
     b_k = 0 if FLAW == "batch of keys forgotten" else b
     if FLAW == "batch and head exchanged":
         b, h, b_k = h, b, h
@@ -117,25 +129,36 @@ def _flash(
     k_ptr += b_k * stride_kb + h * stride_kh
     v_ptr += b_k * stride_vb + h * stride_vh
     offs_m, offs_d = row_block * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    KEYS: tl.constexpr = BLOCK_M if FLAW == "tiles of BLOCK_M keys" else BLOCK_N
+    STEP: tl.constexpr = 1 if FLAW == "tile's number for its first key" else BLOCK_M if FLAW == "keys in steps of BLOCK_M" else BLOCK_N
     MASK_D: tl.constexpr = FLAW != "padded columns not masked"
     q = load_tile(q_ptr + b * stride_qb + h * stride_qh, offs_m, offs_d, S_q, D, stride_qs, stride_qd, True, MASK_D)
-    m = tl.full((BLOCK_M,), 0.0 if FLAW == "m starts at 0" else -float("inf"), dtype=tl.float32)
+    m = tl.full((BLOCK_M,), 0.0 if FLAW == "m starts at 0" else -1.0e4 if FLAW == "m starts at −1e4" else -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     end = S_k // BLOCK_N * BLOCK_N if FLAW == "ragged tile left out" else S_k
-    for start_n in range(0, end, BLOCK_N):
-        offs_n = start_n + tl.arange(0, BLOCK_N)
+    if FLAW == "tile's number for its first key":
+        end = tl.cdiv(S_k, BLOCK_N)
+    if FLAW == "loop over S_q":
+        end = S_q
+    for start_n in range(0, end, STEP):
+        offs_n = start_n + tl.arange(0, KEYS)
         k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks, True, FLAW != "keys not masked in the loads")
-        s = dot(q, k_t, tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32))
+        if FLAW == "k filled with −inf":
+            k_t = tl.where((offs_d[:, None] < D) & (offs_n[None, :] < S_k), k_t, -float("inf"))
+        s = dot(q, k_t, tl.zeros((BLOCK_M, KEYS), dtype=tl.float32))
         if FLAW == "scores in half precision":
             s = s.to(q.dtype).to(tl.float32)
         if FLAW != "scale forgotten":
             s = s * scale
         if FLAW != "padded keys score 0":
-            s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))
-        p, m, l, alpha = _step(s, m, l, FLAW)
+            hidden = -1.0e4 if FLAW == "padded keys score −1e4" else -float("inf")
+            s = tl.where(offs_n[None, :] < (S_q if FLAW == "scores masked by S_q" else S_k), s, hidden)
+        p, m, l, alpha = _step(s, m, l, scale, FLAW)
         offs_v = tl.arange(0, BLOCK_N) if FLAW == "v not advanced" else offs_n
         v = load_tile(v_ptr, offs_v, offs_d, S_k, D, stride_vs, stride_vd, FLAW != "keys not masked in the loads", True)
+        if FLAW == "v filled with −inf":
+            v = tl.where(offs_n[:, None] < S_k, v, -float("inf"))
         if FLAW == "acc not rescaled":
             alpha = tl.full((BLOCK_M,), 1.0, tl.float32)
         acc = dot(p.to(v.dtype), v, acc * alpha[:, None])
@@ -185,13 +208,19 @@ def _causal(
         end = end // BLOCK_N * BLOCK_N
     if FLAW == "loop ends as if S_q were S_k":
         end = (row_block + 1) * BLOCK_M
-    if FLAW == "finite number for minus infinity" or FLAW == "dead rows divided by 0":
+    if FLAW == "one key too early":
+        end = end - 1
+    if FLAW == "finite number for minus infinity" or FLAW == "dead rows divided by 0" or FLAW == "no tile skipped":
         end = S_k
+    if FLAW == "ragged tile left out":
+        end = tl.minimum(end, S_k // BLOCK_N * BLOCK_N)
     for start_n in range(0, tl.minimum(end, S_k), BLOCK_N):
         offs_n = start_n + tl.arange(0, BLOCK_N)
         k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks, True, True)
         s = scale * dot(q, k_t, tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32))
         seen = offs_n[None, :] <= offs_m[:, None] + diagonal
+        if FLAW == "mask by positions in the tile":
+            seen = tl.arange(0, BLOCK_N)[None, :] <= tl.arange(0, BLOCK_M)[:, None] + diagonal
         if FLAW == "diagonal tile not masked" or FLAW == "hidden tiles walked, not masked":
             seen = seen | (start_n <= S_k)
         if FLAW == "mask turned round":
@@ -256,7 +285,7 @@ def _gqa(
         k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks, True, True)
         s = scale * dot(q, k_t, tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32))
         if FLAW != "padded keys score 0":
-            s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))
+            s = tl.where(offs_n[None, :] < S_k, s, -1.0e4 if FLAW == "padded keys score −1e4" else -float("inf"))
         if FLAW == "lse of the last tile":
             l_tile = tl.sum(tl.exp(s - tl.max(s, axis=1)[:, None]), axis=1)
             lse_tile = tl.max(s, axis=1) + tl.log(l_tile)
@@ -288,7 +317,7 @@ def _gqa(
         row = (b * H_k + h) * S_q
     if FLAW == "lse rows padded to whole blocks":
         row = (b * H_q + h) * row_blocks * BLOCK_M
-    if FLAW != "lse of the last tile":
+    if FLAW != "lse of the last tile" and FLAW != "lse never stored":
         tl.store(lse_ptr + row + offs_m, lse, mask=offs_m < (row_blocks * BLOCK_M if FLAW == "lse stored past the end" else S_q))
 
 
@@ -308,6 +337,8 @@ FLAWS = {
         "ends filled with ones": "must be 0: load them with other=0.0",
         "store masked too": "the load alone needs a mask",
         "stored by D": "its rows are BLOCK_D apart in out",
+        "stored by rows of the sequence": "element (i, j) of program pid's tile lies at",
+        "batch and head by the head's stride": "b · H + h is multiplied by stride_xh",
     },
     ("5.2", _flash): {
         "scale forgotten": "scale is forgotten",
@@ -323,6 +354,17 @@ FLAWS = {
         "v not advanced": "every step reads the first tile of v",
         "no maximum": "exp overflows",
         "m starts at 0": "m starts at −inf, not at 0",
+        "maximum over the queries": "a row's maximum is its own",
+        "sum over the queries": "the sum runs over the queries",
+        "maximum and sum over the queries": "maximum and sum run over the queries",
+        "maximum before the scale": "m is the maximum of scale · q kᵀ, not of q kᵀ",
+        "m starts at −1e4": "m starts at a finite number",
+        "tile's number for its first key": "the second step takes keys 1 to 16",
+        "loop over S_q": "the loop runs to S_k, and so does the mask",
+        "scores masked by S_q": "the loop runs to S_k, and so does the mask",
+        "padded keys score −1e4": "keys past S_k get a finite score",
+        "k filled with −inf": "what a load puts in place of columns past D is not 0",
+        "v filled with −inf": "what a load puts in place of keys past S_k is not 0",
         "maximum of the last tile alone": "m_new = max(m, the tile's maximum)",
         "padded keys score 0": "count with a score of 0",
         "ragged tile left out": "the ragged last tile of keys is left out",
@@ -334,6 +376,10 @@ FLAWS = {
         "scale from D": "the scale is computed in the kernel",
         "batch of keys forgotten": "k and v are read from batch 0",
         "batch and head exchanged": "batch and head are exchanged",
+        "batch and head by the head's stride": "its head h at h · the head's stride further on",
+        "tiles of BLOCK_M keys": "keys 16 to 31 are left out",
+        "keys in steps of BLOCK_M": "keys 16 to 31 count twice",
+        "row blocks of BLOCK_N": "a tile of q or o has BLOCK_M rows",
         "strides of k taken from q": "k is read by the strides of q",
         "strides of o taken from q": "o is stored by the strides of q",
         "acc in half precision": "acc is kept in fp16",
@@ -350,6 +396,10 @@ FLAWS = {
         "tiles counted by blocks of rows": "before the last row's diagonal",
         "number of tiles rounded down": "the number of tiles is rounded down",
         "loop ends as if S_q were S_k": "add S_k − S_q",
+        "one key too early": "the loop stops one key too early",
+        "ragged tile left out": "the ragged last tile of keys is left out",
+        "no tile skipped": "a tile that no row of the block sees is not skipped",
+        "mask by positions in the tile": "the mask is by positions in the tile",
         "mask aligned top-left": "the mask is aligned top-left",
         "NaN from minus infinity": "rows that see no key give NaN",
         "dead rows divided by 0": "rows that see no key give NaN",
@@ -370,6 +420,8 @@ FLAWS = {
         "lse counts key heads": "at (b · H_q + h) · S_q + i of lse",
         "lse of all heads at head 0": "at (b · H_q + h) · S_q + i of lse",
         "lse rows padded to whole blocks": "at (b · H_q + h) · S_q + i of lse",
+        "lse never stored": "lse is never stored",
+        "padded keys score −1e4": "keys past S_k get a finite score",
         "lse stored past the end": "rows past S_q are loaded or stored",
         "padded keys score 0": "count with a score of 0",
         "no key gives NaN": "o must be 0, not 0 / 0",
