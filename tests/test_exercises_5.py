@@ -5,3 +5,4 @@ from exercise_checks import ExerciseChecks
 
 class TestExercises(ExerciseChecks):
     chapters = (5,)
+    again_every = 4
