@@ -65,7 +65,8 @@ def flash_attention(
 
     Gradients: o and lse are differentiable with respect to q, k and v, once: a second derivative raises RuntimeError. Two runs with the same
     tiles give the same bits. The backward computes p anew from lse, whose rounding in float32 grows with the logits: beyond about 10,000 the
-    gradients of a row lose digits, where o does not. Where one of q, k, v asks for a gradient, q, k, v, o and lse are kept for backward, and nothing else.
+    gradients of a row lose digits, where o does not. Where one of q, k, v asks for a gradient, q, k, v, o and lse are kept for backward, and
+    nothing else.
 
     Raises TypeError for other dtypes, sparse or nested tensors and what is no tensor, no flag or no number; ValueError for shapes, devices,
     head counts, D, scale and kernel; RuntimeError for a device on which no kernel runs.

@@ -1,8 +1,8 @@
 """Chapter 8: the kernels of chapters 5 and 7, tuned for speed in plain Triton, step by step, each step callable by name.
 
 The same algorithm with cheaper exponentials, tiles that move by TMA, an order of programs of its own, and tile sizes that are measured and
-not guessed. What a step does not change stands in forward.py and backward.py. fp32, an empty
-input and a scale that is not positive take the kernels there; so does, tile by tile, what TMA cannot reach (strides, alignment, the card).
+not guessed. What a step does not change stands in forward.py and backward.py. fp32, an empty input and a scale that is not positive, or so large or
+small that float32 loses it, take the kernels there; so does, tile by tile, what TMA cannot reach (strides, alignment, the card).
 """
 
 from __future__ import annotations
@@ -763,8 +763,8 @@ def flash_backward(
     with on_device_of(q):
         if not how.exp2:
             return _autotuned_backward(q, k, v, o, do, lse, is_causal, scale, dlse, needs)
-        rows_apart = q.shape[3] * q.element_size() % 16 == 0  # dk and dv are contiguous: can TMA reach their rows?
-        tma = how.descriptors and rows_apart and can_use_tma(q, k, v, o)
+        rows_aligned = q.shape[3] * q.element_size() % 16 == 0  # those of dk and dv, which will be contiguous
+        tma = how.descriptors and rows_aligned and can_use_tma(q, k, v, o)
         if tma and not reachable(do):
             do = do.clone(memory_format=torch.contiguous_format)  # o.sum() sends strides of 0
         if config is not None and max(config.dkdv.block_m, config.dq.block_m) > MAX_BLOCK:

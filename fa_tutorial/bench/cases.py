@@ -136,10 +136,10 @@ def check_rows(rows: list[dict[str, Any]], path: Path) -> None:
     for i, row in enumerate(rows):
         for field, kind in FIELDS.items():
             if type(row.get(field)) is not kind:
-                raise ValueError(f"{path}: row {i} is no row of results: {field} must be a {kind.__name__}, got {row.get(field)!r}")
-        numbers = ("reason",) if row.get("ms") is None else ("ms", "tflops")
-        for field in numbers:
-            if not isinstance(row.get(field), str if field == "reason" else int | float):
+                raise ValueError(f"{path}: row {i} is no row of results: {field} must be of type {kind.__name__}, got {row.get(field)!r}")
+        outcome = {"reason": str} if row.get("ms") is None else {"ms": int | float, "tflops": int | float}
+        for field, kind in outcome.items():
+            if not isinstance(row.get(field), kind):
                 raise ValueError(f"{path}: row {i} is no row of results: {field} is {row.get(field)!r}")
 
 

@@ -60,7 +60,7 @@ def _numbers(case: Case) -> dict[str, Any]:
     call = call_of(case.mode, attend, (q, k, v), do)
     first = first_call_s(call)
     peak = peak_bytes(call)
-    return timed(call, flops=case.flops()) | {"peak_bytes": peak, "first_call_s": round(first, 3)}
+    return timed(call, flops=case.flops()) | {"peak_bytes": peak, "first_call_s": round(first, 6)}
 
 
 def call_of(mode: str, attend: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...], do: torch.Tensor) -> Callable[[], Any]:
