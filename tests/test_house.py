@@ -177,7 +177,7 @@ def test_make_says_which_python_is_missing(python, words, tmp_path):
 
 ORDER = (
     *("arguments", "hardware", "reference", "ledger", "source"),
-    *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "barriers", "hopper"),
+    *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper"),
     "attention",
     *("exercises", "bench", "figures", "doctor", "notebooks", "site", "compile_report", "sass", "__main__"),
 )
