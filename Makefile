@@ -42,7 +42,7 @@ browser-test: $(BROWSER_INSTALLED)
 	$(RUN) -m pytest -rs -m '' tests/test_browser.py $(ARGS)
 
 figures: $(INSTALLED)
-	$(RUN) -m fa_tutorial.figures $(ARGS)
+	PYTHONPATH=images $(RUN) -m draw $(ARGS)
 
 notebooks: $(INSTALLED)
 	$(RUN) -m fa_tutorial.notebooks $(ARGS)

@@ -176,10 +176,10 @@ def test_make_says_which_python_is_missing(python, words, tmp_path):
 # ---------------------------------------------------------------- imports
 
 ORDER = (
-    *("arguments", "hardware", "reference", "ledger", "source"),
+    *("arguments", "hardware", "reference", "ledger", "figures", "source"),
     *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper"),
     "attention",
-    *("exercises", "bench", "figures", "doctor", "notebooks", "site", "compile_report", "sass", "__main__"),
+    *("exercises", "bench", "doctor", "notebooks", "site", "compile_report", "sass", "__main__"),
 )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, legend, write
 from fa_tutorial.barriers import LOADS, USE, last_end, ring_timeline
-from fa_tutorial.figures.drawing import BODY, HEAD, WAITS, arrow, box, canvas, in_drawing_style, legend, write
 from fa_tutorial.warpgroups import KEYS, ROWS, Operation, cycles_per_block, matmul_cycles, timeline
 
 # ---------------------------------------------------------------- warpgroups
@@ -18,7 +18,7 @@ LOOKS = {"s": {"colour": "blue", "share": 0.45}, "o": {"colour": "green", "share
 INCH, LANE, LANES_LEFT = 0.0016, 0.34, 1.45  # inches: of a cycle, of a lane's height, where time 0 is
 
 
-@in_drawing_style
+@image("09_one_warpgroup.png")
 def draw_one_warpgroup() -> Figure:
     """One warpgroup, three blocks of keys, D = 64 and 128: matmul, wait, softmax, wait (9.2)."""
     figure, ax = canvas(4.05)
@@ -30,7 +30,7 @@ def draw_one_warpgroup() -> Figure:
     return figure
 
 
-@in_drawing_style
+@image("09_overlapped.png")
 def draw_overlapped() -> Figure:
     """The same for D = 64 with p v beside the softmax, with two warpgroups that take turns, and with both (9.3)."""
     figure, ax = canvas(5.6)
@@ -79,19 +79,13 @@ def draw_key(ax: Axes, y: float, more: str = "") -> None:
         x += 2.15
     box(ax, x, y, 0.45, 0.26, **WAITS)
     write(ax, x + 0.55, y + 0.13, "idle", ha="left")
-    write(
-        ax,
-        0.1,
-        y + 0.45,
-        f"counted, in cycles, for {ROWS} rows and {KEYS} keys a block; numbers: blocks of keys{more}",
-        ha="left",
-    )
+    write(ax, 0.1, y + 0.45, f"counted, in cycles, for {ROWS} rows and {KEYS} keys a block; numbers: blocks of keys{more}", ha="left")
 
 
 # ---------------------------------------------------------------- roles
 
 
-@in_drawing_style
+@image("09_roles_and_ring.png")
 def draw_roles_and_ring() -> Figure:
     """A producer warp, a ring of two stages in shared memory with its barriers, two consumer warpgroups."""
     figure, ax = canvas(5.6)
@@ -139,7 +133,7 @@ def draw_roles_and_ring() -> Figure:
 # ---------------------------------------------------------------- the ring in time
 
 
-@in_drawing_style
+@image("09_ring_stages.png")
 def draw_ring_stages() -> Figure:
     """The same nine tiles through rings of one, two and three stages, as the simulator plays them."""
     figure, ax = canvas(5.3)
