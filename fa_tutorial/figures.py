@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
-import matplotlib
+import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 
@@ -25,25 +26,8 @@ GREY = "#999999"
 
 
 def style() -> None:
-    """Set matplotlib's defaults for a notebook's plots. Lines differ in dash as well as in colour."""
-    lines = ["-", "--", "-.", ":", (0, (8, 1)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1))]
-    matplotlib.rcParams.update(
-        {
-            "figure.figsize": (7, 3.6),
-            "figure.dpi": 110,
-            "figure.facecolor": "white",
-            "figure.constrained_layout.use": True,
-            "font.size": 11,
-            "axes.grid": True,
-            "axes.axisbelow": True,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.prop_cycle": matplotlib.cycler(color=list(COLOURS.values())[: len(lines)], linestyle=lines),
-            "grid.color": "#DDDDDD",
-            "grid.linewidth": 0.8,
-            "legend.frameon": False,
-        }
-    )
+    """Set matplotlib's defaults for a notebook's plots: fa_tutorial.mplstyle."""
+    plt.style.use(Path(__file__).with_name("fa_tutorial.mplstyle"))
 
 
 def roofline(ax: Axes, peak_flops: float, bandwidth: float, points: dict[str, tuple[float, float]]) -> None:
