@@ -35,7 +35,7 @@ def test_the_map_has_the_notebooks_titles():
     assert [chapter for *_, chapters in chapters_0_1.PHASES for chapter in chapters] == list(range(len(stems)))
 
 
-# Where to look for them: (image, numbers that its texts must hold).
+# (image, numbers that its texts must hold).
 NUMBERS = [
     ("00_naive_kernels", ["136 MB", "35 MB"]),
     ("01_online_softmax", ["1.368", "0.1353", "1.185", "1.203"]),
