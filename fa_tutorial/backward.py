@@ -174,7 +174,7 @@ class BackwardConfig:
 # As forward.CONFIGS: BLOCK_D to its tiles, for cards with at least so many bytes of shared memory a block.
 CONFIGS = {
     232_448: {
-        64: BackwardConfig(TileConfig(64, 64, 4, 3), TileConfig(64, 64, 4, 3)),
+        64: BackwardConfig(TileConfig(32, 64, 4, 3), TileConfig(64, 64, 4, 3)),
         128: BackwardConfig(TileConfig(32, 64, 4, 3), TileConfig(64, 64, 4, 2)),
         256: BackwardConfig(TileConfig(64, 64, 8, 1), TileConfig(64, 32, 4, 3)),
     },

@@ -41,8 +41,9 @@ def attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale,
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         s = tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf"))
     p, m, l, alpha = softmax_step(s, m, l)  # (4.2)
+    acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]
     v_tile = load_tile(v, b, h_k, start_n, rows, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-    acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])  # [BLOCK_M, BLOCK_D], (4.3)
+    acc = dot(p.to(v_tile.dtype), v_tile, acc)  # (4.3)
     return m, l, acc
 
 
@@ -86,7 +87,7 @@ def flash_forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale,
 # BLOCK_D to its tile, for cards with at least so many bytes of shared memory a block; ptxas compiles each without spills, or nearly
 # (fa_tutorial.compile_report). 227 KB: Hopper, B200; of the tiles that fit, the fastest on an H200. 99 KB: Ampere, Ada, RTX 50xx.
 CONFIGS = {
-    232_448: {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 64, 4, 3), 256: TileConfig(64, 32, 4, 2)},
+    232_448: {64: TileConfig(128, 64, 8, 3), 128: TileConfig(64, 64, 4, 3), 256: TileConfig(64, 32, 4, 2)},
     101_376: {64: TileConfig(128, 64, 8, 3), 128: TileConfig(64, 64, 8, 3), 256: TileConfig(32, 64, 8, 2)},
 }
 # For fp32, which in IEEE precision has no tensor cores, and for cards with 64 KB (Turing), where Triton uses none.

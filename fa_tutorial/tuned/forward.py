@@ -34,8 +34,9 @@ def attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_lo
         shift = tl.where(m_new == -float("inf"), 0.0, m_new)
     p = tl.exp2(s * scale_log2 - shift[:, None])  # [BLOCK_M, BLOCK_N]
     alpha = tl.exp2(m - shift)  # [BLOCK_M]
+    acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]; before the wait for v, so that it runs beside the exponentials
     v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-    acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])  # [BLOCK_M, BLOCK_D]
+    acc = dot(p.to(v_tile.dtype), v_tile, acc)
     return m_new, alpha * l + tl.sum(p, axis=1), acc
 
 
