@@ -164,7 +164,10 @@ class FlashAttention(torch.autograd.Function):
     def backward(ctx, do, dlse):
         q, k, v, o, lse = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
-        return *BACKWARD(do, dlse, q, k, v, o, lse, ctx.is_causal, ctx.scale, ctx.kernel), None, None, None
+        arguments = do, dlse, q, k, v, o, lse, ctx.is_causal, ctx.scale, ctx.kernel
+        # Only with create_graph=True can somebody want to differentiate these.
+        gradients = BACKWARD(*arguments) if torch.is_grad_enabled() else below_autograd(BACKWARD, *arguments)
+        return *gradients, None, None, None
 
 
 class OnceDifferentiable(torch.autograd.Function):

@@ -186,11 +186,15 @@ CONFIGS = {
 }
 # For cards with 64 KB (Turing), where Triton uses no tensor cores, and for fp32, which in IEEE precision has none.
 SMALL_CONFIGS = {
-    64: BackwardConfig(TileConfig(32, 32, 8, 1), TileConfig(32, 32, 8, 1)),
+    64: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 32, 8, 1)),
     128: BackwardConfig(TileConfig(16, 16, 8, 1), TileConfig(16, 16, 8, 1)),
     256: BackwardConfig(TileConfig(16, 16, 8, 1), TileConfig(16, 16, 8, 1)),
 }
-FP32_CONFIGS = SMALL_CONFIGS | {128: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 16, 8, 1))}
+FP32_CONFIGS = {
+    64: BackwardConfig(TileConfig(32, 32, 8, 1), TileConfig(32, 32, 8, 1)),
+    128: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 16, 8, 1)),
+    256: SMALL_CONFIGS[256],
+}
 FP32_BYTES_AT_256 = 67_584  # what dkdv_kernel's smallest tile asks for with BLOCK_D = 256 in fp32
 INTERPRETER_CONFIG = BackwardConfig(TileConfig(64, 32, 4, 1), TileConfig(64, 32, 4, 1))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from fa_tutorial.arguments import FLOAT_DTYPES, check_alike, check_finite, check_int, check_tensor
-from fa_tutorial.hardware import interpreter_on, on_device_of, require_kernel_device, require_triton, shared_memory_limit
+from fa_tutorial.hardware import card_of, on_device_of, require_kernel_device, require_triton
 from fa_tutorial.tiles import MIN_DOT, check_block, dot
 
 triton = require_triton("Chapter 3 (fa_tutorial.matmul)")
@@ -143,8 +143,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, config: MatmulConfig | None = No
     check_product(a, b)
     require_kernel_device(a, "a")
     if config is None:
-        with on_device_of(a):
-            config = choose_config(a.dtype, None if interpreter_on() else shared_memory_limit())
+        config = choose_config(a.dtype, card_of(a).shared_memory)
     (M, K), N = a.shape, b.shape[1]
     c = torch.empty((M, N), dtype=a.dtype, device=a.device)
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)

@@ -4,7 +4,8 @@ The same algorithm with cheaper exponentials, tiles that move by TMA, a better o
 guessed. `forward` and `backward` hold the kernels and their launchers, `autotuning` the candidate tiles, `descriptors` what TMA can reach.
 """
 
+from fa_tutorial.tuned import autotuning, descriptors, launching
 from fa_tutorial.tuned.backward import flash_backward
 from fa_tutorial.tuned.forward import applies, flash_forward
 
-__all__ = ["applies", "flash_backward", "flash_forward"]
+__all__ = ["applies", "autotuning", "descriptors", "flash_backward", "flash_forward", "launching"]

@@ -10,7 +10,7 @@ import torch
 
 def signature_of(*tensors: torch.Tensor | None) -> tuple:
     """All that decides how a kernel is compiled for these tensors, and on which grid it runs: shapes, strides, dtypes, devices, alignment."""
-    return tuple(x if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16) for x in tensors)
+    return tuple([x if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16) for x in tensors])
 
 
 class Launch:
