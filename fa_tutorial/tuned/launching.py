@@ -41,8 +41,9 @@ _prepared: dict[Hashable, Launch] = {}
 def launch_prepared(key: Hashable, prepare: Callable[[], Launch], tensors: Iterable[torch.Tensor], arguments: tuple) -> None:
     """Launch what prepare() returned for this key and these integers, which must hold all that the launch depends on but pointers and floats."""
     key = key, tuple(x for x in arguments if x is None or isinstance(x, int))
-    if key not in _prepared:
+    prepared = _prepared.get(key)
+    if prepared is None:
         if len(_prepared) == MAX_PREPARED:
             _prepared.clear()
-        _prepared[key] = prepare()
-    _prepared[key](tensors, arguments)
+        prepared = _prepared[key] = prepare()
+    prepared(tensors, arguments)
