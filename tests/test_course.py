@@ -105,7 +105,7 @@ def test_map_has_every_chapter_with_its_module_and_exercises():
         text, target = LINK.fullmatch(chapter).groups()
         assert NOTEBOOKS[CHAPTER_OF[target]]["cells"][0]["source"].startswith(f"# {text}\n")
         assert question.endswith("?")
-        missing = [name for name in re.findall(r"`(\w+\.py)`", modules) if not (ROOT / "fa_tutorial" / name).is_file()]
+        missing = [name for name in re.findall(r"`(\w+(?:\.py|/))`", modules) if not (ROOT / "fa_tutorial" / name).exists()]
         assert missing == []
         if exercises:
             ids = [exercise.id for exercise in catalogue.chapter_exercises(CHAPTER_OF[target])]

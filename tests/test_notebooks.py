@@ -83,7 +83,11 @@ def test_equations(chapter):
 
 
 def prose_of_module(chapter: int) -> str:
-    return rules.prose_of_code((ROOT / "fa_tutorial" / f"{MODULES[chapter]}.py").read_text()) if chapter in MODULES else ""
+    if chapter not in MODULES:
+        return ""
+    path = ROOT / "fa_tutorial" / MODULES[chapter]
+    files = sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    return "\n".join(rules.prose_of_code(file.read_text()) for file in files)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)

@@ -31,19 +31,6 @@ class Exercise:
         return int(self.id.split(".")[0])
 
 
-@dataclass(frozen=True)
-class WrongAnswer:
-    """A wrong answer that ships with the course. diagnosis: words that the grader's message must hold for it.
-
-    on_gpu: the words where a compiled kernel's stray reads cannot be seen, if they are others.
-    """
-
-    id: str
-    answer: Any
-    diagnosis: str
-    on_gpu: str | None = None
-
-
 def chapters() -> list[int]:
     """The numbers of the chapters that have exercises, in order."""
     import fa_tutorial.exercises as package
@@ -55,11 +42,6 @@ def chapters() -> list[int]:
 def chapter_exercises(chapter: int) -> tuple[Exercise, ...]:
     """The exercises of one chapter. Imports that chapter alone, so that those without kernels work where Triton is missing."""
     return importlib.import_module(f"fa_tutorial.exercises.chapter_{chapter}").EXERCISES
-
-
-def wrong_answers(chapter: int) -> tuple[WrongAnswer, ...]:
-    """The wrong answers that ship for one chapter."""
-    return tuple(importlib.import_module(f"fa_tutorial.exercises.wrong.chapter_{chapter}").WRONG_ANSWERS)
 
 
 def find(exercise_id: str) -> Exercise:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import hardware, matmul
+from fa_tutorial import hardware, matmul, tiles
 from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.catalogue import Exercise
 from fa_tutorial.exercises.grader import (
@@ -589,7 +589,7 @@ EXERCISES = (
         "lies beyond may be NaN, and 0 · NaN is NaN. acc is float32 and is rounded once, when it is stored under the mask of c's own rows "
         "and columns. Steps along K are counted in elements of each tensor's own stride, so views work. grouped_tile_device with GROUP = 1 is "
         "pid // tiles_n and pid % tiles_n, and dot is tl.dot in IEEE precision.",
-        (matmul.dot,),
+        (tiles.dot,),
     ),
     Exercise(
         "3.3", "grouped_tile", "Find the tile of a program when programs go down bands of `group` rows of tiles.", grade_grouped_tile,

@@ -32,10 +32,10 @@ REPOSITORY = (
         ("flash_bwd_kernel.h", "compute_dq_dk_dv_1colblock", "dkdv_kernel, dq_kernel; 7"),
     )),
     ("hopper/", "orange", (
-        ("mainloop_fwd_sm90_….hpp", "load, mma", "hopper.producer, consumer; 9"),
+        ("mainloop_fwd_sm90_….hpp", "load, mma", "producer, consumer; 9"),
     )),
     ("flash_attn/cute/", "purple", (
-        ("flash_fwd_sm90.py, …sm100.py", "the same in Python", "hopper.forward_kernel; 9"),
+        ("flash_fwd_sm90.py, …sm100.py", "the same in Python", "forward_kernel; 9"),
     )),
 )  # fmt: skip
 

@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draw.drawing import BODY, HEAD, MASKED, WAITS, arrow, box, canvas, image, legend, outline, write
-from fa_tutorial.forward import TileConfig
 from fa_tutorial.matmul import grouped_tile
+from fa_tutorial.tiles import TileConfig
+from fa_tutorial.tuned.autotuning import shared_bytes
 
 # ---------------------------------------------------------------- software pipelining
 
@@ -116,7 +117,7 @@ def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
     D, itemsize = 64, 2
     tile = TileConfig(64, 64, 4, num_stages)
     q, stage = tile.block_m * D * itemsize // 1024, 2 * tile.block_n * D * itemsize // 1024
-    total = tile.shared_bytes(D, itemsize)
+    total = shared_bytes("forward", tile, D)
     assert total == (q + num_stages * stage) * 1024
     inch, x = 0.06, LANES_LEFT
     write(ax, 0.1, y + 0.15, "shared memory", ha="left")
@@ -197,7 +198,7 @@ ROW_BLOCKS, HEADS, SMS = 8, 2, 4
 
 
 def programs_in_order(heads_at_once: int, longest_first: bool) -> list[tuple[int, int]]:
-    """(head, row block) of each program in launch order: tuned.forward_kernel's with longest_first (8.4), else chapter 5's."""
+    """(head, row block) of each program in launch order: tuned.forward's with longest_first (8.4), else chapter 5's."""
     programs = [grouped_tile(pid, HEADS, ROW_BLOCKS, heads_at_once) for pid in range(HEADS * ROW_BLOCKS)]
     return [(head, ROW_BLOCKS - 1 - row if longest_first else row) for head, row in programs]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fa_tutorial.exercises.catalogue import WrongAnswer
-from fa_tutorial.matmul import dot, grouped_tile, tl, triton
+from fa_tutorial.matmul import grouped_tile, tl, triton
+from fa_tutorial.tiles import dot
+from wrong_answers import WrongAnswer
 
 # ---------------------------------------------------------------- 3.1
 

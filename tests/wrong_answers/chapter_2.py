@@ -7,8 +7,8 @@ import math
 
 import torch
 
-from fa_tutorial.exercises.catalogue import WrongAnswer
 from fa_tutorial.hardware import require_triton
+from wrong_answers import WrongAnswer
 
 triton = require_triton("Chapter 2's wrong answers")
 import triton.language as tl  # noqa: E402
