@@ -1,14 +1,13 @@
 """Broken copies of kernels, which show that the tests would see the mistake: a jitted function with one of its statements changed."""
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import inspect
 import itertools
 import linecache
 import textwrap
-
 import types
 
 import pytest

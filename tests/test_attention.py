@@ -19,8 +19,8 @@ from attention_cases import (
     differentiate,
     hard_inputs,
     on_gpu,
-    plain_attention,
     place,
+    plain_attention,
     same,
 )
 from buffers import DEVICE, ON_GPU, assert_same_on_second_gpu, dtypes, far_apart, needs_gpu, needs_two_gpus, randn, vast_memory

@@ -156,4 +156,6 @@ def test_every_configuration_gives_the_right_result(dtype):
     fitting = [configs for least, configs in forward.CONFIGS.items() if least <= limit and dtype != torch.float32]
     for configs in (*fitting, forward.SMALL_CONFIGS):
         for (block_d, config), is_causal in itertools.product(configs.items(), (False, True)):
-            check_forward(forward.flash_forward, Case(200, 331, D=block_d - 5, dtype=dtype, is_causal=is_causal, H_q=4, H_k=2), config=config)
+            check_forward(
+                forward.flash_forward, Case(200, 331, D=block_d - 5, dtype=dtype, is_causal=is_causal, H_q=4, H_k=2), config=config
+            )

@@ -96,7 +96,9 @@ def assert_shapes(q, k, v):
 
 def test_fake_tensors(launches_nothing):
     with FakeTensorMode():
-        q, k, v = (torch.empty(2, H, S, 64, device=DEVICE, dtype=torch.float16, requires_grad=True) for H, S in ((4, 128), (2, 70), (2, 70)))
+        q, k, v = (
+            torch.empty(2, H, S, 64, device=DEVICE, dtype=torch.float16, requires_grad=True) for H, S in ((4, 128), (2, 70), (2, 70))
+        )
         assert_shapes(q, k, v)
 
 
