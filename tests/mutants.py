@@ -58,11 +58,12 @@ def mutant(function, where: str | None = None, statement: str = "", new: str = "
 
 
 def change(definition: ast.FunctionDef, statement: str, new: str) -> None:
-    label, _, number = statement.rpartition(" ") if statement[-1].isdigit() else (statement, "", "")
+    label, _, number = statement.rpartition(" ")
+    label, number = (label, int(number)) if number.isdigit() else (statement, 0)
     those = [node for node in ast.walk(definition) if isinstance(node, ast.stmt) and label_of(node) == label]
     those.sort(key=lambda node: node.lineno)
-    assert len(those) == 1 or (number and int(number) <= len(those)), f"{definition.name} has {len(those)} statements {label!r}"
-    node = those[int(number or 1) - 1]
+    assert number <= len(those) == 1 or 1 <= number <= len(those), f"{definition.name} has {len(those)} statements {label!r}"
+    node = those[max(number, 1) - 1]
     field = {ast.If: "test", ast.For: "iter"}.get(type(node), "value")
     setattr(node, field, ast.parse(new, mode="eval").body)
 
