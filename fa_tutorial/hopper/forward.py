@@ -34,6 +34,7 @@ triton = require_triton("Chapter 9 (fa_tutorial.hopper)")
 from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # noqa: E402
 
 Q_STAGES = gl.constexpr(2)  # a consumer's rows of its next work tile are there before it is done with this one
 LOG2_E, LN_2 = gl.constexpr(math.log2(math.e)), gl.constexpr(math.log(2.0))
@@ -340,7 +341,7 @@ def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: 
 
     def prepare() -> Launch:
         rows = ROWS.value, config.block_n, config.block_n, ROWS.value
-        to_argument = [descriptor_template(x, n, layout()) for x, n in zip((q, k, v, o), rows, strict=True)]
+        to_argument = [descriptor_template(x, n, TensorDescriptor, layout()) for x, n in zip((q, k, v, o), rows, strict=True)]
         constants = {"IS_CAUSAL": is_causal, "COUNTER": counted, "LONGEST_FIRST": step.order and is_causal, "OVERLAP": step.overlap}
         constants |= {"CONSUMERS": config.consumers, "STAGES": config.stages, "CONSUMER_REGISTERS": config.registers}
         return Launch(forward_kernel, programs, to_argument, constants | {"num_warps": NUM_WARPS})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -11,7 +12,6 @@ from fa_tutorial.hardware import HOPPER_CAPABILITY, card, require_triton
 from fa_tutorial.tiles import padded_d
 
 require_triton("Chapter 8 (fa_tutorial.tuned)")
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTensorDescriptor  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 TMA_CAPABILITY = HOPPER_CAPABILITY  # and all later ones
@@ -30,13 +30,12 @@ def can_use_tma(signature: tuple) -> bool:
     )  # fmt: skip
 
 
-def descriptor_template(x: torch.Tensor, rows: int, *layout) -> Callable[[torch.Tensor], TensorDescriptor]:
+def descriptor_template(x: torch.Tensor, rows: int, kind: type = TensorDescriptor, *layout) -> Callable[[torch.Tensor], Any]:
     """A function that makes descriptors of tensors like x: reachable, (B, H, S, D), in tiles of `rows` rows of one head, D padded to BLOCK_D.
 
     A tile that runs over a head's end is filled with zeros, not with the next head. A stride along a dimension of size 1 is never used, and may be
-    anything that passes the descriptor's checks. layout: Gluon's descriptors have one, and are then made.
+    anything that passes the descriptor's checks. kind, layout: Gluon has a descriptor of its own, which names how a tile lies in shared memory.
     """
     strides = [stride if size > 1 else 16 for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
-    kind = GluonTensorDescriptor if layout else TensorDescriptor
     box = list(x.shape), [*strides, 1], [1, 1, rows, padded_d(x.shape[3])], *layout
     return lambda x: kind(x, *box)
