@@ -5,8 +5,6 @@ import math
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from buffers import (
     DEVICE,
     DTYPES,
@@ -30,6 +28,8 @@ from buffers import (
     zeros,
 )
 from mutants import mutant
+from triton import cdiv, jit
+from triton import language as tl
 
 from fa_tutorial import hardware, matmul
 
@@ -157,7 +157,7 @@ def check_matmul_kernel(kernel, M=17, N=33, K=23, dtype=torch.float32, positive=
         a, b = a.abs(), b.abs()
     c = guarded_output((M, N), dtype, (2 * N + 1, 2))
     sides = guarded_input(a, (K + 1, 1)), guarded_input(b, (3 * N, 3))
-    grid = (triton.cdiv(M, 16) * triton.cdiv(N, 16),)
+    grid = (cdiv(M, 16) * cdiv(N, 16),)
     launch(kernel, grid, *sides, c, M, N, K, K + 1, 1, 3 * N, 3, 2 * N + 1, 2, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
     assert_as_accurate(c.tensor, *product(a, b))
 
@@ -280,7 +280,7 @@ def test_grouped_tile_is_a_permutation(tiles_m, tiles_n):
         assert columns == sorted(columns), "within a band the row changes fastest"
 
 
-@triton.jit
+@jit
 def tile_ids_kernel(out_ptr, tiles_m, tiles_n, GROUP: tl.constexpr):
     pid = tl.program_id(0)
     tile_m, tile_n = matmul.grouped_tile_device(pid, tiles_m, tiles_n, GROUP)
