@@ -101,7 +101,9 @@ def assert_accurate(x: torch.Tensor, truth: torch.Tensor, plain: torch.Tensor, *
     x, truth, plain = (tensor.detach().double().cpu() for tensor in (x, truth, plain))
     for name, tensor in (("truth", truth), ("plain", plain)):
         if not_finite(tensor):
-            raise ValueError(f"there is no bound to compare with: {not_finite(tensor)} of {tensor.numel()} elements of `{name}` are NaN or inf")
+            raise ValueError(
+                f"there is no bound to compare with: {not_finite(tensor)} of {tensor.numel()} elements of `{name}` are NaN or inf"
+            )
     if not_finite(x):
         raise AssertionError(f"{not_finite(x)} of {x.numel()} elements are NaN or inf")
     unit = torch.finfo(torch.bfloat16).eps * float(truth.abs().max()) if truncated else 0.0
