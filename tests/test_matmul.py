@@ -5,8 +5,6 @@ import math
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from buffers import (
     DEVICE,
     DTYPES,
@@ -30,6 +28,8 @@ from buffers import (
     zeros,
 )
 from mutants import mutant
+from triton import cdiv, jit
+from triton import language as tl
 
 from fa_tutorial import hardware, matmul
 
@@ -157,7 +157,7 @@ def check_matmul_kernel(kernel, M=17, N=33, K=23, dtype=torch.float32, positive=
         a, b = a.abs(), b.abs()
     c = guarded_output((M, N), dtype, (2 * N + 1, 2))
     sides = guarded_input(a, (K + 1, 1)), guarded_input(b, (3 * N, 3))
-    grid = (triton.cdiv(M, 16) * triton.cdiv(N, 16),)
+    grid = (cdiv(M, 16) * cdiv(N, 16),)
     launch(kernel, grid, *sides, c, M, N, K, K + 1, 1, 3 * N, 3, 2 * N + 1, 2, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
     assert_as_accurate(c.tensor, *product(a, b))
 
@@ -280,11 +280,7 @@ def test_grouped_tile_is_a_permutation(tiles_m, tiles_n):
         assert columns == sorted(columns), "within a band the row changes fastest"
 
 
-def test_grouped_tile_of_one_row_is_row_order():
-    assert [matmul.grouped_tile(pid, 3, 4, 1) for pid in range(12)] == list(itertools.product(range(3), range(4)))
-
-
-@triton.jit
+@jit
 def tile_ids_kernel(out_ptr, tiles_m, tiles_n, GROUP: tl.constexpr):
     pid = tl.program_id(0)
     tile_m, tile_n = matmul.grouped_tile_device(pid, tiles_m, tiles_n, GROUP)
@@ -292,7 +288,7 @@ def tile_ids_kernel(out_ptr, tiles_m, tiles_n, GROUP: tl.constexpr):
     tl.store(out_ptr + 2 * pid + 1, tile_n)
 
 
-@pytest.mark.parametrize("group", range(1, 8))
+@pytest.mark.parametrize("group", [1, 2, 5])
 def test_grouped_tile_on_the_device_agrees(group):
     for tiles_m, tiles_n in [(1, 1), (1, 7), (7, 1), (2, 3), (4, 4), (5, 6), (7, 2), (7, 7)]:
         out = torch.full((tiles_m * tiles_n, 2), -1, dtype=torch.int32, device=DEVICE)
@@ -366,51 +362,34 @@ def test_chosen_config_fits(kilobytes, dtype):
         assert all(other.shared_bytes(dtype.itemsize) > kilobytes * 1024 for other in larger), "a larger tile would fit"
 
 
-def test_shared_bytes_counts_the_stages():
-    assert matmul.MatmulConfig(128, 64, 32, 4, 3).shared_bytes(2) == 3 * (128 * 32 + 32 * 64) * 2
-
-
-def test_interpreter_has_its_own_config():
-    assert matmul.choose_config(torch.float16, None) is matmul.INTERPRETER_CONFIG
-
-
 # ---------------------------------------------------------------- bad input
 
 
+X = zeros(2, 4)
 BAD_INPUTS = [
-    (lambda: matmul.matmul([[1.0]], zeros(1, 1)), TypeError, ["a", "list", "torch.Tensor"]),
-    (lambda: matmul.matmul(zeros(2), zeros(2, 2)), ValueError, ["a", "2 dimensions", "(2,)"]),
-    (lambda: matmul.matmul(zeros(2, 2), zeros(1, 2, 2)), ValueError, ["b", "2 dimensions", "(1, 2, 2)"]),
-    (lambda: matmul.matmul(zeros(2, 3), zeros(2, 3)), ValueError, ["(2, 3) and (2, 3)", "must match"]),
-    (lambda: matmul.matmul(zeros(2, 2), zeros(2, 2, dtype=torch.float16)), TypeError, ["a: float32", "b: float16"]),
-    (lambda: matmul.matmul(zeros(2, 2), torch.zeros(2, 2, device="meta")), ValueError, ["one device", "b: meta"]),
-    (lambda: matmul.matmul(zeros(2, 2, dtype=torch.float64), zeros(2, 2)), TypeError, ["a", "float64", "float16, bfloat16, float32"]),
-    (lambda: matmul.matmul(zeros(2, 2).to_sparse(), zeros(2, 2)), TypeError, ["a", "dense"]),
+    (lambda: matmul.matmul([[1.0]], X), TypeError, ["a", "list", "torch.Tensor"]),
+    (lambda: matmul.matmul(X[0], X), ValueError, ["a", "2 dimensions", "(4,)"]),
+    (lambda: matmul.matmul(X, X), ValueError, ["(2, 4) and (2, 4)", "must match"]),
+    (lambda: matmul.matmul(X, X.half().T), TypeError, ["a: float32", "b: float16"]),
+    (lambda: matmul.matmul(X, X.to("meta").T), ValueError, ["one device", "b: meta"]),
+    (lambda: matmul.matmul(X.double(), X), TypeError, ["a", "float64", "float16, bfloat16, float32"]),
+    (lambda: matmul.matmul(X.to_sparse(), X), TypeError, ["a", "dense"]),
     (lambda: matmul.MatmulConfig(16, 16, 16, 4, 1, group=0), ValueError, ["group", "0", "at least 1"]),
-    (lambda: matmul.MatmulConfig(16, 16, 16, 4, 1, group=1.5), TypeError, ["group", "1.5", "integer"]),
     (lambda: matmul.MatmulConfig(8, 16, 16, 4, 1), ValueError, ["block_m", "8", "at least 16"]),
     (lambda: matmul.MatmulConfig(16, 16, 24, 4, 1), ValueError, ["block_k", "24", "power of two"]),
-    (lambda: matmul.blocked_matmul(zeros(2, 3), zeros(2, 3), 1, 1, 1), ValueError, ["(2, 3) and (2, 3)"]),
-    (lambda: matmul.blocked_matmul(zeros(2, 2), zeros(2, 2), 0, 1, 1), ValueError, ["block_m", "0", "at least 1"]),
-    (lambda: matmul.blocked_matmul(zeros(2, 2), zeros(2, 2), 1, -1, 1), ValueError, ["block_n", "-1", "at least 1"]),
-    (lambda: matmul.blocked_matmul(zeros(2, 2), zeros(2, 2), 1, 1, "1"), TypeError, ["block_k", "'1'", "integer"]),
-    (lambda: matmul.blocked_matmul(zeros(2, 2, dtype=torch.int64), zeros(2, 2), 1, 1, 1), TypeError, ["a", "int64", "float64"]),
-    (lambda: matmul.scores_times_values(zeros(2, 4), zeros(3, 4), zeros(2, 4)), ValueError, ["(3, 4)", "(2, 4)", "one shape"]),
-    (lambda: matmul.scores_times_values(zeros(2, 5), zeros(3, 4), zeros(3, 4)), ValueError, ["(2, 5)", "(3, 4)"]),
+    (lambda: matmul.blocked_matmul(X, X, 1, 1, 1), ValueError, ["(2, 4) and (2, 4)"]),
+    (lambda: matmul.blocked_matmul(X, X.T, 0, 1, 1), ValueError, ["block_m", "0", "at least 1"]),
+    (lambda: matmul.blocked_matmul(X.long(), X.long().T, 1, 1, 1), TypeError, ["a", "int64", "float64"]),
+    (lambda: matmul.scores_times_values(X, zeros(3, 4), X), ValueError, ["(3, 4)", "(2, 4)", "one shape"]),
+    (lambda: matmul.scores_times_values(zeros(2, 5), X, X), ValueError, ["(2, 5)", "(2, 4)"]),
     (lambda: matmul.scores_times_values(*[zeros(2, 129)] * 3), ValueError, ["D", "129", "1 to 128"]),
-    (lambda: matmul.scores_times_values(*[zeros(2, 0)] * 3), ValueError, ["D", "0", "1 to 128"]),
-    (lambda: matmul.scores_times_values(*[zeros(2, 4)] * 3, block_m=8), ValueError, ["block_m", "8", "at least 16"]),
-    (lambda: matmul.scores_times_values(*[zeros(2, 4)] * 3, block_n=48), ValueError, ["block_n", "48", "power of two"]),
-    (lambda: matmul.scores_times_values(*[zeros(2, 4)] * 3, scale=float("nan")), ValueError, ["scale", "nan", "finite"]),
-    (lambda: matmul.scores_times_values(*[zeros(2, 4)] * 3, scale="1"), TypeError, ["scale", "'1'", "number"]),
-    (lambda: matmul.scores_times_values(zeros(2, 4), zeros(2, 4), zeros(2, 4, dtype=torch.float16)), TypeError, ["q: float32", "v: float16"]),
+    (lambda: matmul.scores_times_values(X, X, X, block_m=8), ValueError, ["block_m", "8", "at least 16"]),
+    (lambda: matmul.scores_times_values(X, X, X, scale=float("nan")), ValueError, ["scale", "nan", "finite"]),
+    (lambda: matmul.scores_times_values(X, X, X.half()), TypeError, ["q: float32", "v: float16"]),
     (lambda: matmul.tiled_matmul_bytes(-1, 1, 1, 1, 1, 1), ValueError, ["M", "-1", "at least 0"]),
-    (lambda: matmul.tiled_matmul_bytes(1, 1, 1, 0, 1, 1), ValueError, ["block_m", "0", "at least 1"]),
-    (lambda: matmul.tiled_matmul_bytes(1, 1, 1, 1, 1, 0.5), TypeError, ["itemsize", "0.5", "integer"]),
-    (lambda: matmul.strips_per_wave(0, 1, 1, 1), ValueError, ["tiles_m", "0", "at least 1"]),
     (lambda: matmul.strips_per_wave(1, 1, 1, True), TypeError, ["wave", "True", "integer"]),
-    (lambda: matmul.round_to_tf32(zeros(2, dtype=torch.float16)), TypeError, ["x", "float16", "float32"]),
-]  # fmt: skip
+    (lambda: matmul.round_to_tf32(X.half()), TypeError, ["x", "float16", "float32"]),
+]
 
 
 @pytest.mark.parametrize(("call", "error", "words"), BAD_INPUTS)

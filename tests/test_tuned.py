@@ -160,6 +160,8 @@ def test_copies_without_a_mistake_are_right(case, monkeypatch):
 @pytest.mark.parametrize("mutation", EVERY, ids=NAMES)
 def test_a_mistake_is_caught(mutation, monkeypatch):
     kernel, *change, case = mutation
+    if change[1] in ("tile 1", "x.store") and card_of(case.data()[0]).capability < descriptors.TMA_CAPABILITY:
+        pytest.skip("this card has no descriptors")
     put_in(monkeypatch, forward if kernel == "forward_kernel" else backward, kernel, *change)
     with pytest.raises(AssertionError):
         check_kernel(kernel, case)
