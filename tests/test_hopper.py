@@ -102,17 +102,18 @@ def test_what_it_applies_to(case, takes):
 
 CAUSAL = Case(300, 450, dtype=torch.float16, is_causal=True, H_q=4, H_k=2)
 BLIND_ROWS = Case(450, 300, is_causal=True, B=1)
+LONG = Case(200, 1500, B=1)  # more blocks of keys than stages
 MANY = Case(1000, 1000, B=2, H_q=24)  # more work tiles than multiprocessors
 PACK = "gl.inline_asm_elementwise('cvt.rn.f16x2.f32 $0, $1, $2;', '=r,f,f', [first, second], dtype=gl.int32, is_pure=True, pack=1)"
 O_BELOW = "[batch_head // sizes.H_q, batch_head % sizes.H_q, first + 1, 0]"
 
 # Name -> the function, its statement, what stands there instead (see mutants.py), and the case that has to fail.
 MUTATIONS = {
-    "a stage is never released": ("consumer_release", "mbarrier.arrive", "None", CAUSAL),
+    "a stage is never released": ("consumer_release", "mbarrier.arrive", "None", LONG),
     "the producer waits for the wrong parity": ("producer_acquire", "mbarrier.wait", "mbarrier.wait(pipeline.empty.index(n % STAGES), (n // STAGES) & 1)", CAUSAL),
     "a consumer waits for the wrong parity": ("consumer_wait", "mbarrier.wait", "mbarrier.wait(pipeline.full.index(n % STAGES), ((n // STAGES) & 1) ^ 1)", CAUSAL),
     "a consumer does not wait": ("consumer_wait", "mbarrier.wait", "None", CAUSAL),
-    "a barrier counts one consumer too many": ("make_pipeline", "return", "Pipeline(tiles, make_barriers(STAGES, 1), make_barriers(STAGES, CONSUMERS + 1))", CAUSAL),
+    "a barrier counts one consumer too many": ("make_pipeline", "return", "Pipeline(tiles, make_barriers(STAGES, 1), make_barriers(STAGES, CONSUMERS + 1))", LONG),
     "every load is of the first head": ("load", "tma.async_copy_global_to_shared", "tma.async_copy_global_to_shared(desc, [b, 0, start, 0], pipeline.full.index(n % STAGES), pipeline.tiles.index(n % STAGES))", CAUSAL),
     "the first rows for all consumers": ("producer", "load 1", "load(shared.q, turn * CONSUMERS + c, q_desc, b, h, start_m)", CAUSAL),
     "v from the first block to the last": ("producer", "load 3", "load(shared.v, n, v_desc, b, h_k, j * BLOCK_N)", CAUSAL),

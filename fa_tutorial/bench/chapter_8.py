@@ -148,7 +148,7 @@ def _first_call_row() -> dict[str, Any]:
     """first_calls() in a process of its own whose cache is empty."""
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, "-c", "from fa_tutorial.bench import chapter_8; chapter_8.first_calls()"]
-        run = subprocess.run(command, env=os.environ | {"TRITON_CACHE_DIR": cache}, capture_output=True, text=True, check=True)
+        run = subprocess.run(command, env=os.environ | {"TRITON_CACHE_DIR": cache}, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from fa_tutorial.hardware import require_triton
+from fa_tutorial.tuned import forward as tuned_forward
 
 require_triton("Chapter 9 (fa_tutorial.hopper)")
 from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
+
+UP, DOWN = gl.constexpr(tuned_forward.UP.value), gl.constexpr(tuned_forward.DOWN.value)  # m is rounded up a little, as in chapter 8
 
 
 @gluon.jit
@@ -18,7 +21,8 @@ def softmax_step(s, m, scale_log2, seen, MASK: gl.constexpr):
     if MASK:
         key = gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
         s = gl.where(key[None, :] < seen[:, None], s, -float("inf"))
-    m_new = gl.maximum(m, gl.max(s, axis=1) * scale_log2)
+    row_max = gl.max(s, axis=1)
+    m_new = gl.maximum(m, gl.maximum(row_max * (scale_log2 * UP), row_max * (scale_log2 * DOWN)))
     shift = m_new
     if MASK:  # only here can a row have seen nothing yet
         shift = gl.where(m_new == -float("inf"), 0.0, m_new)

@@ -17,18 +17,25 @@ triton = require_triton("Chapter 8 (fa_tutorial.tuned)")
 import triton.language as tl  # noqa: E402
 
 LOG2_E, LN_2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2.0))
+# m is rounded up a little, whatever its sign. Rounded down, at logits of 10,000 it makes p = 1.0003 for the largest score: the dot rounds that to 1 in
+# fp16, l does not, and where one key has all the weight o is off by a digit. Below 1 fp16 is fine enough.
+UP, DOWN = tl.constexpr(1 + 2.0**-22), tl.constexpr(1 - 2.0**-22)
 
 
 @triton.jit
 def attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_log2,
            MASK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """forward.attend in base 2 (8.3): m is the maximum of s · scale_log2, so that an exponent costs one multiply-add an element."""
+    """forward.attend in base 2 (8.3): m is the maximum of s · scale_log2, so that an exponent costs one multiply-add an element.
+
+    scale_log2: scale · log2(e), positive.
+    """
     k_tile = load_tile(k, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
     s = dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N], not scaled yet
     if MASK:
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         s = tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf"))
-    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)  # [BLOCK_M]
+    row_max = tl.max(s, axis=1)  # [BLOCK_M]
+    m_new = tl.maximum(m, tl.maximum(row_max * (scale_log2 * UP), row_max * (scale_log2 * DOWN)))  # [BLOCK_M]
     shift = m_new
     if MASK:  # only here can a row have seen nothing yet
         shift = tl.where(m_new == -float("inf"), 0.0, m_new)
