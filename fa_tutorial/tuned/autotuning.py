@@ -127,10 +127,10 @@ _fastest: dict[tuple, dict[str, int]] = {}  # what the fastest tile depends on -
 
 
 def fastest(name: str, kernel, grid: Callable, tensors: dict[str, torch.Tensor], arguments: tuple, tma: bool, constants: dict[str, Any],
-            ) -> dict[str, int]:  # fmt: skip
+            ) -> dict[str, int] | None:  # fmt: skip
     """The fastest of the candidates, measured by the autotuner once for each card, dtype, BLOCK_D, mask, bucket of lengths, and with or without TMA.
 
-    While a CUDA graph is captured, or where memory does not suffice to measure, it is the first one, and the next call tries again.
+    None while a CUDA graph is captured, or where memory does not suffice to measure.
     """
     q, k = tensors["q"], tensors["k"]
     fit = candidates(name, q.shape[3], card_of(q).shared_memory)
@@ -139,12 +139,12 @@ def fastest(name: str, kernel, grid: Callable, tensors: dict[str, torch.Tensor],
     key = (name, card_of(q).name, q.dtype, tma, bucket(q.shape[2]), bucket(k.shape[2]), *constants.values())
     if key not in _fastest:
         if torch.cuda.is_current_stream_capturing():
-            return fit[0].launch()
+            return None
         on_tiles = [descriptor_template(x, MIN_DOT)(x) if tma else heads(x) for x in tensors.values()]
         try:
             kernel[grid](*on_tiles, *arguments, autotune_key=hash(key) % 2**31, **constants)
         except torch.cuda.OutOfMemoryError:
-            return fit[0].launch()
+            return None
         _fastest[key] = kernel.best_config.all_kwargs()
     return _fastest[key]
 
@@ -153,12 +153,15 @@ def launch(name: str, kernel, grid: Callable, tensors: dict[str, torch.Tensor], 
            tile: TileConfig | None = None, **constants: Any) -> None:  # fmt: skip
     """kernel[grid](*tensors, *arguments, **constants) with `tile`, or else with the fastest one; each tensor as a descriptor, or as Heads.
 
-    signature: launching.signature_of all that decides how the kernel is compiled.
+    Where none can be measured now, the first candidate is taken for this one call. signature: launching.signature_of all that decides how the
+    kernel is compiled.
     """
 
     def prepare() -> Launch:
-        blocks = tile.launch() if tile else fastest(name, kernel, grid, tensors, arguments, tma, constants)
+        found = tile.launch() if tile else fastest(name, kernel, grid, tensors, arguments, tma, constants)
+        q = tensors["q"]
+        blocks = found or candidates(name, q.shape[3], card_of(q).shared_memory)[0].launch()
         to_argument = [descriptor_template(x, blocks[BLOCK_OF[what]]) if tma else heads for what, x in tensors.items()]
-        return Launch(kernel.fn, grid(blocks)[0], to_argument, {"autotune_key": 0, **constants, **blocks})
+        return Launch(kernel.fn, grid(blocks)[0], to_argument, {"autotune_key": 0, **constants, **blocks}, keep=found is not None)
 
     launch_prepared((name, tile, tma, *constants.values(), *signature), prepare, tensors.values(), arguments)

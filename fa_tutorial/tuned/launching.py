@@ -16,11 +16,11 @@ def signature_of(*tensors: torch.Tensor | None) -> tuple:
 class Launch:
     """A kernel, its number of programs, a function for each tensor that makes it the kernel's argument (a descriptor or Heads), and the constants.
 
-    The first call goes the usual way, kernel[grid](…), and keeps the compiled kernel; later ones launch that.
+    The first call goes the usual way, kernel[grid](…), and keeps the compiled kernel; later ones launch that. keep: whether there are to be any.
     """
 
-    def __init__(self, kernel, programs: int, to_argument: list[Callable], constants: dict[str, Any]):
-        self.kernel, self.grid, self.to_argument, self.constants = kernel, (programs, 1, 1), to_argument, constants
+    def __init__(self, kernel, programs: int, to_argument: list[Callable], constants: dict[str, Any], keep: bool = True):
+        self.kernel, self.grid, self.to_argument, self.constants, self.keep = kernel, (programs, 1, 1), to_argument, constants, keep
         self.compiled = None
 
     def __call__(self, tensors: Iterable[torch.Tensor], arguments: tuple) -> None:
@@ -45,5 +45,7 @@ def launch_prepared(key: Hashable, prepare: Callable[[], Launch], tensors: Itera
     if prepared is None:
         if len(_prepared) == MAX_PREPARED:
             _prepared.clear()
-        prepared = _prepared[key] = prepare()
+        prepared = prepare()
+        if prepared.keep:
+            _prepared[key] = prepared
     prepared(tensors, arguments)
