@@ -154,7 +154,7 @@ def run_twice(
     args: Buffers and numbers. Wrong if it is no kernel, takes other parameters, raises, or writes to an input; Stray if it leaves its tensors.
     """
     _check_kernel(kernel, len(args), meta)
-    _rehearse(kernel, grid, args, meta, trace.strict)
+    _rehearse(kernel, grid, args, meta, trace)
     buffers = [arg for arg in args if isinstance(arg, Buffer)]
     runs = []
     for poison in (float("nan"), SENTINEL):
@@ -169,7 +169,7 @@ def run_twice(
     return runs
 
 
-def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], strict: bool) -> None:
+def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], real: Trace) -> None:
     """On a GPU, run the kernel's function in the interpreter first, on copies, to see the reads outside its tensors that a GPU hides.
 
     What the interpreter cannot run in this process (tl.max and its kin are compiled already) is left to the GPU.
@@ -179,7 +179,7 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
     from triton.runtime.interpreter import InterpretedFunction
 
     copies = [arg.on_cpu() if isinstance(arg, Buffer) else arg for arg in args]
-    trace = Trace([copy for copy in copies if isinstance(copy, Buffer)], strict)
+    trace = Trace([copy for copy in copies if isinstance(copy, Buffer)], real.strict)
     for buffer in trace.buffers:
         buffer.reset(SENTINEL)
     try:
@@ -189,6 +189,7 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
         root = chain(error)[-1]
         if isinstance(root, Stray):
             raise Stray(root.access, root.remedy, where_in(error, kernel)) from None
+    real.overlap = trace.overlap
 
 
 def _check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
