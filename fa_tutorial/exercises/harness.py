@@ -311,7 +311,7 @@ def _told(exercise: Exercise, got: Any, want: Any, one: Case, part: str, shown: 
         return f" gives {part + ' of ' if part else ''}shape {tuple(got.shape)}, want {tuple(want.shape)}"
     if (got == UNWRITTEN).any():
         place = ", ".join(map(str, torch.nonzero(got == UNWRITTEN)[0].tolist()))
-        return f", it never writes {part}[{place}] of shape {tuple(got.shape)}"
+        return f": it never writes {part}[{place}] of shape {tuple(got.shape)}"
     return f" gives {subject}{_difference(exercise, got, want, one, part)}" if shown else f", {part or 'the result'}"
 
 

@@ -2,8 +2,7 @@
 
 An output's memory is poisoned before each run, so an element that the kernel leaves alone shows; what surrounds an input is NaN. In the
 interpreter a load or store outside the tensors is stopped before it happens, a lane that a load's mask leaves out becomes NaN where other= is
-not given (the interpreter would put 0 there, a GPU anything), two programs that write the same element are noticed, and functions that no GPU
-computes in half precision are refused as the compiler refuses them.
+not given (the interpreter would put 0 there, a GPU anything), and two programs that write the same element are noticed.
 """
 
 from __future__ import annotations
@@ -63,6 +62,7 @@ def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str) -> 
 
     on: the input, in words. stray: the diagnosis where the kernel leaves its tensors.
     """
+    check_kernel(kernel, len(launch.args), launch.meta)
     args = [buffer_of(name, arg) for name, arg in zip(launch.names(solution), launch.args, strict=True)]
     trace = Trace([arg for arg in args if isinstance(arg, Buffer)], strict=True)
     try:
@@ -153,7 +153,7 @@ def run_twice(
 
     args: Buffers and numbers. Wrong if it is no kernel, takes other parameters, raises, or writes to an input; Stray if it leaves its tensors.
     """
-    _check_kernel(kernel, len(args), meta)
+    check_kernel(kernel, len(args), meta)
     _rehearse(kernel, grid, args, meta, trace)
     buffers = [arg for arg in args if isinstance(arg, Buffer)]
     runs = []
@@ -192,7 +192,8 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
     real.overlap = trace.overlap
 
 
-def _check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
+def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
+    """Wrong unless this is a kernel with `positional` parameters and the tl.constexpr ones of `meta`; NotAttempted if it is the starter."""
     if not (hasattr(kernel, "fn") and hasattr(kernel, "__getitem__")):
         raise Wrong(f"pass the kernel itself, not {show(kernel)}" if not callable(kernel)
                     else "is a plain function, not a kernel: put @triton.jit above it")  # fmt: skip
@@ -269,7 +270,6 @@ def _is_starter(error: BaseException, kernel: Any) -> bool:
 
 
 ONLY_TRITON = "is not part of Triton: inside a kernel only triton.language works, tl.arange, tl.exp, tl.sum and so on"
-NOT_IN_HALF = "tl.{} takes float32, not {}: convert with .to(tl.float32) right after the load (the compiler refuses this too)"
 
 
 def _reason(error: BaseException, root: BaseException, line: str) -> str:
@@ -285,7 +285,7 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
             "tl.arange takes tl.constexpr arguments only: use the block's size here, tl.arange(0, BLOCK), and leave the length to the mask"
         )
     if half := re.search(r"Expected dtype \['fp32', 'fp64'\] but got (fp16|bf16)", f"{error} {root}"):
-        return NOT_IN_HALF.format("exp and its kin", half[1]).replace("tl.exp and its kin takes", "tl.exp and its kin take")
+        return f"this function takes float32, not {half[1]}: convert with .to(tl.float32) right after the load"
     if "`assert " in line:
         return "its assert does not hold"
     if isinstance(root, AssertionError) and not str(root):
@@ -321,14 +321,12 @@ def _compiled_line(error: BaseException) -> str:
 
 # The interpreter's ways to memory: at which positions their addresses and their mask come, and whether they write.
 ACCESSES = {"create_masked_load": (0, 1, False), "create_masked_store": (0, 2, True), "create_atomic_rmw": (1, 3, True)}
-FLOAT32_ONLY = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos")
 
 
 class Trace:
     """Looks at every access that the interpreter makes, before it happens. On a GPU it sees nothing.
 
-    strict: also put NaN in the lanes that a load leaves undefined, refuse half precision where the compiler does, and note in `overlap` which
-    programs write the same element.
+    strict: also put NaN in the lanes that a load leaves undefined, and note in `overlap` where two programs write the same element.
     """
 
     def __init__(self, buffers: Sequence[Buffer], strict: bool) -> None:
@@ -343,8 +341,6 @@ class Trace:
         self._builder = builder
         self._writers = {buffer.name: np.full(buffer.memory.numel(), -1) for buffer in self.buffers if buffer.data is None}
         replaced = {name: self._watch(name, getattr(builder, name)) for name in ACCESSES}
-        if self.strict:
-            replaced |= {f"create_{name}": self._in_float32(name, getattr(builder, f"create_{name}")) for name in FLOAT32_ONLY}
         for name, method in replaced.items():
             setattr(builder, name, method)
         try:
@@ -366,15 +362,6 @@ class Trace:
             return result
 
         return watched
-
-    def _in_float32(self, name: str, method: Callable) -> Callable:
-        def checked(arg: Any) -> Any:
-            dtype = str(arg.dtype.scalar)
-            if dtype in ("fp16", "bf16"):
-                raise Wrong(NOT_IN_HALF.format(name, dtype))
-            return method(arg)
-
-        return checked
 
     def _check(self, ptrs: Any, mask: Any, is_store: bool, may_overlap: bool) -> None:
         """Wrong unless every address that the mask lets through is an element of a buffer, and of an output where it is stored to."""

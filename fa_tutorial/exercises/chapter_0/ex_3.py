@@ -82,7 +82,7 @@ def inputs():
     # Every query is the first key: s = [2, 0] before the scale and [1, 0] after it. B, H, S and D differ, so that a scale tells its dimension.
     k = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]).repeat(5, 3, 1, 1)
     q, v = k[..., :1, :].repeat(1, 1, 2, 1), torch.eye(2, 4).repeat(5, 3, 1, 1)
-    on = "B = 5, H = 3, S = 2, D = 4, every q = [1, 1, 0, 0], the keys q and [0, 0, 1, 1],"
+    on = "B = 5, H = 3, S = 2, D = 4, every q = [1, 1, 0, 0], the keys q and [0, 0, 1, 1]"
     yield case(q, k, v, False, on=on, otherwise="o = softmax(q kᵀ / √D) v")
     yield case(*draw(2, 3, 5, 5, 8, seed=0), False, on="B = 2, H = 3, S = 5, D = 8", otherwise="o = softmax(q kᵀ / √D) v for each head")
     yield case(*draw(1, 1, 4, 4, 8, seed=1), True, on="S = 4, causal", otherwise="query i sees keys 0 … i")

@@ -12,7 +12,7 @@ def merge(m_a, l_a, m_b, l_b):
     """(m, l) of two parts together; (−inf, 0) is the empty part. Numbers, or tensors that broadcast."""
     m_a, l_a, m_b, l_b = (torch.as_tensor(x) for x in (m_a, l_a, m_b, l_b))
     m = torch.maximum(m_a, m_b)
-    shift = torch.where(m == -math.inf, 0.0, m)  # two empty parts: exp(−inf − 0) is 0, exp(−inf + inf) is NaN
+    shift = torch.where(m == -math.inf, 0.0, m)  # two empty parts: exp(−inf − 0) is 0, not NaN
     return m, l_a * torch.exp(m_a - shift) + l_b * torch.exp(m_b - shift)
 
 
@@ -92,9 +92,9 @@ def inputs():
     yield numbers(1000.0, 1.0, 1001.0, 1.0, otherwise="exp overflows on the way: no exponent may be positive, not even for a while")
     yield numbers(-1000.0, 1.0, -1001.0, 1.0, otherwise="exp underflows on the way: only differences of maxima may be exponents")
     ones = torch.ones(2)
-    on = "m_a = [1, 2], m_b = [2, 1], every l = 1,"
+    on = "m_a = [1, 4], m_b = [3, 2], every l = 1"
     yield case(
-        torch.tensor([1.0, 2.0]), ones, torch.tensor([2.0, 1.0]), ones, on=on, otherwise="each element of a tensor is a pair of its own"
+        torch.tensor([1.0, 4.0]), ones, torch.tensor([3.0, 2.0]), ones, on=on, otherwise="each element of a tensor is a pair of its own"
     )
     draw = generator()
     for words, x in vectors(draw, 3, 5, 2):

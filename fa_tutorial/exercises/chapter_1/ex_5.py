@@ -178,6 +178,8 @@ def inputs():
     yield weights([1000.0, 1001.0], 1, otherwise=MISTAKES["unshifted"])
     yield weights([1000.0, 0.0], 1, otherwise=MISTAKES["falls"])
     yield weights([-1000.0, -1001.0], 1, otherwise="exp underflows: shift by the running maximum")
+    thirds = torch.arange(1.0, 8.0, dtype=torch.float64) / 3  # no float32 holds them
+    yield case(thirds, torch.outer(thirds, thirds), 3, on="scores = 1/3, 2/3, … 7/3 in float64, block = 3", edge="float64")
     draw = generator()
     for S, D, block in ((1, 1, 4), (33, 4, 8), (100, 5, 16), (64, 64, 64)):
         for words, s in vectors(draw, S):
@@ -191,8 +193,6 @@ def inputs():
         yield case(s.float(), torch.randn(33, 4, generator=draw), 8, on=f"{words}, S = 33, D = 4, block = 8", fresh=True, edge="inf")
     yield case(torch.tensor([-INF, -INF]), torch.ones(2, 2), 1, on="scores = [−inf, −inf], block = 1", edge="nothing")
     yield case(torch.zeros(0), torch.ones(0, 2), 1, on="no key at all", edge="nothing")
-    thirds = torch.arange(1.0, 8.0, dtype=torch.float64) / 3  # no float32 holds them
-    yield case(thirds, torch.outer(thirds, thirds), 3, on="scores = 1/3, 2/3, … 7/3 in float64, block = 3", edge="float64")
     scores, values = torch.randn(10, generator=draw), torch.randn(10, 6, generator=draw)
     for words, view in views(scores):
         yield case(view, values, 4, on=f"scores are {words}", fresh=True, edge="views")
