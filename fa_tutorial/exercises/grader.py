@@ -10,10 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from fa_tutorial.exercises import harness
-from fa_tutorial.exercises.harness import OTHERS, NotAttempted, Wrong, as_tensor, close, run, show, show_nested, unpack, where_in
+from fa_tutorial.exercises.harness import (
+    OTHERS,
+    NotAttempted,
+    PoisonedEmpty,
+    Wrong,
+    as_tensor,
+    close,
+    run,
+    show,
+    show_nested,
+    unpack,
+    where_in,
+)
 from fa_tutorial.exercises.harness import generator as fresh
 from fa_tutorial.exercises.harness import kind as _kind
 from fa_tutorial.exercises.harness import same as _same
@@ -33,16 +44,6 @@ def told_on(on: str) -> Iterator[None]:
         yield
     except Wrong as wrong:
         raise (Wrong(f"{on}: {wrong}") if on else wrong) from wrong.__cause__
-
-
-class PoisonedEmpty(TorchFunctionMode):
-    """Fills what torch.empty and its kin give with NaN, so that what is never written shows, and shows the same on every run."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if "empty" in getattr(func, "__name__", "") and isinstance(result, torch.Tensor) and result.is_floating_point():
-            result.fill_(torch.nan)
-        return result
 
 
 def expect(

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 OTHERS = "right on the small cases, wrong on others"
 COARSE = "float64 goes in, and the result has less accuracy: a tensor inside is float32 (make it in the input's dtype), or a small constant is added"
@@ -72,7 +73,8 @@ class Exercise:
     inputs: yields the ladder of cases, smallest first. twin: (*args, mistake=None) -> the result in float64. mistakes: name -> diagnosis.
     conditions: what must hold beyond the main case, by the key that the cases of that edge carry. parts: names, where the result is a tuple.
     exact: compare integers, not floats. tolerance: (args, part) -> (rtol, atol). launch: for a kernel, (*args) -> harness_kernel.Launch.
-    overlap: the diagnosis where two programs of a kernel write the same element.
+    overlap: the diagnosis where two programs of a kernel write the same element. watch: for a function, (*args) -> a context manager in which it
+    runs, whose complaint(result) says what a right result must not hide, "" for nothing.
     """
 
     id: str
@@ -89,6 +91,7 @@ class Exercise:
     exact: bool = False
     tolerance: Callable[[Sequence[Any], str], tuple[float, float]] | None = None
     launch: Callable[..., Any] | None = None
+    watch: Callable[..., Any] | None = None
     overlap: str = "two programs write the same element: each element of an output belongs to one program"
 
     @property
@@ -138,17 +141,17 @@ def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case
     """Raise Wrong unless the answer is right on this input; else add it to `passed`, unless it is drawn anew each time."""
     otherwise = one.otherwise or (exercise.conditions[one.edge] if one.edge else OTHERS)
     on = one.on or described(exercise, one.args)
-    got, overlaps = results(exercise, answer, one, on, one.stray or otherwise)
+    got, complaint = results(exercise, answer, one, on, one.stray or otherwise)
     want = _twin_results(exercise, one)
     wrong = next((part for part in want if not _agree(exercise, got[part], want[part], one, part)), None)
-    if wrong is None and not overlaps:
+    if wrong is None and not complaint:
         passed += [] if one.fresh else [one]
         return
     if wrong is None:
-        raise Wrong(f"{exercise.overlap}: {on}, {overlaps}")
-    if all(torch.is_tensor(value) and value.numel() and bool((value == UNWRITTEN).all()) for value in got.values()):
-        raise Wrong(f"nothing is stored: a kernel returns no value, its result goes to memory by tl.store ({on})")
+        raise Wrong(f"{complaint}: {on}")
     diagnosis, shown = _named(exercise, answer, got, want, one, wrong, cases, passed) or otherwise, not one.fresh
+    if diagnosis is otherwise and exercise.launch and all(bool((value == UNWRITTEN).all()) for value in got.values()):
+        raise Wrong(f"nothing is stored: a kernel returns no value, its result goes to memory by tl.store ({on})")
     if diagnosis is otherwise and _is_coarse(exercise, got, want, one):
         diagnosis, shown = COARSE, False
     raise Wrong(f"{diagnosis}: {on}{_told(exercise, got[wrong], want[wrong], one, wrong, shown)}")
@@ -191,7 +194,7 @@ def _gives(exercise: Exercise, answer: Any, one: Case, mistake: str) -> bool:
 
 
 def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str) -> tuple[dict[str, Any], str]:
-    """The answer's results on one input, by part, and for a kernel which programs write the same element, in words ("" for none)."""
+    """The answer's results on one input, by part, and a complaint about how it came to them ("" for none)."""
     if isinstance(answer, Twin):
         twin = _twin_results(exercise, one, answer.mistake)
         if twin is None:
@@ -200,8 +203,13 @@ def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str) -> 
     if exercise.launch is not None:
         from fa_tutorial.exercises import harness_kernel
 
-        return harness_kernel.results(answer, exercise.launch(*one.args), exercise.solution, on, stray)
-    return _by_part(exercise, run(answer, *one.args, on=on), on), ""
+        got, overlaps = harness_kernel.results(answer, exercise.launch(*one.args), exercise.solution, on, stray)
+        return got, f"{exercise.overlap} (more than one program writes the same elements of {overlaps})" if overlaps else ""
+    if exercise.watch is None:
+        return _by_part(exercise, run(answer, *one.args, on=on), on), ""
+    with exercise.watch(*one.args) as watch:
+        result = run(answer, *one.args, on=on)
+    return _by_part(exercise, result, on), watch.complaint(result)
 
 
 def _twin_results(exercise: Exercise, one: Case, mistake: str | None = None) -> dict[str, Any] | None:
@@ -267,9 +275,14 @@ def tolerance(args: Sequence[Any], part: str = "", dtype: torch.dtype | None = N
 
 
 def _agree(exercise: Exercise, a: Any, b: Any, one: Case, part: str, *, loosely: bool = False) -> bool:
-    """Whether two results are the same within the exercise's tolerance. loosely: with at least float32's, to recognise a mistake."""
+    """Whether two results are the same within the exercise's tolerance.
+
+    loosely: to recognise a mistake, with at least float32's tolerance; what a mistake never writes may then be 0 or NaN.
+    """
     if exercise.exact:
         return same(a, b)
+    if loosely and a.shape == b.shape:
+        a = torch.where((b == UNWRITTEN) & ((a == 0) | torch.isnan(a)), b, a)
     rtol, atol = (exercise.tolerance or tolerance)(one.args, part)
     if loosely and rtol:
         rough = tolerance(one.args, part, torch.float32) if dtype_of(one.args) == torch.float64 else (1e-5, 1e-7)
@@ -415,7 +428,8 @@ VALUES = (int, float, str, tuple, list, torch.Tensor, np.ndarray, np.generic, ty
 def _call(answer: Callable, args: Sequence[Any]) -> Any:
     copies = [copy_of(arg) for arg in args]
     try:
-        result = answer(*copies)
+        with PoisonedEmpty():
+            result = answer(*copies)
     except NotImplementedError as error:
         raise NotAttempted(_left_over(error, answer)) from None
     except Exception as error:
@@ -424,6 +438,16 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
         if isinstance(arg, torch.Tensor) and not same(arg, copy):
             raise Wrong(f"changes its input {_parameter(answer, position)} in place: work on a copy")
     return result
+
+
+class PoisonedEmpty(TorchFunctionMode):
+    """Fills what torch.empty and its kin give with NaN, so that what is never written shows, and shows the same on every run."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if "empty" in getattr(func, "__name__", "") and isinstance(result, torch.Tensor) and result.is_floating_point():
+            result.fill_(torch.nan)
+        return result
 
 
 def copy_of(value: Any) -> Any:
@@ -484,6 +508,23 @@ def generator() -> torch.Generator:
     fresh = torch.Generator()
     fresh.seed()
     return fresh
+
+
+def laid_out(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The memory that x lies in by these strides, in float64; NaN between its elements."""
+    memory = torch.full(
+        (1 + sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True)),), math.nan, dtype=torch.float64
+    )
+    memory.as_strided(x.shape, tuple(strides)).copy_(x)
+    return memory
+
+
+def gather(memory: torch.Tensor, offsets: torch.Tensor, mask: torch.Tensor, other: float = 0.0) -> torch.Tensor:
+    """What a masked load from `memory` gives; IndexError where it leaves the memory."""
+    mask = mask.expand(offsets.shape)
+    loaded = torch.full(offsets.shape, other, dtype=torch.float64)
+    loaded[mask] = memory[offsets[mask]]
+    return loaded
 
 
 def exp32(x: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import ast
 import contextlib
 import inspect
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +59,7 @@ class Launch:
 
 
 def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str) -> tuple[dict[str, torch.Tensor], str]:
-    """The kernel's outputs in float64, by name, UNWRITTEN where it writes nothing; and which programs overlap, in words ("" for none).
+    """The kernel's outputs in float64, by name, UNWRITTEN where it writes nothing; and the first that two programs write ("" for none).
 
     on: the input, in words. stray: the diagnosis where the kernel leaves its tensors.
     """
@@ -162,7 +163,7 @@ def run_twice(
             buffer.reset(poison)
         before = {buffer.name: buffer.memory.clone() for buffer in buffers}
         with trace.on():
-            _launch(kernel, grid, [arg.tensor if isinstance(arg, Buffer) else arg for arg in args], meta)
+            _launch(kernel, grid, [arg.tensor if isinstance(arg, Buffer) else arg for arg in args], meta, trace.strict)
         for buffer in buffers:
             _check_guards(buffer, before[buffer.name])
         runs.append({buffer.name.removesuffix("_ptr"): buffer.tensor.double().cpu() for buffer in buffers if buffer.data is None})
@@ -213,9 +214,9 @@ def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
         return
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int]) -> None:
+def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], strict: bool) -> None:
     try:
-        with np.errstate(all="ignore"), _patched_once():  # the interpreter computes with NumPy, which would warn of every inf and NaN
+        with np.errstate(all="ignore"), _patched_once(strict):  # the interpreter computes with NumPy, which would warn of every inf and NaN
             kernel[grid](*args, **meta)
         if hardware.device().type == "cuda":
             torch.cuda.synchronize()
@@ -233,12 +234,13 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mappi
 
 
 @contextlib.contextmanager
-def _patched_once() -> Iterator[None]:
+def _patched_once(strict: bool) -> Iterator[None]:
     """During one launch, let the interpreter replace the functions of triton.language once for each module that calls them.
 
     It does so again at every call of a @triton.jit function, which is a quarter of a launch's time, and changes nothing: only the end of
-    the launch takes the replacements back.
+    the launch takes the replacements back. strict: also refuse the truth value of a block, which the interpreter takes for True.
     """
+    from triton.language import tensor
     from triton.runtime import interpreter
 
     patch, patched = getattr(interpreter, "_patch_lang", None), set()
@@ -250,7 +252,11 @@ def _patched_once() -> Iterator[None]:
         module = id(function.__globals__)
         if module not in patched:
             patched.add(module)
-            return patch(function)
+            scope = patch(function)
+            if strict:
+                truth = tensor.__bool__
+                tensor.__bool__ = lambda block: _truth_of(block, truth)
+            return scope
         return None
 
     interpreter._patch_lang = patch_once
@@ -326,7 +332,8 @@ ACCESSES = {"create_masked_load": (0, 1, False), "create_masked_store": (0, 2, T
 class Trace:
     """Looks at every access that the interpreter makes, before it happens. On a GPU it sees nothing.
 
-    strict: also put NaN in the lanes that a load leaves undefined, and note in `overlap` where two programs write the same element.
+    strict: also put NaN in the lanes that a load leaves undefined, and and keep in `overlap` the name of an output whose elements
+    two programs write.
     """
 
     def __init__(self, buffers: Sequence[Buffer], strict: bool) -> None:
@@ -394,8 +401,19 @@ class Trace:
         writers = self._writers[buffer.name]
         others = writers[places][(writers[places] >= 0) & (writers[places] != program)]
         if len(others) and not self.overlap:
-            self.overlap = f"more than one program writes the same elements of {buffer.name.removesuffix('_ptr')}"
+            self.overlap = buffer.name.removesuffix("_ptr")
         writers[places] = program
+
+
+def _truth_of(block: Any, truth: Callable) -> bool:
+    """The truth value of a block for Triton's own code, and of a number for any; Wrong for a reader's `and`, `or` or chained comparison."""
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    if block.handle.data.size > 1 and not caller.startswith("triton."):
+        raise Wrong(
+            "a block has no single truth value: join masks by &, not by `and`, with each comparison in brackets, because & binds closer than <: "
+            "(a < M) & (b < N)"
+        )
+    return truth(block)
 
 
 def _stray(buffer: Buffer, offset: int, is_store: bool) -> Stray:

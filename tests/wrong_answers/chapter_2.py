@@ -51,6 +51,16 @@ def transpose_without_row_mask(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc,
 
 
 @triton.jit
+def transpose_x_strides_swapped(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stride_or, stride_oc,
+                                BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
+    offs_r = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    offs_c = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+    mask = (offs_r < rows) & (offs_c < cols)
+    x = tl.load(x_ptr + offs_r * stride_xc + offs_c * stride_xr, mask=mask)
+    tl.store(out_ptr + offs_c * stride_or + offs_r * stride_oc, x, mask=mask)
+
+
+@triton.jit
 def transpose_mask_without_brackets(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stride_or, stride_oc,
                                     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
     offs_r = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
@@ -100,7 +110,8 @@ WRONG_ANSWERS = (
     ("2.3", add_everything_in_every_program, "added more than once"),
     ("2.3", add_with_a_block_of_n, "use the block's size here, tl.arange(0, BLOCK)"),
     ("2.4", transpose_without_row_mask, "runs past x's last row"),
-    ("2.4", transpose_mask_without_brackets, "& binds closer than <", "does not run"),
+    ("2.4", transpose_x_strides_swapped, "element (r, c) of x lies at r · stride_xr + c · stride_xc"),
+    ("2.4", transpose_mask_without_brackets, "with each comparison in brackets, because & binds closer than <", "does not run"),
     ("2.5", softmax_without_other, "without other= a load leaves them undefined", "count in the sum"),
     ("2.5", softmax_in_half, "one edge is left: computed in half precision"),
     ("2.5", softmax_exp_of_half, "takes float32, not fp16"),

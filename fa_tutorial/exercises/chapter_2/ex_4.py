@@ -1,11 +1,9 @@
 """Exercise 2.4, transpose_kernel."""
 
-import math
-
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, case, generator
+from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, case, generator, laid_out
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 
 triton = hardware.require_triton("Exercise 2.4")
@@ -32,7 +30,6 @@ def transpose_kernel(
 _STARTS = "tile (i, j) starts at row i · BLOCK_R and column j · BLOCK_C, i and j being program_id(0) and program_id(1)"
 MISTAKES = {
     "copies": "out holds the elements in x's order: store element (r, c) at c · stride_or + r · stride_oc",
-    "x_swapped": "x's strides are swapped: element (r, c) of x lies at r · stride_xr + c · stride_xc",
     "out_swapped": "the output's strides are swapped: element (r, c) goes to row c and column r of out, at c · stride_or + r · stride_oc",
     "mask_swapped": "rows and cols are swapped in the mask: offs_r < rows and offs_c < cols",
     "first_tile": f"every program works on the first tile: {_STARTS}",
@@ -49,10 +46,9 @@ MISTAKES = {
 
 def twin(x, block, x_strides, out_strides, mistake=None):
     rows, cols = x.shape
-    memory = torch.full((rows * sum(x_strides) + cols * sum(x_strides),), math.nan, dtype=torch.float64)
-    memory.as_strided((rows, cols), x_strides).copy_(x)
+    memory = laid_out(x, x_strides)
     out = torch.full(((rows + cols) * sum(out_strides),), UNWRITTEN, dtype=torch.float64)
-    xr, xc = {"x_contiguous": (cols, 1), "x_swapped": x_strides[::-1]}.get(mistake, x_strides)
+    xr, xc = (cols, 1) if mistake == "x_contiguous" else x_strides
     o_r, o_c = {"out_contiguous": (rows, 1), "out_swapped": out_strides[::-1], "copies": (1, cols)}.get(mistake, out_strides)
     for i in range(triton.cdiv(rows, block[0])):
         for j in range(triton.cdiv(cols, block[1])):
