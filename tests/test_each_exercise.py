@@ -49,8 +49,11 @@ def test_mistake_is_named(exercise, mistake, capsys):
 @pytest.mark.parametrize("wrong", answers("wrong_answers", "WRONG_ANSWERS"), ids=lambda wrong: f"{wrong[0]}-{name_of(wrong[1])}")
 def test_wrong_answer_is_told_why(wrong):
     exercise_id, answer, *words = wrong
+    words = words[0 if hardware.interpreter_on() else -1]
+    if words is None:
+        pytest.skip("a compiled kernel does not show it")
     result = check(exercise_id, answer)
-    assert result.status == "wrong" and words[0 if hardware.interpreter_on() else -1] in result.message
+    assert result.status == "wrong" and words in result.message
     assert "\n" not in result.message and "with with" not in result.message
 
 

@@ -21,7 +21,7 @@ def mean(x):
 
 def mean_twin(x, mistake=None):
     x = x.double()
-    n = {"fixed": 2, "less_one": len(x) - 1}.get(mistake, len(x))
+    n = {"fixed": 2, "less_one": len(x) - 1, "nan": math.nan}.get(mistake, len(x))
     return x.sum() if mistake == "sum" or not len(x) else x.sum() / n
 
 
@@ -36,7 +36,7 @@ def mean_inputs():
 MEAN = Exercise(
     id="99.1", task="Average.", solution=mean, reasoning="It is the sum over the count.", hints=("Sum.", "Divide."), inputs=mean_inputs,
     twin=mean_twin, conditions={"empty": "nothing has the mean 0", "float64": "float64 stays float64"},
-    mistakes={"sum": "nothing is divided", "fixed": "the count is fixed", "less_one": "the count is one too small"},
+    mistakes={"sum": "nothing is divided", "fixed": "the count is fixed", "less_one": "the count is one too small", "nan": "the count is NaN"},
 )  # fmt: skip
 
 
@@ -61,10 +61,11 @@ def test_of_two_mistakes_that_agree_on_one_input_the_other_inputs_decide():
 
 
 def test_a_mistake_that_an_earlier_input_rules_out_is_not_named():
-    def wrong_from_three(x):
-        return x.sum() if len(x) == 3 else mean(x)
+    def nan_from_three(x):
+        return mean(x) if len(x) < 3 else x.sum() * math.nan
 
-    assert verdict(MEAN, wrong_from_three).startswith("right on the small cases, wrong on others: x = [1, 2, 6]")
+    assert "nan" in MEAN.mistakes, "which gives NaN for [1, 5] too"
+    assert verdict(MEAN, nan_from_three).startswith("right on the small cases, wrong on others: x = [1, 2, 6]")
 
 
 def test_an_edge_is_reported_as_an_edge():

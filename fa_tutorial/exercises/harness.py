@@ -161,20 +161,27 @@ def _named(exercise: Exercise, answer: Any, got: Mapping, want: Mapping, one: Ca
            passed: Sequence[Case]) -> str | None:  # fmt: skip
     """The diagnosis of the mistake whose twin gives what the answer gives, here and on the inputs that the answer passed.
 
-    Where there are several, those that agree in every part of the result come first, then the main case's other inputs decide.
+    Where there are several, those that agree in every part of the result come first, then the main case's other inputs decide. A mistake that
+    an input which the answer passed rules out is named only if no other fits, and it alone gives these very numbers.
     """
-    whole, partly = [], []
+    whole, partly, elsewhere_not = [], [], []
     for name in exercise.mistakes:
         twin = _twin_results(exercise, one, name)
         if twin is not None and not _agree(exercise, twin[wrong], want[wrong], one, wrong):
             matching = [part for part in want if _agree(exercise, got[part], twin[part], one, part, loosely=True)]
-            if wrong in matching and all(_is_right(exercise, name, other) for other in passed):
+            if wrong in matching and not all(_is_right(exercise, name, other) for other in passed):
+                elsewhere_not += [name] if _is_finite(got[wrong]) else []
+            elif wrong in matching:
                 (whole if len(matching) == len(want) else partly).append(name)
-    names = whole or partly
+    names = whole or partly or (elsewhere_not if len(elsewhere_not) == 1 else [])
     for other in cases:
         if len(names) > 1 and other is not one and not other.fresh and not other.edge:
             names = [name for name in names if _gives(exercise, answer, other, name)] or names
     return exercise.mistakes[names[0]] if names else None
+
+
+def _is_finite(value: Any) -> bool:
+    return bool(torch.isfinite(value).all()) and value.numel() > 0 if isinstance(value, torch.Tensor) else True
 
 
 def _is_right(exercise: Exercise, mistake: str, one: Case) -> bool:

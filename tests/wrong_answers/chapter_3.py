@@ -1,0 +1,102 @@
+"""Chapter 3: products that are larger than a tile, a result of another dtype, accesses past the ragged ends, lanes that hold anything."""
+
+import torch
+
+from fa_tutorial.matmul import tl, triton
+
+
+def blocked_whole(a, b, block_m, block_n, block_k):
+    return (a.float() @ b.float()).to(a.dtype)
+
+
+def blocked_without_k(a, b, block_m, block_n, block_k):
+    rows = [torch.cat([part.float() @ columns.float() for columns in b.split(block_n, 1)], 1) for part in a.split(block_m)]
+    return torch.cat(rows).to(a.dtype)
+
+
+def blocked_fixed_acc(a, b, block_m, block_n, block_k):
+    c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
+    for m in range(0, a.shape[0], block_m):
+        for n in range(0, b.shape[1], block_n):
+            acc = torch.zeros(block_m, block_n)
+            for k in range(0, a.shape[1], block_k):
+                acc += a[m : m + block_m, k : k + block_k].float() @ b[k : k + block_k, n : n + block_n].float()
+            c[m : m + block_m, n : n + block_n] = acc
+    return c
+
+
+def blocked_returns_accumulator(a, b, block_m, block_n, block_k):
+    c = torch.zeros(a.shape[0], b.shape[1])
+    for m in range(0, a.shape[0], block_m):
+        for n in range(0, b.shape[1], block_n):
+            for k in range(0, a.shape[1], block_k):
+                c[m : m + block_m, n : n + block_n] += (
+                    a[m : m + block_m, k : k + block_k].float() @ b[k : k + block_k, n : n + block_n].float()
+                )
+    return c
+
+
+@triton.jit
+def _matmul(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
+            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WRONG: tl.constexpr):  # fmt: skip
+    """A right kernel but for what WRONG names."""
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    m = (tl.program_id(0) // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    n = (tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        end = K + BLOCK_K if WRONG == "no K mask" else K
+        mask_a = (m < M) & (k[None, :] < end)
+        mask_b = (k[:, None] < end) & (n < N)
+        if WRONG == "and":
+            mask_a = (m < M) and (k[None, :] < end)
+        if WRONG == "no other":
+            a = tl.load(a_ptr + m * stride_am + k[None, :] * stride_ak, mask=mask_a)
+            b = tl.load(b_ptr + k[:, None] * stride_bk + n * stride_bn, mask=mask_b)
+        else:
+            a = tl.load(a_ptr + m * stride_am + k[None, :] * stride_ak, mask=mask_a, other=0.0)
+            b = tl.load(b_ptr + k[:, None] * stride_bk + n * stride_bn, mask=mask_b, other=0.0)
+        acc = tl.dot(a, b, acc, input_precision="ieee")
+    mask = (m < M) & (n < N) if WRONG != "no store mask" else (m < M) & (n < N + BLOCK_N)
+    tl.store(c_ptr + m * stride_cm + n * stride_cn, acc.to(c_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def matmul_without_other(
+    a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    _matmul(a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M, BLOCK_N, BLOCK_K, "no other")
+
+
+@triton.jit
+def matmul_without_k_mask(
+    a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    _matmul(a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M, BLOCK_N, BLOCK_K, "no K mask")
+
+
+@triton.jit
+def matmul_without_store_mask(
+    a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    _matmul(a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M, BLOCK_N, BLOCK_K, "no store mask")
+
+
+@triton.jit
+def matmul_with_and(
+    a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    _matmul(a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M, BLOCK_N, BLOCK_K, "and")
+
+
+WRONG_ANSWERS = (
+    ("3.1", blocked_whole, "all of a and all of b go into one product"),
+    ("3.1", blocked_without_k, "a product takes parts of shape (2, 8) and (8, 3): a step multiplies a tile of a"),
+    ("3.1", blocked_fixed_acc, "M = 3, N = 5, K = 2, blocks 2 × 2 × 2: raises RuntimeError"),
+    ("3.1", blocked_returns_accumulator, "one edge is left: c has dtype torch.float32, want a's"),
+    ("3.2", matmul_without_other, "lanes that a mask leaves out hold anything", None),
+    ("3.2", matmul_without_k_mask, "the last step reads past K, and 0 · NaN is NaN"),
+    ("3.2", matmul_without_store_mask, "mask rows by M and columns by N"),
+    ("3.2", matmul_with_and, "join masks by &, not by `and`", None),
+)
