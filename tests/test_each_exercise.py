@@ -84,7 +84,7 @@ def starter_of(exercise: Exercise, folder: Path):
 
 @each_exercise
 def test_exercise_is_complete(exercise):
-    file = Path(sys.modules[exercise.twin.__module__].__file__)
+    file = Path(sys.modules[exercise.inputs.__module__].__file__)
     assert exercise.id == f"{file.parent.name.removeprefix('chapter_')}.{file.stem.removeprefix('ex_')}"
     assert exercise.task and exercise.reasoning and len(exercise.hints) >= 2 and all(exercise.hints)
     assert {case.edge for case in exercise.inputs()} - {""} == set(exercise.conditions), "each condition is tested, and each edge is stated"

@@ -30,6 +30,43 @@ class Products(TorchDispatchMode):
         return result
 
 
+class Scores(Products):
+    """For attention by tiles: no product may take more than a tile of block_m × block_n scores, block_m cuts q, and o has q's dtype."""
+
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, *_: Any) -> None:
+        super().__init__()
+        self.q, self.block_m, self.block_n = q, block_m, block_n
+        self.step = block_m * block_n * q.shape[-1]
+        self.sizes = (q.shape[2], k.shape[2])
+        self.cut: set[int] = set()  # rows of the parts that q is cut into
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        for part in result if isinstance(result, tuple | list) else (result,):
+            is_view = isinstance(part, torch.Tensor) and part.untyped_storage().nbytes() == self.q.numel() * part.element_size()
+            if is_view and part.ndim > 1 and part.shape[-1] == self.q.shape[-1]:
+                self.cut.add(part.shape[-2])
+        return result
+
+    def complaint(self, result: Any) -> str:
+        steps, shapes = self.largest
+        S_q, S_k = self.sizes
+        if len({S_q, S_k, self.block_m, self.block_n}) == 4 and self.block_m < S_q and self.block_n < S_k:
+            if steps > self.step:
+                rows = {size for shape in shapes for size in shape}
+                what = "all keys of a block of rows are taken at once" if S_k in rows else "all queries are taken at once"
+                what = "all scores are computed at once" if {S_q, S_k} <= rows else what
+                return (
+                    f"{what}: a product takes parts of shape {shapes[0]} and {shapes[1]}, and no tile may be larger than block_m × block_n"
+                )
+            if self.block_n in self.cut and self.block_m not in self.cut:
+                return f"block_m and block_n are exchanged, and q is cut into blocks of {self.block_n} rows: block_m counts rows of q, block_n rows of k"
+        o = result[0] if isinstance(result, tuple | list) else result
+        if isinstance(o, torch.Tensor) and o.dtype != self.q.dtype == torch.bfloat16:  # after float16, which tells other mistakes apart
+            return f"o is {str(o.dtype).removeprefix('torch.')}, and must have the dtype of q"
+        return ""
+
+
 class Tiles(Products):
     """For a product of a (M, K) and b (K, N) by tiles: no product may take more multiply-adds than one tile's step, and c has a's dtype."""
 

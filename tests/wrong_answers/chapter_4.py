@@ -1,0 +1,89 @@
+"""Chapter 4: whole matrices of scores, exceptions, inputs that are changed, float32's overflow, results of another dtype."""
+
+import math
+
+import torch
+
+
+def _step(s, m, l):
+    m_new = torch.maximum(m, s.amax(-1))
+    shift = torch.where(m_new == -math.inf, 0.0, m_new)
+    p, alpha = torch.exp(s - shift[..., None]), torch.exp(m - shift)
+    return p, m_new, alpha * l + p.sum(-1), alpha
+
+
+def step_in_place(s, m, l):
+    p, m_new, l_new, alpha = _step(s, m, l)
+    return p, m_new, l.copy_(l_new), alpha
+
+
+def step_in_float32(s, m, l):
+    return _step(s.float(), m.float(), l.float())
+
+
+def step_without_alpha(s, m, l):
+    return _step(s, m, l)[:3]
+
+
+def step_branches_on_a_tensor(s, m, l):
+    return _step(s, m, l) if m.max() > s.max() or torch.maximum(m, s.amax(-1)) != -math.inf else (s * 0, m, l, l)
+
+
+def _flash(q, k, v, block_m, block_n, is_causal, scale, overflow=False):
+    S_q, S_k, dtype = q.shape[2], k.shape[2], q.dtype
+    q, k, v = q.float(), k.float(), v.float()
+    seen = torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q) if is_causal else torch.ones(S_q, S_k, dtype=torch.bool)
+    o, lse = torch.empty_like(q), torch.empty(q.shape[:3])
+    for i in range(0, S_q, block_m):
+        rows = q[:, :, i : i + block_m]
+        m, l, acc = torch.full(rows.shape[:3], 0.0 if overflow else -math.inf), torch.zeros(rows.shape[:3]), torch.zeros_like(rows)
+        for j in range(0, S_k, block_n):
+            s = (scale * rows @ k[:, :, j : j + block_n].mT).masked_fill(~seen[i : i + block_m, j : j + block_n], -math.inf)
+            p, m_new, l, alpha = (torch.exp(s), m, l + torch.exp(s).sum(-1), torch.ones_like(m)) if overflow else _step(s, m, l)
+            m, acc = m_new, alpha[..., None] * acc + p @ v[:, :, j : j + block_n]
+        o[:, :, i : i + block_m], lse[:, :, i : i + block_m] = acc / torch.where(l == 0, 1.0, l)[..., None], m + l.log()
+    return o.to(dtype), lse
+
+
+def forward_not_shifted(q, k, v, block_m, block_n, is_causal, scale):
+    return _flash(q, k, v, block_m, block_n, is_causal, scale, overflow=True)
+
+
+def forward_untiled(q, k, v, block_m, block_n, is_causal, scale):
+    return _flash(q, k, v, q.shape[2], max(1, k.shape[2]), is_causal, scale)
+
+
+def forward_all_keys_at_once(q, k, v, block_m, block_n, is_causal, scale):
+    return _flash(q, k, v, block_m, max(1, k.shape[2]), is_causal, scale)
+
+
+def forward_all_queries_at_once(q, k, v, block_m, block_n, is_causal, scale):
+    return _flash(q, k, v, q.shape[2], block_n, is_causal, scale)
+
+
+def forward_blocks_exchanged(q, k, v, block_m, block_n, is_causal, scale):
+    return _flash(q, k, v, block_n, block_m, is_causal, scale)
+
+
+def forward_o_in_float32(q, k, v, block_m, block_n, is_causal, scale):
+    o, lse = _flash(q, k, v, block_m, block_n, is_causal, scale)
+    return o.float(), lse
+
+
+def tiles_printed(row_block, block_m, block_n, S_q, S_k):
+    print(end="")
+
+
+WRONG_ANSWERS = (
+    ("4.1", step_in_place, "changes its input l in place"),
+    ("4.1", step_in_float32, "one edge is left: float64 goes in"),
+    ("4.1", step_without_alpha, "want a tuple (p, m_new, l_new, alpha)"),
+    ("4.1", step_branches_on_a_tensor, "raises RuntimeError: Boolean value of Tensor"),
+    ("4.2", forward_not_shifted, "exp overflows: the scores must be shifted"),
+    ("4.2", forward_untiled, "all scores are computed at once"),
+    ("4.2", forward_all_keys_at_once, "all keys of a block of rows are taken at once"),
+    ("4.2", forward_all_queries_at_once, "all queries are taken at once"),
+    ("4.2", forward_blocks_exchanged, "block_m and block_n are exchanged"),
+    ("4.2", forward_o_in_float32, "one edge is left: o is float32, and must have the dtype of q"),
+    ("4.3", tiles_printed, "want a tuple (full, end)"),
+)
