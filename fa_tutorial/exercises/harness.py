@@ -25,7 +25,6 @@ OTHERS = "right on the small cases, wrong on others"
 COARSE = "float64 goes in, and the result has less accuracy: a tensor inside is float32 (make it in the input's dtype), or a small constant is added"
 ANYTHING = 2.5e300  # stands in a twin's float64 result where it does not matter what comes out
 UNWRITTEN = -1.5e300  # stands in a float64 result where a kernel stores nothing
-EDGES = ("no edge is left", "one edge is left", "two edges are left; the first", "three edges are left; the first")
 INF = math.inf
 
 
@@ -121,7 +120,7 @@ class Twin:
 
 def judge(exercise: Exercise, answer: Any) -> None:
     """Raise Wrong with the first mistake in the main case, or with the edges that are left, unless the answer is right everywhere."""
-    cases = list(exercise.inputs())
+    cases = sorted(exercise.inputs(), key=lambda one: one.fresh)  # the same mistake is found on the same input, if any shows it
     passed: list[Case] = []
     for one in cases:
         if not one.edge:
@@ -135,7 +134,8 @@ def judge(exercise: Exercise, answer: Any) -> None:
                 left[one.edge] = wrong
     if left:
         first = next(iter(left.values()))
-        raise Wrong(f"right on the main case; {EDGES[min(len(left), len(EDGES) - 1)]}: {first}") from first
+        several = f"{('two', 'three', 'four')[min(len(left), 4) - 2]}{' or more' * (len(left) > 4)} edges are left; the first"
+        raise Wrong(f"right on the main case; {'one edge is left' if len(left) == 1 else several}: {first}") from first
 
 
 def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case], passed: list[Case]) -> None:

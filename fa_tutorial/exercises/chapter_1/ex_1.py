@@ -98,6 +98,7 @@ def inputs():
         for words, x in vectors(draw, *shape):
             yield case(x.float(), on=f"{words}, shape {shape}", fresh=True)
             yield case(x, on=f"{words}, shape {shape}, float64", fresh=True, edge="float64")
+    yield case(torch.arange(1.0, 7.0, dtype=torch.float64) / 3, on="x = 1/3, 2/3, … 2 in float64", edge="float64")
     yield case(torch.tensor([-INF, 1.0, 2.0]), edge="inf")
     for words, x in masked_vectors(draw, 5, 33):
         yield case(x.float(), on=f"{words}, shape (5, 33)", fresh=True, edge="inf")

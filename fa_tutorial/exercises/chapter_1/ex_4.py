@@ -123,6 +123,7 @@ def inputs():
         for words, x in vectors(draw, *shape):
             yield case(x.float(), block, on=f"{words}, shape {shape}, block = {block}", fresh=True)
             yield case(x, block, on=f"{words}, shape {shape}, block = {block}, float64", fresh=True, edge="float64")
+    yield case(torch.arange(1.0, 7.0, dtype=torch.float64) / 3, 4, on="x = 1/3, 2/3, … 2 in float64, block = 4", edge="float64")
     yield case(torch.tensor([1.0, -INF]), 1, edge="inf")
     yield case(torch.tensor([-INF, 1.0]), 1, edge="inf")
     for words, x in masked_vectors(draw, 5, 33):

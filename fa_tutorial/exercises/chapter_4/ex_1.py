@@ -124,6 +124,8 @@ def inputs():
             m, l = s[..., 0] + torch.randn(shape[:-1], generator=draw), 1 + torch.rand(shape[:-1], generator=draw)
             yield case(s.float(), m.float(), l, on=f"{words}, s of shape {shape}", fresh=True)
             yield case(s, m.double(), l.double(), on=f"{words}, s of shape {shape}, float64", fresh=True, edge="float64")
+    thirds = torch.arange(1.0, 7.0, dtype=torch.float64).view(2, 3) / 3  # no float32 holds most of them
+    yield case(thirds, thirds[:, 0] / 3, thirds[:, 1], on="s = [[1/3, 2/3, 1], [4/3, 5/3, 2]] in float64", edge="float64")
     yield step([[-INF, 1.0]], [-INF], [0.0], "a hidden score beside one that is seen has p = 0", edge="hidden")
     yield step([[-INF, -INF]], [2.0], [3.0], edge="hidden")
     yield step([[-INF, -INF]], [-INF], [0.0], edge="unseen")
