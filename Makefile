@@ -13,11 +13,12 @@ BROWSER_INSTALLED := $(VENV)/.browser_installed
 FIRST_NOTEBOOK := notebooks/00_why_attention_is_slow.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test browser-test figures notebooks html doctor compile-report clean
+.PHONY: help lab test test-slow browser-test figures notebooks html doctor compile-report clean
 
 help:
 	@echo "make lab        set up if needed, and open the first notebook in JupyterLab"
 	@echo "make test       set up if needed; ruff, every test, and every notebook against its stored outputs"
+	@echo "make test-slow  what a change breaks more rarely: every kernel compiled for seven kinds of GPU, every notebook with its exercises solved"
 	@echo "make doctor     say what this machine can run, and what is wrong with the installation"
 	@echo "make browser-test  run every notebook in JupyterLab in headless Chromium, and solve an exercise there; screenshots in build/browser"
 	@echo "make html       render the course for reading without running it, in build/html"
@@ -37,12 +38,15 @@ test: $(INSTALLED)
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=120 $(ARGS)
 
+test-slow: $(INSTALLED)
+	$(RUN) -m pytest -n 2 --dist loadfile -m slow tests $(ARGS)
+
 # -m '' takes in the tour of every notebook, which pyproject.toml leaves out of make test.
 browser-test: $(BROWSER_INSTALLED)
 	$(RUN) -m pytest -rs -m '' tests/test_browser.py $(ARGS)
 
 figures: $(INSTALLED)
-	$(RUN) -m fa_tutorial.figures $(ARGS)
+	PYTHONPATH=images $(RUN) -m draw $(ARGS)
 
 notebooks: $(INSTALLED)
 	$(RUN) -m fa_tutorial.notebooks $(ARGS)

@@ -153,7 +153,7 @@ def _bench_plot(options: argparse.Namespace) -> int:
         path = options.out / f"bench_{options.grid}_{dtype}_{mode}.png"
         with matplotlib.rc_context():
             figures.style()
-            figures.save(plots.draw(stored["rows"], grid, mode, dtype, stored["provenance"]["gpu"]), path)
+            plots.draw(stored["rows"], grid, mode, dtype, stored["provenance"]["gpu"]).savefig(path, dpi=150)
         print(path)
     return 0
 

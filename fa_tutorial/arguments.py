@@ -79,10 +79,6 @@ def check_tensor(name: str, value, *, ndim: int | None = None, dtypes: Iterable[
     if value.dtype not in allowed:
         names = ", ".join(map(dtype_name, allowed))
         raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}; allowed: {names}")
-    if value.is_neg():
-        raise ValueError(
-            f"{name} is a view that PyTorch keeps with the opposite sign in memory, where a kernel reads it; pass {name}.resolve_neg()"
-        )
     if ndim is not None and value.ndim != ndim:
         raise ValueError(f"{name} must have {ndim} dimension{'s' * (ndim != 1)}, got shape {tuple(value.shape)}")
     return value

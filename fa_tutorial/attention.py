@@ -1,44 +1,22 @@
-"""The public door: flash_attention checks its arguments, picks the kernel, and carries the gradients."""
+"""The public function: flash_attention checks its arguments once, and calls a registered PyTorch operator that picks the kernel.
+
+The operators torch.ops.fa_tutorial.flash_forward and flash_backward carry what PyTorch asks of one of its own: fake tensors, so that torch.compile,
+torch.export and meta tensors know the shapes without a launch; a gradient; a rule for torch.vmap. They trust their arguments.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 
 from fa_tutorial import backward, forward, tuned
-from fa_tutorial.arguments import check_name
-from fa_tutorial.hardware import HOPPER_CAPABILITY, has_gpu, interpreter_on
+from fa_tutorial.arguments import check_attention, check_flag, check_name
+from fa_tutorial.hardware import HOPPER_CAPABILITY, card_of, interpreter_on, on_device_of, require_kernel_device
+from fa_tutorial.tiles import MAX_D
 
 KERNELS = ("auto", "basic", "tuned", "hopper")
-
-
-def best(index: int | None = None) -> str:
-    """What "auto" takes on the GPU with this index (None: the current one); in the interpreter the plain kernels, whose tiles are the faster
-    ones there."""
-    if interpreter_on():
-        return "basic"
-    is_hopper = has_gpu() and tuned.card(torch.cuda.current_device() if index is None else index).capability == HOPPER_CAPABILITY
-    return "hopper" if is_hopper else "tuned"
-
-
-def implementation(kernel: str, index: int | None = None):
-    """(forward, backward) of a kernel's name; ValueError for a name that is not known, or not for this GPU. index: as best's."""
-    if check_name("kernel", kernel, (*KERNELS, *tuned.STEPS)) == "auto":
-        kernel = best(index)
-    elif kernel == "hopper" and best(index) != "hopper":
-        raise ValueError(
-            'kernel "hopper" is for GPUs of compute capability 9.0 (H100, H200), and q lies on none; "auto" takes what its device can run'
-        )
-    if kernel == "hopper":
-        from fa_tutorial import hopper  # not above: only Hopper needs Gluon, an experimental part of Triton
-
-        return hopper.flash_forward, tuned.flash_backward
-    if kernel == "basic":
-        return forward.flash_forward, backward.flash_backward
-    if kernel == "tuned":
-        return tuned.flash_forward, tuned.flash_backward
-    return functools.partial(tuned.flash_forward, step=kernel), functools.partial(tuned.flash_backward, step=kernel)
 
 
 def flash_attention(
@@ -56,62 +34,148 @@ def flash_attention(
     Shapes: q (B, H_q, S_q, D); k and v (B, H_k, S_k, D), H_q a multiple of H_k (grouped-query attention), 1 ≤ D ≤ 256; any strides.
     Dtypes: fp16, bf16, fp32, one for all three; sums are float32. Under torch.autocast the inputs are cast to the autocast dtype.
     is_causal: query i sees keys 0 … i + S_k − S_q (bottom-right aligned, as flash-attn 2.1 and later). scale: 1/√D unless given; no gradient.
-    kernel: "basic" for the kernels of chapters 5 and 7; "tuned" for those of chapter 8, or one of its steps (tuned.STEPS), whose first call
-    of a kind measures which tiles are fastest on this GPU; "hopper" for chapter 9's forward on a GPU of compute capability 9.0, with the
-    tuned kernels wherever it does not apply. "auto" takes "hopper" on such a GPU, "tuned" on another, and "basic" in the interpreter.
+    kernel: "basic" for the kernels of chapters 5 and 7; "tuned" for those of chapter 8, whose first call of a kind measures which tiles are the
+    fastest on this GPU; "hopper" for chapter 9's on a GPU of compute capability 9.0. Where one does not apply, the next simpler one runs. "auto"
+    takes "hopper" on such a GPU, "tuned" on another, and "basic" in the interpreter.
 
-    Returns o (B, H_q, S_q, D) in q's dtype; with return_lse also lse (B, H_q, S_q), float32, the natural logarithm of the sum of exponentials
-    of the scaled scores. A query that sees no key gets o = 0 and lse = −inf.
+    Returns o (B, H_q, S_q, D), contiguous, in q's dtype; with return_lse also lse (B, H_q, S_q), float32, the natural logarithm of the sum of
+    exponentials of the scaled scores. A query that sees no key gets o = 0 and lse = −inf.
 
     Gradients: o and lse are differentiable with respect to q, k and v, once: a second derivative raises RuntimeError. Two runs with the same
-    tiles give the same bits. The backward computes p anew from lse, whose rounding in float32 grows with the logits: beyond about 10,000 the
-    gradients of a row lose digits, where o does not. Where one of q, k, v asks for a gradient, q, k, v, o and lse are kept for backward, and
-    nothing else.
+    tiles give the same bits. For backward q, k, v, o and lse are kept, and nothing else.
 
-    Raises TypeError for other dtypes, sparse or nested tensors and what is no tensor, no flag or no number; ValueError for shapes, devices,
-    head counts, D, scale and kernel; RuntimeError for a device on which no kernel runs.
+    Not promised: that NaN or inf in a key or value which the causal mask hides stays hidden from the other rows of its tile; values within a
+    factor S of the dtype's largest, whose sum before the division may overflow; full accuracy for logits beyond 10,000, where the rounding of the
+    maximum in float32 shows.
+
+    Raises TypeError for other dtypes, sparse or nested tensors, a non-tensor, a non-bool is_causal, a non-numeric scale; ValueError for shapes,
+    devices, head counts, D, scale and kernel; RuntimeError for a device on which no kernel runs.
     """
-    # The kernel's forward checks the arguments: a second check here would only take time.
-    index = q.device.index if isinstance(q, torch.Tensor) else None
-    o, lse = differentiable_attention(*map(as_stored, autocast(q, k, v)), is_causal, scale, implementation(kernel, index))
+    q, k, v = autocast(q, k, v)
+    check_attention(q, k, v, scale, max_d=MAX_D)
+    check_name("kernel", kernel, KERNELS)
+    o, lse = FORWARD(q, k, v, check_flag("is_causal", is_causal), scale, kernel)
     return (o, lse) if return_lse else o
 
 
+def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors in the autocast dtype where autocast is on for their device; what is no floating-point tensor is left as it is."""
+    kind = getattr(getattr(tensors[0], "device", None), "type", None)
+    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
+# ---------------------------------------------------------------- which kernel
+
+
+def best(q: torch.Tensor) -> str:
+    """What "auto" takes on q's device; in the interpreter the plain kernels, which run faster there."""
+    if interpreter_on():
+        return "basic"
+    return "hopper" if card_of(q).capability == HOPPER_CAPABILITY else "tuned"
+
+
+def pick(kernel: str, q: torch.Tensor) -> str:
+    """The kernel for a name of KERNELS. RuntimeError for a device on which no kernel runs, ValueError for "hopper" on another GPU."""
+    require_kernel_device(q, "q")
+    if kernel == "hopper" and best(q) != "hopper":
+        raise ValueError('kernel "hopper" is for GPUs of compute capability 9.0 (H100, H200); "auto" takes what q\'s device can run')
+    return best(q) if kernel == "auto" else kernel
+
+
+def run_forward(q, k, v, is_causal, scale, kernel):
+    """The operator flash_forward on a device. Launches at most one kernel."""
+    kernel, scale = pick(kernel, q), 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    if not (q.numel() and k.numel()):  # nothing is seen
+        return torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+    with on_device_of(q):
+        if kernel == "hopper" and hopper().applies(q, k, v, scale):
+            return hopper().flash_forward(q, k, v, is_causal, scale)
+        if kernel != "basic" and tuned.applies(q, scale):
+            return tuned.flash_forward(q, k, v, is_causal, scale)
+        return forward.flash_forward(q, k, v, is_causal, scale)
+
+
+def run_backward(do, dlse, q, k, v, o, lse, is_causal, scale, kernel):
+    """The operator flash_backward on a device. Launches three kernels, or none."""
+    kernel, scale = pick(kernel, q), 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    if not (q.numel() and k.numel()):
+        return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dlse = None if dlse is None else dlse.contiguous()
+    with on_device_of(q):
+        module = tuned if kernel != "basic" and tuned.applies(q, scale) else backward
+        return module.flash_backward(q, k, v, o, do, lse, dlse, is_causal, scale)
+
+
+@functools.cache
+def hopper():
+    """The module, imported when it is needed: only Hopper needs Gluon, an experimental part of Triton."""
+    from fa_tutorial import hopper
+
+    return hopper
+
+
+# ---------------------------------------------------------------- the operators
+
+LIBRARY = torch.library.Library("fa_tutorial", "DEF")
+LIBRARY.define(
+    "flash_forward(Tensor q, Tensor k, Tensor v, bool is_causal, float? scale, str kernel) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.define(
+    "flash_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool is_causal, float? scale, str kernel) "
+    "-> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+for device in ("CPU", "CUDA"):
+    LIBRARY.impl("flash_forward", run_forward, device)
+    LIBRARY.impl("flash_backward", run_backward, device)
+
+
+@torch.library.register_fake("fa_tutorial::flash_forward", lib=LIBRARY)
+def fake_forward(q, k, v, is_causal, scale, kernel):
+    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.register_fake("fa_tutorial::flash_backward", lib=LIBRARY)
+def fake_backward(do, dlse, q, k, v, o, lse, is_causal, scale, kernel):
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+
+
+def below_autograd(operator, *arguments):
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
+
 class FlashAttention(torch.autograd.Function):
-    """A kernel's forward and backward as one node of autograd's graph."""
+    """The operator flash_forward as a node of autograd's graph. torch.library.register_autograd would do the same in twice the host's time."""
 
     @staticmethod
-    def forward(ctx, q, k, v, is_causal, scale, forward_and_backward):
-        flash_forward, ctx.flash_backward = forward_and_backward
-        o, lse = flash_forward(q, k, v, is_causal, scale)
+    def forward(ctx, q, k, v, is_causal, scale, kernel):
+        o, lse = below_autograd(FORWARD, q, k, v, is_causal, scale, kernel)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.is_causal, ctx.scale = is_causal, scale
+        ctx.is_causal, ctx.scale, ctx.kernel = is_causal, scale, kernel
         ctx.set_materialize_grads(False)  # None, not a tensor of zeros, for an output that nobody used
         return o, lse
 
     @staticmethod
     def backward(ctx, do, dlse):
         q, k, v, o, lse = ctx.saved_tensors
-        if do is None:  # only lse was used
-            do = torch.zeros((), dtype=o.dtype, device=o.device).expand_as(o)
-        do, dlse = as_stored(do), as_stored(dlse)
-        with torch.no_grad():
-            gradients = ctx.flash_backward(q, k, v, o, do, lse, ctx.is_causal, ctx.scale, dlse=dlse, needs=ctx.needs_input_grad[:3])
-        if torch.is_grad_enabled():  # create_graph=True: somebody may want to differentiate these
-            gradients = OnceDifferentiable.apply(*gradients, q, k, v, do, dlse)
+        do = torch.zeros_like(o) if do is None else do
+        arguments = do, dlse, q, k, v, o, lse, ctx.is_causal, ctx.scale, ctx.kernel
+        # Only with create_graph=True can somebody want to differentiate these.
+        gradients = BACKWARD(*arguments) if torch.is_grad_enabled() else below_autograd(BACKWARD, *arguments)
         return *gradients, None, None, None
 
 
 class OnceDifferentiable(torch.autograd.Function):
-    """Hands dq, dk, dv on, as results of the other arguments whose derivative raises.
-
-    torch.autograd.function.once_differentiable looks at do alone. Where do asks for no gradient, as after o.sum(), it would give dq no history,
-    and a loss that holds dq would lose that part of its gradient in silence.
-    """
+    """The operator flash_backward as a node of autograd's graph that cannot be differentiated."""
 
     @staticmethod
-    def forward(ctx, dq, dk, dv, *arguments):
-        return dq, dk, dv
+    def forward(ctx, *arguments):
+        return below_autograd(BACKWARD, *arguments)
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -121,23 +185,37 @@ class OnceDifferentiable(torch.autograd.Function):
         )
 
 
-@torch.compiler.disable
-def differentiable_attention(q, k, v, is_causal, scale, forward_and_backward):
-    """FlashAttention.apply behind a clean graph break: torch.compile runs the launches as eager does."""
-    return FlashAttention.apply(q, k, v, is_causal, scale, forward_and_backward)
+def differentiable(function: type[torch.autograd.Function], operator):
+    """The operator's implementation for autograd's dispatch key: a node of the graph where somebody asks for a gradient."""
+
+    def run(*arguments):
+        asked = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)
+        return function.apply(*arguments) if asked else below_autograd(operator, *arguments)
+
+    return run
 
 
-def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in the autocast dtype where autocast is on for their device; what is no floating-point tensor is left as it is."""
-    return tuple(_cast(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in tensors)
+FORWARD, BACKWARD = torch.ops.fa_tutorial.flash_forward.default, torch.ops.fa_tutorial.flash_backward.default
+LIBRARY.impl("flash_forward", differentiable(FlashAttention, FORWARD), "Autograd")
+LIBRARY.impl("flash_backward", differentiable(OnceDifferentiable, BACKWARD), "Autograd")
 
 
-def _cast(x: torch.Tensor) -> torch.Tensor:
-    kind = x.device.type
-    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return x.to(torch.get_autocast_dtype(kind)) if on and x.dtype != torch.float64 else x
+def map_over_batch(operator, tensors: int):
+    """A rule for torch.vmap: the mapped dimension of the first `tensors` arguments becomes a part of the batch, and of the results' too."""
+
+    def rule(info, in_dims, *arguments):
+        def fold(x, dim):
+            if x is None:
+                return None
+            x = x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            return x.flatten(0, 1)
+
+        folded = [fold(x, dim) for x, dim in zip(arguments[:tensors], in_dims, strict=False)]
+        results = operator(*folded, *arguments[tensors:])
+        return tuple(x.unflatten(0, (info.batch_size, -1)) for x in results), (0,) * len(results)
+
+    return rule
 
 
-def as_stored(x):
-    """x with its values in memory, which is where a kernel reads them: PyTorch keeps some views with a note that their sign is the other one."""
-    return x.resolve_neg() if isinstance(x, torch.Tensor) and x.layout == torch.strided and x.is_neg() else x
+torch.library.register_vmap(FORWARD, map_over_batch(FORWARD, 3), lib=LIBRARY)
+torch.library.register_vmap(BACKWARD, map_over_batch(BACKWARD, 7), lib=LIBRARY)

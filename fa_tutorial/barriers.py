@@ -214,7 +214,42 @@ def run(roles: Mapping[str, Iterable[Action]], max_actions: int = MAX_ACTIONS) -
     raise TooManyActions(f"no end after {max_actions:,} actions: does a role's loop end?")
 
 
+# ---------------------------------------------------------------- the finished ring
+
+LOADS, USE, TILES = (1, 1, 4), 2, 9  # LOADS and USE in units of time: every third load is slow
+
+
+def ring_timeline(stages: int, tiles: int = TILES, loads: Sequence[int] = LOADS, uses: Sequence[int] = (USE,)) -> list[Event]:
+    """The timeline of a right ring, in which each load and use starts as early as (9.6) allows.
+
+    loads: units of time of each load, in turn; uses: units of time that each consumer needs for a tile, one number a consumer.
+    """
+    full, empty = ring(stages, len(uses))
+
+    def producer() -> Iterator[Action]:
+        for i in range(tiles):
+            stage, parity = i % stages, i // stages % 2
+            yield wait(empty[stage], 1 - parity)
+            yield load(i, stage, loads[i % len(loads)])
+            yield arrive(full[stage])
+
+    def consumer(units: int) -> Iterator[Action]:
+        for i in range(tiles):
+            stage, parity = i % stages, i // stages % 2
+            yield wait(full[stage], parity)
+            yield use(i, stage, units)
+            yield arrive(empty[stage])
+
+    names = ["consumer"] if len(uses) == 1 else [f"consumer {c}" for c in range(len(uses))]
+    return run({"producer": producer()} | {name: consumer(units) for name, units in zip(names, uses, strict=True)})
+
+
 # ---------------------------------------------------------------- reading a timeline
+
+
+def last_end(timeline: Iterable[Event]) -> int:
+    """The time at which the last action ends."""
+    return max(event.end for event in timeline)
 
 
 def races(timeline: Iterable[Event]) -> list[str]:

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import platform
 import sys
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
@@ -69,6 +70,38 @@ def shared_memory_limit() -> int | None:
     if not has_gpu():
         return None
     return torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a launch has to know of a GPU. capability: 90 for 9.0; shared_memory: bytes a block may ask for, None in the interpreter."""
+
+    name: str
+    capability: int
+    shared_memory: int | None
+    multiprocessors: int
+
+
+INTERPRETER = Card("interpreter", HOPPER_CAPABILITY, None, 1)  # it runs descriptors too
+
+
+@functools.cache
+def card(index: int | None) -> Card:
+    """The GPU with this index; None is the CPU's, for the interpreter. Asked once: a question to the driver takes longer than a launch."""
+    if index is None:
+        return INTERPRETER
+    properties = torch.cuda.get_device_properties(index)
+    return Card(
+        properties.name,
+        10 * properties.major + properties.minor,
+        properties.shared_memory_per_block_optin,
+        properties.multi_processor_count,
+    )
+
+
+def card_of(tensor: torch.Tensor) -> Card:
+    """The card on which a kernel runs that is launched on `tensor`."""
+    return card(tensor.device.index)
 
 
 def describe() -> str:
@@ -138,4 +171,5 @@ def require_kernel_device(tensor: torch.Tensor, name: str) -> None:
 
 def on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
     """Context in which kernels launch on `tensor`'s GPU, also where another GPU is the current one."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+    is_current = not tensor.is_cuda or tensor.device.index == torch.cuda.current_device()
+    return contextlib.nullcontext() if is_current else torch.cuda.device(tensor.device)

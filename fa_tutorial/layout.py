@@ -14,6 +14,7 @@ import torch
 
 from fa_tutorial.arguments import FLOAT_DTYPES, check_alike, check_int, check_tensor
 from fa_tutorial.hardware import on_device_of, require_kernel_device, require_triton
+from fa_tutorial.tiles import check_block
 
 triton = require_triton("Chapter 2 (fa_tutorial.layout)")
 import triton.language as tl  # noqa: E402
@@ -150,11 +151,3 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 def row_warps(block: int) -> int:
     """Warps for one row of `block` elements: about 8 elements a thread, from 1 warp to 16."""
     return min(max(block // 256, 1), 16)
-
-
-def check_block(name: str, block: int, minimum: int = 1) -> int:
-    """Return `block` if it is a power of two of at least `minimum`, as tl.arange and tl.dot ask; raise otherwise."""
-    block = check_int(name, block, minimum)
-    if block & (block - 1):
-        raise ValueError(f"{name} must be a power of two, got {block}")
-    return block

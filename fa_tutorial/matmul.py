@@ -12,14 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from fa_tutorial.arguments import FLOAT_DTYPES, check_alike, check_finite, check_int, check_tensor
-from fa_tutorial.hardware import interpreter_on, on_device_of, require_kernel_device, require_triton, shared_memory_limit
-from fa_tutorial.layout import check_block
+from fa_tutorial.hardware import card_of, on_device_of, require_kernel_device, require_triton
+from fa_tutorial.tiles import MIN_DOT, check_block, dot
 
 triton = require_triton("Chapter 3 (fa_tutorial.matmul)")
 import triton.language as tl  # noqa: E402
-
-INTERPRETED = tl.constexpr(interpreter_on())
-MIN_DOT = 16  # tl.dot needs this along K on a GPU; a shorter M or N would leave a tensor core idle
 
 
 def blocked_matmul(a: torch.Tensor, b: torch.Tensor, block_m: int, block_n: int, block_k: int) -> torch.Tensor:
@@ -65,18 +62,6 @@ def grouped_tile(pid, tiles_m, tiles_n, group):
 
 # The same source for the kernel: integer arithmetic means the same in Python and in Triton.
 grouped_tile_device = triton.jit(grouped_tile)
-
-
-@triton.jit
-def dot(a, b, acc):
-    """acc + a @ b with float32 accumulation; fp32 tiles are multiplied in IEEE precision, not TF32.
-
-    a: [M, K], b: [K, N], acc: [M, N] float32. The interpreter's dot is wrong for bf16, so there tiles are widened first.
-    """
-    if INTERPRETED:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit
@@ -158,8 +143,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, config: MatmulConfig | None = No
     check_product(a, b)
     require_kernel_device(a, "a")
     if config is None:
-        with on_device_of(a):
-            config = choose_config(a.dtype, None if interpreter_on() else shared_memory_limit())
+        config = choose_config(a.dtype, card_of(a).shared_memory)
     (M, K), N = a.shape, b.shape[1]
     c = torch.empty((M, N), dtype=a.dtype, device=a.device)
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,12 +16,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fa_tutorial import compile_report, hardware, hopper
 
 STORED = Path(__file__).with_name("hopper_sass.json")
 D = 128
 STEPS = ("order", "held")
-KERNEL = "hopper.forward_kernel"
 KEPT = {
     "HGMMA": "HGMMA",  # a wgmma
     "WARPGROUP.DEPBAR": "WARPGROUP.DEPBAR",  # warpgroup_mma_wait
@@ -65,9 +65,10 @@ def disassembled(step: str) -> str:
     """SASS of chapter 9's kernel, D = 128, full. Needs a process with Triton's interpreter off."""
     from triton import knobs
 
-    case = compile_report.hopper_case("fp16", D, False, hopper.CONFIGS[D], step)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compile_report.compiled_kernel(case).asm["cubin"])
+    q, k, v, *_ = compile_report.inputs(torch.float16, D)
+    with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched, tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[step])
+        file.write(launched[0][1].asm["cubin"])
         file.flush()
         return subprocess.run([knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True).stdout
 
@@ -77,19 +78,16 @@ def stored() -> dict[str, Any]:
     return json.loads(STORED.read_text(encoding="utf-8"))
 
 
-def compiling_environment() -> dict[str, str]:
-    """Of a process in which Triton compiles, whatever this one does."""
-    return os.environ | {hardware.INTERPRETER_SWITCH: "0"}
-
-
 def make() -> None:
     """Compile, and write STORED. Needs a process with Triton's interpreter off."""
     made = {step: inner_loop(disassembled(step)) for step in STEPS}
-    found = {"triton": metadata.version("triton"), "kernel": compile_report.kernel_fingerprint(KERNEL), "D": D}
+    found = {"triton": metadata.version("triton"), "kernel": hopper.forward.forward_kernel.cache_key, "D": D}
     found |= {step: {"instructions": len(loop), "events": events(loop)} for step, loop in made.items()}
     STORED.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    subprocess.run([sys.executable, "-c", "from fa_tutorial import sass; sass.make()"], env=compiling_environment(), check=True)
+    subprocess.run(
+        [sys.executable, "-c", "from fa_tutorial import sass; sass.make()"], env=compile_report.compiling_environment(), check=True
+    )
     print(STORED)

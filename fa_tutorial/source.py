@@ -14,11 +14,16 @@ _PIECE = re.compile(
 )
 
 
+def unwrapped(thing: Any) -> Any:
+    """The function of a kernel, which wraps it, and which autotuning wraps once more; anything else as it is."""
+    while hasattr(thing, "fn"):
+        thing = thing.fn
+    return thing
+
+
 def source_of(thing: Any) -> str:
     """Source text of a function, class or Triton kernel, with its decorators."""
-    while hasattr(thing, "fn"):  # a kernel wraps its function, and autotuning wraps the kernel
-        thing = thing.fn
-    return textwrap.dedent(inspect.getsource(thing)).rstrip()
+    return textwrap.dedent(inspect.getsource(unwrapped(thing))).rstrip()
 
 
 def excerpt(thing: Any, start: str, end: str | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from fa_tutorial import hardware, reference
 from fa_tutorial.arguments import FLOAT_DTYPES, dtype_name
+from fa_tutorial.layout import contiguous_strides
 
 DEVICE = hardware.device()
 ON_GPU = DEVICE.type == "cuda"
@@ -121,6 +123,27 @@ def unchanged(*tensors: torch.Tensor) -> Iterator[None]:
         assert torch.equal(storage, bytes_before), "an input changed"
 
 
+@contextlib.contextmanager
+def guarded_outputs() -> Iterator[None]:
+    """Inside the block what torch.empty and torch.empty_like give is NaN between guard cells; AssertionError where these changed."""
+    made, empty = [], torch.empty
+
+    def guarded_empty(shape, *, dtype, device, **options):
+        elements = math.prod(shape)
+        memory = torch.full((GUARD + elements + GUARD,), SENTINEL, dtype=dtype, device=device)
+        memory[GUARD : GUARD + elements] = float("nan")
+        made.append((memory, elements))
+        return empty(0, dtype=dtype, device=device).set_(memory.untyped_storage(), GUARD, shape, contiguous_strides(shape))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", guarded_empty)
+        patch.setattr(torch, "empty_like", lambda x, **options: guarded_empty(x.shape, dtype=x.dtype, device=x.device))
+        yield
+    for memory, elements in made:
+        around = torch.cat([memory[:GUARD], memory[GUARD + elements :]])
+        assert bool((around == SENTINEL).all()), "memory changed outside an output"
+
+
 # ---------------------------------------------------------------- the bound on the error
 
 
@@ -130,9 +153,9 @@ def assert_as_accurate(got: torch.Tensor, want: torch.Tensor, peer: torch.Tensor
     want: float64. peer: PyTorch's own operation in got's dtype; where it is exact by luck, as happens with few elements, one rounding
     of the largest value is allowed all the same. In the interpreter a store to bf16 truncates: there one unit in the last place is added.
     """
-    largest = float(want.abs().max()) if want.numel() else 0.0
-    lucky = torch.finfo(got.dtype).eps / 2 * largest > 2 * float((peer.double() - want).abs().max()) if want.numel() else False
-    reference.assert_accurate(got, want, peer, slack=torch.finfo(got.dtype).eps / 2 * largest if lucky else 0.0)
+    rounding = torch.finfo(got.dtype).eps / 2 * float(want.abs().max()) if want.numel() else 0.0
+    lucky = want.numel() and rounding > 2 * float((peer.double() - want).abs().max())
+    reference.assert_accurate(got, want, peer, slack=rounding if lucky else 0.0)
 
 
 # ---------------------------------------------------------------- far offsets, streams, devices

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 
+from wrong_answers import WrongAnswer
+
 from fa_tutorial import hardware
 from fa_tutorial.exercises import catalogue, check
 from fa_tutorial.source import WIDTH
@@ -29,8 +31,8 @@ class ExerciseChecks:
         return [exercise for chapter in cls.chapters for exercise in catalogue.chapter_exercises(chapter)]
 
     @classmethod
-    def wrong_answers(cls) -> list[catalogue.WrongAnswer]:
-        return [wrong for chapter in cls.chapters for wrong in catalogue.wrong_answers(chapter)]
+    def wrong_answers(cls) -> list[WrongAnswer]:
+        return [wrong for chapter in cls.chapters for wrong in importlib.import_module(f"wrong_answers.chapter_{chapter}").WRONG_ANSWERS]
 
     @classmethod
     def right_answers(cls) -> list[tuple]:

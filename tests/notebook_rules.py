@@ -357,9 +357,14 @@ def is_kernel(exercise: Exercise) -> bool:
 
 
 def solutions_shown(notebook: dict, exercises: Iterable[Exercise]) -> list[str]:
-    """No cell and no output holds a solution: an exercise's name with a body, a solution under another name, or lines copied from one."""
+    """No cell and no output holds a solution: an exercise's name with a body, a solution under another name, or lines copied from one.
+
+    After an exercise's check an output may show the package's kernel of that name.
+    """
     exercises = tuple(exercises)
     names = {exercise.name for exercise in exercises}
+    checks = [(cell, exercise.name) for exercise in exercises for cell in check_cells(notebook, exercise)]
+    unchecked = set(names)
     bodies = {normalised_body(next(functions(ast.parse(source_of(exercise.solution))))): exercise for exercise in exercises}
     runs = {exercise.id: _runs_of(_solution_lines(exercise)) for exercise in exercises}
     faults = []
@@ -376,9 +381,10 @@ def solutions_shown(notebook: dict, exercises: Iterable[Exercise]) -> list[str]:
             faults += [
                 f"{where} holds lines of the solution of {exercise.id}" for exercise in kernels if runs[exercise.id] & _runs_of(shown)
             ]
-        texts = [cell["source"]] if cell["cell_type"] == "markdown" else list(output_texts(cell))
-        for text in texts:
-            faults += [f"{where} shows {name} with a body" for name in names if _shows_body(text, name)]
+        unchecked -= {name for check, name in checks if check is cell}
+        is_text = cell["cell_type"] == "markdown"
+        for text in [cell["source"]] if is_text else list(output_texts(cell)):
+            faults += [f"{where} shows {name} with a body" for name in (names if is_text else unchecked) if _shows_body(text, name)]
             lines = _runs_of(normalised_lines(text))
             faults += [f"{where} shows lines of the solution of {exercise.id}" for exercise in exercises if runs[exercise.id] & lines]
     return faults

@@ -11,7 +11,8 @@ import sys
 import torch
 from attention_cases import KERNELS, Case, a_tile_by_turns, assert_attention, assert_gradients
 
-from fa_tutorial import flash_attention, tuned
+from fa_tutorial import flash_attention
+from fa_tutorial.tuned import autotuning
 
 
 def attend(case: Case, kernel: str) -> None:
@@ -29,7 +30,7 @@ def attend(case: Case, kernel: str) -> None:
 
 
 if __name__ == "__main__":
-    tuned.fastest = a_tile_by_turns
+    autotuning.fastest = a_tile_by_turns
     for kernel, D in (("basic", 59), ("tuned", 59), ("tuned", 64), ("hopper", 64), ("hopper", 128)):  # a descriptor takes 64 and not 59
         if kernel in (sys.argv[1:] or KERNELS):
             attend(Case(113, 203, D=D, is_causal=True, H_q=6, H_k=2, dlse=True), kernel)

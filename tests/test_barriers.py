@@ -150,6 +150,18 @@ def test_what_is_no_action():
         run({"producer": iter([3])})
 
 
+@pytest.mark.parametrize(("stages", "loads", "uses"), [(1, (2,), (2,)), (2, (1, 1, 4), (2,)), (3, (1, 1, 4), (2, 3)), (4, (1,), (3, 1))])
+def test_ring_timeline_is_as_early_as_the_ring_allows(stages, loads, uses):
+    timeline = barriers.ring_timeline(stages, 9, loads, uses)
+    assert races(timeline) == []
+    load_ends, use_ends = [0], [[0] * len(uses)]  # by (9.6), each after a 0 for what comes before tile 0
+    for i in range(9):
+        free = max(use_ends[i - stages + 1]) if i >= stages else 0
+        load_ends.append(max(load_ends[-1], free) + loads[i % len(loads)])
+        use_ends.append([max(end, load_ends[-1]) + units for end, units in zip(use_ends[-1], uses, strict=True)])
+    assert barriers.last_end(timeline) == max(use_ends[-1])
+
+
 def test_nobody():
     assert run({}) == [] and draw([]) == "" and races([]) == []
 

@@ -1,7 +1,6 @@
 """Bench: what is measured and how rows are kept, with a stand-in for the GPU; tables and plots from made rows; every provider on a real GPU."""
 
 import dataclasses
-import io
 import itertools
 import json
 import math
@@ -16,11 +15,12 @@ import pytest
 import torch
 from buffers import DEVICE, ON_GPU, needs_gpu, randn
 
-from fa_tutorial import figures, hopper, ledger, reference, tuned
+from fa_tutorial import figures, hopper, ledger, reference
 from fa_tutorial.__main__ import main
 from fa_tutorial.attention import best
 from fa_tutorial.bench import cases, chapter_8, chapters, measure, peers, plots, results, sweep, tables, timing, training
 from fa_tutorial.bench.cases import GRIDS, LABELS, Case, Grid, Shape
+from fa_tutorial.tiles import TileConfig
 
 TINY = Shape(1, 2, 2, 16, 16, 16, False)
 PROVENANCE = {"gpu": "NVIDIA Test", "cuda": "13.0", "torch": "2.13.0", "triton": "3.7.1", "date": "2026-01-01"}
@@ -90,20 +90,20 @@ def test_flops_are_the_ledgers(is_causal):
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    "make",
     [
-        (lambda: Case("naive", "forward", "fp16", TINY), "mode must be one of 'fwd', 'bwd', 'fwd_bwd', got 'forward'"),
-        (lambda: Case("naive", "fwd", "fp8", TINY), "dtype must be one of 'fp16', 'bf16', 'fp32', got 'fp8'"),
-        (lambda: Shape(1, 2, 2, 0, 16, 16, False), "S_q must be at least 1, got 0"),
-        (lambda: Shape(1, 6, 4, 16, 16, 16, False), "H_q must be a multiple of H_k, got H_q = 6 and H_k = 4"),
-        (lambda: measure.check(Case("naive", "fwd", "fp16", dataclasses.replace(TINY, D=512))), "D must be from 1 to 256, got 512"),
-        (lambda: measure.check(Case("fa9", "fwd", "fp16", TINY)), "provider must be one of 'naive', 'sdpa_flash', .*'tuned', .*got 'fa9'"),
-        (lambda: cases.grid("large"), "grid must be one of 'literature', 'small', 'points', got 'large'"),
+        lambda: Case("naive", "forward", "fp16", TINY),
+        lambda: Case("naive", "fwd", "fp8", TINY),
+        lambda: Shape(1, 2, 2, 0, 16, 16, False),
+        lambda: Shape(1, 6, 4, 16, 16, 16, False),
+        lambda: measure.check(Case("naive", "fwd", "fp16", dataclasses.replace(TINY, D=512))),
+        lambda: measure.check(Case("fa9", "fwd", "fp16", TINY)),
+        lambda: cases.grid("large"),
     ],
     ids=["mode", "dtype", "size", "heads", "D", "provider", "grid"],
 )
-def test_what_is_not_known_is_answered_with_what_is_allowed(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_what_is_not_known_is_refused(make):
+    with pytest.raises(ValueError):
         make()
 
 
@@ -114,12 +114,6 @@ def test_the_literatures_grid():
     assert {(shape.D, shape.H_q) for shape in grid.shapes} == {(64, 32), (128, 16)}
     assert sorted({shape.S_q for shape in grid.shapes}) == [512, 1024, 2048, 4096, 8192, 16_384]
     assert len(list(cases.cases_of(grid, ["naive", "basic"]))) == 24 * 2 * 2 * 2
-
-
-def test_the_small_cards_grid():
-    grid = GRIDS["small"]
-    assert {(shape.B, shape.H_q) for shape in grid.shapes} == {(4, 8)}
-    assert {shape.D for shape in grid.shapes} == {64, 128} and {shape.is_causal for shape in grid.shapes} == {False, True}
 
 
 def test_the_twelve_points_lie_on_the_literatures_grid():
@@ -138,12 +132,12 @@ def test_the_providers_of_one_point_follow_one_another():
 # ---------------------------------------------------------------- providers
 
 
-def test_every_step_of_the_tuning_is_a_provider():
-    assert set(LABELS) | set(tuned.STEPS) | set(peers.HOPPER_STEPS) == set(peers.PROVIDERS)
-    assert tuple(peers.HOPPER_STEPS.values()) == tuple(hopper.STEPS)
+def test_every_step_of_chapters_8_and_9_is_a_provider():
+    assert set(LABELS) | set(peers.TUNED_STEPS) | set(peers.HOPPER_STEPS) == set(peers.PROVIDERS)
+    assert tuple(peers.HOPPER_STEPS.values()) == tuple(hopper.forward.STEPS)
 
 
-@pytest.mark.parametrize("name", ["naive", "sdpa_flash", "basic", "tuned", *tuned.STEPS])
+@pytest.mark.parametrize("name", ["naive", "sdpa_flash", "basic", "tuned", *peers.TUNED_STEPS])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_providers_compute_attention_and_its_gradients(name, is_causal):
     dtype = torch.float16
@@ -155,6 +149,29 @@ def test_providers_compute_attention_and_its_gradients(name, is_causal):
     want = (reference.attention(q, k, v, is_causal)[0], *reference.gradients(q, k, v, do, is_causal))
     for x, truth in zip(got, want, strict=True):
         torch.testing.assert_close(x.double(), truth, atol=0.02, rtol=0.02)
+
+
+def test_the_fastest_tile_is_measured_once(monkeypatch):
+    """Of three tiles one does not fit and the last is the fastest."""
+    tiles = [TileConfig(16, 16, warps, 1) for warps in (1, 2, 4)]
+    ran = []
+
+    def do_bench(run):
+        run()
+        return 1.0 / ran[-1].num_warps
+
+    def run(tile):
+        ran.append(tile)
+        if tile.num_warps == 1:
+            raise peers.OutOfResources(300_000, 232_448, "shared memory")
+
+    monkeypatch.setattr(peers, "_fastest", {})
+    monkeypatch.setattr(peers, "candidates", lambda *kind: tuple(tiles))
+    monkeypatch.setattr(peers.triton.testing, "do_bench", do_bench)
+    q = randn(1, 1, 16, 16)
+    for _ in range(2):
+        assert peers.fastest("forward", q, q, False, run) == tiles[-1]
+    assert ran == tiles
 
 
 def test_sdpa_refuses_a_mask_that_it_would_align_otherwise():
@@ -377,26 +394,6 @@ def test_a_wrong_name_stops_a_sweep_before_it_starts(clock, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_progress_in_a_terminal_redraws_one_line_and_elsewhere_writes_lines():
-    for stream, ends in ((Terminal(), 3), (io.StringIO(), 6)):
-        progress = sweep.Progress(stream)
-        progress.start(4)
-        for S in range(3):
-            progress.step("1.0 ms", {"S_q": S})
-        progress.tell("failed: one")
-        progress.step("failed", {"S_q": 3})
-        progress.end()
-        shown = stream.getvalue()
-        assert "4 cases to measure" in shown and "[" + "#" * 24 + "] 4/4, 0 min left: failed: S_q=3" in shown
-        assert "[######" + "." * 18 + "] 1/4" in shown
-        assert shown.count("\n") == ends
-
-
 def test_the_chapters_cases_are_the_stored_ones():
     """What chapters.py measures is what the package stores: renaming a field would measure everything again."""
     rows = results.load("h200")["rows"]
@@ -429,17 +426,13 @@ def test_an_interrupted_save_leaves_what_was_there(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, "there is no file"), ("{", "is no JSON"), (b"\xff\xfe", "card.json is no JSON"), ("[]", "holds no results"), ("{}", "holds no results"),
-        ('{"provenance": null, "rows": []}', "must be an object"), ('{"provenance": {}, "rows": [1]}', "lists of objects"),
-    ],
-)  # fmt: skip
-def test_a_file_that_holds_no_results(tmp_path, text, words):
+    "text", [None, b"{", b"\xff\xfe", b"[]", b"{}", b'{"provenance": null, "rows": []}', b'{"provenance": {}, "rows": [1]}']
+)
+def test_a_file_that_holds_no_results(tmp_path, text):
     path = tmp_path / "card.json"
     if text is not None:
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ValueError, match=words):
+        path.write_bytes(text)
+    with pytest.raises(ValueError, match=r"card\.json"):
         results.read(path)
 
 
@@ -532,11 +525,6 @@ def test_no_row_is_an_error(stored):
             show(stored["rows"], GRIDS["points"], "fwd", "bf16")
 
 
-def test_lines_of_one_case():
-    assert "2.0000 … 2.0000" in tables.case_line(made("tuned", TINY, 2.0))
-    assert tables.case_line(made("naive", TINY, None)).endswith("–  out of memory")
-
-
 def test_plots_leave_a_gap_for_null(stored):
     with matplotlib.rc_context():
         figures.style()
@@ -549,14 +537,6 @@ def test_plots_leave_a_gap_for_null(stored):
         assert list(curves["tuned (chapter 8)"].get_xdata()) == [1024, 4096, 16_384]
         assert [math.isnan(y) for y in curves["SDPA cuDNN"].get_ydata()] == [is_first, False, False]
         assert all(math.isnan(y) for y in curves["naive"].get_ydata())
-
-
-def test_every_provider_looks_different_and_the_same_everywhere():
-    with matplotlib.rc_context():
-        figures.style()
-        looks = [plots.look(provider) for provider in LABELS]
-    for part in ("color", "marker"):
-        assert len({look[part] for look in looks}) == len(LABELS)
 
 
 # ---------------------------------------------------------------- the command line
@@ -587,24 +567,24 @@ def test_one_case_on_the_command_line(clock, provider, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    "arguments",
     [
-        (["--providers", "fa9"], "provider must be one of 'naive'"),
-        (["--mode", "both"], "mode must be one of 'fwd', 'bwd', 'fwd_bwd'"),
-        (["--dtype", "fp8"], "dtype must be one of 'fp16', 'bf16', 'fp32'"),
-        (["--seq-len", "0"], "S_q must be at least 1"),
-        (["--kv-heads", "0"], "H_k must be at least 1"),
-        (["--head-dim", "300"], "D must be from 1 to 256"),
-        (["sweep", "--grid", "all"], "grid must be one of 'literature'"),
-        (["sweep", "--providers", "fa9"], "provider must be one of"),
-        (["plot", "--grid", "all"], "grid must be one of"),
-        (["table", "--file", "no-such-file.json"], "there is no file no-such-file.json"),
+        ["--providers", "fa9"],
+        ["--mode", "both"],
+        ["--dtype", "fp8"],
+        ["--seq-len", "0"],
+        ["--kv-heads", "0"],
+        ["--head-dim", "300"],
+        ["sweep", "--grid", "all"],
+        ["sweep", "--providers", "fa9"],
+        ["plot", "--grid", "all"],
+        ["table", "--file", "no-such-file.json"],
     ],
 )
-def test_a_wrong_word_on_the_command_line(clock, arguments, words, capsys):
+def test_a_wrong_word_on_the_command_line(clock, arguments, capsys):
     assert main(["bench", *arguments]) == 2
     shown = capsys.readouterr()
-    assert shown.out == "" and words in shown.err
+    assert shown.out == "" and arguments[-1] in shown.err
 
 
 def test_sweep_on_the_command_line(clock, provider, monkeypatch, tmp_path, capsys):
@@ -645,41 +625,27 @@ def test_plot_and_table_need_no_gpu(no_gpu, stored, tmp_path, capsys):
     assert "no stored row lies on this grid" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"S_q": "512"}, "row 1 is no row of results: S_q must be of type int, got '512'"),
-        ({"is_causal": 1}, "is_causal must be of type bool"),
-        ({"provider": None}, "provider must be of type str"),
-        ({"tflops": None}, "tflops is None"),
-        ({"ms": None}, "reason is None"),
-    ],
-)
+@pytest.mark.parametrize("change", [{"S_q": "512"}, {"is_causal": 1}, {"provider": None}, {"tflops": None}, {"ms": None}])
 @pytest.mark.parametrize("command", ["table", "plot"])
-def test_rows_that_are_no_results_are_refused(no_gpu, stored, tmp_path, capsys, command, change, words):
+def test_rows_that_are_no_results_are_refused(no_gpu, stored, tmp_path, capsys, command, change):
     path = tmp_path / "card.json"
     stored["rows"][1].update(change)
     results.save(path, stored)
     assert main(["bench", command, "--file", str(path)]) == 2
-    assert words in capsys.readouterr().err
+    assert "row 1 is no row of results" in capsys.readouterr().err
 
 
 def test_what_the_command_line_cannot_read_or_write(no_gpu, stored, tmp_path, capsys):
     path, blocked = tmp_path / "card.json", tmp_path / "file"
     blocked.write_text("")
     results.save(path, stored)
-    for arguments, words in (
-        (["table", "--file", str(tmp_path)], f"{tmp_path}: Is a directory"),
-        (["plot", "--grid", "points", "--file", str(path), "--out", str(blocked)], f"{blocked}: File exists"),
-        (["plot", "--grid", "points", "--file", str(path), "--out", str(blocked / "in")], "Not a directory"),
-    ):
-        assert main(["bench", *arguments]) == 1
-        assert words in capsys.readouterr().err
+    assert main(["bench", "table", "--file", str(tmp_path)]) == 1
+    for out in (blocked, blocked / "in"):
+        assert main(["bench", "plot", "--grid", "points", "--file", str(path), "--out", str(out)]) == 1
     assert main(["bench", "table", "--file", str(path), "--of", "nosuch"]) == 2
-    assert "--of must be one of" in capsys.readouterr().err
     results.save(path, stored | {"provenance": {name: value for name, value in PROVENANCE.items() if name != "date"}})
     assert main(["bench", "table", "--file", str(path)]) == 2
-    assert "what date its rows are from" in capsys.readouterr().err
+    assert capsys.readouterr().out == ""
 
 
 def test_a_reader_that_stops_early_and_an_interrupt(no_gpu, monkeypatch, capsys):
@@ -722,13 +688,23 @@ def test_calls_and_replays_are_measured(mode):
 
 
 @needs_gpu
+def test_chapter_8s_kernels_are_measured():
+    row = chapter_8._tile_row(64, TileConfig(64, 64, 4, 2))
+    assert row["ms"] > 0 and row["registers"] > 0 and row["shared_bytes"] > 0
+    shape = Shape(1, 2, 2, 256, 256, 64, False)
+    assert chapter_8._idea_row("none", TileConfig(64, 64, 4, 3), shape)["ms"] > 0
+    assert chapter_8._transposed_row("transposed", shape)["ms"] > 0
+    assert chapter_8._first_call_row().keys() >= {"forward_s", "backward_s", "next_bucket_s", "host_fwd_us", "configurations"}
+
+
+@needs_gpu
 @pytest.mark.parametrize("mode", cases.MODES)
 @pytest.mark.parametrize("name", peers.PROVIDERS)
 def test_every_provider_is_measured(name, mode):
     row = measure.measure(Case(name, mode, "fp16", Shape(1, 4, 4, 256, 256, 64, True)))
     if row["ms"] is None:
         forward_alone = name in peers.HOPPER_STEPS and mode != "fwd" and "forward alone" in row["reason"]
-        not_hopper = "hopper" in name and best() != "hopper"
+        not_hopper = "hopper" in name and best(randn(1)) != "hopper"
         assert forward_alone or not_hopper or (name == "flash_attn" and row["reason"] == "not installed")
     else:
         assert 0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100 and row["peak_bytes"] > 0 and row["first_call_s"] > 0

@@ -105,7 +105,7 @@ def test_map_has_every_chapter_with_its_module_and_exercises():
         text, target = LINK.fullmatch(chapter).groups()
         assert NOTEBOOKS[CHAPTER_OF[target]]["cells"][0]["source"].startswith(f"# {text}\n")
         assert question.endswith("?")
-        missing = [name for name in re.findall(r"`(\w+\.py)`", modules) if not (ROOT / "fa_tutorial" / name).is_file()]
+        missing = [name for name in re.findall(r"`(\w+(?:\.py|/))`", modules) if not (ROOT / "fa_tutorial" / name).exists()]
         assert missing == []
         if exercises:
             ids = [exercise.id for exercise in catalogue.chapter_exercises(CHAPTER_OF[target])]
@@ -174,6 +174,7 @@ def test_words_that_two_texts_share():
 # ---------------------------------------------------------------- equations
 
 PACKAGE = sorted((ROOT / "fa_tutorial").rglob("*.py"))
+DRAWINGS = sorted((ROOT / "images" / "draw").glob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 ABOUT_EQUATIONS = {"notebook_rules.py", "test_notebooks.py", "test_course.py"}  # these make numbers up
 
@@ -186,7 +187,9 @@ def texts_of_code(source: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in (*PACKAGE, *TESTS) if path.name not in ABOUT_EQUATIONS], ids=lambda path: str(path.relative_to(ROOT))
+    "path",
+    [path for path in (*PACKAGE, *DRAWINGS, *TESTS) if path.name not in ABOUT_EQUATIONS],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_every_equation_that_code_names_exists(path):
     assert rules.unknown_equations(texts_of_code(path.read_text()), TAGS) == []

@@ -113,15 +113,18 @@ def same_program(source_text: str, shown: str) -> bool:
     return ast.dump(trees[0]) == ast.dump(trees[1])
 
 
-SHOWN = ("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "bench.timing", "bench.training")
+SHOWN = (
+    *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned.autotuning", "tuned.forward", "tuned.backward"),
+    *("hopper.pipeline", "hopper.softmax", "hopper.tile_scheduler", "hopper.forward", "exercises.pieces", "bench.timing", "bench.training"),
+)
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_what_is_shown_is_the_same_program_in_lines_that_fit(name):
     pytest.importorskip("triton")
     module = importlib.import_module(f"fa_tutorial.{name}")
-    things = [thing for thing in vars(module).values() if getattr(getattr(thing, "fn", thing), "__module__", "") == module.__name__]
-    things = [thing for thing in things if hasattr(thing, "fn") or inspect.isfunction(thing) or inspect.isclass(thing)]
+    things = [thing for thing in vars(module).values() if hasattr(thing, "fn") or inspect.isfunction(thing) or inspect.isclass(thing)]
+    things = [thing for thing in things if getattr(source.unwrapped(thing), "__module__", "") == module.__name__]
     assert things
     for thing in things:
         text = source.source_of(thing)

@@ -23,14 +23,15 @@ import torch
 
 from fa_tutorial import hardware, tuned
 from fa_tutorial.attention import flash_attention
-from fa_tutorial.bench import experiments, peers
+from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Case, Shape, literature
 from fa_tutorial.bench.measure import call_of, measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, randn, timed
-from fa_tutorial.forward import TileConfig
+from fa_tutorial.tiles import TileConfig
+from fa_tutorial.tuned import autotuning, experiments, launching
 
-ABLATION = ("basic", *tuned.STEPS)
+ABLATION = ("basic", *peers.TUNED_STEPS)
 # B = 4, H = 8, D = 64, causal, S = 16,384, forward and backward: the setting of the published ablation that the chapter quotes.
 PUBLISHED = Shape(4, 8, 8, 16_384, 16_384, 64, True)
 
@@ -76,18 +77,18 @@ def _tile_row(D: int, tile: TileConfig) -> dict[str, Any]:
     q, k, v = inputs(case.shape)
 
     def call() -> Any:
-        return tuned.flash_forward(q, k, v, tile=tile)
+        return tuned.flash_forward(q, k, v, False, D**-0.5, tile=tile)
 
-    return compiled_facts(tuned.forward_kernel, call) | timed(call, flops=case.flops())
+    return compiled_facts(call) | timed(call, flops=case.flops())
 
 
-def compiled_facts(kernel, call: Callable[[], Any]) -> dict[str, int]:
-    """What the compiler made of the jitted function `kernel` for the one launch of it in `call`: registers and spilled registers a thread, and
-    bytes of shared memory a block."""
-    kernel.device_caches.clear()  # of what is loaded; the disk keeps it
+def compiled_facts(call: Callable[[], Any]) -> dict[str, int]:
+    """What the compiler made of the one tuned kernel that `call` launches: registers and spilled registers a thread, and bytes of shared memory
+    a block."""
+    launching._prepared.clear()
     call()
-    torch.cuda.synchronize()
-    (compiled,) = (compiled for caches in kernel.device_caches.values() for compiled in caches[0].values())
+    (launch,) = launching._prepared.values()
+    compiled = launch.compiled
     return {"registers": compiled.n_regs, "spilled_registers": compiled.n_spills, "shared_bytes": compiled.metadata.shared}
 
 
@@ -108,7 +109,7 @@ def experiment_cases() -> Iterator[Measurement]:
 
 def _idea_row(idea: str, tile: TileConfig, shape: Shape) -> dict[str, Any]:
     q, k, v = inputs(shape)
-    error = (experiments.run(q, k, v, idea, tile) - tuned.flash_forward(q, k, v)[0]).abs().max().item()
+    error = (experiments.run(q, k, v, idea, tile) - tuned.flash_forward(q, k, v, False, shape.D**-0.5)[0]).abs().max().item()
     if not error < 2e-3:
         return {"ms": None, "reason": f"wrong result: off by {error}"}
     return timed(lambda: experiments.run(q, k, v, idea, tile), flops=Case("tuned", "fwd", "fp16", shape).flops())
@@ -126,13 +127,13 @@ def _two_loops_row(shape: Shape) -> dict[str, Any]:
 def _transposed_row(how: str, shape: Shape) -> dict[str, Any]:
     """The pointer path, which takes any strides, on k as (B, H, S, D), or on k copied to (B, H, D, S) beforehand."""
     q, k, v = inputs(shape)
-    tile = TileConfig(64, 64, 4, 3)
     copied = k if how == "as it is" else k.mT.contiguous().mT
-    call = {
-        "as it is": lambda: tuned.flash_forward(q, copied, v, step="exp2", tile=tile),
-        "transposed": lambda: tuned.flash_forward(q, copied, v, step="exp2", tile=tile),
-        "transposed, its copy timed too": lambda: tuned.flash_forward(q, k.mT.contiguous().mT, v, step="exp2", tile=tile),
-    }[how]
+    options = {"tile": TileConfig(64, 64, 4, 3), "descriptors": False, "in_order": False}
+
+    def call() -> Any:
+        keys = k.mT.contiguous().mT if how == "transposed, its copy timed too" else copied
+        return tuned.flash_forward(q, keys, v, False, shape.D**-0.5, **options)
+
     return timed(call, flops=Case("tuned", "fwd", "fp16", shape).flops())
 
 
@@ -147,7 +148,7 @@ def _first_call_row() -> dict[str, Any]:
     """first_calls() in a process of its own whose cache is empty."""
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, "-c", "from fa_tutorial.bench import chapter_8; chapter_8.first_calls()"]
-        run = subprocess.run(command, env=os.environ | {"TRITON_CACHE_DIR": cache}, capture_output=True, text=True, check=True)
+        run = subprocess.run(command, env=os.environ | {"TRITON_CACHE_DIR": cache}, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
 
@@ -164,12 +165,12 @@ def first_calls() -> None:
     found["same_bucket_s"] = first_call_s(lambda: call(3000, False))  # S no multiple of 16 is compiled for itself
     found["same_bucket_again_s"] = first_call_s(lambda: call(2999, False))
     found["next_bucket_s"] = first_call_s(lambda: call(8192, False))
-    bucket, tuned.bucket = tuned.bucket, lambda S: S  # a bad key: the length itself
+    bucket, autotuning.bucket = autotuning.bucket, lambda S: S  # a bad key: the length itself
     found["bad_key_s"] = [round(first_call_s(lambda S=S: call(S, False)), 3) for S in (2997, 2995, 2993)]
-    tuned.bucket = bucket
+    autotuning.bucket = bucket
     found |= {f"host_{mode}_us": repeated_us(call(128, mode == "bwd") if mode == "bwd" else _forward(128)) for mode in ("fwd", "bwd")}
     limit = hardware.shared_memory_limit()
-    found["configurations"] = {kernel: len(tuned.candidates(kernel, 64, 2, limit)) for kernel in ("forward", "dkdv", "dq")}
+    found["configurations"] = {kernel: len(autotuning.candidates(kernel, 64, limit)) for kernel in ("forward", "dkdv", "dq")}
     print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}))
 
 

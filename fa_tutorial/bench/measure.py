@@ -11,8 +11,8 @@ import torch
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import DTYPES, Case
 from fa_tutorial.bench.timing import first_call_s, peak_bytes, randn, timed
-from fa_tutorial.forward import MAX_D
 from fa_tutorial.hardware import require_triton
+from fa_tutorial.tiles import MAX_D
 
 triton = require_triton("Measuring (fa_tutorial.bench.measure)")
 from triton.runtime.errors import OutOfResources  # noqa: E402

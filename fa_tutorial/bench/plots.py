@@ -1,4 +1,4 @@
-"""TFLOP/s against S from stored results. The look is the caller's: call fa_tutorial.figures.style() first, which this module may not import."""
+"""TFLOP/s against S from stored results. Call fa_tutorial.figures.style() first: it sets the look."""
 
 from __future__ import annotations
 

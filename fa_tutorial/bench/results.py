@@ -95,6 +95,7 @@ def provenance() -> dict[str, Any]:
         "clocks": _nvidia_smi("clocks.max.sm,clocks.max.mem"),
         "driver": _nvidia_smi("driver_version"),
         "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -36,19 +36,6 @@ class Exercise:
         return int(self.id.split(".")[0])
 
 
-@dataclass(frozen=True)
-class WrongAnswer:
-    """A wrong answer that ships with the course. diagnosis: words that the grader's message must hold for it.
-
-    on_gpu: the words where a compiled kernel's stray reads cannot be seen, if they are others.
-    """
-
-    id: str
-    answer: Any
-    diagnosis: str
-    on_gpu: str | None = None
-
-
 def chapters() -> list[int]:
     """The numbers of the chapters that have exercises, in order."""
     import fa_tutorial.exercises as package
@@ -66,11 +53,6 @@ def chapter_exercises(chapter: int) -> tuple[Exercise | harness.Exercise, ...]:
         int(module.name.removeprefix("ex_")) for module in pkgutil.iter_modules(package.__path__) if module.name.startswith("ex_")
     )
     return tuple(importlib.import_module(f"{package.__name__}.ex_{number}").EXERCISE for number in numbers)
-
-
-def wrong_answers(chapter: int) -> tuple[WrongAnswer, ...]:
-    """The wrong answers that ship for one chapter that is not converted yet."""
-    return tuple(importlib.import_module(f"fa_tutorial.exercises.wrong.chapter_{chapter}").WRONG_ANSWERS)
 
 
 def find(exercise_id: str) -> Exercise | harness.Exercise:

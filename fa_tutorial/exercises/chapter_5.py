@@ -760,7 +760,7 @@ EXERCISES = (
         grade_flash_forward_kernel,
         ("Chapter 4's flash_forward for one block of rows: q's tile, m, l and acc before the loop, one tile of k and v a step, one store after it. "
          + SHAPES_HINT,
-         "softmax_step, load_tile and dot may be imported from fa_tutorial.forward and fa_tutorial.matmul. Reading k with its strides exchanged gives kᵀ.",
+         "softmax_step, load_tile and dot may be imported from fa_tutorial.forward, fa_tutorial.exercises.pieces and fa_tutorial.tiles. Reading k with its strides exchanged gives kᵀ.",
          "A key past S_k was loaded as 0, so its score is 0, not −inf: s = tl.where(offs_n[None, :] < S_k, s, -float(\"inf\")) before softmax_step.",
          "acc = dot(p.to(v.dtype), v, acc * alpha[:, None]); after the loop o = acc / l[:, None], stored where offs_m < S_q and offs_d < D."),
         solutions.flash_forward_kernel,

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import backward, hardware, reference
+from fa_tutorial import hardware, reference
 from fa_tutorial.arguments import dtype_name
-from fa_tutorial.backward import load_lse, p_and_ds
 from fa_tutorial.exercises import solutions
 from fa_tutorial.exercises.catalogue import Exercise
 from fa_tutorial.exercises.chapter_5 import BDHS, BHDS, BHSD, BSHD, INF, TILE, Order, reread, seen_pairs, strides_of
@@ -32,8 +31,8 @@ from fa_tutorial.exercises.grader import (
     show,
     where_in,
 )
-from fa_tutorial.forward import load_tile
-from fa_tutorial.matmul import dot
+from fa_tutorial.exercises.pieces import load_lse, load_tile, p_and_ds
+from fa_tutorial.tiles import dot
 
 Tensor = torch.Tensor
 LN_2 = 0.6931471805599453
@@ -921,7 +920,6 @@ def grade_flash_attention_function(answer) -> None:
     _grade_apply(answer)
     _grade_settings(answer)
     _grade_saved(answer)
-    _grade_needs(answer)
     _grade_repeats(answer)
     _grade_second_derivative(answer)
     for (B, H, S_q, S_k, D), dtype, is_causal in (
@@ -943,6 +941,7 @@ def _check_function(answer: Any) -> None:
 
 
 def _apply(answer: Any, inputs: Sequence[Tensor], is_causal: bool = False, scale: float | None = None, *, on: str = "") -> Tensor:
+    scale = inputs[0].shape[-1] ** -0.5 if scale is None else scale
     try:
         o = answer.apply(*inputs, is_causal, scale)
     except NotImplementedError:
@@ -1032,7 +1031,7 @@ def _grade_apply(answer: Any) -> None:
 
     inputs = _draw(1, 1, 4, 4, 4)
     _compare_gradients(
-        answer, inputs, "S_q = S_k = D = 4", "flash_backward(q, k, v, o, do, lse, is_causal, scale) gives dq, dk, dv", mistakes
+        answer, inputs, "S_q = S_k = D = 4", "flash_backward(q, k, v, o, do, lse, None, is_causal, scale) gives dq, dk, dv", mistakes
     )
     inputs[3] = torch.ones_like(inputs[3])
     _compare_gradients(answer, inputs, "o.sum().backward(), where do has strides of 0", "do may have any strides",
@@ -1043,23 +1042,13 @@ def _grade_apply(answer: Any) -> None:
 
 
 def _grade_settings(answer: Any) -> None:
-    def unpassed(g: _Exact, *, causal: bool) -> Mistakes:
-        default = g.q.shape[-1] ** -0.5
-        full = replace(g, seen=torch.ones_like(g.seen))
-        no_scale = replace(g, scale=default, factor=default)
-        found: dict[str, Any] = {"scale does not reach flash_backward: keep it on ctx": no_scale}
-        if causal:
-            found |= {
-                "is_causal does not reach flash_backward: keep it on ctx": full,
-                "neither is_causal nor scale reaches flash_backward: keep both on ctx": replace(full, scale=default, factor=default),
-            }
-        return found
-
     inputs = _draw(1, 1, 4, 4, 4)
-    _compare_gradients(answer, inputs, "is_causal = True, scale = None", "is_causal reaches forward and backward",
-                       lambda g: unpassed(g, causal=True), is_causal=True)  # fmt: skip
-    _compare_gradients(answer, inputs, "is_causal = False, scale = 1", "scale reaches forward and backward",
-                       lambda g: unpassed(g, causal=False), scale=1.0)  # fmt: skip
+    _compare_gradients(answer, inputs, "is_causal = True", "is_causal reaches forward and backward", lambda g: {
+        "is_causal does not reach flash_backward: keep it on ctx": replace(g, seen=torch.ones_like(g.seen)),
+    }, is_causal=True)  # fmt: skip
+    _compare_gradients(answer, inputs, "is_causal = False, scale = 1", "scale reaches forward and backward", lambda g: {
+        "scale does not reach flash_backward: keep it on ctx": replace(g, scale=0.5, factor=0.5),
+    }, scale=1.0)  # fmt: skip
 
 
 def _tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
@@ -1112,53 +1101,6 @@ def _grade_saved(answer: Any) -> None:
                     f"the shapes are {shapes}")  # fmt: skip
     # Backward must live on what was saved: the rest is gone.
     _backward(answer, lambda: torch.autograd.grad(o, leaves, do), on)
-
-
-@contextlib.contextmanager
-def _launches() -> Iterator[set[str]]:
-    """The kernels that flash_backward launches meanwhile, by name."""
-    names, launched = ("dkdv_kernel", "dq_kernel"), set()
-
-    class Watched:
-        def __init__(self, name: str) -> None:
-            self.name, self.kernel = name, getattr(backward, name)
-
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            launched.add(self.name)
-            return self.kernel[grid]
-
-    watched = [Watched(name) for name in names]
-    for each in watched:
-        setattr(backward, each.name, each)
-    try:
-        yield launched
-    finally:
-        for each in watched:
-            setattr(backward, each.name, each.kernel)
-
-
-def _grade_needs(answer: Any) -> None:
-    returned: list[Any] = []
-
-    def watched(ctx: Any, *gradients: Tensor) -> Any:
-        result = answer.backward(ctx, *gradients)
-        returned[:] = result if isinstance(result, tuple | list) else (result,)
-        return result
-
-    spy = type(answer.__name__, (answer,), {"backward": staticmethod(watched)})
-    rule = "ctx.needs_input_grad says which inputs ask, and flash_backward takes it as needs"
-    for position, name in enumerate("qkv"):
-        on = f"only {name} asks for a gradient"
-        leaves, do = _leaves(_draw(1, 1, 4, 4, 4))
-        tensors = [x if i == position else x.detach() for i, x in enumerate(leaves)]
-        o = _apply(spy, tensors, on=on)
-        with _launches() as launched:
-            _backward(answer, lambda o=o, x=tensors[position], do=do: torch.autograd.grad(o, x, do), on)
-        if (unasked := "dkdv_kernel" if name == "q" else "dq_kernel") in launched:
-            raise Wrong(f"{'dk and dv are' if name == 'q' else 'dq is'} computed though {on}, and {unasked} runs for nothing: {rule}")
-        given = [f"d{other}" for i, other in enumerate("qkv") if i != position and i < len(returned) and returned[i] is not None]
-        if given:
-            raise Wrong(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} returned though {on}, want None: {rule}")
 
 
 def _grade_repeats(answer: Any) -> None:
@@ -1215,9 +1157,9 @@ EXERCISES = (
         ("k and v are loaded once, before the loop; q, do, lse and delta at every step. Write the shape above each tile: with sᵀ = k qᵀ, [BLOCK_N, BLOCK_M], no "
          "computed tile has to be transposed; lse and delta then run along its second axis.",
          "dv += pᵀ do and dk += dsᵀ q, both float32: tl.dot(p_t.to(do.dtype), do, dv, input_precision=\"ieee\"); scale · dk after the loop. p = exp(s − lse), "
-         "ds = p ∘ (dp − delta). load_lse and p_and_ds may be imported from fa_tutorial.backward.",
+         "ds = p ∘ (dp − delta). load_lse and p_and_ds may be imported from fa_tutorial.exercises.pieces.",
          "Causal: the first query that sees the block's first key is key_block · BLOCK_N + S_q − S_k, if that is not negative; the loop starts with its block. Hide "
-         "by tl.where, in p and, after the product p ∘ (dp − delta), in ds. A row that sees nothing has lse = −inf.",
+         "by tl.where, in p, before ds is computed from it. A row that sees nothing has lse = −inf.",
          "Rows past S_q: q, do and delta load as 0, so whatever finite p they get is multiplied by 0. Keys past S_k give rows of dk and dv that are not stored."),
         solutions.dkdv_kernel,
         "A program owns its rows of dk and dv: nobody else adds to them, so no atomics, and the same bits on every run. The mask needs only j ≤ i + S_k − S_q: "
@@ -1229,7 +1171,7 @@ EXERCISES = (
         ("The loop is that of the forward kernel. Which four things are loaded before it, which two at every step, and what is summed?",
          "s = scale · q kᵀ, p = exp(s − lse[:, None]), dp = do vᵀ, ds = p ∘ (dp − delta[:, None]), dq += ds k; scale · dq after the loop. The last dot is "
          "tl.dot(ds.to(k.dtype), k, dq, input_precision=\"ieee\").",
-         "Keys past S_k have k = 0, yet exp(0 − lse) overflows where all logits are very negative, and inf · 0 is NaN: set p and ds to 0 there, and for hidden keys.",
+         "Keys past S_k have k = 0, yet exp(0 − lse) overflows where all logits are very negative, and inf · 0 is NaN: set p to 0 there, and for hidden keys.",
          "Causal: the loop ends at min((row_block + 1) · BLOCK_M, S_q) + S_k − S_q. A block that sees nothing takes no step, and still stores its zeros."),
         solutions.dq_kernel,
         "The same tile as in dkdv_kernel is computed a second time, seven matmuls in all where five would do: the price of sums with one owner each. last_seen is S_k − 1 "
@@ -1241,7 +1183,7 @@ EXERCISES = (
         grade_flash_attention_function,
         ("forward(ctx, …) keeps tensors by ctx.save_for_backward and other values as attributes of ctx; backward(ctx, do) finds them in ctx.saved_tensors. Both are "
          "static methods. How many values does backward return?",
-         "One for each argument of forward: dq, dk, dv, None, None. flash_backward(..., needs=ctx.needs_input_grad[:3]) leaves out what nobody asks for.",
+         "One for each argument of forward: dq, dk, dv, None, None. flash_backward's dlse is the gradient of lse: forward returns o alone, so it is None.",
          "from torch.autograd.function import once_differentiable, and put @once_differentiable between @staticmethod and backward: a second derivative then raises."),
         solutions.FlashAttention,
         "save_for_backward notices when a saved tensor is changed before backward, and frees it afterwards; a tensor on ctx escapes both, and o there makes a cycle. lse is what "

@@ -32,8 +32,9 @@ from fa_tutorial.exercises.grader import (
     show,
     unpack,
 )
-from fa_tutorial.forward import TileConfig, padded_d, softmax_step
-from fa_tutorial.matmul import dot, triton
+from fa_tutorial.exercises.pieces import triton
+from fa_tutorial.forward import softmax_step
+from fa_tutorial.tiles import TileConfig, dot, heads, padded_d
 
 # After fa_tutorial, which says what to do where Triton is missing.
 from triton.tools.tensor_descriptor import TensorDescriptor  # isort: skip
@@ -166,10 +167,14 @@ def _row_bytes(rows: int, D: int, itemsize: int) -> int:
     return rows * padded_d(D) * itemsize
 
 
+def _tile_bytes(config: TileConfig, D: int, itemsize: int) -> int:
+    return _row_bytes(config.block_m + 2 * config.num_stages * config.block_n, D, itemsize)
+
+
 def grade_fits(answer) -> None:
     def compare(config: TileConfig, D: int, itemsize: int, otherwise: str, suspects: Mapping[str, int]) -> None:
         """suspects: diagnosis -> the bytes that this very mistake asks for."""
-        want = config.shared_bytes(padded_d(D), itemsize)
+        want = _tile_bytes(config, D, itemsize)
         asked = _bytes_asked(answer, config, D, itemsize)
         if asked == want:
             return
@@ -182,7 +187,7 @@ def grade_fits(answer) -> None:
 
     def times(D: int, itemsize: int) -> float:
         """How many times too many bytes are asked for."""
-        return _bytes_asked(answer, config, D, itemsize) / config.shared_bytes(padded_d(D), itemsize)
+        return _bytes_asked(answer, config, D, itemsize) / _tile_bytes(config, D, itemsize)
 
     # Sizes with which no two mistakes give the same number.
     m, n, stages = 128, 16, 3
@@ -228,7 +233,7 @@ def grade_fits(answer) -> None:
     for _ in range(6):
         block_m, block_n = (2 ** random.randint(4, 8) for _ in range(2))
         config, D, itemsize = TileConfig(block_m, block_n, 4, random.randint(1, 5)), random.randint(1, 256), random.choice((2, 4))
-        if _bytes_asked(answer, config, D, itemsize) != config.shared_bytes(padded_d(D), itemsize):
+        if _bytes_asked(answer, config, D, itemsize) != _tile_bytes(config, D, itemsize):
             raise Wrong(f"{OTHERS}: a random case")
 
 
@@ -540,17 +545,28 @@ def _check_launch(case: _Case, kernel: Any, grid: Any, args: Sequence[Any], meta
 
 def _check_read(case: _Case, name: str, given: Mapping[str, Any]) -> None:
     for what, want in case.tensors.items():
-        if f"{what}_ptr" not in given:
+        if what == "lse":
+            if "lse_ptr" in given and not _is_same(given["lse_ptr"], want):
+                raise Wrong(f"{name} gets {_named(case, given['lse_ptr'])} where lse belongs")
             continue
-        x = given[f"{what}_ptr"]
+        if what not in given:
+            continue
+        x, strides = _as_heads(name, what, given[what])
         if not _is_same(x, want):
-            other = next((known for known, tensor in case.tensors.items() if _is_same(x, tensor)), "something else")
-            raise Wrong(f"{name} gets {other} where {what} belongs")
-        used = tuple(given.get(f"stride_{what}{dim}", stride) for dim, stride in zip("bhsd", x.stride(), strict=False))
-        if any(u != stride for u, stride, size in zip(used, x.stride(), x.shape, strict=True) if size > 1):
-            raise Wrong(
-                f"{name} gets wrong strides for {what}: pass {what}.stride(), every tensor has its own; {used} instead of {x.stride()}"
-            )
+            raise Wrong(f"{name} gets {_named(case, x)} where {what} belongs")
+        if any(u != stride for u, stride, size in zip(strides, x.stride(), x.shape, strict=True) if size > 1):
+            raise Wrong(f"{name} gets wrong strides for {what}: heads({what}) takes its own; {tuple(strides)} instead of {x.stride()}")
+
+
+def _as_heads(name: str, what: str, given: Any) -> tuple[Tensor, Sequence[int]]:
+    """A tensor and its strides, of an argument that must be Heads."""
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], torch.Tensor) and len(given[1]) == 4:
+        return given[0], given[1]
+    raise Wrong(f"{name} gets {show(given)} for {what}, want heads({what}): the tensor with its four strides")
+
+
+def _named(case: _Case, x: Any) -> str:
+    return next((known for known, tensor in case.tensors.items() if _is_same(x, tensor)), "something else")
 
 
 def _is_same(x: Any, y: Tensor) -> bool:
@@ -558,37 +574,39 @@ def _is_same(x: Any, y: Tensor) -> bool:
 
 
 def _check_settings(case: _Case, name: str, given: Mapping[str, Any]) -> None:
-    for size, want in case.sizes.items():
+    sizes = {**case.sizes, "GROUP": case.sizes["H_q"] // case.sizes["H_k"], "BLOCK_D": padded_d(case.sizes["D"])}
+    why = {"GROUP": ": H_q // H_k", "BLOCK_D": ": padded_d(D)"}
+    for size, want in sizes.items():
         if size in given and given[size] != want:
-            raise Wrong(f"{name} gets {size} = {show(given[size])}, want {want}")
+            raise Wrong(f"{name} gets {size} = {show(given[size])}, want {want}{why.get(size, '')}")
     if "scale" in given and not math.isclose(float(given["scale"]), case.scale, rel_tol=1e-6):
         raise Wrong(f"scale does not reach {name}: it gets {show(float(given['scale']))}, want {show(case.scale)}")
     if "IS_CAUSAL" in given and bool(given["IS_CAUSAL"]) != case.is_causal:
         raise Wrong(f"is_causal does not reach {name}: IS_CAUSAL is {bool(given['IS_CAUSAL'])}, want {case.is_causal}")
-    if given.get("HAS_DLSE"):
-        raise Wrong(f"{name} gets HAS_DLSE = True: lse has no gradient here, so HAS_DLSE = False, and any tensor may stand for dlse_ptr")
-    want = padded_d(case.sizes["D"])
-    if given["BLOCK_D"] != want:
-        raise Wrong(f"{name} gets BLOCK_D = {show(given['BLOCK_D'])} with D = {case.sizes['D']}, want {want}: padded_d(D)")
+    if given.get("dlse_ptr") is not None:
+        raise Wrong(f"{name} gets a tensor for dlse_ptr: lse has no gradient here, so pass None")
 
 
 def _check_written(case: _Case, name: str, given: Mapping[str, Any]) -> None:
     q, k, lse = (case.tensors[what] for what in ("q", "k", "lse"))
     like = {"delta": lse, "dq": q, "dk": k, "dv": k}
     for what, model in like.items():
-        if f"{what}_ptr" not in given:
+        if what == "delta":
+            x, strides = given["delta_ptr"], None
+        elif what in given:
+            x, strides = _as_heads(name, what, given[what])
+        else:
             continue
-        x = given[f"{what}_ptr"]
         if not isinstance(x, torch.Tensor) or x.shape != model.shape:
             shape = f"of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else show(x)
             raise Wrong(f"{what}, which {name} gets, is {shape}, want shape {tuple(model.shape)}")
         if x.dtype != model.dtype:
             why = "delta is a sum, and the kernels take it as float32, whatever q is" if what == "delta" else f"{what} is like {what[1:]}"
             raise Wrong(f"{what} is {dtype_name(x.dtype)}, want {dtype_name(model.dtype)}: {why}")
-        if not x.is_contiguous():
-            raise Wrong(
-                f"{what} is not contiguous, and {name} writes it as if it were: torch.empty_like of a view keeps the view's strides"
-            )
+        if strides is None and not x.is_contiguous():
+            raise Wrong(f"{what} is not contiguous, and {name} takes it as if it were")
+        if strides is not None and tuple(strides) != x.stride():
+            raise Wrong(f"{name} gets wrong strides for {what}: heads({what}) takes its own; {tuple(strides)} instead of {x.stride()}")
 
 
 def _check_grid(case: _Case, name: str, grid: Any, meta: Mapping[str, Any]) -> None:
@@ -717,10 +735,6 @@ def _check_order(case: _Case, both_calls: Sequence[tuple[str, Mapping[str, Any]]
             raise Wrong(f"{kernel} is launched before delta_kernel has written delta: {case.on}")
         if given[kernel]["delta_ptr"].data_ptr() != given["delta_kernel"]["delta_ptr"].data_ptr():
             raise Wrong(f"{kernel} reads another delta than delta_kernel wrote, which is a second sum or a copy: {ONCE}: {case.on}")
-        if given[kernel]["P_SCALE"] != given["delta_kernel"]["P_SCALE"]:
-            raise Wrong(
-                f"delta_kernel and {kernel} have different P_SCALE: delta is subtracted from dp, which carries P_SCALE too: {case.on}"
-            )
 
 
 EXERCISES = (
@@ -739,7 +753,7 @@ EXERCISES = (
         grade_fits,
         ("How many rows does a block hold at once, over q, k and v? block_m of q once; how often block_n?",
          "(block_m + 2 · num_stages · block_n) rows of BLOCK_D elements of itemsize bytes. acc, s and p are in registers.",
-         "BLOCK_D is D rounded up to a power of two of at least 16: fa_tutorial.forward.padded_d(D). A tile of exactly the limit fits."),
+         "BLOCK_D is D rounded up to a power of two of at least 16: fa_tutorial.tiles.padded_d(D). A tile of exactly the limit fits."),
         solutions.fits,
         "q is loaded once, and k and v stream through num_stages buffers each, so that the loads of later tiles run while one is computed. That sum "
         "decides which tiles a card can try at all: what does not fit is left out before anything is compiled.",
@@ -764,15 +778,14 @@ EXERCISES = (
         "Write backward_once(q, k, v, o, do, lse, is_causal, scale) -> (dq, dk, dv): launch fa_tutorial.backward's delta_kernel once, and dkdv_kernel and "
         "dq_kernel with its delta. Tensors may be views, H_q a multiple of H_k; where q or k is empty nothing is launched.",
         grade_backward_once,
-        ("Three launches, in which order? delta is (B, H_q, S_q) float32, contiguous, and so is lse; dq, dk and dv are contiguous, of q's dtype.",
-         "backward.constants(q, is_causal, TileConfig(32, 32, 4, 1)) is what dkdv_kernel and dq_kernel fix at compile time; delta_kernel takes its P_SCALE, BLOCK_M "
-         "and BLOCK_D, and HAS_DLSE = False, with any tensor for dlse_ptr and its strides.",
-         "Grids: cdiv(S_q, BLOCK_M) · B · H_q for delta and dq, cdiv(S_k, BLOCK_N) · B · H_k for dk and dv. Every tensor brings its own stride(); "
-         "torch.empty_like(q) of a view is no contiguous tensor."),
+        ("Three launches, in which order? delta is (B, H_q, S_q) float32, contiguous, and so is lse; dq, dk and dv are of q's dtype.",
+         "fa_tutorial.tiles.heads(x) is a tensor with its strides, as the kernels take q, k, v, o, do, dq, dk and dv; lse and delta go in as they are, and None "
+         "for dlse_ptr. BLOCK_M = BLOCK_N = 32 will do, BLOCK_D = padded_d(D), and GROUP = H_q // H_k for dkdv_kernel.",
+         "Grids: cdiv(S_q, BLOCK_M) · B · H_q for delta and dq, cdiv(S_k, BLOCK_N) · B · H_k for dk and dv."),
         solutions.backward_once,
         "delta needs o and do, 2 · S_q · D elements a head, for S_q numbers. A dkdv_kernel that sums it itself reads o in every step, for every block of keys again, "
         "and keeps one more tile in shared memory; dq_kernel then sums it once more. As a kernel of its own it costs one pass over o and do, and what "
         "the other two read is 4 bytes a row.",
-        helpers=(backward.constants,),
+        helpers=(heads, padded_d),
     ),
 )  # fmt: skip

@@ -15,11 +15,12 @@ from torch.autograd.function import once_differentiable
 
 from fa_tutorial import backward
 from fa_tutorial.algorithm import all_tiles, causal_tiles
-from fa_tutorial.backward import flash_backward, load_lse, p_and_ds
+from fa_tutorial.backward import flash_backward
 from fa_tutorial.barriers import arrive, load, use, wait
-from fa_tutorial.forward import TileConfig, flash_forward, load_tile, padded_d, softmax_step
+from fa_tutorial.exercises.pieces import load_lse, load_tile, p_and_ds, tl, triton
+from fa_tutorial.forward import flash_forward, softmax_step
 from fa_tutorial.ledger import attention_flops, backward_flops
-from fa_tutorial.matmul import dot, tl, triton
+from fa_tutorial.tiles import dot, heads, padded_d
 
 
 @triton.jit
@@ -54,18 +55,18 @@ def flash_forward_kernel(
     o_ptr += b * stride_ob + h * stride_oh
     offs_m = row_block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # [BLOCK_D]
-    q = load_tile(q_ptr, offs_m, offs_d, S_q, D, stride_qs, stride_qd, True, True)  # [BLOCK_M, BLOCK_D]
+    q = load_tile(q_ptr, offs_m, offs_d, S_q, D, stride_qs, stride_qd)  # [BLOCK_M, BLOCK_D]
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
     for start_n in range(0, S_k, BLOCK_N):
         offs_n = start_n + tl.arange(0, BLOCK_N).to(tl.int64)  # [BLOCK_N]
-        k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks, True, True)  # [BLOCK_D, BLOCK_N]
+        k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks)  # [BLOCK_D, BLOCK_N]
         s = scale * dot(q, k_t, tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32))  # [BLOCK_M, BLOCK_N]
         s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))  # a key that is not there must not count as a score of 0
         p, m, l, alpha = softmax_step(s, m, l)
-        v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd, True, True)  # [BLOCK_N, BLOCK_D]
+        v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd)  # [BLOCK_N, BLOCK_D]
         acc = dot(p.to(v.dtype), v, acc * alpha[:, None])  # [BLOCK_M, BLOCK_D]
 
     o_ptrs = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
@@ -89,7 +90,7 @@ def flash_forward_causal_kernel(
     o_ptr += b * stride_ob + h * stride_oh
     offs_m = row_block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # [BLOCK_D]
-    q = load_tile(q_ptr, offs_m, offs_d, S_q, D, stride_qs, stride_qd, True, True)  # [BLOCK_M, BLOCK_D]
+    q = load_tile(q_ptr, offs_m, offs_d, S_q, D, stride_qs, stride_qd)  # [BLOCK_M, BLOCK_D]
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
@@ -97,12 +98,12 @@ def flash_forward_causal_kernel(
     seen_by_last = tl.minimum((row_block + 1) * BLOCK_M, S_q) + S_k - S_q  # keys that the block's last row sees; none if negative
     for start_n in range(0, seen_by_last, BLOCK_N):
         offs_n = start_n + tl.arange(0, BLOCK_N).to(tl.int64)  # [BLOCK_N]
-        k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks, True, True)  # [BLOCK_D, BLOCK_N]
+        k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks)  # [BLOCK_D, BLOCK_N]
         s = scale * dot(q, k_t, tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32))  # [BLOCK_M, BLOCK_N]
         seen = (offs_n[None, :] < S_k) & (offs_n[None, :] <= offs_m[:, None] + (S_k - S_q))
         s = tl.where(seen, s, -float("inf"))
         p, m, l, alpha = softmax_step(s, m, l)
-        v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd, True, True)  # [BLOCK_N, BLOCK_D]
+        v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd)  # [BLOCK_N, BLOCK_D]
         acc = dot(p.to(v.dtype), v, acc * alpha[:, None])  # [BLOCK_M, BLOCK_D]
 
     o = acc / tl.where(l == 0.0, 1.0, l)[:, None]  # a row that sees nothing has acc = 0 and l = 0
@@ -132,18 +133,18 @@ def flash_forward_gqa_kernel(
     lse_ptr += (b * H_q + h) * S_q
     offs_m = row_block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # [BLOCK_D]
-    q = load_tile(q_ptr, offs_m, offs_d, S_q, D, stride_qs, stride_qd, True, True)  # [BLOCK_M, BLOCK_D]
+    q = load_tile(q_ptr, offs_m, offs_d, S_q, D, stride_qs, stride_qd)  # [BLOCK_M, BLOCK_D]
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
     for start_n in range(0, S_k, BLOCK_N):
         offs_n = start_n + tl.arange(0, BLOCK_N).to(tl.int64)  # [BLOCK_N]
-        k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks, True, True)  # [BLOCK_D, BLOCK_N]
+        k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks)  # [BLOCK_D, BLOCK_N]
         s = scale * dot(q, k_t, tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32))  # [BLOCK_M, BLOCK_N]
         s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))
         p, m, l, alpha = softmax_step(s, m, l)
-        v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd, True, True)  # [BLOCK_N, BLOCK_D]
+        v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd)  # [BLOCK_N, BLOCK_D]
         acc = dot(p.to(v.dtype), v, acc * alpha[:, None])  # [BLOCK_M, BLOCK_D]
 
     l_or_one = tl.where(l == 0.0, 1.0, l)
@@ -164,8 +165,8 @@ def delta_kernel(
     b, h = (batch_head // H).to(tl.int64), (batch_head % H).to(tl.int64)
     offs_m = row_block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # [BLOCK_D]
-    o = load_tile(o_ptr + b * stride_ob + h * stride_oh, offs_m, offs_d, S_q, D, stride_os, stride_od, True, True)  # [BLOCK_M, BLOCK_D]
-    do = load_tile(do_ptr + b * stride_dob + h * stride_doh, offs_m, offs_d, S_q, D, stride_dos, stride_dod, True, True)
+    o = load_tile(o_ptr + b * stride_ob + h * stride_oh, offs_m, offs_d, S_q, D, stride_os, stride_od)  # [BLOCK_M, BLOCK_D]
+    do = load_tile(do_ptr + b * stride_dob + h * stride_doh, offs_m, offs_d, S_q, D, stride_dos, stride_dod)
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), axis=1)  # [BLOCK_M]
     tl.store(delta_ptr + (b * H + h) * S_q + offs_m, delta, mask=offs_m < S_q)
 
@@ -189,8 +190,8 @@ def dkdv_kernel(
     delta_ptr += (b * H + h) * S_q
     offs_n = key_block.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # [BLOCK_D]
-    k = load_tile(k_ptr, offs_n, offs_d, S_k, D, stride_ks, stride_kd, True, True)  # [BLOCK_N, BLOCK_D]
-    v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd, True, True)  # [BLOCK_N, BLOCK_D]
+    k = load_tile(k_ptr, offs_n, offs_d, S_k, D, stride_ks, stride_kd)  # [BLOCK_N, BLOCK_D]
+    v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd)  # [BLOCK_N, BLOCK_D]
     dk = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
 
@@ -199,8 +200,8 @@ def dkdv_kernel(
         start = tl.maximum(key_block * BLOCK_N + S_q - S_k, 0) // BLOCK_M * BLOCK_M
     for start_m in range(start, S_q, BLOCK_M):
         offs_m = start_m + tl.arange(0, BLOCK_M).to(tl.int64)  # [BLOCK_M]
-        q = load_tile(q_ptr, offs_m, offs_d, S_q, D, stride_qs, stride_qd, True, True)  # [BLOCK_M, BLOCK_D]
-        do = load_tile(do_ptr, offs_m, offs_d, S_q, D, stride_dos, stride_dod, True, True)  # [BLOCK_M, BLOCK_D]
+        q = load_tile(q_ptr, offs_m, offs_d, S_q, D, stride_qs, stride_qd)  # [BLOCK_M, BLOCK_D]
+        do = load_tile(do_ptr, offs_m, offs_d, S_q, D, stride_dos, stride_dod)  # [BLOCK_M, BLOCK_D]
         lse = load_lse(lse_ptr, offs_m, S_q)  # [BLOCK_M]
         delta = tl.load(delta_ptr + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]
         s_t = scale * dot(k, tl.trans(q), tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32))  # [BLOCK_N, BLOCK_M]
@@ -234,8 +235,8 @@ def dq_kernel(
     row = (b * H + h) * S_q
     offs_m = row_block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # [BLOCK_D]
-    q = load_tile(q_ptr, offs_m, offs_d, S_q, D, stride_qs, stride_qd, True, True)  # [BLOCK_M, BLOCK_D]
-    do = load_tile(do_ptr, offs_m, offs_d, S_q, D, stride_dos, stride_dod, True, True)  # [BLOCK_M, BLOCK_D]
+    q = load_tile(q_ptr, offs_m, offs_d, S_q, D, stride_qs, stride_qd)  # [BLOCK_M, BLOCK_D]
+    do = load_tile(do_ptr, offs_m, offs_d, S_q, D, stride_dos, stride_dod)  # [BLOCK_M, BLOCK_D]
     lse = load_lse(lse_ptr + row, offs_m, S_q)  # [BLOCK_M]
     delta = tl.load(delta_ptr + row + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]
     dq = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
@@ -247,8 +248,8 @@ def dq_kernel(
         last_seen = tl.minimum(offs_m + (S_k - S_q), S_k - 1)
     for start_n in range(0, end, BLOCK_N):
         offs_n = start_n + tl.arange(0, BLOCK_N).to(tl.int64)  # [BLOCK_N]
-        k = load_tile(k_ptr, offs_n, offs_d, S_k, D, stride_ks, stride_kd, True, True)  # [BLOCK_N, BLOCK_D]
-        v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd, True, True)  # [BLOCK_N, BLOCK_D]
+        k = load_tile(k_ptr, offs_n, offs_d, S_k, D, stride_ks, stride_kd)  # [BLOCK_N, BLOCK_D]
+        v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd)  # [BLOCK_N, BLOCK_D]
         s = scale * dot(q, tl.trans(k), tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32))  # [BLOCK_M, BLOCK_N]
         dp = dot(do, tl.trans(v), tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32))  # [BLOCK_M, BLOCK_N]
         _, ds = p_and_ds(s, dp, lse[:, None], delta[:, None], offs_n[None, :], last_seen[:, None], True)
@@ -272,7 +273,7 @@ class FlashAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do):
         q, k, v, o, lse = ctx.saved_tensors
-        dq, dk, dv = flash_backward(q, k, v, o, do, lse, ctx.is_causal, ctx.scale, needs=ctx.needs_input_grad[:3])
+        dq, dk, dv = flash_backward(q, k, v, o, do, lse, None, ctx.is_causal, ctx.scale)
         return dq, dk, dv, None, None
 
 
@@ -319,22 +320,19 @@ def flash_forward_descriptor_kernel(
 def backward_once(q, k, v, o, do, lse, is_causal, scale):
     """(dq, dk, dv) by the three kernels of fa_tutorial.backward. delta is summed once, and read by the other two."""
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
-    # Contiguous, as the kernels write; torch.zeros_like(q) would keep the strides of a view.
-    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     if q.numel() == 0 or k.numel() == 0:
         return dq, dk, dv
-    tile = TileConfig(32, 32, 4, 1)
-    fixed = backward.constants(q, is_causal, tile)
-    row_blocks, key_blocks = triton.cdiv(S_q, tile.block_m), triton.cdiv(S_k, tile.block_n)
+    block = 32
+    row_grid, key_grid = (triton.cdiv(S_q, block) * B * H_q,), (triton.cdiv(S_k, block) * B * H_k,)
+    tile = {"BLOCK_M": block, "BLOCK_D": padded_d(D)}
 
     delta = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
-    backward.delta_kernel[(row_blocks * B * H_q,)](
-        o, do, delta, delta, H_q, S_q, D, *o.stride(), *do.stride(), *delta.stride(),
-        HAS_DLSE=False, P_SCALE=fixed["P_SCALE"], BLOCK_M=tile.block_m, BLOCK_D=fixed["BLOCK_D"],
-    )  # fmt: skip
-    sizes = (H_q, H_k, S_q, S_k, D, scale, *q.stride(), *k.stride(), *v.stride(), *do.stride())
-    backward.dkdv_kernel[(key_blocks * B * H_k,)](q, k, v, do, lse, delta, dk, dv, *sizes, **fixed)
-    backward.dq_kernel[(row_blocks * B * H_q,)](q, k, v, do, lse, delta, dq, *sizes, **fixed)
+    backward.delta_kernel[row_grid](heads(o), heads(do), None, delta, H_q, S_q, D, **tile)
+    inputs = heads(q), heads(k), heads(v), heads(do)
+    tile |= {"BLOCK_N": block, "IS_CAUSAL": is_causal}
+    backward.dkdv_kernel[key_grid](*inputs, heads(dk), heads(dv), lse, delta, H_k, S_q, S_k, D, scale, GROUP=H_q // H_k, **tile)
+    backward.dq_kernel[row_grid](*inputs, heads(dq), lse, delta, H_q, H_k, S_q, S_k, D, scale, **tile)
     return dq, dk, dv
 
 

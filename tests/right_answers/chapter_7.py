@@ -247,12 +247,12 @@ class RaisesByItself(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("differentiable once")
         q, k, v, o, lse = ctx.saved_tensors
-        gradients = flash_backward(q, k, v, o, do.contiguous(), lse, *ctx.settings, needs=ctx.needs_input_grad[:3])
+        gradients = flash_backward(q, k, v, o, do.contiguous(), lse, None, *ctx.settings)
         return (*gradients, *[None] * len(ctx.settings))
 
 
 class KeepsItsOptionsInADict(torch.autograd.Function):
-    """The settings in one dict, needs as a list, and the tensors saved in another order."""
+    """The settings in one dict, and the tensors saved in another order."""
 
     @staticmethod
     def forward(ctx, q, k, v, is_causal, scale):
@@ -265,8 +265,7 @@ class KeepsItsOptionsInADict(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_o):
         lse, o, v, k, q = ctx.saved_tensors
-        needs = [ctx.needs_input_grad[i] for i in range(3)]
-        return (*flash_backward(q, k, v, o, grad_o, lse, needs=needs, **ctx.options), None, None)
+        return (*flash_backward(q, k, v, o, grad_o, lse, dlse=None, **ctx.options), None, None)
 
 
 RIGHT_ANSWERS = (

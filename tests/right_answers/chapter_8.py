@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from fa_tutorial import backward
 from fa_tutorial.backward import delta_kernel, dkdv_kernel, dq_kernel, row_delta
-from fa_tutorial.forward import TileConfig
 from fa_tutorial.matmul import tl, triton
+from fa_tutorial.tiles import heads, padded_d
+from fa_tutorial.tuned.autotuning import shared_bytes
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -47,8 +47,8 @@ def fits_tile_by_tile(config, D, itemsize, shared_memory_limit):
     return not q + config.num_stages * (k + v) > shared_memory_limit
 
 
-def fits_by_the_method(config, D, itemsize, limit):
-    return np.bool_(limit - config.shared_bytes(max(triton.next_power_of_2(D), 16), itemsize) >= 0)
+def fits_by_the_package(config, D, itemsize, limit):
+    return np.bool_(2 * limit - itemsize * shared_bytes("forward", config, max(triton.next_power_of_2(D), 16)) >= 0)
 
 
 # ---------------------------------------------------------------- 8.3
@@ -129,50 +129,37 @@ def backward_by_row_delta(q, k, v, o, do, lse, is_causal, scale):
     B, H_q, S_q, D = q.shape
     _, H_k, S_k, _ = k.shape
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    strides = [stride for x in (q, k, v, do) for stride in x.stride()]
-    dq_tile, dkdv_tile = TileConfig(64, 32, 4, 1), TileConfig(32, 64, 4, 1)
+    fixed = {"IS_CAUSAL": is_causal, "BLOCK_D": padded_d(D)}
     dq_kernel[(B * H_q * -(-S_q // 64),)](
-        q, k, v, do, lse, delta, dq, H_q, H_k, S_q, S_k, D, scale, *strides, **backward.constants(q, is_causal, dq_tile)
+        *map(heads, (q, k, v, do, dq)), lse, delta, H_q, H_k, S_q, S_k, D, scale, BLOCK_M=64, BLOCK_N=32, **fixed
     )
     dkdv_kernel[(B * H_k * -(-S_k // 64),)](
-        q, k, v, do, lse, delta, dk, dv, H_q, H_k, S_q, S_k, D, scale, *strides, **backward.constants(q, is_causal, dkdv_tile)
+        *map(heads, (q, k, v, do, dk, dv)), lse, delta, H_k, S_q, S_k, D, scale, GROUP=H_q // H_k, BLOCK_M=32, BLOCK_N=64, **fixed
     )
     return dq, dk, dv
 
 
 def backward_by_names(q, k, v, o, do, lse, is_causal, scale):
-    """Every argument by its name, grids as functions of the tile, delta like lse."""
+    """Every argument by its name, grids as functions of the tile, delta like lse, gradients with the strides of views."""
     B, H_q, S_q, D = q.shape
     H_k, S_k = k.shape[1], k.shape[2]
-    outputs = {f"d{name}_ptr": torch.zeros(x.shape, dtype=x.dtype, device=x.device) for name, x in (("q", q), ("k", k), ("v", v))}
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     if min(B, S_q, S_k) > 0:
         delta = torch.empty_like(lse)
-        fixed = {"P_SCALE": 1.0, "BLOCK_M": 16, "BLOCK_D": max(16, triton.next_power_of_2(D))}
-        strides = {
-            f"stride_{name}{dim}": x.stride(i)
-            for name, x in (("q", q), ("k", k), ("v", v), ("do", do), ("o", o))
-            for i, dim in enumerate("bhsd")
-        }
-        of_do = {name: stride for name, stride in strides.items() if name.startswith(("stride_o", "stride_do"))}
+        fixed = {"BLOCK_M": 16, "BLOCK_D": max(16, triton.next_power_of_2(D))}
         delta_kernel[lambda meta: (triton.cdiv(S_q, meta["BLOCK_M"]) * B * H_q,)](
-            o_ptr=o, do_ptr=do, dlse_ptr=lse, delta_ptr=delta, H_q=H_q, S_q=S_q, D=D, **of_do,
-            stride_dlseb=0, stride_dlseh=0, stride_dlses=0, HAS_DLSE=False, **fixed,
-        )  # fmt: skip
-        shared = {
-            "q_ptr": q, "k_ptr": k, "v_ptr": v, "do_ptr": do, "lse_ptr": lse, "delta_ptr": delta, "H_q": H_q, "H_k": H_k, "S_q": S_q, "S_k": S_k,
-            "D": D, "scale": scale, **{name: stride for name, stride in strides.items() if not name.startswith("stride_o")},
-            "IS_CAUSAL": is_causal, **fixed, "BLOCK_N": 32,
-        }  # fmt: skip
-        dkdv_kernel[lambda meta: (triton.cdiv(S_k, meta["BLOCK_N"]) * B * H_k,)](
-            **shared, dk_ptr=outputs["dk_ptr"], dv_ptr=outputs["dv_ptr"], num_warps=4
+            o=heads(o), do=heads(do), dlse_ptr=None, delta_ptr=delta, H_q=H_q, S_q=S_q, D=D, **fixed
         )
-        dq_kernel[lambda meta: (triton.cdiv(S_q, meta["BLOCK_M"]) * B * H_q,)](**shared, dq_ptr=outputs["dq_ptr"], num_warps=4)
-    return outputs["dq_ptr"], outputs["dk_ptr"], outputs["dv_ptr"]
+        shared = {"q": heads(q), "k": heads(k), "v": heads(v), "do": heads(do), "lse_ptr": lse, "delta_ptr": delta, "H_k": H_k, "S_q": S_q}
+        shared |= {"S_k": S_k, "D": D, "scale": scale, "IS_CAUSAL": is_causal, "BLOCK_N": 32, "num_warps": 4, **fixed}
+        dkdv_kernel[lambda meta: (triton.cdiv(S_k, meta["BLOCK_N"]) * B * H_k,)](dk=heads(dk), dv=heads(dv), GROUP=H_q // H_k, **shared)
+        dq_kernel[lambda meta: (triton.cdiv(S_q, meta["BLOCK_M"]) * B * H_q,)](dq=heads(dq), H_q=H_q, **shared)
+    return dq, dk, dv
 
 
 RIGHT_ANSWERS = (
     ("8.1", tflops_row_by_row), ("8.1", tflops_by_ratio), ("8.1", tflops_in_float32),
-    ("8.2", fits_tile_by_tile), ("8.2", fits_by_the_method),
+    ("8.2", fits_tile_by_tile), ("8.2", fits_by_the_package),
     ("8.3", forward_transposed), ("8.3", forward_two_loops),
     ("8.4", backward_by_row_delta), ("8.4", backward_by_names),
 )  # fmt: skip

@@ -6,25 +6,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fa_tutorial.figures.drawing import (
-    BODY,
-    HEAD,
-    MASKED,
-    TENSOR_COLOUR,
-    arrow,
-    box,
-    canvas,
-    grid,
-    in_drawing_style,
-    number,
-    outline,
-    write,
-)
+from draw.drawing import BODY, HEAD, MASKED, TENSOR_COLOUR, arrow, box, canvas, grid, image, number, outline, write
+from fa_tutorial.matmul import blocked_matmul, grouped_tile, strips_per_wave
 
 # ---------------------------------------------------------------- chapter 2
 
 
-@in_drawing_style
+@image("02_strides.png")
 def draw_strides() -> Figure:
     """One piece of memory, three views of it: a row-major tensor, its transpose, and a column, with their strides."""
     figure, ax = canvas(5.1)
@@ -63,7 +51,7 @@ def draw_hop(ax: Axes, x: float, y: float, length: float, text: str) -> None:
     write(ax, x + length / 2, y - 0.45, text)
 
 
-@in_drawing_style
+@image("02_grid_and_mask.png")
 def draw_grid_and_mask() -> Figure:
     """Ten elements, three programs of four lanes: each lane's offset, and the last two lanes masked off."""
     figure, ax = canvas(4.1)
@@ -98,7 +86,7 @@ def draw_grid_and_mask() -> Figure:
     return figure
 
 
-@in_drawing_style
+@image("02_transpose_tiles.png")
 def draw_transpose_tiles() -> Figure:
     """One tile of x, read at tile (r, c) and stored at tile (c, r) of out; ragged tiles hatched."""
     rows, cols, block_r, block_c = 5, 7, 2, 4
@@ -146,19 +134,12 @@ def draw_transpose_tiles() -> Figure:
 # ---------------------------------------------------------------- chapter 3
 
 
-def example_matrices() -> tuple[torch.Tensor, torch.Tensor]:
-    """Two (4, 4) float32 matrices of small integers."""
-    i, j = torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij")
-    return ((i + j) % 4).float(), ((2 * i + j) % 3).float()
-
-
-@in_drawing_style
+@image("03_block_matmul.png")
 def draw_block_matmul() -> Figure:
     """Tile (0, 1) of c: the row of a's tiles times the column of b's, in two steps over k."""
-    from fa_tutorial.matmul import blocked_matmul  # needs Triton, which the notebooks' plots do not
-
     figure, ax = canvas(4.75)
-    a, b = example_matrices()
+    i = torch.arange(4)
+    a, b = ((i[:, None] + i) % 4).float(), ((2 * i[:, None] + i) % 3).float()
     side, gap, block = 0.4, 0.2, 2
     tile_m, tile_n = 0, 1
     for step in range(2):
@@ -180,8 +161,8 @@ def draw_block_matmul() -> Figure:
 
         for name, x, y, look in (("a", left, y_c, look_a), ("b", x_c, top, look_b), ("c", x_c, y_c, look_c)):
             grid(ax, x, y, 4, 4, side, look)
-            for i in range(4):
-                outline(ax, x + i % 2 * 2 * side, y + i // 2 * 2 * side, 2 * side, 2 * side, line=1.2)
+            for tile in range(4):
+                outline(ax, x + tile % 2 * 2 * side, y + tile // 2 * 2 * side, 2 * side, 2 * side, line=1.2)
             write(ax, x - 0.17 if name != "c" else x + 4 * side + 0.17, y + 2 * side, name, HEAD, weight="bold")
         outline(ax, left + step * 2 * side, y_c + tile_m * 2 * side, 2 * side, 2 * side, line=3)
         outline(ax, x_c + tile_n * 2 * side, top + step * 2 * side, 2 * side, 2 * side, line=3)
@@ -197,11 +178,9 @@ def operand(value: torch.Tensor, in_strip: bool, k_tile: int, step: int, colour:
     return {"text": number(float(value)), "colour": colour, "share": share}
 
 
-@in_drawing_style
+@image("03_program_order.png")
 def draw_program_order() -> Figure:
     """8 x 8 tiles of c by program id, in row order and in groups of 4: what the first wave of 16 programs reads of a and b."""
-    from fa_tutorial.matmul import grouped_tile, strips_per_wave  # needs Triton, which the notebooks' plots do not
-
     tiles, wave, side = 8, 16, 0.41
     figure, ax = canvas(5.0)
     for panel, (group, name) in enumerate(((1, "row order"), (4, "groups of 4 rows"))):
@@ -233,7 +212,7 @@ def strip(ax: Axes, x: float, y: float, width: float, height: float, colour: str
     box(ax, x, y, width, height, colour=colour if is_read else None, share=0.6, hatch=MASKED if is_read else None)
 
 
-@in_drawing_style
+@image("03_skeleton.png")
 def draw_skeleton() -> Figure:
     """(q kᵀ) v by blocks: the tile of q and acc stay on chip, tiles of k and v stream past, the tile of s never leaves."""
     figure, ax = canvas(5.25)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fa_tutorial.barriers import arrive, load, use, wait
-from fa_tutorial.exercises.catalogue import WrongAnswer
+from wrong_answers import WrongAnswer
 
 # ---------------------------------------------------------------- 9.1
 

@@ -10,23 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
+from draw.drawing import BODY, GREY, HEAD, MASKED, TENSOR_COLOUR, WIDTH, arrow, box, canvas, image, number, outline, tint, write
 from fa_tutorial import ledger, softmax
-from fa_tutorial.figures.drawing import (
-    BODY,
-    GREY,
-    HEAD,
-    MASKED,
-    TENSOR_COLOUR,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    in_drawing_style,
-    number,
-    outline,
-    tint,
-    write,
-)
 
 # ---------------------------------------------------------------- chapter 0
 
@@ -45,7 +30,7 @@ PHASES = (
 )  # fmt: skip
 
 
-@in_drawing_style
+@image("00_course_map.png")
 def draw_course_map() -> Figure:
     """Five phases and what follows, left to right: each chapter, and what it hands to the next."""
     figure, ax = canvas(5.35)
@@ -76,7 +61,7 @@ A100_SMS, A100_SHARED_KB = 108, 192  # FA1, section 2.1
 H200_SMS, H200_SHARED_KB = 132, 227  # NVIDIA: SMs, and the shared memory that one block may ask for
 
 
-@in_drawing_style
+@image("00_memory_hierarchy.png")
 def draw_memory_hierarchy() -> Figure:
     """Registers, shared memory, L2, HBM: size and bandwidth on an A100 and an H200, each with its source."""
     figure, ax = canvas(4.75)
@@ -128,7 +113,7 @@ def draw_hbm(ax: Axes, x: float, y: float, tensors: dict[str, str], width: float
     return middles
 
 
-@in_drawing_style
+@image("00_naive_kernels.png")
 def draw_naive_kernels() -> Figure:
     """What three kernels of naive attention, and one fused kernel, read from and write to HBM."""
     figure, ax = canvas(4.3)
@@ -162,7 +147,7 @@ def draw_naive_kernels() -> Figure:
 EXAMPLE = (3.0, 2.0, 5.0, 1.0)
 
 
-@in_drawing_style
+@image("01_online_softmax.png")
 def draw_online_softmax() -> Figure:
     """m and l of x = [3, 2, 5, 1], element by element: the terms of the sum, and the correction where the maximum jumps."""
     figure, ax = canvas(5.7)
@@ -231,7 +216,7 @@ def draw_tree(ax: Axes, left: float, leaves: list[Node], plan: list[tuple[int, i
         places.append((x, y))
 
 
-@in_drawing_style
+@image("01_merge_tree.png")
 def draw_merge_tree() -> Figure:
     """The pairs (m, l) of four elements merged left to right, as a balanced tree, and with an empty part: one result."""
     figure, ax = canvas(4.6, 9.7)

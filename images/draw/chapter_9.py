@@ -1,91 +1,24 @@
-"""The drawings of chapter 9, and the counted timelines behind them: warpgroups on a Hopper multiprocessor, and a ring of stages."""
+"""The drawings of chapter 9: warpgroups on a Hopper multiprocessor, their roles, and a ring of stages."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fa_tutorial.barriers import Action, Event, ring, run
-from fa_tutorial.figures.drawing import BODY, HEAD, WAITS, arrow, box, canvas, in_drawing_style, legend, write
+from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, legend, write
+from fa_tutorial.barriers import LOADS, USE, last_end, ring_timeline
+from fa_tutorial.warpgroups import KEYS, ROWS, Operation, cycles_per_block, matmul_cycles, timeline
 
 # ---------------------------------------------------------------- warpgroups
 
-ROWS, KEYS = 64, 128  # a tile of scores: the rows of a warpgroup, the keys of a block
-TENSOR_FLOPS, EXPONENTIALS = 4096, 16  # of a Hopper SM in a cycle: dense fp16 matmul, and base-2 exponentials
 OPERATIONS = {"s": "q kᵀ of a block", "o": "p v of a block", "exp": "its exponentials"}
 LOOKS = {"s": {"colour": "blue", "share": 0.45}, "o": {"colour": "green", "share": 0.5}, "exp": {"colour": "orange", "share": 0.55}}
-
-
-class Operation(NamedTuple):
-    """kind: one of OPERATIONS; block: of keys, as its warpgroup counts them; start and end in cycles."""
-
-    kind: str
-    warpgroup: int
-    block: int
-    start: int
-    end: int
-
-
-def matmul_cycles(D: int) -> int:
-    """Cycles of one matmul of a tile, ROWS x KEYS x D, with an SM's tensor cores to itself (9.1)."""
-    return 2 * ROWS * KEYS * D // TENSOR_FLOPS
-
-
-def exp_cycles() -> int:
-    """Cycles of a tile's exponentials (9.1)."""
-    return ROWS * KEYS // EXPONENTIALS
-
-
-def timeline(D: int, warpgroups: int = 1, overlap: bool = False, blocks: int = 3) -> list[Operation]:
-    """What the tensor cores and the exponential units of one SM do for each warpgroup, in the order in which it is begun.
-
-    Without `overlap` a warpgroup asks for p v of the last block and q kᵀ of this one, waits for both, and exponentiates. With it, q kᵀ comes
-    first and is waited for, and p v of the last block runs beside the exponentials. Each unit does one thing at a time, for whoever asks first.
-    """
-    pairs = [("s", j, "o", j - 1) if overlap else ("o", j - 1, "s", j) for j in range(1, blocks)]
-    matmuls = [("s", 0), *((kind, j) for a, i, b, k in pairs for kind, j in ((a, i), (b, k))), ("o", blocks - 1)]
-    queues = {
-        (w, unit): list(ops) for w in range(warpgroups) for unit, ops in (("matmul", matmuls), ("exp", [("exp", j) for j in range(blocks)]))
-    }
-    free, done, found = {"matmul": 0, "exp": 0}, {}, []
-    while any(queues.values()):
-        ready = []
-        for (w, unit), queue in queues.items():
-            needed = [(w, kind, j) for kind, j in _needed(*queue[0], overlap)] if queue else []
-            if queue and all(one in done for one in needed):
-                ready.append((max(free[unit], *(done[one] for one in needed), 0), w, unit))
-        start, w, unit = min(ready)
-        kind, block = queues[w, unit].pop(0)
-        free[unit] = done[w, kind, block] = start + (exp_cycles() if unit == "exp" else matmul_cycles(D))
-        found.append(Operation(kind, w, block, start, free[unit]))
-    return found
-
-
-def _needed(kind: str, block: int, overlap: bool) -> list[tuple[str, int]]:
-    """What a warpgroup has waited for before it begins an operation. Nothing comes before block 0."""
-    before = {
-        "s": [("exp", block - 1), ("o", block - 2)],
-        "o": [("exp", block)],
-        "exp": [("s", block), ("o", block - 2 if overlap else block - 1)],
-    }[kind]
-    return [(other, j) for other, j in before if j >= 0]
-
-
-def cycles_per_block(D: int, warpgroups: int = 1, overlap: bool = False) -> float:
-    """Cycles between two blocks of keys, whichever warpgroup's, once the timeline has become regular."""
-    short, long = (max(op.end for op in timeline(D, warpgroups, overlap, blocks)) for blocks in (20, 40))
-    return (long - short) / (20 * warpgroups)
-
-
 INCH, LANE, LANES_LEFT = 0.0016, 0.34, 1.45  # inches: of a cycle, of a lane's height, where time 0 is
 
 
-@in_drawing_style
+@image("09_one_warpgroup.png")
 def draw_one_warpgroup() -> Figure:
     """One warpgroup, three blocks of keys, D = 64 and 128: matmul, wait, softmax, wait (9.2)."""
     figure, ax = canvas(4.05)
@@ -97,7 +30,7 @@ def draw_one_warpgroup() -> Figure:
     return figure
 
 
-@in_drawing_style
+@image("09_overlapped.png")
 def draw_overlapped() -> Figure:
     """The same for D = 64 with p v beside the softmax, with two warpgroups that take turns, and with both (9.3)."""
     figure, ax = canvas(5.6)
@@ -146,19 +79,13 @@ def draw_key(ax: Axes, y: float, more: str = "") -> None:
         x += 2.15
     box(ax, x, y, 0.45, 0.26, **WAITS)
     write(ax, x + 0.55, y + 0.13, "idle", ha="left")
-    write(
-        ax,
-        0.1,
-        y + 0.45,
-        f"counted, in cycles, for {ROWS} rows and {KEYS} keys a block; numbers: blocks of keys{more}",
-        ha="left",
-    )
+    write(ax, 0.1, y + 0.45, f"counted, in cycles, for {ROWS} rows and {KEYS} keys a block; numbers: blocks of keys{more}", ha="left")
 
 
 # ---------------------------------------------------------------- roles
 
 
-@in_drawing_style
+@image("09_roles_and_ring.png")
 def draw_roles_and_ring() -> Figure:
     """A producer warp, a ring of two stages in shared memory with its barriers, two consumer warpgroups."""
     figure, ax = canvas(5.6)
@@ -205,32 +132,8 @@ def draw_roles_and_ring() -> Figure:
 
 # ---------------------------------------------------------------- the ring in time
 
-LOADS, USE, TILES = (1, 1, 4), 2, 9  # units of time: loads in turn, now and then a slow one; the use of a tile
 
-
-def ring_timeline(stages: int, tiles: int = TILES, loads: Sequence[int] = LOADS, uses: Sequence[int] = (USE,)) -> list[Event]:
-    """The finished ring played by the simulator. loads: units of time, in turn; uses: those of each consumer."""
-    from fa_tutorial.exercises import solutions  # needs Triton, which the notebooks' plots do not
-
-    full, empty = ring(stages, len(uses))
-    producer, consumer = solutions.ring_roles(tiles, stages, full, empty)
-    roles = {"producer": _timed(producer(), loads)}
-    names = ["consumer"] if len(uses) == 1 else [f"consumer {c}" for c in range(len(uses))]
-    return run(roles | {name: _timed(consumer(), [units]) for name, units in zip(names, uses, strict=True)})
-
-
-def _timed(actions: Iterable[Action], units: Sequence[int]) -> Iterator[Action]:
-    """The actions, those with a tile taking `units` of time in turn."""
-    turn = itertools.cycle(units)
-    for action in actions:
-        yield action if action.tile is None else dataclasses.replace(action, units=next(turn))
-
-
-def last_end(events: Sequence[Event]) -> int:
-    return max(event.end for event in events)
-
-
-@in_drawing_style
+@image("09_ring_stages.png")
 def draw_ring_stages() -> Figure:
     """The same nine tiles through rings of one, two and three stages, as the simulator plays them."""
     figure, ax = canvas(5.3)

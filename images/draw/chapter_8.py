@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fa_tutorial.figures.drawing import BODY, HEAD, MASKED, WAITS, arrow, box, canvas, in_drawing_style, legend, outline, write
+from draw.drawing import BODY, HEAD, MASKED, WAITS, arrow, box, canvas, image, legend, outline, write
+from fa_tutorial.matmul import grouped_tile
+from fa_tutorial.tiles import TileConfig
+from fa_tutorial.tuned.autotuning import shared_bytes
 
 # ---------------------------------------------------------------- software pipelining
 
@@ -42,7 +45,7 @@ def pipeline(num_stages: int) -> list[Step]:
     return steps
 
 
-@in_drawing_style
+@image("08_pipeline_timeline.png")
 def draw_pipeline_timeline() -> Figure:
     """Loads and work on six tiles of keys for num_stages 1, 2 and 3, and the shared memory of each (8.2)."""
     figure, ax = canvas(7.75)
@@ -111,12 +114,10 @@ def draw_phases(ax: Axes, y: float, steps: list[Step], num_stages: int) -> None:
 
 def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
     """q and the stages of k and v as boxes, as long as they are large, and their sum by (8.2)."""
-    from fa_tutorial.forward import TileConfig  # needs Triton, which the notebooks' plots do not
-
     D, itemsize = 64, 2
     tile = TileConfig(64, 64, 4, num_stages)
     q, stage = tile.block_m * D * itemsize // 1024, 2 * tile.block_n * D * itemsize // 1024
-    total = tile.shared_bytes(D, itemsize)
+    total = shared_bytes("forward", tile, D)
     assert total == (q + num_stages * stage) * 1024
     inch, x = 0.06, LANES_LEFT
     write(ax, 0.1, y + 0.15, "shared memory", ha="left")
@@ -135,7 +136,7 @@ HEAD_COLOURS, HEAD_HATCHES = ("sky", "orange"), (None, "..")
 ROW = 0.0215  # inches
 
 
-@in_drawing_style
+@image("08_flattened_heads.png")
 def draw_flattened_heads() -> Figure:
     """Two heads of 100 rows by tiles of 64: flattened to two dimensions the second tile runs on; with four it ends with its head."""
     figure, ax = canvas(6.4)
@@ -197,9 +198,7 @@ ROW_BLOCKS, HEADS, SMS = 8, 2, 4
 
 
 def programs_in_order(heads_at_once: int, longest_first: bool) -> list[tuple[int, int]]:
-    """(head, row block) of each program in launch order: tuned.forward_kernel's with longest_first (8.4), else chapter 5's."""
-    from fa_tutorial.matmul import grouped_tile  # needs Triton, which the notebooks' plots do not
-
+    """(head, row block) of each program in launch order: tuned.forward's with longest_first (8.4), else chapter 5's."""
     programs = [grouped_tile(pid, HEADS, ROW_BLOCKS, heads_at_once) for pid in range(HEADS * ROW_BLOCKS)]
     return [(head, ROW_BLOCKS - 1 - row if longest_first else row) for head, row in programs]
 
@@ -214,7 +213,7 @@ def schedule(lengths: list[int], workers: int = SMS) -> list[tuple[int, int]]:
     return places
 
 
-@in_drawing_style
+@image("08_order_of_programs.png")
 def draw_order_of_programs() -> Figure:
     """Causal row blocks of two heads numbered in launch order, as they come and longest first, and when four SMs are done with them."""
     figure, ax = canvas(6.4)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from fa_tutorial.exercises.catalogue import WrongAnswer
+from wrong_answers import WrongAnswer
 
 INF = math.inf
 

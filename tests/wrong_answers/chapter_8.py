@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from fa_tutorial import backward
-from fa_tutorial.exercises.catalogue import WrongAnswer
-from fa_tutorial.exercises.wrong import chapter_5
-from fa_tutorial.forward import TileConfig, padded_d, softmax_step
-from fa_tutorial.matmul import tl, triton
+from fa_tutorial.exercises.pieces import tl, triton
+from fa_tutorial.forward import softmax_step
+from fa_tutorial.tiles import Heads, heads, padded_d
+from wrong_answers import WrongAnswer, chapter_5
 
 FLAW = tl.constexpr("")
 
@@ -205,54 +205,52 @@ def _backward(flaw: str) -> Any:
     def backward_once(q, k, v, o, do, lse, is_causal, scale):
         (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
         if flaw == "flash_backward called":
-            return backward.flash_backward(q, k, v, o, do, lse, is_causal, scale)
-        new = torch.empty_like if flaw == "like a view" else lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        dq, dk, dv = new(q), new(k), new(v)
+            return backward.flash_backward(q, k, v, o, do, lse, None, is_causal, scale)
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         if (q.numel() == 0 or k.numel() == 0) and flaw != "empty launched":
             return (dq, dk, dv) if flaw == "empty not zeroed" else (torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v))
-        tile = TileConfig(32, 32, 4, 1)
-        fixed = backward.constants(q, is_causal, tile)
-        if flaw == "D not padded":
-            fixed["BLOCK_D"] = D
-        row_blocks, key_blocks = triton.cdiv(S_q, tile.block_m), triton.cdiv(S_k, tile.block_n)
-        if flaw == "blocks rounded down":
-            row_blocks = S_q // tile.block_m
-
+        rows = {"BLOCK_M": 32, "BLOCK_D": D if flaw == "D not padded" else padded_d(D)}
+        fixed = {**rows, "BLOCK_N": 32, "IS_CAUSAL": is_causal}
+        row_blocks = S_q // 32 if flaw == "blocks rounded down" else triton.cdiv(S_q, 32)
+        key_blocks = triton.cdiv(S_k, 32)
         delta = torch.empty((B, H_q, S_q), dtype=q.dtype if flaw == "delta like q" else torch.float32, device=q.device)
 
         def sum_rows():
-            do_strides = o.stride() if flaw == "strides of do taken from o" else do.stride()
             programs = {"no heads in delta": B, "no batch in delta": H_q}.get(flaw, B * H_q)
-            backward.delta_kernel[(row_blocks * programs,)](
-                o, do, delta, delta, H_q, S_q, D, *o.stride(), *do_strides, *delta.stride(), HAS_DLSE=flaw == "dlse read",
-                P_SCALE=1.0 if flaw == "P_SCALE forgotten" else fixed["P_SCALE"], BLOCK_M=tile.block_m, BLOCK_D=fixed["BLOCK_D"],
-            )  # fmt: skip
+            of_do = Heads(do, o.stride()) if flaw == "strides of do taken from o" else heads(do)
+            dlse = delta if flaw == "dlse read" else None
+            backward.delta_kernel[(row_blocks * programs,)](heads(o), of_do, dlse, delta, H_q, S_q, D, **rows)
 
         used_scale = D**-0.5 if flaw == "scale of its own" else scale
-        sizes = (H_q, H_k, S_q, S_k, D, used_scale, *q.stride(), *k.stride(), *v.stride(), *do.stride())
         dkdv_grid = (key_blocks * B * (H_q if flaw == "query heads in dkdv" else H_k),)
         dq_grid = ((key_blocks if flaw == "key blocks in dq" else row_blocks) * B * H_q,)
-        read = (q, v, k, do, lse) if flaw == "k and v exchanged" else (q, k, v, do, lse)
+        read = [heads(x) for x in ((q, v, k, do) if flaw == "k and v exchanged" else (q, k, v, do))]
+        if flaw == "tensors without strides":
+            read = [q, k, v, do]
+        group = 1 if flaw == "group forgotten" else H_q // H_k
         dq_fixed = {**fixed, "IS_CAUSAL": False} if flaw == "dq not causal" else fixed
 
+        def launch_dkdv():
+            backward.dkdv_kernel[dkdv_grid](*read, heads(dk), heads(dv), lse, delta, H_k, S_q, S_k, D, used_scale, GROUP=group, **fixed)
+
         def launch_dq():
-            backward.dq_kernel[dq_grid](q, k, v, do, lse, delta, dq, *sizes, **dq_fixed)
+            backward.dq_kernel[dq_grid](*read, heads(dq), lse, delta, H_q, H_k, S_q, S_k, D, used_scale, **dq_fixed)
 
         if flaw == "dq before delta":
             launch_dq()
         if flaw == "delta by PyTorch":
-            delta = (o.float() * do.float()).sum(-1) * fixed["P_SCALE"]
+            delta = (o.float() * do.float()).sum(-1)
         else:
             sum_rows()
-        backward.dkdv_kernel[dkdv_grid](*read, delta, dk, dv, *sizes, **fixed)
+        launch_dkdv()
         if flaw == "delta twice":
             sum_rows()
         if flaw == "second delta by PyTorch":
-            delta = (o.float() * do.float()).sum(-1) * fixed["P_SCALE"]
+            delta = (o.float() * do.float()).sum(-1)
         if flaw != "dq before delta":
             launch_dq()
         if flaw == "dk twice":
-            backward.dkdv_kernel[dkdv_grid](*read, delta, dk, dv, *sizes, **fixed)
+            launch_dkdv()
         return (dk, dv, dq) if flaw == "another order" else (dq, dk, dv)
 
     return backward_once
@@ -341,14 +339,14 @@ BACKWARD_FLAWS = {
     "second delta by PyTorch": "dq_kernel reads another delta",
     "dq before delta": "dq_kernel is launched before delta_kernel",
     "delta like q": "delta is float16, want float32",
-    "P_SCALE forgotten": "different P_SCALE",
-    "dlse read": "HAS_DLSE = True",
+    "dlse read": "gets a tensor for dlse_ptr",
+    "tensors without strides": "want heads(q)",
+    "group forgotten": "GROUP = 1, want 3",
     "flash_backward called": "flash_backward launches the kernels here",
     "dk twice": "dkdv_kernel is launched 2 times",
     "another order": "here they come as dk, dv, dq",
     "k and v exchanged": "dkdv_kernel gets v where k belongs",
     "strides of do taken from o": "delta_kernel gets wrong strides for do",
-    "like a view": "is not contiguous",
     "D not padded": "want 16: padded_d(D)",
     "blocks rounded down": "the number of blocks is rounded down",
     "query heads in dkdv": "one program for each query head",

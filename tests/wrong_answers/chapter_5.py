@@ -8,9 +8,10 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from fa_tutorial.exercises.catalogue import WrongAnswer
-from fa_tutorial.forward import load_tile, softmax_step
-from fa_tutorial.matmul import dot, tl, triton
+from fa_tutorial.exercises.pieces import load_tile, tl, triton
+from fa_tutorial.forward import softmax_step
+from fa_tutorial.tiles import dot
+from wrong_answers import WrongAnswer
 
 FLAW = tl.constexpr("")
 
@@ -131,8 +132,8 @@ def _flash(
     offs_m, offs_d = row_block * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     KEYS: tl.constexpr = BLOCK_M if FLAW == "tiles of BLOCK_M keys" else BLOCK_N
     STEP: tl.constexpr = 1 if FLAW == "tile's number for its first key" else BLOCK_M if FLAW == "keys in steps of BLOCK_M" else BLOCK_N
-    MASK_D: tl.constexpr = FLAW != "padded columns not masked"
-    q = load_tile(q_ptr + b * stride_qb + h * stride_qh, offs_m, offs_d, S_q, D, stride_qs, stride_qd, True, MASK_D)
+    cols = D + BLOCK_D if FLAW == "padded columns not masked" else D
+    q = load_tile(q_ptr + b * stride_qb + h * stride_qh, offs_m, offs_d, S_q, cols, stride_qs, stride_qd)
     m = tl.full((BLOCK_M,), 0.0 if FLAW == "m starts at 0" else -1.0e4 if FLAW == "m starts at −1e4" else -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
@@ -141,9 +142,10 @@ def _flash(
         end = tl.cdiv(S_k, BLOCK_N)
     if FLAW == "loop over S_q":
         end = S_q
+    rows = S_k + BLOCK_N if FLAW == "keys not masked in the loads" else S_k
     for start_n in range(0, end, STEP):
         offs_n = start_n + tl.arange(0, KEYS)
-        k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks, True, FLAW != "keys not masked in the loads")
+        k_t = load_tile(k_ptr, offs_d, offs_n, D, rows, stride_kd, stride_ks)
         if FLAW == "k filled with −inf":
             k_t = tl.where((offs_d[:, None] < D) & (offs_n[None, :] < S_k), k_t, -float("inf"))
         s = dot(q, k_t, tl.zeros((BLOCK_M, KEYS), dtype=tl.float32))
@@ -156,7 +158,7 @@ def _flash(
             s = tl.where(offs_n[None, :] < (S_q if FLAW == "scores masked by S_q" else S_k), s, hidden)
         p, m, l, alpha = _step(s, m, l, scale, FLAW)
         offs_v = tl.arange(0, BLOCK_N) if FLAW == "v not advanced" else offs_n
-        v = load_tile(v_ptr, offs_v, offs_d, S_k, D, stride_vs, stride_vd, FLAW != "keys not masked in the loads", True)
+        v = load_tile(v_ptr, offs_v, offs_d, rows, D, stride_vs, stride_vd)
         if FLAW == "v filled with −inf":
             v = tl.where(offs_n[:, None] < S_k, v, -float("inf"))
         if FLAW == "acc not rescaled":
@@ -188,7 +190,7 @@ def _causal(
     k_ptr += b * stride_kb + h * stride_kh
     v_ptr += b * stride_vb + h * stride_vh
     offs_m, offs_d = row_block * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    q = load_tile(q_ptr + b * stride_qb + h * stride_qh, offs_m, offs_d, S_q, D, stride_qs, stride_qd, True, True)
+    q = load_tile(q_ptr + b * stride_qb + h * stride_qh, offs_m, offs_d, S_q, D, stride_qs, stride_qd)
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
@@ -216,7 +218,7 @@ def _causal(
         end = tl.minimum(end, S_k // BLOCK_N * BLOCK_N)
     for start_n in range(0, tl.minimum(end, S_k), BLOCK_N):
         offs_n = start_n + tl.arange(0, BLOCK_N)
-        k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks, True, True)
+        k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks)
         s = scale * dot(q, k_t, tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32))
         seen = offs_n[None, :] <= offs_m[:, None] + diagonal
         if FLAW == "mask by positions in the tile":
@@ -243,7 +245,7 @@ def _causal(
             p, m, l, alpha = softmax_step(s, m, l)
         if FLAW == "mask after exp":
             p = tl.where(seen, p, 0.0)
-        v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd, True, True)
+        v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd)
         acc = dot(p.to(v.dtype), v, acc * alpha[:, None])
     if FLAW != "dead rows divided by 0":
         l = tl.where(l == 0.0, 1.0, l)
@@ -276,13 +278,13 @@ def _gqa(
     k_ptr += b * stride_kb + h_k * stride_kh
     v_ptr += b * stride_vb + h_v * stride_vh
     offs_m, offs_d = row_block * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    q = load_tile(q_ptr + b * stride_qb + h * stride_qh, offs_m, offs_d, S_q, D, stride_qs, stride_qd, True, True)
+    q = load_tile(q_ptr + b * stride_qb + h * stride_qh, offs_m, offs_d, S_q, D, stride_qs, stride_qd)
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     for start_n in range(0, S_k, BLOCK_N):
         offs_n = start_n + tl.arange(0, BLOCK_N)
-        k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks, True, True)
+        k_t = load_tile(k_ptr, offs_d, offs_n, D, S_k, stride_kd, stride_ks)
         s = scale * dot(q, k_t, tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32))
         if FLAW != "padded keys score 0":
             s = tl.where(offs_n[None, :] < S_k, s, -1.0e4 if FLAW == "padded keys score −1e4" else -float("inf"))
@@ -291,7 +293,7 @@ def _gqa(
             lse_tile = tl.max(s, axis=1) + tl.log(l_tile)
             tl.store(lse_ptr + batch_head * S_q + offs_m, lse_tile, mask=offs_m < S_q)
         p, m, l, alpha = softmax_step(s, m, l)
-        v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd, True, True)
+        v = load_tile(v_ptr, offs_n, offs_d, S_k, D, stride_vs, stride_vd)
         acc = dot(p.to(v.dtype), v, acc * alpha[:, None])
     l_or_one = l if FLAW == "no key gives NaN" else tl.where(l == 0.0, 1.0, l)
     o = acc / l_or_one[:, None]

@@ -9,10 +9,10 @@ import math
 
 import torch
 
-from fa_tutorial.forward import TileConfig
 from fa_tutorial.hardware import require_triton
+from fa_tutorial.tiles import TileConfig
 
-triton = require_triton("Chapter 8's experiments (fa_tutorial.bench.experiments)")
+triton = require_triton("Chapter 8's experiments (fa_tutorial.tuned.experiments)")
 import triton.language as tl  # noqa: E402
 
 

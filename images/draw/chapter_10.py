@@ -6,22 +6,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from draw.drawing import BODY, HEAD, MASKED, WIDTH, arrow, box, canvas, grid, image, legend, number, outline, write
 from fa_tutorial import softmax
-from fa_tutorial.figures.drawing import (
-    BODY,
-    HEAD,
-    MASKED,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    grid,
-    in_drawing_style,
-    legend,
-    number,
-    outline,
-    write,
-)
 
 # ---------------------------------------------------------------- the map of the repository
 
@@ -46,15 +32,15 @@ REPOSITORY = (
         ("flash_bwd_kernel.h", "compute_dq_dk_dv_1colblock", "dkdv_kernel, dq_kernel; 7"),
     )),
     ("hopper/", "orange", (
-        ("mainloop_fwd_sm90_….hpp", "load, mma", "hopper.producer, consumer; 9"),
+        ("mainloop_fwd_sm90_….hpp", "load, mma", "producer, consumer; 9"),
     )),
     ("flash_attn/cute/", "purple", (
-        ("flash_fwd_sm90.py, …sm100.py", "the same in Python", "hopper.forward_kernel; 9"),
+        ("flash_fwd_sm90.py, …sm100.py", "the same in Python", "forward_kernel; 9"),
     )),
 )  # fmt: skip
 
 
-@in_drawing_style
+@image("10_repository_map.png")
 def draw_repository_map() -> Figure:
     """The files of the official repository in reading order, each with what to look for, and the course's function and chapters beside it."""
     tall = 0.37
@@ -85,7 +71,7 @@ VALUES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0)
 SPLITS = 4
 
 
-@in_drawing_style
+@image("10_split_kv.png")
 def draw_split_kv() -> Figure:
     """One query with D = 1 and eight keys in four parts: (o, lse) of each by a program of its own, and their sum by (10.2)."""
     figure, ax = canvas(4.75)
@@ -120,22 +106,10 @@ def draw_split_kv() -> Figure:
 # ---------------------------------------------------------------- windows
 
 S, BLOCK, SIDE = 16, 4, 0.168
-WINDOWS = ((-1, 0), (7, 0), (7, 3))  # (left, right); −1 is no limit
+WINDOWS = ((-1, 0), (7, 0), (7, 3))  # (left, right); a left of −1 is no limit
 
 
-def window_mask(S_q: int, S_k: int, left: int, right: int) -> torch.Tensor:
-    """(S_q, S_k) booleans: key j is seen by query i from `left` before to `right` after i + S_k − S_q; a negative bound is none."""
-    middle = torch.arange(S_q)[:, None] + S_k - S_q
-    j = torch.arange(S_k)[None, :]
-    seen = torch.ones(S_q, S_k, dtype=torch.bool)
-    if left >= 0:
-        seen &= j >= middle - left
-    if right >= 0:
-        seen &= j <= middle + right
-    return seen
-
-
-@in_drawing_style
+@image("10_window_tiles.png")
 def draw_window_tiles() -> Figure:
     """Tiles of three windows, whole, masked and skipped: causal alone, seven keys back, and seven back with three ahead."""
     figure, ax = canvas(4.3)
@@ -152,7 +126,8 @@ def draw_window_tiles() -> Figure:
 
 def draw_window(ax: Axes, x: float, top: float, left: int, right: int) -> None:
     """The S x S elements of one window in tiles of BLOCK x BLOCK, and how many tiles of each kind there are."""
-    seen = window_mask(S, S, left, right)
+    ahead = torch.arange(S) - torch.arange(S)[:, None]
+    seen = (ahead <= right) & ((left < 0) | (ahead >= -left))
     tiles = seen.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK))  # [row block, row, key block, key]
     whole, touched = tiles.all(dim=3).all(dim=1), tiles.any(dim=3).any(dim=1)
 

@@ -9,8 +9,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fa_tutorial import algorithm, ledger, reference
-from fa_tutorial.figures.drawing import (
+from draw.drawing import (
     BODY,
     DARK,
     GREY,
@@ -22,12 +21,13 @@ from fa_tutorial.figures.drawing import (
     box,
     canvas,
     grid,
-    in_drawing_style,
+    image,
     legend,
     number,
     outline,
     write,
 )
+from fa_tutorial import algorithm, ledger, reference
 
 # ---------------------------------------------------------------- chapter 4
 
@@ -35,7 +35,7 @@ BLOCKS = 4  # of queries, and of keys, in draw_two_loop_orders
 NOW = 6  # the step at hand, of BLOCKS² counted from 1
 
 
-@in_drawing_style
+@image("04_two_loop_orders.png")
 def draw_two_loop_orders() -> Figure:
     """FA1 goes down the columns of tiles, FA2 along the rows: the order of visits, and what each reads and writes when."""
     figure, ax = canvas(5.75)
@@ -107,7 +107,7 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
         arrow(ax, (x_out - 0.5, middle - side), (x_out, middle - side), "vermilion", dashed=True)
 
 
-@in_drawing_style
+@image("04_causal_tiles.png")
 def draw_causal_tiles() -> Figure:
     """Tiles under the causal mask, whole, masked and skipped, with (full, end) of each row block: S_q = S_k, S_q < S_k, S_q > S_k."""
     figure, ax = canvas(4.6)
@@ -218,7 +218,7 @@ def draw_scores(ax: Axes, x: float, base: float, wide: float, keys: range, m: fl
         write(ax, end + 0.1, base - m * unit, f"m = {number(m)}", ha="left", weight="bold")
 
 
-@in_drawing_style
+@image("04_running_state.png")
 def draw_running_state() -> Figure:
     """One query's m, l and acc over three blocks of keys, side by side: before, alpha, after."""
     figure, ax = canvas(7.1)
@@ -247,7 +247,7 @@ def draw_running_state() -> Figure:
     return figure
 
 
-@in_drawing_style
+@image("04_running_state.gif")
 def animate_running_state() -> list[Figure]:
     """The frames of draw_running_state's example: nothing seen yet, one for each block of keys, and the division."""
     steps, o, lse = running_steps()
@@ -291,7 +291,7 @@ def state_frame(title: str, keys: range, m: float, changes: list[tuple[str, str,
     return figure
 
 
-@in_drawing_style
+@image("04_memory_of_states.png")
 def draw_memory_of_states() -> Figure:
     """What FA2's inner loop keeps in HBM and what on the chip, with shapes and sizes, and what moves between them when."""
     figure, ax = canvas(6.0)
@@ -344,7 +344,7 @@ def readable(size: int) -> str:
 # ---------------------------------------------------------------- chapter 5
 
 
-@in_drawing_style
+@image("05_grid.png")
 def draw_grid() -> Figure:
     """Row blocks of two heads as a 2-D table, and the same programs in one row by their program id."""
     figure, ax = canvas(5.0)
@@ -384,7 +384,7 @@ def draw_grid() -> Figure:
     return figure
 
 
-@in_drawing_style
+@image("05_two_loops.png")
 def draw_two_loops() -> Figure:
     """Two row blocks under the causal mask: key blocks in the loop without a mask, in the loop with it, and never touched."""
     figure, ax = canvas(5.9)
@@ -436,7 +436,7 @@ def draw_loops_of(ax: Axes, top: float, row_block: int, S: int, block_m: int, bl
             write(ax, (x0 + x1) / 2, y + 0.24, f"{span}: {name}")
 
 
-@in_drawing_style
+@image("05_over_the_end.png")
 def draw_over_the_end() -> Figure:
     """Two heads stored one after another: the last tile of the first runs into the second, unless the mask stops it."""
     figure, ax = canvas(5.6)
@@ -480,7 +480,7 @@ def draw_over_the_end() -> Figure:
     return figure
 
 
-@in_drawing_style
+@image("05_gqa.png")
 def draw_gqa() -> Figure:
     """Six query heads on two key heads: which key head each reads."""
     figure, ax = canvas(3.9)

@@ -6,24 +6,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from draw.chapters_4_5 import readable, tensor_bytes
+from draw.drawing import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR, arrow, box, canvas, grid, image, legend, number, outline, write
 from fa_tutorial import algorithm, ledger, reference
-from fa_tutorial.figures.chapters_4_5 import readable, tensor_bytes
-from fa_tutorial.figures.drawing import (
-    BODY,
-    HEAD,
-    MASKED,
-    SMALL,
-    TENSOR_COLOUR,
-    arrow,
-    box,
-    canvas,
-    grid,
-    in_drawing_style,
-    legend,
-    number,
-    outline,
-    write,
-)
 
 
 def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: str, **look) -> None:
@@ -42,7 +27,7 @@ def notes(ax: Axes, x: float, y: float, lines: tuple[str, ...], step: float = 0.
 # ---------------------------------------------------------------- chapter 6
 
 
-@in_drawing_style
+@image("06_vector_jacobian.png")
 def draw_vector_jacobian() -> Figure:
     """x → f → g → loss: Jacobians as rectangles that are never built, and the vectors that autograd hands from node to node."""
     figure, ax = canvas(5.75)
@@ -99,7 +84,7 @@ def power_of_two(value: int) -> str:
     return "2" + str(exponent).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-@in_drawing_style
+@image("06_softmax_jacobian.png")
 def draw_softmax_jacobian() -> Figure:
     """ds of one row of softmax twice: by the matrix diag(p) − p pᵀ, and by one sum and one product."""
     figure, ax = canvas(5.05)
@@ -168,7 +153,7 @@ def draw_by_sum(ax: Axes, top: float, p: torch.Tensor, dp: torch.Tensor, ds: tor
     write(ax, left + 1.3, y + 3 * (tall + 0.04) + 0.13, f"their sum: {digits(total)}", ha="left", weight="bold")
 
 
-@in_drawing_style
+@image("06_data_flow.png")
 def draw_data_flow() -> Figure:
     """Attention forward and backward as a graph: what is kept, what is computed again, and the five matmuls of backward."""
     figure, ax = canvas(6.55)
@@ -229,7 +214,7 @@ LOOP_SHAPE = {"block_m": 3, "block_n": 2, "S_q": 15, "S_k": 16}
 TILE_LOOKS = {"whole": {"colour": "sky"}, "masked": {"colour": "orange", "hatch": MASKED}, "skipped": {}}
 
 
-@in_drawing_style
+@image("06_two_loops.png")
 def draw_two_loops() -> Figure:
     """The tiles twice: a block of keys stays and the queries stream past, for dk and dv; a block of queries stays, for dq."""
     figure, ax = canvas(6.25)
@@ -305,7 +290,7 @@ def draw_way_right(ax: Axes, x: float, y: float, wide: float, tall: float, fixed
     box(ax, right + 0.1, y + fixed * tall, 0.45, tall, "dq", "blue", share=0.6, size=BODY, weight="bold")
 
 
-@in_drawing_style
+@image("06_atomics.png")
 def draw_atomics() -> Figure:
     """One loop in place of two: programs of several key blocks add to one tile of dq, with and without atomic adds, in two orders."""
     figure, ax = canvas(5.95)
@@ -357,7 +342,7 @@ def draw_two_orders(ax: Axes, left: float, top: float) -> None:
     write(ax, left, top + 2.5, "both right within rounding, and not the same bits", ha="left")
 
 
-@in_drawing_style
+@image("06_training_memory.png")
 def draw_training_memory() -> Figure:
     """What one layer keeps from forward to backward, naive against flash, at three lengths, each panel to its own scale."""
     figure, ax = canvas(5.3)
@@ -394,7 +379,7 @@ def draw_memory_panel(ax: Axes, top: float, S: int, one: int, p: int, flash: int
         write(ax, x + 0.1, y + tall / 2, text, BODY, ha="left", weight="bold")
 
 
-@in_drawing_style
+@image("06_five_and_seven.png")
 def draw_five_and_seven() -> Figure:
     """The five matmuls of one loop and the seven of two, and what share of the seven is useful."""
     figure, ax = canvas(5.0)
@@ -432,7 +417,7 @@ def draw_matmuls(ax: Axes, left: float, top: float, title: str, names: tuple[str
 # ---------------------------------------------------------------- chapter 7
 
 
-@in_drawing_style
+@image("07_transposed_tile.png")
 def draw_transposed_tile() -> Figure:
     """One piece of memory read as a tile and as its transpose, and the tile of scores that either way makes."""
     figure, ax = canvas(7.1)
@@ -485,7 +470,7 @@ def draw_scores_either_way(ax: Axes, top: float) -> None:
     write(ax, 0.1, 6.85, "with s_t come p_t and ds_t: dv += p_t do and dk += ds_t q need no transpose of a computed tile", ha="left")
 
 
-@in_drawing_style
+@image("07_kernels.png")
 def draw_kernels() -> Figure:
     """The three kernels of backward in order: what streams past a program, what it holds, what it writes."""
     figure, ax = canvas(5.9)
@@ -532,7 +517,7 @@ def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], *
         tensor_box(ax, left + i % 2 * 0.72, middle - lines * 0.22 + i // 2 * 0.44, 0.66, 0.38, name, **{"size": SMALL, **look})
 
 
-@in_drawing_style
+@image("07_group_sum.png")
 def draw_group_sum() -> Figure:
     """Backward of six query heads on two key heads: each key head's program sums over the query heads that it serves."""
     figure, ax = canvas(4.6)

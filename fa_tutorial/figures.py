@@ -1,38 +1,33 @@
-"""The look of the notebooks' own plots, and the roofline."""
+"""The look of the notebooks' own plots, the course's colours, and the roofline. What draws images/ is in images/draw."""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
-import matplotlib
+import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 
 from fa_tutorial import ledger
-from fa_tutorial.arguments import check_positive
-from fa_tutorial.figures.drawing import COLOURS, GREY, SMALL
+
+# Okabe and Ito (2008): readers with any colour vision tell them apart.
+COLOURS = {
+    "blue": "#0072B2",
+    "vermilion": "#D55E00",
+    "green": "#009E73",
+    "orange": "#E69F00",
+    "purple": "#CC79A7",
+    "sky": "#56B4E9",
+    "black": "#000000",
+    "yellow": "#F0E442",  # last: too pale for a line on white, good for an area
+}
+GREY = "#999999"
 
 
 def style() -> None:
-    """Set matplotlib's defaults for a notebook's plots. Lines differ in dash as well as in colour."""
-    lines = ["-", "--", "-.", ":", (0, (8, 1)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1))]
-    matplotlib.rcParams.update(
-        {
-            "figure.figsize": (7, 3.6),
-            "figure.dpi": 110,
-            "figure.facecolor": "white",
-            "figure.constrained_layout.use": True,
-            "font.size": 11,
-            "axes.grid": True,
-            "axes.axisbelow": True,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.prop_cycle": matplotlib.cycler(color=list(COLOURS.values())[: len(lines)], linestyle=lines),
-            "grid.color": "#DDDDDD",
-            "grid.linewidth": 0.8,
-            "legend.frameon": False,
-        }
-    )
+    """Set matplotlib's defaults for a notebook's plots: fa_tutorial.mplstyle."""
+    plt.style.use(Path(__file__).with_name("fa_tutorial.mplstyle"))
 
 
 def roofline(ax: Axes, peak_flops: float, bandwidth: float, points: dict[str, tuple[float, float]]) -> None:
@@ -40,7 +35,7 @@ def roofline(ax: Axes, peak_flops: float, bandwidth: float, points: dict[str, tu
 
     peak_flops and flops in FLOP/s, bandwidth in byte/s, intensity in FLOP/byte, all above 0. The y axis is in TFLOP/s.
     """
-    ridge = check_positive("peak_flops", peak_flops) / check_positive("bandwidth", bandwidth)
+    ridge = peak_flops / bandwidth
     intensities = [ridge, *(intensity for intensity, _ in points.values())]
     low, high = min(intensities) / 4, max(intensities) * 8
     corners = [low, ridge, high]  # straight lines on log-log axes
@@ -63,7 +58,7 @@ def roofline(ax: Axes, peak_flops: float, bandwidth: float, points: dict[str, tu
 def place_label(ax: Axes, text: str, point: tuple[float, float], others: list[Text]) -> Text:
     """Write `text` beside `point` (data coordinates), at the first of six places that is inside the axes and free of `others`."""
     frame, taken = ax.get_window_extent(), [other.get_window_extent() for other in others]
-    label = ax.annotate(text, point, xytext=(0, 0), textcoords="offset points", va="center", fontsize=SMALL)
+    label = ax.annotate(text, point, xytext=(0, 0), textcoords="offset points", va="center")
     label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # a label may lie on the ridge's line
     for dx, dy in ((9, -9), (9, 9), (-9, 9), (-9, -9), (9, -25), (-9, 25)):
         label.set(position=(dx, dy), ha="left" if dx > 0 else "right")

@@ -12,10 +12,9 @@ from torch.autograd.function import once_differentiable
 
 from fa_tutorial import reference
 from fa_tutorial.backward import flash_backward
-from fa_tutorial.exercises.catalogue import WrongAnswer
-from fa_tutorial.exercises.wrong import chapter_5
-from fa_tutorial.forward import flash_forward, load_tile
-from fa_tutorial.matmul import tl, triton
+from fa_tutorial.exercises.pieces import load_tile, tl, triton
+from fa_tutorial.forward import flash_forward
+from wrong_answers import WrongAnswer, chapter_5
 
 FLAW = tl.constexpr("")
 
@@ -45,9 +44,9 @@ def _delta(
     if FLAW == "last stride of do forgotten":
         stride_dod = 1
     offs_m, offs_d = row_block * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    MASK_D: tl.constexpr = FLAW != "columns not masked"
-    o = load_tile(o_ptr + b * stride_ob + h * stride_oh, offs_m, offs_d, S_q, D, stride_os, stride_od, True, MASK_D)
-    do = load_tile(do_ptr + b * stride_dob + h * stride_doh, offs_m, offs_d, S_q, D, stride_dos, stride_dod, True, MASK_D)
+    cols = D + BLOCK_D if FLAW == "columns not masked" else D
+    o = load_tile(o_ptr + b * stride_ob + h * stride_oh, offs_m, offs_d, S_q, cols, stride_os, stride_od)
+    do = load_tile(do_ptr + b * stride_dob + h * stride_doh, offs_m, offs_d, S_q, cols, stride_dos, stride_dod)
     if FLAW == "o by itself":
         do = o
     product = o.to(tl.float32) * do.to(tl.float32)
@@ -307,8 +306,7 @@ def _function(flaw: str) -> Any:
     class FlashAttention(torch.autograd.Function):
         @staticmethod
         def forward(ctx, q, k, v, is_causal, scale):
-            forward_scale = None if flaw == "scale ignored" else scale
-            o, lse = flash_forward(q, k, v, is_causal, forward_scale)
+            o, lse = flash_forward(q, k, v, is_causal, q.shape[-1] ** -0.5 if flaw == "scale ignored" else scale)
             if flaw == "forward run again":
                 ctx.save_for_backward(q, k, v)
             elif flaw == "matrix saved":
@@ -336,17 +334,12 @@ def _function(flaw: str) -> Any:
             else:
                 q, k, v, o, lse = ctx.saved_tensors[:5]
             is_causal = False if flaw == "is_causal not passed" else ctx.is_causal
-            scale = None if flaw == "scale not passed" else ctx.scale
-            needs = (True, True, True) if flaw in ("all gradients computed", "gradients dropped afterwards") else ctx.needs_input_grad[:3]
+            scale = q.shape[-1] ** -0.5 if flaw == "scale not passed" else ctx.scale
             if flaw == "gradient of ones":
                 do = torch.ones_like(o)
             if flaw == "do.view":
                 do = do.view(-1).view(o.shape)
-            dq, dk, dv = flash_backward(q, k, v, o, do, lse, is_causal, scale, needs=needs)
-            if flaw == "gradients dropped afterwards":
-                dq, dk, dv = (x if need else None for x, need in zip((dq, dk, dv), ctx.needs_input_grad[:3], strict=True))
-            if flaw == "zeros for None":
-                dq, dk, dv = (torch.zeros_like(x) if given is None else given for x, given in ((q, dq), (k, dk), (v, dv)))
+            dq, dk, dv = flash_backward(q, k, v, o, do, lse, None, is_causal, scale)
             if flaw == "do changed":
                 do.zero_()
             if flaw == "ctx emptied":
@@ -463,9 +456,6 @@ FUNCTION_FLAWS = {
     "lse returned": "forward returns 2 values",
     "is_causal not passed": "is_causal does not reach flash_backward",
     "scale not passed": "scale does not reach flash_backward",
-    "all gradients computed": "are computed though only q asks",
-    "gradients dropped afterwards": "dkdv_kernel runs for nothing",
-    "zeros for None": "dk and dv are returned though only q asks",
     "forward run again": "less is saved than q, k, v, o and lse",
     "gradient of ones": "do does not reach flash_backward",
     "do.view": "do a (B, S, H, D) tensor seen as",

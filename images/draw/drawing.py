@@ -1,29 +1,17 @@
-"""What every drawing is made of: the canvas, boxes, arrows and text, in the course's colours."""
+"""What every drawing is made of: the canvas, boxes, arrows and text, in the course's colours. Coordinates are inches from the top left."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
-import matplotlib
-import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-COLOURS = {
-    "blue": "#0072B2",
-    "vermilion": "#D55E00",
-    "green": "#009E73",
-    "orange": "#E69F00",
-    "purple": "#CC79A7",
-    "sky": "#56B4E9",
-    "black": "#000000",
-    "yellow": "#F0E442",  # last: too pale for a line on white, good for an area
-}
-GREY = "#999999"
+from fa_tutorial.figures import COLOURS, GREY
+
 DARK = "#444444"
 TENSOR_COLOUR = {"q": "blue", "k": "orange", "v": "green", "s": "yellow", "p": "yellow", "o": "purple"}  # acc is o in the making
 
@@ -33,18 +21,17 @@ SMALL, BODY, HEAD = 11, 12, 13  # points
 MASKED = "////"  # hatching of what a mask leaves out
 WAITS = {"hatch": MASKED}  # somebody who has nothing to do
 
-DRAWING_STYLE = {"font.family": "DejaVu Sans", "hatch.linewidth": 0.8, "text.hinting": "force_autohint", "text.usetex": False}
+IMAGES: dict[str, Callable] = {}  # what draws each file of images/: a figure for a PNG, a list of frames for a GIF
 
 
-def in_drawing_style(draw: Callable) -> Callable:
-    """Run `draw` under DRAWING_STYLE alone, whatever the reader's matplotlib settings are."""
+def image(name: str) -> Callable:
+    """Register a function as the one that draws images/<name>."""
 
-    @functools.wraps(draw)
-    def wrapper(*args, **kwargs):
-        with matplotlib.style.context(["default", DRAWING_STYLE]):
-            return draw(*args, **kwargs)
+    def register(function: Callable) -> Callable:
+        IMAGES[name] = function
+        return function
 
-    return wrapper
+    return register
 
 
 def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:

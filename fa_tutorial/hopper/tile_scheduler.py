@@ -1,0 +1,59 @@
+"""Which work tile comes when: CONSUMERS · ROWS rows of one head and the blocks of keys that they see."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fa_tutorial.hardware import require_triton
+from fa_tutorial.matmul import grouped_tile
+
+require_triton("Chapter 9 (fa_tutorial.hopper)")
+from triton.experimental import gluon  # noqa: E402
+from triton.experimental.gluon import language as gl  # noqa: E402
+
+ROWS = gl.constexpr(64)  # of q that one consumer keeps: what one wgmma takes
+grouped_tile_in_gluon = gluon.jit(grouped_tile)
+
+
+class Sizes(NamedTuple):
+    """heads = B · H_q; row_blocks of CONSUMERS · ROWS rows each; heads_at_once: heads whose work tiles alternate (8.4)."""
+
+    H_q: object
+    H_k: object
+    S_q: object
+    S_k: object
+    heads: object
+    row_blocks: object
+    heads_at_once: object
+
+
+@gluon.jit
+def sizes_of(q_desc, k_desc, heads_at_once, CONSUMERS: gl.constexpr):
+    B, H_q, S_q = q_desc.shape[0], q_desc.shape[1], q_desc.shape[2]
+    row_blocks = gl.cdiv(S_q, CONSUMERS * ROWS)
+    return Sizes(H_q, k_desc.shape[1], S_q, k_desc.shape[2], B * H_q, row_blocks, min(B * H_q, heads_at_once))
+
+
+@gluon.jit
+def work_tile(i, sizes, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, LONGEST_FIRST: gl.constexpr, IS_CAUSAL: gl.constexpr):
+    """Work tile i: (batch_head, start_m, end_m, key_blocks), where key_blocks, at least one, are those that its last row sees.
+
+    Its rows are start_m … end_m − 1, ROWS for each consumer. Row blocks are counted from the last row on: the one that has fewer than
+    CONSUMERS · ROWS rows is then the first, which under a causal mask is the shortest.
+    """
+    batch_head, row_block = grouped_tile_in_gluon(i, sizes.heads, sizes.row_blocks, sizes.heads_at_once)
+    after = row_block if LONGEST_FIRST else sizes.row_blocks - 1 - row_block
+    end_m = (gl.cdiv(sizes.S_q, ROWS) - after * CONSUMERS) * ROWS
+    start_m = max(end_m - CONSUMERS * ROWS, 0)
+    end_n = sizes.S_k
+    if IS_CAUSAL:
+        end_n = min(end_m, sizes.S_q) + sizes.S_k - sizes.S_q
+    return batch_head, start_m, end_m, max(gl.cdiv(end_n, BLOCK_N), 1)
+
+
+@gluon.jit
+def next_work_tile(i, counter_ptr, COUNTER: gl.constexpr):
+    """The number of this program's next work tile. COUNTER: the next number of the counter, so that whoever is done takes it."""
+    if COUNTER:
+        i = gl.atomic_add(counter_ptr, 1)
+    return i + gl.num_programs(0)

@@ -1,0 +1,72 @@
+"""Chapter 9: cycles counted on one Hopper multiprocessor, whose tensor cores and exponential units one warpgroup or two keep busy."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ROWS, KEYS = 64, 128  # a tile of scores: the rows of a warpgroup, the keys of a block
+TENSOR_FLOPS, EXPONENTIALS = 4096, 16  # of a Hopper SM in a cycle: dense fp16 matmul, and base-2 exponentials
+
+
+class Operation(NamedTuple):
+    """kind: "s" for q kᵀ, "o" for p v, "exp" for the exponentials; block: of keys, as its warpgroup counts them; start and end in cycles."""
+
+    kind: str
+    warpgroup: int
+    block: int
+    start: int
+    end: int
+
+
+def matmul_cycles(D: int) -> int:
+    """Cycles of one matmul of a tile, ROWS x KEYS x D, with an SM's tensor cores to itself (9.1)."""
+    return 2 * ROWS * KEYS * D // TENSOR_FLOPS
+
+
+def exp_cycles() -> int:
+    """Cycles of a tile's exponentials (9.1)."""
+    return ROWS * KEYS // EXPONENTIALS
+
+
+def timeline(D: int, warpgroups: int = 1, overlap: bool = False, blocks: int = 3) -> list[Operation]:
+    """What the tensor cores and the exponential units of one SM do for each warpgroup, in the order in which they begin it.
+
+    Without `overlap` a warpgroup issues p v of the last block and q kᵀ of this one, waits for both, and exponentiates. With it, the warpgroup
+    issues q kᵀ first and waits for that alone, so p v of the last block runs beside the exponentials. A unit does one thing at a time, and
+    serves whoever asks first.
+    """
+    matmuls = [("s", 0)]
+    for j in range(1, blocks):
+        matmuls += [("s", j), ("o", j - 1)] if overlap else [("o", j - 1), ("s", j)]
+    matmuls.append(("o", blocks - 1))
+    queues = {}
+    for w in range(warpgroups):
+        queues[w, "matmul"], queues[w, "exp"] = list(matmuls), [("exp", j) for j in range(blocks)]
+    free, done, found = {"matmul": 0, "exp": 0}, {}, []
+    while any(queues.values()):
+        ready = []
+        for (w, unit), queue in queues.items():
+            needed = [(w, kind, j) for kind, j in _needed(*queue[0], overlap)] if queue else []
+            if queue and all(one in done for one in needed):
+                ready.append((max(free[unit], *(done[one] for one in needed), 0), w, unit))
+        start, w, unit = min(ready)
+        kind, block = queues[w, unit].pop(0)
+        free[unit] = done[w, kind, block] = start + (exp_cycles() if unit == "exp" else matmul_cycles(D))
+        found.append(Operation(kind, w, block, start, free[unit]))
+    return found
+
+
+def _needed(kind: str, block: int, overlap: bool) -> list[tuple[str, int]]:
+    """The operations that must be done before this one can begin. Nothing comes before block 0."""
+    before = {
+        "s": [("exp", block - 1), ("o", block - 2)],
+        "o": [("exp", block)],
+        "exp": [("s", block), ("o", block - 2 if overlap else block - 1)],
+    }[kind]
+    return [(other, j) for other, j in before if j >= 0]
+
+
+def cycles_per_block(D: int, warpgroups: int = 1, overlap: bool = False) -> float:
+    """Cycles between two blocks of keys, whichever warpgroup's, once the timeline has become regular."""
+    short, long = (max(op.end for op in timeline(D, warpgroups, overlap, blocks)) for blocks in (20, 40))
+    return (long - short) / (20 * warpgroups)

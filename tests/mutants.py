@@ -1,0 +1,83 @@
+"""Broken copies of kernels, which show that the tests would see the mistake: a jitted function with one of its statements changed."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import inspect
+import itertools
+import linecache
+import textwrap
+import types
+
+import pytest
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from fa_tutorial.tuned import launching
+
+_numbers = itertools.count()
+
+
+def put_in(monkeypatch: pytest.MonkeyPatch, module: types.ModuleType, kernel: str, *change: str) -> None:
+    """`module` launches a mutant of `kernel` until the test ends. change: where, statement and new, as mutant takes them."""
+    own = getattr(module, kernel)
+    tuned = isinstance(own, Autotuner)
+    broken = mutant(own.fn if tuned else own, *change)
+    monkeypatch.setattr(module, kernel, types.SimpleNamespace(fn=broken) if tuned else broken)
+    monkeypatch.setattr(launching, "_prepared", {})  # what is kept launches the right kernel
+
+
+def mutant(function, where: str | None = None, statement: str = "", new: str = ""):
+    """A copy of the jitted `function` and of all that it calls; in the one whose name is `where`, `statement` is changed to `new`.
+
+    statement: what it assigns to ("p", "m, l"), calls ("tl.store"), or begins with ("return", "if MASK", "for start_n"); what is changed is the
+    value, the call, the condition or the range. "p 2" is the second such statement; without a number there has to be one alone.
+    """
+    found = []
+
+    def copy(function):
+        names = dict(function.fn.__globals__)
+        [definition] = ast.parse(textwrap.dedent(inspect.getsource(function.fn))).body
+        for name in {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}:
+            if isinstance(names.get(name), JITFunction | InterpretedFunction):
+                names[name] = copy(names[name])
+        definition.decorator_list = []
+        if definition.name == where:
+            found.append(True)
+            change(definition, statement, new)
+        source, file = ast.unparse(definition), f"<mutant {next(_numbers)}>"
+        linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # where inspect, and with it Triton, finds it
+        exec(compile(source, file, "exec", __future__.annotations.compiler_flag), names)
+        return type(function)(names[definition.name])
+
+    copied = copy(function)
+    assert found or where is None, f"{function.fn.__name__} calls no {where}"
+    return copied
+
+
+def change(definition: ast.FunctionDef, statement: str, new: str) -> None:
+    label, _, number = statement.rpartition(" ")
+    label, number = (label, int(number)) if number.isdigit() else (statement, 0)
+    those = [node for node in ast.walk(definition) if isinstance(node, ast.stmt) and label_of(node) == label]
+    those.sort(key=lambda node: node.lineno)
+    assert number <= len(those) == 1 or 1 <= number <= len(those), f"{definition.name} has {len(those)} statements {label!r}"
+    node = those[max(number, 1) - 1]
+    field = {ast.If: "test", ast.For: "iter"}.get(type(node), "value")
+    setattr(node, field, ast.parse(new, mode="eval").body)
+
+
+def label_of(node: ast.stmt) -> str | None:
+    match node:
+        case ast.Assign(targets=[target]) | ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            return ast.unparse(target).strip("()")
+        case ast.Return():
+            return "return"
+        case ast.If():
+            return f"if {ast.unparse(node.test)}"
+        case ast.For():
+            return f"for {ast.unparse(node.target)}"
+        case ast.Expr(value=ast.Call(func=function)):
+            return ast.unparse(function)
+    return None
