@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +14,87 @@ from torch.overrides import TorchFunctionMode
 from fa_tutorial import algorithm, reference
 from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.catalogue import Exercise
-from fa_tutorial.exercises.chapter_4 import (
-    COARSE,
-    INF,
-    NAN,
-    RTOL,
-    STRIDES,
-    ShapeWatch,
-    distributions,
-    refuse_shape,
-    refuse_whole_scores,
-    strided_copy,
-)
 from fa_tutorial.exercises.grader import OTHERS, PoisonedEmpty, Wrong, as_tensor, close, expect, fresh, run, show_nested, told_on, unpack
+
+E = math.e
+INF = math.inf
+NAN = math.nan
+COARSE = "float64 goes in, and the result has less accuracy: a tensor inside is float32 (make it in the input's dtype)"
+STRIDES = "strides other than contiguous must work too"
+# What p and o may be off by, relative to the largest value: halves round p and o once each.
+RTOL = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 5e-5, torch.float64: 1e-9}
+
+
+def refuse_shape(got: Any, want: torch.Tensor, what: str, on: str, because: str) -> None:
+    shape = tuple(as_tensor(got, what).shape)
+    if shape != tuple(want.shape):
+        raise Wrong(f"{what} has shape {shape}, want {tuple(want.shape)}, {because}: {on}")
+
+
+def strided_copy(x: torch.Tensor) -> torch.Tensor:
+    """x with another step along its last dimension, rows further apart and a storage offset; what lies between its elements is NaN."""
+    wide = torch.full((*x.shape[:-1], 3 + 2 * x.shape[-1]), NAN, dtype=x.dtype)
+    return wide[..., 2 : 2 + 2 * x.shape[-1] : 2].copy_(x)
+
+
+class ShapeWatch(TorchFunctionMode):
+    """Notes the sizes of the float tensors that come up.
+
+    shapes: their last two dimensions. sliced: the numbers of rows of views, D wide, into memory as large as q's.
+    """
+
+    def __init__(self, q: torch.Tensor):
+        super().__init__()
+        self.size, self.D = q.numel(), q.shape[-1]
+        self.shapes: set[tuple[int, ...]] = set()
+        self.sliced: set[int] = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim >= 2:
+                self.shapes.add(tuple(x.shape[-2:]))
+                if x.shape[-1] == self.D and x.untyped_storage().nbytes() == self.size * x.element_size():
+                    self.sliced.add(x.shape[-2])
+        return result
+
+
+def refuse_whole_scores(answer) -> None:
+    """Wrong unless the scores come in tiles of at most block_m × block_n. No two of the sizes are equal."""
+    S_q, S_k, D, block_m, block_n = 11, 14, 3, 4, 6
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, S, D, generator=generator) for S in (S_q, S_k, S_k))
+    on = f"S_q = {S_q}, S_k = {S_k}, blocks {block_m} × {block_n}"
+    with ShapeWatch(q) as watch:
+        run(answer, q, k, v, block_m, block_n, False, 1.0, on=on)
+    if block_n in watch.sliced and block_m not in watch.sliced:
+        raise Wrong(
+            f"block_m and block_n are exchanged: block_m counts rows of q, block_n rows of k: {on}, q is cut into blocks of {block_n} rows"
+        )
+    for shape, what in (((S_q, S_k), "all scores are computed at once"), ((block_m, S_k), "all keys of a block of rows are taken at once"),
+                        ((S_q, block_n), "all queries are taken at once")):  # fmt: skip
+        if shape in watch.shapes or shape[::-1] in watch.shapes:
+            raise Wrong(f"{what}: {on}, a matrix of {shape[0]} × {shape[1]} is built, and no tile may be larger than {block_m} × {block_n}")
+
+
+def distributions(generator: torch.Generator, B: int, H: int, S_q: int, S_k: int, D: int) -> Iterator[tuple[str, tuple[torch.Tensor, ...]]]:
+    """(in words, (q, k, v)) for each distribution that has once broken a kernel; scores are meant before a scale of about 1/√D."""
+    q, k, v = (torch.randn(B, H, S, D, generator=generator) for S in (S_q, S_k, S_k))
+    yield "randn", (q, k, v)
+    yield "3·randn", (3 * q, 3 * k, v)
+    ramp, lead = torch.arange(S_k).float(), q.clone()
+    lead[..., 0] = 2.0
+    for words, first in (
+        ("a maximum that grows with every block", 0.7 * ramp),
+        ("a maximum at the start", -0.7 * ramp),
+        ("all scores near −1e4", torch.full_like(ramp, -5e3 * math.sqrt(D))),
+        ("scores up to ±1e4", 5e3 * math.sqrt(D) * torch.cos(ramp)),
+    ):
+        steered = k.clone()
+        steered[..., 0] = first
+        yield words, (lead, steered, v)
+    yield "equal keys", (q, k[:, :, :1].expand_as(k).contiguous(), v)
+
 
 Variants = Mapping[str, Sequence[torch.Tensor]]
 Suspects = Mapping[str, torch.Tensor]

@@ -18,14 +18,6 @@ def step_by_log_sum_exp(s, m, l):
     return p, m_new, torch.where(m_new == -INF, 0.0, torch.exp(lse - m_new)), alpha
 
 
-def step_in_base_2(s, m, l):
-    m_new = torch.maximum(m, s.amax(dim=-1))
-    shift = m_new.masked_fill(m_new == -INF, 0.0) * math.log2(math.e)
-    p = torch.exp2(s * math.log2(math.e) - shift[..., None])
-    alpha = torch.exp2(m * math.log2(math.e) - shift)
-    return [p, m_new, l * alpha + p.sum(-1), alpha]
-
-
 def step_alpha_one_where_unseen(s, m, l):
     m_new = torch.maximum(m, s.max(dim=-1).values)
     unseen = m_new == -INF
@@ -34,46 +26,11 @@ def step_alpha_one_where_unseen(s, m, l):
     return p, m_new, torch.addcmul(p.sum(-1), alpha, l), alpha
 
 
-def step_row_by_row(s, m, l):
-    p, m_new, l_new, alpha = torch.zeros_like(s), m.clone(), l.clone(), torch.ones_like(l)
-    for index in torch.cartesian_prod(*(torch.arange(n) for n in m.shape)).view(-1, m.ndim).tolist():
-        row = tuple(index)
-        top = max(float(m[row]), float(s[row].max()))
-        if top > -INF:
-            p[row], m_new[row], alpha[row] = torch.exp(s[row] - top), top, torch.exp(m[row] - top)
-            l_new[row] = alpha[row] * l[row] + p[row].sum()
-    return p, m_new, l_new, alpha
-
-
 # ---------------------------------------------------------------- 4.2
 
 
 def _causal(rows, keys, S_q, S_k):
     return torch.tensor(keys)[None, :] <= torch.tensor(rows)[:, None] + (S_k - S_q)
-
-
-def forward_one_head_at_a_time(q, k, v, block_m, block_n, is_causal, scale):
-    (B, H, S_q, D), S_k = q.shape, k.shape[2]
-    o, lse = torch.zeros(B, H, S_q, D, dtype=q.dtype), torch.full((B, H, S_q), -INF)
-    for b in range(B):
-        for h in range(H):
-            for start in range(0, S_q, block_m):
-                stop = min(start + block_m, S_q)
-                m, l, acc = torch.full((stop - start, 1), -1e30), torch.zeros(stop - start, 1), torch.zeros(stop - start, D)
-                limit = max(0, min(S_k, stop + S_k - S_q)) if is_causal else S_k
-                for j in range(0, limit, block_n):
-                    s = q[b, h, start:stop].float() @ k[b, h, j : j + block_n].float().T * scale
-                    if is_causal:
-                        s[~_causal(range(start, stop), range(j, j + s.shape[1]), S_q, S_k)] = -INF
-                    m_new = torch.maximum(m, s.amax(1, keepdim=True))
-                    p = torch.exp(s - m_new)
-                    l = l * torch.exp(m - m_new) + p.sum(1, keepdim=True)
-                    acc = acc * torch.exp(m - m_new) + p @ v[b, h, j : j + block_n].float()
-                    m = m_new
-                seen = l[:, 0] > 0
-                o[b, h, start:stop][seen] = (acc / l)[seen].to(q.dtype)
-                lse[b, h, start:stop][seen] = (m + l.log())[seen, 0]
-    return o, lse
 
 
 def forward_normalised_as_it_goes(q, k, v, block_m, block_n, is_causal, scale):
@@ -149,33 +106,7 @@ def tiles_by_counting(row_block, block_m, block_n, S_q, S_k):
     return full, end
 
 
-def tiles_capped_by_the_keys(row_block, block_m, block_n, S_q, S_k):
-    shift = S_k - S_q
-    full = max(0, (row_block * block_m + shift + 1) // block_n)
-    end = max(0, ((row_block + 1) * block_m + shift + block_n - 1) // block_n)
-    return [full, min(end, (S_k + block_n - 1) // block_n)]
-
-
-def tiles_with_tensors(row_block, block_m, block_n, S_q, S_k):
-    rows = torch.arange(row_block * block_m, min((row_block + 1) * block_m, S_q))
-    seen = (rows + 1 + S_k - S_q).clamp(min=0)
-    return int(seen.min() // block_n), int(torch.ceil(seen.max().double() / block_n))
-
-
 # ---------------------------------------------------------------- 4.4
-
-
-def bytes_block_by_block(S_q, S_k, D, block_m, itemsize):
-    total = 0
-    for start in range(0, S_q, block_m):
-        rows = min(block_m, S_q - start)
-        total += rows * D * itemsize + 2 * S_k * D * itemsize + rows * D * itemsize + rows * 4
-    return total
-
-
-def bytes_by_row_blocks(S_q, S_k, D, block_m, itemsize):
-    blocks = (S_q + block_m - 1) // block_m
-    return 2 * D * itemsize * (S_q + blocks * S_k) + 4 * S_q
 
 
 def bytes_with_math(S_q, S_k, D, block_m, itemsize):
@@ -185,8 +116,11 @@ def bytes_with_math(S_q, S_k, D, block_m, itemsize):
 
 
 RIGHT_ANSWERS = (
-    ("4.1", step_by_log_sum_exp), ("4.1", step_in_base_2), ("4.1", step_alpha_one_where_unseen), ("4.1", step_row_by_row),
-    ("4.2", forward_one_head_at_a_time), ("4.2", forward_normalised_as_it_goes), ("4.2", forward_in_fa1_order_from_the_end),
-    ("4.2", forward_with_transposed_scores), ("4.3", tiles_by_counting), ("4.3", tiles_capped_by_the_keys), ("4.3", tiles_with_tensors),
-    ("4.4", bytes_block_by_block), ("4.4", bytes_by_row_blocks), ("4.4", bytes_with_math),
-)  # fmt: skip
+    ("4.1", step_by_log_sum_exp),
+    ("4.1", step_alpha_one_where_unseen),
+    ("4.2", forward_normalised_as_it_goes),
+    ("4.2", forward_in_fa1_order_from_the_end),
+    ("4.2", forward_with_transposed_scores),
+    ("4.3", tiles_by_counting),
+    ("4.4", bytes_with_math),
+)

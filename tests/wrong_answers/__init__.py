@@ -1,4 +1,8 @@
-"""Wrong answers, each with words that the grader's message must hold. One module a chapter."""
+"""Wrong answers, each with words that the message must hold. One module a chapter.
+
+Chapters 0 to 4: (id, answer, words[, the words on a GPU, None where it cannot show]), and only what running shows, in which no twin can stand.
+Chapters that are not converted yet: WrongAnswer, for every mistake.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The exercises of chapter 0: counting, naive attention, the roofline."""

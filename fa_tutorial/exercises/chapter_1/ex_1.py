@@ -1,0 +1,129 @@
+"""Exercise 1.1, safe_softmax."""
+
+import math
+
+import torch
+
+from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator, masked_vectors, vectors, views
+
+
+def safe_softmax(x):
+    """Softmax over the last dimension of x, shifted by each row's maximum. Returns a tensor like x."""
+    m = x.amax(dim=-1, keepdim=True)
+    p = torch.exp(x - m)
+    return p / p.sum(dim=-1, keepdim=True)
+
+
+_BELOW = "exp overflows, because you subtract {}, which may lie far below the maximum"
+_ABOVE = "every exponential underflows and 0 / 0 is NaN, because you subtract {}, which may lie far above the maximum"
+MISTAKES = {
+    "not_divided": "the exponentials are not divided by their sum",
+    "exp_alone": "nothing is divided: y must add up to 1",
+    "wrong_sign": "the exponent has the wrong sign, so that the smallest x gets the largest weight",
+    "log": "that is the logarithm of softmax",
+    "base_2": "the base is e, not 2",
+    "no_exp": "x itself is divided by its sum: exp is missing",
+    "count": "the exponentials are divided by how many they are, not by their sum",
+    "shifted_above": "only the numerators are shifted: divide by the sum of those very exponentials",
+    "shifted_below": "only the sum is shifted: the numerators must be its own terms",
+    "sigmoid": "each element is treated by itself: softmax compares it with the rest of its row",
+    "columns": "the softmax runs down the columns: take it over the last dimension",
+    "dim_0": "the softmax runs over dimension 0: take it over the last",
+    "dim_1": "the softmax runs over dimension 1: take it over the last",
+    "one_sum": "one sum is taken over the whole tensor: each row has its own",
+    "one_softmax": "one maximum and one sum are taken over the whole tensor: each row has its own",
+    "flat_maximum": "the maximum of row i is subtracted from column i: it has lost its dimension (keepdim=True keeps it)",
+    "flat_sum": "column i is divided by the sum of row i: the sum has lost its dimension (keepdim=True keeps it)",
+    "flat_both": "column i is shifted and divided by what belongs to row i: maximum and sum have lost their dimension (keepdim=True keeps it)",
+    "unshifted": "exp overflows: float32 holds exp(x) only for x below 89, so bring the largest exponent down to 0 first",
+    "clamped": "x is clamped, and what was different becomes equal: subtract the maximum instead",
+    "minimum": _BELOW.format("the row's minimum"),
+    "first": _BELOW.format("the row's first value"),
+    "last": _BELOW.format("the row's last value"),
+    "mean": _BELOW.format("the row's mean"),
+    "largest_size": _ABOVE.format("the largest |x|"),
+    "one_maximum": _ABOVE.format("one maximum for the whole tensor") + " of a row",
+}
+
+CONDITIONS = {
+    "inf": "a −inf entry gets the weight 0 and leaves the others alone",
+    "half": "fp16 and bf16 work too",
+    "float64": "float64 in gives float64's accuracy out",
+    "views": "x may be a view: any strides work",
+}
+
+
+def twin(x, mistake=None):
+    x, whole = x.double(), x.dim() - 1
+    shifts = {"minimum": x.amin(-1, keepdim=True), "first": x[..., :1], "last": x[..., -1:], "mean": x.mean(-1, keepdim=True),
+              "largest_size": x.abs().amax(-1, keepdim=True), "one_maximum": x.max(), "unshifted": 0.0, "flat_maximum": x.amax(-1),
+              "flat_both": x.amax(-1)}  # fmt: skip
+    if mistake == "clamped":
+        return twin(x.clamp(max=80), "unshifted")
+    if mistake in ("columns", "dim_0", "dim_1"):
+        return torch.softmax(x, min(whole, {"columns": max(whole - 1, 0), "dim_0": 0, "dim_1": 1}[mistake]))
+    p = exp32(x - shifts.get(mistake, x.amax(-1, keepdim=True)))
+    total = p.sum(-1, keepdim=True)
+    if mistake in ("flat_sum", "flat_both"):
+        return p / p.sum(-1)
+    return {
+        "not_divided": lambda: p,
+        "exp_alone": lambda: exp32(x),
+        "wrong_sign": lambda: torch.softmax(-x, -1),
+        "log": lambda: torch.log_softmax(x, -1),
+        "base_2": lambda: torch.softmax(x * math.log(2), -1),
+        "no_exp": lambda: x / x.sum(-1, keepdim=True),
+        "count": lambda: p / x.shape[-1],
+        "shifted_above": lambda: p / exp32(x).sum(-1, keepdim=True),
+        "shifted_below": lambda: exp32(x) / total,
+        "sigmoid": lambda: torch.sigmoid(x),
+        "one_sum": lambda: p / p.sum(),
+        "one_softmax": lambda: torch.softmax(x.flatten(), 0).view(x.shape),
+    }.get(mistake, lambda: p / total)()
+
+
+def inputs():
+    yield case(torch.tensor([1.0, 3.0]), otherwise="y = exp(x) / Σ exp(x)")
+    yield case(torch.tensor([[1.0, 3.0], [5.0, 6.0]]), otherwise="each row has its own maximum and its own sum")
+    yield case(
+        (torch.arange(8.0) ** 1.5).view(2, 2, 2), on="x of shape (2, 2, 2)", otherwise="with 3 dimensions the softmax runs over the last"
+    )
+    for x in ([89.0, 89.0], [90.0, 100.0], [0.0, 160.0], [160.0, 0.0], [0.0, 300.0]):
+        yield case(torch.tensor(x), otherwise=_BELOW.format("something"))
+    yield case(torch.tensor([-1000.0, -1000.0]), otherwise=_ABOVE.format("something"))
+    yield case(torch.tensor([[0.0, 0.0], [1000.0, 1000.0]]), otherwise=_ABOVE.format("something") + " of row 0")
+    yield case(torch.tensor([5.0]), otherwise="a row of one element has the weight 1")
+    draw = generator()
+    for shape in ((7,), (5, 33), (2, 2, 3, 64)):
+        for words, x in vectors(draw, *shape):
+            yield case(x.float(), on=f"{words}, shape {shape}", fresh=True)
+            yield case(x, on=f"{words}, shape {shape}, float64", fresh=True, edge="float64")
+    yield case(torch.arange(1.0, 7.0, dtype=torch.float64) / 3, on="x = 1/3, 2/3, … 2 in float64", edge="float64")
+    yield case(torch.tensor([-INF, 1.0, 2.0]), edge="inf")
+    for words, x in masked_vectors(draw, 5, 33):
+        yield case(x.float(), on=f"{words}, shape (5, 33)", fresh=True, edge="inf")
+    for dtype, largest in ((torch.float16, 6e4), (torch.bfloat16, 3e38)):
+        name = str(dtype).removeprefix("torch.")
+        x = torch.tensor([largest, largest, -largest], dtype=dtype)
+        yield case(x, on=f"x = [{largest:g}, {largest:g}, −{largest:g}] in {name}", otherwise=f"overflows in {name}", edge="half")
+        yield case(3 * torch.randn(3, 4, 8, generator=draw).to(dtype), on=f"3·randn, shape (3, 4, 8), {name}", fresh=True, edge="half")
+    for words, view in views(torch.randn(3, 4, 8, generator=draw)):
+        yield case(view, on=f"{words}, shape (3, 4, 8)", fresh=True, edge="views")
+
+
+EXERCISE = Exercise(
+    id="1.1",
+    task="Write the softmax over the last dimension so that nothing overflows.",
+    conditions=CONDITIONS,
+    hints=(
+        "softmax(x) = softmax(x − c) for every c. Which c makes one exponent 0 and all others negative?",
+        "Three steps along dim=-1: the maximum, the exponentials of x less it, their sum. keepdim=True keeps a row's maximum beside that row.",
+    ),
+    solution=safe_softmax,
+    reasoning="Shifted by the row's maximum, the largest exponent is 0 and its exponential 1: nothing overflows, and the sum is at least 1, so the "
+    "division is safe too. keepdim leaves the last dimension as 1, and a row's maximum and sum broadcast along that row.",
+    more="The package's version, softmax.safe_softmax, computes fp16 and bf16 in float32: in fp16 a sum of more than 65,504 ones overflows.",
+    inputs=inputs,
+    twin=twin,
+    mistakes=MISTAKES,
+)

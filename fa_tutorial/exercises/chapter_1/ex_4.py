@@ -1,0 +1,151 @@
+"""Exercise 1.4, online_softmax."""
+
+import math
+
+import torch
+
+from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator, masked_vectors, vectors, views
+
+
+def online_softmax(x, block):
+    """Softmax over the last dimension of x in blocks of `block` columns: merge (m, l), then write."""
+    m = torch.full_like(x[..., :1], -math.inf)
+    l = torch.zeros_like(m)
+    for part in x.split(block, dim=-1):
+        m_new = torch.maximum(m, part.amax(dim=-1, keepdim=True))
+        shift = torch.where(m_new == -math.inf, 0.0, m_new)  # nothing but −inf so far: l stays 0
+        l = l * torch.exp(m - shift) + torch.exp(part - shift).sum(dim=-1, keepdim=True)
+        m = m_new
+    return torch.cat([torch.exp(part - m) / l for part in x.split(block, dim=-1)], dim=-1)
+
+
+MISTAKES = {
+    "not_divided": "exp(x − m) is not divided by l",
+    "exp_alone": "nothing is shifted or divided: y = exp(x − m) / l",
+    "log": "that is the logarithm of softmax",
+    "m_never": "m is still −inf in the second pass",
+    "wrong_sign": "the exponent has the wrong sign: it is x − m, which is never positive",
+    "by_itself": "each block is normalised by itself: m and l belong to the whole row",
+    "own_maximum": "each block's own maximum is used in the second pass: the m of the whole row belongs there",
+    "no_rescale": "your l is not rescaled when the maximum grows",
+    "rescale_sign": "your l is rescaled with the wrong sign of the exponent",
+    "last_block": "m and l are those of the last block: merge them with what came before",
+    "first_block": "m and l are those of the first block: merge the others into them",
+    "one_pass": "the first block is written before the last one is seen: its m and l were not final yet, and a second pass must follow",
+    "new_rescaled": "a larger maximum shrinks the whole l, the new block's share too",
+    "old_maximum": "the new block's sum is relative to the old maximum",
+    "own_sum": "your l adds the second block relative to its own maximum: it must be relative to the running one",
+    "falls": "exp overflows: m is the maximum of all blocks so far, and it never falls",
+    "dropped": "the ragged last block is dropped: 3 columns are a block of 2 and a block of 1",
+    "unwritten": "the ragged last block is never written: 3 columns are a block of 2 and a block of 1",
+    "unsummed": "the first pass leaves the ragged last block out",
+    "zeros": "the ragged last block is filled up with zeros, and exp(0 − m) counts: fill with −inf",
+    "one_row": "m and l are those of the whole tensor: each row has its own",
+    "one_sum": "l is the sum of all rows: each row has its own",
+    "columns": "the softmax runs down the columns: take it over the last dimension",
+    "unshifted": "exp overflows: x must be shifted by the running maximum before exp",
+    "from_zero": "exp underflows: m starts at 0, above every element",
+    "nan_block": "a block of only −inf gives NaN: its own maximum is −inf, and −inf − (−inf) is NaN",
+    "nan_first": "a first block of only −inf gives NaN: m is still −inf then, and −inf − (−inf) is NaN",
+}
+
+CONDITIONS = {
+    "inf": "a block of only −inf changes nothing, wherever it stands",
+    "float64": "float64 in gives float64's accuracy out",
+    "views": "x may be a view: any strides work",
+}
+
+
+def _first_pass(parts, mistake):
+    """The (m, l) before and after each block."""
+    m = torch.full_like(parts[0][..., :1], 0.0 if mistake == "from_zero" else -INF)
+    l, steps = torch.zeros_like(m), []
+    for part in parts:
+        own = part.amax(-1, keepdim=True)
+        m_new = own if mistake in ("last_block", "falls") else torch.maximum(m, own)
+        shift = m_new if mistake == "nan_first" else m_new.masked_fill(m_new == -INF, 0.0)
+        alpha, new = exp32(m - shift), exp32(part - shift).sum(-1, keepdim=True)
+        alpha, new = {
+            "no_rescale": (1.0, new),
+            "last_block": (0.0, new),
+            "rescale_sign": (torch.where(m == -INF, 0.0, exp32(shift - m)), new),
+            "new_rescaled": (alpha, new * torch.where(m == -INF, 1.0, alpha)),
+            "old_maximum": (alpha, torch.where(m == -INF, new, exp32(part - m).sum(-1, keepdim=True))),
+            "own_sum": (alpha, exp32(part - own).sum(-1, keepdim=True)),
+            "nan_block": (alpha, exp32(part - own).sum(-1, keepdim=True) * exp32(own - shift)),
+        }.get(mistake, (alpha, new))
+        l, m = l * alpha + new, m_new
+        steps.append((m, l))
+    return steps
+
+
+def twin(x, block, mistake=None):
+    x = x.double()
+    n = x.shape[-1]
+    whole = max(n // block * block, min(n, block))  # without the ragged last block
+    if mistake == "dropped":
+        return torch.softmax(x[..., :whole], -1)
+    seen = torch.nn.functional.pad(x, (0, -n % block)) if mistake == "zeros" else x[..., :whole] if mistake == "unsummed" else x
+    steps = _first_pass(seen.split(block, -1), mistake)
+    m, l = steps[0] if mistake == "first_block" else steps[-1]
+    parts = x.split(block, -1)
+    y = exp32(x - m) / l
+    return {
+        "not_divided": lambda: exp32(x - m),
+        "exp_alone": lambda: exp32(x),
+        "log": lambda: torch.log_softmax(x, -1),
+        "m_never": lambda: torch.full_like(x, INF),
+        "wrong_sign": lambda: torch.softmax(-x, -1),
+        "by_itself": lambda: torch.cat([torch.softmax(part, -1) for part in parts], -1),
+        "own_maximum": lambda: torch.cat([exp32(part - part.amax(-1, keepdim=True)) / l for part in parts], -1),
+        "one_pass": lambda: torch.cat([exp32(part - m) / l for part, (m, l) in zip(parts, steps, strict=True)], -1),
+        "unwritten": lambda: torch.cat([y[..., :whole], 0 * y[..., whole:]], -1),
+        "one_row": lambda: torch.softmax(x.flatten(), 0).view(x.shape),
+        "one_sum": lambda: exp32(x - m) / l.sum(),
+        "columns": lambda: torch.softmax(x, max(x.ndim - 2, 0)),
+        "unshifted": lambda: exp32(x) / exp32(x).sum(-1, keepdim=True),
+    }.get(mistake, lambda: y)()
+
+
+def inputs():
+    yield case(torch.tensor([1.0, 2.0]), 2, otherwise="one block: y = exp(x − m) / l")
+    yield case(torch.tensor([1.0, 2.0]), 1, otherwise="two blocks: the second pass must use the m and l of the whole row")
+    yield case(torch.tensor([2.0, 1.0]), 1, otherwise="the maximum is in the first block, and the second one must not change it")
+    yield case(torch.tensor([1.0, 2.0, 3.0]), 2, otherwise="the last block may be ragged: 3 columns are a block of 2 and a block of 1")
+    yield case(torch.tensor([1.0, 2.0]), 8, otherwise="a block may be longer than the row")
+    yield case(torch.tensor([[1.0, 2.0, 4.0], [6.0, 5.0, 3.0]]), 2, otherwise="two rows: each has its own m and l")
+    yield case(torch.tensor([1000.0, 1001.0]), 1, otherwise=MISTAKES["unshifted"])
+    yield case(torch.tensor([1000.0, 0.0]), 1, otherwise=MISTAKES["falls"])
+    yield case(torch.tensor([-1000.0, -1001.0]), 1, otherwise="exp underflows: shift by the running maximum")
+    yield case(torch.tensor([[0.0, 0.0], [1000.0, 1000.0]]), 1, otherwise="row 0 underflows (it would if one m were taken for all rows)")
+    draw = generator()
+    for shape, block in (((1,), 4), ((5, 33), 8), ((2, 3, 17), 17), ((2, 2, 32), 16)):
+        for words, x in vectors(draw, *shape):
+            yield case(x.float(), block, on=f"{words}, shape {shape}, block = {block}", fresh=True)
+            yield case(x, block, on=f"{words}, shape {shape}, block = {block}, float64", fresh=True, edge="float64")
+    yield case(torch.arange(1.0, 7.0, dtype=torch.float64) / 3, 4, on="x = 1/3, 2/3, … 2 in float64, block = 4", edge="float64")
+    yield case(torch.tensor([1.0, -INF]), 1, edge="inf")
+    yield case(torch.tensor([-INF, 1.0]), 1, edge="inf")
+    for words, x in masked_vectors(draw, 5, 33):
+        yield case(x.float(), 8, on=f"{words}, shape (5, 33), block = 8", fresh=True, edge="inf")
+    for words, view in views(torch.randn(3, 4, 10, generator=draw)):
+        yield case(view, 4, on=f"{words}, shape (3, 4, 10), block = 4", fresh=True, edge="views")
+
+
+EXERCISE = Exercise(
+    id="1.4",
+    task="Write the softmax in two passes over blocks of columns.",
+    conditions=CONDITIONS,
+    hints=(
+        "The first pass needs the (m, l) of each block, merged as in 1.3; the second needs nothing but x and the final (m, l).",
+        "x.split(block, dim=-1) gives the blocks, the ragged last one included. Keep m and l of shape (…, 1), begin with (−inf, 0), and mind a "
+        "block of only −inf: its own maximum is −inf too.",
+    ),
+    solution=online_softmax,
+    reasoning="A block's (m, l) is merged into what came before it. Only after the last block are m and l those of the row, and the second pass "
+    "writes exp(x − m) / l with them. While nothing but −inf was seen the shift is 0, so that l stays 0.",
+    more="The package's version, softmax.online_softmax, calls merge for the step and checks its arguments.",
+    inputs=inputs,
+    twin=twin,
+    mistakes=MISTAKES,
+)

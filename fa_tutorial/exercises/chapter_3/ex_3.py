@@ -1,0 +1,88 @@
+"""Exercise 3.3, grouped_tile."""
+
+import random
+
+from fa_tutorial.exercises.harness import Exercise, case
+
+
+def grouped_tile(pid, tiles_m, tiles_n, group):
+    """(tile_m, tile_n) of program pid in bands of `group` tile rows, the row changing fastest."""
+    band = pid // (group * tiles_n)
+    within = pid % (group * tiles_n)
+    first_row = band * group
+    rows = min(tiles_m - first_row, group)  # the last band may have fewer
+    return first_row + within % rows, within // rows
+
+
+_LAST = "the last band holds only the rows that are left"
+MISTAKES = {
+    "row_order": "group changes nothing, this is row order: within a band the row changes fastest",
+    "column_order": "each column goes down all of c: a band is only `group` rows of tiles",
+    "bands_of_columns": "the bands are made of columns: a band is `group` rows of tiles",
+    "exchanged": "tile_m and tile_n are exchanged",
+    "column_fastest": "within a band // and % are exchanged: the row changes fastest",
+    "from_row_0": "the band's first row is missing: every band starts at row 0",
+    "band_is_row": "the band's number is taken for its first row: a band has `group` of them",
+    "slash": "a tile's number is no whole number: divide with //",
+    "no_min": f"{_LAST}: the last band here has 1 row, not `group`",
+    "clamped": f"{_LAST}: held back at the last row, a tile is computed twice and another never",
+    "last_in_row_order": "the last band is in row order: in it too the row changes fastest",
+}
+
+CONDITIONS = {"last_band": f"{_LAST}, where tiles_m is no multiple of group", "large_group": "group may be larger than tiles_m"}
+
+
+def twin(pid, tiles_m, tiles_n, group, mistake=None):
+    if mistake == "bands_of_columns":
+        return twin(pid, tiles_n, tiles_m, group)[::-1]
+    band, within = divmod(pid, group * tiles_n)
+    first = {"from_row_0": 0, "band_is_row": band}.get(mistake, band * group)
+    rows = group if mistake in ("no_min", "clamped") else min(tiles_m - band * group, group)
+    m, n = first + within % rows, within // rows
+    is_last = rows < group and mistake == "last_in_row_order"
+    return {
+        "row_order": divmod(pid, tiles_n),
+        "column_order": (pid % tiles_m, pid // tiles_m),
+        "exchanged": (n, m),
+        "column_fastest": (first + within // rows, within % rows),
+        "slash": (m, within / rows),
+        "clamped": (min(m, tiles_m - 1), n),
+        "last_in_row_order": (first + within // tiles_n, within % tiles_n) if is_last else (m, n),
+    }.get(mistake, (m, n))
+
+
+def inputs():
+    def order(tiles_m, tiles_n, group, otherwise="", **options):
+        for pid in range(tiles_m * tiles_n):
+            yield case(pid, tiles_m, tiles_n, group, otherwise=otherwise, **options)
+
+    yield from order(4, 3, 2, "go down a band of `group` rows of tiles, then on to its next column")
+    yield from order(2, 3, 1, "group = 1 is row order")
+    yield from order(3, 2, 2, edge="last_band")
+    yield from order(5, 3, 3, edge="last_band")
+    yield from order(2, 3, 8, "then the only band has tiles_m rows", edge="large_group")
+    for _ in range(6):
+        bands, tiles_n, group = (random.randint(1, high) for high in (3, 6, 4))
+        yield from order(bands * group, tiles_n, group, on="a random case of whole bands", fresh=True)
+        if group > 1:
+            yield from order(bands * group + 1, tiles_n, group, on="a random case whose last band is shorter", fresh=True, edge="last_band")
+
+
+EXERCISE = Exercise(
+    id="3.3",
+    task="Find the tile of a program when programs go down bands of `group` rows of tiles.",
+    conditions=CONDITIONS,
+    hints=(
+        "Draw 4 × 3 tiles with group = 2 and number them: down the first two rows, column by column, then the next two.",
+        "A full band holds group · tiles_n programs: // tells the band, and its first row, % the program's place within it.",
+        "Within a band, the place counts down its rows first. How many rows has the last band, when tiles_m is no multiple of group?",
+    ),
+    solution=grouped_tile,
+    reasoning="pid // (group · tiles_n) is the band, pid % (group · tiles_n) the place in it. A band has min(tiles_m − first_row, group) rows, "
+    "and dividing the place by that number gives column and row. Only the last band can be shorter, and only bands before it are skipped, "
+    "so the size of a full band is the right divisor for all of them.",
+    inputs=inputs,
+    twin=twin,
+    mistakes=MISTAKES,
+    exact=True,
+)

@@ -1,0 +1,439 @@
+"""Runs a reader's Triton kernel for the harness: twice, on buffers inside guards, and in the interpreter with every access looked at.
+
+An output's memory is poisoned before each run, so an element that the kernel leaves alone shows; what surrounds an input is NaN. In the
+interpreter a load or store outside the tensors is stopped before it happens, a lane that a load's mask leaves out becomes NaN where other= is
+not given (the interpreter would put 0 there, a GPU anything), and two programs that write the same element are noticed.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fa_tutorial import hardware
+from fa_tutorial.exercises.harness import UNWRITTEN, NotAttempted, Wrong, chain, same, show, where_in
+
+GUARD = 8192  # elements before and after a buffer: more than the largest tile of an exercise runs over; small enough for one thread
+SENTINEL = 12_288.0  # exact in fp16, bf16 and fp32, and no exercise's result
+
+
+class In(NamedTuple):
+    """A kernel's input: its data, and the element strides that it should lie by (contiguous unless given)."""
+
+    data: torch.Tensor
+    strides: Sequence[int] | None = None
+
+
+class Out(NamedTuple):
+    """A kernel's output."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype
+    strides: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How an exercise's kernel is launched: the grid, the positional arguments (In, Out and numbers), the tl.constexpr arguments."""
+
+    grid: tuple[int, ...]
+    args: Sequence[Any]
+    meta: Mapping[str, int]
+
+    def names(self, kernel: Any) -> list[str]:
+        """The arguments' names: the parameters of `kernel`, without _ptr."""
+        return [name.removesuffix("_ptr") for name in list(inspect.signature(kernel.fn).parameters)[: len(self.args)]]
+
+    def outputs(self, kernel: Any) -> dict[str, Out]:
+        return {name: arg for name, arg in zip(self.names(kernel), self.args, strict=True) if isinstance(arg, Out)}
+
+
+def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str) -> tuple[dict[str, torch.Tensor], str]:
+    """The kernel's outputs in float64, by name, UNWRITTEN where it writes nothing; and the first that two programs write ("" for none).
+
+    on: the input, in words. stray: the diagnosis where the kernel leaves its tensors.
+    """
+    check_kernel(kernel, len(launch.args), launch.meta)
+    args = [buffer_of(name, arg) for name, arg in zip(launch.names(solution), launch.args, strict=True)]
+    trace = Trace([arg for arg in args if isinstance(arg, Buffer)], strict=True)
+    try:
+        first, second = run_twice(kernel, launch.grid, args, launch.meta, trace)
+    except Stray as error:
+        raise Wrong(f"{stray}: with {on} it {error.access}") from None
+    except Wrong as error:
+        raise Wrong(f"{on}: {error}") from error.__cause__
+    found = {}
+    for name in first:
+        written = ~(torch.isnan(first[name]) & (second[name] == SENTINEL))
+        if not same(first[name][written], second[name][written]):
+            raise Wrong(
+                f"{on}: two runs with the same input give a different {name}: it reads what it should write, or programs overwrite each other"
+            )
+        found[name] = first[name].masked_fill(~written, UNWRITTEN)
+    return found, trace.overlap
+
+
+# ---------------------------------------------------------------- buffers
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor for a kernel, inside memory whose every other element is a guard.
+
+    name: the kernel's parameter. data: what an input holds; None for an output, which is poisoned before each run.
+    own: bool, of memory's shape, on the CPU: True at the tensor's own elements.
+    """
+
+    name: str
+    memory: torch.Tensor
+    tensor: torch.Tensor
+    data: torch.Tensor | None
+    own: torch.Tensor
+
+    def on_cpu(self) -> Buffer:
+        """The same buffer in the CPU's memory."""
+        memory = self.memory.cpu()
+        return replace(self, memory=memory, tensor=memory.as_strided(self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset()))
+
+    def reset(self, poison: float) -> None:
+        """Guards of inputs are NaN, so that a stray read shows; guards of outputs SENTINEL, so that a stray write does."""
+        if self.data is None:
+            self.memory.fill_(SENTINEL)
+            self.tensor.fill_(poison)
+        else:
+            self.memory.fill_(float("nan"))
+            self.tensor.copy_(self.data)
+
+
+def buffer_of(name: str, arg: Any) -> Any:
+    """The Buffer of an In or Out; other arguments as they are."""
+    if isinstance(arg, In):
+        return make_buffer(name, arg.data.shape, arg.data.dtype, arg.strides, arg.data)
+    return make_buffer(name, arg.shape, arg.dtype, arg.strides, None) if isinstance(arg, Out) else arg
+
+
+def make_buffer(name: str, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None, data: torch.Tensor | None) -> Buffer:
+    strides = torch.empty(tuple(shape), device="meta").stride() if strides is None else tuple(strides)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    memory = torch.empty(GUARD + extent + GUARD, dtype=dtype, device=hardware.device())
+    own = torch.zeros(memory.shape, dtype=torch.bool)
+    own.as_strided(tuple(shape), strides, GUARD).fill_(True)
+    return Buffer(name, memory, memory.as_strided(tuple(shape), strides, GUARD), data, own)
+
+
+class Stray(Wrong):
+    """A kernel reads or writes an element that belongs to none of its tensors.
+
+    access: which, and where in the source if that is known. brief: the same without the shape, the strides, the offset and the line.
+    """
+
+    def __init__(self, access: str, remedy: str, line: str = "") -> None:
+        super().__init__(f"{access}: {remedy}{line}")
+        self.access = f"{access}{line}"
+        self.brief = access.split(" (shape")[0]
+        self.remedy = remedy
+
+
+# ---------------------------------------------------------------- running
+
+
+def run_twice(
+    kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], trace: Trace
+) -> list[dict[str, torch.Tensor]]:
+    """Launch the kernel twice, its outputs first filled with NaN, then with SENTINEL; what they hold after each run, in float64 on the CPU.
+
+    args: Buffers and numbers. Wrong if it is no kernel, takes other parameters, raises, or writes to an input; Stray if it leaves its tensors.
+    """
+    check_kernel(kernel, len(args), meta)
+    _rehearse(kernel, grid, args, meta, trace)
+    buffers = [arg for arg in args if isinstance(arg, Buffer)]
+    runs = []
+    for poison in (float("nan"), SENTINEL):
+        for buffer in buffers:
+            buffer.reset(poison)
+        before = {buffer.name: buffer.memory.clone() for buffer in buffers}
+        with trace.on():
+            _launch(kernel, grid, [arg.tensor if isinstance(arg, Buffer) else arg for arg in args], meta, trace.strict)
+        for buffer in buffers:
+            _check_guards(buffer, before[buffer.name])
+        runs.append({buffer.name.removesuffix("_ptr"): buffer.tensor.double().cpu() for buffer in buffers if buffer.data is None})
+    return runs
+
+
+def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], real: Trace) -> None:
+    """On a GPU, run the kernel's function in the interpreter first, on copies, to see the reads outside its tensors that a GPU hides.
+
+    What the interpreter cannot run in this process (tl.max and its kin are compiled already) is left to the GPU.
+    """
+    if hardware.interpreter_on():
+        return
+    from triton.runtime.interpreter import InterpretedFunction
+
+    copies = [arg.on_cpu() if isinstance(arg, Buffer) else arg for arg in args]
+    trace = Trace([copy for copy in copies if isinstance(copy, Buffer)], real.strict)
+    for buffer in trace.buffers:
+        buffer.reset(SENTINEL)
+    try:
+        with trace.on(), np.errstate(all="ignore"):
+            InterpretedFunction(kernel.fn)[grid](*(copy.tensor if isinstance(copy, Buffer) else copy for copy in copies), **meta)
+    except Exception as error:
+        root = chain(error)[-1]
+        if isinstance(root, Stray):
+            raise Stray(root.access, root.remedy, where_in(error, kernel)) from None
+    real.overlap = trace.overlap
+
+
+def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
+    """Wrong unless this is a kernel with `positional` parameters and the tl.constexpr ones of `meta`; NotAttempted if it is the starter."""
+    if not (hasattr(kernel, "fn") and hasattr(kernel, "__getitem__")):
+        raise Wrong(f"pass the kernel itself, not {show(kernel)}" if not callable(kernel)
+                    else "is a plain function, not a kernel: put @triton.jit above it")  # fmt: skip
+    parameters = inspect.signature(kernel.fn).parameters
+    names = list(parameters)
+    extra = [name for name in names[positional:] if name not in meta and parameters[name].default is inspect.Parameter.empty]
+    if len(names) < positional + len(meta) or extra or not set(meta) <= set(names):
+        raise Wrong(f"takes ({', '.join(names)}): keep the parameters of the starter, {positional} and then {', '.join(meta)}")
+    for name in meta:
+        if "constexpr" not in str(parameters[name].annotation):
+            raise Wrong(f"{name} must be annotated tl.constexpr: shapes of blocks are fixed when the kernel is compiled")
+    try:  # run, not read: a real body stops at its first tl call
+        kernel.fn(*[None] * len(names))
+    except NotImplementedError:
+        raise NotAttempted from None
+    except Exception:
+        return
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], strict: bool) -> None:
+    try:
+        with np.errstate(all="ignore"), _patched_once(strict):  # the interpreter computes with NumPy, which would warn of every inf and NaN
+            kernel[grid](*args, **meta)
+        if hardware.device().type == "cuda":
+            torch.cuda.synchronize()
+    except Exception as error:
+        root = chain(error)[-1]
+        line = where_in(error, kernel) or _compiled_line(error)
+        if isinstance(root, Wrong):  # raised by a Trace, inside the interpreter
+            raise (Stray(root.access, root.remedy, line) if isinstance(root, Stray) else Wrong(f"{root}{line}")) from None
+        if any(_is_starter(cause, kernel) for cause in chain(error)):
+            raise NotAttempted from None
+        if "CUDA error" in str(error) or "illegal memory access" in str(error):
+            stop = "the GPU stopped it with an illegal memory access: an offset runs out of the tensor. Restart the notebook's kernel"
+            raise Wrong(stop) from error
+        raise Wrong(f"does not run: {_reason(error, root, line)}{line}") from error
+
+
+@contextlib.contextmanager
+def _patched_once(strict: bool) -> Iterator[None]:
+    """During one launch, let the interpreter replace the functions of triton.language once for each module that calls them.
+
+    It does so again at every call of a @triton.jit function, which is a quarter of a launch's time, and changes nothing: only the end of
+    the launch takes the replacements back. strict: also refuse the truth value of a block, which the interpreter takes for True.
+    """
+    from triton.language import tensor
+    from triton.runtime import interpreter
+
+    patch, patched = getattr(interpreter, "_patch_lang", None), set()
+    if patch is None:  # a private function, which another Triton may not have
+        yield
+        return
+
+    def patch_once(function: Callable) -> Any:
+        module = id(function.__globals__)
+        if module not in patched:
+            patched.add(module)
+            scope = patch(function)
+            if strict:
+                truth = tensor.__bool__
+                tensor.__bool__ = lambda block: _truth_of(block, truth)
+            return scope
+        return None
+
+    interpreter._patch_lang = patch_once
+    try:
+        yield
+    finally:
+        interpreter._patch_lang = patch
+
+
+def _is_starter(error: BaseException, kernel: Any) -> bool:
+    """True where the kernel's own `raise NotImplementedError` was reached, or the compiler stumbled over it."""
+    if isinstance(error, NotImplementedError):  # Triton raises it too, for what the interpreter lacks
+        frames = traceback.extract_tb(error.__traceback__)
+        return bool(frames) and frames[-1].filename == kernel.fn.__code__.co_filename
+    node = getattr(error, "node", None)
+    return isinstance(node, ast.Raise) and "NotImplementedError" in ast.dump(node)
+
+
+ONLY_TRITON = "is not part of Triton: inside a kernel only triton.language works, tl.arange, tl.exp, tl.sum and so on"
+
+
+def _reason(error: BaseException, root: BaseException, line: str) -> str:
+    """Why a kernel does not run: by the line that failed where Triton's own words lead nowhere, else by these."""
+    if re.search(r"_ptr\s*\[", line):
+        return "a pointer takes no index: use tl.load(pointer + offsets) and tl.store"
+    if foreign := re.search(r"(?<![\w.])((?:torch|np|numpy)(?:\.\w+)+)\(", line):
+        return f"{foreign[1]} {ONLY_TRITON}"
+    if foreign := _foreign_local(error):
+        return f"{foreign} comes from PyTorch or NumPy, which {ONLY_TRITON}"
+    if "arange" in line and "constexpr" in f"{root}{error}":
+        return (
+            "tl.arange takes tl.constexpr arguments only: use the block's size here, tl.arange(0, BLOCK), and leave the length to the mask"
+        )
+    if half := re.search(r"Expected dtype \['fp32', 'fp64'\] but got (fp16|bf16)", f"{error} {root}"):
+        return f"this function takes float32, not {half[1]}: convert with .to(tl.float32) right after the load"
+    if "`assert " in line:
+        return "its assert does not hold"
+    if isinstance(root, AssertionError) and not str(root):
+        return "Triton refuses the types of these operands; an accumulator, for one, must be float32"
+    # The last line: compilers put the source excerpt first.
+    lines = [line.strip() for line in str(root).splitlines() if line.strip() and set(line.strip()) != {"^"}]
+    return f"{type(root).__name__}: {lines[-1] if lines else type(error).__name__}"
+
+
+def _foreign_local(error: BaseException) -> str:
+    """The name of a local of a kernel that holds a PyTorch tensor or a NumPy array, in the interpreter; "" for none."""
+    trace = chain(error)[-1].__traceback__
+    while trace is not None:
+        if "triton" not in trace.tb_frame.f_code.co_filename:
+            foreign = [name for name, value in trace.tb_frame.f_locals.items() if isinstance(value, torch.Tensor | np.ndarray)]
+            if foreign and not trace.tb_frame.f_code.co_filename.endswith("harness_kernel.py"):
+                return foreign[0]
+        trace = trace.tb_next
+    return ""
+
+
+def _compiled_line(error: BaseException) -> str:
+    for cause in chain(error):
+        node, source = getattr(cause, "node", None), getattr(cause, "src", None)
+        if node is not None and source is not None and hasattr(node, "lineno"):
+            lines = source.splitlines()
+            if node.lineno <= len(lines):
+                return f" (`{lines[node.lineno - 1].strip()}`)"
+    return ""
+
+
+# ---------------------------------------------------------------- tracing
+
+# The interpreter's ways to memory: at which positions their addresses and their mask come, and whether they write.
+ACCESSES = {"create_masked_load": (0, 1, False), "create_masked_store": (0, 2, True), "create_atomic_rmw": (1, 3, True)}
+
+
+class Trace:
+    """Looks at every access that the interpreter makes, before it happens. On a GPU it sees nothing.
+
+    strict: also put NaN in the lanes that a load leaves undefined, and and keep in `overlap` the name of an output whose elements
+    two programs write.
+    """
+
+    def __init__(self, buffers: Sequence[Buffer], strict: bool) -> None:
+        self.buffers = buffers
+        self.strict = strict
+        self.overlap = ""
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        from triton.runtime.interpreter import interpreter_builder as builder
+
+        self._builder = builder
+        self._writers = {buffer.name: np.full(buffer.memory.numel(), -1) for buffer in self.buffers if buffer.data is None}
+        replaced = {name: self._watch(name, getattr(builder, name)) for name in ACCESSES}
+        for name, method in replaced.items():
+            setattr(builder, name, method)
+        try:
+            yield
+        finally:
+            for name in replaced:
+                delattr(builder, name)  # the class's own methods show again
+
+    def _watch(self, name: str, method: Callable) -> Callable:
+        ptrs, mask, is_store = ACCESSES[name]
+
+        def watched(*args: Any, **options: Any) -> Any:
+            self._check(args[ptrs], args[mask], is_store, may_overlap="atomic" in name)
+            result = method(*args, **options)
+            is_undefined = self.strict and name == "create_masked_load" and args[2] is None
+            if is_undefined and (result.dtype.scalar.is_floating() or result.data.dtype.kind == "f"):
+                nan = 0x7FC0 if result.data.dtype.kind == "u" else np.nan  # the interpreter keeps bf16 as 16 bits
+                result.data = np.where(np.broadcast_to(args[mask].data, result.data.shape), result.data, np.array(nan, result.data.dtype))
+            return result
+
+        return watched
+
+    def _check(self, ptrs: Any, mask: Any, is_store: bool, may_overlap: bool) -> None:
+        """Wrong unless every address that the mask lets through is an element of a buffer, and of an output where it is stored to."""
+        addresses = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)].astype(np.int64)
+        if not addresses.size:
+            return
+        lowest, highest = addresses.min(), addresses.max()
+        stray = np.ones(addresses.shape, dtype=bool)
+        for buffer in self.buffers:
+            start, itemsize, elements = buffer.memory.data_ptr(), buffer.memory.element_size(), buffer.memory.numel()
+            if highest < start or lowest >= start + elements * itemsize:  # most accesses are to another buffer, and this runs at each one
+                continue
+            places = (addresses - start) // itemsize
+            near = (places >= 0) & (places < elements)
+            own = near.copy()
+            own[near] = buffer.own.numpy()[places[near]]
+            if is_store and buffer.data is not None and own.any():
+                raise _written_input(buffer)
+            if (near & ~own).any():
+                raise _stray(buffer, int(places[near & ~own][0]) - GUARD, is_store)
+            if is_store and self.strict and not may_overlap:
+                self._note_writers(buffer, places[own])
+            stray &= ~own
+        if stray.any():
+            raise Stray(f"{'writes' if is_store else 'reads'} far outside its tensors", "mend the offsets")
+
+    def _note_writers(self, buffer: Buffer, places: np.ndarray) -> None:
+        x, y, z = self._builder.grid_idx
+        program = x + 1_000_000 * (y + 1_000 * z)
+        writers = self._writers[buffer.name]
+        others = writers[places][(writers[places] >= 0) & (writers[places] != program)]
+        if len(others) and not self.overlap:
+            self.overlap = buffer.name.removesuffix("_ptr")
+        writers[places] = program
+
+
+def _truth_of(block: Any, truth: Callable) -> bool:
+    """The truth value of a block for Triton's own code, and of a number for any; Wrong for a reader's `and`, `or` or chained comparison."""
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    if block.handle.data.size > 1 and not caller.startswith("triton."):
+        raise Wrong(
+            "a block has no single truth value: join masks by &, not by `and`, with each comparison in brackets, because & binds closer than <: "
+            "(a < M) & (b < N)"
+        )
+    return truth(block)
+
+
+def _stray(buffer: Buffer, offset: int, is_store: bool) -> Stray:
+    name, shape, strides = buffer.name.removesuffix("_ptr"), tuple(buffer.tensor.shape), buffer.tensor.stride()
+    verb, remedy = ("writes", "mask the store, or mend its offsets") if is_store else ("reads", "mask the load, or mend its offsets")
+    return Stray(f"{verb} outside {name} (shape {shape}, strides {strides}), at element offset {offset}", remedy)
+
+
+def _written_input(buffer: Buffer) -> Wrong:
+    return Wrong(f"writes to {buffer.name.removesuffix('_ptr')}, which is an input")
+
+
+def _check_guards(buffer: Buffer, before: torch.Tensor) -> None:
+    """Wrong if memory changed that is not the output's own."""
+    after = buffer.memory
+    changed = ~((after == before) | (torch.isnan(after) & torch.isnan(before)))
+    if buffer.data is not None:
+        if changed.any():
+            raise _written_input(buffer)
+        return
+    stray = torch.nonzero(changed & ~buffer.own.to(changed.device)).flatten()
+    if len(stray):
+        raise _stray(buffer, int(stray[0]) - GUARD, is_store=True)

@@ -1,0 +1,89 @@
+"""Watches what PyTorch multiplies while an answer runs, for exercises that ask for tiles: a right result must not come from the whole matrices."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "mv": (0, 1), "addmv": (1, 2), "dot": (0, 1), "mul": (0, 1)}
+
+
+class Products(TorchDispatchMode):
+    """Notes the largest product of two tensors, in multiply-adds: each matrix of a batch is a product of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest: tuple[int, list[tuple[int, ...]]] = (0, [])
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__.rstrip("_")
+        if name in PRODUCTS:
+            factors = [args[place] for place in PRODUCTS[name]]
+            if all(isinstance(factor, torch.Tensor) and factor.ndim for factor in factors):
+                shapes = [tuple(factor.shape[-2:]) if "bmm" in name else tuple(factor.shape) for factor in factors]
+                steps = result.numel() if name == "mul" else math.prod(shapes[0]) * (shapes[1][1] if len(shapes[1]) > 1 else 1)
+                self.largest = max(self.largest, (steps, shapes))
+        return result
+
+
+class Scores(Products):
+    """For attention by tiles: no product may take more than a tile of block_m × block_n scores, block_m cuts q, and o has q's dtype."""
+
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, *_: Any) -> None:
+        super().__init__()
+        self.q, self.block_m, self.block_n = q, block_m, block_n
+        self.step = block_m * block_n * q.shape[-1]
+        self.sizes = (q.shape[2], k.shape[2])
+        self.cut: set[int] = set()  # rows of the parts that q is cut into
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        for part in result if isinstance(result, tuple | list) else (result,):
+            is_view = isinstance(part, torch.Tensor) and part.untyped_storage().nbytes() == self.q.numel() * part.element_size()
+            if is_view and part.ndim > 1 and part.shape[-1] == self.q.shape[-1]:
+                self.cut.add(part.shape[-2])
+        return result
+
+    def complaint(self, result: Any) -> str:
+        steps, shapes = self.largest
+        S_q, S_k = self.sizes
+        if len({S_q, S_k, self.block_m, self.block_n}) == 4 and self.block_m < S_q and self.block_n < S_k:
+            if steps > self.step:
+                rows = {size for shape in shapes for size in shape}
+                what = "all keys of a block of rows are taken at once" if S_k in rows else "all queries are taken at once"
+                what = "all scores are computed at once" if {S_q, S_k} <= rows else what
+                return (
+                    f"{what}: a product takes parts of shape {shapes[0]} and {shapes[1]}, and no tile may be larger than block_m × block_n"
+                )
+            if self.block_n in self.cut and self.block_m not in self.cut:
+                return f"block_m and block_n are exchanged, and q is cut into blocks of {self.block_n} rows: block_m counts rows of q, block_n rows of k"
+        o = result[0] if isinstance(result, tuple | list) else result
+        if isinstance(o, torch.Tensor) and o.dtype != self.q.dtype == torch.bfloat16:  # after float16, which tells other mistakes apart
+            return f"o is {str(o.dtype).removeprefix('torch.')}, and must have the dtype of q"
+        return ""
+
+
+class Tiles(Products):
+    """For a product of a (M, K) and b (K, N) by tiles: no product may take more multiply-adds than one tile's step, and c has a's dtype."""
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, block_m: int, block_n: int, block_k: int) -> None:
+        super().__init__()
+        self.dtype = a.dtype
+        self.whole = a.shape[0] * a.shape[1] * b.shape[1]
+        self.step = block_m * block_n * block_k
+        self.is_cut = block_m < a.shape[0] and block_n < b.shape[1] and block_k < a.shape[1]
+
+    def complaint(self, result: Any) -> str:
+        steps, shapes = self.largest
+        if self.is_cut and steps >= self.whole:
+            return "all of a and all of b go into one product: multiply a tile of a by a tile of b"
+        if self.is_cut and steps > self.step:
+            parts = " and ".join(map(str, shapes))
+            return f"a product takes parts of shape {parts}: a step multiplies a tile of a, block_m × block_k, by a tile of b, block_k × block_n"
+        if isinstance(result, torch.Tensor) and result.dtype != self.dtype:
+            return f"c has dtype {result.dtype}, want a's: the accumulator is float32, what is stored is not"
+        return ""

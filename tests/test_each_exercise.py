@@ -1,0 +1,91 @@
+"""What must hold of every exercise: its solution is right, each of its mistakes is named, and what a reader is shown is there.
+
+A mistake needs no code here: its twin is graded in place of an answer. tests/wrong_answers has the mistakes that only running shows, and
+tests/right_answers has answers that are right in other words.
+"""
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from fa_tutorial import hardware
+from fa_tutorial.exercises import catalogue, check
+from fa_tutorial.exercises.harness import Exercise, Twin
+from fa_tutorial.source import WIDTH, source_of
+
+EXERCISES = [
+    exercise for chapter in catalogue.chapters() for exercise in catalogue.chapter_exercises(chapter) if isinstance(exercise, Exercise)
+]
+MISTAKES = [(exercise, mistake) for exercise in EXERCISES for mistake in exercise.mistakes]
+CHAPTERS = sorted({exercise.chapter for exercise in EXERCISES})
+
+
+def answers(kind: str, name: str) -> list[tuple]:
+    return [answer for chapter in CHAPTERS for answer in getattr(importlib.import_module(f"{kind}.chapter_{chapter}"), name)]
+
+
+def name_of(value) -> str:
+    return value.id if isinstance(value, Exercise) else getattr(value, "__name__", str(value))
+
+
+each_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=name_of)
+
+
+@each_exercise
+def test_solution_is_right(exercise):
+    assert check(exercise.id, exercise.solution).status == "correct"
+
+
+@pytest.mark.parametrize(("exercise", "mistake"), MISTAKES, ids=name_of)
+def test_mistake_is_named(exercise, mistake, capsys):
+    result = check(exercise.id, Twin(exercise, mistake))
+    assert result.status == "wrong" and exercise.mistakes[mistake] in result.message
+    assert all(len(line) <= WIDTH for line in capsys.readouterr().out.splitlines()), "a page breaks a longer line inside a word"
+
+
+@pytest.mark.parametrize("wrong", answers("wrong_answers", "WRONG_ANSWERS"), ids=lambda wrong: f"{wrong[0]}-{name_of(wrong[1])}")
+def test_wrong_answer_is_told_why(wrong):
+    exercise_id, answer, *words = wrong
+    words = words[0 if hardware.interpreter_on() else -1]
+    if words is None:
+        pytest.skip("a compiled kernel does not show it")
+    result = check(exercise_id, answer)
+    assert result.status == "wrong" and words in result.message
+    assert "\n" not in result.message
+
+
+@pytest.mark.parametrize("right", answers("right_answers", "RIGHT_ANSWERS"), ids=lambda right: f"{right[0]}-{name_of(right[1])}")
+def test_right_answer_in_other_words_is_accepted(right):
+    result = check(*right)
+    assert result.status == "correct", result.message
+
+
+@each_exercise
+def test_starter_is_not_attempted(exercise, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    assert check(exercise.id, starter_of(exercise, tmp_path)).message.endswith("not attempted")
+
+
+def starter_of(exercise: Exercise, folder: Path):
+    """The solution's head over `raise NotImplementedError`, in a file, because a kernel is compiled from its source."""
+    tree = ast.parse(source_of(exercise.solution))
+    tree.body[0].body = ast.parse("raise NotImplementedError").body
+    module = f"starter_{exercise.id.replace('.', '_')}"
+    imports = "import triton\nimport triton.language as tl\n" if exercise.launch else ""
+    (folder / f"{module}.py").write_text(imports + ast.unparse(tree))
+    try:
+        return getattr(importlib.import_module(module), exercise.name)
+    finally:
+        sys.modules.pop(module, None)
+
+
+@each_exercise
+def test_exercise_is_complete(exercise):
+    file = Path(sys.modules[exercise.inputs.__module__].__file__)
+    assert exercise.id == f"{file.parent.name.removeprefix('chapter_')}.{file.stem.removeprefix('ex_')}"
+    assert exercise.task and exercise.reasoning and len(exercise.hints) >= 2 and all(exercise.hints)
+    assert {case.edge for case in exercise.inputs()} - {""} == set(exercise.conditions), "each condition is tested, and each edge is stated"
+    assert max(map(len, source_of(exercise.solution).splitlines())) <= WIDTH, "a solution is shown as it stands"

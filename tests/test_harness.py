@@ -1,0 +1,167 @@
+"""How the harness judges: main case first, then edges; the mistake that explains every result; lanes, programs and precision of a kernel."""
+
+import math
+
+import pytest
+import torch
+from buffers import ON_GPU
+
+from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, NotAttempted, Twin, Wrong, case
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+# ---------------------------------------------------------------- functions
+
+
+def mean(x):
+    return x.sum() / len(x) if len(x) else x.sum()
+
+
+def mean_twin(x, mistake=None):
+    x = x.double()
+    n = {"fixed": 2, "less_one": len(x) - 1, "nan": math.nan}.get(mistake, len(x))
+    return x.sum() if mistake == "sum" or not len(x) else x.sum() / n
+
+
+def mean_inputs():
+    yield case(torch.tensor([1.0, 5.0]), otherwise="the mean is the sum over the count")
+    yield case(torch.tensor([1.0, 2.0, 6.0]))
+    yield case(torch.rand(9), on="nine numbers", fresh=True)
+    yield case(torch.zeros(0), on="no numbers", edge="empty")
+    yield case(torch.tensor([1 / 3, 1 / 3], dtype=torch.float64), edge="float64")
+
+
+MEAN = Exercise(
+    id="99.1", task="Average.", solution=mean, reasoning="It is the sum over the count.", hints=("Sum.", "Divide."), inputs=mean_inputs,
+    twin=mean_twin, conditions={"empty": "nothing has the mean 0", "float64": "float64 stays float64"},
+    mistakes={"sum": "nothing is divided", "fixed": "the count is fixed", "less_one": "the count is one too small", "nan": "the count is NaN"},
+)  # fmt: skip
+
+
+def verdict(exercise, answer) -> str:
+    try:
+        exercise.grade(answer)
+    except Wrong as wrong:
+        return str(wrong)
+    return "correct"
+
+
+def test_a_right_answer_passes():
+    assert verdict(MEAN, mean) == verdict(MEAN, Twin(MEAN)) == "correct"
+
+
+def test_a_mistake_is_named_with_its_input_and_both_results():
+    assert verdict(MEAN, lambda x: x.sum()) == "nothing is divided: x = [1, 5] gives 6, want 3"
+
+
+def test_of_two_mistakes_that_agree_on_one_input_the_other_inputs_decide():
+    assert "the count is one too small" in verdict(MEAN, lambda x: x.sum() / (len(x) - 1)), "on [1, 5] that is the sum too"
+
+
+def test_a_mistake_that_an_earlier_input_rules_out_is_not_named():
+    def nan_from_three(x):
+        return mean(x) if len(x) < 3 else x.sum() * math.nan
+
+    assert "nan" in MEAN.mistakes, "which gives NaN for [1, 5] too"
+    assert verdict(MEAN, nan_from_three).startswith("right on the small cases, wrong on others: x = [1, 2, 6]")
+
+
+def test_an_edge_is_reported_as_an_edge():
+    fails_on_nothing = verdict(MEAN, lambda x: x.mean())
+    assert fails_on_nothing == "right on the main case; one edge is left: nothing has the mean 0: no numbers gives nan, want 0"
+    raises_on_nothing = verdict(MEAN, lambda x: mean(x) + 0 * x[0])
+    assert raises_on_nothing.startswith("right on the main case; one edge is left: no numbers: raises IndexError")
+
+
+def test_edges_are_counted():
+    assert verdict(MEAN, lambda x: x.float().mean()).startswith("right on the main case; two edges are left; the first: nothing has")
+
+
+def test_lost_precision_is_told():
+    assert "float64 goes in, and the result has less accuracy" in verdict(MEAN, lambda x: mean(x.float()))
+
+
+def test_fresh_inputs_show_no_numbers():
+    assert verdict(MEAN, lambda x: mean(x) + (len(x) == 9)) == "right on the small cases, wrong on others: nine numbers, the result"
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@triton.jit
+def row_sums(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    """out[i] = the sum of row i of x."""
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + tl.program_id(0) * cols + offs, mask=offs < cols, other=0.0)
+    tl.store(out_ptr + tl.program_id(0), tl.sum(x, axis=0))
+
+
+def row_sums_twin(x, mistake=None):
+    sums = x.double().sum(1)
+    return {"first": torch.cat([sums[:1], torch.full_like(sums[1:], UNWRITTEN)]), "lanes": sums * math.nan}.get(mistake, sums)
+
+
+ROW_SUMS = Exercise(
+    id="99.2", task="Add rows up.", solution=row_sums, reasoning="A row a program.", hints=("Load.", "Add."), twin=row_sums_twin,
+    inputs=lambda: [case(torch.arange(1.0, 7.0).view(2, 3), on="x of shape (2, 3)", otherwise="row i starts at i · cols", stray="mask the load")],
+    launch=lambda x: Launch((len(x),), (In(x), Out((len(x),), x.dtype), x.shape[1]), {"BLOCK": 4}),
+    mistakes={"first": "only row 0 is written", "lanes": "the lanes past the end are undefined"}, overlap="a row is added twice",
+)  # fmt: skip
+
+
+@triton.jit
+def first_row_only(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(out_ptr, tl.sum(tl.load(x_ptr + offs, mask=offs < cols, other=0.0), axis=0))
+
+
+@triton.jit
+def without_other(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(out_ptr + tl.program_id(0), tl.sum(tl.load(x_ptr + tl.program_id(0) * cols + offs, mask=offs < cols), axis=0))
+
+
+@triton.jit
+def without_mask(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(out_ptr + tl.program_id(0), tl.sum(tl.load(x_ptr + tl.program_id(0) * cols + offs), axis=0))
+
+
+@triton.jit
+def every_row_in_every_program(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    for row in range(2):
+        tl.store(out_ptr + row, tl.sum(tl.load(x_ptr + row * cols + offs, mask=offs < cols, other=0.0), axis=0))
+
+
+@triton.jit
+def stores_nothing(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    tl.load(x_ptr + tl.program_id(0))
+
+
+@triton.jit
+def starter(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    raise NotImplementedError
+
+
+only_traced = pytest.mark.skipif(ON_GPU, reason="a compiled kernel is not traced, and the interpreter cannot run tl.sum in this process")
+
+
+@pytest.mark.parametrize(("kernel", "words"), [
+    (row_sums, "correct"),
+    (first_row_only, "only row 0 is written: x of shape (2, 3): it never writes out[1] of shape (2,)"),
+    (stores_nothing, "nothing is stored: a kernel returns no value, its result goes to memory by tl.store (x of shape (2, 3))"),
+    pytest.param(without_other, "the lanes past the end are undefined: x of shape (2, 3) gives out = [nan, nan], want [6, 15]", marks=only_traced),
+    pytest.param(every_row_in_every_program, "a row is added twice (more than one program writes the same elements of out): x of shape (2, 3)",
+                 marks=only_traced),
+    pytest.param(without_mask, "mask the load: with x of shape (2, 3) it reads outside x", marks=only_traced),
+], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
+def test_verdict_on_a_kernel(kernel, words):
+    assert verdict(ROW_SUMS, kernel).startswith(words)
+
+
+def test_a_starter_kernel_is_not_attempted():
+    with pytest.raises(NotAttempted):
+        ROW_SUMS.grade(starter)
