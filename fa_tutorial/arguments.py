@@ -94,15 +94,6 @@ def check_alike(**tensors: torch.Tensor) -> None:
         raise ValueError(f"{', '.join(tensors)} must be on one device, got {devices}")
 
 
-def check_as(name: str, tensor, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise unless `tensor` has the dtype (TypeError), shape and device (ValueError)."""
-    check_tensor(name, tensor, dtypes=(dtype,))
-    if tensor.shape != shape:
-        raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
-    if tensor.device != device:
-        raise ValueError(f"{name} must have device {device}, got {tensor.device}")
-
-
 def check_attention(
     q, k, v, scale: float | None = None, *, dtypes: Iterable[torch.dtype] = FLOAT_DTYPES, max_d: int | None = None
 ) -> float:

@@ -1,7 +1,6 @@
 """What this machine can run, and what is wrong with the installation: `python -m fa_tutorial doctor`.
 
-The machine is looked at once, into Facts. Each finding is a small function of them that gives a Finding or None, so that every
-bad combination can be shown to it without having one.
+The machine is looked at once, into Facts, from which the findings follow: so that every bad combination can be tried without having one.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -145,162 +144,86 @@ def _writable(folder: Path) -> bool:
 # ---------------------------------------------------------------- findings
 
 
-def triton_missing(facts: Facts) -> Finding | None:
-    if facts.triton is not None:
-        return None
-    if facts.system == "Linux":
-        return Finding(True, "Triton is not installed.", hardware.HOW_TO_INSTALL_TRITON)
-    return Finding(False, f"Triton is not installed: it is not published for {facts.system}.", hardware.WHERE_TO_RUN_TRITON)
+def examine(facts: Facts) -> list[Finding]:
+    """Everything that holds for `facts`."""
+    return [*examine_triton(facts), *examine_gpu(facts), *examine_versions(facts)]
 
 
-def numpy_too_new_for_triton(facts: Facts) -> Finding | None:
-    if not (facts.interpreter and facts.triton and facts.numpy):
-        return None
-    if version_numbers(facts.triton) >= (3, 7) or version_numbers(facts.numpy) < (2, 4):
-        return None
-    return Finding(
-        True,
-        f"NumPy {facts.numpy} with Triton {facts.triton} in the interpreter: a kernel's loop with a run-time bound raises TypeError.",
-        'Install an older NumPy, pip install "numpy<2.4", or Triton 3.7 or newer.',
-    )
-
-
-def triton_came_first(facts: Facts) -> Finding | None:
-    if not facts.triton_came_first:
-        return None
-    return Finding(
-        True,
-        "Triton was imported before fa_tutorial, while its interpreter was off, so its own functions are compiled ones.",
-        f"Restart, and import fa_tutorial first; or set {hardware.INTERPRETER_SWITCH}=1 before Python starts.",
-    )
-
-
-def switched_off_without_gpu(facts: Facts) -> Finding | None:
-    if facts.triton is None or facts.gpu is not None or facts.interpreter:
-        return None
-    return Finding(
-        True,
-        f"{hardware.INTERPRETER_SWITCH} is set to {facts.switch!r}, and there is no CUDA GPU that torch can use: no kernel can run.",
-        f"Unset {hardware.INTERPRETER_SWITCH}, or set it to 1: kernels then run in the interpreter.",
-    )
-
-
-def gpu_with_cpu_torch(facts: Facts) -> Finding | None:
-    if not facts.nvidia_smi or facts.torch_cuda is not None:
-        return None
-    return Finding(
-        True,
-        f"nvidia-smi lists a GPU, but torch {facts.torch} is a CPU build.",
-        "Install a CUDA build of torch: its site's selector gives the command for your driver.",
-    )
-
-
-def gpu_that_torch_cannot_use(facts: Facts) -> Finding | None:
-    if not facts.nvidia_smi or facts.torch_cuda is None or facts.gpu is not None:
-        return None
-    if facts.visible_devices is not None:
-        return Finding(
-            False,
-            f"nvidia-smi lists a GPU, but CUDA_VISIBLE_DEVICES={facts.visible_devices!r} leaves torch none.",
-            "Unset CUDA_VISIBLE_DEVICES to use it.",
-        )
-    return Finding(
-        True,
-        f"nvidia-smi lists a GPU, but torch {facts.torch}, built for CUDA {facts.torch_cuda}, cannot use it.",
-        f"Update the driver to one that supports CUDA {facts.torch_cuda}, or install a torch built for an older CUDA.",
-    )
-
-
-def cuda_torch_without_driver(facts: Facts) -> Finding | None:
-    if facts.torch_cuda is None or facts.gpu is not None or facts.nvidia_smi:
-        return None
-    return Finding(False, f"torch {facts.torch} is built for CUDA {facts.torch_cuda}, and no NVIDIA driver is found: the CPU is used.")
-
-
-def interpreted_despite_gpu(facts: Facts) -> Finding | None:
-    if facts.gpu is None or not facts.interpreter:
-        return None
-    return Finding(
-        False,
-        f"{hardware.INTERPRETER_SWITCH}={facts.switch} although there is a GPU: kernels run in the interpreter, on the CPU, and are slow.",
-        f"Unset {hardware.INTERPRETER_SWITCH} to use {facts.gpu}.",
-    )
-
-
-def gpu_too_old(facts: Facts) -> Finding | None:
-    if not facts.compiles or facts.capability is None or facts.capability >= hardware.TENSOR_CORE_CAPABILITY:
-        return None
-    shown = f"{facts.gpu} has compute capability {facts.capability / 10:.1f}"
-    if facts.capability < hardware.LEAST_CAPABILITY:
-        return Finding(
+def examine_triton(facts: Facts) -> Iterator[Finding]:
+    switch = hardware.INTERPRETER_SWITCH
+    if facts.triton is None and facts.system == "Linux":
+        yield Finding(True, "Triton is not installed.", hardware.HOW_TO_INSTALL_TRITON)
+    elif facts.triton is None:
+        yield Finding(False, f"Triton is not installed: it is not published for {facts.system}.", hardware.WHERE_TO_RUN_TRITON)
+    elif facts.interpreter and facts.numpy and version_numbers(facts.triton) < (3, 7) and version_numbers(facts.numpy) >= (2, 4):
+        yield Finding(
             True,
-            f"{shown}; the course's kernels need {hardware.LEAST_CAPABILITY / 10:.1f} or more.",
-            f"Set {hardware.INTERPRETER_SWITCH}=1 before Python starts: kernels then run in the interpreter.",
+            f"NumPy {facts.numpy} with Triton {facts.triton} in the interpreter: a kernel's loop with a run-time bound raises TypeError.",
+            'Install an older NumPy, pip install "numpy<2.4", or Triton 3.7 or newer.',
         )
-    return Finding(False, f"{shown}: Triton does not use its tensor cores (from 8.0 on it does), so matmuls are slow here.")
-
-
-def no_compiler(facts: Facts) -> Finding | None:
-    if not facts.compiles:
-        return None
-    if facts.compiler is None:
-        return Finding(
+    if facts.triton_came_first:
+        yield Finding(
+            True,
+            "Triton was imported before fa_tutorial, while its interpreter was off, so its own functions are compiled ones.",
+            f"Restart, and import fa_tutorial first; or set {switch}=1 before Python starts.",
+        )
+    if facts.triton is not None and facts.gpu is None and not facts.interpreter:
+        yield Finding(
+            True,
+            f"{switch} is set to {facts.switch!r}, and there is no CUDA GPU that torch can use: no kernel can run.",
+            f"Unset {switch}, or set it to 1: kernels then run in the interpreter.",
+        )
+    if facts.compiles and facts.compiler is None:
+        yield Finding(
             True,
             "No C compiler is found; Triton needs one to build what launches a kernel.",
             "Install one, such as gcc (Debian and Ubuntu: apt install build-essential), or name it in CC.",
         )
-    if not facts.python_headers:
-        return Finding(
+    elif facts.compiles and not facts.python_headers:
+        yield Finding(
             True,
             "Python.h is not found; Triton needs it to build what launches a kernel.",
             "Install Python's headers (Debian and Ubuntu: apt install python3-dev).",
         )
-    return None
 
 
-def version_outside_range(package: str) -> Callable[[Facts], Finding | None]:
-    """The finding for one package of SUPPORTED: its version lies outside the course's range."""
-    first, past = SUPPORTED[package]
-
-    def outside(facts: Facts) -> Finding | None:
-        version = getattr(facts, package)
-        if version is None or first <= version_numbers(version) < past:
-            return None
-        wanted = f"{'.'.join(map(str, first))} or newer, below {'.'.join(map(str, past))}"
-        return Finding(
-            False,
-            f"{NAMES[package]} {version} is outside the range that the course supports: {wanted}.",
-            "constraints.txt names the versions that it is tested with.",
+def examine_gpu(facts: Facts) -> Iterator[Finding]:
+    switch, torch_words = hardware.INTERPRETER_SWITCH, f"torch {facts.torch}, built for CUDA {facts.torch_cuda},"
+    if facts.nvidia_smi and facts.torch_cuda is None:
+        yield Finding(
+            True,
+            f"nvidia-smi lists a GPU, but torch {facts.torch} is a CPU build.",
+            "Install a CUDA build of torch: its site's selector gives the command for your driver.",
         )
-
-    return outside
-
-
-def progress_not_kept(facts: Facts) -> Finding | None:
-    if facts.state_writable:
-        return None
-    return Finding(False, f"{facts.state} cannot be written: progress is not kept.", f"Set {STATE_VARIABLE} to a folder that can be.")
-
-
-FINDINGS: tuple[Callable[[Facts], Finding | None], ...] = (
-    triton_missing,
-    numpy_too_new_for_triton,
-    triton_came_first,
-    switched_off_without_gpu,
-    gpu_with_cpu_torch,
-    gpu_that_torch_cannot_use,
-    cuda_torch_without_driver,
-    interpreted_despite_gpu,
-    gpu_too_old,
-    no_compiler,
-    *map(version_outside_range, SUPPORTED),
-    progress_not_kept,
-)
+    elif facts.nvidia_smi and facts.gpu is None and facts.visible_devices is not None:
+        hidden = f"nvidia-smi lists a GPU, but CUDA_VISIBLE_DEVICES={facts.visible_devices!r} leaves torch none."
+        yield Finding(False, hidden, "Unset CUDA_VISIBLE_DEVICES to use it.")
+    elif facts.nvidia_smi and facts.gpu is None:
+        remedy = f"Update the driver to one that supports CUDA {facts.torch_cuda}, or install a torch built for an older CUDA."
+        yield Finding(True, f"nvidia-smi lists a GPU, but {torch_words} cannot use it.", remedy)
+    elif facts.torch_cuda is not None and facts.gpu is None:
+        yield Finding(False, f"torch {facts.torch} is built for CUDA {facts.torch_cuda}, and no NVIDIA driver is found: the CPU is used.")
+    if facts.gpu is not None and facts.interpreter:
+        slow = f"{switch}={facts.switch} although there is a GPU: kernels run in the interpreter, on the CPU, and are slow."
+        yield Finding(False, slow, f"Unset {switch} to use {facts.gpu}.")
+    if facts.compiles and facts.capability is not None and facts.capability < hardware.TENSOR_CORE_CAPABILITY:
+        shown = f"{facts.gpu} has compute capability {facts.capability / 10:.1f}"
+        if facts.capability < hardware.LEAST_CAPABILITY:
+            least = f"{shown}; the course's kernels need {hardware.LEAST_CAPABILITY / 10:.1f} or more."
+            yield Finding(True, least, f"Set {switch}=1 before Python starts: kernels then run in the interpreter.")
+        else:
+            yield Finding(False, f"{shown}: Triton does not use its tensor cores (from 8.0 on it does), so matmuls are slow here.")
 
 
-def examine(facts: Facts) -> list[Finding]:
-    """Every finding that holds for `facts`, in FINDINGS' order."""
-    return [finding for find in FINDINGS if (finding := find(facts)) is not None]
+def examine_versions(facts: Facts) -> Iterator[Finding]:
+    for package, (first, past) in SUPPORTED.items():
+        version = getattr(facts, package)
+        if version is not None and not first <= version_numbers(version) < past:
+            wanted = f"{'.'.join(map(str, first))} or newer, below {'.'.join(map(str, past))}"
+            outside = f"{NAMES[package]} {version} is outside the range that the course supports: {wanted}."
+            yield Finding(False, outside, "constraints.txt names the versions that it is tested with.")
+    if not facts.state_writable:
+        yield Finding(False, f"{facts.state} cannot be written: progress is not kept.", f"Set {STATE_VARIABLE} to a folder that can be.")
 
 
 def try_kernel() -> Finding | None:
