@@ -256,7 +256,7 @@ def accepted_spills(row: Row) -> int:
         return 1_000  # a row of 65,536 columns is 128 elements a thread with 16 warps, the whole of its registers
     if row.kernel == "hopper.forward.forward_kernel":
         return 340  # three consumers have 160 registers a thread; what spills is what a masked block needs, at most two of a row's
-    if row.kernel.startswith("backward.") and f"D={MAX_D}" in row.case:
+    if row.kernel.startswith(("forward.", "backward.")) and f"D={MAX_D}" in row.case:
         return 4_000 if row.capability == hardware.LEAST_CAPABILITY else 600
     return SMALL_SPILL
 
