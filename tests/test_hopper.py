@@ -122,7 +122,7 @@ MUTATIONS = {
     "the diagonal is hidden": ("softmax_step", "s", "gl.where(key[None, :] < seen[:, None] - 1, s, -float('inf'))", CAUSAL),
     "a key too many": ("softmax_step", "s", "gl.where(key[None, :] <= seen[:, None], s, -float('inf'))", CAUSAL),
     "rows that see nothing become NaN": ("softmax_step", "if MASK 2", "False", BLIND_ROWS),
-    "nothing is rescaled": ("softmax_step", "return", "(gl.exp2(s * scale_log2 - shift[:, None]), m_new, gl.exp2(shift - shift))", CAUSAL),
+    "nothing is rescaled": ("softmax_step", "return", "(gl.exp2(s * scale_log2 - shift_log2[:, None]), m_new, gl.exp2(shift_log2 - shift_log2))", CAUSAL),
     "l is not rescaled": ("next_block", "l", "l + gl.sum(p, axis=1)", CAUSAL),
     "acc is not rescaled": ("next_block", "return", "(pairs_new, m, l, new)", CAUSAL),
     "p in pairs that are exchanged": ("pack", "return 1", PACK, CAUSAL),
@@ -130,7 +130,7 @@ MUTATIONS = {
     "no mask where the diagonal is": ("consumer", "full 2", "mine", CAUSAL),
     "o is not divided": ("epilogue", "o", "acc", CAUSAL),
     "o a row too low": ("epilogue", "tma.async_copy_shared_to_global", f"tma.async_copy_shared_to_global(o_desc, {O_BELOW}, shared.o.index(C))", CAUSAL),
-    "lse in base 2": ("epilogue", "lse", "gl.where(l == 0.0, -float('inf'), m + gl.log2(l_or_one))", CAUSAL),
+    "lse in base 2": ("epilogue", "lse", "gl.where(l == 0.0, -float('inf'), mul_up(m, scale_log2) + gl.log2(l_or_one))", CAUSAL),
 }  # fmt: skip
 RIGHT, WRONG, STOPPED = 0, 3, 4  # how a process ends that runs a copy of the kernel
 

@@ -24,7 +24,7 @@ import torch
 from fa_tutorial import tuned
 from fa_tutorial.hardware import HOPPER_CAPABILITY, card_of, interpreter_on, require_triton
 from fa_tutorial.hopper.pipeline import consumer_release, consumer_wait, load, make_pipeline, mbarrier, producer_acquire, tma
-from fa_tutorial.hopper.softmax import pack, softmax_step, unpack
+from fa_tutorial.hopper.softmax import mul_up, pack, softmax_step, unpack
 from fa_tutorial.hopper.tile_scheduler import ROWS, next_work_tile, sizes_of, work_tile
 from fa_tutorial.tuned.descriptors import can_use_tma, descriptor_template
 from fa_tutorial.tuned.forward import heads_at_once
@@ -197,7 +197,7 @@ def consumer(
             consumer_release(shared.q, turn * CONSUMERS + C)
             acc = warpgroup_mma_wait(0, [issue_pv(pairs, acc, shared, n - 1)])
             consumer_release(shared.v, n - 1)
-            epilogue(o_desc, lse_ptr, acc, m, l, shared, batch_head, sizes, first, offs_m, C)
+            epilogue(o_desc, lse_ptr, acc, m, l, scale_log2, shared, batch_head, sizes, first, offs_m, C)
         else:
             consumer_release(shared.q, turn * CONSUMERS + C)
         turn += 1
@@ -214,10 +214,10 @@ def next_rows(shared, n):
 
 
 @gluon.jit
-def epilogue(o_desc, lse_ptr, acc, m, l, shared, batch_head, sizes, first, offs_m, C: gl.constexpr):
+def epilogue(o_desc, lse_ptr, acc, m, l, scale_log2, shared, batch_head, sizes, first, offs_m, C: gl.constexpr):
     """o = acc / l (4.4) and lse (4.5) of ROWS rows."""
     l_or_one = gl.where(l == 0.0, 1.0, l)
-    lse = gl.where(l == 0.0, -float("inf"), (m + gl.log2(l_or_one)) * LN_2)
+    lse = gl.where(l == 0.0, -float("inf"), (mul_up(m, scale_log2) + gl.log2(l_or_one)) * LN_2)
     gl.store(lse_ptr + batch_head.to(gl.int64) * sizes.S_q + offs_m, lse, mask=offs_m < sizes.S_q)
     o = acc * gl.convert_layout(1.0 / l_or_one, gl.SliceLayout(1, acc.type.layout))[:, None]
     tma.store_wait(0)  # the rows of the work tile before have left shared memory

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from fa_tutorial.hardware import require_triton
-from fa_tutorial.tuned import forward as tuned_forward
 
 require_triton("Chapter 9 (fa_tutorial.hopper)")
 from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
 
-UP, DOWN = gl.constexpr(tuned_forward.UP.value), gl.constexpr(tuned_forward.DOWN.value)  # m is rounded up a little, as in chapter 8
+
+@gluon.jit
+def mul_up(x, y):
+    """x · y, rounded up. Rounded to nearest, the maximum at logits of 10,000 may come out so low that its own p is 1.0003, see chapter 8's UP."""
+    return gl.inline_asm_elementwise("mul.rp.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def softmax_step(s, m, scale_log2, seen, MASK: gl.constexpr):
-    """The softmax of chapter 8's attend (8.3). s: [ROWS, BLOCK_N]; m: [ROWS], in base 2. Returns p, m_new, alpha.
+    """The softmax of chapter 8's attend (8.3). s: [ROWS, BLOCK_N], m: [ROWS], both not scaled yet. Returns p, m_new, alpha.
 
     seen: [ROWS], how many keys of this tile each row sees, used with MASK.
     """
     if MASK:
         key = gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
         s = gl.where(key[None, :] < seen[:, None], s, -float("inf"))
-    row_max = gl.max(s, axis=1)
-    m_new = gl.maximum(m, gl.maximum(row_max * (scale_log2 * UP), row_max * (scale_log2 * DOWN)))
+    m_new = gl.maximum(m, gl.max(s, axis=1))
     shift = m_new
     if MASK:  # only here can a row have seen nothing yet
         shift = gl.where(m_new == -float("inf"), 0.0, m_new)
-    return gl.exp2(s * scale_log2 - shift[:, None]), m_new, gl.exp2(m - shift)
+    shift_log2 = mul_up(shift, scale_log2)
+    return gl.exp2(s * scale_log2 - shift_log2[:, None]), m_new, gl.exp2(mul_up(m, scale_log2) - shift_log2)
 
 
 @gluon.jit
