@@ -51,8 +51,8 @@ class Launch:
     meta: Mapping[str, int]
 
     def names(self, kernel: Any) -> list[str]:
-        """The arguments' names: the parameters of `kernel`, without _ptr."""
-        return [name.removesuffix("_ptr") for name in list(inspect.signature(kernel.fn).parameters)[: len(self.args)]]
+        """The arguments' names: the parameters of `kernel`, without _ptr or _desc."""
+        return [name.removesuffix("_ptr").removesuffix("_desc") for name in list(inspect.signature(kernel.fn).parameters)[: len(self.args)]]
 
     def outputs(self, kernel: Any) -> dict[str, Out]:
         return {name: arg for name, arg in zip(self.names(kernel), self.args, strict=True) if isinstance(arg, Out)}
