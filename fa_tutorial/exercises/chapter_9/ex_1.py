@@ -44,7 +44,9 @@ MISTAKES = {
 
 
 def twin(i, stages, mistake=None):
-    turn = {"every_tile": i, "of_two": i // 2, "of_one": i // max(stages, 2), "never": 0, "once": min(i // stages, 1)}.get(mistake, i // stages)
+    turn = {"every_tile": i, "of_two": i // 2, "of_one": i // max(stages, 2), "never": 0, "once": min(i // stages, 1)}.get(
+        mistake, i // stages
+    )
     bit = turn % 2
     stage = {"stage_of_two": i % 2, "round": turn, "number": i, "stays": min(i, stages - 1), "from_one": (i + 1) % stages}.get(
         mistake, i % stages

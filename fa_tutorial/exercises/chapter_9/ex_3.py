@@ -123,7 +123,7 @@ def inputs():
     yield case(2, 2, 2, 1, 1, True, otherwise=blocks)
     yield case(3, 3, 2, 1, 1, True, otherwise=blocks)
     yield case(2, 5, 1, 1, 1, True, otherwise=blocks)
-    yield case(5, 2, 1, 1, 2, True, otherwise="row blocks that see nothing are listed too, with 0 key blocks")
+    yield case(5, 2, 1, 1, 1, True, otherwise="row blocks that see nothing are listed too, with 0 key blocks")
     yield case(8, 8, 4, 2, 1, True, otherwise=blocks)
     yield case(3, 0, 2, 2, 2, False, otherwise="with no key at all every row block has 0 key blocks")
     yield case(0, 3, 2, 2, 2, True, otherwise="with no query there is no work")
@@ -151,7 +151,7 @@ EXERCISE = Exercise(
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
-    parts=("entries", "order"),
+    parts=("entries", "order of key_blocks"),
     exact=True,
     adapt=adapt,
 )

@@ -57,7 +57,9 @@ def twin(consumers, producer_warps, producer_registers, mistake=None):
     eights = {"not_eights": int(share), "nearest": round(share / 8) * 8, "up": math.ceil(share / 8) * 8}.get(mistake, int(share) // 8 * 8)
     most = {"no_limit": math.inf, "limit_255": 255, "limit_248": 248, "limit_240": 240}.get(mistake, 256)
     right = min(eights, most)
-    return {"launch": at_launch, "all_consumers": int(share * consumers), "gain": right - at_launch, "whole_consumer": 128 * right}.get(mistake, right)
+    return {"launch": at_launch, "all_consumers": int(share * consumers), "gain": right - at_launch, "whole_consumer": 128 * right}.get(
+        mistake, right
+    )
 
 
 def inputs():
@@ -65,7 +67,9 @@ def inputs():
     yield case(2, 1, 56, otherwise="a producer that keeps more leaves less")
     yield case(3, 1, 24, otherwise="three consumers share what the producer leaves")
     yield case(3, 1, 40, otherwise="the largest multiple of 8 that is there")
-    yield case(2, 1, 32, otherwise="what is shared is what the block was launched with, less producer_registers for each thread of the producer")
+    yield case(
+        2, 1, 32, otherwise="what is shared is what the block was launched with, less producer_registers for each thread of the producer"
+    )
     yield case(4, 1, 24, otherwise="five warpgroups: the launch gives every thread 96")
     yield case(1, 1, 24, otherwise="at most 256 a thread")
     yield case(2, 4, 24, otherwise="4 warps are one warpgroup")
