@@ -16,7 +16,7 @@ import torch
 
 from fa_tutorial import backward
 from fa_tutorial.exercises.harness import Wrong, show
-from fa_tutorial.exercises.harness_kernel import _patched_once
+from fa_tutorial.exercises.harness_kernel import patched_once
 from fa_tutorial.tiles import padded_d
 
 KERNELS = (backward.delta_kernel, backward.dkdv_kernel, backward.dq_kernel)
@@ -53,7 +53,7 @@ class Launches:
 
             def checked(*args: Any, **meta: Any) -> Any:
                 self._check(kernel, grid, args, meta)
-                with _patched_once(strict=False):
+                with patched_once(strict=False):
                     return launch(*args, **meta)
 
             return checked

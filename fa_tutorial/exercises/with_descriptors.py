@@ -40,9 +40,8 @@ class WithDescriptors:
 def _shape_fault(error: BaseException) -> str:
     """Words for a tile that is still of four dimensions, or no longer; "" for another error."""
     root = chain(error)[-1]
-    frames = traceback.extract_tb(root.__traceback__)
     if isinstance(root, AssertionError) and "equal ranks" in str(root):
         return "a descriptor loads a tile of shape [1, 1, rows, D], and tl.dot takes two dimensions: drop the ones by .reshape([rows, D])"
-    if isinstance(root, AssertionError) and frames and frames[-1].name == "descriptor_store":
+    if isinstance(root, AssertionError) and any("store" in frame.name for frame in traceback.extract_tb(root.__traceback__)):
         return "o_desc.store takes a tile of shape [1, 1, BLOCK_M, D]: give o its ones back by .reshape([1, 1, BLOCK_M, D])"
     return ""

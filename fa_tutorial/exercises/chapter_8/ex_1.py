@@ -6,7 +6,7 @@ from fa_tutorial.exercises.harness import OTHERS, Exercise, case
 
 
 def tflops(B, H, S_q, S_k, D, is_causal, mode, seconds):
-    """TFLOP/s of a call of `mode` that takes `seconds`: the FLOPs that the task needs, not those that a kernel does."""
+    """TFLOP/s of a call that takes `seconds`: the FLOPs that the task needs, not what a kernel does."""
     seen = [max(0, i + 1 + S_k - S_q) if is_causal else S_k for i in range(S_q)]  # keys of each query
     forward = 4 * B * H * sum(seen) * D  # 2 matmuls, 2 FLOPs a multiply-add
     flops = {"fwd": forward, "bwd": 2.5 * forward, "fwd_bwd": 3.5 * forward}[mode]

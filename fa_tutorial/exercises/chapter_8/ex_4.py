@@ -10,7 +10,7 @@ triton = hardware.require_triton("Exercise 8.4")
 
 
 def backward_once(q, k, v, o, do, lse, is_causal, scale):
-    """(dq, dk, dv) by the three kernels of fa_tutorial.backward: delta is summed once, and the other two read it."""
+    """(dq, dk, dv) by the three kernels of fa_tutorial.backward, with one delta for both others."""
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     if q.numel() == 0 or k.numel() == 0:
@@ -26,9 +26,9 @@ def backward_once(q, k, v, o, do, lse, is_causal, scale):
     tile |= {"BLOCK_N": block, "IS_CAUSAL": is_causal}
     inputs = [tiles.heads(x) for x in (q, k, v, do)]
     dk_dv = tiles.heads(dk), tiles.heads(dv)
-    sizes = S_q, S_k, D
-    backward.dkdv_kernel[key_grid](*inputs, *dk_dv, lse, delta, H_k, *sizes, scale, GROUP=H_q // H_k, **tile)
-    backward.dq_kernel[row_grid](*inputs, tiles.heads(dq), lse, delta, H_q, H_k, *sizes, scale, **tile)
+    sizes = S_q, S_k, D, scale
+    backward.dkdv_kernel[key_grid](*inputs, *dk_dv, lse, delta, H_k, *sizes, GROUP=H_q // H_k, **tile)
+    backward.dq_kernel[row_grid](*inputs, tiles.heads(dq), lse, delta, H_q, H_k, *sizes, **tile)
     return dq, dk, dv
 
 

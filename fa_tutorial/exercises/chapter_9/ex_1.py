@@ -8,8 +8,9 @@ from fa_tutorial.exercises.harness import Exercise, case
 def ring_phase(i, stages):
     """(stage, full_parity, empty_parity) of the i-th tile of a ring."""
     round_of_ring, stage = divmod(i, stages)
-    full_parity = round_of_ring % 2  # each round completes one phase of full[stage], and one of empty[stage]
-    return stage, full_parity, 1 - full_parity  # the producer needs the round before; before round 0 parity 1 passes at once
+    full_parity = round_of_ring % 2  # each round completes one phase of full[stage] and of empty[stage]
+    empty_parity = 1 - full_parity  # of the round before; before round 0 parity 1 passes at once
+    return stage, full_parity, empty_parity
 
 
 PARTS = ("stage", "full_parity", "empty_parity")

@@ -10,7 +10,7 @@ from fa_tutorial.exercises.harness import OTHERS, Exercise, Wrong, case
 def longest_first(S_q, S_k, block_m, block_n, heads, is_causal):
     """[(head, row_block, key_blocks), …], those with the most key blocks first."""
     work = []
-    for row_block in reversed(range(-(-S_q // block_m))):  # a later row block never sees fewer keys (4.6)
+    for row_block in reversed(range(-(-S_q // block_m))):  # a later block never sees fewer keys (4.6)
         keys = S_k
         if is_causal:
             end = min((row_block + 1) * block_m, S_q)

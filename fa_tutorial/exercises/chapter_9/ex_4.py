@@ -7,10 +7,10 @@ from fa_tutorial.exercises.harness import OTHERS, Exercise, case
 
 def register_budget(consumers, producer_warps, producer_registers):
     """Registers that each thread of a consumer can have, by setmaxnreg."""
-    producer_groups = -(-producer_warps // 4)  # setmaxnreg is for whole warpgroups of 4 warps, 128 threads
+    producer_groups = -(-producer_warps // 4)  # whole warpgroups, of 4 warps, 128 threads
     groups = consumers + producer_groups
     at_launch = min(65_536 // (128 * groups) // 8 * 8, 256)  # the same for every thread
-    left = at_launch * groups - producer_registers * producer_groups  # for one thread of each consumer
+    left = at_launch * groups - producer_registers * producer_groups  # a thread of each consumer
     return min(left // consumers // 8 * 8, 256)
 
 
