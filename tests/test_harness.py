@@ -1,5 +1,6 @@
 """How the harness judges: main case first, then edges; the mistake that explains every result; lanes, programs and precision of a kernel."""
 
+import dataclasses
 import math
 
 import pytest
@@ -46,6 +47,27 @@ def verdict(exercise, answer) -> str:
     except Wrong as wrong:
         return str(wrong)
     return "correct"
+
+
+def test_an_answer_is_adapted_before_it_is_run():
+    def adapt(answer):
+        def mean_of_list(x):
+            if not isinstance(result := answer(x), list):
+                raise Wrong("returns no list")
+            return result[0]
+
+        return mean_of_list
+
+    exercise = dataclasses.replace(MEAN, adapt=adapt)
+    assert verdict(exercise, lambda x: [mean(x)]) == verdict(exercise, Twin(exercise)) == "correct"
+    assert verdict(exercise, lambda x: [x.sum()]) == "nothing is divided: x = [1, 5] gives 6, want 3"
+    assert verdict(exercise, mean) == "x = [1, 5]: returns no list"
+    assert "pass the function itself" in verdict(exercise, 3)
+
+
+def test_texts_are_told_as_they_stand():
+    exercise = dataclasses.replace(MEAN, exact=True, twin=lambda x, mistake=None: "even" if len(x) % 2 == 0 else "odd", mistakes={})
+    assert verdict(exercise, lambda x: "odd") == "the mean is the sum over the count: x = [1, 5] gives odd, want even"
 
 
 def test_a_right_answer_passes():

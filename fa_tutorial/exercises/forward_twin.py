@@ -110,7 +110,8 @@ def _join(state, s, v, kept, half, mistake):
     still = mistake in ("unshifted", "exp_alone")
     shift = 0 * _finite(m_new) if still else _finite(own) if mistake == "both_kept" else _finite(m_new)
     p, p_own = exp32(s - shift[..., None]), exp32(s - _finite(own)[..., None])
-    p_acc = {"own_maximum": p_own, "over_queries": torch.softmax(s, -2), "by_itself": torch.softmax(s, -1)}.get(mistake, p) * kept
+    axis = {"over_queries": -2, "by_itself": -1}.get(mistake)
+    p_acc = (torch.softmax(s, axis) if axis else p_own if mistake == "own_maximum" else p) * kept
     p_l = p_own if mistake in ("own_maximum", "own_l") else p
     sums = p_l.sum((-1, -2))[..., None].expand(l.shape) if mistake == "one_l" else p_l.sum(-1)
     one, none = torch.ones_like(l), torch.zeros_like(l)

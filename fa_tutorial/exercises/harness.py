@@ -72,7 +72,8 @@ class Exercise:
     reasoning: why the solution is right. more: one line on what the package's version does besides. hints: from a nudge to nearly the line.
     inputs: yields the ladder of cases, smallest first. twin: (*args, mistake=None) -> the result in float64. mistakes: name -> diagnosis.
     conditions: what must hold beyond the main case, by the key that the cases of that edge carry. parts: names, where the result is a tuple.
-    exact: compare integers, not floats. tolerance: (args, part) -> (rtol, atol). launch: for a kernel, (*args) -> harness_kernel.Launch.
+    exact: compare integers and texts, not floats. tolerance: (args, part) -> (rtol, atol). launch: for a kernel, (*args) -> harness_kernel.Launch.
+    adapt: (answer) -> what is run in its place, where an answer does not return by itself what the twin gives.
     overlap: the diagnosis where two programs of a kernel write the same element. watch: for a function, (*args) -> a context manager in which it
     runs, whose complaint(result) says what a right result must not hide, "" for nothing.
     """
@@ -91,6 +92,7 @@ class Exercise:
     exact: bool = False
     tolerance: Callable[[Sequence[Any], str], tuple[float, float]] | None = None
     launch: Callable[..., Any] | None = None
+    adapt: Callable[[Any], Any] | None = None
     watch: Callable[..., Any] | None = None
     overlap: str = "two programs write the same element: each element of an output belongs to one program"
 
@@ -208,6 +210,7 @@ def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str) -> 
         if twin is None:
             raise Wrong(f"{on}: the twin gives no result")
         return twin, ""
+    answer = exercise.adapt(answer) if exercise.adapt and callable(getattr(answer, "fn", answer)) else answer
     if exercise.launch is not None:
         from fa_tutorial.exercises import harness_kernel
 
@@ -331,6 +334,8 @@ def _told(exercise: Exercise, got: Any, want: Any, one: Case, part: str, shown: 
     """What the answer gives and what it should give, after the input in words."""
     subject = f"{part} = " if part else ""
     if exercise.exact:
+        if isinstance(got, str) and isinstance(want, str):
+            return f" gives {got}, want {want}" if shown else ""
         value = show(got) if isinstance(got, int | float | tuple) else kind(got)
         return f" gives {subject}{value}, want {show(want)}" if shown else f", {part}" if part else ""
     if got.shape != want.shape:
@@ -447,6 +452,8 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
             result = answer(*copies)
     except NotImplementedError as error:
         raise NotAttempted(_left_over(error, answer)) from None
+    except Wrong:  # by what stands in the answer's place or watches it
+        raise
     except Exception as error:
         raise Wrong(f"raises {type(error).__name__}: {error}{where_in(error, answer)}") from error
     for position, (arg, copy) in enumerate(zip(args, copies, strict=True)):
@@ -482,7 +489,7 @@ def _parameter(answer: Callable, position: int) -> str:
 
 def _left_over(error: NotImplementedError, answer: Callable) -> str:
     """Words for a reader whose code stands above the starter's raise; empty where the raise is the first line that runs."""
-    code = getattr(answer, "__code__", None)
+    code = getattr(inspect.unwrap(answer), "__code__", None)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if code is not None and frame.name == code.co_name]
     if not frames:
         return ""

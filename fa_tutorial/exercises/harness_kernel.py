@@ -51,8 +51,8 @@ class Launch:
     meta: Mapping[str, int]
 
     def names(self, kernel: Any) -> list[str]:
-        """The arguments' names: the parameters of `kernel`, without _ptr."""
-        return [name.removesuffix("_ptr") for name in list(inspect.signature(kernel.fn).parameters)[: len(self.args)]]
+        """The arguments' names: the parameters of `kernel`, without _ptr or _desc."""
+        return [name.removesuffix("_ptr").removesuffix("_desc") for name in list(inspect.signature(kernel.fn).parameters)[: len(self.args)]]
 
     def outputs(self, kernel: Any) -> dict[str, Out]:
         return {name: arg for name, arg in zip(self.names(kernel), self.args, strict=True) if isinstance(arg, Out)}
@@ -216,7 +216,7 @@ def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
 
 def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], strict: bool) -> None:
     try:
-        with np.errstate(all="ignore"), _patched_once(strict):  # the interpreter computes with NumPy, which would warn of every inf and NaN
+        with np.errstate(all="ignore"), patched_once(strict):  # the interpreter computes with NumPy, which would warn of every inf and NaN
             kernel[grid](*args, **meta)
         if hardware.device().type == "cuda":
             torch.cuda.synchronize()
@@ -234,7 +234,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mappi
 
 
 @contextlib.contextmanager
-def _patched_once(strict: bool) -> Iterator[None]:
+def patched_once(strict: bool) -> Iterator[None]:
     """During one launch, let the interpreter replace the functions of triton.language once for each module that calls them.
 
     It does so again at every call of a @triton.jit function, which is a quarter of a launch's time, and changes nothing: only the end of

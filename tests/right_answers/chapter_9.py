@@ -1,6 +1,5 @@
 """Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, orders by sorting, registers one by one."""
 
-import itertools
 import math
 
 import numpy as np
@@ -18,16 +17,6 @@ def phase_by_toggling(i, stages):
         if stage == stages:
             stage, full_parity, empty_parity = 0, full_parity ^ 1, empty_parity ^ 1
     return [stage, full_parity, empty_parity]
-
-
-def phase_tile_by_tile(i, stages):
-    """The ring gone through from tile 0 to tile i."""
-    full = stage = 0
-    for _ in range(i):
-        stage += 1
-        if stage == stages:
-            stage, full = 0, full ^ 1
-    return stage, full, full ^ 1
 
 
 def phase_from_the_barriers(i, stages):
@@ -114,18 +103,6 @@ def order_by_program_id(S_q, S_k, block_m, block_n, heads, is_causal):
         yield n % heads, row_block, causal_tiles(row_block, block_m, block_n, S_q, S_k)[1] if is_causal else (S_k + block_n - 1) // block_n
 
 
-def order_by_buckets(S_q, S_k, block_m, block_n, heads, is_causal):
-    mask = np.ones((S_q, S_k), dtype=bool)
-    if is_causal:
-        mask = np.tril(mask, S_k - S_q)
-    buckets = {}
-    for head, start in itertools.product(range(heads), range(0, S_q, block_m)):
-        rows = mask[start : start + block_m]
-        blocks = sum(bool(rows[:, key : key + block_n].any()) for key in range(0, S_k, block_n))
-        buckets.setdefault(blocks, []).append((head, start // block_m, blocks))
-    return [entry for blocks in sorted(buckets, reverse=True) for entry in buckets[blocks]]
-
-
 # ---------------------------------------------------------------- 9.4
 
 
@@ -149,8 +126,8 @@ def budget_by_gain(consumers, producer_warps, producer_registers):
 
 
 RIGHT_ANSWERS = (
-    ("9.1", phase_by_toggling), ("9.1", phase_tile_by_tile), ("9.1", phase_from_the_barriers),
+    ("9.1", phase_by_toggling), ("9.1", phase_from_the_barriers),
     ("9.2", roles_that_toggle), ("9.2", roles_as_lists), ("9.2", roles_round_by_round),
-    ("9.3", order_by_sorting), ("9.3", order_by_program_id), ("9.3", order_by_buckets),
+    ("9.3", order_by_sorting), ("9.3", order_by_program_id),
     ("9.4", budget_by_trying), ("9.4", budget_by_gain),
 )  # fmt: skip

@@ -1,0 +1,133 @@
+"""Plays the roles of a ring against a clock, for exercise 9.2, and says the first thing that is not as early, or not as late, as it should be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fa_tutorial import barriers
+from fa_tutorial.barriers import Action, Event
+from fa_tutorial.exercises.harness import Wrong, show
+
+ACTION_LIMIT = 2_000  # far more than any ring of the exercise needs
+RIGHT = "each load and use as early as (9.6) allows"
+
+
+@dataclass(frozen=True)
+class Ring:
+    """How long a load and each consumer's use take; seed: draw each duration instead."""
+
+    tiles: int
+    stages: int
+    load: int = 1
+    uses: tuple[int, ...] = (2,)
+    seed: int | None = None
+    is_consumer_first: bool = False
+
+    @property
+    def consumers(self) -> list[str]:
+        return ["consumer"] if len(self.uses) == 1 else [f"consumer {c}" for c in range(len(self.uses))]
+
+    def __str__(self) -> str:
+        def many(number: int, what: str) -> str:
+            return f"{number} {what}{'' if number == 1 else 's'}"
+
+        times = f"loads of {many(self.load, 'unit')}, uses of {' and '.join(map(str, self.uses))}"
+        return f"{many(self.tiles, 'tile')}, {many(self.stages, 'stage')}, {many(len(self.uses), 'consumer')}, {times}"
+
+    def units(self, role: str, tile: int) -> int:
+        if self.seed is not None:
+            return random.Random(f"{self.seed} {role} {tile}").randint(1, 6)
+        return self.load if role == "producer" else self.uses[self.consumers.index(role)]
+
+    def starts(self) -> dict[tuple[str, int], int]:
+        """(role, tile) -> when its load or use starts, if each is as early as the ring allows (9.6)."""
+        starts: dict[tuple[str, int], int] = {}
+
+        def end(role: str, tile: int) -> int:
+            return starts[role, tile] + self.units(role, tile) if tile >= 0 else 0
+
+        for i in range(self.tiles):
+            starts["producer", i] = max(end("producer", i - 1), *(end(role, i - self.stages) for role in self.consumers))
+            for role in self.consumers:
+                starts[role, i] = max(end(role, i - 1), end("producer", i))
+        return starts
+
+    def play(self, ring_roles: Callable) -> str:
+        """What comes of a reader's ring_roles: RIGHT, or the first thing that goes wrong. Wrong for what no role does."""
+        full, empty = barriers.ring(self.stages, len(self.uses))
+        producer, consumer = _two_functions(ring_roles(self.tiles, self.stages, full, empty))
+        loads = {"producer": self._timed("producer", producer())}
+        uses = {name: self._timed(name, consumer()) for name in self.consumers}
+        try:
+            return self._verdict(barriers.run(uses | loads if self.is_consumer_first else loads | uses, ACTION_LIMIT))
+        except barriers.TooManyActions:
+            raise Wrong(f"the roles have not ended after {ACTION_LIMIT:,} actions: each goes through its tiles once") from None
+        except barriers.Deadlock as deadlock:
+            waits = (f"{_the(role)} waits for {action.barrier.name}, parity {action.parity}" for role, action, _, _ in deadlock.waiting)
+            return f"a deadlock at time {deadlock.waiting[0].end} ({' and '.join(waits)})"
+
+    def _timed(self, role: str, actions: Any) -> Iterator[Action]:
+        """The actions of a role, with this ring's durations; Wrong for what no role of this kind does."""
+        own, other = ("load", "use") if role == "producer" else ("use", "load")
+        if not isinstance(actions, Iterable):
+            raise Wrong(f"{role}() yields nothing: each action must be yielded, as in yield {own}(i, stage)")
+
+        def timed() -> Iterator[Action]:
+            for action in actions:
+                if not isinstance(action, Action):
+                    raise Wrong(f"{_the(role)} yields {show(action)}, want wait(…), arrive(…), load(…) or use(…)")
+                if action.kind == other:
+                    raise Wrong(f"{_the(role)} yields {other}(…): the producer loads, and consumers use")
+                if action.kind == "work":
+                    raise Wrong(f"{_the(role)} yields work(…): nothing but waits, arrivals, loads and uses is needed")
+                if action.kind == own and action.tile not in range(self.tiles):
+                    raise Wrong(f"{_the(role)} yields {action}: the tiles are 0 … tiles − 1")
+                if action.kind == own and action.stage != action.tile % self.stages:
+                    raise Wrong(
+                        f"{_the(role)} yields {action}: the tiles go round the ring, stage 0, 1, … and 0 again, or fewer loads run ahead than could"
+                    )
+                yield replace(action, units=self.units(role, action.tile)) if action.kind == own else action
+
+        return timed()
+
+    def _verdict(self, timeline: Sequence[Event]) -> str:
+        starts, work = self.starts(), [event for event in timeline if event.action.tile is not None]
+        done = [(event.role, event.action.tile) for event in work]
+        for role, tile in starts:
+            if (times := done.count((role, tile))) != 1:
+                return f"{times or 'no'} {'load' if role == 'producer' else 'use'}{'s' * (times > 1)} of tile {tile} by {_the(role)}"
+        for event in work:  # races first: what comes too late is often their consequence
+            role, action, start, _ = event
+            before, kind = (action.tile - self.stages, "use") if role == "producer" else (action.tile, "load")
+            ready = max((other.end for other in work if (other.action.kind, other.action.tile) == (kind, before)), default=0)
+            if start < ready:
+                own = [other for other in timeline if other.role == role]
+                place = next(place for place, other in enumerate(own) if other is event)
+                when = f"at time {start}, {f'right after “{own[place - 1].action}”' if place else 'its first action'}"
+                why = f"where tile {before} is needed until time {ready}" if role == "producer" else f"and its load ends at time {ready}"
+                return f"a {action.kind} of tile {action.tile} by {_the(role)} {when}, {why}"
+        for role, action, start, _ in work:
+            if start > starts[role, action.tile]:
+                return f"a {action.kind} of tile {action.tile} by {_the(role)} at time {start}, and it could start at {starts[role, action.tile]}"
+        return RIGHT
+
+
+def _the(role: str) -> str:
+    return role if role[-1].isdigit() else f"the {role}"
+
+
+def _two_functions(result: Any) -> tuple[Callable, Callable]:
+    if isinstance(result, Iterator):
+        raise Wrong("ring_roles is one generator: it defines two, producer and consumer, inside, and returns both")
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise Wrong(f"returns {'None' if result is None else 'a ' + type(result).__name__}, want (producer, consumer)")
+    if any(isinstance(part, Iterator) for part in result):
+        raise Wrong(
+            "returns generators that have been started: return producer and consumer without calling them, because each consumer plays its own"
+        )
+    if not all(map(callable, result)):
+        raise Wrong("want (producer, consumer), two generator functions")
+    return result[0], result[1]
