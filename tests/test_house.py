@@ -1,8 +1,6 @@
 """What must hold of the repository as a whole: versions, imports, links, and what no file may say."""
 
 import ast
-import os
-import re
 import subprocess
 import tomllib
 from importlib import metadata
@@ -11,12 +9,10 @@ from pathlib import Path
 import notebook_rules as rules
 import pytest
 import yaml
-from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-import fa_tutorial
 from fa_tutorial import doctor
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,26 +56,9 @@ def test_every_constraint_is_one_exact_public_version():
         assert specifier.operator == "==" and Version(specifier.version).local is None, str(constraint)
 
 
-def test_constraints_name_the_tested_torch_and_triton():
-    assert pinned_version("torch") == "2.13.0"
-    assert pinned_version("triton") == "3.7.1"
-
-
 @pytest.mark.parametrize("requirement", REQUIREMENTS, ids=lambda requirement: requirement.name)
 def test_requirement_has_a_constraint_inside_its_range(requirement):
     assert requirement.specifier.contains(pinned_version(requirement.name))
-
-
-def test_triton_is_asked_for_on_linux_alone():
-    for requirement in (next(r for r in REQUIREMENTS if r.name == "triton"), PINNED["triton"]):
-        for system, platform, wanted in (("Linux", "linux", True), ("Darwin", "darwin", False), ("Windows", "win32", False)):
-            assert requirement.marker.evaluate({"platform_system": system, "sys_platform": platform}) is wanted
-
-
-def test_platforms_have_their_constraints():
-    for name, platform in (("pexpect", "linux"), ("colorama", "win32"), ("appnope", "darwin"), ("nvidia-nccl-cu13", "linux")):
-        marker: Marker = PINNED[name].marker
-        assert marker.evaluate({"sys_platform": platform}), name
 
 
 def requirements_of(package: str) -> list[str]:
@@ -119,26 +98,6 @@ def test_environment_takes_everything_but_python_from_pip():
     assert pip == "pip"
     name, version = python.split("=")
     assert name == "python" and PROJECT["requires-python"] == ">=3.11" and Version(version) >= Version("3.11")
-
-
-# ---------------------------------------------------------------- commands
-
-
-def make(*arguments: str) -> subprocess.CompletedProcess:
-    """A dry run as from a shell: what `make test ARGS=…`, under which this may run, hands on to makes below it is left out."""
-    shell = {name: value for name, value in os.environ.items() if name not in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS")}
-    return subprocess.run(["make", "--dry-run", "--always-make", *arguments], cwd=ROOT, capture_output=True, text=True, env=shell)
-
-
-def test_make_passes_arguments_on():
-    command = make("lab", "ARGS=--no-browser --port=8889").stdout
-    assert "-m jupyterlab --LabApp.default_url=/lab/tree/notebooks/00_" in command and ".ipynb --no-browser --port=8889\n" in command
-
-
-def test_make_test_ends_with_pytest():
-    lines = make("test").stdout.strip().splitlines()
-    assert "pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=120" in lines[-1]
-    assert any("ruff check" in line for line in lines) and any("ruff format --check" in line for line in lines)
 
 
 # ---------------------------------------------------------------- imports
@@ -211,17 +170,7 @@ def test_an_import_against_the_order_is_seen(source):
     assert imports_against_the_order({"tuned": [ast.parse(source)]}) == []
 
 
-def test_the_package_itself_imports_the_choice_of_backend_first():
-    tree = ast.parse((ROOT / "fa_tutorial" / "__init__.py").read_text())
-    first = next(node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
-    assert ast.unparse(first) == "from fa_tutorial import hardware"
-
-
 # ---------------------------------------------------------------- texts
-
-
-def links_of(markdown: str) -> list[str]:
-    return [target for target in re.findall(r"\]\(([^)\s]+)\)", markdown) if "://" not in target and not target.startswith("#")]
 
 
 def test_the_readmes_example_runs():
@@ -234,51 +183,8 @@ def test_the_readmes_example_runs():
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
-def test_links_and_named_files_exist(name):
-    text = (ROOT / name).read_text()
-    named = re.findall(r"`((?:fa_tutorial|tests|notebooks|images)/[\w./]*\w[\w.]*|[\w-]+\.(?:txt|toml|yml|cff|md)|images/)`", text)
-    missing = [target for target in {*links_of(text), *named} if "_N" not in target and not (ROOT / target.split("#")[0]).exists()]
-    assert missing == []
-
-
-def chapter_rows(readme: str) -> list[tuple[int, str, str | None]]:
-    """(number, title, link or None) for each row of README's table of chapters."""
-    rows = []
-    for line in readme.splitlines():
-        if match := re.match(r"\|[^|]*\| (?:\[(\d+) ([^\]]+)\]\(([^)]+)\)|(\d+) ([^|]+?)) \|", line):
-            number, title, link, plain_number, plain_title = match.groups()
-            rows.append((int(number or plain_number), title or plain_title, link))
-    return rows
-
-
-def test_readme_has_every_chapter():
-    rows = chapter_rows((ROOT / "README.md").read_text())
-    assert [number for number, _, _ in rows] == list(range(11))
-    links = [link for _, _, link in rows if link]
-    assert links == [f"notebooks/{path.name}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-    for number, title, link in rows:
-        if link:
-            notebook = rules.load(ROOT / link)
-            assert notebook["cells"][0]["source"].startswith(f"# {number} {title}\n")
-
-
-def test_licences_and_citation():
-    assert (ROOT / "LICENSE").read_text().startswith("MIT License")
-    assert "https://creativecommons.org/licenses/by/4.0/" in (ROOT / "LICENSE-TEXT").read_text()
-    assert all((ROOT / name).is_file() for name in PROJECT["license-files"])
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == PROJECT["version"] == fa_tutorial.__version__
-    assert len(citation["references"]) >= 7
-    for paper in citation["references"]:
-        assert paper["title"] and paper["authors"] and paper["year"] and (paper.get("url") or paper.get("doi"))
-
-
-UNFINISHED = re.compile(r"\b(TOD[O]|FIXM[E]|XX[X]|TB[D])\b")  # written so that it does not find itself
-
-
-def test_nothing_is_left_to_do():
-    pictures = re.compile(r'"image/(?:png|gif)": "[^"]*"')  # letters by chance
-    assert [name for name, text in text_files().items() if UNFINISHED.search(pictures.sub("", text))] == []
+def test_links_lead_somewhere(name):
+    assert rules.broken_links((ROOT / name).read_text(), ROOT) == []
 
 
 # These name the patterns themselves, or make paths and hosts up to break the rules with.
