@@ -47,8 +47,8 @@ def flash_forward_kernel(
         s = scale * tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
         s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))  # a key that is not there has no score
         m_new = tl.maximum(m, tl.max(s, axis=1))  # [BLOCK_M]
-        p = tl.exp(s - m_new[:, None])  # [BLOCK_M, BLOCK_N]
         alpha = tl.exp(m - m_new)  # [BLOCK_M]
+        p = tl.exp(s - m_new[:, None])  # [BLOCK_M, BLOCK_N]
         l = alpha * l + tl.sum(p, axis=1)
         v_ptrs = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
         v = tl.load(v_ptrs, mask=mask_k, other=0.0)  # [BLOCK_N, BLOCK_D]

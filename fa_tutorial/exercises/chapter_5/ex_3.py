@@ -50,8 +50,8 @@ def flash_forward_causal_kernel(
         s = tl.where(seen & (offs_n[None, :] < S_k), s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, axis=1))  # [BLOCK_M]
         shift = tl.where(m_new == -float("inf"), 0.0, m_new)  # −inf − (−inf) would be NaN
-        p = tl.exp(s - shift[:, None])  # [BLOCK_M, BLOCK_N]
         alpha = tl.exp(m - shift)  # [BLOCK_M]
+        p = tl.exp(s - shift[:, None])  # [BLOCK_M, BLOCK_N]
         l = alpha * l + tl.sum(p, axis=1)
         v_ptrs = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
         v = tl.load(v_ptrs, mask=mask_k, other=0.0)  # [BLOCK_N, BLOCK_D]
