@@ -57,6 +57,7 @@ class Case:
     edge: str = ""
     fresh: bool = False
     stray: str = ""
+    twins: dict = field(default_factory=dict, compare=False, repr=False)  # what _twin_results has computed
 
 
 def case(*args: Any, on: str = "", otherwise: str = "", edge: str = "", fresh: bool = False, stray: str = "") -> Case:
@@ -225,6 +226,12 @@ def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str) -> 
 
 def _twin_results(exercise: Exercise, one: Case, mistake: str | None = None) -> dict[str, Any] | None:
     """What the twin gives, by part; None where an answer with this mistake gives nothing on this input."""
+    if (exercise.id, mistake) not in one.twins:
+        one.twins[exercise.id, mistake] = _compute_twin(exercise, one, mistake)
+    return one.twins[exercise.id, mistake]
+
+
+def _compute_twin(exercise: Exercise, one: Case, mistake: str | None) -> dict[str, Any] | None:
     try:
         result = exercise.twin(*one.args, mistake=mistake)
     except Exception:
@@ -236,7 +243,7 @@ def _twin_results(exercise: Exercise, one: Case, mistake: str | None = None) -> 
     outs = exercise.launch(*one.args).outputs(exercise.solution)
     parts = result if isinstance(result, tuple) else (result,)
     return {
-        name: torch.where(part == UNWRITTEN, part, part.to(out.dtype).double())
+        name: torch.where((part == UNWRITTEN) | (part == ANYTHING), part, part.to(out.dtype).double())
         for (name, out), part in zip(outs.items(), parts, strict=True)
     }
 

@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ class Launch:
 
     def names(self, kernel: Any) -> list[str]:
         """The arguments' names: the parameters of `kernel`, without _ptr or _desc."""
-        return [name.removesuffix("_ptr").removesuffix("_desc") for name in list(inspect.signature(kernel.fn).parameters)[: len(self.args)]]
+        return [name.removesuffix("_ptr").removesuffix("_desc") for name in kernel.fn.__code__.co_varnames[: len(self.args)]]
 
     def outputs(self, kernel: Any) -> dict[str, Out]:
         return {name: arg for name, arg in zip(self.names(kernel), self.args, strict=True) if isinstance(arg, Out)}
@@ -216,7 +217,8 @@ def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
 
 def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], strict: bool) -> None:
     try:
-        with np.errstate(all="ignore"), patched_once(strict):  # the interpreter computes with NumPy, which would warn of every inf and NaN
+        # The interpreter computes with NumPy, which would warn of every inf and NaN.
+        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning), patched_once(strict):
             kernel[grid](*args, **meta)
         if hardware.device().type == "cuda":
             torch.cuda.synchronize()

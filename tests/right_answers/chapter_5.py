@@ -1,4 +1,4 @@
-"""Right answers to chapter 5 in other words: other tiles of offsets, exp2, a finite stand-in for −inf, transposed loads, one loop, two loops."""
+"""Right answers to chapter 5 in other words: clamped and transposed loads, keys from the end and −1e30 for −inf, two loops and exp2, a state (lse, o)."""
 
 from fa_tutorial.matmul import tl, triton
 
@@ -42,43 +42,6 @@ def _widened(x):
 
 
 @triton.jit
-def flash_with_exp2(
-    q_ptr, k_ptr, v_ptr, o_ptr, H, S_q, S_k, D, scale,
-    stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
-    stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """log2(e) folded into the scale, k loaded by rows and turned by tl.trans, the division by l as a product."""
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    b, h = tl.program_id(0) // row_blocks // H, tl.program_id(0) // row_blocks % H
-    m_rows = tl.program_id(0) % row_blocks * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    d = tl.arange(0, BLOCK_D)[None, :]
-    inside = (m_rows < S_q) & (d < D)
-    q = tl.load(q_ptr + b * stride_qb + h * stride_qh + m_rows * stride_qs + d * stride_qd, mask=inside, other=0.0)
-    k_ptrs = k_ptr + b * stride_kb + h * stride_kh + tl.arange(0, BLOCK_N)[:, None] * stride_ks + d * stride_kd
-    v_ptrs = v_ptr + b * stride_vb + h * stride_vh + tl.arange(0, BLOCK_N)[:, None] * stride_vs + d * stride_vd
-    m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
-    l = tl.full((BLOCK_M,), 0.0, tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for start in range(0, S_k, BLOCK_N):
-        there = (start + tl.arange(0, BLOCK_N)[:, None] < S_k) & (d < D)
-        k = tl.load(k_ptrs, mask=there, other=0.0)
-        s = tl.dot(_widened(q), tl.trans(_widened(k)), input_precision="ieee") * (scale * LOG2_E)
-        s += tl.where(start + tl.arange(0, BLOCK_N)[None, :] < S_k, 0.0, -float("inf"))
-        m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s - m_new[:, None])
-        alpha = tl.exp2(m - m_new)
-        v = tl.load(v_ptrs, mask=there, other=0.0)
-        acc = alpha[:, None] * acc + tl.dot(p, _widened(v), input_precision="ieee")
-        l = l * alpha + tl.sum(p, 1)
-        m = m_new
-        k_ptrs += BLOCK_N * stride_ks
-        v_ptrs += BLOCK_N * stride_vs
-    acc *= (1.0 / l)[:, None]
-    tl.store(o_ptr + b * stride_ob + h * stride_oh + m_rows * stride_os + d * stride_od, acc, mask=inside)
-
-
-@triton.jit
 def flash_last_tile_first(
     q_ptr, k_ptr, v_ptr, o_ptr, H, S_q, S_k, D, scale,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
@@ -111,42 +74,6 @@ def flash_last_tile_first(
         m = m_new
     tl.store(o_ptr + b * stride_ob + h * stride_oh + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od, o,
              mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D))  # fmt: skip
-
-
-@triton.jit
-def causal_one_loop(
-    q_ptr, k_ptr, v_ptr, o_ptr, H, S_q, S_k, D, scale,
-    stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
-    stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """−1e30 stands for −inf, and p is set to 0 where a key is not seen, so that dead rows keep l = 0."""
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    b, h = tl.program_id(0) // row_blocks // H, tl.program_id(0) // row_blocks % H
-    offs_m = tl.program_id(0) % row_blocks * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, BLOCK_D)
-    inside = (offs_m[:, None] < S_q) & (offs_d[None, :] < D)
-    q = tl.load(q_ptr + b * stride_qb + h * stride_qh + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=inside, other=0.0)
-    m = tl.full((BLOCK_M,), -1e30, tl.float32)
-    l = tl.zeros((BLOCK_M,), tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    last_row = tl.minimum(tl.program_id(0) % row_blocks * BLOCK_M + BLOCK_M, S_q) - 1
-    for step in range(tl.cdiv(tl.maximum(last_row + 1 + S_k - S_q, 0), BLOCK_N)):
-        offs_n = step * BLOCK_N + tl.arange(0, BLOCK_N)
-        k_t = tl.load(k_ptr + b * stride_kb + h * stride_kh + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks,
-                      mask=(offs_d[:, None] < D) & (offs_n[None, :] < S_k), other=0.0)  # fmt: skip
-        v = tl.load(v_ptr + b * stride_vb + h * stride_vh + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd,
-                    mask=(offs_d[None, :] < D) & (offs_n[:, None] < S_k), other=0.0)  # fmt: skip
-        seen = (offs_m[:, None] - S_q >= offs_n[None, :] - S_k) & (offs_n[None, :] < S_k)
-        s = tl.where(seen, scale * tl.dot(_widened(q), _widened(k_t), input_precision="ieee"), -1e30)
-        m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.where(seen, tl.exp(s - m_new[:, None]), 0.0)
-        alpha = tl.exp(m - m_new)
-        acc = acc * alpha[:, None] + tl.dot(p, _widened(v), input_precision="ieee")
-        l = l * alpha + tl.sum(p, 1)
-        m = m_new
-    o = tl.where(l[:, None] > 0.0, acc / tl.where(l > 0.0, l, 1.0)[:, None], 0.0)
-    tl.store(o_ptr + b * stride_ob + h * stride_oh + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od, o, mask=inside)
 
 
 @triton.jit
@@ -198,49 +125,6 @@ def causal_two_loops(
 
 
 @triton.jit
-def gqa_with_base_2_lse_turned_back(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, H_q, H_k, S_q, S_k, D, scale,
-    stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
-    stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """exp2 and log2, turned back to the natural logarithm; the program's batch and head by subtraction."""
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    batch_head = tl.program_id(0) // row_blocks
-    b = batch_head // H_q
-    h = batch_head - b * H_q
-    h_k = h * H_k // H_q
-    offs_m = (tl.program_id(0) - batch_head * row_blocks) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, BLOCK_D)
-    inside = (offs_m[:, None] < S_q) & (offs_d[None, :] < D)
-    q = tl.load(q_ptr + b * stride_qb + h * stride_qh + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=inside, other=0.0)
-    m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
-    l = tl.zeros((BLOCK_M,), tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for start in range(0, S_k, BLOCK_N):
-        offs_n = start + tl.arange(0, BLOCK_N)
-        there = (offs_n[:, None] < S_k) & (offs_d[None, :] < D)
-        k = tl.load(
-            k_ptr + b * stride_kb + h_k * stride_kh + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=there, other=0.0
-        )
-        v = tl.load(
-            v_ptr + b * stride_vb + h_k * stride_vh + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=there, other=0.0
-        )
-        s = tl.dot(_widened(q), tl.trans(_widened(k)), input_precision="ieee") * (scale * LOG2_E)
-        s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))
-        m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s - m_new[:, None])
-        alpha = tl.exp2(m - m_new)
-        acc = acc * alpha[:, None] + tl.dot(p, _widened(v), input_precision="ieee")
-        l = l * alpha + tl.sum(p, 1)
-        m = m_new
-    o = acc / tl.where(l == 0.0, 1.0, l)[:, None]
-    tl.store(o_ptr + b * stride_ob + h * stride_oh + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od, o, mask=inside)
-    lse = tl.where(l == 0.0, -float("inf"), (m + tl.log2(tl.where(l == 0.0, 1.0, l))) / LOG2_E)
-    tl.store(lse_ptr + batch_head * S_q + offs_m, lse, mask=offs_m < S_q)
-
-
-@triton.jit
 def gqa_keeping_the_lse_alone(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, H_q, H_k, S_q, S_k, D, scale,
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
@@ -283,7 +167,5 @@ def gqa_keeping_the_lse_alone(
 
 RIGHT_ANSWERS = (
     ("5.1", tile_from_a_clamped_pointer), ("5.1", tile_loaded_transposed),
-    ("5.2", flash_with_exp2), ("5.2", flash_last_tile_first),
-    ("5.3", causal_one_loop), ("5.3", causal_two_loops),
-    ("5.4", gqa_with_base_2_lse_turned_back), ("5.4", gqa_keeping_the_lse_alone),
+    ("5.2", flash_last_tile_first), ("5.3", causal_two_loops), ("5.4", gqa_keeping_the_lse_alone),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Graders, hints and reasoning of chapter 5: flash attention's forward kernel in four steps."""
+"""The old graders of chapter 5, for those of chapters 7 and 8 that are made from them. It goes when those are converted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import torch.nn.functional as F
 
 from fa_tutorial import hardware, reference
 from fa_tutorial.arguments import dtype_name
-from fa_tutorial.exercises import solutions
-from fa_tutorial.exercises.catalogue import Exercise
 from fa_tutorial.exercises.grader import (
     OTHERS,
     Stray,
@@ -740,52 +738,3 @@ def _grade_head_map(grader: ForwardGrader) -> None:
 def _grade_lse_place(grader: ForwardGrader) -> None:
     grader.compare(draw_qkv(2, 2, 20, 16, 16), "B = H_q = 2, S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged",
                    stray=f"rows past S_q are loaded or stored, of o or lse: {LSE_PLACE}", unwritten=LSE_PLACE, lse_otherwise=LSE_PLACE)  # fmt: skip
-
-
-SHAPES_HINT = "Write the shape of every tile above its line: q [BLOCK_M, BLOCK_D], kᵀ [BLOCK_D, BLOCK_N], s and p [BLOCK_M, BLOCK_N], v and acc [·, BLOCK_D]."
-
-EXERCISES = (
-    Exercise(
-        "5.1", "load_tile_kernel", "Load one tile of one head of a strided (B, H, S, D) tensor, zeros past its ends.", grade_load_tile_kernel,
-        ("pid = (b · H + h) · row_blocks + row_block. Which two divisions give b, h and row_block back, and how many row blocks has a head when S = 100?",
-         "Four strides, four terms: b * stride_xb + h * stride_xh moves the pointer to the head; offs_m[:, None] * stride_xs + "
-         "offs_d[None, :] * stride_xd spans the tile. offs_m counts rows of the head, so it must stay below S.",
-         "One mask, on the load alone: (offs_m[:, None] < S) & (offs_d[None, :] < D), other=0.0. out is contiguous and takes the whole tile."),
-        solutions.load_tile_kernel,
-        "The pointer moves to the head first, so that offs_m is a row of this head and offs_m < S ends it: a tile cannot run into the next head, "
-        "whatever S is. Zeros past the ends are what the next kernels count on: in a dot they add nothing, even where memory holds NaN.",
-    ),
-    Exercise(
-        "5.2", "flash_forward_kernel", "Write flash attention's forward: full attention, any S from 1 on, any D, one block of query rows a program.",
-        grade_flash_forward_kernel,
-        ("Chapter 4's flash_forward for one block of rows: q's tile, m, l and acc before the loop, one tile of k and v a step, one store after it. "
-         + SHAPES_HINT,
-         "softmax_step, load_tile and dot may be imported from fa_tutorial.forward, fa_tutorial.exercises.pieces and fa_tutorial.tiles. Reading k with its strides exchanged gives kᵀ.",
-         "A key past S_k was loaded as 0, so its score is 0, not −inf: s = tl.where(offs_n[None, :] < S_k, s, -float(\"inf\")) before softmax_step.",
-         "acc = dot(p.to(v.dtype), v, acc * alpha[:, None]); after the loop o = acc / l[:, None], stored where offs_m < S_q and offs_d < D."),
-        solutions.flash_forward_kernel,
-        "m, l and acc live in float32 for the whole loop, and memory sees q, k and v once a program and o once. Zeros from load_tile make the padded part "
-        "of D harmless, since 0 · 0 adds nothing to a score; for padded keys a 0 is a score like any other, so they are set to −inf. Rows past S_q "
-        "compute something finite and are never stored.",
-    ),
-    Exercise(
-        "5.3", "flash_forward_causal_kernel", "Make it causal, bottom-right aligned, and give o = 0 to rows that see no key.",
-        grade_flash_forward_causal_kernel,
-        ("Query i sees keys 0 to i + S_k − S_q. Which keys does a block's last row see, and which tiles can the loop leave out?",
-         "seen = offs_n[None, :] <= offs_m[:, None] + (S_k - S_q), beside offs_n < S_k; hide with −inf in s, before the maximum is taken.",
-         "A row that has seen nothing has m = −inf, and −inf − (−inf) is NaN: softmax_step shifts by 0 there. Its l stays 0: divide by 1 where l is 0."),
-        solutions.flash_forward_causal_kernel,
-        "The loop ends where the block's last real row stops seeing; a bound of 0 or less runs no step, and l = 0 then tells the rows that see nothing. "
-        "Every tile is masked here, which costs time only: forward.flash_forward_kernel runs whole tiles in a first loop without a mask.",
-    ),
-    Exercise(
-        "5.4", "flash_forward_gqa_kernel", "Let key heads serve groups of query heads, and store the lse for the backward pass.",
-        grade_flash_forward_gqa_kernel,
-        ("Programs count query heads. How many of them share one key head, and which pointers does that concern?",
-         "h_k = h // (H_q // H_k), for k and v alone. lse = m + log l, natural, of the scaled scores, at (b · H_q + h) · S_q + offs_m where offs_m < S_q.",
-         "With S_k = 0 the loop takes no step: m is −inf and l is 0. o = acc / 1 is 0, and m + log(1) is the −inf that lse must be."),
-        solutions.flash_forward_gqa_kernel,
-        "Only two pointers change: h_k replaces h for k and v, so neighbouring query heads read the same keys, which the L2 cache then holds. lse is all that "
-        "the backward pass needs to compute p anew, one number a row instead of S_k; where l is 0, m is −inf and so is lse.",
-    ),
-)  # fmt: skip
