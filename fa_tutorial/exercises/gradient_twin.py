@@ -49,6 +49,8 @@ def seen(S_q, S_k, block_m, block_n, is_causal, mistake=None):
         "shift_opens": right | (shift > 0),
         "shift_clipped": j <= i + max(0, shift),
         "by_place": j % block_n <= i % block_m + shift,
+        "keys_by_place": j % block_n <= i + shift,
+        "rows_by_place": j <= i % block_m + shift,
         "diagonal_open": first_key <= last + shift,
         "diagonal_skipped": last_key <= first + shift,
         "above_open": right | (first_key > last + shift),

@@ -47,6 +47,7 @@ def flash_backward(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
 
 _RAGGED = "is skipped: 3 {0} are a block of 2 and a block of 1"
 _NUMBERS = "row_block is compared with key_block as if block_m and block_n were equal"
+_PLACE = "the mask is by positions in the tile: compare positions in the sequence, the tile's own start added"
 _LOST = "2,048 + 1 is 2,048 in float16: keep the sums over blocks in float32"
 _TILES = "2,049 and −2,048 make 1, and float16 has no 2,049: add up a tile's product in float32, as it is computed"
 _NEGATIVE = "no block of rows comes before row 0, and a slice with a negative start takes it from the end"
@@ -55,7 +56,7 @@ IN_EITHER = {  # of these a reader may make one in both loops, or in one of them
     "ragged_keys": f"the ragged last block of keys {_RAGGED.format('keys')}",
     "rows_to_S_k": "the loop over rows runs to S_k: q has S_q rows",
     "keys_to_S_q": "the loop over keys runs to S_q: k and v have S_k rows",
-    "by_place": "the mask is by positions in the tile: compare positions in the sequence, the tile's own start added",
+    "by_place": _PLACE,
     "diagonal_open": "the tile on the diagonal is not masked: some of its keys come after some of its queries",
     "diagonal_skipped": "the tile on the diagonal is skipped: some of its keys are seen",
     "above_open": "tiles above the diagonal are left unmasked: skip them",
@@ -76,6 +77,7 @@ FOR_DQ = {
 }
 MISTAKES = {
     **ex_4.MISTAKES,
+    **{f"{name}_never": f"{name} is never written, or stays 0, or its sum begins in uninitialised memory" for name in ("dq", "dk", "dv")},
     "delta_tile": "delta is summed over one tile alone: it is rowsum(do ∘ o), over all keys",
     "dk_over": "dk is overwritten in every step: add up the row blocks",
     "dv_over": "dv is overwritten in every step: add up the row blocks",
@@ -92,6 +94,8 @@ MISTAKES = {
     **{name: words for names in (IN_EITHER, FOR_DQ, FOR_DKV) for name, words in names.items()},
     **{name + IN_DKV: f"{words} (in the loop for dk and dv)" for name, words in (IN_EITHER | FOR_DKV).items()},
     **{name + IN_DQ: f"{words} (in the loop for dq)" for name, words in (IN_EITHER | FOR_DQ).items()},
+    "keys_by_place": _PLACE,
+    "rows_by_place": _PLACE,
     "start_below_0" + IN_DKV: f"row 0 is counted twice for key 0: {_NEGATIVE}",
     **{f"half_{name}": f"{name} loses its small terms: {_LOST}" for name in ("dq", "dk", "dv")},
     **{f"tile_{name}": f"{name} is rounded before it is summed: {_TILES}" for name in ("dq", "dk", "dv")},
