@@ -20,7 +20,7 @@ def bounds(part, *args):
     return 1e-9 if args[0].dtype == torch.float64 else 1e-5, _atols(*args)[("dq", "dk", "dv").index(part)]
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=256)
 def _atols(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
     """What dq, dk and dv may be off by: p and ds may be rounded to the inputs' dtype, the results too, and the rest is a part of the sums.
 

@@ -172,6 +172,6 @@ class GradientTiles(Scores):
                 f"the mask, or what tiles are kept in, is built for the whole matrix, {S_q} × {S_k}: "
                 "a tile's mask follows from where the tile lies, and a tile is made anew where it is used again"
             )
-        if self.held >= S_q * S_k > 40 * self.block_m * self.block_n:
+        if self.held >= S_q * S_k > 25 * self.block_m * self.block_n:
             return "tiles are kept: as many of their elements are held as S_q × S_k has; make a tile anew where it is used again"
         return ""
