@@ -102,49 +102,29 @@ def gradient_twin(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, mista
     dp = {"dp_from_o": o}.get(mistake, do) @ {"dp_from_k": k.mT, "dp_v": v}.get(mistake, v.mT)
     dp = scale * dp if mistake == "dp_scaled" else dp
     delta, weighted = (do * o).sum(-1, keepdim=True), p * dp
-    if half and mistake == "half_dp":
+    rounded = mistake if half else None  # a mistake in what is rounded to float16
+    if rounded == "half_dp":
         dp, delta = dp.half().double(), (do * o).half().double().sum(-1, keepdim=True)
-    delta = {
-        "no_delta": lambda: 0 * delta,
-        "delta_plus": lambda: -delta,
-        "delta_oo": lambda: (o * o).sum(-1, keepdim=True),
-        "delta_o": lambda: o.sum(-1, keepdim=True),
-        "delta_dodo": lambda: (do * do).sum(-1, keepdim=True),
-        "delta_dp": lambda: dp.sum(-1, keepdim=True),
-        "delta_mean": lambda: delta / q.shape[3],
-        "delta_columns": lambda: weighted.sum(-2, keepdim=True),
-        "delta_lost": lambda: delta.mT,
-        "delta_all": lambda: delta.sum((-1, -2), keepdim=True),
-        "delta_tile": lambda: weighted @ (key_block.mT == key_block).double(),
-    }.get(mistake, lambda: delta)()
+    delta = _delta(delta, dp, weighted, o, do, key_block, mistake)
     ds = plain * (dp - delta)
     ds = {"ds_sign": lambda: -ds, "no_p": lambda: dp - delta, "delta_outside": lambda: weighted - delta, "ds_is_dp": lambda: dp}.get(
         mistake, lambda: ds
     )()
     outside = {"scale_ignored": 1.0, "scale_own": own, "both_unscaled": 1.0, "both_twice": scale**2, "own_outside": own}.get(mistake, scale)
     first_rows, last_rows, last_keys = row_block == 0, row_block == row_block[-1:], key_block == key_block[:, -1:]
-
-    def added(name, left, right, blocks):
-        """left @ right, with the mistakes in how it is added up over the blocks that run along the columns of left."""
-        if not (half and mistake in (f"half_{name}", f"tile_{name}")):
-            return left @ right
-        total = torch.zeros(())
-        for block in range(int(blocks.max()) + 1):
-            tile = (left * (blocks == block)) @ right
-            total = (total + tile).half().double() if mistake == f"half_{name}" else total + tile.half().double()
-        return total
-
     ds_q = {"dq_ds_transposed": ds.mT, "p_for_ds": p}.get(mistake, ds)
     kept = {"dq_over": last_keys, "all_over": last_keys, "dq_first_keys": key_block == 0}.get(mistake)
-    dq = added("dq", ds_q if kept is None else ds_q * kept, {"dq_from_v": v, "dq_from_q": q}.get(mistake, k), key_block)
+    ds_q = ds_q if kept is None else ds_q * kept
+    dq = _added("dq", ds_q, {"dq_from_v": v, "dq_from_q": q}.get(mistake, k), key_block, rounded)
     dq = dq * {"dq_unscaled": 1.0, "dq_twice": scale**2}.get(mistake, outside)
     ds_k, p_v = {"dk_ds": ds.mT, "p_for_ds": p}.get(mistake, ds), {"dv_p": p.mT, "dv_from_ds": ds}.get(mistake, p)
     if mistake in ("all_over", "dkv_over", "dk_over", "dv_over", "dkv_first_rows"):
         kept = first_rows if mistake == "dkv_first_rows" else last_rows
         ds_k, p_v = ds_k if mistake == "dv_over" else ds_k * kept, p_v if mistake == "dk_over" else p_v * kept
-    dk = added("dk", ds_k.mT, {"dk_from_do": do, "dk_from_k": k, "dk_from_dq": dq}.get(mistake, q), row_block.mT)
+    right = {"dk_from_do": do, "dk_from_k": k, "dk_from_dq": dq}.get(mistake, q)
+    dk = _added("dk", ds_k.mT, right, row_block.mT, rounded)
     dk = dk * {"dk_unscaled": 1.0, "dk_twice": scale**2}.get(mistake, outside)
-    dv = added("dv", p_v.mT, {"dv_from_o": o, "dv_from_v": v}.get(mistake, do), row_block.mT)
+    dv = _added("dv", p_v.mT, {"dv_from_o": o, "dv_from_v": v}.get(mistake, do), row_block.mT, rounded)
     dv = dv * scale if mistake == "dv_scaled" else dv
     if mistake in ("dk_carried", "dv_carried", "dkv_carried"):
         dk, dv = (dk if mistake == "dv_carried" else _carried(dk, block_n)), (dv if mistake == "dk_carried" else _carried(dv, block_n))
@@ -158,6 +138,34 @@ def gradient_twin(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, mista
     if mistake == "half_grads" and dtype == torch.float32:
         dq, dk, dv = (x.half().double() for x in (dq, dk, dv))
     return {"exchanged": (dk, dq, dv), "dk_dv": (dq, dv, dk), "turned": (dv, dk, dq)}.get(mistake, (dq, dk, dv))
+
+
+def _delta(delta, dp, weighted, o, do, key_block, mistake):
+    """What is subtracted from dp in place of delta. weighted: p ∘ dp."""
+    return {
+        "no_delta": lambda: 0 * delta,
+        "delta_plus": lambda: -delta,
+        "delta_oo": lambda: (o * o).sum(-1, keepdim=True),
+        "delta_o": lambda: o.sum(-1, keepdim=True),
+        "delta_dodo": lambda: (do * do).sum(-1, keepdim=True),
+        "delta_dp": lambda: dp.sum(-1, keepdim=True),
+        "delta_mean": lambda: delta / o.shape[3],
+        "delta_columns": lambda: weighted.sum(-2, keepdim=True),
+        "delta_lost": lambda: delta.mT,
+        "delta_all": lambda: delta.sum((-1, -2), keepdim=True),
+        "delta_tile": lambda: weighted @ (key_block.mT == key_block).double(),
+    }.get(mistake, lambda: delta)()
+
+
+def _added(name, left, right, blocks, rounded):
+    """left @ right, added up over the blocks that left's columns lie in: half_… rounds the sum to float16 each time, tile_… each block's product."""
+    if rounded not in (f"half_{name}", f"tile_{name}"):
+        return left @ right
+    total = torch.zeros(())
+    for block in range(int(blocks.max()) + 1):
+        tile = (left * (blocks == block)) @ right
+        total = (total + tile).half().double() if rounded == f"half_{name}" else total + tile.half().double()
+    return total
 
 
 def _carried(x, block):

@@ -93,7 +93,7 @@ class Tiles(Products):
 class Shapes(TorchDispatchMode):
     """Notes the shapes of all tensors that come up, each by its last two dimensions."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.shapes: set[tuple[int, ...]] = set()
 
@@ -156,9 +156,8 @@ class GradientTiles(Scores):
             if shape in ((self.block_m, self.block_n), (self.block_n, self.block_m)):
                 self.tiles = [tile for tile in self.tiles if tile() is not None] + [weakref.ref(part)]
                 live = [tile for ref in self.tiles if (tile := ref()) is not None]
-                self.held = max(
-                    self.held, sum({tile.untyped_storage().data_ptr(): tile.numel() for tile in live}.values())
-                )  # views count once
+                sizes = {tile.untyped_storage().data_ptr(): tile.numel() for tile in live}  # views count once
+                self.held = max(self.held, sum(sizes.values()))
         return result
 
     def complaint(self, result: Any) -> str:

@@ -102,7 +102,8 @@ def inputs():
         for words, options in (("randn", {}), ("one p near 1", {"factor": 30.0}), ("hidden pairs", {"hidden": True})):
             yield drawn(shape, "", draw, change=torch.Tensor.float, name=f"{words}, ", **options)
             yield drawn(shape, "", draw, change=torch.Tensor.half, name=f"{words}, float16, ", edge="half", **options)
-        yield drawn(shape, "", draw, change=lambda x: (x - 100 * (x < 0)).float(), name="large dp, ")
+        large = lambda x: (x - 100 * (x < 0)).float()  # noqa: E731  dp alone has negative elements
+        yield drawn(shape, "", draw, change=large, name="large dp, ")
     yield case(torch.zeros(2, 3), torch.ones(2, 3), on="p = 0 in both rows", edge="unseen")
     thirds = torch.tensor([[1.0, 2.0], [3.0, 0.0]], dtype=torch.float64) / 3  # no float32 holds most of them
     yield case(thirds, thirds + 1, on="p = [[1/3, 2/3], [1, 0]], dp = p + 1 in float64", edge="float64")
