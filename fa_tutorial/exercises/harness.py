@@ -171,12 +171,13 @@ def _named(exercise: Exercise, answer: Any, got: Mapping, want: Mapping, one: Ca
     whole, partly, elsewhere_not = [], [], []
     for name in exercise.mistakes:
         twin = _twin_results(exercise, one, name)
-        if twin is not None and not _agree(exercise, twin[wrong], want[wrong], one, wrong):
-            matching = [part for part in want if _agree(exercise, got[part], twin[part], one, part, loosely=True)]
-            if wrong in matching and not all(_is_right(exercise, name, other) for other in passed):
+        is_it = twin is not None and _agree(exercise, got[wrong], twin[wrong], one, wrong, loosely=True)
+        if is_it and not _agree(exercise, twin[wrong], want[wrong], one, wrong):
+            if not all(_is_right(exercise, name, other) for other in passed):
                 elsewhere_not += [name] if _is_finite(got[wrong]) else []
-            elif wrong in matching:
-                (whole if len(matching) == len(want) else partly).append(name)
+            else:
+                is_whole = all(_agree(exercise, got[part], twin[part], one, part, loosely=True) for part in want)
+                (whole if is_whole else partly).append(name)
     names = whole or partly or (elsewhere_not if len(elsewhere_not) == 1 else [])
     for other in cases:
         if len(names) > 1 and other is not one and not other.fresh and not other.edge:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -86,4 +87,90 @@ class Tiles(Products):
             return f"a product takes parts of shape {parts}: a step multiplies a tile of a, block_m × block_k, by a tile of b, block_k × block_n"
         if isinstance(result, torch.Tensor) and result.dtype != self.dtype:
             return f"c has dtype {result.dtype}, want a's: the accumulator is float32, what is stored is not"
+        return ""
+
+
+class Shapes(TorchDispatchMode):
+    """Notes the shapes of all tensors that come up, each by its last two dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for part in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(part, torch.Tensor):
+                self.shapes.add(tuple(part.shape[-2:]))
+        return result
+
+
+class MatmulJacobian(Shapes):
+    """For the gradients of a (M, K) times b (K, N): no matrix may be as large as the Jacobian of the smaller factor."""
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor) -> None:
+        super().__init__()
+        (M, K), N = a.shape[-2:], b.shape[-1]
+        self.limit = M * N * min(M * K, K * N) if min(M, K, N) > 2 else math.inf  # in a smaller case a product is as large
+
+    def complaint(self, result: Any) -> str:
+        built = sorted(shape for shape in self.shapes if math.prod(shape) >= self.limit)
+        if built:
+            return f"a Jacobian is built, a matrix of {built[0][0]} × {built[0][1]}: two matmuls of the factors' sizes are enough"
+        return ""
+
+
+class SoftmaxJacobian(Shapes):
+    """For the gradient of a softmax over n numbers: no matrix of n × n may come up."""
+
+    def __init__(self, p: torch.Tensor, dp: torch.Tensor) -> None:
+        super().__init__()
+        self.n = p.shape[-1]
+        self.is_long = p.ndim > 1 and self.n > 2 * p.shape[-2]  # else p itself may be n × n
+
+    def complaint(self, result: Any) -> str:
+        if self.is_long and (self.n, self.n) in self.shapes:
+            return f"the Jacobian is built, a matrix of {self.n} × {self.n}: one sum for each row is enough"
+        return ""
+
+
+class GradientTiles(Scores):
+    """For attention's backward by tiles: no product takes more than a tile, no mask is built for the whole matrix, and no tiles are kept."""
+
+    def __init__(self, q, k, v, o, do, lse, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
+        super().__init__(q, k, v, block_m, block_n)
+        self.step = max(self.step, q.numel(), k.numel())  # delta may be had in one product of all of o and do
+        self.is_causal = is_causal
+        self.can_tell = len({*self.sizes, block_m, block_n, q.shape[-1]}) == 5 and block_m < self.sizes[0] and block_n < self.sizes[1]
+        self.has_whole = False  # a matrix of S_q × S_k has come up
+        self.tiles: list[weakref.ref] = []
+        self.held = 0  # elements of tiles that are held at the same time, at most
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not self.can_tell:
+            return func(*args, **(kwargs or {}))
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        for part in result if isinstance(result, tuple | list) else (result,):
+            shape = tuple(part.shape[-2:]) if isinstance(part, torch.Tensor) else ()
+            self.has_whole |= shape in (self.sizes, self.sizes[::-1])
+            if shape in ((self.block_m, self.block_n), (self.block_n, self.block_m)):
+                self.tiles = [tile for tile in self.tiles if tile() is not None] + [weakref.ref(part)]
+                live = [tile for ref in self.tiles if (tile := ref()) is not None]
+                sizes = {tile.untyped_storage().data_ptr(): tile.numel() for tile in live}  # views count once
+                self.held = max(self.held, sum(sizes.values()))
+        return result
+
+    def complaint(self, result: Any) -> str:
+        S_q, S_k = self.sizes
+        if not self.can_tell:
+            return ""
+        if complaint := super().complaint(self.q):  # a gradient's dtype may be another
+            return complaint
+        if self.is_causal and self.has_whole:
+            return (
+                f"the mask, or what tiles are kept in, is built for the whole matrix, {S_q} × {S_k}: "
+                "a tile's mask follows from where the tile lies, and a tile is made anew where it is used again"
+            )
+        if self.held >= S_q * S_k > 25 * self.block_m * self.block_n:
+            return "tiles are kept: as many of their elements are held as S_q × S_k has; make a tile anew where it is used again"
         return ""

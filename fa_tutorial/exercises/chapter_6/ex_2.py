@@ -1,0 +1,130 @@
+"""Exercise 6.2, softmax_backward."""
+
+import torch
+
+from fa_tutorial.exercises.harness import INF, RTOL, Exercise, case, generator, views
+from fa_tutorial.exercises.watch import SoftmaxJacobian
+
+
+def softmax_backward(p, dp):
+    """ds of p = softmax(s) over the last dimension. p, dp: (…, n)."""
+    delta = (p * dp).sum(dim=-1, keepdim=True)  # one number a row
+    return p * (dp - delta)
+
+
+MISTAKES = {
+    "no_delta": "the row sum is missing: p ∘ dp is diag(p) dp alone, and p pᵀ dp is to be subtracted",
+    "diagonal": "that is the diagonal of the Jacobian alone, p (1 − p): every score changes every p of its row, as p pᵀ says",
+    "sign": "ds has the wrong sign: it is p ∘ (dp − rowsum(p ∘ dp))",
+    "plus": "the row sum is added: subtract it",
+    "no_p": "p is missing in front: ds = p ∘ (dp − rowsum(p ∘ dp))",
+    "p_on_dp": "the row sum is not multiplied by p: p stands in front of the whole difference",
+    "mean": "the mean of p ∘ dp is subtracted: subtract its sum",
+    "plain_sum": "rowsum(dp) is subtracted: weight dp by p before summing",
+    "plain_mean": "the mean of dp is subtracted: subtract the sum of p ∘ dp",
+    "largest": "the largest of p ∘ dp is subtracted: subtract their sum",
+    "largest_dp": "the largest dp is subtracted: subtract the sum of p ∘ dp",
+    "softmax_of_p": "softmax is applied to p again: p is its result already",
+    "p_squared": "p is squared: p stands in front once",
+    "exp_of_p": "exp is applied to p: p is a probability already",
+    "of_log": "that is the gradient of log softmax: softmax's is p ∘ (dp − rowsum(p ∘ dp))",
+    "forward": "that is the softmax of p, not a gradient",
+    "dp": "dp is returned as it came",
+    "over_rows": "p ∘ dp is summed over the rows: sum along the last dimension, within each row",
+    "lost_dimension": "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)",
+    "everything": "p ∘ dp is summed over everything: each row has its own sum",
+    "first_row": "one sum is taken, that of the first row: each row has its own",
+    "dimension_0": "p ∘ dp is summed along dimension 0: sum along the last one",
+    "dimension_1": "p ∘ dp is summed along dimension 1: sum along the last one",
+}
+
+CONDITIONS = {
+    "unseen": "a row that sees nothing, p = 0, has ds = 0",
+    "float64": "float64 in gives float64's accuracy out",
+    "half": "fp16 works too",
+    "views": "p and dp may be views: any strides work",
+}
+
+
+def twin(p, dp, mistake=None):
+    p, dp = p.double(), dp.double()
+    p = {"softmax_of_p": torch.softmax(p, -1), "exp_of_p": torch.exp(p)}.get(mistake, p)
+    weighted, last = p * dp, p.ndim - 1
+    along = {"over_rows": last - 1, "dimension_0": 0, "dimension_1": 1}.get(mistake, last)
+    delta = weighted.sum(along if 0 <= along <= last else last, keepdim=mistake != "lost_dimension" or p.ndim == 1)
+    delta = {
+        "mean": lambda: weighted.mean(-1, keepdim=True),
+        "plain_sum": lambda: dp.sum(-1, keepdim=True),
+        "plain_mean": lambda: dp.mean(-1, keepdim=True),
+        "largest": lambda: weighted.amax(-1, keepdim=True),
+        "largest_dp": lambda: dp.amax(-1, keepdim=True),
+        "everything": lambda: weighted.sum(),
+        "first_row": lambda: delta.flatten()[0],
+    }.get(mistake, lambda: delta)()
+    return {
+        "no_delta": lambda: weighted,
+        "diagonal": lambda: p * (1 - p) * dp,
+        "sign": lambda: p * (delta - dp),
+        "plus": lambda: p * (dp + delta),
+        "no_p": lambda: dp - delta,
+        "p_on_dp": lambda: weighted - delta,
+        "p_squared": lambda: p * p * (dp - delta),
+        "of_log": lambda: dp - p * dp.sum(-1, keepdim=True),
+        "forward": lambda: torch.softmax(p, -1),
+        "dp": lambda: dp,
+    }.get(mistake, lambda: p * (dp - delta))()
+
+
+def tolerance(args, part):
+    """Relative to the largest sum of absolute values that an element is added up from."""
+    p, dp = (x.double().abs() for x in args)
+    rtol = RTOL[args[0].dtype]
+    return rtol, rtol * float((p * (dp + (p * dp).sum(-1, keepdim=True))).max())
+
+
+def inputs():
+    seed, rule = torch.Generator().manual_seed(0), "ds = p ∘ (dp − rowsum(p ∘ dp))"
+
+    def drawn(shape, words="", draw=seed, factor=1.0, change=lambda x: x, **options):
+        name, hidden = options.pop("name", ""), options.pop("hidden", False)
+        s, dp = (torch.randn(*shape, generator=draw, dtype=torch.float64) for _ in range(2))
+        s = s.masked_fill(torch.rand(*shape, generator=draw) < 0.5, -INF) if hidden else s
+        p = torch.softmax(factor * s, -1).nan_to_num(0.0)
+        return case(change(p), change(dp), on=f"{name}p of shape {shape}", otherwise=words, fresh=draw is not seed, **options)
+
+    yield case(torch.tensor([0.25, 0.75]), torch.tensor([2.0, 8.0]), otherwise=rule)
+    rows = torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([[1.0, 3.0], [2.0, 8.0]])
+    yield case(*rows, otherwise="two rows: each has a sum of its own")
+    yield drawn((2, 3, 2, 3), "batch and heads may stand in front: sum along the last dimension", change=torch.Tensor.float)
+    yield drawn((3, 16), rule, change=torch.Tensor.float)
+    draw = generator()
+    for shape in ((1,), (1, 1), (5, 7), (2, 3, 4, 33)):
+        for words, options in (("randn", {}), ("one p near 1", {"factor": 30.0}), ("hidden pairs", {"hidden": True})):
+            yield drawn(shape, "", draw, change=torch.Tensor.float, name=f"{words}, ", **options)
+            yield drawn(shape, "", draw, change=torch.Tensor.half, name=f"{words}, float16, ", edge="half", **options)
+        large = lambda x: (x - 100 * (x < 0)).float()  # noqa: E731  dp alone has negative elements
+        yield drawn(shape, "", draw, change=large, name="large dp, ")
+    yield case(torch.zeros(2, 3), torch.ones(2, 3), on="p = 0 in both rows", edge="unseen")
+    thirds = torch.tensor([[1.0, 2.0], [3.0, 0.0]], dtype=torch.float64) / 3  # no float32 holds most of them
+    yield case(thirds, thirds + 1, on="p = [[1/3, 2/3], [1, 0]], dp = p + 1 in float64", edge="float64")
+    for n in range(3):
+        yield drawn((2, 3, 4), "", draw, change=lambda x, n=n: list(views(x.float()))[n][1], name="views, ", edge="views")
+
+
+EXERCISE = Exercise(
+    id="6.2",
+    task="Write the gradient of softmax along the last dimension, from its result p, without its Jacobian.",
+    conditions=CONDITIONS,
+    hints=(
+        "The Jacobian of a row is diag(p) − p pᵀ. Multiply it by dp by hand: what does each of the two terms give?",
+        "diag(p) dp is p ∘ dp, and p pᵀ dp is p times one number, rowsum(p ∘ dp): factor p out, and mind keepdim=True.",
+    ),
+    solution=softmax_backward,
+    reasoning="(diag(p) − p pᵀ) dp = p ∘ dp − p · (pᵀ dp), and pᵀ dp is one number a row, rowsum(p ∘ dp). So ds = p ∘ (dp − rowsum(p ∘ dp)): one "
+    "sum a row and two products an element, where the Jacobian has n² elements a row.",
+    inputs=inputs,
+    twin=twin,
+    mistakes=MISTAKES,
+    tolerance=tolerance,
+    watch=SoftmaxJacobian,
+)

@@ -1,7 +1,0 @@
-"""The exercises of chapter 6, by the checks of exercise_checks."""
-
-from exercise_checks import ExerciseChecks
-
-
-class TestExercises(ExerciseChecks):
-    chapters = (6,)
