@@ -226,22 +226,19 @@ def _summed(left, right, block, given, mistake, part):
 def _stored(x, given, part, how, group, block):
     """A gradient where the mistake stores it; UNWRITTEN where it stores nothing."""
     B, H, S, D = x.shape
-    used = torch.empty(x.shape, device="meta").stride()
+    used = b_step, h_step, *_ = torch.empty(x.shape, device="meta").stride()
     if part in group.split("+"):
-        S_other = given.q.shape[2] + given.k.shape[2] - S
+        other = (given.q.shape[2] + given.k.shape[2] - S) * D
+        steps = {"out_origin": (0, 0), "out_head_0": (b_step, 0), "out_exchanged": (D * S, D * S * H), "by_other": (H * other, other)}
+        used = (*steps.get(how, (b_step, h_step)), D, 1)
         tensor = part[1:] if how == "by_own" else how.removeprefix("by_")
-        used = {
-            "out_head_0": (used[0], 0, D, 1),
-            "out_exchanged": (D * S, D * S * H, D, 1),
-            "by_other": (H * S_other * D, S_other * D, D, 1),
-        }.get(how, given.memory[tensor][1] if tensor in given.memory else used)
+        used = given.memory[tensor][1] if tensor in given.memory else used
     memory = torch.full((x.numel(),), UNWRITTEN, dtype=torch.float64)
     for b in range(B):
         for h in range(H):
             place = memory.as_strided((S, D), used[2:], b * used[0] + h * used[1])
-            for at in range(0, S // block * block if how == "ragged_unstored" else S, block):
-                rows = x[b, h, at : at + block]
-                place[: len(rows)] = rows if how == "first_place" else place[: len(rows)]
-                if how != "first_place":
-                    place[at : at + len(rows)] = rows
+            for number, rows in enumerate(x[b, h].split(block)):
+                start = 0 if how == "first_place" else number * block
+                if how != "ragged_unstored" or len(rows) == block:
+                    place[start : start + len(rows)] = rows
     return memory.view(x.shape)

@@ -20,12 +20,13 @@ def reread(memory, strides, shape, how, S_other=0):
     H = shape[1]
     own = torch.empty(shape, device="meta").stride()
     used = {"contiguous": own, "last_stride": (*strides[:-1], 1), "batch_by_heads": (H * strides[1], *strides[1:]),
-            "head_0": (strides[0], 0, *strides[2:]), "batch_0": (0, *strides[1:]), "exchanged": (strides[1], strides[0], *strides[2:]),
+            "origin": (0, 0, *strides[2:]), "head_0": (strides[0], 0, *strides[2:]), "batch_0": (0, *strides[1:]), "exchanged": (strides[1], strides[0], *strides[2:]),
             "by_keys": (H * S_other, S_other, 1)}.get(how, strides)  # fmt: skip
     return memory.as_strided(shape, how if isinstance(how, tuple) else used)
 
 
 HOW = {
+    "origin": "read from head 0 by every program, and from batch 0: add the batch's and the head's offset",
     "head_0": "read from head 0 by every program: add the head's offset, h = (pid // blocks) % H",
     "batch_0": "read from batch 0 by every program: add the batch's offset, b = (pid // blocks) // H",
     "exchanged": "read with batch and head exchanged: // H gives b, % H gives h",
