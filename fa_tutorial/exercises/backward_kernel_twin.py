@@ -229,7 +229,13 @@ def _stored(x, given, part, how, group, block):
     used = b_step, h_step, *_ = torch.empty(x.shape, device="meta").stride()
     if part in group.split("+"):
         other = (given.q.shape[2] + given.k.shape[2] - S) * D
-        steps = {"out_origin": (0, 0), "out_head_0": (b_step, 0), "out_exchanged": (D * S, D * S * H), "by_other": (H * other, other)}
+        steps = {
+            "out_origin": (0, 0),
+            "out_head_0": (b_step, 0),
+            "out_batch_0": (0, h_step),
+            "out_exchanged": (D * S, D * S * H),
+            "by_other": (H * other, other),
+        }
         used = (*steps.get(how, (b_step, h_step)), D, 1)
         tensor = part[1:] if how == "by_own" else how.removeprefix("by_")
         used = given.memory[tensor][1] if tensor in given.memory else used

@@ -66,6 +66,7 @@ def place_mistakes(*outputs: str) -> dict[str, str]:
     start = "a head's rows of {} start at (b · H + h) · S_q, for they belong to the queries"
     found = {
         f"out_head_0 {all_of}": f"only head 0 of {words} is written: add the head's offset, (b · H + h) · S · D",
+        f"out_batch_0 {all_of}": f"only batch 0 of {words} is written: add the batch's offset, (b · H + h) · S · D",
         f"out_origin {all_of}": f"every head of {words} is written to the same place: add the head's offset, (b · H + h) · S · D",
         f"out_exchanged {all_of}": f"batch and head are exchanged in all that is read, or in {words}: // H gives b, % H gives h",
         **read_mistakes(("head_0", "batch_0"), ("q+k+v+do", "lse+delta", *each)),
