@@ -16,9 +16,7 @@ from fa_tutorial.exercises import catalogue, check
 from fa_tutorial.exercises.harness import Exercise, Twin
 from fa_tutorial.source import WIDTH, source_of
 
-EXERCISES = [
-    exercise for chapter in catalogue.chapters() for exercise in catalogue.chapter_exercises(chapter) if isinstance(exercise, Exercise)
-]
+EXERCISES = [exercise for chapter in catalogue.chapters() for exercise in catalogue.chapter_exercises(chapter)]
 MISTAKES = [(exercise, mistake) for exercise in EXERCISES for mistake in exercise.mistakes]
 CHAPTERS = sorted({exercise.chapter for exercise in EXERCISES})
 
@@ -70,11 +68,13 @@ def test_starter_is_not_attempted(exercise, tmp_path, monkeypatch):
 
 
 def starter_of(exercise: Exercise, folder: Path):
-    """The solution's head over `raise NotImplementedError`, in a file, because a kernel is compiled from its source."""
+    """The solution's head, of a class that of each method, over `raise NotImplementedError`, in a file, because a kernel is compiled from its source."""
     tree = ast.parse(source_of(exercise.solution))
-    tree.body[0].body = ast.parse("raise NotImplementedError").body
+    answer = tree.body[0]
+    for function in answer.body if isinstance(answer, ast.ClassDef) else [answer]:
+        function.body = ast.parse("raise NotImplementedError").body
     module = f"starter_{exercise.id.replace('.', '_')}"
-    imports = "import triton\nimport triton.language as tl\n" if exercise.launch else ""
+    imports = "import torch\nimport triton\nimport triton.language as tl\n" if exercise.chapter > 1 else ""
     (folder / f"{module}.py").write_text(imports + ast.unparse(tree))
     try:
         return getattr(importlib.import_module(module), exercise.name)

@@ -1,19 +1,10 @@
-"""The calls that a notebook makes: check, hint, solution, progress. The exercises themselves: test_exercises_*.py."""
-
-import importlib
-from pathlib import Path
+"""The calls that a notebook makes: check, hint, solution, progress. The exercises themselves: test_each_exercise.py."""
 
 import pytest
 
 from fa_tutorial import ledger
 from fa_tutorial.exercises import catalogue, check, harness, service
 from fa_tutorial.source import WIDTH
-
-
-def test_every_chapter_that_is_not_converted_is_checked_in_one_file():
-    files = [importlib.import_module(path.stem) for path in Path(__file__).parent.glob("test_exercises_*.py")]
-    old = [chapter for chapter in catalogue.chapters() if isinstance(catalogue.chapter_exercises(chapter)[0], catalogue.Exercise)]
-    assert sorted(chapter for file in files for chapter in file.TestExercises.chapters) == old
 
 
 def test_unknown_exercise():

@@ -111,7 +111,7 @@ ORDER = (
 
 
 def module_of(path: Path) -> str:
-    """The first part of a file's name inside the package: "exercises" for fa_tutorial/exercises/grader.py."""
+    """The first part of a file's name inside the package: "exercises" for fa_tutorial/exercises/harness.py."""
     return path.relative_to(ROOT / "fa_tutorial").parts[0].removesuffix(".py")
 
 

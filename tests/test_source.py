@@ -115,7 +115,7 @@ def same_program(source_text: str, shown: str) -> bool:
 
 SHOWN = (
     *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned.autotuning", "tuned.forward", "tuned.backward"),
-    *("hopper.pipeline", "hopper.softmax", "hopper.tile_scheduler", "hopper.forward", "exercises.pieces", "bench.timing", "bench.training"),
+    *("hopper.pipeline", "hopper.softmax", "hopper.tile_scheduler", "hopper.forward", "bench.timing", "bench.training"),
 )
 
 

@@ -1,39 +1,11 @@
-"""Finds the exercises: each is an object EXERCISE in a file chapter_N/ex_M.py of its own.
-
-Chapters that are not converted yet are modules chapter_N.py with a tuple EXERCISES of the Exercise that this module still holds for them.
-"""
+"""Finds the exercises: each is an object EXERCISE in a file chapter_N/ex_M.py of its own."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-from fa_tutorial.exercises import harness
-
-
-@dataclass(frozen=True)
-class Exercise:
-    """One exercise of a chapter that is not converted yet.
-
-    id: "chapter.number". name: what the reader defines. task: one sentence. grade: raises Wrong or NotAttempted, else the answer
-    is right. hints: at least two, from a nudge to nearly the line. solution: the finished function or kernel, with `reasoning`.
-    """
-
-    id: str
-    name: str
-    task: str
-    grade: Callable[[Any], None]
-    hints: tuple[str, ...]
-    solution: Any
-    reasoning: str
-    helpers: tuple[Any, ...] = ()  # functions that the solution calls, shown with it
-
-    @property
-    def chapter(self) -> int:
-        return int(self.id.split(".")[0])
+from fa_tutorial.exercises.harness import Exercise
 
 
 def chapters() -> list[int]:
@@ -44,18 +16,16 @@ def chapters() -> list[int]:
     return sorted(int(name.removeprefix("chapter_")) for name in names if name.startswith("chapter_"))
 
 
-def chapter_exercises(chapter: int) -> tuple[Exercise | harness.Exercise, ...]:
+def chapter_exercises(chapter: int) -> tuple[Exercise, ...]:
     """The exercises of one chapter, in order. Imports that chapter alone, so that those without kernels work where Triton is missing."""
     package = importlib.import_module(f"fa_tutorial.exercises.chapter_{chapter}")
-    if not hasattr(package, "__path__"):
-        return package.EXERCISES
     numbers = sorted(
         int(module.name.removeprefix("ex_")) for module in pkgutil.iter_modules(package.__path__) if module.name.startswith("ex_")
     )
     return tuple(importlib.import_module(f"{package.__name__}.ex_{number}").EXERCISE for number in numbers)
 
 
-def find(exercise_id: str) -> Exercise | harness.Exercise:
+def find(exercise_id: str) -> Exercise:
     """The exercise called `exercise_id`; ValueError that lists the ids otherwise."""
     if not isinstance(exercise_id, str):
         if isinstance(exercise_id, int | float):

@@ -545,8 +545,14 @@ def laid_out(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     memory = torch.full(
         (1 + sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True)),), math.nan, dtype=torch.float64
     )
-    memory.as_strided(x.shape, tuple(strides)).copy_(x)
+    once = written_once(strides)
+    memory.as_strided(x.shape, tuple(strides))[once].copy_(x[once])
     return memory
+
+
+def written_once(strides: Sequence[int]) -> tuple[slice, ...]:
+    """The part of a tensor that reaches each element of its memory once: what repeats, along a stride of 0, is left out."""
+    return tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
 
 
 def gather(memory: torch.Tensor, offsets: torch.Tensor, mask: torch.Tensor, other: float = 0.0) -> torch.Tensor:

@@ -53,11 +53,11 @@ def answer(exercise_id: str, yours: Any) -> Any:
     return exercise.solution
 
 
-def _judge(exercise: catalogue.Exercise | Exercise, answer: Any) -> Result:
+def _judge(exercise: Exercise, answer: Any) -> Result:
     """Grade an answer and keep the verdict, in the reader's progress and for `answer`."""
     label = f"{exercise.id} {exercise.name}"
     try:
-        if isinstance(exercise, Exercise) and _is_the_packages(answer):
+        if _is_the_packages(answer):
             raise NotAttempted("this is the package's own; write yours")
         exercise.grade(answer)
         result = Result(exercise.id, "correct", f"{label}: correct")
@@ -90,10 +90,9 @@ def solution(exercise_id: str) -> None:
     """Show the answer's source, with its reasoning and what the package's version does besides."""
     exercise = catalogue.find(exercise_id)
     _say(f"{exercise.id} {exercise.name}: {exercise.reasoning}")
-    for shown in (exercise.solution, *getattr(exercise, "helpers", ())):
-        display_source(shown)
-    if more := getattr(exercise, "more", ""):
-        _say(more)
+    display_source(exercise.solution)
+    if exercise.more:
+        _say(exercise.more)
 
 
 def _say(text: str) -> None:
@@ -121,10 +120,10 @@ def progress(chapter: int | None = None) -> None:
     print(f"all chapters: {_solved(known, state)} of {len(known)} done   (✓ correct, ✗ tried, · not attempted)")
 
 
-def _solved(exercises: Sequence[catalogue.Exercise], state: Mapping[str, str]) -> int:
+def _solved(exercises: Sequence[Exercise], state: Mapping[str, str]) -> int:
     return sum(state.get(exercise.id) == "correct" for exercise in exercises)
 
 
-def _progress_line(chapter: int, exercises: Sequence[catalogue.Exercise], state: Mapping[str, str]) -> str:
+def _progress_line(chapter: int, exercises: Sequence[Exercise], state: Mapping[str, str]) -> str:
     marks = "  ".join(f"{MARKS[state.get(exercise.id, 'not attempted')]} {exercise.id}" for exercise in exercises)
     return f"chapter {chapter}: {_solved(exercises, state)} of {len(exercises)} done   {marks}"
