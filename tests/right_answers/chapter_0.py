@@ -26,10 +26,6 @@ def attention_by_einsum(q, k, v, is_causal):
     return torch.einsum("bhij,bhjd->bhid", s / s.sum(-1, keepdim=True), v)
 
 
-def attention_in_float64(q, k, v, is_causal):
-    return attention_by_einsum(q.double(), k.double(), v.double(), is_causal).float()
-
-
 def roof_in_float32(intensity, peak_flops, bandwidth):
     return torch.minimum(torch.tensor(float(peak_flops)), torch.tensor(float(intensity)) * torch.tensor(float(bandwidth)))
 
@@ -38,6 +34,5 @@ RIGHT_ANSWERS = (
     ("0.1", flops_by_a_mask),
     ("0.2", bytes_kernel_by_kernel),
     ("0.3", attention_by_einsum),
-    ("0.3", attention_in_float64),
     ("0.4", roof_in_float32),
 )
