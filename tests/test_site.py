@@ -12,6 +12,7 @@ from fa_tutorial import site
 
 pytest.importorskip("nbconvert", reason="nbconvert is not installed")
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
