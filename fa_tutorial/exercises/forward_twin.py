@@ -1,4 +1,4 @@
-"""The tiled forward in float64, and with each mistake that readers make in it: the twin of chapter 4's exercise and of chapter 5's kernels.
+"""The tiled forward in float64, and with each mistake that readers make in it: the twin of chapter 4's exercises and of chapter 5's kernels.
 
 Blocks of keys join a running state (m, l, acc), as in the kernels, so that a mistake in the state, in the mask or in a bound of a loop gives here
 what it gives in an answer. An exercise names the mistakes that it knows in its MISTAKES, by the names that stand here.
