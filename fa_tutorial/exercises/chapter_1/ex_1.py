@@ -49,7 +49,7 @@ CONDITIONS = {
     "inf": "a −inf entry gets the weight 0 and doesn't affect the others",
     "half": "fp16 and bf16 work too",
     "float64": "a float64 input gives a result with float64's accuracy",
-    "views": "x may be a view with any strides",
+    "views": "x may be a view: a slice, or a transpose",
 }
 
 

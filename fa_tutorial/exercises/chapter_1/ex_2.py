@@ -54,7 +54,7 @@ CONDITIONS = {
     "inf": "a −inf entry adds nothing, wherever it stands",
     "all_inf": "a vector of only −inf gives (−inf, 0)",
     "empty": "an empty vector gives (−inf, 0)",
-    "views": "x may be a view with any strides",
+    "views": "x may be a view: a slice, or a transpose",
 }
 
 

@@ -46,7 +46,7 @@ CONDITIONS = {
     "two_empty": "two empty parts give an empty part, (−inf, 0)",
     "broadcast": "shapes broadcast",
     "numbers": "Python numbers work as well as tensors",
-    "views": "the tensors may be views with any strides",
+    "views": "the tensors may be views: slices, or transposes",
 }
 
 

@@ -52,7 +52,7 @@ MISTAKES = {
 CONDITIONS = {
     "inf": "a block of only −inf changes nothing, wherever it stands",
     "float64": "a float64 input gives a result with float64's accuracy",
-    "views": "x may be a view with any strides",
+    "views": "x may be a view: a slice, or a transpose",
 }
 
 

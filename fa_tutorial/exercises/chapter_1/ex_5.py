@@ -82,7 +82,7 @@ CONDITIONS = {
     "inf": "a block of only −inf changes nothing, wherever it stands",
     "nothing": "with no key at all, or only −inf scores, o is 0 and lse is −inf",
     "float64": "float64 inputs give results with float64's accuracy",
-    "views": "scores and values may be views with any strides",
+    "views": "scores and values may be views: slices, or transposes",
 }
 
 
