@@ -9,7 +9,10 @@ from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator,
 
 
 def merge(m_a, l_a, m_b, l_b):
-    """(m, l) of two parts together. Numbers, or tensors that broadcast; (−inf, 0) is the empty part."""
+    """(m, l) of two parts together; (−inf, 0) is the empty part.
+
+    Numbers, or tensors whose shapes broadcast.
+    """
     m_a, l_a, m_b, l_b = (torch.as_tensor(x) for x in (m_a, l_a, m_b, l_b))
     m = torch.maximum(m_a, m_b)
     shift = torch.where(m == -math.inf, 0.0, m)  # two empty parts: exp(−inf − 0) is 0, not NaN
