@@ -145,6 +145,64 @@ def draw_naive_kernels() -> Figure:
 # ---------------------------------------------------------------- chapter 1
 
 EXAMPLE = (3.0, 2.0, 5.0, 1.0)
+TERM_LOOKS = (("sky", ""), ("orange", "////"), ("green", "...."), ("purple", "xxxx"))  # colour and hatching of each element's term
+
+
+@image("01_passes.png")
+def draw_passes() -> Figure:
+    """How often a softmax reads its row from HBM: three passes, two passes, one."""
+    figure, ax = canvas(3.75)
+    ways = (
+        ("three passes", "4·n elements", ("find m", "find l", "divide"), 0.1, 3.5),
+        ("two passes", "3·n elements", ("find m and l", "divide"), 3.95, 2.75),
+        ("one pass", "2·n elements", ("keep the row;\nm, l, divide",), 7.05, 1.85),
+    )
+    for title, moved, passes, left, width in ways:
+        write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
+        box(ax, left, 0.5, width, 0.75, colour="black", share=0.08)
+        write(ax, left + 0.1, 0.7, "HBM", ha="left", weight="bold")
+        write(ax, left + width / 2, 0.97, "x        y", BODY)
+        step = width / len(passes)
+        for number_of, name in enumerate(passes):
+            x = left + (number_of + 0.5) * step
+            last = number_of == len(passes) - 1
+            arrow(ax, (x - 0.2 * last, 1.25), (x - 0.2 * last, 2.1), "blue")
+            if last:
+                arrow(ax, (x + 0.2, 2.1), (x + 0.2, 1.25), "vermilion", dashed=True)
+            wide = step - 0.12
+            box(ax, x - wide / 2, 2.1, wide, 0.6, name, "sky")
+        write(ax, left + width / 2, 2.98, moved, BODY, weight="bold")
+    arrow(ax, (0.1, 3.5), (0.55, 3.5), "blue")
+    write(ax, 0.65, 3.5, "reads the row of n scores x", ha="left")
+    arrow(ax, (3.45, 3.5), (3.9, 3.5), "vermilion", dashed=True)
+    write(ax, 4.0, 3.5, "writes the n weights y", ha="left")
+    return figure
+
+
+@image("01_two_maxima.png")
+def draw_two_maxima() -> Figure:
+    """The numerators of 3, 2 | 5, 1: each block measured from its own maximum, and both from 5."""
+    figure, ax = canvas(4.3)
+    base, scale = 3.0, 1.7
+    panels = (("each block from its own maximum", (3.0, 3.0, 5.0, 5.0), 0.75), ("both blocks from 5", (5.0,) * 4, 5.15))
+    for title, maxima, left in panels:
+        write(ax, left + 1.65, 0.3, title, HEAD, weight="bold")
+        for height in (0, scale):
+            ax.plot([left - 0.1, left + 3.3], [base - height, base - height], color=GREY, linewidth=0.8, zorder=0.5)
+            write(ax, left - 0.2, base - height, "1" if height else "0", ha="right")
+        ax.plot([left + 1.65, left + 1.65], [0.75, base + 0.35], color="black", linestyle=":", linewidth=1.2)
+        for i, (value, m, (colour, hatch)) in enumerate(zip(EXAMPLE, maxima, TERM_LOOKS, strict=True)):
+            height = math.exp(value - m) * scale
+            x = left + 0.1 + i * 0.82
+            box(ax, x, base - height, 0.62, height, colour=colour, hatch=hatch, share=0.5)
+            write(ax, x + 0.31, base - height - 0.15, number(math.exp(value - m)))
+            write(ax, x + 0.31, base + 0.2, f"x = {number(value)}", BODY)
+        for block in (0, 1):
+            write(ax, left + 0.82 + block * 1.66, base + 0.55, f"measured from {number(maxima[2 * block])}")
+    arrow(ax, (4.15, 1.9), (4.75, 1.9))
+    write(ax, 4.45, 2.3, f"left block\n· {number(math.exp(3 - 5))}")
+    write(ax, 0.1, 3.98, "left: 3 counts as much as 5, and 2 counts for too much     right: all four on one scale", ha="left")
+    return figure
 
 
 @image("01_online_softmax.png")
@@ -182,7 +240,7 @@ def draw_online_softmax() -> Figure:
 def draw_terms(ax: Axes, x: float, base: float, scale: float, values: tuple[float, ...], m: float) -> None:
     """A bar of height Σ exp(value − m), one patterned piece a value, named where the piece is tall enough."""
     y = base
-    for value, colour, hatch in zip(values, ("sky", "orange", "green", "purple"), ("", "////", "....", "xxxx"), strict=False):
+    for value, (colour, hatch) in zip(values, TERM_LOOKS, strict=False):
         height = math.exp(value - m) * scale
         y -= height
         box(ax, x, y, 0.9, height, f"exp({number(value - m)})" if height > 0.3 else "", colour, hatch=hatch, share=0.5)
@@ -229,4 +287,31 @@ def draw_merge_tree() -> Figure:
     write(ax, 7.9, 0.3, "with an empty part", HEAD, weight="bold")
     draw_tree(ax, 6.15, [*leaves[:2], empty, *leaves[2:]], [(0, 1, 0.5, 1), (2, 3, 2.5, 1), (6, 4, 3.2, 2), (5, 7, 1.85, 3)])
     write(ax, 4.85, 4.3, "top row: one element each, m = x and l = 1     hatched: the empty part (−∞, 0)     thick frame: the whole row")
+    return figure
+
+
+@image("01_running_sum.png")
+def draw_running_sum() -> Figure:
+    """l and acc of scores 3, 2 | 5, 1 with values 10, 20, 30, 40: after the first block, rescaled to the new maximum, after the second."""
+    figure, ax = canvas(5.3)
+    values, alpha = (10.0, 20.0, 30.0, 40.0), math.exp(3 - 5)
+    steps = (("after block 1, m = 3", 2, 3.0), ("the maximum becomes 5", 2, 5.0), ("after block 2, m = 5", 4, 5.0))
+    for row, (name, base, scale, weights) in enumerate((("l", 2.3, 0.95, (1.0,) * 4), ("acc", 4.45, 0.036, values))):
+        write(ax, 0.15, base - 0.6, name, HEAD, ha="left", weight="bold")
+        write(ax, 0.15, base - 0.35, ("Σ exp(x − m)", "Σ exp(x − m) · v")[row], ha="left")
+        ax.plot([1.75, 8.9], [base, base], color=GREY, linewidth=0.8, zorder=0.5)
+        for column, (title, seen, m) in enumerate(steps):
+            x, y = 1.95 + column * 2.55, base
+            if row == 0:
+                write(ax, x + 0.6, 0.3, title, BODY, weight="bold")
+            terms = [math.exp(score - m) * weight for score, weight in zip(EXAMPLE[:seen], weights, strict=False)]
+            for term, score, value, (colour, hatch) in zip(terms, EXAMPLE, values, TERM_LOOKS, strict=False):
+                y -= term * scale
+                text = f"exp({number(score - m)})" + (f" · {number(value)}" if row else "")
+                box(ax, x, y, 1.2, term * scale, text if term * scale > 0.25 else "", colour, hatch=hatch, share=0.5)
+            write(ax, x + 0.6, base + 0.2, f"{name} = {number(sum(terms))}", BODY, weight="bold")
+            if column < 2:
+                arrow(ax, (x + 1.35, base - 0.45), (x + 2.4, base - 0.45))
+                write(ax, x + 1.87, base - 0.65, (f"· {number(alpha)}", "+ block 2")[column], BODY)
+    write(ax, 0.15, 5.05, "alpha = exp(3 − 5) shrinks both sums alike          o = acc / l at the end", BODY, ha="left")
     return figure
