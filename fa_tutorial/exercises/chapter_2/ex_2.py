@@ -8,7 +8,8 @@ from fa_tutorial.exercises.harness import Exercise, case
 def view_of_k(S, H, D):
     """Start and strides, in elements, of k = qkv[:, :, 1].transpose(1, 2), where qkv is contiguous.
 
-    qkv: (B, S, 3, H, D). k: (B, H, S, D). Returns (start, (stride_b, stride_h, stride_s, stride_d)).
+    qkv: (B, S, 3, H, D). k: (B, H, S, D).
+    Returns (start, (stride_b, stride_h, stride_s, stride_d)).
     """
     start = 1 * H * D
     return start, (S * 3 * H * D, D, 3 * H * D, 1)
