@@ -19,6 +19,7 @@ MISTAKES = {
     "not_transposed": "the strides are in the order of qkv, (B, S, H, D): the transpose swaps those of S and H",
     "contiguous": "these are the strides of a contiguous (B, H, S, D) tensor: k is a view of qkv, so it keeps the steps of qkv",
     "no_three": "one step in s must skip q, k and v: 3 · H · D elements",
+    "token_without_three": "one step in s must skip q, k and v: 3 · H · D elements",
     "batch_without_three": "one step in b must skip all of q, k and v: S · 3 · H · D elements",
     "reversed": "the strides are in reverse order: d comes last, and its stride is 1",
     "at_q": "that is where q starts: index 1 in the dimension of size 3 moves the start by that dimension's stride",
@@ -35,6 +36,7 @@ def twin(S, H, D, mistake=None):
         "not_transposed": (S * 3 * H * D, 3 * H * D, D, 1),
         "contiguous": (H * S * D, S * D, D, 1),
         "no_three": (S * H * D, D, H * D, 1),
+        "token_without_three": "one step in s must skip q, k and v: 3 · H · D elements",
         "batch_without_three": (S * H * D, *right[1:]),
         "reversed": right[::-1],
     }.get(mistake, right)

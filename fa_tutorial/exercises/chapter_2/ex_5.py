@@ -141,7 +141,8 @@ EXERCISE = Exercise(
     ),
     solution=softmax_kernel,
     reasoning="The row stays in registers from the load to the store, so each element makes two trips instead of eight. −inf past the end of the row "
-    "changes neither the maximum nor the sum of exp. The arithmetic is float32, whatever the input's dtype.",
+    "changes neither the maximum nor the sum of exp. The arithmetic is float32, whatever the input's dtype. "
+    "(tl.max returns float32 for fp16, so a kernel without the conversion is right too, by luck.)",
     more="The package's version, layout.softmax_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and rounds to the "
     "output's dtype by name, .to(out_ptr.dtype.element_ty), which tl.store would otherwise do.",
     inputs=inputs,
