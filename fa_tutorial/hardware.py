@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import os
 import platform
+import subprocess
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -102,6 +103,15 @@ def card(index: int | None) -> Card:
 def card_of(tensor: torch.Tensor) -> Card:
     """The card on which a kernel runs that is launched on `tensor`."""
     return card(tensor.device.index)
+
+
+def nvidia_smi(query: str) -> str | None:
+    """What the driver's own tool answers for its first GPU, or None."""
+    try:
+        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
 
 
 def describe() -> str:
