@@ -13,11 +13,7 @@ from fa_tutorial.bench.cases import DTYPES, GRIDS, LABELS, MODES, Case, Shape
 
 def parser() -> argparse.ArgumentParser:
     """Each command sets `run`, a function of the parsed options that imports what it needs and returns the exit status."""
-    top = argparse.ArgumentParser(
-        prog="python -m fa_tutorial",
-        description="FlashAttention, derived and built: a course.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    top = argparse.ArgumentParser(prog="python -m fa_tutorial", description="FlashAttention, derived and built: a course.")
     commands = top.add_subparsers(title="commands", required=True)
 
     def command(within: argparse._SubParsersAction, name: str, run, text: str) -> argparse.ArgumentParser:

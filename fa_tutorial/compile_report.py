@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,13 @@ def inputs(dtype: torch.dtype, D: int, S: int = LENGTH) -> list[torch.Tensor]:
 def first_kernels(_: int) -> Iterator[Call]:
     """Chapters 2 and 3."""
     x = torch.empty(4096, 4096, device="meta")
-    yield "fp32", lambda: layout.add(x, x)
-    yield "fp32", lambda: layout.transpose_copy(x)
+    yield "fp32", partial(layout.add, x, x)
+    yield "fp32", partial(layout.transpose_copy, x)
     for columns in (1024, layout.MAX_SOFTMAX_COLUMNS):
-        yield f"fp32 {columns} columns", lambda columns=columns: layout.softmax(torch.empty(64, columns, device="meta"))
+        yield f"fp32 {columns} columns", partial(layout.softmax, torch.empty(64, columns, device="meta"))
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        yield in_words(dtype), lambda dtype=dtype: matmul.matmul(x.to(dtype), x.to(dtype))
-        yield f"{in_words(dtype)} D=128", lambda dtype=dtype: matmul.scores_times_values(*[x[:, :128].to(dtype)] * 3)
+        yield in_words(dtype), partial(matmul.matmul, x.to(dtype), x.to(dtype))
+        yield f"{in_words(dtype)} D=128", partial(matmul.scores_times_values, *[x[:, :128].to(dtype)] * 3)
 
 
 def basic_kernels(capability: int) -> Iterator[Call]:
@@ -81,10 +82,10 @@ def basic_kernels(capability: int) -> Iterator[Call]:
     for dtype, D, is_causal in SHAPES:
         q, k, v, o, do, lse = inputs(dtype, D)
         words = f"{in_words(dtype)} D={D} {'causal' if is_causal else 'full'}"
-        yield words, lambda q=q, k=k, v=v, c=is_causal: forward.flash_forward(q, k, v, c, 0.5)
+        yield words, partial(forward.flash_forward, q, k, v, is_causal, 0.5)
         if dtype == torch.float32 and D == MAX_D and SHARED_LIMITS[capability] < backward.FP32_BYTES_AT_256:
             continue  # refused with a ValueError
-        yield words, lambda a=(q, k, v, o, do, lse, lse, is_causal): backward.flash_backward(*a, 0.5)
+        yield words, partial(backward.flash_backward, q, k, v, o, do, lse, lse, is_causal, 0.5)
 
 
 def tuned_kernels(capability: int) -> Iterator[Call]:
@@ -98,15 +99,12 @@ def tuned_kernels(capability: int) -> Iterator[Call]:
             variants += [("full", False, True, 2), ("full pointers", False, False, 2)]
         for words, is_causal, descriptors, most in variants:
             for tile in tiles["forward"][:most]:
-                yield f"fp16 D={D} {words} {in_words(tile)}", lambda t=tile, a=(q, k, v, is_causal), d=descriptors: tuned.flash_forward(
-                    *a, 0.5, tile=t, descriptors=d
-                )  # fmt: skip
+                call = partial(tuned.flash_forward, q, k, v, is_causal, 0.5, tile=tile, descriptors=descriptors)
+                yield f"fp16 D={D} {words} {in_words(tile)}", call
             for dkdv, dq in itertools.zip_longest(tiles["dkdv"][:most], tiles["dq"][:most]):
                 config = backward.BackwardConfig(dkdv or tiles["dkdv"][0], dq or tiles["dq"][0])
-                a = (q, k, v, o, do, lse, None, is_causal)
-                yield f"fp16 D={D} {words} {in_words(config.dkdv)}, {in_words(config.dq)}", lambda a=a, c=config, d=descriptors: (
-                    tuned.flash_backward(*a, 0.5, config=c, descriptors=d)
-                )  # fmt: skip
+                call = partial(tuned.flash_backward, q, k, v, o, do, lse, None, is_causal, 0.5, config=config, descriptors=descriptors)
+                yield f"fp16 D={D} {words} {in_words(config.dkdv)}, {in_words(config.dq)}", call
 
 
 def hopper_kernels(capability: int) -> Iterator[Call]:
@@ -115,10 +113,10 @@ def hopper_kernels(capability: int) -> Iterator[Call]:
         return
     shapes = [(torch.float16, D, LENGTH, is_causal) for D in (64, 128) for is_causal in (False, True)]
     for dtype, D, S, is_causal in [*shapes, (torch.float16, 64, 1024, True), (torch.bfloat16, 64, LENGTH, True)]:
-        a = (*inputs(dtype, D, S)[:3], is_causal)
-        yield f"{in_words(dtype)} D={D} {'causal' if is_causal else 'full'} S={S}", lambda a=a: hopper.flash_forward(*a, 0.5)
-    a = (*inputs(torch.float16, 128)[:3], False)
-    yield "fp16 D=128 full held", lambda: hopper.flash_forward(*a, 0.5, step=hopper.forward.STEPS["held"])
+        words = f"{in_words(dtype)} D={D} {'causal' if is_causal else 'full'} S={S}"
+        yield words, partial(hopper.flash_forward, *inputs(dtype, D, S)[:3], is_causal, 0.5)
+    held = hopper.forward.STEPS["held"]
+    yield "fp16 D=128 full held", partial(hopper.flash_forward, *inputs(torch.float16, 128)[:3], False, 0.5, step=held)
 
 
 GROUPS = {  # the least capability that they need, and their calls

@@ -119,10 +119,10 @@ def examine(facts: Facts) -> list[Finding]:
 def examine_triton(facts: Facts) -> Iterator[Finding]:
     switch = hardware.INTERPRETER_SWITCH
     if facts.triton is None:
-        on_linux = facts.system == "Linux"
-        why = "." if on_linux else f": it is not published for {facts.system}."
-        remedy = hardware.HOW_TO_INSTALL_TRITON if on_linux else hardware.WHERE_TO_RUN_TRITON
-        yield Finding(on_linux, f"Triton is not installed{why}", remedy)
+        if facts.system == "Linux":
+            yield Finding(True, "Triton is not installed.", hardware.HOW_TO_INSTALL_TRITON)
+        else:
+            yield Finding(False, f"Triton is not installed: it is not published for {facts.system}.", hardware.WHERE_TO_RUN_TRITON)
         return
     if facts.interpreter and version_numbers(facts.triton) < (3, 7) and version_numbers(facts.numpy) >= (2, 4):
         error = "in the interpreter: a kernel's loop with a run-time bound raises TypeError."

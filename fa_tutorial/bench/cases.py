@@ -94,20 +94,14 @@ HEAD_DIMS = (64, 128)
 
 def literature(lengths: Sequence[int]) -> tuple[Shape, ...]:
     """B · S = 16,384 tokens and H · D = 2,048 (FA2, section 4.1)."""
-    return tuple(
-        Shape(TOKENS // S, HIDDEN // D, HIDDEN // D, S, S, D, is_causal)
-        for D, is_causal, S in itertools.product(HEAD_DIMS, (False, True), lengths)
-    )
+    points = itertools.product(HEAD_DIMS, (False, True), lengths)
+    return tuple(Shape(TOKENS // S, HIDDEN // D, HIDDEN // D, S, S, D, is_causal) for D, is_causal, S in points)
 
 
+SMALL = tuple(Shape(4, 8, 8, S, S, D, is_causal) for D, is_causal, S in itertools.product(HEAD_DIMS, (False, True), LENGTHS))
 GRIDS = {
     "literature": Grid("16,384 tokens, hidden size 2,048", literature(LENGTHS), ("fp16", "bf16"), ("fwd", "bwd")),
-    "small": Grid(
-        "B = 4, H = 8",
-        tuple(Shape(4, 8, 8, S, S, D, is_causal) for D, is_causal, S in itertools.product(HEAD_DIMS, (False, True), LENGTHS)),
-        ("fp16",),
-        ("fwd", "bwd", "fwd_bwd"),
-    ),
+    "small": Grid("B = 4, H = 8", SMALL, ("fp16",), ("fwd", "bwd", "fwd_bwd")),
     "points": Grid("16,384 tokens, hidden size 2,048, three lengths", literature((1024, 4096, 16_384)), ("fp16",), ("fwd", "bwd")),
 }
 

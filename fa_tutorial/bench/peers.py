@@ -152,9 +152,7 @@ def milliseconds(run: Callable[[TileConfig], Any], tile: TileConfig) -> float:
         return math.inf
 
 
-def autotuned_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def autotuned_forward(q, k, v, is_causal: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Chapter 5's kernel with the fastest tile."""
 
     def run(tile: TileConfig) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,10 +15,8 @@ from fa_tutorial.bench.cases import LABELS, MODES, Grid
 from fa_tutorial.bench.tables import label, mask, table
 
 MARKERS = "osD^vP*Xh"
-PAST_CYCLE = (
-    {"color": "#8C510A", "linestyle": (0, (3, 1, 1, 1))},
-    {"color": "#999999", "linestyle": (0, (1, 1))},
-)  # past the style's seven
+# Past the style's seven colours.
+PAST_CYCLE = [{"color": "#8C510A", "linestyle": (0, (3, 1, 1, 1))}, {"color": "#999999", "linestyle": (0, (1, 1))}]
 
 
 def look(provider: str) -> dict[str, Any]:

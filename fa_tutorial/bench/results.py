@@ -52,23 +52,18 @@ def path_here() -> Path:
 
 
 def save(path: Path, results: dict[str, Any]) -> None:
-    """Write `results` whole, or leave what was there: an interruption loses no finished row."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(dumps(results))
-    os.replace(part, path)
+    """Write `results` whole, or leave what was there: an interruption loses no finished row.
 
-
-def dumps(results: dict[str, Any]) -> str:
-    """JSON with one row a line, so that a change of one row is one line of a diff."""
+    A row stands on one line, so that a change of one row is one line of a diff.
+    """
     parts = []
     for key, value in results.items():
-        if isinstance(value, list):
-            lines = ",\n".join("  " + json.dumps(row) for row in value)
-            parts.append(f'"{key}": [\n{lines}\n ]' if value else f'"{key}": []')
-        else:
-            parts.append(f'"{key}": {json.dumps(value, indent=2)}')
-    return "{\n " + ",\n ".join(parts) + "\n}\n"
+        lines = ",\n".join("  " + json.dumps(row) for row in value) if isinstance(value, list) else ""
+        parts.append(f'"{key}": [\n{lines}\n ]' if lines else f'"{key}": {json.dumps(value, indent=2)}')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text("{\n " + ",\n ".join(parts) + "\n}\n")
+    os.replace(part, path)
 
 
 def provenance() -> dict[str, Any]:
