@@ -34,9 +34,7 @@ NUMBERS = ["ms", "ms_20", "ms_80", "tflops", "peak_bytes", "first_call_s"]
 def clock(monkeypatch):
     """A machine whose every call takes 2 ms: calls run, on whatever device is here, and are not timed."""
 
-    def once(result):
-        return lambda call: [call(), result][1]
-
+    once = lambda result: lambda call: [call(), result][1]  # noqa: E731
     monkeypatch.setattr(timing, "require_gpu", lambda: None)
     monkeypatch.setattr(sweep, "require_gpu", lambda: None)
     monkeypatch.setattr(timing, "time_call", once(timing.Timing(2.0, 1.5, 2.5)))
@@ -69,12 +67,6 @@ def grid_of(*lengths: int) -> Grid:
     return Grid("a test", tuple(dataclasses.replace(TINY, S_q=S, S_k=S) for S in lengths), ("fp16",), ("fwd",))
 
 
-def test_flops_are_the_ledgers():
-    forward, backward, both = (Case("naive", mode, "fp16", Shape(2, 6, 3, 100, 150, 64, True)).flops() for mode in cases.MODES)
-    assert forward == ledger.attention_flops(2, 6, 100, 150, 64, True)
-    assert backward == forward * 5 // 2 and both == forward + backward
-
-
 @pytest.mark.parametrize("field", ["mode", "dtype", "provider", "S_q", "H_k", "D"])
 def test_what_is_not_known_is_refused(field):
     case = {"provider": "naive", "mode": "fwd", "dtype": "fp16", "S_q": 16, "H_k": 2, "D": 16}
@@ -83,19 +75,16 @@ def test_what_is_not_known_is_refused(field):
         measure.check(Case(case["provider"], case["mode"], case["dtype"], Shape(1, 6, case["H_k"], case["S_q"], 16, case["D"], False)))
 
 
-def test_the_literatures_grid_and_its_twelve_points():
+def test_the_grids_and_what_is_measured_on_them():
     grid = GRIDS["literature"]
     assert len(grid.shapes) == 24 and len(set(POINTS.shapes)) == 12 and set(POINTS.shapes) < set(grid.shapes)
     assert all(shape.B * shape.S_q == 16_384 and shape.H_q * shape.D == 2048 and shape.H_k == shape.H_q for shape in grid.shapes)
+    assert set(LABELS) | set(peers.TUNED_STEPS) | set(peers.HOPPER_STEPS) == set(peers.PROVIDERS)
+    assert tuple(peers.HOPPER_STEPS.values()) == tuple(hopper.forward.STEPS)
     asked = list(cases.cases_of(grid, ["naive", "tuned"], modes=["bwd"]))
     assert len(asked) == 24 * 2 * 2 and {case.mode for case in asked} == {"bwd"}
     for first, second in zip(asked[::2], asked[1::2], strict=True):
         assert (first.provider, second.provider) == ("naive", "tuned") and first.shape == second.shape, "measured one after the other"
-
-
-def test_every_step_of_chapters_8_and_9_is_a_provider():
-    assert set(LABELS) | set(peers.TUNED_STEPS) | set(peers.HOPPER_STEPS) == set(peers.PROVIDERS)
-    assert tuple(peers.HOPPER_STEPS.values()) == tuple(hopper.forward.STEPS)
 
 
 def check_attention(attention, H_k: int, S: int, D: int, is_causal: bool):
@@ -132,7 +121,6 @@ def test_the_fastest_tile_is_measured_once(monkeypatch):
 
 
 def test_flash_attn_takes_its_own_layout(monkeypatch):
-    """(B, S, H, D), which its stand-in turns back."""
     package = SimpleNamespace(flash_attn_func=lambda *qkv, causal: naive(*(x.transpose(1, 2) for x in qkv), causal).transpose(1, 2))
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     q, k, v = (randn(1, 2, 32, 16, dtype=torch.bfloat16, seed=seed) for seed in range(3))
@@ -164,8 +152,9 @@ def test_flexs_mask_is_bottom_right_aligned(S_q, S_k):
 @pytest.mark.parametrize("mode", cases.MODES)
 def test_a_row(clock, mode):
     case = Case("basic", mode, "fp16", dataclasses.replace(TINY, H_q=4, is_causal=True))
+    forward = ledger.attention_flops(1, 4, 16, 16, 16, True)
+    assert case.flops() == {"fwd": forward, "bwd": forward * 5 // 2, "fwd_bwd": forward * 7 // 2}[mode]
     row = case.about() | measure.measure(case)
-    assert list(row) == FIELDS + NUMBERS
     assert [row[name] for name in NUMBERS] == [2.0, 1.5, 2.5, round(case.flops() / 2e-3 / 1e12, 2), 4096, 0.25]
 
 
@@ -255,10 +244,14 @@ def test_numbers_of_another_machine_are_not_mixed_in(clock, tmp_path, field, mon
 
 
 def test_the_chapters_cases_are_the_stored_ones():
-    """What chapters.py measures is what the package stores: renaming a field would measure everything again."""
+    """What chapters.py measures is what the package stores: renaming a field would measure everything again. Each number is the ledger's."""
     stored = results.read(results.FOLDER / "h200.json")
     for key, groups in chapters.CASES.items():
         assert [about for group in groups for about, _ in group() if not sweep.is_done(about, stored[key])] == []
+    for row in stored["rows"]:
+        case = Case(row["provider"], row["mode"], row["dtype"], Shape(*(row[name] for name in SHAPE)))
+        assert set(row) - {"reason"} == {*FIELDS, *NUMBERS} and (row["ms"] is None) == ("reason" in row)
+        assert row["ms"] is None or row["tflops"] == pytest.approx(case.flops() / row["ms"] / 1e9, rel=0.01, abs=0.01)
 
 
 def test_an_interrupted_save_leaves_what_was_there(tmp_path, monkeypatch):
@@ -270,14 +263,10 @@ def test_an_interrupted_save_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         results.save(path, stored | {"rows": []})
     assert results.read(path) == stored and list(path.parent.glob("*.json")) == [path], "no part stands among the results"
-
-
-@pytest.mark.parametrize("text", [b"{", b"\xff\xfe", b"[]", b'{"provenance": {}}'])
-def test_a_file_that_holds_no_results(tmp_path, text):
-    path = tmp_path / "card.json"
-    path.write_bytes(text)
-    with pytest.raises(ValueError, match=r"card\.json holds no results"):
-        results.read(path)
+    for text in (b"{", b"\xff\xfe", b"[]", b'{"provenance": {}}'):
+        path.write_bytes(text)
+        with pytest.raises(ValueError, match=r"card\.json holds no results"):
+            results.read(path)
 
 
 def test_select_gives_columns_their_types_and_never_nothing():
@@ -287,22 +276,6 @@ def test_select_gives_columns_their_types_and_never_nothing():
     for wanted in ({"a": 3}, {"d": 1}):
         with pytest.raises(ValueError, match="no stored row has"):
             results.select(rows, **wanted)
-
-
-def test_a_gpus_own_file(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA GeForce RTX 5060 Ti")
-    assert results.path_here() == results.FOLDER / "geforce_rtx_5060_ti.json"
-
-
-def test_what_is_stored_is_well_formed():
-    """Every attention row has all of its fields; a null has a reason, and a number agrees with the ledger."""
-    for row in results.read(results.FOLDER / "h200.json")["rows"]:
-        case = Case(row["provider"], row["mode"], row["dtype"], Shape(*(row[name] for name in SHAPE)))
-        assert set(row) - {"reason"} == {*FIELDS, *NUMBERS}
-        if row["ms"] is None:
-            assert row["reason"]
-        else:
-            assert row["tflops"] == pytest.approx(case.flops() / row["ms"] / 1e9, rel=0.01, abs=0.01)
 
 
 @pytest.fixture
@@ -338,18 +311,14 @@ def test_speedups_are_geometric_means_over_common_points(path):
 
 
 def test_the_readme_shows_what_is_stored():
-    readme = Path(__file__).resolve().parents[1] / "README.md"
-    assert tables.speed_table(results.load()["rows"], POINTS) in readme.read_text()
+    assert tables.speed_table(results.load()["rows"], POINTS) in (Path(__file__).resolve().parents[1] / "README.md").read_text()
 
 
-def test_tflops_table_shows_a_gap_as_a_dash(path):
+def test_tables_and_plots_leave_a_gap_for_null(path):
     lines = tables.tflops_table(results.load(path)["rows"], POINTS, "fwd", "fp16").splitlines()
     assert lines[0] == "| D | mask | S | tuned (chapter 8) | SDPA cuDNN | FlexAttention | naive |" and len(lines) == 2 + 12
     number = round(Case("tuned", "fwd", "fp16", POINTS.shapes[3]).flops() / 1e9)
     assert lines[5] == f"| 64 | causal | 1,024 | {number} | – | – | – |"
-
-
-def test_plots_leave_a_gap_for_null(path):
     with matplotlib.rc_context():
         figures.style()
         figure = plots.draw(results.load(path)["rows"], POINTS, "bwd", "fp16", "NVIDIA Test")
@@ -370,7 +339,7 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch, command, capsys):
     assert shown.out == "" and "measuring needs a CUDA GPU" in shown.err and "bench table" in shown.err
 
 
-def test_one_case_on_the_command_line(clock, provider, capsys):
+def test_one_case_and_a_wrong_name_on_the_command_line(clock, provider, capsys):
     provider({16: KeyError("broken")})
     sizes = {"--seq-len": "16", "--batch-size": "1", "--num-heads": "4", "--kv-heads": "2", "--head-dim": "16"}
     options = [*itertools.chain(*sizes.items()), "--causal", "--mode", "fwd_bwd", "--providers"]
@@ -380,16 +349,13 @@ def test_one_case_on_the_command_line(clock, provider, capsys):
     assert main(["bench", *options, "fake", "naive"]) == 1
     shown = capsys.readouterr()
     assert "fake: KeyError: 'broken'" in shown.err and "naive " in shown.out
-
-
-@pytest.mark.parametrize("words", ["--providers fa9", "--kv-heads 0", "--head-dim 300", "table --file no-such-file"])
-def test_what_cannot_be_measured_or_read(clock, words, capsys):
-    assert main(["bench", *words.split()]) == 1
-    shown = capsys.readouterr()
-    assert shown.out == "" and words.split()[-1] in shown.err
+    for wrong in (["bench", *options, "fa9"], ["bench", "table", "--file", "no-such-file"]):
+        assert main(wrong) == 1 and wrong[-1] in capsys.readouterr().err
 
 
 def test_sweep_on_the_command_line(clock, provider, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA GeForce RTX 5060 Ti")
+    assert results.path_here() == results.FOLDER / "geforce_rtx_5060_ti.json"
     path, ran = tmp_path / "card.json", provider()
     monkeypatch.setitem(GRIDS, "small", grid_of(16, 32))
     command = ["bench", "sweep", "--grid", "small", "--file", str(path), "--providers", "fake", "naive", "--modes", "fwd", "bwd"]
@@ -406,13 +372,10 @@ def test_sweep_on_the_command_line(clock, provider, monkeypatch, tmp_path, capsy
 
 
 def test_plot_and_table_need_neither_gpu_nor_triton(path):
-    code = """
-import sys
-sys.modules["triton"] = None
+    code = """import sys; sys.modules["triton"] = None
 from fa_tutorial.__main__ import main
 asked = ["--grid", "points", "--file", sys.argv[1]]
-sys.exit(main(["bench", "table", *asked]) or main(["bench", "plot", *asked, "--out", sys.argv[2]]))
-"""
+sys.exit(main(["bench", "table", *asked]) or main(["bench", "plot", *asked, "--out", sys.argv[2]]))"""
     run = subprocess.run([sys.executable, "-c", code, str(path), str(path.parent / "plots")], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert {entry.name for entry in (path.parent / "plots").iterdir()} == {"bench_points_fp16_bwd.png", "bench_points_fp16_fwd.png"}
