@@ -99,26 +99,20 @@ def _add_ways_on(notebook, before: Path | None, after: Path | None) -> None:
 
     ways = ["[Contents](../index.html)", f"[Glossary](../{page_of(GLOSSARY.name)})"]
     ways += [f"{way}: [{title_of(_read(path))}]({page_of(path.name)})" for way, path in (("before", before), ("next", after)) if path]
-    cells = [nbformat.v4.new_markdown_cell(" · ".join(ways), id=name) for name in ("ways-on-top", "ways-on-end")]
-    notebook.cells = [cells[0], *notebook.cells, cells[1]]
+    top, end = (nbformat.v4.new_markdown_cell(" · ".join(ways), id=name) for name in ("ways-on-top", "ways-on-end"))
+    notebook.cells = [top, *notebook.cells, end]
 
 
-def render(notebook, title: str) -> str:
-    """The HTML page of a notebook, with the outputs that it holds."""
+def _write(notebook, title: str, source: Path, folder: Path) -> None:
+    """Write the page of a source, with the outputs that it holds, and copy what it shows or links to, but for pages."""
     from nbconvert import HTMLExporter
 
+    page = folder / page_of(source.relative_to(ROOT).as_posix())
+    page.parent.mkdir(parents=True, exist_ok=True)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = link_pages(cell.source)
     html, _ = HTMLExporter().from_notebook_node(notebook, resources={"metadata": {"name": title}})
-    return html
-
-
-def _write(notebook, title: str, source: Path, folder: Path) -> None:
-    """Write a source's page, and copy what it shows or links to, but for pages."""
-    page = folder / page_of(source.relative_to(ROOT).as_posix())
-    page.parent.mkdir(parents=True, exist_ok=True)
-    html = render(notebook, title)
     page.write_text(html, encoding="utf-8")
     for file, _ in _local(_targets(html).links, page).values():
         original = ROOT / file.relative_to(folder) if file.is_relative_to(folder) else None
