@@ -24,7 +24,7 @@ from fa_tutorial.bench import chapter_8, chapter_9, peers, training
 from fa_tutorial.bench.cases import Case, Shape
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement, opened, run
-from fa_tutorial.bench.timing import randn, require_gpu, timed
+from fa_tutorial.bench.timing import randn, require_gpu, timed, timed_in_turns
 
 
 def attention_cases() -> Iterator[Measurement]:
@@ -110,11 +110,11 @@ def _softmax_row(softmax: Callable, rows: int, cols: int) -> dict[str, Any]:
 
 
 def matmul_cases() -> Iterator[Measurement]:
-    """Chapter 3: square matmul beside PyTorch, in row order and in groups; the tile's size; what TF32 loses."""
+    """Chapter 3: square matmul beside PyTorch, in row order and in groups; the tile's size; what TF32 loses; (q kᵀ) v in one kernel."""
     for n in (512, 1024, 2048, 4096, 8192, 16_384):
-        for provider, group in (("course", 8), ("course, row order", 1), ("torch", None)):
+        for provider in ("course", "course, row order", "torch"):
             about = {"chapter": 3, "kernel": "matmul", "provider": provider, "dtype": "fp16", "M": n, "N": n, "K": n}
-            yield about, lambda n=n, group=group: _matmul_row(n, torch.float16, group)
+            yield about, lambda n=n, provider=provider: _matmul_in_turns(n)[provider]
     for provider, group in (("course", 8), ("torch", None)):
         about = {"chapter": 3, "kernel": "matmul", "provider": provider, "dtype": "fp32", "M": 4096, "N": 4096, "K": 4096}
         yield about, lambda group=group: _matmul_row(4096, torch.float32, group)
@@ -143,6 +143,36 @@ def matmul_cases() -> Iterator[Measurement]:
     for provider in ("ieee", "tf32"):
         about = {"chapter": 3, "kernel": "fp32_precision", "provider": provider, "dtype": "fp32", "M": 4096, "N": 4096, "K": 4096}
         yield about, lambda provider=provider: _precision_row(provider)
+    for S in (4096, 16_384):
+        for provider in ("course", "torch, two products"):
+            about = {"chapter": 3, "kernel": "scores_values", "provider": provider, "dtype": "fp16", "S": S, "D": 64}
+            yield about, lambda S=S, provider=provider: _scores_values_in_turns(S, 64)[provider]
+
+
+@functools.cache
+def _matmul_in_turns(n: int) -> dict[str, dict[str, Any]]:
+    """Both orders of programs and PyTorch, in fp16, by provider."""
+    a, b = randn(n, n), randn(n, n)
+    config = matmul.choose_config(torch.float16, hardware.shared_memory_limit())
+    row_order = dataclasses.replace(config, group=1)
+    calls = {
+        "course": lambda: matmul.matmul(a, b, config=config),
+        "course, row order": lambda: matmul.matmul(a, b, config=row_order),
+        "torch": lambda: a @ b,
+    }
+    return timed_in_turns(calls, flops=2 * n**3)
+
+
+@functools.cache
+def _scores_values_in_turns(S: int, D: int) -> dict[str, dict[str, Any]]:
+    """(q kᵀ) v of one head, in one kernel and as two products of PyTorch's, by provider."""
+    q, k, v = randn(S, D), randn(S, D), randn(S, D)
+    q /= math.sqrt(D * S)  # or else o overflows fp16
+    calls = {
+        "course": lambda: matmul.scores_times_values(q, k, v, 1.0, block_m=128, block_n=64),
+        "torch, two products": lambda: (q @ k.T) @ v,
+    }
+    return timed_in_turns(calls, flops=4 * S * S * D)
 
 
 def _matmul_row(n: int, dtype: torch.dtype, group: int | None) -> dict[str, Any]:
