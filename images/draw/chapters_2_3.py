@@ -223,10 +223,10 @@ def draw_one_program() -> Figure:
 
 @image("03_program_order.png")
 def draw_program_order() -> Figure:
-    """8 x 8 tiles of c by program id, in row order and in groups of 4: what the first wave of 16 programs reads of a and b."""
+    """8 x 8 tiles of c by program id, in row order and in bands of 4 rows: what the first wave of 16 programs reads of a and b."""
     tiles, wave, side = 8, 16, 0.41
     figure, ax = canvas(5.0)
-    for panel, (group, name) in enumerate(((1, "row order"), (4, "groups of 4 rows"))):
+    for panel, (group, name) in enumerate(((1, "row order"), (4, "bands of 4 rows"))):
         left, top = 0.95 + panel * 4.45, 1.2
         program = {grouped_tile(pid, tiles, tiles, group): pid for pid in range(tiles * tiles)}
         first = {tile for tile, pid in program.items() if pid < wave}

@@ -7,7 +7,7 @@ from fa_tutorial.exercises.watch import Tiles
 
 
 def blocked_matmul(a, b, block_m, block_n, block_k):
-    """a @ b by blocks: for each tile of c, a loop over blocks of K that adds into an accumulator."""
+    """a @ b by tiles: for each tile of c, a loop along K that adds into an accumulator."""
     (M, K), N = a.shape, b.shape[1]
     c = torch.empty((M, N), dtype=a.dtype)
     for m in range(0, M, block_m):
