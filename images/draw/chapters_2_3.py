@@ -217,7 +217,7 @@ def draw_one_program() -> Figure:
     write(ax, x_c - 0.15, middle_b, "tile [BLOCK_K, BLOCK_N]:\neach step BLOCK_K rows further", BODY, ha="right")
     write(ax, x_c, y_c + tiles * high + 0.3, "acc [BLOCK_M, BLOCK_N]:\nstays on the chip, stored once", BODY, ha="left")
     box(ax, x_a, 5.68, 0.4, 0.26, hatch=MASKED, dashed=True)
-    write(ax, x_a + 0.52, 5.81, "lanes of the last step beyond K: 0 in both tiles", BODY, ha="left")
+    write(ax, x_a + 0.52, 5.81, "the last step reaches beyond K: 0 there, in both tiles", BODY, ha="left")
     return figure
 
 

@@ -163,7 +163,7 @@ WRONG_ANSWERS = (
     ("3.1", blocked_without_k, "a product takes parts of shape (2, 8) and (8, 3): a step multiplies a tile of a"),
     ("3.1", blocked_fixed_acc, "M = 3, N = 5, K = 2, blocks 2 × 2 × 2: raises RuntimeError"),
     ("3.1", blocked_returns_accumulator, "one edge is left: c has dtype torch.float32, want a's"),
-    ("3.2", matmul_without_other, "lanes that a mask leaves out hold anything", None),
+    ("3.2", matmul_without_other, "elements that a mask leaves out hold anything", None),
     ("3.2", matmul_without_k_mask, "the last step reads past K, and 0 · NaN is NaN"),
     ("3.2", matmul_without_store_mask, "mask rows by M and columns by N"),
     ("3.2", matmul_with_and, "join masks by &, not by `and`", None),

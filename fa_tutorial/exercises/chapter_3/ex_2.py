@@ -69,7 +69,7 @@ MISTAKES = {
     "by_tiles_m": "program and tile do not match: a row of tiles has tiles_n tiles, so divide pid by tiles_n",
     "n_by_block_m": "BLOCK_M and BLOCK_N are mixed up: c's rows are cut by BLOCK_M, its columns by BLOCK_N",
     "tiles_down": "the ragged last tiles count too: the number of tiles is rounded up",
-    "no_other": "lanes that a mask leaves out hold anything without other=0.0, NaN too, and 0 · NaN is NaN: they must add nothing to the sum",
+    "no_other": "elements that a mask leaves out hold anything without other=0.0, NaN too, and 0 · NaN is NaN: they must add nothing to the sum",
     "in_loop": "where K is 0, the loop along K does not run, and c is 0 all the same: tl.store comes after the loop",
     "half": "sums are rounded to fp16, where 2048 + 1 is 2048: keep acc, and what tl.dot returns, in float32",
     "tf32": "fp32 is rounded to TF32, as tl.dot does by default: pass input_precision=\"ieee\"",
@@ -206,7 +206,7 @@ EXERCISE = Exercise(
     reasoning="pid // tiles_n and pid % tiles_n give the tile. Both loads mask K, because memory beyond K may hold NaN, and 0 · NaN is NaN. "
     "acc is float32 and is rounded once, at the store, which masks c's own rows and columns. Each pointer advances by BLOCK_K times its own stride, "
     "so views work.",
-    more="The package's version, matmul.matmul_kernel, numbers its programs in groups, as exercise 3.3 does, and its offsets are int64, because a tensor may "
+    more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as exercise 3.3 does, and its offsets are int64, because a tensor may "
     "have more than 2³¹ elements.",
     inputs=inputs,
     twin=twin,

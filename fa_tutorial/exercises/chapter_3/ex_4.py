@@ -68,7 +68,7 @@ MISTAKES = {
     **{f"{x}_by_{y}": f"{x} is {'stored' if x == 'o' else 'read'} with the strides of {y}: {_OWN}" for x in "kvo" for y in "qkv" if x != y},
     "keys_dropped": "the ragged last block of keys is left out: the loop runs to S_k",
     "rows_dropped": "the ragged last rows are never stored",
-    "no_other": "lanes that a mask leaves out hold anything without other=0.0, NaN too, and 0 · NaN is NaN: they must add nothing to the sums",
+    "no_other": "elements that a mask leaves out hold anything without other=0.0, NaN too, and 0 · NaN is NaN: they must add nothing to the sums",
     "half": "acc is rounded to fp16 at every step, and 2048 + 1 is 2048 there: keep acc in float32",
     "tf32": 'fp32 is rounded to TF32, as tl.dot does by default: pass input_precision="ieee" to both products',
     "in_loop": "without keys the loop takes no step, and o is 0 all the same: tl.store comes after the loop",
