@@ -144,7 +144,7 @@ def draw_block_matmul() -> Figure:
     tile_m, tile_n = 0, 1
     for step in range(2):
         left, top = 0.45 + step * 4.45, 0.65
-        write(ax, left, 0.3, f"step {step + 1}: tiles {step} along K", HEAD, ha="left", weight="bold")
+        write(ax, left, 0.3, f"step {step + 1}", HEAD, ha="left", weight="bold")
         x_c, y_c = left + 4 * side + gap, top + 4 * side + gap
         done = (step + 1) * block
         c = blocked_matmul(a[:, :done], b[:done], block, block, block)
