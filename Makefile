@@ -24,7 +24,7 @@ help:
 	@echo "make html       render the course for reading without running it, in build/html"
 	@echo "make figures    draw images/ again"
 	@echo "make notebooks  run the notebooks and store their outputs again"
-	@echo "make compile-report  compile every kernel for GPUs that are not there; ARGS names the .json or .md file"
+	@echo "make compile-report  compile every kernel for GPUs that are not there; ARGS names the file, in Markdown"
 	@echo "make clean      remove .venv and every cache"
 	@echo 'ARGS="..." is passed on by lab, test, browser-test, figures, notebooks and compile-report; PYTHON=python3.12 picks the Python that .venv is made with (3.11 or newer)'
 

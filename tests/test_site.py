@@ -33,6 +33,13 @@ def test_index_leads_to_every_chapter_in_order(built):
     assert list(dict.fromkeys(links)) == [f"notebooks/{path.stem}.html" for path in PATHS]
 
 
+def test_the_glossary_is_a_page_that_leads_to_every_chapter_and_back(built):
+    links = set(re.findall(r'href="(notebooks/[^"#]+)"', (built / "GLOSSARY.html").read_text(encoding="utf-8")))
+    assert links == {f"notebooks/{path.stem}.html" for path in PATHS}
+    for page in (built / "notebooks").glob("*.html"):
+        assert 'href="../GLOSSARY.html"' in page.read_text(encoding="utf-8")
+
+
 def test_chapters_lead_to_the_next(built):
     for path, after in itertools.pairwise(PATHS):
         assert f'next: <a href="{after.stem}.html">' in (built / "notebooks" / f"{path.stem}.html").read_text(encoding="utf-8")

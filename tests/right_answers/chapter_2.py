@@ -14,8 +14,9 @@ def strides_by_accumulate(shape):
     return tuple(itertools.accumulate(shape[:0:-1], lambda step, size: step * size, initial=1))[::-1] if shape else ()
 
 
-def offset_by_tensors(index, strides):
-    return (torch.tensor(index, dtype=torch.int64) * torch.tensor(strides, dtype=torch.int64)).sum()
+def view_by_pytorch(S, H, D):
+    k = torch.empty((2, S, 3, H, D), device="meta")[:, :, 1].transpose(1, 2)
+    return k.storage_offset(), list(k.stride())
 
 
 @triton.jit
@@ -59,7 +60,7 @@ def softmax_kernel_online(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.
 
 RIGHT_ANSWERS = (
     ("2.1", strides_by_accumulate),
-    ("2.2", offset_by_tensors),
+    ("2.2", view_by_pytorch),
     ("2.3", add_kernel_clamped),
     ("2.4", transpose_kernel_flat),
     ("2.5", softmax_kernel_online),
