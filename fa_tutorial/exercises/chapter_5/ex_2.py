@@ -32,8 +32,7 @@ def one_tile_kernel(q, k, v, o, H, S_q, S_k, D, scale,
     store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-_SPLIT = "pid // row_blocks is b · H + h, so // H gives b and % H gives h"
-_WHERE = f"pass b and h to every load_tile and store_tile: {_SPLIT}"
+_WHERE = "pass b and h to every load_tile and store_tile: pid // row_blocks is b · H + h, so // H gives b and % H gives h"
 MISTAKES = ONE_TILE | {
     "first_q": "every program loads the first rows of q: they start at row_block · BLOCK_M",
     "first_place": "every program stores to the first rows of o: they start at row_block · BLOCK_M",
@@ -58,9 +57,7 @@ def inputs():
     q, k, v = logits(200)
     q[:, :, :15] = 0
     yield attention_case(q, k, v, "logits 200 in row 15, 0 in all others", "subtract from each row its own maximum")
-    yield attention_case(
-        *draw_qkv(1, 1, 32, 16, 16), "S_q = 32, two programs", "a program's rows start at row_block · BLOCK_M, in q and in o"
-    )
+    yield attention_case(*draw_qkv(1, 1, 32, 16, 16), "S_q = 32, two programs", "a program's rows start at row_block · BLOCK_M")
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", ONE_TILE["scale_own"], scale=0.5)
     blocks = "BLOCK_M and BLOCK_N may differ: a tile of q or o has BLOCK_M rows, a tile of k or v BLOCK_N"
     yield attention_case(*draw_qkv(1, 1, 16, 32, 16), "S_k = BLOCK_N = 32, BLOCK_M = 16", blocks, blocks=(16, 32, 16))
@@ -69,8 +66,9 @@ def inputs():
     yield attention_case(*logits(200, scale=1.0), "all logits 200, scale = 1", ONE_TILE["unshifted"], scale=1.0, edge="large")
     yield attention_case(*logits(200), "all logits 200, scale = 0.25", ONE_TILE["m_raw"], edge="large")
     half, v = torch.full((1, 1, 16, 16), 64.0).half(), draw_qkv(1, 1, 16, 16, 16)[2].half()
-    full = "fp16, all of q and k 64, so that q kᵀ is 65536 before it is scaled"
-    yield attention_case(half, half, v, full, ONE_TILE["half_scores"], edge="half")
+    yield attention_case(
+        half, half, v, "fp16, all of q and k 64, so that q kᵀ is 65536 before it is scaled", ONE_TILE["half_scores"], edge="half"
+    )
 
 
 EXERCISE = Exercise(

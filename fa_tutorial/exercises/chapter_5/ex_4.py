@@ -68,14 +68,14 @@ def inputs():
     yield from one_tile_inputs()
     yield two_tiles_input()
     rows = "rows past S_q are loaded or stored: pass S_q to load_tile for q and to store_tile for o"
-    columns = "columns past D are loaded or stored: pass D to load_tile and store_tile"
     yield attention_case(
         *draw_qkv(1, 1, 16, 20, 16), "S_q = 16, S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", stray=KEYS_READ
     )
     yield attention_case(
         *draw_qkv(1, 1, 20, 12, 16), "S_q = 20, S_k = 12, BLOCK_M = 16", "the last block of rows may be ragged", stray=rows
     )
-    yield attention_case(*draw_qkv(1, 1, 16, 16, 12), "D = 12, BLOCK_D = 16", "D may be less than BLOCK_D", stray=columns)
+    yield attention_case(*draw_qkv(1, 1, 16, 16, 12), "D = 12, BLOCK_D = 16", "D may be less than BLOCK_D",
+                         stray="columns past D are loaded or stored: pass D to load_tile and store_tile")  # fmt: skip
     yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", MISTAKES["rows_dropped"], stray=rows)
     yield attention_case(*logits(-(2.0**30), S_k=4), "S_k = 4, all logits −2³⁰", MISTAKES["pads_finite"], edge="low")
 

@@ -61,7 +61,6 @@ MISTAKES = {
     "by_place_skips": _PLACE,
     "by_place": f"{_PLACE} (no tile is skipped)",
     "by_place_keys": f"{_PLACE} (the queries' start is missing)",
-    "by_place_rows": f"{_PLACE} (the keys' start is missing)",
     "end_block_n": "the loop stops before the last row's diagonal: it goes on while start_n < start_m + BLOCK_M + S_k − S_q",
     "end_down": f"end is rounded down to whole tiles: {_EARLY}",
     "top_left": f"the mask is aligned top-left: {_BOTTOM}",
@@ -126,8 +125,7 @@ EXERCISE = Exercise(
         "loop without a mask must stop, and which row decides where the other one may stop?",
         "The first row sees start_m + 1 + S_k − S_q keys: round that down to whole tiles for full, and not below 0. The last row that exists is "
         "tl.minimum(start_m + BLOCK_M, S_q) − 1; end is one past its last key.",
-        "Without IS_CAUSAL, full is S_k // BLOCK_N * BLOCK_N and end is S_k: the ragged tile goes to the loop with the mask. After the loops divide by "
-        "tl.where(l == 0.0, 1.0, l).",
+        "Without IS_CAUSAL, full is S_k // BLOCK_N * BLOCK_N, and end is S_k. After the loops divide by tl.where(l == 0.0, 1.0, l).",
     ),
     solution=causal_kernel,
     reasoning="The first row of the block sees fewest keys, so tiles that it sees whole need no mask. The last row sees most, so nothing after it is read. "

@@ -10,8 +10,7 @@ _NEXT = "its rows start at start_n"
 OVERLAP = "two programs compute the same rows: program pid computes row block pid % row_blocks of batch and head pid // row_blocks"
 HALF = "fp16 works too (and bf16 on a GPU): p is rounded to v's dtype, and the scores, m, l and acc stay float32"
 PADS_V = (
-    "rows of v's tile past S_k hold anything: p is 0 there, but 0 · NaN and 0 · inf are NaN. Load v with other=0.0, as load_tile does, "
-    "and pass it S_k"
+    "rows of v's tile past S_k hold anything: p is 0 there, but 0 · NaN is NaN. Load v with other=0.0, as load_tile does, and pass it S_k"
 )
 PADS_D = "columns past D hold anything, and they enter the sums of q kᵀ: load q and k with other=0.0, as load_tile does"
 KEYS_READ = "keys past S_k are read: pass S_k to load_tile for k and for v"
@@ -49,7 +48,6 @@ STEPS = {
     "first_block": "only the first tile counts: the loop runs to S_k",
     "first_k": f"every iteration reads the first tile of k: {_NEXT}",
     "first_v": f"every iteration reads the first tile of v: {_NEXT}",
-    "one_on": "the second iteration takes keys 1 to 16: each tile starts BLOCK_N keys after the one before",
     "from_zero": "every p underflows to 0: m starts at −inf, not at 0 or another finite value",
     "from_finite": "m starts at a finite number: where every score is lower, every p is 0. m starts at −inf",
     "falls": "m is the maximum of the last tile alone, so alpha overflows: m_new = max(m, the tile's maximum)",
