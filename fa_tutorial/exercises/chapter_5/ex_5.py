@@ -37,7 +37,7 @@ def causal_kernel(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
     for start_n in range(0, full, BLOCK_N):
         m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale,
                            False, BLOCK_N, BLOCK_D)  # fmt: skip
-    for start_n in range(full, end, BLOCK_N):
+    for start_n in tl.range(full, end, BLOCK_N, num_stages=1):  # a few tiles: don't load ahead
         m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale,
                            True, BLOCK_N, BLOCK_D)  # fmt: skip
     l_or_one = tl.where(l == 0.0, 1.0, l)  # a row that sees no key has acc = 0 and l = 0
