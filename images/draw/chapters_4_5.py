@@ -365,52 +365,58 @@ def readable(size: int) -> str:
 
 @image("05_grid.png")
 def draw_grid() -> Figure:
-    """Row blocks of two heads as a 2-D table, and the same programs in one row by their program id."""
-    figure, ax = canvas(5.0)
-    B, H, row_blocks = 1, 2, 3
-    colours, hatches = ("sky", "orange"), (None, "..")
-    left, top, wide, tall = 1.6, 0.95, 1.35, 0.55
-    write(ax, 0.15, 0.25, "2-D: row block and (b, h)", HEAD, ha="left", weight="bold")
-    for batch_head in range(B * H):
-        write(ax, left + (batch_head + 0.5) * wide, top - 0.2, f"b = {batch_head // H}, h = {batch_head % H}")
-    for row_block in range(row_blocks):
-        write(ax, 0.15, top + (row_block + 0.5) * tall, f"row block {row_block}", ha="left")
-    side, y = 1.25, 3.55
-    write(ax, 0.15, 3.3, "1-D: program_id(0)", HEAD, ha="left", weight="bold")
-    for pid in range(B * H * row_blocks):
-        row_block, batch_head = pid % row_blocks, pid // row_blocks  # as the kernel takes it apart
-        look = {"colour": colours[batch_head], "hatch": hatches[batch_head], "share": 0.5}
-        box(ax, left + batch_head * wide, top + row_block * tall, wide, tall, f"pid {pid}", size=BODY, **look)
-        box(ax, 0.75 + pid * side, y, side, 0.8, f"pid {pid}\nrow block {row_block}\nb = {batch_head // H}, h = {batch_head % H}", **look)
-        if row_block:
-            arrow(ax, (left + (batch_head + 0.8) * wide, top + (row_block - 0.25) * tall),
-                  (left + (batch_head + 0.8) * wide, top + (row_block + 0.25) * tall), width=1.2)  # fmt: skip
-    x = 4.75
-    write(ax, x, 1.0, "pid = (b·H + h) · row_blocks + row_block", BODY, ha="left", weight="bold")
-    write(ax, x, 1.45, "the kernel takes it apart:", ha="left")
-    write(ax, x, 1.75, "row_block = pid % row_blocks", ha="left")
-    write(ax, x, 2.05, "b·H + h = pid // row_blocks", ha="left")
-    b, h, row_block = 0, 1, 2
-    pid = (b * H + h) * row_blocks + row_block
-    write(ax, x, 2.45, f"b = {b}, h = {h}, row block {row_block}: ({b}·{H} + {h}) · {row_blocks} + {row_block} = {pid}", ha="left")
+    """The programs of two batch entries with two heads each, in one row; what one of them reads and writes."""
+    figure, ax = canvas(5.2)
+    B, H, row_blocks, mine = 2, 2, 3, 7
+    looks = [
+        {"colour": colour, "hatch": hatch, "share": 0.5}
+        for colour, hatch in (("sky", None), ("orange", ".."), ("green", "--"), ("purple", "xx"))
+    ]
+    left, wide = 0.15, 0.725
     write(
         ax,
-        0.15,
-        4.65,
-        f"B = {B}, H = {H}, {row_blocks} row blocks: {B * H * row_blocks} programs, {row_blocks} of each head side by side",
+        left,
+        0.25,
+        f"B = {B}, H = {H}, {row_blocks} row blocks: {B * H * row_blocks} programs on one axis",
+        HEAD,
         ha="left",
+        weight="bold",
     )
+    for pid in range(B * H * row_blocks):
+        batch_head = pid // row_blocks
+        box(ax, left + pid * wide, 0.8, wide, 0.5, str(pid), size=BODY, weight="bold" if pid == mine else "normal", **looks[batch_head])
+        if pid % row_blocks == 0:
+            write(ax, left + (pid + row_blocks / 2) * wide, 0.62, f"b = {batch_head // H}, h = {batch_head % H}")
+    outline(ax, left + mine * wide, 0.8, wide, 0.5, line=3)
+    b, h, row_block = mine // row_blocks // H, mine // row_blocks % H, mine % row_blocks
+    write(ax, left, 1.75, f"Program {mine} (thick frame): b = {b}, h = {h}, row block {row_block}", HEAD, ha="left", weight="bold")
+    top, tall, cell = 2.65, 0.6, 1.3
+    places = (("q", 0.5, "read once"), ("k", 2.75, "read, tile by tile"), ("v", 5.0, "read, tile by tile"), ("o", 7.25, "written once"))
+    for name, x, what in places:
+        rows = "S_k" if name in "kv" else "S_q"
+        write(ax, x + cell / 2, top - 0.45, f"{name}[{b}, {h}]", BODY, weight="bold")
+        write(ax, x + cell / 2, top - 0.17, f"[{rows}, D]")
+        for block in range(row_blocks):
+            is_mine = name in "kv" or block == row_block
+            text = {"q": "BLOCK_M rows", "o": "BLOCK_M rows"}.get(name, "BLOCK_N rows") if is_mine else ""
+            box(ax, x, top + block * tall, cell, tall, text, TENSOR_COLOUR[name], share=0.45 if is_mine else 0.0)
+        if name in "qo":
+            outline(ax, x, top + row_block * tall, cell, tall)
+        else:
+            outline(ax, x, top, cell, row_blocks * tall)
+        write(ax, x + cell / 2, top + row_blocks * tall + 0.25, what)
     return figure
 
 
 @image("05_two_loops.png")
 def draw_two_loops() -> Figure:
     """Two row blocks under the causal mask: key blocks in the loop without a mask, in the loop with it, and never touched."""
-    figure, ax = canvas(5.9)
+    figure, ax = canvas(6.25)
     S, block_m, block_n = 21, 4, 2
-    for top, row_block in ((0.85, 2), (3.45, -(-S // block_m) - 1)):
+    write(ax, 0.1, 0.25, f"S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}", BODY, ha="left")
+    for top, row_block in ((1.2, 2), (3.8, -(-S // block_m) - 1)):
         draw_loops_of(ax, top, row_block, S, block_m, block_n)
-    legend(ax, 5.65, (
+    legend(ax, 6.0, (
         (0.1, {"colour": "sky", "share": 0.6}, "loop without mask"),
         (2.1, {"colour": "orange", "share": 0.7}, "loop with mask"),
         (3.85, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "hidden"),
@@ -486,7 +492,7 @@ def draw_over_the_end() -> Figure:
     write(ax, 0.1, 1.46, "no mask", ha="left")
     tiles(1.25, S, masked=False)
     write(ax, left + stop * unit + 0.12, 1.46, f"stored over rows 0 to {stop - S - 1}\nof head 1's o", ha="left", weight="bold")
-    write(ax, 0.1, 2.36, "offs_m < S_q", ha="left")
+    write(ax, 0.1, 2.36, "with a mask", ha="left")
     tiles(2.15, S, masked=True)
     write(ax, left + stop * unit + 0.12, 2.36, "load gives 0,\nstore writes nothing", ha="left", weight="bold")
     S = 64
@@ -495,14 +501,14 @@ def draw_over_the_end() -> Figure:
     heads(3.55, S)
     write(ax, 0.1, 4.46, "no mask", ha="left")
     tiles(4.25, S, masked=False)
-    write(ax, 0.1, 5.2, "thick frames: the tiles of head 0; hatched: what of them lies in head 1", ha="left")
+    write(ax, 0.1, 5.2, "thick frames: the tiles of head 0; hatched: rows of a tile that are not in head 0", ha="left")
     return figure
 
 
 @image("05_gqa.png")
 def draw_gqa() -> Figure:
     """Six query heads on two key heads: which key head each reads."""
-    figure, ax = canvas(3.9)
+    figure, ax = canvas(3.6)
     H_q, H_k = 6, 2
     serves = reference.repeat_heads(torch.arange(H_k).view(1, H_k, 1, 1), H_q).flatten().tolist()
     colours, hatches = ("sky", "orange"), (None, "..")
@@ -517,8 +523,56 @@ def draw_gqa() -> Figure:
     for h_k in range(H_k):
         x = left + 0.2 + h_k * group * step
         box(ax, x + 0.7, 2.25, (group - 1) * step + wide - 1.4, 0.6, f"h_k = {h_k}", colours[h_k], hatch=hatches[h_k], share=0.5, size=BODY)
-    example = H_q - 2
-    text = f"h_k = h // (H_q // H_k): query head {example} reads key head {example} // {group} = {serves[example]}"
-    write(ax, 0.1, 3.3, text, BODY, ha="left", weight="bold")
-    write(ax, 0.1, 3.62, "no copy of k or v is made: the programs of one group read the same rows", ha="left")
+    write(ax, 0.1, 3.3, "k and v are not copied: the programs of one group read the same rows", BODY, ha="left")
+    return figure
+
+
+@image("05_kernel.png")
+def draw_kernel() -> Figure:
+    """One program of flash_forward_kernel: what it holds, with shapes, from q's tile to o and lse, and the equation of each step."""
+    figure, ax = canvas(8.5)
+    m, n, d, thin = 1.1, 1.7, 0.95, 0.28  # inches for BLOCK_M, BLOCK_N, BLOCK_D and a column
+
+    def tile(
+        name: str, x: float, y: float, wide: float, tall: float, text: str, shape: str, *, below: bool = False, share: float = 0.45
+    ) -> None:
+        box(ax, x, y, wide, tall, text, TENSOR_COLOUR[name], size=BODY, weight="bold", share=share)
+        write(ax, x + wide / 2, y + tall + 0.17 if below else y - 0.17, shape)
+
+    def column(name: str, x: float, y: float) -> None:
+        box(ax, x, y, thin, m, colour="vermilion", share=0.25)
+        write(ax, x + thin / 2, y + m / 2, name, BODY, rotation=90, weight="bold")
+
+    box(ax, 2.35, 0.5, 6.6, 5.75, colour="sky", share=0.08)
+    write(ax, 2.35, 0.27, "each iteration (attend): keys start_n … start_n + BLOCK_N − 1", BODY, ha="left", weight="bold")
+    x_q, x_s, x_m, x_p, x_v, y_s, y_acc = 0.6, 2.75, 5.2, 6.6, 7.6, 2.45, 4.35
+    write(ax, x_q + d / 2, y_s - 0.55, "before the loop", BODY, weight="bold")
+    tile("q", x_q, y_s, d, m, "q_tile", "[BLOCK_M, BLOCK_D]")
+    tile("k", x_s, 0.95, n, d, "k_tileᵀ", "[BLOCK_D, BLOCK_N]")
+    tile("s", x_s, y_s, n, m, "s", "[BLOCK_M, BLOCK_N], masked", below=True, share=0.3)
+    arrow(ax, (x_q + d, y_s + m / 2), (x_s, y_s + m / 2))
+    arrow(ax, (x_s + n / 2, 0.95 + d), (x_s + n / 2, y_s))
+    write(ax, x_s + n / 2 + 0.1, 2.05, "scale · dot (4.1)", ha="left")
+    for i, name in enumerate(("m", "alpha", "l")):
+        column(name, x_m + i * thin, y_s)
+    write(ax, x_m + 1.5 * thin, y_s - 0.17, "softmax_step (4.2)")
+    write(ax, x_m + 1.5 * thin, y_s + m + 0.17, "[BLOCK_M] each")
+    arrow(ax, (x_s + n, y_s + m / 2), (x_m, y_s + m / 2))
+    arrow(ax, (x_m + 3 * thin, y_s + m / 2), (x_p, y_s + m / 2))
+    tile("p", x_p, y_s, n, m, "p", "[BLOCK_M, BLOCK_N]", below=True)
+    tile("v", x_v, 4.15, d, n, "v_tile", "[BLOCK_N, BLOCK_D]", below=True)
+    tile("o", x_m, y_acc, d, m, "acc", "[BLOCK_M, BLOCK_D]", below=True)
+    arrow(ax, (x_p + 0.4, y_s + m + 0.3), (x_m + d, y_acc + 0.35), curve=-0.15)
+    arrow(ax, (x_v, y_acc + 0.75), (x_m + d, y_acc + 0.75))
+    write(ax, x_m - 0.1, y_acc + 0.4, "alpha · acc\n+ dot(p, v_tile) (4.3)", ha="right")
+    write(ax, 2.5, 5.9, "m, l and acc stay for the next\niteration; k_tile, v_tile, s, p don't", ha="left")
+    write(ax, 0.1, 6.6, "after the loop", BODY, ha="left", weight="bold")
+    y_o = 6.95
+    tile("o", x_m, y_o, d, m, "o", "[BLOCK_M, BLOCK_D]", below=True)
+    arrow(ax, (x_m + d / 2, y_acc + m + 0.32), (x_m + d / 2, y_o))
+    write(ax, x_m - 0.1, y_o + m / 2, "acc / l (4.4)", ha="right")
+    column("lse", 1.9, y_o)
+    write(ax, 1.8, y_o + m / 2, "m + log l (4.5)", ha="right")
+    write(ax, 1.9 + thin / 2, y_o + m + 0.17, "[BLOCK_M]")
+    write(ax, x_m + d + 0.25, y_o + m / 2, "only o and lse\ngo to memory", BODY, ha="left")
     return figure

@@ -1,14 +1,14 @@
-"""Right answers to chapter 5 in other words: clamped and transposed loads, keys from the end and −1e30 for −inf, two loops and exp2, a state (lse, o)."""
+"""Right answers to chapter 5 in other words: clamped and transposed loads, tiles loaded by hand, keys from the end and −1e30 for −inf, one tile in
+halves, two loops and exp2, a state (lse, o)."""
 
 from fa_tutorial.matmul import tl, triton
+from fa_tutorial.tiles import load_tile, store_tile, tile_pointers
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def tile_from_a_clamped_pointer(
-    x_ptr, out_ptr, H, S, D, stride_xb, stride_xh, stride_xs, stride_xd, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
-):
+def tile_from_a_clamped_pointer(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
     """Rows and columns past the end read the last one, and are set to 0 afterwards."""
     pid = tl.program_id(0)
     row_blocks = (S + BLOCK_M - 1) // BLOCK_M
@@ -16,21 +16,20 @@ def tile_from_a_clamped_pointer(
     h = pid // row_blocks - b * H
     s = (pid - pid // row_blocks * row_blocks) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     d = tl.arange(0, BLOCK_D)[None, :]
-    x = tl.load(x_ptr + b * stride_xb + h * stride_xh + tl.minimum(s, S - 1) * stride_xs + tl.minimum(d, D - 1) * stride_xd)
-    x = tl.where((s < S) & (d < D), x, 0.0)
-    tl.store(out_ptr + pid * BLOCK_M * BLOCK_D + tl.arange(0, BLOCK_M)[:, None] * BLOCK_D + d, x)
+    stride_b, stride_h, stride_s, stride_d = x.strides
+    tile = tl.load(x.ptr + b * stride_b + h * stride_h + tl.minimum(s, S - 1) * stride_s + tl.minimum(d, D - 1) * stride_d)
+    tile = tl.where((s < S) & (d < D), tile, 0.0)
+    tl.store(out_ptr + pid * BLOCK_M * BLOCK_D + tl.arange(0, BLOCK_M)[:, None] * BLOCK_D + d, tile)
 
 
 @triton.jit
-def tile_loaded_transposed(
-    x_ptr, out_ptr, H, S, D, stride_xb, stride_xh, stride_xs, stride_xd, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
-):
+def tile_loaded_transposed(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
     pid = tl.program_id(0)
     row_block, batch_head = pid % tl.cdiv(S, BLOCK_M), pid // tl.cdiv(S, BLOCK_M)
-    x_ptr += batch_head // H * stride_xb + batch_head % H * stride_xh
+    x_ptr = x.ptr + batch_head // H * x.strides[0] + batch_head % H * x.strides[1]
     s = row_block * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
     d = tl.arange(0, BLOCK_D)[:, None]
-    x_t = tl.load(x_ptr + d * stride_xd + s * stride_xs, mask=(d < D) & (s < S), other=0.0)
+    x_t = tl.load(x_ptr + d * x.strides[3] + s * x.strides[2], mask=(d < D) & (s < S), other=0.0)
     lanes = tl.arange(0, BLOCK_M * BLOCK_D)
     tl.store(out_ptr + pid * BLOCK_M * BLOCK_D + lanes, tl.reshape(tl.trans(x_t), (BLOCK_M * BLOCK_D,)))
 
@@ -42,130 +41,126 @@ def _widened(x):
 
 
 @triton.jit
-def flash_last_tile_first(
-    q_ptr, k_ptr, v_ptr, o_ptr, H, S_q, S_k, D, scale,
-    stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
-    stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Keys from the last tile to the first; p is masked rather than s; o is divided at every step, as FA1 does."""
+def scores_by_keys(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+    """sᵀ in place of s: the softmax runs down its columns; p is divided before its product with v; S is None, because every tile is full."""
+    start = tl.program_id(0) % (S_q // BLOCK_M) * BLOCK_M
+    bh = tl.program_id(0) // (S_q // BLOCK_M)
+    q = _widened(load_tile(q, bh // H, bh % H, start, None, D, BLOCK_M, BLOCK_D))
+    k = _widened(load_tile(k, bh // H, bh % H, 0, None, D, BLOCK_N, BLOCK_D))
+    v = _widened(load_tile(v, bh // H, bh % H, 0, None, D, BLOCK_N, BLOCK_D))
+    s_t = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
+    p_t = tl.exp(s_t - tl.max(s_t, 0)[None, :])
+    p_t = p_t / tl.sum(p_t, 0)[None, :]
+    store_tile(o, tl.dot(tl.trans(p_t), v, input_precision="ieee"), bh // H, bh % H, start, S_q, D, BLOCK_M, BLOCK_D)
+
+
+@triton.jit
+def flash_last_tile_first(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Keys from the last tile to the first; p is masked rather than s; o is divided in every iteration, as FA1 does."""
     row_blocks = tl.cdiv(S_q, BLOCK_M)
     b, h = tl.program_id(0) // row_blocks // H, tl.program_id(0) // row_blocks % H
-    offs_m = tl.program_id(0) % row_blocks * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, BLOCK_D)
-    rows = offs_m[:, None] % S_q
-    q = tl.load(q_ptr + b * stride_qb + h * stride_qh + rows * stride_qs + offs_d[None, :] * stride_qd, mask=offs_d[None, :] < D, other=0.0)
+    start_m = tl.program_id(0) % row_blocks * BLOCK_M
+    q_ptrs, offs_m, offs_d = tile_pointers(q, b, h, start_m, BLOCK_M, BLOCK_D)
+    q_tile = tl.load(q_ptrs, mask=(offs_m < S_q) & (offs_d < D), other=0.0)
     m = tl.full((BLOCK_M,), -1e30, tl.float32)
     l = tl.zeros((BLOCK_M,), tl.float32)
-    o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for step in range(tl.cdiv(S_k, BLOCK_N)):
-        offs_n = (tl.cdiv(S_k, BLOCK_N) - 1 - step) * BLOCK_N + tl.arange(0, BLOCK_N)
-        k_t = tl.load(k_ptr + b * stride_kb + h * stride_kh + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks,
-                      mask=(offs_d[:, None] < D) & (offs_n[None, :] < S_k), other=0.0)  # fmt: skip
-        v = tl.load(v_ptr + b * stride_vb + h * stride_vh + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd,
-                    mask=(offs_d[None, :] < D) & (offs_n[:, None] < S_k), other=0.0)  # fmt: skip
-        there = offs_n[None, :] < S_k
-        s = tl.where(there, scale * tl.dot(_widened(q), _widened(k_t), input_precision="ieee"), -1e30)
+        start_n = (tl.cdiv(S_k, BLOCK_N) - 1 - step) * BLOCK_N
+        there = (start_n + tl.arange(0, BLOCK_N) < S_k)[None, :]
+        k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
+        v_tile = load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
+        s = tl.where(there, scale * tl.dot(_widened(q_tile), tl.trans(_widened(k_tile)), input_precision="ieee"), -1e30)
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.where(there, tl.exp(s - m_new[:, None]), 0.0)
         l_old = l * tl.exp(m - m_new)
         l = l_old + tl.sum(p, 1)
-        o = (o * l_old[:, None] + tl.dot(p, _widened(v), input_precision="ieee")) / l[:, None]
+        acc = (acc * l_old[:, None] + tl.dot(p, _widened(v_tile), input_precision="ieee")) / l[:, None]
         m = m_new
-    tl.store(o_ptr + b * stride_ob + h * stride_oh + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od, o,
-             mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D))  # fmt: skip
+    store_tile(o, acc, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
 @triton.jit
-def _causal_step(q, k_ptr, v_ptr, m, l, acc, start, offs_m, S_q, S_k, D, scale_log2, stride_ks, stride_kd, stride_vs, stride_vd,
-                 MASK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    offs_n, offs_d = start + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
-    there = (offs_n[:, None] < S_k) & (offs_d[None, :] < D)
-    k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=there, other=0.0)
-    v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=there, other=0.0)
-    s = scale_log2 * tl.dot(_widened(q), tl.trans(_widened(k)), input_precision="ieee")
-    if MASK:
+def _causal_step(q, k, v, m, l, acc, b, h, start, offs_m, S_q, S_k, D, scale_log2,
+                 HIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    offs_n = start + tl.arange(0, BLOCK_N)
+    k_tile = load_tile(k, b, h, start, S_k, D, BLOCK_N, BLOCK_D)
+    v_tile = load_tile(v, b, h, start, S_k, D, BLOCK_N, BLOCK_D)
+    s = scale_log2 * tl.dot(_widened(q), tl.trans(_widened(k_tile)), input_precision="ieee")
+    s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))
+    if HIDE:
         s = tl.where(offs_n[None, :] <= offs_m[:, None] + S_k - S_q, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1))
     shift = tl.maximum(m_new, -1e30)
     p = tl.exp2(s - shift[:, None])
     alpha = tl.exp2(m - shift)
-    acc = acc * alpha[:, None] + tl.dot(p, _widened(v), input_precision="ieee")
+    acc = acc * alpha[:, None] + tl.dot(p, _widened(v_tile), input_precision="ieee")
     return m_new, l * alpha + tl.sum(p, 1), acc
 
 
 @triton.jit
-def causal_two_loops(
-    q_ptr, k_ptr, v_ptr, o_ptr, H, S_q, S_k, D, scale,
-    stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
-    stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """One loop over whole tiles, without a mask, one over those that the diagonal crosses; exp2."""
+def causal_with_exp2(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
+                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """The ends of the loops by whole tiles, every tile masked at S_k, and exp2."""
     row_blocks = tl.cdiv(S_q, BLOCK_M)
-    row_block = tl.program_id(0) % row_blocks
+    start_m = tl.program_id(0) % row_blocks * BLOCK_M
     b, h = tl.program_id(0) // row_blocks // H, tl.program_id(0) // row_blocks % H
-    k_ptr += b * stride_kb + h * stride_kh
-    v_ptr += b * stride_vb + h * stride_vh
-    offs_m, offs_d = row_block * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    inside = (offs_m[:, None] < S_q) & (offs_d[None, :] < D)
-    q = tl.load(q_ptr + b * stride_qb + h * stride_qh + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=inside, other=0.0)
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
     m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     l = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    first = tl.maximum(row_block * BLOCK_M + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
-    for start in range(0, first, BLOCK_N):
-        m, l, acc = _causal_step(q, k_ptr, v_ptr, m, l, acc, start, offs_m, S_q, S_k, D, scale * LOG2_E,
-                                 stride_ks, stride_kd, stride_vs, stride_vd, False, BLOCK_N, BLOCK_D)  # fmt: skip
-    for start in range(first, tl.minimum((row_block + 1) * BLOCK_M + S_k - S_q, S_k), BLOCK_N):
-        m, l, acc = _causal_step(q, k_ptr, v_ptr, m, l, acc, start, offs_m, S_q, S_k, D, scale * LOG2_E,
-                                 stride_ks, stride_kd, stride_vs, stride_vd, True, BLOCK_N, BLOCK_D)  # fmt: skip
-    o = tl.where(m[:, None] == -float("inf"), 0.0, acc / tl.maximum(l, 1e-30)[:, None])
-    tl.store(o_ptr + b * stride_ob + h * stride_oh + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od, o, mask=inside)
+    first, last = 0, tl.cdiv(S_k, BLOCK_N)
+    if IS_CAUSAL:
+        first = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N
+        last = tl.cdiv(tl.maximum(tl.minimum(start_m + BLOCK_M + S_k - S_q, S_k), 0), BLOCK_N)
+    for tile in range(first):
+        m, l, acc = _causal_step(
+            q_tile, k, v, m, l, acc, b, h, tile * BLOCK_N, offs_m, S_q, S_k, D, scale * LOG2_E, False, BLOCK_N, BLOCK_D
+        )
+    for tile in range(first, last):
+        m, l, acc = _causal_step(
+            q_tile, k, v, m, l, acc, b, h, tile * BLOCK_N, offs_m, S_q, S_k, D, scale * LOG2_E, IS_CAUSAL, BLOCK_N, BLOCK_D
+        )
+    out = tl.where(m[:, None] == -float("inf"), 0.0, acc / tl.maximum(l, 1e-30)[:, None])
+    store_tile(o, out, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
 @triton.jit
-def gqa_keeping_the_lse_alone(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, H_q, H_k, S_q, S_k, D, scale,
-    stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
-    stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """The state is (lse, o): each tile's own softmax is merged with what came before, weighted by exp of the two lse."""
+def gqa_keeping_the_lse_alone(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
+                              BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """The state is (lse, o): each tile's own softmax is merged with what came before, weighted by exp of the two lse; one loop, always masked."""
     row_blocks = tl.cdiv(S_q, BLOCK_M)
     b, h = tl.program_id(0) // row_blocks // H_q, tl.program_id(0) // row_blocks % H_q
-    h_k = h // (H_q // H_k)
-    offs_m = tl.program_id(0) % row_blocks * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, BLOCK_D)
-    inside = (offs_m[:, None] < S_q) & (offs_d[None, :] < D)
-    q = tl.load(q_ptr + b * stride_qb + h * stride_qh + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=inside, other=0.0)
+    start_m = tl.program_id(0) % row_blocks * BLOCK_M
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    q_tile = _widened(load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)) * scale
     lse = tl.full((BLOCK_M,), -float("inf"), tl.float32)
-    o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for start in range(0, S_k, BLOCK_N):
         offs_n = start + tl.arange(0, BLOCK_N)
-        there = (offs_n[:, None] < S_k) & (offs_d[None, :] < D)
-        k = tl.load(
-            k_ptr + b * stride_kb + h_k * stride_kh + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=there, other=0.0
-        )
-        v = tl.load(
-            v_ptr + b * stride_vb + h_k * stride_vh + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=there, other=0.0
-        )
-        s = tl.dot(_widened(q) * scale, tl.trans(_widened(k)), input_precision="ieee")
-        s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))
-        m = tl.max(s, 1)
+        k_tile = load_tile(k, b, h * H_k // H_q, start, S_k, D, BLOCK_N, BLOCK_D)
+        v_tile = load_tile(v, b, h * H_k // H_q, start, S_k, D, BLOCK_N, BLOCK_D)
+        seen = offs_n[None, :] < S_k
+        if IS_CAUSAL:
+            seen = seen & (offs_n[None, :] <= offs_m[:, None] + S_k - S_q)
+        s = tl.where(seen, tl.dot(q_tile, tl.trans(_widened(k_tile)), input_precision="ieee"), -float("inf"))
+        m = tl.maximum(tl.max(s, 1), -1e30)
         p = tl.exp(s - m[:, None])
         l = tl.sum(p, 1)
-        lse_tile = m + tl.log(l)
-        top = tl.maximum(lse, lse_tile)
-        lse_new = top + tl.log(tl.exp(lse - top) + tl.exp(lse_tile - top))
-        o_tile = tl.dot(p / l[:, None], _widened(v), input_precision="ieee")
-        o = o * tl.exp(lse - lse_new)[:, None] + o_tile * tl.exp(lse_tile - lse_new)[:, None]
+        lse_tile = tl.where(l > 0, m + tl.log(tl.maximum(l, 1e-30)), -float("inf"))
+        top = tl.maximum(tl.maximum(lse, lse_tile), -1e30)
+        both = tl.exp(lse - top) + tl.exp(lse_tile - top)
+        lse_new = tl.where(both > 0, top + tl.log(tl.maximum(both, 1e-30)), -float("inf"))
+        floor = tl.maximum(lse_new, -1e30)
+        acc_tile = tl.dot(p / tl.maximum(l, 1e-30)[:, None], _widened(v_tile), input_precision="ieee")
+        acc = acc * tl.exp(lse - floor)[:, None] + acc_tile * tl.exp(lse_tile - floor)[:, None]
         lse = lse_new
-    tl.store(o_ptr + b * stride_ob + h * stride_oh + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od, o, mask=inside)
+    store_tile(o, acc, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
     tl.store(lse_ptr + (b * H_q + h) * S_q + offs_m, lse, mask=offs_m < S_q)
 
 
 RIGHT_ANSWERS = (
-    ("5.1", tile_from_a_clamped_pointer), ("5.1", tile_loaded_transposed),
-    ("5.2", flash_last_tile_first), ("5.3", causal_two_loops), ("5.4", gqa_keeping_the_lse_alone),
+    ("5.1", tile_from_a_clamped_pointer), ("5.1", tile_loaded_transposed), ("5.2", scores_by_keys),
+    ("5.3", flash_last_tile_first), ("5.4", flash_last_tile_first), ("5.5", causal_with_exp2), ("5.6", gqa_keeping_the_lse_alone),
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""The exercises of chapter 5: a tile by its strides, the forward kernel, causal, grouped heads and the log-sum-exp."""
+"""The exercises of chapter 5: load a tile, attend to one, loop over the keys, any length, causal, and the finished kernel."""

@@ -4,46 +4,39 @@ import math
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.forward_kernels import strides_of
 from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, case, gather, generator, laid_out
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
-
-triton = hardware.require_triton("Exercise 5.1")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.matmul import tl, triton
 
 
 @triton.jit
-def load_tile_kernel(
-    x_ptr, out_ptr, H, S, D, stride_xb, stride_xh, stride_xs, stride_xd,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """out[pid] = the tile of program pid, 0 beyond S and D. x: (B, H, S, D).
+def load_tile_kernel(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """out[pid] = the tile of program pid, 0 beyond S and D. x: Heads (B, H, S, D).
 
-    out: (programs, BLOCK_M, BLOCK_D), contiguous. Grid: (ceil(S / BLOCK_M) · B · H,), numbered by (5.1).
+    out: (programs, BLOCK_M, BLOCK_D), contiguous. Grid: (ceil(S / BLOCK_M) · B · H,), by (5.1).
     """
     pid = tl.program_id(0)
     row_blocks = tl.cdiv(S, BLOCK_M)
-    row_block, batch_head = pid % row_blocks, pid // row_blocks
+    start_m, batch_head = pid % row_blocks * BLOCK_M, pid // row_blocks
     b, h = batch_head // H, batch_head % H
-    offs_m = row_block * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    offs_d = tl.arange(0, BLOCK_D)  # [BLOCK_D]
-    x_ptr += b * stride_xb + h * stride_xh
-    x_ptrs = x_ptr + offs_m[:, None] * stride_xs + offs_d[None, :] * stride_xd
+    offs_m, offs_d = start_m + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    head = x.ptr + b * x.strides[0] + h * x.strides[1]
+    ptrs = head + offs_m[:, None] * x.strides[2] + offs_d[None, :] * x.strides[3]
     mask = (offs_m[:, None] < S) & (offs_d[None, :] < D)
-    x = tl.load(x_ptrs, mask=mask, other=0.0)  # [BLOCK_M, BLOCK_D]
+    tile = tl.load(ptrs, mask=mask, other=0.0)  # [BLOCK_M, BLOCK_D]
     rows = pid * BLOCK_M + tl.arange(0, BLOCK_M)  # rows of out
-    tl.store(out_ptr + rows[:, None] * BLOCK_D + offs_d[None, :], x)
+    tl.store(out_ptr + rows[:, None] * BLOCK_D + offs_d[None, :], tile)
 
 
-_PLACE = "element (i, j) of program pid's tile lies at (pid · BLOCK_M + i) · BLOCK_D + j of out"
-_HEAD = "head h starts at h · stride_xh, with h = (pid // row_blocks) % H"
-_BATCH = "batch b starts at b · stride_xb"
-_RULE = "element (s, d) of a head lies at s · stride_xs + d · stride_xd"
-_OVER = "the tile runs over its head's end: rows from S on belong to the next head, or to nobody, so offs_m < S is in the mask"
-_WHOLE = "the tile is stored whole, zeros too: the load alone needs a mask"
+_PLACE = "element (i, j) of program pid's tile goes to (pid · BLOCK_M + i) · BLOCK_D + j of out"
+_HEAD = "head h starts h · x.strides[1] further on, with h = (pid // row_blocks) % H"
+_BATCH = "batch entry b starts at b · x.strides[0]"
+_RULE = "element (s, d) of a head is at s · x.strides[2] + d · x.strides[3]"
+_OVER = "the tile runs over its head's end: rows from S on belong to the next head, or to nobody. The mask needs offs_m < S"
+_WHOLE = "store the whole tile, zeros too: only the load needs a mask"
 MISTAKES = {
-    "transposed": "the tile is stored transposed, or loaded so: rows go with stride_xs and BLOCK_D, columns with stride_xd and 1",
+    "transposed": "the tile is transposed: rows go with x.strides[2] and BLOCK_D, columns with x.strides[3] and 1",
     "zeros": "out is 0: is the mask ever true?",
     "first_rows": "every program loads its head's first rows: offs_m starts at row_block · BLOCK_M",
     "not_multiplied": "row_block is not multiplied by BLOCK_M",
@@ -51,18 +44,17 @@ MISTAKES = {
     "store_by_rows": f"program pid stores at row pid of out, not at row pid · BLOCK_M: {_PLACE}",
     "head_0": f"every program loads head 0: {_HEAD}",
     "pid_rows": "pid itself is taken for the row block: row_block = pid % row_blocks",
-    "batch_0": f"the batch is forgotten: {_BATCH}, with b = (pid // row_blocks) // H",
+    "batch_0": f"every program loads batch entry 0: {_BATCH}, with b = (pid // row_blocks) // H",
     "exchanged": "batch and head are exchanged: pid // row_blocks is b · H + h, so // H gives b and % H gives h",
-    "head_fastest": "the head runs fastest: row_block = pid % row_blocks, b · H + h = pid // row_blocks",
-    "contiguous": f"x is read as if it were contiguous: {_RULE}, and a view's heads and rows may lie anywhere",
-    "xd_is_one": f"stride_xd is not used: {_RULE}",
-    "xs_is_xd": f"stride_xs is not used: {_RULE}",
-    "joined": f"b · H + h is multiplied by stride_xh: {_BATCH}",
+    "contiguous": f"x is read as if it were contiguous: {_RULE}, and a view's heads and rows may be anywhere",
+    "xd_is_one": f"x.strides[3] is not used: {_RULE}",
+    "xs_is_xd": f"x.strides[2] is not used: {_RULE}",
+    "joined": f"b · H + h is multiplied by x.strides[1]: {_BATCH}",
     "rounded_down": "the number of row blocks is rounded down: it is tl.cdiv(S, BLOCK_M)",
     "over_the_end": _OVER,
-    "masked_store": f"the rows past S are left as they were: {_WHOLE}",
-    "masked_columns": f"the columns past D are left as they were: {_WHOLE}",
-    "by_D": f"rows of a tile are stored D apart, and they lie BLOCK_D apart in out: {_PLACE}",
+    "masked_store": f"the rows past S are not stored: {_WHOLE}",
+    "masked_columns": f"the columns past D are not stored: {_WHOLE}",
+    "by_D": f"rows of a tile are stored D apart, but they are BLOCK_D apart in out: {_PLACE}",
     "not_zero": "rows past S and columns past D must be 0: load them with other=0.0",
     "no_other": "rows past S and columns past D hold anything: without other=0.0 a load leaves the lanes that its mask hides undefined",
 }  # fmt: skip
@@ -78,8 +70,6 @@ def twin(x, strides, blocks, mistake=None):
     for pid in range(row_blocks * B * H):
         divided = max(S // block_m, 1) if mistake == "rounded_down" else row_blocks
         row_block, batch_head = pid % divided, pid // divided
-        if mistake == "head_fastest":
-            row_block, batch_head = pid // H % row_blocks, pid // (H * row_blocks) * H + pid % H
         b, h = batch_head // H, batch_head % H
         b, h = {"exchanged": (h, b), "head_0": (b, 0), "batch_0": (0, h), "joined": (0, batch_head)}.get(mistake, (b, h))
         row_block = {"first_rows": 0, "pid_rows": pid}.get(mistake, row_block)
@@ -99,11 +89,8 @@ def twin(x, strides, blocks, mistake=None):
 def launch(x, strides, blocks):
     B, H, S, D = x.shape
     programs = triton.cdiv(S, blocks[0]) * B * H
-    return Launch(
-        (programs,),
-        (In(x, strides), Out((programs, *blocks), x.dtype), H, S, D, *strides),
-        dict(zip(("BLOCK_M", "BLOCK_D"), blocks, strict=True)),
-    )
+    args = In(x, strides, True), Out((programs, *blocks), x.dtype), H, S, D
+    return Launch((programs,), args, dict(zip(("BLOCK_M", "BLOCK_D"), blocks, strict=True)))
 
 
 def inputs():
@@ -118,16 +105,15 @@ def inputs():
     yield tile((1, 2, 32, 16), "two heads, S = 32", "pid is (b · H + h) · row_blocks + row_block")
     yield tile((1, 1, 16, 16), "one head, S = D = 16, column-major", _RULE, "bhds", stray=f"a stride is not used: {_RULE}")
     view = "x a (B, S, H, D) tensor seen as (B, H, S, D)"
-    yield tile((1, 2, 16, 16), f"two heads, {view}", "a view's heads may lie anywhere: h · stride_xh", "bshd")
-    yield tile((2, 1, 16, 16), f"two batches of one head, {view}", f"a view's batches may lie anywhere: {_BATCH}", "bshd")
+    yield tile((1, 2, 16, 16), f"two heads, {view}", "a view's heads may be anywhere: h · x.strides[1]", "bshd")
+    yield tile((2, 1, 16, 16), f"two batch entries of one head, {view}", f"a view's batch entries may be anywhere: {_BATCH}", "bshd")
     ragged = "the last tile may be ragged"
     yield tile((1, 1, 20, 16), "one head, S = 20, BLOCK_M = 16", ragged, (0, 0, 16, 1), stray=_OVER)
     yield tile((1, 2, 20, 16), "two heads, S = 20, BLOCK_M = 16", ragged, stray=_OVER)
     yield tile((1, 1, 16, 12), "one head, S = 16, D = 12, BLOCK_D = 16", "a tile has BLOCK_D columns, x has D",
-               stray="columns past D are loaded, which belong to the next row: offs_d < D is in the mask")  # fmt: skip
+               stray="columns past D are loaded, which belong to the next row: the mask needs offs_d < D")  # fmt: skip
     draw = generator()
-    fresh = [((1, 1, 1, 1), torch.float32, (16, 16)), ((2, 3, 33, 20), torch.float16, (32, 32)), ((2, 2, 31, 7), torch.float32, (16, 16))]
-    fresh += [((2, 2, 50, 40), torch.bfloat16, (16, 64))] if hardware.device().type == "cuda" else []
+    fresh = [((1, 1, 1, 1), torch.float32, (16, 16)), ((2, 3, 33, 20), torch.float16, (32, 32)), ((2, 2, 31, 7), torch.bfloat16, (16, 16))]
     for shape, dtype, blocks in fresh:
         for layout in ("bshd", "bhds"):
             x = (10 * torch.randn(shape, generator=draw)).to(dtype)
@@ -137,17 +123,17 @@ def inputs():
 
 EXERCISE = Exercise(
     id="5.1",
-    task="Load one tile of one head of a strided (B, H, S, D) tensor, zeros past its ends.",
+    task="Load one tile of one head of a (B, H, S, D) tensor, with zeros past S and past D.",
     hints=(
-        "pid = (b · H + h) · row_blocks + row_block. Which two divisions give b, h and row_block back, and how many row blocks has a head when S = 100?",
-        "Four strides, four terms: b * stride_xb + h * stride_xh moves the pointer to the head; offs_m[:, None] * stride_xs + "
-        "offs_d[None, :] * stride_xd spans the tile. offs_m counts rows of the head, so it must stay below S.",
+        "pid = (b · H + h) · row_blocks + row_block. Which two divisions give b, h and row_block back, and how many row blocks does a head have when S = 100?",
+        "Move the pointer to the head first, x.ptr + b * x.strides[0] + h * x.strides[1]. Then add offs_m[:, None] * x.strides[2] + "
+        "offs_d[None, :] * x.strides[3]. offs_m counts rows of the head, so it must stay below S.",
         "One mask, on the load alone: (offs_m[:, None] < S) & (offs_d[None, :] < D), other=0.0. out is contiguous and takes the whole tile.",
     ),
     solution=load_tile_kernel,
-    reasoning="The pointer moves to the head first, so that offs_m is a row of this head and offs_m < S ends it: a tile cannot run into the next "
-    "head, whatever S is. The next kernels rely on the zeros past the ends: in a dot they add nothing.",
-    more="The package's version, tiles.load_tile, has int64 offsets, because a tensor may have more than 2³¹ elements.",
+    reasoning="The pointer moves to the head first, so offs_m counts rows of this head and offs_m < S stops the tile at its end, whatever S is. "
+    "The next kernels rely on the zeros: in a dot they add nothing.",
+    more="The package's version, tiles.load_tile, computes offsets in int64, because a tensor may have more than 2³¹ elements.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
