@@ -137,9 +137,9 @@ class SoftmaxJacobian(Shapes):
 class GradientTiles(Scores):
     """For attention's backward by tiles: no product takes more than a tile, no mask is built for the whole matrix, and no tiles are kept."""
 
-    def __init__(self, q, k, v, o, do, lse, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
+    def __init__(self, q, k, v, do, lse, delta, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
         super().__init__(q, k, v, block_m, block_n)
-        self.step = max(self.step, q.numel(), k.numel())  # delta may be had in one product of all of o and do
+        self.step = max(self.step, q.numel(), k.numel())  # one product may scale all of q or k
         self.is_causal = is_causal
         self.can_tell = len({*self.sizes, block_m, block_n, q.shape[-1]}) == 5 and block_m < self.sizes[0] and block_n < self.sizes[1]
         self.has_whole = False  # a matrix of S_q × S_k has come up
