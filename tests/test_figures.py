@@ -49,8 +49,6 @@ NUMBERS = [
     ("05_two_loops", ["full = 4, end = 6", "full = 10, end = 11"]),
     ("06_softmax_jacobian", ["0.0819", "−0.0599", "−0.1628", "0.8453", "−0.2069"]),
     ("06_two_loops", ["start = 1, full = 2 (6.13)", "full = 5, end = 7 (4.6)"]),
-    ("06_training_memory", ["140 MiB", "64.5 MiB: 1/32", "32,960 MiB", "258.0 MiB: 1/128"]),
-    ("06_five_and_seven", ["171.8 GFLOP", "240.5 GFLOP"]),
     ("08_pipeline_timeline", ["18 units", "24 KiB", "40 KiB", "56 KiB"]),
     ("08_order_of_programs", ["after 21 units", "after 18 units"]),
 ]

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from fa_tutorial.exercises.harness import INF, UNWRITTEN, exp32
 
+
 def scores(q, k, scale, mistake=None):
     """s = scale · q kᵀ in float64."""
     half, own = q.dtype == torch.float16, q.shape[-1] ** -0.5

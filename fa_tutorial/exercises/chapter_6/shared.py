@@ -108,7 +108,9 @@ def tolerance(args, part):
     return bounds(part, *args)
 
 
-MAKE = Inputs(lambda q, k, v, do, lse, delta, blocks, is_causal, scale: (q, k, v, do, lse, delta, *blocks, is_causal, scale), has_blocks=True)
+MAKE = Inputs(
+    lambda q, k, v, do, lse, delta, blocks, is_causal, scale: (q, k, v, do, lse, delta, *blocks, is_causal, scale), has_blocks=True
+)
 
 
 def ladder(sums, words):
@@ -135,7 +137,9 @@ def ladder(sums, words):
         yield head(*four, True, blocks=blocks, otherwise=otherwise)
     yield from MAKE.masks()
     yield head(*wide, True, blocks=(1, 1), otherwise="S_q < S_k, tiles of one score: query i sees keys 0 … i + S_k − S_q")
-    yield head(pair[0], *four[1:3], pair[3], True, blocks=(1, 1), otherwise=f"every query sees the first keys, and counts once: {_NEGATIVE}")
+    yield head(
+        pair[0], *four[1:3], pair[3], True, blocks=(1, 1), otherwise=f"every query sees the first keys, and counts once: {_NEGATIVE}"
+    )
     yield MAKE.drawn((1, 2, 11, 14, 3), 1.0, False, seed, (4, 6), otherwise="the tiles are block_m × block_n")
     yield from MAKE.edges((3, 2), (1, 1))
     half = {"dtype": torch.float16, "edge": "half"}
