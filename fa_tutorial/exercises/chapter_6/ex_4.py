@@ -26,29 +26,29 @@ _IN_HALF = "p comes in float16: it is computed in float32, and stays so"
 _OVERFLOW = "q kᵀ is 90,000, and float16 ends at 65,504: compute the scores in float32"
 _CLIPPED = "rows see more than they may: S_k − S_q is negative here, and the mask has to move left by it"
 MISTAKES = {
-    "no_lse": "lse is forgotten: p = exp(s − lse)",
-    "normalised": "p is divided by its sum: lse holds the sum already, and with another lse p would not add up to 1",
+    "no_lse": "lse is missing: p = exp(s − lse)",
+    "normalised": "p is divided by its sum: lse contains the sum already",
     "no_exp": "exp is missing: p = exp(s − lse)",
     "sign": "the exponent has the wrong sign: it is s − lse",
-    "base_2": "exp2 is taken: lse is the natural logarithm, so the base is e",
-    "half_base_2": "lse is taken for a logarithm of base 2: with exp2, multiply the scores and lse by log2(e)",
+    "base_2": "this is exp2: lse is the natural logarithm, so use exp",
+    "half_base_2": "lse is used as a logarithm of base 2: with exp2, multiply both the scores and lse by log2(e)",
     "s_by_lse": "s is divided by lse: subtract it",
     "p_by_lse": "exp(s) is divided by lse: lse is the logarithm of the sum, so subtract it in the exponent",
     "plus_lse": "lse is added: subtract it",
     "row_maximum": "p is shifted by the row's maximum, not by lse",
-    "maximum_too": "the row's maximum is subtracted as well: lse alone is",
+    "maximum_too": "the row's maximum is subtracted too: subtract only lse",
     "scale_ignored": "the scale is ignored: p = exp(scale · q kᵀ − lse)",
-    "scale_after": "lse is subtracted before the scale, and scaled too: it is that of the scaled scores",
+    "scale_after": "lse is multiplied by the scale: scale the scores, then subtract lse",
     "scale_twice": "the scale is applied twice",
     "scale_divides": "the scores are divided by the scale: multiply them",
-    "scales_p": "p is multiplied by the scale: the scores are",
-    "scale_zero": "a scale of 0 is taken for none given: every score is 0",
+    "scales_p": "p is multiplied by the scale: scale the scores",
+    "scale_zero": "a scale of 0 is treated as no scale: with 0, every score is 0",
     "lse_columns": "lse runs along the wrong axis: column j is shifted by the lse of row j (lse[..., None])",
-    "scale_own": "the scores are scaled by 1/√D: multiply them by the scale that is given, and nothing else",
-    "scale_both": "the scores are scaled by 1/√D too: multiply them by the scale that is given, and nothing else",
+    "scale_own": "the scores are scaled by 1/√D: use the scale that is given",
+    "scale_both": "the scores are scaled by 1/√D as well: use only the scale that is given",
     "transposed": "p is transposed: rows are queries",
-    "first_lse": "one lse is taken for all rows, the first: each has its own",
-    "largest_lse": "one lse is taken for all rows, the largest: each has its own",
+    "first_lse": "all rows use the lse of the first: each has its own",
+    "largest_lse": "all rows use the largest lse: each has its own",
     "divided_late": "exp overflows: subtract lse before exp, not divide after it",
     "no_mask": "is_causal changes nothing",
     "strict": "the mask is strict: query i sees key i too",
@@ -73,7 +73,7 @@ MISTAKES = {
 }
 
 CONDITIONS = {
-    "unseen": "a row that sees no key, lse = −inf, has p = 0: causal with S_q > S_k, or S_k = 0",
+    "unseen": "a row that sees no key has lse = −inf, and p = 0: causal with S_q > S_k, or S_k = 0",
     "half": "for fp16 and bf16 the scores and p are float32",
     "float64": "float64 in gives float64's accuracy out",
     "views": "q, k and lse may be views: any strides work",
@@ -177,16 +177,16 @@ def inputs():
 
 EXERCISE = Exercise(
     id="6.4",
-    task="Bring p back from q, k and lse, with 0 for hidden pairs and for rows that see nothing.",
+    task="Recompute p from q, k and lse.",
     conditions=CONDITIONS,
     hints=(
-        "Softmax divides exp(s) by the sum of exp(s). lse is the logarithm of that sum: what becomes of the division inside exp?",
+        "Softmax divides exp(s) by the sum of exp(s), and lse is the logarithm of that sum. What does the division become inside exp?",
         "p = exp(scale · q kᵀ − lse[..., None]), hidden scores set to −inf before exp: key j is hidden where j > i + S_k − S_q. Scores are float32.",
-        "A row that sees nothing has s = lse = −inf, and −inf − (−inf) is NaN: replace lse by another number there, for which exp gives 0.",
+        "A row that sees nothing has s = lse = −inf, and −inf − (−inf) is NaN. Replace lse there by a number that makes exp return 0.",
     ),
     solution=recompute_p,
-    reasoning="exp(s) / Σ exp(s) = exp(s − log Σ exp(s)): one exponential, no maximum and no sum, and any tile of p can be had without the others. Rows "
-    "that see nothing get lse = +inf instead: exp(−inf − inf) is 0.",
+    reasoning="exp(s) / Σ exp(s) = exp(s − log Σ exp(s)). There is no maximum and no sum, so each tile of p can be computed by itself. In rows that see "
+    "nothing, lse = +inf works: exp(−inf − inf) is 0.",
     more="The package's version, algorithm.recompute_p, takes fewer heads for k than for q, and checks its arguments.",
     inputs=inputs,
     twin=twin,
