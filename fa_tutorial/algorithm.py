@@ -335,7 +335,10 @@ def flash_backward(
 
 
 def p_and_ds(q, k, v, do, lse, delta, rows: slice, keys: slice, mask: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """p (6.7) and ds (6.10) of one tile, each (B, H_q, block_m, block_n). mask: apply the causal mask inside the tile."""
+    """p (6.7) and ds (6.10) of one tile, each (B, H_q, block_m, block_n).
+
+    rows, keys: slices that end at S_q and S_k at most. mask: apply the causal mask inside the tile.
+    """
     s = scores(q[:, :, rows], k[:, :, keys], scale)
     if mask:
         s = s.masked_fill(~seen_in_tile(rows, keys, q.shape[2], k.shape[2], q.device), -math.inf)

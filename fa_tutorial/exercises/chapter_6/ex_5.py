@@ -76,7 +76,7 @@ EXERCISE = Exercise(
     hints=(
         "The outer loop takes a block of keys, the inner loop walks over the blocks of queries. Which rows of dk and dv does a tile add to?",
         "p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal, scale) gives a tile's p and ds. Add pᵀ do to dv[:, :, keys] and scale · dsᵀ q to "
-        "dk[:, :, keys], with the tile's own rows of do and q.",
+        "dk[:, :, keys], with the tile's own rows of do and q. The slices must end at S_q and S_k.",
         "p and ds are float32 for fp16 inputs: convert the tiles of do and q before you multiply, and keep the sums in float32 until the end. Where lse "
         "is −inf, pass +inf in its place, as in 6.4.",
     ),
