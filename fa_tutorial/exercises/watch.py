@@ -167,10 +167,7 @@ class GradientTiles(Scores):
         if complaint := super().complaint(self.q):  # a gradient's dtype may be another
             return complaint
         if self.is_causal and self.has_whole:
-            return (
-                f"the mask, or what tiles are kept in, is built for the whole matrix, {S_q} × {S_k}: "
-                "a tile's mask follows from where the tile lies, and a tile is made anew where it is used again"
-            )
+            return f"a tensor of the whole size, {S_q} × {S_k}, is built: make the mask of a tile from the positions of its rows and keys"
         if self.held >= S_q * S_k > 25 * self.block_m * self.block_n:
-            return "tiles are kept: as many of their elements are held as S_q × S_k has; make a tile anew where it is used again"
+            return "tiles are kept: together they hold S_q × S_k elements; add each tile to the sums, then let it go"
         return ""

@@ -141,7 +141,7 @@ WRONG_ANSWERS = (
     ("6.5", dkdv_untiled, "all scores are computed at once"),
     ("6.5", dkdv_untiled_if_causal, "one edge is left: all scores are computed at once"),
     ("6.5", dkdv_all_queries_at_once, "all queries are taken at once"),
-    ("6.5", dkdv_whole_mask, "one edge is left: the mask, or what tiles are kept in, is built for the whole matrix"),
+    ("6.5", dkdv_whole_mask, "one edge is left: a tensor of the whole size, 11 × 14, is built"),
     ("6.5", dkdv_scales_q_in_place, "changes its input q in place"),
     ("6.6", dq_all_keys_at_once, "all keys of a block of rows are taken at once"),
     ("6.6", dq_blocks_exchanged, "block_m and block_n are exchanged"),
