@@ -205,7 +205,7 @@ def seen_in_tile(rows: slice, keys: slice, S_q: int, S_k: int, device: torch.dev
 
 
 def matmul_backward(a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of c = a b: da = dc bᵀ and db = aᵀ dc (6.3). No Jacobian is built.
+    """The gradients of c = a b: da = dc bᵀ and db = aᵀ dc (6.3).
 
     a: (..., M, K); b: (..., K, N); dc: (..., M, N), one dtype. Returns da like a and db like b.
     """
@@ -213,14 +213,14 @@ def matmul_backward(a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor) -> tuple
 
 
 def softmax_backward(p: torch.Tensor, dp: torch.Tensor) -> torch.Tensor:
-    """The gradient of p = softmax(s), along the last dimension: ds = p ∘ (dp − rowsum(p ∘ dp)) (6.5). p, dp and the result: (..., S_k)."""
+    """The gradient of p = softmax(s) over the last dimension: ds = p ∘ (dp − rowsum(p ∘ dp)) (6.5). p, dp and the result: (..., S_k)."""
     return p * (dp - (p * dp).sum(dim=-1, keepdim=True))
 
 
 def recompute_p(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, scale: float | None = None, is_causal: bool = False) -> torch.Tensor:
-    """p = exp(scale · q kᵀ − lse), (B, H_q, S_q, S_k): softmax from what the forward kept, with no maximum and no sum (6.7).
+    """p = exp(scale · q kᵀ − lse), (B, H_q, S_q, S_k): recomputes the softmax from the lse that forward stored (6.7).
 
-    q: (B, H_q, S_q, D); k: (B, H_k, S_k, D); lse: (B, H_q, S_q). Hidden pairs, and rows whose lse is −inf, give 0.
+    q: (B, H_q, S_q, D); k: (B, H_k, S_k, D); lse: (B, H_q, S_q). p is 0 for hidden pairs, and in rows whose lse is −inf.
     TypeError and ValueError as check_attention.
     """
     scale = check_attention(q, k, k, scale, dtypes=FLOAT_DTYPES_AND_64)
@@ -231,7 +231,7 @@ def recompute_p(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, scale: floa
 
 
 def finite_or_inf(lse: torch.Tensor) -> torch.Tensor:
-    """lse with +inf for −inf: exp(s − lse) is then 0 for a row that sees nothing, where s − lse would be −inf − (−inf) = NaN."""
+    """lse with +inf in place of −inf. In a row that sees nothing, exp(s − lse) is then 0; with −inf it would be exp(−inf + inf) = NaN."""
     return torch.where(lse == -math.inf, math.inf, lse)
 
 
@@ -241,7 +241,7 @@ def row_delta(o: torch.Tensor, do: torch.Tensor) -> torch.Tensor:
 
 
 def sum_groups(dx: torch.Tensor, H_k: int) -> torch.Tensor:
-    """(B, H_q, S_k, D) summed over the query heads that share a key head: (B, H_k, S_k, D). The gradient of repeat_heads."""
+    """Sum (B, H_q, S_k, D) over the query heads that share a key head, to (B, H_k, S_k, D). This is the gradient of repeat_heads."""
     return dx.unflatten(1, (H_k, -1)).sum(dim=2) if H_k else dx
 
 
@@ -255,10 +255,10 @@ def attention_backward(
     scale: float | None = None,
     is_causal: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv) of attention by its five matmuls, with whole (S_q, S_k) matrices (6.7 to 6.12; FA2, section 2.3.2).
+    """(dq, dk, dv) of attention by five matmuls of whole (S_q, S_k) matrices (6.6 to 6.12; FA2, section 2.3.2).
 
     q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). scale: 1/√D unless given. dk and dv are
-    summed over the query heads that share a key head. Gradients in the inputs' dtype; a row that saw nothing gets dq = 0.
+    summed over the query heads that share a key head. The gradients have the inputs' dtype; a row that sees nothing gets dq = 0.
     TypeError and ValueError as check_attention.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
@@ -273,9 +273,9 @@ def attention_backward(
 
 
 def causal_rows(key_block: int, block_m: int, block_n: int, S_q: int, S_k: int) -> tuple[int, int]:
-    """Which blocks of query rows a block of keys meets under the causal mask: (start, full) (6.13).
+    """Which blocks of query rows see a block of keys under the causal mask: (start, full) (6.13).
 
-    Blocks before start see nothing of it; blocks start … full − 1 need the mask; from full on every row sees every key of it.
+    Row blocks before start see none of its keys; row blocks start … full − 1 need the mask; from full on, every row sees every key.
     """
     key_block, block_m, block_n = check_int("key_block", key_block, 0), check_int("block_m", block_m), check_int("block_n", block_n)
     S_q, S_k = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0)
@@ -301,11 +301,11 @@ def flash_backward(
     scale: float | None = None,
     dlse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv) of attention tile by tile, in two loops (6.7 to 6.14; FA2, algorithm 2, split in two).
+    """(dq, dk, dv) of attention tile by tile, in two loops (6.6 to 6.14; FA2, algorithm 2, split in two).
 
-    q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). dlse: the gradient of lse, where somebody
-    used it (6.15). The first loop keeps a block of keys and walks over the queries: dk, dv. The second keeps a block of queries and
-    walks over the keys: dq. Each gradient is summed by one owner, in one order. Errors as flash_forward.
+    q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). dlse: the gradient of lse, if the loss
+    uses lse (6.15). The first loop owns a block of keys, walks over the queries and sums dk and dv. The second owns a block of queries,
+    walks over the keys and sums dq. Errors as flash_forward.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     block_m, block_n = check_int("block_m", block_m), check_int("block_n", block_n)
@@ -335,7 +335,10 @@ def flash_backward(
 
 
 def p_and_ds(q, k, v, do, lse, delta, rows: slice, keys: slice, mask: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """One tile's p (6.7) and ds (6.10), (B, H_q, block_m, block_n) each. mask: the tile is crossed by the causal diagonal."""
+    """p (6.7) and ds (6.10) of one tile, each (B, H_q, block_m, block_n).
+
+    rows, keys: slices that end at S_q and S_k at most. mask: apply the causal mask inside the tile.
+    """
     s = scores(q[:, :, rows], k[:, :, keys], scale)
     if mask:
         s = s.masked_fill(~seen_in_tile(rows, keys, q.shape[2], k.shape[2], q.device), -math.inf)
@@ -345,9 +348,9 @@ def p_and_ds(q, k, v, do, lse, delta, rows: slice, keys: slice, mask: bool, scal
 
 
 class TiledAttention(torch.autograd.Function):
-    """flash_forward and flash_backward as a node of autograd's graph: TiledAttention.apply(q, k, v, block_m, block_n, is_causal, scale).
+    """flash_forward and flash_backward as one operation of autograd: TiledAttention.apply(q, k, v, block_m, block_n, is_causal, scale).
 
-    Returns o and lse, both differentiable. For torch.autograd.gradcheck; attention.flash_attention is the one to use.
+    Returns o and lse, both differentiable. It exists for torch.autograd.gradcheck; use attention.flash_attention for work.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The inputs that chapter 6's exercises on attention's gradients share, and how far a right answer may be off on them."""
+"""The inputs of chapter 6's exercises on attention's gradients, and how large an error a right answer may have on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fa_tutorial import reference
 from fa_tutorial.exercises.gradient_twin import gradient_twin, weights
 from fa_tutorial.exercises.harness import RTOL, case, generator, show_nested, views
 
-DP_IN_HALF = "dp is 90,000, and float16 ends at 65,504: compute dp and delta in float32"
+DP_IN_HALF = "dp is 90,000, and float16 ends at 65,504: compute dp in float32"
 HALF_SCORES = "q kᵀ is 90,000, and float16 ends at 65,504: compute the scores in float32"
 HALF_SCALE = "right in float32, and digits are lost in float16: convert the inputs to float32 before the first product, by scale too"
 
@@ -21,15 +21,15 @@ def bounds(part, *args):
 
 
 @functools.lru_cache(maxsize=256)
-def _atols(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
-    """What dq, dk and dv may be off by: p and ds may be rounded to the inputs' dtype, the results too, and the rest is a part of the sums.
+def _atols(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    """The error allowed in dq, dk and dv: p, ds and the results may be rounded to the inputs' dtype, and the rest is a share of the sums.
 
-    A score is off by a few units of the sum of absolute values that it is made of, and p by as large a part of itself.
+    A score's error is a few units of the sum of absolute values behind it, and p's relative error is as large.
     """
     dtype, p = q.dtype, weights(q, k, lse, block_m, block_n, is_causal, scale)
-    grads = gradient_twin(q, k, v, o, do, lse, block_m, block_n, is_causal, scale)
-    q, k, v, o, do = (x.double() for x in (q, k, v, o, do))
-    dp, delta = do @ v.mT, (do * o).sum(-1, keepdim=True)
+    grads = gradient_twin(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale)
+    q, k, v, do = (x.double() for x in (q, k, v, do))
+    dp, delta = do @ v.mT, delta.double()[..., None]
     size = p * (do.abs() @ v.abs().mT + (p * (do.abs() @ v.abs().mT)).sum(-1, keepdim=True))
     ds, off_p = p * (dp - delta), (p - p.to(dtype).double()).abs()
     off_ds = (ds - ds.to(dtype).double()).abs() + off_p * (dp - delta).abs() + p * (delta - (p * dp).sum(-1, keepdim=True)).abs()
@@ -42,18 +42,20 @@ def _atols(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
 
 
 class Inputs:
-    """Makes the cases of 6.4 and of 6.5. pack: (tensors, blocks, is_causal, scale) -> an exercise's arguments; its words name the blocks."""
+    """Makes the cases of 6.3, 6.5 and 6.6. pack: (q, k, v, do, lse, delta, blocks, is_causal, scale) -> an exercise's arguments."""
 
     def __init__(self, pack, has_blocks):
-        self.pack, self.has_blocks = pack, has_blocks
+        self.pack, self.has_blocks = pack, has_blocks  # has_blocks: the case's words name them
 
     def case(self, q, k, v, do, is_causal=False, scale=1.0, blocks=None, on="", change=lambda x: x, **options):
-        """o and lse are the forward's. change: what makes views of all tensors."""
+        """lse and delta are those of the forward. change: makes a view of each tensor."""
         o, lse = reference.attention(q, k, v, is_causal, scale)
-        tensors = (q, k, v, o.to(q.dtype), do, lse.to(torch.promote_types(q.dtype, torch.float32)))
+        state = torch.promote_types(q.dtype, torch.float32)
+        delta = (do.double() * o.to(q.dtype).double()).sum(-1)
+        tensors = (q, k, v, do, lse.to(state), delta.to(state))
         blocks = blocks or (q.shape[2], max(1, k.shape[2]))
         on += f", scale = {scale:g}{', causal' if is_causal else ''}{f', blocks {blocks[0]} × {blocks[1]}' if self.has_blocks else ''}"
-        return case(*self.pack([change(x) for x in tensors], blocks, is_causal, scale), on=on, **options)
+        return case(*self.pack(*map(change, tensors), blocks, is_causal, scale), on=on, **options)
 
     def head(self, q, k, v, do, is_causal=False, scale=1.0, blocks=None, otherwise="", dtype=torch.float32, **options):
         """One head of the rows that are given; a number is a row of one column."""

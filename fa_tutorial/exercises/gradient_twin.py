@@ -1,7 +1,7 @@
-"""Attention's backward in float64, and with each mistake that readers make in it: the twin that chapter 6's exercises are graded against.
+"""Attention's backward in float64, right or with one of the mistakes that readers make: the twin of chapter 6's exercises.
 
-p comes back from q, k and lse, and five matmuls give dq, dk and dv. Tiles are not walked over one by one: what a walk leaves out, or fails to
-mask, is a matrix of booleans. An exercise names the mistakes that it knows in its MISTAKES, by the names that stand here.
+It recomputes p from q, k and lse, unless p is given, and computes dq, dk and dv by matmuls of whole matrices. It never loops over tiles: a matrix of
+booleans says which pairs a wrong loop leaves out, or fails to mask. Each exercise lists the mistakes that it knows in its MISTAKES.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 
 from fa_tutorial.exercises.harness import INF, UNWRITTEN, exp32
-
-IN_DKV, IN_DQ = "_in_dkv", "_in_dq"  # after a mistake's name: it is made in this loop alone
 
 
 def scores(q, k, scale, mistake=None):
@@ -30,7 +28,7 @@ def scores(q, k, scale, mistake=None):
 
 @functools.cache
 def seen(S_q, S_k, block_m, block_n, is_causal, mistake=None):
-    """Booleans (S_q, S_k): which pairs count. They are left out by the causal mask, or by a walk over the tiles that skips theirs."""
+    """Booleans (S_q, S_k): which pairs count. The causal mask leaves pairs out, and so does a loop that skips their tile."""
     i, j, shift = torch.arange(S_q)[:, None], torch.arange(S_k)[None, :], S_k - S_q
     row_block, key_block = i // block_m, j // block_n
     first, first_key = row_block * block_m, key_block * block_n
@@ -76,36 +74,35 @@ def weights(q, k, lse, block_m, block_n, is_causal, scale, mistake=None):
     p = exp32(s - lse).masked_fill(~counts | unseen, 0.0)
     if mistake in ("unseen_nan", "unseen_inf"):
         return p.masked_fill(unseen, math.nan if mistake == "unseen_nan" else INF)
-    if mistake == "start_below_0":  # row i counts once more as row i − S_q, which a slice with a negative start takes
+    if mistake == "start_below_0":  # a slice with a negative start takes row i once more, as row i − S_q
         i, j, shift = torch.arange(-q.shape[2], 0)[:, None], torch.arange(k.shape[2])[None, :], k.shape[2] - q.shape[2]
         p = p * (1 + ((i < -block_m) & (i >= (j // block_n * block_n - shift) // block_m * block_m) & (j <= i + shift)))
     return p
 
 
-@functools.lru_cache(maxsize=8192)  # the harness asks often for the same input; a tensor is the same as itself alone
-def gradient_twin(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, mistake=None):
-    """(dq, dk, dv) of attention. q, o, do: (B, H, S_q, D); k, v: (B, H, S_k, D); lse: (B, H, S_q)."""
-    args, how = (q, k, v, o, do, lse), (block_m, block_n, is_causal, scale)
+@functools.lru_cache(maxsize=8192)  # the harness asks often for the same input; a tensor equals only itself as a key
+def gradient_twin(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale, mistake=None, p=None):
+    """(dq, dk, dv) of attention. q, do: (B, H, S_q, D); k, v: (B, H, S_k, D); lse, delta: (B, H, S_q).
+
+    p: (B, H, S_q, S_k), used in place of the p that q, k and lse give; then delta is rowsum(p ∘ dp), and lse and delta are None.
+    """
+    args, how = (q, k, v, do, lse, delta), (block_m, block_n, is_causal, scale)
     if mistake in ("one_head", "one_batch", "heads_summed"):
-        grads = gradient_twin(*args, *how)
+        grads = gradient_twin(*args, *how, None, p)
         part = {"one_head": lambda x: x[:, :1], "one_batch": lambda x: x[:1], "heads_summed": lambda x: x.sum(1, keepdim=True)}[mistake]
         return tuple(part(x).expand(x.shape) for x in grads)
-    for loop in (IN_DKV, IN_DQ):
-        if mistake and mistake.endswith(loop):
-            right, wrong = gradient_twin(*args, *how), gradient_twin(*args, *how, mistake.removesuffix(loop))
-            return (right[0], *wrong[1:]) if loop == IN_DKV else (wrong[0], *right[1:])
-    p = weights(q, k, lse, *how, mistake)
+    p = weights(q, k, lse, *how, mistake) if p is None else p.double()
     plain = weights(q, k, lse, block_m, block_n, False, scale) if mistake == "ds_unmasked" else p
-    half, dtype, (q, k, v, o, do) = q.dtype == torch.float16, q.dtype, (x.double() for x in args[:5])
+    half, dtype, (q, k, v, do) = q.dtype == torch.float16, q.dtype, (x.double() for x in args[:4])
     S_q, S_k, own = q.shape[2], k.shape[2], q.shape[3] ** -0.5
     row_block, key_block = torch.arange(S_q)[:, None] // block_m, torch.arange(S_k)[None, :] // block_n
-    dp = {"dp_from_o": o}.get(mistake, do) @ {"dp_from_k": k.mT, "dp_v": v}.get(mistake, v.mT)
+    dp = do @ {"dp_from_k": k.mT, "dp_v": v}.get(mistake, v.mT)
     dp = scale * dp if mistake == "dp_scaled" else dp
-    delta, weighted = (do * o).sum(-1, keepdim=True), p * dp
     rounded = mistake if half else None  # a mistake in what is rounded to float16
-    if rounded == "half_dp":
-        dp, delta = dp.half().double(), (do * o).half().double().sum(-1, keepdim=True)
-    delta = _delta(delta, dp, weighted, o, do, key_block, mistake)
+    dp = dp.half().double() if rounded == "half_dp" else dp
+    weighted = p * dp
+    delta = weighted.sum(-1, keepdim=True) if delta is None else delta.double()[..., None]
+    delta = _delta(delta, dp, weighted, key_block, mistake)
     ds = plain * (dp - delta)
     ds = {"ds_sign": lambda: -ds, "no_p": lambda: dp - delta, "delta_outside": lambda: weighted - delta, "ds_is_dp": lambda: dp}.get(
         mistake, lambda: ds
@@ -124,7 +121,7 @@ def gradient_twin(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, mista
     right = {"dk_from_do": do, "dk_from_k": k, "dk_from_dq": dq}.get(mistake, q)
     dk = _added("dk", ds_k.mT, right, row_block.mT, rounded)
     dk = dk * {"dk_unscaled": 1.0, "dk_twice": scale**2}.get(mistake, outside)
-    dv = _added("dv", p_v.mT, {"dv_from_o": o, "dv_from_v": v}.get(mistake, do), row_block.mT, rounded)
+    dv = _added("dv", p_v.mT, {"dv_from_v": v}.get(mistake, do), row_block.mT, rounded)
     dv = dv * scale if mistake == "dv_scaled" else dv
     if mistake in ("dk_carried", "dv_carried", "dkv_carried"):
         dk, dv = (dk if mistake == "dv_carried" else _carried(dk, block_n)), (dv if mistake == "dk_carried" else _carried(dv, block_n))
@@ -140,16 +137,13 @@ def gradient_twin(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, mista
     return {"exchanged": (dk, dq, dv), "dk_dv": (dq, dv, dk), "turned": (dv, dk, dq)}.get(mistake, (dq, dk, dv))
 
 
-def _delta(delta, dp, weighted, o, do, key_block, mistake):
+def _delta(delta, dp, weighted, key_block, mistake):
     """What is subtracted from dp in place of delta. weighted: p ∘ dp."""
     return {
         "no_delta": lambda: 0 * delta,
         "delta_plus": lambda: -delta,
-        "delta_oo": lambda: (o * o).sum(-1, keepdim=True),
-        "delta_o": lambda: o.sum(-1, keepdim=True),
-        "delta_dodo": lambda: (do * do).sum(-1, keepdim=True),
         "delta_dp": lambda: dp.sum(-1, keepdim=True),
-        "delta_mean": lambda: delta / o.shape[3],
+        "delta_mean": lambda: weighted.mean(-1, keepdim=True),
         "delta_columns": lambda: weighted.sum(-2, keepdim=True),
         "delta_lost": lambda: delta.mT,
         "delta_all": lambda: delta.sum((-1, -2), keepdim=True),

@@ -162,9 +162,9 @@ class SoftmaxJacobian(Shapes):
 class GradientTiles(Scores):
     """For attention's backward by tiles: no product takes more than a tile, no mask is built for the whole matrix, and no tiles are kept."""
 
-    def __init__(self, q, k, v, o, do, lse, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
+    def __init__(self, q, k, v, do, lse, delta, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
         super().__init__(q, k, v, block_m, block_n)
-        self.step = max(self.step, q.numel(), k.numel())  # delta may be had in one product of all of o and do
+        self.step = max(self.step, q.numel(), k.numel())  # one product may scale all of q or k
         self.is_causal = is_causal
         self.can_tell = len({*self.sizes, block_m, block_n, q.shape[-1]}) == 5 and block_m < self.sizes[0] and block_n < self.sizes[1]
         self.has_whole = False  # a matrix of S_q × S_k has come up
@@ -192,10 +192,7 @@ class GradientTiles(Scores):
         if complaint := super().complaint(self.q):  # a gradient's dtype may be another
             return complaint
         if self.is_causal and self.has_whole:
-            return (
-                f"the mask, or what tiles are kept in, is built for the whole matrix, {S_q} × {S_k}: "
-                "a tile's mask follows from where the tile lies, and a tile is made anew where it is used again"
-            )
+            return f"a tensor of the whole size, {S_q} × {S_k}, is built: make the mask of a tile from the positions of its rows and keys"
         if self.held >= S_q * S_k > 25 * self.block_m * self.block_n:
-            return "tiles are kept: as many of their elements are held as S_q × S_k has; make a tile anew where it is used again"
+            return "tiles are kept: together they hold S_q × S_k elements; add each tile to the sums, then let it go"
         return ""

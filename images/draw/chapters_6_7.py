@@ -6,9 +6,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.chapters_4_5 import readable, tensor_bytes
+from draw.chapters_4_5 import readable
 from draw.drawing import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR, arrow, box, canvas, grid, image, legend, number, outline, write
-from fa_tutorial import algorithm, ledger, reference
+from fa_tutorial import algorithm, reference
 
 
 def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: str, **look) -> None:
@@ -68,7 +68,7 @@ def draw_jacobian_sizes(ax: Axes, top: float) -> None:
         (f"J of c with respect to a: {side} × {side} = {power_of_two(entries**2)} entries, {entries**2 * itemsize / 2**40:.0f} TiB",
          "one entry for each pair of an element of c and one of a", {"hatch": "..", "dashed": True}),
         (f"dc, da, db: {side} entries each, {readable(entries * itemsize)}",
-         "da = dc bᵀ, db = aᵀ dc (6.3): two matmuls, no J", {"colour": "vermilion", "share": 0.8}),
+         "what goes into this node in backward, and what comes out", {"colour": "vermilion", "share": 0.8}),
     )  # fmt: skip
     for i, (size, how, look) in enumerate(rows):
         y = top + 0.42 + i * 0.68
@@ -156,13 +156,13 @@ def draw_by_sum(ax: Axes, top: float, p: torch.Tensor, dp: torch.Tensor, ds: tor
 @image("06_data_flow.png")
 def draw_data_flow() -> Figure:
     """Attention forward and backward as a graph: what is kept, what is computed again, and the five matmuls of backward."""
-    figure, ax = canvas(6.55)
+    figure, ax = canvas(7.0)
     draw_forward_flow(ax, 0.3)
     draw_backward_flow(ax, 2.75)
     kept, again = {"colour": "sky", "share": 0.45, "line": 2.2}, {"colour": "yellow", "share": 0.45, "dashed": True}
-    legend(ax, 6.3, ((0.1, kept, "kept: q, k, v, o, lse"), (2.6, again, "not kept: s, p, dp, ds")))
-    arrow(ax, (5.55, 6.3), (5.95, 6.3), "vermilion", dashed=True)
-    write(ax, 6.05, 6.3, "gradients; ① to ⑤: the matmuls", ha="left")
+    legend(ax, 6.75, ((0.1, kept, "kept: q, k, v, o, lse"), (2.6, again, "not kept: s, p, dp, ds")))
+    arrow(ax, (5.3, 6.75), (5.7, 6.75), "vermilion", dashed=True)
+    write(ax, 5.8, 6.75, "gradients; ① to ⑤: the five matmuls", ha="left")
     return figure
 
 
@@ -186,28 +186,36 @@ def draw_forward_flow(ax: Axes, top: float) -> None:
 
 
 def draw_backward_flow(ax: Axes, top: float) -> None:
-    """s and p again, then do → dp, dv, delta → ds → dq, dk, each arrow with its equation."""
+    """p from q, k and lse, then do → dp, dv, delta → ds → dq, dk; each matmul is a number that two tensors enter, with its equation."""
     write(ax, 0.1, top, "backward", HEAD, ha="left", weight="bold")
-    wide, tall, y_p, y_ds = 0.75, 0.45, top + 0.45, top + 1.75
-    write(ax, 0.3, y_p + tall / 2, "q, k, lse", BODY, ha="left", weight="bold")
+    wide, tall, y_p, y_ds = 0.75, 0.45, top + 0.4, top + 1.85
+    at_p, at_ds, low = y_p + tall / 2, y_ds + tall / 2, y_ds + 1.3
+    write(ax, 0.3, at_p, "q, k, lse", BODY, ha="left", weight="bold")
     tensor_box(ax, 3.1, y_p, wide, tall, "p", dashed=True)
     places = {"dv": (5.75, y_p), "do": (8.1, y_ds), "dp": (5.75, y_ds), "ds": (3.1, y_ds), "dq": (0.3, y_ds - 0.4), "dk": (0.3, y_ds + 0.4),
-              "delta": (5.75, y_ds + 0.95)}  # fmt: skip
+              "delta": (5.75, low), "o": (8.1, low)}  # fmt: skip
     for name, (x, y) in places.items():
-        tensor_box(ax, x, y, wide, tall, name, dashed=name in ("dp", "ds"))
-    at_p, at_ds = y_p + tall / 2, y_ds + tall / 2
-    for start, end in (((1.2, at_p), (3.1, at_p)), ((3.85, at_p), (5.75, at_p)), ((3.475, y_p + tall), (3.475, y_ds))):
+        tensor_box(ax, x, y, wide, tall, name, dashed=name in ("dp", "ds"), line=2.2 if name == "o" else 1)
+    for name, x, y in (("v", 6.95, at_ds + 0.35), ("k", 1.87, at_ds - 0.95), ("q", 1.87, at_ds + 0.65)):
+        tensor_box(ax, x, y, 0.4, 0.3, name, line=2.2)
+    above, below = at_ds - 0.22, at_ds + 0.22  # ④ and ⑤
+    for start, end in (((1.2, at_p), (3.1, at_p)), ((3.85, at_p), (5.75, at_p)), ((3.475, y_p + tall), (3.475, y_ds)),
+                       ((7.15, at_ds + 0.35), (7.15, at_ds + 0.14)), ((2.07, at_ds - 0.65), (2.07, above - 0.14)),
+                       ((2.07, at_ds + 0.65), (2.07, below + 0.14)), ((8.1, low + tall / 2), (6.5, low + tall / 2))):  # fmt: skip
         arrow(ax, start, end)
-    flows = (((8.1, at_ds - 0.1), (6.5, at_p + 0.1)), ((8.1, at_ds), (6.5, at_ds)), ((8.1, at_ds + 0.12), (6.5, at_ds + 0.9)),
-             ((5.75, at_ds), (3.85, at_ds)), ((5.75, at_ds + 0.9), (3.85, at_ds + 0.15)),
-             ((3.1, at_ds - 0.08), (1.05, at_ds - 0.4)), ((3.1, at_ds + 0.08), (1.05, at_ds + 0.4)))  # fmt: skip
+    flows = (((8.3, y_ds), (4.93, at_p + 0.1)), ((8.1, at_ds), (6.5, at_ds)), ((8.35, y_ds + tall), (6.5, low + 0.1)),
+             ((5.75, at_ds), (3.85, at_ds)), ((5.75, low + 0.2), (3.85, at_ds + 0.15)),
+             ((3.1, at_ds - 0.08), (1.05, at_ds - 0.36)), ((3.1, at_ds + 0.08), (1.05, at_ds + 0.36)))  # fmt: skip
     for start, end in flows:
         arrow(ax, start, end, "vermilion", dashed=True)
-    texts = ((2.1, at_p - 0.18, "① s = scale · q kᵀ"), (2.1, at_p + 0.2, "p = exp(s − lse) (6.7)"), (4.8, at_p - 0.18, "② pᵀ do (6.8)"),
-             (7.13, at_ds - 0.18, "③ do vᵀ (6.9)"), (4.8, at_ds - 0.2, "p ∘ (dp − delta) (6.10)"), (7.45, at_ds + 1.15, "rowsum(do ∘ o) (6.6)"),
-             (2.1, at_ds - 0.62, "④ scale · ds k (6.11)"), (2.1, at_ds + 0.62, "⑤ scale · dsᵀ q (6.12)"))  # fmt: skip
+    for x, y, text in ((2.07, at_p, "①"), (4.8, at_p, "②"), (7.15, at_ds, "③"), (2.07, above, "④"), (2.07, below, "⑤")):
+        write(ax, x, y, text, HEAD + 2, weight="bold", zorder=4, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+    texts = ((2.07, at_p - 0.3, "s = scale · q kᵀ"), (2.07, at_p + 0.32, "p = exp(s − lse) (6.7)"), (4.8, at_p - 0.3, "pᵀ do (6.8)"),
+             (7.15, at_ds - 0.25, "do vᵀ (6.9)"), (4.8, at_ds - 0.2, "p ∘ (dp − delta) (6.10)"), (7.3, low + 0.58, "rowsum(do ∘ o) (6.6)"))  # fmt: skip
     for x, y, text in texts:
         write(ax, x, y, text)
+    write(ax, 1.75, at_ds - 0.8, "scale · ds k (6.11)", ha="right")
+    write(ax, 1.75, at_ds + 0.8, "scale · dsᵀ q (6.12)", ha="right")
 
 
 LOOP_SHAPE = {"block_m": 3, "block_n": 2, "S_q": 15, "S_k": 16}
@@ -340,78 +348,6 @@ def draw_two_orders(ax: Axes, left: float, top: float) -> None:
             look = {"share": 0.5, "weight": "bold"} if col == 2 else {"share": 0.3}
             box(ax, x, y + 0.25, 1.14, 0.38, f"{total.item():,.0f}", "blue", **look)
     write(ax, left, top + 2.5, "both right within rounding, and not the same bits", ha="left")
-
-
-@image("06_training_memory.png")
-def draw_training_memory() -> Figure:
-    """What one layer keeps from forward to backward, naive against flash, at three lengths, each panel to its own scale."""
-    figure, ax = canvas(5.3)
-    B, H, D, dtype = 1, 16, 64, torch.float16
-    write(ax, 0.1, 0.25, "kept from forward to backward, one layer", HEAD, ha="left", weight="bold")
-    for panel, S in enumerate((2048, 8192, 32768)):
-        draw_memory_panel(ax, 0.75 + panel * 1.15, S, tensor_bytes((B, H, S, D), dtype), ledger.score_bytes(B, H, S, S, dtype.itemsize),
-                          ledger.saved_bytes(B, H, H, S, S, D, dtype.itemsize))  # fmt: skip
-    legend(ax, 4.3, ((0.1, {"colour": "blue", "share": 0.7}, "q, k, v"), (1.4, {"colour": "purple", "share": 0.9, "hatch": ".."}, "o, lse"),
-                     (2.7, {"colour": "yellow", "share": 0.6, "hatch": MASKED}, "p: (B, H, S, S)")))  # fmt: skip
-    write(ax, 8.9, 4.3, f"B = {B}, H = {H}, D = {D}, S = S_q = S_k, fp16", ha="right")
-    notes(ax, 0.1, 4.7, ("each S has its own scale: naive's bar fills the width. From S to 4 S: p 16 times, flash 4 times (6.17)",
-                         "naive keeps no s: softmax's backward (6.5) needs p alone. flash keeps o for delta (6.6), lse for p (6.7)"))  # fmt: skip
-    return figure
-
-
-def draw_memory_panel(ax: Axes, top: float, S: int, one: int, p: int, flash: int) -> None:
-    """Two bars for one S: q, k, v (3 · one) and p; q, k, v and what flash adds to them."""
-    naive, left, length, tall = 3 * one + p, 1.85, 4.7, 0.36
-    write(ax, 0.1, top + tall, f"S = {S:,}", BODY, ha="left", weight="bold")
-    looks = (
-        {"colour": "blue", "share": 0.7},
-        {"colour": "yellow", "share": 0.6, "hatch": MASKED},
-        {"colour": "purple", "share": 0.9, "hatch": ".."},
-    )
-    for row, (name, rest, look) in enumerate((("naive", p, looks[1]), ("flash", flash - 3 * one, looks[2]))):
-        y, x = top + row * (tall + 0.08), left + 3 * one / naive * length
-        write(ax, left - 0.1, y + tall / 2, name, ha="right")
-        box(ax, left, y, x - left, tall, **looks[0])
-        box(ax, x, y, rest / naive * length, tall, **look)
-        x += rest / naive * length
-        mib = (3 * one + rest) / 2**20
-        text = (f"{mib:,.1f} MiB" if row else f"{mib:,.0f} MiB") + (f": 1/{naive / flash:.0f} of naive" if row else "")
-        write(ax, x + 0.1, y + tall / 2, text, BODY, ha="left", weight="bold")
-
-
-@image("06_five_and_seven.png")
-def draw_five_and_seven() -> Figure:
-    """The five matmuls of one loop and the seven of two, and what share of the seven is useful."""
-    figure, ax = canvas(5.0)
-    B, H, S, D = 1, 16, 4096, 64
-    five, seven = ledger.BACKWARD_MATMULS, ledger.SPLIT_BACKWARD_MATMULS
-    dkdv, dq = ("s", "dp", "dv", "dk"), ("s", "dp", "dq")
-    draw_matmuls(ax, 0.1, 0.3, f"one loop, {five} matmuls", ("s", "dp", "dv", "dk", "dq"), ())
-    draw_matmuls(ax, 0.1, 2.0, f"two loops, {seven} matmuls: keys stay", dkdv, ())
-    draw_matmuls(ax, 0.1 + len(dkdv) * MATMUL_WIDTH + 0.15, 2.0, "then: queries stay", dq, ("s", "dp"))
-    assert len(dkdv) + len(dq) == seven
-    write(ax, 0.1, 3.55, "one box: one matmul, 2 · S_q · S_k · D FLOPs", ha="left")
-    legend(ax, 3.55, ((4.6, {"hatch": MASKED}, "computed a second time"),))
-    flops = [ledger.backward_flops(B, H, S, S, D, matmuls=matmuls) / 1e9 for matmuls in (five, seven)]
-    counted = f"B = {B}, H = {H}, S = {S:,}, D = {D}: {number(flops[0])} GFLOP are counted, {number(flops[1])} GFLOP done (6.16)"
-    share = f"useful: {five} / {seven} = {100 * five / seven:.0f} %; the price of no atomic adds"
-    times = f"forward has 2: backward counts {five / 2} times as much, and does {seven / 2} times"
-    notes(ax, 0.1, 4.0, (share, counted, times), bold=0, step=0.3)
-    return figure
-
-
-MATMUL_WIDTH = 1.22
-MATMULS = {"s": "q kᵀ\n(6.7)", "dp": "do vᵀ\n(6.9)", "dv": "pᵀ do\n(6.8)", "dk": "dsᵀ q\n(6.12)", "dq": "ds k\n(6.11)"}
-
-
-def draw_matmuls(ax: Axes, left: float, top: float, title: str, names: tuple[str, ...], again: tuple[str, ...]) -> None:
-    """A loop's matmuls side by side; those of `again` hatched."""
-    write(ax, left, top, title, BODY, ha="left", weight="bold")
-    for i, name in enumerate(names):
-        colour = TENSOR_COLOUR[name.removeprefix("d")]
-        look = {"share": 0.2, "hatch": MASKED} if name in again else {"share": 0.5}
-        box(ax, left + i * MATMUL_WIDTH, top + 0.25, MATMUL_WIDTH - 0.06, 0.85, f"{name}\n{MATMULS[name]}", colour, **look)
-    outline(ax, left - 0.03, top + 0.2, len(names) * MATMUL_WIDTH, 0.95, line=1.6)
 
 
 # ---------------------------------------------------------------- chapter 7

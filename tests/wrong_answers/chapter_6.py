@@ -2,6 +2,8 @@
 
 import torch
 
+from fa_tutorial.algorithm import p_and_ds
+
 
 def matmul_by_jacobians(a, b, dc):
     if a.ndim > 2:
@@ -47,17 +49,24 @@ def p_in_float32(q, k, lse, scale, is_causal):
     return torch.exp(s - lse.float().masked_fill(lse == -torch.inf, torch.inf)[..., None])
 
 
-def backward_in_float32(q, k, v, o, do, lse, scale, is_causal):
-    p, (q, k, v, o, do) = p_in_float32(q, k, lse, scale, is_causal), (x.float() for x in (q, k, v, o, do))
-    ds = scale * p * (do @ v.mT - (do * o).sum(-1, keepdim=True))
+def backward_in_float32(q, k, v, p, do, scale):
+    q, k, v, p, do = (x.float() for x in (q, k, v, p, do))
+    dp = do @ v.mT
+    ds = scale * p * (dp - (p * dp).sum(-1, keepdim=True))
     return ds @ k, ds.mT @ q, p.mT @ do
 
 
-def _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, whole_mask=False, kept=None):
-    """A right tiled backward, in one loop or, with a dict for the tiles that are `kept`, in two."""
+def backward_weighs_in_place(q, k, v, p, do, scale):
+    dv, dp = p.mT @ do, do @ v.mT
+    p *= dp - (p * dp).sum(-1, keepdim=True)
+    return scale * p @ k, scale * p.mT @ q, dv
+
+
+def _tiles(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale, whole_mask=False):
+    """dq, dk and dv by right tiles, in one loop."""
     dtype, S_q, S_k = q.dtype, q.shape[2], k.shape[2]
-    q, k, v, o, do = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v, o, do))
-    delta, lse = (do * o).sum(-1, keepdim=True), lse.masked_fill(lse == -torch.inf, torch.inf)[..., None]
+    q, k, v, do = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v, do))
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)[..., None]
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     mask = torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q) if whole_mask and is_causal else None
     for i in range(0, S_q, block_m):
@@ -69,51 +78,53 @@ def _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, whole_mask=F
                 seen = mask[rows, keys] if whole_mask else positions[1] <= positions[0] + S_k - S_q
                 s = s.masked_fill(~seen, -torch.inf)
             p = torch.exp(s - lse[:, :, rows])
-            ds = scale * p * (do[:, :, rows] @ v[:, :, keys].mT - delta[:, :, rows])
+            ds = scale * p * (do[:, :, rows] @ v[:, :, keys].mT - delta[:, :, rows, None])
             dv[:, :, keys] += p.mT @ do[:, :, rows]
             dk[:, :, keys] += ds.mT @ q[:, :, rows]
-            if kept is None:
-                dq[:, :, rows] += ds @ k[:, :, keys]
-            else:
-                kept[rows.start, rows.stop, keys.start, keys.stop] = ds
-    for (i, i_end, j, j_end), ds in (kept or {}).items():
-        dq[:, :, i:i_end] += ds @ k[:, :, j:j_end]
+            dq[:, :, rows] += ds @ k[:, :, keys]
     return dq.to(dtype), dk.to(dtype), dv.to(dtype)
 
 
-def flash_untiled(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
-    return _flash(q, k, v, o, do, lse, q.shape[2], max(1, k.shape[2]), is_causal, scale)
+def dkdv_untiled(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    return _tiles(q, k, v, do, lse, delta, q.shape[2], max(1, k.shape[2]), is_causal, scale)[1:]
 
 
-def flash_untiled_if_causal(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
+def dkdv_untiled_if_causal(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     blocks = (q.shape[2], max(1, k.shape[2])) if is_causal else (block_m, block_n)
-    return _flash(q, k, v, o, do, lse, *blocks, is_causal, scale)
+    return _tiles(q, k, v, do, lse, delta, *blocks, is_causal, scale)[1:]
 
 
-def flash_all_keys_at_once(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
-    return _flash(q, k, v, o, do, lse, block_m, max(1, k.shape[2]), is_causal, scale)
+def dkdv_all_queries_at_once(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    return _tiles(q, k, v, do, lse, delta, q.shape[2], block_n, is_causal, scale)[1:]
 
 
-def flash_all_queries_at_once(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
-    return _flash(q, k, v, o, do, lse, q.shape[2], block_n, is_causal, scale)
+def dkdv_whole_mask(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    return _tiles(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale, whole_mask=True)[1:]
 
 
-def flash_blocks_exchanged(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
-    return _flash(q, k, v, o, do, lse, block_n, block_m, is_causal, scale)
-
-
-def flash_whole_mask(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
-    return _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, whole_mask=True)
-
-
-def flash_keeps_ds(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
-    return _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, scale, kept={})
-
-
-def flash_scales_q_in_place(q, k, v, o, do, lse, block_m, block_n, is_causal, scale):
+def dkdv_scales_q_in_place(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     q *= scale
-    dq, dk, dv = _flash(q, k, v, o, do, lse, block_m, block_n, is_causal, 1.0)
-    return scale * dq, dk, dv
+    return _tiles(q, k, v, do, lse, delta, block_m, block_n, is_causal, 1.0)[1:]
+
+
+def dq_all_keys_at_once(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    return _tiles(q, k, v, do, lse, delta, block_m, max(1, k.shape[2]), is_causal, scale)[0]
+
+
+def dq_blocks_exchanged(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    return _tiles(q, k, v, do, lse, delta, block_n, block_m, is_causal, scale)[0]
+
+
+def dq_keeps_ds(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    lse, tiles = lse.masked_fill(lse == -torch.inf, torch.inf), []
+    for j in range(0, k.shape[2], block_n):
+        for i in range(0, q.shape[2], block_m):
+            rows, keys = slice(i, min(i + block_m, q.shape[2])), slice(j, min(j + block_n, k.shape[2]))
+            tiles.append((rows, keys, p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal, scale)[1]))
+    dq = torch.zeros(q.shape, dtype=lse.dtype)
+    for rows, keys, ds in tiles:
+        dq[:, :, rows] += scale * ds @ k[:, :, keys].to(ds.dtype)
+    return dq.to(q.dtype)
 
 
 WRONG_ANSWERS = (
@@ -124,14 +135,15 @@ WRONG_ANSWERS = (
     ("6.2", softmax_by_jacobian, "the Jacobian is built, a matrix of 16 × 16"),
     ("6.2", softmax_in_place, "changes its input dp in place"),
     ("6.2", softmax_in_float32, "one edge is left: float64 goes in"),
-    ("6.3", p_in_float32, "one edge is left: float64 goes in"),
-    ("6.4", backward_in_float32, "one edge is left: float64 goes in"),
-    ("6.5", flash_untiled, "all scores are computed at once"),
-    ("6.5", flash_untiled_if_causal, "one edge is left: all scores are computed at once"),
-    ("6.5", flash_all_keys_at_once, "all keys of a block of rows are taken at once"),
-    ("6.5", flash_all_queries_at_once, "all queries are taken at once"),
-    ("6.5", flash_blocks_exchanged, "block_m and block_n are exchanged"),
-    ("6.5", flash_whole_mask, "one edge is left: the mask, or what tiles are kept in, is built for the whole matrix"),
-    ("6.5", flash_keeps_ds, "one edge is left: tiles are kept"),
-    ("6.5", flash_scales_q_in_place, "changes its input q in place"),
+    ("6.3", backward_in_float32, "one edge is left: float64 goes in"),
+    ("6.3", backward_weighs_in_place, "changes its input p in place"),
+    ("6.4", p_in_float32, "one edge is left: float64 goes in"),
+    ("6.5", dkdv_untiled, "all scores are computed at once"),
+    ("6.5", dkdv_untiled_if_causal, "one edge is left: all scores are computed at once"),
+    ("6.5", dkdv_all_queries_at_once, "all queries are taken at once"),
+    ("6.5", dkdv_whole_mask, "one edge is left: a tensor of the whole size, 11 × 14, is built"),
+    ("6.5", dkdv_scales_q_in_place, "changes its input q in place"),
+    ("6.6", dq_all_keys_at_once, "all keys of a block of rows are taken at once"),
+    ("6.6", dq_blocks_exchanged, "block_m and block_n are exchanged"),
+    ("6.6", dq_keeps_ds, "one edge is left: tiles are kept"),
 )

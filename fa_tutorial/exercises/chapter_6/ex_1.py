@@ -17,25 +17,25 @@ _REVERSED = "all dimensions are reversed, the batch too: transpose the last two,
 _FIRST_TWO = "dimensions 0 and 1 are transposed: transpose the last two"
 MISTAKES = {
     "exchanged": "da and db are exchanged: return (da, db)",
-    "no_dc": "dc changes nothing: both gradients are products with dc",
+    "no_dc": "dc has no effect: each gradient is a product with dc",
     "dc_transposed": "dc is transposed: da = dc bᵀ and db = aᵀ dc",
-    "wrong_way": "both products are the wrong way round: da = dc bᵀ, with dc on the left as a is in a b; db = aᵀ dc, with dc on the right",
+    "wrong_way": "the factors of both products are in the wrong order: da = dc bᵀ and db = aᵀ dc",
     "by_element": "the products are taken element by element: da = dc bᵀ and db = aᵀ dc are matmuls",
     "forward": "c is returned, not a gradient",
     "da_b": "b is not transposed: da = dc bᵀ",
     "da_dc_transposed": "dc is transposed in da: da = dc bᵀ",
-    "da_wrong_way": "the product is the wrong way round: da = dc bᵀ, dc on the left as a is in a b",
-    "da_from_a": "a stands where b is meant: da = dc bᵀ",
-    "da_from_a_as_it_is": "a stands where b is meant, and is not transposed: da = dc bᵀ",
+    "da_wrong_way": "the factors of da are in the wrong order: da = dc bᵀ, with dc where a was",
+    "da_from_a": "a stands where b belongs: da = dc bᵀ",
+    "da_from_a_as_it_is": "a stands where b belongs, and is not transposed: da = dc bᵀ",
     "da_transposed": "da is transposed: each gradient has the shape of its factor",
     "da_no_dc": "dc is missing in da: da = dc bᵀ",
     "da_is_b": "da is bᵀ: multiply by dc",
     "da_sign": "da has the wrong sign",
     "db_a": "a is not transposed: db = aᵀ dc",
     "db_dc_transposed": "dc is transposed in db: db = aᵀ dc",
-    "db_wrong_way": "the product is the wrong way round: db = aᵀ dc, dc on the right as b is in a b",
-    "db_from_b": "b stands where a is meant: db = aᵀ dc",
-    "db_from_da": "da stands where dc is meant: db = aᵀ dc",
+    "db_wrong_way": "the factors of db are in the wrong order: db = aᵀ dc, with dc where b was",
+    "db_from_b": "b stands where a belongs: db = aᵀ dc",
+    "db_from_da": "da stands where dc belongs: db = aᵀ dc",
     "db_transposed": "db is transposed: each gradient has the shape of its factor",
     "db_no_dc": "dc is missing in db: db = aᵀ dc",
     "db_is_a": "db is aᵀ: multiply by dc",
@@ -112,7 +112,7 @@ def inputs():
 
     a, b, dc = (torch.tensor(x) for x in ([[1.0, 2.0], [3.0, 5.0]], [[2.0, 0.0], [1.0, 4.0]], [[1.0, 3.0], [2.0, 7.0]]))
     yield case(a, b, dc, otherwise=rule)
-    batch = "dimensions in front are a batch: every matrix of it has gradients of its own"
+    batch = "leading dimensions are a batch: each of its matrices has gradients of its own"
     yield product((), (1, 3, 4), rule)
     yield product((2,), (2, 2, 2), batch)
     yield product((2, 3), (1, 4, 5), batch)
@@ -130,16 +130,16 @@ def inputs():
 
 EXERCISE = Exercise(
     id="6.1",
-    task="Write the gradients of c = a b, for matrices and for batches of them.",
+    task="Write the gradients of c = a b as two matmuls.",
     conditions=CONDITIONS,
     hints=(
-        "c_ij = Σ_k a_ik b_kj: which elements of c does a_ik reach, and with which factor? Sum dc over them.",
+        "In da_ik = Σ_j dc_ij b_kj, the sum runs over the last index of dc and the last index of b. Which of the two must be transposed for a matmul?",
         "da = dc bᵀ is (M, N) × (N, K), and db = aᵀ dc is (K, M) × (M, N): where M, K and N differ, no other product has these shapes. In a "
         "batch, x.transpose(-1, -2) swaps the last two dimensions.",
     ),
     solution=matmul_backward,
-    reasoning="a_ik reaches row i of c, c_ij with the factor b_kj: da_ik = Σ_j dc_ij b_kj, which is dc bᵀ. b_kj reaches column j, with the factors "
-    "a_ik: db = aᵀ dc. The Jacobian between them is never built: with 1,024 for every size it has 2⁴⁰ elements.",
+    reasoning="da_ik = Σ_j dc_ij b_kj is row i of dc times row k of b, so da = dc bᵀ. db_kj = Σ_i a_ik dc_ij is column k of a times column j of dc, so "
+    "db = aᵀ dc.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,

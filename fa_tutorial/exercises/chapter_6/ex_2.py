@@ -13,23 +13,23 @@ def softmax_backward(p, dp):
 
 
 MISTAKES = {
-    "no_delta": "the row sum is missing: p ∘ dp is diag(p) dp alone, and p pᵀ dp is to be subtracted",
-    "diagonal": "that is the diagonal of the Jacobian alone, p (1 − p): every score changes every p of its row, as p pᵀ says",
+    "no_delta": "the row sum is missing: p ∘ dp is only diag(p) dp, so subtract p pᵀ dp",
+    "diagonal": "this takes only the diagonal of the Jacobian, p (1 − p): every score changes every p of its row",
     "sign": "ds has the wrong sign: it is p ∘ (dp − rowsum(p ∘ dp))",
     "plus": "the row sum is added: subtract it",
-    "no_p": "p is missing in front: ds = p ∘ (dp − rowsum(p ∘ dp))",
-    "p_on_dp": "the row sum is not multiplied by p: p stands in front of the whole difference",
+    "no_p": "the factor p is missing: ds = p ∘ (dp − rowsum(p ∘ dp))",
+    "p_on_dp": "the row sum is not multiplied by p: p multiplies the whole difference",
     "mean": "the mean of p ∘ dp is subtracted: subtract its sum",
     "plain_sum": "rowsum(dp) is subtracted: weight dp by p before summing",
     "plain_mean": "the mean of dp is subtracted: subtract the sum of p ∘ dp",
     "largest": "the largest of p ∘ dp is subtracted: subtract their sum",
     "largest_dp": "the largest dp is subtracted: subtract the sum of p ∘ dp",
-    "softmax_of_p": "softmax is applied to p again: p is its result already",
-    "p_squared": "p is squared: p stands in front once",
-    "exp_of_p": "exp is applied to p: p is a probability already",
+    "softmax_of_p": "softmax is applied to p: p is already its result",
+    "p_squared": "p is squared: multiply by p once",
+    "exp_of_p": "exp is applied to p: p is already a probability",
     "of_log": "that is the gradient of log softmax: softmax's is p ∘ (dp − rowsum(p ∘ dp))",
     "forward": "that is the softmax of p, not a gradient",
-    "dp": "dp is returned as it came",
+    "dp": "dp is returned unchanged",
     "over_rows": "p ∘ dp is summed over the rows: sum along the last dimension, within each row",
     "lost_dimension": "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)",
     "everything": "p ∘ dp is summed over everything: each row has its own sum",
@@ -39,7 +39,7 @@ MISTAKES = {
 }
 
 CONDITIONS = {
-    "unseen": "a row that sees nothing, p = 0, has ds = 0",
+    "unseen": "a row that sees nothing has p = 0, and gets ds = 0",
     "float64": "float64 in gives float64's accuracy out",
     "half": "fp16 works too",
     "views": "p and dp may be views: any strides work",
@@ -95,7 +95,7 @@ def inputs():
     yield case(torch.tensor([0.25, 0.75]), torch.tensor([2.0, 8.0]), otherwise=rule)
     rows = torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([[1.0, 3.0], [2.0, 8.0]])
     yield case(*rows, otherwise="two rows: each has a sum of its own")
-    yield drawn((2, 3, 2, 3), "batch and heads may stand in front: sum along the last dimension", change=torch.Tensor.float)
+    yield drawn((2, 3, 2, 3), "there may be leading dimensions: sum along the last one", change=torch.Tensor.float)
     yield drawn((3, 16), rule, change=torch.Tensor.float)
     draw = generator()
     for shape in ((1,), (1, 1), (5, 7), (2, 3, 4, 33)):
@@ -113,7 +113,7 @@ def inputs():
 
 EXERCISE = Exercise(
     id="6.2",
-    task="Write the gradient of softmax along the last dimension, from its result p, without its Jacobian.",
+    task="Write the gradient of softmax over the last dimension, without its Jacobian.",
     conditions=CONDITIONS,
     hints=(
         "The Jacobian of a row is diag(p) − p pᵀ. Multiply it by dp by hand: what does each of the two terms give?",

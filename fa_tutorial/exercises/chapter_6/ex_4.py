@@ -1,155 +1,195 @@
-"""Exercise 6.4, attention_backward."""
+"""Exercise 6.4, recompute_p."""
 
-import functools
 import math
 
 import torch
 
-from fa_tutorial.exercises.gradient_inputs import DP_IN_HALF, HALF_SCALE, HALF_SCORES, Inputs, bounds
-from fa_tutorial.exercises.gradient_twin import gradient_twin
-from fa_tutorial.exercises.harness import Exercise
+from fa_tutorial import reference
+from fa_tutorial.exercises.gradient_twin import scores, seen, weights
+from fa_tutorial.exercises.harness import INF, RTOL, Exercise, case, exp32, generator, show_nested, views
 
 
-def attention_backward(q, k, v, o, do, lse, scale, is_causal):
-    """(dq, dk, dv). q, o, do: (B, H, S_q, D); k, v: (B, H, S_k, D); lse: (B, H, S_q)."""
-    dtype = q.dtype
-    q, k, v, o, do = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v, o, do))
-    s = scale * (q @ k.transpose(-1, -2))
+def recompute_p(q, k, lse, scale, is_causal):
+    """p (B, H, S_q, S_k) from q (B, H, S_q, D), k (B, H, S_k, D) and lse (B, H, S_q)."""
+    S_q, S_k = q.shape[2], k.shape[2]
+    dtype = torch.promote_types(q.dtype, torch.float32)  # float32 for halves, float64 stays
+    s = scale * (q.to(dtype) @ k.to(dtype).transpose(-1, -2))
     if is_causal:
-        S_q, S_k = q.shape[2], k.shape[2]
         seen = torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q)
         s = s.masked_fill(~seen, -math.inf)
-    lse = torch.where(lse == -math.inf, math.inf, lse)  # rows that see nothing
-    p = torch.exp(s - lse[..., None])  # (6.7)
-    delta = (do * o).sum(dim=-1)  # (6.6)
-    dv = p.transpose(-1, -2) @ do  # (6.8)
-    dp = do @ v.transpose(-1, -2)  # (6.9)
-    ds = p * (dp - delta[..., None])  # (6.10)
-    dq = scale * ds @ k  # (6.11)
-    dk = scale * ds.transpose(-1, -2) @ q  # (6.12)
-    return dq.to(dtype), dk.to(dtype), dv.to(dtype)
+    lse = torch.where(lse == -math.inf, math.inf, lse)  # rows that see nothing: exp(s − inf) is 0
+    return torch.exp(s - lse[..., None])
 
 
-_ORDER = "return (dq, dk, dv)"
+_DIGITS = "right in float32, and digits are lost in float16: convert q and k to float32 before they are multiplied, by scale too"
+_IN_HALF = "p comes in float16: it is computed in float32, and stays so"
+_OVERFLOW = "q kᵀ is 90,000, and float16 ends at 65,504: compute the scores in float32"
+_CLIPPED = "rows see more than they may: S_k − S_q is negative here, and the mask has to move left by it"
 MISTAKES = {
-    "no_delta": "delta is forgotten: ds = p ∘ (dp − delta)",
-    "delta_plus": "delta has the wrong sign: ds = p ∘ (dp − delta)",
-    "ds_sign": "ds has the wrong sign: it is p ∘ (dp − delta)",
-    "no_p": "p is missing in ds: it is p ∘ (dp − delta)",
-    "delta_outside": "delta is subtracted after p is multiplied: ds = p ∘ (dp − delta)",
-    "delta_oo": "delta is rowsum(o ∘ o): it is rowsum(do ∘ o)",
-    "delta_dodo": "delta is rowsum(do ∘ do): it is rowsum(do ∘ o)",
-    "delta_dp": "delta is rowsum(dp): weight dp by p, or take rowsum(do ∘ o)",
-    "delta_o": "delta is rowsum(o): it is rowsum(do ∘ o)",
-    "delta_mean": "delta is a mean over D: it is the sum",
-    "delta_columns": "delta is taken for each column: it is one number for each row, rowsum(p ∘ dp)",
-    "delta_lost": "column j is shifted by the delta of row j: it has lost its dimension (delta[..., None])",
-    "delta_all": "one delta is summed over all rows: each has its own",
-    "dp_from_k": "k stands where v belongs: dp = do vᵀ",
-    "dp_from_o": "o stands where do belongs: dp = do vᵀ",
-    "dp_v": "v is not transposed: dp = do vᵀ",
-    "dp_scaled": "dp is scaled: it is do vᵀ, without the scale",
-    "ds_is_dp": "softmax's gradient is not taken: ds is not dp",
-    "p_for_ds": "p stands where ds belongs: dq = scale · ds k, dk = scale · dsᵀ q",
-    "no_lse": "lse is forgotten: p = exp(s − lse)",
-    "lse_columns": "column j is shifted by the lse of row j: p = exp(s − lse[..., None])",
-    "dq_ds_transposed": "ds is transposed in dq: dq = scale · ds k",
-    "dq_from_v": "v stands where k belongs: dq = scale · ds k",
-    "dq_from_q": "q stands where k belongs: dq = scale · ds k",
-    "dk_ds": "ds is not transposed: dk = scale · dsᵀ q",
-    "dk_from_do": "do stands where q belongs: dk = scale · dsᵀ q",
-    "dk_from_k": "k stands where q belongs: dk = scale · dsᵀ q",
-    "dk_from_dq": "dq stands where q belongs: dk = scale · dsᵀ q",
-    "dv_p": "p is not transposed: dv = pᵀ do",
-    "dv_from_o": "o stands where do belongs: dv = pᵀ do",
-    "dv_from_v": "v stands where do belongs: dv = pᵀ do",
-    "dv_from_ds": "ds stands where p belongs: dv = pᵀ do",
-    "dv_scaled": "dv is scaled: only the scores are, and so dq and dk",
-    "dq_never": "dq is never written, or stays 0",
-    "dk_never": "dk is never written, or stays 0",
-    "dv_never": "dv is never written, or stays 0",
-    "exchanged": f"dq and dk are exchanged: {_ORDER}",
-    "dk_dv": f"dk and dv are exchanged: {_ORDER}",
-    "turned": f"the gradients come in another order: {_ORDER}",
-    "dq_unscaled": "dq is without the scale: dq = scale · ds k",
-    "dk_unscaled": "dk is without the scale: dk = scale · dsᵀ q",
-    "both_unscaled": "dq and dk are without the scale: s = scale · q kᵀ, so both gradients hold it",
-    "both_twice": "the scale is applied twice in dq and dk",
-    "dq_twice": "the scale is applied twice in dq",
-    "dk_twice": "the scale is applied twice in dk",
-    "own_outside": "dq and dk are scaled by 1/√D: multiply them by the scale that is given",
-    "scores_unscaled": "the scores are without the scale: p = exp(scale · q kᵀ − lse)",
-    "scale_ignored": "the scale is ignored: it belongs to the scores, and so to dq and dk",
-    "scale_own": "1/√D is taken for the scale: take the scale that is given",
-    "one_head": "every head gets the gradients of head 0",
-    "one_batch": "every batch element gets the gradients of batch element 0",
-    "heads_summed": "the gradients are summed over the heads",
+    "no_lse": "lse is missing: p = exp(s − lse)",
+    "normalised": "p is divided by its sum: lse contains the sum already",
+    "no_exp": "exp is missing: p = exp(s − lse)",
+    "sign": "the exponent has the wrong sign: it is s − lse",
+    "base_2": "this is exp2: lse is the natural logarithm, so use exp",
+    "half_base_2": "lse is used as a logarithm of base 2: with exp2, multiply both the scores and lse by log2(e)",
+    "s_by_lse": "s is divided by lse: subtract it",
+    "p_by_lse": "exp(s) is divided by lse: lse is the logarithm of the sum, so subtract it in the exponent",
+    "plus_lse": "lse is added: subtract it",
+    "row_maximum": "p is shifted by the row's maximum, not by lse",
+    "maximum_too": "the row's maximum is subtracted too: subtract only lse",
+    "scale_ignored": "the scale is ignored: p = exp(scale · q kᵀ − lse)",
+    "scale_after": "lse is multiplied by the scale: scale the scores, then subtract lse",
+    "scale_twice": "the scale is applied twice",
+    "scale_divides": "the scores are divided by the scale: multiply them",
+    "scales_p": "p is multiplied by the scale: scale the scores",
+    "scale_zero": "a scale of 0 is treated as no scale: with 0, every score is 0",
+    "lse_columns": "lse runs along the wrong axis: column j is shifted by the lse of row j (lse[..., None])",
+    "scale_own": "the scores are scaled by 1/√D: use the scale that is given",
+    "scale_both": "the scores are scaled by 1/√D as well: use only the scale that is given",
+    "transposed": "p is transposed: rows are queries",
+    "first_lse": "all rows use the lse of the first: each has its own",
+    "largest_lse": "all rows use the largest lse: each has its own",
+    "divided_late": "exp overflows: subtract lse before exp, not divide after it",
     "no_mask": "is_causal changes nothing",
     "strict": "the mask is strict: query i sees key i too",
     "wide": "the mask is one key too wide: the last key that query i sees is key i",
     "upside": "the mask is upside down: it hides the past",
     "hide_zero": "hidden scores are set to 0, and exp(0 − lse) is not 0: use −inf",
-    "ds_unmasked": "ds is not masked: at a hidden pair it is 0, because p is",
+    "hidden_inf": "hidden pairs are −inf in p: set the scores to −inf, before exp",
+    "mask_after": "exp overflows at a hidden pair, and inf · 0 is NaN: set the score to −inf before exp",
     "top_left": "the mask starts at the top left: align it so that the last query sees the last key",
     "shift_sign": "S_k − S_q has the wrong sign: query i sees keys 0 … i + S_k − S_q",
     "shift_opens": "with S_q < S_k nothing is masked any more",
-    "half_grads": "a gradient comes in float16, and float32 goes in: return that, or the dtype it is computed in",
-    "unseen_nan": "rows that see nothing give NaN, and it reaches all keys: lse and s are −inf there, and −inf − (−inf) is NaN; p must be 0",
-    "unseen_inf": "rows that see nothing give NaN or inf: lse is −inf there, and exp(s + inf) is not 0; p must be 0",
-    "shift_clipped": "rows see more than they may: S_k − S_q is negative here, and the mask has to move left by it",
-    "half_dp": DP_IN_HALF,
-    "half_scores": HALF_SCORES,
-    "half_scale": HALF_SCALE,
+    "one_head": "every head gets the p of head 0",
+    "one_batch": "every batch element gets the p of batch element 0",
+    "unseen_nan": "rows that see nothing give NaN: s and lse are −inf there, and −inf − (−inf) is NaN",
+    "unseen_inf": "rows that see nothing give inf: lse is −inf there, and −(−inf) is inf",
+    "unseen_one": "rows that see nothing give 1: p is 0 there",
+    "shift_clipped": _CLIPPED,
+    "half_scores": _OVERFLOW,
+    "half_scale": _DIGITS,
+    "half_p": _IN_HALF,
+    "always_half": _IN_HALF,
 }
 
 CONDITIONS = {
-    "unseen": "a row that sees no key, lse = −inf, has dq = 0 and adds nothing to dk and dv: causal with S_q > S_k, or S_k = 0",
-    "half": "for fp16 and bf16 all is computed in float32; p and ds may be rounded for their matmuls, and each gradient at the end",
+    "unseen": "a row that sees no key has lse = −inf, and p = 0: causal with S_q > S_k, or S_k = 0",
+    "half": "for fp16 and bf16 the scores and p are float32",
     "float64": "float64 in gives float64's accuracy out",
-    "views": "the inputs may be views: any strides work, 0 too",
+    "views": "q, k and lse may be views: any strides work",
 }
 
 
-def twin(q, k, v, o, do, lse, scale, is_causal, mistake=None):
-    return gradient_twin(q, k, v, o, do, lse, q.shape[2], max(1, k.shape[2]), is_causal, scale, mistake)
+def twin(q, k, lse, scale, is_causal, mistake=None):
+    blocks = q.shape[2], max(1, k.shape[2])
+    s, given, row = scores(q, k, scale, mistake), lse.double(), lse.double()[..., None]
+    counts = seen(q.shape[2], k.shape[2], *blocks, is_causal, mistake) & (row != -INF)
+    p = weights(q, k, lse, *blocks, is_causal, scale, mistake)
+    largest = s.masked_fill(~counts, -INF).amax(-1, keepdim=True) if k.shape[2] else row
+    exponent = {
+        "base_2": (s - row) * math.log(2),
+        "half_base_2": s - row * math.log(2),
+        "sign": row - s,
+        "s_by_lse": s / row,
+        "plus_lse": s + row,
+        "row_maximum": s - largest,
+        "maximum_too": s - row - largest,
+        "scale_after": scale * (scores(q, k, 1.0) - row),
+        "first_lse": s - given[..., :1, None],
+        "largest_lse": s - given.amax(-1)[..., None, None],
+    }.get(mistake)
+    if exponent is not None:
+        return exp32(exponent).masked_fill(~counts, 0.0)
+    return {
+        "normalised": lambda: p / p.sum(-1, keepdim=True).clamp(min=1e-300),
+        "no_exp": lambda: (s - row).masked_fill(~counts, 0.0),
+        "p_by_lse": lambda: (exp32(s) / row).masked_fill(~counts, 0.0),
+        "divided_late": lambda: exp32(s.masked_fill(~counts, -INF)) / exp32(row),
+        "scales_p": lambda: scale * weights(q, k, lse, *blocks, is_causal, 1.0),
+        "transposed": lambda: p.mT,
+        "hidden_inf": lambda: p.masked_fill(~counts, -INF),
+        "mask_after": lambda: exp32(s - row.masked_fill(row == -INF, INF)) * counts,
+        "one_head": lambda: p[:, :1].expand(p.shape),
+        "one_batch": lambda: p[:1].expand(p.shape),
+        "unseen_one": lambda: p.masked_fill(row == -INF, 1.0),
+        "half_p": lambda: p.half().double() if q.dtype == torch.float16 else p,
+        "always_half": lambda: p.half().double(),
+    }.get(mistake, lambda: p)()
 
 
 def tolerance(args, part):
-    *tensors, scale, is_causal = args
-    return bounds(part, *tensors, tensors[0].shape[2], max(1, tensors[1].shape[2]), is_causal, scale)
-
-
-MAKE = Inputs(lambda tensors, blocks, is_causal, scale: (*tensors, scale, is_causal), has_blocks=False)
-
-
-@functools.cache  # the same tensors each time: what the twin gives for them is computed once
-def fixed():
-    return *MAKE.one_tile(), *MAKE.masks(), *MAKE.edges(None)
+    """A score is off by a few units of the sum of absolute values that it is made of, and p by as large a part of itself."""
+    q, k, _, scale, _ = args
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    size = float((q.double().abs() @ k.double().abs().mT).max()) if k.numel() else 0.0
+    rtol = RTOL[dtype] + 4 * torch.finfo(dtype).eps * abs(scale) * size
+    return rtol, 1e-9 if dtype == torch.float64 else 1e-6
 
 
 def inputs():
-    yield from fixed()
-    yield from MAKE.fresh([None] * 5)
+    def given(s, lse, otherwise, scale=1.0, is_causal=False, **options):
+        """q is the identity and k = sᵀ, so that q kᵀ is s. lse is not that of s, so that an answer which sums again is seen."""
+        s, lse = torch.tensor(s), torch.tensor(lse)
+        on = f"q kᵀ = {show_nested(s.tolist())}, lse = {show_nested(lse.tolist())}, scale = {scale:g}{', causal' if is_causal else ''}"
+        q, k = torch.eye(len(s)), s.T.contiguous()
+        return case(q[None, None], k[None, None], lse[None, None], scale, is_causal, on=on, otherwise=otherwise, **options)
+
+    def drawn(sizes, scale, is_causal, draw, words="", factor=1.0, change=lambda x: x, edge="", **options):
+        B, H, S_q, S_k, D = sizes
+        q, k = (change(factor * torch.randn(B, H, S, D, generator=draw)) for S in (S_q, S_k))
+        lse = reference.attention(q, k, k, is_causal, scale)[1].to(torch.promote_types(q.dtype, torch.float32))
+        on = f"{words}(B, H, S_q, S_k, D) = {sizes}, scale = {scale:g}{', causal' if is_causal else ''}"
+        return case(q, k, change(lse) if edge == "views" else lse, scale, is_causal, on=on, edge=edge, **options)
+
+    yield given([[1.0, 2.0]], [3.0], "p = exp(s − lse), with the lse that is given")
+    yield given([[2.0, 4.0]], [3.0], "s = scale · q kᵀ, and p = exp(s − lse)", 0.5)
+    yield given([[2.0, 4.0]], [3.0], MISTAKES["scale_zero"], 0.0)
+    yield given([[1.0, 2.0], [3.0, 1.0]], [3.0, 5.0], "two rows: each has its own lse")
+    yield given([[1000.0, 1001.0]], [1002.0], MISTAKES["divided_late"])
+    yield given([[-1000.0, -1001.0]], [-999.0], "exp underflows: subtract lse before exp, not divide after it")
+    seed = torch.Generator().manual_seed(0)
+    yield drawn((2, 3, 4, 6, 5), 0.5, False, seed, otherwise="every head has scores and an lse of its own")
+    s = [[1.0, 2.0, 0.0], [4.0, 1.0, 3.0], [2.0, 0.0, 1.0]]
+    yield given(s, [3.0, 5.0, 4.0], "query i sees keys 0 … i, and the other pairs have p = 0", is_causal=True)
+    yield given(s[:2], [3.0, 5.0], "S_q < S_k: query i sees keys 0 … i + S_k − S_q", is_causal=True)
+    yield given([[1.0, 1000.0], [4.0, 1.0]], [3.0, 5.0], "exp overflows at a hidden pair: hide it before exp", is_causal=True)
+    draw = generator()
+    for sizes, scale in (((1, 1, 1, 1, 1), 1.0), ((2, 3, 5, 9, 8), 0.3), ((1, 2, 1, 17, 16), -0.25), ((2, 2, 9, 5, 4), 0.5)):
+        unseen = {"edge": "unseen"} if sizes[2] > sizes[3] else {}
+        for is_causal in (False, True):
+            for words, factor in (("randn, ", 1.0), ("3·randn, ", 3.0), ("30·randn, ", 30.0)):
+                yield drawn(sizes, scale, is_causal, draw, words, factor, fresh=True, **(unseen if is_causal else {}))
+            for words, dtype in (("float16, ", torch.float16), ("bfloat16, ", torch.bfloat16)):
+                yield drawn(sizes, scale, is_causal, draw, words, change=lambda x, dtype=dtype: x.to(dtype), fresh=True, edge="half")
+    yield given([[1.0], [3.0], [2.0]], [-INF, -INF, 3.0], "rows 0 and 1 see no key, lse = −inf: p = 0 there", is_causal=True, edge="unseen")
+    s = [[0.0, 0.0], [1.0, 2.0], [0.0, 1.0]]
+    yield given(s, [-INF, 3.0, 2.0], "S_q > S_k: query i sees keys 0 … i + S_k − S_q", is_causal=True, edge="unseen")
+    nothing = torch.ones(1, 1, 2, 1), torch.ones(1, 1, 0, 1), torch.full((1, 1, 2), -INF)
+    yield case(*nothing, 1.0, False, on="S_q = 2, S_k = 0", otherwise="no key: p is empty", edge="unseen")
+    for q, k, lse, scale, words in ((300.0, 300.0, 9.35, 1e-4, _OVERFLOW), (1000.0, 1.0, 1000.4, 1.0004, _DIGITS)):
+        q, k = (torch.full((1, 1, 1, 1), x, dtype=torch.float16) for x in (q, k))
+        on = f"float16, q = {q.item():g}, k = {k.item():g}, scale = {scale:g}, lse = {lse:g}"
+        yield case(q, k, torch.full((1, 1, 1), lse), scale, False, on=on, otherwise=words, edge="half")
+    yield drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, "float64, ", change=torch.Tensor.double, edge="float64")
+    for n in range(3):
+        yield drawn((2, 3, 4, 6, 5), 0.5, True, draw, "views, ", change=lambda x, n=n: list(views(x))[n][1], fresh=True, edge="views")
 
 
 EXERCISE = Exercise(
     id="6.4",
-    task="Write attention's gradients dq, dk and dv from q, k, v, o, do and lse, with whole matrices.",
+    task="Recompute p from q, k and lse.",
     conditions=CONDITIONS,
     hints=(
-        "o = p v is a matmul, p = softmax(s) a softmax, s = scale · q kᵀ a matmul: go backward through them with what 6.1 to 6.3 gave.",
-        "dv = pᵀ do and dp = do vᵀ; ds = p ∘ (dp − delta) with delta = rowsum(do ∘ o), one number a row; dq = scale · ds k, dk = scale · dsᵀ q.",
-        "Compute in float32 (float64 if that comes in). p and ds may be rounded for their matmuls, and each gradient once, at the end. With p = 0 "
-        "in a row that sees nothing, ds is 0 too.",
+        "Softmax divides exp(s) by the sum of exp(s), and lse is the logarithm of that sum. What does the division become inside exp?",
+        "p = exp(scale · q kᵀ − lse[..., None]), hidden scores set to −inf before exp: key j is hidden where j > i + S_k − S_q. Scores are float32.",
+        "A row that sees nothing has s = lse = −inf, and −inf − (−inf) is NaN. Replace lse there by a number that makes exp return 0.",
     ),
-    solution=attention_backward,
-    reasoning="Five matmuls: q kᵀ to bring back p, pᵀ do, do vᵀ, ds k and dsᵀ q. delta = rowsum(p ∘ dp) = rowsum(do ∘ o), which needs no matrix. The "
-    "scale multiplies the scores, so it is a factor of dq and of dk, and not of dv.",
-    more="The package's version, algorithm.attention_backward, rounds p and ds to the inputs' dtype for their matmuls, as tensor cores want them, takes "
-    "fewer heads for k and v than for q, and checks its arguments.",
+    solution=recompute_p,
+    reasoning="exp(s) / Σ exp(s) = exp(s − log Σ exp(s)). There is no maximum and no sum, so each tile of p can be computed by itself. In rows that see "
+    "nothing, lse = +inf works: exp(−inf − inf) is 0.",
+    more="The package's version, algorithm.recompute_p, takes fewer heads for k than for q, and checks its arguments.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
-    parts=("dq", "dk", "dv"),
     tolerance=tolerance,
 )

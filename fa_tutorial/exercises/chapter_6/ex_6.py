@@ -1,0 +1,90 @@
+"""Exercise 6.6, dq_loop."""
+
+import functools
+import math
+
+import torch
+
+from fa_tutorial.algorithm import p_and_ds
+from fa_tutorial.exercises.chapter_6 import shared
+from fa_tutorial.exercises.chapter_6.shared import CONDITIONS, DELTA, HALF, HEADS, MASK, OWNED, RAGGED, TILE
+from fa_tutorial.exercises.gradient_twin import gradient_twin
+from fa_tutorial.exercises.harness import Exercise
+from fa_tutorial.exercises.watch import GradientTiles
+
+
+def dq_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    """dq. q, do: (B, H, S_q, D); k, v: (B, H, S_k, D); lse, delta: (B, H, S_q)."""
+    S_q, S_k = q.shape[2], k.shape[2]
+    lse = torch.where(lse == -math.inf, math.inf, lse)  # rows that see nothing: p = 0
+    dq = torch.zeros(q.shape, dtype=lse.dtype)
+    for i in range(0, S_q, block_m):
+        rows = slice(i, min(i + block_m, S_q))
+        for j in range(0, S_k, block_n):
+            keys = slice(j, min(j + block_n, S_k))
+            _, ds = p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal, scale)
+            dq[:, :, rows] += scale * ds @ k[:, :, keys].to(ds.dtype)
+    return dq.to(q.dtype)
+
+
+MISTAKES = {
+    **DELTA,
+    **TILE,
+    "dq_ds_transposed": "ds is transposed: dq = scale · ds k",
+    "dq_from_v": "v stands where k belongs: dq = scale · ds k",
+    "dq_from_q": "q stands where k belongs: dq = scale · ds k",
+    "dq_unscaled": "dq is without the scale: s = scale · q kᵀ, so dq = scale · ds k",
+    "dq_twice": "the scale is applied twice",
+    "own_outside": "1/√D stands in place of the scale: multiply by the scale that is given",
+    **HEADS,
+    **MASK,
+    "first_row_decides": "the loop over keys ends with what the first of the rows sees: the last row sees more",
+    "end_down": "the block of keys where the loop ends is rounded down: some rows see a part of the next block",
+    "mask_last": "only the last block of keys is masked: a block of rows may see several in part",
+    **RAGGED,
+    "dq_over": "dq is overwritten in every step: add up the key blocks",
+    "dq_first_keys": "only the first key block is in dq: add up the key blocks",
+    "dq_first_rows": "only the first block of rows of dq is computed",
+    **{name: words for name, words in HALF.items() if name != "half_scale"},  # it does not show in dq
+    **OWNED["dq"],
+}
+
+
+def twin(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale, mistake=None):
+    return gradient_twin(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale, mistake)[0]
+
+
+def tolerance(args, part):
+    return shared.tolerance(args, "dq")
+
+
+@functools.cache  # the same tensors each time: what the twin gives for them is computed once
+def fixed():
+    return tuple(shared.ladder("dq is summed over the key blocks", OWNED["dq"]))
+
+
+def inputs():
+    yield from fixed()
+    yield from shared.fresh()
+
+
+EXERCISE = Exercise(
+    id="6.6",
+    task="Write the loop that owns queries: dq, tile by tile.",
+    conditions=CONDITIONS,
+    hints=(
+        "Exchange the two loops of 6.5: the outer one takes a block of queries, the inner one walks over the blocks of keys. What does a tile add to?",
+        "Add scale · ds k, with the tile's own rows of k, to dq[:, :, rows]. p itself is not needed, only ds.",
+        "ds is float32 for fp16 inputs: convert the tile of k before you multiply. Where lse is −inf, pass +inf in its place, as in 6.4.",
+    ),
+    solution=dq_loop,
+    reasoning="The same tiles as in 6.5, in the other order: the outer loop owns a block of queries, so dq of these queries is complete when the inner "
+    "loop ends. It computes p and ds a second time, because no tile was kept.",
+    more="In the package this is the second loop of algorithm.flash_backward. It also skips the tiles that the causal mask hides, rounds ds to the "
+    "inputs' dtype for its matmul, and takes fewer heads for k and v than for q.",
+    inputs=inputs,
+    twin=twin,
+    mistakes=MISTAKES,
+    tolerance=tolerance,
+    watch=GradientTiles,
+)

@@ -1,0 +1,125 @@
+"""The animation of chapter 6: two queries and six keys go through both loops of the tiled backward."""
+
+from __future__ import annotations
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from draw.chapters_4_5 import EXAMPLE_SCORES, EXAMPLE_VALUES
+from draw.drawing import BODY, HEAD, TENSOR_COLOUR, arrow, box, canvas, image, number, outline, write
+from fa_tutorial import algorithm, reference
+
+# With q = 1 the first query has the scores of chapter 4's example.
+Q, K, V, DO = (1.0, -1.0), EXAMPLE_SCORES, EXAMPLE_VALUES, (1.0, 2.0)
+KEYS = 2  # keys a block; a block of queries is one query
+CELL_W, CELL_H = 0.92, 0.62
+LEFT, TOP = 1.95, 1.5  # of the grid of tiles
+
+
+def gradient_steps() -> list[tuple[str, int, int, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]:
+    """(loop, query, key block, p, ds, sums so far) of each tile: first the loop that owns keys, then the one that owns queries."""
+    q, k, v, do = (torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in (Q, K, V, DO))
+    o, lse = reference.attention(q, k, v, scale=1.0)
+    delta = algorithm.row_delta(o, do)
+    sums = {"dq": torch.zeros(2, dtype=torch.float64), "dk": torch.zeros(6, dtype=torch.float64), "dv": torch.zeros(6, dtype=torch.float64)}
+    tiles = [(i, j) for j in range(3) for i in range(2)], [(i, j) for i in range(2) for j in range(3)]
+    steps = []
+    for loop, order in zip(("keys", "queries"), tiles, strict=True):
+        for i, j in order:
+            rows, keys = slice(i, i + 1), slice(j * KEYS, (j + 1) * KEYS)
+            p, ds = (x[0, 0] for x in algorithm.p_and_ds(q, k, v, do, lse, delta, rows, keys, False, 1.0))
+            if loop == "keys":
+                sums["dv"][keys] += (p.T @ do[0, 0, rows])[:, 0]
+                sums["dk"][keys] += (ds.T @ q[0, 0, rows])[:, 0]
+            else:
+                sums["dq"][rows] += (ds @ k[0, 0, keys])[:, 0]
+            steps.append((loop, i, j, p[0], ds[0], {name: x.clone() for name, x in sums.items()}))
+    truth = reference.gradients(q, k, v, do, scale=1.0)
+    assert all(torch.allclose(sums[name], x[0, 0, :, 0]) for name, x in zip(("dq", "dk", "dv"), truth, strict=True))
+    return steps
+
+
+@image("06_two_walks.gif")
+def animate_two_walks() -> list[Figure]:
+    """A frame for each tile of each loop, one before them and one after them."""
+    steps = gradient_steps()
+    empty = {name: torch.zeros_like(x) for name, x in steps[0][5].items()}
+    frames = [frame("before the first tile: the sums are empty", None, empty, set())]
+    for count, step in enumerate(steps):
+        loop, i, j = step[:3]
+        keys = f"keys {j * KEYS} and {j * KEYS + 1}"
+        title = f"the loop that owns {keys}, with query {i}" if loop == "keys" else f"the loop that owns query {i}, with {keys}"
+        frames.append(frame(title, step, step[5], complete(count + 1)))
+    frames.append(frame("after the last tile: three gradients, and no tile was kept", None, steps[-1][5], complete(len(steps))))
+    return frames
+
+
+def complete(count: int) -> set[tuple[str, int]]:
+    """Which sums are complete after `count` tiles: (name, index)."""
+    done = {(name, key) for key in range(6) if count >= 2 * (key // KEYS + 1) for name in ("dk", "dv")}
+    return done | {("dq", i) for i in range(2) if count >= 6 + 3 * (i + 1)}
+
+
+def frame(title: str, step: tuple | None, sums: dict[str, torch.Tensor], done: set[tuple[str, int]]) -> Figure:
+    """The tensors around the grid of tiles, the tile at hand with its numbers, and the sums so far."""
+    figure, ax = canvas(4.85)
+    write(ax, 0.15, 0.3, title, HEAD, ha="left", weight="bold")
+    loop, now_i, now_j = step[:3] if step else ("", -1, -1)
+    grid_h, bottom = 2 * CELL_H, TOP + 2 * CELL_H + 0.5
+    for row, (name, values) in enumerate((("k", K), ("v", V))):
+        write(ax, LEFT - 0.15, TOP - 0.63 + row * 0.32, name, BODY, ha="right", weight="bold")
+        for key, value in enumerate(values):
+            look = {"colour": TENSOR_COLOUR[name], "share": 0.6 if key // KEYS == now_j else 0.15}
+            box(ax, LEFT + key * CELL_W, TOP - 0.79 + row * 0.32, CELL_W, 0.32, number(value), **look)
+    for col, (name, values, colour) in enumerate((("q", Q, "q"), ("do", DO, "o"))):
+        x = 0.35 + col * 0.65
+        write(ax, x + 0.325, TOP - 0.2, name, BODY, weight="bold")
+        for i, value in enumerate(values):
+            look = {"share": 0.6 if i == now_i else 0.15, "size": BODY}
+            box(ax, x, TOP + i * CELL_H, 0.65, CELL_H, number(value), TENSOR_COLOUR[colour], **look)
+    draw_tiles(ax, step)
+    for row, name in enumerate(("dk", "dv")):
+        write(ax, LEFT - 0.15, bottom + 0.2 + row * 0.42, name, BODY, ha="right", weight="bold")
+        for key in range(6):
+            draw_sum(ax, LEFT + key * CELL_W, bottom + row * 0.42, 0.4, name, key, sums, done)
+    x = LEFT + 6 * CELL_W + 0.5
+    write(ax, x + CELL_W / 2, TOP - 0.2, "dq", BODY, weight="bold")
+    for i in range(2):
+        draw_sum(ax, x, TOP + i * CELL_H, CELL_H, "dq", i, sums, done)
+    if loop == "keys":
+        middle = LEFT + (now_j + 0.5) * KEYS * CELL_W
+        arrow(ax, (middle, TOP + (now_i + 1) * CELL_H), (middle, bottom), width=2.2)
+        outline(ax, LEFT + now_j * KEYS * CELL_W, bottom, KEYS * CELL_W, 0.82)
+    elif loop == "queries":
+        arrow(ax, (LEFT + (now_j + 1) * KEYS * CELL_W, TOP + (now_i + 0.5) * CELL_H), (x, TOP + (now_i + 0.5) * CELL_H), width=2.2)
+        outline(ax, x, TOP + now_i * CELL_H, CELL_W, CELL_H)
+    add = {"keys": "this tile adds pᵀ do to dv and scale · dsᵀ q to dk", "queries": "this tile adds scale · ds k to dq"}.get(loop, "")
+    write(ax, LEFT, bottom + 1.15, add, BODY, ha="left", weight="bold")
+    note = "strong frame: the sums that this tile adds to; dashed: empty; bold: complete. scale = 1"
+    write(ax, 0.15, TOP + grid_h + 1.95, note, ha="left")
+    return figure
+
+
+def draw_tiles(ax: Axes, step: tuple | None) -> None:
+    """The grid of tiles: only the one at hand has numbers."""
+    for i in range(2):
+        for key in range(6):
+            x, y = LEFT + key * CELL_W, TOP + i * CELL_H
+            if step and (i, key // KEYS) == step[1:3]:
+                _, _, j, p, ds, _ = step
+                text = f"p {p[key - j * KEYS]:.3f}\nds {ds[key - j * KEYS]:.3f}".replace("-", "−")
+                box(ax, x, y, CELL_W, CELL_H, text, "yellow", share=0.6)
+            else:
+                box(ax, x, y, CELL_W, CELL_H)
+    for i in range(2):
+        for j in range(3):
+            outline(ax, LEFT + j * KEYS * CELL_W, TOP + i * CELL_H, KEYS * CELL_W, CELL_H, line=1.4)
+
+
+def draw_sum(ax: Axes, x: float, y: float, tall: float, name: str, index: int, sums: dict[str, torch.Tensor], done: set) -> None:
+    """One element of a gradient: dashed while empty, pale while it grows, strong when it is complete."""
+    value, is_done = float(sums[name][index]), (name, index) in done
+    colour = TENSOR_COLOUR[name[1:]] if value else None
+    look = {"share": 0.6 if is_done else 0.2, "weight": "bold" if is_done else "normal", "dashed": not value}
+    box(ax, x, y, CELL_W, tall, number(value) if value else "", colour, **look)
