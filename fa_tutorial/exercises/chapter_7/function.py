@@ -1,4 +1,4 @@
-"""An autograd.Function as an answer (7.4): it is run by its apply, and looked at for what it keeps."""
+"""An autograd.Function as an answer (7.6): it is run by its apply, and looked at for what it keeps."""
 
 import inspect
 from collections.abc import Mapping
