@@ -18,13 +18,13 @@ FIRST_NOTEBOOK := notebooks/00_why_attention_is_slow.ipynb
 help:
 	@echo "make lab        set up if needed, and open the first notebook in JupyterLab"
 	@echo "make test       set up if needed; ruff, every test, and every notebook against its stored outputs"
-	@echo "make test-slow  what a change breaks more rarely: every kernel compiled for seven kinds of GPU, every notebook with its exercises solved"
+	@echo "make test-slow  what a change breaks more rarely: every kernel compiled for seven kinds of GPU, every notebook with its exercises solved, every image drawn, every link of the pages"
 	@echo "make doctor     say what this machine can run, and what is wrong with the installation"
 	@echo "make browser-test  run every notebook in JupyterLab in headless Chromium, and solve an exercise there; screenshots in build/browser"
 	@echo "make html       render the course for reading without running it, in build/html"
 	@echo "make figures    draw images/ again"
 	@echo "make notebooks  run the notebooks and store their outputs again"
-	@echo "make compile-report  compile every kernel for GPUs that are not there; ARGS names the .json or .md file"
+	@echo "make compile-report  compile every kernel for GPUs that are not there; ARGS names the file, in Markdown"
 	@echo "make clean      remove .venv and every cache"
 	@echo 'ARGS="..." is passed on by lab, test, browser-test, figures, notebooks and compile-report; PYTHON=python3.12 picks the Python that .venv is made with (3.11 or newer)'
 
@@ -32,14 +32,14 @@ help:
 lab: $(INSTALLED)
 	$(RUN) -m jupyterlab --LabApp.default_url=/lab/tree/$(FIRST_NOTEBOOK) $(ARGS)
 
-# pytest comes last, so that its closing line is the last line printed. Two workers, each with whole files: a notebook's cells stay in order.
+# pytest comes last, so that its closing line is the last line printed. loadgroup: a notebook's cells stay in order, see conftest.py.
 test: $(INSTALLED)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=120 $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadgroup --nbval --nbval-current-env --nbval-cell-timeout=120 $(ARGS)
 
 test-slow: $(INSTALLED)
-	$(RUN) -m pytest -n 2 --dist loadfile -m slow tests $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadgroup -m slow tests $(ARGS)
 
 # -m '' takes in the tour of every notebook, which pyproject.toml leaves out of make test.
 browser-test: $(BROWSER_INSTALLED)

@@ -1,10 +1,10 @@
 """Chapter 9: mbarriers simulated in plain Python, so that a ring of stages can deadlock, and be mended, without a GPU.
 
 Shows on a clock that two barriers a stage, waited for by parity, are enough: nothing is read before it has come or overwritten while it is read,
-and loads run ahead by as many tiles as there are stages. The barrier is Hopper's mbarrier (PTX ISA, mbarrier.init, mbarrier.arrive and mbarrier.test_wait.parity): it expects `count` arrivals, and when
-the last one has come its phase is complete, the next phase begins, and the count starts anew. Phases are numbered 0, 1, 2, …; a wait names one by
-its parity alone, the number's last bit. A role (a producer warp, a consumer warpgroup) is a generator that yields actions; `run` plays several of
-them against one clock.
+and loads run ahead by as many tiles as there are stages. The barrier is Hopper's mbarrier (PTX ISA, mbarrier.init, mbarrier.arrive and
+mbarrier.test_wait.parity): it expects `count` arrivals, and when the last one has come its phase is complete, the next phase begins, and the
+count starts anew. Phases are numbered 0, 1, 2, …; a wait names one by its parity alone, the number's last bit. A role (a producer warp, a
+consumer warpgroup) is a generator that yields actions; `run` plays several of them against one clock.
 
 Left out: bytes. On Hopper the producer announces a load's bytes at full (expect_tx) and goes on, and the phase is complete when the arrivals and
 the bytes have come; here `load` takes the producer's own time, and it arrives afterwards. As loads come one after another over the same wires, both
@@ -79,6 +79,10 @@ class Action:
     units: int = 0
     name: str = ""
 
+    def __post_init__(self):
+        if self.kind in ("load", "use", "work") and self.units < 1:
+            raise ValueError(f"units must be at least 1, got {self.units!r}")
+
     def __str__(self) -> str:
         if self.kind == "wait":
             return f"wait for {self.barrier.name}, parity {self.parity}"
@@ -101,24 +105,17 @@ def arrive(barrier: Barrier) -> Action:
 
 def load(tile: int, stage: int, units: int = 1) -> Action:
     """Load tile number `tile` into a stage, which holds it from the end of the `units` on."""
-    return Action("load", tile=tile, stage=stage, units=check_units(units))
+    return Action("load", tile=tile, stage=stage, units=units)
 
 
 def use(tile: int, stage: int, units: int = 2) -> Action:
     """Multiply with the tile that a stage holds, for `units` of time."""
-    return Action("use", tile=tile, stage=stage, units=check_units(units))
+    return Action("use", tile=tile, stage=stage, units=units)
 
 
 def work(name: str, units: int = 1) -> Action:
     """Anything else that takes time: a softmax, say."""
-    return Action("work", name=name, units=check_units(units))
-
-
-def check_units(units: int) -> int:
-    """Return `units`; ValueError unless it is at least 1."""
-    if units < 1:
-        raise ValueError(f"units must be at least 1, got {units!r}")
-    return units
+    return Action("work", name=name, units=units)
 
 
 # ---------------------------------------------------------------- playing roles
@@ -141,13 +138,11 @@ class Deadlock(RuntimeError):
 
     def __init__(self, waiting: Sequence[Event], timeline: list[Event]):
         self.waiting, self.timeline = tuple(waiting), timeline
-        words = (f"{role} waits for phase {_phase_of(action.barrier)}" for role, action, _, _ in waiting)
+        words = []
+        for role, action, _, _ in waiting:  # a blocked wait waits for the current phase
+            phase, arrived = action.barrier.phase, f"{action.barrier.arrived} of {action.barrier.count} arrivals"
+            words.append(f"{role} waits for phase {phase} of {action.barrier.name} (parity {phase % 2}), which has {arrived}")
         super().__init__(f"deadlock at time {waiting[0].end}: {'; '.join(words)}")
-
-
-def _phase_of(barrier: Barrier) -> str:
-    """The phase that a blocked wait waits for is the current one."""
-    return f"{barrier.phase} of {barrier.name} (parity {barrier.phase % 2}), which has {barrier.arrived} of {barrier.count} arrivals"
 
 
 class TooManyActions(RuntimeError):
@@ -177,15 +172,15 @@ class _Role:
         start, self.time = self.time, self.time + action.units
         yield Event(self.name, action, start, self.time)
 
+    def waited(self, now: int) -> Event:
+        """The event for the wait that blocks, up to `now`."""
+        return Event(self.name, self.blocked, self.time, now)
+
     def wake(self, now: int) -> Iterator[Event]:
         """An event for a wait that `now` passes."""
         if self.blocked is not None and self.blocked.barrier.test_wait(self.blocked.parity):
             yield self.waited(now)
             self.time, self.blocked = now, None
-
-    def waited(self, now: int) -> Event:
-        """The event for the wait that blocks, up to `now`."""
-        return Event(self.name, self.blocked, self.time, now)
 
 
 def run(roles: Mapping[str, Iterable[Action]], max_actions: int = MAX_ACTIONS) -> list[Event]:

@@ -2,7 +2,7 @@
 
 Triton and its ptxas compile for any NVIDIA GPU on any machine with Linux. That shows, before anyone launches, whether a configuration fits a
 card's shared memory, whether its registers spill to local memory, and whether ptxas had to serialise wgmma. The launchers themselves are called,
-on tensors without memory (device "meta"), and each launch is compiled instead. FILE ends in .json or .md.
+on tensors without memory (device "meta"), and each launch is compiled instead. FILE is Markdown.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from importlib import metadata
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fa_tutorial import backward, forward, hardware, hopper, layout, matmul, tuned
+from fa_tutorial.bench import tables
 from fa_tutorial.tiles import MAX_D, TileConfig
 
 # Bytes of shared memory that one block may ask for (opt-in), by compute capability. CUDA programming guide, table of technical specifications.
+# T4; A100; RTX 30xx; RTX 40xx; H100, H200; B200; RTX 50xx.
 SHARED_LIMITS = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-CARDS = {75: "T4", 80: "A100", 86: "RTX 30xx", 89: "RTX 40xx", 90: "H100, H200", 100: "B200", 120: "RTX 50xx"}
 SERIALISED = ("C7510", "C7511", "C7512", "C7514", "C7515", "C7517")  # ptxas waits for a wgmma before it starts the next: right, and slow
 WORKERS = 2
 
@@ -64,23 +65,16 @@ def inputs(dtype: torch.dtype, D: int, S: int = LENGTH) -> list[torch.Tensor]:
     return [torch.empty(1, HEADS, S, D, dtype=dtype, device="meta") for _ in range(5)] + [torch.empty(1, HEADS, S, device="meta")]
 
 
-def calls(capability: int, chapters: str) -> Iterator[Call]:
-    """The launchers of some chapters (a name of GROUPS) with every configuration that they pick on a card of this capability."""
-    least, kernels = GROUPS[chapters]
-    if capability >= least:
-        yield from kernels(capability)
-
-
 def first_kernels(_: int) -> Iterator[Call]:
     """Chapters 2 and 3."""
     x = torch.empty(4096, 4096, device="meta")
-    yield "fp32", lambda: layout.add(x, x)
-    yield "fp32", lambda: layout.transpose_copy(x)
+    yield "fp32", partial(layout.add, x, x)
+    yield "fp32", partial(layout.transpose_copy, x)
     for columns in (1024, layout.MAX_SOFTMAX_COLUMNS):
-        yield f"fp32 {columns} columns", lambda columns=columns: layout.softmax(torch.empty(64, columns, device="meta"))
+        yield f"fp32 {columns} columns", partial(layout.softmax, torch.empty(64, columns, device="meta"))
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        yield in_words(dtype), lambda dtype=dtype: matmul.matmul(x.to(dtype), x.to(dtype))
-        yield f"{in_words(dtype)} D=128", lambda dtype=dtype: matmul.scores_times_values(*[x[:, :128].to(dtype)] * 3)
+        yield in_words(dtype), partial(matmul.matmul, x.to(dtype), x.to(dtype))
+        yield f"{in_words(dtype)} D=128", partial(matmul.scores_times_values, *[x[:, :128].to(dtype)] * 3)
 
 
 def basic_kernels(capability: int) -> Iterator[Call]:
@@ -88,10 +82,10 @@ def basic_kernels(capability: int) -> Iterator[Call]:
     for dtype, D, is_causal in SHAPES:
         q, k, v, o, do, lse = inputs(dtype, D)
         words = f"{in_words(dtype)} D={D} {'causal' if is_causal else 'full'}"
-        yield words, lambda q=q, k=k, v=v, c=is_causal: forward.flash_forward(q, k, v, c, 0.5)
+        yield words, partial(forward.flash_forward, q, k, v, is_causal, 0.5)
         if dtype == torch.float32 and D == MAX_D and SHARED_LIMITS[capability] < backward.FP32_BYTES_AT_256:
             continue  # refused with a ValueError
-        yield words, lambda a=(q, k, v, o, do, lse, lse, is_causal): backward.flash_backward(*a, 0.5)
+        yield words, partial(backward.flash_backward, q, k, v, o, do, lse, lse, is_causal, 0.5)
 
 
 def tuned_kernels(capability: int) -> Iterator[Call]:
@@ -105,15 +99,12 @@ def tuned_kernels(capability: int) -> Iterator[Call]:
             variants += [("full", False, True, 2), ("full pointers", False, False, 2)]
         for words, is_causal, descriptors, most in variants:
             for tile in tiles["forward"][:most]:
-                yield f"fp16 D={D} {words} {in_words(tile)}", lambda t=tile, a=(q, k, v, is_causal), d=descriptors: tuned.flash_forward(
-                    *a, 0.5, tile=t, descriptors=d
-                )  # fmt: skip
+                call = partial(tuned.flash_forward, q, k, v, is_causal, 0.5, tile=tile, descriptors=descriptors)
+                yield f"fp16 D={D} {words} {in_words(tile)}", call
             for dkdv, dq in itertools.zip_longest(tiles["dkdv"][:most], tiles["dq"][:most]):
                 config = backward.BackwardConfig(dkdv or tiles["dkdv"][0], dq or tiles["dq"][0])
-                a = (q, k, v, o, do, lse, None, is_causal)
-                yield f"fp16 D={D} {words} {in_words(config.dkdv)}, {in_words(config.dq)}", lambda a=a, c=config, d=descriptors: (
-                    tuned.flash_backward(*a, 0.5, config=c, descriptors=d)
-                )  # fmt: skip
+                call = partial(tuned.flash_backward, q, k, v, o, do, lse, None, is_causal, 0.5, config=config, descriptors=descriptors)
+                yield f"fp16 D={D} {words} {in_words(config.dkdv)}, {in_words(config.dq)}", call
 
 
 def hopper_kernels(capability: int) -> Iterator[Call]:
@@ -122,10 +113,10 @@ def hopper_kernels(capability: int) -> Iterator[Call]:
         return
     shapes = [(torch.float16, D, LENGTH, is_causal) for D in (64, 128) for is_causal in (False, True)]
     for dtype, D, S, is_causal in [*shapes, (torch.float16, 64, 1024, True), (torch.bfloat16, 64, LENGTH, True)]:
-        a = (*inputs(dtype, D, S)[:3], is_causal)
-        yield f"{in_words(dtype)} D={D} {'causal' if is_causal else 'full'} S={S}", lambda a=a: hopper.flash_forward(*a, 0.5)
-    a = (*inputs(torch.float16, 128)[:3], False)
-    yield "fp16 D=128 full held", lambda: hopper.flash_forward(*a, 0.5, step=hopper.forward.STEPS["held"])
+        words = f"{in_words(dtype)} D={D} {'causal' if is_causal else 'full'} S={S}"
+        yield words, partial(hopper.flash_forward, *inputs(dtype, D, S)[:3], is_causal, 0.5)
+    held = hopper.forward.STEPS["held"]
+    yield "fp16 D=128 full held", partial(hopper.flash_forward, *inputs(torch.float16, 128)[:3], False, 0.5, step=held)
 
 
 GROUPS = {  # the least capability that they need, and their calls
@@ -178,7 +169,7 @@ def compiling_for(capability: int) -> Iterator[list[tuple[str, Any, str]]]:
             compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
         launched.append((f"{kernel.__module__.removeprefix('fa_tutorial.')}.{kernel.__name__}", compiled, log.getvalue()))
 
-    card = hardware.Card(CARDS[capability], capability, SHARED_LIMITS[capability], multiprocessors=132)
+    card = hardware.Card("stand-in", capability, SHARED_LIMITS[capability], multiprocessors=132)
     patched = {"card": lambda index: card, "card_of": lambda tensor: card, "require_kernel_device": lambda tensor, name: None}
     places = [
         (module, name) for key, module in sys.modules.items() if key.startswith("fa_tutorial") for name in patched if hasattr(module, name)
@@ -235,9 +226,16 @@ def compiling_environment() -> dict[str, str]:
     return os.environ | {hardware.INTERPRETER_SWITCH: "0", "TRITON_ALWAYS_COMPILE": "1", "TRITON_DUMP_PTXAS_LOG": "1"}
 
 
+def worker(capability: int, group: str) -> None:
+    """Print the rows of a card and a group of kernels as JSON."""
+    least, kernels = GROUPS[group]
+    rows = compile_calls(capability, kernels(capability)) if capability >= least else ()
+    print(json.dumps([asdict(row) for row in rows]))
+
+
 def run_worker(capability: int, group: str) -> list[Row]:
-    command = [sys.executable, "-m", "fa_tutorial.compile_report", "--worker", str(capability), group]
-    run = subprocess.run(command, capture_output=True, text=True, env=compiling_environment())
+    code = f"from fa_tutorial import compile_report; compile_report.worker({capability}, {group!r})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=compiling_environment())
     if run.returncode:
         raise RuntimeError(f"compiling for capability {capability} failed:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
     return [Row(**row | {"warnings": tuple(row["warnings"])}) for row in json.loads(run.stdout.splitlines()[-1])]
@@ -279,40 +277,19 @@ def faults(row: Row) -> list[str]:
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
     heads = ("kernel", "case", "capability", "warps", "stages", "registers", "shared bytes", "spilled bytes", "faults")
-    lines = [heads, ["---"] * len(heads)]
-    for row in rows:
-        card = f"{row.capability} ({CARDS[row.capability]})"
-        numbers = (row.num_warps, row.num_stages, row.registers, row.shared, row.spills)
-        lines.append((row.kernel, row.case, card, *numbers, "; ".join(faults(row)) or "none"))
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
-
-
-def as_json(rows: Sequence[Row]) -> str:
-    """{"triton": version, "rows": [Row's fields and its faults]}."""
-    found = [json.dumps(asdict(row) | {"faults": faults(row)}) for row in rows]
-    return f'{{"triton": {json.dumps(metadata.version("triton"))}, "rows": [\n' + ",\n".join(found) + "\n]}\n"
-
-
-WRITERS = {".json": as_json, ".md": markdown}
+    lines = ([*map(str, astuple(row)[:-1]), "; ".join(faults(row)) or "none"] for row in rows)
+    return tables.markdown(heads, lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the table to the file that is named. Returns 1 where a row has a fault, which is then printed; else 0."""
     parser = argparse.ArgumentParser(prog="python -m fa_tutorial.compile_report", description=__doc__.splitlines()[0])
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("file", type=Path, nargs="?", help="where the table goes: a name ending in .json or .md")
-    where.add_argument("--worker", nargs=2, metavar=("CAPABILITY", "GROUP"), help="print these rows as JSON: what this starts for itself")
-    options = parser.parse_args(arguments)
-    if options.worker:
-        capability, group = int(options.worker[0]), options.worker[1]
-        print(json.dumps([asdict(row) for row in compile_calls(capability, calls(capability, group))]))
-        return 0
-    if options.file.suffix not in WRITERS:
-        parser.error(f"FILE must end in {' or '.join(WRITERS)}, got {options.file}")
+    parser.add_argument("file", type=Path, help="where the table goes, in Markdown")
+    file = parser.parse_args(arguments).file
     rows = rows_for()
-    options.file.write_text(WRITERS[options.file.suffix](rows), encoding="utf-8")
+    file.write_text(markdown(rows), encoding="utf-8")
     wrong = [f"{row.kernel}, {row.case}, capability {row.capability}: {'; '.join(faults(row))}" for row in rows if faults(row)]
-    print(f"{len(rows)} compiles, {len(wrong)} with faults: {options.file}", *wrong, sep="\n")
+    print(f"{len(rows)} compiles, {len(wrong)} with faults: {file}", *wrong, sep="\n")
     return 1 if wrong else 0
 
 

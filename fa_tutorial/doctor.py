@@ -9,25 +9,21 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy
 import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.progress import STATE_VARIABLE, state_file
 
 # First version inside and first version past the range that the course supports: those of pyproject.toml, which a test compares.
-SUPPORTED = {
-    "torch": ((2, 11), (2, 15)),
-    "triton": ((3, 6), (3, 10)),
-    "numpy": ((2, 0), (3,)),
-}
+SUPPORTED = {"torch": ((2, 11), (2, 15)), "triton": ((3, 6), (3, 10)), "numpy": ((2, 0), (3,))}
 NAMES = {"torch": "torch", "triton": "Triton", "numpy": "NumPy"}
 
 
@@ -36,7 +32,7 @@ class Facts:
     """What doctor looks at. Versions are strings as their packages give them, None where a package is missing.
 
     torch_cuda: the CUDA version that torch is built for, None for a CPU build. gpu: the name of the GPU that torch can use.
-    nvidia_smi: the driver's own tool lists a GPU. visible_devices: CUDA_VISIBLE_DEVICES. switch: TRITON_INTERPRET as it stands now.
+    driver: the driver's own tool lists a GPU. visible_devices: CUDA_VISIBLE_DEVICES. switch: TRITON_INTERPRET as it stands now.
     capability: 90 for 9.0. shared_memory: bytes a block may ask for. python_headers: Python.h is installed.
     """
 
@@ -45,11 +41,11 @@ class Facts:
     torch: str
     torch_cuda: str | None
     triton: str | None
-    numpy: str | None
+    numpy: str
     gpu: str | None
     capability: int | None
     shared_memory: int | None
-    nvidia_smi: bool
+    driver: bool
     visible_devices: str | None
     interpreter: bool
     switch: str | None
@@ -65,8 +61,7 @@ class Facts:
         return self.triton is not None and self.gpu is not None and not self.interpreter
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """broken: something does not work; otherwise a note. what: the finding in one sentence. remedy: what to do, may be empty."""
 
     broken: bool
@@ -82,9 +77,6 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.match(r"\d+(?:\.\d+)*", version)[0].split("."))
 
 
-# ---------------------------------------------------------------- looking at the machine
-
-
 def gather() -> Facts:
     """Look at this machine."""
     state = state_file()
@@ -93,12 +85,12 @@ def gather() -> Facts:
         python=platform.python_version(),
         torch=torch.__version__,
         torch_cuda=torch.version.cuda,
-        triton=_triton_version(),
-        numpy=_version("numpy"),
+        triton=hardware.require_triton("doctor").__version__ if hardware.has_triton() else None,
+        numpy=numpy.__version__,
         gpu=torch.cuda.get_device_name() if hardware.has_gpu() else None,
         capability=hardware.capability(),
         shared_memory=hardware.shared_memory_limit(),
-        nvidia_smi=_nvidia_smi_lists_a_gpu(),
+        driver=hardware.nvidia_smi("name") is not None,
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         interpreter=hardware.interpreter_on(),
         switch=os.environ.get(hardware.INTERPRETER_SWITCH),
@@ -106,36 +98,11 @@ def gather() -> Facts:
         compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         python_headers=(Path(sysconfig.get_paths()["include"]) / "Python.h").exists(),
         state=state,
-        state_writable=_writable(state.parent),
+        state_writable=writable(state.parent),
     )
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _triton_version() -> str | None:
-    if not hardware.has_triton():
-        return None
-    # Some builds of torch bring Triton along under another package name.
-    return _version("triton") or hardware.require_triton("doctor").__version__
-
-
-def _nvidia_smi_lists_a_gpu() -> bool:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return False
-    try:
-        listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return listing.returncode == 0 and "GPU" in listing.stdout
-
-
-def _writable(folder: Path) -> bool:
+def writable(folder: Path) -> bool:
     """True where `folder` can be written, or made."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     return nearest.is_dir() and os.access(nearest, os.W_OK)
@@ -151,62 +118,45 @@ def examine(facts: Facts) -> list[Finding]:
 
 def examine_triton(facts: Facts) -> Iterator[Finding]:
     switch = hardware.INTERPRETER_SWITCH
-    if facts.triton is None and facts.system == "Linux":
-        yield Finding(True, "Triton is not installed.", hardware.HOW_TO_INSTALL_TRITON)
-    elif facts.triton is None:
-        yield Finding(False, f"Triton is not installed: it is not published for {facts.system}.", hardware.WHERE_TO_RUN_TRITON)
-    elif facts.interpreter and facts.numpy and version_numbers(facts.triton) < (3, 7) and version_numbers(facts.numpy) >= (2, 4):
-        yield Finding(
-            True,
-            f"NumPy {facts.numpy} with Triton {facts.triton} in the interpreter: a kernel's loop with a run-time bound raises TypeError.",
-            'Install an older NumPy, pip install "numpy<2.4", or Triton 3.7 or newer.',
-        )
+    if facts.triton is None:
+        if facts.system == "Linux":
+            yield Finding(True, "Triton is not installed.", hardware.HOW_TO_INSTALL_TRITON)
+        else:
+            yield Finding(False, f"Triton is not installed: it is not published for {facts.system}.", hardware.WHERE_TO_RUN_TRITON)
+        return
+    if facts.interpreter and version_numbers(facts.triton) < (3, 7) and version_numbers(facts.numpy) >= (2, 4):
+        error = "in the interpreter: a kernel's loop with a run-time bound raises TypeError."
+        remedy = 'Install an older NumPy, pip install "numpy<2.4", or Triton 3.7 or newer.'
+        yield Finding(True, f"NumPy {facts.numpy} with Triton {facts.triton} {error}", remedy)
     if facts.triton_came_first:
-        yield Finding(
-            True,
-            "Triton was imported before fa_tutorial, while its interpreter was off, so its own functions are compiled ones.",
-            f"Restart, and import fa_tutorial first; or set {switch}=1 before Python starts.",
-        )
-    if facts.triton is not None and facts.gpu is None and not facts.interpreter:
-        yield Finding(
-            True,
-            f"{switch} is set to {facts.switch!r}, and there is no CUDA GPU that torch can use: no kernel can run.",
-            f"Unset {switch}, or set it to 1: kernels then run in the interpreter.",
-        )
+        late = "Triton was imported before fa_tutorial, while its interpreter was off, so its own functions are compiled ones."
+        yield Finding(True, late, f"Restart, and import fa_tutorial first; or set {switch}=1 before Python starts.")
+    if facts.gpu is None and not facts.interpreter:
+        off = f"{switch} is set to {facts.switch!r}, and there is no CUDA GPU that torch can use: no kernel can run."
+        yield Finding(True, off, f"Unset {switch}, or set it to 1: kernels then run in the interpreter.")
     if facts.compiles and facts.compiler is None:
-        yield Finding(
-            True,
-            "No C compiler is found; Triton needs one to build what launches a kernel.",
-            "Install one, such as gcc (Debian and Ubuntu: apt install build-essential), or name it in CC.",
-        )
+        remedy = "Install one, such as gcc (Debian and Ubuntu: apt install build-essential), or name it in CC."
+        yield Finding(True, "No C compiler is found; Triton needs one to build what launches a kernel.", remedy)
     elif facts.compiles and not facts.python_headers:
-        yield Finding(
-            True,
-            "Python.h is not found; Triton needs it to build what launches a kernel.",
-            "Install Python's headers (Debian and Ubuntu: apt install python3-dev).",
-        )
+        remedy = "Install Python's headers (Debian and Ubuntu: apt install python3-dev)."
+        yield Finding(True, "Python.h is not found; Triton needs it to build what launches a kernel.", remedy)
 
 
 def examine_gpu(facts: Facts) -> Iterator[Finding]:
-    switch, torch_words = hardware.INTERPRETER_SWITCH, f"torch {facts.torch}, built for CUDA {facts.torch_cuda},"
-    if facts.nvidia_smi and facts.torch_cuda is None:
-        yield Finding(
-            True,
-            f"nvidia-smi lists a GPU, but torch {facts.torch} is a CPU build.",
-            "Install a CUDA build of torch: its site's selector gives the command for your driver.",
-        )
-    elif facts.nvidia_smi and facts.gpu is None and facts.visible_devices is not None:
-        hidden = f"nvidia-smi lists a GPU, but CUDA_VISIBLE_DEVICES={facts.visible_devices!r} leaves torch none."
+    switch, listed = hardware.INTERPRETER_SWITCH, "nvidia-smi lists a GPU, but"
+    if facts.driver and facts.torch_cuda is None:
+        remedy = "Install a CUDA build of torch: its site's selector gives the command for your driver."
+        yield Finding(True, f"{listed} torch {facts.torch} is a CPU build.", remedy)
+    elif facts.driver and facts.gpu is None and facts.visible_devices is not None:
+        hidden = f"{listed} CUDA_VISIBLE_DEVICES={facts.visible_devices!r} leaves torch none."
         yield Finding(False, hidden, "Unset CUDA_VISIBLE_DEVICES to use it.")
-    elif facts.nvidia_smi and facts.gpu is None:
+    elif facts.driver and facts.gpu is None:
         remedy = f"Update the driver to one that supports CUDA {facts.torch_cuda}, or install a torch built for an older CUDA."
-        yield Finding(True, f"nvidia-smi lists a GPU, but {torch_words} cannot use it.", remedy)
-    elif facts.torch_cuda is not None and facts.gpu is None:
-        yield Finding(False, f"torch {facts.torch} is built for CUDA {facts.torch_cuda}, and no NVIDIA driver is found: the CPU is used.")
+        yield Finding(True, f"{listed} torch {facts.torch}, built for CUDA {facts.torch_cuda}, cannot use it.", remedy)
     if facts.gpu is not None and facts.interpreter:
         slow = f"{switch}={facts.switch} although there is a GPU: kernels run in the interpreter, on the CPU, and are slow."
         yield Finding(False, slow, f"Unset {switch} to use {facts.gpu}.")
-    if facts.compiles and facts.capability is not None and facts.capability < hardware.TENSOR_CORE_CAPABILITY:
+    if facts.compiles and facts.capability < hardware.TENSOR_CORE_CAPABILITY:
         shown = f"{facts.gpu} has compute capability {facts.capability / 10:.1f}"
         if facts.capability < hardware.LEAST_CAPABILITY:
             least = f"{shown}; the course's kernels need {hardware.LEAST_CAPABILITY / 10:.1f} or more."
@@ -228,8 +178,7 @@ def examine_versions(facts: Facts) -> Iterator[Finding]:
 
 def try_kernel() -> Finding | None:
     """Run a small tiled matmul with ragged edges on this machine and compare it: None if it is right, else what went wrong."""
-    a = torch.arange(17 * 40, dtype=torch.float32).reshape(17, 40) / 100
-    b = torch.arange(40 * 19, dtype=torch.float32).reshape(40, 19) / 100
+    a, b = torch.arange(17.0 * 40).reshape(17, 40) / 100, torch.arange(40.0 * 19).reshape(40, 19) / 100
     try:
         from fa_tutorial.matmul import matmul
 
@@ -237,11 +186,9 @@ def try_kernel() -> Finding | None:
     except Exception as error:  # whatever stops a kernel here is what the reader came to learn
         reason = str(error).strip().splitlines() or [""]
         return Finding(True, f"A tiled matmul does not run: {type(error).__name__}: {reason[-1]}")
-    want = a.double() @ b.double()
-    worst, largest = float((c.double() - want).abs().max()), float(want.abs().max())
-    if worst <= 1e-5 * largest:
+    if torch.allclose(c, a @ b, rtol=1e-4):
         return None
-    return Finding(True, f"A tiled matmul gives a wrong result: it is off by {worst:.3g} in values up to {largest:.3g}.")
+    return Finding(True, f"A tiled matmul gives a wrong result: it is off by {(c - a @ b).abs().max():.3g}.")
 
 
 # ---------------------------------------------------------------- reporting
@@ -249,24 +196,19 @@ def try_kernel() -> Finding | None:
 
 def describe(facts: Facts) -> str:
     """The facts, one a line."""
-    if facts.triton is None:
-        where = "cannot run here"
-    elif facts.interpreter:
+    where = "compiled, on the GPU" if facts.compiles else "cannot run here"
+    if facts.triton is not None and facts.interpreter:
         where = f"in the interpreter, on the CPU ({hardware.INTERPRETER_SWITCH}={facts.switch})"
-    else:
-        where = "compiled, on the GPU" if facts.gpu else "cannot run here"
     build = f"built for CUDA {facts.torch_cuda}" if facts.torch_cuda else "CPU build"
     rows = {
         "Python": f"{facts.python} on {facts.system}",
         "torch": f"{facts.torch} ({build})",
         "Triton": facts.triton or "not installed",
-        "NumPy": facts.numpy or "not installed",
+        "NumPy": facts.numpy,
         "GPU": facts.gpu or "none that torch can use",
     }
-    if facts.capability is not None:
-        rows["capability"] = f"{facts.capability / 10:.1f}"
-    if facts.shared_memory is not None:
-        rows["shared memory"] = f"{facts.shared_memory:,} bytes a block"
+    if facts.gpu is not None:
+        rows |= {"capability": f"{facts.capability / 10:.1f}", "shared memory": f"{facts.shared_memory:,} bytes a block"}
     rows |= {"kernels": where, "progress": f"kept in {facts.state}"}
     return "\n".join(f"{name:14} {value}" for name, value in rows.items())
 
@@ -275,17 +217,14 @@ def main() -> int:
     """Print the report. Returns the exit status: 1 where something is broken, otherwise 0."""
     facts = gather()
     findings = examine(facts)
-    print(describe(facts), end="\n\n")
-    for finding in findings:
-        print(finding)
-    broken = sum(finding.broken for finding in findings)
     # A kernel is tried only where nothing stands in its way: its own error would say less than what is already found.
-    if facts.triton is not None and not broken:
-        failure = try_kernel()
-        broken += failure is not None
-        print(
-            failure or f"{'ok':7} a tiled matmul ran {'on the GPU' if facts.compiles else 'in the interpreter'} and gave the right result"
-        )
+    tried = facts.triton is not None and not any(finding.broken for finding in findings)
+    if tried and (failure := try_kernel()):
+        findings.append(failure)
+    broken = sum(finding.broken for finding in findings)
+    print(describe(facts), "", *findings, sep="\n")
+    if tried and not broken:
+        print(f"{'ok':7} a tiled matmul ran {'on the GPU' if facts.compiles else 'in the interpreter'} and gave the right result")
     print(f"\n{broken} broken" if broken else "\nNothing is broken.")
     return 1 if broken else 0
 

@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import os
 import platform
+import subprocess
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -90,18 +91,22 @@ def card(index: int | None) -> Card:
     """The GPU with this index; None is the CPU's, for the interpreter. Asked once: a question to the driver takes longer than a launch."""
     if index is None:
         return INTERPRETER
-    properties = torch.cuda.get_device_properties(index)
-    return Card(
-        properties.name,
-        10 * properties.major + properties.minor,
-        properties.shared_memory_per_block_optin,
-        properties.multi_processor_count,
-    )
+    gpu = torch.cuda.get_device_properties(index)
+    return Card(gpu.name, 10 * gpu.major + gpu.minor, gpu.shared_memory_per_block_optin, gpu.multi_processor_count)
 
 
 def card_of(tensor: torch.Tensor) -> Card:
     """The card on which a kernel runs that is launched on `tensor`."""
     return card(tensor.device.index)
+
+
+def nvidia_smi(query: str) -> str | None:
+    """What the driver's own tool answers for its first GPU, or None."""
+    try:
+        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
 
 
 def describe() -> str:
@@ -125,9 +130,8 @@ def select_backend() -> None:
     global _switched_on_here
     os.environ[INTERPRETER_SWITCH] = "1"
     _switched_on_here = True
-    late = triton_imported_without_interpreter()
     message = "No CUDA GPU found: Triton kernels will run in the interpreter, on the CPU."
-    if late:
+    if triton_imported_without_interpreter():
         message += " Triton was imported before fa_tutorial, so its own functions are compiled ones: restart and import fa_tutorial first."
     # A notebook keeps stderr as a warning box; a script's stdout belongs to its own output.
     print(message, file=sys.stdout if hasattr(builtins, "__IPYTHON__") else sys.stderr)

@@ -1,9 +1,9 @@
-"""Chapter 2: how a tensor lies in memory, and the first kernels that walk over it.
+"""Chapter 2: how a tensor lies in memory, and the first kernels: vector add, transposing copy, fused row softmax.
 
-Proves that a kernel that is told every stride works on any view, and that a softmax need read and write each element once.
-A tensor is a pointer, a shape and strides. A kernel gets the same three things, and every access is pointer + Σ index · stride.
-The kernels: vector add, transposing copy, fused row softmax. Each has a launcher that checks its arguments: TypeError for what is no such
-tensor or number, ValueError for shapes, devices and values that do not fit, RuntimeError for CPU tensors where the interpreter is off.
+A tensor is a pointer, a shape and strides. A kernel gets the same three things, and reads the element at pointer + Σ index · stride. So a kernel
+that uses every stride works on any view, and a fused softmax reads and writes each element once.
+Each kernel has a launcher that checks its arguments. It raises TypeError for an argument of the wrong type or dtype, ValueError for shapes,
+devices and values that do not fit, and RuntimeError for CPU tensors while the interpreter is off.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fa_tutorial.tiles import check_block
 triton = require_triton("Chapter 2 (fa_tutorial.layout)")
 import triton.language as tl  # noqa: E402
 
-MAX_GRID_Y = 65_535  # blocks along a grid's second axis; the first axis takes 2**31 − 1
+MAX_GRID_Y = 65_535  # programs along a grid's second axis; the first axis takes 2**31 − 1
 MAX_SOFTMAX_COLUMNS = 65_536  # one program holds a whole row in registers
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides, in elements, of a row-major tensor: stride[i] is the product of the later sizes (2.2).
 
-    A size of 0 or 1 counts as 1, so that the strides agree with torch.empty(shape).stride().
+    A size of 0 counts as 1, so that the strides agree with torch.empty(shape).stride().
     """
     strides = []
     step = 1
@@ -47,7 +47,7 @@ def flat_offset(index: Sequence[int], strides: Sequence[int]) -> int:
 def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     """out = x + y over n contiguous elements (2.3); program i takes elements i·BLOCK … (i+1)·BLOCK − 1.
 
-    x_ptr, y_ptr, out_ptr: (n,) contiguous, one float dtype. Grid: (ceil(n / BLOCK),).
+    x_ptr, y_ptr, out_ptr: (n,) contiguous, with the same float dtype. Grid: (ceil(n / BLOCK),).
     """
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     mask = offs < n
@@ -57,9 +57,9 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x + y by add_kernel. x, y: one shape, one dtype of fp16, bf16, fp32. Returns a contiguous tensor.
+    """x + y by add_kernel. x, y: same shape, same dtype (fp16, bf16 or fp32). Returns a contiguous tensor.
 
-    The kernel walks memory in a straight line, so inputs that are not contiguous are copied first.
+    The kernel reads memory in order and ignores strides, so inputs that are not contiguous are copied first.
     """
     check_tensor("x", x, dtypes=FLOAT_DTYPES)
     check_tensor("y", y, dtypes=FLOAT_DTYPES)
@@ -79,7 +79,7 @@ def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @triton.jit
 def transpose_kernel(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stride_or, stride_oc,
                      BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
-    """out[c, r] = x[r, c] (2.4): one program copies one (BLOCK_R, BLOCK_C) tile of x to its mirrored place.
+    """out[c, r] = x[r, c] (2.4); program (i, j) copies tile (i, j) of x, of shape (BLOCK_R, BLOCK_C), to tile (j, i) of out.
 
     x_ptr: (rows, cols) with strides stride_xr, stride_xc. out_ptr: (cols, rows) with strides stride_or, stride_oc.
     Grid: (ceil(rows / BLOCK_R), ceil(cols / BLOCK_C)).
@@ -88,14 +88,15 @@ def transpose_kernel(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stride_or
     offs_c = tl.program_id(1).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
     mask = (offs_r[:, None] < rows) & (offs_c[None, :] < cols)  # [BLOCK_R, BLOCK_C]
     x = tl.load(x_ptr + offs_r[:, None] * stride_xr + offs_c[None, :] * stride_xc, mask=mask, other=0.0)
-    # Nothing is rearranged here: element (r, c) is stored at column r of row c. The compiler turns the tile over in shared memory.
+    # The tile is not rearranged: only the addresses differ. The compiler swaps elements between threads in shared memory, so that threads next to
+    # each other load and store addresses next to each other.
     tl.store(out_ptr + offs_c[None, :] * stride_or + offs_r[:, None] * stride_oc, x, mask=mask)
 
 
 def transpose_copy(x: torch.Tensor, block_r: int = 32, block_c: int = 32) -> torch.Tensor:
-    """A contiguous (cols, rows) copy of x's transpose. x: (rows, cols), any strides, fp16, bf16 or fp32.
+    """A contiguous (cols, rows) copy of the transpose of x. x: (rows, cols), any strides, fp16, bf16 or fp32.
 
-    block_r, block_c: the tile, powers of two.
+    block_r, block_c: the tile's shape, powers of two.
     """
     check_tensor("x", x, ndim=2, dtypes=FLOAT_DTYPES)
     check_block("block_r", block_r)
@@ -114,14 +115,14 @@ def transpose_copy(x: torch.Tensor, block_r: int = 32, block_c: int = 32) -> tor
 
 @triton.jit
 def softmax_kernel(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
-    """out = softmax(x) over each row (1.3), read once and written once: the row stays in registers between the passes.
+    """out = softmax(x) over each row (1.3). Each element is read once and written once: the row stays in registers in between.
 
     x_ptr, out_ptr: (rows, cols), column stride 1, row strides stride_x and stride_out. BLOCK ≥ cols. Grid: (rows,).
     """
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK)  # [BLOCK]
     mask = offs < cols
-    # −inf beyond the row's end: it is never the maximum, and exp makes it 0 in the sum.
+    # −inf past the end of the row is never the maximum, and exp turns it into 0 for the sum.
     x = tl.load(x_ptr + row * stride_x + offs, mask=mask, other=-float("inf")).to(tl.float32)
     p = tl.exp(x - tl.max(x, axis=0))
     y = p / tl.sum(p, axis=0)
@@ -131,7 +132,7 @@ def softmax_kernel(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constex
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """Softmax over the rows of x by softmax_kernel. x: (rows, cols), fp16, bf16 or fp32, 1 ≤ cols ≤ 65,536.
 
-    Rows may be any distance apart; where elements of a row do not lie side by side, x is copied first. Returns a contiguous tensor.
+    The row stride may be anything. If the column stride is not 1, x is copied first. Returns a contiguous tensor.
     """
     check_tensor("x", x, ndim=2, dtypes=FLOAT_DTYPES)
     require_kernel_device(x, "x")
@@ -149,5 +150,5 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def row_warps(block: int) -> int:
-    """Warps for one row of `block` elements: about 8 elements a thread, from 1 warp to 16."""
+    """Warps for one row of `block` elements: about 8 elements per thread, at least 1 warp and at most 16."""
     return min(max(block // 256, 1), 16)

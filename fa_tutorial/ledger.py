@@ -1,10 +1,9 @@
 """Chapter 0: what attention costs. FLOPs, bytes through HBM, and the roofline that turns both into a time.
 
-Proves, by counting alone, that naive attention is bound by the bytes of its S² scores, and what a kernel that never stores them has to move.
-Counts are exact integers for the algorithm as written: what an ideal implementation has to compute and move. Caches,
-padding and launch costs are left out; the chapters say where they matter. Shapes are those of the course: B batch, H heads,
-S_q queries, S_k keys, D head dimension. `itemsize` is bytes an element (2 for fp16 and bf16, 4 for fp32). What is no integer raises TypeError,
-one that is too small ValueError: B, H, S_q and S_k may be 0, all else is at least 1.
+Each count is an exact integer for the algorithm as written: what an ideal implementation has to compute and to move. It leaves out caches, padding
+and launches; the chapters say where these matter. B is the batch size, H the number of heads, S_q and S_k the numbers of queries and keys, D the
+head dimension, and `itemsize` the bytes per element (2 for fp16 and bf16, 4 for fp32). An argument that is not an integer raises TypeError, and one
+that is too small raises ValueError: B, H, S_q and S_k may be 0, and everything else is at least 1.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ LSE_BYTES = 4  # the log-sum-exp is float32 whatever the tensors are
 def visible_pairs(S_q: int, S_k: int, is_causal: bool = False) -> int:
     """Number of (query, key) pairs that one head computes (0.2).
 
-    Causal is bottom-right aligned: query i sees keys 0 … i + S_k − S_q, and none where that is negative.
+    Causal is bottom-right aligned: query i sees keys 0 … i + S_k − S_q, and no key where that is negative.
     """
     S_q, S_k = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0)
     if not is_causal:
         return S_q * S_k
-    # The last query sees S_k keys, the one before it S_k − 1, and so on down to 1 or to the first query.
+    # The last query sees S_k keys, the one before it S_k − 1, and so on, down to 1 key or to the first query.
     rows = min(S_q, S_k)
     return rows * S_k - rows * (rows - 1) // 2
 
@@ -31,33 +30,34 @@ def visible_pairs(S_q: int, S_k: int, is_causal: bool = False) -> int:
 def attention_flops(B: int, H: int, S_q: int, S_k: int, D: int, is_causal: bool = False) -> int:
     """FLOPs of the two matmuls of attention's forward, q kᵀ and p v (0.3).
 
-    Only pairs that are seen count; softmax's O(S²) is left out, as in the literature (FA2, section 4.1).
+    Counts only the pairs that are seen. Leaves out the O(S²) operations of softmax, as the literature does (FA2, section 4.1).
     """
     B, H, D = check_int("B", B, 0), check_int("H", H, 0), check_int("D", D)
     return 2 * FLOPS_PER_MULTIPLY_ADD * B * H * visible_pairs(S_q, S_k, is_causal) * D
 
 
 BACKWARD_MATMULS = 5  # s again, dp, dv, dq, dk
-SPLIT_BACKWARD_MATMULS = 7  # in two kernels: s and dp are computed in both
+SPLIT_BACKWARD_MATMULS = 7  # in two kernels, which both compute s and dp
 
 
 def backward_flops(B: int, H: int, S_q: int, S_k: int, D: int, is_causal: bool = False, matmuls: int = BACKWARD_MATMULS) -> int:
-    """FLOPs of `matmuls` matmuls over the pairs that are seen (6.16): 5 for attention's backward, 2.5 times its forward, as the
-    literature counts (FA2, section 4.1); SPLIT_BACKWARD_MATMULS for what the kernels of chapter 7 really do.
+    """FLOPs of attention's backward: `matmuls` matmuls over the pairs that are seen (6.16).
+
+    The literature counts 5, which is 2.5 times the forward (FA2, section 4.1). The kernels of chapter 7 do SPLIT_BACKWARD_MATMULS.
     """
     return check_int("matmuls", matmuls) * attention_flops(B, H, S_q, S_k, D, is_causal) // 2
 
 
 def score_bytes(B: int, H: int, S_q: int, S_k: int, itemsize: int) -> int:
-    """Bytes that one (B, H, S_q, S_k) matrix of scores or probabilities takes in memory (0.4)."""
+    """Bytes that one (B, H, S_q, S_k) tensor of scores or probabilities takes in memory (0.4)."""
     B, H, itemsize = check_int("B", B, 0), check_int("H", H, 0), check_int("itemsize", itemsize)
     return B * H * check_int("S_q", S_q, 0) * check_int("S_k", S_k, 0) * itemsize
 
 
 def naive_hbm_bytes(B: int, H: int, S_q: int, S_k: int, D: int, itemsize: int) -> int:
-    """Bytes that attention as three kernels moves through HBM (0.5; FA1, algorithm 0).
+    """Bytes that attention in three kernels moves through HBM (0.5; FA1, algorithm 0).
 
-    q kᵀ reads q, k and writes s; softmax reads s and writes p; p v reads p, v and writes o. Each score is touched four times.
+    q kᵀ reads q and k and writes s. softmax reads s and writes p. p v reads p and v and writes o. So each score makes four trips.
     """
     B, H, D, itemsize = check_int("B", B, 0), check_int("H", H, 0), check_int("D", D), check_int("itemsize", itemsize)
     vectors = 2 * (check_int("S_q", S_q, 0) + check_int("S_k", S_k, 0)) * D  # q, o and k, v
@@ -67,7 +67,7 @@ def naive_hbm_bytes(B: int, H: int, S_q: int, S_k: int, D: int, itemsize: int) -
 def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> int:
     """Bytes that one head of flash attention moves through HBM in FA2's loop order (0.6; FA2, algorithm 1).
 
-    q is read once, o and the float32 lse are written once; k and v are read once for each block of block_m query rows.
+    It reads q once, and writes o and the float32 lse once. It reads k and v once per block of block_m queries.
     """
     S_q, S_k, D = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0), check_int("D", D)
     block_m, itemsize = check_int("block_m", block_m), check_int("itemsize", itemsize)
@@ -76,10 +76,10 @@ def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> 
 
 
 def backward_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, block_n: int, itemsize: int) -> int:
-    """Bytes that one head of the split backward moves through HBM, three kernels together (7.5; FA2, algorithm 2).
+    """Bytes that one head of the split backward moves through HBM in its three kernels together (7.5; FA2, algorithm 2).
 
-    delta: o and do once. dk, dv: k, v, dk, dv once; q, do, lse, delta for each block of block_n keys. dq: q, do, lse, delta, dq once; k and v
-    for each block of block_m query rows. lse and delta are float32.
+    delta: o and do once. dk, dv: k, v, dk and dv once; q, do, lse and delta once per block of block_n keys. dq: q, do, lse, delta and dq once;
+    k and v once per block of block_m queries. lse and delta are float32.
     """
     S_q, S_k, D = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0), check_int("D", D)
     block_m, block_n, itemsize = check_int("block_m", block_m), check_int("block_n", block_n), check_int("itemsize", itemsize)
@@ -91,7 +91,7 @@ def backward_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, block_n: int, i
 def fa1_hbm_bytes(S_q: int, S_k: int, D: int, block_n: int, itemsize: int) -> int:
     """Bytes that one head of flash attention moves through HBM in FA1's loop order (4.9; FA1, algorithm 1).
 
-    k and v are read once. For each block of block_n keys, q is read, o is read and written, and so are m and l, float32 each.
+    It reads k and v once. For each block of block_n keys it reads q, and reads and writes o and the float32 m and l.
     """
     S_q, S_k, D = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0), check_int("D", D)
     block_n, itemsize = check_int("block_n", block_n), check_int("itemsize", itemsize)
@@ -108,9 +108,9 @@ def saved_bytes(B: int, H_q: int, H_k: int, S_q: int, S_k: int, D: int, itemsize
 
 
 def attainable_flops(intensity: float, peak_flops: float, bandwidth: float) -> float:
-    """FLOP/s that the roofline allows at `intensity` FLOP a byte (0.8; Williams, Waterman and Patterson, 2009).
+    """FLOP/s that the roofline allows at `intensity` FLOP/byte (0.8; Williams, Waterman and Patterson, 2009).
 
-    peak_flops in FLOP/s, bandwidth in byte/s. Below the ridge, peak_flops / bandwidth, memory limits; above it, arithmetic.
+    peak_flops in FLOP/s, bandwidth in byte/s. Memory is the limit below the ridge, peak_flops / bandwidth, and arithmetic above it.
     """
     intensity = check_positive("intensity", intensity)
     return min(check_positive("peak_flops", peak_flops), intensity * check_positive("bandwidth", bandwidth))

@@ -38,34 +38,24 @@ def execute(notebook, folder: Path) -> None:
     """Run every cell of `notebook` in place, in a fresh kernel that works in `folder`. Raises CellExecutionError at a cell's error."""
     from nbclient import NotebookClient
 
+    where = {"metadata": {"path": str(folder)}}
     client = NotebookClient(
-        notebook,
-        timeout=CELL_SECONDS,
-        kernel_name="python3",
-        record_timing=False,
-        coalesce_streams=True,
-        resources={"metadata": {"path": str(folder)}},
+        notebook, timeout=CELL_SECONDS, kernel_name="python3", record_timing=False, coalesce_streams=True, resources=where
     )
     with tempfile.TemporaryDirectory() as state_folder:
         client.execute(env=kernel_environment(state_folder))
 
 
-def normalise(notebook) -> None:
-    """Take out of an executed notebook what names this machine, this run or this version of Python."""
-    notebook.metadata.clear()
-    notebook.metadata.update(METADATA)
-    for cell in notebook.cells:
-        cell.metadata.pop("execution", None)
-        cell.metadata.pop("collapsed", None)
-
-
 def store_outputs(path: Path) -> None:
-    """Run the notebook at `path` and write it back with the outputs of this run."""
+    """Run the notebook at `path` and write it back with the outputs of this run, less what names this machine, this run or this Python."""
     import nbformat
 
     notebook = nbformat.read(path, as_version=4)
     execute(notebook, path.resolve().parent)
-    normalise(notebook)
+    notebook.metadata = nbformat.from_dict(METADATA)
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        cell.metadata.pop("collapsed", None)
     nbformat.write(notebook, path)
 
 
@@ -74,8 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fa_tutorial.notebooks", description="Run notebooks and store their outputs again.")
     parser.add_argument("notebook", nargs="*", type=Path, help="default: every notebook of the course")
     paths = parser.parse_args(arguments).notebook or sorted(FOLDER.glob("*.ipynb"))
-    if not paths:
-        parser.error(f"there is no notebook in {FOLDER}")
     from nbclient.exceptions import CellExecutionError
 
     failed = 0

@@ -23,14 +23,8 @@ from fa_tutorial import compile_report, hardware, hopper
 STORED = Path(__file__).with_name("hopper_sass.json")
 D = 128
 STEPS = ("order", "held")
-KEPT = {
-    "HGMMA": "HGMMA",  # a wgmma
-    "WARPGROUP.DEPBAR": "WARPGROUP.DEPBAR",  # warpgroup_mma_wait
-    "MUFU.EX2": "MUFU.EX2",  # exp2
-    "SYNCS": "SYNCS",  # an mbarrier: wait, arrive
-    "BAR": "BAR",  # all warps of the warpgroup
-    "BRA": "BRA",
-}
+# A wgmma; warpgroup_mma_wait; exp2; an mbarrier's wait and arrive; all warps of the warpgroup; the loop's branch.
+KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "SYNCS", "BAR", "BRA")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
 LABEL = re.compile(r"(\.L_x_\d+)")
 
@@ -57,7 +51,7 @@ def inner_loop(sass: str) -> list[str]:
 
 def events(loop: list[str]) -> list[tuple[str, int]]:
     """The instructions of KEPT in order, runs of one as (name, how many)."""
-    names = (next((name for start, name in KEPT.items() if op.startswith(start)), None) for op in loop)
+    names = (next((name for name in KEPT if op.startswith(name)), None) for op in loop)
     return [(name, len(list(run))) for name, run in itertools.groupby(filter(None, names))]
 
 
@@ -80,9 +74,10 @@ def stored() -> dict[str, Any]:
 
 def make() -> None:
     """Compile, and write STORED. Needs a process with Triton's interpreter off."""
-    made = {step: inner_loop(disassembled(step)) for step in STEPS}
     found = {"triton": metadata.version("triton"), "kernel": hopper.forward.forward_kernel.cache_key, "D": D}
-    found |= {step: {"instructions": len(loop), "events": events(loop)} for step, loop in made.items()}
+    for step in STEPS:
+        loop = inner_loop(disassembled(step))
+        found[step] = {"instructions": len(loop), "events": events(loop)}
     STORED.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

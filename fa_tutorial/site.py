@@ -1,6 +1,6 @@
 """Render the course for reading without running it: `python -m fa_tutorial.site`, or `make html`; the site lies in build/html.
 
-nbconvert turns each notebook, with its stored outputs, into a page, and README.md into the first one. The site mirrors the repository's
+nbconvert turns each notebook, with its stored outputs, into a page, README.md into the first one, and GLOSSARY.md into one that each chapter links to. The site mirrors the repository's
 folders, so that a relative link means the same in both; only links to notebooks and to Markdown files become links to their pages.
 Formulas are drawn by MathJax, which a page loads from its usual host; without it they stand as TeX.
 """
@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "html"
 INDEX = ROOT / "README.md"
+GLOSSARY = ROOT / "GLOSSARY.md"
 # [text](target.ipynb#anchor), the target being a path and no address.
 SOURCE_LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+\.(?:ipynb|md))(?=(?:#[^)\s]*)?\))")
 
@@ -93,31 +94,25 @@ def title_of(notebook) -> str:
 
 
 def _add_ways_on(notebook, before: Path | None, after: Path | None) -> None:
-    """Put links to the contents and to the chapters before and after above and below a chapter's text."""
+    """Put links to the contents, the glossary, and the chapters before and after above and below a chapter's text."""
     import nbformat
 
-    ways = ["[Contents](../index.html)"]
+    ways = ["[Contents](../index.html)", f"[Glossary](../{page_of(GLOSSARY.name)})"]
     ways += [f"{way}: [{title_of(_read(path))}]({page_of(path.name)})" for way, path in (("before", before), ("next", after)) if path]
-    cells = [nbformat.v4.new_markdown_cell(" · ".join(ways), id=name) for name in ("ways-on-top", "ways-on-end")]
-    notebook.cells = [cells[0], *notebook.cells, cells[1]]
+    top, end = (nbformat.v4.new_markdown_cell(" · ".join(ways), id=name) for name in ("ways-on-top", "ways-on-end"))
+    notebook.cells = [top, *notebook.cells, end]
 
 
-def render(notebook, title: str) -> str:
-    """The HTML page of a notebook, with the outputs that it holds."""
+def _write(notebook, title: str, source: Path, folder: Path) -> None:
+    """Write the page of a source, with the outputs that it holds, and copy what it shows or links to, but for pages."""
     from nbconvert import HTMLExporter
 
+    page = folder / page_of(source.relative_to(ROOT).as_posix())
+    page.parent.mkdir(parents=True, exist_ok=True)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = link_pages(cell.source)
     html, _ = HTMLExporter().from_notebook_node(notebook, resources={"metadata": {"name": title}})
-    return html
-
-
-def _write(notebook, title: str, source: Path, folder: Path) -> None:
-    """Write a source's page, and copy what it shows or links to, but for pages."""
-    page = folder / page_of(source.relative_to(ROOT).as_posix())
-    page.parent.mkdir(parents=True, exist_ok=True)
-    html = render(notebook, title)
     page.write_text(html, encoding="utf-8")
     for file, _ in _local(_targets(html).links, page).values():
         original = ROOT / file.relative_to(folder) if file.is_relative_to(folder) else None
@@ -127,12 +122,12 @@ def _write(notebook, title: str, source: Path, folder: Path) -> None:
 
 
 def build(folder: Path) -> None:
-    """Render README.md, the Markdown files that it links to, and every notebook into `folder`, which is emptied first."""
+    """Render README.md, GLOSSARY.md, the Markdown files that README.md links to, and every notebook into `folder`, which is emptied first."""
     folder = folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     index = _read(INDEX)
-    texts = [INDEX, *(ROOT / link for link in SOURCE_LINK.findall(index.cells[0].source) if link.endswith(".md"))]
-    for source in texts:
+    linked = [ROOT / link for link in SOURCE_LINK.findall(index.cells[0].source) if link.endswith(".md")]
+    for source in dict.fromkeys((INDEX, GLOSSARY, *linked)):
         notebook = _read(source)
         _write(notebook, title_of(notebook), source, folder)
     chapters = sorted((ROOT / "notebooks").glob("*.ipynb"))

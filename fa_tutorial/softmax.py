@@ -1,8 +1,8 @@
-"""Chapter 1: softmax that does not overflow, in one pass, and in any order.
+"""Chapter 1: a softmax that never overflows, in one pass, over blocks in any order.
 
-Proves that a softmax can be computed block by block: the pair (m, l) of running maximum and running sum describes the part of
-a row seen so far, pairs merge associatively, and a weighted sum of values can be carried along. Milakov and Gimelshein, 2018.
-Another type or dtype raises TypeError; a shape or value that does not fit ValueError.
+The pair (m, l) of running maximum and running sum describes the part of a row seen so far. Pairs merge in any order, and a weighted sum
+of values can be carried along (Milakov and Gimelshein, 2018, arXiv:1805.02867). A wrong type or dtype raises TypeError, a wrong shape or
+value ValueError.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 
 from fa_tutorial.arguments import check_alike, check_int, check_tensor
 
-RUNNING_DTYPES = (torch.float32, torch.float64)  # running sums want float32 at least; kernels keep theirs in float32 too
+RUNNING_DTYPES = (torch.float32, torch.float64)  # running sums need at least float32; the kernels keep theirs in float32 too
 
 
 def safe_softmax(x: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last dimension, shifted by the row's maximum so that nothing overflows (1.3).
+    """Softmax over the last dimension, shifted by each row's maximum so that nothing overflows (1.3).
 
     x: (..., n), any float dtype, n ≥ 1. Returns y like x. A row of only −inf gives NaN, as torch.softmax does.
     """
@@ -30,7 +30,7 @@ def safe_softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def check_row(x: torch.Tensor) -> None:
-    """ValueError unless x's last dimension holds at least one element: a maximum of nothing is undefined."""
+    """Raise ValueError if x's last dimension is empty, because nothing has no maximum."""
     if x.ndim == 0 or x.shape[-1] == 0:
         raise ValueError(f"x must have at least one element in its last dimension, got shape {tuple(x.shape)}")
 
@@ -38,7 +38,7 @@ def check_row(x: torch.Tensor) -> None:
 def online_normalizer(x: torch.Tensor) -> tuple[float, float]:
     """Maximum m and sum l = Σ exp(x − m) of a vector, in one pass (1.5, 1.6; Milakov and Gimelshein, algorithm 3).
 
-    x: (n,), any float dtype; −inf entries count nothing. An empty or fully masked vector gives (−inf, 0).
+    x: (n,), any float dtype; −inf entries add nothing. An empty or fully masked vector gives (−inf, 0).
     """
     check_tensor("x", x, ndim=1)
     m, l = -math.inf, 0.0
@@ -52,22 +52,22 @@ def online_normalizer(x: torch.Tensor) -> tuple[float, float]:
 
 
 def merge(m_a, l_a, m_b, l_b) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pair (m, l) of two parts taken together (1.8). Associative and commutative; (−inf, 0), the empty part, is neutral.
+    """The pair (m, l) of two parts taken together (1.8). Associative and commutative; the empty part (−inf, 0) is neutral.
 
-    m_a, l_a, m_b, l_b: numbers (taken as float64), or tensors of shapes that broadcast. Returns two tensors of the broadcast shape.
+    m_a, l_a, m_b, l_b: numbers, which become float64, or tensors whose shapes broadcast. Returns two tensors of the broadcast shape.
     """
     given = (m_a, l_a, m_b, l_b)
     m_a, l_a, m_b, l_b = (x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64) for x in given)
     m = torch.maximum(m_a, m_b)
-    shift = torch.where(m == -math.inf, 0.0, m)  # two empty parts: exp(−inf − 0) is 0, exp(−inf + inf) would be NaN
+    shift = torch.where(m == -math.inf, 0.0, m)  # two empty parts: exp(−inf − 0) is 0, and exp(−inf + inf) would be NaN
     return m, l_a * torch.exp(m_a - shift) + l_b * torch.exp(m_b - shift)
 
 
 def online_softmax(x: torch.Tensor, block: int) -> torch.Tensor:
     """Softmax over the last dimension in two passes over blocks of `block` columns (1.9).
 
-    x: (..., n), float32 or float64, n ≥ 1; the last block may be ragged. Returns y like x. The first pass merges (m, l) over the blocks,
-    the second writes exp(x − m) / l. A row of only −inf gives NaN, as torch.softmax does.
+    x: (..., n), float32 or float64, n ≥ 1; the last block may be shorter. Returns y like x. The first pass merges the pairs of the blocks,
+    and the second writes exp(x − m) / l. A row of only −inf gives NaN, as torch.softmax does.
     """
     check_tensor("x", x, dtypes=RUNNING_DTYPES)
     check_row(x)
@@ -84,14 +84,14 @@ def online_softmax(x: torch.Tensor, block: int) -> torch.Tensor:
 def running_weighted_sum(scores: torch.Tensor, values: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """One query's attention in one pass: o = softmax(scores) · values, and lse = log Σ exp(scores) (1.10), (1.11), (1.12).
 
-    scores: (S,), values: (S, D), both float32 or both float64. Returns o (D,) and lse (0-dimensional). A part of −inf scores counts nothing;
-    with no key at all o is 0 and lse is −inf.
+    scores: (S,), values: (S, D), both float32 or both float64. Returns o (D,) and lse (0-dimensional). A block of only −inf changes nothing;
+    with no key at all, o is 0 and lse is −inf.
     """
     check_tensor("scores", scores, ndim=1, dtypes=RUNNING_DTYPES)
     check_tensor("values", values, ndim=2, dtypes=RUNNING_DTYPES)
     check_alike(scores=scores, values=values)
     if len(scores) != len(values):
-        raise ValueError(f"scores and values must have one length, got {len(scores)} and {len(values)}")
+        raise ValueError(f"scores and values must have the same length, got {len(scores)} and {len(values)}")
     block = check_int("block", block)
     m = scores.new_tensor(-math.inf)
     l = scores.new_tensor(0.0)

@@ -182,7 +182,7 @@ def test_the_readmes_example_runs():
     assert names["o"].shape == names["q"].shape and all(names[name].grad.isfinite().all() for name in "qkv")
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "GLOSSARY.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(name):
     assert rules.broken_links((ROOT / name).read_text(), ROOT) == []
 

@@ -47,9 +47,8 @@ def test_links_and_images_lead_somewhere(name):
 
 
 def test_every_image_is_used():
-    used = set().union(
-        *map(rules.images_of, NOTEBOOKS.values()), rules.images_of({"cells": [{"source": (ROOT / "README.md").read_text()}]})
-    )
+    pages = [{"cells": [{"source": path.read_text(encoding="utf-8")}]} for path in ROOT.glob("*.md")]
+    used = set().union(*map(rules.images_of, (*NOTEBOOKS.values(), *pages)))
     assert {path.name for path in (ROOT / "images").glob("*.*")} - used == set()
 
 

@@ -12,6 +12,7 @@ from fa_tutorial import site
 
 pytest.importorskip("nbconvert", reason="nbconvert is not installed")
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -30,6 +31,13 @@ def test_every_link_and_image_resolves(built):
 def test_index_leads_to_every_chapter_in_order(built):
     links = re.findall(r'href="(notebooks/[^"#]+)"', (built / "index.html").read_text(encoding="utf-8"))
     assert list(dict.fromkeys(links)) == [f"notebooks/{path.stem}.html" for path in PATHS]
+
+
+def test_the_glossary_is_a_page_that_leads_to_every_chapter_and_back(built):
+    links = set(re.findall(r'href="(notebooks/[^"#]+)"', (built / "GLOSSARY.html").read_text(encoding="utf-8")))
+    assert links == {f"notebooks/{path.stem}.html" for path in PATHS}
+    for page in (built / "notebooks").glob("*.html"):
+        assert 'href="../GLOSSARY.html"' in page.read_text(encoding="utf-8")
 
 
 def test_chapters_lead_to_the_next(built):

@@ -264,7 +264,7 @@ BAD_INPUTS = [
     (lambda: softmax.online_softmax(torch.tensor(1.0), 2), ValueError, ["x", "()", "at least one element"]),
     (lambda: softmax.online_softmax(ROW, 0), ValueError, ["block", "got 0", "at least 1"]),
     (lambda: softmax.online_softmax(ROW, 1.5), TypeError, ["block", "1.5", "integer"]),
-    (lambda: softmax.running_weighted_sum(ROW, torch.zeros(3, 2), 2), ValueError, ["4 and 3", "one length"]),
+    (lambda: softmax.running_weighted_sum(ROW, torch.zeros(3, 2), 2), ValueError, ["4 and 3", "same length"]),
     (lambda: softmax.running_weighted_sum(ROW, ROW, 2), ValueError, ["values", "(4,)", "2 dimensions"]),
     (lambda: softmax.running_weighted_sum(torch.zeros(2, 2), torch.zeros(2, 2), 2), ValueError, ["scores", "(2, 2)", "1 dimension"]),
     (lambda: softmax.running_weighted_sum(ROW, torch.zeros(4, 2).double(), 2), TypeError, ["scores: float32", "values: float64"]),

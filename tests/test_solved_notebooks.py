@@ -9,6 +9,7 @@ import pytest
 from fa_tutorial import notebooks
 from fa_tutorial.exercises import catalogue
 
+pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 PATHS = [path for path in sorted(FOLDER.glob("*.ipynb")) if int(path.name[:2]) in catalogue.chapters()]  # the appendix has no exercises
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +47,9 @@ class Shape:
             check_int(name, getattr(self, name))
         if self.H_q % self.H_k:
             raise ValueError(f"H_q must be a multiple of H_k, got H_q = {self.H_q} and H_k = {self.H_k}")
+
+
+SHAPE = [field.name for field in dataclasses.fields(Shape)]
 
 
 @dataclass(frozen=True)
@@ -92,27 +94,16 @@ HEAD_DIMS = (64, 128)
 
 def literature(lengths: Sequence[int]) -> tuple[Shape, ...]:
     """B · S = 16,384 tokens and H · D = 2,048 (FA2, section 4.1)."""
-    return tuple(
-        Shape(TOKENS // S, HIDDEN // D, HIDDEN // D, S, S, D, is_causal)
-        for D, is_causal, S in itertools.product(HEAD_DIMS, (False, True), lengths)
-    )
+    points = itertools.product(HEAD_DIMS, (False, True), lengths)
+    return tuple(Shape(TOKENS // S, HIDDEN // D, HIDDEN // D, S, S, D, is_causal) for D, is_causal, S in points)
 
 
+SMALL = tuple(Shape(4, 8, 8, S, S, D, is_causal) for D, is_causal, S in itertools.product(HEAD_DIMS, (False, True), LENGTHS))
 GRIDS = {
     "literature": Grid("16,384 tokens, hidden size 2,048", literature(LENGTHS), ("fp16", "bf16"), ("fwd", "bwd")),
-    "small": Grid(
-        "B = 4, H = 8",
-        tuple(Shape(4, 8, 8, S, S, D, is_causal) for D, is_causal, S in itertools.product(HEAD_DIMS, (False, True), LENGTHS)),
-        ("fp16",),
-        ("fwd", "bwd", "fwd_bwd"),
-    ),
+    "small": Grid("B = 4, H = 8", SMALL, ("fp16",), ("fwd", "bwd", "fwd_bwd")),
     "points": Grid("16,384 tokens, hidden size 2,048, three lengths", literature((1024, 4096, 16_384)), ("fp16",), ("fwd", "bwd")),
 }
-
-
-def grid(name: str) -> Grid:
-    """One of GRIDS; ValueError that lists them for another name."""
-    return GRIDS[check_name("grid", name, GRIDS)]
 
 
 def cases_of(
@@ -123,50 +114,6 @@ def cases_of(
         yield Case(provider, mode, dtype, shape)
 
 
-FIELDS = {
-    "provider": str,
-    "mode": str,
-    "dtype": str,
-    **{field.name: bool if field.name == "is_causal" else int for field in dataclasses.fields(Shape)},
-}
-
-
-def check_rows(rows: list[dict[str, Any]], path: Path) -> None:
-    """Raise ValueError, with the file's name and the row's number, for a row that is not about a case, or has no number and no reason."""
-    for i, row in enumerate(rows):
-        for field, kind in FIELDS.items():
-            if type(row.get(field)) is not kind:
-                raise ValueError(f"{path}: row {i} is no row of results: {field} must be of type {kind.__name__}, got {row.get(field)!r}")
-        outcome = {"reason": str} if row.get("ms") is None else {"ms": int | float, "tflops": int | float}
-        for field, kind in outcome.items():
-            if not isinstance(row.get(field), kind):
-                raise ValueError(f"{path}: row {i} is no row of results: {field} is {row.get(field)!r}")
-
-
-def rows_of(rows: list[dict[str, Any]], shapes: Sequence[Shape], **wanted: Any) -> dict[tuple[str, Shape], dict[str, Any]]:
-    """The rows on `shapes` whose fields equal `wanted`, by (provider, shape); ValueError if there is none."""
-    asked = set(shapes)
-    wanted_rows = [row for row in rows if all(row.get(field) == value for field, value in wanted.items())]
-    found = {(row["provider"], shape_of(row)): row for row in wanted_rows if shape_of(row) in asked}
-    if not found:
-        raise ValueError(f"no stored row of these shapes has {wanted}")
-    return found
-
-
-def curves(rows: list[dict[str, Any]], grid: Grid) -> list[tuple[str, str]]:
-    """(dtype, mode) of every part of the grid that has rows; ValueError if there is none."""
-    shapes = set(grid.shapes)
-    there = {(row["dtype"], row["mode"]) for row in rows if shape_of(row) in shapes}
-    if not there:
-        raise ValueError(f"no stored row lies on this grid ({grid.about}): python -m fa_tutorial bench sweep measures it")
-    return [(dtype, mode) for dtype in DTYPES for mode in MODES if (dtype, mode) in there]
-
-
-def shape_of(row: dict[str, Any]) -> Shape:
-    return Shape(*(row[field.name] for field in dataclasses.fields(Shape)))
-
-
-def in_order(providers: Iterable[str]) -> list[str]:
-    """Providers without repeats, those of LABELS first and in its order."""
-    distinct = dict.fromkeys(providers)
-    return [name for name in LABELS if name in distinct] + [name for name in distinct if name not in LABELS]
+def about(chapter: int, kernel: str, provider: str, dtype: str = "fp16", **sizes: Any) -> dict[str, Any]:
+    """The fields that say what a row of a chapter's own kernel is about."""
+    return {"chapter": chapter, "kernel": kernel, "provider": provider, "dtype": dtype, **sizes}

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import functools
+import io
 import itertools
 import json
 import os
@@ -17,14 +15,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import pandas as pd
 import torch
 
 from fa_tutorial import hardware, tuned
 from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import peers
-from fa_tutorial.bench.cases import Case, Shape, literature
+from fa_tutorial.bench.cases import Case, Shape, about, literature
 from fa_tutorial.bench.measure import call_of, measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, randn, timed
@@ -41,7 +41,7 @@ def ablation_cases() -> Iterator[Measurement]:
     cases = [Case(step, mode, "fp16", shape) for shape in literature((4096,)) for mode in ("fwd", "bwd") for step in ABLATION]
     cases += [Case(step, "fwd_bwd", "fp16", PUBLISHED) for step in ("sdpa_flash", "sdpa_cudnn", *ABLATION)]
     for case in cases:
-        yield case.about(), functools.partial(measure, case)
+        yield case.about(), partial(measure, case)
 
 
 # ---------------------------------------------------------------- tiles
@@ -56,40 +56,33 @@ TILES = {
 def tile_cases() -> Iterator[Measurement]:
     """forward_kernel with many tiles, full, S = 4,096: its time, and what the compiler made of it."""
     for D, tiles in TILES.items():
-        for tile in (TileConfig(*tile) for tile in tiles):
-            yield about("tile", in_words(tile), Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)), functools.partial(_tile_row, D, tile)
+        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)
+        for tile in itertools.starmap(TileConfig, tiles):
+            yield about(8, "tile", in_words(tile), **vars(shape)), partial(_tile_row, tile, shape)
 
 
 def in_words(tile: TileConfig) -> str:
     return f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps, {tile.num_stages} stage{'s' * (tile.num_stages > 1)}"
 
 
-def about(kernel: str, provider: str, shape: Shape) -> dict[str, Any]:
-    return {"chapter": 8, "kernel": kernel, "provider": provider, "dtype": "fp16", **dataclasses.asdict(shape)}
-
-
 def inputs(shape: Shape) -> list[torch.Tensor]:
     return [randn(shape.B, H, S, shape.D) for H, S in ((shape.H_q, shape.S_q), (shape.H_k, shape.S_k), (shape.H_k, shape.S_k))]
 
 
-def _tile_row(D: int, tile: TileConfig) -> dict[str, Any]:
-    case = Case("tuned", "fwd", "fp16", Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False))
-    q, k, v = inputs(case.shape)
-
-    def call() -> Any:
-        return tuned.flash_forward(q, k, v, False, D**-0.5, tile=tile)
-
-    return compiled_facts(call) | timed(call, flops=case.flops())
+def flops_of(shape: Shape) -> int:
+    return Case("tuned", "fwd", "fp16", shape).flops()
 
 
-def compiled_facts(call: Callable[[], Any]) -> dict[str, int]:
-    """What the compiler made of the one tuned kernel that `call` launches: registers and spilled registers a thread, and bytes of shared memory
-    a block."""
+def _tile_row(tile: TileConfig, shape: Shape) -> dict[str, Any]:
+    """Registers and spilled registers a thread, bytes of shared memory a block, and the time."""
+    q, k, v = inputs(shape)
+    call = partial(tuned.flash_forward, q, k, v, False, shape.D**-0.5, tile=tile)
     launching._prepared.clear()
     call()
-    (launch,) = launching._prepared.values()
+    [launch] = launching._prepared.values()
     compiled = launch.compiled
-    return {"registers": compiled.n_regs, "spilled_registers": compiled.n_spills, "shared_bytes": compiled.metadata.shared}
+    facts = {"registers": compiled.n_regs, "spilled_registers": compiled.n_spills, "shared_bytes": compiled.metadata.shared}
+    return facts | timed(call, flops=flops_of(shape))
 
 
 # ---------------------------------------------------------------- ideas that do not help
@@ -99,12 +92,12 @@ def experiment_cases() -> Iterator[Measurement]:
     """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, each with several tiles; and k transposed beforehand."""
     for D, tiles in ((64, ((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2))), (128, ((64, 64, 4, 2), (128, 64, 4, 2)))):
         shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)
-        for tile, idea in itertools.product((TileConfig(*tile) for tile in tiles), experiments.IDEAS):
-            yield about("idea", idea, shape) | {"tile": in_words(tile)}, functools.partial(_idea_row, idea, tile, shape)
+        for tile, idea in itertools.product(itertools.starmap(TileConfig, tiles), experiments.IDEAS):
+            yield about(8, "idea", idea, **vars(shape)) | {"tile": in_words(tile)}, partial(_idea_row, idea, tile, shape)
     shape = Shape(4, 32, 32, 4096, 4096, 64, False)
-    yield about("idea", "two_loops", shape), functools.partial(_two_loops_row, shape)
+    yield about(8, "idea", "two_loops", **vars(shape)), partial(_two_loops_row, shape)
     for how in ("as it is", "transposed", "transposed, its copy timed too"):
-        yield about("k transposed", how, shape), functools.partial(_transposed_row, how, shape)
+        yield about(8, "k transposed", how, **vars(shape)), partial(_transposed_row, how, shape)
 
 
 def _idea_row(idea: str, tile: TileConfig, shape: Shape) -> dict[str, Any]:
@@ -112,7 +105,7 @@ def _idea_row(idea: str, tile: TileConfig, shape: Shape) -> dict[str, Any]:
     error = (experiments.run(q, k, v, idea, tile) - tuned.flash_forward(q, k, v, False, shape.D**-0.5)[0]).abs().max().item()
     if not error < 2e-3:
         return {"ms": None, "reason": f"wrong result: off by {error}"}
-    return timed(lambda: experiments.run(q, k, v, idea, tile), flops=Case("tuned", "fwd", "fp16", shape).flops())
+    return timed(lambda: experiments.run(q, k, v, idea, tile), flops=flops_of(shape))
 
 
 def _two_loops_row(shape: Shape) -> dict[str, Any]:
@@ -128,20 +121,15 @@ def _transposed_row(how: str, shape: Shape) -> dict[str, Any]:
     """The pointer path, which takes any strides, on k as (B, H, S, D), or on k copied to (B, H, D, S) beforehand."""
     q, k, v = inputs(shape)
     copied = k if how == "as it is" else k.mT.contiguous().mT
-    options = {"tile": TileConfig(64, 64, 4, 3), "descriptors": False, "in_order": False}
 
     def call() -> Any:
         keys = k.mT.contiguous().mT if how == "transposed, its copy timed too" else copied
-        return tuned.flash_forward(q, keys, v, False, shape.D**-0.5, **options)
+        return tuned.flash_forward(q, keys, v, False, shape.D**-0.5, tile=TileConfig(64, 64, 4, 3), descriptors=False, in_order=False)
 
-    return timed(call, flops=Case("tuned", "fwd", "fp16", shape).flops())
+    return timed(call, flops=flops_of(shape))
 
 
 # ---------------------------------------------------------------- first calls and the host
-
-
-def first_call_cases() -> Iterator[Measurement]:
-    yield {"chapter": 8, "kernel": "first_call", "provider": "tuned", "dtype": "fp16"}, _first_call_row
 
 
 def _first_call_row() -> dict[str, Any]:
@@ -168,15 +156,12 @@ def first_calls() -> None:
     bucket, autotuning.bucket = autotuning.bucket, lambda S: S  # a bad key: the length itself
     found["bad_key_s"] = [round(first_call_s(lambda S=S: call(S, False)), 3) for S in (2997, 2995, 2993)]
     autotuning.bucket = bucket
-    found |= {f"host_{mode}_us": repeated_us(call(128, mode == "bwd") if mode == "bwd" else _forward(128)) for mode in ("fwd", "bwd")}
+    q, k, v = (randn(1, 1, 128, 64) for _ in range(3))
+    found["host_fwd_us"] = repeated_us(lambda: flash_attention(q, k, v, is_causal=True, kernel="tuned"))
+    found["host_bwd_us"] = repeated_us(call(128, True))
     limit = hardware.shared_memory_limit()
     found["configurations"] = {kernel: len(autotuning.candidates(kernel, 64, limit)) for kernel in ("forward", "dkdv", "dq")}
     print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}))
-
-
-def _forward(S: int) -> Callable[[], Any]:
-    q, k, v = (randn(1, 1, S, 64) for _ in range(3))
-    return lambda: flash_attention(q, k, v, is_causal=True, kernel="tuned")
 
 
 # ---------------------------------------------------------------- short sequences
@@ -187,13 +172,13 @@ SHORT = [Shape(8, 8, 8, S, S, 64, True) for S in (128, 512, 2048)]
 def short_cases() -> Iterator[Measurement]:
     """Calls one after another, each launched by the host, and the same call replayed from a CUDA graph: causal, B = 8, H = 8, D = 64."""
     for shape, mode, provider in itertools.product(SHORT, ("fwd", "fwd_bwd"), ("sdpa_flash", "basic", "tuned", "hopper")):
-        yield about("short", provider, shape) | {"mode": mode}, functools.partial(_short_row, provider, mode, shape)
+        yield about(8, "short", provider, **vars(shape)) | {"mode": mode}, partial(_short_row, provider, mode, shape)
 
 
 def _short_row(provider: str, mode: str, shape: Shape) -> dict[str, Any]:
     do = randn(shape.B, shape.H_q, shape.S_q, shape.D)
     q, k, v = (x.requires_grad_(mode != "fwd") for x in inputs(shape))
-    call = call_of(mode, functools.partial(peers.provider(provider), q, k, v, shape.is_causal), (q, k, v), do)
+    call = call_of(mode, partial(peers.provider(provider), q, k, v, shape.is_causal), (q, k, v), do)
     return {"call_us": repeated_us(call), "graph_us": repeated_us(graph_of(call).replay)}
 
 
@@ -233,7 +218,7 @@ POINT = Shape(4, 16, 16, 4096, 4096, 128, False)
 def clock_cases() -> Iterator[Measurement]:
     """The clock and the power at which each provider's forward settles: D = 128, full, S = 4,096, again and again for CLOCK_SECONDS."""
     for provider in ("sdpa_cudnn", "tuned", "sdpa_flash"):
-        yield about("clock", provider, POINT), functools.partial(_clock_row, provider)
+        yield about(8, "clock", provider, **vars(POINT)), partial(_clock_row, provider)
 
 
 def _clock_row(provider: str) -> dict[str, Any]:
@@ -275,7 +260,7 @@ PROFILED = {  # provider, mode -> the kernel's name
 def counter_cases() -> Iterator[Measurement]:
     """The counters of one launch of each kernel of PROFILED, at POINT. Needs Nsight Compute (ncu), and the right to read counters."""
     for (provider, what), kernel in PROFILED.items():
-        yield about("counters", provider, POINT) | {"mode": what}, functools.partial(_counter_row, provider, what, kernel)
+        yield about(8, "counters", provider, **vars(POINT)) | {"mode": what}, partial(_counter_row, provider, what, kernel)
 
 
 def _counter_row(provider: str, what: str, kernel: str) -> dict[str, Any]:
@@ -289,8 +274,8 @@ def _counter_row(provider: str, what: str, kernel: str) -> dict[str, Any]:
     lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
     if run.returncode or len(lines) < 3:
         return {"reason": f"ncu measured nothing: {(run.stdout + run.stderr).strip().splitlines()[-1:]}"}
-    values = dict(zip(next(csv.reader(lines[:1])), next(csv.reader(lines[-1:])), strict=True))
-    return {name: float(value.replace(",", "")) for name, value in values.items() if KEPT.search(name)}
+    values = pd.read_csv(io.StringIO(f"{lines[0]}\n{lines[-1]}"), thousands=",").iloc[0]
+    return {name: float(value) for name, value in values.items() if KEPT.search(name)}
 
 
 def launch(provider: str, backward: bool) -> None:
@@ -306,4 +291,5 @@ def launch(provider: str, backward: bool) -> None:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
-    return itertools.chain(tile_cases(), experiment_cases(), first_call_cases(), short_cases(), clock_cases(), counter_cases())
+    first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
+    return itertools.chain(tile_cases(), experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases())

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fa_tutorial import hardware, layout, matmul, reference
-from fa_tutorial.bench import chapter_8, chapter_9, peers, training
-from fa_tutorial.bench.cases import Case, Shape
+from fa_tutorial.bench import chapter_8, peers, training
+from fa_tutorial.bench.cases import DTYPES, GRIDS, Case, Shape, about
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement, opened, run
 from fa_tutorial.bench.timing import randn, require_gpu, timed
@@ -29,19 +29,23 @@ from fa_tutorial.bench.timing import randn, require_gpu, timed
 
 def attention_cases() -> Iterator[Measurement]:
     """Chapters 0, 5 and 7: time and peak memory as S grows, of naive attention, PyTorch's flash kernel, and the course's basic ones."""
-    for mode in ("fwd", "bwd", "fwd_bwd"):
-        for S in (2**power for power in range(9, 18)):
-            for provider in ("naive", "sdpa_flash", "basic"):
-                case = Case(provider, mode, "fp16", Shape(1, 16, 16, S, S, 64, False))
-                yield case.about(), functools.partial(measure, case)
+    for mode, power, provider in itertools.product(("fwd", "bwd", "fwd_bwd"), range(9, 18), ("naive", "sdpa_flash", "basic")):
+        case = Case(provider, mode, "fp16", Shape(1, 16, 16, 2**power, 2**power, 64, False))
+        yield case.about(), partial(measure, case)
+
+
+def hopper_step_cases() -> Iterator[Measurement]:
+    """Chapter 9: its kernel's steps at the twelve points. The kernel beside others is the sweep's provider "hopper"."""
+    for shape, provider in itertools.product(GRIDS["points"].shapes, peers.HOPPER_STEPS):
+        case = Case(provider, "fwd", "fp16", shape)
+        yield case.about(), partial(measure, case)
 
 
 def naive_step_cases() -> Iterator[Measurement]:
     """Chapter 0: the four operations of naive attention, each timed by itself, on the shape of attention_cases."""
     B, H, S, D = 1, 16, 4096, 64
     for step in ("q kᵀ", "divide", "softmax", "p v"):
-        about = {"chapter": 0, "kernel": "naive_step", "provider": step, "dtype": "fp16", "B": B, "H": H, "S": S, "D": D}
-        yield about, lambda step=step: _naive_step_row(step, B, H, S, D)
+        yield about(0, "naive_step", step, B=B, H=H, S=S, D=D), partial(_naive_step_row, step, B, H, S, D)
 
 
 def _naive_step_row(step: str, B: int, H: int, S: int, D: int) -> dict[str, Any]:
@@ -57,29 +61,15 @@ def _naive_step_row(step: str, B: int, H: int, S: int, D: int) -> dict[str, Any]
 
 def first_kernel_cases() -> Iterator[Measurement]:
     """Chapter 2: add, transpose with several tiles, row softmax; each beside PyTorch. 2**26 elements."""
-    n = 2**26
-    for dtype, name in ((torch.float32, "fp32"), (torch.float16, "fp16")):
-        for provider, add in (("course", layout.add), ("torch", torch.add)):
-            about = {"chapter": 2, "kernel": "add", "provider": provider, "dtype": name, "n": n}
-            yield about, lambda add=add, dtype=dtype: _add_row(add, n, dtype)
-    side = 8192
-    for tile in ((1, 1024), (1024, 1), (16, 16), (32, 32), (64, 64), (128, 32), (None, None)):
-        provider = "course" if tile[0] else "torch"
-        about = {
-            "chapter": 2,
-            "kernel": "transpose",
-            "provider": provider,
-            "dtype": "fp32",
-            "rows": side,
-            "cols": side,
-            "block_r": tile[0],
-            "block_c": tile[1],
-        }
-        yield about, lambda tile=tile: _transpose_row(side, *tile)
-    for cols in (256, 1024, 4096, 16_384, 65_536):
-        for provider, softmax in (("course", layout.softmax), ("torch", _torch_softmax), ("torch, five calls", _five_call_softmax)):
-            about = {"chapter": 2, "kernel": "softmax", "provider": provider, "dtype": "fp32", "rows": n // cols, "cols": cols}
-            yield about, lambda softmax=softmax, cols=cols: _softmax_row(softmax, n // cols, cols)
+    n, side = 2**26, 8192
+    for dtype, (provider, add) in itertools.product(("fp32", "fp16"), (("course", layout.add), ("torch", torch.add))):
+        yield about(2, "add", provider, dtype, n=n), partial(_add_row, add, n, DTYPES[dtype])
+    for r, c in ((1, 1024), (1024, 1), (16, 16), (32, 32), (64, 64), (128, 32), (None, None)):
+        words = about(2, "transpose", "course" if r else "torch", "fp32", rows=side, cols=side, block_r=r, block_c=c)
+        yield words, partial(_transpose_row, side, r, c)
+    softmaxes = {"course": layout.softmax, "torch": partial(torch.softmax, dim=-1), "torch, five calls": _five_call_softmax}
+    for cols, (provider, softmax) in itertools.product((256, 1024, 4096, 16_384, 65_536), softmaxes.items()):
+        yield about(2, "softmax", provider, "fp32", rows=n // cols, cols=cols), partial(_softmax_row, softmax, n // cols, cols)
 
 
 def _add_row(add: Callable, n: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -91,10 +81,6 @@ def _transpose_row(side: int, block_r: int | None, block_c: int | None) -> dict[
     x = randn(side, side, dtype=torch.float32)
     call = (lambda: x.t().contiguous()) if block_r is None else (lambda: layout.transpose_copy(x, block_r, block_c))
     return timed(call, bytes_moved=2 * x.nbytes)
-
-
-def _torch_softmax(x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x, dim=-1)
 
 
 def _five_call_softmax(x: torch.Tensor) -> torch.Tensor:
@@ -111,46 +97,25 @@ def _softmax_row(softmax: Callable, rows: int, cols: int) -> dict[str, Any]:
 
 def matmul_cases() -> Iterator[Measurement]:
     """Chapter 3: square matmul beside PyTorch, in row order and in groups; the tile's size; what TF32 loses."""
-    for n in (512, 1024, 2048, 4096, 8192, 16_384):
-        for provider, group in (("course", 8), ("course, row order", 1), ("torch", None)):
-            about = {"chapter": 3, "kernel": "matmul", "provider": provider, "dtype": "fp16", "M": n, "N": n, "K": n}
-            yield about, lambda n=n, group=group: _matmul_row(n, torch.float16, group)
-    for provider, group in (("course", 8), ("torch", None)):
-        about = {"chapter": 3, "kernel": "matmul", "provider": provider, "dtype": "fp32", "M": 4096, "N": 4096, "K": 4096}
-        yield about, lambda group=group: _matmul_row(4096, torch.float32, group)
-    for tile in (
-        (16, 16, 64, 1, 3),
-        (32, 32, 64, 4, 3),
-        (64, 64, 64, 4, 3),
-        (128, 64, 64, 4, 3),
-        (128, 128, 64, 8, 3),
-        (128, 256, 64, 8, 3),
-    ):
-        config = matmul.MatmulConfig(*tile)
-        about = {
-            "chapter": 3,
-            "kernel": "matmul_tile",
-            "provider": "course",
-            "dtype": "fp16",
-            "M": 4096,
-            "N": 4096,
-            "K": 4096,
-            "block_m": tile[0],
-            "block_n": tile[1],
-            "block_k": tile[2],
-        }
-        yield about, lambda config=config: _tile_row(config)
+    square = dict.fromkeys("MNK", 4096)
+    groups = {"course": 8, "course, row order": 1, "torch": None}
+    for n, (provider, group) in itertools.product((512, 1024, 2048, 4096, 8192, 16_384), groups.items()):
+        yield about(3, "matmul", provider, M=n, N=n, K=n), partial(_matmul_row, n, torch.float16, group)
+    for provider in ("course", "torch"):
+        yield about(3, "matmul", provider, "fp32", **square), partial(_matmul_row, 4096, torch.float32, groups[provider])
+    sizes = ((16, 16, 1), (32, 32, 4), (64, 64, 4), (128, 64, 4), (128, 128, 8), (128, 256, 8))
+    for config in (matmul.MatmulConfig(m, n, 64, warps, 3) for m, n, warps in sizes):
+        tile = {"block_m": config.block_m, "block_n": config.block_n, "block_k": config.block_k}
+        yield about(3, "matmul_tile", "course", **square, **tile), partial(_tile_row, config)
     for provider in ("ieee", "tf32"):
-        about = {"chapter": 3, "kernel": "fp32_precision", "provider": provider, "dtype": "fp32", "M": 4096, "N": 4096, "K": 4096}
-        yield about, lambda provider=provider: _precision_row(provider)
+        yield about(3, "fp32_precision", provider, "fp32", **square), partial(_precision_row, provider)
 
 
 def _matmul_row(n: int, dtype: torch.dtype, group: int | None) -> dict[str, Any]:
     a, b = randn(n, n, dtype=dtype), randn(n, n, dtype=dtype)
     if group is None:
         return timed(lambda: a @ b, flops=2 * n**3)
-    config = matmul.choose_config(dtype, hardware.shared_memory_limit())
-    config = dataclasses.replace(config, group=group)
+    config = dataclasses.replace(matmul.choose_config(dtype, hardware.shared_memory_limit()), group=group)
     return timed(lambda: matmul.matmul(a, b, config=config), flops=2 * n**3)
 
 
@@ -176,21 +141,17 @@ def _precision_row(precision: str) -> dict[str, Any]:
 
 def gradient_error_cases() -> Iterator[Measurement]:
     """Chapter 7: the largest error of dq, dk and dv against float64, of the course's kernels and of PyTorch's."""
-    attentions = {name: peers.provider(name) for name in ("naive", "sdpa_flash", "basic")}
-    for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16")):
-        for D, is_causal in itertools.product((64, 128), (False, True)):
-            for provider, attention in attentions.items():
-                about = {"chapter": 7, "kernel": "gradient_error", "provider": provider, "dtype": name, "B": 1, "H": 8, "S": 2048, "D": D}
-                about["is_causal"] = is_causal
-                yield about, lambda about=about, attention=attention, dtype=dtype: _gradient_error_row(about, attention, dtype)
+    for dtype, D, is_causal, provider in itertools.product(("fp16", "bf16"), (64, 128), (False, True), ("naive", "sdpa_flash", "basic")):
+        words = about(7, "gradient_error", provider, dtype, B=1, H=8, S=2048, D=D, is_causal=is_causal)
+        yield words, partial(_gradient_error_row, peers.provider(provider), DTYPES[dtype], D, is_causal)
 
 
-def _gradient_error_row(about: dict[str, Any], attention: Callable, dtype: torch.dtype) -> dict[str, Any]:
+def _gradient_error_row(attention: Callable, dtype: torch.dtype, D: int, is_causal: bool) -> dict[str, Any]:
     torch.manual_seed(0)
-    q, k, v, do = (randn(about["B"], about["H"], about["S"], about["D"], dtype=dtype) for _ in range(4))
-    truth = reference.gradients(q, k, v, do, about["is_causal"])
+    q, k, v, do = (randn(1, 8, 2048, D, dtype=dtype) for _ in range(4))
+    truth = reference.gradients(q, k, v, do, is_causal)
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    got = torch.autograd.grad(attention(*inputs, is_causal=about["is_causal"]), inputs, do)
+    got = torch.autograd.grad(attention(*inputs, is_causal=is_causal), inputs, do)
     errors = [(x.double() - t).abs().max().item() for x, t in zip(got, truth, strict=True)]
     return {name: float(f"{error:.3g}") for name, error in zip(("dq", "dk", "dv"), errors, strict=True)}
 
@@ -198,8 +159,7 @@ def _gradient_error_row(about: dict[str, Any], attention: Callable, dtype: torch
 def training_cases() -> Iterator[Measurement]:
     """Chapter 7: one small transformer trained with each attention, from the same seeds; its loss every few steps."""
     for provider, attention in training.ATTENTIONS.items():
-        about = {"chapter": 7, "kernel": "training", "provider": provider, "dtype": "bf16", **dataclasses.asdict(training.LARGE)}
-        yield about, lambda attention=attention: _training_row(attention)
+        yield about(7, "training", provider, "bf16", **dataclasses.asdict(training.LARGE)), partial(_training_row, attention)
 
 
 def _training_row(attention: training.Attention) -> dict[str, Any]:
@@ -207,20 +167,21 @@ def _training_row(attention: training.Attention) -> dict[str, Any]:
     return {"losses": [round(loss, 4) for loss in losses]}
 
 
-def main() -> None:
+CASES = {
+    "rows": (attention_cases, chapter_8.ablation_cases, hopper_step_cases),
+    "kernels": (naive_step_cases, first_kernel_cases, matmul_cases, gradient_error_cases, training_cases, chapter_8.kernels_cases),
+}
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("file", type=Path, help="JSON file to write; rows that it holds are kept")
     path = parser.parse_args().file
     require_gpu()
-
     kept = opened(path)
-    rows = itertools.chain(attention_cases(), chapter_8.ablation_cases(), chapter_9.ablation_cases())
-    kernels = itertools.chain(
-        naive_step_cases(), first_kernel_cases(), matmul_cases(), gradient_error_cases(), training_cases(), chapter_8.kernels_cases(),
-    )  # fmt: skip
-    failed = [about for key, cases in (("rows", rows), ("kernels", kernels)) for about in run(path, kept, key, cases)]
-    sys.exit(1 if failed else 0)
+    failed = [run(path, kept, key, itertools.chain.from_iterable(cases() for cases in groups)) for key, groups in CASES.items()]
+    return int(any(failed))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

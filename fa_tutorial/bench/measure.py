@@ -37,17 +37,9 @@ def measure(case: Case) -> dict[str, Any]:
     check(case)
     try:
         return _numbers(case)
-    except torch.cuda.OutOfMemoryError:
-        return nothing("out of memory")
-    except OutOfResources:
-        return nothing("not enough shared memory")
-    except peers.Unsupported as error:
-        return nothing(str(error))
-
-
-def nothing(reason: str) -> dict[str, Any]:
-    """The numbers of a case that could not be measured."""
-    return dict.fromkeys(NUMBERS) | {"reason": reason}
+    except (torch.cuda.OutOfMemoryError, OutOfResources, peers.Unsupported) as error:
+        reasons = {torch.cuda.OutOfMemoryError: "out of memory", OutOfResources: "not enough shared memory"}
+        return dict.fromkeys(NUMBERS) | {"reason": reasons.get(type(error), str(error))}
 
 
 def _numbers(case: Case) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -42,9 +41,8 @@ def sdpa(backend: SDPBackend) -> Attention:
             raise Unsupported("SDPA's is_causal is aligned top left: S_q must be S_k")
         try:
             with torch.nn.attention.sdpa_kernel(backend):
-                return torch.nn.functional.scaled_dot_product_attention(
-                    q, k, v, is_causal=is_causal, enable_gqa=q.shape[1] != k.shape[1]
-                )  # fmt: skip
+                is_grouped = q.shape[1] != k.shape[1]
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=is_grouped)
         except RuntimeError as error:
             if "No available kernel" in str(error) or "No viable backend" in str(error):
                 raise Unsupported(f"SDPA's {backend.name.lower()} has no kernel for this input") from error
@@ -84,12 +82,12 @@ def _causal_block_mask(S_q: int, S_k: int, device: torch.device):
 def flash_attn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
     """flash-attn 2, where the package is installed. Its layout is (B, S, H, D): views go in and a view comes out."""
     try:
-        attend = importlib.import_module("flash_attn").flash_attn_func
-    except (ImportError, AttributeError) as error:
+        from flash_attn import flash_attn_func
+    except ImportError as error:
         raise Unsupported(NOT_INSTALLED) from error
     if q.dtype == torch.float32:
         raise Unsupported("flash-attn takes fp16 and bf16")
-    return attend(*(x.transpose(1, 2) for x in (q, k, v)), causal=is_causal).transpose(1, 2)
+    return flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=is_causal).transpose(1, 2)
 
 
 # ---------------------------------------------------------------- the course's kernels
@@ -99,16 +97,11 @@ def course(kernel: str) -> Attention:
     """flash_attention with one of its kernels."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
+        if kernel == "hopper" and best(q) != "hopper":
+            raise Unsupported("chapter 9's kernel is for GPUs of compute capability 9.0")
         return flash_attention(q, k, v, is_causal=is_causal, kernel=kernel)
 
     return attention
-
-
-def hopper_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
-    """flash_attention with chapter 9's forward."""
-    if best(q) != "hopper":
-        raise Unsupported("chapter 9's kernel is for GPUs of compute capability 9.0")
-    return flash_attention(q, k, v, is_causal=is_causal, kernel="hopper")
 
 
 class Launched(torch.autograd.Function):
@@ -159,9 +152,7 @@ def milliseconds(run: Callable[[TileConfig], Any], tile: TileConfig) -> float:
         return math.inf
 
 
-def autotuned_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def autotuned_forward(q, k, v, is_causal: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Chapter 5's kernel with the fastest tile."""
 
     def run(tile: TileConfig) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,7 +213,7 @@ PROVIDERS: dict[str, Attention] = {
     "flash_attn": flash_attn,
     **{kernel: course(kernel) for kernel in ("basic", "tuned")},
     **{name: tuned_step(*launchers) for name, launchers in TUNED_STEPS.items()},
-    "hopper": hopper_attention,
+    "hopper": course("hopper"),
     **{name: hopper_step(step) for name, step in HOPPER_STEPS.items()},
 }
 

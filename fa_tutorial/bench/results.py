@@ -11,100 +11,76 @@ import datetime
 import json
 import os
 import re
-import subprocess
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
-FOLDER = resources.files("fa_tutorial.bench") / "results"
+from fa_tutorial import hardware
+
+FOLDER = Path(__file__).with_name("results")
 
 
-def load(gpu: str = "h200") -> dict[str, Any]:
-    """The stored results of a GPU, by its file's name; ValueError that lists what is stored otherwise."""
-    stored = {entry.name.removesuffix(".json"): entry for entry in FOLDER.iterdir() if entry.name.endswith(".json")}
-    if gpu not in stored:
-        raise ValueError(f"no stored results for {gpu!r}; stored: {', '.join(sorted(stored))}")
-    return json.loads(stored[gpu].read_text())
+def load(gpu: str | Path = "h200") -> dict[str, Any]:
+    """The stored results of a GPU, by its file's name, or those in a file: "rows" and "kernels" are DataFrames, where null is NaN."""
+    stored = read(gpu if isinstance(gpu, Path) else FOLDER / f"{gpu}.json")
+    return stored | {key: pd.DataFrame(stored[key], dtype=object) for key in ("rows", "kernels")}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The results in a file; ValueError where there is no such file, or it holds something else."""
+    """The results in a file as they stand there, rows as lists of dicts; ValueError where it holds something else."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}") from None
-    except ValueError as error:  # of JSON, or of UTF-8
-        raise ValueError(f"{path} is no JSON: {error}") from None
-    if not isinstance(stored, dict) or not {"provenance", "rows"} <= stored.keys():
-        raise ValueError(f'{path} holds no results: "provenance" and "rows" are missing')
-    if not isinstance(stored["provenance"], dict) or not all(_holds_rows(stored, key) for key in ("rows", "kernels")):
-        raise ValueError(f'{path} holds no results: "provenance" must be an object, "rows" and "kernels" lists of objects')
-    return stored
+        return {key: stored[key] for key in ("provenance", "rows", "kernels")}
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} holds no results: {error!r}") from None
 
 
-def _holds_rows(stored: dict[str, Any], key: str) -> bool:
-    rows = stored.get(key, [])
-    return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+def select(rows: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
+    """The rows whose fields equal `wanted`; ValueError if there is none, so that a figure never shows nothing in silence."""
+    found = rows[(rows.reindex(columns=list(wanted)) == pd.Series(wanted, dtype=object)).all(axis=1)]
+    if found.empty:
+        raise ValueError(f"no stored row has {wanted}")
+    return found.infer_objects()
 
 
 def path_here() -> Path:
     """Where the results of this machine's GPU are kept: FOLDER/h200.json for an NVIDIA H200."""
     name = torch.cuda.get_device_name().removeprefix("NVIDIA ")
-    return Path(str(FOLDER)) / f"{re.sub(r'[^a-z0-9]+', '_', name.lower())}.json"
-
-
-def select(rows: list[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
-    """The rows whose fields equal `wanted`; ValueError if there is none, so that a figure never shows nothing in silence."""
-    found = [row for row in rows if all(row.get(field) == value for field, value in wanted.items())]
-    if not found:
-        raise ValueError(f"no stored row has {wanted}")
-    return found
+    return FOLDER / f"{re.sub(r'[^a-z0-9]+', '_', name.lower())}.json"
 
 
 def save(path: Path, results: dict[str, Any]) -> None:
-    """Write `results` whole, or leave what was there: an interruption loses no finished row."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(dumps(results))
-    os.replace(part, path)
+    """Write `results` whole, or leave what was there: an interruption loses no finished row.
 
-
-def dumps(results: dict[str, Any]) -> str:
-    """JSON with one row a line, so that a change of one row is one line of a diff."""
+    A row stands on one line, so that a change of one row is one line of a diff.
+    """
     parts = []
     for key, value in results.items():
-        if isinstance(value, list):
-            lines = ",\n".join("  " + json.dumps(row) for row in value)
-            parts.append(f'"{key}": [\n{lines}\n ]' if value else f'"{key}": []')
-        else:
-            parts.append(f'"{key}": {json.dumps(value, indent=2)}')
-    return "{\n " + ",\n ".join(parts) + "\n}\n"
+        lines = ",\n".join("  " + json.dumps(row) for row in value) if isinstance(value, list) else ""
+        parts.append(f'"{key}": [\n{lines}\n ]' if lines else f'"{key}": {json.dumps(value, indent=2)}')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text("{\n " + ",\n ".join(parts) + "\n}\n")
+    os.replace(part, path)
 
 
 def provenance() -> dict[str, Any]:
     """What a number depends on: GPU, its clocks, driver, versions, date."""
     import triton
 
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
-        "gpu": torch.cuda.get_device_name(),
-        "compute_capability": ".".join(map(str, torch.cuda.get_device_capability())),
-        "multiprocessors": torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count,
-        "memory_bytes": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
-        "clocks": _nvidia_smi("clocks.max.sm,clocks.max.mem"),
-        "driver": _nvidia_smi("driver_version"),
+        "gpu": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "clocks": hardware.nvidia_smi("clocks.max.sm,clocks.max.mem"),
+        "driver": hardware.nvidia_smi("driver_version"),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-
-
-def _nvidia_smi(query: str) -> str | None:
-    try:
-        answer = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return answer.stdout.splitlines()[0].strip()

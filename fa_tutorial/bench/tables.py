@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fa_tutorial.bench.cases import LABELS, MODES, Grid, Shape, in_order, rows_of
+import numpy as np
+import pandas as pd
 
-MIB = 2**20
+from fa_tutorial.bench import results
+from fa_tutorial.bench.cases import LABELS, MODES, SHAPE, Grid
+
 NOTHING = "–"
+
+
+def label(provider: str) -> str:
+    return LABELS.get(provider, provider)
+
+
+def mask(is_causal: bool) -> str:
+    return "causal" if is_causal else "full"
+
+
+def source(provenance: dict[str, Any]) -> str:
+    """One line on where and when the numbers were measured."""
+    return f"{provenance['gpu']}, torch {provenance['torch']}, Triton {provenance['triton']}, {provenance['date']}"
+
+
+def markdown(head: Sequence[str], lines: Iterable[Iterable[str]]) -> str:
+    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(line)} |" for line in lines)])
 
 
 # ---------------------------------------------------------------- one case
@@ -19,96 +38,72 @@ def case_head() -> str:
     return f"{'provider':16}{'ms':>10}  {'20 % … 80 %':>19}{'TFLOP/s':>10}{'peak MiB':>10}{'first call s':>14}"
 
 
-def case_line(row: dict[str, Any]) -> str:
+def case_line(row: Mapping[str, Any]) -> str:
     """A row of one case, under case_head(): its numbers, or the reason why it has none."""
-    if row["ms"] is None:
+    if pd.isna(row["ms"]):
         return f"{row['provider']:16}{NOTHING:>10}  {row['reason']}"
     quantiles = f"{row['ms_20']:.4f} … {row['ms_80']:.4f}"
-    return f"{row['provider']:16}{row['ms']:10.4f}  {quantiles:>19}{row['tflops']:10.1f}{row['peak_bytes'] / MIB:10.1f}{row['first_call_s']:14.2f}"
+    return f"{row['provider']:16}{row['ms']:10.4f}  {quantiles:>19}{row['tflops']:10.1f}{row['peak_bytes'] / 2**20:10.1f}{row['first_call_s']:14.2f}"
 
 
 # ---------------------------------------------------------------- a grid
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """How many times as fast as a peer one provider is, over the points where both were measured: geometric mean, lowest, highest."""
-
-    peer: str
-    mean: float
-    lowest: float
-    highest: float
-    points: int
+def on_grid(rows: pd.DataFrame, grid: Grid, **wanted: Any) -> pd.DataFrame:
+    """The rows of the grid's shapes whose fields equal `wanted`; ValueError if there is none."""
+    found = pd.DataFrame(grid.shapes).merge(results.select(rows, **wanted), on=SHAPE)
+    if found.empty:
+        raise ValueError(f"no stored row lies on this grid ({grid.about}): python -m fa_tutorial bench sweep measures it")
+    return found
 
 
-def compare(rows: list[dict[str, Any]], grid: Grid, mode: str, dtype: str, ours: str = "tuned") -> list[Comparison]:
-    """`ours` against every other provider that has rows on the grid; peers without a common point are left out. ValueError if none is stored."""
-    found = rows_of(rows, grid.shapes, mode=mode, dtype=dtype)
-    comparisons = []
-    for peer in in_order(provider for provider, _ in found):
-        pairs = [(found.get((ours, shape)), found.get((peer, shape))) for shape in grid.shapes]
-        ratios = [theirs["ms"] / mine["ms"] for mine, theirs in pairs if mine and theirs and mine["ms"] and theirs["ms"]]
-        if peer != ours and ratios:
-            mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
-            comparisons.append(Comparison(peer, mean, min(ratios), max(ratios), len(ratios)))
-    return comparisons
+def parts(rows: pd.DataFrame, grid: Grid) -> list[tuple[str, str]]:
+    """(dtype, mode) of every part of the grid that has rows."""
+    return list(on_grid(rows, grid).groupby(["dtype", "mode"], sort=False).groups)
 
 
-def comparison_table(rows: list[dict[str, Any]], grid: Grid, mode: str, dtype: str, ours: str = "tuned") -> str:
+def table(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str, number: str = "tflops") -> pd.DataFrame:
+    """One number of every point (D, is_causal, S_q) of the grid, a column for each provider, those of LABELS first; NaN where there is none."""
+    found = on_grid(rows, grid, mode=mode, dtype=dtype)
+    point = ["D", "is_causal", "S_q"]  # what tells the shapes of one grid apart
+    wide = found.pivot(index=point, columns="provider", values=number).astype(float)
+    providers = [name for name in dict.fromkeys([*LABELS, *rows["provider"]]) if name in wide]
+    return wide[providers].reindex(pd.MultiIndex.from_frame(pd.DataFrame(grid.shapes)[point]))
+
+
+def compare(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str, ours: str = "tuned") -> pd.DataFrame:
+    """How many times as fast as each peer `ours` is: geometric mean, lowest and highest over the points where both were measured."""
+    ms = table(rows, grid, mode, dtype, "ms")
+    ratios = ms.div(ms.get(ours, np.nan), axis=0).drop(columns=ours, errors="ignore").dropna(axis=1, how="all")
+    geometric = np.exp(np.log(ratios).mean())
+    return pd.DataFrame({"mean": geometric, "lowest": ratios.min(), "highest": ratios.max(), "points": ratios.count()})
+
+
+def comparison_table(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str, ours: str = "tuned") -> str:
     """compare() in Markdown: above 1, `ours` is the faster one."""
-    lines = [f"| {MODES[mode]}, {dtype}: {label(ours)} against | geometric mean | lowest | highest | points |", "|---|---|---|---|---|"]
-    for comparison in compare(rows, grid, mode, dtype, ours):
-        numbers = (f"{ratio:.2f}" for ratio in (comparison.mean, comparison.lowest, comparison.highest))
-        lines.append(f"| {label(comparison.peer)} | {' | '.join(numbers)} | {comparison.points} |")
-    return "\n".join(lines)
+    head = (f"{MODES[mode]}, {dtype}: {label(ours)} against", "geometric mean", "lowest", "highest", "points")
+    found = compare(rows, grid, mode, dtype, ours).itertuples()
+    return markdown(head, ([label(peer), *map("{:.2f}".format, ratios), str(points)] for peer, *ratios, points in found))
 
 
 SPEED_COLUMNS = (("fwd", "hopper"), ("fwd", "tuned"), ("bwd", "tuned"))
 
 
-def speed_table(rows: list[dict[str, Any]], grid: Grid, dtype: str = "fp16") -> str:
+def speed_table(rows: pd.DataFrame, grid: Grid, dtype: str = "fp16") -> str:
     """compare() of each (mode, ours) of SPEED_COLUMNS that is stored with every provider of LABELS, in Markdown: what the README shows."""
-    compared = {(mode, ours): compare(rows, grid, mode, dtype, ours) for mode, ours in SPEED_COLUMNS}
-    columns = {column: {comparison.peer: comparison for comparison in found} for column, found in compared.items() if found}
-    lines = [f"| against | {' | '.join(f'{MODES[mode]}, {label(ours)}' for mode, ours in columns)} |", "|---|" + "---|" * len(columns)]
-    ours = [provider for _, provider in columns]
-    for peer in LABELS:
-        # Who has a column of its own is not compared the other way round in a later one.
-        cells = [None if peer in ours[:i] else peers.get(peer) for i, peers in enumerate(columns.values())]
-        if any(cells):
-            lines.append(f"| {label(peer)} | {' | '.join(NOTHING if cell is None else _span(cell) for cell in cells)} |")
-    return "\n".join(lines)
+    columns, shown = {}, []
+    for mode, ours in SPEED_COLUMNS:
+        found = compare(rows, grid, mode, dtype, ours).drop(shown, errors="ignore")  # who has a column is not compared the other way round
+        if len(found):
+            spans = [f"{mean:.2f} ({low:.2f} to {high:.2f})" for _, mean, low, high, _ in found.itertuples()]
+            columns[f"{MODES[mode]}, {label(ours)}"] = pd.Series(spans, found.index)
+            shown.append(ours)
+    table = pd.DataFrame(columns).reindex(list(LABELS)).dropna(how="all").fillna(NOTHING)
+    return markdown(["against", *table], ((label(peer), *cells) for peer, *cells in table.itertuples()))
 
 
-def _span(comparison: Comparison) -> str:
-    return f"{comparison.mean:.2f} ({comparison.lowest:.2f} to {comparison.highest:.2f})"
-
-
-def tflops_table(rows: list[dict[str, Any]], grid: Grid, mode: str, dtype: str) -> str:
+def tflops_table(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str) -> str:
     """TFLOP/s of every provider on every stored point of the grid, in Markdown; – where there is no number."""
-    found = rows_of(rows, grid.shapes, mode=mode, dtype=dtype)
-    providers = in_order(provider for provider, _ in found)
-    measured = {shape for _, shape in found}
-    lines = ["| D | mask | S | " + " | ".join(map(label, providers)) + " |", "|---|---|---|" + "---|" * len(providers)]
-    for shape in grid.shapes:
-        if shape in measured:
-            numbers = (_tflops(found.get((provider, shape))) for provider in providers)
-            lines.append(f"| {shape.D} | {mask(shape)} | {shape.S_q:,} | " + " | ".join(numbers) + " |")
-    return "\n".join(lines)
-
-
-def _tflops(row: dict[str, Any] | None) -> str:
-    return NOTHING if row is None or row["tflops"] is None else f"{row['tflops']:.0f}"
-
-
-def label(provider: str) -> str:
-    return LABELS.get(provider, provider)
-
-
-def mask(shape: Shape) -> str:
-    return "causal" if shape.is_causal else "full"
-
-
-def source(provenance: dict[str, Any]) -> str:
-    """One line on where and when the numbers were measured."""
-    return f"{provenance['gpu']}, torch {provenance['torch']}, Triton {provenance['triton']}, {provenance['date']}"
+    tflops = table(rows, grid, mode, dtype).dropna(how="all").map(lambda number: NOTHING if np.isnan(number) else f"{number:.0f}")
+    lines = ((str(D), mask(is_causal), f"{S:,}", *cells) for (D, is_causal, S), *cells in tflops.itertuples())
+    return markdown(["D", "mask", "S", *map(label, tflops)], lines)

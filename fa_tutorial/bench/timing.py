@@ -53,18 +53,16 @@ def peak_bytes(call: Callable[[], Any]) -> int:
     go of one call's buffers when the next begins, which then seems to hold that much less.
     """
     require_gpu()
-    call()
-    return max(_peak_bytes_once(call) for _ in range(3))
-
-
-def _peak_bytes_once(call: Callable[[], Any]) -> int:
-    torch.cuda.synchronize()
-    gc.collect()  # what is garbage already would be freed in the middle of the call
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    peaks = []
+    for _ in range(4):
+        torch.cuda.synchronize()
+        gc.collect()  # what is garbage already would be freed in the middle of the call
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    return max(peaks[1:])
 
 
 def first_call_s(call: Callable[[], Any]) -> float:

@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
-from draw.drawing import BODY, GREY, HEAD, MASKED, TENSOR_COLOUR, WIDTH, arrow, box, canvas, image, number, outline, tint, write
+from draw.drawing import BODY, GREY, HEAD, MASKED, TENSOR_COLOUR, WIDTH, arrow, box, canvas, image, number, outline, write
 from fa_tutorial import ledger, softmax
+from fa_tutorial.bench import results
 
 # ---------------------------------------------------------------- chapter 0
 
@@ -57,38 +58,62 @@ def draw_course_map() -> Figure:
     return figure
 
 
-A100_SMS, A100_SHARED_KB = 108, 192  # FA1, section 2.1
-H200_SMS, H200_SHARED_KB = 132, 227  # NVIDIA: SMs, and the shared memory that one block may ask for
+@image("00_payoff.png")
+def draw_payoff() -> Figure:
+    """Time and memory of naive and of flash attention on the same input, as two bars each."""
+    figure, ax = canvas(2.75)
+    h200 = results.load("h200")
+    case = {"mode": "fwd", "dtype": "fp16", "B": 1, "H_q": 16, "S_q": 4096, "D": 64, "is_causal": False}
+    naive, flash = (results.select(h200["rows"], provider=provider, **case)[0] for provider in ("naive", "sdpa_flash"))
+    panels = (
+        ("time: {:.0f} times faster", naive["ms"], flash["ms"], "{:.2f} ms", 0.1),
+        ("extra memory: {:.0f} times less", naive["peak_bytes"] / 2**20, flash["peak_bytes"] / 2**20, "{:,.0f} MiB", 4.75),
+    )
+    for title, slow, fast, unit, left in panels:
+        write(ax, left + 0.75, 0.25, title.format(slow / fast), HEAD, ha="left", weight="bold")
+        for row, (name, value, colour, hatch) in enumerate((("naive", slow, "vermilion", "////"), ("flash", fast, "blue", None))):
+            y, length = 0.6 + row * 0.75, max(2.4 * value / slow, 0.03)
+            write(ax, left + 0.65, y + 0.27, name, BODY, ha="right")
+            box(ax, left + 0.75, y, length, 0.55, colour=colour, share=0.75, hatch=hatch)
+            write(ax, left + 0.85 + length, y + 0.27, unit.format(value), BODY, ha="left", weight="bold")
+    note = f"{h200['provenance']['gpu']}, forward pass, fp16, full attention: S = 4,096 tokens, 16 heads, D = 64"
+    write(ax, 0.1, 2.45, note, ha="left")
+    return figure
+
+
+H200_SMS, REGISTERS_KB, SHARED_KB, L2_MB, HBM_GB = 132, 256, 228, 50, 141  # NVIDIA, Hopper tuning guide and H200 data sheet
 
 
 @image("00_memory_hierarchy.png")
 def draw_memory_hierarchy() -> Figure:
-    """Registers, shared memory, L2, HBM: size and bandwidth on an A100 and an H200, each with its source."""
-    figure, ax = canvas(4.75)
-    a100_total, h200_total = A100_SMS * A100_SHARED_KB / 1024, H200_SMS * H200_SHARED_KB / 1024
-    levels = (
-        ("registers", "green", "256 KB an SM [b]", "256 KB an SM [b]"),
-        ("shared memory\nand L1", "sky",
-         f"{A100_SHARED_KB} KB an SM [a]\n{a100_total:.0f} MB together, 19 TB/s [a]",
-         f"up to {H200_SHARED_KB} KB a block [b]\n{h200_total:.0f} MB on {H200_SMS} SMs"),
-        ("L2 cache", "orange", "40 MB [b]", "50 MB usable [b]\n60 MB reported [c]"),
-        ("HBM", "purple", "40 GB [a]\n1.5 TB/s [a]", "141 GB [b]\n4.3 TB/s, a copy [c]"),
-    )  # fmt: skip
-    top, tall, middle, half = 0.6, 0.85, 1.65, (0.5, 0.77, 1.04, 1.31, 1.58)
-    write(ax, middle, 0.3, "small, fast, close to the arithmetic", style="italic")
-    write(ax, middle, top + 4 * tall + 0.2, "large, slow, far away", style="italic")
-    write(ax, 4.75, 0.3, f"A100, {A100_SMS} SMs [a]", BODY, weight="bold")
-    write(ax, 7.6, 0.3, f"H200, {H200_SMS} SMs [b]", BODY, weight="bold")
-    for i, (name, colour, a100, h200) in enumerate(levels):
-        y = top + i * tall
-        corners = [(middle - half[i], y), (middle + half[i], y), (middle + half[i + 1], y + tall), (middle - half[i + 1], y + tall)]
-        ax.add_patch(Polygon(corners, facecolor=tint(colour, 0.4), edgecolor="black", linewidth=1.2))
-        write(ax, middle, y + tall / 2, name, BODY)
-        write(ax, 4.75, y + tall / 2, a100)
-        write(ax, 7.6, y + tall / 2, h200)
-        ax.plot([3.35, 8.9], [y, y], color=GREY, linewidth=0.8)
-    sources = "[a] FlashAttention paper, 2022    [b] NVIDIA's documentation    [c] measured on an H200, or reported by it"
-    write(ax, WIDTH / 2, 4.55, sources)
+    """An H200 as boxes: SMs with registers and shared memory, the L2 cache below them, HBM outside the chip; sizes, and the one rate measured."""
+    figure, ax = canvas(5.5)
+    copy = results.load("h200")["provenance"]["ceilings"]["copy_gb_s"] / 1000
+    chip, side = 6.15, 6.4  # right edge of the boxes, left edge of the notes
+    box(ax, 0.1, 0.1, chip, 3.62, colour="black", share=0.05)
+    write(ax, 0.25, 0.32, f"the chip: {H200_SMS} SMs and an L2 cache", BODY, ha="left", weight="bold")
+    for x, name in ((0.25, "SM 0"), (1.97, "SM 1"), (4.48, f"SM {H200_SMS - 1}")):
+        box(ax, x, 0.58, 1.62, 2.0)
+        write(ax, x + 0.81, 0.76, name)
+        for y in (1.34, 1.88, 2.42):  # from each level to the next
+            ax.plot([x + 0.81, x + 0.81], [y, y + (0.45 if y > 2 else 0.18)], color="black", linewidth=1.6, zorder=2)
+        for y, text, colour in ((0.98, "arithmetic", "yellow"), (1.52, "registers", "green"), (2.06, "shared memory", "sky")):
+            box(ax, x + 0.08, y, 1.46, 0.36, text, colour, share=0.45)
+    write(ax, 4.04, 1.5, "…", HEAD, weight="bold")
+    box(ax, 0.25, 2.87, chip - 0.3, 0.7, "L2 cache, shared by all SMs", "orange", share=0.45, size=BODY)
+    box(ax, 0.1, 4.55, chip, 0.75, "HBM, the GPU's main memory: every tensor lives here", "purple", share=0.45, size=BODY)
+    arrow(ax, (2.4, 4.55), (2.4, 3.59), "vermilion", width=3.0)
+    arrow(ax, (2.8, 3.59), (2.8, 4.55), "vermilion", width=3.0)
+    write(ax, 3.0, 4.13, f"{copy:.1f} TB/s, measured by a copy", BODY, ha="left", weight="bold")
+    registers, shared = H200_SMS * REGISTERS_KB / 1024, H200_SMS * SHARED_KB / 1024
+    write(ax, side, 0.32, "size", BODY, ha="left", weight="bold")
+    for y, text in (
+        (1.7, f"{REGISTERS_KB} KB per SM, {registers:.0f} MB in all"),
+        (2.24, f"{SHARED_KB} KB per SM, {shared:.0f} MB in all"),
+        (3.22, f"{L2_MB} MB"),
+        (4.92, f"{HBM_GB} GB"),
+    ):
+        write(ax, side, y, text, ha="left")
     return figure
 
 
@@ -117,7 +142,7 @@ def draw_hbm(ax: Axes, x: float, y: float, tensors: dict[str, str], width: float
 def draw_naive_kernels() -> Figure:
     """What three kernels of naive attention, and one fused kernel, read from and write to HBM."""
     figure, ax = canvas(4.3)
-    size = {"q": "S_q·D", "k": "S_k·D", "s": "S_q·S_k", "p": "S_q·S_k", "v": "S_k·D", "o": "S_q·D"}
+    size = {"q": "S·D", "k": "S·D", "s": "S·S", "p": "S·S", "v": "S·D", "o": "S·D"}
     top, naive, fused = 0.5, 0.1, 5.82
     end = top + 1.05  # where the tensors end and the arrows begin
     write(ax, naive, 0.25, "three kernels", HEAD, ha="left", weight="bold")
@@ -129,22 +154,82 @@ def draw_naive_kernels() -> Figure:
     q, k, v, o = draw_hbm(ax, fused, top, {name: size[name] for name in "qkvo"}, 0.74)
     draw_flow(ax, end, "q kᵀ, softmax, p v", q - 0.2, o + 0.2, [q, k, v], [o])
     S, D, block_m, itemsize = 4096, 64, 128, 2
+    for x in (k, v):
+        write(ax, x + 0.07, end + 0.5, f"{S // block_m} ×", ha="left", weight="bold")
     naive_mb = ledger.naive_hbm_bytes(1, 1, S, S, D, itemsize) / 1e6
     flash_mb = ledger.flash_hbm_bytes(S, S, D, block_m, itemsize) / 1e6
-    write(ax, naive, 3.45, f"4·S_q·S_k + 2·(S_q + S_k)·D elements\n{naive_mb:.0f} MB for one head", ha="left", linespacing=1.4)
-    write(ax, fused, 3.45, f"S_q·S_k stays on the chip\n{flash_mb:.0f} MB for one head", ha="left", linespacing=1.4)
+    write(ax, naive, 3.45, f"{naive_mb:.0f} MB for one head", BODY, ha="left", weight="bold")
+    write(ax, fused, 3.33, f"{flash_mb:.0f} MB for one head", BODY, ha="left", weight="bold")
+    write(ax, fused, 3.63, f"k and v: once per block of {block_m} queries", ha="left")
     arrow(ax, (0.1, 4.05), (0.55, 4.05), "blue")
     write(ax, 0.65, 4.05, "read", ha="left")
     arrow(ax, (1.3, 4.05), (1.75, 4.05), "vermilion", dashed=True)
     write(ax, 1.85, 4.05, "written", ha="left")
-    note = f"S_q = S_k = {S:,}, D = {D}, fp16; fused: k and v read once for each {block_m} rows of q"
-    write(ax, WIDTH - 0.1, 4.05, note, ha="right")
+    write(ax, WIDTH - 0.1, 4.05, f"in each tensor: its number of elements     S = {S:,}, D = {D}, fp16", ha="right")
     return figure
 
 
 # ---------------------------------------------------------------- chapter 1
 
 EXAMPLE = (3.0, 2.0, 5.0, 1.0)
+TERM_LOOKS = (("sky", ""), ("orange", "////"), ("green", "...."), ("purple", "xxxx"))  # colour and hatching of each element's term
+
+
+@image("01_passes.png")
+def draw_passes() -> Figure:
+    """How often a softmax reads its row from HBM: three passes, two passes, one."""
+    figure, ax = canvas(3.75)
+    ways = (
+        ("three passes", "4·n elements", ("find m", "find l", "divide"), 0.1, 3.5),
+        ("two passes", "3·n elements", ("find m and l", "divide"), 3.95, 2.75),
+        ("one pass", "2·n elements", ("keep the row;\nm, l, divide",), 7.05, 1.85),
+    )
+    for title, moved, passes, left, width in ways:
+        write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
+        box(ax, left, 0.5, width, 0.75, colour="black", share=0.08)
+        write(ax, left + 0.1, 0.7, "HBM", ha="left", weight="bold")
+        write(ax, left + width / 2, 0.97, "x        y", BODY)
+        step = width / len(passes)
+        for number_of, name in enumerate(passes):
+            x = left + (number_of + 0.5) * step
+            last = number_of == len(passes) - 1
+            arrow(ax, (x - 0.2 * last, 1.25), (x - 0.2 * last, 2.1), "blue")
+            if last:
+                arrow(ax, (x + 0.2, 2.1), (x + 0.2, 1.25), "vermilion", dashed=True)
+            wide = step - 0.12
+            box(ax, x - wide / 2, 2.1, wide, 0.6, name, "sky")
+        write(ax, left + width / 2, 2.98, moved, BODY, weight="bold")
+    arrow(ax, (0.1, 3.5), (0.55, 3.5), "blue")
+    write(ax, 0.65, 3.5, "reads the row of n scores x", ha="left")
+    arrow(ax, (3.45, 3.5), (3.9, 3.5), "vermilion", dashed=True)
+    write(ax, 4.0, 3.5, "writes the n weights y", ha="left")
+    return figure
+
+
+@image("01_two_maxima.png")
+def draw_two_maxima() -> Figure:
+    """The numerators of 3, 2 | 5, 1: each block measured from its own maximum, and both from 5."""
+    figure, ax = canvas(4.3)
+    base, scale = 3.0, 1.7
+    panels = (("each block from its own maximum", (3.0, 3.0, 5.0, 5.0), 0.75), ("both blocks from 5", (5.0,) * 4, 5.15))
+    for title, maxima, left in panels:
+        write(ax, left + 1.65, 0.3, title, HEAD, weight="bold")
+        for height in (0, scale):
+            ax.plot([left - 0.1, left + 3.3], [base - height, base - height], color=GREY, linewidth=0.8, zorder=0.5)
+            write(ax, left - 0.2, base - height, "1" if height else "0", ha="right")
+        ax.plot([left + 1.65, left + 1.65], [0.75, base + 0.35], color="black", linestyle=":", linewidth=1.2)
+        for i, (value, m, (colour, hatch)) in enumerate(zip(EXAMPLE, maxima, TERM_LOOKS, strict=True)):
+            height = math.exp(value - m) * scale
+            x = left + 0.1 + i * 0.82
+            box(ax, x, base - height, 0.62, height, colour=colour, hatch=hatch, share=0.5)
+            write(ax, x + 0.31, base - height - 0.15, number(math.exp(value - m)))
+            write(ax, x + 0.31, base + 0.2, f"x = {number(value)}", BODY)
+        for block in (0, 1):
+            write(ax, left + 0.82 + block * 1.66, base + 0.55, f"measured from {number(maxima[2 * block])}")
+    arrow(ax, (4.15, 1.9), (4.75, 1.9))
+    write(ax, 4.45, 2.3, f"left block\n· {number(math.exp(3 - 5))}")
+    write(ax, 0.1, 3.98, "left: 3 counts as much as 5, and 2 counts for too much     right: all four on one scale", ha="left")
+    return figure
 
 
 @image("01_online_softmax.png")
@@ -182,7 +267,7 @@ def draw_online_softmax() -> Figure:
 def draw_terms(ax: Axes, x: float, base: float, scale: float, values: tuple[float, ...], m: float) -> None:
     """A bar of height Σ exp(value − m), one patterned piece a value, named where the piece is tall enough."""
     y = base
-    for value, colour, hatch in zip(values, ("sky", "orange", "green", "purple"), ("", "////", "....", "xxxx"), strict=False):
+    for value, (colour, hatch) in zip(values, TERM_LOOKS, strict=False):
         height = math.exp(value - m) * scale
         y -= height
         box(ax, x, y, 0.9, height, f"exp({number(value - m)})" if height > 0.3 else "", colour, hatch=hatch, share=0.5)
@@ -229,4 +314,31 @@ def draw_merge_tree() -> Figure:
     write(ax, 7.9, 0.3, "with an empty part", HEAD, weight="bold")
     draw_tree(ax, 6.15, [*leaves[:2], empty, *leaves[2:]], [(0, 1, 0.5, 1), (2, 3, 2.5, 1), (6, 4, 3.2, 2), (5, 7, 1.85, 3)])
     write(ax, 4.85, 4.3, "top row: one element each, m = x and l = 1     hatched: the empty part (−∞, 0)     thick frame: the whole row")
+    return figure
+
+
+@image("01_running_sum.png")
+def draw_running_sum() -> Figure:
+    """l and acc of scores 3, 2 | 5, 1 with values 10, 20, 30, 40: after the first block, rescaled to the new maximum, after the second."""
+    figure, ax = canvas(5.3)
+    values, alpha = (10.0, 20.0, 30.0, 40.0), math.exp(3 - 5)
+    steps = (("after block 1, m = 3", 2, 3.0), ("the maximum becomes 5", 2, 5.0), ("after block 2, m = 5", 4, 5.0))
+    for row, (name, base, scale, weights) in enumerate((("l", 2.3, 0.95, (1.0,) * 4), ("acc", 4.45, 0.036, values))):
+        write(ax, 0.15, base - 0.6, name, HEAD, ha="left", weight="bold")
+        write(ax, 0.15, base - 0.35, ("Σ exp(x − m)", "Σ exp(x − m) · v")[row], ha="left")
+        ax.plot([1.75, 8.9], [base, base], color=GREY, linewidth=0.8, zorder=0.5)
+        for column, (title, seen, m) in enumerate(steps):
+            x, y = 1.95 + column * 2.55, base
+            if row == 0:
+                write(ax, x + 0.6, 0.3, title, BODY, weight="bold")
+            terms = [math.exp(score - m) * weight for score, weight in zip(EXAMPLE[:seen], weights, strict=False)]
+            for term, score, value, (colour, hatch) in zip(terms, EXAMPLE, values, TERM_LOOKS, strict=False):
+                y -= term * scale
+                text = f"exp({number(score - m)})" + (f" · {number(value)}" if row else "")
+                box(ax, x, y, 1.2, term * scale, text if term * scale > 0.25 else "", colour, hatch=hatch, share=0.5)
+            write(ax, x + 0.6, base + 0.2, f"{name} = {number(sum(terms))}", BODY, weight="bold")
+            if column < 2:
+                arrow(ax, (x + 1.35, base - 0.45), (x + 2.4, base - 0.45))
+                write(ax, x + 1.87, base - 0.65, (f"· {number(alpha)}", "+ block 2")[column], BODY)
+    write(ax, 0.15, 5.05, "alpha = exp(3 − 5) shrinks both sums alike          o = acc / l at the end", BODY, ha="left")
     return figure

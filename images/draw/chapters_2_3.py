@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from draw.drawing import BODY, HEAD, MASKED, TENSOR_COLOUR, arrow, box, canvas, grid, image, number, outline, write
+from fa_tutorial.figures import GREY
 from fa_tutorial.matmul import blocked_matmul, grouped_tile, strips_per_wave
 
 # ---------------------------------------------------------------- chapter 2
@@ -53,7 +55,7 @@ def draw_hop(ax: Axes, x: float, y: float, length: float, text: str) -> None:
 
 @image("02_grid_and_mask.png")
 def draw_grid_and_mask() -> Figure:
-    """Ten elements, three programs of four lanes: each lane's offset, and the last two lanes masked off."""
+    """Ten elements, three programs with blocks of four: the offset of each position, and the last two masked off."""
     figure, ax = canvas(4.1)
     n, block = 10, 4
     side, gap, left = 0.56, 0.22, 1.75
@@ -128,6 +130,158 @@ def draw_transpose_tiles() -> Figure:
                              (3.0, {"hatch": MASKED, "dashed": True}, "masked: outside")):  # fmt: skip
         box(ax, x, y - 0.14, 0.4, 0.28, **options)
         write(ax, x + 0.5, y, text, ha="left")
+    return figure
+
+
+@image("02_gpu.png")
+def draw_gpu() -> Figure:
+    """From the grid to the threads: twelve programs on four SMs, one program's four warps, one warp's threads."""
+    figure, ax = canvas(5.3)
+    chosen, side = 5, 0.6
+    left, top = 0.15, 1.15
+    write(ax, left, 0.25, "grid", HEAD, ha="left", weight="bold")
+    write(ax, left, 0.65, "what you launch:\n12 programs", ha="left", linespacing=1.3)
+
+    def program(ax_x: float, ax_y: float, pid: int, waits: bool = False) -> None:
+        look = {"hatch": MASKED} if waits else {"colour": "orange" if pid == chosen else "sky", "share": 0.6 if pid == chosen else 0.3}
+        box(ax, ax_x, ax_y, side, side, str(pid), size=BODY, weight="bold" if pid == chosen else "normal", **look)
+
+    for pid in range(12):
+        program(left + pid % 3 * (side + 0.06), top + pid // 3 * (side + 0.06), pid, waits=pid >= 8)
+    sm_left, sm_wide, sm_high = 2.85, 1.42, 1.22
+    write(ax, sm_left, 0.25, "GPU", HEAD, ha="left", weight="bold")
+    write(ax, sm_left, 0.65, "where they run:\n4 SMs, 2 programs on each", ha="left", linespacing=1.3)
+    for sm in range(4):
+        x, y = sm_left + sm % 2 * (sm_wide + 0.1), top + sm // 2 * (sm_high + 0.16)
+        outline(ax, x, y, sm_wide, sm_high, line=1.8)
+        write(ax, x + 0.1, y + 0.2, f"SM {sm}", ha="left", weight="bold")
+        for place, pid in enumerate((sm, sm + 4)):
+            program(x + 0.08 + place * (side + 0.06), y + 0.42, pid)
+    slot = (sm_left + sm_wide + 0.1 + 0.08 + 2 * side + 0.06, top + 0.42 + side / 2)  # the right edge of the chosen program, on SM 1
+    zoom, cell, high = 6.3, 0.08, 0.42
+    write(ax, zoom, 0.25, f"program {chosen}", HEAD, ha="left", weight="bold")
+    write(ax, zoom, 0.65, "what it is made of:\n4 warps of 32 threads", ha="left", linespacing=1.3)
+    for warp in range(4):
+        y = top + warp * (high + 0.26)
+        write(ax, zoom, y + 0.05, f"warp {warp}", ha="left")
+        for thread in range(32):
+            box(ax, zoom + thread * cell, y + 0.2, cell, high - 0.12, colour="orange", share=0.6)
+        outline(ax, zoom, y + 0.2, 32 * cell, high - 0.12, line=1.5)
+    for corner, end in ((slot[1] - side / 2, top + 0.1), (slot[1] + side / 2, top + 4 * (high + 0.26) - 0.2)):
+        ax.plot((slot[0], zoom - 0.12), (corner, end), color="black", linestyle="--", linewidth=1.2, zorder=2.6)
+    y = 4.02
+    write(ax, left, y + 0.05, "8 to 11 wait", ha="left")
+    write(ax, zoom, y + 0.05, "32 threads share each instruction", ha="left")
+    for x, text in ((left, "You choose\nthe grid."), (sm_left, "The GPU places programs\non SMs, in any order."),
+                    (zoom, "Triton divides the block\nof data among threads.")):  # fmt: skip
+        write(ax, x, 4.78, text, BODY, ha="left", weight="bold", linespacing=1.3)
+    return figure
+
+
+@image("02_coalescing.png")
+def draw_coalescing() -> Figure:
+    """The 32-byte sectors that a warp touches along a row and down a column, and how a tile gets both directions right."""
+    figure, ax = canvas(6.15)
+    threads, columns, per_sector = torch.arange(32), 8192, 8  # fp32: eight elements fill a sector
+    along, down = ((threads * stride // per_sector).unique().numel() for stride in (1, columns))
+    cell, left = 0.265, 0.3
+    write(ax, 0.15, 0.25, "A warp reads along a row", HEAD, ha="left", weight="bold")
+    top = 1.1
+    for thread in range(32):
+        x = left + thread * cell
+        box(ax, x, top, cell, 0.36, colour="sky", share=0.6)
+        arrow(ax, (x + cell / 2, top - 0.3), (x + cell / 2, top), width=0.9)
+    write(ax, left, top - 0.45, "thread 0", ha="left")
+    write(ax, left + 32 * cell, top - 0.45, "thread 31", ha="right")
+    for sector in range(along):
+        outline(ax, left + sector * per_sector * cell, top, per_sector * cell, 0.36)
+    write(ax, left, top + 0.6, f"{along} sectors of 32 bytes: {32 * along} bytes fetched, 128 used", BODY, ha="left", weight="bold")
+    top, rows = 2.85, 0.44
+    write(ax, 0.15, 2.35, "A warp reads down a column", HEAD, ha="left", weight="bold")
+    for place, thread in enumerate((0, 1, 2, None, 31)):
+        y = top + place * rows
+        if thread is None:
+            write(ax, left + 1.0 + 4 * cell, y + 0.17, "⋮", HEAD, weight="bold")
+            continue
+        write(ax, left, y + 0.17, f"thread {thread}", ha="left")
+        arrow(ax, (left + 0.83, y + 0.17), (left + 1.05, y + 0.17), width=0.9)
+        for element in range(per_sector):
+            look = {"colour": "sky", "share": 0.6} if element == 0 else {"hatch": MASKED}
+            box(ax, left + 1.05 + element * cell, y, cell, 0.34, **look)
+        outline(ax, left + 1.05, y, per_sector * cell, 0.34)
+    write(
+        ax,
+        left,
+        5.35,
+        f"{down} sectors of 32 bytes:\n{32 * down:,} bytes fetched, 128 used",
+        BODY,
+        ha="left",
+        weight="bold",
+        linespacing=1.3,
+    )
+    write(ax, left, 5.88, "hatched: fetched for nothing", ha="left")
+    write(ax, 4.5, 2.35, "A tile does both well", HEAD, ha="left", weight="bold")
+    side, y = 1.0, 3.2
+    for x, name, colour in ((4.5, "tile of x", "sky"), (6.0, "shared\nmemory", "yellow"), (7.5, "tile of out", "orange")):
+        box(ax, x, y, side, side, colour=colour, share=0.4, line=2)
+        if colour == "yellow":
+            write(ax, x + side / 2, y + side / 2, name, weight="bold", linespacing=1.3)
+            continue
+        write(ax, x + side / 2, y - 0.2, name, weight="bold")
+        for step in range(4):
+            arrow(ax, (x + 0.12, y + 0.17 + step * 0.22), (x + side - 0.1, y + 0.17 + step * 0.22), width=1.4)
+    for x in (5.5, 7.0):
+        arrow(ax, (x + 0.06, y + side / 2), (x + 0.46, y + side / 2), width=2.4)
+    write(ax, 4.5, y + side + 0.55, "threads load\nalong rows of x", ha="left", linespacing=1.3)
+    write(ax, 6.0, y + side + 0.55, "elements change\nthreads", ha="left", linespacing=1.3)
+    write(ax, 7.5, y + side + 0.55, "threads store\nalong rows of out", ha="left", linespacing=1.3)
+    return figure
+
+
+@image("02_fused_softmax.png")
+def draw_fused_softmax() -> Figure:
+    """Softmax as five kernels, eight trips of n elements between HBM and the chip; fused, two."""
+    figure, ax = canvas(4.55)
+    steps = (("amax", "x", "m", 0), ("−", "xm", "z", 1), ("exp", "z", "p", 1), ("sum", "p", "l", 0), ("/", "pl", "y", 1))
+    trips = 0
+    memory, chip, wide = 0.6, 2.55, 0.62
+    places = {name: 0.35 + i * 0.95 for i, name in enumerate("xmzply")}
+    for left, right, title in ((0.1, 6.15, "five kernels"), (6.75, 8.9, "one fused kernel")):
+        write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
+        ax.add_patch(Rectangle((left, memory - 0.12), right - left, 1.0, facecolor="#ebebeb", edgecolor=GREY))
+    kernels = {name: 0.55 + i * 1.14 for i, (name, *_) in enumerate(steps)}
+
+    def tensor(x: float, name: str) -> None:
+        whole = name not in "ml"
+        box(ax, x, memory + 0.1, wide, 0.56, f"{name}\n{'n' if whole else 'rows'}", "orange" if whole else None, share=0.4, size=BODY)
+
+    def trip(start: float, end: float, is_read: bool, whole: bool) -> None:
+        high, low = memory + 0.66, chip
+        ends = ((start, high), (end, low)) if is_read else ((end, low), (start, high))
+        arrow(ax, *ends, colour="blue" if is_read else "vermilion", dashed=not is_read, width=2.2 if whole else 0.9)
+
+    for name, x in places.items():
+        tensor(x, name)
+    for name, reads, writes, whole in steps:
+        x = kernels[name]
+        box(ax, x, chip, 0.82, 0.52, name, "sky", size=BODY, line=2, weight="bold")
+        for i, source in enumerate(reads):
+            trip(places[source] + wide / 2, x + 0.2 + 0.2 * i, True, source not in "ml")
+            trips += source not in "ml"
+        trip(places[writes] + wide / 2, x + 0.65, False, bool(whole))
+        trips += whole
+    for x, name in ((6.95, "x"), (8.1, "y")):
+        tensor(x, name)
+    box(ax, 6.95, chip, 1.77, 0.52, "softmax", "sky", size=BODY, line=2, weight="bold")
+    trip(6.95 + wide / 2, 6.95 + wide / 2, True, True)
+    trip(8.1 + wide / 2, 8.1 + wide / 2, False, True)
+    write(ax, 0.1, 3.45, f"{trips} trips of n elements", BODY, ha="left", weight="bold")
+    write(ax, 6.75, 3.45, "2 trips of n elements", BODY, ha="left", weight="bold")
+    y = 4.1
+    for x, colour, dashed, text in ((0.1, "blue", False, "read"), (1.5, "vermilion", True, "written")):
+        arrow(ax, (x, y), (x + 0.5, y), colour=colour, dashed=dashed, width=2.2)
+        write(ax, x + 0.6, y, text, ha="left")
+    write(ax, 3.2, y, "thin arrows: one number per row.  Gray: HBM.", ha="left")
     return figure
 
 

@@ -14,12 +14,9 @@ def strides_by_accumulate(shape):
     return tuple(itertools.accumulate(shape[:0:-1], lambda step, size: step * size, initial=1))[::-1] if shape else ()
 
 
-def strides_by_pytorch(shape):
-    return torch.empty(shape, device="meta").stride()
-
-
-def offset_by_tensors(index, strides):
-    return (torch.tensor(index, dtype=torch.int64) * torch.tensor(strides, dtype=torch.int64)).sum()
+def view_by_pytorch(S, H, D):
+    k = torch.empty((2, S, 3, H, D), device="meta")[:, :, 1].transpose(1, 2)
+    return k.storage_offset(), list(k.stride())
 
 
 @triton.jit
@@ -31,13 +28,6 @@ def add_kernel_clamped(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def add_kernel_by_grid_strides(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    for start in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):
-        offs = start + tl.arange(0, BLOCK)
-        tl.store(out_ptr + offs, tl.load(x_ptr + offs, mask=offs < n) + tl.load(y_ptr + offs, mask=offs < n), mask=offs < n)
-
-
-@triton.jit
 def transpose_kernel_flat(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stride_or, stride_oc,
                           BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
     # One vector over the tile: lane t is row t // BLOCK_C and column t % BLOCK_C of it.
@@ -46,16 +36,6 @@ def transpose_kernel_flat(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stri
     c = tl.program_id(1) * BLOCK_C + lane % BLOCK_C
     inside = (r < rows) & (c < cols)
     tl.store(out_ptr + c * stride_or + r * stride_oc, tl.load(x_ptr + r * stride_xr + c * stride_xc, mask=inside), mask=inside)
-
-
-@triton.jit
-def transpose_kernel_by_trans(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stride_or, stride_oc,
-                              BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
-    # The tile itself is transposed, and stored in out's own order.
-    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    x = tl.load(x_ptr + r[:, None] * stride_xr + c[None, :] * stride_xc, mask=(r[:, None] < rows) & (c[None, :] < cols), other=0.0)
-    tl.store(out_ptr + c[:, None] * stride_or + r[None, :] * stride_oc, tl.trans(x), mask=(c[:, None] < cols) & (r[None, :] < rows))
 
 
 @triton.jit
@@ -78,24 +58,10 @@ def softmax_kernel_online(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.
         tl.store(out_ptr + row * stride_out + offs, y.to(out_ptr.dtype.element_ty), mask=offs < cols)
 
 
-@triton.jit
-def softmax_kernel_by_logsumexp(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
-    offs = tl.arange(0, BLOCK)[None, :]
-    row = tl.program_id(0)
-    x = tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-3e38).to(tl.float32)
-    x -= tl.max(x, axis=1, keep_dims=True)
-    y = tl.exp(x - tl.log(tl.sum(tl.exp(x), axis=1, keep_dims=True)))
-    tl.store(out_ptr + row * stride_out + offs, y, mask=offs < cols)
-
-
 RIGHT_ANSWERS = (
     ("2.1", strides_by_accumulate),
-    ("2.1", strides_by_pytorch),
-    ("2.2", offset_by_tensors),
+    ("2.2", view_by_pytorch),
     ("2.3", add_kernel_clamped),
-    ("2.3", add_kernel_by_grid_strides),
     ("2.4", transpose_kernel_flat),
-    ("2.4", transpose_kernel_by_trans),
     ("2.5", softmax_kernel_online),
-    ("2.5", softmax_kernel_by_logsumexp),
 )

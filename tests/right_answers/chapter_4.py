@@ -18,14 +18,6 @@ def step_by_log_sum_exp(s, m, l):
     return p, m_new, torch.where(m_new == -INF, 0.0, torch.exp(lse - m_new)), alpha
 
 
-def step_alpha_one_where_unseen(s, m, l):
-    m_new = torch.maximum(m, s.max(dim=-1).values)
-    unseen = m_new == -INF
-    p = torch.where(unseen[..., None], torch.zeros_like(s), torch.exp(s - m_new[..., None]))
-    alpha = torch.where(unseen, torch.ones_like(m), torch.exp(m - m_new))
-    return p, m_new, torch.addcmul(p.sum(-1), alpha, l), alpha
-
-
 # ---------------------------------------------------------------- 4.2
 
 
@@ -50,45 +42,6 @@ def forward_normalised_as_it_goes(q, k, v, block_m, block_n, is_causal, scale):
         outputs.append(o)
         sums.append(lse)
     return torch.cat(outputs, dim=2).to(q.dtype), torch.cat(sums, dim=2).float()
-
-
-def forward_in_fa1_order_from_the_end(q, k, v, block_m, block_n, is_causal, scale):
-    S_q, S_k = q.shape[2], k.shape[2]
-    m, l, acc = q.new_full(q.shape[:3], -INF, dtype=torch.float32), torch.zeros(q.shape[:3]), torch.zeros(q.shape)
-    for j in reversed(range(0, S_k, block_n)):
-        for i in range(0, S_q, block_m):
-            s = scale * (q[:, :, i : i + block_m].float() @ k[:, :, j : j + block_n].float().transpose(2, 3))
-            if is_causal:
-                hidden = torch.ones(s.shape[2:], dtype=torch.bool).triu(i - j + S_k - S_q + 1)
-                s.masked_fill_(hidden, -INF)
-            rows = (slice(None), slice(None), slice(i, i + block_m))
-            m_new = torch.maximum(m[rows], s.amax(-1))
-            shift = m_new.clamp(min=-1e30)
-            p, alpha = torch.exp(s - shift[..., None]), torch.exp(m[rows] - shift)
-            l[rows] = alpha * l[rows] + p.sum(-1)
-            acc[rows] = alpha[..., None] * acc[rows] + p @ v[:, :, j : j + block_n].float()
-            m[rows] = m_new
-    return (acc / l.clamp(min=1e-30)[..., None]).to(q.dtype), m + l.log()
-
-
-def forward_with_transposed_scores(q, k, v, block_m, block_n, is_causal, scale):
-    S_q, S_k = q.shape[2], k.shape[2]
-    o, lse = torch.zeros_like(q, dtype=torch.float32), torch.zeros(q.shape[:3])
-    for i in range(0, S_q, block_m):
-        q_t = q[:, :, i : i + block_m].float().mT
-        state = q_t.new_full((*q_t.shape[:2], 1, q_t.shape[3]), -INF), q_t.new_zeros(*q_t.shape[:2], 1, q_t.shape[3]), torch.zeros_like(q_t)
-        for j in range(0, S_k, block_n):
-            s_t = (scale * k[:, :, j : j + block_n].float()) @ q_t
-            if is_causal:
-                s_t = s_t.masked_fill(~_causal(range(i, i + s_t.shape[3]), range(j, j + s_t.shape[2]), S_q, S_k).T, -INF)
-            m, l, acc = state
-            m_new = torch.maximum(m, s_t.amax(2, keepdim=True))
-            weights, alpha = (torch.exp(x - m_new).nan_to_num(0.0) for x in (s_t, m))
-            state = m_new, alpha * l + weights.sum(2, keepdim=True), alpha * acc + v[:, :, j : j + block_n].float().mT @ weights
-        m, l, acc = state
-        o[:, :, i : i + block_m] = (acc / l).nan_to_num(0.0).mT
-        lse[:, :, i : i + block_m] = (m + l.log())[:, :, 0]
-    return o.to(q.dtype), lse
 
 
 # ---------------------------------------------------------------- 4.3
@@ -117,10 +70,7 @@ def bytes_with_math(S_q, S_k, D, block_m, itemsize):
 
 RIGHT_ANSWERS = (
     ("4.1", step_by_log_sum_exp),
-    ("4.1", step_alpha_one_where_unseen),
     ("4.2", forward_normalised_as_it_goes),
-    ("4.2", forward_in_fa1_order_from_the_end),
-    ("4.2", forward_with_transposed_scores),
     ("4.3", tiles_by_counting),
     ("4.4", bytes_with_math),
 )

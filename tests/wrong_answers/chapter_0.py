@@ -1,22 +1,17 @@
-"""Chapter 0: an overflow in float32, and an input that is changed."""
+"""Chapter 0: a count that is printed but not returned, and the integer root of a float."""
 
 import math
 
-import torch
+
+def flops_not_returned(B, H, S, D, is_causal):
+    4 * B * H * S * S * D
 
 
-def attention_overflows(q, k, v, is_causal):
-    p = torch.exp(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]))
-    p = p.tril(k.shape[-2] - q.shape[-2]) if is_causal else p
-    return p / p.sum(-1, keepdim=True) @ v
-
-
-def attention_scales_q_in_place(q, k, v, is_causal):
-    q /= math.sqrt(q.shape[-1])
-    return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+def root_of_a_float(memory_bytes, B, H, itemsize):
+    return math.isqrt(memory_bytes / (2 * B * H * itemsize))
 
 
 WRONG_ANSWERS = (
-    ("0.3", attention_overflows, "exp overflows"),
-    ("0.3", attention_scales_q_in_place, "changes its input q in place"),
+    ("0.1", flops_not_returned, "None (is the return missing?)"),
+    ("0.3", root_of_a_float, "raises TypeError"),
 )

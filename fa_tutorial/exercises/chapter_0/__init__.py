@@ -1,1 +1,1 @@
-"""The exercises of chapter 0: counting, naive attention, the roofline."""
+"""The exercises of chapter 0: count FLOPs and bytes, predict where memory ends, and draw the roofline."""

@@ -7,66 +7,55 @@ import torch
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def attention_flops(B, H, S_q, S_k, D, is_causal):
-    """FLOPs of q kᵀ and p v: 2 matmuls, 2 FLOPs a multiply-add, only pairs that are seen."""
-    if is_causal:
-        pairs = sum(max(0, i + 1 + S_k - S_q) for i in range(S_q))
-    else:
-        pairs = S_q * S_k
-    return 4 * B * H * pairs * D
+def attention_flops(B, H, S, D, is_causal):
+    """FLOPs of q kᵀ and p v, with S queries and S keys in each of B·H heads."""
+    pairs = S * (S + 1) // 2 if is_causal else S * S  # (query, key) pairs in one head
+    per_pair = 2 * 2 * D  # two matmuls, D multiply-adds each, 2 FLOPs per multiply-add
+    return B * H * pairs * per_pair
 
 
 MISTAKES = {
-    "half": "half is missing: a multiply-add is 2 FLOPs, and there are two matmuls, q kᵀ and p v",
-    "quarter": "both the second matmul and the addition of a multiply-add are missing",
-    "no_batch": "the batch size B is missing: every batch has its own scores",
+    "half": "half of the FLOPs are missing: there are two matmuls, and a multiply-add is 2 FLOPs",
+    "quarter": "you count one matmul and one FLOP per multiply-add: there are two matmuls, and a multiply-add is 2 FLOPs",
+    "no_batch": "the batch size B is missing: every sequence in the batch has its own scores",
     "no_heads": "the number of heads H is missing: every head has its own scores",
-    "no_batch_no_heads": "B and H are missing: every head of every batch has its own scores",
-    "S_q_twice": "S_q is used for both lengths",
-    "S_k_twice": "S_k is used for both lengths",
-    "no_mask": "pairs that the causal mask hides are counted",
-    "half_diagonal": "the diagonal is half counted: a causal row i of a square sees i + 1 keys, so S·(S + 1)/2 pairs in all",
-    "no_diagonal": "the diagonal is not counted: query i sees key i too",
-    "top_left": "the mask starts at the top left: with S_q ≠ S_k the last query sees the last key",
-    "negative_rows": "a query that sees no key costs nothing, never less than nothing",
+    "no_batch_no_heads": "B and H are missing: every head of every sequence has its own scores",
+    "no_dimension": "D is missing: each dot product of q kᵀ runs over D elements, and each row of p v has D elements",
+    "linear": "you count S pairs, but each of the S queries meets each of the S keys",
+    "no_mask": "you count pairs that the causal mask hides",
+    "half_square": "you halve the diagonal too: query i sees i + 1 keys, so half of the square is a little too few",
+    "no_diagonal": "you leave out the diagonal: query i sees key i as well",
     "float32": "large counts must be exact: stay with integers",
 }
 
 CONDITIONS = {
-    "no_keys": "causal with S_q > S_k: the first S_q − S_k queries see no key and cost nothing",
+    "causal": "causal: query i sees only keys 0 … i, and hidden pairs cost nothing",
     "large": "large counts are exact integers",
 }
 
 
-def twin(B, H, S_q, S_k, D, is_causal, mistake=None):
+def twin(B, H, S, D, is_causal, mistake=None):
     B = 1 if mistake in ("no_batch", "no_batch_no_heads") else B
     H = 1 if mistake in ("no_heads", "no_batch_no_heads") else H
-    S_k = S_q if mistake == "S_q_twice" else S_k
-    S_q = S_k if mistake == "S_k_twice" else S_q
-    seen = [min(i + 1, S_k) if mistake == "top_left" else i + 1 + S_k - S_q - (mistake == "no_diagonal") for i in range(S_q)]
-    pairs = sum(seen if mistake == "negative_rows" else [max(0, n) for n in seen])
-    if not is_causal or mistake in ("no_mask", "half_diagonal"):
-        pairs = S_q * S_k
-    flops = {"half": 2, "quarter": 1}.get(mistake, 4) * B * H * pairs * D
-    if mistake == "half_diagonal" and is_causal:
-        flops //= 2
-    return int(torch.tensor([4.0, B, H, pairs, D], dtype=torch.float32).prod()) if mistake == "float32" else flops
+    D = 1 if mistake == "no_dimension" else D
+    full = S if mistake == "linear" else S * S
+    causal = {"no_mask": full, "half_square": S * S / 2, "no_diagonal": S * (S - 1) // 2}.get(mistake, S * (S + 1) // 2)
+    pairs = causal if is_causal else full
+    if mistake == "float32":
+        return int(torch.tensor([4.0, B, H, pairs, D], dtype=torch.float32).prod())
+    return {"half": 2, "quarter": 1}.get(mistake, 4) * B * H * pairs * D
 
 
 def inputs():
-    full = "count 2 matmuls, 2 FLOPs a multiply-add, for every (query, key) pair of every head"
-    yield case(1, 1, 4, 4, 8, False, otherwise=full)
-    yield case(5, 3, 4, 4, 8, False, otherwise=full)
-    yield case(5, 3, 5, 7, 8, False, otherwise=full)
-    yield case(1, 1, 4, 4, 8, True, otherwise="causal: only the pairs that are seen count")
-    yield case(1, 1, 2, 5, 8, True, otherwise="causal with S_q < S_k: query i sees keys 0 … i + S_k − S_q")
-    yield case(1, 1, 5, 2, 8, True, edge="no_keys")
-    yield case(63, 65, 99, 99, 127, True, edge="large")  # past int32 and float32 by B and H: an answer may build the mask
+    full = "count 2 matmuls, and 2 FLOPs per multiply-add, for every (query, key) pair of every head"
+    yield case(1, 1, 3, 4, False, otherwise=full)
+    yield case(5, 3, 3, 8, False, otherwise=full)
+    yield case(1, 1, 3, 8, True, edge="causal")
+    yield case(63, 65, 99, 127, False, edge="large")  # past int32 and float32 by B and H: an answer may build the mask
     for _ in range(20):
-        B, H, S_q, S_k, D = (random.randint(1, high) for high in (4, 8, 200, 200, 128))
-        yield case(B, H, S_q, S_k, D, False, on="a random case", fresh=True)
-        yield case(B, H, min(S_q, S_k), max(S_q, S_k), D, True, on="a random causal case with S_q ≤ S_k", fresh=True)
-        yield case(B, H, max(S_q, S_k), min(S_q, S_k), D, True, on="a random causal case with S_q ≥ S_k", fresh=True, edge="no_keys")
+        B, H, S, D = (random.randint(1, high) for high in (4, 8, 200, 128))
+        yield case(B, H, S, D, False, on="a random case", fresh=True)
+        yield case(B, H, S, D, True, on="a random causal case", fresh=True, edge="causal")
 
 
 EXERCISE = Exercise(
@@ -74,14 +63,13 @@ EXERCISE = Exercise(
     task="Count the FLOPs of attention's two matmuls.",
     conditions=CONDITIONS,
     hints=(
-        "How many (query, key) pairs are there, and how many multiply-adds does one pair cost in q kᵀ, and again in p v?",
-        "A pair costs 4·D FLOPs in a head. For the causal count, add up over the rows how many keys each query sees, "
-        "max(0, i + 1 + S_k − S_q), and mind the rows that see none.",
+        "How many (query, key) pairs are there? How many multiply-adds does one pair cost in q kᵀ, and how many in p v?",
+        "A pair costs 4·D FLOPs. For the causal count, query 0 sees 1 key, query 1 sees 2 keys, …, the last query sees S keys: add them up.",
     ),
     solution=attention_flops,
-    reasoning="Every pair costs D multiply-adds in q kᵀ and D in p v, so 4·D FLOPs together. The causal mask only changes the number of "
-    "pairs: the last query sees S_k keys, and each query before it sees one less, down to none.",
-    more="The package's version, ledger.attention_flops, adds the rows up in closed form and checks its arguments.",
+    reasoning="Every pair costs D multiply-adds in q kᵀ and D more in p v, so 4·D FLOPs. The causal mask changes only the number of pairs: "
+    "1 + 2 + … + S = S·(S + 1)/2.",
+    more="The package's version, ledger.attention_flops, also takes different numbers of queries and keys, and checks its arguments.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,

@@ -7,20 +7,20 @@ from fa_tutorial.exercises.harness import Exercise, case
 
 
 def attainable_flops(intensity, peak_flops, bandwidth):
-    """FLOP/s under the roof: intensity in FLOP/byte, peak_flops in FLOP/s, bandwidth in byte/s."""
+    """FLOP/s that a kernel can reach. Units: FLOP/byte, FLOP/s and byte/s."""
     return min(peak_flops, intensity * bandwidth)
 
 
 MISTAKES = {
-    "larger": "the larger of the two limits is taken: the slower one decides",
-    "always_peak": "the memory limit is missing: at low intensity the bytes cannot come fast enough",
-    "never_peak": "the arithmetic limit is missing: no intensity lifts it",
-    "upside_down": "bandwidth is divided by the intensity: FLOP/byte times byte/s is FLOP/s",
-    "divided": "intensity is divided by the bandwidth: FLOP/byte times byte/s is FLOP/s",
-    "series": "the two limits are combined as if one waited for the other; they overlap, so the slower one decides",
-    "average": "the limits are averaged: the slower one decides",
-    "threshold": "the intensity is compared with the bandwidth: the ridge is where intensity · bandwidth reaches peak_flops",
-    "whole": "the result is cut to a whole number: FLOP/s need not be one",
+    "larger": "you take the larger of the two limits, but the slower one decides",
+    "always_peak": "the memory limit is missing: at low intensity the bytes do not arrive fast enough",
+    "never_peak": "the arithmetic limit is missing: no intensity gets past peak_flops",
+    "upside_down": "you divide the bandwidth by the intensity, but FLOP/byte times byte/s is FLOP/s",
+    "divided": "you divide the intensity by the bandwidth, but FLOP/byte times byte/s is FLOP/s",
+    "series": "you add the two times as if one waited for the other: they overlap, so the slower one decides",
+    "average": "you average the two limits, but the slower one decides",
+    "threshold": "you compare the intensity with the bandwidth: compare intensity · bandwidth with peak_flops",
+    "whole": "you cut the result to a whole number, but FLOP/s need not be one",
 }
 
 
@@ -40,8 +40,8 @@ def twin(intensity, peak_flops, bandwidth, mistake=None):
 
 
 def inputs():
-    rule = "the roof is the smaller of peak_flops and intensity · bandwidth"
-    for intensity in (2.0, 12.0, 50.0, 20.0, 0.25):  # twice below the ridge, above it, on it, and a roof that is no whole number
+    rule = "the slower of arithmetic and memory decides"
+    for intensity in (2.0, 12.0, 50.0, 20.0, 0.25):  # below the ridge, twice above it, on it, and where the roof is no whole number
         yield case(intensity, 100.0, 5.0, otherwise=rule)
     yield case(0.25, 7.83e14, 4.3e12, otherwise=rule)
     for _ in range(20):
@@ -53,14 +53,15 @@ def inputs():
 
 EXERCISE = Exercise(
     id="0.4",
-    task="Draw the roof: the FLOP/s that an intensity allows.",
+    task="Predict the FLOP/s that a kernel of a given intensity can reach.",
     hints=(
-        "Bytes arrive at `bandwidth`. How many FLOPs does each of them feed?",
-        "intensity · bandwidth is the slope, peak_flops the flat part; the lower of the two is the roof.",
+        "The memory delivers `bandwidth` bytes per second. How many FLOPs does that allow per second, if each byte feeds `intensity` FLOPs?",
+        "The memory allows intensity · bandwidth FLOP/s, and the units allow peak_flops. Both work at the same time: which limit decides?",
     ),
     solution=attainable_flops,
-    reasoning="Memory delivers bandwidth bytes a second, and each feeds `intensity` FLOPs; the units do at most peak_flops. Both work at once, "
-    "so the slower one decides.",
+    reasoning="The memory delivers `bandwidth` bytes per second, and each feeds `intensity` FLOPs; the units do at most peak_flops per second. "
+    "Both work at the same time, so the slower one decides.",
+    more="The package's version, ledger.attainable_flops, also checks its arguments.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,

@@ -8,14 +8,14 @@ from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator,
 
 
 def safe_softmax(x):
-    """Softmax over the last dimension of x, shifted by each row's maximum. Returns a tensor like x."""
+    """Softmax over the last dimension of x: (..., n). Returns a tensor like x."""
     m = x.amax(dim=-1, keepdim=True)
     p = torch.exp(x - m)
     return p / p.sum(dim=-1, keepdim=True)
 
 
-_BELOW = "exp overflows, because you subtract {}, which may lie far below the maximum"
-_ABOVE = "every exponential underflows and 0 / 0 is NaN, because you subtract {}, which may lie far above the maximum"
+_BELOW = "exp overflows, because you subtract {}, which may be far below the maximum"
+_ABOVE = "every exponential underflows and 0 / 0 is NaN, because you subtract {}, which may be far above the maximum"
 MISTAKES = {
     "not_divided": "the exponentials are not divided by their sum",
     "exp_alone": "nothing is divided: y must add up to 1",
@@ -23,20 +23,20 @@ MISTAKES = {
     "log": "that is the logarithm of softmax",
     "base_2": "the base is e, not 2",
     "no_exp": "x itself is divided by its sum: exp is missing",
-    "count": "the exponentials are divided by how many they are, not by their sum",
-    "shifted_above": "only the numerators are shifted: divide by the sum of those very exponentials",
-    "shifted_below": "only the sum is shifted: the numerators must be its own terms",
-    "sigmoid": "each element is treated by itself: softmax compares it with the rest of its row",
+    "count": "the exponentials are divided by their number, not by their sum",
+    "shifted_above": "only the numerators are shifted: divide by the sum of the same shifted exponentials",
+    "shifted_below": "only the sum is shifted: the numerators must be the terms of that sum",
+    "sigmoid": "each element is treated on its own: softmax compares it with the rest of its row",
     "columns": "the softmax runs down the columns: take it over the last dimension",
     "dim_0": "the softmax runs over dimension 0: take it over the last",
     "dim_1": "the softmax runs over dimension 1: take it over the last",
     "one_sum": "one sum is taken over the whole tensor: each row has its own",
     "one_softmax": "one maximum and one sum are taken over the whole tensor: each row has its own",
-    "flat_maximum": "the maximum of row i is subtracted from column i: it has lost its dimension (keepdim=True keeps it)",
+    "flat_maximum": "the maximum of row i is subtracted from column i: the maximum has lost its dimension (keepdim=True keeps it)",
     "flat_sum": "column i is divided by the sum of row i: the sum has lost its dimension (keepdim=True keeps it)",
-    "flat_both": "column i is shifted and divided by what belongs to row i: maximum and sum have lost their dimension (keepdim=True keeps it)",
+    "flat_both": "column i is shifted by row i's maximum and divided by row i's sum: both have lost their dimension (keepdim=True keeps it)",
     "unshifted": "exp overflows: float32 holds exp(x) only for x below 89, so bring the largest exponent down to 0 first",
-    "clamped": "x is clamped, and what was different becomes equal: subtract the maximum instead",
+    "clamped": "x is clamped, so different scores become equal: subtract the maximum instead",
     "minimum": _BELOW.format("the row's minimum"),
     "first": _BELOW.format("the row's first value"),
     "last": _BELOW.format("the row's last value"),
@@ -46,10 +46,10 @@ MISTAKES = {
 }
 
 CONDITIONS = {
-    "inf": "a −inf entry gets the weight 0 and leaves the others alone",
+    "inf": "a −inf entry gets the weight 0 and doesn't affect the others",
     "half": "fp16 and bf16 work too",
-    "float64": "float64 in gives float64's accuracy out",
-    "views": "x may be a view: any strides work",
+    "float64": "a float64 input gives a result with float64's accuracy",
+    "views": "x may be a view: a slice, or a transpose",
 }
 
 
@@ -113,16 +113,17 @@ def inputs():
 
 EXERCISE = Exercise(
     id="1.1",
-    task="Write the softmax over the last dimension so that nothing overflows.",
+    task="Write a softmax over the last dimension that never overflows.",
     conditions=CONDITIONS,
     hints=(
-        "softmax(x) = softmax(x − c) for every c. Which c makes one exponent 0 and all others negative?",
-        "Three steps along dim=-1: the maximum, the exponentials of x less it, their sum. keepdim=True keeps a row's maximum beside that row.",
+        "softmax(x) = softmax(x − c) for every c. Which c makes the largest exponent 0, so that no other one is positive?",
+        "Take three steps along dim=-1: the maximum m, the exponentials p of x − m, and p divided by its sum. With keepdim=True each row keeps its "
+        "own maximum and sum.",
     ),
     solution=safe_softmax,
-    reasoning="Shifted by the row's maximum, the largest exponent is 0 and its exponential 1: nothing overflows, and the sum is at least 1, so the "
-    "division is safe too. keepdim leaves the last dimension as 1, and a row's maximum and sum broadcast along that row.",
-    more="The package's version, softmax.safe_softmax, computes fp16 and bf16 in float32: in fp16 a sum of more than 65,504 ones overflows.",
+    reasoning="We subtract the row's maximum, so the largest exponent is 0. Nothing overflows, and the sum is at least 1, so the division is safe too. "
+    "keepdim=True leaves a last dimension of 1, so each row's maximum and sum broadcast along that row.",
+    more="The package's version, softmax.safe_softmax, computes fp16 and bf16 inputs in float32, because in fp16 a sum of more than 65,504 ones overflows.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,

@@ -13,7 +13,7 @@ def online_normalizer(x):
     m, l = -math.inf, 0.0
     for value in x.tolist():
         if value == -math.inf:
-            continue  # it adds nothing, and while m is −inf the difference below would be NaN
+            continue  # it adds nothing, and −inf − (−inf) would be NaN
         m_new = max(m, value)
         l = l * math.exp(m - m_new) + math.exp(value - m_new)
         m = m_new
@@ -32,29 +32,29 @@ MISTAKES = {
     "l_is_log": "that is the logarithm of l: return the sum itself",
     "no_first": "l misses the first element, which counts exp(0) = 1 while it is the maximum",
     "first_twice": "l counts the first element twice",
-    "counts": "the elements are counted, each as 1: below the maximum they count exp(x − m)",
+    "counts": "each element counts as 1: it must count as exp(x − m)",
     "term_sign": "the exponent has the wrong sign: it is x − m, which is never positive",
-    "last_alone": "l holds the last element alone: add up",
+    "last_alone": "l holds only the last element's term: add up all the terms",
     "no_rescale": "your l is not rescaled when the maximum grows",
-    "wrong_sign": "your l is rescaled with the wrong sign of the exponent: it grows with the maximum, and should shrink",
-    "to_first": "your l is relative to the first element, not to the maximum",
-    "anew": "a larger maximum starts your l anew: rescale what was summed so far, do not drop it",
+    "wrong_sign": "your l is rescaled with the wrong sign in the exponent: when the maximum grows, l must shrink",
+    "to_first": "your l is measured from the first element, not from the maximum",
+    "anew": "a larger maximum makes your l start again: rescale what you have summed so far instead of dropping it",
     "uncounted": "the element that makes the maximum grow is not counted: it adds exp(0) = 1",
-    "new_rescaled": "the element that makes the maximum grow is rescaled as well: only what was summed before it is",
-    "old_maximum": "the new element is taken relative to the old maximum",
-    "from_zero": "m starts at 0, above every element: start where nothing is larger",
-    "from_finite": "m starts at a finite number, and elements may lie below it: start at −inf",
-    "late": "exp overflows on the way, or underflows: each term must be relative to the maximum from the start, not once at the end",
+    "new_rescaled": "the element that makes the maximum grow is rescaled as well: rescale only what you summed before it",
+    "old_maximum": "the new element is measured from the old maximum",
+    "from_zero": "m starts at 0, above every element: start at −inf",
+    "from_finite": "m starts at a finite number, and elements may be smaller: start at −inf",
+    "late": "exp overflows or underflows on the way: measure each term from the running maximum, not only at the end",
     "nan": "−inf at the start gives NaN: m is still −inf there, and −inf − (−inf) is NaN",
     "inf_counts": "−inf entries are counted: exp(−inf) is 0",
     "inf_is_one": "a −inf entry counts as 1: exp(−inf) is 0",
 }
 
 CONDITIONS = {
-    "inf": "a −inf entry counts nothing, wherever it stands",
+    "inf": "a −inf entry adds nothing, wherever it stands",
     "all_inf": "a vector of only −inf gives (−inf, 0)",
     "empty": "an empty vector gives (−inf, 0)",
-    "views": "x may be a view: any strides work",
+    "views": "x may be a view: a slice, or a transpose",
 }
 
 
@@ -114,15 +114,13 @@ def tolerance(args, part):
 
 
 def inputs():
-    yield case(torch.tensor([3.0, 0.0, 1.0]), otherwise="m is the maximum, l the sum of exp(x − m), one number each")
-    growing = "when the maximum grows, what was summed so far must be rescaled to it"
+    yield case(torch.tensor([3.0, 0.0, 1.0]), otherwise="m is the maximum and l is the sum of exp(x − m), one number each")
+    growing = "when the maximum grows, rescale what you have summed so far"
     for x in ([1.0, 2.0], [1.0, 1.0, 2.0], [1.0, 1.0, 2.0, 4.0, 3.0]):
         yield case(torch.tensor(x), otherwise=growing)
-    yield case(torch.tensor([-2.0, -1.0]), otherwise="your l is relative to 0, not to the maximum: does m start at 0?")
+    yield case(torch.tensor([-2.0, -1.0]), otherwise="your l is measured from 0, not from the maximum: does m start at 0?")
     yield case(torch.tensor([1000.0, 1001.0]), otherwise="exp overflows on the way: no exponent may be positive, not even for a while")
-    yield case(
-        torch.tensor([-1000.0, -1001.0]), otherwise="exp underflows on the way: each term must be relative to the maximum from the start"
-    )
+    yield case(torch.tensor([-1000.0, -1001.0]), otherwise="exp underflows on the way: measure each term from the running maximum")
     yield case(torch.tensor([-1e30]), otherwise=MISTAKES["from_finite"])
     draw = generator()
     for n in (2, 33, 128):
@@ -140,17 +138,17 @@ def inputs():
 
 EXERCISE = Exercise(
     id="1.2",
-    task="Find the maximum m and the sum l of exp(x − m) in one pass over a vector.",
+    task="Find m, the maximum, and l, the sum of exp(x − m), in one pass over a vector.",
     conditions=CONDITIONS,
     hints=(
-        "Keep m and l for what you have seen. When a larger element comes, every term in l is still relative to the old m: "
-        "which single factor mends them all?",
-        "For each x: m_new = max(m, x); l is multiplied by exp(m − m_new), then exp(x − m_new) is added. Begin with m = −inf and l = 0, and see "
-        "what −inf − (−inf) is when x is −inf as well.",
+        "Keep m and l for the elements you have seen. When a larger element arrives, every term in l is still measured from the old m. "
+        "Which single factor corrects them all?",
+        "For each x, let m_new = max(m, x), multiply l by exp(m − m_new), and add exp(x − m_new). Start with m = −inf and l = 0, and skip an x "
+        "of −inf, because −inf − (−inf) is NaN.",
     ),
     solution=online_normalizer,
-    reasoning="exp(x − m_new) = exp(x − m)·exp(m − m_new), so one factor carries the whole sum over to the new maximum; it is 1 while the maximum "
-    "stays. A −inf entry is skipped: it adds nothing, and before the first finite element the difference −inf − (−inf) would be NaN.",
+    reasoning="exp(x − m_new) = exp(x − m)·exp(m − m_new), so one factor moves the whole sum to the new maximum. The factor is 1 while the maximum "
+    "stays the same. We skip a −inf entry: it adds nothing, and before the first finite element −inf − (−inf) would give NaN.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,

@@ -9,7 +9,10 @@ from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator,
 
 
 def merge(m_a, l_a, m_b, l_b):
-    """(m, l) of two parts together; (−inf, 0) is the empty part. Numbers, or tensors that broadcast."""
+    """(m, l) of two parts together; (−inf, 0) is the empty part.
+
+    Numbers, or tensors whose shapes broadcast.
+    """
     m_a, l_a, m_b, l_b = (torch.as_tensor(x) for x in (m_a, l_a, m_b, l_b))
     m = torch.maximum(m_a, m_b)
     shift = torch.where(m == -math.inf, 0.0, m)  # two empty parts: exp(−inf − 0) is 0, not NaN
@@ -22,31 +25,31 @@ MISTAKES = {
     "averaged": "the maxima are averaged: the maximum of both parts is the larger one",
     "smaller": "m is the smaller of the two maxima",
     "no_rescale": "the part with the smaller maximum is not rescaled before the sums are added",
-    "crossed": "the part with the larger maximum is rescaled, and the other one should be",
+    "crossed": "the part with the larger maximum is rescaled: rescale the other one",
     "wrong_sign": "the correction has the wrong sign: the exponent is m_part − m, which is never positive",
     "both": "both parts get the same correction: each has its own maximum",
-    "larger_alone": "the part with the smaller maximum is left out",
-    "to_zero": "the sums are relative to 0, not to the new maximum",
-    "mean": "the sums are averaged: add them once they are relative to one maximum",
+    "larger_alone": "the part with the smaller maximum is missing from l",
+    "to_zero": "the sums are measured from 0, not from the new maximum",
+    "mean": "the sums are averaged: measure both from one maximum, then add them",
     "rescaled_mean": "the rescaled sums are averaged: add them",
     "lse": "that is m + log l: return l",
-    "first_only": "only the first part is ever rescaled, and here the second one must be",
-    "to_second": "the first part is rescaled to the maximum of the second, and here its own is larger",
-    "equal_first": "two equal maxima: the first part is left out",
-    "equal_second": "two equal maxima: the second part is left out",
-    "equal_twice": "two equal maxima: one part is counted twice and the other left out",
-    "late": "exp overflows on the way, or underflows: only differences of maxima may be exponents",
+    "first_only": "only the first part is ever rescaled, and here the second one has the smaller maximum",
+    "to_second": "the first part is always rescaled to the second part's maximum, and here its own is larger",
+    "equal_first": "two equal maxima: the first part is missing from l",
+    "equal_second": "two equal maxima: the second part is missing from l",
+    "equal_twice": "two equal maxima: one part is counted twice and the other not at all",
+    "late": "exp overflows or underflows on the way: only differences of maxima may be exponents",
     "one_maximum": "one maximum is taken over all elements: each has its own",
     "nan": "two empty parts give NaN: −inf − (−inf) is NaN",
     "finite": "two empty parts give an empty part, (−inf, 0): their maximum is −inf, not a finite number",
 }
 
 CONDITIONS = {
-    "empty": "an empty part (−inf, 0) leaves the other one as it is",
+    "empty": "an empty part (−inf, 0) leaves the other part as it is",
     "two_empty": "two empty parts give an empty part, (−inf, 0)",
     "broadcast": "shapes broadcast",
-    "numbers": "Python numbers do as well as tensors",
-    "views": "the tensors may be views: any strides work",
+    "numbers": "Python numbers work as well as tensors",
+    "views": "the tensors may be views: slices, or transposes",
 }
 
 
@@ -86,7 +89,7 @@ def inputs():
     def numbers(*values, **options):
         return case(*(torch.tensor(value) for value in values), **options)
 
-    yield numbers(1.0, 2.0, 2.0, 3.0, otherwise="rescale each l from its own maximum to the common one, then add")
+    yield numbers(1.0, 2.0, 2.0, 3.0, otherwise="move each l from its own maximum to the common one, then add")
     yield numbers(2.0, 3.0, 1.0, 2.0, otherwise="either part may hold the larger maximum: merge must be commutative")
     yield numbers(1.0, 2.0, 1.0, 3.0, otherwise="two equal maxima: both parts count in full")
     yield numbers(1000.0, 1.0, 1001.0, 1.0, otherwise="exp overflows on the way: no exponent may be positive, not even for a while")
@@ -94,7 +97,7 @@ def inputs():
     ones = torch.ones(2)
     on = "m_a = [1, 4], m_b = [3, 2], every l = 1"
     yield case(
-        torch.tensor([1.0, 4.0]), ones, torch.tensor([3.0, 2.0]), ones, on=on, otherwise="each element of a tensor is a pair of its own"
+        torch.tensor([1.0, 4.0]), ones, torch.tensor([3.0, 2.0]), ones, on=on, otherwise="each element of the tensors is a pair of its own"
     )
     draw = generator()
     for words, x in vectors(draw, 3, 5, 2):
@@ -113,17 +116,17 @@ def inputs():
 
 EXERCISE = Exercise(
     id="1.3",
-    task="Merge the pairs (m, l) of two parts, numbers or tensors, into the pair of the whole.",
+    task="Merge the pairs (m, l) of two parts into the pair of the whole.",
     conditions=CONDITIONS,
     hints=(
-        "The whole has one maximum. Relative to it, what is each part's sum?",
-        "l_a·exp(m_a − m) + l_b·exp(m_b − m), elementwise, so that tensors broadcast; torch.as_tensor takes numbers too. Two empty parts have "
-        "m = −inf: exp must not see −inf − (−inf), and torch.where can put another number in its place.",
+        "The whole has one maximum. What is each part's sum when you measure it from that maximum?",
+        "l = l_a·exp(m_a − m) + l_b·exp(m_b − m), with torch.as_tensor around the four arguments so that numbers work too. Two empty parts have "
+        "m = −inf, and −inf − (−inf) is NaN: let torch.where replace a −inf maximum by 0 before you subtract it.",
     ),
     solution=merge,
-    reasoning="Each sum is carried over from its own maximum to the common one, then they add. An empty part has m = −inf and is weighted by "
-    "exp(−inf) = 0. Where both are empty the exponent is shifted by 0 instead of −inf, so that it stays −inf and gives 0, not NaN.",
-    more="The package's version, softmax.merge, takes plain numbers as float64.",
+    reasoning="We move each sum from its own maximum to the common one, then add them. An empty part has m = −inf, so its factor is exp(−inf) = 0. Where "
+    "both parts are empty we subtract 0 instead of −inf, so the exponent stays −inf and gives 0 instead of NaN.",
+    more="The package's version, softmax.merge, turns Python numbers into float64 tensors.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,

@@ -8,7 +8,7 @@ from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator,
 
 
 def online_softmax(x, block):
-    """Softmax over the last dimension of x in blocks of `block` columns: merge (m, l), then write."""
+    """Softmax over the last dimension of x: (..., n), in two passes over blocks of `block` columns."""
     m = torch.full_like(x[..., :1], -math.inf)
     l = torch.zeros_like(m)
     for part in x.split(block, dim=-1):
@@ -25,17 +25,17 @@ MISTAKES = {
     "log": "that is the logarithm of softmax",
     "m_never": "m is still −inf in the second pass",
     "wrong_sign": "the exponent has the wrong sign: it is x − m, which is never positive",
-    "by_itself": "each block is normalised by itself: m and l belong to the whole row",
-    "own_maximum": "each block's own maximum is used in the second pass: the m of the whole row belongs there",
+    "by_itself": "each block is normalised on its own: m and l belong to the whole row",
+    "own_maximum": "the second pass uses each block's own maximum: use the m of the whole row",
     "no_rescale": "your l is not rescaled when the maximum grows",
-    "rescale_sign": "your l is rescaled with the wrong sign of the exponent",
+    "rescale_sign": "your l is rescaled with the wrong sign in the exponent",
     "last_block": "m and l are those of the last block: merge them with what came before",
     "first_block": "m and l are those of the first block: merge the others into them",
-    "one_pass": "the first block is written before the last one is seen: its m and l were not final yet, and a second pass must follow",
-    "new_rescaled": "a larger maximum shrinks the whole l, the new block's share too",
-    "old_maximum": "the new block's sum is relative to the old maximum",
-    "own_sum": "your l adds the second block relative to its own maximum: it must be relative to the running one",
-    "falls": "exp overflows: m is the maximum of all blocks so far, and it never falls",
+    "one_pass": "the first block is written before the last one is seen, so its m and l are not final yet: write in a second pass",
+    "new_rescaled": "a larger maximum shrinks the new block's sum too: shrink only what you summed before it",
+    "old_maximum": "the new block's sum is measured from the old maximum",
+    "own_sum": "your l adds the second block measured from its own maximum: measure it from the running maximum",
+    "falls": "exp overflows: m must be the maximum of all blocks so far, so it never falls",
     "dropped": "the ragged last block is dropped: 3 columns are a block of 2 and a block of 1",
     "unwritten": "the ragged last block is never written: 3 columns are a block of 2 and a block of 1",
     "unsummed": "the first pass leaves the ragged last block out",
@@ -51,8 +51,8 @@ MISTAKES = {
 
 CONDITIONS = {
     "inf": "a block of only −inf changes nothing, wherever it stands",
-    "float64": "float64 in gives float64's accuracy out",
-    "views": "x may be a view: any strides work",
+    "float64": "a float64 input gives a result with float64's accuracy",
+    "views": "x may be a view: a slice, or a transpose",
 }
 
 
@@ -134,17 +134,17 @@ def inputs():
 
 EXERCISE = Exercise(
     id="1.4",
-    task="Write the softmax in two passes over blocks of columns.",
+    task="Write the softmax over the last dimension in two passes over blocks of columns.",
     conditions=CONDITIONS,
     hints=(
-        "The first pass needs the (m, l) of each block, merged as in 1.3; the second needs nothing but x and the final (m, l).",
-        "x.split(block, dim=-1) gives the blocks, the ragged last one included. Keep m and l of shape (…, 1), begin with (−inf, 0), and mind a "
-        "block of only −inf: its own maximum is −inf too.",
+        "The first pass merges each block's (m, l) into a running pair, as in 1.3. The second pass needs only x and the final pair.",
+        "x.split(block, dim=-1) gives the blocks, with the shorter last one. Keep m and l of shape (..., 1) and start with (−inf, 0). In a block of "
+        "only −inf the maximum is −inf: subtract 0 instead, as in 1.3.",
     ),
     solution=online_softmax,
-    reasoning="A block's (m, l) is merged into what came before it. Only after the last block are m and l those of the row, and the second pass "
-    "writes exp(x − m) / l with them. While nothing but −inf was seen the shift is 0, so that l stays 0.",
-    more="The package's version, softmax.online_softmax, calls merge for the step and checks its arguments.",
+    reasoning="We merge each block's (m, l) into the pair of the blocks before it. After the last block, m and l belong to the whole row, and the second "
+    "pass writes exp(x − m) / l with them. As long as we have seen only −inf we subtract 0 instead of m, so l stays 0.",
+    more="The package's version, softmax.online_softmax, calls merge in each step and checks its arguments.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,

@@ -11,7 +11,7 @@ from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator,
 def running_weighted_sum(scores, values, block):
     """(o, lse) of one query: o = softmax(scores) · values, lse = log Σ exp(scores).
 
-    scores: (S,); values: (S, D); o: (D,).
+    scores: (S,); values: (S, D). Returns o: (D,) and lse, a number.
     """
     m = scores.new_tensor(-math.inf)
     l = scores.new_tensor(0.0)
@@ -34,10 +34,10 @@ MISTAKES = {
     "not_divided": "acc is not divided by l",
     "exp_alone": "nothing is shifted or divided: p = exp(s − m), o = acc / l",
     "exponent_sign": "the exponent has the wrong sign: it is s − m, which is never positive",
-    "scaled": "the scores are scaled by 1/√D: they come scaled already",
+    "scaled": "the scores are scaled by 1/√D: they are scaled already",
     "lse_never": "m is never updated, and lse = m + log l with it",
     "lse_is_m": "lse is m alone: add log l",
-    "lse_is_log_l": "lse is log l alone: it is relative to m, so add m",
+    "lse_is_log_l": "lse is log l alone: l is measured from m, so add m",
     "lse_is_l": "lse is l: take its logarithm and add m",
     "lse_is_sum": "lse is Σ exp(scores): take its logarithm",
     "lse_adds_l": "lse is m + l: take the logarithm of l",
@@ -45,31 +45,31 @@ MISTAKES = {
     "lse_base_2": "lse is in base 2: it is the natural logarithm",
     "lse_negative": "lse has the wrong sign: it is m + log l",
     "lse_subtracts": "log l is subtracted: lse is m + log l",
-    "columns": "the weights run along the columns of values: key j weighs row j",
-    "columns_added": "the weights run along the columns of values, and its rows are added: key j weighs row j",
+    "columns": "the weights run along the columns of values: weight j belongs to row j",
+    "columns_added": "the weights run along the columns of values, and its rows are added: weight j belongs to row j",
     "acc_no_rescale": "your acc is not rescaled when the maximum grows, and l is",
     "l_no_rescale": "your l is not rescaled when the maximum grows, and acc is",
-    "no_rescale": "neither acc nor l is rescaled when the maximum grows, so that every block counts alike",
-    "by_itself": "each block is normalised by itself, and the results are added",
-    "wrong_sign": "acc and l are rescaled with the wrong sign of the exponent",
-    "acc_sign": "acc is rescaled with the wrong sign of the exponent",
-    "l_sign": "l is rescaled with the wrong sign of the exponent",
-    "last_block": "only the last block is left in o: m, l and acc are carried on from block to block",
+    "no_rescale": "neither acc nor l is rescaled when the maximum grows",
+    "by_itself": "each block is normalised on its own, and the results are added",
+    "wrong_sign": "acc and l are rescaled with the wrong sign in the exponent",
+    "acc_sign": "acc is rescaled with the wrong sign in the exponent",
+    "l_sign": "l is rescaled with the wrong sign in the exponent",
+    "last_block": "only the last block is left in o: carry m, l and acc from block to block",
     "last_acc": "only the last block is left in acc: add to the rescaled acc",
     "last_l": "only the last block is left in l: add to the rescaled l",
     "first_block": "only the first block's values are in o",
-    "new_rescaled": "the new block is rescaled as well: only what was summed before it is",
-    "lse_last_l": "the l in lse is the last block's alone",
+    "new_rescaled": "the new block is rescaled as well: rescale only what you summed before it",
+    "lse_last_l": "the l in lse is the sum of the last block alone",
     "lse_no_rescale": "the l in lse is not rescaled when the maximum grows",
     "lse_first_m": "the m in lse is the first block's",
     "lse_last_m": "the m in lse is the last block's, not the running maximum",
-    "own_maximum": "p is relative to its block's own maximum, and acc and l to the running one",
-    "own_l": "acc is right, but l adds the second block relative to its own maximum",
-    "divided_early": "acc is divided by l in every block, and the next one takes it for the undivided sum: divide once, at the end",
+    "own_maximum": "p is measured from its block's own maximum, but acc and l from the running maximum",
+    "own_l": "acc is right, but l adds the second block measured from its own maximum",
+    "divided_early": "acc is divided by l in every block, but the next block needs the undivided sum: divide once, at the end",
     "dropped": "the ragged last block is dropped: 3 scores are a block of 2 and a block of 1",
     "zeros": "the ragged last block is filled up with scores of 0, and exp(0 − m) counts: fill with −inf",
     "unshifted": "exp overflows: the scores must be shifted by the running maximum before exp",
-    "falls": "exp overflows: m is the maximum of all that was seen, and it never falls",
+    "falls": "exp overflows: m must be the maximum of all scores so far, so it never falls",
     "from_zero": "exp underflows: m starts at 0, above every score",
     "nan_block": "a block of only −inf gives NaN: its own maximum is −inf, and −inf − (−inf) is NaN",
     "nan_first": "a first block of only −inf gives NaN: m is still −inf then, and −inf − (−inf) is NaN",
@@ -81,8 +81,8 @@ MISTAKES = {
 CONDITIONS = {
     "inf": "a block of only −inf changes nothing, wherever it stands",
     "nothing": "with no key at all, or only −inf scores, o is 0 and lse is −inf",
-    "float64": "float64 in gives float64's accuracy out",
-    "views": "scores and values may be views: any strides work",
+    "float64": "float64 inputs give results with float64's accuracy",
+    "views": "scores and values may be views: slices, or transposes",
 }
 
 
@@ -170,9 +170,9 @@ def inputs():
     yield weights([1.0, 2.0], 2, otherwise="one block: o = acc / l, of shape (D,), and lse = m + log l, a number")
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     yield case(torch.tensor([1.0, 2.0]), rows, 2, otherwise="o is the sum of the rows of values, each times its key's weight")
-    yield weights([1.0, 2.0], 1, otherwise="two blocks: when the maximum grows, rescale acc and l alike")
-    yield weights([2.0, 1.0], 1, otherwise="the maximum is in the first block: the second must be relative to it")
-    yield weights([1.0, 2.0, 3.0], 1, otherwise="three blocks: acc and l are carried on from block to block")
+    yield weights([1.0, 2.0], 1, otherwise="two blocks: when the maximum grows, rescale acc and l by the same factor")
+    yield weights([2.0, 1.0], 1, otherwise="the maximum is in the first block: measure the second block from it")
+    yield weights([1.0, 2.0, 3.0], 1, otherwise="three blocks: carry acc and l from block to block")
     yield weights([1.0, 2.0, 3.0], 2, otherwise="the last block may be ragged: 3 scores are a block of 2 and a block of 1")
     yield weights([1.0, 2.0], 8, otherwise="a block may be longer than the row")
     yield weights([1000.0, 1001.0], 1, otherwise=MISTAKES["unshifted"])
@@ -192,7 +192,7 @@ def inputs():
     for words, s in masked_vectors(draw, 33):
         yield case(s.float(), torch.randn(33, 4, generator=draw), 8, on=f"{words}, S = 33, D = 4, block = 8", fresh=True, edge="inf")
     yield case(torch.tensor([-INF, -INF]), torch.ones(2, 2), 1, on="scores = [−inf, −inf], block = 1", edge="nothing")
-    yield case(torch.zeros(0), torch.ones(0, 2), 1, on="no key at all", edge="nothing")
+    yield case(torch.zeros(0), torch.ones(0, 2), 1, on="no key at all (S = 0)", edge="nothing")
     scores, values = torch.randn(10, generator=draw), torch.randn(10, 6, generator=draw)
     for words, view in views(scores):
         yield case(view, values, 4, on=f"scores are {words}", fresh=True, edge="views")
@@ -202,16 +202,16 @@ def inputs():
 
 EXERCISE = Exercise(
     id="1.5",
-    task="Compute one query's attention and its LSE in one pass over blocks of keys.",
+    task="Compute one query's attention and its log-sum-exp in one pass over blocks of keys.",
     conditions=CONDITIONS,
     hints=(
-        "acc = Σ exp(s − m) · value is a sum relative to m, as l is. What does that say of a maximum that grows?",
-        "In each block: m_new, p = exp(s − m_new), alpha = exp(m − m_new); l and acc are multiplied by alpha, then p.sum() and p @ values of "
-        "the block are added. Divide once, after the last block. Skip a block while m_new is −inf, and look at l before you divide by it.",
+        "acc = Σ exp(s − m) · value is measured from m, and so is l. What must you do to both when the maximum grows?",
+        "In each block find m_new, p = exp(s − m_new) and alpha = exp(m − m_new). Multiply l and acc by alpha, then add p.sum() to l and p @ v to acc. "
+        "Divide once, after the last block. Skip a block while m_new is −inf, and test whether l is 0 before you divide by it.",
     ),
     solution=running_weighted_sum,
-    reasoning="acc and l are sums of the same terms exp(s − m), one of them weighted by the values, so the same alpha carries both over to the new "
-    "maximum, and their ratio is right at the end. lse = m + log l is the logarithm of the whole sum. With no key l stays 0: o = 0, lse = −inf.",
+    reasoning="acc and l are sums of the same terms exp(s − m), and acc weights them with the values. So the same alpha moves both to the new maximum, and "
+    "their ratio is right at the end. lse = m + log l is the logarithm of Σ exp(scores). With no key l stays 0, so o = 0 and lse = −inf.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,

@@ -19,20 +19,20 @@ def contiguous_strides(shape):
 
 
 MISTAKES = {
-    "column_major": "the strides are column-major, the first index running fastest: in a row-major tensor the last one does",
-    "reversed": "the strides are in reverse order: the last one is 1",
-    "own_size": "a dimension's own size does not count in its stride: only the later sizes do, so the last stride is 1",
+    "column_major": "these strides are column-major: in a row-major tensor the last index runs fastest, not the first",
+    "reversed": "the strides are in reverse order: the last one must be 1",
+    "own_size": "each stride includes its own dimension's size: multiply only the later sizes, so that the last stride is 1",
     "bytes": "strides count elements, not bytes",
-    "shape": "that is the shape: how far must an offset move for one step in each index?",
-    "next_size": "each stride is the next size alone: take the product of all later sizes",
-    "added": "the sizes are added: multiply them",
-    "zero": "the strides of size 1 are set to 0: that is what expand does, a contiguous tensor has none",
-    "float32": "large strides must be exact: stay with Python integers",
+    "shape": "that is the shape: how far do you move in memory when one index grows by 1?",
+    "next_size": "each stride is only the next size: multiply all later sizes",
+    "added": "you add the later sizes: multiply them",
+    "zero": "dimensions of size 1 get stride 0: only expand makes such strides, a contiguous tensor has none",
+    "float32": "large strides lose digits: use Python integers",
 }
 
 CONDITIONS = {
-    "scalar": "a tensor without dimensions has no strides: an empty tuple",
-    "large": "large strides must be exact: stay with Python integers",
+    "scalar": "an empty shape has an empty tuple of strides",
+    "large": "large strides are exact: use Python integers",
 }
 
 
@@ -57,7 +57,7 @@ def inputs():
     yield case((2, 3), otherwise=rule)
     yield case((2, 3, 4), otherwise=rule)
     yield case((5,), otherwise="nothing comes after the last dimension, so its stride is 1")
-    yield case((3, 1, 2), otherwise="a size of 1 is a size like any other: it multiplies by 1")
+    yield case((3, 1, 2), otherwise="a size of 1 counts like any other: it multiplies by 1")
     for _ in range(20):
         shape = tuple(random.randint(1, 9) for _ in range(random.randint(1, 6)))
         yield case(shape, on="a random shape", fresh=True)
@@ -67,16 +67,16 @@ def inputs():
 
 EXERCISE = Exercise(
     id="2.1",
-    task="Find the strides of a row-major tensor.",
+    task="Compute the strides of a contiguous tensor from its shape.",
     conditions=CONDITIONS,
     hints=(
-        "How many elements lie between x[0, 0] and x[1, 0] in a (2, 3) tensor? And between x[0, 0] and x[0, 1]?",
-        "Walk over the shape from its end with a running product that starts at 1: note it down, then multiply it by the size.",
+        "In a (2, 3) tensor, how many elements lie between x[0, 0] and x[0, 1]? And between x[0, 0] and x[1, 0]?",
+        "Walk through the shape from the end. Keep a running product that starts at 1: append it, then multiply it by the size.",
     ),
     solution=contiguous_strides,
-    reasoning="The last index runs fastest, so its stride is 1. A step in an earlier index skips everything that the later ones span, which is the "
-    "product of their sizes.",
-    more="The package's version, layout.contiguous_strides, counts a size of 0 as 1, as PyTorch does; such a tensor has no element to reach.",
+    reasoning="The last index runs fastest, so its stride is 1. One step in an earlier index skips everything that the later indices span, which "
+    "is the product of their sizes.",
+    more="The package's version, layout.contiguous_strides, also checks its argument, and counts a size of 0 as 1, as PyTorch does.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,

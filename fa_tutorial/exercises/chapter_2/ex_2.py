@@ -1,83 +1,71 @@
-"""Exercise 2.2, flat_offset."""
+"""Exercise 2.2, view_of_k."""
 
-import math
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def flat_offset(index, strides):
-    """How many elements after the first one the element at `index` stands."""
-    return sum(i * stride for i, stride in zip(index, strides, strict=True))
+def view_of_k(S, H, D):
+    """Start and strides, in elements, of k = qkv[:, :, 1].transpose(1, 2), where qkv is contiguous.
+
+    qkv: (B, S, 3, H, D). k: (B, H, S, D).
+    Returns (start, (stride_b, stride_h, stride_s, stride_d)).
+    """
+    start = 1 * H * D
+    return start, (S * 3 * H * D, D, 3 * H * D, 1)
 
 
 MISTAKES = {
-    "no_strides": "the strides are not used: one step in index i moves stride[i] elements",
-    "no_index": "the sizes of the steps are added without the index",
-    "product": "the products are multiplied: add them",
-    "from_one": "1 is added: the first element has offset 0",
-    "reversed": "the strides are taken in reverse order",
-    "last_is_one": "the last stride is taken for 1: in a view it need not be",
-    "bytes": "the offset is counted in bytes: strides count elements",
-    "no_last": "the last index is left out",
-    "no_first": "the first index is left out",
-    "sorted": "the strides are sorted first: each belongs to its own index",
-    "zero_is_one": "a stride of 0 is taken for 1: an expanded dimension does not move",
-    "two": "only two dimensions are added up",
-    "int32": "large offsets must be exact: stay with Python integers",
-}
-
-CONDITIONS = {
-    "scalar": "no dimensions: the only element has offset 0",
-    "large": "large offsets must be exact: stay with Python integers",
+    "not_transposed": "the strides are in the order of qkv, (B, S, H, D): the transpose swaps those of S and H",
+    "contiguous": "these are the strides of a contiguous (B, H, S, D) tensor: k is a view of qkv, so it keeps the steps of qkv",
+    "no_three": "one step in s must skip q, k and v: 3 · H · D elements",
+    "token_without_three": "one step in s must skip q, k and v: 3 · H · D elements",
+    "batch_without_three": "one step in b must skip all of q, k and v: S · 3 · H · D elements",
+    "reversed": "the strides are in reverse order: d comes last, and its stride is 1",
+    "at_q": "that is where q starts: index 1 in the dimension of size 3 moves the start by that dimension's stride",
+    "at_v": "that is where v starts: k has index 1 in the dimension of size 3, v has index 2",
+    "one_element": "the start is the index itself: index 1 in the dimension of size 3 moves by that dimension's stride",
+    "one_head": "the start moves by one head only: index 1 in the dimension of size 3 moves by H · D elements",
+    "one_token": "the start moves by one token: index 1 in the dimension of size 3 moves by H · D elements",
 }
 
 
-def twin(index, strides, mistake=None):
-    steps = {"reversed": strides[::-1], "last_is_one": (*strides[:-1], 1)[: len(strides)], "sorted": tuple(sorted(strides, reverse=True)),
-             "zero_is_one": tuple(stride or 1 for stride in strides)}.get(mistake, strides)  # fmt: skip
-    moved = [i * step for i, step in zip(index, steps, strict=True)]
-    return {
-        "no_strides": sum(index),
-        "no_index": sum(strides),
-        "product": math.prod(moved),
-        "from_one": sum(moved) + 1,
-        "bytes": 4 * sum(moved),
-        "no_last": sum(moved[:-1]),
-        "no_first": sum(moved[1:]),
-        "two": sum(moved[:2]),
-        "int32": (sum(moved) + 2**31) % 2**32 - 2**31,
-    }.get(mistake, sum(moved))
+def twin(S, H, D, mistake=None):
+    right = (S * 3 * H * D, D, 3 * H * D, 1)
+    strides = {
+        "not_transposed": (S * 3 * H * D, 3 * H * D, D, 1),
+        "contiguous": (H * S * D, S * D, D, 1),
+        "no_three": (S * H * D, D, H * D, 1),
+        "token_without_three": "one step in s must skip q, k and v: 3 · H · D elements",
+        "batch_without_three": (S * H * D, *right[1:]),
+        "reversed": right[::-1],
+    }.get(mistake, right)
+    start = {"at_q": 0, "at_v": 2 * H * D, "one_element": 1, "one_head": D, "one_token": 3 * H * D}.get(mistake, H * D)
+    return start, strides
 
 
 def inputs():
-    rule = "the offset is Σ index[i] · stride[i]"
-    yield case((1, 2), (10, 3), otherwise=rule)
-    yield case((0, 0), (4, 1), otherwise="the first element has offset 0")
-    yield case((1, 2), (1, 3), otherwise="the strides may stand in any order: a transposed view has them swapped")
-    yield case((5, 2), (0, 1), otherwise="a stride of 0 counts as 0: an expanded dimension does not move")
-    yield case((2, 1, 3), (12, 4, 1), otherwise="any number of dimensions: add up all of them")
-    for _ in range(20):
-        ndim = random.randint(1, 5)
-        index, strides = (tuple(random.randint(0, high) for _ in range(ndim)) for high in (99, 9_999))
-        yield case(index, strides, on="a random case", fresh=True)
-    yield case((), (), edge="scalar")
-    yield case((70_001, 3), (1_000_003, 1), edge="large")
+    rule = "write down the strides of qkv, (S · 3 · H · D, 3 · H · D, H · D, D, 1), then follow the index and the transpose"
+    yield case(10, 4, 8, otherwise=rule)
+    yield case(5, 2, 16, otherwise=rule)
+    for _ in range(10):
+        yield case(*(random.randint(2, 99) for _ in range(3)), on="a random shape", otherwise=rule, fresh=True)
 
 
 EXERCISE = Exercise(
     id="2.2",
-    task="Find where an element lies: its offset from the tensor's first element.",
-    conditions=CONDITIONS,
+    task="Describe the k of a fused qkv: where it starts and how it steps.",
     hints=(
-        "One step in index i moves stride[i] elements. How far do index[i] steps move, and all the indices together?",
-        "sum(i * stride for i, stride in zip(index, strides)); nothing else about the tensor is needed, not even its shape.",
+        "Start from the five strides of qkv itself; exercise 2.1 gives them. Which of the five does [:, :, 1] remove, and where does it move the "
+        "start? Which two does the transpose swap?",
+        "qkv has strides (S · 3 · H · D, 3 · H · D, H · D, D, 1). Index 1 removes the third, H · D, and moves the start by it.",
     ),
-    solution=flat_offset,
-    reasoning="Each index moves by its own stride, whatever the others do. That is why a transpose only swaps strides, an expand only sets one "
-    "to 0, and a kernel that is given the strides works on every view.",
+    solution=view_of_k,
+    reasoning="An integer index removes a dimension and moves the start by index · stride. A transpose swaps two strides. Neither moves any data, so "
+    "k keeps the steps of qkv: one token further means past that token's q, k and v.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
+    parts=("start", "strides"),
     exact=True,
 )

@@ -25,16 +25,16 @@ MISTAKES = {
     "y_twice": "x is never read: out is y + y",
     "x_alone": "out is x alone",
     "y_alone": "out is y alone",
-    "total": "the sum of all elements is stored: element i of out is x[i] + y[i]",
-    "reads_first": "every program reads the first BLOCK of x and y: the loads need program_id(0) · BLOCK too",
+    "total": "you store the sum of all elements: element i of out is x[i] + y[i]",
+    "reads_first": "every program reads the first BLOCK elements of x and y: the loads need program_id(0) · BLOCK too",
     "first_block": "every program works on the first BLOCK elements: offs must start at program_id(0) · BLOCK",
-    "not_multiplied": "program i must start at element i · BLOCK, not at element i: multiply program_id(0) by BLOCK",
+    "not_multiplied": "program i starts at element i instead of i · BLOCK: multiply program_id(0) by BLOCK",
     "one_short": "the last element is masked out: the mask is offs < n",
-    "half": "the sum is rounded to half precision: convert to out_ptr.dtype.element_ty, or leave the conversion to tl.store",
+    "half": "the sum is rounded to half precision: store it as it is, tl.store converts to the dtype of out",
 }
 
-CONDITIONS = {"half": "fp16 works too (and bf16 on a GPU)"}
-PAST = "runs past the end of the data: offs < n is the mask of every load and of the store"
+CONDITIONS = {"half": "fp16 inputs work too, and bf16 inputs on a GPU"}
+PAST = "runs past the end of the data: every load and the store need mask=offs < n"
 
 
 def twin(x, y, BLOCK, mistake=None):
@@ -73,7 +73,7 @@ def inputs():
     yield add(x[:5], y[:5], 4, PAST)
     yield add(x[:1], y[:1], 4, PAST)
     third = torch.tensor([1 / 3, 2 / 3, 1e-3, 1000.1])
-    yield add(third, third, 4, "out must keep the precision of fp32 inputs")
+    yield add(third, third, 4, "fp32 inputs must keep their precision")
     draw = generator()
     for n, BLOCK in ((15, 16), (17, 16), (1000, 128)):
         yield add(*(factor * torch.randn(n, generator=draw) for factor in (3, 100)), BLOCK, fresh=True)
@@ -84,20 +84,21 @@ def inputs():
 
 EXERCISE = Exercise(
     id="2.3",
-    task="Write the first kernel: out = x + y, one block a program.",
+    task="Write a kernel that adds two vectors: out = x + y.",
     conditions=CONDITIONS,
     hints=(
-        "Which elements belong to program i? Build their offsets from tl.program_id(0), BLOCK and tl.arange(0, BLOCK).",
-        "offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) and mask = offs < n; the two loads and the store all take mask=mask.",
+        "double_kernel has the offsets and the mask that you need. What does it load, and what does it store?",
+        "offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) and mask = offs < n. Load x and y at offs, and store their sum at offs; all three take "
+        "mask=mask.",
     ),
     solution=add_kernel,
     reasoning="One vector of offsets serves x, y and out, and one mask keeps the last program inside all three.",
-    more="The package's version, layout.add_kernel, has int64 offsets, because a tensor may have more than 2³¹ elements, and adds in float32, "
+    more="The package's version, layout.add_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and adds in float32, "
     "because the interpreter cannot add bf16.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
-    overlap="elements are added more than once: program i takes those from i · BLOCK to (i + 1) · BLOCK − 1, and no others",
+    overlap="elements are added more than once: program i takes only those from i · BLOCK to (i + 1) · BLOCK − 1",
 )

@@ -27,20 +27,20 @@ def transpose_kernel(
     tl.store(out_ptrs, tl.load(x_ptrs, mask=mask, other=0.0), mask=mask)
 
 
-_STARTS = "tile (i, j) starts at row i · BLOCK_R and column j · BLOCK_C, i and j being program_id(0) and program_id(1)"
+_STARTS = "tile (i, j) starts at row i · BLOCK_R and column j · BLOCK_C, where i is program_id(0) and j is program_id(1)"
 MISTAKES = {
-    "copies": "out holds the elements in x's order: store element (r, c) at c · stride_or + r · stride_oc",
+    "copies": "out holds the elements in the order of x: store element (r, c) at c · stride_or + r · stride_oc",
     "out_swapped": "the output's strides are swapped: element (r, c) goes to row c and column r of out, at c · stride_or + r · stride_oc",
-    "mask_swapped": "rows and cols are swapped in the mask: offs_r < rows and offs_c < cols",
+    "mask_swapped": "rows and cols are swapped in the mask: it needs offs_r < rows and offs_c < cols",
     "first_tile": f"every program works on the first tile: {_STARTS}",
     "first_rows": "only the first BLOCK_R rows of x are copied: offs_r starts at program_id(0) · BLOCK_R",
     "first_columns": "only the first BLOCK_C columns of x are copied: offs_c starts at program_id(1) · BLOCK_C",
     "ids_swapped": "the program ids are swapped: program_id(0) counts blocks of rows, program_id(1) blocks of columns",
     "one_id": "program_id(0) is used for both axes: blocks of columns are counted by program_id(1)",
-    "not_multiplied": "the program ids are not multiplied by the block: tile (i, j) starts at row i · BLOCK_R and column j · BLOCK_C",
+    "not_multiplied": "the program ids are not multiplied by the tile's size: tile (i, j) starts at row i · BLOCK_R and column j · BLOCK_C",
     "block_r": "BLOCK_R is used for the columns: offs_c starts at program_id(1) · BLOCK_C",
-    "x_contiguous": "x is read as if it were contiguous: its steps are stride_xr and stride_xc",
-    "out_contiguous": "out is written as if it were contiguous: its steps are stride_or and stride_oc",
+    "x_contiguous": "x is read as if it were contiguous: use stride_xr and stride_xc",
+    "out_contiguous": "out is written as if it were contiguous: use stride_or and stride_oc",
 }
 
 
@@ -87,13 +87,13 @@ def inputs():
         "element (r, c) of x lies at r · stride_xr + c · stride_xc, and goes to c · stride_or + r · stride_oc of out",
     )
     yield transpose(count.view(6, 16), tile, f"an offset is wrong: {_STARTS}, and 3 · 2 tiles fill the matrix exactly")
-    both = "belongs in both masks, joined by &, in brackets (& binds closer than <)"
+    both = "belongs in the mask of the load and of the store, in brackets, joined by & (which binds closer than <)"
     yield transpose(count[:24].view(3, 8), tile, f"runs past x's last row: (offs_r < rows) {both}")
     yield transpose(count[:10].view(2, 5), tile, f"runs past x's last column: (offs_c < cols) {both}")
     x = count[:15].view(3, 5)
-    yield transpose(x, tile, "x may be any view: its steps are stride_xr and stride_xc", "column-major")
+    yield transpose(x, tile, "x may be any view: use stride_xr and stride_xc", "column-major")
     yield transpose(x, tile, MISTAKES["x_contiguous"], "padded")
-    yield transpose(x, tile, "out may be any view: its steps are stride_or and stride_oc", "", "column-major")
+    yield transpose(x, tile, "out may be any view: use stride_or and stride_oc", "", "column-major")
     yield transpose(x, tile, MISTAKES["out_contiguous"], "", "padded")
     draw = generator()
     for shape, block in (((15, 17), (16, 16)), ((300, 3), (128, 16)), ((33, 18), (16, 16))):
@@ -103,20 +103,21 @@ def inputs():
 
 EXERCISE = Exercise(
     id="2.4",
-    task="Write a transposing copy that is told every stride.",
+    task="Write a kernel that copies the transpose of x into out, and uses the strides for every access.",
     hints=(
-        "offs_r[:, None] and offs_c[None, :] broadcast to a (BLOCK_R, BLOCK_C) tile of offsets: once with x's strides, once with out's.",
-        "Load from x_ptr + offs_r[:, None] * stride_xr + offs_c[None, :] * stride_xc; element (r, c) goes to row c and column r of out. "
+        "offs_r[:, None] and offs_c[None, :] broadcast to a (BLOCK_R, BLOCK_C) tile of offsets. You need two such tiles: one with the strides of x, "
+        "one with the strides of out.",
+        "Load from x_ptr + offs_r[:, None] * stride_xr + offs_c[None, :] * stride_xc. Element (r, c) goes to row c and column r of out. "
         "The mask (offs_r[:, None] < rows) & (offs_c[None, :] < cols) serves both.",
     ),
     solution=transpose_kernel,
-    reasoning="The tile in registers is never rearranged: only the addresses differ, and the strides carry the whole transpose. So the load and "
-    "the store share one mask, in x's terms, and padded rows, transposed views and storage offsets need no case of their own.",
-    more="The package's version, layout.transpose_kernel, has int64 offsets, because a tensor may have more than 2³¹ elements.",
+    reasoning="Your code never rearranges the tile. Only the addresses differ, so the strides do the whole transpose, the load and the store share one "
+    "mask, and padded rows or transposed views need no case of their own.",
+    more="The package's version, layout.transpose_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
     launch=launch,
     tolerance=lambda args, part: (0.0, 0.0),
-    overlap="tiles are copied by more than one program: program (i, j) copies tile (i, j), and no other",
+    overlap="tiles are copied by more than one program: program (i, j) copies only tile (i, j)",
 )

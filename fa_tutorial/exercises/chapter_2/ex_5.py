@@ -14,40 +14,40 @@ import triton.language as tl  # noqa: E402
 
 @triton.jit
 def softmax_kernel(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
-    """out = softmax(x) by rows. x, out: (rows, cols), column stride 1. BLOCK ≥ cols. Grid: (rows,)."""
+    """out = softmax(x) over each row. Columns have stride 1. BLOCK ≥ cols. Grid: (rows,)."""
     row = tl.program_id(0)
     offs = tl.arange(0, BLOCK)  # [BLOCK]
     mask = offs < cols
-    # −inf past the row's end: it is never the maximum, and exp makes it 0 in the sum.
+    # −inf past the end of the row is never the maximum, and exp turns it into 0 for the sum.
     x = tl.load(x_ptr + row * stride_x + offs, mask=mask, other=-float("inf")).to(tl.float32)
     p = tl.exp(x - tl.max(x, axis=0))
     y = p / tl.sum(p, axis=0)
-    tl.store(out_ptr + row * stride_out + offs, y.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + row * stride_out + offs, y, mask=mask)
 
 
 MISTAKES = {
     "not_divided": "exp(x − m) is not divided by its sum",
     "exp_alone": "exp(x) is not divided by its sum",
     "log": "that is the logarithm of the softmax",
-    "base_2": "the base is 2: tl.exp2(x) is 2 to the power x",
+    "base_2": "the base is 2: use tl.exp, because tl.exp2(x) is 2 to the power x",
     "no_exp": "x is divided by its sum, without exp",
-    "copied": "x is copied",
+    "copied": "out is a copy of x",
     "row_zero": "every program reads row 0: row i of x starts at i · stride_x",
-    "first_row": "only row 0 is written: row i of out starts at i · stride_out, and in every row the mask counts its lanes from 0",
-    "not_multiplied": "row i starts at element i, where it should start at i · stride_out",
+    "first_row": "only row 0 is written: row i of out starts at i · stride_out, and in every row the mask counts columns from 0",
+    "not_multiplied": "row i starts at element i: multiply the row by its stride",
     "unshifted": "exp overflows: subtract the row's maximum before exp",
-    "no_other": "the lanes past the row's end hold anything: without other= a load leaves them undefined, and they reach the maximum and the sum. "
-    'Load them as −inf, other=-float("inf")',
-    "zeros": "the lanes past the row's end count in the sum: load them as −inf (other=), whose exp is 0",
-    "in_sum": "the lanes past the row's end add exp(0) = 1 to the sum: they must be −inf before exp, or 0 after it",
-    "in_maximum": "the lanes past the row's end give the maximum: load them as −inf (other=), which is never the maximum",
-    "finite": "the lanes past the row's end give the maximum: a finite other= is larger than some row, −inf never is",
-    "half": "computed in half precision: convert x to tl.float32 right after the load, and round only at the store",
+    "no_other": "the positions past the end of the row may hold anything: without other= a load leaves them undefined, and they reach the maximum and "
+    'the sum. Load them as −inf, other=-float("inf")',
+    "zeros": "the positions past the end of the row count in the sum: load them as −inf (other=), whose exp is 0",
+    "in_sum": "the positions past the end of the row add exp(0) = 1 to the sum: make them −inf before exp, or 0 after it",
+    "in_maximum": "the positions past the end of the row give the maximum: load them as −inf (other=), which is never the maximum",
+    "finite": "the positions past the end of the row give the maximum: any finite other= is larger than some row, −inf never is",
+    "half": "computed in half precision: convert x to tl.float32 right after the load, so that only the store rounds",
 }
 
 CONDITIONS = {
-    "low": "no row is so low that the lanes past its end give the maximum",
-    "half": MISTAKES["half"],
+    "low": "rows may be as low as −1e30: the padding must still not be their maximum",
+    "half": "fp16 inputs (and bf16 inputs on a GPU) are computed in float32: only the store rounds",
 }
 
 
@@ -105,13 +105,17 @@ def inputs():
         return case(x, BLOCK, stride_x or cols, stride_out or cols, on=on, otherwise=otherwise, **options)
 
     yield softmax([[1.0, 2.0, 3.0, 4.0]], 4, "y = exp(x − m) / Σ exp(x − m), m being the row's maximum")
-    yield softmax([[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0]], 4, "program i takes row i, at i · stride_x in x and i · stride_out in out")
+    yield softmax(
+        [[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0]],
+        4,
+        "program i takes row i, which starts at i · stride_x in x and at i · stride_out in out",
+    )
     yield softmax([[1000.0] * 4], 4, MISTAKES["unshifted"])
-    ragged = "runs past the row's end: offs < cols is the mask of the load and of the store"
+    ragged = "runs past the end of the row: the load and the store need mask=offs < cols"
     yield softmax([[-1.0, -2.0, -3.0]], 4, ragged)
     yield softmax([[-200.0, -201.0, -202.0]], 4, MISTAKES["in_maximum"])
     x = [[1.0, 2.0, 4.0], [0.0, 0.0, 1.0], [3.0, 1.0, 1.0]]
-    rows = "row i starts at i · stride_x in x and at i · stride_out in out, however many columns or lanes there are"
+    rows = "row i starts at i · stride_x in x and at i · stride_out in out, whatever cols and BLOCK are"
     yield softmax(x, 4, rows, stride_x=8)
     yield softmax(x, 4, rows, stride_out=7)
     draw = generator()
@@ -127,21 +131,24 @@ def inputs():
 
 EXERCISE = Exercise(
     id="2.5",
-    task="Write softmax with one read and one write an element: one row a program.",
+    task="Write a softmax kernel that reads each element once and writes it once: each program takes one row.",
     conditions=CONDITIONS,
     hints=(
-        "The three passes of chapter 1 over a row that stays in registers: tl.max, tl.exp, tl.sum. What must the lanes past the row's end "
-        "hold, so that they change neither the maximum nor the sum?",
-        'tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32): −inf is never the maximum, and its exp is 0.',
+        "Write chapter 1's safe softmax with tl.max, tl.exp and tl.sum. What must the positions past the end of the row hold, so that they change "
+        "neither the maximum nor the sum?",
+        'tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32): −inf is never the maximum, and its exp is 0. '
+        "Then the numerator is tl.exp(x - tl.max(x, axis=0)).",
     ),
     solution=softmax_kernel,
-    reasoning="Memory is touched twice an element, where three separate passes read it three times. −inf in the lanes past the row's end is the "
-    "neutral element of both reductions, the maximum and the sum of exp. float32 inside, whatever the dtype outside.",
-    more="The package's version, layout.softmax_kernel, has int64 offsets, because a tensor may have more than 2³¹ elements.",
+    reasoning="The row stays in registers from the load to the store, so each element makes two trips instead of eight. −inf past the end of the row "
+    "changes neither the maximum nor the sum of exp. The arithmetic is float32, whatever the input's dtype. "
+    "(tl.max returns float32 for fp16, so a kernel without the conversion is right too, by luck.)",
+    more="The package's version, layout.softmax_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and rounds to the "
+    "output's dtype by name, .to(out_ptr.dtype.element_ty), which tl.store would otherwise do.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
-    overlap="rows are written by more than one program: program i writes row i, and no other",
+    overlap="rows are written by more than one program: program i writes only row i",
 )
