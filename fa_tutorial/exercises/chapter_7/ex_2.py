@@ -14,8 +14,9 @@ def dkdv_tile_kernel(
     q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, D, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of BLOCK_M queries and BLOCK_N keys. q, do: Heads (B, H, BLOCK_M, D); k, v, dk, dv: Heads (B, H, BLOCK_N, D).
+    """dk and dv of BLOCK_M queries and BLOCK_N keys.
 
+    q, do: Heads (B, H, BLOCK_M, D); k, v, dk, dv: Heads (B, H, BLOCK_N, D).
     lse_ptr, delta_ptr: (B, H, BLOCK_M) float32, contiguous. Grid: (B · H,).
     """
     b, h = tl.program_id(0) // H, tl.program_id(0) % H

@@ -15,7 +15,7 @@ def dq_kernel(
     q, k, v, do, dq, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
     IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dq of one block of queries. q, do, dq: Heads (B, H, S_q, D); k, v: Heads (B, H, S_k, D). A row that sees no key gets 0.
+    """dq of one block of queries. q, do, dq: Heads (B, H, S_q, D); k, v: Heads (B, H, S_k, D).
 
     lse_ptr, delta_ptr: (B, H, S_q) float32, contiguous. Grid: (ceil(S_q / BLOCK_M) · B · H,).
     """
@@ -114,7 +114,7 @@ def fixed():
         on = f"causal, S_q = S_k = 32, blocks of {blocks[0]} queries and {blocks[1]} keys"
         yield shared.given((1, 1, 32, 32, 16), on, rule, is_causal=True, blocks=blocks)
     yield shared.given((1, 1, 16, 32, 16), "causal, S_q = 16, S_k = 32", "query i sees keys 0 to i + S_k − S_q", is_causal=True)
-    past = "rows past S_q are loaded: mask lse and delta by offs_m < S_q"
+    past = "rows past S_q are loaded: mask lse and delta by offs_m < S_q; a head has tl.cdiv(S_q, BLOCK_M) row blocks"
     yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", edge="ragged")
     yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged", stray=past, edge="ragged")
     yield shared.large_logits()

@@ -100,9 +100,9 @@ EXERCISE = FunctionExercise(
         "Put @torch.autograd.function.once_differentiable between @staticmethod and backward: a second derivative then raises.",
     ),
     solution=FlashAttention,
-    reasoning="save_for_backward notices when a saved tensor is changed before backward, and frees it afterwards; a tensor on ctx escapes both, and o "
-    "there makes a cycle. lse is what makes p cheap to bring back, so no (S_q, S_k) matrix is kept. The kernels leave no graph: without "
-    "once_differentiable, what a second derivative needs would count as a constant.",
+    reasoning="save_for_backward notices when a saved tensor changes before backward, and frees it afterwards; a tensor set as an attribute of ctx escapes "
+    "both. With lse, backward can compute p again, so no (S_q, S_k) matrix is kept. The kernels leave no graph: without once_differentiable, a second "
+    "derivative would take their results for constants.",
     more="The package's node, in attention.py, also returns lse, takes its gradient, and leaves out gradients that nobody asks for.",
     inputs=inputs,
     twin=twin,
