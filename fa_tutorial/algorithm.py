@@ -1,7 +1,7 @@
 """Chapters 4 and 6: flash attention in PyTorch, forward and backward, tile for tile the twin of the Triton kernels.
 
-Proves on tensors that can be looked at what the kernels do on the chip. Forward: blocks of keys join a running state (m, l, acc), the
-division waits until the end, tiles that the causal mask hides are skipped; FA2's loop order and FA1's, both with their HBM traffic counted.
+Shows, on tensors that you can inspect, what the kernels do on the chip. Forward: tiles of keys join the running states m, l and acc, the
+division waits until the end, and tiles that the causal mask hides are skipped. FA2's loop order and FA1's, both with their HBM traffic counted.
 Backward: p comes back from q, k and lse, five matmuls give the gradients, and two loops over the tiles need no more memory than the results.
 """
 
@@ -40,10 +40,10 @@ class Traffic:
 
 
 def softmax_step(s: torch.Tensor, m: torch.Tensor, l: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A block of scores joins the running maximum and sum of its rows (4.2).
+    """A tile of scores joins the running maximum and sum of its rows (4.2).
 
     s: (..., block_m, block_n), −inf where hidden; m, l: (..., block_m). Returns p like s, m_new, l_new, and alpha = exp(m − m_new),
-    by which whatever was summed before has to be multiplied. A row that has seen nothing keeps m = −inf, l = 0, and its p is 0.
+    the factor that rescales everything summed so far. A row that has seen nothing keeps m = −inf and l = 0, and its p is 0.
     """
     m_new = torch.maximum(m, s.amax(dim=-1))
     shift = torch.where(m_new == -math.inf, 0.0, m_new)  # −inf − (−inf) would be NaN
@@ -53,9 +53,9 @@ def softmax_step(s: torch.Tensor, m: torch.Tensor, l: torch.Tensor) -> tuple[tor
 
 
 def causal_tiles(row_block: int, block_m: int, block_n: int, S_q: int, S_k: int) -> tuple[int, int]:
-    """Which key blocks a block of query rows meets under the causal mask: (full, end) (4.6).
+    """Which key blocks a block of query rows sees under the causal mask: (full, end) (4.6).
 
-    Blocks 0 … full − 1 are seen whole by every row; blocks full … end − 1 need the mask; blocks from end on are seen by no row.
+    Every row sees blocks 0 … full − 1 whole; blocks full … end − 1 need the mask; no row sees anything of the blocks from end on.
     """
     row_block, block_m, block_n = check_int("row_block", row_block, 0), check_int("block_m", block_m), check_int("block_n", block_n)
     S_q, S_k = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0)
@@ -69,7 +69,7 @@ def causal_tiles(row_block: int, block_m: int, block_n: int, S_q: int, S_k: int)
 
 
 def all_tiles(block_n: int, S_k: int) -> tuple[int, int]:
-    """(full, end) without a causal mask: only a ragged last block needs one."""
+    """(full, end) without a causal mask: only a shorter last block needs a mask."""
     return S_k // block_n, -(-S_k // block_n)
 
 
@@ -86,8 +86,8 @@ def flash_forward(
     """Flash attention in FA2's loop order: each block of queries walks over its blocks of keys (4.1 to 4.5; FA2, algorithm 1).
 
     q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype, H_q a multiple of H_k. Returns o like q and lse (B, H_q, S_q), float32
-    (float64 for float64). A row that sees no key gets o = 0 and lse = −inf. traffic: counts the bytes of every tile; all heads.
-    TypeError and ValueError as check_attention, and for blocks that are no integers of at least 1.
+    (float64 for float64). A row that sees no key gets o = 0 and lse = −inf. traffic counts the bytes of every tile, of all heads.
+    TypeError and ValueError as check_attention, and if a block size is not an integer of at least 1.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     block_m, block_n = check_int("block_m", block_m), check_int("block_n", block_n)
@@ -96,7 +96,7 @@ def flash_forward(
     S_q, S_k = q.shape[2], k.shape[2]
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(q.shape[:3], dtype=state_dtype(q), device=q.device)
-    for row_block in range(-(-S_q // block_m)):  # on a GPU these are the programs of the grid: nothing ties them to one another
+    for row_block in range(-(-S_q // block_m)):  # on a GPU each iteration is one program: none needs another
         rows = slice(row_block * block_m, min((row_block + 1) * block_m, S_q))
         q_tile = traffic.read(q[:, :, rows])  # [B, H, BLOCK_M, D]
         m, l, acc = empty_state(q_tile)
@@ -126,8 +126,8 @@ def flash_forward_fa1(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Flash attention in FA1's loop order: each block of keys walks over all blocks of queries (4.8; FA1, algorithm 1).
 
-    Arguments, results and errors are those of flash_forward. o, m and l live in HBM between the steps: each step reads them, divides, and
-    writes them back; o is kept in q's dtype, and rounded at every step.
+    Arguments, results and errors are those of flash_forward. o, m and l live in HBM between the steps. Each step reads them, divides, and
+    writes them back, so o is rounded to q's dtype in every step.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     block_m, block_n = check_int("block_m", block_m), check_int("block_n", block_n)
@@ -150,7 +150,7 @@ def flash_forward_fa1(
                 s = s.masked_fill(~seen, -math.inf)
             o_old, m_old, l_old = (traffic.read(x[:, :, rows]) for x in (o, m, l))
             p, m_new, l_new, alpha = softmax_step(s, m_old, l_old)
-            acc = (alpha * l_old)[..., None] * o_old + weighted(p, v_tile)  # o is divided already: multiply by l to add to it
+            acc = (alpha * l_old)[..., None] * o_old + weighted(p, v_tile)  # o is already divided by l: undo that before you add
             traffic.write(o[:, :, rows], acc / torch.where(l_new == 0, 1.0, l_new)[..., None])
             traffic.write(m[:, :, rows], m_new)
             traffic.write(l[:, :, rows], l_new)
@@ -160,7 +160,7 @@ def flash_forward_fa1(
 def fa1_block_sizes(sram_elements: int, D: int) -> tuple[int, int]:
     """FA1's block sizes (block_m, block_n) for a chip that holds `sram_elements` elements (4.10; FA1, algorithm 1, line 1).
 
-    block_n = ⌈M / 4D⌉ and block_m = min(⌈M / 4D⌉, D): a block each of q, k, v and o fit on the chip.
+    With C for sram_elements, block_n = ⌈C / 4D⌉ and block_m = min(⌈C / 4D⌉, D): one block each of q, k, v and o fits on the chip.
     """
     block_n = -(-check_int("sram_elements", sram_elements) // (4 * check_int("D", D)))
     return min(block_n, D), block_n
@@ -185,7 +185,7 @@ def scores(q_tile: torch.Tensor, k_tile: torch.Tensor, scale: float) -> torch.Te
 
 
 def weighted(p: torch.Tensor, v_tile: torch.Tensor) -> torch.Tensor:
-    """p v of two tiles (4.3), with p rounded to v's dtype first, as tensor cores want it. Returns (..., block_m, D)."""
+    """p v of two tiles (4.3), with p rounded to v's dtype first, because tensor cores want both operands in one dtype. Returns (..., block_m, D)."""
     return p.to(v_tile.dtype).to(p.dtype) @ v_tile.to(p.dtype)
 
 

@@ -1,8 +1,8 @@
 """Chapter 3: matmul by tiles, the loop that every attention kernel is built on.
 
-Proves that a matrix product may be computed tile by tile with a float32 accumulator, counts what a tile size saves, and shows
-how the order of programs decides what the L2 cache can keep. Ends with (q kᵀ) v by blocks: flash attention without its softmax.
-What is no such tensor or number raises TypeError; shapes, devices and values that do not fit ValueError (fa_tutorial.arguments).
+matmul computes a product tile by tile with a float32 accumulator, in an order of programs that the L2 cache likes. The counts beside it say what a
+tile's size and that order save. scores_times_values computes (q kᵀ) v by blocks: flash attention without its softmax.
+A wrong type raises TypeError; shapes, devices and values that do not fit raise ValueError (fa_tutorial.arguments).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import triton.language as tl  # noqa: E402
 def blocked_matmul(a: torch.Tensor, b: torch.Tensor, block_m: int, block_n: int, block_k: int) -> torch.Tensor:
     """a @ b by tiles, in PyTorch: the twin of matmul_kernel, tile for tile (3.2).
 
-    a: (M, K), b: (K, N), one float dtype; any sizes, the last tiles may be ragged. Accumulates in float32 (float64 for float64).
+    a: (M, K), b: (K, N), one float dtype, any sizes: the last tiles may be smaller. Accumulates in float32 (float64 for float64).
     """
     check_tensor("a", a, ndim=2)
     check_tensor("b", b, ndim=2)
@@ -49,9 +49,9 @@ def check_product(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def grouped_tile(pid, tiles_m, tiles_n, group):
-    """The tile (tile_m, tile_n) that program `pid` computes when programs go down bands of `group` rows of tiles (3.4).
+    """The tile (tile_m, tile_n) that program `pid` computes when programs go down bands of `group` rows of tiles (3.5).
 
-    Within a band the row changes fastest. The last band may hold fewer rows. group = 1 is row order. Integers in, integers out.
+    Within a band the row changes fastest. The last band may have fewer rows. group = 1 is row order. Integers in, integers out.
     """
     band_size = group * tiles_n
     first_row = (pid // band_size) * group
@@ -60,7 +60,7 @@ def grouped_tile(pid, tiles_m, tiles_n, group):
     return first_row + within % rows, within // rows
 
 
-# The same source for the kernel: integer arithmetic means the same in Python and in Triton.
+# The same source runs in the kernel: integer arithmetic means the same in Python and in Triton.
 grouped_tile_device = triton.jit(grouped_tile)
 
 
@@ -70,7 +70,7 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk,
     """c = a @ b (3.2): one program computes one (BLOCK_M, BLOCK_N) tile of c, looping over K.
 
     a_ptr: (M, K), b_ptr: (K, N), c_ptr: (M, N), each with its two strides, one float dtype.
-    Grid: (ceil(M / BLOCK_M) · ceil(N / BLOCK_N),), in bands of GROUP rows of tiles (3.4); GROUP = 1 is row order.
+    Grid: (ceil(M / BLOCK_M) · ceil(N / BLOCK_N),), in bands of GROUP rows of tiles (3.5); GROUP = 1 is row order.
     """
     tile_m, tile_n = grouped_tile_device(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
     offs_m = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -80,10 +80,10 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk,
     mask_n = offs_n[None, :] < N
     a_ptrs = a_ptr + offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak  # [BLOCK_M, BLOCK_K]
     b_ptrs = b_ptr + offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn  # [BLOCK_K, BLOCK_N]
-    step = tl.full((), BLOCK_K, dtype=tl.int64)  # int64 before it meets a stride: their product may pass 2**31
+    step = tl.full((), BLOCK_K, dtype=tl.int64)  # int64, because step * stride may pass 2**31
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
-        # Both masks: a stray number in a's last columns would meet whatever lies past b's last row, and 0 · NaN is NaN.
+        # Both loads mask K: memory beyond a tensor may hold NaN, and 0 · NaN is NaN.
         a = tl.load(a_ptrs, mask=mask_m & (offs_k[None, :] < K - k), other=0.0)
         b = tl.load(b_ptrs, mask=mask_n & (offs_k[:, None] < K - k), other=0.0)
         acc = dot(a, b, acc)
@@ -95,7 +95,7 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk,
 
 @dataclass(frozen=True)
 class MatmulConfig:
-    """A tile and how a GPU runs it: rows of a, columns of b, and how much of K a step takes; group: rows of tiles in a band (3.4).
+    """A tile, and how a GPU runs it: rows of a, columns of b, the part of K that a step takes; group: rows of tiles in a band (3.5).
 
     The blocks are powers of two of at least 16, group is at least 1; TypeError or ValueError otherwise.
     """
@@ -117,8 +117,8 @@ class MatmulConfig:
         return self.num_stages * self.block_k * (self.block_m + self.block_n) * itemsize
 
 
-# Largest first; none of them spills (fa_tutorial.compile_report). fp32 in IEEE precision has no tensor cores to feed, and Triton uses none on
-# cards with 64 KB of shared memory (Turing), so there the tile is smaller.
+# Largest first; none of them spills (fa_tutorial.compile_report). fp32 in IEEE precision does not use tensor cores, and Triton uses none on cards
+# with 64 KB of shared memory (Turing), so their tiles are smaller.
 HALF_CONFIGS = (MatmulConfig(128, 256, 64, 8, 3), MatmulConfig(128, 128, 64, 8, 3), MatmulConfig(64, 64, 32, 8, 3))
 FULL_CONFIGS = (MatmulConfig(64, 64, 16, 4, 3),)
 INTERPRETER_CONFIG = MatmulConfig(64, 64, 64, 4, 1)
@@ -158,9 +158,9 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, config: MatmulConfig | None = No
 
 
 def tiled_matmul_bytes(M: int, N: int, K: int, block_m: int, block_n: int, itemsize: int) -> int:
-    """Bytes that a tiled matmul asks for when nothing is cached between tiles (3.6).
+    """Bytes that the tiles of a matmul read and write, counted as if there were no cache.
 
-    Every column of tiles reads all of a, every row of tiles reads all of b, c is written once. Ragged tiles read only what is there.
+    Every column of tiles reads all of a, every row of tiles reads all of b, and c is written once. Masked elements are not counted.
     """
     M, N, K = check_int("M", M, 0), check_int("N", N, 0), check_int("K", K, 0)
     tiles_m = -(-M // check_int("block_m", block_m))
@@ -169,9 +169,9 @@ def tiled_matmul_bytes(M: int, N: int, K: int, block_m: int, block_n: int, items
 
 
 def strips_per_wave(tiles_m: int, tiles_n: int, group: int, wave: int) -> list[int]:
-    """For each wave of `wave` programs that run together, how many different strips of a and b they read (3.5).
+    """For each wave of `wave` programs that run at the same time, how many different strips of a and b they read (3.4).
 
-    A strip is one row of a's tiles or one column of b's. Fewer strips a wave means more hits in the L2 cache.
+    A strip is one row of a's tiles or one column of b's. Programs of a wave can share a strip through the L2 cache.
     """
     tiles_m, tiles_n = check_int("tiles_m", tiles_m), check_int("tiles_n", tiles_n)
     group, wave = check_int("group", group), check_int("wave", wave)
@@ -181,7 +181,7 @@ def strips_per_wave(tiles_m: int, tiles_n: int, group: int, wave: int) -> list[i
 
 
 def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """x (float32) with its 23-bit mantissa rounded to TF32's 10 bits: what a tensor core sees of an fp32 operand."""
+    """x (float32) with its mantissa of 23 bits rounded to TF32's 10 bits: what a tensor core gets of an fp32 operand."""
     check_tensor("x", x, dtypes=(torch.float32,))
     bits = x.contiguous().view(torch.int32)
     return torch.where(torch.isfinite(x), ((bits + 0x1000) & ~0x1FFF).view(torch.float32), x)
@@ -203,7 +203,7 @@ def scores_values_kernel(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, stride_
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     for start in range(0, S_k, BLOCK_N):
         offs_n = start + tl.arange(0, BLOCK_N).to(tl.int64)  # [BLOCK_N]
-        # k is read as its transpose by swapping the strides: rows of the tile run along D.
+        # kᵀ by its strides: the rows of this tile run along D.
         k_t = tl.load(k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks,
                       mask=(offs_d[:, None] < D) & (offs_n[None, :] < S_k), other=0.0)  # [BLOCK_D, BLOCK_N]  # fmt: skip
         v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd,
@@ -214,12 +214,12 @@ def scores_values_kernel(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, stride_
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=mask_q)
 
 
-SCORES_VALUES_WARPS = 8  # with 4, a Turing card spills
+SCORES_VALUES_WARPS = 8  # 4 warps spill on Turing
 
 
 def scores_times_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float = 1.0,
                         block_m: int = 32, block_n: int = 32) -> torch.Tensor:  # fmt: skip
-    """scale · (q kᵀ) v by blocks, without ever holding q kᵀ. q: (S_q, D), k and v: (S_k, D), D ≤ 128, fp16, bf16 or fp32.
+    """scale · (q kᵀ) v by blocks; q kᵀ is never stored. q: (S_q, D), k and v: (S_k, D), D ≤ 128, fp16, bf16 or fp32.
 
     block_m, block_n: rows of q and of k in a tile, powers of two of at least 16. Returns (S_q, D).
     """

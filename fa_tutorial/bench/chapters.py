@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import math
 import sys
@@ -24,7 +25,7 @@ from fa_tutorial.bench import chapter_8, peers, training
 from fa_tutorial.bench.cases import DTYPES, GRIDS, Case, Shape, about
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement, opened, run
-from fa_tutorial.bench.timing import randn, require_gpu, timed
+from fa_tutorial.bench.timing import randn, require_gpu, timed, timed_in_turns
 
 
 def attention_cases() -> Iterator[Measurement]:
@@ -98,17 +99,30 @@ def _softmax_row(softmax: Callable, rows: int, cols: int) -> dict[str, Any]:
 def matmul_cases() -> Iterator[Measurement]:
     """Chapter 3: square matmul beside PyTorch, in row order and in groups; the tile's size; what TF32 loses."""
     square = dict.fromkeys("MNK", 4096)
-    groups = {"course": 8, "course, row order": 1, "torch": None}
-    for n, (provider, group) in itertools.product((512, 1024, 2048, 4096, 8192, 16_384), groups.items()):
-        yield about(3, "matmul", provider, M=n, N=n, K=n), partial(_matmul_row, n, torch.float16, group)
-    for provider in ("course", "torch"):
-        yield about(3, "matmul", provider, "fp32", **square), partial(_matmul_row, 4096, torch.float32, groups[provider])
+    for n, provider in itertools.product((512, 1024, 2048, 4096, 8192, 16_384), ("course", "course, row order", "torch")):
+        yield about(3, "matmul", provider, M=n, N=n, K=n), lambda n=n, provider=provider: _matmul_in_turns(n)[provider]
+    for provider, group in (("course", 8), ("torch", None)):
+        yield about(3, "matmul", provider, "fp32", **square), partial(_matmul_row, 4096, torch.float32, group)
     sizes = ((16, 16, 1), (32, 32, 4), (64, 64, 4), (128, 64, 4), (128, 128, 8), (128, 256, 8))
     for config in (matmul.MatmulConfig(m, n, 64, warps, 3) for m, n, warps in sizes):
         tile = {"block_m": config.block_m, "block_n": config.block_n, "block_k": config.block_k}
         yield about(3, "matmul_tile", "course", **square, **tile), partial(_tile_row, config)
     for provider in ("ieee", "tf32"):
         yield about(3, "fp32_precision", provider, "fp32", **square), partial(_precision_row, provider)
+
+
+@functools.cache
+def _matmul_in_turns(n: int) -> dict[str, dict[str, Any]]:
+    """Both orders of programs and PyTorch, in fp16, by provider."""
+    a, b = randn(n, n), randn(n, n)
+    config = matmul.choose_config(torch.float16, hardware.shared_memory_limit())
+    row_order = dataclasses.replace(config, group=1)
+    calls = {
+        "course": lambda: matmul.matmul(a, b, config=config),
+        "course, row order": lambda: matmul.matmul(a, b, config=row_order),
+        "torch": lambda: a @ b,
+    }
+    return timed_in_turns(calls, flops=2 * n**3)
 
 
 def _matmul_row(n: int, dtype: torch.dtype, group: int | None) -> dict[str, Any]:

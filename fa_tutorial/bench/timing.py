@@ -90,6 +90,22 @@ def timed(call: Callable[[], Any], *, bytes_moved: int | None = None, flops: int
     return row
 
 
+def timed_in_turns(calls: dict[str, Callable[[], Any]], *, flops: int, rounds: int = 10) -> dict[str, dict[str, Any]]:
+    """The numbers of `timed` for each of `calls`, measured a little at a time in turns, so that a drift of the clocks hits all of them alike."""
+    require_gpu()
+    import triton.testing
+
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name] += triton.testing.do_bench(call, warmup=50, rep=50, return_mode="all")
+    rows = {}
+    for name, found in times.items():
+        low, ms, high = torch.tensor(found, dtype=torch.float64).quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist()
+        rows[name] = {"ms": round(ms, 6), "ms_20": round(low, 6), "ms_80": round(high, 6), "tflops": round(flops / ms / 1e9, 2)}
+    return rows
+
+
 GIB = 2**30
 
 

@@ -1,4 +1,4 @@
-"""The tiled forward in float64, and with each mistake that readers make in it: the twin of chapter 4's exercise and of chapter 5's kernels.
+"""The tiled forward in float64, and with each mistake that readers make in it: the twin of chapter 4's exercises and of chapter 5's kernels.
 
 Blocks of keys join a running state (m, l, acc), as in the kernels, so that a mistake in the state, in the mask or in a bound of a loop gives here
 what it gives in an answer. An exercise names the mistakes that it knows in its MISTAKES, by the names that stand here.
@@ -22,6 +22,8 @@ LEAVES_NOTHING = {
         "by_place_skips",
         "by_place_keys",
         "by_place_rows",
+        "by_place_keys_skips",
+        "by_place_rows_skips",
         "top_left",
         "shift_sign",
         "skip_top_left",
@@ -104,7 +106,9 @@ def _seen(i, j, rows, S_q, S_k, block_m, block_n, mistake):
         "by_place": j % block_n <= i % block_m,
         "by_place_skips": (j % block_n <= i % block_m) & (key_block * block_n <= last + shift),
         "by_place_keys": j % block_n <= i,
+        "by_place_keys_skips": (j % block_n <= i) & (key_block * block_n <= last + shift),
         "by_place_rows": j <= i % block_m,
+        "by_place_rows_skips": (j <= i % block_m) & (key_block * block_n <= last + shift),
         "diagonal_open": key_block * block_n <= last + shift,
         "diagonal_skipped": (key_block + 1) * block_n - 1 <= first + shift,
         "above_open": seen | (key_block * block_n > last + shift),

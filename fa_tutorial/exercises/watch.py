@@ -68,6 +68,31 @@ class Scores(Products):
         return ""
 
 
+class CausalTiles(Scores):
+    """Scores, and no tile may be computed that the causal mask hides from every row of its block."""
+
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, *_: Any) -> None:
+        super().__init__(q, k, v, block_m, block_n)
+        self.done = 0  # multiply-adds of all matrix products, of both calls of an answer
+        S_q, S_k = self.sizes
+        last_rows = (min(start + block_m, S_q) for start in range(0, S_q, block_m))
+        tiles = sum(-(-max(0, stop + S_k - S_q) // block_n) for stop in last_rows)
+        self.needed = 2 * 2 * q.shape[0] * q.shape[1] * tiles * self.step  # two products a tile, two calls
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func.overloadpacket.__name__ in ("mm", "bmm"):
+            self.done += result.numel() * args[0].shape[-1]
+        return result
+
+    def complaint(self, result: Any) -> str:
+        if found := super().complaint(result):
+            return found
+        if self.done > self.needed and self.sizes[0] > 5 * self.block_m:
+            return "the result is right, but tiles are computed that no row of their block sees: end the loop over keys at end"
+        return ""
+
+
 class Tiles(Products):
     """For a product of a (M, K) and b (K, N) by tiles: no product may take more multiply-adds than one tile's step, and c has a's dtype."""
 

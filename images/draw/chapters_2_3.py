@@ -298,7 +298,7 @@ def draw_block_matmul() -> Figure:
     tile_m, tile_n = 0, 1
     for step in range(2):
         left, top = 0.45 + step * 4.45, 0.65
-        write(ax, left, 0.3, f"step {step + 1}: k tile {step}", HEAD, ha="left", weight="bold")
+        write(ax, left, 0.3, f"step {step + 1}", HEAD, ha="left", weight="bold")
         x_c, y_c = left + 4 * side + gap, top + 4 * side + gap
         done = (step + 1) * block
         c = blocked_matmul(a[:, :done], b[:done], block, block, block)
@@ -332,12 +332,55 @@ def operand(value: torch.Tensor, in_strip: bool, k_tile: int, step: int, colour:
     return {"text": number(float(value)), "colour": colour, "share": share}
 
 
+@image("03_one_program.png")
+def draw_one_program() -> Figure:
+    """What one program of the matmul kernel touches: its tile of c, the strips of a and b that it walks along, and the lanes beyond K."""
+    figure, ax = canvas(6.1)
+    tiles, tile_m, tile_n, step, steps = 4, 1, 2, 1, 3.75  # K is 3.75 steps long
+    wide, high = 0.75, 0.5  # inches of a tile of c
+    k_a, k_b = 0.72, 0.5  # inches of a step along K, in a and in b
+    x_c, y_c = 4.8, 3.0
+    x_a, y_b = x_c - 0.45 - tiles * k_a, y_c - 0.3 - tiles * k_b
+    row, col = y_c + tile_m * high, x_c + tile_n * wide
+    for k in range(tiles):
+        share, line = (0.6, 2.2) if k == step else (0.18, 1.0)
+        box(ax, x_a + k * k_a, row, k_a, high, colour="blue", share=share, line=line)
+        box(ax, col, y_b + k * k_b, wide, k_b, colour="orange", share=share, line=line)
+    beyond_a, beyond_b = (tiles - steps) * k_a, (tiles - steps) * k_b
+    box(ax, x_a + steps * k_a, row, beyond_a, high, hatch=MASKED, dashed=True)
+    box(ax, col, y_b + steps * k_b, wide, beyond_b, hatch=MASKED, dashed=True)
+    for i in range(tiles):
+        for j in range(tiles):
+            here = (i, j) == (tile_m, tile_n)
+            box(ax, x_c + j * wide, y_c + i * high, wide, high, "acc" if here else "", "purple" if here else None, share=0.5, size=BODY,
+                weight="bold", line=2.2 if here else 1.0)  # fmt: skip
+    outline(ax, x_a, y_c, steps * k_a, tiles * high, line=1.4)
+    outline(ax, x_c, y_b, tiles * wide, steps * k_b, line=1.4)
+    outline(ax, x_c, y_c, tiles * wide, tiles * high, line=1.4)
+    middle_a, middle_b = x_a + (step + 0.5) * k_a, y_b + (step + 0.5) * k_b
+    arrow(ax, (middle_a, row + high / 2), (middle_a + 1.15 * k_a, row + high / 2), width=2.2)
+    arrow(ax, (col + wide / 2, middle_b), (col + wide / 2, middle_b + 1.25 * k_b), width=2.2)
+    write(ax, x_a, y_c - 0.5, "a (M, K)", HEAD, ha="left", weight="bold")
+    write(ax, x_c - 0.15, y_b + 0.12, "b (K, N)", HEAD, ha="right", weight="bold")
+    write(ax, x_c + tiles * wide + 0.15, y_c + tiles * high - 0.15, "c (M, N)", HEAD, ha="left", weight="bold")
+    write(ax, middle_a, y_c - 0.18, "offs_k", BODY)
+    write(ax, x_a - 0.12, row + high / 2, "offs_m", BODY, ha="right")
+    write(ax, col + wide / 2, y_b - 0.18, "offs_n", BODY)
+    write(ax, x_c + tiles * wide + 0.15, middle_b, "offs_k", BODY, ha="left")
+    write(ax, x_a, y_c + tiles * high + 0.3, "tile [BLOCK_M, BLOCK_K]:\neach step BLOCK_K columns further", BODY, ha="left")
+    write(ax, x_c - 0.15, middle_b, "tile [BLOCK_K, BLOCK_N]:\neach step BLOCK_K rows further", BODY, ha="right")
+    write(ax, x_c, y_c + tiles * high + 0.3, "acc [BLOCK_M, BLOCK_N]:\nstays on the chip, stored once", BODY, ha="left")
+    box(ax, x_a, 5.68, 0.4, 0.26, hatch=MASKED, dashed=True)
+    write(ax, x_a + 0.52, 5.81, "the last step reaches beyond K: 0 there, in both tiles", BODY, ha="left")
+    return figure
+
+
 @image("03_program_order.png")
 def draw_program_order() -> Figure:
-    """8 x 8 tiles of c by program id, in row order and in groups of 4: what the first wave of 16 programs reads of a and b."""
+    """8 x 8 tiles of c by program id, in row order and in bands of 4 rows: what the first wave of 16 programs reads of a and b."""
     tiles, wave, side = 8, 16, 0.41
     figure, ax = canvas(5.0)
-    for panel, (group, name) in enumerate(((1, "row order"), (4, "groups of 4 rows"))):
+    for panel, (group, name) in enumerate(((1, "row order"), (4, "bands of 4 rows"))):
         left, top = 0.95 + panel * 4.45, 1.2
         program = {grouped_tile(pid, tiles, tiles, group): pid for pid in range(tiles * tiles)}
         first = {tile for tile, pid in program.items() if pid < wave}

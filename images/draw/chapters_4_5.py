@@ -1,4 +1,4 @@
-"""The drawings of chapters 4 and 5, and the animation of the running state."""
+"""The drawings of chapters 4 and 5."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from draw.drawing import (
     HEAD,
     MASKED,
     TENSOR_COLOUR,
-    WIDTH,
     arrow,
     box,
     canvas,
@@ -38,10 +37,7 @@ NOW = 6  # the step at hand, of BLOCKS² counted from 1
 @image("04_two_loop_orders.png")
 def draw_two_loop_orders() -> Figure:
     """FA1 goes down the columns of tiles, FA2 along the rows: the order of visits, and what each reads and writes when."""
-    figure, ax = canvas(5.75)
-    S, D, block, itemsize = 4096, 64, 128, 2
-    fa1_mb = ledger.fa1_hbm_bytes(S, S, D, block, itemsize) / 1e6
-    fa2_mb = ledger.flash_hbm_bytes(S, S, D, block, itemsize) / 1e6
+    figure, ax = canvas(5.45)
     by_columns = {(row, col): 1 + col * BLOCKS + row for row in range(BLOCKS) for col in range(BLOCKS)}
     by_rows = {(row, col): 1 + row * BLOCKS + col for row in range(BLOCKS) for col in range(BLOCKS)}
     done_by = [sum(by_columns[row, col] <= NOW for col in range(BLOCKS)) for row in range(BLOCKS)]
@@ -49,19 +45,18 @@ def draw_two_loop_orders() -> Figure:
     stored = [f"{BLOCKS}/{BLOCKS}" if by_rows[row, BLOCKS - 1] <= NOW else "" for row in range(BLOCKS)]
     draw_loop_order(ax, 4.7, "FA2: outer loop over q", by_rows, "o, lse", stored)
     texts = (
-        (0.1, ("each column: read k, v", "each tile: read q, o, m, l; write o, m, l", f"{fa1_mb:.0f} MB for one head")),
-        (4.7, ("each row: read q; at its end write o, lse", "each tile: read k, v", f"{fa2_mb:.0f} MB for one head")),
+        (0.1, ("each column: read k, v", "each tile: read q, o, m, l; write o, m, l")),
+        (4.7, ("each row: read q; at its end write o, lse", "each tile: read k, v")),
     )
     for left, lines in texts:
         for i, line in enumerate(lines):
-            write(ax, left, 4.15 + i * 0.27, line, BODY, ha="left", weight="bold" if i == 2 else "normal")
-    arrow(ax, (0.1, 5.1), (0.55, 5.1), "blue")
-    write(ax, 0.65, 5.1, "read", ha="left")
-    arrow(ax, (1.3, 5.1), (1.75, 5.1), "vermilion", dashed=True)
-    write(ax, 1.85, 5.1, "written", ha="left")
-    write(ax, WIDTH - 0.1, 5.1, f"S_q = S_k = {S:,}, D = {D}, blocks of {block}, fp16", ha="right")
-    note = f"1 to {BLOCKS**2}: order of visits; thick frame: tile {NOW}, now; n/{BLOCKS}: key blocks that the o in HBM has taken in"
-    write(ax, 0.1, 5.45, note, ha="left")
+            write(ax, left, 4.15 + i * 0.27, line, BODY, ha="left")
+    arrow(ax, (0.1, 4.85), (0.55, 4.85), "blue")
+    write(ax, 0.65, 4.85, "read", ha="left")
+    arrow(ax, (1.3, 4.85), (1.75, 4.85), "vermilion", dashed=True)
+    write(ax, 1.85, 4.85, "written", ha="left")
+    note = f"1 to {BLOCKS**2}: order of visits; thick frame: tile {NOW}, now; n/{BLOCKS}: key blocks that the o in HBM contains"
+    write(ax, 0.1, 5.2, note, ha="left")
     return figure
 
 
@@ -121,7 +116,7 @@ def draw_causal_tiles() -> Figure:
         (4.05, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "masked tile, hidden"),
         (6.35, {}, "skipped: never read"),
     ))  # fmt: skip
-    note = "one square: a query (row) and a key (column); tiles of 2 × 2; beside a row of tiles: full, end (4.6)"
+    note = "one square: one query (row) and one key (column); thick lines: tiles of 2 × 2; on the right: full, end"
     write(ax, 0.1, 4.35, note, ha="left")
     return figure
 
@@ -242,52 +237,76 @@ def draw_running_state() -> Figure:
             box(ax, x, top + row * tall, width - 0.08, tall, text, size=BODY, **look)
     write(ax, 0.1, 6.15, "alpha = exp(m before − m after)     p = exp(scores − m after)     l after = alpha · l before + Σ p", ha="left")
     write(ax, 0.1, 6.4, "acc after = alpha · acc before + Σ p · values", ha="left")
-    write(ax, 0.1, 6.65, "bars: strong, the block at hand; dotted, keys that are in; dashed, keys to come", ha="left")
+    write(ax, 0.1, 6.65, "bars: solid, the keys of this block; dotted, keys seen before; dashed, keys to come", ha="left")
     write(ax, 0.1, 6.9, f"at the end: o = acc / l = {number(o)}, lse = m + log l = {number(lse)}", BODY, ha="left", weight="bold")
     return figure
 
 
-@image("04_running_state.gif")
-def animate_running_state() -> list[Figure]:
-    """The frames of draw_running_state's example: nothing seen yet, one for each block of keys, and the division."""
-    steps, o, lse = running_steps()
-    start, last = steps[0].before, steps[-1].after
-    frames = [state_frame("no key seen yet", range(0), start.m, [(number(value), "", "") for value in (start.m, start.l, start.acc)], "")]
-    for i, step in enumerate(steps):
-        before, after, alpha = step.before, step.after, number(step.alpha)
-        scores = ", ".join(number(EXAMPLE_SCORES[key]) for key in step.keys)
-        changes = [
-            (number(before.m), f"max with {scores}", number(after.m)),
-            (number(before.l), f"· {alpha} + {number(step.p_sum)}", number(after.l)),
-            (number(before.acc), f"· {alpha} + {number(step.p_v)}", number(after.acc)),
-        ]
-        note = f"alpha = exp({number(before.m)} − {number(after.m)}) = {alpha}\np = {', '.join(map(number, step.p))}"
-        frames.append(state_frame(f"block {i}: keys {step.keys.start} and {step.keys[-1]}", step.keys, after.m, changes, note))
-    keys = range(len(EXAMPLE_SCORES), len(EXAMPLE_SCORES))
-    note = f"o = acc / l = {number(o)}\nlse = m + log l = {number(lse)}"
-    frames.append(state_frame("all keys seen", keys, last.m, [(number(value), "", "") for value in (last.m, last.l, last.acc)], note))
-    return frames
+TWO_QUERIES = ((3.0, 2.0, 5.0, 1.0), (6.0, 4.0, 1.0, 5.0))  # scores; the first query is EXAMPLE_SCORES' first four keys
+TWO_VALUES = ((10.0, 4.0), (20.0, 3.0), (30.0, 2.0), (40.0, 1.0))
 
 
-def state_frame(title: str, keys: range, m: float, changes: list[tuple[str, str, str]], note: str) -> Figure:
-    """One frame: the scores with m on the left, (before, change, after) of m, l and acc on the right, a note below them."""
-    figure, ax = canvas(3.6)
-    write(ax, 0.15, 0.3, title, HEAD, ha="left", weight="bold")
-    write(ax, 0.15, 2.97, "scores", ha="left")
-    write(ax, 0.15, 3.22, "values", ha="left")
-    draw_scores(ax, 0.9, 2.8, 0.42, keys, m)
-    for i, (name, colour, (before, change, after)) in enumerate(zip(("m", "l", "acc"), ("sky", "yellow", "purple"), changes, strict=True)):
-        y = 0.8 + i * 0.62
-        write(ax, 4.75, y + 0.23, name, HEAD, weight="bold")
-        box(ax, 5.1, y, 0.95, 0.46, before, colour if not after else None, size=BODY, share=0.4)
-        if after:
-            arrow(ax, (6.05, y + 0.23), (7.85, y + 0.23))
-            write(ax, 6.92, y + 0.07, change)
-            box(ax, 7.85, y, 0.95, 0.46, after, colour, size=BODY, share=0.4, weight="bold")
-    if changes[0][2]:
-        write(ax, 5.575, 0.6, "before")
-        write(ax, 8.325, 0.6, "after")
-    write(ax, 4.6, 3.02, note, BODY, ha="left", linespacing=1.5)
+@image("04_one_tile.png")
+def draw_one_tile() -> Figure:
+    """softmax_step on a tile of two queries and two keys, the second of its row: what has one number per row, and what has more."""
+    figure, ax = canvas(5.3)
+    s, v = torch.tensor(TWO_QUERIES, dtype=torch.float64), torch.tensor(TWO_VALUES, dtype=torch.float64)
+    p, m, l, _ = algorithm.softmax_step(s[:, :2], torch.full((2,), -math.inf, dtype=s.dtype), torch.zeros(2, dtype=s.dtype))
+    acc = p @ v[:2]
+    p, m_new, l_new, alpha = algorithm.softmax_step(s[:, 2:], m, l)
+    acc_new = alpha[:, None] * acc + p @ v[2:]
+
+    wide, tall = 0.78, 0.46
+
+    def tile(x: float, y: float, name: str, shape: str, values: torch.Tensor, colour: str | None, bold: bool = False) -> float:
+        """Cells of one tensor with its name and shape above; returns where they end."""
+        values = values[:, None] if values.ndim == 1 else values
+        end = x + values.shape[1] * wide
+        write(ax, (x + end) / 2, y - 0.5, name, HEAD, weight="bold")
+        write(ax, (x + end) / 2, y - 0.19, shape)
+        for row, cells in enumerate(values.tolist()):
+            for col, cell in enumerate(cells):
+                look = {"colour": colour, "share": 0.4} if colour else {}
+                box(
+                    ax,
+                    x + col * wide,
+                    y + row * tall,
+                    wide,
+                    tall,
+                    number(round(cell, 4)),
+                    size=BODY,
+                    weight="bold" if bold else "normal",
+                    **look,
+                )
+        return end
+
+    def under(x: float, y: float, text: str) -> None:
+        write(ax, x, y + 2 * tall + 0.24, text, BODY)
+
+    top, low = 0.8, 3.1
+    for y in (top, low):
+        for row in range(2):
+            write(ax, 0.1, y + (row + 0.5) * tall, f"query {row}", ha="left")
+    one = "[BLOCK_M]"
+    tile(1.0, top, "s", "[BLOCK_M, BLOCK_N]", s[:, 2:], "orange")
+    end = tile(3.1, top, "m before", one, m, None)
+    arrow(ax, (end, top + tall), (end + 0.5, top + tall))
+    tile(end + 0.5, top, "m after", one, m_new, "sky", bold=True)
+    under(end + 0.1, top, "max(m, rowmax s)")
+    tile(5.75, top, "alpha", one, alpha, "sky")
+    under(6.05, top, "exp(m before − m after)")
+    tile(7.3, top, "p", "[BLOCK_M, BLOCK_N]", p, "orange")
+    under(8.08, top, "exp(s − m after)")
+    end = tile(1.0, low, "l before", one, l, None)
+    arrow(ax, (end, low + tall), (end + 0.5, low + tall))
+    tile(end + 0.5, low, "l after", one, l_new, "yellow", bold=True)
+    under(end + 0.25, low, "alpha · l + rowsum p")
+    end = tile(4.2, low, "acc before", "[BLOCK_M, D]", acc, None)
+    arrow(ax, (end, low + tall), (end + 0.5, low + tall))
+    tile(end + 0.5, low, "acc after", "[BLOCK_M, D]", acc_new, "purple", bold=True)
+    under(end + 0.25, low, "alpha · acc + p v")
+    write(ax, 0.1, 4.75, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc", ha="left")
+    write(ax, 0.1, 5.05, "query 1: the maximum stays 6, so its alpha is 1 and nothing is corrected", ha="left")
     return figure
 
 
@@ -302,7 +321,7 @@ def draw_memory_of_states() -> Figure:
     left, wide, chip, chip_wide = 0.25, 2.3, 5.75, 2.9
     kept = (("q (B, H_q, S_q, D)", (B, H, S, D), half), ("k (B, H_k, S_k, D)", (B, H, S, D), half), ("v (B, H_k, S_k, D)", (B, H, S, D), half),
             None, ("o (B, H_q, S_q, D)", (B, H, S, D), half), ("lse (B, H_q, S_q)", (B, H, S), full))  # fmt: skip
-    moves = (("read once a program", "blue"), ("read at every step", "blue"), ("read at every step", "blue"), ("never moved", None),
+    moves = (("read once per program", "blue"), ("read in every iteration", "blue"), ("read in every iteration", "blue"), ("never moved", None),
              ("written once: acc / l", "vermilion"), ("written once: m + log l", "vermilion"))  # fmt: skip
     tiles = (("q [BLOCK_M, D]", (block_m, D), half), ("k [BLOCK_N, D]", (block_n, D), half), ("v [BLOCK_N, D]", (block_n, D), half),
              ("s, then p [BLOCK_M, BLOCK_N]", (block_m, block_n), full), ("acc [BLOCK_M, D]", (block_m, D), full),

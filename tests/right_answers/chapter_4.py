@@ -1,4 +1,4 @@
-"""Right answers to chapter 4 in other words: merges of (m, l), log-sum-exp, FA1's loop order, one head at a time, counting key by key."""
+"""Right answers to chapter 4 in other words: merges of (m, l), log-sum-exp, FA1's loop order, counting key by key."""
 
 import math
 
@@ -21,20 +21,18 @@ def step_by_log_sum_exp(s, m, l):
 # ---------------------------------------------------------------- 4.2
 
 
-def _causal(rows, keys, S_q, S_k):
-    return torch.tensor(keys)[None, :] <= torch.tensor(rows)[:, None] + (S_k - S_q)
-
-
-def forward_normalised_as_it_goes(q, k, v, block_m, block_n, is_causal, scale):
+def _normalised_as_it_goes(q, k, v, block_m, block_n, scale, causal):
     S_q, S_k = q.shape[2], k.shape[2]
     outputs, sums = [], []
     for row, q_tile in enumerate(q.double().split(block_m, dim=2)):
         o, lse = torch.zeros_like(q_tile), q_tile.new_full(q_tile.shape[:3], -INF)
+        i = torch.arange(q_tile.shape[2])[:, None] + row * block_m
         for key, (k_tile, v_tile) in enumerate(zip(k.double().split(block_n, dim=2), v.double().split(block_n, dim=2), strict=True)):
-            s = scale * torch.einsum("bhid,bhjd->bhij", q_tile, k_tile)
-            if is_causal:
-                seen = _causal(range(row * block_m, row * block_m + s.shape[2]), range(key * block_n, key * block_n + s.shape[3]), S_q, S_k)
-                s = torch.where(seen, s, -INF)
+            j = torch.arange(k_tile.shape[2])[None, :] + key * block_n
+            hidden = causal & (j > i + S_k - S_q)
+            if hidden.all():
+                continue
+            s = scale * torch.einsum("bhid,bhjd->bhij", q_tile, k_tile).masked_fill(hidden, -INF)
             lse_new = torch.logaddexp(lse, torch.logsumexp(s, -1))
             shift = torch.where(lse_new == -INF, 0.0, lse_new)[..., None]
             o = torch.exp(lse[..., None] - shift) * o + torch.exp(s - shift) @ v_tile
@@ -42,6 +40,10 @@ def forward_normalised_as_it_goes(q, k, v, block_m, block_n, is_causal, scale):
         outputs.append(o)
         sums.append(lse)
     return torch.cat(outputs, dim=2).to(q.dtype), torch.cat(sums, dim=2).float()
+
+
+def forward_normalised_as_it_goes(q, k, v, block_m, block_n, scale):
+    return _normalised_as_it_goes(q, k, v, block_m, block_n, scale, causal=False)
 
 
 # ---------------------------------------------------------------- 4.3
@@ -62,15 +64,25 @@ def tiles_by_counting(row_block, block_m, block_n, S_q, S_k):
 # ---------------------------------------------------------------- 4.4
 
 
-def bytes_with_math(S_q, S_k, D, block_m, itemsize):
-    q = o = S_q * D * itemsize
-    k = v = S_k * D * itemsize * math.ceil(S_q / block_m)
-    return sum((q, k, v, o, 4 * S_q))
+def causal_normalised_as_it_goes(q, k, v, block_m, block_n, scale):
+    return _normalised_as_it_goes(q, k, v, block_m, block_n, scale, causal=True)
+
+
+# ---------------------------------------------------------------- 4.5
+
+
+def bytes_round_by_round(S_q, S_k, D, block_n, itemsize):
+    total = 0
+    for start in range(0, S_k, block_n):
+        total += 2 * (min(start + block_n, S_k) - start) * D * itemsize
+        total += S_q * (3 * D * itemsize + 4 * 4)
+    return total
 
 
 RIGHT_ANSWERS = (
     ("4.1", step_by_log_sum_exp),
     ("4.2", forward_normalised_as_it_goes),
     ("4.3", tiles_by_counting),
-    ("4.4", bytes_with_math),
+    ("4.4", causal_normalised_as_it_goes),
+    ("4.5", bytes_round_by_round),
 )

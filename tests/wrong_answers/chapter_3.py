@@ -90,13 +90,86 @@ def matmul_with_and(
     _matmul(a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M, BLOCK_N, BLOCK_K, "and")
 
 
+@triton.jit
+def _skeleton(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, qs, qd, ks, kd, vs, vd, os, od,
+              BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WRONG: tl.constexpr):  # fmt: skip
+    """A right kernel but for what WRONG names."""
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    d = tl.arange(0, BLOCK_D)[None, :]
+    q = tl.load(q_ptr + m * qs + d * qd, mask=(m < S_q) & (d < D), other=0.0)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    for start in range(0, S_k, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)[:, None]
+        mask = (n < S_k) & (d < D)
+        if WRONG == "no key mask":
+            mask = (n < S_k + BLOCK_N) & (d < D)
+        if WRONG == "and":
+            mask = n < S_k and d < D
+        k = tl.load(k_ptr + n * ks + d * kd, mask=mask, other=0.0)
+        v = tl.load(v_ptr + n * vs + d * vd, mask=mask, other=0.0)
+        if WRONG == "no transpose":
+            s = scale * tl.dot(q, tl.reshape(k, (BLOCK_D, BLOCK_N)), input_precision="ieee")
+        else:
+            s = scale * tl.dot(q, tl.trans(k), input_precision="ieee")
+        if WRONG != "not rounded":
+            s = s.to(v.dtype)
+        acc = tl.dot(s, v, acc, input_precision="ieee")
+    mask_o = (m < S_q) & (d < D) if WRONG != "no store mask" else (m < S_q + BLOCK_M) & (d < D)
+    tl.store(o_ptr + m * os + d * od, acc.to(o_ptr.dtype.element_ty), mask=mask_o)
+
+
+@triton.jit
+def skeleton_without_key_mask(
+    q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, qs, qd, ks, kd, vs, vd, os, od,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    _skeleton(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, qs, qd, ks, kd, vs, vd, os, od, BLOCK_M, BLOCK_N, BLOCK_D, "no key mask")
+
+
+@triton.jit
+def skeleton_with_and(
+    q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, qs, qd, ks, kd, vs, vd, os, od,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    _skeleton(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, qs, qd, ks, kd, vs, vd, os, od, BLOCK_M, BLOCK_N, BLOCK_D, "and")
+
+
+@triton.jit
+def skeleton_of_k_straight(
+    q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, qs, qd, ks, kd, vs, vd, os, od,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    _skeleton(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, qs, qd, ks, kd, vs, vd, os, od, BLOCK_M, BLOCK_N, BLOCK_D, "no transpose")
+
+
+@triton.jit
+def skeleton_without_rounding(
+    q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, qs, qd, ks, kd, vs, vd, os, od,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    _skeleton(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, qs, qd, ks, kd, vs, vd, os, od, BLOCK_M, BLOCK_N, BLOCK_D, "not rounded")
+
+
+@triton.jit
+def skeleton_without_store_mask(
+    q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, qs, qd, ks, kd, vs, vd, os, od,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    _skeleton(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, qs, qd, ks, kd, vs, vd, os, od, BLOCK_M, BLOCK_N, BLOCK_D, "no store mask")
+
+
 WRONG_ANSWERS = (
     ("3.1", blocked_whole, "all of a and all of b go into one product"),
     ("3.1", blocked_without_k, "a product takes parts of shape (2, 8) and (8, 3): a step multiplies a tile of a"),
     ("3.1", blocked_fixed_acc, "M = 3, N = 5, K = 2, blocks 2 × 2 × 2: raises RuntimeError"),
     ("3.1", blocked_returns_accumulator, "one edge is left: c has dtype torch.float32, want a's"),
-    ("3.2", matmul_without_other, "lanes that a mask leaves out hold anything", None),
+    ("3.2", matmul_without_other, "elements that a mask leaves out hold anything", None),
     ("3.2", matmul_without_k_mask, "the last step reads past K, and 0 · NaN is NaN"),
     ("3.2", matmul_without_store_mask, "mask rows by M and columns by N"),
     ("3.2", matmul_with_and, "join masks by &, not by `and`", None),
+    ("3.4", skeleton_without_key_mask, "mask rows of q and o by S_q, keys by S_k"),
+    ("3.4", skeleton_without_store_mask, "mask rows of q and o by S_q, keys by S_k"),
+    ("3.4", skeleton_with_and, "join masks by &, not by `and`", None),
+    ("3.4", skeleton_of_k_straight, "q is multiplied by k, not by kᵀ"),
+    ("3.4", skeleton_without_rounding, "does not run"),
 )

@@ -29,10 +29,10 @@ def step_branches_on_a_tensor(s, m, l):
     return _step(s, m, l) if m.max() > s.max() or torch.maximum(m, s.amax(-1)) != -math.inf else (s * 0, m, l, l)
 
 
-def _flash(q, k, v, block_m, block_n, is_causal, scale, overflow=False):
+def _flash(q, k, v, block_m, block_n, scale, overflow=False, causal=False):
     S_q, S_k, dtype = q.shape[2], k.shape[2], q.dtype
     q, k, v = q.float(), k.float(), v.float()
-    seen = torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q) if is_causal else torch.ones(S_q, S_k, dtype=torch.bool)
+    seen = torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q) if causal else torch.ones(S_q, S_k, dtype=torch.bool)
     o, lse = torch.empty_like(q), torch.empty(q.shape[:3])
     for i in range(0, S_q, block_m):
         rows = q[:, :, i : i + block_m]
@@ -45,29 +45,33 @@ def _flash(q, k, v, block_m, block_n, is_causal, scale, overflow=False):
     return o.to(dtype), lse
 
 
-def forward_not_shifted(q, k, v, block_m, block_n, is_causal, scale):
-    return _flash(q, k, v, block_m, block_n, is_causal, scale, overflow=True)
+def forward_not_shifted(q, k, v, block_m, block_n, scale):
+    return _flash(q, k, v, block_m, block_n, scale, overflow=True)
 
 
-def forward_untiled(q, k, v, block_m, block_n, is_causal, scale):
-    return _flash(q, k, v, q.shape[2], max(1, k.shape[2]), is_causal, scale)
+def forward_untiled(q, k, v, block_m, block_n, scale):
+    return _flash(q, k, v, q.shape[2], k.shape[2], scale)
 
 
-def forward_all_keys_at_once(q, k, v, block_m, block_n, is_causal, scale):
-    return _flash(q, k, v, block_m, max(1, k.shape[2]), is_causal, scale)
+def forward_all_keys_at_once(q, k, v, block_m, block_n, scale):
+    return _flash(q, k, v, block_m, k.shape[2], scale)
 
 
-def forward_all_queries_at_once(q, k, v, block_m, block_n, is_causal, scale):
-    return _flash(q, k, v, q.shape[2], block_n, is_causal, scale)
+def forward_all_queries_at_once(q, k, v, block_m, block_n, scale):
+    return _flash(q, k, v, q.shape[2], block_n, scale)
 
 
-def forward_blocks_exchanged(q, k, v, block_m, block_n, is_causal, scale):
-    return _flash(q, k, v, block_n, block_m, is_causal, scale)
+def forward_blocks_exchanged(q, k, v, block_m, block_n, scale):
+    return _flash(q, k, v, block_n, block_m, scale)
 
 
-def forward_o_in_float32(q, k, v, block_m, block_n, is_causal, scale):
-    o, lse = _flash(q, k, v, block_m, block_n, is_causal, scale)
+def forward_o_in_float32(q, k, v, block_m, block_n, scale):
+    o, lse = _flash(q, k, v, block_m, block_n, scale)
     return o.float(), lse
+
+
+def causal_skips_nothing(q, k, v, block_m, block_n, scale):
+    return _flash(q, k, v, block_m, block_n, scale, causal=True)
 
 
 def tiles_printed(row_block, block_m, block_n, S_q, S_k):
@@ -85,5 +89,6 @@ WRONG_ANSWERS = (
     ("4.2", forward_all_queries_at_once, "all queries are taken at once"),
     ("4.2", forward_blocks_exchanged, "block_m and block_n are exchanged"),
     ("4.2", forward_o_in_float32, "one edge is left: o is float32, and must have the dtype of q"),
+    ("4.4", causal_skips_nothing, "one edge is left: the result is right, but tiles are computed that no row of their block sees"),
     ("4.3", tiles_printed, "want a tuple (full, end)"),
 )

@@ -7,7 +7,7 @@ from fa_tutorial.exercises.watch import Tiles
 
 
 def blocked_matmul(a, b, block_m, block_n, block_k):
-    """a @ b by blocks: for each tile of c, a loop over blocks of K that adds into an accumulator."""
+    """a @ b by tiles: for each tile of c, a loop along K that adds into an accumulator."""
     (M, K), N = a.shape, b.shape[1]
     c = torch.empty((M, N), dtype=a.dtype)
     for m in range(0, M, block_m):
@@ -24,38 +24,39 @@ def blocked_matmul(a, b, block_m, block_n, block_k):
 
 _HOLDS = "the accumulator still holds {}: it starts at 0 for each tile of c"
 MISTAKES = {
-    "elements": "a and b are multiplied element by element: a tile's product is @",
+    "elements": "a and b are multiplied element by element: multiply tiles with @",
     "b_transposed": "b is read transposed",
     "a_transposed": "a is read transposed",
-    "exchanged": "the factors are exchanged: a's tile comes first",
+    "exchanged": "the factors are swapped: a's tile comes first",
     "c_transposed": "c is stored transposed",
     "overwrites": "each step along K overwrites the one before: add it",
-    "first_step": "only the first step along K is taken: the loop must run to K",
+    "first_step": "only the first step along K is computed: the loop runs to K",
     "one_early": "K's last block is dropped: the loop along K ends one step early",
     "no_first": "K's first block is dropped",
     "ragged_k": "K's ragged last block is dropped: a block of K may be shorter",
-    "k_by_m": "K is cut with block_m: block_k elements of K make one step",
-    "k_by_n": "K is cut with block_n: block_k elements of K make one step",
+    "k_by_m": "K is cut by block_m: a step takes block_k elements of K",
+    "k_by_n": "K is cut by block_n: a step takes block_k elements of K",
     "acc_rows": _HOLDS.format("every tile before it, row by row"),
     "acc_left": _HOLDS.format("the tiles to its left"),
     "acc_columns": _HOLDS.format("every tile before it, column by column"),
     "acc_above": _HOLDS.format("the tiles above it"),
-    "bounds": "the bounds of the loops are exchanged: rows of tiles run to M, columns of tiles to N",
+    "bounds": "the bounds of the two loops are swapped: rows of tiles run to M, columns of tiles to N",
     "first_tile": "only the first tile of c is computed: there is a loop over its rows of tiles and one over its columns",
     "first_row": "only the first row of tiles is computed",
     "first_column": "only the first column of tiles is computed",
-    "columns_by_m": "columns are cut with block_m: a tile of c has block_n columns",
-    "rows_by_n": "rows are cut with block_n: a tile of c has block_m rows",
+    "columns_by_m": "columns are cut by block_m: a tile of c has block_n columns",
+    "rows_by_n": "rows are cut by block_n: a tile of c has block_m rows",
     "ragged": "the ragged last tiles are never computed: a tile may be smaller",
     "ragged_rows": "the ragged last row of tiles is never computed: a tile may be smaller",
     "ragged_columns": "the ragged last column of tiles is never computed: a tile may be smaller",
-    "half_sum": "the sum is kept in fp16, which rounds after every step: keep it in float32, and round once",
-    "half_products": "each tile's product is rounded to fp16 before it is added: turn the tiles into float32, then multiply",
+    "half_sum": "the sum is kept in fp16 and rounded after every step: keep it in float32, and round once at the end",
+    "half_products": "each product is rounded to fp16 before it is added: turn the tiles into float32 first, then multiply",
 }
 
 CONDITIONS = {
-    "half": "fp16 and bf16 are accumulated in float32, and c has a's dtype",
-    "views": "a and b may be views: any strides work",
+    "ragged": "the last tiles may be smaller, in every direction",
+    "half": "with fp16 or bf16 inputs, turn both tiles into float32 before you multiply them, add in float32, and return c in a's dtype",
+    "views": "a and b may have any strides",
 }
 
 
@@ -97,7 +98,7 @@ def twin(a, b, block_m, block_n, block_k, mistake=None):
 
 
 def tolerance(args, part):
-    """Whole numbers are exact. Else a float32 accumulator costs a few units of Σ|a·b|, and one rounding to a's dtype a unit of the result."""
+    """Whole numbers are exact. Else a float32 accumulator costs a few units of Σ|a·b|, and rounding to a's dtype one unit of the result."""
     a, b = args[:2]
     if (a == a.round()).all() and (b == b.round()).all():
         return 1e-6, 0.0
@@ -105,11 +106,11 @@ def tolerance(args, part):
 
 
 def inputs():
-    def digits(seed, M, N, K, blocks, otherwise):
+    def digits(seed, M, N, K, blocks, otherwise, edge=""):
         """Whole numbers from 1 to 5: their products are exact in every dtype, and never 0."""
         draw = torch.Generator().manual_seed(seed)
         a, b = (torch.randint(1, 6, shape, generator=draw).float() for shape in ((M, K), (K, N)))
-        return case(a, b, *blocks, on=f"M = {M}, N = {N}, K = {K}, blocks {' × '.join(map(str, blocks))}", otherwise=otherwise)
+        return case(a, b, *blocks, on=f"M = {M}, N = {N}, K = {K}, blocks {' × '.join(map(str, blocks))}", otherwise=otherwise, edge=edge)
 
     draw = generator()
 
@@ -133,10 +134,11 @@ def inputs():
     yield digits(1, 4, 6, 2, (2, 2, 2), "a tile's place in c is the place of its rows in a and its columns in b")
     for seed, (sizes, blocks) in enumerate((((4, 6, 8), (2, 3, 4)), ((6, 4, 8), (3, 2, 4)), ((6, 8, 6), (3, 4, 2)))):
         yield digits(2 + seed, *sizes, blocks, "rows are cut by block_m, columns by block_n, K by block_k")
-    yield digits(6, 2, 2, 3, (2, 2, 2), "a block of K may be shorter")
-    yield digits(7, 3, 5, 2, (2, 2, 2), "a tile may be smaller")
+    yield digits(6, 2, 2, 3, (2, 2, 2), "the last block of K may be shorter", "ragged")
+    yield digits(7, 3, 5, 2, (2, 2, 2), "the last tiles may be smaller", "ragged")
     for sizes, blocks in (((1, 1, 1), (16, 16, 16)), ((15, 17, 16), (4, 8, 5)), ((33, 16, 70), (16, 32, 32))):
-        yield normals(*sizes, blocks)
+        yield normals(*sizes, blocks, edge="ragged")
+    yield normals(16, 24, 40, (8, 8, 8))
     for block_k in (1, 2):  # fp16 between 2,048 and 4,096 holds even numbers alone: 2,048 + 1 stays 2,048
         a, b = torch.tensor([[2048, 1, 1, 0]], dtype=torch.float16), torch.ones(4, 1, dtype=torch.float16)
         yield case(a, b, 1, 1, block_k, on=f"fp16 a = [[2048, 1, 1, 0]], b all 1, block_k = {block_k}", edge="half")
@@ -148,17 +150,17 @@ def inputs():
 
 EXERCISE = Exercise(
     id="3.1",
-    task="Multiply two matrices tile by tile, with a float32 accumulator, into a c of a's dtype.",
+    task="Multiply two matrices tile by tile: each product takes one tile of a and one tile of b, and is added to an accumulator.",
     conditions=CONDITIONS,
     hints=(
-        "Three loops: over rows of tiles, over columns of tiles, and within a tile along K. Which of them may a step's result be added over?",
-        "A slice that runs past the end is cut short by PyTorch, so x[i : i + block] is right for ragged tiles too. "
+        "You need three loops: over rows of tiles, over columns of tiles, and, for each tile of c, along K. Which of the three adds up?",
+        "PyTorch cuts a slice short at the end of a tensor, so x[i : i + block] is right for ragged tiles too. "
         "Give acc the shape of the slice of c, not (block_m, block_n).",
-        "Turn both tiles into float32 before @; the accumulator starts at 0 for each tile of c, and c gets it once, after the loop along K.",
+        "Call .float() on both tiles before @. The accumulator starts at 0 for each tile of c, and goes into c once, after the loop along K.",
     ),
     solution=blocked_matmul,
-    reasoning="A tile of c is the sum over K of products of a tile of a and a tile of b. Slices make ragged tiles as large as what is there. "
-    "The sum is kept in float32 and rounded once, at the end: in fp16 every step would round, and from 2,048 on adding 1 changes nothing.",
+    reasoning="A tile of c is a sum of products, each of one tile of a and one tile of b (3.2). Slices make the last tiles as small as they have to be. "
+    "The sum stays in float32 and is rounded once, at the end: in fp16 every step would round, and from 2,048 on adding 1 changes nothing.",
     more="The package's version, matmul.blocked_matmul, accumulates float64 in float64 and checks its arguments.",
     inputs=inputs,
     twin=twin,

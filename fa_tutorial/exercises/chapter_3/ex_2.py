@@ -44,38 +44,42 @@ def matmul_kernel(
 
 _ONE_DIMENSION = "the grid has one dimension, and program_id(1) is 0 in every program"
 MISTAKES = {
-    "lost": "c stays 0: does the loop along K take a step when K = BLOCK_K, and is what tl.dot returns kept in acc?",
-    "a_swapped": "a's strides are exchanged: stride_am leads to the next row of a, stride_ak to the next column",
-    "b_swapped": "b's strides are exchanged: stride_bk leads to the next row of b, stride_bn to the next column",
+    "lost": "c stays 0: does the loop along K run when K = BLOCK_K, and do you keep what tl.dot returns, acc = tl.dot(a, b, acc)?",
+    "a_swapped": "a's strides are swapped: stride_am leads to the next row of a, stride_ak to the next column",
+    "b_swapped": "b's strides are swapped: stride_bk leads to the next row of b, stride_bn to the next column",
     "c_swapped": "c is stored transposed: stride_cm leads to the next row of c, stride_cn to the next column",
-    "exchanged": "the factors are exchanged: a's tile comes first",
-    "elements": "a and b are multiplied element by element: a tile's product is tl.dot",
+    "exchanged": "the factors are swapped: a's tile comes first",
+    "elements": "a and b are multiplied element by element: multiply tiles with tl.dot",
     "a_contiguous": "a's strides are not used: element (m, k) of a lies at m · stride_am + k · stride_ak",
-    "ak_is_one": "stride_ak is not used: elements of a row of a lie side by side only where a is contiguous",
+    "ak_is_one": "stride_ak is not used: the elements of a row of a are neighbours only where a is contiguous",
     "b_contiguous": "b's strides are not used: element (k, n) of b lies at k · stride_bk + n · stride_bn",
-    "bn_is_one": "stride_bn is not used: elements of a row of b lie side by side only where b is contiguous",
+    "bn_is_one": "stride_bn is not used: the elements of a row of b are neighbours only where b is contiguous",
     "c_contiguous": "c's strides are not used: element (m, n) of c lies at m · stride_cm + n · stride_cn",
     "overwrites": "each step along K overwrites the one before: add it to acc",
-    "first_step": "only the first step along K is taken: the loop must run to K",
+    "first_step": "only the first step along K is computed: the loop runs to K",
     "one_early": "K's last block is dropped: the loop along K ends one step early",
     "ragged_k": "K's ragged last block is dropped: the number of steps is rounded up",
-    "both_still": "neither pointer is advanced: every step reads K's first block again",
+    "both_still": "no pointers are advanced: every step reads K's first block again",
     "a_still": "a's pointers are not advanced: every step reads the same columns of a",
     "b_still": "b's pointers are not advanced: every step reads the same rows of b",
     "a_by_elements": "a's pointers are advanced by BLOCK_K elements, which is one column here, not BLOCK_K columns: multiply by stride_ak",
     "b_by_elements": "b's pointers are advanced by BLOCK_K elements, which is one row here, not BLOCK_K rows: multiply by stride_bk",
     "first_column": f"only the first column of tiles is computed: {_ONE_DIMENSION}",
     "first_row": f"only the first row of tiles is computed: {_ONE_DIMENSION}",
-    "by_tiles_m": "program and tile do not match: a row of c has tiles_n tiles, which is what pid is divided by",
+    "by_tiles_m": "program and tile do not match: a row of tiles has tiles_n tiles, so divide pid by tiles_n",
     "n_by_block_m": "BLOCK_M and BLOCK_N are mixed up: c's rows are cut by BLOCK_M, its columns by BLOCK_N",
     "tiles_down": "the ragged last tiles count too: the number of tiles is rounded up",
-    "no_other": "the lanes that a mask leaves out hold anything without other=0.0, NaN too, and 0 · NaN is NaN: they must add nothing to the sum",
-    "in_loop": "where K is 0, the loop along K takes no step, and c is 0 all the same: tl.store comes after the loop",
-    "half": "sums are rounded to fp16, in which 2048 + 1 is 2048: keep acc, and what tl.dot returns, in float32",
-    "tf32": "fp32 is rounded to the 10 bits of mantissa of TF32, as tl.dot does by default: ask for input_precision=\"ieee\"",
+    "no_other": "elements that a mask leaves out hold anything without other=0.0, NaN too, and 0 · NaN is NaN: they must add nothing to the sum",
+    "in_loop": "where K is 0, the loop along K does not run, and c is 0 all the same: tl.store comes after the loop",
+    "half": "sums are rounded to fp16, where 2048 + 1 is 2048: keep acc, and what tl.dot returns, in float32",
+    "tf32": "fp32 is rounded to TF32, as tl.dot does by default: pass input_precision=\"ieee\"",
 }  # fmt: skip
 
-CONDITIONS = {"empty": "K may be 0: then c is 0"}
+CONDITIONS = {
+    "ragged": "M, N and K need not be multiples of the blocks",
+    "precision": "the accumulator is float32, and fp32 inputs are multiplied in IEEE precision",
+    "empty": "K may be 0: then c is 0",
+}
 
 
 def _round_to_tf32(x):
@@ -156,13 +160,23 @@ def inputs():
     yield digits(3, 32, 48, 16, "M = 32, N = 48, blocks 16 × 16, 2 × 3 tiles", MISTAKES["by_tiles_m"])
     yield digits(4, 32, 32, 16, "M = N = 32, blocks 32 × 16, 1 × 2 tiles", MISTAKES["n_by_block_m"], blocks=(32, 16, 16))
     past_k = "the last step reads past K, and 0 · NaN is NaN: mask the columns of a's tile and the rows of b's by what is left of K"
-    yield digits(5, 16, 16, 20, "M = N = 16, K = 20", "K's last block may be shorter", layouts=("padded", "rows", "rows"), stray=past_k)
+    yield digits(
+        5,
+        16,
+        16,
+        20,
+        "M = N = 16, K = 20",
+        "K's last block may be shorter",
+        layouts=("padded", "rows", "rows"),
+        edge="ragged",
+        stray=past_k,
+    )
     past = "the last tiles may be smaller: mask rows by M and columns by N, in both loads and in the store"
-    yield digits(6, 20, 24, 16, "M = 20, N = 24, blocks 16 × 16", past, layouts=("rows", "rows", "padded"))
+    yield digits(6, 20, 24, 16, "M = 20, N = 24, blocks 16 × 16", past, layouts=("rows", "rows", "padded"), edge="ragged")
     a, b = torch.zeros(16, 32, dtype=torch.float16), torch.ones(32, 16, dtype=torch.float16)
     a[:, 0], a[:, 1], a[:, 16] = 2048, 1, 1
-    yield product(a, b, "fp16, rows of a hold 2048 and 1 in one step, 1 in the next, b all 1", MISTAKES["half"])
-    yield product(torch.full((16, 16), 4097.0), torch.eye(16), "fp32, a all 4097, b the identity", MISTAKES["tf32"])
+    yield product(a, b, "fp16, rows of a hold 2048 and 1 in one step, 1 in the next, b all 1", MISTAKES["half"], edge="precision")
+    yield product(torch.full((16, 16), 4097.0), torch.eye(16), "fp32, a all 4097, b the identity", MISTAKES["tf32"], edge="precision")
     draw = generator()
     fresh = [((33, 17, 13), torch.float32, (32, 16, 16), ("columns", "padded", "spaced")),
              ((16, 40, 33), torch.float16, (16, 32, 32), ("padded", "spaced", "columns"))]  # fmt: skip
@@ -171,31 +185,33 @@ def inputs():
     for (M, N, K), dtype, blocks, layouts in fresh:
         a, b = (torch.randn(shape, generator=draw).to(dtype) for shape in ((M, K), (K, N)))
         on = f"{str(dtype).removeprefix('torch.')}, M = {M}, N = {N}, K = {K}, blocks {' × '.join(map(str, blocks))}"
-        yield product(a, b, on, blocks=blocks, layouts=layouts, fresh=True)
+        yield product(a, b, on, blocks=blocks, layouts=layouts, fresh=True, edge="ragged")
+    a, b = torch.randn(32, 48, generator=draw), torch.randn(48, 16, generator=draw)
+    yield product(a, b, "float32, M = 32, N = 16, K = 48, blocks 16 × 16 × 16", layouts=("columns", "padded", "spaced"), fresh=True)
     nothing = "where K is 0, a and b have no element to read, and all of c is 0"
     yield product(torch.zeros(16, 0), torch.zeros(0, 16), "M = N = 16, K = 0", nothing, edge="empty")
 
 
 EXERCISE = Exercise(
     id="3.2",
-    task="Write the matmul kernel: one program computes one tile of c, with a float32 accumulator and fp32 multiplied in IEEE precision.",
+    task="Write the matmul kernel: one program computes one tile of c, for any strides of a, b and c.",
     conditions=CONDITIONS,
     hints=(
-        "Which tile is yours? Row order means that programs 0 … tiles_n − 1 compute the first row of tiles. Then build two 2-D blocks of pointers, "
-        "one for a and one for b, as in the strided copy of chapter 2.",
-        "Three masks: rows of a by M, columns of b by N, and, in both loads, what is left of K in this step. other=0.0 adds nothing to the sum.",
+        "Which tile is yours? In row order programs 0 … tiles_n − 1 compute the first row of tiles. Then build two 2-D blocks of pointers, "
+        "one for a and one for b, as in chapter 2's transposing copy.",
+        "You need three masks: rows of a by M, columns of b by N and, in both loads, what is left of K in this step. other=0.0 adds nothing to the sum.",
         'In the loop: acc = tl.dot(a, b, acc, input_precision="ieee"), then a_ptrs += BLOCK_K * stride_ak and b_ptrs += BLOCK_K * stride_bk.',
     ),
     solution=matmul_kernel,
-    reasoning="pid // tiles_n and pid % tiles_n give the tile. The K mask is in both loads, because what lies beyond may be NaN, and 0 · NaN is NaN. "
-    "acc is float32 and is rounded once, when it is stored under the mask of c's own rows and columns. Steps along K are counted in each "
-    "tensor's own stride, so views work.",
-    more="The package's version, matmul.matmul_kernel, orders its programs in bands of GROUP rows of tiles, the subject of the next section; its offsets "
-    "are int64, because a tensor may have more than 2³¹ elements.",
+    reasoning="pid // tiles_n and pid % tiles_n give the tile. Both loads mask K, because memory beyond K may hold NaN, and 0 · NaN is NaN. "
+    "acc is float32 and is rounded once, at the store, which masks c's own rows and columns. Each pointer advances by BLOCK_K times its own stride, "
+    "so views work.",
+    more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as exercise 3.3 does, and its offsets are int64, because a tensor may "
+    "have more than 2³¹ elements.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
     tolerance=bound,
     launch=launch,
-    overlap="tiles are computed by more than one program: program pid computes tile (pid // tiles_n, pid % tiles_n), and no other",
+    overlap="some tiles are computed by more than one program: program pid computes tile (pid // tiles_n, pid % tiles_n) and no other",
 )

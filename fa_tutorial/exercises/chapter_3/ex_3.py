@@ -6,7 +6,7 @@ from fa_tutorial.exercises.harness import Exercise, case
 
 
 def grouped_tile(pid, tiles_m, tiles_n, group):
-    """(tile_m, tile_n) of program pid in bands of `group` tile rows, the row changing fastest."""
+    """The tile (tile_m, tile_n) of program pid, when programs go down bands of `group` rows."""
     band = pid // (group * tiles_n)
     within = pid % (group * tiles_n)
     first_row = band * group
@@ -14,22 +14,22 @@ def grouped_tile(pid, tiles_m, tiles_n, group):
     return first_row + within % rows, within // rows
 
 
-_LAST = "the last band holds only the rows that are left"
+_LAST = "the last band has only the rows that are left"
 MISTAKES = {
-    "row_order": "group changes nothing, this is row order: within a band the row changes fastest",
-    "column_order": "each column goes down all of c: a band is only `group` rows of tiles",
+    "row_order": "`group` changes nothing, this is row order: within a band the row changes fastest",
+    "column_order": "each column runs down all of c: a band has only `group` rows of tiles",
     "bands_of_columns": "the bands are made of columns: a band is `group` rows of tiles",
-    "exchanged": "tile_m and tile_n are exchanged",
-    "column_fastest": "within a band // and % are exchanged: the row changes fastest",
+    "exchanged": "tile_m and tile_n are swapped",
+    "column_fastest": "within a band // and % are swapped: the row changes fastest",
     "from_row_0": "the band's first row is missing: every band starts at row 0",
-    "band_is_row": "the band's number is taken for its first row: a band has `group` of them",
-    "slash": "a tile's number is no whole number: divide with //",
+    "band_is_row": "the band's number is used as its first row: a band has `group` rows",
+    "slash": "a tile's number is not an integer: divide with //",
     "no_min": f"{_LAST}: the last band here has 1 row, not `group`",
-    "clamped": f"{_LAST}: held back at the last row, a tile is computed twice and another never",
-    "last_in_row_order": "the last band is in row order: in it too the row changes fastest",
+    "clamped": f"{_LAST}: clamping tile_m to the last row computes one tile twice and another never",
+    "last_in_row_order": "the last band is in row order: the row changes fastest there, too",
 }
 
-CONDITIONS = {"last_band": f"{_LAST}, where tiles_m is no multiple of group", "large_group": "group may be larger than tiles_m"}
+CONDITIONS = {"last_band": f"{_LAST}, when tiles_m is not a multiple of group", "large_group": "group may be larger than tiles_m"}
 
 
 def twin(pid, tiles_m, tiles_n, group, mistake=None):
@@ -56,7 +56,7 @@ def inputs():
         for pid in range(tiles_m * tiles_n):
             yield case(pid, tiles_m, tiles_n, group, otherwise=otherwise, **options)
 
-    yield from order(4, 3, 2, "go down a band of `group` rows of tiles, then on to its next column")
+    yield from order(4, 3, 2, "go down the `group` rows of a band, then on to its next column")
     yield from order(2, 3, 1, "group = 1 is row order")
     yield from order(3, 2, 2, edge="last_band")
     yield from order(5, 3, 3, edge="last_band")
@@ -70,17 +70,17 @@ def inputs():
 
 EXERCISE = Exercise(
     id="3.3",
-    task="Find the tile of a program when programs go down bands of `group` rows of tiles.",
+    task="Return the tile (tile_m, tile_n) that program `pid` computes in this order.",
     conditions=CONDITIONS,
     hints=(
-        "Draw 4 × 3 tiles with group = 2 and number them: down the first two rows, column by column, then the next two.",
-        "A full band holds group · tiles_n programs: // tells the band, and its first row, % the program's place within it.",
-        "Within a band, the place counts down its rows first. How many rows has the last band, when tiles_m is no multiple of group?",
+        "Call `group` rows of tiles a band. How many programs does a full band hold? Which band is pid in, and what is its place there?",
+        "A full band holds group · tiles_n programs: pid // that is the band, which gives its first row; pid % that is the place within it.",
+        "Within a band the place counts down the rows first. How many rows does the last band have, when tiles_m is not a multiple of group?",
     ),
     solution=grouped_tile,
-    reasoning="pid // (group · tiles_n) is the band, pid % (group · tiles_n) the place in it. A band has min(tiles_m − first_row, group) rows, "
-    "and dividing the place by that number gives column and row. Only the last band can be shorter, and only bands before it are skipped, "
-    "so the size of a full band is the right divisor for all of them.",
+    reasoning="pid // (group · tiles_n) is the band, and pid % (group · tiles_n) is the place within it. A band has min(tiles_m − first_row, group) rows; "
+    "dividing the place by that number gives the column, and the remainder gives the row. Only the last band can be shorter, and every band before it is "
+    "full, so group · tiles_n is the right divisor for all of them.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,

@@ -1,1 +1,1 @@
-"""The exercises of chapter 4: the step of the running softmax, the tiled forward, causal tiles, bytes through HBM."""
+"""The exercises of chapter 4: softmax_step, the tiled forward, causal tiles, the causal forward, FA1's bytes."""

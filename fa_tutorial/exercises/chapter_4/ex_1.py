@@ -19,8 +19,8 @@ def softmax_step(s, m, l):
 
 _NAN = "a row that has seen nothing gives NaN: m_new is −inf, and −inf − (−inf) is NaN"
 MISTAKES = {
-    "exchanged": "m_new and l_new are exchanged: return (p, m_new, l_new, alpha)",
-    "keepdim": "m_new, l_new and alpha have one number a row, as m has: no keepdim",
+    "exchanged": "m_new and l_new are swapped: return (p, m_new, l_new, alpha)",
+    "keepdim": "m_new, l_new and alpha have one number per row, as m has: no keepdim",
     "m_minimum": "m_new is the minimum of the scores",
     "m_old": "m_new is the old m: it is the larger of m and the row's largest score",
     "m_added": "the maxima are added: m_new is the larger of the two",
@@ -65,8 +65,8 @@ MISTAKES = {
 CONDITIONS = {
     "hidden": "a block that is hidden from a row leaves its m and l as they are, and its p is 0",
     "unseen": "a row that has seen nothing keeps m = −inf and l = 0, and its p is 0",
-    "float64": "float64 in gives float64's accuracy out",
-    "views": "s, m and l may be views: any strides work",
+    "float64": "a float64 input gives a result with float64's accuracy",
+    "views": "s, m and l may have any strides",
 }
 
 
@@ -144,17 +144,17 @@ def inputs():
 
 EXERCISE = Exercise(
     id="4.1",
-    task="Let a block of scores join the running maximum and sum of its rows.",
+    task="Let a tile of scores join the running maximum and sum of its rows.",
     conditions=CONDITIONS,
     hints=(
-        "This is merge of chapter 1, with one row of the block for a part. By which factor must whatever was summed before be multiplied?",
+        "It is (1.10) for many rows at once. By which factor must you multiply what was summed before, and which tensors have one number per row?",
         "m_new is the larger of m and s.amax(dim=-1), p = exp(s − m_new[..., None]), alpha = exp(m − m_new), l_new = alpha · l + p.sum(dim=-1).",
-        "A row that has seen nothing has m_new = −inf, and −inf − (−inf) is NaN: shift such rows by 0 instead, which torch.where does row by row.",
+        "A row that has seen nothing has m_new = −inf, and −inf − (−inf) is NaN. Shift such rows by 0 instead; torch.where decides row by row.",
     ),
     solution=softmax_step,
-    reasoning="p is relative to the new maximum, so the sum so far is carried over to it by alpha = exp(m − m_new), which is 1 while the maximum "
-    "stays. alpha is returned because acc needs the same factor. Rows that have seen nothing are shifted by 0 instead of −inf: then "
-    "exp(−inf − 0) gives 0 for p and alpha, where −inf − (−inf) would give NaN.",
+    reasoning="p is measured from the new maximum, so alpha = exp(m − m_new) moves the old sum there as well. While the maximum stays, alpha is 1. "
+    "The function returns alpha because acc needs the same factor. Rows that have seen nothing are shifted by 0 instead of −inf: "
+    "exp(−inf − 0) gives 0 for p and alpha, and −inf − (−inf) would give NaN.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,

@@ -18,16 +18,16 @@ def causal_tiles(row_block, block_m, block_n, S_q, S_k):
 
 _SEES = "row i sees i + 1 + S_k − S_q keys, key i + S_k − S_q among them"
 MISTAKES = {
-    "exchanged": "full and end are exchanged: return (full, end)",
+    "exchanged": "full and end are swapped: return (full, end)",
     "full_last": "full is found from the last row: a tile is whole only if the first row, which sees least, sees all of it",
     "full_ragged": "a ragged last block is counted as whole: its missing keys need the mask",
-    "full_up": "full counts tiles of which the first row sees a part: round down",
+    "full_up": "full counts a tile of which the first row sees only a part: round down",
     "full_top_left": "full is counted top left: S_k − S_q is missing",
     "full_strict": f"full is one short at the diagonal: {_SEES}",
     "full_sign": "S_k − S_q has the wrong sign in full",
     "full_keys": "full counts keys: divide by block_n",
-    "full_row": "row_block is taken for a row: the block's first row is row_block · block_m",
-    "full_blocks": "block_m and block_n are exchanged in full",
+    "full_row": "row_block is used as a row: the block's first row is row_block · block_m",
+    "full_blocks": "block_m and block_n are swapped in full",
     "full_number": "full is row_block, as if block_m and block_n were equal: divide the number of keys by block_n",
     "full_index": "full is the index of the last whole tile: return how many there are",
     "full_masked": "full is how many tiles need the mask: return how many come before them",
@@ -42,16 +42,16 @@ MISTAKES = {
     "end_sign": "S_k − S_q has the wrong sign in end",
     "end_all": "no tile is skipped: end is where all key blocks end",
     "end_keys": "end counts keys: divide by block_n",
-    "end_blocks": "block_m and block_n are exchanged in end",
+    "end_blocks": "block_m and block_n are swapped in end",
     "end_number": "end is row_block + 1, as if block_m and block_n were equal: divide the number of keys by block_n",
-    "end_more": "end is one too many: it is one past the last tile that the block's last row sees, also where that tile is seen whole",
+    "end_more": "end is one too many: it is one past the last tile that the block's last row sees, even if it sees that tile whole",
     "end_masked": "end is how many tiles need the mask: return one past the last of them",
     "end_negative": "end is negative: a block of rows that sees no key ends at 0",
 }
 
 CONDITIONS = {
-    "ragged": "the last block of rows and the last block of keys may be ragged",
-    "unseen": "S_q > S_k: the first S_q − S_k rows see no key, and count nothing, never less than nothing",
+    "ragged": "the last block of rows and the last block of keys may be shorter, and a shorter block of keys never counts as whole",
+    "unseen": "if S_q > S_k, the first S_q − S_k rows see no key; full and end are never negative",
 }
 
 
@@ -108,7 +108,7 @@ def inputs():
 
 EXERCISE = Exercise(
     id="4.3",
-    task="Find which key blocks a block of rows sees whole, and one past the last that it sees at all.",
+    task="Find how many key blocks a block of rows sees whole, and where the ones begin that it does not see at all.",
     conditions=CONDITIONS,
     hints=(
         "Row i sees keys 0 … i + S_k − S_q. How many keys is that? Which row of the block sees fewest, and which most?",
@@ -116,9 +116,9 @@ EXERCISE = Exercise(
         "A number of keys is never below 0, and the last row is never past S_q − 1.",
     ),
     solution=causal_tiles,
-    reasoning="The first row sees fewest keys, max(0, first + 1 + S_k − S_q), and every other row of the block sees these too: divided by block_n and "
-    "rounded down they are the tiles that need no mask. The last row sees most: rounded up, its keys say where to stop. The last row "
-    "of a ragged block is S_q − 1.",
+    reasoning="The first row sees the fewest keys, max(0, first + 1 + S_k − S_q), and every other row of the block sees these too. Divided by block_n and "
+    "rounded down, they are the tiles that need no mask. The last row sees the most keys. Divided and rounded up, they say where to stop. "
+    "The last row of a shorter block is S_q − 1.",
     more="The package's version, algorithm.causal_tiles, also checks its arguments.",
     inputs=inputs,
     twin=twin,

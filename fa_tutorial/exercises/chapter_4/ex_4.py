@@ -1,106 +1,134 @@
-"""Exercise 4.4, flash_hbm_bytes."""
+"""Exercise 4.4, causal_forward."""
 
-import random
+import math
 
 import torch
 
-from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.chapter_4.ex_1 import softmax_step
+from fa_tutorial.exercises.chapter_4.ex_3 import causal_tiles
+from fa_tutorial.exercises.chapter_4.tiled_cases import column, random_case, scores_case, tolerance
+from fa_tutorial.exercises.forward_twin import forward_twin
+from fa_tutorial.exercises.harness import Exercise, case, generator
+from fa_tutorial.exercises.watch import CausalTiles
 
 
-def flash_hbm_bytes(S_q, S_k, D, block_m, itemsize):
-    """Bytes that one head moves through HBM in FA2's loop order, lse (float32) included."""
-    row_blocks = -(-S_q // block_m)  # rounded up
-    elements = 2 * S_q * D + row_blocks * 2 * S_k * D  # q and o once; k and v once a block of rows
-    return elements * itemsize + 4 * S_q
+def causal_forward(q, k, v, block_m, block_n, scale):
+    """(o, lse) of causal attention, tile by tile. q: (B, H, S_q, D); k, v: (B, H, S_k, D)."""
+    S_q, S_k = q.shape[2], k.shape[2]
+    o, lse = torch.empty_like(q), torch.empty(q.shape[:3])
+    for row_block in range(math.ceil(S_q / block_m)):
+        rows = slice(row_block * block_m, min((row_block + 1) * block_m, S_q))
+        i = torch.arange(rows.start, rows.stop)[:, None]  # [block_m, 1], positions in the sequence
+        q_tile = q[:, :, rows].float()  # [block_m, D]
+        m = torch.full(q_tile.shape[:3], -math.inf)  # [block_m]
+        l, acc = torch.zeros_like(m), torch.zeros_like(q_tile)  # [block_m], [block_m, D]
+        full, end = causal_tiles(row_block, block_m, block_n, S_q, S_k)  # (4.6)
+        for key_block in range(end):
+            keys = slice(key_block * block_n, min((key_block + 1) * block_n, S_k))
+            s = scale * (q_tile @ k[:, :, keys].float().transpose(-1, -2))  # (4.1), [block_m, block_n]
+            if key_block >= full:
+                j = torch.arange(keys.start, keys.stop)[None, :]  # [1, block_n]
+                s = s.masked_fill(j > i + S_k - S_q, -math.inf)
+            p, m, l, alpha = softmax_step(s, m, l)  # (4.2)
+            acc = alpha[..., None] * acc + p @ v[:, :, keys].float()  # (4.3)
+        o[:, :, rows] = acc / torch.where(l == 0, 1.0, l)[..., None]  # (4.4)
+        lse[:, :, rows] = m + torch.log(l)  # (4.5)
+    return o, lse
 
 
 MISTAKES = {
-    "no_lse": "lse is not counted: 4 bytes a row",
-    "lse_itemsize": "lse is counted with itemsize: it is float32, 4 bytes a row",
-    "lse_one": "one byte a row is counted for lse: it is float32, 4 bytes",
-    "lse_twice": "lse is counted twice, or m and l are: only lse goes to HBM, 4 bytes a row",
-    "lse_times": "lse's 4 bytes are multiplied by itemsize: they are bytes already",
-    "lse_D": "lse is counted as D numbers a row: it is one",
-    "lse_blocks": "one lse is counted a block of rows: every row has its own",
-    "elements": "elements are counted, not bytes: multiply by itemsize",
-    "elements_and_lse": "elements are counted, not bytes: multiply by itemsize, and lse by 4",
-    "elements_no_lse": "elements are counted, not bytes: multiply by itemsize (lse is missing too: 4 bytes a row)",
-    "kv_once": "k and v are read once in this count: each block of rows reads all of them",
-    "k_alone": "k alone is counted: v is read as often",
-    "one_once": "one of k and v is read once in this count: each block of rows reads both",
-    "no_o": "o is not counted, or q is not: q is read once and o written once",
-    "no_qo": "neither q nor o is counted: q is read once and o written once",
-    "o_read": "o is counted as read and written: acc stays on the chip, o is written once",
-    "qo_blocks": "q and o are counted once a block of rows: a block moves its own rows",
-    "q_blocks": "q is counted once a block of rows: a block reads its own rows",
-    "exchanged": "the loops are the wrong way round: in FA2's order q and o move once, k and v once a block of rows",
-    "fa1": "that is FA1's order: in FA2's, q and o move once, k and v once a block of rows",
-    "down": "the number of blocks is rounded down: the ragged last block reads k and v too",
-    "not_rounded": "the number of blocks is not rounded: the ragged last block reads all of k and v",
-    "one_more": "the number of blocks is rounded down and 1 is added: S_q may be a multiple of block_m",
-    "blocks_of_keys": "blocks are counted along S_k: there is one for every block_m rows of q",
-    "block_for_count": "block_m stands where the number of blocks belongs",
-    "every_row": "k and v are read for every row: a block of block_m rows reads them once",
-    "S_q_twice": "S_q is used for k and v: they have S_k rows",
-    "S_k_twice": "S_k is used for q and o: they have S_q rows",
-    "lengths": "the lengths are exchanged: q, o and lse have S_q rows, k and v have S_k",
-    "padded": "ragged rows are counted whole: masked rows of q, o and lse are neither read nor written",
-    "padded_qo": "ragged rows are counted whole: masked rows of q and o are neither read nor written",
-    "scores": "s and p are counted: they stay on the chip",
-    "naive": "that is naive attention: s and p stay on the chip",
-    "no_D": "D is missing: a row of q, k, v or o has D elements",
-    "float32": "large counts must be exact: stay with integers",
+    "exchanged": "o and lse are swapped: return (o, lse)",
+    "not_divided": "acc is not divided by l",
+    "acc_kept": "your acc is not rescaled when the maximum grows, and l is",
+    "no_mask": "nothing is masked: query i must not see later keys",
+    "strict": "the mask is strict: query i sees key i too",
+    "upside": "the mask is upside down: it hides the past",
+    "hide_zero": "hidden scores are set to 0, and exp(0 − m) is a weight like any other: use −inf",
+    "mask_after": "the mask comes after the softmax: the weights that are left no longer add up to 1",
+    "by_place_skips": "the mask compares positions in the tile: add the tile's own start, to i and to j",
+    "by_place_keys_skips": "j counts keys from the tile's own start: add that start, so that j is a position in the sequence",
+    "by_place_rows_skips": "i counts rows from the tile's own start: add that start, so that i is a position in the sequence",
+    "diagonal_open": "the tile on the diagonal is not masked: some of its keys come after some of its queries",
+    "diagonal_skipped": "the tile on the diagonal is skipped: some of its keys are seen",
+    "above_open": "tiles above the diagonal are left unmasked",
+    "numbers_skip": "row_block is compared with key_block as if block_m and block_n were equal: too many tiles are skipped",
+    "numbers_mask": "row_block is compared with key_block as if block_m and block_n were equal: too few tiles are masked",
+    "last_skipped": "the last tile that the block of rows sees is skipped: end is one past it",
+    "end_first": "the loop ends where the first block of rows ends: each block of rows has its own end",
+    "top_left": "the mask starts at the top left: align it so that the last query sees the last key",
+    "shift_sign": "S_k − S_q has the wrong sign: query i sees keys 0 … i + S_k − S_q",
+    "skip_top_left": "the tiles to skip are found top left: S_k − S_q is missing where the loop over keys ends",
+    "unseen_nan": "rows that see nothing give NaN, by −inf − (−inf) in an exponent or 0 / 0 at the end: o must be 0",
+    "unseen_finite": "hidden scores are a finite number such as −1e6: where a row sees nothing, that is its maximum, and p is 1",
+    "unseen_lse_nan": "lse of rows that see nothing is NaN: it must be −inf",
+    "unseen_lse_zero": "lse of rows that see nothing is 0: log 0 is −inf",
+    "unseen_lse_inf": "lse of rows that see nothing is +inf: it must be −inf",
 }
 
-CONDITIONS = {"large": "large counts are exact integers"}
+CONDITIONS = {
+    "lengths": "S_q and S_k may differ: query i sees keys 0 … i + S_k − S_q",
+    "unseen": "a row that sees no key gets o = 0 and lse = −inf",
+    "ragged": "the last block of rows and the last block of keys may be shorter",
+    "skip": "tiles from end on are not computed",
+}
 
 
-def twin(S_q, S_k, D, block_m, itemsize, mistake=None):
-    if mistake == "lengths":
-        S_q, S_k = S_k, S_q
-    blocks, D = -(-S_q // block_m), 1 if mistake == "no_D" else D
-    reads = {"kv_once": 1, "k_alone": blocks / 2, "one_once": (blocks + 1) / 2, "exchanged": 1, "down": S_q // block_m, "not_rounded": S_q / block_m,
-             "one_more": S_q // block_m + 1, "blocks_of_keys": -(-S_k // block_m), "block_for_count": block_m, "every_row": S_q, "naive": 1,
-             }.get(mistake, blocks)  # fmt: skip
-    moves = {"no_o": 1, "no_qo": 0, "o_read": 3, "qo_blocks": 2 * blocks, "q_blocks": blocks + 1, "exchanged": 2 * blocks}.get(mistake, 2)
-    rows = {"S_k_twice": S_k, "padded": blocks * block_m, "padded_qo": blocks * block_m}.get(mistake, S_q)
-    elements = moves * rows * D + 2 * reads * (S_q if mistake == "S_q_twice" else S_k) * D
-    elements += 4 * S_q * S_k if mistake in ("scores", "naive") else 0
-    lse = {"no_lse": 0, "lse_itemsize": S_q * itemsize, "lse_one": S_q, "lse_twice": 8 * S_q, "lse_times": 4 * S_q * itemsize, "lse_D": 4 * S_q * D,
-           "lse_blocks": 4 * blocks, "elements_and_lse": S_q, "elements_no_lse": 0, "naive": 0,
-           "padded": 4 * blocks * block_m}.get(mistake, 4 * S_q)  # fmt: skip
-    if mistake == "fa1":
-        key_blocks = -(-S_k // block_m)
-        return (2 * S_k * D + key_blocks * 3 * S_q * D) * itemsize + key_blocks * 16 * S_q
-    total = elements * (1 if mistake in ("elements", "elements_and_lse", "elements_no_lse") else itemsize) + lse
-    return float(torch.tensor(total, dtype=torch.float32)) if mistake == "float32" else total
+def twin(q, k, v, block_m, block_n, scale, mistake=None):
+    return forward_twin(q, k, v, block_m, block_n, True, scale, mistake)
 
 
 def inputs():
-    rule = "q and o once, k and v once for each block of rows, lse 4 bytes a row"
-    yield case(9, 7, 5, 3, 4, otherwise=rule)  # each mistake gives another number, here or with itemsize 2
-    yield case(9, 7, 4, 3, 2, otherwise=rule)
-    yield case(11, 7, 3, 2, 2, otherwise="S_q = 11 is six blocks of 2 rows, the last one ragged")
-    yield case(3, 5, 2, 16, 2, otherwise="a block larger than S_q makes one block")
-    for _ in range(30):
-        sizes = [random.randint(1, high) for high in (500, 500, 256, 128)]
-        yield case(*sizes, random.choice((1, 2, 4)), on="a random case", fresh=True)
-    yield case(99_999, 99_999, 127, 64, 2, edge="large")
+    def scores(s, blocks, otherwise, edge=""):
+        return scores_case(s, blocks, otherwise, edge=edge)
+
+    yield scores([[1.0, 2.0], [4.0, 1.0]], (2, 2), "one tile: query i sees keys 0 … i")
+    four = [[1.0, 2.0, 0.0, 3.0], [2.0, 1.0, 3.0, 0.0], [0.0, 3.0, 1.0, 2.0], [3.0, 0.0, 2.0, 1.0]]
+    yield scores(four, (2, 2), "four tiles: query i sees keys 0 … i")
+    yield scores(four, (2, 1), "tiles of 2 rows and 1 key: a block of rows may need several masked tiles")
+    yield scores(four, (1, 2), "tiles of 1 row and 2 keys: the tile on the diagonal is found by positions, not by block numbers")
+    draw = generator()
+    for words, factor in (("randn", 1.0), ("3·randn", 3.0)):
+        yield random_case(draw, words, (2, 3, 16, 16, 8), (8, 4), 0.3, factor)
+    below = "S_q < S_k: query i sees keys 0 … i + S_k − S_q"
+    two = [[1.0, 2.0, 0.0], [4.0, 1.0, 3.0]]
+    yield scores(two, (2, 3), f"one tile, {below}", "lengths")
+    yield scores(two, (1, 1), f"tiles of one score, {below}", "lengths")
+    yield random_case(draw, "randn", (2, 3, 8, 16, 8), (4, 8), 0.3, edge="lengths")
+    ones = column(1.0, 1.0, 1.0)
+    for blocks, words in (((4, 1), "all rows in one tile"), ((1, 1), "one row per tile")):
+        yield case(ones, column(2.0), column(5.0), *blocks, 1.0, on=f"S_q = 3, S_k = 1, q kᵀ = 2, v = 5, {words}", edge="unseen")
+    yield case(ones, column(), column(), 2, 2, 1.0, on="S_q = 3, S_k = 0", edge="unseen")
+    yield random_case(draw, "randn", (2, 2, 20, 9, 4), (8, 4), 0.5, edge="unseen")
+    yield scores(four, (2, 3), "4 keys in blocks of 3: masked tiles may be ragged", "ragged")
+    yield scores(four, (3, 2), "4 rows in blocks of 3: the last block has one row", "ragged")
+    for sizes, blocks in (((1, 1, 1, 1, 1), (4, 4)), ((2, 3, 9, 17, 8), (8, 4)), ((1, 2, 33, 33, 5), (32, 16))):
+        yield random_case(draw, "randn", sizes, blocks, 0.5, edge="ragged")
+    seed = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 24, 4, generator=seed) for _ in range(3))
+    yield case(q, k, v, 4, 2, 0.5, on="S_q = S_k = 24, blocks 4 × 2", edge="skip")
 
 
 EXERCISE = Exercise(
     id="4.4",
-    task="Count the bytes that one head moves through HBM in FA2's loop order.",
+    task="Make the tiled forward causal: skip the tiles that no row sees, and mask only those that cross the edge.",
     conditions=CONDITIONS,
     hints=(
-        "Which tensors does a block of rows touch only in its own rows, and which does it read from end to end?",
-        "There are ceil(S_q / block_m) blocks of rows. Add up: q read and o written once, k and v once a block, and 4 bytes of lse for each row.",
+        "Three things change: where the loop over key blocks ends, what happens to s in some of its iterations, and the division.",
+        "full, end = causal_tiles(row_block, block_m, block_n, S_q, S_k). Loop over range(end), and mask where key_block >= full. "
+        "A row that sees nothing ends with l = 0: divide by 1 there, and let log 0 give −inf.",
+        "i and j are positions in the sequence, not in the tile: i = torch.arange(rows.start, rows.stop)[:, None], j likewise for the keys. "
+        "Then s = s.masked_fill(j > i + S_k − S_q, −math.inf).",
     ),
-    solution=flash_hbm_bytes,
-    reasoning="q, o and lse move once, for every block of rows touches its own rows only. k and v are read from end to end by each of the "
-    "ceil(S_q / block_m) blocks: that is the term with S_q · S_k · D / block_m, and larger blocks make it smaller. s and p never leave the chip.",
+    solution=causal_forward,
+    reasoning="The loop over keys ends at end, and only the tiles from full on compare positions. A hidden score of −inf gets p = 0 whatever the maximum is. "
+    "A row that sees nothing has l = 0 and acc = 0, so dividing by 1 gives o = 0, and m + log l is −inf. softmax_step and causal_tiles are "
+    "the functions of exercises 4.1 and 4.3.",
+    more="The package's version, algorithm.flash_forward, has both forms in one function, takes fewer heads for k and v than for q, and counts the bytes that "
+    "its tiles move.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
-    exact=True,
+    parts=("o", "lse"),
+    tolerance=tolerance,
+    watch=CausalTiles,
 )

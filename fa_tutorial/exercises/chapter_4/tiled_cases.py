@@ -1,0 +1,38 @@
+"""What the exercises on a tiled forward share: inputs whose scores and weights can be read off, random inputs, and the tolerance."""
+
+import torch
+
+from fa_tutorial.exercises.harness import case, show_nested
+
+
+def scores_case(s, blocks, otherwise="", scale=1.0, mark="", **options):
+    """q is the identity and k = sᵀ, so that q kᵀ is s; v is the identity, so that o is the weights themselves."""
+    s = torch.tensor(s)
+    (S_q, S_k), D = s.shape, max(s.shape)
+    q, k, v = torch.eye(S_q, D), torch.zeros(S_k, D), torch.eye(S_k, D)
+    k[:, :S_q] = s.T
+    on = f"q kᵀ = {show_nested(s.tolist())}, v = the identity, blocks {blocks[0]} × {blocks[1]}, scale = {scale:g}{mark}"
+    return case(q[None, None], k[None, None], v[None, None], *blocks, scale, on=on, otherwise=otherwise, **options)
+
+
+def column(*values, dtype=torch.float32):
+    """One head with D = 1."""
+    return torch.tensor(values, dtype=dtype).view(1, 1, -1, 1)
+
+
+def random_case(draw, words, sizes, blocks, scale, factor=1.0, edge="", change=lambda x: x):
+    """Normally distributed q, k, v of sizes (B, H, S_q, S_k, D), q and k times `factor`."""
+    B, H, S_q, S_k, D = sizes
+    q, k, v = (change(torch.randn(B, H, S, D, generator=draw)) for S in (S_q, S_k, S_k))
+    on = f"{words}, (B, H, S_q, S_k, D) = {sizes}, blocks {blocks[0]} × {blocks[1]}"
+    return case(factor * q, factor * k, v, *blocks, scale, on=on, fresh=True, edge=edge)
+
+
+def tolerance(args, part):
+    """Scores are sums of products: each is rounded by a few float32 units of the sum of their absolute values; halves round p and o once."""
+    q, k, v, *_, scale = args
+    noise = 4 * torch.finfo(torch.float32).eps * abs(scale) * float((q.abs().double() @ k.abs().double().mT).max()) if k.numel() else 0.0
+    if part == "lse":
+        return 1e-6, noise + (2e-5 if q.dtype == torch.float32 else 1e-3)
+    rounding = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 5e-5}[q.dtype]
+    return 0.0, (rounding + noise) * (float(v.double().abs().max()) if v.numel() else 1.0)
