@@ -1,4 +1,4 @@
-"""Chapter 7: flash attention's backward in Triton, three kernels. The two loops of chapter 6, with memory linear in S.
+"""Chapter 7: flash attention's backward in Triton, the two loops of chapter 6 as kernels, whose memory grows with S, not with S².
 
 delta_kernel sums do ∘ o by rows. A program of dkdv_kernel keeps one block of keys and walks over the queries; a program of dq_kernel keeps one
 block of queries and walks over the keys. Each gradient is summed by one program in one order, so two runs give the same bits.
@@ -16,7 +16,7 @@ from fa_tutorial.tiles import MAX_D, TileConfig, dot, heads, load_tile, padded_d
 triton = require_triton("Chapter 7 (fa_tutorial.backward)")
 import triton.language as tl  # noqa: E402
 
-DELTA_ELEMENTS = 4096  # of a tile of o and do in delta_kernel
+DELTA_ELEMENTS = 4096  # in a tile of delta_kernel
 
 
 @triton.jit
@@ -49,24 +49,25 @@ def delta_kernel(o, do, dlse_ptr, delta_ptr, H_q, S_q, D, BLOCK_M: tl.constexpr,
 @triton.jit
 def add_to_dkdv(k_tile, v_tile, dk, dv, q, do, lse_ptr, delta_ptr, b, h, start_m, first_seeing, S_q, D, scale,
                 MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """Queries start_m … start_m + BLOCK_M − 1 add to dk and dv. All tiles are transposes, keys by queries, so that none has to be turned (7.2).
+    """Queries start_m … start_m + BLOCK_M − 1 add to dk and dv, by (7.1) and (7.2).
 
-    k_tile, v_tile: [BLOCK_N, BLOCK_D]; dk, dv: [BLOCK_N, BLOCK_D] float32, dk without scale; lse_ptr, delta_ptr: one head's.
-    first_seeing: [BLOCK_N], the first query that may see each key. MASK: some query of this block may not see every key.
+    k_tile, v_tile: [BLOCK_N, BLOCK_D]; dk, dv: [BLOCK_N, BLOCK_D] float32, dk without scale.
+    lse_ptr, delta_ptr: the head's first row. first_seeing: [BLOCK_N], the first query that may see each key.
+    MASK: some query of this block may not see every key.
     """
     offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     do_tile = load_tile(do, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     lse = tl.load(lse_ptr + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]
     delta = tl.load(delta_ptr + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]
-    s_t = scale * dot(k_tile, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
+    s_t = scale * dot(k_tile, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M], (7.1)
     p_t = tl.exp(s_t - lse[None, :])  # [BLOCK_N, BLOCK_M], (6.7)
-    if MASK:  # a row that sees nothing has lse = −inf, so p = inf, which this clears too
+    if MASK:  # (7.3); a row that sees nothing has lse = −inf and p = inf, which becomes 0 too
         p_t = tl.where(offs_m[None, :] >= first_seeing[:, None], p_t, 0.0)
-    dv = dot(p_t.to(do_tile.dtype), do_tile, dv)  # (6.8)
-    dp_t = dot(v_tile, tl.trans(do_tile))  # [BLOCK_N, BLOCK_M], (6.9)
+    dv = dot(p_t.to(do_tile.dtype), do_tile, dv)  # [BLOCK_N, BLOCK_D], (6.8)
+    dp_t = dot(v_tile, tl.trans(do_tile))  # [BLOCK_N, BLOCK_M], (7.1)
     ds_t = p_t * (dp_t - delta[None, :])  # [BLOCK_N, BLOCK_M], (6.10)
-    dk = dot(ds_t.to(q_tile.dtype), q_tile, dk)  # (6.12)
+    dk = dot(ds_t.to(q_tile.dtype), q_tile, dk)  # [BLOCK_N, BLOCK_D], (6.12)
     return dk, dv
 
 
@@ -75,8 +76,9 @@ def dkdv_kernel(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H_k, S_q, S_k, D, scale
                 IS_CAUSAL: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """dv = pᵀ do (6.8) and dk = scale · dsᵀ q (6.12), the first loop of (6.14): FA2's algorithm 2 without its dq.
 
-    q, do: Heads (B, H_q, S_q, D); k, v, dk, dv: Heads (B, H_k, S_k, D); lse_ptr, delta_ptr: (B, H_q, S_q) float32, contiguous.
-    One program computes BLOCK_N rows of dk and dv of one key head, summed over its GROUP = H_q / H_k query heads (7.4). Grid: (ceil(S_k / BLOCK_N) · B · H_k,).
+    q, do: Heads (B, H_q, S_q, D); k, v, dk, dv: Heads (B, H_k, S_k, D).
+    lse_ptr, delta_ptr: (B, H_q, S_q) float32, contiguous. Grid: (ceil(S_k / BLOCK_N) · B · H_k,).
+    One program computes BLOCK_N rows of dk and dv, summed over the GROUP = H_q / H_k query heads of its key head (7.4).
     """
     key_blocks = tl.cdiv(S_k, BLOCK_N)
     start_n = tl.program_id(0) % key_blocks * BLOCK_N
@@ -89,7 +91,7 @@ def dkdv_kernel(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H_k, S_q, S_k, D, scale
     dv_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
 
     first_seeing = start_n + tl.arange(0, BLOCK_N) - (S_k - S_q)  # [BLOCK_N]
-    start, full = 0, 0  # queries start … full − 1 need a mask, from full on none does
+    start, full = 0, 0  # queries start … full − 1 need the mask, queries from full on do not
     if IS_CAUSAL:  # (6.13)
         start = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M
         full = tl.cdiv(tl.maximum(tl.minimum(start_n + BLOCK_N, S_k) - 1 + S_q - S_k, 0), BLOCK_M) * BLOCK_M
@@ -99,7 +101,7 @@ def dkdv_kernel(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H_k, S_q, S_k, D, scale
         for start_m in tl.range(full, S_q, BLOCK_M, disable_licm=True):
             dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row, b, h, start_m, first_seeing,
                                          S_q, D, scale, False, BLOCK_M, BLOCK_D)  # fmt: skip
-        if IS_CAUSAL:  # after the loop without a mask: in the other order ptxas serialises wgmma in larger tiles
+        if IS_CAUSAL:  # second, because in the other order ptxas serialises wgmma in larger tiles
             for start_m in tl.range(start, tl.minimum(full, S_q), BLOCK_M, num_stages=1, disable_licm=True):
                 dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row, b, h, start_m,
                                              first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D)  # fmt: skip
@@ -113,7 +115,8 @@ def add_to_dq(q_tile, do_tile, lse, delta, dq, k, v, b, h_k, start_n, last_seen,
               MASK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """Keys start_n … start_n + BLOCK_N − 1 add to dq.
 
-    q_tile, do_tile: [BLOCK_M, BLOCK_D]; lse, delta: [BLOCK_M]; dq: [BLOCK_M, BLOCK_D] float32, without scale. last_seen, MASK: as in attend.
+    q_tile, do_tile: [BLOCK_M, BLOCK_D]; lse, delta: [BLOCK_M]; dq: [BLOCK_M, BLOCK_D] float32, without scale.
+    last_seen: [BLOCK_M], the last key that each query may see. MASK: some query may not see every key of this tile.
     """
     rows = S_k if MASK else None  # every key of a tile without a mask is there
     k_tile = load_tile(k, b, h_k, start_n, rows, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
@@ -125,7 +128,7 @@ def add_to_dq(q_tile, do_tile, lse, delta, dq, k, v, b, h_k, start_n, last_seen,
         p = tl.where(offs_n[None, :] <= last_seen[:, None], p, 0.0)
     dp = dot(do_tile, tl.trans(v_tile))  # [BLOCK_M, BLOCK_N], (6.9)
     ds = p * (dp - delta[:, None])  # [BLOCK_M, BLOCK_N], (6.10)
-    return dot(ds.to(k_tile.dtype), k_tile, dq)  # (6.11)
+    return dot(ds.to(k_tile.dtype), k_tile, dq)  # [BLOCK_M, BLOCK_D], (6.11)
 
 
 @triton.jit
@@ -133,14 +136,14 @@ def dq_kernel(q, k, v, do, dq, lse_ptr, delta_ptr, H_q, H_k, S_q, S_k, D, scale,
               IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """dq = scale · ds k (6.11), the second loop of (6.14): the loop of flash_forward_kernel, with ds in place of p.
 
-    q, do, dq: Heads (B, H_q, S_q, D); k, v: Heads (B, H_k, S_k, D); lse_ptr, delta_ptr: (B, H_q, S_q) float32, contiguous.
-    A row that sees no key gets 0. Grid: (ceil(S_q / BLOCK_M) · B · H_q,).
+    q, do, dq: Heads (B, H_q, S_q, D); k, v: Heads (B, H_k, S_k, D). A row that sees no key gets 0.
+    lse_ptr, delta_ptr: (B, H_q, S_q) float32, contiguous. Grid: (ceil(S_q / BLOCK_M) · B · H_q,).
     """
     row_blocks = tl.cdiv(S_q, BLOCK_M)
     start_m = tl.program_id(0) % row_blocks * BLOCK_M
     batch_head = tl.program_id(0) // row_blocks
     b, h = batch_head // H_q, batch_head % H_q
-    h_k = h // (H_q // H_k)
+    h_k = h // (H_q // H_k)  # the key head that this query head reads
 
     offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     rows = batch_head.to(tl.int64) * S_q + offs_m  # [BLOCK_M]
@@ -151,7 +154,7 @@ def dq_kernel(q, k, v, do, dq, lse_ptr, delta_ptr, H_q, H_k, S_q, S_k, D, scale,
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
     last_seen = tl.full((BLOCK_M,), 0, dtype=tl.int32) + (S_k - 1)  # [BLOCK_M]
-    full, end = S_k // BLOCK_N * BLOCK_N, S_k
+    full, end = S_k // BLOCK_N * BLOCK_N, S_k  # keys 0 … full − 1 need no mask, keys full … end − 1 do
     if IS_CAUSAL:  # (4.6)
         last_seen = offs_m + (S_k - S_q)
         full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
@@ -171,7 +174,7 @@ class BackwardConfig:
     dq: TileConfig
 
 
-# As forward.CONFIGS: BLOCK_D to its tiles, for cards with at least so many bytes of shared memory a block.
+# As forward.CONFIGS: the minimum shared memory per thread block, in bytes, then BLOCK_D to its tiles.
 CONFIGS = {
     232_448: {
         64: BackwardConfig(TileConfig(32, 64, 4, 3), TileConfig(64, 64, 4, 3)),
@@ -184,7 +187,7 @@ CONFIGS = {
         256: BackwardConfig(TileConfig(32, 32, 8, 1), TileConfig(32, 32, 8, 1)),
     },
 }
-# For cards with 64 KB (Turing), where Triton uses no tensor cores, and for fp32, which in IEEE precision has none.
+# For cards with 64 KB (Turing), where Triton uses no tensor cores, and for fp32, which in IEEE precision uses none either.
 SMALL_CONFIGS = {
     64: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 32, 8, 1)),
     128: BackwardConfig(TileConfig(16, 16, 8, 1), TileConfig(16, 16, 8, 1)),
@@ -195,19 +198,19 @@ FP32_CONFIGS = {
     128: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 16, 8, 1)),
     256: SMALL_CONFIGS[256],
 }
-FP32_BYTES_AT_256 = 67_584  # what dkdv_kernel's smallest tile asks for with BLOCK_D = 256 in fp32
+FP32_BYTES_AT_256 = 67_584  # of shared memory that dkdv_kernel's smallest tile needs with BLOCK_D = 256 in fp32
 INTERPRETER_CONFIG = BackwardConfig(TileConfig(64, 32, 4, 1), TileConfig(64, 32, 4, 1))
 
 
 def choose_config(D: int, dtype: torch.dtype, shared_memory: int | None) -> BackwardConfig:
-    """The tiles for a card with `shared_memory` bytes a block; None stands for the interpreter. ValueError where not even the smallest fits."""
+    """The tiles for a card with `shared_memory` bytes per thread block, or for the interpreter (None). ValueError if not even the smallest fits."""
     if shared_memory is None:
         return INTERPRETER_CONFIG
     block_d = max(padded_d(D), 64)
     if dtype == torch.float32:
         if block_d == MAX_D and shared_memory < FP32_BYTES_AT_256:
             raise ValueError(
-                f"backward with D = {D} in float32 needs {FP32_BYTES_AT_256:,} bytes of shared memory a block, this GPU has {shared_memory:,}: "
+                f"backward with D = {D} in float32 needs {FP32_BYTES_AT_256:,} bytes of shared memory per thread block, this GPU has {shared_memory:,}: "
                 "use float16, or D of at most 128"
             )
         return FP32_CONFIGS[block_d]
@@ -217,7 +220,7 @@ def choose_config(D: int, dtype: torch.dtype, shared_memory: int | None) -> Back
 def flash_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
                    dlse: torch.Tensor | None, is_causal: bool, scale: float, *, config: BackwardConfig | None = None,
                    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Launch the three kernels on q's GPU, which is the current one. Trusts its arguments: attention.flash_attention checks them.
+    """Launch the three kernels on q's GPU, which must be the current one. Checks nothing: attention.flash_attention has checked the arguments.
 
     q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), any strides, none empty; lse, dlse: (B, H_q, S_q) float32, contiguous.
     dlse: the gradient of lse, None where it has none. Returns dq, dk and dv, contiguous.

@@ -76,7 +76,7 @@ def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> 
 
 
 def backward_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, block_n: int, itemsize: int) -> int:
-    """Bytes that one head of the split backward moves through HBM in its three kernels together (7.1; FA2, algorithm 2).
+    """Bytes that one head of the split backward moves through HBM in its three kernels together (7.5; FA2, algorithm 2).
 
     delta: o and do once. dk, dv: k, v, dk and dv once; q, do, lse and delta once per block of block_n keys. dq: q, do, lse, delta and dq once;
     k and v once per block of block_m queries. lse and delta are float32.

@@ -369,7 +369,7 @@ def draw_transposed_tile() -> Figure:
     cells(ax, 1.0, 2.55, [tile.flatten().tolist()], side)
     stride_s, stride_d = tile.stride()
     write(ax, 6.0, 2.75, f"stride_s = {stride_s}, stride_d = {stride_d}: no copy", ha="left")
-    write(ax, 0.1, 3.2, "a tile that is needed both ways is loaded once, and tl.trans turns it", ha="left")
+    write(ax, 0.1, 3.2, "a tile that is needed both ways is loaded once, and tl.trans transposes it", ha="left")
     draw_scores_either_way(ax, 3.6)
     return figure
 
@@ -385,14 +385,14 @@ def draw_scores_either_way(ax: Axes, top: float) -> None:
     """s, queries by keys, and its transpose, keys by queries; the operand that stays has a thick frame."""
     block_m, block_n, dim, row = 0.7, 1.0, 1.25, top + 1.75
     for left, rows, cols, out, shape, who in (
-        (0.1, ("q", block_m), ("k", block_n), "s", "[BLOCK_M, BLOCK_N]", "dq_kernel: q stays, k streams past\ns = scale · q kᵀ"),
+        (0.1, ("q", block_m), ("k", block_n), "s", "[BLOCK_M, BLOCK_N]", "dq_kernel: q stays, k streams past,\nand the program computes s"),
         (
             4.9,
             ("k", block_n),
             ("q", block_m),
             "s_t",
             "[BLOCK_N, BLOCK_M]",
-            "dkdv_kernel: k stays, q streams past\ns_t = scale · k qᵀ (7.2)",
+            "dkdv_kernel: k stays, q streams past,\nand it computes s_t, the transpose of s",
         ),
     ):
         (stays, tall), (streams, wide) = rows, cols
@@ -403,7 +403,7 @@ def draw_scores_either_way(ax: Axes, top: float) -> None:
         box(ax, x, row, wide, tall, out, "yellow", share=0.6, size=HEAD, weight="bold")
         write(ax, x + wide + 0.12, row + tall / 2, shape, ha="left")
     write(ax, 0.1, 6.55, "thick frame: stays; dotted: streams past", ha="left")
-    write(ax, 0.1, 6.85, "with s_t come p_t and ds_t: dv += p_t do and dk += ds_t q need no transpose of a computed tile", ha="left")
+    write(ax, 0.1, 6.85, "with s_t come p_t and ds_t, and no computed tile has to be transposed", ha="left")
 
 
 @image("07_kernels.png")
@@ -480,3 +480,42 @@ def draw_group_sum() -> Figure:
                           f"one program of dkdv_kernel walks over the queries of all {group} heads of its group, and writes once",
                           "no atomic adds, and no (B, H_q, S_k, D) tensor of parts: dk and dv are like k and v"), bold=0, step=0.32)  # fmt: skip
     return figure
+
+
+@image("07_dkdv_step.png")
+def draw_dkdv_step() -> Figure:
+    """One step of dkdv_kernel with the shape of every tile: keys are the rows, from left to right."""
+    figure, ax = canvas(7.75)
+    draw_dkdv_row(ax, 2.1, ("k", "q", "s_t", "(7.1)"), ("lse", "exp(s_t − lse)", "(6.7)"), "p_t", ("do", "dv", "p_t do", "(7.2)"))
+    draw_dkdv_row(
+        ax, 5.6, ("v", "do", "dp_t", "(7.1)"), ("delta", "p_t ∘ (dp_t − delta)", "(6.10)"), "ds_t", ("q", "dk", "ds_t q", "(7.2)")
+    )
+    legend(ax, 7.45, ((0.1, {"line": 2.4}, "stays for the whole loop"), (3.3, {"hatch": ".."}, "arrives at every step"),
+                      (6.2, {"colour": "yellow", "share": 0.6}, "computed, in registers")))  # fmt: skip
+    return figure
+
+
+def draw_dkdv_row(ax: Axes, row: float, scores: tuple[str, ...], weights: tuple[str, ...], name: str, sums: tuple[str, ...]) -> None:
+    """A product whose left operand stays, the tile of weights made of it, and the product that this tile goes into. row: the tiles' upper edge."""
+    keys, queries, dim, gap, middle = 1.05, 0.8, 1.35, 0.12, 5.0
+    (stays, streams, made, first), (per_query, rule, second), (other, gradient, product, third) = scores, weights, sums
+    colour = {"q": TENSOR_COLOUR["q"], "do": TENSOR_COLOUR["o"]}
+    left = 0.1 + dim + gap
+    tensor_box(ax, 0.1, row, dim, keys, stays, line=2.4, size=HEAD)
+    tensor_box(ax, left, row - dim - gap, queries, dim, f"{streams}ᵀ", hatch="..", size=HEAD, colour=colour[streams])
+    box(ax, left, row, queries, keys, made, "yellow", share=0.6, size=HEAD, weight="bold")
+    write(ax, 0.1, row + keys + 0.22, "[BLOCK_N, BLOCK_D]", ha="left")
+    write(ax, left + queries + 0.1, row - dim + 0.1, f"[BLOCK_D,\nBLOCK_M]\n{made} by {first}", ha="left", va="top", linespacing=1.35)
+    arrow(ax, (left + queries + 0.06, row + keys / 2), (middle - 0.06, row + keys / 2))
+    write(ax, (left + queries + middle) / 2, row + keys / 2 - 0.22, rule)
+    write(ax, (left + queries + middle) / 2, row + keys / 2 + 0.22, second)
+    tensor_box(ax, middle, row - 0.4, queries, 0.28, per_query, hatch="..", size=SMALL)
+    write(ax, middle - 0.08, row - 0.26, "[1, BLOCK_M]", ha="right")
+    box(ax, middle, row, queries, keys, name, "yellow", share=0.6, size=HEAD, weight="bold")
+    write(ax, middle + queries + 0.02, row + keys + 0.22, "[BLOCK_N, BLOCK_M]", ha="right")
+    right = middle + queries + gap
+    tensor_box(ax, right, row - queries - gap, dim, queries, other, hatch="..", size=HEAD, colour=colour[other])
+    write(ax, right + dim + 0.1, row - queries / 2 - gap, "[BLOCK_M,\nBLOCK_D]", ha="left", linespacing=1.35)
+    tensor_box(ax, right, row, dim, keys, gradient, line=2.4, size=HEAD)
+    write(ax, right + dim + 0.1, row + keys / 2, f"+= {product}\n{third}", ha="left", linespacing=1.35)
+    write(ax, right, row + keys + 0.22, "  [BLOCK_N, BLOCK_D]", ha="left")

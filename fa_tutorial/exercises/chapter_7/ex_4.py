@@ -1,112 +1,127 @@
-"""Exercise 7.4, FlashAttention."""
+"""Exercise 7.4, dkdv_kernel."""
 
 import torch
 
-from fa_tutorial import backward, forward
-from fa_tutorial.exercises.chapter_7.function import NAMES, FunctionExercise
-from fa_tutorial.exercises.chapter_7.shared import draw
-from fa_tutorial.exercises.harness import case, exp32, generator
+from fa_tutorial import hardware
+from fa_tutorial.backward import add_to_dkdv
+from fa_tutorial.exercises.chapter_7 import shared
+from fa_tutorial.tiles import load_tile, store_tile
+
+triton = hardware.require_triton("Exercise 7.4")
+import triton.language as tl  # noqa: E402
 
 
-class FlashAttention(torch.autograd.Function):
-    """FlashAttention.apply(q, k, v, is_causal, scale) gives o, with gradients for q, k and v."""
+@triton.jit
+def dkdv_kernel(
+    q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
+    IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of one block of keys. q, do: Heads (B, H, S_q, D); k, v, dk, dv: Heads (B, H, S_k, D).
 
-    @staticmethod
-    def forward(ctx, q, k, v, is_causal, scale):
-        o, lse = forward.flash_forward(q, k, v, is_causal, scale)
-        ctx.save_for_backward(q, k, v, o, lse)
-        ctx.is_causal, ctx.scale = is_causal, scale
-        return o
+    lse_ptr, delta_ptr: (B, H, S_q) float32, contiguous. Grid: (ceil(S_k / BLOCK_N) · B · H,).
+    """
+    key_blocks = tl.cdiv(S_k, BLOCK_N)
+    start_n = tl.program_id(0) % key_blocks * BLOCK_N
+    batch_head = tl.program_id(0) // key_blocks
+    b, h = batch_head // H, batch_head % H
+    row = batch_head * S_q
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, do):
-        q, k, v, o, lse = ctx.saved_tensors
-        dq, dk, dv = backward.flash_backward(q, k, v, o, do, lse, None, ctx.is_causal, ctx.scale)
-        return dq, dk, dv, None, None
+    k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    v_tile = load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    dk_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
+    dv_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
+
+    first_seeing = start_n + tl.arange(0, BLOCK_N) - (S_k - S_q)  # [BLOCK_N]
+    start, full = 0, 0
+    if IS_CAUSAL:
+        start = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M
+        last_key = tl.minimum(start_n + BLOCK_N, S_k) - 1
+        full = tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M
+    for start_m in range(full, S_q, BLOCK_M):
+        dk_acc, dv_acc = add_to_dkdv(
+            k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
+            b, h, start_m, first_seeing, S_q, D, scale, False, BLOCK_M, BLOCK_D,
+        )  # fmt: skip
+    if IS_CAUSAL:
+        for start_m in range(start, tl.minimum(full, S_q), BLOCK_M):
+            dk_acc, dv_acc = add_to_dkdv(
+                k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
+                b, h, start_m, first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D,
+            )  # fmt: skip
+
+    store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
+    store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
 
 
-ORDER = "the gradients come in the order of forward's arguments, dq, dk, dv, and here they come as"
+FIRST = "it is the block that holds query start_n + S_q − S_k"
 MISTAKES = {
-    "forward_full": "is_causal does not reach flash_forward",
-    "forward_scale": "scale does not reach flash_forward",
-    **{f"order {' '.join(order)}": f"{ORDER} {', '.join(order)}"
-       for order in (("dq", "dv", "dk"), ("dk", "dq", "dv"), ("dk", "dv", "dq"), ("dv", "dq", "dk"), ("dv", "dk", "dq"))},
-    "ones": "do does not reach flash_backward: the gradients are those of o.sum()",
-    "o_for_do": "do is not multiplied in, or o stands in its place",
-    "scaled": "the gradients are multiplied by scale: flash_backward has done so already",
-    "divided": "the gradients are divided by a number that does not belong there: flash_backward has the scale already",
-    "backward_full": "is_causal does not reach flash_backward: keep it on ctx",
-    "backward_scale": "scale does not reach flash_backward: keep it on ctx",
-}  # fmt: skip
-CONDITIONS = {"strides": "do may have any strides, 0 after o.sum().backward()"}
-
-
-def twin(q, k, v, do, is_causal, scale, mistake=None):
-    q, k, v, do = (x.double() for x in (q, k, v, do))
-    own, S_q, S_k = q.shape[3] ** -0.5, q.shape[2], k.shape[2]
-    hidden = ~torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q) & is_causal
-    s = (own if mistake == "forward_scale" else scale) * q @ k.mT
-    s = s if mistake == "forward_full" else s.masked_fill(hidden, -torch.inf)
-    lse = torch.logsumexp(s, -1, keepdim=True)
-    o = exp32(s - lse.masked_fill(lse == -torch.inf, 0.0)) @ v
-    do = {"ones": torch.ones_like(o), "o_for_do": o}.get(mistake, do)
-    factor = own if mistake == "backward_scale" else scale
-    p = exp32(factor * q @ k.mT - lse)
-    p = p if mistake == "backward_full" else p.masked_fill(hidden, 0.0)
-    ds = factor * p * (do @ v.mT - (do * o).sum(-1, keepdim=True))
-    found = dict(zip(NAMES, (ds @ k, ds.mT @ q, p.mT @ do), strict=True))
-    if mistake in ("scaled", "divided"):
-        found = {name: x * scale if mistake == "scaled" or name != "dv" else x for name, x in found.items()}
-    return o, *(found[name] for name in (mistake.split()[1:] if (mistake or "").startswith("order") else NAMES))
-
-
-def tolerance(args, part):
-    """In fp16, o, p, ds and the gradients are rounded once each."""
-    q, _, v, do = (x.double() for x in args[:4])
-    size = max(1.0, float(v.abs().max()) * (1.0 if part == "o" else float(do.abs().max()) * float(q.abs().max())))
-    return 1e-5, {torch.float32: 2e-5, torch.float16: 4e-3}[args[0].dtype] * size
+    "skips_always": "blocks of queries are skipped without a mask too: without IS_CAUSAL the loop starts with query 0",
+    "factor_1": "scale is forgotten in dk: add_to_dkdv leaves it out, so it belongs into the store",
+    **shared.MASKS,
+    "no_masked_loop": "blocks start … full − 1 are left out: they see some of the keys, so they need the loop with the mask",
+    "ends_early": "blocks from full on are left out: they see every key of the block",
+    "masked_twice": "blocks from full on count twice: the loop with the mask ends at full",
+    "unmasked_from_start": "blocks start … full − 1 count twice: the loop without a mask starts at full",
+    "late": "the loop starts one block too late: the block of queries that the diagonal crosses sees some of the keys",
+    "rows_open": "blocks before the diagonal are walked without a mask",
+    "by_number": f"the first block of queries has the number of the block of keys: {FIRST}",
+    "rounded": f"the first block of queries is rounded up, and earlier queries of its block see the first keys: {FIRST}",
+    "start_by_last": "the loop starts where the last key is seen: earlier queries see the first keys",
+    "first_masked": "only the first block of queries is masked: several see the block of keys in part, and the last key decides where full is",
+    "start_top_left": "the mask is right, but the loop starts at query start_n: add S_q − S_k",
+    "walks_unseen": "blocks of queries that see none of the keys are read: the loop starts with the block of the first query that sees one",
+}
+CONDITIONS = {
+    "lengths": "S_q and S_k may differ: query i sees keys 0 to i + S_k − S_q",
+    "unseen": "blocks of queries that see none of your keys are not read; rows that see no key at all have lse = −inf",
+    "half": "fp16 and bf16 work as before",
+}
 
 
 def inputs():
-    def attention(sizes, on, otherwise="", do=None, is_causal=False, scale=None, random=None, dtype=torch.float32, **options):
-        q, k, v, weight = (x.to(dtype) for x in draw(*sizes, random))
-        do = weight if do is None else do(weight)
-        return case(q, k, v, do, is_causal, sizes[4] ** -0.5 if scale is None else scale, on=on, otherwise=otherwise, **options)
-
-    small = (1, 1, 4, 4, 4)
-    yield attention(small, "S_q = S_k = D = 4", "flash_backward(q, k, v, o, do, lse, None, is_causal, scale) gives dq, dk, dv")
-    yield attention(small, "is_causal = True, scale = 1", "is_causal and scale reach forward and backward", is_causal=True, scale=1.0)
-    any_strides = "do may have any strides"
-    yield attention(
-        small, "o.sum().backward(), where do has strides of 0", any_strides, lambda do: torch.ones(()).expand(do.shape), edge="strides"
-    )
-    yield attention((1, 2, 4, 4, 4), "do a (B, S, H, D) tensor seen as (B, H, S, D)", any_strides,
-                    lambda do: do.transpose(1, 2).contiguous().transpose(1, 2), edge="strides")  # fmt: skip
-    random = generator()
-    for sizes, dtype, is_causal in (((2, 1, 5, 3, 8), torch.float32, True), ((1, 1, 5, 9, 20), torch.float16, False)):
-        on = f"{str(dtype).removeprefix('torch.')}, (B, H, S_q, S_k, D) = {sizes}, is_causal = {is_causal}"
-        yield attention(sizes, on, is_causal=is_causal, scale=0.3, random=random, dtype=dtype, fresh=True)
+    yield from fixed()
+    yield from shared.fresh_cases((16, 32, 16), causal=True, ragged="lengths")
 
 
-EXERCISE = FunctionExercise(
+@shared.kept
+def fixed():
+    yield shared.given((1, 1, 32, 32, 16), "no mask, S_q = S_k = 32", "without IS_CAUSAL this is exercise 7.3")
+    yield shared.given((1, 1, 16, 16, 16), "causal, S_q = S_k = 16, one tile", "query i sees keys 0 to i", is_causal=True)
+    rule = "a block of keys meets the queries from its first key on"
+    for S, blocks in ((32, (16, 16, 16)), (48, (32, 16, 16)), (64, (16, 32, 16))):
+        on = f"causal, S_q = S_k = {S}, blocks of {blocks[0]} queries and {blocks[1]} keys"
+        yield shared.given((1, 1, S, S, 16), on, rule, is_causal=True, blocks=blocks)
+    wide = "causal, S_q = 16, S_k = 32"
+    negative = "the loop starts before query 0: start_n + S_q − S_k may be negative"
+    yield shared.given((1, 1, 16, 32, 16), wide, "query i sees keys 0 to i + S_k − S_q", is_causal=True, edge="lengths", stray=negative)
+    last = "the last block of keys may be ragged: its last key is min(start_n + BLOCK_N, S_k) − 1"
+    yield shared.given((1, 1, 40, 20, 16), "causal, S_q = 40, S_k = 20, blocks of 16", last, is_causal=True, edge="lengths")
+    on = "causal, S_q = 24, S_k = 16, so that rows 0 to 7 see no key"
+    dead = "rows that see nothing have lse = −inf, and p = exp(s + inf) is inf until the mask clears it: they need MASK = True"
+    yield shared.given((1, 1, 24, 16, 16), on, dead, is_causal=True, edge="unseen")
+    tensors = shared.draw(1, 1, 48, 16, 16)
+    tensors[0][:, :, :32] = tensors[3][:, :, :32] = torch.nan  # whoever reads them gets NaN
+    on = "causal, S_q = 48, S_k = 16, so that rows 0 to 31 see no key"
+    yield shared.given(None, on, MISTAKES["walks_unseen"], tensors=tensors, is_causal=True, edge="unseen")
+
+
+EXERCISE = shared.exercise(
+    "dk",
+    "dv",
+    causal=True,
     id="7.4",
-    task="Join flash_forward and flash_backward in a torch.autograd.Function that saves q, k, v, o and lse.",
+    task="Make your kernel of 7.3 causal: one loop without a mask, one with it, both calling add_to_dkdv.",
     conditions=CONDITIONS,
     hints=(
-        "forward(ctx, …) keeps tensors by ctx.save_for_backward and other values as attributes of ctx; backward(ctx, do) finds them in ctx.saved_tensors. "
-        "Both are static methods. How many values does backward return?",
-        "One for each argument of forward: dq, dk, dv, None, None. flash_backward's dlse is the gradient of lse: forward returns o alone, so it is None.",
-        "Put @torch.autograd.function.once_differentiable between @staticmethod and backward: a second derivative then raises.",
+        "Key j is first seen by query j − (S_k − S_q). What does that say about the block's first key, and what about its last?",
+        "start = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M: the block that holds the first query that sees the first key.",
+        "full comes from the last key, tl.minimum(start_n + BLOCK_N, S_k) - 1, rounded up: full = tl.cdiv(tl.maximum(…, 0), BLOCK_M) * BLOCK_M.",
+        "The loop without a mask runs over range(full, S_q, BLOCK_M), the one with it over range(start, tl.minimum(full, S_q), BLOCK_M).",
     ),
-    solution=FlashAttention,
-    reasoning="save_for_backward notices when a saved tensor is changed before backward, and frees it afterwards; a tensor on ctx escapes both, and o "
-    "there makes a cycle. lse is what makes p cheap to bring back, so no (S_q, S_k) matrix is kept. The kernels leave no graph: without "
-    "once_differentiable, what a second derivative needs would count as a constant.",
-    more="The package's node, in attention.py, also returns lse, takes its gradient, and leaves out gradients that nobody asks for.",
+    solution=dkdv_kernel,
+    reasoning="A block of queries before start sees none of the keys, a block from full on sees all of them, so only the few between need the mask. Where "
+    "a row sees nothing, its p is exp(s + inf) = inf, and tl.where puts 0 there; such rows never reach the loop without a mask.",
+    more="The package's version, backward.dkdv_kernel, also sums over the query heads of a group, and computes row as int64.",
     inputs=inputs,
-    twin=twin,
     mistakes=MISTAKES,
-    parts=("o", *NAMES),
-    tolerance=tolerance,
 )

@@ -1,4 +1,4 @@
-"""An autograd.Function as an answer (7.4): it is run by its apply, and looked at for what it keeps."""
+"""An autograd.Function as an answer, for exercise 7.6: it is run by its apply, and inspected for what it keeps."""
 
 import inspect
 from collections.abc import Mapping
@@ -55,10 +55,10 @@ def _check_class(answer):
     if not inspect.isclass(answer):
         raise Wrong(f"pass the class itself, not {show(answer)}")
     if not issubclass(answer, torch.autograd.Function):
-        raise Wrong("is no subclass of torch.autograd.Function, so it has no apply: class FlashAttention(torch.autograd.Function)")
+        raise Wrong("is no subclass of torch.autograd.Function, so it has no apply: write class FlashAttention(torch.autograd.Function)")
     for name in ("forward", "backward"):
         if inspect.isfunction(inspect.getattr_static(answer, name)) and name in vars(answer):
-            raise Wrong(f"{name} is no static method: put @staticmethod above it, for apply passes ctx and not self")
+            raise Wrong(f"{name} is no static method: put @staticmethod above it, because apply passes ctx, not self")
 
 
 def _check_results(answer):
@@ -75,7 +75,7 @@ def _check_results(answer):
     if not isinstance(o, torch.Tensor):
         raise Wrong(f"forward returns {show(o)}, want o")
     if not o.requires_grad:
-        raise Wrong("o has no grad_fn, though q, k and v ask for gradients")
+        raise Wrong("o has no grad_fn, although q, k and v require gradients")
     before = do.clone()
     try:
         gradients = torch.autograd.grad(o, leaves, do, allow_unused=True)
@@ -87,7 +87,7 @@ def _check_results(answer):
             raise Wrong(f"{FIVE}. PyTorch says: {text}") from error
         raise Wrong(f"backward raises {type(error).__name__}: {text}{where_in(error, answer.backward)}") from error
     if absent := [name for name, x in zip(NAMES, gradients, strict=True) if x is None]:
-        raise Wrong(f"backward returns None for {' and '.join(absent)}, which the input asks for: {FIVE}")
+        raise Wrong(f"backward returns None for {' and '.join(absent)}, although q, k and v require gradients: {FIVE}")
     if not torch.equal(do, before):
         raise Wrong("backward changes do in place, which belongs to autograd")
 
@@ -119,14 +119,14 @@ def _check_kept(answer):
             raise Wrong(f"a tensor is kept on the class, {name}: the next call overwrites it; ctx.save_for_backward keeps tensors")
     if quadratic := [tuple(x.shape) for x in saved if tuple(x.shape[-2:]) == (S, S)]:
         raise Wrong(
-            f"a matrix of scores is saved, of shape {quadratic[0]}: memory grows with S_q · S_k, and backward computes p anew from lse"
+            f"a matrix of scores is saved, of shape {quadratic[0]}: memory grows with S_q · S_k, and backward can compute p from lse"
         )
     total, allowed = sum(x.numel() for x in saved), H * S * (4 * D + 1)
     told = f"H = {H}, S_q = S_k = {S}, D = {D}, {total:,} elements, want {allowed:,}; the shapes are {', '.join(str(tuple(x.shape)) for x in saved)}"
     if total > allowed:
         raise Wrong(f"more is saved than q, k, v, o and lse: {told}")
     if total < allowed:
-        raise Wrong(f"less is saved than q, k, v, o and lse, so backward has to run the forward again: {told}")
+        raise Wrong(f"less is saved than q, k, v, o and lse, so backward must run the forward again: {told}")
 
 
 def _check_again(answer):

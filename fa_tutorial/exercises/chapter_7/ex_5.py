@@ -1,0 +1,160 @@
+"""Exercise 7.5, dq_kernel."""
+
+import torch
+
+from fa_tutorial import hardware
+from fa_tutorial.exercises.chapter_7 import shared
+from fa_tutorial.tiles import dot, load_tile, store_tile
+
+triton = hardware.require_triton("Exercise 7.5")
+import triton.language as tl  # noqa: E402
+
+
+@triton.jit
+def dq_kernel(
+    q, k, v, do, dq, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
+    IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dq of one block of queries. q, do, dq: Heads (B, H, S_q, D); k, v: Heads (B, H, S_k, D).
+
+    lse_ptr, delta_ptr: (B, H, S_q) float32, contiguous. Grid: (ceil(S_q / BLOCK_M) · B · H,).
+    """
+    row_blocks = tl.cdiv(S_q, BLOCK_M)
+    start_m = tl.program_id(0) % row_blocks * BLOCK_M
+    batch_head = tl.program_id(0) // row_blocks
+    b, h = batch_head // H, batch_head % H
+
+    offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    do_tile = load_tile(do, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    lse = tl.load(lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]
+    delta = tl.load(delta_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+
+    end = S_k
+    if IS_CAUSAL:  # the keys that the block's last row sees; none where it is negative
+        end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
+    for start_n in range(0, end, BLOCK_N):
+        k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+        v_tile = load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+        s = scale * dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
+        offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        seen = offs_n[None, :] < S_k
+        if IS_CAUSAL:
+            seen = seen & (offs_n[None, :] <= offs_m[:, None] + (S_k - S_q))
+        p = tl.where(seen, tl.exp(s - lse[:, None]), 0.0)  # [BLOCK_M, BLOCK_N]
+        dp = dot(do_tile, tl.trans(v_tile))  # [BLOCK_M, BLOCK_N]
+        ds = p * (dp - delta[:, None])  # [BLOCK_M, BLOCK_N]
+        acc = dot(ds.to(k_tile.dtype), k_tile, acc)  # [BLOCK_M, BLOCK_D]
+    store_tile(dq, acc * scale, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
+
+
+START = "a program's rows begin at start_m"
+MISTAKES = {
+    "factor_1": "scale is forgotten in dq: dq = scale · ds k",
+    "factor_squared": "scale is applied twice to dq",
+    "ds_turned": "ds is transposed: dq = scale · ds k",
+    "q_for_k": "dq uses q where it needs k: dq = scale · ds k",
+    "v_for_k": "dq uses v where it needs k: dq = scale · ds k",
+    "p_for_ds": "dq uses p where it needs ds: dq = scale · ds k",
+    "sign": "dq has the wrong sign",
+    **{name: shared.TURNED[name] for name in ("k_turned", "v_turned")},
+    **shared.RULES,
+    **shared.OF_ONE_TILE,
+    "last_block": "only the last tile counts: dq is a sum over the tiles of keys",
+    "first_block": "only the first tile counts: the loop runs to S_k",
+    "scale_each_step": "scale is applied at every step: apply it once, to the sum",
+    **shared.same_rows("every step reads the first tile of {}: its rows are start_n to start_n + BLOCK_N − 1", ("k", "v"), ("k",), ("v",)),
+    **shared.same_rows(f"every program loads the first rows of {{}}: {START}",
+                ("q", "do", "lse", "delta"), ("q", "do"), ("lse", "delta"), ("q",), ("do",), ("lse",), ("delta",)),
+    "first_place dq": f"the second block of rows is never stored: {START}, in dq too",
+    **shared.place_mistakes("dq"),
+    "ragged_key": "the ragged last tile of keys is left out: the loop goes on while start_n < S_k",
+    "last_key": "keys past S_k count: here the last key is counted again in their place",
+    "ragged_unstored dq": "the ragged last rows are never stored: a head has tl.cdiv(S_q, BLOCK_M) row blocks",
+    "keys_unmasked": "a key past S_k has a score of 0, and exp(0 − lse) is inf here, so inf · 0 gives NaN: p is 0 from S_k on",
+    **shared.MASKS,
+    "hide_zero": "hidden keys get a score of 0, and exp(0 − lse) is not 0: set p to 0 there",
+    "product": "what is hidden is multiplied by 0, and inf · 0 is NaN: exp(100 − lse) is inf in float32, so choose with tl.where",
+    "dead_nan": "rows that see nothing have lse = −inf, and −inf − (−inf) is NaN: mask p, not s",
+    "early": "the loop stops one tile too early: the tile that the diagonal crosses holds keys that are seen",
+    "rounded_down": "the number of tiles is rounded down: the tile that the diagonal crosses holds keys that are seen",
+    "end_by_first": "the loop stops before the last row's diagonal: it goes on while start_n < start_m + BLOCK_M + S_k − S_q",
+    "diagonal_alone": "tiles before the diagonal's are left out: all of their keys are seen",
+    "keys_open": "tiles after the diagonal are walked without a mask",
+    "dead_unstored": "a block of rows that sees no key must store dq = 0",
+    "half_dq": "dq is kept in fp16, in which 2048 + 1 is 2048: the sum over tiles is float32",
+}  # fmt: skip
+CONDITIONS = {
+    "ragged": "S_q and S_k need not be multiples of the block sizes",
+    "range": "logits may be any finite numbers",
+    "unseen": "rows that see nothing have lse = −inf, and get dq = 0",
+    "half": shared.HALF,
+}
+
+
+def inputs():
+    yield from fixed()
+    yield from shared.fresh_cases((32, 16, 16), causal=True, ragged="ragged")
+
+
+@shared.kept
+def fixed():
+    fits = "an offset is wrong, not a mask, because whole tiles fit here"
+    yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", "one tile gives dq = scale · ds k", stray=fits)
+    yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", "dq is a sum over the tiles of keys", stray=fits)
+    yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", START)
+    yield shared.several_heads("dq")
+    own = "a head's rows of lse and delta start at batch_head · S_q, because they belong to the queries"
+    yield shared.given((1, 2, 32, 16, 16), "two heads, S_q = 32, S_k = 16", own, stray=own)
+    yield shared.narrow()
+    yield shared.given((1, 1, 16, 16, 16), "causal, S_q = S_k = 16, one tile", "query i sees keys 0 to i", is_causal=True)
+    rule = "a block of rows walks over every tile that its last row sees"
+    for blocks in ((16, 16, 16), (32, 16, 16), (16, 32, 16)):
+        on = f"causal, S_q = S_k = 32, blocks of {blocks[0]} queries and {blocks[1]} keys"
+        yield shared.given((1, 1, 32, 32, 16), on, rule, is_causal=True, blocks=blocks)
+    yield shared.given((1, 1, 16, 32, 16), "causal, S_q = 16, S_k = 32", "query i sees keys 0 to i + S_k − S_q", is_causal=True)
+    past = "rows past S_q are loaded: mask lse and delta by offs_m < S_q; a head has tl.cdiv(S_q, BLOCK_M) row blocks"
+    yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", edge="ragged")
+    yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged", stray=past, edge="ragged")
+    yield shared.large_logits()
+    q, k, v, do = shared.draw(1, 1, 16, 16, 16)
+    q[..., 0], q[:, :, 15, 0], k[:, :, 15], k[:, :, 15, 0] = 1, 0, 0, 400
+    on = "causal, one tile, key 15 with a score of 100 for the queries that do not see it"
+    yield shared.given(None, on, MISTAKES["product"], tensors=(q, k, v, do), is_causal=True, edge="range")
+    q, k, v, do = shared.draw(1, 1, 16, 20, 16)
+    low = torch.ones_like(q), torch.full_like(k, -50.0), v, do
+    yield shared.given(None, "all logits −200, S_k = 20", MISTAKES["keys_unmasked"], tensors=low, edge="range")
+    for S_q, dead in ((24, "0 to 7"), (32, "0 to 15")):
+        on = f"causal, S_q = {S_q}, S_k = 16, so that rows {dead} see no key"
+        yield shared.given((1, 1, S_q, 16, 16), on, "rows that see no key have dq = 0", is_causal=True, edge="unseen")
+    yield shared.half_scores()
+    q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (16, 64, 64, 16))  # equal scores, so p = 1 / 64, and ds = ±1
+    v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 64
+    k[:, :, 0], k[:, :, 16], k[:, :, 32] = 2048, 1, -2048
+    on = "fp16, equal scores, ds k of the four tiles is 2048, 1, −2048 and 0"
+    yield shared.given(None, on, MISTAKES["half_dq"], tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
+
+
+EXERCISE = shared.exercise(
+    "dq",
+    causal=True,
+    id="7.5",
+    task="Compute dq: each program keeps one block of queries and loops over the tiles of keys, full or causal.",
+    conditions=CONDITIONS,
+    hints=(
+        "The loop is the forward kernel's. Which four things are loaded before it, which two at every step, and what is summed?",
+        "s = scale · q kᵀ, p = exp(s − lse[:, None]), dp = do vᵀ, ds = p ∘ (dp − delta[:, None]), dq += ds k, and scale · dq after the loop. The last "
+        "product is acc = dot(ds.to(k_tile.dtype), k_tile, acc).",
+        "Keys past S_k have k = 0, yet exp(0 − lse) overflows where all logits are very negative, and inf · 0 is NaN. tl.where(seen, …, 0.0) sets p to 0 "
+        "there, and for hidden keys.",
+        "Causal: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q. A block that sees nothing takes no step, and still stores its zeros.",
+    ),
+    solution=dq_kernel,
+    reasoning="One tl.where clears what the causal mask hides, the keys that are not there, and rows that see nothing, whose p would be exp(s + inf). "
+    "s and dp are computed a second time, after dkdv_kernel: seven matmuls instead of five, in exchange for sums with one owner each.",
+    more="The package's version, backward.dq_kernel, reads the key head of its group, walks the tiles that need no mask in a loop of their own, and has "
+    "int64 offsets.",
+    inputs=inputs,
+    mistakes=MISTAKES,
+)
