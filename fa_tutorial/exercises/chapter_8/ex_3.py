@@ -184,7 +184,7 @@ def inputs():
     yield tile(draw(1, 1, 16, 16), "S_q = S_k = D = 16, one tile", "one tile gives softmax(scale · q kᵀ) v, stored whole by o_desc.store")
     q, k, v = draw(1, 1, 16, 32)
     k[:, :, 16:] *= 3  # most rows' maximum grows
-    yield tile((q, k, v), "S_q = 16, S_k = 32, two tiles of keys", "a second tile joins m, l and acc as in exercise 5.2")
+    yield tile((q, k, v), "S_q = 16, S_k = 32, two tiles of keys", "a second tile joins m, l and acc as in exercise 5.4")
     yield tile(draw(1, 1, 32, 16), "S_q = 32, two programs", f"{_START}, in q and in o")
     yield tile(draw(1, 1, 16, 16), "scale = 0.5, D = 16", MISTAKES["scale_own"], scale=0.5)
 
@@ -240,7 +240,7 @@ EXERCISE = Exercise(
         "ones. o_desc.store takes the same coordinates, and a tile of shape [1, 1, BLOCK_M, D].",
         "Coordinates count elements: row_block · BLOCK_M for q and o, start_n for k and v. There are no pointers, strides or masks of loads left.",
         "Keys past S_k are zeros. What does exp make of their scores? tl.where(start_n + tl.arange(0, BLOCK_N)[None, :] < S_k, s, −inf), as in "
-        "exercise 5.2.",
+        "exercise 5.4.",
     ),
     solution=flash_forward_descriptor_kernel,
     reasoning="The shape (B, H, S, D) is what stops a tile at its head's end: the hardware compares each coordinate with its own size. A 2-D "
