@@ -221,7 +221,8 @@ EXERCISE = Exercise(
     reasoning="A program keeps BLOCK_M rows of q and of acc, and the loop streams blocks of k and v past them. s lives for one iteration, in registers. "
     "Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing to acc either: as long as "
     "there is no softmax, zeros are enough.",
-    more="The package's version, matmul.scores_values_kernel, has int64 offsets, because a tensor may have more than 2³¹ elements.",
+    more="You can also leave scale out of the loop and multiply acc by it once, at the end. The package's version, matmul.scores_values_kernel, has int64 "
+    "offsets, because a tensor may have more than 2³¹ elements.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
