@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
+import dis
 import inspect
+import itertools
 import re
 import sys
 import traceback
@@ -224,7 +227,15 @@ def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
     except NotImplementedError:
         raise NotAttempted from None
     except Exception:
-        return
+        pass
+    if "cdiv" in _of_triton(kernel.fn):
+        raise Wrong("triton.cdiv is a Python function, which only the interpreter runs inside a kernel: use tl.cdiv there")
+
+
+def _of_triton(function: Callable) -> set[str]:
+    """The names that a function takes from `triton` itself: cdiv of triton.cdiv, not of tl.cdiv."""
+    pairs = itertools.pairwise(dis.get_instructions(function))
+    return {str(name.argval) for module, name in pairs if module.opname == "LOAD_GLOBAL" and module.argval == "triton"}
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], strict: bool) -> None:
@@ -294,6 +305,8 @@ ONLY_TRITON = "is not part of Triton: inside a kernel only triton.language works
 
 def _reason(error: BaseException, root: BaseException, line: str) -> str:
     """Why a kernel does not run: by the line that failed where Triton's own words lead nowhere, else by these."""
+    if "outside of the scope of a kernel" in f"{root}":
+        return "triton was imported before fa_tutorial, so there is no interpreter: restart, and import fa_tutorial first"
     if re.search(r"_ptr\s*\[", line):
         return "a pointer takes no index: use tl.load(pointer + offsets) and tl.store"
     if re.search("'tensor' object has no attribute '(ptr|strides)'", f"{root}"):
@@ -365,7 +378,7 @@ class Trace:
 
         self._builder = builder
         self._writers = {buffer.name: np.full(buffer.memory.numel(), -1) for buffer in self.buffers if buffer.data is None}
-        replaced = {name: self._watch(name, getattr(builder, name)) for name in ACCESSES}
+        replaced = {name: self._watch(name, getattr(builder, name)) for name in ACCESSES} | {"create_dot": _with_tf32(builder.create_dot)}
         for name, method in replaced.items():
             setattr(builder, name, method)
         try:
@@ -421,6 +434,30 @@ class Trace:
         if len(others) and not self.overlap:
             self.overlap = buffer.name.removesuffix("_ptr")
         writers[places] = program
+
+
+def _with_tf32(create_dot: Callable) -> Callable:
+    """tl.dot of float32 tiles as tensor cores compute it: rounded to TF32 unless input_precision says otherwise. The interpreter rounds nothing."""
+
+    def dot(a: Any, b: Any, acc: Any, input_precision: Any, *rest: Any) -> Any:
+        tiles = (a, b)
+        if getattr(input_precision, "name", "") == "TF32":
+            tiles = [_with_data(x, _rounded_to_tf32(x.data)) if x.data.dtype == np.float32 else x for x in tiles]
+        return create_dot(*tiles, acc, input_precision, *rest)
+
+    return dot
+
+
+def _with_data(handle: Any, data: np.ndarray) -> Any:
+    """A copy of the interpreter's handle of a block, with other numbers."""
+    other = copy.copy(handle)
+    other.data = data
+    return other
+
+
+def _rounded_to_tf32(x: np.ndarray) -> np.ndarray:
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    return np.where(np.isfinite(x), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), x)
 
 
 def _truth_of(block: Any, truth: Callable) -> bool:

@@ -321,6 +321,8 @@ def draw_block_matmul() -> Figure:
         outline(ax, left + step * 2 * side, y_c + tile_m * 2 * side, 2 * side, 2 * side, line=3)
         outline(ax, x_c + tile_n * 2 * side, top + step * 2 * side, 2 * side, 2 * side, line=3)
         outline(ax, x_c + tile_n * 2 * side, y_c + tile_m * 2 * side, 2 * side, 2 * side, line=3)
+        if step == 0:
+            write(ax, left + 4 * side + gap, y_c + 4 * side + 0.35, "A00: tile (0, 0) of a", BODY, ha="left")
         terms = f"acc = A{tile_m}0 B0{tile_n}" + (f" + A{tile_m}1 B1{tile_n}" if step else "")
         write(ax, left, y_c + 4 * side + 0.35, terms, BODY, ha="left")
     return figure
@@ -338,7 +340,7 @@ def draw_one_program() -> Figure:
     figure, ax = canvas(6.1)
     tiles, tile_m, tile_n, step, steps = 4, 1, 2, 1, 3.75  # K is 3.75 steps long
     wide, high = 0.75, 0.5  # inches of a tile of c
-    k_a, k_b = 0.72, 0.5  # inches of a step along K, in a and in b
+    k_a, k_b = 0.6, 0.6  # inches of a step along K, in a and in b
     x_c, y_c = 4.8, 3.0
     x_a, y_b = x_c - 0.45 - tiles * k_a, y_c - 0.3 - tiles * k_b
     row, col = y_c + tile_m * high, x_c + tile_n * wide
@@ -367,7 +369,7 @@ def draw_one_program() -> Figure:
     write(ax, x_a - 0.12, row + high / 2, "offs_m", BODY, ha="right")
     write(ax, col + wide / 2, y_b - 0.18, "offs_n", BODY)
     write(ax, x_c + tiles * wide + 0.15, middle_b, "offs_k", BODY, ha="left")
-    write(ax, x_a, y_c + tiles * high + 0.3, "tile [BLOCK_M, BLOCK_K]:\neach step BLOCK_K columns further", BODY, ha="left")
+    write(ax, x_a - 0.5, y_c + tiles * high + 0.3, "tile [BLOCK_M, BLOCK_K]:\neach step BLOCK_K columns further", BODY, ha="left")
     write(ax, x_c - 0.15, middle_b, "tile [BLOCK_K, BLOCK_N]:\neach step BLOCK_K rows further", BODY, ha="right")
     write(ax, x_c, y_c + tiles * high + 0.3, "acc [BLOCK_M, BLOCK_N]:\nstays on the chip, stored once", BODY, ha="left")
     box(ax, x_a, 5.68, 0.4, 0.26, hatch=MASKED, dashed=True)
@@ -418,8 +420,8 @@ def draw_skeleton() -> Figure:
     x_q, x_s, x_acc = 1.65, 3.1, 5.7
     draw_blocks(ax, 0.2, 1.5, 4, 2, "q", "q (S_q, D)", down=True)
     draw_blocks(ax, 8.05, 1.5, 4, 2, "o", "o (S_q, D)", down=True)
-    draw_blocks(ax, 2.55, 0.35, 4, 1, "k", "k (S_k, D)", down=False)
-    draw_blocks(ax, 5.275, 0.35, 4, 1, "v", "v (S_k, D)", down=False)
+    draw_blocks(ax, 2.55, 0.35, 4, 1, "k", "kᵀ (D, S_k): k by swapped strides", down=False)
+    draw_v(ax, x_acc, 0.35, dim, now=1)
     outline(ax, 1.35, 1.3, 6.1, 3.5, dashed=True, line=1.6)
     write(ax, 1.5, 1.53, "on the chip", BODY, ha="left", weight="bold")
     tiles = {"q": (x_q, row, dim, block_m), "kᵀ": (x_s, high - dim, block_n, dim), "s": (x_s, row, block_n, block_m),
@@ -436,11 +438,22 @@ def draw_skeleton() -> Figure:
     write(ax, x_q + dim / 2, 2.65, "[BLOCK_M, D]\nread once, stays")
     write(ax, x_s + block_n + 0.1, 1.95, "[D, BLOCK_N]\nstreams past", ha="left")
     write(ax, x_acc - 0.1, 2.5, "[BLOCK_N, D]\nstreams past", ha="right")
+    arrow(ax, (x_s + block_n / 2, high), (x_s + block_n / 2, row))
+    arrow(ax, (x_acc + dim / 2, high), (x_acc + dim / 2, row))
     write(ax, (x_s + block_n + x_acc) / 2, middle - 0.18, "acc += s v", BODY)
+    write(ax, (x_s + block_n + x_acc) / 2, middle + 0.18, "s in v's dtype")
     write(ax, x_s + block_n / 2, 4.25, "s = scale · q kᵀ\n[BLOCK_M, BLOCK_N]\nnever leaves the chip")
     write(ax, x_acc + dim / 2, 4.15, "[BLOCK_M, D]\nstays, stored once")
     write(ax, 1.35, 5.03, "dashed frame: one program; outside it: HBM. Hatched: the blocks in use now.", ha="left")
     return figure
+
+
+def draw_v(ax: Axes, x: float, y: float, width: float, now: int) -> None:
+    """v in HBM, standing as its tiles do; block `now` is hatched."""
+    for i in range(3):
+        look = {"share": 0.6, "hatch": MASKED, "line": 2.2} if i == now else {"share": 0.12}
+        box(ax, x, y + i * 0.25, width, 0.25, colour=TENSOR_COLOUR["v"], **look)
+    write(ax, x + width / 2, y - 0.17, "v (S_k, D)")
 
 
 def draw_blocks(ax: Axes, x: float, y: float, blocks: int, now: int, name: str, label: str, *, down: bool) -> None:
@@ -452,4 +465,4 @@ def draw_blocks(ax: Axes, x: float, y: float, blocks: int, now: int, name: str, 
     if down:
         write(ax, x + 0.35, y - 0.17, label)
     else:
-        write(ax, x, y - 0.17, f"{label}, block after block", ha="left")
+        write(ax, x, y - 0.17, label, ha="left")

@@ -57,7 +57,10 @@ def _matmul(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, strid
         else:
             a = tl.load(a_ptr + m * stride_am + k[None, :] * stride_ak, mask=mask_a, other=0.0)
             b = tl.load(b_ptr + k[:, None] * stride_bk + n * stride_bn, mask=mask_b, other=0.0)
-        acc = tl.dot(a, b, acc, input_precision="ieee")
+        if WRONG == "tf32":
+            acc = tl.dot(a, b, acc)
+        else:
+            acc = tl.dot(a, b, acc, input_precision="ieee")
     mask = (m < M) & (n < N) if WRONG != "no store mask" else (m < M) & (n < N + BLOCK_N)
     tl.store(c_ptr + m * stride_cm + n * stride_cn, acc.to(c_ptr.dtype.element_ty), mask=mask)
 
@@ -88,6 +91,21 @@ def matmul_with_and(
     a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
 ):
     _matmul(a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M, BLOCK_N, BLOCK_K, "and")
+
+
+@triton.jit
+def matmul_in_tf32(
+    a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    _matmul(a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M, BLOCK_N, BLOCK_K, "tf32")
+
+
+@triton.jit
+def matmul_with_python_cdiv(
+    a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    if tl.program_id(0) < triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N):
+        _matmul(a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M, BLOCK_N, BLOCK_K, "")
 
 
 @triton.jit
@@ -167,6 +185,8 @@ WRONG_ANSWERS = (
     ("3.2", matmul_without_k_mask, "the last step reads past K, and 0 · NaN is NaN"),
     ("3.2", matmul_without_store_mask, "mask rows by M and columns by N"),
     ("3.2", matmul_with_and, "join masks by &, not by `and`", None),
+    ("3.2", matmul_in_tf32, "fp32 is rounded to TF32", None),
+    ("3.2", matmul_with_python_cdiv, "use tl.cdiv there", None),
     ("3.4", skeleton_without_key_mask, "mask rows of q and o by S_q, keys by S_k"),
     ("3.4", skeleton_without_store_mask, "mask rows of q and o by S_q, keys by S_k"),
     ("3.4", skeleton_with_and, "join masks by &, not by `and`", None),

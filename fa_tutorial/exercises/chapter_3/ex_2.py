@@ -44,7 +44,8 @@ def matmul_kernel(
 
 _ONE_DIMENSION = "the grid has one dimension, and program_id(1) is 0 in every program"
 MISTAKES = {
-    "lost": "c stays 0: does the loop along K run when K = BLOCK_K, and do you keep what tl.dot returns, acc = tl.dot(a, b, acc)?",
+    "lost": "c stays 0: does the loop along K run when K = BLOCK_K, do you keep what tl.dot returns, acc = tl.dot(a, b, acc), and is each comparison "
+    "in a mask in brackets, because & binds closer than <?",
     "a_swapped": "a's strides are swapped: stride_am leads to the next row of a, stride_ak to the next column",
     "b_swapped": "b's strides are swapped: stride_bk leads to the next row of b, stride_bn to the next column",
     "c_swapped": "c is stored transposed: stride_cm leads to the next row of c, stride_cn to the next column",
@@ -56,6 +57,7 @@ MISTAKES = {
     "bn_is_one": "stride_bn is not used: the elements of a row of b are neighbours only where b is contiguous",
     "c_contiguous": "c's strides are not used: element (m, n) of c lies at m · stride_cm + n · stride_cn",
     "overwrites": "each step along K overwrites the one before: add it to acc",
+    "twice": "acc is added twice in each step: tl.dot(a, b, acc) has added it already, so acc = tl.dot(a, b, acc), not +=",
     "first_step": "only the first step along K is computed: the loop runs to K",
     "one_early": "K's last block is dropped: the loop along K ends one step early",
     "ragged_k": "K's ragged last block is dropped: the number of steps is rounded up",
@@ -113,7 +115,7 @@ def twin(a, b, blocks, strides, mistake=None):
             if mistake == "tf32" and a.dtype == torch.float32:
                 x, y = _round_to_tf32(x), _round_to_tf32(y)
             product = {"exchanged": lambda x, y: y @ x, "elements": lambda x, y: x * y}.get(mistake, torch.matmul)(x, y)
-            acc = product if mistake == "overwrites" else acc + product
+            acc = {"overwrites": 0, "twice": 2}.get(mistake, 1) * acc + product
             acc = acc.half().double() if mistake == "half" and a.dtype == torch.float16 else acc
         inside = (m < M) & (n < N)
         if not (mistake == "in_loop" and steps == 0):

@@ -57,6 +57,7 @@ MISTAKES = {
     "scale_twice": "scale is applied twice",
     **{f"{x}_swapped": f"{x}'s strides are swapped: stride_{x}s leads to the next row of {x}, stride_{x}d to the next column" for x in "qkvo"},
     "overwrites": "each block of keys overwrites the one before: add its product to acc",
+    "twice": "acc is added twice in each step: tl.dot(s, v, acc) has added it already, so acc = tl.dot(s, v, acc), not +=",
     "first_keys": "only the first block of keys is used: the loop runs to S_k",
     "one_early": "the last block of keys is left out: the loop runs to S_k",
     "still": "every step reads the first block of keys again: offs_n starts at the step's first key",
@@ -116,9 +117,10 @@ def twin(q, k, v, blocks, strides, scale, mistake=None):
             keys = read("v" if mistake == "v_for_k" else "k", n)
             values = read("k" if mistake == "k_for_v" else "v", n - start if mistake == "v_still" else n)
             s = scale * (q_tile @ (keys if mistake == "k_straight" else keys.T))
+            s = _round_to_tf32(s) if mistake == "tf32" and q.dtype == torch.float32 else s
             step = {"s_transposed": lambda s, v: s.T @ v, "v_transposed": lambda s, v: s @ v.T, "scores_alone": lambda s, v: s,
                     "elements": lambda s, v: s * v}.get(mistake, torch.matmul)(s, values)  # fmt: skip
-            acc = step if mistake == "overwrites" else acc + step
+            acc = {"overwrites": 0, "twice": 2}.get(mistake, 1) * acc + step
             acc = acc.half().double() if mistake == "half" and q.dtype == torch.float16 else acc
         inside = (m[:, None] < S_q) & (d < D)
         if not (mistake == "in_loop" and not len(starts)):
@@ -219,7 +221,8 @@ EXERCISE = Exercise(
     reasoning="A program keeps BLOCK_M rows of q and of acc, and the loop streams blocks of k and v past them. s lives for one iteration, in registers. "
     "Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing to acc either: as long as "
     "there is no softmax, zeros are enough.",
-    more="The package's version, matmul.scores_values_kernel, has int64 offsets, because a tensor may have more than 2³¹ elements.",
+    more="You can also leave scale out of the loop and multiply acc by it once, at the end. The package's version, matmul.scores_values_kernel, has int64 "
+    "offsets, because a tensor may have more than 2³¹ elements.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
