@@ -64,7 +64,7 @@ def draw_payoff() -> Figure:
     figure, ax = canvas(2.75)
     h200 = results.load("h200")
     case = {"mode": "fwd", "dtype": "fp16", "B": 1, "H_q": 16, "S_q": 4096, "D": 64, "is_causal": False}
-    naive, flash = (results.select(h200["rows"], provider=provider, **case)[0] for provider in ("naive", "sdpa_flash"))
+    naive, flash = (results.select(h200["rows"], provider=provider, **case).iloc[0] for provider in ("naive", "sdpa_flash"))
     panels = (
         ("time: {:.0f} times faster", naive["ms"], flash["ms"], "{:.2f} ms", 0.1),
         ("extra memory: {:.0f} times less", naive["peak_bytes"] / 2**20, flash["peak_bytes"] / 2**20, "{:,.0f} MiB", 4.75),
@@ -81,14 +81,15 @@ def draw_payoff() -> Figure:
     return figure
 
 
-H200_SMS, REGISTERS_KB, SHARED_KB, L2_MB, HBM_GB = 132, 256, 228, 50, 141  # NVIDIA, Hopper tuning guide and H200 data sheet
+H200_SMS, REGISTERS_KIB, SHARED_KIB, L2_MB = 132, 256, 228, 50  # NVIDIA, Hopper tuning guide, whose KB are KiB
 
 
 @image("00_memory_hierarchy.png")
 def draw_memory_hierarchy() -> Figure:
     """An H200 as boxes: SMs with registers and shared memory, the L2 cache below them, HBM outside the chip; sizes, and the one rate measured."""
     figure, ax = canvas(5.5)
-    copy = results.load("h200")["provenance"]["ceilings"]["copy_gb_s"] / 1000
+    provenance = results.load("h200")["provenance"]
+    copy = provenance["ceilings"]["copy_gb_s"] / 1000
     chip, side = 6.15, 6.4  # right edge of the boxes, left edge of the notes
     box(ax, 0.1, 0.1, chip, 3.62, colour="black", share=0.05)
     write(ax, 0.25, 0.32, f"the chip: {H200_SMS} SMs and an L2 cache", BODY, ha="left", weight="bold")
@@ -105,13 +106,13 @@ def draw_memory_hierarchy() -> Figure:
     arrow(ax, (2.4, 4.55), (2.4, 3.59), "vermilion", width=3.0)
     arrow(ax, (2.8, 3.59), (2.8, 4.55), "vermilion", width=3.0)
     write(ax, 3.0, 4.13, f"{copy:.1f} TB/s, measured by a copy", BODY, ha="left", weight="bold")
-    registers, shared = H200_SMS * REGISTERS_KB / 1024, H200_SMS * SHARED_KB / 1024
+    registers, shared = H200_SMS * REGISTERS_KIB / 1024, H200_SMS * SHARED_KIB / 1024
     write(ax, side, 0.32, "size", BODY, ha="left", weight="bold")
     for y, text in (
-        (1.7, f"{REGISTERS_KB} KB per SM, {registers:.0f} MB in all"),
-        (2.24, f"{SHARED_KB} KB per SM, {shared:.0f} MB in all"),
+        (1.7, f"{REGISTERS_KIB} KiB per SM, {registers:.0f} MiB in all"),
+        (2.24, f"{SHARED_KIB} KiB per SM, {shared:.0f} MiB in all"),
         (3.22, f"{L2_MB} MB"),
-        (4.92, f"{HBM_GB} GB"),
+        (4.92, f"{provenance['memory_bytes'] / 2**30:.0f} GiB"),
     ):
         write(ax, side, y, text, ha="left")
     return figure
@@ -158,7 +159,8 @@ def draw_naive_kernels() -> Figure:
         write(ax, x + 0.07, end + 0.5, f"{S // block_m} ×", ha="left", weight="bold")
     naive_mb = ledger.naive_hbm_bytes(1, 1, S, S, D, itemsize) / 1e6
     flash_mb = ledger.flash_hbm_bytes(S, S, D, block_m, itemsize) / 1e6
-    write(ax, naive, 3.45, f"{naive_mb:.0f} MB for one head", BODY, ha="left", weight="bold")
+    write(ax, naive, 3.33, f"{naive_mb:.0f} MB for one head", BODY, ha="left", weight="bold")
+    write(ax, naive, 3.63, "without the division by √D", ha="left")
     write(ax, fused, 3.33, f"{flash_mb:.0f} MB for one head", BODY, ha="left", weight="bold")
     write(ax, fused, 3.63, f"k and v: once per block of {block_m} queries", ha="left")
     arrow(ax, (0.1, 4.05), (0.55, 4.05), "blue")
@@ -166,6 +168,46 @@ def draw_naive_kernels() -> Figure:
     arrow(ax, (1.3, 4.05), (1.75, 4.05), "vermilion", dashed=True)
     write(ax, 1.85, 4.05, "written", ha="left")
     write(ax, WIDTH - 0.1, 4.05, f"in each tensor: its number of elements     S = {S:,}, D = {D}, fp16", ha="right")
+    return figure
+
+
+@image("00_tiling.png")
+def draw_tiling() -> Figure:
+    """One head of the fused kernel at one moment: each SM has its block of queries, and meets one block of keys after another."""
+    figure, ax = canvas(4.95)
+    blocks, now, side, left, top = 8, 4, 0.36, 2.6, 1.32
+    looks = {
+        "done": {"colour": "yellow", "share": 0.25, "hatch": MASKED},
+        "now": {"colour": "vermilion", "share": 0.7, "line": 2.0},
+        "ahead": {},
+    }
+    for row, name in enumerate(("k", "v")):
+        y = top - 0.95 + row * 0.42
+        write(ax, left - 0.25, y + side / 2, name, BODY, weight="bold")
+        for col in range(blocks):
+            share, line = (0.75, 2.0) if col == now else (0.25, 1.0)
+            box(ax, left + col * side, y, side, side, colour=TENSOR_COLOUR[name], share=share, line=line)
+    write(ax, left + blocks * side / 2, 0.18, "keys and values, block by block →")
+    write(ax, left - 0.62, top - 0.2, "q", BODY, weight="bold")
+    write(ax, left + blocks * side + 0.53, top - 0.2, "o", BODY, weight="bold")
+    for row in range(blocks):
+        y = top + row * side
+        write(ax, left - 0.95, y + side / 2, f"SM {row}: 128 queries", ha="right")
+        box(ax, left - 0.8, y, side, side, colour="blue", share=0.75, line=2.0)
+        for col in range(blocks):
+            box(ax, left + col * side, y, side, side, **looks["done" if col < now else "now" if col == now else "ahead"])
+        box(ax, left + blocks * side + 0.35, y, side, side, colour="purple", share=0.15, dashed=True)
+    write(ax, 1.0, top + blocks * side + 0.2, "…")
+    note = left + blocks * side + 0.95
+    for y, (look, text) in zip((1.75, 2.55, 3.35), (
+        (looks["now"], "scores on the chip now"),
+        (looks["done"], "used and forgotten"),
+        (looks["ahead"], "still to come"),
+    ), strict=True):  # fmt: skip
+        box(ax, note, y - 0.13, 0.32, 0.26, **look)
+        write(ax, note + 0.42, y, text, ha="left")
+    write(ax, note, 3.95, "o: written once,\nat the end of the row", ha="left")
+    write(ax, left + blocks * side / 2, top + blocks * side + 0.42, "for its block of queries, each SM reads all keys and values once", weight="bold")
     return figure
 
 

@@ -11,11 +11,12 @@ def flops_by_a_mask(B, H, S, D, is_causal):
     return 4 * B * H * pairs * D
 
 
-def bytes_kernel_by_kernel(B, H, S, D, itemsize):
-    first = 2 * S * D + S * S
-    second = 2 * S * S
-    third = S * S + 2 * S * D
-    return float(B * H * itemsize * (first + second + third))
+def bytes_block_by_block(S, D, block_m, itemsize):
+    total = 0.0
+    for start in range(0, S, block_m):
+        queries = min(block_m, S - start)
+        total += (2 * queries * D + 2 * S * D) * itemsize + 4 * queries
+    return total
 
 
 def sequence_by_floats(memory_bytes, B, H, itemsize):
@@ -28,7 +29,7 @@ def roof_in_float32(intensity, peak_flops, bandwidth):
 
 RIGHT_ANSWERS = (
     ("0.1", flops_by_a_mask),
-    ("0.2", bytes_kernel_by_kernel),
+    ("0.2", bytes_block_by_block),
     ("0.3", sequence_by_floats),
     ("0.4", roof_in_float32),
 )

@@ -25,12 +25,9 @@ MISTAKES = {
     "no_mask": "you count pairs that the causal mask hides",
     "half_square": "you halve the diagonal too: query i sees i + 1 keys, so half of the square is a little too few",
     "no_diagonal": "you leave out the diagonal: query i sees key i as well",
+    "one_addition_less": "a dot product of D elements is D multiply-adds, which count as 2·D FLOPs: you leave one addition out",
+    "rounded": "a float rounds S·(S + 1)/2 here: stay with integers",
     "float32": "large counts must be exact: stay with integers",
-}
-
-CONDITIONS = {
-    "causal": "causal: query i sees only keys 0 … i, and hidden pairs cost nothing",
-    "large": "large counts are exact integers",
 }
 
 
@@ -41,6 +38,10 @@ def twin(B, H, S, D, is_causal, mistake=None):
     full = S if mistake == "linear" else S * S
     causal = {"no_mask": full, "half_square": S * S / 2, "no_diagonal": S * (S - 1) // 2}.get(mistake, S * (S + 1) // 2)
     pairs = causal if is_causal else full
+    if mistake == "one_addition_less":  # D − 1 additions in q kᵀ, and one less than keys in p v
+        return B * H * (pairs * (2 * D - 1) + D * (2 * pairs - S))
+    if mistake == "rounded" and is_causal:
+        return int(B * H * 4 * D * (S * S / 2 * (1 + 1 / S)))
     if mistake == "float32":
         return int(torch.tensor([4.0, B, H, pairs, D], dtype=torch.float32).prod())
     return {"half": 2, "quarter": 1}.get(mistake, 4) * B * H * pairs * D
@@ -51,7 +52,8 @@ def inputs():
     yield case(1, 1, 3, 4, False, otherwise=full)
     yield case(5, 3, 3, 8, False, otherwise=full)
     yield case(1, 1, 3, 8, True, edge="causal")
-    yield case(63, 65, 99, 127, False, edge="large")  # past int32 and float32 by B and H: an answer may build the mask
+    yield case(1, 1, 34, 1, True, edge="causal")  # a float's rounding shows here
+    yield case(63, 65, 99, 127, False, otherwise=full)  # past int32 and float32 by B and H: an answer may build the mask
     for _ in range(20):
         B, H, S, D = (random.randint(1, high) for high in (4, 8, 200, 128))
         yield case(B, H, S, D, False, on="a random case", fresh=True)
@@ -61,7 +63,7 @@ def inputs():
 EXERCISE = Exercise(
     id="0.1",
     task="Count the FLOPs of attention's two matmuls.",
-    conditions=CONDITIONS,
+    conditions={"causal": "causal: query i sees only keys 0 … i, and hidden pairs cost nothing"},
     hints=(
         "How many (query, key) pairs are there? How many multiply-adds does one pair cost in q kᵀ, and how many in p v?",
         "A pair costs 4·D FLOPs. For the causal count, query 0 sees 1 key, query 1 sees 2 keys, …, the last query sees S keys: add them up.",

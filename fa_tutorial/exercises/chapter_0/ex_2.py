@@ -1,68 +1,83 @@
-"""Exercise 0.2, naive_hbm_bytes."""
+"""Exercise 0.2, fused_hbm_bytes."""
 
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def naive_hbm_bytes(B, H, S, D, itemsize):
-    """Bytes that the three kernels read from HBM and write to it, for B·H heads."""
-    vectors, scores = S * D, S * S  # elements of q, k, v or o; elements of s or p
-    first = 2 * vectors + scores  # reads q and k, writes s
-    second = 2 * scores  # reads s, writes p
-    third = scores + 2 * vectors  # reads p and v, writes o
-    return B * H * (first + second + third) * itemsize
+def fused_hbm_bytes(S, D, block_m, itemsize):
+    """Bytes that the fused kernel reads from HBM and writes to it, for one head."""
+    blocks = -(-S // block_m)  # blocks of queries; the last may be smaller
+    elements = 2 * S * D + blocks * 2 * S * D  # q and o once, k and v once per block
+    return elements * itemsize + 4 * S  # and a float32 per query
 
 
 MISTAKES = {
     "elements": "you count elements, not bytes: multiply by itemsize",
-    "scores_only": "itemsize multiplies only the scores: q, k, v and o have it too",
-    "two_touches": "you count two touches of each score, but there are four: s is written and read, and p is written and read",
-    "three_touches": "one of the score matrices is written but never read, or read but never written: each score is touched four times",
-    "five_touches": "you count five touches of each score, but softmax only reads s and writes p",
-    "fused": "s and p never reach HBM in your count: that is what a fused kernel moves",
-    "three_vectors": "one of q, k, v and o is missing: the first kernel reads q and k, the last reads v and writes o",
-    "scores_alone": "you count only the scores: q, k, v and o travel too",
-    "no_heads": "the heads are missing: every head has its own s and p",
-    "no_batch": "the batch is missing: every sequence has its own s and p",
-    "no_batch_no_heads": "B and H are missing: every head of every sequence has its own s and p",
-    "fp16": "itemsize is an argument: it is 4 here, not always 2",
-    "fp32": "itemsize is an argument: it is 2 here, not always 4",
+    "k_v_once": "you count k and v once, but each block of queries reads all of k and v",
+    "k_alone": "you count only one of k and v again for each block: each block of queries reads both",
+    "block_m_times": "you count k and v block_m times, but there are S / block_m blocks, and each reads them once",
+    "q_again": "you count q once per block, but each block reads only its own queries, so q travels once in all",
+    "q_and_o_again": "you count q and o once per block, but each block has its own queries and rows of o, so they travel once in all",
+    "per_query": "you count k and v once per query, but a block reads them once for all of its queries",
+    "no_q_o": "q and o are missing: q is read once, and o is written once",
+    "no_o": "one of q and o is missing: q is read once, and o is written once",
+    "o_twice": "one of q and o travels twice in your count: q is read once, and o is written once",
+    "no_float": "the float32 of each query is missing: 4 bytes for each",
+    "float_itemsize": "the number written for each query is a float32: 4 bytes, whatever itemsize is",
+    "float_per_block": "you count one float32 per block, but there is one per query",
+    "scores": "s is in your count: in the fused kernel the scores never leave the chip",
+    "naive": "that is what the three kernels move: in the fused kernel the scores never leave the chip",
+    "rounded_down": "the last block is missing where it is smaller than the others: it reads all of k and v too",
+    "fraction": "a smaller last block reads all of k and v too: round the number of blocks up",
+    "padded": "you count the last block as a full one: q and o have S rows, however many the blocks would hold",
 }
 
 
-def twin(B, H, S, D, itemsize, mistake=None):
-    B = 1 if mistake in ("no_batch", "no_batch_no_heads") else B
-    H = 1 if mistake in ("no_heads", "no_batch_no_heads") else H
-    itemsize = {"fp16": 2, "fp32": 4, "elements": 1}.get(mistake, itemsize)
-    tensors = {"three_vectors": 3, "scores_alone": 0}.get(mistake, 4)
-    touches = {"two_touches": 2, "three_touches": 3, "five_touches": 5, "fused": 0}.get(mistake, 4)
-    vectors, scores = B * H * tensors * S * D, B * H * touches * S * S
-    return vectors + scores * itemsize if mistake == "scores_only" else (vectors + scores) * itemsize
+def twin(S, D, block_m, itemsize, mistake=None):
+    blocks = -(-S // block_m)
+    blocks = {
+        "rounded_down": S // block_m,
+        "fraction": S / block_m,
+        "k_v_once": 1,
+        "naive": 1,
+        "per_query": S,
+        "block_m_times": block_m,
+    }.get(mistake, blocks)
+    rows = blocks * block_m if mistake == "padded" else S
+    q_o = {"no_q_o": 0, "no_o": 1, "o_twice": 3, "q_again": blocks + 1, "q_and_o_again": 2 * blocks}.get(mistake, 2) * rows * D
+    k_v = blocks * (1 if mistake == "k_alone" else 2) * S * D
+    scores = {"scores": 1, "naive": 4}.get(mistake, 0) * S * S
+    floats = {"no_float": 0, "naive": 0, "float_itemsize": itemsize * S, "float_per_block": 4 * blocks}.get(mistake, 4 * S)
+    return (q_o + k_v + scores) * (1 if mistake == "elements" else itemsize) + floats
 
 
 def inputs():
-    rule = "add up what each of the three kernels reads and writes"
-    yield case(1, 1, 7, 3, 4, otherwise=rule)  # no two of the mistakes agree here
-    yield case(1, 1, 7, 3, 2, otherwise=rule)
-    yield case(5, 3, 4, 2, 4, otherwise=rule)
-    yield case(1, 1, 4096, 64, 2, otherwise=rule)  # the picture's 136 MB
+    rule = "add up q and o once, k and v once per block of queries, and 4 bytes per query"
+    yield case(12, 5, 2, 2, otherwise=rule)  # no two of the mistakes agree here
+    yield case(12, 5, 2, 4, otherwise=rule)
+    yield case(4096, 64, 128, 2, otherwise=rule)  # the picture's 35 MB
+    yield case(10, 3, 4, 2, edge="ragged")
+    yield case(3, 7, 4, 2, edge="ragged")
     for _ in range(20):
-        sizes = [random.randint(1, high) for high in (9, 9, 500, 500)]
-        yield case(*sizes, random.choice((1, 2, 4)), on="a random case", fresh=True)
+        D, block_m, blocks = random.randint(1, 128), random.randint(1, 64), random.randint(1, 9)
+        yield case(blocks * block_m, D, block_m, random.choice((1, 2, 4)), on="a random case", fresh=True)
+        yield case(random.randint(1, 500), D, block_m, 2, on="a random case with a smaller last block", fresh=True, edge="ragged")
 
 
 EXERCISE = Exercise(
     id="0.2",
-    task="Count the bytes that naive attention moves through HBM.",
+    task="Count the bytes that one head of the fused kernel moves through HBM.",
+    conditions={"ragged": "S need not be a multiple of block_m: a smaller last block reads all of k and v too"},
     hints=(
-        "Go through the picture arrow by arrow. How many elements does each arrow carry?",
-        "q, k, v and o have S·D elements and one arrow each. s and p have S·S elements and two arrows each.",
+        "Go through the right side of the picture arrow by arrow. Which arrows carry a tensor once, and which once per block of queries?",
+        "q and o carry S·D elements each, in all. Every block reads 2·S·D elements of k and v. How many blocks do S queries make?",
+        "There are -(-S // block_m) blocks, which rounds up. Multiply the elements by itemsize, and then add 4 bytes per query.",
     ),
-    solution=naive_hbm_bytes,
-    reasoning="q, k and v are read once and o is written once. The first kernel writes s and the second reads it; the second writes p and the "
-    "third reads it. So there are four touches of S·S elements, and nearly all the bytes are there.",
-    more="The package's version, ledger.naive_hbm_bytes, also takes different numbers of queries and keys, and checks its arguments.",
+    solution=fused_hbm_bytes,
+    reasoning="Each query belongs to one block, so q is read once and o is written once. Each block reads all of k and v, because its queries "
+    "meet every key. The scores stay on the chip and cost nothing.",
+    more="The package's version, ledger.flash_hbm_bytes, also takes different numbers of queries and keys, and checks its arguments.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
