@@ -23,24 +23,27 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import UNWRITTEN, NotAttempted, Wrong, chain, same, show, where_in, written_once
+from fa_tutorial.tiles import heads
 
 GUARD = 8192  # elements before and after a buffer: more than the largest tile of an exercise runs over; small enough for one thread
 SENTINEL = 12_288.0  # exact in fp16, bf16 and fp32, and no exercise's result
 
 
 class In(NamedTuple):
-    """A kernel's input: its data, and the element strides that it should lie by (contiguous unless given)."""
+    """A kernel's input: its data, and its element strides (contiguous unless given). as_heads: the kernel takes it as Heads."""
 
     data: torch.Tensor
     strides: Sequence[int] | None = None
+    as_heads: bool = False
 
 
 class Out(NamedTuple):
-    """A kernel's output."""
+    """A kernel's output. as_heads: the kernel takes it as Heads."""
 
     shape: Sequence[int]
     dtype: torch.dtype
     strides: Sequence[int] | None = None
+    as_heads: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Buffer:
     """A tensor for a kernel, inside memory whose every other element is a guard.
 
     name: the kernel's parameter. data: what an input holds; None for an output, which is poisoned before each run.
-    own: bool, of memory's shape, on the CPU: True at the tensor's own elements.
+    own: bool, of memory's shape, on the CPU: True at the tensor's own elements. as_heads: the kernel takes it as Heads.
     """
 
     name: str
@@ -100,6 +103,12 @@ class Buffer:
     tensor: torch.Tensor
     data: torch.Tensor | None
     own: torch.Tensor
+    as_heads: bool = False
+
+    @property
+    def argument(self) -> Any:
+        """What the kernel gets."""
+        return heads(self.tensor) if self.as_heads else self.tensor
 
     def on_cpu(self) -> Buffer:
         """The same buffer in the CPU's memory."""
@@ -120,8 +129,10 @@ class Buffer:
 def buffer_of(name: str, arg: Any) -> Any:
     """The Buffer of an In or Out; other arguments as they are."""
     if isinstance(arg, In):
-        return make_buffer(name, arg.data.shape, arg.data.dtype, arg.strides, arg.data)
-    return make_buffer(name, arg.shape, arg.dtype, arg.strides, None) if isinstance(arg, Out) else arg
+        return replace(make_buffer(name, arg.data.shape, arg.data.dtype, arg.strides, arg.data), as_heads=arg.as_heads)
+    if isinstance(arg, Out):
+        return replace(make_buffer(name, arg.shape, arg.dtype, arg.strides, None), as_heads=arg.as_heads)
+    return arg
 
 
 def make_buffer(name: str, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None, data: torch.Tensor | None) -> Buffer:
@@ -165,7 +176,7 @@ def run_twice(
             buffer.reset(poison)
         before = {buffer.name: buffer.memory.clone() for buffer in buffers}
         with trace.on():
-            _launch(kernel, grid, [arg.tensor if isinstance(arg, Buffer) else arg for arg in args], meta, trace.strict)
+            _launch(kernel, grid, [arg.argument if isinstance(arg, Buffer) else arg for arg in args], meta, trace.strict)
         for buffer in buffers:
             _check_guards(buffer, before[buffer.name])
         runs.append({buffer.name.removesuffix("_ptr"): buffer.tensor.double().cpu() for buffer in buffers if buffer.data is None})
@@ -187,7 +198,7 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
         buffer.reset(SENTINEL)
     try:
         with trace.on(), np.errstate(all="ignore"):
-            InterpretedFunction(kernel.fn)[grid](*(copy.tensor if isinstance(copy, Buffer) else copy for copy in copies), **meta)
+            InterpretedFunction(kernel.fn)[grid](*(copy.argument if isinstance(copy, Buffer) else copy for copy in copies), **meta)
     except Exception as error:
         root = chain(error)[-1]
         if isinstance(root, Stray):
@@ -285,6 +296,10 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
     """Why a kernel does not run: by the line that failed where Triton's own words lead nowhere, else by these."""
     if re.search(r"_ptr\s*\[", line):
         return "a pointer takes no index: use tl.load(pointer + offsets) and tl.store"
+    if re.search("'tensor' object has no attribute '(ptr|strides)'", f"{root}"):
+        return "a tile is not Heads: keep Heads and tiles apart, under names of their own, such as q and q_tile"
+    if "'Heads' object" in f"{root}" or ("tuple" in f"{root}" and re.search(r"tl\.(load|store)\(", line)):
+        return "Heads is a pointer with four strides: write x.ptr for the pointer, and x.strides[0] to x.strides[3] for the strides"
     if foreign := re.search(r"(?<![\w.])((?:torch|np|numpy)(?:\.\w+)+)\(", line):
         return f"{foreign[1]} {ONLY_TRITON}"
     if foreign := _foreign_local(error):
