@@ -47,13 +47,13 @@ def delta_kernel(o, do, dlse_ptr, delta_ptr, H_q, S_q, D, BLOCK_M: tl.constexpr,
 
 
 @triton.jit
-def add_to_dkdv(k_tile, v_tile, dk, dv, q, do, lse_ptr, delta_ptr, b, h, start_m, first_seeing, S_q, D, scale,
-                MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+def add_to_dkdv(k_tile, v_tile, dk, dv, q, do, lse_ptr, delta_ptr, b, h, start_m, first_seeing,
+                S_q, D, scale, MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """Queries start_m … start_m + BLOCK_M − 1 add to dk and dv, by (7.1) and (7.2).
 
     k_tile, v_tile: [BLOCK_N, BLOCK_D]; dk, dv: [BLOCK_N, BLOCK_D] float32, dk without scale.
-    lse_ptr, delta_ptr: the head's first row. first_seeing: [BLOCK_N], the first query that may see each key.
-    MASK: some query of this block may not see every key.
+    lse_ptr, delta_ptr: the head's first row. first_seeing: [BLOCK_N], the first query that may see
+    each key. MASK: some query of this block may not see every key.
     """
     offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
@@ -73,12 +73,13 @@ def add_to_dkdv(k_tile, v_tile, dk, dv, q, do, lse_ptr, delta_ptr, b, h, start_m
 
 @triton.jit
 def dkdv_kernel(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H_k, S_q, S_k, D, scale,
-                IS_CAUSAL: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """dv = pᵀ do (6.8) and dk = scale · dsᵀ q (6.12), the first loop of (6.14): FA2's algorithm 2 without its dq.
+                IS_CAUSAL: tl.constexpr, GROUP: tl.constexpr,
+                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """dv = pᵀ do (6.8) and dk = scale · dsᵀ q (6.12), the first loop of (6.14): FA2's algorithm 2, without dq.
 
     q, do: Heads (B, H_q, S_q, D); k, v, dk, dv: Heads (B, H_k, S_k, D).
     lse_ptr, delta_ptr: (B, H_q, S_q) float32, contiguous. Grid: (ceil(S_k / BLOCK_N) · B · H_k,).
-    One program computes BLOCK_N rows of dk and dv, summed over the GROUP = H_q / H_k query heads of its key head (7.4).
+    A program computes BLOCK_N rows of dk and dv, summed over the GROUP = H_q / H_k query heads (7.4).
     """
     key_blocks = tl.cdiv(S_k, BLOCK_N)
     start_n = tl.program_id(0) % key_blocks * BLOCK_N
@@ -99,12 +100,12 @@ def dkdv_kernel(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H_k, S_q, S_k, D, scale
         h = h_k * GROUP + member  # (7.4)
         row = (b * H_k * GROUP + h).to(tl.int64) * S_q
         for start_m in tl.range(full, S_q, BLOCK_M, disable_licm=True):
-            dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row, b, h, start_m, first_seeing,
-                                         S_q, D, scale, False, BLOCK_M, BLOCK_D)  # fmt: skip
+            dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
+                                         b, h, start_m, first_seeing, S_q, D, scale, False, BLOCK_M, BLOCK_D)  # fmt: skip
         if IS_CAUSAL:  # second, because in the other order ptxas serialises wgmma in larger tiles
             for start_m in tl.range(start, tl.minimum(full, S_q), BLOCK_M, num_stages=1, disable_licm=True):
-                dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row, b, h, start_m,
-                                             first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D)  # fmt: skip
+                dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
+                                             b, h, start_m, first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D)  # fmt: skip
 
     store_tile(dk, dk_acc * scale, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
     store_tile(dv, dv_acc, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
@@ -115,8 +116,9 @@ def add_to_dq(q_tile, do_tile, lse, delta, dq, k, v, b, h_k, start_n, last_seen,
               MASK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """Keys start_n … start_n + BLOCK_N − 1 add to dq.
 
-    q_tile, do_tile: [BLOCK_M, BLOCK_D]; lse, delta: [BLOCK_M]; dq: [BLOCK_M, BLOCK_D] float32, without scale.
-    last_seen: [BLOCK_M], the last key that each query may see. MASK: some query may not see every key of this tile.
+    q_tile, do_tile: [BLOCK_M, BLOCK_D]; lse, delta: [BLOCK_M].
+    dq: [BLOCK_M, BLOCK_D] float32, without scale. last_seen: [BLOCK_M], the last key that each query
+    may see. MASK: some query may not see every key of this tile.
     """
     rows = S_k if MASK else None  # every key of a tile without a mask is there
     k_tile = load_tile(k, b, h_k, start_n, rows, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
@@ -134,7 +136,7 @@ def add_to_dq(q_tile, do_tile, lse, delta, dq, k, v, b, h_k, start_n, last_seen,
 @triton.jit
 def dq_kernel(q, k, v, do, dq, lse_ptr, delta_ptr, H_q, H_k, S_q, S_k, D, scale,
               IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """dq = scale · ds k (6.11), the second loop of (6.14): the loop of flash_forward_kernel, with ds in place of p.
+    """dq = scale · ds k (6.11), the second loop of (6.14): flash_forward_kernel's loop, with ds in place of p.
 
     q, do, dq: Heads (B, H_q, S_q, D); k, v: Heads (B, H_k, S_k, D). A row that sees no key gets 0.
     lse_ptr, delta_ptr: (B, H_q, S_q) float32, contiguous. Grid: (ceil(S_q / BLOCK_M) · B · H_q,).
@@ -160,9 +162,11 @@ def dq_kernel(q, k, v, do, dq, lse_ptr, delta_ptr, H_q, H_k, S_q, S_k, D, scale,
         full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
         end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
     for start_n in range(0, full, BLOCK_N):
-        acc = add_to_dq(q_tile, do_tile, lse, delta, acc, k, v, b, h_k, start_n, last_seen, S_k, D, scale, False, BLOCK_N, BLOCK_D)
+        acc = add_to_dq(q_tile, do_tile, lse, delta, acc, k, v, b, h_k, start_n, last_seen,
+                        S_k, D, scale, False, BLOCK_N, BLOCK_D)  # fmt: skip
     for start_n in tl.range(full, end, BLOCK_N, num_stages=1):
-        acc = add_to_dq(q_tile, do_tile, lse, delta, acc, k, v, b, h_k, start_n, last_seen, S_k, D, scale, True, BLOCK_N, BLOCK_D)
+        acc = add_to_dq(q_tile, do_tile, lse, delta, acc, k, v, b, h_k, start_n, last_seen,
+                        S_k, D, scale, True, BLOCK_N, BLOCK_D)  # fmt: skip
     store_tile(dq, acc * scale, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 

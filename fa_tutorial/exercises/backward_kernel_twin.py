@@ -73,8 +73,9 @@ class Given:
         """How a kernel that gives these gradients is launched. one_tile: it takes no lengths. causal: it takes IS_CAUSAL."""
         (B, H, S_q, D), S_k, (block_m, block_n, block_d) = self.q.shape, self.k.shape[2], self.blocks
         inputs = {name: getattr(self, name) for name in ("q", "k", "v", "do")}
-        args = [In(x, strides_in(x.shape, order, pad=int(order != BHSD))) for x, order in zip(inputs.values(), self.orders, strict=True)]
-        args += [Out(inputs[name[1:]].shape, self.q.dtype) for name in outputs]
+        lies = [strides_in(x.shape, order, pad=int(order != BHSD)) for x, order in zip(inputs.values(), self.orders, strict=True)]
+        args = [In(x, strides, as_heads=True) for x, strides in zip(inputs.values(), lies, strict=True)]
+        args += [Out(inputs[name[1:]].shape, self.q.dtype, as_heads=True) for name in outputs]
         args += [In(self.tensors[name].float()) for name in ("lse", "delta")]
         blocks = -(-S_q // block_m) if outputs == ("dq",) else -(-S_k // block_n)
         meta = {"IS_CAUSAL": self.is_causal} if causal else {}
@@ -86,7 +87,8 @@ def backward_twin(given: Given, mistake: str | None = None) -> tuple[torch.Tenso
     """dq, dk and dv; an exception where the mistake gives nothing on this input, for example where a tensor has not the shape for it."""
     how, _, group = (mistake or "").partition(" ")
     (S_q, D), S_k, (block_m, block_n, block_d) = given.q.shape[2:], given.k.shape[2], given.blocks
-    rows, keys = _taken(S_q, block_m, mistake, "query"), _taken(S_k, block_n, mistake, "key")
+    rows = torch.arange(S_q // block_m * block_m if mistake == "ragged_query" else S_q)
+    keys = torch.arange(S_k // block_n * block_n if mistake == "ragged_key" else S_k)
     read = {}
     for name, x in given.tensors.items():
         wrong = how if name in group.split("+") else ""
@@ -130,16 +132,6 @@ def _misread(x, how, S_k):
     return first.transpose(0, 1).expand(x.shape) if how == "exchanged" else first
 
 
-def _taken(S, block, mistake, side):
-    """The rows of one side that count: those that are there, or what a mistake takes for them."""
-    pad = -S % block
-    if mistake == f"ragged_{side}":
-        return torch.arange(S // block * block)
-    if mistake == f"last_{side}":
-        return torch.cat([torch.arange(S), torch.full((pad,), S - 1)])
-    return torch.cat([torch.arange(S), torch.arange(pad if mistake == f"first_{side}" else 0)])
-
-
 def _walked(given, i, j, mistake):
     """[S_q, S_k] each: how often key j's program reads query i, for dk and dv; whether query i's reads key j, for dq; whether i sees j."""
     (block_m, block_n, _), S_q, S_k = given.blocks, given.q.shape[2], given.k.shape[2]
@@ -166,9 +158,7 @@ def _walked(given, i, j, mistake):
         return torch.where(seen, times, times / 2), keys, seen | rows
     if mistake == "first_masked":
         seen = seen | (i >= start + block_m)
-    if mistake == "rows_open":  # every block of queries is read, and those before the diagonal are not masked
-        return every.double(), keys, seen | ~rows
-    return (times, every, seen | ~keys) if mistake == "keys_open" else (times, keys, seen)
+    return times, keys, seen
 
 
 def _weights(given, q, k, v, do, lse, delta, seen, mistake):

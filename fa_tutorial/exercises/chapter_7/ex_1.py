@@ -6,7 +6,6 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, case, generator
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.strided import BHDS, BHSD, BSHD, read_mistakes, strides_in
-from fa_tutorial.exercises.with_heads import with_heads
 from fa_tutorial.tiles import load_tile
 
 triton = hardware.require_triton("Exercise 7.1")
@@ -48,10 +47,6 @@ MISTAKES = {
     "half_products": "the products overflow in fp16, which ends at 65504: convert o and do to float32 before you multiply",
     "half_sum": "the sum is kept in fp16, in which 2048 + 1 is 2048: delta is float32",
 }  # fmt: skip
-CONDITIONS = {
-    "ragged": "S_q need not be a multiple of BLOCK_M",
-    "half": "with fp16 and bf16, products and sums are float32",
-}
 
 
 def twin(o, do, blocks, orders, mistake=None):
@@ -80,7 +75,7 @@ def twin(o, do, blocks, orders, mistake=None):
 def launch(o, do, blocks, orders):
     (B, H, S, D), (block_m, block_d) = o.shape, blocks
     strides = [strides_in(o.shape, order, pad=3 * (order != BHSD)) for order in orders]
-    args = (In(o, strides[0]), In(do, strides[1]), Out((B, H, S), torch.float32), H, S, D)
+    args = (In(o, strides[0], as_heads=True), In(do, strides[1], as_heads=True), Out((B, H, S), torch.float32), H, S, D)
     return Launch((triton.cdiv(S, block_m) * B * H,), args, {"BLOCK_M": block_m, "BLOCK_D": block_d})
 
 
@@ -129,7 +124,10 @@ def inputs():
 EXERCISE = Exercise(
     id="7.1",
     task="Sum do ∘ o by rows, in float32: each program takes BLOCK_M rows of one head.",
-    conditions=CONDITIONS,
+    conditions={
+        "ragged": "S_q need not be a multiple of BLOCK_M",
+        "half": "with fp16 and bf16, products and sums are float32",
+    },
     hints=(
         "Load two tiles at the same place, one of o and one of do. Which axis of [BLOCK_M, BLOCK_D] do you sum?",
         "delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), axis=1), of shape [BLOCK_M].",
@@ -143,7 +141,6 @@ EXERCISE = Exercise(
     twin=twin,
     mistakes=MISTAKES,
     launch=launch,
-    adapt=with_heads,
     tolerance=tolerance,
     overlap=f"programs store to one another's rows of delta: {PLACE}",
 )

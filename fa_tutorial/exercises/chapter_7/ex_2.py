@@ -56,10 +56,6 @@ MISTAKES = {
     **shared.RULES,
     **{name: words for name, words in shared.place_mistakes("dk", "dv").items() if not name.startswith("by_keys")},
 }
-CONDITIONS = {
-    "range": "logits may be any finite numbers, so exp(s − lse) is computed in one step",
-    "half": shared.HALF,
-}
 
 
 @shared.kept
@@ -89,7 +85,10 @@ EXERCISE = shared.exercise(
     one_tile=True,
     id="7.2",
     task="Compute dk and dv of one tile: BLOCK_M queries and BLOCK_N keys, one head to a program.",
-    conditions=CONDITIONS,
+    conditions={
+        "range": "logits may be any finite numbers, so exp(s − lse) is computed in one step",
+        "half": shared.HALF,
+    },
     hints=(
         "Write the shape above each tile. k_tile is [BLOCK_N, BLOCK_D]: what must q_tile look like, so that their product is [BLOCK_N, BLOCK_M]?",
         "s_t = scale · dot(k_tile, tl.trans(q_tile)). lse has one number for each query, and queries are the columns of s_t: lse[None, :].",

@@ -49,7 +49,6 @@ def dkdv_loop_kernel(
 
 START = "a program's keys start at start_n"
 KEPT = "kept in fp16, in which 2048 + 1 is 2048: sums over blocks are float32"
-COUNTED = "rows past S_q count in dk and dv: q and do are 0 there, or p is"
 EARLIER = "every block adds to what the earlier ones gave"
 MISTAKES = {
     **{name: shared.RULES[name] for name in ("scale_1", "lse_along_keys", "delta_along_keys")},
@@ -65,14 +64,11 @@ MISTAKES = {
     "first_place dk+dv": f"the second block of keys is never stored: {START}, in dk and dv too",
     **shared.place_mistakes("dk", "dv"),
     "ragged_query": "the ragged last block of queries is left out: the loop goes on while start_m < S_q",
-    "last_query": f"{COUNTED}; here the last row is counted again in their place",
-    "first_query": f"{COUNTED}; here the first rows are counted again in their place",
     "no_other": "without other=0.0, the lanes that a mask leaves out hold anything, even NaN, and 0 · NaN is NaN",
     "ragged_unstored dk+dv": "the ragged last keys are never stored: a head has tl.cdiv(S_k, BLOCK_N) key blocks",
     "half_dv": f"dv is {KEPT}",
     "half_dk": f"dk is {KEPT}",
 }  # fmt: skip
-CONDITIONS = {"ragged": "S_q and S_k need not be multiples of the block sizes", "half": shared.HALF}
 
 
 def inputs():
@@ -108,7 +104,7 @@ EXERCISE = shared.exercise(
     "dv",
     id="7.3",
     task="Let each program keep one block of keys and loop over all blocks of queries.",
-    conditions=CONDITIONS,
+    conditions={"ragged": "S_q and S_k need not be multiples of the block sizes", "half": shared.HALF},
     hints=(
         "What does every step need anew, and what stays? The loads of k and v and two zero accumulators come before the loop, the stores after it.",
         "A program's keys are found as chapter 5 found its rows: start_n = tl.program_id(0) % key_blocks * BLOCK_N, with key_blocks = tl.cdiv(S_k, BLOCK_N).",

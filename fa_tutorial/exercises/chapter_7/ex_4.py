@@ -63,18 +63,12 @@ MISTAKES = {
     "masked_twice": "blocks from full on count twice: the loop with the mask ends at full",
     "unmasked_from_start": "blocks start … full − 1 count twice: the loop without a mask starts at full",
     "late": "the loop starts one block too late: the block of queries that the diagonal crosses sees some of the keys",
-    "rows_open": "blocks before the diagonal are walked without a mask",
     "by_number": f"the first block of queries has the number of the block of keys: {FIRST}",
     "rounded": f"the first block of queries is rounded up, and earlier queries of its block see the first keys: {FIRST}",
     "start_by_last": "the loop starts where the last key is seen: earlier queries see the first keys",
     "first_masked": "only the first block of queries is masked: several see the block of keys in part, and the last key decides where full is",
     "start_top_left": "the mask is right, but the loop starts at query start_n: add S_q − S_k",
     "walks_unseen": "blocks of queries that see none of the keys are read: the loop starts with the block of the first query that sees one",
-}
-CONDITIONS = {
-    "lengths": "S_q and S_k may differ: query i sees keys 0 to i + S_k − S_q",
-    "unseen": "blocks of queries that see none of your keys are not read; rows that see no key at all have lse = −inf",
-    "half": "fp16 and bf16 work as before",
 }
 
 
@@ -111,7 +105,11 @@ EXERCISE = shared.exercise(
     causal=True,
     id="7.4",
     task="Make your kernel of 7.3 causal: one loop without a mask, one with it, both calling add_to_dkdv.",
-    conditions=CONDITIONS,
+    conditions={
+        "lengths": "S_q and S_k may differ: query i sees keys 0 to i + S_k − S_q",
+        "unseen": "blocks of queries that see none of your keys are not read; rows that see no key at all have lse = −inf",
+        "half": "fp16 and bf16 work as before",
+    },
     hints=(
         "Key j is first seen by query j − (S_k − S_q). What does that say about the block's first key, and what about its last?",
         "start = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M: the block that holds the first query that sees the first key.",

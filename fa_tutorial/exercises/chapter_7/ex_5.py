@@ -70,7 +70,6 @@ MISTAKES = {
     "first_place dq": f"the second block of rows is never stored: {START}, in dq too",
     **shared.place_mistakes("dq"),
     "ragged_key": "the ragged last tile of keys is left out: the loop goes on while start_n < S_k",
-    "last_key": "keys past S_k count: here the last key is counted again in their place",
     "ragged_unstored dq": "the ragged last rows are never stored: a head has tl.cdiv(S_q, BLOCK_M) row blocks",
     "keys_unmasked": "a key past S_k has a score of 0, and exp(0 − lse) is inf here, so inf · 0 gives NaN: p is 0 from S_k on",
     **shared.MASKS,
@@ -81,16 +80,9 @@ MISTAKES = {
     "rounded_down": "the number of tiles is rounded down: the tile that the diagonal crosses holds keys that are seen",
     "end_by_first": "the loop stops before the last row's diagonal: it goes on while start_n < start_m + BLOCK_M + S_k − S_q",
     "diagonal_alone": "tiles before the diagonal's are left out: all of their keys are seen",
-    "keys_open": "tiles after the diagonal are walked without a mask",
     "dead_unstored": "a block of rows that sees no key must store dq = 0",
     "half_dq": "dq is kept in fp16, in which 2048 + 1 is 2048: the sum over tiles is float32",
 }  # fmt: skip
-CONDITIONS = {
-    "ragged": "S_q and S_k need not be multiples of the block sizes",
-    "range": "logits may be any finite numbers",
-    "unseen": "rows that see nothing have lse = −inf, and get dq = 0",
-    "half": shared.HALF,
-}
 
 
 def inputs():
@@ -141,7 +133,12 @@ EXERCISE = shared.exercise(
     causal=True,
     id="7.5",
     task="Compute dq: each program keeps one block of queries and loops over the tiles of keys, full or causal.",
-    conditions=CONDITIONS,
+    conditions={
+        "ragged": "S_q and S_k need not be multiples of the block sizes",
+        "range": "logits may be any finite numbers",
+        "unseen": "rows that see nothing have lse = −inf, and get dq = 0",
+        "half": shared.HALF,
+    },
     hints=(
         "The loop is the forward kernel's. Which four things are loaded before it, which two at every step, and what is summed?",
         "s = scale · q kᵀ, p = exp(s − lse[:, None]), dp = do vᵀ, ds = p ∘ (dp − delta[:, None]), dq += ds k, and scale · dq after the loop. The last "

@@ -39,7 +39,6 @@ MISTAKES = {
     "backward_full": "is_causal does not reach flash_backward: keep it on ctx",
     "backward_scale": "scale does not reach flash_backward: keep it on ctx",
 }  # fmt: skip
-CONDITIONS = {"strides": "do may have any strides, 0 after o.sum().backward()"}
 
 
 def twin(q, k, v, do, is_causal, scale, mistake=None):
@@ -92,7 +91,7 @@ def inputs():
 EXERCISE = FunctionExercise(
     id="7.6",
     task="Join the forward and the backward kernels in a torch.autograd.Function.",
-    conditions=CONDITIONS,
+    conditions={"strides": "do may have any strides, 0 after o.sum().backward()"},
     hints=(
         "forward(ctx, …) keeps tensors by ctx.save_for_backward and other values as attributes of ctx; backward(ctx, do) finds them in ctx.saved_tensors. "
         "Both are static methods. How many values does backward return?",

@@ -8,7 +8,6 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises.backward_kernel_twin import Given
 from fa_tutorial.exercises.harness import Exercise, case, generator
 from fa_tutorial.exercises.strided import BDHS, BHDS, BHSD, BSHD, joined, read_mistakes
-from fa_tutorial.exercises.with_heads import with_heads
 
 _TURN = "{0} is not transposed: {1}, and tl.trans transposes a tile (where S = D the kernel runs all the same)"
 _KEPT = "fp16 numbers are 2 apart from 2,048 on, so keep what dot returns in float32"
@@ -77,11 +76,10 @@ def same_rows(words, *groups):
 
 
 def exercise(*outputs, one_tile=False, causal=False, **words):
-    """An Exercise whose kernel gives these gradients, and takes its tensors as Heads."""
+    """An Exercise whose kernel gives these gradients."""
     return Exercise(
         twin=lambda given, mistake=None: given.gradients(mistake)[0] if outputs == ("dq",) else given.gradients(mistake)[1:],
         launch=lambda given: given.launch(*outputs, one_tile=one_tile, causal=causal),
-        adapt=with_heads,
         tolerance=lambda args, part: (1e-5, args[0].atol[part]),
         overlap="programs store to one another's rows: where do a program's rows start, and which are its b and h?",
         **words,
