@@ -95,7 +95,7 @@ def test_what_has_no_source(thing):
 
 def test_display_prints_outside_a_notebook(capsys):
     source.display_source(ledger.visible_pairs)
-    assert capsys.readouterr().out == source.source_of(ledger.visible_pairs) + "\n"
+    assert capsys.readouterr().out == source.fitted(source.source_of(ledger.visible_pairs)) + "\n"
     source.display_source(sample, "for i", "total +=")
     assert capsys.readouterr().out == "for i in range(x):\n    total += i\n"
 
