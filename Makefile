@@ -32,14 +32,14 @@ help:
 lab: $(INSTALLED)
 	$(RUN) -m jupyterlab --LabApp.default_url=/lab/tree/$(FIRST_NOTEBOOK) $(ARGS)
 
-# pytest comes last, so that its closing line is the last line printed. loadgroup: a notebook's cells stay in order, see conftest.py.
+# pytest comes last, so that its closing line is the last line printed. Two workers, each with whole files: a notebook's cells stay in order.
 test: $(INSTALLED)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m pytest -n 2 --dist loadgroup --nbval --nbval-current-env --nbval-cell-timeout=120 $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=120 $(ARGS)
 
 test-slow: $(INSTALLED)
-	$(RUN) -m pytest -n 2 --dist loadgroup -m slow tests $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile -m slow tests $(ARGS)
 
 # -m '' takes in the tour of every notebook, which pyproject.toml leaves out of make test.
 browser-test: $(BROWSER_INSTALLED)

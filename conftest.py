@@ -16,14 +16,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # several workers share the cores
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items):
-    """With --dist loadgroup a notebook's cells go to one worker, in order; everything else goes to whoever is free."""
-    for item in items:
-        if item.path.suffix == ".ipynb":
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
-
-
 @pytest.fixture(scope="session")
 def tests_state(tmp_path_factory):
     return tmp_path_factory.mktemp("state")
