@@ -207,7 +207,13 @@ def draw_tiling() -> Figure:
         box(ax, note, y - 0.13, 0.32, 0.26, **look)
         write(ax, note + 0.42, y, text, ha="left")
     write(ax, note, 3.95, "o: written once,\nat the end of the row", ha="left")
-    write(ax, left + blocks * side / 2, top + blocks * side + 0.42, "for its block of queries, each SM reads all keys and values once", weight="bold")
+    write(
+        ax,
+        left + blocks * side / 2,
+        top + blocks * side + 0.42,
+        "for its block of queries, each SM reads all keys and values once",
+        weight="bold",
+    )
     return figure
 
 
