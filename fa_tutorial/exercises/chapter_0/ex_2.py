@@ -15,6 +15,8 @@ def fused_hbm_bytes(S, D, block_m, itemsize):
 MISTAKES = {
     "elements": "you count elements, not bytes: multiply by itemsize",
     "k_v_once": "you count k and v once, but each block of queries reads all of k and v",
+    "k_v_once_no_float": "you count k and v once, but each block of queries reads all of k and v",
+    "megabytes": "you give megabytes: return bytes",
     "k_alone": "you count only one of k and v again for each block: each block of queries reads both",
     "block_m_times": "you count k and v block_m times, but there are S / block_m blocks, and each reads them once",
     "q_again": "you count q once per block, but each block reads only its own queries, so q travels once in all",
@@ -24,6 +26,7 @@ MISTAKES = {
     "no_o": "one of q and o is missing: q is read once, and o is written once",
     "o_twice": "one of q and o travels twice in your count: q is read once, and o is written once",
     "no_float": "the float32 of each query is missing: 4 bytes for each",
+    "float_times_itemsize": "you multiply the float32 of each query by itemsize too: it takes 4 bytes, whatever itemsize is",
     "float_itemsize": "the number written for each query is a float32: 4 bytes, whatever itemsize is",
     "float_per_block": "you count one float32 per block, but there is one per query",
     "scores": "s is in your count: in the fused kernel the scores never leave the chip",
@@ -40,6 +43,7 @@ def twin(S, D, block_m, itemsize, mistake=None):
         "rounded_down": S // block_m,
         "fraction": S / block_m,
         "k_v_once": 1,
+        "k_v_once_no_float": 1,
         "naive": 1,
         "per_query": S,
         "block_m_times": block_m,
@@ -48,8 +52,16 @@ def twin(S, D, block_m, itemsize, mistake=None):
     q_o = {"no_q_o": 0, "no_o": 1, "o_twice": 3, "q_again": blocks + 1, "q_and_o_again": 2 * blocks}.get(mistake, 2) * rows * D
     k_v = blocks * (1 if mistake == "k_alone" else 2) * S * D
     scores = {"scores": 1, "naive": 4}.get(mistake, 0) * S * S
-    floats = {"no_float": 0, "naive": 0, "float_itemsize": itemsize * S, "float_per_block": 4 * blocks}.get(mistake, 4 * S)
-    return (q_o + k_v + scores) * (1 if mistake == "elements" else itemsize) + floats
+    floats = {
+        "no_float": 0,
+        "naive": 0,
+        "k_v_once_no_float": 0,
+        "float_itemsize": itemsize * S,
+        "float_times_itemsize": 4 * S * itemsize,
+        "float_per_block": 4 * blocks,
+    }.get(mistake, 4 * S)
+    total = (q_o + k_v + scores) * (1 if mistake == "elements" else itemsize) + floats
+    return total / 1e6 if mistake == "megabytes" else total
 
 
 def inputs():
