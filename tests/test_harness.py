@@ -106,7 +106,8 @@ def test_lost_precision_is_told():
 
 
 def test_fresh_inputs_show_no_numbers():
-    assert verdict(MEAN, lambda x: mean(x) + (len(x) == 9)) == "right on the small cases, wrong on others: nine numbers, the result"
+    words = verdict(MEAN, lambda x: mean(x) + (len(x) == 9))
+    assert words == "right on the small cases, wrong on others: nine numbers: the result is wrong"
 
 
 # ---------------------------------------------------------------- kernels
