@@ -41,8 +41,9 @@ def flash_attention(
     Returns o (B, H_q, S_q, D), contiguous, in q's dtype; with return_lse also lse (B, H_q, S_q), float32, the natural logarithm of the sum of
     exponentials of the scaled scores. A query that sees no key gets o = 0 and lse = −inf.
 
-    Gradients: o and lse are differentiable with respect to q, k and v, once: a second derivative raises RuntimeError. Two runs with the same
-    tiles give the same bits. For backward q, k, v, o and lse are kept, and nothing else.
+    Gradients: o and lse are differentiable with respect to q, k and v, once: a second derivative raises RuntimeError. For backward q, k, v, o and
+    lse are kept, and nothing else. Two runs with the same tiles give the same bits, but for "hopper"'s dq, whose parts are added in the order in
+    which they come: under torch.use_deterministic_algorithms(True) the backward is "tuned"'s instead.
 
     Not promised: that NaN or inf in a key or value which the causal mask hides stays hidden from the other rows of its tile; values within a
     factor S of the dtype's largest, whose sum before the division may overflow; full accuracy for logits beyond 10,000, where the rounding of the
@@ -99,13 +100,15 @@ def run_forward(q, k, v, is_causal, scale, kernel):
 
 
 def run_backward(do, dlse, q, k, v, o, lse, is_causal, scale, kernel):
-    """The operator flash_backward on a device. Launches three kernels, or none."""
+    """The operator flash_backward on a device. Launches three kernels, or none. Where the user asks for deterministic results, not chapter 9's."""
     kernel, scale = pick(kernel, q), 1 / math.sqrt(q.shape[3]) if scale is None else scale
     if not (q.numel() and k.numel()):
         return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dlse = None if dlse is None else dlse.contiguous()
     with on_device_of(q):
         module = tuned if kernel != "basic" and tuned.applies(q, scale) else backward
+        if kernel == "hopper" and not torch.are_deterministic_algorithms_enabled() and hopper().applies(q, k, v, scale):
+            module = hopper()
         return module.flash_backward(q, k, v, o, do, lse, dlse, is_causal, scale)
 
 

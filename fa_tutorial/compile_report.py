@@ -112,13 +112,17 @@ def tuned_kernels(capability: int) -> Iterator[Call]:
 
 
 def hopper_kernels(capability: int) -> Iterator[Call]:
-    """Chapter 9's kernel: each configuration, causal and full; one in bf16; and the step whose wait is held in its place."""
+    """Chapter 9's kernels: each configuration, causal and full; one in bf16; the step whose wait is held in its place; a group of heads, ragged."""
     if capability != hardware.HOPPER_CAPABILITY:
         return
     shapes = [(torch.float16, D, LENGTH, is_causal) for D in (64, 128) for is_causal in (False, True)]
     for dtype, D, S, is_causal in [*shapes, (torch.float16, 64, 1024, True), (torch.bfloat16, 64, LENGTH, True)]:
         words = f"{in_words(dtype)} D={D} {'causal' if is_causal else 'full'} S={S}"
         yield words, partial(hopper.flash_forward, *inputs(dtype, D, S)[:3], is_causal, 0.5)
+        yield words, partial(hopper.flash_backward, *inputs(dtype, D, S), None, is_causal, 0.5)
+    for D in (64, 128):
+        q, k, v, o, do, lse = inputs(torch.float16, D, LENGTH - 1)
+        yield f"fp16 D={D} ragged grouped", partial(hopper.flash_backward, q, k[:, :4], v[:, :4], o, do, lse, lse, False, 0.5)
     held = hopper.forward.STEPS["held"]
     yield "fp16 D=128 full held", partial(hopper.flash_forward, *inputs(torch.float16, 128)[:3], False, 0.5, step=held)
 

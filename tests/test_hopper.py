@@ -1,6 +1,6 @@
-"""Chapter 9's kernel: its work tiles cover every row, and on Hopper it is right, its bits repeat, and broken copies are caught.
+"""Chapter 9's kernels: their work tiles cover every row and key; on Hopper they are right, their bits repeat, and broken copies are caught.
 
-    python tests/test_hopper.py "the diagonal is hidden"    runs one of them
+    python tests/test_hopper.py "forward: the diagonal is hidden"    runs one of them
 """  # fmt: skip
 
 import itertools
@@ -10,11 +10,11 @@ import types
 
 import pytest
 import torch
-from attention_cases import Case, causal, check_forward, on_hopper, same
+from attention_cases import Case, assert_gradients, causal, check_backward, check_forward, differentiate, on_hopper, same
 from buffers import DTYPES
 from mutants import mutant, put_in
 
-from fa_tutorial.hopper import forward, tile_scheduler
+from fa_tutorial.hopper import backward, forward, tile_scheduler
 from fa_tutorial.matmul import grouped_tile
 
 # ---------------------------------------------------------------- work tiles, on any machine
@@ -56,6 +56,22 @@ def test_sizes(consumers):
     assert sizes_of(q, k, 64, consumers) == (6, 3, 1000, 700, 12, -(-1000 // (64 * consumers)), 12)
 
 
+@causal
+@pytest.mark.parametrize("block_m", [64, 128])
+@pytest.mark.parametrize(("S_q", "S_k"), [(1, 1), (64, 300), (300, 64), (128, 128), (1000, 1000), (200, 130)])
+def test_the_backwards_work_tiles_cover_every_key_and_what_sees_it(S_q, S_k, block_m, is_causal):
+    key_tile = on_host(tile_scheduler.key_tile, grouped_tile_in_gluon=grouped_tile, KEYS=128)
+    heads, key_blocks = 5, -(-S_k // 128)
+    sizes = tile_scheduler.KeySizes(1, 1, S_q, S_k, heads, key_blocks, heads_at_once=2)
+    tiles = [key_tile(i, sizes, block_m, is_causal) for i in range(key_blocks * heads)]
+    assert sorted((head, start_n) for head, start_n, _ in tiles) == [(head, n) for head in range(heads) for n in range(0, S_k, 128)]
+    for _, start_n, first_m in tiles:
+        first_seeing = max(start_n - (S_k - S_q), 0) if is_causal else 0
+        assert first_m % block_m == 0 and first_m <= first_seeing < min(first_m + block_m, S_q)
+    lengths = [S_q - first_m for _, _, first_m in tiles[: 2 * key_blocks]]
+    assert lengths == sorted(lengths, reverse=True), "longest first, within a group of heads"
+
+
 # ---------------------------------------------------------------- on Hopper
 
 
@@ -79,6 +95,54 @@ def test_1000_repeats_are_bit_equal(D, is_causal):
     q, k, v = Case(1000, 1000, D=D, H_q=24, H_k=8).data()
     first = forward.flash_forward(q, k, v, is_causal, D**-0.5)
     assert all(same(forward.flash_forward(q, k, v, is_causal, D**-0.5), first) for _ in range(1000))
+
+
+@on_hopper
+@causal
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2), (8, 1)], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [(1, 239), (64, 128), (113, 203), (203, 113), (799, 3), (1030, 1030), (130, 4096), (4096, 130)], ids=str
+)
+@pytest.mark.parametrize("D", [64, 128])
+def test_the_backward_is_right(D, lengths, heads, is_causal):
+    for dtype, dlse in itertools.product(DTYPES[:2], (False, True)):
+        check_backward(
+            backward.flash_backward, Case(*lengths, D=D, dtype=dtype, is_causal=is_causal, H_q=heads[0], H_k=heads[1], dlse=dlse)
+        )
+
+
+@on_hopper
+@pytest.mark.parametrize("view", ["(B, S, H, D) transposed", "padded row stride", "four strides"])
+def test_the_backward_takes_views(view):
+    check_backward(backward.flash_backward, Case(70, 300, H_q=4, H_k=2, is_causal=True, view=view))
+
+
+@on_hopper
+@causal
+@pytest.mark.parametrize("D", [64, 128])
+def test_1000_backwards_are_right_and_dk_and_dv_bit_equal(D, is_causal):
+    case = Case(1000, 1000, D=D, H_q=24, H_k=8, is_causal=is_causal)
+    q, k, v = case.data()
+    do, _ = case.output_gradients()
+    o, lse = forward.flash_forward(q, k, v, is_causal, D**-0.5)
+    runs = [backward.flash_backward(q, k, v, o, do, lse, None, is_causal, D**-0.5) for _ in range(1000)]
+    assert all(same(run[1:], runs[0][1:]) for run in runs)
+    dq = torch.stack([dq for dq, _, _ in runs])
+    for extreme in (dq.amin(0), dq.amax(0)):
+        assert_gradients((extreme, *runs[0][1:]), q, k, v, do, is_causal)
+
+
+@on_hopper
+def test_deterministic_algorithms_take_the_split_kernels(monkeypatch):
+    case = Case(600, 600, H_q=4, is_causal=True)
+    given = *case.data(), case.output_gradients()[0]
+    torch.use_deterministic_algorithms(True)
+    try:
+        monkeypatch.setattr(backward, "launch_prepared", lambda *_: pytest.fail("the fused kernel was launched"))
+        first = differentiate(*given, is_causal=True)
+        assert all(same(differentiate(*given, is_causal=True), first) for _ in range(20))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @on_hopper
@@ -110,11 +174,11 @@ O_BELOW = "[batch_head // sizes.H_q, batch_head % sizes.H_q, first + 1, 0]"
 # Name -> the function, its statement, what stands there instead (see mutants.py), and the case that has to fail.
 MUTATIONS = {
     "a stage is never released": ("consumer_release", "mbarrier.arrive", "None", LONG),
-    "the producer waits for the wrong parity": ("producer_acquire", "mbarrier.wait", "mbarrier.wait(pipeline.empty.index(n % STAGES), (n // STAGES) & 1)", CAUSAL),
-    "a consumer waits for the wrong parity": ("consumer_wait", "mbarrier.wait", "mbarrier.wait(pipeline.full.index(n % STAGES), ((n // STAGES) & 1) ^ 1)", CAUSAL),
+    "the producer waits for the wrong parity": ("producer_acquire", "mbarrier.wait", "mbarrier.wait(pipeline.empty.index(stage_of(n, STAGES)), parity_of(n, STAGES))", CAUSAL),
+    "a consumer waits for the wrong parity": ("consumer_wait", "mbarrier.wait", "mbarrier.wait(pipeline.full.index(stage_of(n, STAGES)), parity_of(n, STAGES) ^ 1)", CAUSAL),
     "a consumer does not wait": ("consumer_wait", "mbarrier.wait", "None", CAUSAL),
     "a barrier counts one consumer too many": ("make_pipeline", "return", "Pipeline(tiles, make_barriers(STAGES, 1), make_barriers(STAGES, CONSUMERS + 1))", LONG),
-    "every load is of the first head": ("load", "tma.async_copy_global_to_shared", "tma.async_copy_global_to_shared(desc, [b, 0, start, 0], pipeline.full.index(n % STAGES), pipeline.tiles.index(n % STAGES))", CAUSAL),
+    "every load is of the first head": ("load", "tma.async_copy_global_to_shared", "tma.async_copy_global_to_shared(desc, [b, 0, start, 0], pipeline.full.index(stage), pipeline.tiles.index(stage))", CAUSAL),
     "the first rows for all consumers": ("producer", "load 1", "load(shared.q, turn * CONSUMERS + c, q_desc, b, h, start_m)", CAUSAL),
     "v from the first block to the last": ("producer", "load 3", "load(shared.v, n, v_desc, b, h_k, j * BLOCK_N)", CAUSAL),
     "key heads in turns": ("producer", "h_k", "h % sizes.H_k", CAUSAL),
@@ -132,23 +196,62 @@ MUTATIONS = {
     "o a row too low": ("epilogue", "tma.async_copy_shared_to_global", f"tma.async_copy_shared_to_global(o_desc, {O_BELOW}, shared.o.index(C))", CAUSAL),
     "lse in base 2": ("epilogue", "lse", "gl.where(l == 0.0, -float('inf'), mul_up(m, scale_log2) + gl.log2(l_or_one))", CAUSAL),
 }  # fmt: skip
+GROUPED = Case(600, 700, is_causal=True, H_q=6, H_k=2, dlse=True)
+WIDE = Case(600, 700, D=128, is_causal=True, H_q=6, H_k=2)
+RAGGED = Case(130, 300, scale=1.0, values="logits near -1e4")
+TMA_ADD = "tma_add(dq_desc, [(block.row_block * 2 + C) * 16 + 16, 0], part)"
+
+# As MUTATIONS, with the kernel in front.
+BACKWARD_MUTATIONS = {
+    "ds is not handed over": ("backward_kernel", "hand_over", "mbarrier.arrive", "None", GROUPED),
+    "dq does not wait for the other's ds": ("backward_kernel", "issue_dq", "mbarrier.wait", "None", GROUPED),
+    "dq waits for the wrong parity": ("backward_kernel", "issue_dq", "mbarrier.wait", "mbarrier.wait(shared.ds_full.index(stage), parity_of(block.n, STAGES) ^ 1)", GROUPED),
+    "q is released by nobody": ("backward_kernel", "one_block", "consumer_release 2", "None", GROUPED),
+    "k is released by nobody": ("backward_kernel", "consumer", "consumer_release", "None", MANY),
+    "v is released by nobody": ("backward_kernel", "epilogue", "consumer_release", "None", MANY),
+    "v is not waited for": ("backward_kernel", "consumer", "consumer_wait 3", "None", WIDE),
+    "dq is written over before it has left": ("backward_kernel", "add_dq", "tma.store_wait", "None", WIDE),
+    "dk is written over dq before that has left": ("backward_kernel", "epilogue", "tma.store_wait 1", "None", WIDE),
+    "dq of the block before": ("backward_kernel", "add_dq", "tma_add", TMA_ADD, GROUPED),
+    "the group's next head begins at its first row": ("backward_kernel", "next_block", "row_block 2", "0", GROUPED),
+    "half of the bytes are announced": ("backward_kernel", "load_rows", "mbarrier.expect", "mbarrier.expect(ring.full.index(stage), BLOCK_M * D)", GROUPED),
+    "lse of the first head": ("backward_kernel", "load_rows", "tma.async_copy_global_to_shared 2", "tma.async_copy_global_to_shared(values_desc, [b, start], ring.full.index(stage), values.index(stage))", GROUPED),
+    "a work tile is left out": ("backward_kernel", "next_work_tile", "return", "i + gl.num_programs(0) + 1", MANY),
+    "v of another head": ("backward_kernel", "producer", "load 2", "load(shared.v, turn, v_desc, b, 0, start_n)", GROUPED),
+    "top-left mask": ("backward_kernel", "issue_s", "before", "0", GROUPED),
+    "the diagonal is hidden": ("backward_kernel", "issue_s", "first_seeing", "gl.where(offs_n < sizes.S_k, offs_n - before + 1, 2**30)", GROUPED),
+    "keys that are not there are seen": ("backward_kernel", "issue_s", "first_seeing", "offs_n - before", RAGGED),
+    "a block too few": ("backward_kernel", "key_tile", "first_m 2", "max(start_n + sizes.S_q - sizes.S_k, 0) // BLOCK_M * BLOCK_M + BLOCK_M", GROUPED),
+    "delta is not subtracted": ("backward_kernel", "one_block", "ds", "p * dp", GROUPED),
+    "dk without scale": ("backward_kernel", "consumer", "epilogue", "epilogue(dk_desc, dv_desc, dk, dv, shared, batch_head // sizes.H_k, batch_head % sizes.H_k, start_n, turn, C)", GROUPED),
+    "rows that see nothing": ("prepare_kernel", "prepare_kernel", "tl.store 1", "tl.store(minus_lse_ptr + rows, -lse / scale)", BLIND_ROWS),
+    "dq does not begin at zero": ("prepare_kernel", "prepare_kernel", "tl.store 3", "None", GROUPED),
+    "the counter does not begin at zero": ("prepare_kernel", "prepare_kernel", "tl.store 4", "tl.store(counter_ptr, 1)", MANY),
+    "halves of dq exchanged": ("convert_kernel", "convert_kernel", "block, part", "(tl.program_id(0) // 2, 1 - tl.program_id(0) % 2)", GROUPED),
+}  # fmt: skip
 RIGHT, WRONG, STOPPED = 0, 3, 4  # how a process ends that runs a copy of the kernel
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
+# Name -> module, launcher, check, kernel, and what mutants.mutant takes with the case that has to fail.
+EVERY = {f"forward: {name}": (forward, forward.flash_forward, check_forward, "forward_kernel", *those) for name, those in MUTATIONS.items()}
+EVERY |= {f"backward: {name}": (backward, backward.flash_backward, check_backward, *those) for name, those in BACKWARD_MUTATIONS.items()}
+
+
+@pytest.mark.parametrize("mutation", EVERY.values(), ids=EVERY)
 def test_a_mistake_follows_the_kernel(mutation):
     """On any machine: there is such a statement."""
-    *change, _ = mutation
-    mutant(forward.forward_kernel, *change)
+    module, _, _, kernel, *change, _ = mutation
+    mutant(getattr(module, kernel), *change)
 
 
 @on_hopper
-def test_a_copy_without_a_mistake_is_right():
-    assert run_alone("none") == RIGHT
+@pytest.mark.parametrize("kernel", ["forward", "backward"])
+def test_a_copy_without_a_mistake_is_right(kernel):
+    assert run_alone(kernel) == RIGHT
 
 
 @on_hopper
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_mistake_is_caught(name):
     assert run_alone(name) in (WRONG, STOPPED)
 
@@ -161,13 +264,19 @@ def run_alone(name: str) -> int:
         return STOPPED
 
 
+UNBROKEN = {
+    "forward": (forward, forward.flash_forward, check_forward, "forward_kernel"),
+    "backward": (backward, backward.flash_backward, check_backward, "backward_kernel"),
+}
+
+
 def run_copy(name: str) -> int:
-    *change, case = MUTATIONS.get(name, (None,))
-    cases = [case] if change else [CAUSAL, BLIND_ROWS, MANY]
-    put_in(pytest.MonkeyPatch(), forward, "forward_kernel", *change)
+    module, launcher, check, kernel, *change = UNBROKEN[name] if name in UNBROKEN else EVERY[name]
+    cases = [change.pop()] if change else [CAUSAL, BLIND_ROWS, MANY, GROUPED, WIDE, RAGGED]
+    put_in(pytest.MonkeyPatch(), module, kernel, *change)
     try:
         for case in cases:
-            check_forward(forward.flash_forward, case)
+            check(launcher, case)
     except AssertionError as error:
         print(f"{name}: {error}")
         return WRONG

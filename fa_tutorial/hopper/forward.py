@@ -23,9 +23,19 @@ import torch
 
 from fa_tutorial import tuned
 from fa_tutorial.hardware import HOPPER_CAPABILITY, card_of, interpreter_on, require_triton
-from fa_tutorial.hopper.pipeline import consumer_release, consumer_wait, load, make_pipeline, mbarrier, producer_acquire, tma
+from fa_tutorial.hopper.pipeline import (
+    consumer_release,
+    consumer_wait,
+    load,
+    make_pipeline,
+    mbarrier,
+    parity_of,
+    producer_acquire,
+    stage_of,
+    tma,
+)
 from fa_tutorial.hopper.softmax import mul_up, pack, softmax_step, unpack
-from fa_tutorial.hopper.tile_scheduler import ROWS, next_work_tile, sizes_of, work_tile
+from fa_tutorial.hopper.tile_scheduler import ROWS, announce, announced, next_work_tile, sizes_of, work_tile
 from fa_tutorial.tuned.descriptors import can_use_tma, descriptor_template
 from fa_tutorial.tuned.forward import heads_at_once
 from fa_tutorial.tuned.launching import Launch, launch_prepared, signature_of
@@ -70,7 +80,7 @@ def producer(
         h = batch_head % sizes.H_q
         h_k = h // (sizes.H_q // sizes.H_k)
         for c in gl.static_range(CONSUMERS):
-            announce(i, shared, turn * CONSUMERS + c)
+            announce(i, shared.q, shared.work, turn * CONSUMERS + c)
             load(shared.q, turn * CONSUMERS + c, q_desc, b, h, start_m + c * ROWS)
         for j in range(key_blocks):
             start_n = (key_blocks - 1 - j) * BLOCK_N
@@ -82,16 +92,8 @@ def producer(
         turn += 1
         i = next_work_tile(i, counter_ptr, COUNTER)
     for c in gl.static_range(CONSUMERS):  # there is no such work tile: the consumer ends
-        announce(work_tiles, shared, turn * CONSUMERS + c)
-        mbarrier.arrive(shared.q.full.index((turn * CONSUMERS + c) % shared.q.tiles.shape[0]), count=1)
-
-
-@gluon.jit
-def announce(i, shared, n):
-    """Wait until the n-th use of the ring q has its stage, and write down that work tile i goes there."""
-    producer_acquire(shared.q, n)
-    slot = shared.work.index(n % shared.q.tiles.shape[0])
-    slot.store(gl.full([1], i, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+        announce(work_tiles, shared.q, shared.work, turn * CONSUMERS + c)
+        mbarrier.arrive(shared.q.full.index(stage_of(turn * CONSUMERS + c, shared.q.tiles.shape[0])), count=1)
 
 
 # ---------------------------------------------------------------- consumer
@@ -129,7 +131,7 @@ def next_block(q, pairs, m, l, acc, zeros, shared, n, more, seen, scale_log2, MA
     pairs_new = pack(p, shared.v.tiles.dtype)
     if OVERLAP == 2:
         STAGES: gl.constexpr = shared.k.tiles.shape[0]
-        mbarrier.wait(shared.k.full.index((n + 1) % STAGES), ((n + 1) // STAGES) & 1, pred=more)
+        mbarrier.wait(shared.k.full.index(stage_of(n + 1, STAGES)), parity_of(n + 1, STAGES), pred=more)
     if OVERLAP > 0:
         new, pairs = warpgroup_mma_wait(0, [new, pairs])
     consumer_release(shared.v, n - 1)
@@ -161,7 +163,8 @@ def consumer(
     scale_log2 = scale * LOG2_E
     n = 0
     turn = 0
-    q, i = next_rows(shared, turn * CONSUMERS + C)
+    q = consumer_wait(shared.q, C)
+    i = announced(shared.work, C)
     while i < sizes.row_blocks * sizes.heads:
         batch_head, start_m, end_m, key_blocks = work_tile(i, sizes, CONSUMERS, BLOCK_N, LONGEST_FIRST, IS_CAUSAL)
         first = start_m + C * ROWS
@@ -201,16 +204,9 @@ def consumer(
         else:
             consumer_release(shared.q, turn * CONSUMERS + C)
         turn += 1
-        q, i = next_rows(shared, turn * CONSUMERS + C)
+        q = consumer_wait(shared.q, turn * CONSUMERS + C)
+        i = announced(shared.work, turn * CONSUMERS + C)
     tma.store_wait(0)
-
-
-@gluon.jit
-def next_rows(shared, n):
-    """Wait for the n-th use of the ring q; returns its rows, [ROWS, D] in shared memory, and the number of their work tile."""
-    q = consumer_wait(shared.q, n)
-    slot = shared.work.index(n % shared.q.tiles.shape[0])
-    return q, gl.sum(slot.load(gl.BlockedLayout([1], [32], [4], [0])), axis=0)
 
 
 @gluon.jit

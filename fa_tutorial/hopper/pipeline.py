@@ -19,8 +19,10 @@ from typing import NamedTuple
 from fa_tutorial.hardware import require_triton
 
 require_triton("Chapter 9 (fa_tutorial.hopper)")
+from triton._C.libtriton import ir  # noqa: E402
 from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
+from triton.experimental.gluon.language._core import builtin  # noqa: E402
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma  # noqa: E402
 
 
@@ -30,6 +32,18 @@ class Pipeline(NamedTuple):
     tiles: object
     full: object
     empty: object
+
+
+@gluon.jit
+def stage_of(n, STAGES: gl.constexpr):
+    """Where the n-th use of a ring lies. n is never negative; unsigned, the division by a power of two is a shift and takes no registers."""
+    return (gl.to_tensor(n).to(gl.uint32) % STAGES).to(gl.int32)
+
+
+@gluon.jit
+def parity_of(n, STAGES: gl.constexpr):
+    """The parity of the phase n // STAGES that the n-th use is."""
+    return (gl.to_tensor(n).to(gl.uint32) // STAGES & 1).to(gl.int32)
 
 
 @gluon.jit
@@ -53,7 +67,7 @@ def make_pipeline(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
 def producer_acquire(pipeline, n):
     """Wait until the stage of the n-th use is empty. A fresh barrier lets the first use of each stage through."""
     STAGES: gl.constexpr = pipeline.tiles.shape[0]
-    mbarrier.wait(pipeline.empty.index(n % STAGES), ((n // STAGES) & 1) ^ 1)
+    mbarrier.wait(pipeline.empty.index(stage_of(n, STAGES)), parity_of(n, STAGES) ^ 1)
 
 
 @gluon.jit
@@ -62,20 +76,31 @@ def load(pipeline, n, desc, b, h, start):
     STAGES: gl.constexpr = pipeline.tiles.shape[0]
     ROWS: gl.constexpr = pipeline.tiles.shape[3]
     D: gl.constexpr = pipeline.tiles.shape[4]
-    mbarrier.expect(pipeline.full.index(n % STAGES), ROWS * D * (desc.dtype.primitive_bitwidth // 8))
-    tma.async_copy_global_to_shared(desc, [b, h, start, 0], pipeline.full.index(n % STAGES), pipeline.tiles.index(n % STAGES))
+    stage = stage_of(n, STAGES)
+    mbarrier.expect(pipeline.full.index(stage), ROWS * D * (desc.dtype.primitive_bitwidth // 8))
+    tma.async_copy_global_to_shared(desc, [b, h, start, 0], pipeline.full.index(stage), pipeline.tiles.index(stage))
 
 
 @gluon.jit
 def consumer_wait(pipeline, n):
     """Wait until the tile of the n-th use is there, and return it: [ROWS, D] in shared memory."""
     STAGES: gl.constexpr = pipeline.tiles.shape[0]
-    mbarrier.wait(pipeline.full.index(n % STAGES), (n // STAGES) & 1)
-    return pipeline.tiles.index(n % STAGES).reshape([pipeline.tiles.shape[3], pipeline.tiles.shape[4]])
+    mbarrier.wait(pipeline.full.index(stage_of(n, STAGES)), parity_of(n, STAGES))
+    return pipeline.tiles.index(stage_of(n, STAGES)).reshape([pipeline.tiles.shape[3], pipeline.tiles.shape[4]])
 
 
 @gluon.jit
 def consumer_release(pipeline, n):
     """This warpgroup has read the tile of the n-th use."""
     STAGES: gl.constexpr = pipeline.tiles.shape[0]
-    mbarrier.arrive(pipeline.empty.index(n % STAGES), count=1)
+    mbarrier.arrive(pipeline.empty.index(stage_of(n, STAGES)), count=1)
+
+
+@builtin
+def tma_add(desc, coordinates, tile, _semantic=None):
+    """Start to add a tile of shared memory to desc's tensor, element by element; tma.store_wait waits until the tile may be written again.
+
+    PTX's cp.reduce.async.bulk.tensor with .add (section 9.7.9). Triton's compiler knows it; Gluon as of 3.7 has no name for it.
+    """
+    to = _semantic._convert_to_ir_values(coordinates, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, to, tile.handle)

@@ -1,17 +1,19 @@
-"""Which work tile comes when: CONSUMERS · ROWS rows of one head and the blocks of keys that they see."""
+"""Which work tile comes when, in the forward and in the backward, and how the producer tells the consumers."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from fa_tutorial.hardware import require_triton
+from fa_tutorial.hopper.pipeline import producer_acquire, stage_of
 from fa_tutorial.matmul import grouped_tile
 
 require_triton("Chapter 9 (fa_tutorial.hopper)")
 from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
 
-ROWS = gl.constexpr(64)  # of q that one consumer keeps: what one wgmma takes
+ROWS = gl.constexpr(64)  # of q, or of k in the backward, that one consumer keeps: what one wgmma takes
+KEYS = gl.constexpr(128)  # of a work tile of the backward
 grouped_tile_in_gluon = gluon.jit(grouped_tile)
 
 
@@ -57,3 +59,49 @@ def next_work_tile(i, counter_ptr, COUNTER: gl.constexpr):
     if COUNTER:
         i = gl.atomic_add(counter_ptr, 1)
     return i + gl.num_programs(0)
+
+
+@gluon.jit
+def announce(i, ring, work, n):
+    """Wait until the n-th use of the ring has its stage, and write down that what is loaded there belongs to work tile i."""
+    producer_acquire(ring, n)
+    work.index(stage_of(n, work.shape[0])).store(gl.full([1], i, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+
+
+@gluon.jit
+def announced(work, n):
+    """The number of the work tile that the n-th use of its ring belongs to; wait for the stage first."""
+    return gl.sum(work.index(stage_of(n, work.shape[0])).load(gl.BlockedLayout([1], [32], [4], [0])), axis=0)
+
+
+# ---------------------------------------------------------------- the backward's work tiles
+
+
+class KeySizes(NamedTuple):
+    """heads = B · H_k; key_blocks of KEYS keys each; heads_at_once as in Sizes."""
+
+    H_q: object
+    H_k: object
+    S_q: object
+    S_k: object
+    heads: object
+    key_blocks: object
+    heads_at_once: object
+
+
+@gluon.jit
+def key_sizes_of(q_desc, k_desc, heads_at_once):
+    B, H_k, S_k = k_desc.shape[0], k_desc.shape[1], k_desc.shape[2]
+    return KeySizes(q_desc.shape[1], H_k, q_desc.shape[2], S_k, B * H_k, gl.cdiv(S_k, KEYS), min(B * H_k, heads_at_once))
+
+
+@gluon.jit
+def key_tile(i, sizes, BLOCK_M: gl.constexpr, IS_CAUSAL: gl.constexpr):
+    """Work tile i of the backward: (batch_head of k, start_n, first_m), where first_m … S_q − 1 are the queries, from a block's first on, that may
+    see one of its KEYS keys. Under a causal mask the first key block has the most, so the order is longest first as it is."""
+    batch_head, key_block = grouped_tile_in_gluon(i, sizes.heads, sizes.key_blocks, sizes.heads_at_once)
+    start_n = key_block * KEYS
+    first_m = 0
+    if IS_CAUSAL:  # (6.13)
+        first_m = max(start_n + sizes.S_q - sizes.S_k, 0) // BLOCK_M * BLOCK_M
+    return batch_head, start_n, first_m
