@@ -358,12 +358,14 @@ def _difference(exercise: Exercise, got: torch.Tensor, want: torch.Tensor, one: 
     if want.numel() <= 4:
         while want.ndim > 1 and len(want) == 1:
             got, want = got[0], want[0]
-        return f"{_show_tensor(got)}, want {_show_tensor(want)}"
-    rtol, atol = (exercise.tolerance or tolerance)(one.args, part)
-    index = tuple(torch.nonzero(~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True))[0].tolist())
-    shown, wanted = _show_tensor(got[index]), _show_tensor(want[index])
-    off = f" (they differ by {_show_number(abs(float(got[index] - want[index])))})" if shown == wanted else ""
-    return f"{shown} at [{', '.join(map(str, index))}], want {wanted}{off}"
+        shown, wanted, place = _show_tensor(got), _show_tensor(want), ""
+    else:
+        rtol, atol = (exercise.tolerance or tolerance)(one.args, part)
+        index = tuple(torch.nonzero(~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True))[0].tolist())
+        got, want = got[index], want[index]
+        shown, wanted, place = _show_tensor(got), _show_tensor(want), f" at [{', '.join(map(str, index))}]"
+    off = f" (they differ by {_show_number(float((got - want).abs().nan_to_num(0.0).max()))})" if shown == wanted else ""
+    return f"{shown}{place}, want {wanted}{off}"
 
 
 # ---------------------------------------------------------------- showing values
