@@ -18,7 +18,7 @@ from buffers import DEVICE, needs_gpu, randn
 from fa_tutorial import figures, hopper, ledger, reference
 from fa_tutorial.__main__ import main
 from fa_tutorial.attention import best
-from fa_tutorial.bench import cases, chapter_8, chapters, measure, peers, plots, results, sweep, tables, timing
+from fa_tutorial.bench import cases, chapter_8, chapters, here, measure, peers, plots, results, sweep, tables, timing
 from fa_tutorial.bench.cases import GRIDS, LABELS, SHAPE, Case, Grid, Shape
 from fa_tutorial.tiles import TileConfig
 
@@ -267,6 +267,15 @@ def test_an_interrupted_save_leaves_what_was_there(tmp_path, monkeypatch):
         path.write_bytes(text)
         with pytest.raises(ValueError, match=r"card\.json holds no results"):
             results.read(path)
+
+
+def test_a_speed_is_measured_here_or_looked_up(clock, monkeypatch):
+    monkeypatch.setattr(here.hardware, "device", lambda: torch.device("cpu"))
+    stored = here.gb_per_s(pytest.fail, 0, kernel="add", provider="course", dtype="fp32")
+    assert 0 < stored < here.gb_per_s(pytest.fail, 0, kernel="copy") and "stored" in here.gpu()
+    calls = []
+    monkeypatch.setattr(here.hardware, "device", lambda: torch.device("cuda"))
+    assert here.gb_per_s(lambda: calls.append(1), 4_000_000, kernel="copy") == 2.0 and calls, "4 MB in the clock's 2 ms"
 
 
 def test_select_gives_columns_their_types_and_never_nothing():

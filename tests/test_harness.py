@@ -110,7 +110,8 @@ def test_numbers_that_look_the_same_differ_by():
 
 
 def test_fresh_inputs_show_no_numbers():
-    assert verdict(MEAN, lambda x: mean(x) + (len(x) == 9)) == "right on the small cases, wrong on others: nine numbers, the result"
+    words = verdict(MEAN, lambda x: mean(x) + (len(x) == 9))
+    assert words == "right on the small cases, wrong on others: nine numbers: the result is wrong"
 
 
 # ---------------------------------------------------------------- kernels

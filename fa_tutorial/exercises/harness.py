@@ -75,7 +75,8 @@ class Exercise:
     conditions: what must hold beyond the main case, by the key that the cases of that edge carry. parts: names, where the result is a tuple.
     exact: compare integers and texts, not floats. tolerance: (args, part) -> (rtol, atol). launch: for a kernel, (*args) -> harness_kernel.Launch.
     adapt: (answer) -> what is run in its place, where an answer does not return by itself what the twin gives.
-    overlap: the diagnosis where two programs of a kernel write the same element. watch: for a function, (*args) -> a context manager in which it
+    overlap: the diagnosis where two programs of a kernel write the same element. again: the remedy where a kernel with right results reads or writes
+    an element more than once, "" where it may. watch: for a function, (*args) -> a context manager in which it
     runs, whose complaint(result) says what a right result must not hide, "" for nothing.
     """
 
@@ -96,6 +97,7 @@ class Exercise:
     adapt: Callable[[Any], Any] | None = None
     watch: Callable[..., Any] | None = None
     overlap: str = "two programs write the same element: each element of an output belongs to one program"
+    again: str = ""
 
     @property
     def name(self) -> str:
@@ -216,8 +218,10 @@ def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str) -> 
     if exercise.launch is not None:
         from fa_tutorial.exercises import harness_kernel
 
-        got, overlaps = harness_kernel.results(answer, exercise.launch(*one.args), exercise.solution, on, stray)
-        return got, f"{exercise.overlap} (more than one program writes the same elements of {overlaps})" if overlaps else ""
+        got, trace = harness_kernel.results(answer, exercise.launch(*one.args), exercise.solution, on, stray)
+        if trace.overlap:
+            return got, f"{exercise.overlap} (more than one program writes the same elements of {trace.overlap})"
+        return got, f"the result is right, but {trace.again}: {exercise.again}" if exercise.again and trace.again else ""
     if exercise.watch is None or one.fresh:
         return _by_part(exercise, run(answer, *one.args, on=on), on), ""
     with exercise.watch(*one.args) as watch:
@@ -345,13 +349,13 @@ def _told(exercise: Exercise, got: Any, want: Any, one: Case, part: str, shown: 
         if isinstance(got, str) and isinstance(want, str):
             return f" gives {got}, want {want}" if shown else ""
         value = show(got) if isinstance(got, int | float | tuple) else kind(got)
-        return f" gives {subject}{value}, want {show(want)}" if shown else f", {part}" if part else ""
+        return f" gives {subject}{value}, want {show(want)}" if shown else f": {part} is wrong" if part else ""
     if got.shape != want.shape:
         return f" gives {part + ' of ' if part else ''}shape {tuple(got.shape)}, want {tuple(want.shape)}"
     if (got == UNWRITTEN).any():
         place = ", ".join(map(str, torch.nonzero(got == UNWRITTEN)[0].tolist()))
         return f": it never writes {part}[{place}] of shape {tuple(got.shape)}"
-    return f" gives {subject}{_difference(exercise, got, want, one, part)}" if shown else f", {part or 'the result'}"
+    return f" gives {subject}{_difference(exercise, got, want, one, part)}" if shown else f": {part or 'the result'} is wrong"
 
 
 def _difference(exercise: Exercise, got: torch.Tensor, want: torch.Tensor, one: Case, part: str) -> str:

@@ -2,7 +2,8 @@
 
 An output's memory is poisoned before each run, so an element that the kernel leaves alone shows; what surrounds an input is NaN. In the
 interpreter a load or store outside the tensors is stopped before it happens, a lane that a load's mask leaves out becomes NaN where other= is
-not given (the interpreter would put 0 there, a GPU anything), and two programs that write the same element are noticed.
+not given (the interpreter would put 0 there, a GPU anything), and two programs that write the same element are noticed, as is an element that is
+read or written more than once.
 """
 
 from __future__ import annotations
@@ -51,11 +52,15 @@ class Out(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """How an exercise's kernel is launched: the grid, the positional arguments (In, Out and numbers), the tl.constexpr arguments."""
+    """How an exercise's kernel is launched: the grid, the positional arguments (In, Out and numbers), the tl.constexpr arguments.
+
+    shapes: what to tell a reader whose blocks don't broadcast.
+    """
 
     grid: tuple[int, ...]
     args: Sequence[Any]
     meta: Mapping[str, int]
+    shapes: str = ""
 
     def names(self, kernel: Any) -> list[str]:
         """The arguments' names: the parameters of `kernel`, without _ptr or _desc."""
@@ -65,8 +70,8 @@ class Launch:
         return {name: arg for name, arg in zip(self.names(kernel), self.args, strict=True) if isinstance(arg, Out)}
 
 
-def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str) -> tuple[dict[str, torch.Tensor], str]:
-    """The kernel's outputs in float64, by name, UNWRITTEN where it writes nothing; and the first that two programs write ("" for none).
+def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str) -> tuple[dict[str, torch.Tensor], Trace]:
+    """The kernel's outputs in float64, by name, UNWRITTEN where it writes nothing; and what was seen of its accesses.
 
     on: the input, in words. stray: the diagnosis where the kernel leaves its tensors.
     """
@@ -78,7 +83,8 @@ def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str) -> 
     except Stray as error:
         raise Wrong(f"{stray}: with {on} it {error.access}") from None
     except Wrong as error:
-        raise Wrong(f"{on}: {error}") from error.__cause__
+        advice = f"{launch.shapes}: " if isinstance(error, Mismatch) and launch.shapes else ""
+        raise Wrong(f"{advice}{on}: {error}") from error.__cause__
     found = {}
     for name in first:
         written = ~(torch.isnan(first[name]) & (second[name] == SENTINEL))
@@ -87,7 +93,7 @@ def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str) -> 
                 f"{on}: two runs with the same input give a different {name}: it reads what it should write, or programs overwrite each other"
             )
         found[name] = first[name].masked_fill(~written, UNWRITTEN)
-    return found, trace.overlap
+    return found, trace
 
 
 # ---------------------------------------------------------------- buffers
@@ -160,6 +166,10 @@ class Stray(Wrong):
         self.remedy = remedy
 
 
+class Mismatch(Wrong):
+    """Two blocks of a kernel don't broadcast to one shape."""
+
+
 # ---------------------------------------------------------------- running
 
 
@@ -206,7 +216,7 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
         root = chain(error)[-1]
         if isinstance(root, Stray):
             raise Stray(root.access, root.remedy, where_in(error, kernel)) from None
-    real.overlap = trace.overlap
+    real.overlap, real.again = trace.overlap, trace.again
 
 
 def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
@@ -255,6 +265,8 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mappi
         if "CUDA error" in str(error) or "illegal memory access" in str(error):
             stop = "the GPU stopped it with an illegal memory access: an offset runs out of the tensor. Restart the notebook's kernel"
             raise Wrong(stop) from error
+        if "incompatible dimensions" in f"{error} {root}":
+            raise Mismatch(f"does not run: the blocks don't broadcast to one shape{_shapes(error, kernel, line)}{line}") from error
         raise Wrong(f"does not run: {_reason(error, root, line)}{line}") from error
 
 
@@ -317,6 +329,8 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
         return f"{foreign[1]} {ONLY_TRITON}"
     if foreign := _foreign_local(error):
         return f"{foreign} comes from PyTorch or NumPy, which {ONLY_TRITON}"
+    if "outside of the scope of a kernel" in f"{error} {root}" and hardware.triton_imported_without_interpreter():
+        return "Triton was imported before fa_tutorial, so its own functions are compiled ones: restart, and import fa_tutorial first"
     if "arange" in line and "constexpr" in f"{root}{error}":
         return (
             "tl.arange takes tl.constexpr arguments only: use the block's size here, tl.arange(0, BLOCK), and leave the length to the mask"
@@ -344,6 +358,21 @@ def _foreign_local(error: BaseException) -> str:
     return ""
 
 
+def _shapes(error: BaseException, kernel: Any, line: str) -> str:
+    """The shapes of the kernel's own blocks that the line names, as ", x [2, 8] and offs_c [8]"; "" where only the compiler saw them."""
+    found: dict[str, str] = {}
+    own = (kernel.fn.__code__.co_filename, kernel.fn.__name__)  # the interpreter runs a copy of the code
+    for cause in chain(error):
+        trace = cause.__traceback__
+        while trace is not None:
+            if (trace.tb_frame.f_code.co_filename, trace.tb_frame.f_code.co_name) == own:
+                blocks = {name: value.shape for name, value in trace.tb_frame.f_locals.items() if getattr(value, "shape", ())}
+                found |= {name: f"{name} [{', '.join(str(int(size)) for size in shape)}]" for name, shape in blocks.items()}
+            trace = trace.tb_next
+    named = [shape for name, shape in found.items() if re.search(rf"\b{name}\b", line)]
+    return f": {', '.join(named)}" if named else ""
+
+
 def _compiled_line(error: BaseException) -> str:
     for cause in chain(error):
         node, source = getattr(cause, "node", None), getattr(cause, "src", None)
@@ -363,14 +392,14 @@ ACCESSES = {"create_masked_load": (0, 1, False), "create_masked_store": (0, 2, T
 class Trace:
     """Looks at every access that the interpreter makes, before it happens. On a GPU it sees nothing.
 
-    strict: also put NaN in the lanes that a load leaves undefined, and and keep in `overlap` the name of an output whose elements
-    two programs write.
+    strict: also put NaN in the lanes that a load leaves undefined, keep in `overlap` the name of an output whose elements two programs write, and in
+    `again`, in words, the first tensor whose elements make more than one trip.
     """
 
     def __init__(self, buffers: Sequence[Buffer], strict: bool) -> None:
         self.buffers = buffers
         self.strict = strict
-        self.overlap = ""
+        self.overlap = self.again = ""
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -378,6 +407,7 @@ class Trace:
 
         self._builder = builder
         self._writers = {buffer.name: np.full(buffer.memory.numel(), -1) for buffer in self.buffers if buffer.data is None}
+        self._seen = {buffer.name: np.zeros(buffer.memory.numel(), dtype=bool) for buffer in self.buffers}
         replaced = {name: self._watch(name, getattr(builder, name)) for name in ACCESSES} | {"create_dot": _with_tf32(builder.create_dot)}
         for name, method in replaced.items():
             setattr(builder, name, method)
@@ -420,11 +450,21 @@ class Trace:
                 raise _written_input(buffer)
             if (near & ~own).any():
                 raise _stray(buffer, int(places[near & ~own][0]) - GUARD, is_store)
+            if self.strict:
+                self._note_trips(buffer, places[own], is_store)
             if is_store and self.strict and not may_overlap:
                 self._note_writers(buffer, places[own])
             stray &= ~own
         if stray.any():
             raise Stray(f"{'writes' if is_store else 'reads'} far outside its tensors", "mend the offsets")
+
+    def _note_trips(self, buffer: Buffer, places: np.ndarray, is_store: bool) -> None:
+        seen, name = self._seen[buffer.name], buffer.name.removesuffix("_ptr")
+        if not self.again and not is_store and buffer.data is None and len(places):
+            self.again = f"{name} is read back"
+        elif not self.again and seen[places].any():
+            self.again = f"{name} is {'written' if is_store else 'read'} more than once"
+        seen[places] = True
 
     def _note_writers(self, buffer: Buffer, places: np.ndarray) -> None:
         x, y, z = self._builder.grid_idx

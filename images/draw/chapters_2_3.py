@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from draw.drawing import BODY, HEAD, MASKED, TENSOR_COLOUR, arrow, box, canvas, grid, image, number, outline, write
+from draw.drawing import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR, arrow, box, canvas, grid, image, number, outline, write
 from fa_tutorial.figures import GREY
 from fa_tutorial.matmul import blocked_matmul, grouped_tile, strips_per_wave
 
@@ -56,11 +56,11 @@ def draw_hop(ax: Axes, x: float, y: float, length: float, text: str) -> None:
 @image("02_grid_and_mask.png")
 def draw_grid_and_mask() -> Figure:
     """Ten elements, three programs with blocks of four: the offset of each position, and the last two masked off."""
-    figure, ax = canvas(4.1)
+    figure, ax = canvas(4.45)
     n, block = 10, 4
     side, gap, left = 0.56, 0.22, 1.75
     programs = -(-n // block)
-    memory = [left + (offset + 0.5) * side for offset in range(n)]  # middle of each element's cell
+    memory = [left + (offset + 0.5) * side for offset in range(programs * block)]  # middle of each element's cell
     rows = {"lane": 0.55, "offs": 1.5, "mask": 2.06, "memory": 3.2}
     labels = {"lane": "arange(0, BLOCK)", "offs": "offs", "mask": "mask: offs < n", "memory": f"memory, n = {n}"}
     for row, text in labels.items():
@@ -77,14 +77,17 @@ def draw_grid_and_mask() -> Figure:
             look = {"size": BODY, **({"colour": "sky"} if inside else {"hatch": MASKED})}
             box(ax, x, rows["lane"], side, side, str(lane), size=BODY)
             box(ax, x, rows["offs"], side, side, str(offset), **look)
-            box(ax, x, rows["mask"], side, side, str(int(inside)), **look)
+            box(ax, x, rows["mask"], side, side, str(inside), **{**look, "size": SMALL})
             if inside:
                 arrow(ax, (x + side / 2, rows["mask"] + side), (memory[offset], rows["memory"]), width=1.2)
         outline(ax, start, rows["lane"], block * side, rows["mask"] + side - rows["lane"])
     for offset, x in enumerate(memory):
-        box(ax, x - side / 2, rows["memory"], side, side, f"x[{offset}]", "orange")
+        look = {"text": f"x[{offset}]", "colour": "orange"} if offset < n else {"hatch": MASKED}
+        box(ax, x - side / 2, rows["memory"], side, side, **look)
+    write(ax, memory[n] + side / 2, rows["memory"] + side + 0.22, "not ours")
     outside = " and ".join(str(offset) for offset in range(n, programs * block))
-    write(ax, memory[-1] + side / 2 + 0.12, rows["memory"] + side / 2, f"{outside} are\nmasked off: the\nload gives other", ha="left")
+    words = f"{outside} are masked off: the load gives other, the store skips them"
+    write(ax, memory[0] - side / 2, rows["memory"] + side + 0.22, words, ha="left")
     return figure
 
 
@@ -150,7 +153,7 @@ def draw_gpu() -> Figure:
         program(left + pid % 3 * (side + 0.06), top + pid // 3 * (side + 0.06), pid, waits=pid >= 8)
     sm_left, sm_wide, sm_high = 2.85, 1.42, 1.22
     write(ax, sm_left, 0.25, "GPU", HEAD, ha="left", weight="bold")
-    write(ax, sm_left, 0.65, "where they run:\n4 SMs, 2 programs on each", ha="left", linespacing=1.3)
+    write(ax, sm_left, 0.65, "where they run: a toy with\n4 SMs, 2 programs on each", ha="left", linespacing=1.3)
     for sm in range(4):
         x, y = sm_left + sm % 2 * (sm_wide + 0.1), top + sm // 2 * (sm_high + 0.16)
         outline(ax, x, y, sm_wide, sm_high, line=1.8)
@@ -180,12 +183,12 @@ def draw_gpu() -> Figure:
 
 @image("02_coalescing.png")
 def draw_coalescing() -> Figure:
-    """The 32-byte sectors that a warp touches along a row and down a column, and how a tile gets both directions right."""
-    figure, ax = canvas(6.15)
+    """The 32-byte sectors that a warp touches along a row and down a column, why a transpose needs both, and how a tile gets both right."""
+    figure, ax = canvas(6.6)
     threads, columns, per_sector = torch.arange(32), 8192, 8  # fp32: eight elements fill a sector
     along, down = ((threads * stride // per_sector).unique().numel() for stride in (1, columns))
     cell, left = 0.265, 0.3
-    write(ax, 0.15, 0.25, "A warp reads along a row", HEAD, ha="left", weight="bold")
+    write(ax, 0.15, 0.25, "A warp reads or writes along a row", HEAD, ha="left", weight="bold")
     top = 1.1
     for thread in range(32):
         x = left + thread * cell
@@ -195,9 +198,9 @@ def draw_coalescing() -> Figure:
     write(ax, left + 32 * cell, top - 0.45, "thread 31", ha="right")
     for sector in range(along):
         outline(ax, left + sector * per_sector * cell, top, per_sector * cell, 0.36)
-    write(ax, left, top + 0.6, f"{along} sectors of 32 bytes: {32 * along} bytes fetched, 128 used", BODY, ha="left", weight="bold")
+    write(ax, left, top + 0.6, f"{along} sectors of 32 bytes: {32 * along} bytes asked for, 128 used", BODY, ha="left", weight="bold")
     top, rows = 2.85, 0.44
-    write(ax, 0.15, 2.35, "A warp reads down a column", HEAD, ha="left", weight="bold")
+    write(ax, 0.15, 2.35, "A warp reads or writes down a column", HEAD, ha="left", weight="bold")
     for place, thread in enumerate((0, 1, 2, None, 31)):
         y = top + place * rows
         if thread is None:
@@ -213,28 +216,34 @@ def draw_coalescing() -> Figure:
         ax,
         left,
         5.35,
-        f"{down} sectors of 32 bytes:\n{32 * down:,} bytes fetched, 128 used",
+        f"{down} sectors of 32 bytes:\n{32 * down:,} bytes asked for, 128 used",
         BODY,
         ha="left",
         weight="bold",
         linespacing=1.3,
     )
-    write(ax, left, 5.88, "hatched: fetched for nothing", ha="left")
-    write(ax, 4.5, 2.35, "A tile does both well", HEAD, ha="left", weight="bold")
-    side, y = 1.0, 3.2
-    for x, name, colour in ((4.5, "tile of x", "sky"), (6.0, "shared\nmemory", "yellow"), (7.5, "tile of out", "orange")):
+    write(ax, left, 5.88, "hatched: not used by this warp", ha="left")
+    write(ax, 4.8, 2.35, "A transpose needs both", HEAD, ha="left", weight="bold")
+    for x, name, here in ((4.8, "x", lambda row, col: row == 1), (6.55, "out", lambda row, col: col == 1)):
+        grid(ax, x, 2.7, 4, 4, 0.24, lambda row, col, here=here: {"colour": "orange", "share": 0.6} if here(row, col) else {})
+        write(ax, x + 1.1, 3.18, name, ha="left", weight="bold")
+    arrow(ax, (6.15, 3.18), (6.47, 3.18), width=2.4)
+    write(ax, 4.8, 3.92, "a row of x is a column of out", ha="left")
+    write(ax, 4.8, 4.4, "A tile does both well", HEAD, ha="left", weight="bold")
+    side, y = 0.9, 4.95
+    for x, name, colour in ((4.8, "tile of x", "sky"), (6.2, "shared\nmemory", "yellow"), (7.6, "tile of out", "orange")):
         box(ax, x, y, side, side, colour=colour, share=0.4, line=2)
         if colour == "yellow":
             write(ax, x + side / 2, y + side / 2, name, weight="bold", linespacing=1.3)
             continue
         write(ax, x + side / 2, y - 0.2, name, weight="bold")
         for step in range(4):
-            arrow(ax, (x + 0.12, y + 0.17 + step * 0.22), (x + side - 0.1, y + 0.17 + step * 0.22), width=1.4)
-    for x in (5.5, 7.0):
+            arrow(ax, (x + 0.12, y + 0.15 + step * 0.2), (x + side - 0.1, y + 0.15 + step * 0.2), width=1.4)
+    for x in (5.7, 7.1):
         arrow(ax, (x + 0.06, y + side / 2), (x + 0.46, y + side / 2), width=2.4)
-    write(ax, 4.5, y + side + 0.55, "threads load\nalong rows of x", ha="left", linespacing=1.3)
-    write(ax, 6.0, y + side + 0.55, "elements change\nthreads", ha="left", linespacing=1.3)
-    write(ax, 7.5, y + side + 0.55, "threads store\nalong rows of out", ha="left", linespacing=1.3)
+    write(ax, 4.8, y + side + 0.35, "threads load\nalong rows of x", ha="left", linespacing=1.3)
+    write(ax, 6.2, y + side + 0.35, "elements change\nthreads", ha="left", linespacing=1.3)
+    write(ax, 7.6, y + side + 0.35, "threads store\nalong rows of out", ha="left", linespacing=1.3)
     return figure
 
 
@@ -253,7 +262,9 @@ def draw_fused_softmax() -> Figure:
 
     def tensor(x: float, name: str) -> None:
         whole = name not in "ml"
-        box(ax, x, memory + 0.1, wide, 0.56, f"{name}\n{'n' if whole else 'rows'}", "orange" if whole else None, share=0.4, size=BODY)
+        box(ax, x, memory + 0.1, wide, 0.56, colour="orange" if whole else None, share=0.4)
+        write(ax, x + wide / 2, memory + 0.25, name, BODY, family="monospace", weight="bold")  # in which an l is an l
+        write(ax, x + wide / 2, memory + 0.49, "n" if whole else "rows", BODY)
 
     def trip(start: float, end: float, is_read: bool, whole: bool) -> None:
         high, low = memory + 0.66, chip

@@ -89,7 +89,7 @@ EXERCISE = Exercise(
     hints=(
         "double_kernel has the offsets and the mask that you need. What does it load, and what does it store?",
         "offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) and mask = offs < n. Load x and y at offs, and store their sum at offs; all three take "
-        "mask=mask.",
+        "mask=mask, and the loads other=0.0.",
     ),
     solution=add_kernel,
     reasoning="One vector of offsets serves x, y and out, and one mask keeps the last program inside all three.",

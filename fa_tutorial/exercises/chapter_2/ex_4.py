@@ -42,6 +42,10 @@ MISTAKES = {
     "x_contiguous": "x is read as if it were contiguous: use stride_xr and stride_xc",
     "out_contiguous": "out is written as if it were contiguous: use stride_or and stride_oc",
 }
+SHAPES = (
+    "the tile stays [BLOCK_R, BLOCK_C] from the load to the store, so both addresses and the mask are made of offs_r[:, None] and offs_c[None, :] "
+    "(for out, only the strides change)"
+)
 
 
 def twin(x, block, x_strides, out_strides, mistake=None):
@@ -66,7 +70,8 @@ def twin(x, block, x_strides, out_strides, mistake=None):
 def launch(x, block, x_strides, out_strides):
     rows, cols = x.shape
     args = (In(x, x_strides), Out((cols, rows), x.dtype, out_strides), rows, cols, *x_strides, *out_strides)
-    return Launch((triton.cdiv(rows, block[0]), triton.cdiv(cols, block[1])), args, {"BLOCK_R": block[0], "BLOCK_C": block[1]})
+    grid = (triton.cdiv(rows, block[0]), triton.cdiv(cols, block[1]))
+    return Launch(grid, args, {"BLOCK_R": block[0], "BLOCK_C": block[1]}, shapes=SHAPES)
 
 
 def inputs():

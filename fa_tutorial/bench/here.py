@@ -1,0 +1,29 @@
+"""A kernel's speed on this machine's GPU, or where there is none the stored result of an H200: what a notebook shows of a reader's kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fa_tutorial import hardware
+from fa_tutorial.bench import results, timing
+
+
+def gpu() -> str:
+    """The GPU whose speeds gb_per_s gives, in words."""
+    return torch.cuda.get_device_name() if hardware.device().type == "cuda" else "NVIDIA H200, stored results"
+
+
+def gb_per_s(call: Callable[[], Any], bytes_moved: int, **stored: Any) -> float:
+    """The GB/s at which `call` moves bytes_moved on this GPU. Without one, call isn't run, and the H200's row whose fields are `stored` gives them.
+
+    kernel="copy" is the H200's plain copy.
+    """
+    if hardware.device().type == "cuda":
+        return bytes_moved / timing.time_call(call).ms / 1e6
+    h200 = results.load("h200")
+    if stored == {"kernel": "copy"}:
+        return h200["provenance"]["ceilings"]["copy_gb_s"]
+    return results.select(h200["kernels"], **stored)["gb_s"].item()
