@@ -105,6 +105,10 @@ def test_lost_precision_is_told():
     assert "float64 goes in, and the result has less accuracy" in verdict(MEAN, lambda x: mean(x.float()))
 
 
+def test_numbers_that_look_the_same_differ_by():
+    assert verdict(MEAN, lambda x: mean(x) * 1.00006).endswith("x = [1, 5] gives 3, want 3 (they differ by 0.0001798)")
+
+
 def test_fresh_inputs_show_no_numbers():
     words = verdict(MEAN, lambda x: mean(x) + (len(x) == 9))
     assert words == "right on the small cases, wrong on others: nine numbers: the result is wrong"

@@ -362,10 +362,14 @@ def _difference(exercise: Exercise, got: torch.Tensor, want: torch.Tensor, one: 
     if want.numel() <= 4:
         while want.ndim > 1 and len(want) == 1:
             got, want = got[0], want[0]
-        return f"{_show_tensor(got)}, want {_show_tensor(want)}"
-    rtol, atol = (exercise.tolerance or tolerance)(one.args, part)
-    index = tuple(torch.nonzero(~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True))[0].tolist())
-    return f"{_show_tensor(got[index])} at [{', '.join(map(str, index))}], want {_show_tensor(want[index])}"
+        shown, wanted, place = _show_tensor(got), _show_tensor(want), ""
+    else:
+        rtol, atol = (exercise.tolerance or tolerance)(one.args, part)
+        index = tuple(torch.nonzero(~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True))[0].tolist())
+        got, want = got[index], want[index]
+        shown, wanted, place = _show_tensor(got), _show_tensor(want), f" at [{', '.join(map(str, index))}]"
+    off = f" (they differ by {_show_number(float((got - want).abs().nan_to_num(0.0).max()))})" if shown == wanted else ""
+    return f"{shown}{place}, want {wanted}{off}"
 
 
 # ---------------------------------------------------------------- showing values
@@ -454,6 +458,10 @@ def run(answer: Callable, *args: Any, on: str = "") -> Any:
     return first
 
 
+REMEDIES = (  # what PyTorch says to a newcomer, and what to do about it
+    ("torch.return_types.m", "max and min along a dimension return a pair: take its .values, or use amax and amin"),
+    ("Boolean value of Tensor", "an if can't decide for several elements at once: torch.where decides for each"),
+)
 VALUES = (int, float, str, tuple, list, torch.Tensor, np.ndarray, np.generic, type(None))
 
 
@@ -467,7 +475,8 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
     except Wrong:  # by what stands in the answer's place or watches it
         raise
     except Exception as error:
-        raise Wrong(f"raises {type(error).__name__}: {error}{where_in(error, answer)}") from error
+        remedy = next((f"; {advice}" for words, advice in REMEDIES if words in str(error)), "")
+        raise Wrong(f"raises {type(error).__name__}: {error}{where_in(error, answer)}{remedy}") from error
     for position, (arg, copy) in enumerate(zip(args, copies, strict=True)):
         if isinstance(arg, torch.Tensor) and not same(arg, copy):
             raise Wrong(f"changes its input {_parameter(answer, position)} in place: work on a copy")

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
-from draw.drawing import BODY, GREY, HEAD, MASKED, TENSOR_COLOUR, WIDTH, arrow, box, canvas, image, number, outline, write
+from draw.drawing import BODY, DARK, GREY, HEAD, MASKED, TENSOR_COLOUR, WIDTH, arrow, box, canvas, image, number, write
 from fa_tutorial import ledger, softmax
 from fa_tutorial.bench import results
 
@@ -223,34 +223,48 @@ EXAMPLE = (3.0, 2.0, 5.0, 1.0)
 TERM_LOOKS = (("sky", ""), ("orange", "////"), ("green", "...."), ("purple", "xxxx"))  # colour and hatching of each element's term
 
 
+def digits(value: float) -> str:
+    """A number with the four decimals that chapter 1's text shows; whole numbers without any."""
+    return number(value) if float(value).is_integer() else f"{value:.4f}"
+
+
 @image("01_passes.png")
 def draw_passes() -> Figure:
-    """How often a softmax reads its row from HBM: three passes, two passes, one."""
-    figure, ax = canvas(3.75)
+    """How often a softmax reads its row from HBM: three passes, two passes, one, and flash attention not at all."""
+    figure, ax = canvas(3.95)
     ways = (
-        ("three passes", "4·n elements", ("find m", "find l", "divide"), 0.1, 3.5),
-        ("two passes", "3·n elements", ("find m and l", "divide"), 3.95, 2.75),
-        ("one pass", "2·n elements", ("keep the row;\nm, l, divide",), 7.05, 1.85),
+        ("three passes", "4·n elements", ("find m", "find l", "divide"), 0.1, 2.95),
+        ("two passes", "3·n elements", ("find\nm and l", "divide"), 3.25, 2.1),
+        ("one pass", "2·n elements", ("keep the\nrow: m, l,\ndivide",), 5.55, 1.4),
+        ("flash attention", "0 elements", ("make scores,\nuse them up",), 7.15, 1.75),
     )
+    cell, cells, strip_top, strip_bottom, top = 0.09, 6, 1.05, 1.27, 2.2
     for title, moved, passes, left, width in ways:
         write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
-        box(ax, left, 0.5, width, 0.75, colour="black", share=0.08)
-        write(ax, left + 0.1, 0.7, "HBM", ha="left", weight="bold")
-        write(ax, left + width / 2, 0.97, "x        y", BODY)
+        box(ax, left, 0.5, width, 0.9, colour="black", share=0.08)
+        write(ax, left + 0.1, 0.68, "HBM", ha="left", weight="bold")
         step = width / len(passes)
-        for number_of, name in enumerate(passes):
-            x = left + (number_of + 0.5) * step
-            last = number_of == len(passes) - 1
-            arrow(ax, (x - 0.2 * last, 1.25), (x - 0.2 * last, 2.1), "blue")
-            if last:
-                arrow(ax, (x + 0.2, 2.1), (x + 0.2, 1.25), "vermilion", dashed=True)
-            wide = step - 0.12
-            box(ax, x - wide / 2, 2.1, wide, 0.6, name, "sky")
-        write(ax, left + width / 2, 2.98, moved, BODY, weight="bold")
-    arrow(ax, (0.1, 3.5), (0.55, 3.5), "blue")
-    write(ax, 0.65, 3.5, "reads the row of n scores x", ha="left")
-    arrow(ax, (3.45, 3.5), (3.9, 3.5), "vermilion", dashed=True)
-    write(ax, 4.0, 3.5, "writes the n weights y", ha="left")
+        centres = [left + (number_of + 0.5) * step for number_of in range(len(passes))]
+        for x, name in zip(centres, passes, strict=True):
+            box(ax, x - step / 2 + 0.05, top, step - 0.1, 0.8, name, "sky")
+        write(ax, left + width / 2, top + 1.08, moved, BODY, weight="bold")
+        if moved[0] == "0":
+            write(ax, left + width / 2, 1.8, "no scores, no weights", style="italic")
+            continue
+        ends = {"x": (sum(centres) / len(centres) - (0.32 if len(passes) == 1 else 0.1), "yellow"), "y": (centres[-1] + 0.32, "purple")}
+        ends["y"] = (min(ends["y"][0], left + width - 0.37), "purple")
+        for name, (x, colour) in ends.items():
+            for number_of in range(cells):
+                box(ax, x + (number_of - cells / 2) * cell, strip_top, cell, strip_bottom - strip_top, colour=colour, share=0.5)
+            write(ax, x, strip_top - 0.14, name, BODY)
+        for number_of, x in enumerate(centres):
+            start = ends["x"][0] + (number_of - (len(passes) - 1) / 2) * 0.18
+            arrow(ax, (start, strip_bottom), (x - 0.2 * (number_of == len(passes) - 1), top), "blue")
+        arrow(ax, (centres[-1] + 0.25, top), (ends["y"][0], strip_bottom), "vermilion", dashed=True)
+    arrow(ax, (0.1, 3.75), (0.55, 3.75), "blue")
+    write(ax, 0.65, 3.75, "reads the row x of n scores", ha="left")
+    arrow(ax, (3.45, 3.75), (3.9, 3.75), "vermilion", dashed=True)
+    write(ax, 4.0, 3.75, "writes the n weights y", ha="left")
     return figure
 
 
@@ -270,55 +284,55 @@ def draw_two_maxima() -> Figure:
             height = math.exp(value - m) * scale
             x = left + 0.1 + i * 0.82
             box(ax, x, base - height, 0.62, height, colour=colour, hatch=hatch, share=0.5)
-            write(ax, x + 0.31, base - height - 0.15, number(math.exp(value - m)))
+            write(ax, x + 0.31, base - height - 0.15, digits(math.exp(value - m)))
             write(ax, x + 0.31, base + 0.2, f"x = {number(value)}", BODY)
         for block in (0, 1):
             write(ax, left + 0.82 + block * 1.66, base + 0.55, f"measured from {number(maxima[2 * block])}")
     arrow(ax, (4.15, 1.9), (4.75, 1.9))
-    write(ax, 4.45, 2.3, f"left block\n· {number(math.exp(3 - 5))}")
-    write(ax, 0.1, 3.98, "left: 3 counts as much as 5, and 2 counts for too much     right: all four on one scale", ha="left")
+    write(ax, 4.45, 2.3, f"left block\n· {digits(math.exp(3 - 5))}")
+    write(ax, 0.75 + 1.65, 3.98, "3 counts as much as 5, and 2 for too much")
+    write(ax, 5.15 + 1.65, 3.98, "all four on one scale")
     return figure
 
 
 @image("01_online_softmax.png")
 def draw_online_softmax() -> Figure:
-    """m and l of x = [3, 2, 5, 1], element by element: the terms of the sum, and the correction where the maximum jumps."""
-    figure, ax = canvas(5.7)
-    left, width, base, scale = 2.2, 1.65, 2.85, 1.45  # scale: inches for 1.0
-    rows = ("x", "m so far", "l before", "alpha", "l after")
-    top, tall = 3.15, 0.38
-    write(ax, left - 0.25, base, "0", ha="right")
-    write(ax, left - 0.25, base - scale, "1", ha="right")
-    write(ax, 0.15, base - scale / 2, "terms of l:\nexp(x_j − m), each\nwith its pattern", ha="left")
+    """l of x = [3, 2, 5, 1], element by element: each term is named, and all terms shrink where the maximum jumps."""
+    figure, ax = canvas(4.5)
+    left, width, base, scale, wide = 0.6, 2.1, 3.5, 1.85, 1.0  # scale: inches for 1.0
     for height in (0, scale):
-        ax.plot([left - 0.15, left + 4 * width], [base - height, base - height], color=GREY, linewidth=0.8, zorder=0.5)
-    for row, name in enumerate(rows):
-        write(ax, 0.15, top + (row + 0.5) * tall, name, BODY, ha="left")
-    m_old, l_before = softmax.online_normalizer(torch.tensor([], dtype=torch.float64))
+        ax.plot([left - 0.15, left + 4 * width - 0.15], [base - height, base - height], color=GREY, linewidth=0.8, zorder=0.5)
+        write(ax, left - 0.25, base - height, "1" if height else "0", ha="right")
+    tops: list[float] = []
     for step, value in enumerate(EXAMPLE):
-        m, l = softmax.online_normalizer(torch.tensor(EXAMPLE[: step + 1], dtype=torch.float64))
-        alpha = math.exp(m_old - m)
         x = left + step * width
-        jump = step > 0 and m > m_old
-        look = {"colour": "vermilion", "weight": "bold"} if jump else {}
-        draw_terms(ax, x + 0.375, base, scale, EXAMPLE[: step + 1], m)
-        for row, cell in enumerate((value, m, l_before, alpha, l)):
-            box(ax, x, top + row * tall, width, tall, number(cell), size=BODY, **look)
-        if jump:
-            outline(ax, x, top, width, len(rows) * tall)
-            write(ax, x + width / 2, 0.4, f"maximum jumps {number(m_old)} → {number(m)}:\nterms so far shrink by alpha", weight="bold")
-        m_old, l_before = m, l
-    write(ax, 0.15, 5.4, "alpha = exp(m_old − m_new)          l after = alpha · l before + exp(x − m_new)", BODY, ha="left")
+        m, l = softmax.online_normalizer(torch.tensor(EXAMPLE[: step + 1], dtype=torch.float64))
+        before, tops = tops, draw_terms(ax, x, base, scale, wide, EXAMPLE[: step + 1], m)
+        write(ax, x + wide / 2, base + 0.27, f"after {number(value)}:  m = {number(m)}", BODY)
+        write(ax, x + wide / 2, base + 0.57, f"l = {digits(l)}", BODY, weight="bold")
+        if before and tops[0] != before[0]:  # the maximum has jumped
+            for old, new in zip(before, tops, strict=False):
+                ax.plot([x - width + wide, x], [old, new], color=DARK, linestyle="--", linewidth=1.4)
+            write(ax, x - 0.68, base - 0.4, f"· {digits(math.exp(3 - 5))}", BODY, weight="bold")
+            write(ax, x + wide / 2, 0.5, "the maximum jumps from 3 to 5:\nthe terms of 3 and 2 shrink together", weight="bold")
     return figure
 
 
-def draw_terms(ax: Axes, x: float, base: float, scale: float, values: tuple[float, ...], m: float) -> None:
-    """A bar of height Σ exp(value − m), one patterned piece a value, named where the piece is tall enough."""
-    y = base
+def draw_terms(ax: Axes, x: float, base: float, scale: float, wide: float, values: tuple[float, ...], m: float) -> list[float]:
+    """A bar of height Σ exp(value − m), one patterned piece a value, named inside or, if it is thin, beside it. Returns the pieces' tops."""
+    tops, label = [base], base + 0.1
     for value, (colour, hatch) in zip(values, TERM_LOOKS, strict=False):
         height = math.exp(value - m) * scale
-        y -= height
-        box(ax, x, y, 0.9, height, f"exp({number(value - m)})" if height > 0.3 else "", colour, hatch=hatch, share=0.5)
+        name = f"exp({number(value)} − {number(m)})"
+        y = tops[-1] - height
+        thin = height < 0.3
+        box(ax, x, y, wide, height, "" if thin else name, colour, hatch=hatch, share=0.5)
+        if thin:
+            label = min(y + height / 2, label - 0.25)
+            ax.plot([x + wide, x + wide + 0.13], [y + height / 2, label], color="black", linewidth=0.9)
+            write(ax, x + wide + 0.16, label, name, ha="left")
+        tops.append(y)
+    return tops[1:]
 
 
 Node = tuple[float, float]  # (m, l)
@@ -384,9 +398,17 @@ def draw_running_sum() -> Figure:
                 y -= term * scale
                 text = f"exp({number(score - m)})" + (f" · {number(value)}" if row else "")
                 box(ax, x, y, 1.2, term * scale, text if term * scale > 0.25 else "", colour, hatch=hatch, share=0.5)
-            write(ax, x + 0.6, base + 0.2, f"{name} = {number(sum(terms))}", BODY, weight="bold")
+                if score == 1:  # too thin for its name
+                    write(ax, x + 0.6, y - 0.15, text)
+            write(ax, x + 0.6, base + 0.2, f"{name} = {digits(sum(terms))}", BODY, weight="bold")
             if column < 2:
                 arrow(ax, (x + 1.35, base - 0.45), (x + 2.4, base - 0.45))
-                write(ax, x + 1.87, base - 0.65, (f"· {number(alpha)}", "+ block 2")[column], BODY)
-    write(ax, 0.15, 5.05, "alpha = exp(3 − 5) shrinks both sums alike          o = acc / l at the end", BODY, ha="left")
+                write(ax, x + 1.87, base - 0.65, (f"· {digits(alpha)}", "+ block 2")[column], BODY)
+    write(
+        ax,
+        0.15,
+        5.05,
+        "alpha = exp(3 − 5) shrinks both sums alike     o = acc / l at the end     l and acc: each on its own scale",
+        ha="left",
+    )
     return figure

@@ -23,6 +23,30 @@ def softmax_through_view(x):
     return torch.softmax(x.view(-1, x.shape[-1]), dim=1).view(x.shape)
 
 
+def softmax_in_half(x):
+    p = torch.exp(x - x.amax(dim=-1, keepdim=True))
+    return p / p.sum(dim=-1, keepdim=True)
+
+
+def softmax_in_float32_at_least(x):
+    return softmax_in_half(x.to(torch.promote_types(x.dtype, torch.float32)))
+
+
+def softmax_of_a_pair(x):
+    return softmax_in_half(x - x.max(-1, keepdim=True))
+
+
+def normalizer_stops(x):
+    m, l = -math.inf, 0.0
+    for value in x.tolist():
+        if value == -math.inf and m > -math.inf:
+            break
+        m_new = max(m, value)
+        l = l * math.exp(m - m_new) + math.exp(value - m_new) if m_new > -math.inf else l
+        m = m_new
+    return m, l
+
+
 def normalizer_needs_a_first(x):
     m, l = x[0].item(), 0.0
     for value in x.tolist():
@@ -43,10 +67,92 @@ def merge_tensors_only(m_a, l_a, m_b, l_b):
     return m, l_a * torch.exp(m_a - shift) + l_b * torch.exp(m_b - shift)
 
 
+def merge_with_one_guard(m_a, l_a, m_b, l_b):
+    m_a, l_a, m_b, l_b = (torch.as_tensor(x) for x in (m_a, l_a, m_b, l_b))
+    m = torch.maximum(m_a, m_b)
+    if (m == -math.inf).all():
+        return m, l_a + l_b
+    return m, l_a * torch.exp(m_a - m) + l_b * torch.exp(m_b - m)
+
+
+def blocks_without_correction(x, block):
+    numerators = [torch.exp(part - part.amax(-1, keepdim=True)) for part in x.split(block, dim=-1)]
+    return torch.cat(numerators, dim=-1) / torch.cat(numerators, dim=-1).sum(-1, keepdim=True)
+
+
 def blocks_by_reshape(x, block):
     blocks = x.reshape(*x.shape[:-1], -1, min(block, x.shape[-1]))
     p = torch.exp(blocks - blocks.amax(dim=(-1, -2), keepdim=True))
     return (p / p.sum(dim=(-1, -2), keepdim=True)).reshape(x.shape)
+
+
+def blocks(x, block, skips):
+    """(m, l) of x's blocks, except those that `skips` is true of; where it says "stop", of those before."""
+    m, l = torch.full_like(x[..., :1], -math.inf), torch.zeros_like(x[..., :1])
+    for part in x.split(block, dim=-1):
+        skip = skips(part, m)
+        if skip == "stop":
+            break
+        if skip:
+            continue
+        m_new = torch.maximum(m, part.amax(dim=-1, keepdim=True))
+        shift = torch.where(m_new == -math.inf, 0.0, m_new)
+        l = l * torch.exp(m - shift) + torch.exp(part - shift).sum(dim=-1, keepdim=True)
+        m = m_new
+    return m, l
+
+
+def stop_at_masked(part, m):
+    empty = (part == -math.inf).all()
+    return "stop" if empty and (m > -math.inf).any() else bool(empty)
+
+
+def blocks_stop(x, block):
+    m, l = blocks(x, block, stop_at_masked)
+    return torch.exp(x - m) / l
+
+
+def blocks_skipped_in_every_row(x, block):
+    m, l = blocks(x, block, lambda part, m: bool((part == -math.inf).all(dim=-1).any()))
+    return torch.exp(x - m) / l
+
+
+def blocks_skipped_for_one_entry(x, block):
+    m, l = blocks(x, block, lambda part, m: bool((part == -math.inf).any()))
+    return torch.exp(x - m) / l
+
+
+def blocks_with_one_guard(x, block):
+    m, l = torch.full_like(x[..., :1], -math.inf), torch.zeros_like(x[..., :1])
+    for part in x.split(block, dim=-1):
+        m_new = torch.maximum(m, part.amax(dim=-1, keepdim=True))
+        if (m_new == -math.inf).all():
+            continue
+        l = l * torch.exp(m - m_new) + torch.exp(part - m_new).sum(dim=-1, keepdim=True)
+        m = m_new
+    return torch.exp(x - m) / l
+
+
+def sum_stops(scores, values, block):
+    m, l, acc = scores.new_tensor(-math.inf), scores.new_tensor(0.0), values.new_zeros(values.shape[1])
+    for s, v in zip(scores.split(block), values.split(block), strict=True):
+        if not len(s):
+            continue
+        if s.max() == -math.inf:
+            if m > -math.inf:
+                break
+            continue
+        m_new = torch.maximum(m, s.max())
+        p, alpha = torch.exp(s - m_new), torch.exp(m - m_new)
+        l, acc, m = alpha * l + p.sum(), alpha * acc + p @ v, m_new
+    return (acc / l if l > 0 else acc), m + torch.log(l)
+
+
+def sum_skips_for_one_score(scores, values, block):
+    kept = [not (s == -math.inf).any() for s in scores.split(block)]
+    scores = torch.cat([s for s, keep in zip(scores.split(block), kept, strict=True) if keep] or [scores[:0]])
+    values = torch.cat([v for v, keep in zip(values.split(block), kept, strict=True) if keep] or [values[:0]])
+    return torch.softmax(scores, 0) @ values, torch.logsumexp(scores, 0)
 
 
 def sum_fails_without_keys(scores, values, block):
@@ -64,14 +170,31 @@ def sum_without_lse(scores, values, block):
 
 
 WRONG_ANSWERS = (
-    ("1.1", softmax_naive, "exp overflows: float32 holds exp(x) only for x below 89"),
+    ("1.1", softmax_naive, "exp overflows: float32 holds exp(x) only up to x = 88.72"),
     ("1.1", softmax_in_place, "changes its input x in place"),
-    ("1.1", softmax_in_float32, "one edge is left: float64 goes in, and the result has less accuracy"),
+    ("1.1", softmax_in_float32, "two edges are left; the first: float64 goes in, and the result has less accuracy"),
     ("1.1", softmax_through_view, "one edge is left: a transposed view, shape (3, 4, 8): raises RuntimeError: view size is not compatible"),
+    ("1.1", softmax_in_half, "one edge is left: the sum of 70,000 ones is inf in float16"),
+    (
+        "1.1",
+        softmax_in_float32_at_least,
+        "one edge is left: the weights are right, but they are in float32: convert them to x's dtype, float16",
+    ),
+    ("1.1", softmax_of_a_pair, "take its .values, or use amax"),
+    ("1.2", normalizer_stops, "one edge is left: a −inf entry ends your loop"),
     ("1.2", normalizer_needs_a_first, "one edge is left: an empty vector: raises IndexError"),
     ("1.3", merge_numbers_only, "raises RuntimeError: Boolean value of Tensor"),
+    ("1.3", merge_numbers_only, "torch.where decides for each"),
     ("1.3", merge_tensors_only, "one edge is left: merge(1.0, 2.0, 2.0, 3.0) with floats: raises TypeError"),
+    ("1.3", merge_with_one_guard, "one edge is left: one element is two empty parts"),
+    ("1.4", blocks_without_correction, "that is the shortcut itself"),
     ("1.4", blocks_by_reshape, "x = [1, 2, 3], block = 2: raises RuntimeError"),
+    ("1.4", blocks_stop, "one edge is left: a block of only −inf ends your loop"),
+    ("1.4", blocks_skipped_in_every_row, "one edge is left: a block that is only −inf in one row is left out in every row"),
+    ("1.4", blocks_skipped_for_one_entry, "one edge is left: a block is left out of l although only some of its entries are −inf"),
+    ("1.4", blocks_with_one_guard, "one edge is left: one row sees only −inf at first"),
+    ("1.5", sum_stops, "one edge is left: a block of only −inf ends your loop"),
+    ("1.5", sum_skips_for_one_score, "one edge is left: a block is skipped although only some of its scores are −inf"),
     ("1.5", sum_fails_without_keys, "one edge is left: nothing is seen, and o is 0 / 0 = NaN"),
     ("1.5", sum_in_float32, "one edge is left: float64 goes in"),
     ("1.5", sum_without_lse, "want a tuple (o, lse)"),

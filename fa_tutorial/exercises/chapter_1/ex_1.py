@@ -4,14 +4,16 @@ import math
 
 import torch
 
+from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator, masked_vectors, vectors, views
 
 
 def safe_softmax(x):
-    """Softmax over the last dimension of x: (..., n). Returns a tensor like x."""
-    m = x.amax(dim=-1, keepdim=True)
-    p = torch.exp(x - m)
-    return p / p.sum(dim=-1, keepdim=True)
+    """Softmax over the last dimension of x: (..., n). Returns a tensor of x's shape and dtype."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))  # fp16 can't hold a sum above 65,504
+    m = wide.amax(dim=-1, keepdim=True)
+    p = torch.exp(wide - m)
+    return (p / p.sum(dim=-1, keepdim=True)).to(x.dtype)
 
 
 _BELOW = "exp overflows, because you subtract {}, which may be far below the maximum"
@@ -35,26 +37,27 @@ MISTAKES = {
     "flat_maximum": "the maximum of row i is subtracted from column i: the maximum has lost its dimension (keepdim=True keeps it)",
     "flat_sum": "column i is divided by the sum of row i: the sum has lost its dimension (keepdim=True keeps it)",
     "flat_both": "column i is shifted by row i's maximum and divided by row i's sum: both have lost their dimension (keepdim=True keeps it)",
-    "unshifted": "exp overflows: float32 holds exp(x) only for x below 89, so bring the largest exponent down to 0 first",
+    "unshifted": "exp overflows: float32 holds exp(x) only up to x = 88.72, so bring the largest exponent down to 0 first",
     "clamped": "x is clamped, so different scores become equal: subtract the maximum instead",
     "minimum": _BELOW.format("the row's minimum"),
     "first": _BELOW.format("the row's first value"),
     "last": _BELOW.format("the row's last value"),
     "mean": _BELOW.format("the row's mean"),
     "largest_size": _ABOVE.format("the largest |x|"),
+    "half_sum": "the sum of 70,000 ones is inf in float16, so every weight is 0: compute the sum in float32",
     "one_maximum": _ABOVE.format("one maximum for the whole tensor") + " of a row",
 }
 
 CONDITIONS = {
     "inf": "a −inf entry gets the weight 0 and doesn't affect the others",
-    "half": "fp16 and bf16 work too",
+    "half": "fp16 and bf16 work too, on rows of 70,000 equal scores as well, and the result has x's dtype",
     "float64": "a float64 input gives a result with float64's accuracy",
     "views": "x may be a view: a slice, or a transpose",
 }
 
 
 def twin(x, mistake=None):
-    x, whole = x.double(), x.dim() - 1
+    is_half, x, whole = x.dtype == torch.float16, x.double(), x.dim() - 1
     shifts = {"minimum": x.amin(-1, keepdim=True), "first": x[..., :1], "last": x[..., -1:], "mean": x.mean(-1, keepdim=True),
               "largest_size": x.abs().amax(-1, keepdim=True), "one_maximum": x.max(), "unshifted": 0.0, "flat_maximum": x.amax(-1),
               "flat_both": x.amax(-1)}  # fmt: skip
@@ -73,6 +76,7 @@ def twin(x, mistake=None):
         "log": lambda: torch.log_softmax(x, -1),
         "base_2": lambda: torch.softmax(x * math.log(2), -1),
         "no_exp": lambda: x / x.sum(-1, keepdim=True),
+        "half_sum": lambda: p / total.masked_fill((total > 65_504) & is_half, INF),
         "count": lambda: p / x.shape[-1],
         "shifted_above": lambda: p / exp32(x).sum(-1, keepdim=True),
         "shifted_below": lambda: exp32(x) / total,
@@ -80,6 +84,31 @@ def twin(x, mistake=None):
         "one_sum": lambda: p / p.sum(),
         "one_softmax": lambda: torch.softmax(x.flatten(), 0).view(x.shape),
     }.get(mistake, lambda: p / total)()
+
+
+class SameDtype:
+    """Watches for a result in another dtype than x's."""
+
+    def __init__(self, x):
+        self.dtype = x.dtype
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def complaint(self, result):
+        if not isinstance(result, torch.Tensor) or result.dtype == self.dtype:
+            return ""
+        got, want = (str(dtype).removeprefix("torch.") for dtype in (result.dtype, self.dtype))
+        return f"the weights are right, but they are in {got}: convert them to x's dtype, {want}"
+
+
+def tolerance(args, part):
+    """The weights of a long row are small, so no absolute error may cover them."""
+    rtol, atol = harness.tolerance(args, part)
+    return rtol, atol if args[0].shape[-1] < 1_000 else 0.0
 
 
 def inputs():
@@ -107,6 +136,7 @@ def inputs():
         x = torch.tensor([largest, largest, -largest], dtype=dtype)
         yield case(x, on=f"x = [{largest:g}, {largest:g}, −{largest:g}] in {name}", otherwise=f"overflows in {name}", edge="half")
         yield case(3 * torch.randn(3, 4, 8, generator=draw).to(dtype), on=f"3·randn, shape (3, 4, 8), {name}", fresh=True, edge="half")
+    yield case(torch.zeros(70_000, dtype=torch.float16), on="x = 70,000 zeros in float16", otherwise=MISTAKES["half_sum"], edge="half")
     for words, view in views(torch.randn(3, 4, 8, generator=draw)):
         yield case(view, on=f"{words}, shape (3, 4, 8)", fresh=True, edge="views")
 
@@ -118,13 +148,16 @@ EXERCISE = Exercise(
     hints=(
         "softmax(x) = softmax(x − c) for every c. Which c makes the largest exponent 0, so that no other one is positive?",
         "Take three steps along dim=-1: the maximum m, the exponentials p of x − m, and p divided by its sum. With keepdim=True each row keeps its "
-        "own maximum and sum.",
+        "own maximum and sum. For fp16, take these steps on x.float() (float64 must stay float64), and convert the result back with .to(x.dtype).",
     ),
     solution=safe_softmax,
     reasoning="We subtract the row's maximum, so the largest exponent is 0. Nothing overflows, and the sum is at least 1, so the division is safe too. "
-    "keepdim=True leaves a last dimension of 1, so each row's maximum and sum broadcast along that row.",
-    more="The package's version, softmax.safe_softmax, computes fp16 and bf16 inputs in float32, because in fp16 a sum of more than 65,504 ones overflows.",
+    "keepdim=True leaves a last dimension of 1, so each row's maximum and sum broadcast along that row. fp16 and bf16 inputs become float32 first: in "
+    "fp16 the sum itself would overflow on a long row of equal scores.",
+    more="The package's version, softmax.safe_softmax, checks its argument.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
+    tolerance=tolerance,
+    watch=SameDtype,
 )

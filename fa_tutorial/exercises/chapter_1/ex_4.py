@@ -8,51 +8,58 @@ from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator,
 
 
 def online_softmax(x, block):
-    """Softmax over the last dimension of x: (..., n), in two passes over blocks of `block` columns."""
-    m = torch.full_like(x[..., :1], -math.inf)
-    l = torch.zeros_like(m)
+    """Softmax over the last dimension of x: (..., n), in blocks that each subtract their own maximum."""
+    numerators, maxima = [], []
     for part in x.split(block, dim=-1):
-        m_new = torch.maximum(m, part.amax(dim=-1, keepdim=True))
-        shift = torch.where(m_new == -math.inf, 0.0, m_new)  # nothing but −inf so far: l stays 0
-        l = l * torch.exp(m - shift) + torch.exp(part - shift).sum(dim=-1, keepdim=True)
-        m = m_new
-    return torch.cat([torch.exp(part - m) / l for part in x.split(block, dim=-1)], dim=-1)
+        m_block = part.amax(dim=-1, keepdim=True)
+        shift = torch.where(m_block == -math.inf, 0.0, m_block)  # only −inf: the numerators are 0
+        numerators.append(torch.exp(part - shift))
+        maxima.append(m_block)
+
+    m = torch.cat(maxima, dim=-1).amax(dim=-1, keepdim=True)
+    corrected = [p * torch.exp(m_block - m) for p, m_block in zip(numerators, maxima, strict=True)]
+    p = torch.cat(corrected, dim=-1)
+    return p / p.sum(dim=-1, keepdim=True)
 
 
 MISTAKES = {
     "not_divided": "exp(x − m) is not divided by l",
     "exp_alone": "nothing is shifted or divided: y = exp(x − m) / l",
     "log": "that is the logarithm of softmax",
-    "m_never": "m is still −inf in the second pass",
+    "m_never": "m is still −inf when the weights are computed",
     "wrong_sign": "the exponent has the wrong sign: it is x − m, which is never positive",
     "by_itself": "each block is normalised on its own: m and l belong to the whole row",
-    "own_maximum": "the second pass uses each block's own maximum: use the m of the whole row",
+    "shortcut": "that is the shortcut itself: multiply each block's numerators by exp(m_block − m) before you add them up",
+    "own_maximum": "the numerators are still measured from their own block's maximum: multiply each block's by exp(m_block − m)",
     "no_rescale": "your l is not rescaled when the maximum grows",
     "rescale_sign": "your l is rescaled with the wrong sign in the exponent",
     "last_block": "m and l are those of the last block: merge them with what came before",
     "first_block": "m and l are those of the first block: merge the others into them",
-    "one_pass": "the first block is written before the last one is seen, so its m and l are not final yet: write in a second pass",
+    "one_pass": "the first block is finished before the last one is seen, so its m and l are not final yet: finish after the loop",
     "new_rescaled": "a larger maximum shrinks the new block's sum too: shrink only what you summed before it",
     "old_maximum": "the new block's sum is measured from the old maximum",
     "own_sum": "your l adds the second block measured from its own maximum: measure it from the running maximum",
     "falls": "exp overflows: m must be the maximum of all blocks so far, so it never falls",
     "dropped": "the ragged last block is dropped: 3 columns are a block of 2 and a block of 1",
     "unwritten": "the ragged last block is never written: 3 columns are a block of 2 and a block of 1",
-    "unsummed": "the first pass leaves the ragged last block out",
+    "unsummed": "l leaves the ragged last block out",
     "zeros": "the ragged last block is filled up with zeros, and exp(0 − m) counts: fill with −inf",
     "one_row": "m and l are those of the whole tensor: each row has its own",
     "one_sum": "l is the sum of all rows: each row has its own",
     "columns": "the softmax runs down the columns: take it over the last dimension",
     "unshifted": "exp overflows: x must be shifted by the running maximum before exp",
     "from_zero": "exp underflows: m starts at 0, above every element",
+    "stops": "a block of only −inf ends your loop, and the blocks after it are missing from l: skip it and go on",
+    "skips_partly": "a block is left out of l although only some of its entries are −inf, and the others count",
+    "skips_rows": "a block that is only −inf in one row is left out in every row: each row has its own",
+    "one_guard": "one row sees only −inf at first and gets NaN, because another row sees more: guard each row by itself (torch.where)",
     "nan_block": "a block of only −inf gives NaN: its own maximum is −inf, and −inf − (−inf) is NaN",
     "nan_first": "a first block of only −inf gives NaN: m is still −inf then, and −inf − (−inf) is NaN",
 }
 
 CONDITIONS = {
-    "inf": "a block of only −inf changes nothing, wherever it stands",
+    "inf": "a −inf entry gets the weight 0, and a block of only −inf changes nothing, wherever it stands",
     "float64": "a float64 input gives a result with float64's accuracy",
-    "views": "x may be a view: a slice, or a transpose",
 }
 
 
@@ -62,8 +69,13 @@ def _first_pass(parts, mistake):
     l, steps = torch.zeros_like(m), []
     for part in parts:
         own = part.amax(-1, keepdim=True)
+        if mistake == "stops" and (part == -INF).all() and (m > -INF).any():
+            break
+        if (mistake == "skips_partly" and (part == -INF).any()) or (mistake == "skips_rows" and (own == -INF).any()):
+            continue
         m_new = own if mistake in ("last_block", "falls") else torch.maximum(m, own)
-        shift = m_new if mistake == "nan_first" else m_new.masked_fill(m_new == -INF, 0.0)
+        bare = mistake == "nan_first" or (mistake == "one_guard" and (m_new > -INF).any())
+        shift = m_new if bare else m_new.masked_fill(m_new == -INF, 0.0)
         alpha, new = exp32(m - shift), exp32(part - shift).sum(-1, keepdim=True)
         alpha, new = {
             "no_rescale": (1.0, new),
@@ -76,7 +88,12 @@ def _first_pass(parts, mistake):
         }.get(mistake, (alpha, new))
         l, m = l * alpha + new, m_new
         steps.append((m, l))
-    return steps
+    return steps or [(m, l)]
+
+
+def _shortcut(parts):
+    p = torch.cat([exp32(part - part.amax(-1, keepdim=True)) for part in parts], -1)
+    return p / p.sum(-1, keepdim=True)
 
 
 def twin(x, block, mistake=None):
@@ -97,6 +114,7 @@ def twin(x, block, mistake=None):
         "m_never": lambda: torch.full_like(x, INF),
         "wrong_sign": lambda: torch.softmax(-x, -1),
         "by_itself": lambda: torch.cat([torch.softmax(part, -1) for part in parts], -1),
+        "shortcut": lambda: _shortcut(parts),
         "own_maximum": lambda: torch.cat([exp32(part - part.amax(-1, keepdim=True)) / l for part in parts], -1),
         "one_pass": lambda: torch.cat([exp32(part - m) / l for part, (m, l) in zip(parts, steps, strict=True)], -1),
         "unwritten": lambda: torch.cat([y[..., :whole], 0 * y[..., whole:]], -1),
@@ -109,7 +127,7 @@ def twin(x, block, mistake=None):
 
 def inputs():
     yield case(torch.tensor([1.0, 2.0]), 2, otherwise="one block: y = exp(x − m) / l")
-    yield case(torch.tensor([1.0, 2.0]), 1, otherwise="two blocks: the second pass must use the m and l of the whole row")
+    yield case(torch.tensor([1.0, 2.0]), 1, otherwise="two blocks: the weights need the m and l of the whole row")
     yield case(torch.tensor([2.0, 1.0]), 1, otherwise="the maximum is in the first block, and the second one must not change it")
     yield case(torch.tensor([1.0, 2.0, 3.0]), 2, otherwise="the last block may be ragged: 3 columns are a block of 2 and a block of 1")
     yield case(torch.tensor([1.0, 2.0]), 8, otherwise="a block may be longer than the row")
@@ -126,25 +144,30 @@ def inputs():
     yield case(torch.arange(1.0, 7.0, dtype=torch.float64) / 3, 4, on="x = 1/3, 2/3, … 2 in float64, block = 4", edge="float64")
     yield case(torch.tensor([1.0, -INF]), 1, edge="inf")
     yield case(torch.tensor([-INF, 1.0]), 1, edge="inf")
+    yield case(torch.tensor([1.0, -INF, 2.0]), 1, edge="inf")
+    yield case(torch.tensor([1.0, -INF, 2.0]), 2, edge="inf")
+    yield case(torch.tensor([[1.0, -INF], [3.0, 4.0]]), 1, edge="inf")
+    yield case(torch.tensor([[-INF, 1.0], [3.0, 4.0]]), 1, edge="inf")
     for words, x in masked_vectors(draw, 5, 33):
         yield case(x.float(), 8, on=f"{words}, shape (5, 33), block = 8", fresh=True, edge="inf")
     for words, view in views(torch.randn(3, 4, 10, generator=draw)):
-        yield case(view, 4, on=f"{words}, shape (3, 4, 10), block = 4", fresh=True, edge="views")
+        yield case(view, 4, on=f"{words}, shape (3, 4, 10), block = 4", fresh=True)
 
 
 EXERCISE = Exercise(
     id="1.4",
-    task="Write the softmax over the last dimension in two passes over blocks of columns.",
+    task="Repair the shortcut: write the softmax over the last dimension in blocks that each subtract their own maximum.",
     conditions=CONDITIONS,
     hints=(
-        "The first pass merges each block's (m, l) into a running pair, as in 1.3. The second pass needs only x and the final pair.",
-        "x.split(block, dim=-1) gives the blocks, with the shorter last one. Keep m and l of shape (..., 1) and start with (−inf, 0). In a block of "
-        "only −inf the maximum is −inf: subtract 0 instead, as in 1.3.",
+        "A block's numerators are measured from its own maximum m_block, and they must be measured from m, the maximum of the row. Which single "
+        "factor moves them all?",
+        "Keep each block's maximum m_block, of shape (..., 1), and its numerators. When you know m, multiply the numerators by exp(m_block − m), join "
+        "them with torch.cat, and divide by their sum. In a block of only −inf subtract 0 instead of the maximum, with torch.where as in 1.3.",
     ),
     solution=online_softmax,
-    reasoning="We merge each block's (m, l) into the pair of the blocks before it. After the last block, m and l belong to the whole row, and the second "
-    "pass writes exp(x − m) / l with them. As long as we have seen only −inf we subtract 0 instead of m, so l stays 0.",
-    more="The package's version, softmax.online_softmax, calls merge in each step and checks its arguments.",
+    reasoning="exp(x − m_block)·exp(m_block − m) = exp(x − m), so one factor per block puts all numerators on one scale. A block of only −inf has "
+    "numerators 0, because we subtract 0 there, and its factor exp(−inf) is 0 too.",
+    more="The package's version, softmax.online_softmax, keeps only the pairs: it merges them in a first pass, and reads x again in a second one.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
