@@ -102,7 +102,7 @@ def dkdv_kernel(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H_k, S_q, S_k, D, scale
         for start_m in tl.range(full, S_q, BLOCK_M, disable_licm=True):
             dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
                                          b, h, start_m, first_seeing, S_q, D, scale, False, BLOCK_M, BLOCK_D)  # fmt: skip
-        if IS_CAUSAL:  # second, because in the other order ptxas serialises wgmma in larger tiles
+        if IS_CAUSAL:  # second: in the other order the matmuls of larger tiles wait for one another
             for start_m in tl.range(start, tl.minimum(full, S_q), BLOCK_M, num_stages=1, disable_licm=True):
                 dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
                                              b, h, start_m, first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D)  # fmt: skip

@@ -169,6 +169,7 @@ def _weights(given, q, k, v, do, lse, delta, seen, mistake):
     )
     qk = {"q_turned": lambda: (k @ q).mT, "k_turned": lambda: q @ k}.get(mistake, lambda: q @ k.mT)()
     dp = {"do_turned": lambda: (v @ do).mT, "v_turned": lambda: do @ v}.get(mistake, lambda: do @ v.mT)()
+    dp = dp.masked_fill(dp.abs() > torch.finfo(torch.float32).max, INF)  # a kernel's dp is float32
     qk, dp = qk.half().double() if half and mistake == "half_qk" else qk, dp.half().double() if half and mistake == "half_dp" else dp
     s = scale * qk
     s = s.half().double() if half and mistake == "half_s" else s

@@ -355,102 +355,87 @@ def draw_two_orders(ax: Axes, left: float, top: float) -> None:
 
 @image("07_transposed_tile.png")
 def draw_transposed_tile() -> Figure:
-    """One piece of memory read as a tile and as its transpose, and the tile of scores that either way makes."""
-    figure, ax = canvas(7.1)
-    tile = torch.arange(12).view(3, 4)
-    side, y = 0.4, 0.85
-    readings = ((0.1, tile, "as it is: [BLOCK_M, D]", "offs_m[:, None] * stride_s\n+ offs_d[None, :] * stride_d"),
-                (4.9, tile.t(), "as its transpose: [D, BLOCK_M]", "offs_d[:, None] * stride_d\n+ offs_m[None, :] * stride_s"))  # fmt: skip
-    for left, view, title, offsets in readings:
-        write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
-        write(ax, left + view.shape[1] * side + 0.2, y + 0.35, f"{offsets}\nstrides {view.stride()}", ha="left", linespacing=1.4)
-        cells(ax, left, y - 0.25, view.tolist(), side)
-    write(ax, 0.1, 2.75, "memory", BODY, ha="left", weight="bold")
-    cells(ax, 1.0, 2.55, [tile.flatten().tolist()], side)
-    stride_s, stride_d = tile.stride()
-    write(ax, 6.0, 2.75, f"stride_s = {stride_s}, stride_d = {stride_d}: no copy", ha="left")
-    write(ax, 0.1, 3.2, "a tile that is needed both ways is loaded once, and tl.trans transposes it", ha="left")
-    draw_scores_either_way(ax, 3.6)
-    return figure
-
-
-def cells(ax: Axes, left: float, top: float, values: list[list[int]], side: float) -> None:
-    """Numbered cells; the offsets of the tile's second row hatched."""
-    grid(ax, left, top, len(values), len(values[0]), side,
-         lambda row, col: {"text": str(values[row][col]), "share": 0.5,
-                           **({"colour": "orange", "hatch": ".."} if values[row][col] // 4 == 1 else {"colour": "sky"})})  # fmt: skip
-
-
-def draw_scores_either_way(ax: Axes, top: float) -> None:
-    """s, queries by keys, and its transpose, keys by queries; the operand that stays has a thick frame."""
-    block_m, block_n, dim, row = 0.7, 1.0, 1.25, top + 1.75
-    for left, rows, cols, out, shape, who in (
-        (0.1, ("q", block_m), ("k", block_n), "s", "[BLOCK_M, BLOCK_N]", "dq_kernel: q stays, k streams past,\nand the program computes s"),
-        (
-            4.9,
-            ("k", block_n),
-            ("q", block_m),
-            "s_t",
-            "[BLOCK_N, BLOCK_M]",
-            "dkdv_kernel: k stays, q streams past,\nand it computes s_t, the transpose of s",
-        ),
+    """A program that keeps k makes dv: once from s, whose p must be transposed, and once from s_t, whose p_t is as dv needs it."""
+    figure, ax = canvas(6.9)
+    keys, queries, dim, gap, right = 0.95, 0.65, 1.2, 0.12, 5.75
+    for row, title, (left, streams, made, weights), (tall, wide), shape in (
+        (1.85, "computing s: a computed tile must be transposed", ("q", "k", "s", "p"), (queries, keys), "[BLOCK_M, BLOCK_N]"),
+        (5.1, "computing s_t, the transpose of s: only q is transposed", ("k", "q", "s_t", "p_t"), (keys, queries), "[BLOCK_N, BLOCK_M]"),
     ):
-        (stays, tall), (streams, wide) = rows, cols
-        x = left + dim + 0.12
-        write(ax, left, top + 0.2, who, BODY, ha="left", weight="bold", linespacing=1.3)
-        box(ax, left, row, dim, tall, stays, TENSOR_COLOUR[stays], share=0.6, size=HEAD, line=2.4, weight="bold")
-        box(ax, x, row - 1.12, wide, 1.0, f"{streams}ᵀ", TENSOR_COLOUR[streams], share=0.35, size=HEAD, hatch="..", weight="bold")
-        box(ax, x, row, wide, tall, out, "yellow", share=0.6, size=HEAD, weight="bold")
-        write(ax, x + wide + 0.12, row + tall / 2, shape, ha="left")
-    write(ax, 0.1, 6.55, "thick frame: stays; dotted: streams past", ha="left")
-    write(ax, 0.1, 6.85, "with s_t come p_t and ds_t, and no computed tile has to be transposed", ha="left")
+        write(ax, 0.1, row - dim - gap - 0.27, title, BODY, ha="left", weight="bold")
+        x, looks = 0.1 + dim + gap, {"k": {"line": 2.4}, "q": {"hatch": ".."}}
+        tensor_box(ax, 0.1, row, dim, tall, left, size=HEAD, **looks[left])
+        tensor_box(ax, x, row - dim - gap, wide, dim, f"{streams}ᵀ", size=HEAD, colour=TENSOR_COLOUR[streams], **looks[streams])
+        box(ax, x, row, wide, tall, made, "yellow", share=0.6, size=HEAD, weight="bold")
+        write(ax, x + wide / 2, row + tall + 0.22, shape)
+        at = 3.45 if weights == "p" else right
+        arrow(ax, (x + wide + 0.06, row + tall / 2), (at - 0.06, row + tall / 2))
+        write(ax, (x + wide + at) / 2, row + tall / 2 - 0.2, "exp")
+        box(ax, at, row, wide, tall, weights, "yellow", share=0.6, size=HEAD, weight="bold")
+        if weights == "p":
+            write(ax, at + wide / 2, row + tall + 0.22, shape)
+            arrow(ax, (at + wide + 0.06, row + tall / 2), (right - 0.06, row + tall / 2), "vermilion", dashed=True)
+            write(ax, (at + wide + right) / 2, row + tall / 2 - 0.32, "tl.trans(p),\nat every step", weight="bold", linespacing=1.2)
+            box(ax, right, row, queries, keys, "pᵀ", "yellow", share=0.6, size=HEAD, weight="bold")
+        write(ax, right + queries / 2, row + keys + 0.22, "[BLOCK_N, BLOCK_M]")
+        x = right + queries + gap
+        tensor_box(ax, x, row - queries - gap, dim, queries, "do", hatch="..", size=HEAD, colour=TENSOR_COLOUR["o"])
+        tensor_box(ax, x, row, dim, keys, "dv", line=2.4, size=HEAD)
+        write(ax, x + dim + 0.1, row + keys / 2, "+= pᵀ do" if weights == "p" else "+= p_t do", ha="left")
+    legend(ax, 6.65, ((0.1, {"line": 2.4}, "stays for the whole loop"), (3.3, {"hatch": ".."}, "arrives at every step"),
+                     (6.2, {"colour": "yellow", "share": 0.6}, "computed, in registers")))  # fmt: skip
+    return figure
 
 
 @image("07_kernels.png")
 def draw_kernels() -> Figure:
-    """The three kernels of backward in order: what streams past a program, what it holds, what it writes."""
-    figure, ax = canvas(5.9)
+    """The three kernels of backward in order: what streams past a program, what it holds and adds up, what it writes."""
+    figure, ax = canvas(6.6)
     for x, text in ((0.1, "streams past"), (2.5, "a program, and what it holds"), (7.45, "writes")):
         write(ax, x, 0.25, text, BODY, ha="left", weight="bold")
     rows = (
-        ("1  delta_kernel", "rows of a query head", (), ("o", "do"), "delta = rowsum(do ∘ o)", ("delta",)),
-        ("2  dkdv_kernel", "a key block of a key head", ("lse", "delta", "q", "do"), ("k", "v"), "s, dp, dv, dk", ("dk", "dv")),
-        ("3  dq_kernel", "a query block of a query head", ("k", "v"), ("lse", "delta", "q", "do"), "s, dp, dq", ("dq",)),
+        ("1  delta_kernel", "a block of rows", "rowsum(do ∘ o)", (), ("o", "do"), (), ("delta",)),
+        ("2  dkdv_kernel", "a block of keys", "s, dp, dv, dk", ("lse", "delta", "q", "do"), ("k", "v"), ("dk", "dv"), ("dk", "dv")),
+        ("3  dq_kernel", "a block of queries", "s, dp, dq", ("k", "v"), ("lse", "delta", "q", "do"), ("dq",), ("dq",)),
     )
     for i, row in enumerate(rows):
-        draw_kernel_row(ax, 0.5 + i * 1.55, *row)
-    ax.plot([7.78, 7.78, 1.15], [1.25, 1.82, 1.82], color="black", linewidth=1.2)
-    arrow(ax, (1.15, 1.82), (1.15, 2.16), width=1.2)
-    write(ax, 7.9, 1.68, "for 2 and 3", ha="left")
-    arrow(ax, (0.1, 5.3), (0.55, 5.3), "blue")
-    write(ax, 0.65, 5.3, "read at every step", ha="left")
-    arrow(ax, (2.5, 5.3), (2.95, 5.3), "vermilion", dashed=True)
-    write(ax, 3.05, 5.3, "written; thick frames: read once. Nothing has S_q × S_k elements.", ha="left")
-    write(ax, 0.1, 5.62, "programs: ⌈S_q / BLOCK_M⌉ · B · H_q (1 and 3), ⌈S_k / BLOCK_N⌉ · B · H_k (2)", ha="left")
+        draw_kernel_row(ax, 0.5 + i * 1.6, *row)
+    write(ax, 7.45, 1.55, "read by 2 and 3", ha="left")
+    arrow(ax, (0.1, 5.5), (0.55, 5.5), "blue")
+    write(ax, 0.65, 5.5, "read at every step", ha="left")
+    box(ax, 2.5, 5.38, 0.3, 0.24, line=2.4)
+    write(ax, 2.9, 5.5, "read once", ha="left")
+    box(ax, 4.25, 5.38, 0.3, 0.24, line=1.6, hatch=MASKED)
+    write(ax, 4.65, 5.5, "added up, step by step", ha="left")
+    arrow(ax, (6.9, 5.5), (7.35, 5.5), "vermilion", dashed=True)
+    write(ax, 7.45, 5.5, "written once", ha="left")
+    notes(ax, 0.1, 5.95, ("programs: ⌈S_q / BLOCK_M⌉ · B · H (1 and 3), ⌈S_k / BLOCK_N⌉ · B · H (2)",
+                          "No tensor has S_q × S_k elements."), step=0.32)  # fmt: skip
     return figure
 
 
-def draw_kernel_row(ax: Axes, top: float, name: str, what: str, past: tuple[str, ...], held: tuple[str, ...], work: str,
-                    written: tuple[str, ...]) -> None:  # fmt: skip
-    """One kernel: what streams past on the left, what a program holds and computes inside its frame, its writes on the right."""
-    middle = top + 0.6
-    box(ax, 2.5, top, 4.3, 1.2, "", "sky", share=0.2, line=2)
-    write(ax, 2.65, top + 0.2, name, BODY, ha="left", weight="bold")
-    write(ax, 2.65, middle + 0.02, what, ha="left")
-    write(ax, 2.65, top + 1.0, work, ha="left")
+def draw_kernel_row(ax: Axes, top: float, name: str, what: str, work: str, past: tuple[str, ...], held: tuple[str, ...],
+                    summed: tuple[str, ...], written: tuple[str, ...]) -> None:  # fmt: skip
+    """One kernel: what streams past on the left, what a program holds, adds up and computes inside its frame, its writes on the right."""
+    middle = top + 0.65
+    box(ax, 2.5, top, 4.3, 1.3, "", "sky", share=0.2, line=2)
+    for y, text, look in ((0.22, name, {"size": BODY, "weight": "bold"}), (0.63, what, {}), (1.02, work, {})):
+        write(ax, 2.65, top + y, text, ha="left", **look)
     tensor_group(ax, 0.1, middle, past, hatch="..")
     tensor_group(ax, 5.3, middle, held, line=2)
+    tensor_group(ax, 4.5, middle, summed, columns=1, line=1.6, hatch=MASKED)
     tensor_group(ax, 7.45, middle, written)
     if past:
         arrow(ax, (1.6, middle), (2.5, middle), "blue")
     arrow(ax, (6.8, middle), (7.45, middle), "vermilion", dashed=True)
 
 
-def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], **look) -> None:
-    """Tensors in rows of two around `middle`."""
-    lines = -(-len(names) // 2)
+def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], columns: int = 2, **look) -> None:
+    """Tensors in rows of `columns` around `middle`."""
+    lines = -(-len(names) // columns)
     for i, name in enumerate(names):
-        tensor_box(ax, left + i % 2 * 0.72, middle - lines * 0.22 + i // 2 * 0.44, 0.66, 0.38, name, **{"size": SMALL, **look})
+        x, y = left + i % columns * 0.72, middle - lines * 0.22 + i // columns * 0.44
+        tensor_box(ax, x, y, 0.66, 0.38, name, **{"size": SMALL, **look})
 
 
 @image("07_group_sum.png")

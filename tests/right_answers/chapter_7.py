@@ -90,7 +90,7 @@ def masked_loop_first(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, s
 @triton.jit
 def dq_keys_by_queries(q, k, v, do, dq, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
                        IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """One loop over all keys, with one mask; transposed tiles; the sum is that of dqᵀ, and ds is scaled before it is summed."""
+    """One loop with one mask; transposed tiles; the sum is that of dqᵀ, and ds is scaled before it is summed."""
     row_blocks = tl.cdiv(S_q, BLOCK_M)
     start_m, b, h = tl.program_id(0) % row_blocks * BLOCK_M, tl.program_id(0) // row_blocks // H, tl.program_id(0) // row_blocks % H
     rows = start_m + tl.arange(0, BLOCK_M)
@@ -98,7 +98,8 @@ def dq_keys_by_queries(q, k, v, do, dq, lse_ptr, delta_ptr, H, S_q, S_k, D, scal
     lse = tl.load(lse_ptr + (b * H + h) * S_q + rows, mask=rows < S_q, other=0.0)[None, :]
     delta = tl.load(delta_ptr + (b * H + h) * S_q + rows, mask=rows < S_q, other=0.0)[None, :]
     dq_t = tl.zeros((BLOCK_D, BLOCK_M), tl.float32)
-    for start in range(0, S_k, BLOCK_N):
+    end = tl.minimum(start_m + BLOCK_M + S_k - S_q, S_k) if IS_CAUSAL else S_k
+    for start in range(0, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)[:, None]
         k_tile, v_tile = load_tile(k, b, h, start, S_k, D, BLOCK_N, BLOCK_D), load_tile(v, b, h, start, S_k, D, BLOCK_N, BLOCK_D)
         seen = (keys < S_k) & (rows[None, :] < S_q)

@@ -63,7 +63,9 @@ def _dkdv(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
     b, h, offs_n = batch_head // H, batch_head % H, start_n + tl.arange(0, BLOCK_N)
     k_tile, v_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D), load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
     dk_acc, dv_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32), tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
-    start = 0
+    start, row = 0, batch_head * S_q
+    if FLAW == "no batch" or (FLAW == "no batch where causal" and IS_CAUSAL):
+        row = h * S_q
     if IS_CAUSAL:
         start = start_n + S_q - S_k
         if FLAW != "start not clamped":
@@ -73,10 +75,10 @@ def _dkdv(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
         last = S_q + BLOCK_M if FLAW == "queries not masked" else S_q
         q_tile, do_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D), load_tile(do, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
         if FLAW == "no other":
-            lse = tl.load(lse_ptr + batch_head * S_q + offs_m, mask=offs_m < last)
+            lse = tl.load(lse_ptr + row + offs_m, mask=offs_m < last)
         else:
-            lse = tl.load(lse_ptr + batch_head * S_q + offs_m, mask=offs_m < last, other=0.0)
-        delta = tl.load(delta_ptr + batch_head * S_q + offs_m, mask=offs_m < last, other=0.0)
+            lse = tl.load(lse_ptr + row + offs_m, mask=offs_m < last, other=0.0)
+        delta = tl.load(delta_ptr + row + offs_m, mask=offs_m < last, other=0.0)
         p_t = tl.exp(scale * dot(k_tile, tl.trans(q_tile)) - lse[None, :])
         if IS_CAUSAL:
             p_t = tl.where(offs_n[:, None] <= offs_m[None, :] + S_k - S_q, p_t, 0.0)
@@ -98,7 +100,7 @@ def _dq(q, k, v, do, dq, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
     lse = tl.load(lse_ptr + batch_head * S_q + offs_m, mask=offs_m < last, other=0.0)
     delta = tl.load(delta_ptr + batch_head * S_q + offs_m, mask=offs_m < last, other=0.0)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q if IS_CAUSAL else S_k
+    end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q if IS_CAUSAL and FLAW != "all tiles read" else S_k
     for start_n in range(0, end, BLOCK_N):
         offs_n = start_n + tl.arange(0, BLOCK_N)
         k_tile, v_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D), load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
@@ -166,8 +168,11 @@ WRONG_ANSWERS = (
     ("7.3", flawed(_dkdv, "queries not masked"), "rows past S_q are loaded"),
     ("7.3", flawed(_dkdv, "no other"), "without other=0.0", None),
     ("7.4", flawed(_dkdv, "start not clamped"), "the loop starts before query 0"),
+    ("7.4", flawed(_dkdv, "no batch"), "lse and delta are read from batch 0 by every program"),
+    ("7.4", flawed(_dkdv, "no batch where causal"), "b = (pid // blocks) // H: causal, B = H = 2"),
     ("7.5", flawed(_dq, "row blocks rounded down"), "a head has tl.cdiv(S_q, BLOCK_M) row blocks"),
     ("7.5", flawed(_dq, "queries not masked"), "rows past S_q are loaded"),
+    ("7.5", flawed(_dq, "all tiles read"), "tiles that no row of the block sees are read"),
     ("7.5", flawed(_dq, "s masked"), "mask p, not s"),
     ("7.6", function("matrix saved"), "a matrix of scores is saved"),
     ("7.6", function("float64 copies saved"), "more is saved than q, k, v, o and lse"),

@@ -83,8 +83,7 @@ def fixed():
                 stray="a step's rows are start_m to start_m + BLOCK_M − 1")  # fmt: skip
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", START)
     yield shared.several_heads("dk and dv")
-    own = "a head's rows of lse and delta start at batch_head · S_q, because they belong to the queries"
-    yield shared.given((1, 2, 32, 16, 16), "two heads, S_q = 32, S_k = 16", own, stray=own)
+    yield shared.two_heads()
     yield shared.narrow()
     past = "rows past S_q are loaded: mask lse and delta by offs_m < S_q"
     yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of queries may be ragged", stray=past, edge="ragged")

@@ -58,6 +58,7 @@ MISTAKES = {
     "skips_always": "blocks of queries are skipped without a mask too: without IS_CAUSAL the loop starts with query 0",
     "factor_1": "scale is forgotten in dk: add_to_dkdv leaves it out, so it belongs into the store",
     **shared.MASKS,
+    "no_mask": "nothing is hidden: a tile that the diagonal crosses needs a mask, so full is rounded up, and blocks start … full − 1 have MASK = True",
     "no_masked_loop": "blocks start … full − 1 are left out: they see some of the keys, so they need the loop with the mask",
     "ends_early": "blocks from full on are left out: they see every key of the block",
     "masked_twice": "blocks from full on count twice: the loop with the mask ends at full",
@@ -69,6 +70,7 @@ MISTAKES = {
     "first_masked": "only the first block of queries is masked: several see the block of keys in part, and the last key decides where full is",
     "start_top_left": "the mask is right, but the loop starts at query start_n: add S_q − S_k",
     "walks_unseen": "blocks of queries that see none of the keys are read: the loop starts with the block of the first query that sees one",
+    **shared.place_mistakes("dk", "dv"),
 }
 
 
@@ -79,12 +81,16 @@ def inputs():
 
 @shared.kept
 def fixed():
-    yield shared.given((1, 1, 32, 32, 16), "no mask, S_q = S_k = 32", "without IS_CAUSAL this is exercise 7.3")
+    same = "without IS_CAUSAL this is exercise 7.3: compare add_to_dkdv's arguments with its signature"
+    yield shared.given((1, 1, 32, 32, 16), "no mask, S_q = S_k = 32", same)
+    yield shared.several_heads("dk and dv")
+    yield shared.two_heads()
     yield shared.given((1, 1, 16, 16, 16), "causal, S_q = S_k = 16, one tile", "query i sees keys 0 to i", is_causal=True)
     rule = "a block of keys meets the queries from its first key on"
     for S, blocks in ((32, (16, 16, 16)), (48, (32, 16, 16)), (64, (16, 32, 16))):
         on = f"causal, S_q = S_k = {S}, blocks of {blocks[0]} queries and {blocks[1]} keys"
         yield shared.given((1, 1, S, S, 16), on, rule, is_causal=True, blocks=blocks)
+    yield shared.causal_heads()
     wide = "causal, S_q = 16, S_k = 32"
     negative = "the loop starts before query 0: start_n + S_q − S_k may be negative"
     yield shared.given((1, 1, 16, 32, 16), wide, "query i sees keys 0 to i + S_k − S_q", is_causal=True, edge="lengths", stray=negative)

@@ -80,6 +80,7 @@ MISTAKES = {
     "rounded_down": "the number of tiles is rounded down: the tile that the diagonal crosses holds keys that are seen",
     "end_by_first": "the loop stops before the last row's diagonal: it goes on while start_n < start_m + BLOCK_M + S_k − S_q",
     "diagonal_alone": "tiles before the diagonal's are left out: all of their keys are seen",
+    "walks_unseen": "tiles that no row of the block sees are read: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q",
     "dead_unstored": "a block of rows that sees no key must store dq = 0",
     "half_dq": "dq is kept in fp16, in which 2048 + 1 is 2048: the sum over tiles is float32",
 }  # fmt: skip
@@ -97,14 +98,14 @@ def fixed():
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", "dq is a sum over the tiles of keys", stray=fits)
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", START)
     yield shared.several_heads("dq")
-    own = "a head's rows of lse and delta start at batch_head · S_q, because they belong to the queries"
-    yield shared.given((1, 2, 32, 16, 16), "two heads, S_q = 32, S_k = 16", own, stray=own)
+    yield shared.two_heads()
     yield shared.narrow()
     yield shared.given((1, 1, 16, 16, 16), "causal, S_q = S_k = 16, one tile", "query i sees keys 0 to i", is_causal=True)
     rule = "a block of rows walks over every tile that its last row sees"
     for blocks in ((16, 16, 16), (32, 16, 16), (16, 32, 16)):
         on = f"causal, S_q = S_k = 32, blocks of {blocks[0]} queries and {blocks[1]} keys"
         yield shared.given((1, 1, 32, 32, 16), on, rule, is_causal=True, blocks=blocks)
+    yield shared.causal_heads()
     yield shared.given((1, 1, 16, 32, 16), "causal, S_q = 16, S_k = 32", "query i sees keys 0 to i + S_k − S_q", is_causal=True)
     past = "rows past S_q are loaded: mask lse and delta by offs_m < S_q; a head has tl.cdiv(S_q, BLOCK_M) row blocks"
     yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", edge="ragged")
@@ -117,6 +118,10 @@ def fixed():
     q, k, v, do = shared.draw(1, 1, 16, 20, 16)
     low = torch.ones_like(q), torch.full_like(k, -50.0), v, do
     yield shared.given(None, "all logits −200, S_k = 20", MISTAKES["keys_unmasked"], tensors=low, edge="range")
+    q, k, v, do = shared.draw(1, 1, 32, 32, 16)
+    size = torch.where(torch.arange(32) < 16, 1e-30, 1e30)[:, None]  # dp overflows for rows 0 to 15 and keys 16 to 31, and 0 · inf is NaN
+    on = "causal, S_q = S_k = 32, where v of keys 16 to 31 is so large that dp of rows 0 to 15 overflows"
+    yield shared.given(None, on, MISTAKES["walks_unseen"], tensors=(q, k, v * size, do / size), is_causal=True, edge="unseen")
     for S_q, dead in ((24, "0 to 7"), (32, "0 to 15")):
         on = f"causal, S_q = {S_q}, S_k = 16, so that rows {dead} see no key"
         yield shared.given((1, 1, S_q, 16, 16), on, "rows that see no key have dq = 0", is_causal=True, edge="unseen")
@@ -136,7 +141,7 @@ EXERCISE = shared.exercise(
     conditions={
         "ragged": "S_q and S_k need not be multiples of the block sizes",
         "range": "logits may be any finite numbers",
-        "unseen": "rows that see nothing have lse = −inf, and get dq = 0",
+        "unseen": "tiles that no row of the block sees are not read; rows that see nothing have lse = −inf, and get dq = 0",
         "half": shared.HALF,
     },
     hints=(

@@ -107,6 +107,17 @@ def several_heads(outputs):
     return given((2, 2, 16, 16, 16), "B = H = 2", place, stray=f"an offset is wrong, for example with batch and head exchanged: {place}")
 
 
+def two_heads():
+    own = "a head's rows of lse and delta start at batch_head · S_q, because they belong to the queries"
+    return given((1, 2, 32, 16, 16), "two heads, S_q = 32, S_k = 16", own, stray=own)
+
+
+def causal_heads():
+    """Two blocks each way, so that in every head the loop with the mask and the one without both run."""
+    on, own = "causal, B = H = 2, S_q = S_k = 32", "every loop takes b and h as before, and rows of lse and delta from batch_head · S_q on"
+    return given((2, 2, 32, 32, 16), on, own, is_causal=True, stray=own)
+
+
 def narrow():
     return given((1, 1, 16, 16, 12), "D = 12, BLOCK_D = 16, scale = 0.5", "D may be less than BLOCK_D", scale=0.5)
 
@@ -131,10 +142,10 @@ def fresh_cases(blocks, causal=False, ragged="", half="half"):
     """Random values, in views. blocks: those of the main case. ragged, half: the edges that such cases belong to."""
     random = generator()
     cases = [((1, 2, 2 * blocks[0], 2 * blocks[1], blocks[2]), torch.float32, False, blocks, "", 1),
-             ((1, 1, 1, 1, 1), torch.float32, causal, (16, 16, 16), ragged, 1), ((1, 2, 17, 31, 40), torch.float32, False, (32, 16, 64), ragged, 3),
+             ((1, 1, 1, 1, 1), torch.float32, causal, (16, 16, 16), ragged, 1), ((2, 2, 17, 31, 40), torch.float32, False, (32, 16, 64), ragged, 3),
              ((1, 1, 33, 40, 20), torch.float16, causal, (32, 32, 32), half, 1)]  # fmt: skip
     if causal:
-        cases.append(((1, 1, 37, 19, 16), torch.float32, True, blocks, "unseen", 3))
+        cases.append(((2, 2, 37, 19, 16), torch.float32, True, blocks, "unseen", 3))
     if hardware.device().type == "cuda":  # the interpreter's bf16 is wrong
         cases.append(((1, 2, 40, 50, 40), torch.bfloat16, causal, (16, 32, 64), half, 1))
     for sizes, dtype, is_causal, tiles, edge, factor in cases:
