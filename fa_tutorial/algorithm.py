@@ -195,7 +195,13 @@ def finish(m: torch.Tensor, l: torch.Tensor, acc: torch.Tensor) -> tuple[torch.T
 
 
 def seen_in_tile(rows: slice, keys: slice, S_q: int, S_k: int, device: torch.device) -> torch.Tensor:
-    """Booleans (block_m, block_n): which keys of the tile each row may see under the causal mask, bottom-right aligned."""
+    """Booleans (block_m, block_n): which keys of the tile each row may see under the causal mask, bottom-right aligned.
+
+    Raises ValueError where a slice ends past S_q or S_k: the tile would have fewer rows or keys than its mask.
+    """
+    for name, part, size, length in (("rows", rows, S_q, "S_q"), ("keys", keys, S_k, "S_k")):
+        if part.stop > size:
+            raise ValueError(f"{name} is slice({part.start}, {part.stop}), which ends past {length} = {size}: end the slice at {length}")
     i = torch.arange(rows.start, rows.stop, device=device)[:, None]
     j = torch.arange(keys.start, keys.stop, device=device)[None, :]
     return j <= i + S_k - S_q
@@ -304,7 +310,7 @@ def flash_backward(
     """(dq, dk, dv) of attention tile by tile, in two loops (6.6 to 6.14; FA2, algorithm 2, split in two).
 
     q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). dlse: the gradient of lse, if the loss
-    uses lse (6.15). The first loop owns a block of keys, walks over the queries and sums dk and dv. The second owns a block of queries,
+    uses lse (6.18). The first loop owns a block of keys, walks over the queries and sums dk and dv. The second owns a block of queries,
     walks over the keys and sums dq. Errors as flash_forward.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
@@ -338,6 +344,7 @@ def p_and_ds(q, k, v, do, lse, delta, rows: slice, keys: slice, mask: bool, scal
     """p (6.7) and ds (6.10) of one tile, each (B, H_q, block_m, block_n).
 
     rows, keys: slices that end at S_q and S_k at most. mask: apply the causal mask inside the tile.
+    lse: +inf, not −inf, in rows that see no key.
     """
     s = scores(q[:, :, rows], k[:, :, keys], scale)
     if mask:

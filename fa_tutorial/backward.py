@@ -21,7 +21,7 @@ DELTA_ELEMENTS = 4096  # in a tile of delta_kernel
 
 @triton.jit
 def delta_tile(o, do, dlse_ptr, batch_head, H_q, start_m, S_q, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """[BLOCK_M] of delta = rowsum(do ∘ o) − dlse, (6.6) and (6.15); 0 beyond S_q. dlse_ptr: None where lse has no gradient."""
+    """[BLOCK_M] of delta = rowsum(do ∘ o) − dlse, (6.6) and (6.18); 0 beyond S_q. dlse_ptr: None where lse has no gradient."""
     b, h = batch_head // H_q, batch_head % H_q
     o_tile = load_tile(o, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     do_tile = load_tile(do, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
@@ -34,7 +34,7 @@ def delta_tile(o, do, dlse_ptr, batch_head, H_q, start_m, S_q, D, BLOCK_M: tl.co
 
 @triton.jit
 def delta_kernel(o, do, dlse_ptr, delta_ptr, H_q, S_q, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """delta = rowsum(do ∘ o) − dlse, (6.6) and (6.15) (FA2, algorithm 2, line 4).
+    """delta = rowsum(do ∘ o) − dlse, (6.6) and (6.18) (FA2, algorithm 2, line 4).
 
     o, do: Heads (B, H_q, S_q, D); dlse_ptr (or None), delta_ptr: (B, H_q, S_q) float32, contiguous. Grid: (ceil(S_q / BLOCK_M) · B · H_q,).
     """

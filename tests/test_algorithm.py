@@ -275,6 +275,12 @@ def counted_rows(key_block, block_m, block_n, S_q, S_k):
     return seen.count(False), whole.count(False)
 
 
+@pytest.mark.parametrize(("rows", "keys", "length"), [((2, 4), (0, 2), "S_q = 3"), ((0, 2), (4, 6), "S_k = 5")])
+def test_a_slice_past_the_end_is_named(rows, keys, length):
+    with pytest.raises(ValueError, match=f"ends past {length}"):
+        algorithm.seen_in_tile(slice(*rows), slice(*keys), 3, 5, torch.device("cpu"))
+
+
 def test_causal_rows_by_counting():
     for S_q, S_k, block_m, block_n in itertools.product(range(1, 10), range(1, 10), range(1, 5), range(1, 5)):
         for key_block in range(-(-S_k // block_n)):

@@ -73,7 +73,7 @@ def frame(title: str, step: tuple | None, sums: dict[str, torch.Tensor], done: s
             look = {"colour": TENSOR_COLOUR[name], "share": 0.6 if key // KEYS == now_j else 0.15}
             box(ax, LEFT + key * CELL_W, TOP - 0.79 + row * 0.32, CELL_W, 0.32, number(value), **look)
     for col, (name, values, colour) in enumerate((("q", Q, "q"), ("do", DO, "o"))):
-        x = 0.35 + col * 0.65
+        x = 0.15 + col * 0.65
         write(ax, x + 0.325, TOP - 0.2, name, BODY, weight="bold")
         for i, value in enumerate(values):
             look = {"share": 0.6 if i == now_i else 0.15, "size": BODY}
@@ -108,13 +108,20 @@ def draw_tiles(ax: Axes, step: tuple | None) -> None:
             x, y = LEFT + key * CELL_W, TOP + i * CELL_H
             if step and (i, key // KEYS) == step[1:3]:
                 _, _, j, p, ds, _ = step
-                text = f"p {p[key - j * KEYS]:.3f}\nds {ds[key - j * KEYS]:.3f}".replace("-", "−")
+                text = f"{places(p[key - j * KEYS])}\n{places(ds[key - j * KEYS])}"
                 box(ax, x, y, CELL_W, CELL_H, text, "yellow", share=0.6)
             else:
                 box(ax, x, y, CELL_W, CELL_H)
+    if step:
+        write(ax, LEFT - 0.07, TOP + (step[1] + 0.5) * CELL_H, "p\nds", ha="right", weight="bold")
     for i in range(2):
         for j in range(3):
             outline(ax, LEFT + j * KEYS * CELL_W, TOP + i * CELL_H, KEYS * CELL_W, CELL_H, line=1.4)
+
+
+def places(value: float) -> str:
+    """A number to four places, as the chapter's cells print it."""
+    return f"{value:.4f}".replace("-", "−")
 
 
 def draw_sum(ax: Axes, x: float, y: float, tall: float, name: str, index: int, sums: dict[str, torch.Tensor], done: set) -> None:
@@ -122,4 +129,4 @@ def draw_sum(ax: Axes, x: float, y: float, tall: float, name: str, index: int, s
     value, is_done = float(sums[name][index]), (name, index) in done
     colour = TENSOR_COLOUR[name[1:]] if value else None
     look = {"share": 0.6 if is_done else 0.2, "weight": "bold" if is_done else "normal", "dashed": not value}
-    box(ax, x, y, CELL_W, tall, number(value) if value else "", colour, **look)
+    box(ax, x, y, CELL_W, tall, places(value) if value else "", colour, **look)

@@ -6,8 +6,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.chapters_4_5 import readable
-from draw.drawing import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR, arrow, box, canvas, grid, image, legend, number, outline, write
+from draw.drawing import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR, arrow, box, canvas, grid, image, legend, outline, write
 from fa_tutorial import algorithm, reference
 
 
@@ -30,7 +29,7 @@ def notes(ax: Axes, x: float, y: float, lines: tuple[str, ...], step: float = 0.
 @image("06_vector_jacobian.png")
 def draw_vector_jacobian() -> Figure:
     """x → f → g → loss: Jacobians as rectangles that are never built, and the vectors that autograd hands from node to node."""
-    figure, ax = canvas(5.75)
+    figure, ax = canvas(3.7)
     nodes = ((2.2, "f"), (5.0, "g"), (7.7, "loss"))
     left, top, wide, tall = 0.4, 0.4, 1.2, 0.8
     for (x, name), into, back in zip(nodes, ("x", "y", "z"), ("dx", "dy", "dz"), strict=True):
@@ -45,7 +44,6 @@ def draw_vector_jacobian() -> Figure:
         draw_jacobian_product(ax, middle, 1.55, name, (into, lengths[into]), (back, lengths[back]))
     write(ax, 7.05, 2.0, "dx = Jᵀ dy  (6.2)", BODY, ha="left", weight="bold")
     write(ax, 7.05, 2.6, "only the bars are\never in memory:\neach node turns one\ninto the next", ha="left", linespacing=1.25)
-    draw_jacobian_sizes(ax, 4.05)
     return figure
 
 
@@ -57,31 +55,6 @@ def draw_jacobian_product(ax: Axes, middle: float, top: float, name: str, into: 
         box(ax, x, top, 0.14, length, colour="vermilion", share=0.8)
         write(ax, x + 0.07, top + length + 0.2, text, BODY, weight="bold")
     write(ax, middle - wide / 2 - 0.17, top + tall / 2, "=", HEAD)
-
-
-def draw_jacobian_sizes(ax: Axes, top: float) -> None:
-    """How many entries J and the vectors have for a matmul of 1,024 x 1,024 matrices, and their bytes in fp32."""
-    n, itemsize = 1024, torch.float32.itemsize
-    entries, side = n * n, power_of_two(n * n)
-    write(ax, 0.15, top, f"c = a b, all {n:,} × {n:,}, fp32", HEAD, ha="left", weight="bold")
-    rows = (
-        (f"J of c with respect to a: {side} × {side} = {power_of_two(entries**2)} entries, {entries**2 * itemsize / 2**40:.0f} TiB",
-         "one entry for each pair of an element of c and one of a", {"hatch": "..", "dashed": True}),
-        (f"dc, da, db: {side} entries each, {readable(entries * itemsize)}",
-         "what goes into this node in backward, and what comes out", {"colour": "vermilion", "share": 0.8}),
-    )  # fmt: skip
-    for i, (size, how, look) in enumerate(rows):
-        y = top + 0.42 + i * 0.68
-        box(ax, 0.15, y - 0.13, 0.3, 0.26, **look)
-        write(ax, 0.6, y, size, BODY, ha="left", weight="bold")
-        write(ax, 0.6, y + 0.28, how, ha="left")
-
-
-def power_of_two(value: int) -> str:
-    """A power of two as 2 with its exponent."""
-    exponent = value.bit_length() - 1
-    assert value == 2**exponent
-    return "2" + str(exponent).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 @image("06_softmax_jacobian.png")
@@ -98,7 +71,7 @@ def draw_softmax_jacobian() -> Figure:
     draw_by_sum(ax, 0.85, p, dp, ds)
     S = 8192
     note = f"for one query of S_k = {S:,} keys: {S * S:,} entries on the left, vectors of {S:,} on the right"
-    notes(ax, 0.1, 4.55, (note, "blue: positive; orange, hatched: negative; the stronger, the larger. Each row and column of J sums to 0."))
+    notes(ax, 0.1, 4.55, (note, "blue: positive; orange, hatched: negative; the darker, the larger. Each row and column of J sums to 0."))
     return figure
 
 
@@ -107,8 +80,8 @@ def vector(x: torch.Tensor) -> str:
 
 
 def digits(value: float) -> str:
-    """A number to four places, as the chapter's cells print it."""
-    return number(round(value, 4))
+    """A whole number as it is, any other to four places."""
+    return f"{value:.0f}" if value == round(value) else f"{value:.4f}".replace("-", "−")
 
 
 def draw_by_jacobian(ax: Axes, top: float, jacobian: torch.Tensor, dp: torch.Tensor, ds: torch.Tensor) -> None:
@@ -156,13 +129,12 @@ def draw_by_sum(ax: Axes, top: float, p: torch.Tensor, dp: torch.Tensor, ds: tor
 @image("06_data_flow.png")
 def draw_data_flow() -> Figure:
     """Attention forward and backward as a graph: what is kept, what is computed again, and the five matmuls of backward."""
-    figure, ax = canvas(7.0)
+    figure, ax = canvas(7.45)
     draw_forward_flow(ax, 0.3)
     draw_backward_flow(ax, 2.75)
-    kept, again = {"colour": "sky", "share": 0.45, "line": 2.2}, {"colour": "yellow", "share": 0.45, "dashed": True}
-    legend(ax, 6.75, ((0.1, kept, "kept: q, k, v, o, lse"), (2.6, again, "not kept: s, p, dp, ds")))
-    arrow(ax, (5.3, 6.75), (5.7, 6.75), "vermilion", dashed=True)
-    write(ax, 5.8, 6.75, "gradients; ① to ⑤: the five matmuls", ha="left")
+    legend(ax, 7.2, ((0.1, {"line": 2.2}, "kept: q, k, v, o, lse"), (2.6, {"dashed": True}, "not kept: s, p, dp, ds")))
+    arrow(ax, (5.3, 7.2), (5.7, 7.2), "vermilion", dashed=True)
+    write(ax, 5.8, 7.2, "gradients; ① to ⑤: the five matmuls", ha="left")
     return figure
 
 
@@ -188,29 +160,39 @@ def draw_forward_flow(ax: Axes, top: float) -> None:
 def draw_backward_flow(ax: Axes, top: float) -> None:
     """p from q, k and lse, then do → dp, dv, delta → ds → dq, dk; each matmul is a number that two tensors enter, with its equation."""
     write(ax, 0.1, top, "backward", HEAD, ha="left", weight="bold")
-    wide, tall, y_p, y_ds = 0.75, 0.45, top + 0.4, top + 1.85
+    wide, tall, y_p, y_ds = 0.75, 0.45, top + 0.75, top + 2.3
     at_p, at_ds, low = y_p + tall / 2, y_ds + tall / 2, y_ds + 1.3
-    write(ax, 0.3, at_p, "q, k, lse", BODY, ha="left", weight="bold")
-    tensor_box(ax, 3.1, y_p, wide, tall, "p", dashed=True)
-    places = {"dv": (5.75, y_p), "do": (8.1, y_ds), "dp": (5.75, y_ds), "ds": (3.1, y_ds), "dq": (0.3, y_ds - 0.4), "dk": (0.3, y_ds + 0.4),
-              "delta": (5.75, low), "o": (8.1, low)}  # fmt: skip
-    for name, (x, y) in places.items():
-        tensor_box(ax, x, y, wide, tall, name, dashed=name in ("dp", "ds"), line=2.2 if name == "o" else 1)
-    for name, x, y in (("v", 6.95, at_ds + 0.35), ("k", 1.87, at_ds - 0.95), ("q", 1.87, at_ds + 0.65)):
-        tensor_box(ax, x, y, 0.4, 0.3, name, line=2.2)
     above, below = at_ds - 0.22, at_ds + 0.22  # ④ and ⑤
-    for start, end in (((1.2, at_p), (3.1, at_p)), ((3.85, at_p), (5.75, at_p)), ((3.475, y_p + tall), (3.475, y_ds)),
-                       ((7.15, at_ds + 0.35), (7.15, at_ds + 0.14)), ((2.07, at_ds - 0.65), (2.07, above - 0.14)),
-                       ((2.07, at_ds + 0.65), (2.07, below + 0.14)), ((8.1, low + tall / 2), (6.5, low + tall / 2))):  # fmt: skip
+    matmuls = ((1.15, at_p, "①"), (4.8, at_p, "②"), (7.15, at_ds, "③"), (2.07, above, "④"), (2.07, below, "⑤"))
+    small = (
+        ("q", 0.3, at_p - 0.55),
+        ("k", 0.3, at_p + 0.25),
+        ("v", 6.95, at_ds + 0.35),
+        ("k", 1.87, at_ds - 0.95),
+        ("q", 1.87, at_ds + 0.65),
+    )
+    for name, x, y in small:
+        tensor_box(ax, x, y, 0.4, 0.3, name, line=2.2)
+    tensor_box(ax, 2.37, y_p - 0.63, 0.5, 0.3, "lse", line=2.2)
+    tensor_box(ax, 1.6, at_p - 0.15, 0.4, 0.3, "s", dashed=True)
+    places = {"p": (3.1, y_p), "dv": (5.75, y_p), "do": (8.1, y_ds), "dp": (5.75, y_ds), "ds": (3.1, y_ds), "dq": (0.3, y_ds - 0.4),
+              "dk": (0.3, y_ds + 0.4), "delta": (5.75, low), "o": (8.1, low)}  # fmt: skip
+    for name, (x, y) in places.items():
+        tensor_box(ax, x, y, wide, tall, name, dashed=name in ("p", "dp", "ds"), line=2.2 if name == "o" else 1)
+    steps = (((0.7, at_p - 0.4), (1.05, at_p - 0.12)), ((0.7, at_p + 0.4), (1.05, at_p + 0.12)), ((1.28, at_p), (1.6, at_p)),
+             ((2.0, at_p), (3.1, at_p)), ((2.62, y_p - 0.33), (2.62, at_p)), ((3.85, at_p), (4.66, at_p)), ((3.475, y_p + tall), (3.475, y_ds)),
+             ((7.15, at_ds + 0.35), (7.15, at_ds + 0.14)), ((2.07, at_ds - 0.65), (2.07, above - 0.14)),
+             ((2.07, at_ds + 0.65), (2.07, below + 0.14)), ((8.1, low + tall / 2), (6.5, low + tall / 2)))  # fmt: skip
+    for start, end in steps:
         arrow(ax, start, end)
-    flows = (((8.3, y_ds), (4.93, at_p + 0.1)), ((8.1, at_ds), (6.5, at_ds)), ((8.35, y_ds + tall), (6.5, low + 0.1)),
+    flows = (((8.3, y_ds), (4.93, at_p + 0.1)), ((4.95, at_p), (5.75, at_p)), ((8.1, at_ds), (6.5, at_ds)), ((8.35, y_ds + tall), (6.5, low + 0.1)),
              ((5.75, at_ds), (3.85, at_ds)), ((5.75, low + 0.2), (3.85, at_ds + 0.15)),
              ((3.1, at_ds - 0.08), (1.05, at_ds - 0.36)), ((3.1, at_ds + 0.08), (1.05, at_ds + 0.36)))  # fmt: skip
     for start, end in flows:
         arrow(ax, start, end, "vermilion", dashed=True)
-    for x, y, text in ((2.07, at_p, "①"), (4.8, at_p, "②"), (7.15, at_ds, "③"), (2.07, above, "④"), (2.07, below, "⑤")):
+    for x, y, text in matmuls:
         write(ax, x, y, text, HEAD + 2, weight="bold", zorder=4, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
-    texts = ((2.07, at_p - 0.3, "s = scale · q kᵀ"), (2.07, at_p + 0.32, "p = exp(s − lse) (6.7)"), (4.8, at_p - 0.3, "pᵀ do (6.8)"),
+    texts = ((1.45, at_p - 0.42, "scale · q kᵀ"), (2.3, at_p + 0.3, "exp(s − lse) (6.7)"), (4.8, at_p - 0.3, "pᵀ do (6.8)"),
              (7.15, at_ds - 0.25, "do vᵀ (6.9)"), (4.8, at_ds - 0.2, "p ∘ (dp − delta) (6.10)"), (7.3, low + 0.58, "rowsum(do ∘ o) (6.6)"))  # fmt: skip
     for x, y, text in texts:
         write(ax, x, y, text)
@@ -301,7 +283,7 @@ def draw_way_right(ax: Axes, x: float, y: float, wide: float, tall: float, fixed
 @image("06_atomics.png")
 def draw_atomics() -> Figure:
     """One loop in place of two: programs of several key blocks add to one tile of dq, with and without atomic adds, in two orders."""
-    figure, ax = canvas(5.95)
+    figure, ax = canvas(5.5)
     write(ax, 0.1, 0.25, "one loop in place of two: a program for each key block J", HEAD, ha="left", weight="bold")
     for J in range(3):
         y = 0.6 + J * 0.62
@@ -313,7 +295,6 @@ def draw_atomics() -> Figure:
     write(ax, 7.15, 1.35, "one tile in HBM,\nadded to by all", ha="left")
     draw_lost_update(ax, 0.1, 2.75)
     draw_two_orders(ax, 4.75, 2.75)
-    write(ax, 0.1, 5.65, "two loops: dq_I has one owner, which sums over J in one order: no atomics, the same bits every time", ha="left")
     return figure
 
 

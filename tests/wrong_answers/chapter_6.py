@@ -107,6 +107,17 @@ def dkdv_scales_q_in_place(q, k, v, do, lse, delta, block_m, block_n, is_causal,
     return _tiles(q, k, v, do, lse, delta, block_m, block_n, is_causal, 1.0)[1:]
 
 
+def dkdv_slices_past_the_end(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+    for j in range(0, k.shape[2], block_n):
+        for i in range(0, q.shape[2], block_m):
+            rows, keys = slice(i, i + block_m), slice(j, j + block_n)
+            p, ds = p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal, scale)
+            dv[:, :, keys] += p.mT @ do[:, :, rows]
+            dk[:, :, keys] += scale * ds.mT @ q[:, :, rows]
+    return dk, dv
+
+
 def dq_all_keys_at_once(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     return _tiles(q, k, v, do, lse, delta, block_m, max(1, k.shape[2]), is_causal, scale)[0]
 
@@ -143,6 +154,7 @@ WRONG_ANSWERS = (
     ("6.5", dkdv_all_queries_at_once, "all queries are taken at once"),
     ("6.5", dkdv_whole_mask, "one edge is left: a tensor of the whole size, 11 × 14, is built"),
     ("6.5", dkdv_scales_q_in_place, "changes its input q in place"),
+    ("6.5", dkdv_slices_past_the_end, "which ends past S_k = 4: end the slice at S_k"),
     ("6.6", dq_all_keys_at_once, "all keys of a block of rows are taken at once"),
     ("6.6", dq_blocks_exchanged, "block_m and block_n are exchanged"),
     ("6.6", dq_keeps_ds, "one edge is left: tiles are kept"),
