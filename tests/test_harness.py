@@ -105,8 +105,21 @@ def test_lost_precision_is_told():
     assert "float64 goes in, and the result has less accuracy" in verdict(MEAN, lambda x: mean(x.float()))
 
 
+def test_an_empty_helper_is_named():
+    """The answer is finished, so it is not told that it isn't."""
+
+    def helper(x):
+        raise NotImplementedError
+
+    def calls_it(x):
+        total = x.sum()
+        return total / helper(x)
+
+    assert verdict(MEAN, calls_it).endswith("helper, which your calls_it calls, is still empty: it raises NotImplementedError")
+
+
 def test_fresh_inputs_show_no_numbers():
-    assert verdict(MEAN, lambda x: mean(x) + (len(x) == 9)) == "right on the small cases, wrong on others: nine numbers, the result"
+    assert verdict(MEAN, lambda x: mean(x) + (len(x) == 9)) == "right on the small cases, wrong on others: nine numbers: the result is wrong"
 
 
 # ---------------------------------------------------------------- kernels

@@ -345,13 +345,13 @@ def _told(exercise: Exercise, got: Any, want: Any, one: Case, part: str, shown: 
         if isinstance(got, str) and isinstance(want, str):
             return f" gives {got}, want {want}" if shown else ""
         value = show(got) if isinstance(got, int | float | tuple) else kind(got)
-        return f" gives {subject}{value}, want {show(want)}" if shown else f", {part}" if part else ""
+        return f" gives {subject}{value}, want {show(want)}" if shown else f": {part} is wrong" if part else ""
     if got.shape != want.shape:
         return f" gives {part + ' of ' if part else ''}shape {tuple(got.shape)}, want {tuple(want.shape)}"
     if (got == UNWRITTEN).any():
         place = ", ".join(map(str, torch.nonzero(got == UNWRITTEN)[0].tolist()))
         return f": it never writes {part}[{place}] of shape {tuple(got.shape)}"
-    return f" gives {subject}{_difference(exercise, got, want, one, part)}" if shown else f", {part or 'the result'}"
+    return f" gives {subject}{_difference(exercise, got, want, one, part)}" if shown else f": {part or 'the result'} is wrong"
 
 
 def _difference(exercise: Exercise, got: torch.Tensor, want: torch.Tensor, one: Case, part: str) -> str:
@@ -459,6 +459,8 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
         with PoisonedEmpty():
             result = answer(*copies)
     except NotImplementedError as error:
+        if empty := _empty_helper(error, answer):
+            raise Wrong(f"{empty}, which your {answer.__name__} calls, is still empty: it raises NotImplementedError") from None
         raise NotAttempted(_left_over(error, answer)) from None
     except Wrong:  # by what stands in the answer's place or watches it
         raise
@@ -493,6 +495,15 @@ def _parameter(answer: Callable, position: int) -> str:
         return list(inspect.signature(answer).parameters)[position]
     except (TypeError, ValueError, IndexError):
         return f"number {position + 1}"
+
+
+def _empty_helper(error: NotImplementedError, answer: Callable) -> str:
+    """The name of another starter that the answer calls and that raised the error; "" where the answer itself did, or what stands in its place."""
+    code = getattr(inspect.unwrap(answer), "__code__", None)
+    if code is None or (answer.__module__ or "").startswith("fa_tutorial."):
+        return ""
+    raised_in = traceback.extract_tb(error.__traceback__)[-1].name
+    return raised_in if raised_in != code.co_name else ""
 
 
 def _left_over(error: NotImplementedError, answer: Callable) -> str:
