@@ -48,6 +48,11 @@ MISTAKES = {
     "by_place_skips": "the mask compares positions in the tile: add the tile's own start, to i and to j",
     "by_place_keys_skips": "j counts keys from the tile's own start: add that start, so that j is a position in the sequence",
     "by_place_rows_skips": "i counts rows from the tile's own start: add that start, so that i is a position in the sequence",
+    "edge_rows": "i counts rows from the tile's own start: add that start, so that i is a position in the sequence",
+    "edge_by_place": "the mask compares positions in the tile: add the tile's own start, to i and to j",
+    "edge_last": "only the last tile is masked: mask every tile from full on, since a block of rows may cross several",
+    "edge_first": "only the tile with the number full is masked: mask every tile from full on, since a block of rows may cross several",
+    "from_full": "the loop over keys starts at full: the whole tiles before it need no mask, but they count",
     "diagonal_open": "the tile on the diagonal is not masked: some of its keys come after some of its queries",
     "diagonal_skipped": "the tile on the diagonal is skipped: some of its keys are seen",
     "above_open": "tiles above the diagonal are left unmasked",
@@ -84,7 +89,8 @@ def inputs():
     yield scores([[1.0, 2.0], [4.0, 1.0]], (2, 2), "one tile: query i sees keys 0 … i")
     four = [[1.0, 2.0, 0.0, 3.0], [2.0, 1.0, 3.0, 0.0], [0.0, 3.0, 1.0, 2.0], [3.0, 0.0, 2.0, 1.0]]
     yield scores(four, (2, 2), "four tiles: query i sees keys 0 … i")
-    yield scores(four, (2, 1), "tiles of 2 rows and 1 key: a block of rows may need several masked tiles")
+    yield scores(four, (2, 1), "tiles of 2 rows and 1 key: the mask compares positions, i and j, not block numbers")
+    yield scores(four, (4, 2), "tiles of 4 rows and 2 keys: a block of rows may need several masked tiles")
     yield scores(four, (1, 2), "tiles of 1 row and 2 keys: the tile on the diagonal is found by positions, not by block numbers")
     draw = generator()
     for words, factor in (("randn", 1.0), ("3·randn", 3.0)):
