@@ -119,7 +119,9 @@ def test_an_empty_helper_is_named():
 
 
 def test_fresh_inputs_show_no_numbers():
-    assert verdict(MEAN, lambda x: mean(x) + (len(x) == 9)) == "right on the small cases, wrong on others: nine numbers: the result is wrong"
+    assert (
+        verdict(MEAN, lambda x: mean(x) + (len(x) == 9)) == "right on the small cases, wrong on others: nine numbers: the result is wrong"
+    )
 
 
 # ---------------------------------------------------------------- kernels
