@@ -203,7 +203,7 @@ def test_traffic_counts_what_lies_in_memory():
 
 
 def test_fa1_block_sizes():
-    """Four tiles fill the chip: 100 KB of fp16 are 51,200 elements, 200 rows of D = 64."""
+    """Four tiles fill an SM: 100 KiB of fp16 are 51,200 elements, 200 rows of D = 64."""
     assert algorithm.fa1_block_sizes(51_200, 64) == (64, 200)
     assert algorithm.fa1_block_sizes(51_200, 256) == (50, 50)
     assert algorithm.fa1_block_sizes(1, 64) == (1, 1)
