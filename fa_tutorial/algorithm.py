@@ -18,10 +18,11 @@ from fa_tutorial.reference import causal_mask, repeat_heads
 
 @dataclass
 class Traffic:
-    """Bytes that tiles move between HBM and the chip, added up as an algorithm runs."""
+    """Bytes that tiles move between HBM and the chip, added up as an algorithm runs, and the most scores that one head holds at a time."""
 
     read_bytes: int = 0
     written_bytes: int = 0
+    most_scores: int = 0
 
     def read(self, tile: torch.Tensor) -> torch.Tensor:
         """Count `tile` as loaded, and return it."""
@@ -32,6 +33,11 @@ class Traffic:
         """Store `tile` in `target` (rounded to its dtype), and count it."""
         target.copy_(tile)
         self.written_bytes += target.numel() * target.element_size()
+
+    def hold(self, s: torch.Tensor) -> torch.Tensor:
+        """Note a tile of scores (..., block_m, block_n), which stays on the chip, and return it."""
+        self.most_scores = max(self.most_scores, s.shape[-2] * s.shape[-1])
+        return s
 
     @property
     def total(self) -> int:
@@ -96,14 +102,14 @@ def flash_forward(
     S_q, S_k = q.shape[2], k.shape[2]
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(q.shape[:3], dtype=state_dtype(q), device=q.device)
-    for row_block in range(-(-S_q // block_m)):  # on a GPU each iteration is one program: none needs another
+    for row_block in range(-(-S_q // block_m)):  # on a GPU each iteration is one program for each head: none needs another
         rows = slice(row_block * block_m, min((row_block + 1) * block_m, S_q))
         q_tile = traffic.read(q[:, :, rows])  # [B, H, BLOCK_M, D]
         m, l, acc = empty_state(q_tile)
         full, end = causal_tiles(row_block, block_m, block_n, S_q, S_k) if is_causal else all_tiles(block_n, S_k)
         for key_block in range(end):
             keys = slice(key_block * block_n, min((key_block + 1) * block_n, S_k))
-            s = scores(q_tile, traffic.read(k[:, :, keys]), scale)  # [B, H, BLOCK_M, BLOCK_N]
+            s = traffic.hold(scores(q_tile, traffic.read(k[:, :, keys]), scale))  # [B, H, BLOCK_M, BLOCK_N]
             if is_causal and key_block >= full:
                 s = s.masked_fill(~seen_in_tile(rows, keys, S_q, S_k, q.device), -math.inf)
             p, m, l, alpha = softmax_step(s, m, l)
@@ -145,7 +151,7 @@ def flash_forward_fa1(
             seen = seen_in_tile(rows, keys, S_q, S_k, q.device)
             if is_causal and not seen.any():
                 continue
-            s = scores(traffic.read(q[:, :, rows]), k_tile, scale)
+            s = traffic.hold(scores(traffic.read(q[:, :, rows]), k_tile, scale))
             if is_causal:
                 s = s.masked_fill(~seen, -math.inf)
             o_old, m_old, l_old = (traffic.read(x[:, :, rows]) for x in (o, m, l))
@@ -158,9 +164,9 @@ def flash_forward_fa1(
 
 
 def fa1_block_sizes(sram_elements: int, D: int) -> tuple[int, int]:
-    """FA1's block sizes (block_m, block_n) for a chip that holds `sram_elements` elements (4.10; FA1, algorithm 1, line 1).
+    """FA1's block sizes (block_m, block_n) for an SM that holds `sram_elements` elements (4.10; FA1, algorithm 1, line 1).
 
-    With C for sram_elements, block_n = ⌈C / 4D⌉ and block_m = min(⌈C / 4D⌉, D): one block each of q, k, v and o fits on the chip.
+    With C for sram_elements, block_n = ⌈C / 4D⌉ and block_m = min(⌈C / 4D⌉, D): a block of q, k, v or o, and a tile of scores, each take about C / 4 at most.
     """
     block_n = -(-check_int("sram_elements", sram_elements) // (4 * check_int("D", D)))
     return min(block_n, D), block_n

@@ -186,6 +186,13 @@ def test_grouped_heads_are_counted_once_for_every_query_head():
     assert whole == grouped
 
 
+def test_the_most_scores_held_are_one_tile():
+    for forward in (algorithm.flash_forward, algorithm.flash_forward_fa1):
+        traffic = Traffic()
+        forward(*make(7, 9, B=2, H_q=3), 4, 5, traffic=traffic)
+        assert traffic.most_scores == 4 * 5
+
+
 def test_traffic_counts_what_lies_in_memory():
     traffic, target = Traffic(), torch.zeros(3, 4, dtype=torch.float16)
     tile = torch.full((3, 4), 1 / 3)
@@ -196,7 +203,7 @@ def test_traffic_counts_what_lies_in_memory():
 
 
 def test_fa1_block_sizes():
-    """Four tiles fill the chip: 100 KB of fp16 are 51,200 elements, 200 rows of D = 64."""
+    """Four tiles fill an SM: 100 KiB of fp16 are 51,200 elements, 200 rows of D = 64."""
     assert algorithm.fa1_block_sizes(51_200, 64) == (64, 200)
     assert algorithm.fa1_block_sizes(51_200, 256) == (50, 50)
     assert algorithm.fa1_block_sizes(1, 64) == (1, 1)

@@ -109,6 +109,19 @@ def test_numbers_that_look_the_same_differ_by():
     assert verdict(MEAN, lambda x: mean(x) * 1.00006).endswith("x = [1, 5] gives 3, want 3 (they differ by 0.0001798)")
 
 
+def test_an_empty_helper_is_named():
+    """The answer is finished, so it is not told that it isn't."""
+
+    def helper(x):
+        raise NotImplementedError
+
+    def calls_it(x):
+        total = x.sum()
+        return total / helper(x)
+
+    assert verdict(MEAN, calls_it).endswith("helper, which your calls_it calls, is still empty: it raises NotImplementedError")
+
+
 def test_fresh_inputs_show_no_numbers():
     words = verdict(MEAN, lambda x: mean(x) + (len(x) == 9))
     assert words == "right on the small cases, wrong on others: nine numbers: the result is wrong"

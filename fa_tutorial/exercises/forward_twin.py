@@ -24,6 +24,9 @@ LEAVES_NOTHING = {
         "by_place_rows",
         "by_place_keys_skips",
         "by_place_rows_skips",
+        "edge_rows",
+        "edge_by_place",
+        "from_full",
         "top_left",
         "shift_sign",
         "skip_top_left",
@@ -98,7 +101,14 @@ def _seen(i, j, rows, S_q, S_k, block_m, block_n, mistake):
            "end_down": (last + 1 + shift) // block_n * block_n, "end_early": last + shift}.get(mistake)  # fmt: skip
     if end is not None:  # of the loop over the keys, which goes by whole blocks
         return seen & (key_block * block_n < end)
+    full = max(0, first + 1 + shift) // block_n  # tiles that the first row sees whole
+    whole, computed = key_block < full, key_block * block_n <= last + shift
     return {
+        "edge_rows": whole | ((j <= i % block_m + shift) & computed),
+        "edge_by_place": whole | ((j % block_n <= i % block_m + shift) & computed),
+        "edge_last": computed & (seen | ((key_block + 1) * block_n <= last + shift)),
+        "edge_first": computed & (seen | (key_block > full)),
+        "from_full": seen & ~whole,
         "no_mask": seen | True,
         "mask_after": seen | True,
         "strict": j < i + shift,

@@ -471,6 +471,8 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
         with PoisonedEmpty():
             result = answer(*copies)
     except NotImplementedError as error:
+        if empty := _empty_helper(error, answer):
+            raise Wrong(f"{empty}, which your {answer.__name__} calls, is still empty: it raises NotImplementedError") from None
         raise NotAttempted(_left_over(error, answer)) from None
     except Wrong:  # by what stands in the answer's place or watches it
         raise
@@ -506,6 +508,15 @@ def _parameter(answer: Callable, position: int) -> str:
         return list(inspect.signature(answer).parameters)[position]
     except (TypeError, ValueError, IndexError):
         return f"number {position + 1}"
+
+
+def _empty_helper(error: NotImplementedError, answer: Callable) -> str:
+    """The name of another starter that the answer calls and that raised the error; "" where the answer itself did, or what stands in its place."""
+    code = getattr(inspect.unwrap(answer), "__code__", None)
+    if code is None or (answer.__module__ or "").startswith("fa_tutorial."):
+        return ""
+    raised_in = traceback.extract_tb(error.__traceback__)[-1].name
+    return raised_in if raised_in != code.co_name else ""
 
 
 def _left_over(error: NotImplementedError, answer: Callable) -> str:

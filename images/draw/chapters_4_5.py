@@ -55,6 +55,7 @@ def draw_two_loop_orders() -> Figure:
     write(ax, 0.65, 4.85, "read", ha="left")
     arrow(ax, (1.3, 4.85), (1.75, 4.85), "vermilion", dashed=True)
     write(ax, 1.85, 4.85, "written", ha="left")
+    write(ax, 2.75, 4.85, f"thick: moves at tile {NOW}; thin: moved before", ha="left")
     note = f"1 to {BLOCKS**2}: order of visits; thick frame: tile {NOW}, now; n/{BLOCKS}: key blocks that the o in HBM contains"
     write(ax, 0.1, 5.2, note, ha="left")
     return figure
@@ -93,20 +94,20 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
         else:
             arrow(ax, (x0 - 0.1, y0 + 0.13), (x1 + 0.12, y1 - 0.1), dashed=True, width=0.8)
     middle = y + (now_row + 0.5) * side
-    arrow(ax, (left + 0.4, middle), (x, middle), "blue")
-    arrow(ax, (places[NOW][0], 1.22), (places[NOW][0], y), "blue")
+    arrow(ax, (left + 0.4, middle), (x, middle), "blue", width=1.6 if down else 0.7)  # FA2 has q on the chip since its row began
+    arrow(ax, (places[NOW][0], 1.22), (places[NOW][0], y), "blue", width=0.7 if down else 1.6)  # and FA1 has k, v since its column began
     if down:
         arrow(ax, (x_out, middle - 0.12), (x_out - 0.5, middle - 0.12), "blue")
         arrow(ax, (x_out - 0.5, middle + 0.12), (x_out, middle + 0.12), "vermilion", dashed=True)
     else:  # written when the row before was finished
-        arrow(ax, (x_out - 0.5, middle - side), (x_out, middle - side), "vermilion", dashed=True)
+        arrow(ax, (x_out - 0.5, middle - side), (x_out, middle - side), "vermilion", dashed=True, width=0.7)
 
 
 @image("04_causal_tiles.png")
 def draw_causal_tiles() -> Figure:
     """Tiles under the causal mask, whole, masked and skipped, with (full, end) of each row block: S_q = S_k, S_q < S_k, S_q > S_k."""
     figure, ax = canvas(4.6)
-    for left, S_q, S_k in ((0.1, 16, 16), (4.0, 8, 11), (6.9, 11, 6)):
+    for left, S_q, S_k in ((0.1, 8, 8), (3.05, 8, 11), (6.6, 11, 6)):
         title = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q} {'<' if S_q < S_k else '>'} S_k = {S_k}"
         write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
         draw_causal_case(ax, left, 0.85, S_q, S_k)
@@ -123,7 +124,7 @@ def draw_causal_tiles() -> Figure:
 
 def draw_causal_case(ax: Axes, left: float, top: float, S_q: int, S_k: int) -> None:
     """The S_q x S_k elements of one case in tiles of 2 x 2, (full, end) on the right, and the rows that see nothing named."""
-    block, side = 2, 0.175
+    block, side = 2, 0.205
     seen = reference.causal_mask(S_q, S_k)
     row_blocks, key_blocks = -(-S_q // block), -(-S_k // block)
     bounds = [algorithm.causal_tiles(row_block, block, block, S_q, S_k) for row_block in range(row_blocks)]
@@ -216,7 +217,7 @@ def draw_scores(ax: Axes, x: float, base: float, wide: float, keys: range, m: fl
 @image("04_running_state.png")
 def draw_running_state() -> Figure:
     """One query's m, l and acc over three blocks of keys, side by side: before, alpha, after."""
-    figure, ax = canvas(7.1)
+    figure, ax = canvas(6.65)
     steps, o, lse = running_steps()
     left, width, base, top, tall = 1.2, 2.6, 2.5, 3.15, 0.34
     write(ax, 0.1, base + 0.17, "scores", ha="left")
@@ -235,10 +236,8 @@ def draw_running_state() -> Figure:
             text = cell if isinstance(cell, str) else number(cell)
             look = {"colour": {"m": "sky", "l": "yellow", "a": "purple"}[rows[row][0]], "weight": "bold"} if "after" in rows[row] else {}
             box(ax, x, top + row * tall, width - 0.08, tall, text, size=BODY, **look)
-    write(ax, 0.1, 6.15, "alpha = exp(m before − m after)     p = exp(scores − m after)     l after = alpha · l before + Σ p", ha="left")
-    write(ax, 0.1, 6.4, "acc after = alpha · acc before + Σ p · values", ha="left")
-    write(ax, 0.1, 6.65, "bars: solid, the keys of this block; dotted, keys seen before; dashed, keys to come", ha="left")
-    write(ax, 0.1, 6.9, f"at the end: o = acc / l = {number(o)}, lse = m + log l = {number(lse)}", BODY, ha="left", weight="bold")
+    write(ax, 0.1, 6.15, "bars: solid, the keys of this block; dotted, keys seen before; dashed, keys to come", ha="left")
+    write(ax, 0.1, 6.42, f"at the end: o = acc / l = {number(o)}, lse = m + log l = {number(lse)}", BODY, ha="left", weight="bold")
     return figure
 
 
@@ -283,6 +282,11 @@ def draw_one_tile() -> Figure:
     def under(x: float, y: float, text: str) -> None:
         write(ax, x, y + 2 * tall + 0.24, text, BODY)
 
+    def rows_go_on(end: float, y: float) -> None:
+        """An arrow for each row, because each query goes its own way."""
+        for row in range(2):
+            arrow(ax, (end, y + (row + 0.5) * tall), (end + 0.5, y + (row + 0.5) * tall))
+
     top, low = 0.8, 3.1
     for y in (top, low):
         for row in range(2):
@@ -290,7 +294,7 @@ def draw_one_tile() -> Figure:
     one = "[BLOCK_M]"
     tile(1.0, top, "s", "[BLOCK_M, BLOCK_N]", s[:, 2:], "orange")
     end = tile(3.1, top, "m before", one, m, None)
-    arrow(ax, (end, top + tall), (end + 0.5, top + tall))
+    rows_go_on(end, top)
     tile(end + 0.5, top, "m after", one, m_new, "sky", bold=True)
     under(end + 0.1, top, "max(m, rowmax s)")
     tile(5.75, top, "alpha", one, alpha, "sky")
@@ -298,11 +302,13 @@ def draw_one_tile() -> Figure:
     tile(7.3, top, "p", "[BLOCK_M, BLOCK_N]", p, "orange")
     under(8.08, top, "exp(s − m after)")
     end = tile(1.0, low, "l before", one, l, None)
-    arrow(ax, (end, low + tall), (end + 0.5, low + tall))
+    rows_go_on(end, low)
     tile(end + 0.5, low, "l after", one, l_new, "yellow", bold=True)
     under(end + 0.25, low, "alpha · l + rowsum p")
-    end = tile(4.2, low, "acc before", "[BLOCK_M, D]", acc, None)
-    arrow(ax, (end, low + tall), (end + 0.5, low + tall))
+    tile(3.4, low, "v", "[BLOCK_N, D]", v[2:], "green")
+    under(4.18, low, "rows: keys 2, 3")
+    end = tile(5.3, low, "acc before", "[BLOCK_M, D]", acc, None)
+    rows_go_on(end, low)
     tile(end + 0.5, low, "acc after", "[BLOCK_M, D]", acc_new, "purple", bold=True)
     under(end + 0.25, low, "alpha · acc + p v")
     write(ax, 0.1, 4.75, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc", ha="left")
@@ -319,8 +325,8 @@ def draw_memory_of_states() -> Figure:
     naive = readable(ledger.score_bytes(B, H, S, S, half.itemsize))
     top, tall, high = 0.75, 0.76, 0.6
     left, wide, chip, chip_wide = 0.25, 2.3, 5.75, 2.9
-    kept = (("q (B, H_q, S_q, D)", (B, H, S, D), half), ("k (B, H_k, S_k, D)", (B, H, S, D), half), ("v (B, H_k, S_k, D)", (B, H, S, D), half),
-            None, ("o (B, H_q, S_q, D)", (B, H, S, D), half), ("lse (B, H_q, S_q)", (B, H, S), full))  # fmt: skip
+    kept = (("q (B, H, S_q, D)", (B, H, S, D), half), ("k (B, H, S_k, D)", (B, H, S, D), half), ("v (B, H, S_k, D)", (B, H, S, D), half),
+            None, ("o (B, H, S_q, D)", (B, H, S, D), half), ("lse (B, H, S_q)", (B, H, S), full))  # fmt: skip
     moves = (("read once per program", "blue"), ("read in every iteration", "blue"), ("read in every iteration", "blue"), ("never moved", None),
              ("written once: acc / l", "vermilion"), ("written once: m + log l", "vermilion"))  # fmt: skip
     tiles = (("q [BLOCK_M, D]", (block_m, D), half), ("k [BLOCK_N, D]", (block_n, D), half), ("v [BLOCK_N, D]", (block_n, D), half),
@@ -337,16 +343,16 @@ def draw_memory_of_states() -> Figure:
         box(ax, chip, y, chip_wide, high, f"{tile}\n{readable(tensor_bytes(tile_shape, tile_dtype))}", colour, share=0.45)
         write(ax, sum(ends) / 2, middle - 0.23 if tensor else middle, when)
         if tensor is None:
-            box(ax, left, y, wide, high, f"no s, no p\n(naive: {naive} each)", dashed=True)
+            box(ax, left, y, wide, high, f"no s, no p\n(naive, fp16: {naive} each)", dashed=True)
             continue
         name, shape, dtype = tensor
         box(ax, left, y, wide, high, f"{name}\n{readable(tensor_bytes(shape, dtype))}", colour, share=0.45)
         is_written = arrow_colour == "vermilion"
         start, end = reversed(ends) if is_written else ends
         arrow(ax, (start, middle), (end, middle), arrow_colour, dashed=is_written)
-    note = f"B = {B}, H_q = H_k = {H}, S_q = S_k = {S:,}, D = {D}, BLOCK_M = {block_m}, BLOCK_N = {block_n}"
+    note = f"B = {B}, H = {H}, S_q = S_k = {S:,}, D = {D}, BLOCK_M = {block_m}, BLOCK_N = {block_n}"
     write(ax, 0.1, 5.55, note, ha="left")
-    write(ax, 0.1, 5.8, "q, k, v, o and their tiles fp16; s, p, m, l, acc and lse fp32", ha="left")
+    write(ax, 0.1, 5.8, "q, k, v, o and the tiles of q, k, v: fp16; on the chip s, p, m, l and acc are fp32, and so is lse", ha="left")
     return figure
 
 

@@ -74,6 +74,37 @@ def causal_skips_nothing(q, k, v, block_m, block_n, scale):
     return _flash(q, k, v, block_m, block_n, scale, causal=True)
 
 
+def _causal_by_bounds(q, k, v, block_m, block_n, scale, local=False, masks=None, starts=0):
+    """A causal forward that masks the tiles full … end − 1. masks(tile, full, end): which tiles are masked instead; starts: 1 for a loop from full."""
+    S_q, S_k = q.shape[2], k.shape[2]
+    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -math.inf)
+    for row in range(0, S_q, block_m):
+        rows = torch.arange(row, min(row + block_m, S_q))
+        full, end = max(0, row + 1 + S_k - S_q) // block_n, -(-max(0, int(rows[-1]) + 1 + S_k - S_q) // block_n)
+        m, l, acc = torch.full((*q.shape[:2], len(rows)), -math.inf), torch.zeros(*q.shape[:2], len(rows)), torch.zeros_like(q[:, :, rows])
+        for tile in range(starts * full, end):
+            keys = torch.arange(tile * block_n, min((tile + 1) * block_n, S_k))
+            s = scale * q[:, :, rows] @ k[:, :, keys].mT
+            if masks(tile, full, end) if masks else tile >= full:
+                s = s.masked_fill(keys > (rows - row * local)[:, None] + S_k - S_q, -math.inf)
+            p, m, l, alpha = _step(s, m, l)
+            acc = alpha[..., None] * acc + p @ v[:, :, keys]
+        o[:, :, rows], lse[:, :, rows] = acc / torch.where(l == 0, 1.0, l)[..., None], m + l.log()
+    return o, lse
+
+
+def causal_local_rows(q, k, v, block_m, block_n, scale):
+    return _causal_by_bounds(q, k, v, block_m, block_n, scale, local=True)
+
+
+def causal_masks_the_last_tile(q, k, v, block_m, block_n, scale):
+    return _causal_by_bounds(q, k, v, block_m, block_n, scale, masks=lambda tile, full, end: tile == end - 1)
+
+
+def causal_starts_at_full(q, k, v, block_m, block_n, scale):
+    return _causal_by_bounds(q, k, v, block_m, block_n, scale, starts=1)
+
+
 def tiles_printed(row_block, block_m, block_n, S_q, S_k):
     print(end="")
 
@@ -90,5 +121,8 @@ WRONG_ANSWERS = (
     ("4.2", forward_blocks_exchanged, "block_m and block_n are exchanged"),
     ("4.2", forward_o_in_float32, "one edge is left: o is float32, and must have the dtype of q"),
     ("4.4", causal_skips_nothing, "one edge is left: the result is right, but tiles are computed that no row of their block sees"),
+    ("4.4", causal_local_rows, "i counts rows from the tile's own start"),
+    ("4.4", causal_masks_the_last_tile, "only the last tile is masked"),
+    ("4.4", causal_starts_at_full, "the loop over keys starts at full"),
     ("4.3", tiles_printed, "want a tuple (full, end)"),
 )

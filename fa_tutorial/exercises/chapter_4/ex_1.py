@@ -66,7 +66,7 @@ CONDITIONS = {
     "hidden": "a block that is hidden from a row leaves its m and l as they are, and its p is 0",
     "unseen": "a row that has seen nothing keeps m = −inf and l = 0, and its p is 0",
     "float64": "a float64 input gives a result with float64's accuracy",
-    "views": "s, m and l may have any strides",
+    "views": "s, m and l may be views with any strides: no .view",
 }
 
 

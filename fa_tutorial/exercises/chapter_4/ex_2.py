@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from fa_tutorial.exercises.chapter_4.ex_1 import softmax_step
+from fa_tutorial.exercises.chapter_4.ex_1 import softmax_step as step
 from fa_tutorial.exercises.chapter_4.tiled_cases import column, random_case, scores_case, tolerance
 from fa_tutorial.exercises.forward_twin import forward_twin
 from fa_tutorial.exercises.harness import Exercise, case, generator
@@ -23,7 +23,7 @@ def flash_forward(q, k, v, block_m, block_n, scale):
         for start_n in range(0, S_k, block_n):
             keys = slice(start_n, start_n + block_n)
             s = scale * (q_tile @ k[:, :, keys].float().transpose(-1, -2))  # (4.1), [block_m, block_n]
-            p, m, l, alpha = softmax_step(s, m, l)  # (4.2)
+            p, m, l, alpha = step(s, m, l)  # (4.2)
             acc = alpha[..., None] * acc + p @ v[:, :, keys].float()  # (4.3)
         o[:, :, rows] = acc / l[..., None]  # (4.4)
         lse[:, :, rows] = m + torch.log(l)  # (4.5)
@@ -95,8 +95,8 @@ MISTAKES = {
 
 CONDITIONS = {
     "ragged": "the last block of rows and the last block of keys may be shorter",
-    "half": "with fp16 or bf16 inputs, turn each tile into float32 before you use it; o has q's dtype, and lse is float32",
-    "views": "q, k and v may have any strides",
+    "half": "with fp16 or bf16 inputs, compute in float32 or better; o has q's dtype, and lse is float32",
+    "views": "q, k and v may be views with any strides: slice them, don't use .view",
 }
 
 
@@ -135,8 +135,8 @@ def inputs():
         for sizes, blocks in (((1, 1, 1, 1, 1), (4, 4)), ((2, 3, 9, 17, 8), (8, 4)), ((1, 2, 33, 33, 5), (32, 16))):
             yield random_case(draw, words, sizes, blocks, 0.5, factor, edge="ragged")
     yield scores_case([[1.0, 2.0, 3.0]], (1, 2), f"the last block of keys may be shorter: {_SHORT}", edge="ragged")
-    yield scores_case([[1.0, 2.0]], (8, 8), "blocks may be larger than S_q and S_k", edge="ragged")
     yield scores_case([[1.0, 2.0], [4.0, 1.0], [0.0, 3.0]], (2, 2), "3 rows are a block of 2 and a block of 1", edge="ragged")
+    yield scores_case([[1.0, 2.0]], (8, 8), "blocks may be larger than S_q and S_k", edge="ragged")
 
     one, three = (column(*[1.0] * n, dtype=torch.float16) for n in (1, 3))
     pair, eye = torch.tensor([[2048.0, 1.0], [2048.0, 0.0]]).half()[None, None], torch.eye(2).half()[None, None]
@@ -166,14 +166,14 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         "Keep the skeleton's two loops. What must a block of rows start with, and what can it write only after its last block of keys?",
-        "In the inner loop: s as in the skeleton, then p, m, l, alpha = softmax_step(s, m, l), then acc = alpha[..., None] · acc + p v. "
+        "In the inner loop: s as in the skeleton, then p, m, l, alpha = step(s, m, l), then acc = alpha[..., None] · acc + p v. "
         "After it: o = acc / l[..., None] and lse = m + log l.",
         "Set m to −inf and l and acc to 0 for each block of rows, all three float32. PyTorch cuts a slice short at the end of a tensor, "
         "so give m, l and acc the shape of the slice of q, not block_m.",
     ),
     solution=flash_forward,
     reasoning="Each block of rows walks over all blocks of keys with its own m, l and acc, and writes o and lse once, at the end. The division "
-    "can wait until then because acc and l are always rescaled by the same alpha. softmax_step is the function of exercise 4.1.",
+    "can wait until then because acc and l are always rescaled by the same alpha. step is the softmax_step of exercise 4.1.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,

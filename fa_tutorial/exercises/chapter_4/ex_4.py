@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from fa_tutorial.exercises.chapter_4.ex_1 import softmax_step
-from fa_tutorial.exercises.chapter_4.ex_3 import causal_tiles
+from fa_tutorial.exercises.chapter_4.ex_1 import softmax_step as step
+from fa_tutorial.exercises.chapter_4.ex_3 import causal_tiles as tiles_of
 from fa_tutorial.exercises.chapter_4.tiled_cases import column, random_case, scores_case, tolerance
 from fa_tutorial.exercises.forward_twin import forward_twin
 from fa_tutorial.exercises.harness import Exercise, case, generator
@@ -22,14 +22,14 @@ def causal_forward(q, k, v, block_m, block_n, scale):
         q_tile = q[:, :, rows].float()  # [block_m, D]
         m = torch.full(q_tile.shape[:3], -math.inf)  # [block_m]
         l, acc = torch.zeros_like(m), torch.zeros_like(q_tile)  # [block_m], [block_m, D]
-        full, end = causal_tiles(row_block, block_m, block_n, S_q, S_k)  # (4.6)
+        full, end = tiles_of(row_block, block_m, block_n, S_q, S_k)  # (4.6)
         for key_block in range(end):
             keys = slice(key_block * block_n, min((key_block + 1) * block_n, S_k))
             s = scale * (q_tile @ k[:, :, keys].float().transpose(-1, -2))  # (4.1), [block_m, block_n]
             if key_block >= full:
                 j = torch.arange(keys.start, keys.stop)[None, :]  # [1, block_n]
                 s = s.masked_fill(j > i + S_k - S_q, -math.inf)
-            p, m, l, alpha = softmax_step(s, m, l)  # (4.2)
+            p, m, l, alpha = step(s, m, l)  # (4.2)
             acc = alpha[..., None] * acc + p @ v[:, :, keys].float()  # (4.3)
         o[:, :, rows] = acc / torch.where(l == 0, 1.0, l)[..., None]  # (4.4)
         lse[:, :, rows] = m + torch.log(l)  # (4.5)
@@ -48,6 +48,11 @@ MISTAKES = {
     "by_place_skips": "the mask compares positions in the tile: add the tile's own start, to i and to j",
     "by_place_keys_skips": "j counts keys from the tile's own start: add that start, so that j is a position in the sequence",
     "by_place_rows_skips": "i counts rows from the tile's own start: add that start, so that i is a position in the sequence",
+    "edge_rows": "i counts rows from the tile's own start: add that start, so that i is a position in the sequence",
+    "edge_by_place": "the mask compares positions in the tile: add the tile's own start, to i and to j",
+    "edge_last": "only the last tile is masked: mask every tile from full on, since a block of rows may cross several",
+    "edge_first": "only the tile with the number full is masked: mask every tile from full on, since a block of rows may cross several",
+    "from_full": "the loop over keys starts at full: the whole tiles before it need no mask, but they count",
     "diagonal_open": "the tile on the diagonal is not masked: some of its keys come after some of its queries",
     "diagonal_skipped": "the tile on the diagonal is skipped: some of its keys are seen",
     "above_open": "tiles above the diagonal are left unmasked",
@@ -84,7 +89,8 @@ def inputs():
     yield scores([[1.0, 2.0], [4.0, 1.0]], (2, 2), "one tile: query i sees keys 0 … i")
     four = [[1.0, 2.0, 0.0, 3.0], [2.0, 1.0, 3.0, 0.0], [0.0, 3.0, 1.0, 2.0], [3.0, 0.0, 2.0, 1.0]]
     yield scores(four, (2, 2), "four tiles: query i sees keys 0 … i")
-    yield scores(four, (2, 1), "tiles of 2 rows and 1 key: a block of rows may need several masked tiles")
+    yield scores(four, (2, 1), "tiles of 2 rows and 1 key: the mask compares positions, i and j, not block numbers")
+    yield scores(four, (4, 2), "tiles of 4 rows and 2 keys: a block of rows may need several masked tiles")
     yield scores(four, (1, 2), "tiles of 1 row and 2 keys: the tile on the diagonal is found by positions, not by block numbers")
     draw = generator()
     for words, factor in (("randn", 1.0), ("3·randn", 3.0)):
@@ -110,19 +116,19 @@ def inputs():
 
 EXERCISE = Exercise(
     id="4.4",
-    task="Make the tiled forward causal: skip the tiles that no row sees, and mask only those that cross the edge.",
+    task="Make the tiled forward causal: skip the tiles that no row sees, and mask those that cross the edge.",
     conditions=CONDITIONS,
     hints=(
         "Three things change: where the loop over key blocks ends, what happens to s in some of its iterations, and the division.",
-        "full, end = causal_tiles(row_block, block_m, block_n, S_q, S_k). Loop over range(end), and mask where key_block >= full. "
+        "full, end = tiles_of(row_block, block_m, block_n, S_q, S_k). Loop over range(end), and mask where key_block >= full. "
         "A row that sees nothing ends with l = 0: divide by 1 there, and let log 0 give −inf.",
         "i and j are positions in the sequence, not in the tile: i = torch.arange(rows.start, rows.stop)[:, None], j likewise for the keys. "
         "Then s = s.masked_fill(j > i + S_k − S_q, −math.inf).",
     ),
     solution=causal_forward,
     reasoning="The loop over keys ends at end, and only the tiles from full on compare positions. A hidden score of −inf gets p = 0 whatever the maximum is. "
-    "A row that sees nothing has l = 0 and acc = 0, so dividing by 1 gives o = 0, and m + log l is −inf. softmax_step and causal_tiles are "
-    "the functions of exercises 4.1 and 4.3.",
+    "A row that sees nothing has l = 0 and acc = 0, so dividing by 1 gives o = 0, and m + log l is −inf. step is the softmax_step of exercise 4.1, "
+    "and tiles_of is the causal_tiles of 4.3.",
     more="The package's version, algorithm.flash_forward, has both forms in one function, takes fewer heads for k and v than for q, and counts the bytes that "
     "its tiles move.",
     inputs=inputs,
