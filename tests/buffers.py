@@ -125,13 +125,13 @@ def unchanged(*tensors: torch.Tensor) -> Iterator[None]:
 
 @contextlib.contextmanager
 def guarded_outputs() -> Iterator[None]:
-    """Inside the block what torch.empty and torch.empty_like give is NaN between guard cells; AssertionError where these changed."""
+    """Inside the block what torch.empty and torch.empty_like give is NaN between guard cells, or the largest integer; AssertionError where these changed."""
     made, empty = [], torch.empty
 
     def guarded_empty(shape, *, dtype, device, **options):
         elements = math.prod(shape)
         memory = torch.full((GUARD + elements + GUARD,), SENTINEL, dtype=dtype, device=device)
-        memory[GUARD : GUARD + elements] = float("nan")
+        memory[GUARD : GUARD + elements] = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
         made.append((memory, elements))
         return empty(0, dtype=dtype, device=device).set_(memory.untyped_storage(), GUARD, shape, contiguous_strides(shape))
 
