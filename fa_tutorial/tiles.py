@@ -76,6 +76,7 @@ def dot(a, b, acc=None):
     a: [M, K], b: [K, N], acc: [M, N] float32. The interpreter's dot is wrong for bf16, so there tiles are widened first.
     """
     if INTERPRETED:
+        tl.static_assert(a.dtype == b.dtype, f"Both operands must be same dtype. Got {a.dtype} and {b.dtype}")  # as the compiler says
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")

@@ -323,6 +323,8 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
         )
     if half := re.search(r"Expected dtype \['fp32', 'fp64'\] but got (fp16|bf16)", f"{error} {root}"):
         return f"this function takes float32, not {half[1]}: convert with .to(tl.float32) right after the load"
+    if two := re.search(r"Both operands must be same dtype\. Got (\w+) and (\w+)", f"{error} {root}"):
+        return f"both factors of a dot must have one dtype, and these are {two[1]} and {two[2]}: round one to the other's, as p.to(v_tile.dtype) does"
     if "`assert " in line:
         return "its assert does not hold"
     if isinstance(root, AssertionError) and not str(root):
