@@ -38,7 +38,7 @@ def tile_pointers(x, b, h, start, ROWS: tl.constexpr, COLS: tl.constexpr):
     offs_s = tl.arange(0, ROWS).to(tl.int64)[:, None]  # [ROWS, 1]
     offs_d = tl.arange(0, COLS).to(tl.int64)[None, :]  # [1, COLS]
     head = x.ptr + b.to(tl.int64) * x.strides[0] + h.to(tl.int64) * x.strides[1]
-    head += tl.cast(start, tl.int64) * x.strides[2]  # here, and not in offs_s: then a loop over tiles adds one number
+    head += tl.cast(start, tl.int64) * x.strides[2]  # start moves the pointer, so in a loop only that changes
     return head + (offs_s * x.strides[2] + offs_d * x.strides[3]), start + offs_s, offs_d
 
 

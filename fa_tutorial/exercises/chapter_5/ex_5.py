@@ -28,7 +28,7 @@ def causal_kernel(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
-    last_seen = tl.full((BLOCK_M,), 0, dtype=tl.int32) + (S_k - 1)  # [BLOCK_M]
+    last_seen = tl.full((BLOCK_M,), S_k - 1, dtype=tl.int32)  # [BLOCK_M]
     full, end = S_k // BLOCK_N * BLOCK_N, S_k  # keys 0 … full − 1 need no mask
     if IS_CAUSAL:  # (4.6), in keys
         last_seen = offs_m + (S_k - S_q)
