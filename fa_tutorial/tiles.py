@@ -73,10 +73,10 @@ def store_tile(x, tile, b, h, start, S, D, ROWS: tl.constexpr, COLS: tl.constexp
 def dot(a, b, acc=None):
     """a @ b, plus acc where it is given, accumulated in float32; fp32 tiles are multiplied in IEEE precision, not TF32.
 
-    a: [M, K], b: [K, N], acc: [M, N] float32. The interpreter's dot is wrong for bf16, so there tiles are widened first.
+    a: [M, K], b: [K, N], acc: [M, N] float32. The interpreter's dot is wrong for bf16, so there tiles are widened, after the compiler's check.
     """
     if INTERPRETED:
-        tl.static_assert(a.dtype == b.dtype, f"Both operands must be same dtype. Got {a.dtype} and {b.dtype}")  # as the compiler says
+        tl.static_assert(a.dtype == b.dtype, f"Both operands must be same dtype. Got {a.dtype} and {b.dtype}")
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")

@@ -295,7 +295,7 @@ def _is_starter(error: BaseException, kernel: Any) -> bool:
     """True where the kernel's own `raise NotImplementedError` was reached, or the compiler stumbled over it."""
     if isinstance(error, NotImplementedError):  # Triton raises it too, for what the interpreter lacks
         frames = traceback.extract_tb(error.__traceback__)
-        return bool(frames) and frames[-1].filename == kernel.fn.__code__.co_filename
+        return bool(frames) and (frames[-1].filename, frames[-1].name) == (kernel.fn.__code__.co_filename, kernel.fn.__name__)
     node = getattr(error, "node", None)
     return isinstance(node, ast.Raise) and "NotImplementedError" in ast.dump(node)
 
@@ -313,6 +313,8 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
         return "a tile is not Heads: keep Heads and tiles apart, under names of their own, such as q and q_tile"
     if "'Heads' object" in f"{root}" or ("tuple" in f"{root}" and re.search(r"tl\.(load|store)\(", line)):
         return "Heads is a pointer with four strides: write x.ptr for the pointer, and x.strides[0] to x.strides[3] for the strides"
+    if isinstance(root, NotImplementedError) and (frames := traceback.extract_tb(root.__traceback__)) and "raise NotImpl" in (frames[-1].line or ""):
+        return f"{frames[-1].name}, which it calls, still raises NotImplementedError"
     if foreign := re.search(r"(?<![\w.])((?:torch|np|numpy)(?:\.\w+)+)\(", line):
         return f"{foreign[1]} {ONLY_TRITON}"
     if foreign := _foreign_local(error):

@@ -143,6 +143,18 @@ def _two_loops(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
 
 
 @triton.jit
+def _starter(q_tile):
+    raise NotImplementedError
+
+
+@triton.jit
+def _calls_a_starter(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
+                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    q_tile = load_tile(q, tl.program_id(0), tl.program_id(0), 0, S_q, D, BLOCK_M, BLOCK_D)
+    _starter(q_tile)
+
+
+@triton.jit
 def _gqa(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
          BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     _forward(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_CAUSAL, True, BLOCK_M, BLOCK_N, BLOCK_D, FLAW)
@@ -183,6 +195,7 @@ WRONG_ANSWERS = (
     ("5.4", flawed(_full, "one key too many"), "one key too many"),
     ("5.4", flawed(_full, "rows for keys"), "the mask hides rows"),
     ("5.5", flawed(_causal, "p left in float32"), "both factors of a dot must have one dtype"),
+    ("5.5", _calls_a_starter, "_starter, which it calls, still raises NotImplementedError", None),
     ("5.5", flawed(_two_loops, "full in tiles"), "full and end count keys, not tiles"),
     ("5.5", flawed(_two_loops, "end in tiles"), "full and end count keys, not tiles"),
     ("5.5", flawed(_two_loops, "full and end in tiles"), "full and end count keys, not tiles"),
