@@ -33,7 +33,8 @@ LEAVES_NOTHING = {
     *("diagonal_skipped", "last_skipped", "end_first", "end_block_n", "end_down", "end_early"),
     *("from_zero", "from_finite", "m_raw", "mask_maximum", "one_maximum", "max_down", "m_columns"),
 }
-PADDED = ("keys_zeros", "pads_finite", "pads_v", "mask_start", "mask_one_more", "mask_rows")  # whole blocks of keys are computed, past S_k too
+# Whole blocks of keys are computed, past S_k too.
+PADDED = ("keys_zeros", "pads_finite", "pads_v", "mask_start", "mask_one_more", "mask_rows")
 
 
 def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
@@ -77,8 +78,8 @@ def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
             )
             top = {"mask_maximum": s, "m_raw": s / (scale or 1.0)}.get(mistake)
             s = s.masked_fill(~seen, {"hide_zero": 0.0, "unseen_finite": -1e6}.get(mistake, -INF))
-            hidden = {"mask_start": j - key >= S_k, "mask_one_more": j > S_k, "mask_rows": key + i - start >= S_k}.get(mistake, seen & (j >= S_k))
-            s = s.masked_fill(hidden, {"keys_zeros": 0.0, "pads_finite": -1e4}.get(mistake, -INF))
+            missing = {"mask_start": j - key, "mask_one_more": j - 1, "mask_rows": key + i - start}.get(mistake, j) >= S_k
+            s = s.masked_fill(seen & missing, {"keys_zeros": 0.0, "pads_finite": -1e4}.get(mistake, -INF))
             tiles.append(s)
             if not seen.any() and mistake not in ("hide_zero", "unseen_finite", "none_skipped"):
                 continue
@@ -96,7 +97,9 @@ def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
 
 def _counted_in_tiles(rows, S_q, S_k, block_m, block_n, is_causal, mistake):
     """Where the tiles of two loops over keys start, if full, end or both are numbers of tiles."""
-    full, end = algorithm.causal_tiles(rows.start // block_m, block_m, block_n, S_q, S_k) if is_causal else algorithm.all_tiles(block_n, S_k)
+    full, end = algorithm.all_tiles(block_n, S_k)
+    if is_causal:
+        full, end = algorithm.causal_tiles(rows.start // block_m, block_m, block_n, S_q, S_k)
     full *= 1 if "full" in mistake else block_n
     end *= 1 if "end" in mistake else block_n
     return *range(0, full, block_n), *range(full, min(end, S_k), block_n)

@@ -313,8 +313,9 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
         return "a tile is not Heads: keep Heads and tiles apart, under names of their own, such as q and q_tile"
     if "'Heads' object" in f"{root}" or ("tuple" in f"{root}" and re.search(r"tl\.(load|store)\(", line)):
         return "Heads is a pointer with four strides: write x.ptr for the pointer, and x.strides[0] to x.strides[3] for the strides"
-    if isinstance(root, NotImplementedError) and (frames := traceback.extract_tb(root.__traceback__)) and "raise NotImpl" in (frames[-1].line or ""):
-        return f"{frames[-1].name}, which it calls, still raises NotImplementedError"
+    last = [*traceback.extract_tb(root.__traceback__)][-1:]
+    if isinstance(root, NotImplementedError) and last and "raise NotImplementedError" in f"{last[0].line}":
+        return f"{last[0].name}, which it calls, still raises NotImplementedError"
     if foreign := re.search(r"(?<![\w.])((?:torch|np|numpy)(?:\.\w+)+)\(", line):
         return f"{foreign[1]} {ONLY_TRITON}"
     if foreign := _foreign_local(error):
