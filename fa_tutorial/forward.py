@@ -71,7 +71,7 @@ def flash_forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_C
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
-    last_seen = tl.full((BLOCK_M,), 0, dtype=tl.int32) + (S_k - 1)  # [BLOCK_M]
+    last_seen = tl.full((BLOCK_M,), S_k - 1, dtype=tl.int32)  # [BLOCK_M]
     full, end = S_k // BLOCK_N * BLOCK_N, S_k  # keys before full need no mask, keys full … end − 1 do
     if IS_CAUSAL:  # (4.6)
         last_seen = offs_m + (S_k - S_q)
@@ -86,7 +86,7 @@ def flash_forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_C
 
     l_or_one = tl.where(l == 0.0, 1.0, l)
     store_tile(o, acc / l_or_one[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # (4.4)
-    lse = tl.where(l == 0.0, -float("inf"), m + tl.log(l_or_one))  # (4.5)
+    lse = m + tl.log(l_or_one)  # (4.5); −inf for a row that sees no key, because its m is −inf
     tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse, mask=offs_m < S_q)
 
 

@@ -38,7 +38,7 @@ def tile_pointers(x, b, h, start, ROWS: tl.constexpr, COLS: tl.constexpr):
     offs_s = tl.arange(0, ROWS).to(tl.int64)[:, None]  # [ROWS, 1]
     offs_d = tl.arange(0, COLS).to(tl.int64)[None, :]  # [1, COLS]
     head = x.ptr + b.to(tl.int64) * x.strides[0] + h.to(tl.int64) * x.strides[1]
-    head += tl.cast(start, tl.int64) * x.strides[2]  # here, and not in offs_s: then a loop over tiles adds one number
+    head += tl.cast(start, tl.int64) * x.strides[2]  # start moves the pointer, so in a loop only that changes
     return head + (offs_s * x.strides[2] + offs_d * x.strides[3]), start + offs_s, offs_d
 
 
@@ -73,9 +73,10 @@ def store_tile(x, tile, b, h, start, S, D, ROWS: tl.constexpr, COLS: tl.constexp
 def dot(a, b, acc=None):
     """a @ b, plus acc where it is given, accumulated in float32; fp32 tiles are multiplied in IEEE precision, not TF32.
 
-    a: [M, K], b: [K, N], acc: [M, N] float32. The interpreter's dot is wrong for bf16, so there tiles are widened first.
+    a: [M, K], b: [K, N], acc: [M, N] float32. The interpreter's dot is wrong for bf16, so there tiles are widened, after the compiler's check.
     """
     if INTERPRETED:
+        tl.static_assert(a.dtype == b.dtype, f"Both operands must be same dtype. Got {a.dtype} and {b.dtype}")
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")

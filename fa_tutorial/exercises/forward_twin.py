@@ -11,6 +11,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from fa_tutorial import algorithm
 from fa_tutorial.exercises.harness import ANYTHING, INF, UNWRITTEN, exp32
 
 # Mistakes that leave rows with l = 0, by a mask or because exp underflows: what comes out there, 0 or NaN, depends on how the answer divides.
@@ -35,7 +36,8 @@ LEAVES_NOTHING = {
     *("diagonal_skipped", "last_skipped", "end_first", "end_block_n", "end_down", "end_early"),
     *("from_zero", "from_finite", "m_raw", "mask_maximum", "one_maximum", "max_down", "m_columns"),
 }
-PADDED = ("keys_zeros", "pads_finite", "pads_v")  # whole blocks of keys are computed, past S_k too
+# Whole blocks of keys are computed, past S_k too.
+PADDED = ("keys_zeros", "pads_finite", "pads_v", "mask_start", "mask_one_more", "mask_rows")
 
 
 def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
@@ -66,6 +68,8 @@ def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
             l = torch.zeros(q_tile.shape[:3], dtype=torch.float64)
             state = torch.full_like(l, low), l, torch.zeros_like(q_tile)
         tiles = []
+        if (mistake or "").endswith("_in_tiles"):
+            starts = _counted_in_tiles(rows, S_q, S_k, block_m, block_n, is_causal, mistake)
         for key in starts:
             j = torch.arange(key, min(key + (block_m if mistake == "width_m" else block_n), end))
             s = q_tile @ k[:, :, j - key if mistake == "first_k" else j].mT
@@ -77,7 +81,8 @@ def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
             )
             top = {"mask_maximum": s, "m_raw": s / (scale or 1.0)}.get(mistake)
             s = s.masked_fill(~seen, {"hide_zero": 0.0, "unseen_finite": -1e6}.get(mistake, -INF))
-            s = s.masked_fill(seen & (j >= S_k), {"keys_zeros": 0.0, "pads_finite": -1e4}.get(mistake, -INF))
+            missing = {"mask_start": j - key, "mask_one_more": j - 1, "mask_rows": key + i - start}.get(mistake, j) >= S_k
+            s = s.masked_fill(seen & missing, {"keys_zeros": 0.0, "pads_finite": -1e4}.get(mistake, -INF))
             tiles.append(s)
             if not seen.any() and mistake not in ("hide_zero", "unseen_finite", "none_skipped"):
                 continue
@@ -91,6 +96,16 @@ def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
     o = torch.full_like(o, UNWRITTEN) if mistake == "o_zero" else o
     lse = torch.full_like(lse, UNWRITTEN) if mistake == "lse_never" else lse
     return (lse, o) if mistake == "exchanged" else (o, lse)
+
+
+def _counted_in_tiles(rows, S_q, S_k, block_m, block_n, is_causal, mistake):
+    """Where the tiles of two loops over keys start, if full, end or both are numbers of tiles."""
+    full, end = algorithm.all_tiles(block_n, S_k)
+    if is_causal:
+        full, end = algorithm.causal_tiles(rows.start // block_m, block_m, block_n, S_q, S_k)
+    full *= 1 if "full" in mistake else block_n
+    end *= 1 if "end" in mistake else block_n
+    return *range(0, full, block_n), *range(full, min(end, S_k), block_n)
 
 
 def _seen(i, j, rows, S_q, S_k, block_m, block_n, mistake):
@@ -120,6 +135,8 @@ def _seen(i, j, rows, S_q, S_k, block_m, block_n, mistake):
         "by_place_rows": j <= i % block_m,
         "by_place_rows_skips": (j <= i % block_m) & (key_block * block_n <= last + shift),
         "diagonal_open": key_block * block_n <= last + shift,
+        "full_last": seen | ((key_block + 1) * block_n <= last + 1 + shift),
+        "mask_top_left": ((j <= i) | ((key_block + 1) * block_n <= first + 1 + shift)) & (key_block * block_n <= last + shift),
         "diagonal_skipped": (key_block + 1) * block_n - 1 <= first + shift,
         "above_open": seen | (key_block * block_n > last + shift),
         "numbers_skip": seen & (key_block <= row_block),
@@ -161,9 +178,10 @@ def _join(state, s, own, v, kept, half, mistake):
     p_acc = p_acc * alpha.masked_fill(is_new, 1.0)[..., None] if mistake == "new_rescaled" else p_acc
     rescale = {"over_queries": one, "by_itself": one, "acc_kept": one, "inverted": inverted, "acc_inverted": inverted, "last_acc": none,
                "last_block": none}.get(mistake, alpha)  # fmt: skip
+    p_acc = p_acc * alpha[..., None] if mistake == "acc_after" else p_acc
     acc = (rescale[..., None, :] if mistake == "alpha_columns" else rescale[..., None]) * acc + p_acc @ v
     l = {"l_kept": one, "inverted": inverted, "l_inverted": inverted, "last_l": none, "last_block": none}.get(mistake, alpha) * l + sums
-    acc = acc / l.masked_fill(l == 0, 1.0)[..., None] if mistake == "divided_early" else acc
+    acc = acc / l.masked_fill(l == 0, 1.0)[..., None] if mistake in ("divided_early", "divided_twice") else acc
     return -m_new if mistake == "exponent_sign" else m_new, l, acc.half().double() if half and mistake == "half_acc" else acc
 
 

@@ -307,7 +307,7 @@ def _is_starter(error: BaseException, kernel: Any) -> bool:
     """True where the kernel's own `raise NotImplementedError` was reached, or the compiler stumbled over it."""
     if isinstance(error, NotImplementedError):  # Triton raises it too, for what the interpreter lacks
         frames = traceback.extract_tb(error.__traceback__)
-        return bool(frames) and frames[-1].filename == kernel.fn.__code__.co_filename
+        return bool(frames) and (frames[-1].filename, frames[-1].name) == (kernel.fn.__code__.co_filename, kernel.fn.__name__)
     node = getattr(error, "node", None)
     return isinstance(node, ast.Raise) and "NotImplementedError" in ast.dump(node)
 
@@ -325,6 +325,9 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
         return "a tile is not Heads: keep Heads and tiles apart, under names of their own, such as q and q_tile"
     if "'Heads' object" in f"{root}" or ("tuple" in f"{root}" and re.search(r"tl\.(load|store)\(", line)):
         return "Heads is a pointer with four strides: write x.ptr for the pointer, and x.strides[0] to x.strides[3] for the strides"
+    last = [*traceback.extract_tb(root.__traceback__)][-1:]
+    if isinstance(root, NotImplementedError) and last and "raise NotImplementedError" in f"{last[0].line}":
+        return f"{last[0].name}, which it calls, still raises NotImplementedError"
     if foreign := re.search(r"(?<![\w.])((?:torch|np|numpy)(?:\.\w+)+)\(", line):
         return f"{foreign[1]} {ONLY_TRITON}"
     if foreign := _foreign_local(error):
@@ -337,6 +340,8 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
         )
     if half := re.search(r"Expected dtype \['fp32', 'fp64'\] but got (fp16|bf16)", f"{error} {root}"):
         return f"this function takes float32, not {half[1]}: convert with .to(tl.float32) right after the load"
+    if two := re.search(r"Both operands must be same dtype\. Got (\w+) and (\w+)", f"{error} {root}"):
+        return f"both factors of a dot must have one dtype, and these are {two[1]} and {two[2]}: round one to the other's, as p.to(v_tile.dtype) does"
     if "`assert " in line:
         return "its assert does not hold"
     if isinstance(root, AssertionError) and not str(root):

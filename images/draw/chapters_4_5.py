@@ -373,11 +373,7 @@ def readable(size: int) -> str:
 def draw_grid() -> Figure:
     """The programs of two batch entries with two heads each, in one row; what one of them reads and writes."""
     figure, ax = canvas(5.2)
-    B, H, row_blocks, mine = 2, 2, 3, 7
-    looks = [
-        {"colour": colour, "hatch": hatch, "share": 0.5}
-        for colour, hatch in (("sky", None), ("orange", ".."), ("green", "--"), ("purple", "xx"))
-    ]
+    B, H, row_blocks, key_blocks, mine = 2, 2, 3, 5, 7
     left, wide = 0.15, 0.725
     write(
         ax,
@@ -390,81 +386,86 @@ def draw_grid() -> Figure:
     )
     for pid in range(B * H * row_blocks):
         batch_head = pid // row_blocks
-        box(ax, left + pid * wide, 0.8, wide, 0.5, str(pid), size=BODY, weight="bold" if pid == mine else "normal", **looks[batch_head])
+        look = {"colour": "black", "share": 0.2, "weight": "bold"} if pid == mine else {}
+        box(ax, left + pid * wide, 0.9, wide, 0.5, str(pid), size=BODY, **look)
         if pid % row_blocks == 0:
-            write(ax, left + (pid + row_blocks / 2) * wide, 0.62, f"b = {batch_head // H}, h = {batch_head % H}")
-    outline(ax, left + mine * wide, 0.8, wide, 0.5, line=3)
+            x0, x1 = left + pid * wide + 0.04, left + (pid + row_blocks) * wide - 0.04
+            ax.plot([x0, x0, x1, x1], [0.86, 0.78, 0.78, 0.86], color="black", linewidth=1.2)
+            write(ax, (x0 + x1) / 2, 0.62, f"b = {batch_head // H}, h = {batch_head % H}")
+    outline(ax, left + mine * wide, 0.9, wide, 0.5, line=3)
     b, h, row_block = mine // row_blocks // H, mine // row_blocks % H, mine % row_blocks
-    write(ax, left, 1.75, f"Program {mine} (thick frame): b = {b}, h = {h}, row block {row_block}", HEAD, ha="left", weight="bold")
+    write(ax, left, 1.75, f"Program {mine}: b = {b}, h = {h}, row block {row_block}", HEAD, ha="left", weight="bold")
     top, tall, cell = 2.65, 0.6, 1.3
     places = (("q", 0.5, "read once"), ("k", 2.75, "read, tile by tile"), ("v", 5.0, "read, tile by tile"), ("o", 7.25, "written once"))
     for name, x, what in places:
         rows = "S_k" if name in "kv" else "S_q"
         write(ax, x + cell / 2, top - 0.45, f"{name}[{b}, {h}]", BODY, weight="bold")
         write(ax, x + cell / 2, top - 0.17, f"[{rows}, D]")
-        for block in range(row_blocks):
+        blocks, high, side = (key_blocks, 0.4, "BLOCK_N") if name in "kv" else (row_blocks, tall, "BLOCK_M")
+        for block in range(blocks):
             is_mine = name in "kv" or block == row_block
-            text = {"q": "BLOCK_M rows", "o": "BLOCK_M rows"}.get(name, "BLOCK_N rows") if is_mine else ""
-            box(ax, x, top + block * tall, cell, tall, text, TENSOR_COLOUR[name], share=0.45 if is_mine else 0.0)
+            text = f"{side} rows" if is_mine else ""
+            box(ax, x, top + block * high, cell, high, text, TENSOR_COLOUR[name], share=0.45 if is_mine else 0.0)
         if name in "qo":
             outline(ax, x, top + row_block * tall, cell, tall)
         else:
-            outline(ax, x, top, cell, row_blocks * tall)
-        write(ax, x + cell / 2, top + row_blocks * tall + 0.25, what)
+            outline(ax, x, top, cell, blocks * high)
+        write(ax, x + cell / 2, top + blocks * high + 0.25, what)
     return figure
 
 
 @image("05_two_loops.png")
 def draw_two_loops() -> Figure:
-    """Two row blocks under the causal mask: key blocks in the loop without a mask, in the loop with it, and never touched."""
+    """Two row blocks under the causal mask: keys in the loop without a mask, in the loop with it, and never read. All numbers are keys."""
     figure, ax = canvas(6.25)
-    S, block_m, block_n = 21, 4, 2
-    write(ax, 0.1, 0.25, f"S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}", BODY, ha="left")
-    for top, row_block in ((1.2, 2), (3.8, -(-S // block_m) - 1)):
-        draw_loops_of(ax, top, row_block, S, block_m, block_n)
+    S_k, block_m, block_n = 21, 4, 2
+    write(ax, 0.1, 0.25, f"BLOCK_M = {block_m}, BLOCK_N = {block_n}; thick lines: tiles; full and end are numbers of keys", BODY, ha="left")
+    for top, row_block, S_q in ((1.2, 2, S_k), (3.8, 3, 14)):
+        draw_loops_of(ax, top, row_block, S_q, S_k, block_m, block_n)
     legend(ax, 6.0, (
         (0.1, {"colour": "sky", "share": 0.6}, "loop without mask"),
         (2.1, {"colour": "orange", "share": 0.7}, "loop with mask"),
         (3.85, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "hidden"),
         (4.9, {}, "never read"),
-        (6.35, {"hatch": "xxx", "dashed": True}, f"beyond S = {S}: ragged end"),
+        (6.35, {"hatch": "xxx", "dashed": True}, "beyond S_q or S_k"),
     ))  # fmt: skip
     return figure
 
 
-def draw_loops_of(ax: Axes, top: float, row_block: int, S: int, block_m: int, block_n: int) -> None:
-    """The elements of one row block against all keys, each key block named by the loop that it falls to."""
+def draw_loops_of(ax: Axes, top: float, row_block: int, S_q: int, S_k: int, block_m: int, block_n: int) -> None:
+    """The elements of one row block against all keys, each tile named by the loop that it falls to."""
     left, side = 1.1, 0.34
-    full, end = algorithm.causal_tiles(row_block, block_m, block_n, S, S)
-    blocks = -(-S // block_n)
     first = row_block * block_m
-    seen = reference.causal_mask(S, S)
+    full, end_tile = (block * block_n for block in algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k))
+    end = min(first + block_m, S_q) + S_k - S_q
+    keys = -(-S_k // block_n) * block_n
+    seen = reference.causal_mask(S_q, S_k)
 
     def look(row: int, col: int) -> dict:
-        if first + row >= S or col >= S:
+        if first + row >= S_q or col >= S_k:
             return {"hatch": "xxx", "dashed": True}
-        if col // block_n < full:
+        if col < full:
             return {"colour": "sky", "share": 0.6}
-        if col // block_n >= end:
+        if col >= end_tile:
             return {}
         return {"colour": "orange", "share": 0.7} if seen[first + row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
 
-    grid(ax, left, top, block_m, blocks * block_n, side, look)
-    for block in range(blocks):
-        outline(ax, left + block * block_n * side, top, block_n * side, block_m * side, line=1.3)
-        write(ax, left + (block + 0.5) * block_n * side, top - 0.15, str(block))
-    write(ax, 0.1, top - 0.15, "key block", ha="left")
-    write(ax, 0.1, top - 0.55, f"row block {row_block}: full = {full}, end = {end}", HEAD, ha="left", weight="bold")
+    grid(ax, left, top, block_m, keys, side, look)
+    for key in range(0, keys, block_n):
+        outline(ax, left + key * side, top, block_n * side, block_m * side, line=1.3)
+    for key in range(S_k):
+        write(ax, left + (key + 0.5) * side, top - 0.15, str(key))
+    write(ax, 0.95, top - 0.15, "key", ha="right")
+    lengths = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q}, S_k = {S_k}"
+    write(ax, 0.1, top - 0.55, f"{lengths}, row block {row_block}: full = {full}, end = {end}", HEAD, ha="left", weight="bold")
     for row in range(block_m):
         write(ax, 0.95, top + (row + 0.5) * side, f"row {first + row}", ha="right")
     y = top + block_m * side + 0.1
-    for start, stop in ((0, full), (full, end), (end, blocks)):
+    for start, stop, name in ((0, full, "no mask"), (full, end_tile, "mask"), (end_tile, keys, "never read")):
         if start < stop:
-            x0, x1 = left + start * block_n * side + 0.04, left + stop * block_n * side - 0.04
+            x0, x1 = left + start * side + 0.04, left + stop * side - 0.04
             ax.plot([x0, x0, x1, x1], [y, y + 0.08, y + 0.08, y], color="black", linewidth=1.2)
-            name = "no mask" if stop <= full else "mask" if stop <= end else "never touched"
-            span = f"{start}" if stop - start == 1 else f"{start} … {stop - 1}"
-            write(ax, (x0 + x1) / 2, y + 0.24, f"{span}: {name}")
+            write(ax, (x0 + x1) / 2, y + 0.24, name)
 
 
 @image("05_over_the_end.png")
@@ -533,10 +534,21 @@ def draw_gqa() -> Figure:
     return figure
 
 
+@image("05_loop.png")
+def draw_loop() -> Figure:
+    """One program of chapter 5's first loop over keys: what it holds, with shapes, and what goes from one iteration to the next."""
+    return draw_program(whole=False)
+
+
 @image("05_kernel.png")
 def draw_kernel() -> Figure:
     """One program of flash_forward_kernel: what it holds, with shapes, from q's tile to o and lse, and the equation of each step."""
-    figure, ax = canvas(8.5)
+    return draw_program(whole=True)
+
+
+def draw_program(whole: bool) -> Figure:
+    """whole: with the mask, lse and the equations."""
+    figure, ax = canvas(8.2)
     m, n, d, thin = 1.1, 1.7, 0.95, 0.28  # inches for BLOCK_M, BLOCK_N, BLOCK_D and a column
 
     def tile(
@@ -549,36 +561,47 @@ def draw_kernel() -> Figure:
         box(ax, x, y, thin, m, colour="vermilion", share=0.25)
         write(ax, x + thin / 2, y + m / 2, name, BODY, rotation=90, weight="bold")
 
-    box(ax, 2.35, 0.5, 6.6, 5.75, colour="sky", share=0.08)
-    write(ax, 2.35, 0.27, "each iteration (attend): keys start_n … start_n + BLOCK_N − 1", BODY, ha="left", weight="bold")
-    x_q, x_s, x_m, x_p, x_v, y_s, y_acc = 0.6, 2.75, 5.2, 6.6, 7.6, 2.45, 4.35
+    left, right, top, bottom = 2.1, 8.7, 0.5, 6.1
+    box(ax, left, top, right - left, bottom - top, colour="sky", share=0.08)
+    attend = " (attend)" if whole else ""
+    write(ax, left, 0.27, f"each iteration{attend}: keys start_n … start_n + BLOCK_N − 1", BODY, ha="left", weight="bold")
+    ax.plot([right, 8.88, 8.88], [5.75, 5.75, 1.0], color="black", linewidth=1.6)
+    arrow(ax, (8.88, 1.0), (right, 1.0))
+    write(ax, right - 0.1, 1.0, "next iteration", BODY, ha="right", weight="bold")
+    x_q, x_s, x_m, x_p, x_v, y_s, y_acc = 0.45, 2.5, 4.95, 6.35, 7.35, 2.45, 4.3
     write(ax, x_q + d / 2, y_s - 0.55, "before the loop", BODY, weight="bold")
     tile("q", x_q, y_s, d, m, "q_tile", "[BLOCK_M, BLOCK_D]")
     tile("k", x_s, 0.95, n, d, "k_tileᵀ", "[BLOCK_D, BLOCK_N]")
-    tile("s", x_s, y_s, n, m, "s", "[BLOCK_M, BLOCK_N], masked", below=True, share=0.3)
+    tile("s", x_s, y_s, n, m, "s", f"[BLOCK_M, BLOCK_N]{', masked' if whole else ''}", below=True, share=0.3)
     arrow(ax, (x_q + d, y_s + m / 2), (x_s, y_s + m / 2))
     arrow(ax, (x_s + n / 2, 0.95 + d), (x_s + n / 2, y_s))
-    write(ax, x_s + n / 2 + 0.1, 2.05, "scale · dot (4.1)", ha="left")
+    write(ax, x_s + n / 2 + 0.1, 2.05, f"scale · dot{' (4.1)' if whole else ''}", ha="left")
     for i, name in enumerate(("m", "alpha", "l")):
         column(name, x_m + i * thin, y_s)
-    write(ax, x_m + 1.5 * thin, y_s - 0.17, "softmax_step (4.2)")
+    if whole:
+        write(ax, x_m + 1.5 * thin, y_s - 0.17, "softmax_step (4.2)")
     write(ax, x_m + 1.5 * thin, y_s + m + 0.17, "[BLOCK_M] each")
     arrow(ax, (x_s + n, y_s + m / 2), (x_m, y_s + m / 2))
     arrow(ax, (x_m + 3 * thin, y_s + m / 2), (x_p, y_s + m / 2))
     tile("p", x_p, y_s, n, m, "p", "[BLOCK_M, BLOCK_N]", below=True)
-    tile("v", x_v, 4.15, d, n, "v_tile", "[BLOCK_N, BLOCK_D]", below=True)
+    tile("v", x_v, 4.05, d, n, "v_tile", "[BLOCK_N, BLOCK_D]", below=True)
     tile("o", x_m, y_acc, d, m, "acc", "[BLOCK_M, BLOCK_D]", below=True)
-    arrow(ax, (x_p + 0.4, y_s + m + 0.3), (x_m + d, y_acc + 0.35), curve=-0.15)
+    arrow(ax, (x_m + 1.5 * thin, y_s + m + 0.3), (x_m + 1.5 * thin, y_acc))
+    write(ax, x_m + 1.5 * thin - 0.1, y_acc - 0.2, "alpha", ha="right")
+    arrow(ax, (x_p + 0.4, y_s + m + 0.3), (x_m + d, y_acc + 0.3), curve=-0.15)
     arrow(ax, (x_v, y_acc + 0.75), (x_m + d, y_acc + 0.75))
-    write(ax, x_m - 0.1, y_acc + 0.4, "alpha · acc\n+ dot(p, v_tile) (4.3)", ha="right")
-    write(ax, 2.5, 5.9, "m, l and acc stay for the next\niteration; k_tile, v_tile, s, p don't", ha="left")
-    write(ax, 0.1, 6.6, "after the loop", BODY, ha="left", weight="bold")
-    y_o = 6.95
+    if whole:
+        write(ax, x_m - 0.1, y_acc + 0.55, "alpha · acc\n+ dot(p, v_tile) (4.3)", ha="right")
+    write(ax, left + 0.15, 5.75, "m, l and acc go to the next\niteration; k_tile, v_tile, s, p don't", ha="left")
+    y_o = 6.6
+    write(ax, 0.1, y_o + m / 2, "after the loop", BODY, ha="left", weight="bold")
     tile("o", x_m, y_o, d, m, "o", "[BLOCK_M, BLOCK_D]", below=True)
     arrow(ax, (x_m + d / 2, y_acc + m + 0.32), (x_m + d / 2, y_o))
-    write(ax, x_m - 0.1, y_o + m / 2, "acc / l (4.4)", ha="right")
-    column("lse", 1.9, y_o)
-    write(ax, 1.8, y_o + m / 2, "m + log l (4.5)", ha="right")
-    write(ax, 1.9 + thin / 2, y_o + m + 0.17, "[BLOCK_M]")
-    write(ax, x_m + d + 0.25, y_o + m / 2, "only o and lse\ngo to memory", BODY, ha="left")
+    write(ax, x_m - 0.1, y_o + m / 2, f"acc / l{' (4.4)' if whole else ''}", ha="right")
+    if whole:
+        column("lse", 3.4, y_o)
+        arrow(ax, (3.4 + thin / 2, bottom), (3.4 + thin / 2, y_o))
+        write(ax, 3.3, y_o + m / 2, "m + log l (4.5)", ha="right")
+        write(ax, 3.4 + thin / 2, y_o + m + 0.17, "[BLOCK_M]")
+    write(ax, x_m + d + 0.25, y_o + m / 2, f"only {'o and lse go' if whole else 'o goes'}\nto memory", BODY, ha="left")
     return figure

@@ -5,6 +5,7 @@ Two kernels, right as long as the global FLAW is "": a wrong answer is one of th
 
 import types
 
+from fa_tutorial.forward import attend
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.tiles import dot, load_tile, store_tile, tile_pointers
 
@@ -40,6 +41,8 @@ def _load_tile(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
 def _forward(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, CAUSAL: tl.constexpr, HAS_LSE: tl.constexpr,
              BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, FLAW: tl.constexpr):  # fmt: skip
     row_blocks = tl.cdiv(S_q, BLOCK_N if FLAW == "row blocks of BLOCK_N" else BLOCK_M)
+    if FLAW == "row blocks rounded down":
+        row_blocks = S_q // BLOCK_M
     row_block, batch_head = tl.program_id(0) % row_blocks, tl.program_id(0) // row_blocks
     heads = H_k if FLAW == "programs count key heads" else H_q
     b, h = batch_head // heads, batch_head % heads
@@ -69,6 +72,12 @@ def _forward(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, CAUSAL: tl.const
         k_tile = tl.load(k_ptrs, mask=mask_k) if FLAW == "k without other" else tl.load(k_ptrs, mask=mask_k, other=0.0)
         s = scale * tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
         seen = offs_n[None, :] <= (offs_m[:, None] + S_k - S_q if CAUSAL else S_k - 1)
+        if FLAW == "keys counted from the tile":
+            seen = tl.arange(0, BLOCK_N)[None, :] < S_k
+        if FLAW == "one key too many":
+            seen = offs_n[None, :] <= S_k
+        if FLAW == "rows for keys":
+            seen = offs_n[:, None] < S_k
         s = tl.where(seen | (start_n + BLOCK_N <= full), s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, axis=1))
         shift = m_new if FLAW == "no shift by 0" else tl.where(m_new == -float("inf"), 0.0, m_new)
@@ -77,7 +86,16 @@ def _forward(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, CAUSAL: tl.const
         l = alpha * l + tl.sum(p, axis=1)
         v_ptrs, _, _ = tile_pointers(v, b, h_k, start_n, BLOCK_N, BLOCK_D)
         v_tile = tl.load(v_ptrs, mask=mask_k) if FLAW == "v without other" else tl.load(v_ptrs, mask=mask_k, other=0.0)
-        acc = tl.dot(p if FLAW == "p in float32" else p.to(v_tile.dtype), v_tile, alpha[:, None] * acc, input_precision="ieee")
+        if FLAW == "p left in float32":
+            acc = dot(p, v_tile, alpha[:, None] * acc)
+        elif FLAW == "p in fp16":
+            acc = dot(p.to(tl.float16), v_tile, alpha[:, None] * acc)
+        elif FLAW == "acc rescaled last":
+            acc = dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]
+        else:
+            acc = tl.dot(p if FLAW == "p in float32" else p.to(v_tile.dtype), v_tile, alpha[:, None] * acc, input_precision="ieee")
+        if FLAW == "divided in the loop":
+            acc = acc / l[:, None]
         m = m_new
     end_m = row_blocks * BLOCK_M if FLAW == "rows stored past the end" else S_q
     l_or_one = tl.where(l == 0.0, 1.0, l)
@@ -96,6 +114,44 @@ def _full(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.
 def _causal(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
             BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     _forward(q, k, v, o, None, H, H, S_q, S_k, D, scale, IS_CAUSAL, False, BLOCK_M, BLOCK_N, BLOCK_D, FLAW)
+
+
+@triton.jit
+def _two_loops(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
+               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    row_blocks = tl.cdiv(S_q, BLOCK_M)
+    start_m, batch_head = tl.program_id(0) % row_blocks * BLOCK_M, tl.program_id(0) // row_blocks
+    b, h = batch_head // H, batch_head % H
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
+    m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
+    l = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    last_seen = tl.full((BLOCK_M,), 0, dtype=tl.int32) + (S_k - 1)
+    full, end = S_k // BLOCK_N * BLOCK_N, S_k
+    if IS_CAUSAL:
+        last_seen = last_seen if FLAW == "last_seen of no mask" else offs_m + (0 if FLAW == "last_seen top-left" else S_k - S_q)
+        full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
+        end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
+    full = full // BLOCK_N if FLAW == "full in tiles" or FLAW == "full and end in tiles" else full
+    end = tl.cdiv(end, BLOCK_N) if FLAW == "end in tiles" or FLAW == "full and end in tiles" else end
+    for start_n in range(0, full, BLOCK_N):
+        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale, False, BLOCK_N, BLOCK_D)
+    for start_n in range(full, end, BLOCK_N):
+        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale, True, BLOCK_N, BLOCK_D)
+    store_tile(o, acc / tl.where(l == 0.0, 1.0, l)[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
+
+
+@triton.jit
+def _starter(q_tile):
+    raise NotImplementedError
+
+
+@triton.jit
+def _calls_a_starter(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
+                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    q_tile = load_tile(q, tl.program_id(0), tl.program_id(0), 0, S_q, D, BLOCK_M, BLOCK_D)
+    _starter(q_tile)
 
 
 @triton.jit
@@ -128,6 +184,24 @@ WRONG_ANSWERS = (
     ("5.2", _shadowed, "keep Heads and tiles apart", None),
     ("5.2", flawed(_full, "batch and head exchanged"), "// H gives b and % H gives h"),
     ("5.2", flawed(_full, "p in float32"), "one edge is left: fp16", None),
+    ("5.2", flawed(_full, "p left in float32"), "both factors of a dot must have one dtype, and these are fp32 and fp16"),
+    ("5.2", flawed(_full, "p in fp16"), "both factors of a dot must have one dtype, and these are fp16 and fp32"),
+    ("5.3", flawed(_full, "p left in float32"), "both factors of a dot must have one dtype"),
+    ("5.3", flawed(_full, "acc rescaled last"), "p v is rescaled too"),
+    ("5.3", flawed(_full, "divided in the loop"), "divide once, after the loop"),
+    ("5.4", flawed(_full, "p left in float32"), "both factors of a dot must have one dtype"),
+    ("5.4", flawed(_full, "row blocks rounded down"), "the number of row blocks is rounded up"),
+    ("5.4", flawed(_full, "keys counted from the tile"), "offs_n does not move with the loop"),
+    ("5.4", flawed(_full, "one key too many"), "one key too many"),
+    ("5.4", flawed(_full, "rows for keys"), "the mask hides rows"),
+    ("5.5", flawed(_causal, "p left in float32"), "both factors of a dot must have one dtype"),
+    ("5.5", _calls_a_starter, "_starter, which it calls, still raises NotImplementedError", None),
+    ("5.5", flawed(_two_loops, "full in tiles"), "full and end count keys, not tiles"),
+    ("5.5", flawed(_two_loops, "end in tiles"), "full and end count keys, not tiles"),
+    ("5.5", flawed(_two_loops, "full and end in tiles"), "full and end count keys, not tiles"),
+    ("5.5", flawed(_two_loops, "last_seen top-left"), "S_k − S_q is missing in last_seen"),
+    ("5.5", flawed(_two_loops, "last_seen of no mask"), "the mask hides nothing in the tile that the diagonal crosses"),
+    ("5.6", flawed(_gqa, "p left in float32"), "both factors of a dot must have one dtype"),
     ("5.3", flawed(_full, "exp of the old maximum"), "p is exp(s − m_new), and alpha is exp(m − m_new)"),
     ("5.3", flawed(_full, "row blocks of BLOCK_N"), "a tile of q or o has BLOCK_M rows"),
     ("5.4", flawed(_full, "and"), "join masks by &, not by `and`", None),

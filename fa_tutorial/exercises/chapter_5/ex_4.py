@@ -42,10 +42,13 @@ def any_length_kernel(q, k, v, o, H, S_q, S_k, D, scale,
 
 MISTAKES = {
     "keys_zeros": "missing keys have a score of 0, and exp(0 − m) is not 0: set the scores of keys past S_k to −inf",
+    "mask_start": "offs_n does not move with the loop: it is start_n + tl.arange(0, BLOCK_N)",
+    "mask_one_more": "one key too many: the last key is S_k − 1, so the mask is offs_n < S_k",
+    "mask_rows": "the mask hides rows: keys are columns of s, so it is offs_n[None, :] < S_k",
     "keys_dropped": "the ragged last tile of keys is left out: the loop goes on while start_n < S_k",
     "pads_v": PADS_V,
     "pads_d": PADS_D,
-    "rows_dropped": "the ragged last rows are never stored: a head has tl.cdiv(S_q, BLOCK_M) row blocks",
+    "rows_dropped": "the ragged last rows are never stored: the number of row blocks is rounded up, tl.cdiv(S_q, BLOCK_M)",
     "kv_by_S_q": "k and v end at S_q here: load_tile takes the length of the tensor that it loads, S_k",
     "o_by_S_k": "o ends at S_k here: store_tile takes the length of the tensor that it stores to, S_q",
     "scale_block_d": "the scale comes from BLOCK_D: it is an argument, made from the true D",
@@ -71,9 +74,8 @@ def inputs():
     yield attention_case(
         *draw_qkv(1, 1, 16, 20, 16), "S_q = 16, S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", stray=KEYS_READ
     )
-    yield attention_case(
-        *draw_qkv(1, 1, 20, 12, 16), "S_q = 20, S_k = 12, BLOCK_M = 16", "the last block of rows may be ragged", stray=rows
-    )
+    yield attention_case(*draw_qkv(1, 1, 20, 12, 16), "S_q = 20, S_k = 12, BLOCK_M = 16", "the last block of rows may be ragged",
+                         layouts=((0, 0, 16, 1),) * 4, stray=rows)  # fmt: skip
     yield attention_case(*draw_qkv(1, 1, 16, 16, 12), "D = 12, BLOCK_D = 16", "D may be less than BLOCK_D",
                          stray="columns past D are loaded or stored: pass D to load_tile and store_tile")  # fmt: skip
     yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", MISTAKES["rows_dropped"], stray=rows)

@@ -28,7 +28,7 @@ def causal_kernel(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
-    last_seen = tl.full((BLOCK_M,), 0, dtype=tl.int32) + (S_k - 1)  # [BLOCK_M]
+    last_seen = tl.full((BLOCK_M,), S_k - 1, dtype=tl.int32)  # [BLOCK_M]
     full, end = S_k // BLOCK_N * BLOCK_N, S_k  # keys 0 … full − 1 need no mask
     if IS_CAUSAL:  # (4.6), in keys
         last_seen = offs_m + (S_k - S_q)
@@ -45,6 +45,7 @@ def causal_kernel(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
 
 
 _BOTTOM = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
+_IN_TILES = "full and end count keys, not tiles: multiply a number of tiles by BLOCK_N"
 _EARLY = "the tile that the diagonal crosses holds keys that are seen"
 _PLACE = "the mask compares positions within the tile: add start_n to the keys' and start_m to the queries'"
 MISTAKES = {
@@ -55,8 +56,12 @@ MISTAKES = {
     "mask_after": "the mask comes after exp, so l has counted the hidden keys: hide them in s, before m and l",
     "mask_maximum": "hidden keys move the maximum: hide them in s, before m",
     "diagonal_skipped": f"the loop stops one tile too early: {_EARLY}",
-    "diagonal_open": "the tile that the diagonal crosses is not masked: the loop without a mask ends where the block's first row stops seeing, "
+    "full_last": "the tile that the diagonal crosses is not masked: the loop without a mask ends where the block's first row stops seeing, "
     "full = (start_m + 1 + S_k − S_q) // BLOCK_N · BLOCK_N",
+    "diagonal_open": "the mask hides nothing in the tile that the diagonal crosses: with IS_CAUSAL, row i's last_seen is i + S_k − S_q",
+    "full_in_tiles": _IN_TILES,
+    "end_in_tiles": _IN_TILES,
+    "full_end_in_tiles": _IN_TILES,
     "end_first": "every block of rows stops where the first one does: end depends on start_m",
     "by_place_skips": _PLACE,
     "by_place": f"{_PLACE} (no tile is skipped)",
@@ -64,6 +69,7 @@ MISTAKES = {
     "end_block_n": "the loop stops before the last row's diagonal: it goes on while start_n < start_m + BLOCK_M + S_k − S_q",
     "end_down": f"end is rounded down to whole tiles: {_EARLY}",
     "top_left": f"the mask is aligned top-left: {_BOTTOM}",
+    "mask_top_left": "S_k − S_q is missing in last_seen: row i's last key is i + S_k − S_q",
     "skip_top_left": "the mask is right, but the loop stops at key start_m + BLOCK_M: add S_k − S_q",
     "shift_sign": f"S_k − S_q has the wrong sign: {_BOTTOM}",
     "keys_dropped": "the ragged last tile of keys is left out: the last row sees all S_k keys",
