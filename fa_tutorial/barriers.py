@@ -75,7 +75,7 @@ class Action:
     barrier: Barrier | None = None
     parity: int | None = None
     tile: int | None = None
-    stage: int | None = None
+    stage: int | str | None = None
     units: int = 0
     name: str = ""
 
@@ -103,12 +103,12 @@ def arrive(barrier: Barrier) -> Action:
     return Action("arrive", barrier=barrier)
 
 
-def load(tile: int, stage: int, units: int = 1) -> Action:
-    """Load tile number `tile` into a stage, which holds it from the end of the `units` on."""
+def load(tile: int, stage: int | str, units: int = 1) -> Action:
+    """Load tile number `tile` into a stage, which holds it from the end of the `units` on. A stage has a number, or a name as ds_rows gives it."""
     return Action("load", tile=tile, stage=stage, units=units)
 
 
-def use(tile: int, stage: int, units: int = 2) -> Action:
+def use(tile: int, stage: int | str, units: int = 2) -> Action:
     """Multiply with the tile that a stage holds, for `units` of time."""
     return Action("use", tile=tile, stage=stage, units=units)
 
@@ -116,6 +116,11 @@ def use(tile: int, stage: int, units: int = 2) -> Action:
 def work(name: str, units: int = 1) -> Action:
     """Anything else that takes time: a softmax, say."""
     return Action("work", name=name, units=units)
+
+
+def ds_rows(stage: int, consumer: int) -> str:
+    """The name of one consumer's rows of ds in one stage, for load and use: where the backward's consumers meet."""
+    return f"ds[{stage}], rows of consumer {consumer}"
 
 
 # ---------------------------------------------------------------- playing roles
@@ -214,19 +219,21 @@ def run(roles: Mapping[str, Iterable[Action]], max_actions: int = MAX_ACTIONS) -
 LOADS, USE, TILES = (1, 1, 4), 2, 9  # LOADS and USE in units of time: every third load is slow
 
 
+def ring_producer(tiles: int, full: Sequence[Barrier], empty: Sequence[Barrier], loads: Sequence[int] = (1,)) -> Iterator[Action]:
+    """The producer of a ring. loads: units of time of each load, in turn."""
+    for i in range(tiles):
+        stage, parity = i % len(full), i // len(full) % 2
+        yield wait(empty[stage], 1 - parity)
+        yield load(i, stage, loads[i % len(loads)])
+        yield arrive(full[stage])
+
+
 def ring_timeline(stages: int, tiles: int = TILES, loads: Sequence[int] = LOADS, uses: Sequence[int] = (USE,)) -> list[Event]:
     """The timeline of a right ring, in which each load and use starts as early as (9.6) allows.
 
     loads: units of time of each load, in turn; uses: units of time that each consumer needs for a tile, one number a consumer.
     """
     full, empty = ring(stages, len(uses))
-
-    def producer() -> Iterator[Action]:
-        for i in range(tiles):
-            stage, parity = i % stages, i // stages % 2
-            yield wait(empty[stage], 1 - parity)
-            yield load(i, stage, loads[i % len(loads)])
-            yield arrive(full[stage])
 
     def consumer(units: int) -> Iterator[Action]:
         for i in range(tiles):
@@ -236,7 +243,8 @@ def ring_timeline(stages: int, tiles: int = TILES, loads: Sequence[int] = LOADS,
             yield arrive(empty[stage])
 
     names = ["consumer"] if len(uses) == 1 else [f"consumer {c}" for c in range(len(uses))]
-    return run({"producer": producer()} | {name: consumer(units) for name, units in zip(names, uses, strict=True)})
+    consumers = {name: consumer(units) for name, units in zip(names, uses, strict=True)}
+    return run({"producer": ring_producer(tiles, full, empty, loads)} | consumers)
 
 
 # ---------------------------------------------------------------- reading a timeline

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fa_tutorial import barriers
-from fa_tutorial.barriers import Barrier, Deadlock, TooManyActions, arrive, draw, load, races, ring, run, use, wait, work
+from fa_tutorial.barriers import Barrier, Deadlock, TooManyActions, arrive, draw, ds_rows, load, races, ring, run, use, wait, work
 
 
 def producer(tiles, stages, full, empty):
@@ -183,6 +183,11 @@ def test_a_producer_that_does_not_wait_overwrites():
 def test_a_tile_that_was_overwritten_before():
     timeline = run({"producer": iter([load(0, 0), load(1, 0)]), "consumer": iter([work("s", 2), use(0, 0)])})
     assert races(timeline) == ["time 2: consumer uses tile 0 in stage 0, which holds tile 1"]
+
+
+def test_a_stage_may_have_a_name():
+    timeline = run({"consumer 0": iter([load(0, ds_rows(0, 0))]), "consumer 1": iter([use(0, 0), use(0, ds_rows(0, 0))])})
+    assert races(timeline) == ["time 0: consumer 1 uses tile 0 in stage 0, which holds nothing"]
 
 
 def test_imports_neither_torch_nor_triton():

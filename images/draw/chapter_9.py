@@ -1,4 +1,4 @@
-"""The drawings of chapter 9: warpgroups on a Hopper multiprocessor, their roles, and a ring of stages."""
+"""The drawings of chapter 9: warpgroups on a Hopper multiprocessor, their roles, a ring of stages, and the backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, legend, write
+from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, legend, outline, write
 from fa_tutorial.barriers import LOADS, USE, last_end, ring_timeline
 from fa_tutorial.warpgroups import KEYS, ROWS, Operation, cycles_per_block, matmul_cycles, timeline
 
@@ -159,4 +159,110 @@ def draw_ring_stages() -> Figure:
         (4.0, WAITS, "waits for the other"),
     ))  # fmt: skip
     write(ax, 0.1, 5.1, f"loads take {', '.join(map(str, LOADS))} units in turn, a use takes {USE}; numbers: tiles", ha="left")
+    return figure
+
+
+# ---------------------------------------------------------------- the backward
+
+
+@image("09_backward_roles.png")
+def draw_backward_roles() -> Figure:
+    """Who owns what in the backward: keys, dk and dv a consumer each, ds shared between them, parts of dq added up in global memory."""
+    figure, ax = canvas(6.75)
+    for x, title in ((0.1, "producer: 1 warp"), (2.45, "shared memory"), (6.25, "2 consumers")):
+        write(ax, x, 0.25, title, HEAD, ha="left", weight="bold")
+    box(ax, 0.1, 0.55, 1.5, 1.75, "loads k and v\nonce, then\nblock after block\nof q and do", "sky")
+    box(ax, 2.45, 0.55, 2.9, 0.65, "k, v: 128 keys, A's and B's", "orange", share=0.5)
+    box(ax, 2.45, 1.45, 2.9, 0.85, "q, do: BLOCK_M rows,\n2 stages", "blue", share=0.35)
+    box(ax, 6.25, 0.55, 2.65, 5.0, colour="blue", share=0.1, line=1.4)
+    for y in (0.87, 1.87):
+        arrow(ax, (1.6, y), (2.45, y), width=2.2)
+        arrow(ax, (5.35, y), (6.25, y), width=2.2)
+        write(ax, 2.0, y - 0.17, "TMA")
+    write(ax, 3.9, 2.62, "ds: [128, BLOCK_M], 2 stages", weight="bold")
+    write(ax, 3.9, 4.47, "a block of dq, float32", weight="bold")
+    for name, y, ds_y, dq_x in (("A", 0.65, 2.8, 2.45), ("B", 3.15, 3.35, 3.9)):
+        box(ax, 2.45, ds_y, 2.9, 0.55, f"{name}'s 64 rows", "yellow", share=0.5)
+        box(ax, dq_x, 4.65, 1.45, 0.7, f"{name}'s part", "purple", share=0.35)
+        box(ax, 6.35, y, 2.45, 2.3, colour="blue", share=0.25)
+        write(ax, 7.57, y + 0.22, f"{name}: 64 keys, 4 warps", weight="bold")
+        for x, text in ((6.45, "dk\n[64, D]"), (7.62, "dv\n[64, D]")):
+            box(ax, x, y + 0.43, 1.08, 0.65, text, "green", share=0.45)
+        box(ax, 6.45, y + 1.2, 2.25, 0.42, "s, p, dp, ds: [64, BLOCK_M]", "yellow", share=0.3, size=10, dashed=True)
+        box(ax, 6.45, y + 1.74, 2.25, 0.42, "a part of dq: [64, 64]", "purple", share=0.2, size=10, dashed=True)
+    outline(ax, 2.45, 2.8, 2.9, 1.1)
+    outline(ax, 2.45, 4.65, 2.9, 0.7)
+    arrow(ax, (6.45, 2.06), (5.35, 3.0), "orange", width=2.2)
+    arrow(ax, (6.45, 4.56), (5.35, 3.7), "orange", width=2.2)
+    arrow(ax, (5.35, 3.35), (6.25, 3.05), "green", width=2.2)
+    arrow(ax, (6.25, 5.0), (5.35, 5.0), "purple", width=2.2)
+    box(ax, 0.1, 4.4, 1.5, 1.15, "dq in global\nmemory, float32:\nevery program\nadds to it", "purple", share=0.15)
+    arrow(ax, (2.45, 5.0), (1.6, 5.0), "purple", width=2.2)
+    write(ax, 2.02, 4.8, "TMA add", size=10)
+    lines = (
+        ("orange", "hand over: each consumer writes its rows of ds, then arrives at ds_full"),
+        ("green", "the meeting: each waits until ds_full has both arrivals, then reads all of ds for its part of dq"),
+    )
+    for row, (colour, text) in enumerate(lines):
+        y = 5.9 + 0.32 * row
+        arrow(ax, (0.1, y), (0.6, y), colour, width=2.2)
+        write(ax, 0.75, y, text, ha="left")
+    write(ax, 0.1, 6.54, "solid: in registers for all blocks of q; dashed: in registers for one block", ha="left")
+    return figure
+
+
+@image("09_backward_block.png")
+def draw_backward_block() -> Figure:
+    """One block of q at one consumer with D = 128: the order of its five matmuls, and what runs beside them."""
+    figure, ax = canvas(3.45)
+    left, unit, tall = 1.35, 1.17, 0.42
+    write(ax, 0.1, 0.25, "one block of q at one consumer, D = 128 (UNDER_DQ)", HEAD, ha="left", weight="bold")
+    lanes = (
+        ("tensor cores", (
+            (0, 1, "dp", {"colour": "sky", "share": 0.45}),
+            (1, 1.8, "", WAITS),
+            (1.8, 2.8, "dk", {"colour": "green", "share": 0.5}),
+            (2.8, 3.8, "s′", {"colour": "blue", "share": 0.45}),
+            (3.8, 4.8, "dq", {"colour": "purple", "share": 0.5}),
+            (4.8, 5.8, "dv′", {"colour": "green", "share": 0.5}),
+        )),
+        ("its warps", (
+            (0, 1, "", WAITS),
+            (1, 1.8, "ds", {"colour": "yellow", "share": 0.6}),
+            (1.8, 3.8, "", WAITS),
+            (3.8, 4.6, "p′", {"colour": "orange", "share": 0.55}),
+            (4.6, 4.8, "", WAITS),
+            (4.8, 5.4, "store dq", {"colour": "purple", "share": 0.3}),
+            (5.4, 5.8, "", WAITS),
+        )),
+        ("TMA", ((5.4, 6.4, "add dq", {"colour": "purple", "share": 0.3}),)),
+    )  # fmt: skip
+    for lane, (name, spans) in enumerate(lanes):
+        y = 0.8 + lane * (tall + 0.1)
+        write(ax, 0.1, y + tall / 2, name, ha="left")
+        for start, end, text, look in spans:
+            box(ax, left + start * unit, y, (end - start) * unit, tall, text, **look)
+    bottom = 0.8 + 3 * (tall + 0.1)
+    for time, text in ((1.8, "hand over ds"), (2.7, "meet: the other's ds")):
+        ax.plot([left + time * unit] * 2, [0.66, bottom - 0.45], color="black", linestyle="--", linewidth=1.3, zorder=4)
+        write(ax, left + time * unit + (-0.05 if time < 2 else 0.05), 0.56, text, ha="right" if time < 2 else "left")
+    legend(ax, bottom + 0.2, (
+        (0.1, {"colour": "orange", "share": 0.55}, "p′ = exp2(…)"),
+        (2.1, {"colour": "yellow", "share": 0.6}, "ds = p ∘ dp, rounded, to shared memory"),
+        (6.1, WAITS, "waits"),
+    ))  # fmt: skip
+    write(
+        ax,
+        0.1,
+        bottom + 0.58,
+        "′: of the next block. dq starts after the meeting; until then dk and s′ keep the tensor cores busy.",
+        ha="left",
+    )
+    write(
+        ax,
+        0.1,
+        bottom + 0.88,
+        "The order is the kernel's, the lengths are not measured. The other consumer's matmuls can fill the gap.",
+        ha="left",
+    )
     return figure

@@ -1,8 +1,9 @@
-"""Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, orders by sorting, registers one by one."""
+"""Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, orders by sorting, registers one by one,
+a meeting counted by rounds."""
 
 import math
 
-from fa_tutorial.barriers import arrive, load, use, wait
+from fa_tutorial.barriers import arrive, ds_rows, load, use, wait
 
 # ---------------------------------------------------------------- 9.1
 
@@ -76,9 +77,26 @@ def budget_by_trying(consumers, producer_warps, producer_registers):
     return registers
 
 
+# ---------------------------------------------------------------- 9.5
+
+
+def consumer_by_rounds(c, blocks, full, empty, ds_full):
+    """A list of actions; nobody waits for the last releases."""
+    actions, parity = [], 0
+    for first in range(0, blocks, 2):
+        for stage in range(min(2, blocks - first)):
+            i = first + stage
+            actions += [wait(full[stage], parity), use(i, stage), load(i, ds_rows(stage, c)), arrive(ds_full[stage]), use(i, stage)]
+            actions += [arrive(empty[stage])] * (i + 2 < blocks)
+            actions += [wait(ds_full[stage], parity), use(i, ds_rows(stage, 1 - c))]
+        parity = 1 - parity
+    return actions
+
+
 RIGHT_ANSWERS = (
     ("9.1", phase_by_toggling),
     ("9.2", roles_that_toggle),
     ("9.3", order_by_sorting),
     ("9.4", budget_by_trying),
+    ("9.5", consumer_by_rounds),
 )

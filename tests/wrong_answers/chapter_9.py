@@ -1,6 +1,6 @@
 """Chapter 9: results of the wrong kind, and roles that do what no role of a ring does."""
 
-from fa_tutorial.barriers import arrive, load, use, wait
+from fa_tutorial.barriers import arrive, ds_rows, load, use, wait
 
 
 def phase_without_stage(i, stages):
@@ -61,6 +61,35 @@ def order_sorted_in_place(S_q, S_k, block_m, block_n, heads, is_causal):
     return [(head, row_block, 1) for row_block in range(-(-S_q // block_m)) for head in range(heads)].sort()
 
 
+def consumer_without_yield(c, blocks, full, empty, ds_full):
+    for i in range(blocks):
+        wait(full[i % 2], i // 2 % 2)
+        use(i, i % 2)
+
+
+def _consumer(flaw):
+    """meeting_consumer with one flaw."""
+
+    def meeting_consumer(c, blocks, full, empty, ds_full):
+        for i in range(blocks - (flaw == "last block missing")):
+            stage, parity = i % 2, i // 2 % 2
+            yield wait(full[stage], parity)
+            yield use(i, stage)
+            yield load(i, ds_rows(stage, c))
+            yield arrive(ds_full[stage])
+            while flaw == "endless":
+                yield arrive(empty[stage])
+            yield use(i, stage)
+            yield arrive(empty[stage])
+            yield wait(ds_full[stage], parity)
+            yield "dq" if flaw == "a word" else use(i, ds_rows(stage, 1 - c))
+            if flaw == "dq twice":
+                yield use(i, ds_rows(stage, 1 - c))
+
+    meeting_consumer.__name__ = flaw.replace(" ", "_")
+    return meeting_consumer
+
+
 WRONG_ANSWERS = (
     ("9.1", phase_without_stage, "want a tuple (stage, full_parity, empty_parity)"),
     ("9.2", roles_in_one, "it defines two, producer and consumer, inside"),
@@ -73,4 +102,9 @@ WRONG_ANSWERS = (
     ("9.2", _roles("producer alone"), "want (producer, consumer)"),
     ("9.3", order_of_pairs, "an entry is of 2 parts"),
     ("9.3", order_sorted_in_place, "is the return missing?"),
+    ("9.5", consumer_without_yield, "each action must be yielded"),
+    ("9.5", _consumer("a word"), "yields 'dq', want wait(…)"),
+    ("9.5", _consumer("endless"), "the roles have not ended"),
+    ("9.5", _consumer("dq twice"), "goes on after its last block"),
+    ("9.5", _consumer("last block missing"), "ends before"),
 )

@@ -1,0 +1,164 @@
+"""Exercise 9.5, meeting_consumer."""
+
+import functools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+from fa_tutorial import barriers
+from fa_tutorial.barriers import Action, Barrier, Event, arrive, ds_rows, load, use, wait
+from fa_tutorial.exercises.harness import OTHERS, Exercise, Wrong, case, show
+
+
+def meeting_consumer(c, blocks, full, empty, ds_full):
+    """What consumer c (0 or 1) does with all blocks of q. Each list holds two barriers, by stage."""
+    for i in range(blocks):
+        stage, parity = i % 2, i // 2 % 2
+        yield wait(full[stage], parity)
+        yield use(i, stage)  # s and dp
+        yield load(i, ds_rows(stage, c))
+        yield arrive(ds_full[stage])
+        yield use(i, stage)  # dk
+        yield arrive(empty[stage])
+        yield wait(ds_full[stage], parity)
+        yield use(i, ds_rows(stage, 1 - c))  # dq
+
+
+STEPS = ("s and dp", "ds", "dk", "dq")
+RIGHT = "each step as early as the barriers allow"
+ACTION_LIMIT = 2_000
+MISTAKES = {
+    "no_hand_over": "nobody arrives at ds_full[stage] after writing ds, and both consumers wait for it",
+    "no_meeting": "you do not wait for ds_full[stage] before dq, so it may read rows that the other consumer has not written",
+    "early": "you arrive at ds_full[stage] before your rows of ds are written",
+    "twice": "you arrive at ds_full[stage] for both consumers: it expects one arrival from each",
+    "other_parity": "you wait for the other parity of ds_full[stage], and that passes at once: an earlier phase had it",
+    "parity_never": "you wait for parity 0 of ds_full[stage] in every round: its phase grows by one every two blocks",
+    "release_early": "you release q's stage before dk has read it",
+    "release_late": "you release q's stage after dq, and dk is the last that reads it: the next load could start earlier",
+    "release_never": "you do not release q's stage, and the producer waits for it",
+    "no_full": "s and dp do not wait for full[stage]",
+    "dk_first": "dk comes before the hand-over: hand ds over first, so that the other consumer does not wait for your dk",
+    "dk_last": "dk comes after dq: between hand-over and meeting it would fill the wait, and q's stage would be free earlier",
+    "own_rows": "dq reads your own rows again: it needs those of the other consumer, 1 − c",
+    "one_stage": "your rows of ds all go to stage 0: the other consumer may still read those of the block before",
+}
+
+
+def _flawed(mistake):
+    """meeting_consumer with one mistake."""
+
+    def flawed(c, blocks, full, empty, ds_full):
+        for i in range(blocks):
+            stage, parity = i % 2, i // 2 % 2
+            ds_stage = 0 if mistake == "one_stage" else stage
+            theirs = use(i, ds_rows(ds_stage, c if mistake == "own_rows" else 1 - c))
+            hand_over, dk, release = arrive(ds_full[stage]), use(i, stage), arrive(empty[stage])
+            meet = wait(ds_full[stage], {"other_parity": 1 - parity, "parity_never": 0}.get(mistake, parity))
+            yield from () if mistake == "no_full" else (wait(full[stage], parity),)
+            yield use(i, stage)
+            write = [load(i, ds_rows(ds_stage, c)), hand_over]
+            steps = {"no_hand_over": [write[0], dk, release, meet, theirs],
+                     "no_meeting": [*write, dk, release, theirs],
+                     "early": [write[1], write[0], dk, release, meet, theirs],
+                     "twice": [*write, hand_over, dk, release, meet, theirs],
+                     "release_early": [*write, release, dk, meet, theirs],
+                     "release_late": [*write, dk, meet, theirs, release],
+                     "release_never": [*write, dk, meet, theirs],
+                     "dk_first": [dk, release, *write, meet, theirs],
+                     "dk_last": [*write, meet, theirs, dk, release]}  # fmt: skip
+            yield from steps.get(mistake, [*write, dk, release, meet, theirs])
+
+    return flawed
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How long a load and each consumer's steps take; seed: draw each duration instead."""
+
+    blocks: int
+    load: int = 1
+    steps: tuple[int, int] = (2, 2)
+    seed: int | None = None
+
+    def __str__(self) -> str:
+        times = f"loads of {self.load}, steps of {self.steps[0]} in consumer 0 and of {self.steps[1]} in consumer 1"
+        return f"{self.blocks} block{'s' * (self.blocks != 1)}, {times}"
+
+    def timed(self, role: str, actions: Iterable[Action]) -> Iterator[Action]:
+        """The actions of a role, with this meeting's durations."""
+        if not isinstance(actions, Iterable):
+            raise Wrong("meeting_consumer yields nothing: each action must be yielded, as in yield use(i, stage)")
+        draw, units = random.Random(f"{self.seed} {role}"), self.load if role == "producer" else self.steps[int(role[-1])]
+        for action in actions:
+            if not isinstance(action, Action):
+                raise Wrong(f"{role} yields {show(action)}, want wait(…), arrive(…), load(…) or use(…)")
+            yield replace(action, units=units if self.seed is None else draw.randint(1, 6)) if action.units else action
+
+    def timeline(self, consumer: Callable) -> list[Event]:
+        full, empty = barriers.ring(2, 2)
+        ds_full = [Barrier(2, f"ds_full[{stage}]") for stage in range(2)]
+        roles = {"producer": barriers.ring_producer(self.blocks, full, empty)}
+        roles |= {f"consumer {c}": consumer(c, self.blocks, full, empty, ds_full) for c in range(2)}
+        return barriers.run({role: self.timed(role, actions) for role, actions in roles.items()}, ACTION_LIMIT)
+
+    def play(self, consumer: Callable) -> str:
+        """What comes of a reader's consumer: RIGHT, or the first thing that goes wrong."""
+        try:
+            timeline = self.timeline(consumer)
+        except barriers.TooManyActions:
+            raise Wrong(f"the roles have not ended after {ACTION_LIMIT:,} actions: each goes through its blocks once") from None
+        except barriers.Deadlock as deadlock:
+            waits = (f"{role} waits for {action.barrier.name}, parity {action.parity}" for role, action, _, _ in deadlock.waiting)
+            return f"a deadlock at time {deadlock.waiting[0].end} ({' and '.join(waits)})"
+        pairs = []
+        for role in ("producer", "consumer 0", "consumer 1"):
+            got, want = ([e for e in events if e.role == role and e.action.units] for events in (timeline, self.timeline(meeting_consumer)))
+            for n, (mine, right) in enumerate(zip_longest(got, want)):
+                if mine is None or right is None:
+                    return f"{role} ends before “{right.action}”" if right else f"{role} goes on after its last block: “{mine.action}”"
+                if str(mine.action) != str(right.action):
+                    return f"{role}: “{mine.action}” where {STEPS[n % 4]} of block {n // 4} is due, “{right.action}”"
+                pairs.append((mine, right))
+        for mine, right in sorted(pairs, key=lambda pair: (pair[0].start >= pair[1].start, pair[0].start)):  # races first
+            if mine.start != right.start:
+                why = "what it needs is there at" if mine.start < right.start else "it could start at"
+                return f"{mine.role}: “{mine.action}” at time {mine.start}, and {why} {right.start}"
+        return RIGHT
+
+
+def twin(meeting, mistake=None):
+    return meeting.play(_flawed(mistake))
+
+
+def adapt(answer):
+    return functools.wraps(answer)(lambda meeting: meeting.play(answer))
+
+
+def inputs():
+    for blocks in (1, 2, 3, 5, 0):
+        for load_units, steps in ((1, (2, 2)), (1, (1, 4)), (1, (4, 1)), (12, (2, 1))):
+            one = Meeting(blocks, load_units, steps)
+            yield case(one, on=str(one), otherwise="each step waits for what it reads, and for nothing else")
+    for _ in range(8):
+        yield case(Meeting(9, seed=random.randrange(1, 2**32)), on="times that differ", otherwise=OTHERS, fresh=True)
+
+
+EXERCISE = Exercise(
+    id="9.5",
+    task="Write meeting_consumer(c, blocks, full, empty, ds_full), the generator of one consumer of the backward: q's ring and the meeting.",
+    hints=(
+        "Each block has four steps that take time, s and dp, ds, dk, dq, and two waits and two arrivals around them. Which step needs which barrier?",
+        "Wait for full[stage] before s and dp. Arrive at ds_full[stage] right after ds is written, at empty[stage] right after dk. Which wait is left?",
+        "Before dq: wait(ds_full[stage], parity). Stage and parity are those of exercise 9.1 for two stages, the same for q's ring and for ds.",
+    ),
+    solution=meeting_consumer,
+    reasoning="Only dq needs the other consumer, so only dq waits for it, and dk fills the time until then. ds needs no empty barrier: before a consumer "
+    "writes a stage again it has met the other once more, in the block between, and the other arrived there after its dq of two blocks ago.",
+    inputs=inputs,
+    twin=twin,
+    mistakes=MISTAKES,
+    exact=True,
+    adapt=adapt,
+)
