@@ -55,7 +55,7 @@ def score_bytes(B: int, H: int, S_q: int, S_k: int, itemsize: int) -> int:
 
 
 def naive_hbm_bytes(B: int, H: int, S_q: int, S_k: int, D: int, itemsize: int) -> int:
-    """Bytes that attention in three kernels moves through HBM (0.5; FA1, algorithm 0).
+    """Bytes that attention in three kernels moves through HBM ((0.5) with t = 4; FA1, algorithm 0).
 
     q kᵀ reads q and k and writes s. softmax reads s and writes p. p v reads p and v and writes o. So each score makes four trips.
     """

@@ -81,7 +81,7 @@ def draw_payoff() -> Figure:
     return figure
 
 
-H200_SMS, REGISTERS_KIB, SHARED_KIB, L2_MB = 132, 256, 228, 50  # NVIDIA, Hopper tuning guide, whose KB are KiB
+H200_SMS, REGISTERS_KIB, SHARED_KIB, H100_L2_MB = 132, 256, 228, 50  # NVIDIA, Hopper tuning guide, whose KB are KiB
 
 
 @image("00_memory_hierarchy.png")
@@ -105,13 +105,13 @@ def draw_memory_hierarchy() -> Figure:
     box(ax, 0.1, 4.55, chip, 0.75, "HBM, the GPU's main memory: every tensor lives here", "purple", share=0.45, size=BODY)
     arrow(ax, (2.4, 4.55), (2.4, 3.59), "vermilion", width=3.0)
     arrow(ax, (2.8, 3.59), (2.8, 4.55), "vermilion", width=3.0)
-    write(ax, 3.0, 4.13, f"{copy:.1f} TB/s, measured by a copy", BODY, ha="left", weight="bold")
+    write(ax, 3.0, 4.13, f"{copy:.1f} TB/s, both ways together", BODY, ha="left", weight="bold")
     registers, shared = H200_SMS * REGISTERS_KIB / 1024, H200_SMS * SHARED_KIB / 1024
     write(ax, side, 0.32, "size", BODY, ha="left", weight="bold")
     for y, text in (
         (1.7, f"{REGISTERS_KIB} KiB per SM, {registers:.0f} MiB in all"),
         (2.24, f"{SHARED_KIB} KiB per SM, {shared:.0f} MiB in all"),
-        (3.22, f"{L2_MB} MB"),
+        (3.22, f"{H100_L2_MB} MB on an H100"),
         (4.92, f"{provenance['memory_bytes'] / 2**30:.0f} GiB"),
     ):
         write(ax, side, y, text, ha="left")
@@ -141,28 +141,30 @@ def draw_hbm(ax: Axes, x: float, y: float, tensors: dict[str, str], width: float
 
 @image("00_naive_kernels.png")
 def draw_naive_kernels() -> Figure:
-    """What three kernels of naive attention, and one fused kernel, read from and write to HBM."""
+    """What the four kernels of naive attention, and one fused kernel, read from and write to HBM."""
     figure, ax = canvas(4.3)
-    size = {"q": "S·D", "k": "S·D", "s": "S·S", "p": "S·S", "v": "S·D", "o": "S·D"}
-    top, naive, fused = 0.5, 0.1, 5.82
+    size = {"q": "S·D", "k": "S·D", "q kᵀ": "S·S", "s": "S·S", "p": "S·S", "v": "S·D", "o": "S·D"}
+    top, naive, fused = 0.5, 0.1, 5.9
     end = top + 1.05  # where the tensors end and the arrows begin
-    write(ax, naive, 0.25, "three kernels", HEAD, ha="left", weight="bold")
-    q, k, s, p, v, o = draw_hbm(ax, naive, top, size, 0.88)
-    draw_flow(ax, end, "q kᵀ", q - 0.2, s - 0.1, [q, k], [s - 0.2])
-    draw_flow(ax, end, "softmax", s + 0.05, p - 0.05, [s + 0.2], [p - 0.2])
-    draw_flow(ax, end, "p v", p + 0.1, o + 0.2, [p + 0.2, v], [o])
+    write(ax, naive, 0.25, "four kernels", HEAD, ha="left", weight="bold")
+    q, k, qk, s, p, v, o = draw_hbm(ax, naive, top, size, 0.78)
+    draw_flow(ax, end, "q kᵀ", q - 0.2, qk - 0.06, [q, k], [qk - 0.17])
+    draw_flow(ax, end, "/ √D", qk + 0.06, s - 0.06, [qk + 0.17], [s - 0.17])
+    draw_flow(ax, end, "softmax", s + 0.02, p - 0.02, [s + 0.17], [p - 0.17])
+    draw_flow(ax, end, "p v", p + 0.06, o + 0.2, [p + 0.17, v], [o])
     write(ax, fused, 0.25, "one fused kernel", HEAD, ha="left", weight="bold")
     q, k, v, o = draw_hbm(ax, fused, top, {name: size[name] for name in "qkvo"}, 0.74)
     draw_flow(ax, end, "q kᵀ, softmax, p v", q - 0.2, o + 0.2, [q, k, v], [o])
     S, D, block_m, itemsize = 4096, 64, 128, 2
     for x in (k, v):
         write(ax, x + 0.07, end + 0.5, f"{S // block_m} ×", ha="left", weight="bold")
-    naive_mb = ledger.naive_hbm_bytes(1, 1, S, S, D, itemsize) / 1e6
+    naive_mb = (ledger.naive_hbm_bytes(1, 1, S, S, D, itemsize) + 2 * ledger.score_bytes(1, 1, S, S, itemsize)) / 1e6  # the division
     flash_mb = ledger.flash_hbm_bytes(S, S, D, block_m, itemsize) / 1e6
-    write(ax, naive, 3.33, f"{naive_mb:.0f} MB for one head", BODY, ha="left", weight="bold")
-    write(ax, naive, 3.63, "without the division by √D", ha="left")
-    write(ax, fused, 3.33, f"{flash_mb:.0f} MB for one head", BODY, ha="left", weight="bold")
-    write(ax, fused, 3.63, f"k and v: once per block of {block_m} queries", ha="left")
+    write(ax, naive, 3.27, f"{naive_mb:.0f} MB for one head", BODY, ha="left", weight="bold")
+    write(ax, naive, 3.53, "each score: 3 × written, 3 × read", ha="left")
+    write(ax, fused, 3.27, f"{flash_mb:.0f} MB for one head", BODY, ha="left", weight="bold")
+    write(ax, fused, 3.53, f"k, v: once per block of {block_m} queries", ha="left")
+    write(ax, fused, 3.77, "with o: 4 more bytes per query", ha="left")
     arrow(ax, (0.1, 4.05), (0.55, 4.05), "blue")
     write(ax, 0.65, 4.05, "read", ha="left")
     arrow(ax, (1.3, 4.05), (1.75, 4.05), "vermilion", dashed=True)

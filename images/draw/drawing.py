@@ -13,7 +13,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from fa_tutorial.figures import COLOURS, GREY
 
 DARK = "#444444"
-TENSOR_COLOUR = {"q": "blue", "k": "orange", "v": "green", "s": "yellow", "p": "yellow", "o": "purple"}  # acc is o in the making
+TENSOR_COLOUR = {"q": "blue", "k": "orange", "v": "green", "q kᵀ": "yellow", "s": "yellow", "p": "yellow", "o": "purple"}  # acc: o
 
 DPI = 150
 WIDTH = 9.0  # inches

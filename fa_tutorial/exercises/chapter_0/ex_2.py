@@ -29,11 +29,16 @@ MISTAKES = {
     "float_times_itemsize": "you multiply the float32 of each query by itemsize too: it takes 4 bytes, whatever itemsize is",
     "float_itemsize": "the number written for each query is a float32: 4 bytes, whatever itemsize is",
     "float_per_block": "you count one float32 per block, but there is one per query",
+    "float_padded": "you write a float32 for each query of a full last block, but only S queries exist",
     "scores": "s is in your count: in the fused kernel the scores never leave the chip",
-    "naive": "that is what the three kernels move: in the fused kernel the scores never leave the chip",
+    "naive": "that is what the kernels of naive attention move: in the fused kernel the scores never leave the chip",
+    "naive_scaled_q": "that is what the kernels of naive attention move: in the fused kernel the scores never leave the chip",
     "rounded_down": "the last block is missing where it is smaller than the others: it reads all of k and v too",
+    "one_block_more": "where S is a multiple of block_m, you count one block too many: S // block_m + 1 rounds up only where it is not",
     "fraction": "a smaller last block reads all of k and v too: round the number of blocks up",
     "padded": "you count the last block as a full one: q and o have S rows, however many the blocks would hold",
+    "keys_padded": "you round the number of keys up to whole blocks, but each block of queries reads the S rows of k and v",
+    "all_padded": "you round S up to whole blocks, but a tensor has S rows, however many the blocks would hold",
 }
 
 
@@ -41,24 +46,31 @@ def twin(S, D, block_m, itemsize, mistake=None):
     blocks = -(-S // block_m)
     blocks = {
         "rounded_down": S // block_m,
+        "one_block_more": S // block_m + 1,
         "fraction": S / block_m,
         "k_v_once": 1,
         "k_v_once_no_float": 1,
         "naive": 1,
+        "naive_scaled_q": 1,
         "per_query": S,
         "block_m_times": block_m,
     }.get(mistake, blocks)
-    rows = blocks * block_m if mistake == "padded" else S
+    padded = blocks * block_m
+    rows = padded if mistake in ("padded", "all_padded") else S
+    keys = padded if mistake in ("keys_padded", "all_padded") else S
     q_o = {"no_q_o": 0, "no_o": 1, "o_twice": 3, "q_again": blocks + 1, "q_and_o_again": 2 * blocks}.get(mistake, 2) * rows * D
-    k_v = blocks * (1 if mistake == "k_alone" else 2) * S * D
-    scores = {"scores": 1, "naive": 4}.get(mistake, 0) * S * S
+    k_v = blocks * (1 if mistake == "k_alone" else 2) * keys * D
+    scores = {"scores": 1, "naive": 6, "naive_scaled_q": 4}.get(mistake, 0) * S * S
     floats = {
         "no_float": 0,
         "naive": 0,
+        "naive_scaled_q": 0,
         "k_v_once_no_float": 0,
         "float_itemsize": itemsize * S,
         "float_times_itemsize": 4 * S * itemsize,
         "float_per_block": 4 * blocks,
+        "float_padded": 4 * padded,
+        "all_padded": 4 * padded,
     }.get(mistake, 4 * S)
     total = (q_o + k_v + scores) * (1 if mistake == "elements" else itemsize) + floats
     return total / 1e6 if mistake == "megabytes" else total

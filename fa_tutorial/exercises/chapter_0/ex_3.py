@@ -14,7 +14,8 @@ def longest_sequence(memory_bytes, B, H, itemsize):
 
 MISTAKES = {
     "one_matrix": "you make room for one S × S matrix, but softmax reads s while it writes p: both are in memory",
-    "four_matrices": "you make room for four S × S matrices: a score travels four times, but only s and p are stored",
+    "three_matrices": "you make room for three S × S matrices, but only s and p are in memory together",
+    "four_matrices": "you make room for four S × S matrices, but only s and p are stored: with half of the pairs, S shrinks by √2, not by 2",
     "no_root": "you divide the memory by what one pair takes, which gives the number of pairs: S queries and S keys make S² of them",
     "no_heads": "the heads are missing: every head has its own s and p",
     "no_batch": "the batch is missing: every sequence has its own s and p",
@@ -32,7 +33,7 @@ def twin(memory_bytes, B, H, itemsize, mistake=None):
     B = 1 if mistake in ("no_batch", "no_batch_no_heads") else B
     H = 1 if mistake in ("no_heads", "no_batch_no_heads") else H
     itemsize = 1 if mistake == "elements" else itemsize
-    pairs = memory_bytes / ({"one_matrix": 1, "four_matrices": 4}.get(mistake, 2) * B * H * itemsize)
+    pairs = memory_bytes / ({"one_matrix": 1, "three_matrices": 3, "four_matrices": 4}.get(mistake, 2) * B * H * itemsize)
     S = math.isqrt(int(pairs))
     return {
         "no_root": int(pairs),
