@@ -31,7 +31,7 @@ MISTAKES = {
     "wrong_sign": "the exponent has the wrong sign: it is x − m, which is never positive",
     "running_maximum": "each block's numerators are measured from the running maximum of its time: bring them all to the row's maximum, m",
     "first_maximum": "every block is measured from the first block's maximum, and a later block's may be far above it: exp overflows",
-    "from_finite": "m starts at a finite number, and elements may be smaller: start at −inf",
+    "from_finite": "a finite number stands in for −inf, and elements may be smaller: start m at −inf",
     "by_itself": "each block is normalised on its own: m and l belong to the whole row",
     "shortcut": "that is the shortcut itself: multiply each block's numerators by exp(m_block − m) before you add them up",
     "own_maximum": "the numerators are still measured from their own block's maximum: multiply each block's by exp(m_block − m)",

@@ -72,7 +72,7 @@ MISTAKES = {
     "unshifted": "exp overflows: the scores must be shifted by the running maximum before exp",
     "falls": "exp overflows: m must be the maximum of all scores so far, so it never falls",
     "from_zero": "exp underflows: m starts at 0, above every score",
-    "from_finite": "m starts at a finite number, and scores may be smaller: start at −inf",
+    "from_finite": "a finite number stands in for −inf, and scores may be smaller: start m at −inf",
     "first_vanishes": _VANISHES,
     "first_vanishes_nan": _VANISHES,
     "nan_block": "a block of only −inf gives NaN: its own maximum is −inf, and −inf − (−inf) is NaN",
