@@ -278,7 +278,11 @@ WRONG_ANSWERS = (
     ("1.4", blocks_skipped_in_every_row, "one edge is left: a block that is only −inf in one row is left out in every row"),
     ("1.4", blocks_skipped_for_one_entry, "one edge is left: a block is left out of l although only some of its entries are −inf"),
     ("1.4", blocks_with_one_guard, "one edge is left: one row sees only −inf at first"),
-    *(("1.5", sum_from(start, guarded), "a finite number stands in for −inf") for start in (-1e4, -1e9, -1e30) for guarded in (False, True)),
+    *(
+        ("1.5", sum_from(start, guarded), "a finite number stands in for −inf")
+        for start in (-1e4, -1e9, -1e30)
+        for guarded in (False, True)
+    ),
     ("1.5", sum_with_alpha_on_the_new_block(True, True), "your first block vanishes"),
     ("1.5", sum_with_alpha_on_the_new_block(False, True), "your first block vanishes"),
     ("1.5", sum_with_alpha_on_the_new_block(True, False), "your first block vanishes"),
