@@ -1,4 +1,4 @@
-"""Chapter 1: a softmax that never overflows, in one pass, over blocks in any order.
+"""Chapter 1: a softmax that never overflows, its maximum and sum in one pass, over blocks in any order.
 
 The pair (m, l) of running maximum and running sum describes the part of a row seen so far. Pairs merge in any order, and a weighted sum
 of values can be carried along (Milakov and Gimelshein, 2018, arXiv:1805.02867). A wrong type or dtype raises TypeError, a wrong shape or

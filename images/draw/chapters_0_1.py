@@ -232,13 +232,13 @@ def digits(value: float) -> str:
 
 @image("01_passes.png")
 def draw_passes() -> Figure:
-    """How often a softmax reads its row from HBM: three passes, two passes, one, and flash attention not at all."""
+    """How often a softmax reads its row from HBM: three passes, two passes, one, and flash attention, which has no row there."""
     figure, ax = canvas(3.95)
     ways = (
-        ("three passes", "4·n elements", ("find m", "find l", "divide"), 0.1, 2.95),
-        ("two passes", "3·n elements", ("find\nm and l", "divide"), 3.25, 2.1),
-        ("one pass", "2·n elements", ("keep the\nrow: m, l,\ndivide",), 5.55, 1.4),
-        ("flash attention", "0 elements", ("make scores,\nuse them up",), 7.15, 1.75),
+        ("three passes", "4·n elements", ("find the\nmaximum", "find the\nsum", "divide"), 0.1, 2.95),
+        ("two passes", "3·n elements", ("find\nboth", "divide"), 3.25, 2.1),
+        ("one pass", "2·n elements", ("keep the\nrow on\nthe chip",), 5.55, 1.4),
+        ("flash attention", "neither x nor y", ("make scores,\nuse them up",), 7.15, 1.75),
     )
     cell, cells, strip_top, strip_bottom, top = 0.09, 6, 1.05, 1.27, 2.2
     for title, moved, passes, left, width in ways:
@@ -250,8 +250,13 @@ def draw_passes() -> Figure:
         for x, name in zip(centres, passes, strict=True):
             box(ax, x - step / 2 + 0.05, top, step - 0.1, 0.8, name, "sky")
         write(ax, left + width / 2, top + 1.08, moved, BODY, weight="bold")
-        if moved[0] == "0":
-            write(ax, left + width / 2, 1.8, "no scores, no weights", style="italic")
+        if title == "flash attention":
+            for number_of, name in enumerate("qkvo"):
+                x = left + 0.28 + number_of * 0.4
+                box(ax, x - 0.12, strip_top, 0.24, strip_bottom - strip_top, colour=TENSOR_COLOUR[name], share=0.3)
+                write(ax, x, strip_top - 0.14, name, BODY)
+                ends = ((x, top), (x, strip_bottom)) if name == "o" else ((x, strip_bottom), (x, top))
+                arrow(ax, *ends, "black", width=1.0)
             continue
         ends = {"x": (sum(centres) / len(centres) - (0.32 if len(passes) == 1 else 0.1), "yellow"), "y": (centres[-1] + 0.32, "purple")}
         ends["y"] = (min(ends["y"][0], left + width - 0.37), "purple")
@@ -344,7 +349,8 @@ def draw_node(ax: Axes, x: float, y: float, node: Node, colour: str, line: float
     """A pair (m, l) centred on (x, y); the empty part is hatched."""
     m, l = node
     look = {"hatch": MASKED, "dashed": True} if m == -math.inf else {"colour": colour, "line": line}
-    box(ax, x - 0.32, y - 0.25, 0.64, 0.5, f"m {number(m)}\nl {number(l)}", **look)
+    width = 0.64 if l in (0, 1) else 0.94
+    box(ax, x - width / 2, y - 0.25, width, 0.5, f"({number(m)}, {number(l)})", **look)
 
 
 def draw_tree(ax: Axes, left: float, leaves: list[Node], plan: list[tuple[int, int, float, int]]) -> None:
@@ -377,7 +383,7 @@ def draw_merge_tree() -> Figure:
     draw_tree(ax, 3.1, leaves, [(0, 1, 0.5, 1), (2, 3, 2.5, 1), (4, 5, 1.5, 2)])
     write(ax, 7.9, 0.3, "with an empty part", HEAD, weight="bold")
     draw_tree(ax, 6.15, [*leaves[:2], empty, *leaves[2:]], [(0, 1, 0.5, 1), (2, 3, 2.5, 1), (6, 4, 3.2, 2), (5, 7, 1.85, 3)])
-    write(ax, 4.85, 4.3, "top row: one element each, m = x and l = 1     hatched: the empty part (−∞, 0)     thick frame: the whole row")
+    write(ax, 4.85, 4.3, "each box: a pair (m, l)     top row: one score each     hatched: the empty part     thick frame: the whole row")
     return figure
 
 
@@ -401,7 +407,8 @@ def draw_running_sum() -> Figure:
                 text = f"exp({number(score - m)})" + (f" · {number(value)}" if row else "")
                 box(ax, x, y, 1.2, term * scale, text if term * scale > 0.25 else "", colour, hatch=hatch, share=0.5)
                 if score == 1:  # too thin for its name
-                    write(ax, x + 0.6, y - 0.15, text)
+                    ax.plot([x + 0.6, x + 0.6], [y - 0.1, y + term * scale / 2], color="black", linewidth=0.9, zorder=3)
+                    write(ax, x + 0.6, y - 0.21, text)
             write(ax, x + 0.6, base + 0.2, f"{name} = {digits(sum(terms))}", BODY, weight="bold")
             if column < 2:
                 arrow(ax, (x + 1.35, base - 0.45), (x + 2.4, base - 0.45))

@@ -1,13 +1,14 @@
-"""Exercise 1.4, online_softmax."""
+"""Exercise 1.4, softmax_in_blocks."""
 
 import math
 
 import torch
 
+from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator, masked_vectors, vectors, views
 
 
-def online_softmax(x, block):
+def softmax_in_blocks(x, block):
     """Softmax over the last dimension of x: (..., n), in blocks that each subtract their own maximum."""
     numerators, maxima = [], []
     for part in x.split(block, dim=-1):
@@ -28,6 +29,9 @@ MISTAKES = {
     "log": "that is the logarithm of softmax",
     "m_never": "m is still −inf when the weights are computed",
     "wrong_sign": "the exponent has the wrong sign: it is x − m, which is never positive",
+    "running_maximum": "each block's numerators are measured from the running maximum of its time: bring them all to the row's maximum, m",
+    "first_maximum": "every block is measured from the first block's maximum, and a later block's may be far above it: exp overflows",
+    "from_finite": "a finite number stands in for −inf, and elements may be smaller: start m at −inf",
     "by_itself": "each block is normalised on its own: m and l belong to the whole row",
     "shortcut": "that is the shortcut itself: multiply each block's numerators by exp(m_block − m) before you add them up",
     "own_maximum": "the numerators are still measured from their own block's maximum: multiply each block's by exp(m_block − m)",
@@ -65,7 +69,7 @@ CONDITIONS = {
 
 def _first_pass(parts, mistake):
     """The (m, l) before and after each block."""
-    m = torch.full_like(parts[0][..., :1], 0.0 if mistake == "from_zero" else -INF)
+    m = torch.full_like(parts[0][..., :1], {"from_zero": 0.0, "from_finite": -1e9}.get(mistake, -INF))
     l, steps = torch.zeros_like(m), []
     for part in parts:
         own = part.amax(-1, keepdim=True)
@@ -96,6 +100,12 @@ def _shortcut(parts):
     return p / p.sum(-1, keepdim=True)
 
 
+def _running_maximum(parts):
+    tops = torch.cat([part.amax(-1, keepdim=True) for part in parts], -1).cummax(-1).values.split(1, -1)
+    p = torch.cat([exp32(part - m) for part, m in zip(parts, tops, strict=True)], -1)
+    return p / p.sum(-1, keepdim=True)
+
+
 def twin(x, block, mistake=None):
     x = x.double()
     n = x.shape[-1]
@@ -115,6 +125,8 @@ def twin(x, block, mistake=None):
         "wrong_sign": lambda: torch.softmax(-x, -1),
         "by_itself": lambda: torch.cat([torch.softmax(part, -1) for part in parts], -1),
         "shortcut": lambda: _shortcut(parts),
+        "running_maximum": lambda: _running_maximum(parts),
+        "first_maximum": lambda: exp32(x - steps[0][0]) / exp32(x - steps[0][0]).sum(-1, keepdim=True),
         "own_maximum": lambda: torch.cat([exp32(part - part.amax(-1, keepdim=True)) / l for part in parts], -1),
         "one_pass": lambda: torch.cat([exp32(part - m) / l for part, (m, l) in zip(parts, steps, strict=True)], -1),
         "unwritten": lambda: torch.cat([y[..., :whole], 0 * y[..., whole:]], -1),
@@ -123,6 +135,12 @@ def twin(x, block, mistake=None):
         "columns": lambda: torch.softmax(x, max(x.ndim - 2, 0)),
         "unshifted": lambda: exp32(x) / exp32(x).sum(-1, keepdim=True),
     }.get(mistake, lambda: y)()
+
+
+def tolerance(args, part):
+    """The usual one, but a single huge element rounds nothing."""
+    rtol, atol = harness.tolerance(args, part)
+    return min(rtol, 0.1), atol
 
 
 def inputs():
@@ -134,6 +152,8 @@ def inputs():
     yield case(torch.tensor([[1.0, 2.0, 4.0], [6.0, 5.0, 3.0]]), 2, otherwise="two rows: each has its own m and l")
     yield case(torch.tensor([1000.0, 1001.0]), 1, otherwise=MISTAKES["unshifted"])
     yield case(torch.tensor([1000.0, 0.0]), 1, otherwise=MISTAKES["falls"])
+    yield case(torch.tensor([0.0, 1000.0]), 1, otherwise=MISTAKES["first_maximum"])
+    yield case(torch.tensor([-2e30]), 1, otherwise=MISTAKES["from_finite"])
     yield case(torch.tensor([-1000.0, -1001.0]), 1, otherwise="exp underflows: shift by the running maximum")
     yield case(torch.tensor([[0.0, 0.0], [1000.0, 1000.0]]), 1, otherwise="row 0 underflows (it would if one m were taken for all rows)")
     draw = generator()
@@ -164,11 +184,12 @@ EXERCISE = Exercise(
         "Keep each block's maximum m_block, of shape (..., 1), and its numerators. When you know m, multiply the numerators by exp(m_block − m), join "
         "them with torch.cat, and divide by their sum. In a block of only −inf subtract 0 instead of the maximum, with torch.where as in 1.3.",
     ),
-    solution=online_softmax,
+    solution=softmax_in_blocks,
     reasoning="exp(x − m_block)·exp(m_block − m) = exp(x − m), so one factor per block puts all numerators on one scale. A block of only −inf has "
     "numerators 0, because we subtract 0 there, and its factor exp(−inf) is 0 too.",
     more="The package's version, softmax.online_softmax, keeps only the pairs: it merges them in a first pass, and reads x again in a second one.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
+    tolerance=tolerance,
 )
