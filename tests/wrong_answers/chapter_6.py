@@ -209,7 +209,11 @@ WRONG_ANSWERS = (
     ("6.5", dkdv_in_float64, "dk comes in float64, and k in float32"),
     ("6.5", dkdv_returns_the_sums, "one edge is left: dk comes in float32, and k in float16"),
     ("6.6", dq_returns_the_sum, "dq comes in float32, and q in float16"),
-    ("6.6", dq_visits_hidden_tiles, "one edge is left: the result is right, but it takes more than three products for each tile that is seen"),
+    (
+        "6.6",
+        dq_visits_hidden_tiles,
+        "one edge is left: the result is right, but it takes more than three products for each tile that is seen",
+    ),
     ("6.6", dq_all_keys_at_once, "all keys of a block of rows are taken at once"),
     ("6.6", dq_blocks_exchanged, "block_m and block_n are exchanged"),
     ("6.6", dq_keeps_ds, "one edge is left: tiles are kept"),
