@@ -130,37 +130,67 @@ class Shapes(TorchDispatchMode):
         return result
 
 
+def other_dtype(result: Any, names: tuple[str, ...], dtype: torch.dtype) -> str:
+    """Which of the gradients that an answer returns has another dtype than its inputs, in words; "" if none has."""
+    parts = result if isinstance(result, tuple | list) else (result,)
+    for name, part in zip(names, parts, strict=True):
+        if isinstance(part, torch.Tensor) and part.dtype != dtype:
+            came, want = (str(x).removeprefix("torch.") for x in (part.dtype, dtype))
+            return f"{name} comes in {came}, and {name.removeprefix('d')} in {want}: convert it to that dtype at the end"
+    return ""
+
+
+class Gradients:
+    """For gradients that no other watch is for: each has its tensor's dtype."""
+
+    def __init__(self, q: torch.Tensor, *_: Any) -> None:
+        self.dtype = q.dtype
+
+    def __enter__(self) -> Gradients:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def complaint(self, result: Any) -> str:
+        return other_dtype(result, ("dq", "dk", "dv"), self.dtype)
+
+
 class MatmulJacobian(Shapes):
-    """For the gradients of a (M, K) times b (K, N): no matrix may be as large as the Jacobian of the smaller factor."""
+    """For the gradients of a (M, K) times b (K, N): no matrix may be as large as the Jacobian of the smaller factor, and the dtype stays."""
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor) -> None:
         super().__init__()
         (M, K), N = a.shape[-2:], b.shape[-1]
         self.limit = M * N * min(M * K, K * N) if min(M, K, N) > 2 else math.inf  # in a smaller case a product is as large
+        self.dtype = a.dtype
 
     def complaint(self, result: Any) -> str:
         built = sorted(shape for shape in self.shapes if math.prod(shape) >= self.limit)
         if built:
             return f"a Jacobian is built, a matrix of {built[0][0]} × {built[0][1]}: two matmuls of the factors' sizes are enough"
-        return ""
+        return other_dtype(result, ("da", "db"), self.dtype)
 
 
 class SoftmaxJacobian(Shapes):
-    """For the gradient of a softmax over n numbers: no matrix of n × n may come up."""
+    """For the gradient of a softmax over n numbers: no matrix of n × n may come up, and the dtype stays."""
 
     def __init__(self, p: torch.Tensor, dp: torch.Tensor) -> None:
         super().__init__()
-        self.n = p.shape[-1]
+        self.n, self.dtype = p.shape[-1], p.dtype
         self.is_long = p.ndim > 1 and self.n > 2 * p.shape[-2]  # else p itself may be n × n
 
     def complaint(self, result: Any) -> str:
         if self.is_long and (self.n, self.n) in self.shapes:
             return f"the Jacobian is built, a matrix of {self.n} × {self.n}: one sum for each row is enough"
-        return ""
+        return other_dtype(result, ("ds",), self.dtype)
 
 
 class GradientTiles(Scores):
-    """For attention's backward by tiles: no product takes more than a tile, no mask is built for the whole matrix, and no tiles are kept."""
+    """For attention's backward by tiles: no product takes more than a tile, no mask is built for the whole matrix, and no tiles are kept.
+
+    The gradients, dk and dv or dq alone, have their tensors' dtype.
+    """
 
     def __init__(self, q, k, v, do, lse, delta, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
         super().__init__(q, k, v, block_m, block_n)
@@ -187,12 +217,42 @@ class GradientTiles(Scores):
 
     def complaint(self, result: Any) -> str:
         S_q, S_k = self.sizes
+        if complaint := other_dtype(result, ("dk", "dv") if isinstance(result, tuple | list) else ("dq",), self.q.dtype):
+            return complaint
         if not self.can_tell:
             return ""
-        if complaint := super().complaint(self.q):  # a gradient's dtype may be another
+        if complaint := super().complaint(self.q):  # not of the result, whose dtype is right
             return complaint
         if self.is_causal and self.has_whole:
             return f"a tensor of the whole size, {S_q} × {S_k}, is built: make the mask of a tile from the positions of its rows and keys"
         if self.held >= S_q * S_k > 25 * self.block_m * self.block_n:
             return "tiles are kept: together they hold S_q × S_k elements; add each tile to the sums, then let it go"
+        return ""
+
+
+class SeenTiles(GradientTiles):
+    """GradientTiles for dq, and no tile may be computed that the causal mask hides from every row of its block."""
+
+    def __init__(self, q, k, v, do, lse, delta, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
+        super().__init__(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale)
+        self.done = 0  # multiply-adds of all matrix products, of both calls of an answer
+        B, H, S_q, D = q.shape
+        S_k, pairs = k.shape[2], 0
+        for start in range(0, S_q, block_m):
+            stop = min(start + block_m, S_q)
+            seen = max(0, stop + S_k - S_q) if is_causal else S_k
+            pairs += (stop - start) * min(-(-seen // block_n) * block_n, S_k)
+        self.needed = 2 * 3 * B * H * pairs * D  # three products a tile, two calls
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func.overloadpacket.__name__ in ("mm", "bmm"):
+            self.done += result.numel() * args[0].shape[-1]
+        return result
+
+    def complaint(self, result: Any) -> str:
+        if complaint := super().complaint(result):
+            return complaint
+        if self.is_causal and self.done > self.needed and self.sizes[0] > 5 * self.block_m:
+            return "the result is right, but it takes more than three products for each tile that is seen: end the loop over keys at end"
         return ""

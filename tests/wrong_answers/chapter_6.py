@@ -22,11 +22,19 @@ def matmul_right_for_square_matrices(a, b, dc):
 
 
 def matmul_in_float32(a, b, dc):
-    return dc.float() @ b.float().mT, a.float().mT @ dc.float()
+    return tuple(x.to(dc.dtype) for x in (dc.float() @ b.float().mT, a.float().mT @ dc.float()))
 
 
 def matmul_one_gradient(a, b, dc):
     return dc @ b.mT
+
+
+def matmul_in_float64(a, b, dc):
+    return dc.double() @ b.double().mT, a.double().mT @ dc.double()
+
+
+def matmul_returns_float32_for_halves(a, b, dc):
+    return tuple(x.to(torch.promote_types(x.dtype, torch.float32)) for x in (dc @ b.mT, a.mT @ dc))
 
 
 def softmax_by_jacobian(p, dp):
@@ -40,7 +48,12 @@ def softmax_in_place(p, dp):
 
 
 def softmax_in_float32(p, dp):
-    return p.float() * (dp.float() - (p.float() * dp.float()).sum(-1, keepdim=True))
+    return (p.float() * (dp.float() - (p.float() * dp.float()).sum(-1, keepdim=True))).to(p.dtype)
+
+
+def softmax_in_float64(p, dp):
+    p, dp = p.double(), dp.double()
+    return p * (dp - (p * dp).sum(-1, keepdim=True))
 
 
 def p_in_float32(q, k, lse, scale, is_causal):
@@ -50,7 +63,14 @@ def p_in_float32(q, k, lse, scale, is_causal):
 
 
 def backward_in_float32(q, k, v, p, do, scale):
-    q, k, v, p, do = (x.float() for x in (q, k, v, p, do))
+    dtype, (q, k, v, p, do) = q.dtype, (x.float() for x in (q, k, v, p, do))
+    dp = do @ v.mT
+    ds = scale * p * (dp - (p * dp).sum(-1, keepdim=True))
+    return tuple(x.to(dtype) for x in (ds @ k, ds.mT @ q, p.mT @ do))
+
+
+def backward_in_float64(q, k, v, p, do, scale):
+    q, k, v, p, do = (x.double() for x in (q, k, v, p, do))
     dp = do @ v.mT
     ds = scale * p * (dp - (p * dp).sum(-1, keepdim=True))
     return ds @ k, ds.mT @ q, p.mT @ do
@@ -118,6 +138,31 @@ def dkdv_slices_past_the_end(q, k, v, do, lse, delta, block_m, block_n, is_causa
     return dk, dv
 
 
+def dkdv_in_float64(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    q, k, v, do, lse, delta = (x.double() for x in (q, k, v, do, lse, delta))
+    return _tiles(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale)[1:]
+
+
+def dkdv_returns_the_sums(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    q, k, v, do = (x.to(lse.dtype) for x in (q, k, v, do))
+    return _tiles(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale)[1:]
+
+
+def dq_returns_the_sum(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    q, k, v, do = (x.to(lse.dtype) for x in (q, k, v, do))
+    return _tiles(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale)[0]
+
+
+def dq_visits_hidden_tiles(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    lse, dq = lse.masked_fill(lse == -torch.inf, torch.inf), torch.zeros(q.shape, dtype=lse.dtype)
+    for i in range(0, q.shape[2], block_m):
+        for j in range(0, k.shape[2], block_n):
+            rows, keys = slice(i, min(i + block_m, q.shape[2])), slice(j, min(j + block_n, k.shape[2]))
+            ds = p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal, scale)[1]
+            dq[:, :, rows] += scale * ds @ k[:, :, keys].to(ds.dtype)
+    return dq.to(q.dtype)
+
+
 def dq_all_keys_at_once(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     return _tiles(q, k, v, do, lse, delta, block_m, max(1, k.shape[2]), is_causal, scale)[0]
 
@@ -131,6 +176,8 @@ def dq_keeps_ds(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     for j in range(0, k.shape[2], block_n):
         for i in range(0, q.shape[2], block_m):
             rows, keys = slice(i, min(i + block_m, q.shape[2])), slice(j, min(j + block_n, k.shape[2]))
+            if is_causal and keys.start >= rows.stop + k.shape[2] - q.shape[2]:
+                continue
             tiles.append((rows, keys, p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal, scale)[1]))
     dq = torch.zeros(q.shape, dtype=lse.dtype)
     for rows, keys, ds in tiles:
@@ -142,10 +189,14 @@ WRONG_ANSWERS = (
     ("6.1", matmul_by_jacobians, "a Jacobian is built, a matrix of 30 × 35"),
     ("6.1", matmul_right_for_square_matrices, "da = dc bᵀ and db = aᵀ dc: a of shape (1, 3), b of shape (3, 4)"),
     ("6.1", matmul_in_float32, "one edge is left: float64 goes in"),
+    ("6.1", matmul_in_float64, "da comes in float64, and a in float32: convert it to that dtype at the end"),
+    ("6.1", matmul_returns_float32_for_halves, "one edge is left: da comes in float32, and a in float16"),
     ("6.1", matmul_one_gradient, "want a tuple (da, db)"),
     ("6.2", softmax_by_jacobian, "the Jacobian is built, a matrix of 16 × 16"),
     ("6.2", softmax_in_place, "changes its input dp in place"),
     ("6.2", softmax_in_float32, "one edge is left: float64 goes in"),
+    ("6.2", softmax_in_float64, "ds comes in float64, and s in float32"),
+    ("6.3", backward_in_float64, "dq comes in float64, and q in float32"),
     ("6.3", backward_in_float32, "one edge is left: float64 goes in"),
     ("6.3", backward_weighs_in_place, "changes its input p in place"),
     ("6.4", p_in_float32, "one edge is left: float64 goes in"),
@@ -155,6 +206,14 @@ WRONG_ANSWERS = (
     ("6.5", dkdv_whole_mask, "one edge is left: a tensor of the whole size, 11 × 14, is built"),
     ("6.5", dkdv_scales_q_in_place, "changes its input q in place"),
     ("6.5", dkdv_slices_past_the_end, "which ends past S_k = 4: end the slice at S_k"),
+    ("6.5", dkdv_in_float64, "dk comes in float64, and k in float32"),
+    ("6.5", dkdv_returns_the_sums, "one edge is left: dk comes in float32, and k in float16"),
+    ("6.6", dq_returns_the_sum, "dq comes in float32, and q in float16"),
+    (
+        "6.6",
+        dq_visits_hidden_tiles,
+        "one edge is left: the result is right, but it takes more than three products for each tile that is seen",
+    ),
     ("6.6", dq_all_keys_at_once, "all keys of a block of rows are taken at once"),
     ("6.6", dq_blocks_exchanged, "block_m and block_n are exchanged"),
     ("6.6", dq_keeps_ds, "one edge is left: tiles are kept"),

@@ -52,7 +52,7 @@ MISTAKES = {
 
 CONDITIONS = {
     "float64": "float64 in gives float64's accuracy out",
-    "half": "fp16 works too",
+    "half": "fp16 comes in, and fp16 goes out",
     "views": "a, b and dc may be views: any strides work",
 }
 
@@ -123,6 +123,7 @@ def inputs():
             yield product(shape, sizes, "", draw, change, name=f"{words}, ")
         yield product(shape, sizes, "", draw, torch.Tensor.half, name="float16, ", edge="half")
     thirds = torch.arange(1.0, 5.0, dtype=torch.float64).view(2, 2) / 3  # no float32 holds most of them
+    yield product((), (3, 4, 5), "", change=torch.Tensor.half, name="float16, ", edge="half")
     yield case(thirds, thirds + 1, thirds + 2, on="a = [[1/3, 2/3], [1, 4/3]], b = a + 1, dc = a + 2 in float64", edge="float64")
     for n in range(3):
         yield product((2,), (3, 4, 2), "", draw, lambda x, n=n: list(views(x))[n][1], name="views, ", edge="views")

@@ -41,7 +41,7 @@ MISTAKES = {
 CONDITIONS = {
     "unseen": "a row that sees nothing has p = 0, and gets ds = 0",
     "float64": "float64 in gives float64's accuracy out",
-    "half": "fp16 works too",
+    "half": "fp16 comes in, and fp16 goes out",
     "views": "p and dp may be views: any strides work",
 }
 
@@ -105,6 +105,7 @@ def inputs():
         large = lambda x: (x - 100 * (x < 0)).float()  # noqa: E731  dp alone has negative elements
         yield drawn(shape, "", draw, change=large, name="large dp, ")
     yield case(torch.zeros(2, 3), torch.ones(2, 3), on="p = 0 in both rows", edge="unseen")
+    yield drawn((3, 16), "", change=torch.Tensor.half, name="float16, ", edge="half")
     thirds = torch.tensor([[1.0, 2.0], [3.0, 0.0]], dtype=torch.float64) / 3  # no float32 holds most of them
     yield case(thirds, thirds + 1, on="p = [[1/3, 2/3], [1, 0]], dp = p + 1 in float64", edge="float64")
     for n in range(3):

@@ -8,6 +8,7 @@ from fa_tutorial.exercises.chapter_6.shared import HEADS, SCALES, TILE, WEIGHTS
 from fa_tutorial.exercises.gradient_inputs import Inputs
 from fa_tutorial.exercises.gradient_twin import gradient_twin, weights
 from fa_tutorial.exercises.harness import RTOL, Exercise, generator, views
+from fa_tutorial.exercises.watch import Gradients
 
 
 def backward_with_p(q, k, v, p, do, scale):
@@ -48,6 +49,7 @@ MISTAKES = {
 }
 
 CONDITIONS = {
+    "half": "fp16 comes in, and fp16 goes out",
     "float64": "float64 in gives float64's accuracy out",
     "views": "the inputs may be views: any strides work, 0 too",
 }
@@ -77,7 +79,8 @@ MAKE = Inputs(pack, has_blocks=False)
 def fixed():
     seed = torch.Generator().manual_seed(0)
     float64 = MAKE.drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, words="float64, ", dtype=torch.float64, edge="float64")
-    return *MAKE.one_tile(), *MAKE.masks(), float64
+    half = MAKE.drawn((1, 2, 3, 5, 4), 0.5, False, seed, words="float16, ", dtype=torch.float16, edge="half")
+    return *MAKE.one_tile(), *MAKE.masks(), float64, half
 
 
 def inputs():
@@ -109,4 +112,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("dq", "dk", "dv"),
     tolerance=tolerance,
+    watch=Gradients,
 )

@@ -182,7 +182,7 @@ EXERCISE = Exercise(
     hints=(
         "Softmax divides exp(s) by the sum of exp(s), and lse is the logarithm of that sum. What does the division become inside exp?",
         "p = exp(scale · q kᵀ − lse[..., None]), hidden scores set to −inf before exp: key j is hidden where j > i + S_k − S_q. Scores are float32.",
-        "A row that sees nothing has s = lse = −inf, and −inf − (−inf) is NaN. Replace lse there by a number that makes exp return 0.",
+        "A row that sees nothing has s = lse = −inf, and −inf − (−inf) is NaN. Put +inf in place of lse there: exp(−inf − inf) is 0.",
     ),
     solution=recompute_p,
     reasoning="exp(s) / Σ exp(s) = exp(s − log Σ exp(s)). There is no maximum and no sum, so each tile of p can be computed by itself. In rows that see "

@@ -5,12 +5,13 @@ import math
 
 import torch
 
+from fa_tutorial import algorithm
 from fa_tutorial.algorithm import p_and_ds
 from fa_tutorial.exercises.chapter_6 import shared
 from fa_tutorial.exercises.chapter_6.shared import CONDITIONS, DELTA, HALF, HEADS, MASK, OWNED, RAGGED, TILE
 from fa_tutorial.exercises.gradient_twin import gradient_twin
 from fa_tutorial.exercises.harness import Exercise
-from fa_tutorial.exercises.watch import GradientTiles
+from fa_tutorial.exercises.watch import SeenTiles
 
 
 def dq_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
@@ -20,7 +21,11 @@ def dq_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     dq = torch.zeros(q.shape, dtype=lse.dtype)
     for i in range(0, S_q, block_m):
         rows = slice(i, min(i + block_m, S_q))
-        for j in range(0, S_k, block_n):
+        stop = S_k
+        if is_causal:
+            _, end = algorithm.causal_tiles(i // block_m, block_m, block_n, S_q, S_k)
+            stop = min(end * block_n, S_k)
+        for j in range(0, stop, block_n):
             keys = slice(j, min(j + block_n, S_k))
             _, ds = p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal, scale)
             dq[:, :, rows] += scale * ds @ k[:, :, keys].to(ds.dtype)
@@ -54,13 +59,18 @@ def twin(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale, mistake=No
     return gradient_twin(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale, mistake)[0]
 
 
+CONDITIONS = {**CONDITIONS, "skip": "under the causal mask, only tiles that some row of their block sees are computed"}
+
+
 def tolerance(args, part):
     return shared.tolerance(args, "dq")
 
 
 @functools.cache  # the same tensors each time: what the twin gives for them is computed once
 def fixed():
-    return tuple(shared.ladder("dq is summed over the key blocks", OWNED["dq"]))
+    seed = torch.Generator().manual_seed(0)
+    skip = shared.MAKE.drawn((1, 1, 13, 17, 3), 1.0, True, seed, (2, 5), edge="skip")
+    return *shared.ladder("dq is summed over the key blocks", OWNED["dq"]), skip
 
 
 def inputs():
@@ -70,21 +80,22 @@ def inputs():
 
 EXERCISE = Exercise(
     id="6.6",
-    task="Write the loop that owns queries: dq, tile by tile.",
+    task="Write the loop that owns queries: dq, tile by tile, without the tiles that the causal mask hides.",
     conditions=CONDITIONS,
     hints=(
         "Exchange the two loops of 6.5: the outer one takes a block of queries, the inner one walks over the blocks of keys. What does a tile add to?",
-        "Add scale · ds k, with the tile's own rows of k, to dq[:, :, rows]. p itself is not needed, only ds.",
+        "Add scale · ds k, with the tile's own rows of k, to dq[:, :, rows]. p itself is not needed, only ds. If is_causal, take (full, end) from "
+        "algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k), and let the inner loop stop before block number end.",
         "ds is float32 for fp16 inputs: convert the tile of k before you multiply. Where lse is −inf, pass +inf in its place, as in 6.4.",
     ),
     solution=dq_loop,
     reasoning="The same tiles as in 6.5, in the other order: the outer loop owns a block of queries, so dq of these queries is complete when the inner "
-    "loop ends. It computes p and ds a second time, because no tile was kept.",
-    more="In the package this is the second loop of algorithm.flash_backward. It also skips the tiles that the causal mask hides, rounds ds to the "
+    "loop ends. It computes p and ds a second time, because no tile was kept. No row of the block sees a key from block number end on, so ds is 0 there.",
+    more="In the package this is the second loop of algorithm.flash_backward. It also masks only from full on, rounds ds to the "
     "inputs' dtype for its matmul, and takes fewer heads for k and v than for q.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
     tolerance=tolerance,
-    watch=GradientTiles,
+    watch=SeenTiles,
 )

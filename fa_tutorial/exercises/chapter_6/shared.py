@@ -82,7 +82,7 @@ HALF = {
     "half_dp": DP_IN_HALF,
     "half_scores": HALF_SCORES,
     "half_scale": HALF_SCALE,
-    "half_grads": "float32 comes in, and float16 goes out: return the dtype that came in, or that of the sums",
+    "half_grads": "float32 comes in, and float16 goes out: return the dtype that came in",
 }
 _LOST = "2,048 + 1 is 2,048 in float16: keep the sums over blocks in float32"
 _TILES = "2,049 and −2,048 make 1, and float16 has no 2,049: add up a tile's product in float32, as it is computed"
