@@ -21,7 +21,7 @@ CHAPTER_TITLES = (
     "Flash forward in Triton", "Backward by hand", "Flash backward in Triton", "Tuning", "Past Triton", "Reading flash attention",
 )  # fmt: skip
 HANDS_ON = (
-    "scores are too many to store", "softmax in one pass, block by block", "kernels that read tiles", "(q kᵀ) v, tile by tile",
+    "scores are too many to store", "softmax, block by block", "kernels that read tiles", "(q kᵀ) v, tile by tile",
     "the algorithm, proved", "o, and LSE for backward", "gradients of a tile, from LSE", "right kernels, both ways", "the plateau, and why",
     "warps that have roles",
 )  # fmt: skip
