@@ -168,6 +168,7 @@ def test_a_card_too_small_for_fp32_is_told_so():
     with pytest.raises(ValueError) as caught:
         backward.choose_config(129, torch.float32, 64 * 1024)
     assert all(word in str(caught.value) for word in ("D = 129", "float32", "65,536", "float16", "at most 128")), caught.value
+    assert backward.choose_config(129, torch.float32, backward.FP32_BYTES_AT_256) is backward.FP32_CONFIGS[256], "just large enough"
 
 
 @needs_gpu
