@@ -64,6 +64,13 @@ def test_half_precision(flash, dtype, is_causal):
     check(flash, q, k, v, 16, 32, is_causal, slack=roundings * torch.finfo(dtype).eps / 2 * float(v.abs().max()))
 
 
+def test_p_is_rounded_to_the_dtype_of_v():
+    """As the kernels do it. The product is not: it stays in float32."""
+    p, v = torch.tensor([[1 + 2**-12]]), torch.tensor([[1 + 2**-10, 2.0**-14]], dtype=torch.float16)
+    assert algorithm.weighted(p, v).equal(v.float())
+    assert algorithm.weighted(p, v.float()).equal(p * v.float())
+
+
 @orders
 @pytest.mark.parametrize("scale", [0.3, 0, 1.0, -2.0])
 def test_scale(flash, scale):

@@ -34,7 +34,7 @@ DLSE = Case(20, 20, D=16, dtype=torch.float32, B=1, H_q=1, dlse=True)
 CAUSAL = Case(40, 40, D=16, is_causal=True, B=1, H_q=1)
 FEWER_QUERIES = Case(20, 45, D=16, is_causal=True, B=1, H_q=1)
 BLIND_ROWS = Case(45, 20, D=16, is_causal=True, B=1, H_q=1)
-GQA = Case(20, 30, D=16, B=1, H_q=4, H_k=2)
+GQA = Case(20, 30, D=16, H_q=4, H_k=2)
 VERY_NEGATIVE = Case(20, 45, D=16, values="logits near -1e4", scale=1.0, B=1, H_q=1)
 
 LOAD_DLSE = "tl.load(dlse_ptr + batch_head.to(tl.int64) * S_q + offs_m, mask=offs_m < S_q, other=0.0)"
@@ -75,6 +75,7 @@ MUTATIONS = {
         "only the first head of a group": ("dkdv_kernel", "for member", "range(0, 1)", GQA),
         "the group begins at the key head": ("dkdv_kernel", "h", "h_k + member", GQA),
         "lse and delta of the key head": ("dkdv_kernel", "row", "(b * H_k * GROUP + h_k).to(tl.int64) * S_q", GQA),
+        "a batch entry has H_k heads of lse and delta": ("dkdv_kernel", "row", "(b * H_k + h).to(tl.int64) * S_q", GQA),
         "dk without scale": ("dkdv_kernel", "store_tile 1", f"store_tile(dk, dk_acc, {OUTPUTS}", RAGGED),
         "dk is stored for dv": ("dkdv_kernel", "store_tile 2", f"store_tile(dv, dk_acc, {OUTPUTS}", RAGGED),
         "every head writes the first": ("dkdv_kernel", "store_tile 2", f"store_tile(dv, dv_acc, {OUTPUTS}".replace("h_k", "0 * h_k"), HEADS),
@@ -168,6 +169,7 @@ def test_a_card_too_small_for_fp32_is_told_so():
     with pytest.raises(ValueError) as caught:
         backward.choose_config(129, torch.float32, 64 * 1024)
     assert all(word in str(caught.value) for word in ("D = 129", "float32", "65,536", "float16", "at most 128")), caught.value
+    assert backward.choose_config(129, torch.float32, backward.FP32_BYTES_AT_256) is backward.FP32_CONFIGS[256], "just large enough"
 
 
 @needs_gpu

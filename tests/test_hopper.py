@@ -57,6 +57,12 @@ def test_sizes(consumers):
     assert sizes_of(q, k, 64, consumers) == (6, 3, 1000, 700, 12, -(-1000 // (64 * consumers)), 12)
 
 
+def test_the_backwards_sizes():
+    key_sizes_of = on_host(tile_scheduler.key_sizes_of, KeySizes=tile_scheduler.KeySizes, KEYS=128)
+    q, k = types.SimpleNamespace(shape=(2, 6, 1000, 64)), types.SimpleNamespace(shape=(2, 3, 700, 64))
+    assert key_sizes_of(q, k, 64) == (6, 3, 1000, 700, 6, -(-700 // 128), 6)
+
+
 @causal
 @pytest.mark.parametrize("block_m", [64, 128])
 @pytest.mark.parametrize(("S_q", "S_k"), [(1, 1), (64, 300), (300, 64), (128, 128), (1000, 1000), (200, 130)])

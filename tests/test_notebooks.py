@@ -9,7 +9,7 @@ from pathlib import Path
 import notebook_rules as rules
 import pytest
 
-from fa_tutorial import notebooks
+from fa_tutorial import hardware, notebooks
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.source import source_of
 
@@ -168,6 +168,17 @@ def test_nbval_sees_a_stored_output_that_was_changed(tmp_path):
     options = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=60", "-rf", "-p", "no:cacheprovider"]
     run = subprocess.run([sys.executable, "-m", "pytest", *options, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 1 and "1 failed, 3 passed" in run.stdout, run.stdout
+
+
+@pytest.mark.parametrize("chosen_here", [True, False])
+def test_a_kernel_starts_as_a_readers_does(chosen_here, monkeypatch):
+    """No exercise is done, figures go into the page, and the backend is not chosen yet, unless the reader chose it."""
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setenv(hardware.INTERPRETER_SWITCH, "1")
+    monkeypatch.setattr(hardware, "switched_on_here", lambda: chosen_here)
+    environment = notebooks.kernel_environment("a folder")
+    assert environment["FA_TUTORIAL_STATE"] == "a folder" and "MPLBACKEND" not in environment
+    assert (hardware.INTERPRETER_SWITCH in environment) == (not chosen_here)
 
 
 def test_outputs_are_stored_the_same_each_time(tmp_path):

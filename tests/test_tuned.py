@@ -1,5 +1,7 @@
 """Chapter 8's kernels: right by descriptors and by pointers, broken copies are caught, tiles are measured once, launches are prepared once."""
 
+import math
+
 import pytest
 import torch
 from attention_cases import Case, causal, check_backward, check_forward, place, same
@@ -9,8 +11,9 @@ from mutants import put_in
 from fa_tutorial import forward as chapter_5
 from fa_tutorial.backward import BackwardConfig
 from fa_tutorial.hardware import Card, card_of
-from fa_tutorial.tiles import TileConfig, heads, padded_d
+from fa_tutorial.tiles import TileConfig, heads, load_tile, padded_d
 from fa_tutorial.tuned import autotuning, backward, descriptors, forward, launching
+from fa_tutorial.tuned.forward import tl, triton
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN and inf are what some broken kernels compute
 TILE = TileConfig(32, 32, 4, 1)
@@ -21,7 +24,7 @@ HEADS = Case(20, 20, D=24, B=1, H_q=3)
 CAUSAL = Case(70, 70, D=16, is_causal=True, B=1, H_q=1)
 FEWER_QUERIES = Case(35, 70, D=16, is_causal=True, B=1, H_q=1)
 BLIND_ROWS = Case(70, 35, D=16, is_causal=True, B=1, H_q=1)
-GQA = Case(33, 40, D=16, B=1, H_q=4, H_k=2)
+GQA = Case(33, 40, D=16, H_q=4, H_k=2)
 DLSE = Case(20, 40, D=16, dtype=torch.bfloat16, B=1, dlse=True)
 FALLING = Case(35, 101, D=16, values="falling maximum", scale=20.0, B=1, H_q=1)
 POINTERS = Case(40, 50, D=59, is_causal=True, B=1)
@@ -68,6 +71,30 @@ def test_what_the_kernels_apply_to():
     assert not forward.applies(q, 1.0), "fp32"
     assert forward.applies(q.half(), 0.1) == tensor_cores
     assert not forward.applies(q.half(), 0.0) and not forward.applies(q.half(), -1.0)
+
+
+@triton.jit
+def one_block(q, k, m_ptr, scale_log2, S: tl.constexpr, D: tl.constexpr):
+    """m after one block of S keys, for S queries."""
+    zero = tl.program_id(0)
+    m = tl.full((S,), -float("inf"), dtype=tl.float32)
+    l = tl.zeros((S,), dtype=tl.float32)
+    acc = tl.zeros((S, D), dtype=tl.float32)
+    q_tile = load_tile(q, zero, zero, 0, S, D, S, D)
+    m, l, acc = forward.attend(q_tile, k, k, m, l, acc, zero, zero, 0, l, S, D, scale_log2, False, S, D)
+    tl.store(m_ptr + tl.arange(0, S), m)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_m_is_never_below_the_largest_exponent(sign):
+    """Else p, by a multiply-add that rounds once, is above 1 for the largest score, and the dot rounds that to 1 while l does not."""
+    q, k = (randn(1, 1, 64, 64, seed=seed).mul(10).round().abs().half() for seed in (0, 1))  # q · k is exact in float32
+    m = torch.empty(64, device=q.device)
+    scale_log2 = 0.1875 * math.log2(math.e)
+    one_block[(1,)](heads(sign * q), heads(k), m, scale_log2, 64, 64)
+    largest = (sign * q.double() @ k.double().mT)[0, 0].amax(1) * torch.tensor(scale_log2).double().item()
+    assert (m >= largest).all()
+    torch.testing.assert_close(m.double(), largest, rtol=1e-6, atol=0.0)
 
 
 # ---------------------------------------------------------------- broken kernels
@@ -224,19 +251,19 @@ def fastest(monkeypatch):
     monkeypatch.setattr(autotuning, "_fastest", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
-    def call(S=100, tma=False, is_causal=True):
-        x = torch.zeros(1, 1, S, 64, dtype=torch.float16)
-        return autotuning.fastest("forward", tuner, None, {"q": x, "k": x}, (), tma, {"IS_CAUSAL": is_causal, "BLOCK_D": 64})
+    def call(S_q=100, S_k=100, tma=False, is_causal=True):
+        q, k = (torch.zeros(1, 1, S, 64, dtype=torch.float16) for S in (S_q, S_k))
+        return autotuning.fastest("forward", tuner, None, {"q": q, "k": k}, (), tma, {"IS_CAUSAL": is_causal, "BLOCK_D": 64})
 
     call.tuner = tuner
     return call
 
 
 def test_a_kind_of_input_is_measured_once(fastest):
-    assert fastest().items() >= TILE.launch().items() and fastest(S=256).items() >= TILE.launch().items()
+    assert fastest().items() >= TILE.launch().items() and fastest(S_q=256, S_k=256).items() >= TILE.launch().items()
     assert len(fastest.tuner.keys) == 1
-    fastest(S=300), fastest(tma=True), fastest(is_causal=False)
-    assert len(set(fastest.tuner.keys)) == 4
+    fastest(S_q=300), fastest(S_k=300), fastest(tma=True), fastest(is_causal=False)
+    assert len(set(fastest.tuner.keys)) == 5
 
 
 def test_nothing_is_measured_while_a_graph_is_captured(fastest, monkeypatch):
