@@ -67,7 +67,7 @@ def _dkdv(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
     if FLAW == "no batch" or (FLAW == "no batch where causal" and IS_CAUSAL):
         row = h * S_q
     if IS_CAUSAL:
-        start = start_n + S_q - S_k
+        start = start_n + S_q - S_k + (1 if FLAW == "start one query late" else 0)
         if FLAW != "start not clamped":
             start = tl.maximum(start, 0)
     for start_m in range(start // BLOCK_M * BLOCK_M, S_q, BLOCK_M):
@@ -81,7 +81,9 @@ def _dkdv(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
         delta = tl.load(delta_ptr + row + offs_m, mask=offs_m < last, other=0.0)
         p_t = tl.exp(scale * dot(k_tile, tl.trans(q_tile)) - lse[None, :])
         if IS_CAUSAL:
-            p_t = tl.where(offs_n[:, None] <= offs_m[None, :] + S_k - S_q, p_t, 0.0)
+            unmasked_from = tl.cdiv(tl.minimum(start_n + BLOCK_N, S_k) - 2 + S_q - S_k, BLOCK_M) * BLOCK_M
+            if FLAW != "full one query early" or start_m < unmasked_from:
+                p_t = tl.where(offs_n[:, None] <= offs_m[None, :] + S_k - S_q, p_t, 0.0)
         ds_t = p_t * (dot(v_tile, tl.trans(do_tile)) - delta[None, :])
         dv_acc = dot(p_t.to(do_tile.dtype), do_tile, dv_acc)
         dk_acc = dot(ds_t.to(q_tile.dtype), q_tile, dk_acc)
@@ -101,6 +103,8 @@ def _dq(q, k, v, do, dq, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
     delta = tl.load(delta_ptr + batch_head * S_q + offs_m, mask=offs_m < last, other=0.0)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q if IS_CAUSAL and FLAW != "all tiles read" else S_k
+    if IS_CAUSAL and FLAW == "end one key short":
+        end -= 1
     for start_n in range(0, end, BLOCK_N):
         offs_n = start_n + tl.arange(0, BLOCK_N)
         k_tile, v_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D), load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
@@ -170,6 +174,9 @@ WRONG_ANSWERS = (
     ("7.4", flawed(_dkdv, "start not clamped"), "the loop starts before query 0"),
     ("7.4", flawed(_dkdv, "no batch"), "lse and delta are read from batch 0 by every program"),
     ("7.4", flawed(_dkdv, "no batch where causal"), "b = (pid // blocks) // H: causal, B = H = 2"),
+    ("7.4", flawed(_dkdv, "start one query late"), "start is one query too late"),
+    ("7.4", flawed(_dkdv, "full one query early"), "full is one query too early"),
+    ("7.5", flawed(_dq, "end one key short"), "the loop ends one key short"),
     ("7.5", flawed(_dq, "row blocks rounded down"), "a head has tl.cdiv(S_q, BLOCK_M) row blocks"),
     ("7.5", flawed(_dq, "queries not masked"), "rows past S_q are loaded"),
     ("7.5", flawed(_dq, "all tiles read"), "tiles that no row of the block sees are read"),

@@ -96,6 +96,11 @@ def fixed():
     yield shared.given((1, 1, 16, 32, 16), wide, "query i sees keys 0 to i + S_k − S_q", is_causal=True, edge="lengths", stray=negative)
     last = "the last block of keys may be ragged: its last key is min(start_n + BLOCK_N, S_k) − 1"
     yield shared.given((1, 1, 40, 20, 16), "causal, S_q = 40, S_k = 20, blocks of 16", last, is_causal=True, edge="lengths")
+    # Where a border falls on a tile's edge, one more or less than it shows.
+    late = "start is one query too late: key start_n is first seen by query start_n + S_q − S_k, the last of its block"
+    yield shared.given((1, 1, 47, 32, 16), "causal, S_q = 47, S_k = 32, blocks of 16", late, is_causal=True, edge="lengths")
+    early = "full is one query too early: from query last_key + S_q − S_k on every key is seen, and 17 is rounded up to 32"
+    yield shared.given((1, 1, 18, 18, 16), "causal, S_q = S_k = 18, blocks of 16", early, is_causal=True, edge="lengths")
     on = "causal, S_q = 24, S_k = 16, so that rows 0 to 7 see no key"
     dead = "rows that see nothing have lse = −inf, and p = exp(s + inf) is inf until the mask clears it: they need MASK = True"
     yield shared.given((1, 1, 24, 16, 16), on, dead, is_causal=True, edge="unseen")

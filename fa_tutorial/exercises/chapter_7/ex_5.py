@@ -110,6 +110,11 @@ def fixed():
     past = "rows past S_q are loaded: mask lse and delta by offs_m < S_q; a head has tl.cdiv(S_q, BLOCK_M) row blocks"
     yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", edge="ragged")
     yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged", stray=past, edge="ragged")
+    # Where a border falls on a tile's edge, one more or less than it shows.
+    short = "the loop ends one key short: end is the first key that the last row does not see, and range leaves its end out"
+    yield shared.given((1, 1, 17, 17, 16), "causal, S_q = S_k = 17, blocks of 16", short, is_causal=True, edge="ragged")
+    far = "a tile is left without a mask although the first row of the block does not see all of its keys"
+    yield shared.given((1, 1, 18, 32, 16), "causal, S_q = 18, S_k = 32, blocks of 16", far, is_causal=True, edge="ragged")
     yield shared.large_logits()
     q, k, v, do = shared.draw(1, 1, 16, 16, 16)
     q[..., 0], q[:, :, 15, 0], k[:, :, 15], k[:, :, 15, 0] = 1, 0, 0, 400
