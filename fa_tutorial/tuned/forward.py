@@ -72,7 +72,7 @@ def forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, sc
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
     scale_log2 = scale * LOG2_E
-    last_seen = tl.full((BLOCK_M,), 0, dtype=tl.int32) + (S_k - 1)  # [BLOCK_M]
+    last_seen = tl.full((BLOCK_M,), S_k - 1, dtype=tl.int32)  # [BLOCK_M]
     full, end = S_k // BLOCK_N * BLOCK_N, S_k  # keys 0 … full − 1 need no mask, keys full … end − 1 do
     if IS_CAUSAL:  # (4.6)
         last_seen = offs_m + (S_k - S_q)
