@@ -1,7 +1,7 @@
-"""What ptxas makes of chapter 9's loop: `python -m fa_tutorial.sass`, on any machine with Linux, writes hopper_sass.json.
+"""What ptxas makes of the loops of chapters 8 and 9: `python -m fa_tutorial.sass`, on any machine with Linux.
 
-The loop is the one over blocks of keys that need no mask; of its instructions those are kept that ask for matmuls, wait, exponentiate or
-synchronise, in their order.
+It writes tuned/steps_sm90.json, counts for each step of chapter 8, and hopper_sass.json: of chapter 9's loop over blocks of keys that need no mask,
+the instructions that ask for matmuls, wait, exponentiate or synchronise, in their order.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def chapter_8() -> list[dict[str, Any]]:
             steps.flash_forward(*compile_report.inputs(torch.float16, D)[:3], is_causal, 0.5, step=step, tile=steps.TILE)
             _, compiled, log = launched.pop()
             sass = sass_of(compiled)
-            counts = {"instructions": len(INSTRUCTION.findall(sass)), "loop": len(inner_loop(sass))}
+            loop = inner_loop(sass)
+            counts = {"instructions": len(INSTRUCTION.findall(sass)), "loop": len(loop)}
+            counts |= {name: sum(op.startswith(name) for op in loop) for name in ("FMUL", "FSETP", "MUFU.EX2")}
             found.append({"step": step, "D": D, "is_causal": is_causal, "registers": compile_report.read_ptxas(log)[0], **counts})
     return found
 

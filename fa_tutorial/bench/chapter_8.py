@@ -23,13 +23,13 @@ import torch
 
 from fa_tutorial import hardware, tuned
 from fa_tutorial.attention import flash_attention
-from fa_tutorial.bench import peers
+from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import Case, Shape, about, literature
 from fa_tutorial.bench.measure import call_of, measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, randn, timed
 from fa_tutorial.tiles import TileConfig
-from fa_tutorial.tuned import autotuning, experiments, launching
+from fa_tutorial.tuned import autotuning, experiments, launching, steps
 
 ABLATION = ("basic", *peers.TUNED_STEPS)
 # B = 4, H = 8, D = 64, causal, S = 16,384, forward and backward: the setting of the published ablation that the chapter quotes.
@@ -54,9 +54,9 @@ TILES = {
 
 
 def tile_cases() -> Iterator[Measurement]:
-    """forward_kernel with many tiles, full, S = 4,096: its time, and what the compiler made of it."""
-    for D, tiles in TILES.items():
-        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)
+    """forward_kernel with many tiles, S = 4,096: its time, and what the compiler made of it."""
+    for is_causal, (D, tiles) in itertools.product((False, True), TILES.items()):
+        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, is_causal)
         for tile in itertools.starmap(TileConfig, tiles):
             yield about(8, "tile", in_words(tile), **vars(shape)), partial(_tile_row, tile, shape)
 
@@ -83,6 +83,28 @@ def _tile_row(tile: TileConfig, shape: Shape) -> dict[str, Any]:
     compiled = launch.compiled
     facts = {"registers": compiled.n_regs, "spilled_registers": compiled.n_spills, "shared_bytes": compiled.metadata.shared}
     return facts | timed(call, flops=flops_of(shape))
+
+
+def tile_report(D: int, is_causal: bool, tile: TileConfig) -> dict[str, Any]:
+    """What _tile_row measures on this GPU; without one the H200's row of this tile, empty where none is stored."""
+    shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, is_causal)
+    if hardware.device().type == "cuda":
+        return _tile_row(tile, shape)
+    wanted = about(8, "tile", in_words(tile), **vars(shape))
+    found = results.select(results.load("h200")["kernels"], **wanted).to_dict("records")
+    return found[0] if found else {}
+
+
+def step_cases() -> Iterator[Measurement]:
+    """Each step of the chapter's forward by itself, with one tile: S = 4,096."""
+    for shape, step in itertools.product(literature((4096,)), ("", *steps.STEPS)):
+        yield about(8, "step", step or "chapter 5", **vars(shape)), partial(_step_row, step, shape)
+
+
+def _step_row(step: str, shape: Shape) -> dict[str, Any]:
+    q, k, v = inputs(shape)
+    call = partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, step=step, tile=steps.TILE)
+    return timed(call, flops=flops_of(shape))
 
 
 # ---------------------------------------------------------------- ideas that do not help
@@ -292,4 +314,4 @@ def launch(provider: str, backward: bool) -> None:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
-    return itertools.chain(tile_cases(), experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases())
+    return itertools.chain(tile_cases(), step_cases(), experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases())

@@ -111,19 +111,31 @@ def before(step: str) -> str:
 
 
 def diff(step: str) -> str:
-    """What `step` changes, as a unified diff with one line of context; a removed softmax_step is left out."""
+    """What `step` changes. That "guard" drops softmax_step, which nobody calls any more, is left out."""
     old, new = source(before(step)), source(step)
-    if step == "guard":
-        old = old[old.index("@triton.jit", 1) :]
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), n=1, lineterm="")
-    return "\n".join("" if line.startswith("@@") else line for line in list(lines)[2:]).strip("\n")
+    return changes(old[old.index("@triton.jit", 1) :] if step == "guard" else old, new)
+
+
+def changes(old: str, new: str) -> str:
+    """A unified diff with a line of context, and an empty line between its parts."""
+    lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), n=1, lineterm=""))[2:]
+    return "\n".join("" if line.startswith("@@") else line for line in lines).strip("\n")
 
 
 def show(step: str) -> None:
     """Show diff(step) in a notebook, coloured."""
+    _display(diff(step))
+
+
+def show_between(old: Callable, new: Callable) -> None:
+    """Show the diff of two jitted functions."""
+    _display(changes(plain(old), plain(new)))
+
+
+def _display(text: str) -> None:
     from IPython.display import Markdown, display
 
-    display(Markdown(f"```diff\n{diff(step)}\n```"))
+    display(Markdown(f"```diff\n{text}\n```"))
 
 
 def kernel(step: str = "", **functions: Callable):
