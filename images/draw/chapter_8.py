@@ -276,10 +276,10 @@ def draw_overlap() -> Figure:
     both = [("a", 0, alone), ("b", 2, alone)]
     draw_lanes(ax, 2.35, "as compiled, two programs on the SM: each fills the other's gaps", both, [("a", 0, softmax), ("b", 2, softmax)])
     early = [(0, "qk 0", 1), (1, "qk 1", 1)]
-    for j in range(1, 6):
+    for j in range(1, 7):
         early += [(1 + 2 * j, f"pv {j - 1}", 1), (2 + 2 * j, f"qk {j + 1}", 1)]
     beside = [(1 + 2 * j, f"softmax {j}", 2) for j in range(7)]
-    draw_lanes(ax, 4.45, "the next scores before this softmax, one program: qk j + 1 and pv j − 1 run beside softmax j",
+    draw_lanes(ax, 4.45, "by hand, one program: the next scores start before this softmax",
                [("a", 0, early)], [("a", 0, beside)])  # fmt: skip
     legend(ax, 6.4, ((0.1, PROGRAM_LOOKS["a"], "a program"), (2.2, PROGRAM_LOOKS["b"], "another program"), (4.6, WAITS, "nothing to do")))
     write(ax, 0.1, 6.85, "D = 64: the exponentials of a tile take as long as its two matmuls. An ideal, without loads and waits.", ha="left")
