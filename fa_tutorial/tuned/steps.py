@@ -78,7 +78,10 @@ STEPS: dict[str, list[tuple[str, str]]] = {
         ),
     ],
 }
-SKIPPED = re.compile(r"(?:, \(4.1\)|  # (?:fmt: skip|a tile without a mask is full.*|a few tiles: .*|\(\d.*|keys before full .*|.*its m is −inf))$", re.MULTILINE)
+SKIPPED = re.compile(
+    r"(?:, \(4.1\)|  # (?:fmt: skip|a tile without a mask is full.*|a few tiles: .*|\(\d.*|keys before full .*|.*its m is −inf))$",
+    re.MULTILINE,
+)
 
 
 def plain(function) -> str:

@@ -282,7 +282,9 @@ def draw_overlap() -> Figure:
     draw_lanes(ax, 4.45, "by hand, one program: the next scores start before this softmax",
                [("a", 0, early)], [("a", 0, beside)])  # fmt: skip
     legend(ax, 6.4, ((0.1, PROGRAM_LOOKS["a"], "a program"), (2.2, PROGRAM_LOOKS["b"], "another program"), (4.6, WAITS, "nothing to do")))
-    write(ax, 0.1, 6.85, "D = 64: the exponentials of a tile take as long as its two matmuls. An ideal, without loads and waits.", ha="left")
+    write(
+        ax, 0.1, 6.85, "D = 64: the exponentials of a tile take as long as its two matmuls. An ideal, without loads and waits.", ha="left"
+    )
     return figure
 
 
