@@ -34,12 +34,15 @@ class Step:
 def pipeline(num_stages: int) -> list[Step]:
     """The steps of a loop over TILES tiles that runs num_stages − 1 loads ahead. Loads are under way together; each takes LOAD.
 
-    A step first starts the load for num_stages − 1 steps later, into the place of the tile that was worked on last.
+    When its own tile has arrived, a step starts the load for num_stages − 1 steps later, into the place of the tile that was worked on last.
     """
     starts, steps, now = [0] * (num_stages - 1), [], 0
     for tile in range(TILES):
-        starts.append(now)
+        if num_stages == 1:
+            starts.append(now)
         begin = max(now, starts[tile] + LOAD)
+        if num_stages > 1:
+            starts.append(begin)
         now = begin + COMPUTE
         steps.append(Step(starts[tile], starts[tile] + LOAD, begin, now))
     return steps
@@ -51,11 +54,9 @@ def draw_pipeline_timeline() -> Figure:
     figure, ax = canvas(7.75)
     for num_stages, top in ((1, 0.25), (2, 2.0), (3, 4.4)):
         draw_pipeline(ax, top, num_stages)
-    for x, y, text in (
-        (5.85, 2.85, "prologue: until tile 0 has arrived\nsteady state: each step starts a load\nepilogue: the last steps start none"),
-        (5.25, 5.25, f"a load of {LOAD} units is hidden\nbehind the work on {LOAD} tiles"),
-    ):
-        write(ax, x, y, text, ha="left", linespacing=1.3)
+    phases = "prologue: until tile 0 has arrived\nsteady state: each step starts a load\nepilogue: the last steps start none"
+    write(ax, 5.1, 5.05, phases, ha="left", linespacing=1.3)
+    write(ax, 5.1, 5.75, f"a load of {LOAD} units is hidden\nbehind the work on {LOAD} tiles", ha="left", linespacing=1.3)
     legend(
         ax, 7.12, ((0.1, LOADS, "load of k, v"), (1.95, HELD, "in shared memory"), (4.2, WORK, "work on the tile"), (6.25, WAITS, "nothing to work on"))
     )  # fmt: skip
