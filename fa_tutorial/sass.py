@@ -100,11 +100,18 @@ def make() -> None:
         loop = inner_loop(disassembled(step))
         found[step] = {"instructions": len(loop), "events": events(loop)}
     STORED.write_text(json.dumps(found) + "\n", encoding="utf-8")
-    steps.STORED.write_text("[" + ",\n ".join(map(json.dumps, chapter_8())) + "]\n", encoding="utf-8")
+
+
+def make_steps() -> None:
+    """As make, for chapter 8's steps: write steps.STORED."""
+    rows = ",\n ".join(map(json.dumps, chapter_8()))
+    steps.STORED.write_text(f'{{"source": "{steps.fingerprint()}", "rows": [\n {rows}]}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":
     subprocess.run(
-        [sys.executable, "-c", "from fa_tutorial import sass; sass.make()"], env=compile_report.compiling_environment(), check=True
+        [sys.executable, "-c", "from fa_tutorial import sass; sass.make(); sass.make_steps()"],
+        env=compile_report.compiling_environment(),
+        check=True,
     )
-    print(STORED)
+    print(STORED, steps.STORED)
