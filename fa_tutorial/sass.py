@@ -1,7 +1,7 @@
-"""What ptxas makes of chapter 9's loop: `python -m fa_tutorial.sass`, on any machine with Linux, writes hopper_sass.json.
+"""What ptxas makes of the loops of chapters 8 and 9: `python -m fa_tutorial.sass`, on any machine with Linux.
 
-The loop is the one over blocks of keys that need no mask; of its instructions those are kept that ask for matmuls, wait, exponentiate or
-synchronise, in their order.
+It writes tuned/steps_sm90.json, counts for each step of chapter 8, and hopper_sass.json: of chapter 9's loop over blocks of keys that need no mask,
+the instructions that ask for matmuls, wait, exponentiate or synchronise, in their order.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fa_tutorial import compile_report, hardware, hopper
+from fa_tutorial.tuned import steps
 
 STORED = Path(__file__).with_name("hopper_sass.json")
 D = 128
@@ -57,14 +58,34 @@ def events(loop: list[str]) -> list[tuple[str, int]]:
 
 def disassembled(step: str) -> str:
     """SASS of chapter 9's kernel, D = 128, full. Needs a process with Triton's interpreter off."""
+    q, k, v, *_ = compile_report.inputs(torch.float16, D)
+    with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
+        hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[step])
+    return sass_of(launched[0][1])
+
+
+def sass_of(compiled) -> str:
     from triton import knobs
 
-    q, k, v, *_ = compile_report.inputs(torch.float16, D)
-    with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched, tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[step])
-        file.write(launched[0][1].asm["cubin"])
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
         file.flush()
         return subprocess.run([knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True).stdout
+
+
+def chapter_8() -> list[dict[str, Any]]:
+    """Registers of each step of chapter 8's forward, and its instructions: all, and those of the loop without a mask. Interpreter off."""
+    found = []
+    with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
+        for D, is_causal, step in itertools.product((64, 128), (False, True), ("", *steps.STEPS)):
+            steps.flash_forward(*compile_report.inputs(torch.float16, D)[:3], is_causal, 0.5, step=step, tile=steps.TILE)
+            _, compiled, log = launched.pop()
+            sass = sass_of(compiled)
+            loop = inner_loop(sass)
+            counts = {"instructions": len(INSTRUCTION.findall(sass)), "loop": len(loop)}
+            counts |= {name: sum(op.startswith(name) for op in loop) for name in ("FMUL", "FSETP", "MUFU.EX2")}
+            found.append({"step": step, "D": D, "is_causal": is_causal, "registers": compile_report.read_ptxas(log)[0], **counts})
+    return found
 
 
 def stored() -> dict[str, Any]:
@@ -81,8 +102,16 @@ def make() -> None:
     STORED.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
+def make_steps() -> None:
+    """As make, for chapter 8's steps: write steps.STORED."""
+    rows = ",\n ".join(map(json.dumps, chapter_8()))
+    steps.STORED.write_text(f'{{"source": "{steps.fingerprint()}", "rows": [\n {rows}]}}\n', encoding="utf-8")
+
+
 if __name__ == "__main__":
     subprocess.run(
-        [sys.executable, "-c", "from fa_tutorial import sass; sass.make()"], env=compile_report.compiling_environment(), check=True
+        [sys.executable, "-c", "from fa_tutorial import sass; sass.make(); sass.make_steps()"],
+        env=compile_report.compiling_environment(),
+        check=True,
     )
-    print(STORED)
+    print(STORED, steps.STORED)

@@ -404,6 +404,7 @@ sys.exit(main(["bench", "table", *asked]) or main(["bench", "plot", *asked, "--o
 def test_chapter_8s_kernels_are_measured():
     shape, tile = Shape(1, 2, 2, 256, 256, 64, False), TileConfig(64, 64, 4, 2)
     assert chapter_8._tile_row(tile, shape).keys() >= {"ms", "registers", "shared_bytes"}
+    assert chapter_8._step_row("base 2", shape)["ms"] > 0
     assert chapter_8._idea_row("none", tile, shape)["ms"] > 0 and chapter_8._transposed_row("transposed", shape)["ms"] > 0
     assert chapter_8._first_call_row().keys() >= {"forward_s", "backward_s", "next_bucket_s", "host_fwd_us", "configurations"}
     for mode in ("fwd", "fwd_bwd"):

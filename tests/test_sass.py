@@ -1,4 +1,4 @@
-"""The machine code of chapter 9's loop: what is stored is what the compiler makes of the kernel as it is."""
+"""The machine code of the loops of chapters 8 and 9: what is stored is what the compiler makes of the kernels as they are."""
 
 import json
 import subprocess
@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from fa_tutorial import compile_report, hopper, sass
+from fa_tutorial.tuned import steps
 
 TEXT = """
 .L_x_1:
@@ -52,3 +53,9 @@ def test_the_wait_is_moved_up_and_held_in_its_place(tmp_path, monkeypatch):
 def test_what_is_stored_is_of_the_kernel_as_it_is():
     """Whichever Triton compiled it: that of the GPU's results is not that of the tests."""
     assert sass.stored()["kernel"] == hopper.forward.forward_kernel.cache_key, "run python -m fa_tutorial.sass"
+
+
+def test_the_counts_of_chapter_8s_steps_are_of_their_text():
+    stored = json.loads(steps.STORED.read_text())
+    assert stored["source"] == steps.fingerprint(), "run python -m fa_tutorial.sass"
+    assert len(stored["rows"]) == 4 * (1 + len(steps.STEPS))

@@ -1,5 +1,6 @@
 """Chapter 8's kernels: right by descriptors and by pointers, broken copies are caught, tiles are measured once, launches are prepared once."""
 
+import ast
 import math
 
 import pytest
@@ -12,7 +13,7 @@ from fa_tutorial import forward as chapter_5
 from fa_tutorial.backward import BackwardConfig
 from fa_tutorial.hardware import Card, card_of
 from fa_tutorial.tiles import TileConfig, heads, load_tile, padded_d
-from fa_tutorial.tuned import autotuning, backward, descriptors, forward, launching
+from fa_tutorial.tuned import autotuning, backward, descriptors, forward, launching, steps
 from fa_tutorial.tuned.forward import tl, triton
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN and inf are what some broken kernels compute
@@ -38,6 +39,30 @@ POINTERS = Case(40, 50, D=59, is_causal=True, B=1)
 def test_every_step_of_the_chapter_is_right(case, descriptors, in_order):
     check_forward(forward.flash_forward, case, tile=TILE, descriptors=descriptors, in_order=in_order)
     check_backward(backward.flash_backward, case, config=CONFIG, descriptors=descriptors, in_order=in_order)
+
+
+@pytest.mark.parametrize("step", ["", *steps.STEPS])
+@pytest.mark.parametrize("case", [RAGGED, BLIND_ROWS], ids=str)
+def test_each_edit_of_chapter_5s_kernel_is_right(case, step):
+    check_forward(steps.flash_forward, case, step=step, tile=TILE)
+
+
+def test_the_edits_make_forward_kernel():
+    """Up to the kernel's name, autotuning, docstrings and comments."""
+    renamed = steps.source("order").replace("flash_forward_kernel", "forward_kernel")
+    own = "\n".join(map(steps.plain, (forward.attend, forward.forward_kernel)))
+    own = own.replace('@autotune("forward")\n', "").replace('@triton.jit(do_not_specialize=["autotune_key"])', "@triton.jit")
+    assert ast.unparse(ast.parse(renamed)) == ast.unparse(ast.parse(own.replace(", autotune_key", "")))
+
+
+def test_an_edit_that_finds_nothing_is_refused(monkeypatch):
+    monkeypatch.setitem(steps.STEPS, "base 2", [("no such line", "")])
+    with pytest.raises(ValueError, match="no such line"):
+        steps.source.__wrapped__("base 2")
+
+
+def test_a_function_takes_the_place_of_a_steps_own():
+    assert steps.kernel("base 2", softmax_step=chapter_5.softmax_step) is not steps.kernel("base 2")
 
 
 def test_what_a_descriptor_can_reach():

@@ -1,5 +1,7 @@
-"""What chapter 8 shows of a GPU: the ablation, tiles, ideas that do not help, first calls, short sequences, clocks and counters; its sweep is
-`bench sweep`."""
+"""What chapter 8 measures on a GPU: the ablation, tiles, steps, ideas that do not help, first calls, short sequences, clocks and counters.
+
+`bench sweep` makes its sweep.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,16 @@ import torch
 
 from fa_tutorial import hardware, tuned
 from fa_tutorial.attention import flash_attention
-from fa_tutorial.bench import peers
+from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import Case, Shape, about, literature
 from fa_tutorial.bench.measure import call_of, measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, randn, timed
 from fa_tutorial.tiles import TileConfig
-from fa_tutorial.tuned import autotuning, experiments, launching
+from fa_tutorial.tuned import autotuning, experiments, launching, steps
+
+hardware.require_triton("Chapter 8's measurements")
+from triton.runtime.errors import OutOfResources  # noqa: E402
 
 ABLATION = ("basic", *peers.TUNED_STEPS)
 # B = 4, H = 8, D = 64, causal, S = 16,384, forward and backward: the setting of the published ablation that the chapter quotes.
@@ -53,10 +58,10 @@ TILES = {
 }
 
 
-def tile_cases() -> Iterator[Measurement]:
-    """forward_kernel with many tiles, full, S = 4,096: its time, and what the compiler made of it."""
+def tile_cases(is_causal: bool = False) -> Iterator[Measurement]:
+    """forward_kernel with many tiles, S = 4,096: its time, and what the compiler made of it."""
     for D, tiles in TILES.items():
-        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)
+        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, is_causal)
         for tile in itertools.starmap(TileConfig, tiles):
             yield about(8, "tile", in_words(tile), **vars(shape)), partial(_tile_row, tile, shape)
 
@@ -83,6 +88,40 @@ def _tile_row(tile: TileConfig, shape: Shape) -> dict[str, Any]:
     compiled = launch.compiled
     facts = {"registers": compiled.n_regs, "spilled_registers": compiled.n_spills, "shared_bytes": compiled.metadata.shared}
     return facts | timed(call, flops=flops_of(shape))
+
+
+def tile_report(tile: TileConfig, D: int, is_causal: bool) -> dict[str, Any]:
+    """What _tile_row measures on this GPU; without one the H200's row of this tile. {"reason": why there is none} otherwise."""
+    shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, is_causal)
+    try:
+        return _here_or_stored(partial(_tile_row, tile, shape), about(8, "tile", in_words(tile), **vars(shape)))
+    except OutOfResources as error:
+        return {"reason": f"does not fit: {error}"}
+
+
+def step_report(step: str, D: int, is_causal: bool) -> dict[str, Any]:
+    """As tile_report, of one of the forward's steps."""
+    shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, is_causal)
+    return _here_or_stored(partial(_step_row, step, shape), about(8, "step", step or "chapter 5", **vars(shape)))
+
+
+def _here_or_stored(measure_it: Callable[[], dict[str, Any]], wanted: dict[str, Any]) -> dict[str, Any]:
+    if hardware.device().type == "cuda":
+        return measure_it()
+    stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if wanted.items() <= row.items()]
+    return stored[0] if stored else {"reason": "not stored, it takes a GPU"}
+
+
+def step_cases() -> Iterator[Measurement]:
+    """Each step of the chapter's forward by itself, with one tile: S = 4,096."""
+    for shape, step in itertools.product(literature((4096,)), ("", *steps.STEPS)):
+        yield about(8, "step", step or "chapter 5", **vars(shape)), partial(_step_row, step, shape)
+
+
+def _step_row(step: str, shape: Shape) -> dict[str, Any]:
+    q, k, v = inputs(shape)
+    call = partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, step=step, tile=steps.TILE)
+    return timed(call, flops=flops_of(shape))
 
 
 # ---------------------------------------------------------------- ideas that do not help
@@ -183,8 +222,10 @@ def _short_row(provider: str, mode: str, shape: Shape) -> dict[str, Any]:
 
 
 def graph_of(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """The launches of one call, recorded once; replay() sends them again, on the same memory, without Python. What has to be compiled or tuned
-    is so before, in calls on a stream of their own, as recording asks."""
+    """Record the launches of one call. replay() sends them again, on the same memory, without Python.
+
+    Three calls before it compile and tune, on a stream of their own, as CUDA requires.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -293,3 +334,8 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     return itertools.chain(tile_cases(), experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases())
+
+
+def next_cases() -> Iterator[Measurement]:
+    """Cases that the chapter has room for and that are not stored yet: they join kernels_cases with the next run on an H200."""
+    return itertools.chain(step_cases(), tile_cases(is_causal=True))

@@ -30,7 +30,9 @@ def tflops_against_length(ax: Axes, tflops: pd.DataFrame, D: int, is_causal: boo
     """One curve a provider, all of them of LABELS, over the points with this D and mask; one without a number is a gap. tflops: tables.table's."""
     curves = tflops.loc[D, is_causal]
     for provider in curves:
-        ax.plot(curves.index, curves[provider], label=label(provider), **look(provider))
+        is_known = curves[provider].notna()
+        lone = {} if (is_known & is_known.shift(fill_value=False)).any() else {"linestyle": "none"}  # no two neighbours to join
+        ax.plot(curves.index, curves[provider], label=label(provider), **look(provider) | lone)
     ax.set_xscale("log", base=2)
     ax.set_xticks(curves.index, curves.index.astype(str))
     ax.minorticks_off()

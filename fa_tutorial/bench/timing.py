@@ -36,8 +36,7 @@ def require_gpu() -> None:
 def time_call(call: Callable[[], Any], warmup_ms: int = 100, repeat_ms: int = 100) -> Timing:
     """Time `call` by CUDA events (triton.testing.do_bench, L2 flushed before each call), after a warm-up.
 
-    The warm-up is as long as the measurement: right after a pause an H200 ran the same kernel up to a tenth faster than a moment later, and a
-    call that is timed then is flattered.
+    The warm-up is as long as the measurement, because right after a pause an H200 ran the same kernel up to a tenth faster than a moment later.
     """
     require_gpu()
     import triton.testing

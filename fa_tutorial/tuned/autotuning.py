@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 # As forward.CONFIGS: BLOCK_D to candidates, the smallest last, for cards with at least so many bytes of shared memory a block.
 # 227 KB: for BLOCK_D = 64 and 128 the fastest of those tried on an H200. 99 KB: tiles that ptxas compiles without spills, or nearly, for every
-# such card (fa_tutorial.compile_report); a card of capability 120 holds in registers what TMA brings, so its tiles are the smallest.
+# such card (fa_tutorial.compile_report). Capability 120 keeps what TMA loads in registers, so its tiles are the smallest.
 FORWARD_TILES = {
     232_448: {
         64: (TileConfig(64, 64, 4, 3), TileConfig(64, 128, 4, 2), TileConfig(128, 64, 4, 3), TileConfig(64, 64, 4, 2)),
@@ -67,7 +67,7 @@ ITEMSIZE = 2  # of fp16 and bf16; fp32 takes the kernels of chapters 5 and 7
 
 
 def shared_bytes(kernel: str, tile: TileConfig, block_d: int) -> int:
-    """Bytes of shared memory that a block of `kernel` ("forward", "dkdv", "dq") asks for: what stays, and num_stages of what streams (8.2)."""
+    """Bytes of shared memory that a program of `kernel` ("forward", "dkdv", "dq") needs: tiles that stay, and num_stages of those that stream (8.2)."""
     held, streamed = {
         "forward": (tile.block_m, 2 * tile.block_n),  # q; k and v
         "dkdv": (2 * tile.block_n, 2 * tile.block_m),  # k and v; q and do
@@ -78,7 +78,7 @@ def shared_bytes(kernel: str, tile: TileConfig, block_d: int) -> int:
 
 @functools.cache
 def candidates(kernel: str, D: int, shared_memory: int | None) -> tuple[TileConfig, ...]:
-    """The tiles of `kernel` for a card with `shared_memory` bytes a block, at least one; None stands for the interpreter, which has its own."""
+    """The tiles of `kernel` that fit on a card with `shared_memory` bytes per thread block, at least one. None means the interpreter, which has its own."""
     if shared_memory is None:
         return (INTERPRETER_CONFIG,)
     block_d, by_memory = max(padded_d(D), 64), TILES[kernel]
@@ -90,7 +90,7 @@ BLOCK_OF = dict.fromkeys(("q", "o", "do", "dq"), "BLOCK_M") | dict.fromkeys(("k"
 
 
 def set_block_shapes(arguments: dict[str, Any]) -> None:
-    """A config's pre_hook: each descriptor among the arguments gets the tile of this configuration."""
+    """A config's pre_hook: give each descriptor among the arguments the tile of this configuration."""
     for name, block in BLOCK_OF.items():
         if isinstance(arguments.get(name), TensorDescriptor):
             arguments[name].block_shape[2] = arguments[block]
@@ -99,9 +99,9 @@ def set_block_shapes(arguments: dict[str, Any]) -> None:
 def autotune(name: str) -> Callable:
     """@triton.autotune for the kernel that TILES calls `name`.
 
-    key: `autotune_key` stands for all that the fastest tile depends on, so that lengths of one bucket share a measurement. Of the tiles
-    for all cards, early_config_prune leaves those for the card and the D at hand. A second process measures again, from compiled kernels on
-    disk: Triton keeps no timings of configurations with a pre_hook.
+    key: `autotune_key` stands for everything that the fastest tile depends on, so lengths of one bucket share a measurement. early_config_prune
+    keeps the tiles for this card and this D. A second process measures again, with compiled kernels from the disk cache, because Triton stores no
+    timings of configurations with a pre_hook.
     """
     tiles = [tile for by_d in TILES[name].values() for tiles in by_d.values() for tile in tiles]
     configs = {tile: config_of(tile) for tile in tiles}
@@ -119,7 +119,7 @@ def config_of(tile: TileConfig) -> triton.Config:
 
 
 def bucket(S: int) -> int:
-    """Lengths that share a measurement: up to the next power of two, at least 256, at most 16,384."""
+    """S rounded up to a power of two, at least 256 and at most 16,384. Lengths of one bucket share a measurement."""
     return min(max(1 << (S - 1).bit_length(), 256), 16_384)
 
 

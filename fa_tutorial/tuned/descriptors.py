@@ -1,4 +1,4 @@
-"""Tensors that TMA can reach, and their descriptors."""
+"""Which tensors TMA can reach, and how to make their descriptors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TMA_CAPABILITY = HOPPER_CAPABILITY  # and all later ones
 def can_use_tma(signature: tuple) -> bool:
     """True where TMA can move the (B, H, S, D) tensors of launching.signature_of, and contiguous ones of the same D.
 
-    It needs a card that has it, D of stride 1, addresses and all other strides that are multiples of 16 bytes, and nothing expanded.
+    The card must have TMA, D must have stride 1, addresses and all other strides must be multiples of 16 bytes, and no dimension may be expanded.
     """
     return all(
         card(device.index).capability >= TMA_CAPABILITY and alignment == 0 and strides[3] == 1 and shape[3] * dtype.itemsize % 16 == 0
@@ -31,7 +31,7 @@ def can_use_tma(signature: tuple) -> bool:
 
 
 def descriptor_template(x: torch.Tensor, rows: int, kind: type = TensorDescriptor, *layout) -> Callable[[torch.Tensor], Any]:
-    """A function that makes descriptors of tensors like x: reachable, (B, H, S, D), in tiles of `rows` rows of one head, D padded to BLOCK_D.
+    """Return a function that makes descriptors of tensors like x, (B, H, S, D), with tiles of `rows` rows of one head, D padded to BLOCK_D.
 
     A tile that runs over a head's end is filled with zeros, not with the next head. A stride along a dimension of size 1 is never used, and may be
     anything that passes the descriptor's checks. kind, layout: Gluon has a descriptor of its own, which names how a tile lies in shared memory.

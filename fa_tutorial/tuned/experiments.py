@@ -1,6 +1,6 @@
 """Chapter 8's ideas that do not help: kernels to measure them with, and nothing else. Full attention, S a multiple of the tile, contiguous tensors.
 
-Each is one flag away from the same kernel without the idea, so that a difference in time is the idea's.
+One flag separates each idea from the same kernel without it, so a difference in time comes from the idea.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def forward_loop(q, k, v, m, l, acc, start, end, scale_log2, WARP_SPECIALIZE: tl
 
 @triton.jit
 def overlapped_loop(q, k, v, m, l, acc, S, scale_log2, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The same loop, shifted: the scores of the next block are asked for before this block's softmax, and p v follows a turn later.
+    """The same loop, shifted: it issues the next block's scores before this block's softmax, and p v one iteration later.
 
-    So the compiler lets q kᵀ of one block run beside the softmax of the one before. p crosses the turn as int16: as fp16 the compiler would put it
-    into shared memory, and not leave it in registers.
+    So the compiler lets q kᵀ of one block run beside the softmax of the block before. p is carried as int16. As fp16 the compiler would move it
+    to shared memory.
     """
     s = tl.dot(q, k.load([0, 0]).T)  # [BLOCK_M, BLOCK_N]
     p = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int16)

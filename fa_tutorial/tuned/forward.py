@@ -17,8 +17,8 @@ triton = require_triton("Chapter 8 (fa_tutorial.tuned)")
 import triton.language as tl  # noqa: E402
 
 LOG2_E, LN_2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2.0))
-# m is rounded up a little, whatever its sign. Rounded down, at logits of 10,000 it makes p = 1.0003 for the largest score: the dot rounds that to 1 in
-# fp16, l does not, and where one key has all the weight o is off by a digit. Below 1 fp16 is fine enough.
+# m is rounded up a little, whatever its sign. Rounded down, at logits of 10,000 it makes p = 1.0003 for the largest score. The dot rounds that to 1 in
+# fp16 and l does not, so where one key has all the weight, o is off by a digit. Below 1 fp16 is fine enough.
 UP, DOWN = tl.constexpr(1 + 2.0**-22), tl.constexpr(1 - 2.0**-22)
 
 
@@ -72,7 +72,7 @@ def forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, sc
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
     scale_log2 = scale * LOG2_E
-    last_seen = tl.full((BLOCK_M,), 0, dtype=tl.int32) + (S_k - 1)  # [BLOCK_M]
+    last_seen = tl.full((BLOCK_M,), S_k - 1, dtype=tl.int32)  # [BLOCK_M]
     full, end = S_k // BLOCK_N * BLOCK_N, S_k  # keys 0 … full − 1 need no mask, keys full … end − 1 do
     if IS_CAUSAL:  # (4.6)
         last_seen = offs_m + (S_k - S_q)
@@ -92,7 +92,7 @@ def forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, sc
     tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse, mask=offs_m < S_q)
 
 
-# Of 1 to 8 heads on an H200, 8 came first for causal S = 4,096, and 2 for S = 16,384 in one run of two: little more than the noise.
+# Of 1 to 8 heads on an H200, 8 were fastest for causal S = 4,096, and 2 for S = 16,384 in one run of two. Both gains hardly exceed the noise.
 KEYS_AT_ONCE = 32_768
 
 
@@ -102,7 +102,7 @@ def heads_at_once(S_k: int) -> int:
 
 
 def applies(q: torch.Tensor, scale: float) -> bool:
-    """True where this chapter's kernels take the input: fp16 or bf16, a positive scale, a card with tensor cores."""
+    """True if this chapter's kernels take the input: fp16 or bf16, a positive scale, a card with tensor cores."""
     return q.dtype != torch.float32 and scale > 0 and card_of(q).capability >= TENSOR_CORE_CAPABILITY
 
 
@@ -110,7 +110,7 @@ def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: 
                   *, tile: TileConfig | None = None, descriptors: bool = True, in_order: bool = True) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """forward.flash_forward by forward_kernel, for what `applies` to. Same arguments and results.
 
-    tile: None takes the fastest, which the first call of a kind measures. descriptors, in_order: False leaves out that step of the chapter.
+    tile: None takes the fastest, which the first call for a kind of input measures. descriptors, in_order: False leaves out that step of the chapter.
     """
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     o = torch.empty_like(q, memory_format=torch.contiguous_format)

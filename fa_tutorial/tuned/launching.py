@@ -1,4 +1,4 @@
-"""Launching a kernel again without Triton's binder, which looks at every argument of every call and takes longer than short kernels run."""
+"""Launch a kernel again without Triton's binder, which inspects every argument of every call. That takes longer than a short kernel runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 
 def signature_of(*tensors: torch.Tensor | None) -> tuple:
-    """All that decides how a kernel is compiled for these tensors, and on which grid it runs: shapes, strides, dtypes, devices, alignment."""
+    """Everything about these tensors that decides how a kernel is compiled and on which grid it runs: shapes, strides, dtypes, devices, alignment."""
     return tuple([x if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16) for x in tensors])
 
 
 class Launch:
-    """A kernel, its number of programs, a function for each tensor that makes it the kernel's argument (a descriptor or Heads), and the constants.
+    """A kernel, its number of programs, its constants, and for each tensor a function that makes the kernel's argument (a descriptor or Heads).
 
-    The first call goes the usual way, kernel[grid](…), and keeps the compiled kernel; later ones launch that. keep: whether there are to be any.
+    The first call is the usual kernel[grid](…) and keeps the compiled kernel. Later calls launch that one. keep: False if there will be no later call.
     """
 
     def __init__(self, kernel, programs: int, to_argument: list[Callable], constants: dict[str, Any], keep: bool = True):
@@ -39,7 +39,7 @@ _prepared: dict[Hashable, Launch] = {}
 
 
 def launch_prepared(key: Hashable, prepare: Callable[[], Launch], tensors: Iterable[torch.Tensor], arguments: tuple) -> None:
-    """Launch what prepare() returned for this key and these integers, which must hold all that the launch depends on but pointers and floats."""
+    """Launch what prepare() returned for this key and these integers. Together they must hold everything that the launch depends on, except pointers and floats."""
     key = key, tuple(x for x in arguments if x is None or isinstance(x, int))
     prepared = _prepared.get(key)
     if prepared is None:

@@ -34,12 +34,15 @@ class Step:
 def pipeline(num_stages: int) -> list[Step]:
     """The steps of a loop over TILES tiles that runs num_stages − 1 loads ahead. Loads are under way together; each takes LOAD.
 
-    A step first starts the load for num_stages − 1 steps later, into the place of the tile that was worked on last.
+    When its own tile has arrived, a step starts the load for num_stages − 1 steps later, into the place of the tile that was worked on last.
     """
     starts, steps, now = [0] * (num_stages - 1), [], 0
     for tile in range(TILES):
-        starts.append(now)
+        if num_stages == 1:
+            starts.append(now)
         begin = max(now, starts[tile] + LOAD)
+        if num_stages > 1:
+            starts.append(begin)
         now = begin + COMPUTE
         steps.append(Step(starts[tile], starts[tile] + LOAD, begin, now))
     return steps
@@ -51,11 +54,9 @@ def draw_pipeline_timeline() -> Figure:
     figure, ax = canvas(7.75)
     for num_stages, top in ((1, 0.25), (2, 2.0), (3, 4.4)):
         draw_pipeline(ax, top, num_stages)
-    for x, y, text in (
-        (5.85, 2.85, "prologue: until tile 0 has arrived\nsteady state: each step starts a load\nepilogue: the last steps start none"),
-        (5.25, 5.25, f"a load of {LOAD} units is hidden\nbehind the work on {LOAD} tiles"),
-    ):
-        write(ax, x, y, text, ha="left", linespacing=1.3)
+    phases = "prologue: until tile 0 has arrived\nsteady state: each step starts a load\nepilogue: the last steps start none"
+    write(ax, 5.1, 5.05, phases, ha="left", linespacing=1.3)
+    write(ax, 5.1, 5.75, f"a load of {LOAD} units is hidden\nbehind the work on {LOAD} tiles", ha="left", linespacing=1.3)
     legend(
         ax, 7.12, ((0.1, LOADS, "load of k, v"), (1.95, HELD, "in shared memory"), (4.2, WORK, "work on the tile"), (6.25, WAITS, "nothing to work on"))
     )  # fmt: skip
@@ -258,3 +259,50 @@ def draw_schedule(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
         box(ax, left + start * unit, top + worker * (tall + 0.06), length * unit, tall, f"{pid}", **look)
     arrow(ax, (left, top + SMS * (tall + 0.06) + 0.06), (left + 4.3, top + SMS * (tall + 0.06) + 0.06), width=1.0)
     write(ax, left + 4.3, top + SMS * (tall + 0.06) + 0.22, "time", ha="right")
+
+
+# ---------------------------------------------------------------- softmax beside matmul
+
+BEAT, BEAT_TALL = 0.42, 0.34  # inches
+PROGRAM_LOOKS = {"a": {"colour": "blue", "share": 0.5}, "b": {"colour": "orange", "share": 0.5, "hatch": ".."}}
+
+
+@image("08_overlap.png")
+def draw_overlap() -> Figure:
+    """Tensor cores and exponentials over time, D = 64: as compiled, with two programs on an SM, and with the next scores started early."""
+    figure, ax = canvas(7.2)
+    alone = [(0, "qk 0", 1), (3, "pv 0", 1), (4, "qk 1", 1), (7, "pv 1", 1), (8, "qk 2", 1), (11, "pv 2", 1), (12, "qk 3", 1)]
+    softmax = [(1, "softmax 0", 2), (5, "softmax 1", 2), (9, "softmax 2", 2), (13, "softmax 3", 2)]
+    draw_lanes(ax, 0.25, "as compiled, one program on the SM", [("a", 0, alone)], [("a", 0, softmax)])
+    both = [("a", 0, alone), ("b", 2, alone)]
+    draw_lanes(ax, 2.35, "as compiled, two programs on the SM: each fills the other's gaps", both, [("a", 0, softmax), ("b", 2, softmax)])
+    early = [(0, "qk 0", 1), (1, "qk 1", 1)]
+    for j in range(1, 7):
+        early += [(1 + 2 * j, f"pv {j - 1}", 1), (2 + 2 * j, f"qk {j + 1}", 1)]
+    beside = [(1 + 2 * j, f"softmax {j}", 2) for j in range(7)]
+    draw_lanes(ax, 4.45, "by hand, one program: the next scores start before this softmax",
+               [("a", 0, early)], [("a", 0, beside)])  # fmt: skip
+    legend(ax, 6.4, ((0.1, PROGRAM_LOOKS["a"], "a program"), (2.2, PROGRAM_LOOKS["b"], "another program"), (4.6, WAITS, "nothing to do")))
+    write(
+        ax, 0.1, 6.85, "D = 64: the exponentials of a tile take as long as its two matmuls. An ideal, without loads and waits.", ha="left"
+    )
+    return figure
+
+
+def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, softmaxes: list) -> None:
+    """A title and two lanes. matmuls, softmaxes: (program, shift, [(start, name, beats)])."""
+    left, end = 1.75, 15
+    write(ax, 0.1, top, title, HEAD, ha="left", weight="bold")
+    for number, (name, programs) in enumerate((("tensor cores", matmuls), ("exponentials", softmaxes))):
+        y = top + 0.32 + number * (BEAT_TALL + 0.12)
+        write(ax, 0.1, y + BEAT_TALL / 2, name, ha="left")
+        box(ax, left, y, end * BEAT, BEAT_TALL, **WAITS)
+        for program, shift, jobs in programs:
+            for start, text, beats in jobs:
+                begin, stop = start + shift, min(start + shift + beats, end)
+                if begin < end:
+                    fits = stop - begin == beats
+                    box(ax, left + begin * BEAT, y, (stop - begin) * BEAT, BEAT_TALL, text if fits else "", **PROGRAM_LOOKS[program])
+    y = top + 0.32 + 2 * (BEAT_TALL + 0.12) + 0.06
+    arrow(ax, (left, y), (left + end * BEAT, y), width=1.0)
+    write(ax, left + end * BEAT, y + 0.17, "time", ha="right")

@@ -1,1 +1,1 @@
-"""The exercises of chapter 8: TFLOP/s, tiles that fit, tensor descriptors, delta once for the whole backward."""
+"""The exercises of chapter 8: programs on an SM, softmax in base 2, descriptors, the order of programs."""

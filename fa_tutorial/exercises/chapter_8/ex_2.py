@@ -1,131 +1,135 @@
-"""Exercise 8.2, fits."""
-
-import functools
-import random
+"""Exercise 8.2, softmax_step in base 2."""
 
 import torch
 
-from fa_tutorial import tiles
-from fa_tutorial.exercises.harness import Exercise, Wrong, case, show
+from fa_tutorial import hardware
+from fa_tutorial.exercises.harness import ANYTHING, INF, Exercise, NotAttempted, Wrong, case, chain, generator, show
+
+triton = hardware.require_triton("Exercise 8.2")
+import triton.language as tl  # noqa: E402
 
 
-def fits(config, D, itemsize, shared_memory_limit):
-    """True where a block of the forward kernel asks for no more than shared_memory_limit bytes."""
-    rows = config.block_m + 2 * config.num_stages * config.block_n  # q; num_stages tiles each of k and v
-    return rows * tiles.padded_d(D) * itemsize <= shared_memory_limit
+@triton.jit
+def softmax_step(s, m, l, scale_log2):
+    """A tile of scores that are not scaled joins m and l. Returns p, m_new, l_new, alpha."""
+    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)  # [BLOCK_M]
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new)  # −inf − (−inf) would be NaN
+    p = tl.exp2(s * scale_log2 - shift[:, None])  # [BLOCK_M, BLOCK_N]
+    alpha = tl.exp2(m - shift)  # [BLOCK_M]
+    return p, m_new, alpha * l + tl.sum(p, axis=1), alpha
 
 
-_PADDING = "a tile has BLOCK_D columns, D rounded up to a power of two of at least 16"
+ROWS, KEYS = 2, 4
+
+
+@triton.jit
+def run_step(s_ptr, m_ptr, l_ptr, p_ptr, state_ptr, scale_log2, STEP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """One step of one tile. state: m_new, l_new and alpha, (3, ROWS)."""
+    rows = tl.arange(0, ROWS)
+    tile = rows[:, None] * KEYS + tl.arange(0, KEYS)[None, :]
+    p, m, l, alpha = STEP(tl.load(s_ptr + tile), tl.load(m_ptr + rows), tl.load(l_ptr + rows), scale_log2)
+    tl.store(p_ptr + tile, p)
+    tl.store(state_ptr + rows, m)
+    tl.store(state_ptr + ROWS + rows, l)
+    tl.store(state_ptr + 2 * ROWS + rows, alpha)
+
+
+def adapt(step):
+    """The jitted step as a function of tensors."""
+    if not hasattr(step, "fn"):
+        raise Wrong("is a plain function: put @triton.jit above it")
+    try:
+        step.fn(None, None, None, None)
+    except NotImplementedError:
+        raise NotAttempted from None
+    except Exception:
+        pass
+
+    def on_tensors(s, m, l, scale_log2):
+        p, state = torch.empty_like(s), torch.empty(3, ROWS, device=s.device)
+        try:
+            run_step[(1,)](s, m, l, p, state, scale_log2, STEP=step, ROWS=ROWS, KEYS=KEYS)
+        except Exception as error:
+            raise Wrong(f"stops with {type(chain(error)[-1]).__name__}: {chain(error)[-1]}") from None
+        return p, *state
+
+    return on_tensors
+
+
 MISTAKES = {
-    "less": "a tile that needs exactly the limit fits: at most the limit, not less",
-    "one_stage": "num_stages is not used: that many tiles each of k and v are in flight",
-    "q_streams": "q is counted num_stages times: its tile stays, k and v stream",
-    "k_or_v": "one of k and v is missing: num_stages tiles of each",
-    "no_q": "q is missing: its tile stays in shared memory",
-    "with_o": "o is counted too: acc is in registers",
-    "exchanged": "block_m and block_n are exchanged: q has block_m rows, k and v have block_n",
-    "stage_less": "one stage too few is counted",
-    "stage_more": "one stage too many is counted",
-    "scores": "the tile of scores is counted too: s and p are in registers",
-    "half_scores": "the tile of scores is counted too, in half precision: s and p are in registers",
-    "kilobyte": "1 KB is added: a block costs that of the SM's 228 KB, not of its own limit",
-    "elements": "elements are counted, not bytes: multiply by itemsize",
-    "bits": "bits are counted: the limit is in bytes",
-    "two_bytes": "itemsize is taken for 2: it is an argument",
-    "four_bytes": "itemsize is taken for 4: it is an argument",
-    "twice": "twice the bytes are counted: one tile of q, and num_stages tiles each of k and v",
-    "no_columns": "D is missing: a tile has D columns, padded to BLOCK_D",
-    "kilobytes": "bytes are compared with kilobytes: the limit is in bytes",
-    "thousand": "the limit is multiplied by 1,000 or 1,024: it is in bytes",
-    "next_power": "D = 256 is padded to 512: a D that is a power of two stays as it is",
-    "not_padded": f"D is not padded: {_PADDING}",
-    "to_16": f"D is padded to a multiple of 16 alone: {_PADDING}",
-    "to_32": f"D is padded to a multiple of 32: {_PADDING}",
-    "down": f"D is padded down: {_PADDING}",
-    "no_least": f"D = 8 stays 8: {_PADDING}",
-    "least_32": f"D is padded to at least 32: {_PADDING}",
-    "least_64": f"D is padded to at least 64: {_PADDING}",
+    "exchanged": "m_new and l_new are swapped: return p, m_new, l_new, alpha",
+    "base_e": "the base is e: with scale_log2 in the exponent it must be 2, tl.exp2",
+    "alpha_base_e": "the base of alpha is e: use tl.exp2 there, too",
+    "no_scale": "s is not scaled: p = 2^(s · scale_log2 − m_new)",
+    "m_unscaled": "m_new holds the maximum of s: it is the maximum of s · scale_log2, so that nothing has to scale it later",
+    "m_mixed": "m_new is the maximum of s, and s · scale_log2 is subtracted from: both must be scaled",
+    "scaled_twice": "m_new is scaled a second time in the exponent: it is in units of s · scale_log2 already",
+    "alpha_scaled": "alpha scales m a second time: m and m_new are in units of s · scale_log2 already",
+    "alpha_inverted": "alpha is inverted: it is 2^(m − m_new), which is at most 1",
+    "m_block": "m_new is the tile's own maximum: the running one never falls",
+    "m_columns": "the maximum runs down the columns: take it over axis 1, the keys",
+    "l_no_rescale": "your l is not rescaled when the maximum grows",
+    "l_anew": "l starts anew with every tile: add to the rescaled l",
+    "l_no_block": "the new tile's sum is missing in l_new",
+    "nan": "a row that has seen nothing gives NaN: m_new is −inf, and −inf − (−inf) is NaN",
 }
+CONDITIONS = {"unseen": "a row that has seen no key yet keeps m = −∞ and l = 0, and its p is 0"}
 
 
-def _columns(D, mistake):
-    power = 1 << (D - 1).bit_length()
-    return {"no_columns": 1, "next_power": max(1 << D.bit_length(), 16), "not_padded": D, "to_16": -(-D // 16) * 16, "to_32": -(-D // 32) * 32,
-            "down": max(1 << D.bit_length() - 1, 16), "no_least": power, "least_32": max(power, 32),
-            "least_64": max(power, 64)}.get(mistake, tiles.padded_d(D))  # fmt: skip
-
-
-def twin(config, D, itemsize, mistake=None):
-    """The smallest limit that fits, which `adapt` finds by asking."""
-    m, n, stages = config.block_m, config.block_n, config.num_stages
-    rows = {"one_stage": m + 2 * n, "q_streams": stages * (m + 2 * n), "k_or_v": m + stages * n, "no_q": 2 * stages * n,
-            "with_o": 2 * m + 2 * stages * n, "exchanged": n + 2 * stages * m, "stage_less": m + 2 * (stages - 1) * n,
-            "stage_more": m + 2 * (stages + 1) * n, "twice": 2 * (m + 2 * stages * n)}.get(mistake, m + 2 * stages * n)  # fmt: skip
-    elements = rows * _columns(D, mistake)
-    size = elements * {"elements": 1, "two_bytes": 2, "four_bytes": 4, "bits": 8 * itemsize}.get(mistake, itemsize)
-    added = {"less": 1, "scores": 4 * m * n, "half_scores": 2 * m * n, "kilobyte": 1024}.get(mistake, 0)
-    return (-(-size // {"kilobytes": 1024, "thousand": 1000}.get(mistake, 1)) + added,)
-
-
-ENOUGH = 2**26  # bytes: more than any tile of a case asks for
-
-
-def adapt(answer):
-    """fits as a function that returns the smallest limit that fits."""
-
-    @functools.wraps(answer)
-    def smallest_limit(config, D, itemsize):
-        def says(limit):
-            result = answer(config, D, itemsize, limit)
-            result = result.tolist() if isinstance(result, torch.Tensor) else result
-            if result not in (True, False):  # so 1 and NumPy's bools are right too
-                raise Wrong(f"with limit = {show(limit)} it returns {show(result)}, want True or False")
-            return result
-
-        at_nothing, at_enough = says(0), says(ENOUGH)
-        if at_nothing and not at_enough:
-            raise Wrong("the comparison is turned round: a tile fits where it needs at most the limit, and here none fits into 64 MB")
-        if at_nothing or not at_enough:
-            raise Wrong(f"the limit is not asked: the result is {bool(at_nothing)} with 0 bytes and with 64 MB")
-        too_little, enough = 0, ENOUGH
-        while enough - too_little > 1:
-            middle = (too_little + enough) // 2
-            too_little, enough = (too_little, middle) if says(middle) else (middle, enough)
-        return (enough,)
-
-    return smallest_limit
+def twin(s, m, l, scale_log2, mistake=None):
+    s, m, l = s.double().cpu(), m.double().cpu(), l.double().cpu()
+    c = 1.0 if mistake == "no_scale" else scale_log2
+    own = s.amax(-1) * (1.0 if mistake in ("m_unscaled", "m_mixed") else scale_log2)
+    own = s.amax(-2)[:ROWS] * scale_log2 if mistake == "m_columns" else own
+    m_new = own if mistake == "m_block" else torch.maximum(m, own)
+    shift = m_new if mistake == "nan" else m_new.masked_fill(m_new == -INF, 0.0)
+    k = scale_log2 if mistake in ("m_unscaled", "scaled_twice") else 1.0
+    power = {"base_e": torch.exp}.get(mistake, torch.exp2)
+    p = power(s * c - (k * shift)[:, None])
+    j = scale_log2 if mistake in ("m_unscaled", "alpha_scaled") else 1.0
+    alpha = (torch.exp if mistake in ("base_e", "alpha_base_e") else torch.exp2)(j * (m - shift))
+    alpha = 1 / alpha if mistake == "alpha_inverted" else alpha
+    l_new = {"l_no_rescale": l + p.sum(-1), "l_anew": p.sum(-1), "l_no_block": alpha * l}.get(mistake, alpha * l + p.sum(-1))
+    if mistake not in ("nan", "alpha_inverted"):
+        alpha = alpha.masked_fill(m_new == -INF, ANYTHING)  # it multiplies 0
+    return (p, l_new, m_new, alpha) if mistake == "exchanged" else (p, m_new, l_new, alpha)
 
 
 def inputs():
-    def tile(block_m, block_n, num_stages, D, itemsize, otherwise="", fresh=False):
-        on = f"block_m = {block_m}, block_n = {block_n}, num_stages = {num_stages}, D = {D}, itemsize = {itemsize}"
-        config, on = tiles.TileConfig(block_m, block_n, 4, num_stages), "a random case" if fresh else on
-        return case(config, D, itemsize, on=on, otherwise=otherwise, fresh=fresh)
+    def step(s, m, l, scale_log2, otherwise="", **options):
+        s, m, l = (torch.tensor(x, device=hardware.device()) for x in (s, m, l))
+        on = f"s = {show(s)}, m = {show(m)}, l = {show(l)}, scale_log2 = {scale_log2}"
+        return case(s, m, l, scale_log2, on=on, otherwise=otherwise, **options)
 
-    yield tile(128, 16, 3, 256, 2, "q's tile stays, num_stages tiles each of k and v stream")  # most mistakes give a number of their own
-    yield tile(64, 32, 1, 64, 4, "with num_stages = 1 one tile each of k and v is there")
-    yield tile(64, 32, 2, 80, 2, _PADDING)
-    yield tile(64, 32, 2, 8, 2, _PADDING)
-    for _ in range(6):
-        block_m, block_n = (2 ** random.randint(4, 8) for _ in range(2))
-        yield tile(block_m, block_n, random.randint(1, 5), random.randint(1, 256), random.choice((2, 4)), fresh=True)
+    first = [-INF] * ROWS, [0.0] * ROWS
+    yield step([[1.0, 3.0, 2.0, 0.0]] * 2, *first, 0.5, "a first tile: p = 2^(s · scale_log2 − m_new)")
+    yield step([[1.0, 3.0, 2.0, 0.0], [5.0, 4.0, 6.0, 7.0]], [1.0, 1.5], [2.0, 1.0], 0.5, "each row has its own m, l and alpha")
+    yield step([[1.0, 3.0, 2.0, 0.0]] * 2, [4.0, 6.0], [2.0, 1.0], 0.5, "the maximum was seen before")
+    yield step([[-9.0, -8.0, -7.0, -6.0]] * 2, *first, 0.25, "negative scores: m_new is their scaled maximum")
+    yield step([[-INF] * 4, [1.0, 2.0, -INF, 0.0]], *first, 0.5, MISTAKES["nan"], edge="unseen")
+    draw = generator()
+    for _ in range(3):
+        s, m = 5 * torch.randn(ROWS, KEYS, generator=draw), torch.randn(ROWS, generator=draw)
+        tensors = (x.to(hardware.device()) for x in (s, m, torch.ones(ROWS)))
+        yield case(*tensors, 0.18, on="a random tile", fresh=True, otherwise="right on the small tiles, wrong on others")
 
 
 EXERCISE = Exercise(
     id="8.2",
-    task="Say whether a tile of the forward kernel fits into a block's shared memory: a tile of q, num_stages tiles each of k and v.",
+    task="Write softmax_step in base 2: the scores s arrive without their scale, and m is kept in units of s · scale_log2.",
+    conditions=CONDITIONS,
     hints=(
-        "How many rows does a block hold at once, over q, k and v? block_m of q once; how often block_n?",
-        "(block_m + 2 · num_stages · block_n) rows of BLOCK_D elements of itemsize bytes. acc, s and p are in registers.",
-        "BLOCK_D is D rounded up to a power of two of at least 16: fa_tutorial.tiles.padded_d(D). A tile of exactly the limit fits.",
+        "Chapter 5's step is nearly right. Which of its lines see a score, and which see only m?",
+        "A score must be multiplied by scale_log2 once. m and m_new hold scaled numbers already, so alpha needs no multiplication.",
+        "m_new = max(m, scale_log2 · the row's maximum), and p = tl.exp2(s * scale_log2 - shift[:, None]), with chapter 5's shift.",
     ),
-    solution=fits,
-    reasoning="q is loaded once, and k and v stream through num_stages buffers each, so that the loads of later tiles run while one is computed. "
-    "That sum decides which tiles a card can try at all: what does not fit is left out before anything is compiled.",
+    solution=softmax_step,
+    reasoning="2^(s · scale · log2(e)) is e^(s · scale). scale_log2 is positive, so the largest score stays the largest. The product and the difference in p "
+    "become one multiply-add per element. Only the maximum, one number per row, is multiplied by itself.",
+    more="The package's step is a part of tuned.forward.attend. It also rounds m up a little.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
-    parts=("the smallest limit",),
-    exact=True,
+    parts=("p", "m_new", "l_new", "alpha"),
     adapt=adapt,
 )

@@ -1,113 +1,76 @@
-"""Exercise 8.4, backward_once."""
+"""Exercise 8.4, rows_of_program."""
 
-import torch
+import random
 
-from fa_tutorial import backward, hardware, reference, tiles
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.launches import Launches
-
-triton = hardware.require_triton("Exercise 8.4")
 
 
-def backward_once(q, k, v, o, do, lse, is_causal, scale):
-    """(dq, dk, dv) by the three kernels of fa_tutorial.backward, with one delta for both others."""
-    (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
-    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    if q.numel() == 0 or k.numel() == 0:
-        return dq, dk, dv
-    block = 32
-    row_grid = (triton.cdiv(S_q, block) * B * H_q,)
-    key_grid = (triton.cdiv(S_k, block) * B * H_k,)
-    tile = {"BLOCK_M": block, "BLOCK_D": tiles.padded_d(D)}
-
-    delta = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
-    backward.delta_kernel[row_grid](tiles.heads(o), tiles.heads(do), None, delta, H_q, S_q, D, **tile)
-
-    tile |= {"BLOCK_N": block, "IS_CAUSAL": is_causal}
-    inputs = [tiles.heads(x) for x in (q, k, v, do)]
-    dk_dv = tiles.heads(dk), tiles.heads(dv)
-    sizes = S_q, S_k, D, scale
-    backward.dkdv_kernel[key_grid](*inputs, *dk_dv, lse, delta, H_k, *sizes, GROUP=H_q // H_k, **tile)
-    backward.dq_kernel[row_grid](*inputs, tiles.heads(dq), lse, delta, H_q, H_k, *sizes, **tile)
-    return dq, dk, dv
+def rows_of_program(pid, heads, row_blocks, at_once, is_causal):
+    """(head, row_block) of program `pid`, with at_once heads side by side, causal ones longest first."""
+    group, within = divmod(pid, at_once * row_blocks)
+    together = min(at_once, heads - group * at_once)  # the last group may have fewer heads
+    row_block = within // together
+    if is_causal:
+        row_block = row_blocks - 1 - row_block
+    return group * at_once + within % together, row_block
 
 
-ORDERS = ("dk, dv, dq", "dq, dv, dk", "dk, dq, dv", "dv, dq, dk", "dv, dk, dq")
 MISTAKES = {
-    **{order: f"the gradients come as dq, dk, dv, and here they come as {order}" for order in ORDERS},
-    "not_zeroed": "where q or k is empty nothing is seen, so every gradient is 0",
+    "as_they_come": "that is chapter 5's order, with at_once unused: the head changes fastest, not the row block",
+    "exchanged": "head and row block are swapped: return (head, row_block)",
+    "shortest_first": "the longest row block comes last: under the causal mask the last row block sees the most keys",
+    "always_reversed": "the order is reversed without a mask, too: there all row blocks are equally long",
+    "one_past": "the first row block is row_blocks, which doesn't exist: blocks count from 0",
+    "all_heads": "all heads run side by side: only at_once of them do",
+    "first_group": "every group starts at head 0: group g starts at head g · at_once",
+    "last_full": "the last group has only the heads that are left",
 }
-
-CONDITIONS = {
-    "half": "in fp16 dq, dk and dv are fp16, and delta is float32",
-    "views": "q, k, v, o and do may be views: heads(x) takes each one's own strides",
-    "empty": "where q or k is empty nothing is launched, and every gradient is 0",
-}
+CONDITIONS = {"last_group": "the last group has fewer heads, when heads is not a multiple of at_once"}
 
 
-def twin(q, k, v, o, do, lse, is_causal, scale, mistake=None):
-    gradients = reference.gradients(*(x.detach().cpu() for x in (q, k, v, do)), is_causal, scale)
-    if mistake == "not_zeroed" and not (q.numel() and k.numel()):
-        return tuple(x * torch.nan for x in gradients)
-    given = dict(zip(("dq", "dk", "dv"), gradients, strict=True))
-    return tuple(given[name] for name in (mistake if mistake in ORDERS else "dq, dk, dv").split(", "))
-
-
-def tolerance(args, part):
-    """The kernels round p and ds to the inputs' dtype, and sum them over every row or key that is there."""
-    want = dict(zip(("dq", "dk", "dv"), twin(*args), strict=True))[part]
-    share = 1e-4 if args[0].dtype == torch.float32 else 0.02
-    return 0.0, share * max(1.0, float(want.abs().max()) if want.numel() else 0.0)
+def twin(pid, heads, row_blocks, at_once, is_causal, mistake=None):
+    at_once = heads if mistake == "all_heads" else at_once
+    group, within = divmod(pid, at_once * row_blocks)
+    together = at_once if mistake == "last_full" else min(at_once, heads - group * at_once)
+    head, row = within % together, within // together
+    head += 0 if mistake == "first_group" else group * at_once
+    if mistake == "as_they_come":
+        head, row = divmod(pid, row_blocks)
+    if (is_causal and mistake != "shortest_first") or mistake == "always_reversed":
+        row = row_blocks - row - (mistake != "one_past")
+    return (row, head) if mistake == "exchanged" else (head, row)
 
 
 def inputs():
-    BHSD, BSHD, BHDS = (0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)
+    def order(heads, row_blocks, at_once, is_causal, otherwise="", **options):
+        for pid in range(heads * row_blocks):
+            yield case(pid, heads, row_blocks, at_once, is_causal, otherwise=otherwise, **options)
 
-    def sizes(B, H_q, H_k, S_q, S_k, D, on, is_causal=False, scale=0.5, dtype=torch.float32, orders=(BHSD,) * 5, ones=False, edge=""):
-        """orders: of the dimensions in memory, of q, k, v, o and do. ones: do is expanded from one element."""
-        seed = torch.Generator().manual_seed(0)
-        shapes = (B, H_q, S_q, D), (B, H_k, S_k, D), (B, H_k, S_k, D), (B, H_q, S_q, D)
-        q, k, v, do = (torch.randn(shape, generator=seed).to(dtype) for shape in shapes)
-        do = torch.ones((), dtype=dtype).expand(do.shape) if ones else do
-        o, lse = reference.attention(q, k, v, is_causal, scale)
-        tensors = [x if x is do and ones else x.permute(order).contiguous().permute([order.index(dim) for dim in range(4)])
-                   for x, order in zip((q, k, v, o.to(dtype), do), orders, strict=True)]  # fmt: skip
-        tensors = [x.to(hardware.device()) for x in (*tensors, lse.float().contiguous())]
-        if ones:
-            tensors[4] = torch.ones((), dtype=dtype, device=hardware.device()).expand(do.shape)
-        return case(*tensors, is_causal, scale, on=on, otherwise="the gradients are those of dkdv_kernel and dq_kernel", edge=edge)
-
-    yield sizes(1, 1, 1, 4, 4, 4, "S_q = S_k = D = 4")
-    yield sizes(2, 3, 1, 5, 3, 6, "B = 2, H_q = 3, H_k = 1, S_q = 5, S_k = 3, D = 6, causal, scale = 0.25", True, scale=0.25)
-    yield sizes(1, 1, 1, 40, 33, 4, "S_q = 40, S_k = 33")
-    yield sizes(1, 2, 2, 4, 5, 4, "q, k, v, o and do laid out differently", orders=(BSHD, BHDS, BSHD, BHSD, BHDS), edge="views")
-    yield sizes(1, 1, 1, 4, 4, 4, "do = 1, expanded from one element", ones=True, edge="views")
-    yield sizes(1, 1, 1, 4, 4, 4, "fp16, S_q = S_k = D = 4", dtype=torch.float16, edge="half")
-    yield sizes(1, 2, 1, 19, 40, 20, "fp16, causal, H_q = 2, H_k = 1, S_q = 19, S_k = 40, D = 20", True, dtype=torch.float16, edge="half")
-    for empty, on in (((2, 2, 2, 0, 3, 4), "S_q = 0"), ((2, 2, 2, 3, 0, 4), "S_k = 0"), ((0, 2, 2, 3, 3, 4), "B = 0")):
-        yield sizes(*empty, on, edge="empty")
+    yield from order(4, 3, 2, False, "two heads at once: program 0 has head 0, program 1 has head 1, both the first row block")
+    yield from order(4, 3, 2, True, "causal: the same, from the last row block to the first")
+    yield from order(3, 2, 2, False, edge="last_group")
+    yield from order(5, 2, 3, True, edge="last_group")
+    for _ in range(4):
+        groups, row_blocks, at_once = (random.randint(1, high) for high in (3, 6, 4))
+        for is_causal in (False, True):
+            yield from order(groups * at_once, row_blocks, at_once, is_causal, on="a random grid of whole groups", fresh=True)
 
 
 EXERCISE = Exercise(
     id="8.4",
-    task="Write backward_once(q, k, v, o, do, lse, is_causal, scale) -> (dq, dk, dv): launch fa_tutorial.backward's delta_kernel once, and "
-    "dkdv_kernel and dq_kernel with its delta.",
+    task="Return the head and the row block of program `pid`, when `at_once` heads run side by side and a causal head starts with its longest row block.",
     conditions=CONDITIONS,
     hints=(
-        "Three launches, in which order? delta is (B, H_q, S_q) float32, contiguous, and so is lse; dq, dk and dv are of q's dtype.",
-        "fa_tutorial.tiles.heads(x) is a tensor with its strides, as the kernels take q, k, v, o, do, dq, dk and dv; lse and delta go in as they "
-        "are, and None for dlse_ptr. BLOCK_M = BLOCK_N = 32 will do, BLOCK_D = tiles.padded_d(D), and GROUP = H_q // H_k for dkdv_kernel.",
-        "Grids: cdiv(S_q, BLOCK_M) · B · H_q for delta and dq, cdiv(S_k, BLOCK_N) · B · H_k for dk and dv.",
+        "This is exercise 3.3 with other names: heads are its rows of tiles, row blocks its columns. How many programs does a full group of heads have?",
+        "divmod(pid, at_once * row_blocks) gives the group and the place in it. The head changes fastest: place % (heads in the group).",
+        "Under the mask count the row blocks from the end: row_blocks − 1 − row_block.",
     ),
-    solution=backward_once,
-    reasoning="delta needs o and do, 2 · S_q · D elements a head, for S_q numbers. A dkdv_kernel that sums it itself reads o in every step, for "
-    "every block of keys again, and keeps one more tile in shared memory; dq_kernel then sums it once more. As a kernel of its own it costs one "
-    "pass over o and do, and what the other two read is 4 bytes a row.",
-    more="The package's backward.flash_backward chooses each kernel's tile by D, dtype and GPU, and takes a gradient of lse.",
+    solution=rows_of_program,
+    reasoning="Programs start roughly in the order of their numbers. With the head fastest, programs that run together share few heads' keys and values. "
+    "With the longest first, the short ones fill the gaps at the end.",
+    more="The package's kernel calls matmul.grouped_tile_device for the first half, chapter 3's order of tiles.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
-    parts=("dq", "dk", "dv"),
-    tolerance=tolerance,
-    watch=Launches,
+    exact=True,
 )
