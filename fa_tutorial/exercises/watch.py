@@ -68,22 +68,27 @@ class Scores(Products):
         return ""
 
 
-class CausalTiles(Scores):
-    """Scores, and no tile may be computed that the causal mask hides from every row of its block."""
+class CountsProducts:
+    """Beside a watch: adds up in `done` the multiply-adds of all matrix products, of both calls of an answer."""
 
-    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, *_: Any) -> None:
-        super().__init__(q, k, v, block_m, block_n)
-        self.done = 0  # multiply-adds of all matrix products, of both calls of an answer
-        S_q, S_k = self.sizes
-        last_rows = (min(start + block_m, S_q) for start in range(0, S_q, block_m))
-        tiles = sum(-(-max(0, stop + S_k - S_q) // block_n) for stop in last_rows)
-        self.needed = 2 * 2 * q.shape[0] * q.shape[1] * tiles * self.step  # two products a tile, two calls
+    done = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if func.overloadpacket.__name__ in ("mm", "bmm"):
             self.done += result.numel() * args[0].shape[-1]
         return result
+
+
+class CausalTiles(CountsProducts, Scores):
+    """Scores, and no tile may be computed that the causal mask hides from every row of its block."""
+
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, *_: Any) -> None:
+        super().__init__(q, k, v, block_m, block_n)
+        S_q, S_k = self.sizes
+        last_rows = (min(start + block_m, S_q) for start in range(0, S_q, block_m))
+        tiles = sum(-(-max(0, stop + S_k - S_q) // block_n) for stop in last_rows)
+        self.needed = 2 * 2 * q.shape[0] * q.shape[1] * tiles * self.step  # two products a tile, two calls
 
     def complaint(self, result: Any) -> str:
         if found := super().complaint(result):
@@ -230,12 +235,11 @@ class GradientTiles(Scores):
         return ""
 
 
-class SeenTiles(GradientTiles):
+class SeenTiles(CountsProducts, GradientTiles):
     """GradientTiles for dq, and no tile may be computed that the causal mask hides from every row of its block."""
 
     def __init__(self, q, k, v, do, lse, delta, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
         super().__init__(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale)
-        self.done = 0  # multiply-adds of all matrix products, of both calls of an answer
         B, H, S_q, D = q.shape
         S_k, pairs = k.shape[2], 0
         for start in range(0, S_q, block_m):
@@ -243,12 +247,6 @@ class SeenTiles(GradientTiles):
             seen = max(0, stop + S_k - S_q) if is_causal else S_k
             pairs += (stop - start) * min(-(-seen // block_n) * block_n, S_k)
         self.needed = 2 * 3 * B * H * pairs * D  # three products a tile, two calls
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if func.overloadpacket.__name__ in ("mm", "bmm"):
-            self.done += result.numel() * args[0].shape[-1]
-        return result
 
     def complaint(self, result: Any) -> str:
         if complaint := super().complaint(result):
