@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -301,16 +302,17 @@ PROFILED = {  # provider, mode -> the kernel's name
 def counter_cases() -> Iterator[Measurement]:
     """The counters of one launch of each kernel of PROFILED, at POINT. Needs Nsight Compute (ncu), and the right to read counters."""
     for (provider, what), kernel in PROFILED.items():
-        yield about(8, "counters", provider, **vars(POINT)) | {"mode": what}, partial(_counter_row, provider, what, kernel)
+        yield about(8, "counters", provider, **vars(POINT)) | {"mode": what}, partial(counter_row, provider, what, kernel)
 
 
-def _counter_row(provider: str, what: str, kernel: str) -> dict[str, Any]:
+def counter_row(provider: str, what: str, kernel: str, shape: Shape = POINT) -> dict[str, Any]:
+    """The counters of one launch of the kernel whose name matches `kernel`. what: "fwd", or any part of the backward."""
     ncu = shutil.which("ncu")
     if ncu is None:
         return {"reason": "ncu is not installed"}
     command = [ncu, "--csv", "--page", "raw", "--kernel-name", f"regex:{kernel}", "--launch-skip", "30", "--launch-count", "1"]
     command += [word for section in SECTIONS for word in ("--section", section)] + [sys.executable, "-c"]
-    command += [f"from fa_tutorial.bench import chapter_8; chapter_8.launch({provider!r}, {what != 'fwd'})"]
+    command += [f"from fa_tutorial.bench import chapter_8; chapter_8.launch({provider!r}, {what != 'fwd'}, {astuple(shape)})"]
     run = subprocess.run(command, capture_output=True, text=True)
     lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
     if run.returncode or len(lines) < 3:
@@ -319,9 +321,9 @@ def _counter_row(provider: str, what: str, kernel: str) -> dict[str, Any]:
     return {name: float(value) for name, value in values.items() if KEPT.search(name)}
 
 
-def launch(provider: str, backward: bool) -> None:
-    """What ncu profiles: POINT's forward or backward, often enough that the tiles are chosen by then."""
-    q, k, v = (x.requires_grad_(backward) for x in inputs(POINT))
+def launch(provider: str, backward: bool, shape: tuple) -> None:
+    """What ncu profiles: the forward or backward of Shape(*shape), often enough that the tiles are chosen by then."""
+    q, k, v = (x.requires_grad_(backward) for x in inputs(Shape(*shape)))
     attend = peers.provider(provider)
     for _ in range(40):
         o = attend(q, k, v, False)
