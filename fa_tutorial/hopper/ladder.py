@@ -109,7 +109,7 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
 
 @gluon.jit
 def attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, HELD: gl.constexpr = False):
-    """As attend, with p v of the block before under the softmax of this one (9.3). HELD: ptxas may not move the wait for p v."""
+    """As attend, with p v of the block before under the softmax of this one (9.3): 2 stages or more. HELD: ptxas may not move the wait for p v."""
     STAGES: gl.constexpr = k.shape[0]
     mbarrier.wait(full.index(0), 0)
     s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)

@@ -1,9 +1,15 @@
-"""Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, orders by sorting, registers one by one,
+"""Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, orders by sorting, p v a block behind,
 a meeting counted by rounds."""
 
 import math
 
 from fa_tutorial.barriers import arrive, ds_rows, load, use, wait
+from fa_tutorial.hardware import require_triton
+from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
+
+require_triton("Exercise 9.4")
+from triton.experimental import gluon  # noqa: E402
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
 
 # ---------------------------------------------------------------- 9.1
 
@@ -66,15 +72,29 @@ def order_by_sorting(S_q, S_k, block_m, block_n, heads, is_causal):
 # ---------------------------------------------------------------- 9.4
 
 
-def budget_by_trying(consumers, producer_warps, producer_registers):
-    """From the launch upwards, in steps of 8, as long as everything fits."""
-    producer_threads = math.ceil(producer_warps / 4) * 128
-    threads = producer_threads + consumers * 128
-    launch = max(registers for registers in range(8, 257, 8) if threads * registers <= 65_536)
-    registers = launch
-    while registers < 256 and consumers * 128 * (registers + 8) + producer_threads * producer_registers <= threads * launch:
-        registers += 8
-    return registers
+@gluon.jit
+def attend_one_behind(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
+    """p v of a block while the scores of the next are computed; a parity that toggles; the last release is left out."""
+    p = left_operand(zeros, acc, v.dtype)
+    stage = before = parity = 0
+    for i in range(blocks):
+        mbarrier.wait(full.index(stage), parity)
+        s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, is_async=True)
+        if i > 0:
+            acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
+        s = warpgroup_mma_wait(1, [s]) if i > 0 else warpgroup_mma_wait(0, [s])
+        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
+        if i > 0:
+            acc, p = warpgroup_mma_wait(0, [acc, p])
+            mbarrier.arrive(empty.index(before))
+        acc = rescaled(acc, alpha)
+        p = left_operand(p_new, acc, v.dtype)
+        before = stage
+        stage += 1
+        if stage == k.shape[0]:
+            stage = 0
+            parity ^= 1
+    return l, warpgroup_mma(p, v.index(before), acc)
 
 
 # ---------------------------------------------------------------- 9.5
@@ -97,6 +117,6 @@ RIGHT_ANSWERS = (
     ("9.1", phase_by_toggling),
     ("9.2", roles_that_toggle),
     ("9.3", order_by_sorting),
-    ("9.4", budget_by_trying),
+    ("9.4", attend_one_behind),
     ("9.5", consumer_by_rounds),
 )

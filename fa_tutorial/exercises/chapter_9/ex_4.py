@@ -1,103 +1,119 @@
-"""Exercise 9.4, register_budget."""
+"""Exercise 9.4, attend: a consumer's loop in Gluon."""
 
-import math
+import functools
 
-from fa_tutorial.exercises.harness import OTHERS, Exercise, case
+from fa_tutorial.exercises.gluon_play import Play
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.hardware import require_triton
+from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
+
+require_triton("Exercise 9.4")
+from triton.experimental import gluon  # noqa: E402
+from triton.experimental.gluon import language as gl  # noqa: E402
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
 
 
-def register_budget(consumers, producer_warps, producer_registers):
-    """Registers that each thread of a consumer can have, by setmaxnreg."""
-    producer_groups = -(-producer_warps // 4)  # whole warpgroups, of 4 warps, 128 threads
-    groups = consumers + producer_groups
-    at_launch = min(65_536 // (128 * groups) // 8 * 8, 256)  # the same for every thread
-    left = at_launch * groups - producer_registers * producer_groups  # a thread of each consumer
-    return min(left // consumers // 8 * 8, 256)
+@gluon.jit
+def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
+    """All blocks of keys for 64 rows of q: l, acc. zeros: [64, 128]; m, l: [64]; acc: [64, D]."""
+    STAGES: gl.constexpr = k.shape[0]
+    for i in range(blocks):
+        stage, parity = i % STAGES, i // STAGES % 2
+        mbarrier.wait(full.index(stage), parity)
+        k_t = k.index(stage).permute((1, 0))  # [D, 128]
+        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, [s])  # [64, 128]
+        p, m, l, alpha = softmax_step(s, m, l, scale_log2)
+        p = left_operand(p, acc, v.dtype)
+        acc = warpgroup_mma(p, v.index(stage), rescaled(acc, alpha), is_async=True)
+        acc = warpgroup_mma_wait(0, [acc])  # [64, D]
+        mbarrier.arrive(empty.index(stage), count=1)
+    return l, acc
 
 
 MISTAKES = {
-    "nothing_kept": "producer_registers changes nothing: what the producer keeps is not there to be shared",
-    "launch": "that is what every thread has at the launch: the producer gives most of its registers away, and the consumers share them",
-    "each_gains": "more than there is for each: the launch gives every thread the same, the producer's 128 too, and what these give up is shared by "
-    "all consumers",
-    "not_padded": "the producer's warp is taken for 32 threads: setmaxnreg is for whole warpgroups, so 1 warp is padded to 128",
-    "padded_down": "the producer's warps are padded to whole warpgroups, 1 warp to one and 5 warps to two: round up",
-    "one_more": "4 warps are one whole warpgroup, and need no padding",
-    "one_group": "the producer is taken for one warpgroup: 8 warps are two",
-    "one_keeps": "every warpgroup of the producer keeps producer_registers, not one of them alone",
-    "all_consumers": "that is for all consumers together: return what a thread of one has",
-    "gain": "what the consumers gain is returned: what the launch gave them is theirs too",
-    "whole_consumer": "the registers of a whole consumer are returned: return those of one of its 128 threads",
-    "bytes": "a register has 4 bytes, and registers are counted here: an SM has 65,536 of them",
-    "keeps_24": "the producer keeps producer_registers, not 24",
-    "not_eights": "setmaxnreg takes multiples of 8: round down",
-    "up": "rounded up to a multiple of 8: more than there is cannot be given",
-    "nearest": "rounded to the nearest multiple of 8, and that may be up: more than there is cannot be given",
-    "two_consumers": "two consumers are taken for granted",
-    "whole_SM": "what is shared is what the block was launched with, 384 threads · 168 registers, not all 65,536: the rest of the SM cannot be had",
-    "launch_not_eights": "the launch gives multiples of 8 as well, rounded down",
-    "no_limit": "no thread can have more than 256",
-    "limit_255": "255 is no multiple of 8, and 256 is: no thread can have more than 256",
-    "limit_248": "one consumer can have 256: that is setmaxnreg's limit, and the launch gives it already",
-    "limit_240": "256 is allowed: 240 is what two consumers get, and no limit",
+    "no_full": "you do not wait for full[stage] before you read the stage",
+    "full_other": "you wait for the other parity of full[stage], which passes at once: an earlier phase had it",
+    "parity_never": "you wait for parity 0 of full[stage] in every round: its phase grows by one every STAGES blocks",
+    "parity_every_block": "the parities flip with every block: a stage's phase grows once a round, i // STAGES",
+    "no_release": "you never arrive at empty[stage], and the producer waits for it",
+    "release_early": "you arrive at empty[stage] before v is read: the next load may overwrite it",
+    "release_not_waited": "you arrive at empty[stage] while p v is under way: wait for it first",
+    "release_twice": "you arrive at empty[stage] for both consumers: it expects one arrival from each",
+    "release_full": "you arrive at full[stage]: the load arrives there, and consumers arrive at empty[stage]",
+    "one_stage": "you always read stage 0: block i lies in stage i % STAGES",
+    "not_rescaled": "acc is not rescaled: what was added before must shrink by alpha",
+    "rescaled_after": "acc is rescaled after p v is added: alpha is for what was added before",
+    "acc_lost": "p v starts from nothing in every block: only q kᵀ has use_acc=False",
+    "k_for_v": "the second matmul reads k's tile: it multiplies p by v",
+    "m_kept": "m stays what it was: softmax_step returns the new one",
+    "l_kept": "l stays what it was: softmax_step returns the new one",
+    "last_missing": "the last block is missing: 0 … blocks − 1",
 }
 
 
-def twin(consumers, producer_warps, producer_registers, mistake=None):
-    consumers = 2 if mistake == "two_consumers" else consumers
-    whole = -(-producer_warps // 4)
-    producers = {"padded_down": producer_warps // 4, "one_more": producer_warps // 4 + 1, "one_group": 1,
-                 "not_padded": producer_warps / 4}.get(mistake, whole)  # fmt: skip
-    groups = consumers + producers
-    fits = (65_536 // 4 if mistake == "bytes" else 65_536) / (128 * groups)
-    at_launch = min(int(fits) if mistake == "launch_not_eights" else int(fits) // 8 * 8, 256)
-    keeps = 24 if mistake == "keeps_24" else producer_registers
-    kept = keeps * {"nothing_kept": 0, "one_keeps": 1}.get(mistake, producers)
-    share = ((512 if mistake == "whole_SM" else at_launch * groups) - kept) / consumers
-    share = at_launch + (at_launch - keeps) * producers if mistake == "each_gains" else share
-    eights = {"not_eights": int(share), "nearest": round(share / 8) * 8, "up": math.ceil(share / 8) * 8}.get(mistake, int(share) // 8 * 8)
-    most = {"no_limit": math.inf, "limit_255": 255, "limit_248": 248, "limit_240": 240}.get(mistake, 256)
-    right = min(eights, most)
-    return {"launch": at_launch, "all_consumers": int(share * consumers), "gain": right - at_launch, "whole_consumer": 128 * right}.get(
-        mistake, right
-    )
+def _flawed(mistake):
+    """attend with one mistake."""
+
+    def flawed(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
+        STAGES = k.shape[0]
+        for i in range(blocks - (mistake == "last_missing")):
+            stage = 0 if mistake == "one_stage" else i % STAGES
+            parity = i // STAGES % 2
+            release = full if mistake == "release_full" else empty
+            if mistake != "no_full":
+                wanted = {"full_other": 1 - parity, "parity_never": 0, "parity_every_block": i % 2}.get(mistake, parity)
+                mbarrier.wait(full.index(stage), wanted)
+            s = warpgroup_mma_wait(0, [warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)])
+            if mistake == "release_early":
+                mbarrier.arrive(release.index(stage), count=1)
+            p, m_new, l_new, alpha = softmax_step(s, m, l, scale_log2)
+            m, l = (m if mistake == "m_kept" else m_new), (l if mistake == "l_kept" else l_new)
+            acc = acc if mistake in ("not_rescaled", "rescaled_after") else rescaled(acc, alpha)
+            right = (k if mistake == "k_for_v" else v).index(stage)
+            acc = warpgroup_mma(left_operand(p, acc, v.dtype), right, acc, use_acc=mistake != "acc_lost", is_async=True)
+            if mistake == "release_not_waited":
+                mbarrier.arrive(release.index(stage), count=1)
+            acc = warpgroup_mma_wait(0, [acc])
+            acc = rescaled(acc, alpha) if mistake == "rescaled_after" else acc
+            if mistake not in ("no_release", "release_early", "release_not_waited"):
+                mbarrier.arrive(release.index(stage), count=2 if mistake == "release_twice" else 1)
+        return l, acc
+
+    return flawed
+
+
+def twin(play, mistake=None):
+    return play.run(_flawed(mistake))
+
+
+def adapt(answer):
+    return functools.wraps(getattr(answer, "fn", answer))(lambda play: play.run(answer))
 
 
 def inputs():
-    yield case(2, 1, 24, otherwise="the launch gives every thread the same; what the producer then leaves, the consumers share")
-    yield case(2, 1, 56, otherwise="a producer that keeps more leaves less")
-    yield case(3, 1, 24, otherwise="three consumers share what the producer leaves")
-    yield case(3, 1, 40, otherwise="the largest multiple of 8 that is there")
-    yield case(
-        2, 1, 32, otherwise="what is shared is what the block was launched with, less producer_registers for each thread of the producer"
-    )
-    yield case(4, 1, 24, otherwise="five warpgroups: the launch gives every thread 96")
-    yield case(1, 1, 24, otherwise="at most 256 a thread")
-    yield case(2, 4, 24, otherwise="4 warps are one warpgroup")
-    yield case(3, 8, 24, otherwise="8 warps are two warpgroups")
-    yield case(2, 5, 24, otherwise="5 warps are padded to two warpgroups")
-    for consumers in range(1, 8):  # a block has at most 8 warpgroups
-        for producer_warps in range(1, 4 * (8 - consumers) + 1, 3):
-            for producer_registers in (24, 40, 64):
-                yield case(consumers, producer_warps, producer_registers, otherwise=OTHERS)
+    for blocks, stages in ((1, 2), (2, 2), (3, 2), (5, 2), (4, 3), (9, 2)):
+        for early in (False, True):
+            one = Play(blocks, stages, early)
+            yield case(one, on=str(one), otherwise="for each block: wait, q kᵀ, softmax_step, p v, release")
 
 
 EXERCISE = Exercise(
     id="9.4",
-    task="Compute the most registers that each thread of a consumer can have.",
+    task="Write attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks), the loop of one consumer in Gluon; return l, acc.",
     hints=(
-        "How many warpgroups are there, the producer's padding included? What does the launch give each of their threads?",
-        "Two consumers and one producer are 3 warpgroups: 65,536 / 384 is 170.7, so the launch gives 168. In registers a thread, there are 3 · 168 to "
-        "be shared.",
-        "left = launch · warpgroups − producer_registers · producer_warpgroups, for one thread of each consumer together; divide, round down to a "
-        "multiple of 8, and mind the 256.",
+        "The loop is exercise 9.2's consumer, and its use of a tile is two matmuls with softmax_step between them. Which of the two needs "
+        "use_acc=False?",
+        "Wait for full[stage]; s = warpgroup_mma(q, k's tile transposed, zeros, use_acc=False, is_async=True); wait for s; softmax_step; "
+        "acc = warpgroup_mma(left_operand(p, acc, v.dtype), v's tile, …, is_async=True); wait for acc; arrive at empty[stage].",
+        "The accumulator of p v is rescaled(acc, alpha). Each wait returns the tensor: s = warpgroup_mma_wait(0, [s]).",
     ),
-    solution=register_budget,
-    reasoning="A consumer's accumulators are in registers: acc of 64 × 128 in float32 is 64 a thread, the scores of 64 × 128 as many again, and p "
-    "beside them. A uniform 168 would leave little room. The producer needs an address and a counter. setmaxnreg moves registers within the block's "
-    "own pool, and what the launch did not take, 65,536 − 384 · 168 = 1,024 here, is in nobody's pool. So 240 beside 24 with two consumers, and 160 "
-    "with three.",
+    solution=attend,
+    reasoning="The stage is released after the second wait, because p v reads v until then. A release after the first would be early for v, though not "
+    "for k, which is why the chapter's forward has a ring for each.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
 )
