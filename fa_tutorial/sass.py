@@ -1,7 +1,7 @@
 """What ptxas makes of the loops of chapters 8 and 9: `python -m fa_tutorial.sass`, on any machine with Linux.
 
-It writes tuned/steps_sm90.json, counts for each step of chapter 8, and hopper_sass.json: of chapter 9's loop over blocks of keys that need no mask,
-the instructions that ask for matmuls, wait, exponentiate or synchronise, in their order.
+It writes tuned/steps_sm90.json, counts for each step of chapter 8, and hopper_sass.json: of chapter 9's loops over blocks of keys that need no mask,
+the instructions that issue matmuls, wait, exponentiate or synchronise, in their order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fa_tutorial.tuned import steps
 
 STORED = Path(__file__).with_name("hopper_sass.json")
 D = 128
-STEPS = ("order", "held")
+LOOPS = ("attend", "attend_overlapped", "attend_held", "order")  # of the ladder, and the forward that is used
 # A wgmma; warpgroup_mma_wait; exp2; an mbarrier's wait and arrive; all warps of the warpgroup; the loop's branch.
 KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "SYNCS", "BAR", "BRA")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
@@ -56,12 +56,20 @@ def events(loop: list[str]) -> list[tuple[str, int]]:
     return [(name, len(list(run))) for name, run in itertools.groupby(filter(None, names))]
 
 
-def disassembled(step: str) -> str:
-    """SASS of chapter 9's kernel, D = 128, full. Needs a process with Triton's interpreter off."""
+def disassembled(loop: str) -> str:
+    """SASS of the kernel with one of LOOPS, D = 128, full. Needs a process with Triton's interpreter off."""
     q, k, v, *_ = compile_report.inputs(torch.float16, D)
     with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[step])
+        if loop in hopper.forward.STEPS:
+            hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[loop])
+        else:
+            hopper.ladder.flash_forward(q, k, v, 0.5, attend=getattr(hopper.ladder, loop))
     return sass_of(launched[0][1])
+
+
+def fingerprints() -> dict[str, str]:
+    """Of the source of each of LOOPS: what STORED holds is out of date when it changes."""
+    return {loop: getattr(hopper.ladder, loop, hopper.forward.forward_kernel).cache_key for loop in LOOPS}
 
 
 def sass_of(compiled) -> str:
@@ -89,16 +97,16 @@ def chapter_8() -> list[dict[str, Any]]:
 
 
 def stored() -> dict[str, Any]:
-    """What main wrote: "triton", the version; "kernel", its source's fingerprint; "D"; and for each step of STEPS {"instructions": of the loop, "events": events()}."""
+    """What main wrote: "triton", the version; "sources": fingerprints(); "D"; for each of LOOPS {"instructions": of the loop, "events": events()}."""
     return json.loads(STORED.read_text(encoding="utf-8"))
 
 
 def make() -> None:
     """Compile, and write STORED. Needs a process with Triton's interpreter off."""
-    found = {"triton": metadata.version("triton"), "kernel": hopper.forward.forward_kernel.cache_key, "D": D}
-    for step in STEPS:
-        loop = inner_loop(disassembled(step))
-        found[step] = {"instructions": len(loop), "events": events(loop)}
+    found = {"triton": metadata.version("triton"), "sources": fingerprints(), "D": D}
+    for name in LOOPS:
+        loop = inner_loop(disassembled(name))
+        found[name] = {"instructions": len(loop), "events": events(loop)}
     STORED.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
