@@ -266,14 +266,19 @@ def clock_cases() -> Iterator[Measurement]:
 def _clock_row(provider: str) -> dict[str, Any]:
     q, k, v = inputs(POINT)
     attend = peers.provider(provider)
-    attend(q, k, v, False)
+    return settled(lambda: attend(q, k, v, False), Case(provider, "fwd", "fp16", POINT).flops())
+
+
+def settled(call: Callable[[], Any], flops: int) -> dict[str, Any]:
+    """MHz, W and TFLOP/s of a call of so many FLOPs that is repeated for CLOCK_SECONDS; clock and power are the medians of the second half."""
+    call()
     query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "100"]
     with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as sampler:
         torch.cuda.synchronize()
         start, calls = time.perf_counter(), 0
         while time.perf_counter() - start < CLOCK_SECONDS:
             for _ in range(20):
-                attend(q, k, v, False)
+                call()
             torch.cuda.synchronize()
             calls += 20
         took = time.perf_counter() - start
@@ -281,8 +286,7 @@ def _clock_row(provider: str) -> dict[str, Any]:
         samples = [list(map(float, line.split(","))) for line in sampler.stdout if line.count(",") == 1]
     second_half = samples[len(samples) // 2 :]
     clock, power = (round(statistics.median(values)) for values in zip(*second_half, strict=True))
-    flops = Case(provider, "fwd", "fp16", POINT).flops() * calls
-    return {"mhz": clock, "watts": power, "tflops": round(flops / took / 1e12, 2)}
+    return {"mhz": clock, "watts": power, "tflops": round(flops * calls / took / 1e12, 2)}
 
 
 # Nsight Compute's sections, and which of their metrics are kept: time, how busy pipes, memories and schedulers are, warps that are there.

@@ -1,4 +1,4 @@
-"""What chapter 9 measures on a GPU: its plain forward, with and without overlap, and how busy each kernel keeps the tensor cores."""
+"""What chapter 9 measures on a GPU: its plain forward, with and without overlap, how busy each kernel keeps the tensor cores, and at which clock."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from fa_tutorial import hardware, hopper
-from fa_tutorial.bench import chapter_8
+from fa_tutorial.bench import chapter_8, peers
 from fa_tutorial.bench.cases import Case, Shape, about, literature
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import timed_in_turns
+from fa_tutorial.bench.timing import randn, timed_in_turns
 
 hardware.require_triton("Chapter 9's measurements")
 from fa_tutorial.hopper import ladder  # noqa: E402
@@ -57,6 +57,21 @@ def busy_cases() -> Iterator[Measurement]:
         yield about(9, "busy", provider, **vars(shape)) | {"mode": mode}, partial(chapter_8.counter_row, provider, mode, kernel, shape)
 
 
+def clock_cases() -> Iterator[Measurement]:
+    """The clock, power and rate at which a plain matmul and two forwards settle, as chapter_8.clock_cases."""
+    for name in ("matmul", "hopper", "sdpa_cudnn"):
+        yield about(9, "settled", name), partial(_clock_row, name)
+
+
+def _clock_row(name: str) -> dict[str, Any]:
+    if name == "matmul":
+        a, b = randn(8192, 8192), randn(8192, 8192)
+        return chapter_8.settled(lambda: a @ b, 2 * 8192**3)
+    q, k, v = chapter_8.inputs(chapter_8.POINT)
+    attend = peers.provider(name)
+    return chapter_8.settled(lambda: attend(q, k, v, False), Case(name, "fwd", "fp16", chapter_8.POINT).flops())
+
+
 def next_cases() -> Iterator[Measurement]:
     """Cases that the chapter has room for and that are not stored yet."""
-    return itertools.chain(ladder_cases(), busy_cases())
+    return itertools.chain(ladder_cases(), clock_cases(), busy_cases())
