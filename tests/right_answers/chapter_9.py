@@ -1,4 +1,4 @@
-"""Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, orders by sorting, p v a block behind,
+"""Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, p v a block behind, orders by sorting,
 a meeting counted by rounds."""
 
 import math
@@ -7,7 +7,7 @@ from fa_tutorial.barriers import arrive, ds_rows, load, use, wait
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
 
-require_triton("Exercise 9.4")
+require_triton("Exercise 9.3")
 from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
 
@@ -57,21 +57,6 @@ def roles_that_toggle(tiles, stages, full, empty):
 # ---------------------------------------------------------------- 9.3
 
 
-def order_by_sorting(S_q, S_k, block_m, block_n, heads, is_causal):
-    """Row by row, with the longest row of each block; heads backwards."""
-    offset = S_k - S_q
-    work = []
-    for head in reversed(range(heads)):
-        for row_block in range(math.ceil(S_q / block_m)):
-            rows = range(row_block * block_m, min((row_block + 1) * block_m, S_q))
-            keys = max(max(0, i + 1 + offset) if is_causal else S_k for i in rows)
-            work.append([head, row_block, math.ceil(keys / block_n)])
-    return sorted(work, key=lambda entry: entry[2], reverse=True)
-
-
-# ---------------------------------------------------------------- 9.4
-
-
 @gluon.jit
 def attend_one_behind(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
     """p v of a block while the scores of the next are computed; a parity that toggles; the last release is left out."""
@@ -97,6 +82,21 @@ def attend_one_behind(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks
     return l, warpgroup_mma(p, v.index(before), acc)
 
 
+# ---------------------------------------------------------------- 9.4
+
+
+def order_by_sorting(S_q, S_k, block_m, block_n, heads, is_causal):
+    """Row by row, with the longest row of each block; heads backwards."""
+    offset = S_k - S_q
+    work = []
+    for head in reversed(range(heads)):
+        for row_block in range(math.ceil(S_q / block_m)):
+            rows = range(row_block * block_m, min((row_block + 1) * block_m, S_q))
+            keys = max(max(0, i + 1 + offset) if is_causal else S_k for i in rows)
+            work.append([head, row_block, math.ceil(keys / block_n)])
+    return sorted(work, key=lambda entry: entry[2], reverse=True)
+
+
 # ---------------------------------------------------------------- 9.5
 
 
@@ -116,7 +116,7 @@ def consumer_by_rounds(c, blocks, full, empty, ds_full):
 RIGHT_ANSWERS = (
     ("9.1", phase_by_toggling),
     ("9.2", roles_that_toggle),
-    ("9.3", order_by_sorting),
-    ("9.4", attend_one_behind),
+    ("9.3", attend_one_behind),
+    ("9.4", order_by_sorting),
     ("9.5", consumer_by_rounds),
 )

@@ -4,7 +4,7 @@ from fa_tutorial.barriers import arrive, ds_rows, load, use, wait
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
 
-require_triton("Exercise 9.4")
+require_triton("Exercise 9.3")
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
 
 
@@ -126,15 +126,15 @@ WRONG_ANSWERS = (
     ("9.2", _roles("endless"), "the roles have not ended"),
     ("9.2", _roles("started"), "without calling them"),
     ("9.2", _roles("producer alone"), "want (producer, consumer)"),
-    ("9.3", order_of_pairs, "an entry is of 2 parts"),
-    ("9.3", order_sorted_in_place, "is the return missing?"),
-    ("9.4", _attend("no ring"), "the stages are 0 … 1"),
-    ("9.4", _attend("not transposed"), "the inner sizes differ"),
-    ("9.4", _attend("s not waited for"), "s is a matmul that is under way"),
-    ("9.4", _attend("nothing named"), "takes a list of what it waits for"),
-    ("9.4", _attend("p as it is"), "what left_operand gives"),
-    ("9.4", _attend("acc not waited for"), "acc is a matmul that is under way"),
-    ("9.4", _attend("acc alone"), "want (l, acc)"),
+    ("9.3", _attend("no ring"), "the stages are 0 … 1"),
+    ("9.3", _attend("not transposed"), "the inner sizes differ"),
+    ("9.3", _attend("s not waited for"), "s is a matmul that is under way"),
+    ("9.3", _attend("nothing named"), "takes a list of what it waits for"),
+    ("9.3", _attend("p as it is"), "what left_operand gives"),
+    ("9.3", _attend("acc not waited for"), "acc is a matmul that is under way"),
+    ("9.3", _attend("acc alone"), "want (l, acc)"),
+    ("9.4", order_of_pairs, "an entry is of 2 parts"),
+    ("9.4", order_sorted_in_place, "is the return missing?"),
     ("9.5", consumer_without_yield, "each action must be yielded"),
     ("9.5", _consumer("a word"), "yields 'dq', want wait(…)"),
     ("9.5", _consumer("endless"), "the roles have not ended"),
