@@ -1,7 +1,7 @@
 """What ptxas makes of the loops of chapters 8 and 9: `python -m fa_tutorial.sass`, on any machine with Linux.
 
 It writes tuned/steps_sm90.json, counts for each step of chapter 8, and hopper_sass.json: of chapter 9's loops over blocks of keys that need no mask,
-the instructions that issue matmuls, wait, exponentiate or synchronise, in their order.
+the instructions that issue matmuls, wait, exponentiate or synchronise, in their order. `compiled` does the same for a reader's loop.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fa_tutorial import compile_report, hardware, hopper
+from fa_tutorial.source import source_of
 from fa_tutorial.tuned import steps
 
 STORED = Path(__file__).with_name("hopper_sass.json")
@@ -65,6 +66,37 @@ def disassembled(loop: str) -> str:
         else:
             hopper.ladder.flash_forward(q, k, v, 0.5, attend=getattr(hopper.ladder, loop))
     return sass_of(launched[0][1])
+
+
+HEAD = """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from fa_tutorial.hopper.ladder import left_operand, mbarrier, rescaled, softmax_step, warpgroup_mma, warpgroup_mma_wait
+
+"""
+
+
+def compiled(attend) -> dict[str, Any]:
+    """What becomes of a loop that takes the place of ladder.attend, D = 128: {"instructions", "events"} as stored() has them; "spills".
+
+    Compiles for capability 9.0 in a process of its own, with no GPU. ValueError with the compiler's words where it refuses.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "loop.py").write_text(HEAD + source_of(attend) + "\n", encoding="utf-8")
+        code = f"import json, sys; sys.path.append({folder!r}); import loop; from fa_tutorial import sass; print(json.dumps(sass._compiled(loop.{attend.__name__})))"
+        run = subprocess.run([sys.executable, "-c", code], env=compile_report.compiling_environment(), capture_output=True, text=True)
+    if run.returncode:
+        raise ValueError(f"{attend.__name__} does not compile: {run.stderr.strip().splitlines()[-1]}")
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def _compiled(attend) -> dict[str, Any]:
+    q, k, v, *_ = compile_report.inputs(torch.float16, D)
+    with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
+        hopper.ladder.flash_forward(q, k, v, 0.5, attend=attend)
+    _, kernel, log = launched[0]
+    loop = inner_loop(sass_of(kernel))
+    return {"instructions": len(loop), "events": events(loop), "spills": compile_report.read_ptxas(log)[1]}
 
 
 def fingerprints() -> dict[str, str]:

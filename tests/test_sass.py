@@ -5,9 +5,15 @@ import subprocess
 import sys
 
 import pytest
+from right_answers.chapter_9 import attend_one_behind
 
 from fa_tutorial import compile_report, sass
+from fa_tutorial.exercises import catalogue
+from fa_tutorial.hardware import require_triton
 from fa_tutorial.tuned import steps
+
+require_triton("These tests")
+from triton.experimental import gluon  # noqa: E402
 
 TEXT = """
 .L_x_1:
@@ -50,6 +56,24 @@ def test_the_wait_is_moved_up_and_held_in_its_place(tmp_path, monkeypatch):
         for loop in ("attend", "attend_held"):
             wait, exponential = order(loop, stored)
             assert wait > exponential
+
+
+@pytest.mark.parametrize("attend", [catalogue.find("9.3").solution, attend_one_behind], ids=lambda loop: loop.__name__)
+def test_right_answers_of_the_gluon_exercise_compile(attend):
+    """They are checked as plain Python: this shows that they are Gluon, too."""
+    made = sass.compiled(attend)
+    assert ["MUFU.EX2", 66] in made["events"] and made["spills"] == 0
+
+
+@gluon.jit
+def without_gluon(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
+    stage = before = 0
+    return l, acc + stage + before
+
+
+def test_the_compilers_words_are_told():
+    with pytest.raises(ValueError, match=r"without_gluon does not compile: .*multiple assignment"):
+        sass.compiled(without_gluon)
 
 
 def test_what_is_stored_is_of_the_kernel_as_it_is():

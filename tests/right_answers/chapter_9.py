@@ -59,26 +59,27 @@ def roles_that_toggle(tiles, stages, full, empty):
 
 @gluon.jit
 def attend_one_behind(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
-    """p v of a block while the scores of the next are computed; a parity that toggles; the last release is left out."""
-    p = left_operand(zeros, acc, v.dtype)
-    stage = before = parity = 0
-    for i in range(blocks):
-        mbarrier.wait(full.index(stage), parity)
-        s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, is_async=True)
-        if i > 0:
-            acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
-        s = warpgroup_mma_wait(1, [s]) if i > 0 else warpgroup_mma_wait(0, [s])
-        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
-        if i > 0:
-            acc, p = warpgroup_mma_wait(0, [acc, p])
-            mbarrier.arrive(empty.index(before))
-        acc = rescaled(acc, alpha)
-        p = left_operand(p_new, acc, v.dtype)
-        before = stage
-        stage += 1
+    """p v of a block under way with the scores of the next; a stage and a parity that toggle; nobody waits for the last release."""
+    mbarrier.wait(full.index(0), 0)
+    s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros)
+    p, m, l, alpha = softmax_step(s, m, l, scale_log2)
+    p = left_operand(p, acc, v.dtype)
+    before = 0
+    parity = 0
+    for _ in range(blocks - 1):
+        stage = before + 1
         if stage == k.shape[0]:
             stage = 0
             parity ^= 1
+        mbarrier.wait(full.index(stage), parity)
+        s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, is_async=True)
+        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
+        s, acc, p = warpgroup_mma_wait(0, [s, acc, p])
+        mbarrier.arrive(empty.index(before))
+        p, m, l, alpha = softmax_step(s, m, l, scale_log2)
+        acc = rescaled(acc, alpha)
+        p = left_operand(p, acc, v.dtype)
+        before = stage
     return l, warpgroup_mma(p, v.index(before), acc)
 
 
