@@ -128,8 +128,13 @@ def _attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale,
         s = tl.where((start_n + tl.arange(0, BLOCK_N))[None, :] <= last_seen[:, None], s, -float("inf"))
     p, m, l, alpha = softmax_step(s, m, l)
     v_tile = load_tile(v, b, h_k, start_n, S_k if MASK else None, D, BLOCK_N, BLOCK_D)
-    acc = dot(p.to(v_tile.dtype), v_tile, acc if FLAW == "acc not rescaled" else acc * alpha[:, None])
-    return m, l, acc
+    rescaled = acc * (alpha[None, :] if FLAW == "alpha by columns" else alpha[:, None])
+    if FLAW == "acc replaced":
+        rescaled = tl.zeros_like(acc)
+    if FLAW == "acc not rescaled" or FLAW == "p v rescaled":
+        rescaled = acc
+    acc = dot(p.to(v_tile.dtype), v_tile, rescaled)
+    return m, l, acc * alpha[:, None] if FLAW == "p v rescaled" else acc
 
 
 @triton.jit
@@ -218,6 +223,9 @@ WRONG_ANSWERS = (
     ("5.5", flawed(_causal, "p left in float32"), "both factors of a dot must have one dtype"),
     ("5.5", _calls_a_starter, "_starter, which it calls, still raises NotImplementedError", None),
     ("5.5", flawed(_two_loops, "acc not rescaled"), "in attend, acc is not rescaled"),
+    ("5.5", flawed(_two_loops, "p v rescaled"), "in attend, p v is rescaled too"),
+    ("5.5", flawed(_two_loops, "alpha by columns"), "in attend, acc · alpha[None, :] rescales column j"),
+    ("5.5", flawed(_two_loops, "acc replaced"), "in attend, each tile's p v replaces the one before"),
     ("5.5", flawed(_two_loops, "not MASK"), "attend hides nothing where it should"),
     ("5.5", flawed(_two_loops, "full is not rounded"), "full is no multiple of BLOCK_N"),
     ("5.5", flawed(_two_loops, "full is S_k"), "without IS_CAUSAL it ends at S_k // BLOCK_N · BLOCK_N"),
