@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from fa_tutorial import compile_report as report
+from fa_tutorial import forward
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -21,6 +23,10 @@ def test_the_kernels_of_chapters_5_and_7_compile_without_faults():
         "forward.flash_forward_kernel", "backward.delta_kernel", "backward.dkdv_kernel", "backward.dq_kernel",
     }  # fmt: skip
     assert in_words(rows) == []
+    for D in (64, 128, 256):
+        tile = forward.choose_config(D, torch.float16, report.SHARED_LIMITS[90])
+        shared = {row.shared for row in rows if row.kernel.startswith("forward") and row.case.startswith(f"fp16 D={D} ")}
+        assert shared == {D * 2 * (tile.block_m + 2 * tile.num_stages * tile.block_n)}, "(5.3)"
 
 
 def test_chapter_9s_small_kernels_compile_without_faults():
