@@ -79,22 +79,44 @@ from fa_tutorial.hopper.ladder import left_operand, mbarrier, rescaled, softmax_
 def compiled(attend) -> dict[str, Any]:
     """What becomes of a loop that takes the place of ladder.attend, D = 128: {"instructions", "events"} as stored() has them; "spills".
 
-    Compiles for capability 9.0 in a process of its own, with no GPU. ValueError with the compiler's words where it refuses.
+    Compiles for capability 9.0, with D = 64 and 128, in a process of its own, with no GPU. ValueError with the compiler's words where it refuses.
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "loop.py").write_text(HEAD + source_of(attend) + "\n", encoding="utf-8")
         code = f"import json, sys; sys.path.append({folder!r}); import loop; from fa_tutorial import sass; print(json.dumps(sass._compiled(loop.{attend.__name__})))"
         run = subprocess.run([sys.executable, "-c", code], env=compile_report.compiling_environment(), capture_output=True, text=True)
     if run.returncode:
-        raise ValueError(f"{attend.__name__} does not compile: {run.stderr.strip().splitlines()[-1]}")
-    return json.loads(run.stdout.splitlines()[-1])
+        raise RuntimeError(run.stderr)
+    made = json.loads(run.stdout.splitlines()[-1])
+    if "refused" in made:
+        raise ValueError(f"{attend.__name__} does not compile: {made['refused']}")
+    return made
 
 
 def _compiled(attend) -> dict[str, Any]:
-    q, k, v, *_ = compile_report.inputs(torch.float16, D)
+    try:
+        return _loop_with(attend)
+    except Exception as error:
+        return {"refused": _in_words(error, f"def {attend.__name__}(")}
+
+
+def _in_words(error: BaseException, head: str) -> str:
+    """The first of a chain of compile errors, with the line of the function that begins with `head`."""
+    line = ""
+    while True:
+        if head in (source := getattr(error, "src", None) or ""):
+            line = f", in “{source.splitlines()[error.node.lineno - 1].strip()}”"
+        if (before := error.__cause__ or error.__context__) is None:
+            return f"{getattr(error, 'error_message', None) or error}{line}"
+        error = before
+
+
+def _loop_with(attend) -> dict[str, Any]:
     with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        hopper.ladder.flash_forward(q, k, v, 0.5, attend=attend)
-    _, kernel, log = launched[0]
+        for d in (64, D):  # their layouts differ
+            q, k, v, *_ = compile_report.inputs(torch.float16, d)
+            hopper.ladder.flash_forward(q, k, v, 0.5, attend=attend)
+    _, kernel, log = launched[-1]
     loop = inner_loop(sass_of(kernel))
     return {"instructions": len(loop), "events": events(loop), "spills": compile_report.read_ptxas(log)[1]}
 

@@ -58,7 +58,9 @@ def test_the_wait_is_moved_up_and_held_in_its_place(tmp_path, monkeypatch):
             assert wait > exponential
 
 
-@pytest.mark.parametrize("attend", [catalogue.find("9.3").solution, attend_one_behind], ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize(
+    "attend", [catalogue.find("9.3").solution, pytest.param(attend_one_behind, marks=pytest.mark.slow)], ids=lambda loop: loop.__name__
+)
 def test_right_answers_of_the_gluon_exercise_compile(attend):
     """They are checked as plain Python: this shows that they are Gluon, too."""
     made = sass.compiled(attend)
