@@ -22,6 +22,7 @@ import triton.language as tl  # noqa: E402
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max  # 448
+FP8_CAPABILITY = 89  # from which on a GPU converts it
 
 # ---------------------------------------------------------------- kernels
 
@@ -160,6 +161,7 @@ def append_kernel(k_new, v_new, k, v, seqlens_ptr, block_table, H_k, S_new, S_ma
 TILE_BYTES = 16_384  # of one tile of keys: large enough to stream, small enough that several are on their way on each multiprocessor
 PROGRAMS_PER_SM = 2  # that run side by side on a multiprocessor, by the shared memory of such tiles
 MAX_ROWS = 64  # rows of a program: more make a second program read the same keys
+SPLITS_AT_ONCE = 64  # that combine_kernel loads
 MAX_SPLITS = 65_535  # of a grid's second axis
 
 
@@ -169,7 +171,7 @@ def choose_config(rows: int, D: int, dtype: torch.dtype, is_paged: bool, shared_
     block_n = min(max(TILE_BYTES // (padded_d(D) * dtype.itemsize), MIN_DOT), 128)
     if shared_memory is None:
         return TileConfig(block_m, 32, 4, 1)
-    return TileConfig(block_m, block_n, 4, 6 if is_paged else 3)
+    return TileConfig(block_m, block_n, 4 if dtype.itemsize == 2 else 8, 6 if is_paged else 3)
 
 
 @functools.cache
@@ -215,7 +217,7 @@ def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, sc
         PAGE_SIZE=page_size, BLOCK_D=padded_d(D), **config.launch(),
     )  # fmt: skip
     if num_splits > 1:
-        all_rows, block_s = B * H_q * S_q, min(triton.next_power_of_2(num_splits), 64)
+        all_rows, block_s = B * H_q * S_q, min(triton.next_power_of_2(num_splits), SPLITS_AT_ONCE)
         block_r = 64 if card.shared_memory is None else 1  # the interpreter is slow by the program
         combine_kernel[(triton.cdiv(all_rows, block_r),)](
             o_parts, lse_parts, o, lse, all_rows, num_splits, D, BLOCK_R=block_r, BLOCK_S=block_s, BLOCK_D=padded_d(D), num_warps=4
@@ -243,6 +245,8 @@ def append(k_cache, v_cache, k_new, v_new, cache_seqlens, block_table) -> None:
 def run_decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale, num_splits):
     """The operator flash_decode on a device."""
     require_kernel_device(q, "q")
+    if k_cache.dtype == FP8 and card_of(q).capability < FP8_CAPABILITY:
+        raise ValueError(f"caches of {dtype_name(FP8)} need a GPU of compute capability 8.9 or newer, {card_of(q).name} is older")
     if not q.is_cuda:
         check_values(cache_seqlens, k_cache, block_table)
     if not q.numel():
@@ -371,7 +375,8 @@ def check_caches(k_cache, v_cache, cache_seqlens, block_table, dtypes) -> None:
         check_tensor("block_table", block_table, ndim=2, dtypes=(torch.int32,))
         check_block("page size, k_cache.shape[2],", k_cache.shape[2], MIN_DOT)
         if len(block_table) != len(cache_seqlens):
-            raise ValueError(f"block_table must be ({len(cache_seqlens)}, pages), a row for each of cache_seqlens, got {tuple(block_table.shape)}")
+            want = f"({len(cache_seqlens)}, pages), a row for each of cache_seqlens"
+            raise ValueError(f"block_table must be {want}, got {tuple(block_table.shape)}")
         on_device["block_table"] = block_table
     check_devices(**on_device)
 
