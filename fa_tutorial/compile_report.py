@@ -143,7 +143,7 @@ def decode_kernels(capability: int) -> Iterator[Call]:
         yield words, partial(decode.decode, q, k, k, lengths, None, None, None, 0.5, None)
         yield f"{words} pages", partial(decode.decode, q, pages, pages, lengths, table, None, None, 0.5, None)
         yield words, partial(decode.append, pages, pages, k[:, :, :tokens], k[:, :, :tokens], lengths, table)
-        if capability >= decode.FP8_CAPABILITY:
+        if capability >= decode.FP8_CAPABILITY and dtype != torch.float32:
             scale = torch.empty(HEADS, device="meta")
             yield f"{words} fp8", partial(decode.decode, q, k.to(decode.FP8), k.to(decode.FP8), lengths, None, scale, scale, 0.5, None)
 

@@ -160,6 +160,7 @@ def append_kernel(k_new, v_new, k, v, seqlens_ptr, block_table, H_k, S_new, S_ma
 
 TILE_BYTES = 16_384  # of one tile of keys: large enough to stream, small enough that several are on their way on each multiprocessor
 PROGRAMS_PER_SM = 2  # that run side by side on a multiprocessor, by the shared memory of such tiles
+TURING_BYTES = 65_536  # of shared memory; there Triton uses no tensor cores
 MAX_ROWS = 64  # rows of a program: more make a second program read the same keys
 SPLITS_AT_ONCE = 64  # that combine_kernel loads
 MAX_SPLITS = 65_535  # of a grid's second axis
@@ -168,10 +169,14 @@ MAX_SPLITS = 65_535  # of a grid's second axis
 def choose_config(rows: int, D: int, dtype: torch.dtype, is_paged: bool, shared_memory: int | None) -> TileConfig:
     """The tile for `rows` query rows a key head and a cache of `dtype`. shared_memory: bytes a block may ask for; None means the interpreter."""
     block_m = min(max(triton.next_power_of_2(rows), MIN_DOT), MAX_ROWS)
-    block_n = min(max(TILE_BYTES // (padded_d(D) * dtype.itemsize), MIN_DOT), 128)
     if shared_memory is None:
         return TileConfig(block_m, 32, 4, 1)
-    return TileConfig(block_m, block_n, 4 if dtype.itemsize == 2 else 8, 6 if is_paged else 3)
+    if shared_memory <= TURING_BYTES:
+        return TileConfig(MIN_DOT, MIN_DOT, 8, 1)
+    block_n = min(max(TILE_BYTES // (padded_d(D) * dtype.itemsize), MIN_DOT), 128)
+    num_warps = 4 if dtype.itemsize == 2 and block_m < MAX_ROWS else 8
+    # A page's number is a load before the load of its keys: two stages for one.
+    return TileConfig(block_m, block_n, num_warps, 6 if is_paged else 3)
 
 
 @functools.cache
@@ -304,7 +309,7 @@ def flash_decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
     already: token t sees keys 0 … cache_seqlens − S_q + t. What a cache holds beyond that is not looked at.
     block_table: (B, pages) int32, for a paged cache (PagedAttention, Kwon et al., 2023): k_cache and v_cache are (pages in all, H_k, page size, D),
     page size a power of two of at least 16, and key n of sequence b is row n mod page size of page block_table[b, n // page size].
-    Dtypes: fp16, bf16, fp32, one for all; or caches of float8_e4m3fn with k_scale and v_scale, (H_k,) float32, as quantise_fp8 gives them.
+    Dtypes: fp16, bf16, fp32, one for all; or q of fp16 or bf16 and caches of float8_e4m3fn with k_scale and v_scale, (H_k,) float32, by quantise_fp8.
     scale: 1/√D unless given. num_splits: parts that each sequence's keys are split into, by choose_num_splits unless given.
 
     Returns o (B, H_q, S_q, D), contiguous, in q's dtype; with return_lse also lse (B, H_q, S_q) float32, as flash_attention. A token that sees no
@@ -384,7 +389,7 @@ def check_caches(k_cache, v_cache, cache_seqlens, block_table, dtypes) -> None:
 def check_decode(q, k_cache, v_cache, cache_seqlens, block_table, scale, k_scale, v_scale) -> float:
     """Check flash_decode's arguments, and return the scale: `scale`, or 1/√D where it is None."""
     check_tensor("q", q, ndim=4, dtypes=FLOAT_DTYPES)
-    check_caches(k_cache, v_cache, cache_seqlens, block_table, (q.dtype, FP8))
+    check_caches(k_cache, v_cache, cache_seqlens, block_table, (q.dtype,) if q.dtype == torch.float32 else (q.dtype, FP8))
     (B, H_q, _, D), H_k = q.shape, k_cache.shape[1]
     if len(cache_seqlens) != B or k_cache.shape[3] != D:
         found = f"got q {tuple(q.shape)}, {len(cache_seqlens)} cache_seqlens and k_cache {tuple(k_cache.shape)}"

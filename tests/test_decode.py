@@ -360,14 +360,15 @@ Q, CACHE, PAGES = torch.ones(2, 4, 1, 8), torch.ones(2, 2, 32, 8), torch.ones(5,
 LENGTHS, TABLE = torch.tensor([3, 20], dtype=torch.int32), torch.tensor([[0, -1], [4, 2]], dtype=torch.int32)
 CACHE_8, SCALE = CACHE.to(FP8), torch.ones(2)
 GOOD = {"q": Q, "k_cache": CACHE, "v_cache": CACHE, "cache_seqlens": LENGTHS}
-IN_FP8 = {"k_cache": CACHE_8, "v_cache": CACHE_8, "k_scale": SCALE, "v_scale": SCALE}
+IN_FP8 = {"q": Q.half(), "k_cache": CACHE_8, "v_cache": CACHE_8, "k_scale": SCALE, "v_scale": SCALE}
 IN_PAGES = {"k_cache": PAGES, "v_cache": PAGES, "block_table": TABLE}
 # Name -> what is given instead; the error; words that its message must hold.
 BAD_INPUTS = {
     "q of float64": ({"q": Q.double()}, TypeError, ["q", "float64", "float16, bfloat16, float32"]),
     "q of 3 dimensions": ({"q": Q[0]}, ValueError, ["q", "4 dimensions", "(4, 1, 8)"]),
-    "a cache of another dtype": ({"k_cache": CACHE.half()}, TypeError, ["k_cache", "float16", "float32, float8_e4m3fn"]),
-    "caches of two dtypes": (IN_FP8 | {"v_cache": CACHE}, TypeError, ["k_cache: float8_e4m3fn", "v_cache: float32"]),
+    "a cache of another dtype": ({"k_cache": CACHE.half()}, TypeError, ["k_cache", "float16", "allowed: float32"]),
+    "fp8 beside float32": (IN_FP8 | {"q": Q}, TypeError, ["k_cache", "float8_e4m3fn", "allowed: float32"]),
+    "caches of two dtypes": (IN_FP8 | {"v_cache": CACHE.half()}, TypeError, ["k_cache: float8_e4m3fn", "v_cache: float16"]),
     "caches of two shapes": ({"v_cache": CACHE[:, :, :8]}, ValueError, ["(2, 2, 32, 8)", "(2, 2, 8, 8)"]),
     "another head dimension": ({"q": Q[..., :4]}, ValueError, ["q (2, 4, 1, 4)", "k_cache (2, 2, 32, 8)"]),
     "D of 257": ({"k_cache": torch.ones(2, 2, 1, 257), "v_cache": torch.ones(2, 2, 1, 257)}, ValueError, ["1 to 256", "257"]),
