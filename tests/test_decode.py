@@ -291,6 +291,26 @@ def test_offsets_of_2_to_the_31_and_more(axis, page):
     reference.assert_accurate(flash_decode(*inputs, **options), truth, plain)
 
 
+IN_INT32 = {
+    "batch": (0, 0, "key_pointers", "offsets 1", "b * x.strides[0] + offs_n.to(tl.int64) * x.strides[2]"),
+    "page": (0, 16, "key_pointers", "page", "tl.load(entries, mask=mask_n, other=0)"),
+    "head": (1, 0, "key_pointers", "head", "x.ptr + h_k * x.strides[1]"),
+    "key": (2, 0, "key_pointers", "offsets 1", "b.to(tl.int64) * x.strides[0] + offs_n * x.strides[2]"),
+    "row of a page": (2, 16, "key_pointers", "offsets 2", "page * x.strides[0] + offs_n % PAGE_SIZE * x.strides[2]"),
+    "column": (3, 0, "load_keys", "offs_d", "tl.arange(0, BLOCK_D)[None, :]"),
+}
+
+
+@pytest.mark.parametrize("mutation", IN_INT32.values(), ids=IN_INT32)
+def test_int32_offsets_are_caught(mutation, monkeypatch):
+    axis, page, *change = mutation
+    case, inputs, options = far_case(axis, page)
+    put_in(monkeypatch, decode, "split_kernel", *change)
+    truth, _, plain = case.truth()
+    with pytest.raises(AssertionError):
+        reference.assert_accurate(flash_decode(*inputs, **options), truth, plain)
+
+
 # ---------------------------------------------------------------- broken kernels
 
 SPLIT = Decode(FEW, S_q=3, group=2, H_k=2, splits=2)
