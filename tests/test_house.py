@@ -104,7 +104,7 @@ def test_environment_takes_everything_but_python_from_pip():
 
 ORDER = (
     *("arguments", "hardware", "tiles", "reference", "ledger", "figures", "source"),
-    *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper"),
+    *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper", "decode"),
     "attention",
     *("exercises", "bench", "doctor", "notebooks", "site", "compile_report", "sass", "__main__"),
 )
