@@ -38,25 +38,6 @@ def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return timed_in_turns(calls, flops=Case("hopper", "fwd", "fp16", shape).flops())
 
 
-PROFILED = {  # as chapter_8.PROFILED
-    ("tuned", "fwd"): "forward_kernel",
-    ("hopper", "fwd"): "forward_kernel",
-    ("sdpa_flash", "fwd"): "flash_fwd_kernel",
-    ("sdpa_cudnn", "fwd"): "cudnn",
-    ("hopper", "bwd"): "backward_kernel",
-    ("sdpa_cudnn", "bwd"): "bprop",
-}
-
-
-def busy_cases() -> Iterator[Measurement]:
-    """chapter_8's counters of each kernel of PROFILED, D = 64 and 128, full, S = 4,096, where chapter 8 has none. Needs Nsight Compute (ncu)."""
-    for D, ((provider, mode), kernel) in itertools.product((64, 128), PROFILED.items()):
-        if D == chapter_8.POINT.D and (provider, mode) in chapter_8.PROFILED:
-            continue
-        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)
-        yield about(9, "busy", provider, **vars(shape)) | {"mode": mode}, partial(chapter_8.counter_row, provider, mode, kernel, shape)
-
-
 def clock_cases() -> Iterator[Measurement]:
     """The clock, power and rate at which a plain matmul and two forwards settle, as chapter_8.clock_cases."""
     for name in ("matmul", "hopper", "sdpa_cudnn"):
@@ -72,6 +53,28 @@ def _clock_row(name: str) -> dict[str, Any]:
     return chapter_8.settled(lambda: attend(q, k, v, False), Case(name, "fwd", "fp16", chapter_8.POINT).flops())
 
 
-def next_cases() -> Iterator[Measurement]:
-    """Cases that the chapter has room for and that are not stored yet."""
-    return itertools.chain(ladder_cases(), clock_cases(), busy_cases())
+def kernels_cases() -> Iterator[Measurement]:
+    """What is stored of this module."""
+    return itertools.chain(ladder_cases(), clock_cases())
+
+
+PROFILED = {  # as chapter_8.PROFILED
+    ("tuned", "fwd"): "forward_kernel",
+    ("hopper", "fwd"): "forward_kernel",
+    ("sdpa_flash", "fwd"): "flash_fwd_kernel",
+    ("sdpa_cudnn", "fwd"): "cudnn",
+    ("hopper", "bwd"): "backward_kernel",
+    ("sdpa_cudnn", "bwd"): "bprop",
+}
+
+
+def busy_cases() -> Iterator[Measurement]:
+    """chapter_8's counters of each kernel of PROFILED, D = 64 and 128, full, S = 4,096, where chapter 8 has none: not stored yet.
+
+    Needs Nsight Compute (ncu).
+    """
+    for D, ((provider, mode), kernel) in itertools.product((64, 128), PROFILED.items()):
+        if D == chapter_8.POINT.D and (provider, mode) in chapter_8.PROFILED:
+            continue
+        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)
+        yield about(9, "busy", provider, **vars(shape)) | {"mode": mode}, partial(chapter_8.counter_row, provider, mode, kernel, shape)
