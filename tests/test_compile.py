@@ -17,6 +17,7 @@ def in_words(rows):
     return [f"{row.kernel}, {row.case}, capability {row.capability}: {'; '.join(report.faults(row))}" for row in rows if report.faults(row)]
 
 
+@pytest.mark.slow
 def test_the_kernels_of_chapters_5_and_7_compile_without_faults():
     rows = report.rows_for([90], ["basic"])
     assert {row.kernel for row in rows} == {
