@@ -74,7 +74,7 @@ def sass_of(compiled) -> str:
 
 
 def chapter_8() -> list[dict[str, Any]]:
-    """Registers of each step of chapter 8's forward, and its instructions: all, and those of the loop without a mask. Interpreter off."""
+    """Registers and shared memory of each step of chapter 8's forward, and its instructions: all, and those of the loop without a mask. Interpreter off."""
     found = []
     with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
         for D, is_causal, step in itertools.product((64, 128), (False, True), ("", *steps.STEPS)):
@@ -84,7 +84,8 @@ def chapter_8() -> list[dict[str, Any]]:
             loop = inner_loop(sass)
             counts = {"instructions": len(INSTRUCTION.findall(sass)), "loop": len(loop)}
             counts |= {name: sum(op.startswith(name) for op in loop) for name in ("FMUL", "FSETP", "MUFU.EX2")}
-            found.append({"step": step, "D": D, "is_causal": is_causal, "registers": compile_report.read_ptxas(log)[0], **counts})
+            facts = {"registers": compile_report.read_ptxas(log)[0], "shared_bytes": compiled.metadata.shared}
+            found.append({"step": step, "D": D, "is_causal": is_causal, **facts, **counts})
     return found
 
 

@@ -346,6 +346,13 @@ def test_tables_and_plots_leave_a_gap_for_null(path):
         assert np.isnan(curves["naive"].get_ydata()).all()
 
 
+def test_every_provider_has_a_look_of_its_own():
+    with matplotlib.rc_context():
+        figures.style()
+        looks = [plots.look(provider) for provider in LABELS]
+    assert all(len({look[part] for look in looks}) == len(LABELS) for part in ("color", "linestyle", "marker"))
+
+
 @pytest.mark.parametrize("command", [[], ["sweep"]])
 def test_without_a_gpu_nothing_is_measured(monkeypatch, command, capsys):
     monkeypatch.setattr(timing.hardware, "device", lambda: torch.device("cpu"))
