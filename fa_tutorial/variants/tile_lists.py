@@ -1,0 +1,118 @@
+"""Which tiles a mask leaves: for every block of queries the tiles of keys that it sees in part and those that it sees whole, and the other way round.
+
+The kernels walk over these lists, so a tile that nobody sees costs nothing, and one that is seen whole costs no mask (FlexAttention's block mask).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from fa_tutorial.hardware import require_triton
+
+triton = require_triton("Chapter 10 (fa_tutorial.variants)")
+import triton.language as tl  # noqa: E402
+
+MIXED, WHOLE = tl.constexpr(0), tl.constexpr(1)
+
+
+class TileLists(NamedTuple):
+    """Lists as one argument of a kernel. index: (2, B or 1, H or 1, blocks, across) int32, tile numbers, mixed tiles and whole ones; count: how many.
+
+    lists: from the mixed tiles' lists to the whole ones', counted in lists; stride_b, stride_h as well, 0 where the lists are the same for all.
+    """
+
+    index: Any
+    count: Any
+    lists: Any
+    stride_b: Any
+    stride_h: Any
+    across: Any
+
+
+@triton.jit
+def tile_list(tiles, kind, b, h, block):
+    """The pointer to the list of MIXED or WHOLE tiles of this block, and its length."""
+    number = kind * tiles.lists + b * tiles.stride_b + h * tiles.stride_h + block
+    return tiles.index + tl.cast(number, tl.int64) * tiles.across, tl.load(tiles.count + number)
+
+
+@triton.jit
+def seen_pairs(b, h, i, j, aux, S_q, S_k, MASK_MOD: tl.constexpr):
+    """Where query i may see key j and both exist. The mod is asked of pairs inside the sequences only. i, j: [M, 1] and [1, N], or [1, M] and [N, 1]."""
+    inside = (i < S_q) & (j < S_k)
+    if MASK_MOD is not None:
+        inside = inside & MASK_MOD(b, h, tl.minimum(i, S_q - 1), tl.minimum(j, S_k - 1), aux)
+    return inside
+
+
+@triton.jit
+def tile_lists_kernel(tiles, aux, range_ptr, H, S_q, S_k, MASK_MOD: tl.constexpr, OF_KEYS: tl.constexpr,
+                      BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """Write one block's two lists: of query block tl.program_id(0) over tiles of keys, or (OF_KEYS) of a key block over tiles of queries.
+
+    range_ptr: (2, blocks) int32, the first and the end tile to look at, or None for all. Grid: (blocks, batch entries · heads of the lists).
+    """
+    block, b, h = tl.program_id(0), tl.program_id(1) // H, tl.program_id(1) % H
+    mixed_ptr, _ = tile_list(tiles, MIXED, b, h, block)
+    whole_ptr, _ = tile_list(tiles, WHOLE, b, h, block)
+    first, end = 0, tiles.across
+    if range_ptr is not None:
+        first, end = tl.load(range_ptr + block), tl.load(range_ptr + tl.num_programs(0) + block)
+    mixed, whole = 0, 0
+    for tile in range(first, end):
+        i = (tile if OF_KEYS else block) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
+        j = (block if OF_KEYS else tile) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]  # [1, BLOCK_N]
+        pairs = tl.sum(tl.sum(seen_pairs(b, h, i, j, aux, S_q, S_k, MASK_MOD).to(tl.int32), axis=1), axis=0)
+        is_whole = pairs == BLOCK_M * BLOCK_N
+        is_mixed = (pairs > 0) & (pairs < BLOCK_M * BLOCK_N)
+        tl.store(mixed_ptr + mixed, tile, mask=is_mixed)
+        tl.store(whole_ptr + whole, tile, mask=is_whole)
+        mixed += is_mixed.to(tl.int32)
+        whole += is_whole.to(tl.int32)
+    number = b * tiles.stride_b + h * tiles.stride_h + block
+    tl.store(tiles.count + number, mixed)
+    tl.store(tiles.count + tiles.lists + number, whole)
+
+
+@dataclass
+class BlockMask:
+    """The tile lists of a mask mod for one B, H, S_q and S_k, made when a kernel first asks for those of its tiles, and kept.
+
+    B, H: 1 where the mask is the same for every batch entry or head. ranges: None, or a function (block_m, block_n, of_keys) that gives
+    tile_lists_kernel's range_ptr.
+    """
+
+    mask: Any
+    aux: tuple
+    B: int
+    H: int
+    S_q: int
+    S_k: int
+    device: torch.device
+    ranges: Any = None
+    made: dict = field(default_factory=dict)
+
+    def tiles(self, block_m: int, block_n: int, of_keys: bool = False) -> TileLists:
+        """The lists for tiles of block_m queries and block_n keys: one for every query block, or (of_keys) for every key block."""
+        key = (block_m, block_n, of_keys)
+        if key not in self.made:
+            self.made[key] = self.make(*key)
+        return self.made[key]
+
+    def make(self, block_m: int, block_n: int, of_keys: bool) -> TileLists:
+        blocks, across = triton.cdiv(self.S_q, block_m), triton.cdiv(self.S_k, block_n)
+        if of_keys:
+            blocks, across = across, blocks
+        index = torch.empty((2, self.B, self.H, blocks, across), dtype=torch.int32, device=self.device)
+        count = torch.empty(index.shape[:-1], dtype=torch.int32, device=self.device)
+        stride_b, stride_h = (self.H * blocks if self.B > 1 else 0), (blocks if self.H > 1 else 0)
+        tiles = TileLists(index, count, self.B * self.H * blocks, stride_b, stride_h, across)
+        ranges = self.ranges(block_m, block_n, of_keys) if self.ranges else None
+        tile_lists_kernel[(blocks, self.B * self.H)](
+            tiles, self.aux, ranges, self.H, self.S_q, self.S_k, MASK_MOD=self.mask, OF_KEYS=of_keys, BLOCK_M=block_m, BLOCK_N=block_n
+        )
+        return tiles
