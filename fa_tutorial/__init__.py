@@ -12,9 +12,13 @@ hardware.select_backend()
 
 
 def __getattr__(name: str):
-    """flash_attention, found when it is asked for: its kernels need Triton, and the rest of the package does not."""
-    if name == "flash_attention":
-        from fa_tutorial.attention import flash_attention
+    """The public functions, found when they are asked for: their kernels need Triton, and the rest of the package does not."""
+    if name in ("flash_attention", "flash_attention_varlen"):
+        from fa_tutorial import attention
 
-        return flash_attention
+        return getattr(attention, name)
+    if name == "attention_with":
+        from fa_tutorial.variants import attention_with
+
+        return attention_with
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

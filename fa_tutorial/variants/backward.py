@@ -16,7 +16,7 @@ from fa_tutorial.tuned.forward import LOG2_E, heads_at_once
 from fa_tutorial.tuned.launching import signature_of
 from fa_tutorial.variants.forward import HOPPER_SHARED_MEMORY, Dropout, as_argument, kept, modified, positive_scale
 from fa_tutorial.variants.mods import Mods
-from fa_tutorial.variants.tile_lists import MIXED, WHOLE, BlockMask, seen_pairs, tile_list
+from fa_tutorial.variants.tile_lists import BlockMask, seen_pairs, tile_list
 
 triton = require_triton("Chapter 10 (fa_tutorial.variants)")
 import triton.language as tl  # noqa: E402
@@ -80,11 +80,11 @@ def walk_queries(k_tile, v_tile, dk, dv, q, do, lse2_ptr, delta_ptr, tiles, b, h
                  SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr, MASK_MOD: tl.constexpr, MASK: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """add_to_dkdv for every tile of a list: the mixed ones (MASK), or the whole ones."""
-    index, count = tile_list(tiles, MIXED if MASK else WHOLE, b, h, start_n // BLOCK_N)
+    index, step, count = tile_list(tiles, b, h, start_n // BLOCK_N, not MASK)
     tile = tl.load(index, mask=count > 0, other=0)
     for t in range(count):
         start_m = tile * BLOCK_M
-        tile = tl.load(index + t + 1, mask=t + 1 < count, other=0)
+        tile = tl.load(index + (t + 1) * step, mask=t + 1 < count, other=0)
         dk, dv = add_to_dkdv(k_tile, v_tile, dk, dv, q, do, lse2_ptr, delta_ptr, b, h, start_m, start_n, S_q, S_k, D, scale, aux, drop,
                              SCORE_MOD, SCORE_GRAD, MASK_MOD, MASK, BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
     return dk, dv
@@ -146,11 +146,11 @@ def walk_keys(q_tile, do_tile, lse2, delta, dq, k, v, tiles, b, h, h_k, start_m,
               SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr, MASK_MOD: tl.constexpr, MASK: tl.constexpr,
               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """add_to_dq for every tile of a list: the mixed ones (MASK), or the whole ones."""
-    index, count = tile_list(tiles, MIXED if MASK else WHOLE, b, h, start_m // BLOCK_M)
+    index, step, count = tile_list(tiles, b, h, start_m // BLOCK_M, not MASK)
     tile = tl.load(index, mask=count > 0, other=0)
     for t in range(count):
         start_n = tile * BLOCK_N
-        tile = tl.load(index + t + 1, mask=t + 1 < count, other=0)
+        tile = tl.load(index + (t + 1) * step, mask=t + 1 < count, other=0)
         dq = add_to_dq(q_tile, do_tile, lse2, delta, dq, k, v, b, h, h_k, start_m, start_n, S_q, S_k, D, scale, aux, drop,
                        SCORE_MOD, SCORE_GRAD, MASK_MOD, MASK, BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
     return dq

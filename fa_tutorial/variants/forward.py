@@ -14,7 +14,7 @@ from fa_tutorial.tuned.descriptors import can_use_tma, descriptor_template
 from fa_tutorial.tuned.forward import DOWN, LOG2_E, LN_2, UP, heads_at_once
 from fa_tutorial.tuned.launching import signature_of
 from fa_tutorial.variants.mods import Mods, unchanged
-from fa_tutorial.variants.tile_lists import MIXED, WHOLE, BlockMask, seen_pairs, tile_list
+from fa_tutorial.variants.tile_lists import BlockMask, seen_pairs, tile_list
 
 triton = require_triton("Chapter 10 (fa_tutorial.variants)")
 import triton.language as tl  # noqa: E402
@@ -89,11 +89,11 @@ def attend_tiles(q_tile, k, v, m, l, acc, tiles, b, h, h_k, start_m, S_q, S_k, D
                  SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, MASK: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """`attend` for every tile of a list: the mixed ones (MASK), or the whole ones."""
-    index, count = tile_list(tiles, MIXED if MASK else WHOLE, b, h, start_m // BLOCK_M)
+    index, step, count = tile_list(tiles, b, h, start_m // BLOCK_M, not MASK)
     tile = tl.load(index, mask=count > 0, other=0)
     for t in range(count):
         start_n = tile * BLOCK_N
-        tile = tl.load(index + t + 1, mask=t + 1 < count, other=0)  # a tile ahead, so that no load of keys waits for it
+        tile = tl.load(index + (t + 1) * step, mask=t + 1 < count, other=0)  # a tile ahead, so that no load of keys waits for it
         m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, h_k, start_m, start_n, S_q, S_k, D, scale, aux, drop,
                            SCORE_MOD, MASK_MOD, MASK, BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
     return m, l, acc
@@ -163,15 +163,15 @@ def as_argument(x: torch.Tensor, rows: int, tma: bool) -> Any:
 
 
 def variant_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mods: Mods, aux: tuple, mask: BlockMask,
-                    sinks: torch.Tensor | None = None, drop: Dropout | None = None, *, config: TileConfig | None = None,
+                    sinks: torch.Tensor | None = None, drop: Dropout | None = None, o: torch.Tensor | None = None, *, config: TileConfig | None = None,
                     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Launch forward_kernel on q's GPU, which must be current. It trusts its arguments.
 
     q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), any strides, none empty; mask: of mods.mask and aux; sinks: (H_q,) float32, contiguous.
-    Returns o like q, contiguous, and lse (B, H_q, S_q) float32.
+    o: where the result goes, of q's shape. Returns o, contiguous unless it was given, and lse (B, H_q, S_q) float32.
     """
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
-    o = torch.empty_like(q, memory_format=torch.contiguous_format)
+    o = torch.empty_like(q, memory_format=torch.contiguous_format) if o is None else o
     lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
     config = config or choose_config(D, q.dtype, card_of(q).shared_memory)
     block_m, block_n, tma = config.block_m, config.block_n, can_use_tma(signature_of(q, k, v))

@@ -16,28 +16,31 @@ from fa_tutorial.hardware import require_triton
 triton = require_triton("Chapter 10 (fa_tutorial.variants)")
 import triton.language as tl  # noqa: E402
 
-MIXED, WHOLE = tl.constexpr(0), tl.constexpr(1)
-
 
 class TileLists(NamedTuple):
-    """Lists as one argument of a kernel. index: (2, B or 1, H or 1, blocks, across) int32, tile numbers, mixed tiles and whole ones; count: how many.
+    """Lists as one argument of a kernel. index: (B or 1, H or 1, blocks, across) int32, tile numbers: in each row the mixed tiles from its start on,
+    and the whole ones from its end backwards. count: (2, B or 1, H or 1, blocks) int32, how many mixed tiles, and how many whole ones.
 
-    lists: from the mixed tiles' lists to the whole ones', counted in lists; stride_b, stride_h as well, 0 where the lists are the same for all.
+    rows: how many there are in index; stride_b, stride_h: from one batch entry's or head's first row to the next, 0 where they share their lists.
     """
 
     index: Any
     count: Any
-    lists: Any
+    rows: Any
     stride_b: Any
     stride_h: Any
     across: Any
 
 
 @triton.jit
-def tile_list(tiles, kind, b, h, block):
-    """The pointer to the list of MIXED or WHOLE tiles of this block, and its length."""
-    number = kind * tiles.lists + b * tiles.stride_b + h * tiles.stride_h + block
-    return tiles.index + tl.cast(number, tl.int64) * tiles.across, tl.load(tiles.count + number)
+def tile_list(tiles, b, h, block, WHOLE: tl.constexpr):
+    """The list of this block's mixed tiles, or its whole ones: a pointer to the first, the step from each to the next, and how many there are."""
+    row = b * tiles.stride_b + h * tiles.stride_h + block
+    index = tiles.index + tl.cast(row, tl.int64) * tiles.across
+    if WHOLE:
+        return index + tiles.across - 1, -1, tl.load(tiles.count + tiles.rows + row)
+    else:
+        return index, 1, tl.load(tiles.count + row)
 
 
 @triton.jit
@@ -57,8 +60,8 @@ def tile_lists_kernel(tiles, aux, range_ptr, H, S_q, S_k, MASK_MOD: tl.constexpr
     range_ptr: (2, blocks) int32, the first and the end tile to look at, or None for all. Grid: (blocks, batch entries · heads of the lists).
     """
     block, b, h = tl.program_id(0), tl.program_id(1) // H, tl.program_id(1) % H
-    mixed_ptr, _ = tile_list(tiles, MIXED, b, h, block)
-    whole_ptr, _ = tile_list(tiles, WHOLE, b, h, block)
+    row = b * tiles.stride_b + h * tiles.stride_h + block
+    index = tiles.index + row.to(tl.int64) * tiles.across
     first, end = 0, tiles.across
     if range_ptr is not None:
         first, end = tl.load(range_ptr + block), tl.load(range_ptr + tl.num_programs(0) + block)
@@ -69,13 +72,12 @@ def tile_lists_kernel(tiles, aux, range_ptr, H, S_q, S_k, MASK_MOD: tl.constexpr
         pairs = tl.sum(tl.sum(seen_pairs(b, h, i, j, aux, S_q, S_k, MASK_MOD).to(tl.int32), axis=1), axis=0)
         is_whole = pairs == BLOCK_M * BLOCK_N
         is_mixed = (pairs > 0) & (pairs < BLOCK_M * BLOCK_N)
-        tl.store(mixed_ptr + mixed, tile, mask=is_mixed)
-        tl.store(whole_ptr + whole, tile, mask=is_whole)
+        tl.store(index + mixed, tile, mask=is_mixed)
+        tl.store(index + tiles.across - 1 - whole, tile, mask=is_whole)
         mixed += is_mixed.to(tl.int32)
         whole += is_whole.to(tl.int32)
-    number = b * tiles.stride_b + h * tiles.stride_h + block
-    tl.store(tiles.count + number, mixed)
-    tl.store(tiles.count + tiles.lists + number, whole)
+    tl.store(tiles.count + row, mixed)
+    tl.store(tiles.count + tiles.rows + row, whole)
 
 
 @dataclass
@@ -107,8 +109,8 @@ class BlockMask:
         blocks, across = triton.cdiv(self.S_q, block_m), triton.cdiv(self.S_k, block_n)
         if of_keys:
             blocks, across = across, blocks
-        index = torch.empty((2, self.B, self.H, blocks, across), dtype=torch.int32, device=self.device)
-        count = torch.empty(index.shape[:-1], dtype=torch.int32, device=self.device)
+        index = torch.empty((self.B, self.H, blocks, across), dtype=torch.int32, device=self.device)
+        count = torch.empty((2, self.B, self.H, blocks), dtype=torch.int32, device=self.device)
         stride_b, stride_h = (self.H * blocks if self.B > 1 else 0), (blocks if self.H > 1 else 0)
         tiles = TileLists(index, count, self.B * self.H * blocks, stride_b, stride_h, across)
         ranges = self.ranges(block_m, block_n, of_keys) if self.ranges else None
