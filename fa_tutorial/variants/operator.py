@@ -109,7 +109,7 @@ def run_backward(do, dlse, q, k, v, o, lse, *arguments):
     """The operator variant_backward on a device. Gradients that nobody asked for have no elements."""
     options = Options(*arguments[:-1])
     bias, sinks = options.bias if arguments[-1] else None, options.sinks
-    none = [torch.empty(0, device=q.device) for _ in range(2)]
+    none = [q.new_empty(0, dtype=torch.float32) for _ in range(2)]
     if not (q.numel() and k.numel()):
         dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         dsinks = none[0] if sinks is None else torch.zeros_like(sinks) if dlse is None else dlse.sum((0, 2))
