@@ -92,6 +92,12 @@ def document_mask(b, h, i, j, aux):
     return tl.load(aux[0] + i) == tl.load(aux[1] + j)
 
 
+@triton.jit
+def causal_documents(b, h, i, j, aux):
+    """document_mask, causal within each document. For as many keys as queries."""
+    return (i >= j) & document_mask(b, h, i, j, aux)
+
+
 # ---------------------------------------------------------------- scores
 
 
