@@ -127,7 +127,9 @@ def contest_row(variant: str, mode: str, B: int, H: int, S: int, D: int) -> dict
     q, k, v, do = (randn(B, H, S, D) for _ in range(4))
     if mode == "bwd":
         q, k, v = (x.requires_grad_() for x in (q, k, v))
-    calls = {name: call_of(mode, partial(attend, q, k, v), (q, k, v), do) for name, attend in (("ours", contest.ours), ("flex", contest.flex))}
+    calls = {
+        name: call_of(mode, partial(attend, q, k, v), (q, k, v), do) for name, attend in (("ours", contest.ours), ("flex", contest.flex))
+    }
     results = [call() for call in calls.values()]
     difference = max(float((x - y).abs().max()) for x, y in zip(*([r] if mode == "fwd" else r for r in results), strict=True))
     rows = timed_in_turns(calls, flops=(4 if mode == "fwd" else 10) * D * B * H * contest.pairs)

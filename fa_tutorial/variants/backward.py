@@ -9,7 +9,7 @@ import torch
 from fa_tutorial import backward
 from fa_tutorial.hardware import card_of, require_triton
 from fa_tutorial.matmul import grouped_tile_device
-from fa_tutorial.tiles import TileConfig, dot, heads, load_tile, padded_d, store_tile
+from fa_tutorial.tiles import TileConfig, dot, load_tile, padded_d, store_tile
 from fa_tutorial.tuned.backward import MAX_BLOCK, prepare
 from fa_tutorial.tuned.descriptors import can_use_tma
 from fa_tutorial.tuned.forward import LOG2_E, heads_at_once
@@ -215,8 +215,8 @@ def dbias_kernel(q, k, v, do, dbias_ptr, lse2_ptr, delta_ptr, aux, drop, b_share
 # As forward.CONFIGS.
 CONFIGS = {
     64: backward.BackwardConfig(TileConfig(64, 64, 4, 3), TileConfig(64, 64, 4, 3)),
-    128: backward.BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2)),
-    256: backward.BackwardConfig(TileConfig(64, 64, 8, 1), TileConfig(64, 32, 4, 2)),
+    128: backward.BackwardConfig(TileConfig(32, 64, 4, 3), TileConfig(64, 64, 4, 2)),
+    256: backward.BackwardConfig(TileConfig(32, 64, 8, 2), TileConfig(64, 32, 8, 2)),
 }
 INTERPRETER_CONFIG = backward.BackwardConfig(TileConfig(32, 32, 4, 1), TileConfig(32, 32, 4, 1))
 

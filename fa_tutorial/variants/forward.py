@@ -11,7 +11,7 @@ from fa_tutorial.hardware import card_of, require_triton
 from fa_tutorial.matmul import grouped_tile_device
 from fa_tutorial.tiles import TileConfig, dot, heads, load_tile, padded_d, store_tile
 from fa_tutorial.tuned.descriptors import can_use_tma, descriptor_template
-from fa_tutorial.tuned.forward import DOWN, LOG2_E, LN_2, UP, heads_at_once
+from fa_tutorial.tuned.forward import DOWN, LN_2, LOG2_E, UP, heads_at_once
 from fa_tutorial.tuned.launching import signature_of
 from fa_tutorial.variants.mods import Mods, unchanged
 from fa_tutorial.variants.tile_lists import BlockMask, seen_pairs, tile_list
@@ -63,6 +63,8 @@ def attend(q_tile, k, v, m, l, acc, b, h, h_k, start_m, start_n, S_q, S_k, D, sc
            SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, MASK: tl.constexpr,
            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """tuned.forward.attend with mods. MASK: the tile is mixed."""
+    if drop is not None:
+        keep = kept(b, h, start_m, start_n, drop, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
     rows = S_k if MASK else None
     k_tile = load_tile(k, b, h_k, start_n, rows, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
     i = start_m + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
@@ -77,7 +79,7 @@ def attend(q_tile, k, v, m, l, acc, b, h, h_k, start_m, start_n, S_q, S_k, D, sc
     alpha = tl.exp2(m - shift)  # [BLOCK_M]
     l = alpha * l + tl.sum(p, axis=1)  # of all pairs that are seen, dropped or not
     if drop is not None:
-        p = tl.where(kept(b, h, start_m, start_n, drop, BLOCK_M, BLOCK_N), p, 0.0)
+        p = tl.where(keep, p, 0.0)
     acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]
     v_tile = load_tile(v, b, h_k, start_n, rows, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
     acc = dot(p.to(v_tile.dtype), v_tile, acc)

@@ -12,7 +12,7 @@ from fa_tutorial.hardware import on_device_of, require_kernel_device
 from fa_tutorial.operators import LIBRARY, below_autograd, differentiable, gradients_of, once_differentiable
 from fa_tutorial.variants.backward import variant_backward
 from fa_tutorial.variants.forward import Dropout, variant_forward
-from fa_tutorial.variants.mods import Aux, Mods, all_scores, packed_window, sliding_window, soft_cap_grad
+from fa_tutorial.variants.mods import Aux, Mods, all_scores, sliding_window, soft_cap_grad
 from fa_tutorial.variants.packed import packed_block_mask, packed_rows
 from fa_tutorial.variants.tile_lists import BlockMask
 

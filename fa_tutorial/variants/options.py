@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fa_tutorial.arguments import FLOAT_DTYPES, check_finite, check_flag, check_int, check_positive, check_scale, check_tensor, dtype_name
+from fa_tutorial.arguments import FLOAT_DTYPES, check_finite, check_flag, check_int, check_positive, check_scale, check_tensor
 from fa_tutorial.variants.operator import Options
 
 NO_LIMIT = -1
@@ -23,7 +23,9 @@ def check_options(q, k, is_causal, scale, window, softcap, alibi_slopes, bias, s
         check_tensor("bias", bias, ndim=4, dtypes=FLOAT_DTYPES)
         check_device("bias", bias, q)
         if bias.shape[0] not in (1, B) or bias.shape[1] not in (1, H_q) or bias.shape[2:] != (S_q, S_k):
-            raise ValueError(f"bias must be (B or 1, H_q or 1, S_q, S_k), here ({B} or 1, {H_q} or 1, {S_q}, {S_k}), got {tuple(bias.shape)}")
+            raise ValueError(
+                f"bias must be (B or 1, H_q or 1, S_q, S_k), here ({B} or 1, {H_q} or 1, {S_q}, {S_k}), got {tuple(bias.shape)}"
+            )
     if sinks is not None:
         check_tensor("sinks", sinks, ndim=1, dtypes=FLOAT_DTYPES)
         check_device("sinks", sinks, q)

@@ -89,7 +89,9 @@ def check_aux(aux: tuple, device: torch.device) -> None:
         if isinstance(x, torch.Tensor) and x.device != device:
             raise ValueError(f"aux[{i}] must be on {device}, as q, k and v are, got {x.device}")
         if isinstance(x, torch.Tensor) and x.requires_grad:
-            raise TypeError(f"aux[{i}] has no gradient here, got a tensor that requires one: detach it, or use flash_attention's bias or sinks")
+            raise TypeError(
+                f"aux[{i}] has no gradient here, got a tensor that requires one: detach it, or use flash_attention's bias or sinks"
+            )
 
 
 class AttentionWith(torch.autograd.Function):

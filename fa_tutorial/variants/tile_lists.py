@@ -5,7 +5,6 @@ The kernels walk over these lists, so a tile that nobody sees costs nothing, and
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
