@@ -1,5 +1,7 @@
 """Chapter 10's variants against their definition: dense scores and a dense mask in float64."""
 
+import bisect
+import dataclasses
 import itertools
 import math
 
@@ -118,13 +120,19 @@ def test_packed_rows_equal_each_sequence_by_itself(options, dtype):
 
 def test_packed_rows_find_the_same_tiles_in_ranges_as_in_all():
     _, _, cu_q, cu_k = packed_rows()
-    aux = packed.packed_rows(cu_q, cu_k, sum(LENGTHS_Q), None, 0)
-    mask = packed.packed_block_mask(aux, cu_q, cu_k, sum(LENGTHS_Q), sum(LENGTHS_K))
+    mask = packed.packed_block_mask(cu_q, cu_k, sum(LENGTHS_Q), sum(LENGTHS_K), None, 0)
     for of_keys in (False, True):
         found = lists_of(mask.tiles(16, 16, of_keys))
-        mask.ranges, ranges = None, mask.ranges
-        assert found == lists_of(mask.make(16, 16, of_keys))
-        mask.ranges = ranges
+        assert found == lists_of(dataclasses.replace(mask, range=None).make(16, 16, of_keys))
+
+
+@pytest.mark.parametrize("ends", [[3], [0, 3], [2, 2, 2, 5], list(range(1, 18)), [0, 0, 0]], ids=str)
+def test_a_tokens_sequence_is_found(ends):
+    """Also a token's behind the last end, which a wrong cu_seqlens makes: it gets the last."""
+    cu = torch.tensor([0, *ends], dtype=torch.int32, device=DEVICE)
+    mask = packed.packed_block_mask(cu, cu, ends[-1] + 2, ends[-1] + 2, None, None)
+    want = [min(bisect.bisect_right(ends, token), len(ends) - 1) for token in range(ends[-1] + 2)]
+    assert mask.aux.first.tolist() == [[0, *ends][s] for s in want] and mask.aux.end.tolist() == [ends[s] for s in want]
 
 
 # ---------------------------------------------------------------- lists of tiles

@@ -11,10 +11,8 @@ from fa_tutorial.hardware import card_of, require_triton
 from fa_tutorial.matmul import grouped_tile_device
 from fa_tutorial.tiles import TileConfig, dot, load_tile, padded_d, store_tile
 from fa_tutorial.tuned.backward import MAX_BLOCK, prepare
-from fa_tutorial.tuned.descriptors import can_use_tma
 from fa_tutorial.tuned.forward import LOG2_E, heads_at_once
-from fa_tutorial.tuned.launching import signature_of
-from fa_tutorial.variants.forward import HOPPER_SHARED_MEMORY, Dropout, as_argument, kept, modified, positive_scale
+from fa_tutorial.variants.forward import HOPPER_SHARED_MEMORY, Dropout, as_argument, kept, modified, positive_scale, use_descriptors
 from fa_tutorial.variants.mods import Mods
 from fa_tutorial.variants.tile_lists import BlockMask, seen_pairs, tile_list
 
@@ -251,8 +249,8 @@ def variant_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch
     """
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     config = config or choose_config(D, q.dtype, card_of(q).shared_memory)
-    tma = can_use_tma(signature_of(q, k, v))
-    if tma and not can_use_tma(signature_of(do)):
+    tma = use_descriptors(q, k, v)
+    if tma and not use_descriptors(do):
         do = do.clone(memory_format=torch.contiguous_format)  # o.sum() sends strides of 0
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     lse2, delta = prepare(o, do, lse, dlse)

@@ -159,6 +159,12 @@ def positive_scale(score_mod: Any, scale: float) -> Any:
     return unchanged if score_mod is None and scale <= 0 else score_mod
 
 
+def use_descriptors(*tensors: torch.Tensor) -> bool:
+    """True where TMA can reach the tensors, on a card with the shared memory that these tiles are made for."""
+    shared_memory = card_of(tensors[0]).shared_memory
+    return (shared_memory is None or shared_memory >= HOPPER_SHARED_MEMORY) and can_use_tma(signature_of(*tensors))
+
+
 def as_argument(x: torch.Tensor, rows: int, tma: bool) -> Any:
     """x as a kernel takes it: a descriptor of tiles of `rows` rows, or Heads."""
     return descriptor_template(x, rows)(x) if tma else heads(x)
@@ -176,7 +182,7 @@ def variant_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: fl
     o = torch.empty_like(q, memory_format=torch.contiguous_format) if o is None else o
     lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
     config = config or choose_config(D, q.dtype, card_of(q).shared_memory)
-    block_m, block_n, tma = config.block_m, config.block_n, can_use_tma(signature_of(q, k, v))
+    block_m, block_n, tma = config.block_m, config.block_n, use_descriptors(q, k, v)
     tiles = mask.tiles(block_m, block_n)
     forward_kernel[(triton.cdiv(S_q, block_m) * B * H_q,)](
         *(as_argument(x, rows, tma) for x, rows in ((q, block_m), (k, block_n), (v, block_n), (o, block_m))), lse, sinks, tiles, aux, drop, H_q, H_k, heads_at_once(S_k), S_q, S_k, D, scale,

@@ -20,7 +20,8 @@ class Aux(NamedTuple):
     """What the ready mods read. A field is None where its variant is not asked for, and costs nothing then.
 
     offset: S_k − S_q, so that i + offset is the key on query i's diagonal (bottom-right). Packed rows have three int32 tensors (S_q,) instead: diagonal,
-    that key's number, and the first and the end key of query i's own sequence. left, right: how many keys before and behind the diagonal are seen.
+    that key's number, and the first and the end key of query i's own sequence; and cu_q, cu_k, sequences, from which these are made.
+    left, right: how many keys before and behind the diagonal are seen.
     slopes: float32 pointer, one a query head, slope_stride apart from one batch entry to the next. bias, bias_strides: (B, H_q, S_q, S_k).
     """
 
@@ -28,6 +29,9 @@ class Aux(NamedTuple):
     diagonal: Any = None
     first: Any = None
     end: Any = None
+    cu_q: Any = None
+    cu_k: Any = None
+    sequences: Any = None
     left: Any = None
     right: Any = None
     softcap: Any = None

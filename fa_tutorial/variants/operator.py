@@ -13,7 +13,7 @@ from fa_tutorial.operators import LIBRARY, below_autograd, differentiable, gradi
 from fa_tutorial.variants.backward import variant_backward
 from fa_tutorial.variants.forward import Dropout, variant_forward
 from fa_tutorial.variants.mods import Aux, Mods, all_scores, sliding_window, soft_cap_grad
-from fa_tutorial.variants.packed import packed_block_mask, packed_rows
+from fa_tutorial.variants.packed import packed_block_mask
 from fa_tutorial.variants.tile_lists import BlockMask
 
 
@@ -65,8 +65,7 @@ def plan(q: torch.Tensor, k: torch.Tensor, options: Options) -> tuple[Mods, Aux,
     if options.cu_q is None:
         mask = dense_block_mask(left, right, q, k)
     else:
-        aux = packed_rows(options.cu_q, options.cu_k, q.shape[2], left, right)
-        mask = packed_block_mask(aux, options.cu_q, options.cu_k, q.shape[2], k.shape[2])
+        mask = packed_block_mask(options.cu_q, options.cu_k, q.shape[2], k.shape[2], left, right)
     aux, score, bias, slopes, drop = mask.aux, None, options.bias, options.alibi_slopes, None
     if options.softcap is not None or slopes is not None or bias is not None:
         score = all_scores

@@ -52,18 +52,24 @@ def seen_pairs(b, h, i, j, aux, S_q, S_k, MASK_MOD: tl.constexpr):
 
 
 @triton.jit
-def tile_lists_kernel(tiles, aux, range_ptr, H, S_q, S_k, MASK_MOD: tl.constexpr, OF_KEYS: tl.constexpr,
+def tile_lists_kernel(tiles, aux, H, S_q, S_k, MASK_MOD: tl.constexpr, RANGE: tl.constexpr, OF_KEYS: tl.constexpr,
                       BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
-    """Write one block's two lists: of query block tl.program_id(0) over tiles of keys, or (OF_KEYS) of a key block over tiles of queries.
+    """Write one block's two lists: a query block's over tiles of keys, or (OF_KEYS) a key block's over tiles of queries.
 
-    range_ptr: (2, blocks) int32, the first and the end tile to look at, or None for all. Grid: (blocks, batch entries · heads of the lists).
+    RANGE: None, or a function (first, last, aux, OF_KEYS) of a block's rows that gives the rows of the other side that it can see: from the first one
+    to before the second. Grid: (blocks · batch entries · heads of the lists,).
     """
-    block, b, h = tl.program_id(0), tl.program_id(1) // H, tl.program_id(1) % H
+    S, across_S = (S_k, S_q) if OF_KEYS else (S_q, S_k)
+    ROWS: tl.constexpr = BLOCK_N if OF_KEYS else BLOCK_M
+    COLUMNS: tl.constexpr = BLOCK_M if OF_KEYS else BLOCK_N
+    blocks = tl.cdiv(S, ROWS)
+    block, b, h = tl.program_id(0) % blocks, tl.program_id(0) // blocks // H, tl.program_id(0) // blocks % H
     row = b * tiles.stride_b + h * tiles.stride_h + block
     index = tiles.index + row.to(tl.int64) * tiles.across
     first, end = 0, tiles.across
-    if range_ptr is not None:
-        first, end = tl.load(range_ptr + block), tl.load(range_ptr + tl.num_programs(0) + block)
+    if RANGE is not None:
+        first, end = RANGE(block * ROWS, tl.minimum(block * ROWS + ROWS, S) - 1, aux, OF_KEYS)
+        first, end = tl.maximum(first, 0) // COLUMNS, tl.cdiv(tl.minimum(end, across_S), COLUMNS)
     mixed, whole = 0, 0
     for tile in range(first, end):
         i = (tile if OF_KEYS else block) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
@@ -83,8 +89,7 @@ def tile_lists_kernel(tiles, aux, range_ptr, H, S_q, S_k, MASK_MOD: tl.constexpr
 class BlockMask:
     """The tile lists of a mask mod for one B, H, S_q and S_k, made when a kernel first asks for those of its tiles, and kept.
 
-    B, H: 1 where the mask is the same for every batch entry or head. ranges: None, or a function (block_m, block_n, of_keys) that gives
-    tile_lists_kernel's range_ptr.
+    B, H: 1 where the mask is the same for every batch entry or head. range: None, or tile_lists_kernel's RANGE.
     """
 
     mask: Any
@@ -94,7 +99,7 @@ class BlockMask:
     S_q: int
     S_k: int
     device: torch.device
-    ranges: Any = None
+    range: Any = None
     made: dict = field(default_factory=dict)
 
     def tiles(self, block_m: int, block_n: int, of_keys: bool = False) -> TileLists:
@@ -112,8 +117,16 @@ class BlockMask:
         count = torch.empty((2, self.B, self.H, blocks), dtype=torch.int32, device=self.device)
         stride_b, stride_h = (self.H * blocks if self.B > 1 else 0), (blocks if self.H > 1 else 0)
         tiles = TileLists(index, count, self.B * self.H * blocks, stride_b, stride_h, across)
-        ranges = self.ranges(block_m, block_n, of_keys) if self.ranges else None
-        tile_lists_kernel[(blocks, self.B * self.H)](
-            tiles, self.aux, ranges, self.H, self.S_q, self.S_k, MASK_MOD=self.mask, OF_KEYS=of_keys, BLOCK_M=block_m, BLOCK_N=block_n
+        tile_lists_kernel[(blocks * self.B * self.H,)](
+            tiles,
+            self.aux,
+            self.H,
+            self.S_q,
+            self.S_k,
+            MASK_MOD=self.mask,
+            RANGE=self.range,
+            OF_KEYS=of_keys,
+            BLOCK_M=block_m,
+            BLOCK_N=block_n,
         )
         return tiles
