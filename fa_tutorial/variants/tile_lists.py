@@ -118,15 +118,7 @@ class BlockMask:
         stride_b, stride_h = (self.H * blocks if self.B > 1 else 0), (blocks if self.H > 1 else 0)
         tiles = TileLists(index, count, self.B * self.H * blocks, stride_b, stride_h, across)
         tile_lists_kernel[(blocks * self.B * self.H,)](
-            tiles,
-            self.aux,
-            self.H,
-            self.S_q,
-            self.S_k,
-            MASK_MOD=self.mask,
-            RANGE=self.range,
-            OF_KEYS=of_keys,
-            BLOCK_M=block_m,
-            BLOCK_N=block_n,
-        )
+            tiles, self.aux, self.H, self.S_q, self.S_k, MASK_MOD=self.mask, RANGE=self.range, OF_KEYS=of_keys,
+            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
+        )  # fmt: skip
         return tiles
