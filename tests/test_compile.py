@@ -37,7 +37,7 @@ def test_every_kernel_and_every_configuration_compiles_without_faults(capability
     print(report.markdown(rows))
     assert in_words(rows) == []
     chapters = {row.kernel.split(".")[0] for row in rows}
-    assert chapters == {"layout", "matmul", "forward", "backward", "decode"} | ({"tuned"} if capability >= 80 else set()) | (
+    assert chapters == {"layout", "matmul", "forward", "backward", "variants", "decode"} | ({"tuned"} if capability >= 80 else set()) | (
         {"hopper"} if capability == 90 else set()
     )
 
