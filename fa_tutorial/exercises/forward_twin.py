@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from fa_tutorial import algorithm
 from fa_tutorial.exercises.harness import ANYTHING, INF, UNWRITTEN, exp32
 
-# Mistakes that leave rows with l = 0, by a mask or because exp underflows: o there is 0 or NaN, as what is never written may be, and lse anything.
+# Mistakes that leave rows with l = 0, by a mask or because exp underflows: what comes out there, 0 or NaN, depends on how the answer divides.
 LEAVES_NOTHING = {
     *(
         "strict",
@@ -209,7 +209,7 @@ def _finish(state, tiles, scale, half, mistake):
                "lse_raw": torch.logsumexp(raw, -1), "lse_last_l": m + exp32(tiles[-1] - m[..., None]).sum(-1).log(),
                "lse_first_m": tiles[0].amax(-1) + l.log(), "lse_last_m": tiles[-1].amax(-1) + l.log()}.get(mistake, lse)  # fmt: skip
     if mistake in LEAVES_NOTHING:
-        return o.masked_fill(nothing[..., None], UNWRITTEN), lse.masked_fill(nothing, ANYTHING)
+        return o.masked_fill(nothing[..., None], ANYTHING), lse.masked_fill(nothing, ANYTHING)
     is_nan = mistake == "unseen_nan" or (mistake == "no_keys_nan" and not tiles)
     o = o.masked_fill(nothing[..., None], math.nan) if is_nan else o
     lse = lse.masked_fill(nothing, {"unseen_lse_nan": math.nan, "unseen_lse_zero": 0.0, "unseen_lse_inf": INF}.get(mistake, -INF))
