@@ -1,6 +1,5 @@
 """Chapter 12: log-sum-exp whose weights are NaN, a tuple of one, results left out, float division, and causal tiles alone."""
 
-
 import torch
 
 from fa_tutorial import algorithm
