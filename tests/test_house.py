@@ -103,8 +103,8 @@ def test_environment_takes_everything_but_python_from_pip():
 # ---------------------------------------------------------------- imports
 
 ORDER = (
-    *("arguments", "hardware", "tiles", "reference", "ledger", "figures", "source"),
-    *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper", "decode"),
+    *("arguments", "hardware", "tiles", "reference", "ledger", "figures", "source", "operators"),
+    *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper", "variants", "decode"),
     "attention",
     *("exercises", "bench", "doctor", "notebooks", "site", "compile_report", "sass", "__main__"),
 )
