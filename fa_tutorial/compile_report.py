@@ -127,6 +127,20 @@ def hopper_kernels(capability: int) -> Iterator[Call]:
     yield "fp16 D=128 full held", partial(hopper.flash_forward, *inputs(torch.float16, 128)[:3], False, 0.5, step=held)
 
 
+def ladder_kernels(capability: int) -> Iterator[Call]:
+    """Chapter 9's small kernels, and its plain forward with and without overlap."""
+    if capability != hardware.HOPPER_CAPABILITY:
+        return
+    ladder = hopper.ladder
+    for dtype, D in itertools.product((torch.float16, torch.bfloat16), (64, 128)):
+        q, k, v, *_ = inputs(dtype, D)
+        x = q[0, 0, : ladder.ROWS.value]  # [ROWS, D]
+        yield f"{in_words(dtype)} D={D}", partial(ladder.copy, x)
+        yield f"{in_words(dtype)} D={D}", partial(ladder.scores, x[:64], x)
+        for attend in (ladder.attend, ladder.attend_overlapped, ladder.attend_held):
+            yield f"{in_words(dtype)} D={D} {attend.__name__}", partial(ladder.flash_forward, q, k, v, 0.5, attend=attend, stages=3)
+
+
 def decode_kernels(capability: int) -> Iterator[Call]:
     """Chapter 11's kernels: a token for one sequence, its cache in one piece, in pages, and in fp8; 8 tokens; and what appends."""
     lengths, table = (torch.empty(shape, dtype=torch.int32, device="meta") for shape in ((1,), (1, LENGTH // 16)))
@@ -176,6 +190,7 @@ GROUPS = {  # the least capability that they need, and their calls
     "first": (hardware.LEAST_CAPABILITY, first_kernels),
     "basic": (hardware.LEAST_CAPABILITY, basic_kernels),
     "tuned": (hardware.TENSOR_CORE_CAPABILITY, tuned_kernels),
+    "ladder": (hardware.HOPPER_CAPABILITY, ladder_kernels),
     "hopper": (hardware.HOPPER_CAPABILITY, hopper_kernels),
     "decode": (hardware.LEAST_CAPABILITY, decode_kernels),
     "variants": (hardware.LEAST_CAPABILITY, variant_kernels),
