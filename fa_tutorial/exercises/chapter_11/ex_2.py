@@ -18,6 +18,7 @@ MISTAKES = {
     "whole_tiles": "the ragged last tile belongs to no split: S keys are ceil(S / BLOCK_N) tiles",
     "past": "the last split ends beyond the last key: end is at most S",
     "to_the_end": "every split goes on to the last key: end is the next split's start",
+    "balanced": "the tiles are dealt out one more here, one less there: each split takes ceil(tiles / splits), until none is left",
     "in_tiles": "that is tiles: a tile has BLOCK_N keys",
     "length": "that is (start, length): return (start, end)",
 }
@@ -28,6 +29,10 @@ def twin(split, splits, S, BLOCK_N, mistake=None):
     part = {"keys": -(-S // splits), "rounded_down": tiles // splits * BLOCK_N}.get(mistake, -(-tiles // splits) * BLOCK_N)
     start, end = split * part, (split + 1) * part
     end = {"past": end, "to_the_end": S, "whole_tiles": min(end, tiles * BLOCK_N)}.get(mistake, min(end, S))
+    if mistake == "balanced":
+        each, more = divmod(tiles, splits)
+        first = split * each + min(split, more)
+        start, end = first * BLOCK_N, min((first + each + (split < more)) * BLOCK_N, S)
     if mistake == "in_tiles":
         return start // BLOCK_N, -(-end // BLOCK_N)
     if mistake == "length":
@@ -56,6 +61,7 @@ def inputs():
     yield case(1, 2, 6, 2, otherwise="3 tiles for two splits: the second one takes what is left")
     yield case(1, 2, 7, 2, otherwise="the last tile is ragged: it holds one key")
     yield case(2, 3, 5, 2, otherwise="5 keys are 3 tiles")
+    yield case(1, 4, 10, 2, otherwise="5 tiles for four splits: two, two, one and none")
     yield case(0, 1, 5, 2, otherwise="one split takes all keys")
     yield case(3, 4, 6, 2, otherwise="more splits than tiles: a split may be left without keys, which is any start ≥ end")
     for _ in range(20):
