@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import backward, forward, hardware, hopper, layout, matmul, tuned, variants
+from fa_tutorial import backward, decode, forward, hardware, hopper, layout, matmul, tuned, variants
 from fa_tutorial.bench import tables
 from fa_tutorial.tiles import MAX_D, TileConfig
 
@@ -150,6 +150,27 @@ def launch_variant(q, k, v, o, do, lse, options: variants.Options) -> None:
     variants.variant_backward(q, k, v, o, do, lse, lse, 0.5, mods, aux, mask, options.sinks, drop, bias_shape)
 
 
+def decode_kernels(capability: int) -> Iterator[Call]:
+    """Chapter 11's kernels: a token for one sequence, its cache in one piece, in pages, and in fp8; 8 tokens; and what appends."""
+    lengths, table = (torch.empty(shape, dtype=torch.int32, device="meta") for shape in ((1,), (1, LENGTH // 16)))
+    for dtype, D, tokens in (
+        (torch.float16, 64, 1),
+        (torch.float16, 128, 1),
+        (torch.bfloat16, 128, 8),
+        (torch.float32, 128, 1),
+        (torch.float16, MAX_D, 1),
+    ):
+        q, k = (torch.empty(1, H, S, D, dtype=dtype, device="meta") for H, S in ((8 * HEADS, tokens), (HEADS, LENGTH)))
+        pages = k.view(LENGTH // 16, HEADS, 16, D)
+        words = f"{in_words(dtype)} D={D} S_q={tokens}"
+        yield words, partial(decode.decode, q, k, k, lengths, None, None, None, 0.5, None)
+        yield f"{words} pages", partial(decode.decode, q, pages, pages, lengths, table, None, None, 0.5, None)
+        yield words, partial(decode.append, pages, pages, k[:, :, :tokens], k[:, :, :tokens], lengths, table)
+        if capability >= decode.FP8_CAPABILITY and dtype != torch.float32:
+            scale = torch.empty(HEADS, device="meta")
+            yield f"{words} fp8", partial(decode.decode, q, k.to(decode.FP8), k.to(decode.FP8), lengths, None, scale, scale, 0.5, None)
+
+
 GROUPS = {  # the least capability that they need, and their calls
     "softmax": (hardware.LEAST_CAPABILITY, softmax_kernels),
     "first": (hardware.LEAST_CAPABILITY, first_kernels),
@@ -157,6 +178,7 @@ GROUPS = {  # the least capability that they need, and their calls
     "tuned": (hardware.TENSOR_CORE_CAPABILITY, tuned_kernels),
     "hopper": (hardware.HOPPER_CAPABILITY, hopper_kernels),
     "variants": (hardware.LEAST_CAPABILITY, variant_kernels),
+    "decode": (hardware.LEAST_CAPABILITY, decode_kernels),
 }
 
 

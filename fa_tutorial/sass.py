@@ -19,11 +19,14 @@ from typing import Any
 import torch
 
 from fa_tutorial import compile_report, hardware, hopper
+from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 
 STORED = Path(__file__).with_name("hopper_sass.json")
 D = 128
 STEPS = ("order", "held")
+# By D: a tile of chapter 8 that needs more registers than steps.TILE.
+LARGER = {64: TileConfig(64, 128, 4, 2), 128: TileConfig(128, 64, 4, 2)}
 # A wgmma; warpgroup_mma_wait; exp2; an mbarrier's wait and arrive; all warps of the warpgroup; the loop's branch.
 KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "SYNCS", "BAR", "BRA")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
@@ -73,19 +76,26 @@ def sass_of(compiled) -> str:
         return subprocess.run([knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True).stdout
 
 
-def chapter_8() -> list[dict[str, Any]]:
-    """Registers of each step of chapter 8's forward, and its instructions: all, and those of the loop without a mask. Interpreter off."""
-    found = []
+def chapter_8() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What each step of chapter 8's forward compiles to with steps.TILE, and the last two by pointers and descriptors with LARGER. Interpreter off."""
     with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        for D, is_causal, step in itertools.product((64, 128), (False, True), ("", *steps.STEPS)):
-            steps.flash_forward(*compile_report.inputs(torch.float16, D)[:3], is_causal, 0.5, step=step, tile=steps.TILE)
-            _, compiled, log = launched.pop()
-            sass = sass_of(compiled)
-            loop = inner_loop(sass)
-            counts = {"instructions": len(INSTRUCTION.findall(sass)), "loop": len(loop)}
-            counts |= {name: sum(op.startswith(name) for op in loop) for name in ("FMUL", "FSETP", "MUFU.EX2")}
-            found.append({"step": step, "D": D, "is_causal": is_causal, "registers": compile_report.read_ptxas(log)[0], **counts})
-    return found
+        kinds = itertools.product((64, 128), (False, True), ("", *steps.STEPS))
+        rows = [_step_row(launched, D, is_causal, step, steps.TILE) for D, is_causal, step in kinds]
+        kinds = itertools.product(LARGER.items(), ("round up", "descriptors"))
+        larger = [{"tile": f"{tile.block_m}x{tile.block_n}"} | _step_row(launched, D, False, step, tile) for (D, tile), step in kinds]
+        return rows, larger
+
+
+def _step_row(launched: list, D: int, is_causal: bool, step: str, tile: TileConfig) -> dict[str, Any]:
+    """Registers a thread, bytes of shared memory, bytes spilled (stores and loads), and instructions: all, and those of the loop without a mask."""
+    steps.flash_forward(*compile_report.inputs(torch.float16, D)[:3], is_causal, 0.5, step=step, tile=tile)
+    _, compiled, log = launched.pop()
+    sass = sass_of(compiled)
+    loop = inner_loop(sass)
+    registers, spilled, _ = compile_report.read_ptxas(log)
+    row = {"step": step, "D": D, "is_causal": is_causal, "registers": registers, "spilled_bytes": spilled}
+    row |= {"shared_bytes": compiled.metadata.shared, "instructions": len(INSTRUCTION.findall(sass)), "loop": len(loop)}
+    return row | {name: sum(op.startswith(name) for op in loop) for name in ("FMUL", "FSETP", "MUFU.EX2")}
 
 
 def stored() -> dict[str, Any]:
@@ -104,8 +114,9 @@ def make() -> None:
 
 def make_steps() -> None:
     """As make, for chapter 8's steps: write steps.STORED."""
-    rows = ",\n ".join(map(json.dumps, chapter_8()))
-    steps.STORED.write_text(f'{{"source": "{steps.fingerprint()}", "rows": [\n {rows}]}}\n', encoding="utf-8")
+    rows, larger = (",\n ".join(map(json.dumps, found)) for found in chapter_8())
+    text = f'{{"source": "{steps.fingerprint()}", "rows": [\n {rows}], "larger tiles": [\n {larger}]}}\n'
+    steps.STORED.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

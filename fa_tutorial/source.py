@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import re
 import textwrap
 from typing import Any
@@ -24,6 +25,14 @@ def unwrapped(thing: Any) -> Any:
 def source_of(thing: Any) -> str:
     """Source text of a function, class or Triton kernel, with its decorators."""
     return textwrap.dedent(inspect.getsource(unwrapped(thing))).rstrip()
+
+
+def jitted(text: str, names: dict[str, Any], file: str | None = None) -> dict[str, Any]:
+    """The names after `text`, the source of jitted functions, has run among `names`. Triton finds the source where inspect does."""
+    file = file or f"<text {hash(text):x}>"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    exec(compile(text, file, "exec"), names := dict(names))
+    return names
 
 
 def excerpt(thing: Any, start: str, end: str | None = None) -> str:

@@ -25,7 +25,8 @@ LABELS = {
     "sdpa_flash": "SDPA flash",
     "sdpa_efficient": "SDPA efficient",
     "flex": "FlexAttention",
-    "flash_attn": "flash-attn",
+    "flash_attn": "flash-attn 2",
+    "flash_attn_4": "flash-attn 4",
     "naive": "naive",
 }
 

@@ -81,7 +81,7 @@ def flops_of(shape: Shape) -> int:
 def _tile_row(tile: TileConfig, shape: Shape) -> dict[str, Any]:
     """Registers and spilled registers a thread, bytes of shared memory a block, and the time."""
     q, k, v = inputs(shape)
-    call = partial(tuned.flash_forward, q, k, v, False, shape.D**-0.5, tile=tile)
+    call = partial(tuned.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, tile=tile)
     launching._prepared.clear()
     call()
     [launch] = launching._prepared.values()
@@ -291,6 +291,8 @@ KEPT = re.compile(
 )
 PROFILED = {  # provider, mode -> the kernel's name
     ("tuned", "fwd"): "forward_kernel",
+    ("hopper", "fwd"): "forward_kernel",
+    ("hopper", "bwd"): "backward_kernel",
     ("sdpa_flash", "fwd"): "flash_fwd_kernel",
     ("sdpa_cudnn", "fwd"): "cudnn",
     ("tuned", "dk, dv"): "dkdv_kernel",
@@ -333,9 +335,5 @@ def launch(provider: str, backward: bool) -> None:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
-    return itertools.chain(tile_cases(), experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases())
-
-
-def next_cases() -> Iterator[Measurement]:
-    """Cases that the chapter has room for and that are not stored yet: they join kernels_cases with the next run on an H200."""
-    return itertools.chain(step_cases(), tile_cases(is_causal=True))
+    tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True))
+    return itertools.chain(step_cases(), tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases())

@@ -8,24 +8,27 @@ Writes after every row; rows that stand in the file already are kept, so an inte
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from fa_tutorial import hardware, layout, matmul, reference
+from fa_tutorial import backward, forward, hardware, layout, matmul, reference
 from fa_tutorial.bench import chapter_8, peers, training
 from fa_tutorial.bench.cases import DTYPES, GRIDS, Case, Shape, about
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement, opened, run
 from fa_tutorial.bench.timing import randn, require_gpu, timed, timed_in_turns
+from fa_tutorial.source import jitted, source_of
 
 
 def attention_cases() -> Iterator[Measurement]:
@@ -43,17 +46,19 @@ def hopper_step_cases() -> Iterator[Measurement]:
 
 
 def naive_step_cases() -> Iterator[Measurement]:
-    """Chapter 0: the four operations of naive attention, each timed by itself, on the shape of attention_cases."""
+    """Chapter 0: the operations of naive attention, each timed by itself, on the shape of attention_cases."""
     B, H, S, D = 1, 16, 4096, 64
-    for step in ("q kᵀ", "divide", "softmax", "p v"):
+    for step in ("q kᵀ", "divide", "mask", "softmax", "p v"):
         yield about(0, "naive_step", step, B=B, H=H, S=S, D=D), partial(_naive_step_row, step, B, H, S, D)
 
 
 def _naive_step_row(step: str, B: int, H: int, S: int, D: int) -> dict[str, Any]:
     q, k, s = randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, S)
+    hidden = torch.ones(S, S, dtype=torch.bool, device=s.device).triu(1)
     call = {
         "q kᵀ": lambda: q @ k.transpose(-1, -2),
         "divide": lambda: s / math.sqrt(D),
+        "mask": lambda: s.masked_fill(hidden, -math.inf),
         "softmax": lambda: torch.softmax(s, dim=-1),
         "p v": lambda: s @ k,
     }[step]
@@ -153,6 +158,112 @@ def _precision_row(precision: str) -> dict[str, Any]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
+SCORES = ("scores_values", "two products")
+
+
+def scores_values_cases() -> Iterator[Measurement]:
+    """Chapter 3: (q kᵀ) v of one head, as one kernel that keeps s on the chip, and as two products."""
+    for S, provider in itertools.product((4096, 16_384), SCORES):
+        yield about(3, "scores_values", provider, S=S, D=64), lambda S=S, provider=provider: _scores_values_in_turns(S)[provider]
+
+
+@functools.cache
+def _scores_values_in_turns(S: int) -> dict[str, dict[str, Any]]:
+    q, k, v = (randn(S, 64) / S**0.25 for _ in range(3))
+    calls = (lambda: matmul.scores_times_values(q, k, v, block_m=128, block_n=64), lambda: (q @ k.t()) @ v)
+    return timed_in_turns(dict(zip(SCORES, calls, strict=True)), flops=4 * S * S * 64)
+
+
+ONE_LOOP = [  # chapter 5's kernel with every tile masked, in one loop that loads ahead
+    ("full, end = S_k // BLOCK_N * BLOCK_N, S_k", "full, end = 0, S_k"),
+    ("full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N", "full = 0"),
+    ("tl.range(full, end, BLOCK_N, num_stages=1)", "range(full, end, BLOCK_N)"),
+]
+
+
+def loop_cases() -> Iterator[Measurement]:
+    """Chapter 5: its two loops, and one loop that masks every tile."""
+    for D, S, is_causal, loops in itertools.product((64, 128), (1024, 4096, 16_384), (False, True), ("two", "one")):
+        shape = Shape(16_384 // S, 2048 // D, 2048 // D, S, S, D, is_causal)
+        yield about(5, "loops", loops, **vars(shape)), lambda shape=shape, loops=loops: _loops_in_turns(shape)[loops]
+
+
+@functools.cache
+def _loops_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    q, k, v = chapter_8.inputs(shape)
+    one = changed(forward.flash_forward_kernel, ONE_LOOP)
+
+    def run(kernel) -> torch.Tensor:
+        with replaced(forward, "flash_forward_kernel", kernel):
+            return forward.flash_forward(q, k, v, shape.is_causal, shape.D**-0.5)[0]
+
+    require_alike([run(one)], [run(forward.flash_forward_kernel)])
+    calls = {"two": partial(run, forward.flash_forward_kernel), "one": partial(run, one)}
+    return timed_in_turns(calls, flops=chapter_8.flops_of(shape))
+
+
+TRANSPOSED_LATER = [  # chapter 7's step with tiles [BLOCK_M, BLOCK_N], of which p and ds are transposed for dv and dk
+    ("s_t = scale * dot(k_tile, tl.trans(q_tile))", "s_t = scale * dot(q_tile, tl.trans(k_tile))"),
+    ("tl.exp(s_t - lse[None, :])", "tl.exp(s_t - lse[:, None])"),
+    ("offs_m[None, :] >= first_seeing[:, None]", "offs_m[:, None] >= first_seeing[None, :]"),
+    ("dot(p_t.to(do_tile.dtype), do_tile, dv)", "dot(tl.trans(p_t.to(do_tile.dtype)), do_tile, dv)"),
+    ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"),
+    ("(dp_t - delta[None, :])", "(dp_t - delta[:, None])"),
+    ("dot(ds_t.to(q_tile.dtype), q_tile, dk)", "dot(tl.trans(ds_t.to(q_tile.dtype)), q_tile, dk)"),
+]
+
+
+def transposed_cases() -> Iterator[Measurement]:
+    """Chapter 7: dk and dv from transposed tiles of scores, and from tiles as the forward has them, whose p and ds are then transposed."""
+    for D, is_causal, how in itertools.product((64, 128), (False, True), ("as computed", "transposed later")):
+        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, is_causal)
+        yield about(7, "transposed", how, **vars(shape)), lambda shape=shape, how=how: _transposed_in_turns(shape)[how]
+
+
+@functools.cache
+def _transposed_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    """The times are those of the whole backward, of which dq and delta are the same in both."""
+    q, k, v = chapter_8.inputs(shape)
+    do = torch.randn_like(q)
+    o, lse = forward.flash_forward(q, k, v, shape.is_causal, shape.D**-0.5)
+    later = changed(backward.add_to_dkdv, TRANSPOSED_LATER)
+    kernels = {"as computed": backward.dkdv_kernel, "transposed later": changed(backward.dkdv_kernel, [], add_to_dkdv=later)}
+
+    def run(kernel) -> tuple[torch.Tensor, ...]:
+        with replaced(backward, "dkdv_kernel", kernel):
+            return backward.flash_backward(q, k, v, o, do, lse, None, shape.is_causal, shape.D**-0.5)
+
+    require_alike(*map(run, kernels.values()))
+    return timed_in_turns({how: partial(run, kernel) for how, kernel in kernels.items()}, flops=5 * chapter_8.flops_of(shape) // 2)
+
+
+def require_alike(results: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
+    """Raise ValueError where two versions of a kernel differ by more than the order of a sum can make them."""
+    for x, y in zip(results, others, strict=True):
+        if not (difference := (x - y).abs().max().item()) <= 4e-3 * y.abs().max().item():
+            raise ValueError(f"two versions of one kernel differ by {difference}, of {y.abs().max().item()}")
+
+
+def changed(kernel, edits: list[tuple[str, str]], **functions: Callable):
+    """A jitted function with parts of its text replaced, and with other functions in place of those that it calls."""
+    text = source_of(kernel)
+    for old, new in edits:
+        if old not in text:
+            raise ValueError(f"{old!r} is not in the text of {kernel.fn.__name__}")
+        text = text.replace(old, new)
+    return jitted(text, kernel.fn.__globals__ | functions)[kernel.fn.__name__]
+
+
+@contextlib.contextmanager
+def replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
+    own = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, own)
+
+
 def gradient_error_cases() -> Iterator[Measurement]:
     """Chapter 7: the largest error of dq, dk and dv against float64, of the course's kernels and of PyTorch's."""
     for dtype, D, is_causal, provider in itertools.product(("fp16", "bf16"), (64, 128), (False, True), ("naive", "sdpa_flash", "basic")):
@@ -183,7 +294,17 @@ def _training_row(attention: training.Attention) -> dict[str, Any]:
 
 CASES = {
     "rows": (attention_cases, chapter_8.ablation_cases, hopper_step_cases),
-    "kernels": (naive_step_cases, first_kernel_cases, matmul_cases, gradient_error_cases, training_cases, chapter_8.kernels_cases),
+    "kernels": (
+        naive_step_cases,
+        first_kernel_cases,
+        matmul_cases,
+        scores_values_cases,
+        loop_cases,
+        transposed_cases,
+        gradient_error_cases,
+        training_cases,
+        chapter_8.kernels_cases,
+    ),
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -79,15 +80,20 @@ def _causal_block_mask(S_q: int, S_k: int, device: torch.device):
     return create_block_mask(seen, None, None, S_q, S_k, device=device)
 
 
-def flash_attn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
-    """flash-attn 2, where the package is installed. Its layout is (B, S, H, D): views go in and a view comes out."""
-    try:
-        from flash_attn import flash_attn_func
-    except ImportError as error:
-        raise Unsupported(NOT_INSTALLED) from error
-    if q.dtype == torch.float32:
-        raise Unsupported("flash-attn takes fp16 and bf16")
-    return flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=is_causal).transpose(1, 2)
+def flash_attn(module: str) -> Attention:
+    """flash_attn_func of an installed `module`. Its layout is (B, S, H, D): views go in and a view comes out."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
+        try:
+            function = importlib.import_module(module).flash_attn_func
+        except (ImportError, AttributeError) as error:  # flash-attn 4 alone leaves flash_attn empty
+            raise Unsupported(NOT_INSTALLED) from error
+        if q.dtype == torch.float32:
+            raise Unsupported("flash-attn takes fp16 and bf16")
+        o = function(*(x.transpose(1, 2) for x in (q, k, v)), causal=is_causal)
+        return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)  # flash-attn 4 returns lse too
+
+    return attention
 
 
 # ---------------------------------------------------------------- the course's kernels
@@ -210,7 +216,8 @@ PROVIDERS: dict[str, Attention] = {
     "sdpa_cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
     "sdpa_efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION),
     "flex": flex,
-    "flash_attn": flash_attn,
+    "flash_attn": flash_attn("flash_attn"),
+    "flash_attn_4": flash_attn("flash_attn.cute"),
     **{kernel: course(kernel) for kernel in ("basic", "tuned")},
     **{name: tuned_step(*launchers) for name, launchers in TUNED_STEPS.items()},
     "hopper": course("hopper"),

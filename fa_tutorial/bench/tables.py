@@ -86,7 +86,7 @@ def comparison_table(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str, ours
     return markdown(head, ([label(peer), *map("{:.2f}".format, ratios), str(points)] for peer, *ratios, points in found))
 
 
-SPEED_COLUMNS = (("fwd", "hopper"), ("fwd", "tuned"), ("bwd", "tuned"))
+SPEED_COLUMNS = (("fwd", "hopper"), ("bwd", "hopper"), ("fwd", "tuned"), ("bwd", "tuned"))
 
 
 def speed_table(rows: pd.DataFrame, grid: Grid, dtype: str = "fp16") -> str:

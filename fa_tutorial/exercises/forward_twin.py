@@ -34,10 +34,10 @@ LEAVES_NOTHING = {
         "numbers_skip",
     ),
     *("diagonal_skipped", "last_skipped", "end_first", "end_block_n", "end_down", "end_early"),
-    *("from_zero", "from_finite", "m_raw", "mask_maximum", "one_maximum", "max_down", "m_columns"),
+    *("from_zero", "from_finite", "m_raw", "mask_maximum", "one_maximum", "max_down", "m_columns", "max_columns"),
 }
 # Whole blocks of keys are computed, past S_k too.
-PADDED = ("keys_zeros", "pads_finite", "pads_v", "mask_start", "mask_one_more", "mask_rows")
+PADDED = ("keys_zeros", "pads_finite", "pads_v", "mask_start", "mask_one_more", "mask_rows", "mask_off")
 
 
 def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
@@ -70,6 +70,9 @@ def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
         tiles = []
         if (mistake or "").endswith("_in_tiles"):
             starts = _counted_in_tiles(rows, S_q, S_k, block_m, block_n, is_causal, mistake)
+        elif mistake == "full_unrounded" and is_causal:
+            full = max(0, start + 1 + S_k - S_q)
+            starts = *range(0, full, block_n), *range(full, rows.stop + S_k - S_q, block_n)
         for key in starts:
             j = torch.arange(key, min(key + (block_m if mistake == "width_m" else block_n), end))
             s = q_tile @ k[:, :, j - key if mistake == "first_k" else j].mT
@@ -82,7 +85,7 @@ def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
             top = {"mask_maximum": s, "m_raw": s / (scale or 1.0)}.get(mistake)
             s = s.masked_fill(~seen, {"hide_zero": 0.0, "unseen_finite": -1e6}.get(mistake, -INF))
             missing = {"mask_start": j - key, "mask_one_more": j - 1, "mask_rows": key + i - start}.get(mistake, j) >= S_k
-            s = s.masked_fill(seen & missing, {"keys_zeros": 0.0, "pads_finite": -1e4}.get(mistake, -INF))
+            s = s.masked_fill(seen & missing, {"keys_zeros": 0.0, "mask_off": 0.0, "pads_finite": -1e4}.get(mistake, -INF))
             tiles.append(s)
             if not seen.any() and mistake not in ("hide_zero", "unseen_finite", "none_skipped"):
                 continue
@@ -135,6 +138,8 @@ def _seen(i, j, rows, S_q, S_k, block_m, block_n, mistake):
         "by_place_rows": j <= i % block_m,
         "by_place_rows_skips": (j <= i % block_m) & (key_block * block_n <= last + shift),
         "diagonal_open": key_block * block_n <= last + shift,
+        "mask_off": key_block * block_n <= last + shift,
+        "full_unrounded": seen | (j.min() < max(0, first + 1 + shift)),
         "full_last": seen | ((key_block + 1) * block_n <= last + 1 + shift),
         "mask_top_left": ((j <= i) | ((key_block + 1) * block_n <= first + 1 + shift)) & (key_block * block_n <= last + shift),
         "diagonal_skipped": (key_block + 1) * block_n - 1 <= first + shift,
@@ -159,11 +164,12 @@ def _join(state, s, own, v, kept, half, mistake):
     if mistake == "exponent_sign":
         s, own, m = -s, (-s).amax(-1), torch.where(is_new, m, -m)  # a right step on negated scores; m is turned round again below
     own = s.amax((-1, -2))[..., None].expand(own.shape) if mistake == "one_maximum" else own
-    own = s.amax(-2) if mistake in ("max_down", "both_down") else own  # of the queries, one for each key: needs as many rows as keys
+    if mistake in ("max_down", "both_down", "max_columns"):
+        own = s.amax(-2)  # of the queries, one for each key: needs as many rows as keys
     m_new = own if mistake in ("falls", "last_block") else torch.maximum(m, own)
     still = mistake in ("unshifted", "exp_alone")
     shift = 0 * _finite(m_new) if still else _finite(own) if mistake == "both_kept" else _finite(m_new)
-    p = exp32(s - (shift[..., None, :] if mistake == "m_columns" else shift[..., None]))
+    p = exp32(s - (shift[..., None, :] if mistake in ("m_columns", "max_columns") else shift[..., None]))
     p_own = exp32(s - _finite(own)[..., None]) if mistake in ("own_maximum", "own_l") else p
     p_acc = p if mistake == "own_l" else p_own
     if mistake in ("over_queries", "by_itself"):

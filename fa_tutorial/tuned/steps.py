@@ -9,7 +9,6 @@ import ast
 import difflib
 import functools
 import hashlib
-import linecache
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 
 from fa_tutorial import forward as chapter_5
 from fa_tutorial.hardware import card_of, require_triton
-from fa_tutorial.source import source_of
+from fa_tutorial.source import jitted, source_of
 from fa_tutorial.tiles import TileConfig, heads, padded_d
 from fa_tutorial.tuned import forward
 from fa_tutorial.tuned.descriptors import can_use_tma, descriptor_template
@@ -155,11 +154,10 @@ def kernel(step: str = "", **functions: Callable):
 
 @functools.cache
 def _kernel(step: str, functions: tuple):
-    text, file = source(step), f"<chapter 8, {step or 'chapter 5'}{''.join(f', your {name}' for name, _ in functions)}>"
+    file = f"<chapter 8, {step or 'chapter 5'}{''.join(f', your {name}' for name, _ in functions)}>"
     names = vars(chapter_5) | {name: getattr(forward, name) for name in ("LOG2_E", "LN_2", "UP", "DOWN", "grouped_tile_device")}
-    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file  # where Triton finds the source
-    exec(compile(text, file, "exec"), names)
-    names.update(functions)
+    names = jitted(source(step), names, file)
+    names.update(functions)  # a kernel looks its functions up when it is first launched
     return names["flash_forward_kernel"]
 
 

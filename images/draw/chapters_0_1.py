@@ -81,7 +81,8 @@ def draw_payoff() -> Figure:
     return figure
 
 
-H200_SMS, REGISTERS_KIB, SHARED_KIB, H100_L2_MB = 132, 256, 228, 50  # NVIDIA, Hopper tuning guide, whose KB are KiB
+H200_SMS, REGISTERS_KIB, SHARED_KIB = 132, 256, 228  # NVIDIA, Hopper tuning guide, whose KB are KiB
+H200_L2_MIB = 60  # torch.cuda.get_device_properties on an H200; the guide's 50 MB are an H100's
 
 
 @image("00_memory_hierarchy.png")
@@ -111,7 +112,7 @@ def draw_memory_hierarchy() -> Figure:
     for y, text in (
         (1.7, f"{REGISTERS_KIB} KiB per SM, {registers:.0f} MiB in all"),
         (2.24, f"{SHARED_KIB} KiB per SM, {shared:.0f} MiB in all"),
-        (3.22, f"{H100_L2_MB} MB on an H100"),
+        (3.22, f"{H200_L2_MIB} MiB"),
         (4.92, f"{provenance['memory_bytes'] / 2**30:.0f} GiB"),
     ):
         write(ax, side, y, text, ha="left")
