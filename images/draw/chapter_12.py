@@ -1,4 +1,4 @@
-"""The drawings of the appendix."""
+"""The drawings of chapter 12."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ REPOSITORY = (
     ("csrc/flash_attn/src/", "green", (
         ("flash.h", "Flash_fwd_params", "a kernel's arguments; 2, 5"),
         ("flash_fwd_launch_template.h", "run_mha_fwd_hdim64", "CONFIGS, TILES; 5, 8"),
-        ("flash_fwd_kernel.h", "compute_attn_1rowblock", "flash_forward_kernel; 5"),
+        ("flash_fwd_kernel.h", "compute_attn_1rowblock", "flash_forward_kernel; 5, 11"),
         ("softmax.h", "softmax_rescale_o", "softmax_step, attend; 1, 4, 8"),
-        ("mask.h", "Mask", "causal_tiles; 4"),
-        ("block_info.h", "BlockInfo", "strides and lengths; 2"),
-        ("kernel_traits.h", "kSmemSize", "shared_bytes; 3, 8"),
+        ("mask.h", "Mask", "causal_tiles; 4, 10"),
+        ("block_info.h", "BlockInfo", "strides and lengths; 2, 10"),
+        ("kernel_traits.h", "kBlockM, kBlockN", "TileConfig; 5, 8"),
         ("flash_bwd_preprocess_kernel.h", "compute_dot_do_o", "delta_kernel; 6, 7"),
-        ("flash_bwd_kernel.h", "compute_dq_dk_dv_1colblock", "dkdv_kernel, dq_kernel; 7"),
+        ("flash_bwd_kernel.h", "compute_dq_dk_dv_1colblock", "dkdv_kernel, dq_kernel; 7, 9"),
     )),
     ("hopper/", "orange", (
-        ("mainloop_fwd_sm90_….hpp", "load, mma", "producer, consumer; 9"),
+        ("mainloop_fwd_sm90_….hpp", "TMA, wgmma, their loop", "producer, consumer; 9"),
     )),
     ("flash_attn/cute/", "purple", (
         ("flash_fwd_sm90.py, …sm100.py", "the same in Python", "forward_kernel; 9"),
@@ -40,7 +40,7 @@ REPOSITORY = (
 )  # fmt: skip
 
 
-@image("10_repository_map.png")
+@image("12_repository_map.png")
 def draw_repository_map() -> Figure:
     """The files of the official repository in reading order, each with what to look for, and the course's function and chapters beside it."""
     tall = 0.37
@@ -71,9 +71,9 @@ VALUES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0)
 SPLITS = 4
 
 
-@image("10_split_kv.png")
+@image("12_split_kv.png")
 def draw_split_kv() -> Figure:
-    """One query with D = 1 and eight keys in four parts: (o, lse) of each by a program of its own, and their sum by (10.2)."""
+    """One query with D = 1 and eight keys in four parts: (o, lse) of each by a program of its own, and their sum by (12.1)."""
     figure, ax = canvas(4.75)
     scores, values = torch.tensor(SCORES, dtype=torch.float64), torch.tensor(VALUES, dtype=torch.float64)[:, None]
     size = len(scores) // SPLITS
@@ -99,7 +99,7 @@ def draw_split_kv() -> Figure:
     assert abs(total - o.item()) < 1e-12
     wide = SPLITS * (size * cell + gap) - gap
     box(ax, left, 3.4, wide, 0.7, f"o = {number(total)}     lse = {number(lse.item())}", "purple", share=0.4, size=HEAD, line=1.6)
-    write(ax, 0.1, 4.45, "a weight is the exponential of (lse of the part − lse of all); the four add up to 1 (10.2)", ha="left")
+    write(ax, 0.1, 4.45, "a weight is the exponential of (lse of the part − lse of all); the four add up to 1 (12.1)", ha="left")
     return figure
 
 
@@ -109,7 +109,7 @@ S, BLOCK, SIDE = 16, 4, 0.168
 WINDOWS = ((-1, 0), (7, 0), (7, 3))  # (left, right); a left of −1 is no limit
 
 
-@image("10_window_tiles.png")
+@image("12_window_tiles.png")
 def draw_window_tiles() -> Figure:
     """Tiles of three windows, whole, masked and skipped: causal alone, seven keys back, and seven back with three ahead."""
     figure, ax = canvas(4.3)
