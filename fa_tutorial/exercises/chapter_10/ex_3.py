@@ -75,7 +75,9 @@ def twin(s, cap, mistake=None):
 
 def inputs():
     place = hardware.device()
-    yield case(torch.tensor([0.0, 1.0, 2.0, -4.0], device=place), 2.0, otherwise="the derivative of c · tanh(s / c) by s is 1 − tanh²(s / c)")
+    yield case(
+        torch.tensor([0.0, 1.0, 2.0, -4.0], device=place), 2.0, otherwise="the derivative of c · tanh(s / c) by s is 1 − tanh²(s / c)"
+    )
     yield case(torch.tensor([0.5, -3.0, 90.0], device=place), 30.0, otherwise="the cap is aux[0], whatever its value")
     draw = generator()
     yield case((20 * torch.randn(SIZE, generator=draw)).to(place), 10.0, on="random scores", fresh=True)

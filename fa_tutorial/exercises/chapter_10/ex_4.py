@@ -65,8 +65,8 @@ def inputs():
         lse = torch.logaddexp(torch.randn(B, H, S, generator=draw), sinks[:, None])
         return case(o, do, lse, sinks, on=words or f"(B, H, S, D) = {shape}", fresh=fresh)
 
-    half = torch.tensor([0.0]), torch.tensor([[[1.0]]]).log() + torch.tensor(2.0).log()
-    yield case(torch.tensor([[[[3.0]]]]), torch.tensor([[[[2.0]]]]), half[1], half[0], on="one row with o = 3, do = 2, of which the sink takes half")
+    one, two = torch.full((1, 1, 1, 1), 3.0), torch.full((1, 1, 1, 1), 2.0)
+    yield case(one, two, two[0].log(), torch.zeros(1), on="one row with o = 3 and do = 2, of which the sink takes half")
     seed = torch.Generator().manual_seed(0)
     yield rows(1, 1, 1, 4, draw=seed)
     yield rows(1, 1, 3, 2, draw=seed)

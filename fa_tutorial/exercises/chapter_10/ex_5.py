@@ -6,7 +6,7 @@ from fa_tutorial.exercises.harness import Exercise, case, generator
 
 
 def key_range(cu_q, cu_k):
-    """(first, end): the first key of each query's own sequence, and one past its last; each (total_q,)."""
+    """(first, end), each (total_q,): each query's own sequence has keys first … end − 1."""
     lengths = cu_q.diff()
     return cu_k[:-1].repeat_interleave(lengths), cu_k[1:].repeat_interleave(lengths)
 
