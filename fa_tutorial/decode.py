@@ -15,6 +15,7 @@ import torch
 from fa_tutorial.arguments import FLOAT_DTYPES, check_alike, check_devices, check_int, check_scale, check_tensor, dtype_name
 from fa_tutorial.forward import softmax_step
 from fa_tutorial.hardware import card_of, on_device_of, require_kernel_device, require_triton
+from fa_tutorial.operators import LIBRARY
 from fa_tutorial.tiles import INTERPRETED, MAX_D, MIN_DOT, TileConfig, check_block, dot, heads, load_tile, padded_d, store_tile
 
 triton = require_triton("Chapter 11 (fa_tutorial.decode)")
@@ -270,7 +271,6 @@ def run_append(k_cache, v_cache, k_new, v_new, cache_seqlens, block_table):
             append(k_cache, v_cache, k_new, v_new, cache_seqlens, block_table)
 
 
-LIBRARY = torch.library.Library("fa_tutorial", "FRAGMENT")
 LIBRARY.define(
     "flash_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor? block_table, Tensor? k_scale, Tensor? v_scale, "
     "float scale, int? num_splits) -> (Tensor, Tensor)",

@@ -30,6 +30,12 @@ def test_the_kernels_of_chapters_5_and_7_compile_without_faults():
         assert shared == {D * 2 * (tile.block_m + 2 * tile.num_stages * tile.block_n)}, "(5.3)"
 
 
+def test_chapter_9s_small_kernels_compile_without_faults():
+    rows = report.rows_for([90], ["ladder"])
+    assert {row.kernel for row in rows} == {"hopper.ladder.copy_kernel", "hopper.ladder.wgmma_kernel", "hopper.ladder.forward_kernel"}
+    assert in_words(rows) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", report.SHARED_LIMITS)
 def test_every_kernel_and_every_configuration_compiles_without_faults(capability):

@@ -19,6 +19,7 @@ LEAVES_NOTHING = {
     *(
         "strict",
         "upside",
+        "mask_inverted",
         "by_place",
         "by_place_skips",
         "by_place_keys",
@@ -56,7 +57,8 @@ def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
     end = {"keys_dropped": min(S_k, max(S_k // block_n, 1) * block_n), "keys_to_S_q": min(S_k, S_q), "first_block": min(S_k, block_n),
            **dict.fromkeys(PADDED, -(-S_k // block_n) * block_n)}.get(mistake, S_k)  # fmt: skip
     k, v = (F.pad(x, (0, 0, 0, max(0, end - S_k)), value=value) for x, value in ((k, 0.0), (v, math.nan if mistake == "pads_v" else 0.0)))
-    starts = range(-(-S_k // block_n)) if mistake == "one_on" else range(0, end, block_m if mistake == "step_m" else block_n)
+    stop = min(S_q, end) if mistake == "loop_to_S_q" else end
+    starts = range(-(-S_k // block_n)) if mistake == "one_on" else range(0, stop, block_m if mistake == "step_m" else block_n)
     low = {"from_zero": 0.0, "from_finite": -1e4}.get(mistake, -INF)
     o, lse, state = torch.full_like(q, UNWRITTEN), torch.full(q.shape[:3], UNWRITTEN, dtype=torch.float64), None
     for start in range(0, S_q, block_m):
@@ -75,7 +77,8 @@ def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
             starts = *range(0, full, block_n), *range(full, rows.stop + S_k - S_q, block_n)
         for key in starts:
             j = torch.arange(key, min(key + (block_m if mistake == "width_m" else block_n), end))
-            s = q_tile @ k[:, :, j - key if mistake == "first_k" else j].mT
+            k_tile = k[:, :, j - key if mistake == "first_k" else j]
+            s = q_tile @ (k_tile if mistake == "k_not_turned" else k_tile.mT)
             s = scale * (s.half().double() if mistake == "half_scores" and half else s)
             seen = (
                 _seen(i, j[None, :], rows, S_q, S_k, block_m, block_n, mistake)
@@ -131,6 +134,7 @@ def _seen(i, j, rows, S_q, S_k, block_m, block_n, mistake):
         "mask_after": seen | True,
         "strict": j < i + shift,
         "upside": j >= i + shift,
+        "mask_inverted": (whole | (j > i + shift)) & computed,
         "by_place": j % block_n <= i % block_m,
         "by_place_skips": (j % block_n <= i % block_m) & (key_block * block_n <= last + shift),
         "by_place_keys": j % block_n <= i,
@@ -148,6 +152,7 @@ def _seen(i, j, rows, S_q, S_k, block_m, block_n, mistake):
         "numbers_mask": seen | (key_block < row_block),
         "last_skipped": seen & (key_block != (last + shift) // block_n),
         "top_left": j <= i,
+        "shift_clamped": j <= i + max(0, shift),
         "shift_sign": j <= i - shift,
         "skip_top_left": seen & (key_block * block_n <= (row_block + 1) * block_m - 1),
     }.get(mistake, seen)
@@ -182,9 +187,10 @@ def _join(state, s, own, v, kept, half, mistake):
     alpha = alpha.masked_fill(is_new, math.nan) if mistake == "nan_first" else alpha
     inverted = exp32(shift - m).masked_fill(is_new, 0.0) if "inverted" in (mistake or "") else none
     p_acc = p_acc * alpha.masked_fill(is_new, 1.0)[..., None] if mistake == "new_rescaled" else p_acc
-    rescale = {"over_queries": one, "by_itself": one, "acc_kept": one, "inverted": inverted, "acc_inverted": inverted, "last_acc": none,
+    rescale = {"acc_divided": one, "over_queries": one, "by_itself": one, "acc_kept": one, "inverted": inverted, "acc_inverted": inverted, "last_acc": none,
                "last_block": none}.get(mistake, alpha)  # fmt: skip
     p_acc = p_acc * alpha[..., None] if mistake == "acc_after" else p_acc
+    acc = acc / alpha[..., None] if mistake == "acc_divided" else acc
     acc = (rescale[..., None, :] if mistake == "alpha_columns" else rescale[..., None]) * acc + p_acc @ v
     l = {"l_kept": one, "inverted": inverted, "l_inverted": inverted, "last_l": none, "last_block": none}.get(mistake, alpha) * l + sums
     acc = acc / l.masked_fill(l == 0, 1.0)[..., None] if mistake in ("divided_early", "divided_twice") else acc

@@ -213,7 +213,7 @@ def dbias_kernel(q, k, v, do, dbias_ptr, lse2_ptr, delta_ptr, aux, drop, b_share
 # As forward.CONFIGS.
 CONFIGS = {
     64: backward.BackwardConfig(TileConfig(64, 64, 4, 3), TileConfig(64, 64, 4, 3)),
-    128: backward.BackwardConfig(TileConfig(32, 64, 4, 3), TileConfig(64, 64, 4, 2)),
+    128: backward.BackwardConfig(TileConfig(32, 64, 4, 3), TileConfig(128, 64, 8, 3)),
     256: backward.BackwardConfig(TileConfig(32, 64, 8, 2), TileConfig(64, 32, 8, 2)),
 }
 INTERPRETER_CONFIG = backward.BackwardConfig(TileConfig(32, 32, 4, 1), TileConfig(32, 32, 4, 1))

@@ -22,7 +22,8 @@ class Aux(NamedTuple):
     offset: S_k − S_q, so that i + offset is the key on query i's diagonal (bottom-right). Packed rows have three int32 tensors (S_q,) instead: diagonal,
     that key's number, and the first and the end key of query i's own sequence; and cu_q, cu_k, sequences, from which these are made.
     left, right: how many keys before and behind the diagonal are seen.
-    slopes: float32 pointer, one a query head, slope_stride apart from one batch entry to the next. bias, bias_strides: (B, H_q, S_q, S_k).
+    slopes: float32 pointer, one a query head, slope_stride apart from one batch entry to the next. bias: pointer to
+    (B, H_q, S_q, S_k), with its four strides, each a field: Triton 3.6 loses the numbers of a tuple that stands beside None.
     """
 
     offset: Any = None
@@ -38,7 +39,10 @@ class Aux(NamedTuple):
     slopes: Any = None
     slope_stride: Any = None
     bias: Any = None
-    bias_strides: Any = None
+    bias_b: Any = None
+    bias_h: Any = None
+    bias_i: Any = None
+    bias_j: Any = None
 
 
 @triton.jit
@@ -132,8 +136,8 @@ def alibi(s, b, h, i, j, aux):
 @triton.jit
 def add_bias(s, b, h, i, j, aux):
     """A number for each pair."""
-    sb, sh, si, sj = aux.bias_strides
-    at = tl.cast(b, tl.int64) * sb + tl.cast(h, tl.int64) * sh + i.to(tl.int64) * si + j.to(tl.int64) * sj
+    at = tl.cast(b, tl.int64) * aux.bias_b + tl.cast(h, tl.int64) * aux.bias_h
+    at += i.to(tl.int64) * aux.bias_i + j.to(tl.int64) * aux.bias_j
     return s + tl.load(aux.bias + at).to(tl.float32)
 
 

@@ -73,8 +73,8 @@ def plan(q: torch.Tensor, k: torch.Tensor, options: Options) -> tuple[Mods, Aux,
     if slopes is not None:
         aux = aux._replace(slopes=slopes, slope_stride=slopes.stride(0) if slopes.shape[0] > 1 else 0)
     if bias is not None:
-        strides = tuple(0 if size == 1 else stride for size, stride in zip(bias.shape[:2], bias.stride()[:2], strict=True))
-        aux = aux._replace(bias=bias, bias_strides=(*strides, *bias.stride()[2:]))
+        over_b, over_h = (0 if size == 1 else stride for size, stride in zip(bias.shape[:2], bias.stride()[:2], strict=True))
+        aux = aux._replace(bias=bias, bias_b=over_b, bias_h=over_h, bias_i=bias.stride(2), bias_j=bias.stride(3))
     if options.rng is not None:
         drop = Dropout(options.rng, min(round(options.dropout_p * 2**32), 2**32 - 1), 1 / (1 - options.dropout_p), q.shape[1])
     return Mods(score, None if options.softcap is None else soft_cap_grad, mask.mask), aux, mask, drop

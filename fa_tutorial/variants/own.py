@@ -37,7 +37,7 @@ def attention_with(
     """softmax(score_mod(scale · q kᵀ)) v over the pairs that mask_mod sees, forward and backward, by chapter 10's kernels.
 
     q, k, v, scale, return_lse and the result as for flash_attention. score_mod(s, b, h, i, j, aux), its derivative by s score_grad (None where that is
-    1), and mask_mod(b, h, i, j, aux): functions decorated with @triton.jit, as fa_tutorial.variants.mods says. aux: their tensors and numbers.
+    1), and mask_mod(b, h, i, j, aux): functions decorated with @triton.jit, as fa_tutorial.variants.mods says. aux: their tensors and numbers, no tuples in it.
     block_mask: make_block_mask's for mask_mod, this aux and these lengths, made once for many calls. Without one every call makes its own, for every
     batch entry and head, and looks at every pair for it.
 
@@ -82,10 +82,12 @@ def check_mod(name: str, mod: Any) -> None:
 
 
 def check_aux(aux: tuple, device: torch.device) -> None:
-    """TypeError unless aux is a tuple of tensors without gradient, numbers and None; ValueError for tensors elsewhere."""
+    """TypeError unless aux is a flat tuple of tensors without gradient, numbers and None; ValueError for tensors elsewhere."""
     if not isinstance(aux, tuple):
         raise TypeError(f"aux must be a tuple, got a {type(aux).__name__}")
     for i, x in enumerate(aux):
+        if isinstance(x, tuple):
+            raise TypeError(f"aux[{i}] is a tuple itself: put its {len(x)} entries into aux, one by one")
         if isinstance(x, torch.Tensor) and x.device != device:
             raise ValueError(f"aux[{i}] must be on {device}, as q, k and v are, got {x.device}")
         if isinstance(x, torch.Tensor) and x.requires_grad:

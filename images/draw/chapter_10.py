@@ -32,13 +32,13 @@ def draw_five_places() -> Figure:
     write(ax, 4.65, 0.25, "what a variant changes there", HEAD, ha="left", weight="bold")
     for row, (line, colour, place, who) in enumerate(LOOP):
         y = 0.5 + row * tall
-        box(ax, left, y, 4.05, tall - 0.08, colour=colour, share=0.35 if colour else 0.0)
+        box(ax, left, y, 4.2, tall - 0.08, colour=colour, share=0.35 if colour else 0.0)
         write(ax, left + 0.12, y + tall / 2 - 0.04, line, ha="left", **MONO)
         if place:
             box(ax, 4.65, y, 4.25, tall - 0.08, colour=colour, share=0.35)
             write(ax, 4.75, y + tall / 2 - 0.04, place, BODY, ha="left", weight="bold")
             write(ax, 6.45, y + tall / 2 - 0.04, who, ha="left")
-            arrow(ax, (4.63, y + tall / 2 - 0.04), (4.17, y + tall / 2 - 0.04))
+            arrow(ax, (4.63, y + tall / 2 - 0.04), (4.32, y + tall / 2 - 0.04))
     return figure
 
 

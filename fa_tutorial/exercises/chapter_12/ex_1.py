@@ -8,7 +8,7 @@ from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator,
 
 
 def combine(o_parts, lse_parts):
-    """(o, lse) of all keys. o_parts: (parts, …, D), lse_parts: (parts, …): each part's own result."""
+    """(o, lse) of all keys. o_parts: (parts, …, D), lse_parts: (parts, …), each part by itself."""
     m = lse_parts.amax(dim=0)
     shift = torch.where(m == -math.inf, 0.0, m)  # only empty parts: exp(−inf − 0) is 0, not NaN
     weights = torch.exp(lse_parts - shift)  # [parts, …]
