@@ -199,7 +199,7 @@ def _shadowed(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constexpr, BLOCK_N:
 
 
 WRONG_ANSWERS = (
-    ("5.1", flawed(_load_tile, "rows not masked"), "the tile runs over its head's end", "must be 0: load them with other=0.0"),
+    ("5.1", flawed(_load_tile, "rows not masked"), "the tile runs over its head's end", "store the whole tile, zeros too"),
     ("5.1", flawed(_load_tile, "no other"), "without other=0.0 a load leaves the lanes that its mask hides undefined", None),
     ("5.1", flawed(_load_tile, "no pointer"), "write x.ptr for the pointer", None),
     ("5.1", flawed(_load_tile, "stored by rows of the sequence"), "element (i, j) of program pid's tile goes to"),
@@ -228,7 +228,7 @@ WRONG_ANSWERS = (
     ("5.5", flawed(_two_loops, "acc replaced"), "in attend, each tile's p v replaces the one before"),
     ("5.5", flawed(_two_loops, "not MASK"), "attend hides nothing where it should"),
     ("5.5", flawed(_two_loops, "full is not rounded"), "full is no multiple of BLOCK_N"),
-    ("5.5", flawed(_two_loops, "full is S_k"), "without IS_CAUSAL it ends at S_k // BLOCK_N · BLOCK_N"),
+    ("5.5", flawed(_two_loops, "full is S_k"), "without IS_CAUSAL it ends at S_k // BLOCK_N · BLOCK_N", "still the kernel of 5.4"),
     ("5.5", flawed(_two_loops, "last_seen is S_k"), "without IS_CAUSAL, every row's last_seen is S_k − 1"),
     ("5.5", flawed(_two_loops, "full in tiles"), "full and end count keys, not tiles"),
     ("5.5", flawed(_two_loops, "end in tiles"), "full and end count keys, not tiles"),
