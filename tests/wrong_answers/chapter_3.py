@@ -1,5 +1,6 @@
 """Chapter 3: products that are larger than a tile, a result of another dtype, accesses past the ragged ends, lanes that hold anything."""
 
+import numpy as np
 import torch
 
 from fa_tutorial.matmul import tl, triton
@@ -108,6 +109,24 @@ def matmul_with_python_cdiv(
         _matmul(a_ptr, b_ptr, c_ptr, M, N, K, am, ak, bk, bn, cm, cn, BLOCK_M, BLOCK_N, BLOCK_K, "")
 
 
+def tile_by_float(pid, tiles_m, tiles_n, group):
+    first_row = int(pid / (group * tiles_n)) * group
+    within, rows = pid % (group * tiles_n), min(tiles_m - first_row, group)
+    return first_row + within % rows, within // rows
+
+
+def tile_by_divmod(pid, tiles_m, tiles_n, group):
+    band, within = divmod(pid, group * tiles_n)
+    rows = min(tiles_m - band * group, group)
+    return band * group + within % rows, within // rows
+
+
+def tile_by_sorting(pid, tiles_m, tiles_n, group):
+    m, n = np.divmod(np.arange(tiles_m * tiles_n), tiles_n)
+    place = np.lexsort((m, n, m // group))[pid]
+    return [m[place], n[place]]
+
+
 @triton.jit
 def _skeleton(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, qs, qd, ks, kd, vs, vd, os, od,
               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WRONG: tl.constexpr):  # fmt: skip
@@ -187,6 +206,9 @@ WRONG_ANSWERS = (
     ("3.2", matmul_with_and, "join masks by &, not by `and`", None),
     ("3.2", matmul_in_tf32, "fp32 is rounded to TF32", None),
     ("3.2", matmul_with_python_cdiv, "use tl.cdiv there", None),
+    ("3.3", tile_by_float, "this works in Python only"),
+    ("3.3", tile_by_divmod, "this works in Python only"),
+    ("3.3", tile_by_sorting, "this works in Python only"),
     ("3.4", skeleton_without_key_mask, "mask rows of q and o by S_q, keys by S_k"),
     ("3.4", skeleton_without_store_mask, "mask rows of q and o by S_q, keys by S_k"),
     ("3.4", skeleton_with_and, "join masks by &, not by `and`", None),
