@@ -78,7 +78,7 @@ MISTAKES = {
 
 CONDITIONS = {
     "ragged": "S_q and S_k need not be multiples of the blocks, and D may be smaller than BLOCK_D",
-    "precision": "acc is float32, s is rounded to v's dtype before the second product, and fp32 is multiplied in IEEE precision",
+    "precision": "acc is float32, fp32 is multiplied in IEEE precision, q, k and v keep their dtype in the products, and s is rounded to v's",
     "empty": "S_k may be 0: then o is 0",
 }
 
