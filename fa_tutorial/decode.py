@@ -32,7 +32,7 @@ FP8_CAPABILITY = 89  # from which on a GPU converts it
 def key_pointers(x, block_table, b, h_k, offs_n, offs_d, mask_n, PAGE_SIZE: tl.constexpr):
     """[BLOCK_N, BLOCK_D] pointers to keys offs_n of sequence b, head h_k. x: Heads of a cache; offs_n, mask_n: [BLOCK_N]; offs_d: [1, BLOCK_D].
 
-    Without a block table, sequence b is entry b of the cache. With one, key n is row n mod PAGE_SIZE of page block_table[b, n // PAGE_SIZE] (11.3).
+    Without a block table, sequence b is entry b of the cache. With one, key n is row n mod PAGE_SIZE of page block_table[b, n // PAGE_SIZE] (11.4).
     """
     if block_table is None:
         offsets = b.to(tl.int64) * x.strides[0] + offs_n.to(tl.int64) * x.strides[2]  # [BLOCK_N]
@@ -182,7 +182,7 @@ def choose_config(rows: int, D: int, dtype: torch.dtype, is_paged: bool, shared_
 
 @functools.cache
 def choose_num_splits(B: int, H_k: int, S_max: int, multiprocessors: int, least_keys: int = 256) -> int:
-    """Parts into which to split each sequence's keys, by counting waves of programs (11.4).
+    """Parts into which to split each sequence's keys, by counting waves of programs (11.3).
 
     A GPU runs PROGRAMS_PER_SM · multiprocessors programs at once: one wave. B · H_k · splits programs need ceil(programs / wave) waves, and the last
     one takes as long as a full one. So the programs keep this share of the GPU busy: programs / (waves · wave). With one split B = 1 and H_k = 8

@@ -105,7 +105,7 @@ def test_environment_takes_everything_but_python_from_pip():
 ORDER = (
     *("arguments", "hardware", "tiles", "reference", "ledger", "figures", "source", "operators"),
     *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper", "variants", "decode"),
-    "attention",
+    *("attention", "hugging_face"),
     *("exercises", "bench", "doctor", "notebooks", "site", "compile_report", "sass", "__main__"),
 )
 

@@ -1,0 +1,71 @@
+"""The drawings of chapter 10."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from matplotlib.figure import Figure
+
+from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, image, legend, outline, write
+
+MONO = {"family": "DejaVu Sans Mono"}
+
+# (a line of chapter 5's loop, its colour, the place that a variant takes there, who does), from top to bottom
+LOOP = (
+    ("m, l, acc = −∞, 0, 0", "purple", "the denominator", "sinks: m = sink, l = 1"),
+    ("for each tile of keys:", "sky", "the set of tiles", "what a mask hides whole"),
+    ("    k_tile, v_tile = load(…)", "green", "the addressing", "packed rows, pages of a cache"),
+    ("    s = scale · q_tile k_tileᵀ", "yellow", "the score", "soft cap, ALiBi, bias"),
+    ("    s = where(seen, s, −∞)", "orange", "the mask", "window, documents, prefix"),
+    ("    p, m, l, alpha = softmax_step(s, m, l)", None, "", ""),
+    ("    acc = alpha · acc + p v_tile", None, "", ""),
+    ("o = acc / l;  lse = m + log l", None, "", ""),
+)
+
+
+@image("10_five_places.png")
+def draw_five_places() -> Figure:
+    """Chapter 5's loop, and the five lines at which a variant enters, each with who does."""
+    tall, left = 0.5, 0.1
+    figure, ax = canvas(0.55 + len(LOOP) * tall)
+    write(ax, left, 0.25, "chapter 5's loop", HEAD, ha="left", weight="bold")
+    write(ax, 4.65, 0.25, "what a variant changes there", HEAD, ha="left", weight="bold")
+    for row, (line, colour, place, who) in enumerate(LOOP):
+        y = 0.5 + row * tall
+        box(ax, left, y, 4.2, tall - 0.08, colour=colour, share=0.35 if colour else 0.0)
+        write(ax, left + 0.12, y + tall / 2 - 0.04, line, ha="left", **MONO)
+        if place:
+            box(ax, 4.65, y, 4.25, tall - 0.08, colour=colour, share=0.35)
+            write(ax, 4.75, y + tall / 2 - 0.04, place, BODY, ha="left", weight="bold")
+            write(ax, 6.45, y + tall / 2 - 0.04, who, ha="left")
+            arrow(ax, (4.63, y + tall / 2 - 0.04), (4.32, y + tall / 2 - 0.04))
+    return figure
+
+
+LENGTHS = (5, 2, 4)
+COLOURS = ("blue", "orange", "green")
+
+
+@image("10_cu_seqlens.png")
+def draw_cu_seqlens() -> Figure:
+    """Three sequences, padded to a rectangle, and packed in one row that cu_seqlens divides."""
+    side, left, longest = 0.5, 0.4, max(LENGTHS)
+    figure, ax = canvas(4.1)
+    write(ax, left, 0.25, f"padded: {len(LENGTHS)} × {longest} tokens", HEAD, ha="left", weight="bold")
+    for row, (length, colour) in enumerate(zip(LENGTHS, COLOURS, strict=True)):
+        for column in range(longest):
+            look = {"colour": colour, "share": 0.45, "text": f"{column}"} if column < length else {"hatch": MASKED}
+            box(ax, left + column * side, 0.5 + row * side, side, side, **look)
+    bounds = [0, *accumulate(LENGTHS)]
+    top = 2.85
+    write(ax, left, top - 0.3, f"packed: {bounds[-1]} tokens", HEAD, ha="left", weight="bold")
+    for start, length, colour in zip(bounds, LENGTHS, COLOURS, strict=False):
+        for column in range(length):
+            box(ax, left + (start + column) * side, top, side, side, f"{start + column}", colour, share=0.45)
+        outline(ax, left + start * side, top, length * side, side, line=1.8)
+    write(ax, 6.3, top + side / 2, "cu_seqlens = " + str(bounds), BODY, ha="left", weight="bold")
+    for bound in bounds:
+        arrow(ax, (left + bound * side, top + side + 0.38), (left + bound * side, top + side + 0.03))
+        write(ax, left + bound * side, top + side + 0.52, f"{bound}", BODY, weight="bold")
+    legend(ax, 1.25, ((3.3, {"hatch": MASKED}, "padding: computed, and thrown away"),))
+    return figure
