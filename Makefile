@@ -9,24 +9,25 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+SITE_INSTALLED := $(VENV)/.site_installed
 BROWSER_INSTALLED := $(VENV)/.browser_installed
 FIRST_NOTEBOOK := notebooks/00_why_attention_is_slow.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-slow browser-test figures notebooks html doctor compile-report clean
+.PHONY: help lab test test-slow browser-test figures notebooks site doctor compile-report clean
 
 help:
 	@echo "make lab        set up if needed, and open the first notebook in JupyterLab"
 	@echo "make test       set up if needed; ruff, every test, and every notebook against its stored outputs"
-	@echo "make test-slow  what a change breaks more rarely: every kernel compiled for seven kinds of GPU, every notebook with its exercises solved, every image drawn, every link of the pages"
+	@echo "make test-slow  what a change breaks more rarely: every kernel compiled for seven kinds of GPU, every notebook with its exercises solved, every image drawn, the site with every link of it"
 	@echo "make doctor     say what this machine can run, and what is wrong with the installation"
-	@echo "make browser-test  run every notebook in JupyterLab in headless Chromium, and solve an exercise there; screenshots in build/browser"
-	@echo "make html       render the course for reading without running it, in build/html"
+	@echo "make browser-test  run every notebook in JupyterLab in headless Chromium, solve an exercise there, and read the site; screenshots in build/browser"
+	@echo "make site       render the course for reading without running it, in build/site; fails at a broken link"
 	@echo "make figures    draw images/ again"
 	@echo "make notebooks  run the notebooks and store their outputs again"
 	@echo "make compile-report  compile every kernel for GPUs that are not there; ARGS names the file, in Markdown"
 	@echo "make clean      remove .venv and every cache"
-	@echo 'ARGS="..." is passed on by lab, test, browser-test, figures, notebooks and compile-report; PYTHON=python3.12 picks the Python that .venv is made with (3.11 or newer)'
+	@echo 'ARGS="..." is passed on by lab, test, browser-test, figures, notebooks, site and compile-report; PYTHON=python3.12 picks the Python that .venv is made with (3.11 or newer)'
 
 # As the default address, so that the link that --no-browser prints leads to the notebook too.
 lab: $(INSTALLED)
@@ -38,7 +39,7 @@ test: $(INSTALLED)
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=120 $(ARGS)
 
-test-slow: $(INSTALLED)
+test-slow: $(INSTALLED) $(SITE_INSTALLED)
 	$(RUN) -m pytest -n 2 --dist loadfile -m slow tests $(ARGS)
 
 # -m '' takes in the tour of every notebook, which pyproject.toml leaves out of make test.
@@ -51,8 +52,10 @@ figures: $(INSTALLED)
 notebooks: $(INSTALLED)
 	$(RUN) -m fa_tutorial.notebooks $(ARGS)
 
-html: $(INSTALLED)
-	$(RUN) -m fa_tutorial.site
+# -W: a link, a picture or a reference that leads nowhere fails the build. -E: a page that changed may be named on every other.
+site: $(SITE_INSTALLED)
+	$(RUN) -m sphinx -q -W --keep-going -E -c site -d build/doctrees $(ARGS) . build/site
+	@echo "build/site/index.html"
 
 doctor: $(INSTALLED)
 	$(RUN) -m fa_tutorial doctor
@@ -74,7 +77,11 @@ $(INSTALLED): constraints.txt pyproject.toml
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,test]'
 	@touch $@
 
-$(BROWSER_INSTALLED): $(INSTALLED)
+$(SITE_INSTALLED): $(INSTALLED)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
+	@touch $@
+
+$(BROWSER_INSTALLED): $(SITE_INSTALLED)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	$(RUN) -m playwright install chromium || echo "Playwright's Chromium cannot be had; a Chromium or Chrome on the path is taken instead" >&2
 	@touch $@

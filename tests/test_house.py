@@ -1,6 +1,7 @@
 """What must hold of the repository as a whole: versions, imports, links, and what no file may say."""
 
 import ast
+import itertools
 import subprocess
 import tomllib
 from importlib import metadata
@@ -18,7 +19,7 @@ from fa_tutorial import doctor
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-REQUIREMENTS = [Requirement(line) for line in (*PROJECT["dependencies"], *EXTRAS["lab"], *EXTRAS["test"], *EXTRAS["browser"])]
+REQUIREMENTS = [Requirement(line) for line in (*PROJECT["dependencies"], *itertools.chain.from_iterable(EXTRAS.values()))]
 CONSTRAINTS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
 PINNED = {canonicalize_name(constraint.name): constraint for constraint in CONSTRAINTS}
 
@@ -106,7 +107,7 @@ ORDER = (
     *("arguments", "hardware", "tiles", "reference", "ledger", "figures", "source", "operators"),
     *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper", "variants", "decode"),
     *("attention", "hugging_face"),
-    *("exercises", "bench", "doctor", "notebooks", "site", "compile_report", "sass", "__main__"),
+    *("exercises", "bench", "doctor", "notebooks", "compile_report", "sass", "__main__"),
 )
 
 
