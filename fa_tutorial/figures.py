@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import itertools
 from pathlib import Path
 
@@ -67,3 +69,25 @@ def place_label(ax: Axes, text: str, point: tuple[float, float], others: list[Te
         if inside and not any(extent.overlaps(other) for other in taken):
             break
     return label
+
+
+EXPLORABLE = Path(__file__).resolve().parents[1] / "images" / "explore"
+FIRST_HEIGHT = 700  # pixels, until the page inside has set its own
+
+
+def explore(name: str):
+    """Show the explorable figure images/explore/<name>.html in a notebook, and its picture where scripts or frames don't run.
+
+    The output holds the whole page, so a stored notebook needs no other file. Returns an IPython.display.HTML. Raises FileNotFoundError
+    for an unknown name.
+    """
+    from IPython.display import HTML
+
+    page = html.escape((EXPLORABLE / f"{name}.html").read_text(encoding="utf-8"))
+    picture = base64.b64encode((EXPLORABLE / f"{name}.png").read_bytes()).decode()
+    frame = f'<iframe srcdoc="{page}" title="{name}" style="grid-area: 1 / 1; width: 100%; height: {FIRST_HEIGHT}px; border: 0"></iframe>'
+    # The frame lies over the picture. A page that takes the frame out shows the picture.
+    image = (
+        f'<img src="data:image/png;base64,{picture}" alt="{name}" style="grid-area: 1 / 1; max-width: 100%; max-height: {FIRST_HEIGHT}px">'
+    )
+    return HTML(f'<div style="display: grid; max-width: 860px">{image}{frame}</div>')

@@ -1,0 +1,197 @@
+"""The explorable figures of images/explore in headless Chromium: dragged, stepped and switched, their numbers are the package's.
+
+Each figure's window.state() returns its numbers. Skipped where Playwright or a Chromium is missing.
+"""
+
+import html
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fa_tutorial import figures, softmax
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
+
+from test_browser import launch  # noqa: E402
+
+FOLDER = Path(__file__).resolve().parents[1] / "images" / "explore"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.html"))
+MOST_BYTES = 40_000
+WIDTHS = (390, 1_000)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as engine:
+        chromium = launch(engine)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser):
+    context = browser.new_context(viewport={"width": 800, "height": 1_200})
+    opened = context.new_page()
+    errors = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    yield opened
+    context.close()
+    assert errors == []
+
+
+def open_figure(page, name: str) -> dict:
+    page.goto((FOLDER / f"{name}.html").as_uri())
+    return state(page)
+
+
+def state(page) -> dict:
+    return page.evaluate("state()")
+
+
+def put(page, **values) -> dict:
+    """Give each control, by its id, a value, as a reader's input would; returns the new state."""
+    for name, value in values.items():
+        control = page.locator(f"#{name}")
+        if isinstance(value, bool):
+            control.set_checked(value)
+        elif control.evaluate("control => control.tagName") == "SELECT":
+            control.select_option(str(value))
+        else:
+            control.evaluate(
+                "(control, value) => { control.value = value; control.dispatchEvent(new Event('input', {bubbles: true})) }", str(value)
+            )
+    return state(page)
+
+
+# ---------------------------------------------------------------- every figure
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_figure_is_one_small_file_with_a_picture(name):
+    text = (FOLDER / f"{name}.html").read_text()
+    assert len(text.encode()) <= MOST_BYTES
+    assert not re.search(r"\b(src|href)=|@import|fetch\(|XMLHttpRequest|https?://(?!www\.w3\.org/2000/svg)", text), "it loads something"
+    assert (FOLDER / f"{name}.png").stat().st_size > 0
+
+
+def test_figures_share_their_look():
+    """Each file is complete by itself, so what they have in common stands in each; it must stay the same."""
+    for kind in (r"/\* the same .*?the end of what is the same \*/", r"// the same .*?// the end of what is the same"):
+        assert len({re.search(kind, (FOLDER / f"{name}.html").read_text(), re.DOTALL)[0] for name in NAMES}) == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_figure_fits(browser, name, width, scheme):
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    open_figure(page, name)
+    assert page.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)") <= width
+    ink, paper = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
+    darkness = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ink, paper)]
+    assert (darkness[0] > darkness[1]) == (scheme == "dark")
+    context.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_control_has_a_name_and_takes_the_keyboard(page, name):
+    open_figure(page, name)
+    controls = page.locator("input, select, button").all()
+    nameless = "control => !control.labels?.length && !control.getAttribute('aria-label') && !control.textContent.trim()"
+    assert [control.get_attribute("id") for control in controls if control.evaluate(nameless)] == []
+    assert [control.get_attribute("id") for control in controls if control.evaluate("control => control.tabIndex < 0")] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_explore_shows_the_figure_in_a_notebook(page, name):
+    shown = figures.explore(name).data
+    assert shown == figures.explore(name).data
+    page.set_content(shown)
+    assert page.frames[1].evaluate("Object.keys(state()).length") > 0
+    page.wait_for_function("document.querySelector('iframe').style.height != '700px'")
+    frame, image = (page.locator(tag).bounding_box() for tag in ("iframe", "img"))
+    assert frame["x"] == image["x"] and frame["y"] == image["y"] and frame["width"] >= image["width"]
+    page.set_content(re.sub(r"<iframe.*?</iframe>", "", shown, flags=re.DOTALL))  # as GitHub shows it
+    assert page.locator("img").evaluate("image => image.naturalWidth") > 0
+    assert html.escape("<h1>") in shown
+
+
+# ---------------------------------------------------------------- online_softmax
+
+
+def without_alpha(scores: torch.Tensor, values: torch.Tensor, block: int) -> float:
+    """o of blocks that are each measured from the running maximum, and never rescaled."""
+    m, l, acc = -math.inf, 0.0, 0.0
+    for s, v in zip(scores.split(block), values.split(block), strict=True):
+        m = max(m, s.max().item())
+        p = torch.exp(s - m)
+        l, acc = l + p.sum().item(), acc + (p @ v).item()
+    return acc / l
+
+
+def check_online_softmax(shown: dict) -> None:
+    """The states after `seen` scores, as chapter 1's functions give them."""
+    scores, values = (torch.tensor(shown[name][: shown["seen"]], dtype=torch.float64) for name in ("scores", "values"))
+    m, l = softmax.online_normalizer(scores)
+    truth, _ = softmax.running_weighted_sum(scores, values[:, None], shown["block"])
+    assert shown["m"] == m
+    assert shown["true_o"] == pytest.approx(truth.item())
+    assert shown["true_weights"] == pytest.approx(softmax.safe_softmax(scores).tolist())
+    before, _ = softmax.online_normalizer(scores[: (shown["step"] - 1) * shown["block"]])
+    assert shown["alpha"] == pytest.approx(math.exp(before - m))
+    if shown["rescale"]:
+        assert shown["l"] == pytest.approx(l)
+        assert shown["acc"] == pytest.approx(truth.item() * l)
+        assert shown["weights"] == pytest.approx(shown["true_weights"])
+    o = truth.item() if shown["rescale"] else without_alpha(scores, values, shown["block"])
+    assert shown["o"] == pytest.approx(o)
+    assert shown["error"] == pytest.approx(abs(o - truth.item()), abs=1e-12)
+
+
+@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize("block", [1, 2, 3])
+def test_online_softmax_steps(page, block, rescale):
+    assert open_figure(page, "online_softmax")["scores"] == [3, 2, 5, 1, 4, 0]
+    put(page, block=block, rescale=rescale)
+    while page.locator("#back").is_enabled():
+        page.locator("#back").click()
+    nothing = state(page)
+    assert (nothing["m"], nothing["l"], nothing["acc"], nothing["o"]) == (-math.inf, 0, 0, None)
+    for step in range(1, 6 // block + 1):
+        page.locator("#forward").click()
+        shown = state(page)
+        assert (shown["step"], shown["seen"]) == (step, step * block)
+        check_online_softmax(shown)
+    assert page.locator("#forward").is_disabled()
+    assert page.locator("#verdict.right").count() == (rescale or block == 3)  # blocks of 3: the largest stands in the first
+
+
+def test_online_softmax_answers_its_question(page):
+    """Alpha off does no harm where the largest score stands in the first block."""
+    open_figure(page, "online_softmax")
+    page.locator("#forward").click()
+    assert put(page, rescale=False)["error"] > 1
+    assert put(page, score2=0, score4=0)["error"] == pytest.approx(0, abs=1e-12)
+    assert page.locator("#verdict.right").count() == 1
+
+
+def test_online_softmax_is_dragged(page):
+    open_figure(page, "online_softmax")
+    area = page.locator("[data-score='3']").bounding_box()
+    page.mouse.move(area["x"] + area["width"] / 2, area["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(area["x"] + area["width"] / 2, area["y"] + 26, steps=5)
+    page.mouse.up()
+    page.mouse.move(area["x"], area["y"] + 150)  # the button is up: nothing moves
+    assert state(page)["scores"] == [3, 2, 5, 8, 4, 0]
+    check_online_softmax(state(page))
+    page.locator("#score0").focus()
+    page.keyboard.press("ArrowRight")
+    assert state(page)["scores"][0] == 3.5
+    check_online_softmax(state(page))
+    page.locator("#reset").click()
+    assert state(page)["scores"] == [3, 2, 5, 1, 4, 0]
