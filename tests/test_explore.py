@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import figures, softmax
+from fa_tutorial import algorithm, figures, ledger, softmax
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
 
@@ -195,3 +195,79 @@ def test_online_softmax_is_dragged(page):
     check_online_softmax(state(page))
     page.locator("#reset").click()
     assert state(page)["scores"] == [3, 2, 5, 1, 4, 0]
+
+
+# ---------------------------------------------------------------- causal_tiles
+
+
+def put_tiles(page, S_q: int, S_k: int, **values) -> dict:
+    """The sliders of S_q and S_k hold a place in the figure's list of sizes."""
+    places = {name: page.evaluate(f"SIZES.indexOf({size})") for name, size in (("S_q", S_q), ("S_k", S_k))}
+    assert min(places.values()) >= 0
+    shown = put(page, **places, **values)
+    assert (shown["S_q"], shown["S_k"]) == (S_q, S_k)
+    return shown
+
+
+def check_counts(shown: dict) -> None:
+    """What follows from the ranges of tiles."""
+    tiles = -(-shown["S_q"] // shown["BLOCK_M"]) * -(-shown["S_k"] // shown["BLOCK_N"])
+    computed = sum(end - begin for begin, _, _, end in shown["rows"])
+    whole = sum(whole_end - whole for _, whole, whole_end, _ in shown["rows"])
+    counts = {"tiles": tiles, "computed": computed, "whole": whole, "masked": computed - whole, "skipped": tiles - computed}
+    assert {name: shown[name] for name in counts} == counts
+
+
+SHAPES = [(8, 11, 2, 2), (11, 8, 2, 4), (32, 32, 8, 4), (33, 20, 16, 8), (1, 13, 4, 4), (1000, 4096, 128, 64), (4096, 4096, 128, 128)]
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_causal_tiles_are_those_of_chapter_4(page, is_causal):
+    open_figure(page, "causal_tiles")
+    for S_q, S_k, block_m, block_n in SHAPES:
+        shown = put_tiles(page, S_q, S_k, BLOCK_M=block_m, BLOCK_N=block_n, is_causal=is_causal)
+        row_blocks = range(-(-S_q // block_m))
+        if is_causal:
+            want = [algorithm.causal_tiles(block, block_m, block_n, S_q, S_k) for block in row_blocks]
+        else:
+            want = [algorithm.all_tiles(block_n, S_k) for _ in row_blocks]
+        assert shown["rows"] == [[0, 0, full, end] for full, end in want]
+        assert shown["pairs"] == ledger.visible_pairs(S_q, S_k, is_causal)
+        check_counts(shown)
+        if not is_causal:
+            assert shown["bytes"] == ledger.flash_hbm_bytes(S_q, S_k, shown["D"], block_m, shown["itemsize"])
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_causal_tiles_bytes_are_those_that_move(page, is_causal):
+    open_figure(page, "causal_tiles")
+    for S_q, S_k, block_m, block_n in SHAPES[:5]:
+        shown = put_tiles(page, S_q, S_k, BLOCK_M=block_m, BLOCK_N=block_n, is_causal=is_causal, D=16, itemsize=4)
+        traffic = algorithm.Traffic()
+        q, k, v = (torch.randn(1, 1, S, 16) for S in (S_q, S_k, S_k))
+        algorithm.flash_forward(q, k, v, block_m, block_n, is_causal, traffic=traffic)
+        assert shown["bytes"] == traffic.total
+
+
+def window_mask(S_q: int, S_k: int, is_causal: bool, left: int, right: int) -> torch.Tensor:
+    """Booleans (S_q, S_k), the diagonal in the bottom right corner; −1 is no limit."""
+    distance = torch.arange(S_k) - torch.arange(S_q)[:, None] - (S_k - S_q)
+    ahead = 0 if is_causal else right
+    return ((left < 0) | (distance >= -left)) & ((ahead < 0) | (distance <= ahead))
+
+
+@pytest.mark.parametrize(("left", "right", "is_causal"), [(3, -1, True), (0, 0, False), (2, 1, False), (-1, 7, False), (15, 3, False)])
+def test_windows_leave_the_tiles_of_their_mask(page, left, right, is_causal):
+    open_figure(page, "causal_tiles")
+    if not is_causal:
+        put(page, is_causal=False, right=right)
+    for S_q, S_k, block_m, block_n in SHAPES[:5]:
+        shown = put_tiles(page, S_q, S_k, BLOCK_M=block_m, BLOCK_N=block_n, is_causal=is_causal, left=left)
+        seen = window_mask(S_q, S_k, is_causal, left, right)
+        assert shown["pairs"] == seen.sum()
+        for rows, (begin, whole, whole_end, end) in zip(seen.split(block_m), shown["rows"], strict=True):
+            tiles = rows.split(block_n, dim=1)
+            assert [j for j, tile in enumerate(tiles) if tile.any()] == list(range(begin, end))
+            full = [j for j, tile in enumerate(tiles) if tile.all() and tile.shape[1] == block_n]  # a shorter last tile needs the mask
+            assert full == list(range(whole, whole_end))
+        check_counts(shown)
