@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, figures, ledger, softmax
+from fa_tutorial import algorithm, barriers, figures, ledger, softmax
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
 
@@ -271,3 +271,75 @@ def test_windows_leave_the_tiles_of_their_mask(page, left, right, is_causal):
             full = [j for j, tile in enumerate(tiles) if tile.all() and tile.shape[1] == block_n]  # a shorter last tile needs the mask
             assert full == list(range(whole, whole_end))
         check_counts(shown)
+
+
+# ---------------------------------------------------------------- ring
+
+RINGS = [  # stages, (a load, every third), uses
+    (2, (1, 4), (2,)),
+    (1, (1, 4), (2,)),
+    (3, (1, 4), (2,)),
+    (5, (2, 8), (3,)),
+    (1, (1, 1), (1, 1)),
+    (2, (1, 4), (2, 5)),
+    (3, (6, 2), (4, 1)),
+]
+
+
+def play_ring(shown: dict) -> tuple[list[barriers.Event], str | None]:
+    """The package's timeline of the figure's settings, and its message where they deadlock."""
+    settings = {"stages": shown["stages"], "tiles": shown["tiles"], "loads": shown["loads"]}
+    if not shown["forgets"]:
+        return barriers.ring_timeline(uses=shown["uses"], **settings), None
+    full, empty = barriers.ring(shown["stages"], len(shown["uses"]))
+
+    def consumer(units, releases):
+        for i in range(shown["tiles"]):
+            stage = i % shown["stages"]
+            yield barriers.wait(full[stage], i // shown["stages"] % 2)
+            yield barriers.use(i, stage, units)
+            if releases:
+                yield barriers.arrive(empty[stage])
+
+    *others, last = shown["uses"]
+    names = ["consumer"] if not others else ["consumer 0", "consumer 1"]
+    consumers = [consumer(units, True) for units in others] + [consumer(last, False)]
+    producer = barriers.ring_producer(shown["tiles"], full, empty, shown["loads"])
+    with pytest.raises(barriers.Deadlock) as caught:
+        barriers.run({"producer": producer} | dict(zip(names, consumers, strict=True)))
+    return caught.value.timeline, str(caught.value)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_ring_is_the_simulators(page, forgets):
+    open_figure(page, "ring")
+    for stages, (load, slow), uses in RINGS:
+        values = {"consumers": len(uses), "use": uses[0], "use1": uses[-1]}
+        shown = put(page, stages=stages, load=load, slow=slow, forgets=forgets, **values)
+        assert (shown["stages"], shown["loads"], shown["uses"]) == (stages, [load, load, slow], list(uses))
+        timeline, message = play_ring(shown)
+        assert shown["timeline"] == [[event.role, str(event.action), event.start, event.end] for event in timeline]
+        assert (shown["end"], shown["deadlock"]) == (barriers.last_end(timeline), message)
+        waits = dict.fromkeys(shown["waits"], 0)
+        for event in timeline:
+            waits[event.role] += (event.end - event.start) * (event.action.kind == "wait")
+        assert shown["waits"] == waits
+        assert page.locator("#verdict b.wrong").count() == forgets
+
+
+def test_ring_answers_its_question(page):
+    """As many stages as hide the slow load; then the consumer waits only at the start, and one more brings nothing."""
+    assert open_figure(page, "ring")["loads"] == list(barriers.LOADS)
+    ends = [put(page, stages=stages)["end"] for stages in range(1, 6)]
+    assert ends == [barriers.last_end(barriers.ring_timeline(stages)) for stages in range(1, 6)]
+    assert ends[1] > ends[2] == ends[3] == ends[4]
+
+
+def test_ring_says_who_waits_for_whom(page):
+    open_figure(page, "ring")
+    put(page, now=6)
+    assert "consumer: waits for full[0], parity 1 (the producer must fill stage 0)" in page.locator("#verdict").inner_text()
+    page.locator("#forgets").focus()
+    page.keyboard.press("Space")
+    put(page, now=20)
+    assert "producer: waits for empty[0], parity 0 (every consumer must release stage 0)" in page.locator("#verdict").inner_text()
