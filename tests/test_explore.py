@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fa_tutorial import algorithm, barriers, figures, ledger, softmax
+from fa_tutorial.bench import results
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
 
@@ -343,3 +344,58 @@ def test_ring_says_who_waits_for_whom(page):
     page.keyboard.press("Space")
     put(page, now=20)
     assert "producer: waits for empty[0], parity 0 (every consumer must release stage 0)" in page.locator("#verdict").inner_text()
+
+
+# ---------------------------------------------------------------- roofline
+
+
+def check_roofline(shown: dict) -> None:
+    """The numbers of both algorithms by the ledger."""
+    S, D, itemsize = shown["S"], shown["D"], shown["itemsize"]
+    assert itemsize == getattr(torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[shown["dtype"]]).itemsize
+    more_trips = (shown["trips"] - 4) * ledger.score_bytes(1, 1, S, S, itemsize)  # the ledger counts four
+    count = {
+        "naive": ledger.naive_hbm_bytes(1, 1, S, S, D, itemsize) + more_trips,
+        "flash": ledger.flash_hbm_bytes(S, S, D, shown["block_m"], itemsize),
+    }
+    flops = ledger.attention_flops(1, 1, S, S, D)
+    for name, moved in count.items():
+        cost = shown[name]
+        assert (cost["flops"], cost["bytes"]) == (flops, moved)
+        roof = ledger.attainable_flops(flops / moved, shown["peak_flops"], shown["bandwidth"])
+        assert (cost["intensity"], cost["attainable"], cost["seconds"]) == pytest.approx((flops / moved, roof, flops / roof))
+        assert cost["memory_bound"] == (cost["intensity"] < shown["ridge"])
+
+
+def test_roofline_counts_as_the_ledger(page):
+    check_roofline(open_figure(page, "roofline"))
+    for exponent, D, block_m, dtype, trips in ((6, 32, 256, "fp32", 6), (10, 128, 16, "bf16", 4), (17, 256, 64, "fp16", 6)):
+        shown = put(page, S=exponent, D=D, block_m=block_m, dtype=dtype, trips=trips)
+        assert (shown["S"], shown["D"], shown["block_m"], shown["dtype"]) == (2**exponent, D, block_m, dtype)
+        for card in page.locator("#card option").all_inner_texts():
+            check_roofline(put(page, card=card))
+
+
+def test_roofline_has_the_stored_ceilings(page):
+    ceilings = results.load("h200")["provenance"]["ceilings"]
+    open_figure(page, "roofline")
+    for dtype, name in (("fp16", "fp16"), ("bf16", "bf16"), ("fp32", "fp32_ieee")):
+        shown = put(page, card="H200, measured", dtype=dtype)
+        want = (1e12 * ceilings[f"matmul_{name}_tflops"], 1e9 * ceilings["copy_gb_s"])
+        assert (shown["peak_flops"], shown["bandwidth"]) == pytest.approx(want)
+
+
+def test_roofline_answers_its_question(page):
+    """Naive attention's intensity ends at D / itemsize with four trips, however long S is."""
+    open_figure(page, "roofline")
+    assert put(page, S=17, D=128)["naive"]["intensity"] == pytest.approx(64, rel=0.01)
+    assert put(page, dtype="fp32")["naive"]["intensity"] == pytest.approx(32, rel=0.01)
+
+
+def test_roofline_shows_the_chosen_algorithm(page):
+    assert open_figure(page, "roofline")["algorithm"] == "naive"
+    page.locator("#naive").focus()
+    page.keyboard.press("ArrowRight")
+    assert state(page)["algorithm"] == "flash"
+    assert page.locator("#verdict").inner_text().startswith("flash: 124.1 FLOP/byte, left of the ridge")
+    assert page.locator("[data-point]").last.get_attribute("data-point") == "flash"  # the chosen point lies on top
