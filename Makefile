@@ -20,7 +20,7 @@ help:
 	@echo "make test       set up if needed; ruff, every test, and every notebook against its stored outputs"
 	@echo "make test-slow  what a change breaks more rarely: every kernel compiled for seven kinds of GPU, every notebook with its exercises solved, every image drawn, every link of the pages"
 	@echo "make doctor     say what this machine can run, and what is wrong with the installation"
-	@echo "make browser-test  run every notebook in JupyterLab in headless Chromium, and solve an exercise there; screenshots in build/browser"
+	@echo "make browser-test  run every notebook in JupyterLab in headless Chromium, solve an exercise there, and drag the explorable figures; screenshots in build/browser"
 	@echo "make html       render the course for reading without running it, in build/html"
 	@echo "make figures    draw images/ again"
 	@echo "make notebooks  run the notebooks and store their outputs again"
@@ -43,7 +43,7 @@ test-slow: $(INSTALLED)
 
 # -m '' takes in the tour of every notebook, which pyproject.toml leaves out of make test.
 browser-test: $(BROWSER_INSTALLED)
-	$(RUN) -m pytest -rs -m '' tests/test_browser.py $(ARGS)
+	$(RUN) -m pytest -rs -m '' tests/test_browser.py tests/test_explore.py $(ARGS)
 
 figures: $(INSTALLED)
 	PYTHONPATH=images $(RUN) -m draw $(ARGS)

@@ -1,4 +1,4 @@
-"""The look of the notebooks' own plots, the course's colours, and the roofline. What draws images/ is in images/draw."""
+"""The look of the notebooks' own plots, the course's colours, the roofline, and the explorable figures. What draws images/ is in images/draw."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ COLOURS = {
     "yellow": "#F0E442",  # last: too pale for a line on white, good for an area
 }
 GREY = "#999999"
+
+EXPLORABLE = Path(__file__).resolve().parents[1] / "images" / "explore"
+FIRST_HEIGHT, WIDEST = 700, 860  # pixels; the page inside sets its own height
 
 
 def style() -> None:
@@ -71,10 +74,6 @@ def place_label(ax: Axes, text: str, point: tuple[float, float], others: list[Te
     return label
 
 
-EXPLORABLE = Path(__file__).resolve().parents[1] / "images" / "explore"
-FIRST_HEIGHT = 700  # pixels, until the page inside has set its own
-
-
 def explore(name: str):
     """Show the explorable figure images/explore/<name>.html in a notebook, and its picture where scripts or frames don't run.
 
@@ -85,9 +84,7 @@ def explore(name: str):
 
     page = html.escape((EXPLORABLE / f"{name}.html").read_text(encoding="utf-8"))
     picture = base64.b64encode((EXPLORABLE / f"{name}.png").read_bytes()).decode()
-    frame = f'<iframe srcdoc="{page}" title="{name}" style="grid-area: 1 / 1; width: 100%; height: {FIRST_HEIGHT}px; border: 0"></iframe>'
-    # The frame lies over the picture. A page that takes the frame out shows the picture.
-    image = (
-        f'<img src="data:image/png;base64,{picture}" alt="{name}" style="grid-area: 1 / 1; max-width: 100%; max-height: {FIRST_HEIGHT}px">'
-    )
-    return HTML(f'<div style="display: grid; max-width: 860px">{image}{frame}</div>')
+    image = f'<img data-explore src="data:image/png;base64,{picture}" alt="{name}" style="grid-area: 1 / 1; max-width: 100%">'
+    # The frame is transparent until the script inside hides the picture, so where it doesn't run, or the frame is taken out, the picture shows.
+    frame = f'<iframe srcdoc="{page}" title="{name}" style="grid-area: 1 / 1; width: 100%; height: {FIRST_HEIGHT}px; border: 0; opacity: 0"></iframe>'
+    return HTML(f'<div style="display: grid; max-width: {WIDEST}px">{image}{frame}</div>')
