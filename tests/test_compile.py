@@ -43,8 +43,8 @@ def test_every_kernel_and_every_configuration_compiles_without_faults(capability
     print(report.markdown(rows))
     assert in_words(rows) == []
     chapters = {row.kernel.split(".")[0] for row in rows}
-    every = {"layout", "matmul", "forward", "backward", "tuned", "decode"}
-    assert chapters == every | ({"hopper"} if capability == 90 else set()) | ({"variants"} if capability < 100 else set())
+    every = {"layout", "matmul", "forward", "backward", "tuned", "variants", "decode"}
+    assert chapters == every | ({"hopper"} if capability == 90 else set())
 
 
 def test_a_tile_that_is_too_large_or_spills_or_serialises_wgmma_is_a_fault():
