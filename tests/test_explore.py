@@ -395,9 +395,10 @@ def test_roofline_has_the_stored_ceilings(page):
 
 
 def test_roofline_answers_its_question(page):
-    """Naive attention's intensity ends at D / itemsize with four trips, however long S is."""
+    """Naive attention's intensity ends at 4 D / (trips · itemsize), however long S is."""
     open_figure(page, "roofline")
-    assert put(page, S=17, D=128)["naive"]["intensity"] == pytest.approx(64, rel=0.01)
+    assert put(page, S=17, D=128)["naive"]["intensity"] == pytest.approx(128 / 3, rel=0.01)
+    assert put(page, trips=4)["naive"]["intensity"] == pytest.approx(64, rel=0.01)
     assert put(page, dtype="fp32")["naive"]["intensity"] == pytest.approx(32, rel=0.01)
 
 

@@ -24,6 +24,7 @@ MISTAKES = {
     "linear": "you count S pairs, but each of the S queries meets each of the S keys",
     "no_mask": "you count pairs that the causal mask hides",
     "half_square": "you halve the diagonal too: query i sees i + 1 keys, so half of the square is a little too few",
+    "half_square_rounded": "you halve the diagonal too: query i sees i + 1 keys, so half of the square is a little too few",
     "no_diagonal": "you leave out the diagonal: query i sees key i as well",
     "one_addition_less": "a dot product of D elements is D multiply-adds, which count as 2·D FLOPs: you leave one addition out",
     "rounded": "a float rounds S·(S + 1)/2 here: stay with integers",
@@ -36,7 +37,8 @@ def twin(B, H, S, D, is_causal, mistake=None):
     H = 1 if mistake in ("no_heads", "no_batch_no_heads") else H
     D = 1 if mistake == "no_dimension" else D
     full = S if mistake == "linear" else S * S
-    causal = {"no_mask": full, "half_square": S * S / 2, "no_diagonal": S * (S - 1) // 2}.get(mistake, S * (S + 1) // 2)
+    halves = {"no_mask": full, "half_square": S * S / 2, "half_square_rounded": S * S // 2, "no_diagonal": S * (S - 1) // 2}
+    causal = halves.get(mistake, S * (S + 1) // 2)
     pairs = causal if is_causal else full
     if mistake == "one_addition_less":  # D − 1 additions in q kᵀ, and one less than keys in p v
         return B * H * (pairs * (2 * D - 1) + D * (2 * pairs - S))
