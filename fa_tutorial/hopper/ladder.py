@@ -183,7 +183,7 @@ def forward_kernel(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, STAGES: gl.cons
 
 
 def descriptor(x: torch.Tensor, rows: int = ROWS.value) -> TensorDescriptor:
-    """Of x: (M, D) contiguous, 16 bits an element, in tiles (rows, D) as TMA writes and wgmma reads them."""
+    """Of x: (M, D) contiguous, 16 bits an element, in tiles (rows, D) as TMA writes and wgmma reads them: swizzled, a column over several banks."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     return TensorDescriptor.from_tensor(x, [rows, x.shape[1]], layout)
 
