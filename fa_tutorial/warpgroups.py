@@ -48,8 +48,9 @@ def timeline(D: int, warpgroups: int = 1, overlap: bool = False, blocks: int = 3
         for (w, unit), queue in queues.items():
             needed = [(w, kind, j) for kind, j in _needed(*queue[0], overlap)] if queue else []
             if queue and all(one in done for one in needed):
-                ready.append((max(free[unit], *(done[one] for one in needed), 0), w, unit))
-        start, w, unit = min(ready)
+                asked = max((done[one] for one in needed), default=0)
+                ready.append((max(free[unit], asked), asked, w, unit))
+        start, _, w, unit = min(ready)
         kind, block = queues[w, unit].pop(0)
         free[unit] = done[w, kind, block] = start + (exp_cycles() if unit == "exp" else matmul_cycles(D))
         found.append(Operation(kind, w, block, start, free[unit]))
@@ -60,7 +61,7 @@ def _needed(kind: str, block: int, overlap: bool) -> list[tuple[str, int]]:
     """The operations that must be done before this one can begin. Nothing comes before block 0."""
     before = {
         "s": [("exp", block - 1), ("o", block - 2)],
-        "o": [("exp", block)],
+        "o": [("exp", block), ("o", block - 1)],
         "exp": [("s", block), ("o", block - 2 if overlap else block - 1)],
     }[kind]
     return [(other, j) for other, j in before if j >= 0]

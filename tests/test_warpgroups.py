@@ -14,9 +14,20 @@ def test_one_warpgroup_takes_the_cycles_of_the_formulas(D):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_two_warpgroups_share_the_units(overlap):
-    operations = timeline(64, warpgroups=2, overlap=overlap)
+@pytest.mark.parametrize("warpgroups", [2, 3])
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_several_warpgroups_keep_one_unit_busy_and_end_together(D, warpgroups, overlap):
+    each = max(8 * D, 512)
+    assert cycles_per_block(D, warpgroups, overlap) == each  # (9.3)
+    operations = timeline(D, warpgroups, overlap, blocks=20)
+    ends = [max(op.end for op in operations if op.warpgroup == w) for w in range(warpgroups)]
+    assert max(ends) - min(ends) <= each * (warpgroups - 1), "none is served last again and again"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("D", [64, 128])
+def test_a_unit_does_one_thing_at_a_time(D, overlap):
+    operations = timeline(D, warpgroups=2, overlap=overlap)
     for kinds in (("s", "o"), ("exp",)):
         spans = sorted((op.start, op.end) for op in operations if op.kind in kinds)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "a unit does one thing at a time"
-    assert cycles_per_block(64, 2, overlap) >= max(8 * 64, 512)  # (9.3)

@@ -2,7 +2,7 @@
 
 Tiles are small float64 tensors. A matmul starts when it is issued and reads its tiles of shared memory until it has been waited for, as wgmma does.
 Producer and other consumer are the protocol's own. They act as early as they can, which shows a stage that is released too early, or as late as they
-can, which shows a wait that is missing. Layouts and types, which only the compiler checks, are not seen here.
+can, which shows a wait that is missing. Of layouts, which the compiler checks, only alpha's is seen here; types are not.
 """
 
 from __future__ import annotations
@@ -64,6 +64,13 @@ class Operand:
     """What left_operand gives."""
 
     value: torch.Tensor
+
+
+class Alpha(torch.Tensor):
+    """The softmax's alpha. Its layout is that of the rows of s, so it does not broadcast over acc."""
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        raise Wrong("alpha lies as the rows of s, and acc has another layout: rescaled(acc, alpha) converts it and multiplies")
 
 
 class Pending:
@@ -192,13 +199,13 @@ class Stage:
             s = done(s, "s") * scale_log2
             m_new = torch.maximum(m, s.amax(1))
             p, alpha = torch.exp2(s - m_new[:, None]), torch.exp2(m - m_new)
-            return p, m_new, alpha * l + p.sum(1), alpha
+            return p, m_new, alpha * l + p.sum(1), alpha.as_subclass(Alpha)
 
         mbarrier = types.SimpleNamespace(wait=self.wait, arrive=self.arrive)
         return {
             "mbarrier": mbarrier, "warpgroup_mma": self.matmul, "warpgroup_mma_wait": self.matmul_wait, "softmax_step": softmax_step,
             "left_operand": lambda p, acc, dtype: Operand(done(p, "p")),
-            "rescaled": lambda acc, alpha: done(acc, "acc") * alpha[:, None],
+            "rescaled": lambda acc, alpha: done(acc, "acc") * alpha.as_subclass(torch.Tensor)[:, None],
         }  # fmt: skip
 
     def run(self, attend: Callable) -> str:

@@ -195,7 +195,7 @@ def hand_over(ds_pairs, n, shared, C: gl.constexpr):
     """Write this consumer's rows of ds to shared memory, and say so."""
     stage = stage_of(n, STAGES)
     shared.ds.index(stage).slice(C * ROWS, ROWS).store(unpack(ds_pairs, shared.ds.dtype, tile_layout(shared.ds.shape[2])))
-    fence_async_shared()
+    fence_async_shared()  # else wgmma may still see what was there before
     mbarrier.arrive(shared.ds_full.index(stage), count=1)
 
 

@@ -46,12 +46,14 @@ def wgmma_kernel(q_desc, k_desc, s_ptr):
     tma.async_copy_global_to_shared(q_desc, [0, 0], full, q)
     tma.async_copy_global_to_shared(k_desc, [0, 0], full, k)
     mbarrier.wait(full, 0)
+    # Version 3 is Hopper's wgmma. A program, the hardware's CTA, has four warps, one below the other.
+    # An instruction takes 16 rows a warp, ROWS columns, and 16 of D.
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])
     zeros = gl.zeros([64, ROWS], gl.float32, layout)
     s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)  # starts, and goes on
     s = warpgroup_mma_wait(0, [s])  # until none is under way
-    offs_m = gl.arange(0, 64, gl.SliceLayout(1, layout))  # [64]
-    offs_n = gl.arange(0, ROWS, gl.SliceLayout(0, layout))  # [ROWS]
+    offs_m = gl.arange(0, 64, gl.SliceLayout(1, layout))  # [64], as layout has its rows: dimension 1 is left out
+    offs_n = gl.arange(0, ROWS, gl.SliceLayout(0, layout))  # [ROWS], as layout has its columns
     gl.store(s_ptr + offs_m[:, None] * ROWS + offs_n[None, :], s)
 
 
@@ -80,7 +82,7 @@ def softmax_step(s, m, l, scale_log2):
 
 @gluon.jit
 def left_operand(p, acc, dtype: gl.constexpr):
-    """p in dtype, in registers as the first operand of acc + p v."""
+    """p in dtype, in registers as the first operand of acc + p v. k_width: neighbours that share a register."""
     return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2))
 
 
@@ -181,7 +183,7 @@ def forward_kernel(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, STAGES: gl.cons
 
 
 def descriptor(x: torch.Tensor, rows: int = ROWS.value) -> TensorDescriptor:
-    """Of x: (M, D) contiguous, 16 bits an element, in tiles (rows, D) as TMA writes and wgmma reads them."""
+    """Of x: (M, D) contiguous, 16 bits an element, in tiles (rows, D) as TMA writes and wgmma reads them: swizzled, a column over several banks."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     return TensorDescriptor.from_tensor(x, [rows, x.shape[1]], layout)
 

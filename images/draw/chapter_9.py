@@ -32,17 +32,18 @@ def draw_one_warpgroup() -> Figure:
 
 @image("09_overlapped.png")
 def draw_overlapped() -> Figure:
-    """The same for D = 64 with p v beside the softmax, with two warpgroups that take turns, and with both (9.3)."""
-    figure, ax = canvas(5.6)
-    for warpgroups, overlap, top, how in (
-        (1, True, 0.25, "one warpgroup, p v beside its own softmax"),
-        (2, False, 1.75, "two warpgroups that take turns, A and B (darker)"),
-        (2, True, 3.25, "two warpgroups, each with p v beside its softmax"),
+    """The same for D = 64 with p v beside the softmax, with two warpgroups that take turns, with both, and for D = 128 in turns (9.3)."""
+    figure, ax = canvas(7.1)
+    for D, warpgroups, overlap, blocks, top, how in (
+        (64, 1, True, 3, 0.25, "one warpgroup, p v beside its softmax"),
+        (64, 2, False, 3, 1.75, "two warpgroups in turns, A and B (darker)"),
+        (64, 2, True, 3, 3.25, "two warpgroups, p v beside softmax"),
+        (128, 2, False, 2, 4.75, "two warpgroups in turns"),
     ):
-        each = cycles_per_block(64, warpgroups, overlap)
-        title = f"{how}: {each:,.0f} cycles a block, {2 * matmul_cycles(64) / each:.0%} busy"
-        draw_timeline(ax, top, title, timeline(64, warpgroups, overlap), warpgroups)
-    draw_key(ax, 4.95, "; busy: the tensor cores")
+        each = cycles_per_block(D, warpgroups, overlap)
+        title = f"D = {D}, {how}: {each:,.0f} cycles a block, {2 * matmul_cycles(D) / each:.0%} busy"
+        draw_timeline(ax, top, title, timeline(D, warpgroups, overlap, blocks), warpgroups)
+    draw_key(ax, 6.45, "; busy: the tensor cores")
     return figure
 
 

@@ -67,7 +67,7 @@ def order_sorted_in_place(S_q, S_k, block_m, block_n, heads, is_causal):
 
 
 def _attend(flaw):
-    """attend with one flaw, which the compiler would refuse."""
+    """attend with one flaw, which the compiler would refuse; with flaw "not jitted" it lacks only @gluon.jit."""
 
     def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
         for i in range(blocks):
@@ -78,7 +78,8 @@ def _attend(flaw):
             s = s if flaw == "s not waited for" else warpgroup_mma_wait(0) if flaw == "nothing named" else warpgroup_mma_wait(0, [s])
             p, m, l, alpha = softmax_step(s, m, l, scale_log2)
             p = p if flaw == "p as it is" else left_operand(p, acc, v.dtype)
-            acc = warpgroup_mma(p, v.index(stage), rescaled(acc, alpha), is_async=True)
+            acc = acc * alpha[:, None] if flaw == "not converted" else rescaled(acc, alpha)
+            acc = warpgroup_mma(p, v.index(stage), acc, is_async=True)
             acc = acc if flaw == "acc not waited for" else warpgroup_mma_wait(0, [acc])
             mbarrier.arrive(empty.index(stage), count=1)
         return acc if flaw == "acc alone" else (l, acc)
@@ -133,6 +134,8 @@ WRONG_ANSWERS = (
     ("9.3", _attend("p as it is"), "what left_operand gives"),
     ("9.3", _attend("acc not waited for"), "acc is a matmul that is under way"),
     ("9.3", _attend("acc alone"), "want (l, acc)"),
+    ("9.3", _attend("not converted"), "rescaled(acc, alpha)"),
+    ("9.3", _attend("not jitted"), "@gluon.jit is missing"),
     ("9.4", order_of_pairs, "an entry is of 2 parts"),
     ("9.4", order_sorted_in_place, "is the return missing?"),
     ("9.5", consumer_without_yield, "each action must be yielded"),

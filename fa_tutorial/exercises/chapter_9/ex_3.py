@@ -10,6 +10,7 @@ from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
 require_triton("Exercise 9.3")
 from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
+from triton.experimental.gluon._runtime import GluonJITFunction  # noqa: E402
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
 
 
@@ -49,7 +50,9 @@ MISTAKES = {
     "m_kept": "m stays what it was: softmax_step returns the new one",
     "l_kept": "l stays what it was: softmax_step returns the new one",
     "last_missing": "the last block is missing: 0 … blocks − 1",
+    "not_jitted": "@gluon.jit is missing above def",
 }
+PLAIN, JITTED = "a Python function", "a Gluon function"
 
 
 def _flawed(mistake):
@@ -84,11 +87,18 @@ def _flawed(mistake):
 
 
 def twin(play, mistake=None):
+    if play is None:
+        return PLAIN if mistake == "not_jitted" else JITTED
     return play.run(_flawed(mistake))
 
 
 def adapt(answer):
-    return functools.wraps(getattr(answer, "fn", answer))(lambda play: play.run(answer))
+    def played(play):
+        if play is None:
+            return JITTED if isinstance(answer, GluonJITFunction) else PLAIN
+        return play.run(answer)
+
+    return functools.wraps(getattr(answer, "fn", answer))(played)
 
 
 def inputs():
@@ -96,6 +106,7 @@ def inputs():
         for early in (False, True):
             one = Play(blocks, stages, early)
             yield case(one, on=str(one), otherwise="for each block: wait, q kᵀ, softmax_step, p v, release")
+    yield case(None, on="the compiler takes no plain function", edge="jitted", fresh=True)  # not shown: there are no numbers
 
 
 EXERCISE = Exercise(
@@ -114,6 +125,7 @@ EXERCISE = Exercise(
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
+    conditions={"jitted": "attend is a Gluon function"},
     exact=True,
     adapt=adapt,
 )

@@ -41,6 +41,7 @@ MISTAKES = {
     "no_full": "s and dp do not wait for full[stage]",
     "dk_first": "dk comes before the hand-over: hand ds over first, so that the other consumer does not wait for your dk",
     "dk_last": "dk comes after dq: between hand-over and meeting it would fill the wait, and q's stage would be free earlier",
+    "meet_early": "you wait for ds_full[stage] before dk, which reads only your own ds: dk fills the time until the meeting",
     "own_rows": "dq reads your own rows again: it needs those of the other consumer, 1 − c",
     "one_stage": "your rows of ds all go to stage 0: the other consumer may still read those of the block before",
 }
@@ -67,6 +68,7 @@ def _flawed(mistake):
                      "release_late": [*write, dk, meet, theirs, release],
                      "release_never": [*write, dk, meet, theirs],
                      "dk_first": [dk, release, *write, meet, theirs],
+                     "meet_early": [*write, meet, dk, release, theirs],
                      "dk_last": [*write, meet, theirs, dk, release]}  # fmt: skip
             yield from steps.get(mistake, [*write, dk, release, meet, theirs])
 
