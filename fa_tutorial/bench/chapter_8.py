@@ -318,7 +318,7 @@ def settled(call: Callable[[], Any], flops: int) -> dict[str, Any]:
 # Nsight Compute's sections, and which of their metrics are kept: time, how busy pipes, memories and schedulers are, warps that are there.
 SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "SchedulerStats", "Occupancy", "LaunchStats")
 KEPT = re.compile(
-    r"time_duration\.sum|pipe_(tensor|xu|fma|alu).*\.avg\.pct|(sm|lts|dram)__throughput\.avg\.pct|issue_active\.avg\.pct|warps_active\.avg\.pct"
+    r"time_duration\.sum|pipe_(tensor|xu|fma|alu).*\.avg\.pct|(sm|lts|dram)__throughput\.avg\.pct|gpu__dram_throughput\.avg\.pct|issue_active\.avg\.pct|warps_active\.avg\.pct"
 )
 PROFILED = {  # provider, mode -> the kernel's name
     ("tuned", "fwd"): "forward_kernel",
