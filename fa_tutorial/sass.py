@@ -26,8 +26,6 @@ from fa_tutorial.tuned import steps
 STORED = Path(__file__).with_name("hopper_sass.json")
 D = 128
 LOOPS = ("attend", "attend_overlapped", "attend_held", "order")  # of the ladder, and the forward that is used
-# By D: a tile of chapter 8 that needs more registers than steps.TILE.
-LARGER = {64: TileConfig(64, 128, 4, 2), 128: TileConfig(128, 64, 4, 2)}
 # A wgmma; warpgroup_mma_wait; exp2; an mbarrier's wait and arrive; all warps of the warpgroup; the loop's branch.
 KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "SYNCS", "BAR", "BRA")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
@@ -139,11 +137,11 @@ def sass_of(compiled) -> str:
 
 
 def chapter_8() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What each step of chapter 8's forward compiles to with steps.TILE, and the last two by pointers and descriptors with LARGER. Interpreter off."""
+    """What each step of chapter 8's forward compiles to with steps.TILE, and two of them, by pointers and by descriptors, with steps.LARGER. Interpreter off."""
     with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
         kinds = itertools.product((64, 128), (False, True), ("", *steps.STEPS))
         rows = [_step_row(launched, D, is_causal, step, steps.TILE) for D, is_causal, step in kinds]
-        kinds = itertools.product(LARGER.items(), ("round up", "descriptors"))
+        kinds = itertools.product(steps.LARGER.items(), ("round up", "descriptors"))
         larger = [{"tile": f"{tile.block_m}x{tile.block_n}"} | _step_row(launched, D, False, step, tile) for (D, tile), step in kinds]
         return rows, larger
 

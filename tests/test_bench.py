@@ -253,8 +253,13 @@ def test_numbers_of_another_machine_are_not_mixed_in(clock, tmp_path, field, mon
 def test_the_chapters_cases_are_the_stored_ones():
     """What chapters.py measures is what the package stores: renaming a field would measure everything again. Each number is the ledger's."""
     stored = results.read(results.FOLDER / "h200.json")
-    for key, groups in chapters.CASES.items():
-        assert [about for group in groups for about, _ in group() if not sweep.is_done(about, stored[key])] == []
+    missing = [
+        about for key, groups in chapters.CASES.items() for group in groups for about, _ in group() if not sweep.is_done(about, stored[key])
+    ]
+    # Chapter 8's step rows were measured before its steps ran in turns. All of them are to be measured again, in one run.
+    awaited = {"descriptors", *chapter_8.LARGER_STEP_OF, *chapter_8.WHOLE}
+    assert [about for about in missing if about.get("kernel") != "step" or about["provider"] not in awaited] == []
+    assert len(missing) in (0, 4 * len(awaited))
     for row in stored["rows"]:
         case = Case(row["provider"], row["mode"], row["dtype"], Shape(*(row[name] for name in SHAPE)))
         assert set(row) - {"reason"} == {*FIELDS, *NUMBERS} and (row["ms"] is None) == ("reason" in row)
@@ -412,7 +417,7 @@ sys.exit(main(["bench", "table", *asked]) or main(["bench", "plot", *asked, "--o
 def test_chapter_8s_kernels_are_measured():
     shape, tile = Shape(1, 2, 2, 256, 256, 64, False), TileConfig(64, 64, 4, 2)
     assert chapter_8._tile_row(tile, shape).keys() >= {"ms", "registers", "shared_bytes"}
-    assert chapter_8._step_row("base 2", shape)["ms"] > 0
+    assert chapter_8._steps_in_turns(shape)["tuned"]["ms"] > 0
     assert chapter_8._idea_row("none", tile, shape)["ms"] > 0 and chapter_8._transposed_row("transposed", shape)["ms"] > 0
     assert chapter_8._first_call_row().keys() >= {"forward_s", "backward_s", "next_bucket_s", "host_fwd_us", "configurations"}
     for mode in ("fwd", "fwd_bwd"):
@@ -426,6 +431,23 @@ def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
     monkeypatch.setattr(chapters, "timed_in_turns", lambda calls, flops: {name: call() for name, call in calls.items()})
     shape = Shape(1, 2, 1, 70, 80, 16, is_causal)
     assert len(chapters._loops_in_turns(shape)) == len(chapters._transposed_in_turns(shape)) == 2
+
+
+def test_chapter_8s_steps_run_in_turns(monkeypatch):
+    """Each attends before it is timed, with the tile that its row names; what has no kernel here gives a row with the reason."""
+    outputs = {}
+
+    def turns(calls, flops):
+        outputs.update({name: call() for name, call in calls.items()})
+        return {name: {"ms": 1.0} for name in calls}
+
+    monkeypatch.setattr(chapter_8, "timed_in_turns", turns)
+    rows = chapter_8._steps_in_turns.__wrapped__(Shape(1, 2, 2, 70, 70, 64, True))
+    assert set(rows) == {*chapter_8.STEP_OF, *chapter_8.LARGER_STEP_OF, *chapter_8.WHOLE}
+    first, *others = (o[0] if isinstance(o, tuple) else o for o in outputs.values())
+    assert all(torch.allclose(o.float(), first.float(), atol=2e-3) for o in others)
+    assert rows["order"]["tile"] == "64x64, 4 warps, 3 stages" and rows["order, larger tile"]["tile"] == "64x128, 4 warps, 2 stages"
+    assert all(row["ms"] if name in outputs else row["reason"] for name, row in rows.items()) and "tile" in rows["tuned"]
 
 
 def test_a_tiles_stored_rate_is_that_of_the_last_step_with_this_tile():

@@ -86,4 +86,4 @@ def test_what_is_stored_is_of_the_kernel_as_it_is():
 def test_the_counts_of_chapter_8s_steps_are_of_their_text():
     stored = json.loads(steps.STORED.read_text())
     assert stored["source"] == steps.fingerprint(), "run python -m fa_tutorial.sass"
-    assert len(stored["rows"]) == 4 * (1 + len(steps.STEPS)) and len(stored["larger tiles"]) == 2 * len(sass.LARGER)
+    assert len(stored["rows"]) == 4 * (1 + len(steps.STEPS)) and len(stored["larger tiles"]) == 2 * len(steps.LARGER)

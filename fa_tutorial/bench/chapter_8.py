@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import json
@@ -24,13 +25,13 @@ from typing import Any
 import pandas as pd
 import torch
 
-from fa_tutorial import hardware, tuned
+from fa_tutorial import forward, hardware, tuned
 from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import Case, Shape, about, literature
 from fa_tutorial.bench.measure import call_of, measure
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import first_call_s, randn, timed
+from fa_tutorial.bench.timing import first_call_s, randn, timed, timed_in_turns
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import autotuning, experiments, launching, steps
 
@@ -94,35 +95,60 @@ def _tile_row(tile: TileConfig, shape: Shape) -> dict[str, Any]:
 def tile_report(tile: TileConfig, D: int, is_causal: bool) -> dict[str, Any]:
     """What _tile_row measures on this GPU; without one the H200's row of this tile. {"reason": why there is none} otherwise."""
     shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, is_causal)
+    wanted = about(8, "tile", in_words(tile), **vars(shape))
     try:
-        return _here_or_stored(partial(_tile_row, tile, shape), about(8, "tile", in_words(tile), **vars(shape)))
+        if hardware.device().type == "cuda":
+            return _tile_row(tile, shape)
     except OutOfResources as error:
         return {"reason": f"does not fit: {error}"}
+    stored = results.read(results.FOLDER / "h200.json")["kernels"]
+    return next((row for row in stored if wanted.items() <= row.items()), {"reason": "not stored, it takes a GPU"})
 
 
-def step_report(step: str, D: int, is_causal: bool) -> dict[str, Any]:
-    """As tile_report, of one of the forward's steps."""
-    shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, is_causal)
-    return _here_or_stored(partial(_step_row, step, shape), about(8, "step", step or "chapter 5", **vars(shape)))
+# ---------------------------------------------------------------- steps
 
-
-def _here_or_stored(measure_it: Callable[[], dict[str, Any]], wanted: dict[str, Any]) -> dict[str, Any]:
-    if hardware.device().type == "cuda":
-        return measure_it()
-    stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if wanted.items() <= row.items()]
-    return stored[0] if stored else {"reason": "not stored, it takes a GPU"}
+STEP_OF = {step or "chapter 5": step for step in ("", *steps.STEPS)}  # a step's row, with steps.TILE -> its name in steps
+LARGER_STEP_OF = {f"{step or 'chapter 5'}, larger tile": step for step in ("", "round up", "order")}  # with steps.LARGER
+WHOLE = ("basic", "tuned", "sdpa_flash", "sdpa_cudnn")
 
 
 def step_cases() -> Iterator[Measurement]:
-    """Each step of the chapter's forward by itself, with one tile: S = 4,096."""
-    for shape, step in itertools.product(literature((4096,)), ("", *steps.STEPS)):
-        yield about(8, "step", step or "chapter 5", **vars(shape)), partial(_step_row, step, shape)
+    """Chapter 8's forward, all that its account compares, in turns at S = 4,096: its steps with one tile and a larger one, and WHOLE."""
+    for shape, name in itertools.product(literature((4096,)), (*STEP_OF, *LARGER_STEP_OF, *WHOLE)):
+        yield about(8, "step", name, **vars(shape)), lambda shape=shape, name=name: _steps_in_turns(shape)[name]
 
 
-def _step_row(step: str, shape: Shape) -> dict[str, Any]:
+@functools.cache
+def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    """step_cases' rows by provider. A row of the course's own has its tile in words; {"ms": None, "reason"} for what has no kernel here."""
     q, k, v = inputs(shape)
-    call = partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, step=step, tile=steps.TILE)
-    return timed(call, flops=flops_of(shape))
+    common = (q, k, v, shape.is_causal, shape.D**-0.5)
+    tile_of = dict.fromkeys(STEP_OF, steps.TILE) | dict.fromkeys(LARGER_STEP_OF, steps.LARGER[shape.D])
+    step_of = STEP_OF | LARGER_STEP_OF
+    calls = {name: partial(steps.flash_forward, *common, step=step_of[name], tile=tile) for name, tile in tile_of.items()}
+    calls |= {"basic": partial(forward.flash_forward, *common), "tuned": partial(tuned.flash_forward, *common)}
+    calls |= {name: partial(peers.provider(name), q, k, v, shape.is_causal) for name in WHOLE[2:]}
+    tile_of["basic"] = forward.choose_config(shape.D, q.dtype, hardware.card_of(q).shared_memory)
+    rows: dict[str, dict[str, Any]] = {}
+    launching._prepared.clear()
+    for name, call in calls.items():
+        try:
+            call()  # compiles, and chooses the tuned kernel's tile
+        except (OutOfResources, peers.Unsupported) as error:
+            rows[name] = {"ms": None, "reason": str(error)}
+    [launch] = launching._prepared.values()
+    tile_of["tuned"] = TileConfig(*(launch.constants[name] for name in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")))
+    rows |= timed_in_turns({name: call for name, call in calls.items() if name not in rows}, flops=flops_of(shape))
+    return {name: row | ({"tile": in_words(tile_of[name])} if name in tile_of else {}) for name, row in rows.items()}
+
+
+def steps_report(D: int, is_causal: bool) -> dict[str, dict[str, Any]]:
+    """What step_cases measures at one point on this GPU, provider -> row, in one run; without a GPU the H200's stored rows."""
+    shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, is_causal)
+    if hardware.device().type == "cuda":
+        return _steps_in_turns(shape)
+    stored = (row for row in results.read(results.FOLDER / "h200.json")["kernels"] if vars(shape).items() <= row.items())
+    return {row["provider"]: row for row in stored if row["kernel"] == "step"}
 
 
 # ---------------------------------------------------------------- ideas that do not help
@@ -292,7 +318,7 @@ def settled(call: Callable[[], Any], flops: int) -> dict[str, Any]:
 # Nsight Compute's sections, and which of their metrics are kept: time, how busy pipes, memories and schedulers are, warps that are there.
 SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "SchedulerStats", "Occupancy", "LaunchStats")
 KEPT = re.compile(
-    r"time_duration\.sum|pipe_(tensor|xu|fma|alu).*\.avg\.pct|(sm|lts|dram)__throughput\.avg\.pct|issue_active\.avg\.pct|warps_active\.avg\.pct"
+    r"time_duration\.sum|pipe_(tensor|xu|fma|alu).*\.avg\.pct|(sm|lts|dram)__throughput\.avg\.pct|gpu__dram_throughput\.avg\.pct|issue_active\.avg\.pct|warps_active\.avg\.pct"
 )
 PROFILED = {  # provider, mode -> the kernel's name
     ("tuned", "fwd"): "forward_kernel",

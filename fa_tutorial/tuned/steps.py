@@ -26,6 +26,7 @@ from fa_tutorial.tuned.launching import signature_of
 triton = require_triton("Chapter 8 (fa_tutorial.tuned)")
 
 TILE = TileConfig(64, 64, 4, 3)  # with which the steps are compared
+LARGER = {64: TileConfig(64, 128, 4, 2), 128: TileConfig(128, 64, 4, 2)}  # by D: a tile that needs more registers
 STORED = Path(__file__).with_name("steps_sm90.json")  # what ptxas makes of each: python -m fa_tutorial.sass
 GUARD = 'tl.where(m_new == -float("inf"), 0.0, m_new)'
 # In the order of the chapter: step -> its edits (old text, new text), each made wherever the old text stands.
@@ -65,11 +66,13 @@ STEPS: dict[str, list[tuple[str, str]]] = {
     "descriptors": [
         ("    rows = S_k if MASK else None\n", ""),
         ("start_n, rows, D,", "start_n, S_k, D,"),
+    ],
+    "load ahead": [
         ("    for start_n in range(0,", "    TAIL_STAGES: tl.constexpr = None if IS_CAUSAL else 1\n    for start_n in range(0,"),
         ("num_stages=1)", "num_stages=TAIL_STAGES)"),
     ],
     "order": [
-        ("H_q, H_k, S_q, S_k, D, scale, IS", "H_q, H_k, heads_at_once, S_q, S_k, D, scale, IS"),
+        ("H_q, H_k, S_q, S_k, D, scale, IS", "H_q, H_k, heads_at_once, S_q, S_k, D, scale,\n                         IS"),
         (
             "    start_m = tl.program_id(0) % row_blocks * BLOCK_M\n    batch_head = tl.program_id(0) // row_blocks\n",
             "    batch_head, row_block = grouped_tile_device(\n"

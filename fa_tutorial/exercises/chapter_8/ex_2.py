@@ -58,6 +58,7 @@ def adapt(step):
 
 MISTAKES = {
     "exchanged": "m_new and l_new are swapped: return p, m_new, l_new, alpha",
+    "alpha_for_l": "l_new and alpha are swapped: return p, m_new, l_new, alpha",
     "base_e": "the base is e: with scale_log2 in the exponent it must be 2, tl.exp2",
     "alpha_base_e": "the base of alpha is e: use tl.exp2 there, too",
     "no_scale": "s is not scaled: p = 2^(s · scale_log2 − m_new)",
@@ -71,6 +72,7 @@ MISTAKES = {
     "l_no_rescale": "your l is not rescaled when the maximum grows",
     "l_anew": "l starts anew with every tile: add to the rescaled l",
     "l_no_block": "the new tile's sum is missing in l_new",
+    "m_is_shift": "a row that has seen nothing must keep m = −inf: only the shift is 0 there",
     "nan": "a row that has seen nothing gives NaN: m_new is −inf, and −inf − (−inf) is NaN",
 }
 CONDITIONS = {"unseen": "a row that has seen no key yet keeps m = −∞ and l = 0, and its p is 0"}
@@ -92,7 +94,8 @@ def twin(s, m, l, scale_log2, mistake=None):
     l_new = {"l_no_rescale": l + p.sum(-1), "l_anew": p.sum(-1), "l_no_block": alpha * l}.get(mistake, alpha * l + p.sum(-1))
     if mistake not in ("nan", "alpha_inverted"):
         alpha = alpha.masked_fill(m_new == -INF, ANYTHING)  # it multiplies 0
-    return (p, l_new, m_new, alpha) if mistake == "exchanged" else (p, m_new, l_new, alpha)
+    m_new = shift if mistake == "m_is_shift" else m_new
+    return {"exchanged": (p, l_new, m_new, alpha), "alpha_for_l": (p, m_new, alpha, l_new)}.get(mistake, (p, m_new, l_new, alpha))
 
 
 def inputs():

@@ -24,6 +24,7 @@ MISTAKES = {
     "all_heads": "all heads run side by side: only at_once of them do",
     "first_group": "every group starts at head 0: group g starts at head g · at_once",
     "last_full": "the last group has only the heads that are left",
+    "clamped": "the last group has only the heads that are left, so its programs count those alone: no head gets another's row blocks",
 }
 CONDITIONS = {"last_group": "the last group has fewer heads, when heads is not a multiple of at_once"}
 
@@ -31,9 +32,10 @@ CONDITIONS = {"last_group": "the last group has fewer heads, when heads is not a
 def twin(pid, heads, row_blocks, at_once, is_causal, mistake=None):
     at_once = heads if mistake == "all_heads" else at_once
     group, within = divmod(pid, at_once * row_blocks)
-    together = at_once if mistake == "last_full" else min(at_once, heads - group * at_once)
+    together = at_once if mistake in ("last_full", "clamped") else min(at_once, heads - group * at_once)
     head, row = within % together, within // together
     head += 0 if mistake == "first_group" else group * at_once
+    head = min(head, heads - 1) if mistake == "clamped" else head
     if mistake == "as_they_come":
         head, row = divmod(pid, row_blocks)
     if (is_causal and mistake != "shortest_first") or mistake == "always_reversed":
