@@ -6,6 +6,7 @@ number, links from a glossary term's first mention in a chapter to its entry, so
 
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -34,6 +35,7 @@ suppress_warnings = ["misc.highlighting_failure"]  # a block of PTX or SASS is s
 html_theme = "sphinx_book_theme"
 html_static_path = ["static"]
 html_css_files = ["course.css"]
+html_favicon = "static/favicon.svg"
 html_context = {"default_mode": "auto"}  # light or dark as the reader's system is
 html_copy_source = False
 html_show_sourcelink = False
@@ -118,6 +120,9 @@ def link_chapter(doctree, uri):
     """Give each equation the id of its number, and make links of what the chapter's sentences name."""
     for block in doctree.findall(nodes.math_block):
         block["ids"] += [f"equation-{tag}" for tag in TAG.findall(block.astext())]
+        if not block.get("no-wrap"):  # Sphinx would put lines of one equation into a split environment, where a tag is an error
+            block[:] = [nodes.Text(rf"\[{block.astext()}\]")]
+            block["no-wrap"] = True
     seen = set()
     sentences = (nodes.paragraph, nodes.emphasis, nodes.strong)
     for text in [text for text in doctree.findall(nodes.Text) if isinstance(text.parent, sentences)]:
@@ -149,8 +154,16 @@ def add_links(app, doctree):
         link_chapter(doctree, lambda target: app.builder.get_relative_uri(docname, target) if target != docname else "")
 
 
+def copy_explorables(app, exception):
+    """A notebook shows them in a frame, by their path from notebooks/, which is the path from its page too."""
+    folder = Path(app.srcdir, "images", "explore")
+    if exception is None and folder.is_dir():
+        shutil.copytree(folder, Path(app.outdir, "images", "explore"), dirs_exist_ok=True)
+
+
 def setup(app):
     app.add_config_value("repository", "", "html", str)
     app.connect("config-inited", add_buttons)
     app.connect("source-read", add_toctree)
     app.connect("doctree-read", add_links)
+    app.connect("build-finished", copy_explorables)
