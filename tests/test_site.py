@@ -53,7 +53,11 @@ def small_course(folder: Path, readme: str) -> Path:
     text = nbformat.v4.new_markdown_cell("# Chapter\n\nA tile.", id="text")
     shown = nbformat.v4.new_output("execute_result", {"text/html": IFrame(EXPLORABLE, "100%", 400)._repr_html_()})
     figure = nbformat.v4.new_code_cell("figure", id="figure", outputs=[shown], execution_count=1)
-    notebook = nbformat.v4.new_notebook(cells=[text, figure], metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+    metadata = {
+        "kernelspec": {"name": "python3", "display_name": "Python 3"},
+        "language_info": {"name": "python", "pygments_lexer": "ipython3"},
+    }
+    notebook = nbformat.v4.new_notebook(cells=[text, figure], metadata=metadata)
     nbformat.write(notebook, folder / "notebooks" / "00_chapter.ipynb")
     return folder
 
