@@ -21,7 +21,7 @@ help:
 	@echo "make test       set up if needed; ruff, every test, and every notebook against its stored outputs"
 	@echo "make test-slow  what a change breaks more rarely: every kernel compiled for seven kinds of GPU, every notebook with its exercises solved, every image drawn, the site with every link of it"
 	@echo "make doctor     say what this machine can run, and what is wrong with the installation"
-	@echo "make browser-test  run every notebook in JupyterLab in headless Chromium, solve an exercise there, and read the site; screenshots in build/browser"
+	@echo "make browser-test  run every notebook in JupyterLab in headless Chromium, solve an exercise there, read the site, and drag the explorable figures; screenshots in build/browser"
 	@echo "make site       render the course for reading without running it, in build/site; fails at a broken link"
 	@echo "make figures    draw images/ again"
 	@echo "make notebooks  run the notebooks and store their outputs again"
@@ -44,7 +44,7 @@ test-slow: $(INSTALLED) $(SITE_INSTALLED)
 
 # -m '' takes in the tour of every notebook, which pyproject.toml leaves out of make test.
 browser-test: $(BROWSER_INSTALLED)
-	$(RUN) -m pytest -rs -m '' tests/test_browser.py $(ARGS)
+	$(RUN) -m pytest -rs -m '' tests/test_browser.py tests/test_explore.py $(ARGS)
 
 figures: $(INSTALLED)
 	PYTHONPATH=images $(RUN) -m draw $(ARGS)

@@ -4,17 +4,26 @@ Import this package before Triton. Where there is no CUDA GPU, the import switch
 and the switch is read when a kernel is decorated, so it has to come first.
 """
 
+import importlib
+
 from fa_tutorial import hardware
 
 __version__ = "0.1.0"
 
 hardware.select_backend()
 
+# The public functions, and the modules that have them.
+PUBLIC = {
+    "flash_attention": "attention",
+    "flash_attention_varlen": "attention",
+    "attention_with": "variants",
+    "flash_decode": "decode",
+    "append_to_cache": "decode",
+}
+
 
 def __getattr__(name: str):
-    """flash_attention, found when it is asked for: its kernels need Triton, and the rest of the package does not."""
-    if name == "flash_attention":
-        from fa_tutorial.attention import flash_attention
-
-        return flash_attention
+    """The public functions, found when they are asked for: their kernels need Triton, and the rest of the package does not."""
+    if name in PUBLIC:
+        return getattr(importlib.import_module(f"fa_tutorial.{PUBLIC[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -89,6 +89,11 @@ def check_alike(**tensors: torch.Tensor) -> None:
     if len({tensor.dtype for tensor in tensors.values()}) > 1:
         dtypes = ", ".join(f"{name}: {dtype_name(tensor.dtype)}" for name, tensor in tensors.items())
         raise TypeError(f"{', '.join(tensors)} must have one dtype, got {dtypes}")
+    check_devices(**tensors)
+
+
+def check_devices(**tensors: torch.Tensor) -> None:
+    """Raise ValueError unless all tensors are on one device."""
     if len({tensor.device for tensor in tensors.values()}) > 1:
         devices = ", ".join(f"{name}: {tensor.device}" for name, tensor in tensors.items())
         raise ValueError(f"{', '.join(tensors)} must be on one device, got {devices}")

@@ -1,4 +1,4 @@
-"""The public function: flash_attention checks its arguments once, and calls a registered PyTorch operator that picks the kernel.
+"""The public functions: flash_attention checks its arguments once, and calls a registered PyTorch operator that picks the kernel.
 
 The operators torch.ops.fa_tutorial.flash_forward and flash_backward carry what PyTorch asks of one of its own: fake tensors, so that torch.compile,
 torch.export and meta tensors know the shapes without a launch; a gradient; a rule for torch.vmap. They trust their arguments.
@@ -11,10 +11,12 @@ import math
 
 import torch
 
-from fa_tutorial import backward, forward, tuned
+from fa_tutorial import backward, forward, tuned, variants
 from fa_tutorial.arguments import check_attention, check_flag, check_name
 from fa_tutorial.hardware import HOPPER_CAPABILITY, card_of, interpreter_on, on_device_of, require_kernel_device
+from fa_tutorial.operators import LIBRARY, below_autograd, differentiable, gradients_of, once_differentiable
 from fa_tutorial.tiles import MAX_D
+from fa_tutorial.variants.operator import FORWARD as VARIANT
 
 KERNELS = ("auto", "basic", "tuned", "hopper")
 
@@ -28,6 +30,12 @@ def flash_attention(
     scale: float | None = None,
     return_lse: bool = False,
     kernel: str = "auto",
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale · q kᵀ) v with memory linear in the sequence length, forward and backward (FlashAttention-2, Dao, 2023).
 
@@ -38,11 +46,17 @@ def flash_attention(
     fastest on this GPU; "hopper" for chapter 9's on a GPU of compute capability 9.0. Where one does not apply, the next simpler one runs. "auto"
     takes "hopper" on such a GPU, "tuned" on another, and "basic" in the interpreter.
 
+    Variants, by the kernels of chapter 10, for which kernel stays "auto". They may be combined; to the scaled scores they apply in this order.
+    softcap: c > 0 makes s c · tanh(s / c). alibi_slopes: (H_q,) or (B, H_q) float32, no gradient; slope · |i + S_k − S_q − j| is subtracted.
+    bias: (B or 1, H_q or 1, S_q, S_k), any of the dtypes, is added. window: (left, right), query i sees keys i + S_k − S_q − left …
+    i + S_k − S_q + right; −1 is no limit, and is_causal makes right 0. sinks: (H_q,), a logit a head that joins the denominator and nothing else,
+    so lse counts it. dropout_p: each p becomes 0 with this probability, and p / (1 − dropout_p) otherwise; the seed comes from PyTorch's generator.
+
     Returns o (B, H_q, S_q, D), contiguous, in q's dtype; with return_lse also lse (B, H_q, S_q), float32, the natural logarithm of the sum of
     exponentials of the scaled scores. A query that sees no key gets o = 0 and lse = −inf.
 
-    Gradients: o and lse are differentiable with respect to q, k and v, once: a second derivative raises RuntimeError. For backward q, k, v, o and
-    lse are kept, and nothing else. Two runs with the same tiles give the same bits, but for "hopper"'s dq, whose parts are added in the order in
+    Gradients: o and lse are differentiable with respect to q, k, v, bias and sinks, once: a second derivative raises RuntimeError. For backward q, k, v, o and
+    lse are kept, and what the caller gave. Two runs with the same tiles give the same bits, but for "hopper"'s dq, whose parts are added in the order in
     which they come: under torch.use_deterministic_algorithms(True) the backward is "tuned"'s instead.
 
     Not promised: that NaN or inf in a key or value which the causal mask hides stays hidden from the other rows of its tile; values within a
@@ -50,12 +64,56 @@ def flash_attention(
     maximum in float32 shows.
 
     Raises TypeError for other dtypes, sparse or nested tensors, a non-tensor, a non-bool is_causal, a non-numeric scale; ValueError for shapes,
-    devices, head counts, D, scale and kernel; RuntimeError for a device on which no kernel runs.
+    devices, head counts, D, scale, kernel and the variants' values; RuntimeError for a device on which no kernel runs.
     """
     q, k, v = autocast(q, k, v)
     check_attention(q, k, v, scale, max_d=MAX_D)
     check_name("kernel", kernel, KERNELS)
+    if not (window is None and softcap is None and alibi_slopes is None and bias is None and sinks is None and dropout_p == 0.0):
+        if kernel != "auto":
+            raise ValueError(f'the variants have kernels of their own: leave kernel="auto", got {kernel!r}')
+        options = variants.check_options(q, k, is_causal, scale, window, softcap, alibi_slopes, bias, sinks, dropout_p)
+        o, lse = VARIANT(q, k, v, *options)
+        return (o, lse) if return_lse else o
     o, lse = FORWARD(q, k, v, check_flag("is_causal", is_causal), scale, kernel)
+    return (o, lse) if return_lse else o
+
+
+def flash_attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    return_lse: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """flash_attention inside each of many sequences that lie packed, one behind the other, without padding and without work across sequences.
+
+    Shapes: q (total_q, H_q, D); k and v (total_k, H_k, D). cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32 on the same device, from 0 to total_q
+    and total_k; queries cu_seqlens_q[s] … cu_seqlens_q[s + 1] − 1 see keys cu_seqlens_k[s] … cu_seqlens_k[s + 1] − 1, any number of each, also none.
+    Their values are checked on the CPU only: to look at a GPU's, the CPU would have to wait for it. With others the result is undefined, but no memory
+    outside the tensors is touched. max_seqlen_q, max_seqlen_k: taken so that a call of flash-attn's fits, and not needed.
+
+    Returns o (total_q, H_q, D), contiguous, and with return_lse also lse (H_q, total_q). The rest is as for flash_attention: is_causal and window are
+    aligned bottom right in each sequence, and so are ALiBi's distances; alibi_slopes: (H_q,). Errors as flash_attention's.
+    """
+    q, k, v = autocast(q, k, v)
+    rows = [variants.check_packed(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
+    check_attention(*rows, scale, max_d=MAX_D)
+    variants.check_cu_seqlens(rows[0], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    options = variants.check_options(rows[0], rows[1], is_causal, scale, window, softcap, alibi_slopes, None, sinks, dropout_p)
+    o, lse = VARIANT(*rows, *options._replace(cu_q=cu_seqlens_q, cu_k=cu_seqlens_k))
+    o, lse = o.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (o, lse) if return_lse else o
 
 
@@ -122,7 +180,6 @@ def hopper():
 
 # ---------------------------------------------------------------- the operators
 
-LIBRARY = torch.library.Library("fa_tutorial", "DEF")
 LIBRARY.define(
     "flash_forward(Tensor q, Tensor k, Tensor v, bool is_causal, float? scale, str kernel) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
@@ -147,13 +204,8 @@ def fake_backward(do, dlse, q, k, v, o, lse, is_causal, scale, kernel):
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
 
 
-def below_autograd(operator, *arguments):
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator(*arguments)
-
-
 class FlashAttention(torch.autograd.Function):
-    """The operator flash_forward as a node of autograd's graph. torch.library.register_autograd would do the same in twice the host's time."""
+    """The operator flash_forward as a node of autograd's graph."""
 
     @staticmethod
     def forward(ctx, q, k, v, is_causal, scale, kernel):
@@ -168,39 +220,12 @@ class FlashAttention(torch.autograd.Function):
         q, k, v, o, lse = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
         arguments = do, dlse, q, k, v, o, lse, ctx.is_causal, ctx.scale, ctx.kernel
-        # Only with create_graph=True can somebody want to differentiate these.
-        gradients = BACKWARD(*arguments) if torch.is_grad_enabled() else below_autograd(BACKWARD, *arguments)
-        return *gradients, None, None, None
-
-
-class OnceDifferentiable(torch.autograd.Function):
-    """The operator flash_backward as a node of autograd's graph that cannot be differentiated."""
-
-    @staticmethod
-    def forward(ctx, *arguments):
-        return below_autograd(BACKWARD, *arguments)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise RuntimeError(
-            "flash_attention is once differentiable: autograd cannot see into its backward kernels. "
-            "For second derivatives use torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH"
-        )
-
-
-def differentiable(function: type[torch.autograd.Function], operator):
-    """The operator's implementation for autograd's dispatch key: a node of the graph where somebody asks for a gradient."""
-
-    def run(*arguments):
-        asked = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)
-        return function.apply(*arguments) if asked else below_autograd(operator, *arguments)
-
-    return run
+        return *gradients_of(BACKWARD, *arguments), None, None, None
 
 
 FORWARD, BACKWARD = torch.ops.fa_tutorial.flash_forward.default, torch.ops.fa_tutorial.flash_backward.default
 LIBRARY.impl("flash_forward", differentiable(FlashAttention, FORWARD), "Autograd")
-LIBRARY.impl("flash_backward", differentiable(OnceDifferentiable, BACKWARD), "Autograd")
+LIBRARY.impl("flash_backward", differentiable(once_differentiable(BACKWARD), BACKWARD), "Autograd")
 
 
 def map_over_batch(operator, tensors: int):

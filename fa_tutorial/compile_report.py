@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import backward, forward, hardware, hopper, layout, matmul, tuned
+from fa_tutorial import backward, decode, forward, hardware, hopper, layout, matmul, tuned, variants
 from fa_tutorial.bench import tables
 from fa_tutorial.tiles import MAX_D, TileConfig
 
@@ -127,12 +127,73 @@ def hopper_kernels(capability: int) -> Iterator[Call]:
     yield "fp16 D=128 full held", partial(hopper.flash_forward, *inputs(torch.float16, 128)[:3], False, 0.5, step=held)
 
 
+def ladder_kernels(capability: int) -> Iterator[Call]:
+    """Chapter 9's small kernels, and its plain forward with and without overlap."""
+    if capability != hardware.HOPPER_CAPABILITY:
+        return
+    ladder = hopper.ladder
+    for dtype, D in itertools.product((torch.float16, torch.bfloat16), (64, 128)):
+        q, k, v, *_ = inputs(dtype, D)
+        x = q[0, 0, : ladder.ROWS.value]  # [ROWS, D]
+        yield f"{in_words(dtype)} D={D}", partial(ladder.copy, x)
+        yield f"{in_words(dtype)} D={D}", partial(ladder.scores, x[:64], x)
+        for attend in (ladder.attend, ladder.attend_overlapped, ladder.attend_held):
+            yield f"{in_words(dtype)} D={D} {attend.__name__}", partial(ladder.flash_forward, q, k, v, 0.5, attend=attend, stages=3)
+
+
+def decode_kernels(capability: int) -> Iterator[Call]:
+    """Chapter 11's kernels: a token for one sequence, its cache in one piece, in pages, and in fp8; 8 tokens; and what appends."""
+    lengths, table = (torch.empty(shape, dtype=torch.int32, device="meta") for shape in ((1,), (1, LENGTH // 16)))
+    for dtype, D, tokens in (
+        (torch.float16, 64, 1),
+        (torch.float16, 128, 1),
+        (torch.bfloat16, 128, 8),
+        (torch.float32, 128, 1),
+        (torch.float16, MAX_D, 1),
+    ):
+        q, k = (torch.empty(1, H, S, D, dtype=dtype, device="meta") for H, S in ((8 * HEADS, tokens), (HEADS, LENGTH)))
+        pages = k.view(LENGTH // 16, HEADS, 16, D)
+        words = f"{in_words(dtype)} D={D} S_q={tokens}"
+        yield words, partial(decode.decode, q, k, k, lengths, None, None, None, 0.5, None)
+        yield f"{words} pages", partial(decode.decode, q, pages, pages, lengths, table, None, None, 0.5, None)
+        yield words, partial(decode.append, pages, pages, k[:, :, :tokens], k[:, :, :tokens], lengths, table)
+        if capability >= decode.FP8_CAPABILITY and dtype != torch.float32:
+            scale = torch.empty(HEADS, device="meta")
+            yield f"{words} fp8", partial(decode.decode, q, k.to(decode.FP8), k.to(decode.FP8), lengths, None, scale, scale, 0.5, None)
+
+
+def variant_kernels(_: int) -> Iterator[Call]:
+    """Chapter 10: a window, and with it every score mod and a sink, a bias, dropout, or packed rows."""
+    plain = dict.fromkeys(variants.Options._fields) | {"left": 1023, "right": 0, "dropout_p": 0.0}
+    for D in (64, 128, MAX_D):
+        q, k, v, o, do, lse = inputs(torch.float16, D)
+        bounds, per_head = torch.empty(9, dtype=torch.int32, device="meta"), lse[0, :, :1].mT
+        for words, given in {
+            "window": {},
+            "scores": {"softcap": 30.0, "alibi_slopes": per_head, "sinks": per_head[0]},
+            "bias": {"bias": q[:, :, :, :1].expand(1, HEADS, LENGTH, LENGTH)},
+            "dropout": {"rng": torch.empty(2, dtype=torch.int64, device="meta"), "dropout_p": 0.25},
+            "packed": {"cu_q": bounds, "cu_k": bounds},
+        }.items():
+            yield f"fp16 D={D} {words}", partial(launch_variant, q, k, v, o, do, lse, variants.Options(**plain | given))
+
+
+def launch_variant(q, k, v, o, do, lse, options: variants.Options) -> None:
+    mods, aux, mask, drop = variants.plan(q, k, options)
+    variants.variant_forward(q, k, v, 0.5, mods, aux, mask, options.sinks, drop)
+    bias_shape = None if options.bias is None else tuple(options.bias.shape)
+    variants.variant_backward(q, k, v, o, do, lse, lse, 0.5, mods, aux, mask, options.sinks, drop, bias_shape)
+
+
 GROUPS = {  # the least capability that they need, and their calls
     "softmax": (hardware.LEAST_CAPABILITY, softmax_kernels),
     "first": (hardware.LEAST_CAPABILITY, first_kernels),
     "basic": (hardware.LEAST_CAPABILITY, basic_kernels),
     "tuned": (hardware.TENSOR_CORE_CAPABILITY, tuned_kernels),
+    "ladder": (hardware.HOPPER_CAPABILITY, ladder_kernels),
     "hopper": (hardware.HOPPER_CAPABILITY, hopper_kernels),
+    "decode": (hardware.LEAST_CAPABILITY, decode_kernels),
+    "variants": (hardware.LEAST_CAPABILITY, variant_kernels),
 }
 
 
@@ -265,11 +326,20 @@ def accepted_spills(row: Row) -> int:
     if row.kernel == "hopper.forward.forward_kernel" or "grouped" in row.case:
         # Three consumers of the forward have 160 registers a thread; the backward's walk over a group's heads needs what its accumulators leave.
         return 340
+    if row.kernel == "variants.tile_lists.tile_lists_kernel":
+        return 64  # it runs once for a mask
+    if row.kernel.startswith("variants.") and (is_heavy(row) or f"D={MAX_D}" in row.case):
+        return 4_600 if row.capability == hardware.LEAST_CAPABILITY else 1_200
     if row.kernel.startswith("forward.") and f"D={MAX_D}" in row.case:
         return 200
     if row.kernel.startswith("backward.") and f"D={MAX_D}" in row.case:
         return 4_000 if row.capability == hardware.LEAST_CAPABILITY else 600
     return SMALL_SPILL
+
+
+def is_heavy(row: Row) -> bool:
+    """The variants whose numbers for each pair, loaded or drawn, cost more than the products that wait for them."""
+    return row.kernel.startswith("variants.") and row.case.endswith(("dropout", "bias"))
 
 
 def faults(row: Row) -> list[str]:
@@ -279,7 +349,7 @@ def faults(row: Row) -> list[str]:
         found.append(f"asks for {row.shared} bytes of shared memory, the card has {SHARED_LIMITS[row.capability]}")
     if row.spills > accepted_spills(row):
         found.append(f"spills {row.spills} bytes")
-    if row.warnings:
+    if row.warnings and not is_heavy(row):
         found.append(f"wgmma is serialised ({', '.join(row.warnings)})")
     return found
 

@@ -1,7 +1,9 @@
-"""The look of the notebooks' own plots, the course's colours, and the roofline. What draws images/ is in images/draw."""
+"""The look of the notebooks' own plots, the course's colours, the roofline, and the explorable figures. What draws images/ is in images/draw."""
 
 from __future__ import annotations
 
+import base64
+import html
 import itertools
 from pathlib import Path
 
@@ -23,6 +25,9 @@ COLOURS = {
     "yellow": "#F0E442",  # last: too pale for a line on white, good for an area
 }
 GREY = "#999999"
+
+EXPLORABLE = Path(__file__).resolve().parents[1] / "images" / "explore"
+FIRST_HEIGHT, WIDEST = 700, 860  # pixels; the page inside sets its own height
 
 
 def style() -> None:
@@ -67,3 +72,19 @@ def place_label(ax: Axes, text: str, point: tuple[float, float], others: list[Te
         if inside and not any(extent.overlaps(other) for other in taken):
             break
     return label
+
+
+def explore(name: str):
+    """Show the explorable figure images/explore/<name>.html in a notebook, and its picture where scripts or frames don't run.
+
+    The output holds the whole page, so a stored notebook needs no other file. Returns an IPython.display.HTML. Raises FileNotFoundError
+    for an unknown name.
+    """
+    from IPython.display import HTML
+
+    page = html.escape((EXPLORABLE / f"{name}.html").read_text(encoding="utf-8"))
+    picture = base64.b64encode((EXPLORABLE / f"{name}.png").read_bytes()).decode()
+    image = f'<img data-explore src="data:image/png;base64,{picture}" alt="{name}" style="grid-area: 1 / 1; max-width: 100%">'
+    # The frame is transparent until the script inside hides the picture, so where it doesn't run, or the frame is taken out, the picture shows.
+    frame = f'<iframe srcdoc="{page}" title="{name}" style="grid-area: 1 / 1; width: 100%; height: {FIRST_HEIGHT}px; border: 0; opacity: 0"></iframe>'
+    return HTML(f'<div style="display: grid; max-width: {WIDEST}px">{image}{frame}</div>')

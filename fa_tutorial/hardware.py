@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -125,6 +126,8 @@ def select_backend() -> None:
 
     An explicit TRITON_INTERPRET is respected. Called once, when fa_tutorial is imported.
     """
+    # A GPU gives log 0 = −inf without a word, so NumPy has none to say in the interpreter either.
+    warnings.filterwarnings("ignore", "divide by zero encountered in log", RuntimeWarning, r"triton\.runtime\.interpreter")
     if has_gpu() or INTERPRETER_SWITCH in os.environ or not has_triton():
         return
     global _switched_on_here

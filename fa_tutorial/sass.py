@@ -1,7 +1,7 @@
 """What ptxas makes of the loops of chapters 8 and 9: `python -m fa_tutorial.sass`, on any machine with Linux.
 
-It writes tuned/steps_sm90.json, counts for each step of chapter 8, and hopper_sass.json: of chapter 9's loop over blocks of keys that need no mask,
-the instructions that ask for matmuls, wait, exponentiate or synchronise, in their order.
+It writes tuned/steps_sm90.json, counts for each step of chapter 8, and hopper_sass.json: of chapter 9's loops over blocks of keys that need no mask,
+the instructions that issue matmuls, wait, exponentiate or synchronise, in their order. `compiled` does the same for a reader's loop.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from typing import Any
 import torch
 
 from fa_tutorial import compile_report, hardware, hopper
+from fa_tutorial.source import source_of
+from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 
 STORED = Path(__file__).with_name("hopper_sass.json")
 D = 128
-STEPS = ("order", "held")
+LOOPS = ("attend", "attend_overlapped", "attend_held", "order")  # of the ladder, and the forward that is used
+# By D: a tile of chapter 8 that needs more registers than steps.TILE.
+LARGER = {64: TileConfig(64, 128, 4, 2), 128: TileConfig(128, 64, 4, 2)}
 # A wgmma; warpgroup_mma_wait; exp2; an mbarrier's wait and arrive; all warps of the warpgroup; the loop's branch.
 KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "SYNCS", "BAR", "BRA")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
@@ -56,12 +60,73 @@ def events(loop: list[str]) -> list[tuple[str, int]]:
     return [(name, len(list(run))) for name, run in itertools.groupby(filter(None, names))]
 
 
-def disassembled(step: str) -> str:
-    """SASS of chapter 9's kernel, D = 128, full. Needs a process with Triton's interpreter off."""
+def disassembled(loop: str) -> str:
+    """SASS of the kernel with one of LOOPS, D = 128, full. Needs a process with Triton's interpreter off."""
     q, k, v, *_ = compile_report.inputs(torch.float16, D)
     with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[step])
+        if loop in hopper.forward.STEPS:
+            hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[loop])
+        else:
+            hopper.ladder.flash_forward(q, k, v, 0.5, attend=getattr(hopper.ladder, loop))
     return sass_of(launched[0][1])
+
+
+HEAD = """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from fa_tutorial.hopper.ladder import left_operand, mbarrier, rescaled, softmax_step, warpgroup_mma, warpgroup_mma_wait
+
+"""
+
+
+def compiled(attend) -> dict[str, Any]:
+    """What becomes of a loop that takes the place of ladder.attend, D = 128: {"instructions", "events"} as stored() has them; "spills".
+
+    Compiles for capability 9.0, with D = 64 and 128, in a process of its own, with no GPU. ValueError with the compiler's words where it refuses.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "loop.py").write_text(HEAD + source_of(attend) + "\n", encoding="utf-8")
+        code = f"import json, sys; sys.path.append({folder!r}); import loop; from fa_tutorial import sass; print(json.dumps(sass._compiled(loop.{attend.__name__})))"
+        run = subprocess.run([sys.executable, "-c", code], env=compile_report.compiling_environment(), capture_output=True, text=True)
+    if run.returncode:
+        raise RuntimeError(run.stderr)
+    made = json.loads(run.stdout.splitlines()[-1])
+    if "refused" in made:
+        raise ValueError(f"{attend.__name__} does not compile: {made['refused']}")
+    return made
+
+
+def _compiled(attend) -> dict[str, Any]:
+    try:
+        return _loop_with(attend)
+    except Exception as error:
+        return {"refused": _in_words(error, f"def {attend.__name__}(")}
+
+
+def _in_words(error: BaseException, head: str) -> str:
+    """The first of a chain of compile errors, with the line of the function that begins with `head`."""
+    line = ""
+    while True:
+        if head in (source := getattr(error, "src", None) or ""):
+            line = f", in “{source.splitlines()[error.node.lineno - 1].strip()}”"
+        if (before := error.__cause__ or error.__context__) is None:
+            return f"{getattr(error, 'error_message', None) or error}{line}"
+        error = before
+
+
+def _loop_with(attend) -> dict[str, Any]:
+    with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
+        for d in (64, D):  # their layouts differ
+            q, k, v, *_ = compile_report.inputs(torch.float16, d)
+            hopper.ladder.flash_forward(q, k, v, 0.5, attend=attend)
+    _, kernel, log = launched[-1]
+    loop = inner_loop(sass_of(kernel))
+    return {"instructions": len(loop), "events": events(loop), "spills": compile_report.read_ptxas(log)[1]}
+
+
+def fingerprints() -> dict[str, str]:
+    """Of the source of each of LOOPS: what STORED holds is out of date when it changes."""
+    return {loop: getattr(hopper.ladder, loop, hopper.forward.forward_kernel).cache_key for loop in LOOPS}
 
 
 def sass_of(compiled) -> str:
@@ -73,39 +138,47 @@ def sass_of(compiled) -> str:
         return subprocess.run([knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True).stdout
 
 
-def chapter_8() -> list[dict[str, Any]]:
-    """Registers of each step of chapter 8's forward, and its instructions: all, and those of the loop without a mask. Interpreter off."""
-    found = []
+def chapter_8() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What each step of chapter 8's forward compiles to with steps.TILE, and the last two by pointers and descriptors with LARGER. Interpreter off."""
     with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        for D, is_causal, step in itertools.product((64, 128), (False, True), ("", *steps.STEPS)):
-            steps.flash_forward(*compile_report.inputs(torch.float16, D)[:3], is_causal, 0.5, step=step, tile=steps.TILE)
-            _, compiled, log = launched.pop()
-            sass = sass_of(compiled)
-            loop = inner_loop(sass)
-            counts = {"instructions": len(INSTRUCTION.findall(sass)), "loop": len(loop)}
-            counts |= {name: sum(op.startswith(name) for op in loop) for name in ("FMUL", "FSETP", "MUFU.EX2")}
-            found.append({"step": step, "D": D, "is_causal": is_causal, "registers": compile_report.read_ptxas(log)[0], **counts})
-    return found
+        kinds = itertools.product((64, 128), (False, True), ("", *steps.STEPS))
+        rows = [_step_row(launched, D, is_causal, step, steps.TILE) for D, is_causal, step in kinds]
+        kinds = itertools.product(LARGER.items(), ("round up", "descriptors"))
+        larger = [{"tile": f"{tile.block_m}x{tile.block_n}"} | _step_row(launched, D, False, step, tile) for (D, tile), step in kinds]
+        return rows, larger
+
+
+def _step_row(launched: list, D: int, is_causal: bool, step: str, tile: TileConfig) -> dict[str, Any]:
+    """Registers a thread, bytes of shared memory, bytes spilled (stores and loads), and instructions: all, and those of the loop without a mask."""
+    steps.flash_forward(*compile_report.inputs(torch.float16, D)[:3], is_causal, 0.5, step=step, tile=tile)
+    _, compiled, log = launched.pop()
+    sass = sass_of(compiled)
+    loop = inner_loop(sass)
+    registers, spilled, _ = compile_report.read_ptxas(log)
+    row = {"step": step, "D": D, "is_causal": is_causal, "registers": registers, "spilled_bytes": spilled}
+    row |= {"shared_bytes": compiled.metadata.shared, "instructions": len(INSTRUCTION.findall(sass)), "loop": len(loop)}
+    return row | {name: sum(op.startswith(name) for op in loop) for name in ("FMUL", "FSETP", "MUFU.EX2")}
 
 
 def stored() -> dict[str, Any]:
-    """What main wrote: "triton", the version; "kernel", its source's fingerprint; "D"; and for each step of STEPS {"instructions": of the loop, "events": events()}."""
+    """What main wrote: "triton", the version; "sources": fingerprints(); "D"; for each of LOOPS {"instructions": of the loop, "events": events()}."""
     return json.loads(STORED.read_text(encoding="utf-8"))
 
 
 def make() -> None:
     """Compile, and write STORED. Needs a process with Triton's interpreter off."""
-    found = {"triton": metadata.version("triton"), "kernel": hopper.forward.forward_kernel.cache_key, "D": D}
-    for step in STEPS:
-        loop = inner_loop(disassembled(step))
-        found[step] = {"instructions": len(loop), "events": events(loop)}
+    found = {"triton": metadata.version("triton"), "sources": fingerprints(), "D": D}
+    for name in LOOPS:
+        loop = inner_loop(disassembled(name))
+        found[name] = {"instructions": len(loop), "events": events(loop)}
     STORED.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 def make_steps() -> None:
     """As make, for chapter 8's steps: write steps.STORED."""
-    rows = ",\n ".join(map(json.dumps, chapter_8()))
-    steps.STORED.write_text(f'{{"source": "{steps.fingerprint()}", "rows": [\n {rows}]}}\n', encoding="utf-8")
+    rows, larger = (",\n ".join(map(json.dumps, found)) for found in chapter_8())
+    text = f'{{"source": "{steps.fingerprint()}", "rows": [\n {rows}], "larger tiles": [\n {larger}]}}\n'
+    steps.STORED.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

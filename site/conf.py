@@ -6,7 +6,6 @@ number, links from a glossary term's first mention in a chapter to its entry, so
 
 import json
 import re
-import shutil
 import tomllib
 from pathlib import Path
 
@@ -154,16 +153,8 @@ def add_links(app, doctree):
         link_chapter(doctree, lambda target: app.builder.get_relative_uri(docname, target) if target != docname else "")
 
 
-def copy_explorables(app, exception):
-    """A notebook shows them in a frame, by their path from notebooks/, which is the path from its page too."""
-    folder = Path(app.srcdir, "images", "explore")
-    if exception is None and folder.is_dir():
-        shutil.copytree(folder, Path(app.outdir, "images", "explore"), dirs_exist_ok=True)
-
-
 def setup(app):
     app.add_config_value("repository", "", "html", str)
     app.connect("config-inited", add_buttons)
     app.connect("source-read", add_toctree)
     app.connect("doctree-read", add_links)
-    app.connect("build-finished", copy_explorables)

@@ -21,6 +21,7 @@ from fa_tutorial.attention import best
 from fa_tutorial.bench import cases, chapter_8, chapters, here, measure, peers, plots, results, sweep, tables, timing
 from fa_tutorial.bench.cases import GRIDS, LABELS, SHAPE, Case, Grid, Shape
 from fa_tutorial.tiles import TileConfig
+from fa_tutorial.tuned import steps
 
 naive = reference.naive_attention
 TINY = Shape(1, 2, 2, 16, 16, 16, False)
@@ -346,6 +347,13 @@ def test_tables_and_plots_leave_a_gap_for_null(path):
         assert np.isnan(curves["naive"].get_ydata()).all()
 
 
+def test_every_provider_has_a_look_of_its_own():
+    with matplotlib.rc_context():
+        figures.style()
+        looks = [plots.look(provider) for provider in LABELS]
+    assert all(len({look[part] for look in looks}) == len(LABELS) for part in ("color", "linestyle", "marker"))
+
+
 @pytest.mark.parametrize("command", [[], ["sweep"]])
 def test_without_a_gpu_nothing_is_measured(monkeypatch, command, capsys):
     monkeypatch.setattr(timing.hardware, "device", lambda: torch.device("cpu"))
@@ -418,6 +426,15 @@ def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
     monkeypatch.setattr(chapters, "timed_in_turns", lambda calls, flops: {name: call() for name, call in calls.items()})
     shape = Shape(1, 2, 1, 70, 80, 16, is_causal)
     assert len(chapters._loops_in_turns(shape)) == len(chapters._transposed_in_turns(shape)) == 2
+
+
+def test_a_tiles_stored_rate_is_that_of_the_last_step_with_this_tile():
+    """Full and causal, as far as they are stored: a tile measured without its mask would have half the rate."""
+    rows = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] in ("tile", "step")]
+    rates = {(row["provider"], row["D"], row["is_causal"]): row["tflops"] for row in rows}
+    tile = chapter_8.in_words(steps.TILE)
+    found = [rates[key] / rates["order", *key[1:]] for key in rates if key[0] == tile]
+    assert found == pytest.approx([1.0] * len(found), rel=0.15) and len(found) in (2, 4)
 
 
 @needs_gpu

@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from fa_tutorial import compile_report as report
+from fa_tutorial import forward
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -15,11 +17,22 @@ def in_words(rows):
     return [f"{row.kernel}, {row.case}, capability {row.capability}: {'; '.join(report.faults(row))}" for row in rows if report.faults(row)]
 
 
+@pytest.mark.slow
 def test_the_kernels_of_chapters_5_and_7_compile_without_faults():
     rows = report.rows_for([90], ["basic"])
     assert {row.kernel for row in rows} == {
         "forward.flash_forward_kernel", "backward.delta_kernel", "backward.dkdv_kernel", "backward.dq_kernel",
     }  # fmt: skip
+    assert in_words(rows) == []
+    for D in (64, 128, 256):
+        tile = forward.choose_config(D, torch.float16, report.SHARED_LIMITS[90])
+        shared = {row.shared for row in rows if row.kernel.startswith("forward") and row.case.startswith(f"fp16 D={D} ")}
+        assert shared == {D * 2 * (tile.block_m + 2 * tile.num_stages * tile.block_n)}, "(5.3)"
+
+
+def test_chapter_9s_small_kernels_compile_without_faults():
+    rows = report.rows_for([90], ["ladder"])
+    assert {row.kernel for row in rows} == {"hopper.ladder.copy_kernel", "hopper.ladder.wgmma_kernel", "hopper.ladder.forward_kernel"}
     assert in_words(rows) == []
 
 
@@ -30,9 +43,8 @@ def test_every_kernel_and_every_configuration_compiles_without_faults(capability
     print(report.markdown(rows))
     assert in_words(rows) == []
     chapters = {row.kernel.split(".")[0] for row in rows}
-    assert chapters == {"layout", "matmul", "forward", "backward"} | ({"tuned"} if capability >= 80 else set()) | (
-        {"hopper"} if capability == 90 else set()
-    )
+    every = {"layout", "matmul", "forward", "backward", "tuned", "variants", "decode"}
+    assert chapters == every | ({"hopper"} if capability == 90 else set())
 
 
 def test_a_tile_that_is_too_large_or_spills_or_serialises_wgmma_is_a_fault():

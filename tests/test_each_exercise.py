@@ -74,7 +74,9 @@ def starter_of(exercise: Exercise, folder: Path):
     for function in answer.body if isinstance(answer, ast.ClassDef) else [answer]:
         function.body = ast.parse("raise NotImplementedError").body
     module = f"starter_{exercise.id.replace('.', '_')}"
-    imports = "import torch\nimport triton\nimport triton.language as tl\n" if exercise.chapter > 1 else ""
+    imports = (
+        "import torch\nimport triton\nimport triton.language as tl\nfrom triton.experimental import gluon\n" if exercise.chapter > 1 else ""
+    )
     (folder / f"{module}.py").write_text(imports + ast.unparse(tree))
     try:
         return getattr(importlib.import_module(module), exercise.name)

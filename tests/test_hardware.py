@@ -57,6 +57,7 @@ def test_kernel_runs_after_the_switch():
     )
 
 
+@pytest.mark.slow
 @without_gpu
 def test_triton_imported_first_is_noticed():
     run = python("import triton, fa_tutorial; from fa_tutorial import hardware as h; print(h.triton_imported_without_interpreter())")
@@ -141,6 +142,7 @@ def test_package_imports_without_triton_and_leaves_the_switch_alone():
     assert output(f"{NO_TRITON}{code}; print(os.environ.get('TRITON_INTERPRET'))") == "None\n"
 
 
+@pytest.mark.slow
 def test_chapter_with_kernels_says_what_to_use_instead():
     run = python(f"{NO_TRITON}import fa_tutorial.layout")
     assert run.returncode == 1
@@ -148,6 +150,7 @@ def test_chapter_with_kernels_says_what_to_use_instead():
     assert hardware.without_triton() in run.stderr
 
 
+@pytest.mark.slow
 def test_chapters_without_kernels_are_graded_without_triton():
     code = """
 from fa_tutorial.exercises import catalogue, check, progress
@@ -160,6 +163,7 @@ progress()
     assert "chapter 2: needs Triton" in shown
 
 
+@pytest.mark.slow
 def test_doctor_without_triton():
     run = python(NO_TRITON + "from fa_tutorial.__main__ import main; sys.exit(main(['doctor']))")
     assert "Triton         not installed" in run.stdout

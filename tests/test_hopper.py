@@ -14,7 +14,8 @@ from attention_cases import Case, a_tile_by_turns, assert_gradients, causal, che
 from buffers import DTYPES
 from mutants import mutant, put_in
 
-from fa_tutorial.hopper import backward, forward, tile_scheduler
+from fa_tutorial import reference
+from fa_tutorial.hopper import backward, forward, ladder, tile_scheduler
 from fa_tutorial.matmul import grouped_tile
 from fa_tutorial.tuned import autotuning
 
@@ -80,6 +81,30 @@ def test_the_backwards_work_tiles_cover_every_key_and_what_sees_it(S_q, S_k, blo
 
 
 # ---------------------------------------------------------------- on Hopper
+
+
+@on_hopper
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("D", [64, 128])
+def test_the_small_kernels_are_right(D, dtype):
+    x = torch.randn(512, D, dtype=dtype, device="cuda")
+    assert torch.equal(ladder.copy(x), x)
+    q, k = x[:64], x[128:256]
+    torch.testing.assert_close(ladder.scores(q, k).double(), q.double() @ k.double().T, rtol=1e-5, atol=1e-4)
+
+
+@on_hopper
+@pytest.mark.parametrize("attend", [ladder.attend, ladder.attend_overlapped, ladder.attend_held], ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize("S", [128, 256, 384, 1152, 4096])
+@pytest.mark.parametrize("D", [64, 128])
+def test_the_plain_forward_is_right(D, S, attend):
+    for dtype, stages in itertools.product(DTYPES[:2], (2, 3)):
+        q, k, v = (torch.randn(2, 3, S, D, dtype=dtype, device="cuda") for _ in range(3))
+        truth, _ = reference.attention(q, k, v, False)
+        plain = reference.naive_attention(q, k, v, False)
+        for _ in range(10):
+            o = ladder.flash_forward(q, k, v, D**-0.5, attend=attend, stages=stages)
+            assert (o - truth).abs().max() <= 2 * (plain - truth).abs().max() + 1e-5
 
 
 @on_hopper

@@ -160,6 +160,7 @@ def write(notebook: dict, path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_nbval_sees_a_stored_output_that_was_changed(tmp_path):
     cells = [code("x = 6 * 7"), code("print(x)", stream("42\n"))]
     write(notebook_of(*cells), tmp_path / "unchanged.ipynb")
@@ -181,6 +182,7 @@ def test_a_kernel_starts_as_a_readers_does(chosen_here, monkeypatch):
     assert (hardware.INTERPRETER_SWITCH in environment) == (not chosen_here)
 
 
+@pytest.mark.slow
 def test_outputs_are_stored_the_same_each_time(tmp_path):
     source = notebook_of(
         markdown("# A title"),

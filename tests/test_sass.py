@@ -5,9 +5,15 @@ import subprocess
 import sys
 
 import pytest
+from right_answers.chapter_9 import attend_one_behind
 
-from fa_tutorial import compile_report, hopper, sass
+from fa_tutorial import compile_report, sass
+from fa_tutorial.exercises import catalogue
+from fa_tutorial.hardware import require_triton
 from fa_tutorial.tuned import steps
+
+require_triton("These tests")
+from triton.experimental import gluon  # noqa: E402
 
 TEXT = """
 .L_x_1:
@@ -29,33 +35,55 @@ def test_the_inner_loop_and_its_events():
     assert sass.events(sass.inner_loop(TEXT)) == list(zip(names, [2, 1, 1, 1, 1, 1], strict=True))
 
 
-def order(step: str, found: dict) -> tuple[int, int]:
-    """Where the last wait for matmuls and the first exponential stand among a step's events."""
-    names = [name for name, _ in found[step]["events"]]
+def order(loop: str, found: dict) -> tuple[int, int]:
+    """Where the last wait for matmuls and the first exponential stand among a loop's events."""
+    names = [name for name, _ in found[loop]["events"]]
     return len(names) - 1 - names[::-1].index("WARPGROUP.DEPBAR"), names.index("MUFU.EX2")
 
 
 @pytest.mark.slow
 def test_the_wait_is_moved_up_and_held_in_its_place(tmp_path, monkeypatch):
-    """Made anew: in the kernel that is used both waits come before the exponentials, and with the branch one comes after them."""
+    """Made anew: where overlap is asked for, both waits come before the exponentials; with the branch one comes after them."""
     made = tmp_path / "made.json"
     code = f"from pathlib import Path; from fa_tutorial import sass; sass.STORED = Path({str(made)!r}); sass.make()"
     environment = compile_report.compiling_environment()
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
     found = json.loads(made.read_text())
     for stored in (found, sass.stored()):
-        wait, exponential = order("order", stored)
-        assert wait < exponential
-        wait, exponential = order("held", stored)
-        assert wait > exponential
+        for loop in ("attend_overlapped", "order"):
+            wait, exponential = order(loop, stored)
+            assert wait < exponential
+        for loop in ("attend", "attend_held"):
+            wait, exponential = order(loop, stored)
+            assert wait > exponential
+
+
+@pytest.mark.parametrize(
+    "attend", [catalogue.find("9.3").solution, pytest.param(attend_one_behind, marks=pytest.mark.slow)], ids=lambda loop: loop.__name__
+)
+def test_right_answers_of_the_gluon_exercise_compile(attend):
+    """They are checked as plain Python: this shows that they are Gluon, too."""
+    made = sass.compiled(attend)
+    assert ["MUFU.EX2", 66] in made["events"] and made["spills"] == 0
+
+
+@gluon.jit
+def without_gluon(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
+    stage = before = 0
+    return l, acc + stage + before
+
+
+def test_the_compilers_words_are_told():
+    with pytest.raises(ValueError, match=r"without_gluon does not compile: .*multiple assignment"):
+        sass.compiled(without_gluon)
 
 
 def test_what_is_stored_is_of_the_kernel_as_it_is():
     """Whichever Triton compiled it: that of the GPU's results is not that of the tests."""
-    assert sass.stored()["kernel"] == hopper.forward.forward_kernel.cache_key, "run python -m fa_tutorial.sass"
+    assert sass.stored()["sources"] == sass.fingerprints(), "run python -m fa_tutorial.sass"
 
 
 def test_the_counts_of_chapter_8s_steps_are_of_their_text():
     stored = json.loads(steps.STORED.read_text())
     assert stored["source"] == steps.fingerprint(), "run python -m fa_tutorial.sass"
-    assert len(stored["rows"]) == 4 * (1 + len(steps.STEPS))
+    assert len(stored["rows"]) == 4 * (1 + len(steps.STEPS)) and len(stored["larger tiles"]) == 2 * len(sass.LARGER)

@@ -14,14 +14,12 @@ from urllib.parse import unquote, urlsplit
 import nbformat
 import notebook_rules as rules
 import pytest
-from IPython.display import IFrame
 
 pytest.importorskip("myst_nb", reason="the site's extra is not installed: `make site` installs it")
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-EXPLORABLE = "../images/explore/tiles.html"
 ADDRESS = "https://github.com/someone/course"
 
 
@@ -40,7 +38,7 @@ def built(tmp_path_factory):
 
 
 def small_course(folder: Path, readme: str) -> Path:
-    """A course of one chapter that shows an explorable figure, with the real site's settings."""
+    """A course of one chapter, with the real site's settings."""
     shutil.copytree(ROOT / "site", folder / "site")
     shutil.copyfile(ROOT / "pyproject.toml", folder / "pyproject.toml")
     for name in ("GLOSSARY", "CONTRIBUTING"):
@@ -48,16 +46,8 @@ def small_course(folder: Path, readme: str) -> Path:
         (folder / f"{name}.md").write_text(text)
     (folder / "README.md").write_text(f"# Course\n\n{readme}\n")
     (folder / "notebooks").mkdir()
-    (folder / "images" / "explore").mkdir(parents=True)
-    (folder / "images" / "explore" / "tiles.html").write_text("<p>tiles</p>")
-    text = nbformat.v4.new_markdown_cell("# Chapter\n\nA tile.", id="text")
-    shown = nbformat.v4.new_output("execute_result", {"text/html": IFrame(EXPLORABLE, "100%", 400)._repr_html_()})
-    figure = nbformat.v4.new_code_cell("figure", id="figure", outputs=[shown], execution_count=1)
-    metadata = {
-        "kernelspec": {"name": "python3", "display_name": "Python 3"},
-        "language_info": {"name": "python", "pygments_lexer": "ipython3"},
-    }
-    notebook = nbformat.v4.new_notebook(cells=[text, figure], metadata=metadata)
+    cell = nbformat.v4.new_markdown_cell("# Chapter\n\nA tile.", id="text")
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
     nbformat.write(notebook, folder / "notebooks" / "00_chapter.ipynb")
     return folder
 
@@ -154,13 +144,11 @@ def test_broken_links_fail_the_build(tmp_path):
     assert done.returncode != 0 and all(f"gone_{i}" in done.stderr for i in range(1, 5)), done.stderr
 
 
-def test_a_chapter_has_its_explorable_and_with_an_address_its_buttons(tmp_path):
+def test_buttons_stand_on_the_chapters_where_the_address_is_known(tmp_path):
     course = small_course(tmp_path, "[x](notebooks/00_chapter.ipynb#chapter)")
     done = sphinx(course, tmp_path / "build", "-D", f"repository={ADDRESS}")
     assert done.returncode == 0, done.stderr
-    page = tmp_path / "build" / "site" / "notebooks" / "00_chapter.html"
-    links = targets_of(page).links
-    assert EXPLORABLE in links and (page.parent / EXPLORABLE).resolve().is_file()
+    links = targets_of(tmp_path / "build" / "site" / "notebooks" / "00_chapter.html").links
     assert f"https://colab.research.google.com/github/{ADDRESS[19:]}/blob/main/notebooks/00_chapter.ipynb" in links
     assert f"https://mybinder.org/v2/gh/{ADDRESS[19:]}/main?urlpath=lab/tree/notebooks/00_chapter.ipynb" in links
     assert ADDRESS in links

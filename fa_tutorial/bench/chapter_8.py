@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -265,14 +266,19 @@ def clock_cases() -> Iterator[Measurement]:
 def _clock_row(provider: str) -> dict[str, Any]:
     q, k, v = inputs(POINT)
     attend = peers.provider(provider)
-    attend(q, k, v, False)
+    return settled(lambda: attend(q, k, v, False), Case(provider, "fwd", "fp16", POINT).flops())
+
+
+def settled(call: Callable[[], Any], flops: int) -> dict[str, Any]:
+    """MHz, W and TFLOP/s of a call of so many FLOPs that is repeated for CLOCK_SECONDS; clock and power are the medians of the second half."""
+    call()
     query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "100"]
     with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as sampler:
         torch.cuda.synchronize()
         start, calls = time.perf_counter(), 0
         while time.perf_counter() - start < CLOCK_SECONDS:
             for _ in range(20):
-                attend(q, k, v, False)
+                call()
             torch.cuda.synchronize()
             calls += 20
         took = time.perf_counter() - start
@@ -280,8 +286,7 @@ def _clock_row(provider: str) -> dict[str, Any]:
         samples = [list(map(float, line.split(","))) for line in sampler.stdout if line.count(",") == 1]
     second_half = samples[len(samples) // 2 :]
     clock, power = (round(statistics.median(values)) for values in zip(*second_half, strict=True))
-    flops = Case(provider, "fwd", "fp16", POINT).flops() * calls
-    return {"mhz": clock, "watts": power, "tflops": round(flops / took / 1e12, 2)}
+    return {"mhz": clock, "watts": power, "tflops": round(flops * calls / took / 1e12, 2)}
 
 
 # Nsight Compute's sections, and which of their metrics are kept: time, how busy pipes, memories and schedulers are, warps that are there.
@@ -303,16 +308,17 @@ PROFILED = {  # provider, mode -> the kernel's name
 def counter_cases() -> Iterator[Measurement]:
     """The counters of one launch of each kernel of PROFILED, at POINT. Needs Nsight Compute (ncu), and the right to read counters."""
     for (provider, what), kernel in PROFILED.items():
-        yield about(8, "counters", provider, **vars(POINT)) | {"mode": what}, partial(_counter_row, provider, what, kernel)
+        yield about(8, "counters", provider, **vars(POINT)) | {"mode": what}, partial(counter_row, provider, what, kernel)
 
 
-def _counter_row(provider: str, what: str, kernel: str) -> dict[str, Any]:
+def counter_row(provider: str, what: str, kernel: str, shape: Shape = POINT) -> dict[str, Any]:
+    """The counters of one launch of the kernel whose name matches `kernel`. what: "fwd", or any part of the backward."""
     ncu = shutil.which("ncu")
     if ncu is None:
         return {"reason": "ncu is not installed"}
     command = [ncu, "--csv", "--page", "raw", "--kernel-name", f"regex:{kernel}", "--launch-skip", "30", "--launch-count", "1"]
     command += [word for section in SECTIONS for word in ("--section", section)] + [sys.executable, "-c"]
-    command += [f"from fa_tutorial.bench import chapter_8; chapter_8.launch({provider!r}, {what != 'fwd'})"]
+    command += [f"from fa_tutorial.bench import chapter_8; chapter_8.launch({provider!r}, {what != 'fwd'}, {astuple(shape)})"]
     run = subprocess.run(command, capture_output=True, text=True)
     lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
     if run.returncode or len(lines) < 3:
@@ -321,9 +327,9 @@ def _counter_row(provider: str, what: str, kernel: str) -> dict[str, Any]:
     return {name: float(value) for name, value in values.items() if KEPT.search(name)}
 
 
-def launch(provider: str, backward: bool) -> None:
-    """What ncu profiles: POINT's forward or backward, often enough that the tiles are chosen by then."""
-    q, k, v = (x.requires_grad_(backward) for x in inputs(POINT))
+def launch(provider: str, backward: bool, shape: tuple) -> None:
+    """What ncu profiles: the forward or backward of Shape(*shape), often enough that the tiles are chosen by then."""
+    q, k, v = (x.requires_grad_(backward) for x in inputs(Shape(*shape)))
     attend = peers.provider(provider)
     for _ in range(40):
         o = attend(q, k, v, False)

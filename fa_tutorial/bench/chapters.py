@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from fa_tutorial import backward, forward, hardware, layout, matmul, reference
-from fa_tutorial.bench import chapter_8, peers, training
+from fa_tutorial.bench import chapter_8, chapter_9, peers, training
 from fa_tutorial.bench.cases import DTYPES, GRIDS, Case, Shape, about
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement, opened, run
@@ -215,8 +215,8 @@ TRANSPOSED_LATER = [  # chapter 7's step with tiles [BLOCK_M, BLOCK_N], of which
 
 def transposed_cases() -> Iterator[Measurement]:
     """Chapter 7: dk and dv from transposed tiles of scores, and from tiles as the forward has them, whose p and ds are then transposed."""
-    for D, is_causal, how in itertools.product((64, 128), (False, True), ("as computed", "transposed later")):
-        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, is_causal)
+    for D, how in itertools.product((64, 128), ("as computed", "transposed later")):
+        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)
         yield about(7, "transposed", how, **vars(shape)), lambda shape=shape, how=how: _transposed_in_turns(shape)[how]
 
 
@@ -304,6 +304,7 @@ CASES = {
         gradient_error_cases,
         training_cases,
         chapter_8.kernels_cases,
+        chapter_9.kernels_cases,
     ),
 }
 

@@ -14,9 +14,13 @@ from matplotlib.figure import Figure
 from fa_tutorial.bench.cases import LABELS, MODES, Grid
 from fa_tutorial.bench.tables import label, mask, table
 
-MARKERS = "osD^vP*Xh"
+MARKERS = "osD^vP*X<h"
 # Past the style's seven colours.
-PAST_CYCLE = [{"color": "#8C510A", "linestyle": (0, (3, 1, 1, 1))}, {"color": "#999999", "linestyle": (0, (1, 1))}]
+PAST_CYCLE = [
+    {"color": "#8C510A", "linestyle": (0, (3, 1, 1, 1))},
+    {"color": "#6A3D9A", "linestyle": (0, (4, 2))},
+    {"color": "#999999", "linestyle": (0, (1, 1))},
+]
 
 
 def look(provider: str) -> dict[str, Any]:

@@ -63,8 +63,9 @@ class TinyTransformer(nn.Module):
         self.blocks = nn.Sequential(*(Block(setup.width, setup.heads, attention) for _ in range(setup.layers)))
         self.head = nn.Sequential(nn.LayerNorm(setup.width), nn.Linear(setup.width, setup.vocabulary))
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.blocks(self.tokens(tokens) + self.positions[: tokens.shape[1]]))
+    def forward(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """tokens: (B, S), at positions start … start + S − 1."""
+        return self.head(self.blocks(self.tokens(tokens) + self.positions[start : start + tokens.shape[1]]))
 
 
 def copy_batch(setup: Setup, generator: torch.Generator) -> torch.Tensor:

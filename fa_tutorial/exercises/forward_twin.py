@@ -19,6 +19,7 @@ LEAVES_NOTHING = {
     *(
         "strict",
         "upside",
+        "mask_inverted",
         "by_place",
         "by_place_skips",
         "by_place_keys",
@@ -34,10 +35,10 @@ LEAVES_NOTHING = {
         "numbers_skip",
     ),
     *("diagonal_skipped", "last_skipped", "end_first", "end_block_n", "end_down", "end_early"),
-    *("from_zero", "from_finite", "m_raw", "mask_maximum", "one_maximum", "max_down", "m_columns"),
+    *("from_zero", "from_finite", "m_raw", "mask_maximum", "one_maximum", "max_down", "m_columns", "max_columns"),
 }
 # Whole blocks of keys are computed, past S_k too.
-PADDED = ("keys_zeros", "pads_finite", "pads_v", "mask_start", "mask_one_more", "mask_rows")
+PADDED = ("keys_zeros", "pads_finite", "pads_v", "mask_start", "mask_one_more", "mask_rows", "mask_off")
 
 
 def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
@@ -56,7 +57,8 @@ def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
     end = {"keys_dropped": min(S_k, max(S_k // block_n, 1) * block_n), "keys_to_S_q": min(S_k, S_q), "first_block": min(S_k, block_n),
            **dict.fromkeys(PADDED, -(-S_k // block_n) * block_n)}.get(mistake, S_k)  # fmt: skip
     k, v = (F.pad(x, (0, 0, 0, max(0, end - S_k)), value=value) for x, value in ((k, 0.0), (v, math.nan if mistake == "pads_v" else 0.0)))
-    starts = range(-(-S_k // block_n)) if mistake == "one_on" else range(0, end, block_m if mistake == "step_m" else block_n)
+    stop = min(S_q, end) if mistake == "loop_to_S_q" else end
+    starts = range(-(-S_k // block_n)) if mistake == "one_on" else range(0, stop, block_m if mistake == "step_m" else block_n)
     low = {"from_zero": 0.0, "from_finite": -1e4}.get(mistake, -INF)
     o, lse, state = torch.full_like(q, UNWRITTEN), torch.full(q.shape[:3], UNWRITTEN, dtype=torch.float64), None
     for start in range(0, S_q, block_m):
@@ -70,9 +72,13 @@ def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
         tiles = []
         if (mistake or "").endswith("_in_tiles"):
             starts = _counted_in_tiles(rows, S_q, S_k, block_m, block_n, is_causal, mistake)
+        elif mistake == "full_unrounded" and is_causal:
+            full = max(0, start + 1 + S_k - S_q)
+            starts = *range(0, full, block_n), *range(full, rows.stop + S_k - S_q, block_n)
         for key in starts:
             j = torch.arange(key, min(key + (block_m if mistake == "width_m" else block_n), end))
-            s = q_tile @ k[:, :, j - key if mistake == "first_k" else j].mT
+            k_tile = k[:, :, j - key if mistake == "first_k" else j]
+            s = q_tile @ (k_tile if mistake == "k_not_turned" else k_tile.mT)
             s = scale * (s.half().double() if mistake == "half_scores" and half else s)
             seen = (
                 _seen(i, j[None, :], rows, S_q, S_k, block_m, block_n, mistake)
@@ -82,7 +88,7 @@ def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
             top = {"mask_maximum": s, "m_raw": s / (scale or 1.0)}.get(mistake)
             s = s.masked_fill(~seen, {"hide_zero": 0.0, "unseen_finite": -1e6}.get(mistake, -INF))
             missing = {"mask_start": j - key, "mask_one_more": j - 1, "mask_rows": key + i - start}.get(mistake, j) >= S_k
-            s = s.masked_fill(seen & missing, {"keys_zeros": 0.0, "pads_finite": -1e4}.get(mistake, -INF))
+            s = s.masked_fill(seen & missing, {"keys_zeros": 0.0, "mask_off": 0.0, "pads_finite": -1e4}.get(mistake, -INF))
             tiles.append(s)
             if not seen.any() and mistake not in ("hide_zero", "unseen_finite", "none_skipped"):
                 continue
@@ -128,6 +134,7 @@ def _seen(i, j, rows, S_q, S_k, block_m, block_n, mistake):
         "mask_after": seen | True,
         "strict": j < i + shift,
         "upside": j >= i + shift,
+        "mask_inverted": (whole | (j > i + shift)) & computed,
         "by_place": j % block_n <= i % block_m,
         "by_place_skips": (j % block_n <= i % block_m) & (key_block * block_n <= last + shift),
         "by_place_keys": j % block_n <= i,
@@ -135,6 +142,8 @@ def _seen(i, j, rows, S_q, S_k, block_m, block_n, mistake):
         "by_place_rows": j <= i % block_m,
         "by_place_rows_skips": (j <= i % block_m) & (key_block * block_n <= last + shift),
         "diagonal_open": key_block * block_n <= last + shift,
+        "mask_off": key_block * block_n <= last + shift,
+        "full_unrounded": seen | (j.min() < max(0, first + 1 + shift)),
         "full_last": seen | ((key_block + 1) * block_n <= last + 1 + shift),
         "mask_top_left": ((j <= i) | ((key_block + 1) * block_n <= first + 1 + shift)) & (key_block * block_n <= last + shift),
         "diagonal_skipped": (key_block + 1) * block_n - 1 <= first + shift,
@@ -143,6 +152,7 @@ def _seen(i, j, rows, S_q, S_k, block_m, block_n, mistake):
         "numbers_mask": seen | (key_block < row_block),
         "last_skipped": seen & (key_block != (last + shift) // block_n),
         "top_left": j <= i,
+        "shift_clamped": j <= i + max(0, shift),
         "shift_sign": j <= i - shift,
         "skip_top_left": seen & (key_block * block_n <= (row_block + 1) * block_m - 1),
     }.get(mistake, seen)
@@ -159,11 +169,12 @@ def _join(state, s, own, v, kept, half, mistake):
     if mistake == "exponent_sign":
         s, own, m = -s, (-s).amax(-1), torch.where(is_new, m, -m)  # a right step on negated scores; m is turned round again below
     own = s.amax((-1, -2))[..., None].expand(own.shape) if mistake == "one_maximum" else own
-    own = s.amax(-2) if mistake in ("max_down", "both_down") else own  # of the queries, one for each key: needs as many rows as keys
+    if mistake in ("max_down", "both_down", "max_columns"):
+        own = s.amax(-2)  # of the queries, one for each key: needs as many rows as keys
     m_new = own if mistake in ("falls", "last_block") else torch.maximum(m, own)
     still = mistake in ("unshifted", "exp_alone")
     shift = 0 * _finite(m_new) if still else _finite(own) if mistake == "both_kept" else _finite(m_new)
-    p = exp32(s - (shift[..., None, :] if mistake == "m_columns" else shift[..., None]))
+    p = exp32(s - (shift[..., None, :] if mistake in ("m_columns", "max_columns") else shift[..., None]))
     p_own = exp32(s - _finite(own)[..., None]) if mistake in ("own_maximum", "own_l") else p
     p_acc = p if mistake == "own_l" else p_own
     if mistake in ("over_queries", "by_itself"):
@@ -176,9 +187,10 @@ def _join(state, s, own, v, kept, half, mistake):
     alpha = alpha.masked_fill(is_new, math.nan) if mistake == "nan_first" else alpha
     inverted = exp32(shift - m).masked_fill(is_new, 0.0) if "inverted" in (mistake or "") else none
     p_acc = p_acc * alpha.masked_fill(is_new, 1.0)[..., None] if mistake == "new_rescaled" else p_acc
-    rescale = {"over_queries": one, "by_itself": one, "acc_kept": one, "inverted": inverted, "acc_inverted": inverted, "last_acc": none,
+    rescale = {"acc_divided": one, "over_queries": one, "by_itself": one, "acc_kept": one, "inverted": inverted, "acc_inverted": inverted, "last_acc": none,
                "last_block": none}.get(mistake, alpha)  # fmt: skip
     p_acc = p_acc * alpha[..., None] if mistake == "acc_after" else p_acc
+    acc = acc / alpha[..., None] if mistake == "acc_divided" else acc
     acc = (rescale[..., None, :] if mistake == "alpha_columns" else rescale[..., None]) * acc + p_acc @ v
     l = {"l_kept": one, "inverted": inverted, "l_inverted": inverted, "last_l": none, "last_block": none}.get(mistake, alpha) * l + sums
     acc = acc / l.masked_fill(l == 0, 1.0)[..., None] if mistake in ("divided_early", "divided_twice") else acc

@@ -76,7 +76,8 @@ class Exercise:
     exact: compare integers and texts, not floats. tolerance: (args, part) -> (rtol, atol). launch: for a kernel, (*args) -> harness_kernel.Launch.
     adapt: (answer) -> what is run in its place, where an answer does not return by itself what the twin gives.
     overlap: the diagnosis where two programs of a kernel write the same element. again: the remedy where a kernel with right results reads or writes
-    an element more than once, "" where it may. watch: for a function, (*args) -> a context manager in which it
+    an element more than once, "" where it may. widened: the diagnosis where tl.dot gets float32 tiles though all inputs are 16-bit, "" where it may.
+    watch: for a function, (*args) -> a context manager in which it
     runs, whose complaint(result) says what a right result must not hide, "" for nothing.
     """
 
@@ -98,6 +99,7 @@ class Exercise:
     watch: Callable[..., Any] | None = None
     overlap: str = "two programs write the same element: each element of an output belongs to one program"
     again: str = ""
+    widened: str = ""
 
     @property
     def name(self) -> str:
@@ -221,6 +223,8 @@ def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str) -> 
         got, trace = harness_kernel.results(answer, exercise.launch(*one.args), exercise.solution, on, stray)
         if trace.overlap:
             return got, f"{exercise.overlap} (more than one program writes the same elements of {trace.overlap})"
+        if exercise.widened and trace.widened:
+            return got, f"the result is right, but {exercise.widened}"
         return got, f"the result is right, but {trace.again}: {exercise.again}" if exercise.again and trace.again else ""
     if exercise.watch is None or one.fresh:
         return _by_part(exercise, run(answer, *one.args, on=on), on), ""

@@ -3,7 +3,7 @@
 An output's memory is poisoned before each run, so an element that the kernel leaves alone shows; what surrounds an input is NaN. In the
 interpreter a load or store outside the tensors is stopped before it happens, a lane that a load's mask leaves out becomes NaN where other= is
 not given (the interpreter would put 0 there, a GPU anything), and two programs that write the same element are noticed, as is an element that is
-read or written more than once.
+read or written more than once, and a product that takes float32 tiles though every input has 16 bits.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
         root = chain(error)[-1]
         if isinstance(root, Stray):
             raise Stray(root.access, root.remedy, where_in(error, kernel)) from None
-    real.overlap, real.again = trace.overlap, trace.again
+    real.overlap, real.again, real.widened = trace.overlap, trace.again, trace.widened
 
 
 def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
@@ -341,7 +341,7 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
     if half := re.search(r"Expected dtype \['fp32', 'fp64'\] but got (fp16|bf16)", f"{error} {root}"):
         return f"this function takes float32, not {half[1]}: convert with .to(tl.float32) right after the load"
     if two := re.search(r"Both operands must be same dtype\. Got (\w+) and (\w+)", f"{error} {root}"):
-        return f"both factors of a dot must have one dtype, and these are {two[1]} and {two[2]}: round one to the other's, as p.to(v_tile.dtype) does"
+        return f"both factors of a dot must have one dtype, and these are {two[1]} and {two[2]}: round one to the other's: x.to(y.dtype)"
     if "`assert " in line:
         return "its assert does not hold"
     if isinstance(root, AssertionError) and not str(root):
@@ -398,13 +398,14 @@ class Trace:
     """Looks at every access that the interpreter makes, before it happens. On a GPU it sees nothing.
 
     strict: also put NaN in the lanes that a load leaves undefined, keep in `overlap` the name of an output whose elements two programs write, and in
-    `again`, in words, the first tensor whose elements make more than one trip.
+    `again`, in words, the first tensor whose elements make more than one trip, and in `widened` whether 16-bit inputs meet as float32 in a tl.dot.
     """
 
     def __init__(self, buffers: Sequence[Buffer], strict: bool) -> None:
         self.buffers = buffers
         self.strict = strict
         self.overlap = self.again = ""
+        self.widened = False
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -413,7 +414,9 @@ class Trace:
         self._builder = builder
         self._writers = {buffer.name: np.full(buffer.memory.numel(), -1) for buffer in self.buffers if buffer.data is None}
         self._seen = {buffer.name: np.zeros(buffer.memory.numel(), dtype=bool) for buffer in self.buffers}
-        replaced = {name: self._watch(name, getattr(builder, name)) for name in ACCESSES} | {"create_dot": _with_tf32(builder.create_dot)}
+        replaced = {name: self._watch(name, getattr(builder, name)) for name in ACCESSES} | {
+            "create_dot": self._watch_dot(_with_tf32(builder.create_dot))
+        }
         for name, method in replaced.items():
             setattr(builder, name, method)
         try:
@@ -433,6 +436,15 @@ class Trace:
                 nan = 0x7FC0 if result.data.dtype.kind == "u" else np.nan  # the interpreter keeps bf16 as 16 bits
                 result.data = np.where(np.broadcast_to(args[mask].data, result.data.shape), result.data, np.array(nan, result.data.dtype))
             return result
+
+        return watched
+
+    def _watch_dot(self, dot: Callable) -> Callable:
+        are_half = all(buffer.memory.element_size() == 2 for buffer in self.buffers if buffer.data is not None)
+
+        def watched(a: Any, b: Any, *rest: Any) -> Any:
+            self.widened |= are_half and max(a.data.dtype.itemsize, b.data.dtype.itemsize) > 2
+            return dot(a, b, *rest)
 
         return watched
 

@@ -55,7 +55,8 @@ class Scores(Products):
         if len({S_q, S_k, self.block_m, self.block_n}) == 4 and self.block_m < S_q and self.block_n < S_k:
             if steps > self.step:
                 rows = {size for shape in shapes for size in shape}
-                what = "all keys of a block of rows are taken at once" if S_k in rows else "all queries are taken at once"
+                what = "all queries are taken at once" if S_q in rows else "a tile is too large"
+                what = "all keys of a block of rows are taken at once" if S_k in rows else what
                 what = "all scores are computed at once" if {S_q, S_k} <= rows else what
                 return (
                     f"{what}: a product takes parts of shape {shapes[0]} and {shapes[1]}, and no tile may be larger than block_m × block_n"

@@ -78,7 +78,7 @@ def forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, sc
         last_seen = offs_m + (S_k - S_q)
         full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
         end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
-    # One ragged tile needs no pipeline, and with one ptxas serialises the wgmma of Heads (C7515); None: as the launch says.
+    # Full: one ragged tile at most, so nothing to load ahead. With stages ptxas would make matmuls of pointer tiles wait for each other (C7515).
     TAIL_STAGES: tl.constexpr = None if IS_CAUSAL else 1
     for start_n in range(0, full, BLOCK_N):
         m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_log2, False, BLOCK_N, BLOCK_D)

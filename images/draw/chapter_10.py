@@ -1,150 +1,71 @@
-"""The drawings of the appendix."""
+"""The drawings of chapter 10."""
 
 from __future__ import annotations
 
-import torch
-from matplotlib.axes import Axes
+from itertools import accumulate
+
 from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, MASKED, WIDTH, arrow, box, canvas, grid, image, legend, number, outline, write
-from fa_tutorial import softmax
-
-# ---------------------------------------------------------------- the map of the repository
+from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, image, legend, outline, write
 
 MONO = {"family": "DejaVu Sans Mono"}
-# (folder, colour, ((file, what to look for there, where the course has it), …)), in reading order
-REPOSITORY = (
-    ("flash_attn/", "blue", (
-        ("flash_attn_interface.py", "flash_attn_func", "flash_attention; 5, 7"),
-    )),
-    ("csrc/flash_attn/", "sky", (
-        ("flash_api.cpp", "mha_fwd, mha_bwd", "check_attention; 5, 7"),
-    )),
-    ("csrc/flash_attn/src/", "green", (
-        ("flash.h", "Flash_fwd_params", "a kernel's arguments; 2, 5"),
-        ("flash_fwd_launch_template.h", "run_mha_fwd_hdim64", "CONFIGS, TILES; 5, 8"),
-        ("flash_fwd_kernel.h", "compute_attn_1rowblock", "flash_forward_kernel; 5"),
-        ("softmax.h", "softmax_rescale_o", "softmax_step, attend; 1, 4, 8"),
-        ("mask.h", "Mask", "causal_tiles; 4"),
-        ("block_info.h", "BlockInfo", "strides and lengths; 2"),
-        ("kernel_traits.h", "kSmemSize", "shared_bytes; 3, 8"),
-        ("flash_bwd_preprocess_kernel.h", "compute_dot_do_o", "delta_kernel; 6, 7"),
-        ("flash_bwd_kernel.h", "compute_dq_dk_dv_1colblock", "dkdv_kernel, dq_kernel; 7"),
-    )),
-    ("hopper/", "orange", (
-        ("mainloop_fwd_sm90_….hpp", "load, mma", "producer, consumer; 9"),
-    )),
-    ("flash_attn/cute/", "purple", (
-        ("flash_fwd_sm90.py, …sm100.py", "the same in Python", "forward_kernel; 9"),
-    )),
-)  # fmt: skip
+
+# (a line of chapter 5's loop, its colour, the place that a variant takes there, who does), from top to bottom
+LOOP = (
+    ("m, l, acc = −∞, 0, 0", "purple", "the denominator", "sinks: m = sink, l = 1"),
+    ("for each tile of keys:", "sky", "the set of tiles", "what a mask hides whole"),
+    ("    k_tile, v_tile = load(…)", "green", "the addressing", "packed rows, pages of a cache"),
+    ("    s = scale · q_tile k_tileᵀ", "yellow", "the score", "soft cap, ALiBi, bias"),
+    ("    s = where(seen, s, −∞)", "orange", "the mask", "window, documents, prefix"),
+    ("    p, m, l, alpha = softmax_step(s, m, l)", None, "", ""),
+    ("    acc = alpha · acc + p v_tile", None, "", ""),
+    ("o = acc / l;  lse = m + log l", None, "", ""),
+)
 
 
-@image("10_repository_map.png")
-def draw_repository_map() -> Figure:
-    """The files of the official repository in reading order, each with what to look for, and the course's function and chapters beside it."""
-    tall = 0.37
-    rows = sum(len(files) for _, _, files in REPOSITORY)
-    figure, ax = canvas(0.5 + rows * tall + len(REPOSITORY) * 0.34 + 0.1)
-    for x, head in ((0.62, "file"), (3.5, "look for"), (6.2, "here; chapters")):
-        write(ax, x, 0.25, head, HEAD, ha="left", weight="bold")
-    y, place = 0.5, 0
-    for folder, colour, files in REPOSITORY:
-        write(ax, 0.12, y + 0.19, folder, ha="left", weight="bold", **MONO)
-        y += 0.34
-        for file, wanted, ours in files:
-            place += 1
-            box(ax, 0.12, y, 0.4, tall - 0.05, f"{place}", colour, share=0.6, weight="bold")
-            box(ax, 0.52, y, 5.38, tall - 0.05, colour=colour, share=0.2)
-            write(ax, 0.62, y + tall / 2 - 0.02, file, ha="left", **MONO)
-            write(ax, 3.5, y + tall / 2 - 0.02, wanted, ha="left")
-            arrow(ax, (5.92, y + tall / 2 - 0.02), (6.17, y + tall / 2 - 0.02))
-            write(ax, 6.24, y + tall / 2 - 0.02, ours, ha="left")
-            y += tall
+@image("10_five_places.png")
+def draw_five_places() -> Figure:
+    """Chapter 5's loop, and the five lines at which a variant enters, each with who does."""
+    tall, left = 0.5, 0.1
+    figure, ax = canvas(0.55 + len(LOOP) * tall)
+    write(ax, left, 0.25, "chapter 5's loop", HEAD, ha="left", weight="bold")
+    write(ax, 4.65, 0.25, "what a variant changes there", HEAD, ha="left", weight="bold")
+    for row, (line, colour, place, who) in enumerate(LOOP):
+        y = 0.5 + row * tall
+        box(ax, left, y, 4.2, tall - 0.08, colour=colour, share=0.35 if colour else 0.0)
+        write(ax, left + 0.12, y + tall / 2 - 0.04, line, ha="left", **MONO)
+        if place:
+            box(ax, 4.65, y, 4.25, tall - 0.08, colour=colour, share=0.35)
+            write(ax, 4.75, y + tall / 2 - 0.04, place, BODY, ha="left", weight="bold")
+            write(ax, 6.45, y + tall / 2 - 0.04, who, ha="left")
+            arrow(ax, (4.63, y + tall / 2 - 0.04), (4.32, y + tall / 2 - 0.04))
     return figure
 
 
-# ---------------------------------------------------------------- split-KV
-
-SCORES = (2.0, 1.0, 0.0, 4.0, 3.0, 1.0, 5.0, 2.0)
-VALUES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0)
-SPLITS = 4
+LENGTHS = (5, 2, 4)
+COLOURS = ("blue", "orange", "green")
 
 
-@image("10_split_kv.png")
-def draw_split_kv() -> Figure:
-    """One query with D = 1 and eight keys in four parts: (o, lse) of each by a program of its own, and their sum by (10.2)."""
-    figure, ax = canvas(4.75)
-    scores, values = torch.tensor(SCORES, dtype=torch.float64), torch.tensor(VALUES, dtype=torch.float64)[:, None]
-    size = len(scores) // SPLITS
-    parts = [softmax.running_weighted_sum(s, v, block=1) for s, v in zip(scores.split(size), values.split(size), strict=True)]
-    o, lse = softmax.running_weighted_sum(scores, values, block=1)
-    left, cell, gap = 1.15, 0.85, 0.25
-    for text, y in (("scores", 0.55), ("values", 0.93), ("programs", 1.9), ("weights", 2.87), ("combine", 3.75)):
-        write(ax, 0.1, y, text, BODY, ha="left", weight="bold")
-    total = 0.0
-    for part, (o_part, lse_part) in enumerate(parts):
-        x = left + part * (size * cell + gap)
-        middle = x + size * cell / 2
-        for key in range(size):
-            place = part * size + key
-            box(ax, x + key * cell, 0.37, cell, 0.36, f"{SCORES[place]:g}", "yellow", share=0.5)
-            box(ax, x + key * cell, 0.75, cell, 0.36, f"{VALUES[place]:g}", "green", share=0.4)
-        arrow(ax, (middle, 1.13), (middle, 1.48), "blue")
-        box(ax, x, 1.5, size * cell, 0.8, f"o = {number(o_part.item())}\nlse = {number(lse_part.item())}", "sky", share=0.5, line=1.6)
-        weight = torch.exp(lse_part - lse)
-        total += float(weight * o_part[0])
-        arrow(ax, (middle, 2.32), (middle, 3.38), "vermilion")
-        write(ax, middle, 2.87, f"{weight.item():.4f}", BODY, bbox={"facecolor": "white", "edgecolor": "none", "pad": 2})
-    assert abs(total - o.item()) < 1e-12
-    wide = SPLITS * (size * cell + gap) - gap
-    box(ax, left, 3.4, wide, 0.7, f"o = {number(total)}     lse = {number(lse.item())}", "purple", share=0.4, size=HEAD, line=1.6)
-    write(ax, 0.1, 4.45, "a weight is the exponential of (lse of the part − lse of all); the four add up to 1 (10.2)", ha="left")
+@image("10_cu_seqlens.png")
+def draw_cu_seqlens() -> Figure:
+    """Three sequences, padded to a rectangle, and packed in one row that cu_seqlens divides."""
+    side, left, longest = 0.5, 0.4, max(LENGTHS)
+    figure, ax = canvas(4.1)
+    write(ax, left, 0.25, f"padded: {len(LENGTHS)} × {longest} tokens", HEAD, ha="left", weight="bold")
+    for row, (length, colour) in enumerate(zip(LENGTHS, COLOURS, strict=True)):
+        for column in range(longest):
+            look = {"colour": colour, "share": 0.45, "text": f"{column}"} if column < length else {"hatch": MASKED}
+            box(ax, left + column * side, 0.5 + row * side, side, side, **look)
+    bounds = [0, *accumulate(LENGTHS)]
+    top = 2.85
+    write(ax, left, top - 0.3, f"packed: {bounds[-1]} tokens", HEAD, ha="left", weight="bold")
+    for start, length, colour in zip(bounds, LENGTHS, COLOURS, strict=False):
+        for column in range(length):
+            box(ax, left + (start + column) * side, top, side, side, f"{start + column}", colour, share=0.45)
+        outline(ax, left + start * side, top, length * side, side, line=1.8)
+    write(ax, 6.3, top + side / 2, "cu_seqlens = " + str(bounds), BODY, ha="left", weight="bold")
+    for bound in bounds:
+        arrow(ax, (left + bound * side, top + side + 0.38), (left + bound * side, top + side + 0.03))
+        write(ax, left + bound * side, top + side + 0.52, f"{bound}", BODY, weight="bold")
+    legend(ax, 1.25, ((3.3, {"hatch": MASKED}, "padding: computed, and thrown away"),))
     return figure
-
-
-# ---------------------------------------------------------------- windows
-
-S, BLOCK, SIDE = 16, 4, 0.168
-WINDOWS = ((-1, 0), (7, 0), (7, 3))  # (left, right); a left of −1 is no limit
-
-
-@image("10_window_tiles.png")
-def draw_window_tiles() -> Figure:
-    """Tiles of three windows, whole, masked and skipped: causal alone, seven keys back, and seven back with three ahead."""
-    figure, ax = canvas(4.3)
-    for column, (left, right) in enumerate(WINDOWS):
-        draw_window(ax, 0.15 + column * 3.0, 0.75, left, right)
-    legend(ax, 3.9, (
-        (0.15, {"colour": "sky", "share": 0.6}, "whole: no mask"),
-        (2.1, {"colour": "orange", "share": 0.7}, "masked tile, seen"),
-        (4.3, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "masked tile, hidden"),
-        (6.7, {}, "skipped: never read"),
-    ))  # fmt: skip
-    return figure
-
-
-def draw_window(ax: Axes, x: float, top: float, left: int, right: int) -> None:
-    """The S x S elements of one window in tiles of BLOCK x BLOCK, and how many tiles of each kind there are."""
-    ahead = torch.arange(S) - torch.arange(S)[:, None]
-    seen = (ahead <= right) & ((left < 0) | (ahead >= -left))
-    tiles = seen.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK))  # [row block, row, key block, key]
-    whole, touched = tiles.all(dim=3).all(dim=1), tiles.any(dim=3).any(dim=1)
-
-    def look(row: int, col: int) -> dict:
-        tile = (row // BLOCK, col // BLOCK)
-        if whole[tile]:
-            return {"colour": "sky", "share": 0.6}
-        if not touched[tile]:
-            return {}
-        return {"colour": "orange", "share": 0.7} if seen[row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
-
-    name = "no limit" if left < 0 else f"{left}"
-    write(ax, x, 0.25, f"left {name}, right {right}", HEAD, ha="left", weight="bold")
-    grid(ax, x, top, S, S, SIDE, look)
-    for row in range(0, S, BLOCK):
-        for col in range(0, S, BLOCK):
-            outline(ax, x + col * SIDE, top + row * SIDE, BLOCK * SIDE, BLOCK * SIDE, line=1.3)
-    counts = int(whole.sum()), int((touched & ~whole).sum()), int((~touched).sum())
-    write(ax, x, 0.53, "{} whole, {} masked, {} skipped".format(*counts), ha="left")
-    assert x + S * SIDE < WIDTH

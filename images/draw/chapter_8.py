@@ -114,20 +114,22 @@ def draw_phases(ax: Axes, y: float, steps: list[Step], num_stages: int) -> None:
 
 
 def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
-    """q and the stages of k and v as boxes, as long as they are large, and their sum by (8.2)."""
+    """q and the stages of k and v as boxes, as long as they are large, and their sum: by (8.2) from two stages on; one stage is a single tile."""
     D, itemsize = 64, 2
     tile = TileConfig(64, 64, 4, num_stages)
-    q, stage = tile.block_m * D * itemsize // 1024, 2 * tile.block_n * D * itemsize // 1024
-    total = shared_bytes("forward", tile, D)
-    assert total == (q + num_stages * stage) * 1024
+    q, stage, name = tile.block_m * D * itemsize // 1024, 2 * tile.block_n * D * itemsize // 1024, "k, v"
+    if num_stages == 1:
+        stage, name = stage // 2, "k/v"
+    total = q + num_stages * stage
+    assert num_stages == 1 or total * 1024 == shared_bytes("forward", tile, D)
     inch, x = 0.06, LANES_LEFT
     write(ax, 0.1, y + 0.15, "shared memory", ha="left")
-    for name, size, colour in (("q", q, "sky"), *[("k, v", stage, "green")] * num_stages):
-        box(ax, x, y, size * inch, 0.3, name, colour, share=0.4)
+    for text, size, colour in (("q", q, "sky"), *[(name, stage, "green")] * num_stages):
+        box(ax, x, y, size * inch, 0.3, text, colour, share=0.4)
         x += size * inch
-    parts = f"{q} + {num_stages} · {stage} = {total // 1024} KiB (8.2)"
-    shape = f": BLOCK_M = BLOCK_N = D = {D}, fp16" if num_stages == 1 else ""
-    write(ax, x + 0.12, y + 0.15, parts + shape, ha="left", weight="bold")
+    parts = f"{q} + {num_stages} · {stage} = {total} KiB"
+    how = f": one place for both; all sizes {D}, fp16" if num_stages == 1 else " (8.2)"
+    write(ax, x + 0.12, y + 0.15, parts + how, ha="left", weight="bold")
 
 
 # ---------------------------------------------------------------- descriptors

@@ -93,10 +93,10 @@ def draw_roles_and_ring() -> Figure:
         write(ax, x, 0.25, title, HEAD, ha="left", weight="bold")
     box(ax, 0.1, 0.55, 1.75, 3.75, colour="sky", share=0.3)
     write(ax, 0.97, 1.2, "24 registers\na thread", linespacing=1.3)
-    write(ax, 0.97, 2.45, "for each tile:\nwait for empty,\nannounce its bytes,\nask TMA for it", linespacing=1.4)
+    write(ax, 0.97, 2.45, "for each block:\nwait for empty,\nannounce its bytes,\nask TMA for it", linespacing=1.4)
     for stage, y in ((0, 0.55), (1, 2.55)):
         box(ax, 2.75, y, 3.3, 1.75, colour="orange", share=0.12, line=1.4)
-        box(ax, 2.95, y + 0.62, 2.9, 0.5, f"tile {stage}, {stage + 2}, {stage + 4}, … of k or v", "orange", share=0.5)
+        box(ax, 2.95, y + 0.62, 2.9, 0.5, f"block {stage}, {stage + 2}, {stage + 4}, … of k and v", "orange", share=0.5)
         box(ax, 2.95, y + 0.1, 2.9, 0.4, f"full[{stage}]: 1 arrival + bytes", "green", share=0.35)
         box(ax, 2.95, y + 1.25, 2.9, 0.4, f"empty[{stage}]: 2 arrivals", "purple", share=0.35)
         arrow(ax, (1.85, y + 0.87), (2.95, y + 0.87), "black", width=2.2)
@@ -111,10 +111,10 @@ def draw_roles_and_ring() -> Figure:
         box(ax, 7.05, y, 1.75, 1.55, colour="blue", share=0.3)
         write(ax, 7.92, y + 0.3, f"{name}: 4 warps", BODY, weight="bold")
         write(ax, 7.92, y + 0.95, "64 rows: m, l, acc\nin 240 registers\na thread", linespacing=1.35)
-    write(ax, 7.92, 2.425, "both read every tile")
+    write(ax, 7.92, 2.425, "both read every block")
     lines = (
-        ("green", "full: whoever loads arrives, both consumers wait, and then read the tile"),
-        ("purple", "empty: each consumer arrives when it has read the tile, the producer waits, and then loads over it"),
+        ("green", "full: whoever loads arrives, both consumers wait, and then read the block"),
+        ("purple", "empty: each consumer arrives when it has read the block, the producer waits, and then loads over it"),
     )
     for row, (colour, text) in enumerate(lines):
         y = 4.7 + 0.35 * row
@@ -124,7 +124,7 @@ def draw_roles_and_ring() -> Figure:
         ax,
         0.1,
         5.4,
-        "thick arrows: data. The kernel has such a ring for k and one for v, and a small one for each consumer's q.",
+        "thick arrows: data. The chapter's finished kernel has a ring for k, one for v, and a small one for each consumer's q.",
         ha="left",
     )
     return figure

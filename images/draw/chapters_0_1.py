@@ -18,16 +18,16 @@ from fa_tutorial.bench import results
 
 CHAPTER_TITLES = (
     "Why attention is slow", "Safe and online softmax", "Strides and first kernels", "Tiled matmul", "Flash forward in PyTorch",
-    "Flash forward in Triton", "Backward by hand", "Flash backward in Triton", "Tuning", "Past Triton", "Reading flash attention",
+    "Flash forward in Triton", "Backward by hand", "Flash backward in Triton", "Tuning", "Past Triton", "Variants", "Decoding",
+    "Reading flash attention",
 )  # fmt: skip
 HANDS_ON = (
     "scores are too many to store", "softmax, block by block", "kernels that read tiles", "(q kᵀ) v, tile by tile",
     "the algorithm, proved", "o, and LSE for backward", "gradients of a tile, from LSE", "right kernels, both ways", "the plateau, and why",
-    "warps that have roles",
 )  # fmt: skip
 PHASES = (
     ("phase 1", "the problem", "blue", (0, 1)), ("phase 2", "the machine", "orange", (2, 3)), ("phase 3", "forward", "green", (4, 5)),
-    ("phase 4", "backward", "purple", (6, 7)), ("phase 5", "tuning", "sky", (8,)), ("after", "past Triton", "yellow", (9, 10)),
+    ("phase 4", "backward", "purple", (6, 7)), ("phase 5", "tuning", "sky", (8,)), ("after", "past Triton", "yellow", (9, 10, 11, 12)),
 )  # fmt: skip
 
 
@@ -42,9 +42,13 @@ def draw_course_map() -> Figure:
         box(ax, x, 0.1, width, 0.65, colour=colour, share=0.6)
         write(ax, middle, 0.29, phase)
         write(ax, middle, 0.54, name, BODY, weight="bold")
-        height = 1.1 if len(chapters) == 2 else bottom - top
-        for chapter, y in zip(chapters, (top, bottom - height), strict=False):
+        between = 1.05 if len(chapters) == 2 else 0.15
+        height = (bottom - top - (len(chapters) - 1) * between) / len(chapters)
+        for place, chapter in enumerate(chapters):
+            y = top + place * (height + between)
             box(ax, x, y, width, height, f"{chapter}\n{textwrap.fill(CHAPTER_TITLES[chapter], 14)}", colour, share=0.2)
+            if place and len(chapters) > 2:
+                ax.plot([middle, middle], [y - between, y], color="black", linewidth=1.6)
         if len(chapters) == 2:
             ax.plot([middle, middle], [top + height, top + height + 0.15], color="black", linewidth=1.6)
             write(ax, middle, (top + bottom) / 2, textwrap.fill(HANDS_ON[chapters[0]], 14), style="italic")
@@ -81,7 +85,8 @@ def draw_payoff() -> Figure:
     return figure
 
 
-H200_SMS, REGISTERS_KIB, SHARED_KIB, H100_L2_MB = 132, 256, 228, 50  # NVIDIA, Hopper tuning guide, whose KB are KiB
+H200_SMS, REGISTERS_KIB, SHARED_KIB = 132, 256, 228  # NVIDIA, Hopper tuning guide, whose KB are KiB
+H200_L2_MIB = 60  # torch.cuda.get_device_properties on an H200; the guide's 50 MB are an H100's
 
 
 @image("00_memory_hierarchy.png")
@@ -111,7 +116,7 @@ def draw_memory_hierarchy() -> Figure:
     for y, text in (
         (1.7, f"{REGISTERS_KIB} KiB per SM, {registers:.0f} MiB in all"),
         (2.24, f"{SHARED_KIB} KiB per SM, {shared:.0f} MiB in all"),
-        (3.22, f"{H100_L2_MB} MB on an H100"),
+        (3.22, f"{H200_L2_MIB} MiB"),
         (4.92, f"{provenance['memory_bytes'] / 2**30:.0f} GiB"),
     ):
         write(ax, side, y, text, ha="left")

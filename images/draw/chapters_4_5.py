@@ -565,9 +565,6 @@ def draw_program(whole: bool) -> Figure:
     box(ax, left, top, right - left, bottom - top, colour="sky", share=0.08)
     attend = " (attend)" if whole else ""
     write(ax, left, 0.27, f"each iteration{attend}: keys start_n … start_n + BLOCK_N − 1", BODY, ha="left", weight="bold")
-    ax.plot([right, 8.88, 8.88], [5.75, 5.75, 1.0], color="black", linewidth=1.6)
-    arrow(ax, (8.88, 1.0), (right, 1.0))
-    write(ax, right - 0.1, 1.0, "next iteration", BODY, ha="right", weight="bold")
     x_q, x_s, x_m, x_p, x_v, y_s, y_acc = 0.45, 2.5, 4.95, 6.35, 7.35, 2.45, 4.3
     write(ax, x_q + d / 2, y_s - 0.55, "before the loop", BODY, weight="bold")
     tile("q", x_q, y_s, d, m, "q_tile", "[BLOCK_M, BLOCK_D]")
@@ -578,8 +575,11 @@ def draw_program(whole: bool) -> Figure:
     write(ax, x_s + n / 2 + 0.1, 2.05, f"scale · dot{' (4.1)' if whole else ''}", ha="left")
     for i, name in enumerate(("m", "alpha", "l")):
         column(name, x_m + i * thin, y_s)
+    for i in (0, 2):
+        arrow(ax, (x_m + (i + 0.5) * thin, y_s - 0.4), (x_m + (i + 0.5) * thin, y_s))
+    write(ax, x_m + 1.5 * thin, y_s - 0.72, "m and l of the\niteration before")
     if whole:
-        write(ax, x_m + 1.5 * thin, y_s - 0.17, "softmax_step (4.2)")
+        write(ax, x_m + 3 * thin + 0.1, y_s - 0.17, "softmax_step (4.2)", ha="left")
     write(ax, x_m + 1.5 * thin, y_s + m + 0.17, "[BLOCK_M] each")
     arrow(ax, (x_s + n, y_s + m / 2), (x_m, y_s + m / 2))
     arrow(ax, (x_m + 3 * thin, y_s + m / 2), (x_p, y_s + m / 2))
@@ -588,10 +588,12 @@ def draw_program(whole: bool) -> Figure:
     tile("o", x_m, y_acc, d, m, "acc", "[BLOCK_M, BLOCK_D]", below=True)
     arrow(ax, (x_m + 1.5 * thin, y_s + m + 0.3), (x_m + 1.5 * thin, y_acc))
     write(ax, x_m + 1.5 * thin - 0.1, y_acc - 0.2, "alpha", ha="right")
+    arrow(ax, (x_m - 0.4, y_acc + 0.9), (x_m, y_acc + 0.9))
+    write(ax, x_m - 0.5, y_acc + 0.9, "acc of the iteration before", ha="right")
     arrow(ax, (x_p + 0.4, y_s + m + 0.3), (x_m + d, y_acc + 0.3), curve=-0.15)
     arrow(ax, (x_v, y_acc + 0.75), (x_m + d, y_acc + 0.75))
     if whole:
-        write(ax, x_m - 0.1, y_acc + 0.55, "alpha · acc\n+ dot(p, v_tile) (4.3)", ha="right")
+        write(ax, x_m - 0.1, y_acc + 0.4, "alpha · acc\n+ dot(p, v_tile) (4.3)", ha="right")
     write(ax, left + 0.15, 5.75, "m, l and acc go to the next\niteration; k_tile, v_tile, s, p don't", ha="left")
     y_o = 6.6
     write(ax, 0.1, y_o + m / 2, "after the loop", BODY, ha="left", weight="bold")

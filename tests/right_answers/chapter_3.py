@@ -1,6 +1,5 @@
-"""Right answers to chapter 3 in other words: padding, float64, other loops, offsets computed anew, lists of tiles, pointers that move."""
+"""Right answers to chapter 3 in other words: padding, float64, other loops, offsets computed anew, `if` for min, pointers that move."""
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -35,10 +34,14 @@ def kernel_with_offsets_computed_anew(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, s
     tl.store(c_ptr + m * stride_cm + n * stride_cn, acc, mask=(m < M) & (n < N))
 
 
-def tile_by_sorting(pid, tiles_m, tiles_n, group):
-    m, n = np.divmod(np.arange(tiles_m * tiles_n), tiles_n)
-    place = np.lexsort((m, n, m // group))[pid]
-    return [m[place], n[place]]
+def tile_without_min(pid, tiles_m, tiles_n, group):
+    first_row = pid // (group * tiles_n) * group
+    rows = group
+    if tiles_m < first_row + group:
+        rows = tiles_m - first_row
+    within = pid - first_row * tiles_n
+    tile_n = within // rows
+    return [first_row + within - tile_n * rows, tile_n]
 
 
 @triton.jit
@@ -65,6 +68,6 @@ def skeleton_with_pointers_that_move(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, sc
 RIGHT_ANSWERS = (
     ("3.1", blocked_by_padding),
     ("3.2", kernel_with_offsets_computed_anew),
-    ("3.3", tile_by_sorting),
+    ("3.3", tile_without_min),
     ("3.4", skeleton_with_pointers_that_move),
 )

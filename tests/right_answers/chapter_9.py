@@ -1,9 +1,15 @@
-"""Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, orders by sorting, registers one by one,
+"""Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, p v a block behind, orders by sorting,
 a meeting counted by rounds."""
 
 import math
 
 from fa_tutorial.barriers import arrive, ds_rows, load, use, wait
+from fa_tutorial.hardware import require_triton
+from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
+
+require_triton("Exercise 9.3")
+from triton.experimental import gluon  # noqa: E402
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
 
 # ---------------------------------------------------------------- 9.1
 
@@ -51,6 +57,35 @@ def roles_that_toggle(tiles, stages, full, empty):
 # ---------------------------------------------------------------- 9.3
 
 
+@gluon.jit
+def attend_one_behind(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
+    """p v of a block under way with the scores of the next; a stage and a parity that toggle; nobody waits for the last release."""
+    mbarrier.wait(full.index(0), 0)
+    s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros)
+    p, m, l, alpha = softmax_step(s, m, l, scale_log2)
+    p = left_operand(p, acc, v.dtype)
+    before = 0
+    parity = 0
+    for _ in range(blocks - 1):
+        stage = before + 1
+        if stage == k.shape[0]:
+            stage = 0
+            parity ^= 1
+        mbarrier.wait(full.index(stage), parity)
+        s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, is_async=True)
+        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
+        s, acc, p = warpgroup_mma_wait(0, [s, acc, p])
+        mbarrier.arrive(empty.index(before))
+        p, m, l, alpha = softmax_step(s, m, l, scale_log2)
+        acc = rescaled(acc, alpha)
+        p = left_operand(p, acc, v.dtype)
+        before = stage
+    return l, warpgroup_mma(p, v.index(before), acc)
+
+
+# ---------------------------------------------------------------- 9.4
+
+
 def order_by_sorting(S_q, S_k, block_m, block_n, heads, is_causal):
     """Row by row, with the longest row of each block; heads backwards."""
     offset = S_k - S_q
@@ -61,20 +96,6 @@ def order_by_sorting(S_q, S_k, block_m, block_n, heads, is_causal):
             keys = max(max(0, i + 1 + offset) if is_causal else S_k for i in rows)
             work.append([head, row_block, math.ceil(keys / block_n)])
     return sorted(work, key=lambda entry: entry[2], reverse=True)
-
-
-# ---------------------------------------------------------------- 9.4
-
-
-def budget_by_trying(consumers, producer_warps, producer_registers):
-    """From the launch upwards, in steps of 8, as long as everything fits."""
-    producer_threads = math.ceil(producer_warps / 4) * 128
-    threads = producer_threads + consumers * 128
-    launch = max(registers for registers in range(8, 257, 8) if threads * registers <= 65_536)
-    registers = launch
-    while registers < 256 and consumers * 128 * (registers + 8) + producer_threads * producer_registers <= threads * launch:
-        registers += 8
-    return registers
 
 
 # ---------------------------------------------------------------- 9.5
@@ -96,7 +117,7 @@ def consumer_by_rounds(c, blocks, full, empty, ds_full):
 RIGHT_ANSWERS = (
     ("9.1", phase_by_toggling),
     ("9.2", roles_that_toggle),
-    ("9.3", order_by_sorting),
-    ("9.4", budget_by_trying),
+    ("9.3", attend_one_behind),
+    ("9.4", order_by_sorting),
     ("9.5", consumer_by_rounds),
 )

@@ -70,11 +70,67 @@ def forward_o_in_float32(q, k, v, block_m, block_n, scale):
     return o.float(), lse
 
 
+def _forward(q, k, v, block_m, block_n, scale, join=None, turned=lambda k: k.mT, last=None, step=None, width=None):
+    """The tiled forward with one line of it exchanged."""
+    o, lse = torch.empty_like(q), torch.empty(q.shape[:3])
+    for row in range(0, q.shape[2], block_m):
+        rows = q[:, :, row : row + block_m]
+        m, l, acc = torch.full(rows.shape[:3], -math.inf), torch.zeros(rows.shape[:3]), torch.zeros_like(rows)
+        for key in range(0, last or k.shape[2], step or block_n):
+            keys = slice(key, key + (width or block_n))
+            p, m, l, alpha = _step(scale * rows @ turned(k[:, :, keys]), m, l)
+            acc = join(acc, alpha[..., None], p @ v[:, :, keys]) if join else alpha[..., None] * acc + p @ v[:, :, keys]
+        o[:, :, row : row + block_m], lse[:, :, row : row + block_m] = acc / l[..., None], m + l.log()
+    return o, lse
+
+
+def forward_divides_by_alpha(*args):
+    return _forward(*args, join=lambda acc, alpha, new: acc / alpha + new)
+
+
+def forward_rescales_the_new(*args):
+    return _forward(*args, join=lambda acc, alpha, new: alpha * (acc + new))
+
+
+def forward_k_as_it_is(*args):
+    return _forward(*args, turned=lambda k: k)
+
+
+def forward_k_viewed(*args):
+    return _forward(*args, turned=lambda k: k.reshape(*k.shape[:2], k.shape[3], -1))
+
+
+def forward_loop_to_S_q(q, *args):
+    return _forward(q, *args, last=q.shape[2])
+
+
+def forward_width_m(q, k, v, block_m, block_n, scale):
+    return _forward(q, k, v, block_m, block_n, scale, width=block_m)
+
+
+def forward_ignores_block_n(q, k, v, block_m, block_n, scale):
+    return _forward(q, k, v, block_m, block_n, scale, step=block_m, width=block_m)
+
+
+def causal_all_keys_at_once(q, k, v, block_m, block_n, scale):
+    S_q, S_k = q.shape[2], k.shape[2]
+    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -math.inf)
+    for row in range(0, S_q, block_m):
+        rows = torch.arange(row, min(row + block_m, S_q))
+        keys = torch.arange(min(S_k, -(-max(0, int(rows[-1]) + 1 + S_k - S_q) // block_n) * block_n))
+        s = (scale * q[:, :, rows] @ k[:, :, keys].mT).masked_fill(keys > rows[:, None] + S_k - S_q, -math.inf)
+        o[:, :, rows] = torch.softmax(s, -1).nan_to_num() @ v[:, :, keys]
+        lse[:, :, rows] = torch.logsumexp(s, -1)
+    return o, lse
+
+
 def causal_skips_nothing(q, k, v, block_m, block_n, scale):
     return _flash(q, k, v, block_m, block_n, scale, causal=True)
 
 
-def _causal_by_bounds(q, k, v, block_m, block_n, scale, local=False, masks=None, starts=0):
+def _causal_by_bounds(
+    q, k, v, block_m, block_n, scale, local=False, masks=None, starts=0, hides=lambda keys, last: keys > last, clamp=-math.inf
+):
     """A causal forward that masks the tiles full … end − 1. masks(tile, full, end): which tiles are masked instead; starts: 1 for a loop from full."""
     S_q, S_k = q.shape[2], k.shape[2]
     o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -math.inf)
@@ -86,7 +142,7 @@ def _causal_by_bounds(q, k, v, block_m, block_n, scale, local=False, masks=None,
             keys = torch.arange(tile * block_n, min((tile + 1) * block_n, S_k))
             s = scale * q[:, :, rows] @ k[:, :, keys].mT
             if masks(tile, full, end) if masks else tile >= full:
-                s = s.masked_fill(keys > (rows - row * local)[:, None] + S_k - S_q, -math.inf)
+                s = s.masked_fill(hides(keys, (rows - row * local)[:, None] + max(clamp, S_k - S_q)), -math.inf)
             p, m, l, alpha = _step(s, m, l)
             acc = alpha[..., None] * acc + p @ v[:, :, keys]
         o[:, :, rows], lse[:, :, rows] = acc / torch.where(l == 0, 1.0, l)[..., None], m + l.log()
@@ -105,6 +161,14 @@ def causal_starts_at_full(q, k, v, block_m, block_n, scale):
     return _causal_by_bounds(q, k, v, block_m, block_n, scale, starts=1)
 
 
+def causal_mask_inverted(*args):
+    return _causal_by_bounds(*args, hides=lambda keys, last: keys <= last)
+
+
+def causal_shift_never_negative(*args):
+    return _causal_by_bounds(*args, clamp=0)
+
+
 def tiles_printed(row_block, block_m, block_n, S_q, S_k):
     print(end="")
 
@@ -120,6 +184,16 @@ WRONG_ANSWERS = (
     ("4.2", forward_all_queries_at_once, "all queries are taken at once"),
     ("4.2", forward_blocks_exchanged, "block_m and block_n are exchanged"),
     ("4.2", forward_o_in_float32, "one edge is left: o is float32, and must have the dtype of q"),
+    ("4.2", forward_divides_by_alpha, "acc is divided by alpha"),
+    ("4.2", forward_rescales_the_new, "the new block's p v is rescaled as well"),
+    ("4.2", forward_k_as_it_is, "k is not transposed"),
+    ("4.2", forward_k_viewed, "k is not transposed"),
+    ("4.2", forward_loop_to_S_q, "the loop over keys runs to S_q"),
+    ("4.2", forward_width_m, "a block of keys has block_m rows"),
+    ("4.2", forward_ignores_block_n, "a tile is too large"),
+    ("4.4", causal_all_keys_at_once, "all keys of a block of rows are taken at once"),
+    ("4.4", causal_mask_inverted, "the mask is inverted"),
+    ("4.4", causal_shift_never_negative, "S_k − S_q may be negative"),
     ("4.4", causal_skips_nothing, "one edge is left: the result is right, but tiles are computed that no row of their block sees"),
     ("4.4", causal_local_rows, "i counts rows from the tile's own start"),
     ("4.4", causal_masks_the_last_tile, "only the last tile is masked"),

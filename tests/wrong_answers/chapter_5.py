@@ -5,7 +5,7 @@ Two kernels, right as long as the global FLAW is "": a wrong answer is one of th
 
 import types
 
-from fa_tutorial.forward import attend
+from fa_tutorial.forward import softmax_step
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.tiles import dot, load_tile, store_tile, tile_pointers
 
@@ -56,16 +56,18 @@ def _forward(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, CAUSAL: tl.const
     if FLAW == "and":
         mask_q = rows < S_q and columns < D
     q_tile = tl.load(q_ptrs, mask=mask_q, other=0.0)
-    m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
+    m = tl.full((BLOCK_M,), -1e9 if FLAW == "m starts at a finite number" else -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    first, end = 0, S_k
+    first, end, step = 0, S_k, BLOCK_N
+    if FLAW == "start_n counts tiles":
+        end, step = S_k // BLOCK_N, 1
     full = S_k // BLOCK_N * BLOCK_N  # tiles before it need no mask
     if CAUSAL:
         full = (start_m + (BLOCK_M if FLAW == "full from the last row" else 1) + S_k - S_q) // BLOCK_N * BLOCK_N
         first = tl.minimum(full, 0) if FLAW == "full is negative" else 0
         end = S_k if FLAW == "no tile is skipped" else tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
-    for start_n in range(first, end, BLOCK_N):
+    for start_n in range(first, end, step):
         offs_n = start_n + tl.arange(0, BLOCK_N)
         k_ptrs, keys, columns = tile_pointers(k, b, h_k, start_n, BLOCK_N, BLOCK_D)
         mask_k = (keys < (S_k + BLOCK_N if FLAW == "keys not masked" else S_k)) & (columns < D)
@@ -79,9 +81,10 @@ def _forward(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, CAUSAL: tl.const
         if FLAW == "rows for keys":
             seen = offs_n[:, None] < S_k
         s = tl.where(seen | (start_n + BLOCK_N <= full), s, -float("inf"))
-        m_new = tl.maximum(m, tl.max(s, axis=1))
+        m_new = tl.max(s, axis=0) if FLAW == "maximum of the columns" else tl.maximum(m, tl.max(s, axis=1))
         shift = m_new if FLAW == "no shift by 0" else tl.where(m_new == -float("inf"), 0.0, m_new)
         p = tl.exp(s - (m if FLAW == "exp of the old maximum" else shift)[:, None])
+        p = tl.exp(s - shift[None, :]) if FLAW == "maximum of the columns" else p
         alpha = tl.exp(m - shift)
         l = alpha * l + tl.sum(p, axis=1)
         v_ptrs, _, _ = tile_pointers(v, b, h_k, start_n, BLOCK_N, BLOCK_D)
@@ -117,6 +120,24 @@ def _causal(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
 
 
 @triton.jit
+def _attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale,
+            MASK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, FLAW: tl.constexpr):  # fmt: skip
+    k_tile = load_tile(k, b, h_k, start_n, S_k if MASK else None, D, BLOCK_N, BLOCK_D)
+    s = scale * dot(q_tile, tl.trans(k_tile))
+    if (FLAW == "not MASK") != MASK:
+        s = tl.where((start_n + tl.arange(0, BLOCK_N))[None, :] <= last_seen[:, None], s, -float("inf"))
+    p, m, l, alpha = softmax_step(s, m, l)
+    v_tile = load_tile(v, b, h_k, start_n, S_k if MASK else None, D, BLOCK_N, BLOCK_D)
+    rescaled = acc * (alpha[None, :] if FLAW == "alpha by columns" else alpha[:, None])
+    if FLAW == "acc replaced":
+        rescaled = tl.zeros_like(acc)
+    if FLAW == "acc not rescaled" or FLAW == "p v rescaled":
+        rescaled = acc
+    acc = dot(p.to(v_tile.dtype), v_tile, rescaled)
+    return m, l, acc * alpha[:, None] if FLAW == "p v rescaled" else acc
+
+
+@triton.jit
 def _two_loops(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     row_blocks = tl.cdiv(S_q, BLOCK_M)
@@ -128,17 +149,19 @@ def _two_loops(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     last_seen = tl.full((BLOCK_M,), 0, dtype=tl.int32) + (S_k - 1)
-    full, end = S_k // BLOCK_N * BLOCK_N, S_k
+    last_seen += 1 if FLAW == "last_seen is S_k" else 0
+    full, end = S_k if FLAW == "full is S_k" else S_k // BLOCK_N * BLOCK_N, S_k
     if IS_CAUSAL:
         last_seen = last_seen if FLAW == "last_seen of no mask" else offs_m + (0 if FLAW == "last_seen top-left" else S_k - S_q)
-        full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
+        full = tl.maximum(start_m + 1 + S_k - S_q, 0)
+        full = full if FLAW == "full is not rounded" else full // BLOCK_N * BLOCK_N
         end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
     full = full // BLOCK_N if FLAW == "full in tiles" or FLAW == "full and end in tiles" else full
     end = tl.cdiv(end, BLOCK_N) if FLAW == "end in tiles" or FLAW == "full and end in tiles" else end
     for start_n in range(0, full, BLOCK_N):
-        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale, False, BLOCK_N, BLOCK_D)
+        m, l, acc = _attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale, False, BLOCK_N, BLOCK_D, FLAW)
     for start_n in range(full, end, BLOCK_N):
-        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale, True, BLOCK_N, BLOCK_D)
+        m, l, acc = _attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale, True, BLOCK_N, BLOCK_D, FLAW)
     store_tile(o, acc / tl.where(l == 0.0, 1.0, l)[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
@@ -176,7 +199,7 @@ def _shadowed(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constexpr, BLOCK_N:
 
 
 WRONG_ANSWERS = (
-    ("5.1", flawed(_load_tile, "rows not masked"), "the tile runs over its head's end", "must be 0: load them with other=0.0"),
+    ("5.1", flawed(_load_tile, "rows not masked"), "the tile runs over its head's end", "store the whole tile, zeros too"),
     ("5.1", flawed(_load_tile, "no other"), "without other=0.0 a load leaves the lanes that its mask hides undefined", None),
     ("5.1", flawed(_load_tile, "no pointer"), "write x.ptr for the pointer", None),
     ("5.1", flawed(_load_tile, "stored by rows of the sequence"), "element (i, j) of program pid's tile goes to"),
@@ -186,16 +209,27 @@ WRONG_ANSWERS = (
     ("5.2", flawed(_full, "p in float32"), "one edge is left: fp16", None),
     ("5.2", flawed(_full, "p left in float32"), "both factors of a dot must have one dtype, and these are fp32 and fp16"),
     ("5.2", flawed(_full, "p in fp16"), "both factors of a dot must have one dtype, and these are fp16 and fp32"),
+    ("5.2", flawed(_full, "maximum of the columns"), "column j loses key j's maximum"),
+    ("5.3", flawed(_full, "start_n counts tiles"), "start_n counts tiles"),
     ("5.3", flawed(_full, "p left in float32"), "both factors of a dot must have one dtype"),
     ("5.3", flawed(_full, "acc rescaled last"), "p v is rescaled too"),
     ("5.3", flawed(_full, "divided in the loop"), "divide once, after the loop"),
     ("5.4", flawed(_full, "p left in float32"), "both factors of a dot must have one dtype"),
+    ("5.4", flawed(_full, "m starts at a finite number"), "m starts at −inf"),
     ("5.4", flawed(_full, "row blocks rounded down"), "the number of row blocks is rounded up"),
     ("5.4", flawed(_full, "keys counted from the tile"), "offs_n does not move with the loop"),
     ("5.4", flawed(_full, "one key too many"), "one key too many"),
     ("5.4", flawed(_full, "rows for keys"), "the mask hides rows"),
     ("5.5", flawed(_causal, "p left in float32"), "both factors of a dot must have one dtype"),
     ("5.5", _calls_a_starter, "_starter, which it calls, still raises NotImplementedError", None),
+    ("5.5", flawed(_two_loops, "acc not rescaled"), "in attend, acc is not rescaled"),
+    ("5.5", flawed(_two_loops, "p v rescaled"), "in attend, p v is rescaled too"),
+    ("5.5", flawed(_two_loops, "alpha by columns"), "in attend, acc · alpha[None, :] rescales column j"),
+    ("5.5", flawed(_two_loops, "acc replaced"), "in attend, each tile's p v replaces the one before"),
+    ("5.5", flawed(_two_loops, "not MASK"), "attend hides nothing where it should"),
+    ("5.5", flawed(_two_loops, "full is not rounded"), "full is no multiple of BLOCK_N"),
+    ("5.5", flawed(_two_loops, "full is S_k"), "without IS_CAUSAL it ends at S_k // BLOCK_N · BLOCK_N", "still the kernel of 5.4"),
+    ("5.5", flawed(_two_loops, "last_seen is S_k"), "without IS_CAUSAL, every row's last_seen is S_k − 1"),
     ("5.5", flawed(_two_loops, "full in tiles"), "full and end count keys, not tiles"),
     ("5.5", flawed(_two_loops, "end in tiles"), "full and end count keys, not tiles"),
     ("5.5", flawed(_two_loops, "full and end in tiles"), "full and end count keys, not tiles"),

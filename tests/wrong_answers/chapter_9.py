@@ -1,6 +1,11 @@
-"""Chapter 9: results of the wrong kind, and roles that do what no role of a ring does."""
+"""Chapter 9: results of the wrong kind, roles that do what no role of a ring does, a Gluon loop that does not compile."""
 
 from fa_tutorial.barriers import arrive, ds_rows, load, use, wait
+from fa_tutorial.hardware import require_triton
+from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
+
+require_triton("Exercise 9.3")
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
 
 
 def phase_without_stage(i, stages):
@@ -61,6 +66,27 @@ def order_sorted_in_place(S_q, S_k, block_m, block_n, heads, is_causal):
     return [(head, row_block, 1) for row_block in range(-(-S_q // block_m)) for head in range(heads)].sort()
 
 
+def _attend(flaw):
+    """attend with one flaw, which the compiler would refuse."""
+
+    def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
+        for i in range(blocks):
+            stage = i if flaw == "no ring" else i % k.shape[0]
+            mbarrier.wait(full.index(stage), i // k.shape[0] % 2)
+            k_t = k.index(stage) if flaw == "not transposed" else k.index(stage).permute((1, 0))
+            s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)
+            s = s if flaw == "s not waited for" else warpgroup_mma_wait(0) if flaw == "nothing named" else warpgroup_mma_wait(0, [s])
+            p, m, l, alpha = softmax_step(s, m, l, scale_log2)
+            p = p if flaw == "p as it is" else left_operand(p, acc, v.dtype)
+            acc = warpgroup_mma(p, v.index(stage), rescaled(acc, alpha), is_async=True)
+            acc = acc if flaw == "acc not waited for" else warpgroup_mma_wait(0, [acc])
+            mbarrier.arrive(empty.index(stage), count=1)
+        return acc if flaw == "acc alone" else (l, acc)
+
+    attend.__name__ = flaw.replace(" ", "_")
+    return attend
+
+
 def consumer_without_yield(c, blocks, full, empty, ds_full):
     for i in range(blocks):
         wait(full[i % 2], i // 2 % 2)
@@ -100,8 +126,15 @@ WRONG_ANSWERS = (
     ("9.2", _roles("endless"), "the roles have not ended"),
     ("9.2", _roles("started"), "without calling them"),
     ("9.2", _roles("producer alone"), "want (producer, consumer)"),
-    ("9.3", order_of_pairs, "an entry is of 2 parts"),
-    ("9.3", order_sorted_in_place, "is the return missing?"),
+    ("9.3", _attend("no ring"), "the stages are 0 … 1"),
+    ("9.3", _attend("not transposed"), "the inner sizes differ"),
+    ("9.3", _attend("s not waited for"), "s is a matmul that is under way"),
+    ("9.3", _attend("nothing named"), "takes a list of what it waits for"),
+    ("9.3", _attend("p as it is"), "what left_operand gives"),
+    ("9.3", _attend("acc not waited for"), "acc is a matmul that is under way"),
+    ("9.3", _attend("acc alone"), "want (l, acc)"),
+    ("9.4", order_of_pairs, "an entry is of 2 parts"),
+    ("9.4", order_sorted_in_place, "is the return missing?"),
     ("9.5", consumer_without_yield, "each action must be yielded"),
     ("9.5", _consumer("a word"), "yields 'dq', want wait(…)"),
     ("9.5", _consumer("endless"), "the roles have not ended"),

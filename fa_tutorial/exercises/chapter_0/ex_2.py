@@ -14,6 +14,7 @@ def fused_hbm_bytes(S, D, block_m, itemsize):
 
 MISTAKES = {
     "elements": "you count elements, not bytes: multiply by itemsize",
+    "itemsize_2": "you fix the bytes of an element at 2: multiply by itemsize",
     "k_v_once": "you count k and v once, but each block of queries reads all of k and v",
     "k_v_once_no_float": "you count k and v once, but each block of queries reads all of k and v",
     "megabytes": "you give megabytes: return bytes",
@@ -34,19 +35,21 @@ MISTAKES = {
     "naive": "that is what the kernels of naive attention move: in the fused kernel the scores never leave the chip",
     "naive_scaled_q": "that is what the kernels of naive attention move: in the fused kernel the scores never leave the chip",
     "rounded_down": "the last block is missing where it is smaller than the others: it reads all of k and v too",
-    "one_block_more": "where S is a multiple of block_m, you count one block too many: S // block_m + 1 rounds up only where it is not",
+    "k_v_once_more": "you count k and v once more than there are blocks, as a 4·S·D does, which holds them already, and as S // block_m + 1 does",
     "fraction": "a smaller last block reads all of k and v too: round the number of blocks up",
     "padded": "you count the last block as a full one: q and o have S rows, however many the blocks would hold",
+    "padded_with_floats": "you count the last block as a full one: q, o and the float32 have S rows, however many the blocks would hold",
     "keys_padded": "you round the number of keys up to whole blocks, but each block of queries reads the S rows of k and v",
     "all_padded": "you round S up to whole blocks, but a tensor has S rows, however many the blocks would hold",
 }
 
 
 def twin(S, D, block_m, itemsize, mistake=None):
+    itemsize = 2 if mistake == "itemsize_2" else itemsize
     blocks = -(-S // block_m)
     blocks = {
         "rounded_down": S // block_m,
-        "one_block_more": S // block_m + 1,
+        "k_v_once_more": S // block_m + 1,  # or blocks + 1: where block_m divides S, the two are one
         "fraction": S / block_m,
         "k_v_once": 1,
         "k_v_once_no_float": 1,
@@ -56,7 +59,7 @@ def twin(S, D, block_m, itemsize, mistake=None):
         "block_m_times": block_m,
     }.get(mistake, blocks)
     padded = blocks * block_m
-    rows = padded if mistake in ("padded", "all_padded") else S
+    rows = padded if mistake in ("padded", "padded_with_floats", "all_padded") else S
     keys = padded if mistake in ("keys_padded", "all_padded") else S
     q_o = {"no_q_o": 0, "no_o": 1, "o_twice": 3, "q_again": blocks + 1, "q_and_o_again": 2 * blocks}.get(mistake, 2) * rows * D
     k_v = blocks * (1 if mistake == "k_alone" else 2) * keys * D
@@ -70,6 +73,7 @@ def twin(S, D, block_m, itemsize, mistake=None):
         "float_times_itemsize": 4 * S * itemsize,
         "float_per_block": 4 * blocks,
         "float_padded": 4 * padded,
+        "padded_with_floats": 4 * padded,
         "all_padded": 4 * padded,
     }.get(mistake, 4 * S)
     total = (q_o + k_v + scores) * (1 if mistake == "elements" else itemsize) + floats

@@ -21,6 +21,7 @@ MISTAKES = {
     "no_batch": "the batch is missing: every sequence has its own s and p",
     "no_batch_no_heads": "B and H are missing: every head of every sequence has its own s and p",
     "elements": "you count elements, not bytes: itemsize is missing",
+    "itemsize_2": "you fix the bytes of an element at 2: take itemsize",
     "fraction": "S counts queries, so it is a whole number: round down",
     "rounded": "you round to the nearest whole number, and then s and p may no longer fit: round down",
     "rounded_up": "you round up, and then s and p no longer fit: round down",
@@ -32,7 +33,7 @@ MISTAKES = {
 def twin(memory_bytes, B, H, itemsize, mistake=None):
     B = 1 if mistake in ("no_batch", "no_batch_no_heads") else B
     H = 1 if mistake in ("no_heads", "no_batch_no_heads") else H
-    itemsize = 1 if mistake == "elements" else itemsize
+    itemsize = {"elements": 1, "itemsize_2": 2}.get(mistake, itemsize)
     pairs = memory_bytes / ({"one_matrix": 1, "three_matrices": 3, "four_matrices": 4}.get(mistake, 2) * B * H * itemsize)
     S = math.isqrt(int(pairs))
     return {
@@ -49,7 +50,7 @@ def inputs():
     rule = "find the largest S with 2 · B · H · S² · itemsize ≤ memory_bytes"
     yield case(1000, 1, 1, 2, otherwise=rule)  # √250 = 15.8
     yield case(576, 1, 1, 2, otherwise=rule)  # 12 exactly
-    yield case(9000, 5, 3, 4, otherwise=rule)
+    yield case(9000, 5, 3, 8, otherwise=rule)  # with 4, an itemsize fixed at 2 is one matrix alone
     yield case(24 * 2**30, 1, 16, 2, otherwise=rule)
     for _ in range(20):
         B, H, S, itemsize = random.randint(1, 4), random.randint(1, 64), random.randint(1, 10**5), random.choice((2, 4))

@@ -69,6 +69,7 @@ MISTAKES = {
     "first_column": f"only the first column of tiles is computed: {_ONE_DIMENSION}",
     "first_row": f"only the first row of tiles is computed: {_ONE_DIMENSION}",
     "by_tiles_m": "program and tile do not match: a row of tiles has tiles_n tiles, so divide pid by tiles_n",
+    "column_order": "programs go down the columns of tiles, and row by row is asked for: program pid computes tile (pid // tiles_n, pid % tiles_n)",
     "n_by_block_m": "BLOCK_M and BLOCK_N are mixed up: c's rows are cut by BLOCK_M, its columns by BLOCK_N",
     "tiles_down": "the ragged last tiles count too: the number of tiles is rounded up",
     "no_other": "elements that a mask leaves out hold anything without other=0.0, NaN too, and 0 · NaN is NaN: they must add nothing to the sum",
@@ -79,7 +80,7 @@ MISTAKES = {
 
 CONDITIONS = {
     "ragged": "M, N and K need not be multiples of the blocks",
-    "precision": "the accumulator is float32, and fp32 inputs are multiplied in IEEE precision",
+    "precision": "tl.dot gets the tiles in the inputs' dtype, the accumulator is float32, and fp32 inputs are multiplied in IEEE precision",
     "empty": "K may be 0: then c is 0",
 }
 
@@ -88,7 +89,7 @@ def _round_to_tf32(x):
     return ((x.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32).double()
 
 
-def twin(a, b, blocks, strides, mistake=None):
+def twin(a, b, blocks, strides, programs=None, mistake=None):
     (M, K), N = a.shape, b.shape[1]
     block_m, block_n, block_k = blocks
     a_memory, b_memory = laid_out(a, strides[0]), laid_out(b, strides[1])
@@ -102,8 +103,9 @@ def twin(a, b, blocks, strides, mistake=None):
     per_row = max(N // block_n, 1) if mistake == "tiles_down" else tiles_n
     steps = {"first_step": min(steps, 1), "one_early": max(steps - 1, 0), "ragged_k": K // block_k, "lost": 0}.get(mistake, steps)
     other = math.nan if mistake == "no_other" else 0.0
-    for pid in range(tiles_m * tiles_n):
+    for pid in range(programs or tiles_m * tiles_n):
         places = {"first_column": (pid, 0), "first_row": (0, pid), "by_tiles_m": divmod(pid, tiles_m)}
+        places["column_order"] = (pid % tiles_m, pid // tiles_m)
         tile_m, tile_n = places.get(mistake, divmod(pid, per_row))
         m = (tile_m * block_m + torch.arange(block_m))[:, None]
         n = (tile_n * (block_m if mistake == "n_by_block_m" else block_n) + torch.arange(block_n))[None, :]
@@ -123,10 +125,10 @@ def twin(a, b, blocks, strides, mistake=None):
     return c.as_strided((M, N), strides[2])
 
 
-def launch(a, b, blocks, strides):
+def launch(a, b, blocks, strides, programs=None):
     (M, K), N = a.shape, b.shape[1]
     args = (In(a, strides[0]), In(b, strides[1]), Out((M, N), a.dtype, strides[2]), M, N, K, *(step for pair in strides for step in pair))
-    grid = (triton.cdiv(M, blocks[0]) * triton.cdiv(N, blocks[1]),)
+    grid = (programs or triton.cdiv(M, blocks[0]) * triton.cdiv(N, blocks[1]),)
     return Launch(grid, args, dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), blocks, strict=True)))
 
 
@@ -139,10 +141,10 @@ LAYOUTS = {
 
 
 def inputs():
-    def product(a, b, on, otherwise="", blocks=(16, 16, 16), layouts=("rows", "rows", "rows"), **options):
+    def product(a, b, on, otherwise="", blocks=(16, 16, 16), layouts=("rows", "rows", "rows"), programs=None, **options):
         (M, K), N = a.shape, b.shape[1]
         strides = tuple(LAYOUTS[layout](*shape) for layout, shape in zip(layouts, ((M, K), (K, N), (M, N)), strict=True))
-        return case(a, b, blocks, strides, on=on, otherwise=otherwise, **options)
+        return case(a, b, blocks, strides, programs, on=on, otherwise=otherwise, **options)
 
     def digits(seed, M, N, K, on, otherwise, **options):
         """Whole numbers from 1 to 5: their products are exact in every dtype, and never 0."""
@@ -160,6 +162,7 @@ def inputs():
     further = "a step goes BLOCK_K columns of a and BLOCK_K rows of b further"
     yield digits(2, 16, 16, 32, "M = N = 16, K = 32, a, b and c column-major", further, layouts=column_major, stray=fits)
     yield digits(3, 32, 48, 16, "M = 32, N = 48, blocks 16 × 16, 2 × 3 tiles", MISTAKES["by_tiles_m"])
+    yield digits(3, 32, 48, 16, "M = 32, N = 48, blocks 16 × 16, only programs 0 to 2 of 6 run", MISTAKES["column_order"], programs=3)
     yield digits(4, 32, 32, 16, "M = N = 32, blocks 32 × 16, 1 × 2 tiles", MISTAKES["n_by_block_m"], blocks=(32, 16, 16))
     past_k = "the last step reads past K, and 0 · NaN is NaN: mask the columns of a's tile and the rows of b's by what is left of K"
     yield digits(
@@ -215,5 +218,6 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     tolerance=bound,
     launch=launch,
+    widened="tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: give it the tiles as they are",
     overlap="some tiles are computed by more than one program: program pid computes tile (pid // tiles_n, pid % tiles_n) and no other",
 )

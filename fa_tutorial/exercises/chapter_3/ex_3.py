@@ -1,8 +1,10 @@
 """Exercise 3.3, grouped_tile."""
 
+import functools
+import operator
 import random
 
-from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.harness import Exercise, Wrong, case
 
 
 def grouped_tile(pid, tiles_m, tiles_n, group):
@@ -51,6 +53,54 @@ def twin(pid, tiles_m, tiles_n, group, mistake=None):
     }.get(mistake, (m, n))
 
 
+class KernelInteger:
+    """An integer as a kernel has it: integer arithmetic and comparisons work; what Python alone can do is Wrong."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __bool__(self):
+        return self.value != 0
+
+    def __neg__(self):
+        return KernelInteger(-self.value)
+
+    def _leaves(self, *_):
+        raise Wrong(
+            "this works in Python only: /, int(), divmod(), range(), math and NumPy are not for a kernel's integers; use //, %, * and min"
+        )
+
+    __truediv__ = __rtruediv__ = __divmod__ = __rdivmod__ = __float__ = __int__ = __index__ = __floor__ = __ceil__ = __round__ = _leaves
+
+
+def _operation(name):
+    compute = getattr(operator, name)
+
+    def forward(self, other):
+        result = compute(self.value, getattr(other, "value", other))
+        return result if isinstance(result, bool) else KernelInteger(result)
+
+    return forward
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(KernelInteger, f"__{_name}__", _operation(_name))
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    setattr(KernelInteger, f"__r{_name}__", lambda self, other, name=_name: getattr(KernelInteger(other), f"__{name}__")(self))
+
+
+def adapt(answer):
+    """The answer called with KernelIntegers, which are plain integers again in what it returns."""
+
+    @functools.wraps(answer)
+    def run(*args):
+        result = answer(*map(KernelInteger, args))
+        parts = tuple(getattr(part, "value", part) for part in (result if isinstance(result, tuple | list) else (result,)))
+        return parts if isinstance(result, tuple | list) else parts[0]
+
+    return run
+
+
 def inputs():
     def order(tiles_m, tiles_n, group, otherwise="", **options):
         for pid in range(tiles_m * tiles_n):
@@ -85,4 +135,5 @@ EXERCISE = Exercise(
     twin=twin,
     mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
 )

@@ -55,6 +55,7 @@ MISTAKES = {
     "no_scale": "scale is missing: s = scale · q kᵀ",
     "scale_own": "the scale is computed in the kernel as 1/√D: it is an argument",
     "scale_twice": "scale is applied twice",
+    "scale_again": "acc is scaled again in every step: multiply s by scale, or acc once, after the loop",
     **{f"{x}_swapped": f"{x}'s strides are swapped: stride_{x}s leads to the next row of {x}, stride_{x}d to the next column" for x in "qkvo"},
     "overwrites": "each block of keys overwrites the one before: add its product to acc",
     "twice": "acc is added twice in each step: tl.dot(s, v, acc) has added it already, so acc = tl.dot(s, v, acc), not +=",
@@ -77,7 +78,7 @@ MISTAKES = {
 
 CONDITIONS = {
     "ragged": "S_q and S_k need not be multiples of the blocks, and D may be smaller than BLOCK_D",
-    "precision": "acc is float32, s is rounded to v's dtype before the second product, and fp32 is multiplied in IEEE precision",
+    "precision": "acc is float32, fp32 is multiplied in IEEE precision, q, k and v keep their dtype in the products, and s is rounded to v's",
     "empty": "S_k may be 0: then o is 0",
 }
 
@@ -120,7 +121,7 @@ def twin(q, k, v, blocks, strides, scale, mistake=None):
             s = _round_to_tf32(s) if mistake == "tf32" and q.dtype == torch.float32 else s
             step = {"s_transposed": lambda s, v: s.T @ v, "v_transposed": lambda s, v: s @ v.T, "scores_alone": lambda s, v: s,
                     "elements": lambda s, v: s * v}.get(mistake, torch.matmul)(s, values)  # fmt: skip
-            acc = {"overwrites": 0, "twice": 2}.get(mistake, 1) * acc + step
+            acc = {"overwrites": 0, "twice": 2, "scale_again": scale}.get(mistake, 1) * acc + step
             acc = acc.half().double() if mistake == "half" and q.dtype == torch.float16 else acc
         inside = (m[:, None] < S_q) & (d < D)
         if not (mistake == "in_loop" and not len(starts)):
@@ -168,7 +169,8 @@ def inputs():
     yield digits(
         16, 16, 16, "S_q = S_k = D = 16, all column-major", "each pointer needs both of its strides", layouts=("columns",) * 4, stray=fits
     )
-    yield digits(16, 48, 16, "S_q = 16, S_k = 48, three blocks of keys", "o adds the products of all blocks of keys", stray=fits)
+    three = "S_q = 16, S_k = 48, scale = 0.5, three blocks of keys"
+    yield digits(16, 48, 16, three, "o adds the products of all blocks of keys", scale=0.5, stray=fits)
     yield digits(
         32, 16, 16, "S_q = 32, S_k = 16, two programs", "a program's rows start at tl.program_id(0) · BLOCK_M, in q and in o", stray=fits
     )
@@ -194,7 +196,7 @@ def inputs():
         4097 * one, one, one, "fp32, q is 4097 times the identity, k and v are the identity", MISTAKES["tf32"], edge="precision"
     )
     draw = generator()
-    fresh = [((32, 48, 16), torch.float32, (16, 16, 16), ""), ((32, 32, 32), torch.float16, (16, 32, 32), "precision"),
+    fresh = [((32, 48, 16), torch.float32, (16, 16, 16), "precision"), ((32, 32, 32), torch.float16, (16, 32, 32), "precision"),
              ((33, 17, 13), torch.float32, (32, 16, 16), "ragged")]  # fmt: skip
     if hardware.device().type == "cuda":  # the interpreter's bf16 is wrong
         fresh.append(((32, 48, 16), torch.bfloat16, (16, 16, 16), "precision"))
@@ -228,5 +230,6 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     tolerance=tolerance,
     launch=launch,
+    widened="a tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: round s to v's dtype, and leave q, k and v as they are",
     overlap="a row of o is written by more than one program: program pid computes rows pid · BLOCK_M … (pid + 1) · BLOCK_M − 1",
 )  # fmt: skip

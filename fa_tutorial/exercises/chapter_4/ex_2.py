@@ -31,13 +31,16 @@ def flash_forward(q, k, v, block_m, block_n, scale):
 
 
 _SHORT = "3 keys are a block of 2 and a block of 1"
+_STEP = "a block of keys has block_n rows, and the next one starts block_n further on"
 _AGAIN = "each block of rows begins with m = −inf, l = 0, acc = 0"
 MISTAKES = {
     "exchanged": "o and lse are swapped: return (o, lse)",
     "not_divided": "acc is not divided by l",
     "exp_alone": "p = exp(s) is neither shifted nor divided",
     "exponent_sign": "the exponent has the wrong sign: it is s − m, which is never positive",
+    "acc_divided": "acc is divided by alpha, 0 / 0 in the first block: multiply by alpha (if nothing is divided, o is never written)",
     "o_zero": "o stays 0: write each finished block of rows to it",
+    "k_not_turned": "k is not transposed: s is q kᵀ, with k.transpose(-1, -2), and a .view moves no element",
     "k_for_v": "k stands where v belongs",
     "scale_own": "the scores are scaled by 1/√D: multiply them by the scale that is given, and nothing else",
     "scale_both": "the scores are scaled by 1/√D too: multiply them by the scale that is given, and nothing else",
@@ -68,6 +71,7 @@ MISTAKES = {
     "last_l": "only the last block is left in l: add to the rescaled l",
     "first_block": "only the first block of keys is used",
     "new_rescaled": "the new block's p v is rescaled as well: rescale only what was summed before it",
+    "acc_after": "the new block's p v is rescaled as well: rescale only what was summed before it",
     "own_maximum": "p is relative to its block's own maximum, and acc and l to the running one",
     "own_l": "acc is right, but l adds the second block relative to its own maximum",
     "falls": "m is the last block's own maximum: it is the maximum of all scores seen so far, and it never falls",
@@ -84,7 +88,9 @@ MISTAKES = {
     "first_place": "every block of rows is written to the place of the first",
     "first_q": "every block of rows takes the first block of q",
     "rows_dropped": "the ragged last rows are dropped: 3 rows are a block of 2 and a block of 1",
-    "keys_to_S_q": "the loop over keys runs to S_q: k and v have S_k rows",
+    "step_m": f"the next block of keys starts block_m further on: {_STEP}",
+    "width_m": f"a block of keys has block_m rows: {_STEP}",
+    "loop_to_S_q": "the loop over keys runs to S_q: k and v have S_k rows",
     "one_head": "every head gets the result of head 0",
     "one_batch": "every batch element gets the result of batch element 0",
     "half_scores": "the scores are computed in float16, which ends at 65,504 and rounds 2,049 to 2,048: compute the scores in float32",
@@ -105,7 +111,7 @@ def twin(q, k, v, block_m, block_n, scale, mistake=None):
 
 
 def inputs():
-    yield scores_case([[1.0, 2.0]], (1, 2), "one tile: o = acc / l and lse = m + log l")
+    yield scores_case([[1.0, 3.0]], (1, 2), "one tile: o = acc / l and lse = m + log l")
     mixed = "q = [[1]], k = [[1], [2]], v = [[3], [5]], one tile"
     yield case(column(1.0), column(1.0, 2.0), column(3.0, 5.0), 1, 2, 1.0, on=mixed,
                otherwise="o is the sum of the rows of v, each times its key's weight")  # fmt: skip
@@ -128,7 +134,9 @@ def inputs():
     yield case(q, k, v, 2, 2, 0.5, on="B = 2, H = 3, S_q = 4, S_k = 6, D = 4, blocks 2 × 2, scale = 0.5",
                otherwise="every head of every batch element is attention of its own")  # fmt: skip
     q, k, v = (torch.randn(1, 2, S, 3, generator=seed) for S in (12, 18, 18))
-    yield case(q, k, v, 4, 6, 1.0, on="S_q = 12, S_k = 18, D = 3, blocks 4 × 6", otherwise="the tiles are block_m × block_n")
+    for blocks in ((4, 6), (6, 3)):
+        words = f"S_q = 12, S_k = 18, D = 3, blocks {blocks[0]} × {blocks[1]}"
+        yield case(q, k, v, *blocks, 1.0, on=words, otherwise="the tiles are block_m × block_n")
     draw = generator()
     for words, factor in (("randn", 1.0), ("3·randn", 3.0), ("30·randn", 30.0)):
         yield random_case(draw, words, (2, 3, 16, 24, 8), (8, 4), 0.3, factor)

@@ -86,6 +86,7 @@ def inputs():
     yield case(3, 1, 2, 8, 8, otherwise="row i sees key i too")
     yield case(2, 1, 2, 8, 8, otherwise="row i sees key i too")
     yield case(2, 2, 2, 8, 11, otherwise="S_q < S_k: row i sees keys 0 … i + S_k − S_q")
+    yield case(0, 1, 2, 1, 5, otherwise=MISTAKES["full_ragged"])
     for _ in range(100):
         block_m, block_n, blocks = random.choice((1, 2, 3, 16)), random.choice((1, 2, 3, 16)), random.randint(1, 6)
         S_q, keys = blocks * block_m, random.randint(1, 300)

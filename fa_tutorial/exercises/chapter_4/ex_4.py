@@ -43,6 +43,7 @@ MISTAKES = {
     "no_mask": "nothing is masked: query i must not see later keys",
     "strict": "the mask is strict: query i sees key i too",
     "upside": "the mask is upside down: it hides the past",
+    "mask_inverted": "the mask is inverted: it hides what is seen, and shows what is hidden",
     "hide_zero": "hidden scores are set to 0, and exp(0 − m) is a weight like any other: use −inf",
     "mask_after": "the mask comes after the softmax: the weights that are left no longer add up to 1",
     "by_place_skips": "the mask compares positions in the tile: add the tile's own start, to i and to j",
@@ -61,6 +62,7 @@ MISTAKES = {
     "last_skipped": "the last tile that the block of rows sees is skipped: end is one past it",
     "end_first": "the loop ends where the first block of rows ends: each block of rows has its own end",
     "top_left": "the mask starts at the top left: align it so that the last query sees the last key",
+    "shift_clamped": "S_k − S_q may be negative here: without max, the first S_q − S_k rows see no key",
     "shift_sign": "S_k − S_q has the wrong sign: query i sees keys 0 … i + S_k − S_q",
     "skip_top_left": "the tiles to skip are found top left: S_k − S_q is missing where the loop over keys ends",
     "unseen_nan": "rows that see nothing give NaN, by −inf − (−inf) in an exponent or 0 / 0 at the end: o must be 0",
@@ -75,6 +77,7 @@ CONDITIONS = {
     "unseen": "a row that sees no key gets o = 0 and lse = −inf",
     "ragged": "the last block of rows and the last block of keys may be shorter",
     "skip": "tiles from end on are not computed",
+    "tiles": "no product takes more than one tile of block_m × block_n",
 }
 
 
@@ -101,8 +104,9 @@ def inputs():
     yield scores(two, (1, 1), f"tiles of one score, {below}", "lengths")
     yield random_case(draw, "randn", (2, 3, 8, 16, 8), (4, 8), 0.3, edge="lengths")
     ones = column(1.0, 1.0, 1.0)
-    for blocks, words in (((4, 1), "all rows in one tile"), ((1, 1), "one row per tile")):
-        yield case(ones, column(2.0), column(5.0), *blocks, 1.0, on=f"S_q = 3, S_k = 1, q kᵀ = 2, v = 5, {words}", edge="unseen")
+    for blocks, words in (((4, 2), "one tile"), ((1, 1), "tiles of one score")):
+        pair = column(2.0, 2.0), column(5.0, 7.0)
+        yield case(ones, *pair, *blocks, 1.0, on=f"S_q = 3, S_k = 2, q kᵀ = 2, v = [5, 7], {words}", edge="unseen")
     yield case(ones, column(), column(), 2, 2, 1.0, on="S_q = 3, S_k = 0", edge="unseen")
     yield random_case(draw, "randn", (2, 2, 20, 9, 4), (8, 4), 0.5, edge="unseen")
     yield scores(four, (2, 3), "4 keys in blocks of 3: masked tiles may be ragged", "ragged")
@@ -112,6 +116,9 @@ def inputs():
     seed = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 24, 4, generator=seed) for _ in range(3))
     yield case(q, k, v, 4, 2, 0.5, on="S_q = S_k = 24, blocks 4 × 2", edge="skip")
+    for S_q, blocks in ((18, (6, 4)), (20, (4, 6))):  # the last block of rows is whole and sees all keys
+        q, k, v = (torch.randn(1, 1, S, 3, generator=seed) for S in (S_q, 26, 26))
+        yield case(q, k, v, *blocks, 0.5, on=f"S_q = {S_q}, S_k = 26, D = 3, blocks {blocks[0]} × {blocks[1]}", edge="tiles")
 
 
 EXERCISE = Exercise(

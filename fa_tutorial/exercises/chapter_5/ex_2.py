@@ -2,7 +2,7 @@
 
 import torch
 
-from fa_tutorial.exercises.chapter_5.inner_step import ONE_TILE, OVERLAP, logits, one_tile_inputs
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, ONE_TILE, OVERLAP, logits, one_tile_inputs
 from fa_tutorial.exercises.forward_kernels import attention_case, draw_qkv, launch, o_twin, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
@@ -43,7 +43,7 @@ MISTAKES = ONE_TILE | {
 }
 CONDITIONS = {
     "large": "scores may be as large as 200: subtract each row's maximum",
-    "half": "fp16 works too (and bf16 on a GPU): p is rounded to v's dtype, and everything else between the two dots is float32",
+    "half": HALF,
 }
 
 

@@ -41,6 +41,7 @@ def key_loop_kernel(q, k, v, o, H, S_q, S_k, D, scale,
 _STEP = "BLOCK_M is used where BLOCK_N belongs: an iteration takes BLOCK_N keys, and the next one starts BLOCK_N keys further on"
 MISTAKES = STEPS | {
     "step_m": f"keys 16 to 31 count twice: {_STEP}",
+    "one_on": "start_n counts tiles, but load_tile takes the first key: range(0, S_k, BLOCK_N)",
     "width_m": f"keys 16 to 31 are left out: {_STEP}",
 }
 CONDITIONS = {

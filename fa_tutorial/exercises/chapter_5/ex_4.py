@@ -2,7 +2,17 @@
 
 import torch
 
-from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, OVERLAP, PADS_D, PADS_V, logits, one_tile_inputs, two_tiles_input
+from fa_tutorial.exercises.chapter_5.inner_step import (
+    HALF,
+    KEYS_READ,
+    OVERLAP,
+    PADS_D,
+    PADS_V,
+    STEPS,
+    logits,
+    one_tile_inputs,
+    two_tiles_input,
+)
 from fa_tutorial.exercises.forward_kernels import TILE, attention_case, draw_qkv, launch, o_twin, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
@@ -53,6 +63,7 @@ MISTAKES = {
     "o_by_S_k": "o ends at S_k here: store_tile takes the length of the tensor that it stores to, S_q",
     "scale_block_d": "the scale comes from BLOCK_D: it is an argument, made from the true D",
     "pads_finite": "keys past S_k get a finite score, which may be the largest of all: it must be −inf",
+    "from_finite": STEPS["from_finite"],
 }
 CONDITIONS = {
     "low": "no finite number stands for −inf: the scores may be as low as −2³⁰",
@@ -79,6 +90,7 @@ def inputs():
     yield attention_case(*draw_qkv(1, 1, 16, 16, 12), "D = 12, BLOCK_D = 16", "D may be less than BLOCK_D",
                          stray="columns past D are loaded or stored: pass D to load_tile and store_tile")  # fmt: skip
     yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", MISTAKES["rows_dropped"], stray=rows)
+    yield attention_case(*logits(-(2.0**30)), "all logits −2³⁰", STEPS["from_finite"], edge="low")
     yield attention_case(*logits(-(2.0**30), S_k=4), "S_k = 4, all logits −2³⁰", MISTAKES["pads_finite"], edge="low")
 
 

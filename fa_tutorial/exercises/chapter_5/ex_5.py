@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, OVERLAP, PADS_V, one_tile_inputs, two_tiles_input
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, OVERLAP, PADS_V, STEPS, one_tile_inputs, two_tiles_input
 from fa_tutorial.exercises.forward_kernels import TILE, attention_case, draw_qkv, launch, o_twin, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend
@@ -47,8 +47,9 @@ def causal_kernel(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
 _BOTTOM = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
 _IN_TILES = "full and end count keys, not tiles: multiply a number of tiles by BLOCK_N"
 _EARLY = "the tile that the diagonal crosses holds keys that are seen"
+_WHOLE = "the loop without a mask reads keys past S_k: without IS_CAUSAL it ends at S_k // BLOCK_N · BLOCK_N"
 _PLACE = "the mask compares positions within the tile: add start_n to the keys' and start_m to the queries'"
-MISTAKES = {
+MISTAKES = {name: f"in attend, {STEPS[name]}" for name in ("acc_kept", "acc_after", "alpha_columns", "last_acc")} | {
     "no_mask": "nothing is hidden: query i sees keys 0 to i + S_k − S_q",
     "strict": "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q",
     "upside": "the mask is upside down: hide the keys after the query, not those before it",
@@ -58,6 +59,8 @@ MISTAKES = {
     "diagonal_skipped": f"the loop stops one tile too early: {_EARLY}",
     "full_last": "the tile that the diagonal crosses is not masked: the loop without a mask ends where the block's first row stops seeing, "
     "full = (start_m + 1 + S_k − S_q) // BLOCK_N · BLOCK_N",
+    "full_unrounded": "full is no multiple of BLOCK_N: the loop without a mask runs past it, and the loop with a mask counts those keys again",
+    "mask_off": "attend hides nothing where it should: with MASK, set the scores of keys past last_seen to −inf",
     "diagonal_open": "the mask hides nothing in the tile that the diagonal crosses: with IS_CAUSAL, row i's last_seen is i + S_k − S_q",
     "full_in_tiles": _IN_TILES,
     "end_in_tiles": _IN_TILES,
@@ -75,6 +78,7 @@ MISTAKES = {
     "keys_dropped": "the ragged last tile of keys is left out: the last row sees all S_k keys",
     "end_early": "the loop stops one key too early: end is exclusive, and the last row sees key i + S_k − S_q too",
     "pads_v": PADS_V,
+    "mask_one_more": "one key too many: without IS_CAUSAL, every row's last_seen is S_k − 1",
     "none_skipped": "a tile that no row of the block sees is not skipped",
     "unseen_nan": "rows that see no key give NaN, from −inf − (−inf) or 0 / 0; they must be 0",
     "unseen_finite": "rows that see no key give an average of v, as if a finite number stood for −inf; they must be 0",
@@ -112,7 +116,7 @@ def inputs():
         )
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "IS_CAUSAL = False, one tile", edge="full")
     yield two_tiles_input("full")
-    yield attention_case(*draw_qkv(1, 1, 16, 20, 16), "IS_CAUSAL = False, S_q = 16, S_k = 20", edge="full", stray=KEYS_READ)
+    yield attention_case(*draw_qkv(1, 1, 16, 20, 16), "IS_CAUSAL = False, S_q = 16, S_k = 20", edge="full", stray=_WHOLE)
     before = "the second loop starts before key 0 where S_k − S_q is negative: tl.maximum(…, 0) in full"
     for S_q, words in ((24, "rows 0 to 7 see no key"), (40, "rows 0 to 23 see no key")):
         on = f"S_q = {S_q}, S_k = 16, so that {words}"

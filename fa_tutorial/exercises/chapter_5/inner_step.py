@@ -8,7 +8,7 @@ _KEYS = "a row's maximum and sum run over its keys, axis 1"
 _ROWS = "[:, None] gives one number to each row"
 _NEXT = "its rows start at start_n"
 OVERLAP = "two programs compute the same rows: program pid computes row block pid % row_blocks of batch and head pid // row_blocks"
-HALF = "fp16 works too (and bf16 on a GPU): p is rounded to v's dtype, and the scores, m, l and acc stay float32"
+HALF = "fp16 works too (and bf16 on a GPU): the scores, m, l and acc stay float32"
 PADS_V = (
     "rows of v's tile past S_k hold anything: p is 0 there, but 0 · NaN is NaN. Load v with other=0.0, as load_tile does, and pass it S_k"
 )
@@ -28,6 +28,7 @@ ONE_TILE = {
     "both_down": f"maximum and sum run over the queries, and those of key i are taken for row i: {_KEYS}",
     "sum_down": f"the sum runs over the queries, and l of key i divides row i: {_KEYS}",
     "max_down": f"the maximum runs over the queries, so the p of other rows underflow to 0: {_KEYS}",
+    "max_columns": f"the maximum runs over the queries, and column j loses key j's maximum: {_KEYS}, and m{_ROWS}",
     "m_columns": f"s − m[None, :] subtracts the m of row j from column j: m{_ROWS}",
     "l_columns": f"acc / l[None, :] divides column j by the l of row j: l{_ROWS}",
     "tf32": 'tl.dot rounds fp32 to TF32 by default: use tiles.dot, or pass input_precision="ieee"',

@@ -22,6 +22,7 @@ MISTAKES = {
     "not_rounded": "registers are not rounded up: a thread's come in eights",
     "rounded_down": "registers are rounded down to a multiple of 8: round up",
     "no_kilobyte": "1 KB is missing: each program costs that much shared memory on top of its own",
+    "kilobyte_once": "the extra 1,024 bytes are paid by each program, not once for all of them",
     "thousand": "1 KB is 1,024 bytes, not 1,000",
     "not_whole": "half a program doesn't run: divide with //",
 }
@@ -33,6 +34,8 @@ def twin(num_warps, registers, shared_bytes, mistake=None):
     threads = {"a_warp": 1, "one_warp": 32}.get(mistake, 32)
     by_registers = 65_536 / (rounded * threads * (1 if mistake == "one_warp" else num_warps))
     by_shared = 233_472 / (shared_bytes + {"no_kilobyte": 0, "thousand": 1000}.get(mistake, 1024))
+    if mistake == "kilobyte_once":
+        by_shared = (233_472 - 1024) / shared_bytes
     if mistake == "not_whole":
         return min(by_registers, by_shared)
     by_registers, by_shared = int(by_registers), int(by_shared)
@@ -48,6 +51,7 @@ def inputs():
     yield case(4, 100, 1_024, otherwise="100 registers are rounded up to 104")
     yield case(2, 129, 1_024, otherwise="129 registers are rounded up to 136")
     yield case(4, 64, 116_736, otherwise="two programs of 114 KB need 2 KB more")
+    yield case(4, 64, 38_000, otherwise="each of five programs needs 1,024 bytes more, and a sixth has no room")
     yield case(4, 64, 57_350, otherwise="1 KB is 1,024 bytes")
     for _ in range(20):
         warps = random.choice((4, 8))

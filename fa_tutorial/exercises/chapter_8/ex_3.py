@@ -107,6 +107,7 @@ MISTAKES = {
     **{f"stored o {dim}": f"only {what} 0 of o is stored: {_OWN}; {_FLAT}" for dim, what in ((1, "head"), (0, "batch entry"))},
     **{f"swap {names}": f"batch and head are exchanged in {words}: // H gives b, % H gives h"
        for names, words in (("kv", "k and v"), ("k", "k"), ("v", "v"), ("q", "q"), ("qkv", "q, k and v, or in o"))},
+    "half_o": "o is rounded to fp16: its dtype is o_desc.dtype",
     "half_acc": "acc is kept in fp16, which ends at 65504: m, l and acc are float32",
     "half_scores": "the scores overflow: keep what tl.dot returns in float32, fp16 ends at 65504",
     "half_scaled": "the scaled scores overflow: they too stay in float32, fp16 ends at 65504",
@@ -151,6 +152,8 @@ def twin(q, k, v, scale, block_m, block_n, is_view, mistake=None):
     o, _ = forward_twin(q, k, v, block_m, block_n, False, scale * math.log(2) if mistake == "base_2" else scale, mistake)
     if mistake == "rows_by_tiles":
         o[:, :, block_m + triton.cdiv(q.shape[2], block_m) - 1 :] = UNWRITTEN
+    if mistake == "half_o":
+        return o.half()
     if kind == "stored":
         o.narrow(dim, 1, o.shape[dim] - 1).fill_(UNWRITTEN)
     return o
@@ -181,7 +184,11 @@ def inputs():
     def tile(qkv, on, otherwise, scale=0.25, edge=""):
         return case(*qkv, scale, 16, 16, False, on=on, otherwise=otherwise, edge=edge)
 
-    yield tile(draw(1, 1, 16, 16), "S_q = S_k = D = 16, one tile", "one tile gives softmax(scale · q kᵀ) v, stored whole by o_desc.store")
+    yield tile(
+        draw(1, 1, 16, 16),
+        "S_q = S_k = D = 16, one tile",
+        'one tile gives softmax(scale · q kᵀ) v, stored whole; float32 keeps its digits by dot, or by input_precision="ieee"',
+    )
     q, k, v = draw(1, 1, 16, 32)
     k[:, :, 16:] *= 3  # most rows' maximum grows
     yield tile((q, k, v), "S_q = 16, S_k = 32, two tiles of keys", "a second tile joins m, l and acc as in exercise 5.4")

@@ -1,157 +1,119 @@
-"""Exercise 9.3, longest_first."""
+"""Exercise 9.3, attend: a consumer's loop in Gluon."""
 
 import functools
-import random
-from collections.abc import Iterator
 
-from fa_tutorial.exercises.harness import OTHERS, Exercise, Wrong, case
+from fa_tutorial.exercises.gluon_play import Play
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.hardware import require_triton
+from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
 
-
-def longest_first(S_q, S_k, block_m, block_n, heads, is_causal):
-    """[(head, row_block, key_blocks), …], those with the most key blocks first."""
-    work = []
-    for row_block in reversed(range(-(-S_q // block_m))):  # a later block never sees fewer keys (4.6)
-        keys = S_k
-        if is_causal:
-            end = min((row_block + 1) * block_m, S_q)
-            keys = max(0, end + S_k - S_q)  # of the block's last row
-        work += [(head, row_block, -(-keys // block_n)) for head in range(heads)]
-    return work
+require_triton("Exercise 9.3")
+from triton.experimental import gluon  # noqa: E402
+from triton.experimental.gluon import language as gl  # noqa: E402
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
 
 
-PLACES = ((0, 2, 1), (1, 2, 0), (2, 0, 1), (2, 1, 0))  # key_blocks does not come last
-_PARTS = ("head", "row_block", "key_blocks")
-_EARLIER = "each head is in order by itself, and the next head begins with its longest again: the order is across all heads"
+@gluon.jit
+def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
+    """All blocks of keys for 64 rows of q: l, acc. zeros: [64, 128]; m, l: [64]; acc: [64, D]."""
+    STAGES: gl.constexpr = k.shape[0]
+    for i in range(blocks):
+        stage, parity = i % STAGES, i // STAGES % 2
+        mbarrier.wait(full.index(stage), parity)
+        k_t = k.index(stage).permute((1, 0))  # [D, 128]
+        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, [s])  # [64, 128]
+        p, m, l, alpha = softmax_step(s, m, l, scale_log2)
+        p = left_operand(p, acc, v.dtype)
+        acc = warpgroup_mma(p, v.index(stage), rescaled(acc, alpha), is_async=True)
+        acc = warpgroup_mma_wait(0, [acc])  # [64, D]
+        mbarrier.arrive(empty.index(stage), count=1)
+    return l, acc
+
+
 MISTAKES = {
-    "blocks_exchanged": "block_m and block_n are exchanged: a row block has block_m rows, a key block block_n keys",
-    "rows_down": "the ragged last row block is left out: the number of row blocks is rounded up",
-    "one_head": "the other heads are missing: every head has its own row blocks",
-    "no_empty": "the row blocks that see nothing are left out: they have 0 key blocks, and somebody must still write their o = 0",
-    "twice": "the first entry is there twice",
-    "unmasked": "is_causal changes nothing: a row block visits the key blocks up to its last row's last key",
-    "inverted": "is_causal changes nothing, or is turned round: with it a row block visits the key blocks up to its last row's last key",
-    "masked": "the mask is used where there is none: with is_causal = False every row block visits all key blocks",
-    "down": "the number of key blocks is rounded down: a ragged block has keys too",
-    "down_masked": "the number of key blocks is rounded down under the mask: a ragged block has keys too",
-    "first_row": "a row block's first row is asked: its last row sees the most",
-    "seen_whole": "only the key blocks that are seen whole are counted: those on the diagonal are visited too",
-    "top_left": "the mask starts at the top left: with S_q ≠ S_k the last row sees the last key",
-    "strict": "the diagonal is not counted: query i sees key i + S_k − S_q too",
-    "whole_rows": "a ragged last row block is taken for a whole one: its last row is S_q − 1",
-    "negative": "a row block that sees nothing visits 0 key blocks, never less",
-    "masked_blocks": "end − full is counted, the key blocks that need the mask: those that are seen whole are visited too",
-    "number": "row block r is given r + 1 key blocks: it has as many where S_q = S_k and block_m = block_n, and not in general",
-    "keys": "keys are counted, not blocks of block_n keys",
-    "S_q_twice": "S_q is used for both lengths: the keys are S_k",
-    "exchanged": "head and row_block are exchanged: an entry is (head, row_block, key_blocks)",
-    **{str(places): f"the parts come as ({', '.join(_PARTS[place] for place in places)}), want ({', '.join(_PARTS)})" for places in PLACES},
-    "shortest_first": "the shortest come first: the longest that is left at the end keeps one multiprocessor busy while the others wait",
-    "not_sorted": "the shortest come first within each head, as the row blocks come: sort all of them by key_blocks, the most first",
-    "by_head": _EARLIER,
+    "no_full": "you do not wait for full[stage] before you read the stage",
+    "full_other": "you wait for the other parity of full[stage], which passes at once: an earlier phase had it",
+    "parity_never": "you wait for parity 0 of full[stage] in every round: its phase grows by one every STAGES blocks",
+    "parity_every_block": "the parities flip with every block: a stage's phase grows once a round, i // STAGES",
+    "no_release": "you never arrive at empty[stage], and the producer waits for it",
+    "release_early": "you arrive at empty[stage] before v is read: the next load may overwrite it",
+    "release_not_waited": "you arrive at empty[stage] while p v is under way: wait for it first",
+    "release_twice": "you arrive at empty[stage] for both consumers: it expects one arrival from each",
+    "release_full": "you arrive at full[stage]: the load arrives there, and consumers arrive at empty[stage]",
+    "one_stage": "you always read stage 0: block i lies in stage i % STAGES",
+    "not_rescaled": "acc is not rescaled: what was added before must shrink by alpha",
+    "rescaled_after": "acc is rescaled after p v is added: alpha is for what was added before",
+    "acc_lost": "p v starts from nothing in every block: only q kᵀ has use_acc=False",
+    "k_for_v": "the second matmul reads k's tile: it multiplies p by v",
+    "m_kept": "m stays what it was: softmax_step returns the new one",
+    "l_kept": "l stays what it was: softmax_step returns the new one",
+    "last_missing": "the last block is missing: 0 … blocks − 1",
 }
 
 
-def _keys(row_block, S_q, S_k, block_m, block_n, is_causal, mistake):
-    """How many keys of a row block count."""
-    first, last, offset = row_block * block_m, min((row_block + 1) * block_m, S_q), S_k - S_q
-    is_causal = {"unmasked": False, "inverted": not is_causal, "masked": True}.get(mistake, is_causal)
-    if not is_causal:
-        return S_q if mistake == "S_q_twice" else S_k
-    keys = {"first_row": first + 1 + offset, "seen_whole": (first + 1 + offset) // block_n * block_n, "top_left": min(last, S_k),
-            "strict": last - 1 + offset, "whole_rows": first + block_m + offset, "S_q_twice": last,
-            "number": (row_block + 1) * block_n,
-            "masked_blocks": max(0, last + offset) - max(0, first + 1 + offset) // block_n * block_n}.get(mistake, last + offset)  # fmt: skip
-    return keys if mistake == "negative" else max(0, keys)
+def _flawed(mistake):
+    """attend with one mistake."""
+
+    def flawed(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
+        STAGES = k.shape[0]
+        for i in range(blocks - (mistake == "last_missing")):
+            stage = 0 if mistake == "one_stage" else i % STAGES
+            parity = i // STAGES % 2
+            release = full if mistake == "release_full" else empty
+            if mistake != "no_full":
+                wanted = {"full_other": 1 - parity, "parity_never": 0, "parity_every_block": i % 2}.get(mistake, parity)
+                mbarrier.wait(full.index(stage), wanted)
+            s = warpgroup_mma_wait(0, [warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)])
+            if mistake == "release_early":
+                mbarrier.arrive(release.index(stage), count=1)
+            p, m_new, l_new, alpha = softmax_step(s, m, l, scale_log2)
+            m, l = (m if mistake == "m_kept" else m_new), (l if mistake == "l_kept" else l_new)
+            acc = acc if mistake in ("not_rescaled", "rescaled_after") else rescaled(acc, alpha)
+            right = (k if mistake == "k_for_v" else v).index(stage)
+            acc = warpgroup_mma(left_operand(p, acc, v.dtype), right, acc, use_acc=mistake != "acc_lost", is_async=True)
+            if mistake == "release_not_waited":
+                mbarrier.arrive(release.index(stage), count=1)
+            acc = warpgroup_mma_wait(0, [acc])
+            acc = rescaled(acc, alpha) if mistake == "rescaled_after" else acc
+            if mistake not in ("no_release", "release_early", "release_not_waited"):
+                mbarrier.arrive(release.index(stage), count=2 if mistake == "release_twice" else 1)
+        return l, acc
+
+    return flawed
 
 
-def in_order(work):
-    """What is compared: all entries, in an order of their own, and the key blocks in the order of the work; ties may come in any order."""
-    return tuple(sorted(work)), tuple(entry[2] for entry in work)
-
-
-def twin(S_q, S_k, block_m, block_n, heads, is_causal, mistake=None):
-    if mistake == "blocks_exchanged":
-        block_m, block_n = block_n, block_m
-    work = []
-    for head in range(1 if mistake == "one_head" else heads):
-        for row_block in range(S_q // block_m if mistake == "rows_down" else -(-S_q // block_m)):
-            keys = _keys(row_block, S_q, S_k, block_m, block_n, is_causal, mistake)
-            is_down = mistake == "down" or (mistake == "down_masked" and is_causal)
-            key_blocks = keys if mistake == "keys" else keys // block_n if is_down else -(-keys // block_n)
-            work += [(head, row_block, key_blocks)] * (key_blocks != 0 or mistake != "no_empty")
-    work += work[:1] if mistake == "twice" else []
-    if mistake != "not_sorted":
-        work.sort(key=lambda entry: {"shortest_first": entry[2], "by_head": (entry[0], -entry[2])}.get(mistake, -entry[2]))
-    places = {str(places): places for places in PLACES}.get(mistake, (1, 0, 2) if mistake == "exchanged" else (0, 1, 2))
-    return in_order([tuple(entry[place] for place in places) for entry in work])
+def twin(play, mistake=None):
+    return play.run(_flawed(mistake))
 
 
 def adapt(answer):
-    @functools.wraps(answer)
-    def entries_and_order(*args):
-        work = answer(*args)
-        if not isinstance(work, list | tuple | Iterator):
-            what = "None (is the return missing?)" if work is None else f"a {type(work).__name__}"
-            raise Wrong(f"returns {what}, want a list of (head, row_block, key_blocks)")
-        return in_order([_entry(entry) for entry in work])
-
-    return entries_and_order
-
-
-def _entry(entry):
-    if not isinstance(entry, list | tuple) or len(entry) != 3:
-        parts = f"of {len(entry)} parts" if isinstance(entry, list | tuple) else "no tuple"
-        raise Wrong(f"an entry is {parts}, want (head, row_block, key_blocks)")
-    try:
-        whole = tuple(int(part) for part in entry)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        whole = None
-    if whole is None or any(number != part for number, part in zip(whole, entry, strict=True)):
-        raise Wrong("an entry is not of integers, want (head, row_block, key_blocks)")
-    return whole
+    return functools.wraps(getattr(answer, "fn", answer))(lambda play: play.run(answer))
 
 
 def inputs():
-    blocks = "key_blocks is the number of key blocks that any row of the block sees a key of"
-    order = "from the most key blocks to the fewest, across all heads"
-    yield case(4, 4, 2, 2, 1, True, otherwise=f"{blocks}, {order}")
-    yield case(1, 1, 1, 1, 1, True, otherwise=blocks)
-    yield case(4, 4, 2, 2, 2, True, otherwise=f"a longer one comes after a shorter one, or a head is missing: {order}")
-    yield case(4, 6, 2, 2, 1, False, otherwise=blocks)
-    yield case(2, 3, 2, 2, 1, False, otherwise=blocks)
-    yield case(3, 3, 1, 2, 1, True, otherwise=blocks)
-    yield case(2, 2, 2, 1, 1, True, otherwise=blocks)
-    yield case(3, 3, 2, 1, 1, True, otherwise=blocks)
-    yield case(2, 5, 1, 1, 1, True, otherwise=blocks)
-    yield case(5, 2, 1, 1, 1, True, otherwise="row blocks that see nothing are listed too, with 0 key blocks")
-    yield case(8, 8, 4, 2, 1, True, otherwise=blocks)
-    yield case(3, 0, 2, 2, 2, False, otherwise="with no key at all every row block has 0 key blocks")
-    yield case(0, 3, 2, 2, 2, True, otherwise="with no query there is no work")
-    for _ in range(30):
-        sizes = [random.randint(1, high) for high in (90, 90, 20, 20)]
-        for is_causal in (False, True):
-            yield case(*sizes, random.randint(1, 4), is_causal, on="a random case", otherwise=OTHERS, fresh=True)
+    for blocks, stages in ((1, 2), (2, 2), (3, 2), (5, 2), (4, 3), (9, 2)):
+        for early in (False, True):
+            one = Play(blocks, stages, early)
+            yield case(one, on=str(one), otherwise="for each block: wait, q kᵀ, softmax_step, p v, release")
 
 
 EXERCISE = Exercise(
     id="9.3",
-    task="List the work of a persistent kernel, (head, row_block, key_blocks), from the most key blocks to the fewest across all heads; ties in any "
-    "order.",
+    task="Write attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks), the loop of one consumer in Gluon; return l, acc.",
     hints=(
-        "Which row block of a causal head visits the most key blocks, and which the fewest? Where do the other heads' equally long ones go?",
-        "The last row of a row block is min((row_block + 1) · block_m, S_q) − 1, and row i sees i + 1 + S_k − S_q keys, none if that is negative.",
-        "fa_tutorial.algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k)[1] is a causal row block's number of key blocks. Go through the "
-        "row blocks from the last to the first, and for each through the heads.",
+        "The loop is exercise 9.2's consumer, and its use of a tile is two matmuls with softmax_step between them. Which of the two needs "
+        "use_acc=False?",
+        "Wait for full[stage]; s = warpgroup_mma(q, k's tile transposed, zeros, use_acc=False, is_async=True); wait for s; softmax_step; "
+        "acc = warpgroup_mma(left_operand(p, acc, v.dtype), v's tile, …, is_async=True); wait for acc; arrive at empty[stage].",
+        "The accumulator of p v is rescaled(acc, alpha). Each wait returns the tensor: s = warpgroup_mma_wait(0, [s]).",
     ),
-    solution=longest_first,
-    reasoning="Where the next piece of work goes to whoever is free, as in an ordinary grid or by a counter, what is begun last should be short, or "
-    "one multiprocessor works on it while all others are done; where pieces are dealt out beforehand, longest first need not help. The key blocks "
-    "never fall from one row block to the next, so counting row blocks backwards sorts them, and a kernel can do it with a division: "
-    "row_block = row_blocks − 1 − n // heads, head = n % heads.",
+    solution=attend,
+    reasoning="The stage is released after the second wait, because p v reads v until then. A release after the first would be early for v, though not "
+    "for k, which is why the chapter's forward has a ring for each.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
-    parts=("entries", "order of key_blocks"),
     exact=True,
     adapt=adapt,
 )

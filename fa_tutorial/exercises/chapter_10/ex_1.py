@@ -1,0 +1,103 @@
+"""Exercise 10.1, window."""
+
+import torch
+
+from fa_tutorial import hardware
+from fa_tutorial.exercises.chapter_10.jitted_mod import launched, ready
+from fa_tutorial.exercises.harness import Exercise, case
+
+triton = hardware.require_triton("Exercise 10.1")
+import triton.language as tl  # noqa: E402
+
+
+@triton.jit
+def window(b, h, i, j, aux):
+    """Query i sees its own position and the aux[0] keys before it. aux[1]: S_k − S_q."""
+    distance = j - (i + aux[1])  # 0 on the diagonal, negative in the past
+    return (distance <= 0) & (distance >= -aux[0])
+
+
+BLOCK = 16
+
+
+@triton.jit
+def run_mask(seen_ptr, S_q, S_k, aux, MOD: tl.constexpr, BLOCK: tl.constexpr):
+    """Store 1.0 for each pair that MOD lets see, (S_q, S_k) float32. One tile holds all."""
+    i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    seen = tl.where(MOD(0, 0, i, j, aux), 1.0, 0.0) + tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    tl.store(seen_ptr + i * S_k + j, seen, mask=(i < S_q) & (j < S_k))
+
+
+def adapt(mod):
+    """The mod as a function of the lengths and left that gives the (S_q, S_k) matrix of what is seen."""
+    ready(mod, 5)
+
+    def on_pairs(S_q, S_k, left):
+        seen = torch.empty(S_q, S_k, device=hardware.device())
+        launched(lambda: run_mask[(1,)](seen, S_q, S_k, (left, S_k - S_q), MOD=mod, BLOCK=BLOCK))
+        return seen
+
+    return on_pairs
+
+
+MISTAKES = {
+    "upside": "seen and hidden are exchanged: return True for the pairs that stay",
+    "no_left": "keys more than aux[0] before the query are seen: the window has a left end",
+    "no_right": "later keys are seen: the window ends at the query's own position",
+    "own_hidden": "a query doesn't see its own key: distance 0 belongs to the window",
+    "narrow": "the window is one key too narrow: aux[0] counts the keys before the query's own",
+    "wide": "the window is one key too wide: aux[0] counts the keys before the query's own",
+    "ahead": "the window lies ahead of the query: i and j are exchanged",
+    "both_sides": "the window reaches as far ahead as back: later keys are hidden",
+    "top_left": "the window starts at the top left: query i stands at key i + aux[1]",
+    "shift_sign": "S_k − S_q has the wrong sign: query i stands at key i + aux[1]",
+}
+
+CONDITIONS = {"lengths": "S_q and S_k may differ: query i stands at key i + S_k − S_q"}
+
+
+def twin(S_q, S_k, left, mistake=None):
+    shift = {"top_left": 0, "shift_sign": S_q - S_k}.get(mistake, S_k - S_q)
+    distance = torch.arange(S_k) - (torch.arange(S_q)[:, None] + shift)
+    seen = {
+        "no_left": distance <= 0,
+        "no_right": distance >= -left,
+        "own_hidden": (distance < 0) & (distance >= -left),
+        "narrow": (distance <= 0) & (distance > -left),
+        "wide": (distance <= 0) & (distance >= -left - 1),
+        "ahead": (distance >= 0) & (distance <= left),
+        "both_sides": distance.abs() <= left,
+    }.get(mistake, (distance <= 0) & (distance >= -left))
+    return (~seen if mistake == "upside" else seen).double().to(hardware.device())
+
+
+def inputs():
+    def pairs(S_q, S_k, left, edge=""):
+        return case(S_q, S_k, left, on=f"S_q = {S_q}, S_k = {S_k}, window of {left} keys and the query's own", edge=edge)
+
+    yield pairs(4, 4, 1)
+    yield pairs(5, 5, 2)
+    yield pairs(6, 6, 0)
+    yield pairs(16, 16, 5)
+    for sizes in ((2, 4, 1), (4, 2, 1), (9, 16, 3)):
+        yield pairs(*sizes, edge="lengths")
+
+
+EXERCISE = Exercise(
+    id="10.1",
+    task="Write the mask of a causal window as a mask mod.",
+    conditions=CONDITIONS,
+    hints=(
+        "On which key does query i stand? The last query stands on the last key.",
+        "distance = j − (i + aux[1]) is 0 there, negative before it, positive after it.",
+        "Two comparisons, joined by &: distance is at most 0, and at least −aux[0].",
+    ),
+    solution=window,
+    reasoning="i + S_k − S_q is the key on query i's diagonal, as in the causal mask. A causal window lets distances from −left to 0 through, "
+    "that is left + 1 keys.",
+    more="The package's sliding_window also has a right end, and leaves out the comparison of a side without a limit.",
+    inputs=inputs,
+    twin=twin,
+    mistakes=MISTAKES,
+    adapt=adapt,
+)

@@ -1,0 +1,94 @@
+"""Exercise 10.4, sink_gradient."""
+
+import torch
+
+from fa_tutorial.exercises.harness import RTOL, Exercise, case, generator
+
+
+def sink_gradient(o, do, lse, sinks):
+    """The gradient of sinks, (H,). o, do: (B, H, S, D); lse: (B, H, S), and counts the sink."""
+    p_sink = torch.exp(sinks[:, None] - lse)  # [B, H, S], what the sink takes of each row
+    delta = (do * o).sum(dim=-1)  # [B, H, S]
+    return -(p_sink * delta).sum(dim=(0, 2))
+
+
+MISTAKES = {
+    "sign": "the gradient has the wrong sign: the sink's dp is 0, so ds = p (0 − delta)",
+    "no_p": "the sink's share of each row is missing: ds = p (dp − delta)",
+    "diagonal": "delta is weighted by p (1 − p): ds = p (dp − delta), and delta holds the rest",
+    "p_squared": "the sink's share is squared: multiply by it once",
+    "not_divided": "exp(sink) isn't divided by the row's sum: subtract lse in the exponent",
+    "upside": "the exponent has the wrong sign: the share is exp(sink − lse)",
+    "no_delta": "delta is missing: that is minus the sum of the shares",
+    "delta_of_do": "delta is the row sum of do alone: it is that of do ∘ o",
+    "mean": "the mean over the rows is taken: a sink is used in every row, so add up",
+    "per_batch": "each batch entry has a gradient of its own: the sinks are shared, so add up",
+    "per_row": "each row has a gradient of its own: the sinks are shared, so add up",
+    "all_heads": "the heads are added up: each has its own sink",
+    "first_sink": "every head uses the first sink: give sinks the shape (H, 1)",
+}
+
+
+def twin(o, do, lse, sinks, mistake=None):
+    o, do, lse, sinks = (x.double() for x in (o, do, lse, sinks))
+    p, delta = torch.exp(sinks[:, None] - lse), (do * o).sum(dim=-1)
+    p = {
+        "not_divided": torch.exp(sinks[:, None]).expand_as(lse),
+        "upside": torch.exp(lse - sinks[:, None]),
+        "first_sink": torch.exp(sinks[0] - lse),
+        "no_p": torch.ones_like(p),
+        "diagonal": p * (1 - p),
+        "p_squared": p * p,
+    }.get(mistake, p)
+    delta = {"no_delta": torch.ones_like(delta), "delta_of_do": do.sum(dim=-1)}.get(mistake, delta)
+    ds = p * delta if mistake == "sign" else -p * delta
+    return {
+        "mean": lambda: ds.mean(dim=(0, 2)),
+        "per_batch": lambda: ds.sum(dim=2),
+        "per_row": lambda: ds,
+        "all_heads": lambda: ds.sum(),
+    }.get(mistake, lambda: ds.sum(dim=(0, 2)))()
+
+
+def tolerance(args, part):
+    """Relative to the sum of the absolute values that are added up."""
+    o, do, lse, sinks = (x.double() for x in args)
+    size = (torch.exp(sinks[:, None] - lse) * (do * o).abs().sum(dim=-1)).sum()
+    return RTOL[args[0].dtype], RTOL[args[0].dtype] * float(size)
+
+
+def inputs():
+    def rows(*shape, draw, fresh=False, words=""):
+        B, H, S, D = shape
+        o, do = (torch.randn(B, H, S, D, generator=draw) for _ in range(2))
+        sinks = torch.randn(H, generator=draw)
+        lse = torch.logaddexp(torch.randn(B, H, S, generator=draw), sinks[:, None])
+        return case(o, do, lse, sinks, on=words or f"(B, H, S, D) = {shape}", fresh=fresh)
+
+    one, two = torch.full((1, 1, 1, 1), 3.0), torch.full((1, 1, 1, 1), 2.0)
+    yield case(one, two, two[0].log(), torch.zeros(1), on="one row with o = 3 and do = 2, of which the sink takes half")
+    seed = torch.Generator().manual_seed(0)
+    yield rows(1, 1, 1, 4, draw=seed)
+    yield rows(1, 1, 3, 2, draw=seed)
+    yield rows(1, 2, 3, 2, draw=seed)
+    yield rows(2, 3, 5, 4, draw=seed)
+    yield rows(3, 2, 17, 8, draw=generator(), fresh=True, words="a random case")
+
+
+EXERCISE = Exercise(
+    id="10.4",
+    task="Write the gradient of the sinks from what the backward pass has.",
+    hints=(
+        "A sink is a column of s that every row of its head has. You know what ds is for a column: p (dp − delta).",
+        "p of the sink is exp(sink − lse), and its value is 0. So what is dp = do · v there?",
+        "−exp(sinks[:, None] − lse) times the row sums of do ∘ o, added up over the batch and the rows.",
+    ),
+    solution=sink_gradient,
+    reasoning="The sink is a key with the score `sink` and the value 0. So its dp is 0, and each row gives ds = −p delta. The sink is the same number in every "
+    "row of its head, so its gradient is the sum.",
+    more="The package also adds dlse's part, and reads delta where the backward has stored it.",
+    inputs=inputs,
+    twin=twin,
+    mistakes=MISTAKES,
+    tolerance=tolerance,
+)

@@ -1,0 +1,95 @@
+"""Exercise 11.3, merge_parts."""
+
+import math
+
+import torch
+
+from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator
+
+
+def merge_parts(o_parts, lse_parts):
+    """(o, lse) of each row from those of its parts.
+
+    o_parts: (splits, rows, D); lse_parts: (splits, rows). Returns o: (rows, D) and lse: (rows,).
+    """
+    lse = torch.logsumexp(lse_parts, dim=0)
+    shift = torch.where(lse == -math.inf, 0.0, lse)
+    share = torch.exp(lse_parts - shift)
+    o = (share[:, :, None] * o_parts).sum(dim=0)
+    return o, lse
+
+
+MISTAKES = {
+    "average": "the parts are averaged, as if each had the same share: a part's share is exp(its lse − lse)",
+    "added": "the parts are added up without their shares: a part's share is exp(its lse − lse)",
+    "lse_itself": "the lse themselves are the shares: take their exponentials first",
+    "rows": "the shares are taken over the rows: each row is shared out among its parts, along the first dimension",
+    "not_divided": "the shares don't add up to 1: measured from the largest lse, they must be divided by their sum",
+    "unshifted": "exp overflows: subtract lse before exp",
+    "base_2": "the shares are powers of 2: lse is a natural logarithm",
+    "lse_sum": "the lse are added up: add their exponentials, and take the logarithm",
+    "lse_largest": "lse is the largest part's: the others count too",
+    "lse_mean": "lse is the parts' mean: add their exponentials, and take the logarithm",
+    "nan": "a row without keys gives NaN: its lse is −∞, and −∞ − (−∞) is NaN",
+}
+CONDITIONS = {"empty": "a part without keys has o = 0 and lse = −∞; where all parts of a row are such, so is the result"}
+
+
+def twin(o_parts, lse_parts, mistake=None):
+    o_parts, lse_parts = o_parts.double(), lse_parts.double()
+    lse = torch.logsumexp(lse_parts, dim=0)
+    largest = lse_parts.amax(dim=0)
+    shares = {
+        "average": lambda: torch.full_like(lse_parts, 1 / len(lse_parts)),
+        "added": lambda: torch.ones_like(lse_parts),
+        "lse_itself": lambda: lse_parts / lse_parts.sum(dim=0),
+        "rows": lambda: torch.softmax(lse_parts, dim=1),
+        "not_divided": lambda: torch.exp(lse_parts - largest),
+        "unshifted": lambda: exp32(lse_parts) / exp32(lse_parts).sum(dim=0),
+        "base_2": lambda: torch.softmax(lse_parts * math.log(2), dim=0),
+        "nan": lambda: torch.exp(lse_parts - lse),
+    }.get(mistake, lambda: torch.exp(lse_parts - torch.where(lse == -INF, 0.0, lse)))()
+    lse = {
+        "lse_sum": lse_parts.sum(dim=0),
+        "lse_largest": largest,
+        "lse_mean": lse_parts.mean(dim=0),
+    }.get(mistake, lse)
+    return (shares[:, :, None] * o_parts).sum(dim=0), lse
+
+
+def inputs():
+    def one_row(lse_parts, **options):
+        """With the identity for the parts' o, o is the shares themselves."""
+        lse_parts = torch.tensor(lse_parts)
+        on = f"one row, the parts' lse = {[f'{x:g}' for x in lse_parts.tolist()]}, their o = the identity".replace("'", "")
+        return case(torch.eye(len(lse_parts))[:, None], lse_parts[:, None], on=on, **options)
+
+    yield one_row([0.0, 1.0], otherwise="o is the sum of the parts' o, each times its share exp(lse of the part − lse)")
+    yield one_row([2.0, 1.0, -3.0], otherwise="three parts: the shares add up to 1")
+    yield one_row([1000.0, 1001.0], otherwise=MISTAKES["unshifted"])
+    two_rows = torch.tensor([[0.0, 2.0], [1.0, -1.0]])
+    o_parts = torch.tensor([[[1.0], [2.0]], [[3.0], [5.0]]])
+    yield case(o_parts, two_rows, on="two rows in two parts", otherwise=MISTAKES["rows"])
+    draw = generator()
+    yield case(torch.randn(5, 7, 3, generator=draw), 4 * torch.randn(5, 7, generator=draw), on="five parts of seven rows", fresh=True)
+    yield one_row([-INF, 1.0], edge="empty", otherwise="a part without keys has the share 0")
+    nothing = torch.full((2, 1), -INF)
+    yield case(torch.zeros(2, 1, 2), nothing, on="one row, both parts without keys", edge="empty", otherwise=MISTAKES["nan"])
+
+
+EXERCISE = Exercise(
+    id="11.3",
+    task="Merge the parts of each row.",
+    conditions=CONDITIONS,
+    hints=(
+        "It is (1.13) for more than two parts. Which function of PyTorch gives the logarithm of a sum of exponentials?",
+        "lse = torch.logsumexp(lse_parts, dim=0), and a part's share is exp(lse_parts − lse).",
+        "Where lse is −∞, subtract 0 instead: all shares are then 0.",
+    ),
+    solution=merge_parts,
+    reasoning="e^lse of a part is the plain sum of its exponentials. So its share of the whole row's sum is e^(lse of the part − lse), and the shares add up to 1.",
+    inputs=inputs,
+    twin=twin,
+    mistakes=MISTAKES,
+    parts=("o", "lse"),
+)

@@ -1,0 +1,116 @@
+"""Exercise 11.4, merge_kernel."""
+
+import torch
+
+from fa_tutorial import hardware
+from fa_tutorial.exercises import harness
+from fa_tutorial.exercises.harness import Exercise, case, exp32, generator
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+
+triton = hardware.require_triton("Exercise 11.4")
+import triton.language as tl  # noqa: E402
+
+
+@triton.jit
+def merge_kernel(
+    o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D,
+    BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Rows of o and lse from those of their parts; program i takes row i."""
+    row = tl.program_id(0)
+    offs_s, offs_d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    part = offs_s * rows + row  # [BLOCK_S]
+    s = tl.load(lse_parts_ptr + part, mask=offs_s < splits, other=-float("inf"))
+    mask = (offs_s < splits)[:, None] & (offs_d < D)[None, :]
+    v = tl.load(o_parts_ptr + part[:, None] * D + offs_d[None, :], mask=mask, other=0.0)
+    m = tl.max(s, axis=0)
+    p = tl.exp(s - m)
+    l = tl.sum(p, axis=0)
+    tl.store(o_ptr + row * D + offs_d, tl.sum(p[:, None] * v, axis=0) / l, mask=offs_d < D)
+    tl.store(lse_ptr + row, m + tl.log(l))
+
+
+MISTAKES = {
+    "average": "the parts are averaged: a part's share is exp(its lse − m) / l",
+    "not_divided": "o is not divided by l",
+    "unshifted": "exp overflows: subtract m, the largest lse, before exp",
+    "zeros": "missing parts count as parts with lse = 0: load them as −∞",
+    "lse_largest": "lse is m alone: add log l",
+    "lse_log_l": "lse is log l alone: l is measured from m, so add m",
+    "lse_log2": "lse is m + log2 l: it is a natural logarithm",
+    "first_row": "every program reads row 0: row i of part s is row s · rows + i of o_parts",
+    "parts_last": "the parts of a row are looked for one after the other: the parts are the first dimension, rows the second",
+}
+
+
+def twin(o_parts, lse_parts, BLOCK_S, BLOCK_D, mistake=None):
+    o_parts, lse_parts = o_parts.double(), lse_parts.double()
+    splits, rows, _ = o_parts.shape
+    if mistake == "parts_last":
+        o_parts, lse_parts = o_parts.reshape(rows, splits, -1).transpose(0, 1), lse_parts.reshape(rows, splits).t()
+    if mistake == "first_row":
+        o_parts, lse_parts = o_parts[:, :1].expand_as(o_parts), lse_parts[:, :1].expand_as(lse_parts)
+    if mistake == "zeros":
+        missing = BLOCK_S - splits
+        o_parts = torch.cat([o_parts, torch.zeros(missing, *o_parts.shape[1:]).double()])
+        lse_parts = torch.cat([lse_parts, torch.zeros(missing, rows).double()])
+    m = lse_parts.amax(dim=0) * (mistake != "unshifted")
+    p = exp32(lse_parts - m)
+    l = p.sum(dim=0)
+    if mistake == "average":
+        p = torch.ones_like(p) / len(p) * l
+    o = (p[:, :, None] * o_parts).sum(dim=0) / (1.0 if mistake == "not_divided" else l[:, None])
+    return o, {"lse_largest": m, "lse_log_l": l.log(), "lse_log2": m + l.log2()}.get(mistake, m + l.log())
+
+
+def launch(o_parts, lse_parts, BLOCK_S, BLOCK_D):
+    splits, rows, D = o_parts.shape
+    outs = Out((rows, D), torch.float32), Out((rows,), torch.float32)
+    return Launch((rows,), (In(o_parts), In(lse_parts), *outs, rows, splits, D), {"BLOCK_S": BLOCK_S, "BLOCK_D": BLOCK_D})
+
+
+def tolerance(args, part):
+    """o is a mean of values of about 1, and the error of an lse is absolute."""
+    rtol, _ = harness.tolerance(args, part)
+    return min(rtol, 0.1), min(rtol, 0.1)
+
+
+def inputs():
+    def parts(o_parts, lse_parts, BLOCK_S, BLOCK_D, otherwise="", **options):
+        splits, rows, D = o_parts.shape
+        on = f"{splits} part{'s' * (splits > 1)} of {rows} row{'s' * (rows > 1)}, D = {D}, BLOCK_S = {BLOCK_S}, BLOCK_D = {BLOCK_D}"
+        stray = "the loads or the stores leave the tensors: the masks are offs_s < splits and offs_d < D"
+        return case(o_parts, lse_parts, BLOCK_S, BLOCK_D, on=on, otherwise=otherwise, stray=stray, **options)
+
+    identity = torch.eye(2)[:, None]
+    yield parts(identity, torch.tensor([[0.0], [1.0]]), 2, 2, "one row: attention with the parts' lse as scores and their o as values")
+    yield parts(identity, torch.tensor([[1000.0], [1001.0]]), 2, 2, MISTAKES["unshifted"])
+    three, lse = torch.arange(1.0, 19.0).view(3, 2, 3), torch.tensor([[0.0, 2.0], [1.0, -1.0], [-2.0, 3.0]])
+    yield parts(three[:2, :, :2].contiguous(), lse[:2], 2, 2, "two rows: row i of part s is row s · rows + i")
+    yield parts(three, lse - 3, 4, 4, "BLOCK_S and BLOCK_D may be larger than splits and D")
+    empty = torch.tensor([[-float("inf")], [1.0]])
+    yield parts(torch.tensor([[[0.0]], [[5.0]]]), empty, 2, 2, "a part without keys has lse = −∞: its share is 0")
+    draw = generator()
+    for splits, rows, D in ((5, 3, 7), (8, 4, 16)):
+        o_parts, lse_parts = torch.randn(splits, rows, D, generator=draw), 3 * torch.randn(splits, rows, generator=draw)
+        yield parts(o_parts, lse_parts, 8, 16, fresh=True)
+
+
+EXERCISE = Exercise(
+    id="11.4",
+    task="Write the kernel that merges the parts: program i takes row i, and BLOCK_S is at least splits.",
+    hints=(
+        "It is a softmax over the parts: which numbers are the scores, and which are the values?",
+        "Part s of row i: its lse is at s · rows + i, and its o begins at (s · rows + i) · D. The missing parts have lse = −∞.",
+        "m = tl.max(s, axis=0), p = tl.exp(s - m), l = tl.sum(p, axis=0); o = tl.sum(p[:, None] * v, axis=0) / l and lse = m + tl.log(l).",
+    ),
+    solution=merge_kernel,
+    reasoning="By (11.2), o is a weighted sum with the weights e^(lse of a part − lse): attention once more, to as many keys as there are parts.",
+    more="The package's combine_kernel takes BLOCK_S parts at a time with an online softmax, and gives o = 0 and lse = −∞ to a row without keys.",
+    inputs=inputs,
+    twin=twin,
+    mistakes=MISTAKES,
+    launch=launch,
+    tolerance=tolerance,
+    overlap="two programs write the same row: program i writes row i",
+)

@@ -1,0 +1,234 @@
+"""Runs a consumer written in Gluon as plain Python, for exercise 9.3: each name it uses of Gluon stands for a part of the simulator.
+
+Tiles are small float64 tensors. A matmul starts when it is issued and reads its tiles of shared memory until it has been waited for, as wgmma does.
+Producer and other consumer are the protocol's own. They act as early as they can, which shows a stage that is released too early, or as late as they
+can, which shows a wait that is missing. Layouts and types, which only the compiler checks, are not seen here.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fa_tutorial.barriers import Barrier, ring
+from fa_tutorial.exercises.harness import Wrong, show
+
+ROWS, KEYS, D = 2, 4, 3  # of the tiles; a tile that is not transposed does not fit
+RIGHT = "l and acc right, whoever is early or late"
+
+
+class Stop(Exception):
+    """The play has ended with a fault."""
+
+
+class Tile:
+    """A tile of shared memory. block: the number of the block that it holds, None for none."""
+
+    def __init__(self, name: str, value: torch.Tensor):
+        self.name, self.value, self.block = name, value, None
+
+    def permute(self, order: Sequence[int]) -> View:
+        return View(self, tuple(order) == (1, 0))
+
+
+@dataclass(frozen=True)
+class View:
+    tile: Tile
+    transposed: bool
+
+    @property
+    def value(self) -> torch.Tensor:
+        return self.tile.value.T if self.transposed else self.tile.value
+
+
+class Ring:
+    """What has an `index`: the stages of k, of v, or of a barrier."""
+
+    dtype = torch.float64
+
+    def __init__(self, name: str, stages: Sequence[Any]):
+        self.name, self.stages, self.shape = name, stages, (len(stages), KEYS, D)
+
+    def index(self, stage: int) -> Any:
+        if not isinstance(stage, int) or not 0 <= stage < len(self.stages):
+            raise Wrong(f"{self.name}.index({show(stage)}): the stages are 0 … {len(self.stages) - 1}")
+        return self.stages[stage]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What left_operand gives."""
+
+    value: torch.Tensor
+
+
+class Pending:
+    """A matmul that was issued, and has no tensor's operators: before it is used, warpgroup_mma_wait has to return it."""
+
+    def __init__(self, value: torch.Tensor, reads: Tile | None):
+        self.value, self.reads, self.block = value, reads, reads.block
+
+
+@dataclass(frozen=True)
+class Play:
+    """blocks of keys through `stages`; early: producer and other consumer act as early as they can, else as late."""
+
+    blocks: int
+    stages: int
+    early: bool
+
+    def __str__(self) -> str:
+        return f"{self.blocks} block{'s' * (self.blocks > 1)}, {self.stages} stages, the other roles as {'early' if self.early else 'late'} as can be"
+
+    def run(self, attend: Callable) -> str:
+        """What comes of a reader's attend: RIGHT, or the first thing that goes wrong."""
+        return Stage(self).run(attend)
+
+
+class Stage:
+    """One run of a Play."""
+
+    def __init__(self, play: Play):
+        self.play = play
+        random = torch.Generator().manual_seed(play.blocks)
+        draw = lambda *shape: torch.randn(*shape, generator=random, dtype=torch.float64)  # noqa: E731
+        self.q, self.keys, self.values = draw(ROWS, D), draw(play.blocks, KEYS, D), draw(play.blocks, KEYS, D)
+        self.full, self.empty = ring(play.stages, consumers=2)
+        self.k, self.v = (
+            [Tile(f"stage {i} of {name}", torch.full((KEYS, D), torch.nan).double()) for i in range(play.stages)] for name in "kv"
+        )
+        self.loaded = self.other = 0  # blocks that the producer has loaded, and the other consumer has used
+        self.in_flight: list[Pending] = []
+        self.issued = {"k": 0, "v": 0}
+
+    # ------------------------------------------------ the other roles
+
+    def step(self) -> bool:
+        """One block of the producer or of the other consumer; False where both must wait."""
+        stage, turn = self.loaded % self.play.stages, self.loaded // self.play.stages
+        if self.loaded < self.play.blocks and self.empty[stage].test_wait(1 - turn % 2):
+            for tiles, source in ((self.k, self.keys), (self.v, self.values)):
+                tiles[stage].value, tiles[stage].block = source[self.loaded], self.loaded
+            self.full[stage].arrive()
+            self.loaded += 1
+            return True
+        stage, turn = self.other % self.play.stages, self.other // self.play.stages
+        if self.other < self.play.blocks and self.full[stage].test_wait(turn % 2):
+            if self.k[stage].block != self.other:
+                self.stop(f"the other consumer finds {held(self.k[stage])} in {self.k[stage].name}, where block {self.other} is due")
+            self.empty[stage].arrive()
+            self.other += 1
+            return True
+        return False
+
+    def others(self) -> None:
+        while self.play.early and self.step():
+            pass
+
+    def stop(self, fault: str) -> None:
+        self.fault = fault
+        raise Stop
+
+    # ------------------------------------------------ what the reader's code calls
+
+    def wait(self, barrier: Barrier, phase: int, pred: bool = True) -> None:
+        self.others()
+        while pred and not barrier.test_wait(phase):
+            if not self.step():
+                self.stop(f"a deadlock: wait for {barrier.name}, parity {phase}, and nobody arrives")
+
+    def arrive(self, barrier: Barrier, *, count: int = 1, pred: bool = True) -> None:
+        for _ in range(count if pred else 0):
+            barrier.arrive()
+        self.others()
+
+    def matmul(self, a: Any, b: Any, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> Any:
+        if not isinstance(a, Tile | View | Operand):
+            raise Wrong("warpgroup_mma's first operand is a tile of shared memory, or what left_operand gives")
+        if not isinstance(b, Tile | View):
+            raise Wrong("warpgroup_mma's second operand is a tile of shared memory")
+        if a.value.shape[1] != b.value.shape[0]:
+            raise Wrong(
+                f"warpgroup_mma of {list(a.value.shape)} by {list(b.value.shape)}: the inner sizes differ (permute transposes a tile)"
+            )
+        tile = b.tile if isinstance(b, View) else b
+        name = tile.name[-1]
+        if tile.block is None or tile.block != self.issued[name]:
+            self.stop(f"a matmul reads {tile.name}, which holds {held(tile)}, where block {self.issued[name]} is due")
+        self.issued[name] += 1
+        product = a.value @ b.value
+        start = acc.value if isinstance(acc, Pending) else acc
+        pending = Pending(start + product if use_acc else product, tile)
+        self.in_flight.append(pending)
+        self.others()
+        return pending if is_async else self.matmul_wait(0, [pending])
+
+    def matmul_wait(self, num_outstanding: int = 0, deps: Sequence[Any] | None = None) -> Any:
+        if deps is None:
+            raise Wrong("warpgroup_mma_wait takes a list of what it waits for, and returns it: s = warpgroup_mma_wait(0, [s])")
+        self.others()
+        while len(self.in_flight) > num_outstanding:
+            done = self.in_flight.pop(0)
+            if done.reads.block != done.block:
+                self.stop(f"block {done.reads.block} is loaded into {done.reads.name} while a matmul reads block {done.block} there")
+        found = [self.ready(x) if isinstance(x, Pending) else x for x in deps]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def ready(self, x: Pending) -> torch.Tensor:
+        if x in self.in_flight:
+            self.stop("warpgroup_mma_wait returns a matmul that is still under way")
+        return x.value
+
+    # ------------------------------------------------ the run
+
+    def names(self) -> dict[str, Any]:
+        """The names of Gluon and of hopper.ladder, and what stands for them."""
+
+        def softmax_step(s, m, l, scale_log2):
+            s = done(s, "s") * scale_log2
+            m_new = torch.maximum(m, s.amax(1))
+            p, alpha = torch.exp2(s - m_new[:, None]), torch.exp2(m - m_new)
+            return p, m_new, alpha * l + p.sum(1), alpha
+
+        mbarrier = types.SimpleNamespace(wait=self.wait, arrive=self.arrive)
+        return {
+            "mbarrier": mbarrier, "warpgroup_mma": self.matmul, "warpgroup_mma_wait": self.matmul_wait, "softmax_step": softmax_step,
+            "left_operand": lambda p, acc, dtype: Operand(done(p, "p")),
+            "rescaled": lambda acc, alpha: done(acc, "acc") * alpha[:, None],
+        }  # fmt: skip
+
+    def run(self, attend: Callable) -> str:
+        code = getattr(attend, "fn", attend)
+        plain = types.FunctionType(code.__code__, code.__globals__ | self.names(), code.__name__, code.__defaults__, code.__closure__)
+        q = Tile("q", self.q)
+        zeros, l, acc = (torch.zeros(*shape, dtype=torch.float64) for shape in ((ROWS, KEYS), (ROWS,), (ROWS, D)))
+        rings = [Ring(name, stages) for name, stages in (("k", self.k), ("v", self.v), ("full", self.full), ("empty", self.empty))]
+        try:
+            result = plain(q, *rings, zeros, torch.full_like(l, -torch.inf), l, acc, 1.0, self.play.blocks)
+        except Stop:
+            return self.fault
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise Wrong(f"returns {'None' if result is None else 'a ' + type(result).__name__}, want (l, acc)")
+        l, acc = (done(x, name) for x, name in zip(result, ("l", "acc"), strict=True))
+        s = self.q @ self.keys.reshape(-1, D).T
+        p = torch.exp2(s - s.amax(1, keepdim=True))
+        for name, got, want in (("l", l, p.sum(1)), ("acc", acc, p @ self.values.reshape(-1, D))):
+            if got.shape != want.shape or not torch.allclose(got, want):
+                return f"{name} = {show(got)}, want {show(want)}"
+        return RIGHT
+
+
+def held(tile: Tile) -> str:
+    return "nothing" if tile.block is None else f"block {tile.block}"
+
+
+def done(x: Any, name: str) -> torch.Tensor:
+    """x, unless it is a matmul that was not waited for."""
+    if not isinstance(x, torch.Tensor):
+        what = "a matmul that is under way: warpgroup_mma_wait returns its tensor" if isinstance(x, Pending) else f"a {type(x).__name__}"
+        raise Wrong(f"{name} is {what}")
+    return x

@@ -1,0 +1,25 @@
+"""Chapter 10: one kernel, many masks and scores. Window, soft cap, ALiBi, a bias, sinks, dropout, packed sequences, and mods of your own.
+
+`mods` holds the functions that make a variant, `tile_lists` finds the tiles that a mask leaves, `forward` and `backward` hold the kernels and their
+launchers, `packed` the rows of sequences without padding, `operator` what PyTorch asks of an operator, `own` the interface for a reader's own mods.
+"""
+
+from fa_tutorial.variants import mods
+from fa_tutorial.variants.backward import variant_backward
+from fa_tutorial.variants.forward import variant_forward
+from fa_tutorial.variants.operator import Options, plan
+from fa_tutorial.variants.options import check_cu_seqlens, check_options, check_packed
+from fa_tutorial.variants.own import attention_with, make_block_mask
+
+__all__ = [
+    "Options",
+    "attention_with",
+    "check_cu_seqlens",
+    "check_options",
+    "check_packed",
+    "make_block_mask",
+    "mods",
+    "plan",
+    "variant_backward",
+    "variant_forward",
+]

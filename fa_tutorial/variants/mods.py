@@ -1,0 +1,166 @@
+"""Chapter 10's mods: small jitted functions that change a score or hide a pair, and that the variants' kernels call for every pair they compute.
+
+A score mod `(s, b, h, i, j, aux)` returns what takes the place of the scaled score s of query i and key j, in batch entry b and query head h. Where its
+derivative by s is not 1, a second function of the same arguments gives the derivative. A mask mod `(b, h, i, j, aux)` says whether i may see j.
+s is a tile, b and h are numbers, i and j are int32 tiles that broadcast to s's shape, always inside the sequences. aux is the tuple that the caller gave:
+tensors arrive as pointers, numbers as numbers, and None can be asked for while compiling.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fa_tutorial.hardware import require_triton
+
+triton = require_triton("Chapter 10 (fa_tutorial.variants)")
+import triton.language as tl  # noqa: E402
+
+
+class Aux(NamedTuple):
+    """What the ready mods read. A field is None where its variant is not asked for, and costs nothing then.
+
+    offset: S_k − S_q, so that i + offset is the key on query i's diagonal (bottom-right). Packed rows have three int32 tensors (S_q,) instead: diagonal,
+    that key's number, and the first and the end key of query i's own sequence; and cu_q, cu_k, sequences, from which these are made.
+    left, right: how many keys before and behind the diagonal are seen.
+    slopes: float32 pointer, one a query head, slope_stride apart from one batch entry to the next. bias: pointer to
+    (B, H_q, S_q, S_k), with its four strides, each a field: Triton 3.6 loses the numbers of a tuple that stands beside None.
+    """
+
+    offset: Any = None
+    diagonal: Any = None
+    first: Any = None
+    end: Any = None
+    cu_q: Any = None
+    cu_k: Any = None
+    sequences: Any = None
+    left: Any = None
+    right: Any = None
+    softcap: Any = None
+    slopes: Any = None
+    slope_stride: Any = None
+    bias: Any = None
+    bias_b: Any = None
+    bias_h: Any = None
+    bias_i: Any = None
+    bias_j: Any = None
+
+
+@triton.jit
+def on_diagonal(i, aux):
+    """The number of the key that stands on query i's diagonal."""
+    if aux.diagonal is not None:
+        key = tl.load(aux.diagonal + i)
+    else:
+        key = i + aux.offset
+    return key
+
+
+# ---------------------------------------------------------------- masks
+
+
+@triton.jit
+def sliding_window(b, h, i, j, aux):
+    """From `left` keys before the diagonal to `right` keys behind it. right = 0 is the causal mask."""
+    distance = j - on_diagonal(i, aux)
+    seen = distance == distance
+    if aux.left is not None:
+        seen = seen & (distance >= -aux.left)
+    if aux.right is not None:
+        seen = seen & (distance <= aux.right)
+    return seen
+
+
+@triton.jit
+def same_sequence(b, h, i, j, aux):
+    """Packed rows: the keys of query i's own sequence."""
+    return (j >= tl.load(aux.first + i)) & (j < tl.load(aux.end + i))
+
+
+@triton.jit
+def packed_window(b, h, i, j, aux):
+    return same_sequence(b, h, i, j, aux) & sliding_window(b, h, i, j, aux)
+
+
+@triton.jit
+def first_keys_and_window(b, h, i, j, aux):
+    """A causal window whose queries see the first keys too (StreamingLLM). aux: (first keys, left, S_k − S_q)."""
+    distance = i + aux[2] - j
+    return (distance >= 0) & ((distance <= aux[1]) | (j < aux[0]))
+
+
+@triton.jit
+def prefix_lm(b, h, i, j, aux):
+    """Every query sees the prefix, and the rest is causal. aux: (prefix lengths (B,) int32, S_k − S_q)."""
+    return (j < tl.load(aux[0] + b)) | (j <= i + aux[1])
+
+
+@triton.jit
+def document_mask(b, h, i, j, aux):
+    """Query and key are of one document. aux: (documents of the queries (S_q,) int32, of the keys (S_k,) int32)."""
+    return tl.load(aux[0] + i) == tl.load(aux[1] + j)
+
+
+@triton.jit
+def causal_documents(b, h, i, j, aux):
+    """document_mask, causal within each document. For as many keys as queries."""
+    return (i >= j) & document_mask(b, h, i, j, aux)
+
+
+# ---------------------------------------------------------------- scores
+
+
+@triton.jit
+def tanh(x):
+    return 2 / (1 + tl.exp(-2 * x)) - 1
+
+
+@triton.jit
+def soft_cap(s, b, h, i, j, aux):
+    """softcap · tanh(s / softcap): no score leaves ±softcap (Gemma 2)."""
+    return aux.softcap * tanh(s / aux.softcap)
+
+
+@triton.jit
+def soft_cap_grad(s, b, h, i, j, aux):
+    t = tanh(s / aux.softcap)
+    return 1 - t * t
+
+
+@triton.jit
+def alibi(s, b, h, i, j, aux):
+    """A penalty that grows with the distance from the diagonal (Press et al., 2022)."""
+    slope = tl.load(aux.slopes + b * aux.slope_stride + h)
+    return s - slope * tl.abs(j - on_diagonal(i, aux))
+
+
+@triton.jit
+def add_bias(s, b, h, i, j, aux):
+    """A number for each pair."""
+    at = tl.cast(b, tl.int64) * aux.bias_b + tl.cast(h, tl.int64) * aux.bias_h
+    at += i.to(tl.int64) * aux.bias_i + j.to(tl.int64) * aux.bias_j
+    return s + tl.load(aux.bias + at).to(tl.float32)
+
+
+@triton.jit
+def all_scores(s, b, h, i, j, aux):
+    """Those of soft_cap, alibi and add_bias that aux asks for, in this order. Its derivative is soft_cap_grad, or 1."""
+    if aux.softcap is not None:
+        s = soft_cap(s, b, h, i, j, aux)
+    if aux.slopes is not None:
+        s = alibi(s, b, h, i, j, aux)
+    if aux.bias is not None:
+        s = add_bias(s, b, h, i, j, aux)
+    return s
+
+
+@triton.jit
+def unchanged(s, b, h, i, j, aux):
+    return s
+
+
+class Mods(NamedTuple):
+    """The three functions of one variant; None where there is none."""
+
+    score: Any = None
+    grad: Any = None
+    mask: Any = None

@@ -1,0 +1,188 @@
+"""The variants as registered PyTorch operators, torch.ops.fa_tutorial.variant_forward and variant_backward. They trust their arguments."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+
+from fa_tutorial.hardware import on_device_of, require_kernel_device
+from fa_tutorial.operators import LIBRARY, below_autograd, differentiable, gradients_of, once_differentiable
+from fa_tutorial.variants.backward import variant_backward
+from fa_tutorial.variants.forward import Dropout, variant_forward
+from fa_tutorial.variants.mods import Aux, Mods, all_scores, sliding_window, soft_cap_grad
+from fa_tutorial.variants.packed import packed_block_mask
+from fa_tutorial.variants.tile_lists import BlockMask
+
+
+class Options(NamedTuple):
+    """What makes a variant, in the order of the operators' arguments.
+
+    alibi_slopes: (1 or B, H_q) float32; sinks: (H_q,) float32; bias: (B or 1, H_q or 1, S_q, S_k); rng: (2,) int64, dropout's seed and offset;
+    cu_q, cu_k: (sequences + 1,) int32 of packed rows, B = 1. left, right: the window, −1 for no limit. Each tensor may be None.
+    """
+
+    alibi_slopes: torch.Tensor | None
+    sinks: torch.Tensor | None
+    bias: torch.Tensor | None
+    rng: torch.Tensor | None
+    cu_q: torch.Tensor | None
+    cu_k: torch.Tensor | None
+    left: int
+    right: int
+    softcap: float | None
+    dropout_p: float
+    scale: float | None
+
+
+ARGUMENTS = (
+    "Tensor? alibi_slopes, Tensor? sinks, Tensor? bias, Tensor? rng, Tensor? cu_q, Tensor? cu_k, "
+    "int left, int right, float? softcap, float dropout_p, float? scale"
+)
+
+
+@functools.lru_cache(maxsize=16)
+def window_block_mask(left: int | None, right: int | None, S_q: int, S_k: int, device: torch.device, stream: int) -> BlockMask:
+    """The block mask of a window, kept for the next call of the same sizes, on the stream that made it."""
+    mask = None if left is None and right is None else sliding_window
+    return BlockMask(mask, Aux(offset=S_k - S_q, left=left, right=right), 1, 1, S_q, S_k, device)
+
+
+def dense_block_mask(left: int | None, right: int | None, q: torch.Tensor, k: torch.Tensor) -> BlockMask:
+    make, stream = window_block_mask, 0
+    if q.is_cuda:
+        stream = torch.cuda.current_stream(q.device).cuda_stream
+        if torch.cuda.is_current_stream_capturing():
+            make = window_block_mask.__wrapped__  # lists that a graph makes are its own: nothing is in them until it is replayed
+    return make(left, right, q.shape[2], k.shape[2], q.device, stream)
+
+
+def plan(q: torch.Tensor, k: torch.Tensor, options: Options) -> tuple[Mods, Aux, BlockMask, Dropout | None]:
+    """What the launchers take for these options."""
+    left, right = (None if limit < 0 else limit for limit in (options.left, options.right))
+    if options.cu_q is None:
+        mask = dense_block_mask(left, right, q, k)
+    else:
+        mask = packed_block_mask(options.cu_q, options.cu_k, q.shape[2], k.shape[2], left, right)
+    aux, score, bias, slopes, drop = mask.aux, None, options.bias, options.alibi_slopes, None
+    if options.softcap is not None or slopes is not None or bias is not None:
+        score = all_scores
+        aux = aux._replace(softcap=options.softcap)
+    if slopes is not None:
+        aux = aux._replace(slopes=slopes, slope_stride=slopes.stride(0) if slopes.shape[0] > 1 else 0)
+    if bias is not None:
+        over_b, over_h = (0 if size == 1 else stride for size, stride in zip(bias.shape[:2], bias.stride()[:2], strict=True))
+        aux = aux._replace(bias=bias, bias_b=over_b, bias_h=over_h, bias_i=bias.stride(2), bias_j=bias.stride(3))
+    if options.rng is not None:
+        drop = Dropout(options.rng, min(round(options.dropout_p * 2**32), 2**32 - 1), 1 / (1 - options.dropout_p), q.shape[1])
+    return Mods(score, None if options.softcap is None else soft_cap_grad, mask.mask), aux, mask, drop
+
+
+def like_rows(x: torch.Tensor) -> torch.Tensor:
+    """An empty tensor of x's shape, (1, H, S, D), whose memory is (S, H, D): where packed rows' results go."""
+    return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+def scale_of(q: torch.Tensor, options: Options) -> float:
+    return 1 / math.sqrt(q.shape[3]) if options.scale is None else options.scale
+
+
+def run_forward(q, k, v, *arguments):
+    """The operator variant_forward on a device."""
+    options = Options(*arguments)
+    require_kernel_device(q, "q")
+    check_lengths(q, k, options)
+    if not (q.numel() and k.numel()):  # nothing is seen, but the sinks
+        o = torch.zeros_like(q) if options.cu_q is None else like_rows(q).zero_()
+        lse = torch.full(q.shape[:3], -math.inf, device=q.device)
+        return o.contiguous() if options.cu_q is None else o, lse if options.sinks is None else lse.copy_(options.sinks[:, None])
+    with on_device_of(q):
+        mods, aux, mask, drop = plan(q, k, options)
+        o = None if options.cu_q is None else like_rows(q)
+        return variant_forward(q, k, v, scale_of(q, options), mods, aux, mask, options.sinks, drop, o)
+
+
+def run_backward(do, dlse, q, k, v, o, lse, *arguments):
+    """The operator variant_backward on a device. Gradients that nobody asked for have no elements."""
+    options = Options(*arguments[:-1])
+    bias, sinks = options.bias if arguments[-1] else None, options.sinks
+    none = [q.new_empty(0, dtype=torch.float32) for _ in range(2)]
+    if not (q.numel() and k.numel()):
+        dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        dsinks = none[0] if sinks is None else torch.zeros_like(sinks) if dlse is None else dlse.sum((0, 2))
+        return dq, dk, dv, dsinks, none[1] if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+    with on_device_of(q):
+        mods, aux, mask, drop = plan(q, k, options)
+        dlse = None if dlse is None else dlse.contiguous()
+        bias_shape = None if bias is None else tuple(bias.shape)
+        found = variant_backward(q, k, v, o, do, lse, dlse, scale_of(q, options), mods, aux, mask, sinks, drop, bias_shape)
+    return found.dq, found.dk, found.dv, none[0] if sinks is None else found.dsinks, none[1] if bias is None else found.dbias
+
+
+def check_lengths(q, k, options: Options) -> None:
+    """ValueError for cu_seqlens that do not lead from 0 to the number of tokens. A GPU's are not looked at, for the CPU would have to wait for it."""
+    if options.cu_q is None or options.cu_q.device.type != "cpu":
+        return
+    for name, cu, total in (("cu_seqlens_q", options.cu_q, q.shape[2]), ("cu_seqlens_k", options.cu_k, k.shape[2])):
+        bounds = cu.tolist()
+        if bounds[0] != 0 or bounds[-1] != total or bounds != sorted(bounds):
+            raise ValueError(f"{name} must start at 0, never decrease, and end at the number of tokens, {total}; got {bounds}")
+
+
+# ---------------------------------------------------------------- the operators
+
+LIBRARY.define(f"variant_forward(Tensor q, Tensor k, Tensor v, {ARGUMENTS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.define(
+    f"variant_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {ARGUMENTS}, bool need_dbias) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+for device in ("CPU", "CUDA"):
+    LIBRARY.impl("variant_forward", run_forward, device)
+    LIBRARY.impl("variant_backward", run_backward, device)
+
+
+@torch.library.register_fake("fa_tutorial::variant_forward", lib=LIBRARY)
+def fake_forward(q, k, v, *arguments):
+    packed = Options(*arguments).cu_q is not None
+    o = like_rows(q) if packed else torch.empty_like(q, memory_format=torch.contiguous_format)
+    return o, q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.register_fake("fa_tutorial::variant_backward", lib=LIBRARY)
+def fake_backward(do, dlse, q, k, v, o, lse, *arguments):
+    options = Options(*arguments[:-1])
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    bias = options.bias if arguments[-1] else None
+    dsinks, dbias = (q.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in (options.sinks, bias))
+    return dq, dk, dv, dsinks, dbias
+
+
+class VariantAttention(torch.autograd.Function):
+    """The operator variant_forward as a node of autograd's graph."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, *arguments):
+        o, lse = below_autograd(FORWARD, q, k, v, *arguments)
+        options = Options(*arguments)
+        ctx.save_for_backward(q, k, v, o, lse, *options[:6])
+        ctx.numbers = options[6:]
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, do, dlse):
+        q, k, v, o, lse, *tensors = ctx.saved_tensors
+        do = torch.zeros_like(o) if do is None else do
+        _, sinks, bias, *_ = tensors
+        need_dbias = ctx.needs_input_grad[5]
+        dq, dk, dv, dsinks, dbias = gradients_of(BACKWARD, do, dlse, q, k, v, o, lse, *tensors, *ctx.numbers, need_dbias)
+        dbias = dbias.to(bias.dtype) if need_dbias else None
+        return dq, dk, dv, None, None if sinks is None else dsinks, dbias, *[None] * 8
+
+
+FORWARD, BACKWARD = torch.ops.fa_tutorial.variant_forward.default, torch.ops.fa_tutorial.variant_backward.default
+LIBRARY.impl("variant_forward", differentiable(VariantAttention, FORWARD), "Autograd")
+LIBRARY.impl("variant_backward", differentiable(once_differentiable(BACKWARD), BACKWARD), "Autograd")

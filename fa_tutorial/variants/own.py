@@ -1,0 +1,121 @@
+"""Attention with mods of the reader's own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from fa_tutorial.arguments import check_attention, check_int
+from fa_tutorial.hardware import on_device_of, require_kernel_device, require_triton
+from fa_tutorial.tiles import MAX_D
+from fa_tutorial.variants.backward import variant_backward
+from fa_tutorial.variants.forward import variant_forward
+from fa_tutorial.variants.mods import Mods
+from fa_tutorial.variants.tile_lists import BlockMask
+
+require_triton("Chapter 10 (fa_tutorial.variants)")
+from triton.runtime.jit import KernelInterface  # noqa: E402
+
+
+@torch.compiler.disable
+def attention_with(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    score_mod: Any = None,
+    score_grad: Any = None,
+    mask_mod: Any = None,
+    aux: tuple = (),
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(score_mod(scale · q kᵀ)) v over the pairs that mask_mod sees, forward and backward, by chapter 10's kernels.
+
+    q, k, v, scale, return_lse and the result as for flash_attention. score_mod(s, b, h, i, j, aux), its derivative by s score_grad (None where that is
+    1), and mask_mod(b, h, i, j, aux): functions decorated with @triton.jit, as fa_tutorial.variants.mods says. aux: their tensors and numbers, no tuples in it.
+    block_mask: make_block_mask's for mask_mod, this aux and these lengths, made once for many calls. Without one every call makes its own, for every
+    batch entry and head, and looks at every pair for it.
+
+    Gradients: of q, k and v, once; not of what aux holds. Under torch.compile this is a graph break. Raises TypeError and ValueError as
+    flash_attention does, for a mod that is no jitted function, for aux on another device, and for a block mask of something else.
+    """
+    scale = check_attention(q, k, v, scale, max_d=MAX_D)
+    require_kernel_device(q, "q")
+    for name, mod in (("score_mod", score_mod), ("score_grad", score_grad), ("mask_mod", mask_mod)):
+        check_mod(name, mod)
+    if score_grad is not None and score_mod is None:
+        raise ValueError("score_grad is the derivative of a score_mod, and score_mod is None")
+    check_aux(aux, q.device)
+    (B, H_q, S_q, _), S_k = q.shape, k.shape[2]
+    if block_mask is None:
+        block_mask = BlockMask(mask_mod, aux, *((1, 1) if mask_mod is None else (B, H_q)), S_q, S_k, q.device)
+    else:
+        about, wanted = (block_mask.S_q, block_mask.S_k, block_mask.device), (S_q, S_k, q.device)
+        if about != wanted or block_mask.B not in (1, B) or block_mask.H not in (1, H_q) or mask_mod is not block_mask.mask:
+            raise ValueError(
+                f"block_mask is of another call: B, H, S_q, S_k, device {(block_mask.B, block_mask.H, *about)}, here {(B, H_q, *wanted)}, "
+                "and its mask_mod must be this call's"
+            )
+    o, lse = AttentionWith.apply(q, k, v, scale, Mods(score_mod, score_grad, mask_mod), aux, block_mask)
+    return (o, lse) if return_lse else o
+
+
+def make_block_mask(mask_mod: Any, S_q: int, S_k: int, *, aux: tuple = (), B: int = 1, H: int = 1, device: torch.device) -> BlockMask:
+    """The tiles that mask_mod leaves of S_q queries and S_k keys, found once for many calls of attention_with.
+
+    B, H: how many batch entries and query heads, where the mask depends on b or h; otherwise leave them 1.
+    """
+    check_mod("mask_mod", mask_mod)
+    check_aux(aux, torch.empty(0, device=device).device)
+    sizes = (check_int(name, size, least) for name, size, least in (("B", B, 1), ("H", H, 1), ("S_q", S_q, 0), ("S_k", S_k, 0)))
+    return BlockMask(mask_mod, aux, *sizes, torch.empty(0, device=device).device)
+
+
+def check_mod(name: str, mod: Any) -> None:
+    if mod is not None and not isinstance(mod, KernelInterface):
+        raise TypeError(f"{name} must be a function decorated with @triton.jit, got {mod!r}")
+
+
+def check_aux(aux: tuple, device: torch.device) -> None:
+    """TypeError unless aux is a flat tuple of tensors without gradient, numbers and None; ValueError for tensors elsewhere."""
+    if not isinstance(aux, tuple):
+        raise TypeError(f"aux must be a tuple, got a {type(aux).__name__}")
+    for i, x in enumerate(aux):
+        if isinstance(x, tuple):
+            raise TypeError(f"aux[{i}] is a tuple itself: put its {len(x)} entries into aux, one by one")
+        if isinstance(x, torch.Tensor) and x.device != device:
+            raise ValueError(f"aux[{i}] must be on {device}, as q, k and v are, got {x.device}")
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            raise TypeError(
+                f"aux[{i}] has no gradient here, got a tensor that requires one: detach it, or use flash_attention's bias or sinks"
+            )
+
+
+class AttentionWith(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, scale, mods, aux, mask):
+        if not (q.numel() and k.numel()):
+            o, lse = torch.zeros_like(q, memory_format=torch.contiguous_format), torch.full(q.shape[:3], -math.inf, device=q.device)
+        else:
+            with on_device_of(q):
+                o, lse = variant_forward(q, k, v, scale, mods, aux, mask)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.rest = scale, mods, aux, mask
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do, dlse):
+        q, k, v, o, lse = ctx.saved_tensors
+        if not (q.numel() and k.numel()):
+            return *(torch.zeros_like(x) for x in (q, k, v)), None, None, None, None
+        with on_device_of(q):
+            do = torch.zeros_like(o) if do is None else do
+            found = variant_backward(q, k, v, o, do, lse, None if dlse is None else dlse.contiguous(), *ctx.rest)
+        return found.dq, found.dk, found.dv, None, None, None, None

@@ -1,0 +1,124 @@
+"""Which tiles a mask leaves: for every block of queries the tiles of keys that it sees in part and those that it sees whole, and the other way round.
+
+The kernels walk over these lists, so a tile that nobody sees costs nothing, and one that is seen whole costs no mask (FlexAttention's block mask).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from fa_tutorial.hardware import require_triton
+
+triton = require_triton("Chapter 10 (fa_tutorial.variants)")
+import triton.language as tl  # noqa: E402
+
+
+class TileLists(NamedTuple):
+    """Lists as one argument of a kernel. index: (B or 1, H or 1, blocks, across) int32, tile numbers: in each row the mixed tiles from its start on,
+    and the whole ones from its end backwards. count: (2, B or 1, H or 1, blocks) int32, how many mixed tiles, and how many whole ones.
+
+    rows: how many there are in index; stride_b, stride_h: from one batch entry's or head's first row to the next, 0 where they share their lists.
+    """
+
+    index: Any
+    count: Any
+    rows: Any
+    stride_b: Any
+    stride_h: Any
+    across: Any
+
+
+@triton.jit
+def tile_list(tiles, b, h, block, WHOLE: tl.constexpr):
+    """The list of this block's mixed tiles, or its whole ones: a pointer to the first, the step from each to the next, and how many there are."""
+    row = b * tiles.stride_b + h * tiles.stride_h + block
+    index = tiles.index + tl.cast(row, tl.int64) * tiles.across
+    if WHOLE:
+        return index + tiles.across - 1, -1, tl.load(tiles.count + tiles.rows + row)
+    else:
+        return index, 1, tl.load(tiles.count + row)
+
+
+@triton.jit
+def seen_pairs(b, h, i, j, aux, S_q, S_k, MASK_MOD: tl.constexpr):
+    """Where query i may see key j and both exist. The mod is asked of pairs inside the sequences only. i, j: [M, 1] and [1, N], or [1, M] and [N, 1]."""
+    inside = (i < S_q) & (j < S_k)
+    if MASK_MOD is not None:
+        inside = inside & MASK_MOD(b, h, tl.minimum(i, S_q - 1), tl.minimum(j, S_k - 1), aux)
+    return inside
+
+
+@triton.jit
+def tile_lists_kernel(tiles, aux, H, S_q, S_k, MASK_MOD: tl.constexpr, RANGE: tl.constexpr, OF_KEYS: tl.constexpr,
+                      BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """Write one block's two lists: a query block's over tiles of keys, or (OF_KEYS) a key block's over tiles of queries.
+
+    RANGE: None, or a function (first, last, aux, OF_KEYS) of a block's rows that gives the rows of the other side that it can see: from the first one
+    to before the second. Grid: (blocks · batch entries · heads of the lists,).
+    """
+    S, across_S = (S_k, S_q) if OF_KEYS else (S_q, S_k)
+    ROWS: tl.constexpr = BLOCK_N if OF_KEYS else BLOCK_M
+    COLUMNS: tl.constexpr = BLOCK_M if OF_KEYS else BLOCK_N
+    blocks = tl.cdiv(S, ROWS)
+    block, b, h = tl.program_id(0) % blocks, tl.program_id(0) // blocks // H, tl.program_id(0) // blocks % H
+    row = b * tiles.stride_b + h * tiles.stride_h + block
+    index = tiles.index + row.to(tl.int64) * tiles.across
+    first, end = 0, tiles.across
+    if RANGE is not None:
+        first, end = RANGE(block * ROWS, tl.minimum(block * ROWS + ROWS, S) - 1, aux, OF_KEYS)
+        first, end = tl.maximum(first, 0) // COLUMNS, tl.cdiv(tl.minimum(end, across_S), COLUMNS)
+    mixed, whole = 0, 0
+    for tile in range(first, end):
+        i = (tile if OF_KEYS else block) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
+        j = (block if OF_KEYS else tile) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]  # [1, BLOCK_N]
+        pairs = tl.sum(tl.sum(seen_pairs(b, h, i, j, aux, S_q, S_k, MASK_MOD).to(tl.int32), axis=1), axis=0)
+        is_whole = pairs == BLOCK_M * BLOCK_N
+        is_mixed = (pairs > 0) & (pairs < BLOCK_M * BLOCK_N)
+        tl.store(index + mixed, tile, mask=is_mixed)
+        tl.store(index + tiles.across - 1 - whole, tile, mask=is_whole)
+        mixed += is_mixed.to(tl.int32)
+        whole += is_whole.to(tl.int32)
+    tl.store(tiles.count + row, mixed)
+    tl.store(tiles.count + tiles.rows + row, whole)
+
+
+@dataclass
+class BlockMask:
+    """The tile lists of a mask mod for one B, H, S_q and S_k, made when a kernel first asks for those of its tiles, and kept.
+
+    B, H: 1 where the mask is the same for every batch entry or head. range: None, or tile_lists_kernel's RANGE.
+    """
+
+    mask: Any
+    aux: tuple
+    B: int
+    H: int
+    S_q: int
+    S_k: int
+    device: torch.device
+    range: Any = None
+    made: dict = field(default_factory=dict)
+
+    def tiles(self, block_m: int, block_n: int, of_keys: bool = False) -> TileLists:
+        """The lists for tiles of block_m queries and block_n keys: one for every query block, or (of_keys) for every key block."""
+        key = (block_m, block_n, of_keys)
+        if key not in self.made:
+            self.made[key] = self.make(*key)
+        return self.made[key]
+
+    def make(self, block_m: int, block_n: int, of_keys: bool) -> TileLists:
+        blocks, across = triton.cdiv(self.S_q, block_m), triton.cdiv(self.S_k, block_n)
+        if of_keys:
+            blocks, across = across, blocks
+        index = torch.empty((self.B, self.H, blocks, across), dtype=torch.int32, device=self.device)
+        count = torch.empty((2, self.B, self.H, blocks), dtype=torch.int32, device=self.device)
+        stride_b, stride_h = (self.H * blocks if self.B > 1 else 0), (blocks if self.H > 1 else 0)
+        tiles = TileLists(index, count, self.B * self.H * blocks, stride_b, stride_h, across)
+        tile_lists_kernel[(blocks * self.B * self.H,)](
+            tiles, self.aux, self.H, self.S_q, self.S_k, MASK_MOD=self.mask, RANGE=self.range, OF_KEYS=of_keys,
+            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
+        )  # fmt: skip
+        return tiles

@@ -1,0 +1,187 @@
+"""The drawings of chapter 11."""
+
+from __future__ import annotations
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from draw.drawing import BODY, HEAD, arrow, box, canvas, grid, image, legend, number, outline, write
+from fa_tutorial import softmax
+
+# ---------------------------------------------------------------- a busy card
+
+SMS, COLUMNS, SIDE = 132, 12, 0.215
+# (title, programs, what they are)
+BUSY = (
+    ("8 key heads", 8, "a program for each"),
+    ("64 query heads", 64, "a program for each"),
+    ("8 key heads in 32 splits", 256, "a program for each part"),
+)
+
+
+@image("11_busy_card.png")
+def draw_busy_card() -> Figure:
+    """The 132 SMs of an H200, and those with a program: one a key head, one a query head, and 32 splits a key head."""
+    figure, ax = canvas(4.1)
+    for column, (title, programs, which) in enumerate(BUSY):
+        x = 0.2 + column * 2.95
+
+        def look(row: int, col: int, programs: int = programs) -> dict:
+            sm = row * COLUMNS + col
+            here = (sm < programs) + (sm + SMS < programs)  # the second round puts two on an SM
+            return {} if not here else {"colour": "orange", "share": 0.35 if here == 1 else 0.8, "text": f"{here}", "size": 9}
+
+        write(ax, x, 0.25, title, HEAD, ha="left", weight="bold")
+        write(ax, x, 0.55, which, ha="left")
+        grid(ax, x, 0.75, SMS // COLUMNS, COLUMNS, SIDE, look)
+        busy = min(programs, SMS)
+        write(ax, x, 3.35, f"{busy} of {SMS} SMs busy: {busy / SMS:.0%}", ha="left", weight="bold")
+    legend(ax, 3.8, (
+        (0.2, {}, "an SM without a program"),
+        (3.15, {"colour": "orange", "share": 0.35, "text": "1", "size": 9}, "one program"),
+        (6.1, {"colour": "orange", "share": 0.8, "text": "2", "size": 9}, "two programs"),
+    ))  # fmt: skip
+    return figure
+
+
+# ---------------------------------------------------------------- the tree of merges
+
+SCORES = (3.0, 2.0, 5.0, 1.0, 4.0, 4.0, 0.0, 2.0)  # the first four are chapter 1's row
+VALUES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0)
+PARTS = 4
+
+
+@image("11_merge_tree.png")
+def draw_merge_tree() -> Figure:
+    """One query with D = 1 and eight keys in four parts, each computed by a program of its own, and merged pair by pair."""
+    figure, ax = canvas(5.2)
+    scores, values = torch.tensor(SCORES, dtype=torch.float64), torch.tensor(VALUES, dtype=torch.float64)[:, None]
+    size, cell, gap, left = len(scores) // PARTS, 0.85, 0.25, 1.15
+    for text, y in (("scores", 0.35), ("values", 0.73), ("programs", 1.65), ("merge", 2.95), ("merge", 4.2)):
+        write(ax, 0.1, y, text, BODY, ha="left", weight="bold")
+    nodes = []
+    for part in range(PARTS):
+        keys = slice(part * size, (part + 1) * size)
+        x = left + part * (size * cell + gap)
+        for key in range(size):
+            place = part * size + key
+            box(ax, x + key * cell, 0.17, cell, 0.36, f"{SCORES[place]:g}", "yellow", share=0.5)
+            box(ax, x + key * cell, 0.55, cell, 0.36, f"{VALUES[place]:g}", "green", share=0.4)
+        o, lse = softmax.running_weighted_sum(scores[keys], values[keys], block=1)
+        middle = x + size * cell / 2
+        arrow(ax, (middle, 0.93), (middle, 1.27), "blue")
+        nodes.append((middle, 1.29, float(o[0]), float(lse)))
+    draw_nodes(ax, nodes, "sky")
+    for y in (2.6, 3.85):
+        nodes = [merged(ax, *pair, y) for pair in zip(nodes[::2], nodes[1::2], strict=True)]
+        draw_nodes(ax, nodes, "purple")
+    o, lse = softmax.running_weighted_sum(scores, values, block=1)
+    assert abs(nodes[0][2] - o.item()) < 1e-12 and abs(nodes[0][3] - lse.item()) < 1e-12
+    write(
+        ax, 0.1, 4.95, "an arrow carries a share, e to the (lse above − lse below); the two shares of a merge add up to 1 (1.13)", ha="left"
+    )
+    return figure
+
+
+def draw_nodes(ax: Axes, nodes: list[tuple[float, float, float, float]], colour: str) -> None:
+    """A box with o and lse for each (middle, top, o, lse)."""
+    for middle, y, o, lse in nodes:
+        box(ax, middle - 0.8, y, 1.6, 0.72, f"o = {number(o)}\nlse = {number(lse)}", colour, share=0.45, line=1.6)
+
+
+def merged(ax: Axes, a: tuple, b: tuple, y: float) -> tuple[float, float, float, float]:
+    """The node of two nodes, with an arrow from each that carries its share."""
+    lse = float(torch.logaddexp(torch.tensor(a[3], dtype=torch.float64), torch.tensor(b[3], dtype=torch.float64)))
+    middle, o = (a[0] + b[0]) / 2, 0.0
+    for x, top, part_o, part_lse in (a, b):
+        share = float(torch.exp(torch.tensor(part_lse - lse, dtype=torch.float64)))
+        o += share * part_o
+        end = middle + (0.45 if x > middle else -0.45)
+        arrow(ax, (x, top + 0.74), (end, y - 0.02), "vermilion")
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        write(ax, (x + end) / 2, (top + 0.72 + y) / 2, f"{share:.3f}", bbox=behind, zorder=3)
+    return middle, y, o, lse
+
+
+# ---------------------------------------------------------------- the rows of a tile
+
+GROUP, TILE_ROWS, ROW = 8, 16, 0.16
+
+
+@image("11_rows_of_a_tile.png")
+def draw_rows_of_a_tile() -> Figure:
+    """Eight query heads of one key head: as eight tiles with one row each, and as eight rows of one tile."""
+    figure, ax = canvas(5.0)
+    write(ax, 0.15, 0.25, f"a program a query head: the keys are read {GROUP} times", HEAD, ha="left", weight="bold")
+    write(ax, 5.55, 0.25, "a program a key head: once", HEAD, ha="left", weight="bold")
+    for head in range(GROUP):
+        x = 0.15 + head * 0.62
+        draw_tile(ax, x, 0.9, 0.5, [head])
+        arrow(ax, (x + 0.25, 3.9), (x + 0.25, 3.5), "orange")
+        write(ax, x + 0.25, 0.7, f"head {head}" if head == 0 else f"{head}")
+    draw_tile(ax, 5.9, 0.9, 2.0, list(range(GROUP)))
+    arrow(ax, (6.9, 3.9), (6.9, 3.5), "orange")
+    box(ax, 0.15, 3.92, 4.84, 0.42, "keys and values of one key head", "orange", share=0.4)
+    box(ax, 5.55, 3.92, 2.7, 0.42, "keys and values of one key head", "orange", share=0.4)
+    legend(
+        ax,
+        4.7,
+        ((0.15, {"colour": "blue", "share": 0.5}, "a query"), (2.0, {}, f"an empty row: tl.dot multiplies {TILE_ROWS} rows at least")),
+    )
+    return figure
+
+
+def draw_tile(ax: Axes, x: float, y: float, wide: float, heads: list[int]) -> None:
+    """A tile of TILE_ROWS rows, the first of which are the queries of these heads."""
+    for row in range(TILE_ROWS):
+        filled = row < len(heads)
+        box(ax, x, y + row * ROW, wide, ROW, **({"colour": "blue", "share": 0.5} if filled else {}))
+        if filled and len(heads) > 1:
+            write(ax, x + wide + 0.1, y + (row + 0.5) * ROW, f"head {heads[row]}", 9, ha="left")
+    outline(ax, x, y, wide, TILE_ROWS * ROW, line=1.6)
+
+
+# ---------------------------------------------------------------- pages
+
+PAGE, PAGES = 16, 6
+TABLES = ((4, 1), (2, 5, 0))  # the pages of each sequence, in order
+LENGTHS = (20, 37)
+LOOKS = ({"colour": "sky", "share": 0.55}, {"colour": "green", "share": 0.45})
+WANTED = (1, 21)  # a sequence and a key of it
+
+
+@image("11_pages.png")
+def draw_pages() -> Figure:
+    """Two sequences of 20 and 37 keys in pages of 16: the block table, the pages in memory, and where one key stands."""
+    figure, ax = canvas(4.6)
+    cell, left = 0.29, 3.95
+    write(ax, 0.15, 0.25, "block table", HEAD, ha="left", weight="bold")
+    write(ax, left, 0.25, f"the cache: {PAGES} pages of {PAGE} keys", HEAD, ha="left", weight="bold")
+    owner = {page: (b, place) for b, table in enumerate(TABLES) for place, page in enumerate(table)}
+    for page in range(PAGES):
+        y = 0.55 + page * 0.5
+        b, place = owner.get(page, (0, 0))
+        write(ax, left - 0.1, y + 0.16, f"page {page}", ha="right")
+        for row in range(PAGE):
+            key = place * PAGE + row
+            lives = page in owner and key < LENGTHS[b]
+            box(ax, left + row * cell, y, cell, 0.32, f"{key}" if lives else "", size=9, **(LOOKS[b] if lives else {}))
+    b, key = WANTED
+    entry, page, row = key // PAGE, TABLES[b][key // PAGE], key % PAGE
+    for sequence, table in enumerate(TABLES):
+        y = 0.75 + sequence * 1.25
+        write(ax, 0.15, y - 0.2, f"sequence {sequence}: {LENGTHS[sequence]} keys", ha="left")
+        for place, number_of in enumerate(table):
+            box(ax, 0.15 + place * 0.6, y, 0.6, 0.42, f"{number_of}", size=BODY, **LOOKS[sequence])
+    at = 0.75 + b * 1.25
+    outline(ax, 0.15 + entry * 0.6, at, 0.6, 0.42)
+    outline(ax, left + row * cell, 0.55 + page * 0.5, cell, 0.32)
+    arrow(ax, (0.45 + entry * 0.6, at + 0.44), (left - 0.72, 0.72 + page * 0.5), "vermilion")
+    words = (
+        f"key {key} of sequence {b}: {key} // {PAGE} = {entry}, so page {page} by the table; {key} mod {PAGE} = {row}, so row {row} of it"
+    )
+    write(ax, 0.15, 3.85, words, ha="left", weight="bold")
+    free = next(page for page in range(PAGES) if page not in owner)
+    write(ax, 0.15, 4.25, f"page {free} is free; the white rows of the other pages wait for their sequence's next keys", ha="left")
+    return figure

@@ -1,0 +1,270 @@
+"""flash_decode and append_to_cache: exact for every length, split, page and dtype, wherever the memory is; and mistakes that must be seen."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+from attention_cases import place
+from buffers import DEVICE, ON_GPU, dtypes, far_apart, randn, same_bits, unchanged, vast_memory
+from decode_cases import Decode, check, int32, raw
+from mutants import put_in
+
+from fa_tutorial import decode, flash_attention, reference
+from fa_tutorial.decode import FP8, append_to_cache, flash_decode, quantise_fp8
+from fa_tutorial.hardware import card_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN is in the caches, and is what some broken kernels compute
+SHARED_MEMORY = card_of(torch.empty(0, device=DEVICE)).shared_memory
+TILE = decode.choose_config(8, 64, torch.float16, False, SHARED_MEMORY).block_n
+
+
+@pytest.fixture(autouse=True)
+def few_splits_at_once(monkeypatch):
+    monkeypatch.setattr(decode, "SPLITS_AT_ONCE", 4)
+
+
+# ---------------------------------------------------------------- what must be exact
+
+RAGGED = (0, 1, TILE - 1, TILE, TILE + 1, 3 * TILE + 7)
+FEW = (2 * TILE + 5, 3)
+MANY = Decode((4 * TILE + 3,), splits=7, H_k=1, growing=True, scale=2.0)  # more than are combined at once
+HARD = [Decode(RAGGED, S_q=S_q, group=group, H_k=1) for S_q, group in ((1, 1), (1, 8), (3, 3), (3, 8), (5, 1), (5, 8))]
+HARD += [Decode(RAGGED, S_q=2, splits=splits, H_k=1) for splits in (1, 2, 7)]
+HARD += [Decode(FEW, group=2, page=page) for page in (16, 32, 64, 256)]
+HARD += [Decode(FEW, S_q=2, group=2, D=D, splits=2, H_k=1) for D in (1, 40, 80, 256)]
+HARD += [Decode(FEW, S_q=2, layout=layout) for layout in ("(B, S, H, D)", "slice of fused", "padded rows", "(B, H, D, S)", "last stride 2")]
+HARD += [Decode(FEW, scale=scale, splits=2, H_k=1) for scale in (-0.7, 0.0, 3.0)]
+HARD += [Decode((5, 2), S_q=9, group=8, H_k=1), MANY]
+HARD = [dataclasses.replace(case, dtype=dtype) for case, dtype in zip(HARD, itertools.cycle(decode.FLOAT_DTYPES), strict=False)]
+if ON_GPU:
+    HARD = [
+        dataclasses.replace(case, dtype=dtype, page=page) for case in HARD for dtype in decode.FLOAT_DTYPES for page in {0, 16, case.page}
+    ]
+FP8_CASES = [Decode(FEW, group=3, D=40, fp8=True, page=page, dtype=dtype) for page, dtype in ((0, torch.float16), (16, torch.bfloat16))]
+
+
+@pytest.mark.parametrize("case", [*HARD, *FP8_CASES], ids=str)
+def test_hard_input(case):
+    check(case)
+
+
+@pytest.mark.parametrize("page", [16, 64])
+def test_pages_give_the_bits_of_a_cache_without(page):
+    case = Decode((40, 33), S_q=3, group=2, layout="padded rows")
+    assert same_bits(check(dataclasses.replace(case, page=page)), check(case)).all()
+
+
+@dtypes
+def test_one_token_is_flash_attentions(dtype):
+    q, k, v = Decode((60, 60), group=3, dtype=dtype, H_k=1).data()
+    o, lse = flash_decode(q, k, v, int32(65, 65), num_splits=2, return_lse=True)
+    want, want_lse = flash_attention(q, k, v, return_lse=True)
+    torch.testing.assert_close(o, want, rtol=0, atol=2 * torch.finfo(dtype).eps)
+    torch.testing.assert_close(lse, want_lse)
+
+
+def test_tokens_ahead_are_tokens_one_by_one():
+    case = Decode((35, 40), S_q=3, dtype=torch.float32, H_k=1)
+    (q, k, v, lengths), _ = case.call()
+    ones = [flash_decode(q[:, :, t : t + 1], k, v, lengths - 2 + t) for t in range(3)]
+    torch.testing.assert_close(flash_decode(q, k, v, lengths), torch.cat(ones, dim=2))
+
+
+def test_lengths_and_tables_may_be_views():
+    (q, k, v, lengths), options = Decode(FEW, page=16).call()
+    table = torch.stack([options["block_table"], torch.full_like(options["block_table"], -1)], dim=-1)[..., 0]
+    spread = torch.stack([lengths, torch.full_like(lengths, -1)], dim=-1)[:, 0]
+    assert torch.equal(flash_decode(q, k, v, spread, block_table=table), flash_decode(q, k, v, lengths, block_table=options["block_table"]))
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 1, 16), (2, 2, 0, 16), (2, 0, 1, 16)], ids=str)
+def test_without_queries_nothing_is_launched(shape, monkeypatch):
+    monkeypatch.setattr(decode, "decode", None)
+    cache = torch.zeros(shape[0], shape[1], 8, 16, device=DEVICE)
+    o, lse = flash_decode(torch.zeros(shape, device=DEVICE), cache, cache, int32(*[8] * shape[0]), return_lse=True)
+    assert o.shape == shape and lse.shape == shape[:3]
+
+
+def test_a_cache_without_room_gives_zeros():
+    cache = torch.zeros(1, 1, 0, 16, device=DEVICE)
+    o, lse = flash_decode(torch.ones(1, 1, 1, 16, device=DEVICE), cache, cache, int32(0), return_lse=True)
+    assert (o == 0).all() and (lse == -math.inf).all()
+
+
+# ---------------------------------------------------------------- splits
+
+
+def test_splits_fill_whole_waves():
+    """On an H200's 132 multiprocessors, 8 key heads: one sequence takes 32 splits, 64 take one; a short cache, no split of less than 256 keys."""
+    assert [decode.choose_num_splits(B, 8, 32_768, 132) for B in (1, 8, 64)] == [32, 4, 1]
+    assert [decode.choose_num_splits(1, 8, S_max, 132) for S_max in (0, 255, 512, 4096)] == [1, 1, 2, 16]
+    assert decode.choose_num_splits(1, 8, 32_768, 1) == 1, "the interpreter's"
+
+
+def test_the_tile_holds_16_kib():
+    for D, dtype, block_n in ((64, torch.float16, 128), (128, torch.float16, 64), (128, FP8, 128), (256, torch.float32, 16)):
+        assert decode.choose_config(8, D, dtype, False, 232_448).block_n == block_n
+    assert [decode.choose_config(rows, 64, FP8, False, None).block_m for rows in (1, 16, 17, 500)] == [16, 16, 32, 64]
+
+
+# ---------------------------------------------------------------- append
+
+
+@pytest.mark.parametrize("page", [0, 16, 32])
+@dtypes
+def test_appended_tokens_stand_where_they_are_looked_for(dtype, page):
+    """And nothing else changes. The third sequence has two new tokens, the fourth has none."""
+    case = Decode((37, 20, 2, 0), D=24, dtype=dtype, page=page, layout="contiguous" if page else "padded rows")
+    (_, k, v, lengths), options = case.call()
+    _, k_all, v_all = case.data()
+    want = [x.clone() for x in (k, v)]
+    new = []
+    for x, full in zip((k, v), (k_all, v_all), strict=True):
+        x.copy_(torch.where(x.isnan(), x, 7.0))  # what stood there before
+        news = torch.full((4, 2, 3, 24), 9.0, dtype=dtype, device=DEVICE)
+        for b, length in enumerate(case.lengths):
+            news[b, :, max(3 - length, 0) :] = full[b, :, max(length - 3, 0) : length]
+        new.append(place(news, "(B, S, H, D)"))
+    with unchanged(*new, lengths):
+        append_to_cache(k, v, *new, lengths, block_table=options.get("block_table"))
+    for x, whole in zip((k, v), want, strict=True):
+        for b, length in enumerate(case.lengths):
+            for n in range(length):
+                where = (options["block_table"][b, n // page], slice(None), n % page) if page else (b, slice(None), n)
+                assert torch.equal(x[where], whole[where] if n >= length - 3 else torch.full_like(x[where], 7.0))
+        assert torch.equal(x.isnan(), whole.isnan())
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_a_cache_in_fp8_grows_by_its_own_scales(page):
+    case = Decode((70, 33), page=page, fp8=True)
+    (q, k, v, lengths), options = case.call()
+    want = flash_decode(q, k, v, lengths, **options)
+    _, k_all, v_all = case.data()
+    news = [torch.stack([x[b, :, n - 2 : n] for b, n in enumerate(case.lengths)]) for x in (k_all, v_all)]
+    news = [quantise_fp8(x, options[name])[0] for x, name in zip(news, ("k_scale", "v_scale"), strict=True)]
+    append_to_cache(k, v, *map(torch.zeros_like, news), lengths, block_table=options.get("block_table"))
+    assert not torch.equal(flash_decode(q, k, v, lengths, **options), want)
+    append_to_cache(k, v, *news, lengths, block_table=options.get("block_table"))
+    assert torch.equal(flash_decode(q, k, v, lengths, **options), want), "the same numbers at the same places"
+
+
+def test_a_number_in_fp8_is_off_by_a_sixteenth_at_most():
+    x = randn(2, 3, 50, 8, seed=1) * torch.tensor([1e-3, 1.0, 1e3], device=DEVICE)[:, None, None]
+    x8, scale = quantise_fp8(x)
+    assert x8.dtype == FP8 and scale.shape == (3,)
+    bound = torch.maximum(x.abs() / 16, scale[:, None, None] * 2.0**-10) * (1 + 1e-6)
+    assert ((x8.float() * scale[:, None, None] - x).abs() <= bound).all()
+    assert (raw(quantise_fp8(torch.zeros(1, 1, 2, 2))[0]) == 0).all(), "and no 0 / 0"
+    assert quantise_fp8(x, scale / 2)[0].float().abs().max() == 448, "what is beyond the given scale is cut off"
+
+
+# ---------------------------------------------------------------- far offsets
+
+FAR = {"batch or page": 0, "head": 1, "key": 2, "column": 3}
+
+
+def far_case(axis: int, page: int):
+    """Caches of 3 or more along `axis`, whose stride fits int32 and whose last offset does not."""
+    case = Decode((16, 9, 12), H_k=3 if axis == 1 else 1, page=page)
+    (q, k, v, lengths), options = case.call()
+    memory, caches = vast_memory(), []
+    for i, x in enumerate((k[:, :, :16], v[:, :, :16])):
+        strides = list(x.contiguous().stride())
+        strides[axis] = 2**31 // (x.shape[axis] - 1) + 16
+        caches.append(far_apart(memory, x, strides, offset=16_384 * i))
+        assert strides[axis] * (x.shape[axis] - 1) >= 2**31
+    return case, (q, *caches, lengths), {"block_table": options.get("block_table")}
+
+
+@pytest.mark.parametrize("page", [0, 16])
+@pytest.mark.parametrize("axis", FAR.values(), ids=FAR)
+def test_offsets_of_2_to_the_31_and_more(axis, page):
+    case, inputs, options = far_case(axis, page)
+    truth, _, plain = case.truth()
+    reference.assert_accurate(flash_decode(*inputs, **options), truth, plain)
+
+
+IN_INT32 = {
+    "batch": (0, 0, "key_pointers", "offsets 1", "b * x.strides[0] + offs_n.to(tl.int64) * x.strides[2]"),
+    "page": (0, 16, "key_pointers", "page", "tl.load(entries, mask=mask_n, other=0)"),
+    "head": (1, 0, "key_pointers", "head", "x.ptr + h_k * x.strides[1]"),
+    "key": (2, 0, "key_pointers", "offsets 1", "b.to(tl.int64) * x.strides[0] + offs_n * x.strides[2]"),
+    "row of a page": (2, 16, "key_pointers", "offsets 2", "page * x.strides[0] + offs_n % PAGE_SIZE * x.strides[2]"),
+    "column": (3, 0, "load_keys", "offs_d", "tl.arange(0, BLOCK_D)[None, :]"),
+}
+
+
+@pytest.mark.parametrize("mutation", IN_INT32.values(), ids=IN_INT32)
+def test_int32_offsets_are_caught(mutation, monkeypatch):
+    axis, page, *change = mutation
+    case, inputs, options = far_case(axis, page)
+    put_in(monkeypatch, decode, "split_kernel", *change)
+    truth, _, plain = case.truth()
+    with pytest.raises(AssertionError):
+        reference.assert_accurate(flash_decode(*inputs, **options), truth, plain)
+
+
+# ---------------------------------------------------------------- broken kernels
+
+SPLIT = Decode(FEW, S_q=3, group=2, H_k=1, splits=2)
+PAGED = dataclasses.replace(SPLIT, splits=1, page=16)
+ONE = dataclasses.replace(SPLIT, splits=1, H_k=2)
+SCALED = Decode((20, 3), fp8=True)
+EMPTY = Decode((0, 40), splits=3, H_k=1)
+
+# Name -> the kernel, the function, its statement, what stands there instead (see mutants.py), and the case that has to fail.
+MUTATIONS = {
+    "new tokens see one another": ("split_kernel", "split_kernel", "last_seen", "seqlen - 1 + 0 * offs_m", ONE),
+    "tokens are taken for heads": ("split_kernel", "split_kernel", "last_seen", "seqlen - S_q + offs_m // S_q", ONE),
+    "the newest token is hidden": ("split_kernel", "split_kernel", "last_seen", "seqlen - S_q - 1 + offs_m % S_q", ONE),
+    "parts overlap": ("split_kernel", "split_kernel", "part", "tl.cdiv(seqlen, splits)", SPLIT),
+    "the rest of the tiles is dropped": ("split_kernel", "split_kernel", "part", "tl.cdiv(seqlen, BLOCK_N) // splits * BLOCK_N", SPLIT),
+    "each part goes on to the end": ("split_kernel", "split_kernel", "start, end", "(split * part, seqlen)", SPLIT),
+    "parts lie on one another": ("split_kernel", "split_kernel", "split_batch_head", "batch_head", SPLIT),
+    "a part without keys is divided by 0": ("split_kernel", "split_kernel", "l_or_one", "l", EMPTY),
+    "a part's lse in base 2": ("split_kernel", "split_kernel", "lse", "m + tl.log2(l_or_one)", SPLIT),
+    "acc is not rescaled": ("split_kernel", "split_kernel", "acc 2", "dot(p.to(q_tile.dtype), v_tile.to(q_tile.dtype), acc)", ONE),
+    "k_scale is forgotten": ("split_kernel", "split_kernel", "if k_scale_ptr is not None", "False", SCALED),
+    "v_scale is forgotten": ("split_kernel", "split_kernel", "if v_scale_ptr is not None", "False", SCALED),
+    "what lies beyond the length is loaded": ("split_kernel", "load_keys", "mask_n", "offs_n >= 0", ONE),
+    "key head 0 for all": ("split_kernel", "key_pointers", "head", "x.ptr", ONE),
+    "pages in the order of memory": ("split_kernel", "key_pointers", "page", "(offs_n // PAGE_SIZE).to(tl.int64)", PAGED),
+    "the first sequence's pages": ("split_kernel", "key_pointers", "entries", "block_table.ptr + offs_n // PAGE_SIZE * block_table.strides[1]", PAGED),
+    "rows by the key's number": ("split_kernel", "key_pointers", "offsets 2", "page * x.strides[0] + offs_n.to(tl.int64) * x.strides[2]", PAGED),
+    "parts are averaged": ("combine_kernel", "combine_kernel", "s", "tl.where(mask, 0.0, -float('inf'))", SPLIT),
+    "combined acc is not rescaled": ("combine_kernel", "combine_kernel", "acc 2", "acc + tl.sum(p[:, :, None] * v_tile, axis=1)", MANY),
+    "only the first parts": ("combine_kernel", "combine_kernel", "for start", "range(0, 1, BLOCK_S)", MANY),
+    "an empty sequence is divided by 0": ("combine_kernel", "combine_kernel", "l_or_one", "l", EMPTY),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [SPLIT, PAGED, ONE, MANY, SCALED, EMPTY], ids=str)
+def test_a_copy_without_a_mistake_is_right(case, monkeypatch):
+    put_in(monkeypatch, decode, "split_kernel")
+    put_in(monkeypatch, decode, "combine_kernel")
+    check(case)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
+def test_a_mistake_is_caught(mutation, monkeypatch):
+    kernel, *change, case = mutation
+    put_in(monkeypatch, decode, kernel, *change)
+    with pytest.raises(AssertionError):
+        check(case)
+
+
+APPEND_MUTATIONS = {
+    "lengths without the new tokens": ("offs_n", "tl.load(seqlens_ptr + b) + token"),
+    "positions below 0 are written": ("mask_n", "(token < S_new) & (offs_n < S_max)"),
+    "v is k": ("v_tile", "k_tile"),
+}
+
+
+@pytest.mark.parametrize("change", APPEND_MUTATIONS.values(), ids=APPEND_MUTATIONS)
+def test_a_mistake_of_append_is_caught(change, monkeypatch):
+    put_in(monkeypatch, decode, "append_kernel", "append_kernel", *change)
+    with pytest.raises(AssertionError):
+        test_appended_tokens_stand_where_they_are_looked_for(torch.float32, 0)

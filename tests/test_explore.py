@@ -1,0 +1,410 @@
+"""The explorable figures of images/explore in headless Chromium: dragged, stepped and switched, their numbers are the package's.
+
+Each figure's window.state() returns its numbers. Skipped where Playwright or a Chromium is missing.
+"""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fa_tutorial import algorithm, barriers, figures, ledger, softmax
+from fa_tutorial.bench import results
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
+
+from test_browser import launch  # noqa: E402
+
+FOLDER = Path(__file__).resolve().parents[1] / "images" / "explore"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.html"))
+MOST_BYTES = 40_000
+WIDTHS = (390, 1_000)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as engine:
+        chromium = launch(engine)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser):
+    context = browser.new_context(viewport={"width": 800, "height": 1_200})
+    opened = context.new_page()
+    errors = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    yield opened
+    context.close()
+    assert errors == []
+
+
+def open_figure(page, name: str) -> dict:
+    page.goto((FOLDER / f"{name}.html").as_uri())
+    return state(page)
+
+
+def state(page) -> dict:
+    return page.evaluate("state()")
+
+
+def put(page, **values) -> dict:
+    """Give each control, by its id, a value, as a reader's input would; returns the new state."""
+    for name, value in values.items():
+        control = page.locator(f"#{name}")
+        if isinstance(value, bool):
+            control.set_checked(value)
+        elif control.evaluate("control => control.tagName") == "SELECT":
+            control.select_option(str(value))
+        else:
+            control.evaluate(
+                "(control, value) => { control.value = value; control.dispatchEvent(new Event('input', {bubbles: true})) }", str(value)
+            )
+    return state(page)
+
+
+# ---------------------------------------------------------------- every figure
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_figure_is_one_small_file_with_a_picture(name):
+    text = (FOLDER / f"{name}.html").read_text()
+    assert len(text.encode()) <= MOST_BYTES
+    assert not re.search(r"\b(src|href)=|@import|fetch\(|XMLHttpRequest|https?://(?!www\.w3\.org/2000/svg)", text), "it loads something"
+    assert (FOLDER / f"{name}.png").stat().st_size > 0
+
+
+def test_figures_share_their_look():
+    """Each file is complete by itself, so what they have in common stands in each; it must stay the same."""
+    for kind in (r"/\* the same .*?the end of what is the same \*/", r"// the same .*?// the end of what is the same"):
+        assert len({re.search(kind, (FOLDER / f"{name}.html").read_text(), re.DOTALL)[0] for name in NAMES}) == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_figure_fits(browser, name, width, scheme):
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    open_figure(page, name)
+    assert page.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)") <= width
+    ink, paper = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
+    darkness = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ink, paper)]
+    assert (darkness[0] > darkness[1]) == (scheme == "dark")
+    context.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_control_has_a_name_and_takes_the_keyboard(page, name):
+    open_figure(page, name)
+    controls = page.locator("input, select, button").all()
+    nameless = "control => !control.labels?.length && !control.getAttribute('aria-label') && !control.textContent.trim()"
+    assert [control.get_attribute("id") for control in controls if control.evaluate(nameless)] == []
+    assert [control.get_attribute("id") for control in controls if control.evaluate("control => control.tabIndex < 0")] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_explore_shows_the_figure_in_a_notebook(page, name):
+    shown = figures.explore(name).data
+    assert shown == figures.explore(name).data
+    page.set_content(shown)
+    playwright.expect(page.locator("img")).to_be_hidden()
+    playwright.expect(page.locator("iframe")).to_have_css("opacity", "1")
+    assert page.frames[1].evaluate("Object.keys(state()).length") > 0
+    height = page.frames[1].evaluate("document.body.offsetHeight")
+    assert page.locator("iframe").bounding_box()["height"] == pytest.approx(height, abs=5)
+
+
+@pytest.mark.parametrize("taken_out", [False, True])
+def test_explore_shows_the_picture_where_scripts_do_not_run(browser, taken_out):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    shown = figures.explore(NAMES[0]).data
+    page.set_content(re.sub(r"<iframe.*?</iframe>", "", shown, flags=re.DOTALL) if taken_out else shown)
+    playwright.expect(page.locator("img")).to_be_visible()
+    if not taken_out:
+        playwright.expect(page.locator("iframe")).to_have_css("opacity", "0")
+    context.close()
+
+
+# ---------------------------------------------------------------- online_softmax
+
+
+def without_alpha(scores: torch.Tensor, values: torch.Tensor, block: int) -> float:
+    """o of blocks that are each measured from the running maximum, and never rescaled."""
+    m, l, acc = -math.inf, 0.0, 0.0
+    for s, v in zip(scores.split(block), values.split(block), strict=True):
+        m = max(m, s.max().item())
+        p = torch.exp(s - m)
+        l, acc = l + p.sum().item(), acc + (p @ v).item()
+    return acc / l
+
+
+def check_online_softmax(shown: dict) -> None:
+    """The states after `seen` scores, as chapter 1's functions give them."""
+    scores, values = (torch.tensor(shown[name][: shown["seen"]], dtype=torch.float64) for name in ("scores", "values"))
+    m, l = softmax.online_normalizer(scores)
+    truth, _ = softmax.running_weighted_sum(scores, values[:, None], shown["block"])
+    assert shown["m"] == m
+    assert shown["true_o"] == pytest.approx(truth.item())
+    assert shown["true_weights"] == pytest.approx(softmax.safe_softmax(scores).tolist())
+    before, _ = softmax.online_normalizer(scores[: (shown["step"] - 1) * shown["block"]])
+    assert shown["alpha"] == pytest.approx(math.exp(before - m))
+    if shown["rescale"]:
+        assert shown["l"] == pytest.approx(l)
+        assert shown["acc"] == pytest.approx(truth.item() * l)
+        assert shown["weights"] == pytest.approx(shown["true_weights"])
+    o = truth.item() if shown["rescale"] else without_alpha(scores, values, shown["block"])
+    assert shown["o"] == pytest.approx(o)
+    assert shown["error"] == pytest.approx(abs(o - truth.item()), abs=1e-12)
+
+
+@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize("block", [1, 2, 3])
+def test_online_softmax_steps(page, block, rescale):
+    assert open_figure(page, "online_softmax")["scores"] == [3, 2, 5, 1, 4, 0]
+    put(page, block=block, rescale=rescale)
+    while page.locator("#back").is_enabled():
+        page.locator("#back").click()
+    nothing = state(page)
+    assert (nothing["m"], nothing["l"], nothing["acc"], nothing["o"]) == (-math.inf, 0, 0, None)
+    for step in range(1, 6 // block + 1):
+        page.locator("#forward").click()
+        shown = state(page)
+        assert (shown["step"], shown["seen"]) == (step, step * block)
+        check_online_softmax(shown)
+    assert page.locator("#forward").is_disabled()
+    assert page.locator("#verdict.right").count() == (rescale or block == 3)  # blocks of 3: the largest stands in the first
+
+
+def test_online_softmax_answers_its_question(page):
+    """Alpha off does no harm where the largest score stands in the first block."""
+    open_figure(page, "online_softmax")
+    page.locator("#forward").click()
+    assert put(page, rescale=False)["error"] > 1
+    assert put(page, score2=0, score4=0)["error"] == pytest.approx(0, abs=1e-12)
+    assert page.locator("#verdict.right").count() == 1
+
+
+def test_online_softmax_is_dragged(page):
+    open_figure(page, "online_softmax")
+    area = page.locator("[data-score='3']").bounding_box()
+    page.mouse.move(area["x"] + area["width"] / 2, area["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(area["x"] + area["width"] / 2, area["y"] + 26, steps=5)
+    page.mouse.up()
+    page.mouse.move(area["x"], area["y"] + 150)  # the button is up: nothing moves
+    assert state(page)["scores"] == [3, 2, 5, 8, 4, 0]
+    check_online_softmax(state(page))
+    page.locator("#score0").focus()
+    page.keyboard.press("ArrowRight")
+    assert state(page)["scores"][0] == 3.5
+    check_online_softmax(state(page))
+    page.locator("#reset").click()
+    assert state(page)["scores"] == [3, 2, 5, 1, 4, 0]
+
+
+# ---------------------------------------------------------------- causal_tiles
+
+
+def put_tiles(page, S_q: int, S_k: int, **values) -> dict:
+    """The sliders of S_q and S_k hold a place in the figure's list of sizes."""
+    places = {name: page.evaluate(f"SIZES.indexOf({size})") for name, size in (("S_q", S_q), ("S_k", S_k))}
+    assert min(places.values()) >= 0
+    shown = put(page, **places, **values)
+    assert (shown["S_q"], shown["S_k"]) == (S_q, S_k)
+    return shown
+
+
+def check_counts(shown: dict) -> None:
+    """What follows from the ranges of tiles."""
+    tiles = -(-shown["S_q"] // shown["BLOCK_M"]) * -(-shown["S_k"] // shown["BLOCK_N"])
+    computed = sum(end - begin for begin, _, _, end in shown["rows"])
+    whole = sum(whole_end - whole for _, whole, whole_end, _ in shown["rows"])
+    counts = {"tiles": tiles, "computed": computed, "whole": whole, "masked": computed - whole, "skipped": tiles - computed}
+    assert {name: shown[name] for name in counts} == counts
+
+
+SHAPES = [(8, 11, 2, 2), (11, 8, 2, 4), (32, 32, 8, 4), (33, 20, 16, 8), (1, 13, 4, 4), (1000, 4096, 128, 64), (4096, 4096, 128, 128)]
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_causal_tiles_are_those_of_chapter_4(page, is_causal):
+    open_figure(page, "causal_tiles")
+    for S_q, S_k, block_m, block_n in SHAPES:
+        shown = put_tiles(page, S_q, S_k, BLOCK_M=block_m, BLOCK_N=block_n, is_causal=is_causal)
+        row_blocks = range(-(-S_q // block_m))
+        if is_causal:
+            want = [algorithm.causal_tiles(block, block_m, block_n, S_q, S_k) for block in row_blocks]
+        else:
+            want = [algorithm.all_tiles(block_n, S_k) for _ in row_blocks]
+        assert shown["rows"] == [[0, 0, full, end] for full, end in want]
+        assert shown["pairs"] == ledger.visible_pairs(S_q, S_k, is_causal)
+        check_counts(shown)
+        if not is_causal:
+            assert shown["bytes"] == ledger.flash_hbm_bytes(S_q, S_k, shown["D"], block_m, shown["itemsize"])
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_causal_tiles_bytes_are_those_that_move(page, is_causal):
+    open_figure(page, "causal_tiles")
+    for S_q, S_k, block_m, block_n in SHAPES[:5]:
+        shown = put_tiles(page, S_q, S_k, BLOCK_M=block_m, BLOCK_N=block_n, is_causal=is_causal, D=16, itemsize=4)
+        traffic = algorithm.Traffic()
+        q, k, v = (torch.randn(1, 1, S, 16) for S in (S_q, S_k, S_k))
+        algorithm.flash_forward(q, k, v, block_m, block_n, is_causal, traffic=traffic)
+        assert shown["bytes"] == traffic.total
+
+
+def window_mask(S_q: int, S_k: int, is_causal: bool, left: int, right: int) -> torch.Tensor:
+    """Booleans (S_q, S_k), the diagonal in the bottom right corner; −1 is no limit."""
+    distance = torch.arange(S_k) - torch.arange(S_q)[:, None] - (S_k - S_q)
+    ahead = 0 if is_causal else right
+    return ((left < 0) | (distance >= -left)) & ((ahead < 0) | (distance <= ahead))
+
+
+@pytest.mark.parametrize(("left", "right", "is_causal"), [(3, -1, True), (0, 0, False), (2, 1, False), (-1, 7, False), (15, 3, False)])
+def test_windows_leave_the_tiles_of_their_mask(page, left, right, is_causal):
+    open_figure(page, "causal_tiles")
+    if not is_causal:
+        put(page, is_causal=False, right=right)
+    for S_q, S_k, block_m, block_n in SHAPES[:5]:
+        shown = put_tiles(page, S_q, S_k, BLOCK_M=block_m, BLOCK_N=block_n, is_causal=is_causal, left=left)
+        seen = window_mask(S_q, S_k, is_causal, left, right)
+        assert shown["pairs"] == seen.sum()
+        for rows, (begin, whole, whole_end, end) in zip(seen.split(block_m), shown["rows"], strict=True):
+            tiles = rows.split(block_n, dim=1)
+            assert [j for j, tile in enumerate(tiles) if tile.any()] == list(range(begin, end))
+            full = [j for j, tile in enumerate(tiles) if tile.all() and tile.shape[1] == block_n]  # a shorter last tile needs the mask
+            assert full == list(range(whole, whole_end))
+        check_counts(shown)
+
+
+# ---------------------------------------------------------------- ring
+
+RINGS = [  # stages, (a load, every third), uses
+    (2, (1, 4), (2,)),
+    (1, (1, 4), (2,)),
+    (3, (1, 4), (2,)),
+    (5, (2, 8), (3,)),
+    (1, (1, 1), (1, 1)),
+    (2, (1, 4), (2, 5)),
+    (3, (6, 2), (4, 1)),
+]
+
+
+def play_ring(shown: dict) -> tuple[list[barriers.Event], str | None]:
+    """The package's timeline of the figure's settings, and its message where they deadlock."""
+    settings = {"stages": shown["stages"], "tiles": shown["tiles"], "loads": shown["loads"]}
+    if not shown["forgets"]:
+        return barriers.ring_timeline(uses=shown["uses"], **settings), None
+    full, empty = barriers.ring(shown["stages"], len(shown["uses"]))
+
+    def consumer(units, releases):
+        for i in range(shown["tiles"]):
+            stage = i % shown["stages"]
+            yield barriers.wait(full[stage], i // shown["stages"] % 2)
+            yield barriers.use(i, stage, units)
+            if releases:
+                yield barriers.arrive(empty[stage])
+
+    *others, last = shown["uses"]
+    names = ["consumer"] if not others else ["consumer 0", "consumer 1"]
+    consumers = [consumer(units, True) for units in others] + [consumer(last, False)]
+    producer = barriers.ring_producer(shown["tiles"], full, empty, shown["loads"])
+    with pytest.raises(barriers.Deadlock) as caught:
+        barriers.run({"producer": producer} | dict(zip(names, consumers, strict=True)))
+    return caught.value.timeline, str(caught.value)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_ring_is_the_simulators(page, forgets):
+    open_figure(page, "ring")
+    for stages, (load, slow), uses in RINGS:
+        values = {"consumers": len(uses), "use": uses[0], "use1": uses[-1]}
+        shown = put(page, stages=stages, load=load, slow=slow, forgets=forgets, **values)
+        assert (shown["stages"], shown["loads"], shown["uses"]) == (stages, [load, load, slow], list(uses))
+        timeline, message = play_ring(shown)
+        assert shown["timeline"] == [[event.role, str(event.action), event.start, event.end] for event in timeline]
+        assert (shown["end"], shown["deadlock"]) == (barriers.last_end(timeline), message)
+        waits = dict.fromkeys(shown["waits"], 0)
+        for event in timeline:
+            waits[event.role] += (event.end - event.start) * (event.action.kind == "wait")
+        assert shown["waits"] == waits
+        assert page.locator("#verdict b.wrong").count() == forgets
+
+
+def test_ring_answers_its_question(page):
+    """As many stages as hide the slow load; then the consumer waits only at the start, and one more brings nothing."""
+    assert open_figure(page, "ring")["loads"] == list(barriers.LOADS)
+    ends = [put(page, stages=stages)["end"] for stages in range(1, 6)]
+    assert ends == [barriers.last_end(barriers.ring_timeline(stages)) for stages in range(1, 6)]
+    assert ends[1] > ends[2] == ends[3] == ends[4]
+
+
+def test_ring_says_who_waits_for_whom(page):
+    open_figure(page, "ring")
+    put(page, now=6)
+    assert "consumer: waits for full[0], parity 1 (the producer must fill stage 0)" in page.locator("#verdict").inner_text()
+    page.locator("#forgets").focus()
+    page.keyboard.press("Space")
+    put(page, now=20)
+    assert "producer: waits for empty[0], parity 0 (every consumer must release stage 0)" in page.locator("#verdict").inner_text()
+
+
+# ---------------------------------------------------------------- roofline
+
+
+def check_roofline(shown: dict) -> None:
+    """The numbers of both algorithms by the ledger."""
+    S, D, itemsize = shown["S"], shown["D"], shown["itemsize"]
+    assert itemsize == getattr(torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[shown["dtype"]]).itemsize
+    more_trips = (shown["trips"] - 4) * ledger.score_bytes(1, 1, S, S, itemsize)  # the ledger counts four
+    count = {
+        "naive": ledger.naive_hbm_bytes(1, 1, S, S, D, itemsize) + more_trips,
+        "flash": ledger.flash_hbm_bytes(S, S, D, shown["block_m"], itemsize),
+    }
+    flops = ledger.attention_flops(1, 1, S, S, D)
+    for name, moved in count.items():
+        cost = shown[name]
+        assert (cost["flops"], cost["bytes"]) == (flops, moved)
+        roof = ledger.attainable_flops(flops / moved, shown["peak_flops"], shown["bandwidth"])
+        assert (cost["intensity"], cost["attainable"], cost["seconds"]) == pytest.approx((flops / moved, roof, flops / roof))
+        assert cost["memory_bound"] == (cost["intensity"] < shown["ridge"])
+
+
+def test_roofline_counts_as_the_ledger(page):
+    check_roofline(open_figure(page, "roofline"))
+    for exponent, D, block_m, dtype, trips in ((6, 32, 256, "fp32", 6), (10, 128, 16, "bf16", 4), (17, 256, 64, "fp16", 6)):
+        shown = put(page, S=exponent, D=D, block_m=block_m, dtype=dtype, trips=trips)
+        assert (shown["S"], shown["D"], shown["block_m"], shown["dtype"]) == (2**exponent, D, block_m, dtype)
+        for card in page.locator("#card option").all_inner_texts():
+            check_roofline(put(page, card=card))
+
+
+def test_roofline_has_the_stored_ceilings(page):
+    ceilings = results.load("h200")["provenance"]["ceilings"]
+    open_figure(page, "roofline")
+    for dtype, name in (("fp16", "fp16"), ("bf16", "bf16"), ("fp32", "fp32_ieee")):
+        shown = put(page, card="H200, measured", dtype=dtype)
+        want = (1e12 * ceilings[f"matmul_{name}_tflops"], 1e9 * ceilings["copy_gb_s"])
+        assert (shown["peak_flops"], shown["bandwidth"]) == pytest.approx(want)
+
+
+def test_roofline_answers_its_question(page):
+    """Naive attention's intensity ends at D / itemsize with four trips, however long S is."""
+    open_figure(page, "roofline")
+    assert put(page, S=17, D=128)["naive"]["intensity"] == pytest.approx(64, rel=0.01)
+    assert put(page, dtype="fp32")["naive"]["intensity"] == pytest.approx(32, rel=0.01)
+
+
+def test_roofline_shows_the_chosen_algorithm(page):
+    assert open_figure(page, "roofline")["algorithm"] == "naive"
+    page.locator("#naive").focus()
+    page.keyboard.press("ArrowRight")
+    assert state(page)["algorithm"] == "flash"
+    assert page.locator("#verdict").inner_text().startswith("flash: 124.1 FLOP/byte, left of the ridge")
+    assert page.locator("[data-point]").last.get_attribute("data-point") == "flash"  # the chosen point lies on top

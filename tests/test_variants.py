@@ -1,0 +1,438 @@
+"""Chapter 10's variants against their definition: dense scores and a dense mask in float64."""
+
+import bisect
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+from attention_cases import same
+from buffers import DEVICE, guarded_outputs, randn, unchanged
+from mutants import put_in
+from variant_cases import VariantCase, assert_like_dense, call, check, dense, differentiate, seen
+
+from fa_tutorial import attention, attention_with, flash_attention, flash_attention_varlen, hardware
+from fa_tutorial.variants import backward, forward, make_block_mask, mods, operator, packed, tile_lists
+
+triton = hardware.require_triton("These tests")
+import triton.language as tl  # noqa: E402, F401, where Triton's interpreter looks for it
+
+HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
+# A packed sequence without queries, one without keys, one of length 1, and two of several tiles.
+LENGTHS_Q, LENGTHS_K = (0, 1, 33, 7, 20), (5, 1, 20, 0, 36)
+WINDOW = VariantCase(37, 50, is_causal=True, window=(20, -1), dlse=True)
+EVERYTHING = VariantCase(40, 45, D=64, is_causal=True, window=(30, -1), softcap=3.0, alibi="heads", bias=(1, 2), sinks=True, dlse=True)
+BLIND_BUT_FOR_SINKS = VariantCase(40, 33, dtype=SINGLE, sinks=True, is_causal=True, dlse=True)
+SOFTCAP = VariantCase(32, 40, dtype=SINGLE, softcap=2.0)
+BIAS = VariantCase(20, 33, B=2, alibi="batch", bias=(2, 1), H_k=2)
+CASES = [
+    WINDOW,
+    EVERYTHING,
+    BLIND_BUT_FOR_SINKS,
+    SOFTCAP,
+    BIAS,
+    VariantCase(50, 37, D=40, dtype=SINGLE, window=(9, 5)),  # rows that see nothing
+    VariantCase(33, 33, dtype=BRAIN, softcap=2.0, view="slices of fused qkv"),
+    VariantCase(37, 45, H_k=2, alibi="heads", is_causal=True, view="padded row stride"),
+    VariantCase(20, 24, B=2, bias=(1, 2), dtype=SINGLE),
+    VariantCase(1, 67, D=1, dtype=SINGLE, window=(40, 0), sinks=True),
+    VariantCase(20, 24, D=256, dtype=BRAIN, window=(5, 3), softcap=1.5),
+    VariantCase(20, 40, dtype=SINGLE, window=(10, 0), scale=-0.4),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_variant(case):
+    check(case)
+
+
+def test_rows_that_see_no_key():
+    """Without a sink o = 0 and lse = −inf; with one lse is the sink."""
+    *tensors, _ = BLIND_BUT_FOR_SINKS.inputs()
+    sinks = BLIND_BUT_FOR_SINKS.options()["sinks"]
+    for options, lse in (({}, torch.full((2,), -math.inf)), ({"sinks": sinks}, sinks.cpu())):
+        got = call(*tensors, is_causal=True, **options, window=(5, -1))
+        assert (got[0][0, :, :7] == 0).all()
+        torch.testing.assert_close(got[1][0, :, :7].cpu(), lse[:, None].expand(2, 7))
+
+
+@pytest.mark.parametrize(("S_q", "S_k"), [(5, 0), (0, 5), (0, 0)])
+def test_without_keys_or_queries_nothing_is_launched(S_q, S_k, monkeypatch):
+    monkeypatch.setattr(operator, "plan", None)
+    q, k = randn(2, 4, S_q, 16), randn(2, 2, S_k, 16)
+    sinks = randn(4)
+    o, lse, gradients = differentiate(call, (q, k, k), {"sinks": sinks, "bias": randn(1, 4, S_q, S_k)}, torch.ones_like(q))
+    assert (o == 0).all() and torch.equal(lse, sinks[None, :, None].expand(2, 4, S_q))
+    assert all((x == 0).all() for x in gradients.values())
+    o, lse = flash_attention(q, k, k, window=(3, 3), return_lse=True)
+    assert (o == 0).all() and (lse == -math.inf).all()
+
+
+def test_where_no_variant_is_asked_for_none_runs(monkeypatch):
+    monkeypatch.setattr(attention, "VARIANT", None)
+    q = randn(1, 1, 5, 16)
+    flash_attention(q, q, q, is_causal=True, window=None, dropout_p=0.0)
+
+
+# ---------------------------------------------------------------- packed rows
+
+
+def packed_rows(D=24, dtype=SINGLE):
+    q, do = (randn(sum(LENGTHS_Q), 2, D, dtype=dtype, seed=i) for i in (1, 4))
+    k, v = (randn(sum(LENGTHS_K), 1, D, dtype=dtype, seed=i) for i in (2, 3))
+    cu = (torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE) for lengths in (LENGTHS_Q, LENGTHS_K))
+    return (q, k, v), do, *cu
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [({}, HALF), ({"is_causal": True, "window": (9, -1), "softcap": 2.0, "sinks": True, "alibi_slopes": True}, SINGLE)],
+)
+def test_packed_rows_equal_each_sequence_by_itself(options, dtype):
+    tensors, do, cu_q, cu_k = packed_rows(dtype=dtype)
+    options = options | {name: randn(2, seed=6).abs() for name in ("sinks", "alibi_slopes") if name in options}
+
+    def attend(q, k, v, **options):
+        return flash_attention_varlen(q, k, v, cu_q, cu_k, max(LENGTHS_Q), max(LENGTHS_K), return_lse=True, **options)
+
+    with unchanged(*tensors, do, cu_q, cu_k):
+        o, lse, gradients = differentiate(attend, tensors, options, do)
+    assert (o.shape, lse.shape) == (do.shape, (2, do.shape[0])) and o.is_contiguous()
+    plain = {name: x for name, x in options.items() if name != "sinks"}
+    dsinks = 0
+    for s in range(len(LENGTHS_Q)):
+        rows, keys = slice(cu_q[s], cu_q[s + 1]), slice(cu_k[s], cu_k[s + 1])
+        one = [x[part].transpose(0, 1)[None] for x, part in zip((*tensors, do), (rows, keys, keys, rows), strict=True)]
+        own = {name: gradients[name][part].transpose(0, 1)[None] for name, part in (("dq", rows), ("dk", keys), ("dv", keys))}
+        if LENGTHS_Q[s] == 0 or LENGTHS_K[s] == 0:
+            assert all((x == 0).all() for x in own.values())
+            continue
+        got = o[rows].transpose(0, 1)[None], lse[:, rows][None], own
+        assert_like_dense(got, one[:3], options | plain, one[3])
+        if "sinks" in options:
+            dsinks += differentiate(dense, [x.double() for x in one[:3]], options | {"sinks": options["sinks"].double()}, one[3])[2][
+                "sinks"
+            ]
+    if "sinks" in options:
+        torch.testing.assert_close(gradients["sinks"].double(), dsinks, rtol=1e-4, atol=1e-4)
+
+
+def test_packed_rows_find_the_same_tiles_in_ranges_as_in_all():
+    _, _, cu_q, cu_k = packed_rows()
+    mask = packed.packed_block_mask(cu_q, cu_k, sum(LENGTHS_Q), sum(LENGTHS_K), None, 0)
+    for of_keys in (False, True):
+        found = lists_of(mask.tiles(16, 16, of_keys))
+        assert found == lists_of(dataclasses.replace(mask, range=None).make(16, 16, of_keys))
+
+
+@pytest.mark.parametrize("ends", [[3], [0, 3], [2, 2, 2, 5], list(range(1, 18)), [0, 0, 0]], ids=str)
+def test_a_tokens_sequence_is_found(ends):
+    """Also a token's behind the last end, which a wrong cu_seqlens makes: it gets the last."""
+    cu = torch.tensor([0, *ends], dtype=torch.int32, device=DEVICE)
+    mask = packed.packed_block_mask(cu, cu, ends[-1] + 2, ends[-1] + 2, None, None)
+    want = [min(bisect.bisect_right(ends, token), len(ends) - 1) for token in range(ends[-1] + 2)]
+    assert mask.aux.first.tolist() == [[0, *ends][s] for s in want] and mask.aux.end.tolist() == [ends[s] for s in want]
+
+
+# ---------------------------------------------------------------- lists of tiles
+
+
+def lists_of(tiles) -> list[tuple[list[int], list[int]]]:
+    """Each block's mixed tiles and whole tiles, in the order of the tiles."""
+    rows = tiles.index.reshape(-1, tiles.across).tolist()
+    mixed, whole = tiles.count.reshape(2, -1).tolist()
+    return [(row[:m], row[::-1][:w]) for row, m, w in zip(rows, mixed, whole, strict=True)]
+
+
+@pytest.mark.parametrize("of_keys", [False, True])
+@pytest.mark.parametrize(("S_q", "S_k", "left", "right"), [(64, 96, None, 0), (70, 50, 20, 0), (33, 90, 3, 40), (50, 64, None, None)])
+def test_only_tiles_that_somebody_sees_are_in_the_lists(S_q, S_k, left, right, of_keys):
+    """And those that are seen whole are in the list without a mask."""
+    mask = seen(S_q, S_k, False, tuple(-1 if limit is None else limit for limit in (left, right)))
+    block_mask = operator.window_block_mask.__wrapped__(left, right, S_q, S_k, torch.device(DEVICE), 0)
+    m, n = 16, 32
+    tiles = {}
+    for row, column in itertools.product(range(math.ceil(S_q / m)), range(math.ceil(S_k / n))):
+        pairs = int(mask[row * m : (row + 1) * m, column * n : (column + 1) * n].sum())
+        block, tile = (column, row) if of_keys else (row, column)
+        mixed, whole = tiles.setdefault(block, ([], []))
+        if pairs:
+            (whole if pairs == m * n else mixed).append(tile)
+    found = lists_of(block_mask.tiles(m, n, of_keys))
+    assert found == [tiles[block] for block in sorted(tiles)]
+
+
+def test_a_windows_lists_are_made_once():
+    operator.window_block_mask.cache_clear()
+    q = randn(1, 1, 20, 16)
+    for _ in range(3):
+        flash_attention(q, q, q, window=(3, 3))
+    assert operator.window_block_mask.cache_info()[:2] == (2, 1)
+
+
+# ---------------------------------------------------------------- a reader's own mods
+
+
+@triton.jit
+def squared(s, b, h, i, j, aux):
+    return aux[0] * s * s + h - b
+
+
+@triton.jit
+def squared_grad(s, b, h, i, j, aux):
+    return 2 * aux[0] * s
+
+
+@triton.jit
+def every_third(b, h, i, j, aux):
+    return (i + j + b + h) % 3 == 0
+
+
+def test_own_mods_with_their_derivative_and_a_mask_of_batch_and_head():
+    q, k, v, do = VariantCase(20, 33, B=2, dtype=SINGLE, dlse=True).inputs()
+    b, h, i, j = torch.meshgrid(*(torch.arange(n, device=DEVICE) for n in (2, 2, 20, 33)), indexing="ij")
+
+    def ours(q, k, v):
+        return attention_with(q, k, v, score_mod=squared, score_grad=squared_grad, mask_mod=every_third, aux=(0.3,), return_lse=True)
+
+    def definition(q, k, v):
+        s = q @ k.repeat_interleave(2, 1).mT * 24**-0.5
+        s = (0.3 * s * s + h - b).masked_fill((i + j + b + h) % 3 != 0, -math.inf)
+        return torch.softmax(s, -1) @ v.repeat_interleave(2, 1), torch.logsumexp(s, -1)
+
+    with guarded_outputs():
+        o, lse, gradients = differentiate(ours, (q, k, v), {}, do, torch.ones(2, 2, 20, device=DEVICE))
+    want_o, want_lse, want = differentiate(
+        definition, [x.double() for x in (q, k, v)], {}, do.double(), torch.ones(2, 2, 20, device=DEVICE)
+    )
+    for got, truth in ((o, want_o), (lse, want_lse), *((gradients[name], want[name]) for name in want)):
+        torch.testing.assert_close(got.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+S_Q, S_K = 40, 50
+DISTANCE = torch.arange(S_K)[None, :] - (torch.arange(S_Q)[:, None] + S_K - S_Q)
+PREFIX = torch.tensor([5, 45], dtype=torch.int32)
+DOCUMENTS = torch.arange(S_Q, dtype=torch.int32) // 15, torch.arange(S_K, dtype=torch.int32) // 20
+READY = {
+    "first_keys_and_window": ((4, 9, S_K - S_Q), (DISTANCE <= 0) & ((DISTANCE >= -9) | (torch.arange(S_K) < 4))),
+    "prefix_lm": ((PREFIX, S_K - S_Q), (torch.arange(S_K) < PREFIX[:, None, None, None]) | (DISTANCE <= 0)),
+    "document_mask": (DOCUMENTS, DOCUMENTS[0][:, None] == DOCUMENTS[1]),
+    "causal_documents": (DOCUMENTS, (DOCUMENTS[0][:, None] == DOCUMENTS[1]) & (torch.arange(S_Q)[:, None] >= torch.arange(S_K))),
+}
+
+
+@pytest.mark.parametrize("name", READY)
+def test_ready_mask(name):
+    """With a block mask that is made once."""
+    aux, mask = READY[name]
+    aux = tuple(x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in aux)
+    q, k, v, _ = VariantCase(S_Q, S_K, B=2, H_q=1, dtype=SINGLE).inputs()
+    block_mask = make_block_mask(getattr(mods, name), S_Q, S_K, aux=aux, B=mask.shape[0] if mask.ndim == 4 else 1, device=DEVICE)
+    for _ in range(2):
+        got = attention_with(q, k, v, mask_mod=getattr(mods, name), aux=aux, block_mask=block_mask, return_lse=True)
+    want = dense(q.double(), k.double(), v.double(), mask=mask.to(DEVICE))
+    torch.testing.assert_close([x.double() for x in got], list(want), rtol=1e-5, atol=1e-5)
+
+
+# ---------------------------------------------------------------- dropout
+
+
+def with_seed(*tensors, p=0.3, **options):
+    torch.manual_seed(7)
+    return call(*tensors, dropout_p=p, **{name: x for name, x in options.items() if name != "kept"})
+
+
+def mask_of(S_q: int, S_k: int, p: float, B=1, H=2) -> torch.Tensor:
+    """(B, H, S_q, S_k) booleans, which pairs with_seed keeps: with equal weights and v the identity, o is the weights that are left."""
+    zeros = torch.zeros(B, H, S_q, 64, device=DEVICE)
+    eye = torch.eye(S_k, 64, device=DEVICE).expand(B, H, S_k, 64)
+    return with_seed(zeros, torch.zeros_like(eye), eye, p=p)[0][..., :S_k] > 0
+
+
+def test_dropout_drops_its_share_of_the_pairs_and_not_the_same_in_each_head():
+    kept = mask_of(64, 64, 0.3, B=2)
+    assert abs(float(kept.float().mean()) - 0.7) < 5 * math.sqrt(0.3 * 0.7 / kept.numel())
+    assert len({tuple(x.flatten().tolist()) for x in kept.flatten(0, 1)}) == 4
+    by_row_and_column = torch.stack([kept.float().mean(dim) for dim in (2, 3)])
+    assert (by_row_and_column - 0.7).abs().max() < 5 * math.sqrt(0.3 * 0.7 / 64)
+
+
+@pytest.mark.parametrize("p", [0.3])
+def test_dropout_and_its_gradients_given_the_mask(p):
+    """The backward draws the forward's mask again, and keeps none of it."""
+    *tensors, do = VariantCase(37, 50, D=40, H_k=2, dtype=SINGLE).inputs()
+    kept = mask_of(37, 50, p).double() / (1 - p)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
+        got = differentiate(lambda *x, **options: with_seed(*x, p=p), tensors, {}, do)
+    assert_like_dense(got, tensors, {"kept": kept}, do)
+    assert max(saved) <= max(x.numel() for x in tensors) + 2 * 37
+
+
+def test_the_generators_seed_decides_what_is_dropped():
+    q = randn(1, 2, 20, 16)
+    first, again = with_seed(q, q, q), with_seed(q, q, q)
+    assert same(first, again)
+    assert not same(first, call(q, q, q, dropout_p=0.3)), "the second draw of a seed is the first"
+
+
+# ---------------------------------------------------------------- an operator of PyTorch's
+
+
+def small(seed=0):
+    q, k, v = (randn(1, H, 20, 16, seed=seed + i).requires_grad_() for i, H in enumerate((2, 1, 1)))
+    return q, k, v, randn(2, seed=9).requires_grad_(), randn(1, 1, 20, 20, seed=8).requires_grad_()
+
+
+def options_of(sinks, bias) -> tuple:
+    return None, sinks, bias, None, None, None, 9, 0, 2.0, 0.0, None
+
+
+def test_opcheck():
+    q, k, v, sinks, bias = small()
+    torch.library.opcheck(operator.FORWARD, (q, k, v, *options_of(sinks, bias)))
+    o, lse = (x.detach() for x in operator.FORWARD(q, k, v, *options_of(sinks, bias)))
+    arguments = torch.ones_like(o), torch.ones_like(lse), *(x.detach() for x in (q, k, v)), o, lse
+    torch.library.opcheck(operator.BACKWARD, (*arguments, *options_of(sinks.detach(), bias.detach()), True))
+
+
+def variant_between(q, k, v, sinks, bias):
+    return flash_attention(
+        2 * q, k, v, is_causal=True, window=(9, -1), softcap=2.0, sinks=sinks, bias=bias, alibi_slopes=sinks.detach()
+    ).sin()
+
+
+def packed_between(q, k, v, sinks, bias):
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
+    cu = torch.tensor([0, 5, 20], dtype=torch.int32, device=q.device)
+    return flash_attention_varlen(2 * q, k, v, cu, cu, is_causal=True, sinks=sinks).sin() + bias.sum()
+
+
+@pytest.mark.parametrize("function", [variant_between, packed_between])
+def test_torch_compile_equals_eager(function):
+    torch._dynamo.reset()
+    leaves = small()
+    compiled = torch.compile(function, fullgraph=True, backend="inductor" if torch.device(DEVICE).type == "cuda" else "aot_eager")
+    got, want = compiled(*leaves), function(*leaves)
+    torch.testing.assert_close(got, want)
+    for x, y in zip(torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(want.sum(), leaves), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_a_second_derivative_is_refused():
+    q, k, v, sinks, _ = small()
+    (dq,) = torch.autograd.grad(flash_attention(q, k, v, sinks=sinks).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once differentiable"):
+        dq.sum().backward()
+
+
+# ---------------------------------------------------------------- what must raise
+
+X = torch.ones(1, 2, 3, 4, device=DEVICE)
+ROWS, CU = torch.ones(3, 2, 4, device=DEVICE), torch.tensor([0, 3], dtype=torch.int32, device=DEVICE)
+
+
+def variant(**options):
+    return lambda: flash_attention(X, X, X, **options)
+
+
+def varlen(q=ROWS, cu_q=CU, cu_k=CU, **options):
+    return lambda: flash_attention_varlen(q, ROWS, ROWS, cu_q, cu_k, **options)
+
+
+def with_mods(**options):
+    return lambda: attention_with(X, X, X, **options)
+
+
+def cu(*bounds):
+    return torch.tensor(bounds, dtype=torch.int32, device=DEVICE)
+
+
+BAD_INPUTS = [
+    (variant(window=(-2, 0)), ValueError, ["window's left side", "-2", "at least -1"]),
+    (variant(window=(0, 1.5)), TypeError, ["window's right side", "1.5", "integer"]),
+    (variant(window=7), TypeError, ["window", "(left, right)", "7"]),
+    (variant(softcap=0), ValueError, ["softcap", "greater than 0", "0"]),
+    (variant(softcap=math.nan), ValueError, ["softcap", "finite", "nan"]),
+    (variant(softcap="1"), TypeError, ["softcap", "number", "'1'"]),
+    (variant(dropout_p=1.0), ValueError, ["dropout_p", "below 1", "1.0"]),
+    (variant(dropout_p=-0.1), ValueError, ["dropout_p", "at least 0", "-0.1"]),
+    (variant(dropout_p=math.nan), ValueError, ["dropout_p", "nan"]),
+    (variant(alibi_slopes=X[0, :1, 0, 0]), ValueError, ["alibi_slopes", "(2,) or (1, 2)", "(1,)"]),
+    (variant(alibi_slopes=X[0, :, 0, 0].half()), TypeError, ["alibi_slopes", "float16", "float32"]),
+    (variant(alibi_slopes=X[0, :, 0, 0].clone().requires_grad_()), TypeError, ["alibi_slopes", "no gradient", "bias"]),
+    (variant(sinks=X[0, 0, :, 0]), ValueError, ["sinks", "2 query heads", "(3,)"]),
+    (variant(sinks=X), ValueError, ["sinks", "1 dimension", "(1, 2, 3, 4)"]),
+    (variant(sinks=X[0, :, 0, 0].to("meta")), ValueError, ["sinks", "q's device", "meta"]),
+    (variant(bias=X), ValueError, ["bias", "(1 or 1, 2 or 1, 3, 3)", "(1, 2, 3, 4)"]),
+    (variant(bias=X[0]), ValueError, ["bias", "4 dimensions", "(2, 3, 4)"]),
+    (variant(softcap=1.0, kernel="basic"), ValueError, ["kernel", "'basic'", "auto"]),
+    (variant(softcap=1.0, is_causal="no"), TypeError, ["is_causal", "'no'"]),
+    (variant(softcap=1.0, scale=math.nan), ValueError, ["scale", "nan"]),
+    (varlen(q=X), ValueError, ["q", "(total, H, D)", "4 dimensions"]),
+    (varlen(cu_q=CU.long()), TypeError, ["cu_seqlens_q", "int64", "int32"]),
+    (varlen(cu_k=CU[:1]), ValueError, ["cu_seqlens_k", "at least 2", "1"]),
+    (varlen(cu_q=cu(0, 1, 3)), ValueError, ["one length", "3 and 2"]),
+    (varlen(cu_k=[0, 3]), TypeError, ["cu_seqlens_k", "list"]),
+    (varlen(max_seqlen_q=-1), ValueError, ["max_seqlen_q", "-1"]),
+    (with_mods(score_mod=abs), TypeError, ["score_mod", "@triton.jit", "abs"]),
+    (with_mods(score_grad=squared_grad), ValueError, ["score_grad", "score_mod is None"]),
+    (with_mods(aux=[1]), TypeError, ["aux", "tuple", "list"]),
+    (with_mods(aux=(X.to("meta"),)), ValueError, ["aux[0]", "meta"]),
+    (with_mods(aux=(X.clone().requires_grad_(),)), TypeError, ["aux[0]", "detach"]),
+    (
+        with_mods(mask_mod=every_third, block_mask=make_block_mask(every_third, 3, 4, device=DEVICE)),
+        ValueError,
+        ["block_mask", "3, 4", "3, 3"],
+    ),
+    (with_mods(block_mask=make_block_mask(every_third, 3, 3, device=DEVICE)), ValueError, ["block_mask", "mask_mod"]),
+]
+if torch.device(DEVICE).type == "cpu":  # where values can be looked at without a wait
+    BAD_INPUTS += [
+        (varlen(cu_q=cu(0, 2)), ValueError, ["cu_seqlens_q", "tokens, 3", "[0, 2]"]),
+        (varlen(cu_k=cu(1, 3)), ValueError, ["cu_seqlens_k", "start at 0", "[1, 3]"]),
+        (varlen(cu_q=cu(0, 4, 3), cu_k=cu(0, 1, 3)), ValueError, ["cu_seqlens_q", "never decrease", "[0, 4, 3]"]),
+    ]
+
+
+@pytest.mark.parametrize(("bad_call", "error", "words"), BAD_INPUTS, ids=[f"{words[0]}-{i}" for i, (_, _, words) in enumerate(BAD_INPUTS)])
+def test_bad_input(bad_call, error, words):
+    with pytest.raises(error) as caught:
+        bad_call()
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+# ---------------------------------------------------------------- mutants
+
+MUTANTS = [
+    (WINDOW, forward, "forward_kernel", "attend", "l", "l + tl.sum(p, axis=1)"),
+    (WINDOW, forward, "forward_kernel", "attend", "if MASK", "False"),
+    (WINDOW, forward, "forward_kernel", "attend_tiles", "for t", "range(count - 1)"),
+    (WINDOW, forward, "forward_kernel", "attend_tiles", "tile 2", "tl.load(index + t, mask=t < count, other=0)"),
+    (BLIND_BUT_FOR_SINKS, forward, "forward_kernel", "forward_kernel", "l 2", "0.0"),
+    (WINDOW, tile_lists, "tile_lists_kernel", "tile_lists_kernel", "is_whole", "pairs > 0"),
+    (SOFTCAP, tile_lists, "tile_lists_kernel", "seen_pairs", "inside 1", "i < S_q + 0 * j"),
+    (WINDOW, backward, "dkdv_kernel", "score_gradient", "if MASK", "False"),
+    (WINDOW, backward, "dkdv_kernel", "dkdv_kernel", "h", "h_k * GROUP"),
+    (SOFTCAP, backward, "dkdv_kernel", "through_mod", "if SCORE_GRAD is not None", "False"),
+    (SOFTCAP, backward, "dq_kernel", "through_mod", "if SCORE_GRAD is not None", "False"),
+    (BIAS, backward, "dbias_kernel", "dbias_kernel", "first_b, first_h", "(own // H_q, own % H_q)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "module", "kernel", "change"), [(case, m, k, c) for case, m, k, *c in MUTANTS], ids=lambda x: x if isinstance(x, str) else None
+)
+def test_a_mutant_is_caught(case, module, kernel, change, monkeypatch):
+    operator.window_block_mask.cache_clear()
+    put_in(monkeypatch, module, kernel, *change)
+    with pytest.raises(AssertionError):
+        check(case)
+    operator.window_block_mask.cache_clear()
+
+
+def test_other_random_words_in_the_backward_are_caught(monkeypatch):
+    put_in(monkeypatch, backward, "dkdv_kernel", "kept", "i", "zero + start_m + 1 + tl.arange(0, BLOCK_M)[:, None]")
+    with pytest.raises(AssertionError, match=r"d[kv]"):
+        test_dropout_and_its_gradients_given_the_mask(0.3)

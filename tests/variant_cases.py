@@ -1,0 +1,156 @@
+"""What the tests of the variants share: cases, and attention by its definition, a dense matrix of scores and a dense mask."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from attention_cases import VIEWS, place
+from buffers import guarded_outputs, randn, unchanged
+
+from fa_tutorial import flash_attention, reference
+from fa_tutorial.arguments import dtype_name
+
+
+@dataclass(frozen=True)
+class VariantCase:
+    """One call of a variant, and of its backward. alibi: "heads" or "batch"; bias: its batch entries and heads; dlse: lse has a gradient too."""
+
+    S_q: int
+    S_k: int
+    D: int = 24
+    dtype: torch.dtype = torch.float16
+    B: int = 1
+    H_q: int = 2
+    H_k: int = 1
+    is_causal: bool = False
+    window: tuple[int, int] | None = None
+    softcap: float | None = None
+    alibi: str | None = None
+    bias: tuple[int, int] | None = None
+    sinks: bool = False
+    scale: float | None = None
+    view: str = "contiguous"
+    dlse: bool = False
+
+    def __str__(self) -> str:
+        words = [dtype_name(self.dtype), f"B {self.B}", f"H {self.H_q}/{self.H_k}", f"S {self.S_q}x{self.S_k}", f"D {self.D}"]
+        words += [name for name in ("is_causal", "sinks", "dlse") if getattr(self, name)]
+        more = {name: getattr(self, name) for name in ("window", "softcap", "alibi", "bias", "scale")}
+        words += [f"{name} {value}" for name, value in more.items() if value is not None]
+        return ", ".join(words + [self.view] * (self.view != "contiguous"))
+
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """q, k, v and do in the layouts of this view, inside NaN."""
+        shapes = (self.H_q, self.S_q), (self.H_k, self.S_k), (self.H_k, self.S_k), (self.H_q, self.S_q)
+        data = (randn(self.B, *shape, self.D, dtype=self.dtype, seed=i) for i, shape in enumerate(shapes, 1))
+        return tuple(place(x, layout) for x, layout in zip(data, VIEWS[self.view], strict=True))
+
+    def options(self) -> dict[str, Any]:
+        """flash_attention's arguments beside q, k and v."""
+        options = {"is_causal": self.is_causal, "scale": self.scale, "window": self.window, "softcap": self.softcap}
+        if self.alibi:
+            slopes = 0.3 * randn(self.B, self.H_q, seed=6).abs()
+            options["alibi_slopes"] = slopes if self.alibi == "batch" else slopes[0]
+        if self.bias:
+            options["bias"] = randn(*self.bias, self.S_q, self.S_k, dtype=self.dtype, seed=7)
+        if self.sinks:
+            options["sinks"] = randn(self.H_q, seed=8)
+        return options
+
+    def dlse_given(self) -> torch.Tensor | None:
+        return randn(self.B, self.H_q, self.S_q, seed=5) if self.dlse else None
+
+
+LEARNED = ("bias", "sinks")  # options that have a gradient
+
+
+def seen(S_q: int, S_k: int, is_causal: bool, window: tuple[int, int] | None) -> torch.Tensor:
+    """(S_q, S_k) booleans: the definition of flash_attention's docstring."""
+    distance = torch.arange(S_k)[None, :] - (torch.arange(S_q)[:, None] + S_k - S_q)
+    mask = torch.ones(S_q, S_k, dtype=torch.bool)
+    if is_causal:
+        mask &= distance <= 0
+    if window is not None and window[0] >= 0:
+        mask &= distance >= -window[0]
+    if window is not None and window[1] >= 0:
+        mask &= distance <= window[1]
+    return mask
+
+
+def dense(
+    q, k, v, *, is_causal=False, scale=None, window=None, softcap=None, alibi_slopes=None, bias=None, sinks=None, mask=None, kept=None
+):
+    """o and lse in q's dtype by the definition. mask: (…, S_q, S_k) booleans in place of is_causal and window; kept: 0, or dropout's 1 / (1 − p)."""
+    (B, H_q, S_q, D), S_k = q.shape, k.shape[2]
+    s = (q @ reference.repeat_heads(k, H_q).mT) * (D**-0.5 if scale is None else scale)
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    if alibi_slopes is not None:
+        distance = torch.arange(S_q, device=q.device)[:, None] + S_k - S_q - torch.arange(S_k, device=q.device)
+        s = s - alibi_slopes.expand(B, H_q)[:, :, None, None].to(q.dtype) * distance.abs().to(q.dtype)
+    if bias is not None:
+        s = s + bias.to(q.dtype)
+    mask = seen(S_q, S_k, is_causal, window).to(q.device) if mask is None else mask
+    s = s.masked_fill(~mask, -math.inf)
+    logits = s if sinks is None else torch.cat([s, sinks.to(q.dtype)[:, None, None].expand(B, -1, S_q, 1)], dim=-1)
+    lse = torch.logsumexp(logits, dim=-1)
+    p = torch.where(mask & (lse[..., None] > -math.inf), torch.exp(s - lse[..., None]), 0.0)
+    return (p if kept is None else p * kept.to(p.dtype)) @ reference.repeat_heads(v, H_q), lse
+
+
+def differentiate(attend, tensors, options, do, dlse=None):
+    """o, lse and the gradients of q, k, v and of what options hold of LEARNED."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        learned = {name: options[name].detach().requires_grad_() for name in LEARNED if options.get(name) is not None}
+        o, lse = attend(*leaves, **(options | learned))
+        loss = (o * do.to(o.dtype)).sum()
+        if dlse is not None:
+            loss = loss + (lse.where(lse > -math.inf, 0.0) * dlse.to(lse.dtype)).sum()
+        gradients = torch.autograd.grad(loss, [*leaves, *learned.values()])
+    return o.detach(), lse.detach(), dict(zip(["dq", "dk", "dv", *learned], gradients, strict=True))
+
+
+def call(q, k, v, **options):
+    return flash_attention(q, k, v, return_lse=True, **options)
+
+
+def double(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for name, x in options.items()}
+
+
+def assert_like_dense(got, tensors, options, do, dlse=None) -> float:
+    """o, lse and the gradients are as accurate as DESIGN's bound asks, against `dense` in float64. Returns the largest error / bound."""
+    tensors = [x.clone(memory_format=torch.contiguous_format) for x in tensors]
+    o, lse, gradients = got
+    truth, truth_lse, truth_gradients = differentiate(dense, [x.double() for x in tensors], double(options), do.double(), dlse)
+    plain, _, plain_gradients = differentiate(dense, tensors, options, do, dlse)
+    reference.assert_lse_accurate(lse, truth_lse, tensors[0].dtype)
+    checks = [("o", o, truth, plain, 2.0)]
+    checks += [(name, x, truth_gradients[name], plain_gradients[name], 3.0) for name, x in gradients.items()]
+    worst = 0.0
+    for name, x, want, peer, factor in checks:
+        # A sum of few numbers may be exact by luck in the peer: one rounding of the largest value is allowed all the same.
+        slack = torch.finfo(tensors[0].dtype).eps * float(want.abs().max()) if want.numel() and tensors[0].dtype != torch.float32 else 0.0
+        peer = peer.nan_to_num(0.0)
+        try:
+            reference.assert_accurate(x, want, peer.to(x.dtype), factor=factor, slack=slack)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+        if want.numel():
+            bound = factor * float((peer.double() - want).abs().max()) + 1e-5 + slack
+            worst = max(worst, float((x.double() - want).abs().max()) / bound)
+    return worst
+
+
+def check(case: VariantCase):
+    """flash_attention's variant and its gradients are accurate, write nothing else, and leave what they were given. Returns o, lse, gradients, error / bound."""
+    *tensors, do = case.inputs()
+    options, dlse = case.options(), case.dlse_given()
+    given = [x for x in (*tensors, do, *options.values()) if isinstance(x, torch.Tensor)]
+    with unchanged(*given), guarded_outputs():
+        got = differentiate(call, tensors, options, do, dlse)
+    return *got, assert_like_dense(got, tensors, options, do, dlse)
