@@ -34,6 +34,7 @@ suppress_warnings = ["misc.highlighting_failure"]  # a block of PTX or SASS is s
 html_theme = "sphinx_book_theme"
 html_static_path = ["static"]
 html_css_files = ["course.css"]
+html_favicon = "static/favicon.svg"
 html_context = {"default_mode": "auto"}  # light or dark as the reader's system is
 html_copy_source = False
 html_show_sourcelink = False
@@ -118,6 +119,9 @@ def link_chapter(doctree, uri):
     """Give each equation the id of its number, and make links of what the chapter's sentences name."""
     for block in doctree.findall(nodes.math_block):
         block["ids"] += [f"equation-{tag}" for tag in TAG.findall(block.astext())]
+        if not block.get("no-wrap"):  # Sphinx would put lines of one equation into a split environment, where a tag is an error
+            block[:] = [nodes.Text(rf"\[{block.astext()}\]")]
+            block["no-wrap"] = True
     seen = set()
     sentences = (nodes.paragraph, nodes.emphasis, nodes.strong)
     for text in [text for text in doctree.findall(nodes.Text) if isinstance(text.parent, sentences)]:

@@ -183,6 +183,10 @@ def test_the_readmes_example_runs():
     assert names["o"].shape == names["q"].shape and all(names[name].grad.isfinite().all() for name in "qkv")
 
 
+def test_the_readme_and_pyproject_name_the_same_address():
+    assert f'REPOSITORY = "{PROJECT.get("urls", {}).get("Repository", "")}"' in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("name", ["README.md", "GLOSSARY.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(name):
     assert rules.broken_links((ROOT / name).read_text(), ROOT) == []
