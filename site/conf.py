@@ -27,7 +27,7 @@ html_additional_pages = {"index": "redirect.html"}
 templates_path = ["templates"]
 
 nb_execution_mode = "off"
-myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_enable_extensions = ["dollarmath", "amsmath", "html_image"]
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # a block of PTX or SASS is shown as it is
 
