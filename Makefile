@@ -3,20 +3,24 @@
 #   make test ARGS="-k softmax"                 arguments for pytest
 #   make notebooks ARGS=notebooks/01_*.ipynb    only these notebooks
 #   make test PYTHON=python3.12                 the Python that .venv is made with
+#   make test CONSTRAINTS=constraints-oldest.txt   other versions; none named: the newest in pyproject.toml's ranges. `make clean` first
 
 PYTHON ?= python3
 ARGS ?=
+CONSTRAINTS ?= constraints.txt
 VENV := .venv
 RUN := $(VENV)/bin/python
+INSTALL := pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=-c %) -e
 INSTALLED := $(VENV)/.installed
 SITE_INSTALLED := $(VENV)/.site_installed
 BROWSER_INSTALLED := $(VENV)/.browser_installed
 FIRST_NOTEBOOK := notebooks/00_why_attention_is_slow.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-slow browser-test figures notebooks site doctor compile-report clean
+.PHONY: help setup lab test test-slow browser-test figures notebooks site doctor compile-report clean
 
 help:
+	@echo "make setup      make .venv, and install what constraints.txt pins"
 	@echo "make lab        set up if needed, and open the first notebook in JupyterLab"
 	@echo "make test       set up if needed; ruff, every test, and every notebook against its stored outputs"
 	@echo "make test-slow  what a change breaks more rarely: every kernel compiled for seven kinds of GPU, every notebook with its exercises solved, every image drawn, the site with every link of it"
@@ -28,6 +32,8 @@ help:
 	@echo "make compile-report  compile every kernel for GPUs that are not there; ARGS names the file, in Markdown"
 	@echo "make clean      remove .venv and every cache"
 	@echo 'ARGS="..." is passed on by lab, test, browser-test, figures, notebooks, site and compile-report; PYTHON=python3.12 picks the Python that .venv is made with (3.11 or newer)'
+
+setup: $(INSTALLED)
 
 # As the default address, so that the link that --no-browser prints leads to the notebook too.
 lab: $(INSTALLED)
@@ -68,20 +74,20 @@ clean:
 	find . \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 # The stamp says that .venv holds what these two files ask for; a second call finds it and installs nothing.
-$(INSTALLED): constraints.txt pyproject.toml
+$(INSTALLED): $(CONSTRAINTS) pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed, or not on the path; name another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV): once, and some minutes, for PyTorch is large"
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,test]'
+	$(RUN) -m $(INSTALL) '.[lab,test]'
 	@touch $@
 
 $(SITE_INSTALLED): $(INSTALLED)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
+	$(RUN) -m $(INSTALL) '.[site]'
 	@touch $@
 
 $(BROWSER_INSTALLED): $(SITE_INSTALLED)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(RUN) -m $(INSTALL) '.[browser]'
 	$(RUN) -m playwright install chromium || echo "Playwright's Chromium cannot be had; a Chromium or Chrome on the path is taken instead" >&2
 	@touch $@

@@ -1,4 +1,4 @@
-"""The command line: `python -m fa_tutorial doctor`, `python -m fa_tutorial progress` and `python -m fa_tutorial bench`."""
+"""The command line: `python -m fa_tutorial` says what there is."""
 
 from __future__ import annotations
 
@@ -10,11 +10,28 @@ from pathlib import Path
 
 from fa_tutorial.bench.cases import DTYPES, GRIDS, LABELS, MODES, Case, Shape
 
+WHAT_ELSE = """more commands:
+  python -m fa_tutorial.bench.chapters FILE  measure the chapters' own kernels (needs a GPU)
+  python -m fa_tutorial.compile_report FILE  compile every kernel for GPUs that are not there
+  make lab                                   open the first chapter in JupyterLab, in a clone of the course
+  make help                                  list what else a clone can do
+
+in Python:
+  from fa_tutorial import flash_attention    the kernels, for your own tensors
+  from fa_tutorial.exercises import check    the exercises: check, hint, solution, answer, progress
+"""
+
 
 def parser() -> argparse.ArgumentParser:
     """Each command sets `run`, a function of the parsed options that imports what it needs and returns the exit status."""
-    top = argparse.ArgumentParser(prog="python -m fa_tutorial", description="FlashAttention, derived and built: a course.")
-    commands = top.add_subparsers(title="commands", required=True)
+    top = argparse.ArgumentParser(
+        prog="python -m fa_tutorial",
+        description="FlashAttention, derived and built: a course in Jupyter notebooks.",
+        epilog=WHAT_ELSE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.set_defaults(run=_overview)
+    commands = top.add_subparsers(title="commands")
 
     def command(within: argparse._SubParsersAction, name: str, run, text: str) -> argparse.ArgumentParser:
         made = within.add_parser(name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -44,17 +61,29 @@ def parser() -> argparse.ArgumentParser:
     sweep = command(inner, "sweep", _bench_sweep, "measure a grid into a file of results; rows that it holds are not measured again")
     sweep.add_argument("--modes", nargs="+", choices=MODES, help="what is timed, if not what the grid names")
     sweep.add_argument("--dtypes", nargs="+", choices=DTYPES, help="of every tensor, if not those that the grid names")
-    plot = command(inner, "plot", _bench_plot, "draw TFLOP/s against S, a file for each mode and dtype")
+    sweep.add_argument("--file", type=Path, help="results to write and to go on from, if not those of this GPU beside the H200's")
+    plot = command(inner, "plot", _bench_plot, "draw TFLOP/s against S, a file for each mode and dtype; the cards below one another")
     plot.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder for the PNG files")
     table = command(inner, "table", _bench_table, "print the comparison with each peer in Markdown")
     table.add_argument("--of", default="tuned", metavar="PROVIDER", help="what is compared with the others")
     for measuring in (case, sweep):
         steps = "peers, the course's kernels, and the steps of chapters 8 and 9"
         measuring.add_argument("--providers", nargs="+", default=list(LABELS), metavar="NAME", help=steps)
+    for reading in (plot, table):
+        text = "results to show: a JSON file, or a stored card's name such as h200; all that are stored, and your sweep's, if none is named"
+        reading.add_argument("results", nargs="*", type=_results, metavar="RESULTS", help=text)
     for stored in (sweep, plot, table):
-        stored.add_argument("--file", type=Path, help="results, if not the package's own: to write for this GPU, to read of an H200")
         stored.add_argument("--grid", default="literature", choices=GRIDS, help="the shapes")
     return top
+
+
+def _results(name: str) -> str | Path:
+    return Path(name) if name.endswith(".json") else name
+
+
+def _overview(options: Namespace) -> int:
+    parser().print_help()
+    return 0
 
 
 def _doctor(options: Namespace) -> int:
@@ -106,12 +135,13 @@ def _bench_plot(options: Namespace) -> int:
     from fa_tutorial import figures
     from fa_tutorial.bench import plots, results, tables
 
-    grid, stored = GRIDS[options.grid], results.load(options.file or "h200")
+    grid, cards = GRIDS[options.grid], [results.load(name) for name in options.results] or results.cards()
+    parts = dict.fromkeys(part for card in cards for part in tables.parts(card["rows"], grid))
     options.out.mkdir(parents=True, exist_ok=True)
     figures.style()
-    for dtype, mode in tables.parts(stored["rows"], grid):
+    for dtype, mode in parts:
         path = options.out / f"bench_{options.grid}_{dtype}_{mode}.png"
-        plots.draw(stored["rows"], grid, mode, dtype, stored["provenance"]["gpu"]).savefig(path, dpi=150)
+        plots.draw(cards, grid, mode, dtype).savefig(path, dpi=150)
         print(path)
     return 0
 
@@ -119,11 +149,12 @@ def _bench_plot(options: Namespace) -> int:
 def _bench_table(options: Namespace) -> int:
     from fa_tutorial.bench import results, tables
 
-    grid, stored = GRIDS[options.grid], results.load(options.file or "h200")
-    print(f"{tables.source(stored['provenance'])}; {grid.about}.")
-    for dtype, mode in tables.parts(stored["rows"], grid):
-        print("\n" + tables.comparison_table(stored["rows"], grid, mode, dtype, options.of))
-        print(f"\nTFLOP/s, {MODES[mode]}, {dtype}:\n\n{tables.tflops_table(stored['rows'], grid, mode, dtype)}")
+    grid = GRIDS[options.grid]
+    for stored in [results.load(name) for name in options.results] or results.cards():
+        print(f"{tables.source(stored['provenance'])}; {grid.about}.")
+        for dtype, mode in tables.parts(stored["rows"], grid):
+            print("\n" + tables.comparison_table(stored["rows"], grid, mode, dtype, options.of))
+            print(f"\nTFLOP/s, {MODES[mode]}, {dtype}:\n\n{tables.tflops_table(stored['rows'], grid, mode, dtype)}\n")
     return 0
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy
 import torch
+from tqdm import tqdm
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.progress import STATE_VARIABLE, state_file
@@ -214,13 +215,20 @@ def describe(facts: Facts) -> str:
 
 
 def main() -> int:
-    """Print the report. Returns the exit status: 1 where something is broken, otherwise 0."""
-    facts = gather()
-    findings = examine(facts)
-    # A kernel is tried only where nothing stands in its way: its own error would say less than what is already found.
-    tried = facts.triton is not None and not any(finding.broken for finding in findings)
-    if tried and (failure := try_kernel()):
-        findings.append(failure)
+    """Print the report. Returns the exit status: 1 where something is broken, otherwise 0.
+
+    Where stderr is a terminal, a bar says what is being looked at: a first kernel takes a while to compile.
+    """
+    with tqdm(total=2, desc="looking at the machine", bar_format="{desc} {bar:20} {n}/{total}", leave=False, disable=None) as bar:
+        facts = gather()
+        findings = examine(facts)
+        bar.update()
+        # A kernel is tried only where nothing stands in its way: its own error would say less than what is already found.
+        tried = facts.triton is not None and not any(finding.broken for finding in findings)
+        bar.set_description_str("trying a kernel")
+        if tried and (failure := try_kernel()):
+            findings.append(failure)
+        bar.update()
     broken = sum(finding.broken for finding in findings)
     print(describe(facts), "", *findings, sep="\n")
     if tried and not broken:

@@ -13,6 +13,8 @@ from docutils import nodes
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+# Terms whose names are everyday words too: linked in the chapter that explains them, and nowhere else.
+EVERYDAY = {"whole": "notebooks/10_variants", "page": "notebooks/11_decoding"}
 TAG = re.compile(r"\\tag\{([\d.]+)\}")
 
 project = "FlashAttention, derived and built"
@@ -27,13 +29,14 @@ html_additional_pages = {"index": "redirect.html"}
 templates_path = ["templates"]
 
 nb_execution_mode = "off"
-myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_enable_extensions = ["dollarmath", "amsmath", "html_image"]
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # a block of PTX or SASS is shown as it is
 
 html_theme = "sphinx_book_theme"
 html_static_path = ["static"]
 html_css_files = ["course.css"]
+html_favicon = "static/favicon.svg"
 html_context = {"default_mode": "auto"}  # light or dark as the reader's system is
 html_copy_source = False
 html_show_sourcelink = False
@@ -114,11 +117,14 @@ def link_text(text, seen, uri):
     return [*parts, nodes.Text(text[end:])]
 
 
-def link_chapter(doctree, uri):
+def link_chapter(doctree, docname, uri):
     """Give each equation the id of its number, and make links of what the chapter's sentences name."""
     for block in doctree.findall(nodes.math_block):
         block["ids"] += [f"equation-{tag}" for tag in TAG.findall(block.astext())]
-    seen = set()
+        if not block.get("no-wrap"):  # Sphinx would put lines of one equation into a split environment, where a tag is an error
+            block[:] = [nodes.Text(rf"\[{block.astext()}\]")]
+            block["no-wrap"] = True
+    seen = {TERMS[word][0] for word, chapter in EVERYDAY.items() if chapter != docname}
     sentences = (nodes.paragraph, nodes.emphasis, nodes.strong)
     for text in [text for text in doctree.findall(nodes.Text) if isinstance(text.parent, sentences)]:
         if not any(isinstance(node, nodes.reference | nodes.title) for node in (text.parent, text.parent.parent)):
@@ -146,7 +152,7 @@ def add_links(app, doctree):
         name_terms(doctree)
     if docname in CHAPTERS:
         fold_solutions(doctree)
-        link_chapter(doctree, lambda target: app.builder.get_relative_uri(docname, target) if target != docname else "")
+        link_chapter(doctree, docname, lambda target: app.builder.get_relative_uri(docname, target) if target != docname else "")
 
 
 def setup(app):

@@ -342,7 +342,7 @@ def test_tables_and_plots_leave_a_gap_for_null(path):
     assert lines[5] == f"| 64 | causal | 1,024 | {number} | – | – | – |"
     with matplotlib.rc_context():
         figures.style()
-        figure = plots.draw(results.load(path)["rows"], POINTS, "bwd", "fp16", "NVIDIA Test")
+        figure = plots.draw([results.load(path)], POINTS, "bwd", "fp16")
     assert [ax.get_title() for ax in figure.axes] == ["D = 64, full", "D = 64, causal", "D = 128, full", "D = 128, causal"]
     for ax, is_first in zip(figure.axes, (False, True, False, False), strict=True):
         curves = {line.get_label(): line for line in ax.get_lines()}
@@ -350,6 +350,32 @@ def test_tables_and_plots_leave_a_gap_for_null(path):
         assert list(curves["tuned (chapter 8)"].get_xdata()) == [1024, 4096, 16_384]
         assert np.isnan(curves["SDPA cuDNN"].get_ydata()).tolist() == [is_first, False, False]
         assert np.isnan(curves["naive"].get_ydata()).all()
+
+
+def test_another_cards_results_stand_beside_the_h200s(path, tmp_path, monkeypatch):
+    """A sweep's file in the folder of results: in draw's panels, as a curve of a chapter's plot, and on the command line."""
+    stored = results.read(path)
+    kernel = cases.about(3, "matmul", "course", M=512) | {"tflops": 20.0}
+    results.save(tmp_path / "stored" / "h200.json", results.read(results.FOLDER / "h200.json"))
+    results.save(tmp_path / "stored" / "a_card.json", stored | {"kernels": [kernel]})
+    monkeypatch.setattr(results, "FOLDER", tmp_path / "stored")
+    cards = results.cards()
+    assert [card["provenance"]["gpu"] for card in cards] == ["NVIDIA H200", "NVIDIA Test"]
+    with matplotlib.rc_context():
+        figures.style()
+        figure = plots.draw(cards, POINTS, "fwd", "fp16")
+        alone = plots.draw(cards, GRIDS["literature"], "fwd", "bf16")
+    titles = [ax.get_title() for ax in figure.axes]
+    assert titles[:4] == [f"NVIDIA {gpu}: D = 64, {mask}" for gpu in ("H200", "Test") for mask in ("full", "causal")] and len(titles) == 8
+    assert figure.axes[0].get_ylim() == figure.axes[4].get_ylim() != figure.axes[2].get_ylim(), "a card's panels are on one scale"
+    assert len(alone.axes) == 4, "the other card has no bf16"
+    with pytest.raises(ValueError, match="no row of fwd_bwd"):
+        plots.draw(cards[1:], POINTS, "fwd_bwd", "fp16")
+    ax = matplotlib.figure.Figure().subplots()
+    plots.other_cards(ax, "M", "tflops", kernel="matmul", provider="course")
+    plots.other_cards(ax, "M", "tflops", kernel="nobody measured this")
+    assert [(line.get_label(), line.get_ydata().tolist()) for line in ax.lines] == [("NVIDIA Test", [20.0])]
+    assert main(["bench", "plot", "--grid", "points", "--out", str(tmp_path)]) == 0 and (tmp_path / "bench_points_fp16_fwd.png").is_file()
 
 
 def test_every_provider_has_a_look_of_its_own():
@@ -377,7 +403,7 @@ def test_one_case_and_a_wrong_name_on_the_command_line(clock, provider, capsys):
     assert main(["bench", *options, "fake", "naive"]) == 1
     shown = capsys.readouterr()
     assert "fake: KeyError: 'broken'" in shown.err and "naive " in shown.out
-    for wrong in (["bench", *options, "fa9"], ["bench", "table", "--file", "no-such-file"]):
+    for wrong in (["bench", *options, "fa9"], ["bench", "table", "no-such-card"], ["bench", "plot", "no_such_file.json"]):
         assert main(wrong) == 1 and wrong[-1] in capsys.readouterr().err
 
 
@@ -402,7 +428,7 @@ def test_sweep_on_the_command_line(clock, provider, monkeypatch, tmp_path, capsy
 def test_plot_and_table_need_neither_gpu_nor_triton(path):
     code = """import sys; sys.modules["triton"] = None
 from fa_tutorial.__main__ import main
-asked = ["--grid", "points", "--file", sys.argv[1]]
+asked = ["--grid", "points", sys.argv[1]]
 sys.exit(main(["bench", "table", *asked]) or main(["bench", "plot", *asked, "--out", sys.argv[2]]))"""
     run = subprocess.run([sys.executable, "-c", code, str(path), str(path.parent / "plots")], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -1,9 +1,11 @@
-"""The course as a reader meets it: JupyterLab in headless Chromium, every notebook run from top to bottom, one exercise solved.
+"""The course as a reader meets it: JupyterLab in headless Chromium, every notebook run from top to bottom, one exercise solved; and the site.
 
 `make browser-test` installs Playwright and runs all of it; screenshots land in build/browser/. `make test` leaves the tour of every
 notebook out, and runs the exercise only where Playwright and a Chromium are.
 """
 
+import functools
+import http.server
 import json
 import os
 import re
@@ -12,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from contextlib import closing
@@ -307,3 +310,125 @@ def test_every_notebook_runs(path, page, lab):
     run_all(page)
     save_pictures(page, path.stem)
     assert faults_of(page) == []
+
+
+# ---------------------------------------------------------------- the site
+
+SCREENS = {"phone": {"width": 390, "height": 844}, "laptop": {"width": 1280, "height": 900}, "wide": {"width": 1920, "height": 1080}}
+PAGES = ("README.html", "GLOSSARY.html", *(f"notebooks/{path.stem}.html" for path in PATHS))
+SERIOUS = ("serious", "critical")
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The address of the built site, served from this machine."""
+    from test_site import sphinx  # skips where the extra is not installed
+
+    folder = tmp_path_factory.mktemp("build")
+    done = sphinx(ROOT, folder)
+    assert done.returncode == 0, done.stderr
+    handler = functools.partial(QuietHandler, directory=str(folder / "site"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def sticks_out(page) -> list[str]:
+    """Elements of the text that end beyond the window's right edge, and lie in no box that scrolls."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll("article *")].filter(element => {
+            if (element.getBoundingClientRect().right <= innerWidth + 1) return false;
+            for (let box = element.parentElement; box; box = box.parentElement)
+                if (["auto", "scroll", "hidden"].includes(getComputedStyle(box).overflowX)) return false;
+            return true;
+        }).map(element => element.outerHTML.slice(0, 120))"""
+    )
+
+
+def cut_off_formulas(page) -> list[str]:
+    """Formulas that begin left of their box, where no scrolling leads."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll("div.math")].filter(box => {
+            box.scrollLeft = 0;
+            const drawn = [...box.querySelectorAll("mjx-math, mjx-mtr")].map(part => part.getBoundingClientRect().left);
+            return Math.min(...drawn) < box.getBoundingClientRect().left - 1;
+        }).map(box => box.id)"""
+    )
+
+
+def visit(context, site: str, name: str, faults: list[str]):
+    """Open a page of the site; what its console says, and what it fetches from elsewhere, becomes a fault."""
+    page = context.new_page()
+    page.on("console", lambda message: faults.append(f"{name}: {message.text}") if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: faults.append(f"{name}: {error}"))
+    page.on("request", lambda request: faults.append(f"{name} fetches {request.url}") if not request.url.startswith(site) else None)
+    page.goto(f"{site}/{name}", wait_until="networkidle")
+    return page
+
+
+@pytest.mark.whole_course
+@pytest.mark.timeout(RUN_SECONDS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("screen", SCREENS)
+def test_every_page_of_the_site_fits_the_screen(screen, scheme, browser, site):
+    """Nothing sticks out, every formula is drawn, the console stays empty, and nothing is fetched from elsewhere."""
+    faults = []
+    with closing(browser.new_context(viewport=SCREENS[screen], color_scheme=scheme)) as context:
+        for name in PAGES:
+            page = visit(context, site, name, faults)
+            page.screenshot(path=SCREENSHOTS / f"site_{Path(name).stem}_{screen}_{scheme}.png")
+            faults += [f"{name} sticks out: {element}" for element in sticks_out(page)]
+            faults += [f"{name}, formula cut off: {formula}" for formula in cut_off_formulas(page)]
+            refused = page.locator("mjx-merror, [data-mjx-error]").all_inner_texts()
+            faults += [f"{name}, formula refused: {text}" for text in refused]
+            page.close()
+    assert faults == []
+
+
+@pytest.mark.whole_course
+@pytest.mark.timeout(RUN_SECONDS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(scheme, browser, site):
+    """axe-core's rules of accessibility, on every third page, for a chapter takes it a quarter of a minute; formulas are MathJax's own."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed").Axe()
+    faults = []
+    with closing(browser.new_context(viewport=SCREENS["laptop"], color_scheme=scheme)) as context:
+        for name in PAGES[::3]:
+            page = context.new_page()
+            page.goto(f"{site}/{name}", wait_until="networkidle")
+            found = axe.run(page, context={"exclude": [["mjx-container"]]}).response["violations"]
+            faults += [f"{name} {fault['id']}: {fault['nodes'][0]['html'][:200]}" for fault in found if fault["impact"] in SERIOUS]
+            page.close()
+    assert faults == []
+
+
+@pytest.mark.whole_course
+@pytest.mark.parametrize(
+    ("words", "chapter"), [("online softmax", "01_safe_and_online_softmax"), ("wgmma", "09_past_triton"), ("delta", "06_backward_by_hand")]
+)
+def test_search_finds(words, chapter, page, site):
+    page.goto(f"{site}/index.html")
+    page.wait_for_url("**/README.html")
+    page.keyboard.press("Control+k")
+    page.keyboard.type(words)
+    page.keyboard.press("Enter")
+    page.locator(f"#search-results a[href*='{chapter}']").first.wait_for(timeout=20_000)
+
+
+@pytest.mark.whole_course
+def test_a_number_leads_to_its_equation_and_code_is_copied(page, site):
+    page.goto(f"{site}/notebooks/05_flash_forward_in_triton.html", wait_until="networkidle")
+    page.locator("a", has_text="(4.6)").first.click()
+    page.wait_for_url("**/04_flash_forward_in_pytorch.html#equation-4.6")
+    playwright.expect(page.locator("[id='equation-4.6']")).to_be_in_viewport()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    cell = page.locator("div.cell_input").first
+    cell.hover()
+    cell.locator("button.copybtn").click()
+    assert page.evaluate("navigator.clipboard.readText()").strip() == cell.locator("pre").inner_text().strip()

@@ -152,13 +152,26 @@ def test_progress_command(capsys):
     assert "all chapters:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["no-such-command"], []])
-def test_unknown_command_shows_the_help(arguments, capsys):
+def test_without_a_command_it_says_what_there_is(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("doctor", "progress", "bench", "fa_tutorial.bench.chapters", "flash_attention", "make lab"))
+
+
+def test_an_unknown_command_shows_the_known_ones(capsys):
     with pytest.raises(SystemExit) as stop:
-        main(arguments)
+        main(["no-such-command"])
     assert stop.value.code == 2
     shown = capsys.readouterr().err
     assert "doctor" in shown and "progress" in shown
+
+
+@pytest.mark.parametrize(("is_terminal", "shown"), [(True, True), (False, False)])
+def test_a_bar_shows_on_a_terminal_alone(is_terminal, shown, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    assert doctor.main() == 0
+    streams = capsys.readouterr()
+    assert ("trying a kernel" in streams.err) is shown and "trying a kernel" not in streams.out
 
 
 def test_as_a_module():

@@ -20,7 +20,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 REQUIREMENTS = [Requirement(line) for line in (*PROJECT["dependencies"], *itertools.chain.from_iterable(EXTRAS.values()))]
-CONSTRAINTS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+
+
+def constraints(name: str) -> list[Requirement]:
+    return [Requirement(line) for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
+
+
+CONSTRAINTS = constraints("constraints.txt")
 PINNED = {canonicalize_name(constraint.name): constraint for constraint in CONSTRAINTS}
 
 
@@ -60,6 +66,12 @@ def test_every_constraint_is_one_exact_public_version():
 @pytest.mark.parametrize("requirement", REQUIREMENTS, ids=lambda requirement: requirement.name)
 def test_requirement_has_a_constraint_inside_its_range(requirement):
     assert requirement.specifier.contains(pinned_version(requirement.name))
+
+
+def test_the_oldest_constraints_are_where_the_ranges_begin():
+    begins = {canonicalize_name(r.name): spec.version for r in REQUIREMENTS for spec in r.specifier if spec.operator == ">="}
+    oldest = {canonicalize_name(r.name): spec.version for r in constraints("constraints-oldest.txt") for spec in r.specifier}
+    assert {name: Version(version) for name, version in oldest.items()} == {name: Version(version) for name, version in begins.items()}
 
 
 def requirements_of(package: str) -> list[str]:
@@ -181,6 +193,10 @@ def test_the_readmes_example_runs():
     names = {}
     exec(compile(block, "README.md", "exec"), names)
     assert names["o"].shape == names["q"].shape and all(names[name].grad.isfinite().all() for name in "qkv")
+
+
+def test_the_readme_and_pyproject_name_the_same_address():
+    assert f'REPOSITORY = "{PROJECT.get("urls", {}).get("Repository", "")}"' in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["README.md", "GLOSSARY.md", "CONTRIBUTING.md"])

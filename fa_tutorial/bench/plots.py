@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +12,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fa_tutorial.bench import results
 from fa_tutorial.bench.cases import LABELS, MODES, Grid
 from fa_tutorial.bench.tables import label, mask, table
+from fa_tutorial.figures import GREY
 
 MARKERS = "osD^vP*X<h"
 # Past the style's seven colours.
@@ -44,20 +47,38 @@ def tflops_against_length(ax: Axes, tflops: pd.DataFrame, D: int, is_causal: boo
     ax.set(title=f"D = {D}, {mask(is_causal)}", xlabel="S", ylabel="TFLOP/s")
 
 
-def draw(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str, gpu: str, providers: Sequence[str] = tuple(LABELS)) -> Figure:
-    """A panel for each D and mask of the grid, all on one scale; the curves of `providers`, as far as they are stored."""
-    tflops = table(rows, grid, mode, dtype)
-    tflops = tflops[tflops.columns.intersection(list(providers))]
-    dims = tflops.index.unique("D")
-    figure = Figure(figsize=(9, 3.5 * len(dims) + 0.9))
-    panels = figure.subplots(len(dims), 2, squeeze=False, sharey=True)
-    for ax, (D, is_causal) in zip(panels.flat, itertools.product(dims, (False, True)), strict=True):
-        tflops_against_length(ax, tflops, D, is_causal)
-    for ax in panels[:, 1]:
-        ax.set_ylabel("")
-    highest = tflops.max(axis=None)
-    panels[0, 0].set_ylim(0, 1.05 * highest if highest > 0 else 1)
-    figure.suptitle(f"{MODES[mode]}, {dtype}, {gpu}: {grid.about}")
-    handles, labels = panels.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+def draw(cards: Sequence[dict[str, Any]], grid: Grid, mode: str, dtype: str, providers: Sequence[str] = tuple(LABELS)) -> Figure:
+    """Speed on each card that has rows of this grid, mode and dtype; ValueError if none has. cards: results.cards(), or of results.load.
+
+    A panel for each D and mask, a card's on one scale and the cards' below one another; the curves of `providers`, as far as they are stored.
+    """
+    found = []
+    for card in cards:
+        with contextlib.suppress(ValueError):  # no such row in this card's file
+            tflops = table(card["rows"], grid, mode, dtype)
+            found.append((card["provenance"]["gpu"], tflops[tflops.columns.intersection(list(providers))]))
+    if not found:
+        raise ValueError(f"no row of {mode}, {dtype} is stored on this grid: {grid.about}")
+    rows = list(itertools.product(found[0][1].index.unique("D"), found))
+    figure = Figure(figsize=(9, 3.5 * len(rows) + 0.9))
+    panels = figure.subplots(len(rows), 2, squeeze=False, sharey="row")
+    for pair, (D, (gpu, tflops)) in zip(panels, rows, strict=True):
+        for ax, is_causal in zip(pair, (False, True), strict=True):
+            tflops_against_length(ax, tflops, D, is_causal)
+            if len(found) > 1:
+                ax.set_title(f"{gpu}: {ax.get_title()}")
+        pair[1].set_ylabel("")
+        highest = tflops.max(axis=None)
+        pair[0].set_ylim(0, 1.05 * highest if highest > 0 else 1)
+    figure.suptitle(f"{MODES[mode]}, {dtype}, {', '.join(gpu for gpu, _ in found)}: {grid.about}")
+    legend = {name: line for ax in panels.flat for line, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4)
     return figure
+
+
+def other_cards(ax: Axes, x: str, y: str, key: str = "kernels", **wanted: Any) -> None:
+    """A thin curve for each GPU but the H200 whose results are stored, labelled with its name: the rows of `key` whose fields equal `wanted`."""
+    for card in results.cards()[1:]:
+        with contextlib.suppress(ValueError):  # no such row in this card's file
+            rows = results.select(card[key], **wanted).dropna(subset=y)
+            ax.plot(rows[x], rows[y], color=GREY, linestyle="-", linewidth=1, marker=".", label=card["provenance"]["gpu"])

@@ -28,6 +28,11 @@ def load(gpu: str | Path = "h200") -> dict[str, Any]:
     return stored | {key: pd.DataFrame(stored[key], dtype=object) for key in ("rows", "kernels")}
 
 
+def cards() -> list[dict[str, Any]]:
+    """The results of every GPU in FOLDER, where a sweep writes yours too: the H200's first, then the others by their files' names."""
+    return [load(name) for name in sorted((path.stem for path in FOLDER.glob("*.json")), key=lambda name: (name != "h200", name))]
+
+
 def read(path: Path) -> dict[str, Any]:
     """The results in a file as they stand there, rows as lists of dicts; ValueError where it holds something else."""
     try:

@@ -47,11 +47,11 @@ def is_done(about: About, rows: Iterable[dict[str, Any]]) -> bool:
 def run(path: Path, kept: dict[str, Any], key: str, measurements: Iterable[Measurement]) -> list[About]:
     """Append a row to kept[key] for each measurement that is not done, and write `path` after each row.
 
-    What raises is told on stderr and not kept: returns what those rows were about. Once the GPU's context is lost, nothing more can be
-    measured by this process, and the error is raised.
+    Where stderr is a terminal, a bar shows how far it is. What raises is told on stderr and not kept: returns what those rows were about.
+    Once the GPU's context is lost, nothing more can be measured by this process, and the error is raised.
     """
     rows, failed = kept[key], []
-    with tqdm([(about, call) for about, call in measurements if not is_done(about, rows)], unit="case") as todo:
+    with tqdm([(about, call) for about, call in measurements if not is_done(about, rows)], unit="case", disable=None) as todo:
         for about, call in todo:
             words = " ".join(f"{field}={value}" for field, value in about.items())
             todo.set_postfix_str(words)

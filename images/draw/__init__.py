@@ -5,7 +5,19 @@ typed. Hatching, labels or line styles repeat what a colour says.
 """
 
 # Each module registers its drawings; nothing else of them is used here.
-from draw import chapter_6, chapter_8, chapter_9, chapter_10, chapter_11, chapter_12, chapters_0_1, chapters_2_3, chapters_4_5, chapters_6_7  # noqa: F401
+from draw import (  # noqa: F401
+    chapter_6,
+    chapter_8,
+    chapter_9,
+    chapter_10,
+    chapter_11,
+    chapter_12,
+    chapters_0_1,
+    chapters_2_3,
+    chapters_4_5,
+    chapters_6_7,
+    readme,
+)
 from draw.drawing import IMAGES
 
 __all__ = ["IMAGES"]
