@@ -23,10 +23,10 @@ def listed_kernel(q, k, v, o, index_ptr, count_ptr, H, S_q, S_k, D, scale, aux, 
     start_m, b, h = row * BLOCK_M, batch_head // H, batch_head % H
 
     q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    i = start_m + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    i = start_m + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
     count = tl.load(count_ptr + row)
     for t in range(count):
         start_n = tl.load(index_ptr + row * across + t) * BLOCK_N
