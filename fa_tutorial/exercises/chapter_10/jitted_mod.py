@@ -28,4 +28,5 @@ def launched(launch: Callable[[], Any]) -> None:
             launch()
     except Exception as error:
         root = chain(error)[-1]
-        raise (root if isinstance(root, Wrong) else Wrong(f"stops with {type(root).__name__}: {root}")) from None
+        words = str(root).strip().rpartition("\n")[2]  # the compiler quotes the code before its own words
+        raise (root if isinstance(root, Wrong) else Wrong(f"stops with {type(root).__name__}: {words}")) from None
