@@ -18,7 +18,7 @@ from buffers import DEVICE, needs_gpu, randn
 from fa_tutorial import figures, hopper, ledger, reference
 from fa_tutorial.__main__ import main
 from fa_tutorial.attention import best
-from fa_tutorial.bench import cases, chapter_8, chapters, here, measure, peers, plots, results, sweep, tables, timing
+from fa_tutorial.bench import cases, chapter_8, chapter_10, chapters, here, measure, peers, plots, results, sweep, tables, timing
 from fa_tutorial.bench.cases import GRIDS, LABELS, SHAPE, Case, Grid, Shape
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
@@ -141,6 +141,18 @@ def test_flex_compiles_once_for_each_kind_of_input(monkeypatch):
     found = [peers.flex(q, k, k, is_causal) for is_causal in (False, False, True, True)]
     peers._compiled_flex.cache_clear()
     assert found == [(False, True)] * 2 + [(True, True)] * 2 and compiled == [{"dynamic": False, "fullgraph": True}] * 2
+
+
+@pytest.mark.parametrize("variant", chapter_10.CONTESTS)
+def test_a_variant_is_measured_beside_the_same_one(variant, monkeypatch):
+    """FlexAttention runs eagerly here, and the window is shorter, so that it hides something."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(chapter_10, "WINDOW", 40)
+    contest = chapter_10.CONTESTS[variant](128, 2)
+    q, k, v = (randn(1, 2, 128, 16, seed=seed) for seed in range(3))
+    pairs = contest.flex(q, torch.zeros_like(k), torch.eye(128, device=DEVICE).expand(1, 2, 128, 128)) > 0
+    assert (contest.ours(q, k, v) - contest.flex(q, k, v)).abs().max() < 1e-4
+    assert pairs[0, 0].sum() == contest.pairs
 
 
 @pytest.mark.parametrize(("S_q", "S_k"), [(256, 256), (128, 300)])

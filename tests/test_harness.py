@@ -90,6 +90,14 @@ def test_a_mistake_that_an_earlier_input_rules_out_is_not_named():
     assert verdict(MEAN, nan_from_three).startswith("right on the small cases, wrong on others: x = [1, 2, 6]")
 
 
+def test_what_fails_at_once_is_not_right_on_the_small_cases():
+    silent = dataclasses.replace(MEAN, inputs=lambda: [case(torch.tensor([1.0, 5.0])), case(torch.tensor([1.0, 2.0, 6.0]))])
+    assert verdict(silent, lambda x: 7 + 0 * x.sum()) == "wrong on the first case: x = [1, 5] gives 7, want 3"
+    assert (
+        verdict(silent, lambda x: mean(x) + (len(x) == 3) * 4) == "right on the small cases, wrong on others: x = [1, 2, 6] gives 7, want 3"
+    )
+
+
 def test_an_edge_is_reported_as_an_edge():
     fails_on_nothing = verdict(MEAN, lambda x: x.mean())
     assert fails_on_nothing == "right on the main case; one edge is left: nothing has the mean 0: no numbers gives nan, want 0"

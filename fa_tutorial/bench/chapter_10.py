@@ -1,10 +1,12 @@
-"""What chapter 10 measures on a GPU: each variant beside FlexAttention, compiled, in turns.
+"""What chapter 10 measures on a GPU: each variant beside FlexAttention, compiled, and chapter 8's causal kernel, in turns; what a block mask costs;
+and a model trained with windows.
 
 FlexAttention's block mask and the documents' are made once, outside of what is timed; packed rows find their tiles in every call.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,11 +16,13 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.attention import flash_attention, flash_attention_varlen
+from fa_tutorial.bench import training
 from fa_tutorial.bench.cases import HEAD_DIMS, HIDDEN, TOKENS, about
 from fa_tutorial.bench.measure import call_of
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import randn, timed_in_turns
+from fa_tutorial.bench.timing import randn, timed, timed_in_turns
 from fa_tutorial.variants import attention_with, make_block_mask, mods
+from fa_tutorial.variants.forward import CONFIGS
 
 LENGTHS = (4096, 16_384)
 WINDOW, SOFTCAP = 1024, 30.0
@@ -57,8 +61,17 @@ def documents(S: int, seed: int = 0) -> list[int]:
     return lengths
 
 
+def causal_contest(S: int, H: int) -> Contest:
+    """A window as long as the sequence: the causal mask, by this chapter's kernels."""
+    return Contest(partial(flash_attention, window=(S - 1, 0)), compiled_flex(S, causal), S * (S + 1) // 2)
+
+
+def in_window(b, h, i, j):
+    return (i >= j) & (i - j < WINDOW)
+
+
 def window_contest(S: int, H: int) -> Contest:
-    flex = compiled_flex(S, lambda b, h, i, j: (i >= j) & (i - j < WINDOW))
+    flex = compiled_flex(S, in_window)
     return Contest(partial(flash_attention, is_causal=True, window=(WINDOW - 1, -1)), flex, WINDOW * S - WINDOW * (WINDOW - 1) // 2)
 
 
@@ -102,6 +115,7 @@ def packed_contest(S: int, H: int) -> Contest:
 
 
 CONTESTS = {
+    "causal": causal_contest,
     "window": window_contest,
     "softcap": softcap_contest,
     "alibi": alibi_contest,
@@ -119,19 +133,61 @@ def variant_cases() -> Iterator[Measurement]:
 
 
 def contest_row(variant: str, mode: str, B: int, H: int, S: int, D: int) -> dict[str, Any]:
-    """ms and TFLOP/s of ours, and of FlexAttention as flex_ms and flex_tflops; ratio: how many times as fast as FlexAttention ours is.
+    """ms and TFLOP/s of ours, and of FlexAttention as flex_ms and flex_tflops; causal_ms: of causal attention by chapter 8's kernels, in the same run.
 
-    difference: the largest between the two results, o or dq, dk and dv.
+    difference: the largest between ours and FlexAttention's result, o or dq, dk and dv.
     """
     contest = CONTESTS[variant](S, H)
     q, k, v, do = (randn(B, H, S, D) for _ in range(4))
     if mode == "bwd":
         q, k, v = (x.requires_grad_() for x in (q, k, v))
-    calls = {
-        name: call_of(mode, partial(attend, q, k, v), (q, k, v), do) for name, attend in (("ours", contest.ours), ("flex", contest.flex))
-    }
-    results = [call() for call in calls.values()]
+    attentions = {"ours": contest.ours, "flex": contest.flex, "causal": partial(flash_attention, is_causal=True, kernel="tuned")}
+    calls = {name: call_of(mode, partial(attend, q, k, v), (q, k, v), do) for name, attend in attentions.items()}
+    results = [calls[name]() for name in ("ours", "flex")]
     difference = max(float((x - y).abs().max()) for x, y in zip(*([r] if mode == "fwd" else r for r in results), strict=True))
     rows = timed_in_turns(calls, flops=(4 if mode == "fwd" else 10) * D * B * H * contest.pairs)
     flex = {f"flex_{name}": rows["flex"][name] for name in ("ms", "tflops")}
-    return rows["ours"] | flex | {"ratio": round(rows["flex"]["ms"] / rows["ours"]["ms"], 3), "difference": difference}
+    return rows["ours"] | flex | {"causal_ms": rows["causal"]["ms"], "difference": difference}
+
+
+def block_mask_cases() -> Iterator[Measurement]:
+    """What a block mask costs, for one batch entry and head: the package's lists for the forward and the backward, and FlexAttention's block mask."""
+    for mask, S, provider in itertools.product(("window", "documents"), LENGTHS, ("course", "flex")):
+        yield about(10, "block_mask", provider, mask=mask, S=S), partial(block_mask_row, provider, mask, S)
+
+
+def block_mask_row(provider: str, mask: str, S: int) -> dict[str, Any]:
+    numbers, flex_mask, _ = same_document(S)
+    if mask == "window":
+        flex_mask = in_window
+    mod, aux = (mods.first_keys_and_window, (0, WINDOW - 1, 0)) if mask == "window" else (mods.causal_documents, (numbers, numbers))
+    tile = CONFIGS[64].block_m, CONFIGS[64].block_n
+
+    def ours():
+        block_mask = make_block_mask(mod, S, S, aux=aux, device=numbers.device)
+        return block_mask.tiles(*tile), block_mask.tiles(*tile, of_keys=True)
+
+    def flex():
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        return create_block_mask(flex_mask, None, None, S, S, device=numbers.device)
+
+    return timed(ours if provider == "course" else flex)
+
+
+def window_training_cases() -> Iterator[Measurement]:
+    """Chapter 7's transformer of two layers with a window: as long as the copy is far, half as long, and one key less than that."""
+    reach = training.LARGE.half - 1
+    for left in (reach, (reach + 1) // 2, (reach + 1) // 2 - 1):
+        words = about(10, "window_training", "variant", "bf16", left=left, **dataclasses.asdict(training.LARGE))
+        yield words, partial(window_training_row, left)
+
+
+def window_training_row(left: int) -> dict[str, Any]:
+    losses = training.train(partial(flash_attention, window=(left, 0)), training.LARGE, torch.bfloat16)
+    return {"losses": [round(loss, 4) for loss in losses]}
+
+
+def kernels_cases() -> Iterator[Measurement]:
+    """Everything of this chapter."""
+    return itertools.chain(variant_cases(), block_mask_cases(), window_training_cases())

@@ -22,6 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 OTHERS = "right on the small cases, wrong on others"
+FIRST = "wrong on the first case"
 COARSE = "float64 goes in, and the result has less accuracy: a tensor inside is float32 (make it in the input's dtype), or a small constant is added"
 ANYTHING = 2.5e300  # stands in a twin's float64 result where it does not matter what comes out
 UNWRITTEN = -1.5e300  # stands in a float64 result where a kernel stores nothing
@@ -147,7 +148,7 @@ def judge(exercise: Exercise, answer: Any) -> None:
 
 def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case], passed: list[Case]) -> None:
     """Raise Wrong unless the answer is right on this input; else add it to `passed`, unless it is drawn anew each time."""
-    otherwise = one.otherwise or (exercise.conditions[one.edge] if one.edge else OTHERS)
+    otherwise = one.otherwise or (exercise.conditions[one.edge] if one.edge else FIRST if one is cases[0] else OTHERS)
     on = one.on or described(exercise, one.args)
     got, complaint = results(exercise, answer, one, on, one.stray or otherwise)
     want = _twin_results(exercise, one)

@@ -125,12 +125,12 @@ class Buffer:
         return replace(self, memory=memory, tensor=memory.as_strided(self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset()))
 
     def reset(self, poison: float) -> None:
-        """Guards of inputs are NaN, so that a stray read shows; guards of outputs SENTINEL, so that a stray write does."""
+        """Guards of inputs are NaN, of integers −1, so that a stray read shows; guards of outputs SENTINEL, so that a stray write does."""
         if self.data is None:
             self.memory.fill_(SENTINEL)
             self.tensor.fill_(poison)
         else:
-            self.memory.fill_(float("nan"))
+            self.memory.fill_(float("nan") if self.memory.is_floating_point() else -1)
             once = written_once(self.tensor.stride())
             self.tensor[once].copy_(self.data[once])
 

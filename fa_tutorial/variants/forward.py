@@ -41,6 +41,7 @@ def kept(b, h, start_m, start_n, drop, BLOCK_M: tl.constexpr, BLOCK_N: tl.conste
     seed, offset = tl.load(drop.rng), tl.load(drop.rng + 1).to(tl.int32)
     w0, w1, w2, w3 = tl.philox(seed, i, j, zero + (b * drop.H_q + h), zero + offset)
     t = tl.cast(drop.threshold, tl.uint32)
+    # join interleaves its two tiles, so this order lays words 0, 1, 2, 3 side by side
     words = tl.join(tl.join(w0 >= t, w2 >= t), tl.join(w1 >= t, w3 >= t))  # [BLOCK_M, BLOCK_N // 4, 2, 2]
     return words.reshape([BLOCK_M, BLOCK_N])
 

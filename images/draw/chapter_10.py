@@ -13,8 +13,8 @@ MONO = {"family": "DejaVu Sans Mono"}
 # (a line of chapter 5's loop, its colour, the place that a variant takes there, who does), from top to bottom
 LOOP = (
     ("m, l, acc = −∞, 0, 0", "purple", "the denominator", "sinks: m = sink, l = 1"),
-    ("for each tile of keys:", "sky", "the set of tiles", "what a mask hides whole"),
-    ("    k_tile, v_tile = load(…)", "green", "the addressing", "packed rows, pages of a cache"),
+    ("for each tile of keys:", "sky", "the set of tiles", "those that a mask leaves"),
+    ("    k_tile, v_tile = load(…)", "green", "the addressing", "pages of a cache (chapter 11)"),
     ("    s = scale · q_tile k_tileᵀ", "yellow", "the score", "soft cap, ALiBi, bias"),
     ("    s = where(seen, s, −∞)", "orange", "the mask", "window, documents, prefix"),
     ("    p, m, l, alpha = softmax_step(s, m, l)", None, "", ""),

@@ -1,8 +1,10 @@
-"""Chapter 10: mods that are plain functions or stop, sequences found by an index that runs over."""
+"""Chapter 10: mods that are plain functions, stop, or ask for a tile's truth value; a list found by the program's number; sequences' first keys alone."""
 
 import torch
 
+from fa_tutorial.exercises.chapter_10.ex_3 import listed_kernel
 from fa_tutorial.matmul import tl, triton
+from fa_tutorial.source import jitted, source_of
 
 
 def plain_window(b, h, i, j, aux):
@@ -12,6 +14,34 @@ def plain_window(b, h, i, j, aux):
 @triton.jit
 def window_by_names(b, h, i, j, aux):
     return (j <= i + aux.shift) & (j >= i + aux.shift - aux.left)
+
+
+@triton.jit
+def window_without_brackets(b, h, i, j, aux):
+    d = j - (i + aux[1])
+    return d <= 0 & d >= -aux[0]
+
+
+@triton.jit
+def window_joined_by_and(b, h, i, j, aux):
+    d = j - (i + aux[1])
+    return (d <= 0) and (d >= -aux[0])
+
+
+@triton.jit
+def window_in_numbers(b, h, i, j, aux):
+    d = j - (i + aux[1])
+    return tl.where((d <= 0) & (d >= -aux[0]), 1, 0)
+
+
+def listed_by_program():
+    """The list's row is the program's number, which is right for one head."""
+    text = (
+        source_of(listed_kernel)
+        .replace("count_ptr + row", "count_ptr + tl.program_id(0)")
+        .replace("row * across", "tl.program_id(0) * across")
+    )
+    return jitted(text, listed_kernel.fn.__globals__)["listed_kernel"]
 
 
 def plain_cap_grad(s, b, h, i, j, aux):
@@ -30,7 +60,11 @@ def first_alone(cu_q, cu_k):
 WRONG_ANSWERS = (
     ("10.1", plain_window, "put @triton.jit above it"),
     ("10.1", window_by_names, "stops with"),
-    ("10.3", plain_cap_grad, "put @triton.jit above it"),
-    ("10.3", cap_grad_with_missing_tanh, "stops with AttributeError"),
-    ("10.5", first_alone, "want a tuple (first, end)"),
+    ("10.1", window_without_brackets, "join masks by &, not by `and`, with each comparison in brackets", "stops with"),
+    ("10.1", window_joined_by_and, "join masks by &, not by `and`", None),
+    ("10.1", window_in_numbers, "a mask mod returns booleans"),
+    ("10.3", listed_by_program(), "all heads and batch entries share the lists"),
+    ("10.4", plain_cap_grad, "put @triton.jit above it"),
+    ("10.4", cap_grad_with_missing_tanh, "stops with AttributeError"),
+    ("10.6", first_alone, "want a tuple (first, end)"),
 )

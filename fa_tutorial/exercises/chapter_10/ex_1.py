@@ -4,7 +4,7 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_10.jitted_mod import launched, ready
-from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.harness import Exercise, Wrong, case
 
 triton = hardware.require_triton("Exercise 10.1")
 import triton.language as tl  # noqa: E402
@@ -18,13 +18,19 @@ def window(b, h, i, j, aux):
 
 
 BLOCK = 16
+NUMBERS = tl.constexpr(2.0)
 
 
 @triton.jit
 def run_mask(seen_ptr, S_q, S_k, aux, MOD: tl.constexpr, BLOCK: tl.constexpr):
-    """Store 1.0 for each pair that MOD lets see, (S_q, S_k) float32. One tile holds all."""
+    """Store 1.0 for each pair that MOD lets see, (S_q, S_k) float32, and NUMBERS if MOD returns no booleans. One tile holds all."""
     i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    seen = tl.where(MOD(0, 0, i, j, aux), 1.0, 0.0) + tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    seen = MOD(0, 0, i, j, aux)
+    if seen.dtype == tl.int1:
+        seen = tl.where(seen, 1.0, 0.0)
+    else:
+        seen = tl.zeros((BLOCK, BLOCK), dtype=tl.float32) + NUMBERS
+    seen += tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     tl.store(seen_ptr + i * S_k + j, seen, mask=(i < S_q) & (j < S_k))
 
 
@@ -35,6 +41,8 @@ def adapt(mod):
     def on_pairs(S_q, S_k, left):
         seen = torch.empty(S_q, S_k, device=hardware.device())
         launched(lambda: run_mask[(1,)](seen, S_q, S_k, (left, S_k - S_q), MOD=mod, BLOCK=BLOCK))
+        if (seen == NUMBERS.value).any():
+            raise Wrong("returns numbers: a mask mod returns booleans, as comparisons do")
         return seen
 
     return on_pairs
@@ -42,6 +50,7 @@ def adapt(mod):
 
 MISTAKES = {
     "upside": "seen and hidden are exchanged: return True for the pairs that stay",
+    "either": "every pair is seen: | lets through what either comparison allows, so join them by &",
     "no_left": "keys more than aux[0] before the query are seen: the window has a left end",
     "no_right": "later keys are seen: the window ends at the query's own position",
     "own_hidden": "a query doesn't see its own key: distance 0 belongs to the window",
@@ -60,6 +69,7 @@ def twin(S_q, S_k, left, mistake=None):
     shift = {"top_left": 0, "shift_sign": S_q - S_k}.get(mistake, S_k - S_q)
     distance = torch.arange(S_k) - (torch.arange(S_q)[:, None] + shift)
     seen = {
+        "either": (distance <= 0) | (distance >= -left),
         "no_left": distance <= 0,
         "no_right": distance >= -left,
         "own_hidden": (distance < 0) & (distance >= -left),

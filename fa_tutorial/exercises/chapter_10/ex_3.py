@@ -1,101 +1,155 @@
-"""Exercise 10.3, cap_grad."""
+"""Exercise 10.3, listed_kernel."""
+
+import math
 
 import torch
 
-from fa_tutorial import hardware
-from fa_tutorial.exercises.chapter_10.jitted_mod import launched, ready
+from fa_tutorial.exercises.chapter_10.ex_1 import window
+from fa_tutorial.exercises.chapter_10.ex_2 import tile_kinds
+from fa_tutorial.exercises.forward_kernels import draw_qkv
 from fa_tutorial.exercises.harness import Exercise, case, generator
-from fa_tutorial.variants.mods import tanh
-
-triton = hardware.require_triton("Exercise 10.3")
-import triton.language as tl  # noqa: E402
-
-
-@triton.jit
-def cap_grad(s, b, h, i, j, aux):
-    """The derivative by s of aux[0] · tanh(s / aux[0])."""
-    t = tanh(s / aux[0])
-    return 1 - t * t
-
-
-SIZE = 16
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.forward import softmax_step
+from fa_tutorial.matmul import tl, triton
+from fa_tutorial.tiles import dot, load_tile, store_tile
 
 
 @triton.jit
-def run_grad(s_ptr, out_ptr, count, aux, MOD: tl.constexpr, SIZE: tl.constexpr):
-    """Store MOD of `count` scores, one tile of 1 × SIZE."""
-    j = tl.arange(0, SIZE)[None, :]
-    i = j * 0
-    s = tl.load(s_ptr + j, mask=j < count, other=0.0)
-    tl.store(out_ptr + j, MOD(s, 0, 0, i, j, aux) + s * 0, mask=j < count)
+def listed_kernel(q, k, v, o, index_ptr, count_ptr, H, S_q, S_k, D, scale, aux, MASK_MOD: tl.constexpr,
+                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """Attention over the pairs of the listed tiles that MASK_MOD lets through."""
+    row_blocks, across = tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_k, BLOCK_N)
+    row, batch_head = tl.program_id(0) % row_blocks, tl.program_id(0) // row_blocks
+    start_m, b, h = row * BLOCK_M, batch_head // H, batch_head % H
 
-
-def adapt(mod):
-    """The mod as a function of a tensor of scores and the cap."""
-    ready(mod, 6)
-
-    def on_scores(s, cap):
-        out = torch.empty_like(s)
-        launched(lambda: run_grad[(1,)](s, out, s.numel(), (cap,), MOD=mod, SIZE=SIZE))
-        return out
-
-    return on_scores
+    q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    i = start_m + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
+    m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
+    l = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    count = tl.load(count_ptr + row)
+    for t in range(count):
+        start_n = tl.load(index_ptr + row * across + t) * BLOCK_N
+        k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+        j = start_n + tl.arange(0, BLOCK_N)[None, :]  # [1, BLOCK_N]
+        seen = (j < S_k) & MASK_MOD(b, h, i, j, aux)  # [BLOCK_M, BLOCK_N]
+        s = tl.where(seen, scale * dot(q_tile, tl.trans(k_tile)), -float("inf"))  # [BLOCK_M, BLOCK_N]
+        p, m, l, alpha = softmax_step(s, m, l)
+        v_tile = load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+        acc = dot(p, v_tile, acc * alpha[:, None])
+    l = tl.where(l == 0, 1.0, l)  # a row that sees no key has acc = 0
+    store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
 MISTAKES = {
-    "value": "that is the capped score, not its derivative",
-    "outer_only": "the inner derivative is missing: s / aux[0] has the derivative 1 / aux[0]",
-    "inner_only": "the factor aux[0] before tanh is missing: it cancels 1 / aux[0]",
-    "no_inside": "tanh is taken of s: it is taken of s / aux[0]",
-    "no_square": "tanh isn't squared: its derivative is 1 − tanh²",
-    "plus": "1 + tanh² grows: the derivative is 1 − tanh²",
-    "sign": "the derivative has the wrong sign: a capped score grows with s",
-    "of_value": "the capped score is squared: square tanh alone",
-    "ones": "the derivative is 1 everywhere: that holds only near s = 0",
-    "tanh": "that is tanh, not its derivative, 1 − tanh²",
+    "all_tiles": "every tile is loaded, in the list or not: loop over the list's count, and take each tile's number from index",
+    "by_number": "t is taken for the tile's number: it is the place in the list, and index_ptr holds the number",
+    "in_tiles": "start_n counts keys, and index_ptr holds numbers of tiles: multiply by BLOCK_N",
+    "by_block_m": "a tile of keys starts at its number times BLOCK_N, not BLOCK_M",
+    "to_the_end": "the loop runs to the end of the list's row: only its first count entries mean anything",
+    "first_row": "every block of rows walks the first block's list: its own is row start_m // BLOCK_M of index and of count",
+    "first_index": "every block of rows takes its tiles from the first block's list: its own starts ceil(S_k / BLOCK_N) entries a row further on",
+    "no_across": "the lists overlap: row r of index starts at r · ceil(S_k / BLOCK_N)",
+    "by_row_blocks": "a row of index has an entry for every tile of keys: ceil(S_k / BLOCK_N), not ceil(S_q / BLOCK_M)",
+    "last_lost": "the last tile of each list is left out: t runs from 0 to count − 1",
+    "first_lost": "the first tile of each list is left out: t runs from 0 to count − 1",
+    "no_mask": "the mask is missing: a listed tile may still hold hidden pairs",
+    "unseen_nan": "rows that see no key give NaN, from 0 / 0: divide by 1 where l is 0",
 }
+CONDITIONS = {"empty": "a list may be empty: the rows of its block see no key, and get o = 0"}
 
 
-def twin(s, cap, mistake=None):
-    s = s.double()
-    t = torch.tanh(s / cap)
-    return {
-        "value": cap * t,
-        "outer_only": cap * (1 - t * t),
-        "inner_only": (1 - t * t) / cap,
-        "no_inside": 1 - torch.tanh(s) ** 2,
-        "no_square": 1 - t,
-        "plus": 1 + t * t,
-        "sign": t * t - 1,
-        "of_value": 1 - (cap * t) ** 2,
-        "ones": torch.ones_like(t),
-        "tanh": t,
-    }.get(mistake, 1 - t * t)
+def lists(S_q, S_k, left, block_m, block_n):
+    """(index, count) of a window's tiles: (blocks of queries, blocks of keys) and (blocks of queries,) int32. An unused entry repeats the first."""
+    distance = torch.arange(S_k) - torch.arange(S_q)[:, None] - (S_k - S_q)
+    needed = tile_kinds((distance <= 0) & (distance >= -left), block_m, block_n) > 0
+    index, count = needed.int().argsort(dim=1, descending=True, stable=True), needed.sum(dim=1)
+    unused = torch.arange(needed.shape[1]) >= count[:, None]
+    return torch.where(unused, index[:, :1], index).int(), count.int()
+
+
+def launch(q, k, v, left, blocks):
+    (B, H, S_q, D), S_k = q.shape, k.shape[2]
+    index, count = lists(S_q, S_k, left, *blocks)
+    tensors = *(In(x, as_heads=True) for x in (q, k, v)), Out(q.shape, q.dtype, as_heads=True), In(index), In(count)
+    meta = {"MASK_MOD": window, "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
+    return Launch((len(count) * B * H,), (*tensors, H, S_q, S_k, D, D**-0.5, (left, S_k - S_q)), meta)
+
+
+def twin(q, k, v, left, blocks, mistake=None):
+    q, k, v = q.double(), k.double(), v.double()
+    (S_q, D), S_k, (block_m, block_n) = q.shape[2:], k.shape[2], blocks
+    index, count = lists(S_q, S_k, left, *blocks)
+    across, o = index.shape[1], torch.zeros_like(q)
+    for row in range(len(count)):
+        step = {"first_row": 0, "first_index": 0, "no_across": 1, "by_row_blocks": len(count)}.get(mistake, across)
+        own = int(count[0 if mistake == "first_row" else row])
+        places = {"last_lost": range(own - 1), "first_lost": range(1, own), "to_the_end": range(across), "all_tiles": range(across)}.get(
+            mistake, range(own)
+        )
+        tiles = [t if mistake in ("by_number", "all_tiles") else int(index.flatten()[row * step + t]) for t in places]
+        wide = {"in_tiles": 1, "by_block_m": block_m}.get(mistake, block_n)
+        j = torch.cat([torch.arange(0), *(torch.arange(tile * wide, tile * wide + block_n) for tile in tiles)])
+        i, j = torch.arange(row * block_m, min(row * block_m + block_m, S_q))[:, None], j[j < S_k]
+        distance = j - (i + S_k - S_q)
+        seen = (distance <= 0) & (distance >= -left) | (mistake == "no_mask")
+        s = (D**-0.5 * q[:, :, i[:, 0]] @ k[:, :, j].mT).masked_fill(~seen, -math.inf)
+        p = torch.softmax(s, dim=-1)
+        unseen = math.nan if mistake == "unseen_nan" else 0.0
+        o[:, :, i[:, 0]] = (
+            torch.where(seen.any(dim=1, keepdim=True), p, unseen) @ v[:, :, j] if len(j) else torch.full_like(q[:, :, i[:, 0]], unseen)
+        )
+    return o
 
 
 def inputs():
-    place = hardware.device()
+    def rows(B, H, S_q, S_k, left, otherwise, *, blocks=(16, 16), on="", edge="", draw=None, **options):
+        words = on or f"S_q = {S_q}, S_k = {S_k}, tiles of {blocks[0]} × {blocks[1]}, a window of {left} keys and the query's own"
+        return case(*draw_qkv(B, H, S_q, S_k, 16, draw=draw), left, blocks, on=words, otherwise=otherwise, edge=edge, **options)
+
+    loop = "for each t below count, the tile's number is at index_ptr + row · ceil(S_k / BLOCK_N) + t, and its keys start at BLOCK_N times that"
+    heads = "all heads and batch entries share the lists: a program's row is the number of its block of rows, program_id % row_blocks"
+    beyond = "a list's row is start_m // BLOCK_M, of ceil(S_k / BLOCK_N) entries"
+    yield rows(1, 1, 16, 16, 3, loop, stray=beyond)
+    yield rows(1, 1, 32, 32, 5, loop, stray=beyond)
+    yield rows(1, 1, 64, 64, 20, loop, stray=beyond)
+    yield rows(1, 1, 32, 64, 20, "S_q and S_k may differ", stray=beyond)
+    yield rows(1, 1, 64, 96, 10, "BLOCK_M and BLOCK_N may differ", blocks=(16, 32), stray=beyond)
+    yield rows(1, 1, 40, 40, 10, "the last tiles may be ragged", stray=beyond)
+    yield rows(2, 2, 32, 32, 5, heads, on="B = H = 2, S_q = S_k = 32", stray=heads)
+    q, k, v = draw_qkv(1, 1, 16, 64, 16)
+    v[:, :, :32] = math.nan  # it shows in o if it is read, because 0 · NaN is NaN
     yield case(
-        torch.tensor([0.0, 1.0, 2.0, -4.0], device=place), 2.0, otherwise="the derivative of c · tanh(s / c) by s is 1 − tanh²(s / c)"
+        q,
+        k,
+        v,
+        10,
+        (16, 16),
+        on="S_q = 16, S_k = 64, the list holds tiles 2 and 3, and v is NaN in tiles 0 and 1",
+        otherwise=loop,
+        stray=beyond,
     )
-    yield case(torch.tensor([0.5, -3.0, 90.0], device=place), 30.0, otherwise="the cap is aux[0], whatever its value")
     draw = generator()
-    yield case((20 * torch.randn(SIZE, generator=draw)).to(place), 10.0, on="random scores", fresh=True)
+    yield rows(1, 2, 70, 90, 33, loop, on="random numbers, S_q = 70, S_k = 90", blocks=(32, 16), draw=draw, fresh=True, stray=beyond)
+    yield rows(1, 1, 48, 16, 20, "", on="S_q = 48, S_k = 16, so that rows 0 to 31 see no key", edge="empty", stray=beyond)
 
 
 EXERCISE = Exercise(
     id="10.3",
-    task="Write the derivative of the soft cap as a score mod.",
+    task="Let the kernel's loop take its tiles from a list.",
+    conditions=CONDITIONS,
     hints=(
-        "The derivative of tanh is 1 − tanh², and two factors come from the chain rule: one before tanh, one inside it.",
-        "c · (1 / c) is 1: only 1 − tanh²(s / c) is left.",
+        "Only the loop's head changes. Which row of the lists belongs to this program? All heads share it.",
+        "The row is start_m // BLOCK_M. Load count_ptr + row before the loop, and let t run over range(count).",
+        "In the loop, start_n = tl.load(index_ptr + row * tl.cdiv(S_k, BLOCK_N) + t) * BLOCK_N, and the rest is masked_kernel's.",
     ),
-    solution=cap_grad,
-    reasoning="By the chain rule the derivative is c · (1 − tanh²(s / c)) · 1 / c. The cap cancels. Near 0 the derivative is 1, and for a score far beyond "
-    "the cap it is 0, so such a score has no gradient.",
-    more="The package's soft_cap_grad takes the cap as aux.softcap.",
+    solution=listed_kernel,
+    reasoning="A tile's number, times BLOCK_N, is its first key, and nothing else in the loop knew where the tile came from. So any set of tiles does, in "
+    "any order: the running softmax doesn't care.",
+    more="The package's attend_tiles has two lists, and no mask for the tiles of the second. It also loads the next number one tile ahead.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
-    adapt=adapt,
+    launch=launch,
+    tolerance=lambda args, part: (0.0, 2e-5 * float(args[2].double().nan_to_num().abs().max())),
 )

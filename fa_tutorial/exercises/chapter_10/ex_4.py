@@ -1,94 +1,101 @@
-"""Exercise 10.4, sink_gradient."""
+"""Exercise 10.4, cap_grad."""
 
 import torch
 
-from fa_tutorial.exercises.harness import RTOL, Exercise, case, generator
+from fa_tutorial import hardware
+from fa_tutorial.exercises.chapter_10.jitted_mod import launched, ready
+from fa_tutorial.exercises.harness import Exercise, case, generator
+from fa_tutorial.variants.mods import tanh
+
+triton = hardware.require_triton("Exercise 10.4")
+import triton.language as tl  # noqa: E402
 
 
-def sink_gradient(o, do, lse, sinks):
-    """The gradient of sinks, (H,). o, do: (B, H, S, D); lse: (B, H, S), and counts the sink."""
-    p_sink = torch.exp(sinks[:, None] - lse)  # [B, H, S], what the sink takes of each row
-    delta = (do * o).sum(dim=-1)  # [B, H, S]
-    return -(p_sink * delta).sum(dim=(0, 2))
+@triton.jit
+def cap_grad(s, b, h, i, j, aux):
+    """The derivative by s of aux[0] · tanh(s / aux[0])."""
+    t = tanh(s / aux[0])
+    return 1 - t * t
+
+
+SIZE = 16
+
+
+@triton.jit
+def run_grad(s_ptr, out_ptr, count, aux, MOD: tl.constexpr, SIZE: tl.constexpr):
+    """Store MOD of `count` scores, one tile of 1 × SIZE."""
+    j = tl.arange(0, SIZE)[None, :]
+    i = j * 0
+    s = tl.load(s_ptr + j, mask=j < count, other=0.0)
+    tl.store(out_ptr + j, MOD(s, 0, 0, i, j, aux) + s * 0, mask=j < count)
+
+
+def adapt(mod):
+    """The mod as a function of a tensor of scores and the cap."""
+    ready(mod, 6)
+
+    def on_scores(s, cap):
+        out = torch.empty_like(s)
+        launched(lambda: run_grad[(1,)](s, out, s.numel(), (cap,), MOD=mod, SIZE=SIZE))
+        return out
+
+    return on_scores
 
 
 MISTAKES = {
-    "sign": "the gradient has the wrong sign: the sink's dp is 0, so ds = p (0 − delta)",
-    "no_p": "the sink's share of each row is missing: ds = p (dp − delta)",
-    "diagonal": "delta is weighted by p (1 − p): ds = p (dp − delta), and delta holds the rest",
-    "p_squared": "the sink's share is squared: multiply by it once",
-    "not_divided": "exp(sink) isn't divided by the row's sum: subtract lse in the exponent",
-    "upside": "the exponent has the wrong sign: the share is exp(sink − lse)",
-    "no_delta": "delta is missing: that is minus the sum of the shares",
-    "delta_of_do": "delta is the row sum of do alone: it is that of do ∘ o",
-    "mean": "the mean over the rows is taken: a sink is used in every row, so add up",
-    "per_batch": "each batch entry has a gradient of its own: the sinks are shared, so add up",
-    "per_row": "each row has a gradient of its own: the sinks are shared, so add up",
-    "all_heads": "the heads are added up: each has its own sink",
-    "first_sink": "every head uses the first sink: give sinks the shape (H, 1)",
+    "value": "that is the capped score, not its derivative",
+    "outer_only": "the inner derivative is missing: s / aux[0] has the derivative 1 / aux[0]",
+    "inner_only": "the factor aux[0] before tanh is missing: it cancels 1 / aux[0]",
+    "no_inside": "tanh is taken of s: it is taken of s / aux[0]",
+    "no_square": "tanh isn't squared: its derivative is 1 − tanh²",
+    "plus": "1 + tanh² grows: the derivative is 1 − tanh²",
+    "sign": "the derivative has the wrong sign: a capped score grows with s",
+    "of_value": "the capped score is squared: square tanh alone",
+    "ones": "the derivative is 1 everywhere: that holds only near s = 0",
+    "tanh": "that is tanh, not its derivative, 1 − tanh²",
 }
 
 
-def twin(o, do, lse, sinks, mistake=None):
-    o, do, lse, sinks = (x.double() for x in (o, do, lse, sinks))
-    p, delta = torch.exp(sinks[:, None] - lse), (do * o).sum(dim=-1)
-    p = {
-        "not_divided": torch.exp(sinks[:, None]).expand_as(lse),
-        "upside": torch.exp(lse - sinks[:, None]),
-        "first_sink": torch.exp(sinks[0] - lse),
-        "no_p": torch.ones_like(p),
-        "diagonal": p * (1 - p),
-        "p_squared": p * p,
-    }.get(mistake, p)
-    delta = {"no_delta": torch.ones_like(delta), "delta_of_do": do.sum(dim=-1)}.get(mistake, delta)
-    ds = p * delta if mistake == "sign" else -p * delta
+def twin(s, cap, mistake=None):
+    s = s.double()
+    t = torch.tanh(s / cap)
     return {
-        "mean": lambda: ds.mean(dim=(0, 2)),
-        "per_batch": lambda: ds.sum(dim=2),
-        "per_row": lambda: ds,
-        "all_heads": lambda: ds.sum(),
-    }.get(mistake, lambda: ds.sum(dim=(0, 2)))()
-
-
-def tolerance(args, part):
-    """Relative to the sum of the absolute values that are added up."""
-    o, do, lse, sinks = (x.double() for x in args)
-    size = (torch.exp(sinks[:, None] - lse) * (do * o).abs().sum(dim=-1)).sum()
-    return RTOL[args[0].dtype], RTOL[args[0].dtype] * float(size)
+        "value": cap * t,
+        "outer_only": cap * (1 - t * t),
+        "inner_only": (1 - t * t) / cap,
+        "no_inside": 1 - torch.tanh(s) ** 2,
+        "no_square": 1 - t,
+        "plus": 1 + t * t,
+        "sign": t * t - 1,
+        "of_value": 1 - (cap * t) ** 2,
+        "ones": torch.ones_like(t),
+        "tanh": t,
+    }.get(mistake, 1 - t * t)
 
 
 def inputs():
-    def rows(*shape, draw, fresh=False, words=""):
-        B, H, S, D = shape
-        o, do = (torch.randn(B, H, S, D, generator=draw) for _ in range(2))
-        sinks = torch.randn(H, generator=draw)
-        lse = torch.logaddexp(torch.randn(B, H, S, generator=draw), sinks[:, None])
-        return case(o, do, lse, sinks, on=words or f"(B, H, S, D) = {shape}", fresh=fresh)
-
-    one, two = torch.full((1, 1, 1, 1), 3.0), torch.full((1, 1, 1, 1), 2.0)
-    yield case(one, two, two[0].log(), torch.zeros(1), on="one row with o = 3 and do = 2, of which the sink takes half")
-    seed = torch.Generator().manual_seed(0)
-    yield rows(1, 1, 1, 4, draw=seed)
-    yield rows(1, 1, 3, 2, draw=seed)
-    yield rows(1, 2, 3, 2, draw=seed)
-    yield rows(2, 3, 5, 4, draw=seed)
-    yield rows(3, 2, 17, 8, draw=generator(), fresh=True, words="a random case")
+    place = hardware.device()
+    yield case(
+        torch.tensor([0.0, 1.0, 2.0, -4.0], device=place), 2.0, otherwise="the derivative of c · tanh(s / c) by s is 1 − tanh²(s / c)"
+    )
+    yield case(torch.tensor([0.5, -3.0, 90.0], device=place), 30.0, otherwise="the cap is aux[0], whatever its value")
+    draw = generator()
+    yield case((20 * torch.randn(SIZE, generator=draw)).to(place), 10.0, on="random scores", fresh=True)
 
 
 EXERCISE = Exercise(
     id="10.4",
-    task="Write the gradient of the sinks from what the backward pass has.",
+    task="Write the derivative of the soft cap as a score mod.",
     hints=(
-        "A sink is a column of s that every row of its head has. You know what ds is for a column: p (dp − delta).",
-        "p of the sink is exp(sink − lse), and its value is 0. So what is dp = do · v there?",
-        "−exp(sinks[:, None] − lse) times the row sums of do ∘ o, added up over the batch and the rows.",
+        "The derivative of tanh is 1 − tanh², and two factors come from the chain rule: one before tanh, one inside it.",
+        "c · (1 / c) is 1: only 1 − tanh²(s / c) is left.",
     ),
-    solution=sink_gradient,
-    reasoning="The sink is a key with the score `sink` and the value 0. So its dp is 0, and each row gives ds = −p delta. The sink is the same number in every "
-    "row of its head, so its gradient is the sum.",
-    more="The package also adds dlse's part, and reads delta where the backward has stored it.",
+    solution=cap_grad,
+    reasoning="By the chain rule the derivative is c · (1 − tanh²(s / c)) · 1 / c. The cap cancels. Near 0 the derivative is 1, and for a score far beyond "
+    "the cap it is 0, so such a score has no gradient.",
+    more="The package's soft_cap_grad takes the cap as aux.softcap.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
-    tolerance=tolerance,
+    adapt=adapt,
 )

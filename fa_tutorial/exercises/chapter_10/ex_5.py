@@ -1,87 +1,96 @@
-"""Exercise 10.5, key_range."""
+"""Exercise 10.5, sink_gradient."""
 
 import torch
 
-from fa_tutorial.exercises.harness import Exercise, case, generator
+from fa_tutorial.exercises.harness import RTOL, Exercise, case, generator
 
 
-def key_range(cu_q, cu_k):
-    """(first, end), each (total_q,): each query's own sequence has keys first … end − 1."""
-    lengths = cu_q.diff()
-    return cu_k[:-1].repeat_interleave(lengths), cu_k[1:].repeat_interleave(lengths)
+def sink_gradient(o, do, lse, sinks):
+    """The gradient of sinks, (H,). o, do: (B, H, S, D); lse: (B, H, S), and counts the sink."""
+    p_sink = torch.exp(sinks[:, None] - lse)  # [B, H, S], what the sink takes of each row
+    delta = (do * o).sum(dim=-1)  # [B, H, S]
+    return -(p_sink * delta).sum(dim=(0, 2))
 
 
 MISTAKES = {
-    "exchanged": "first and end are swapped: return (first, end)",
-    "queries": "these are numbers of queries: the bounds of the keys stand in cu_k",
-    "by_keys": "there is one entry a key: there must be one a query",
-    "last": "end is the last key: it is one past it",
-    "length": "end is the number of keys: it is where they end in the packed tensor",
-    "local": "the keys are counted from their own sequence's start: number them in the packed tensor",
-    "all": "every query gets all keys: each has its own sequence's",
-    "not_repeated": "there is one entry a sequence: there must be one a query",
-    "next": "the bounds are those of the next sequence",
-    "boundary": "a sequence's first query gets the bounds of the sequence before: cu_q[s] belongs to sequence s",
-    "empty_lost": "an empty sequence of queries isn't counted: those after it get the wrong keys",
+    "sign": "the gradient has the wrong sign: the sink's dp is 0, so ds = p (0 − delta)",
+    "no_p": "the sink's share of each row is missing: ds = p (dp − delta)",
+    "diagonal": "delta is weighted by p (1 − p): ds = p (dp − delta), and delta holds the rest",
+    "p_squared": "the sink's share is squared: multiply by it once",
+    "not_divided": "exp(sink) isn't divided by the row's sum: subtract lse in the exponent",
+    "sigmoid": "the sink is counted twice: lse has it already, so its share is exp(sink − lse)",
+    "upside": "the exponent has the wrong sign: the share is exp(sink − lse)",
+    "no_delta": "delta is missing: that is minus the sum of the shares",
+    "delta_of_do": "delta is the row sum of do alone: it is that of do ∘ o",
+    "mean": "the mean over the rows is taken: a sink is used in every row, so add up",
+    "per_batch": "each batch entry has a gradient of its own: the sinks are shared, so add up",
+    "per_row": "each row has a gradient of its own: the sinks are shared, so add up",
+    "all_heads": "the heads are added up: each has its own sink",
+    "first_sink": "every head uses the first sink: give sinks the shape (H, 1)",
 }
 
-CONDITIONS = {"empty": "a sequence may have no queries, or no keys: then first = end"}
+
+def twin(o, do, lse, sinks, mistake=None):
+    o, do, lse, sinks = (x.double() for x in (o, do, lse, sinks))
+    p, delta = torch.exp(sinks[:, None] - lse), (do * o).sum(dim=-1)
+    p = {
+        "not_divided": torch.exp(sinks[:, None]).expand_as(lse),
+        "sigmoid": torch.sigmoid(sinks[:, None] - lse),
+        "upside": torch.exp(lse - sinks[:, None]),
+        "first_sink": torch.exp(sinks[0] - lse),
+        "no_p": torch.ones_like(p),
+        "diagonal": p * (1 - p),
+        "p_squared": p * p,
+    }.get(mistake, p)
+    delta = {"no_delta": torch.ones_like(delta), "delta_of_do": do.sum(dim=-1)}.get(mistake, delta)
+    ds = p * delta if mistake == "sign" else -p * delta
+    return {
+        "mean": lambda: ds.mean(dim=(0, 2)),
+        "per_batch": lambda: ds.sum(dim=2),
+        "per_row": lambda: ds,
+        "all_heads": lambda: ds.sum(),
+    }.get(mistake, lambda: ds.sum(dim=(0, 2)))()
 
 
-def twin(cu_q, cu_k, mistake=None):
-    bounds_q, bounds_k, total = cu_q.tolist(), cu_k.tolist(), int(cu_q[-1])
-    sequences = len(bounds_q) - 1
-    if mistake == "not_repeated":
-        return cu_k[:-1].double(), cu_k[1:].double()
-    if mistake == "by_keys":
-        bounds_q, total = bounds_k, bounds_k[-1]
-    if mistake == "empty_lost":
-        bounds_q = sorted(set(bounds_q))
-    behind = 1 if mistake == "boundary" else 0
-    own = [max(sum(bound + behind <= i for bound in bounds_q) - 1, 0) for i in range(total)]
-    if mistake == "next":
-        own = [min(s + 1, sequences - 1) for s in own]
-    if mistake == "queries":
-        bounds_k = bounds_q
-    first, end = [bounds_k[s] for s in own], [bounds_k[s + 1] for s in own]
-    lengths = [y - x for x, y in zip(first, end, strict=True)]
-    first, end = {
-        "exchanged": (end, first),
-        "last": (first, [x - 1 for x in end]),
-        "length": (first, lengths),
-        "local": ([0] * total, lengths),
-        "all": ([0] * total, [bounds_k[-1]] * total),
-    }.get(mistake, (first, end))
-    return torch.tensor(first, dtype=torch.float64), torch.tensor(end, dtype=torch.float64)
-
-
-def packed(lengths):
-    return torch.tensor([0, *lengths]).cumsum(0).int()
+def tolerance(args, part):
+    """Relative to the sum of the absolute values that are added up."""
+    o, do, lse, sinks = (x.double() for x in args)
+    size = (torch.exp(sinks[:, None] - lse) * (do * o).abs().sum(dim=-1)).sum()
+    return RTOL[args[0].dtype], RTOL[args[0].dtype] * float(size)
 
 
 def inputs():
-    yield case(packed((2, 1)), packed((2, 1)), otherwise="query i sees the keys of its own sequence, and no others")
-    yield case(packed((2, 3, 1)), packed((4, 1, 2)), otherwise="queries and keys of a sequence may differ in number")
-    draw = generator()
-    yield case(*(packed(torch.randint(1, 9, (5,), generator=draw).tolist()) for _ in range(2)), on="a random packing", fresh=True)
-    yield case(packed((2, 0, 1)), packed((1, 2, 3)), edge="empty")
-    yield case(packed((1, 2)), packed((0, 2)), edge="empty")
+    def rows(*shape, draw, fresh=False, words=""):
+        B, H, S, D = shape
+        o, do = (torch.randn(B, H, S, D, generator=draw) for _ in range(2))
+        sinks = torch.randn(H, generator=draw)
+        lse = torch.logaddexp(torch.randn(B, H, S, generator=draw), sinks[:, None])
+        return case(o, do, lse, sinks, on=words or f"(B, H, S, D) = {shape}", fresh=fresh)
+
+    one, two = torch.full((1, 1, 1, 1), 3.0), torch.full((1, 1, 1, 1), 2.0)
+    yield case(one, two, two[0].log(), torch.zeros(1), on="one row with o = 3 and do = 2, of which the sink takes half")
+    seed = torch.Generator().manual_seed(0)
+    yield rows(1, 1, 1, 4, draw=seed)
+    yield rows(1, 1, 3, 2, draw=seed)
+    yield rows(1, 2, 3, 2, draw=seed)
+    yield rows(2, 3, 5, 4, draw=seed)
+    yield rows(3, 2, 17, 8, draw=generator(), fresh=True, words="a random case")
 
 
 EXERCISE = Exercise(
     id="10.5",
-    task="Find the keys of each query's own sequence in packed tensors.",
-    conditions=CONDITIONS,
+    task="Write the gradient of the sinks from what the backward pass has.",
     hints=(
-        "Sequence s has queries cu_q[s] … cu_q[s + 1] − 1 and keys cu_k[s] … cu_k[s + 1] − 1. How many queries share its bounds?",
-        "cu_q.diff() holds the lengths. torch.repeat_interleave(x, lengths) repeats each entry of x as often as its length says.",
+        "A sink is a column of s that every row of its head has. You know what ds is for a column: p (dp − delta).",
+        "p of the sink is exp(sink − lse), and its value is 0. So what is dp = do · v there?",
+        "−exp(sinks[:, None] − lse) times the row sums of do ∘ o, added up over the batch and the rows.",
     ),
-    solution=key_range,
-    reasoning="All queries of sequence s have the bounds cu_k[s] and cu_k[s + 1]. Repeating each bound as often as its sequence has queries lays them out "
-    "in the queries' order, and an empty sequence repeats it zero times.",
-    more="The package's packed_rows_kernel finds each query's sequence by bisection, since the lengths are on the GPU and the CPU shouldn't wait for them.",
+    solution=sink_gradient,
+    reasoning="The sink is a key with the score `sink` and the value 0. So its dp is 0, and each row gives ds = −p delta. The sink is the same number in every "
+    "row of its head, so its gradient is the sum.",
+    more="The package also adds dlse's part, and reads delta where the backward has stored it.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
-    parts=("first", "end"),
+    tolerance=tolerance,
 )
