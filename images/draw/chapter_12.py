@@ -19,7 +19,7 @@ KERNEL = ((51, "setup", "green"), (301, "loop, masks", "orange"), (377, "loop", 
 YOURS = ((83, 87), (91, 91), (250, 251), (267, 267), (269, 270), (283, 283), (285, 285), (298, 300), (302, 304), (310, 310), (313, 315),
          (319, 322), (328, 330), (335, 335), (342, 344), (347, 347), (367, 367), (375, 375), (378, 380), (383, 383), (386, 389), (397, 397),
          (403, 405), (407, 407), (409, 409), (428, 429), (433, 433), (436, 436), (475, 478), (491, 493))  # fmt: skip
-KINDS = (("your lines", 62, "black", 0.85), ("who copies what, and waits", 133, "blue", 0.45), ("features", 99, "yellow", 0.6),
+KINDS = (("as in yours", 62, "black", 0.85), ("who copies what, and waits", 133, "blue", 0.45), ("features", 99, "yellow", 0.6),
          ("comments, blank lines", 150, "black", 0.12))  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def draw_kernel_lines() -> Figure:
     per_line = wide / LINES
     for line, x in ((first, left), (last, left + wide)):
         ax.plot((left + (line - 1) * per_line, x), (1.05, 1.77), color=DARK, linewidth=1, linestyle="--")
-    write(ax, left + 0.35, 1.5, "its first kernel; black: the lines that you wrote", HEAD, ha="left", weight="bold")
+    write(ax, left + 0.35, 1.5, "its first kernel; black: the lines that do what yours do", HEAD, ha="left", weight="bold")
     draw_parts(ax, KERNEL, first, last, left, 1.77, wide)
     per_line = wide / (last - first)
     for start, end in YOURS:
