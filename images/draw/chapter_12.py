@@ -34,7 +34,7 @@ def draw_kernel_lines() -> Figure:
     per_line = wide / LINES
     for line, x in ((first, left), (last, left + wide)):
         ax.plot((left + (line - 1) * per_line, x), (1.05, 1.77), color=DARK, linewidth=1, linestyle="--")
-    write(ax, left + 0.35, 1.5, "its first kernel; black: the lines that do what yours do", HEAD, ha="left", weight="bold")
+    write(ax, left + 0.35, 1.5, "black: the lines that do what yours do", HEAD, ha="left", weight="bold")
     draw_parts(ax, KERNEL, first, last, left, 1.77, wide)
     per_line = wide / (last - first)
     for start, end in YOURS:
