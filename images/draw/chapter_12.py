@@ -6,101 +6,59 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, MASKED, WIDTH, arrow, box, canvas, grid, image, legend, number, outline, write
-from fa_tutorial import softmax
+from draw.drawing import DARK, HEAD, MASKED, WIDTH, box, canvas, grid, image, legend, outline, write
 
-# ---------------------------------------------------------------- the map of the repository
+# ---------------------------------------------------------------- the file with the forward kernels
 
-MONO = {"family": "DejaVu Sans Mono"}
-# (folder, colour, ((file, what to look for there, where the course has it), …)), in reading order
-REPOSITORY = (
-    ("flash_attn/", "blue", (
-        ("flash_attn_interface.py", "flash_attn_func", "flash_attention; 5, 7"),
-    )),
-    ("csrc/flash_attn/", "sky", (
-        ("flash_api.cpp", "mha_fwd, mha_bwd", "check_attention; 5, 7"),
-    )),
-    ("csrc/flash_attn/src/", "green", (
-        ("flash.h", "Flash_fwd_params", "a kernel's arguments; 2, 5"),
-        ("flash_fwd_launch_template.h", "run_mha_fwd_hdim64", "CONFIGS, TILES; 5, 8"),
-        ("flash_fwd_kernel.h", "compute_attn_1rowblock", "flash_forward_kernel; 5, 11"),
-        ("softmax.h", "softmax_rescale_o", "softmax_step, attend; 1, 4, 8"),
-        ("mask.h", "Mask", "causal_tiles; 4, 10"),
-        ("block_info.h", "BlockInfo", "strides and lengths; 2, 10"),
-        ("kernel_traits.h", "kBlockM, kBlockN", "TileConfig; 5, 8"),
-        ("flash_bwd_preprocess_kernel.h", "compute_dot_do_o", "delta_kernel; 6, 7"),
-        ("flash_bwd_kernel.h", "compute_dq_dk_dv_1colblock", "dkdv_kernel, dq_kernel; 7, 9"),
-    )),
-    ("hopper/", "orange", (
-        ("mainloop_fwd_sm90_….hpp", "TMA, wgmma, their loop", "producer, consumer; 9"),
-    )),
-    ("flash_attn/cute/", "purple", (
-        ("flash_fwd_sm90.py, …sm100.py", "the same in Python", "forward_kernel; 9"),
-    )),
-)  # fmt: skip
+# Lines of csrc/flash_attn/src/flash_fwd_kernel.h at v2.8.3, as (first, name, colour): each part ends where the next one begins.
+LINES = 1294
+FILE = ((1, "", None), (51, "compute_attn_1rowblock", "green"), (495, "", None), (498, "compute_attn_1rowblock_splitkv", "sky"),
+        (1072, "", None), (1110, "combine", "purple"), (1293, "", None))  # fmt: skip
+KERNEL = ((51, "setup", "green"), (301, "loop, masks", "orange"), (377, "loop", "orange"), (431, "epilogue", "green"), (495, "", None))
+# What flash_forward_kernel and attend do, too: tiles that are seen, loads, (4.1) to (4.5), stores. Read by hand, as are the sums below.
+YOURS = ((83, 87), (91, 91), (250, 251), (267, 267), (269, 270), (283, 283), (285, 285), (298, 300), (302, 304), (310, 310), (313, 315),
+         (319, 322), (328, 330), (335, 335), (342, 344), (347, 347), (367, 367), (375, 375), (378, 380), (383, 383), (386, 389), (397, 397),
+         (403, 405), (407, 407), (409, 409), (428, 429), (433, 433), (436, 436), (475, 478), (491, 493))  # fmt: skip
+KINDS = (("as in yours", 62, "black", 0.85), ("who copies what, and waits", 133, "blue", 0.45), ("features", 99, "yellow", 0.6),
+         ("comments, blank lines", 150, "black", 0.12))  # fmt: skip
 
 
-@image("12_repository_map.png")
-def draw_repository_map() -> Figure:
-    """The files of the official repository in reading order, each with what to look for, and the course's function and chapters beside it."""
-    tall = 0.37
-    rows = sum(len(files) for _, _, files in REPOSITORY)
-    figure, ax = canvas(0.5 + rows * tall + len(REPOSITORY) * 0.34 + 0.1)
-    for x, head in ((0.62, "file"), (3.5, "look for"), (6.2, "here; chapters")):
-        write(ax, x, 0.25, head, HEAD, ha="left", weight="bold")
-    y, place = 0.5, 0
-    for folder, colour, files in REPOSITORY:
-        write(ax, 0.12, y + 0.19, folder, ha="left", weight="bold", **MONO)
-        y += 0.34
-        for file, wanted, ours in files:
-            place += 1
-            box(ax, 0.12, y, 0.4, tall - 0.05, f"{place}", colour, share=0.6, weight="bold")
-            box(ax, 0.52, y, 5.38, tall - 0.05, colour=colour, share=0.2)
-            write(ax, 0.62, y + tall / 2 - 0.02, file, ha="left", **MONO)
-            write(ax, 3.5, y + tall / 2 - 0.02, wanted, ha="left")
-            arrow(ax, (5.92, y + tall / 2 - 0.02), (6.17, y + tall / 2 - 0.02))
-            write(ax, 6.24, y + tall / 2 - 0.02, ours, ha="left")
-            y += tall
+@image("12_kernel_lines.png")
+def draw_kernel_lines() -> Figure:
+    """The file of FA2's forward kernels to scale, its first kernel enlarged with the lines that the reader wrote, and what the others are."""
+    figure, ax = canvas(4.45)
+    left, wide = 0.15, WIDTH - 0.3
+    draw_parts(ax, FILE, 1, LINES + 1, left, 0.45, wide)
+    write(ax, left, 0.22, f"flash_fwd_kernel.h: {LINES:,} lines", HEAD, ha="left", weight="bold")
+    first, last = KERNEL[0][0], KERNEL[-1][0]
+    per_line = wide / LINES
+    for line, x in ((first, left), (last, left + wide)):
+        ax.plot((left + (line - 1) * per_line, x), (1.05, 1.77), color=DARK, linewidth=1, linestyle="--")
+    write(ax, left + 0.35, 1.5, "black: the lines that do what yours do", HEAD, ha="left", weight="bold")
+    draw_parts(ax, KERNEL, first, last, left, 1.77, wide)
+    per_line = wide / (last - first)
+    for start, end in YOURS:
+        box(ax, left + (start - first) * per_line, 2.37, (end + 1 - start) * per_line, 0.3, colour="black", share=0.85)
+    outline(ax, left, 2.37, wide, 0.3, line=1)
+    write(ax, left, 3.12, f"the same {last - first} lines, sorted by what they do", HEAD, ha="left", weight="bold")
+    assert sum(count for _, count, _, _ in KINDS) == last - first
+    assert sum(end + 1 - start for start, end in YOURS) == KINDS[0][1]
+    x = left
+    for name, count, colour, share in KINDS:
+        box(ax, x, 3.37, count * per_line, 0.6, colour=colour, share=share)
+        write(ax, x + count * per_line / 2, 3.67, f"{count}", HEAD, color="white" if share > 0.8 else "black")
+        write(ax, x + count * per_line / 2, 4.2, name)
+        x += count * per_line
     return figure
 
 
-# ---------------------------------------------------------------- split-KV
-
-SCORES = (2.0, 1.0, 0.0, 4.0, 3.0, 1.0, 5.0, 2.0)
-VALUES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0)
-SPLITS = 4
-
-
-@image("12_split_kv.png")
-def draw_split_kv() -> Figure:
-    """One query with D = 1 and eight keys in four parts: (o, lse) of each by a program of its own, and their sum by (12.1)."""
-    figure, ax = canvas(4.75)
-    scores, values = torch.tensor(SCORES, dtype=torch.float64), torch.tensor(VALUES, dtype=torch.float64)[:, None]
-    size = len(scores) // SPLITS
-    parts = [softmax.running_weighted_sum(s, v, block=1) for s, v in zip(scores.split(size), values.split(size), strict=True)]
-    o, lse = softmax.running_weighted_sum(scores, values, block=1)
-    left, cell, gap = 1.15, 0.85, 0.25
-    for text, y in (("scores", 0.55), ("values", 0.93), ("programs", 1.9), ("weights", 2.87), ("combine", 3.75)):
-        write(ax, 0.1, y, text, BODY, ha="left", weight="bold")
-    total = 0.0
-    for part, (o_part, lse_part) in enumerate(parts):
-        x = left + part * (size * cell + gap)
-        middle = x + size * cell / 2
-        for key in range(size):
-            place = part * size + key
-            box(ax, x + key * cell, 0.37, cell, 0.36, f"{SCORES[place]:g}", "yellow", share=0.5)
-            box(ax, x + key * cell, 0.75, cell, 0.36, f"{VALUES[place]:g}", "green", share=0.4)
-        arrow(ax, (middle, 1.13), (middle, 1.48), "blue")
-        box(ax, x, 1.5, size * cell, 0.8, f"o = {number(o_part.item())}\nlse = {number(lse_part.item())}", "sky", share=0.5, line=1.6)
-        weight = torch.exp(lse_part - lse)
-        total += float(weight * o_part[0])
-        arrow(ax, (middle, 2.32), (middle, 3.38), "vermilion")
-        write(ax, middle, 2.87, f"{weight.item():.4f}", BODY, bbox={"facecolor": "white", "edgecolor": "none", "pad": 2})
-    assert abs(total - o.item()) < 1e-12
-    wide = SPLITS * (size * cell + gap) - gap
-    box(ax, left, 3.4, wide, 0.7, f"o = {number(total)}     lse = {number(lse.item())}", "purple", share=0.4, size=HEAD, line=1.6)
-    write(ax, 0.1, 4.45, "a weight is the exponential of (lse of the part − lse of all); the four add up to 1 (12.1)", ha="left")
-    return figure
+def draw_parts(ax: Axes, parts: tuple, first: int, last: int, left: float, top: float, wide: float) -> None:
+    """A bar of lines first … last − 1 in its parts, each with its name and its number of lines."""
+    per_line = wide / (last - first)
+    for (start, name, colour), (end, *_) in zip(parts, (*parts[1:], (last,)), strict=True):
+        if start < end:
+            text = f"{name}\n{end - start}" if name else ""
+            box(ax, left + (start - first) * per_line, top, (end - start) * per_line, 0.6, text, colour, share=0.4)
 
 
 # ---------------------------------------------------------------- windows

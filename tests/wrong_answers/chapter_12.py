@@ -1,27 +1,15 @@
-"""Chapter 12: log-sum-exp whose weights are NaN, a tuple of one, results left out, float division, and causal tiles alone."""
-
-import torch
+"""Chapter 12: float division, a count that forgets the window, causal tiles alone, tiles never whole, a mask aligned at the top, a result left out."""
 
 from fa_tutorial import algorithm
+from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
 
 
-def combine_without_a_guard(o_parts, lse_parts):
-    lse = torch.logsumexp(lse_parts, dim=0)
-    return (torch.exp(lse_parts - lse)[..., None] * o_parts).sum(dim=0), lse
+def steps_in_floats(block_m, block_n, is_causal, is_local, is_even):
+    return block_m / block_n if is_causal else 1
 
 
-def combine_o_alone(o_parts, lse_parts):
-    return combine_without_a_guard(o_parts, lse_parts)[0]
-
-
-def combine_two(o_parts, lse_parts):
-    a, b = lse_parts
-    return combine_without_a_guard(o_parts, torch.stack((a, b)))
-
-
-def combine_in_half(o_parts, lse_parts):
-    o, lse = combine_without_a_guard(o_parts.half(), lse_parts.half())
-    return o.float(), lse.float()
+def steps_of_the_diagonal_alone(block_m, block_n, is_causal, is_local, is_even):
+    return max(1, -(-block_m // block_n)) + (not is_even)
 
 
 def tiles_in_floats(row_block, block_m, block_n, S_q, S_k, left, right):
@@ -35,16 +23,35 @@ def causal_tiles_alone(row_block, block_m, block_n, S_q, S_k, left, right):
     return 0, 0, full, end
 
 
+def no_whole_tiles(row_block, block_m, block_n, S_q, S_k, left, right):
+    start, _, _, end = window_tiles(row_block, block_m, block_n, S_q, S_k, left, right)
+    return start, start, start, end
+
+
+def no_whole_tiles_after_the_first(row_block, block_m, block_n, S_q, S_k, left, right):
+    start, full_0, _, end = window_tiles(row_block, block_m, block_n, S_q, S_k, left, right)
+    return start, full_0, full_0, end
+
+
+def tiles_aligned_at_the_top(row_block, block_m, block_n, S_q, S_k, left, right):
+    return window_tiles(row_block, block_m, block_n, S_q, S_q, left, right)
+
+
 def tiles_without_end(row_block, block_m, block_n, S_q, S_k, left, right):
     return tiles_in_floats(row_block, block_m, block_n, S_q, S_k, left, right)[:3]
 
 
 WRONG_ANSWERS = (
-    ("12.1", combine_without_a_guard, "all empty give NaN"),
-    ("12.1", combine_o_alone, "want a tuple (o, lse)"),
-    ("12.1", combine_two, "ValueError"),
-    ("12.1", combine_in_half, "the weights are 1/4 and 3/4"),
+    ("12.1", steps_in_floats, "blocks of 128 x 48"),
+    ("12.1", steps_of_the_diagonal_alone, "a window always takes one more"),
     ("12.2", tiles_in_floats, "gives start = 8.333, want 8"),
     ("12.2", causal_tiles_alone, "no tile is skipped on the left"),
+    ("12.2", no_whole_tiles, "no tile is called whole"),
+    ("12.2", no_whole_tiles_after_the_first, "full_1 is full_0"),
+    (
+        "12.2",
+        tiles_aligned_at_the_top,
+        "S_k − S_q is missing: the last row is aligned with the last key: window_tiles(3, 4, 2, 32, 45, 9, 4)",
+    ),
     ("12.2", tiles_without_end, "returns a tuple of 3"),
 )

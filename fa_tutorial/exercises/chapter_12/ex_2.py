@@ -34,6 +34,8 @@ MISTAKES = {
     "start_up": "start leaves out a tile that the first row sees in part: round down",
     "start_last": "start is found from the last row: the first row reaches back furthest",
     "start_zero": "no tile is skipped on the left: start is where the first row's window begins",
+    "none_whole": "no tile is called whole, though every row sees some of them whole: full_0 … full_1 − 1",
+    "full_1_is_0": "full_1 is full_0, though there are whole tiles: it is one past the last of them, found from the first row",
     "full_0_down": "full_0 counts a tile of which the last row sees only a part: round up",
     "full_0_first": "full_0 is found from the first row: the last row's window begins furthest to the right",
     "full_1_up": "full_1 counts a tile of which the first row sees only a part: round down",
@@ -88,8 +90,23 @@ def twin(row_block, block_m, block_n, S_q, S_k, left, right, mistake=None):
     full_1 = _up(S_k, block_n) if mistake == "whole" and high(first) == S_k else wrong.get(mistake, full_1)
     end = {"end_down": high(last) // block_n, "end_first": _up(high(first), block_n), "end_index": end - 1,
            "end_all": _up(S_k, block_n)}.get(mistake, end)  # fmt: skip
+    if mistake == "none_whole":
+        return start, start, start, end
+    if mistake == "full_1_is_0":
+        return start, full_0, full_0, end
     bounds = start, full_0, full_1 if mistake == "crossed" else max(full_0, full_1), end
     return bounds[::-1] if mistake == "reversed" else bounds
+
+
+def _edge(block_m, block_n, S_q, S_k, left, right):
+    """The condition that a random window tests; the fixed cases of that condition come before it, and show their arguments."""
+    if S_q != S_k:
+        return "lengths"
+    if left < 0 or right < 0:
+        return "unlimited"
+    if S_k % block_n:
+        return "ragged"
+    return "narrow" if left + right + 1 < block_m + 2 * block_n else ""
 
 
 def inputs():
@@ -103,7 +120,8 @@ def inputs():
         block_m, block_n, blocks = random.choice((1, 2, 3, 16)), random.choice((1, 2, 3, 16)), random.randint(1, 6)
         S_q, left, right = blocks * block_m, random.randint(-1, 40), random.randint(-1, 40)
         S_k = max(1, S_q + random.choice((0, 0, 7, 60, -5)))
-        yield case(random.randrange(blocks), block_m, block_n, S_q, S_k, left, right, on="a random window", fresh=True)
+        edge = _edge(block_m, block_n, S_q, S_k, left, right)
+        yield case(random.randrange(blocks), block_m, block_n, S_q, S_k, left, right, on="a random window", edge=edge, fresh=True)
     yield case(3, 4, 4, 16, 16, 0, 0, edge="narrow")
     yield case(2, 8, 4, 32, 32, 2, 1, edge="narrow")
     yield case(5, 4, 2, 64, 64, -1, 0, otherwise="left = −1 and right = 0 are the causal mask", edge="unlimited")
