@@ -387,7 +387,9 @@ def test_every_page_of_the_site_fits_the_screen(screen, scheme, browser, site):
             faults += [f"{name}, formula cut off: {formula}" for formula in cut_off_formulas(page)]
             refused = page.locator("mjx-merror, [data-mjx-error]").all_inner_texts()
             faults += [f"{name}, formula refused: {text}" for text in refused]
-            if backslashes := page.locator("mjx-mtext .mjx-c5C").count():  # the site's MathJax knows no macros inside \text: \_ is \mathrm's
+            if backslashes := page.locator(
+                "mjx-mtext .mjx-c5C"
+            ).count():  # the site's MathJax knows no macros inside \text: \_ is \mathrm's
                 faults.append(f"{name}, {backslashes} backslashes in formulas")
             page.close()
     assert faults == []
