@@ -283,6 +283,23 @@ def test_windows_leave_the_tiles_of_their_mask(page, left, right, is_causal):
         check_counts(shown)
 
 
+@pytest.mark.parametrize("block", [1, 2, 16])
+def test_small_tiles_are_drawn_in_one_colour(page, block):
+    """Where rows of tiles are lower than a pixel, what is whole looks whole: nothing shines through."""
+    open_figure(page, "causal_tiles")
+    put_tiles(page, 4096, 4096, BLOCK_M=block, BLOCK_N=block)
+    colours = page.evaluate("""() => {
+      const canvas = $("tiles"), high = canvas.height - 2, pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, high).data, seen = { whole: new Set(), skipped: new Set() };
+      const side = Math.min(canvas.width, high);
+      for (let y = 20; y < side - 20; y++) for (let x = 2; x < side - 2; x++) {
+        const part = x < y - 12 ? "whole" : x > y + 12 ? "skipped" : "", place = 4 * (y * canvas.width + x);
+        if (part) seen[part].add(pixels.slice(place, place + 3).join());
+      }
+      return { whole: [...seen.whole], skipped: [...seen.skipped] };
+    }""")
+    assert len(colours["whole"]) == len(colours["skipped"]) == 1 and colours["whole"] != colours["skipped"]
+
+
 # ---------------------------------------------------------------- ring
 
 RINGS = [  # stages, (a load, every third), uses

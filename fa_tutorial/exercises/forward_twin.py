@@ -87,6 +87,8 @@ def forward_twin(q, k, v, block_m, block_n, is_causal, scale, mistake=None):
             )
             top = {"mask_maximum": s, "m_raw": s / (scale or 1.0)}.get(mistake)
             s = s.masked_fill(~seen, {"hide_zero": 0.0, "unseen_finite": -1e6}.get(mistake, -INF))
+            if mistake == "nan_mask" and (j[-1] >= max(0, start + 1 + S_k - S_q)):  # 0 · ∞ where a masked tile hides nothing
+                s = s.masked_fill(seen, math.nan)
             missing = {"mask_start": j - key, "mask_one_more": j - 1, "mask_rows": key + i - start}.get(mistake, j) >= S_k
             s = s.masked_fill(seen & missing, {"keys_zeros": 0.0, "mask_off": 0.0, "pads_finite": -1e4}.get(mistake, -INF))
             tiles.append(s)
@@ -119,7 +121,8 @@ def _seen(i, j, rows, S_q, S_k, block_m, block_n, mistake):
     shift, row_block, key_block, first, last = S_k - S_q, i // block_m, j // block_n, rows.start, rows.stop - 1
     seen = j <= i + shift
     end = {"end_first": min(block_m, S_q) + shift, "end_block_n": (first // block_m + 1) * block_n + shift,
-           "end_down": (last + 1 + shift) // block_n * block_n, "end_early": last + shift}.get(mistake)  # fmt: skip
+           "end_down": (last + 1 + shift) // block_n * block_n, "end_early": last + shift,
+           "end_as_key": -(-(last + 1 + shift) // block_n)}.get(mistake)  # fmt: skip
     if end is not None:  # of the loop over the keys, which goes by whole blocks
         return seen & (key_block * block_n < end)
     full = max(0, first + 1 + shift) // block_n  # tiles that the first row sees whole
@@ -150,6 +153,7 @@ def _seen(i, j, rows, S_q, S_k, block_m, block_n, mistake):
         "above_open": seen | (key_block * block_n > last + shift),
         "numbers_skip": seen & (key_block <= row_block),
         "numbers_mask": seen | (key_block < row_block),
+        "tiles_of_start": seen | (key_block < max(0, first * block_m + 1 + shift) // block_n),
         "last_skipped": seen & (key_block != (last + shift) // block_n),
         "top_left": j <= i,
         "shift_clamped": j <= i + max(0, shift),

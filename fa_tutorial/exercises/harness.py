@@ -79,7 +79,7 @@ class Exercise:
     overlap: the diagnosis where two programs of a kernel write the same element. again: the remedy where a kernel with right results reads or writes
     an element more than once, "" where it may. widened: the diagnosis where tl.dot gets float32 tiles though all inputs are 16-bit, "" where it may.
     watch: for a function, (*args) -> a context manager in which it
-    runs, whose complaint(result) says what a right result must not hide, "" for nothing.
+    runs, whose complaint(result) says what a right result must not hide, "" for nothing. note: (answer) -> what a right answer could do better, or "".
     """
 
     id: str
@@ -98,6 +98,7 @@ class Exercise:
     launch: Callable[..., Any] | None = None
     adapt: Callable[[Any], Any] | None = None
     watch: Callable[..., Any] | None = None
+    note: Callable[[Any], str] | None = None
     overlap: str = "two programs write the same element: each element of an output belongs to one program"
     again: str = ""
     widened: str = ""

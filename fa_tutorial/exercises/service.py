@@ -60,7 +60,8 @@ def _judge(exercise: Exercise, answer: Any) -> Result:
         if _is_the_packages(answer):
             raise NotAttempted("this is the package's own; write yours")
         exercise.grade(answer)
-        result = Result(exercise.id, "correct", f"{label}: correct")
+        note = exercise.note(answer) if exercise.note and callable(answer) else ""
+        result = Result(exercise.id, "correct", f"{label}: correct" + (f" ({note})" if note else ""))
     except NotAttempted as left_over:
         result = Result(exercise.id, "not attempted", f"{label}: not attempted" + (f" ({left_over})" if str(left_over) else ""))
     except Wrong as diagnosis:

@@ -99,6 +99,20 @@ class CausalTiles(CountsProducts, Scores):
         return ""
 
 
+class WholeTilesCompared(TorchDispatchMode):
+    """Notes in `found` whether positions, which are integers, are compared for a tile of block_m × block_n where the answer is the same everywhere."""
+
+    def __init__(self, block_m: int, block_n: int) -> None:
+        super().__init__()
+        self.tile, self.found = (block_m, block_n), False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in ("lt", "le", "gt", "ge") and tuple(result.shape[-2:]) == self.tile:
+            self.found |= not args[0].is_floating_point() and len(result.unique()) == 1
+        return result
+
+
 class Tiles(Products):
     """For a product of a (M, K) and b (K, N) by tiles: no product may take more multiply-adds than one tile's step, and c has a's dtype."""
 

@@ -4,6 +4,9 @@ import math
 
 import torch
 
+from fa_tutorial.exercises.chapter_4.ex_1 import softmax_step
+from fa_tutorial.exercises.chapter_4.ex_3 import causal_tiles as tiles_of
+
 INF = math.inf
 
 
@@ -68,6 +71,24 @@ def causal_normalised_as_it_goes(q, k, v, block_m, block_n, scale):
     return _normalised_as_it_goes(q, k, v, block_m, block_n, scale, causal=True)
 
 
+def causal_masks_every_tile(q, k, v, block_m, block_n, scale):
+    """Loops over positions, and compares them in whole tiles too."""
+    S_q, S_k = q.shape[2], k.shape[2]
+    o, lse = torch.empty_like(q), torch.empty(q.shape[:3])
+    for start_m in range(0, S_q, block_m):
+        rows = torch.arange(start_m, min(start_m + block_m, S_q))
+        _, end = tiles_of(start_m // block_m, block_m, block_n, S_q, S_k)
+        m, l, acc = torch.full((*q.shape[:2], len(rows)), -INF), torch.zeros(*q.shape[:2], len(rows)), torch.zeros(q[:, :, rows].shape)
+        for start_n in range(0, end * block_n, block_n):
+            keys = torch.arange(start_n, min(start_n + block_n, S_k))
+            s = scale * (q[:, :, rows].float() @ k[:, :, keys].float().mT)
+            s = torch.where(keys <= rows[:, None] + S_k - S_q, s, -INF)
+            p, m, l, alpha = softmax_step(s, m, l)
+            acc = alpha[..., None] * acc + p @ v[:, :, keys].float()
+        o[:, :, rows], lse[:, :, rows] = (acc / l.masked_fill(l == 0, 1.0)[..., None]).to(o.dtype), m + l.log()
+    return o, lse
+
+
 # ---------------------------------------------------------------- 4.5
 
 
@@ -83,6 +104,7 @@ RIGHT_ANSWERS = (
     ("4.1", step_by_log_sum_exp),
     ("4.2", forward_normalised_as_it_goes),
     ("4.3", tiles_by_counting),
-    ("4.4", causal_normalised_as_it_goes),
+    ("4.4", causal_normalised_as_it_goes, "correct (every tile is masked"),
+    ("4.4", causal_masks_every_tile, "correct (every tile is masked"),
     ("4.5", bytes_round_by_round),
 )

@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from fa_tutorial.exercises.chapter_4.ex_3 import causal_tiles
+
 
 def _step(s, m, l):
     m_new = torch.maximum(m, s.amax(-1))
@@ -129,7 +131,18 @@ def causal_skips_nothing(q, k, v, block_m, block_n, scale):
 
 
 def _causal_by_bounds(
-    q, k, v, block_m, block_n, scale, local=False, masks=None, starts=0, hides=lambda keys, last: keys > last, clamp=-math.inf
+    q,
+    k,
+    v,
+    block_m,
+    block_n,
+    scale,
+    local=False,
+    masks=None,
+    starts=0,
+    hides=lambda keys, last: keys > last,
+    clamp=-math.inf,
+    multiplies=False,
 ):
     """A causal forward that masks the tiles full … end − 1. masks(tile, full, end): which tiles are masked instead; starts: 1 for a loop from full."""
     S_q, S_k = q.shape[2], k.shape[2]
@@ -142,7 +155,8 @@ def _causal_by_bounds(
             keys = torch.arange(tile * block_n, min((tile + 1) * block_n, S_k))
             s = scale * q[:, :, rows] @ k[:, :, keys].mT
             if masks(tile, full, end) if masks else tile >= full:
-                s = s.masked_fill(hides(keys, (rows - row * local)[:, None] + max(clamp, S_k - S_q)), -math.inf)
+                hidden = hides(keys, (rows - row * local)[:, None] + max(clamp, S_k - S_q))
+                s = s + hidden * -math.inf if multiplies else s.masked_fill(hidden, -math.inf)
             p, m, l, alpha = _step(s, m, l)
             acc = alpha[..., None] * acc + p @ v[:, :, keys]
         o[:, :, rows], lse[:, :, rows] = acc / torch.where(l == 0, 1.0, l)[..., None], m + l.log()
@@ -167,6 +181,54 @@ def causal_mask_inverted(*args):
 
 def causal_shift_never_negative(*args):
     return _causal_by_bounds(*args, clamp=0)
+
+
+def causal_mask_times_infinity(*args):
+    return _causal_by_bounds(*args, multiplies=True)
+
+
+def causal_lse_unwritten(*args):
+    o, lse = _causal_by_bounds(*args)
+    return o, torch.empty_like(lse)
+
+
+def causal_scale_forgotten(q, k, v, block_m, block_n, scale):
+    return _causal_by_bounds(q, k, v, block_m, block_n, 1.0)
+
+
+def _causal_by_positions(q, k, v, block_m, block_n, scale, block_of=lambda start, size: start // size, last=lambda end, size: end * size):
+    """The loops of 4.2 over positions, made causal."""
+    S_q, S_k = q.shape[2], k.shape[2]
+    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -math.inf)
+    for start_m in range(0, S_q, block_m):
+        rows = torch.arange(start_m, min(start_m + block_m, S_q))
+        full, end = causal_tiles(block_of(start_m, block_m), block_m, block_n, S_q, S_k)
+        m, l, acc = torch.full((*q.shape[:2], len(rows)), -math.inf), torch.zeros(*q.shape[:2], len(rows)), torch.zeros_like(q[:, :, rows])
+        for start_n in range(0, last(end, block_n), block_n):
+            keys = torch.arange(start_n, min(start_n + block_n, S_k))
+            s = scale * q[:, :, rows] @ k[:, :, keys].mT
+            if start_n // block_n >= full:
+                s = s.masked_fill(keys > rows[:, None] + S_k - S_q, -math.inf)
+            p, m, l, alpha = _step(s, m, l)
+            acc = alpha[..., None] * acc + p @ v[:, :, keys]
+        o[:, :, rows], lse[:, :, rows] = acc / torch.where(l == 0, 1.0, l)[..., None], m + l.log()
+    return o, lse
+
+
+def causal_tiles_of_a_row(*args):
+    return _causal_by_positions(*args, block_of=lambda start, size: start)
+
+
+def causal_end_as_a_key(*args):
+    return _causal_by_positions(*args, last=lambda end, size: end)
+
+
+def causal_both_as_positions(*args):
+    return _causal_by_positions(*args, block_of=lambda start, size: start, last=lambda end, size: end)
+
+
+def causal_in_half(*args):
+    return _causal_by_positions(*args)
 
 
 def tiles_printed(row_block, block_m, block_n, S_q, S_k):
@@ -198,5 +260,12 @@ WRONG_ANSWERS = (
     ("4.4", causal_local_rows, "i counts rows from the tile's own start"),
     ("4.4", causal_masks_the_last_tile, "only the last tile is masked"),
     ("4.4", causal_starts_at_full, "the loop over keys starts at full"),
+    ("4.4", causal_mask_times_infinity, "0 · ∞ is NaN"),
+    ("4.4", causal_lse_unwritten, "lse is never written"),
+    ("4.4", causal_scale_forgotten, "the scale is ignored"),
+    ("4.4", causal_tiles_of_a_row, "tiles_of wants the number of the block of rows"),
+    ("4.4", causal_end_as_a_key, "end counts tiles"),
+    ("4.4", causal_both_as_positions, "end counts tiles"),
+    ("4.4", causal_in_half, "one edge is left: float16"),
     ("4.3", tiles_printed, "want a tuple (full, end)"),
 )

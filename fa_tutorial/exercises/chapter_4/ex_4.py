@@ -5,11 +5,13 @@ import math
 import torch
 
 from fa_tutorial.exercises.chapter_4.ex_1 import softmax_step as step
+from fa_tutorial.exercises.chapter_4.ex_2 import CONDITIONS as FORWARD_CONDITIONS
+from fa_tutorial.exercises.chapter_4.ex_2 import MISTAKES as FORWARD_MISTAKES
 from fa_tutorial.exercises.chapter_4.ex_3 import causal_tiles as tiles_of
-from fa_tutorial.exercises.chapter_4.tiled_cases import column, random_case, scores_case, tolerance
+from fa_tutorial.exercises.chapter_4.tiled_cases import column, half_cases, random_case, scores_case, tolerance
 from fa_tutorial.exercises.forward_twin import forward_twin
 from fa_tutorial.exercises.harness import Exercise, case, generator
-from fa_tutorial.exercises.watch import CausalTiles
+from fa_tutorial.exercises.watch import CausalTiles, WholeTilesCompared
 
 
 def causal_forward(q, k, v, block_m, block_n, scale):
@@ -25,7 +27,8 @@ def causal_forward(q, k, v, block_m, block_n, scale):
         full, end = tiles_of(row_block, block_m, block_n, S_q, S_k)  # (4.6)
         for key_block in range(end):
             keys = slice(key_block * block_n, min((key_block + 1) * block_n, S_k))
-            s = scale * (q_tile @ k[:, :, keys].float().transpose(-1, -2))  # (4.1), [block_m, block_n]
+            # [block_m, block_n], (4.1)
+            s = scale * (q_tile @ k[:, :, keys].float().transpose(-1, -2))
             if key_block >= full:
                 j = torch.arange(keys.start, keys.stop)[None, :]  # [1, block_n]
                 s = s.masked_fill(j > i + S_k - S_q, -math.inf)
@@ -36,10 +39,14 @@ def causal_forward(q, k, v, block_m, block_n, scale):
     return o, lse
 
 
-MISTAKES = {
-    "exchanged": "o and lse are swapped: return (o, lse)",
-    "not_divided": "acc is not divided by l",
-    "acc_kept": "your acc is not rescaled when the maximum grows, and l is",
+_AS_IN_4_2 = (
+    *("exchanged", "not_divided", "acc_kept", "o_zero", "lse_never", "scale_ignored", "scale_own", "scale_twice"),
+    *("half_scores", "half_acc", "half_lse", "half_scale"),
+)
+MISTAKES = {name: FORWARD_MISTAKES[name] for name in _AS_IN_4_2} | {
+    "nan_mask": "0 · ∞ is NaN, if the mask multiplies by −inf: choose with torch.where or masked_fill (or neither o nor lse is written)",
+    "end_as_key": "end counts tiles, and your loop takes it for a position: loop over range(end), or up to end · block_n",
+    "tiles_of_start": "tiles_of wants the number of the block of rows, not its first row: start_m // block_m, if start_m is that row",
     "no_mask": "nothing is masked: query i must not see later keys",
     "strict": "the mask is strict: query i sees key i too",
     "upside": "the mask is upside down: it hides the past",
@@ -54,7 +61,7 @@ MISTAKES = {
     "edge_last": "only the last tile is masked: mask every tile from full on, since a block of rows may cross several",
     "edge_first": "only the tile with the number full is masked: mask every tile from full on, since a block of rows may cross several",
     "from_full": "the loop over keys starts at full: the whole tiles before it need no mask, but they count",
-    "diagonal_open": "the tile on the diagonal is not masked: some of its keys come after some of its queries",
+    "diagonal_open": "nothing is hidden in the tile on the diagonal: mask it, where j > i + S_k − S_q",
     "diagonal_skipped": "the tile on the diagonal is skipped: some of its keys are seen",
     "above_open": "tiles above the diagonal are left unmasked",
     "numbers_skip": "row_block is compared with key_block as if block_m and block_n were equal: too many tiles are skipped",
@@ -78,6 +85,7 @@ CONDITIONS = {
     "ragged": "the last block of rows and the last block of keys may be shorter",
     "skip": "tiles from end on are not computed",
     "tiles": "no product takes more than one tile of block_m × block_n",
+    "half": FORWARD_CONDITIONS["half"],
 }
 
 
@@ -95,6 +103,18 @@ def inputs():
     yield scores(four, (2, 1), "tiles of 2 rows and 1 key: the mask compares positions, i and j, not block numbers")
     yield scores(four, (4, 2), "tiles of 4 rows and 2 keys: a block of rows may need several masked tiles")
     yield scores(four, (1, 2), "tiles of 1 row and 2 keys: the tile on the diagonal is found by positions, not by block numbers")
+    seed = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 12, 8, generator=seed) for _ in range(3))  # tells numbers of blocks from positions
+    yield case(
+        q,
+        k,
+        v,
+        4,
+        2,
+        0.5,
+        on="S_q = S_k = 12, D = 8, blocks 4 × 2, scale = 0.5",
+        otherwise="three blocks of rows: each has its own full and end",
+    )
     draw = generator()
     for words, factor in (("randn", 1.0), ("3·randn", 3.0)):
         yield random_case(draw, words, (2, 3, 16, 16, 8), (8, 4), 0.3, factor)
@@ -113,12 +133,19 @@ def inputs():
     yield scores(four, (3, 2), "4 rows in blocks of 3: the last block has one row", "ragged")
     for sizes, blocks in (((1, 1, 1, 1, 1), (4, 4)), ((2, 3, 9, 17, 8), (8, 4)), ((1, 2, 33, 33, 5), (32, 16))):
         yield random_case(draw, "randn", sizes, blocks, 0.5, edge="ragged")
-    seed = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 24, 4, generator=seed) for _ in range(3))
     yield case(q, k, v, 4, 2, 0.5, on="S_q = S_k = 24, blocks 4 × 2", edge="skip")
     for S_q, blocks in ((18, (6, 4)), (20, (4, 6))):  # the last block of rows is whole and sees all keys
         q, k, v = (torch.randn(1, 1, S, 3, generator=seed) for S in (S_q, 26, 26))
         yield case(q, k, v, *blocks, 0.5, on=f"S_q = {S_q}, S_k = 26, D = 3, blocks {blocks[0]} × {blocks[1]}", edge="tiles")
+    yield from half_cases(draw, MISTAKES)
+
+
+def note(answer):
+    q = k = v = torch.zeros(1, 1, 24, 4)
+    with WholeTilesCompared(4, 2) as watch:
+        answer(q, k, v, 4, 2, 1.0)
+    return "every tile is masked, and only those from full on need it: in a kernel each comparison costs time" if watch.found else ""
 
 
 EXERCISE = Exercise(
@@ -136,7 +163,7 @@ EXERCISE = Exercise(
     reasoning="The loop over keys ends at end, and only the tiles from full on compare positions. A hidden score of −inf gets p = 0 whatever the maximum is. "
     "A row that sees nothing has l = 0 and acc = 0, so dividing by 1 gives o = 0, and m + log l is −inf. step is the softmax_step of exercise 4.1, "
     "and tiles_of is the causal_tiles of 4.3.",
-    more="The package's version, algorithm.flash_forward, has both forms in one function, takes fewer heads for k and v than for q, and counts the bytes that "
+    more="The package's version, algorithm.flash_forward, has both forms in one function, also accepts fewer heads for k and v than for q, and counts the bytes that "
     "its tiles move.",
     inputs=inputs,
     twin=twin,
@@ -144,4 +171,5 @@ EXERCISE = Exercise(
     parts=("o", "lse"),
     tolerance=tolerance,
     watch=CausalTiles,
+    note=note,
 )
