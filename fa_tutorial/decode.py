@@ -217,9 +217,10 @@ def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, sc
     if num_splits > 1:
         o_parts = torch.empty((num_splits * B, H_k, rows, D), dtype=torch.float32, device=q.device)
         lse_parts = torch.empty((num_splits, B, H_k, rows), dtype=torch.float32, device=q.device)
+    scales = (None if x is None else x.contiguous() for x in (k_scale, v_scale))
     split_kernel[(programs, num_splits)](
         heads(q.reshape(B, H_k, rows, D)), heads(k_cache), heads(v_cache), heads(o_parts.view(-1, H_k, rows, D)), lse_parts,
-        cache_seqlens.contiguous(), None if block_table is None else heads(block_table), k_scale, v_scale, H_k, S_q, rows, D, scale,
+        cache_seqlens.contiguous(), None if block_table is None else heads(block_table), *scales, H_k, S_q, rows, D, scale,
         PAGE_SIZE=page_size, BLOCK_D=padded_d(D), **config.launch(),
     )  # fmt: skip
     if num_splits > 1:

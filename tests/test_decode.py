@@ -79,6 +79,14 @@ def test_lengths_and_tables_may_be_views():
     assert torch.equal(flash_decode(q, k, v, spread, block_table=table), flash_decode(q, k, v, lengths, block_table=options["block_table"]))
 
 
+@pytest.mark.parametrize("spread", [lambda x: torch.stack([x, x / 0], dim=1)[:, 0], lambda x: x[:1].expand(2)], ids=["strided", "expanded"])
+def test_scales_may_be_views(spread):
+    (q, k, v, lengths), options = Decode(FEW, group=2, fp8=True).call()
+    views = {name: spread(options[name]) for name in ("k_scale", "v_scale")}
+    copies = {name: x.clone(memory_format=torch.contiguous_format) for name, x in views.items()}
+    assert torch.equal(flash_decode(q, k, v, lengths, **views), flash_decode(q, k, v, lengths, **copies))
+
+
 @pytest.mark.parametrize("shape", [(0, 2, 1, 16), (2, 2, 0, 16), (2, 0, 1, 16)], ids=str)
 def test_without_queries_nothing_is_launched(shape, monkeypatch):
     monkeypatch.setattr(decode, "decode", None)

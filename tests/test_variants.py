@@ -25,12 +25,14 @@ WINDOW = VariantCase(37, 50, is_causal=True, window=(20, -1), dlse=True)
 EVERYTHING = VariantCase(40, 45, D=64, is_causal=True, window=(30, -1), softcap=3.0, alibi="heads", bias=(1, 2), sinks=True, dlse=True)
 BLIND_BUT_FOR_SINKS = VariantCase(40, 33, dtype=SINGLE, sinks=True, is_causal=True, dlse=True)
 SOFTCAP = VariantCase(32, 40, dtype=SINGLE, softcap=2.0)
+WIDE_SOFTCAP = VariantCase(32, 40, dtype=SINGLE, softcap=1000.0)  # which changes little, and must not add an error
 BIAS = VariantCase(20, 33, B=2, alibi="batch", bias=(2, 1), H_k=2)
 CASES = [
     WINDOW,
     EVERYTHING,
     BLIND_BUT_FOR_SINKS,
     SOFTCAP,
+    WIDE_SOFTCAP,
     BIAS,
     VariantCase(50, 37, D=40, dtype=SINGLE, window=(9, 5)),  # rows that see nothing
     VariantCase(33, 33, dtype=BRAIN, softcap=2.0, view="slices of fused qkv"),
@@ -235,6 +237,12 @@ def test_ready_mask(name):
     torch.testing.assert_close([x.double() for x in got], list(want), rtol=1e-5, atol=1e-5)
 
 
+def test_a_ready_score_mod_by_name():
+    q, k, v, _ = SOFTCAP.inputs()
+    got = attention_with(q, k, v, score_mod=mods.soft_cap, score_grad=mods.soft_cap_grad, aux=mods.Aux(softcap=2.0))
+    torch.testing.assert_close(got, flash_attention(q, k, v, softcap=2.0))
+
+
 # ---------------------------------------------------------------- dropout
 
 
@@ -381,6 +389,27 @@ BAD_INPUTS = [
     (with_mods(aux=[1]), TypeError, ["aux", "tuple", "list"]),
     (with_mods(aux=(X.to("meta"),)), ValueError, ["aux[0]", "meta"]),
     (with_mods(aux=(X.clone().requires_grad_(),)), TypeError, ["aux[0]", "detach"]),
+    (with_mods(aux=(X.mT,)), ValueError, ["aux[0]", "strides", ".contiguous()"]),
+    (with_mods(aux=(X[0, 0, 0, :1].expand(3),)), ValueError, ["aux[0]", "strides (0,)"]),
+    (with_mods(aux=(1, "x")), TypeError, ["aux[1]", "tensor, a number or None", "'x'"]),
+    (with_mods(aux=([1],)), TypeError, ["aux[0]", "[1]"]),
+    (with_mods(aux=((1, 2),)), TypeError, ["aux[0]", "2 entries"]),
+    (with_mods(block_mask="x"), TypeError, ["block_mask", "make_block_mask", "'x'"]),
+    (
+        with_mods(mask_mod=every_third, aux=(4, 1), block_mask=make_block_mask(every_third, 3, 3, aux=(4, 2), device=DEVICE)),
+        ValueError,
+        ["aux", "block_mask", "(4, 1)", "(4, 2)"],
+    ),
+    (
+        with_mods(mask_mod=every_third, aux=(X + 0,), block_mask=make_block_mask(every_third, 3, 3, aux=(X,), device=DEVICE)),
+        ValueError,
+        ["aux", "block_mask", "same tensors"],
+    ),
+    (
+        with_mods(mask_mod=every_third, block_mask=make_block_mask(every_third, 3, 3, aux=(1,), device=DEVICE)),
+        ValueError,
+        ["aux", "block_mask", "()", "(1,)"],
+    ),
     (
         with_mods(mask_mod=every_third, block_mask=make_block_mask(every_third, 3, 4, device=DEVICE)),
         ValueError,

@@ -37,12 +37,13 @@ def attention_with(
     """softmax(score_mod(scale · q kᵀ)) v over the pairs that mask_mod sees, forward and backward, by chapter 10's kernels.
 
     q, k, v, scale, return_lse and the result as for flash_attention. score_mod(s, b, h, i, j, aux), its derivative by s score_grad (None where that is
-    1), and mask_mod(b, h, i, j, aux): functions decorated with @triton.jit, as fa_tutorial.variants.mods says. aux: their tensors and numbers, no tuples in it.
-    block_mask: make_block_mask's for mask_mod, this aux and these lengths, made once for many calls. Without one every call makes its own, for every
-    batch entry and head, and looks at every pair for it.
+    1), and mask_mod(b, h, i, j, aux): functions decorated with @triton.jit, as fa_tutorial.variants.mods says. aux: their contiguous tensors and their
+    numbers, no tuples in it; for the ready mods that read aux by name, mods.Aux, as in score_mod=mods.soft_cap, aux=mods.Aux(softcap=30.0).
+    block_mask: make_block_mask's for mask_mod and these lengths, made once for many calls; aux begins with the block mask's. Without one every call
+    makes its own, for every batch entry and head, and looks at every pair for it.
 
     Gradients: of q, k and v, once; not of what aux holds. Under torch.compile this is a graph break. Raises TypeError and ValueError as
-    flash_attention does, for a mod that is no jitted function, for aux on another device, and for a block mask of something else.
+    flash_attention does, for a mod that is no jitted function, for an aux that mods cannot read, and for a block mask of another call.
     """
     scale = check_attention(q, k, v, scale, max_d=MAX_D)
     require_kernel_device(q, "q")
@@ -55,12 +56,7 @@ def attention_with(
     if block_mask is None:
         block_mask = BlockMask(mask_mod, aux, *((1, 1) if mask_mod is None else (B, H_q)), S_q, S_k, q.device)
     else:
-        about, wanted = (block_mask.S_q, block_mask.S_k, block_mask.device), (S_q, S_k, q.device)
-        if about != wanted or block_mask.B not in (1, B) or block_mask.H not in (1, H_q) or mask_mod is not block_mask.mask:
-            raise ValueError(
-                f"block_mask is of another call: B, H, S_q, S_k, device {(block_mask.B, block_mask.H, *about)}, here {(B, H_q, *wanted)}, "
-                "and its mask_mod must be this call's"
-            )
+        check_block_mask(block_mask, mask_mod, aux, q, S_k)
     o, lse = AttentionWith.apply(q, k, v, scale, Mods(score_mod, score_grad, mask_mod), aux, block_mask)
     return (o, lse) if return_lse else o
 
@@ -76,21 +72,45 @@ def make_block_mask(mask_mod: Any, S_q: int, S_k: int, *, aux: tuple = (), B: in
     return BlockMask(mask_mod, aux, *sizes, torch.empty(0, device=device).device)
 
 
+def check_block_mask(block_mask: Any, mask_mod: Any, aux: tuple, q: torch.Tensor, S_k: int) -> None:
+    """TypeError for what is no BlockMask, ValueError for one of other sizes, or of another mask_mod or aux."""
+    if not isinstance(block_mask, BlockMask):
+        raise TypeError(f"block_mask must be make_block_mask's, got {block_mask!r}")
+    B, H_q, S_q, _ = q.shape
+    about, wanted = (block_mask.S_q, block_mask.S_k, block_mask.device), (S_q, S_k, q.device)
+    if about != wanted or block_mask.B not in (1, B) or block_mask.H not in (1, H_q) or mask_mod is not block_mask.mask:
+        raise ValueError(
+            f"block_mask is of another call: B, H, S_q, S_k, device {(block_mask.B, block_mask.H, *about)}, here {(B, H_q, *wanted)}, "
+            "and its mask_mod must be this call's"
+        )
+    same = [x is y or (not isinstance(x, torch.Tensor) and x == y) for x, y in zip(block_mask.aux, aux, strict=False)]
+    if sum(same) < len(block_mask.aux):
+        raise ValueError(f"aux must begin with the block_mask's, the same tensors and numbers, got {aux}, block_mask's {block_mask.aux}")
+
+
 def check_mod(name: str, mod: Any) -> None:
     if mod is not None and not isinstance(mod, KernelInterface):
         raise TypeError(f"{name} must be a function decorated with @triton.jit, got {mod!r}")
 
 
 def check_aux(aux: tuple, device: torch.device) -> None:
-    """TypeError unless aux is a flat tuple of tensors without gradient, numbers and None; ValueError for tensors elsewhere."""
+    """TypeError unless aux is a flat tuple of tensors without gradient, numbers and None; ValueError for tensors elsewhere or not contiguous."""
     if not isinstance(aux, tuple):
         raise TypeError(f"aux must be a tuple, got a {type(aux).__name__}")
     for i, x in enumerate(aux):
         if isinstance(x, tuple):
             raise TypeError(f"aux[{i}] is a tuple itself: put its {len(x)} entries into aux, one by one")
-        if isinstance(x, torch.Tensor) and x.device != device:
+        if x is not None and not isinstance(x, (torch.Tensor, int, float)):
+            raise TypeError(f"aux[{i}] must be a tensor, a number or None, got {x!r}")
+        if not isinstance(x, torch.Tensor):
+            continue
+        if x.device != device:
             raise ValueError(f"aux[{i}] must be on {device}, as q, k and v are, got {x.device}")
-        if isinstance(x, torch.Tensor) and x.requires_grad:
+        if not x.is_contiguous():
+            raise ValueError(
+                f"aux[{i}] must be contiguous, because mods get its pointer alone, got strides {x.stride()}: call .contiguous()"
+            )
+        if x.requires_grad:
             raise TypeError(
                 f"aux[{i}] has no gradient here, got a tensor that requires one: detach it, or use flash_attention's bias or sinks"
             )
