@@ -12,9 +12,9 @@ import math
 import torch
 
 from fa_tutorial import backward, forward, tuned, variants
-from fa_tutorial.arguments import check_attention, check_flag, check_name
+from fa_tutorial.arguments import check_attention, check_name
 from fa_tutorial.hardware import HOPPER_CAPABILITY, card_of, interpreter_on, on_device_of, require_kernel_device
-from fa_tutorial.operators import LIBRARY, below_autograd, differentiable, gradients_of, once_differentiable
+from fa_tutorial.operators import LIBRARY, autocast, below_autograd, differentiable, gradients_of, nothing_seen, once_differentiable
 from fa_tutorial.tiles import MAX_D
 from fa_tutorial.variants.operator import FORWARD as VARIANT
 
@@ -69,13 +69,14 @@ def flash_attention(
     q, k, v = autocast(q, k, v)
     check_attention(q, k, v, scale, max_d=MAX_D)
     check_name("kernel", kernel, KERNELS)
-    if not (window is None and softcap is None and alibi_slopes is None and bias is None and sinks is None and dropout_p == 0.0):
+    left, right = variants.check_window(window, is_causal)
+    no_window = left < 0 and right <= 0  # all keys, or the causal mask's
+    if no_window and softcap is None and alibi_slopes is None and bias is None and sinks is None and dropout_p == 0.0:
+        o, lse = FORWARD(q, k, v, right == 0, scale, kernel)
+    else:
         if kernel != "auto":
             raise ValueError(f'the variants have kernels of their own: leave kernel="auto", got {kernel!r}')
-        options = variants.check_options(q, k, is_causal, scale, window, softcap, alibi_slopes, bias, sinks, dropout_p)
-        o, lse = VARIANT(q, k, v, *options)
-        return (o, lse) if return_lse else o
-    o, lse = FORWARD(q, k, v, check_flag("is_causal", is_causal), scale, kernel)
+        o, lse = VARIANT(q, k, v, *variants.check_options(q, k, scale, left, right, softcap, alibi_slopes, bias, sinks, dropout_p))
     return (o, lse) if return_lse else o
 
 
@@ -108,22 +109,14 @@ def flash_attention_varlen(
     aligned bottom right in each sequence, and so are ALiBi's distances; alibi_slopes: (H_q,). Errors as flash_attention's.
     """
     q, k, v = autocast(q, k, v)
-    rows = [variants.check_packed(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
+    rows = variants.check_packed(q, k, v)
     check_attention(*rows, scale, max_d=MAX_D)
     variants.check_cu_seqlens(rows[0], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    options = variants.check_options(rows[0], rows[1], is_causal, scale, window, softcap, alibi_slopes, None, sinks, dropout_p)
+    left, right = variants.check_window(window, is_causal)
+    options = variants.check_options(rows[0], rows[1], scale, left, right, softcap, alibi_slopes, None, sinks, dropout_p)
     o, lse = VARIANT(*rows, *options._replace(cu_q=cu_seqlens_q, cu_k=cu_seqlens_k))
     o, lse = o.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (o, lse) if return_lse else o
-
-
-def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in the autocast dtype where autocast is on for their device; what is no floating-point tensor is left as it is."""
-    kind = getattr(getattr(tensors[0], "device", None), "type", None)
-    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
 
 
 # ---------------------------------------------------------------- which kernel
@@ -147,8 +140,8 @@ def pick(kernel: str, q: torch.Tensor) -> str:
 def run_forward(q, k, v, is_causal, scale, kernel):
     """The operator flash_forward on a device. Launches at most one kernel."""
     kernel, scale = pick(kernel, q), 1 / math.sqrt(q.shape[3]) if scale is None else scale
-    if not (q.numel() and k.numel()):  # nothing is seen
-        return torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+    if not (q.numel() and k.numel()):
+        return nothing_seen(q)
     with on_device_of(q):
         if kernel == "hopper" and hopper().applies(q, k, v, scale):
             return hopper().flash_forward(q, k, v, is_causal, scale)

@@ -353,10 +353,19 @@ def quantise_fp8(x: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[to
     """x (…, H, S, D) as float8_e4m3fn and a scale for each head: x ≈ scale · x8, off by at most 1/16 of a number (or scale / 1,024 near 0).
 
     scale: (H,) float32, so that a head's largest number becomes 448, the largest of the format, unless given; what is beyond it is cut off.
+    TypeError and ValueError for other dtypes and shapes.
     """
-    if scale is None:
+    check_tensor("x", x, dtypes=FLOAT_DTYPES)
+    if x.ndim < 3:
+        raise ValueError(f"x must be (…, H, S, D), got shape {tuple(x.shape)}")
+    H = x.shape[-3]
+    if scale is not None:
+        check_scales(H, scale=scale)
+    elif x.numel():
         largest = x.abs().amax(dim=(*range(x.ndim - 3), -2, -1)).float()
-        scale = torch.where(largest == 0, 1.0, largest / FP8_MAX)
+        scale = torch.where(largest == 0, 1.0, (largest / FP8_MAX).clamp(min=torch.finfo(torch.float32).tiny))
+    else:
+        scale = torch.ones(H, dtype=torch.float32, device=x.device)
     return (x.float() / scale[:, None, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
 
 
@@ -399,14 +408,19 @@ def check_decode(q, k_cache, v_cache, cache_seqlens, block_table, scale, k_scale
         raise ValueError(f"query heads must be a multiple of key heads, got {H_q} query heads and {H_k} key heads")
     scales = {"k_scale": k_scale, "v_scale": v_scale}
     if k_cache.dtype == FP8:
-        for name, value in scales.items():
-            check_tensor(name, value, ndim=1, dtypes=(torch.float32,))
-            if len(value) != H_k:
-                raise ValueError(f"{name} must be (H_k,) = ({H_k},), got {tuple(value.shape)}")
+        check_scales(H_k, **scales)
     elif k_scale is not None or v_scale is not None:
         raise ValueError(f"k_scale and v_scale are for caches of {dtype_name(FP8)}, got caches of {dtype_name(k_cache.dtype)}")
     check_devices(q=q, k_cache=k_cache, **{name: value for name, value in scales.items() if value is not None})
     return 1 / math.sqrt(D) if scale is None else check_scale(scale)
+
+
+def check_scales(H: int, **scales) -> None:
+    """TypeError or ValueError unless each is (H,) float32."""
+    for name, scale in scales.items():
+        check_tensor(name, scale, ndim=1, dtypes=(torch.float32,))
+        if len(scale) != H:
+            raise ValueError(f"{name} must be ({H},), a number for each key head, got {tuple(scale.shape)}")
 
 
 def check_no_gradient(**tensors: torch.Tensor) -> None:

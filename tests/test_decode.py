@@ -79,6 +79,15 @@ def test_lengths_and_tables_may_be_views():
     assert torch.equal(flash_decode(q, k, v, spread, block_table=table), flash_decode(q, k, v, lengths, block_table=options["block_table"]))
 
 
+def test_quantising_nothing_zeros_and_the_smallest_numbers():
+    x = torch.zeros(3, 1, 2, device=DEVICE)
+    x[1, 0, 1], x[2, 0, 0] = 1e-44, 1e-35
+    x8, scale = quantise_fp8(x)
+    assert x8.float().isfinite().all() and (scale > 0).all() and x8[2, 0, 0].float() == pytest.approx(448, rel=0.1)
+    x8, scale = quantise_fp8(x[:, :0])
+    assert x8.shape == (3, 0, 2) and torch.equal(scale, torch.ones(3, device=DEVICE))
+
+
 @pytest.mark.parametrize("spread", [lambda x: torch.stack([x, x / 0], dim=1)[:, 0], lambda x: x[:1].expand(2)], ids=["strided", "expanded"])
 def test_scales_may_be_views(spread):
     (q, k, v, lengths), options = Decode(FEW, group=2, fp8=True).call()

@@ -37,7 +37,7 @@ CASES = [
     VariantCase(50, 37, D=40, dtype=SINGLE, window=(9, 5)),  # rows that see nothing
     VariantCase(33, 33, dtype=BRAIN, softcap=2.0, view="slices of fused qkv"),
     VariantCase(37, 45, H_k=2, alibi="heads", is_causal=True, view="padded row stride"),
-    VariantCase(20, 24, B=2, bias=(1, 2), dtype=SINGLE),
+    *(VariantCase(20, 24, B=2, bias=bias, dtype=SINGLE) for bias in ((1, 1), (1, 2), (2, 2))),
     VariantCase(1, 67, D=1, dtype=SINGLE, window=(40, 0), sinks=True),
     VariantCase(20, 24, D=256, dtype=BRAIN, window=(5, 3), softcap=1.5),
     VariantCase(20, 40, dtype=SINGLE, window=(10, 0), scale=-0.4),
@@ -71,10 +71,45 @@ def test_without_keys_or_queries_nothing_is_launched(S_q, S_k, monkeypatch):
     assert (o == 0).all() and (lse == -math.inf).all()
 
 
-def test_where_no_variant_is_asked_for_none_runs(monkeypatch):
+@pytest.mark.parametrize(
+    ("window", "is_causal"),
+    [(None, True), ((-1, -1), False), ([-1, -1], True), ((-1, 0), False), ((-1, 0), True), ((-1, 7), True)],
+    ids=str,
+)
+def test_where_no_variant_is_asked_for_none_runs(window, is_causal, monkeypatch):
+    """The causal mask may be given as a window."""
+    q, k = randn(1, 1, 5, 16), randn(1, 1, 8, 16)
+    want = flash_attention(q, k, k, is_causal=is_causal or window == (-1, 0))
     monkeypatch.setattr(attention, "VARIANT", None)
+    assert same(flash_attention(q, k, k, is_causal=is_causal, window=window, dropout_p=0.0), want)
+
+
+def test_a_side_of_the_window_may_be_longer_than_any_integer_of_the_kernels():
     q = randn(1, 1, 5, 16)
-    flash_attention(q, q, q, is_causal=True, window=None, dropout_p=0.0)
+    assert same(flash_attention(q, q, q, window=(2**70, 1)), flash_attention(q, q, q, window=(5, 1)))
+
+
+def test_without_keys_lse_is_float32_whatever_the_default_dtype():
+    q, k = randn(1, 1, 5, 16), randn(1, 1, 0, 16)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert [f()[1].dtype for f in (lambda: call(q, k, k, softcap=1.0), lambda: attention_with(q, k, k, return_lse=True))] == [
+            SINGLE
+        ] * 2
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_no_heads():
+    q = randn(2, 0, 5, 16)
+    assert flash_attention(q, q, q, alibi_slopes=torch.zeros(0, device=DEVICE)).shape == q.shape
+
+
+def test_autocast_casts_for_own_mods_too():
+    q, k, v = (randn(1, 1, 5, 16, seed=i) for i in range(3))
+    with torch.autocast(torch.device(DEVICE).type, dtype=BRAIN):
+        o = attention_with(q.bfloat16(), k, v)
+    assert o.dtype == BRAIN and same(o, attention_with(*(x.bfloat16() for x in (q, k, v))))
 
 
 # ---------------------------------------------------------------- packed rows
@@ -269,8 +304,8 @@ def test_dropout_drops_its_share_of_the_pairs_and_not_the_same_in_each_head():
 @pytest.mark.parametrize("p", [0.3])
 def test_dropout_and_its_gradients_given_the_mask(p):
     """The backward draws the forward's mask again, and keeps none of it."""
-    *tensors, do = VariantCase(37, 50, D=40, H_k=2, dtype=SINGLE).inputs()
-    kept = mask_of(37, 50, p).double() / (1 - p)
+    *tensors, do = VariantCase(37, 50, D=40, B=2, H_q=4, H_k=2, dtype=SINGLE).inputs()
+    kept = mask_of(37, 50, p, B=2, H=4).double() / (1 - p)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
         got = differentiate(lambda *x, **options: with_seed(*x, p=p), tensors, {}, do)
@@ -353,6 +388,10 @@ def with_mods(**options):
     return lambda: attention_with(X, X, X, **options)
 
 
+def in_autocast(bad_call):
+    return torch.autocast(torch.device(DEVICE).type, dtype=BRAIN)(bad_call)
+
+
 def cu(*bounds):
     return torch.tensor(bounds, dtype=torch.int32, device=DEVICE)
 
@@ -361,7 +400,11 @@ BAD_INPUTS = [
     (variant(window=(-2, 0)), ValueError, ["window's left side", "-2", "at least -1"]),
     (variant(window=(0, 1.5)), TypeError, ["window's right side", "1.5", "integer"]),
     (variant(window=7), TypeError, ["window", "(left, right)", "7"]),
-    (variant(softcap=0), ValueError, ["softcap", "greater than 0", "0"]),
+    (variant(softcap=0), ValueError, ["softcap", "greater than 0", "got 0", "None"]),
+    (variant(softcap=1e39), ValueError, ["softcap", "finite in float32", "1e+39"]),
+    (variant(softcap=1e-50), ValueError, ["softcap", "greater than 0", "1e-50"]),
+    (variant(softcap=torch.tensor(3.0, requires_grad=True)), TypeError, ["softcap", "without a gradient"]),
+    (variant(dropout_p=torch.tensor(0.5, requires_grad=True)), TypeError, ["dropout_p", "without a gradient"]),
     (variant(softcap=math.nan), ValueError, ["softcap", "finite", "nan"]),
     (variant(softcap="1"), TypeError, ["softcap", "number", "'1'"]),
     (variant(dropout_p=1.0), ValueError, ["dropout_p", "below 1", "1.0"]),
@@ -379,6 +422,11 @@ BAD_INPUTS = [
     (variant(softcap=1.0, is_causal="no"), TypeError, ["is_causal", "'no'"]),
     (variant(softcap=1.0, scale=math.nan), ValueError, ["scale", "nan"]),
     (varlen(q=X), ValueError, ["q", "(total, H, D)", "4 dimensions"]),
+    (varlen(q=ROWS[..., :3]), ValueError, ["D", "q (3, 2, 3)", "k (3, 2, 4)"]),
+    (varlen(q=ROWS[:, :1].expand(3, 3, 4)), ValueError, ["3 query heads", "2 key heads"]),
+    (in_autocast(lambda: flash_attention(X, [1], X)), TypeError, ["k", "list"]),
+    (in_autocast(varlen(q=None)), TypeError, ["q", "NoneType"]),
+    (in_autocast(lambda: flash_attention_varlen(ROWS, None, ROWS, CU, CU)), TypeError, ["k", "NoneType"]),
     (varlen(cu_q=CU.long()), TypeError, ["cu_seqlens_q", "int64", "int32"]),
     (varlen(cu_k=CU[:1]), ValueError, ["cu_seqlens_k", "at least 2", "1"]),
     (varlen(cu_q=cu(0, 1, 3)), ValueError, ["one length", "3 and 2"]),
@@ -461,7 +509,14 @@ def test_a_mutant_is_caught(case, module, kernel, change, monkeypatch):
     operator.window_block_mask.cache_clear()
 
 
-def test_other_random_words_in_the_backward_are_caught(monkeypatch):
-    put_in(monkeypatch, backward, "dkdv_kernel", "kept", "i", "zero + start_m + 1 + tl.arange(0, BLOCK_M)[:, None]")
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("i", "zero + start_m + 1 + tl.arange(0, BLOCK_M)[:, None]"),
+        ("w0, w1, w2, w3", "tl.philox(seed, i, j, zero + h, zero + offset)"),  # the same words in every batch entry
+    ],
+)
+def test_other_random_words_in_the_backward_are_caught(change, monkeypatch):
+    put_in(monkeypatch, backward, "dkdv_kernel", "kept", *change)
     with pytest.raises(AssertionError, match=r"d[kv]"):
         test_dropout_and_its_gradients_given_the_mask(0.3)

@@ -8,7 +8,7 @@ from fa_tutorial.variants import mods
 from fa_tutorial.variants.backward import variant_backward
 from fa_tutorial.variants.forward import variant_forward
 from fa_tutorial.variants.operator import Options, plan
-from fa_tutorial.variants.options import check_cu_seqlens, check_options, check_packed
+from fa_tutorial.variants.options import check_cu_seqlens, check_options, check_packed, check_window
 from fa_tutorial.variants.own import attention_with, make_block_mask
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "check_cu_seqlens",
     "check_options",
     "check_packed",
+    "check_window",
     "make_block_mask",
     "mods",
     "plan",

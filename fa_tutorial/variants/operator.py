@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from fa_tutorial.hardware import on_device_of, require_kernel_device
-from fa_tutorial.operators import LIBRARY, below_autograd, differentiable, gradients_of, once_differentiable
+from fa_tutorial.operators import LIBRARY, below_autograd, differentiable, gradients_of, nothing_seen, once_differentiable
 from fa_tutorial.variants.backward import variant_backward
 from fa_tutorial.variants.forward import Dropout, variant_forward
 from fa_tutorial.variants.mods import Aux, Mods, all_scores, sliding_window, soft_cap_grad
@@ -95,9 +95,8 @@ def run_forward(q, k, v, *arguments):
     require_kernel_device(q, "q")
     check_lengths(q, k, options)
     if not (q.numel() and k.numel()):  # nothing is seen, but the sinks
-        o = torch.zeros_like(q) if options.cu_q is None else like_rows(q).zero_()
-        lse = torch.full(q.shape[:3], -math.inf, device=q.device)
-        return o.contiguous() if options.cu_q is None else o, lse if options.sinks is None else lse.copy_(options.sinks[:, None])
+        o, lse = nothing_seen(q)
+        return o if options.cu_q is None else like_rows(q).zero_(), lse if options.sinks is None else lse.copy_(options.sinks[:, None])
     with on_device_of(q):
         mods, aux, mask, drop = plan(q, k, options)
         o = None if options.cu_q is None else like_rows(q)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from fa_tutorial.arguments import check_attention, check_int
 from fa_tutorial.hardware import on_device_of, require_kernel_device, require_triton
+from fa_tutorial.operators import autocast, nothing_seen
 from fa_tutorial.tiles import MAX_D
 from fa_tutorial.variants.backward import variant_backward
 from fa_tutorial.variants.forward import variant_forward
@@ -45,6 +45,7 @@ def attention_with(
     Gradients: of q, k and v, once; not of what aux holds. Under torch.compile this is a graph break. Raises TypeError and ValueError as
     flash_attention does, for a mod that is no jitted function, for an aux that mods cannot read, and for a block mask of another call.
     """
+    q, k, v = autocast(q, k, v)
     scale = check_attention(q, k, v, scale, max_d=MAX_D)
     require_kernel_device(q, "q")
     for name, mod in (("score_mod", score_mod), ("score_grad", score_grad), ("mask_mod", mask_mod)):
@@ -120,7 +121,7 @@ class AttentionWith(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, scale, mods, aux, mask):
         if not (q.numel() and k.numel()):
-            o, lse = torch.zeros_like(q, memory_format=torch.contiguous_format), torch.full(q.shape[:3], -math.inf, device=q.device)
+            o, lse = nothing_seen(q)
         else:
             with on_device_of(q):
                 o, lse = variant_forward(q, k, v, scale, mods, aux, mask)
