@@ -180,7 +180,6 @@ def choose_config(rows: int, D: int, dtype: torch.dtype, is_paged: bool, shared_
     return TileConfig(block_m, block_n, num_warps, 6 if is_paged else 3)
 
 
-@functools.cache
 def choose_num_splits(B: int, H_k: int, S_max: int, multiprocessors: int, least_keys: int = 256) -> int:
     """Parts into which to split each sequence's keys, by counting waves of programs (11.3).
 
@@ -190,14 +189,16 @@ def choose_num_splits(B: int, H_k: int, S_max: int, multiprocessors: int, least_
     since their results are written, read and combined: we take the fewest that are within 5 % of the best, none of less than least_keys keys.
     """
     wave = PROGRAMS_PER_SM * multiprocessors
+    return fewest_splits(B * H_k, wave, max(min(S_max // least_keys, wave), 1))
 
-    def busy(splits: int) -> float:
-        programs = B * H_k * splits
-        return programs / (triton.cdiv(programs, wave) * wave)
 
-    options = range(1, max(min(S_max // least_keys, wave), 1) + 1)
-    best = max(map(busy, options))
-    return next(splits for splits in options if busy(splits) >= 0.95 * best)
+@functools.lru_cache(1024)  # S_max grows with every token, but `most` only every least_keys tokens
+def fewest_splits(programs: int, wave: int, most: int) -> int:
+    """The fewest splits, 1 … most, whose `programs` programs each keep a share of the GPU busy that is within 5 % of the best (11.3)."""
+    waves = [-(-programs * splits // wave) for splits in range(1, most + 1)]
+    busy = [programs * splits / (count * wave) for splits, count in enumerate(waves, 1)]
+    enough = 0.95 * max(busy)
+    return next(splits for splits, share in enumerate(busy, 1) if share >= enough)
 
 
 def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale: float, num_splits: int | None,

@@ -120,6 +120,13 @@ def test_splits_fill_whole_waves():
     assert decode.choose_num_splits(1, 8, 32_768, 1) == 1, "the interpreter's"
 
 
+def test_splits_are_found_once_for_many_lengths():
+    """A model's cache grows by a token a step."""
+    decode.fewest_splits.cache_clear()
+    assert {decode.choose_num_splits(1, 8, S_max, 132) for S_max in range(4096, 4352)} == {16}
+    assert decode.fewest_splits.cache_info()[:3] == (255, 1, 1024)
+
+
 def test_the_tile_holds_16_kib():
     for D, dtype, block_n in ((64, torch.float16, 128), (128, torch.float16, 64), (128, FP8, 128), (256, torch.float32, 16)):
         assert decode.choose_config(8, D, dtype, False, 232_448).block_n == block_n
