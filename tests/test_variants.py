@@ -2,13 +2,15 @@
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import math
+import types
 
 import pytest
 import torch
 from attention_cases import same
-from buffers import DEVICE, guarded_outputs, randn, unchanged
+from buffers import DEVICE, guarded_outputs, needs_gpu, randn, unchanged
 from mutants import put_in
 from variant_cases import VariantCase, assert_like_dense, call, check, dense, differentiate, seen
 
@@ -57,6 +59,15 @@ def test_rows_that_see_no_key():
         got = call(*tensors, is_causal=True, **options, window=(5, -1))
         assert (got[0][0, :, :7] == 0).all()
         torch.testing.assert_close(got[1][0, :, :7].cpu(), lse[:, None].expand(2, 7))
+
+
+def test_the_sinks_gradient_is_made_only_where_it_is_needed(monkeypatch):
+    found, run = [], backward.variant_backward
+    monkeypatch.setattr(operator, "variant_backward", lambda *given: found.append(run(*given)) or found[-1])
+    q = randn(1, 2, 5, 16).requires_grad_()
+    for sinks in (randn(2), randn(2).requires_grad_()):
+        flash_attention(q, q, q, sinks=sinks).sum().backward()
+    assert [gradients.dsinks is None for gradients in found] == [True, False]
 
 
 @pytest.mark.parametrize(("S_q", "S_k"), [(5, 0), (0, 5), (0, 0)])
@@ -187,7 +198,7 @@ def lists_of(tiles) -> list[tuple[list[int], list[int]]]:
 def test_only_tiles_that_somebody_sees_are_in_the_lists(S_q, S_k, left, right, of_keys):
     """And those that are seen whole are in the list without a mask."""
     mask = seen(S_q, S_k, False, tuple(-1 if limit is None else limit for limit in (left, right)))
-    block_mask = operator.window_block_mask.__wrapped__(left, right, S_q, S_k, torch.device(DEVICE), 0)
+    block_mask = operator.window_block_mask.__wrapped__(left, right, S_q, S_k, torch.device(DEVICE))
     m, n = 16, 32
     tiles = {}
     for row, column in itertools.product(range(math.ceil(S_q / m)), range(math.ceil(S_k / n))):
@@ -206,6 +217,34 @@ def test_a_windows_lists_are_made_once():
     for _ in range(3):
         flash_attention(q, q, q, window=(3, 3))
     assert operator.window_block_mask.cache_info()[:2] == (2, 1)
+
+
+def test_lists_belong_to_the_stream_that_made_them_and_a_graphs_to_the_graph(monkeypatch):
+    capturing, stream, made = [False], [1], itertools.count()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=stream[0]))
+    monkeypatch.setattr(tile_lists.BlockMask, "make", lambda *_: next(made))
+    mask = tile_lists.BlockMask(None, (), 1, 1, 16, 16, torch.device("cuda:0"))
+    found = [mask.tiles(16, 16), mask.tiles(16, 16)]
+    stream[0] = 2
+    found += [mask.tiles(16, 16), mask.tiles(16, 16)]
+    capturing[0] = True
+    found += [mask.tiles(16, 16), mask.tiles(16, 16)]
+    capturing[0] = False
+    assert [*found, mask.tiles(16, 16)] == [0, 0, 1, 1, 2, 3, 1]
+
+
+@needs_gpu
+def test_a_block_mask_that_a_cuda_graph_used_first():
+    q = randn(1, 1, 100, 64, dtype=HALF)
+    block_mask = make_block_mask(mods.prefix_lm, 100, 100, aux=(cu(30), 0), device=q.device)
+    ours = functools.partial(attention_with, q, q, q, mask_mod=mods.prefix_lm, aux=block_mask.aux)
+    want, graph = ours(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = ours(block_mask=block_mask)
+    eager = ours(block_mask=block_mask)
+    graph.replay()
+    assert same(eager, want) and same(captured, want)
 
 
 # ---------------------------------------------------------------- a reader's own mods
@@ -337,7 +376,7 @@ def test_opcheck():
     torch.library.opcheck(operator.FORWARD, (q, k, v, *options_of(sinks, bias)))
     o, lse = (x.detach() for x in operator.FORWARD(q, k, v, *options_of(sinks, bias)))
     arguments = torch.ones_like(o), torch.ones_like(lse), *(x.detach() for x in (q, k, v)), o, lse
-    torch.library.opcheck(operator.BACKWARD, (*arguments, *options_of(sinks.detach(), bias.detach()), True))
+    torch.library.opcheck(operator.BACKWARD, (*arguments, *options_of(sinks.detach(), bias.detach()), True, True))
 
 
 def variant_between(q, k, v, sinks, bias):

@@ -44,26 +44,17 @@ ARGUMENTS = (
 
 
 @functools.lru_cache(maxsize=16)
-def window_block_mask(left: int | None, right: int | None, S_q: int, S_k: int, device: torch.device, stream: int) -> BlockMask:
-    """The block mask of a window, kept for the next call of the same sizes, on the stream that made it."""
+def window_block_mask(left: int | None, right: int | None, S_q: int, S_k: int, device: torch.device) -> BlockMask:
+    """The block mask of a window, kept for the next call of the same sizes."""
     mask = None if left is None and right is None else sliding_window
     return BlockMask(mask, Aux(offset=S_k - S_q, left=left, right=right), 1, 1, S_q, S_k, device)
-
-
-def dense_block_mask(left: int | None, right: int | None, q: torch.Tensor, k: torch.Tensor) -> BlockMask:
-    make, stream = window_block_mask, 0
-    if q.is_cuda:
-        stream = torch.cuda.current_stream(q.device).cuda_stream
-        if torch.cuda.is_current_stream_capturing():
-            make = window_block_mask.__wrapped__  # lists that a graph makes are its own: nothing is in them until it is replayed
-    return make(left, right, q.shape[2], k.shape[2], q.device, stream)
 
 
 def plan(q: torch.Tensor, k: torch.Tensor, options: Options) -> tuple[Mods, Aux, BlockMask, Dropout | None]:
     """What the launchers take for these options."""
     left, right = (None if limit < 0 else limit for limit in (options.left, options.right))
     if options.cu_q is None:
-        mask = dense_block_mask(left, right, q, k)
+        mask = window_block_mask(left, right, q.shape[2], k.shape[2], q.device)
     else:
         mask = packed_block_mask(options.cu_q, options.cu_k, q.shape[2], k.shape[2], left, right)
     aux, score, bias, slopes, drop = mask.aux, None, options.bias, options.alibi_slopes, None
@@ -104,9 +95,10 @@ def run_forward(q, k, v, *arguments):
 
 
 def run_backward(do, dlse, q, k, v, o, lse, *arguments):
-    """The operator variant_backward on a device. Gradients that nobody asked for have no elements."""
-    options = Options(*arguments[:-1])
-    bias, sinks = options.bias if arguments[-1] else None, options.sinks
+    """The operator variant_backward on a device. A gradient that isn't needed comes back as an empty tensor."""
+    *arguments, need_dsinks, need_dbias = arguments
+    options = Options(*arguments)
+    sinks, bias = options.sinks if need_dsinks else None, options.bias if need_dbias else None
     none = [q.new_empty(0, dtype=torch.float32) for _ in range(2)]
     if not (q.numel() and k.numel()):
         dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
@@ -134,7 +126,7 @@ def check_lengths(q, k, options: Options) -> None:
 
 LIBRARY.define(f"variant_forward(Tensor q, Tensor k, Tensor v, {ARGUMENTS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
 LIBRARY.define(
-    f"variant_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {ARGUMENTS}, bool need_dbias) "
+    f"variant_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {ARGUMENTS}, bool need_dsinks, bool need_dbias) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
@@ -152,10 +144,11 @@ def fake_forward(q, k, v, *arguments):
 
 @torch.library.register_fake("fa_tutorial::variant_backward", lib=LIBRARY)
 def fake_backward(do, dlse, q, k, v, o, lse, *arguments):
-    options = Options(*arguments[:-1])
+    *arguments, need_dsinks, need_dbias = arguments
+    options = Options(*arguments)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    bias = options.bias if arguments[-1] else None
-    dsinks, dbias = (q.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in (options.sinks, bias))
+    dsinks = q.new_empty(options.sinks.shape if need_dsinks else 0, dtype=torch.float32)
+    dbias = q.new_empty(options.bias.shape if need_dbias else 0, dtype=torch.float32)
     return dq, dk, dv, dsinks, dbias
 
 
@@ -175,11 +168,10 @@ class VariantAttention(torch.autograd.Function):
     def backward(ctx, do, dlse):
         q, k, v, o, lse, *tensors = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
-        _, sinks, bias, *_ = tensors
-        need_dbias = ctx.needs_input_grad[5]
-        dq, dk, dv, dsinks, dbias = gradients_of(BACKWARD, do, dlse, q, k, v, o, lse, *tensors, *ctx.numbers, need_dbias)
-        dbias = dbias.to(bias.dtype) if need_dbias else None
-        return dq, dk, dv, None, None if sinks is None else dsinks, dbias, *[None] * 8
+        needs = ctx.needs_input_grad[4:6]  # sinks and bias
+        dq, dk, dv, dsinks, dbias = gradients_of(BACKWARD, do, dlse, q, k, v, o, lse, *tensors, *ctx.numbers, *needs)
+        _, _, bias, *_ = tensors
+        return dq, dk, dv, None, dsinks if needs[0] else None, dbias.to(bias.dtype) if needs[1] else None, *[None] * 8
 
 
 FORWARD, BACKWARD = torch.ops.fa_tutorial.variant_forward.default, torch.ops.fa_tutorial.variant_backward.default

@@ -63,14 +63,16 @@ def attention_with(
 
 
 def make_block_mask(mask_mod: Any, S_q: int, S_k: int, *, aux: tuple = (), B: int = 1, H: int = 1, device: torch.device) -> BlockMask:
-    """The tiles that mask_mod leaves of S_q queries and S_k keys, found once for many calls of attention_with.
+    """The tiles that mask_mod leaves of S_q queries and S_k keys, for many calls of attention_with.
 
+    They are found by the first call that needs them on a stream, and kept. A call inside a CUDA graph finds its own at each replay.
     B, H: how many batch entries and query heads, where the mask depends on b or h; otherwise leave them 1.
     """
     check_mod("mask_mod", mask_mod)
-    check_aux(aux, torch.empty(0, device=device).device)
+    device = torch.empty(0, device=device).device  # with its index
+    check_aux(aux, device)
     sizes = (check_int(name, size, least) for name, size, least in (("B", B, 1), ("H", H, 1), ("S_q", S_q, 0), ("S_k", S_k, 0)))
-    return BlockMask(mask_mod, aux, *sizes, torch.empty(0, device=device).device)
+    return BlockMask(mask_mod, aux, *sizes, device)
 
 
 def check_block_mask(block_mask: Any, mask_mod: Any, aux: tuple, q: torch.Tensor, S_k: int) -> None:
