@@ -7,16 +7,16 @@ torch.export and meta tensors know the shapes without a launch; a gradient; a ru
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 
-from fa_tutorial import backward, forward, tuned, variants
+from fa_tutorial import backward, forward, tuned
 from fa_tutorial.arguments import check_attention, check_name
 from fa_tutorial.hardware import HOPPER_CAPABILITY, card_of, interpreter_on, on_device_of, require_kernel_device
 from fa_tutorial.operators import LIBRARY, autocast, below_autograd, differentiable, gradients_of, nothing_seen, once_differentiable
 from fa_tutorial.tiles import MAX_D
 from fa_tutorial.variants.operator import FORWARD as VARIANT
+from fa_tutorial.variants.options import check_cu_seqlens, check_options, check_packed, check_window
 
 KERNELS = ("auto", "basic", "tuned", "hopper")
 
@@ -67,16 +67,16 @@ def flash_attention(
     devices, head counts, D, scale, kernel and the variants' values; RuntimeError for a device on which no kernel runs.
     """
     q, k, v = autocast(q, k, v)
-    check_attention(q, k, v, scale, max_d=MAX_D)
+    scale = check_attention(q, k, v, scale, max_d=MAX_D)
     check_name("kernel", kernel, KERNELS)
-    left, right = variants.check_window(window, is_causal)
+    left, right = check_window(window, is_causal)
     no_window = left < 0 and right <= 0  # all keys, or the causal mask's
     if no_window and softcap is None and alibi_slopes is None and bias is None and sinks is None and dropout_p == 0.0:
         o, lse = FORWARD(q, k, v, right == 0, scale, kernel)
     else:
         if kernel != "auto":
             raise ValueError(f'the variants have kernels of their own: leave kernel="auto", got {kernel!r}')
-        o, lse = VARIANT(q, k, v, *variants.check_options(q, k, scale, left, right, softcap, alibi_slopes, bias, sinks, dropout_p))
+        o, lse = VARIANT(q, k, v, *check_options(q, k, scale, left, right, softcap, alibi_slopes, bias, sinks, dropout_p))
     return (o, lse) if return_lse else o
 
 
@@ -109,11 +109,11 @@ def flash_attention_varlen(
     aligned bottom right in each sequence, and so are ALiBi's distances; alibi_slopes: (H_q,). Errors as flash_attention's.
     """
     q, k, v = autocast(q, k, v)
-    rows = variants.check_packed(q, k, v)
-    check_attention(*rows, scale, max_d=MAX_D)
-    variants.check_cu_seqlens(rows[0], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    left, right = variants.check_window(window, is_causal)
-    options = variants.check_options(rows[0], rows[1], scale, left, right, softcap, alibi_slopes, None, sinks, dropout_p)
+    rows = check_packed(q, k, v)
+    scale = check_attention(*rows, scale, max_d=MAX_D)
+    check_cu_seqlens(rows[0], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    left, right = check_window(window, is_causal)
+    options = check_options(rows[0], rows[1], scale, left, right, softcap, alibi_slopes, None, sinks, dropout_p)
     o, lse = VARIANT(*rows, *options._replace(cu_q=cu_seqlens_q, cu_k=cu_seqlens_k))
     o, lse = o.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (o, lse) if return_lse else o
@@ -139,7 +139,7 @@ def pick(kernel: str, q: torch.Tensor) -> str:
 
 def run_forward(q, k, v, is_causal, scale, kernel):
     """The operator flash_forward on a device. Launches at most one kernel."""
-    kernel, scale = pick(kernel, q), 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    kernel = pick(kernel, q)
     if not (q.numel() and k.numel()):
         return nothing_seen(q)
     with on_device_of(q):
@@ -152,7 +152,7 @@ def run_forward(q, k, v, is_causal, scale, kernel):
 
 def run_backward(do, dlse, q, k, v, o, lse, is_causal, scale, kernel):
     """The operator flash_backward on a device. Launches three kernels, or none. Where the user asks for deterministic results, not chapter 9's."""
-    kernel, scale = pick(kernel, q), 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    kernel = pick(kernel, q)
     if not (q.numel() and k.numel()):
         return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dlse = None if dlse is None else dlse.contiguous()
@@ -174,11 +174,11 @@ def hopper():
 # ---------------------------------------------------------------- the operators
 
 LIBRARY.define(
-    "flash_forward(Tensor q, Tensor k, Tensor v, bool is_causal, float? scale, str kernel) -> (Tensor, Tensor)",
+    "flash_forward(Tensor q, Tensor k, Tensor v, bool is_causal, float scale, str kernel) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.define(
-    "flash_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool is_causal, float? scale, str kernel) "
+    "flash_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool is_causal, float scale, str kernel) "
     "-> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )

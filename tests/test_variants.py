@@ -368,7 +368,7 @@ def small(seed=0):
 
 
 def options_of(sinks, bias) -> tuple:
-    return None, sinks, bias, None, None, None, 9, 0, 2.0, 0.0, None
+    return None, sinks, bias, None, None, None, 9, 0, 2.0, 0.0, 0.25
 
 
 def test_opcheck():
@@ -454,7 +454,7 @@ BAD_INPUTS = [
     (variant(alibi_slopes=X[0, :, 0, 0].clone().requires_grad_()), TypeError, ["alibi_slopes", "no gradient", "bias"]),
     (variant(sinks=X[0, 0, :, 0]), ValueError, ["sinks", "2 query heads", "(3,)"]),
     (variant(sinks=X), ValueError, ["sinks", "1 dimension", "(1, 2, 3, 4)"]),
-    (variant(sinks=X[0, :, 0, 0].to("meta")), ValueError, ["sinks", "q's device", "meta"]),
+    (variant(sinks=X[0, :, 0, 0].to("meta")), ValueError, ["one device", "sinks: meta"]),
     (variant(bias=X), ValueError, ["bias", "(1 or 1, 2 or 1, 3, 3)", "(1, 2, 3, 4)"]),
     (variant(bias=X[0]), ValueError, ["bias", "4 dimensions", "(2, 3, 4)"]),
     (variant(softcap=1.0, kernel="basic"), ValueError, ["kernel", "'basic'", "auto"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import torch
@@ -34,12 +33,12 @@ class Options(NamedTuple):
     right: int
     softcap: float | None
     dropout_p: float
-    scale: float | None
+    scale: float
 
 
 ARGUMENTS = (
     "Tensor? alibi_slopes, Tensor? sinks, Tensor? bias, Tensor? rng, Tensor? cu_q, Tensor? cu_k, "
-    "int left, int right, float? softcap, float dropout_p, float? scale"
+    "int left, int right, float? softcap, float dropout_p, float scale"
 )
 
 
@@ -76,10 +75,6 @@ def like_rows(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-def scale_of(q: torch.Tensor, options: Options) -> float:
-    return 1 / math.sqrt(q.shape[3]) if options.scale is None else options.scale
-
-
 def run_forward(q, k, v, *arguments):
     """The operator variant_forward on a device."""
     options = Options(*arguments)
@@ -91,7 +86,7 @@ def run_forward(q, k, v, *arguments):
     with on_device_of(q):
         mods, aux, mask, drop = plan(q, k, options)
         o = None if options.cu_q is None else like_rows(q)
-        return variant_forward(q, k, v, scale_of(q, options), mods, aux, mask, options.sinks, drop, o)
+        return variant_forward(q, k, v, options.scale, mods, aux, mask, options.sinks, drop, o)
 
 
 def run_backward(do, dlse, q, k, v, o, lse, *arguments):
@@ -108,7 +103,7 @@ def run_backward(do, dlse, q, k, v, o, lse, *arguments):
         mods, aux, mask, drop = plan(q, k, options)
         dlse = None if dlse is None else dlse.contiguous()
         bias_shape = None if bias is None else tuple(bias.shape)
-        found = variant_backward(q, k, v, o, do, lse, dlse, scale_of(q, options), mods, aux, mask, sinks, drop, bias_shape)
+        found = variant_backward(q, k, v, o, do, lse, dlse, options.scale, mods, aux, mask, sinks, drop, bias_shape)
     return found.dq, found.dk, found.dv, none[0] if sinks is None else found.dsinks, none[1] if bias is None else found.dbias
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fa_tutorial.arguments import FLOAT_DTYPES, check_finite, check_flag, check_int, check_scale, check_tensor
+from fa_tutorial.arguments import FLOAT_DTYPES, check_devices, check_finite, check_flag, check_int, check_tensor
 from fa_tutorial.variants.operator import Options
 
 NO_LIMIT = -1
@@ -13,20 +13,23 @@ SEEDS = 2**62
 
 
 def check_options(q, k, scale, left, right, softcap, alibi_slopes, bias, sinks, dropout_p) -> Options:
-    """Options of flash_attention's arguments, checked, for q (B, H_q, S_q, D) and k (B, H_k, S_k, D). TypeError or ValueError with the value."""
+    """Options of flash_attention's arguments, for q (B, H_q, S_q, D) and k (B, H_k, S_k, D). TypeError or ValueError with the value.
+
+    scale, left, right: as check_attention and check_window return them.
+    """
     (B, H_q, S_q, _), S_k = q.shape, k.shape[2]
     if alibi_slopes is not None:
         alibi_slopes = check_slopes(alibi_slopes, q)
     if bias is not None:
         check_tensor("bias", bias, ndim=4, dtypes=FLOAT_DTYPES)
-        check_device("bias", bias, q)
+        check_devices(q=q, bias=bias)
         if bias.shape[0] not in (1, B) or bias.shape[1] not in (1, H_q) or bias.shape[2:] != (S_q, S_k):
             raise ValueError(
                 f"bias must be (B or 1, H_q or 1, S_q, S_k), here ({B} or 1, {H_q} or 1, {S_q}, {S_k}), got {tuple(bias.shape)}"
             )
     if sinks is not None:
         check_tensor("sinks", sinks, ndim=1, dtypes=FLOAT_DTYPES)
-        check_device("sinks", sinks, q)
+        check_devices(q=q, sinks=sinks)
         if sinks.shape[0] != H_q:
             raise ValueError(f"sinks must be (H_q,), one for each of {H_q} query heads, got {tuple(sinks.shape)}")
         sinks = sinks.float().contiguous()
@@ -34,7 +37,7 @@ def check_options(q, k, scale, left, right, softcap, alibi_slopes, bias, sinks, 
     rng = torch.randint(SEEDS, (2,), device=q.device) if dropout_p else None
     return Options(
         alibi_slopes, sinks, bias, rng, None, None, left, right,
-        None if softcap is None else check_softcap(softcap), dropout_p, None if scale is None else check_scale(scale),
+        None if softcap is None else check_softcap(softcap), dropout_p, scale,
     )  # fmt: skip
 
 
@@ -65,7 +68,7 @@ def check_softcap(softcap) -> float:
 def check_slopes(slopes, q: torch.Tensor) -> torch.Tensor:
     """(1 or B, H_q) float32, contiguous rows."""
     check_tensor("alibi_slopes", slopes, dtypes=(torch.float32,))
-    check_device("alibi_slopes", slopes, q)
+    check_devices(q=q, alibi_slopes=slopes)
     if slopes.requires_grad:
         raise TypeError("alibi_slopes have no gradient, got a tensor that requires one; to learn slopes, add their product as a bias")
     B, H_q = q.shape[:2]
@@ -80,11 +83,6 @@ def check_probability(p) -> float:
     if not 0 <= number < 1:
         raise ValueError(f"dropout_p must be at least 0 and below 1, got {p!r}")
     return number
-
-
-def check_device(name: str, x: torch.Tensor, q: torch.Tensor) -> None:
-    if x.device != q.device:
-        raise ValueError(f"{name} must be on q's device, {q.device}, got {x.device}")
 
 
 # ---------------------------------------------------------------- packed rows
@@ -106,7 +104,7 @@ def check_cu_seqlens(q: torch.Tensor, cu_q, cu_k, max_q, max_k) -> None:
     """Types and shapes; the operator looks at the values where the CPU has them."""
     for name, cu in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k)):
         check_tensor(name, cu, ndim=1, dtypes=(torch.int32,))
-        check_device(name, cu, q)
+        check_devices(**{"q": q, name: cu})
         if cu.shape[0] < 2:
             raise ValueError(f"{name} must have an entry more than there are sequences, at least 2, got {cu.shape[0]}")
     if cu_q.shape != cu_k.shape:
