@@ -1,7 +1,8 @@
 """The public functions: flash_attention checks its arguments once, and calls a registered PyTorch operator that picks the kernel.
 
 The operators torch.ops.fa_tutorial.flash_forward and flash_backward carry what PyTorch asks of one of its own: fake tensors, so that torch.compile,
-torch.export and meta tensors know the shapes without a launch; a gradient; a rule for torch.vmap. They trust their arguments.
+torch.export and meta tensors know the shapes without a launch; a gradient; a rule for torch.vmap, which the variants lack: there vmap is a loop. They
+trust their arguments.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def flash_attention(
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(scale · q kᵀ) v with memory linear in the sequence length, forward and backward (FlashAttention-2, Dao, 2023).
+    """softmax(scale · q kᵀ) v, forward and backward, with memory linear in the sequence length (FlashAttention-2, Dao, 2023).
 
     Shapes: q (B, H_q, S_q, D); k and v (B, H_k, S_k, D), H_q a multiple of H_k (grouped-query attention), 1 ≤ D ≤ 256; any strides.
     Dtypes: fp16, bf16, fp32, one for all three; sums are float32. Under torch.autocast the inputs are cast to the autocast dtype.
@@ -46,7 +47,8 @@ def flash_attention(
     fastest on this GPU; "hopper" for chapter 9's on a GPU of compute capability 9.0. Where one does not apply, the next simpler one runs. "auto"
     takes "hopper" on such a GPU, "tuned" on another, and "basic" in the interpreter.
 
-    Variants, by the kernels of chapter 10, for which kernel stays "auto". They may be combined; to the scaled scores they apply in this order.
+    Variants, by the kernels of chapter 10: leave kernel="auto" with them. They may be combined; to the scaled scores they apply in this order. Their
+    memory isn't linear: three lists of tiles take S_q · S_k / 1,024 bytes each with tiles of 64 by 64, and a bias' gradient 4 bytes a number.
     softcap: c > 0 makes s c · tanh(s / c). alibi_slopes: (H_q,) or (B, H_q) float32, no gradient; slope · |i + S_k − S_q − j| is subtracted.
     bias: (B or 1, H_q or 1, S_q, S_k), any of the dtypes, is added. window: (left, right), query i sees keys i + S_k − S_q − left …
     i + S_k − S_q + right; −1 is no limit, and is_causal makes right 0. sinks: (H_q,), a logit a head that joins the denominator and nothing else,
@@ -98,12 +100,12 @@ def flash_attention_varlen(
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """flash_attention inside each of many sequences that lie packed, one behind the other, without padding and without work across sequences.
+    """flash_attention inside each of many sequences that lie packed, back to back, without padding and without work across sequences.
 
     Shapes: q (total_q, H_q, D); k and v (total_k, H_k, D). cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32 on the same device, from 0 to total_q
     and total_k; queries cu_seqlens_q[s] … cu_seqlens_q[s + 1] − 1 see keys cu_seqlens_k[s] … cu_seqlens_k[s + 1] − 1, any number of each, also none.
     Their values are checked on the CPU only: to look at a GPU's, the CPU would have to wait for it. With others the result is undefined, but no memory
-    outside the tensors is touched. max_seqlen_q, max_seqlen_k: taken so that a call of flash-attn's fits, and not needed.
+    outside the tensors is touched. max_seqlen_q, max_seqlen_k: accepted for flash-attn's signature, and ignored.
 
     Returns o (total_q, H_q, D), contiguous, and with return_lse also lse (H_q, total_q). The rest is as for flash_attention: is_causal and window are
     aligned bottom right in each sequence, and so are ALiBi's distances; alibi_slopes: (H_q,). Errors as flash_attention's.

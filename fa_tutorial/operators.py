@@ -14,7 +14,7 @@ LIBRARY = torch.library.Library("fa_tutorial", "DEF")
 
 
 def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in the autocast dtype where autocast is on for their device; what is no floating-point tensor is left as it is."""
+    """The tensors in the autocast dtype where autocast is on for their device. What is no floating-point tensor is left as it is, to be refused later."""
     kind = getattr(getattr(tensors[0], "device", None), "type", None)
     if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
         return tensors

@@ -176,7 +176,7 @@ def test_packed_rows_find_the_same_tiles_in_ranges_as_in_all():
 
 @pytest.mark.parametrize("ends", [[3], [0, 3], [2, 2, 2, 5], list(range(1, 18)), [0, 0, 0]], ids=str)
 def test_a_tokens_sequence_is_found(ends):
-    """Also a token's behind the last end, which a wrong cu_seqlens makes: it gets the last."""
+    """Also a token's after the last end, which a wrong cu_seqlens makes: it gets the last."""
     cu = torch.tensor([0, *ends], dtype=torch.int32, device=DEVICE)
     mask = packed.packed_block_mask(cu, cu, ends[-1] + 2, ends[-1] + 2, None, None)
     want = [min(bisect.bisect_right(ends, token), len(ends) - 1) for token in range(ends[-1] + 2)]

@@ -22,7 +22,7 @@ class Aux(NamedTuple):
 
     offset: S_k − S_q, so that i + offset is the key on query i's diagonal (bottom-right). Packed rows have three int32 tensors (S_q,) instead: diagonal,
     that key's number, and the first and the end key of query i's own sequence; and cu_q, cu_k, sequences, from which these are made.
-    left, right: how many keys before and behind the diagonal are seen.
+    left, right: how many keys before and after the diagonal are seen.
     slopes: float32 pointer, one a query head, slope_stride apart from one batch entry to the next. bias: pointer to
     (B, H_q, S_q, S_k), with its four strides, each a field: Triton 3.6 loses the numbers of a tuple that stands beside None.
     """
@@ -61,7 +61,7 @@ def on_diagonal(i, aux):
 
 @triton.jit
 def sliding_window(b, h, i, j, aux):
-    """From `left` keys before the diagonal to `right` keys behind it. right = 0 is the causal mask."""
+    """From `left` keys before the diagonal to `right` keys after it. right = 0 is the causal mask."""
     distance = j - on_diagonal(i, aux)
     seen = distance == distance
     if aux.left is not None:
@@ -120,7 +120,7 @@ def tanh(x):
 
 @triton.jit
 def soft_cap(s, b, h, i, j, aux):
-    """softcap · tanh(s / softcap): no score leaves ±softcap (Gemma 2)."""
+    """softcap · tanh(s / softcap): no score leaves ±softcap (Gemma 2). aux: Aux(softcap=…)."""
     return aux.softcap * tanh(s * (1 / aux.softcap))
 
 

@@ -36,7 +36,7 @@ def attention_with(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(score_mod(scale · q kᵀ)) v over the pairs that mask_mod sees, forward and backward, by chapter 10's kernels.
 
-    q, k, v, scale, return_lse and the result as for flash_attention. score_mod(s, b, h, i, j, aux), its derivative by s score_grad (None where that is
+    q, k, v, scale, return_lse, autocast and the result as for flash_attention. score_mod(s, b, h, i, j, aux), its derivative by s score_grad (None where that is
     1), and mask_mod(b, h, i, j, aux): functions decorated with @triton.jit, as fa_tutorial.variants.mods says. aux: their contiguous tensors and their
     numbers, no tuples in it; for the ready mods that read aux by name, mods.Aux, as in score_mod=mods.soft_cap, aux=mods.Aux(softcap=30.0).
     block_mask: make_block_mask's for mask_mod and these lengths, made once for many calls; aux begins with the block mask's. Without one every call
