@@ -1,22 +1,23 @@
 """The public functions: flash_attention checks its arguments once, and calls a registered PyTorch operator that picks the kernel.
 
 The operators torch.ops.fa_tutorial.flash_forward and flash_backward carry what PyTorch asks of one of its own: fake tensors, so that torch.compile,
-torch.export and meta tensors know the shapes without a launch; a gradient; a rule for torch.vmap. They trust their arguments.
+torch.export and meta tensors know the shapes without a launch; a gradient; a rule for torch.vmap, which the variants lack: there vmap is a loop. They
+trust their arguments.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 
-from fa_tutorial import backward, forward, tuned, variants
-from fa_tutorial.arguments import check_attention, check_flag, check_name
+from fa_tutorial import backward, forward, tuned
+from fa_tutorial.arguments import check_attention, check_name
 from fa_tutorial.hardware import HOPPER_CAPABILITY, card_of, interpreter_on, on_device_of, require_kernel_device
-from fa_tutorial.operators import LIBRARY, below_autograd, differentiable, gradients_of, once_differentiable
+from fa_tutorial.operators import LIBRARY, autocast, below_autograd, differentiable, gradients_of, nothing_seen, once_differentiable
 from fa_tutorial.tiles import MAX_D
 from fa_tutorial.variants.operator import FORWARD as VARIANT
+from fa_tutorial.variants.options import check_cu_seqlens, check_options, check_packed, check_window
 
 KERNELS = ("auto", "basic", "tuned", "hopper")
 
@@ -37,7 +38,7 @@ def flash_attention(
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(scale · q kᵀ) v with memory linear in the sequence length, forward and backward (FlashAttention-2, Dao, 2023).
+    """softmax(scale · q kᵀ) v, forward and backward, with memory linear in the sequence length (FlashAttention-2, Dao, 2023).
 
     Shapes: q (B, H_q, S_q, D); k and v (B, H_k, S_k, D), H_q a multiple of H_k (grouped-query attention), 1 ≤ D ≤ 256; any strides.
     Dtypes: fp16, bf16, fp32, one for all three; sums are float32. Under torch.autocast the inputs are cast to the autocast dtype.
@@ -46,7 +47,8 @@ def flash_attention(
     fastest on this GPU; "hopper" for chapter 9's on a GPU of compute capability 9.0. Where one does not apply, the next simpler one runs. "auto"
     takes "hopper" on such a GPU, "tuned" on another, and "basic" in the interpreter.
 
-    Variants, by the kernels of chapter 10, for which kernel stays "auto". They may be combined; to the scaled scores they apply in this order.
+    Variants, by the kernels of chapter 10: leave kernel="auto" with them. They may be combined; to the scaled scores they apply in this order. Their
+    memory isn't linear: three lists of tiles take S_q · S_k / 1,024 bytes each with tiles of 64 by 64, and a bias' gradient 4 bytes a number.
     softcap: c > 0 makes s c · tanh(s / c). alibi_slopes: (H_q,) or (B, H_q) float32, no gradient; slope · |i + S_k − S_q − j| is subtracted.
     bias: (B or 1, H_q or 1, S_q, S_k), any of the dtypes, is added. window: (left, right), query i sees keys i + S_k − S_q − left …
     i + S_k − S_q + right; −1 is no limit, and is_causal makes right 0. sinks: (H_q,), a logit a head that joins the denominator and nothing else,
@@ -67,15 +69,16 @@ def flash_attention(
     devices, head counts, D, scale, kernel and the variants' values; RuntimeError for a device on which no kernel runs.
     """
     q, k, v = autocast(q, k, v)
-    check_attention(q, k, v, scale, max_d=MAX_D)
+    scale = check_attention(q, k, v, scale, max_d=MAX_D)
     check_name("kernel", kernel, KERNELS)
-    if not (window is None and softcap is None and alibi_slopes is None and bias is None and sinks is None and dropout_p == 0.0):
+    left, right = check_window(window, is_causal)
+    no_window = left < 0 and right <= 0  # all keys, or the causal mask's
+    if no_window and softcap is None and alibi_slopes is None and bias is None and sinks is None and dropout_p == 0.0:
+        o, lse = FORWARD(q, k, v, right == 0, scale, kernel)
+    else:
         if kernel != "auto":
             raise ValueError(f'the variants have kernels of their own: leave kernel="auto", got {kernel!r}')
-        options = variants.check_options(q, k, is_causal, scale, window, softcap, alibi_slopes, bias, sinks, dropout_p)
-        o, lse = VARIANT(q, k, v, *options)
-        return (o, lse) if return_lse else o
-    o, lse = FORWARD(q, k, v, check_flag("is_causal", is_causal), scale, kernel)
+        o, lse = VARIANT(q, k, v, *check_options(q, k, scale, left, right, softcap, alibi_slopes, bias, sinks, dropout_p))
     return (o, lse) if return_lse else o
 
 
@@ -97,33 +100,25 @@ def flash_attention_varlen(
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """flash_attention inside each of many sequences that lie packed, one behind the other, without padding and without work across sequences.
+    """flash_attention inside each of many sequences that lie packed, back to back, without padding and without work across sequences.
 
     Shapes: q (total_q, H_q, D); k and v (total_k, H_k, D). cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32 on the same device, from 0 to total_q
     and total_k; queries cu_seqlens_q[s] … cu_seqlens_q[s + 1] − 1 see keys cu_seqlens_k[s] … cu_seqlens_k[s + 1] − 1, any number of each, also none.
     Their values are checked on the CPU only: to look at a GPU's, the CPU would have to wait for it. With others the result is undefined, but no memory
-    outside the tensors is touched. max_seqlen_q, max_seqlen_k: taken so that a call of flash-attn's fits, and not needed.
+    outside the tensors is touched. max_seqlen_q, max_seqlen_k: accepted for flash-attn's signature, and ignored.
 
     Returns o (total_q, H_q, D), contiguous, and with return_lse also lse (H_q, total_q). The rest is as for flash_attention: is_causal and window are
     aligned bottom right in each sequence, and so are ALiBi's distances; alibi_slopes: (H_q,). Errors as flash_attention's.
     """
     q, k, v = autocast(q, k, v)
-    rows = [variants.check_packed(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
-    check_attention(*rows, scale, max_d=MAX_D)
-    variants.check_cu_seqlens(rows[0], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    options = variants.check_options(rows[0], rows[1], is_causal, scale, window, softcap, alibi_slopes, None, sinks, dropout_p)
+    rows = check_packed(q, k, v)
+    scale = check_attention(*rows, scale, max_d=MAX_D)
+    check_cu_seqlens(rows[0], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    left, right = check_window(window, is_causal)
+    options = check_options(rows[0], rows[1], scale, left, right, softcap, alibi_slopes, None, sinks, dropout_p)
     o, lse = VARIANT(*rows, *options._replace(cu_q=cu_seqlens_q, cu_k=cu_seqlens_k))
     o, lse = o.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (o, lse) if return_lse else o
-
-
-def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in the autocast dtype where autocast is on for their device; what is no floating-point tensor is left as it is."""
-    kind = getattr(getattr(tensors[0], "device", None), "type", None)
-    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
 
 
 # ---------------------------------------------------------------- which kernel
@@ -146,9 +141,9 @@ def pick(kernel: str, q: torch.Tensor) -> str:
 
 def run_forward(q, k, v, is_causal, scale, kernel):
     """The operator flash_forward on a device. Launches at most one kernel."""
-    kernel, scale = pick(kernel, q), 1 / math.sqrt(q.shape[3]) if scale is None else scale
-    if not (q.numel() and k.numel()):  # nothing is seen
-        return torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+    kernel = pick(kernel, q)
+    if not (q.numel() and k.numel()):
+        return nothing_seen(q)
     with on_device_of(q):
         if kernel == "hopper" and hopper().applies(q, k, v, scale):
             return hopper().flash_forward(q, k, v, is_causal, scale)
@@ -159,7 +154,7 @@ def run_forward(q, k, v, is_causal, scale, kernel):
 
 def run_backward(do, dlse, q, k, v, o, lse, is_causal, scale, kernel):
     """The operator flash_backward on a device. Launches three kernels, or none. Where the user asks for deterministic results, not chapter 9's."""
-    kernel, scale = pick(kernel, q), 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    kernel = pick(kernel, q)
     if not (q.numel() and k.numel()):
         return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dlse = None if dlse is None else dlse.contiguous()
@@ -181,11 +176,11 @@ def hopper():
 # ---------------------------------------------------------------- the operators
 
 LIBRARY.define(
-    "flash_forward(Tensor q, Tensor k, Tensor v, bool is_causal, float? scale, str kernel) -> (Tensor, Tensor)",
+    "flash_forward(Tensor q, Tensor k, Tensor v, bool is_causal, float scale, str kernel) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.define(
-    "flash_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool is_causal, float? scale, str kernel) "
+    "flash_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool is_causal, float scale, str kernel) "
     "-> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )

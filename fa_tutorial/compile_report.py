@@ -25,9 +25,12 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import backward, decode, forward, hardware, hopper, layout, matmul, tuned, variants
+from fa_tutorial import backward, decode, forward, hardware, hopper, layout, matmul, tuned
 from fa_tutorial.bench import tables
 from fa_tutorial.tiles import MAX_D, TileConfig
+from fa_tutorial.variants.backward import variant_backward
+from fa_tutorial.variants.forward import variant_forward
+from fa_tutorial.variants.operator import Options, plan
 
 # Bytes of shared memory that one block may ask for (opt-in), by compute capability. CUDA programming guide, table of technical specifications.
 # T4; A100; RTX 30xx; RTX 40xx; H100, H200; B200; RTX 50xx.
@@ -164,7 +167,7 @@ def decode_kernels(capability: int) -> Iterator[Call]:
 
 def variant_kernels(capability: int) -> Iterator[Call]:
     """Chapter 10: a window, and with it every score mod and a sink, a bias, dropout, or packed rows."""
-    plain = dict.fromkeys(variants.Options._fields) | {"left": 1023, "right": 0, "dropout_p": 0.0}
+    plain = dict.fromkeys(Options._fields) | {"left": 1023, "right": 0, "dropout_p": 0.0}
     for D in (64, 128, MAX_D) if capability == hardware.HOPPER_CAPABILITY else (128, MAX_D):
         q, k, v, o, do, lse = inputs(torch.float16, D)
         bounds, per_head = torch.empty(9, dtype=torch.int32, device="meta"), lse[0, :, :1].mT
@@ -175,14 +178,14 @@ def variant_kernels(capability: int) -> Iterator[Call]:
             "dropout": {"rng": torch.empty(2, dtype=torch.int64, device="meta"), "dropout_p": 0.25},
             "packed": {"cu_q": bounds, "cu_k": bounds},
         }.items():
-            yield f"fp16 D={D} {words}", partial(launch_variant, q, k, v, o, do, lse, variants.Options(**plain | given))
+            yield f"fp16 D={D} {words}", partial(launch_variant, q, k, v, o, do, lse, Options(**plain | given))
 
 
-def launch_variant(q, k, v, o, do, lse, options: variants.Options) -> None:
-    mods, aux, mask, drop = variants.plan(q, k, options)
-    variants.variant_forward(q, k, v, 0.5, mods, aux, mask, options.sinks, drop)
+def launch_variant(q, k, v, o, do, lse, options: Options) -> None:
+    mods, aux, mask, drop = plan(q, k, options)
+    variant_forward(q, k, v, 0.5, mods, aux, mask, options.sinks, drop)
     bias_shape = None if options.bias is None else tuple(options.bias.shape)
-    variants.variant_backward(q, k, v, o, do, lse, lse, 0.5, mods, aux, mask, options.sinks, drop, bias_shape)
+    variant_backward(q, k, v, o, do, lse, lse, 0.5, mods, aux, mask, options.sinks, drop, bias_shape)
 
 
 GROUPS = {  # the least capability that they need, and their calls

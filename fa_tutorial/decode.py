@@ -180,7 +180,6 @@ def choose_config(rows: int, D: int, dtype: torch.dtype, is_paged: bool, shared_
     return TileConfig(block_m, block_n, num_warps, 6 if is_paged else 3)
 
 
-@functools.cache
 def choose_num_splits(B: int, H_k: int, S_max: int, multiprocessors: int, least_keys: int = 256) -> int:
     """Parts into which to split each sequence's keys, by counting waves of programs (11.3).
 
@@ -190,14 +189,16 @@ def choose_num_splits(B: int, H_k: int, S_max: int, multiprocessors: int, least_
     since their results are written, read and combined: we take the fewest that are within 5 % of the best, none of less than least_keys keys.
     """
     wave = PROGRAMS_PER_SM * multiprocessors
+    return fewest_splits(B * H_k, wave, max(min(S_max // least_keys, wave), 1))
 
-    def busy(splits: int) -> float:
-        programs = B * H_k * splits
-        return programs / (triton.cdiv(programs, wave) * wave)
 
-    options = range(1, max(min(S_max // least_keys, wave), 1) + 1)
-    best = max(map(busy, options))
-    return next(splits for splits in options if busy(splits) >= 0.95 * best)
+@functools.lru_cache(1024)  # S_max grows with every token, but `most` only every least_keys tokens
+def fewest_splits(programs: int, wave: int, most: int) -> int:
+    """The fewest splits, 1 … most, whose `programs` programs each keep a share of the GPU busy that is within 5 % of the best (11.3)."""
+    waves = [-(-programs * splits // wave) for splits in range(1, most + 1)]
+    busy = [programs * splits / (count * wave) for splits, count in enumerate(waves, 1)]
+    enough = 0.95 * max(busy)
+    return next(splits for splits, share in enumerate(busy, 1) if share >= enough)
 
 
 def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale: float, num_splits: int | None,
@@ -217,9 +218,10 @@ def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, sc
     if num_splits > 1:
         o_parts = torch.empty((num_splits * B, H_k, rows, D), dtype=torch.float32, device=q.device)
         lse_parts = torch.empty((num_splits, B, H_k, rows), dtype=torch.float32, device=q.device)
+    scales = (None if x is None else x.contiguous() for x in (k_scale, v_scale))
     split_kernel[(programs, num_splits)](
         heads(q.reshape(B, H_k, rows, D)), heads(k_cache), heads(v_cache), heads(o_parts.view(-1, H_k, rows, D)), lse_parts,
-        cache_seqlens.contiguous(), None if block_table is None else heads(block_table), k_scale, v_scale, H_k, S_q, rows, D, scale,
+        cache_seqlens.contiguous(), None if block_table is None else heads(block_table), *scales, H_k, S_q, rows, D, scale,
         PAGE_SIZE=page_size, BLOCK_D=padded_d(D), **config.launch(),
     )  # fmt: skip
     if num_splits > 1:
@@ -352,10 +354,19 @@ def quantise_fp8(x: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[to
     """x (…, H, S, D) as float8_e4m3fn and a scale for each head: x ≈ scale · x8, off by at most 1/16 of a number (or scale / 1,024 near 0).
 
     scale: (H,) float32, so that a head's largest number becomes 448, the largest of the format, unless given; what is beyond it is cut off.
+    TypeError and ValueError for other dtypes and shapes.
     """
-    if scale is None:
+    check_tensor("x", x, dtypes=FLOAT_DTYPES)
+    if x.ndim < 3:
+        raise ValueError(f"x must be (…, H, S, D), got shape {tuple(x.shape)}")
+    H = x.shape[-3]
+    if scale is not None:
+        check_scales(H, scale=scale)
+    elif x.numel():
         largest = x.abs().amax(dim=(*range(x.ndim - 3), -2, -1)).float()
-        scale = torch.where(largest == 0, 1.0, largest / FP8_MAX)
+        scale = torch.where(largest == 0, 1.0, (largest / FP8_MAX).clamp(min=torch.finfo(torch.float32).tiny))
+    else:
+        scale = torch.ones(H, dtype=torch.float32, device=x.device)
     return (x.float() / scale[:, None, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
 
 
@@ -398,14 +409,19 @@ def check_decode(q, k_cache, v_cache, cache_seqlens, block_table, scale, k_scale
         raise ValueError(f"query heads must be a multiple of key heads, got {H_q} query heads and {H_k} key heads")
     scales = {"k_scale": k_scale, "v_scale": v_scale}
     if k_cache.dtype == FP8:
-        for name, value in scales.items():
-            check_tensor(name, value, ndim=1, dtypes=(torch.float32,))
-            if len(value) != H_k:
-                raise ValueError(f"{name} must be (H_k,) = ({H_k},), got {tuple(value.shape)}")
+        check_scales(H_k, **scales)
     elif k_scale is not None or v_scale is not None:
         raise ValueError(f"k_scale and v_scale are for caches of {dtype_name(FP8)}, got caches of {dtype_name(k_cache.dtype)}")
     check_devices(q=q, k_cache=k_cache, **{name: value for name, value in scales.items() if value is not None})
     return 1 / math.sqrt(D) if scale is None else check_scale(scale)
+
+
+def check_scales(H: int, **scales) -> None:
+    """TypeError or ValueError unless each is (H,) float32."""
+    for name, scale in scales.items():
+        check_tensor(name, scale, ndim=1, dtypes=(torch.float32,))
+        if len(scale) != H:
+            raise ValueError(f"{name} must be ({H},), a number for each key head, got {tuple(scale.shape)}")
 
 
 def check_no_gradient(**tensors: torch.Tensor) -> None:

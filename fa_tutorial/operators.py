@@ -1,15 +1,30 @@
-"""What the registered PyTorch operators share: a node of autograd's graph where somebody asks for a gradient, and none where nobody does.
+"""What the public functions and the registered PyTorch operators share: autocast, and a node of autograd's graph where somebody asks for a gradient.
 
-torch.library.register_autograd would do the same in twice the host's time.
+torch.library.register_autograd would make that node too, in twice the host's time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 
 LIBRARY = torch.library.Library("fa_tutorial", "DEF")
+
+
+def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors in the autocast dtype where autocast is on for their device. What is no floating-point tensor is left as it is, to be refused later."""
+    kind = getattr(getattr(tensors[0], "device", None), "type", None)
+    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
+def nothing_seen(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """o and lse of queries that see no key: 0, and −inf in float32."""
+    return torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
 
 
 def below_autograd(operator, *arguments):

@@ -79,6 +79,23 @@ def test_lengths_and_tables_may_be_views():
     assert torch.equal(flash_decode(q, k, v, spread, block_table=table), flash_decode(q, k, v, lengths, block_table=options["block_table"]))
 
 
+def test_quantising_nothing_zeros_and_the_smallest_numbers():
+    x = torch.zeros(3, 1, 2, device=DEVICE)
+    x[1, 0, 1], x[2, 0, 0] = 1e-44, 1e-35
+    x8, scale = quantise_fp8(x)
+    assert x8.float().isfinite().all() and (scale > 0).all() and x8[2, 0, 0].float() == pytest.approx(448, rel=0.1)
+    x8, scale = quantise_fp8(x[:, :0])
+    assert x8.shape == (3, 0, 2) and torch.equal(scale, torch.ones(3, device=DEVICE))
+
+
+@pytest.mark.parametrize("spread", [lambda x: torch.stack([x, x / 0], dim=1)[:, 0], lambda x: x[:1].expand(2)], ids=["strided", "expanded"])
+def test_scales_may_be_views(spread):
+    (q, k, v, lengths), options = Decode(FEW, group=2, fp8=True).call()
+    views = {name: spread(options[name]) for name in ("k_scale", "v_scale")}
+    copies = {name: x.clone(memory_format=torch.contiguous_format) for name, x in views.items()}
+    assert torch.equal(flash_decode(q, k, v, lengths, **views), flash_decode(q, k, v, lengths, **copies))
+
+
 @pytest.mark.parametrize("shape", [(0, 2, 1, 16), (2, 2, 0, 16), (2, 0, 1, 16)], ids=str)
 def test_without_queries_nothing_is_launched(shape, monkeypatch):
     monkeypatch.setattr(decode, "decode", None)
@@ -101,6 +118,13 @@ def test_splits_fill_whole_waves():
     assert [decode.choose_num_splits(B, 8, 32_768, 132) for B in (1, 8, 64)] == [32, 4, 1]
     assert [decode.choose_num_splits(1, 8, S_max, 132) for S_max in (0, 255, 512, 4096)] == [1, 1, 2, 16]
     assert decode.choose_num_splits(1, 8, 32_768, 1) == 1, "the interpreter's"
+
+
+def test_splits_are_found_once_for_many_lengths():
+    """A model's cache grows by a token a step."""
+    decode.fewest_splits.cache_clear()
+    assert {decode.choose_num_splits(1, 8, S_max, 132) for S_max in range(4096, 4352)} == {16}
+    assert decode.fewest_splits.cache_info()[:3] == (255, 1, 1024)
 
 
 def test_the_tile_holds_16_kib():

@@ -11,7 +11,7 @@ from decode_cases import Decode
 
 from fa_tutorial import decode, reference
 from fa_tutorial.bench import training
-from fa_tutorial.decode import FP8, append_to_cache, flash_decode
+from fa_tutorial.decode import FP8, append_to_cache, flash_decode, quantise_fp8
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN is in the caches, and is what some broken kernels compute
 
@@ -78,6 +78,22 @@ def test_bad_input(given, error, words):
 
 def to_device(value):
     return value.to(DEVICE) if isinstance(value, torch.Tensor) and value.device.type != "meta" else value
+
+
+BAD_TO_QUANTISE = {
+    "a list": (([1.0],), TypeError, ["x", "list"]),
+    "float64": ((CACHE.double(),), TypeError, ["x", "float64"]),
+    "2 dimensions": ((CACHE[0, 0],), ValueError, ["x", "(…, H, S, D)", "(32, 8)"]),
+    "a scale for all heads": ((CACHE, torch.ones(())), ValueError, ["scale", "1 dimension"]),
+    "scales of other heads": ((CACHE, torch.ones(3)), ValueError, ["scale", "(2,)", "(3,)"]),
+}
+
+
+@pytest.mark.parametrize(("given", "error", "words"), BAD_TO_QUANTISE.values(), ids=BAD_TO_QUANTISE)
+def test_bad_to_quantise(given, error, words):
+    with pytest.raises(error) as caught:
+        quantise_fp8(*given)
+    assert all(word in str(caught.value) for word in words), caught.value
 
 
 BAD_NEWS = {

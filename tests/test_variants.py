@@ -2,13 +2,15 @@
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import math
+import types
 
 import pytest
 import torch
 from attention_cases import same
-from buffers import DEVICE, guarded_outputs, randn, unchanged
+from buffers import DEVICE, guarded_outputs, needs_gpu, randn, unchanged
 from mutants import put_in
 from variant_cases import VariantCase, assert_like_dense, call, check, dense, differentiate, seen
 
@@ -25,17 +27,19 @@ WINDOW = VariantCase(37, 50, is_causal=True, window=(20, -1), dlse=True)
 EVERYTHING = VariantCase(40, 45, D=64, is_causal=True, window=(30, -1), softcap=3.0, alibi="heads", bias=(1, 2), sinks=True, dlse=True)
 BLIND_BUT_FOR_SINKS = VariantCase(40, 33, dtype=SINGLE, sinks=True, is_causal=True, dlse=True)
 SOFTCAP = VariantCase(32, 40, dtype=SINGLE, softcap=2.0)
+WIDE_SOFTCAP = VariantCase(32, 40, dtype=SINGLE, softcap=1000.0)  # which changes little, and must not add an error
 BIAS = VariantCase(20, 33, B=2, alibi="batch", bias=(2, 1), H_k=2)
 CASES = [
     WINDOW,
     EVERYTHING,
     BLIND_BUT_FOR_SINKS,
     SOFTCAP,
+    WIDE_SOFTCAP,
     BIAS,
     VariantCase(50, 37, D=40, dtype=SINGLE, window=(9, 5)),  # rows that see nothing
     VariantCase(33, 33, dtype=BRAIN, softcap=2.0, view="slices of fused qkv"),
     VariantCase(37, 45, H_k=2, alibi="heads", is_causal=True, view="padded row stride"),
-    VariantCase(20, 24, B=2, bias=(1, 2), dtype=SINGLE),
+    *(VariantCase(20, 24, B=2, bias=bias, dtype=SINGLE) for bias in ((1, 1), (1, 2), (2, 2))),
     VariantCase(1, 67, D=1, dtype=SINGLE, window=(40, 0), sinks=True),
     VariantCase(20, 24, D=256, dtype=BRAIN, window=(5, 3), softcap=1.5),
     VariantCase(20, 40, dtype=SINGLE, window=(10, 0), scale=-0.4),
@@ -57,6 +61,15 @@ def test_rows_that_see_no_key():
         torch.testing.assert_close(got[1][0, :, :7].cpu(), lse[:, None].expand(2, 7))
 
 
+def test_the_sinks_gradient_is_made_only_where_it_is_needed(monkeypatch):
+    found, run = [], backward.variant_backward
+    monkeypatch.setattr(operator, "variant_backward", lambda *given: found.append(run(*given)) or found[-1])
+    q = randn(1, 2, 5, 16).requires_grad_()
+    for sinks in (randn(2), randn(2).requires_grad_()):
+        flash_attention(q, q, q, sinks=sinks).sum().backward()
+    assert [gradients.dsinks is None for gradients in found] == [True, False]
+
+
 @pytest.mark.parametrize(("S_q", "S_k"), [(5, 0), (0, 5), (0, 0)])
 def test_without_keys_or_queries_nothing_is_launched(S_q, S_k, monkeypatch):
     monkeypatch.setattr(operator, "plan", None)
@@ -69,10 +82,45 @@ def test_without_keys_or_queries_nothing_is_launched(S_q, S_k, monkeypatch):
     assert (o == 0).all() and (lse == -math.inf).all()
 
 
-def test_where_no_variant_is_asked_for_none_runs(monkeypatch):
+@pytest.mark.parametrize(
+    ("window", "is_causal"),
+    [(None, True), ((-1, -1), False), ([-1, -1], True), ((-1, 0), False), ((-1, 0), True), ((-1, 7), True)],
+    ids=str,
+)
+def test_where_no_variant_is_asked_for_none_runs(window, is_causal, monkeypatch):
+    """The causal mask may be given as a window."""
+    q, k = randn(1, 1, 5, 16), randn(1, 1, 8, 16)
+    want = flash_attention(q, k, k, is_causal=is_causal or window == (-1, 0))
     monkeypatch.setattr(attention, "VARIANT", None)
+    assert same(flash_attention(q, k, k, is_causal=is_causal, window=window, dropout_p=0.0), want)
+
+
+def test_a_side_of_the_window_may_be_longer_than_any_integer_of_the_kernels():
     q = randn(1, 1, 5, 16)
-    flash_attention(q, q, q, is_causal=True, window=None, dropout_p=0.0)
+    assert same(flash_attention(q, q, q, window=(2**70, 1)), flash_attention(q, q, q, window=(5, 1)))
+
+
+def test_without_keys_lse_is_float32_whatever_the_default_dtype():
+    q, k = randn(1, 1, 5, 16), randn(1, 1, 0, 16)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert [f()[1].dtype for f in (lambda: call(q, k, k, softcap=1.0), lambda: attention_with(q, k, k, return_lse=True))] == [
+            SINGLE
+        ] * 2
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_no_heads():
+    q = randn(2, 0, 5, 16)
+    assert flash_attention(q, q, q, alibi_slopes=torch.zeros(0, device=DEVICE)).shape == q.shape
+
+
+def test_autocast_casts_for_own_mods_too():
+    q, k, v = (randn(1, 1, 5, 16, seed=i) for i in range(3))
+    with torch.autocast(torch.device(DEVICE).type, dtype=BRAIN):
+        o = attention_with(q.bfloat16(), k, v)
+    assert o.dtype == BRAIN and same(o, attention_with(*(x.bfloat16() for x in (q, k, v))))
 
 
 # ---------------------------------------------------------------- packed rows
@@ -128,7 +176,7 @@ def test_packed_rows_find_the_same_tiles_in_ranges_as_in_all():
 
 @pytest.mark.parametrize("ends", [[3], [0, 3], [2, 2, 2, 5], list(range(1, 18)), [0, 0, 0]], ids=str)
 def test_a_tokens_sequence_is_found(ends):
-    """Also a token's behind the last end, which a wrong cu_seqlens makes: it gets the last."""
+    """Also a token's after the last end, which a wrong cu_seqlens makes: it gets the last."""
     cu = torch.tensor([0, *ends], dtype=torch.int32, device=DEVICE)
     mask = packed.packed_block_mask(cu, cu, ends[-1] + 2, ends[-1] + 2, None, None)
     want = [min(bisect.bisect_right(ends, token), len(ends) - 1) for token in range(ends[-1] + 2)]
@@ -150,7 +198,7 @@ def lists_of(tiles) -> list[tuple[list[int], list[int]]]:
 def test_only_tiles_that_somebody_sees_are_in_the_lists(S_q, S_k, left, right, of_keys):
     """And those that are seen whole are in the list without a mask."""
     mask = seen(S_q, S_k, False, tuple(-1 if limit is None else limit for limit in (left, right)))
-    block_mask = operator.window_block_mask.__wrapped__(left, right, S_q, S_k, torch.device(DEVICE), 0)
+    block_mask = operator.window_block_mask.__wrapped__(left, right, S_q, S_k, torch.device(DEVICE))
     m, n = 16, 32
     tiles = {}
     for row, column in itertools.product(range(math.ceil(S_q / m)), range(math.ceil(S_k / n))):
@@ -169,6 +217,34 @@ def test_a_windows_lists_are_made_once():
     for _ in range(3):
         flash_attention(q, q, q, window=(3, 3))
     assert operator.window_block_mask.cache_info()[:2] == (2, 1)
+
+
+def test_lists_belong_to_the_stream_that_made_them_and_a_graphs_to_the_graph(monkeypatch):
+    capturing, stream, made = [False], [1], itertools.count()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=stream[0]))
+    monkeypatch.setattr(tile_lists.BlockMask, "make", lambda *_: next(made))
+    mask = tile_lists.BlockMask(None, (), 1, 1, 16, 16, torch.device("cuda:0"))
+    found = [mask.tiles(16, 16), mask.tiles(16, 16)]
+    stream[0] = 2
+    found += [mask.tiles(16, 16), mask.tiles(16, 16)]
+    capturing[0] = True
+    found += [mask.tiles(16, 16), mask.tiles(16, 16)]
+    capturing[0] = False
+    assert [*found, mask.tiles(16, 16)] == [0, 0, 1, 1, 2, 3, 1]
+
+
+@needs_gpu
+def test_a_block_mask_that_a_cuda_graph_used_first():
+    q = randn(1, 1, 100, 64, dtype=HALF)
+    block_mask = make_block_mask(mods.prefix_lm, 100, 100, aux=(cu(30), 0), device=q.device)
+    ours = functools.partial(attention_with, q, q, q, mask_mod=mods.prefix_lm, aux=block_mask.aux)
+    want, graph = ours(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = ours(block_mask=block_mask)
+    eager = ours(block_mask=block_mask)
+    graph.replay()
+    assert same(eager, want) and same(captured, want)
 
 
 # ---------------------------------------------------------------- a reader's own mods
@@ -235,6 +311,12 @@ def test_ready_mask(name):
     torch.testing.assert_close([x.double() for x in got], list(want), rtol=1e-5, atol=1e-5)
 
 
+def test_a_ready_score_mod_by_name():
+    q, k, v, _ = SOFTCAP.inputs()
+    got = attention_with(q, k, v, score_mod=mods.soft_cap, score_grad=mods.soft_cap_grad, aux=mods.Aux(softcap=2.0))
+    torch.testing.assert_close(got, flash_attention(q, k, v, softcap=2.0))
+
+
 # ---------------------------------------------------------------- dropout
 
 
@@ -261,8 +343,8 @@ def test_dropout_drops_its_share_of_the_pairs_and_not_the_same_in_each_head():
 @pytest.mark.parametrize("p", [0.3])
 def test_dropout_and_its_gradients_given_the_mask(p):
     """The backward draws the forward's mask again, and keeps none of it."""
-    *tensors, do = VariantCase(37, 50, D=40, H_k=2, dtype=SINGLE).inputs()
-    kept = mask_of(37, 50, p).double() / (1 - p)
+    *tensors, do = VariantCase(37, 50, D=40, B=2, H_q=4, H_k=2, dtype=SINGLE).inputs()
+    kept = mask_of(37, 50, p, B=2, H=4).double() / (1 - p)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
         got = differentiate(lambda *x, **options: with_seed(*x, p=p), tensors, {}, do)
@@ -286,7 +368,7 @@ def small(seed=0):
 
 
 def options_of(sinks, bias) -> tuple:
-    return None, sinks, bias, None, None, None, 9, 0, 2.0, 0.0, None
+    return None, sinks, bias, None, None, None, 9, 0, 2.0, 0.0, 0.25
 
 
 def test_opcheck():
@@ -294,7 +376,7 @@ def test_opcheck():
     torch.library.opcheck(operator.FORWARD, (q, k, v, *options_of(sinks, bias)))
     o, lse = (x.detach() for x in operator.FORWARD(q, k, v, *options_of(sinks, bias)))
     arguments = torch.ones_like(o), torch.ones_like(lse), *(x.detach() for x in (q, k, v)), o, lse
-    torch.library.opcheck(operator.BACKWARD, (*arguments, *options_of(sinks.detach(), bias.detach()), True))
+    torch.library.opcheck(operator.BACKWARD, (*arguments, *options_of(sinks.detach(), bias.detach()), True, True))
 
 
 def variant_between(q, k, v, sinks, bias):
@@ -345,6 +427,10 @@ def with_mods(**options):
     return lambda: attention_with(X, X, X, **options)
 
 
+def in_autocast(bad_call):
+    return torch.autocast(torch.device(DEVICE).type, dtype=BRAIN)(bad_call)
+
+
 def cu(*bounds):
     return torch.tensor(bounds, dtype=torch.int32, device=DEVICE)
 
@@ -353,7 +439,11 @@ BAD_INPUTS = [
     (variant(window=(-2, 0)), ValueError, ["window's left side", "-2", "at least -1"]),
     (variant(window=(0, 1.5)), TypeError, ["window's right side", "1.5", "integer"]),
     (variant(window=7), TypeError, ["window", "(left, right)", "7"]),
-    (variant(softcap=0), ValueError, ["softcap", "greater than 0", "0"]),
+    (variant(softcap=0), ValueError, ["softcap", "greater than 0", "got 0", "None"]),
+    (variant(softcap=1e39), ValueError, ["softcap", "finite in float32", "1e+39"]),
+    (variant(softcap=1e-50), ValueError, ["softcap", "greater than 0", "1e-50"]),
+    (variant(softcap=torch.tensor(3.0, requires_grad=True)), TypeError, ["softcap", "without a gradient"]),
+    (variant(dropout_p=torch.tensor(0.5, requires_grad=True)), TypeError, ["dropout_p", "without a gradient"]),
     (variant(softcap=math.nan), ValueError, ["softcap", "finite", "nan"]),
     (variant(softcap="1"), TypeError, ["softcap", "number", "'1'"]),
     (variant(dropout_p=1.0), ValueError, ["dropout_p", "below 1", "1.0"]),
@@ -364,13 +454,18 @@ BAD_INPUTS = [
     (variant(alibi_slopes=X[0, :, 0, 0].clone().requires_grad_()), TypeError, ["alibi_slopes", "no gradient", "bias"]),
     (variant(sinks=X[0, 0, :, 0]), ValueError, ["sinks", "2 query heads", "(3,)"]),
     (variant(sinks=X), ValueError, ["sinks", "1 dimension", "(1, 2, 3, 4)"]),
-    (variant(sinks=X[0, :, 0, 0].to("meta")), ValueError, ["sinks", "q's device", "meta"]),
+    (variant(sinks=X[0, :, 0, 0].to("meta")), ValueError, ["one device", "sinks: meta"]),
     (variant(bias=X), ValueError, ["bias", "(1 or 1, 2 or 1, 3, 3)", "(1, 2, 3, 4)"]),
     (variant(bias=X[0]), ValueError, ["bias", "4 dimensions", "(2, 3, 4)"]),
     (variant(softcap=1.0, kernel="basic"), ValueError, ["kernel", "'basic'", "auto"]),
     (variant(softcap=1.0, is_causal="no"), TypeError, ["is_causal", "'no'"]),
     (variant(softcap=1.0, scale=math.nan), ValueError, ["scale", "nan"]),
     (varlen(q=X), ValueError, ["q", "(total, H, D)", "4 dimensions"]),
+    (varlen(q=ROWS[..., :3]), ValueError, ["D", "q (3, 2, 3)", "k (3, 2, 4)"]),
+    (varlen(q=ROWS[:, :1].expand(3, 3, 4)), ValueError, ["3 query heads", "2 key heads"]),
+    (in_autocast(lambda: flash_attention(X, [1], X)), TypeError, ["k", "list"]),
+    (in_autocast(varlen(q=None)), TypeError, ["q", "NoneType"]),
+    (in_autocast(lambda: flash_attention_varlen(ROWS, None, ROWS, CU, CU)), TypeError, ["k", "NoneType"]),
     (varlen(cu_q=CU.long()), TypeError, ["cu_seqlens_q", "int64", "int32"]),
     (varlen(cu_k=CU[:1]), ValueError, ["cu_seqlens_k", "at least 2", "1"]),
     (varlen(cu_q=cu(0, 1, 3)), ValueError, ["one length", "3 and 2"]),
@@ -381,6 +476,27 @@ BAD_INPUTS = [
     (with_mods(aux=[1]), TypeError, ["aux", "tuple", "list"]),
     (with_mods(aux=(X.to("meta"),)), ValueError, ["aux[0]", "meta"]),
     (with_mods(aux=(X.clone().requires_grad_(),)), TypeError, ["aux[0]", "detach"]),
+    (with_mods(aux=(X.mT,)), ValueError, ["aux[0]", "strides", ".contiguous()"]),
+    (with_mods(aux=(X[0, 0, 0, :1].expand(3),)), ValueError, ["aux[0]", "strides (0,)"]),
+    (with_mods(aux=(1, "x")), TypeError, ["aux[1]", "tensor, a number or None", "'x'"]),
+    (with_mods(aux=([1],)), TypeError, ["aux[0]", "[1]"]),
+    (with_mods(aux=((1, 2),)), TypeError, ["aux[0]", "2 entries"]),
+    (with_mods(block_mask="x"), TypeError, ["block_mask", "make_block_mask", "'x'"]),
+    (
+        with_mods(mask_mod=every_third, aux=(4, 1), block_mask=make_block_mask(every_third, 3, 3, aux=(4, 2), device=DEVICE)),
+        ValueError,
+        ["aux", "block_mask", "(4, 1)", "(4, 2)"],
+    ),
+    (
+        with_mods(mask_mod=every_third, aux=(X + 0,), block_mask=make_block_mask(every_third, 3, 3, aux=(X,), device=DEVICE)),
+        ValueError,
+        ["aux", "block_mask", "same tensors"],
+    ),
+    (
+        with_mods(mask_mod=every_third, block_mask=make_block_mask(every_third, 3, 3, aux=(1,), device=DEVICE)),
+        ValueError,
+        ["aux", "block_mask", "()", "(1,)"],
+    ),
     (
         with_mods(mask_mod=every_third, block_mask=make_block_mask(every_third, 3, 4, device=DEVICE)),
         ValueError,
@@ -432,7 +548,14 @@ def test_a_mutant_is_caught(case, module, kernel, change, monkeypatch):
     operator.window_block_mask.cache_clear()
 
 
-def test_other_random_words_in_the_backward_are_caught(monkeypatch):
-    put_in(monkeypatch, backward, "dkdv_kernel", "kept", "i", "zero + start_m + 1 + tl.arange(0, BLOCK_M)[:, None]")
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("i", "zero + start_m + 1 + tl.arange(0, BLOCK_M)[:, None]"),
+        ("w0, w1, w2, w3", "tl.philox(seed, i, j, zero + h, zero + offset)"),  # the same words in every batch entry
+    ],
+)
+def test_other_random_words_in_the_backward_are_caught(change, monkeypatch):
+    put_in(monkeypatch, backward, "dkdv_kernel", "kept", *change)
     with pytest.raises(AssertionError, match=r"d[kv]"):
         test_dropout_and_its_gradients_given_the_mask(0.3)

@@ -5,21 +5,6 @@ launchers, `packed` the rows of sequences without padding, `operator` what PyTor
 """
 
 from fa_tutorial.variants import mods
-from fa_tutorial.variants.backward import variant_backward
-from fa_tutorial.variants.forward import variant_forward
-from fa_tutorial.variants.operator import Options, plan
-from fa_tutorial.variants.options import check_cu_seqlens, check_options, check_packed
 from fa_tutorial.variants.own import attention_with, make_block_mask
 
-__all__ = [
-    "Options",
-    "attention_with",
-    "check_cu_seqlens",
-    "check_options",
-    "check_packed",
-    "make_block_mask",
-    "mods",
-    "plan",
-    "variant_backward",
-    "variant_forward",
-]
+__all__ = ["attention_with", "make_block_mask", "mods"]

@@ -271,7 +271,7 @@ def variant_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch
         H_q, H_k, heads_at_once(S_k), S_q, S_k, D, scale, SCORE_GRAD=mods.grad, **constants, **config.dq.launch(),
     )  # fmt: skip
     gradients = Gradients(dq, dk, dv)
-    if sinks is not None:  # p of the sink times −delta; rows beyond S_q have p = 0
+    if sinks is not None:  # p of the sink times −delta; in rows beyond S_q p = 0, because prepare gives them lse2 = +inf
         gradients.dsinks = -(torch.exp2(LOG2_E.value * sinks[:, None] - lse2) * delta).sum((0, 2))
     if bias_shape is not None:
         gradients.dbias = torch.empty(bias_shape, dtype=torch.float32, device=q.device)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import torch
 
 from fa_tutorial.hardware import on_device_of, require_kernel_device
-from fa_tutorial.operators import LIBRARY, below_autograd, differentiable, gradients_of, once_differentiable
+from fa_tutorial.operators import LIBRARY, below_autograd, differentiable, gradients_of, nothing_seen, once_differentiable
 from fa_tutorial.variants.backward import variant_backward
 from fa_tutorial.variants.forward import Dropout, variant_forward
 from fa_tutorial.variants.mods import Aux, Mods, all_scores, sliding_window, soft_cap_grad
@@ -34,36 +33,27 @@ class Options(NamedTuple):
     right: int
     softcap: float | None
     dropout_p: float
-    scale: float | None
+    scale: float
 
 
 ARGUMENTS = (
     "Tensor? alibi_slopes, Tensor? sinks, Tensor? bias, Tensor? rng, Tensor? cu_q, Tensor? cu_k, "
-    "int left, int right, float? softcap, float dropout_p, float? scale"
+    "int left, int right, float? softcap, float dropout_p, float scale"
 )
 
 
 @functools.lru_cache(maxsize=16)
-def window_block_mask(left: int | None, right: int | None, S_q: int, S_k: int, device: torch.device, stream: int) -> BlockMask:
-    """The block mask of a window, kept for the next call of the same sizes, on the stream that made it."""
+def window_block_mask(left: int | None, right: int | None, S_q: int, S_k: int, device: torch.device) -> BlockMask:
+    """The block mask of a window, kept for the next call of the same sizes."""
     mask = None if left is None and right is None else sliding_window
     return BlockMask(mask, Aux(offset=S_k - S_q, left=left, right=right), 1, 1, S_q, S_k, device)
-
-
-def dense_block_mask(left: int | None, right: int | None, q: torch.Tensor, k: torch.Tensor) -> BlockMask:
-    make, stream = window_block_mask, 0
-    if q.is_cuda:
-        stream = torch.cuda.current_stream(q.device).cuda_stream
-        if torch.cuda.is_current_stream_capturing():
-            make = window_block_mask.__wrapped__  # lists that a graph makes are its own: nothing is in them until it is replayed
-    return make(left, right, q.shape[2], k.shape[2], q.device, stream)
 
 
 def plan(q: torch.Tensor, k: torch.Tensor, options: Options) -> tuple[Mods, Aux, BlockMask, Dropout | None]:
     """What the launchers take for these options."""
     left, right = (None if limit < 0 else limit for limit in (options.left, options.right))
     if options.cu_q is None:
-        mask = dense_block_mask(left, right, q, k)
+        mask = window_block_mask(left, right, q.shape[2], k.shape[2], q.device)
     else:
         mask = packed_block_mask(options.cu_q, options.cu_k, q.shape[2], k.shape[2], left, right)
     aux, score, bias, slopes, drop = mask.aux, None, options.bias, options.alibi_slopes, None
@@ -85,29 +75,25 @@ def like_rows(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-def scale_of(q: torch.Tensor, options: Options) -> float:
-    return 1 / math.sqrt(q.shape[3]) if options.scale is None else options.scale
-
-
 def run_forward(q, k, v, *arguments):
     """The operator variant_forward on a device."""
     options = Options(*arguments)
     require_kernel_device(q, "q")
     check_lengths(q, k, options)
     if not (q.numel() and k.numel()):  # nothing is seen, but the sinks
-        o = torch.zeros_like(q) if options.cu_q is None else like_rows(q).zero_()
-        lse = torch.full(q.shape[:3], -math.inf, device=q.device)
-        return o.contiguous() if options.cu_q is None else o, lse if options.sinks is None else lse.copy_(options.sinks[:, None])
+        o, lse = nothing_seen(q)
+        return o if options.cu_q is None else like_rows(q).zero_(), lse if options.sinks is None else lse.copy_(options.sinks[:, None])
     with on_device_of(q):
         mods, aux, mask, drop = plan(q, k, options)
         o = None if options.cu_q is None else like_rows(q)
-        return variant_forward(q, k, v, scale_of(q, options), mods, aux, mask, options.sinks, drop, o)
+        return variant_forward(q, k, v, options.scale, mods, aux, mask, options.sinks, drop, o)
 
 
 def run_backward(do, dlse, q, k, v, o, lse, *arguments):
-    """The operator variant_backward on a device. Gradients that nobody asked for have no elements."""
-    options = Options(*arguments[:-1])
-    bias, sinks = options.bias if arguments[-1] else None, options.sinks
+    """The operator variant_backward on a device. A gradient that isn't needed comes back as an empty tensor."""
+    *arguments, need_dsinks, need_dbias = arguments
+    options = Options(*arguments)
+    sinks, bias = options.sinks if need_dsinks else None, options.bias if need_dbias else None
     none = [q.new_empty(0, dtype=torch.float32) for _ in range(2)]
     if not (q.numel() and k.numel()):
         dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
@@ -117,7 +103,7 @@ def run_backward(do, dlse, q, k, v, o, lse, *arguments):
         mods, aux, mask, drop = plan(q, k, options)
         dlse = None if dlse is None else dlse.contiguous()
         bias_shape = None if bias is None else tuple(bias.shape)
-        found = variant_backward(q, k, v, o, do, lse, dlse, scale_of(q, options), mods, aux, mask, sinks, drop, bias_shape)
+        found = variant_backward(q, k, v, o, do, lse, dlse, options.scale, mods, aux, mask, sinks, drop, bias_shape)
     return found.dq, found.dk, found.dv, none[0] if sinks is None else found.dsinks, none[1] if bias is None else found.dbias
 
 
@@ -135,7 +121,7 @@ def check_lengths(q, k, options: Options) -> None:
 
 LIBRARY.define(f"variant_forward(Tensor q, Tensor k, Tensor v, {ARGUMENTS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
 LIBRARY.define(
-    f"variant_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {ARGUMENTS}, bool need_dbias) "
+    f"variant_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {ARGUMENTS}, bool need_dsinks, bool need_dbias) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
@@ -153,10 +139,11 @@ def fake_forward(q, k, v, *arguments):
 
 @torch.library.register_fake("fa_tutorial::variant_backward", lib=LIBRARY)
 def fake_backward(do, dlse, q, k, v, o, lse, *arguments):
-    options = Options(*arguments[:-1])
+    *arguments, need_dsinks, need_dbias = arguments
+    options = Options(*arguments)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    bias = options.bias if arguments[-1] else None
-    dsinks, dbias = (q.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in (options.sinks, bias))
+    dsinks = q.new_empty(options.sinks.shape if need_dsinks else 0, dtype=torch.float32)
+    dbias = q.new_empty(options.bias.shape if need_dbias else 0, dtype=torch.float32)
     return dq, dk, dv, dsinks, dbias
 
 
@@ -176,11 +163,10 @@ class VariantAttention(torch.autograd.Function):
     def backward(ctx, do, dlse):
         q, k, v, o, lse, *tensors = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
-        _, sinks, bias, *_ = tensors
-        need_dbias = ctx.needs_input_grad[5]
-        dq, dk, dv, dsinks, dbias = gradients_of(BACKWARD, do, dlse, q, k, v, o, lse, *tensors, *ctx.numbers, need_dbias)
-        dbias = dbias.to(bias.dtype) if need_dbias else None
-        return dq, dk, dv, None, None if sinks is None else dsinks, dbias, *[None] * 8
+        needs = ctx.needs_input_grad[4:6]  # sinks and bias
+        dq, dk, dv, dsinks, dbias = gradients_of(BACKWARD, do, dlse, q, k, v, o, lse, *tensors, *ctx.numbers, *needs)
+        _, _, bias, *_ = tensors
+        return dq, dk, dv, None, dsinks if needs[0] else None, dbias.to(bias.dtype) if needs[1] else None, *[None] * 8
 
 
 FORWARD, BACKWARD = torch.ops.fa_tutorial.variant_forward.default, torch.ops.fa_tutorial.variant_backward.default

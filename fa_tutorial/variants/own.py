@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from fa_tutorial.arguments import check_attention, check_int
 from fa_tutorial.hardware import on_device_of, require_kernel_device, require_triton
+from fa_tutorial.operators import autocast, nothing_seen
 from fa_tutorial.tiles import MAX_D
 from fa_tutorial.variants.backward import variant_backward
 from fa_tutorial.variants.forward import variant_forward
@@ -36,14 +36,16 @@ def attention_with(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(score_mod(scale · q kᵀ)) v over the pairs that mask_mod sees, forward and backward, by chapter 10's kernels.
 
-    q, k, v, scale, return_lse and the result as for flash_attention. score_mod(s, b, h, i, j, aux), its derivative by s score_grad (None where that is
-    1), and mask_mod(b, h, i, j, aux): functions decorated with @triton.jit, as fa_tutorial.variants.mods says. aux: their tensors and numbers, no tuples in it.
-    block_mask: make_block_mask's for mask_mod, this aux and these lengths, made once for many calls. Without one every call makes its own, for every
-    batch entry and head, and looks at every pair for it.
+    q, k, v, scale, return_lse, autocast and the result as for flash_attention. score_mod(s, b, h, i, j, aux), its derivative by s score_grad (None where that is
+    1), and mask_mod(b, h, i, j, aux): functions decorated with @triton.jit, as fa_tutorial.variants.mods says. aux: their contiguous tensors and their
+    numbers, no tuples in it; for the ready mods that read aux by name, mods.Aux, as in score_mod=mods.soft_cap, aux=mods.Aux(softcap=30.0).
+    block_mask: make_block_mask's for mask_mod and these lengths, made once for many calls; aux begins with the block mask's. Without one every call
+    makes its own, for every batch entry and head, and looks at every pair for it.
 
     Gradients: of q, k and v, once; not of what aux holds. Under torch.compile this is a graph break. Raises TypeError and ValueError as
-    flash_attention does, for a mod that is no jitted function, for aux on another device, and for a block mask of something else.
+    flash_attention does, for a mod that is no jitted function, for an aux that mods cannot read, and for a block mask of another call.
     """
+    q, k, v = autocast(q, k, v)
     scale = check_attention(q, k, v, scale, max_d=MAX_D)
     require_kernel_device(q, "q")
     for name, mod in (("score_mod", score_mod), ("score_grad", score_grad), ("mask_mod", mask_mod)):
@@ -55,25 +57,38 @@ def attention_with(
     if block_mask is None:
         block_mask = BlockMask(mask_mod, aux, *((1, 1) if mask_mod is None else (B, H_q)), S_q, S_k, q.device)
     else:
-        about, wanted = (block_mask.S_q, block_mask.S_k, block_mask.device), (S_q, S_k, q.device)
-        if about != wanted or block_mask.B not in (1, B) or block_mask.H not in (1, H_q) or mask_mod is not block_mask.mask:
-            raise ValueError(
-                f"block_mask is of another call: B, H, S_q, S_k, device {(block_mask.B, block_mask.H, *about)}, here {(B, H_q, *wanted)}, "
-                "and its mask_mod must be this call's"
-            )
+        check_block_mask(block_mask, mask_mod, aux, q, S_k)
     o, lse = AttentionWith.apply(q, k, v, scale, Mods(score_mod, score_grad, mask_mod), aux, block_mask)
     return (o, lse) if return_lse else o
 
 
 def make_block_mask(mask_mod: Any, S_q: int, S_k: int, *, aux: tuple = (), B: int = 1, H: int = 1, device: torch.device) -> BlockMask:
-    """The tiles that mask_mod leaves of S_q queries and S_k keys, found once for many calls of attention_with.
+    """The tiles that mask_mod leaves of S_q queries and S_k keys, for many calls of attention_with.
 
+    They are found by the first call that needs them on a stream, and kept. A call inside a CUDA graph finds its own at each replay.
     B, H: how many batch entries and query heads, where the mask depends on b or h; otherwise leave them 1.
     """
     check_mod("mask_mod", mask_mod)
-    check_aux(aux, torch.empty(0, device=device).device)
+    device = torch.empty(0, device=device).device  # with its index
+    check_aux(aux, device)
     sizes = (check_int(name, size, least) for name, size, least in (("B", B, 1), ("H", H, 1), ("S_q", S_q, 0), ("S_k", S_k, 0)))
-    return BlockMask(mask_mod, aux, *sizes, torch.empty(0, device=device).device)
+    return BlockMask(mask_mod, aux, *sizes, device)
+
+
+def check_block_mask(block_mask: Any, mask_mod: Any, aux: tuple, q: torch.Tensor, S_k: int) -> None:
+    """TypeError for what is no BlockMask, ValueError for one of other sizes, or of another mask_mod or aux."""
+    if not isinstance(block_mask, BlockMask):
+        raise TypeError(f"block_mask must be make_block_mask's, got {block_mask!r}")
+    B, H_q, S_q, _ = q.shape
+    about, wanted = (block_mask.S_q, block_mask.S_k, block_mask.device), (S_q, S_k, q.device)
+    if about != wanted or block_mask.B not in (1, B) or block_mask.H not in (1, H_q) or mask_mod is not block_mask.mask:
+        raise ValueError(
+            f"block_mask is of another call: B, H, S_q, S_k, device {(block_mask.B, block_mask.H, *about)}, here {(B, H_q, *wanted)}, "
+            "and its mask_mod must be this call's"
+        )
+    same = [x is y or (not isinstance(x, torch.Tensor) and x == y) for x, y in zip(block_mask.aux, aux, strict=False)]
+    if sum(same) < len(block_mask.aux):
+        raise ValueError(f"aux must begin with the block_mask's, the same tensors and numbers, got {aux}, block_mask's {block_mask.aux}")
 
 
 def check_mod(name: str, mod: Any) -> None:
@@ -82,15 +97,23 @@ def check_mod(name: str, mod: Any) -> None:
 
 
 def check_aux(aux: tuple, device: torch.device) -> None:
-    """TypeError unless aux is a flat tuple of tensors without gradient, numbers and None; ValueError for tensors elsewhere."""
+    """TypeError unless aux is a flat tuple of tensors without gradient, numbers and None; ValueError for tensors elsewhere or not contiguous."""
     if not isinstance(aux, tuple):
         raise TypeError(f"aux must be a tuple, got a {type(aux).__name__}")
     for i, x in enumerate(aux):
         if isinstance(x, tuple):
             raise TypeError(f"aux[{i}] is a tuple itself: put its {len(x)} entries into aux, one by one")
-        if isinstance(x, torch.Tensor) and x.device != device:
+        if x is not None and not isinstance(x, (torch.Tensor, int, float)):
+            raise TypeError(f"aux[{i}] must be a tensor, a number or None, got {x!r}")
+        if not isinstance(x, torch.Tensor):
+            continue
+        if x.device != device:
             raise ValueError(f"aux[{i}] must be on {device}, as q, k and v are, got {x.device}")
-        if isinstance(x, torch.Tensor) and x.requires_grad:
+        if not x.is_contiguous():
+            raise ValueError(
+                f"aux[{i}] must be contiguous, because mods get its pointer alone, got strides {x.stride()}: call .contiguous()"
+            )
+        if x.requires_grad:
             raise TypeError(
                 f"aux[{i}] has no gradient here, got a tensor that requires one: detach it, or use flash_attention's bias or sinks"
             )
@@ -100,7 +123,7 @@ class AttentionWith(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, scale, mods, aux, mask):
         if not (q.numel() and k.numel()):
-            o, lse = torch.zeros_like(q, memory_format=torch.contiguous_format), torch.full(q.shape[:3], -math.inf, device=q.device)
+            o, lse = nothing_seen(q)
         else:
             with on_device_of(q):
                 o, lse = variant_forward(q, k, v, scale, mods, aux, mask)

@@ -1,4 +1,4 @@
-"""Packed rows: sequences of different lengths, one behind the other, without padding. Their mask is a mod like any other; its tiles are found in ranges.
+"""Packed rows: sequences of different lengths, back to back, without padding. Their mask is a mod like any other; its tiles are found in ranges.
 
 Nothing here makes the CPU wait for the GPU: what depends on the sequences' lengths is made by kernels.
 """
@@ -19,15 +19,15 @@ TOKENS = 256  # a program of packed_rows_kernel
 
 @triton.jit
 def sequence_of(token, cu, sequences):
-    """The number of the sequence in which a token stands, by bisection: how many of the ends cu[1], cu[2], … it has behind it. At most sequences − 1."""
+    """The number of the sequence in which a token stands, by bisection: how many of the ends cu[1], cu[2], … are at or before it. At most sequences − 1."""
     found = token * 0
     step = 1 << 30
     while step > sequences:
         step = step // 2
     while step > 0:
-        behind = found + step < sequences
-        behind = behind & (tl.load(cu + found + step, mask=behind, other=0) <= token)
-        found = tl.where(behind, found + step, found)
+        is_past = found + step < sequences
+        is_past = is_past & (tl.load(cu + found + step, mask=is_past, other=0) <= token)
+        found = tl.where(is_past, found + step, found)
         step = step // 2
     return found
 

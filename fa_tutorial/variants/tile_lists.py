@@ -87,8 +87,9 @@ def tile_lists_kernel(tiles, aux, H, S_q, S_k, MASK_MOD: tl.constexpr, RANGE: tl
 
 @dataclass
 class BlockMask:
-    """The tile lists of a mask mod for one B, H, S_q and S_k, made when a kernel first asks for those of its tiles, and kept.
+    """The tile lists of a mask mod for one B, H, S_q and S_k, made when a kernel first asks for those of its tiles, and kept for their stream.
 
+    Lists that a CUDA graph makes aren't kept: their memory is the graph's, and nothing is in it until the graph is replayed.
     B, H: 1 where the mask is the same for every batch entry or head. range: None, or tile_lists_kernel's RANGE.
     """
 
@@ -104,9 +105,14 @@ class BlockMask:
 
     def tiles(self, block_m: int, block_n: int, of_keys: bool = False) -> TileLists:
         """The lists for tiles of block_m queries and block_n keys: one for every query block, or (of_keys) for every key block."""
-        key = (block_m, block_n, of_keys)
+        stream = 0
+        if self.device.type == "cuda":
+            if torch.cuda.is_current_stream_capturing():
+                return self.make(block_m, block_n, of_keys)
+            stream = torch.cuda.current_stream(self.device).cuda_stream
+        key = (block_m, block_n, of_keys, stream)
         if key not in self.made:
-            self.made[key] = self.make(*key)
+            self.made[key] = self.make(block_m, block_n, of_keys)
         return self.made[key]
 
     def make(self, block_m: int, block_n: int, of_keys: bool) -> TileLists:
