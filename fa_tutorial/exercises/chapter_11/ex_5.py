@@ -5,7 +5,7 @@ import math
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.harness import Exercise, case, generator
+from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, case, generator
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.forward import attend
 from fa_tutorial.tiles import load_tile, store_tile
@@ -44,9 +44,12 @@ _PLACE = "row r of program (i, split) is at (split · tl.num_programs(0) + i) ·
 _EMPTY = "it is −∞, the logarithm of an empty sum"
 MISTAKES = {
     "not_split": "every split takes all keys: its loop goes from start to end",
+    "from_0": "the loop starts at key 0: a split's keys begin at start",
+    "to_S": "the loop goes on to the last key: a split's keys end before end",
     "keys": "a part starts inside a tile, so its last tile runs on into the next part: a part is whole tiles, as in 11.2",
+    "in_tiles": "a part is counted in tiles: its keys are ceil(tiles / splits) · BLOCK_N",
     "rounded_down": "keys at the end belong to no split: round up when you divide the tiles by splits",
-    "last_split": "only the first split counts keys: start is split · part",
+    "last_split": "only the first split counts keys: part is the number of keys, and start is split · part",
     "all_keys": f"every row sees all keys: {_TOKEN}",
     "row_is_token": f"the row is taken for the token: {_TOKEN}",
     "row_is_head": f"r // S_q is the query head: {_TOKEN}",
@@ -70,13 +73,18 @@ CONDITIONS = {"empty": "where a row sees no key of a part, or the part has none,
 def keys_of(split, splits, S, block_n, mistake):
     """The keys that a split's program counts."""
     tiles = -(-S // block_n)
-    part = {"keys": -(-S // splits), "rounded_down": tiles // splits * block_n}.get(mistake, -(-tiles // splits) * block_n)
+    each = -(-tiles // splits)
+    part = {"keys": -(-S // splits), "in_tiles": each, "rounded_down": tiles // splits * block_n}.get(mistake, each * block_n)
     start, end = split * part, min((split + 1) * part, S)
     if mistake == "not_split":
         start, end = 0, S
+    if mistake == "from_0":
+        start = 0
+    if mistake == "to_S":
+        end = S
     if mistake == "last_split":
         start = 0 if split == 0 else S
-    if mistake == "keys" and end > start:
+    if mistake in ("keys", "in_tiles") and end > start:
         end = min(start + -(-(end - start) // block_n) * block_n, S)
     return torch.arange(start, max(start, end))
 
@@ -111,7 +119,7 @@ def twin(q, k, v, S_q, splits, blocks, scale, mistake=None):
     if mistake == "lse_order":
         lse = lse.flatten(1, 2).transpose(0, 1).reshape(lse.shape)
     if mistake == "lse_no_split":
-        lse[0], lse[1:] = lse[-1].clone(), math.nan
+        lse[0], lse[1:] = lse[-1].clone(), UNWRITTEN
     return o.flatten(1, 2), lse.flatten(1, 2)
 
 
@@ -136,7 +144,7 @@ def inputs():
         draw = draw or torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(shape, generator=draw).to(dtype) for shape in ((B, H_k, rows, D), *[(B, H_k, S, D)] * 2))
         on = f"{splits} split{'s' * (splits > 1)}, B = {B}, H_k = {H_k}, rows = {rows}, S_q = {S_q}, S = {S}, D = {D}, BLOCK_N = 16"
-        stray = f"q ends at rows, k and v at S, o at rows, all of them at D; {_PLACE}, r < rows"
+        stray = f"a tile leaves its tensor: q and o end at rows, k and v at S, all of them at D; {_PLACE}, r < rows"
         return case(q, k, v, S_q, splits, (16, 16, block_d), 0.25, on=on, otherwise=otherwise, stray=stray, **options)
 
     bounds = "the loop goes from start to end, tile by tile"
