@@ -1,4 +1,5 @@
-"""What chapter 11 measures on a GPU: decoding by each provider, by the number of splits, and by the number of new tokens.
+"""What chapter 11 measures on a GPU: decoding by each provider, by the number of splits, and by the number of new tokens; and chapter 5's
+kernel with a tile of fewer rows.
 
 Every call is replayed from a CUDA graph, as a server does it: it takes the GPU tens of microseconds, and the host longer to launch it. gb_s counts
 the bytes of the live keys and values, each once.
@@ -7,19 +8,22 @@ the bytes of the live keys and values, each once.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from fa_tutorial import forward
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Shape, about
 from fa_tutorial.bench.chapter_8 import graph_of
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, timed
 from fa_tutorial.decode import FP8, flash_decode
-from fa_tutorial.hardware import device
+from fa_tutorial.hardware import card_of, device
 
 PEERS = ("basic", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
 PROVIDERS = ("decode", "paged 16", "paged 64", "paged 256", "fp8", *PEERS)
@@ -51,8 +55,22 @@ def token_cases() -> Iterator[Measurement]:
         yield about(11, "tokens", "decode", **vars(shape)), partial(_decode_row, "decode", shape)
 
 
+def row_cases() -> Iterator[Measurement]:
+    """Chapter 5's kernel with 16 rows a tile in place of 64, of which one is a query: the same reads, a quarter of the multiplications."""
+    for B in (1, 8):
+        shape = shape_of(B, 32_768)
+        yield about(11, "rows", "basic", **vars(shape)) | {"block_m": 16}, partial(_rows_row, shape, 16)
+
+
 def _decode_row(provider: str, shape: Shape, splits: int | None = None) -> dict[str, Any]:
-    call, live_bytes = call_of(provider, shape, splits)
+    return _row(*call_of(provider, shape, splits))
+
+
+def _rows_row(shape: Shape, block_m: int) -> dict[str, Any]:
+    return _row(*basic_call_of(shape, block_m))
+
+
+def _row(call: Callable[[], Any], live_bytes: int) -> dict[str, Any]:
     try:
         graph = graph_of(call)
     except (torch.cuda.OutOfMemoryError, peers.Unsupported) as error:
@@ -82,5 +100,13 @@ def call_of(provider: str, shape: Shape, splits: int | None = None) -> tuple[Cal
     return partial(flash_decode, q, k, v, lengths, **options), live_bytes
 
 
+def basic_call_of(shape: Shape, block_m: int) -> tuple[Callable[[], Any], int]:
+    """A call of chapter 5's kernel with block_m rows a tile, and the bytes of the keys and values that it reads."""
+    q = randn(shape.B, shape.H_q, shape.S_q, shape.D)
+    k, v = (randn(shape.B, shape.H_k, shape.S_k, shape.D) for _ in range(2))
+    config = replace(forward.choose_config(shape.D, q.dtype, card_of(q).shared_memory), block_m=block_m)
+    return partial(forward.flash_forward, q, k, v, False, 1 / math.sqrt(shape.D), config=config), k.nbytes + v.nbytes
+
+
 def cases() -> Iterator[Measurement]:
-    return itertools.chain(decode_cases(), split_cases(), token_cases())
+    return itertools.chain(decode_cases(), split_cases(), token_cases(), row_cases())

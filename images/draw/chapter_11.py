@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from draw.drawing import BODY, HEAD, arrow, box, canvas, grid, image, legend, number, outline, write
 from fa_tutorial import softmax
+from fa_tutorial.forward import CONFIGS
 
 # ---------------------------------------------------------------- a busy card
 
@@ -107,6 +108,7 @@ def merged(ax: Axes, a: tuple, b: tuple, y: float) -> tuple[float, float, float,
 # ---------------------------------------------------------------- the rows of a tile
 
 GROUP, TILE_ROWS, ROW = 8, 16, 0.16
+BASIC_ROWS = CONFIGS[232_448][128].block_m  # of chapter 5's tile on an H200
 
 
 @image("11_rows_of_a_tile.png")
@@ -115,31 +117,26 @@ def draw_rows_of_a_tile() -> Figure:
     figure, ax = canvas(5.0)
     write(ax, 0.15, 0.25, f"a program a query head: the keys are read {GROUP} times", HEAD, ha="left", weight="bold")
     write(ax, 5.55, 0.25, "a program a key head: once", HEAD, ha="left", weight="bold")
+    high = TILE_ROWS * ROW
     for head in range(GROUP):
         x = 0.15 + head * 0.62
-        draw_tile(ax, x, 0.9, 0.5, [head])
+        box(ax, x, 0.9, 0.5, high / BASIC_ROWS, colour="blue", share=0.5)
+        ax.text(x + 0.25, 0.9 + high / 2, f"{BASIC_ROWS - 1} empty rows", rotation=90, ha="center", va="center", fontsize=BODY)
+        outline(ax, x, 0.9, 0.5, high, line=1.6)
         arrow(ax, (x + 0.25, 3.9), (x + 0.25, 3.5), "orange")
         write(ax, x + 0.25, 0.7, f"head {head}" if head == 0 else f"{head}")
-    draw_tile(ax, 5.9, 0.9, 2.0, list(range(GROUP)))
+    x, y, wide = 5.9, 0.9, 2.0
+    for row in range(TILE_ROWS):
+        box(ax, x, y + row * ROW, wide, ROW, **({"colour": "blue", "share": 0.5} if row < GROUP else {}))
+        if row < GROUP:
+            write(ax, x + wide + 0.1, y + (row + 0.5) * ROW, f"head {row}", 9, ha="left")
+    outline(ax, x, y, wide, high, line=1.6)
     arrow(ax, (6.9, 3.9), (6.9, 3.5), "orange")
     box(ax, 0.15, 3.92, 4.84, 0.42, "keys and values of one key head", "orange", share=0.4)
     box(ax, 5.55, 3.92, 2.7, 0.42, "keys and values of one key head", "orange", share=0.4)
-    legend(
-        ax,
-        4.7,
-        ((0.15, {"colour": "blue", "share": 0.5}, "a query"), (2.0, {}, f"an empty row: tl.dot multiplies {TILE_ROWS} rows at least")),
-    )
+    empty = f"an empty row, multiplied all the same: {GROUP} times {BASIC_ROWS - 1} of them here, {TILE_ROWS - GROUP} there"
+    legend(ax, 4.7, ((0.15, {"colour": "blue", "share": 0.5}, "a query"), (2.0, {}, empty)))
     return figure
-
-
-def draw_tile(ax: Axes, x: float, y: float, wide: float, heads: list[int]) -> None:
-    """A tile of TILE_ROWS rows, the first of which are the queries of these heads."""
-    for row in range(TILE_ROWS):
-        filled = row < len(heads)
-        box(ax, x, y + row * ROW, wide, ROW, **({"colour": "blue", "share": 0.5} if filled else {}))
-        if filled and len(heads) > 1:
-            write(ax, x + wide + 0.1, y + (row + 0.5) * ROW, f"head {heads[row]}", 9, ha="left")
-    outline(ax, x, y, wide, TILE_ROWS * ROW, line=1.6)
 
 
 # ---------------------------------------------------------------- pages
@@ -158,6 +155,8 @@ def draw_pages() -> Figure:
     cell, left = 0.29, 3.95
     write(ax, 0.15, 0.25, "block table", HEAD, ha="left", weight="bold")
     write(ax, left, 0.25, f"the cache: {PAGES} pages of {PAGE} keys", HEAD, ha="left", weight="bold")
+    for row in (0, PAGE - 1):
+        write(ax, left + (row + 0.5) * cell, 0.46, f"row {row}", 9)
     owner = {page: (b, place) for b, table in enumerate(TABLES) for place, page in enumerate(table)}
     for page in range(PAGES):
         y = 0.55 + page * 0.5

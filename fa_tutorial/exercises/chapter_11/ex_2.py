@@ -6,7 +6,7 @@ from fa_tutorial.exercises.harness import OTHERS, Exercise, case
 
 
 def keys_of_split(split, splits, S, BLOCK_N):
-    """(start, end) of a split's keys, start … end − 1: whole tiles of BLOCK_N, as even as they go."""
+    """(start, end) of a split's keys: ceil(tiles / splits) whole tiles, until none is left."""
     tiles = -(-S // BLOCK_N)
     part = -(-tiles // splits) * BLOCK_N
     return split * part, min((split + 1) * part, S)
