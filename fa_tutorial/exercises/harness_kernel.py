@@ -323,7 +323,8 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
         return "a pointer takes no index: use tl.load(pointer + offsets) and tl.store"
     if re.search("'tensor' object has no attribute '(ptr|strides)'", f"{root}"):
         return "a tile is not Heads: keep Heads and tiles apart, under names of their own, such as q and q_tile"
-    if "'Heads' object" in f"{root}" or ("tuple" in f"{root}" and re.search(r"tl\.(load|store)\(", line)):
+    in_arithmetic = "'tuple' object has no attribute 'type'" in f"{root}"  # Triton 3.6; later ones name Heads
+    if in_arithmetic or "'Heads' object" in f"{root}" or ("tuple" in f"{root}" and re.search(r"tl\.(load|store)\(", line)):
         return "Heads is a pointer with four strides: write x.ptr for the pointer, and x.strides[0] to x.strides[3] for the strides"
     last = [*traceback.extract_tb(root.__traceback__)][-1:]
     if isinstance(root, NotImplementedError) and last and "raise NotImplementedError" in f"{last[0].line}":

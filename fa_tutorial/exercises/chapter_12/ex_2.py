@@ -116,6 +116,7 @@ def inputs():
     yield case(5, 2, 4, 64, 64, 12, 6, otherwise=rule)
     yield case(0, 4, 2, 64, 64, 6, 5, otherwise="the window begins before key 0")
     yield case(15, 4, 2, 64, 64, 12, 6, otherwise="the window ends past the last key")
+    yield case(3, 4, 2, 32, 45, 9, 4, otherwise="the last of 32 rows stands at the last of 45 keys")
     for _ in range(100):
         block_m, block_n, blocks = random.choice((1, 2, 3, 16)), random.choice((1, 2, 3, 16)), random.randint(1, 6)
         S_q, left, right = blocks * block_m, random.randint(-1, 40), random.randint(-1, 40)
