@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from fa_tutorial import backward, forward, hardware, layout, matmul, reference
-from fa_tutorial.bench import chapter_8, chapter_9, peers, training
+from fa_tutorial.bench import chapter_8, chapter_9, chapter_10, peers, training
 from fa_tutorial.bench.cases import DTYPES, GRIDS, Case, Shape, about
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement, opened, run
@@ -305,6 +305,7 @@ CASES = {
         training_cases,
         chapter_8.kernels_cases,
         chapter_9.kernels_cases,
+        chapter_10.kernels_cases,
     ),
 }
 
