@@ -20,6 +20,8 @@ from fa_tutorial.variants.operator import FORWARD as VARIANT
 from fa_tutorial.variants.options import check_cu_seqlens, check_options, check_packed, check_window
 
 KERNELS = ("auto", "basic", "tuned", "hopper")
+# Elements of q from which "auto" takes chapter 9's kernels. Below, an H200 ran chapter 8's as fast or faster, and their launch is cheaper for the host.
+HOPPER_FROM = {"forward": 2**23, "backward": 2**20}
 
 
 def flash_attention(
@@ -45,7 +47,7 @@ def flash_attention(
     is_causal: query i sees keys 0 … i + S_k − S_q (bottom-right aligned, as flash-attn 2.1 and later). scale: 1/√D unless given; no gradient.
     kernel: "basic" for the kernels of chapters 5 and 7; "tuned" for those of chapter 8, whose first call of a kind measures which tiles are the
     fastest on this GPU; "hopper" for chapter 9's on a GPU of compute capability 9.0. Where one does not apply, the next simpler one runs. "auto"
-    takes "hopper" on such a GPU, "tuned" on another, and "basic" in the interpreter.
+    takes "hopper" on such a GPU where q is large enough (HOPPER_FROM), otherwise "tuned", and "basic" in the interpreter.
 
     Variants, by the kernels of chapter 10: leave kernel="auto" with them. They may be combined; to the scaled scores they apply in this order. Their
     memory isn't linear: three lists of tiles take S_q · S_k / 1,024 bytes each with tiles of 64 by 64, and a bias' gradient 4 bytes a number.
@@ -125,23 +127,28 @@ def flash_attention_varlen(
 
 
 def best(q: torch.Tensor) -> str:
-    """What "auto" takes on q's device; in the interpreter the plain kernels, which run faster there."""
+    """What "auto" takes on q's device for large q; in the interpreter the plain kernels, which run faster there."""
     if interpreter_on():
         return "basic"
     return "hopper" if card_of(q).capability == HOPPER_CAPABILITY else "tuned"
 
 
-def pick(kernel: str, q: torch.Tensor) -> str:
-    """The kernel for a name of KERNELS. RuntimeError for a device on which no kernel runs, ValueError for "hopper" on another GPU."""
+def pick(kernel: str, q: torch.Tensor, direction: str) -> str:
+    """The kernel for a name of KERNELS and a key of HOPPER_FROM.
+
+    RuntimeError for a device on which no kernel runs, ValueError for "hopper" on another GPU.
+    """
     require_kernel_device(q, "q")
     if kernel == "hopper" and best(q) != "hopper":
         raise ValueError('kernel "hopper" is for GPUs of compute capability 9.0 (H100, H200); "auto" takes what q\'s device can run')
-    return best(q) if kernel == "auto" else kernel
+    if kernel != "auto":
+        return kernel
+    return "tuned" if best(q) == "hopper" and q.numel() < HOPPER_FROM[direction] else best(q)
 
 
 def run_forward(q, k, v, is_causal, scale, kernel):
     """The operator flash_forward on a device. Launches at most one kernel."""
-    kernel = pick(kernel, q)
+    kernel = pick(kernel, q, "forward")
     if not (q.numel() and k.numel()):
         return nothing_seen(q)
     with on_device_of(q):
@@ -154,7 +161,7 @@ def run_forward(q, k, v, is_causal, scale, kernel):
 
 def run_backward(do, dlse, q, k, v, o, lse, is_causal, scale, kernel):
     """The operator flash_backward on a device. Launches three kernels, or none. Where the user asks for deterministic results, not chapter 9's."""
-    kernel = pick(kernel, q)
+    kernel = pick(kernel, q, "backward")
     if not (q.numel() and k.numel()):
         return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dlse = None if dlse is None else dlse.contiguous()

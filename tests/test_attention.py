@@ -373,9 +373,21 @@ def test_hopper_is_refused_elsewhere(kernel):
         flash_attention(X, X, X, kernel="hopper")
 
 
-@pytest.mark.parametrize(("capability", "best"), [(75, "tuned"), (89, "tuned"), (90, "hopper"), (100, "tuned")])
-def test_what_auto_takes_depends_on_the_tensors_card(capability, best, monkeypatch):
+@pytest.mark.parametrize(
+    ("capability", "rows", "forward", "backward"),
+    [
+        (75, 2**20, "tuned", "tuned"),
+        (90, 2**14 - 1, "tuned", "tuned"),
+        (90, 2**14, "tuned", "hopper"),
+        (90, 2**17 - 1, "tuned", "hopper"),
+        (90, 2**17, "hopper", "hopper"),
+        (100, 2**20, "tuned", "tuned"),
+    ],
+)
+def test_what_auto_takes_depends_on_the_tensors_card_and_size(capability, rows, forward, backward, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(attention, "interpreter_on", lambda: False)
+    monkeypatch.setattr(attention, "require_kernel_device", lambda *_: None)
     monkeypatch.setattr(attention, "card_of", lambda q: hardware.Card("", capability, 101_376, 100))
-    assert attention.best(X) == best
+    q = torch.empty(1, 1, rows, 64, device="meta")
+    assert [attention.pick("auto", q, direction) for direction in ("forward", "backward")] == [forward, backward]

@@ -23,7 +23,7 @@ import triton.language as tl  # noqa: E402, F401, where Triton's interpreter loo
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 # A packed sequence without queries, one without keys, one of length 1, and two of several tiles.
 LENGTHS_Q, LENGTHS_K = (0, 1, 33, 7, 20), (5, 1, 20, 0, 36)
-WINDOW = VariantCase(37, 50, is_causal=True, window=(20, -1), dlse=True)
+WINDOW = VariantCase(37, 250, is_causal=True, window=(100, -1), dlse=True)  # with every tile size some tiles are skipped, and several not
 EVERYTHING = VariantCase(40, 45, D=64, is_causal=True, window=(30, -1), softcap=3.0, alibi="heads", bias=(1, 2), sinks=True, dlse=True)
 BLIND_BUT_FOR_SINKS = VariantCase(40, 33, dtype=SINGLE, sinks=True, is_causal=True, dlse=True)
 SOFTCAP = VariantCase(32, 40, dtype=SINGLE, softcap=2.0)

@@ -255,7 +255,7 @@ WRONG_ANSWERS = (
     ("3.2", matmul_without_store_mask, "mask rows by M and columns by N"),
     ("3.2", matmul_with_and, "join masks by &, not by `and`", None),
     ("3.2", matmul_in_tf32, "fp32 is rounded to TF32", None),
-    ("3.2", matmul_of_widened_tiles, "the result is right, but tl.dot gets float32 tiles from 16-bit inputs"),
+    ("3.2", matmul_of_widened_tiles, "the result is right, but tl.dot gets float32 tiles from 16-bit inputs", None),
     ("3.2", matmul_in_column_order, "programs go down the columns of tiles"),
     ("3.2", matmul_with_python_cdiv, "use tl.cdiv there", None),
     ("3.3", tile_by_float, "this works in Python only"),
@@ -266,7 +266,7 @@ WRONG_ANSWERS = (
     ("3.4", skeleton_with_and, "join masks by &, not by `and`", None),
     ("3.4", skeleton_of_k_straight, "q is multiplied by k, not by kᵀ"),
     ("3.4", skeleton_without_rounding, "these are fp32 and fp16: round one to the other's: x.to(y.dtype)"),
-    ("3.4", skeleton_of_widened_values, "the result is right, but a tl.dot gets float32 tiles from 16-bit inputs"),
+    ("3.4", skeleton_of_widened_values, "the result is right, but a tl.dot gets float32 tiles from 16-bit inputs", None),
     ("3.4", skeleton_whose_second_product_is_tf32, "fp32 is rounded to TF32", None),
     ("3.4", skeleton_scaled_in_every_step, "acc is scaled again in every step"),
 )
