@@ -157,9 +157,9 @@ def solutions_shown(notebook: dict, exercises: Iterable[Exercise]) -> list[str]:
     for exercise in exercises:
         source = source_of(exercise.solution)
         runs = copied_runs(source[source.index(source.splitlines()[ast.parse(source).body[0].body[0].lineno - 1]) :])
-        checked = False
+        checks, checked = check_cells(notebook, exercise), False
         for cell in notebook["cells"]:
-            checked = checked or cell in check_cells(notebook, exercise)
+            checked = checked or cell in checks
             functions = (
                 [node for node in ast.walk(tree_of(cell)) if isinstance(node, ast.FunctionDef)] if cell["cell_type"] == "code" else []
             )

@@ -103,6 +103,7 @@ EVERY = [(kernel, *mutation) for kernel, those in MUTATIONS.items() for mutation
 NAMES = [f"{kernel}: {name}" for kernel, those in MUTATIONS.items() for name in those]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", sorted({case for *_, case in EVERY}, key=str), ids=str)
 def test_copies_without_a_mistake_are_right(case, monkeypatch):
     for kernel in MUTATIONS:
@@ -110,6 +111,7 @@ def test_copies_without_a_mistake_are_right(case, monkeypatch):
     check_backward(backward.flash_backward, case, config=CONFIG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", EVERY, ids=NAMES)
 def test_a_mistake_is_caught(mutation, monkeypatch):
     kernel, *change, case = mutation

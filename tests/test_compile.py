@@ -30,6 +30,7 @@ def test_the_kernels_of_chapters_5_and_7_compile_without_faults():
         assert shared == {D * 2 * (tile.block_m + 2 * tile.num_stages * tile.block_n)}, "(5.3)"
 
 
+@pytest.mark.slow
 def test_chapter_9s_small_kernels_compile_without_faults():
     rows = report.rows_for([90], ["ladder"])
     assert {row.kernel for row in rows} == {"hopper.ladder.copy_kernel", "hopper.ladder.wgmma_kernel", "hopper.ladder.forward_kernel"}
@@ -47,6 +48,7 @@ def test_every_kernel_and_every_configuration_compiles_without_faults(capability
     assert chapters == every | ({"hopper"} if capability == 90 else set())
 
 
+@pytest.mark.slow
 def test_a_tile_that_is_too_large_or_spills_or_serialises_wgmma_is_a_fault():
     code = """
 import dataclasses, json, torch

@@ -265,6 +265,7 @@ MUTATIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [SPLIT, PAGED, ONE, MANY, SCALED, EMPTY], ids=str)
 def test_a_copy_without_a_mistake_is_right(case, monkeypatch):
     put_in(monkeypatch, decode, "split_kernel")
@@ -272,6 +273,7 @@ def test_a_copy_without_a_mistake_is_right(case, monkeypatch):
     check(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
 def test_a_mistake_is_caught(mutation, monkeypatch):
     kernel, *change, case = mutation

@@ -55,6 +55,7 @@ def test_wrong_answer_is_told_why(wrong):
     assert "\n" not in result.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", answers("right_answers", "RIGHT_ANSWERS"), ids=lambda right: f"{right[0]}-{name_of(right[1])}")
 def test_right_answer_in_other_words_is_accepted(right):
     exercise_id, answer, *words = right

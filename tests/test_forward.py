@@ -75,12 +75,14 @@ MUTATIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", sorted({case for *_, case in MUTATIONS.values()}, key=str), ids=str)
 def test_a_copy_without_a_mistake_is_right(case, monkeypatch):
     put_in(monkeypatch, forward, KERNEL)
     check_forward(forward.flash_forward, case, config=CONFIG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
 def test_a_mistake_is_caught(mutation, monkeypatch):
     *change, case = mutation

@@ -58,9 +58,8 @@ def test_the_wait_is_moved_up_and_held_in_its_place(tmp_path, monkeypatch):
             assert wait > exponential
 
 
-@pytest.mark.parametrize(
-    "attend", [catalogue.find("9.3").solution, pytest.param(attend_one_behind, marks=pytest.mark.slow)], ids=lambda loop: loop.__name__
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("attend", [catalogue.find("9.3").solution, attend_one_behind], ids=lambda loop: loop.__name__)
 def test_right_answers_of_the_gluon_exercise_compile(attend):
     """They are checked as plain Python: this shows that they are Gluon, too."""
     made = sass.compiled(attend)
@@ -73,6 +72,7 @@ def without_gluon(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
     return l, acc + stage + before
 
 
+@pytest.mark.slow
 def test_the_compilers_words_are_told():
     with pytest.raises(ValueError, match=r"without_gluon does not compile: .*multiple assignment"):
         sass.compiled(without_gluon)

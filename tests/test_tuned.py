@@ -201,6 +201,7 @@ def check_kernel(kernel: str, case: Case) -> None:
         check_backward(backward.flash_backward, case, config=CONFIG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", sorted({case for *_, case in EVERY}, key=str), ids=str)
 def test_copies_without_a_mistake_are_right(case, monkeypatch):
     for kernel in MUTATIONS:
@@ -209,6 +210,7 @@ def test_copies_without_a_mistake_are_right(case, monkeypatch):
     check_kernel("dkdv_kernel", case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", EVERY, ids=NAMES)
 def test_a_mistake_is_caught(mutation, monkeypatch):
     kernel, *change, case = mutation

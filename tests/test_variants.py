@@ -537,6 +537,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "module", "kernel", "change"), [(case, m, k, c) for case, m, k, *c in MUTANTS], ids=lambda x: x if isinstance(x, str) else None
 )
@@ -548,6 +549,7 @@ def test_a_mutant_is_caught(case, module, kernel, change, monkeypatch):
     operator.window_block_mask.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
