@@ -216,8 +216,7 @@ def draw_account(account: dict[tuple[int, bool], dict[str, dict[str, Any]]]) -> 
                 before = rate
             ax.plot(new, y, "ko", markersize=4)
             ax.annotate(f"  {rate:.0f}", (max(new, old) if name in STEP_OF else new, y), va="center")
-        ax.set(title=f"D = {D}, {mask(is_causal)}", xlabel="% of chapter 5")
-    panels[0].set_xlim(40, 185)
+        ax.set(title=f"D = {D}, {mask(is_causal)}", xlabel="% of chapter 5", xmargin=0.3)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     return figure
