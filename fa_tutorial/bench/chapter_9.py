@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 
 from fa_tutorial import hardware, hopper, tuned
@@ -140,6 +139,10 @@ def print_busy(card: dict[str, Any], *providers: str) -> None:
     for provider in providers:
         row = counters(card, provider, "fwd")
         print(f"{provider:10}", ", ".join(f"{part} {row[name]:.0f}" for part, name in PARTS.items()))
+
+
+def tensors_busy(card: dict[str, Any], mode: str, *providers: str) -> str:
+    return "measured " + ", ".join(f"{provider} {counters(card, provider, mode)[TENSOR]:.0f}%" for provider in providers)
 
 
 def print_ladder(card: dict[str, Any], *loops: str) -> None:
