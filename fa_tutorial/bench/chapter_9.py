@@ -225,6 +225,9 @@ def draw_auto_rule(card: dict[str, Any]) -> Figure:
 
 def print_short(card: dict[str, Any], *cases: tuple[int, bool]) -> None:
     """The GPU's time of a forward, S = 512, D = 64, and hopper's work tiles. cases: heads and is_causal."""
+    point = {"mode": "fwd", "dtype": "fp16", "B": 32, "H_q": 32, "S_q": 512, "D": 64, "is_causal": True}
+    call = (1000 * results.select(card["rows"], provider=provider, **point)["ms"].item() for provider in ("hopper", "tuned"))
+    print("the figure's S = 512, D = 64, causal: {:.0f} µs a call, {:.0f} of tuned".format(*call))
     print("S = 512, D = 64: µs of the GPU alone   hopper   tuned   work tiles of hopper, for 132 SMs")
     for heads, is_causal in cases:
         wanted = {"kernel": "auto_rule", "S": 512, "D": 64, "heads": heads, "is_causal": is_causal, "mode": "fwd"}
