@@ -18,7 +18,7 @@ from buffers import DEVICE, needs_gpu, randn
 from fa_tutorial import figures, hopper, ledger, reference
 from fa_tutorial.__main__ import main
 from fa_tutorial.attention import best
-from fa_tutorial.bench import cases, chapter_8, chapter_10, chapters, here, measure, peers, plots, results, sweep, tables, timing
+from fa_tutorial.bench import cases, chapter_8, chapter_9, chapter_10, chapters, here, measure, peers, plots, results, sweep, tables, timing
 from fa_tutorial.bench.cases import GRIDS, LABELS, SHAPE, Case, Grid, Shape
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
@@ -456,6 +456,16 @@ def test_chapter_8s_kernels_are_measured():
     for mode in ("fwd", "fwd_bwd"):
         row = chapter_8._short_row("tuned", mode, Shape(1, 2, 2, 64, 64, 64, True))
         assert 0 < row["graph_us"] < row["call_us"] < 1e5
+
+
+@pytest.mark.parametrize("mode", ["fwd", "bwd"])
+def test_what_auto_goes_by_is_one_launchers_time(monkeypatch, mode):
+    """The backward's by itself: its three gradients, where the forward gives o and lse."""
+    ran = []
+    monkeypatch.setattr(chapter_8, "graph_of", lambda call: SimpleNamespace(replay=call))
+    monkeypatch.setattr(chapter_8, "repeated_us", lambda replay: [ran.extend(replay()), 1.0][1])
+    assert chapter_9._auto_rule_row("tuned", 32, 16, 2, True, mode) == {"graph_us": 1.0}
+    assert [x.dim() for x in ran] == ([4, 3] if mode == "fwd" else [4, 4, 4])
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

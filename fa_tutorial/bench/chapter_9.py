@@ -1,4 +1,6 @@
-"""What chapter 9 measures on a GPU: its plain forward, with and without overlap, how busy each kernel keeps the tensor cores, and at which clock."""
+"""What chapter 9 measures on a GPU, and what it shows of the stored results: the plain forward's loops, the finished kernels beside others, the steps
+between, how busy each keeps the tensor cores, and from which size on "auto" takes them.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,17 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from fa_tutorial import hardware, hopper
-from fa_tutorial.bench import chapter_8, peers
-from fa_tutorial.bench.cases import Case, Shape, about, literature
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fa_tutorial import hardware, hopper, tuned
+from fa_tutorial.attention import HOPPER_FROM
+from fa_tutorial.bench import chapter_8, peers, results, tables
+from fa_tutorial.bench.cases import GRIDS, MODES, Case, Shape, about, literature
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, timed_in_turns
+from fa_tutorial.warpgroups import TENSOR_FLOPS
 
 hardware.require_triton("Chapter 9's measurements")
 from fa_tutorial.hopper import ladder  # noqa: E402
@@ -53,9 +61,28 @@ def _clock_row(name: str) -> dict[str, Any]:
     return chapter_8.settled(lambda: attend(q, k, v, False), Case(name, "fwd", "fp16", chapter_8.POINT).flops())
 
 
+def auto_rule_cases() -> Iterator[Measurement]:
+    """Small inputs, heads = B · H: the GPU's time alone, replayed from a CUDA graph. attention.HOPPER_FROM comes from these."""
+    sizes = itertools.product((256, 512, 1024), (64, 128), (16, 64, 256, 1024), (False, True), ("fwd", "bwd"), ("tuned", "hopper"))
+    for S, D, heads, is_causal, mode, provider in sizes:
+        point = {"S": S, "D": D, "heads": heads, "is_causal": is_causal, "mode": mode}
+        yield about(9, "auto_rule", provider, **point), partial(_auto_rule_row, provider, **point)
+
+
+def _auto_rule_row(provider: str, S: int, D: int, heads: int, is_causal: bool, mode: str) -> dict[str, float]:
+    """The launchers themselves: autograd would run the backward on the forward's stream, which is not the one that is captured."""
+    launchers, scale = {"tuned": tuned, "hopper": hopper}[provider], D**-0.5
+    q, k, v, do = (randn(1, heads, S, D) for _ in range(4))
+    call = partial(launchers.flash_forward, q, k, v, is_causal, scale)
+    if mode == "bwd":
+        o, lse = call()
+        call = partial(launchers.flash_backward, q, k, v, o, do, lse, None, is_causal, scale)
+    return {"graph_us": chapter_8.repeated_us(chapter_8.graph_of(call).replay)}
+
+
 def kernels_cases() -> Iterator[Measurement]:
     """What is stored of this module."""
-    return itertools.chain(ladder_cases(), clock_cases())
+    return itertools.chain(ladder_cases(), clock_cases(), auto_rule_cases())
 
 
 PROFILED = {  # as chapter_8.PROFILED
@@ -78,3 +105,132 @@ def busy_cases() -> Iterator[Measurement]:
             continue
         shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)
         yield about(9, "busy", provider, **vars(shape)) | {"mode": mode}, partial(chapter_8.counter_row, provider, mode, kernel, shape)
+
+
+# ---------------------------------------------------------------- what the notebook shows; card: results.load's
+
+POINTS = GRIDS["points"]
+PEERS = ("tuned", "sdpa_cudnn", "flash_attn_4")
+TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+PARTS = {
+    "tensor cores": TENSOR,
+    "exponentials": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
+    "issue slots": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+}
+
+
+def speeds(card: dict[str, Any], mode: str = "fwd") -> pd.DataFrame:
+    """TFLOP/s at the twelve points, fp16, a column for each provider."""
+    return tables.table(card["rows"], POINTS, mode, "fp16")
+
+
+def mean_of(ratios: pd.Series) -> str:
+    """The geometric mean, the lowest and the highest."""
+    return f"{np.exp(np.log(ratios).mean()):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
+
+
+def counters(card: dict[str, Any], provider: str, mode: str) -> dict[str, float]:
+    """The profiler's counters: D = 128, S = 4,096, full."""
+    return results.select(card["kernels"], kernel="counters", provider=provider, mode=mode).iloc[0].to_dict()
+
+
+def print_busy(card: dict[str, Any], *providers: str) -> None:
+    print("busy, in % of the time; full, D = 128, S = 4,096; issue slots: cycles in which a scheduler starts an instruction")
+    for provider in providers:
+        row = counters(card, provider, "fwd")
+        print(f"{provider:10}", ", ".join(f"{part} {row[name]:.0f}" for part, name in PARTS.items()))
+
+
+def tensors_busy(card: dict[str, Any], mode: str, *providers: str) -> str:
+    return "measured " + ", ".join(f"{provider} {counters(card, provider, mode)[TENSOR]:.0f}%" for provider in providers)
+
+
+def print_ladder(card: dict[str, Any], *loops: str) -> None:
+    """Rates of the plain forward's loops, of LADDER; "tuned" is chapter 8's kernel, measured in another run."""
+    print("TFLOP/s, full, fp16" + "".join(f"{loop:>22}" for loop in loops))
+    for D, S in itertools.product((64, 128), (4096, 16_384)):
+        rates = (speeds(card)["tuned"][D, False, S] if loop == "tuned" else ladder_rate(card, loop, D, S) for loop in loops)
+        print(f"D = {D:3}, S = {S:6,}" + " " * 2 + "".join(f"{rate:22.0f}" for rate in rates))
+
+
+def ladder_rate(card: dict[str, Any], loop: str, D: int, S: int) -> float:
+    return results.select(card["kernels"], kernel="ladder", provider=loop, D=D, S_q=S)["tflops"].item()
+
+
+def print_compared(card: dict[str, Any], mode: str) -> None:
+    """hopper beside PEERS at the twelve points; in brackets hopper / them."""
+    rates = speeds(card, mode)
+    print(f"TFLOP/s, {MODES[mode]}, fp16    hopper" + "".join(f"{peer:>14}" for peer in PEERS))
+    for (D, is_causal, S), row in rates.iterrows():
+        words = f"D = {D:3}, {tables.mask(is_causal):6}, S = {S:6,}"
+        print(f"{words} {row['hopper']:9.0f}" + "".join(f"{row[peer]:8.0f} ({row['hopper'] / row[peer]:.2f})" for peer in PEERS))
+    means = (np.exp(np.log(rates["hopper"] / rates[peer]).mean()) for peer in PEERS)
+    print(f"hopper / them, geometric mean {'':5}" + "".join(f"{mean:14.2f}" for mean in means))
+
+
+def print_published(card: dict[str, Any]) -> None:
+    """hopper / cuDNN here, and FlashAttention-3 / cuDNN in the paper's Figure 5."""
+    print("full, S = 16,384, TFLOP/s   here: hopper   cuDNN   published: FlashAttention-3   cuDNN   ratios")
+    for D, fa3, cudnn in ((64, 497, 413), (128, 648, 595)):
+        ours, its = (speeds(card)[name][D, False, 16_384] for name in ("hopper", "sdpa_cudnn"))
+        print(f"D = {D:3} {'':25} {ours:8.0f}{its:8.0f} {fa3:30} {cudnn:7}   {ours / its:.2f}, {fa3 / cudnn:.2f}")
+
+
+def settled_share(card: dict[str, Any], provider: str, tflops: float | None = None) -> float:
+    """Of the tensor cores' peak at the clock at which the provider settles: its own rate there, or `tflops`."""
+    row = results.select(card["kernels"], kernel="settled", provider=provider).iloc[0]
+    return (tflops or row["tflops"]) / (TENSOR_FLOPS * card["provenance"]["multiprocessors"] * row["mhz"] / 1e6)
+
+
+def draw_steps(card: dict[str, Any]) -> Figure:
+    """Each of hopper.forward.STEPS over tuned: the geometric mean of six points for each D, whiskers from the lowest to the highest."""
+    rates = speeds(card)
+    figure = Figure(figsize=(9, 4))
+    ax = figure.subplots()
+    for shift, D in ((-0.2, 64), (0.2, 128)):
+        steps = [rates.loc[D, f"hopper {step}"] / rates.loc[D, "tuned"] for step in hopper.forward.STEPS]
+        means = np.array([np.exp(np.log(ratios).mean()) for ratios in steps])
+        low, high = ([reach(ratios) for ratios in steps] for reach in (min, max))
+        places = np.arange(len(means) + 1) + shift
+        bars = ax.bar(places, [1.0, *means], 0.38, label=f"D = {D}", alpha=0.75)
+        ax.errorbar(places[1:], means, (means - low, high - means), fmt="none", ecolor="black", capsize=3, linewidth=1)
+        ax.bar_label(bars, fmt="{:.2f}", label_type="center", color="black")
+    ax.axhline(1, color="black", linestyle=":", linewidth=1)
+    ax.set_xticks(range(len(hopper.forward.STEPS) + 1), ["tuned", *hopper.forward.STEPS])
+    ax.set(ylim=(0, 1.35), ylabel="speed over tuned", title="forward, fp16: geometric mean of six points, lowest to highest")
+    ax.grid(False, axis="x")
+    ax.legend(loc="upper left", ncols=2)
+    return figure
+
+
+def draw_auto_rule(card: dict[str, Any]) -> Figure:
+    """tuned's time over hopper's against the elements of q, and where "auto" begins to take hopper."""
+    found = results.select(card["kernels"], kernel="auto_rule")
+    figure = Figure(figsize=(9, 4))
+    panels = figure.subplots(1, 2, sharey=True)
+    for ax, mode in zip(panels, ("fwd", "bwd"), strict=True):
+        us = found[found["mode"] == mode].pivot(index=["S", "D", "heads", "is_causal"], columns="provider", values="graph_us")
+        elements = np.array([S * D * heads for S, D, heads, _ in us.index])
+        ratios, is_64 = (us["tuned"] / us["hopper"]).to_numpy(), np.array([D == 64 for _, D, *_ in us.index])
+        for D, chosen, marker in ((64, is_64, "o"), (128, ~is_64, "s")):
+            ax.plot(elements[chosen], ratios[chosen], marker, linestyle="none", label=f"D = {D}")
+        ax.axvline(HOPPER_FROM[MODES[mode]], color="black", linestyle="--", linewidth=1, label='"auto" takes hopper from here')
+        ax.axhline(1, color="black", linestyle=":", linewidth=1)
+        ax.set_xscale("log", base=2)
+        ax.set(title=MODES[mode], xlabel="elements of q")
+    panels[0].set_ylabel("time of tuned / hopper")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def print_short(card: dict[str, Any], *cases: tuple[int, bool]) -> None:
+    """The GPU's time of a forward, S = 512, D = 64, and hopper's work tiles. cases: heads and is_causal."""
+    point = {"mode": "fwd", "dtype": "fp16", "B": 32, "H_q": 32, "S_q": 512, "D": 64, "is_causal": True}
+    call = (1000 * results.select(card["rows"], provider=provider, **point)["ms"].item() for provider in ("hopper", "tuned"))
+    print("the figure's S = 512, D = 64, causal: {:.0f} µs a call, {:.0f} of tuned".format(*call))
+    print("S = 512, D = 64: µs of the GPU alone   hopper   tuned   work tiles of hopper, for 132 SMs")
+    for heads, is_causal in cases:
+        wanted = {"kernel": "auto_rule", "S": 512, "D": 64, "heads": heads, "is_causal": is_causal, "mode": "fwd"}
+        ours, its = (results.select(card["kernels"], provider=provider, **wanted)["graph_us"].item() for provider in ("hopper", "tuned"))
+        tiles = heads * -(-512 // (64 * hopper.forward.choose_config(64, 512, is_causal).consumers))
+        print(f"{heads:5,} heads, {tables.mask(is_causal):6} {'':16} {ours:8.1f}{its:8.1f} {tiles:13,}")

@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, legend, outline, write
-from fa_tutorial.barriers import LOADS, USE, last_end, ring_timeline
 from fa_tutorial.warpgroups import KEYS, ROWS, Operation, cycles_per_block, matmul_cycles, timeline
 
 # ---------------------------------------------------------------- warpgroups
@@ -32,12 +31,12 @@ def draw_one_warpgroup() -> Figure:
 
 @image("09_overlapped.png")
 def draw_overlapped() -> Figure:
-    """The same for D = 64 with p v beside the softmax, with two warpgroups that take turns, with both, and for D = 128 in turns (9.3)."""
+    """The same for D = 64 and 128, with p v beside the softmax, and with two warpgroups that take turns (9.3)."""
     figure, ax = canvas(7.1)
     for D, warpgroups, overlap, blocks, top, how in (
         (64, 1, True, 3, 0.25, "one warpgroup, p v beside its softmax"),
         (64, 2, False, 3, 1.75, "two warpgroups in turns, A and B (darker)"),
-        (64, 2, True, 3, 3.25, "two warpgroups, p v beside softmax"),
+        (128, 1, True, 3, 3.25, "one warpgroup, p v beside its softmax"),
         (128, 2, False, 2, 4.75, "two warpgroups in turns"),
     ):
         each = cycles_per_block(D, warpgroups, overlap)
@@ -128,38 +127,6 @@ def draw_roles_and_ring() -> Figure:
         "thick arrows: data. The chapter's finished kernel has a ring for k, one for v, and a small one for each consumer's q.",
         ha="left",
     )
-    return figure
-
-
-# ---------------------------------------------------------------- the ring in time
-
-
-@image("09_ring_stages.png")
-def draw_ring_stages() -> Figure:
-    """The same nine tiles through rings of one, two and three stages, as the simulator plays them."""
-    figure, ax = canvas(5.3)
-    unit, tall, left = 0.2, 0.32, 1.2
-    for stages, top in ((1, 0.25), (2, 1.75), (3, 3.25)):
-        events = ring_timeline(stages)
-        write(ax, 0.1, top, f"{stages} stage{'s' * (stages > 1)}: {last_end(events)} units of time", HEAD, ha="left", weight="bold")
-        for lane, role in enumerate(("producer", "consumer")):
-            y = top + 0.25 + lane * (tall + 0.08)
-            write(ax, 0.1, y + tall / 2, role, ha="left")
-            for event in (event for event in events if event.role == role and event.end > event.start):
-                x, width = left + event.start * unit, (event.end - event.start) * unit
-                if event.action.kind == "wait":
-                    box(ax, x, y, width, tall, **WAITS)
-                else:
-                    look = {"colour": "orange", "share": 0.55} if role == "producer" else {"colour": "blue", "share": 0.45}
-                    box(ax, x, y, width, tall, f"{event.action.tile}", **look)
-        arrow(ax, (left, top + 1.12), (left + 36 * unit, top + 1.12), width=1.0)
-        write(ax, left + 36 * unit + 0.08, top + 1.12, "time", ha="left")
-    legend(ax, 4.77, (
-        (0.1, {"colour": "orange", "share": 0.55}, "load of a tile"),
-        (2.1, {"colour": "blue", "share": 0.45}, "use of a tile"),
-        (4.0, WAITS, "waits for the other"),
-    ))  # fmt: skip
-    write(ax, 0.1, 5.1, f"loads take {', '.join(map(str, LOADS))} units in turn, a use takes {USE}; numbers: tiles", ha="left")
     return figure
 
 
