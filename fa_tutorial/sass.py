@@ -6,6 +6,7 @@ the instructions that issue matmuls, wait, exponentiate or synchronise, in their
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -137,17 +138,20 @@ def sass_of(compiled) -> str:
 
 
 def chapter_8() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What each step of chapter 8's forward compiles to with steps.TILE, and two of them, by pointers and by descriptors, with steps.LARGER. Interpreter off."""
+    """What each step of chapter 8's forward compiles to with steps.TILE, and three of them, full, with steps.LARGER. Interpreter off."""
     with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
         kinds = itertools.product((64, 128), (False, True), ("", *steps.STEPS))
         rows = [_step_row(launched, D, is_causal, step, steps.TILE) for D, is_causal, step in kinds]
-        kinds = itertools.product(steps.LARGER.items(), ("round up", "descriptors"))
+        kinds = itertools.product(steps.LARGER.items(), ("", "round up", "order"))
         larger = [{"tile": f"{tile.block_m}x{tile.block_n}"} | _step_row(launched, D, False, step, tile) for (D, tile), step in kinds]
         return rows, larger
 
 
 def _step_row(launched: list, D: int, is_causal: bool, step: str, tile: TileConfig) -> dict[str, Any]:
-    """Registers a thread, bytes of shared memory, bytes spilled (stores and loads), and instructions: all, and those of the loop without a mask."""
+    """Registers a thread, bytes of shared memory, bytes spilled (stores and loads), and instructions: all, and those of the loop without a mask.
+
+    "code" is a digest of that loop's instructions in their order.
+    """
     steps.flash_forward(*compile_report.inputs(torch.float16, D)[:3], is_causal, 0.5, step=step, tile=tile)
     _, compiled, log = launched.pop()
     sass = sass_of(compiled)
@@ -155,6 +159,7 @@ def _step_row(launched: list, D: int, is_causal: bool, step: str, tile: TileConf
     registers, spilled, _ = compile_report.read_ptxas(log)
     row = {"step": step, "D": D, "is_causal": is_causal, "registers": registers, "spilled_bytes": spilled}
     row |= {"shared_bytes": compiled.metadata.shared, "instructions": len(INSTRUCTION.findall(sass)), "loop": len(loop)}
+    row["code"] = hashlib.sha256(" ".join(loop).encode()).hexdigest()[:8]
     return row | {name: sum(op.startswith(name) for op in loop) for name in ("FMUL", "FSETP", "MUFU.EX2")}
 
 
@@ -175,7 +180,7 @@ def make() -> None:
 def make_steps() -> None:
     """As make, for chapter 8's steps: write steps.STORED."""
     rows, larger = (",\n ".join(map(json.dumps, found)) for found in chapter_8())
-    text = f'{{"source": "{steps.fingerprint()}", "rows": [\n {rows}], "larger tiles": [\n {larger}]}}\n'
+    text = f'{{"triton": "{metadata.version("triton")}", "source": "{steps.fingerprint()}", "rows": [\n {rows}], "larger tiles": [\n {larger}]}}\n'
     steps.STORED.write_text(text, encoding="utf-8")
 
 

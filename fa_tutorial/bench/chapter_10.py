@@ -177,14 +177,14 @@ def block_mask_row(provider: str, mask: str, S: int) -> dict[str, Any]:
 
 def window_training_cases() -> Iterator[Measurement]:
     """Chapter 7's transformer of two layers with a window: as long as the copy is far, half as long, and one key less than that."""
-    reach = training.LARGE.half - 1
-    for left in (reach, (reach + 1) // 2, (reach + 1) // 2 - 1):
-        words = about(10, "window_training", "variant", "bf16", left=left, **dataclasses.asdict(training.LARGE))
+    half = training.SHORT.half
+    for left in (half - 1, half // 2, half // 2 - 1):
+        words = about(10, "window_training", "variant", "bf16", left=left, **dataclasses.asdict(training.SHORT))
         yield words, partial(window_training_row, left)
 
 
 def window_training_row(left: int) -> dict[str, Any]:
-    losses = training.train(partial(flash_attention, window=(left, 0)), training.LARGE, torch.bfloat16)
+    losses = training.train(partial(flash_attention, window=(left, 0)), training.SHORT, torch.bfloat16)
     return {"losses": [round(loss, 4) for loss in losses]}
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 
 from fa_tutorial import forward, hardware, tuned
 from fa_tutorial.attention import flash_attention
@@ -31,6 +32,7 @@ from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import Case, Shape, about, literature
 from fa_tutorial.bench.measure import call_of, measure
 from fa_tutorial.bench.sweep import Measurement
+from fa_tutorial.bench.tables import mask
 from fa_tutorial.bench.timing import first_call_s, randn, timed, timed_in_turns
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import autotuning, experiments, launching, steps
@@ -144,11 +146,86 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 def steps_report(D: int, is_causal: bool) -> dict[str, dict[str, Any]]:
     """What step_cases measures at one point on this GPU, provider -> row, in one run; without a GPU the H200's stored rows."""
-    shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, is_causal)
     if hardware.device().type == "cuda":
-        return _steps_in_turns(shape)
-    stored = (row for row in results.read(results.FOLDER / "h200.json")["kernels"] if vars(shape).items() <= row.items())
-    return {row["provider"]: row for row in stored if row["kernel"] == "step"}
+        return _steps_in_turns(Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, is_causal))
+    return stored_steps()[D, is_causal]
+
+
+POINTS = list(itertools.product((64, 128), (False, True)))  # D, is_causal
+COUNTS = ("loop", "instructions", "registers", "programs")
+
+
+@functools.cache
+def stored_steps() -> dict[tuple[int, bool], dict[str, dict[str, Any]]]:
+    """The H200's rows of step_cases, (D, is_causal) -> provider -> row."""
+    stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "step"]
+    return {point: {row["provider"]: row for row in stored if (row["D"], row["is_causal"]) == point} for point in POINTS}
+
+
+def step_noise() -> float:
+    """By how much two of stored_steps' rows of the same machine code and tile differ at most, relatively."""
+    pairs = [(found, twice) for found in stored_steps().values() for twice in (("chapter 5", "basic"), ("order, larger tile", "tuned"))]
+    pairs += [(found, ("descriptors", "load ahead")) for (_, is_causal), found in stored_steps().items() if not is_causal]
+    alike = [(found[a]["tflops"], found[b]["tflops"]) for found, (a, b) in pairs if found[a]["tile"] == found[b]["tile"]]
+    return max(abs(b / a - 1) for a, b in alike)
+
+
+Programs = Callable[[int, int, int], int]  # (num_warps, registers, shared_bytes) -> programs on an SM, exercise 8.1
+
+
+def show_numbers(step: str, programs: Programs) -> None:
+    """Print what the compiler made of `step` with steps.TILE and its rate on the H200, beside those of the step before."""
+    compiled = {(row["step"], row["D"], row["is_causal"]): row for row in json.loads(steps.STORED.read_text())["rows"]}
+    names = steps.before(step), step
+    print(f"{step:15}", *(f"{name:>13}" for name in (*COUNTS, "TFLOP/s")), "  gain")
+    for D, is_causal in POINTS:
+        old, new = (compiled[name, D, is_causal] for name in names)
+        old, new = (row | {"programs": programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"])} for row in (old, new))
+        before, after = (stored_steps()[D, is_causal][name or "chapter 5"]["tflops"] for name in names)
+        changes = [f"{old[name]} -> {new[name]}" for name in COUNTS] + [f"{before:.0f} -> {after:.0f}"]
+        if old["loop"] == new["loop"]:
+            changes[0] = f"{new['loop']}, {'same' if old['code'] == new['code'] else 'changed'}"
+        print(f"D = {D:3}, {mask(is_causal):6}", *(f"{x:>13}" for x in changes), f"{after / before - 1:+6.0%}")
+
+
+def show_larger_tiles(programs: Programs) -> None:
+    """Print what steps.LARGER costs three of the kernels, and gains on the H200; full attention."""
+    print(f"{'full':23} {'tile':>6} {'registers':>9} {'spilled bytes':>13} {'programs':>8} {'TFLOP/s with 64x64, and so':>27}")
+    for row in json.loads(steps.STORED.read_text())["larger tiles"]:
+        fit = programs(steps.LARGER[row["D"]].num_warps, row["registers"], row["shared_bytes"])
+        name = row["step"] or "chapter 5"
+        small, large = (stored_steps()[row["D"], False][key]["tflops"] for key in (name, f"{name}, larger tile"))
+        counts = f"{row['tile']:>6} {row['registers']:9} {row['spilled_bytes']:13} {fit:8}"
+        print(f"D = {row['D']:3}, {name:14} {counts} {f'{small:.0f} -> {large:.0f}':>18} {large / small - 1:+8.0%}")
+
+
+def draw_account(account: dict[tuple[int, bool], dict[str, dict[str, Any]]]) -> Figure:
+    """A panel for each point of `account`, (D, is_causal) -> steps_report(D, is_causal): rates in % of chapter 5's with steps.TILE, changes as bars."""
+    names = [*STEP_OF, *LARGER_STEP_OF, *WHOLE]
+    figure = Figure(figsize=(10, 6))
+    panels = figure.subplots(1, len(account), sharex=True, sharey=True)
+    for ax, ((D, is_causal), found) in zip(panels, account.items(), strict=True):
+        rates = {name: found[name].get("tflops") for name in names}
+        before = rates["chapter 5"]
+        for y, (name, rate) in enumerate(rates.items()):
+            if rate is None:  # it has no kernel on this card
+                continue
+            old, new = (100 * x / rates["chapter 5"] for x in (before, rate))
+            if name in STEP_OF:
+                ax.barh(y, new - old, left=old, color="tab:green" if new > old else "tab:red", height=0.7)
+                before = rate
+            ax.plot(new, y, "ko", markersize=4)
+            ax.annotate(f"  {rate:.0f}", (max(new, old) if name in STEP_OF else new, y), va="center")
+        ax.set(title=f"D = {D}, {mask(is_causal)}", xlabel="% of chapter 5", xmargin=0.3)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    return figure
+
+
+def tflops_of(rows: pd.DataFrame, provider: str, mode: str, S: int, D: int, is_causal: bool) -> float:
+    """The rate of the sweep's row in fp16 with 2,048 // D heads. rows: results.load's."""
+    wanted = {"provider": provider, "mode": mode, "S_q": S, "D": D, "H_q": 2048 // D, "is_causal": is_causal, "dtype": "fp16"}
+    return results.select(rows, **wanted).iloc[0]["tflops"]
 
 
 # ---------------------------------------------------------------- ideas that do not help

@@ -123,9 +123,8 @@ def before(step: str) -> str:
 
 
 def diff(step: str) -> str:
-    """What `step` changes. That "guard" drops softmax_step, which nobody calls any more, is left out."""
-    old, new = source(before(step)), source(step)
-    return changes(old[old.index("@triton.jit", 1) :] if step == "guard" else old, new)
+    """What `step` changes from attend on. softmax_step is left out: in base 2 it is exercise 8.2, and "guard" drops it."""
+    return changes(*(text[text.index("@triton.jit\ndef attend") :] for text in (source(before(step)), source(step))))
 
 
 def changes(old: str, new: str) -> str:
@@ -175,7 +174,7 @@ def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: 
     tma = done >= list(STEPS).index("descriptors") and can_use_tma(signature_of(q, k, v))
     rows = (tile.block_m, tile.block_n, tile.block_n, tile.block_m)
     tensors = [descriptor_template(x, n)(x) if tma else heads(x) for x, n in zip((q, k, v, o), rows, strict=True)]
-    at_once = (forward.heads_at_once(S_k),) if step == "order" else ()
+    at_once = (forward.heads_at_once(S_k),) if done >= list(STEPS).index("order") else ()
     kernel(step)[(triton.cdiv(S_q, tile.block_m) * B * H_q,)](
         *tensors, lse, H_q, H_k, *at_once, S_q, S_k, D, scale, IS_CAUSAL=is_causal, BLOCK_D=padded_d(D), **tile.launch()
     )

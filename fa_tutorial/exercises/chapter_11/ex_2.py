@@ -14,7 +14,7 @@ def keys_of_split(split, splits, S, BLOCK_N):
 
 MISTAKES = {
     "keys": "a split starts inside a tile: split the tiles, not the keys",
-    "rounded_down": "keys at the end belong to no split: round up when you divide by splits",
+    "rounded_down": "a split has fewer tiles than ceil(tiles / splits): round up when you divide by splits",
     "whole_tiles": "the ragged last tile belongs to no split: S keys are ceil(S / BLOCK_N) tiles",
     "past": "the last split ends beyond the last key: end is at most S",
     "to_the_end": "every split goes on to the last key: end is the next split's start",

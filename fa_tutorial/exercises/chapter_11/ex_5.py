@@ -150,6 +150,7 @@ def inputs():
     bounds = "the loop goes from start to end, tile by tile"
     yield parts((1, 1, 16, 32, 16), 1, 1, "one split is the whole attention")
     yield parts((1, 1, 8, 32, 16), 1, 2, "two tiles, one for each split")
+    yield parts((1, 1, 6, 32, 16), 3, 2, _TOKEN)
     yield parts((1, 1, 8, 40, 16), 1, 2, f"three tiles, the last one ragged: {bounds}")
     yield parts((1, 1, 8, 72, 16), 1, 3, f"five tiles: two, two and one; {bounds}")
     yield parts((1, 1, 6, 40, 16), 3, 2, _TOKEN)

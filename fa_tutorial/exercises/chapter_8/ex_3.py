@@ -187,7 +187,7 @@ def inputs():
     yield tile(
         draw(1, 1, 16, 16),
         "S_q = S_k = D = 16, one tile",
-        'one tile gives softmax(scale · q kᵀ) v, stored whole; float32 keeps its digits by dot, or by input_precision="ieee", '
+        'one tile gives softmax(scale · q kᵀ) v, stored whole; every tile that is loaded is reshaped to [rows, D]; float32 keeps its digits by dot, or by input_precision="ieee", '
         "and if p, v and o are cast to v.dtype and o_desc.dtype, never to tl.float16 by name",
     )
     q, k, v = draw(1, 1, 16, 32)
