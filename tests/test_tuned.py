@@ -58,7 +58,16 @@ def test_the_edits_make_forward_kernel():
 def test_an_edit_that_finds_nothing_is_refused(monkeypatch):
     monkeypatch.setitem(steps.STEPS, "base 2", [("no such line", "")])
     with pytest.raises(ValueError, match="no such line"):
-        steps.source.__wrapped__("base 2")
+        steps.source("base 2")
+
+
+def test_a_step_that_is_edited_again_is_made_again(monkeypatch):
+    kernels = []
+    for factor in ("2.0", "5.0"):
+        monkeypatch.setitem(steps.STEPS, "mine", [("1.0 / l_or_one", f"{factor} / l_or_one")])
+        kernels.append(steps.kernel("mine"))
+        assert f"{factor} / l_or_one" in steps.diff("mine")
+    assert kernels[0] is not kernels[1] and steps.kernel("mine") is kernels[1]
 
 
 def test_a_function_takes_the_place_of_a_steps_own():

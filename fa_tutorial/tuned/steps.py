@@ -96,7 +96,6 @@ def plain(function) -> str:
     return SKIPPED.sub("", "\n".join(lines))
 
 
-@functools.cache
 def source(step: str = "") -> str:
     """The kernel's text after `step`; "" for chapter 5's. ValueError where a text to be changed is not there."""
     if not step:
@@ -151,14 +150,14 @@ def _display(text: str) -> None:
 
 def kernel(step: str = "", **functions: Callable):
     """The kernel after `step`. functions: jitted functions that take the place of its own, softmax_step for one."""
-    return _kernel(step, tuple(functions.items()))
+    return _kernel(step, source(step), tuple(functions.items()))
 
 
 @functools.cache
-def _kernel(step: str, functions: tuple):
+def _kernel(step: str, text: str, functions: tuple):
     file = f"<chapter 8, {step or 'chapter 5'}{''.join(f', your {name}' for name, _ in functions)}>"
     names = vars(chapter_5) | {name: getattr(forward, name) for name in ("LOG2_E", "LN_2", "UP", "DOWN", "grouped_tile_device")}
-    names = jitted(source(step), names, file)
+    names = jitted(text, names, file)
     names.update(functions)  # a kernel looks its functions up when it is first launched
     return names["flash_forward_kernel"]
 
