@@ -14,6 +14,7 @@ os.environ["FA_TUTORIAL_STATE"] = _notebooks_state.name
 matplotlib.use("agg")
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # several workers share the cores
+    os.environ["OMP_NUM_THREADS"] = "1"  # so do the notebooks' kernels
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ from types import ModuleType
 
 import torch
 
+from fa_tutorial import interpreter
+
 INTERPRETER_SWITCH = "TRITON_INTERPRET"
 
 # Compute capabilities: what the course's kernels need, and from which on Triton uses tensor cores.
@@ -159,6 +161,8 @@ def require_triton(who: str) -> ModuleType:
         import triton
     except ImportError as error:
         raise ImportError(f"{who} needs Triton, which is not installed here. {without_triton()}") from error
+    if interpreter_on():
+        interpreter.hasten()
     return triton
 
 

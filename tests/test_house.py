@@ -126,7 +126,7 @@ def test_environment_takes_everything_but_python_from_pip():
 # ---------------------------------------------------------------- imports
 
 ORDER = (
-    *("arguments", "hardware", "tiles", "reference", "ledger", "figures", "source", "operators"),
+    *("arguments", "interpreter", "hardware", "tiles", "reference", "ledger", "figures", "source", "operators"),
     *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper", "variants", "decode"),
     *("attention", "hugging_face"),
     *("exercises", "bench", "doctor", "notebooks", "compile_report", "sass", "__main__"),

@@ -249,9 +249,10 @@ def _of_triton(function: Callable) -> set[str]:
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], strict: bool) -> None:
+    truth = blocks_without_truth() if strict else contextlib.nullcontext()
     try:
         # The interpreter computes with NumPy, which would warn of every inf and NaN.
-        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning), patched_once(strict):
+        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning), truth:
             kernel[grid](*args, **meta)
         if hardware.device().type == "cuda":
             torch.cuda.synchronize()
@@ -271,32 +272,23 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mappi
 
 
 @contextlib.contextmanager
-def patched_once(strict: bool) -> Iterator[None]:
-    """During one launch, let the interpreter replace the functions of triton.language once for each module that calls them.
-
-    It does so again at every call of a @triton.jit function, which is a quarter of a launch's time, and changes nothing: only the end of
-    the launch takes the replacements back. strict: also refuse the truth value of a block, which the interpreter takes for True.
-    """
+def blocks_without_truth() -> Iterator[None]:
+    """Refuse the truth value of a block, which the interpreter takes for True."""
     from triton.language import tensor
     from triton.runtime import interpreter
 
-    patch, patched = getattr(interpreter, "_patch_lang", None), set()
+    patch = getattr(interpreter, "_patch_lang", None)
     if patch is None:  # a private function, which another Triton may not have
         yield
         return
 
-    def patch_once(function: Callable) -> Any:
-        module = id(function.__globals__)
-        if module not in patched:
-            patched.add(module)
-            scope = patch(function)
-            if strict:
-                truth = tensor.__bool__
-                tensor.__bool__ = lambda block: _truth_of(block, truth)
-            return scope
-        return None
+    def patch_and_refuse(function: Callable) -> Any:
+        scope = patch(function)
+        truth = tensor.__bool__
+        tensor.__bool__ = lambda block: _truth_of(block, truth)
+        return scope
 
-    interpreter._patch_lang = patch_once
+    interpreter._patch_lang = patch_and_refuse
     try:
         yield
     finally:
