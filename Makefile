@@ -46,7 +46,7 @@ test: $(INSTALLED)
 	$(RUN) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=120 $(ARGS)
 
 test-slow: $(INSTALLED) $(SITE_INSTALLED)
-	$(RUN) -m pytest -n 2 --dist loadfile -m slow tests $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadgroup -m slow tests $(ARGS)
 
 # -m '' takes in the tour of every notebook, which pyproject.toml leaves out of make test.
 browser-test: $(BROWSER_INSTALLED)

@@ -188,15 +188,15 @@ def launch_variant(q, k, v, o, do, lse, options: Options) -> None:
     variant_backward(q, k, v, o, do, lse, lse, 0.5, mods, aux, mask, options.sinks, drop, bias_shape)
 
 
-GROUPS = {  # the least capability that they need, and their calls
+GROUPS = {  # the least capability that they need, and their calls; in turn for the one process and for the other, which then take as long
+    "variants": (hardware.LEAST_CAPABILITY, variant_kernels),
+    "tuned": (hardware.TENSOR_CORE_CAPABILITY, tuned_kernels),
+    "basic": (hardware.LEAST_CAPABILITY, basic_kernels),
+    "hopper": (hardware.HOPPER_CAPABILITY, hopper_kernels),
+    "ladder": (hardware.HOPPER_CAPABILITY, ladder_kernels),
+    "decode": (hardware.LEAST_CAPABILITY, decode_kernels),
     "softmax": (hardware.LEAST_CAPABILITY, softmax_kernels),
     "first": (hardware.LEAST_CAPABILITY, first_kernels),
-    "basic": (hardware.LEAST_CAPABILITY, basic_kernels),
-    "tuned": (hardware.TENSOR_CORE_CAPABILITY, tuned_kernels),
-    "ladder": (hardware.HOPPER_CAPABILITY, ladder_kernels),
-    "hopper": (hardware.HOPPER_CAPABILITY, hopper_kernels),
-    "decode": (hardware.LEAST_CAPABILITY, decode_kernels),
-    "variants": (hardware.LEAST_CAPABILITY, variant_kernels),
 }
 
 
@@ -287,11 +287,16 @@ def read_ptxas(log: str) -> tuple[int, int, tuple[str, ...]]:
     return int(registers[1]), sum(map(int, spills)), tuple(code for code in SERIALISED if code in log)
 
 
+Part = tuple[int, str]  # a capability, and a group of kernels
+
+
 def rows_for(capabilities: Sequence[int] = tuple(SHARED_LIMITS), groups: Sequence[str] = tuple(GROUPS)) -> list[Row]:
-    """The rows of these cards and chapters, compiled in WORKERS processes."""
-    with ThreadPoolExecutor(WORKERS) as pool:
-        found = list(pool.map(lambda part: run_worker(*part), itertools.product(capabilities, groups)))
-    return [row for rows in found for row in rows]
+    """The rows of these cards and chapters, compiled in up to WORKERS processes."""
+    parts = list(itertools.product(capabilities, groups))
+    workers = min(WORKERS, len(parts))
+    with ThreadPoolExecutor(workers) as pool:
+        found = list(pool.map(run_worker, (parts[first::workers] for first in range(workers))))
+    return [row for index in range(len(parts)) for row in found[index % workers][index // workers]]
 
 
 def compiling_environment() -> dict[str, str]:
@@ -299,19 +304,23 @@ def compiling_environment() -> dict[str, str]:
     return os.environ | {hardware.INTERPRETER_SWITCH: "0", "TRITON_ALWAYS_COMPILE": "1", "TRITON_DUMP_PTXAS_LOG": "1"}
 
 
-def worker(capability: int, group: str) -> None:
-    """Print the rows of a card and a group of kernels as JSON."""
-    least, kernels = GROUPS[group]
-    rows = compile_calls(capability, kernels(capability)) if capability >= least else ()
-    print(json.dumps([asdict(row) for row in rows]))
+def worker(parts: Sequence[Part]) -> None:
+    """Print the rows of each part as JSON."""
+    found = []
+    for capability, group in parts:
+        least, kernels = GROUPS[group]
+        rows = compile_calls(capability, kernels(capability)) if capability >= least else ()
+        found.append([asdict(row) for row in rows])
+    print(json.dumps(found))
 
 
-def run_worker(capability: int, group: str) -> list[Row]:
-    code = f"from fa_tutorial import compile_report; compile_report.worker({capability}, {group!r})"
+def run_worker(parts: Sequence[Part]) -> list[list[Row]]:
+    """The rows of each part, from a process of its own."""
+    code = f"from fa_tutorial import compile_report; compile_report.worker({parts!r})"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=compiling_environment())
     if run.returncode:
-        raise RuntimeError(f"compiling for capability {capability} failed:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
-    return [Row(**row | {"warnings": tuple(row["warnings"])}) for row in json.loads(run.stdout.splitlines()[-1])]
+        raise RuntimeError(f"compiling {parts} failed:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
+    return [[Row(**row | {"warnings": tuple(row["warnings"])}) for row in rows] for rows in json.loads(run.stdout.splitlines()[-1])]
 
 
 # ---------------------------------------------------------------- judging and printing

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("myst_nb", reason="the site's extra is not installed: `make site` installs it")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]  # one worker builds it
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 ADDRESS = "https://github.com/someone/course"
