@@ -222,10 +222,10 @@ def show_larger_tiles(programs: Programs) -> None:
     for row in json.loads(steps.STORED.read_text())["larger tiles"]:
         fit = programs(steps.LARGER[row["D"]].num_warps, row["registers"], row["shared_bytes"])
         name = row["step"] or "chapter 5"
-        counts = f"{row['tile']:>6} {row['registers']:9} {row['spilled_registers']:8} {fit:8}"
+        counts = f"{'finished' if name == 'order' else name:14} {row['tile']:>6} {row['registers']:9} {row['spilled_registers']:8} {fit:8}"
         rates = [found["tflops"] for key, found in stored_steps()[row["D"], False].items() if key in (name, f"{name}, larger tile")]
-        gain = f"{rates[0]:.0f} -> {rates[1]:.0f}{rates[1] / rates[0] - 1:+8.0%}" if len(rates) == 2 else ""
-        print(f"D = {row['D']:3}, {name:14} {counts} {gain:>27}".rstrip())
+        gain = f"{rates[0]:.0f} -> {rates[1]:.0f}{rates[1] / rates[0] - 1:+8.0%}" if len(rates) == 2 else "(below)"
+        print(f"D = {row['D']:3}, {counts} {gain:>27}")
 
 
 LARGER_TILE = "order, larger tile"  # the last row of the account's chain: the finished kernel
