@@ -9,7 +9,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from fa_tutorial import ledger
 
@@ -51,18 +51,19 @@ def roofline(ax: Axes, peak_flops: float, bandwidth: float, points: dict[str, tu
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(floor / 3, 4 * roof[-1]))
     ax.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="TFLOP/s")
     ax.figure.draw_without_rendering()  # lays the axes out, so that labels can be placed by their extents
-    labels = [place_label(ax, f"ridge: {ridge:.0f} FLOP/byte", (ridge, floor / 2), [])]
+    taken = [Bbox.from_bounds(x - 8, y - 8, 16, 16) for x, y in ax.transData.transform([(x, y / 1e12) for x, y in points.values()])]
+    place_label(ax, f"ridge: {ridge:.0f} FLOP/byte", (ridge, floor / 2), taken)
     colours = [colour for name, colour in COLOURS.items() if name not in ("black", "yellow")]
     for (name, (intensity, flops)), colour, marker in zip(
         points.items(), itertools.cycle(colours), itertools.cycle("osD^vP*"), strict=False
     ):
         ax.plot([intensity], [flops / 1e12], color=colour, marker=marker, markersize=9, linestyle="none")
-        labels.append(place_label(ax, name, (intensity, flops / 1e12), labels))
+        place_label(ax, name, (intensity, flops / 1e12), taken)
 
 
-def place_label(ax: Axes, text: str, point: tuple[float, float], others: list[Text]) -> Text:
-    """Write `text` beside `point` (data coordinates), at the first of six places that is inside the axes and free of `others`."""
-    frame, taken = ax.get_window_extent(), [other.get_window_extent() for other in others]
+def place_label(ax: Axes, text: str, point: tuple[float, float], taken: list[Bbox]) -> None:
+    """Write `text` beside `point` (data coordinates), at the first of six places that is inside the axes and free of what is `taken`, and take it."""
+    frame = ax.get_window_extent()
     label = ax.annotate(text, point, xytext=(0, 0), textcoords="offset points", va="center")
     label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # a label may lie on the ridge's line
     for dx, dy in ((9, -9), (9, 9), (-9, 9), (-9, -9), (9, -25), (-9, 25)):
@@ -71,7 +72,7 @@ def place_label(ax: Axes, text: str, point: tuple[float, float], others: list[Te
         inside = frame.x0 <= extent.x0 and extent.x1 <= frame.x1 and frame.y0 <= extent.y0 and extent.y1 <= frame.y1
         if inside and not any(extent.overlaps(other) for other in taken):
             break
-    return label
+    taken.append(label.get_window_extent())
 
 
 def explore(name: str):

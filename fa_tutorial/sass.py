@@ -138,17 +138,18 @@ def sass_of(compiled) -> str:
 
 
 def chapter_8() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What each step of chapter 8's forward compiles to with steps.TILE, and three of them, full, with steps.LARGER. Interpreter off."""
+    """What each step of chapter 8's forward compiles to with steps.TILE, and some of them, full, with steps.LARGER. Interpreter off."""
     with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
         kinds = itertools.product((64, 128), (False, True), ("", *steps.STEPS))
         rows = [_step_row(launched, D, is_causal, step, steps.TILE) for D, is_causal, step in kinds]
-        kinds = itertools.product(steps.LARGER.items(), ("", "round up", "order"))
+        kinds = itertools.product(steps.LARGER.items(), ("", "round up", "descriptors", "order"))
         larger = [{"tile": f"{tile.block_m}x{tile.block_n}"} | _step_row(launched, D, False, step, tile) for (D, tile), step in kinds]
         return rows, larger
 
 
 def _step_row(launched: list, D: int, is_causal: bool, step: str, tile: TileConfig) -> dict[str, Any]:
-    """Registers a thread, bytes of shared memory, bytes spilled (stores and loads), and instructions: all, and those of the loop without a mask.
+    """Registers a thread, and those spilled, as the driver counts them: the stack frame; bytes of shared memory; instructions: all, and those of the
+    loop without a mask.
 
     "code" is a digest of that loop's instructions in their order.
     """
@@ -156,8 +157,9 @@ def _step_row(launched: list, D: int, is_causal: bool, step: str, tile: TileConf
     _, compiled, log = launched.pop()
     sass = sass_of(compiled)
     loop = inner_loop(sass)
-    registers, spilled, _ = compile_report.read_ptxas(log)
-    row = {"step": step, "D": D, "is_causal": is_causal, "registers": registers, "spilled_bytes": spilled}
+    registers, _, _ = compile_report.read_ptxas(log)
+    spilled = int(re.search(r"(\d+) bytes stack frame", log)[1]) // 4
+    row = {"step": step, "D": D, "is_causal": is_causal, "registers": registers, "spilled_registers": spilled}
     row |= {"shared_bytes": compiled.metadata.shared, "instructions": len(INSTRUCTION.findall(sass)), "loop": len(loop)}
     row["code"] = hashlib.sha256(" ".join(loop).encode()).hexdigest()[:8]
     return row | {name: sum(op.startswith(name) for op in loop) for name in ("FMUL", "FSETP", "MUFU.EX2")}

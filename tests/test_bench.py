@@ -493,6 +493,20 @@ def test_chapter_8s_steps_run_in_turns(monkeypatch):
     assert all(row["ms"] if name in outputs else row["reason"] for name, row in rows.items()) and "tile" in rows["tuned"]
 
 
+def test_chapter_8s_steps_run_with_a_tile(monkeypatch):
+    monkeypatch.setattr(chapter_8, "timed_in_turns", lambda calls, flops: {name: {"o": call()[0]} for name, call in calls.items()})
+    shape = Shape(1, 2, 2, 70, 70, 64, True)
+    rows = chapter_8._in_turns.__wrapped__(shape, chapter_8.LARGER_STEPS, steps.LARGER[64])
+    assert tuple(rows) == chapter_8.LARGER_STEPS and {row["tile"] for row in rows.values()} == {"64x128, 4 warps, 2 stages"}
+    assert all(torch.allclose(row["o"].float(), rows["order"]["o"].float(), atol=2e-3) for row in rows.values())
+
+
+def test_what_chapter_8_shows_of_a_run_of_its_own_is_stored():
+    stored = results.read(results.FOLDER / "h200.json")["kernels"]
+    wanted = itertools.chain(chapter_8.larger_cases(), chapter_8.order_cases(), chapter_8.memory_cases())
+    assert all(sweep.is_done(about, stored) for about, _ in wanted)
+
+
 def test_a_tiles_stored_rate_is_that_of_the_last_step_with_this_tile():
     """Full and causal, as far as they are stored: a tile measured without its mask would have half the rate."""
     rows = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] in ("tile", "step")]

@@ -151,6 +151,34 @@ def steps_report(D: int, is_causal: bool) -> dict[str, dict[str, Any]]:
     return stored_steps()[D, is_causal]
 
 
+LARGER_STEPS = ("round up", "descriptors", "load ahead", "order")
+LONGEST_FIRST = ("load ahead", "order")  # causal programs as they come, and the longest first
+SHORT_GRIDS = ((16, 2048), (8, 4096), (2, 16_384), (8, 16_384))  # heads, S
+
+
+def larger_cases() -> Iterator[Measurement]:
+    """LARGER_STEPS with steps.LARGER, in turns, at S = 512 and 4,096."""
+    for shape, step in itertools.product(literature((512, 4096)), LARGER_STEPS):
+        yield (
+            about(8, "larger", step, **vars(shape)),
+            lambda shape=shape, step=step: _in_turns(shape, LARGER_STEPS, steps.LARGER[shape.D])[step],
+        )
+
+
+def order_cases() -> Iterator[Measurement]:
+    """LONGEST_FIRST with steps.TILE, in turns, where one sequence has few programs: causal, B = 1."""
+    for D, (H, S), step in itertools.product((64, 128), SHORT_GRIDS, LONGEST_FIRST):
+        shape = Shape(1, H, H, S, S, D, True)
+        yield about(8, "order", step, **vars(shape)), lambda shape=shape, step=step: _in_turns(shape, LONGEST_FIRST, steps.TILE)[step]
+
+
+@functools.cache
+def _in_turns(shape: Shape, names: tuple[str, ...], tile: TileConfig) -> dict[str, dict[str, Any]]:
+    q, k, v = inputs(shape)
+    calls = {step: partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, step=step, tile=tile) for step in names}
+    return {step: row | {"tile": in_words(tile)} for step, row in timed_in_turns(calls, flops=flops_of(shape)).items()}
+
+
 POINTS = list(itertools.product((64, 128), (False, True)))  # D, is_causal
 COUNTS = ("loop", "instructions", "registers", "programs")
 
@@ -189,35 +217,49 @@ def show_numbers(step: str, programs: Programs) -> None:
 
 
 def show_larger_tiles(programs: Programs) -> None:
-    """Print what steps.LARGER costs three of the kernels, and gains on the H200; full attention."""
-    print(f"{'full':23} {'tile':>6} {'registers':>9} {'spilled bytes':>13} {'programs':>8} {'TFLOP/s with 64x64, and so':>27}")
+    """Print what steps.LARGER costs four of the kernels; for those that step_cases times with it, what it gains on the H200. Full attention."""
+    print(f"{'full':23} {'tile':>6} {'registers':>9} {'spilled':>8} {'programs':>8} {'TFLOP/s with 64x64, and so':>27}")
     for row in json.loads(steps.STORED.read_text())["larger tiles"]:
         fit = programs(steps.LARGER[row["D"]].num_warps, row["registers"], row["shared_bytes"])
         name = row["step"] or "chapter 5"
-        small, large = (stored_steps()[row["D"], False][key]["tflops"] for key in (name, f"{name}, larger tile"))
-        counts = f"{row['tile']:>6} {row['registers']:9} {row['spilled_bytes']:13} {fit:8}"
-        print(f"D = {row['D']:3}, {name:14} {counts} {f'{small:.0f} -> {large:.0f}':>18} {large / small - 1:+8.0%}")
+        counts = f"{'finished' if name == 'order' else name:14} {row['tile']:>6} {row['registers']:9} {row['spilled_registers']:8} {fit:8}"
+        rates = [found["tflops"] for key, found in stored_steps()[row["D"], False].items() if key in (name, f"{name}, larger tile")]
+        gain = f"{rates[0]:.0f} -> {rates[1]:.0f}{rates[1] / rates[0] - 1:+8.0%}" if len(rates) == 2 else "(below)"
+        print(f"D = {row['D']:3}, {counts} {gain:>27}")
+
+
+LARGER_TILE = "order, larger tile"  # the last row of the account's chain: the finished kernel
+WORDS = {
+    LARGER_TILE: "a larger tile",
+    "basic": "chapter 5, its own tile",
+    "tuned": "tuned",
+    "sdpa_flash": "SDPA flash",
+    "sdpa_cudnn": "cuDNN",
+}
 
 
 def draw_account(account: dict[tuple[int, bool], dict[str, dict[str, Any]]]) -> Figure:
-    """A panel for each point of `account`, (D, is_causal) -> steps_report(D, is_causal): rates in % of chapter 5's with steps.TILE, changes as bars."""
-    names = [*STEP_OF, *LARGER_STEP_OF, *WHOLE]
-    figure = Figure(figsize=(10, 6))
-    panels = figure.subplots(1, len(account), sharex=True, sharey=True)
+    """A panel for each point of `account`, (D, is_causal) -> steps_report(D, is_causal), in TFLOP/s: what each step changes, and then WHOLE."""
+    figure = Figure(figsize=(10, 5.2))
+    panels = figure.subplots(1, len(account), sharey=True)
+    chain = (*STEP_OF, LARGER_TILE)
+    places = {name: y for y, name in enumerate(chain)} | {"basic": 9.6, "tuned": 10.6, "sdpa_flash": 12.2, "sdpa_cudnn": 13.2}
     for ax, ((D, is_causal), found) in zip(panels, account.items(), strict=True):
-        rates = {name: found[name].get("tflops") for name in names}
+        rates = {name: found[name]["tflops"] for name in places if found[name].get("tflops")}  # without what has no kernel on this card
         before = rates["chapter 5"]
-        for y, (name, rate) in enumerate(rates.items()):
-            if rate is None:  # it has no kernel on this card
-                continue
-            old, new = (100 * x / rates["chapter 5"] for x in (before, rate))
-            if name in STEP_OF:
-                ax.barh(y, new - old, left=old, color="tab:green" if new > old else "tab:red", height=0.7)
-                before = rate
-            ax.plot(new, y, "ko", markersize=4)
-            ax.annotate(f"  {rate:.0f}", (max(new, old) if name in STEP_OF else new, y), va="center")
-        ax.set(title=f"D = {D}, {mask(is_causal)}", xlabel="% of chapter 5", xmargin=0.3)
-    panels[0].set_yticks(range(len(names)), names)
+        for name, rate in rates.items():
+            y, change = places[name], ""
+            if name in chain:
+                ax.barh(y, rate - before, left=before, color="tab:green" if rate > before else "tab:red", height=0.7)
+                change = f" ({rate - before:+.0f})" if y else ""
+            ax.plot(rate, y, "o" if name in chain else "s" if name in ("basic", "tuned") else "D", color="black", markersize=4)
+            ax.annotate(f"  {rate:.0f}{change}", (max(rate, before) if name in chain else rate, y), va="center")
+            before = rate if name in chain else before
+        for y in (8.8, 11.4):
+            ax.axhline(y, color="grey", linewidth=0.8)
+        ax.set(title=f"D = {D}, {mask(is_causal)}", xlabel="TFLOP/s", xmargin=0.2)
+        ax.grid(axis="y", visible=False)
+    panels[0].set_yticks(list(places.values()), [WORDS.get(name, name) for name in places])
     panels[0].invert_yaxis()
     return figure
 
@@ -395,8 +437,9 @@ def settled(call: Callable[[], Any], flops: int) -> dict[str, Any]:
 # Nsight Compute's sections, and which of their metrics are kept: time, how busy pipes, memories and schedulers are, warps that are there.
 SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "SchedulerStats", "Occupancy", "LaunchStats")
 KEPT = re.compile(
-    r"time_duration\.sum|pipe_(tensor|xu|fma|alu).*\.avg\.pct|(sm|lts|dram)__throughput\.avg\.pct|gpu__dram_throughput\.avg\.pct|issue_active\.avg\.pct|warps_active\.avg\.pct"
+    r"time_duration\.sum|pipe_(tensor|xu|fma|alu).*\.avg\.pct|(sm|lts|dram)__throughput\.avg\.pct|gpu__dram_throughput\.avg\.pct|dram__bytes_(read|write)\.sum|issue_active\.avg\.pct|warps_active\.avg\.pct"
 )
+MEMORY = "dram__bytes_read.sum,dram__bytes_write.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,gpu__time_duration.sum"
 PROFILED = {  # provider, mode -> the kernel's name
     ("tuned", "fwd"): "forward_kernel",
     ("hopper", "fwd"): "forward_kernel",
@@ -414,13 +457,14 @@ def counter_cases() -> Iterator[Measurement]:
         yield about(8, "counters", provider, **vars(POINT)) | {"mode": what}, partial(counter_row, provider, what, kernel)
 
 
-def counter_row(provider: str, what: str, kernel: str, shape: Shape = POINT) -> dict[str, Any]:
-    """The counters of one launch of the kernel whose name matches `kernel`. what: "fwd", or any part of the backward."""
+def counter_row(provider: str, what: str, kernel: str, shape: Shape = POINT, metrics: str = "") -> dict[str, Any]:
+    """The counters of one launch of the kernel whose name matches `kernel`: those of SECTIONS, or `metrics`. what: "fwd", or any part of the backward."""
     ncu = shutil.which("ncu")
     if ncu is None:
         return {"reason": "ncu is not installed"}
     command = [ncu, "--csv", "--page", "raw", "--kernel-name", f"regex:{kernel}", "--launch-skip", "30", "--launch-count", "1"]
-    command += [word for section in SECTIONS for word in ("--section", section)] + [sys.executable, "-c"]
+    wanted = ["--print-units", "base", "--metrics", metrics] if metrics else [word for name in SECTIONS for word in ("--section", name)]
+    command += [*wanted, sys.executable, "-c"]
     command += [f"from fa_tutorial.bench import chapter_8; chapter_8.launch({provider!r}, {what != 'fwd'}, {astuple(shape)})"]
     run = subprocess.run(command, capture_output=True, text=True)
     lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
@@ -428,6 +472,12 @@ def counter_row(provider: str, what: str, kernel: str, shape: Shape = POINT) -> 
         return {"reason": f"ncu measured nothing: {(run.stdout + run.stderr).strip().splitlines()[-1:]}"}
     values = pd.read_csv(io.StringIO(f"{lines[0]}\n{lines[-1]}"), thousands=",").iloc[0]
     return {name: float(value) for name, value in values.items() if KEPT.search(name)}
+
+
+def memory_cases() -> Iterator[Measurement]:
+    """Bytes that chapter 5's forward and the tuned one read from HBM and write there, and how busy HBM is, at POINT. Needs ncu, as counter_cases."""
+    for provider, kernel in (("basic", "flash_forward_kernel"), ("tuned", "forward_kernel")):
+        yield about(8, "memory", provider, **vars(POINT)), partial(counter_row, provider, "fwd", kernel, metrics=MEMORY)
 
 
 def launch(provider: str, backward: bool, shape: tuple) -> None:
@@ -445,4 +495,5 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True))
-    return itertools.chain(step_cases(), tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases())
+    of_steps = itertools.chain(step_cases(), larger_cases(), order_cases())
+    return itertools.chain(of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases())

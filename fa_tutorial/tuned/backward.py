@@ -40,22 +40,22 @@ def prepare_kernel(o, do, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, H_q, S_q, D, B
 
 
 @triton.jit
-def add_to_dkdv(k_tile, v_tile, dk, dv, q, do, lse2_ptr, delta_ptr, b, h, start_m, first_seeing, S_q, D, scale_log2,
-                MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+def add_to_dkdv(k_tile, v_tile, dk, dv, q, do, lse2_ptr, delta_ptr, b, h, start_m, first_seeing,
+                S_q, D, scale_log2, MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """backward.add_to_dkdv in base 2."""
+    offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     do_tile = load_tile(do, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     lse2 = tl.load(lse2_ptr + offs_m)  # [BLOCK_M]
     delta = tl.load(delta_ptr + offs_m)  # [BLOCK_M]
     s_t = dot(k_tile, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M], not scaled
-    dp_t = dot(v_tile, tl.trans(do_tile))  # [BLOCK_N, BLOCK_M]
+    dp_t = dot(v_tile, tl.trans(do_tile))  # [BLOCK_N, BLOCK_M], (7.1)
     p_t = tl.exp2(s_t * scale_log2 - lse2[None, :])  # [BLOCK_N, BLOCK_M]
     if MASK:
         p_t = tl.where(offs_m[None, :] >= first_seeing[:, None], p_t, 0.0)
-    dv = dot(p_t.to(do_tile.dtype), do_tile, dv)  # (6.8)
-    ds_t = p_t * (dp_t - delta[None, :])  # [BLOCK_N, BLOCK_M]
-    dk = dot(ds_t.to(q_tile.dtype), q_tile, dk)  # (6.12)
+    dv = dot(p_t.to(do_tile.dtype), do_tile, dv)  # [BLOCK_N, BLOCK_D], (6.8)
+    ds_t = p_t * (dp_t - delta[None, :])  # [BLOCK_N, BLOCK_M], (6.10)
+    dk = dot(ds_t.to(q_tile.dtype), q_tile, dk)  # [BLOCK_N, BLOCK_D], (6.12)
     return dk, dv
 
 

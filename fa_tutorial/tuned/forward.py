@@ -35,13 +35,13 @@ def attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_lo
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         s = tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf"))
     row_max = tl.max(s, axis=1)  # [BLOCK_M]
-    m_new = tl.maximum(m, tl.maximum(row_max * (scale_log2 * UP), row_max * (scale_log2 * DOWN)))  # [BLOCK_M]
+    m_new = tl.maximum(m, tl.maximum(row_max * (scale_log2 * UP), row_max * (scale_log2 * DOWN)))
     shift = m_new
     if MASK:  # only here can a row have seen nothing yet
         shift = tl.where(m_new == -float("inf"), 0.0, m_new)
     p = tl.exp2(s * scale_log2 - shift[:, None])  # [BLOCK_M, BLOCK_N]
     alpha = tl.exp2(m - shift)  # [BLOCK_M]
-    acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]; before the wait for v, so that it runs beside the exponentials
+    acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]
     v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
     acc = dot(p.to(v_tile.dtype), v_tile, acc)
     return m_new, alpha * l + tl.sum(p, axis=1), acc
@@ -78,8 +78,8 @@ def forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, sc
         last_seen = offs_m + (S_k - S_q)
         full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
         end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
-    # Full: one ragged tile at most, so nothing to load ahead. With stages ptxas, NVIDIA's assembler, would make matmuls of pointer tiles wait for each
-    # other (its warning C7515).
+    # Full: one ragged tile at most, so nothing to load ahead. With stages ptxas, NVIDIA's assembler,
+    # would make matmuls of pointer tiles wait for each other (its warning C7515).
     TAIL_STAGES: tl.constexpr = None if IS_CAUSAL else 1
     for start_n in range(0, full, BLOCK_N):
         m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_log2, False, BLOCK_N, BLOCK_D)

@@ -150,14 +150,16 @@ def _display(text: str) -> None:
 
 def kernel(step: str = "", **functions: Callable):
     """The kernel after `step`. functions: jitted functions that take the place of its own, softmax_step for one."""
-    return _kernel(step, source(step), tuple(functions.items()))
+    names = list(STEPS)[: list(STEPS).index(step) + 1] if step else []
+    edits = tuple(tuple(map(tuple, STEPS[name])) for name in names)  # a step that is edited again is made again
+    return _kernel(step, edits, tuple(functions.items()))
 
 
-@functools.cache
-def _kernel(step: str, text: str, functions: tuple):
+@functools.cache  # while it is timed, a call must not take longer than its kernel
+def _kernel(step: str, edits: tuple, functions: tuple):
     file = f"<chapter 8, {step or 'chapter 5'}{''.join(f', your {name}' for name, _ in functions)}>"
     names = vars(chapter_5) | {name: getattr(forward, name) for name in ("LOG2_E", "LN_2", "UP", "DOWN", "grouped_tile_device")}
-    names = jitted(text, names, file)
+    names = jitted(source(step), names, file)
     names.update(functions)  # a kernel looks its functions up when it is first launched
     return names["flash_forward_kernel"]
 

@@ -58,8 +58,9 @@ def flash_forward_descriptor_kernel(
 
 _ROWS = "a tile's coordinate counts rows, not tiles"
 _START = "a program's rows start at row_block · BLOCK_M"
-_OWN = "b and h are coordinates of their own, 0 and 1; h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
-_FLAT = "a row past S is no row of the next head: what a descriptor's shape does not hold is 0"
+_WHERE = "h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
+_OWN = f"b and h are coordinates of their own, 0 and 1; {_WHERE}"
+_FLAT = "a row past S is 0, and not a row of the next head"
 _BLOCKS = "a head has tl.cdiv(S_q, BLOCK_M) row blocks, and the descriptor drops what a store puts past S_q"
 _GROWS = "is not rescaled when the maximum grows"
 MISTAKES = {
@@ -104,7 +105,8 @@ MISTAKES = {
     **{f"zero {names} {dim}": f"{words} of {what} 0: {_OWN}; {_FLAT}"
        for dim, what in ((1, "head 1 are"), (0, "batch entry 1 are"), (2, "all heads but the first are"))
        for names, words in (("kv", "k and v"), ("q", "the rows of q"))},
-    **{f"stored o {dim}": f"only {what} 0 of o is stored: {_OWN}; {_FLAT}" for dim, what in ((1, "head"), (0, "batch entry"))},
+    **{f"stored o {dim}": f"only {what} 0 of o is stored. Are b and h swapped, or is one missing? {_WHERE}. And {_FLAT}"
+       for dim, what in ((1, "head"), (0, "batch entry"))},
     **{f"swap {names}": f"batch and head are exchanged in {words}: // H gives b, % H gives h"
        for names, words in (("kv", "k and v"), ("k", "k"), ("v", "v"), ("q", "q"), ("qkv", "q, k and v, or in o"))},
     "half_o": "o is rounded to fp16: its dtype is o_desc.dtype",
