@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draw.drawing import DARK, HEAD, MASKED, WIDTH, box, canvas, grid, image, legend, outline, write
+from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
 
 # ---------------------------------------------------------------- the file with the forward kernels
 
@@ -38,7 +39,7 @@ def draw_kernel_lines() -> Figure:
     draw_parts(ax, KERNEL, first, last, left, 1.77, wide)
     per_line = wide / (last - first)
     for start, end in YOURS:
-        box(ax, left + (start - first) * per_line, 2.37, (end + 1 - start) * per_line, 0.3, colour="black", share=0.85)
+        ax.fill_between((left + (start - first) * per_line, left + (end + 1 - first) * per_line), 2.37, 2.67, color="black", linewidth=0)
     outline(ax, left, 2.37, wide, 0.3, line=1)
     write(ax, left, 3.12, f"the same {last - first} lines, sorted by what they do", HEAD, ha="left", weight="bold")
     assert sum(count for _, count, _, _ in KINDS) == last - first
@@ -64,16 +65,17 @@ def draw_parts(ax: Axes, parts: tuple, first: int, last: int, left: float, top: 
 # ---------------------------------------------------------------- windows
 
 S, BLOCK, SIDE = 16, 4, 0.168
-WINDOWS = ((-1, 0), (7, 0), (7, 3))  # (left, right); a left of −1 is no limit
+WINDOWS = ((-1, 0), (7, 3), (1, 1))  # (left, right); a left of −1 is no limit
+NUMBERED = 2  # the block of rows whose bounds are written under the drawing
 
 
 @image("12_window_tiles.png")
 def draw_window_tiles() -> Figure:
-    """Tiles of three windows, whole, masked and skipped: causal alone, seven keys back, and seven back with three ahead."""
-    figure, ax = canvas(4.3)
+    """Tiles of three windows, whole, masked and skipped: causal alone, seven keys back with three ahead, and one key on each side."""
+    figure, ax = canvas(4.9)
     for column, (left, right) in enumerate(WINDOWS):
-        draw_window(ax, 0.15 + column * 3.0, 0.75, left, right)
-    legend(ax, 3.9, (
+        draw_window(ax, 0.15 + column * 3.0, 0.95, left, right)
+    legend(ax, 4.5, (
         (0.15, {"colour": "sky", "share": 0.6}, "whole: no mask"),
         (2.1, {"colour": "orange", "share": 0.7}, "masked tile, seen"),
         (4.3, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "masked tile, hidden"),
@@ -98,11 +100,16 @@ def draw_window(ax: Axes, x: float, top: float, left: int, right: int) -> None:
         return {"colour": "orange", "share": 0.7} if seen[row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
 
     name = "no limit" if left < 0 else f"{left}"
-    write(ax, x, 0.25, f"left {name}, right {right}", HEAD, ha="left", weight="bold")
+    write(ax, x, 0.2, f"left {name}, right {right}", HEAD, ha="left", weight="bold")
     grid(ax, x, top, S, S, SIDE, look)
     for row in range(0, S, BLOCK):
         for col in range(0, S, BLOCK):
             outline(ax, x + col * SIDE, top + row * SIDE, BLOCK * SIDE, BLOCK * SIDE, line=1.3)
     counts = int(whole.sum()), int((touched & ~whole).sum()), int((~touched).sum())
-    write(ax, x, 0.53, "{} whole, {} masked, {} skipped".format(*counts), ha="left")
+    write(ax, x, 0.46, "{} whole, {} masked, {} skipped".format(*counts), ha="left")
+    write(ax, x, 0.76, "queries ↓, keys →", ha="left")
+    start, full_0, full_1, end = window_tiles(NUMBERED, BLOCK, BLOCK, S, S, left, right)
+    outline(ax, x, top + NUMBERED * BLOCK * SIDE, S * SIDE, BLOCK * SIDE, line=3)
+    write(ax, x, top + S * SIDE + 0.25, f"thick: start = {start}, end = {end},", ha="left")
+    write(ax, x, top + S * SIDE + 0.52, f"full_0 = {full_0}, full_1 = {full_1}", ha="left")
     assert x + S * SIDE < WIDTH

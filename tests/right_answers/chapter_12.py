@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
+
 
 def masking_steps_with_ceil(block_m, block_n, is_causal, is_local, is_even):
     masked = is_causal or is_local
@@ -27,7 +29,27 @@ def tiles_by_the_keys_of_all_and_any(row_block, block_m, block_n, S_q, S_k, left
     return start, full, full, end
 
 
+def tiles_with_the_empty_middle_at_full_1(row_block, block_m, block_n, S_q, S_k, left, right):
+    start, full_0, full_1, end = window_tiles(row_block, block_m, block_n, S_q, S_k, left, right)
+    if right >= 0:
+        full_1 = max(0, min(S_k, row_block * block_m + 1 + S_k - S_q + right)) // block_n
+    return start, min(full_0, full_1), full_1, end
+
+
+def tiles_with_the_empty_middle_at_the_start(*args):
+    start, full_0, full_1, end = window_tiles(*args)
+    return (start, start, start, end) if full_0 == full_1 else (start, full_0, full_1, end)
+
+
+def tiles_with_the_empty_middle_at_the_end(*args):
+    start, full_0, full_1, end = window_tiles(*args)
+    return (start, end, end, end) if full_0 == full_1 else (start, full_0, full_1, end)
+
+
 RIGHT_ANSWERS = (
     ("12.1", masking_steps_with_ceil),
     ("12.2", tiles_by_the_keys_of_all_and_any),
+    ("12.2", tiles_with_the_empty_middle_at_full_1),
+    ("12.2", tiles_with_the_empty_middle_at_the_start),
+    ("12.2", tiles_with_the_empty_middle_at_the_end),
 )

@@ -41,6 +41,10 @@ def tiles_without_end(row_block, block_m, block_n, S_q, S_k, left, right):
     return tiles_in_floats(row_block, block_m, block_n, S_q, S_k, left, right)[:3]
 
 
+def tiles_without_a_limit_of_0(row_block, block_m, block_n, S_q, S_k, left, right):
+    return window_tiles(row_block, block_m, block_n, S_q, S_k, left if left > 0 else -1, right)
+
+
 WRONG_ANSWERS = (
     ("12.1", steps_in_floats, "blocks of 128 x 48"),
     ("12.1", steps_of_the_diagonal_alone, "a window always takes one more"),
@@ -54,4 +58,5 @@ WRONG_ANSWERS = (
         "S_k − S_q is missing: the last row is aligned with the last key: window_tiles(3, 4, 2, 32, 45, 9, 4)",
     ),
     ("12.2", tiles_without_end, "returns a tuple of 3"),
+    ("12.2", tiles_without_a_limit_of_0, "left = 0 or right = 0 is taken for no limit"),
 )
