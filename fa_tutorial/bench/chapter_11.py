@@ -1,5 +1,5 @@
-"""What chapter 11 measures on a GPU: decoding by each provider, by the number of splits, and by the number of new tokens; and chapter 5's
-kernel with a tile of fewer rows.
+"""What chapter 11 measures on a GPU: decoding by each provider, by the number of splits, and by the number of new tokens, and chapter 5's
+kernel with a tile of fewer rows; and a plain read of the same bytes.
 
 Every call is replayed from a CUDA graph, as a server does it: it takes the GPU tens of microseconds, and the host longer to launch it. gb_s counts
 the bytes of the live keys and values, each once.
@@ -62,6 +62,18 @@ def row_cases() -> Iterator[Measurement]:
         yield about(11, "rows", "basic", **vars(shape)) | {"block_m": 16}, partial(_rows_row, shape, 16)
 
 
+def read_cases() -> Iterator[Measurement]:
+    """A plain read of as many numbers as one sequence's keys and values have: PyTorch's sum of them."""
+    for S in (4096, 32_768, 131_072):
+        shape = shape_of(1, S)
+        yield about(11, "read", "torch", **vars(shape)), partial(_read_row, shape)
+
+
+def _read_row(shape: Shape) -> dict[str, Any]:
+    x = randn(2, shape.B, shape.H_k, shape.S_k, shape.D)
+    return _row(x.sum, x.nbytes)
+
+
 def _decode_row(provider: str, shape: Shape, splits: int | None = None) -> dict[str, Any]:
     return _row(*call_of(provider, shape, splits))
 
@@ -109,4 +121,4 @@ def basic_call_of(shape: Shape, block_m: int) -> tuple[Callable[[], Any], int]:
 
 
 def cases() -> Iterator[Measurement]:
-    return itertools.chain(decode_cases(), split_cases(), token_cases(), row_cases())
+    return itertools.chain(decode_cases(), split_cases(), token_cases(), row_cases(), read_cases())
