@@ -155,10 +155,10 @@ def test_lines_break_where_python_allows_it(text, shown):
 def test_specialised_takes_the_branches_that_compile():
     text = textwrap.dedent(
         """\
-        def f(x, A: gl.constexpr, C: gl.constexpr, B: gl.constexpr = False):
+        def f(x, A: gl.constexpr, BIG: gl.constexpr, B: gl.constexpr = False):
             y = x if B else g(x, A)  # ᵀ
             if A and not B:
-                if C:
+                if BIG:
                     y += 1
             else:
                 y = 0
@@ -167,5 +167,5 @@ def test_specialised_takes_the_branches_that_compile():
             return h(y, 2 if A else 1)
         """
     )
-    wanted = "def f(x, C: gl.constexpr):\n    y = g(x, True)  # ᵀ\n    if C:\n        y += 1\n    return h(y, 2)\n"
+    wanted = "def f(x, BIG: gl.constexpr):\n    y = g(x, True)  # ᵀ\n    if BIG:\n        y += 1\n    return h(y, 2)\n"
     assert source.specialised(text, A=True, B=False) == wanted
