@@ -96,7 +96,7 @@ PROFILED = {  # as chapter_8.PROFILED
 
 
 def busy_cases() -> Iterator[Measurement]:
-    """chapter_8's counters of each kernel of PROFILED, D = 64 and 128, full, S = 4,096, where chapter 8 has none: not stored yet.
+    """chapter_8's counters of each kernel of PROFILED, D = 64 and 128, full, S = 4,096, where chapter 8 has none: only cuDNN's backward, D = 128, is stored.
 
     Needs Nsight Compute (ncu).
     """
@@ -112,6 +112,7 @@ def busy_cases() -> Iterator[Measurement]:
 POINTS = GRIDS["points"]
 PEERS = ("tuned", "sdpa_cudnn", "flash_attn_4")
 TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+ELAPSED = TENSOR.replace("sustained_active", "sustained_elapsed")  # of the whole time, with the beginning and the end
 PARTS = {
     "tensor cores": TENSOR,
     "exponentials": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
@@ -179,8 +180,17 @@ def print_published(card: dict[str, Any]) -> None:
 def profiled_mhz(card: dict[str, Any], provider: str) -> float:
     """The clock at which the profiler ran a forward: its FLOPs over its time and the tensor cores' busy share of it."""
     row, flops = counters(card, provider, "fwd"), Case(provider, "fwd", "fp16", chapter_8.POINT).flops()
-    busy = row[TENSOR.replace("sustained_active", "sustained_elapsed")] / 100
+    busy = row[ELAPSED] / 100
     return 1e3 * flops / row["gpu__time_duration.sum"] / (busy * TENSOR_FLOPS * card["provenance"]["multiprocessors"])
+
+
+def print_matmuls(card: dict[str, Any], provider: str = "sdpa_cudnn") -> None:
+    """How busy the tensor cores are in a backward under the profiler, and how busy five or seven matmuls would make them in its time."""
+    row = results.select(card["kernels"], kernel="busy", provider=provider, mode="bwd", D=128).iloc[0]
+    peak = profiled_mhz(card, provider) * TENSOR_FLOPS * card["provenance"]["multiprocessors"] / 1e6  # TFLOP/s
+    five = Case(provider, "bwd", "fp16", chapter_8.POINT).flops() / row["gpu__time_duration.sum"] / 1e3
+    print(f"{provider}'s backward under the profiler: {five / peak:.0%} of the peak by five matmuls,", end=" ")
+    print(f"{1.4 * five / peak:.0%} by seven; tensor cores busy {row[ELAPSED]:.0f}%")
 
 
 def settled_table(card: dict[str, Any]) -> pd.DataFrame:
