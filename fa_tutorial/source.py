@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import linecache
 import re
@@ -23,7 +24,9 @@ def unwrapped(thing: Any) -> Any:
 
 
 def source_of(thing: Any) -> str:
-    """Source text of a function, class or Triton kernel, with its decorators."""
+    """Source text of a function, class or Triton kernel, with its decorators; a text as it is."""
+    if isinstance(thing, str):
+        return thing
     return textwrap.dedent(inspect.getsource(unwrapped(thing))).rstrip()
 
 
@@ -44,6 +47,42 @@ def excerpt(thing: Any, start: str, end: str | None = None) -> str:
     first = _find(lines, start, 0, thing)
     last = first if end is None else _find(lines, end, first, thing)
     return textwrap.dedent("\n".join(lines[first : last + 1]))
+
+
+def specialised(thing: Any, **constants: Any) -> str:
+    """The source as these constexprs compile it: of each choice that they decide the branch that is taken, and no such parameters."""
+    text = source_of(thing)
+    for name in constants:
+        text = re.sub(rf",\s*{name}: gl\.constexpr(?: = \w+)?(?=[,)])", "", text)
+    while (changed := _decided(text, constants)) is not None:
+        text = changed
+    return text
+
+
+def _decided(text: str, constants: dict[str, Any]) -> str | None:
+    """`text` with the first choice that `constants` decide, or the first of their names, replaced; None where there is none."""
+    lines = text.encode().splitlines(keepends=True)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name) and node.id in constants:
+            start, end, new = node.col_offset, node.end_col_offset, repr(constants[node.id]).encode()
+        elif not isinstance(node, ast.If | ast.IfExp) or not _names(node.test) <= constants.keys():
+            continue
+        elif isinstance(node, ast.IfExp):
+            part = node.body if eval(ast.unparse(node.test), dict(constants)) else node.orelse
+            start, end, new = node.col_offset, node.end_col_offset, ast.unparse(part).encode()
+        else:
+            part = node.body if eval(ast.unparse(node.test), dict(constants)) else node.orelse
+            kept = lines[part[0].lineno - 1 : part[-1].end_lineno] if part else []
+            lines[node.lineno - 1 : node.end_lineno] = [line[part[0].col_offset - node.col_offset :] for line in kept]
+            return b"".join(lines).decode()
+        line = lines[node.lineno - 1]
+        lines[node.lineno - 1] = line[:start] + new + line[end:]
+        return b"".join(lines).decode()
+    return None
+
+
+def _names(test: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
 
 
 def _find(lines: list[str], text: str, begin: int, thing: Any) -> int:

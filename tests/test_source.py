@@ -4,6 +4,7 @@ import ast
 import functools
 import importlib
 import inspect
+import textwrap
 
 import pytest
 
@@ -149,3 +150,22 @@ def test_what_is_shown_is_the_same_program_in_lines_that_fit(name):
 )  # fmt: skip
 def test_lines_break_where_python_allows_it(text, shown):
     assert source.fitted(text, width=24) == shown
+
+
+def test_specialised_takes_the_branches_that_compile():
+    text = textwrap.dedent(
+        """\
+        def f(x, A: gl.constexpr, BIG: gl.constexpr, B: gl.constexpr = False):
+            y = x if B else g(x, A)  # ᵀ
+            if A and not B:
+                if BIG:
+                    y += 1
+            else:
+                y = 0
+            if B:
+                y = 2
+            return h(y, 2 if A else 1)
+        """
+    )
+    wanted = "def f(x, BIG: gl.constexpr):\n    y = g(x, True)  # ᵀ\n    if BIG:\n        y += 1\n    return h(y, 2)\n"
+    assert source.specialised(text, A=True, B=False) == wanted

@@ -96,7 +96,7 @@ PROFILED = {  # as chapter_8.PROFILED
 
 
 def busy_cases() -> Iterator[Measurement]:
-    """chapter_8's counters of each kernel of PROFILED, D = 64 and 128, full, S = 4,096, where chapter 8 has none: not stored yet.
+    """chapter_8's counters of each kernel of PROFILED, D = 64 and 128, full, S = 4,096, where chapter 8 has none: only cuDNN's backward, D = 128, is stored.
 
     Needs Nsight Compute (ncu).
     """
@@ -112,6 +112,7 @@ def busy_cases() -> Iterator[Measurement]:
 POINTS = GRIDS["points"]
 PEERS = ("tuned", "sdpa_cudnn", "flash_attn_4")
 TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+ELAPSED = TENSOR.replace("sustained_active", "sustained_elapsed")  # of the whole time, with the beginning and the end
 PARTS = {
     "tensor cores": TENSOR,
     "exponentials": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
@@ -176,30 +177,72 @@ def print_published(card: dict[str, Any]) -> None:
         print(f"D = {D:3} {'':25} {ours:8.0f}{its:8.0f} {fa3:30} {cudnn:7}   {ours / its:.2f}, {fa3 / cudnn:.2f}")
 
 
-def settled_share(card: dict[str, Any], provider: str, tflops: float | None = None) -> float:
-    """Of the tensor cores' peak at the clock at which the provider settles: its own rate there, or `tflops`."""
-    row = results.select(card["kernels"], kernel="settled", provider=provider).iloc[0]
-    return (tflops or row["tflops"]) / (TENSOR_FLOPS * card["provenance"]["multiprocessors"] * row["mhz"] / 1e6)
+def profiled_mhz(card: dict[str, Any], provider: str) -> float:
+    """The clock at which the profiler ran a forward: its FLOPs over its time and the tensor cores' busy share of it."""
+    row, flops = counters(card, provider, "fwd"), Case(provider, "fwd", "fp16", chapter_8.POINT).flops()
+    busy = row[ELAPSED] / 100
+    return 1e3 * flops / row["gpu__time_duration.sum"] / (busy * TENSOR_FLOPS * card["provenance"]["multiprocessors"])
+
+
+def print_matmuls(card: dict[str, Any], provider: str = "sdpa_cudnn") -> None:
+    """How busy the tensor cores are in a backward under the profiler, and how busy five or seven matmuls would make them in its time."""
+    row = results.select(card["kernels"], kernel="busy", provider=provider, mode="bwd", D=128).iloc[0]
+    peak = profiled_mhz(card, provider) * TENSOR_FLOPS * card["provenance"]["multiprocessors"] / 1e6  # TFLOP/s
+    five = Case(provider, "bwd", "fp16", chapter_8.POINT).flops() / row["gpu__time_duration.sum"] / 1e3
+    print(f"{provider}'s backward under the profiler: {five / peak:.0%} of the peak by five matmuls,", end=" ")
+    print(f"{1.4 * five / peak:.0%} by seven; tensor cores busy {row[ELAPSED]:.0f}%")
+
+
+def settled_table(card: dict[str, Any]) -> pd.DataFrame:
+    """Where each settles at the power limit: TFLOP/s, MHz, W, and FLOPs a multiprocessor does in a cycle. chapter_8's rows have tuned."""
+    rows = {
+        "tuned": ("clock", "tuned"),
+        "cuDNN": ("settled", "sdpa_cudnn"),
+        "hopper": ("settled", "hopper"),
+        "a plain matmul": ("settled", "matmul"),
+    }
+    found = {name: results.select(card["kernels"], kernel=kernel, provider=provider).iloc[0] for name, (kernel, provider) in rows.items()}
+    table = pd.DataFrame({name: row[["tflops", "mhz", "watts"]] for name, row in found.items()}).T.astype(float)
+    return table.assign(a_cycle=table["tflops"] * 1e6 / table["mhz"] / card["provenance"]["multiprocessors"])
+
+
+def print_settled(card: dict[str, Any]) -> None:
+    print(f"forward, D = 128, S = 4,096     TFLOP/s    MHz    watts    FLOPs a cycle, of {TENSOR_FLOPS:,} an SM")
+    for name, row in settled_table(card).iterrows():
+        print(
+            f"{name:28}{row['tflops']:11.0f}{row['mhz']:7,.0f}{row['watts']:9.0f}{row['a_cycle']:10,.0f} ({row['a_cycle'] / TENSOR_FLOPS:.0%})"
+        )
+
+
+def print_consumers(card: dict[str, Any]) -> None:
+    """The finished kernel's loop, at the step "overlap", over the ladder's, which always has two consumers."""
+    print("overlap / the ladder's overlapped, 3 stages; full:")
+    for D, S in itertools.product((64, 128), (4096, 16_384)):
+        ratio = speeds(card)["hopper overlap"][D, False, S] / ladder_rate(card, "overlapped, 3 stages", D, S)
+        consumers = hopper.forward.choose_config(D, S, False).consumers
+        print(f"    D = {D:3}, S = {S:6,}, {consumers} consumers here and 2 there: {ratio:.2f}")
 
 
 def draw_steps(card: dict[str, Any]) -> Figure:
-    """Each of hopper.forward.STEPS over tuned: the geometric mean of six points for each D, whiskers from the lowest to the highest."""
+    """Each of hopper.forward.STEPS over tuned: a dot for each of six points a D, and their geometric mean as a bar and a number."""
     rates = speeds(card)
     figure = Figure(figsize=(9, 4))
     ax = figure.subplots()
-    for shift, D in ((-0.2, 64), (0.2, 128)):
-        steps = [rates.loc[D, f"hopper {step}"] / rates.loc[D, "tuned"] for step in hopper.forward.STEPS]
-        means = np.array([np.exp(np.log(ratios).mean()) for ratios in steps])
-        low, high = ([reach(ratios) for ratios in steps] for reach in (min, max))
-        places = np.arange(len(means) + 1) + shift
-        bars = ax.bar(places, [1.0, *means], 0.38, label=f"D = {D}", alpha=0.75)
-        ax.errorbar(places[1:], means, (means - low, high - means), fmt="none", ecolor="black", capsize=3, linewidth=1)
-        ax.bar_label(bars, fmt="{:.2f}", label_type="center", color="black")
+    for shift, D, marker in ((-0.2, 64, "o"), (0.2, 128, "s")):
+        for place, step in enumerate(hopper.forward.STEPS):
+            ratios = rates.loc[D, f"hopper {step}"] / rates.loc[D, "tuned"]
+            mean = np.exp(np.log(ratios).mean())
+            color = f"C{int(shift > 0)}"
+            ax.plot(
+                place + shift + np.linspace(-0.09, 0.09, len(ratios)), ratios, marker, color=color, label=f"D = {D}" if place == 0 else None
+            )
+            ax.hlines(mean, place + shift - 0.16, place + shift + 0.16, color="black")
+            ax.text(place + shift, 1.44, f"{mean:.2f}", ha="center", va="center", color=color)
     ax.axhline(1, color="black", linestyle=":", linewidth=1)
-    ax.set_xticks(range(len(hopper.forward.STEPS) + 1), ["tuned", *hopper.forward.STEPS])
-    ax.set(ylim=(0, 1.35), ylabel="speed over tuned", title="forward, fp16: geometric mean of six points, lowest to highest")
+    ax.set_xticks(range(len(hopper.forward.STEPS)), list(hopper.forward.STEPS))
+    ax.set(ylim=(0.65, 1.5), ylabel="speed over tuned", title="forward, fp16: twelve points, and their geometric means for each D")
     ax.grid(False, axis="x")
-    ax.legend(loc="upper left", ncols=2)
+    ax.legend(loc="lower left", ncols=2)
     return figure
 
 
@@ -213,11 +256,11 @@ def draw_auto_rule(card: dict[str, Any]) -> Figure:
         elements = np.array([S * D * heads for S, D, heads, _ in us.index])
         ratios, is_64 = (us["tuned"] / us["hopper"]).to_numpy(), np.array([D == 64 for _, D, *_ in us.index])
         for D, chosen, marker in ((64, is_64, "o"), (128, ~is_64, "s")):
-            ax.plot(elements[chosen], ratios[chosen], marker, linestyle="none", label=f"D = {D}")
+            ax.plot(elements[chosen], ratios[chosen], marker, linestyle="none", markerfacecolor="none", label=f"D = {D}")
         ax.axvline(HOPPER_FROM[MODES[mode]], color="black", linestyle="--", linewidth=1, label='"auto" takes hopper from here')
         ax.axhline(1, color="black", linestyle=":", linewidth=1)
         ax.set_xscale("log", base=2)
-        ax.set(title=MODES[mode], xlabel="elements of q")
+        ax.set(title=f"{MODES[mode]}, above 1 hopper is faster", xlabel="elements of q, the GPU's time alone")
     panels[0].set_ylabel("time of tuned / hopper")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

@@ -124,7 +124,7 @@ def next_block(q, pairs, m, l, acc, zeros, shared, n, more, seen, scale_log2, MA
     if OVERLAP == 0:
         s, new = warpgroup_mma_wait(0, [s, new])
     else:
-        s = warpgroup_mma_wait(1, [s])  # at most one is outstanding: the scores are there, p v is still running
+        s = warpgroup_mma_wait(1, [s])  # at most one is under way: s, which was issued first, is there
     consumer_release(shared.k, n)
     p, m, alpha = softmax_step(s, m, scale_log2, seen, MASK)
     l = alpha * l + gl.sum(p, axis=1)

@@ -87,8 +87,8 @@ SKIPPED = re.compile(
 )
 
 
-def plain(function) -> str:
-    """The text of a jitted function without its docstring, and without remarks that a step would make wrong."""
+def plain(function: Callable | str) -> str:
+    """The text of a jitted function, or this text of one, without its docstring, and without remarks that a step would make wrong."""
     lines = source_of(function).splitlines()
     [definition] = ast.parse("\n".join(lines)).body
     docstring = definition.body[0]
@@ -137,9 +137,9 @@ def show(step: str) -> None:
     _display(diff(step))
 
 
-def show_between(old: Callable, new: Callable) -> None:
-    """Show the diff of two jitted functions."""
-    _display(changes(plain(old), plain(new)))
+def show_between(old: Callable | str, new: Callable | str) -> None:
+    """Show the diff of two jitted functions, or of two texts."""
+    _display(changes(*(text if isinstance(text, str) else plain(text) for text in (old, new))))
 
 
 def _display(text: str) -> None:
