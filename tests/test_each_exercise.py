@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from edits import Edit
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises import catalogue, check
@@ -50,8 +51,8 @@ def test_wrong_answer_is_told_why(wrong):
     words = words[0 if hardware.interpreter_on() else -1]
     if words is None:
         pytest.skip("a compiled kernel does not show it")
-    result = check(exercise_id, answer)
-    assert result.status == "wrong" and words in result.message
+    result = check(exercise_id, answer.answer() if isinstance(answer, Edit) else answer)
+    assert result.status == "wrong" and words in result.message, result.message
     assert "\n" not in result.message
 
 

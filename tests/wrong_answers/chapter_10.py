@@ -4,7 +4,7 @@ import torch
 
 from fa_tutorial.exercises.chapter_10.ex_3 import listed_kernel
 from fa_tutorial.matmul import tl, triton
-from fa_tutorial.source import jitted, source_of
+from fa_tutorial.source import defined, source_of
 
 
 def plain_window(b, h, i, j, aux):
@@ -41,7 +41,7 @@ def listed_by_program():
         .replace("count_ptr + row", "count_ptr + tl.program_id(0)")
         .replace("row * across", "tl.program_id(0) * across")
     )
-    return jitted(text, listed_kernel.fn.__globals__)["listed_kernel"]
+    return defined(text, listed_kernel.fn.__globals__)["listed_kernel"]
 
 
 def plain_cap_grad(s, b, h, i, j, aux):
