@@ -28,11 +28,14 @@ def source_of(thing: Any) -> str:
 
 
 def edited(text: str, *edits: tuple) -> str:
-    """`text` after `edits`: (old, new), made wherever the old text stands, or (old, new, times). ValueError where it doesn't, or not `times` times."""
+    """`text` after `edits`: (old, new), made wherever the old text stands, or (old, new, times).
+
+    ValueError where the old text is not found, or not so often.
+    """
     for old, new, *times in edits:
         found = text.count(old)
         if found not in (times or range(1, len(text))):
-            raise ValueError(f"{old!r} stands {found} times in {text.partition('(')[0]}(…")
+            raise ValueError(f"the text to be changed stands {found} times: {old!r}")
         text = text.replace(old, new)
     return text
 

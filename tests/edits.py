@@ -26,10 +26,12 @@ def globals_of(function) -> dict:
     return function.__globals__ if hasattr(function, "__globals__") else vars(sys.modules[function.__module__])
 
 
-def edit(exercise_id: str, name: str, *changes: tuple, told: str, gpu: str | None = "", helpers: tuple = (), base=None) -> tuple:
-    """An entry of WRONG_ANSWERS: the solution with the mistake `name`, and what its reader is told.
+def edit(exercise_id: str, name: str, *changes: tuple, told: str = "", gpu: str | None = "", helpers: tuple = (), base=None) -> tuple:
+    """An entry of WRONG_ANSWERS or RIGHT_ANSWERS: the solution, changed, and what the reader is told.
 
-    changes: (old, new), where the old text stands once, or (old, new, times). gpu: what is told on a GPU, where that differs; None where a compiled
-    kernel cannot show it. helpers: functions that the solution calls, whose text is changed as well. base: another right answer than the solution.
+    name: of the mistake, or of the other words. changes: (old, new), where the old text stands once, or (old, new, times).
+    gpu: what is told on a GPU, where that differs; None where a compiled kernel cannot show it.
+    helpers: functions that the solution calls, whose text is changed with its own. base: another right answer to start from.
     """
-    return exercise_id, Edit(exercise_id, name, changes, helpers, base), told, told if gpu == "" else gpu
+    words = (told, told if gpu == "" else gpu) if told else ()
+    return exercise_id, Edit(exercise_id, name, changes, helpers, base), *words

@@ -87,7 +87,8 @@ WRONG_ANSWERS = (
     edit("1.4", "one guard", (SHIFT, "if (m_new == -INF).all():\n            continue\n        shift = m_new"), base=blocks_in_two_passes,
          told="one edge is left: one row sees only −inf at first"),
     *(
-        edit("1.5", f"m starts at {start}, {name}", ("new_tensor(-math.inf)", f"new_tensor({start})"), *change, told="a finite number stands in for −inf")
+        edit("1.5", f"m starts at {start}, {name}", ("new_tensor(-math.inf)", f"new_tensor({start})"), *change,
+             told="a finite number stands in for −inf")
         for start in (-1e4, -1e9, -1e30)
         for name, change in (("unguarded", [UNGUARDED]), ("guarded", []))
     ),

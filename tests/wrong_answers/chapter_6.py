@@ -13,7 +13,7 @@ def matmul_by_jacobians(a, b, dc):
 
 
 def converted(first: str, names: str, result: str = "") -> tuple:
-    """The changes of a function whose body begins with `first`, so that the tensors `names` are float64, or float32 where its `result` is converted back."""
+    """The changes to a body that begins with `first`: the tensors `names` become float64, or float32 if the `result` is converted back."""
     to = "float" if result else "double"
     inner = (first, f"    dtype, ({names}) = {names[0]}.dtype, (x.{to}() for x in ({names}))\n{first}")
     return (inner, (f"return {result}", f"return tuple(x.to(dtype) for x in ({result}))")) if result else (inner,)

@@ -7,5 +7,6 @@ WRONG_ANSWERS = (
     edit("8.2", "no alpha", ("axis=1), alpha", "axis=1)"), told="stops with"),
     edit("8.3", "no reshape", ("q_desc.load([b, h, start_m, 0]).reshape([BLOCK_M, D])", "q_desc.load([b, h, start_m, 0])"),
          told="drop the ones by .reshape([rows, D])"),
-    edit("8.3", "stored without reshape", ("o.reshape([1, 1, BLOCK_M, D])", "o"), told="give o its ones back by .reshape([1, 1, BLOCK_M, D])"),
+    edit("8.3", "stored without reshape", ("o.reshape([1, 1, BLOCK_M, D])", "o"),
+         told="give o its ones back by .reshape([1, 1, BLOCK_M, D])"),
 )  # fmt: skip
