@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from edits import Edit
 
 from fa_tutorial import hardware
@@ -32,6 +33,15 @@ def name_of(value) -> str:
 
 def made(answer):
     return answer.answer() if isinstance(answer, Edit) else answer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Inputs are small: a second thread only waits for the first."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 each_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=name_of)
