@@ -30,8 +30,21 @@ def source_of(thing: Any) -> str:
     return textwrap.dedent(inspect.getsource(unwrapped(thing))).rstrip()
 
 
-def jitted(text: str, names: dict[str, Any], file: str | None = None) -> dict[str, Any]:
-    """The names after `text`, the source of jitted functions, has run among `names`. Triton finds the source where inspect does."""
+def edited(text: str, *edits: tuple) -> str:
+    """`text` after `edits`: (old, new), made wherever the old text stands, or (old, new, times).
+
+    ValueError where the old text is not found, or not so often.
+    """
+    for old, new, *times in edits:
+        found = text.count(old)
+        if found not in (times or range(1, len(text))):
+            raise ValueError(f"the text to be changed stands {found} times: {old!r}")
+        text = text.replace(old, new)
+    return text
+
+
+def defined(text: str, names: dict[str, Any], file: str | None = None) -> dict[str, Any]:
+    """The names after `text`, the source of functions or kernels, has run among `names`. Triton finds the source where inspect does."""
     file = file or f"<text {hash(text):x}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     exec(compile(text, file, "exec"), names := dict(names))

@@ -1,13 +1,6 @@
 """Broken copies of kernels, which show that the tests would see the mistake: a jitted function with one of its statements changed."""
 
-from __future__ import annotations
-import __future__
-
 import ast
-import inspect
-import itertools
-import linecache
-import textwrap
 import types
 
 import pytest
@@ -15,9 +8,8 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from fa_tutorial.source import defined, source_of
 from fa_tutorial.tuned import launching
-
-_numbers = itertools.count()
 
 
 def put_in(monkeypatch: pytest.MonkeyPatch, module: types.ModuleType, kernel: str, *change: str) -> None:
@@ -39,7 +31,7 @@ def mutant(function, where: str | None = None, statement: str = "", new: str = "
 
     def copy(function):
         names = dict(function.fn.__globals__)
-        [definition] = ast.parse(textwrap.dedent(inspect.getsource(function.fn))).body
+        [definition] = ast.parse(source_of(function)).body
         for name in {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}:
             if isinstance(names.get(name), JITFunction | InterpretedFunction):
                 names[name] = copy(names[name])
@@ -47,10 +39,7 @@ def mutant(function, where: str | None = None, statement: str = "", new: str = "
         if definition.name == where:
             found.append(True)
             change(definition, statement, new)
-        source, file = ast.unparse(definition), f"<mutant {next(_numbers)}>"
-        linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # where inspect, and with it Triton, finds it
-        exec(compile(source, file, "exec", __future__.annotations.compiler_flag), names)
-        return type(function)(names[definition.name])
+        return type(function)(defined(ast.unparse(definition), names)[definition.name])
 
     copied = copy(function)
     assert found or where is None, f"{function.fn.__name__} calls no {where}"

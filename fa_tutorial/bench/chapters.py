@@ -28,7 +28,7 @@ from fa_tutorial.bench.cases import DTYPES, GRIDS, Case, Shape, about
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement, opened, run
 from fa_tutorial.bench.timing import randn, require_gpu, timed, timed_in_turns
-from fa_tutorial.source import jitted, source_of
+from fa_tutorial.source import defined, edited, source_of
 
 
 def attention_cases() -> Iterator[Measurement]:
@@ -246,12 +246,7 @@ def require_alike(results: Iterable[torch.Tensor], others: Iterable[torch.Tensor
 
 def changed(kernel, edits: list[tuple[str, str]], **functions: Callable):
     """A jitted function with parts of its text replaced, and with other functions in place of those that it calls."""
-    text = source_of(kernel)
-    for old, new in edits:
-        if old not in text:
-            raise ValueError(f"{old!r} is not in the text of {kernel.fn.__name__}")
-        text = text.replace(old, new)
-    return jitted(text, kernel.fn.__globals__ | functions)[kernel.fn.__name__]
+    return defined(edited(source_of(kernel), *edits), kernel.fn.__globals__ | functions)[kernel.fn.__name__]
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import torch
 
 from fa_tutorial import forward as chapter_5
 from fa_tutorial.hardware import card_of, require_triton
-from fa_tutorial.source import jitted, source_of
+from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig, heads, padded_d
 from fa_tutorial.tuned import forward
 from fa_tutorial.tuned.descriptors import can_use_tma, descriptor_template
@@ -29,8 +29,8 @@ TILE = TileConfig(64, 64, 4, 3)  # with which the steps are compared
 LARGER = {64: TileConfig(64, 128, 4, 2), 128: TileConfig(128, 64, 4, 2)}  # by D: a tile that needs more registers
 STORED = Path(__file__).with_name("steps_sm90.json")  # what ptxas makes of each: python -m fa_tutorial.sass
 GUARD = 'tl.where(m_new == -float("inf"), 0.0, m_new)'
-# In the order of the chapter: step -> its edits (old text, new text), each made wherever the old text stands.
-STEPS: dict[str, list[tuple[str, str]]] = {
+# In the order of the chapter: step -> its edits, as source.edited takes them.
+STEPS: dict[str, list[tuple]] = {
     "base 2": [
         ("softmax_step(s, m, l)", "softmax_step(s, m, l, scale_log2)"),
         ("tl.maximum(m, tl.max(s, axis=1))", "tl.maximum(m, tl.max(s, axis=1) * scale_log2)"),
@@ -97,14 +97,10 @@ def plain(function: Callable | str) -> str:
 
 
 def source(step: str = "") -> str:
-    """The kernel's text after `step`; "" for chapter 5's. ValueError where a text to be changed is not there."""
+    """The kernel's text after `step`; "" for chapter 5's."""
     if not step:
         return "\n\n\n".join(map(plain, (chapter_5.softmax_step, chapter_5.attend, chapter_5.flash_forward_kernel))) + "\n"
-    text = source(before(step))
-    for old, new in STEPS[step]:
-        if old not in text:
-            raise ValueError(f"step {step!r}: {old!r} is not in the kernel's text")
-        text = text.replace(old, new)
+    text = edited(source(before(step)), *STEPS[step])
     if step == "guard":  # nobody calls it any more
         text = text[text.index("@triton.jit", 1) :]
     return text
@@ -159,7 +155,7 @@ def kernel(step: str = "", **functions: Callable):
 def _kernel(step: str, edits: tuple, functions: tuple):
     file = f"<chapter 8, {step or 'chapter 5'}{''.join(f', your {name}' for name, _ in functions)}>"
     names = vars(chapter_5) | {name: getattr(forward, name) for name in ("LOG2_E", "LN_2", "UP", "DOWN", "grouped_tile_device")}
-    names = jitted(source(step), names, file)
+    names = defined(source(step), names, file)
     names.update(functions)  # a kernel looks its functions up when it is first launched
     return names["flash_forward_kernel"]
 

@@ -7,9 +7,6 @@ import torch
 INF = math.inf
 
 
-# ---------------------------------------------------------------- 1.1
-
-
 def softmax_through_lse(x):
     wide = x.double()
     return torch.exp(wide - torch.logsumexp(wide, dim=-1, keepdim=True)).to(x.dtype)
@@ -18,9 +15,6 @@ def softmax_through_lse(x):
 def softmax_with_a_wide_sum(x):
     p = torch.exp(x - x.max(-1, keepdim=True).values)
     return (p / p.sum(-1, keepdim=True, dtype=torch.float64)).to(x.dtype)
-
-
-# ---------------------------------------------------------------- 1.2
 
 
 def normalizer_with_tensors(x):
@@ -33,17 +27,11 @@ def normalizer_with_tensors(x):
     return m, l
 
 
-# ---------------------------------------------------------------- 1.3
-
-
 def merge_through_logs(m_a, l_a, m_b, l_b):
     m_a, l_a, m_b, l_b = (torch.as_tensor(value) for value in (m_a, l_a, m_b, l_b))
     m = torch.maximum(m_a, m_b)
     lse = torch.logaddexp(m_a + torch.log(l_a), m_b + torch.log(l_b))
     return m, torch.where(m == -INF, torch.zeros_like(lse), torch.exp(lse - m))
-
-
-# ---------------------------------------------------------------- 1.4
 
 
 def blocks_start_at_the_smallest_number(x, block):
@@ -63,9 +51,6 @@ def blocks_in_two_passes(x, block):
         l = torch.exp(m - shift) * l + torch.exp(part - shift).sum(-1, keepdim=True)
         m = m_new
     return torch.cat([torch.exp(part - m) / l for part in x.split(block, dim=-1)], dim=-1)
-
-
-# ---------------------------------------------------------------- 1.5
 
 
 def sum_normalised_as_it_goes(scores, values, block):

@@ -2,8 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-
-from fa_tutorial.matmul import tl, triton
+from edits import edit
 
 
 def blocked_by_padding(a, b, block_m, block_n, block_k):
@@ -18,22 +17,6 @@ def blocked_by_padding(a, b, block_m, block_n, block_k):
     return c[:M, :N].to(dtype)
 
 
-@triton.jit
-def kernel_with_offsets_computed_anew(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
-                                      BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
-    pid = tl.program_id(0)
-    tiles_n = (N + BLOCK_N - 1) // BLOCK_N
-    m = pid // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    n = (pid - pid // tiles_n * tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for step in range(tl.cdiv(K, BLOCK_K)):
-        k = step * BLOCK_K + tl.arange(0, BLOCK_K)
-        a = tl.load(a_ptr + m * stride_am + k[None, :] * stride_ak, mask=(m < M) & (k[None, :] < K), other=0.0)
-        b = tl.load(b_ptr + k[:, None] * stride_bk + n * stride_bn, mask=(k[:, None] < K) & (n < N), other=0.0)
-        acc += tl.dot(a, b, input_precision="ieee")
-    tl.store(c_ptr + m * stride_cm + n * stride_cn, acc, mask=(m < M) & (n < N))
-
-
 def tile_without_min(pid, tiles_m, tiles_n, group):
     first_row = pid // (group * tiles_n) * group
     rows = group
@@ -44,30 +27,19 @@ def tile_without_min(pid, tiles_m, tiles_n, group):
     return [first_row + within - tile_n * rows, tile_n]
 
 
-@triton.jit
-def skeleton_with_pointers_that_move(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, stride_qs, stride_qd, stride_ks, stride_kd,
-                                     stride_vs, stride_vd, stride_os, stride_od,
-                                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """tl.trans, pointers that are advanced, one mask for k and v, and the scale at the end."""
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.arange(0, BLOCK_N)
-    d = tl.arange(0, BLOCK_D)
-    q = tl.load(q_ptr + m[:, None] * stride_qs + d[None, :] * stride_qd, mask=(m[:, None] < S_q) & (d[None, :] < D), other=0.0)
-    k_ptrs = k_ptr + n[:, None] * stride_ks + d[None, :] * stride_kd
-    v_ptrs = v_ptr + n[:, None] * stride_vs + d[None, :] * stride_vd
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for step in range(tl.cdiv(S_k, BLOCK_N)):
-        mask = (n[:, None] < S_k - step * BLOCK_N) & (d[None, :] < D)
-        s = tl.dot(q, tl.trans(tl.load(k_ptrs, mask=mask, other=0.0)), input_precision="ieee")
-        acc += tl.dot(s.to(q.dtype), tl.load(v_ptrs, mask=mask, other=0.0), input_precision="ieee")
-        k_ptrs += BLOCK_N * stride_ks
-        v_ptrs += BLOCK_N * stride_vs
-    tl.store(o_ptr + m[:, None] * stride_os + d[None, :] * stride_od, scale * acc, mask=(m[:, None] < S_q) & (d[None, :] < D))
-
+K_PTRS = "k_ptrs = k_ptr + tl.arange(0, BLOCK_N)[:, None] * stride_ks + offs_d[None, :] * stride_kd"
+LOAD_K = "tl.load(k_ptrs, mask=mask_k, other=0.0)"
 
 RIGHT_ANSWERS = (
     ("3.1", blocked_by_padding),
-    ("3.2", kernel_with_offsets_computed_anew),
+    edit("3.2", "offsets computed anew", ("load(a_ptrs,", "load(a_ptrs + k * stride_ak,"), ("load(b_ptrs,", "load(b_ptrs + k * stride_bk,"),
+         ("        a_ptrs += BLOCK_K * stride_ak\n        b_ptrs += BLOCK_K * stride_bk\n", ""),
+         ("acc = tl.dot(a, b, acc,", "acc += tl.dot(a, b,"), ("acc.to(c_ptr.dtype.element_ty)", "acc")),
     ("3.3", tile_without_min),
-    ("3.4", skeleton_with_pointers_that_move),
-)
+    edit("3.4", "pointers that move, tl.trans, scaled last",
+         ("    for start in", f"    {K_PTRS}\n    for start in"),
+         ("k_t_ptrs = k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "pass"),
+         ("mask_k_t = (offs_d[:, None] < D) & (offs_n[None, :] < S_k)", "mask_k = (offs_d[None, :] < D) & (offs_n[:, None] < S_k)"),
+         ("tl.load(k_t_ptrs, mask=mask_k_t, other=0.0)", f"tl.trans({LOAD_K})\n        k_ptrs += BLOCK_N * stride_ks"),
+         ("scale * tl.dot", "tl.dot"), ("acc.to(o_ptr.dtype.element_ty)", "scale * acc")),
+)  # fmt: skip

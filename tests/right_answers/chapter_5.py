@@ -1,10 +1,11 @@
 """Right answers to chapter 5 in other words: clamped and transposed loads, tiles loaded by hand, keys from the end and −1e30 for −inf, one tile in
 halves, two loops and exp2, a state (lse, o)."""
 
+from edits import edit
+
+from fa_tutorial.forward import attend, softmax_step
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import load_tile, store_tile, tile_pointers
-
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -81,52 +82,6 @@ def flash_last_tile_first(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constex
 
 
 @triton.jit
-def _causal_step(q, k, v, m, l, acc, b, h, start, offs_m, S_q, S_k, D, scale_log2,
-                 HIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    offs_n = start + tl.arange(0, BLOCK_N)
-    k_tile = load_tile(k, b, h, start, S_k, D, BLOCK_N, BLOCK_D)
-    v_tile = load_tile(v, b, h, start, S_k, D, BLOCK_N, BLOCK_D)
-    s = scale_log2 * tl.dot(_widened(q), tl.trans(_widened(k_tile)), input_precision="ieee")
-    s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))
-    if HIDE:
-        s = tl.where(offs_n[None, :] <= offs_m[:, None] + S_k - S_q, s, -float("inf"))
-    m_new = tl.maximum(m, tl.max(s, 1))
-    shift = tl.maximum(m_new, -1e30)
-    p = tl.exp2(s - shift[:, None])
-    alpha = tl.exp2(m - shift)
-    acc = acc * alpha[:, None] + tl.dot(p, _widened(v_tile), input_precision="ieee")
-    return m_new, l * alpha + tl.sum(p, 1), acc
-
-
-@triton.jit
-def causal_with_exp2(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
-                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """The ends of the loops by whole tiles, every tile masked at S_k, and exp2."""
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    start_m = tl.program_id(0) % row_blocks * BLOCK_M
-    b, h = tl.program_id(0) // row_blocks // H, tl.program_id(0) // row_blocks % H
-    offs_m = start_m + tl.arange(0, BLOCK_M)
-    q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
-    m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
-    l = tl.zeros((BLOCK_M,), tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    first, last = 0, tl.cdiv(S_k, BLOCK_N)
-    if IS_CAUSAL:
-        first = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N
-        last = tl.cdiv(tl.maximum(tl.minimum(start_m + BLOCK_M + S_k - S_q, S_k), 0), BLOCK_N)
-    for tile in range(first):
-        m, l, acc = _causal_step(
-            q_tile, k, v, m, l, acc, b, h, tile * BLOCK_N, offs_m, S_q, S_k, D, scale * LOG2_E, False, BLOCK_N, BLOCK_D
-        )
-    for tile in range(first, last):
-        m, l, acc = _causal_step(
-            q_tile, k, v, m, l, acc, b, h, tile * BLOCK_N, offs_m, S_q, S_k, D, scale * LOG2_E, IS_CAUSAL, BLOCK_N, BLOCK_D
-        )
-    out = tl.where(m[:, None] == -float("inf"), 0.0, acc / tl.maximum(l, 1e-30)[:, None])
-    store_tile(o, out, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
-
-
-@triton.jit
 def gqa_keeping_the_lse_alone(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
                               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """The state is (lse, o): each tile's own softmax is merged with what came before, weighted by exp of the two lse; one loop, always masked."""
@@ -162,5 +117,11 @@ def gqa_keeping_the_lse_alone(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale,
 
 RIGHT_ANSWERS = (
     ("5.1", tile_from_a_clamped_pointer), ("5.1", tile_loaded_transposed), ("5.2", scores_by_keys),
-    ("5.3", flash_last_tile_first), ("5.4", flash_last_tile_first), ("5.5", causal_with_exp2), ("5.6", gqa_keeping_the_lse_alone),
+    ("5.3", flash_last_tile_first), ("5.4", flash_last_tile_first), ("5.6", gqa_keeping_the_lse_alone),
+    edit("5.5", "whole tiles to the end, all masked at S_k, exp2",
+         ("tl.exp(", "tl.exp2(", 2), ("s = scale * ", "s = (scale * 1.4426950408889634) * "),
+         ("S_k if MASK else None", "S_k"), ("BLOCK_N * BLOCK_N, S_k  #", "BLOCK_N * BLOCK_N, tl.cdiv(S_k, BLOCK_N) * BLOCK_N  #"),
+         ("tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q", "tl.cdiv(tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q, BLOCK_N) * BLOCK_N"),
+         ("acc / l_or_one[:, None]", 'tl.where(m[:, None] == -float("inf"), 0.0, acc / tl.maximum(l, 1e-30)[:, None])'),
+         helpers=(softmax_step, attend)),
 )  # fmt: skip

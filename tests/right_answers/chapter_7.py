@@ -1,9 +1,8 @@
 """Right answers to chapter 7 in other words: other axes for the tiles, exp2, one loop with a mask, two loops in the other order."""
 
-import torch
+from edits import edit
 
-from fa_tutorial.backward import add_to_dkdv, flash_backward
-from fa_tutorial.forward import flash_forward
+from fa_tutorial.backward import add_to_dkdv
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
 
@@ -40,29 +39,6 @@ def tile_with_computed_transposes(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, D,
     ds = p * (dot(do_tile, tl.trans(v_tile)) - tl.load(delta_ptr + rows)) * scale
     store_tile(dv, dot(tl.trans(p.to(do_tile.dtype)), do_tile), b, h, 0, BLOCK_N, D, BLOCK_N, BLOCK_D)
     store_tile(dk, dot(tl.trans(ds.to(q_tile.dtype)), q_tile), b, h, 0, BLOCK_N, D, BLOCK_N, BLOCK_D)
-
-
-@triton.jit
-def last_block_first(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
-                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """Queries from the last block to the first; sums by +=; missing rows have lse = inf, so that p is 0."""
-    key_blocks = tl.cdiv(S_k, BLOCK_N)
-    start_n, b, h = tl.program_id(0) % key_blocks * BLOCK_N, tl.program_id(0) // key_blocks // H, tl.program_id(0) // key_blocks % H
-    k_tile, v_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D), load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
-    dk_acc, dv_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32), tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-    blocks = tl.cdiv(S_q, BLOCK_M)
-    for step in range(blocks):
-        start_m = (blocks - 1 - step) * BLOCK_M
-        offs_m = start_m + tl.arange(0, BLOCK_M)
-        q_tile, do_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D), load_tile(do, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
-        lse = tl.load(lse_ptr + (b * H + h) * S_q + offs_m, mask=offs_m < S_q, other=float("inf"))
-        delta = tl.load(delta_ptr + (b * H + h) * S_q + offs_m, mask=offs_m < S_q, other=0.0)
-        p_t = tl.exp(dot(k_tile, tl.trans(q_tile)) * scale - lse[None, :])
-        ds_t = p_t * dot(v_tile, tl.trans(do_tile)) - p_t * delta[None, :]
-        dv_acc += dot(p_t.to(do_tile.dtype), do_tile)
-        dk_acc += dot(ds_t.to(q_tile.dtype), q_tile)
-    store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
-    store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
 
 
 @triton.jit
@@ -111,26 +87,21 @@ def dq_keys_by_queries(q, k, v, do, dq, lse_ptr, delta_ptr, H, S_q, S_k, D, scal
     store_tile(dq, tl.trans(dq_t), b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-class RaisesByItself(torch.autograd.Function):
-    """No decorator: backward refuses to run where a graph of it is wanted. do is made contiguous, which is not needed."""
-
-    @staticmethod
-    def forward(ctx, *args):
-        o, lse = flash_forward(*args)
-        ctx.save_for_backward(*args[:3], o, lse)
-        ctx.settings = args[3:]
-        return o
-
-    @staticmethod
-    def backward(ctx, do):
-        if torch.is_grad_enabled():
-            raise RuntimeError("differentiable once")
-        q, k, v, o, lse = ctx.saved_tensors
-        gradients = flash_backward(q, k, v, o, do.contiguous(), lse, None, *ctx.settings)
-        return (*gradients, *[None] * len(ctx.settings))
-
+BACKWARDS = "while start_m > 0:\n        start_m -= BLOCK_M"
+LSE = "lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q"
+REFUSES = "        if torch.is_grad_enabled():\n            raise RuntimeError('differentiable once')\n"
 
 RIGHT_ANSWERS = (
-    ("7.1", delta_by_pointers), ("7.2", tile_with_computed_transposes), ("7.3", last_block_first), ("7.4", masked_loop_first),
-    ("7.5", dq_keys_by_queries), ("7.6", RaisesByItself),
+    ("7.1", delta_by_pointers), ("7.2", tile_with_computed_transposes), ("7.4", masked_loop_first),
+    ("7.5", dq_keys_by_queries), 
+    edit("7.3", "last block first, sums by +=, missing rows with lse = inf",
+         ("for start_m in range(0, S_q, BLOCK_M):", f"start_m = tl.cdiv(S_q, BLOCK_M) * BLOCK_M\n    {BACKWARDS}"),
+         (f"{LSE}, other=0.0", f'{LSE}, other=float("inf")'),
+         ("dv_acc = dot(p_t.to(do_tile.dtype), do_tile, dv_acc)", "dv_acc += dot(p_t.to(do_tile.dtype), do_tile)"),
+         ("dk_acc = dot(ds_t.to(q_tile.dtype), q_tile, dk_acc)", "dk_acc += dot(ds_t.to(q_tile.dtype), q_tile)"),
+         ("p_t * (dp_t - delta[None, :])", "p_t * dp_t - p_t * delta[None, :]")),
+    edit("7.6", "no decorator: backward refuses where its graph is wanted",
+         ("    @torch.autograd.function.once_differentiable\n", ""),
+         ("        q, k, v, o, lse = ctx", f"{REFUSES}        q, k, v, o, lse = ctx"),
+         ("o, do, lse", "o, do.contiguous(), lse")),
 )  # fmt: skip

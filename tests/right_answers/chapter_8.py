@@ -7,15 +7,9 @@ from fa_tutorial.matmul import grouped_tile, tl, triton
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-# ---------------------------------------------------------------- 8.1
-
-
 def programs_by_ceiling(warps, registers, shared):
     by_registers = math.floor(65_536 / (8 * math.ceil(registers / 8) * 32 * warps))
     return by_registers if by_registers * (shared + 1024) <= 228 * 1024 else 228 * 1024 // (shared + 1024)
-
-
-# ---------------------------------------------------------------- 8.2
 
 
 @triton.jit
@@ -26,9 +20,6 @@ def softmax_step_scaled_first(s, m, l, scale_log2):
     p = tl.exp2(x - finite[:, None])
     alpha = tl.exp2(m - finite)
     return p, m_new, l * alpha + tl.sum(p, 1), alpha
-
-
-# ---------------------------------------------------------------- 8.3
 
 
 @triton.jit
@@ -56,9 +47,6 @@ def forward_transposed(q_desc, k_desc, v_desc, o_desc, H, S_q, S_k, scale, BLOCK
         acc = acc * tl.exp2(m - m_new)[None, :] + tl.dot(tl.trans(v), p.to(v.dtype), input_precision="ieee")
         m = m_new
     o_desc.store([b, h, row, 0], tl.reshape(tl.trans(acc / l[None, :]), (1, 1, BLOCK_M, D)).to(o_desc.dtype))
-
-
-# ---------------------------------------------------------------- 8.4
 
 
 def rows_by_chapter_3(pid, heads, row_blocks, at_once, is_causal):

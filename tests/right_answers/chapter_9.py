@@ -11,8 +11,6 @@ require_triton("Exercise 9.3")
 from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
 
-# ---------------------------------------------------------------- 9.1
-
 
 def phase_by_toggling(i, stages):
     stage, full_parity, empty_parity = 0, 0, 1
@@ -21,9 +19,6 @@ def phase_by_toggling(i, stages):
         if stage == stages:
             stage, full_parity, empty_parity = 0, full_parity ^ 1, empty_parity ^ 1
     return [stage, full_parity, empty_parity]
-
-
-# ---------------------------------------------------------------- 9.2
 
 
 def roles_that_toggle(tiles, stages, full, empty):
@@ -54,9 +49,6 @@ def roles_that_toggle(tiles, stages, full, empty):
     return producer, consumer
 
 
-# ---------------------------------------------------------------- 9.3
-
-
 @gluon.jit
 def attend_one_behind(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
     """p v of a block under way with the scores of the next; a stage and a parity that toggle; nobody waits for the last release."""
@@ -83,9 +75,6 @@ def attend_one_behind(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks
     return l, warpgroup_mma(p, v.index(before), acc)
 
 
-# ---------------------------------------------------------------- 9.4
-
-
 def order_by_sorting(S_q, S_k, block_m, block_n, heads, is_causal):
     """Row by row, with the longest row of each block; heads backwards."""
     offset = S_k - S_q
@@ -96,9 +85,6 @@ def order_by_sorting(S_q, S_k, block_m, block_n, heads, is_causal):
             keys = max(max(0, i + 1 + offset) if is_causal else S_k for i in rows)
             work.append([head, row_block, math.ceil(keys / block_n)])
     return sorted(work, key=lambda entry: entry[2], reverse=True)
-
-
-# ---------------------------------------------------------------- 9.5
 
 
 def consumer_by_rounds(c, blocks, full, empty, ds_full):
