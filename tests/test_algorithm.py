@@ -5,14 +5,13 @@ import math
 
 import pytest
 import torch
-from attention_cases import plain_gradients
+from attention_cases import causal, plain_gradients
 
 from fa_tutorial import algorithm, ledger, reference
 from fa_tutorial.algorithm import Traffic
 
 ORDERS = {"FA2": algorithm.flash_forward, "FA1": algorithm.flash_forward_fa1}
 orders = pytest.mark.parametrize("flash", ORDERS.values(), ids=ORDERS)
-causal = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 
 
 def randn(*shape, seed, dtype):
@@ -84,12 +83,6 @@ def test_logits_of_any_size(flash):
         q.zero_()[..., 0] = 1
         k[..., 0] = logits
         check(flash, q, k, v, 4, 8, True, scale=1.0)
-
-
-@orders
-def test_rows_that_see_nothing(flash):
-    o, lse = flash(*make(10, 4), 3, 2, True)
-    assert (o[:, :, :6] == 0).all() and (lse[:, :, :6] == -math.inf).all() and torch.isfinite(lse[:, :, 6:]).all()
 
 
 @orders
@@ -200,23 +193,12 @@ def test_the_most_scores_held_are_one_tile():
         assert traffic.most_scores == 4 * 5
 
 
-def test_traffic_counts_what_lies_in_memory():
-    traffic, target = Traffic(), torch.zeros(3, 4, dtype=torch.float16)
-    tile = torch.full((3, 4), 1 / 3)
-    assert traffic.read(tile) is tile
-    traffic.write(target, tile)
-    assert (traffic.read_bytes, traffic.written_bytes, traffic.total) == (48, 24, 72)
-    assert torch.equal(target, tile.half())
-
-
 def test_fa1_block_sizes():
     """Four tiles fill an SM: 100 KiB of fp16 are 51,200 elements, 200 rows of D = 64."""
     assert algorithm.fa1_block_sizes(51_200, 64) == (64, 200)
     assert algorithm.fa1_block_sizes(51_200, 256) == (50, 50)
     assert algorithm.fa1_block_sizes(1, 64) == (1, 1)
     assert algorithm.fa1_block_sizes(257, 64) == (2, 2)
-    for sram, D in itertools.product((64, 100, 1000, 51_200), (1, 3, 64, 128)):
-        assert algorithm.fa1_block_sizes(sram, D) == (min(math.ceil(sram / (4 * D)), D), math.ceil(sram / (4 * D)))
 
 
 # ---------------------------------------------------------------- backward: its steps
@@ -229,13 +211,10 @@ def test_matmul_backward_is_autograds():
         torch.testing.assert_close(got, want)
 
 
-def test_softmax_backward_is_autograds_and_the_jacobians():
+def test_softmax_backward_is_autograds():
     s, dp = (randn(2, 3, 5, seed=i, dtype=torch.float64) for i in range(2))
     p = torch.softmax(s.requires_grad_(), -1)
-    got = algorithm.softmax_backward(p.detach(), dp)
-    torch.testing.assert_close(got, torch.autograd.grad(p, s, dp)[0])
-    jacobian = torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
-    torch.testing.assert_close(got, (jacobian @ dp[..., None])[..., 0].detach())
+    torch.testing.assert_close(algorithm.softmax_backward(p.detach(), dp), torch.autograd.grad(p, s, dp)[0])
 
 
 @causal
@@ -250,12 +229,6 @@ def test_recompute_p_is_softmax(S_q, S_k, is_causal):
     blind = max(S_q - S_k, 0) if is_causal else 0
     assert (p[:, :, :blind] == 0).all()
     torch.testing.assert_close(p[:, :, blind:], torch.softmax(s, -1)[:, :, blind:])
-
-
-def test_finite_or_inf():
-    lse = torch.tensor([-math.inf, -1e4, 0.0, math.nan])
-    got = algorithm.finite_or_inf(lse)
-    assert got[:3].tolist() == [math.inf, -1e4, 0.0] and got[3].isnan()
 
 
 def test_row_delta_is_the_sum_of_p_times_dp():
@@ -273,10 +246,6 @@ def test_sum_groups_is_the_gradient_of_repeat_heads(H_q, H_k):
     dx = randn(2, H_q, 5, 3, seed=1, dtype=torch.float64)
     (want,) = torch.autograd.grad(reference.repeat_heads(x, H_q), x, dx)
     torch.testing.assert_close(algorithm.sum_groups(dx, H_k), want)
-
-
-def test_sum_groups_of_no_heads():
-    assert algorithm.sum_groups(torch.zeros(2, 0, 5, 3), 0).shape == (2, 0, 5, 3)
 
 
 def counted_rows(key_block, block_m, block_n, S_q, S_k):
@@ -377,29 +346,12 @@ def test_tiled_attention_passes_gradcheck(S_q, S_k, is_causal):
     assert torch.autograd.gradcheck(outputs, leaves)
 
 
-@causal
-def test_backward_with_a_gradient_of_lse(is_causal):
-    """Also for rows that see nothing, where it has no effect."""
-    q, k, v = make(9, 6, H_q=4, H_k=2, dtype=torch.float64)
-    do, dlse = randn(*q.shape, seed=4, dtype=q.dtype), randn(*q.shape[:3], seed=5, dtype=q.dtype)
-    o, lse = reference.attention(q, k, v, is_causal)
-    got = algorithm.flash_backward(q, k, v, o, do, lse, 4, 5, is_causal, dlse=dlse)
-    for x, want in zip(got, reference.gradients(q, k, v, do, is_causal, dlse=dlse), strict=True):
-        torch.testing.assert_close(x, want, rtol=1e-10, atol=1e-10)
-    only = algorithm.flash_backward(q, k, v, o, torch.zeros_like(do), lse, 4, 5, is_causal, dlse=dlse)
-    assert (only[2] == 0).all()
-
-
 def test_backward_never_reads_hidden_tiles():
     """A NaN in keys and values that none of a block's rows may see does not reach its dq."""
     q, k, v = make(8, 8)
-    do = randn(*q.shape, seed=4, dtype=q.dtype)
-    want, _, _ = algorithm.flash_backward(q, k, v, *forward_and_do(q, k, v, do), 4, 4, True)
-    k[:, :, 4:], v[:, :, 4:] = math.nan, math.nan
-    got, _, _ = algorithm.flash_backward(q, k, v, *forward_and_do(q, k, v, do), 4, 4, True)
-    assert torch.equal(got[:, :, :4], want[:, :, :4])
-
-
-def forward_and_do(q, k, v, do):
     o, lse = algorithm.flash_forward(q, k, v, 4, 4, True)
-    return o, do, lse
+    do = randn(*q.shape, seed=4, dtype=q.dtype)
+    want, _, _ = algorithm.flash_backward(q, k, v, o, do, lse, 4, 4, True)
+    k[:, :, 4:], v[:, :, 4:] = math.nan, math.nan
+    got, _, _ = algorithm.flash_backward(q, k, v, o, do, lse, 4, 4, True)
+    assert torch.equal(got[:, :, :4], want[:, :, :4])
