@@ -39,7 +39,7 @@ def check(flash, q, k, v, block_m, block_n, is_causal=False, scale=None, slack=0
 
 @orders
 @causal
-@pytest.mark.parametrize(("block_m", "block_n"), [(1, 1), (1, 5), (4, 1), (4, 4), (3, 7), (64, 64)])
+@pytest.mark.parametrize(("block_m", "block_n"), [(1, 5), (4, 1), (3, 7), (64, 64)])
 @pytest.mark.parametrize(("S_q", "S_k"), [(1, 1), (1, 9), (9, 1), (8, 8), (7, 13), (13, 7), (0, 5), (5, 0)])
 def test_shapes_and_block_sizes(flash, S_q, S_k, block_m, block_n, is_causal):
     check(flash, *make(S_q, S_k), block_m, block_n, is_causal)
@@ -58,8 +58,8 @@ def test_grouped_queries(flash, H_q, H_k, is_causal):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_half_precision(flash, dtype, is_causal):
     """FA1 rounds o to its dtype once for every block of keys: each may cost another half unit of the largest value."""
-    q, k, v = make(65, 130, D=32, dtype=dtype)
-    roundings = -(-130 // 32) if flash is algorithm.flash_forward_fa1 else 0
+    q, k, v = make(33, 70, D=32, dtype=dtype)
+    roundings = -(-70 // 32) if flash is algorithm.flash_forward_fa1 else 0
     check(flash, q, k, v, 16, 32, is_causal, slack=roundings * torch.finfo(dtype).eps / 2 * float(v.abs().max()))
 
 
@@ -147,7 +147,7 @@ def test_all_tiles_by_counting():
 
 # ---------------------------------------------------------------- traffic
 
-TRAFFIC_CASES = list(itertools.product((0, 1, 7, 16), (0, 1, 10, 12), (1, 4, 32), (1, 5, 32), (torch.float16, torch.float32)))
+TRAFFIC_CASES = list(itertools.product((0, 7, 16), (0, 10, 12), (1, 4, 32), (1, 5, 32), (torch.float16, torch.float32)))
 
 
 def test_traffic_is_the_ledgers():
@@ -314,7 +314,7 @@ def test_backward_of_any_shape(S_q, S_k, is_causal):
 @causal
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_backward_in_half_precision(dtype, is_causal):
-    q, k, v = make(65, 130, D=32, dtype=dtype)
+    q, k, v = make(33, 70, D=32, dtype=dtype)
     check_backward(whole(is_causal), q, k, v, is_causal)
     check_backward(tiled(16, 32, is_causal), q, k, v, is_causal)
 

@@ -33,8 +33,7 @@ POINTERS = Case(40, 50, D=59, is_causal=True, B=1)
 # ---------------------------------------------------------------- by descriptors and by pointers
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("descriptors", [True, False])
+@pytest.mark.parametrize(("descriptors", "in_order"), [(True, True), (False, False)])
 @pytest.mark.parametrize("case", [RAGGED, GQA, CAUSAL, BLIND_ROWS, FEWER_QUERIES, DLSE, POINTERS], ids=str)
 def test_every_step_of_the_chapter_is_right(case, descriptors, in_order):
     check_forward(forward.flash_forward, case, tile=TILE, descriptors=descriptors, in_order=in_order)
