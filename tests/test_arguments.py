@@ -23,7 +23,7 @@ from fa_tutorial.arguments import (
 )
 
 pytest.importorskip("triton")
-from fa_tutorial import layout, matmul
+from fa_tutorial import flash_attention, flash_decode, layout, matmul
 
 
 def test_dtype_name_is_pytorchs():
@@ -145,3 +145,22 @@ def test_bad_input(call, error, words):
     with pytest.raises(error) as caught:
         call()
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+LAUNCHERS = {
+    "add": lambda: layout.add(X, X),
+    "transpose_copy": lambda: layout.transpose_copy(X),
+    "softmax": lambda: layout.softmax(X),
+    "matmul": lambda: matmul.matmul(X, X.T),
+    "scores_times_values": lambda: matmul.scores_times_values(X, X, X),
+    "flash_attention": lambda: flash_attention(ONE, ONE, ONE),
+    "flash_attention without queries": lambda: flash_attention(ONE[:, :, :0], ONE, ONE),
+    "flash_decode": lambda: flash_decode(ONE, ONE, ONE, torch.ones(1, dtype=torch.int32)),
+}
+
+
+@pytest.mark.parametrize("launch", LAUNCHERS.values(), ids=LAUNCHERS)
+def test_a_cpu_tensor_where_the_interpreter_is_off(launch, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(RuntimeError, match=r"is on cpu.*TRITON_INTERPRET=1"):
+        launch()

@@ -129,13 +129,6 @@ def test_the_gpu_of_the_input(launcher, own):
     assert_same_on_second_gpu(launcher, randn(100, 200))
 
 
-@launchers
-def test_a_cpu_tensor_where_the_interpreter_is_off(launcher, own, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    with pytest.raises(RuntimeError, match=r"is on cpu.*TRITON_INTERPRET=1"):
-        launcher(torch.zeros(2, 3))
-
-
 def test_row_warps():
     assert [layout.row_warps(block) for block in (1, 256, 512, 4096, 65_536)] == [1, 1, 2, 16, 16]
 

@@ -253,13 +253,6 @@ def test_launchers_use_the_gpu_of_their_input():
     assert_same_on_second_gpu(matmul.scores_times_values, randn(100, 64), randn(70, 64), randn(70, 64))
 
 
-@pytest.mark.parametrize(("launcher", "inputs"), [(matmul.matmul, 2), (matmul.scores_times_values, 3)])
-def test_cpu_tensor_without_the_interpreter(launcher, inputs, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    with pytest.raises(RuntimeError, match=r"is on cpu.*TRITON_INTERPRET=1"):
-        launcher(*[torch.zeros(2, 2)] * inputs)
-
-
 # ---------------------------------------------------------------- the order of tiles
 
 

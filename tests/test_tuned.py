@@ -257,11 +257,6 @@ def test_lengths_share_a_bucket():
     assert [autotuning.bucket(S) for S in (1, 256, 257, 4096, 4097, 16_384, 100_000)] == [256, 256, 512, 4096, 8192, 16_384, 16_384]
 
 
-@pytest.mark.parametrize("S_k", [1, 511, 512, 4096, 16_384, 1_000_000])
-def test_heads_at_once(S_k):
-    assert forward.heads_at_once(S_k) == min(max(2, 32_768 // S_k), 64)
-
-
 class Tuner:
     """In place of an autotuned kernel: what fastest does with it."""
 
