@@ -121,22 +121,21 @@ def test_softmax_step_over_any_split_is_the_whole_softmax():
 # ---------------------------------------------------------------- causal tiles
 
 
-def counted_tiles(row_block, block_m, block_n, S_q, S_k):
-    """(full, end) by looking at every pair."""
-    rows = range(row_block * block_m, min((row_block + 1) * block_m, S_q))
-    blocks = [range(j, min(j + block_n, S_k)) for j in range(0, S_k, block_n)]
-    # A ragged last block needs a mask, whoever sees it.
-    whole = [len(block) == block_n and all(j <= i + S_k - S_q for i in rows for j in block) for block in blocks]
-    seen = [any(j <= i + S_k - S_q for i in rows for j in block) for block in blocks]
-    assert whole == sorted(whole, reverse=True) and seen == sorted(seen, reverse=True)
-    return sum(whole), sum(seen)
-
-
-def test_causal_tiles_by_counting():
-    for S_q, S_k, block_m, block_n in itertools.product(range(1, 10), range(10), range(1, 5), range(1, 5)):
-        for row_block in range(-(-S_q // block_m)):
-            args = row_block, block_m, block_n, S_q, S_k
-            assert algorithm.causal_tiles(*args) == counted_tiles(*args), args
+def test_causal_tiles_and_rows_by_counting():
+    for S_q, S_k, block_m, block_n in itertools.product(range(1, 8), range(8), range(1, 4), range(1, 4)):
+        sizes, mask = (block_m, block_n, S_q, S_k), reference.causal_mask(S_q, S_k).tolist()
+        starts = range(0, S_k, block_n)
+        tiles = [[[row[j : j + block_n] for row in mask[i : i + block_m]] for j in starts] for i in range(0, S_q, block_m)]
+        seen = [[any(map(any, tile)) for tile in row] for row in tiles]
+        whole = [[all(map(all, tile)) for tile in row] for row in tiles]
+        for row_block, row in enumerate(tiles):
+            full = sum(is_whole and len(tile[0]) == block_n for is_whole, tile in zip(whole[row_block], row, strict=True))
+            assert algorithm.causal_tiles(row_block, *sizes) == (full, sum(seen[row_block])), (
+                "a ragged last block needs a mask, whoever sees it"
+            )
+        for key_block in range(len(starts)):
+            unseen, masked = (sum(not row[key_block] for row in those) for those in (seen, whole))
+            assert algorithm.causal_rows(key_block, *sizes) == (unseen, masked)
 
 
 def test_all_tiles_by_counting():
@@ -248,27 +247,10 @@ def test_sum_groups_is_the_gradient_of_repeat_heads(H_q, H_k):
     torch.testing.assert_close(algorithm.sum_groups(dx, H_k), want)
 
 
-def counted_rows(key_block, block_m, block_n, S_q, S_k):
-    """By looking at every pair: the first block of rows that sees a key of the block, and the first from which on every row sees all."""
-    keys = range(key_block * block_n, min((key_block + 1) * block_n, S_k))
-    blocks = [range(i, min(i + block_m, S_q)) for i in range(0, S_q, block_m)]
-    seen = [any(j <= i + S_k - S_q for i in rows for j in keys) for rows in blocks]
-    whole = [all(j <= i + S_k - S_q for i in rows for j in keys) for rows in blocks]
-    assert whole == sorted(whole) and seen == sorted(seen)
-    return seen.count(False), whole.count(False)
-
-
 @pytest.mark.parametrize(("rows", "keys", "length"), [((2, 4), (0, 2), "S_q = 3"), ((0, 2), (4, 6), "S_k = 5")])
 def test_a_slice_past_the_end_is_named(rows, keys, length):
     with pytest.raises(ValueError, match=f"ends past {length}"):
         algorithm.seen_in_tile(slice(*rows), slice(*keys), 3, 5, torch.device("cpu"))
-
-
-def test_causal_rows_by_counting():
-    for S_q, S_k, block_m, block_n in itertools.product(range(1, 10), range(1, 10), range(1, 5), range(1, 5)):
-        for key_block in range(-(-S_k // block_n)):
-            args = key_block, block_m, block_n, S_q, S_k
-            assert algorithm.causal_rows(*args) == counted_rows(*args), args
 
 
 # ---------------------------------------------------------------- backward: the gradients

@@ -22,7 +22,18 @@ from attention_cases import (
     plain_attention,
     same,
 )
-from buffers import DEVICE, ON_GPU, assert_same_on_second_gpu, dtypes, far_apart, needs_gpu, needs_two_gpus, randn, vast_memory
+from buffers import (
+    DEVICE,
+    ON_GPU,
+    assert_same_on_other_stream,
+    assert_same_on_second_gpu,
+    dtypes,
+    far_apart,
+    needs_gpu,
+    needs_two_gpus,
+    randn,
+    vast_memory,
+)
 from torch.nn.functional import scaled_dot_product_attention
 
 from fa_tutorial import attention, backward, flash_attention, forward, hardware, reference
@@ -215,30 +226,21 @@ def test_250_repeats_are_bit_equal(kernel):
     assert all(same(step(), want) for _ in range(250))
 
 
+def all_of(q, k, v, do):
+    """o, dq, dk and dv in one tensor."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    o = flash_attention(*leaves, is_causal=True)
+    return torch.cat([x.detach().flatten() for x in (o, *torch.autograd.grad(o, leaves, do))])
+
+
 @needs_two_gpus
 def test_tensors_on_a_second_gpu_while_the_first_is_current():
-    given = *Case(70, 101).data(), randn(2, 2, 70, 64, dtype=torch.float16, seed=4)
-    for i in range(2):
-        assert_same_on_second_gpu(lambda *x, i=i: attend(*x[:3], True)[i], *given)
-    for i in range(3):
-        assert_same_on_second_gpu(lambda *x, i=i: differentiate(*x, is_causal=True)[i], *given)
+    assert_same_on_second_gpu(all_of, *Case(70, 101).data(), randn(2, 2, 70, 64, dtype=torch.float16, seed=4))
 
 
 @needs_gpu
 def test_a_non_default_stream():
-    given = *Case(70, 101).data(), randn(2, 2, 70, 64, dtype=torch.float16, seed=4)
-    want = differentiate(*given, is_causal=True)
-    late = [torch.zeros_like(x) for x in given]
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
-        for x, data in zip(late, given, strict=True):
-            x.copy_(data)
-        leaves = [x.requires_grad_() for x in late[:3]]
-        got = torch.autograd.grad(flash_attention(*leaves, is_causal=True), leaves, late[3])
-    stream.synchronize()
-    assert same(got, want)
+    assert_same_on_other_stream(all_of, *Case(70, 101).data(), randn(2, 2, 70, 64, dtype=torch.float16, seed=4))
 
 
 @needs_gpu
