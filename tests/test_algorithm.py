@@ -289,7 +289,7 @@ def test_backward_of_any_shape(S_q, S_k, is_causal):
     for dtype in (torch.float32, torch.float64):
         q, k, v = make(S_q, S_k, H_q=4, H_k=2, dtype=dtype)
         check_backward(whole(is_causal), q, k, v, is_causal)
-        for blocks in ((1, 5), (4, 1), (4, 4), (3, 7), (64, 64)):
+        for blocks in ((1, 5), (4, 1), (3, 7), (64, 64)):
             check_backward(tiled(*blocks, is_causal), q, k, v, is_causal)
 
 

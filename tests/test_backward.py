@@ -65,6 +65,7 @@ MUTATIONS = {
         "do of the first head": ("add_to_dkdv", "do_tile", "load_tile(do, b, 0 * h, start_m, S_q, D, BLOCK_M, BLOCK_D)", HEADS),
         "top-left mask": ("dkdv_kernel", "first_seeing", "start_n + tl.arange(0, BLOCK_N)", FEWER_QUERIES),
         "top-left start": ("dkdv_kernel", "start", "start_n // BLOCK_M * BLOCK_M", FEWER_QUERIES),
+        "start is rounded up": ("dkdv_kernel", "start", "tl.cdiv(tl.maximum(start_n + S_q - S_k, 0), BLOCK_M) * BLOCK_M", BLIND_ROWS),
         "tiles that the diagonal crosses are full": ("dkdv_kernel", "full", "start", CAUSAL),
         "tiles that the diagonal crosses are skipped": ("dkdv_kernel", "for start_m 2", "range(full, full, BLOCK_M)", CAUSAL),
         "the ragged tile of queries is skipped": ("dkdv_kernel", "for start_m 1", "range(full, S_q // BLOCK_M * BLOCK_M, BLOCK_M)", RAGGED),

@@ -99,13 +99,6 @@ def test_nothing_is_found_on_a_good_machine(facts, change):
     assert doctor.examine(dataclasses.replace(facts, **change)) == []
 
 
-def test_description_names_what_was_found():
-    text = doctor.describe(SERVER)
-    for part in ("3.11.7", "2.11.0+cu130", "built for CUDA 13.0", "3.6.0", "2.4.6", "NVIDIA H200", "9.0", "232,448", "on the GPU"):
-        assert part in text
-    assert "in the interpreter" in doctor.describe(LAPTOP) and "CPU build" in doctor.describe(LAPTOP)
-
-
 def test_a_kernel_that_is_wrong_or_fails_is_broken(monkeypatch, capsys):
     from fa_tutorial import matmul
 

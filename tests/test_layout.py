@@ -165,7 +165,6 @@ def check_transpose_kernel(kernel):
     assert_as_accurate(out.tensor, data.double().T, data.T)
 
 
-OUT = "out_ptr + offs_c[None, :] * stride_or + offs_r[:, None] * stride_oc"
 TRANSPOSE_MUTATIONS = {
     "no mask": ("mask", "(offs_r[:, None] >= 0) & (offs_c[None, :] >= 0)"),
     "mask of the rows alone": ("mask", "(offs_r[:, None] < rows) & (offs_c[None, :] >= 0)"),
