@@ -12,7 +12,6 @@ from fa_tutorial.exercises.catalogue import Exercise
 from fa_tutorial.source import source_of
 
 OUTPUT_CALLS = {"print", "check", "progress", "display", "display_source", "show"}
-EXEMPT_TAG = "nbval-ignore-output"
 COPIED_LINES = 4  # so many lines of a solution in a row are a copy of it
 MACHINE_PATH = re.compile(r"""(?<![\w.])/(?:home|root|tmp|Users|work|opt|mnt|usr/lib)/|\b[A-Z]:\\|site-packages[/\\]|ipykernel_\d+""")
 HOST = re.compile(r"\blocalhost\b|\b\d{1,3}(?:\.\d{1,3}){3}\b")

@@ -5,14 +5,13 @@ import math
 
 import pytest
 import torch
-from attention_cases import plain_gradients
+from attention_cases import causal, plain_gradients
 
 from fa_tutorial import algorithm, ledger, reference
 from fa_tutorial.algorithm import Traffic
 
 ORDERS = {"FA2": algorithm.flash_forward, "FA1": algorithm.flash_forward_fa1}
 orders = pytest.mark.parametrize("flash", ORDERS.values(), ids=ORDERS)
-causal = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 
 
 def randn(*shape, seed, dtype):
@@ -40,7 +39,7 @@ def check(flash, q, k, v, block_m, block_n, is_causal=False, scale=None, slack=0
 
 @orders
 @causal
-@pytest.mark.parametrize(("block_m", "block_n"), [(1, 1), (1, 5), (4, 1), (4, 4), (3, 7), (64, 64)])
+@pytest.mark.parametrize(("block_m", "block_n"), [(1, 5), (4, 1), (3, 7), (64, 64)])
 @pytest.mark.parametrize(("S_q", "S_k"), [(1, 1), (1, 9), (9, 1), (8, 8), (7, 13), (13, 7), (0, 5), (5, 0)])
 def test_shapes_and_block_sizes(flash, S_q, S_k, block_m, block_n, is_causal):
     check(flash, *make(S_q, S_k), block_m, block_n, is_causal)
@@ -59,8 +58,8 @@ def test_grouped_queries(flash, H_q, H_k, is_causal):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_half_precision(flash, dtype, is_causal):
     """FA1 rounds o to its dtype once for every block of keys: each may cost another half unit of the largest value."""
-    q, k, v = make(65, 130, D=32, dtype=dtype)
-    roundings = -(-130 // 32) if flash is algorithm.flash_forward_fa1 else 0
+    q, k, v = make(33, 70, D=32, dtype=dtype)
+    roundings = -(-70 // 32) if flash is algorithm.flash_forward_fa1 else 0
     check(flash, q, k, v, 16, 32, is_causal, slack=roundings * torch.finfo(dtype).eps / 2 * float(v.abs().max()))
 
 
@@ -84,12 +83,6 @@ def test_logits_of_any_size(flash):
         q.zero_()[..., 0] = 1
         k[..., 0] = logits
         check(flash, q, k, v, 4, 8, True, scale=1.0)
-
-
-@orders
-def test_rows_that_see_nothing(flash):
-    o, lse = flash(*make(10, 4), 3, 2, True)
-    assert (o[:, :, :6] == 0).all() and (lse[:, :, :6] == -math.inf).all() and torch.isfinite(lse[:, :, 6:]).all()
 
 
 @orders
@@ -128,22 +121,21 @@ def test_softmax_step_over_any_split_is_the_whole_softmax():
 # ---------------------------------------------------------------- causal tiles
 
 
-def counted_tiles(row_block, block_m, block_n, S_q, S_k):
-    """(full, end) by looking at every pair."""
-    rows = range(row_block * block_m, min((row_block + 1) * block_m, S_q))
-    blocks = [range(j, min(j + block_n, S_k)) for j in range(0, S_k, block_n)]
-    # A ragged last block needs a mask, whoever sees it.
-    whole = [len(block) == block_n and all(j <= i + S_k - S_q for i in rows for j in block) for block in blocks]
-    seen = [any(j <= i + S_k - S_q for i in rows for j in block) for block in blocks]
-    assert whole == sorted(whole, reverse=True) and seen == sorted(seen, reverse=True)
-    return sum(whole), sum(seen)
-
-
-def test_causal_tiles_by_counting():
-    for S_q, S_k, block_m, block_n in itertools.product(range(1, 10), range(10), range(1, 5), range(1, 5)):
-        for row_block in range(-(-S_q // block_m)):
-            args = row_block, block_m, block_n, S_q, S_k
-            assert algorithm.causal_tiles(*args) == counted_tiles(*args), args
+def test_causal_tiles_and_rows_by_counting():
+    for S_q, S_k, block_m, block_n in itertools.product(range(1, 8), range(8), range(1, 4), range(1, 4)):
+        sizes, mask = (block_m, block_n, S_q, S_k), reference.causal_mask(S_q, S_k).tolist()
+        starts = range(0, S_k, block_n)
+        tiles = [[[row[j : j + block_n] for row in mask[i : i + block_m]] for j in starts] for i in range(0, S_q, block_m)]
+        seen = [[any(map(any, tile)) for tile in row] for row in tiles]
+        whole = [[all(map(all, tile)) for tile in row] for row in tiles]
+        for row_block, row in enumerate(tiles):
+            full = sum(is_whole and len(tile[0]) == block_n for is_whole, tile in zip(whole[row_block], row, strict=True))
+            assert algorithm.causal_tiles(row_block, *sizes) == (full, sum(seen[row_block])), (
+                "a ragged last block needs a mask, whoever sees it"
+            )
+        for key_block in range(len(starts)):
+            unseen, masked = (sum(not row[key_block] for row in those) for those in (seen, whole))
+            assert algorithm.causal_rows(key_block, *sizes) == (unseen, masked)
 
 
 def test_all_tiles_by_counting():
@@ -154,7 +146,7 @@ def test_all_tiles_by_counting():
 
 # ---------------------------------------------------------------- traffic
 
-TRAFFIC_CASES = list(itertools.product((0, 1, 7, 16), (0, 1, 10, 12), (1, 4, 32), (1, 5, 32), (torch.float16, torch.float32)))
+TRAFFIC_CASES = list(itertools.product((0, 7, 16), (0, 10, 12), (1, 4, 32), (1, 5, 32), (torch.float16, torch.float32)))
 
 
 def test_traffic_is_the_ledgers():
@@ -200,23 +192,12 @@ def test_the_most_scores_held_are_one_tile():
         assert traffic.most_scores == 4 * 5
 
 
-def test_traffic_counts_what_lies_in_memory():
-    traffic, target = Traffic(), torch.zeros(3, 4, dtype=torch.float16)
-    tile = torch.full((3, 4), 1 / 3)
-    assert traffic.read(tile) is tile
-    traffic.write(target, tile)
-    assert (traffic.read_bytes, traffic.written_bytes, traffic.total) == (48, 24, 72)
-    assert torch.equal(target, tile.half())
-
-
 def test_fa1_block_sizes():
     """Four tiles fill an SM: 100 KiB of fp16 are 51,200 elements, 200 rows of D = 64."""
     assert algorithm.fa1_block_sizes(51_200, 64) == (64, 200)
     assert algorithm.fa1_block_sizes(51_200, 256) == (50, 50)
     assert algorithm.fa1_block_sizes(1, 64) == (1, 1)
     assert algorithm.fa1_block_sizes(257, 64) == (2, 2)
-    for sram, D in itertools.product((64, 100, 1000, 51_200), (1, 3, 64, 128)):
-        assert algorithm.fa1_block_sizes(sram, D) == (min(math.ceil(sram / (4 * D)), D), math.ceil(sram / (4 * D)))
 
 
 # ---------------------------------------------------------------- backward: its steps
@@ -229,13 +210,10 @@ def test_matmul_backward_is_autograds():
         torch.testing.assert_close(got, want)
 
 
-def test_softmax_backward_is_autograds_and_the_jacobians():
+def test_softmax_backward_is_autograds():
     s, dp = (randn(2, 3, 5, seed=i, dtype=torch.float64) for i in range(2))
     p = torch.softmax(s.requires_grad_(), -1)
-    got = algorithm.softmax_backward(p.detach(), dp)
-    torch.testing.assert_close(got, torch.autograd.grad(p, s, dp)[0])
-    jacobian = torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
-    torch.testing.assert_close(got, (jacobian @ dp[..., None])[..., 0].detach())
+    torch.testing.assert_close(algorithm.softmax_backward(p.detach(), dp), torch.autograd.grad(p, s, dp)[0])
 
 
 @causal
@@ -250,12 +228,6 @@ def test_recompute_p_is_softmax(S_q, S_k, is_causal):
     blind = max(S_q - S_k, 0) if is_causal else 0
     assert (p[:, :, :blind] == 0).all()
     torch.testing.assert_close(p[:, :, blind:], torch.softmax(s, -1)[:, :, blind:])
-
-
-def test_finite_or_inf():
-    lse = torch.tensor([-math.inf, -1e4, 0.0, math.nan])
-    got = algorithm.finite_or_inf(lse)
-    assert got[:3].tolist() == [math.inf, -1e4, 0.0] and got[3].isnan()
 
 
 def test_row_delta_is_the_sum_of_p_times_dp():
@@ -275,31 +247,10 @@ def test_sum_groups_is_the_gradient_of_repeat_heads(H_q, H_k):
     torch.testing.assert_close(algorithm.sum_groups(dx, H_k), want)
 
 
-def test_sum_groups_of_no_heads():
-    assert algorithm.sum_groups(torch.zeros(2, 0, 5, 3), 0).shape == (2, 0, 5, 3)
-
-
-def counted_rows(key_block, block_m, block_n, S_q, S_k):
-    """By looking at every pair: the first block of rows that sees a key of the block, and the first from which on every row sees all."""
-    keys = range(key_block * block_n, min((key_block + 1) * block_n, S_k))
-    blocks = [range(i, min(i + block_m, S_q)) for i in range(0, S_q, block_m)]
-    seen = [any(j <= i + S_k - S_q for i in rows for j in keys) for rows in blocks]
-    whole = [all(j <= i + S_k - S_q for i in rows for j in keys) for rows in blocks]
-    assert whole == sorted(whole) and seen == sorted(seen)
-    return seen.count(False), whole.count(False)
-
-
 @pytest.mark.parametrize(("rows", "keys", "length"), [((2, 4), (0, 2), "S_q = 3"), ((0, 2), (4, 6), "S_k = 5")])
 def test_a_slice_past_the_end_is_named(rows, keys, length):
     with pytest.raises(ValueError, match=f"ends past {length}"):
         algorithm.seen_in_tile(slice(*rows), slice(*keys), 3, 5, torch.device("cpu"))
-
-
-def test_causal_rows_by_counting():
-    for S_q, S_k, block_m, block_n in itertools.product(range(1, 10), range(1, 10), range(1, 5), range(1, 5)):
-        for key_block in range(-(-S_k // block_n)):
-            args = key_block, block_m, block_n, S_q, S_k
-            assert algorithm.causal_rows(*args) == counted_rows(*args), args
 
 
 # ---------------------------------------------------------------- backward: the gradients
@@ -338,14 +289,14 @@ def test_backward_of_any_shape(S_q, S_k, is_causal):
     for dtype in (torch.float32, torch.float64):
         q, k, v = make(S_q, S_k, H_q=4, H_k=2, dtype=dtype)
         check_backward(whole(is_causal), q, k, v, is_causal)
-        for blocks in ((1, 5), (4, 1), (4, 4), (3, 7), (64, 64)):
+        for blocks in ((1, 5), (4, 1), (3, 7), (64, 64)):
             check_backward(tiled(*blocks, is_causal), q, k, v, is_causal)
 
 
 @causal
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_backward_in_half_precision(dtype, is_causal):
-    q, k, v = make(65, 130, D=32, dtype=dtype)
+    q, k, v = make(33, 70, D=32, dtype=dtype)
     check_backward(whole(is_causal), q, k, v, is_causal)
     check_backward(tiled(16, 32, is_causal), q, k, v, is_causal)
 
@@ -377,29 +328,12 @@ def test_tiled_attention_passes_gradcheck(S_q, S_k, is_causal):
     assert torch.autograd.gradcheck(outputs, leaves)
 
 
-@causal
-def test_backward_with_a_gradient_of_lse(is_causal):
-    """Also for rows that see nothing, where it has no effect."""
-    q, k, v = make(9, 6, H_q=4, H_k=2, dtype=torch.float64)
-    do, dlse = randn(*q.shape, seed=4, dtype=q.dtype), randn(*q.shape[:3], seed=5, dtype=q.dtype)
-    o, lse = reference.attention(q, k, v, is_causal)
-    got = algorithm.flash_backward(q, k, v, o, do, lse, 4, 5, is_causal, dlse=dlse)
-    for x, want in zip(got, reference.gradients(q, k, v, do, is_causal, dlse=dlse), strict=True):
-        torch.testing.assert_close(x, want, rtol=1e-10, atol=1e-10)
-    only = algorithm.flash_backward(q, k, v, o, torch.zeros_like(do), lse, 4, 5, is_causal, dlse=dlse)
-    assert (only[2] == 0).all()
-
-
 def test_backward_never_reads_hidden_tiles():
     """A NaN in keys and values that none of a block's rows may see does not reach its dq."""
     q, k, v = make(8, 8)
-    do = randn(*q.shape, seed=4, dtype=q.dtype)
-    want, _, _ = algorithm.flash_backward(q, k, v, *forward_and_do(q, k, v, do), 4, 4, True)
-    k[:, :, 4:], v[:, :, 4:] = math.nan, math.nan
-    got, _, _ = algorithm.flash_backward(q, k, v, *forward_and_do(q, k, v, do), 4, 4, True)
-    assert torch.equal(got[:, :, :4], want[:, :, :4])
-
-
-def forward_and_do(q, k, v, do):
     o, lse = algorithm.flash_forward(q, k, v, 4, 4, True)
-    return o, do, lse
+    do = randn(*q.shape, seed=4, dtype=q.dtype)
+    want, _, _ = algorithm.flash_backward(q, k, v, o, do, lse, 4, 4, True)
+    k[:, :, 4:], v[:, :, 4:] = math.nan, math.nan
+    got, _, _ = algorithm.flash_backward(q, k, v, o, do, lse, 4, 4, True)
+    assert torch.equal(got[:, :, :4], want[:, :, :4])

@@ -22,7 +22,18 @@ from attention_cases import (
     plain_attention,
     same,
 )
-from buffers import DEVICE, ON_GPU, assert_same_on_second_gpu, dtypes, far_apart, needs_gpu, needs_two_gpus, randn, vast_memory
+from buffers import (
+    DEVICE,
+    ON_GPU,
+    assert_same_on_other_stream,
+    assert_same_on_second_gpu,
+    dtypes,
+    far_apart,
+    needs_gpu,
+    needs_two_gpus,
+    randn,
+    vast_memory,
+)
 from torch.nn.functional import scaled_dot_product_attention
 
 from fa_tutorial import attention, backward, flash_attention, forward, hardware, reference
@@ -52,13 +63,6 @@ EVERY = [(kernel, case) for kernel in KERNELS for i, case in enumerate(hard_inpu
 @pytest.mark.parametrize(("kernel", "case"), EVERY, indirect=["kernel"], ids=str)
 def test_hard_input(kernel, case):
     check(case)
-
-
-def test_the_last_query_sees_every_key():
-    """Causal is bottom-right aligned."""
-    q, k, v = Case(33, 70).inputs()
-    last = [x[:, :, -1:] for x in attend(q, k, v, is_causal=True)]
-    assert_attention(*last, q[:, :, -1:], k, v)
 
 
 def test_rows_that_see_no_key():
@@ -98,18 +102,6 @@ def test_q_is_k_is_v(is_causal):
     leaf = x.clone().requires_grad_()
     (got,) = torch.autograd.grad(flash_attention(leaf, leaf, leaf, is_causal=is_causal), leaf, do)
     torch.testing.assert_close(got, sum(differentiate(x, x, x, do, is_causal)))
-
-
-def test_slices_of_one_fused_qkv_tensor():
-    """q, k and v are slices of it, and so are their gradients."""
-    fused = randn(2, 40, 2 + 1 + 1, 24, dtype=torch.float16).requires_grad_()  # 2 query heads, a key head, a value head
-    q, k, v = fused.transpose(1, 2).split([2, 1, 1], dim=1)
-    o, lse = flash_attention(q, k, v, is_causal=True, return_lse=True)
-    do = randn(*o.shape, dtype=o.dtype, seed=4)
-    (got,) = torch.autograd.grad(o, fused, do)
-    q, k, v = (x.detach() for x in (q, k, v))
-    assert_attention(o.detach(), lse.detach(), q, k, v, is_causal=True)
-    assert_gradients(got.transpose(1, 2).split([2, 1, 1], dim=1), q, k, v, do, is_causal=True)
 
 
 def far_inputs(memory, axis: int):
@@ -183,7 +175,10 @@ def test_nan_in_one_query_row_stays_in_that_row(row, is_causal):
 
 
 def test_a_second_call_with_another_shape_then_the_first_again():
-    first, other = Case(65, 40, B=1, is_causal=True), Case(17, 90, D=24, B=1, dtype=torch.float32, is_causal=True, view="four strides")
+    first, other = (
+        Case(33, 40, D=16, B=1, is_causal=True),
+        Case(17, 50, D=24, B=1, dtype=torch.float32, is_causal=True, view="four strides"),
+    )
     want = check(first)
     check(other)
     assert same(check(first), want)
@@ -231,30 +226,21 @@ def test_250_repeats_are_bit_equal(kernel):
     assert all(same(step(), want) for _ in range(250))
 
 
+def all_of(q, k, v, do):
+    """o, dq, dk and dv in one tensor."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    o = flash_attention(*leaves, is_causal=True)
+    return torch.cat([x.detach().flatten() for x in (o, *torch.autograd.grad(o, leaves, do))])
+
+
 @needs_two_gpus
 def test_tensors_on_a_second_gpu_while_the_first_is_current():
-    given = *Case(70, 101).data(), randn(2, 2, 70, 64, dtype=torch.float16, seed=4)
-    for i in range(2):
-        assert_same_on_second_gpu(lambda *x, i=i: attend(*x[:3], True)[i], *given)
-    for i in range(3):
-        assert_same_on_second_gpu(lambda *x, i=i: differentiate(*x, is_causal=True)[i], *given)
+    assert_same_on_second_gpu(all_of, *Case(70, 101).data(), randn(2, 2, 70, 64, dtype=torch.float16, seed=4))
 
 
 @needs_gpu
 def test_a_non_default_stream():
-    given = *Case(70, 101).data(), randn(2, 2, 70, 64, dtype=torch.float16, seed=4)
-    want = differentiate(*given, is_causal=True)
-    late = [torch.zeros_like(x) for x in given]
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
-        for x, data in zip(late, given, strict=True):
-            x.copy_(data)
-        leaves = [x.requires_grad_() for x in late[:3]]
-        got = torch.autograd.grad(flash_attention(*leaves, is_causal=True), leaves, late[3])
-    stream.synchronize()
-    assert same(got, want)
+    assert_same_on_other_stream(all_of, *Case(70, 101).data(), randn(2, 2, 70, 64, dtype=torch.float16, seed=4))
 
 
 @needs_gpu
@@ -326,9 +312,7 @@ BAD_INPUTS = {
     "complex": ([X.to(torch.complex64)] * 3, TypeError, ["q", "complex64", "float16, bfloat16, float32"]),
     "sparse": ([X.to_sparse(), X, X], TypeError, ["q", "dense", "sparse"]),
     "nested": ([X, torch.nested.nested_tensor([X[0]]), X], TypeError, ["k", "dense"]),
-    "jagged": ([torch.nested.nested_tensor([X[0, 0]], layout=torch.jagged)] * 3, TypeError, ["q", "dense"]),
     "not a tensor": ([X, X, [[[[0.0]]]]], TypeError, ["v", "list", "torch.Tensor"]),
-    "None": ([None, X, X], TypeError, ["q", "NoneType", "torch.Tensor"]),
     "different dtypes": ([X, X.half(), X.bfloat16()], TypeError, ["q: float32", "k: float16", "v: bfloat16"]),
     "different devices": ([X, X.to("meta"), X], ValueError, ["one device", f"q: {DEVICE.type}", "k: meta"]),
     "3-D": ([X[0]] * 3, ValueError, ["q", "(B, H, S, D)", "3 dimensions", "(1, 2, 4)"]),
@@ -337,17 +321,12 @@ BAD_INPUTS = {
     "batch mismatch": ([ones(2, 1, 2, 4), X, X], ValueError, ["q (2, 1, 2, 4)", "k (1, 1, 2, 4)"]),
     "head-dim mismatch": ([X, *[ones(1, 1, 2, 8)] * 2], ValueError, ["q (1, 1, 2, 4)", "k (1, 1, 2, 8)"]),
     "query heads not a multiple": ([ones(1, 6, 2, 4), *[ones(1, 4, 2, 4)] * 2], ValueError, ["6 query heads", "4 key heads"]),
-    "fewer query heads than key heads": ([ones(1, 2, 2, 4), *[ones(1, 4, 2, 4)] * 2], ValueError, ["2 query heads", "4 key heads"]),
     "no key heads": ([ones(1, 2, 2, 4), *[ones(1, 0, 2, 4)] * 2], ValueError, ["2 query heads", "0 key heads"]),
     "D of 257": ([ones(1, 1, 2, 257)] * 3, ValueError, ["256", "257"]),
     "D of 0": ([ones(1, 1, 2, 0)] * 3, ValueError, ["1 to 256", "got 0"]),
     "scale NaN": ([X, X, X, {"scale": math.nan}], ValueError, ["scale", "finite", "nan"]),
     "scale -inf": ([X, X, X, {"scale": -math.inf}], ValueError, ["scale", "finite", "-inf"]),
-    "scale beyond float32": ([X, X, X, {"scale": 1e39}], ValueError, ["scale", "finite in float32", "1e+39"]),
-    "scale a string": ([X, X, X, {"scale": "1"}], TypeError, ["scale", "number", "'1'"]),
-    "scale to be learned": ([X, X, X, {"scale": torch.tensor(0.5, requires_grad=True)}], TypeError, ["scale", "multiply q by it"]),
     "is_causal a string": ([X, X, X, {"is_causal": "false"}], TypeError, ["is_causal", "True or False", "'false'"]),
-    "is_causal a mask": ([X, X, X, {"is_causal": ones(2, 2).bool()}], TypeError, ["is_causal", "True or False", "Tensor"]),
     "unknown kernel": ([X, X, X, {"kernel": "best"}], ValueError, ["kernel", "'auto'", "'basic'", "'best'"]),
 }
 
@@ -358,13 +337,6 @@ def test_bad_input(given, error, words):
     with pytest.raises(error) as caught:
         flash_attention(q, k, v, **(more[0] if more else {}))
     assert all(word in str(caught.value) for word in words), caught.value
-
-
-@pytest.mark.parametrize("S_q", [2, 0])
-def test_a_cpu_tensor_where_the_interpreter_is_off(S_q, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    with pytest.raises(RuntimeError, match=r"q is on cpu.*TRITON_INTERPRET=1"):
-        flash_attention(torch.zeros(1, 1, S_q, 4), *[torch.zeros(1, 1, 2, 4)] * 2)
 
 
 @pytest.mark.skipif("hopper" in KERNELS, reason="here it is allowed")

@@ -11,7 +11,7 @@ from buffers import DEVICE, ON_GPU, dtypes, far_apart, randn, same_bits, unchang
 from decode_cases import Decode, check, int32, raw
 from mutants import put_in
 
-from fa_tutorial import decode, flash_attention, reference
+from fa_tutorial import decode, reference
 from fa_tutorial.decode import FP8, append_to_cache, flash_decode, quantise_fp8
 from fa_tutorial.hardware import card_of
 
@@ -54,22 +54,6 @@ def test_hard_input(case):
 def test_pages_give_the_bits_of_a_cache_without(page):
     case = Decode((40, 33), S_q=3, group=2, layout="padded rows")
     assert same_bits(check(dataclasses.replace(case, page=page)), check(case)).all()
-
-
-@dtypes
-def test_one_token_is_flash_attentions(dtype):
-    q, k, v = Decode((60, 60), group=3, dtype=dtype, H_k=1).data()
-    o, lse = flash_decode(q, k, v, int32(65, 65), num_splits=2, return_lse=True)
-    want, want_lse = flash_attention(q, k, v, return_lse=True)
-    torch.testing.assert_close(o, want, rtol=0, atol=2 * torch.finfo(dtype).eps)
-    torch.testing.assert_close(lse, want_lse)
-
-
-def test_tokens_ahead_are_tokens_one_by_one():
-    case = Decode((35, 40), S_q=3, dtype=torch.float32, H_k=1)
-    (q, k, v, lengths), _ = case.call()
-    ones = [flash_decode(q[:, :, t : t + 1], k, v, lengths - 2 + t) for t in range(3)]
-    torch.testing.assert_close(flash_decode(q, k, v, lengths), torch.cat(ones, dim=2))
 
 
 def test_lengths_and_tables_may_be_views():

@@ -16,7 +16,7 @@ CONFIG = tiles.TileConfig(32, 32, 4, 1)
 
 
 @causal
-@pytest.mark.parametrize(("block_m", "block_n"), [(16, 16), (32, 64), (64, 32), (128, 64)])
+@pytest.mark.parametrize(("block_m", "block_n"), [(16, 16), (32, 64), (128, 32)])
 @pytest.mark.parametrize(("S_q", "S_k", "D"), [(1, 33, 16), (65, 33, 40), (47, 47, 111)])
 def test_every_tile_writes_all_of_its_outputs_and_nothing_else(S_q, S_k, D, block_m, block_n, is_causal):
     case = Case(S_q, S_k, D=D, is_causal=is_causal, B=1, view="four strides")
@@ -39,7 +39,6 @@ KERNEL = "flash_forward_kernel"
 # Name -> the function, its statement, what stands there instead (see mutants.py), and the case that has to fail.
 MUTATIONS = {
     "no mask": ("attend", "if MASK", "False", RAGGED),
-    "hidden scores are 0": ("attend", "s 2", "tl.where(offs_n[None, :] <= last_seen[:, None], s, 0.0)", RAGGED),
     "the diagonal is hidden": ("attend", "s 2", "tl.where(offs_n[None, :] < last_seen[:, None], s, -float('inf'))", CAUSAL),
     "scale is forgotten": ("attend", "s 1", "dot(q_tile, tl.trans(k_tile))", RAGGED),
     "acc is not rescaled": ("attend", "acc 1", "acc", RAGGED),
@@ -53,22 +52,18 @@ MUTATIONS = {
     "key heads in turns": (KERNEL, "h_k", "h % H_k", GQA),
     "the ragged tile is skipped": (KERNEL, "full, end", "(S_k // BLOCK_N * BLOCK_N, S_k // BLOCK_N * BLOCK_N)", RAGGED),
     "full tiles are skipped": (KERNEL, "for start_n 1", "range(0, 0, BLOCK_N)", RAGGED),
-    "top-left mask, fewer queries": (KERNEL, "last_seen 2", "offs_m", FEWER_QUERIES),
-    "top-left mask, more queries": (KERNEL, "last_seen 2", "offs_m", BLIND_ROWS),
+    "top-left mask": (KERNEL, "last_seen 2", "offs_m", FEWER_QUERIES),
     "top-left tiles": (KERNEL, "end", "tl.minimum(start_m + BLOCK_M, S_q)", FEWER_QUERIES),
     "tiles that the diagonal crosses are full": (KERNEL, "full", "tl.cdiv(start_m + 1 + S_k - S_q, BLOCK_N) * BLOCK_N", CAUSAL),
-    "the last tile is skipped": (KERNEL, "end", "full", CAUSAL),
     "rows that see nothing are divided by 0": (KERNEL, "l_or_one", "l", BLIND_ROWS),
     "o is not divided": (KERNEL, "store_tile", "store_tile(o, acc, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)", RAGGED),
     "lse in base 2": (KERNEL, "lse", "m + tl.log2(l_or_one)", RAGGED),
-    "lse without m": (KERNEL, "lse", "tl.where(l == 0.0, m, tl.log(l_or_one))", RAGGED),
     "rows that see nothing have a finite lse": (KERNEL, "lse", "tl.where(l == 0.0, 0.0, m + tl.log(l_or_one))", BLIND_ROWS),
     "lse runs over a head's end": (KERNEL, "tl.store", "tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse)", RAGGED),
     "rows beyond the end are loaded": ("load_tile", "mask", "(offs_s >= 0) & (offs_d < D)", RAGGED),
     "columns beyond D are loaded": ("load_tile", "mask", "(offs_s < (offs_s + 1 if S is None else S)) & (offs_d >= 0)", RAGGED),
     "o runs over a head's end": ("store_tile", "tl.store", "tl.store(pointers, tile.to(x.ptr.dtype.element_ty), mask=(offs_s >= 0) & (offs_d < D))", RAGGED),
     "o runs over D": ("store_tile", "tl.store", "tl.store(pointers, tile.to(x.ptr.dtype.element_ty), mask=(offs_s < S) & (offs_d >= 0))", RAGGED),
-    "a row is left unwritten": ("store_tile", "tl.store", "tl.store(pointers, tile.to(x.ptr.dtype.element_ty), mask=(offs_s < S - 1) & (offs_d < D))", RAGGED),
     "sums in fp16": ("dot", "return", "tl.dot(a, b, acc, input_precision='ieee').to(tl.float16).to(tl.float32)", FP32),
     "heads by the batch's stride": ("tile_pointers", "head 1", "x.ptr + (b + h).to(tl.int64) * x.strides[0]", STRIDES),
     "D is taken for contiguous": ("tile_pointers", "return", "(head + (offs_s * x.strides[2] + offs_d), start + offs_s, offs_d)", STRIDES),
@@ -124,8 +119,8 @@ def test_far_outputs():
 @causal
 @pytest.mark.parametrize(("S_q", "S_k", "block_m", "block_n"), [(45, 75, 32, 16), (75, 45, 16, 32), (64, 64, 32, 32)])
 def test_the_kernel_is_the_twin_of_chapter_4(S_q, S_k, block_m, block_n, is_causal):
-    q, k, v = Case(S_q, S_k, D=40, dtype=torch.float32, B=1, H_q=4, H_k=2).data()
-    got = forward.flash_forward(q, k, v, is_causal, 40**-0.5, config=tiles.TileConfig(block_m, block_n, 4, 1))
+    q, k, v = Case(S_q, S_k, D=24, dtype=torch.float32, B=1, H_q=2, H_k=1).data()
+    got = forward.flash_forward(q, k, v, is_causal, 24**-0.5, config=tiles.TileConfig(block_m, block_n, 4, 1))
     torch.testing.assert_close(got, algorithm.flash_forward(q, k, v, block_m, block_n, is_causal), rtol=1e-6, atol=1e-6)
 
 

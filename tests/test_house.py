@@ -19,6 +19,7 @@ from fa_tutorial import doctor
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+TREES = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "fa_tutorial").rglob("*.py"))}
 REQUIREMENTS = [Requirement(line) for line in (*PROJECT["dependencies"], *itertools.chain.from_iterable(EXTRAS.values()))]
 
 
@@ -171,16 +172,14 @@ def private_imports(tree: ast.AST) -> list[str]:
 
 def test_what_is_private_stays_in_its_module():
     assert private_imports(ast.parse("from fa_tutorial.tuned.autotuning import _fastest, fastest")) == ["_fastest"]
-    trees = {path: ast.parse(path.read_text()) for path in (ROOT / "fa_tutorial").rglob("*.py")}
-    assert {path.name: found for path, tree in trees.items() if (found := private_imports(tree))} == {}
+    assert {path.name: found for path, tree in TREES.items() if (found := private_imports(tree))} == {}
 
 
 def test_imports_run_one_way():
     trees: dict[str, list[ast.AST]] = {}
-    for path in sorted((ROOT / "fa_tutorial").rglob("*.py")):
-        if path.parent == ROOT / "fa_tutorial" and path.name == "__init__.py":
-            continue
-        trees.setdefault(module_of(path), []).append(ast.parse(path.read_text()))
+    for path, tree in TREES.items():
+        if path != ROOT / "fa_tutorial" / "__init__.py":
+            trees.setdefault(module_of(path), []).append(tree)
     assert set(trees) <= set(ORDER), "a new module needs its place in ORDER"
     assert imports_against_the_order(trees) == []
 

@@ -69,16 +69,15 @@ def check(launcher, own, x):
 
 @dtypes
 @launchers
-@pytest.mark.parametrize("shape", [*itertools.product((1, 17), SIZES), (1, 1025), (65, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 16), *((17, size) for size in SIZES), (1, 1025), (65, 128)], ids=str)
 def test_sizes(launcher, own, shape, dtype):
     check(launcher, own, randn(*shape, dtype=dtype))
 
 
-@dtypes
 @launchers
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts(launcher, own, name, dtype):
-    check(launcher, own, laid_out(randn(5, 33, dtype=dtype), name))
+def test_layouts(launcher, own, name):
+    check(launcher, own, laid_out(randn(5, 33, dtype=torch.bfloat16), name))
 
 
 @launchers
@@ -130,13 +129,6 @@ def test_the_gpu_of_the_input(launcher, own):
     assert_same_on_second_gpu(launcher, randn(100, 200))
 
 
-@launchers
-def test_a_cpu_tensor_where_the_interpreter_is_off(launcher, own, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    with pytest.raises(RuntimeError, match=r"is on cpu.*TRITON_INTERPRET=1"):
-        launcher(torch.zeros(2, 3))
-
-
 def test_row_warps():
     assert [layout.row_warps(block) for block in (1, 256, 512, 4096, 65_536)] == [1, 1, 2, 16, 16]
 
@@ -173,7 +165,6 @@ def check_transpose_kernel(kernel):
     assert_as_accurate(out.tensor, data.double().T, data.T)
 
 
-OUT = "out_ptr + offs_c[None, :] * stride_or + offs_r[:, None] * stride_oc"
 TRANSPOSE_MUTATIONS = {
     "no mask": ("mask", "(offs_r[:, None] >= 0) & (offs_c[None, :] >= 0)"),
     "mask of the rows alone": ("mask", "(offs_r[:, None] < rows) & (offs_c[None, :] >= 0)"),
@@ -216,10 +207,8 @@ def test_softmax_of_hard_rows(rows, dtype):
 SOFTMAX_MUTATIONS = {
     "no mask": ("mask", "offs >= 0", "growing"),
     "0 past the end": ("x", "tl.load(x_ptr + row * stride_x + offs, mask=mask, other=0.0)", "all negative"),
-    "0 past the end, in the sum": ("x", "tl.load(x_ptr + row * stride_x + offs, mask=mask, other=0.0)", "equal"),
     "stride of out for x": ("x", "tl.load(x_ptr + row * stride_out + offs, mask=mask, other=-float('inf'))", "growing"),
-    "no maximum, overflow": ("p", "tl.exp(x)", "up to ±1e4"),
-    "no maximum, underflow": ("p", "tl.exp(x)", "near −1e4"),
+    "no maximum": ("p", "tl.exp(x)", "up to ±1e4"),
     "no division": ("y", "p", "equal"),
 }
 

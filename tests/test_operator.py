@@ -1,5 +1,7 @@
 """flash_attention as an operator of PyTorch's: what torch.compile, torch.export, fake tensors, torch.vmap and hooks ask of one."""
 
+import contextlib
+
 import pytest
 import torch
 from attention_cases import Case, same
@@ -26,9 +28,8 @@ def launches_nothing(monkeypatch):
 # ---------------------------------------------------------------- opcheck
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_opcheck_of_forward(is_causal):
-    torch.library.opcheck(attention.FORWARD, (*small_leaves(), is_causal, 0.25, "auto"))
+def test_opcheck_of_forward():
+    torch.library.opcheck(attention.FORWARD, (*small_leaves(), True, 0.25, "auto"))
 
 
 @pytest.mark.parametrize("with_dlse", [False, True])
@@ -86,24 +87,16 @@ def test_torch_export_with_a_dynamic_length():
 # ---------------------------------------------------------------- shapes without a launch
 
 
-def assert_shapes(q, k, v):
-    o, lse = flash_attention(q, k, v, return_lse=True)
-    assert (o.shape, o.dtype, o.device) == (q.shape, q.dtype, q.device) and o.is_contiguous()
-    assert (lse.shape, lse.dtype) == (q.shape[:3], torch.float32)
-    (o.sum() + lse.sum()).backward()
-    assert all(x.grad.shape == x.shape and x.grad.dtype == x.dtype for x in (q, k, v))
-
-
-def test_fake_tensors(launches_nothing):
-    with FakeTensorMode():
-        q, k, v = (
-            torch.empty(2, H, S, 64, device=DEVICE, dtype=torch.float16, requires_grad=True) for H, S in ((4, 128), (2, 70), (2, 70))
-        )
-        assert_shapes(q, k, v)
-
-
-def test_meta_tensors(launches_nothing):
-    assert_shapes(*(torch.empty(2, H, S, 64, device="meta", requires_grad=True) for H, S in ((4, 128), (2, 70), (2, 70))))
+@pytest.mark.parametrize(("mode", "device"), [(FakeTensorMode(), DEVICE), (contextlib.nullcontext(), "meta")], ids=["fake", "meta"])
+def test_fake_and_meta_tensors(mode, device, launches_nothing):
+    with mode:
+        shapes = (2, 4, 128, 64), (2, 2, 70, 64), (2, 2, 70, 64)
+        q, k, v = (torch.empty(shape, device=device, dtype=torch.float16, requires_grad=True) for shape in shapes)
+        o, lse = flash_attention(q, k, v, return_lse=True)
+        assert (o.shape, o.dtype, o.device) == (q.shape, q.dtype, q.device) and o.is_contiguous()
+        assert (lse.shape, lse.dtype) == (q.shape[:3], torch.float32)
+        (o.sum() + lse.sum()).backward()
+        assert all(x.grad.shape == x.shape and x.grad.dtype == x.dtype for x in (q, k, v))
 
 
 # ---------------------------------------------------------------- torch.vmap

@@ -28,15 +28,12 @@ class Wrapper:
         self.fn = fn
 
 
-def test_source_of_a_function_and_a_class():
-    assert source.source_of(sample) == inspect.getsource(sample).rstrip()
-    assert source.source_of(Wrapper).startswith("class Wrapper:")
-
-
-def test_source_of_an_inner_function_is_dedented():
+def test_source_of_a_function_a_class_and_an_inner_function():
     def inner():
         return 1
 
+    assert source.source_of(sample) == inspect.getsource(sample).rstrip()
+    assert source.source_of(Wrapper).startswith("class Wrapper:")
     assert source.source_of(inner) == "def inner():\n    return 1"
 
 
@@ -53,24 +50,19 @@ def test_source_of_a_kernel_shows_its_decorator():
     assert source.source_of(matmul.grouped_tile_device).startswith("def grouped_tile(")
 
 
-def test_excerpt_of_one_line():
-    assert source.excerpt(sample, "total = 0") == "total = 0"
-
-
-def test_excerpt_from_start_to_end():
-    assert source.excerpt(sample, "for i", "total +=") == "for i in range(x):\n    total += i"
-    assert source.excerpt(sample, "total -=", "return") == "    total -= i\nreturn total"
-    assert source.excerpt(sample, "total -= i", "total -= i") == "total -= i"
-
-
-def test_excerpt_takes_the_first_start_and_looks_for_the_end_after_it():
-    assert source.excerpt(sample, "for i", "for i") == "for i in range(x):"
-    text = source.excerpt(sample, "total +=", "for i")
-    assert text.splitlines() == ["    total += i", "for i in range(x):"]
-
-
-def test_whole_excerpt_is_the_source():
-    assert source.excerpt(sample, "def sample", "return total") == source.source_of(sample)
+@pytest.mark.parametrize(
+    ("start", "end", "shown"),
+    [
+        ("total = 0", None, "total = 0"),
+        ("for i", "total +=", "for i in range(x):\n    total += i"),
+        ("total -=", "return", "    total -= i\nreturn total"),
+        ("total -= i", "total -= i", "total -= i"),
+        ("total +=", "for i", "    total += i\nfor i in range(x):"),
+        ("def sample", "return total", source.source_of(sample)),
+    ],
+)
+def test_excerpt_takes_the_first_start_and_looks_for_the_end_from_there(start, end, shown):
+    assert source.excerpt(sample, start, end) == shown
 
 
 @pytest.mark.parametrize(

@@ -320,34 +320,33 @@ def test_a_ready_score_mod_by_name():
 # ---------------------------------------------------------------- dropout
 
 
-def with_seed(*tensors, p=0.3, **options):
+def with_seed(*tensors, **options):
     torch.manual_seed(7)
-    return call(*tensors, dropout_p=p, **{name: x for name, x in options.items() if name != "kept"})
+    return call(*tensors, dropout_p=0.3, **{name: x for name, x in options.items() if name != "kept"})
 
 
-def mask_of(S_q: int, S_k: int, p: float, B=1, H=2) -> torch.Tensor:
-    """(B, H, S_q, S_k) booleans, which pairs with_seed keeps: with equal weights and v the identity, o is the weights that are left."""
-    zeros = torch.zeros(B, H, S_q, 64, device=DEVICE)
-    eye = torch.eye(S_k, 64, device=DEVICE).expand(B, H, S_k, 64)
-    return with_seed(zeros, torch.zeros_like(eye), eye, p=p)[0][..., :S_k] > 0
+def mask_of(S_q: int, S_k: int, B: int) -> torch.Tensor:
+    """(B, 2, S_q, S_k) booleans, which pairs with_seed keeps: with equal weights and v the identity, o is the weights that are left."""
+    zeros = torch.zeros(B, 2, S_q, 64, device=DEVICE)
+    eye = torch.eye(S_k, 64, device=DEVICE).expand(B, 2, S_k, 64)
+    return with_seed(zeros, torch.zeros_like(eye), eye)[0][..., :S_k] > 0
 
 
 def test_dropout_drops_its_share_of_the_pairs_and_not_the_same_in_each_head():
-    kept = mask_of(64, 64, 0.3, B=2)
+    kept = mask_of(64, 64, B=2)
     assert abs(float(kept.float().mean()) - 0.7) < 5 * math.sqrt(0.3 * 0.7 / kept.numel())
     assert len({tuple(x.flatten().tolist()) for x in kept.flatten(0, 1)}) == 4
     by_row_and_column = torch.stack([kept.float().mean(dim) for dim in (2, 3)])
     assert (by_row_and_column - 0.7).abs().max() < 5 * math.sqrt(0.3 * 0.7 / 64)
 
 
-@pytest.mark.parametrize("p", [0.3])
-def test_dropout_and_its_gradients_given_the_mask(p):
+def test_dropout_and_its_gradients_given_the_mask():
     """The backward draws the forward's mask again, and keeps none of it."""
-    *tensors, do = VariantCase(37, 50, D=40, B=2, H_q=4, H_k=2, dtype=SINGLE).inputs()
-    kept = mask_of(37, 50, p, B=2, H=4).double() / (1 - p)
+    *tensors, do = VariantCase(37, 45, B=2, dtype=SINGLE).inputs()
+    kept = mask_of(37, 45, B=2).double() / 0.7
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
-        got = differentiate(lambda *x, **options: with_seed(*x, p=p), tensors, {}, do)
+        got = differentiate(lambda *x, **options: with_seed(*x), tensors, {}, do)
     assert_like_dense(got, tensors, {"kept": kept}, do)
     assert max(saved) <= max(x.numel() for x in tensors) + 2 * 37
 
@@ -444,16 +443,12 @@ BAD_INPUTS = [
     (variant(softcap=1e-50), ValueError, ["softcap", "greater than 0", "1e-50"]),
     (variant(softcap=torch.tensor(3.0, requires_grad=True)), TypeError, ["softcap", "without a gradient"]),
     (variant(dropout_p=torch.tensor(0.5, requires_grad=True)), TypeError, ["dropout_p", "without a gradient"]),
-    (variant(softcap=math.nan), ValueError, ["softcap", "finite", "nan"]),
-    (variant(softcap="1"), TypeError, ["softcap", "number", "'1'"]),
     (variant(dropout_p=1.0), ValueError, ["dropout_p", "below 1", "1.0"]),
     (variant(dropout_p=-0.1), ValueError, ["dropout_p", "at least 0", "-0.1"]),
-    (variant(dropout_p=math.nan), ValueError, ["dropout_p", "nan"]),
     (variant(alibi_slopes=X[0, :1, 0, 0]), ValueError, ["alibi_slopes", "(2,) or (1, 2)", "(1,)"]),
     (variant(alibi_slopes=X[0, :, 0, 0].half()), TypeError, ["alibi_slopes", "float16", "float32"]),
     (variant(alibi_slopes=X[0, :, 0, 0].clone().requires_grad_()), TypeError, ["alibi_slopes", "no gradient", "bias"]),
     (variant(sinks=X[0, 0, :, 0]), ValueError, ["sinks", "2 query heads", "(3,)"]),
-    (variant(sinks=X), ValueError, ["sinks", "1 dimension", "(1, 2, 3, 4)"]),
     (variant(sinks=X[0, :, 0, 0].to("meta")), ValueError, ["one device", "sinks: meta"]),
     (variant(bias=X), ValueError, ["bias", "(1 or 1, 2 or 1, 3, 3)", "(1, 2, 3, 4)"]),
     (variant(bias=X[0]), ValueError, ["bias", "4 dimensions", "(2, 3, 4)"]),
@@ -465,7 +460,6 @@ BAD_INPUTS = [
     (varlen(q=ROWS[:, :1].expand(3, 3, 4)), ValueError, ["3 query heads", "2 key heads"]),
     (in_autocast(lambda: flash_attention(X, [1], X)), TypeError, ["k", "list"]),
     (in_autocast(varlen(q=None)), TypeError, ["q", "NoneType"]),
-    (in_autocast(lambda: flash_attention_varlen(ROWS, None, ROWS, CU, CU)), TypeError, ["k", "NoneType"]),
     (varlen(cu_q=CU.long()), TypeError, ["cu_seqlens_q", "int64", "int32"]),
     (varlen(cu_k=CU[:1]), ValueError, ["cu_seqlens_k", "at least 2", "1"]),
     (varlen(cu_q=cu(0, 1, 3)), ValueError, ["one length", "3 and 2"]),
@@ -477,9 +471,7 @@ BAD_INPUTS = [
     (with_mods(aux=(X.to("meta"),)), ValueError, ["aux[0]", "meta"]),
     (with_mods(aux=(X.clone().requires_grad_(),)), TypeError, ["aux[0]", "detach"]),
     (with_mods(aux=(X.mT,)), ValueError, ["aux[0]", "strides", ".contiguous()"]),
-    (with_mods(aux=(X[0, 0, 0, :1].expand(3),)), ValueError, ["aux[0]", "strides (0,)"]),
     (with_mods(aux=(1, "x")), TypeError, ["aux[1]", "tensor, a number or None", "'x'"]),
-    (with_mods(aux=([1],)), TypeError, ["aux[0]", "[1]"]),
     (with_mods(aux=((1, 2),)), TypeError, ["aux[0]", "2 entries"]),
     (with_mods(block_mask="x"), TypeError, ["block_mask", "make_block_mask", "'x'"]),
     (
@@ -560,4 +552,4 @@ def test_a_mutant_is_caught(case, module, kernel, change, monkeypatch):
 def test_other_random_words_in_the_backward_are_caught(change, monkeypatch):
     put_in(monkeypatch, backward, "dkdv_kernel", "kept", *change)
     with pytest.raises(AssertionError, match=r"d[kv]"):
-        test_dropout_and_its_gradients_given_the_mask(0.3)
+        test_dropout_and_its_gradients_given_the_mask()
