@@ -457,15 +457,15 @@ def counter_cases() -> Iterator[Measurement]:
         yield about(8, "counters", provider, **vars(POINT)) | {"mode": what}, partial(counter_row, provider, what, kernel)
 
 
-def counter_row(provider: str, what: str, kernel: str, shape: Shape = POINT, metrics: str = "") -> dict[str, Any]:
+def counter_row(provider: str, what: str, kernel: str, shape: Shape = POINT, metrics: str = "", tile: tuple = ()) -> dict[str, Any]:
     """The counters of one launch of the kernel whose name matches `kernel`: those of SECTIONS, or `metrics`. what: "fwd", or any part of the backward."""
     ncu = shutil.which("ncu")
     if ncu is None:
         return {"reason": "ncu is not installed"}
-    command = [ncu, "--csv", "--page", "raw", "--kernel-name", f"regex:{kernel}", "--launch-skip", "30", "--launch-count", "1"]
+    command = [ncu, "--csv", "--page", "raw", "--kernel-name", f"regex:{kernel}", "--profile-from-start", "off", "--launch-count", "1"]
     wanted = ["--print-units", "base", "--metrics", metrics] if metrics else [word for name in SECTIONS for word in ("--section", name)]
-    command += [*wanted, sys.executable, "-c"]
-    command += [f"from fa_tutorial.bench import chapter_8; chapter_8.launch({provider!r}, {what != 'fwd'}, {astuple(shape)})"]
+    call = f"{provider!r}, {what != 'fwd'}, {astuple(shape)}, {tile}"
+    command += [*wanted, sys.executable, "-c", f"from fa_tutorial.bench import chapter_8; chapter_8.launch({call})"]
     run = subprocess.run(command, capture_output=True, text=True)
     lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
     if run.returncode or len(lines) < 3:
@@ -475,17 +475,19 @@ def counter_row(provider: str, what: str, kernel: str, shape: Shape = POINT, met
 
 
 def memory_cases() -> Iterator[Measurement]:
-    """Bytes that chapter 5's forward and the tuned one read from HBM and write there, and how busy HBM is, at POINT. Needs ncu, as counter_cases."""
-    for provider, kernel in (("basic", "flash_forward_kernel"), ("tuned", "forward_kernel")):
-        yield about(8, "memory", provider, **vars(POINT)), partial(counter_row, provider, "fwd", kernel, metrics=MEMORY)
+    """Bytes that chapter 5's forward and the tuned one, with its tile, read from HBM and write there, and how busy HBM is, at POINT. Needs ncu."""
+    for provider, kernel, tile in (("basic", "flash_forward_kernel", ()), ("tuned", "forward_kernel", (128, 64, 4, 2))):
+        yield about(8, "memory", provider, **vars(POINT)), partial(counter_row, provider, "fwd", kernel, metrics=MEMORY, tile=tile)
 
 
-def launch(provider: str, backward: bool, shape: tuple) -> None:
-    """What ncu profiles: the forward or backward of Shape(*shape), often enough that the tiles are chosen by then."""
+def launch(provider: str, backward: bool, shape: tuple, tile: tuple) -> None:
+    """What ncu profiles: the forward or backward of Shape(*shape), once tiles are chosen; or the tuned forward with this tile."""
     q, k, v = (x.requires_grad_(backward) for x in inputs(Shape(*shape)))
-    attend = peers.provider(provider)
-    for _ in range(40):
-        o = attend(q, k, v, False)
+    given = tile and partial(tuned.flash_forward, scale=q.shape[-1] ** -0.5, tile=TileConfig(*tile))
+    for turn in range(4):
+        if turn == 3:
+            torch.cuda.profiler.start()
+        o = (given or peers.provider(provider))(q, k, v, False)
         if backward:
             torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
     torch.cuda.synchronize()
