@@ -12,6 +12,7 @@ WRONG_ANSWERS = (
          told="join masks by &, not by `and`, with each comparison in brackets", gpu="stops with"),
     edit("10.1", "and", (") & (", ") and ("), told="join masks by &, not by `and`", gpu=None),
     edit("10.1", "numbers", (BOTH, f"tl.where({BOTH}, 1, 0)"), told="a mask mod returns booleans"),
+    edit("10.3", "no end", ("(j < S_k) & ", ""), told="a key past S_k gets a score of 0, and softmax counts it"),
     edit("10.3", "by program", ("count_ptr + row", "count_ptr + tl.program_id(0)"), ("row * across", "tl.program_id(0) * across"),
          told="all heads and batch entries share the lists"),
     edit("10.4", "not jitted", NOT_JITTED, told="put @triton.jit above it"),

@@ -54,15 +54,27 @@ MISTAKES = {
     "last_lost": "the last tile of each list is left out: t runs from 0 to count − 1",
     "first_lost": "the first tile of each list is left out: t runs from 0 to count − 1",
     "no_mask": "the mask is missing: a listed tile may still hold hidden pairs",
+    "missing_keys": "a key past S_k gets a score of 0, and softmax counts it: where the mask mod hides nothing, j < S_k must",
     "unseen_nan": "rows that see no key give NaN, from 0 / 0: divide by 1 where l is 0",
 }
 CONDITIONS = {"empty": "a list may be empty: the rows of its block see no key, and get o = 0"}
 
 
+@triton.jit
+def everything(b, h, i, j, aux):
+    """A mask mod that hides nothing."""
+    return (i >= 0) & (j >= 0)
+
+
+def is_seen(distance, left):
+    """Whether a window of `left` shows a key at this distance from the diagonal; None shows every key."""
+    return torch.ones_like(distance, dtype=torch.bool) if left is None else (distance <= 0) & (distance >= -left)
+
+
 def lists(S_q, S_k, left, block_m, block_n):
     """(index, count) of a window's tiles: (blocks of queries, blocks of keys) and (blocks of queries,) int32. An unused entry repeats the first."""
     distance = torch.arange(S_k) - torch.arange(S_q)[:, None] - (S_k - S_q)
-    needed = tile_kinds((distance <= 0) & (distance >= -left), block_m, block_n) > 0
+    needed = tile_kinds(is_seen(distance, left), block_m, block_n) > 0
     index, count = needed.int().argsort(dim=1, descending=True, stable=True), needed.sum(dim=1)
     unused = torch.arange(needed.shape[1]) >= count[:, None]
     return torch.where(unused, index[:, :1], index).int(), count.int()
@@ -72,8 +84,8 @@ def launch(q, k, v, left, blocks):
     (B, H, S_q, D), S_k = q.shape, k.shape[2]
     index, count = lists(S_q, S_k, left, *blocks)
     tensors = *(In(x, as_heads=True) for x in (q, k, v)), Out(q.shape, q.dtype, as_heads=True), In(index), In(count)
-    meta = {"MASK_MOD": window, "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
-    return Launch((len(count) * B * H,), (*tensors, H, S_q, S_k, D, D**-0.5, (left, S_k - S_q)), meta)
+    meta = {"MASK_MOD": everything if left is None else window, "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
+    return Launch((len(count) * B * H,), (*tensors, H, S_q, S_k, D, D**-0.5, (left or 0, S_k - S_q)), meta)
 
 
 def twin(q, k, v, left, blocks, mistake=None):
@@ -90,11 +102,12 @@ def twin(q, k, v, left, blocks, mistake=None):
         tiles = [t if mistake in ("by_number", "all_tiles") else int(index.flatten()[row * step + t]) for t in places]
         wide = {"in_tiles": 1, "by_block_m": block_m}.get(mistake, block_n)
         j = torch.cat([torch.arange(0), *(torch.arange(tile * wide, tile * wide + block_n) for tile in tiles)])
+        missing = int((j >= S_k).sum()) if mistake == "missing_keys" and left is None else 0
         i, j = torch.arange(row * block_m, min(row * block_m + block_m, S_q))[:, None], j[j < S_k]
         distance = j - (i + S_k - S_q)
-        seen = (distance <= 0) & (distance >= -left) | (mistake == "no_mask")
+        seen = is_seen(distance, left) | (mistake == "no_mask")
         s = (D**-0.5 * q[:, :, i[:, 0]] @ k[:, :, j].mT).masked_fill(~seen, -math.inf)
-        p = torch.softmax(s, dim=-1)
+        p = torch.softmax(torch.nn.functional.pad(s, (0, missing)), dim=-1)[..., : len(j)]
         unseen = math.nan if mistake == "unseen_nan" else 0.0
         o[:, :, i[:, 0]] = (
             torch.where(seen.any(dim=1, keepdim=True), p, unseen) @ v[:, :, j] if len(j) else torch.full_like(q[:, :, i[:, 0]], unseen)
@@ -116,6 +129,8 @@ def inputs():
     yield rows(1, 1, 32, 64, 20, "S_q and S_k may differ", stray=beyond)
     yield rows(1, 1, 64, 96, 10, "BLOCK_M and BLOCK_N may differ", blocks=(16, 32), stray=beyond)
     yield rows(1, 1, 40, 40, 10, "the last tiles may be ragged", stray=beyond)
+    hides_nothing = "S_q = S_k = 40, tiles of 16 × 16, a mask mod that hides nothing"
+    yield rows(1, 1, 40, 40, None, MISTAKES["missing_keys"], on=hides_nothing, stray=beyond)
     yield rows(2, 2, 32, 32, 5, heads, on="B = H = 2, S_q = S_k = 32", stray=heads)
     q, k, v = draw_qkv(1, 1, 16, 64, 16)
     v[:, :, :32] = math.nan  # it shows in o if it is read, because 0 · NaN is NaN
