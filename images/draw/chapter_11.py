@@ -115,8 +115,9 @@ BASIC_ROWS = CONFIGS[232_448][128].block_m  # of chapter 5's tile on an H200
 def draw_rows_of_a_tile() -> Figure:
     """Eight query heads of one key head: as eight tiles with one row each, and as eight rows of one tile."""
     figure, ax = canvas(5.0)
-    write(ax, 0.15, 0.25, f"a program a query head: the keys are read {GROUP} times", HEAD, ha="left", weight="bold")
-    write(ax, 5.55, 0.25, "a program a key head: once", HEAD, ha="left", weight="bold")
+    write(ax, 0.15, 0.25, f"one program per query head: {GROUP} reads of the keys", HEAD, ha="left", weight="bold")
+    write(ax, 5.55, 0.25, "one per key head: one read", HEAD, ha="left", weight="bold")
+    write(ax, 5.55, 0.6, f"(its {TILE_ROWS} rows drawn larger)", ha="left")
     high = TILE_ROWS * ROW
     for head in range(GROUP):
         x = 0.15 + head * 0.62
