@@ -107,7 +107,7 @@ def merged(ax: Axes, a: tuple, b: tuple, y: float) -> tuple[float, float, float,
 
 # ---------------------------------------------------------------- the rows of a tile
 
-GROUP, TILE_ROWS, ROW = 8, 16, 0.16
+GROUP, TILE_ROWS, ROW = 8, 16, 0.04
 BASIC_ROWS = CONFIGS[232_448][128].block_m  # of chapter 5's tile on an H200
 
 
@@ -115,24 +115,23 @@ BASIC_ROWS = CONFIGS[232_448][128].block_m  # of chapter 5's tile on an H200
 def draw_rows_of_a_tile() -> Figure:
     """Eight query heads of one key head: as eight tiles with one row each, and as eight rows of one tile."""
     figure, ax = canvas(5.0)
-    write(ax, 0.15, 0.25, f"one program per query head: {GROUP} reads of the keys", HEAD, ha="left", weight="bold")
-    write(ax, 5.55, 0.25, "one per key head: one read", HEAD, ha="left", weight="bold")
-    write(ax, 5.55, 0.6, f"(its {TILE_ROWS} rows drawn larger)", ha="left")
-    high = TILE_ROWS * ROW
+    write(ax, 0.15, 0.25, f"one program per query head: keys read {GROUP} times", HEAD, ha="left", weight="bold")
+    write(ax, 5.55, 0.25, "one program per key head: once", HEAD, ha="left", weight="bold")
+    high = BASIC_ROWS * ROW
     for head in range(GROUP):
         x = 0.15 + head * 0.62
-        box(ax, x, 0.9, 0.5, high / BASIC_ROWS, colour="blue", share=0.5)
+        box(ax, x, 0.9, 0.5, ROW, colour="blue", share=0.5)
         ax.text(x + 0.25, 0.9 + high / 2, f"{BASIC_ROWS - 1} empty rows", rotation=90, ha="center", va="center", fontsize=BODY)
         outline(ax, x, 0.9, 0.5, high, line=1.6)
         arrow(ax, (x + 0.25, 3.9), (x + 0.25, 3.5), "orange")
         write(ax, x + 0.25, 0.7, f"head {head}" if head == 0 else f"{head}")
-    x, y, wide = 5.9, 0.9, 2.0
+    x, y, wide = 5.55, 0.9 + (BASIC_ROWS - TILE_ROWS) * ROW, 2.0
     for row in range(TILE_ROWS):
         box(ax, x, y + row * ROW, wide, ROW, **({"colour": "blue", "share": 0.5} if row < GROUP else {}))
-        if row < GROUP:
-            write(ax, x + wide + 0.1, y + (row + 0.5) * ROW, f"head {row}", 9, ha="left")
-    outline(ax, x, y, wide, high, line=1.6)
-    arrow(ax, (6.9, 3.9), (6.9, 3.5), "orange")
+    for first, text in ((0, f"heads 0 to {GROUP - 1}"), (GROUP, f"{TILE_ROWS - GROUP} empty rows")):
+        write(ax, x + wide + 0.1, y + (first + GROUP / 2) * ROW, text, ha="left")
+    outline(ax, x, y, wide, TILE_ROWS * ROW, line=1.6)
+    arrow(ax, (6.55, 3.9), (6.55, 3.5), "orange")
     box(ax, 0.15, 3.92, 4.84, 0.42, "keys and values of one key head", "orange", share=0.4)
     box(ax, 5.55, 3.92, 2.7, 0.42, "keys and values of one key head", "orange", share=0.4)
     empty = f"an empty row, multiplied all the same: {GROUP} times {BASIC_ROWS - 1} of them here, {TILE_ROWS - GROUP} there"

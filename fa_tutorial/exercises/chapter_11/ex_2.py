@@ -6,7 +6,7 @@ from fa_tutorial.exercises.harness import OTHERS, Exercise, case
 
 
 def keys_of_split(split, splits, S, BLOCK_N):
-    """(start, end) of a split's keys: ceil(tiles / splits) whole tiles, until none is left."""
+    """(start, end) of a split's keys: ceil(tiles / splits) whole tiles, while there are any."""
     tiles = -(-S // BLOCK_N)
     part = -(-tiles // splits) * BLOCK_N
     return split * part, min((split + 1) * part, S)
@@ -18,7 +18,7 @@ MISTAKES = {
     "whole_tiles": "the ragged last tile belongs to no split: S keys are ceil(S / BLOCK_N) tiles",
     "past": "the last split ends beyond the last key: end is at most S",
     "to_the_end": "every split goes on to the last key: end is the next split's start",
-    "balanced": "the tiles are dealt out one more here, one less there: each split takes ceil(tiles / splits), until none is left",
+    "balanced": "the tiles are dealt out one more here, one less there: each split takes ceil(tiles / splits), as long as there are any",
     "in_tiles": "that is tiles: a tile has BLOCK_N keys",
     "length": "that is (start, length): return (start, end)",
 }

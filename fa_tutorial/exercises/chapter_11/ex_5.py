@@ -144,7 +144,7 @@ def inputs():
         draw = draw or torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(shape, generator=draw).to(dtype) for shape in ((B, H_k, rows, D), *[(B, H_k, S, D)] * 2))
         on = f"{splits} split{'s' * (splits > 1)}, B = {B}, H_k = {H_k}, rows = {rows}, S_q = {S_q}, S = {S}, D = {D}, BLOCK_N = 16"
-        stray = f"a tile leaves its tensor: q and o end at rows, k and v at S, all of them at D; {_PLACE}, r < rows"
+        stray = f"a tile leaves its tensor: q and o end at rows, k and v at S, all of them at D; b = i // H_k, h_k = i % H_k; {_PLACE}, r < rows"
         return case(q, k, v, S_q, splits, (16, 16, block_d), 0.25, on=on, otherwise=otherwise, stray=stray, **options)
 
     bounds = "the loop goes from start to end, tile by tile"
