@@ -22,6 +22,7 @@ MISTAKES = {
     "never": "the shift never moves: it must become the maximum where that outgrows it by more than the threshold",
     "natural": "the growth is compared in powers of e: times log₂ e it is in powers of two",
     "divided": "the growth is divided by log₂ e: exp(x) = 2^(x · log₂ e), so multiply",
+    "power": "m − shift is compared with 2^threshold: it is exp(m − shift) that must not exceed it",
     "to_limit": "the shift moves by the threshold alone: where it moves, it becomes the new maximum",
     "added": "the old shift is ignored in the comparison: it is m − shift that the threshold limits",
     "all_rows": "all rows move when one of them does: each row decides for itself",
@@ -44,7 +45,7 @@ def twin(s, shift, l, threshold, mistake=None):
     growth = (s.amax(dim=-1) if mistake == "added" else m - shift) * {"natural": 1.0, "divided": math.log(2)}.get(
         mistake, math.log2(math.e)
     )
-    moves = growth > threshold
+    moves = m - shift > 2**threshold if mistake == "power" else growth > threshold
     started = shift > -INF
     moves = {"always": m > shift, "never": ~started, "all_rows": moves.any().expand_as(moves),
              "every_row": moves.all().expand_as(moves) | ~started}.get(mistake, moves)  # fmt: skip
@@ -57,10 +58,9 @@ def twin(s, shift, l, threshold, mistake=None):
 
 def inputs():
     ones = torch.ones(2)
-    growths = torch.tensor(
-        [[0.5, 0.0], [2.5, 0.0], [1.0, 0.0], [3.0, 0.0], [4.0, 0.0]]
-    )  # by 1.5, 2.5, 1, 1 and 4; two powers of two are 1.39
-    yield case(growths, torch.tensor([-1.0, 0.0, 0.0, 2.0, 0.0]), torch.ones(5), 2.0, otherwise=RULE)
+    # growths of 1.5, 2.5, 1, 1, 3.5 and 5; two powers of two are 1.39
+    s = torch.tensor([[0.5, 0.0], [2.5, 0.0], [1.0, 0.0], [3.0, 0.0], [3.5, 0.0], [5.0, 0.0]])
+    yield case(s, torch.tensor([-1.0, 0.0, 0.0, 2.0, 0.0, 0.0]), torch.ones(6), 2.0, otherwise=RULE)
     yield case(torch.tensor([[6.0, 0.0], [9.0, 1.0]]), torch.tensor([0.0, 0.0]), ones, 8.0, otherwise=RULE)  # 6 · log₂ e is 8.7
     yield case(torch.tensor([[5.0, 1.0], [4.0, 1.0]]), torch.tensor([4.0, 3.0]), ones, 4.0, otherwise="no row outgrows its shift")
     yield case(torch.tensor([[1.0, 0.0], [2.0, 1.0]]), torch.tensor([4.0, 3.0]), ones, 0.0, otherwise="the maximum doesn't grow")
