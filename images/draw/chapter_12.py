@@ -6,7 +6,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import DARK, HEAD, MASKED, WIDTH, box, canvas, grid, image, legend, outline, write
+from draw.drawing import DARK, HEAD, MASKED, WAITS, WIDTH, box, canvas, grid, image, legend, outline, write
 from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
 
 # ---------------------------------------------------------------- the file with the forward kernels
@@ -60,6 +60,49 @@ def draw_parts(ax: Axes, parts: tuple, first: int, last: int, left: float, top: 
         if start < end:
             text = f"{name}\n{end - start}" if name else ""
             box(ax, left + (start - first) * per_line, top, (end - start) * per_line, 0.6, text, colour, share=0.4)
+
+
+# ---------------------------------------------------------------- the loop's copies
+
+# A lane's bars of the forward loop, as (start, end, text, whether it is a copy), in inches. Copies are drawn shorter than the work that hides them.
+STEPS = (2.3, 3.7, 5.45, 6.85, 8.6)  # where an iteration's two halves begin: q kᵀ and the mask, softmax and p v
+COPY = 1.1
+LANES = {"k's buffer": 0.75, "v's buffer": 1.25, "work": 1.75}
+
+
+@image("12_copies_and_work.png")
+def draw_copies_and_work() -> Figure:
+    """Two iterations of FA2's forward loop: what the buffers of k and v hold, what is computed meanwhile, and where the loop waits."""
+    figure, ax = canvas(2.9)
+    for lane, y in LANES.items():
+        write(ax, 0.1, y + 0.2, lane, HEAD, ha="left")
+    key, value, work = LANES.values()
+    box(ax, STEPS[0] - COPY, work, COPY, 0.4, **WAITS)
+    draw_held(ax, key, "orange", "k[n]", STEPS[0] - COPY, STEPS[1])
+    for step, name in ((0, "n"), (2, "n − 1")):
+        begin, middle, end = STEPS[step : step + 3]
+        ax.plot([begin + 0.03, begin + 0.03, end - 0.03, end - 0.03], [0.4, 0.33, 0.33, 0.4], color="black", linewidth=1.2)
+        write(ax, (begin + end) / 2, 0.16, f"n_block = {name}")
+        draw_held(ax, value, "green", f"v[{name}]", begin, end)
+        draw_held(ax, key, "orange", "k[n − 1]" if step == 0 else "k[n − 2]", middle, STEPS[3] if step == 0 else end)
+        box(ax, begin, work, middle - begin, 0.4, "q kᵀ, mask", "sky", share=0.5)
+        box(ax, middle, work, end - middle, 0.4, "softmax, p v", "sky", share=0.5)
+    for wait in STEPS[:-1]:
+        ax.plot([wait, wait], [0.5, 2.25], color="black", linewidth=2, linestyle="--", zorder=3)
+        write(ax, wait, 0.6, "wait", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, zorder=4)
+    legend(ax, 2.68, (
+        (0.1, {"colour": "orange", "share": 0.8}, "copy of k"),
+        (1.75, {"colour": "green", "share": 0.6}, "copy of v"),
+        (3.4, {"colour": "orange", "share": 0.2}, "in the buffer (pale)"),
+        (6.3, WAITS, "nothing to work on"),
+    ))  # fmt: skip
+    return figure
+
+
+def draw_held(ax: Axes, y: float, colour: str, text: str, start: float, end: float) -> None:
+    """A tile in its buffer: the copy from `start` on, then what it holds until the next copy may overwrite it."""
+    box(ax, start, y, COPY, 0.4, text, colour, share=0.8 if colour == "orange" else 0.6)
+    box(ax, start + COPY, y, end - start - COPY, 0.4, colour=colour, share=0.2)
 
 
 # ---------------------------------------------------------------- windows

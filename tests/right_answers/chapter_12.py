@@ -1,4 +1,4 @@
-"""Right answers to chapter 12 in other words: a number of blocks rounded up by math.ceil, and tiles found by counting a mask."""
+"""Right answers to chapter 12 in other words: a number of blocks rounded up by math.ceil, and tiles found by counting a mask, a block's own maximum."""
 
 import math
 
@@ -46,10 +46,19 @@ def tiles_with_the_empty_middle_at_the_end(*args):
     return (start, end, end, end) if full_0 == full_1 else (start, full_0, full_1, end)
 
 
+def lagging_step_with_the_blocks_own_maximum(s, shift, l, threshold):
+    m = s.max(dim=1).values  # a row whose maximum is below its shift doesn't move
+    new_shift = torch.where(m > shift + threshold * math.log(2), m, shift)
+    alpha = torch.where(new_shift == shift, 1.0, torch.exp(shift - new_shift))
+    p = torch.exp(s - new_shift.unsqueeze(1))
+    return p, new_shift, torch.addcmul(p.sum(dim=1), alpha, l), alpha
+
+
 RIGHT_ANSWERS = (
     ("12.1", masking_steps_with_ceil),
     ("12.2", tiles_by_the_keys_of_all_and_any),
     ("12.2", tiles_with_the_empty_middle_at_full_1),
     ("12.2", tiles_with_the_empty_middle_at_the_start),
     ("12.2", tiles_with_the_empty_middle_at_the_end),
+    ("12.3", lagging_step_with_the_blocks_own_maximum),
 )

@@ -1,4 +1,4 @@
-"""Chapter 12: float division, a count that forgets the window, causal tiles alone, tiles never whole, a mask aligned at the top, a result left out."""
+"""Chapter 12: float division, a count that forgets the window, causal tiles alone, tiles never whole, a mask aligned at the top, a result left out, a shift that never lags."""
 
 from edits import edit
 
@@ -19,4 +19,7 @@ WRONG_ANSWERS = (
          told="S_k − S_q is missing: the last row is aligned with the last key: window_tiles(3, 4, 2, 32, 45, 9, 4)"),
     edit("12.2", "0 taken for no limit", (FIRST, f"    left = left or -1\n{FIRST}"), told="left = 0 or right = 0 is taken for no limit"),
     edit("12.2", "no end", (", -(-high(last) // block_n)", ""), told="returns a tuple of 3"),
+    edit("12.3", "softmax_step as it was", ("torch.where(moves, m, shift)", "m"), told="the shift moves with every larger maximum"),
+    edit("12.3", "no log2", (" * math.log2(math.e)", ""), told="the growth is compared in powers of e"),
+    edit("12.3", "one decision for all rows", ("> threshold", "> threshold\n    moves = moves.any()"), told="each row decides for itself"),
 )  # fmt: skip
