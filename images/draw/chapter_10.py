@@ -18,14 +18,14 @@ LOOP = (
     ("    s = scale · q_tile k_tileᵀ", "yellow", "the score", "soft cap, ALiBi, bias"),
     ("    s = where(seen, s, −∞)", "orange", "the mask", "window, documents, prefix"),
     ("    p, m, l, alpha = softmax_step(s, m, l)", None, "", ""),
-    ("    acc = alpha · acc + p v_tile", None, "", ""),
+    ("    acc = alpha · acc + p v_tile", None, "(dropout)", "takes terms here, none from l"),
     ("o = acc / l;  lse = m + log l", None, "", ""),
 )
 
 
 @image("10_five_places.png")
 def draw_five_places() -> Figure:
-    """Chapter 5's loop, and the five lines at which a variant enters, each with who does."""
+    """Chapter 5's loop, the five lines at which a variant enters, each with who does, and dropout's."""
     tall, left = 0.5, 0.1
     figure, ax = canvas(0.55 + len(LOOP) * tall)
     write(ax, left, 0.25, "chapter 5's loop", HEAD, ha="left", weight="bold")
@@ -35,7 +35,7 @@ def draw_five_places() -> Figure:
         box(ax, left, y, 4.2, tall - 0.08, colour=colour, share=0.35 if colour else 0.0)
         write(ax, left + 0.12, y + tall / 2 - 0.04, line, ha="left", **MONO)
         if place:
-            box(ax, 4.65, y, 4.25, tall - 0.08, colour=colour, share=0.35)
+            box(ax, 4.65, y, 4.25, tall - 0.08, colour=colour, share=0.35 if colour else 0.0)
             write(ax, 4.75, y + tall / 2 - 0.04, place, BODY, ha="left", weight="bold")
             write(ax, 6.45, y + tall / 2 - 0.04, who, ha="left")
             arrow(ax, (4.63, y + tall / 2 - 0.04), (4.32, y + tall / 2 - 0.04))

@@ -17,5 +17,6 @@ WRONG_ANSWERS = (
          told="all heads and batch entries share the lists"),
     edit("10.4", "not jitted", NOT_JITTED, told="put @triton.jit above it"),
     edit("10.4", "missing tanh", ("t = tanh", "t = tl.no_such_tanh"), told="stops with AttributeError"),
+    edit("10.5", "mean over the batch", (".sum(dim=(0, 2))", ".sum(dim=2).mean(dim=0)"), told="the mean over the batch is taken"),
     edit("10.6", "first alone", (", cu_k[1:].repeat_interleave(lengths)", ""), told="want a tuple (first, end)"),
 )  # fmt: skip

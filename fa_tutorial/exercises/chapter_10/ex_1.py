@@ -83,7 +83,7 @@ def twin(S_q, S_k, left, mistake=None):
 
 def inputs():
     def pairs(S_q, S_k, left, edge=""):
-        return case(S_q, S_k, left, on=f"S_q = {S_q}, S_k = {S_k}, window of {left} keys and the query's own", edge=edge)
+        return case(S_q, S_k, left, on=f"S_q = {S_q}, S_k = {S_k}, window of {left} key{'s' * (left != 1)} and the query's own", edge=edge)
 
     yield pairs(4, 4, 1)
     yield pairs(5, 5, 2)

@@ -23,6 +23,7 @@ MISTAKES = {
     "no_delta": "delta is missing: that is minus the sum of the shares",
     "delta_of_do": "delta is the row sum of do alone: it is that of do ∘ o",
     "mean": "the mean over the rows is taken: a sink is used in every row, so add up",
+    "batch_mean": "the mean over the batch is taken: every batch entry uses the sink, so add up",
     "per_batch": "each batch entry has a gradient of its own: the sinks are shared, so add up",
     "per_row": "each row has a gradient of its own: the sinks are shared, so add up",
     "all_heads": "the heads are added up: each has its own sink",
@@ -46,6 +47,7 @@ def twin(o, do, lse, sinks, mistake=None):
     ds = p * delta if mistake == "sign" else -p * delta
     return {
         "mean": lambda: ds.mean(dim=(0, 2)),
+        "batch_mean": lambda: ds.sum(dim=2).mean(dim=0),
         "per_batch": lambda: ds.sum(dim=2),
         "per_row": lambda: ds,
         "all_heads": lambda: ds.sum(),

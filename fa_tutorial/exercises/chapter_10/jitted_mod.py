@@ -28,5 +28,7 @@ def launched(launch: Callable[[], Any]) -> None:
             launch()
     except Exception as error:
         root = chain(error)[-1]
+        if "outside of the scope of a kernel" in f"{root}":
+            raise Wrong("stops, because triton was imported before fa_tutorial: restart, and import fa_tutorial first") from None
         words = str(root).strip().rpartition("\n")[2]  # the compiler quotes the code before its own words
         raise (root if isinstance(root, Wrong) else Wrong(f"stops with {type(root).__name__}: {words}")) from None
