@@ -160,8 +160,9 @@ def append_kernel(k_new, v_new, k, v, seqlens_ptr, block_table, H_k, S_new, S_ma
 # ---------------------------------------------------------------- launching
 
 TILE_BYTES = 16_384  # of one tile of keys: large enough to stream, small enough that several are on their way on each multiprocessor
-PROGRAMS_PER_SM = 2  # that choose_num_splits counts on; on an H200, three fit (70 KB each at D = 128 in fp16), and the third gains nothing
+PROGRAMS_PER_SM = 2  # that choose_num_splits counts on, and that an H200 has room for
 TURING_BYTES = 65_536  # of shared memory; there Triton uses no tensor cores
+HOPPER_BYTES = 232_448
 MAX_ROWS = 64  # rows of a program: more make a second program read the same keys
 SPLITS_AT_ONCE = 64  # that combine_kernel loads
 MAX_SPLITS = 65_535  # of a grid's second axis
@@ -175,9 +176,13 @@ def choose_config(rows: int, D: int, dtype: torch.dtype, is_paged: bool, shared_
     if shared_memory <= TURING_BYTES:
         return TileConfig(MIN_DOT, MIN_DOT, 8, 1)
     block_n = min(max(TILE_BYTES // (padded_d(D) * dtype.itemsize), MIN_DOT), 128)
-    num_warps = 4 if dtype.itemsize == 2 and block_m < MAX_ROWS else 8
-    # A page's number is a load before the load of its keys: two stages for one.
-    return TileConfig(block_m, block_n, num_warps, 6 if is_paged else 3)
+    has_room = shared_memory >= HOPPER_BYTES
+    # Hopper multiplies 64 rows by four warps; on smaller cards these would spill.
+    num_warps = 4 if dtype.itemsize == 2 and (block_m < MAX_ROWS or has_room) else 8
+    if is_paged:
+        return TileConfig(block_m, block_n, num_warps, 6)  # a page's number is a load before the load of its keys: two stages for one
+    # With four stages two programs fit on an SM, with three three: 64 sequences of 8 heads then leave a second wave of 116 programs alone.
+    return TileConfig(block_m, block_n, num_warps, 4 if has_room and block_m == MIN_DOT else 3)
 
 
 def choose_num_splits(B: int, H_k: int, S_max: int, multiprocessors: int, least_keys: int = 256) -> int:

@@ -117,6 +117,13 @@ def test_the_tile_holds_16_kib():
     assert [decode.choose_config(rows, 64, FP8, False, None).block_m for rows in (1, 16, 17, 500)] == [16, 16, 32, 64]
 
 
+def test_an_h200_has_room_for_the_programs_of_a_wave():
+    """PROGRAMS_PER_SM of them, and no more: a program more would leave 64 sequences of 8 heads a second wave that is mostly empty."""
+    shared = 2 * 128 * (64 * 2 * (decode.choose_config(8, 128, torch.float16, False, 232_448).num_stages - 1))  # of keys and values
+    assert 233_472 // (shared + 1024) == decode.PROGRAMS_PER_SM
+    assert decode.choose_config(64, 128, torch.float16, False, 232_448).num_warps == 4, "a wgmma's"
+
+
 # ---------------------------------------------------------------- append
 
 
