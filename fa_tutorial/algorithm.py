@@ -178,7 +178,7 @@ def state_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 def empty_state(q_tile: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """m = −inf, l = 0, acc = 0 for a tile of queries (..., block_m, D): the state of rows that have seen nothing."""
+    """m = −inf, l = 0, acc = 0 for a tile of queries (..., block_m, D): rows that have seen nothing."""
     acc = torch.zeros(q_tile.shape, dtype=state_dtype(q_tile), device=q_tile.device)
     l = acc.new_zeros(q_tile.shape[:-1])
     return torch.full_like(l, -math.inf), l, acc
@@ -346,7 +346,8 @@ def flash_backward(
     return dq.to(q.dtype), sum_groups(dk, H_k).to(k.dtype), sum_groups(dv, H_k).to(v.dtype)
 
 
-def p_and_ds(q, k, v, do, lse, delta, rows: slice, keys: slice, mask: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def p_and_ds(q, k, v, do, lse, delta, rows: slice, keys: slice, mask: bool,
+             scale: float) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """p (6.7) and ds (6.10) of one tile, each (B, H_q, block_m, block_n).
 
     rows, keys: slices that end at S_q and S_k at most. mask: apply the causal mask inside the tile.

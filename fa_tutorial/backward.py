@@ -75,7 +75,7 @@ def add_to_dkdv(k_tile, v_tile, dk, dv, q, do, lse_ptr, delta_ptr, b, h, start_m
 def dkdv_kernel(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H_k, S_q, S_k, D, scale,
                 IS_CAUSAL: tl.constexpr, GROUP: tl.constexpr,
                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """dv = pᵀ do (6.8) and dk = scale · dsᵀ q (6.12), the first loop of (6.14): FA2's algorithm 2, without dq.
+    """dv = pᵀ do (6.8), dk = scale · dsᵀ q (6.12), first loop of (6.14): FA2's algorithm 2 without dq.
 
     q, do: Heads (B, H_q, S_q, D); k, v, dk, dv: Heads (B, H_k, S_k, D).
     lse_ptr, delta_ptr: (B, H_q, S_q) float32, contiguous. Grid: (ceil(S_k / BLOCK_N) · B · H_k,).
@@ -95,17 +95,21 @@ def dkdv_kernel(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H_k, S_q, S_k, D, scale
     start, full = 0, 0  # queries start … full − 1 need the mask, queries from full on do not
     if IS_CAUSAL:  # (6.13)
         start = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M
-        full = tl.cdiv(tl.maximum(tl.minimum(start_n + BLOCK_N, S_k) - 1 + S_q - S_k, 0), BLOCK_M) * BLOCK_M
+        last_key = tl.minimum(start_n + BLOCK_N, S_k) - 1
+        full = tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M
     for member in tl.range(0, GROUP, num_stages=1):
         h = h_k * GROUP + member  # (7.4)
         row = (b * H_k * GROUP + h).to(tl.int64) * S_q
         for start_m in tl.range(full, S_q, BLOCK_M, disable_licm=True):
-            dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
-                                         b, h, start_m, first_seeing, S_q, D, scale, False, BLOCK_M, BLOCK_D)  # fmt: skip
+            dk_acc, dv_acc = add_to_dkdv(
+                k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
+                b, h, start_m, first_seeing, S_q, D, scale, False, BLOCK_M, BLOCK_D)  # fmt: skip
         if IS_CAUSAL:  # second: in the other order the matmuls of larger tiles wait for one another
-            for start_m in tl.range(start, tl.minimum(full, S_q), BLOCK_M, num_stages=1, disable_licm=True):
-                dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
-                                             b, h, start_m, first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D)  # fmt: skip
+            end = tl.minimum(full, S_q)
+            for start_m in tl.range(start, end, BLOCK_M, num_stages=1, disable_licm=True):
+                dk_acc, dv_acc = add_to_dkdv(
+                    k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
+                    b, h, start_m, first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D)  # fmt: skip
 
     store_tile(dk, dk_acc * scale, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
     store_tile(dv, dv_acc, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
@@ -135,8 +139,9 @@ def add_to_dq(q_tile, do_tile, lse, delta, dq, k, v, b, h_k, start_n, last_seen,
 
 @triton.jit
 def dq_kernel(q, k, v, do, dq, lse_ptr, delta_ptr, H_q, H_k, S_q, S_k, D, scale,
-              IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """dq = scale · ds k (6.11), the second loop of (6.14): flash_forward_kernel's loop, with ds in place of p.
+              IS_CAUSAL: tl.constexpr,
+              BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """dq = scale · ds k (6.11), the second loop of (6.14): flash_forward_kernel's, with ds for p.
 
     q, do, dq: Heads (B, H_q, S_q, D); k, v: Heads (B, H_k, S_k, D). A row that sees no key gets 0.
     lse_ptr, delta_ptr: (B, H_q, S_q) float32, contiguous. Grid: (ceil(S_q / BLOCK_M) · B · H_q,).

@@ -219,7 +219,8 @@ def run(roles: Mapping[str, Iterable[Action]], max_actions: int = MAX_ACTIONS) -
 LOADS, USE, TILES = (1, 1, 4), 2, 9  # LOADS and USE in units of time: every third load is slow
 
 
-def ring_producer(tiles: int, full: Sequence[Barrier], empty: Sequence[Barrier], loads: Sequence[int] = (1,)) -> Iterator[Action]:
+def ring_producer(tiles: int, full: Sequence[Barrier], empty: Sequence[Barrier],
+                  loads: Sequence[int] = (1,)) -> Iterator[Action]:  # fmt: skip
     """The producer of a ring. loads: units of time of each load, in turn."""
     for i in range(tiles):
         stage, parity = i % len(full), i // len(full) % 2

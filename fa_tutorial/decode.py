@@ -30,14 +30,17 @@ FP8_CAPABILITY = 89  # from which on a GPU converts it
 
 @triton.jit
 def key_pointers(x, block_table, b, h_k, offs_n, offs_d, mask_n, PAGE_SIZE: tl.constexpr):
-    """[BLOCK_N, BLOCK_D] pointers to keys offs_n of sequence b, head h_k. x: Heads of a cache; offs_n, mask_n: [BLOCK_N]; offs_d: [1, BLOCK_D].
+    """[BLOCK_N, BLOCK_D] pointers to keys offs_n of sequence b, head h_k.
 
-    Without a block table, sequence b is entry b of the cache. With one, key n is row n mod PAGE_SIZE of page block_table[b, n // PAGE_SIZE] (11.4).
+    x: Heads of a cache; offs_n, mask_n: [BLOCK_N]; offs_d: [1, BLOCK_D]. Without a block table,
+    sequence b is entry b of the cache. With one, key n is row n mod PAGE_SIZE of page
+    block_table[b, n // PAGE_SIZE] (11.4).
     """
     if block_table is None:
         offsets = b.to(tl.int64) * x.strides[0] + offs_n.to(tl.int64) * x.strides[2]  # [BLOCK_N]
     else:
-        entries = block_table.ptr + b.to(tl.int64) * block_table.strides[0] + offs_n // PAGE_SIZE * block_table.strides[1]
+        table = block_table.ptr + b.to(tl.int64) * block_table.strides[0]  # of sequence b
+        entries = table + offs_n // PAGE_SIZE * block_table.strides[1]  # [BLOCK_N]
         page = tl.load(entries, mask=mask_n, other=0).to(tl.int64)  # [BLOCK_N]
         offsets = page * x.strides[0] + (offs_n % PAGE_SIZE).to(tl.int64) * x.strides[2]  # [BLOCK_N]
     head = x.ptr + h_k.to(tl.int64) * x.strides[1]
@@ -45,26 +48,28 @@ def key_pointers(x, block_table, b, h_k, offs_n, offs_d, mask_n, PAGE_SIZE: tl.c
 
 
 @triton.jit
-def load_keys(x, block_table, b, h_k, start_n, S, D, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Keys, or values, start_n … start_n + BLOCK_N − 1 of sequence b, head h_k: [BLOCK_N, BLOCK_D], 0 beyond S keys and D columns."""
+def load_keys(x, block_table, b, h_k, start_n, S, D,
+              PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """[BLOCK_N, BLOCK_D] keys, or values, from start_n on of sequence b, head h_k; 0 beyond S and D."""
     offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)[None, :]  # [1, BLOCK_D]
     mask_n = offs_n < S  # [BLOCK_N]
-    pointers = key_pointers(x, block_table, b, h_k, offs_n, offs_d, mask_n, PAGE_SIZE)  # [BLOCK_N, BLOCK_D]
-    tile = tl.load(pointers, mask=mask_n[:, None] & (offs_d < D), other=0.0)
+    pointers = key_pointers(x, block_table, b, h_k, offs_n, offs_d, mask_n, PAGE_SIZE)
+    tile = tl.load(pointers, mask=mask_n[:, None] & (offs_d < D), other=0.0)  # [BLOCK_N, BLOCK_D]
     if INTERPRETED and tile.dtype == tl.bfloat16:
         tile = tile.to(tl.float32)  # as load_tile does
     return tile
 
 
 @triton.jit
-def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, k_scale_ptr, v_scale_ptr, H_k, S_q, rows, D, scale,
-                 PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, k_scale_ptr, v_scale_ptr,
+                 H_k, S_q, rows, D, scale, PAGE_SIZE: tl.constexpr,
+                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """Attention to one part of each sequence's keys: that part's o and lse, (11.1).
 
-    q: Heads (B, H_k, rows, D), the rows of a key head's group: its query heads, S_q tokens each. k, v: Heads of the caches. o: Heads
-    (splits · B, H_k, rows, D); lse_ptr: (splits, B, H_k, rows) float32. A part without keys gives o = 0 and lse = −inf.
-    Grid: (ceil(rows / BLOCK_M) · B · H_k, splits).
+    q: Heads (B, H_k, rows, D), the rows of a key head's group: its query heads, S_q tokens each. k, v:
+    Heads of the caches. o: Heads (splits · B, H_k, rows, D); lse_ptr: (splits, B, H_k, rows) float32.
+    A part without keys gives o = 0 and lse = −inf. Grid: (ceil(rows / BLOCK_M) · B · H_k, splits).
     """
     row_blocks = tl.cdiv(rows, BLOCK_M)
     start_m = tl.program_id(0) % row_blocks * BLOCK_M
@@ -73,11 +78,12 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, k_scale_ptr, v_s
     split, splits = tl.program_id(1), tl.num_programs(1)
 
     seqlen = tl.load(seqlens_ptr + b)
-    part = tl.cdiv(tl.cdiv(seqlen, BLOCK_N), splits) * BLOCK_N  # keys of a part: whole tiles, until none is left
+    # Keys of a part: whole tiles, until none is left.
+    part = tl.cdiv(tl.cdiv(seqlen, BLOCK_N), splits) * BLOCK_N
     start, end = split * part, tl.minimum((split + 1) * part, seqlen)
 
     offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    last_seen = seqlen - S_q + offs_m % S_q  # [BLOCK_M]; the newest token sees every key, the one before it all but the last
+    last_seen = seqlen - S_q + offs_m % S_q  # [BLOCK_M]; the newest token sees every key
     q_tile = load_tile(q, b, h_k, start_m, rows, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
@@ -86,13 +92,14 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, k_scale_ptr, v_s
         scale *= tl.load(k_scale_ptr + h_k)  # q · (k_scale k8) = k_scale (q · k8)
 
     for start_n in range(start, end, BLOCK_N):
-        k_tile = load_keys(k, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+        # k_tile, v_tile: [BLOCK_N, BLOCK_D]
+        k_tile = load_keys(k, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)
         s = scale * dot(q_tile, tl.trans(k_tile.to(q_tile.dtype)))  # [BLOCK_M, BLOCK_N]
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         s = tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf"))
         p, m, l, alpha = softmax_step(s, m, l)
-        v_tile = load_keys(v, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-        acc = dot(p.to(q_tile.dtype), v_tile.to(q_tile.dtype), acc * alpha[:, None])  # [BLOCK_M, BLOCK_D]
+        v_tile = load_keys(v, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)
+        acc = dot(p.to(q_tile.dtype), v_tile.to(q_tile.dtype), acc * alpha[:, None])
 
     l_or_one = tl.where(l == 0.0, 1.0, l)
     o_tile = acc / l_or_one[:, None]  # [BLOCK_M, BLOCK_D]
@@ -470,13 +477,16 @@ class PagedCache:
         self.lengths, self.pages = [0] * B, [[] for _ in range(B)]  # as the host knows them, so that it asks the GPU nothing
 
     def grow(self, b: int, tokens: int) -> None:
-        """Make room for `tokens` more tokens of sequence b, and count them. MemoryError where no page is free, ValueError beyond S_max."""
+        """Make room for `tokens` more tokens of sequence b, and count them.
+        MemoryError where no page is free, ValueError beyond S_max."""
         length, pages = self.lengths[b] + tokens, self.pages[b]
-        missing = triton.cdiv(length, self.page_size) - len(pages)
-        if len(pages) + missing > self.block_table.shape[1]:
-            raise ValueError(f"a sequence has at most {self.block_table.shape[1]} pages of {self.page_size} tokens, {length} do not fit")
+        most, size = self.block_table.shape[1], self.page_size
+        missing = triton.cdiv(length, size) - len(pages)
+        if len(pages) + missing > most:
+            raise ValueError(f"a sequence has at most {most} pages of {size} tokens, {length} do not fit")
         if missing > len(self.free):
-            raise MemoryError(f"sequence {b} needs {missing} more pages, {len(self.free)} of {self.k.shape[1]} are free: release one first")
+            found = f"{len(self.free)} of {self.k.shape[1]} are free"
+            raise MemoryError(f"sequence {b} needs {missing} more pages, {found}: release one first")
         for _ in range(missing):
             self.block_table[b, len(pages)] = self.free[-1]
             pages.append(self.free.pop())
@@ -490,7 +500,8 @@ class PagedCache:
         self.cache_seqlens[b] = 0
 
     def attend(self, layer: int, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor) -> torch.Tensor:
-        """Append k_new and v_new (B, H_k, S_new, D), which are counted already, to a layer's cache; the attention of q (B, H_q, S_new, D) to it."""
+        """Append k_new and v_new (B, H_k, S_new, D), which are counted already, to a layer's cache;
+        the attention of q (B, H_q, S_new, D) to it."""
         k, v, table = self.k[layer], self.v[layer], self.block_table
         append_to_cache(k, v, k_new, v_new, self.cache_seqlens, block_table=table)
         return flash_decode(q, k, v, self.cache_seqlens, block_table=table)

@@ -30,11 +30,11 @@ def register(name: str) -> None:
 
 def attention(module, query, key, value, attention_mask, scaling=None, *,
               dropout=0.0, sliding_window=None, is_causal=None, **options):  # fmt: skip
-    """What AttentionInterface calls. The cache's keys are all of key: sequences of one length, without padding.
+    """What AttentionInterface calls. key is the whole cache: sequences of one length, without padding.
 
-    query: (B, H_q, S_q, D); key, value: (B, H_k, S_k, D), the new tokens' among them. is_causal: module's unless given. Returns
-    ((B, S_q, H_q, D), None): no weights are kept. Raises ValueError for a mask, for dropout, for a sliding window shorter than
-    the keys, and for the options in REFUSED.
+    query: (B, H_q, S_q, D); key, value: (B, H_k, S_k, D), the new tokens' among them. is_causal:
+    module's unless given. Returns ((B, S_q, H_q, D), None): no weights are kept. Raises ValueError for a
+    mask, for dropout, for a sliding window shorter than the keys, and for the options in REFUSED.
     """
     if dropout:
         raise ValueError(f"flash_decode has no dropout, got {dropout}: call model.eval()")

@@ -65,14 +65,18 @@ grouped_tile_device = triton.jit(grouped_tile)
 
 
 @triton.jit
-def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
-                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr = 1):  # fmt: skip
+def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K,
+                  stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
+                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                  GROUP: tl.constexpr = 1):  # fmt: skip
     """c = a @ b (3.2): one program computes one (BLOCK_M, BLOCK_N) tile of c, looping over K.
 
     a_ptr: (M, K), b_ptr: (K, N), c_ptr: (M, N), each with its two strides, one float dtype.
-    Grid: (ceil(M / BLOCK_M) · ceil(N / BLOCK_N),), in bands of GROUP rows of tiles (3.5); GROUP = 1 is row order.
+    Grid: (ceil(M / BLOCK_M) · ceil(N / BLOCK_N),), in bands of GROUP rows of tiles (3.5);
+    GROUP = 1 is row order.
     """
-    tile_m, tile_n = grouped_tile_device(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    tile_m, tile_n = grouped_tile_device(tl.program_id(0), tiles_m, tiles_n, GROUP)
     offs_m = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     offs_n = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     offs_k = tl.arange(0, BLOCK_K).to(tl.int64)  # [BLOCK_K]

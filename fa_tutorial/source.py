@@ -10,10 +10,6 @@ import textwrap
 from typing import Any
 
 WIDTH = 105  # characters that a page of JupyterLab shows in one line with its side bar open
-# What decides where a line of code may break: strings and comments whole, brackets, and the commas between them.
-_PIECE = re.compile(
-    r"""(?P<string>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?P<comment>#.*)|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<comma>, )"""
-)
 
 
 def unwrapped(thing: Any) -> Any:
@@ -105,69 +101,9 @@ def _find(lines: list[str], text: str, begin: int, thing: Any) -> int:
     raise ValueError(f"{text!r} does not stand in the source of {getattr(thing, '__name__', thing)}")
 
 
-def fitted(source: str, width: int = WIDTH) -> str:
-    """`source` as it is shown: the same program, without the formatter's marks, in lines of at most `width` characters where that can be.
-
-    A docstring breaks at spaces, code behind a comma inside brackets; a comment behind code that is too long moves above it.
-    """
-    lines = [re.sub(r"\s*# fmt: skip$", "", line) for line in source.splitlines()]
-    shown, in_docstring, depth = [], False, 0
-    while lines:
-        line = lines.pop(0)
-        quotes = line.count('"""')
-        is_text = in_docstring or quotes
-        in_docstring ^= quotes % 2 == 1
-        if is_text and len(line) > width:
-            while in_docstring and lines and lines[0].strip(' "'):  # the rest of the paragraph flows with it
-                in_docstring = '"""' not in lines[0]
-                line += " " + lines.pop(0).lstrip()
-            shown += _wrapped(line, "", width)
-        elif is_text:
-            shown.append(line)
-        else:
-            shown += _fit(line, width, depth)
-            pieces = [piece.lastgroup for piece in _PIECE.finditer(line)]
-            depth += pieces.count("open") - pieces.count("close")
-    return "\n".join(shown)
-
-
-def _wrapped(line: str, mark: str, width: int) -> list[str]:
-    """A line of text behind `mark`, broken at spaces, each part as far in as the line."""
-    indent = line[: len(line) - len(line.lstrip())] + mark
-    words = line.lstrip().removeprefix(mark)
-    return textwrap.wrap(words, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def _broken(line: str, width: int, depth: int) -> list[str]:
-    """A line of code, which begins inside `depth` brackets, in lines that fit; each goes on below the bracket that it breaks in."""
-    indent = len(line) - len(line.lstrip())
-    brackets, places = [], []  # columns behind open brackets; (depth, end of a line, column to go on at)
-    for piece in _PIECE.finditer(line):
-        if piece["comment"]:
-            code = line[: piece.start()].rstrip()
-            return [*_wrapped(" " * indent + piece[0], "# ", width), *(_fit(code, width, depth) if code else [])]
-        if piece["open"]:
-            brackets.append(piece.end())
-        elif piece["close"] and brackets:
-            brackets.pop()
-        elif piece["close"]:
-            depth -= 1
-        elif piece["comma"] and piece.end() <= width + 1 and depth + len(brackets):
-            places.append((depth + len(brackets), piece.end(), brackets[-1] if brackets else indent))
-    if not places:
-        return [line]
-    lowest = min(place[0] for place in places)
-    _, end, column = max(place for place in places if place[0] == lowest)
-    return [line[:end].rstrip(), *_fit(" " * column + line[end:], width, lowest)]
-
-
-def _fit(line: str, width: int, depth: int) -> list[str]:
-    return _broken(line, width, depth) if len(line) > width else [line]
-
-
 def display_source(thing: Any, start: str | None = None, end: str | None = None) -> None:
     """Show source with highlighting in a notebook, plain elsewhere. With `start`, only the lines from there to `end`."""
-    text = fitted(source_of(thing) if start is None else excerpt(thing, start, end))
+    text = (source_of(thing) if start is None else excerpt(thing, start, end)).replace("  # fmt: skip", "")
     try:
         from IPython import get_ipython
         from IPython.display import Markdown, display

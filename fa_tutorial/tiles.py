@@ -19,7 +19,7 @@ MAX_D = 256
 
 
 class Heads(NamedTuple):
-    """A (B, H, S, D) tensor as one argument of a kernel: its pointer and its four strides, in elements."""
+    """A (B, H, S, D) tensor as one argument of a kernel: its pointer and four strides, in elements."""
 
     ptr: Any
     strides: Any
@@ -31,22 +31,23 @@ def heads(x: torch.Tensor) -> Heads:
 
 @triton.jit
 def tile_pointers(x, b, h, start, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """[ROWS, COLS] pointers to rows start … of head h, batch entry b, and the row and column numbers. x: Heads.
+    """[ROWS, COLS] pointers to rows start … of head h, batch entry b, and the row and column numbers.
 
-    Offsets are int64: a product of an index and a stride can pass 2³¹.
+    x: Heads. Offsets are int64: a product of an index and a stride can pass 2³¹.
     """
     offs_s = tl.arange(0, ROWS).to(tl.int64)[:, None]  # [ROWS, 1]
     offs_d = tl.arange(0, COLS).to(tl.int64)[None, :]  # [1, COLS]
     head = x.ptr + b.to(tl.int64) * x.strides[0] + h.to(tl.int64) * x.strides[1]
-    head += tl.cast(start, tl.int64) * x.strides[2]  # start moves the pointer, so in a loop only that changes
+    head += tl.cast(start, tl.int64) * x.strides[2]  # moved by start: in a loop only that changes
     return head + (offs_s * x.strides[2] + offs_d * x.strides[3]), start + offs_s, offs_d
 
 
 @triton.jit
 def load_tile(x, b, h, start, S, D, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Rows start … start + ROWS − 1 of head h, batch entry b, as [ROWS, COLS], with 0 beyond S rows and D columns.
+    """Rows start … start + ROWS − 1 of head h, batch entry b: [ROWS, COLS], 0 beyond S and D.
 
-    x: Heads, or a descriptor of (B, H, S, D) with tiles (1, 1, ROWS, COLS), which puts the zeros there by itself. S: None where all rows are there.
+    x: Heads, or a descriptor of (B, H, S, D) with tiles (1, 1, ROWS, COLS), which puts the zeros there
+    by itself. S: None where all rows are there.
     """
     if isinstance(x, tl.tensor_descriptor):
         tile = x.load([b, h, start, 0]).reshape([ROWS, COLS])
@@ -61,7 +62,7 @@ def load_tile(x, b, h, start, S, D, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def store_tile(x, tile, b, h, start, S, D, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Store [ROWS, COLS] where load_tile reads it, rounded to x's dtype; nothing is written beyond S rows and D columns."""
+    """Store [ROWS, COLS] where load_tile reads it, in x's dtype; nothing beyond S rows and D columns."""
     if isinstance(x, tl.tensor_descriptor):
         x.store([b, h, start, 0], tile.to(x.dtype).reshape([1, 1, ROWS, COLS]))
     else:
@@ -71,12 +72,14 @@ def store_tile(x, tile, b, h, start, S, D, ROWS: tl.constexpr, COLS: tl.constexp
 
 @triton.jit
 def dot(a, b, acc=None):
-    """a @ b, plus acc where it is given, accumulated in float32; fp32 tiles are multiplied in IEEE precision, not TF32.
+    """a @ b, plus acc if given, accumulated in float32; fp32 tiles multiply in IEEE precision, not TF32.
 
-    a: [M, K], b: [K, N], acc: [M, N] float32. The interpreter's dot is wrong for bf16, so there tiles are widened, after the compiler's check.
+    a: [M, K], b: [K, N], acc: [M, N] float32. The interpreter's dot is wrong for bf16, so there tiles
+    are widened, after the compiler's check.
     """
     if INTERPRETED:
-        tl.static_assert(a.dtype == b.dtype, f"Both operands must be same dtype. Got {a.dtype} and {b.dtype}")
+        tl.static_assert(a.dtype == b.dtype,
+                         f"Both operands must be same dtype. Got {a.dtype} and {b.dtype}")  # fmt: skip
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")

@@ -103,6 +103,10 @@ BROKEN = {
     "host": (rules.machine_traces, notebook_of(code("print(p)", stream("served by 10.0.0.7\n")))),
     "registry": (rules.machine_traces, notebook_of(markdown("from download.pytorch"))),
     "not run in order": (rules.cells_not_run, not_run()),
+    "a wide line of source": (
+        rules.wide_source,
+        notebook_of(code("display_source(f)", {"output_type": "display_data", "data": {"text/markdown": f"```python\n{'x' * 106}\n```"}})),
+    ),
 }
 GOOD = notebook_of(
     markdown("# 0"), code("import torch\n\ntorch.manual_seed(0)"), code("def f():\n    print(1)"), code("print(1)", stream("1\n"))

@@ -34,14 +34,15 @@ def require_gpu() -> None:
 
 
 def time_call(call: Callable[[], Any], warmup_ms: int = 100, repeat_ms: int = 100) -> Timing:
-    """Time `call` by CUDA events (triton.testing.do_bench, L2 flushed before each call), after a warm-up.
+    """Time `call` by CUDA events (triton.testing.do_bench, L2 flushed before each), after a warm-up.
 
-    The warm-up is as long as the measurement, because right after a pause an H200 ran the same kernel up to a tenth faster than a moment later.
+    The warm-up is as long as the measurement, because right after a pause an H200 ran the same kernel up
+    to a tenth faster than a moment later.
     """
     require_gpu()
-    import triton.testing
+    from triton.testing import do_bench
 
-    ms, low, high = triton.testing.do_bench(call, warmup=warmup_ms, rep=repeat_ms, quantiles=[0.5, 0.2, 0.8])
+    ms, low, high = do_bench(call, warmup=warmup_ms, rep=repeat_ms, quantiles=[0.5, 0.2, 0.8])
     return Timing(ms, low, high)
 
 

@@ -38,7 +38,7 @@ SHORT = Setup(vocabulary=16, half=32, width=64, heads=2, layers=2, batch=64, ste
 
 
 class Block(nn.Module):
-    """Causal self-attention and an MLP, each behind a layer norm and added to the stream (B, S, width)."""
+    """Causal self-attention and an MLP, each behind a layer norm, added to the stream (B, S, width)."""
 
     def __init__(self, width: int, heads: int, attention: Attention):
         super().__init__()

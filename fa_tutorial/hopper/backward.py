@@ -154,10 +154,12 @@ def row_values(values, n, like):
 
 
 @gluon.jit
-def issue_s(block, zeros, shared, start_n, sizes, C: gl.constexpr, IS_CAUSAL: gl.constexpr, MASK: gl.constexpr):
+def issue_s(block, zeros, shared, start_n, sizes,
+            C: gl.constexpr, IS_CAUSAL: gl.constexpr, MASK: gl.constexpr):  # fmt: skip
     """Start s = k qᵀ − lse / scale, [64, BLOCK_M], whose exp(scale · s) is p (6.7).
 
-    The accumulator starts at −lse / scale, or at −∞ where the query does not see the key (6.13): that costs no instruction after the matmul.
+    The accumulator starts at −lse / scale, or at −∞ where the query does not see the key (6.13): that
+    costs no instruction after the matmul.
     """
     q_t = consumer_wait(shared.q, block.n).permute((1, 0))
     s = row_values(shared.lse, block.n, zeros)
@@ -194,16 +196,18 @@ def issue_dkdv(pairs, acc, ring, n):
 def hand_over(ds_pairs, n, shared, C: gl.constexpr):
     """Write this consumer's rows of ds to shared memory, and say so."""
     stage = stage_of(n, STAGES)
-    shared.ds.index(stage).slice(C * ROWS, ROWS).store(unpack(ds_pairs, shared.ds.dtype, tile_layout(shared.ds.shape[2])))
+    ds = unpack(ds_pairs, shared.ds.dtype, tile_layout(shared.ds.shape[2]))  # [64, BLOCK_M]
+    shared.ds.index(stage).slice(C * ROWS, ROWS).store(ds)
     fence_async_shared()  # else wgmma may still see what was there before
     mbarrier.arrive(shared.ds_full.index(stage), count=1)
 
 
 @gluon.jit
 def issue_dq(block, shared, C: gl.constexpr):
-    """Wait for both consumers' rows of ds, and start this consumer's part of dq = dsᵀ k, [PART, PART] (6.11).
+    """Wait for both consumers' rows of ds, start this one's part of dq = dsᵀ k, [PART, PART] (6.11).
 
-    A stage of ds is written again two blocks later. Between lies the meeting of the block after, at which both arrive after their dq of this one.
+    A stage of ds is written again two blocks later. Between lies the meeting of the block after, at
+    which both arrive after their dq of this one.
     """
     stage = stage_of(block.n, STAGES)
     mbarrier.wait(shared.ds_full.index(stage), parity_of(block.n, STAGES))

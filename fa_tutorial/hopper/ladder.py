@@ -28,7 +28,7 @@ def copy_kernel(x_desc, y_desc):
     tile = gl.allocate_shared_memory(x_desc.dtype, x_desc.block_type.shape, x_desc.layout)  # [ROWS, D]
     full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(full, count=1)
-    mbarrier.expect(full, x_desc.block_type.nbytes)  # arrives, and the phase also waits for so many bytes
+    mbarrier.expect(full, x_desc.block_type.nbytes)  # arrives; the phase also waits for so many bytes
     tma.async_copy_global_to_shared(x_desc, [start, 0], full, tile)
     mbarrier.wait(full, 0)  # phase 0 is complete: the tile is there
     tma.async_copy_shared_to_global(y_desc, [start, 0], tile)
@@ -37,7 +37,8 @@ def copy_kernel(x_desc, y_desc):
 
 @gluon.jit
 def wgmma_kernel(q_desc, k_desc, s_ptr):
-    """s = q kᵀ of one tile each, [64, ROWS] float32 (4.1). q_desc, k_desc: tiles (64, D) and (ROWS, D). Grid: (1,), 4 warps."""
+    """s = q kᵀ of one tile each, [64, ROWS] float32 (4.1). Grid: (1,), 4 warps.
+    q_desc, k_desc: tiles (64, D) and (ROWS, D)."""
     q = gl.allocate_shared_memory(q_desc.dtype, q_desc.block_type.shape, q_desc.layout)  # [64, D]
     k = gl.allocate_shared_memory(k_desc.dtype, k_desc.block_type.shape, k_desc.layout)  # [ROWS, D]
     full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -48,12 +49,13 @@ def wgmma_kernel(q_desc, k_desc, s_ptr):
     mbarrier.wait(full, 0)
     # Version 3 is Hopper's wgmma. A program, the hardware's CTA, has four warps, one below the other.
     # An instruction takes 16 rows a warp, ROWS columns, and 16 of D.
-    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])  # fmt: skip
     zeros = gl.zeros([64, ROWS], gl.float32, layout)
     s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)  # starts, and goes on
     s = warpgroup_mma_wait(0, [s])  # until none is under way
-    offs_m = gl.arange(0, 64, gl.SliceLayout(1, layout))  # [64], as layout has its rows: dimension 1 is left out
-    offs_n = gl.arange(0, ROWS, gl.SliceLayout(0, layout))  # [ROWS], as layout has its columns
+    offs_m = gl.arange(0, 64, gl.SliceLayout(1, layout))  # [64], as layout has rows: no dimension 1
+    offs_n = gl.arange(0, ROWS, gl.SliceLayout(0, layout))  # [ROWS], as layout has columns
     gl.store(s_ptr + offs_m[:, None] * ROWS + offs_n[None, :], s)
 
 
@@ -67,8 +69,9 @@ def producer(q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, star
         stage, parity = i % STAGES, i // STAGES % 2
         mbarrier.wait(empty.index(stage), 1 - parity)
         mbarrier.expect(full.index(stage), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_desc, [start_n + i * ROWS, 0], full.index(stage), k.index(stage))
-        tma.async_copy_global_to_shared(v_desc, [start_n + i * ROWS, 0], full.index(stage), v.index(stage))
+        row = start_n + i * ROWS
+        tma.async_copy_global_to_shared(k_desc, [row, 0], full.index(stage), k.index(stage))
+        tma.async_copy_global_to_shared(v_desc, [row, 0], full.index(stage), v.index(stage))
 
 
 @gluon.jit
@@ -82,8 +85,9 @@ def softmax_step(s, m, l, scale_log2):
 
 @gluon.jit
 def left_operand(p, acc, dtype: gl.constexpr):
-    """p in dtype, in registers as the first operand of acc + p v. k_width: neighbours that share a register."""
-    return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2))
+    """p in dtype, in registers, first operand of acc + p v. k_width: neighbours that share one."""
+    layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
+    return gl.convert_layout(p.to(dtype), layout)
 
 
 @gluon.jit
@@ -143,11 +147,14 @@ def attend_held(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
 
 
 @gluon.jit
-def consumer(o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, C: gl.constexpr, ATTEND: gl.constexpr):
+def consumer(o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2,
+             C: gl.constexpr, ATTEND: gl.constexpr):  # fmt: skip
     """Warpgroup C: o of its 64 rows (4.4)."""
     D: gl.constexpr = k.shape[2]
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])
-    o_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])  # fmt: skip
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])  # fmt: skip
     zeros = gl.zeros([64, ROWS], gl.float32, s_layout)
     m = gl.full([64], -float("inf"), gl.float32, gl.SliceLayout(1, s_layout))
     l = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, s_layout))
@@ -156,12 +163,15 @@ def consumer(o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, C
     l, acc = ATTEND(q.slice(C * 64, 64), k, v, full, empty, zeros, m, l, acc, scale_log2, blocks)
     offs_m = start_m + C * 64 + gl.arange(0, 64, gl.SliceLayout(1, o_layout))  # [64]
     offs_d = gl.arange(0, D, gl.SliceLayout(0, o_layout))  # [D]
-    gl.store(o_ptr + offs_m.to(gl.int64)[:, None] * D + offs_d[None, :], rescaled(acc, 1.0 / l).to(k.dtype))
+    o = rescaled(acc, 1.0 / l).to(k.dtype)  # [64, D]
+    gl.store(o_ptr + offs_m.to(gl.int64)[:, None] * D + offs_d[None, :], o)
 
 
 @gluon.jit
-def forward_kernel(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, STAGES: gl.constexpr, ATTEND: gl.constexpr):
-    """o of 128 rows. q_desc, k_desc, v_desc: descriptors of (B · H · S, D), tiles (ROWS, D). Grid: (B · H · S // ROWS,)."""
+def forward_kernel(q_desc, k_desc, v_desc, o_ptr, S, scale_log2,
+                   STAGES: gl.constexpr, ATTEND: gl.constexpr):  # fmt: skip
+    """o of 128 rows. q_desc, k_desc, v_desc: descriptors of (B · H · S, D), tiles (ROWS, D).
+    Grid: (B · H · S // ROWS,)."""
     D: gl.constexpr = k_desc.block_type.shape[1]
     q = gl.allocate_shared_memory(q_desc.dtype, [ROWS, D], q_desc.layout)
     k = gl.allocate_shared_memory(k_desc.dtype, [STAGES, ROWS, D], k_desc.layout)
@@ -174,16 +184,18 @@ def forward_kernel(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, STAGES: gl.cons
         mbarrier.init(full.index(stage), count=1)  # the load
         mbarrier.init(empty.index(stage), count=2)  # both consumers
     start_m = gl.program_id(0) * ROWS
+    start_n = start_m // S * S  # where the head's keys begin
     blocks = S // ROWS
     gl.warp_specialize([
         (consumer, (o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, 0, ATTEND)),
         (consumer, (o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, 1, ATTEND)),
-        (producer, (q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_m // S * S, blocks)),
+        (producer, (q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 
 def descriptor(x: torch.Tensor, rows: int = ROWS.value) -> TensorDescriptor:
-    """Of x: (M, D) contiguous, 16 bits an element, in tiles (rows, D) as TMA writes and wgmma reads them: swizzled, a column over several banks."""
+    """Of x: (M, D) contiguous, 16 bits an element, in tiles (rows, D) as TMA writes and wgmma reads
+    them: swizzled, a column over several banks."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     return TensorDescriptor.from_tensor(x, [rows, x.shape[1]], layout)
 
@@ -202,11 +214,13 @@ def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return s
 
 
-def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, attend=attend, stages: int = 2) -> torch.Tensor:
+def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *,
+                  attend=attend, stages: int = 2) -> torch.Tensor:  # fmt: skip
     """o of the module's plain forward. attend: the consumers' loop; D = 128 has room for 3 stages."""
     B, H, S, D = q.shape
     o = torch.empty_like(q)
     tiles = [descriptor(x.view(-1, D)) for x in (q, k, v)]
     programs = B * H * S // ROWS.value
-    forward_kernel[(programs,)](*tiles, o, S, scale * math.log2(math.e), STAGES=stages, ATTEND=attend, num_warps=4)
+    scale_log2 = scale * math.log2(math.e)
+    forward_kernel[(programs,)](*tiles, o, S, scale_log2, STAGES=stages, ATTEND=attend, num_warps=4)
     return o

@@ -25,7 +25,7 @@ UP, DOWN = tl.constexpr(1 + 2.0**-22), tl.constexpr(1 - 2.0**-22)
 @triton.jit
 def attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_log2,
            MASK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """forward.attend in base 2 (8.3): m is the maximum of s · scale_log2, so that an exponent costs one multiply-add an element.
+    """forward.attend in base 2 (8.3): m is the maximum of s · scale_log2, an exponent one multiply-add.
 
     scale_log2: scale · log2(e), positive.
     """
@@ -50,15 +50,18 @@ def attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_lo
 @autotune("forward")
 @triton.jit(do_not_specialize=["autotune_key"])
 def forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, scale, autotune_key,
-                   IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+                   IS_CAUSAL: tl.constexpr,
+                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """o and lse as forward.flash_forward_kernel gives them. scale must be positive.
 
-    q, o: (B, H_q, S_q, D), k, v: (B, H_k, S_k, D), as Heads or as descriptors of tiles (1, 1, BLOCK_M or BLOCK_N, BLOCK_D); lse_ptr: (B, H_q, S_q)
-    float32. Programs take heads_at_once heads at a time, causal ones from the longest row block to the shortest (8.4).
-    Grid: (ceil(S_q / BLOCK_M) · B · H_q,).
+    q, o: (B, H_q, S_q, D), k, v: (B, H_k, S_k, D), as Heads or as descriptors of tiles
+    (1, 1, BLOCK_M or BLOCK_N, BLOCK_D); lse_ptr: (B, H_q, S_q) float32.
+    Programs take heads_at_once heads at a time, causal ones from the longest row block to the shortest
+    (8.4). Grid: (ceil(S_q / BLOCK_M) · B · H_q,).
     """
     row_blocks = tl.cdiv(S_q, BLOCK_M)
-    batch_head, row_block = grouped_tile_device(tl.program_id(0), tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)
+    batch_head, row_block = grouped_tile_device(
+        tl.program_id(0), tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)  # fmt: skip
     if IS_CAUSAL:
         row_block = row_blocks - 1 - row_block
     start_m = row_block * BLOCK_M
@@ -82,9 +85,11 @@ def forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, sc
     # would make matmuls of pointer tiles wait for each other (its warning C7515).
     TAIL_STAGES: tl.constexpr = None if IS_CAUSAL else 1
     for start_n in range(0, full, BLOCK_N):
-        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_log2, False, BLOCK_N, BLOCK_D)
+        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen,
+                           S_k, D, scale_log2, False, BLOCK_N, BLOCK_D)  # fmt: skip
     for start_n in tl.range(full, end, BLOCK_N, num_stages=TAIL_STAGES):
-        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_log2, True, BLOCK_N, BLOCK_D)
+        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen,
+                           S_k, D, scale_log2, True, BLOCK_N, BLOCK_D)  # fmt: skip
 
     l_or_one = tl.where(l == 0.0, 1.0, l)
     o_tile = acc * (1.0 / l_or_one)[:, None]  # (4.4), with one division a row instead of one an element

@@ -23,9 +23,10 @@ import triton.language as tl  # noqa: E402
 @triton.jit
 def score_gradient(s, dp, lse2, delta, keep, b, h, i, j, aux, scale, drop, S_q, S_k,
                    SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
-    """(p that meets v, ds): ds is the gradient of the modified score. The tiles lie either way; i, j, lse2, delta and keep with them.
+    """(p that meets v, ds): ds is the gradient of the modified score.
 
-    s: q kᵀ, not scaled; dp: do vᵀ. p lacks dropout's rescale, which the caller applies once.
+    s: q kᵀ, not scaled; dp: do vᵀ. The tiles lie either way; i, j, lse2, delta and keep with them.
+    p lacks dropout's rescale, which the caller applies once.
     """
     s, factor = modified(s, b, h, i, j, aux, scale, S_q, S_k, SCORE_MOD, MASK)
     p = tl.exp2(s * factor - lse2)

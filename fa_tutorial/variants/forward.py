@@ -33,7 +33,8 @@ class Dropout(NamedTuple):
 def kept(b, h, start_m, start_n, drop, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """[BLOCK_M, BLOCK_N] booleans, False where dropout takes p away.
 
-    The pair of query i and key j has word j % 4 of Philox's four at the counter (i, j // 4, b · H_q + h, offset), whatever the tiles are.
+    The pair of query i and key j has word j % 4 of Philox's four at the counter
+    (i, j // 4, b · H_q + h, offset), whatever the tiles are.
     """
     zero = tl.zeros((BLOCK_M, BLOCK_N // 4), dtype=tl.int32)
     i = zero + start_m + tl.arange(0, BLOCK_M)[:, None]
@@ -41,14 +42,14 @@ def kept(b, h, start_m, start_n, drop, BLOCK_M: tl.constexpr, BLOCK_N: tl.conste
     seed, offset = tl.load(drop.rng), tl.load(drop.rng + 1).to(tl.int32)
     w0, w1, w2, w3 = tl.philox(seed, i, j, zero + (b * drop.H_q + h), zero + offset)
     t = tl.cast(drop.threshold, tl.uint32)
-    # join interleaves its two tiles, so this order lays words 0, 1, 2, 3 side by side
-    words = tl.join(tl.join(w0 >= t, w2 >= t), tl.join(w1 >= t, w3 >= t))  # [BLOCK_M, BLOCK_N // 4, 2, 2]
+    # [BLOCK_M, BLOCK_N // 4, 2, 2]: join interleaves two tiles, so words 0, 1, 2, 3 lie side by side
+    words = tl.join(tl.join(w0 >= t, w2 >= t), tl.join(w1 >= t, w3 >= t))
     return words.reshape([BLOCK_M, BLOCK_N])
 
 
 @triton.jit
 def modified(s, b, h, i, j, aux, scale, S_q, S_k, SCORE_MOD: tl.constexpr, MASK: tl.constexpr):
-    """(s, factor): the scores to be used times factor are in base 2. s: a tile of q kᵀ, not scaled yet."""
+    """(s, factor): the scores to be used times factor are in base 2. s: a tile of q kᵀ, not scaled."""
     if SCORE_MOD is None:
         factor = scale * LOG2_E
     else:
@@ -70,7 +71,8 @@ def attend(q_tile, k, v, m, l, acc, b, h, h_k, start_m, start_n, S_q, S_k, D, sc
     k_tile = load_tile(k, b, h_k, start_n, rows, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
     i = start_m + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
     j = start_n + tl.arange(0, BLOCK_N)[None, :]  # [1, BLOCK_N]
-    s, factor = modified(dot(q_tile, tl.trans(k_tile)), b, h, i, j, aux, scale, S_q, S_k, SCORE_MOD, MASK)  # [BLOCK_M, BLOCK_N]
+    s = dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N], not scaled yet
+    s, factor = modified(s, b, h, i, j, aux, scale, S_q, S_k, SCORE_MOD, MASK)
     if MASK:
         s = tl.where(seen_pairs(b, h, i, j, aux, S_q, S_k, MASK_MOD), s, -float("inf"))
     row_max = tl.max(s, axis=1)  # [BLOCK_M]
@@ -98,9 +100,10 @@ def attend_tiles(q_tile, k, v, m, l, acc, tiles, b, h, h_k, start_m, S_q, S_k, D
     tile = tl.load(index, mask=count > 0, other=0)
     for t in range(count):
         start_n = tile * BLOCK_N
-        tile = tl.load(index + (t + 1) * step, mask=t + 1 < count, other=0)  # a tile ahead, so that no load of keys waits for it
-        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, h_k, start_m, start_n, S_q, S_k, D, scale, aux, drop,
-                           SCORE_MOD, MASK_MOD, MASK, BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
+        # A tile ahead, so that no load of keys waits for it.
+        tile = tl.load(index + (t + 1) * step, mask=t + 1 < count, other=0)
+        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, h_k, start_m, start_n, S_q, S_k, D, scale,
+                           aux, drop, SCORE_MOD, MASK_MOD, MASK, BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
     return m, l, acc
 
 

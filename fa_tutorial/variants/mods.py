@@ -84,20 +84,21 @@ def packed_window(b, h, i, j, aux):
 
 @triton.jit
 def first_keys_and_window(b, h, i, j, aux):
-    """A causal window whose queries see the first keys too (StreamingLLM). aux: (first keys, left, S_k − S_q)."""
+    """A causal window, and the first keys (StreamingLLM). aux: (first keys, left, S_k − S_q)."""
     distance = i + aux[2] - j
     return (distance >= 0) & ((distance <= aux[1]) | (j < aux[0]))
 
 
 @triton.jit
 def prefix_lm(b, h, i, j, aux):
-    """Every query sees the prefix, and the rest is causal. aux: (prefix lengths (B,) int32, S_k − S_q)."""
+    """Every query sees the prefix, the rest is causal. aux: (prefix lengths (B,) int32, S_k − S_q)."""
     return (j < tl.load(aux[0] + b)) | (j <= i + aux[1])
 
 
 @triton.jit
 def document_mask(b, h, i, j, aux):
-    """Query and key are of one document. aux: (documents of the queries (S_q,) int32, of the keys (S_k,) int32)."""
+    """Query and key are of one document. aux: (documents of the queries (S_q,) int32,
+    of the keys (S_k,) int32)."""
     return tl.load(aux[0] + i) == tl.load(aux[1] + j)
 
 

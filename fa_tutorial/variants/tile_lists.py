@@ -33,7 +33,7 @@ class TileLists(NamedTuple):
 
 @triton.jit
 def tile_list(tiles, b, h, block, WHOLE: tl.constexpr):
-    """The list of this block's mixed tiles, or its whole ones: a pointer to the first, the step from each to the next, and how many there are."""
+    """This block's mixed tiles, or whole ones: pointer to the first, step to the next, how many."""
     row = b * tiles.stride_b + h * tiles.stride_h + block
     index = tiles.index + tl.cast(row, tl.int64) * tiles.across
     if WHOLE:
@@ -44,7 +44,8 @@ def tile_list(tiles, b, h, block, WHOLE: tl.constexpr):
 
 @triton.jit
 def seen_pairs(b, h, i, j, aux, S_q, S_k, MASK_MOD: tl.constexpr):
-    """Where query i may see key j and both exist. The mod is asked of pairs inside the sequences only. i, j: [M, 1] and [1, N], or [1, M] and [N, 1]."""
+    """Where query i may see key j and both exist. The mod is asked of pairs inside the sequences only.
+    i, j: [M, 1] and [1, N], or [1, M] and [N, 1]."""
     inside = (i < S_q) & (j < S_k)
     if MASK_MOD is not None:
         inside = inside & MASK_MOD(b, h, tl.minimum(i, S_q - 1), tl.minimum(j, S_k - 1), aux)
