@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,14 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tor
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype, device=DEVICE)
+
+
+class Named:
+    """What a dataclass of test cases inherits: its name in a test's id is the fields that are not the defaults."""
+
+    def __str__(self) -> str:
+        fields = [(field.name, getattr(self, field.name), field.default) for field in dataclasses.fields(self)]
+        return ", ".join(f"{name} {value}" for name, value, default in fields if value != default)
 
 
 # ---------------------------------------------------------------- layouts
