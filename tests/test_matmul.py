@@ -25,7 +25,7 @@ from buffers import (
     unchanged,
     vast_memory,
 )
-from mutants import mutant
+from mutants import each, mutant
 from triton import cdiv, jit
 from triton import language as tl
 
@@ -169,22 +169,37 @@ def check_scores_values_kernel(kernel, S_q=17, S_k=23, D=11):
 A_MASK, B_MASK = "mask_m & (offs_k[None, :] < K - k)", "mask_n & (offs_k[:, None] < K - k)"
 A, B = f"tl.load(a_ptrs, mask={A_MASK}, other=0.0)", f"tl.load(b_ptrs, mask={B_MASK}, other=0.0)"
 TILES = "grouped_tile_device(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)"
-MATMUL_MUTATIONS = {
-    "no K mask on a": ("a", A.replace(A_MASK, "mask_m")),
-    "no K mask on b": ("b", B.replace(B_MASK, "mask_n")),
-    "K mask of the first block": ("a", A.replace("K - k", "K")),
-    "strides of a swapped": ("a_ptrs 1", "a_ptr + offs_m[:, None] * stride_ak + offs_k[None, :] * stride_am"),
-    "tiles counted along M": ("tile_m, tile_n", TILES.replace("tl.cdiv(N, BLOCK_N)", "tl.cdiv(M, BLOCK_M)")),
-    "accumulator overwritten": ("acc 2", "dot(a, b)"),
-    "no mask at the store": ("tl.store", "tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_n)"),
+K_T = "tl.load(k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks, mask=(offs_d[:, None] < D) & (offs_n[None, :] < S_k), other=0.0)"
+V = "tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=(offs_n[:, None] < S_k) & (offs_d[None, :] < D), other=0.0)"
+CHECKS = {"matmul_kernel": check_matmul_kernel, "scores_values_kernel": check_scores_values_kernel}
+# The kernel -> name of the mistake -> its statement, and what stands there instead (see mutants.py).
+MUTATIONS = {
+    "matmul_kernel": {
+        "no K mask on a": ("a", A.replace(A_MASK, "mask_m")),
+        "no K mask on b": ("b", B.replace(B_MASK, "mask_n")),
+        "K mask of the first block": ("a", A.replace("K - k", "K")),
+        "strides of a swapped": ("a_ptrs 1", "a_ptr + offs_m[:, None] * stride_ak + offs_k[None, :] * stride_am"),
+        "tiles counted along M": ("tile_m, tile_n", TILES.replace("tl.cdiv(N, BLOCK_N)", "tl.cdiv(M, BLOCK_M)")),
+        "accumulator overwritten": ("acc 2", "dot(a, b)"),
+        "no mask at the store": ("tl.store", "tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_n)"),
+    },
+    "scores_values_kernel": {
+        "no mask on the keys": ("v", V.replace("offs_n[:, None] < S_k", "offs_n[:, None] >= 0")),
+        "no mask on D": ("k_t", K_T.replace("offs_d[:, None] < D", "offs_d[:, None] >= 0")),
+        "strides of v for k": ("k_t", K_T.replace("stride_k", "stride_v")),
+        "no scale": ("s", "dot(q, k_t)"),
+        "accumulator overwritten": ("acc 2", "dot(s.to(v.dtype), v)"),
+    },
 }
 
 
-@pytest.mark.parametrize("change", MATMUL_MUTATIONS.values(), ids=MATMUL_MUTATIONS)
-def test_broken_matmul_kernel_is_caught(change):
-    check_matmul_kernel(matmul.matmul_kernel)
+@each(MUTATIONS)
+def test_a_mistake_is_caught(mutation):
+    kernel, *change = mutation
+    right, check = getattr(matmul, kernel), CHECKS[kernel]
+    check(right)
     with pytest.raises(AssertionError):
-        check_matmul_kernel(mutant(matmul.matmul_kernel, "matmul_kernel", *change))
+        check(mutant(right, kernel, *change))
 
 
 def test_fp16_accumulator_is_caught():
@@ -192,24 +207,6 @@ def test_fp16_accumulator_is_caught():
     check_matmul_kernel(matmul.matmul_kernel, 3, 4, 2000, torch.float16, positive=True)
     with pytest.raises(AssertionError, match="bound"):
         check_matmul_kernel(broken, 3, 4, 2000, torch.float16, positive=True)
-
-
-K_T = "tl.load(k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks, mask=(offs_d[:, None] < D) & (offs_n[None, :] < S_k), other=0.0)"
-V = "tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=(offs_n[:, None] < S_k) & (offs_d[None, :] < D), other=0.0)"
-SCORES_VALUES_MUTATIONS = {
-    "no mask on the keys": ("v", V.replace("offs_n[:, None] < S_k", "offs_n[:, None] >= 0")),
-    "no mask on D": ("k_t", K_T.replace("offs_d[:, None] < D", "offs_d[:, None] >= 0")),
-    "strides of v for k": ("k_t", K_T.replace("stride_k", "stride_v")),
-    "no scale": ("s", "dot(q, k_t)"),
-    "accumulator overwritten": ("acc 2", "dot(s.to(v.dtype), v)"),
-}
-
-
-@pytest.mark.parametrize("change", SCORES_VALUES_MUTATIONS.values(), ids=SCORES_VALUES_MUTATIONS)
-def test_broken_scores_values_kernel_is_caught(change):
-    check_scores_values_kernel(matmul.scores_values_kernel)
-    with pytest.raises(AssertionError):
-        check_scores_values_kernel(mutant(matmul.scores_values_kernel, "scores_values_kernel", *change))
 
 
 # ---------------------------------------------------------------- far offsets, streams, devices

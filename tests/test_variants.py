@@ -499,27 +499,27 @@ def test_bad_input(bad_call, error, words):
 
 # ---------------------------------------------------------------- mutants
 
-MUTANTS = [
-    (WINDOW, forward, "forward_kernel", "attend", "l", "l + tl.sum(p, axis=1)"),
-    (WINDOW, forward, "forward_kernel", "attend", "if MASK", "False"),
-    (WINDOW, forward, "forward_kernel", "attend_tiles", "for t", "range(count - 1)"),
-    (WINDOW, forward, "forward_kernel", "attend_tiles", "tile 2", "tl.load(index + t, mask=t < count, other=0)"),
-    (BLIND_BUT_FOR_SINKS, forward, "forward_kernel", "forward_kernel", "l 2", "0.0"),
-    (WINDOW, tile_lists, "tile_lists_kernel", "tile_lists_kernel", "is_whole", "pairs > 0"),
-    (SOFTCAP, tile_lists, "tile_lists_kernel", "seen_pairs", "inside 1", "i < S_q + 0 * j"),
-    (WINDOW, backward, "dkdv_kernel", "score_gradient", "if MASK", "False"),
-    (WINDOW, backward, "dkdv_kernel", "dkdv_kernel", "h", "h_k * GROUP"),
-    (SOFTCAP, backward, "dkdv_kernel", "through_mod", "if SCORE_GRAD is not None", "False"),
-    (SOFTCAP, backward, "dq_kernel", "through_mod", "if SCORE_GRAD is not None", "False"),
-    (BIAS, backward, "dbias_kernel", "dbias_kernel", "first_b, first_h", "(own // H_q, own % H_q)"),
-]
+# Name of the mistake -> the module, the kernel, what mutants.mutant takes, and the case that has to fail.
+MUTATIONS = {
+    "l is not rescaled": (forward, "forward_kernel", "attend", "l", "l + tl.sum(p, axis=1)", WINDOW),
+    "no mask": (forward, "forward_kernel", "attend", "if MASK", "False", WINDOW),
+    "the last tile is left out": (forward, "forward_kernel", "attend_tiles", "for t", "range(count - 1)", WINDOW),
+    "whole tiles from the front": (forward, "forward_kernel", "attend_tiles", "tile 2", "tl.load(index + t, mask=t < count, other=0)", WINDOW),
+    "the sink is forgotten": (forward, "forward_kernel", "forward_kernel", "l 2", "0.0", BLIND_BUT_FOR_SINKS),
+    "every tile is whole": (tile_lists, "tile_lists_kernel", "tile_lists_kernel", "is_whole", "pairs > 0", WINDOW),
+    "keys beyond S_k": (tile_lists, "tile_lists_kernel", "seen_pairs", "inside 1", "i < S_q + 0 * j", SOFTCAP),
+    "dkdv: no mask": (backward, "dkdv_kernel", "score_gradient", "if MASK", "False", WINDOW),
+    "dkdv: the group's first head": (backward, "dkdv_kernel", "dkdv_kernel", "h", "h_k * GROUP", WINDOW),
+    "dkdv: no derivative": (backward, "dkdv_kernel", "through_mod", "if SCORE_GRAD is not None", "False", SOFTCAP),
+    "dq: no derivative": (backward, "dq_kernel", "through_mod", "if SCORE_GRAD is not None", "False", SOFTCAP),
+    "dbias of each head": (backward, "dbias_kernel", "dbias_kernel", "first_b, first_h", "(own // H_q, own % H_q)", BIAS),
+}  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "module", "kernel", "change"), [(case, m, k, c) for case, m, k, *c in MUTANTS], ids=lambda x: x if isinstance(x, str) else None
-)
-def test_a_mutant_is_caught(case, module, kernel, change, monkeypatch):
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
+def test_a_mistake_is_caught(mutation, monkeypatch):
+    module, kernel, *change, case = mutation
     operator.window_block_mask.cache_clear()
     put_in(monkeypatch, module, kernel, *change)
     with pytest.raises(AssertionError):
