@@ -9,11 +9,11 @@ from fa_tutorial import barriers
 from fa_tutorial.barriers import Barrier, Deadlock, TooManyActions, arrive, draw, ds_rows, load, races, ring, run, use, wait, work
 
 
-def consumer(tiles, full, empty):
+def consumer(tiles, full, empty, units=2):
     for i in range(tiles):
         stage, parity = i % len(full), i // len(full) % 2
         yield wait(full[stage], parity)
-        yield use(i, stage)
+        yield use(i, stage, units)
         yield arrive(empty[stage])
 
 
