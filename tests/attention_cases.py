@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from buffers import DEVICE, DTYPES, ON_GPU, Named, guarded_outputs, in_nan, randn, same_bits, unchanged
+from buffers import DEVICE, DTYPES, ON_GPU, Named, copy_of, guarded_outputs, in_nan, randn, same_bits, unchanged
 
 from fa_tutorial import attention, flash_attention, reference
 from fa_tutorial.tuned import autotuning
@@ -285,8 +285,3 @@ def plain_lse(q, k, is_causal: bool, scale: float | None) -> torch.Tensor:
     if is_causal:
         s = s.masked_fill(~reference.causal_mask(q.shape[2], k.shape[2], q.device), -math.inf)
     return torch.logsumexp(s, dim=-1)
-
-
-def copy_of(x: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy: some CPUs' bf16 matmul reads what lies between the rows of a view, and 0 · NaN is NaN."""
-    return x.detach().clone(memory_format=torch.contiguous_format)

@@ -156,6 +156,11 @@ def guarded_outputs() -> Iterator[None]:
 # ---------------------------------------------------------------- the bound on the error
 
 
+def copy_of(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy: some CPUs' bf16 matmul reads what lies between the rows of a view, and 0 · NaN is NaN."""
+    return x.detach().clone(memory_format=torch.contiguous_format)
+
+
 def assert_as_accurate(got: torch.Tensor, want: torch.Tensor, peer: torch.Tensor) -> None:
     """max|got − want| ≤ 2 · max|peer − want| + 1e-5, and no NaN or inf in `got`.
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-from attention_cases import copy_of, place
-from buffers import DEVICE, Named, guarded_outputs, randn, unchanged
+from attention_cases import place
+from buffers import DEVICE, Named, copy_of, guarded_outputs, randn, unchanged
 
 from fa_tutorial import reference
 from fa_tutorial.decode import FP8, flash_decode, quantise_fp8

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attention_cases import Case, copy_of
-from buffers import guarded_outputs, randn, unchanged
+from attention_cases import Case
+from buffers import copy_of, guarded_outputs, randn, unchanged
 
 from fa_tutorial import flash_attention, reference
 
