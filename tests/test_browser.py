@@ -64,7 +64,7 @@ def copy_unrun(folder: Path) -> None:
     shutil.copytree(ROOT / "images", folder / "images")
     (folder / "notebooks").mkdir()
     for path in PATHS:
-        notebook = nbformat.read(path, as_version=4)
+        notebook = rules.load(path)
         for cell in rules.code_cells(notebook):
             cell.outputs, cell.execution_count = [], None
         nbformat.write(notebook, folder / "notebooks" / path.name)
