@@ -33,10 +33,6 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tor
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
-def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype, device=DEVICE)
-
-
 class Named:
     """What a dataclass of test cases inherits: its name in a test's id is the fields that are not the defaults."""
 

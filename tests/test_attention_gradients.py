@@ -2,20 +2,12 @@
 
 import pytest
 import torch
-from attention_cases import KERNELS, Case, a_tile_by_turns, assert_gradients, attend, causal, differentiate, place, same
+from attention_cases import Case, assert_gradients, attend, causal, differentiate, place, same
 from buffers import DEVICE, needs_gpu, randn
+from test_attention import every_kernel  # noqa: F401
 from torch.utils.checkpoint import checkpoint
 
-from fa_tutorial import attention, flash_attention, ledger
-from fa_tutorial.tuned import autotuning
-
-
-@pytest.fixture(name="kernel", autouse=True, params=KERNELS)
-def every_kernel(request, monkeypatch) -> str:
-    """What kernel="auto" takes."""
-    monkeypatch.setattr(attention, "best", lambda q: request.param)
-    monkeypatch.setattr(autotuning, "fastest", a_tile_by_turns)
-    return request.param
+from fa_tutorial import flash_attention, ledger
 
 
 def small_leaves(**more):

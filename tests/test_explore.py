@@ -53,9 +53,7 @@ def put(page, **values) -> dict:
         elif control.evaluate("control => control.tagName") == "SELECT":
             control.select_option(str(value))
         else:
-            control.evaluate(
-                "(control, value) => { control.value = value; control.dispatchEvent(new Event('input', {bubbles: true})) }", str(value)
-            )
+            control.fill(str(value), force=True)  # a second consumer's slider may be hidden
     return state(page)
 
 
