@@ -32,6 +32,17 @@ def each(mutations: dict[str, dict[str, tuple]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("mutation", named(mutations).values(), ids=named(mutations))
 
 
+def assert_caught(module: types.ModuleType, checks: dict[str, Callable], mutation: tuple) -> None:
+    """The check of a kernel passes, and fails where it has the mistake. mutation: kernel, its statement, what stands there instead, and more
+    that the check takes.
+    """
+    kernel, statement, new, *given = mutation
+    right = getattr(module, kernel)
+    checks[kernel](right, *given)
+    with pytest.raises(AssertionError):
+        checks[kernel](mutant(right, kernel, statement, new), *given)
+
+
 def mutation_tests(module: types.ModuleType, mutations: dict[str, dict[str, tuple]], check: Callable) -> tuple[Callable, Callable]:
     """Two slow tests: check(case) passes with copies of `module`'s kernels, and fails with each copy that has a mistake.
 

@@ -19,7 +19,7 @@ from buffers import (
     unchanged,
     vast_memory,
 )
-from mutants import each, mutant
+from mutants import assert_caught, each, mutant
 from triton import cdiv, jit
 from triton import language as tl
 
@@ -148,7 +148,7 @@ TILES = "grouped_tile_device(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, B
 K_T = "tl.load(k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks, mask=(offs_d[:, None] < D) & (offs_n[None, :] < S_k), other=0.0)"
 V = "tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=(offs_n[:, None] < S_k) & (offs_d[None, :] < D), other=0.0)"
 CHECKS = {"matmul_kernel": check_matmul_kernel, "scores_values_kernel": check_scores_values_kernel}
-# The kernel -> name of the mistake -> its statement, and what stands there instead (see mutants.py).
+# The kernel -> name of the mistake -> its statement, what stands there instead (see mutants.py), and the check's sizes.
 MUTATIONS = {
     "matmul_kernel": {
         "no K mask on a": ("a", A.replace(A_MASK, "mask_m")),
@@ -157,6 +157,7 @@ MUTATIONS = {
         "strides of a swapped": ("a_ptrs 1", "a_ptr + offs_m[:, None] * stride_ak + offs_k[None, :] * stride_am"),
         "tiles counted along M": ("tile_m, tile_n", TILES.replace("tl.cdiv(N, BLOCK_N)", "tl.cdiv(M, BLOCK_M)")),
         "accumulator overwritten": ("acc 2", "dot(a, b)"),
+        "accumulator in fp16": ("acc 2", "dot(a, b, acc).to(tl.float16).to(tl.float32)", 3, 4, 2000, torch.float16, True),
         "no mask at the store": ("tl.store", "tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_n)"),
     },
     "scores_values_kernel": {
@@ -171,18 +172,7 @@ MUTATIONS = {
 
 @each(MUTATIONS)
 def test_a_mistake_is_caught(mutation):
-    kernel, *change = mutation
-    right, check = getattr(matmul, kernel), CHECKS[kernel]
-    check(right)
-    with pytest.raises(AssertionError):
-        check(mutant(right, kernel, *change))
-
-
-def test_fp16_accumulator_is_caught():
-    broken = mutant(matmul.matmul_kernel, "matmul_kernel", "acc 2", "dot(a, b, acc).to(tl.float16).to(tl.float32)")
-    check_matmul_kernel(matmul.matmul_kernel, 3, 4, 2000, torch.float16, positive=True)
-    with pytest.raises(AssertionError, match="bound"):
-        check_matmul_kernel(broken, 3, 4, 2000, torch.float16, positive=True)
+    assert_caught(matmul, CHECKS, mutation)
 
 
 # ---------------------------------------------------------------- far offsets
