@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from buffers import DEVICE, DTYPES, ON_GPU, guarded_outputs, in_nan, randn, same_bits, unchanged
+from buffers import DEVICE, DTYPES, ON_GPU, Named, copy_of, guarded_outputs, in_nan, randn, same_bits, unchanged
 
 from fa_tutorial import attention, flash_attention, reference
-from fa_tutorial.arguments import dtype_name
 from fa_tutorial.tuned import autotuning
 
 # What kernel= may name on this machine. The interpreter runs the tuned kernels too.
@@ -100,7 +99,7 @@ VALUES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]] = 
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Named):
     """One call of attention, and of its backward. H_k: H_q unless given. dlse: lse has a gradient too."""
 
     S_q: int
@@ -115,13 +114,6 @@ class Case:
     view: str = "contiguous"
     values: str = "randn"
     dlse: bool = False
-
-    def __str__(self) -> str:
-        heads = f"{self.B}x{self.H_q}" + (f"/{self.H_k}" if self.H_k else "")
-        words = [dtype_name(self.dtype), f"B*H {heads}", f"S {self.S_q}x{self.S_k}", f"D {self.D}"]
-        words += ["causal"] * self.is_causal + ["dlse"] * self.dlse
-        words += [self.view] * (self.view != "contiguous") + [self.values] * (self.values != "randn")
-        return ", ".join(words + ([f"scale {self.scale}"] if self.scale is not None else []))
 
     def data(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Contiguous q (B, H_q, S_q, D), k and v (B, H_k, S_k, D)."""
@@ -293,8 +285,3 @@ def plain_lse(q, k, is_causal: bool, scale: float | None) -> torch.Tensor:
     if is_causal:
         s = s.masked_fill(~reference.causal_mask(q.shape[2], k.shape[2], q.device), -math.inf)
     return torch.logsumexp(s, dim=-1)
-
-
-def copy_of(x: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy: some CPUs' bf16 matmul reads what lies between the rows of a view, and 0 · NaN is NaN."""
-    return x.detach().clone(memory_format=torch.contiguous_format)

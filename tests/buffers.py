@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,8 +33,12 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tor
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
-def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype, device=DEVICE)
+class Named:
+    """What a dataclass of test cases inherits: its name in a test's id is the fields that are not the defaults."""
+
+    def __str__(self) -> str:
+        fields = [(field.name, getattr(self, field.name), field.default) for field in dataclasses.fields(self)]
+        return ", ".join(f"{name} {value}" for name, value, default in fields if value != default)
 
 
 # ---------------------------------------------------------------- layouts
@@ -145,6 +150,11 @@ def guarded_outputs() -> Iterator[None]:
 
 
 # ---------------------------------------------------------------- the bound on the error
+
+
+def copy_of(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy: some CPUs' bf16 matmul reads what lies between the rows of a view, and 0 · NaN is NaN."""
+    return x.detach().clone(memory_format=torch.contiguous_format)
 
 
 def assert_as_accurate(got: torch.Tensor, want: torch.Tensor, peer: torch.Tensor) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
 import torch
-from attention_cases import copy_of, place
-from buffers import DEVICE, guarded_outputs, randn, unchanged
+from attention_cases import place
+from buffers import DEVICE, Named, copy_of, guarded_outputs, randn, unchanged
 
 from fa_tutorial import reference
 from fa_tutorial.decode import FP8, flash_decode, quantise_fp8
@@ -21,7 +20,7 @@ def int32(*values) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Decode:
+class Decode(Named):
     """One call. lengths: keys of each sequence; group: query heads of a key head; page: rows of a page, 0 for a cache without pages."""
 
     lengths: tuple[int, ...]
@@ -36,10 +35,6 @@ class Decode:
     layout: str = "contiguous"
     growing: bool = False
     fp8: bool = False
-
-    def __str__(self) -> str:
-        fields = [(field.name, getattr(self, field.name), field.default) for field in dataclasses.fields(self)]
-        return ", ".join(f"{name} {value}" for name, value, default in fields if value != default)
 
     def data(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, and k and v as long as the longest sequence and 5 more; each next key of a growing case has a larger score."""

@@ -2,6 +2,7 @@
 
 import ast
 import types
+from collections.abc import Callable
 
 import pytest
 from triton.runtime.autotuner import Autotuner
@@ -19,6 +20,51 @@ def put_in(monkeypatch: pytest.MonkeyPatch, module: types.ModuleType, kernel: st
     broken = mutant(own.fn if tuned else own, *change)
     monkeypatch.setattr(module, kernel, types.SimpleNamespace(fn=broken) if tuned else broken)
     monkeypatch.setattr(launching, "_prepared", {})  # what is kept launches the right kernel
+
+
+def named(mutations: dict[str, dict[str, tuple]]) -> dict[str, tuple]:
+    """ "kernel: mistake" -> (kernel, what the table says), of a table kernel -> name of the mistake -> what mutant takes, and more."""
+    return {f"{kernel}: {name}": (kernel, *mutation) for kernel, those in mutations.items() for name, mutation in those.items()}
+
+
+def each(mutations: dict[str, dict[str, tuple]]) -> pytest.MarkDecorator:
+    """A test's `mutation` is each of those in turn."""
+    return pytest.mark.parametrize("mutation", named(mutations).values(), ids=named(mutations))
+
+
+def assert_caught(module: types.ModuleType, checks: dict[str, Callable], mutation: tuple) -> None:
+    """The check of a kernel passes, and fails where it has the mistake. mutation: kernel, its statement, what stands there instead, and more
+    that the check takes.
+    """
+    kernel, statement, new, *given = mutation
+    right = getattr(module, kernel)
+    checks[kernel](right, *given)
+    with pytest.raises(AssertionError):
+        checks[kernel](mutant(right, kernel, statement, new), *given)
+
+
+def mutation_tests(module: types.ModuleType, mutations: dict[str, dict[str, tuple]], check: Callable) -> tuple[Callable, Callable]:
+    """Two slow tests: check(case) passes with copies of `module`'s kernels, and fails with each copy that has a mistake.
+
+    mutations: kernel -> name of the mistake -> the function, its statement, what stands there instead, and the case that has to fail.
+    """
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("case", sorted({case for *_, case in named(mutations).values()}, key=str), ids=str)
+    def copies_without_a_mistake_are_right(case, monkeypatch):
+        for kernel in mutations:
+            put_in(monkeypatch, module, kernel)
+        check(case)
+
+    @pytest.mark.slow
+    @each(mutations)
+    def a_mistake_is_caught(mutation, monkeypatch):
+        kernel, *change, case = mutation
+        put_in(monkeypatch, module, kernel, *change)
+        with pytest.raises(AssertionError):
+            check(case)
+
+    return copies_without_a_mistake_are_right, a_mistake_is_caught
 
 
 def mutant(function, where: str | None = None, statement: str = "", new: str = ""):

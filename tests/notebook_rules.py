@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import nbformat
+
 from fa_tutorial.exercises.catalogue import Exercise
 from fa_tutorial.source import WIDTH, source_of
 
@@ -19,16 +21,8 @@ REGISTRY = re.compile(r"pypi\.org|pythonhoste[d]|download\.pytorch|anaconda\.(?:
 EQUATION = re.compile(r"(?<![\w\\)\]}])\(((?:1[0-2]|\d)\.[1-9]\d?)\)")
 
 
-def load(path: Path) -> dict:
-    """The notebook at `path`, with each source, text and MIME value that is a list of lines joined."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    for cell in notebook["cells"]:
-        cell["source"] = "".join(cell["source"])
-        for output in cell.get("outputs", []):
-            output["text"] = "".join(output.get("text", ""))
-            for kind, value in output.get("data", {}).items():
-                output["data"][kind] = "".join(value) if isinstance(value, list) else value
-    return notebook
+def load(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
 
 
 def code_cells(notebook: dict) -> list[dict]:

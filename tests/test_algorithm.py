@@ -5,62 +5,64 @@ import math
 
 import pytest
 import torch
-from attention_cases import causal, plain_gradients
+from attention_cases import causal, plain_attention, plain_gradients
+from buffers import unchanged
+from test_reference import make, randn
 
 from fa_tutorial import algorithm, ledger, reference
 from fa_tutorial.algorithm import Traffic
 
-ORDERS = {"FA2": algorithm.flash_forward, "FA1": algorithm.flash_forward_fa1}
-orders = pytest.mark.parametrize("flash", ORDERS.values(), ids=ORDERS)
 
-
-def randn(*shape, seed, dtype):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def make(S_q, S_k, D=8, B=2, H_q=2, H_k=None, dtype=torch.float32):
-    H_k = H_q if H_k is None else H_k
-    return tuple(randn(B, H, S, D, seed=i, dtype=dtype) for i, (H, S) in enumerate(((H_q, S_q), (H_k, S_k), (H_k, S_k))))
-
-
-def check(flash, q, k, v, block_m, block_n, is_causal=False, scale=None, slack=0.0):
-    before = [x.clone() for x in (q, k, v)]
-    o, lse = flash(q, k, v, block_m, block_n, is_causal, scale)
+def check_forward(q, k, v, block_m, block_n, is_causal=False, scale=None):
+    """Both loop orders are accurate and change no input."""
     truth, truth_lse = reference.attention(q, k, v, is_causal, scale)
-    plain = reference.naive_attention(q, k, v, is_causal, scale)
-    reference.assert_accurate(o, truth, plain.where(torch.isfinite(plain), 0), slack=slack)
-    assert lse.dtype == torch.promote_types(q.dtype, torch.float32)
-    reference.assert_lse_accurate(lse, truth_lse, q.dtype)
-    assert all(torch.equal(x, y) for x, y in zip((q, k, v), before, strict=True)), "an input changed"
+    plain = plain_attention(truth, q, k, v, is_causal, scale)
+    # FA1 rounds o to its dtype once for every block of keys: each may cost another half unit of the largest value.
+    roundings = -(-k.shape[2] // block_n) if q.dtype.itemsize == 2 else 0
+    slack = roundings * torch.finfo(q.dtype).eps / 2 * float(v.abs().max()) if roundings else 0.0
+    for flash, more in ((algorithm.flash_forward, 0.0), (algorithm.flash_forward_fa1, slack)):
+        with unchanged(q, k, v):
+            o, lse = flash(q, k, v, block_m, block_n, is_causal, scale)
+        assert o.is_contiguous()
+        reference.assert_accurate(o, truth, plain, slack=more)
+        assert lse.dtype == torch.promote_types(q.dtype, torch.float32)
+        reference.assert_lse_accurate(lse, truth_lse, q.dtype)
 
 
-# ---------------------------------------------------------------- results
+def check(q, k, v, block_m, block_n, is_causal=False, scale=None):
+    """And so are both backwards. The largest errors of few elements depend on luck: half a unit in the last place is allowed all the same."""
+    check_forward(q, k, v, block_m, block_n, is_causal, scale)
+    do = randn(*q.shape, seed=4, dtype=q.dtype)
+    inputs = q, k, v, *algorithm.flash_forward(q, k, v, 4, 4, is_causal, scale), do
+    truth, plain = (gradients(q, k, v, do, is_causal, scale) for gradients in (reference.gradients, plain_gradients))
+    with unchanged(*inputs):
+        q, k, v, o, lse, do = inputs
+        whole = algorithm.attention_backward(q, k, v, o, do, lse, scale, is_causal)
+        tiled = algorithm.flash_backward(q, k, v, o, do, lse, block_m, block_n, is_causal, scale)
+    for got, want, peer in (*zip(whole, truth, plain, strict=True), *zip(tiled, truth, plain, strict=True)):
+        slack = torch.finfo(q.dtype).eps / 2 * float(want.abs().max()) if want.numel() else 0.0
+        reference.assert_accurate(got, want, peer, factor=3.0, slack=slack)
 
 
-@orders
+# ---------------------------------------------------------------- results, forward and backward
+
+
 @causal
-@pytest.mark.parametrize(("block_m", "block_n"), [(1, 5), (4, 1), (3, 7), (64, 64)])
 @pytest.mark.parametrize(("S_q", "S_k"), [(1, 1), (1, 9), (9, 1), (8, 8), (7, 13), (13, 7), (0, 5), (5, 0)])
-def test_shapes_and_block_sizes(flash, S_q, S_k, block_m, block_n, is_causal):
-    check(flash, *make(S_q, S_k), block_m, block_n, is_causal)
-    check(flash, *make(S_q, S_k, dtype=torch.float64), block_m, block_n, is_causal)
+def test_shapes_and_block_sizes(S_q, S_k, is_causal):
+    for dtype, blocks in itertools.product((torch.float32, torch.float64), ((1, 5), (4, 1), (3, 7), (64, 64))):
+        check(*make(S_q, S_k, H_q=4, H_k=2, dtype=dtype), *blocks, is_causal)
 
 
-@orders
-@causal
-@pytest.mark.parametrize(("H_q", "H_k"), [(6, 2), (4, 1)], ids=["GQA", "MQA"])
-def test_grouped_queries(flash, H_q, H_k, is_causal):
-    check(flash, *make(11, 14, H_q=H_q, H_k=H_k), 4, 5, is_causal)
+@pytest.mark.parametrize("empty", [{"B": 0}, {"H_q": 0}], ids=str)
+def test_without_batch_or_heads(empty):
+    check(*make(5, 7, **empty), 4, 4, True)
 
 
-@orders
 @causal
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_half_precision(flash, dtype, is_causal):
-    """FA1 rounds o to its dtype once for every block of keys: each may cost another half unit of the largest value."""
-    q, k, v = make(33, 70, D=32, dtype=dtype)
-    roundings = -(-70 // 32) if flash is algorithm.flash_forward_fa1 else 0
-    check(flash, q, k, v, 16, 32, is_causal, slack=roundings * torch.finfo(dtype).eps / 2 * float(v.abs().max()))
+def test_half_precision(dtype, is_causal):
+    check(*make(33, 70, D=32, dtype=dtype), 16, 32, is_causal)
 
 
 def test_p_is_rounded_to_the_dtype_of_v():
@@ -70,34 +72,49 @@ def test_p_is_rounded_to_the_dtype_of_v():
     assert algorithm.weighted(p, v.float()).equal(p * v.float())
 
 
-@orders
 @pytest.mark.parametrize("scale", [0.3, 0, 1.0, -2.0])
-def test_scale(flash, scale):
-    check(flash, *make(9, 12), 4, 5, True, scale)
+def test_scale(scale):
+    check(*make(9, 12), 4, 5, True, scale)
 
 
-@orders
-def test_logits_of_any_size(flash):
-    q, k, v = make(9, 40)
+def test_logits_of_any_size():
+    q, k, v = make(9, 40, dtype=torch.float32)
     for logits in (torch.linspace(-1e4, 1e4, 40), torch.linspace(1e4, -1e4, 40), torch.full((40,), -1e4), 0.5 * torch.arange(40)):
         q.zero_()[..., 0] = 1
         k[..., 0] = logits
-        check(flash, q, k, v, 4, 8, True, scale=1.0)
+        check_forward(q, k, v, 4, 8, True, scale=1.0)
 
 
-@orders
-def test_views(flash):
+def test_views():
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in make(9, 12))
-    check(flash, q, k[..., ::2, :], v[..., 1::2, :], 4, 5)
-    assert flash(q, k, v, 4, 5)[0].is_contiguous()
+    check(q, k[..., ::2, :], v[..., 1::2, :], 4, 5)
 
 
 def test_hidden_tiles_are_not_touched():
-    """FA2's order never reads a tile that the mask hides from all its rows: a NaN there does not reach them."""
+    """FA2's order never reads a tile that the mask hides from all its rows: a NaN there reaches neither their o nor their dq."""
     q, k, v = make(8, 8)
-    want, _ = algorithm.flash_forward(q, k, v, 4, 4, True)
+    do = randn(*q.shape, seed=4)
+
+    def first_rows():
+        o, lse = algorithm.flash_forward(q, k, v, 4, 4, True)
+        return [x[:, :, :4] for x in (o, algorithm.flash_backward(q, k, v, o, do, lse, 4, 4, True)[0])]
+
+    want = first_rows()
     k[:, :, 4:], v[:, :, 4:] = math.nan, math.nan
-    assert torch.equal(algorithm.flash_forward(q, k, v, 4, 4, True)[0][:, :, :4], want[:, :, :4])
+    assert all(map(torch.equal, first_rows(), want))
+
+
+@pytest.mark.parametrize(("S_q", "S_k", "is_causal"), [(4, 5, False), (4, 5, True), (5, 4, True)])
+def test_tiled_attention_passes_gradcheck(S_q, S_k, is_causal):
+    """Numerical derivatives in float64, of o and of lse where it is finite."""
+    leaves = [x.requires_grad_() for x in make(S_q, S_k, D=2, B=1, H_q=2, H_k=1)]
+    blind = max(S_q - S_k, 0) if is_causal else 0
+
+    def outputs(q, k, v):
+        o, lse = algorithm.TiledAttention.apply(q, k, v, 2, 3, is_causal, 0.7)
+        return o, lse[:, :, blind:]
+
+    assert torch.autograd.gradcheck(outputs, leaves)
 
 
 # ---------------------------------------------------------------- the step
@@ -149,25 +166,20 @@ def test_all_tiles_by_counting():
 TRAFFIC_CASES = list(itertools.product((0, 7, 16), (0, 10, 12), (1, 4, 32), (1, 5, 32), (torch.float16, torch.float32)))
 
 
-def test_traffic_is_the_ledgers():
+@causal
+def test_traffic_by_counting(is_causal):
+    """And without a mask it is the ledger's."""
     B, H, D = 2, 3, 4
     for S_q, S_k, block_m, block_n, dtype in TRAFFIC_CASES:
         q, k, v = make(S_q, S_k, D=D, B=B, H_q=H, dtype=dtype)
         fa2, fa1 = Traffic(), Traffic()
-        algorithm.flash_forward(q, k, v, block_m, block_n, traffic=fa2)
-        assert fa2.total == B * H * ledger.flash_hbm_bytes(S_q, S_k, D, block_m, dtype.itemsize)
+        algorithm.flash_forward(q, k, v, block_m, block_n, is_causal, traffic=fa2)
+        algorithm.flash_forward_fa1(q, k, v, block_m, block_n, is_causal, traffic=fa1)
         assert fa2.written_bytes == B * H * S_q * (D * dtype.itemsize + 4)
-        algorithm.flash_forward_fa1(q, k, v, block_m, block_n, traffic=fa1)
-        assert fa1.total == B * H * ledger.fa1_hbm_bytes(S_q, S_k, D, block_n, dtype.itemsize)
-
-
-def test_causal_traffic_by_counting():
-    B, H, D = 2, 3, 4
-    for S_q, S_k, block_m, block_n, dtype in TRAFFIC_CASES:
-        q, k, v = make(S_q, S_k, D=D, B=B, H_q=H, dtype=dtype)
-        fa2, fa1 = Traffic(), Traffic()
-        algorithm.flash_forward(q, k, v, block_m, block_n, True, traffic=fa2)
-        algorithm.flash_forward_fa1(q, k, v, block_m, block_n, True, traffic=fa1)
+        if not is_causal:
+            assert fa2.total == B * H * ledger.flash_hbm_bytes(S_q, S_k, D, block_m, dtype.itemsize)
+            assert fa1.total == B * H * ledger.fa1_hbm_bytes(S_q, S_k, D, block_n, dtype.itemsize)
+            continue
         seen = reference.causal_mask(S_q, S_k)
         row_blocks, key_blocks = (range(0, S, block) for S, block in ((S_q, block_m), (S_k, block_n)))
         tiles = [(i, j) for i in row_blocks for j in key_blocks if seen[i : i + block_m, j : j + block_n].any()]
@@ -200,14 +212,13 @@ def test_fa1_block_sizes():
     assert algorithm.fa1_block_sizes(257, 64) == (2, 2)
 
 
-# ---------------------------------------------------------------- backward: its steps
+# ---------------------------------------------------------------- the backward's steps
 
 
 def test_matmul_backward_is_autograds():
     a, b, dc = (randn(2, *shape, seed=i, dtype=torch.float64) for i, shape in enumerate(((3, 4), (4, 5), (3, 5))))
     leaves = a.requires_grad_(), b.requires_grad_()
-    for got, want in zip(algorithm.matmul_backward(a, b, dc), torch.autograd.grad(a @ b, leaves, dc), strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(algorithm.matmul_backward(a, b, dc), torch.autograd.grad(a @ b, leaves, dc))
 
 
 def test_softmax_backward_is_autograds():
@@ -216,124 +227,12 @@ def test_softmax_backward_is_autograds():
     torch.testing.assert_close(algorithm.softmax_backward(p.detach(), dp), torch.autograd.grad(p, s, dp)[0])
 
 
-@causal
-@pytest.mark.parametrize(("S_q", "S_k"), [(5, 7), (7, 5), (3, 0)])
-def test_recompute_p_is_softmax(S_q, S_k, is_causal):
-    q, k, _ = make(S_q, S_k, H_q=4, H_k=2, dtype=torch.float64)
-    _, lse = reference.attention(q, k, k, is_causal, 0.3)
-    p = algorithm.recompute_p(q, k, lse, 0.3, is_causal)
-    s = 0.3 * (q @ reference.repeat_heads(k, 4).mT)
-    if is_causal:
-        s = s.masked_fill(~reference.causal_mask(S_q, S_k), -math.inf)
-    blind = max(S_q - S_k, 0) if is_causal else 0
-    assert (p[:, :, :blind] == 0).all()
-    torch.testing.assert_close(p[:, :, blind:], torch.softmax(s, -1)[:, :, blind:])
-
-
-def test_row_delta_is_the_sum_of_p_times_dp():
-    q, k, v = make(5, 7, dtype=torch.float64)
-    o, lse = reference.attention(q, k, v)
-    do = randn(*q.shape, seed=4, dtype=torch.float64)
-    p = algorithm.recompute_p(q, k, lse)
-    torch.testing.assert_close(algorithm.row_delta(o, do), (p * (do @ v.mT)).sum(-1))
-    assert algorithm.row_delta(o.half(), do.half()).dtype == torch.float32
-
-
-@pytest.mark.parametrize(("H_q", "H_k"), [(6, 2), (4, 1), (3, 3)])
-def test_sum_groups_is_the_gradient_of_repeat_heads(H_q, H_k):
-    x = randn(2, H_k, 5, 3, seed=0, dtype=torch.float64).requires_grad_()
-    dx = randn(2, H_q, 5, 3, seed=1, dtype=torch.float64)
-    (want,) = torch.autograd.grad(reference.repeat_heads(x, H_q), x, dx)
-    torch.testing.assert_close(algorithm.sum_groups(dx, H_k), want)
+def test_delta_of_half_precision_is_float32():
+    do = randn(1, 1, 5, 8, dtype=torch.float16)
+    assert algorithm.row_delta(do, do).dtype == torch.float32
 
 
 @pytest.mark.parametrize(("rows", "keys", "length"), [((2, 4), (0, 2), "S_q = 3"), ((0, 2), (4, 6), "S_k = 5")])
 def test_a_slice_past_the_end_is_named(rows, keys, length):
     with pytest.raises(ValueError, match=f"ends past {length}"):
         algorithm.seen_in_tile(slice(*rows), slice(*keys), 3, 5, torch.device("cpu"))
-
-
-# ---------------------------------------------------------------- backward: the gradients
-
-
-def check_backward(backward, q, k, v, is_causal=False, scale=None):
-    """`backward`, a function of (q, k, v, o, do, lse), is accurate and changes no input. The largest errors of few elements depend on
-    luck: half a unit in the last place is allowed all the same.
-    """
-    do = randn(*q.shape, seed=4, dtype=q.dtype)
-    o, lse = algorithm.flash_forward(q, k, v, 4, 4, is_causal, scale)
-    inputs = q, k, v, o, do, lse
-    before = [x.clone() for x in inputs]
-    got = backward(*inputs)
-    assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True)), "an input changed"
-    truth, plain = reference.gradients(q, k, v, do, is_causal, scale), plain_gradients(q, k, v, do, is_causal, scale)
-    for x, want, peer in zip(got, truth, plain, strict=True):
-        slack = torch.finfo(q.dtype).eps / 2 * float(want.abs().max()) if want.numel() else 0.0
-        reference.assert_accurate(x, want, peer, factor=3.0, slack=slack)
-
-
-def whole(is_causal, scale=None):
-    return lambda q, k, v, o, do, lse: algorithm.attention_backward(q, k, v, o, do, lse, scale, is_causal)
-
-
-def tiled(block_m, block_n, is_causal, scale=None):
-    return lambda q, k, v, o, do, lse: algorithm.flash_backward(q, k, v, o, do, lse, block_m, block_n, is_causal, scale)
-
-
-BACKWARD_LENGTHS = [(1, 1), (1, 9), (9, 1), (8, 8), (7, 13), (13, 7), (0, 5), (5, 0)]
-
-
-@causal
-@pytest.mark.parametrize(("S_q", "S_k"), BACKWARD_LENGTHS)
-def test_backward_of_any_shape(S_q, S_k, is_causal):
-    for dtype in (torch.float32, torch.float64):
-        q, k, v = make(S_q, S_k, H_q=4, H_k=2, dtype=dtype)
-        check_backward(whole(is_causal), q, k, v, is_causal)
-        for blocks in ((1, 5), (4, 1), (3, 7), (64, 64)):
-            check_backward(tiled(*blocks, is_causal), q, k, v, is_causal)
-
-
-@causal
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_backward_in_half_precision(dtype, is_causal):
-    q, k, v = make(33, 70, D=32, dtype=dtype)
-    check_backward(whole(is_causal), q, k, v, is_causal)
-    check_backward(tiled(16, 32, is_causal), q, k, v, is_causal)
-
-
-@pytest.mark.parametrize("scale", [0.3, 0, 1.0, -2.0])
-def test_backward_scale(scale):
-    q, k, v = make(9, 12)
-    check_backward(whole(True, scale), q, k, v, True, scale)
-    check_backward(tiled(4, 5, True, scale), q, k, v, True, scale)
-
-
-@pytest.mark.parametrize("empty", [{"B": 0}, {"H_q": 0}], ids=str)
-def test_backward_without_batch_or_heads(empty):
-    q, k, v = make(5, 7, **empty)
-    check_backward(whole(True), q, k, v, True)
-    check_backward(tiled(4, 4, True), q, k, v, True)
-
-
-@pytest.mark.parametrize(("S_q", "S_k", "is_causal"), [(4, 5, False), (4, 5, True), (5, 4, True)])
-def test_tiled_attention_passes_gradcheck(S_q, S_k, is_causal):
-    """Numerical derivatives in float64, of o and of lse where it is finite."""
-    leaves = [x.requires_grad_() for x in make(S_q, S_k, D=2, B=1, H_q=2, H_k=1, dtype=torch.float64)]
-    blind = max(S_q - S_k, 0) if is_causal else 0
-
-    def outputs(q, k, v):
-        o, lse = algorithm.TiledAttention.apply(q, k, v, 2, 3, is_causal, 0.7)
-        return o, lse[:, :, blind:]
-
-    assert torch.autograd.gradcheck(outputs, leaves)
-
-
-def test_backward_never_reads_hidden_tiles():
-    """A NaN in keys and values that none of a block's rows may see does not reach its dq."""
-    q, k, v = make(8, 8)
-    o, lse = algorithm.flash_forward(q, k, v, 4, 4, True)
-    do = randn(*q.shape, seed=4, dtype=q.dtype)
-    want, _, _ = algorithm.flash_backward(q, k, v, o, do, lse, 4, 4, True)
-    k[:, :, 4:], v[:, :, 4:] = math.nan, math.nan
-    got, _, _ = algorithm.flash_backward(q, k, v, o, do, lse, 4, 4, True)
-    assert torch.equal(got[:, :, :4], want[:, :, :4])

@@ -2,20 +2,12 @@
 
 import pytest
 import torch
-from attention_cases import KERNELS, Case, a_tile_by_turns, assert_gradients, attend, causal, differentiate, place, same
+from attention_cases import Case, assert_gradients, attend, causal, differentiate, place, same
 from buffers import DEVICE, needs_gpu, randn
+from test_attention import every_kernel  # noqa: F401
 from torch.utils.checkpoint import checkpoint
 
-from fa_tutorial import attention, flash_attention, ledger
-from fa_tutorial.tuned import autotuning
-
-
-@pytest.fixture(name="kernel", autouse=True, params=KERNELS)
-def every_kernel(request, monkeypatch) -> str:
-    """What kernel="auto" takes."""
-    monkeypatch.setattr(attention, "best", lambda q: request.param)
-    monkeypatch.setattr(autotuning, "fastest", a_tile_by_turns)
-    return request.param
+from fa_tutorial import flash_attention, ledger
 
 
 def small_leaves(**more):
@@ -81,14 +73,6 @@ def test_only_one_of_q_k_v_requires_grad(which):
     flash_attention(*leaves).backward(do)
     assert [x.grad is not None for x in leaves] == [i == which for i in range(3)]
     assert same([leaves[which].grad], [want])
-
-
-def test_the_gradient_of_a_sum():
-    """Its do has strides of 0."""
-    leaves, _ = small_leaves()
-    flash_attention(*leaves).sum().backward()
-    q, k, v = (x.detach() for x in leaves)
-    assert_gradients([x.grad for x in leaves], q, k, v, torch.ones_like(q))
 
 
 # ---------------------------------------------------------------- calls again

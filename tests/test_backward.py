@@ -1,12 +1,13 @@
 """Chapter 7's kernels: broken copies show that the comparisons can fail; their twin in PyTorch, their configurations."""
 
+import functools
 import itertools
 
 import pytest
 import torch
 from attention_cases import Case, assert_gradients, causal, check_backward
 from buffers import DTYPES, needs_gpu, vast_memory
-from mutants import put_in
+from mutants import mutation_tests, put_in
 from test_attention import far_inputs
 
 from fa_tutorial import algorithm, backward, forward, hardware, tiles
@@ -40,7 +41,7 @@ VERY_NEGATIVE = Case(20, 45, D=16, values="logits near -1e4", scale=1.0, B=1, H_
 LOAD_DLSE = "tl.load(dlse_ptr + batch_head.to(tl.int64) * S_q + offs_m, mask=offs_m < S_q, other=0.0)"
 STORE_DELTA = "tl.store(delta_ptr + batch_head.to(tl.int64) * S_q + offs_m, delta, mask=offs_m < S_q)"
 OUTPUTS = "b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)"
-# The kernel -> name of the mistake -> the function, its statement, what stands there instead (see mutants.py), and the case that has to fail.
+# See mutants.mutation_tests.
 MUTATIONS = {
     "delta_kernel": {
         "delta without do": ("delta_tile", "delta 1", "tl.sum(o_tile.to(tl.float32), axis=1)", RAGGED),
@@ -95,25 +96,9 @@ MUTATIONS = {
         "dq without scale": ("dq_kernel", "store_tile", "store_tile(dq, acc, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)", RAGGED),
     },
 }  # fmt: skip
-EVERY = [(kernel, *mutation) for kernel, those in MUTATIONS.items() for mutation in those.values()]
-NAMES = [f"{kernel}: {name}" for kernel, those in MUTATIONS.items() for name in those]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", sorted({case for *_, case in EVERY}, key=str), ids=str)
-def test_copies_without_a_mistake_are_right(case, monkeypatch):
-    for kernel in MUTATIONS:
-        put_in(monkeypatch, backward, kernel)
-    check_backward(backward.flash_backward, case, config=CONFIG)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutation", EVERY, ids=NAMES)
-def test_a_mistake_is_caught(mutation, monkeypatch):
-    kernel, *change, case = mutation
-    put_in(monkeypatch, backward, kernel, *change)
-    with pytest.raises(AssertionError):
-        check_backward(backward.flash_backward, case, config=CONFIG)
+test_copies_without_a_mistake_are_right, test_a_mistake_is_caught = mutation_tests(
+    backward, MUTATIONS, functools.partial(check_backward, backward.flash_backward, config=CONFIG)
+)
 
 
 @pytest.mark.parametrize("kernel", MUTATIONS)

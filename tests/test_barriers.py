@@ -9,26 +9,12 @@ from fa_tutorial import barriers
 from fa_tutorial.barriers import Barrier, Deadlock, TooManyActions, arrive, draw, ds_rows, load, races, ring, run, use, wait, work
 
 
-def producer(tiles, stages, full, empty):
+def consumer(tiles, full, empty, units=2):
     for i in range(tiles):
-        stage, parity = i % stages, i // stages % 2
-        yield wait(empty[stage], 1 - parity)
-        yield load(i, stage)
-        yield arrive(full[stage])
-
-
-def consumer(tiles, stages, full, empty):
-    for i in range(tiles):
-        stage, parity = i % stages, i // stages % 2
+        stage, parity = i % len(full), i // len(full) % 2
         yield wait(full[stage], parity)
-        yield use(i, stage)
+        yield use(i, stage, units)
         yield arrive(empty[stage])
-
-
-def played(tiles, stages, consumers=1):
-    full, empty = ring(stages, consumers)
-    roles = {"producer": producer(tiles, stages, full, empty)}
-    return run(roles | {f"consumer {c}": consumer(tiles, stages, full, empty) for c in range(consumers)})
 
 
 # ---------------------------------------------------------------- barriers
@@ -71,18 +57,18 @@ def test_parity_is_a_bit(call):
 
 
 def test_two_stages():
-    timeline = played(3, 2)
+    timeline = barriers.ring_timeline(2, 3, loads=[1])
     assert [str(event) for event in timeline if event.action.units or event.start < event.end] == [
         "  0 to 1   producer: load tile 0 into stage 0",
-        "  0 to 1   consumer 0: wait for full[0], parity 0",
+        "  0 to 1   consumer: wait for full[0], parity 0",
         "  1 to 2   producer: load tile 1 into stage 1",
-        "  1 to 3   consumer 0: use tile 0 in stage 0",
+        "  1 to 3   consumer: use tile 0 in stage 0",
         "  2 to 3   producer: wait for empty[0], parity 0",
         "  3 to 4   producer: load tile 2 into stage 0",
-        "  3 to 5   consumer 0: use tile 1 in stage 1",
-        "  5 to 7   consumer 0: use tile 2 in stage 0",
+        "  3 to 5   consumer: use tile 1 in stage 1",
+        "  5 to 7   consumer: use tile 2 in stage 0",
     ]
-    assert draw(timeline) == "producer   |01.2   |\nconsumer 0 |.001122|"
+    assert draw(timeline) == "producer |01.2   |\nconsumer |.001122|"
     assert races(timeline) == []
 
 
@@ -90,7 +76,7 @@ def test_two_stages():
 @pytest.mark.parametrize("tiles", [0, 1, 2, 3, 9])
 @pytest.mark.parametrize("consumers", [1, 2])
 def test_a_right_protocol_ends_without_races(tiles, stages, consumers):
-    timeline = played(tiles, stages, consumers)
+    timeline = barriers.ring_timeline(stages, tiles, loads=[1], uses=[2] * consumers)
     assert races(timeline) == []
     assert sum(event.action.kind == "use" for event in timeline) == tiles * consumers
     first = [event.end for event in timeline if event.action.kind == "load"][:stages]
@@ -104,7 +90,7 @@ def test_deadlock_names_who_waits_for_what():
         yield wait(empty[0], 0)
 
     with pytest.raises(Deadlock) as caught:
-        run({"producer": stuck(), "consumer": consumer(1, 2, full, empty), "other": iter([work("s", 3)])})
+        run({"producer": stuck(), "consumer": consumer(1, full, empty), "other": iter([work("s", 3)])})
     assert str(caught.value) == (
         "deadlock at time 3: producer waits for phase 0 of empty[0] (parity 0), which has 0 of 1 arrivals; "
         "consumer waits for phase 0 of full[0] (parity 0), which has 0 of 1 arrivals"
@@ -115,7 +101,11 @@ def test_deadlock_names_who_waits_for_what():
 
 def test_deadlock_where_one_of_two_consumers_never_releases():
     full, empty = ring(1, consumers=2)
-    roles = {"producer": producer(2, 1, full, empty), "consumer 0": consumer(2, 1, full, empty), "consumer 1": iter([wait(full[0], 0)])}
+    roles = {
+        "producer": barriers.ring_producer(2, full, empty),
+        "consumer 0": consumer(2, full, empty),
+        "consumer 1": iter([wait(full[0], 0)]),
+    }
     with pytest.raises(Deadlock, match=r"producer waits for phase 0 of empty\[0\] \(parity 0\), which has 1 of 2 arrivals"):
         run(roles)
 
@@ -157,8 +147,8 @@ def test_ring_timeline_is_as_early_as_the_ring_allows(stages, loads, uses):
 
 def test_a_producer_that_does_not_wait_overwrites():
     full, empty = ring(1)
-    careless = (action for action in producer(2, 1, full, empty) if action.kind != "wait")
-    timeline = run({"producer": careless, "consumer": (a for a in consumer(2, 1, full, empty) if a.kind != "wait")})
+    careless = (action for action in barriers.ring_producer(2, full, empty) if action.kind != "wait")
+    timeline = run({"producer": careless, "consumer": (a for a in consumer(2, full, empty) if a.kind != "wait")})
     assert races(timeline) == [
         "time 0: consumer uses tile 0 in stage 0, which holds nothing",
         "time 0: producer loads tile 0 into stage 0, where consumer uses tile 0 until 2",

@@ -501,12 +501,6 @@ def test_chapter_8s_steps_run_with_a_tile(monkeypatch):
     assert all(torch.allclose(row["o"].float(), rows["order"]["o"].float(), atol=2e-3) for row in rows.values())
 
 
-def test_what_chapter_8_shows_of_a_run_of_its_own_is_stored():
-    stored = results.read(results.FOLDER / "h200.json")["kernels"]
-    wanted = itertools.chain(chapter_8.larger_cases(), chapter_8.order_cases(), chapter_8.memory_cases())
-    assert all(sweep.is_done(about, stored) for about, _ in wanted)
-
-
 def test_a_tiles_stored_rate_is_that_of_the_last_step_with_this_tile():
     """Full and causal, as far as they are stored: a tile measured without its mask would have half the rate."""
     rows = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] in ("tile", "step")]

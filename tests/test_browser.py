@@ -9,14 +9,11 @@ import http.server
 import json
 import os
 import re
-import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,18 +52,11 @@ NUMBERED = re.compile(r"^\[\d+\]:$")
 
 @dataclass(frozen=True)
 class Lab:
-    """A running JupyterLab. folder: a copy of the notebooks and images, which it may write to."""
+    """A running JupyterLab, on a copy of the notebooks and images. state: where its readers' progress is."""
 
     address: str
     token: str
-    folder: Path
     state: Path
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def copy_unrun(folder: Path) -> None:
@@ -74,13 +64,13 @@ def copy_unrun(folder: Path) -> None:
     shutil.copytree(ROOT / "images", folder / "images")
     (folder / "notebooks").mkdir()
     for path in PATHS:
-        notebook = nbformat.read(path, as_version=4)
+        notebook = rules.load(path)
         for cell in rules.code_cells(notebook):
             cell.outputs, cell.execution_count = [], None
         nbformat.write(notebook, folder / "notebooks" / path.name)
 
 
-def lab_environment(private: Path, token: str) -> dict[str, str]:
+def lab_environment(private: Path) -> dict[str, str]:
     """The environment of a reader who starts JupyterLab for the first time: no settings, no workspace and no progress of their own."""
     folders = {name: private / name.lower() for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
     folders |= {name: private / name.lower() for name in ("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")}
@@ -88,22 +78,18 @@ def lab_environment(private: Path, token: str) -> dict[str, str]:
         path = folders["JUPYTERLAB_SETTINGS_DIR"] / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings))
-    return (
-        notebooks.kernel_environment(str(private / "state"))
-        | {name: str(path) for name, path in folders.items()}
-        | {"JUPYTER_TOKEN": token}
-    )
+    return notebooks.kernel_environment(str(private / "state")) | {name: str(path) for name, path in folders.items()}
 
 
-def wait_for(address: str, token: str, server: subprocess.Popen, log: Path) -> None:
-    request = urllib.request.Request(f"{address}/api/status", headers={"Authorization": f"token {token}"})
+def wait_for(server: subprocess.Popen, runtime: Path, log: Path) -> dict:
+    """What the server writes down of itself once it answers: its address and its token among it."""
+    from jupyter_server.serverapp import list_running_servers  # part of JupyterLab
+
     for _ in range(2 * START_SECONDS):
-        try:
-            with urllib.request.urlopen(request, timeout=5):
-                return
-        except OSError:
-            assert server.poll() is None, f"JupyterLab ended:\n{log.read_text()[-2000:]}"
-            time.sleep(0.5)
+        for found in list_running_servers(str(runtime)):
+            return found
+        assert server.poll() is None, f"JupyterLab ended:\n{log.read_text()[-2000:]}"
+        time.sleep(0.5)
     pytest.fail(f"JupyterLab did not answer in {START_SECONDS} s:\n{log.read_text()[-2000:]}")
 
 
@@ -112,17 +98,15 @@ def lab(tmp_path_factory):
     pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
     folder, private = tmp_path_factory.mktemp("course"), tmp_path_factory.mktemp("private")
     copy_unrun(folder)
-    token, port, log = secrets.token_hex(16), free_port(), private / "log"
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}", "--ServerApp.port_retries=0"]
-    command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder}"]
+    log = private / "log"
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.root_dir={folder}"]
     # A kernel whose page is closed goes soon: nine at once would hold some gigabytes.
     command += ["--MappingKernelManager.cull_idle_timeout=20", "--MappingKernelManager.cull_interval=5"]
     with log.open("w") as file:
-        server = subprocess.Popen(command, env=lab_environment(private, token), cwd=folder, stdout=file, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(command, env=lab_environment(private), cwd=folder, stdout=file, stderr=subprocess.STDOUT)
     try:
-        address = f"http://127.0.0.1:{port}"
-        wait_for(address, token, server, log)
-        yield Lab(address, token, folder, private / "state")
+        found = wait_for(server, private / "jupyter_runtime_dir", log)
+        yield Lab(found["url"], found["token"], private / "state")
     finally:
         server.terminate()
         server.wait(timeout=30)
@@ -148,16 +132,19 @@ def launch(engine):
 def browser():
     with playwright.sync_playwright() as engine:
         chromium = launch(engine)
-        shutil.rmtree(SCREENSHOTS, ignore_errors=True)
         yield chromium
         chromium.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def new_screenshots():
+    shutil.rmtree(SCREENSHOTS, ignore_errors=True)
+
+
 @pytest.fixture
 def page(browser):
-    context = browser.new_context(viewport=VIEWPORT)
-    yield context.new_page()
-    context.close()
+    with closing(browser.new_page(viewport=VIEWPORT)) as page:
+        yield page
 
 
 # ---------------------------------------------------------------- what a reader does
@@ -165,9 +152,8 @@ def page(browser):
 
 def open_notebook(page, lab: Lab, path: Path) -> None:
     """Open the notebook, with the side bar folded away, and wait until its kernel is idle."""
-    page.goto(
-        f"{lab.address}/lab/tree/notebooks/{path.name}?reset&token={lab.token}"
-    )  # reset: no notebook of an earlier test is opened too
+    # reset: no notebook of an earlier test is opened too.
+    page.goto(f"{lab.address}lab/tree/notebooks/{path.name}?reset&token={lab.token}")
     page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
     page.get_by_role("tab", name=re.compile("File Browser")).click()
     wait_until_idle(page)
@@ -387,9 +373,8 @@ def test_every_page_of_the_site_fits_the_screen(screen, scheme, browser, site):
             faults += [f"{name}, formula cut off: {formula}" for formula in cut_off_formulas(page)]
             refused = page.locator("mjx-merror, [data-mjx-error]").all_inner_texts()
             faults += [f"{name}, formula refused: {text}" for text in refused]
-            if backslashes := page.locator(
-                "mjx-mtext .mjx-c5C"
-            ).count():  # the site's MathJax knows no macros inside \text: \_ is \mathrm's
+            # The site's MathJax knows no macros inside \text: \_ is \mathrm's.
+            if backslashes := page.locator("mjx-mtext .mjx-c5C").count():
                 faults.append(f"{name}, {backslashes} backslashes in formulas")
             page.close()
     assert faults == []

@@ -9,7 +9,7 @@ import torch
 from attention_cases import place
 from buffers import DEVICE, ON_GPU, dtypes, far_apart, randn, same_bits, unchanged, vast_memory
 from decode_cases import Decode, check, int32, raw
-from mutants import put_in
+from mutants import mutation_tests, put_in
 
 from fa_tutorial import decode, reference
 from fa_tutorial.decode import FP8, append_to_cache, flash_decode, quantise_fp8
@@ -230,47 +230,35 @@ ONE = dataclasses.replace(SPLIT, splits=1, H_k=2)
 SCALED = Decode((20, 3), fp8=True)
 EMPTY = Decode((0, 40), splits=3, H_k=1)
 
-# Name -> the kernel, the function, its statement, what stands there instead (see mutants.py), and the case that has to fail.
+# See mutants.mutation_tests.
 MUTATIONS = {
-    "new tokens see one another": ("split_kernel", "split_kernel", "last_seen", "seqlen - 1 + 0 * offs_m", ONE),
-    "tokens are taken for heads": ("split_kernel", "split_kernel", "last_seen", "seqlen - S_q + offs_m // S_q", ONE),
-    "the newest token is hidden": ("split_kernel", "split_kernel", "last_seen", "seqlen - S_q - 1 + offs_m % S_q", ONE),
-    "parts overlap": ("split_kernel", "split_kernel", "part", "tl.cdiv(seqlen, splits)", SPLIT),
-    "the rest of the tiles is dropped": ("split_kernel", "split_kernel", "part", "tl.cdiv(seqlen, BLOCK_N) // splits * BLOCK_N", SPLIT),
-    "each part goes on to the end": ("split_kernel", "split_kernel", "start, end", "(split * part, seqlen)", SPLIT),
-    "parts lie on one another": ("split_kernel", "split_kernel", "split_batch_head", "batch_head", SPLIT),
-    "a part without keys is divided by 0": ("split_kernel", "split_kernel", "l_or_one", "l", EMPTY),
-    "a part's lse in base 2": ("split_kernel", "split_kernel", "lse", "m + tl.log2(l_or_one)", SPLIT),
-    "acc is not rescaled": ("split_kernel", "split_kernel", "acc 2", "dot(p.to(q_tile.dtype), v_tile.to(q_tile.dtype), acc)", ONE),
-    "k_scale is forgotten": ("split_kernel", "split_kernel", "if k_scale_ptr is not None", "False", SCALED),
-    "v_scale is forgotten": ("split_kernel", "split_kernel", "if v_scale_ptr is not None", "False", SCALED),
-    "what lies beyond the length is loaded": ("split_kernel", "load_keys", "mask_n", "offs_n >= 0", ONE),
-    "key head 0 for all": ("split_kernel", "key_pointers", "head", "x.ptr", ONE),
-    "pages in the order of memory": ("split_kernel", "key_pointers", "page", "(offs_n // PAGE_SIZE).to(tl.int64)", PAGED),
-    "the first sequence's pages": ("split_kernel", "key_pointers", "entries", "block_table.ptr + offs_n // PAGE_SIZE * block_table.strides[1]", PAGED),
-    "rows by the key's number": ("split_kernel", "key_pointers", "offsets 2", "page * x.strides[0] + offs_n.to(tl.int64) * x.strides[2]", PAGED),
-    "parts are averaged": ("combine_kernel", "combine_kernel", "s", "tl.where(mask, 0.0, -float('inf'))", SPLIT),
-    "combined acc is not rescaled": ("combine_kernel", "combine_kernel", "acc 2", "acc + tl.sum(p[:, :, None] * v_tile, axis=1)", MANY),
-    "only the first parts": ("combine_kernel", "combine_kernel", "for start", "range(0, 1, BLOCK_S)", MANY),
-    "an empty sequence is divided by 0": ("combine_kernel", "combine_kernel", "l_or_one", "l", EMPTY),
+    "split_kernel": {
+        "new tokens see one another": ("split_kernel", "last_seen", "seqlen - 1 + 0 * offs_m", ONE),
+        "tokens are taken for heads": ("split_kernel", "last_seen", "seqlen - S_q + offs_m // S_q", ONE),
+        "the newest token is hidden": ("split_kernel", "last_seen", "seqlen - S_q - 1 + offs_m % S_q", ONE),
+        "parts overlap": ("split_kernel", "part", "tl.cdiv(seqlen, splits)", SPLIT),
+        "the rest of the tiles is dropped": ("split_kernel", "part", "tl.cdiv(seqlen, BLOCK_N) // splits * BLOCK_N", SPLIT),
+        "each part goes on to the end": ("split_kernel", "start, end", "(split * part, seqlen)", SPLIT),
+        "parts lie on one another": ("split_kernel", "split_batch_head", "batch_head", SPLIT),
+        "a part without keys is divided by 0": ("split_kernel", "l_or_one", "l", EMPTY),
+        "a part's lse in base 2": ("split_kernel", "lse", "m + tl.log2(l_or_one)", SPLIT),
+        "acc is not rescaled": ("split_kernel", "acc 2", "dot(p.to(q_tile.dtype), v_tile.to(q_tile.dtype), acc)", ONE),
+        "k_scale is forgotten": ("split_kernel", "if k_scale_ptr is not None", "False", SCALED),
+        "v_scale is forgotten": ("split_kernel", "if v_scale_ptr is not None", "False", SCALED),
+        "what lies beyond the length is loaded": ("load_keys", "mask_n", "offs_n >= 0", ONE),
+        "key head 0 for all": ("key_pointers", "head", "x.ptr", ONE),
+        "pages in the order of memory": ("key_pointers", "page", "(offs_n // PAGE_SIZE).to(tl.int64)", PAGED),
+        "the first sequence's pages": ("key_pointers", "entries", "block_table.ptr + offs_n // PAGE_SIZE * block_table.strides[1]", PAGED),
+        "rows by the key's number": ("key_pointers", "offsets 2", "page * x.strides[0] + offs_n.to(tl.int64) * x.strides[2]", PAGED),
+    },
+    "combine_kernel": {
+        "parts are averaged": ("combine_kernel", "s", "tl.where(mask, 0.0, -float('inf'))", SPLIT),
+        "combined acc is not rescaled": ("combine_kernel", "acc 2", "acc + tl.sum(p[:, :, None] * v_tile, axis=1)", MANY),
+        "only the first parts": ("combine_kernel", "for start", "range(0, 1, BLOCK_S)", MANY),
+        "an empty sequence is divided by 0": ("combine_kernel", "l_or_one", "l", EMPTY),
+    },
 }  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [SPLIT, PAGED, ONE, MANY, SCALED, EMPTY], ids=str)
-def test_a_copy_without_a_mistake_is_right(case, monkeypatch):
-    put_in(monkeypatch, decode, "split_kernel")
-    put_in(monkeypatch, decode, "combine_kernel")
-    check(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
-def test_a_mistake_is_caught(mutation, monkeypatch):
-    kernel, *change, case = mutation
-    put_in(monkeypatch, decode, kernel, *change)
-    with pytest.raises(AssertionError):
-        check(case)
+test_copies_without_a_mistake_are_right, test_a_mistake_is_caught = mutation_tests(decode, MUTATIONS, check)
 
 
 APPEND_MUTATIONS = {

@@ -1,12 +1,13 @@
 """Chapter 5's kernel: broken copies show that the comparisons can fail; its twin in PyTorch, its configurations."""
 
+import functools
 import itertools
 
 import pytest
 import torch
 from attention_cases import Case, assert_attention, causal, check_forward
 from buffers import DTYPES, needs_gpu, vast_memory
-from mutants import put_in
+from mutants import mutation_tests, put_in
 from test_attention import far_inputs
 
 from fa_tutorial import algorithm, forward, hardware, tiles
@@ -36,8 +37,8 @@ FALLING = Case(35, 101, D=16, dtype=torch.float32, values="falling maximum", sca
 VERY_NEGATIVE = Case(35, 45, D=16, values="logits near -1e4", scale=1.0, B=1)
 
 KERNEL = "flash_forward_kernel"
-# Name -> the function, its statement, what stands there instead (see mutants.py), and the case that has to fail.
-MUTATIONS = {
+# See mutants.mutation_tests.
+MUTATIONS = {KERNEL: {
     "no mask": ("attend", "if MASK", "False", RAGGED),
     "the diagonal is hidden": ("attend", "s 2", "tl.where(offs_n[None, :] < last_seen[:, None], s, -float('inf'))", CAUSAL),
     "scale is forgotten": ("attend", "s 1", "dot(q_tile, tl.trans(k_tile))", RAGGED),
@@ -67,23 +68,12 @@ MUTATIONS = {
     "sums in fp16": ("dot", "return", "tl.dot(a, b, acc, input_precision='ieee').to(tl.float16).to(tl.float32)", FP32),
     "heads by the batch's stride": ("tile_pointers", "head 1", "x.ptr + (b + h).to(tl.int64) * x.strides[0]", STRIDES),
     "D is taken for contiguous": ("tile_pointers", "return", "(head + (offs_s * x.strides[2] + offs_d), start + offs_s, offs_d)", STRIDES),
-}  # fmt: skip
+}}  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", sorted({case for *_, case in MUTATIONS.values()}, key=str), ids=str)
-def test_a_copy_without_a_mistake_is_right(case, monkeypatch):
-    put_in(monkeypatch, forward, KERNEL)
-    check_forward(forward.flash_forward, case, config=CONFIG)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
-def test_a_mistake_is_caught(mutation, monkeypatch):
-    *change, case = mutation
-    put_in(monkeypatch, forward, KERNEL, *change)
-    with pytest.raises(AssertionError):
-        check_forward(forward.flash_forward, case, config=CONFIG)
+test_copies_without_a_mistake_are_right, test_a_mistake_is_caught = mutation_tests(
+    forward, MUTATIONS, functools.partial(check_forward, forward.flash_forward, config=CONFIG)
+)
 
 
 FAR = {

@@ -1,6 +1,6 @@
 """Chapter 9's kernels: their work tiles cover every row and key; on Hopper they are right, their bits repeat, and broken copies are caught.
 
-    python tests/test_hopper.py "forward: the diagonal is hidden"    runs one of them
+    python tests/test_hopper.py "forward_kernel: the diagonal is hidden"    runs one of them
 """  # fmt: skip
 
 import itertools
@@ -12,7 +12,7 @@ import pytest
 import torch
 from attention_cases import Case, a_tile_by_turns, assert_gradients, causal, check_backward, check_forward, differentiate, on_hopper, same
 from buffers import DTYPES
-from mutants import mutant, put_in
+from mutants import each, mutant, named, put_in
 
 from fa_tutorial import reference
 from fa_tutorial.hopper import backward, forward, ladder, tile_scheduler
@@ -198,78 +198,85 @@ MANY = Case(1000, 1000, B=2, H_q=24)  # more work tiles than multiprocessors
 PACK = "gl.inline_asm_elementwise('cvt.rn.f16x2.f32 $0, $1, $2;', '=r,f,f', [first, second], dtype=gl.int32, is_pure=True, pack=1)"
 O_BELOW = "[batch_head // sizes.H_q, batch_head % sizes.H_q, first + 1, 0]"
 
-# Name -> the function, its statement, what stands there instead (see mutants.py), and the case that has to fail.
-MUTATIONS = {
-    "a stage is never released": ("consumer_release", "mbarrier.arrive", "None", LONG),
-    "the producer waits for the wrong parity": ("producer_acquire", "mbarrier.wait", "mbarrier.wait(pipeline.empty.index(stage_of(n, STAGES)), parity_of(n, STAGES))", CAUSAL),
-    "a consumer waits for the wrong parity": ("consumer_wait", "mbarrier.wait", "mbarrier.wait(pipeline.full.index(stage_of(n, STAGES)), parity_of(n, STAGES) ^ 1)", CAUSAL),
-    "a consumer does not wait": ("consumer_wait", "mbarrier.wait", "None", CAUSAL),
-    "a barrier counts one consumer too many": ("make_pipeline", "return", "Pipeline(tiles, make_barriers(STAGES, 1), make_barriers(STAGES, CONSUMERS + 1))", LONG),
-    "every load is of the first head": ("load", "tma.async_copy_global_to_shared", "tma.async_copy_global_to_shared(desc, [b, 0, start, 0], pipeline.full.index(stage), pipeline.tiles.index(stage))", CAUSAL),
-    "the first rows for all consumers": ("producer", "load 1", "load(shared.q, turn * CONSUMERS + c, q_desc, b, h, start_m)", CAUSAL),
-    "v from the first block to the last": ("producer", "load 3", "load(shared.v, n, v_desc, b, h_k, j * BLOCK_N)", CAUSAL),
-    "key heads in turns": ("producer", "h_k", "h % sizes.H_k", CAUSAL),
-    "a work tile is left out": ("next_work_tile", "return", "i + gl.num_programs(0) + 1", MANY),
-    "the diagonal is hidden": ("softmax_step", "s", "gl.where(key[None, :] < seen[:, None] - 1, s, -float('inf'))", CAUSAL),
-    "a key too many": ("softmax_step", "s", "gl.where(key[None, :] <= seen[:, None], s, -float('inf'))", CAUSAL),
-    "rows that see nothing become NaN": ("softmax_step", "if MASK 2", "False", BLIND_ROWS),
-    "nothing is rescaled": ("softmax_step", "return", "(gl.exp2(s * scale_log2 - shift_log2[:, None]), m_new, gl.exp2(shift_log2 - shift_log2))", CAUSAL),
-    "l is not rescaled": ("next_block", "l", "l + gl.sum(p, axis=1)", CAUSAL),
-    "acc is not rescaled": ("next_block", "return", "(pairs_new, m, l, new)", CAUSAL),
-    "p in pairs that are exchanged": ("pack", "return 1", PACK, CAUSAL),
-    "top-left mask": ("consumer", "seen 2", "gl.minimum(seen, offs_m + 1)", CAUSAL),
-    "no mask where the diagonal is": ("consumer", "full 2", "mine", CAUSAL),
-    "o is not divided": ("epilogue", "o", "acc", CAUSAL),
-    "o a row too low": ("epilogue", "tma.async_copy_shared_to_global", f"tma.async_copy_shared_to_global(o_desc, {O_BELOW}, shared.o.index(C))", CAUSAL),
-    "lse in base 2": ("epilogue", "lse", "gl.where(l == 0.0, -float('inf'), mul_up(m, scale_log2) + gl.log2(l_or_one))", CAUSAL),
-}  # fmt: skip
 GROUPED = Case(600, 700, is_causal=True, H_q=6, H_k=2, dlse=True)
 WIDE = Case(600, 700, D=128, is_causal=True, H_q=6, H_k=2)
 RAGGED = Case(130, 300, scale=1.0, values="logits near -1e4")
 TMA_ADD = "tma_add(dq_desc, [(block.row_block * 2 + C) * 16 + 16, 0], part)"
 
-# As MUTATIONS, with the kernel in front.
-BACKWARD_MUTATIONS = {
-    "ds is not handed over": ("backward_kernel", "hand_over", "mbarrier.arrive", "None", GROUPED),
-    "dq does not wait for the other's ds": ("backward_kernel", "issue_dq", "mbarrier.wait", "None", GROUPED),
-    "dq waits for the wrong parity": ("backward_kernel", "issue_dq", "mbarrier.wait", "mbarrier.wait(shared.ds_full.index(stage), parity_of(block.n, STAGES) ^ 1)", GROUPED),
-    "q is released by nobody": ("backward_kernel", "one_block", "consumer_release 2", "None", GROUPED),
-    "k is released by nobody": ("backward_kernel", "consumer", "consumer_release", "None", MANY),
-    "v is released by nobody": ("backward_kernel", "epilogue", "consumer_release", "None", MANY),
-    "dq of the block before": ("backward_kernel", "add_dq", "tma_add", TMA_ADD, GROUPED),
-    "the group's next head begins at its first row": ("backward_kernel", "next_block", "row_block 2", "0", GROUPED),
-    "half of the bytes are announced": ("backward_kernel", "load_rows", "mbarrier.expect", "mbarrier.expect(ring.full.index(stage), BLOCK_M * D)", GROUPED),
-    "lse of the first head": ("backward_kernel", "load_rows", "tma.async_copy_global_to_shared 2", "tma.async_copy_global_to_shared(values_desc, [b, start], ring.full.index(stage), values.index(stage))", GROUPED),
-    "a work tile is left out": ("backward_kernel", "next_work_tile", "return", "i + gl.num_programs(0) + 1", MANY),
-    "v of another head": ("backward_kernel", "producer", "load 2", "load(shared.v, turn, v_desc, b, 0, start_n)", GROUPED),
-    "top-left mask": ("backward_kernel", "issue_s", "before", "0", GROUPED),
-    "the diagonal is hidden": ("backward_kernel", "issue_s", "first_seeing", "gl.where(offs_n < sizes.S_k, offs_n - before + 1, 2**30)", GROUPED),
-    "keys that are not there are seen": ("backward_kernel", "issue_s", "first_seeing", "offs_n - before", RAGGED),
-    "a block too few": ("backward_kernel", "key_tile", "first_m 2", "max(start_n + sizes.S_q - sizes.S_k, 0) // BLOCK_M * BLOCK_M + BLOCK_M", GROUPED),
-    "delta is not subtracted": ("backward_kernel", "one_block", "ds", "p * dp", GROUPED),
-    "dk without scale": ("backward_kernel", "consumer", "epilogue", "epilogue(dk_desc, dv_desc, dk, dv, shared, batch_head // sizes.H_k, batch_head % sizes.H_k, start_n, turn, C)", GROUPED),
-    "rows that see nothing": ("prepare_kernel", "prepare_kernel", "tl.store 1", "tl.store(minus_lse_ptr + rows, -lse / scale)", BLIND_ROWS),
-    "dq does not begin at zero": ("prepare_kernel", "prepare_kernel", "tl.store 3", "None", GROUPED),
-    "the counter does not begin at zero": ("prepare_kernel", "prepare_kernel", "tl.store 4", "tl.store(counter_ptr, 1)", MANY),
-    "halves of dq exchanged": ("convert_kernel", "convert_kernel", "block, part", "(tl.program_id(0) // 2, 1 - tl.program_id(0) % 2)", GROUPED),
+# See mutants.mutation_tests.
+MUTATIONS = {
+    "forward_kernel": {
+        "a stage is never released": ("consumer_release", "mbarrier.arrive", "None", LONG),
+        "the producer waits for the wrong parity": ("producer_acquire", "mbarrier.wait", "mbarrier.wait(pipeline.empty.index(stage_of(n, STAGES)), parity_of(n, STAGES))", CAUSAL),
+        "a consumer waits for the wrong parity": ("consumer_wait", "mbarrier.wait", "mbarrier.wait(pipeline.full.index(stage_of(n, STAGES)), parity_of(n, STAGES) ^ 1)", CAUSAL),
+        "a consumer does not wait": ("consumer_wait", "mbarrier.wait", "None", CAUSAL),
+        "a barrier counts one consumer too many": ("make_pipeline", "return", "Pipeline(tiles, make_barriers(STAGES, 1), make_barriers(STAGES, CONSUMERS + 1))", LONG),
+        "every load is of the first head": ("load", "tma.async_copy_global_to_shared", "tma.async_copy_global_to_shared(desc, [b, 0, start, 0], pipeline.full.index(stage), pipeline.tiles.index(stage))", CAUSAL),
+        "the first rows for all consumers": ("producer", "load 1", "load(shared.q, turn * CONSUMERS + c, q_desc, b, h, start_m)", CAUSAL),
+        "v from the first block to the last": ("producer", "load 3", "load(shared.v, n, v_desc, b, h_k, j * BLOCK_N)", CAUSAL),
+        "key heads in turns": ("producer", "h_k", "h % sizes.H_k", CAUSAL),
+        "a work tile is left out": ("next_work_tile", "return", "i + gl.num_programs(0) + 1", MANY),
+        "the diagonal is hidden": ("softmax_step", "s", "gl.where(key[None, :] < seen[:, None] - 1, s, -float('inf'))", CAUSAL),
+        "a key too many": ("softmax_step", "s", "gl.where(key[None, :] <= seen[:, None], s, -float('inf'))", CAUSAL),
+        "rows that see nothing become NaN": ("softmax_step", "if MASK 2", "False", BLIND_ROWS),
+        "nothing is rescaled": ("softmax_step", "return", "(gl.exp2(s * scale_log2 - shift_log2[:, None]), m_new, gl.exp2(shift_log2 - shift_log2))", CAUSAL),
+        "l is not rescaled": ("next_block", "l", "l + gl.sum(p, axis=1)", CAUSAL),
+        "acc is not rescaled": ("next_block", "return", "(pairs_new, m, l, new)", CAUSAL),
+        "p in pairs that are exchanged": ("pack", "return 1", PACK, CAUSAL),
+        "top-left mask": ("consumer", "seen 2", "gl.minimum(seen, offs_m + 1)", CAUSAL),
+        "no mask where the diagonal is": ("consumer", "full 2", "mine", CAUSAL),
+        "o is not divided": ("epilogue", "o", "acc", CAUSAL),
+        "o a row too low": ("epilogue", "tma.async_copy_shared_to_global", f"tma.async_copy_shared_to_global(o_desc, {O_BELOW}, shared.o.index(C))", CAUSAL),
+        "lse in base 2": ("epilogue", "lse", "gl.where(l == 0.0, -float('inf'), mul_up(m, scale_log2) + gl.log2(l_or_one))", CAUSAL),
+    },
+    "backward_kernel": {
+        "ds is not handed over": ("hand_over", "mbarrier.arrive", "None", GROUPED),
+        "dq does not wait for the other's ds": ("issue_dq", "mbarrier.wait", "None", GROUPED),
+        "dq waits for the wrong parity": ("issue_dq", "mbarrier.wait", "mbarrier.wait(shared.ds_full.index(stage), parity_of(block.n, STAGES) ^ 1)", GROUPED),
+        "q is released by nobody": ("one_block", "consumer_release 2", "None", GROUPED),
+        "k is released by nobody": ("consumer", "consumer_release", "None", MANY),
+        "v is released by nobody": ("epilogue", "consumer_release", "None", MANY),
+        "dq of the block before": ("add_dq", "tma_add", TMA_ADD, GROUPED),
+        "the group's next head begins at its first row": ("next_block", "row_block 2", "0", GROUPED),
+        "half of the bytes are announced": ("load_rows", "mbarrier.expect", "mbarrier.expect(ring.full.index(stage), BLOCK_M * D)", GROUPED),
+        "lse of the first head": ("load_rows", "tma.async_copy_global_to_shared 2", "tma.async_copy_global_to_shared(values_desc, [b, start], ring.full.index(stage), values.index(stage))", GROUPED),
+        "a work tile is left out": ("next_work_tile", "return", "i + gl.num_programs(0) + 1", MANY),
+        "v of another head": ("producer", "load 2", "load(shared.v, turn, v_desc, b, 0, start_n)", GROUPED),
+        "top-left mask": ("issue_s", "before", "0", GROUPED),
+        "the diagonal is hidden": ("issue_s", "first_seeing", "gl.where(offs_n < sizes.S_k, offs_n - before + 1, 2**30)", GROUPED),
+        "keys that are not there are seen": ("issue_s", "first_seeing", "offs_n - before", RAGGED),
+        "a block too few": ("key_tile", "first_m 2", "max(start_n + sizes.S_q - sizes.S_k, 0) // BLOCK_M * BLOCK_M + BLOCK_M", GROUPED),
+        "delta is not subtracted": ("one_block", "ds", "p * dp", GROUPED),
+        "dk without scale": ("consumer", "epilogue", "epilogue(dk_desc, dv_desc, dk, dv, shared, batch_head // sizes.H_k, batch_head % sizes.H_k, start_n, turn, C)", GROUPED),
+    },
+    "prepare_kernel": {
+        "rows that see nothing": ("prepare_kernel", "tl.store 1", "tl.store(minus_lse_ptr + rows, -lse / scale)", BLIND_ROWS),
+        "dq does not begin at zero": ("prepare_kernel", "tl.store 3", "None", GROUPED),
+        "the counter does not begin at zero": ("prepare_kernel", "tl.store 4", "tl.store(counter_ptr, 1)", MANY),
+    },
+    "convert_kernel": {
+        "halves of dq exchanged": ("convert_kernel", "block, part", "(tl.program_id(0) // 2, 1 - tl.program_id(0) % 2)", GROUPED),
+    },
 }  # fmt: skip
+EVERY = named(MUTATIONS)
 RIGHT, WRONG, STOPPED = 0, 3, 4  # how a process ends that runs a copy of the kernel
 
 
-# Name -> module, launcher, check, kernel, and what mutants.mutant takes with the case that has to fail.
-EVERY = {f"forward: {name}": (forward, forward.flash_forward, check_forward, "forward_kernel", *those) for name, those in MUTATIONS.items()}
-EVERY |= {f"backward: {name}": (backward, backward.flash_backward, check_backward, *those) for name, those in BACKWARD_MUTATIONS.items()}
+def launched_by(kernel: str) -> tuple:
+    """The kernel's module, its launcher, and the check of that."""
+    forwards = kernel == "forward_kernel"
+    return (forward, forward.flash_forward, check_forward) if forwards else (backward, backward.flash_backward, check_backward)
 
 
-@pytest.mark.parametrize("mutation", EVERY.values(), ids=EVERY)
+@each(MUTATIONS)
 def test_a_mistake_follows_the_kernel(mutation):
     """On any machine: there is such a statement."""
-    module, _, _, kernel, *change, _ = mutation
-    mutant(getattr(module, kernel), *change)
+    kernel, *change, _ = mutation
+    mutant(getattr(launched_by(kernel)[0], kernel), *change)
 
 
 @on_hopper
-@pytest.mark.parametrize("kernel", ["forward", "backward"])
+@pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])
 def test_a_copy_without_a_mistake_is_right(kernel):
     assert run_alone(kernel) == RIGHT
 
@@ -288,14 +295,9 @@ def run_alone(name: str) -> int:
         return STOPPED
 
 
-UNBROKEN = {
-    "forward": (forward, forward.flash_forward, check_forward, "forward_kernel"),
-    "backward": (backward, backward.flash_backward, check_backward, "backward_kernel"),
-}
-
-
 def run_copy(name: str) -> int:
-    module, launcher, check, kernel, *change = UNBROKEN[name] if name in UNBROKEN else EVERY[name]
+    kernel, *change = EVERY.get(name, (name,))
+    module, launcher, check = launched_by(kernel)
     cases = [change.pop()] if change else [CAUSAL, BLIND_ROWS, MANY, GROUPED, WIDE, RAGGED]
     put_in(pytest.MonkeyPatch(), module, kernel, *change)
     try:

@@ -75,37 +75,23 @@ def test_the_oldest_constraints_are_where_the_ranges_begin():
     assert {name: Version(version) for name, version in oldest.items()} == {name: Version(version) for name, version in begins.items()}
 
 
-def version_of(package: str) -> str | None:
-    try:
-        return Version(metadata.version(package)).public
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def requirements_of(package: str) -> list[str]:
-    """What an installed package asks for; nothing where it is not installed, as on a GPU host without JupyterLab."""
-    try:
-        return metadata.requires(package) or []
-    except metadata.PackageNotFoundError:
-        return []
-
-
 def test_everything_installed_for_the_course_is_pinned():
     """The closure of pyproject's requirements on this machine lies in constraints.txt; other versions may ask for other packages."""
-    installed = {name: version_of(name) for name in {requirement.name for requirement in REQUIREMENTS}}
-    if others := [name for name, version in installed.items() if version not in (None, pinned_version(name))]:
+    packages = {canonicalize_name(package.name): package for package in metadata.distributions()}
+    installed = {name: packages[name].version for name in {canonicalize_name(r.name) for r in REQUIREMENTS} & set(packages)}
+    if others := [name for name, version in installed.items() if Version(version).public != pinned_version(name)]:
         pytest.skip(f"other versions than those of constraints.txt are installed: {', '.join(others)}")
-    todo, seen = [(r.name, frozenset(r.extras)) for r in REQUIREMENTS if r.marker is None or r.marker.evaluate()], set()
+    todo, seen = [(canonicalize_name(r.name), frozenset(r.extras)) for r in REQUIREMENTS if r.marker is None or r.marker.evaluate()], set()
     while todo:
         name, extras = todo.pop()
         if (name, extras) in seen:
             continue
         seen.add((name, extras))
-        for line in requirements_of(name):
+        for line in (packages[name].requires or []) if name in packages else []:  # a GPU host may be without JupyterLab
             needed = Requirement(line)
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in {"", *extras}):
                 todo.append((canonicalize_name(needed.name), frozenset(needed.extras)))
-    assert {canonicalize_name(name) for name, _ in seen} - set(PINNED) == set()
+    assert {name for name, _ in seen} - set(PINNED) == set()
 
 
 def test_doctor_names_the_ranges_of_pyproject():

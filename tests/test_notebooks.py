@@ -1,11 +1,12 @@
 """The rules of notebook_rules.py hold of every notebook, and each rule is seen to fail on a notebook that breaks it."""
 
 import copy
-import json
 from pathlib import Path
 
+import nbformat
 import notebook_rules as rules
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from fa_tutorial import hardware, notebooks
 from fa_tutorial.exercises import catalogue
@@ -61,26 +62,20 @@ def test_equations_have_one_number_each_and_are_there_when_they_are_named():
 # ---------------------------------------------------------------- each rule, broken
 
 
-def markdown(source: str) -> dict:
-    return {"cell_type": "markdown", "metadata": {}, "source": source}
+def code(source: str, *outputs: nbformat.NotebookNode, tags: tuple[str, ...] = ()) -> nbformat.NotebookNode:
+    return new_code_cell(source, outputs=list(outputs), metadata={"tags": list(tags)})
 
 
-def code(source: str, *outputs: dict, tags: tuple[str, ...] = ()) -> dict:
-    return {"cell_type": "code", "metadata": {"tags": list(tags)}, "source": source, "outputs": list(outputs), "execution_count": None}
+def stream(text: str, name: str = "stdout") -> nbformat.NotebookNode:
+    return new_output("stream", name=name, text=text)
 
 
-def stream(text: str, name: str = "stdout") -> dict:
-    return {"output_type": "stream", "name": name, "text": text}
-
-
-def notebook_of(*cells: dict) -> dict:
-    """A notebook of these cells, with ids and execution counts as a run leaves them."""
-    cells = copy.deepcopy(list(cells))
-    for count, cell in enumerate((cell for cell in cells if cell["cell_type"] == "code"), 1):
-        cell["execution_count"] = count
-    for number, cell in enumerate(cells):
-        cell["id"] = f"cell-{number}"
-    return {"nbformat": 4, "nbformat_minor": 5, "metadata": copy.deepcopy(notebooks.METADATA), "cells": cells}
+def notebook_of(*cells: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """A notebook of these cells, with execution counts as a run leaves them."""
+    notebook = new_notebook(cells=copy.deepcopy(list(cells)), metadata=copy.deepcopy(notebooks.METADATA))
+    for count, cell in enumerate(rules.code_cells(notebook), 1):
+        cell.execution_count = count
+    return notebook
 
 
 def not_run() -> dict:
@@ -95,13 +90,13 @@ BROKEN = {
     "plot without output": (rules.missing_outputs, notebook_of(code("plt.show()"))),
     "value without output": (rules.missing_outputs, notebook_of(code("x = 1\nx + 1"))),
     "skipped": (rules.missing_outputs, notebook_of(code("x = 1", tags=("nbval-skip",)))),
-    "error": (rules.outputs_that_vary, notebook_of(code("1 / 0", {"output_type": "error", "ename": "ZeroDivisionError"}))),
+    "error": (rules.outputs_that_vary, notebook_of(code("1 / 0", new_output("error", ename="ZeroDivisionError")))),
     "warning": (rules.outputs_that_vary, notebook_of(code("x = 1", stream("a warning", name="stderr")))),
-    "SVG": (rules.outputs_that_vary, notebook_of(code("x", {"output_type": "display_data", "data": {"image/svg+xml": "<svg/>"}}))),
+    "SVG": (rules.outputs_that_vary, notebook_of(code("x", new_output("display_data", {"image/svg+xml": "<svg/>"})))),
     "path in an output": (rules.machine_traces, notebook_of(code("print(p)", stream("File /home/reader/x.py\n")))),
-    "path in the text": (rules.machine_traces, notebook_of(markdown("It lies in `/tmp/course`."))),
+    "path in the text": (rules.machine_traces, notebook_of(new_markdown_cell("It lies in `/tmp/course`."))),
     "host": (rules.machine_traces, notebook_of(code("print(p)", stream("served by 10.0.0.7\n")))),
-    "registry": (rules.machine_traces, notebook_of(markdown("from download.pytorch"))),
+    "registry": (rules.machine_traces, notebook_of(new_markdown_cell("from download.pytorch"))),
     "not run in order": (rules.cells_not_run, not_run()),
     "a wide line of source": (
         rules.wide_source,
@@ -109,7 +104,7 @@ BROKEN = {
     ),
 }
 GOOD = notebook_of(
-    markdown("# 0"), code("import torch\n\ntorch.manual_seed(0)"), code("def f():\n    print(1)"), code("print(1)", stream("1\n"))
+    new_markdown_cell("# 0"), code("import torch\n\ntorch.manual_seed(0)"), code("def f():\n    print(1)"), code("print(1)", stream("1\n"))
 )
 
 
@@ -141,7 +136,7 @@ def test_exercise_cells(cells, fits):
 
 def test_a_solution_that_is_shown_is_found():
     answer = source_of(KERNEL.solution)
-    for cell in (code(answer), markdown(f"```python\n{answer}\n```"), code("f()", stream(answer))):
+    for cell in (code(answer), new_markdown_cell(f"```python\n{answer}\n```"), code("f()", stream(answer))):
         assert rules.solutions_shown(notebook_of(cell, code(f'check("2.4", {KERNEL.name})')), [KERNEL])
     after = [code(STARTER), code(CHECK), code("display_source(f)", stream(source_of(ROOF.solution)))]
     assert rules.solutions_shown(notebook_of(*after), [ROOF]) == []
@@ -155,11 +150,6 @@ def test_links_and_equations_are_found():
 
 
 # ---------------------------------------------------------------- nbval, and storing outputs
-
-
-def write(notebook: dict, path: Path) -> Path:
-    path.write_text(json.dumps(notebook))
-    return path
 
 
 @pytest.mark.parametrize("chosen_here", [True, False])
@@ -176,13 +166,14 @@ def test_a_kernel_starts_as_a_readers_does(chosen_here, monkeypatch):
 @pytest.mark.slow
 def test_outputs_are_stored_the_same_each_time(tmp_path):
     source = notebook_of(
-        markdown("# A title"),
+        new_markdown_cell("# A title"),
         code("import fa_tutorial\nfrom fa_tutorial.exercises import progress", stream("stale\n")),
         code("print(1)", tags=("kept",)),
         code("progress(0)"),
         code("import matplotlib.pyplot as plt\n\nplt.plot([1, 2])\nplt.show()"),
     )
-    path = write(source, tmp_path / "small.ipynb")
+    path = tmp_path / "small.ipynb"
+    nbformat.write(source, path)
     assert notebooks.main([str(path)]) == 0
     first, stored = path.read_bytes(), rules.load(path)
     assert [cell["id"] for cell in stored["cells"]] == [cell["id"] for cell in source["cells"]]
@@ -194,7 +185,8 @@ def test_outputs_are_stored_the_same_each_time(tmp_path):
 
 
 def test_a_notebook_that_fails_is_left_as_it_was(tmp_path, capsys):
-    path = write(notebook_of(code("1 / 0")), tmp_path / "failing.ipynb")
+    path = tmp_path / "failing.ipynb"
+    nbformat.write(notebook_of(code("1 / 0")), path)
     before = path.read_bytes()
     assert notebooks.main([str(path)]) == 1
     assert path.read_bytes() == before

@@ -1,5 +1,6 @@
 """The built site: its pages are those of the course in its order, nothing is lost on the way, and every link and image leads somewhere."""
 
+import functools
 import itertools
 import re
 import shutil
@@ -7,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,6 +16,8 @@ import notebook_rules as rules
 import pytest
 
 pytest.importorskip("myst_nb", reason="the site's extra is not installed: `make site` installs it")
+
+from bs4 import BeautifulSoup  # as the site's theme does
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]  # one worker builds it
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,24 +54,12 @@ def small_course(folder: Path, readme: str) -> Path:
     return folder
 
 
-class Targets(HTMLParser):
-    """Collects the links and image sources of a page, and its anchors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.anchors: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        attributes = dict(attrs)
-        self.links += filter(None, (attributes.get("src"), attributes.get("href") if tag in ("a", "link") else None))
-        self.anchors |= {attributes["id"]} if attributes.get("id") else set()
-
-
-def targets_of(page: Path) -> Targets:
-    targets = Targets()
-    targets.feed(page.read_text(encoding="utf-8"))
-    return targets
+@functools.cache
+def targets_of(page: Path) -> tuple[list[str], set[str]]:
+    """The links and image sources of a page, and its anchors."""
+    html = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
+    links = [tag["src"] for tag in html.select("[src]")] + [tag["href"] for tag in html.select("a[href], link[href]")]
+    return links, {tag["id"] for tag in html.select("[id]")}
 
 
 def local(links: Sequence[str], page: Path) -> dict[str, tuple[Path, str]]:
@@ -85,9 +75,9 @@ def local(links: Sequence[str], page: Path) -> dict[str, tuple[Path, str]]:
 def test_every_link_and_image_resolves(built):
     pages = {page.resolve(): targets_of(page) for page in sorted(built.rglob("*.html")) if "_static" not in page.parts}
     faults = []
-    for page, targets in pages.items():
-        for link, (file, anchor) in local(targets.links, page).items():
-            if not file.is_file() or (anchor and file in pages and anchor not in pages[file].anchors):
+    for page, (links, _) in pages.items():
+        for link, (file, anchor) in local(links, page).items():
+            if not file.is_file() or (anchor and file in pages and anchor not in pages[file][1]):
                 faults.append(f"{page.name}: {link}")
     assert len(pages) > len(PATHS) and faults == []
 
@@ -111,21 +101,21 @@ def test_page_shows_the_whole_notebook(path, built):
     """Each picture that is stored as an output, each image of the text, each equation as the source has it and where its number leads."""
     notebook = rules.load(path)
     page = built / "notebooks" / f"{path.stem}.html"
-    html, targets = page.read_text(encoding="utf-8"), targets_of(page)
+    html, (links, anchors) = page.read_text(encoding="utf-8"), targets_of(page)
     stored = sum("image/png" in output.get("data", {}) for cell in rules.code_cells(notebook) for output in cell["outputs"])
-    pictures = [link for link in targets.links if "/_images/" in link]
+    pictures = [link for link in links if "/_images/" in link]
     names = {Path(link).name for link in pictures}
     assert rules.images_of(notebook) <= names and len(pictures) >= stored + len(rules.images_of(notebook))
     tags = rules.equation_tags(notebook)
     assert re.findall(r"\\tag\{([^}]*)\}", unescape(html)) == tags
-    assert {f"equation-{tag}" for tag in tags} <= targets.anchors
+    assert {f"equation-{tag}" for tag in tags} <= anchors
     assert "mathjax/tex-chtml.js" in html and "colab" not in html
 
 
 def test_an_equation_s_number_leads_to_it_and_a_term_to_its_entry(built):
     for path in PATHS:
         notebook = rules.load(path)
-        links = targets_of(built / "notebooks" / f"{path.stem}.html").links
+        links, _ = targets_of(built / "notebooks" / f"{path.stem}.html")
         assert any(link.startswith("../GLOSSARY.html#term-") for link in links)
         for number in rules.equations_named("\n".join(re.sub(r"`[^`]*`", "", cell["source"]) for cell in rules.markdown_cells(notebook))):
             assert any(link.endswith(f"#equation-{number}") for link in links), (path.stem, number)
@@ -148,7 +138,7 @@ def test_buttons_stand_on_the_chapters_where_the_address_is_known(tmp_path):
     course = small_course(tmp_path, "[x](notebooks/00_chapter.ipynb#chapter)")
     done = sphinx(course, tmp_path / "build", "-D", f"repository={ADDRESS}")
     assert done.returncode == 0, done.stderr
-    links = targets_of(tmp_path / "build" / "site" / "notebooks" / "00_chapter.html").links
+    links, _ = targets_of(tmp_path / "build" / "site" / "notebooks" / "00_chapter.html")
     assert f"https://colab.research.google.com/github/{ADDRESS[19:]}/blob/main/notebooks/00_chapter.ipynb" in links
     assert f"https://mybinder.org/v2/gh/{ADDRESS[19:]}/main?urlpath=lab/tree/notebooks/00_chapter.ipynb" in links
     assert ADDRESS in links

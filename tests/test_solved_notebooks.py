@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import nbformat
 import notebook_rules as rules
 import pytest
 
@@ -14,26 +13,15 @@ FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 
 
-def import_of(exercise: catalogue.Exercise) -> str:
-    """The line that imports an exercise's finished answer under the exercise's name."""
-    solution = getattr(exercise.solution, "fn", exercise.solution)
-    return f"from {solution.__module__} import {solution.__name__}"
-
-
-def put_in(notebook, exercises) -> None:
-    """Replace each starter cell by the import of the solution, and drop the stored outputs."""
-    for exercise in exercises:
-        [starter] = rules.starter_cells(notebook, exercise)
-        starter.source = import_of(exercise)
-    for cell in rules.code_cells(notebook):
-        cell.outputs = []
-
-
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_solved_notebook(path):
-    notebook = nbformat.read(path, as_version=4)
+    notebook = rules.load(path)
     exercises = catalogue.chapter_exercises(int(path.name[:2]))
-    put_in(notebook, exercises)
+    for exercise in exercises:
+        [starter] = rules.starter_cells(notebook, exercise)
+        starter.source = f'from fa_tutorial.exercises import catalogue\n{exercise.name} = catalogue.find("{exercise.id}").solution'
+    for cell in rules.code_cells(notebook):
+        cell.outputs = []
     notebooks.execute(notebook, path.parent)
     for exercise in exercises:
         [cell] = rules.check_cells(notebook, exercise)

@@ -1,13 +1,14 @@
 """Chapter 8's kernels: right by descriptors and by pointers, broken copies are caught, tiles are measured once, launches are prepared once."""
 
 import ast
+import functools
 import math
 
 import pytest
 import torch
 from attention_cases import Case, causal, check_backward, check_forward, place, same
 from buffers import ON_GPU, randn
-from mutants import put_in
+from mutants import mutation_tests
 
 from fa_tutorial import forward as chapter_5
 from fa_tutorial.backward import BackwardConfig
@@ -141,8 +142,8 @@ def test_m_is_never_below_the_largest_exponent(sign):
 
 ROWS = "b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)"
 KEYS = "b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)"
-# The kernel -> name of the mistake -> the function, its statement, what stands there instead (see mutants.py), and the case that has to fail.
-MUTATIONS = {
+# See mutants.mutation_tests.
+FORWARD_MUTATIONS = {
     "forward_kernel": {
         "no mask": ("attend", "if MASK 1", "False", CAUSAL),
         "the diagonal is hidden": ("attend", "s 2", "tl.where(offs_n[None, :] < last_seen[:, None], s, -float('inf'))", CAUSAL),
@@ -163,9 +164,9 @@ MUTATIONS = {
         "o is not divided": ("forward_kernel", "o_tile", "acc", RAGGED),
         "lse in base 2": ("forward_kernel", "lse", "tl.where(l == 0.0, -float('inf'), m + tl.log2(l_or_one))", RAGGED),
         "lse runs over a head's end": ("forward_kernel", "tl.store", "tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse)", RAGGED),
-        "a descriptor's first head": ("load_tile", "tile 1", "x.load([b, 0, start, 0]).reshape([ROWS, COLS])", HEADS),
-        "a descriptor's rows start at 0": ("store_tile", "x.store", "x.store([b, h, 0, 0], tile.to(x.dtype).reshape([1, 1, ROWS, COLS]))", RAGGED),
     },
+}  # fmt: skip
+BACKWARD_MUTATIONS = {
     "prepare_kernel": {
         "lse2 in base e": ("prepare_kernel", "lse2", "tl.where(lse == -float('inf'), float('inf'), lse)", RAGGED),
         "rows that see nothing": ("prepare_kernel", "lse2", "lse * LOG2_E", BLIND_ROWS),
@@ -203,35 +204,18 @@ MUTATIONS = {
         "dq without scale": ("dq_kernel", "store_tile", f"store_tile(dq, acc, {ROWS}", RAGGED),
     },
 }  # fmt: skip
-EVERY = [(kernel, *mutation) for kernel, those in MUTATIONS.items() for mutation in those.values()]
-NAMES = [f"{kernel}: {name}" for kernel, those in MUTATIONS.items() for name in those]
+if card_of(randn(1)).capability >= descriptors.TMA_CAPABILITY:
+    FORWARD_MUTATIONS["forward_kernel"] |= {
+        "a descriptor's first head": ("load_tile", "tile 1", "x.load([b, 0, start, 0]).reshape([ROWS, COLS])", HEADS),
+        "a descriptor's rows start at 0": ("store_tile", "x.store", "x.store([b, h, 0, 0], tile.to(x.dtype).reshape([1, 1, ROWS, COLS]))", RAGGED),
+    }  # fmt: skip
 
-
-def check_kernel(kernel: str, case: Case) -> None:
-    if kernel == "forward_kernel":
-        check_forward(forward.flash_forward, case, tile=TILE)
-    else:
-        check_backward(backward.flash_backward, case, config=CONFIG)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", sorted({case for *_, case in EVERY}, key=str), ids=str)
-def test_copies_without_a_mistake_are_right(case, monkeypatch):
-    for kernel in MUTATIONS:
-        put_in(monkeypatch, forward if kernel == "forward_kernel" else backward, kernel)
-    check_kernel("forward_kernel", case)
-    check_kernel("dkdv_kernel", case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutation", EVERY, ids=NAMES)
-def test_a_mistake_is_caught(mutation, monkeypatch):
-    kernel, *change, case = mutation
-    if change[1] in ("tile 1", "x.store") and card_of(case.data()[0]).capability < descriptors.TMA_CAPABILITY:
-        pytest.skip("this card has no descriptors")
-    put_in(monkeypatch, forward if kernel == "forward_kernel" else backward, kernel, *change)
-    with pytest.raises(AssertionError):
-        check_kernel(kernel, case)
+test_copies_of_the_forward_are_right, test_a_mistake_of_the_forward_is_caught = mutation_tests(
+    forward, FORWARD_MUTATIONS, functools.partial(check_forward, forward.flash_forward, tile=TILE)
+)
+test_copies_of_the_backward_are_right, test_a_mistake_of_the_backward_is_caught = mutation_tests(
+    backward, BACKWARD_MUTATIONS, functools.partial(check_backward, backward.flash_backward, config=CONFIG)
+)
 
 
 # ---------------------------------------------------------------- tiles
