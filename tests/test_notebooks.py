@@ -100,7 +100,7 @@ BROKEN = {
     "not run in order": (rules.cells_not_run, not_run()),
     "a wide line of source": (
         rules.wide_source,
-        notebook_of(code("display_source(f)", {"output_type": "display_data", "data": {"text/markdown": f"```python\n{'x' * 106}\n```"}})),
+        notebook_of(code("display_source(f)", new_output("display_data", {"text/markdown": f"```python\n{'x' * 106}\n```"}))),
     ),
 }
 GOOD = notebook_of(
