@@ -1,5 +1,5 @@
 """What chapter 11 measures on a GPU: decoding by each provider, by the number of splits, of new tokens and of stages, and chapter 5's kernel
-with a tile of fewer rows; and a plain read of the same bytes.
+with a tile of fewer rows; and a plain read, and a copy, of as many bytes.
 
 Every call is replayed from a CUDA graph, as a server does it: it takes the GPU tens of microseconds, and the host longer to launch it. gb_s counts
 the bytes of the live keys and values, each once.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -73,15 +74,30 @@ def row_cases() -> Iterator[Measurement]:
 
 
 def read_cases() -> Iterator[Measurement]:
-    """A plain read of as many numbers as one sequence's keys and values have: PyTorch's sum of them."""
-    for S in (4096, 32_768, 131_072):
+    """One sequence's keys and values, as many numbers summed by PyTorch, and as many bytes moved by a copy; clean_us: see _clean_us."""
+    for S, provider in itertools.product((4096, 32_768, 131_072), ("decode", "torch", "copy")):
         shape = shape_of(1, S)
-        yield about(11, "read", "torch", **vars(shape)), partial(_read_row, shape)
+        yield about(11, "read", provider, **vars(shape)), partial(_read_row, provider, shape)
 
 
-def _read_row(shape: Shape) -> dict[str, Any]:
+def _read_row(provider: str, shape: Shape) -> dict[str, Any]:
     x = randn(2, shape.B, shape.H_k, shape.S_k, shape.D)
-    return _row(x.sum, x.nbytes)
+    halves = x.view(-1).chunk(2)
+    calls = {"decode": call_of("decode", shape)[0], "torch": x.sum, "copy": partial(halves[0].copy_, halves[1])}
+    return _row(calls[provider], x.nbytes) | {"clean_us": _clean_us(graph_of(calls[provider]).replay)}
+
+
+def _clean_us(call: Callable[[], Any], repeats: int = 200) -> float:
+    """The median time of a call, where 512 MB that are read empty L2 before it. do_bench writes 256 MB, whose last part is still to be written back."""
+    filler = torch.zeros(2**27, device=device())
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for start, end in events:
+        filler.sum()
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return round(1000 * statistics.median(start.elapsed_time(end) for start, end in events), 2)
 
 
 def _decode_row(provider: str, shape: Shape, splits: int | None = None) -> dict[str, Any]:

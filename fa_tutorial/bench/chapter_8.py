@@ -449,9 +449,8 @@ PROFILED = {  # provider, mode -> the kernel's name
     ("tuned", "dk, dv"): "dkdv_kernel",
     ("tuned", "dq"): "dq_kernel",
 }
-PROFILED_TILE = astuple(
-    steps.LARGER[POINT.D]
-)  # the tuned forward's at POINT: under ncu, which holds the clock lower, another one would win
+# The tuned forward's tile at POINT: under ncu, which holds the clock lower, another one would win.
+PROFILED_TILE = astuple(steps.LARGER[POINT.D])
 
 
 def counter_cases() -> Iterator[Measurement]:
