@@ -8,6 +8,7 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_3.ex_1 import tolerance as bound
 from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, case, gather, generator, laid_out
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.matmul import round_to_tf32
 
 triton = hardware.require_triton("Exercise 3.2")
 import triton.language as tl  # noqa: E402
@@ -85,10 +86,6 @@ CONDITIONS = {
 }
 
 
-def _round_to_tf32(x):
-    return ((x.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32).double()
-
-
 def twin(a, b, blocks, strides, programs=None, mistake=None):
     (M, K), N = a.shape, b.shape[1]
     block_m, block_n, block_k = blocks
@@ -115,7 +112,7 @@ def twin(a, b, blocks, strides, programs=None, mistake=None):
             x = gather(a_memory, m * am + k[None, :] * ak + step * a_step, (m < M) & (k[None, :] < left), other)
             y = gather(b_memory, k[:, None] * bk + n * bn + step * b_step, (k[:, None] < left) & (n < N), other)
             if mistake == "tf32" and a.dtype == torch.float32:
-                x, y = _round_to_tf32(x), _round_to_tf32(y)
+                x, y = round_to_tf32(x.float()).double(), round_to_tf32(y.float()).double()
             product = {"exchanged": lambda x, y: y @ x, "elements": lambda x, y: x * y}.get(mistake, torch.matmul)(x, y)
             acc = {"overwrites": 0, "twice": 2}.get(mistake, 1) * acc + product
             acc = acc.half().double() if mistake == "half" and a.dtype == torch.float16 else acc
@@ -155,9 +152,8 @@ def inputs():
     fits = "an offset is wrong, not a mask, for whole tiles fit here"
     column_major = ("columns", "columns", "columns")
     yield digits(0, 16, 16, 16, "M = N = K = 16, one tile and one step", "one tile of c is a's tile times b's", stray=fits)
-    yield digits(
-        0, 16, 16, 16, "M = N = K = 16, a, b and c column-major", "each pointer needs both of its strides", layouts=column_major, stray=fits
-    )
+    both = "each pointer needs both of its strides"
+    yield digits(0, 16, 16, 16, "M = N = K = 16, a, b and c column-major", both, layouts=column_major, stray=fits)
     yield digits(1, 16, 16, 48, "M = N = 16, K = 48, three steps along K", "a tile of c is the sum over all steps along K", stray=fits)
     further = "a step goes BLOCK_K columns of a and BLOCK_K rows of b further"
     yield digits(2, 16, 16, 32, "M = N = 16, K = 32, a, b and c column-major", further, layouts=column_major, stray=fits)
@@ -165,17 +161,8 @@ def inputs():
     yield digits(3, 32, 48, 16, "M = 32, N = 48, blocks 16 × 16, only programs 0 to 2 of 6 run", MISTAKES["column_order"], programs=3)
     yield digits(4, 32, 32, 16, "M = N = 32, blocks 32 × 16, 1 × 2 tiles", MISTAKES["n_by_block_m"], blocks=(32, 16, 16))
     past_k = "the last step reads past K, and 0 · NaN is NaN: mask the columns of a's tile and the rows of b's by what is left of K"
-    yield digits(
-        5,
-        16,
-        16,
-        20,
-        "M = N = 16, K = 20",
-        "K's last block may be shorter",
-        layouts=("padded", "rows", "rows"),
-        edge="ragged",
-        stray=past_k,
-    )
+    shorter = "K's last block may be shorter"
+    yield digits(5, 16, 16, 20, "M = N = 16, K = 20", shorter, layouts=("padded", "rows", "rows"), edge="ragged", stray=past_k)
     past = "the last tiles may be smaller: mask rows by M and columns by N, in both loads and in the store"
     yield digits(6, 20, 24, 16, "M = 20, N = 24, blocks 16 × 16", past, layouts=("rows", "rows", "padded"), edge="ragged")
     a, b = torch.zeros(16, 32, dtype=torch.float16), torch.ones(32, 16, dtype=torch.float16)

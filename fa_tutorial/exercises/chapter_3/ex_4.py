@@ -5,8 +5,10 @@ import math
 import torch
 
 from fa_tutorial import hardware
+from fa_tutorial.exercises.chapter_3.ex_2 import LAYOUTS
 from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, case, gather, generator, laid_out
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.matmul import round_to_tf32
 
 triton = hardware.require_triton("Exercise 3.4")
 import triton.language as tl  # noqa: E402
@@ -83,10 +85,6 @@ CONDITIONS = {
 }
 
 
-def _round_to_tf32(x):
-    return ((x.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32).double()
-
-
 def twin(q, k, v, blocks, strides, scale, mistake=None):
     (S_q, D), S_k, (block_m, block_n, block_d) = q.shape, len(k), blocks
     lies = dict(zip("qkvo", strides, strict=True))
@@ -105,7 +103,7 @@ def twin(q, k, v, blocks, strides, scale, mistake=None):
     def read(name, rows):
         rows = rows[:, None]
         tile = gather(memory[name], rows * used[name][0] + d * used[name][1], (rows < (S_q if name == "q" else S_k)) & (d < D), other)
-        return _round_to_tf32(tile) if mistake == "tf32" and q.dtype == torch.float32 else tile
+        return round_to_tf32(tile.float()).double() if mistake == "tf32" and q.dtype == torch.float32 else tile
 
     for pid in range(-(-S_q // block_m)):
         if mistake == "rows_dropped" and (pid + 1) * block_m > S_q:
@@ -118,7 +116,7 @@ def twin(q, k, v, blocks, strides, scale, mistake=None):
             keys = read("v" if mistake == "v_for_k" else "k", n)
             values = read("k" if mistake == "k_for_v" else "v", n - start if mistake == "v_still" else n)
             s = scale * (q_tile @ (keys if mistake == "k_straight" else keys.T))
-            s = _round_to_tf32(s) if mistake == "tf32" and q.dtype == torch.float32 else s
+            s = round_to_tf32(s.float()).double() if mistake == "tf32" and q.dtype == torch.float32 else s
             step = {"s_transposed": lambda s, v: s.T @ v, "v_transposed": lambda s, v: s @ v.T, "scores_alone": lambda s, v: s,
                     "elements": lambda s, v: s * v}.get(mistake, torch.matmul)(s, values)  # fmt: skip
             acc = {"overwrites": 0, "twice": 2, "scale_again": scale}.get(mistake, 1) * acc + step
@@ -145,14 +143,6 @@ def tolerance(args, part):
     return torch.finfo(q.dtype).eps, (2e-6 + (torch.finfo(q.dtype).eps if q.dtype != torch.float32 else 0.0)) * size
 
 
-LAYOUTS = {
-    "rows": lambda rows, columns: (columns, 1),
-    "columns": lambda rows, columns: (1, rows),
-    "padded": lambda rows, columns: (columns + 8, 1),
-    "spaced": lambda rows, columns: (2 * columns + 1, 2),
-}
-
-
 def inputs():
     def attention(q, k, v, on, otherwise="", blocks=(16, 16, 16), layouts=("rows",) * 4, scale=1.0, **options):
         strides = tuple(LAYOUTS[layout](*x.shape) for layout, x in zip(layouts, (q, k, v, q), strict=True))
@@ -166,14 +156,12 @@ def inputs():
     fits = "an offset is wrong, not a mask, for only whole blocks are here"
     yield digits(16, 16, 16, "S_q = S_k = D = 16, one tile of each", "s is q kᵀ, and o is s v", stray=fits)
     yield digits(16, 16, 16, "S_q = S_k = D = 16, scale = 0.5", "s = scale · q kᵀ", scale=0.5, stray=fits)
-    yield digits(
-        16, 16, 16, "S_q = S_k = D = 16, all column-major", "each pointer needs both of its strides", layouts=("columns",) * 4, stray=fits
-    )
+    both = "each pointer needs both of its strides"
+    yield digits(16, 16, 16, "S_q = S_k = D = 16, all column-major", both, layouts=("columns",) * 4, stray=fits)
     three = "S_q = 16, S_k = 48, scale = 0.5, three blocks of keys"
     yield digits(16, 48, 16, three, "o adds the products of all blocks of keys", scale=0.5, stray=fits)
-    yield digits(
-        32, 16, 16, "S_q = 32, S_k = 16, two programs", "a program's rows start at tl.program_id(0) · BLOCK_M, in q and in o", stray=fits
-    )
+    rows = "a program's rows start at tl.program_id(0) · BLOCK_M, in q and in o"
+    yield digits(32, 16, 16, "S_q = 32, S_k = 16, two programs", rows, stray=fits)
     for m, n in ((16, 32), (32, 16)):
         which = "q and o have BLOCK_M rows in a tile, k and v BLOCK_N"
         yield digits(32, 64, 16, f"S_q = 32, S_k = 64, BLOCK_M = {m}, BLOCK_N = {n}", which, blocks=(m, n, 16), stray=fits)
@@ -188,13 +176,10 @@ def inputs():
     ones[:, 0] = 1
     v = torch.zeros(48, 16, dtype=torch.float16)
     v[0], v[16], v[32] = 2048, 1, 1
-    yield attention(
-        ones, ones[:1].expand(48, 16), v, "fp16, all scores 1, rows of v 2048, 1 and 1 in three blocks", MISTAKES["half"], edge="precision"
-    )
-    one = torch.eye(16)
-    yield attention(
-        4097 * one, one, one, "fp32, q is 4097 times the identity, k and v are the identity", MISTAKES["tf32"], edge="precision"
-    )
+    on = "fp16, all scores 1, rows of v 2048, 1 and 1 in three blocks"
+    yield attention(ones, ones[:1].expand(48, 16), v, on, MISTAKES["half"], edge="precision")
+    one, on = torch.eye(16), "fp32, q is 4097 times the identity, k and v are the identity"
+    yield attention(4097 * one, one, one, on, MISTAKES["tf32"], edge="precision")
     draw = generator()
     fresh = [((32, 48, 16), torch.float32, (16, 16, 16), "precision"), ((32, 32, 32), torch.float16, (16, 32, 32), "precision"),
              ((33, 17, 13), torch.float32, (32, 16, 16), "ragged")]  # fmt: skip

@@ -17,18 +17,9 @@ import triton.language as tl  # noqa: E402
 
 @triton.jit
 def flash_forward_descriptor_kernel(
-    q_desc,
-    k_desc,
-    v_desc,
-    o_desc,
-    H,
-    S_q,
-    S_k,
-    scale,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    D: tl.constexpr,
-):
+    q_desc, k_desc, v_desc, o_desc, H, S_q, S_k, scale,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
     """o = softmax(scale · q kᵀ) v. q_desc, o_desc: (B, H, S_q, D); k_desc, v_desc: (B, H, S_k, D)."""
     row_blocks = tl.cdiv(S_q, BLOCK_M)
     start_m = tl.program_id(0) % row_blocks * BLOCK_M
