@@ -53,6 +53,7 @@ def roofline(ax: Axes, peak_flops: float, bandwidth: float, points: dict[str, tu
     ax.figure.draw_without_rendering()  # lays the axes out, so that labels can be placed by their extents
     taken = [Bbox.from_bounds(x - 8, y - 8, 16, 16) for x, y in ax.transData.transform([(x, y / 1e12) for x, y in points.values()])]
     place_label(ax, f"ridge: {ridge:.0f} FLOP/byte", (ridge, floor / 2), taken)
+    place_label(ax, f"roof: {peak_flops / 1e12:.0f} TFLOP/s", (ridge, 1.5 * roof[-1]), taken)
     colours = [colour for name, colour in COLOURS.items() if name not in ("black", "yellow")]
     for (name, (intensity, flops)), colour, marker in zip(
         points.items(), itertools.cycle(colours), itertools.cycle("osD^vP*"), strict=False

@@ -1,7 +1,7 @@
 """What ptxas makes of the loops of chapters 8 and 9: `python -m fa_tutorial.sass`, on any machine with Linux.
 
 It writes tuned/steps_sm90.json, counts for each step of chapter 8, and hopper_sass.json: of chapter 9's loops over blocks of keys that need no mask,
-the instructions that issue matmuls, wait, exponentiate or synchronise, in their order. `compiled` does the same for a reader's loop.
+the instructions that issue matmuls, wait, exponentiate or synchronise, in their order. `compiled` and `counted` do the same for a reader's loop and step.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -85,21 +86,36 @@ def compiled(attend) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "loop.py").write_text(HEAD + source_of(attend) + "\n", encoding="utf-8")
-        code = f"import json, sys; sys.path.append({folder!r}); import loop; from fa_tutorial import sass; print(json.dumps(sass._compiled(loop.{attend.__name__})))"
-        run = subprocess.run([sys.executable, "-c", code], env=compile_report.compiling_environment(), capture_output=True, text=True)
+        setup = f"import sys; sys.path.append({folder!r}); import loop"
+        return _in_a_process(setup, f"sass._loop_with(loop.{attend.__name__})", attend.__name__)
+
+
+def counted(step: str) -> dict[str, Any]:
+    """What becomes of chapter 8's kernel after `step`, one of steps.STEPS, D = 128, full, with steps.TILE: a row as steps_sm90.json has it.
+
+    As `compiled`, with no GPU.
+    """
+    setup = f"from fa_tutorial.tuned import steps; steps.STEPS = {steps.STEPS!r}"
+    return _in_a_process(setup, f"sass._rows_of([(128, False, {step!r}, steps.TILE)])[0]", "attend")
+
+
+def _in_a_process(setup: str, expression: str, name: str) -> dict[str, Any]:
+    """The value of `expression` where Triton compiles. name: the function whose line an error quotes."""
+    code = f"import json; from fa_tutorial import sass; {setup}; print(json.dumps(sass._or_refused(lambda: {expression}, {name!r})))"
+    run = subprocess.run([sys.executable, "-c", code], env=compile_report.compiling_environment(), capture_output=True, text=True)
     if run.returncode:
         raise RuntimeError(run.stderr)
     made = json.loads(run.stdout.splitlines()[-1])
     if "refused" in made:
-        raise ValueError(f"{attend.__name__} does not compile: {made['refused']}")
+        raise ValueError(f"{name} does not compile: {made['refused']}")
     return made
 
 
-def _compiled(attend) -> dict[str, Any]:
+def _or_refused(make: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
     try:
-        return _loop_with(attend)
+        return make()
     except Exception as error:
-        return {"refused": _in_words(error, f"def {attend.__name__}(")}
+        return {"refused": _in_words(error, f"def {name}(")}
 
 
 def _in_words(error: BaseException, head: str) -> str:
@@ -139,12 +155,15 @@ def sass_of(compiled) -> str:
 
 def chapter_8() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What each step of chapter 8's forward compiles to with steps.TILE, and some of them, full, with steps.LARGER. Interpreter off."""
+    rows = _rows_of((D, is_causal, step, steps.TILE) for D, is_causal, step in itertools.product((64, 128), (False, True), ("", *steps.STEPS)))
+    kinds = [(D, False, step, tile) for (D, tile), step in itertools.product(steps.LARGER.items(), ("", "round up", "descriptors", "order"))]
+    return rows, [{"tile": f"{tile.block_m}x{tile.block_n}"} | row for (*_, tile), row in zip(kinds, _rows_of(kinds), strict=True)]
+
+
+def _rows_of(kinds: Iterable[tuple[int, bool, str, TileConfig]]) -> list[dict[str, Any]]:
+    """_step_row of each (D, is_causal, step, tile)."""
     with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        kinds = itertools.product((64, 128), (False, True), ("", *steps.STEPS))
-        rows = [_step_row(launched, D, is_causal, step, steps.TILE) for D, is_causal, step in kinds]
-        kinds = itertools.product(steps.LARGER.items(), ("", "round up", "descriptors", "order"))
-        larger = [{"tile": f"{tile.block_m}x{tile.block_n}"} | _step_row(launched, D, False, step, tile) for (D, tile), step in kinds]
-        return rows, larger
+        return [_step_row(launched, *kind) for kind in kinds]
 
 
 def _step_row(launched: list, D: int, is_causal: bool, step: str, tile: TileConfig) -> dict[str, Any]:

@@ -65,4 +65,4 @@ def test_roofline_passes_through_ridge_and_points():
     np.testing.assert_allclose(roof[1], [783 / 4.3, 783])
     np.testing.assert_allclose(roof[0, 1], roof[0, 0] * 4.3)
     np.testing.assert_allclose(point, [[900, 500]])
-    assert {text.get_text() for text in ax.texts} == {"ridge: 182 FLOP/byte", "flash"}
+    assert {text.get_text() for text in ax.texts} == {"ridge: 182 FLOP/byte", "roof: 783 TFLOP/s", "flash"}

@@ -79,6 +79,15 @@ def test_the_compilers_words_are_told():
         sass.compiled(without_gluon)
 
 
+@pytest.mark.slow
+def test_a_readers_step_of_chapter_8_is_counted(monkeypatch):
+    monkeypatch.setitem(steps.STEPS, "mine", [("alpha * l + tl.sum(p, axis=1)", "l")])
+    assert sass.counted("mine")["loop"] < sass.counted("order")["loop"]
+    monkeypatch.setitem(steps.STEPS, "mine", [("tl.sum(p, axis=1)", "tl.summ(p, axis=1)")])
+    with pytest.raises(ValueError, match=r"attend does not compile: .*summ.*, in “return"):
+        sass.counted("mine")
+
+
 def test_what_is_stored_is_of_the_kernel_as_it_is():
     """Whichever Triton compiled it: that of the GPU's results is not that of the tests."""
     assert sass.stored()["sources"] == sass.fingerprints(), "run python -m fa_tutorial.sass"

@@ -218,7 +218,7 @@ def show_numbers(step: str, programs: Programs) -> None:
 
 def show_larger_tiles(programs: Programs) -> None:
     """Print what steps.LARGER costs four of the kernels; for those that step_cases times with it, what it gains on the H200. Full attention."""
-    print(f"{'full':23} {'tile':>6} {'registers':>9} {'spilled':>8} {'programs':>8} {'TFLOP/s with 64x64, and so':>27}")
+    print(f"{'full':23} {'tile':>6} {'registers':>9} {'spilled':>8} {'programs':>8} {'TFLOP/s, 64x64 -> this tile':>27}")
     for row in json.loads(steps.STORED.read_text())["larger tiles"]:
         fit = programs(steps.LARGER[row["D"]].num_warps, row["registers"], row["shared_bytes"])
         name = row["step"] or "chapter 5"
@@ -229,8 +229,9 @@ def show_larger_tiles(programs: Programs) -> None:
 
 
 LARGER_TILE = "order, larger tile"  # the last row of the account's chain: the finished kernel
-WORDS = {
-    LARGER_TILE: "a larger tile",
+NUMBERS = dict(zip(steps.STEPS, (1, 2, 3, 3, 4, 6, 7), strict=True))  # of the chapter's headings
+WORDS = {step: f"{number}: {step}" for step, number in NUMBERS.items()} | {
+    LARGER_TILE: "5: a larger tile",
     "basic": "chapter 5, its own tile",
     "tuned": "tuned",
     "sdpa_flash": "SDPA flash",
@@ -241,7 +242,7 @@ WORDS = {
 def draw_account(account: dict[tuple[int, bool], dict[str, dict[str, Any]]]) -> Figure:
     """A panel for each point of `account`, (D, is_causal) -> steps_report(D, is_causal), in TFLOP/s: what each step changes, and then WHOLE."""
     figure = Figure(figsize=(10, 5.2))
-    panels = figure.subplots(1, len(account), sharey=True)
+    panels = figure.subplots(1, len(account), sharex=True, sharey=True)
     chain = (*STEP_OF, LARGER_TILE)
     places = {name: y for y, name in enumerate(chain)} | {"basic": 9.6, "tuned": 10.6, "sdpa_flash": 12.2, "sdpa_cudnn": 13.2}
     for ax, ((D, is_causal), found) in zip(panels, account.items(), strict=True):
@@ -250,7 +251,7 @@ def draw_account(account: dict[tuple[int, bool], dict[str, dict[str, Any]]]) -> 
         for name, rate in rates.items():
             y, change = places[name], ""
             if name in chain:
-                ax.barh(y, rate - before, left=before, color="tab:green" if rate > before else "tab:red", height=0.7)
+                ax.barh(y, rate - before, left=before, color="tab:blue" if rate > before else "tab:orange", height=0.7)
                 change = f" ({rate - before:+.0f})" if y else ""
             ax.plot(rate, y, "o" if name in chain else "s" if name in ("basic", "tuned") else "D", color="black", markersize=4)
             ax.annotate(f"  {rate:.0f}{change}", (max(rate, before) if name in chain else rate, y), va="center")

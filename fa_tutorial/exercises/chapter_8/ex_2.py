@@ -65,6 +65,7 @@ MISTAKES = {
     "m_unscaled": "m_new holds the maximum of s: it is the maximum of s · scale_log2, so that nothing has to scale it later",
     "m_mixed": "m_new is the maximum of s, and s · scale_log2 is subtracted from: both must be scaled",
     "scaled_twice": "m_new is scaled a second time in the exponent: it is in units of s · scale_log2 already",
+    "m_scaled_again": "m is scaled a second time: it is in units of s · scale_log2 already, so scale only the tile's maximum",
     "alpha_scaled": "alpha scales m a second time: m and m_new are in units of s · scale_log2 already",
     "alpha_inverted": "alpha is inverted: it is 2^(m − m_new), which is at most 1",
     "m_block": "m_new is the tile's own maximum: the running one never falls",
@@ -84,6 +85,7 @@ def twin(s, m, l, scale_log2, mistake=None):
     own = s.amax(-1) * (1.0 if mistake in ("m_unscaled", "m_mixed") else scale_log2)
     own = s.amax(-2)[:ROWS] * scale_log2 if mistake == "m_columns" else own
     m_new = own if mistake == "m_block" else torch.maximum(m, own)
+    m_new = torch.maximum(m, s.amax(-1)) * scale_log2 if mistake == "m_scaled_again" else m_new
     shift = m_new if mistake == "nan" else m_new.masked_fill(m_new == -INF, 0.0)
     k = scale_log2 if mistake in ("m_unscaled", "scaled_twice") else 1.0
     power = {"base_e": torch.exp}.get(mistake, torch.exp2)

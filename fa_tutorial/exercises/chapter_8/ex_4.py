@@ -22,6 +22,7 @@ MISTAKES = {
     "always_reversed": "the order is reversed without a mask, too: there all row blocks are equally long",
     "one_past": "the first row block is row_blocks, which doesn't exist: blocks count from 0",
     "all_heads": "all heads run side by side: only at_once of them do",
+    "one_group": "there is one group only: after at_once · row_blocks programs the next group of heads begins",
     "first_group": "every group starts at head 0: group g starts at head g · at_once",
     "last_full": "the last group has only the heads that are left",
     "clamped": "the last group has only the heads that are left, so its programs count those alone: no head gets another's row blocks",
@@ -36,6 +37,8 @@ def twin(pid, heads, row_blocks, at_once, is_causal, mistake=None):
     head, row = within % together, within // together
     head += 0 if mistake == "first_group" else group * at_once
     head = min(head, heads - 1) if mistake == "clamped" else head
+    if mistake == "one_group":
+        row, head = divmod(pid, at_once)
     if mistake == "as_they_come":
         head, row = divmod(pid, row_blocks)
     if (is_causal and mistake != "shortest_first") or mistake == "always_reversed":
