@@ -155,8 +155,12 @@ def sass_of(compiled) -> str:
 
 def chapter_8() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What each step of chapter 8's forward compiles to with steps.TILE, and some of them, full, with steps.LARGER. Interpreter off."""
-    rows = _rows_of((D, is_causal, step, steps.TILE) for D, is_causal, step in itertools.product((64, 128), (False, True), ("", *steps.STEPS)))
-    kinds = [(D, False, step, tile) for (D, tile), step in itertools.product(steps.LARGER.items(), ("", "round up", "descriptors", "order"))]
+    rows = _rows_of(
+        (D, is_causal, step, steps.TILE) for D, is_causal, step in itertools.product((64, 128), (False, True), ("", *steps.STEPS))
+    )
+    kinds = [
+        (D, False, step, tile) for (D, tile), step in itertools.product(steps.LARGER.items(), ("", "round up", "descriptors", "order"))
+    ]
     return rows, [{"tile": f"{tile.block_m}x{tile.block_n}"} | row for (*_, tile), row in zip(kinds, _rows_of(kinds), strict=True)]
 
 
