@@ -194,8 +194,9 @@ def print_matmuls(card: dict[str, Any], provider: str = "sdpa_cudnn") -> None:
 
 
 def settled_table(card: dict[str, Any]) -> pd.DataFrame:
-    """Where each settles at the power limit: TFLOP/s, MHz, W, and FLOPs a multiprocessor does in a cycle. chapter_8's rows have tuned."""
+    """Where each settles at the power limit: TFLOP/s, MHz, W, and FLOPs a multiprocessor does in a cycle. chapter_8's rows have the first two."""
     rows = {
+        "sdpa_flash": ("clock", "sdpa_flash"),
         "tuned": ("clock", "tuned"),
         "cuDNN": ("settled", "sdpa_cudnn"),
         "hopper": ("settled", "hopper"),
