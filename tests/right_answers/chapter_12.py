@@ -50,7 +50,7 @@ def lagging_step_with_the_blocks_own_maximum(s, shift, l, threshold):
     m = s.max(dim=1).values  # a row whose maximum is below its shift doesn't move
     new_shift = torch.where(m > shift + threshold * math.log(2), m, shift)
     alpha = torch.where(new_shift == shift, 1.0, torch.exp(shift - new_shift))
-    p = torch.exp(s - new_shift.unsqueeze(1))
+    p = torch.where(s == -math.inf, 0.0, torch.exp(s - new_shift.unsqueeze(1)))
     return p, new_shift, torch.addcmul(p.sum(dim=1), alpha, l), alpha
 
 

@@ -6,7 +6,7 @@ CEIL = "-(-block_m // block_n)"
 FIRST = "    first = row_block * block_m\n"
 
 WRONG_ANSWERS = (
-    edit("12.1", "in floats", (CEIL, "block_m / block_n"), told="blocks of 128 x 48"),
+    edit("12.1", "in floats", (CEIL, "block_m / block_n"), told="blocks of 96 x 64"),
     edit("12.1", "the diagonal alone", ("crossed if is_causal and is_even else crossed + 1", "crossed + (not is_even)"),
          told="a window always takes one more"),
     edit("12.2", "in floats", ("low(first) // block_n", "low(first) / block_n"), told="gives start = 8.333, want 8"),

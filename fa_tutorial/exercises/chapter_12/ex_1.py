@@ -44,17 +44,17 @@ def inputs():
         return case(block_m, block_n, causal, local, even, on=f"{words}, blocks of {block_m} x {block_n}, {lengths}", **options)
 
     yield steps(128, 32, causal=True)
-    yield steps(128, 48, causal=True)
+    yield steps(96, 64, causal=True)
     yield steps(64, 128, causal=True)
     yield steps(128, 32, causal=True, even=False)
-    yield steps(128, 48, local=True, even=False)
+    yield steps(96, 64, local=True, even=False)
     yield steps(128, 32, local=True)
     yield steps(128, 32)
     yield steps(128, 32, even=False)
     for _ in range(20):
         causal, local = random.choice(((True, False), (False, True), (False, False)))
-        block_m, block_n = 16 * random.randint(1, 16), 16 * random.randint(1, 16)
-        yield steps(block_m, block_n, causal=causal, local=local, even=random.random() < 0.5, fresh=True)
+        half = 16 * random.randint(1, 8)  # so that an even kernel's diagonals cross no more than it masks
+        yield steps(half * random.randint(1, 6), 2 * half, causal=causal, local=local, even=random.random() < 0.5, fresh=True)
 
 
 EXERCISE = Exercise(

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from fa_tutorial.exercises.harness import INF, Exercise, case, generator
+from fa_tutorial.exercises.harness import ANYTHING, INF, Exercise, case, generator
 
 
 def lagging_step(s, shift, l, threshold):
@@ -12,8 +12,9 @@ def lagging_step(s, shift, l, threshold):
     m = torch.maximum(shift, s.amax(dim=-1))
     moves = (m - shift) * math.log2(math.e) > threshold  # [block_m]
     new_shift = torch.where(moves, m, shift)
-    p = torch.exp(s - new_shift[:, None])
-    alpha = torch.exp(shift - new_shift)
+    safe = torch.where(new_shift == -math.inf, 0.0, new_shift)  # −inf − (−inf) would be NaN
+    p = torch.exp(s - safe[:, None])
+    alpha = torch.exp(shift - safe)
     return p, new_shift, alpha * l + p.sum(dim=-1), alpha
 
 
@@ -33,9 +34,14 @@ MISTAKES = {
     "alpha_sign": "alpha's exponent has the wrong sign: it is the old shift minus the new one",
     "no_alpha": "l isn't rescaled: where the shift moves, multiply it by alpha",
     "fresh_l": "l is this block's sum alone: add alpha · l",
+    "nan": "a row that has seen nothing gives NaN: its new shift is −inf, and −inf − (−inf) is NaN",
+    "exchanged": "l and alpha are swapped: return p, shift, l, alpha",
     "returns_m": "the maximum is returned in place of the shift that p was measured from",
 }
-CONDITIONS = {"first": "a row's first block arrives with shift = −∞ and l = 0"}
+CONDITIONS = {
+    "first": "a row's first block arrives with shift = −∞ and l = 0",
+    "hidden": "a row may see none of a block's keys: their p is 0, and a shift of −∞ stays",
+}
 RULE = "p = exp(s − new shift), alpha = exp(old shift − new shift), and l joins them as in softmax_step"
 
 
@@ -50,10 +56,12 @@ def twin(s, shift, l, threshold, mistake=None):
     moves = {"always": m > shift, "never": ~started, "all_rows": moves.any().expand_as(moves),
              "every_row": moves.all().expand_as(moves) | ~started}.get(mistake, moves)  # fmt: skip
     new = torch.where(moves, torch.where(started, shift + threshold * math.log(2), m) if mistake == "to_limit" else m, shift)
-    p = torch.exp(s - {"p_maximum": m, "p_old": torch.where(started, shift, m)}.get(mistake, new)[:, None])
-    alpha = torch.exp({"alpha_maximum": shift - m, "alpha_sign": torch.where(started, new - shift, -INF)}.get(mistake, shift - new))
+    safe = new if mistake == "nan" else new.masked_fill(new == -INF, 0.0)
+    p = torch.exp(s - {"p_maximum": m, "p_old": torch.where(started, shift, m)}.get(mistake, safe)[:, None])
+    alpha = torch.exp({"alpha_maximum": shift - m, "alpha_sign": torch.where(started, new - shift, -INF)}.get(mistake, shift - safe))
     total = {"no_alpha": l, "fresh_l": 0 * l}.get(mistake, alpha * l) + p.sum(dim=-1)
-    return p, m if mistake == "returns_m" else new, total, alpha
+    alpha = alpha if mistake == "nan" else alpha.masked_fill(new == -INF, ANYTHING)  # it multiplies 0
+    return (p, new, alpha, total) if mistake == "exchanged" else (p, m if mistake == "returns_m" else new, total, alpha)
 
 
 def inputs():
@@ -72,6 +80,8 @@ def inputs():
         )
     none = torch.full((2,), -INF), torch.zeros(2)
     yield case(torch.tensor([[3.0, 0.0], [-5.0, -9.0]]), *none, 8.0, edge="first", otherwise="the first block's maximum becomes the shift")
+    s = torch.tensor([[-INF, -INF], [-INF, -INF], [-INF, 3.0]])
+    yield case(s, torch.tensor([-INF, 2.0, -INF]), torch.tensor([0.0, 1.0, 0.0]), 8.0, edge="hidden", otherwise="a hidden key's p is 0")
 
 
 EXERCISE = Exercise(
@@ -81,7 +91,7 @@ EXERCISE = Exercise(
     hints=(
         "Start from chapter 4's softmax_step. Only one thing is new: which rows take m as their shift, and which keep the old one?",
         "exp(m − shift) is 2 to the power of (m − shift) · log₂ e. Compare that power with the threshold, row by row.",
-        "new_shift = torch.where((m - shift) * math.log2(math.e) > threshold, m, shift). Then use it for p and alpha wherever softmax_step uses m_new.",
+        "new_shift = torch.where((m - shift) * math.log2(math.e) > threshold, m, shift). Then use it wherever softmax_step uses m_new, which guards rows that saw nothing.",
     ),
     solution=lagging_step,
     reasoning="A row's output is acc / l, and a shift that is too small multiplies both by the same factor. So any shift is right, as long as acc and l "
