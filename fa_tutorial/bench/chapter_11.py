@@ -1,4 +1,4 @@
-"""What chapter 11 measures on a GPU: decoding by each provider, by the number of splits, of new tokens and of stages, and chapter 5's kernel
+"""What chapter 11 measures on a GPU: decoding by each provider, by the number of splits and of new tokens, and chapter 5's kernel
 with a tile of fewer rows; and a plain read, and a copy, of as many bytes.
 
 Every call is replayed from a CUDA graph, as a server does it: it takes the GPU tens of microseconds, and the host longer to launch it. gb_s counts
@@ -23,7 +23,7 @@ from fa_tutorial.bench.cases import Shape, about
 from fa_tutorial.bench.chapter_8 import graph_of
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, timed
-from fa_tutorial.decode import FP8, choose_config, decode, flash_decode
+from fa_tutorial.decode import FP8, flash_decode
 from fa_tutorial.hardware import card_of, device
 
 PEERS = ("basic", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
@@ -57,13 +57,6 @@ def token_cases() -> Iterator[Measurement]:
     for tokens in (1, 2, 4, 8, 16):
         shape = shape_of(8, 32_768, tokens)
         yield about(11, "tokens", "decode", **vars(shape)), partial(_decode_row, "decode", shape)
-
-
-def stage_cases() -> Iterator[Measurement]:
-    """One and 64 sequences of 32,768 keys, with three stages, of which an H200 has room for three programs an SM, and with four: for two."""
-    for B, stages in itertools.product((1, 64), (3, 4)):
-        shape = shape_of(B, 32_768)
-        yield about(11, "stages", "decode", **vars(shape)) | {"stages": stages}, partial(_stages_row, shape, stages)
 
 
 def row_cases() -> Iterator[Measurement]:
@@ -102,13 +95,6 @@ def _clean_us(call: Callable[[], Any], repeats: int = 200) -> float:
 
 def _decode_row(provider: str, shape: Shape, splits: int | None = None) -> dict[str, Any]:
     return _row(*call_of(provider, shape, splits))
-
-
-def _stages_row(shape: Shape, stages: int) -> dict[str, Any]:
-    call, live_bytes = call_of("decode", shape)
-    q, k, *_ = call.args
-    tile = choose_config(shape.H_q // shape.H_k, shape.D, k.dtype, False, card_of(q).shared_memory)
-    return _row(partial(decode, *call.args, *(None,) * 3, shape.D**-0.5, None, config=replace(tile, num_stages=stages)), live_bytes)
 
 
 def _rows_row(shape: Shape, block_m: int) -> dict[str, Any]:
@@ -154,4 +140,4 @@ def basic_call_of(shape: Shape, block_m: int) -> tuple[Callable[[], Any], int]:
 
 
 def cases() -> Iterator[Measurement]:
-    return itertools.chain(decode_cases(), split_cases(), token_cases(), stage_cases(), row_cases(), read_cases())
+    return itertools.chain(decode_cases(), split_cases(), token_cases(), row_cases(), read_cases())

@@ -125,16 +125,16 @@ def draw_rows_of_a_tile() -> Figure:
         outline(ax, x, 0.9, 0.5, high, line=1.6)
         arrow(ax, (x + 0.25, 3.9), (x + 0.25, 3.5), "orange")
         write(ax, x + 0.25, 0.7, f"head {head}" if head == 0 else f"{head}")
-    x, y, wide = 5.55, 0.9 + (BASIC_ROWS - TILE_ROWS) * ROW, 2.0
+    x, y, wide = 5.55, 0.9 + (BASIC_ROWS - TILE_ROWS) * ROW, 0.5
     for row in range(TILE_ROWS):
         box(ax, x, y + row * ROW, wide, ROW, **({"colour": "blue", "share": 0.5} if row < GROUP else {}))
     for first, text in ((0, f"heads 0 to {GROUP - 1}"), (GROUP, f"{TILE_ROWS - GROUP} empty rows")):
         write(ax, x + wide + 0.1, y + (first + GROUP / 2) * ROW, text, ha="left")
     outline(ax, x, y, wide, TILE_ROWS * ROW, line=1.6)
-    arrow(ax, (6.55, 3.9), (6.55, 3.5), "orange")
+    arrow(ax, (x + wide / 2, 3.9), (x + wide / 2, 3.5), "orange")
     box(ax, 0.15, 3.92, 4.84, 0.42, "keys and values of one key head", "orange", share=0.4)
     box(ax, 5.55, 3.92, 2.7, 0.42, "keys and values of one key head", "orange", share=0.4)
-    empty = f"an empty row, multiplied all the same: {GROUP} times {BASIC_ROWS - 1} of them here, {TILE_ROWS - GROUP} there"
+    empty = f"an empty row, multiplied all the same: {GROUP * (BASIC_ROWS - 1)} on the left, {TILE_ROWS - GROUP} on the right"
     legend(ax, 4.7, ((0.15, {"colour": "blue", "share": 0.5}, "a query"), (2.0, {}, empty)))
     return figure
 

@@ -17,6 +17,7 @@ MISTAKES = {
     "square": "S queries are counted: a step has one",
     "key_heads": "flops are counted per key head: each of the H_q query heads computes its own products",
     "query_heads": "keys are counted once per query head: the cache holds H_k heads, and each is read once",
+    "two_bytes": "itemsize isn't used: an element has itemsize bytes, which may be 1 or 4",
     "keys_alone": "the values are missing: the cache holds a key and a value for each token",
     "elements": "that is elements: an element has itemsize bytes",
     "no_batch": "each of the B sequences has its own query and its own cache",
@@ -34,6 +35,7 @@ def twin(B, H_q, H_k, S, D, itemsize, mistake=None):
     }.get(mistake, flops)
     bytes_read = {
         "query_heads": bytes_read // H_k * H_q,
+        "two_bytes": bytes_read // itemsize * 2,
         "keys_alone": bytes_read // 2,
         "elements": bytes_read // itemsize,
         "no_batch": bytes_read // B,

@@ -19,6 +19,7 @@ MISTAKES = {
     "past": "the last split ends beyond the last key: end is at most S",
     "to_the_end": "every split goes on to the last key: end is the next split's start",
     "balanced": "the tiles are dealt out one more here, one less there: each split takes ceil(tiles / splits), as long as there are any",
+    "last_key": "end is the last key: it is one past that",
     "in_tiles": "that is tiles: a tile has BLOCK_N keys",
     "length": "that is (start, length): return (start, end)",
 }
@@ -33,6 +34,8 @@ def twin(split, splits, S, BLOCK_N, mistake=None):
         each, more = divmod(tiles, splits)
         first = split * each + min(split, more)
         start, end = first * BLOCK_N, min((first + each + (split < more)) * BLOCK_N, S)
+    if mistake == "last_key":
+        return without_keys(start, end - 1, S)
     if mistake == "in_tiles":
         return start // BLOCK_N, -(-end // BLOCK_N)
     if mistake == "length":

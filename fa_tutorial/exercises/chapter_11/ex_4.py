@@ -79,7 +79,7 @@ def inputs():
     def parts(o_parts, lse_parts, BLOCK_S, BLOCK_D, otherwise="", **options):
         splits, rows, D = o_parts.shape
         on = f"{splits} part{'s' * (splits > 1)} of {rows} row{'s' * (rows > 1)}, D = {D}, BLOCK_S = {BLOCK_S}, BLOCK_D = {BLOCK_D}"
-        stray = "the loads or the stores leave the tensors: the masks are offs_s < splits and offs_d < D"
+        stray = "the loads or the stores leave the tensors: the masks are offs_s < splits and offs_d < D, and a row has D elements"
         return case(o_parts, lse_parts, BLOCK_S, BLOCK_D, on=on, otherwise=otherwise, stray=stray, **options)
 
     identity = torch.eye(2)[:, None]

@@ -58,6 +58,8 @@ MISTAKES = {
     "batch0": "every program reads batch entry 0: program i has batch entry i // H_k and key head i % H_k",
     "scale_ignored": "scale is missing: attend takes it",
     "not_divided": "acc is not divided: a part's o is acc / l, (11.1)",
+    "part_end": "last_seen counts from the part's end: it is S − S_q + r % S_q in every part",
+    "lse_l": "lse is l: it is m + log l",
     "lse_m": "lse is m alone: add log l",
     "lse_log_l": "lse is log l alone: l is measured from m, so add m",
     "lse_log2": "lse is m + log2 l: it is a natural logarithm",
@@ -102,18 +104,19 @@ def twin(q, k, v, S_q, splits, blocks, scale, mistake=None):
         "top_left": r % S_q,
     }.get(mistake, S - S_q + r % S_q)
     s = (1.0 if mistake == "scale_ignored" else scale) * (q @ k.mT)
-    s = s.masked_fill(torch.arange(S) > last_seen[:, None], -math.inf)
     o, lse = torch.empty(splits, B, H_k, rows, D).double(), torch.empty(splits, B, H_k, rows).double()
     for split in range(splits):
         keys = keys_of(split, splits, S, blocks[1], mistake)
-        m = s[..., keys].amax(dim=-1) if len(keys) else torch.full((B, H_k, rows), -math.inf).double()
-        p = torch.exp(s[..., keys] - torch.where(m == -math.inf, 0.0, m)[..., None])
+        last = last_seen - S + keys[-1] + 1 if mistake == "part_end" and len(keys) else last_seen
+        part = s[..., keys].masked_fill(keys > last[:, None], -math.inf)
+        m = part.amax(dim=-1) if len(keys) else torch.full((B, H_k, rows), -math.inf).double()
+        p = torch.exp(part - torch.where(m == -math.inf, 0.0, m)[..., None])
         l = p.sum(dim=-1)
         seen = l > 0
         divisor = 1.0 if mistake == "not_divided" else torch.where(seen | (mistake == "empty_nan"), l, 1.0)[..., None]
         o[split] = p @ v[:, :, keys] / divisor
         log_l = torch.where(seen, l, 1.0).log()
-        lse[split] = {"lse_m": m, "lse_log_l": log_l, "lse_log2": m + log_l / math.log(2)}.get(mistake, m + log_l)
+        lse[split] = {"lse_l": l, "lse_m": m, "lse_log_l": log_l, "lse_log2": m + log_l / math.log(2)}.get(mistake, m + log_l)
         empty = {"empty_zero": 0.0, "empty_lse_nan": math.nan}.get(mistake, -math.inf)
         lse[split] = torch.where(seen | (mistake == "lse_log_l"), lse[split], empty)
     if mistake == "lse_order":
