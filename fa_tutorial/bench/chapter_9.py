@@ -225,13 +225,13 @@ def print_consumers(card: dict[str, Any]) -> None:
 
 
 def draw_steps(card: dict[str, Any]) -> Figure:
-    """Each of hopper.forward.STEPS over tuned: a dot for each of six points a D, and their geometric mean as a bar and a number."""
+    """Each of hopper.forward.STEPS over "roles": a dot for each of six points a D, and their geometric mean as a bar and a number."""
     rates = speeds(card)
     figure = Figure(figsize=(9, 4))
     ax = figure.subplots()
     for shift, D, marker in ((-0.2, 64, "o"), (0.2, 128, "s")):
         for place, step in enumerate(hopper.forward.STEPS):
-            ratios = rates.loc[D, f"hopper {step}"] / rates.loc[D, "tuned"]
+            ratios = rates.loc[D, f"hopper {step}"] / rates.loc[D, "hopper roles"]
             mean = np.exp(np.log(ratios).mean())
             color = f"C{int(shift > 0)}"
             ax.plot(
@@ -241,7 +241,7 @@ def draw_steps(card: dict[str, Any]) -> Figure:
             ax.text(place + shift, 1.44, f"{mean:.2f}", ha="center", va="center", color=color)
     ax.axhline(1, color="black", linestyle=":", linewidth=1)
     ax.set_xticks(range(len(hopper.forward.STEPS)), list(hopper.forward.STEPS))
-    ax.set(ylim=(0.65, 1.5), ylabel="speed over tuned", title="forward, fp16: twelve points, and their geometric means for each D")
+    ax.set(ylim=(0.65, 1.5), ylabel='speed over "roles"', title="forward, fp16: twelve points, and their geometric means for each D")
     ax.grid(False, axis="x")
     ax.legend(loc="lower left", ncols=2)
     return figure
@@ -268,11 +268,11 @@ def draw_auto_rule(card: dict[str, Any]) -> Figure:
 
 
 def print_short(card: dict[str, Any], *cases: tuple[int, bool]) -> None:
-    """The GPU's time of a forward, S = 512, D = 64, and hopper's work tiles. cases: heads and is_causal."""
+    """A forward's time, replayed from a CUDA graph back to back, S = 512, D = 64, and hopper's work tiles. cases: heads and is_causal."""
     point = {"mode": "fwd", "dtype": "fp16", "B": 32, "H_q": 32, "S_q": 512, "D": 64, "is_causal": True}
     call = (1000 * results.select(card["rows"], provider=provider, **point)["ms"].item() for provider in ("hopper", "tuned"))
     print("the figure's S = 512, D = 64, causal: {:.0f} µs a call, {:.0f} of tuned".format(*call))
-    print("S = 512, D = 64: µs of the GPU alone   hopper   tuned   work tiles of hopper, for 132 SMs")
+    print("S = 512, D = 64: µs, back to back     hopper   tuned   work tiles of hopper, for 132 SMs")
     for heads, is_causal in cases:
         wanted = {"kernel": "auto_rule", "S": 512, "D": 64, "heads": heads, "is_causal": is_causal, "mode": "fwd"}
         ours, its = (results.select(card["kernels"], provider=provider, **wanted)["graph_us"].item() for provider in ("hopper", "tuned"))

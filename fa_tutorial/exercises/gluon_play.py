@@ -18,6 +18,7 @@ from fa_tutorial.barriers import Barrier, ring
 from fa_tutorial.exercises.harness import Wrong, show
 
 ROWS, KEYS, D = 2, 4, 3  # of the tiles; a tile that is not transposed does not fit
+SCALE_LOG2 = 0.7
 RIGHT = "l and acc right, whoever is early or late"
 
 
@@ -215,13 +216,13 @@ class Stage:
         zeros, l, acc = (torch.zeros(*shape, dtype=torch.float64) for shape in ((ROWS, KEYS), (ROWS,), (ROWS, D)))
         rings = [Ring(name, stages) for name, stages in (("k", self.k), ("v", self.v), ("full", self.full), ("empty", self.empty))]
         try:
-            result = plain(q, *rings, zeros, torch.full_like(l, -torch.inf), l, acc, 1.0, self.play.blocks)
+            result = plain(q, *rings, zeros, torch.full_like(l, -torch.inf), l, acc, SCALE_LOG2, self.play.blocks)
         except Stop:
             return self.fault
         if not isinstance(result, tuple) or len(result) != 2:
             raise Wrong(f"returns {'None' if result is None else 'a ' + type(result).__name__}, want (l, acc)")
         l, acc = (done(x, name) for x, name in zip(result, ("l", "acc"), strict=True))
-        s = self.q @ self.keys.reshape(-1, D).T
+        s = SCALE_LOG2 * self.q @ self.keys.reshape(-1, D).T
         p = torch.exp2(s - s.amax(1, keepdim=True))
         for name, got, want in (("l", l, p.sum(1)), ("acc", acc, p @ self.values.reshape(-1, D))):
             if got.shape != want.shape or not torch.allclose(got, want):

@@ -49,6 +49,9 @@ MISTAKES = {
     "k_for_v": "the second matmul reads k's tile: it multiplies p by v",
     "m_kept": "m stays what it was: softmax_step returns the new one",
     "l_kept": "l stays what it was: softmax_step returns the new one",
+    "scale": "scale_log2 is not passed on: softmax_step takes scores that are not scaled",
+    "exchanged": "l and acc are swapped: return l, acc",
+    "divided": "acc is divided by l: return it as it is, the consumer around your loop divides",
     "last_missing": "the last block is missing: 0 … blocks − 1",
     "not_jitted": "@gluon.jit is missing above def",
 }
@@ -70,7 +73,7 @@ def _flawed(mistake):
             s = warpgroup_mma_wait(0, [warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)])
             if mistake == "release_early":
                 mbarrier.arrive(release.index(stage), count=1)
-            p, m_new, l_new, alpha = softmax_step(s, m, l, scale_log2)
+            p, m_new, l_new, alpha = softmax_step(s, m, l, 1.0 if mistake == "scale" else scale_log2)
             m, l = (m if mistake == "m_kept" else m_new), (l if mistake == "l_kept" else l_new)
             acc = acc if mistake in ("not_rescaled", "rescaled_after") else rescaled(acc, alpha)
             right = (k if mistake == "k_for_v" else v).index(stage)
@@ -81,7 +84,8 @@ def _flawed(mistake):
             acc = rescaled(acc, alpha) if mistake == "rescaled_after" else acc
             if mistake not in ("no_release", "release_early", "release_not_waited"):
                 mbarrier.arrive(release.index(stage), count=2 if mistake == "release_twice" else 1)
-        return l, acc
+        acc = acc / l[:, None] if mistake == "divided" else acc
+        return (acc, l) if mistake == "exchanged" else (l, acc)
 
     return flawed
 

@@ -33,12 +33,14 @@ MISTAKES = {
     "no_meeting": "you do not wait for ds_full[stage] before dq, so it may read rows that the other consumer has not written",
     "early": "you arrive at ds_full[stage] before your rows of ds are written",
     "twice": "you arrive at ds_full[stage] for both consumers: it expects one arrival from each",
-    "other_parity": "you wait for the other parity of ds_full[stage], and that passes at once: an earlier phase had it",
+    "other_parity": "you wait for the other parity of ds_full[stage], that is, for an earlier phase",
     "parity_never": "you wait for parity 0 of ds_full[stage] in every round: its phase grows by one every two blocks",
     **dict.fromkeys(("release_early", "release_at_once"), "you release q's stage before dk has read it: arrive at empty[stage] after dk"),
     "release_late": "you release q's stage after dq, and dk is the last that reads it: the next load could start earlier",
     "release_never": "you do not release q's stage, and the producer waits for it",
     "no_full": "s and dp do not wait for full[stage]",
+    "parity_every_block": "the parities flip with every block: a stage's phase grows once a round, i // 2",
+    "late": "you arrive at ds_full[stage] after dk: hand ds over as soon as it is written",
     "dk_first": "dk comes before the hand-over: hand ds over first, so that the other consumer does not wait for your dk",
     "dk_last": "dk comes after dq: between hand-over and meeting it would fill the wait, and q's stage would be free earlier",
     "meet_early": "you wait for ds_full[stage] before dk, which reads only your own ds: dk fills the time until the meeting",
@@ -52,7 +54,7 @@ def _flawed(mistake):
 
     def flawed(c, blocks, full, empty, ds_full):
         for i in range(blocks):
-            stage, parity = i % 2, i // 2 % 2
+            stage, parity = i % 2, i % 2 if mistake == "parity_every_block" else i // 2 % 2
             ds_stage = 0 if mistake == "one_stage" else stage
             theirs = use(i, ds_rows(ds_stage, c if mistake == "own_rows" else 1 - c))
             hand_over, dk, release = arrive(ds_full[stage]), use(i, stage), arrive(empty[stage])
@@ -62,6 +64,7 @@ def _flawed(mistake):
             write = [load(i, ds_rows(ds_stage, c)), hand_over]
             steps = {"no_hand_over": [write[0], dk, release, meet, theirs],
                      "no_meeting": [*write, dk, release, theirs],
+                     "late": [write[0], dk, hand_over, release, meet, theirs],
                      "early": [write[1], write[0], dk, release, meet, theirs],
                      "twice": [*write, hand_over, dk, release, meet, theirs],
                      "release_early": [*write, release, dk, meet, theirs],
