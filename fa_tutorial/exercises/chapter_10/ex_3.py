@@ -49,12 +49,14 @@ MISTAKES = {
     "to_the_end": "the loop runs to the end of the list's row: only its first count entries mean anything",
     "first_row": "every block of rows walks the first block's list: its own is row start_m // BLOCK_M of index and of count",
     "first_index": "every block of rows takes its tiles from the first block's list: its own starts ceil(S_k / BLOCK_N) entries a row further on",
+    "first_count": "every block of rows takes the first block's count: its own is at count_ptr + start_m // BLOCK_M",
     "no_across": "the lists overlap: row r of index starts at r · ceil(S_k / BLOCK_N)",
     "by_row_blocks": "a row of index has an entry for every tile of keys: ceil(S_k / BLOCK_N), not ceil(S_q / BLOCK_M)",
     "last_lost": "the last tile of each list is left out: t runs from 0 to count − 1",
     "first_lost": "the first tile of each list is left out: t runs from 0 to count − 1",
     "no_mask": "the mask is missing: a listed tile may still hold hidden pairs",
     "missing_keys": "a key past S_k gets a score of 0, and softmax counts it: where the mask mod hides nothing, j < S_k must",
+    "exchanged": "b and h are exchanged in MASK_MOD(b, h, i, j, aux)",
     "unseen_nan": "rows that see no key give NaN, from 0 / 0: divide by 1 where l is 0",
 }
 CONDITIONS = {"empty": "a list may be empty: the rows of its block see no key, and get o = 0"}
@@ -66,9 +68,19 @@ def everything(b, h, i, j, aux):
     return (i >= 0) & (j >= 0)
 
 
+@triton.jit
+def every_second(b, h, i, j, aux):
+    """A mask mod that shows batch entry b the keys with an even j + b."""
+    return (i >= 0) & ((j + b) % 2 == 0)
+
+
+SECOND = -1  # in place of a window's `left`
+MODS = {None: everything, SECOND: every_second}
+
+
 def is_seen(distance, left):
-    """Whether a window of `left` shows a key at this distance from the diagonal; None shows every key."""
-    return torch.ones_like(distance, dtype=torch.bool) if left is None else (distance <= 0) & (distance >= -left)
+    """Whether a window of `left` shows a key at this distance from the diagonal; None and SECOND have something to show everywhere."""
+    return torch.ones_like(distance, dtype=torch.bool) if left in MODS else (distance <= 0) & (distance >= -left)
 
 
 def lists(S_q, S_k, left, block_m, block_n):
@@ -84,7 +96,7 @@ def launch(q, k, v, left, blocks):
     (B, H, S_q, D), S_k = q.shape, k.shape[2]
     index, count = lists(S_q, S_k, left, *blocks)
     tensors = *(In(x, as_heads=True) for x in (q, k, v)), Out(q.shape, q.dtype, as_heads=True), In(index), In(count)
-    meta = {"MASK_MOD": everything if left is None else window, "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
+    meta = {"MASK_MOD": MODS.get(left, window), "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
     return Launch((len(count) * B * H,), (*tensors, H, S_q, S_k, D, D**-0.5, (left or 0, S_k - S_q)), meta)
 
 
@@ -95,7 +107,7 @@ def twin(q, k, v, left, blocks, mistake=None):
     across, o = index.shape[1], torch.zeros_like(q)
     for row in range(len(count)):
         step = {"first_row": 0, "first_index": 0, "no_across": 1, "by_row_blocks": len(count)}.get(mistake, across)
-        own = int(count[0 if mistake == "first_row" else row])
+        own = int(count[0 if mistake in ("first_row", "first_count") else row])
         places = {"last_lost": range(own - 1), "first_lost": range(1, own), "to_the_end": range(across), "all_tiles": range(across)}.get(
             mistake, range(own)
         )
@@ -106,11 +118,15 @@ def twin(q, k, v, left, blocks, mistake=None):
         i, j = torch.arange(row * block_m, min(row * block_m + block_m, S_q))[:, None], j[j < S_k]
         distance = j - (i + S_k - S_q)
         seen = is_seen(distance, left) | (mistake == "no_mask")
+        if left == SECOND and mistake != "no_mask":
+            seen = seen & (
+                (j + torch.arange(q.shape[mistake == "exchanged"]).view((-1, 1, 1) if mistake == "exchanged" else (-1, 1, 1, 1))) % 2 == 0
+            )
         s = (D**-0.5 * q[:, :, i[:, 0]] @ k[:, :, j].mT).masked_fill(~seen, -math.inf)
         p = torch.softmax(torch.nn.functional.pad(s, (0, missing)), dim=-1)[..., : len(j)]
         unseen = math.nan if mistake == "unseen_nan" else 0.0
         o[:, :, i[:, 0]] = (
-            torch.where(seen.any(dim=1, keepdim=True), p, unseen) @ v[:, :, j] if len(j) else torch.full_like(q[:, :, i[:, 0]], unseen)
+            torch.where(seen.any(dim=-1, keepdim=True), p, unseen) @ v[:, :, j] if len(j) else torch.full_like(q[:, :, i[:, 0]], unseen)
         )
     return o
 
@@ -132,6 +148,7 @@ def inputs():
     hides_nothing = "S_q = S_k = 40, tiles of 16 × 16, a mask mod that hides nothing"
     yield rows(1, 1, 40, 40, None, MISTAKES["missing_keys"], on=hides_nothing, stray=beyond)
     yield rows(2, 2, 32, 32, 5, heads, on="B = H = 2, S_q = S_k = 32", stray=heads)
+    yield rows(2, 1, 32, 32, SECOND, MISTAKES["exchanged"], on="B = 2, H = 1, batch entry b sees the keys with an even j + b", stray=heads)
     q, k, v = draw_qkv(1, 1, 16, 64, 16)
     v[:, :, :32] = math.nan  # it shows in o if it is read, because 0 · NaN is NaN
     yield case(
