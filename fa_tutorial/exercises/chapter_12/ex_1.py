@@ -22,6 +22,7 @@ MISTAKES = {
     "down": "ceil_div rounds up",
     "upside_down": "it is kBlockM / kBlockN: how many key blocks the diagonal crosses",
     "in_keys": "that is a number of keys: count blocks of kBlockN keys",
+    "full_as_window": "a kernel with neither mask nor window takes one step: that is the third case",
     "full_none": "a kernel without a mask still takes one step: its last block of keys may be ragged",
     "full_if_ragged": "without a mask it is one step, whether the lengths fill their blocks or not: Is_even_MN does not matter there",
     "full_crossed": "without a mask there is no diagonal to cross: one step",
@@ -31,7 +32,7 @@ MISTAKES = {
 def twin(block_m, block_n, is_causal, is_local, is_even, mistake=None):
     crossed = {"down": block_m // block_n, "upside_down": -(-block_n // block_m), "in_keys": block_m}.get(mistake, -(-block_m // block_n))
     if not is_causal and (not is_local or mistake == "window_as_full"):
-        return {"full_none": 0, "full_if_ragged": int(not is_even), "full_crossed": crossed}.get(mistake, 1)
+        return {"full_as_window": crossed + 1, "full_none": 0, "full_if_ragged": int(not is_even), "full_crossed": crossed}.get(mistake, 1)
     extra = not (is_causal and is_even)
     extra = {"no_extra": False, "always_extra": True, "extra_where_even": not extra, "even_window": not is_even}.get(mistake, extra)
     return crossed + extra

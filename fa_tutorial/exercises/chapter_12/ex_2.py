@@ -24,6 +24,8 @@ def window_tiles(row_block, block_m, block_n, S_q, S_k, left, right):
 _SEES = "row i sees keys i + S_k − S_q − left … i + S_k − S_q + right, both included"
 MISTAKES = {
     "reversed": "the four numbers come in the order start, full_0, full_1, end",
+    "full_0_start": "full_0 is start: the tiles at the window's left edge need the mask, too",
+    "swapped_rows": "first and last row are exchanged: start comes from the first row, end from the last",
     "sides": "left and right are swapped: left counts keys back, right counts keys ahead",
     "left_strict": f"the window is one key too narrow on the left: {_SEES}",
     "right_strict": f"the window is one key too narrow on the right: {_SEES}",
@@ -104,11 +106,12 @@ def _bounds(row_block, block_m, block_n, S_q, S_k, left, right, mistake):
         key = key if mistake == "past" else min(S_k, key)
         return key if mistake == "high_negative" else max(0, key)
 
+    first, last = (last, first) if mistake == "swapped_rows" else (first, last)
     full_0, full_1, end = _up(low(last), block_n), high(first) // block_n, _up(high(last), block_n)
     if mistake == "keys":
         return low(first), low(last), max(low(last), high(first)), high(last)
     start = {"start_up": _up(low(first), block_n), "start_last": low(last) // block_n, "start_zero": 0}.get(mistake, low(first) // block_n)
-    full_0 = {"full_0_down": low(last) // block_n, "full_0_first": _up(low(first), block_n)}.get(mistake, full_0)
+    full_0 = {"full_0_start": start, "full_0_down": low(last) // block_n, "full_0_first": _up(low(first), block_n)}.get(mistake, full_0)
     wrong = {"full_1_up": _up(high(first), block_n), "full_1_last": high(last) // block_n}
     full_1 = _up(S_k, block_n) if mistake == "whole" and high(first) == S_k else wrong.get(mistake, full_1)
     end = {"end_down": high(last) // block_n, "end_first": _up(high(first), block_n), "end_index": end - 1,
