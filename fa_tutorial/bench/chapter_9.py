@@ -136,14 +136,16 @@ def counters(card: dict[str, Any], provider: str, mode: str) -> dict[str, float]
 
 
 def print_busy(card: dict[str, Any], *providers: str) -> None:
-    print("busy, in % of the time; full, D = 128, S = 4,096; issue slots: cycles in which a scheduler starts an instruction")
+    print(
+        "busy, in % of the time in which an SM has work; full, D = 128, S = 4,096; issue slots: cycles in which a scheduler starts an instruction"
+    )
     for provider in providers:
         row = counters(card, provider, "fwd")
         print(f"{provider:10}", ", ".join(f"{part} {row[name]:.0f}" for part, name in PARTS.items()))
 
 
 def tensors_busy(card: dict[str, Any], mode: str, *providers: str) -> str:
-    return "measured " + ", ".join(f"{provider} {counters(card, provider, mode)[TENSOR]:.0f}%" for provider in providers)
+    return "measured " + ", ".join(f"{provider} {counters(card, provider, mode)[ELAPSED]:.0f}%" for provider in providers)
 
 
 def print_ladder(card: dict[str, Any], *loops: str) -> None:
@@ -184,6 +186,14 @@ def profiled_mhz(card: dict[str, Any], provider: str) -> float:
     return 1e3 * flops / row["gpu__time_duration.sum"] / (busy * TENSOR_FLOPS * card["provenance"]["multiprocessors"])
 
 
+def exponentials_mhz(card: dict[str, Any], provider: str) -> float:
+    """The same clock by the exponentials: 66 for 64 scores, as in our loops (two for alpha), over the time and their unit's busy share of it."""
+    row, case = counters(card, provider, "fwd"), Case(provider, "fwd", "fp16", chapter_8.POINT)
+    count = case.flops() / (4 * chapter_8.POINT.D) * 66 / 64
+    busy = row["sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed"] / 100
+    return 1e3 * count / row["gpu__time_duration.sum"] / (busy * 16 * card["provenance"]["multiprocessors"])
+
+
 def print_matmuls(card: dict[str, Any], provider: str = "sdpa_cudnn") -> None:
     """How busy the tensor cores are in a backward under the profiler, and how busy five or seven matmuls would make them in its time."""
     row = results.select(card["kernels"], kernel="busy", provider=provider, mode="bwd", D=128).iloc[0]
@@ -216,10 +226,10 @@ def print_settled(card: dict[str, Any]) -> None:
 
 
 def print_consumers(card: dict[str, Any]) -> None:
-    """The finished kernel's loop, at the step "overlap", over the ladder's, which always has two consumers."""
-    print("overlap / the ladder's overlapped, 3 stages; full:")
+    """The finished kernel over the ladder's overlapped loop, which always has two consumers, in the ladder's run."""
+    print("hopper / the ladder's overlapped, 3 stages; full, one run:")
     for D, S in itertools.product((64, 128), (4096, 16_384)):
-        ratio = speeds(card)["hopper overlap"][D, False, S] / ladder_rate(card, "overlapped, 3 stages", D, S)
+        ratio = ladder_rate(card, "hopper", D, S) / ladder_rate(card, "overlapped, 3 stages", D, S)
         consumers = hopper.forward.choose_config(D, S, False).consumers
         print(f"    D = {D:3}, S = {S:6,}, {consumers} consumers here and 2 there: {ratio:.2f}")
 
