@@ -59,7 +59,7 @@ def adapt(step):
 MISTAKES = {
     "exchanged": "m_new and l_new are swapped: return p, m_new, l_new, alpha",
     "alpha_for_l": "l_new and alpha are swapped: return p, m_new, l_new, alpha",
-    "base_e": "the base is e: with scale_log2 in the exponent it must be 2, tl.exp2",
+    "base_e": "p is in base e: by tl.exp, or because log₂ e is in the exponent once more, which scale_log2 holds already",
     "alpha_base_e": "the base of alpha is e: use tl.exp2 there, too",
     "no_scale": "s is not scaled: p = 2^(s · scale_log2 − m_new)",
     "m_unscaled": "m_new holds the maximum of s: it is the maximum of s · scale_log2, so that nothing has to scale it later",
