@@ -271,8 +271,8 @@ def draw_auto_rule(card: dict[str, Any]) -> Figure:
         ax.axvline(HOPPER_FROM[MODES[mode]], color="black", linestyle="--", linewidth=1, label='"auto" takes hopper from here')
         ax.axhline(1, color="black", linestyle=":", linewidth=1)
         ax.set_xscale("log", base=2)
-        ax.set(title=f"{MODES[mode]}, above 1 hopper is faster", xlabel="elements of q, the GPU's time alone")
-    panels[0].set_ylabel("time of tuned / hopper")
+        ax.set(title=f"{MODES[mode]}, above 1 hopper is faster", xlabel="elements of q")
+    panels[0].set_ylabel("GPU time alone, tuned / hopper")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 

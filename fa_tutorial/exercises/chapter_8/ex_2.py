@@ -131,7 +131,8 @@ EXERCISE = Exercise(
     solution=softmax_step,
     reasoning="2^(s · scale · log2(e)) is e^(s · scale). scale_log2 is positive, so the largest score stays the largest. The product and the difference in p "
     "become one multiply-add per element. Only the maximum, one number per row, is multiplied by itself.",
-    more="The package's step is a part of tuned.forward.attend. It also rounds m up a little.",
+    more="The package's step is a part of tuned.forward.attend. It also rounds m up a little. Scaling all of s before the maximum is right, too, but then "
+    "that multiply is an instruction of its own: nothing is left for it to join.",
     inputs=inputs,
     twin=twin,
     mistakes=MISTAKES,
