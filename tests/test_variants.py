@@ -480,6 +480,7 @@ BAD_INPUTS = [
     (with_mask(1, mask_mod=every_third), ValueError, ["aux", "block_mask", "()", "(1,)"]),
     (with_mask(S_k=4, mask_mod=every_third), ValueError, ["block_mask", "3, 4", "3, 3"]),
     (with_mask(), ValueError, ["block_mask", "mask_mod"]),
+    (with_mask(mask_mod=every_third), ValueError, ["reads", "H = 2", "got 1", "make_block_mask(…, H=2)"]),
 ]
 if torch.device(DEVICE).type == "cpu":  # where values can be looked at without a wait
     BAD_INPUTS += [

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import textwrap
 from typing import Any
 
 import torch
@@ -43,7 +47,8 @@ def attention_with(
     makes its own, for every batch entry and head, and looks at every pair for it.
 
     Gradients: of q, k and v, once; not of what aux holds. Under torch.compile this is a graph break. Raises TypeError and ValueError as
-    flash_attention does, for a mod that is no jitted function, for an aux that mods cannot read, and for a block mask of another call.
+    flash_attention does, for a mod that is no jitted function, for an aux that mods cannot read, and for a block mask of another call, or without the B or H that
+    mask_mod reads.
     """
     q, k, v = autocast(q, k, v)
     scale = check_attention(q, k, v, scale, max_d=MAX_D)
@@ -66,7 +71,7 @@ def make_block_mask(mask_mod: Any, S_q: int, S_k: int, *, aux: tuple = (), B: in
     """The tiles that mask_mod leaves of S_q queries and S_k keys, for many calls of attention_with.
 
     They are found by the first call that needs them on a stream, and kept. A call inside a CUDA graph finds its own at each replay.
-    B, H: how many batch entries and query heads, where the mask depends on b or h; otherwise leave them 1.
+    B, H: how many batch entries and query heads, where mask_mod reads b or h; otherwise leave them 1. attention_with raises ValueError if they're missing.
     """
     check_mod("mask_mod", mask_mod)
     device = torch.empty(0, device=device).device  # with its index
@@ -76,7 +81,7 @@ def make_block_mask(mask_mod: Any, S_q: int, S_k: int, *, aux: tuple = (), B: in
 
 
 def check_block_mask(block_mask: Any, mask_mod: Any, aux: tuple, q: torch.Tensor, S_k: int) -> None:
-    """TypeError for what is no BlockMask, ValueError for one of other sizes, or of another mask_mod or aux."""
+    """TypeError for what is no BlockMask, ValueError for one of other sizes, of another mask_mod or aux, or of one B or H where the mask has many."""
     if not isinstance(block_mask, BlockMask):
         raise TypeError(f"block_mask must be make_block_mask's, got {block_mask!r}")
     B, H_q, S_q, _ = q.shape
@@ -89,6 +94,24 @@ def check_block_mask(block_mask: Any, mask_mod: Any, aux: tuple, q: torch.Tensor
     same = [x is y or (not isinstance(x, torch.Tensor) and x == y) for x, y in zip(block_mask.aux, aux, strict=False)]
     if sum(same) < len(block_mask.aux):
         raise ValueError(f"aux must begin with the block_mask's, the same tensors and numbers, got {aux}, block_mask's {block_mask.aux}")
+    for name, size, made, parameter in (("B", B, block_mask.B, 0), ("H", H_q, block_mask.H, 1)):
+        if made < size and mask_mod is not None and _reads(mask_mod, parameter):
+            raise ValueError(
+                f"mask_mod reads its argument {parameter}, so block_mask needs {name} = {size}, got 1: make_block_mask(…, {name}={size})"
+            )
+
+
+@functools.cache
+def _reads(mod: KernelInterface, parameter: int) -> bool:
+    """Whether the text of a jitted function uses one of its parameters, other than to hand it on to a jitted function that does not."""
+    [function] = ast.parse(textwrap.dedent(inspect.getsource(mod.fn))).body
+    name = function.args.args[parameter].arg
+    unread = 0
+    for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+        called = mod.fn.__globals__.get(getattr(call.func, "id", ""))
+        for n, given in enumerate(call.args) if isinstance(called, KernelInterface) else ():
+            unread += isinstance(given, ast.Name) and given.id == name and not _reads(called, n)
+    return sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function)) > unread
 
 
 def check_mod(name: str, mod: Any) -> None:

@@ -17,6 +17,7 @@ MISTAKES = {
     "no_p": "the sink's share of each row is missing: ds = p (dp − delta)",
     "diagonal": "delta is weighted by p (1 − p): ds = p (dp − delta), and delta holds the rest",
     "p_squared": "the sink's share is squared: multiply by it once",
+    "base_2": "lse is a natural logarithm: the share is exp(sink − lse), not exp2",
     "not_divided": "exp(sink) isn't divided by the row's sum: subtract lse in the exponent",
     "sigmoid": "the sink is counted twice: lse has it already, so its share is exp(sink − lse)",
     "upside": "the exponent has the wrong sign: the share is exp(sink − lse)",
@@ -35,6 +36,7 @@ def twin(o, do, lse, sinks, mistake=None):
     o, do, lse, sinks = (x.double() for x in (o, do, lse, sinks))
     p, delta = torch.exp(sinks[:, None] - lse), (do * o).sum(dim=-1)
     p = {
+        "base_2": torch.exp2(sinks[:, None] - lse),
         "not_divided": torch.exp(sinks[:, None]).expand_as(lse),
         "sigmoid": torch.sigmoid(sinks[:, None] - lse),
         "upside": torch.exp(lse - sinks[:, None]),

@@ -8,6 +8,11 @@ from typing import Any
 from fa_tutorial.exercises.harness import NotAttempted, Wrong, chain
 from fa_tutorial.exercises.harness_kernel import blocks_without_truth
 
+ADVICE = {  # a part of an error's words -> what to do
+    "'tuple' object": ". aux is a tuple: aux[0] is its first entry",
+    "to have shape": ". i and j broadcast to a tile already, [M, 1] and [1, N]",
+}
+
 
 def ready(mod: Any, arguments: int) -> None:
     """Wrong for what is no jitted function, NotAttempted for a starter. arguments: how many the mod takes."""
@@ -31,4 +36,5 @@ def launched(launch: Callable[[], Any]) -> None:
         if "outside of the scope of a kernel" in f"{root}":
             raise Wrong("stops, because triton was imported before fa_tutorial: restart, and import fa_tutorial first") from None
         words = str(root).strip().rpartition("\n")[2]  # the compiler quotes the code before its own words
-        raise (root if isinstance(root, Wrong) else Wrong(f"stops with {type(root).__name__}: {words}")) from None
+        advice = next((advice for part, advice in ADVICE.items() if part in words), "")
+        raise (root if isinstance(root, Wrong) else Wrong(f"stops with {type(root).__name__}: {words}{advice}")) from None
