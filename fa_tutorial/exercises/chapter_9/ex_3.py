@@ -37,6 +37,9 @@ MISTAKES = {
     "full_other": "you wait for the other parity of full[stage], which passes at once: an earlier phase had it",
     "parity_never": "you wait for parity 0 of full[stage] in every round: its phase grows by one every STAGES blocks",
     "parity_every_block": "the parities flip with every block: a stage's phase grows once a round, i // STAGES",
+    "waits_empty": "you wait at empty[stage], as the producer does: a consumer waits for full[stage]",
+    "two_stages": "you count with two stages, but the ring may have more: k.shape[0]",
+    "wait_one": "warpgroup_mma_wait(1, …) lets one matmul go on, and here that is the one you need: wait until 0 are under way",
     "no_release": "you never arrive at empty[stage], and the producer waits for it",
     "release_early": "you arrive at empty[stage] before v is read: the next load may overwrite it",
     "release_not_waited": "you arrive at empty[stage] while p v is under way: wait for it first",
@@ -62,15 +65,16 @@ def _flawed(mistake):
     """attend with one mistake."""
 
     def flawed(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
-        STAGES = k.shape[0]
+        STAGES = 2 if mistake == "two_stages" else k.shape[0]
         for i in range(blocks - (mistake == "last_missing")):
             stage = 0 if mistake == "one_stage" else i % STAGES
             parity = i // STAGES % 2
             release = full if mistake == "release_full" else empty
             if mistake != "no_full":
                 wanted = {"full_other": 1 - parity, "parity_never": 0, "parity_every_block": i % 2}.get(mistake, parity)
-                mbarrier.wait(full.index(stage), wanted)
-            s = warpgroup_mma_wait(0, [warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)])
+                mbarrier.wait((empty if mistake == "waits_empty" else full).index(stage), wanted)
+            s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(int(mistake == "wait_one"), [s])
             if mistake == "release_early":
                 mbarrier.arrive(release.index(stage), count=1)
             p, m_new, l_new, alpha = softmax_step(s, m, l, 1.0 if mistake == "scale" else scale_log2)
