@@ -234,27 +234,20 @@ def print_consumers(card: dict[str, Any]) -> None:
         print(f"    D = {D:3}, S = {S:6,}, {consumers} consumers here and 2 there: {ratio:.2f}")
 
 
-def draw_steps(card: dict[str, Any]) -> Figure:
-    """Each of hopper.forward.STEPS over "roles": a dot for each of six points a D, and their geometric mean as a bar and a number."""
+def print_steps(card: dict[str, Any]) -> None:
+    """What each of hopper.forward.STEPS gains at the twelve points. roles / tuned is what the steps leave of hopper / tuned, as "order" is hopper."""
     rates = speeds(card)
-    figure = Figure(figsize=(9, 4))
-    ax = figure.subplots()
-    for shift, D, marker in ((-0.2, 64, "o"), (0.2, 128, "s")):
-        for place, step in enumerate(hopper.forward.STEPS):
-            ratios = rates.loc[D, f"hopper {step}"] / rates.loc[D, "hopper roles"]
-            mean = np.exp(np.log(ratios).mean())
-            color = f"C{int(shift > 0)}"
-            ax.plot(
-                place + shift + np.linspace(-0.09, 0.09, len(ratios)), ratios, marker, color=color, label=f"D = {D}" if place == 0 else None
-            )
-            ax.hlines(mean, place + shift - 0.16, place + shift + 0.16, color="black")
-            ax.text(place + shift, 1.44, f"{mean:.2f}", ha="center", va="center", color=color)
-    ax.axhline(1, color="black", linestyle=":", linewidth=1)
-    ax.set_xticks(range(len(hopper.forward.STEPS)), list(hopper.forward.STEPS))
-    ax.set(ylim=(0.65, 1.5), ylabel='speed over "roles"', title="forward, fp16: twelve points, and their geometric means for each D")
-    ax.grid(False, axis="x")
-    ax.legend(loc="lower left", ncols=2)
-    return figure
+    of = {step: rates[f"hopper {step}"] for step in hopper.forward.STEPS}
+    all_of_them = rates["hopper"] / rates["tuned"]
+    gains = {"hopper / tuned": all_of_them, "roles / tuned": all_of_them / (of["order"] / of["roles"])}
+    for step, before in (("overlap", "roles"), ("persistent", "overlap"), ("counter", "overlap"), ("order", "counter"), ("held", "order")):
+        gains[f"{step} / {before}"] = of[step] / of[before]
+    points = [*itertools.product((64, 128), (False, True))]
+    print(f"{'forward, fp16':22}" + "".join(f"D = {D:3}, {tables.mask(is_causal):10}" for D, is_causal in points) + "mean")
+    print(f"{'S in thousands':22}" + "    1    4   16     " * len(points))
+    for name, ratios in gains.items():
+        columns = "".join(" ".join(f"{ratio:4.2f}" for ratio in ratios[point]) + "     " for point in points)
+        print(f"{name:22}{columns}{np.exp(np.log(ratios).mean()):.2f}")
 
 
 def draw_auto_rule(card: dict[str, Any]) -> Figure:
@@ -280,9 +273,10 @@ def draw_auto_rule(card: dict[str, Any]) -> Figure:
 def print_short(card: dict[str, Any], *cases: tuple[int, bool]) -> None:
     """A forward's time, replayed from a CUDA graph back to back, S = 512, D = 64, and hopper's work tiles. cases: heads and is_causal."""
     point = {"mode": "fwd", "dtype": "fp16", "B": 32, "H_q": 32, "S_q": 512, "D": 64, "is_causal": True}
-    call = (1000 * results.select(card["rows"], provider=provider, **point)["ms"].item() for provider in ("hopper", "tuned"))
-    print("the figure's S = 512, D = 64, causal: {:.0f} µs a call, {:.0f} of tuned".format(*call))
-    print("S = 512, D = 64: µs, back to back     hopper   tuned   work tiles of hopper, for 132 SMs")
+    calls = (results.select(card["rows"], provider=provider, **point).iloc[0] for provider in ("hopper", "tuned"))
+    words = ("{:.0f} µs ({:.0f} to {:.0f})".format(*(1000 * call[part] for part in ("ms", "ms_20", "ms_80"))) for call in calls)
+    print("a call, S = 512, D = 64, causal: hopper {}, tuned {}".format(*words))
+    print("from a graph, S = 512, D = 64: µs     hopper   tuned   work tiles of hopper, for 132 SMs")
     for heads, is_causal in cases:
         wanted = {"kernel": "auto_rule", "S": 512, "D": 64, "heads": heads, "is_causal": is_causal, "mode": "fwd"}
         ours, its = (results.select(card["kernels"], provider=provider, **wanted)["graph_us"].item() for provider in ("hopper", "tuned"))
