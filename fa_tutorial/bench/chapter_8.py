@@ -153,7 +153,7 @@ def steps_report(D: int, is_causal: bool) -> dict[str, dict[str, Any]]:
 
 LARGER_STEPS = ("descriptors", "load ahead", "order")
 LONGEST_FIRST = ("load ahead", "order")  # causal programs as they come, and the longest first
-SHORT_GRIDS = ((16, 2048), (8, 4096), (2, 16_384), (8, 16_384))  # heads, S
+SHORT_GRIDS = ((8, 4096), (2, 16_384), (8, 16_384))  # heads, S
 
 
 def larger_cases() -> Iterator[Measurement]:
@@ -196,6 +196,16 @@ def step_noise() -> float:
     pairs += [(found, ("descriptors", "load ahead")) for (_, is_causal), found in stored_steps().items() if not is_causal]
     alike = [(found[a]["tflops"], found[b]["tflops"]) for found, (a, b) in pairs if found[a]["tile"] == found[b]["tile"]]
     return max(abs(b / a - 1) for a, b in alike)
+
+
+def run_noise(rows: pd.DataFrame, kernels: pd.DataFrame) -> float:
+    """By how much a row of stored_steps and one of another run, of the same machine code and tile, differ at most. rows, kernels: results.load's."""
+    apart = []
+    for (D, is_causal), found in stored_steps().items():
+        point = {"S_q": 4096, "D": D, "is_causal": is_causal}
+        again = results.select(kernels, kernel="larger", provider="order", **point)["tflops"].item()
+        apart += [again / found[LARGER_TILE]["tflops"], tflops_of(rows, "tuned", "fwd", 4096, D, is_causal) / found["tuned"]["tflops"]]
+    return max(abs(ratio - 1) for ratio in apart)
 
 
 Programs = Callable[[int, int, int], int]  # (num_warps, registers, shared_bytes) -> programs on an SM, exercise 8.1

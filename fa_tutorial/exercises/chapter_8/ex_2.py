@@ -72,6 +72,7 @@ MISTAKES = {
     "m_columns": "the maximum runs down the columns: take it over axis 1, the keys",
     "l_no_rescale": "your l is not rescaled when the maximum grows",
     "l_anew": "l starts anew with every tile: add to the rescaled l",
+    "l_block_rescaled": "the new tile's sum is multiplied by alpha, too: only the old l was added up with the old maximum",
     "l_no_block": "the new tile's sum is missing in l_new",
     "m_is_shift": "a row that has seen nothing must keep m = −inf: only the shift is 0 there",
     "nan": "a row that has seen nothing gives NaN: m_new is −inf, and −inf − (−inf) is NaN",
@@ -93,7 +94,9 @@ def twin(s, m, l, scale_log2, mistake=None):
     j = scale_log2 if mistake in ("m_unscaled", "alpha_scaled") else 1.0
     alpha = (torch.exp if mistake in ("base_e", "alpha_base_e") else torch.exp2)(j * (m - shift))
     alpha = 1 / alpha if mistake == "alpha_inverted" else alpha
-    l_new = {"l_no_rescale": l + p.sum(-1), "l_anew": p.sum(-1), "l_no_block": alpha * l}.get(mistake, alpha * l + p.sum(-1))
+    l_new = {"l_no_rescale": l + p.sum(-1), "l_anew": p.sum(-1), "l_no_block": alpha * l, "l_block_rescaled": alpha * (l + p.sum(-1))}.get(
+        mistake, alpha * l + p.sum(-1)
+    )
     if mistake not in ("nan", "alpha_inverted"):
         alpha = alpha.masked_fill(m_new == -INF, ANYTHING)  # it multiplies 0
     m_new = shift if mistake == "m_is_shift" else m_new

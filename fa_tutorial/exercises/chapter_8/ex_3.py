@@ -203,7 +203,11 @@ def inputs():
     yield tile(draw(2, 2, 16, 16), "B = H = 2", "pid // row_blocks is b · H + h")
     yield tile(draw(2, 3, 16, 16), "B = 2, H = 3", f"a program's number is (b · H + h) · row_blocks + row_block: {_OWN}")
     # Two heads, so that the next head lies past a head's end.
-    yield tile(draw(1, 2, 16, 20), "two heads, S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged")
+    yield tile(
+        draw(1, 2, 16, 20),
+        "two heads, S_k = 20, BLOCK_N = 16",
+        "the last tile of keys may be ragged: no key from S_k on exists, nor S_k itself",
+    )
     q, k, v = logits(-200, -200)
     yield tile((q, k[:, :, :20], v[:, :, :20]), "S_k = 20, BLOCK_N = 16, all logits −200", MISTAKES["zero_joins"])
     yield tile(draw(1, 2, 20, 16), "two heads, S_q = 20, BLOCK_M = 16", f"the last block of rows may be ragged: {_BLOCKS}")
