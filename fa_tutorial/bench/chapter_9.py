@@ -274,7 +274,7 @@ def print_short(card: dict[str, Any], *cases: tuple[int, bool]) -> None:
     """A forward's time, replayed from a CUDA graph back to back, S = 512, D = 64, and hopper's work tiles. cases: heads and is_causal."""
     point = {"mode": "fwd", "dtype": "fp16", "B": 32, "H_q": 32, "S_q": 512, "D": 64, "is_causal": True}
     calls = (results.select(card["rows"], provider=provider, **point).iloc[0] for provider in ("hopper", "tuned"))
-    words = ("{:.0f} µs ({:.0f} to {:.0f})".format(*(1000 * call[part] for part in ("ms", "ms_20", "ms_80"))) for call in calls)
+    words = ("{:.0f} µs (20 to 80 %: {:.0f} to {:.0f})".format(*(1000 * call[part] for part in ("ms", "ms_20", "ms_80"))) for call in calls)
     print("a call, S = 512, D = 64, causal: hopper {}, tuned {}".format(*words))
     print("from a graph, S = 512, D = 64: µs     hopper   tuned   work tiles of hopper, for 132 SMs")
     for heads, is_causal in cases:
