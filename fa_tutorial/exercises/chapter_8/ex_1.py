@@ -20,6 +20,7 @@ MISTAKES = {
     "a_warp": "registers are counted once per warp: each of its 32 threads needs them",
     "one_warp": "a program has num_warps warps: all of them need registers",
     "not_rounded": "registers are not rounded up: a thread's come in eights",
+    "always_up": "registers that are a multiple of 8 already are rounded up to the next: 128 stay 128",
     "rounded_down": "registers are rounded down to a multiple of 8: round up",
     "no_kilobyte": "1 KB is missing: each program costs that much shared memory on top of its own",
     "kilobyte_once": "the extra 1,024 bytes are paid by each program, not once for all of them",
@@ -30,7 +31,9 @@ FEWER = "a program fits only if its registers and its shared memory both fit"
 
 
 def twin(num_warps, registers, shared_bytes, mistake=None):
-    rounded = {"not_rounded": registers, "rounded_down": registers // 8 * 8}.get(mistake, -(-registers // 8) * 8)
+    rounded = {"not_rounded": registers, "rounded_down": registers // 8 * 8, "always_up": registers // 8 * 8 + 8}.get(
+        mistake, -(-registers // 8) * 8
+    )
     threads = {"a_warp": 1, "one_warp": 32}.get(mistake, 32)
     by_registers = 65_536 / (rounded * threads * (1 if mistake == "one_warp" else num_warps))
     by_shared = 233_472 / (shared_bytes + {"no_kilobyte": 0, "thousand": 1000}.get(mistake, 1024))

@@ -59,6 +59,7 @@ def adapt(step):
 MISTAKES = {
     "exchanged": "m_new and l_new are swapped: return p, m_new, l_new, alpha",
     "alpha_for_l": "l_new and alpha are swapped: return p, m_new, l_new, alpha",
+    "alpha_second": "alpha stands second: return p, m_new, l_new, alpha",
     "base_e": "p is in base e: by tl.exp, or because log₂ e is in the exponent once more, which scale_log2 holds already",
     "alpha_base_e": "the base of alpha is e: use tl.exp2 there, too",
     "no_scale": "s is not scaled: p = 2^(s · scale_log2 − m_new)",
@@ -100,7 +101,9 @@ def twin(s, m, l, scale_log2, mistake=None):
     if mistake not in ("nan", "alpha_inverted"):
         alpha = alpha.masked_fill(m_new == -INF, ANYTHING)  # it multiplies 0
     m_new = shift if mistake == "m_is_shift" else m_new
-    return {"exchanged": (p, l_new, m_new, alpha), "alpha_for_l": (p, m_new, alpha, l_new)}.get(mistake, (p, m_new, l_new, alpha))
+    return {"exchanged": (p, l_new, m_new, alpha), "alpha_for_l": (p, m_new, alpha, l_new), "alpha_second": (p, alpha, m_new, l_new)}.get(
+        mistake, (p, m_new, l_new, alpha)
+    )
 
 
 def inputs():
