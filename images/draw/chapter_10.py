@@ -18,14 +18,14 @@ LOOP = (
     ("    s = scale · q_tile k_tileᵀ", "yellow", "the score", "soft cap, ALiBi, bias"),
     ("    s = where(seen, s, −∞)", "orange", "the mask", "window, documents, prefix"),
     ("    p, m, l, alpha = softmax_step(s, m, l)", None, "", ""),
-    ("    acc = alpha · acc + p v_tile", None, "(dropout)", "takes terms here, none from l"),
+    ("    acc = alpha · acc + p v_tile", "blue", "acc", "dropout: fewer terms than in l"),
     ("o = acc / l;  lse = m + log l", None, "", ""),
 )
 
 
-@image("10_five_places.png")
-def draw_five_places() -> Figure:
-    """Chapter 5's loop, the five lines at which a variant enters, each with who does, and dropout's."""
+@image("10_places.png")
+def draw_places() -> Figure:
+    """Chapter 5's loop, and the lines at which a variant enters, each with who does."""
     tall, left = 0.5, 0.1
     figure, ax = canvas(0.55 + len(LOOP) * tall)
     write(ax, left, 0.25, "chapter 5's loop", HEAD, ha="left", weight="bold")

@@ -49,6 +49,7 @@ MISTAKES = {
     "to_the_end": "the loop runs to the end of the list's row: only its first count entries mean anything",
     "first_row": "every block of rows walks the first block's list: its own is row start_m // BLOCK_M of index and of count",
     "first_index": "every block of rows takes its tiles from the first block's list: its own starts ceil(S_k / BLOCK_N) entries a row further on",
+    "by_floor": "a row of index has an entry for the ragged last tile, too: ceil(S_k / BLOCK_N), not S_k // BLOCK_N",
     "first_count": "every block of rows takes the first block's count: its own is at count_ptr + start_m // BLOCK_M",
     "no_across": "the lists overlap: row r of index starts at r · ceil(S_k / BLOCK_N)",
     "by_row_blocks": "a row of index has an entry for every tile of keys: ceil(S_k / BLOCK_N), not ceil(S_q / BLOCK_M)",
@@ -106,7 +107,9 @@ def twin(q, k, v, left, blocks, mistake=None):
     index, count = lists(S_q, S_k, left, *blocks)
     across, o = index.shape[1], torch.zeros_like(q)
     for row in range(len(count)):
-        step = {"first_row": 0, "first_index": 0, "no_across": 1, "by_row_blocks": len(count)}.get(mistake, across)
+        step = {"first_row": 0, "first_index": 0, "no_across": 1, "by_row_blocks": len(count), "by_floor": S_k // block_n}.get(
+            mistake, across
+        )
         own = int(count[0 if mistake in ("first_row", "first_count") else row])
         places = {"last_lost": range(own - 1), "first_lost": range(1, own), "to_the_end": range(across), "all_tiles": range(across)}.get(
             mistake, range(own)
