@@ -270,15 +270,25 @@ def draw_auto_rule(card: dict[str, Any]) -> Figure:
     return figure
 
 
-def print_short(card: dict[str, Any], *cases: tuple[int, bool]) -> None:
-    """A forward's time, replayed from a CUDA graph back to back, S = 512, D = 64, and hopper's work tiles. cases: heads and is_causal."""
-    point = {"mode": "fwd", "dtype": "fp16", "B": 32, "H_q": 32, "S_q": 512, "D": 64, "is_causal": True}
-    calls = (results.select(card["rows"], provider=provider, **point).iloc[0] for provider in ("hopper", "tuned"))
-    words = ("{:.0f} µs (20 to 80 %: {:.0f} to {:.0f})".format(*(1000 * call[part] for part in ("ms", "ms_20", "ms_80"))) for call in calls)
-    print("a call, S = 512, D = 64, causal: hopper {}, tuned {}".format(*words))
-    print("from a graph, S = 512, D = 64: µs     hopper   tuned   work tiles of hopper, for 132 SMs")
-    for heads, is_causal in cases:
-        wanted = {"kernel": "auto_rule", "S": 512, "D": 64, "heads": heads, "is_causal": is_causal, "mode": "fwd"}
-        ours, its = (results.select(card["kernels"], provider=provider, **wanted)["graph_us"].item() for provider in ("hopper", "tuned"))
-        tiles = heads * -(-512 // (64 * hopper.forward.choose_config(64, 512, is_causal).consumers))
-        print(f"{heads:5,} heads, {tables.mask(is_causal):6} {'':16} {ours:8.1f}{its:8.1f} {tiles:13,}")
+def print_short(card: dict[str, Any]) -> None:
+    """S = 512, forward: a call at each of the grid's points, and from a CUDA graph back to back; then fewer heads, and hopper's work tiles."""
+
+    def graph_us(D: int, heads: int, is_causal: bool) -> str:
+        wanted = {"kernel": "auto_rule", "S": 512, "D": D, "heads": heads, "is_causal": is_causal, "mode": "fwd"}
+        return "".join(
+            f"{results.select(card['kernels'], provider=name, **wanted)['graph_us'].item():9.1f}" for name in ("hopper", "tuned")
+        )
+
+    print("S = 512, µs                 a call: hopper    tuned   from a graph, 1,024 heads: hopper    tuned")
+    for D, is_causal in itertools.product((64, 128), (False, True)):
+        point = {"mode": "fwd", "dtype": "fp16", "B": 32, "S_q": 512, "D": D, "is_causal": is_causal, "H_q": 2048 // D}
+        calls = (1000 * results.select(card["rows"], provider=name, **point)["ms"].item() for name in ("hopper", "tuned"))
+        print(
+            f"D = {D:3}, {tables.mask(is_causal):6} {'':12}"
+            + "".join(f"{us:10.0f}" for us in calls)
+            + " " * 26
+            + graph_us(D, 1024, is_causal)
+        )
+    for heads in (64, 16):
+        tiles = heads * -(-512 // (64 * hopper.forward.choose_config(64, 512, False).consumers))
+        print(f"D =  64, full, {heads} heads: {tiles:3} work tiles for 132 SMs {'':26}" + graph_us(64, heads, False))
