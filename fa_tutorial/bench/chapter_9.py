@@ -111,12 +111,13 @@ def busy_cases() -> Iterator[Measurement]:
 
 POINTS = GRIDS["points"]
 PEERS = ("tuned", "sdpa_cudnn", "flash_attn_4")
-TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
-ELAPSED = TENSOR.replace("sustained_active", "sustained_elapsed")  # of the whole time, with the beginning and the end
+ELAPSED = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
 PARTS = {
-    "tensor cores": TENSOR,
-    "exponentials": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
-    "issue slots": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "tensor cores": ELAPSED,
+    "exponentials": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed",
+    "issue slots": "sm__issue_active.avg.pct_of_peak_sustained_elapsed",
+    "L2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+    "HBM": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",  # chapter_8's alone
 }
 
 
@@ -136,12 +137,10 @@ def counters(card: dict[str, Any], provider: str, mode: str) -> dict[str, float]
 
 
 def print_busy(card: dict[str, Any], *providers: str) -> None:
-    print(
-        "busy, in % of the time in which an SM has work; full, D = 128, S = 4,096; issue slots: cycles in which a scheduler starts an instruction"
-    )
+    print("busy, in % of the time; full, D = 128, S = 4,096; issue slots: cycles in which an instruction starts")
     for provider in providers:
         row = counters(card, provider, "fwd")
-        print(f"{provider:10}", ", ".join(f"{part} {row[name]:.0f}" for part, name in PARTS.items()))
+        print(f"{provider:10}", ", ".join(f"{part} {row[name]:.0f}" for part, name in PARTS.items() if row[name] >= 0))
 
 
 def tensors_busy(card: dict[str, Any], mode: str, *providers: str) -> str:
@@ -150,10 +149,10 @@ def tensors_busy(card: dict[str, Any], mode: str, *providers: str) -> str:
 
 def print_ladder(card: dict[str, Any], *loops: str) -> None:
     """Rates of the plain forward's loops, of LADDER; "tuned" is chapter 8's kernel, measured in another run."""
-    print("TFLOP/s, full, fp16" + "".join(f"{loop:>22}" for loop in loops))
+    print("TFLOP/s, full, fp16" + "".join(f"{loop:>21}" for loop in loops))
     for D, S in itertools.product((64, 128), (4096, 16_384)):
         rates = (speeds(card)["tuned"][D, False, S] if loop == "tuned" else ladder_rate(card, loop, D, S) for loop in loops)
-        print(f"D = {D:3}, S = {S:6,}" + " " * 2 + "".join(f"{rate:22.0f}" for rate in rates))
+        print(f"D = {D:3}, S = {S:6,}" + "".join(f"{rate:21.0f}" for rate in rates))
 
 
 def ladder_rate(card: dict[str, Any], loop: str, D: int, S: int) -> float:
@@ -184,14 +183,6 @@ def profiled_mhz(card: dict[str, Any], provider: str) -> float:
     row, flops = counters(card, provider, "fwd"), Case(provider, "fwd", "fp16", chapter_8.POINT).flops()
     busy = row[ELAPSED] / 100
     return 1e3 * flops / row["gpu__time_duration.sum"] / (busy * TENSOR_FLOPS * card["provenance"]["multiprocessors"])
-
-
-def exponentials_mhz(card: dict[str, Any], provider: str) -> float:
-    """The same clock by the exponentials: 66 for 64 scores, as in our loops (two for alpha), over the time and their unit's busy share of it."""
-    row, case = counters(card, provider, "fwd"), Case(provider, "fwd", "fp16", chapter_8.POINT)
-    count = case.flops() / (4 * chapter_8.POINT.D) * 66 / 64
-    busy = row["sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed"] / 100
-    return 1e3 * count / row["gpu__time_duration.sum"] / (busy * 16 * card["provenance"]["multiprocessors"])
 
 
 def print_matmuls(card: dict[str, Any], provider: str = "sdpa_cudnn") -> None:
@@ -225,22 +216,13 @@ def print_settled(card: dict[str, Any]) -> None:
         )
 
 
-def print_consumers(card: dict[str, Any]) -> None:
-    """The finished kernel over the ladder's overlapped loop, which always has two consumers, in the ladder's run."""
-    print("hopper / the ladder's overlapped, 3 stages; full, one run:")
-    for D, S in itertools.product((64, 128), (4096, 16_384)):
-        ratio = ladder_rate(card, "hopper", D, S) / ladder_rate(card, "overlapped, 3 stages", D, S)
-        consumers = hopper.forward.choose_config(D, S, False).consumers
-        print(f"    D = {D:3}, S = {S:6,}, {consumers} consumers here and 2 there: {ratio:.2f}")
-
-
 def print_steps(card: dict[str, Any]) -> None:
     """What each of hopper.forward.STEPS gains at the twelve points. roles / tuned is what the steps leave of hopper / tuned, as "order" is hopper."""
     rates = speeds(card)
     of = {step: rates[f"hopper {step}"] for step in hopper.forward.STEPS}
     all_of_them = rates["hopper"] / rates["tuned"]
     gains = {"hopper / tuned": all_of_them, "roles / tuned": all_of_them / (of["order"] / of["roles"])}
-    for step, before in (("overlap", "roles"), ("persistent", "overlap"), ("counter", "overlap"), ("order", "counter"), ("held", "order")):
+    for step, before in (("overlap", "roles"), ("persistent", "overlap"), ("counter", "overlap"), ("order", "counter")):
         gains[f"{step} / {before}"] = of[step] / of[before]
     points = [*itertools.product((64, 128), (False, True))]
     print(f"{'forward, fp16':22}" + "".join(f"D = {D:3}, {tables.mask(is_causal):10}" for D, is_causal in points) + "mean")
@@ -268,27 +250,3 @@ def draw_auto_rule(card: dict[str, Any]) -> Figure:
     panels[0].set_ylabel("GPU time alone, tuned / hopper")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
-
-
-def print_short(card: dict[str, Any]) -> None:
-    """S = 512, forward: a call at each of the grid's points, and from a CUDA graph back to back; then fewer heads, and hopper's work tiles."""
-
-    def graph_us(D: int, heads: int, is_causal: bool) -> str:
-        wanted = {"kernel": "auto_rule", "S": 512, "D": D, "heads": heads, "is_causal": is_causal, "mode": "fwd"}
-        return "".join(
-            f"{results.select(card['kernels'], provider=name, **wanted)['graph_us'].item():9.1f}" for name in ("hopper", "tuned")
-        )
-
-    print("S = 512, µs                 a call: hopper    tuned   from a graph, 1,024 heads: hopper    tuned")
-    for D, is_causal in itertools.product((64, 128), (False, True)):
-        point = {"mode": "fwd", "dtype": "fp16", "B": 32, "S_q": 512, "D": D, "is_causal": is_causal, "H_q": 2048 // D}
-        calls = (1000 * results.select(card["rows"], provider=name, **point)["ms"].item() for name in ("hopper", "tuned"))
-        print(
-            f"D = {D:3}, {tables.mask(is_causal):6} {'':12}"
-            + "".join(f"{us:10.0f}" for us in calls)
-            + " " * 26
-            + graph_us(D, 1024, is_causal)
-        )
-    for heads in (64, 16):
-        tiles = heads * -(-512 // (64 * hopper.forward.choose_config(64, 512, False).consumers))
-        print(f"D =  64, full, {heads} heads: {tiles:3} work tiles for 132 SMs {'':26}" + graph_us(64, heads, False))

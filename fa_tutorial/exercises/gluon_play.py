@@ -32,6 +32,10 @@ class Tile:
     def __init__(self, name: str, value: torch.Tensor):
         self.name, self.value, self.block = name, value, None
 
+    @property
+    def T(self) -> View:
+        raise Wrong("a tile of shared memory has no .T: permute((1, 0)) transposes it")
+
     def permute(self, order: Sequence[int]) -> View:
         return View(self, tuple(order) == (1, 0))
 
@@ -53,6 +57,9 @@ class Ring:
 
     def __init__(self, name: str, stages: Sequence[Any]):
         self.name, self.stages, self.shape = name, stages, (len(stages), KEYS, D)
+
+    def __getitem__(self, stage: Any) -> Any:
+        raise Wrong(f"{self.name} takes no brackets: {self.name}.index(stage)")
 
     def index(self, stage: int) -> Any:
         if not isinstance(stage, int) or not 0 <= stage < len(self.stages):
@@ -160,13 +167,13 @@ class Stage:
         if not isinstance(b, Tile | View):
             raise Wrong("warpgroup_mma's second operand is a tile of shared memory")
         if a.value.shape[1] != b.value.shape[0]:
-            raise Wrong(
-                f"warpgroup_mma of {list(a.value.shape)} by {list(b.value.shape)}: the inner sizes differ (permute transposes a tile)"
-            )
+            sizes = f"{list(a.value.shape)} by {list(b.value.shape)} (the check's tiles are small)"
+            raise Wrong(f"warpgroup_mma of {sizes}: the inner sizes differ. tile.permute((1, 0)) transposes a tile")
         tile = b.tile if isinstance(b, View) else b
         name = tile.name[-1]
         if tile.block is None or tile.block != self.issued[name]:
-            self.stop(f"a matmul reads {tile.name}, which holds {held(tile)}, where block {self.issued[name]} is due")
+            due = f"where block {self.issued[name]} is due" if self.issued[name] < self.play.blocks else "and all blocks have been read"
+            self.stop(f"a matmul reads {tile.name}, which holds {held(tile)}, {due}")
         self.issued[name] += 1
         product = a.value @ b.value
         start = acc.value if isinstance(acc, Pending) else acc
@@ -237,6 +244,8 @@ def held(tile: Tile) -> str:
 def done(x: Any, name: str) -> torch.Tensor:
     """x, unless it is a matmul that was not waited for."""
     if not isinstance(x, torch.Tensor):
-        what = "a matmul that is under way: warpgroup_mma_wait returns its tensor" if isinstance(x, Pending) else f"a {type(x).__name__}"
+        what = (
+            f"a matmul that is under way: {name} = warpgroup_mma_wait(0, [{name}])" if isinstance(x, Pending) else f"a {type(x).__name__}"
+        )
         raise Wrong(f"{name} is {what}")
     return x

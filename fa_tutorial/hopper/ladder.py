@@ -85,7 +85,7 @@ def softmax_step(s, m, l, scale_log2):
 
 @gluon.jit
 def left_operand(p, acc, dtype: gl.constexpr):
-    """p in dtype, in registers, first operand of acc + p v. k_width: neighbours that share one."""
+    """p in dtype, in registers, first operand of acc + p v. k_width: neighbours in one register."""
     layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
     return gl.convert_layout(p.to(dtype), layout)
 

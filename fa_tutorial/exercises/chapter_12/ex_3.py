@@ -24,6 +24,7 @@ MISTAKES = {
     "natural": "the growth is compared in powers of e: times log₂ e it is in powers of two",
     "divided": "the growth is divided by log₂ e: exp(x) = 2^(x · log₂ e), so multiply",
     "power": "m − shift is compared with 2^threshold: it is exp(m − shift) that must not exceed it",
+    "no_power": "exp(m − shift) is compared with the threshold itself: it is 2^threshold that it must not exceed",
     "to_limit": "the shift moves by the threshold alone: where it moves, it becomes the new maximum",
     "added": "the old shift is ignored in the comparison: it is m − shift that the threshold limits",
     "all_rows": "all rows move when one of them does: each row decides for itself",
@@ -51,7 +52,7 @@ def twin(s, shift, l, threshold, mistake=None):
     growth = (s.amax(dim=-1) if mistake == "added" else m - shift) * {"natural": 1.0, "divided": math.log(2)}.get(
         mistake, math.log2(math.e)
     )
-    moves = m - shift > 2**threshold if mistake == "power" else growth > threshold
+    moves = {"power": m - shift > 2**threshold, "no_power": torch.exp(m - shift) > threshold}.get(mistake, growth > threshold)
     started = shift > -INF
     moves = {"always": m > shift, "never": ~started, "all_rows": moves.any().expand_as(moves),
              "every_row": moves.all().expand_as(moves) | ~started}.get(mistake, moves)  # fmt: skip
@@ -60,15 +61,15 @@ def twin(s, shift, l, threshold, mistake=None):
     p = torch.exp(s - {"p_maximum": m, "p_old": torch.where(started, shift, m)}.get(mistake, safe)[:, None])
     alpha = torch.exp({"alpha_maximum": shift - m, "alpha_sign": torch.where(started, new - shift, -INF)}.get(mistake, shift - safe))
     total = {"no_alpha": l, "fresh_l": 0 * l}.get(mistake, alpha * l) + p.sum(dim=-1)
-    alpha = alpha if mistake == "nan" else alpha.masked_fill(new == -INF, ANYTHING)  # it multiplies 0
+    alpha = alpha if mistake == "nan" else alpha.masked_fill((l == 0) | (new == -INF), ANYTHING)  # it multiplies 0
     return (p, new, alpha, total) if mistake == "exchanged" else (p, m if mistake == "returns_m" else new, total, alpha)
 
 
 def inputs():
     ones = torch.ones(2)
-    # growths of 1.5, 2.5, 1, 1, 3.5 and 5; two powers of two are 1.39
+    # growths of 1.5, 2.5, 0.5, 1, 3.5 and 5; two powers of two are 1.39
     s = torch.tensor([[0.5, 0.0], [2.5, 0.0], [1.0, 0.0], [3.0, 0.0], [3.5, 0.0], [5.0, 0.0]])
-    yield case(s, torch.tensor([-1.0, 0.0, 0.0, 2.0, 0.0, 0.0]), torch.ones(6), 2.0, otherwise=RULE)
+    yield case(s, torch.tensor([-1.0, 0.0, 0.5, 2.0, 0.0, 0.0]), torch.ones(6), 2.0, otherwise=RULE)
     yield case(torch.tensor([[6.0, 0.0], [9.0, 1.0]]), torch.tensor([0.0, 0.0]), ones, 8.0, otherwise=RULE)  # 6 · log₂ e is 8.7
     yield case(torch.tensor([[5.0, 1.0], [4.0, 1.0]]), torch.tensor([4.0, 3.0]), ones, 4.0, otherwise="no row outgrows its shift")
     yield case(torch.tensor([[1.0, 0.0], [2.0, 1.0]]), torch.tensor([4.0, 3.0]), ones, 0.0, otherwise="the maximum doesn't grow")
@@ -81,7 +82,14 @@ def inputs():
     none = torch.full((2,), -INF), torch.zeros(2)
     yield case(torch.tensor([[3.0, 0.0], [-5.0, -9.0]]), *none, 8.0, edge="first", otherwise="the first block's maximum becomes the shift")
     s = torch.tensor([[-INF, -INF], [-INF, -INF], [-INF, 3.0]])
-    yield case(s, torch.tensor([-INF, 2.0, -INF]), torch.tensor([0.0, 1.0, 0.0]), 8.0, edge="hidden", otherwise="a hidden key's p is 0")
+    yield case(
+        s,
+        torch.tensor([-INF, 2.0, -INF]),
+        torch.tensor([0.0, 1.0, 0.0]),
+        8.0,
+        edge="hidden",
+        otherwise="a hidden key's p is 0, and a row that has seen nothing keeps shift = −∞",
+    )
 
 
 EXERCISE = Exercise(

@@ -66,7 +66,8 @@ MISTAKES = {
     "m_unscaled": "m_new holds the maximum of s: it is the maximum of s · scale_log2, so that nothing has to scale it later",
     "m_mixed": "m_new is the maximum of s, and s · scale_log2 is subtracted from: both must be scaled",
     "scaled_twice": "m_new is scaled a second time in the exponent: it is in units of s · scale_log2 already",
-    "m_scaled_again": "m is scaled a second time: it is in units of s · scale_log2 already, so scale only the tile's maximum",
+    "m_scaled_again": "m_new is scaled as a whole: the old m in it is in units of s · scale_log2 already, so scale only the tile's maximum",
+    "m_again": "the old m is scaled a second time: it comes in units of s · scale_log2 already, so scale only the tile's maximum",
     "alpha_scaled": "alpha scales m a second time: m and m_new are in units of s · scale_log2 already",
     "alpha_inverted": "alpha is inverted: it is 2^(m − m_new), which is at most 1",
     "m_block": "m_new is the tile's own maximum: the running one never falls",
@@ -83,6 +84,7 @@ CONDITIONS = {"unseen": "a row that has seen no key yet keeps m = −∞ and l =
 
 def twin(s, m, l, scale_log2, mistake=None):
     s, m, l = s.double().cpu(), m.double().cpu(), l.double().cpu()
+    m = m * scale_log2 if mistake == "m_again" else m
     c = 1.0 if mistake == "no_scale" else scale_log2
     own = s.amax(-1) * (1.0 if mistake in ("m_unscaled", "m_mixed") else scale_log2)
     own = s.amax(-2)[:ROWS] * scale_log2 if mistake == "m_columns" else own

@@ -20,6 +20,7 @@ MISTAKES = {
     "exchanged": "head and row block are swapped: return (head, row_block)",
     "shortest_first": "the longest row block comes last: under the causal mask the last row block sees the most keys",
     "always_reversed": "the order is reversed without a mask, too: there all row blocks are equally long",
+    "inverted": "the wrong heads are reversed: under the causal mask the last row block comes first, without it the first",
     "one_past": "the first row block is row_blocks, which doesn't exist: blocks count from 0",
     "all_heads": "all heads run side by side: only at_once of them do",
     "one_group": "there is one group only: after at_once · row_blocks programs the next group of heads begins",
@@ -41,7 +42,8 @@ def twin(pid, heads, row_blocks, at_once, is_causal, mistake=None):
         row, head = divmod(pid, at_once)
     if mistake == "as_they_come":
         head, row = divmod(pid, row_blocks)
-    if (is_causal and mistake != "shortest_first") or mistake == "always_reversed":
+    is_reversed = {"shortest_first": False, "always_reversed": True, "inverted": not is_causal}.get(mistake, is_causal)
+    if is_reversed:
         row = row_blocks - row - (mistake != "one_past")
     return (row, head) if mistake == "exchanged" else (head, row)
 
