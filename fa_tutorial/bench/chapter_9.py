@@ -185,13 +185,20 @@ def profiled_mhz(card: dict[str, Any], provider: str) -> float:
     return 1e3 * flops / row["gpu__time_duration.sum"] / (busy * TENSOR_FLOPS * card["provenance"]["multiprocessors"])
 
 
+def exponentials_mhz(card: dict[str, Any], provider: str) -> float:
+    """The same clock by the exponentials: 66 for 64 scores, as in our loops (two for alpha), over the time and their unit's busy share of it."""
+    row, case = counters(card, provider, "fwd"), Case(provider, "fwd", "fp16", chapter_8.POINT)
+    count, busy = case.flops() / (4 * chapter_8.POINT.D) * 66 / 64, row[PARTS["exponentials"]] / 100
+    return 1e3 * count / row["gpu__time_duration.sum"] / (busy * 16 * card["provenance"]["multiprocessors"])
+
+
 def print_matmuls(card: dict[str, Any], provider: str = "sdpa_cudnn") -> None:
     """How busy the tensor cores are in a backward under the profiler, and how busy five or seven matmuls would make them in its time."""
     row = results.select(card["kernels"], kernel="busy", provider=provider, mode="bwd", D=128).iloc[0]
     peak = profiled_mhz(card, provider) * TENSOR_FLOPS * card["provenance"]["multiprocessors"] / 1e6  # TFLOP/s
     five = Case(provider, "bwd", "fp16", chapter_8.POINT).flops() / row["gpu__time_duration.sum"] / 1e3
-    print(f"{provider}'s backward under the profiler: {five / peak:.0%} of the peak by five matmuls,", end=" ")
-    print(f"{1.4 * five / peak:.0%} by seven; tensor cores busy {row[ELAPSED]:.0f}%")
+    print(f"{provider}'s backward under the profiler: tensor cores busy {row[ELAPSED]:.0f}% of the time;")
+    print(f"its rate, of the peak at the forward's clock: {five / peak:.0%} if it does five matmuls, {1.4 * five / peak:.0%} if seven")
 
 
 def settled_table(card: dict[str, Any]) -> pd.DataFrame:

@@ -29,6 +29,8 @@ class Stop(Exception):
 class Tile:
     """A tile of shared memory. block: the number of the block that it holds, None for none."""
 
+    dtype = torch.float64
+
     def __init__(self, name: str, value: torch.Tensor):
         self.name, self.value, self.block = name, value, None
 
@@ -77,8 +79,10 @@ class Operand:
 class Alpha(torch.Tensor):
     """The softmax's alpha. Its layout is that of the rows of s, so it does not broadcast over acc."""
 
-    def __getitem__(self, index: Any) -> torch.Tensor:
+    def refused(self, other: Any) -> torch.Tensor:
         raise Wrong("alpha lies as the rows of s, and acc has another layout: rescaled(acc, alpha) converts it and multiplies")
+
+    __getitem__ = __mul__ = __rmul__ = refused
 
 
 class Pending:
@@ -97,7 +101,8 @@ class Play:
     early: bool
 
     def __str__(self) -> str:
-        return f"{self.blocks} block{'s' * (self.blocks > 1)}, {self.stages} stages, the other roles as {'early' if self.early else 'late'} as can be"
+        blocks, stages = (f"{n} {what}{'s' * (n > 1)}" for n, what in ((self.blocks, "block"), (self.stages, "stage")))
+        return f"{blocks}, {stages}, the other roles as {'early' if self.early else 'late'} as can be"
 
     def run(self, attend: Callable) -> str:
         """What comes of a reader's attend: RIGHT, or the first thing that goes wrong."""
@@ -209,10 +214,15 @@ class Stage:
             p, alpha = torch.exp2(s - m_new[:, None]), torch.exp2(m - m_new)
             return p, m_new, alpha * l + p.sum(1), alpha.as_subclass(Alpha)
 
+        def left_operand(p, acc, dtype):
+            if dtype is not Ring.dtype:
+                raise Wrong(f"left_operand's dtype is v.dtype, as both operands of a matmul have one dtype, got {dtype}")
+            return Operand(done(p, "p"))
+
         mbarrier = types.SimpleNamespace(wait=self.wait, arrive=self.arrive)
         return {
             "mbarrier": mbarrier, "warpgroup_mma": self.matmul, "warpgroup_mma_wait": self.matmul_wait, "softmax_step": softmax_step,
-            "left_operand": lambda p, acc, dtype: Operand(done(p, "p")),
+            "left_operand": left_operand,
             "rescaled": lambda acc, alpha: done(acc, "acc") * alpha.as_subclass(torch.Tensor)[:, None],
         }  # fmt: skip
 
@@ -226,6 +236,10 @@ class Stage:
             result = plain(q, *rings, zeros, torch.full_like(l, -torch.inf), l, acc, SCALE_LOG2, self.play.blocks)
         except Stop:
             return self.fault
+        except ValueError as error:
+            if "gluon.jit" in f"{error}":
+                raise Wrong("the check has no function of gl: a tile, say, is transposed by tile.permute((1, 0))") from None
+            raise
         if not isinstance(result, tuple) or len(result) != 2:
             raise Wrong(f"returns {'None' if result is None else 'a ' + type(result).__name__}, want (l, acc)")
         l, acc = (done(x, name) for x, name in zip(result, ("l", "acc"), strict=True))
