@@ -247,9 +247,11 @@ def draw_auto_rule(card: dict[str, Any]) -> Figure:
     for ax, mode in zip(panels, ("fwd", "bwd"), strict=True):
         us = found[found["mode"] == mode].pivot(index=["S", "D", "heads", "is_causal"], columns="provider", values="graph_us")
         elements = np.array([S * D * heads for S, D, heads, _ in us.index])
-        ratios, is_64 = (us["tuned"] / us["hopper"]).to_numpy(), np.array([D == 64 for _, D, *_ in us.index])
-        for D, chosen, marker in ((64, is_64, "o"), (128, ~is_64, "s")):
-            ax.plot(elements[chosen], ratios[chosen], marker, linestyle="none", markerfacecolor="none", label=f"D = {D}")
+        ratios = (us["tuned"] / us["hopper"]).to_numpy()
+        for (D, marker), is_512 in itertools.product(((64, "oC0"), (128, "sC1")), (False, True)):
+            chosen = [(dim, S == 512) == (D, is_512) for S, dim, *_ in us.index]
+            label = f"D = {D}, S = 512" if is_512 else f"D = {D}, S = 256 and 1,024"
+            ax.plot(elements[chosen], ratios[chosen], marker, linestyle="none", markerfacecolor=None if is_512 else "none", label=label)
         ax.axvline(HOPPER_FROM[MODES[mode]], color="black", linestyle="--", linewidth=1, label='"auto" takes hopper from here')
         ax.axhline(1, color="black", linestyle=":", linewidth=1)
         ax.set_xscale("log", base=2)

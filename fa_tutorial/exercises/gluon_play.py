@@ -38,7 +38,9 @@ class Tile:
     def T(self) -> View:
         raise Wrong("a tile of shared memory has no .T: permute((1, 0)) transposes it")
 
-    def permute(self, order: Sequence[int]) -> View:
+    def permute(self, order: Sequence[int], *more: int) -> View:
+        if more:
+            raise Wrong("permute takes one tuple: permute((1, 0))")
         return View(self, tuple(order) == (1, 0))
 
 
@@ -188,7 +190,7 @@ class Stage:
         return pending if is_async else self.matmul_wait(0, [pending])
 
     def matmul_wait(self, num_outstanding: int = 0, deps: Sequence[Any] | None = None) -> Any:
-        if deps is None:
+        if not isinstance(deps, Sequence):
             raise Wrong("warpgroup_mma_wait takes a list of what it waits for, and returns it: s = warpgroup_mma_wait(0, [s])")
         self.others()
         while len(self.in_flight) > num_outstanding:

@@ -126,7 +126,7 @@ def _two_functions(result: Any) -> tuple[Callable, Callable]:
         raise Wrong(f"returns {'None' if result is None else 'a ' + type(result).__name__}, want (producer, consumer)")
     if any(isinstance(part, Iterator) for part in result):
         raise Wrong(
-            "returns generators that have been started: return producer and consumer without calling them, because each consumer plays its own"
+            "returns generators: the two were called. Return producer and consumer without calling them, because each consumer plays its own"
         )
     if not all(map(callable, result)):
         raise Wrong("want (producer, consumer), two generator functions")

@@ -35,6 +35,8 @@ WRONG_ANSWERS = (
     edit("9.3", "p in float32", ("left_operand(p, acc, v.dtype)", "left_operand(p, acc, gl.float32)"), told="left_operand's dtype is v.dtype"),
     edit("9.3", "permuted by gl", ("k.index(stage).permute((1, 0))", "gl.permute(k.index(stage), (1, 0))"), told="by tile.permute((1, 0))"),
     edit("9.3", "transposed as in PyTorch", (".permute((1, 0))", ".T"), told="has no .T"),
+    edit("9.3", "permuted as in PyTorch", ("permute((1, 0))", "permute(1, 0)"), told="permute takes one tuple"),
+    edit("9.3", "a wait without a list", ("warpgroup_mma_wait(0, [s])", "warpgroup_mma_wait(0, s)"), told="takes a list of what it waits for"),
     edit("9.3", "a stage in brackets", ("k.index(stage)", "k[stage]"), told="k.index(stage)"),
     edit("9.3", "acc not waited for", ("acc = warpgroup_mma_wait(0, [acc])", "pass"), told="acc is a matmul that is under way"),
     edit("9.3", "acc alone", ("return l, acc", "return acc"), told="want (l, acc)"),

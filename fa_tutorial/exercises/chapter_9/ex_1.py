@@ -35,6 +35,7 @@ MISTAKES = {
     "of_one": "with one stage every tile begins a round",
     "round_itself": _NO_BIT,
     "negative": _NO_BIT,
+    "next_round": _NO_BIT,
     "stage_of_two": "the ring is taken for one of two stages",
     "round": "that is the round, how often the ring has been gone through; the stage is what is left",
     "number": "the tile's own number is no stage: after the last stage comes stage 0 again",
@@ -63,6 +64,7 @@ def twin(i, stages, mistake=None):
         "empty_once": (bit, int(turn == 0)),
         "round_itself": (turn, 1 - turn),
         "negative": (bit, bit - 1),
+        "next_round": (turn, turn + 1),
     }.get(mistake, (bit, 1 - bit))
     right = stage, full, empty
     return next((tuple(right[place] for place in places) for places in PLACES if mistake == str(places)), right)
