@@ -186,9 +186,10 @@ def profiled_mhz(card: dict[str, Any], provider: str) -> float:
 
 
 def exponentials_mhz(card: dict[str, Any], provider: str) -> float:
-    """The same clock by the exponentials: 66 for 64 scores, as in our loops (two for alpha), over the time and their unit's busy share of it."""
+    """The same clock by the exponentials, over the time and their unit's busy share of it: one a score, and alpha, which four threads compute for each row
+    and block, of 64 keys in tuned, of 128 in hopper and, we assume, in cuDNN."""
     row, case = counters(card, provider, "fwd"), Case(provider, "fwd", "fp16", chapter_8.POINT)
-    count, busy = case.flops() / (4 * chapter_8.POINT.D) * 66 / 64, row[PARTS["exponentials"]] / 100
+    count, busy = case.flops() / (4 * chapter_8.POINT.D) * (1 + 4 / {"tuned": 64}.get(provider, 128)), row[PARTS["exponentials"]] / 100
     return 1e3 * count / row["gpu__time_duration.sum"] / (busy * 16 * card["provenance"]["multiprocessors"])
 
 

@@ -184,7 +184,7 @@ def draw_backward_block() -> Figure:
     """One block of q at one consumer with D = 128: the order of its five matmuls, and what runs beside them."""
     figure, ax = canvas(3.45)
     left, unit, tall = 1.35, 1.17, 0.42
-    write(ax, 0.1, 0.25, "one block of q at one consumer, D = 128 (UNDER_DQ)", HEAD, ha="left", weight="bold")
+    write(ax, 0.1, 0.25, "one block of q at one consumer, D = 128", HEAD, ha="left", weight="bold")
     lanes = (
         ("tensor cores", (
             (0, 1, "dp", {"colour": "sky", "share": 0.45}),

@@ -45,7 +45,7 @@ MISTAKES = {
     "parity_every_tile": "the parities flip with every tile: a stage's phase number grows once a round",
     "full_parity_never": f"the consumer waits for parity 0 of full[stage] in every round, {_AT_ONCE}",
     "empty_parity_once": f"the producer waits for parity 0 of empty[stage] in every round but the first, {_AT_ONCE}",
-    "lockstep": "the producer waits for the release of the tile before too, and it needs empty[stage] of its own stage alone: no load runs ahead",
+    "lockstep": "the producer waits for the release of the tile before, and it needs empty[stage] of its own stage alone: no load runs ahead",
     "release_late": f"the consumer releases a stage a tile late: {_SOON}",
     "release_late_2": f"the consumer releases a stage a tile late where there are several: {_SOON}",
     "full_twice": "the producer arrives at full[stage] twice for one tile: once a tile",

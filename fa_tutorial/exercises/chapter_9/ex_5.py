@@ -45,6 +45,7 @@ MISTAKES = {
     "dk_last": "dk comes after dq: between hand-over and meeting it would fill the wait, and q's stage would be free earlier",
     "meet_early": "you wait for ds_full[stage] before dk, which reads only your own ds: dk fills the time until the meeting",
     "own_rows": "dq reads your own rows again: it needs those of the other consumer, 1 − c",
+    "rows_exchanged": "you write the rows of the other consumer and read your own: ds_rows(stage, c) is yours",
     "one_stage": "your rows of ds all go to stage 0: the other consumer may still read those of the block before",
 }
 
@@ -56,12 +57,12 @@ def _flawed(mistake):
         for i in range(blocks):
             stage, parity = i % 2, i % 2 if mistake == "parity_every_block" else i // 2 % 2
             ds_stage = 0 if mistake == "one_stage" else stage
-            theirs = use(i, ds_rows(ds_stage, c if mistake == "own_rows" else 1 - c))
+            theirs = use(i, ds_rows(ds_stage, c if mistake in ("own_rows", "rows_exchanged") else 1 - c))
             hand_over, dk, release = arrive(ds_full[stage]), use(i, stage), arrive(empty[stage])
             meet = wait(ds_full[stage], {"other_parity": 1 - parity, "parity_never": 0}.get(mistake, parity))
             yield from () if mistake == "no_full" else (wait(full[stage], parity),)
             yield use(i, stage)
-            write = [load(i, ds_rows(ds_stage, c)), hand_over]
+            write = [load(i, ds_rows(ds_stage, 1 - c if mistake == "rows_exchanged" else c)), hand_over]
             steps = {"no_hand_over": [write[0], dk, release, meet, theirs],
                      "no_meeting": [*write, dk, release, theirs],
                      "late": [write[0], dk, hand_over, release, meet, theirs],
