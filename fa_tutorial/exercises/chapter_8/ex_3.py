@@ -66,6 +66,7 @@ MISTAKES = {
     "last_hidden": "a key that is there is hidden: the mask is start_n + tl.arange(0, BLOCK_N) < S_k",
     "no_exp": "the scores themselves weigh v: p = exp(s − m)",
     "base_2": "the base is 2: tl.exp2(s) is 2 to the power s, and exp(s) is exp2(s · log2(e))",
+    "log2_e": "log₂ e is in the scores, but the exponential is e to a power, as forward.softmax_step's is: scale them by scale alone",
     "over_queries": "the softmax runs over the queries: a row's maximum and sum run over the keys, axis 1",
     "next_row kv": f"the second tile of k and v is loaded from row 1: {_ROWS}",
     "next_row k": f"the second tile of k is loaded from row 1: {_ROWS}",
@@ -142,7 +143,8 @@ def twin(q, k, v, scale, block_m, block_n, is_view, mistake=None):
         return p @ v.double() / p.sum(-1, keepdim=True)
     if mistake == "half_scaled":
         q, scale, mistake = (q * scale).to(q.dtype), 1.0, "half_scores"
-    o, _ = forward_twin(q, k, v, block_m, block_n, False, scale * math.log(2) if mistake == "base_2" else scale, mistake)
+    own_scale = {"base_2": scale * math.log(2), "log2_e": scale / math.log(2)}.get(mistake, scale)
+    o, _ = forward_twin(q, k, v, block_m, block_n, False, own_scale, mistake)
     if mistake == "rows_by_tiles":
         o[:, :, block_m + triton.cdiv(q.shape[2], block_m) - 1 :] = UNWRITTEN
     if mistake == "half_o":
