@@ -27,7 +27,7 @@ from fa_tutorial.tuned import steps
 
 STORED = Path(__file__).with_name("hopper_sass.json")
 D = 128
-LOOPS = ("attend", "attend_overlapped", "attend_held", "order")  # of the ladder, and the forward that is used
+LOOPS = ("attend", "attend_overlapped", "attend_held", "order", "tuned")  # of the ladder, of the forward that is used, of chapter 8's
 # A wgmma; warpgroup_mma_wait; exp2; an mbarrier's wait and arrive; all warps of the warpgroup; the loop's branch.
 KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "SYNCS", "BAR", "BRA")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
@@ -64,7 +64,9 @@ def disassembled(loop: str) -> str:
     """SASS of the kernel with one of LOOPS, D = 128, full. Needs a process with Triton's interpreter off."""
     q, k, v, *_ = compile_report.inputs(torch.float16, D)
     with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        if loop in hopper.forward.STEPS:
+        if loop == "tuned":
+            steps.flash_forward(q, k, v, False, 0.5, step="order", tile=steps.LARGER[D])
+        elif loop in hopper.forward.STEPS:
             hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[loop])
         else:
             hopper.ladder.flash_forward(q, k, v, 0.5, attend=getattr(hopper.ladder, loop))
@@ -141,7 +143,7 @@ def _loop_with(attend) -> dict[str, Any]:
 
 def fingerprints() -> dict[str, str]:
     """Of the source of each of LOOPS: what STORED holds is out of date when it changes."""
-    return {loop: getattr(hopper.ladder, loop, hopper.forward.forward_kernel).cache_key for loop in LOOPS}
+    return {loop: getattr(hopper.ladder, loop, hopper.forward.forward_kernel).cache_key for loop in LOOPS} | {"tuned": steps.fingerprint()}
 
 
 def sass_of(compiled) -> str:

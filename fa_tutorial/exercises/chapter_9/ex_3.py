@@ -51,6 +51,7 @@ MISTAKES = {
     "rescaled_after": "acc is rescaled after p v is added: alpha is for what was added before",
     "acc_lost": "p v starts from nothing in every block: only q kᵀ has use_acc=False",
     "k_for_v": "the second matmul reads k's tile: it multiplies p by v",
+    "m_for_l": "m and l are swapped: softmax_step returns p, m, l, alpha",
     "m_kept": "m stays what it was: softmax_step returns the new one",
     "l_kept": "l stays what it was: softmax_step returns the new one",
     "scale": "scale_log2 is not passed on: softmax_step takes scores that are not scaled",
@@ -79,6 +80,7 @@ def _flawed(mistake):
             if mistake == "release_early":
                 mbarrier.arrive(release.index(stage), count=1)
             p, m_new, l_new, alpha = softmax_step(s, m, l, 1.0 if mistake == "scale" else scale_log2)
+            m_new, l_new = (l_new, m_new) if mistake == "m_for_l" else (m_new, l_new)
             m, l = (m if mistake == "m_kept" else m_new), (l if mistake == "l_kept" else l_new)
             acc = acc if mistake in ("not_rescaled", "rescaled_after") else rescaled(acc, alpha)
             right = (k if mistake == "k_for_v" else v).index(stage)
