@@ -103,8 +103,7 @@ class Play:
     early: bool
 
     def __str__(self) -> str:
-        blocks, stages = (f"{n} {what}{'s' * (n > 1)}" for n, what in ((self.blocks, "block"), (self.stages, "stage")))
-        return f"{blocks}, {stages}, the other roles as {'early' if self.early else 'late'} as can be"
+        return f"{self.blocks} block{'s' * (self.blocks > 1)}, {self.stages} stages, the other roles as {'early' if self.early else 'late'} as can be"
 
     def run(self, attend: Callable) -> str:
         """What comes of a reader's attend: RIGHT, or the first thing that goes wrong."""
