@@ -30,7 +30,7 @@ MISTAKES = {
     "lse_sum": "the lse are added up: add their exponentials, and take the logarithm",
     "lse_largest": "lse is the largest part's: the others count too",
     "lse_mean": "lse is the parts' mean: add their exponentials, and take the logarithm",
-    "nan": "a row without keys gives NaN: its lse is −∞, and −∞ − (−∞) is NaN",
+    "nan": "a row without keys gives NaN: look for −∞ − (−∞), or for 0 / 0 where you divide by the sum",
 }
 CONDITIONS = {"empty": "a part without keys has o = 0 and lse = −∞; where all parts of a row are such, so is the result"}
 
