@@ -115,7 +115,7 @@ def tuned_kernels(capability: int) -> Iterator[Call]:
 
 
 def hopper_kernels(capability: int) -> Iterator[Call]:
-    """Chapter 9's kernels: each configuration, causal and full; one in bf16; the step whose wait is held in its place; a group of heads, ragged."""
+    """Chapter 9's kernels: each configuration, causal and full; one in bf16; a group of heads, ragged."""
     if capability != hardware.HOPPER_CAPABILITY:
         return
     shapes = [(torch.float16, D, LENGTH, is_causal) for D in (64, 128) for is_causal in (False, True)]
@@ -126,8 +126,6 @@ def hopper_kernels(capability: int) -> Iterator[Call]:
     for D in (64, 128):
         q, k, v, o, do, lse = inputs(torch.float16, D, LENGTH - 1)
         yield f"fp16 D={D} ragged grouped", partial(hopper.flash_backward, q, k[:, :4], v[:, :4], o, do, lse, lse, False, 0.5)
-    held = hopper.forward.STEPS["held"]
-    yield "fp16 D=128 full held", partial(hopper.flash_forward, *inputs(torch.float16, 128)[:3], False, 0.5, step=held)
 
 
 def ladder_kernels(capability: int) -> Iterator[Call]:
@@ -140,7 +138,7 @@ def ladder_kernels(capability: int) -> Iterator[Call]:
         x = q[0, 0, : ladder.ROWS.value]  # [ROWS, D]
         yield f"{in_words(dtype)} D={D}", partial(ladder.copy, x)
         yield f"{in_words(dtype)} D={D}", partial(ladder.scores, x[:64], x)
-        for attend in (ladder.attend, ladder.attend_overlapped, ladder.attend_held):
+        for attend in (ladder.attend, ladder.attend_overlapped, ladder.attend_one_by_one):
             yield f"{in_words(dtype)} D={D} {attend.__name__}", partial(ladder.flash_forward, q, k, v, 0.5, attend=attend, stages=3)
 
 

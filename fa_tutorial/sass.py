@@ -27,7 +27,7 @@ from fa_tutorial.tuned import steps
 
 STORED = Path(__file__).with_name("hopper_sass.json")
 D = 128
-LOOPS = ("attend", "attend_overlapped", "attend_held", "order", "tuned")  # of the ladder, of the forward that is used, of chapter 8's
+LOOPS = ("attend", "attend_overlapped", "attend_one_by_one", "order", "tuned")  # of the ladder, of the forward that is used, of chapter 8's
 # A wgmma; warpgroup_mma_wait; exp2; an mbarrier's wait and arrive; all warps of the warpgroup; the loop's branch.
 KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "SYNCS", "BAR", "BRA")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")

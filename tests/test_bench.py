@@ -15,10 +15,25 @@ import pytest
 import torch
 from buffers import DEVICE, needs_gpu, randn
 
-from fa_tutorial import figures, hopper, ledger, reference
+from fa_tutorial import figures, hardware, hopper, ledger, reference
 from fa_tutorial.__main__ import main
 from fa_tutorial.attention import best
-from fa_tutorial.bench import cases, chapter_8, chapter_9, chapter_10, chapters, here, measure, peers, plots, results, sweep, tables, timing
+from fa_tutorial.bench import (
+    cases,
+    chapter_8,
+    chapter_9,
+    chapter_10,
+    chapters,
+    clocks,
+    here,
+    measure,
+    peers,
+    plots,
+    results,
+    sweep,
+    tables,
+    timing,
+)
 from fa_tutorial.bench.cases import GRIDS, LABELS, SHAPE, Case, Grid, Shape
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
@@ -476,6 +491,22 @@ def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
     assert len(chapters._loops_in_turns(shape)) == len(chapters._transposed_in_turns(shape)) == 2
 
 
+def test_each_round_has_every_name_in_an_order_of_its_own():
+    rounds = list(timing.rounds_of("abcdefgh", 4))
+    assert all(sorted(order) == list("abcdefgh") for order in rounds)
+    assert len({tuple(order) for order in rounds}) == 4
+
+
+@needs_gpu
+def test_two_calls_take_twice_the_cycles_of_one():
+    x = timing.randn(4096, 4096)
+    before = clocks.read_clocks()
+    cycles = clocks.cycles_in_turns({"one": lambda: x @ x, "two": lambda: (x @ x, x @ x)})
+    assert cycles["two"] == pytest.approx(2 * cycles["one"], rel=0.1)
+    fastest = float(hardware.nvidia_smi("clocks.max.sm").split()[0])
+    assert 0.2 * fastest < clocks.mhz_between(before, clocks.read_clocks()) <= 1.01 * fastest
+
+
 def test_chapter_8s_steps_run_in_turns(monkeypatch):
     """Each attends before it is timed, with the tile that its row names; what has no kernel here gives a row with the reason."""
     outputs = {}
@@ -484,7 +515,7 @@ def test_chapter_8s_steps_run_in_turns(monkeypatch):
         outputs.update({name: call() for name, call in calls.items()})
         return {name: {"ms": 1.0} for name in calls}
 
-    monkeypatch.setattr(chapter_8, "timed_in_turns", turns)
+    monkeypatch.setattr(chapter_8, "counted_in_turns", turns)
     rows = chapter_8._steps_in_turns.__wrapped__(Shape(1, 2, 2, 70, 70, 64, True))
     assert set(rows) == {*chapter_8.STEP_OF, *chapter_8.LARGER_STEP_OF, *chapter_8.WHOLE}
     first, *others = (o[0] if isinstance(o, tuple) else o for o in outputs.values())

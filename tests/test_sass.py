@@ -43,8 +43,8 @@ def order(loop: str, found: dict) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_the_wait_is_moved_up_and_held_in_its_place(tmp_path, monkeypatch):
-    """Made anew: where overlap is asked for, both waits come before the exponentials; with the branch one comes after them."""
+def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there(tmp_path, monkeypatch):
+    """Made anew: where both matmuls are issued at once, both waits come before the exponentials; else one comes after them."""
     made = tmp_path / "made.json"
     code = f"from pathlib import Path; from fa_tutorial import sass; sass.STORED = Path({str(made)!r}); sass.make()"
     environment = compile_report.compiling_environment()
@@ -54,7 +54,7 @@ def test_the_wait_is_moved_up_and_held_in_its_place(tmp_path, monkeypatch):
         for loop in ("attend_overlapped", "order"):
             wait, exponential = order(loop, stored)
             assert wait < exponential
-        for loop in ("attend", "attend_held"):
+        for loop in ("attend", "attend_one_by_one"):
             wait, exponential = order(loop, stored)
             assert wait > exponential
 

@@ -30,6 +30,7 @@ from fa_tutorial import forward, hardware, tuned
 from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import Case, Shape, about, literature
+from fa_tutorial.bench.clocks import cycles_in_turns, mhz_between, read_clocks
 from fa_tutorial.bench.measure import call_of, measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.tables import mask
@@ -140,8 +141,14 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
             rows[name] = {"ms": None, "reason": str(error)}
     [launch] = launching._prepared.values()
     tile_of["tuned"] = TileConfig(*(launch.constants[name] for name in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")))
-    rows |= timed_in_turns({name: call for name, call in calls.items() if name not in rows}, flops=flops_of(shape))
+    rows |= counted_in_turns({name: call for name, call in calls.items() if name not in rows}, flops_of(shape))
     return {name: row | ({"tile": in_words(tile_of[name])} if name in tile_of else {}) for name, row in rows.items()}
+
+
+def counted_in_turns(calls: dict[str, Callable[[], Any]], flops: int) -> dict[str, dict[str, Any]]:
+    """timed_in_turns' rows, with the SM cycles of each call."""
+    cycles = cycles_in_turns(calls)
+    return {name: row | {"cycles": cycles[name]} for name, row in timed_in_turns(calls, flops=flops).items()}
 
 
 def steps_report(D: int, is_causal: bool) -> dict[str, dict[str, Any]]:
@@ -180,7 +187,7 @@ def _in_turns(shape: Shape, names: tuple[str, ...], tile: TileConfig) -> dict[st
 
 
 POINTS = list(itertools.product((64, 128), (False, True)))  # D, is_causal
-COUNTS = ("loop", "instructions", "registers", "programs")
+COUNTS = ("loop", "registers", "programs")
 
 
 @functools.cache
@@ -190,11 +197,11 @@ def stored_steps() -> dict[tuple[int, bool], dict[str, dict[str, Any]]]:
     return {point: {row["provider"]: row for row in stored if (row["D"], row["is_causal"]) == point} for point in POINTS}
 
 
-def step_noise() -> float:
-    """By how much two of stored_steps' rows of the same machine code and tile differ at most, relatively."""
-    pairs = [(found, twice) for found in stored_steps().values() for twice in (("chapter 5", "basic"), ("order, larger tile", "tuned"))]
+def step_noise(number: str) -> float:
+    """By how much `number`, "tflops" or "cycles", of two of stored_steps' rows of the same machine code and tile differs at most, relatively."""
+    pairs = [(found, twice) for found in stored_steps().values() for twice in (("chapter 5", "basic"), (LARGER_TILE, "tuned"))]
     pairs += [(found, ("descriptors", "load ahead")) for (_, is_causal), found in stored_steps().items() if not is_causal]
-    alike = [(found[a]["tflops"], found[b]["tflops"]) for found, (a, b) in pairs if found[a]["tile"] == found[b]["tile"]]
+    alike = [(found[a][number], found[b][number]) for found, (a, b) in pairs if found[a]["tile"] == found[b]["tile"]]
     return max(abs(b / a - 1) for a, b in alike)
 
 
@@ -211,35 +218,53 @@ def run_noise(rows: pd.DataFrame, kernels: pd.DataFrame) -> float:
 Programs = Callable[[int, int, int], int]  # (num_warps, registers, shared_bytes) -> programs on an SM, exercise 8.1
 
 
+def tile_cycles(row: dict[str, Any], D: int, is_causal: bool) -> float:
+    """The cycles that an SM takes for each 64 x 64 tile of scores of a row of stored_steps: its share of them, masked ones whole."""
+    row_blocks, multiprocessors = 4096 // 64, results.read(results.FOLDER / "h200.json")["provenance"]["multiprocessors"]
+    tiles = 4 * 2048 // D * (row_blocks * (row_blocks + 1) // 2 if is_causal else row_blocks**2)
+    return row["cycles"] * multiprocessors / tiles
+
+
+def change(before: float, after: float) -> str:
+    return f"{before:.0f} -> {after:.0f}"
+
+
 def show_numbers(step: str, programs: Programs) -> None:
-    """Print what the compiler made of `step` with steps.TILE and its rate on the H200, beside those of the step before."""
+    """Print what the compiler made of `step` with steps.TILE, its cycles a tile and its rate on the H200, beside those of the step before.
+
+    The gains: how many more tiles in as many cycles, in as many seconds.
+    """
     compiled = {(row["step"], row["D"], row["is_causal"]): row for row in json.loads(steps.STORED.read_text())["rows"]}
     names = steps.before(step), step
-    print(f"{step:15}", *(f"{name:>13}" for name in (*COUNTS, "TFLOP/s")), "  gain")
+    print(f"{step:16}", *(f"{name:>13}" for name in COUNTS), f"{'cycles a tile':>15} {'gain':>5} {'TFLOP/s':>12} {'gain':>5}")
     for D, is_causal in POINTS:
         old, new = (compiled[name, D, is_causal] for name in names)
         old, new = (row | {"programs": programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"])} for row in (old, new))
-        before, after = (stored_steps()[D, is_causal][name or "chapter 5"]["tflops"] for name in names)
-        changes = [f"{old[name]} -> {new[name]}" for name in COUNTS] + [f"{before:.0f} -> {after:.0f}"]
+        before, after = (stored_steps()[D, is_causal][name or "chapter 5"] for name in names)
+        changes = [f"{old[name]} -> {new[name]}" for name in COUNTS]
         if old["loop"] == new["loop"]:
             changes[0] = f"{new['loop']}, {'same' if old['code'] == new['code'] else 'changed'}"
-        print(f"D = {D:3}, {mask(is_causal):6}", *(f"{x:>13}" for x in changes), f"{after / before - 1:+6.0%}")
+        cycles = change(*(tile_cycles(row, D, is_causal) for row in (before, after)))
+        counted = f"{cycles:>15} {before['cycles'] / after['cycles'] - 1:+5.0%}"
+        rates = f"{change(before['tflops'], after['tflops']):>12} {after['tflops'] / before['tflops'] - 1:+5.0%}"
+        print(f"D = {D:3}, {mask(is_causal):7}", *(f"{x:>13}" for x in changes), counted, rates)
 
 
 def show_larger_tiles(programs: Programs) -> None:
-    """Print what the compiler made of three kernels with steps.LARGER, full, and their rates on the H200 beside those with steps.TILE.
+    """Print what the compiler made of three kernels with steps.LARGER, full, and their cycles and rates on the H200 beside those with steps.TILE.
 
-    in the loop: loads of spilled registers in the loop without a mask.
+    in the loop: loads of spilled registers in the loop without a mask. cycles: for each 64 x 64 scores.
     """
-    print(f"{'':15} {'tile':>6} registers spilled in the loop programs {'TFLOP/s, full':>18} {'causal':>18}")
+    print(f"{'':11} {'tile':>6} registers spilled in the loop programs {'cycles':>12} {'TFLOP/s, full':>18} {'causal':>18}")
     for row in json.loads(steps.STORED.read_text())["larger tiles"]:
         fit = programs(steps.LARGER[row["D"]].num_warps, row["registers"], row["shared_bytes"])
         name = row["step"] or "chapter 5"
         words = f"{row['tile']:>6} {row['registers']:9} {row['spilled_registers']:7} {row['LDL']:11} {fit:8}"
-        for is_causal in (False, True):
-            small, large = (stored_steps()[row["D"], is_causal][key]["tflops"] for key in (name, f"{name}, larger tile"))
-            words += f" {small:6.0f} -> {large:.0f}{large / small - 1:+6.0%}"
-        print(f"{name:15} {words}")
+        rows = {causal: [stored_steps()[row["D"], causal][key] for key in (name, f"{name}, larger tile")] for causal in (False, True)}
+        words += f" {change(*(tile_cycles(one, row['D'], False) for one in rows[False])):>12}"
+        for small, large in rows.values():
+            words += f" {change(small['tflops'], large['tflops']):>13}{large['tflops'] / small['tflops'] - 1:+5.0%}"
+        print(f"{name:11} {words}")
 
 
 LARGER_TILE = "order, larger tile"  # the last row of the account's chain: the finished kernel
@@ -430,23 +455,33 @@ def _clock_row(provider: str) -> dict[str, Any]:
 
 
 def settled(call: Callable[[], Any], flops: int) -> dict[str, Any]:
-    """MHz, W and TFLOP/s of a call of so many FLOPs that is repeated for CLOCK_SECONDS; clock and power are the medians of the second half."""
-    call()
-    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "100"]
-    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as sampler:
-        torch.cuda.synchronize()
+    """MHz, W and TFLOP/s of a call of so many FLOPs that is repeated for CLOCK_SECONDS, in the second half of them.
+
+    mhz: by the cycles that the SMs count; reported_mhz and watts: the medians of what nvidia-smi reports.
+    """
+
+    def repeat() -> int:
         start, calls = time.perf_counter(), 0
-        while time.perf_counter() - start < CLOCK_SECONDS:
+        while time.perf_counter() - start < CLOCK_SECONDS / 2:
             for _ in range(20):
                 call()
             torch.cuda.synchronize()
             calls += 20
-        took = time.perf_counter() - start
+        return calls
+
+    call()
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "100"]
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as sampler:
+        repeat()
+        before, start = read_clocks(), time.perf_counter()
+        calls = repeat()
+        after, took = read_clocks(), time.perf_counter() - start
         sampler.terminate()
         samples = [list(map(float, line.split(","))) for line in sampler.stdout if line.count(",") == 1]
     second_half = samples[len(samples) // 2 :]
-    clock, power = (round(statistics.median(values)) for values in zip(*second_half, strict=True))
-    return {"mhz": clock, "watts": power, "tflops": round(flops * calls / took / 1e12, 2)}
+    reported, watts = (round(statistics.median(values)) for values in zip(*second_half, strict=True))
+    rate = round(flops * calls / took / 1e12, 2)
+    return {"mhz": round(mhz_between(before, after)), "reported_mhz": reported, "watts": watts, "tflops": rate}
 
 
 # Nsight Compute's sections, and which of their metrics are kept: time, how busy pipes, memories and schedulers are, warps that are there.

@@ -19,13 +19,13 @@ from fa_tutorial.attention import HOPPER_FROM
 from fa_tutorial.bench import chapter_8, peers, results, tables
 from fa_tutorial.bench.cases import GRIDS, MODES, Case, Shape, about, literature
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import randn, timed_in_turns
+from fa_tutorial.bench.timing import randn
 from fa_tutorial.warpgroups import TENSOR_FLOPS
 
 hardware.require_triton("Chapter 9's measurements")
 from fa_tutorial.hopper import ladder  # noqa: E402
 
-LOOPS = {"in turns": ladder.attend, "overlapped": ladder.attend_overlapped, "held": ladder.attend_held}
+LOOPS = {"in turns": ladder.attend, "overlapped": ladder.attend_overlapped, "one by one": ladder.attend_one_by_one}
 LADDER = {  # provider -> what flash_forward takes
     f"{loop}, {stages} stages": {"attend": attend, "stages": stages} for (loop, attend), stages in itertools.product(LOOPS.items(), (2, 3))
 }
@@ -43,7 +43,7 @@ def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = chapter_8.inputs(shape)
     calls = {name: partial(ladder.flash_forward, q, k, v, shape.D**-0.5, **options) for name, options in LADDER.items()}
     calls["hopper"] = partial(hopper.flash_forward, q, k, v, False, shape.D**-0.5)
-    return timed_in_turns(calls, flops=Case("hopper", "fwd", "fp16", shape).flops())
+    return chapter_8.counted_in_turns(calls, Case("hopper", "fwd", "fp16", shape).flops())
 
 
 def clock_cases() -> Iterator[Measurement]:
@@ -148,15 +148,19 @@ def tensors_busy(card: dict[str, Any], mode: str, *providers: str) -> str:
 
 
 def print_ladder(card: dict[str, Any], *loops: str) -> None:
-    """Rates of the plain forward's loops, of LADDER; "tuned" is chapter 8's kernel, measured in another run."""
+    """Rates of the plain forward's loops, of LADDER, and of "hopper", with the SM cycles of a block of 64 x 128 scores; "tuned" is chapter 8's kernel,
+    measured in another run."""
     print("TFLOP/s, full, fp16" + "".join(f"{loop:>21}" for loop in loops))
+    print("(cycles a block)")
     for D, S in itertools.product((64, 128), (4096, 16_384)):
-        rates = (speeds(card)["tuned"][D, False, S] if loop == "tuned" else ladder_rate(card, loop, D, S) for loop in loops)
-        print(f"D = {D:3}, S = {S:6,}" + "".join(f"{rate:21.0f}" for rate in rates))
+        words = (f"{speeds(card)['tuned'][D, False, S]:.0f}" if loop == "tuned" else _rate_and_cycles(card, loop, D, S) for loop in loops)
+        print(f"D = {D:3}, S = {S:6,}" + "".join(f"{word:>21}" for word in words))
 
 
-def ladder_rate(card: dict[str, Any], loop: str, D: int, S: int) -> float:
-    return results.select(card["kernels"], kernel="ladder", provider=loop, D=D, S_q=S)["tflops"].item()
+def _rate_and_cycles(card: dict[str, Any], loop: str, D: int, S: int) -> str:
+    row = results.select(card["kernels"], kernel="ladder", provider=loop, D=D, S_q=S).iloc[0]
+    blocks = row["B"] * row["H_q"] * S**2 / (64 * 128) / card["provenance"]["multiprocessors"]  # an SM's
+    return f"{row['tflops']:.0f} ({row['cycles'] / blocks:,.0f})"
 
 
 def print_compared(card: dict[str, Any], mode: str) -> None:
@@ -185,14 +189,6 @@ def profiled_mhz(card: dict[str, Any], provider: str) -> float:
     return 1e3 * flops / row["gpu__time_duration.sum"] / (busy * TENSOR_FLOPS * card["provenance"]["multiprocessors"])
 
 
-def exponentials_mhz(card: dict[str, Any], provider: str) -> float:
-    """The same clock by the exponentials, over the time and their unit's busy share of it: one a score, and alpha, which four threads compute for each row
-    and block, of 64 keys in tuned, of 128 in hopper and, we assume, in cuDNN."""
-    row, case = counters(card, provider, "fwd"), Case(provider, "fwd", "fp16", chapter_8.POINT)
-    count, busy = case.flops() / (4 * chapter_8.POINT.D) * (1 + 4 / {"tuned": 64}.get(provider, 128)), row[PARTS["exponentials"]] / 100
-    return 1e3 * count / row["gpu__time_duration.sum"] / (busy * 16 * card["provenance"]["multiprocessors"])
-
-
 def print_matmuls(card: dict[str, Any], provider: str = "sdpa_cudnn") -> None:
     """How busy the tensor cores are in a backward under the profiler, and how busy five or seven matmuls would make them in its time."""
     row = results.select(card["kernels"], kernel="busy", provider=provider, mode="bwd", D=128).iloc[0]
@@ -203,7 +199,7 @@ def print_matmuls(card: dict[str, Any], provider: str = "sdpa_cudnn") -> None:
 
 
 def settled_table(card: dict[str, Any]) -> pd.DataFrame:
-    """Where each settles at the power limit: TFLOP/s, MHz, W, and FLOPs a multiprocessor does in a cycle. chapter_8's rows have the first two."""
+    """Where each settles at the power limit: TFLOP/s, MHz, W, nvidia-smi's MHz, and FLOPs an SM does in a cycle. chapter_8's rows have the first two."""
     rows = {
         "sdpa_flash": ("clock", "sdpa_flash"),
         "tuned": ("clock", "tuned"),
@@ -212,16 +208,15 @@ def settled_table(card: dict[str, Any]) -> pd.DataFrame:
         "a plain matmul": ("settled", "matmul"),
     }
     found = {name: results.select(card["kernels"], kernel=kernel, provider=provider).iloc[0] for name, (kernel, provider) in rows.items()}
-    table = pd.DataFrame({name: row[["tflops", "mhz", "watts"]] for name, row in found.items()}).T.astype(float)
+    table = pd.DataFrame({name: row[["tflops", "mhz", "watts", "reported_mhz"]] for name, row in found.items()}).T.astype(float)
     return table.assign(a_cycle=table["tflops"] * 1e6 / table["mhz"] / card["provenance"]["multiprocessors"])
 
 
 def print_settled(card: dict[str, Any]) -> None:
-    print(f"forward, D = 128, S = 4,096     TFLOP/s    MHz    watts    FLOPs a cycle, of {TENSOR_FLOPS:,} an SM")
+    print(f"forward, D = 128, S = 4,096   TFLOP/s    MHz  nvidia-smi's   watts   FLOPs a cycle, of {TENSOR_FLOPS:,} an SM")
     for name, row in settled_table(card).iterrows():
-        print(
-            f"{name:28}{row['tflops']:11.0f}{row['mhz']:7,.0f}{row['watts']:9.0f}{row['a_cycle']:10,.0f} ({row['a_cycle'] / TENSOR_FLOPS:.0%})"
-        )
+        reported = f"{row['reported_mhz']:14,.0f}{row['watts']:8.0f}"
+        print(f"{name:26}{row['tflops']:11.0f}{row['mhz']:7,.0f}{reported}{row['a_cycle']:10,.0f} ({row['a_cycle'] / TENSOR_FLOPS:.0%})")
 
 
 def print_steps(card: dict[str, Any]) -> None:

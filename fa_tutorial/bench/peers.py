@@ -192,7 +192,7 @@ TUNED_STEPS = {
     "order": up_to(),
 }
 # hopper.forward.STEPS, whose module is not imported here: only Hopper needs Gluon, an experimental part of Triton. Of the forward alone.
-HOPPER_STEPS = {f"hopper {step}": step for step in ("roles", "overlap", "persistent", "counter", "order", "held")}
+HOPPER_STEPS = {f"hopper {step}": step for step in ("roles", "overlap", "persistent", "counter", "order")}
 
 
 def hopper_step(step: str) -> Attention:

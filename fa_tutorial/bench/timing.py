@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,15 +91,22 @@ def timed(call: Callable[[], Any], *, bytes_moved: int | None = None, flops: int
     return row
 
 
+def rounds_of(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
+    """`names` in another order each round: what runs right after a kernel inherits the clock that the kernel left."""
+    names, draw = list(names), random.Random(0)
+    for _ in range(rounds):
+        yield draw.sample(names, len(names))
+
+
 def timed_in_turns(calls: dict[str, Callable[[], Any]], *, flops: int, rounds: int = 10) -> dict[str, dict[str, Any]]:
     """The numbers of `timed` for each of `calls`, measured a little at a time in turns, so that a drift of the clocks hits all of them alike."""
     require_gpu()
     import triton.testing
 
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            times[name] += triton.testing.do_bench(call, warmup=50, rep=50, return_mode="all")
+    for order in rounds_of(calls, rounds):
+        for name in order:
+            times[name] += triton.testing.do_bench(calls[name], warmup=50, rep=50, return_mode="all")
     rows = {}
     for name, found in times.items():
         low, ms, high = torch.tensor(found, dtype=torch.float64).quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist()

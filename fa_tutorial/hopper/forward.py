@@ -29,7 +29,6 @@ from fa_tutorial.hopper.pipeline import (
     load,
     make_pipeline,
     mbarrier,
-    parity_of,
     producer_acquire,
     stage_of,
     tma,
@@ -113,26 +112,22 @@ def issue_pv(pairs, acc, shared, n):
 
 
 @gluon.jit
-def next_block(q, pairs, m, l, acc, zeros, shared, n, more, seen, scale_log2, MASK: gl.constexpr, OVERLAP: gl.constexpr):
+def next_block(q, pairs, m, l, acc, zeros, shared, n, seen, scale_log2, MASK: gl.constexpr, OVERLAP: gl.constexpr):
     """The scores and softmax of the n-th block, and p v of the block before it, whose p comes in `pairs`. Returns pairs, m, l, acc.
 
-    OVERLAP 0: both matmuls are waited for, then comes the softmax. 1: p v is waited for only after the softmax; ptxas moves that wait up.
-    2: as 1, with a branch before the wait (for the next k, where there is `more`), across which nothing is moved.
+    Without OVERLAP both matmuls are waited for before the softmax. With it p v is waited for after the softmax; ptxas moves that wait up.
     """
     s = issue_qk(q, shared, n, zeros)  # [ROWS, BLOCK_N]
     new = issue_pv(pairs, acc, shared, n - 1)  # [ROWS, D]
-    if OVERLAP == 0:
-        s, new = warpgroup_mma_wait(0, [s, new])
-    else:
+    if OVERLAP:
         s = warpgroup_mma_wait(1, [s])  # at most one is under way: s, which was issued first, is there
+    else:
+        s, new = warpgroup_mma_wait(0, [s, new])
     consumer_release(shared.k, n)
     p, m, alpha = softmax_step(s, m, scale_log2, seen, MASK)
     l = alpha * l + gl.sum(p, axis=1)
     pairs_new = pack(p, shared.v.tiles.dtype)
-    if OVERLAP == 2:
-        STAGES: gl.constexpr = shared.k.tiles.shape[0]
-        mbarrier.wait(shared.k.full.index(stage_of(n + 1, STAGES)), parity_of(n + 1, STAGES), pred=more)
-    if OVERLAP > 0:
+    if OVERLAP:
         new, pairs = warpgroup_mma_wait(0, [new, pairs])
     consumer_release(shared.v, n - 1)
     return pairs_new, m, l, new * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
@@ -191,11 +186,12 @@ def consumer(
             pairs = pack(p, shared.v.tiles.dtype)
             masked = max(min(mine - 1 - full, mine - 1), 0)  # of the blocks that are left
             for j in range(masked):
-                pairs, m, l, acc = next_block(q, pairs, m, l, acc, zeros, shared, n, j < mine - 2, seen - (mine - 2 - j) * BLOCK_N, scale_log2,
-                                              True, OVERLAP)  # fmt: skip
+                pairs, m, l, acc = next_block(
+                    q, pairs, m, l, acc, zeros, shared, n, seen - (mine - 2 - j) * BLOCK_N, scale_log2, True, OVERLAP
+                )
                 n += 1
-            for j in range(masked, mine - 1):
-                pairs, m, l, acc = next_block(q, pairs, m, l, acc, zeros, shared, n, j < mine - 2, seen, scale_log2, False, OVERLAP)
+            for _ in range(masked, mine - 1):
+                pairs, m, l, acc = next_block(q, pairs, m, l, acc, zeros, shared, n, seen, scale_log2, False, OVERLAP)
                 n += 1
             consumer_release(shared.q, turn * CONSUMERS + C)
             acc = warpgroup_mma_wait(0, [issue_pv(pairs, acc, shared, n - 1)])
@@ -268,20 +264,19 @@ class Step:
     """What a step of the chapter switches on. overlap: next_block's; persistent: one program a multiprocessor, not one a work tile;
     counter: work tiles are handed out as programs ask; order: (8.4), longest first; else head by head, from the first row on."""
 
-    overlap: int = 1
+    overlap: bool = True
     persistent: bool = True
     counter: bool = True
     order: bool = True
 
 
-# In the order of the chapter. "held" is BEST with the wait that ptxas moves up held in its place.
+# In the order of the chapter.
 STEPS = {
-    "roles": Step(overlap=0, persistent=False, counter=False, order=False),
+    "roles": Step(overlap=False, persistent=False, counter=False, order=False),
     "overlap": Step(persistent=False, counter=False, order=False),
     "persistent": Step(counter=False, order=False),
     "counter": Step(order=False),
     "order": Step(),
-    "held": Step(overlap=2),
 }
 BEST = STEPS["order"]
 NUM_WARPS = 4  # that a program begins with: the first consumer
