@@ -71,7 +71,7 @@ MISTAKES = {
     "next_row kv": f"the second tile of k and v is loaded from row 1: {_ROWS}",
     "next_row k": f"the second tile of k is loaded from row 1: {_ROWS}",
     "next_row v": f"the second tile of v is loaded from row 1: {_ROWS}",
-    "past_end kv": f"the second tile of k and v is past the end, and 0: {_ROWS}",
+    "past_end kv": "the second tile of k and v is past the end, and 0: the coordinates are [b, h, row, 0], and row counts rows, not tiles",
     "same_tile kv": "every step loads the first tile of k and v: their row is start_n",
     "same_tile k": "every step loads the first tile of k: its row is start_n",
     "same_tile v": "every step loads the first tile of v: its row is start_n",
@@ -188,7 +188,7 @@ def inputs():
     q, k, v = draw(1, 1, 16, 32)
     k[:, :, 16:] *= 3  # most rows' maximum grows
     yield tile((q, k, v), "S_q = 16, S_k = 32, two tiles of keys", "a second tile joins m, l and acc as in exercise 5.4")
-    yield tile(draw(1, 1, 32, 16), "S_q = 32, two programs", f"{_START}, in q and in o")
+    yield tile(draw(1, 1, 32, 16), "S_q = 32, two programs", f"{_START}, in q and in o, and a head has tl.cdiv(S_q, BLOCK_M) of them")
     yield tile(draw(1, 1, 16, 16), "scale = 0.5, D = 16", MISTAKES["scale_own"], scale=0.5)
 
     def logits(*values):
