@@ -33,7 +33,7 @@ MISTAKES = {
     "no_meeting": "you do not wait for ds_full[stage] before dq, so it may read rows that the other consumer has not written",
     "early": "you arrive at ds_full[stage] before your rows of ds are written",
     "twice": "you arrive at ds_full[stage] for both consumers: it expects one arrival from each",
-    "other_parity": "you wait for the other parity of ds_full[stage], that is, for an earlier phase",
+    "other_parity": "you wait for the other parity of ds_full[stage]: that passes before both have arrived, and blocks afterwards",
     "parity_never": "you wait for parity 0 of ds_full[stage] in every round: its phase grows by one every two blocks",
     **dict.fromkeys(("release_early", "release_at_once"), "you release q's stage before dk has read it: arrive at empty[stage] after dk"),
     "release_late": "you release q's stage after dq, and dk is the last that reads it: the next load could start earlier",
