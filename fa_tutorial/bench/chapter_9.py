@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from fa_tutorial import hardware, hopper, tuned
 from fa_tutorial.attention import HOPPER_FROM
@@ -235,23 +234,14 @@ def print_steps(card: dict[str, Any]) -> None:
         print(f"{name:22}{columns}{np.exp(np.log(ratios).mean()):.2f}")
 
 
-def draw_auto_rule(card: dict[str, Any]) -> Figure:
-    """tuned's time over hopper's against the elements of q, and where "auto" begins to take hopper."""
+def print_auto_rule(card: dict[str, Any]) -> None:
+    """At how many points hopper takes less of the GPU's time than tuned, from HOPPER_FROM on and below."""
     found = results.select(card["kernels"], kernel="auto_rule")
-    figure = Figure(figsize=(9, 4))
-    panels = figure.subplots(1, 2, sharey=True)
-    for ax, mode in zip(panels, ("fwd", "bwd"), strict=True):
+    for mode, kind in (("fwd", "forward"), ("bwd", "backward")):
         us = found[found["mode"] == mode].pivot(index=["S", "D", "heads", "is_causal"], columns="provider", values="graph_us")
-        elements = np.array([S * D * heads for S, D, heads, _ in us.index])
-        ratios = (us["tuned"] / us["hopper"]).to_numpy()
-        for (D, marker), is_512 in itertools.product(((64, "oC0"), (128, "sC1")), (False, True)):
-            chosen = [(dim, S == 512) == (D, is_512) for S, dim, *_ in us.index]
-            label = f"D = {D}, S = 512" if is_512 else f"D = {D}, S = 256 and 1,024"
-            ax.plot(elements[chosen], ratios[chosen], marker, linestyle="none", markerfacecolor=None if is_512 else "none", label=label)
-        ax.axvline(HOPPER_FROM[MODES[mode]], color="black", linestyle="--", linewidth=1, label='"auto" takes hopper from here')
-        ax.axhline(1, color="black", linestyle=":", linewidth=1)
-        ax.set_xscale("log", base=2)
-        ax.set(title=f"{MODES[mode]}, above 1 hopper is faster", xlabel="elements of q")
-    panels[0].set_ylabel("GPU time alone, tuned / hopper")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return figure
+        large = np.array([S * D * heads >= HOPPER_FROM[kind] for S, D, heads, _ in us.index])
+        faster = (us["hopper"] < us["tuned"]).to_numpy()
+        there, below = (f"{faster[chosen].sum():2} of {chosen.sum():2}" for chosen in (large, ~large))
+        print(
+            f"{kind:8}: from 2^{HOPPER_FROM[kind].bit_length() - 1} elements of q on hopper is faster at {there} points, below at {below}"
+        )

@@ -16,7 +16,7 @@ def rows_of_program(pid, heads, row_blocks, at_once, is_causal):
 
 
 MISTAKES = {
-    "as_they_come": "that is chapter 5's order, with at_once unused: the head changes fastest, not the row block",
+    "as_they_come": "that is chapter 5's order, whatever at_once is: the head changes fastest, not the row block",
     "exchanged": "head and row block are swapped: return (head, row_block)",
     "shortest_first": "the longest row block comes last: under the causal mask the last row block sees the most keys",
     "always_reversed": "the order is reversed without a mask, too: there all row blocks are equally long",
