@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
-from fa_tutorial import hardware, hopper, tuned
+from fa_tutorial import hardware, hopper, reference, tuned
 from fa_tutorial.attention import HOPPER_FROM
 from fa_tutorial.bench import chapter_8, peers, results, tables
 from fa_tutorial.bench.cases import GRIDS, MODES, Case, Shape, about, literature
@@ -43,6 +44,22 @@ def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     calls = {name: partial(ladder.flash_forward, q, k, v, shape.D**-0.5, **options) for name, options in LADDER.items()}
     calls["hopper"] = partial(hopper.flash_forward, q, k, v, False, shape.D**-0.5)
     return chapter_8.counted_in_turns(calls, Case("hopper", "fwd", "fp16", shape).flops())
+
+
+def error_cases() -> Iterator[Measurement]:
+    """The largest errors of the ladder's kernels, and of plain attention."""
+    yield about(9, "ladder_errors", "hopper"), _error_row
+
+
+def _error_row() -> dict[str, Any]:
+    x = randn(512, 64)
+    q, k = x[:64], x[128:256]
+    scores = (ladder.scores(q, k) - q.float() @ k.float().T).abs().max().item()
+    q, k, v = (randn(2, 4, 1024, 64) for _ in range(3))
+    truth, _ = reference.attention(q, k, v)
+    found = {"forward": ladder.flash_forward(q, k, v, 64**-0.5), "plain": reference.naive_attention(q, k, v)}
+    errors = {name: (o - truth).abs().max().item() for name, o in found.items()}
+    return {"copied": torch.equal(ladder.copy(x), x), "scores": scores} | errors
 
 
 def clock_cases() -> Iterator[Measurement]:
@@ -81,7 +98,7 @@ def _auto_rule_row(provider: str, S: int, D: int, heads: int, is_causal: bool, m
 
 def kernels_cases() -> Iterator[Measurement]:
     """What is stored of this module."""
-    return itertools.chain(ladder_cases(), clock_cases(), auto_rule_cases())
+    return itertools.chain(ladder_cases(), error_cases(), clock_cases(), auto_rule_cases())
 
 
 PROFILED = {  # as chapter_8.PROFILED

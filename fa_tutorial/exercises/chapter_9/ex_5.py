@@ -32,14 +32,16 @@ MISTAKES = {
     "no_hand_over": "nobody arrives at ds_full[stage] after writing ds, and both consumers wait for it",
     "no_meeting": "you do not wait for ds_full[stage] before dq, so it may read rows that the other consumer has not written",
     "early": "you arrive at ds_full[stage] before your rows of ds are written",
-    "twice": "you arrive at ds_full[stage] for both consumers: it expects one arrival from each",
+    **dict.fromkeys(("twice", "again"), "you arrive at ds_full[stage] twice for one block: it expects one arrival from each consumer"),
     "other_parity": "you wait for the other parity of ds_full[stage]: that passes before both have arrived, and blocks afterwards",
     "parity_never": "you wait for parity 0 of ds_full[stage] in every round: its phase grows by one every two blocks",
     **dict.fromkeys(("release_early", "release_at_once"), "you release q's stage before dk has read it: arrive at empty[stage] after dk"),
     "release_late": "you release q's stage after dq, and dk is the last that reads it: the next load could start earlier",
     "release_never": "you do not release q's stage, and the producer waits for it",
     "no_full": "s and dp do not wait for full[stage]",
-    "parity_every_block": "the parities flip with every block: a stage's phase grows once a round, i // 2",
+    **dict.fromkeys(
+        ("parity_every_block", "meeting_every_block"), "the parities flip with every block: a stage's phase grows once a round, i // 2"
+    ),
     "late": "you arrive at ds_full[stage] after dk: hand ds over as soon as it is written",
     "dk_first": "dk comes before the hand-over: hand ds over first, so that the other consumer does not wait for your dk",
     "dk_last": "dk comes after dq: between hand-over and meeting it would fill the wait, and q's stage would be free earlier",
@@ -59,7 +61,7 @@ def _flawed(mistake):
             ds_stage = 0 if mistake == "one_stage" else stage
             theirs = use(i, ds_rows(ds_stage, c if mistake in ("own_rows", "rows_exchanged") else 1 - c))
             hand_over, dk, release = arrive(ds_full[stage]), use(i, stage), arrive(empty[stage])
-            meet = wait(ds_full[stage], {"other_parity": 1 - parity, "parity_never": 0}.get(mistake, parity))
+            meet = wait(ds_full[stage], {"other_parity": 1 - parity, "parity_never": 0, "meeting_every_block": i % 2}.get(mistake, parity))
             yield from () if mistake == "no_full" else (wait(full[stage], parity),)
             yield use(i, stage)
             write = [load(i, ds_rows(ds_stage, 1 - c if mistake == "rows_exchanged" else c)), hand_over]
@@ -68,6 +70,7 @@ def _flawed(mistake):
                      "late": [write[0], dk, hand_over, release, meet, theirs],
                      "early": [write[1], write[0], dk, release, meet, theirs],
                      "twice": [*write, hand_over, dk, release, meet, theirs],
+                     "again": [*write, dk, release, meet, theirs, hand_over],
                      "release_early": [*write, release, dk, meet, theirs],
                      "release_at_once": [release, *write, dk, meet, theirs],
                      "release_late": [*write, dk, meet, theirs, release],
