@@ -1,6 +1,6 @@
 """What ptxas makes of the loops of chapters 8 and 9: `python -m fa_tutorial.sass`, on any machine with Linux.
 
-It writes tuned/steps_sm90.json, counts for each step of chapter 8, and hopper_sass.json: of chapter 9's loops over blocks of keys that need no mask,
+It writes tuned/steps_sm90.json, counts for each step of chapter 8, and hopper_sass.json: of chapter 9's loops over blocks that need no mask,
 the instructions that issue matmuls, wait, exponentiate or synchronise, in their order. `compiled` and `counted` do the same for a reader's loop and step.
 """
 
@@ -27,7 +27,8 @@ from fa_tutorial.tuned import steps
 
 STORED = Path(__file__).with_name("hopper_sass.json")
 D = 128
-LOOPS = ("attend", "attend_overlapped", "attend_one_by_one", "order", "tuned")  # of the ladder, of the forward that is used, of chapter 8's
+# Of the ladder, of the forward that is used, of chapter 8's, of the backward.
+LOOPS = ("attend", "attend_overlapped", "attend_one_by_one", "order", "tuned", "backward")
 # A wgmma; warpgroup_mma_wait; exp2; an mbarrier's wait and arrive; all warps of the warpgroup; the loop's branch.
 KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "SYNCS", "BAR", "BRA")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
@@ -49,7 +50,7 @@ def loops(sass: str) -> list[list[str]]:
 
 
 def inner_loop(sass: str) -> list[str]:
-    """The shortest loop with matmuls and exponentials: the blocks of keys without a mask."""
+    """The shortest loop with matmuls and exponentials: the blocks without a mask."""
     wanted = (loop for loop in loops(sass) if any(op.startswith("HGMMA") for op in loop) and any(op.startswith("MUFU.EX2") for op in loop))
     return min(wanted, key=len)
 
@@ -62,15 +63,17 @@ def events(loop: list[str]) -> list[tuple[str, int]]:
 
 def disassembled(loop: str) -> str:
     """SASS of the kernel with one of LOOPS, D = 128, full. Needs a process with Triton's interpreter off."""
-    q, k, v, *_ = compile_report.inputs(torch.float16, D)
+    q, k, v, *rest = compile_report.inputs(torch.float16, D)
     with compile_report.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        if loop == "tuned":
+        if loop == "backward":
+            hopper.flash_backward(q, k, v, *rest, None, False, 0.5)
+        elif loop == "tuned":
             steps.flash_forward(q, k, v, False, 0.5, step="order", tile=steps.LARGER[D])
         elif loop in hopper.forward.STEPS:
             hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[loop])
         else:
             hopper.ladder.flash_forward(q, k, v, 0.5, attend=getattr(hopper.ladder, loop))
-    return sass_of(launched[0][1])
+    return sass_of(launched[loop == "backward"][1])  # its launches: prepare_kernel, backward_kernel, convert_kernel
 
 
 HEAD = """
@@ -143,7 +146,9 @@ def _loop_with(attend) -> dict[str, Any]:
 
 def fingerprints() -> dict[str, str]:
     """Of the source of each of LOOPS: what STORED holds is out of date when it changes."""
-    return {loop: getattr(hopper.ladder, loop, hopper.forward.forward_kernel).cache_key for loop in LOOPS} | {"tuned": steps.fingerprint()}
+    kernels = {"order": hopper.forward.forward_kernel, "backward": hopper.backward.backward_kernel}
+    kernels |= {loop: getattr(hopper.ladder, loop) for loop in LOOPS if loop.startswith("attend")}
+    return {loop: kernel.cache_key for loop, kernel in kernels.items()} | {"tuned": steps.fingerprint()}
 
 
 def sass_of(compiled) -> str:

@@ -57,6 +57,8 @@ def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there(t
         for loop in ("attend", "attend_one_by_one"):
             wait, exponential = order(loop, stored)
             assert wait > exponential
+        names = [name for name, _ in stored["backward"]["events"]]
+        assert names[names.index("MUFU.EX2") :].count("WARPGROUP.DEPBAR") == 2, "the waits for dq and the next dv"
 
 
 @pytest.mark.slow
