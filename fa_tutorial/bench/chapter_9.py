@@ -47,8 +47,10 @@ def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 
 def error_cases() -> Iterator[Measurement]:
-    """The largest errors of the ladder's kernels, and of plain attention."""
+    """The largest errors of the ladder's kernels and of the finished ones, and of plain attention."""
     yield about(9, "ladder_errors", "hopper"), _error_row
+    for D in (64, 128):
+        yield about(9, "finished_errors", "hopper", D=D), partial(finished_errors, D)
 
 
 def _error_row() -> dict[str, Any]:
@@ -60,6 +62,20 @@ def _error_row() -> dict[str, Any]:
     found = {"forward": ladder.flash_forward(q, k, v, 64**-0.5), "plain": reference.naive_attention(q, k, v)}
     errors = {name: (o - truth).abs().max().item() for name, o in found.items()}
     return {"copied": torch.equal(ladder.copy(x), x), "scores": scores} | errors
+
+
+def finished_errors(D: int) -> dict[str, float]:
+    """The largest errors of o, dq, dk and dv, causal: 4 heads of 113 queries share 2 heads of 203 keys. "plain dq" is plain attention's."""
+    q, do = randn(1, 4, 113, D), randn(1, 4, 113, D)
+    k, v = randn(1, 2, 203, D), randn(1, 2, 203, D)
+    truth = (reference.attention(q, k, v, True)[0], *reference.gradients(q, k, v, do, True))
+    errors = {}
+    for kind, attend in (("", peers.provider("hopper")), ("plain ", reference.naive_attention)):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        o = attend(*inputs, True)
+        found = (o.detach(), *torch.autograd.grad(o, inputs, do))
+        errors |= {kind + name: (x - true).abs().max().item() for name, x, true in zip(("o", "dq", "dk", "dv"), found, truth, strict=True)}
+    return errors
 
 
 def clock_cases() -> Iterator[Measurement]:
@@ -211,11 +227,11 @@ def print_matmuls(card: dict[str, Any], provider: str = "sdpa_cudnn") -> None:
     peak = profiled_mhz(card, provider) * TENSOR_FLOPS * card["provenance"]["multiprocessors"] / 1e6  # TFLOP/s
     five = Case(provider, "bwd", "fp16", chapter_8.POINT).flops() / row["gpu__time_duration.sum"] / 1e3
     print(f"{provider}'s backward under the profiler: tensor cores busy {row[ELAPSED]:.0f}% of the time;")
-    print(f"its rate, of the peak at the forward's clock: {five / peak:.0%} if it does five matmuls, {1.4 * five / peak:.0%} if seven")
+    print(f"in its time five matmuls would keep them busy for {five / peak:.0%}, and seven for {1.4 * five / peak:.0%}")
 
 
-def settled_table(card: dict[str, Any]) -> pd.DataFrame:
-    """Where each settles at the power limit: TFLOP/s, MHz, W, nvidia-smi's MHz, and FLOPs an SM does in a cycle. chapter_8's rows have the first two."""
+def print_settled(card: dict[str, Any]) -> None:
+    """Where each settles at the power limit. chapter_8's rows have the first two."""
     rows = {
         "sdpa_flash": ("clock", "sdpa_flash"),
         "tuned": ("clock", "tuned"),
@@ -223,16 +239,11 @@ def settled_table(card: dict[str, Any]) -> pd.DataFrame:
         "hopper": ("settled", "hopper"),
         "a plain matmul": ("settled", "matmul"),
     }
-    found = {name: results.select(card["kernels"], kernel=kernel, provider=provider).iloc[0] for name, (kernel, provider) in rows.items()}
-    table = pd.DataFrame({name: row[["tflops", "mhz", "watts", "reported_mhz"]] for name, row in found.items()}).T.astype(float)
-    return table.assign(a_cycle=table["tflops"] * 1e6 / table["mhz"] / card["provenance"]["multiprocessors"])
-
-
-def print_settled(card: dict[str, Any]) -> None:
-    print(f"forward, D = 128, S = 4,096   TFLOP/s    MHz  nvidia-smi's   watts   FLOPs a cycle, of {TENSOR_FLOPS:,} an SM")
-    for name, row in settled_table(card).iterrows():
-        reported = f"{row['reported_mhz']:14,.0f}{row['watts']:8.0f}"
-        print(f"{name:26}{row['tflops']:11.0f}{row['mhz']:7,.0f}{reported}{row['a_cycle']:10,.0f} ({row['a_cycle'] / TENSOR_FLOPS:.0%})")
+    print(f"forward, D = 128, S = 4,096   TFLOP/s    MHz   watts   FLOPs a cycle, of {TENSOR_FLOPS:,} an SM")
+    for name, (kernel, provider) in rows.items():
+        row = results.select(card["kernels"], kernel=kernel, provider=provider).iloc[0]
+        each = row["tflops"] * 1e6 / row["mhz"] / card["provenance"]["multiprocessors"]
+        print(f"{name:26}{row['tflops']:11.0f}{row['mhz']:7,.0f}{row['watts']:8.0f}{each:10,.0f} ({each / TENSOR_FLOPS:.0%})")
 
 
 def print_steps(card: dict[str, Any]) -> None:

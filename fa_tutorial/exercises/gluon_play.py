@@ -248,7 +248,7 @@ class Stage:
         p = torch.exp2(s - s.amax(1, keepdim=True))
         for name, got, want in (("l", l, p.sum(1)), ("acc", acc, p @ self.values.reshape(-1, D))):
             if got.shape != want.shape or not torch.allclose(got, want):
-                return f"{name} = {show(got)}, want {show(want)}"
+                return f"{name} = {show(got)} instead of {show(want)}"
         return RIGHT
 
 

@@ -33,7 +33,7 @@ _SOON = "who arrives at a stage's barrier must do so as soon as it has finished 
 MISTAKES = {
     "first_round": "in the first round the producer's wait must pass at once: nobody has used the stage yet, so nobody releases it",
     "full_other": f"the consumer waits for the other parity of full[stage], {_AT_ONCE}",
-    "no_empty_wait": "the producer does not wait for empty[stage] before it loads",
+    "no_empty_wait": "the producer does not wait for empty[stage] before it loads (is the wait yielded?)",
     "no_full_wait": "the consumer does not wait for full[stage] before it uses a tile",
     "empty_after": "the producer waits for empty[stage] after it has loaded: the wait comes first",
     "full_after": "the consumer waits for full[stage] after it has used the tile: the wait comes first",

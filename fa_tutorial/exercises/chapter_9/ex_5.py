@@ -34,11 +34,13 @@ MISTAKES = {
     "early": "you arrive at ds_full[stage] before your rows of ds are written",
     **dict.fromkeys(("twice", "again"), "you arrive at ds_full[stage] twice for one block: it expects one arrival from each consumer"),
     "other_parity": "you wait for the other parity of ds_full[stage]: that passes before both have arrived, and blocks afterwards",
+    "one_barrier": "you wait for ds_full[0] in every block: the block's barrier is ds_full[stage]",
+    "parities_never": "you wait for parity 0 in every round: a stage's phase grows by one every two blocks",
     "parity_never": "you wait for parity 0 of ds_full[stage] in every round: its phase grows by one every two blocks",
     **dict.fromkeys(("release_early", "release_at_once"), "you release q's stage before dk has read it: arrive at empty[stage] after dk"),
     "release_late": "you release q's stage after dq, and dk is the last that reads it: the next load could start earlier",
     "release_never": "you do not release q's stage, and the producer waits for it",
-    "no_full": "s and dp do not wait for full[stage]",
+    "no_full": "s and dp start before their tiles are there: they need wait(full[stage], parity), with the parity of exercise 9.1",
     **dict.fromkeys(
         ("parity_every_block", "meeting_every_block"), "the parities flip with every block: a stage's phase grows once a round, i // 2"
     ),
@@ -46,7 +48,7 @@ MISTAKES = {
     "dk_first": "dk comes before the hand-over: hand ds over first, so that the other consumer does not wait for your dk",
     "dk_last": "dk comes after dq: between hand-over and meeting it would fill the wait, and q's stage would be free earlier",
     "meet_early": "you wait for ds_full[stage] before dk, which reads only your own ds: dk fills the time until the meeting",
-    "own_rows": "dq reads your own rows again: it needs those of the other consumer, 1 − c",
+    "own_rows": "dq's step is use(i, ds_rows(stage, 1 − c)) alone: it stands for the rows that dq must wait for",
     "rows_exchanged": "you write the rows of the other consumer and read your own: ds_rows(stage, c) is yours",
     "one_stage": "your rows of ds all go to stage 0: the other consumer may still read those of the block before",
 }
@@ -57,11 +59,12 @@ def _flawed(mistake):
 
     def flawed(c, blocks, full, empty, ds_full):
         for i in range(blocks):
-            stage, parity = i % 2, i % 2 if mistake == "parity_every_block" else i // 2 % 2
+            stage, parity = i % 2, {"parity_every_block": i % 2, "parities_never": 0}.get(mistake, i // 2 % 2)
             ds_stage = 0 if mistake == "one_stage" else stage
             theirs = use(i, ds_rows(ds_stage, c if mistake in ("own_rows", "rows_exchanged") else 1 - c))
             hand_over, dk, release = arrive(ds_full[stage]), use(i, stage), arrive(empty[stage])
-            meet = wait(ds_full[stage], {"other_parity": 1 - parity, "parity_never": 0, "meeting_every_block": i % 2}.get(mistake, parity))
+            meeting = ds_full[0 if mistake == "one_barrier" else stage]
+            meet = wait(meeting, {"other_parity": 1 - parity, "parity_never": 0, "meeting_every_block": i % 2}.get(mistake, parity))
             yield from () if mistake == "no_full" else (wait(full[stage], parity),)
             yield use(i, stage)
             write = [load(i, ds_rows(ds_stage, 1 - c if mistake == "rows_exchanged" else c)), hand_over]
