@@ -277,7 +277,7 @@ def draw_overlap() -> Figure:
     softmax = [(1, "softmax 0", 2), (5, "softmax 1", 2), (9, "softmax 2", 2), (13, "softmax 3", 2)]
     draw_lanes(ax, 0.25, "as compiled, one program on the SM", [("a", 0, alone)], [("a", 0, softmax)])
     both = [("a", 0, alone), ("b", 2, alone)]
-    draw_lanes(ax, 2.35, "as compiled, two programs on the SM: each fills the other's gaps", both, [("a", 0, softmax), ("b", 2, softmax)])
+    draw_lanes(ax, 2.35, "two programs on the SM, at best: each fills the other's gaps", both, [("a", 0, softmax), ("b", 2, softmax)])
     early = [(0, "qk 0", 1), (1, "qk 1", 1)]
     for j in range(1, 7):
         early += [(1 + 2 * j, f"pv {j - 1}", 1), (2 + 2 * j, f"qk {j + 1}", 1)]
