@@ -206,8 +206,7 @@ def hand_over(ds_pairs, n, shared, C: gl.constexpr):
 def issue_dq(block, shared, C: gl.constexpr):
     """Wait for both consumers' rows of ds, start this one's part of dq = dsᵀ k, [PART, PART] (6.11).
 
-    A stage of ds is written again two blocks later. Between lies the meeting of the block after, at
-    which both arrive after their dq of this one.
+    ds needs no empty barrier: a stage is overwritten two blocks later, after the meeting in between.
     """
     stage = stage_of(block.n, STAGES)
     mbarrier.wait(shared.ds_full.index(stage), parity_of(block.n, STAGES))

@@ -120,7 +120,7 @@ def next_block(q, pairs, m, l, acc, zeros, shared, n, seen, scale_log2, MASK: gl
     s = issue_qk(q, shared, n, zeros)  # [ROWS, BLOCK_N]
     new = issue_pv(pairs, acc, shared, n - 1)  # [ROWS, D]
     if OVERLAP:
-        s = warpgroup_mma_wait(1, [s])  # at most one is under way: s, which was issued first, is there
+        s = warpgroup_mma_wait(1, [s])  # at most one is in flight: s, which was issued first, is done
     else:
         s, new = warpgroup_mma_wait(0, [s, new])
     consumer_release(shared.k, n)

@@ -47,15 +47,15 @@ def wgmma_kernel(q_desc, k_desc, s_ptr):
     tma.async_copy_global_to_shared(q_desc, [0, 0], full, q)
     tma.async_copy_global_to_shared(k_desc, [0, 0], full, k)
     mbarrier.wait(full, 0)
-    # Version 3 is Hopper's wgmma. A program, the hardware's CTA, has four warps, one below the other.
-    # An instruction takes 16 rows a warp, ROWS columns, and 16 of D.
+    # Version 3 is Hopper's wgmma. The four warps of the program (CTA) lie one below the other. Each
+    # instruction covers 16 rows per warp, ROWS columns, and 16 elements of D.
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])  # fmt: skip
     zeros = gl.zeros([64, ROWS], gl.float32, layout)
-    s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)  # starts, and goes on
-    s = warpgroup_mma_wait(0, [s])  # until none is under way
-    offs_m = gl.arange(0, 64, gl.SliceLayout(1, layout))  # [64], as layout has rows: no dimension 1
-    offs_n = gl.arange(0, ROWS, gl.SliceLayout(0, layout))  # [ROWS], as layout has columns
+    s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)  # returns at once
+    s = warpgroup_mma_wait(0, [s])  # until none is in flight
+    offs_m = gl.arange(0, 64, gl.SliceLayout(1, layout))  # [64], rows, laid out as those of s
+    offs_n = gl.arange(0, ROWS, gl.SliceLayout(0, layout))  # [ROWS], columns, likewise
     gl.store(s_ptr + offs_m[:, None] * ROWS + offs_n[None, :], s)
 
 
@@ -85,7 +85,7 @@ def softmax_step(s, m, l, scale_log2):
 
 @gluon.jit
 def left_operand(p, acc, dtype: gl.constexpr):
-    """p in dtype, in registers, first operand of acc + p v. k_width: neighbours in one register."""
+    """p in dtype, still in registers, as the left operand of p v. k_width: neighbours that share a register."""
     layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
     return gl.convert_layout(p.to(dtype), layout)
 
@@ -128,7 +128,7 @@ def attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks
         mbarrier.wait(full.index(stage), parity)
         s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
         acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
-        s = warpgroup_mma_wait(1, [s])  # at most one is under way: s, which was issued first, is there
+        s = warpgroup_mma_wait(1, [s])  # at most one is in flight: s, which was issued first, is done
         p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
         acc, p = warpgroup_mma_wait(0, [acc, p])  # [64, D]
         mbarrier.arrive(empty.index(before), count=1)
@@ -213,8 +213,8 @@ def forward_kernel(q_desc, k_desc, v_desc, o_ptr, S, scale_log2,
 
 
 def descriptor(x: torch.Tensor, rows: int = ROWS.value) -> TensorDescriptor:
-    """Of x: (M, D) contiguous, 16 bits an element, in tiles (rows, D) as TMA writes and wgmma reads
-    them: swizzled, a column over several banks."""
+    """A TMA descriptor of x, (M, D) contiguous, 16 bits an element, in tiles (rows, D). They are swizzled
+    as wgmma reads them: a column's elements lie in different banks."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     return TensorDescriptor.from_tensor(x, [rows, x.shape[1]], layout)
 

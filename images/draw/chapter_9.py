@@ -31,12 +31,12 @@ def draw_one_warpgroup() -> Figure:
 
 @image("09_overlapped.png")
 def draw_overlapped() -> Figure:
-    """The same for D = 64 and 128, with p v beside the softmax, and with two warpgroups that take turns (9.3)."""
+    """The same for D = 64 and 128, with p v under the next block's softmax, and with two warpgroups that take turns (9.3)."""
     figure, ax = canvas(7.1)
     for D, warpgroups, overlap, blocks, top, how in (
-        (64, 1, True, 3, 0.25, "one warpgroup, p v beside its softmax"),
+        (64, 1, True, 3, 0.25, "one warpgroup, p v under the next softmax"),
         (64, 2, False, 3, 1.75, "two warpgroups in turns, A and B (darker)"),
-        (128, 1, True, 3, 3.25, "one warpgroup, p v beside its softmax"),
+        (128, 1, True, 3, 3.25, "one warpgroup, p v under the next softmax"),
         (128, 2, False, 2, 4.75, "two warpgroups in turns"),
     ):
         each = cycles_per_block(D, warpgroups, overlap)
