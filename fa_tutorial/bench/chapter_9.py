@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 
 from fa_tutorial import hardware, hopper, reference, tuned
 from fa_tutorial.attention import HOPPER_FROM
@@ -246,20 +247,38 @@ def print_settled(card: dict[str, Any]) -> None:
         print(f"{name:26}{row['tflops']:11.0f}{row['mhz']:7,.0f}{row['watts']:8.0f}{each:10,.0f} ({each / TENSOR_FLOPS:.0%})")
 
 
-def print_steps(card: dict[str, Any]) -> None:
-    """What each of hopper.forward.STEPS gains at the twelve points. roles / tuned is what the steps leave of hopper / tuned, as "order" is hopper."""
+def draw_steps(card: dict[str, Any]) -> Figure:
+    """What each of hopper.forward.STEPS gains at the twelve points, a row each, D = 64 and 128 side by side; print its mean, least and most.
+
+    roles / tuned is what the steps leave of hopper / tuned, as "order" is hopper.
+    """
     rates = speeds(card)
     of = {step: rates[f"hopper {step}"] for step in hopper.forward.STEPS}
     all_of_them = rates["hopper"] / rates["tuned"]
     gains = {"hopper / tuned": all_of_them, "roles / tuned": all_of_them / (of["order"] / of["roles"])}
     for step, before in (("overlap", "roles"), ("persistent", "overlap"), ("counter", "overlap"), ("order", "counter")):
         gains[f"{step} / {before}"] = of[step] / of[before]
-    points = [*itertools.product((64, 128), (False, True))]
-    print(f"{'forward, fp16':22}" + "".join(f"D = {D:3}, {tables.mask(is_causal):10}" for D, is_causal in points) + "mean")
-    print(f"{'S in thousands':22}" + "    1    4   16     " * len(points))
+    print("forward, fp16, twelve points: geometric mean, least and most")
     for name, ratios in gains.items():
-        columns = "".join(" ".join(f"{ratio:4.2f}" for ratio in ratios[point]) + "     " for point in points)
-        print(f"{name:22}{columns}{np.exp(np.log(ratios).mean()):.2f}")
+        print(f"{name:21} {mean_of(ratios)}")
+    figure = Figure(figsize=(10, 4))
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    looks = {
+        (S, is_causal): {"color": f"C{n}", "marker": "^" if is_causal else "o"}
+        for n, S in enumerate((1024, 4096, 16_384))
+        for is_causal in (False, True)
+    }
+    for ax, D in zip(panels, (64, 128), strict=True):
+        for n, (S, is_causal) in enumerate(looks):
+            values = [100 * (ratios[D, is_causal, S] - 1) for ratios in gains.values()]
+            places = [y + (n - 2.5) * 0.12 for y in range(len(gains))]  # one below the other, so that none hides another
+            ax.plot(values, places, linestyle="", label=f"S = {S:,}, {tables.mask(is_causal)}", **looks[S, is_causal])
+        ax.axvline(0, color="black", linewidth=1)
+        ax.set(title=f"D = {D}", xlabel="faster by, %")
+    panels[0].set_yticks(range(len(gains)), gains)
+    panels[0].invert_yaxis()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
 
 
 def print_auto_rule(card: dict[str, Any]) -> None:
