@@ -33,9 +33,9 @@ LADDER = {  # provider -> what flash_forward takes
 
 
 def ladder_cases() -> Iterator[Measurement]:
-    """The plain forward with each loop, and the chapter's forward, in turns: full, S = 4,096 and 16,384."""
+    """The plain forward with each loop, chapter 8's forward and this chapter's, in turns: full, S = 4,096 and 16,384."""
     for shape in literature((4096, 16_384)):
-        for name in (*LADDER, "hopper") if not shape.is_causal else ():
+        for name in (*LADDER, "tuned", "hopper") if not shape.is_causal else ():
             yield about(9, "ladder", name, **vars(shape)), lambda shape=shape, name=name: _in_turns(shape)[name]
 
 
@@ -43,7 +43,10 @@ def ladder_cases() -> Iterator[Measurement]:
 def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = chapter_8.inputs(shape)
     calls = {name: partial(ladder.flash_forward, q, k, v, shape.D**-0.5, **options) for name, options in LADDER.items()}
-    calls["hopper"] = partial(hopper.flash_forward, q, k, v, False, shape.D**-0.5)
+    calls |= {
+        name: partial(kernel, q, k, v, False, shape.D**-0.5)
+        for name, kernel in (("tuned", tuned.flash_forward), ("hopper", hopper.flash_forward))
+    }
     return chapter_8.counted_in_turns(calls, Case("hopper", "fwd", "fp16", shape).flops())
 
 
@@ -181,12 +184,11 @@ def tensors_busy(card: dict[str, Any], mode: str, *providers: str) -> str:
 
 
 def print_ladder(card: dict[str, Any], *loops: str) -> None:
-    """Rates of the plain forward's loops, of LADDER, and of "hopper", with the SM cycles of a block of 64 x 128 scores; "tuned" is chapter 8's kernel,
-    measured in another run."""
+    """Rates of the plain forward's loops, of LADDER, and of "tuned" and "hopper", with the SM cycles of a block of 64 x 128 scores."""
     print("TFLOP/s, full, fp16" + "".join(f"{loop:>21}" for loop in loops))
     print("(cycles a block)")
     for D, S in itertools.product((64, 128), (4096, 16_384)):
-        words = (f"{speeds(card)['tuned'][D, False, S]:.0f}" if loop == "tuned" else _rate_and_cycles(card, loop, D, S) for loop in loops)
+        words = (_rate_and_cycles(card, loop, D, S) for loop in loops)
         print(f"D = {D:3}, S = {S:6,}" + "".join(f"{word:>21}" for word in words))
 
 

@@ -204,10 +204,7 @@ def hand_over(ds_pairs, n, shared, C: gl.constexpr):
 
 @gluon.jit
 def issue_dq(block, shared, C: gl.constexpr):
-    """Wait for both consumers' rows of ds, start this one's part of dq = dsᵀ k, [PART, PART] (6.11).
-
-    ds needs no empty barrier: a stage is overwritten two blocks later, after the meeting in between.
-    """
+    """Wait for both consumers' rows of ds, start this one's part of dq = dsᵀ k, [PART, PART] (6.11)."""
     stage = stage_of(block.n, STAGES)
     mbarrier.wait(shared.ds_full.index(stage), parity_of(block.n, STAGES))
     ds_t = shared.ds.index(stage).permute((1, 0))

@@ -85,7 +85,7 @@ def softmax_step(s, m, l, scale_log2):
 
 @gluon.jit
 def left_operand(p, acc, dtype: gl.constexpr):
-    """p in dtype, still in registers, as the left operand of p v. k_width: neighbours that share a register."""
+    """p in dtype, still in registers, as left operand of p v. k_width: neighbours in one register."""
     layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
     return gl.convert_layout(p.to(dtype), layout)
 
@@ -213,8 +213,8 @@ def forward_kernel(q_desc, k_desc, v_desc, o_ptr, S, scale_log2,
 
 
 def descriptor(x: torch.Tensor, rows: int = ROWS.value) -> TensorDescriptor:
-    """A TMA descriptor of x, (M, D) contiguous, 16 bits an element, in tiles (rows, D). They are swizzled
-    as wgmma reads them: a column's elements lie in different banks."""
+    """A TMA descriptor of x, (M, D) contiguous, 16 bits an element, in tiles (rows, D), swizzled as
+    wgmma reads them: a column's elements lie in different banks."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     return TensorDescriptor.from_tensor(x, [rows, x.shape[1]], layout)
 

@@ -26,7 +26,7 @@ def meeting_consumer(c, blocks, full, empty, ds_full):
 
 
 STEPS = ("s and dp", "ds", "dk", "dq")
-RIGHT = "each step as early as the barriers allow"
+RIGHT = "each step as early as the barriers allow, and no earlier"
 ACTION_LIMIT = 2_000
 MISTAKES = {
     "no_hand_over": "nobody arrives at ds_full[stage] after writing ds, and both consumers wait for it",
