@@ -215,7 +215,7 @@ def make_steps() -> None:
 
 
 if __name__ == "__main__":
-    for make_file in (make, make_steps):  # a process each: a kernel that both compile would be compiled, and told of by ptxas, only once
+    for make_file in (make, make_steps):  # a process each: in one, a kernel that both need is compiled once, and ptxas reports on it once
         words = f"from fa_tutorial import sass; sass.{make_file.__name__}()"
         subprocess.run([sys.executable, "-c", words], env=compile_report.compiling_environment(), check=True)
     print(STORED, steps.STORED)

@@ -43,10 +43,8 @@ def ladder_cases() -> Iterator[Measurement]:
 def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = chapter_8.inputs(shape)
     calls = {name: partial(ladder.flash_forward, q, k, v, shape.D**-0.5, **options) for name, options in LADDER.items()}
-    calls |= {
-        name: partial(kernel, q, k, v, False, shape.D**-0.5)
-        for name, kernel in (("tuned", tuned.flash_forward), ("hopper", hopper.flash_forward))
-    }
+    calls["tuned"] = partial(tuned.flash_forward, q, k, v, False, shape.D**-0.5)
+    calls["hopper"] = partial(hopper.flash_forward, q, k, v, False, shape.D**-0.5)
     return chapter_8.counted_in_turns(calls, Case("hopper", "fwd", "fp16", shape).flops())
 
 
@@ -188,8 +186,7 @@ def print_ladder(card: dict[str, Any], *loops: str) -> None:
     print("TFLOP/s, full, fp16" + "".join(f"{loop:>21}" for loop in loops))
     print("(cycles a block)")
     for D, S in itertools.product((64, 128), (4096, 16_384)):
-        words = (_rate_and_cycles(card, loop, D, S) for loop in loops)
-        print(f"D = {D:3}, S = {S:6,}" + "".join(f"{word:>21}" for word in words))
+        print(f"D = {D:3}, S = {S:6,}" + "".join(f"{_rate_and_cycles(card, loop, D, S):>21}" for loop in loops))
 
 
 def _rate_and_cycles(card: dict[str, Any], loop: str, D: int, S: int) -> str:

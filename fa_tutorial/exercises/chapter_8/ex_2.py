@@ -51,7 +51,7 @@ def adapt(step):
             run_step[(1,)](s, m, l, p, state, scale_log2, STEP=step, ROWS=ROWS, KEYS=KEYS)
         except Exception as error:
             root = chain(error)[-1]
-            # Too few results, or too many, and others: so the interpreter, and the compiler, say it.
+            # What the interpreter and the compiler raise for a wrong number or order of results.
             if "make_shape_compatible" in str(root) or "unpack" in str(root) or isinstance(root, IndexError):
                 raise Wrong(
                     "gives other results than p, [BLOCK_M, BLOCK_N], and m_new, l_new, alpha, [BLOCK_M] each, in this order"
