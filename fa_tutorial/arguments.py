@@ -27,8 +27,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def check_flag(name: str, value) -> bool:
-    """Return `value` as a bool: True, False, 1 or 0; TypeError otherwise, for a text or a mask would count as True."""
-    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
+    """Return `value` as a bool, Python's or NumPy's; TypeError otherwise, because a text, a number or a mask would count as True."""
+    if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise TypeError(f"{name} must be True or False, got a {type(value).__name__}: {value!r}")
 

@@ -2,11 +2,15 @@
 
 import dataclasses
 import math
+import signal
+import threading
+import time
 
 import pytest
 import torch
 from buffers import ON_GPU
 
+from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, NotAttempted, Twin, Wrong, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 
@@ -135,6 +139,97 @@ def test_fresh_inputs_show_no_numbers():
     assert words == "right on the small cases, wrong on others: nine numbers: the result is wrong"
 
 
+# ---------------------------------------------------------------- the time limit
+
+
+@pytest.fixture
+def short_limit(monkeypatch):
+    """Half a second for each run of an answer."""
+    monkeypatch.setattr(harness, "TIME_LIMIT", 0.5)
+
+
+def endless(x):
+    start = 0
+    while start < len(x):
+        x = x + 1
+
+
+def test_a_function_that_never_ends_is_stopped(short_limit):
+    before = time.monotonic()
+    words = verdict(MEAN, endless)
+    assert time.monotonic() - before < 10
+    assert words.startswith("x = [1, 5]: is still running after 0.5 s (line ") and "of endless: `" in words
+    assert verdict(MEAN, mean) == "correct"
+
+
+def test_an_answer_cannot_catch_the_limit(short_limit):
+    def catches(x):
+        while True:
+            try:
+                mean(x)
+            except Exception:
+                return x
+
+    assert "is still running after 0.5 s" in verdict(MEAN, catches)
+
+
+def test_what_never_ends_is_run_once(short_limit):
+    """Neither the search for a mistake's name nor another edge runs it again."""
+    runs = []
+
+    def ends_for_two_numbers(x):
+        runs.append(len(x))
+        return x.sum() if len(x) == 2 else endless(x)  # the sum: two mistakes give it, and three numbers would tell them apart
+
+    assert verdict(MEAN, ends_for_two_numbers).startswith("x = [1, 2, 6]: is still running")
+    assert runs == [2, 2, 3]
+    runs.clear()
+
+    def ends_for_numbers(x):
+        runs.append(len(x))
+        return mean(x) if len(x) else endless(torch.zeros(1))
+
+    assert verdict(MEAN, ends_for_numbers).startswith("right on the main case; no numbers: is still running")
+    assert runs == [2, 2, 3, 3, 9, 9, 0]
+
+
+def test_torch_is_not_stopped_halfway(monkeypatch):
+    """In the middle of len(x) the mode that fills torch.empty is set aside, and around no_grad there is no telling how it would end."""
+    monkeypatch.setattr(harness, "TIME_LIMIT", 0.03)
+
+    def without_gradients(x):
+        while True:
+            with torch.no_grad():
+                len(x)
+
+    for _ in range(20):
+        assert "is still running" in verdict(MEAN, without_gradients)
+        assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(("delay", "comes"), [(60.0, False), (0.1, True)], ids=["later", "meanwhile"])
+def test_an_outer_timer_goes_on(delay, comes, short_limit):
+    """pytest-timeout's, say: it uses the same signal."""
+    alarms = []
+    handler, outer = signal.signal(signal.SIGALRM, lambda *_: alarms.append(1)), signal.setitimer(signal.ITIMER_REAL, delay)
+    try:
+        assert "is still running" in verdict(MEAN, endless)
+        time.sleep(0.01)
+        left, _ = signal.getitimer(signal.ITIMER_REAL)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *outer)
+    assert (alarms == [1] and left == 0) if comes else (alarms == [] and delay - 20 < left < delay - 0.5)
+
+
+def test_in_another_thread_there_is_no_limit():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(verdict(MEAN, mean)))
+    thread.start()
+    thread.join()
+    assert found == ["correct"]
+
+
 # ---------------------------------------------------------------- kernels
 
 
@@ -194,6 +289,13 @@ def starter(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
     raise NotImplementedError
 
 
+@triton.jit
+def never_moves(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    start = 0
+    while start < cols:
+        tl.load(x_ptr + start)
+
+
 only_traced = pytest.mark.skipif(ON_GPU, reason="a compiled kernel is not traced, and the interpreter cannot run tl.sum in this process")
 
 
@@ -213,3 +315,10 @@ def test_verdict_on_a_kernel(kernel, words):
 def test_a_starter_kernel_is_not_attempted():
     with pytest.raises(NotAttempted):
         ROW_SUMS.grade(starter)
+
+
+def test_a_kernel_that_never_ends_is_stopped(short_limit):
+    """On a GPU it is stopped in the interpreter, before the launch."""
+    words = verdict(ROW_SUMS, never_moves)
+    assert words.startswith("x of shape (2, 3): is still running after 0.5 s (line ") and "of never_moves: `" in words
+    assert verdict(ROW_SUMS, row_sums) == "correct"

@@ -8,10 +8,15 @@ Messages hold no random numbers, so the same mistake always gets the same line. 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import linecache
 import math
 import re
+import signal
+import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +32,7 @@ COARSE = "float64 goes in, and the result has less accuracy: a tensor inside is 
 ANYTHING = 2.5e300  # stands in a twin's float64 result where it does not matter what comes out
 UNWRITTEN = -1.5e300  # stands in a float64 result where a kernel stores nothing
 INF = math.inf
+TIME_LIMIT = 30.0  # seconds for one run of an answer; a right one takes 1 at most
 
 
 class Wrong(Exception):
@@ -38,6 +44,10 @@ class Wrong(Exception):
 
 class NotAttempted(Exception):
     """The answer is still the starter."""
+
+
+class Endless(BaseException):
+    """A run of the answer took longer than TIME_LIMIT. It is no Exception, so that no `except Exception` on its way to `judge` catches it."""
 
 
 # ---------------------------------------------------------------- an exercise
@@ -131,16 +141,19 @@ def judge(exercise: Exercise, answer: Any) -> None:
     """Raise Wrong with the first mistake in the main case, or with the edges that are left, unless the answer is right everywhere."""
     cases = sorted(exercise.inputs(), key=lambda one: one.fresh)  # the same mistake is found on the same input, if any shows it
     passed: list[Case] = []
-    for one in cases:
-        if not one.edge:
-            _judge_case(exercise, answer, one, cases, passed)
     left: dict[str, Wrong] = {}
-    for one in cases:
-        if one.edge and one.edge not in left:
-            try:
+    try:
+        for one in cases:
+            if not one.edge:
                 _judge_case(exercise, answer, one, cases, passed)
-            except Wrong as wrong:
-                left[one.edge] = wrong
+        for one in cases:
+            if one.edge and one.edge not in left:
+                try:
+                    _judge_case(exercise, answer, one, cases, passed)
+                except Wrong as wrong:
+                    left[one.edge] = wrong
+    except Endless as endless:  # no other input is tried: each would take as long
+        raise Wrong(f"{'right on the main case; ' if one.edge else ''}{endless}") from None
     if left:
         first = next(iter(left.values()))
         several = f"{('two', 'three', 'four')[min(len(left), 4) - 2]}{' or more' * (len(left) > 4)} edges are left; the first"
@@ -150,7 +163,7 @@ def judge(exercise: Exercise, answer: Any) -> None:
 def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case], passed: list[Case]) -> None:
     """Raise Wrong unless the answer is right on this input; else add it to `passed`, unless it is drawn anew each time."""
     otherwise = one.otherwise or (exercise.conditions[one.edge] if one.edge else FIRST if one is cases[0] else OTHERS)
-    on = one.on or described(exercise, one.args)
+    on = described(exercise, one)
     got, complaint = results(exercise, answer, one, on, one.stray or otherwise)
     want = _twin_results(exercise, one)
     wrong = next((part for part in want if not _agree(exercise, got[part], want[part], one, part)), None)
@@ -205,7 +218,7 @@ def _gives(exercise: Exercise, answer: Any, one: Case, mistake: str) -> bool:
     """True where the answer gives on this input what the mistake gives."""
     twin = _twin_results(exercise, one, mistake)
     try:
-        got, _ = results(exercise, answer, one, "", "")
+        got, _ = results(exercise, answer, one, described(exercise, one), "")
     except Wrong:
         return twin is None
     return twin is not None and all(_agree(exercise, got[part], twin[part], one, part, loosely=True) for part in twin)
@@ -218,21 +231,25 @@ def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str) -> 
         if twin is None:
             raise Wrong(f"{on}: the twin gives no result")
         return twin, ""
-    answer = exercise.adapt(answer) if exercise.adapt and callable(getattr(answer, "fn", answer)) else answer
-    if exercise.launch is not None:
-        from fa_tutorial.exercises import harness_kernel
+    try:
+        adapted = exercise.adapt(answer) if exercise.adapt and callable(getattr(answer, "fn", answer)) else answer
+        if exercise.launch is not None:
+            from fa_tutorial.exercises import harness_kernel
 
-        got, trace = harness_kernel.results(answer, exercise.launch(*one.args), exercise.solution, on, stray)
-        if trace.overlap:
-            return got, f"{exercise.overlap} (more than one program writes the same elements of {trace.overlap})"
-        if exercise.widened and trace.widened:
-            return got, f"the result is right, but {exercise.widened}"
-        return got, f"the result is right, but {trace.again}: {exercise.again}" if exercise.again and trace.again else ""
-    if exercise.watch is None or one.fresh:
-        return _by_part(exercise, run(answer, *one.args, on=on), on), ""
-    with exercise.watch(*one.args) as watch:
-        result = run(answer, *one.args, on=on)
-    return _by_part(exercise, result, on), watch.complaint(result)
+            got, trace = harness_kernel.results(adapted, exercise.launch(*one.args), exercise.solution, on, stray)
+            if trace.overlap:
+                return got, f"{exercise.overlap} (more than one program writes the same elements of {trace.overlap})"
+            if exercise.widened and trace.widened:
+                return got, f"the result is right, but {exercise.widened}"
+            return got, f"the result is right, but {trace.again}: {exercise.again}" if exercise.again and trace.again else ""
+        if exercise.watch is None or one.fresh:
+            return _by_part(exercise, run(adapted, *one.args, on=on), on), ""
+        with exercise.watch(*one.args) as watch:
+            result = run(adapted, *one.args, on=on)
+        return _by_part(exercise, result, on), watch.complaint(result)
+    except Endless as endless:
+        still = f"{on}: is still running after {TIME_LIMIT:g} s{where_in(endless, answer)}"
+        raise Endless(f"{still}. Does every iteration bring its loop closer to the end?{endless}") from None
 
 
 def _twin_results(exercise: Exercise, one: Case, mistake: str | None = None) -> dict[str, Any] | None:
@@ -273,8 +290,11 @@ def _exact(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
-def described(exercise: Exercise, args: Sequence[Any]) -> str:
-    """An input in words: a call where all arguments are numbers, else "x = [1, 2], block = 1"."""
+def described(exercise: Exercise, one: Case) -> str:
+    """An input in words: the case's own, else a call where all arguments are numbers, else "x = [1, 2], block = 1"."""
+    args = one.args
+    if one.on:
+        return one.on
     if not any(isinstance(arg, torch.Tensor) and arg.ndim for arg in args):
         return f"{exercise.name}({', '.join(f'{arg:g}' if isinstance(arg, float) else show(arg).replace(',', ', ') if torch.is_tensor(arg) else str(arg) for arg in args)})"
     words = []
@@ -474,7 +494,7 @@ VALUES = (int, float, str, tuple, list, torch.Tensor, np.ndarray, np.generic, ty
 def _call(answer: Callable, args: Sequence[Any]) -> Any:
     copies = [copy_of(arg) for arg in args]
     try:
-        with PoisonedEmpty():
+        with PoisonedEmpty(), time_limit():
             result = answer(*copies)
     except NotImplementedError as error:
         if empty := _empty_helper(error, answer):
@@ -489,6 +509,35 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
         if isinstance(arg, torch.Tensor) and not same(arg, copy):
             raise Wrong(f"changes its input {_parameter(answer, position)} in place: work on a copy")
     return result
+
+
+LIBRARIES = {*sys.stdlib_module_names, "torch", "triton", "numpy"}
+
+
+@contextlib.contextmanager
+def time_limit(advice: str = "") -> Iterator[None]:
+    """Raise Endless(advice) in what still runs after TIME_LIMIT. Only the main thread can be interrupted, and on Windows not even that.
+
+    A library is not stopped in the middle of a function: torch might not restore its modes. The signal comes again until it meets other code.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(_: int, frame: Any) -> None:
+        module = frame.f_globals.get("__name__", "")
+        if module != __name__ and module.partition(".")[0] not in LIBRARIES:  # PoisonedEmpty, in this module, is called by torch
+            raise Endless(advice)
+
+    start, handler = time.monotonic(), signal.signal(signal.SIGALRM, stop)
+    remaining, interval = signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT, 0.001)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if remaining:  # an outer timer, such as that of a test: it goes on, and what came due meanwhile comes now
+            signal.setitimer(signal.ITIMER_REAL, max(remaining - (time.monotonic() - start), 1e-6), interval)
 
 
 class PoisonedEmpty(TorchFunctionMode):

@@ -16,6 +16,7 @@ import inspect
 import itertools
 import re
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.harness import UNWRITTEN, NotAttempted, Wrong, chain, same, show, where_in, written_once
+from fa_tutorial.exercises.harness import UNWRITTEN, NotAttempted, Wrong, chain, same, show, time_limit, where_in, written_once
 from fa_tutorial.tiles import heads
 
 GUARD = 8192  # elements before and after a buffer: more than the largest tile of an exercise runs over; small enough for one thread
@@ -210,7 +211,7 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
     for buffer in trace.buffers:
         buffer.reset(SENTINEL)
     try:
-        with trace.on(), np.errstate(all="ignore"):
+        with trace.on(), np.errstate(all="ignore"), time_limit():
             InterpretedFunction(kernel.fn)[grid](*(copy.argument if isinstance(copy, Buffer) else copy for copy in copies), **meta)
     except Exception as error:
         root = chain(error)[-1]
@@ -249,13 +250,15 @@ def _of_triton(function: Callable) -> set[str]:
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], strict: bool) -> None:
+    on_gpu = hardware.device().type == "cuda"
     truth = blocks_without_truth() if strict else contextlib.nullcontext()
+    limit = contextlib.nullcontext() if on_gpu else time_limit()  # on a GPU the launch compiles, and doesn't wait for the kernel
     try:
         # The interpreter computes with NumPy, which would warn of every inf and NaN.
-        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning), truth:
+        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning), truth, limit:
             kernel[grid](*args, **meta)
-        if hardware.device().type == "cuda":
-            torch.cuda.synchronize()
+        if on_gpu:
+            _wait_for_gpu()
     except Exception as error:
         root = chain(error)[-1]
         line = where_in(error, kernel) or _compiled_line(error)
@@ -269,6 +272,15 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mappi
         if "incompatible dimensions" in f"{error} {root}":
             raise Mismatch(f"does not run: the blocks don't broadcast to one shape{_shapes(error, kernel, line)}{line}") from error
         raise Wrong(f"does not run: {_reason(error, root, line)}{line}") from error
+
+
+def _wait_for_gpu() -> None:
+    """Wait until the GPU has done all that was launched. torch.cuda.synchronize() would wait forever, and no time limit could interrupt it."""
+    done = torch.cuda.Event()
+    done.record()
+    with time_limit(" The GPU is still busy with it, so restart the notebook's kernel."):
+        while not done.query():
+            time.sleep(0.001)
 
 
 @contextlib.contextmanager
