@@ -15,7 +15,7 @@ from edits import Edit
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises import catalogue, check
-from fa_tutorial.exercises.harness import Exercise, Twin
+from fa_tutorial.exercises.harness import Exercise, Twin, slipped
 from fa_tutorial.source import WIDTH, source_of
 
 EXERCISES = [exercise for chapter in catalogue.chapters() for exercise in catalogue.chapter_exercises(chapter)]
@@ -54,8 +54,9 @@ def test_solution_is_right(exercise):
 
 @pytest.mark.parametrize(("exercise", "mistake"), MISTAKES, ids=name_of)
 def test_mistake_is_named(exercise, mistake, capsys):
-    result = check(exercise.id, Twin(exercise, mistake))
-    assert result.status == "wrong" and exercise.mistakes[mistake] in result.message
+    answer, told = (slipped(exercise, mistake), mistake) if exercise.truth else (Twin(exercise, mistake), exercise.mistakes[mistake])
+    result = check(exercise.id, answer)
+    assert result.status == "wrong" and told in result.message, result.message
     assert all(len(line) <= WIDTH for line in capsys.readouterr().out.splitlines()), "a page breaks a longer line inside a word"
 
 

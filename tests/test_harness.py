@@ -10,9 +10,10 @@ import pytest
 import torch
 from buffers import ON_GPU
 
-from fa_tutorial.exercises import harness
-from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, NotAttempted, Twin, Wrong, case
+from fa_tutorial.exercises import running
+from fa_tutorial.exercises.harness import Exercise, Twin, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.running import UNWRITTEN, NotAttempted, Wrong
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
@@ -145,7 +146,7 @@ def test_fresh_inputs_show_no_numbers():
 @pytest.fixture
 def short_limit(monkeypatch):
     """Half a second for each run of an answer."""
-    monkeypatch.setattr(harness, "TIME_LIMIT", 0.5)
+    monkeypatch.setattr(running, "TIME_LIMIT", 0.5)
 
 
 def endless(x):
@@ -195,7 +196,7 @@ def test_what_never_ends_is_run_once(short_limit):
 
 def test_torch_is_not_stopped_halfway(monkeypatch):
     """In the middle of len(x) the mode that fills torch.empty is set aside, and around no_grad there is no telling how it would end."""
-    monkeypatch.setattr(harness, "TIME_LIMIT", 0.03)
+    monkeypatch.setattr(running, "TIME_LIMIT", 0.03)
 
     def without_gradients(x):
         while True:

@@ -9,8 +9,10 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.forward_twin import forward_twin
-from fa_tutorial.exercises.harness import UNWRITTEN, case, generator
+from fa_tutorial.exercises.harness import case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import UNWRITTEN
 from fa_tutorial.matmul import round_to_tf32
 
 TILE = (16, 16, 16)  # BLOCK_M, BLOCK_N, BLOCK_D

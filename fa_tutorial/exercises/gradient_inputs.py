@@ -8,7 +8,9 @@ import torch
 
 from fa_tutorial import reference
 from fa_tutorial.exercises.gradient_twin import gradient_twin, weights
-from fa_tutorial.exercises.harness import RTOL, case, generator, show_nested, views
+from fa_tutorial.exercises.harness import RTOL, case
+from fa_tutorial.exercises.inputs import generator, views
+from fa_tutorial.exercises.running import show_nested
 
 DP_IN_HALF = "dp is 90,000, and float16 ends at 65,504: compute dp in float32"
 HALF_SCORES = "q kᵀ is 90,000, and float16 ends at 65,504: compute the scores in float32"

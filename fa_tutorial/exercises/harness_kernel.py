@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.harness import UNWRITTEN, NotAttempted, Wrong, chain, same, show, time_limit, where_in, written_once
+from fa_tutorial.exercises.running import UNWRITTEN, NotAttempted, Wrong, chain, same, show, time_limit, where_in, written_once
 from fa_tutorial.tiles import heads
 
 GUARD = 8192  # elements before and after a buffer: more than the largest tile of an exercise runs over; small enough for one thread

@@ -9,7 +9,7 @@ from typing import Any
 
 from fa_tutorial import barriers
 from fa_tutorial.barriers import Action, Event
-from fa_tutorial.exercises.harness import Wrong, show
+from fa_tutorial.exercises.running import Wrong, show
 
 ACTION_LIMIT = 2_000  # far more than any ring of the exercise needs
 RIGHT = "each load and use as early as (9.6) allows"

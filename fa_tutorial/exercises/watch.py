@@ -7,9 +7,45 @@ import weakref
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "mv": (0, 1), "addmv": (1, 2), "dot": (0, 1), "mul": (0, 1)}
+
+
+SOFTMAXES = ("softmax", "log_softmax")
+OF_ROWS = (*SOFTMAXES, "logsumexp", "max", "amax", "cummax")  # what takes a row's maximum
+
+
+class Rows(TorchFunctionMode):
+    """For a softmax that is written by hand: notes in `softmax` whether a library's was called, and in `longest` the longest row that a maximum saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.softmax, self.longest = False, 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        self.softmax |= name in SOFTMAXES
+        if name in OF_ROWS and isinstance(args[0], torch.Tensor) and args[0].ndim:
+            self.longest = max(self.longest, args[0].shape[-1])
+        return func(*args, **(kwargs or {}))
+
+
+class BlocksOfRows(Rows):
+    """Rows, and no maximum may be taken of more than a block of the first argument."""
+
+    def __init__(self, x: torch.Tensor, *rest: Any) -> None:
+        super().__init__()
+        self.block = rest[-1]
+        self.can_tell = x.ndim > 0 and 1 < self.block < x.shape[-1] != -(
+            -x.shape[-1] // self.block
+        )  # else the blocks' maxima are a row as long
+
+    def complaint(self, result: Any) -> str:
+        if self.can_tell and self.longest > self.block:
+            return f"a maximum or a softmax is taken of {self.longest} scores at once: take a block at a time"
+        return ""
 
 
 class Products(TorchDispatchMode):

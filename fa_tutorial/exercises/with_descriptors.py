@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.harness import Wrong, chain, where_in
+from fa_tutorial.exercises.running import Wrong, chain, where_in
 
 hardware.require_triton("Exercise 8.3")
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402

@@ -1,11 +1,11 @@
 """Exercise 1.1, safe_softmax."""
 
-import math
-
 import torch
 
-from fa_tutorial.exercises import harness
-from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator, masked_vectors, vectors, views
+from fa_tutorial.exercises import harness, watch
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.inputs import generator, masked_vectors, vectors, views
+from fa_tutorial.exercises.running import INF
 
 
 def safe_softmax(x):
@@ -16,42 +16,27 @@ def safe_softmax(x):
     return (p / p.sum(dim=-1, keepdim=True)).to(x.dtype)
 
 
-_BELOW = "exp overflows, because you subtract {}, which may be far below the maximum"
-_ABOVE = "every exponential underflows and 0 / 0 is NaN, because you subtract {}, which may be far above the maximum"
+MAXIMUM, SUM = "wide.amax(dim=-1, keepdim=True)", "p.sum(dim=-1, keepdim=True)"
+TOO_LOW = "exp overflows, because you subtract {}, which may be far below the maximum"
+OVERFLOWS = "exp overflows: float32 holds exp(x) only up to x = 88.72, so bring the largest exponent down to 0 first"
+UNDERFLOWS = "every exponential underflows and 0 / 0 is NaN: subtract the row's own maximum, and nothing larger"
+HALF_SUM = "the sum of 70,000 ones is inf in float16, so every weight is 0: compute the sum in float32"
 MISTAKES = {
-    "not_divided": "the exponentials are not divided by their sum",
-    "exp_alone": "nothing is divided: y must add up to 1",
-    "wrong_sign": "the exponent has the wrong sign, so that the smallest x gets the largest weight",
-    "log": "that is the logarithm of softmax",
-    "base_2": "the base is e, not 2",
-    "no_exp": "x itself is divided by its sum: exp is missing",
-    "count": "the exponentials are divided by their number, not by their sum",
-    "shifted_above": "only the numerators are shifted: divide by the sum of the same shifted exponentials",
-    "shifted_below": "only the sum is shifted: the numerators must be the terms of that sum",
-    "sigmoid": "each element is treated on its own: softmax compares it with the rest of its row",
-    "columns": "the softmax runs down the columns: take it over the last dimension",
-    "dim_0": "the softmax runs over dimension 0: take it over the last",
-    "dim_1": "the softmax runs over dimension 1: take it over the last",
-    "one_sum": "one sum is taken over the whole tensor: each row has its own",
-    "one_softmax": "one maximum and one sum are taken over the whole tensor: each row has its own",
-    "flat_maximum": "the maximum of row i is subtracted from column i: the maximum has lost its dimension (keepdim=True keeps it)",
-    "flat_sum": "column i is divided by the sum of row i: the sum has lost its dimension (keepdim=True keeps it)",
-    "flat_both": "column i is shifted by row i's maximum and divided by row i's sum: both have lost their dimension (keepdim=True keeps it)",
-    "unshifted": "exp overflows: float32 holds exp(x) only up to x = 88.72, so bring the largest exponent down to 0 first",
-    "clamped": "x is clamped, so different scores become equal: subtract the maximum instead",
-    "minimum": _BELOW.format("the row's minimum"),
-    "first": _BELOW.format("the row's first value"),
-    "last": _BELOW.format("the row's last value"),
-    "mean": _BELOW.format("the row's mean"),
-    "unshifted_wide": "exp overflows: even float64 holds exp(x) only up to x = 709.78, so bring the largest exponent down to 0 first",
-    "first_wide": _BELOW.format("the row's first value"),
-    "last_wide": _BELOW.format("the row's last value"),
-    "minimum_wide": _BELOW.format("the row's minimum"),
-    "mean_wide": _BELOW.format("the row's mean"),
-    "far_below": "every exponential underflows and 0 / 0 is NaN: subtract the row's maximum; the largest |x| or a constant won't do",
-    "half_sum": "the sum of 70,000 ones is inf in float16, so every weight is 0: compute the sum in float32",
-    "one_maximum": _ABOVE.format("one maximum for the whole tensor") + " of a row",
-}
+    OVERFLOWS: ("wide - m", "wide"),
+    "one maximum is taken over the whole tensor: each row has its own": (MAXIMUM, "wide.max()"),
+    "one sum is taken over the whole tensor: each row has its own": (SUM, "p.sum()"),
+    "one maximum and one sum are taken over the whole tensor: each row has its own": [(MAXIMUM, "wide.max()"), (SUM, "p.sum()")],
+    "the softmax runs over dimension 0: take it over the last": ("dim=-1", "dim=0"),
+    "the maximum of row i is subtracted from column i: the maximum has lost its dimension (keepdim=True keeps it)": (
+        MAXIMUM, "wide.amax(dim=-1)"),
+    "column i is divided by the sum of row i: the sum has lost its dimension (keepdim=True keeps it)": (SUM, "p.sum(dim=-1)"),
+    "the exponentials are not divided by their sum": (f"(p / {SUM})", "p"),
+    "the exponent has the wrong sign, so that the smallest x gets the largest weight": [("wide - m", "m - wide")],
+    "that is the logarithm of softmax": (f"(p / {SUM})", f"(p / {SUM}).log()"),
+    TOO_LOW.format("the row's mean"): ("wide.amax", "wide.mean"),
+    TOO_LOW.format("the row's first value"): (MAXIMUM, "wide[..., :1]"),
+    HALF_SUM: ("x.to(torch.promote_types(x.dtype, torch.float32))", "x"),
+}  # fmt: skip
 
 CONDITIONS = {
     "inf": "a −inf entry gets the weight 0 and doesn't affect the others",
@@ -61,51 +46,20 @@ CONDITIONS = {
 }
 
 
-def twin(x, mistake=None):
-    is_half, x, whole = x.dtype == torch.float16, x.double(), x.dim() - 1
-    exp = torch.exp if (mistake or "").endswith("_wide") else exp32  # float64 hides an overflow for longer
-    mistake = (mistake or "").removesuffix("_wide")
-    shifts = {"minimum": x.amin(-1, keepdim=True), "first": x[..., :1], "last": x[..., -1:], "mean": x.mean(-1, keepdim=True),
-              "far_below": x.abs().amax(-1, keepdim=True), "one_maximum": x.max(), "unshifted": 0.0, "flat_maximum": x.amax(-1),
-              "flat_both": x.amax(-1)}  # fmt: skip
-    if mistake == "clamped":
-        return twin(x.clamp(max=80), "unshifted")
-    if mistake in ("columns", "dim_0", "dim_1"):
-        return torch.softmax(x, min(whole, {"columns": max(whole - 1, 0), "dim_0": 0, "dim_1": 1}[mistake]))
-    p = exp(x - shifts.get(mistake, x.amax(-1, keepdim=True)))
-    total = p.sum(-1, keepdim=True)
-    if mistake in ("flat_sum", "flat_both"):
-        return p / p.sum(-1)
-    return {
-        "not_divided": lambda: p,
-        "exp_alone": lambda: exp32(x),
-        "wrong_sign": lambda: torch.softmax(-x, -1),
-        "log": lambda: torch.log_softmax(x, -1),
-        "base_2": lambda: torch.softmax(x * math.log(2), -1),
-        "no_exp": lambda: x / x.sum(-1, keepdim=True),
-        "half_sum": lambda: p / total.masked_fill((total > 65_504) & is_half, INF),
-        "count": lambda: p / x.shape[-1],
-        "shifted_above": lambda: p / exp32(x).sum(-1, keepdim=True),
-        "shifted_below": lambda: exp32(x) / total,
-        "sigmoid": lambda: torch.sigmoid(x),
-        "one_sum": lambda: p / p.sum(),
-        "one_softmax": lambda: torch.softmax(x.flatten(), 0).view(x.shape),
-    }.get(mistake, lambda: p / total)()
+def truth(x):
+    return torch.softmax(x.double(), -1)
 
 
-class SameDtype:
-    """Watches for a result in another dtype than x's."""
+class ByHand(watch.Rows):
+    """The result has x's dtype, and no library's softmax made it."""
 
     def __init__(self, x):
+        super().__init__()
         self.dtype = x.dtype
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
     def complaint(self, result):
+        if self.softmax:
+            return "the weights are right, but a library's softmax made them: write them with max, exp and sum"
         if not isinstance(result, torch.Tensor) or result.dtype == self.dtype:
             return ""
         got, want = (str(dtype).removeprefix("torch.") for dtype in (result.dtype, self.dtype))
@@ -125,11 +79,11 @@ def inputs():
         (torch.arange(8.0) ** 1.5).view(2, 2, 2), on="x of shape (2, 2, 2)", otherwise="with 3 dimensions the softmax runs over the last"
     )
     for x in ([89.0, 89.0], [90.0, 100.0], [0.0, 160.0], [160.0, 0.0], [0.0, 300.0]):
-        yield case(torch.tensor(x), otherwise=_BELOW.format("something"))
+        yield case(torch.tensor(x), otherwise="exp overflows: what you subtract may be far below the row's maximum")
     for x in ([0.0, 1000.0], [1000.0, 0.0], [0.0, 2000.0]):
-        yield case(torch.tensor(x), otherwise=_BELOW.format("something"))
-    yield case(torch.tensor([-1000.0, -1000.0]), otherwise=_ABOVE.format("something"))
-    yield case(torch.tensor([[0.0, 0.0], [1000.0, 1000.0]]), otherwise=_ABOVE.format("something") + " of row 0")
+        yield case(torch.tensor(x), otherwise="exp overflows: what you subtract may be far below the row's maximum")
+    yield case(torch.tensor([-1000.0, -1000.0]), otherwise=UNDERFLOWS)
+    yield case(torch.tensor([[0.0, 0.0], [1000.0, 1000.0]]), otherwise=UNDERFLOWS)
     yield case(torch.tensor([5.0]), otherwise="a row of one element has the weight 1")
     draw = generator()
     for shape in ((7,), (5, 33), (2, 2, 3, 64)):
@@ -145,7 +99,7 @@ def inputs():
         x = torch.tensor([largest, largest, -largest], dtype=dtype)
         yield case(x, on=f"x = [{largest:g}, {largest:g}, −{largest:g}] in {name}", otherwise=f"overflows in {name}", edge="half")
         yield case(3 * torch.randn(3, 4, 8, generator=draw).to(dtype), on=f"3·randn, shape (3, 4, 8), {name}", fresh=True, edge="half")
-    yield case(torch.zeros(70_000, dtype=torch.float16), on="x = 70,000 zeros in float16", otherwise=MISTAKES["half_sum"], edge="half")
+    yield case(torch.zeros(70_000, dtype=torch.float16), on="x = 70,000 zeros in float16", otherwise=HALF_SUM, edge="half")
     for words, view in views(torch.randn(3, 4, 8, generator=draw)):
         yield case(view, on=f"{words}, shape (3, 4, 8)", fresh=True, edge="views")
 
@@ -165,8 +119,9 @@ EXERCISE = Exercise(
     "fp16 the sum itself would overflow on a long row of equal scores.",
     more="The package's version, softmax.safe_softmax, checks its argument.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="y = exp(x − m) / Σ exp(x − m), along the last dimension, where m is the row's maximum",
     mistakes=MISTAKES,
     tolerance=tolerance,
-    watch=SameDtype,
+    watch=ByHand,
 )

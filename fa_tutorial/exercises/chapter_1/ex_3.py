@@ -5,7 +5,9 @@ import math
 import torch
 
 from fa_tutorial.exercises import harness
-from fa_tutorial.exercises.harness import INF, Exercise, case, exp32, generator, vectors, views
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.inputs import generator, vectors, views
+from fa_tutorial.exercises.running import INF
 
 
 def merge(m_a, l_a, m_b, l_b):
@@ -19,31 +21,27 @@ def merge(m_a, l_a, m_b, l_b):
     return m, l_a * torch.exp(m_a - shift) + l_b * torch.exp(m_b - shift)
 
 
+A, B = "l_a * torch.exp(m_a - shift)", "l_b * torch.exp(m_b - shift)"
+GUARD = "shift = torch.where(m == -math.inf, 0.0, m)"
 MISTAKES = {
-    "swapped": "m and l are swapped: return (m, l)",
-    "added": "the maxima are added: the maximum of both parts is the larger one",
-    "averaged": "the maxima are averaged: the maximum of both parts is the larger one",
-    "smaller": "m is the smaller of the two maxima",
-    "no_rescale": "the part with the smaller maximum is not rescaled before the sums are added",
-    "crossed": "the part with the larger maximum is rescaled: rescale the other one",
-    "wrong_sign": "the correction has the wrong sign: the exponent is m_part − m, which is never positive",
-    "both": "both parts get the same correction: each has its own maximum",
-    "larger_alone": "the part with the smaller maximum is missing from l",
-    "to_zero": "the sums are measured from 0, not from the new maximum",
-    "mean": "the sums are averaged: measure both from one maximum, then add them",
-    "rescaled_mean": "the rescaled sums are averaged: add them",
-    "lse": "that is m + log l: return l",
-    "first_only": "only the first part is ever rescaled, and here the second one has the smaller maximum",
-    "to_second": "the first part is always rescaled to the second part's maximum, and here its own is larger",
-    "equal_first": "two equal maxima: the first part is missing from l",
-    "equal_second": "two equal maxima: the second part is missing from l",
-    "equal_twice": "two equal maxima: one part is counted twice and the other not at all",
-    "late": "exp overflows or underflows on the way: only differences of maxima may be exponents",
-    "one_maximum": "one maximum is taken over all elements: each has its own",
-    "nan": "two empty parts give NaN: −inf − (−inf) is NaN",
-    "one_guard": "one element is two empty parts and gets NaN, because another is not: guard each element by itself (torch.where)",
-    "finite": "two empty parts give an empty part, (−inf, 0): their maximum is −inf, not a finite number",
-}
+    "the part with the smaller maximum is not rescaled before the sums are added": (f"{A} + {B}", "l_a + l_b"),
+    "both corrections have the wrong sign: the exponent is m_part − m, which is never positive": [
+        ("m_a - shift", "shift - m_a"), ("m_b - shift", "shift - m_b")],
+    "the corrections are exchanged: each part is rescaled from its own maximum": (
+        f"{A} + {B}", "l_a * torch.exp(m_b - shift) + l_b * torch.exp(m_a - shift)"),
+    "the first part is always rescaled to the second part's maximum, and its own may be larger": (f"{A} + {B}", "l_a * torch.exp(m_a - m_b) + l_b"),
+    "only the first part is ever rescaled, and the second one may have the smaller maximum": (B, "l_b"),
+    "the part with the smaller maximum is missing from l": (f"{A} + {B}", "torch.where(m_a > m_b, l_a, l_b)"),
+    "the sums are measured from 0, not from the new maximum": (GUARD, "shift = 0.0"),
+    "the maxima are added: the maximum of both parts is the larger one": ("torch.maximum(m_a, m_b)", "m_a + m_b"),
+    "m is the smaller of the two maxima": ("torch.maximum", "torch.minimum"),
+    "m and l are swapped: return (m, l)": (f"return m, {A} + {B}", f"return {A} + {B}, m"),
+    "exp overflows or underflows on the way: only differences of maxima may be exponents": (
+        f"{A} + {B}", "(l_a * torch.exp(m_a) + l_b * torch.exp(m_b)) / torch.exp(shift)"),
+    "two empty parts give NaN: −inf − (−inf) is NaN": (GUARD, "shift = m"),
+    "one element is two empty parts and gets NaN, because another is not: guard each element by itself (torch.where)": (
+        GUARD, "shift = 0.0 if (m == -math.inf).all() else m"),
+}  # fmt: skip
 
 CONDITIONS = {
     "empty": "an empty part (−inf, 0) leaves the other part as it is",
@@ -53,32 +51,10 @@ CONDITIONS = {
 }
 
 
-def twin(m_a, l_a, m_b, l_b, mistake=None):
-    m_a, l_a, m_b, l_b = torch.broadcast_tensors(*(torch.as_tensor(x, dtype=torch.float64) for x in (m_a, l_a, m_b, l_b)))
-    m, low = torch.maximum(m_a, m_b), torch.minimum(m_a, m_b)
-    shown = {"added": m_a + m_b, "averaged": (m_a + m_b) / 2, "smaller": low, "one_maximum": m.max().expand(m.shape),
-             "finite": m.nan_to_num(neginf=torch.finfo(torch.float32).min)}.get(mistake, m)  # fmt: skip
-    shift = shown if mistake in ("nan", "finite") else shown.masked_fill(shown == -INF, 0.0)
-    shift = m if mistake == "one_guard" and (m > -INF).any() else shift
-    a, b = exp32(m_a - shift), exp32(m_b - shift)
-    a, b = {
-        "no_rescale": (1.0, 1.0),
-        "crossed": (b, a),
-        "wrong_sign": (exp32(shift - m_a), exp32(shift - m_b)),
-        "both": (exp32(low - m), exp32(low - m)),
-        "larger_alone": (m_a > m_b, m_b >= m_a),
-        "to_zero": (exp32(m_a), exp32(m_b)),
-        "mean": (0.5, 0.5),
-        "rescaled_mean": (a / 2, b / 2),
-        "first_only": (a, 1.0),
-        "to_second": (exp32(m_a - m_b), 1.0),
-        "equal_first": (torch.where(m_a == m_b, 0.0, a), b),
-        "equal_second": (a, torch.where(m_a == m_b, 0.0, b)),
-        "equal_twice": (torch.where(m_a == m_b, 0.0, a), torch.where(m_a == m_b, 2.0, b)),
-        "late": (exp32(m_a) * exp32(-shift), exp32(m_b) * exp32(-shift)),
-    }.get(mistake, (a, b))
-    l = l_a * a + l_b * b
-    return (l, shown) if mistake == "swapped" else (shown, shown + l.log() if mistake == "lse" else l)
+def truth(m_a, l_a, m_b, l_b):
+    m_a, l_a, m_b, l_b = (torch.as_tensor(x, dtype=torch.float64) for x in (m_a, l_a, m_b, l_b))
+    m = torch.maximum(m_a, m_b)
+    return m, l_a * (m_a - m).exp().nan_to_num() + l_b * (m_b - m).exp().nan_to_num()
 
 
 def tolerance(args, part):
@@ -131,7 +107,8 @@ EXERCISE = Exercise(
     "both parts are empty we subtract 0 instead of −inf, so the exponent stays −inf and gives 0 instead of NaN.",
     more="The package's version, softmax.merge, turns Python numbers into float64 tensors.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="m is the larger maximum, and l is both sums, each moved from its own maximum to m",
     mistakes=MISTAKES,
     parts=("m", "l"),
     tolerance=tolerance,

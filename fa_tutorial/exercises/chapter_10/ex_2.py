@@ -2,7 +2,8 @@
 
 import torch
 
-from fa_tutorial.exercises.harness import Exercise, case, generator
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.inputs import generator
 
 
 def tile_kinds(seen, block_m, block_n):

@@ -2,7 +2,8 @@
 
 import torch
 
-from fa_tutorial.exercises.harness import Exercise, case, generator
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.inputs import generator
 
 
 def key_range(cu_q, cu_k):

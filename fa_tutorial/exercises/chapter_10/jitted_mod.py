@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fa_tutorial.exercises.harness import NotAttempted, Wrong, chain
 from fa_tutorial.exercises.harness_kernel import blocks_without_truth
+from fa_tutorial.exercises.running import NotAttempted, Wrong, chain
 
 ADVICE = {  # a part of an error's words -> what to do
     "'tuple' object": ". aux is a tuple: aux[0] is its first entry",

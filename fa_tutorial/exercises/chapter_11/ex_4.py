@@ -4,8 +4,9 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises import harness
-from fa_tutorial.exercises.harness import Exercise, case, exp32, generator
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.inputs import exp32, generator
 
 triton = hardware.require_triton("Exercise 11.4")
 import triton.language as tl  # noqa: E402

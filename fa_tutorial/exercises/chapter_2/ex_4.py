@@ -3,8 +3,10 @@
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, case, generator, laid_out
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.inputs import generator, laid_out
+from fa_tutorial.exercises.running import UNWRITTEN
 
 triton = hardware.require_triton("Exercise 2.4")
 import triton.language as tl  # noqa: E402

@@ -5,8 +5,10 @@ import math
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.harness import INF, UNWRITTEN, Exercise, case, exp32, generator, laid_out
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.inputs import exp32, generator, laid_out
+from fa_tutorial.exercises.running import INF, UNWRITTEN
 
 triton = hardware.require_triton("Exercise 2.5")
 import triton.language as tl  # noqa: E402

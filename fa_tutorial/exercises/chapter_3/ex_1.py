@@ -2,7 +2,9 @@
 
 import torch
 
-from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, case, generator
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import UNWRITTEN
 from fa_tutorial.exercises.watch import Tiles
 
 

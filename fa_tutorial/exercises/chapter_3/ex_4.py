@@ -6,8 +6,10 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_3.ex_2 import LAYOUTS
-from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, case, gather, generator, laid_out
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.inputs import gather, generator, laid_out
+from fa_tutorial.exercises.running import UNWRITTEN
 from fa_tutorial.matmul import round_to_tf32
 
 triton = hardware.require_triton("Exercise 3.4")

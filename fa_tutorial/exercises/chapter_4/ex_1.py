@@ -4,7 +4,9 @@ import math
 
 import torch
 
-from fa_tutorial.exercises.harness import ANYTHING, INF, Exercise, case, exp32, generator, show, vectors
+from fa_tutorial.exercises.harness import ANYTHING, Exercise, case
+from fa_tutorial.exercises.inputs import exp32, generator, vectors
+from fa_tutorial.exercises.running import INF, show
 
 
 def softmax_step(s, m, l):

@@ -7,7 +7,8 @@ import torch
 from fa_tutorial.exercises.chapter_4.ex_1 import softmax_step as step
 from fa_tutorial.exercises.chapter_4.tiled_cases import column, half_cases, random_case, scores_case, tolerance
 from fa_tutorial.exercises.forward_twin import forward_twin
-from fa_tutorial.exercises.harness import Exercise, case, generator
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.watch import Scores
 
 

@@ -10,7 +10,8 @@ from fa_tutorial.exercises.chapter_4.ex_2 import MISTAKES as FORWARD_MISTAKES
 from fa_tutorial.exercises.chapter_4.ex_3 import causal_tiles as tiles_of
 from fa_tutorial.exercises.chapter_4.tiled_cases import column, half_cases, random_case, scores_case, tolerance
 from fa_tutorial.exercises.forward_twin import forward_twin
-from fa_tutorial.exercises.harness import Exercise, case, generator
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.watch import CausalTiles, WholeTilesCompared
 
 

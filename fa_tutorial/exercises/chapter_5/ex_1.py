@@ -5,8 +5,10 @@ import math
 import torch
 
 from fa_tutorial.exercises.forward_kernels import strides_of
-from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, case, gather, generator, laid_out
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.inputs import gather, generator, laid_out
+from fa_tutorial.exercises.running import UNWRITTEN
 from fa_tutorial.matmul import tl, triton
 
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from fa_tutorial.exercises.harness import RTOL, Exercise, case, generator, views
+from fa_tutorial.exercises.harness import RTOL, Exercise, case
+from fa_tutorial.exercises.inputs import generator, views
 from fa_tutorial.exercises.watch import MatmulJacobian
 
 

@@ -2,7 +2,9 @@
 
 import torch
 
-from fa_tutorial.exercises.harness import INF, RTOL, Exercise, case, generator, views
+from fa_tutorial.exercises.harness import RTOL, Exercise, case
+from fa_tutorial.exercises.inputs import generator, views
+from fa_tutorial.exercises.running import INF
 from fa_tutorial.exercises.watch import SoftmaxJacobian
 
 

@@ -7,7 +7,8 @@ import torch
 from fa_tutorial.exercises.chapter_6.shared import HEADS, SCALES, TILE, WEIGHTS
 from fa_tutorial.exercises.gradient_inputs import Inputs
 from fa_tutorial.exercises.gradient_twin import gradient_twin, weights
-from fa_tutorial.exercises.harness import RTOL, Exercise, generator, views
+from fa_tutorial.exercises.harness import RTOL, Exercise
+from fa_tutorial.exercises.inputs import generator, views
 from fa_tutorial.exercises.watch import Gradients
 
 

@@ -6,7 +6,9 @@ import torch
 
 from fa_tutorial import reference
 from fa_tutorial.exercises.gradient_twin import scores, seen, weights
-from fa_tutorial.exercises.harness import INF, RTOL, Exercise, case, exp32, generator, show_nested, views
+from fa_tutorial.exercises.harness import RTOL, Exercise, case
+from fa_tutorial.exercises.inputs import exp32, generator, views
+from fa_tutorial.exercises.running import INF, show_nested
 
 
 def recompute_p(q, k, lse, scale, is_causal):

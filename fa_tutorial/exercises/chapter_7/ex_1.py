@@ -3,8 +3,10 @@
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, case, generator
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import UNWRITTEN
 from fa_tutorial.exercises.strided import BHDS, BHSD, BSHD, read_mistakes, strides_in
 from fa_tutorial.tiles import load_tile
 

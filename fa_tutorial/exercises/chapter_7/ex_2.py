@@ -2,7 +2,7 @@
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_7 import shared
-from fa_tutorial.exercises.harness import generator
+from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.tiles import dot, load_tile, store_tile
 
 triton = hardware.require_triton("Exercise 7.2")

@@ -5,7 +5,8 @@ import torch
 from fa_tutorial import backward, forward
 from fa_tutorial.exercises.chapter_7.function import NAMES, FunctionExercise
 from fa_tutorial.exercises.chapter_7.shared import draw
-from fa_tutorial.exercises.harness import case, exp32, generator
+from fa_tutorial.exercises.harness import case
+from fa_tutorial.exercises.inputs import exp32, generator
 
 
 class FlashAttention(torch.autograd.Function):

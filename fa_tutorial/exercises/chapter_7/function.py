@@ -8,7 +8,8 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_7.shared import draw
-from fa_tutorial.exercises.harness import Exercise, NotAttempted, Twin, Wrong, judge, show, where_in, written_once
+from fa_tutorial.exercises.harness import Exercise, Twin, judge
+from fa_tutorial.exercises.running import NotAttempted, Wrong, show, where_in, written_once
 
 NAMES = ("dq", "dk", "dv")
 FIVE = "backward returns one value for each argument of forward: dq, dk, dv, None, None"

@@ -6,7 +6,8 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.backward_kernel_twin import Given
-from fa_tutorial.exercises.harness import Exercise, case, generator
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.strided import BDHS, BHDS, BHSD, BSHD, joined, read_mistakes
 
 _TURN = "{0} is not transposed: {1}, and tl.trans transposes a tile (where S = D the kernel runs all the same)"

@@ -3,7 +3,9 @@
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.harness import ANYTHING, INF, Exercise, NotAttempted, Wrong, case, chain, generator, show
+from fa_tutorial.exercises.harness import ANYTHING, Exercise, case
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import INF, NotAttempted, Wrong, chain, show
 
 triton = hardware.require_triton("Exercise 8.2")
 import triton.language as tl  # noqa: E402

@@ -7,8 +7,10 @@ import torch.nn.functional as F
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.forward_twin import forward_twin
-from fa_tutorial.exercises.harness import UNWRITTEN, Exercise, case, exp32, generator
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.inputs import exp32, generator
+from fa_tutorial.exercises.running import UNWRITTEN
 from fa_tutorial.exercises.with_descriptors import WithDescriptors
 
 triton = hardware.require_triton("Exercise 8.3")

@@ -8,7 +8,8 @@ from itertools import zip_longest
 
 from fa_tutorial import barriers
 from fa_tutorial.barriers import Action, Barrier, Event, arrive, ds_rows, load, use, wait
-from fa_tutorial.exercises.harness import OTHERS, Exercise, Wrong, case, show
+from fa_tutorial.exercises.harness import OTHERS, Exercise, case
+from fa_tutorial.exercises.running import Wrong, show
 
 
 def meeting_consumer(c, blocks, full, empty, ds_full):

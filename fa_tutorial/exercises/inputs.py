@@ -1,0 +1,75 @@
+"""Random inputs of the exercises: values that once broke a softmax, and views with NaN around them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from fa_tutorial.exercises.running import INF, written_once
+
+# ---------------------------------------------------------------- inputs
+
+
+def generator() -> torch.Generator:
+    """A generator with a new seed each time: an answer that knows the inputs cannot pass."""
+    fresh = torch.Generator()
+    fresh.seed()
+    return fresh
+
+
+def laid_out(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The memory that x lies in by these strides, in float64; NaN between its elements."""
+    memory = torch.full(
+        (1 + sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True)),), math.nan, dtype=torch.float64
+    )
+    once = written_once(strides)
+    memory.as_strided(x.shape, tuple(strides))[once].copy_(x[once])
+    return memory
+
+
+def gather(memory: torch.Tensor, offsets: torch.Tensor, mask: torch.Tensor, other: float = 0.0) -> torch.Tensor:
+    """What a masked load from `memory` gives; IndexError where it leaves the memory."""
+    mask = mask.expand(offsets.shape)
+    loaded = torch.full(offsets.shape, other, dtype=torch.float64)
+    loaded[mask] = memory[offsets[mask]]
+    return loaded
+
+
+def exp32(x: torch.Tensor) -> torch.Tensor:
+    """exp in float64 that overflows and underflows where float32's does: what a twin needs to show a missing shift."""
+    return torch.exp(x).masked_fill(x > 88.7228, INF).masked_fill(x < -103.98, 0.0)
+
+
+def vectors(draw: torch.Generator, *shape: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """(in words, float64 values) for each distribution that has once broken a softmax."""
+    n = shape[-1]
+    randn = torch.randn(*shape, generator=draw, dtype=torch.float64)
+    yield "randn", randn
+    yield "a maximum that keeps growing", torch.arange(n) * 0.7 + 0.1 * randn
+    yield "a maximum at the start", -torch.arange(n) * 0.7 + 0.1 * randn
+    yield "all values near −1e4", randn - 1e4
+    yield "values up to ±1e4", 2e4 * torch.rand(*shape, generator=draw, dtype=torch.float64) - 1e4
+    yield "equal values", torch.full(shape, 2.5, dtype=torch.float64)
+
+
+def masked_vectors(draw: torch.Generator, *shape: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same with −inf entries; none is −inf throughout."""
+    x = torch.randn(*shape, generator=draw, dtype=torch.float64)
+    half = x.clone()
+    half[..., : shape[-1] // 2] = -INF  # whole blocks hold nothing but −inf
+    yield "−inf in the first half", half
+    scattered = x.masked_fill(torch.rand(*shape, generator=draw) < 0.5, -INF)
+    scattered[..., 0] = x[..., 0]
+    yield "−inf here and there", scattered
+
+
+def views(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """x with other strides and a storage offset; what lies between and around its elements is NaN."""
+    if x.ndim > 1:
+        yield "a transposed view", x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    for words, step in (("a slice of a wider tensor", 1), ("every second column of a tensor", 2)):
+        wide = torch.full((*x.shape[:-1], 3 + step * x.shape[-1]), math.nan, dtype=x.dtype)
+        view = wide[..., 2 : 2 + step * x.shape[-1] : step]
+        yield words, view.copy_(x)
