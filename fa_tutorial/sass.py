@@ -1,11 +1,13 @@
-"""What ptxas makes of the loops of chapters 8 and 9: `python -m fa_tutorial.sass`, on any machine with Linux.
+"""What ptxas makes of the loops of chapters 8 and 9: `python -m fa_tutorial.sass FOLDER`, on any machine with Linux.
 
-It writes tuned/steps_sm90.json, counts for each step of chapter 8, and hopper_sass.json: of chapter 9's loops over blocks that need no mask,
+It writes FOLDER/tuned/steps_sm90.json, counts for each step of chapter 8, and FOLDER/hopper_sass.json: of chapter 9's loops over blocks that need no mask,
 the instructions that issue matmuls, wait, exponentiate or synchronise, in their order. `compiled` and `counted` do the same for a reader's loop and step.
 """
 
 from __future__ import annotations
 
+import argparse
+import ast
 import hashlib
 import itertools
 import json
@@ -21,7 +23,7 @@ from typing import Any
 import torch
 
 from fa_tutorial import compile_report, hardware, hopper
-from fa_tutorial.source import source_of
+from fa_tutorial.source import source_of, unwrapped
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 
@@ -145,10 +147,30 @@ def _loop_with(attend) -> dict[str, Any]:
 
 
 def fingerprints() -> dict[str, str]:
-    """Of the source of each of LOOPS: what STORED holds is out of date when it changes."""
+    """Of the source of each of LOOPS: what STORED holds is out of date when it changes. Not a kernel's cache_key: Triton 3.8 makes another than 3.7."""
     kernels = {"order": hopper.forward.forward_kernel, "backward": hopper.backward.backward_kernel}
     kernels |= {loop: getattr(hopper.ladder, loop) for loop in LOOPS if loop.startswith("attend")}
-    return {loop: kernel.cache_key for loop, kernel in kernels.items()} | {"tuned": steps.fingerprint()}
+    return {loop: _digest(_parts(kernel, {})) for loop, kernel in kernels.items()} | {"tuned": steps.fingerprint()}
+
+
+def _digest(parts: dict[str, str]) -> str:
+    return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()[:16]
+
+
+def _parts(kernel, parts: dict[str, str]) -> dict[str, str]:
+    """`parts`, with the text of a kernel, without comments, and of each function, class and constant of the package that it uses."""
+    function = unwrapped(kernel)
+    tree = ast.parse(source_of(function))
+    parts[f"{function.__module__}.{function.__qualname__}"] = ast.unparse(tree)
+    defined = vars(sys.modules[function.__module__])
+    for name in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & set(defined):
+        used = unwrapped(defined[name])
+        key = f"{getattr(used, '__module__', '')}.{getattr(used, '__qualname__', '')}"
+        if hasattr(used, "value"):  # a constexpr
+            parts[f"{function.__module__}.{name}"] = repr(used.value)
+        elif key.startswith("fa_tutorial.") and key not in parts:
+            _parts(used, parts)
+    return parts
 
 
 def sass_of(compiled) -> str:
@@ -198,24 +220,35 @@ def stored() -> dict[str, Any]:
     return json.loads(STORED.read_text(encoding="utf-8"))
 
 
-def make() -> None:
-    """Compile, and write STORED. Needs a process with Triton's interpreter off."""
+def make(path: Path) -> None:
+    """Compile, and write what `stored` reads. Needs a process with Triton's interpreter off."""
     found = {"triton": metadata.version("triton"), "sources": fingerprints(), "D": D}
     for name in LOOPS:
         loop = inner_loop(disassembled(name))
         found[name] = {"instructions": len(loop), "events": events(loop)}
-    STORED.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
-def make_steps() -> None:
-    """As make, for chapter 8's steps: write steps.STORED."""
+def make_steps(path: Path) -> None:
+    """As make, for chapter 8's steps: what steps.STORED holds."""
     rows, larger = (",\n ".join(map(json.dumps, found)) for found in chapter_8())
     text = f'{{"triton": "{metadata.version("triton")}", "source": "{steps.fingerprint()}", "rows": [\n {rows}], "larger tiles": [\n {larger}]}}\n'
-    steps.STORED.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m fa_tutorial.sass", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "folder", type=Path, help="where hopper_sass.json and tuned/steps_sm90.json go; the course's own are in fa_tutorial"
+    )
+    folder = parser.parse_args().folder
+    (folder / "tuned").mkdir(parents=True, exist_ok=True)
+    # A process each: in one, a kernel that both need is compiled once, and ptxas reports on it once.
+    for make_file, path in ((make, folder / STORED.name), (make_steps, folder / "tuned" / steps.STORED.name)):
+        words = f"from pathlib import Path; from fa_tutorial import sass; sass.{make_file.__name__}(Path({str(path)!r}))"
+        subprocess.run([sys.executable, "-c", words], env=compile_report.compiling_environment(), check=True)
+        print(path)
 
 
 if __name__ == "__main__":
-    for make_file in (make, make_steps):  # a process each: in one, a kernel that both need is compiled once, and ptxas reports on it once
-        words = f"from fa_tutorial import sass; sass.{make_file.__name__}()"
-        subprocess.run([sys.executable, "-c", words], env=compile_report.compiling_environment(), check=True)
-    print(STORED, steps.STORED)
+    main()
