@@ -1,4 +1,4 @@
-# The course without a GPU: docker build -t fa_tutorial . && docker run -p 8888:8888 fa_tutorial
+# The course without a GPU: docker build -t fa_tutorial . && docker run -p 8888:8888 -v fa_tutorial_work:/course/work fa_tutorial
 
 # What the course needs of a machine; .devcontainer/ stops here, and mounts the repository.
 FROM python:3.12-slim AS machine
@@ -6,15 +6,17 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends git make \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home reader \
-    && mkdir /course \
-    && chown reader /course
+    && mkdir --parents /course/work \
+    && chown --recursive reader /course
 USER reader
 WORKDIR /course
 
 FROM machine
-# An index with CPU builds of torch, which are much smaller than the CUDA builds that pip finds without it: --build-arg PIP_EXTRA_INDEX_URL=...
-ARG PIP_EXTRA_INDEX_URL
+# PyTorch's own index of CPU builds, which are 4 GB smaller than the CUDA builds that pip finds without it.
+ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 COPY --chown=reader . .
 RUN make setup
+# The reader's notebooks and progress are in one folder, so one volume keeps both.
+ENV FA_TUTORIAL_STATE=/course/work
 EXPOSE 8888
 CMD ["make", "lab", "ARGS=--ip=0.0.0.0 --no-browser"]

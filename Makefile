@@ -1,5 +1,6 @@
 # The course's commands; `make help` lists them. Each sets .venv up first if that is not done.
 #   make lab ARGS="--no-browser --port=8889"    arguments for JupyterLab
+#   make take CHAPTER=1                         or CHAPTER="1 5"
 #   make test ARGS="-k softmax"                 arguments for pytest
 #   make notebooks ARGS=notebooks/01_*.ipynb    only these notebooks
 #   make test PYTHON=python3.12                 the Python that .venv is made with
@@ -10,19 +11,21 @@ ARGS ?=
 CONSTRAINTS ?= constraints.txt
 VENV := .venv
 RUN := $(VENV)/bin/python
-INSTALL := pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=-c %) -e
+INSTALL := pip install --disable-pip-version-check $(CONSTRAINTS:%=-c %) -e
 INSTALLED := $(VENV)/.installed
 SITE_INSTALLED := $(VENV)/.site_installed
 BROWSER_INSTALLED := $(VENV)/.browser_installed
-FIRST_NOTEBOOK := notebooks/00_why_attention_is_slow.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-slow browser-test figures notebooks site doctor compile-report clean
+.PHONY: help setup lab work take check-work test test-slow browser-test figures notebooks site doctor compile-report clean
 
 help:
 	@echo "make setup      make .venv, and install what constraints.txt pins"
-	@echo "make lab        set up if needed, and open the first notebook in JupyterLab"
-	@echo "make test       set up if needed; ruff, every test, and every notebook against its stored outputs"
+	@echo "make lab        set up if needed, copy the notebooks into work/, which is yours, and open the first in JupyterLab"
+	@echo "make work       copy the notebooks that work/ lacks, and say which chapters are newer than your copies"
+	@echo "make take       take the course's chapter as it is now, CHAPTER=1; your copy stays beside it, under a dated name"
+	@echo "make check-work run your copies, and print what their checks say; CHAPTER=1 for one of them"
+	@echo "make test       set up if needed; ruff, the tests, and every notebook of the course against its stored outputs; never reads work/"
 	@echo "make test-slow  what a change breaks more rarely: every kernel compiled for seven kinds of GPU, every notebook with its exercises solved, every image drawn, the site with every link of it"
 	@echo "make doctor     say what this machine can run, and what is wrong with the installation"
 	@echo "make browser-test  run every notebook in JupyterLab in headless Chromium, solve an exercise there, read the site, and drag the explorable figures; screenshots in build/browser"
@@ -30,14 +33,23 @@ help:
 	@echo "make figures    draw images/ again"
 	@echo "make notebooks  run the notebooks and store their outputs again"
 	@echo "make compile-report  compile every kernel for GPUs that are not there; ARGS names the file, in Markdown"
-	@echo "make clean      remove .venv and every cache"
+	@echo "make clean      remove .venv and every cache; work/ stays"
 	@echo 'ARGS="..." is passed on by lab, test, browser-test, figures, notebooks, site and compile-report; PYTHON=python3.12 picks the Python that .venv is made with (3.11 or newer)'
 
 setup: $(INSTALLED)
 
-# As the default address, so that the link that --no-browser prints leads to the notebook too.
 lab: $(INSTALLED)
-	$(RUN) -m jupyterlab --LabApp.default_url=/lab/tree/$(FIRST_NOTEBOOK) $(ARGS)
+	@$(RUN) -m fa_tutorial lab $(ARGS)
+
+work: $(INSTALLED)
+	@$(RUN) -m fa_tutorial work
+
+take: $(INSTALLED)
+	@test -n "$(CHAPTER)" || { echo 'name the chapter: make take CHAPTER=1' >&2; exit 1; }
+	@$(RUN) -m fa_tutorial work take $(CHAPTER)
+
+check-work: $(INSTALLED)
+	@$(RUN) -m fa_tutorial work check $(CHAPTER)
 
 # pytest comes last, so that its closing line is the last line printed. Two workers, each with whole files: a notebook's cells stay in order.
 test: $(INSTALLED)
@@ -56,7 +68,7 @@ figures: $(INSTALLED)
 	PYTHONPATH=images $(RUN) -m draw $(ARGS)
 
 notebooks: $(INSTALLED)
-	$(RUN) -m fa_tutorial.notebooks $(ARGS)
+	$(RUN) -m fa_tutorial.notebooks $(or $(ARGS),notebooks/*.ipynb)
 
 # -W: a link, a picture or a reference that leads nowhere fails the build. -E: a page that changed may be named on every other.
 site: $(SITE_INSTALLED)
@@ -71,15 +83,15 @@ compile-report: $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
-	find . \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+	find . -path ./work -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 # The stamp says that .venv holds what these two files ask for; a second call finds it and installs nothing.
 $(INSTALLED): $(CONSTRAINTS) pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed, or not on the path; name another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV): once, and some minutes, for PyTorch is large"
+	@$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV), once, which takes some minutes: about 6 GB with a GPU's build of PyTorch. If it stops, the same command goes on."
 	$(RUN) -m $(INSTALL) '.[lab,test]'
 	@touch $@
 

@@ -12,14 +12,18 @@ __version__ = "0.1.0"
 
 hardware.select_backend()
 
-# The public functions, and the modules that have them.
+# The public names, and the modules that have them.
 PUBLIC = {
     "flash_attention": "attention",
     "flash_attention_varlen": "attention",
     "attention_with": "variants",
+    "make_block_mask": "variants",
     "flash_decode": "decode",
     "append_to_cache": "decode",
+    "PagedCache": "decode",
+    "quantise_fp8": "decode",
 }
+__all__ = [*PUBLIC]
 
 
 def __getattr__(name: str):
@@ -27,3 +31,8 @@ def __getattr__(name: str):
     if name in PUBLIC:
         return getattr(importlib.import_module(f"fa_tutorial.{PUBLIC[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """With the public names, which are not there until they are asked for."""
+    return sorted({*globals(), *PUBLIC})

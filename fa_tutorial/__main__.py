@@ -8,12 +8,12 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+import fa_tutorial
 from fa_tutorial.bench.cases import DTYPES, GRIDS, LABELS, MODES, Case, Shape
 
 WHAT_ELSE = """more commands:
   python -m fa_tutorial.bench.chapters FILE  measure the chapters' own kernels (needs a GPU)
   python -m fa_tutorial.compile_report FILE  compile every kernel for GPUs that are not there
-  make lab                                   open the first chapter in JupyterLab, in a clone of the course
   make help                                  list what else a clone can do
 
 in Python:
@@ -30,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=WHAT_ELSE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    top.add_argument("--version", action="version", version=fa_tutorial.__version__)
     top.set_defaults(run=_overview)
     commands = top.add_subparsers(title="commands")
 
@@ -44,7 +45,20 @@ def parser() -> argparse.ArgumentParser:
         _doctor,
         "what this machine can run, and what is wrong with the installation; status 1 where something is broken",
     )
-    command(commands, "progress", _progress, "which exercises are done")
+    done = command(commands, "progress", _progress, "which exercises are done")
+    done.add_argument("chapter", nargs="?", type=int, help="this chapter's alone")
+
+    text = "copy the notebooks into work/, where you solve them, and open the first in JupyterLab"
+    command(commands, "lab", _lab, f"{text}; JupyterLab's own arguments are passed on, such as --no-browser --port=8889")
+    text = "your copies of the notebooks, in work/; without a command of its own: copy those that are missing, and say which chapters are newer"
+    work = command(commands, "work", _work, text)
+    inner = work.add_subparsers(title="with your copies")
+    taken = command(inner, "take", _work_take, "take the course's chapter as it is now; your copy stays, under a dated name")
+    taken.add_argument("chapters", nargs="+", type=int, metavar="CHAPTER", help="a chapter's number")
+    checked = command(
+        inner, "check", _work_check, "run your copies, and print what their checks say; status 1 where a cell raises an error"
+    )
+    checked.add_argument("chapters", nargs="*", type=int, metavar="CHAPTER", help="a chapter's number; every copy, if none is named")
 
     text = "speed and memory of one case, beside the peers (needs a GPU); sweep measures a grid, plot and table show stored results"
     case = command(commands, "bench", _bench_case, text)
@@ -61,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     sweep = command(inner, "sweep", _bench_sweep, "measure a grid into a file of results; rows that it holds are not measured again")
     sweep.add_argument("--modes", nargs="+", choices=MODES, help="what is timed, if not what the grid names")
     sweep.add_argument("--dtypes", nargs="+", choices=DTYPES, help="of every tensor, if not those that the grid names")
-    sweep.add_argument("--file", type=Path, help="results to write and to go on from, if not those of this GPU beside the H200's")
+    sweep.add_argument("--file", type=Path, help="results to write and to go on from, if not the GPU's name and .json, in this folder")
     plot = command(inner, "plot", _bench_plot, "draw TFLOP/s against S, a file for each mode and dtype; the cards below one another")
     plot.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder for the PNG files")
     table = command(inner, "table", _bench_table, "print the comparison with each peer in Markdown")
@@ -70,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
         steps = "peers, the course's kernels, and the steps of chapters 8 and 9"
         measuring.add_argument("--providers", nargs="+", default=list(LABELS), metavar="NAME", help=steps)
     for reading in (plot, table):
-        text = "results to show: a JSON file, or a stored card's name such as h200; all that are stored, and your sweep's, if none is named"
+        text = "results to show: a JSON file, or a stored card's name such as h200; all that are stored, if none is named"
         reading.add_argument("results", nargs="*", type=_results, metavar="RESULTS", help=text)
     for stored in (sweep, plot, table):
         stored.add_argument("--grid", default="literature", choices=GRIDS, help="the shapes")
@@ -95,8 +109,35 @@ def _doctor(options: Namespace) -> int:
 def _progress(options: Namespace) -> int:
     from fa_tutorial.exercises import progress
 
-    progress()
+    progress(options.chapter)
     return 0
+
+
+def _lab(options: Namespace) -> int:
+    from fa_tutorial import work
+
+    work.lab(options.others)
+    return 0
+
+
+def _work(options: Namespace) -> int:
+    from fa_tutorial import work
+
+    work.fill()
+    return 0
+
+
+def _work_take(options: Namespace) -> int:
+    from fa_tutorial import work
+
+    work.take(options.chapters)
+    return 0
+
+
+def _work_check(options: Namespace) -> int:
+    from fa_tutorial import work
+
+    return work.check(options.chapters)
 
 
 def _bench_case(options: Namespace) -> int:
@@ -160,7 +201,10 @@ def _bench_table(options: Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, sys.argv's unless given, and return its exit status."""
-    options = parser().parse_args(arguments)
+    options, others = parser().parse_known_args(arguments)
+    if others and options.run is not _lab:
+        parser().error(f"unrecognized arguments: {' '.join(others)}")
+    options.others = others
     try:
         return options.run(options)
     except (OSError, RuntimeError, ValueError) as error:

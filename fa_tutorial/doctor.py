@@ -5,6 +5,7 @@ The machine is looked at once, into Facts, from which the findings follow: so th
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import re
@@ -26,6 +27,8 @@ from fa_tutorial.exercises.progress import STATE_VARIABLE, state_file
 # First version inside and first version past the range that the course supports: those of pyproject.toml, which a test compares.
 SUPPORTED = {"torch": ((2, 11), (2, 15)), "triton": ((3, 6), (3, 10)), "numpy": ((2, 0), (3,))}
 NAMES = {"torch": "torch", "triton": "Triton", "numpy": "NumPy"}
+HOW_TO_INSTALL = "pip install -c constraints.txt -e '.[lab,test]' in the course's folder"
+ANEW = "Make the installation anew: make clean, then make doctor. If that does not help, send us this report."
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Facts:
     triton_came_first: bool
     compiler: str | None
     python_headers: bool
+    jupyterlab: bool
     state: Path
     state_writable: bool
 
@@ -63,14 +67,14 @@ class Facts:
 
 
 class Finding(NamedTuple):
-    """broken: something does not work; otherwise a note. what: the finding in one sentence. remedy: what to do, may be empty."""
+    """broken: something does not work; otherwise a note. what: the finding in one sentence. remedy: what to do."""
 
     broken: bool
     what: str
-    remedy: str = ""
+    remedy: str
 
     def __str__(self) -> str:
-        return f"{'broken' if self.broken else 'note':7} {self.what}" + (f"\n        {self.remedy}" if self.remedy else "")
+        return f"{'broken' if self.broken else 'note':7} {self.what}\n        {self.remedy}"
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
@@ -98,6 +102,7 @@ def gather() -> Facts:
         triton_came_first=hardware.triton_imported_without_interpreter(),
         compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         python_headers=(Path(sysconfig.get_paths()["include"]) / "Python.h").exists(),
+        jupyterlab=importlib.util.find_spec("jupyterlab") is not None,
         state=state,
         state_writable=writable(state.parent),
     )
@@ -163,7 +168,8 @@ def examine_gpu(facts: Facts) -> Iterator[Finding]:
             least = f"{shown}; the course's kernels need {hardware.LEAST_CAPABILITY / 10:.1f} or more."
             yield Finding(True, least, f"Set {switch}=1 before Python starts: kernels then run in the interpreter.")
         else:
-            yield Finding(False, f"{shown}: Triton does not use its tensor cores (from 8.0 on it does), so matmuls are slow here.")
+            slow = f"{shown}: Triton does not use its tensor cores (from 8.0 on it does), so matmuls are slow here."
+            yield Finding(False, slow, "Results are right all the same; for speed, look at the stored times of an H200.")
 
 
 def examine_versions(facts: Facts) -> Iterator[Finding]:
@@ -172,7 +178,9 @@ def examine_versions(facts: Facts) -> Iterator[Finding]:
         if version is not None and not first <= version_numbers(version) < past:
             wanted = f"{'.'.join(map(str, first))} or newer, below {'.'.join(map(str, past))}"
             outside = f"{NAMES[package]} {version} is outside the range that the course supports: {wanted}."
-            yield Finding(False, outside, "constraints.txt names the versions that it is tested with.")
+            yield Finding(False, outside, f"{HOW_TO_INSTALL} takes the versions that the course is tested with.")
+    if not facts.jupyterlab:
+        yield Finding(False, "JupyterLab is not installed: the notebooks don't open with make lab.", f"Install it: {HOW_TO_INSTALL}.")
     if not facts.state_writable:
         yield Finding(False, f"{facts.state} cannot be written: progress is not kept.", f"Set {STATE_VARIABLE} to a folder that can be.")
 
@@ -186,10 +194,10 @@ def try_kernel() -> Finding | None:
         c = matmul(a.to(hardware.device()), b.to(hardware.device())).cpu()
     except Exception as error:  # whatever stops a kernel here is what the reader came to learn
         reason = str(error).strip().splitlines() or [""]
-        return Finding(True, f"A tiled matmul does not run: {type(error).__name__}: {reason[-1]}")
+        return Finding(True, f"A tiled matmul does not run: {type(error).__name__}: {reason[-1]}", ANEW)
     if torch.allclose(c, a @ b, rtol=1e-4):
         return None
-    return Finding(True, f"A tiled matmul gives a wrong result: it is off by {(c - a @ b).abs().max():.3g}.")
+    return Finding(True, f"A tiled matmul gives a wrong result: it is off by {(c - a @ b).abs().max():.3g}.", ANEW)
 
 
 # ---------------------------------------------------------------- reporting

@@ -80,9 +80,12 @@ def explore(name: str):
     """Show the explorable figure images/explore/<name>.html in a notebook, and its picture where scripts or frames don't run.
 
     The output holds the whole page, so a stored notebook needs no other file. Returns an IPython.display.HTML. Raises FileNotFoundError
-    for an unknown name.
+    for an unknown name, ImportError without IPython.
     """
-    from IPython.display import HTML
+    try:
+        from IPython.display import HTML
+    except ModuleNotFoundError as error:
+        raise ImportError("figures.explore shows its figure in a notebook: open one, or `pip install ipython`") from error
 
     page = html.escape((EXPLORABLE / f"{name}.html").read_text(encoding="utf-8"))
     picture = base64.b64encode((EXPLORABLE / f"{name}.png").read_bytes()).decode()

@@ -27,12 +27,13 @@ INTERPRETER_SWITCH = "TRITON_INTERPRET"
 LEAST_CAPABILITY, TENSOR_CORE_CAPABILITY, HOPPER_CAPABILITY = 75, 80, 90
 
 WHERE_TO_RUN_TRITON = (
-    "Triton is published for Linux only. On macOS or Windows run this chapter on Google Colab, in WSL2, "
-    "or in a Linux container. Chapters without kernels (0, 1, 4, 6) run where you are."
+    "Triton is published for Linux only. On macOS or Windows run this chapter in WSL2 or in a Linux container (README.md: Docker). "
+    "Chapters without kernels (0, 1, 4, 6) run where you are."
 )
-HOW_TO_INSTALL_TRITON = "Install what the course needs: make test, or pip install -c constraints.txt -e . in its folder."
+HOW_TO_INSTALL_TRITON = "Install what the course needs: make setup, or pip install -c constraints.txt -e . in its folder."
 
 _switched_on_here = False
+_told = False  # whether the reader knows that kernels run in the interpreter
 
 
 @functools.cache
@@ -114,6 +115,8 @@ def nvidia_smi(query: str) -> str | None:
 
 def describe() -> str:
     """One line on where kernels run here."""
+    global _told
+    _told = True
     if not has_triton():
         return f"No Triton here. {without_triton()}"
     if interpreter_on():
@@ -124,9 +127,9 @@ def describe() -> str:
 
 
 def select_backend() -> None:
-    """Switch Triton's interpreter on where there is no CUDA GPU, and say so.
+    """Switch Triton's interpreter on where there is no CUDA GPU. Called once, when fa_tutorial is imported.
 
-    An explicit TRITON_INTERPRET is respected. Called once, when fa_tutorial is imported.
+    An explicit TRITON_INTERPRET is respected. The first kernel's import says that it is on, unless `describe` has: `--help` needs no kernel.
     """
     # A GPU gives log 0 = −inf without a word, so NumPy has none to say in the interpreter either.
     warnings.filterwarnings("ignore", "divide by zero encountered in log", RuntimeWarning, r"triton\.runtime\.interpreter")
@@ -135,6 +138,14 @@ def select_backend() -> None:
     global _switched_on_here
     os.environ[INTERPRETER_SWITCH] = "1"
     _switched_on_here = True
+
+
+def _tell() -> None:
+    """Say once that the interpreter was switched on here."""
+    global _told
+    if _told or not _switched_on_here:
+        return
+    _told = True
     message = "No CUDA GPU found: Triton kernels will run in the interpreter, on the CPU."
     if triton_imported_without_interpreter():
         message += " Triton was imported before fa_tutorial, so its own functions are compiled ones: restart and import fa_tutorial first."
@@ -163,6 +174,7 @@ def require_triton(who: str) -> ModuleType:
         raise ImportError(f"{who} needs Triton, which is not installed here. {without_triton()}") from error
     if interpreter_on():
         interpreter.hasten()
+    _tell()
     return triton
 
 

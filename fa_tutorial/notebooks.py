@@ -1,4 +1,4 @@
-"""Run the notebooks and store their outputs again: `python -m fa_tutorial.notebooks [NOTEBOOK …]`, or `make notebooks`.
+"""Run the notebooks and store their outputs again: `python -m fa_tutorial.notebooks NOTEBOOK …`, or `make notebooks`.
 
 Cell ids, tags and the text of cells stay as they are; whatever differs from run to run without meaning anything is left out,
 so that a second run changes nothing but what the code itself makes different.
@@ -16,34 +16,50 @@ from pathlib import Path
 from fa_tutorial import hardware
 from fa_tutorial.exercises.progress import STATE_VARIABLE
 
-FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 CELL_SECONDS = 120
-# No version: the stored notebook is the same whichever Python ran it.
+# What JupyterLab writes, so that opening and saving a notebook leaves it as it is; of one version, whichever Python ran the notebook.
 METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {
+        "codemirror_mode": {"name": "ipython", "version": 3},
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "nbconvert_exporter": "python",
+        "pygments_lexer": "ipython3",
+        "version": "3.11.7",
+    },
 }
 
 
-def kernel_environment(state_folder: str) -> dict[str, str]:
-    """The environment of a kernel as a reader starts it: no exercise done, and the choice of backend not yet made."""
-    environment = {**os.environ, STATE_VARIABLE: state_folder}
+def kernel_environment(**variables: str) -> dict[str, str]:
+    """The environment of a kernel as a reader starts it, with these variables: figures go into the page, the backend isn't chosen yet."""
+    environment = {**os.environ, **variables}
     environment.pop("MPLBACKEND", None)
     if hardware.switched_on_here():
         environment.pop(hardware.INTERPRETER_SWITCH)
     return environment
 
 
-def execute(notebook, folder: Path) -> None:
-    """Run every cell of `notebook` in place, in a fresh kernel that works in `folder`. Raises CellExecutionError at a cell's error."""
+def execute(notebook, folder: Path, cell_seconds: int = CELL_SECONDS, allow_errors: bool = False) -> None:
+    """Run every cell of `notebook` in place, in a fresh kernel that works in `folder`, with no exercise done.
+
+    Raises CellExecutionError at a cell's error, unless allow_errors: then the error is an output, and the cells after it run.
+    """
     from nbclient import NotebookClient
 
     where = {"metadata": {"path": str(folder)}}
     client = NotebookClient(
-        notebook, timeout=CELL_SECONDS, kernel_name="python3", record_timing=False, coalesce_streams=True, resources=where
+        notebook,
+        timeout=cell_seconds,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
+        resources=where,
+        allow_errors=allow_errors,
     )
     with tempfile.TemporaryDirectory() as state_folder:
-        client.execute(env=kernel_environment(state_folder))
+        client.execute(env=kernel_environment(**{STATE_VARIABLE: state_folder}))
 
 
 def store_outputs(path: Path) -> None:
@@ -60,10 +76,10 @@ def store_outputs(path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the named notebooks, or all of them. Returns the exit status: 1 where a cell raised, with that notebook left as it was."""
+    """Run the named notebooks. Returns the exit status: 1 where a cell raised, with that notebook left as it was."""
     parser = argparse.ArgumentParser(prog="python -m fa_tutorial.notebooks", description="Run notebooks and store their outputs again.")
-    parser.add_argument("notebook", nargs="*", type=Path, help="default: every notebook of the course")
-    paths = parser.parse_args(arguments).notebook or sorted(FOLDER.glob("*.ipynb"))
+    parser.add_argument("notebook", nargs="+", type=Path, help="notebooks to run, and to write back with their outputs")
+    paths = parser.parse_args(arguments).notebook
     from nbclient.exceptions import CellExecutionError
 
     failed = 0

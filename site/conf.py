@@ -1,15 +1,16 @@
 """The site: `make site` renders README.md, GLOSSARY.md, CONTRIBUTING.md and the notebooks, with their stored outputs, into build/site.
 
 Sphinx reads the files as they are. The hooks below add what only a site can have: navigation, links from "(4.2)" to the equation of that
-number, links from a glossary term's first mention in a chapter to its entry, solutions that open on a click, and buttons for Colab and Binder.
+number, links from a glossary term's first mention in a chapter to its entry, a search that knows exercises and glossary entries by name, and
+solutions that open on a click.
 """
 
 import json
 import re
-import tomllib
 from pathlib import Path
 
 from docutils import nodes
+from sphinx import addnodes
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
@@ -36,30 +37,14 @@ suppress_warnings = ["misc.highlighting_failure"]  # a block of PTX or SASS is s
 html_theme = "sphinx_book_theme"
 html_static_path = ["static"]
 html_css_files = ["course.css"]
-html_favicon = "static/favicon.svg"
+html_favicon = "favicon.ico"
+html_extra_path = ["favicon.ico"]  # at the root too, where a browser looks by itself
+html_use_index = False  # the search takes its place
 html_context = {"default_mode": "auto"}  # light or dark as the reader's system is
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"show_toc_level": 2, "use_download_button": False, "use_fullscreen_button": False, "home_page_in_toc": True}
 copybutton_exclude = ".linenos, .gp, .go"
-
-# The one place for the address is [project.urls] in pyproject.toml; without it no page has a button.
-repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {}).get("Repository", "")
-
-
-def add_buttons(app, config):
-    """With the repository's address known, each chapter can be opened on Colab and on Binder."""
-    if config.repository:
-        config.html_theme_options |= {
-            "repository_url": config.repository,
-            "repository_branch": "main",
-            "use_repository_button": True,
-            "launch_buttons": {
-                "colab_url": "https://colab.research.google.com",
-                "binderhub_url": "https://mybinder.org",
-                "notebook_interface": "jupyterlab",
-            },
-        }
 
 
 def add_toctree(app, docname, source):
@@ -82,9 +67,13 @@ def terms():
     table = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").partition("\n## Terms\n")[2].partition("\n## ")[0]
     found = {}
     for term, meaning in re.findall(r"^\| (.+?) \| (.+?) \|", table, re.MULTILINE)[1:]:
-        for name in re.split(r", | \(", term):
-            found[name.strip("`)")] = (anchor(term), meaning.replace("`", ""))
+        found |= dict.fromkeys(names(term), (anchor(term), meaning.replace("`", "")))
     return found
+
+
+def names(term):
+    """The names that stand in the first column of a row of the glossary."""
+    return [name.strip("`)") for name in re.split(r", | \(", term)]
 
 
 def anchor(term):
@@ -131,12 +120,26 @@ def link_chapter(doctree, docname, uri):
             text.parent.replace(text, link_text(text.astext(), seen, uri))
 
 
-def name_terms(doctree):
-    """Give each row of the glossary that explains a term the id that links lead to."""
-    rows = {row for row, _ in TERMS.values()}
-    for row in doctree.findall(nodes.row):
-        if (name := anchor(row[0].astext())) in rows:
-            row[0]["ids"].append(name)
+def find_first(doctree, name, target):
+    """Make `target`, an id of the page, the search's first result for `name`: Sphinx ranks index entries above titles and text."""
+    doctree.append(addnodes.index(entries=[("single", name, target, "main", None)]))
+
+
+def name_rows(doctree):
+    """Give each symbol's and each term's row of the glossary the id that links and the search lead to."""
+    for table in doctree.findall(nodes.table):
+        head, *rows = table.findall(nodes.row)
+        for row in rows if head[0].astext() in ("symbol", "term") else ():
+            row["ids"].append(anchor(row[0].astext()))
+            for name in names(row[0].astext()):
+                find_first(doctree, name, row["ids"][0])
+
+
+def name_exercises(doctree):
+    """The search finds "exercise 5.5": the heading's stars and minutes would hide it."""
+    for section in list(doctree.findall(nodes.section)):
+        if heading := re.match(r"Exercise \d+\.\d+", section[0].astext()):
+            find_first(doctree, heading[0], section["ids"][0])
 
 
 def fold_solutions(doctree):
@@ -149,14 +152,13 @@ def fold_solutions(doctree):
 def add_links(app, doctree):
     docname = app.env.docname
     if docname == "GLOSSARY":
-        name_terms(doctree)
+        name_rows(doctree)
     if docname in CHAPTERS:
         fold_solutions(doctree)
+        name_exercises(doctree)
         link_chapter(doctree, docname, lambda target: app.builder.get_relative_uri(docname, target) if target != docname else "")
 
 
 def setup(app):
-    app.add_config_value("repository", "", "html", str)
-    app.connect("config-inited", add_buttons)
     app.connect("source-read", add_toctree)
     app.connect("doctree-read", add_links)

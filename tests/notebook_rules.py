@@ -17,7 +17,7 @@ OUTPUT_CALLS = {"print", "check", "progress", "display", "display_source", "show
 COPIED_LINES = 4  # so many lines of a solution in a row are a copy of it
 MACHINE_PATH = re.compile(r"""(?<![\w.])/(?:home|root|tmp|Users|work|opt|mnt|usr/lib)/|\b[A-Z]:\\|site-packages[/\\]|ipykernel_\d+""")
 HOST = re.compile(r"\blocalhost\b|\b\d{1,3}(?:\.\d{1,3}){3}\b")
-REGISTRY = re.compile(r"pypi\.org|pythonhoste[d]|download\.pytorch|anaconda\.(?:org|com)")
+REGISTRY = re.compile(r"pypi\.org|pythonhoste[d]|anaconda\.(?:org|com)")
 EQUATION = re.compile(r"(?<![\w\\)\]}])\(((?:1[0-2]|\d)\.[1-9]\d?)\)")
 
 
@@ -146,6 +146,36 @@ def exercise_cells(notebook: dict, exercises: Iterable[Exercise]) -> list[str]:
             faults.append(
                 f"{exercise.id} {exercise.name} has {len(starters)} starters and {len(checks)} checks, want one right after the other"
             )
+    return faults
+
+
+HEADING = re.compile(r"^### Exercise (\d+\.\d+) \((★{1,3}), (\d+) minutes\)$", re.MULTILINE)
+TIME = re.compile(r"\*\*Time\.\*\* About (\d+) minutes, (\d+) of them for the exercises")
+
+
+def headings(notebook: dict) -> list[tuple[str, str, int]]:
+    """(id, stars, minutes) of each exercise's heading, in order: ("5.5", "★★★", 30) for ### Exercise 5.5 (★★★, 30 minutes)."""
+    return [
+        (number, stars, int(minutes)) for cell in markdown_cells(notebook) for number, stars, minutes in HEADING.findall(cell["source"])
+    ]
+
+
+def exercise_headings(notebook: dict, exercises: Iterable[Exercise]) -> list[str]:
+    """Every exercise has one heading, which is the last before its starter, and the chapter's first cell adds up their minutes."""
+    exercises, found = list(exercises), headings(notebook)
+    faults = [] if [number for number, *_ in found] == [one.id for one in exercises] else [f"headings of {found}, want one an exercise"]
+    for exercise in exercises:
+        last = ""
+        for cell in notebook["cells"]:
+            if cell in starter_cells(notebook, exercise):
+                break
+            lines = cell["source"].splitlines() if cell["cell_type"] == "markdown" else []
+            last = next((line for line in reversed(lines) if re.match("#+ ", line)), last)
+        if not last.startswith(f"### Exercise {exercise.id} ("):
+            faults.append(f"{exercise.id} stands under {last!r}")
+    time = TIME.search(notebook["cells"][0]["source"])
+    if not time or int(time[2]) != sum(minutes for *_, minutes in found):
+        faults.append(f"the first cell must say: About … minutes, {sum(minutes for *_, minutes in found)} of them for the exercises")
     return faults
 
 

@@ -431,7 +431,7 @@ def test_one_case_and_a_wrong_name_on_the_command_line(clock, provider, capsys):
 
 def test_sweep_on_the_command_line(clock, provider, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA GeForce RTX 5060 Ti")
-    assert results.path_here() == results.FOLDER / "geforce_rtx_5060_ti.json"
+    assert results.path_here() == Path("geforce_rtx_5060_ti.json")
     path, ran = tmp_path / "card.json", provider()
     monkeypatch.setitem(GRIDS, "small", grid_of(16, 32))
     command = ["bench", "sweep", "--grid", "small", "--file", str(path), "--providers", "fake", "naive", "--modes", "fwd", "bwd"]

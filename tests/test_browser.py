@@ -6,6 +6,7 @@ notebook out, and runs the exercise only where Playwright and a Chromium are.
 
 import functools
 import http.server
+import itertools
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nbformat
 import notebook_rules as rules
@@ -52,16 +54,18 @@ NUMBERED = re.compile(r"^\[\d+\]:$")
 
 @dataclass(frozen=True)
 class Lab:
-    """A running JupyterLab, on a copy of the notebooks and images. state: where its readers' progress is."""
+    """A running JupyterLab, on copies of the notebooks and images, in `folder`. state: where its readers' progress is."""
 
     address: str
     token: str
+    folder: Path
     state: Path
 
 
 def copy_unrun(folder: Path) -> None:
-    """Notebooks without their stored outputs, so that what the browser shows was run there, and the images that they show."""
+    """The notebooks as they are stored, and without their outputs, so that what the browser shows was run there, and the images that they show."""
     shutil.copytree(ROOT / "images", folder / "images")
+    shutil.copytree(ROOT / "notebooks", folder / "stored")
     (folder / "notebooks").mkdir()
     for path in PATHS:
         notebook = rules.load(path)
@@ -78,7 +82,7 @@ def lab_environment(private: Path) -> dict[str, str]:
         path = folders["JUPYTERLAB_SETTINGS_DIR"] / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings))
-    return notebooks.kernel_environment(str(private / "state")) | {name: str(path) for name, path in folders.items()}
+    return notebooks.kernel_environment(FA_TUTORIAL_STATE=str(private / "state")) | {name: str(path) for name, path in folders.items()}
 
 
 def wait_for(server: subprocess.Popen, runtime: Path, log: Path) -> dict:
@@ -106,7 +110,7 @@ def lab(tmp_path_factory):
         server = subprocess.Popen(command, env=lab_environment(private), cwd=folder, stdout=file, stderr=subprocess.STDOUT)
     try:
         found = wait_for(server, private / "jupyter_runtime_dir", log)
-        yield Lab(found["url"], found["token"], private / "state")
+        yield Lab(found["url"], found["token"], folder, private / "state")
     finally:
         server.terminate()
         server.wait(timeout=30)
@@ -150,10 +154,10 @@ def page(browser):
 # ---------------------------------------------------------------- what a reader does
 
 
-def open_notebook(page, lab: Lab, path: Path) -> None:
+def open_notebook(page, lab: Lab, path: Path, folder: str = "notebooks") -> None:
     """Open the notebook, with the side bar folded away, and wait until its kernel is idle."""
     # reset: no notebook of an earlier test is opened too.
-    page.goto(f"{lab.address}lab/tree/notebooks/{path.name}?reset&token={lab.token}")
+    page.goto(f"{lab.address}lab/tree/{folder}/{path.name}?reset&token={lab.token}")
     page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
     page.get_by_role("tab", name=re.compile("File Browser")).click()
     wait_until_idle(page)
@@ -270,7 +274,7 @@ def test_an_exercise_is_solved(page, lab):
     open_notebook(page, lab, path)
     run_all(page)
     assert faults_of(page) == []
-    assert run_cell(page, cell_at(page, checked)) == f"· {label}: not attempted"
+    assert run_cell(page, cell_at(page, checked)) == f'· {label}: not attempted → hint("{EXERCISE}")'
 
     verdict = answer(page, starter, checked, WRONG_BODY)
     assert verdict.startswith(f"✗ {label}: ") and WRONG_DIAGNOSIS in verdict
@@ -298,9 +302,29 @@ def test_every_notebook_runs(path, page, lab):
     assert faults_of(page) == []
 
 
+@pytest.mark.whole_course
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_opening_and_saving_a_notebook_changes_nothing(path, page, lab):
+    """But for the version of this machine's Python, where that is another."""
+    saved = lab.folder / "stored" / path.name
+    before = saved.stat().st_mtime_ns
+    open_notebook(page, lab, path, "stored")
+    cell_at(page, 0).click()
+    page.keyboard.press("Control+s")
+    page.wait_for_timeout(2_000)
+    assert saved.stat().st_mtime_ns != before
+    texts = [re.sub(r'"version": "3[\d.]+"', "", where.read_text(encoding="utf-8")) for where in (saved, path)]
+    assert texts[0] == texts[1]
+
+
 # ---------------------------------------------------------------- the site
 
-SCREENS = {"phone": {"width": 390, "height": 844}, "laptop": {"width": 1280, "height": 900}, "wide": {"width": 1920, "height": 1080}}
+SCREENS = {
+    "small": {"width": 320, "height": 640},
+    "phone": {"width": 390, "height": 844},
+    "laptop": {"width": 1280, "height": 900},
+    "wide": {"width": 1920, "height": 1080},
+}
 PAGES = ("README.html", "GLOSSARY.html", *(f"notebooks/{path.stem}.html" for path in PATHS))
 SERIOUS = ("serious", "critical")
 
@@ -311,14 +335,19 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The address of the built site, served from this machine."""
+def site_folder(tmp_path_factory):
     from test_site import sphinx  # skips where the extra is not installed
 
     folder = tmp_path_factory.mktemp("build")
     done = sphinx(ROOT, folder)
     assert done.returncode == 0, done.stderr
-    handler = functools.partial(QuietHandler, directory=str(folder / "site"))
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def site(site_folder):
+    """The address of the built site, served from this machine."""
+    handler = functools.partial(QuietHandler, directory=str(site_folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -370,6 +399,8 @@ def test_every_page_of_the_site_fits_the_screen(screen, scheme, browser, site):
             page = visit(context, site, name, faults)
             page.screenshot(path=SCREENSHOTS / f"site_{Path(name).stem}_{screen}_{scheme}.png")
             faults += [f"{name} sticks out: {element}" for element in sticks_out(page)]
+            if (width := page.evaluate("document.documentElement.scrollWidth")) > SCREENS[screen]["width"]:
+                faults.append(f"{name} is {width} pixels wide")
             faults += [f"{name}, formula cut off: {formula}" for formula in cut_off_formulas(page)]
             refused = page.locator("mjx-merror, [data-mjx-error]").all_inner_texts()
             faults += [f"{name}, formula refused: {text}" for text in refused]
@@ -397,17 +428,69 @@ def test_axe_finds_nothing_serious(scheme, browser, site):
     assert faults == []
 
 
-@pytest.mark.whole_course
-@pytest.mark.parametrize(
-    ("words", "chapter"), [("online softmax", "01_safe_and_online_softmax"), ("wgmma", "09_past_triton"), ("delta", "06_backward_by_hand")]
-)
-def test_search_finds(words, chapter, page, site):
+def search(page, site: str, words: str):
+    """Search as a reader does, from the first page; returns the results."""
     page.goto(f"{site}/index.html")
     page.wait_for_url("**/README.html")
     page.keyboard.press("Control+k")
     page.keyboard.type(words)
     page.keyboard.press("Enter")
-    page.locator(f"#search-results a[href*='{chapter}']").first.wait_for(timeout=20_000)
+    page.get_by_text("Search finished").wait_for(timeout=20_000)
+    return page.locator("#search-results li")
+
+
+@pytest.mark.whole_course
+@pytest.mark.parametrize(
+    ("words", "begins", "address"),
+    [
+        ("exercise 5.5", "Exercise 5.5", "notebooks/05_flash_forward_in_triton.html#exercise-5-5"),
+        ("logsumexp", "log-sum-exp, logsumexp", "GLOSSARY.html#term-log-sum-exp"),
+        ("online softmax", "online softmax", "GLOSSARY.html#term-online-softmax"),
+    ],
+)
+def test_search_lands_where_a_name_is_explained(words, begins, address, page, site):
+    first = search(page, site, words).first
+    playwright.expect(first.locator(".context")).to_contain_text(re.compile(rf"^\s*{begins}"))
+    first.locator("a").click()
+    page.wait_for_url(f"**/{address}*")
+    anchor = urlsplit(page.url).fragment
+    playwright.expect(page.locator(f"[id='{anchor}'] >> text={begins}").first).to_be_in_viewport()
+
+
+@pytest.mark.whole_course
+@pytest.mark.parametrize(
+    ("words", "chapter"),
+    [("online softmax", "01_safe_and_online_softmax"), ("wgmma", "09_past_triton"), ("attention", "00_why_attention_is_slow")],
+)
+def test_search_finds_chapters_and_shows_their_text(words, chapter, page, site):
+    found = search(page, site, words)
+    found.locator(f"a[href*='{chapter}']").first.wait_for()
+    playwright.expect(found.locator(".context")).to_have_count(found.count())
+    assert not any("System Settings" in text for text in found.locator(".context").all_inner_texts())  # a button above the text
+
+
+@pytest.mark.whole_course
+def test_the_site_opened_as_files(browser, site_folder):
+    """Pages read without a word in the console; the search finds, and says why it shows no excerpts."""
+    faults, site = [], site_folder.as_uri()
+    with closing(browser.new_context()) as context:
+        for name in PAGES[:4]:
+            visit(context, site, name, faults).close()
+        page = visit(context, site, "search.html?q=logsumexp", faults)
+        playwright.expect(page.locator("#search-results a").first).to_have_attribute("href", re.compile("GLOSSARY.html#term-log-sum-exp"))
+        playwright.expect(page.get_by_text("python -m http.server -d build/site")).to_be_visible()
+    assert faults == []
+
+
+@pytest.mark.whole_course
+def test_chapters_text_and_contents_stand_side_by_side(page, site):
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(f"{site}/notebooks/05_flash_forward_in_triton.html")
+    parts = [page.locator(part) for part in (".bd-sidebar-primary a.current", "article h1", ".page-toc a >> text=Exercise 5.5")]
+    for part in parts:
+        playwright.expect(part).to_be_in_viewport(ratio=1)
+    edges = [page.locator(part).bounding_box() for part in (".bd-sidebar-primary", "article", ".bd-sidebar-secondary")]
+    assert all(left["x"] + left["width"] <= right["x"] for left, right in itertools.pairwise(edges))
 
 
 @pytest.mark.whole_course

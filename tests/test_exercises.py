@@ -19,6 +19,13 @@ def test_a_function_for_a_class():
     assert check("7.6", lambda q: q).message.endswith("pass the class itself, not the function <lambda>")
 
 
+@pytest.mark.parametrize(("answer", "helps"), [("starter", True), ("wrong", True), ("min_roof", False)])
+def test_a_verdict_that_is_not_correct_ends_with_the_call_that_helps(answer, helps, capsys):
+    answers = {"starter": starter, "wrong": lambda intensity, peak_flops, bandwidth: peak_flops, "min_roof": min_roof}
+    check("0.4", answers[answer])
+    assert capsys.readouterr().out.endswith('→ hint("0.4")\n') is helps
+
+
 def test_hints_come_one_after_another(capsys):
     service._hints_given.clear()
     hints = catalogue.find("0.1").hints

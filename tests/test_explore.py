@@ -3,8 +3,10 @@
 Each figure's window.state() returns its numbers. Skipped where Playwright or a Chromium is missing.
 """
 
+import itertools
 import math
 import re
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -23,13 +25,15 @@ from variant_cases import seen  # noqa: E402
 FOLDER = Path(__file__).resolve().parents[1] / "images" / "explore"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.html"))
 MOST_BYTES = 40_000
-WIDTHS = (390, 1_000)
+PHONE = {"width": 390, "height": 500}  # lower than a figure, so a finger could also scroll it
+WIDTHS = (288, 320, 360, 390, 1_000)  # on a page of 320 pixels a figure gets 288
+SMALLEST_TEXT = 11  # pixels on the screen
 
 
 @pytest.fixture
 def page(browser):  # noqa: F811
     errors = []
-    with closing(browser.new_page(viewport={"width": 800, "height": 1_200})) as opened:
+    with closing(browser.new_page(viewport={"width": 800, "height": 1_200}, has_touch=True)) as opened:
         opened.on("pageerror", lambda error: errors.append(str(error)))
         yield opened
     assert errors == []
@@ -57,6 +61,27 @@ def put(page, **values) -> dict:
     return state(page)
 
 
+def drag(page, begin: tuple[float, float], end: tuple[float, float], by: str) -> None:
+    """Press at `begin`, pull to `end`, let go; then a mouse goes back, which must move nothing."""
+    if by == "mouse":
+        page.mouse.move(*begin)
+        page.mouse.down()
+        page.mouse.move(*end, steps=5)
+        page.mouse.up()
+        page.mouse.move(*begin)
+        return
+    touch = page.context.new_cdp_session(page)
+    for step in range(6):
+        x, y = (a + (b - a) * step / 5 for a, b in zip(begin, end, strict=True))
+        touch.send("Input.dispatchTouchEvent", {"type": "touchMove" if step else "touchStart", "touchPoints": [{"x": x, "y": y}]})
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+
+def middle(locator) -> tuple[float, float]:
+    box = locator.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
 # ---------------------------------------------------------------- every figure
 
 
@@ -74,14 +99,39 @@ def test_figures_share_their_look():
         assert len({re.search(kind, (FOLDER / f"{name}.html").read_text(), re.DOTALL)[0] for name in NAMES}) == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+def fill_up(page) -> None:
+    """Give each control its largest value, which makes the longest numbers."""
+    page.evaluate("""for (const control of document.querySelectorAll("input, select")) {
+      if (control.type === "range") control.value = control.max;
+      else if (control.type === "select-one") control.selectedIndex = control.length - 1;
+      else control.checked = true;
+      control.dispatchEvent(new Event("input"));
+    }""")
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_figure_fits(page, name, width, scheme):
-    page.set_viewport_size({"width": width, "height": 900})
+def test_nothing_runs_out_of_a_figure(page, name):
+    """Text and drawings end where the body's padding begins; a drawing's labels stay legible."""
+    for width, full in itertools.product(WIDTHS, (False, True)):
+        page.set_viewport_size({"width": width, "height": 900})
+        open_figure(page, name)
+        if full:
+            fill_up(page)
+        outside = page.evaluate("""[...document.body.querySelectorAll("*")].map((part) => [part, part.getBoundingClientRect()])
+          .filter(([_, box]) => box.width && (box.left < 11 || box.right > document.body.offsetWidth - 11))
+          .map(([part, box]) => `${part.tagName} ${part.id || part.textContent}: ${box.left} to ${box.right}`)""")
+        assert (width, outside) == (width, [])
+        sizes = page.evaluate(
+            """[...document.querySelectorAll("text")].map((text) => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a)"""
+        )
+        assert min(sizes, default=SMALLEST_TEXT) >= SMALLEST_TEXT
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_figure_is_light_or_dark(page, name, scheme):
     page.emulate_media(color_scheme=scheme)
     open_figure(page, name)
-    assert page.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)") <= width
     ink, paper = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
     darkness = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ink, paper)]
     assert (darkness[0] > darkness[1]) == (scheme == "dark")
@@ -116,6 +166,12 @@ def test_explore_shows_the_picture_where_scripts_do_not_run(browser, taken_out):
         playwright.expect(page.locator("img")).to_be_visible()
         if not taken_out:
             playwright.expect(page.locator("iframe")).to_have_css("opacity", "0")
+
+
+def test_explore_without_ipython_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython.display", None)
+    with pytest.raises(ImportError, match="pip install ipython"):
+        figures.explore(NAMES[0])
 
 
 # ---------------------------------------------------------------- online_softmax
@@ -177,14 +233,13 @@ def test_online_softmax_answers_its_question(page):
     assert page.locator("#verdict.right").count() == 1
 
 
-def test_online_softmax_is_dragged(page):
+@pytest.mark.parametrize("by", ["mouse", "touch"])
+def test_online_softmax_is_dragged(page, by):
+    page.set_viewport_size(PHONE)
     open_figure(page, "online_softmax")
-    area = page.locator("[data-score='3']").bounding_box()
-    page.mouse.move(area["x"] + area["width"] / 2, area["y"] + 100)
-    page.mouse.down()
-    page.mouse.move(area["x"] + area["width"] / 2, area["y"] + 26, steps=5)
-    page.mouse.up()
-    page.mouse.move(area["x"], area["y"] + 150)  # the button is up: nothing moves
+    page.locator("#scores").scroll_into_view_if_needed()
+    x, y = middle(page.locator("#scores circle").nth(3))
+    drag(page, (x, y), (x + 100, page.locator("#scores").bounding_box()["y"]), by)  # over its neighbours, and above its limit
     assert state(page)["scores"] == [3, 2, 5, 8, 4, 0]
     check_online_softmax(state(page))
     page.locator("#score0").focus()
@@ -325,6 +380,19 @@ def test_ring_answers_its_question(page):
     ends = [put(page, stages=stages)["end"] for stages in range(1, 6)]
     assert ends == [barriers.last_end(barriers.ring_timeline(stages)) for stages in range(1, 6)]
     assert ends[1] > ends[2] == ends[3] == ends[4]
+
+
+@pytest.mark.parametrize("by", ["mouse", "touch"])
+def test_ring_s_clock_is_dragged(page, by):
+    page.set_viewport_size(PHONE)
+    open_figure(page, "ring")
+    page.locator("#timeline").scroll_into_view_if_needed()
+    grip, later = middle(page.locator("#timeline circle")), middle(page.locator("#timeline text", has_text=re.compile("^15$")))
+    drag(page, grip, (later[0], grip[1]), by)
+    assert state(page)["now"] == 15
+    page.locator("#now").focus()
+    page.keyboard.press("ArrowLeft")
+    assert state(page)["now"] == 14
 
 
 def test_ring_says_who_waits_for_whom(page):

@@ -52,7 +52,7 @@ layout.add(torch.ones(3), torch.ones(3))
 @pytest.mark.slow
 @without_gpu
 def test_triton_imported_first_is_noticed():
-    run = python("import triton, fa_tutorial; from fa_tutorial import hardware as h; print(h.triton_imported_without_interpreter())")
+    run = python("import triton, fa_tutorial.layout; from fa_tutorial import hardware as h; print(h.triton_imported_without_interpreter())")
     assert run.stdout == "True\n" and "restart and import fa_tutorial first" in run.stderr
 
 
@@ -111,7 +111,7 @@ def test_description_of_a_machine_that_cannot_run_kernels(monkeypatch):
     assert hardware.describe().startswith("No Triton here.")
 
 
-@pytest.mark.parametrize(("system", "words"), [("Linux", "constraints.txt"), ("Darwin", "Colab"), ("Windows", "WSL2")])
+@pytest.mark.parametrize(("system", "words"), [("Linux", "constraints.txt"), ("Darwin", "container"), ("Windows", "WSL2")])
 def test_what_to_do_without_triton(system, words, monkeypatch):
     monkeypatch.setattr(hardware.platform, "system", lambda: system)
     assert words in hardware.without_triton()

@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import re
 import subprocess
 import tomllib
 from importlib import metadata
@@ -37,20 +38,25 @@ def pinned_version(name: str) -> str:
 
 
 def files() -> list[Path]:
-    """The files of the repository, with those that are new and not ignored; without git, every file outside hidden folders."""
+    """The files of the repository, with those that are new and not ignored; without git, all but what is hidden, built, or the reader's own."""
     command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listing.returncode == 0:
         paths = [ROOT / name for name in listing.stdout.split("\0") if name]
     else:
-        paths = [path for path in ROOT.rglob("*") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
+        parts = {path: path.relative_to(ROOT).parts for path in ROOT.rglob("*")}
+        paths = [
+            path for path in parts if parts[path][0] not in ("build", "work") and not any(part.startswith(".") for part in parts[path])
+        ]
     return [path for path in paths if path.is_file()]
 
 
 def text_files() -> dict[str, str]:
     """The text of every file that has any, by its path in the repository."""
     return {
-        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files() if path.suffix not in (".png", ".gif", ".pyc")
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in files()
+        if path.suffix not in (".png", ".gif", ".ico", ".pyc")
     }
 
 
@@ -116,7 +122,7 @@ ORDER = (
     *("arguments", "interpreter", "hardware", "tiles", "reference", "ledger", "figures", "source", "operators"),
     *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper", "variants", "decode"),
     *("attention", "hugging_face"),
-    *("exercises", "bench", "doctor", "notebooks", "compile_report", "sass", "__main__"),
+    *("exercises", "bench", "doctor", "notebooks", "work", "compile_report", "sass", "__main__"),
 )
 
 
@@ -190,8 +196,25 @@ def test_the_readmes_example_runs():
     assert names["o"].shape == names["q"].shape and all(names[name].grad.isfinite().all() for name in "qkv")
 
 
-def test_the_readme_and_pyproject_name_the_same_address():
-    assert f'REPOSITORY = "{PROJECT.get("urls", {}).get("Repository", "")}"' in (ROOT / "README.md").read_text()
+def test_the_readmes_first_check_prints_what_stands_there(capsys):
+    text = (ROOT / "README.md").read_text()
+    blocks = [re.sub("^    ", "", block, flags=re.MULTILINE) for block in re.findall(r"\n\n((?:    .*\n|\n)+)", text)]
+    place = next(place for place, block in enumerate(blocks) if "check(" in block)
+    exec(compile(blocks[place], "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip() == blocks[place + 1].strip()
+
+
+def test_the_readmes_table_has_the_chapters_own_numbers():
+    """Minutes from each chapter's first cell; the number of its exercises and the hardest one's stars from their headings."""
+    rows = re.findall(r"\| \[\d+ .*?\]\(notebooks/(.*?)\) \|.*?\| (\d+) \| (\d+), (★+) \|", (ROOT / "README.md").read_text())
+    chapters = {path.name: rules.load(path) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+    said = []
+    for name, notebook in chapters.items():
+        exercises = rules.headings(notebook)
+        minutes = rules.TIME.search(notebook["cells"][0]["source"])[1]
+        said.append((name, minutes, str(len(exercises)), max(stars for _, stars, _ in exercises)))
+    assert rows == said
+    assert f"about {round(sum(int(minutes) for _, minutes, *_ in said) / 60)} hours" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["README.md", "GLOSSARY.md", "CONTRIBUTING.md"])

@@ -36,6 +36,7 @@ def test_rule(rule, name):
 @each_notebook
 def test_exercises_have_their_cells_and_no_solution(name):
     assert rules.exercise_cells(NOTEBOOKS[name], exercises_of(name)) == []
+    assert rules.exercise_headings(NOTEBOOKS[name], exercises_of(name)) == []
     assert rules.solutions_shown(NOTEBOOKS[name], exercises_of(name)) == []
 
 
@@ -96,7 +97,7 @@ BROKEN = {
     "path in an output": (rules.machine_traces, notebook_of(code("print(p)", stream("File /home/reader/x.py\n")))),
     "path in the text": (rules.machine_traces, notebook_of(new_markdown_cell("It lies in `/tmp/course`."))),
     "host": (rules.machine_traces, notebook_of(code("print(p)", stream("served by 10.0.0.7\n")))),
-    "registry": (rules.machine_traces, notebook_of(new_markdown_cell("from download.pytorch"))),
+    "registry": (rules.machine_traces, notebook_of(new_markdown_cell("from anaconda.org"))),
     "not run in order": (rules.cells_not_run, not_run()),
     "a wide line of source": (
         rules.wide_source,
@@ -143,6 +144,31 @@ def test_a_solution_that_is_shown_is_found():
     assert rules.solutions_shown(notebook_of(code("def attainable_flops(i, p, b):\n    return p")), [ROOF])
 
 
+TIME = new_markdown_cell("# 0\n\n**Time.** About 60 minutes, 5 of them for the exercises.")
+HEADING = new_markdown_cell("The roof.\n\n### Exercise 0.4 (★, 5 minutes)\n\nWrite it.")
+
+
+@pytest.mark.parametrize(
+    ("cells", "fits"),
+    [
+        ([TIME, HEADING, code(STARTER)], True),
+        ([TIME, HEADING, new_markdown_cell("A remark."), code(STARTER)], True),
+        ([TIME, code(STARTER)], False),
+        ([TIME, HEADING, new_markdown_cell("## Another section"), code(STARTER)], False),
+        ([TIME, code(STARTER), HEADING], False),
+        ([TIME, HEADING, HEADING, code(STARTER)], False),
+        ([TIME, new_markdown_cell("### Exercise 0.4 (5 minutes)"), code(STARTER)], False),
+        ([new_markdown_cell("**Time.** About 60 minutes, 6 of them for the exercises."), HEADING, code(STARTER)], False),
+    ],
+)
+def test_an_exercise_stands_under_its_heading(cells, fits):
+    assert (rules.exercise_headings(notebook_of(*cells), [ROOF]) == []) is fits
+
+
+def test_metadata_are_those_that_jupyterlab_writes():
+    assert {name: notebook["metadata"] for name, notebook in NOTEBOOKS.items() if notebook["metadata"] != notebooks.METADATA} == {}
+
+
 def test_links_and_equations_are_found():
     text = "[there](README.md) [not](gone.md#part) ![](images/gone.png) [out](https://example.org/a) by (4.3), not exp(0.5) or $(4.4)$"
     assert rules.broken_links(text, ROOT) == ["gone.md", "images/gone.png"]
@@ -158,7 +184,7 @@ def test_a_kernel_starts_as_a_readers_does(chosen_here, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setenv(hardware.INTERPRETER_SWITCH, "1")
     monkeypatch.setattr(hardware, "switched_on_here", lambda: chosen_here)
-    environment = notebooks.kernel_environment("a folder")
+    environment = notebooks.kernel_environment(FA_TUTORIAL_STATE="a folder")
     assert environment["FA_TUTORIAL_STATE"] == "a folder" and "MPLBACKEND" not in environment
     assert (hardware.INTERPRETER_SWITCH in environment) == (not chosen_here)
 

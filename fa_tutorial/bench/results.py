@@ -24,12 +24,16 @@ FOLDER = Path(__file__).with_name("results")
 
 def load(gpu: str | Path = "h200") -> dict[str, Any]:
     """The stored results of a GPU, by its file's name, or those in a file: "rows" and "kernels" are DataFrames, where null is NaN."""
-    stored = read(gpu if isinstance(gpu, Path) else FOLDER / f"{gpu}.json")
+    path = gpu if isinstance(gpu, Path) else FOLDER / f"{gpu}.json"
+    if not path.is_file():
+        known = ", ".join(stored.stem for stored in sorted(FOLDER.glob("*.json")))
+        raise FileNotFoundError(f"there are no results {gpu}: name a JSON file, or a stored card ({known})")
+    stored = read(path)
     return stored | {key: pd.DataFrame(stored[key], dtype=object) for key in ("rows", "kernels")}
 
 
 def cards() -> list[dict[str, Any]]:
-    """The results of every GPU in FOLDER, where a sweep writes yours too: the H200's first, then the others by their files' names."""
+    """The results of every GPU in FOLDER: the H200's first, then the others by their files' names."""
     return [load(name) for name in sorted((path.stem for path in FOLDER.glob("*.json")), key=lambda name: (name != "h200", name))]
 
 
@@ -51,9 +55,9 @@ def select(rows: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
 
 
 def path_here() -> Path:
-    """Where the results of this machine's GPU are kept: FOLDER/h200.json for an NVIDIA H200."""
+    """Where a sweep of this machine's GPU writes, in the current folder: geforce_rtx_5060_ti.json for an NVIDIA GeForce RTX 5060 Ti."""
     name = torch.cuda.get_device_name().removeprefix("NVIDIA ")
-    return FOLDER / f"{re.sub(r'[^a-z0-9]+', '_', name.lower())}.json"
+    return Path(f"{re.sub(r'[^a-z0-9]+', '_', name.lower())}.json")
 
 
 def save(path: Path, results: dict[str, Any]) -> None:

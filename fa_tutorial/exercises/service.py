@@ -9,7 +9,8 @@ from typing import Any
 
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.exercises import progress as record_of
-from fa_tutorial.exercises.harness import Exercise, NotAttempted, Wrong
+from fa_tutorial.exercises.harness import Exercise
+from fa_tutorial.exercises.running import NotAttempted, Wrong
 from fa_tutorial.source import WIDTH, display_source
 
 MARKS = {"correct": "✓", "wrong": "✗", "not attempted": "·"}
@@ -35,7 +36,7 @@ class Result:
 def check(exercise_id: str, answer: Any) -> Result:
     """Grade `answer`, show the verdict, keep it, and return it. TypeError or ValueError for an id that no exercise has, as in hint and solution."""
     result = _judge(catalogue.find(exercise_id), answer)
-    _say(str(result))
+    _say(str(result) if result.status == "correct" else f'{result} → hint("{result.id}")')
     return result
 
 

@@ -55,11 +55,11 @@ WRONG_ANSWERS = (
         edit("1.1", f"{name}, {wide}", (MAXIMUM, subtracted), (PROMOTED, wide), told=told)
         for wide in ("x", "x.double()")
         for name, subtracted, told in (
-            ("last value", "wide[..., -1:]", "may be far below the row's maximum: x ="),
-            ("minimum", "wide.amin(dim=-1, keepdim=True)", "may be far below the row's maximum: x ="),
+            ("last value", "wide[..., -1:]", "bring the largest exponent down to 0 first: x ="),
+            ("minimum", "wide.amin(dim=-1, keepdim=True)", "bring the largest exponent down to 0 first: x ="),
         )
     ),
-    edit("1.1", "a number", (MAXIMUM, "80.0"), (PROMOTED, "x.double()"), told="what you subtract may be far below the row's maximum"),
+    edit("1.1", "a number", (MAXIMUM, "80.0"), (PROMOTED, "x.double()"), told="bring the largest exponent down to 0 first"),
     edit("1.1", "clamped", ("wide - m", "wide.double().clamp(max=700)"), told="subtract the row's own maximum, and nothing larger"),
     edit("1.2", "stops", ("            continue", "            if m > -math.inf:\n                break\n            continue"),
          told="one edge is left: a −inf entry adds nothing, wherever it stands: x = [1, −inf, 2]"),

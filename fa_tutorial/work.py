@@ -1,0 +1,128 @@
+"""The reader's own copies of the notebooks, in work/, which git ignores: `make lab` fills and opens it.
+
+A copy is never written over. It keeps in its metadata which text of the chapter it was made from, so a newer chapter is noticed, and `take`
+puts it in the place of the old copy, which stays under a dated name.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from fa_tutorial import notebooks
+
+ROOT = Path(__file__).resolve().parents[1]
+CHAPTERS, COPIES = ROOT / "notebooks", ROOT / "work"
+CELL_SECONDS = 600
+VERDICT = re.compile(r"^([✓✗·]) (\d+\.\d+) .*(?:\n  .*)*", re.MULTILINE)
+
+
+def chapters() -> dict[int, Path]:
+    """The course's notebooks by their chapters' numbers. FileNotFoundError where the package was installed without them."""
+    found = {int(path.name.partition("_")[0]): path for path in sorted(CHAPTERS.glob("[0-9]*.ipynb"))}
+    if not found:
+        raise FileNotFoundError(f"there are no notebooks in {CHAPTERS}: run this in a clone of the course")
+    return found
+
+
+def _chapter(number: int) -> Path:
+    found = chapters()
+    if number not in found:
+        raise ValueError(f"there is no chapter {number}; the course has {', '.join(map(str, found))}")
+    return found[number]
+
+
+def text_of(notebook: dict) -> str:
+    """A hash of what the cells say, without their outputs."""
+    return hashlib.sha256(json.dumps([cell["source"] for cell in notebook["cells"]]).encode()).hexdigest()[:16]
+
+
+def fill() -> None:
+    """Copy the chapters that work/ lacks, and say in a line which copies are of an older text."""
+    older, made = [], 0
+    COPIES.mkdir(exist_ok=True)
+    for number, chapter in chapters().items():
+        copy = COPIES / chapter.name
+        if not copy.exists():
+            _copy(chapter, copy)
+            made += 1
+        elif json.loads(copy.read_bytes())["metadata"].get("fa_tutorial") != text_of(json.loads(chapter.read_bytes())):
+            older.append(number)
+    if made:
+        print(f"{made} chapters copied into {COPIES.name}/, which is yours: solve the exercises there")
+    for number in older:
+        print(f"chapter {number} is newer than your copy. To take it, and keep yours beside it: make take CHAPTER={number}")
+
+
+def _copy(chapter: Path, copy: Path) -> None:
+    notebook = json.loads(chapter.read_bytes())
+    notebook["metadata"]["fa_tutorial"] = text_of(notebook)
+    with copy.open("x", encoding="utf-8") as file:  # x: never over a file that is there
+        json.dump(notebook, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+
+
+def take(numbers: Sequence[int]) -> None:
+    """Put the course's chapters in the place of the reader's copies, which keep their answers under a dated name."""
+    for chapter in [_chapter(number) for number in numbers]:
+        copy = COPIES / chapter.name
+        if copy.exists():
+            kept = copy.with_name(f"{copy.stem}.{datetime.datetime.now():%Y-%m-%d_%H%M%S}.ipynb")
+            copy.rename(kept)
+            print(f"your copy is now {kept.relative_to(ROOT)}")
+        COPIES.mkdir(exist_ok=True)
+        _copy(chapter, copy)
+        print(f"{copy.relative_to(ROOT)} is the course's chapter as it is now")
+
+
+def check(numbers: Sequence[int]) -> int:
+    """Run the reader's copies, of all chapters if none is named, and print what their checks say. Writes to no copy. 1 where a cell raises."""
+    import nbformat
+
+    paths = [COPIES / _chapter(number).name for number in numbers or chapters()]
+    failed = False
+    for path in tqdm([path for path in paths if path.exists()], desc="running your copies", leave=False, disable=None):
+        notebook = nbformat.read(path, as_version=4)
+        notebooks.execute(notebook, COPIES, cell_seconds=CELL_SECONDS, allow_errors=True)
+        verdicts, errors = _outcome(notebook.cells)
+        right = sum(verdict.startswith("✓") for verdict in verdicts.values())
+        marks = "  ".join(f"{verdict[0]} {number}" for number, verdict in verdicts.items())
+        lines = [f"{path.stem}: {right} of {len(verdicts)} right   {marks}"]
+        lines += [f"  {verdict}" for verdict in verdicts.values() if verdict.startswith("✗")]
+        tqdm.write("\n".join(lines + errors))
+        failed |= bool(errors)
+    return int(failed)
+
+
+def _outcome(cells: Sequence[dict]) -> tuple[dict[str, str], list[str]]:
+    """The last verdict of each exercise's check, and a line for each cell that raised."""
+    verdicts, errors = {}, []
+    for place, cell in enumerate(cells):
+        for output in cell.get("outputs", []):
+            verdicts |= {match[2]: match[0] for match in VERDICT.finditer(output.get("text", ""))}
+            if output["output_type"] == "error":
+                errors.append(f"  cell {place} raises {output['ename']}: {output['evalue']}")
+    return verdicts, errors
+
+
+def lab(arguments: Sequence[str]) -> None:
+    """Fill work/ and open its first notebook in JupyterLab, which takes the place of this process. arguments: JupyterLab's own."""
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise RuntimeError("JupyterLab is not installed: pip install -c constraints.txt -e '.[lab,test]' in the course's folder")
+    fill()
+    first = next(iter(chapters().values())).name
+    # The root is the course's folder: ../images and ../GLOSSARY.md are found from work/. As the default address, so that --no-browser prints it.
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url=/lab/tree/{COPIES.name}/{first}"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:  # a rented machine's only user is often root
+        command.append("--allow-root")
+    sys.stdout.flush()
+    os.execve(sys.executable, [*command, *arguments], notebooks.kernel_environment())

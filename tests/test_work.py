@@ -1,0 +1,119 @@
+"""The reader's copies in work/: never written over, told when the chapter is newer, run without a trace. On a small course of two chapters."""
+
+import json
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from fa_tutorial import notebooks, work
+from fa_tutorial.__main__ import main
+
+CHECK = "from fa_tutorial.exercises import check\n\ndef attainable_flops(intensity, peak_flops, bandwidth):\n    {body}"
+
+
+def write(path, *sources, text="A chapter."):
+    cells = [new_markdown_cell(text, id="text"), *(new_code_cell(source, id=f"cell{i}") for i, source in enumerate(sources))]
+    nbformat.write(new_notebook(cells=cells, metadata=notebooks.METADATA), path)
+
+
+def cells_of(path):
+    return json.loads(path.read_bytes())["cells"]
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A course of chapters 0 and 1: its notebooks/ and the reader's work/."""
+    monkeypatch.setattr(work, "ROOT", tmp_path)
+    monkeypatch.setattr(work, "CHAPTERS", tmp_path / "notebooks")
+    monkeypatch.setattr(work, "COPIES", tmp_path / "work")
+    (tmp_path / "notebooks").mkdir()
+    write(tmp_path / "notebooks" / "00_first.ipynb")
+    write(tmp_path / "notebooks" / "01_second.ipynb")
+    return tmp_path
+
+
+def test_missing_copies_are_made_and_none_is_written_over(course, capsys):
+    work.fill()
+    assert "2 chapters copied into work/" in capsys.readouterr().out
+    copy = course / "work" / "00_first.ipynb"
+    assert cells_of(copy) == cells_of(course / "notebooks" / "00_first.ipynb")
+    write(copy, "answer = 1")
+    (course / "work" / "01_second.ipynb").unlink()
+    work.fill()
+    assert cells_of(copy)[1]["source"] == ["answer = 1"]
+    assert "1 chapters copied" in capsys.readouterr().out
+
+
+def test_a_newer_chapter_is_told_and_an_answer_or_an_output_is_no_newer_chapter(course, capsys):
+    work.fill()
+    for chapter in ("00_first", "01_second"):
+        copy = course / "work" / f"{chapter}.ipynb"
+        solved = nbformat.read(copy, as_version=4)
+        solved.cells.append(new_code_cell("answer = 1"))
+        nbformat.write(solved, copy)  # as JupyterLab does, which keeps the metadata
+    write(course / "notebooks" / "01_second.ipynb", text="A better chapter.")
+    capsys.readouterr()
+    work.fill()
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("chapter 1 is newer than your copy") and "make take CHAPTER=1" in line
+
+
+def test_take_keeps_the_old_copy_under_a_dated_name(course, capsys):
+    work.fill()
+    copy = course / "work" / "01_second.ipynb"
+    write(copy, "answer = 1")
+    write(course / "notebooks" / "01_second.ipynb", text="A better chapter.")
+    assert main(["work", "take", "1"]) == 0
+    [kept] = copy.parent.glob("01_second.20*.ipynb")
+    assert cells_of(kept)[1]["source"] == ["answer = 1"] and cells_of(copy)[0]["source"] == ["A better chapter."]
+    assert kept.name in capsys.readouterr().out
+    work.fill()
+    assert capsys.readouterr().out == ""
+
+
+def test_no_chapter_of_this_number_and_no_notebooks(course, capsys):
+    work.fill()
+    assert main(["work", "take", "0", "7"]) == 1
+    assert "no chapter 7; the course has 0, 1" in capsys.readouterr().err
+    assert len(list((course / "work").iterdir())) == 2, "nothing is taken where one of the numbers is wrong"
+    for path in (course / "notebooks").iterdir():
+        path.unlink()
+    assert main(["work"]) == 1 and "run this in a clone of the course" in capsys.readouterr().err
+
+
+def test_check_runs_the_copies_and_tells_verdicts_and_errors(course, capsys):
+    """A right answer, a wrong one, and a cell that raises: told, the cells after it run, and no copy is changed."""
+    work.fill()
+    right, wrong = "return min(peak_flops, intensity * bandwidth)", "return peak_flops"
+    call = 'check("0.4", attainable_flops)'
+    write(course / "work" / "00_first.ipynb", CHECK.format(body=right), "1 / 0", call)
+    write(course / "work" / "01_second.ipynb", CHECK.format(body=wrong), call)
+    before = [path.read_bytes() for path in sorted((course / "work").iterdir())]
+    assert main(["work", "check"]) == 1
+    shown = capsys.readouterr().out
+    assert "00_first: 1 of 1 right   ✓ 0.4\n  cell 2 raises ZeroDivisionError" in shown
+    assert "01_second: 0 of 1 right   ✗ 0.4\n  ✗ 0.4 attainable_flops: " in shown
+    assert [path.read_bytes() for path in sorted((course / "work").iterdir())] == before
+    assert main(["work", "check", "1"]) == 0 and "00_first" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("user", "allowed"), [(0, True), (1000, False)])
+def test_lab_opens_the_first_copy_from_the_courses_folder(user, allowed, course, monkeypatch):
+    """So that ../images is found; root may, and the kernels choose their backend themselves."""
+    started = []
+    monkeypatch.setattr(work.os, "geteuid", lambda: user)
+    monkeypatch.setattr(work.os, "execve", lambda *call: started.append(call))
+    monkeypatch.setattr(work.importlib.util, "find_spec", lambda name: SimpleNamespace())
+    assert main(["lab", "--no-browser", "--port=8889"]) == 0
+    [(_, command, environment)] = started
+    assert (course / "work" / "00_first.ipynb").exists()
+    assert f"--ServerApp.root_dir={course}" in command and "--LabApp.default_url=/lab/tree/work/00_first.ipynb" in command
+    assert command[-2:] == ["--no-browser", "--port=8889"] and ("--allow-root" in command) is allowed
+    assert "MPLBACKEND" not in environment
+
+
+def test_lab_without_jupyterlab_says_what_to_install(course, monkeypatch, capsys):
+    monkeypatch.setattr(work.importlib.util, "find_spec", lambda name: None)
+    assert main(["lab"]) == 1 and "pip install" in capsys.readouterr().err
