@@ -1,19 +1,20 @@
-"""What the exercises on forward kernels share: the launch, the tolerance, the float64 twin with what each program reads and stores, inputs."""
+"""What the exercises on forward kernels share: the launch, the tolerance, the truth, the count of a causal kernel's tiles, inputs."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.forward_twin import forward_twin
 from fa_tutorial.exercises.harness import case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import UNWRITTEN
-from fa_tutorial.matmul import round_to_tf32
+from fa_tutorial.exercises.running import Wrong
 
 TILE = (16, 16, 16)  # BLOCK_M, BLOCK_N, BLOCK_D
 
@@ -55,45 +56,84 @@ def tolerance(args, part):
     return 0.0, (rounding + min(noise, 1e-4)) * float(v.double().nan_to_num().abs().max() if v.numel() else 1.0)
 
 
-# ---------------------------------------------------------------- the twin
+def truth(q, k, v, blocks, strides, scale, is_causal):
+    """(o, lse). A row that sees no key has o = 0 and lse = −inf; one that sees a key whose v is NaN has o = NaN."""
+    group, S_q, S_k = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    seen = torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q if is_causal else S_k)
+    s = (scale * (q.double() @ k.mT)).masked_fill(~seen, -math.inf)
+    p = torch.softmax(s, -1).masked_fill(~seen, 0.0)
+    o = (p @ v.nan_to_num()).masked_fill(seen.double() @ v.isnan().double() > 0, math.nan)
+    return o, torch.logsumexp(s, -1)
 
 
-def kernel_twin(q, k, v, blocks, strides, scale, is_causal, mistake=None):
-    """(o, lse) of a forward kernel, with every mistake of forward_twin, and those in what its programs read and where they store.
+def o_truth(*args):
+    return truth(*args)[0]
 
-    Of the latter, "kv_head0" names the tensors, and what is wrong with their heads or lengths.
+
+class CausalTiles:
+    """A causal kernel whose tiles are counted in the interpreter, on the inputs of the sizes COUNTED.
+
+    Wrong where it multiplies for a tile that no row of its block sees, or compares the keys of a tile that all rows of its block see whole.
     """
-    (B, H, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
-    block_m, block_n, block_d = blocks
-    tensors, _, flaw = (mistake or "").partition("_")
 
-    def read(name, x):
-        heads = torch.arange(H)
-        wrong = flaw if name in tensors else ""
-        if name != "q":
-            x = x[:, {"modulo": heads % H_k, "over_H_k": heads // H_k}.get(wrong, heads // (H // H_k))]
-        if wrong in ("by_S_q", "by_S_k"):
-            x = torch.where(torch.arange(x.shape[2])[:, None] < (S_q if wrong == "by_S_q" else S_k), x, 0.0)
-        x = {"head0": x[:, :1], "batch0": x[:1], "transposed": x.mT}.get(wrong, x).expand_as(x)
-        return round_to_tf32(x) if mistake == "tf32" and x.dtype == torch.float32 else x
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.fn = kernel, kernel.fn
 
-    scale = {"scale_block_d": block_d**-0.5}.get(mistake, scale)
-    o, lse = forward_twin(read("q", q), read("k", k), read("v", v), block_m, block_n, is_causal, scale, mistake)
-    if mistake == "pads_d" and block_d > D:
-        o, lse = o * math.nan, lse * math.nan
-    stored, rows = torch.full_like(o, UNWRITTEN), torch.full((B * H * S_q,), UNWRITTEN, dtype=torch.float64)
-    end = S_k if mistake == "o_by_S_k" else S_q
-    for b in range(B):
-        for h in range(H):
-            place = {"head0": (b, 0), "batch0": (0, h)}.get(flaw if "o" in tensors else "", (b, h))
-            stored[place][:end] = o[b, h, :end]
-            start = {"lse_key_heads": b * H_k + h, "lse_head0": b * H, "lse_batch0": h}.get(mistake, b * H + h) * S_q
-            rows[start : start + S_q] = lse[b, h]
-    return stored, rows.view(lse.shape)
+    def __getitem__(self, grid: Any) -> Callable:
+        def launch(q, k, v, o, *rest, **meta):
+            S_q, S_k = rest[-4:-2]
+            block_m, block_n = meta["BLOCK_M"], meta["BLOCK_N"]
+            if not (hardware.interpreter_on() and meta["IS_CAUSAL"] and (S_q, S_k) in COUNTED):
+                return self.kernel[grid](q, k, v, o, *rest, **meta)
+            blocks = [(start, min(start + block_m, S_q)) for start in range(0, S_q, block_m)]
+            seen = sum(-(-(stop + S_k - S_q) // block_n) for _, stop in blocks)
+            programs = grid[0] // len(blocks)
+            with _counted(block_m, block_n) as counts:
+                self.kernel[grid](q, k, v, o, *rest, **meta)
+            if COUNTED[S_q, S_k] == "products" and counts["products"] > 2 * programs * seen * block_m * block_n * meta["BLOCK_D"]:
+                raise Wrong("tiles are multiplied that no row of their block sees, or that don't exist: end is one past "
+                            "the last key that the block's last row sees, and its last row is at most S_q − 1")  # fmt: skip
+            if COUNTED[S_q, S_k] == "compared" and counts["compared"]:
+                raise Wrong("tiles are masked that every row of their block sees whole: the loop without a mask takes "
+                            "all tiles before full")  # fmt: skip
+
+        return launch
 
 
-def o_twin(*args, mistake=None):
-    return kernel_twin(*args, mistake=mistake)[0]
+COUNTED = {(17, 64): "products", (32, 63): "compared"}  # what is counted for inputs of these S_q and S_k
+
+
+@contextlib.contextmanager
+def _counted(block_m: int, block_n: int) -> Iterator[dict[str, int]]:
+    """Counts the multiply-adds of tl.dot, and the comparisons that are true for a whole tile, [BLOCK_M, BLOCK_N]."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    counts = {"products": 0, "compared": 0}
+
+    def watched(name: str, method: Callable) -> Callable:
+        def run(a: Any, b: Any, *args: Any, **options: Any) -> Any:
+            result = method(a, b, *args, **options)
+            if name == "create_dot":
+                counts["products"] += result.data.size * a.data.shape[-1]
+            elif a.data.dtype.kind in "iu" and result.data.shape in ((block_m, block_n), (block_n, block_m)):
+                counts["compared"] += bool(result.data.all())
+            return result
+
+        return run
+
+    names = ["create_dot", *(name for name in dir(builder) if name.startswith("create_icmp"))]
+    before = {name: vars(builder).get(name) for name in names}
+    for name in names:
+        setattr(builder, name, watched(name, getattr(builder, name)))
+    try:
+        yield counts
+    finally:
+        for name, method in before.items():
+            if method is None:
+                delattr(builder, name)
+            else:
+                setattr(builder, name, method)
 
 
 # ---------------------------------------------------------------- inputs
@@ -106,7 +146,7 @@ def draw_qkv(B, H, S_q, S_k, D, *, H_k=0, draw=None):
 
 
 def with_fresh(*shapes, is_causal=False):
-    """Decorates the inputs of an exercise, which are then drawn once, so that their twins are computed once, and adds views of fresh numbers.
+    """Decorates the inputs of an exercise, which are then drawn once, so that their truth is computed once, and adds views of fresh numbers.
 
     shapes: (B, H_q, H_k, S_q, S_k, D), dtype, blocks, factor. Those of bf16 are for a GPU: the interpreter's bf16 is wrong.
     """

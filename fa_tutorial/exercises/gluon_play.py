@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fa_tutorial.barriers import Barrier, ring
-from fa_tutorial.exercises.running import Wrong, show
+from fa_tutorial.exercises.running import Wrong, kind, show
 
 ROWS, KEYS, D = 2, 4, 3  # of the tiles; a tile that is not transposed does not fit
 SCALE_LOG2 = 0.7
@@ -160,7 +160,8 @@ class Stage:
         self.others()
         while pred and not barrier.test_wait(phase):
             if not self.step():
-                self.stop(f"a deadlock: wait for {barrier.name}, parity {phase}, and nobody arrives")
+                has = f"{barrier.arrived} of the {barrier.count} arrivals of phase {barrier.phase}"
+                self.stop(f"a deadlock: wait for {barrier.name}, parity {phase}, which has {has}, and nobody else arrives")
 
     def arrive(self, barrier: Barrier, *, count: int = 1, pred: bool = True) -> None:
         for _ in range(count if pred else 0):
@@ -242,7 +243,7 @@ class Stage:
                 raise Wrong("the check has no function of gl: a tile, say, is transposed by tile.permute((1, 0))") from None
             raise
         if not isinstance(result, tuple) or len(result) != 2:
-            raise Wrong(f"returns {'None' if result is None else 'a ' + type(result).__name__}, want (l, acc)")
+            raise Wrong(f"returns {kind(result)}, want (l, acc)")
         l, acc = (done(x, name) for x, name in zip(result, ("l", "acc"), strict=True))
         s = SCALE_LOG2 * self.q @ self.keys.reshape(-1, D).T
         p = torch.exp2(s - s.amax(1, keepdim=True))

@@ -176,46 +176,59 @@ def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case
         diagnosis = _named(exercise, answer, got, want, one, wrong, cases, passed)
     diagnosis, shown = diagnosis or otherwise, not one.fresh
     if diagnosis is otherwise and exercise.launch and all(bool((value == UNWRITTEN).all()) for value in got.values()):
-        raise Wrong(f"nothing is stored: a kernel returns no value, its result goes to memory by tl.store ({on})")
+        raise Wrong(f"nothing is stored: does your kernel call tl.store, and does its mask let any element through? ({on})")
     if diagnosis is otherwise and _is_coarse(exercise, got, want, one):
         diagnosis, shown = COARSE, False
     raise Wrong(f"{diagnosis}: {on}{_told(exercise, got[wrong], want[wrong], one, wrong, shown)}")
 
 
+_slipped: dict[tuple[str, str], Any] = {}  # (exercise's id, mistake) -> the changed solution
+_outcomes: dict[tuple[Any, int], dict[str, Any] | None] = {}  # (changed solution, number of the fixed input) -> what it gives
+
+
 def slipped(exercise: Exercise, told: str) -> Any:
     """The solution with one of the exercise's mistakes in it. ValueError where a text to be changed does not stand there."""
-    changes = exercise.mistakes[told]
-    names = vars(sys.modules[unwrapped(exercise.solution).__module__]) | {"__name__": "slip"}
-    text = edited(source_of(exercise.solution), *(changes if isinstance(changes, list) else [changes]))
-    return defined(text, names)[exercise.name]
+    if (exercise.id, told) not in _slipped:
+        changes = exercise.mistakes[told]
+        names = vars(sys.modules[unwrapped(exercise.solution).__module__]) | {"__name__": "slip"}
+        text = edited(source_of(exercise.solution), *(changes if isinstance(changes, list) else [changes]))
+        _slipped[exercise.id, told] = defined(text, names)[exercise.name]
+    return _slipped[exercise.id, told]
 
 
 def _named_by_changes(exercise: Exercise, answer: Any, got: Mapping, one: Case, cases: Sequence[Case]) -> str | None:
     """The first mistake that gives what the answer gives: on this input, where it is wrong, and on every fixed one; None where there is none."""
     compiled = exercise.launch is not None and hardware.device().type == "cuda"
     end = time.monotonic() + (NAMING_SECONDS if compiled else math.inf)
-    outcomes = {id(one): got}
+    fixed = [other for other in cases if not other.fresh]  # the same in every call, so what a changed solution gives on them is kept
+    yours: dict[int, Any] = {}
+
+    def outcome(of: Any, number: int) -> dict[str, Any] | None:
+        kept, key = (yours, number) if of is answer else (_outcomes, (of, number))
+        if key not in kept:
+            kept[key] = _outcome(exercise, of, fixed[number])
+        return kept[key]
+
     for told in tqdm(exercise.mistakes, desc="looking for the mistake", leave=False, disable=not compiled):
         if time.monotonic() > end:
             return None
         candidate = slipped(exercise, told)
-        for other in (one, *(other for other in cases if other is not one and not other.fresh)):
-            if id(other) not in outcomes:
-                outcomes[id(other)] = _outcome(exercise, answer, other)
-            made = _outcome(exercise, candidate, other)
-            if not _alike(exercise, outcomes[id(other)], made, other) or (
-                other is one and _alike(exercise, made, _twin_results(exercise, one), one)
-            ):
-                break
-        else:
+        made = _outcome(exercise, candidate, one) if one.fresh else outcome(candidate, _place(fixed, one))
+        if not _alike(exercise, got, made, one) or _alike(exercise, made, _twin_results(exercise, one), one):
+            continue
+        if all(_alike(exercise, outcome(answer, number), outcome(candidate, number), other) for number, other in enumerate(fixed)):
             return told
     return None
+
+
+def _place(cases: Sequence[Case], one: Case) -> int:
+    return next(number for number, other in enumerate(cases) if other is one)
 
 
 def _outcome(exercise: Exercise, answer: Any, one: Case) -> dict[str, Any] | None:
     """What an answer gives on this input, by part; None where it does not run."""
     try:
-        return results(exercise, answer, one, described(exercise, one), "")[0]
+        return results(exercise, answer, one, described(exercise, one), "", watched=False)[0]
     except Wrong:
         return None
 
@@ -271,8 +284,8 @@ def _gives(exercise: Exercise, answer: Any, one: Case, mistake: str) -> bool:
     return twin is not None and all(_agree(exercise, got[part], twin[part], one, part, loosely=True) for part in twin)
 
 
-def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str) -> tuple[dict[str, Any], str]:
-    """The answer's results on one input, by part, and a complaint about how it came to them ("" for none)."""
+def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str, watched: bool = True) -> tuple[dict[str, Any], str]:
+    """The answer's results on one input, by part, and a complaint about how it came to them ("" for none, or where nobody watched)."""
     if isinstance(answer, Twin):
         twin = _twin_results(exercise, one, answer.mistake)
         if twin is None:
@@ -289,7 +302,7 @@ def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str) -> 
             if exercise.widened and trace.widened:
                 return got, f"the result is right, but {exercise.widened}"
             return got, f"the result is right, but {trace.again}: {exercise.again}" if exercise.again and trace.again else ""
-        if exercise.watch is None or one.fresh:
+        if exercise.watch is None or one.fresh or not watched:
             return _by_part(exercise, run(adapted, *one.args, on=on), on), ""
         with exercise.watch(*one.args) as watch:
             result = run(adapted, *one.args, on=on)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
-from fa_tutorial.exercises.running import INF, written_once
+from fa_tutorial.exercises.running import INF
 
 # ---------------------------------------------------------------- inputs
 
@@ -17,29 +17,6 @@ def generator() -> torch.Generator:
     fresh = torch.Generator()
     fresh.seed()
     return fresh
-
-
-def laid_out(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """The memory that x lies in by these strides, in float64; NaN between its elements."""
-    memory = torch.full(
-        (1 + sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True)),), math.nan, dtype=torch.float64
-    )
-    once = written_once(strides)
-    memory.as_strided(x.shape, tuple(strides))[once].copy_(x[once])
-    return memory
-
-
-def gather(memory: torch.Tensor, offsets: torch.Tensor, mask: torch.Tensor, other: float = 0.0) -> torch.Tensor:
-    """What a masked load from `memory` gives; IndexError where it leaves the memory."""
-    mask = mask.expand(offsets.shape)
-    loaded = torch.full(offsets.shape, other, dtype=torch.float64)
-    loaded[mask] = memory[offsets[mask]]
-    return loaded
-
-
-def exp32(x: torch.Tensor) -> torch.Tensor:
-    """exp in float64 that overflows and underflows where float32's does: what a twin needs to show a missing shift."""
-    return torch.exp(x).masked_fill(x > 88.7228, INF).masked_fill(x < -103.98, 0.0)
 
 
 def vectors(draw: torch.Generator, *shape: int) -> Iterator[tuple[str, torch.Tensor]]:

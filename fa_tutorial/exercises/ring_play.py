@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fa_tutorial import barriers
-from fa_tutorial.barriers import Action, Event
+from fa_tutorial.barriers import Action, Barrier, Event
 from fa_tutorial.exercises.running import Wrong, show
 
 ACTION_LIMIT = 2_000  # far more than any ring of the exercise needs
@@ -79,6 +79,7 @@ class Ring:
             for action in actions:
                 if not isinstance(action, Action):
                     raise Wrong(f"{_the(role)} yields {show(action)}, want wait(…), arrive(…), load(…) or use(…)")
+                check_barrier(_the(role), action)
                 if action.kind == other:
                     raise Wrong(f"{_the(role)} yields {other}(…): the producer loads, and consumers use")
                 if action.kind == "work":
@@ -113,6 +114,14 @@ class Ring:
             if start > starts[role, action.tile]:
                 return f"a {action.kind} of tile {action.tile} by {_the(role)} at time {start}, and it could start at {starts[role, action.tile]}"
         return RIGHT
+
+
+def check_barrier(role: str, action: Action) -> None:
+    """Wrong where a role waits for, or arrives at, what is no barrier."""
+    if action.kind in ("wait", "arrive") and not isinstance(action.barrier, Barrier):
+        what = "a list of barriers" if isinstance(action.barrier, list | tuple) else show(action.barrier)
+        does = "waits for" if action.kind == "wait" else "arrives at"
+        raise Wrong(f"{role} {does} {what}: a stage has a barrier of its own, full[stage] or empty[stage]")
 
 
 def _the(role: str) -> str:

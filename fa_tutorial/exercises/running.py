@@ -134,6 +134,8 @@ def run(answer: Callable, *args: Any, on: str = "") -> Any:
             raise Wrong(f"returns {kind(first)}, want a number, a tensor, or a tuple of them{remedy}")
         if not same(first, second):
             raise Wrong("two calls with the same input differ: nothing may be kept from one call to the next, or left uninitialised")
+    except RecursionError:  # of `same`: the answer's own is told by _call
+        raise Wrong(f"{on + ': ' if on else ''}returns a list that holds itself") from None
     except Wrong as wrong:
         raise (Wrong(f"{on}: {wrong}") if on else wrong) from wrong.__cause__
     return first

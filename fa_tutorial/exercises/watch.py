@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from fa_tutorial.exercises.running import Wrong
 
 PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "mv": (0, 1), "addmv": (1, 2), "dot": (0, 1), "mul": (0, 1)}
 
@@ -305,3 +310,78 @@ class SeenTiles(CountsProducts, GradientTiles):
         if self.is_causal and self.done > self.needed and self.sizes[0] > 5 * self.block_m:
             return "the result is right, but it takes more than three products for each tile that is seen: end the loop over keys at end"
         return ""
+
+
+class Weights(Gradients):
+    """For attention's weights p, made from q and k: float32, or float64 where q is."""
+
+    def complaint(self, result: Any) -> str:
+        want = torch.promote_types(self.dtype, torch.float32)
+        if isinstance(result, torch.Tensor) and result.dtype != want:
+            came, needed, given = (str(x).removeprefix("torch.") for x in (result.dtype, want, self.dtype))
+            return f"p comes in {came}, and it is {needed} for inputs in {given}"
+        return ""
+
+
+class HiddenByInfinity(CausalTiles):
+    """CausalTiles, and no finite number may stand for −∞ where scores are hidden."""
+
+    stand_in = 0.0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__.rstrip("_") in ("masked_fill", "where"):
+            values = [float(arg) for arg in args[1:] if isinstance(arg, int | float) or (isinstance(arg, torch.Tensor) and arg.ndim == 0)]
+            self.stand_in = min([self.stand_in, *(value for value in values if -math.inf < value <= -1e4)])
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def complaint(self, result: Any) -> str:
+        if (complaint := super().complaint(result)) or not self.stand_in:
+            return complaint
+        number = f"{self.stand_in:g}".replace("-", "−")
+        return f"the result is right, but {number} stands for −∞, and a score may be as small: hide scores with -math.inf"
+
+
+class Whole(int):
+    """An integer that stays one: arithmetic gives Wholes again, and / is Wrong."""
+
+    def _divided(self, other: Any) -> Any:
+        raise Wrong("/ makes a float: stay with integers, x // y rounds down and -(-x // y) rounds up")
+
+    __truediv__ = __rtruediv__ = _divided
+
+
+def _whole(name: str) -> Callable:
+    compute = getattr(int, name)
+
+    def method(self: Whole, *others: Any) -> Any:
+        result = compute(self, *others)
+        return Whole(result) if isinstance(result, int) else result  # else NotImplemented
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    setattr(Whole, f"__{_name}__", _whole(f"__{_name}__"))
+    setattr(Whole, f"__r{_name}__", _whole(f"__r{_name}__"))
+for _name in ("neg", "abs", "pos"):
+    setattr(Whole, f"__{_name}__", _whole(f"__{_name}__"))
+
+
+def in_integers(answer: Callable) -> Callable:
+    """The answer, called with Wholes: for a task that says to stay with integers. A Whole in the result equals an integer."""
+
+    @functools.wraps(answer)
+    def run(*args: Any) -> Any:
+        return answer(*map(Whole, args))
+
+    return run
+
+
+def where_it_tells(watch: type[GradientTiles]) -> Any:
+    """`watch`, which looks at each operation only for inputs whose sizes can tell; of the others' results it knows the dtype."""
+
+    def watching(*args: Any) -> Any:
+        made = watch(*args)
+        return made if made.can_tell else contextlib.nullcontext(made)
+
+    return watching

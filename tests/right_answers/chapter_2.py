@@ -1,6 +1,7 @@
 """Right answers to chapter 2 in other words: flat index arithmetic, sub-blocks, grid strides, tl.where, clamped offsets, the logarithm of the sum."""
 
 import itertools
+import math
 
 import torch
 
@@ -12,6 +13,11 @@ import triton.language as tl  # noqa: E402
 
 def strides_by_accumulate(shape):
     return tuple(itertools.accumulate(shape[:0:-1], lambda step, size: step * size, initial=1))[::-1] if shape else ()
+
+
+def strides_by_division(shape):
+    total = math.prod(shape)
+    return tuple([total := total // size for size in shape])
 
 
 def view_by_pytorch(S, H, D):
@@ -48,10 +54,24 @@ def softmax_kernel_clamped(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl
     tl.store(out_ptr + row * stride_out + offs, tl.exp(z - tl.log(l)), mask=offs < cols)
 
 
+@triton.jit
+def softmax_kernel_named(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
+    # A local with the name of Triton's own function; the padding is taken out of the sum by the mask.
+    row, offs = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * stride_x + offs, offs < cols, -float("inf")).to(tl.float32)
+    softmax = tl.where(offs < cols, tl.exp(x - tl.max(x)), 0.0)
+    softmax /= tl.sum(softmax)
+    tl.store(out_ptr + row * stride_out + offs, softmax.to(out_ptr.dtype.element_ty), offs < cols)
+
+
 RIGHT_ANSWERS = (
     ("2.1", strides_by_accumulate),
+    ("2.1", strides_by_division),
+    ("2.1", lambda shape: torch.empty(shape).stride()),
+    ("2.1", lambda shape: [torch.tensor(shape[i + 1 :], dtype=torch.int64).prod() for i in range(len(shape))]),
     ("2.2", view_by_pytorch),
     ("2.3", add_kernel_clamped),
     ("2.4", transpose_kernel_flat),
     ("2.5", softmax_kernel_clamped),
+    ("2.5", softmax_kernel_named),
 )

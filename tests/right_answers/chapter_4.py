@@ -44,7 +44,7 @@ def forward_normalised_as_it_goes(q, k, v, block_m, block_n, scale):
 def tiles_by_counting(row_block, block_m, block_n, S_q, S_k):
     rows = range(row_block * block_m, min((row_block + 1) * block_m, S_q))
     full = end = 0
-    for tile in range(math.ceil(S_k / block_n)):
+    for tile in range(-(-S_k // block_n)):
         keys = range(tile * block_n, (tile + 1) * block_n)
         if all(key <= row + S_k - S_q and key < S_k for key in (keys[0], keys[-1]) for row in (rows[0], rows[-1])):
             full = tile + 1

@@ -1,18 +1,35 @@
-"""Chapter 0: a count that is not returned, k and v counted twice, a fixed itemsize, wrong ways to round up, a float's root, and half of S."""
+"""Chapter 0: a count that is not returned, floats that round, padded blocks, more than the scores in memory, a float's root."""
 
 from edits import edit
 
+ROWS, KEYS, FLOATS = (
+    ("= 2 * S", "= 2 * blocks * block_m"),
+    ("blocks * 2 * S", "blocks * 2 * blocks * block_m"),
+    ("4 * S", "4 * blocks * block_m"),
+)
+RAGGED = "one edge is left: a smaller last block reads all of k and v too, but only its own rows of q, and it writes only its own rows"
+
 WRONG_ANSWERS = (
     edit("0.1", "not returned", ("return B", "B"), told="None (is the return missing?)"),
-    edit("0.2", "always one block more", ("-(-S // block_m)", "S // block_m + 1"),
-         told="you count k and v once more than there are blocks"),
-    edit("0.2", "k and v in the vectors too", ("2 * S * D + blocks", "4 * S * D + blocks"), told="a 4·S·D does, which holds them already"),
-    edit("0.2", "bytes of fp16", ("elements * itemsize", "elements * 2"), told="you fix the bytes of an element at 2"),
-    edit("0.2", "rows of full blocks", ("= 2 * S", "= 2 * blocks * block_m"), ("4 * S", "4 * blocks * block_m"),
-         told="q, o and the float32 have S rows"),
-    edit("0.2", "floats of full blocks", ("4 * S", "4 * blocks * block_m"), told="for each query of a full last block"),
-    edit("0.2", "keys in full blocks", ("blocks * 2 * S", "blocks * 2 * blocks * block_m"), told="you round the number of keys up"),
+    edit("0.1", "float's pairs", ("S * (S + 1) // 2", "int(S * S / 2 * (1 + 1 / S))"), told="a whole number that no float may round"),
+    edit("0.1", "float32", ("return B * H * pairs * per_pair", "import torch\n    return int(torch.tensor([B, H, pairs, per_pair]).float().prod())"),
+         told="a large count is exact too"),
+    edit("0.1", "S pairs", ("S * (S + 1) // 2 if is_causal else S * S", "S"), told="for every (query, key) pair of every head: attention_flops(1, 1, 3"),
+    edit("0.2", "q per block", ("2 * S * D + blocks * 2", "S * D + blocks * 3"), told="q and o travel once, k and v once per block of queries"),
+    edit("0.2", "k alone", ("blocks * 2 * S", "blocks * S"), told="q and o travel once, k and v once per block of queries"),
+    edit("0.2", "o twice", ("2 * S * D + blocks", "3 * S * D + blocks"), told="q and o travel once, k and v once per block of queries"),
+    edit("0.2", "v once", ("blocks * 2 * S * D", "S * D + blocks * S * D"), told="only one of k and v is read again for each block"),
+    edit("0.2", "scores", ("2 * S * D + blocks", "2 * S * D + 6 * S * S + blocks"), told="nothing else goes through HBM"),
+    edit("0.2", "megabytes", ("+ 4 * S", "+ 4 * S) / 1e6"), ("elements * itemsize", "(elements * itemsize"), told="nothing else goes through HBM"),
+    edit("0.2", "rows of full blocks", ROWS, FLOATS, told=RAGGED),
+    edit("0.2", "floats of full blocks", FLOATS, told=RAGGED),
+    edit("0.2", "keys in full blocks", KEYS, told=RAGGED),
     edit("0.3", "half of S", ("2 * B * H * itemsize", "B * H * itemsize"), ("// per_pair)", "// per_pair) // 2"), told="S shrinks by √2"),
-    edit("0.3", "bytes of fp16", ("2 * B * H * itemsize", "4 * B * H"), told="you fix the bytes of an element at 2"),
+    edit("0.3", "three matrices", ("2 * B * H", "3 * B * H"), told="with 2 · B · H · S² · itemsize ≤ memory_bytes"),
+    edit("0.3", "power of two", ("math.isqrt(memory_bytes // per_pair)", "2 ** int(math.log2(math.isqrt(memory_bytes // per_pair)))"),
+         told="S is the largest whole number"),
+    edit("0.3", "one more", ("// per_pair)", "// per_pair) + 1"), told="S is the largest whole number"),
     edit("0.3", "root of a float", ("memory_bytes // per_pair", "memory_bytes / per_pair"), told="raises TypeError"),
+    edit("0.4", "ridge upside down", ("min(peak_flops, intensity * bandwidth)", "peak_flops if intensity > bandwidth / peak_flops else intensity * bandwidth"),
+         told="the slower of the two decides"),
 )  # fmt: skip

@@ -1,8 +1,32 @@
-"""Chapter 2: accesses outside the tensors, lanes that hold anything, programs that do each other's work."""
+"""Chapter 2: strides that are floats or lose digits, accesses outside the tensors, lanes that hold anything, programs that do each other's work."""
 
+import math
+
+import numpy as np
+import torch
 from edits import edit
 
 from fa_tutorial.matmul import tl, triton
+
+
+def strides_from_the_sizes_after(shape):
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, size * strides[0])
+    return tuple(strides)
+
+
+def strides_by_division(shape):
+    total = math.prod(shape)
+    return tuple([total := total / size for size in shape])
+
+
+def strides_in_float32(shape):
+    return tuple(int(torch.tensor(shape[i + 1 :], dtype=torch.float32).prod()) for i in range(len(shape)))
+
+
+def strides_in_int32(shape):
+    return [int(torch.tensor(shape[i + 1 :]).prod(dtype=torch.int32)) for i in range(len(shape))]
 
 
 @triton.jit
@@ -12,19 +36,42 @@ def add_everything_in_every_program(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexp
         tl.store(out_ptr + offs, tl.load(x_ptr + offs, mask=offs < n) + tl.load(y_ptr + offs, mask=offs < n), mask=offs < n)
 
 
+@triton.jit
+def softmax_by_triton(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
+    row, offs = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32)
+    tl.store(out_ptr + row * stride_out + offs, tl.softmax(x), mask=offs < cols)
+
+
 LOAD_X = 'x = tl.load(x_ptr + row * stride_x + offs, mask=mask, other=-float("inf")).to(tl.float32)'
 THROUGH_OUT = """tl.store(out_ptr + row * stride_out + offs, p, mask=mask)
     p = tl.load(out_ptr + row * stride_out + offs, mask=mask, other=0.0).to(tl.float32)"""
 
 WRONG_ANSWERS = (
+    edit("2.1", "appends itself", ("append(step)", "append(strides)"), told="returns a list that holds itself"),
     edit("2.1", "generator", ("tuple(reversed(strides))", "(step for step in strides)"),
          told="returns a generator, want a number, a tensor, or a tuple of them (brackets around a loop"),
+    ("2.1", strides_from_the_sizes_after, "one edge is left: an empty shape has an empty tuple of strides"),
+    ("2.1", strides_by_division, "3.0 is a float, and a stride is an integer"),
+    edit("2.1", "from a float", ("step = 1", "step = 1.0"), told="3.0 is a float, and a stride is an integer"),
+    ("2.1", strides_in_float32, "one edge is left: large strides are exact"),
+    ("2.1", strides_in_int32, "one edge is left: large strides are exact"),
+    ("2.1", lambda shape: (*shape[1:], 1), "stride[i] is the product of the sizes after i"),
+    ("2.1", lambda shape: tuple(np.prod(shape[i + 1 :]) for i in range(len(shape))), "1.0 is a float, and a stride is an integer"),
+    edit("2.1", "stride 0 for a size of 1", ("append(step)", "append(step * (size > 1))"), told="a size of 1 counts like any other"),
     edit("2.1", "not returned", ("return tuple(reversed(strides))", "pass"), told="is the return missing?"),
+    edit("2.2", "stacked tokens", ("1 * H * D", "S * H * D"), told="q, k and v lie together in each token"),
+    edit("2.2", "no three in h", ("H * D, D, 3", "H * D, 3 * D, 3"), told="write down the strides of qkv"),
+    edit("2.2", "start alone", ("return start, (", "return (start, "), told="want a tuple (start, strides)"),
     edit("2.3", "no load mask", (", mask=mask, other=0.0", "", 2), told="runs past the end"),
     edit("2.3", "no store mask", ("x + y, mask=mask", "x + y"), told="writes outside out"),
+    edit("2.3", "offsets in bytes", ("_ptr + offs", "_ptr + offs * 4", 3), told="a pointer steps by elements, not by bytes"),
+    edit("2.3", "programs in bytes", ("* BLOCK +", "* BLOCK * 4 +"),
+         told="only the first BLOCK elements are written: program i starts at element i · BLOCK"),
+    edit("2.3", "one sum", ("x + y, mask", "tl.sum(x + y, axis=0), mask"), told="element i of out is x[i] + y[i]"),
     ("2.3", add_everything_in_every_program, "added more than once", None),
     edit("2.3", "block of n", ("tl.arange(0, BLOCK)", "tl.arange(0, n)"), told="use the block's size here, tl.arange(0, BLOCK)"),
-    edit("2.4", "no row mask", ("(offs_r[:, None] < rows) & ", ""), told="runs past x's last row"),
+    edit("2.4", "no row mask", ("(offs_r[:, None] < rows) & ", ""), told="the last tiles reach past x's last row: (offs_r < rows) belongs in the mask"),
     edit("2.4", "x's strides swapped",
          ("offs_r[:, None] * stride_xr + offs_c[None, :] * stride_xc", "offs_r[:, None] * stride_xc + offs_c[None, :] * stride_xr"),
          told="element (r, c) of x lies at r · stride_xr + c · stride_xc"),
@@ -36,11 +83,15 @@ WRONG_ANSWERS = (
          told="(for out, only the strides change): x of shape (2, 8)"),
     edit("2.4", "no axes", ("[:, None]", "", 3), ("[None, :]", "", 3),
          told="broadcast to one shape: offs_r [2], offs_c [8]", gpu="only the strides change"),
-    edit("2.5", "no other", (', other=-float("inf")', ""), told="without other= a load leaves them undefined", gpu="count in the sum"),
-    edit("2.5", "p in half", ("tl.exp(x - tl.max(x, axis=0))", "tl.exp(x - tl.max(x, axis=0)).to(x_ptr.dtype.element_ty)"),
-         told="one edge is left: computed in half precision", gpu="one edge is left: fp16 inputs"),
+    edit("2.4", "one id, the other", ("= tl.program_id(0)", "= tl.program_id(1)"), told="one program id is used for both axes"),
+    edit("2.5", "no other", (', other=-float("inf")', ""), told="a load may leave anything past the end of the row: load −inf there (other=)", gpu="count in the sum"),
     edit("2.5", "exp of half", ("tl.exp(x - tl.max(x, axis=0))", "tl.exp((x - tl.max(x, axis=0)).to(x_ptr.dtype.element_ty))"),
          told="takes float32, not fp16"),
+    ("2.5", softmax_by_triton, "tl.softmax does all the work here"),
+    edit("2.5", "no exp", ("tl.exp(x - tl.max(x, axis=0))", "x"), told="y = exp(x − m) / Σ exp(x − m), m being the row's maximum: x = [1, 2, 3, 4]"),
+    edit("2.5", "minimum", ("tl.max", "tl.min"), told="subtract the row's maximum before exp: float32 holds exp(x)"),
+    edit("2.5", "in half", (".to(tl.float32)", ".to(tl.float16)"), told="fp32 inputs must keep their precision: compute in float32"),
+    edit("2.5", "no mask at all", ("offs < cols", "offs < BLOCK"), told="runs past the end of the row"),
     edit("2.5", "loads twice", ("    p = ", f"    {LOAD_X}\n    p = "),
          told="the result is right, but x is read more than once: load the row once", gpu=None),
     edit("2.5", "by way of out", ("    y = ", f"    {THROUGH_OUT}\n    y = "),

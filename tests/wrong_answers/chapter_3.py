@@ -1,4 +1,4 @@
-"""Chapter 3: products that are larger than a tile, a result of another dtype, accesses past the ragged ends, lanes that hold anything."""
+"""Chapter 3: products that are larger than a tile, a result of another dtype, accesses past the ragged ends, lanes that hold anything, roundings."""
 
 import numpy as np
 from edits import edit
@@ -14,8 +14,6 @@ def tile_by_sorting(pid, tiles_m, tiles_n, group):
     return [m[place], n[place]]
 
 
-IN_ROWS = "tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n"
-IN_COLUMNS = "tl.program_id(0) % tl.cdiv(M, BLOCK_M), tl.program_id(0) // tl.cdiv(M, BLOCK_M)"
 BAND = "band = pid // (group * tiles_n)\n    within = pid % (group * tiles_n)"
 
 WRONG_ANSWERS = (
@@ -25,29 +23,33 @@ WRONG_ANSWERS = (
     edit("3.1", "acc of a full tile", ("tile.shape", "(block_m, block_n)"),
          told="M = 3, N = 5, K = 2, blocks 2 × 2 × 2: raises RuntimeError"),
     edit("3.1", "c in float32", ("dtype=a.dtype", "dtype=torch.float32"), told="one edge is left: c has dtype torch.float32, want a's"),
-    edit("3.2", "no other", (", other=0.0", "", 2), told="elements that a mask leaves out hold anything", gpu=None),
+    edit("3.2", "no other", (", other=0.0", "", 2), told="what a mask leaves out must add 0 to the sum", gpu=None),
     edit("3.2", "no K mask", (" & (offs_k[None, :] < K - k)", ""), (" & (offs_k[:, None] < K - k)", ""),
-         told="the last step reads past K, and 0 · NaN is NaN", gpu="0 · NaN is NaN"),
+         told="the last step reads past K, and 0 · NaN is NaN", gpu="K's last block may be shorter"),
     edit("3.2", "no store mask", ("mask=mask_m & mask_n", "mask=mask_m"), told="mask rows by M and columns by N"),
     edit("3.2", "and", ("mask_m & (offs_k", "mask_m and (offs_k"), told="join masks by &, not by `and`", gpu=None),
-    edit("3.2", "TF32", (', input_precision="ieee"', ""), told="fp32 is rounded to TF32", gpu=None),
+    edit("3.2", "TF32", (', input_precision="ieee"', ""), told="fp32 is multiplied in IEEE precision", gpu=None),
+    edit("3.2", "acc in fp16", ("acc = tl.dot(a, b, acc,", "acc = acc.to(tl.float16) + tl.dot(a, b,"), ('"ieee")', '"ieee").to(tl.float16)'),
+         told="sums stay in float32, acc and what tl.dot returns", gpu=None),
+    edit("3.2", "only a moves", ("b_ptrs += BLOCK_K * stride_bk", "pass"), told="each goes BLOCK_K columns of a and BLOCK_K rows of b further"),
     edit("3.2", "widened", ("a, b, acc", "a.to(tl.float32), b.to(tl.float32), acc"),
          told="the result is right, but tl.dot gets float32 tiles from 16-bit inputs", gpu=None),
-    edit("3.2", "column order", (IN_ROWS, IN_COLUMNS), told="programs go down the columns of tiles"),
     edit("3.2", "Python's cdiv", ("tl.cdiv", "triton.cdiv"), told="use tl.cdiv there", gpu=None),
     edit("3.3", "by float", ("pid // (group * tiles_n)", "int(pid / (group * tiles_n))"), told="this works in Python only"),
     edit("3.3", "by divmod", (BAND, "band, within = divmod(pid, group * tiles_n)"), told="this works in Python only"),
     ("3.3", tile_by_sorting, "this works in Python only"),
     edit("3.4", "no key mask", (" & (offs_n[None, :] < S_k)", ""), ("(offs_n[:, None] < S_k) & ", ""),
-         told="mask rows of q and o by S_q, keys by S_k", gpu="0 · NaN is NaN"),
+         told="mask rows of q and o by S_q, keys by S_k"),
     edit("3.4", "no store mask", ("mask=mask_q)", "mask=offs_d[None, :] < D)"), told="mask rows of q and o by S_q, keys by S_k"),
     edit("3.4", "and", ("(offs_n[:, None] < S_k) & (", "offs_n[:, None] < S_k and ("), told="join masks by &, not by `and`", gpu=None),
     edit("3.4", "k not transposed", ("dot(q, k_t,", "dot(q, tl.reshape(tl.trans(k_t), (BLOCK_D, BLOCK_N)),"),
-         told="q is multiplied by k, not by kᵀ"),
+         told="s is q kᵀ, and o is s v"),
     edit("3.4", "s not rounded", ("s.to(v.dtype)", "s"), told="these are fp32 and fp16: round one to the other's: x.to(y.dtype)"),
     edit("3.4", "v widened", ("s.to(v.dtype), v,", "s, v.to(tl.float32),"),
          told="the result is right, but a tl.dot gets float32 tiles from 16-bit inputs", gpu=None),
-    edit("3.4", "p v in TF32", ('v, acc, input_precision="ieee"', "v, acc"), told="fp32 is rounded to TF32", gpu=None),
+    edit("3.4", "p v in TF32", ('v, acc, input_precision="ieee"', "v, acc"), told="fp32 is multiplied in IEEE precision", gpu=None),
+    edit("3.4", "k scaled", ("scale * tl.dot(q, k_t,", "tl.dot(q, (scale * k_t).to(q.dtype),"),
+         told="the scale multiplies s, in float32: q or k times the scale would be rounded"),
     edit("3.4", "scaled again", ("tl.dot(s.to(v.dtype)", "scale * tl.dot((s / scale).to(v.dtype)"),
          told="acc is scaled again in every step"),
 )  # fmt: skip

@@ -14,6 +14,10 @@ def roles_in_one(tiles, stages, full, empty):
 RELEASE = "yield arrive(full[stage])"
 ROLES = "return producer, consumer"
 PLACE = "stage, parity = i % stages, i // stages % 2\n            yield wait(empty"
+LOCKSTEP = (
+    "if i:\n                yield wait(empty[(i - 1) % stages], (i - 1) // stages % 2)\n            yield wait(empty[stage], 1 - parity)"
+)
+MISSING = "for i in range(1, tiles):\n            stage, parity = i % stages, i // stages % 2\n            yield wait(empty"
 DQ = "yield use(i, ds_rows(stage, 1 - c))"
 
 WRONG_ANSWERS = (
@@ -21,6 +25,13 @@ WRONG_ANSWERS = (
     ("9.2", roles_in_one, "it defines two, producer and consumer, inside"),
     edit("9.2", "no yield", ("yield wait(empty", "wait(empty"), ("yield load", "load"), (RELEASE, "arrive(full[stage])"),
          told="each action must be yielded"),
+    edit("9.2", "a list waited for", ("empty[stage], 1", "empty, 1"), told="the producer waits for a list of barriers: a stage has a barrier of its own"),
+    edit("9.2", "a list arrived at", ("arrive(full[stage])", "arrive(full)"), told="the producer arrives at a list of barriers"),
+    edit("9.2", "in lockstep", ("yield wait(empty[stage], 1 - parity)", LOCKSTEP), told="it could start at"),
+    edit("9.2", "full twice", ("yield arrive(full[stage])", "yield arrive(full[stage])\n            yield arrive(full[stage])"),
+         told="each load and each use waits for what (9.6) says"),
+    edit("9.2", "the last tile missing", ("for i in range(tiles):\n            stage, parity = i % stages, i // stages % 2\n            yield wait(empty", MISSING),
+         told="the consumer waits for full[0], parity 0"),
     edit("9.2", "one stage alone", (PLACE, PLACE.replace("i % stages,", "0,")), told="the tiles go round the ring"),
     edit("9.2", "consumer loads", ("yield use", "yield load"), told="the producer loads, and consumers use"),
     edit("9.2", "exchanged", (ROLES, "return consumer, producer"), told="the producer loads, and consumers use"),
@@ -40,12 +51,26 @@ WRONG_ANSWERS = (
     edit("9.3", "a stage in brackets", ("k.index(stage)", "k[stage]"), told="k.index(stage)"),
     edit("9.3", "acc not waited for", ("acc = warpgroup_mma_wait(0, [acc])", "pass"), told="acc is a matmul that is under way"),
     edit("9.3", "acc alone", ("return l, acc", "return acc"), told="want (l, acc)"),
+    edit("9.3", "three values", ("return l, acc", "return m, l, acc"), told="returns a tuple of 3, want (l, acc)"),
+    edit("9.3", "acc divided", ("return l, acc", "return l, acc / l[:, None]"), told="acc = "),
+    edit("9.3", "m as it was", ("p, m, l, alpha =", "p, _, l, alpha ="), told="for each block: wait, q kᵀ, softmax_step, p v, release"),
+    edit("9.3", "a wait at empty", ("mbarrier.wait(full", "mbarrier.wait(empty"), told="of the 2 arrivals of phase 0, and nobody else arrives"),
     edit("9.3", "not converted", ("rescaled(acc, alpha)", "acc * alpha[:, None]"), told="rescaled(acc, alpha)"),
     edit("9.3", "not jitted", ("@gluon.jit\n", ""), told="@gluon.jit is missing"),
     edit("9.4", "pairs", ("row_block, -(-keys // block_n))", "row_block)"), told="an entry is of 2 parts"),
     edit("9.4", "sorted in place", ("return work", "return work.sort()"), told="is the return missing?"),
     edit("9.5", "no yield", ("yield ", "", 8), told="each action must be yielded"),
     edit("9.5", "a word", (DQ, 'yield "dq"'), told="yields 'dq', want wait(…)"),
+    edit("9.5", "a list waited for", ("wait(ds_full[stage]", "wait(ds_full"), told="consumer 0 waits for a list of barriers"),
+    edit("9.5", "handed over twice", ("yield arrive(ds_full[stage])", "yield arrive(ds_full[stage])\n        yield arrive(ds_full[stage])"),
+         told="each step waits for what it reads, and for nothing else"),
+    edit("9.5", "own rows for dq", ("ds_rows(stage, 1 - c)", "ds_rows(stage, c)"), told="where dq of block 0 is due"),
+    edit("9.5", "dk before ds", ("        yield load(i, ds_rows(stage, c))\n        yield arrive(ds_full[stage])\n        yield use(i, stage)  # dk\n",
+                                 "        yield use(i, stage)  # dk\n        yield load(i, ds_rows(stage, c))\n        yield arrive(ds_full[stage])\n"),
+         told="where ds of block 0 is due"),
+    edit("9.5", "no dk", ("        yield use(i, stage)  # dk\n", ""), told="dk does not come before dq"),
+    edit("9.5", "rows exchanged", ("ds_rows(stage, 1 - c)", "ds_rows(stage, d)"), ("ds_rows(stage, c)", "ds_rows(stage, 1 - c)"),
+         ("ds_rows(stage, d)", "ds_rows(stage, c)"), told="you write the rows of the other consumer"),
     edit("9.5", "endless", (DQ, f"while True:\n            {DQ}"), told="the roles have not ended"),
     edit("9.5", "dq twice", (DQ, f"{DQ}\n        {DQ}"), told="goes on after its last block"),
     edit("9.5", "last block missing", ("range(blocks)", "range(blocks - 1)"), told="ends before"),

@@ -1,6 +1,5 @@
 """Exercise 0.4, attainable_flops."""
 
-import math
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
@@ -11,44 +10,36 @@ def attainable_flops(intensity, peak_flops, bandwidth):
     return min(peak_flops, intensity * bandwidth)
 
 
+ROOF = "min(peak_flops, intensity * bandwidth)"
 MISTAKES = {
-    "larger": "you take the larger of the two limits, but the slower one decides",
-    "always_peak": "the memory limit is missing: at low intensity the bytes do not arrive fast enough",
-    "never_peak": "the arithmetic limit is missing: no intensity gets past peak_flops",
-    "upside_down": "you divide the bandwidth by the intensity, but FLOP/byte times byte/s is FLOP/s",
-    "divided": "you divide the intensity by the bandwidth, but FLOP/byte times byte/s is FLOP/s",
-    "series": "you add the two times as if one waited for the other: they overlap, so the slower one decides",
-    "average": "you average the two limits, but the slower one decides",
-    "threshold": "you compare the intensity with the bandwidth: compare intensity · bandwidth with peak_flops",
-    "whole": "you cut the result to a whole number, but FLOP/s need not be one",
-}
+    "you take the larger of the two limits, but the slower one decides": ("min", "max"),
+    "the arithmetic limit is missing: no intensity gets past peak_flops": (ROOF, "intensity * bandwidth"),
+    "the memory limit is missing: at low intensity the bytes do not arrive fast enough": (ROOF, "peak_flops"),
+    "you divide the bandwidth by the intensity, but FLOP/byte times byte/s is FLOP/s": ("intensity * bandwidth", "bandwidth / intensity"),
+    "you divide the intensity by the bandwidth, but FLOP/byte times byte/s is FLOP/s": ("intensity * bandwidth", "intensity / bandwidth"),
+    "you add the two times as if one waited for the other: they overlap, so the slower one decides": (
+        ROOF, "1 / (1 / peak_flops + 1 / (intensity * bandwidth))"),
+    "you average the two limits, but the slower one decides": (ROOF, "(peak_flops + intensity * bandwidth) / 2"),
+    "you compare the intensity with the bandwidth: compare intensity · bandwidth with peak_flops": (
+        ROOF, "peak_flops if intensity > bandwidth else intensity * bandwidth"),
+    "you cut the result to a whole number, but FLOP/s need not be one": (ROOF, f"int({ROOF})"),
+}  # fmt: skip
 
 
-def twin(intensity, peak_flops, bandwidth, mistake=None):
-    memory = intensity * bandwidth
-    return {
-        "larger": max(peak_flops, memory),
-        "always_peak": peak_flops,
-        "never_peak": memory,
-        "upside_down": min(peak_flops, bandwidth / intensity),
-        "divided": min(peak_flops, intensity / bandwidth),
-        "series": 1 / (1 / peak_flops + 1 / memory),
-        "average": (peak_flops + memory) / 2,
-        "threshold": peak_flops if intensity > bandwidth else memory,
-        "whole": math.floor(min(peak_flops, memory)),
-    }.get(mistake, min(peak_flops, memory))
+def truth(intensity, peak_flops, bandwidth):
+    return intensity / max(intensity / peak_flops, 1 / bandwidth)  # the FLOPs of one byte, and their time
 
 
 def inputs():
-    rule = "the slower of arithmetic and memory decides"
-    for intensity in (2.0, 12.0, 50.0, 20.0, 0.25):  # below the ridge, twice above it, on it, and where the roof is no whole number
-        yield case(intensity, 100.0, 5.0, otherwise=rule)
-    yield case(0.25, 7.83e14, 4.3e12, otherwise=rule)
+    for intensity in (2.0, 12.0, 50.0, 20.0):  # below the ridge, below it, above it, on it
+        yield case(intensity, 100.0, 5.0)
+    yield case(0.02, 100.0, 5.0, otherwise="below the ridge the memory decides, and FLOP/s need not be a whole number")
+    yield case(0.25, 7.83e14, 4.3e12)
     for _ in range(20):
         peak_flops, bandwidth = 10 ** random.uniform(12, 15), 10 ** random.uniform(10, 13)
         factor = 10 ** random.uniform(0, 2)
-        yield case(peak_flops / bandwidth / factor, peak_flops, bandwidth, on="a random case below the ridge", otherwise=rule, fresh=True)
-        yield case(peak_flops / bandwidth * factor, peak_flops, bandwidth, on="a random case above the ridge", otherwise=rule, fresh=True)
+        yield case(peak_flops / bandwidth / factor, peak_flops, bandwidth, on="a random case below the ridge", fresh=True)
+        yield case(peak_flops / bandwidth * factor, peak_flops, bandwidth, on="a random case above the ridge", fresh=True)
 
 
 EXERCISE = Exercise(
@@ -63,6 +54,7 @@ EXERCISE = Exercise(
     "Both work at the same time, so the slower one decides.",
     more="The package's version, ledger.attainable_flops, also checks its arguments.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="the memory allows intensity · bandwidth FLOP/s, the units allow peak_flops, and the slower of the two decides",
     mistakes=MISTAKES,
 )

@@ -49,47 +49,38 @@ def adapt(mod):
     return on_pairs
 
 
+BOTH, OWN = "(distance <= 0) & (distance >= -aux[0])", "j - (i + aux[1])"
 MISTAKES = {
-    "upside": "seen and hidden are exchanged: return True for the pairs that stay",
-    "either": "every pair is seen: | lets through what either comparison allows, so join them by &",
-    "no_left": "keys more than aux[0] before the query are seen: the window has a left end",
-    "no_right": "later keys are seen: the window ends at the query's own position",
-    "own_hidden": "a query doesn't see its own key: distance 0 belongs to the window",
-    "narrow": "the window is one key too narrow: aux[0] counts the keys before the query's own",
-    "wide": "the window is one key too wide: aux[0] counts the keys before the query's own",
-    "ahead": "the window lies ahead of the query: i and j are exchanged",
-    "both_sides": "the window reaches as far ahead as back: later keys are hidden",
-    "top_left": "the window starts at the top left: query i stands at key i + aux[1]",
-    "shift_sign": "S_k − S_q has the wrong sign: query i stands at key i + aux[1]",
-}
+    "every pair is seen: join the two comparisons by &, each in its own brackets, because & binds tighter than <= and >=": (BOTH, BOTH.replace("&", "|")),
+    "no key is too far back: compare the distance with −aux[0] too, with each comparison in its own brackets, because & binds tighter than <=": (
+        BOTH, "distance <= 0"),
+    "later keys are seen: the window ends at the query's own position": (BOTH, "distance >= -aux[0]"),
+    "the window starts at the top left: query i stands at key i + aux[1]": (OWN, "j - i"),
+    "S_k − S_q has the wrong sign: query i stands at key i + aux[1]": (OWN, "j - (i - aux[1])"),
+    "the window is one key too narrow: aux[0] counts the keys before the query's own": (">= -aux[0]", "> -aux[0]"),
+    "the window is one key too wide: aux[0] counts the keys before the query's own": (">= -aux[0]", ">= -aux[0] - 1"),
+    "a query doesn't see its own key: distance 0 belongs to the window": ("distance <= 0", "distance < 0"),
+    "the window lies ahead of the query: the distance is negative for a key in the past": (OWN, "(i + aux[1]) - j"),
+    "the window reaches as far ahead as back: later keys are hidden": (BOTH, "tl.abs(distance) <= aux[0]"),
+    "seen and hidden are exchanged: return True for the pairs that are seen": (BOTH, "(distance > 0) | (distance < -aux[0])"),
+    "aux[0] and aux[1] are exchanged: aux[0] is how many keys before its own a query sees, aux[1] is S_k − S_q": [
+        (OWN, "j - (i + aux[0])"), (">= -aux[0]", ">= -aux[1]")],
+}  # fmt: skip
 
 CONDITIONS = {"lengths": "S_q and S_k may differ: query i stands at key i + S_k − S_q"}
 
 
-def twin(S_q, S_k, left, mistake=None):
-    shift = {"top_left": 0, "shift_sign": S_q - S_k}.get(mistake, S_k - S_q)
-    distance = torch.arange(S_k) - (torch.arange(S_q)[:, None] + shift)
-    seen = {
-        "either": (distance <= 0) | (distance >= -left),
-        "no_left": distance <= 0,
-        "no_right": distance >= -left,
-        "own_hidden": (distance < 0) & (distance >= -left),
-        "narrow": (distance <= 0) & (distance > -left),
-        "wide": (distance <= 0) & (distance >= -left - 1),
-        "ahead": (distance >= 0) & (distance <= left),
-        "both_sides": distance.abs() <= left,
-    }.get(mistake, (distance <= 0) & (distance >= -left))
-    return (~seen if mistake == "upside" else seen).double().to(hardware.device())
+def truth(S_q, S_k, left):
+    distance = torch.arange(S_k) - (torch.arange(S_q)[:, None] + S_k - S_q)
+    return ((distance <= 0) & (distance >= -left)).double()
 
 
 def inputs():
     def pairs(S_q, S_k, left, edge=""):
         return case(S_q, S_k, left, on=f"S_q = {S_q}, S_k = {S_k}, window of {left} key{'s' * (left != 1)} and the query's own", edge=edge)
 
-    yield pairs(4, 4, 1)
-    yield pairs(5, 5, 2)
-    yield pairs(6, 6, 0)
-    yield pairs(16, 16, 5)
+    for sizes in ((4, 4, 1), (5, 5, 2), (6, 6, 0), (16, 16, 5)):
+        yield pairs(*sizes)
     for sizes in ((2, 4, 1), (4, 2, 1), (9, 16, 3)):
         yield pairs(*sizes, edge="lengths")
 
@@ -108,7 +99,8 @@ EXERCISE = Exercise(
     "that is left + 1 keys.",
     more="The package's sliding_window also has a right end, and leaves out the comparison of a side without a limit.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="query i sees key j where the distance, j − (i + aux[1]), is at most 0 and at least −aux[0]",
     mistakes=MISTAKES,
     adapt=adapt,
 )

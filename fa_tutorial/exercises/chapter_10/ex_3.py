@@ -42,25 +42,30 @@ def listed_kernel(q, k, v, o, index_ptr, count_ptr, H, S_q, S_k, D, scale, aux, 
     store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
+ENTRY, NUMBER = "row * across + t", "tl.load(index_ptr + row * across + t)"
+LOOP, SEEN = "range(count)", "(j < S_k) & MASK_MOD(b, h, i, j, aux)"
+NO_KEY = "    l = tl.where(l == 0, 1.0, l)  # a row that sees no key has acc = 0\n"
+MISSING_KEYS = "a key past S_k gets a score of 0, and softmax counts it: where the mask mod hides nothing, j < S_k must"
+EXCHANGED = "b and h are exchanged in MASK_MOD(b, h, i, j, aux)"
 MISTAKES = {
-    "all_tiles": "every tile is loaded, in the list or not: loop over the list's count, and take each tile's number from index",
-    "by_number": "t is taken for the tile's number: it is the place in the list, and index_ptr holds the number",
-    "in_tiles": "start_n counts keys, and index_ptr holds numbers of tiles: multiply by BLOCK_N",
-    "by_block_m": "a tile of keys starts at its number times BLOCK_N, not BLOCK_M",
-    "to_the_end": "the loop runs to the end of the list's row: only its first count entries mean anything",
-    "first_row": "every block of rows walks the first block's list: its own is row start_m // BLOCK_M of index and of count",
-    "first_index": "every block of rows takes its tiles from the first block's list: its own starts ceil(S_k / BLOCK_N) entries a row further on",
-    "by_floor": "a row of index has an entry for the ragged last tile, too: ceil(S_k / BLOCK_N), not S_k // BLOCK_N",
-    "first_count": "every block of rows takes the first block's count: its own is at count_ptr + start_m // BLOCK_M",
-    "no_across": "the lists overlap: row r of index starts at r · ceil(S_k / BLOCK_N)",
-    "by_row_blocks": "a row of index has an entry for every tile of keys: ceil(S_k / BLOCK_N), not ceil(S_q / BLOCK_M)",
-    "last_lost": "the last tile of each list is left out: t runs from 0 to count − 1",
-    "first_lost": "the first tile of each list is left out: t runs from 0 to count − 1",
-    "no_mask": "the mask is missing: a listed tile may still hold hidden pairs",
-    "missing_keys": "a key past S_k gets a score of 0, and softmax counts it: where the mask mod hides nothing, j < S_k must",
-    "exchanged": "b and h are exchanged in MASK_MOD(b, h, i, j, aux)",
-    "unseen_nan": "rows that see no key give NaN, from 0 / 0: divide by 1 where l is 0",
-}
+    "t is taken for the tile's number: it is the place in the list, and index_ptr holds the number": (NUMBER, "t"),
+    "start_n counts keys, and index_ptr holds numbers of tiles: multiply by BLOCK_N": (f"{NUMBER} * BLOCK_N", NUMBER),
+    "every tile is loaded, in the list or not: loop over the list's count, and take each tile's number from index": [
+        (LOOP, "range(across)"), (NUMBER, "t")],
+    "the loop runs to the end of the list's row: only its first count entries mean anything": (LOOP, "range(across)"),
+    "every block of rows walks the first block's list: its own is row start_m // BLOCK_M of index and of count": [
+        ("count_ptr + row", "count_ptr"), (ENTRY, "t")],
+    "every block of rows takes its tiles from the first block's list: its own starts ceil(S_k / BLOCK_N) entries a row further on": (ENTRY, "t"),
+    "every block of rows takes the first block's count: its own is at count_ptr + start_m // BLOCK_M": ("count_ptr + row", "count_ptr"),
+    "the lists overlap: row r of index starts at r · ceil(S_k / BLOCK_N)": (ENTRY, "row + t"),
+    "a row of index has an entry for every tile of keys: ceil(S_k / BLOCK_N), not ceil(S_q / BLOCK_M)": (ENTRY, "row * row_blocks + t"),
+    "a row of index has an entry for the ragged last tile, too: ceil(S_k / BLOCK_N), not S_k // BLOCK_N": (ENTRY, "row * (S_k // BLOCK_N) + t"),
+    "a tile of keys starts at its number times BLOCK_N, not BLOCK_M": (f"{NUMBER} * BLOCK_N", f"{NUMBER} * BLOCK_M"),
+    "the mask is missing: a listed tile may still hold hidden pairs": (SEEN, "(j < S_k)"),
+    MISSING_KEYS: ("(j < S_k) & ", ""),
+    EXCHANGED: ("MASK_MOD(b, h,", "MASK_MOD(h, b,"),
+    "rows that see no key give NaN, from 0 / 0: divide by 1 where l is 0": (NO_KEY, ""),
+}  # fmt: skip
 CONDITIONS = {"empty": "a list may be empty: the rows of its block see no key, and get o = 0"}
 
 
@@ -102,37 +107,14 @@ def launch(q, k, v, left, blocks):
     return Launch((len(count) * B * H,), (*tensors, H, S_q, S_k, D, D**-0.5, (left or 0, S_k - S_q)), meta)
 
 
-def twin(q, k, v, left, blocks, mistake=None):
-    q, k, v = q.double(), k.double(), v.double()
-    (S_q, D), S_k, (block_m, block_n) = q.shape[2:], k.shape[2], blocks
-    index, count = lists(S_q, S_k, left, *blocks)
-    across, o = index.shape[1], torch.zeros_like(q)
-    for row in range(len(count)):
-        step = {"first_row": 0, "first_index": 0, "no_across": 1, "by_row_blocks": len(count), "by_floor": S_k // block_n}.get(
-            mistake, across
-        )
-        own = int(count[0 if mistake in ("first_row", "first_count") else row])
-        places = {"last_lost": range(own - 1), "first_lost": range(1, own), "to_the_end": range(across), "all_tiles": range(across)}.get(
-            mistake, range(own)
-        )
-        tiles = [t if mistake in ("by_number", "all_tiles") else int(index.flatten()[row * step + t]) for t in places]
-        wide = {"in_tiles": 1, "by_block_m": block_m}.get(mistake, block_n)
-        j = torch.cat([torch.arange(0), *(torch.arange(tile * wide, tile * wide + block_n) for tile in tiles)])
-        missing = int((j >= S_k).sum()) if mistake == "missing_keys" and left is None else 0
-        i, j = torch.arange(row * block_m, min(row * block_m + block_m, S_q))[:, None], j[j < S_k]
-        distance = j - (i + S_k - S_q)
-        seen = is_seen(distance, left) | (mistake == "no_mask")
-        if left == SECOND and mistake != "no_mask":
-            seen = seen & (
-                (j + torch.arange(q.shape[mistake == "exchanged"]).view((-1, 1, 1) if mistake == "exchanged" else (-1, 1, 1, 1))) % 2 == 0
-            )
-        s = (D**-0.5 * q[:, :, i[:, 0]] @ k[:, :, j].mT).masked_fill(~seen, -math.inf)
-        p = torch.softmax(torch.nn.functional.pad(s, (0, missing)), dim=-1)[..., : len(j)]
-        unseen = math.nan if mistake == "unseen_nan" else 0.0
-        o[:, :, i[:, 0]] = (
-            torch.where(seen.any(dim=-1, keepdim=True), p, unseen) @ v[:, :, j] if len(j) else torch.full_like(q[:, :, i[:, 0]], unseen)
-        )
-    return o
+def truth(q, k, v, left, blocks):
+    B, S_q, S_k = len(q), q.shape[2], k.shape[2]
+    j = torch.arange(S_k)
+    seen = is_seen(j - torch.arange(S_q)[:, None] - (S_k - S_q), left).expand(B, 1, S_q, S_k)
+    if left == SECOND:
+        seen = seen & ((j + torch.arange(B).view(B, 1, 1, 1)) % 2 == 0)
+    s = q.shape[-1] ** -0.5 * q.double() @ k.double().mT
+    return torch.softmax(s.masked_fill(~seen, -math.inf), dim=-1).nan_to_num() @ v.double().nan_to_num()  # v is NaN where no tile is needed
 
 
 def inputs():
@@ -142,17 +124,17 @@ def inputs():
 
     loop = "for each t below count, the tile's number is at index_ptr + row · ceil(S_k / BLOCK_N) + t, and its keys start at BLOCK_N times that"
     heads = "all heads and batch entries share the lists: a program's row is the number of its block of rows, program_id % row_blocks"
-    beyond = "a list's row is start_m // BLOCK_M, of ceil(S_k / BLOCK_N) entries"
-    yield rows(1, 1, 16, 16, 3, loop, stray=beyond)
+    beyond = "a program's row is the number of its block of rows, program_id % row_blocks, and a list's row has ceil(S_k / BLOCK_N) entries"
+    yield rows(1, 1, 16, 16, 3, "", stray=beyond)
     yield rows(1, 1, 32, 32, 5, loop, stray=beyond)
     yield rows(1, 1, 64, 64, 20, loop, stray=beyond)
     yield rows(1, 1, 32, 64, 20, "S_q and S_k may differ", stray=beyond)
     yield rows(1, 1, 64, 96, 10, "BLOCK_M and BLOCK_N may differ", blocks=(16, 32), stray=beyond)
     yield rows(1, 1, 40, 40, 10, "the last tiles may be ragged", stray=beyond)
     hides_nothing = "S_q = S_k = 40, tiles of 16 × 16, a mask mod that hides nothing"
-    yield rows(1, 1, 40, 40, None, MISTAKES["missing_keys"], on=hides_nothing, stray=beyond)
+    yield rows(1, 1, 40, 40, None, MISSING_KEYS, on=hides_nothing, stray=beyond)
     yield rows(2, 2, 32, 32, 5, heads, on="B = H = 2, S_q = S_k = 32", stray=heads)
-    yield rows(2, 1, 32, 32, SECOND, MISTAKES["exchanged"], on="B = 2, H = 1, batch entry b sees the keys with an even j + b", stray=heads)
+    yield rows(2, 1, 32, 32, SECOND, EXCHANGED, on="B = 2, H = 1, batch entry b sees the keys with an even j + b", stray=heads)
     q, k, v = draw_qkv(1, 1, 16, 64, 16)
     v[:, :, :32] = math.nan  # it shows in o if it is read, because 0 · NaN is NaN
     yield case(
@@ -184,7 +166,8 @@ EXERCISE = Exercise(
     "any order: the running softmax doesn't care.",
     more="The package's attend_tiles has two lists, and no mask for the tiles of the second. It also loads the next number one tile ahead.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="attention over the pairs that MASK_MOD lets through, of the tiles in the row's list",
     mistakes=MISTAKES,
     launch=launch,
     tolerance=lambda args, part: (0.0, 2e-5 * float(args[2].double().nan_to_num().abs().max())),

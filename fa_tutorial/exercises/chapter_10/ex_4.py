@@ -44,42 +44,29 @@ def adapt(mod):
 
 
 MISTAKES = {
-    "value": "that is the capped score, not its derivative",
-    "outer_only": "the inner derivative is missing: s / aux[0] has the derivative 1 / aux[0]",
-    "inner_only": "the factor aux[0] before tanh is missing: it cancels 1 / aux[0]",
-    "no_inside": "tanh is taken of s: it is taken of s / aux[0]",
-    "no_square": "tanh isn't squared: its derivative is 1 − tanh²",
-    "plus": "1 + tanh² grows: the derivative is 1 − tanh²",
-    "sign": "the derivative has the wrong sign: a capped score grows with s",
-    "of_value": "the capped score is squared: square tanh alone",
-    "ones": "the derivative is 1 everywhere: that holds only near s = 0",
-    "tanh": "that is tanh, not its derivative, 1 − tanh²",
+    "that is the capped score, not its derivative": ("1 - t * t", "aux[0] * t"),
+    "the inner derivative is missing: s / aux[0] has the derivative 1 / aux[0]": ("1 - t * t", "aux[0] * (1 - t * t)"),
+    "the factor aux[0] before tanh is missing: it cancels 1 / aux[0]": ("1 - t * t", "(1 - t * t) / aux[0]"),
+    "tanh is taken of s: it is taken of s / aux[0]": ("tanh(s / aux[0])", "tanh(s)"),
+    "tanh isn't squared: its derivative is 1 − tanh²": ("1 - t * t", "1 - t"),
+    "1 + tanh² grows: the derivative is 1 − tanh²": ("1 - t * t", "1 + t * t"),
+    "the derivative has the wrong sign: a capped score grows with s": ("1 - t * t", "t * t - 1"),
+    "the capped score is squared: square tanh alone": ("t * t", "aux[0] * t * aux[0] * t"),
+    "the derivative is 1 everywhere: that holds only near s = 0": ("1 - t * t", "1.0"),
+    "that is tanh, not its derivative, 1 − tanh²": ("1 - t * t", "t"),
 }
+CONDITIONS = {"far": "a score may lie far beyond the cap, on either side: the derivative is 0 there, so no exponential may overflow"}
 
 
-def twin(s, cap, mistake=None):
-    s = s.double()
-    t = torch.tanh(s / cap)
-    return {
-        "value": cap * t,
-        "outer_only": cap * (1 - t * t),
-        "inner_only": (1 - t * t) / cap,
-        "no_inside": 1 - torch.tanh(s) ** 2,
-        "no_square": 1 - t,
-        "plus": 1 + t * t,
-        "sign": t * t - 1,
-        "of_value": 1 - (cap * t) ** 2,
-        "ones": torch.ones_like(t),
-        "tanh": t,
-    }.get(mistake, 1 - t * t)
+def truth(s, cap):
+    return 1 - torch.tanh(s.double() / cap) ** 2
 
 
 def inputs():
     place = hardware.device()
-    yield case(
-        torch.tensor([0.0, 1.0, 2.0, -4.0], device=place), 2.0, otherwise="the derivative of c · tanh(s / c) by s is 1 − tanh²(s / c)"
-    )
+    yield case(torch.tensor([0.0, 1.0, 2.0, -4.0], device=place), 2.0)
     yield case(torch.tensor([0.5, -3.0, 90.0], device=place), 30.0, otherwise="the cap is aux[0], whatever its value")
+    yield case(torch.tensor([3000.0, -3000.0], device=place), 2.0, edge="far")
     draw = generator()
     yield case((20 * torch.randn(SIZE, generator=draw)).to(place), 10.0, on="random scores", fresh=True)
 
@@ -87,6 +74,7 @@ def inputs():
 EXERCISE = Exercise(
     id="10.4",
     task="Write the derivative of the soft cap as a score mod.",
+    conditions=CONDITIONS,
     hints=(
         "The derivative of tanh is 1 − tanh², and two factors come from the chain rule: one before tanh, one inside it.",
         "c · (1 / c) is 1: only 1 − tanh²(s / c) is left.",
@@ -96,7 +84,8 @@ EXERCISE = Exercise(
     "the cap it is 0, so such a score has no gradient.",
     more="The package's soft_cap_grad takes the cap as aux.softcap.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="the derivative of c · tanh(s / c) by s is 1 − tanh²(s / c)",
     mistakes=MISTAKES,
     adapt=adapt,
 )

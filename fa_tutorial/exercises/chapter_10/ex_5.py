@@ -13,48 +13,27 @@ def sink_gradient(o, do, lse, sinks):
     return -(p_sink * delta).sum(dim=(0, 2))
 
 
+SHARE, DELTA, TOTAL = "torch.exp(sinks[:, None] - lse)", "(do * o).sum(dim=-1)", "-(p_sink * delta).sum(dim=(0, 2))"
 MISTAKES = {
-    "sign": "the gradient has the wrong sign: the sink's dp is 0, so ds = p (0 − delta)",
-    "no_p": "the sink's share of each row is missing: ds = p (dp − delta)",
-    "diagonal": "delta is weighted by p (1 − p): ds = p (dp − delta), and delta holds the rest",
-    "p_squared": "the sink's share is squared: multiply by it once",
-    "base_2": "lse is a natural logarithm: the share is exp(sink − lse), not exp2",
-    "not_divided": "exp(sink) isn't divided by the row's sum: subtract lse in the exponent",
-    "sigmoid": "the sink is counted twice: lse has it already, so its share is exp(sink − lse)",
-    "upside": "the exponent has the wrong sign: the share is exp(sink − lse)",
-    "no_delta": "delta is missing: that is minus the sum of the shares",
-    "delta_of_do": "delta is the row sum of do alone: it is that of do ∘ o",
-    "mean": "the mean over the rows is taken: a sink is used in every row, so add up",
-    "batch_mean": "the mean over the batch is taken: every batch entry uses the sink, so add up",
-    "per_batch": "each batch entry has a gradient of its own: the sinks are shared, so add up",
-    "per_row": "each row has a gradient of its own: the sinks are shared, so add up",
-    "all_heads": "the heads are added up: each has its own sink",
-    "first_sink": "every head uses the first sink: give sinks the shape (H, 1)",
-}
+    "the gradient has the wrong sign: the sink's dp is 0, so ds = p (0 − delta)": (TOTAL, TOTAL[1:]),
+    "the sink's share of each row is missing: ds = p (dp − delta)": (TOTAL, "-delta.sum(dim=(0, 2))"),
+    "delta is missing: that is minus the sum of the shares": (TOTAL, "-p_sink.sum(dim=(0, 2))"),
+    "delta is the row sum of do alone: it is that of do ∘ o": (DELTA, "do.sum(dim=-1)"),
+    "exp(sink) isn't divided by the row's sum: subtract lse in the exponent": (SHARE, "torch.exp(sinks[:, None] + 0 * lse)"),
+    "lse is a natural logarithm: the share is exp(sink − lse), not exp2": ("torch.exp", "torch.exp2"),
+    "the sink is counted twice: lse has it already, so its share is exp(sink − lse)": (SHARE, "torch.sigmoid(sinks[:, None] - lse)"),
+    "the exponent has the wrong sign: the share is exp(sink − lse)": ("sinks[:, None] - lse", "lse - sinks[:, None]"),
+    "delta is weighted by p (1 − p): ds = p (dp − delta), and delta holds the rest": (TOTAL, "-(p_sink * (1 - p_sink) * delta).sum(dim=(0, 2))"),
+    "the mean over the batch and the rows is taken: the sink is used in every row, so add up": ("sum(dim=(0, 2))", "mean(dim=(0, 2))"),
+    "each batch entry has a gradient of its own: the sinks are shared, so add up": ("sum(dim=(0, 2))", "sum(dim=2)"),
+    "the heads are added up: each has its own sink": ("sum(dim=(0, 2))", "sum()"),
+    "every head uses the first sink: give sinks the shape (H, 1)": ("sinks[:, None]", "sinks[0]"),
+}  # fmt: skip
 
 
-def twin(o, do, lse, sinks, mistake=None):
+def truth(o, do, lse, sinks):
     o, do, lse, sinks = (x.double() for x in (o, do, lse, sinks))
-    p, delta = torch.exp(sinks[:, None] - lse), (do * o).sum(dim=-1)
-    p = {
-        "base_2": torch.exp2(sinks[:, None] - lse),
-        "not_divided": torch.exp(sinks[:, None]).expand_as(lse),
-        "sigmoid": torch.sigmoid(sinks[:, None] - lse),
-        "upside": torch.exp(lse - sinks[:, None]),
-        "first_sink": torch.exp(sinks[0] - lse),
-        "no_p": torch.ones_like(p),
-        "diagonal": p * (1 - p),
-        "p_squared": p * p,
-    }.get(mistake, p)
-    delta = {"no_delta": torch.ones_like(delta), "delta_of_do": do.sum(dim=-1)}.get(mistake, delta)
-    ds = p * delta if mistake == "sign" else -p * delta
-    return {
-        "mean": lambda: ds.mean(dim=(0, 2)),
-        "batch_mean": lambda: ds.sum(dim=2).mean(dim=0),
-        "per_batch": lambda: ds.sum(dim=2),
-        "per_row": lambda: ds,
-        "all_heads": lambda: ds.sum(),
-    }.get(mistake, lambda: ds.sum(dim=(0, 2)))()
+    return -(torch.exp(sinks[:, None] - lse) * (do * o).sum(dim=-1)).sum(dim=(0, 2))
 
 
 def tolerance(args, part):
@@ -65,20 +44,20 @@ def tolerance(args, part):
 
 
 def inputs():
-    def rows(*shape, draw, fresh=False, words=""):
+    def rows(*shape, draw, otherwise="", fresh=False, words=""):
         B, H, S, D = shape
         o, do = (torch.randn(B, H, S, D, generator=draw) for _ in range(2))
         sinks = torch.randn(H, generator=draw)
         lse = torch.logaddexp(torch.randn(B, H, S, generator=draw), sinks[:, None])
-        return case(o, do, lse, sinks, on=words or f"(B, H, S, D) = {shape}", fresh=fresh)
+        return case(o, do, lse, sinks, on=words or f"(B, H, S, D) = {shape}", otherwise=otherwise, fresh=fresh)
 
     one, two = torch.full((1, 1, 1, 1), 3.0), torch.full((1, 1, 1, 1), 2.0)
     yield case(one, two, two[0].log(), torch.zeros(1), on="one row with o = 3 and do = 2, of which the sink takes half")
     seed = torch.Generator().manual_seed(0)
-    yield rows(1, 1, 1, 4, draw=seed)
-    yield rows(1, 1, 3, 2, draw=seed)
-    yield rows(1, 2, 3, 2, draw=seed)
-    yield rows(2, 3, 5, 4, draw=seed)
+    yield rows(1, 1, 1, 4, draw=seed, otherwise="delta is the sum of do ∘ o along D")
+    yield rows(1, 1, 3, 2, draw=seed, otherwise="every row uses the sink, with its own lse and delta: add up over the rows")
+    yield rows(1, 2, 3, 2, draw=seed, otherwise="each head has its own sink and its own gradient")
+    yield rows(2, 3, 5, 4, draw=seed, otherwise="all batch entries use the same sinks: add up over the batch, too")
     yield rows(3, 2, 17, 8, draw=generator(), fresh=True, words="a random case")
 
 
@@ -95,7 +74,8 @@ EXERCISE = Exercise(
     "row of its head, so its gradient is the sum.",
     more="The package also adds dlse's part, and reads delta where the backward has stored it.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="a row gives the sink ds = p (dp − delta), where p = exp(sink − lse), dp = 0 and delta is the sum of do ∘ o",
     mistakes=MISTAKES,
     tolerance=tolerance,
 )

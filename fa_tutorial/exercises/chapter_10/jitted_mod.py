@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from fa_tutorial.exercises.harness_kernel import blocks_without_truth
 from fa_tutorial.exercises.running import NotAttempted, Wrong, chain
 
@@ -29,7 +31,10 @@ def ready(mod: Any, arguments: int) -> None:
 def launched(launch: Callable[[], Any]) -> None:
     """Run the launch; Wrong with the innermost error where it stops, or where a mod asks for the truth value of a tile, as `and` does."""
     try:
-        with blocks_without_truth():
+        with (
+            blocks_without_truth(),
+            np.errstate(all="ignore"),
+        ):  # the interpreter computes with NumPy, which would warn of every inf and NaN
             launch()
     except Exception as error:
         root = chain(error)[-1]

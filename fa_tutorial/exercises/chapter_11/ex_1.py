@@ -2,7 +2,7 @@
 
 import random
 
-from fa_tutorial.exercises.harness import OTHERS, Exercise, case
+from fa_tutorial.exercises.harness import Exercise, case
 
 
 def one_step(B, H_q, H_k, S, D, itemsize):
@@ -12,45 +12,32 @@ def one_step(B, H_q, H_k, S, D, itemsize):
     return flops, bytes_read
 
 
+FLOPS, BYTES = "4 * B * H_q * S * D", "2 * B * H_k * S * D * itemsize"
 MISTAKES = {
-    "one_product": "half of the FLOPs are missing: q kᵀ takes D multiplications and D additions a key, and p v as many",
-    "square": "S queries are counted: a step has one",
-    "key_heads": "flops are counted per key head: each of the H_q query heads computes its own products",
-    "query_heads": "keys are counted once per query head: the cache holds H_k heads, and each is read once",
-    "two_bytes": "itemsize isn't used: an element has itemsize bytes, which may be 1 or 4",
-    "keys_alone": "the values are missing: the cache holds a key and a value for each token",
-    "elements": "that is elements: an element has itemsize bytes",
-    "no_batch": "each of the B sequences has its own query and its own cache",
+    "half of the FLOPs are missing: q kᵀ takes D multiplications and D additions a key, and p v as many": ("4 * B", "2 * B"),
+    "S queries are counted: a step has one": (FLOPS, f"{FLOPS} * S"),
+    "flops are counted per key head: each of the H_q query heads computes its own products": ("4 * B * H_q", "4 * B * H_k"),
+    "keys are counted once per query head: the cache holds H_k heads, and each is read once": ("2 * B * H_k", "2 * B * H_q"),
+    "the values are missing: the cache holds a key and a value for each token": ("2 * B", "B"),
+    "q and o are counted too: leave them out": (BYTES, f"{BYTES} + 2 * B * H_q * D * itemsize"),
+    "that is elements: an element has itemsize bytes": (" * itemsize", ""),
+    "itemsize isn't used: an element has itemsize bytes, which may be 1 or 4": (" * itemsize", " * 2"),
+    "each of the B sequences has its own query and its own cache": (" * B", ""),
 }
-LOOK = "a key takes 2 · D FLOPs in q kᵀ and as many in p v, for each query head; the cache holds D numbers for a key and D for its value"
 
 
-def twin(B, H_q, H_k, S, D, itemsize, mistake=None):
-    flops, bytes_read = 4 * B * H_q * S * D, 2 * B * H_k * S * D * itemsize
-    flops = {
-        "one_product": flops // 2,
-        "square": flops * S,
-        "key_heads": flops // H_q * H_k,
-        "no_batch": flops // B,
-    }.get(mistake, flops)
-    bytes_read = {
-        "query_heads": bytes_read // H_k * H_q,
-        "two_bytes": bytes_read // itemsize * 2,
-        "keys_alone": bytes_read // 2,
-        "elements": bytes_read // itemsize,
-        "no_batch": bytes_read // B,
-    }.get(mistake, bytes_read)
-    return flops, bytes_read
+def truth(B, H_q, H_k, S, D, itemsize):
+    return 4 * B * H_q * S * D, 2 * B * H_k * S * D * itemsize
 
 
 def inputs():
-    yield case(1, 1, 1, 4, 2, 2, otherwise=LOOK)
-    yield case(1, 1, 1, 5, 3, 4, otherwise=LOOK)
+    yield case(1, 1, 1, 4, 2, 2)
+    yield case(1, 1, 1, 5, 3, 4)
     yield case(1, 6, 2, 5, 3, 4, otherwise="query heads compute, key heads are read")
-    yield case(7, 1, 1, 5, 3, 4, otherwise=MISTAKES["no_batch"])
+    yield case(7, 1, 1, 5, 3, 4, otherwise="each of the B sequences has its own query and its own cache")
     for _ in range(10):
         B, group, H_k, S, D = (random.randint(1, 9) for _ in range(5))
-        yield case(B, group * H_k, H_k, S, D, random.choice((1, 2, 4)), on="random sizes", fresh=True, otherwise=OTHERS)
+        yield case(B, group * H_k, H_k, S, D, random.choice((1, 2, 4)), on="random sizes", fresh=True)
 
 
 EXERCISE = Exercise(
@@ -64,7 +51,9 @@ EXERCISE = Exercise(
     solution=one_step,
     reasoning="Query heads compute, key heads are read. So the intensity is 2 · (H_q / H_k) / itemsize FLOPs a byte, however long the sequence is.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="flops are 2 · D in q kᵀ and as many in p v, for each key and query head; bytes are those of D numbers for each key and D for each value, in each "
+    "key head, and of nothing else",
     mistakes=MISTAKES,
     parts=("flops", "bytes"),
     exact=True,

@@ -5,7 +5,7 @@ import math
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.inputs import exp32, generator
+from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import INF
 
 
@@ -21,42 +21,29 @@ def merge_parts(o_parts, lse_parts):
     return o, lse
 
 
+SHARE, RETURN = "torch.exp(lse_parts - shift)", "return o, lse"
 MISTAKES = {
-    "average": "the parts are averaged, as if each had the same share: a part's share is exp(its lse − lse)",
-    "added": "the parts are added up without their shares: a part's share is exp(its lse − lse)",
-    "lse_itself": "the lse themselves are the shares: take their exponentials first",
-    "rows": "the shares are taken over the rows: each row is shared out among its parts, along the first dimension",
-    "not_divided": "the shares don't add up to 1: measured from the largest lse, they must be divided by their sum",
-    "unshifted": "exp overflows: subtract lse before exp",
-    "base_2": "the shares are powers of 2: lse is a natural logarithm",
-    "lse_sum": "the lse are added up: add their exponentials, and take the logarithm",
-    "lse_largest": "lse is the largest part's: the others count too",
-    "lse_mean": "lse is the parts' mean: add their exponentials, and take the logarithm",
-    "nan": "a row without keys gives NaN: look for −∞ − (−∞), or for 0 / 0 where you divide by the sum",
-}
+    "the parts are averaged, as if each had the same share: a part's share is exp(its lse − lse)": (SHARE, "torch.full_like(lse_parts, 1 / len(lse_parts))"),
+    "the parts are added up without their shares: a part's share is exp(its lse − lse)": (SHARE, "torch.ones_like(lse_parts)"),
+    "the lse themselves are the shares: take their exponentials first": (SHARE, "lse_parts / lse_parts.sum(dim=0)"),
+    "the shares are taken over the rows: each row is shared out among its parts, along the first dimension": (SHARE, "torch.softmax(lse_parts, dim=1)"),
+    "the shares don't add up to 1: measured from the largest lse, they must be divided by their sum": (
+        "shift = torch.where(lse == -math.inf, 0.0, lse)", "shift = lse_parts.amax(dim=0).nan_to_num(neginf=0.0)"),
+    "exp overflows: subtract lse before exp": (SHARE, "torch.exp(lse_parts) / torch.exp(lse_parts).sum(dim=0)"),
+    "the shares are powers of 2: lse is a natural logarithm": (SHARE, "torch.exp2(lse_parts - shift)"),
+    "lse is the logarithm of a sum that is measured from the largest lse: add the largest": (
+        RETURN, f"{RETURN} - lse_parts.amax(dim=0).nan_to_num(neginf=0.0)"),
+    "the lse are added up: add their exponentials, and take the logarithm": (RETURN, "return o, lse_parts.sum(dim=0)"),
+    "lse is the largest part's: the others count too": (RETURN, "return o, lse_parts.amax(dim=0)"),
+    "lse is the parts' mean: add their exponentials, and take the logarithm": (RETURN, "return o, lse_parts.mean(dim=0)"),
+    "a row without keys gives NaN: look for −∞ − (−∞), or for 0 / 0 where you divide by the sum": ("torch.where(lse == -math.inf, 0.0, lse)", "lse"),
+}  # fmt: skip
 CONDITIONS = {"empty": "a part without keys has o = 0 and lse = −∞; where all parts of a row are such, so is the result"}
 
 
-def twin(o_parts, lse_parts, mistake=None):
-    o_parts, lse_parts = o_parts.double(), lse_parts.double()
-    lse = torch.logsumexp(lse_parts, dim=0)
-    largest = lse_parts.amax(dim=0)
-    shares = {
-        "average": lambda: torch.full_like(lse_parts, 1 / len(lse_parts)),
-        "added": lambda: torch.ones_like(lse_parts),
-        "lse_itself": lambda: lse_parts / lse_parts.sum(dim=0),
-        "rows": lambda: torch.softmax(lse_parts, dim=1),
-        "not_divided": lambda: torch.exp(lse_parts - largest),
-        "unshifted": lambda: exp32(lse_parts) / exp32(lse_parts).sum(dim=0),
-        "base_2": lambda: torch.softmax(lse_parts * math.log(2), dim=0),
-        "nan": lambda: torch.exp(lse_parts - lse),
-    }.get(mistake, lambda: torch.exp(lse_parts - torch.where(lse == -INF, 0.0, lse)))()
-    lse = {
-        "lse_sum": lse_parts.sum(dim=0),
-        "lse_largest": largest,
-        "lse_mean": lse_parts.mean(dim=0),
-    }.get(mistake, lse)
-    return (shares[:, :, None] * o_parts).sum(dim=0), lse
+def truth(o_parts, lse_parts):
+    weights = torch.softmax(lse_parts.double(), dim=0).nan_to_num()
+    return (weights[:, :, None] * o_parts.double()).sum(dim=0), torch.logsumexp(lse_parts.double(), dim=0)
 
 
 def inputs():
@@ -66,17 +53,25 @@ def inputs():
         on = f"one row, the parts' lse = {[f'{x:g}' for x in lse_parts.tolist()]}, their o = the identity".replace("'", "")
         return case(torch.eye(len(lse_parts))[:, None], lse_parts[:, None], on=on, **options)
 
-    yield one_row([0.0, 1.0], otherwise="o is the sum of the parts' o, each times its share exp(lse of the part − lse)")
+    yield one_row([0.0, 1.0])
     yield one_row([2.0, 1.0, -3.0], otherwise="three parts: the shares add up to 1")
-    yield one_row([1000.0, 1001.0], otherwise=MISTAKES["unshifted"])
+    yield one_row([1000.0, 1001.0], otherwise="an lse may be large: exp(1000) overflows, so only differences of them may be exponents")
     two_rows = torch.tensor([[0.0, 2.0], [1.0, -1.0]])
     o_parts = torch.tensor([[[1.0], [2.0]], [[3.0], [5.0]]])
-    yield case(o_parts, two_rows, on="two rows in two parts", otherwise=MISTAKES["rows"])
+    yield case(
+        o_parts, two_rows, on="two rows in two parts", otherwise="each row is shared out among its own parts, along the first dimension"
+    )
     draw = generator()
     yield case(torch.randn(5, 7, 3, generator=draw), 4 * torch.randn(5, 7, generator=draw), on="five parts of seven rows", fresh=True)
     yield one_row([-INF, 1.0], edge="empty", otherwise="a part without keys has the share 0")
     nothing = torch.full((2, 1), -INF)
-    yield case(torch.zeros(2, 1, 2), nothing, on="one row, both parts without keys", edge="empty", otherwise=MISTAKES["nan"])
+    yield case(
+        torch.zeros(2, 1, 2),
+        nothing,
+        on="one row, both parts without keys",
+        edge="empty",
+        otherwise="where all parts are without keys, o = 0 and lse = −∞",
+    )
 
 
 EXERCISE = Exercise(
@@ -91,7 +86,8 @@ EXERCISE = Exercise(
     solution=merge_parts,
     reasoning="e^lse of a part is the plain sum of its exponentials. So its share of the whole row's sum is e^(lse of the part − lse), and the shares add up to 1.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="o is the sum of the parts' o, each times its share exp(lse of the part − lse), and lse is the logarithm of the sum of exp(lse of a part)",
     mistakes=MISTAKES,
     parts=("o", "lse"),
 )

@@ -6,7 +6,7 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
-from fa_tutorial.exercises.inputs import exp32, generator
+from fa_tutorial.exercises.inputs import generator
 
 triton = hardware.require_triton("Exercise 11.4")
 import triton.language as tl  # noqa: E402
@@ -31,37 +31,23 @@ def merge_kernel(
     tl.store(lse_ptr + row, m + tl.log(l))
 
 
+MERGED, LSE, PLACE = "tl.sum(p[:, None] * v, axis=0)", "m + tl.log(l)", "offs_s * rows + row"
 MISTAKES = {
-    "average": "the parts are averaged: a part's share is exp(its lse − m) / l",
-    "not_divided": "o is not divided by l",
-    "unshifted": "exp overflows: subtract m, the largest lse, before exp",
-    "zeros": "missing parts count as parts with lse = 0: load them as −∞",
-    "lse_largest": "lse is m alone: add log l",
-    "lse_log_l": "lse is log l alone: l is measured from m, so add m",
-    "lse_log2": "lse is m + log2 l: it is a natural logarithm",
-    "first_row": "every program reads row 0: row i of part s is row s · rows + i of o_parts",
-    "parts_last": "the parts of a row are looked for one after the other: the parts are the first dimension, rows the second",
-}
+    "the parts are averaged: a part's share is exp(its lse − m) / l": (f"{MERGED} / l", "tl.sum(v, axis=0) / splits"),
+    "o is not divided by l": (f"{MERGED} / l", MERGED),
+    "exp overflows: subtract m, the largest lse, before exp": [("tl.exp(s - m)", "tl.exp(s)"), (LSE, "tl.log(l)")],
+    "missing parts count as parts with lse = 0: load them as −∞": ('-float("inf")', "0.0"),
+    "lse is m alone: add log l": (LSE, "m"),
+    "lse is log l alone: l is measured from m, so add m": (LSE, "tl.log(l)"),
+    "lse is l: it is m + log l": (LSE, "l"),
+    "lse is m + log2 l: it is a natural logarithm": (LSE, "m + tl.log2(l)"),
+    "every program reads row 0: row i of part s is row s · rows + i of o_parts": (PLACE, "offs_s * rows"),
+    "the parts of a row are looked for one after the other: the parts are the first dimension, rows the second": (PLACE, "row * splits + offs_s"),
+}  # fmt: skip
 
 
-def twin(o_parts, lse_parts, BLOCK_S, BLOCK_D, mistake=None):
-    o_parts, lse_parts = o_parts.double(), lse_parts.double()
-    splits, rows, _ = o_parts.shape
-    if mistake == "parts_last":
-        o_parts, lse_parts = o_parts.reshape(rows, splits, -1).transpose(0, 1), lse_parts.reshape(rows, splits).t()
-    if mistake == "first_row":
-        o_parts, lse_parts = o_parts[:, :1].expand_as(o_parts), lse_parts[:, :1].expand_as(lse_parts)
-    if mistake == "zeros":
-        missing = BLOCK_S - splits
-        o_parts = torch.cat([o_parts, torch.zeros(missing, *o_parts.shape[1:]).double()])
-        lse_parts = torch.cat([lse_parts, torch.zeros(missing, rows).double()])
-    m = lse_parts.amax(dim=0) * (mistake != "unshifted")
-    p = exp32(lse_parts - m)
-    l = p.sum(dim=0)
-    if mistake == "average":
-        p = torch.ones_like(p) / len(p) * l
-    o = (p[:, :, None] * o_parts).sum(dim=0) / (1.0 if mistake == "not_divided" else l[:, None])
-    return o, {"lse_largest": m, "lse_log_l": l.log(), "lse_log2": m + l.log2()}.get(mistake, m + l.log())
+def truth(o_parts, lse_parts, BLOCK_S, BLOCK_D):
+    return (torch.softmax(lse_parts.double(), dim=0)[:, :, None] * o_parts.double()).sum(dim=0), torch.logsumexp(lse_parts.double(), dim=0)
 
 
 def launch(o_parts, lse_parts, BLOCK_S, BLOCK_D):
@@ -80,14 +66,19 @@ def inputs():
     def parts(o_parts, lse_parts, BLOCK_S, BLOCK_D, otherwise="", **options):
         splits, rows, D = o_parts.shape
         on = f"{splits} part{'s' * (splits > 1)} of {rows} row{'s' * (rows > 1)}, D = {D}, BLOCK_S = {BLOCK_S}, BLOCK_D = {BLOCK_D}"
-        stray = "the loads or the stores leave the tensors: the masks are offs_s < splits and offs_d < D, and a row has D elements"
+        place = (
+            "part s of row i is number s · rows + i of lse_parts, and its o begins at D times that in o_parts; row i of o begins at i · D"
+        )
+        whole = splits == BLOCK_S and D == BLOCK_D
+        stray = f"an offset is wrong, not a mask: {place}" if whole else f"{place}; the masks are offs_s < splits and offs_d < D"
         return case(o_parts, lse_parts, BLOCK_S, BLOCK_D, on=on, otherwise=otherwise, stray=stray, **options)
 
     identity = torch.eye(2)[:, None]
-    yield parts(identity, torch.tensor([[0.0], [1.0]]), 2, 2, "one row: attention with the parts' lse as scores and their o as values")
-    yield parts(identity, torch.tensor([[1000.0], [1001.0]]), 2, 2, MISTAKES["unshifted"])
+    yield parts(identity, torch.tensor([[0.0], [1.0]]), 2, 2)
+    large = "an lse may be large: exp(1000) overflows, so subtract the largest lse before exp"
+    yield parts(identity, torch.tensor([[1000.0], [1001.0]]), 2, 2, large)
     three, lse = torch.arange(1.0, 19.0).view(3, 2, 3), torch.tensor([[0.0, 2.0], [1.0, -1.0], [-2.0, 3.0]])
-    yield parts(three[:2, :, :2].contiguous(), lse[:2], 2, 2, "two rows: row i of part s is row s · rows + i")
+    yield parts(three[:2, :, :2].contiguous(), lse[:2], 2, 2, "two rows: row i of part s is row s · rows + i, and program i stores row i")
     yield parts(three, lse - 3, 4, 4, "BLOCK_S and BLOCK_D may be larger than splits and D")
     empty = torch.tensor([[-float("inf")], [1.0]])
     yield parts(torch.tensor([[[0.0]], [[5.0]]]), empty, 2, 2, "a part without keys has lse = −∞: its share is 0")
@@ -109,7 +100,8 @@ EXERCISE = Exercise(
     reasoning="By (11.2), o is a weighted sum with the weights e^(lse of a part − lse): attention once more, to as many keys as there are parts.",
     more="The package's combine_kernel takes BLOCK_S parts at a time with an online softmax, and gives o = 0 and lse = −∞ to a row without keys.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="attention with the parts' lse as scores and their o as values: o is Σ p · o_parts / l and lse is m + log l, where p = exp(lse_parts − m)",
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,

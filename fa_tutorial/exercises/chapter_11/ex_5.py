@@ -1,6 +1,7 @@
 """Exercise 11.5, split_kernel."""
 
 import math
+import types
 
 import torch
 
@@ -8,7 +9,7 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import UNWRITTEN
+from fa_tutorial.exercises.running import Wrong
 from fa_tutorial.forward import attend
 from fa_tutorial.tiles import load_tile, store_tile
 
@@ -43,89 +44,70 @@ def split_kernel(q, k, v, o, lse_ptr, H_k, S_q, rows, S, D, scale,
 
 _TOKEN = "row r is token r % S_q of a query head, and the newest token, S_q − 1, sees key S − 1"
 _PLACE = "row r of program (i, split) is at (split · tl.num_programs(0) + i) · rows + r of lse"
-_EMPTY = "it is −∞, the logarithm of an empty sum"
+_NAN = "where nothing is seen o is NaN: l is 0 there, so divide by 1 instead"
+PART, TOKEN, BEGIN, END = (
+    "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N",
+    "offs_m % S_q",
+    "split * part, ",
+    "tl.minimum((split + 1) * part, S)",
+)
+HEAD, LSE = "b, h_k = batch_head // H_k, batch_head % H_k", "m + tl.log(l_or_one)"
 MISTAKES = {
-    "not_split": "every split takes all keys: its loop goes from start to end",
-    "from_0": "the loop starts at key 0: a split's keys begin at start",
-    "to_S": "the loop goes on to the last key: a split's keys end before end",
-    "keys": "a part starts inside a tile, so its last tile runs on into the next part: a part is whole tiles, as in 11.2",
-    "in_tiles": "a part is counted in tiles: its keys are ceil(tiles / splits) · BLOCK_N",
-    "rounded_down": "keys at the end belong to no split: round up when you divide the tiles by splits",
-    "last_split": "only the first split counts keys: part is the number of keys, and start is split · part",
-    "all_keys": f"every row sees all keys: {_TOKEN}",
-    "row_is_token": f"the row is taken for the token: {_TOKEN}",
-    "row_is_head": f"r // S_q is the query head: {_TOKEN}",
-    "top_left": f"the mask starts at key 0: {_TOKEN}",
-    "key_head0": "every program reads key head 0: program i has batch entry i // H_k and key head i % H_k",
-    "batch0": "every program reads batch entry 0: program i has batch entry i // H_k and key head i % H_k",
-    "scale_ignored": "scale is missing: attend takes it",
-    "not_divided": "acc is not divided: a part's o is acc / l, (11.1)",
-    "part_end": "last_seen counts from the part's end: it is S − S_q + r % S_q in every part",
-    "lse_l": "lse is l: it is m + log l",
-    "lse_m": "lse is m alone: add log l",
-    "lse_log_l": "lse is log l alone: l is measured from m, so add m",
-    "lse_log2": "lse is m + log2 l: it is a natural logarithm",
-    "lse_order": f"the parts of lse are in the wrong order: {_PLACE}",
-    "lse_no_split": f"all splits store lse at the same place: {_PLACE}",
-    "empty_nan": "where nothing is seen o is NaN: l is 0 there, so divide by 1 instead",
-    "empty_zero": f"where nothing is seen lse is 0: {_EMPTY}",
-    "empty_lse_nan": f"where nothing is seen lse is NaN: {_EMPTY}",
+    "every split takes all keys: its loop goes from start to end": (BEGIN + END, "0, S"),
+    "the loop starts at key 0: a split's keys begin at start": (BEGIN, "0, "),
+    "the loop goes on to the last key: a split's keys end before end": (END, "S"),
+    "keys at the end belong to no split: round up when you divide the tiles by splits": (PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
+    "a part starts inside a tile, so its last tile runs on into the next part: a part is whole tiles, as in 11.2": (PART, "tl.cdiv(S, tl.num_programs(1))"),
+    "a part is counted in tiles: its keys are ceil(tiles / splits) · BLOCK_N": (PART, PART.removesuffix(" * BLOCK_N")),
+    f"every row sees all keys: {_TOKEN}": (f"S - S_q + {TOKEN}", "S - 1 + 0 * offs_m"),
+    f"the row is taken for the token: {_TOKEN}": (TOKEN, "offs_m"),
+    f"r // S_q is the query head: {_TOKEN}": (TOKEN, "offs_m // S_q"),
+    f"the mask starts at key 0: {_TOKEN}": ("S - S_q + ", ""),
+    "last_seen counts from the part's end: it is S − S_q + r % S_q in every part": (f"S - S_q + {TOKEN}", f"end - S_q + {TOKEN}"),
+    "every program reads key head 0: program i has batch entry i // H_k and key head i % H_k": (HEAD, "b, h_k = batch_head // H_k, batch_head * 0"),
+    "every program reads batch entry 0: program i has batch entry i // H_k and key head i % H_k": (HEAD, "b, h_k = batch_head * 0, batch_head % H_k"),
+    "scale is missing: attend takes it": ("last_seen, S, D, scale", "last_seen, S, D, 1.0"),
+    "acc is not divided: a part's o is acc / l, (11.1)": ("acc / l_or_one[:, None]", "acc"),
+    "lse is m alone: add log l": (LSE, "m"),
+    "lse is log l alone: l is measured from m, so add m": (LSE, "tl.log(l_or_one)"),
+    f"the parts of lse are in the wrong order: {_PLACE}": (
+        "split * tl.num_programs(0) + batch_head", "batch_head * tl.num_programs(1) + split"),
+    _NAN: ("tl.where(l == 0.0, 1.0, l)", "l"),
+    "where nothing is seen lse is 0: it is −∞, the logarithm of an empty sum": (LSE, f"tl.where(l == 0.0, 0.0, {LSE})"),
 }  # fmt: skip
 CONDITIONS = {"empty": "where a row sees no key of a part, or the part has none, o = 0 and lse = −∞"}
 
 
-def keys_of(split, splits, S, block_n, mistake):
-    """The keys that a split's program counts."""
-    tiles = -(-S // block_n)
-    each = -(-tiles // splits)
-    part = {"keys": -(-S // splits), "in_tiles": each, "rounded_down": tiles // splits * block_n}.get(mistake, each * block_n)
-    start, end = split * part, min((split + 1) * part, S)
-    if mistake == "not_split":
-        start, end = 0, S
-    if mistake == "from_0":
-        start = 0
-    if mistake == "to_S":
-        end = S
-    if mistake == "last_split":
-        start = 0 if split == 0 else S
-    if mistake in ("keys", "in_tiles") and end > start:
-        end = min(start + -(-(end - start) // block_n) * block_n, S)
-    return torch.arange(start, max(start, end))
-
-
-def twin(q, k, v, S_q, splits, blocks, scale, mistake=None):
-    q, k, v = q.double(), k.double(), v.double()
-    (B, H_k, rows, D), S = q.shape, k.shape[2]
-    if mistake in ("key_head0", "batch0"):
-        k, v = ((x[:, :1] if mistake == "key_head0" else x[:1]).expand_as(x) for x in (k, v))
-    r = torch.arange(rows)
-    last_seen = {
-        "all_keys": r * 0 + S - 1,
-        "row_is_token": S - S_q + r,
-        "row_is_head": S - S_q + r // S_q,
-        "top_left": r % S_q,
-    }.get(mistake, S - S_q + r % S_q)
-    s = (1.0 if mistake == "scale_ignored" else scale) * (q @ k.mT)
-    o, lse = torch.empty(splits, B, H_k, rows, D).double(), torch.empty(splits, B, H_k, rows).double()
-    for split in range(splits):
-        keys = keys_of(split, splits, S, blocks[1], mistake)
-        last = last_seen - S + keys[-1] + 1 if mistake == "part_end" and len(keys) else last_seen
-        part = s[..., keys].masked_fill(keys > last[:, None], -math.inf)
-        m = part.amax(dim=-1) if len(keys) else torch.full((B, H_k, rows), -math.inf).double()
-        p = torch.exp(part - torch.where(m == -math.inf, 0.0, m)[..., None])
-        l = p.sum(dim=-1)
-        seen = l > 0
-        divisor = 1.0 if mistake == "not_divided" else torch.where(seen | (mistake == "empty_nan"), l, 1.0)[..., None]
-        o[split] = p @ v[:, :, keys] / divisor
-        log_l = torch.where(seen, l, 1.0).log()
-        lse[split] = {"lse_l": l, "lse_m": m, "lse_log_l": log_l, "lse_log2": m + log_l / math.log(2)}.get(mistake, m + log_l)
-        empty = {"empty_zero": 0.0, "empty_lse_nan": math.nan}.get(mistake, -math.inf)
-        lse[split] = torch.where(seen | (mistake == "lse_log_l"), lse[split], empty)
-    if mistake == "lse_order":
-        lse = lse.flatten(1, 2).transpose(0, 1).reshape(lse.shape)
-    if mistake == "lse_no_split":
-        lse[0], lse[1:] = lse[-1].clone(), UNWRITTEN
+def truth(q, k, v, S_q, splits, blocks, scale):
+    rows, S = q.shape[2], k.shape[2]
+    part = math.ceil(math.ceil(S / blocks[1]) / splits) * blocks[1]
+    keys, r, split = torch.arange(S), torch.arange(rows)[:, None], torch.arange(splits).view(-1, 1, 1, 1, 1)
+    seen = (keys <= S - S_q + r % S_q) & (keys // part == split)
+    s = (scale * q.double() @ k.double().mT).masked_fill(~seen, -math.inf)  # (splits, B, H_k, rows, S)
+    o, lse = torch.softmax(s, dim=-1).nan_to_num() @ v.double(), torch.logsumexp(s, dim=-1)
     return o.flatten(1, 2), lse.flatten(1, 2)
+
+
+def ends_with_the_keys(kernel):
+    """In the interpreter: the kernel, Wrong where it calls attend for a tile that begins after the last key."""
+    function = getattr(kernel, "fn", None)
+    attend = getattr(function, "__globals__", {}).get("attend")
+    if not hardware.interpreter_on() or attend is None:
+        return kernel
+
+    def number(x):
+        return int(x.handle.data.item() if hasattr(x, "handle") else getattr(x, "value", x))
+
+    def watched(*args):
+        if len(args) > 10 and number(args[8]) >= number(args[10]):
+            raise Wrong(
+                f"the loop goes on after the last key, to a tile at start_n = {number(args[8])} of {number(args[10])} keys: end is at most S"
+            )
+        return attend(*args)
+
+    copy = types.FunctionType(function.__code__, function.__globals__ | {"attend": watched}, function.__name__, function.__defaults__)
+    copy.__annotations__, copy.__module__ = function.__annotations__, function.__module__
+    return triton.jit(copy)
 
 
 def launch(q, k, v, S_q, splits, blocks, scale):
@@ -161,11 +143,11 @@ def inputs():
     yield parts((1, 1, 6, 40, 16), 3, 2, _TOKEN)
     yield parts((2, 3, 4, 32, 16), 1, 2, f"program i has batch entry i // H_k and key head i % H_k; {_PLACE}")
     yield parts((1, 1, 8, 32, 12), 1, 2, "D may be less than BLOCK_D")
-    yield parts((1, 1, 8, 20, 16), 1, 4, MISTAKES["empty_nan"], edge="empty")
+    yield parts((1, 1, 8, 20, 16), 1, 4, _NAN, edge="empty")
     yield parts((1, 1, 8, 18, 16), 4, 2, "the last part may begin after a row's last key", edge="empty")
     draw = generator()
     for sizes, S_q, splits, dtype in (((2, 2, 4, 70, 20), 2, 3, torch.float16), ((1, 3, 10, 90, 32), 5, 2, torch.float32)):
-        yield parts(sizes, S_q, splits, "right on the small cases, wrong on others", dtype=dtype, block_d=32, draw=draw, fresh=True)
+        yield parts(sizes, S_q, splits, "", dtype=dtype, block_d=32, draw=draw, fresh=True)
 
 
 EXERCISE = Exercise(
@@ -184,10 +166,12 @@ EXERCISE = Exercise(
     "and the merge needs no more.",
     more="The package's split_kernel also takes several tiles of rows, a length for each sequence, pages and FP8.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="o and lse of a part are those of a whole attention to the part's keys, start … end − 1, by (11.1)",
     mistakes=MISTAKES,
     parts=("o", "lse"),
     launch=launch,
+    adapt=ends_with_the_keys,
     tolerance=tolerance,
     overlap=f"two programs write the same row: the first two indices of o are split and i, and {_PLACE}",
 )

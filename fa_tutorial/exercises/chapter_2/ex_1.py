@@ -4,6 +4,7 @@ import math
 import random
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fa_tutorial.exercises.harness import Exercise, case
 
@@ -18,17 +19,20 @@ def contiguous_strides(shape):
     return tuple(reversed(strides))
 
 
+RETURN = "tuple(reversed(strides))"
 MISTAKES = {
-    "column_major": "these strides are column-major: in a row-major tensor the last index runs fastest, not the first",
-    "reversed": "the strides are in reverse order: the last one must be 1",
-    "own_size": "each stride includes its own dimension's size: multiply only the later sizes, so that the last stride is 1",
-    "bytes": "strides count elements, not bytes",
-    "shape": "that is the shape: how far do you move in memory when one index grows by 1?",
-    "next_size": "each stride is only the next size: multiply all later sizes",
-    "added": "you add the later sizes: multiply them",
-    "zero": "dimensions of size 1 get stride 0: only expand makes such strides, a contiguous tensor has none",
-    "float32": "large strides lose digits: use Python integers",
-}
+    "the strides are in reverse order: the last one must be 1": (RETURN, "tuple(strides)"),
+    "each stride includes its own dimension's size: multiply only the later sizes, so that the last stride is 1": (
+        "        strides.append(step)\n        step *= size", "        step *= size\n        strides.append(step)"),
+    "these strides are column-major: in a row-major tensor the last index runs fastest, not the first": [
+        ("reversed(shape)", "shape"), (RETURN, "tuple(strides)")],
+    "the product starts with the first size: start with the last one": ("reversed(shape)", "shape"),
+    "each stride is only the next size: multiply all later sizes": ("step *= size", "step = size"),
+    "each size is added to the step: multiply by it": ("step *= size", "step += size"),
+    "the later sizes are added: multiply them": (RETURN, "tuple(sum(shape[i + 1 :]) or 1 for i in range(len(shape)))"),
+    "strides count elements, not bytes": (RETURN, "tuple(4 * step for step in reversed(strides))"),
+    "that is the shape: how far do you move in memory when one index grows by 1?": (RETURN, "tuple(shape)"),
+}  # fmt: skip
 
 CONDITIONS = {
     "scalar": "an empty shape has an empty tuple of strides",
@@ -36,33 +40,42 @@ CONDITIONS = {
 }
 
 
-def twin(shape, mistake=None):
-    later = [shape[i + 1 :] for i in range(len(shape))]
-    strides = [math.prod(sizes) for sizes in later]
-    return {
-        "column_major": lambda: tuple(math.prod(shape[:i]) for i in range(len(shape))),
-        "reversed": lambda: tuple(reversed(strides)),
-        "own_size": lambda: tuple(stride * size for stride, size in zip(strides, shape, strict=True)),
-        "bytes": lambda: tuple(4 * stride for stride in strides),
-        "shape": lambda: tuple(shape),
-        "next_size": lambda: (*shape[1:], 1),
-        "added": lambda: tuple(sum(sizes) or 1 for sizes in later),
-        "zero": lambda: tuple(0 if size == 1 else stride for stride, size in zip(strides, shape, strict=True)),
-        "float32": lambda: tuple(int(torch.tensor(sizes, dtype=torch.float32).prod()) for sizes in later),
-    }.get(mistake, lambda: tuple(strides))()
+def truth(shape):
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+class WholeStrides(TorchFunctionMode):
+    """The strides are no floats. A tensor that no memory can hold is made without memory, so that an answer may ask PyTorch for its strides."""
+
+    def __init__(self, shape):
+        super().__init__()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if "allocate" not in str(error):
+                raise
+            return func(*args, **(kwargs or {}) | {"device": "meta"})
+
+    def complaint(self, result):
+        for step in result if isinstance(result, tuple | list) else ():
+            if isinstance(step, float) or (torch.is_tensor(step) and step.is_floating_point()):
+                return f"{float(step)} is a float, and a stride is an integer: multiply integers, and divide by // only"
+        return ""
 
 
 def inputs():
-    rule = "stride[i] is the product of the sizes after i"
-    yield case((2, 3), otherwise=rule)
-    yield case((2, 3, 4), otherwise=rule)
+    yield case((2, 3))
+    yield case((2, 3, 4))
     yield case((5,), otherwise="nothing comes after the last dimension, so its stride is 1")
     yield case((3, 1, 2), otherwise="a size of 1 counts like any other: it multiplies by 1")
     for _ in range(20):
         shape = tuple(random.randint(1, 9) for _ in range(random.randint(1, 6)))
         yield case(shape, on="a random shape", fresh=True)
     yield case((), edge="scalar")
-    yield case((2, 4_099, 4_099), edge="large")  # past float32's 2²⁴, in a tensor that PyTorch can still make
+    yield case((2, 4_099, 4_099), edge="large")  # past float32's 2²⁴
+    yield case((2, 2**27 + 1, 2**27 + 1), edge="large")  # past 32 bits and float64's 2⁵³
 
 
 EXERCISE = Exercise(
@@ -78,7 +91,9 @@ EXERCISE = Exercise(
     "is the product of their sizes.",
     more="The package's version, layout.contiguous_strides, also checks its argument, and counts a size of 0 as 1, as PyTorch does.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="stride[i] is the product of the sizes after i",
     mistakes=MISTAKES,
     exact=True,
+    watch=WholeStrides,
 )

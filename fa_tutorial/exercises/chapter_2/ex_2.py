@@ -2,6 +2,8 @@
 
 import random
 
+import torch
+
 from fa_tutorial.exercises.harness import Exercise, case
 
 
@@ -15,41 +17,37 @@ def view_of_k(S, H, D):
     return start, (S * 3 * H * D, D, 3 * H * D, 1)
 
 
+START, STRIDES = "1 * H * D", "(S * 3 * H * D, D, 3 * H * D, 1)"
 MISTAKES = {
-    "not_transposed": "the strides are in the order of qkv, (B, S, H, D): the transpose swaps those of S and H",
-    "contiguous": "these are the strides of a contiguous (B, H, S, D) tensor: k is a view of qkv, so it keeps the steps of qkv",
-    "no_three": "one step in s must skip q, k and v: 3 · H · D elements",
-    "token_without_three": "one step in s must skip q, k and v: 3 · H · D elements",
-    "batch_without_three": "one step in b must skip all of q, k and v: S · 3 · H · D elements",
-    "reversed": "the strides are in reverse order: d comes last, and its stride is 1",
-    "at_q": "that is where q starts: index 1 in the dimension of size 3 moves the start by that dimension's stride",
-    "at_v": "that is where v starts: k has index 1 in the dimension of size 3, v has index 2",
-    "one_element": "the start is the index itself: index 1 in the dimension of size 3 moves by that dimension's stride",
-    "one_head": "the start moves by one head only: index 1 in the dimension of size 3 moves by H · D elements",
-    "one_token": "the start moves by one token: index 1 in the dimension of size 3 moves by H · D elements",
-}
+    "the strides are in the order of qkv, (B, S, H, D): the transpose swaps those of S and H": (STRIDES, "(S * 3 * H * D, 3 * H * D, D, 1)"),
+    "these are the strides of a contiguous (B, H, S, D) tensor: k is a view of qkv, so it keeps the steps of qkv": (
+        STRIDES, "(H * S * D, S * D, D, 1)"),
+    "these are the steps of a tensor that holds k alone: one step in s must skip q, k and v, and one in b all of their tokens": (
+        STRIDES, "(S * H * D, D, H * D, 1)"),
+    "one step in s must skip q, k and v: 3 · H · D elements": (STRIDES, "(S * 3 * H * D, D, H * D, 1)"),
+    "one step in b must skip all of q, k and v: S · 3 · H · D elements": (STRIDES, "(S * H * D, D, 3 * H * D, 1)"),
+    "the strides are in reverse order: d comes last, and its stride is 1": (STRIDES, "(1, 3 * H * D, D, S * 3 * H * D)"),
+    "that is where q starts: index 1 in the dimension of size 3 moves the start by that dimension's stride": (START, "0"),
+    "that is where v starts: k has index 1 in the dimension of size 3, v has index 2": (START, "2 * H * D"),
+    "the start is the index itself: index 1 in the dimension of size 3 moves by that dimension's stride": (START, "1"),
+    "the start moves by one head only: index 1 in the dimension of size 3 moves by H · D elements": (START, "D"),
+    "the start moves by one token: index 1 in the dimension of size 3 moves by H · D elements": (START, "3 * H * D"),
+    "the start moves past q's S tokens, but q, k and v lie together in each token: index 1 moves by H · D elements": (START, "S * H * D"),
+    "that is the k of a (B, 3, S, H, D) tensor: in this qkv the dimension of size 3 comes after the tokens": [
+        (START, "S * H * D"), (STRIDES, "(3 * S * H * D, D, H * D, 1)")],
+}  # fmt: skip
 
 
-def twin(S, H, D, mistake=None):
-    right = (S * 3 * H * D, D, 3 * H * D, 1)
-    strides = {
-        "not_transposed": (S * 3 * H * D, 3 * H * D, D, 1),
-        "contiguous": (H * S * D, S * D, D, 1),
-        "no_three": (S * H * D, D, H * D, 1),
-        "token_without_three": "one step in s must skip q, k and v: 3 · H · D elements",
-        "batch_without_three": (S * H * D, *right[1:]),
-        "reversed": right[::-1],
-    }.get(mistake, right)
-    start = {"at_q": 0, "at_v": 2 * H * D, "one_element": 1, "one_head": D, "one_token": 3 * H * D}.get(mistake, H * D)
-    return start, strides
+def truth(S, H, D):
+    k = torch.empty((2, S, 3, H, D), device="meta")[:, :, 1].transpose(1, 2)
+    return k.storage_offset(), k.stride()
 
 
 def inputs():
-    rule = "write down the strides of qkv, (S · 3 · H · D, 3 · H · D, H · D, D, 1), then follow the index and the transpose"
-    yield case(10, 4, 8, otherwise=rule)
-    yield case(5, 2, 16, otherwise=rule)
+    yield case(10, 4, 8)
+    yield case(5, 2, 16)
     for _ in range(10):
-        yield case(*(random.randint(2, 99) for _ in range(3)), on="a random shape", otherwise=rule, fresh=True)
+        yield case(*(random.randint(2, 99) for _ in range(3)), on="a random shape", fresh=True)
 
 
 EXERCISE = Exercise(
@@ -64,7 +62,8 @@ EXERCISE = Exercise(
     reasoning="An integer index removes a dimension and moves the start by index · stride. A transpose swaps two strides. Neither moves any data, so "
     "k keeps the steps of qkv: one token further means past that token's q, k and v.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="write down the strides of qkv, (S · 3 · H · D, 3 · H · D, H · D, D, 1), then follow the index and the transpose",
     mistakes=MISTAKES,
     parts=("start", "strides"),
     exact=True,

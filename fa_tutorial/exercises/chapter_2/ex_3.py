@@ -6,7 +6,6 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import UNWRITTEN
 
 triton = hardware.require_triton("Exercise 2.3")
 import triton.language as tl  # noqa: E402
@@ -22,36 +21,26 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + offs, x + y, mask=mask)
 
 
+SUM, START = "x + y, mask", "tl.program_id(0) * BLOCK"
 MISTAKES = {
-    "x_twice": "y is never read: out is x + x",
-    "y_twice": "x is never read: out is y + y",
-    "x_alone": "out is x alone",
-    "y_alone": "out is y alone",
-    "total": "you store the sum of all elements: element i of out is x[i] + y[i]",
-    "reads_first": "every program reads the first BLOCK elements of x and y: the loads need program_id(0) · BLOCK too",
-    "first_block": "every program works on the first BLOCK elements: offs must start at program_id(0) · BLOCK",
-    "not_multiplied": "program i starts at element i instead of i · BLOCK: multiply program_id(0) by BLOCK",
-    "one_short": "the last element is masked out: the mask is offs < n",
-    "half": "the sum is rounded to half precision: store it as it is, tl.store converts to the dtype of out",
-}
+    "only the first BLOCK elements are written: program i starts at element i · BLOCK, where i is program_id(0)": (f"{START} + ", ""),
+    "program i starts at element i instead of i · BLOCK: multiply program_id(0) by BLOCK": (START, "tl.program_id(0)"),
+    "every program reads the first BLOCK elements of x and y: the loads need program_id(0) · BLOCK too": [
+        ("x_ptr + offs", "x_ptr + tl.arange(0, BLOCK)"), ("y_ptr + offs", "y_ptr + tl.arange(0, BLOCK)")],
+    "y is never read: out is x + x": (SUM, "x + x, mask"),
+    "x is never read: out is y + y": (SUM, "y + y, mask"),
+    "out is x alone": (SUM, "x, mask"),
+    "the last element is masked out: the mask is offs < n": ("offs < n", "offs < n - 1"),
+    "the mask compares with BLOCK, so only the first BLOCK elements pass: it is offs < n": ("offs < n", "offs < BLOCK"),
+    "the sum is rounded to half precision: store it as it is, tl.store converts to the dtype of out": (SUM, "(x + y).to(tl.float16), mask"),
+}  # fmt: skip
 
 CONDITIONS = {"half": "fp16 inputs work too, and bf16 inputs on a GPU"}
-PAST = "runs past the end of the data: every load and the store need mask=offs < n"
+STARTS = "program i works on the elements from i · BLOCK to (i + 1) · BLOCK − 1"
 
 
-def twin(x, y, BLOCK, mistake=None):
-    n = len(x)
-    x, y = x.double(), y.double()
-    out = torch.full((n,), UNWRITTEN, dtype=torch.float64)
-    for pid in range(triton.cdiv(n, BLOCK)):
-        lanes = torch.arange(BLOCK)
-        offs = {"first_block": lanes, "not_multiplied": pid + lanes}.get(mistake, pid * BLOCK + lanes)
-        offs = offs[offs < n - (mistake == "one_short")]
-        read = lanes[: len(offs)] if mistake == "reads_first" else offs
-        a, b = x[read], y[read]
-        out[offs] = {"x_twice": a + a, "y_twice": b + b, "x_alone": a, "y_alone": b, "total": (a + b).sum().expand(len(a)),
-                     "half": (a + b).half().double()}.get(mistake, a + b)  # fmt: skip
-    return out
+def truth(x, y, BLOCK):
+    return x.double() + y.double()
 
 
 def launch(x, y, BLOCK):
@@ -65,15 +54,18 @@ def tolerance(args, part):
 
 
 def inputs():
-    def add(x, y, BLOCK, otherwise="", dtype="", **options):
-        return case(x, y, BLOCK, on=f"n = {len(x)}, BLOCK = {BLOCK}{dtype}", otherwise=otherwise, stray=PAST, **options)
+    past = "runs past the end of the data: every load and the store need mask=offs < n"
+
+    def add(x, y, BLOCK, otherwise="", dtype="", stray=past, **options):
+        return case(x, y, BLOCK, on=f"n = {len(x)}, BLOCK = {BLOCK}{dtype}", otherwise=otherwise, stray=stray, **options)
 
     x, y = torch.arange(1.0, 9.0), 10 * torch.arange(1.0, 9.0)
-    starts = "program i works on the elements from i · BLOCK to (i + 1) · BLOCK − 1, and 2 programs of 4 fill 8 elements exactly"
-    yield add(x[:4], y[:4], 4, "element i of out is x[i] + y[i]")
-    yield add(x, y, 4, f"an offset is wrong: {starts}")
-    yield add(x[:5], y[:5], 4, PAST)
-    yield add(x[:1], y[:1], 4, PAST)
+    one = "x_ptr + i points to element i (a pointer steps by elements, not by bytes), and here program 0 takes elements 0 to 3"
+    two = f"{STARTS}, and 2 programs of 4 fill 8 elements exactly"
+    yield add(x[:4], y[:4], 4, stray=one)
+    yield add(x, y, 4, two, stray=two)
+    yield add(x[:5], y[:5], 4, "the last program has more lanes than elements are left: every load and the store need mask=offs < n")
+    yield add(x[:1], y[:1], 4, "one element is left for four lanes: every load and the store need mask=offs < n")
     third = torch.tensor([1 / 3, 2 / 3, 1e-3, 1000.1])
     yield add(third, third, 4, "fp32 inputs must keep their precision")
     draw = generator()
@@ -98,9 +90,10 @@ EXERCISE = Exercise(
     more="The package's version, layout.add_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and adds in float32, "
     "because the interpreter cannot add bf16.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="element i of out is x[i] + y[i]",
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
-    overlap="elements are added more than once: program i takes only those from i · BLOCK to (i + 1) · BLOCK − 1",
+    overlap=f"elements are added more than once: {STARTS} only",
 )

@@ -1,14 +1,15 @@
 """Exercise 2.5, softmax_kernel."""
 
-import math
+import dis
 
 import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
-from fa_tutorial.exercises.inputs import exp32, generator, laid_out
-from fa_tutorial.exercises.running import INF, UNWRITTEN
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import Wrong, show
+from fa_tutorial.source import unwrapped
 
 triton = hardware.require_triton("Exercise 2.5")
 import triton.language as tl  # noqa: E402
@@ -27,25 +28,23 @@ def softmax_kernel(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constex
     tl.store(out_ptr + row * stride_out + offs, y, mask=mask)
 
 
+NUMERATOR, MAXIMUM, OTHER = "tl.exp(x - tl.max(x, axis=0))", "tl.max(x, axis=0)", '-float("inf")'
+ROW_X, ROW_OUT = "row * stride_x", "row * stride_out"
 MISTAKES = {
-    "not_divided": "exp(x − m) is not divided by its sum",
-    "exp_alone": "exp(x) is not divided by its sum",
-    "log": "that is the logarithm of the softmax",
-    "base_2": "the base is 2: use tl.exp, because tl.exp2(x) is 2 to the power x",
-    "no_exp": "x is divided by its sum, without exp",
-    "copied": "out is a copy of x",
-    "row_zero": "every program reads row 0: row i of x starts at i · stride_x",
-    "first_row": "only row 0 is written: row i of out starts at i · stride_out, and in every row the mask counts columns from 0",
-    "not_multiplied": "row i starts at element i: multiply the row by its stride",
-    "unshifted": "exp overflows: subtract the row's maximum before exp",
-    "no_other": "the positions past the end of the row may hold anything: without other= a load leaves them undefined, and they reach the maximum and "
-    'the sum. Load them as −inf, other=-float("inf")',
-    "zeros": "the positions past the end of the row count in the sum: load them as −inf (other=), whose exp is 0",
-    "in_sum": "the positions past the end of the row add exp(0) = 1 to the sum: make them −inf before exp, or 0 after it",
-    "in_maximum": "the positions past the end of the row give the maximum: load them as −inf (other=), which is never the maximum",
-    "finite": "the positions past the end of the row give the maximum: any finite other= is larger than some row, −inf never is",
-    "half": "computed in half precision: convert x to tl.float32 right after the load, so that only the store rounds",
-}
+    "exp overflows: subtract the row's maximum before exp": (f"x - {MAXIMUM}", "x"),
+    "exp(x − m) is not divided by its sum": ("p / tl.sum(p, axis=0)", "p"),
+    "the base is 2: use tl.exp, because tl.exp2(x) is 2 to the power x": ("tl.exp(", "tl.exp2("),
+    "every program reads row 0: row i of x starts at i · stride_x": (f" + {ROW_X}", ""),
+    "every program writes row 0: row i of out starts at i · stride_out": (f" + {ROW_OUT}", ""),
+    "row i starts at element i: multiply the row by its stride": [(ROW_X, "row"), (ROW_OUT, "row")],
+    "the positions past the end of the row count in the sum: load them as −inf (other=), whose exp is 0": (OTHER, "0.0"),
+    "the positions past the end of the row are 0 where the maximum is taken: load them as −inf (other=), which is never the maximum": [
+        (OTHER, "0.0"), (NUMERATOR, f"tl.where(mask, {NUMERATOR}, 0.0)")],
+    "the positions past the end of the row hold a finite number, which is larger than some row: load them as −inf (other=)": (OTHER, "-1e9"),
+    "exp(x − m) is rounded to the inputs' dtype: compute in tl.float32, and let only the store round": (
+        NUMERATOR, f"{NUMERATOR}.to(x_ptr.dtype.element_ty)"),
+}  # fmt: skip
+
 
 CONDITIONS = {
     "low": "rows may be as low as −1e30: the padding must still not be their maximum",
@@ -53,31 +52,17 @@ CONDITIONS = {
 }
 
 
-def _row(x, BLOCK, mistake):
-    """softmax of one row in BLOCK lanes."""
-    cols = len(x)
-    if mistake in ("log", "base_2", "no_exp", "copied"):
-        return {"log": torch.log_softmax(x, 0), "base_2": torch.softmax(x * math.log(2), 0), "no_exp": x / x.sum(), "copied": x}[mistake]
-    other = {"zeros": 0.0, "in_maximum": 0.0, "finite": -1e9, "no_other": math.nan}.get(mistake, -INF)
-    lanes = torch.cat([x, torch.full((BLOCK - cols,), other, dtype=torch.float64)])
-    p = exp32(lanes - (0.0 if mistake in ("unshifted", "exp_alone") else lanes.max()))
-    p[cols:] = {"in_maximum": 0.0, "in_sum": 1.0}.get(mistake, p[cols:])
-    if mistake == "half":
-        return (p[:cols].half() / p.half().sum()).double()
-    return p[:cols] if mistake in ("not_divided", "exp_alone") else p[:cols] / p.sum()
+def truth(x, BLOCK, stride_x, stride_out):
+    return torch.softmax(x.double(), -1)
 
 
-def twin(x, BLOCK, stride_x, stride_out, mistake=None):
-    rows, cols = x.shape
-    x = x.double()
-    memory = laid_out(x, (stride_x, 1))
-    out = torch.full((rows * stride_out + cols,), UNWRITTEN, dtype=torch.float64)
-    for i in range(rows):
-        start_x, start = {"row_zero": (0, i * stride_out), "first_row": (0, 0), "not_multiplied": (i, i)}.get(
-            mistake, (i * stride_x, i * stride_out)
-        )
-        out[start : start + cols] = _row(memory[start_x : start_x + cols], BLOCK, mistake)
-    return out.as_strided((rows, cols), (stride_out, 1))
+def by_hand(kernel):
+    """The kernel as it is; Wrong where it calls Triton's softmax."""
+    code = getattr(unwrapped(kernel), "__code__", None)
+    for step in dis.get_instructions(code) if code else ():
+        if step.argval == "softmax" and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            raise Wrong("tl.softmax does all the work here: write it with tl.max, tl.exp and tl.sum")
+    return kernel
 
 
 def launch(x, BLOCK, stride_x, stride_out):
@@ -95,27 +80,25 @@ def inputs():
     def softmax(x, BLOCK, otherwise="", stride_x=None, stride_out=None, **options):
         x = torch.tensor(x) if isinstance(x, list) else x
         rows, cols = x.shape
-        on = (
-            f"x = {[f'{value:g}' for value in x[0].tolist()]}".replace("'", "").replace("-", "−")
-            if rows == 1 and cols < 5
-            else f"x of shape {(rows, cols)}"
-        )
+        on = f"x = {show(x[0])}" if rows == 1 and cols < 5 else f"x of shape {(rows, cols)}"
         on += (
             f", BLOCK = {BLOCK}" + (f", stride_x = {stride_x}" if stride_x else "") + (f", stride_out = {stride_out}" if stride_out else "")
         )
         on += "" if x.dtype == torch.float32 else f", {str(x.dtype).removeprefix('torch.')}"
         return case(x, BLOCK, stride_x or cols, stride_out or cols, on=on, otherwise=otherwise, **options)
 
-    yield softmax([[1.0, 2.0, 3.0, 4.0]], 4, "y = exp(x − m) / Σ exp(x − m), m being the row's maximum")
+    place = "program i takes row i: element c of it lies at i · stride_x + c in x, and its result goes to i · stride_out + c in out"
+    yield softmax([[1.0, 2.0, 3.0, 4.0]], 4, stray=place)
+    x = [[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0]]
+    yield softmax(x, 4, place)
+    yield softmax([[1000.0, 0.0, 0.0, 1000.0]], 4, "subtract the row's maximum before exp: float32 holds exp(x) only up to x = 88.72")
+    yield softmax([[10.01, 10.02, 10.03, 10.04]], 4, "fp32 inputs must keep their precision: compute in float32")
+    past = "runs past the end of the row: the load and the store need mask=offs < cols"
+    padding = "a load may leave anything past the end of the row: load −inf there (other=), which changes no maximum and no sum"
+    yield softmax([[-1.0, -2.0, -3.0]], 4, padding, stray=past)
     yield softmax(
-        [[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0]],
-        4,
-        "program i takes row i, which starts at i · stride_x in x and at i · stride_out in out",
+        [[-200.0, -201.0, -202.0]], 4, "what stands past the end of the row must not become its maximum: load −inf there (other=)"
     )
-    yield softmax([[1000.0] * 4], 4, MISTAKES["unshifted"])
-    ragged = "runs past the end of the row: the load and the store need mask=offs < cols"
-    yield softmax([[-1.0, -2.0, -3.0]], 4, ragged)
-    yield softmax([[-200.0, -201.0, -202.0]], 4, MISTAKES["in_maximum"])
     x = [[1.0, 2.0, 4.0], [0.0, 0.0, 1.0], [3.0, 1.0, 1.0]]
     rows = "row i starts at i · stride_x in x and at i · stride_out in out, whatever cols and BLOCK are"
     yield softmax(x, 4, rows, stride_x=8)
@@ -124,7 +107,7 @@ def inputs():
     factor, shift = torch.tensor([[1.0], [3.0], [1e3]]), torch.tensor([[0.0], [-1e4], [1e4]])  # one distribution a row
     for cols, BLOCK in ((1, 4), (16, 64), (100, 128)):
         yield softmax(factor * torch.randn(3, cols, generator=draw) + shift, BLOCK, "", cols + 3, cols + 2, fresh=True)
-    yield softmax([[-1e30, -1e30, -1e30]], 4, MISTAKES["finite"], edge="low")
+    yield softmax([[-1e30, -1e30, -1e30]], 4, edge="low")
     for dtype in (torch.float16, torch.bfloat16) if hardware.device().type == "cuda" else (torch.float16,):  # no bf16 in the interpreter
         half = 3 * torch.randn(2, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
         yield softmax(half, 64, edge="half")
@@ -148,9 +131,11 @@ EXERCISE = Exercise(
     more="The package's version, layout.softmax_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and rounds to the "
     "output's dtype by name, .to(out_ptr.dtype.element_ty), which tl.store would otherwise do.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="y = exp(x − m) / Σ exp(x − m), m being the row's maximum",
     mistakes=MISTAKES,
     launch=launch,
+    adapt=by_hand,
     tolerance=tolerance,
     overlap="rows are written by more than one program: program i writes only row i",
     again="load the row once, keep it as a block, and use that block for the maximum, the exponentials and their sum, so that each element makes "

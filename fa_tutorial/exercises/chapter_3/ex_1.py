@@ -4,7 +4,6 @@ import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import UNWRITTEN
 from fa_tutorial.exercises.watch import Tiles
 
 
@@ -24,36 +23,28 @@ def blocked_matmul(a, b, block_m, block_n, block_k):
     return c
 
 
-_HOLDS = "the accumulator still holds {}: it starts at 0 for each tile of c"
+ZEROS = "            acc = torch.zeros(tile.shape, dtype=torch.float32)\n"
+ROWS, COLUMNS, STEPS = "range(0, M, block_m)", "range(0, N, block_n)", "range(0, K, block_k)"
+ALL = "torch.zeros((block_m, block_n), dtype=torch.float32)"
 MISTAKES = {
-    "elements": "a and b are multiplied element by element: multiply tiles with @",
-    "b_transposed": "b is read transposed",
-    "a_transposed": "a is read transposed",
-    "exchanged": "the factors are swapped: a's tile comes first",
-    "c_transposed": "c is stored transposed",
-    "overwrites": "each step along K overwrites the one before: add it",
-    "first_step": "only the first step along K is computed: the loop runs to K",
-    "one_early": "K's last block is dropped: the loop along K ends one step early",
-    "no_first": "K's first block is dropped",
-    "ragged_k": "K's ragged last block is dropped: a block of K may be shorter",
-    "k_by_m": "K is cut by block_m: a step takes block_k elements of K",
-    "k_by_n": "K is cut by block_n: a step takes block_k elements of K",
-    "acc_rows": _HOLDS.format("every tile before it, row by row"),
-    "acc_left": _HOLDS.format("the tiles to its left"),
-    "acc_columns": _HOLDS.format("every tile before it, column by column"),
-    "acc_above": _HOLDS.format("the tiles above it"),
-    "bounds": "the bounds of the two loops are swapped: rows of tiles run to M, columns of tiles to N",
-    "first_tile": "only the first tile of c is computed: there is a loop over its rows of tiles and one over its columns",
-    "first_row": "only the first row of tiles is computed",
-    "first_column": "only the first column of tiles is computed",
-    "columns_by_m": "columns are cut by block_m: a tile of c has block_n columns",
-    "rows_by_n": "rows are cut by block_n: a tile of c has block_m rows",
-    "ragged": "the ragged last tiles are never computed: a tile may be smaller",
-    "ragged_rows": "the ragged last row of tiles is never computed: a tile may be smaller",
-    "ragged_columns": "the ragged last column of tiles is never computed: a tile may be smaller",
-    "half_sum": "the sum is kept in fp16 and rounded after every step: keep it in float32, and round once at the end",
-    "half_products": "each product is rounded to fp16 before it is added: turn the tiles into float32 first, then multiply",
-}
+    "each step along K overwrites the one before: add it": ("acc += a_tile", "acc = a_tile"),
+    "the accumulator is set to 0 only once, before the first tile: it starts at 0 for each tile of c": [
+        (ZEROS, ""), ("    for m in", f"    acc = {ALL}\n    for m in")],
+    "the accumulator is set to 0 only once for a row of tiles: it starts at 0 for each tile of c": [
+        (ZEROS, ""), ("        for n in", f"        acc = {ALL}\n        for n in")],
+    "a and b are multiplied element by element: multiply tiles with @": ("a_tile @ b_tile", "a_tile * b_tile"),
+    "the factors are swapped: a's tile comes first": ("a_tile @ b_tile", "b_tile @ a_tile"),
+    "only the first step along K is computed: the loop runs to K": (STEPS, "range(0, min(K, block_k), block_k)"),
+    "the bounds of the two loops are swapped: rows of tiles run to M, columns of tiles to N": [
+        (ROWS, "range(0, N, block_m)"), (COLUMNS, "range(0, M, block_n)")],
+    "columns are cut by block_m: a tile of c has block_n columns": ("n + block_n", "n + block_m"),
+    "a step takes block_n elements of K: it takes block_k": ("k + block_k", "k + block_n"),
+    "K's ragged last block is dropped: a block of K may be shorter": (STEPS, "range(0, K - block_k + 1, block_k)"),
+    "the ragged last tiles are never computed: a tile may be smaller": [
+        (ROWS, "range(0, M - block_m + 1, block_m)"), (COLUMNS, "range(0, N - block_n + 1, block_n)")],
+    "the sum is rounded to a's dtype after every step: keep it in float32, and round once at the end": (ZEROS, ZEROS.replace("torch.float32", "a.dtype")),
+    "each product is rounded to a's dtype before it is added: turn the tiles into float32 first, then multiply": (".float()", ""),
+}  # fmt: skip
 
 CONDITIONS = {
     "ragged": "the last tiles may be smaller, in every direction",
@@ -62,41 +53,8 @@ CONDITIONS = {
 }
 
 
-def _step(a, b, dtype, mistake):
-    if mistake == "half_products":
-        return (a @ b).to(dtype).double()
-    return {"elements": lambda: a * b, "b_transposed": lambda: a @ b.T, "a_transposed": lambda: a.T @ b, "exchanged": lambda: b @ a,
-            "c_transposed": lambda: (a @ b).T}.get(mistake, lambda: a @ b)()  # fmt: skip
-
-
-def twin(a, b, block_m, block_n, block_k, mistake=None):
-    dtype, (M, K), N = a.dtype, a.shape, b.shape[1]
-    a, b = a.double(), b.double()
-    c = torch.full((M, N), UNWRITTEN, dtype=torch.float64)
-    rows, columns = (N, M) if mistake == "bounds" else (M, N)
-    tiles = [(m, n) for m in range(0, rows, block_m) for n in range(0, columns, block_n)]
-    tiles = sorted(tiles, key=lambda tile: tile[::-1]) if mistake in ("acc_columns", "acc_above") else tiles
-    if mistake in ("first_tile", "first_row", "first_column"):
-        tiles = [(m, n) for m, n in tiles if (m == 0 or mistake == "first_column") and (n == 0 or mistake == "first_row")]
-    ragged_rows, ragged_columns = mistake in ("ragged", "ragged_rows"), mistake in ("ragged", "ragged_columns")
-    held = {}  # what the accumulator starts with, by where it is set to 0
-    for m, n in tiles:
-        if (ragged_rows and m + block_m > M) or (ragged_columns and n + block_n > N):
-            continue
-        m_end, n_end = m + (block_n if mistake == "rows_by_n" else block_m), n + (block_m if mistake == "columns_by_m" else block_n)
-        key = {"acc_rows": 0, "acc_columns": 0, "acc_left": m, "acc_above": n}.get(mistake, (m, n))
-        acc = held.get(key, torch.zeros(c[m:m_end, n:n_end].shape, dtype=torch.float64))
-        steps = list(range(0, K, block_k))
-        steps = {"first_step": steps[:1], "one_early": steps[:-1], "no_first": steps[1:], "ragged_k": steps[: K // block_k]}.get(
-            mistake, steps
-        )
-        width = {"k_by_m": block_m, "k_by_n": block_n}.get(mistake, block_k)
-        for k in steps:
-            step = _step(a[m:m_end, k : k + width], b[k : k + width, n:n_end], dtype, mistake)
-            acc = step if mistake == "overwrites" else acc + step
-            acc = acc.to(dtype).double() if mistake == "half_sum" else acc
-        c[m:m_end, n:n_end] = held[key] = acc
-    return torch.where(c == UNWRITTEN, c, c.to(dtype).double())
+def truth(a, b, block_m, block_n, block_k):
+    return a.double() @ b.double()
 
 
 def tolerance(args, part):
@@ -133,7 +91,7 @@ def inputs():
         torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]]), 2, 2, 2, on=on, otherwise="one tile of c is a @ b"
     )
     yield digits(0, 2, 2, 6, (2, 2, 2), "a tile of c is the sum over all steps along K")
-    yield digits(1, 4, 6, 2, (2, 2, 2), "a tile's place in c is the place of its rows in a and its columns in b")
+    yield digits(1, 4, 6, 2, (2, 2, 2), "each tile of c is a sum of its own: that of its rows of a times its columns of b")
     for seed, (sizes, blocks) in enumerate((((4, 6, 8), (2, 3, 4)), ((6, 4, 8), (3, 2, 4)), ((6, 8, 6), (3, 4, 2)))):
         yield digits(2 + seed, *sizes, blocks, "rows are cut by block_m, columns by block_n, K by block_k")
     yield digits(6, 2, 2, 3, (2, 2, 2), "the last block of K may be shorter", "ragged")
@@ -165,7 +123,8 @@ EXERCISE = Exercise(
     "The sum stays in float32 and is rounded once, at the end: in fp16 every step would round, and from 2,048 on adding 1 changes nothing.",
     more="The package's version, matmul.blocked_matmul, accumulates float64 in float64 and checks its arguments.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="c is a @ b, whatever the blocks",
     mistakes=MISTAKES,
     tolerance=tolerance,
     watch=Tiles,

@@ -1,16 +1,13 @@
 """Exercise 3.2, matmul_kernel."""
 
-import math
-
 import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_3.ex_1 import tolerance as bound
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
-from fa_tutorial.exercises.inputs import gather, generator, laid_out
+from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import UNWRITTEN
-from fa_tutorial.matmul import round_to_tf32
 
 triton = hardware.require_triton("Exercise 3.2")
 import triton.language as tl  # noqa: E402
@@ -45,40 +42,31 @@ def matmul_kernel(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_m & mask_n)
 
 
-_ONE_DIMENSION = "the grid has one dimension, and program_id(1) is 0 in every program"
+A = "offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak"
+B = "offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn"
+C = "offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn"
+A_ON, B_ON = "        a_ptrs += BLOCK_K * stride_ak\n", "        b_ptrs += BLOCK_K * stride_bk\n"
+PLACE, DOT = "tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n", "acc = tl.dot(a, b, acc, "
 MISTAKES = {
-    "lost": "c stays 0: does the loop along K run when K = BLOCK_K, do you keep what tl.dot returns, acc = tl.dot(a, b, acc), and is each comparison "
-    "in a mask in brackets, because & binds closer than <?",
-    "a_swapped": "a's strides are swapped: stride_am leads to the next row of a, stride_ak to the next column",
-    "b_swapped": "b's strides are swapped: stride_bk leads to the next row of b, stride_bn to the next column",
-    "c_swapped": "c is stored transposed: stride_cm leads to the next row of c, stride_cn to the next column",
-    "exchanged": "the factors are swapped: a's tile comes first",
-    "elements": "a and b are multiplied element by element: multiply tiles with tl.dot",
-    "a_contiguous": "a's strides are not used: element (m, k) of a lies at m · stride_am + k · stride_ak",
-    "ak_is_one": "stride_ak is not used: the elements of a row of a are neighbours only where a is contiguous",
-    "b_contiguous": "b's strides are not used: element (k, n) of b lies at k · stride_bk + n · stride_bn",
-    "bn_is_one": "stride_bn is not used: the elements of a row of b are neighbours only where b is contiguous",
-    "c_contiguous": "c's strides are not used: element (m, n) of c lies at m · stride_cm + n · stride_cn",
-    "overwrites": "each step along K overwrites the one before: add it to acc",
-    "twice": "acc is added twice in each step: tl.dot(a, b, acc) has added it already, so acc = tl.dot(a, b, acc), not +=",
-    "first_step": "only the first step along K is computed: the loop runs to K",
-    "one_early": "K's last block is dropped: the loop along K ends one step early",
-    "ragged_k": "K's ragged last block is dropped: the number of steps is rounded up",
-    "both_still": "no pointers are advanced: every step reads K's first block again",
-    "a_still": "a's pointers are not advanced: every step reads the same columns of a",
-    "b_still": "b's pointers are not advanced: every step reads the same rows of b",
-    "a_by_elements": "a's pointers are advanced by BLOCK_K elements, which is one column here, not BLOCK_K columns: multiply by stride_ak",
-    "b_by_elements": "b's pointers are advanced by BLOCK_K elements, which is one row here, not BLOCK_K rows: multiply by stride_bk",
-    "first_column": f"only the first column of tiles is computed: {_ONE_DIMENSION}",
-    "first_row": f"only the first row of tiles is computed: {_ONE_DIMENSION}",
-    "by_tiles_m": "program and tile do not match: a row of tiles has tiles_n tiles, so divide pid by tiles_n",
-    "column_order": "programs go down the columns of tiles, and row by row is asked for: program pid computes tile (pid // tiles_n, pid % tiles_n)",
-    "n_by_block_m": "BLOCK_M and BLOCK_N are mixed up: c's rows are cut by BLOCK_M, its columns by BLOCK_N",
-    "tiles_down": "the ragged last tiles count too: the number of tiles is rounded up",
-    "no_other": "elements that a mask leaves out hold anything without other=0.0, NaN too, and 0 · NaN is NaN: they must add nothing to the sum",
-    "in_loop": "where K is 0, the loop along K does not run, and c is 0 all the same: tl.store comes after the loop",
-    "half": "sums are rounded to fp16, where 2048 + 1 is 2048: keep acc, and what tl.dot returns, in float32",
-    "tf32": "fp32 is rounded to TF32, as tl.dot does by default: pass input_precision=\"ieee\"",
+    "a's strides are swapped: stride_am leads to the next row of a, stride_ak to the next column": (
+        A, "offs_m[:, None] * stride_ak + offs_k[None, :] * stride_am"),
+    "b's strides are swapped: stride_bk leads to the next row of b, stride_bn to the next column": (
+        B, "offs_k[:, None] * stride_bn + offs_n[None, :] * stride_bk"),
+    "c is stored transposed: stride_cm leads to the next row of c, stride_cn to the next column": (
+        C, "offs_m[:, None] * stride_cn + offs_n[None, :] * stride_cm"),
+    "c is 0 everywhere: does the loop along K run, and do you keep what tl.dot returns, acc = tl.dot(a, b, acc)?": (DOT, "tl.dot(a, b, acc, "),
+    "each step along K overwrites the one before: add it to acc": (DOT, "acc = tl.dot(a, b, "),
+    "acc is added twice in each step: tl.dot(a, b, acc) has added it already, so acc = tl.dot(a, b, acc), not +=": (DOT, "acc += tl.dot(a, b, acc, "),
+    "a's and b's pointers stay where they are: every step reads K's first block again": [(A_ON, ""), (B_ON, "")],
+    "both blocks of pointers move by BLOCK_K elements, which is neither BLOCK_K columns of a nor BLOCK_K rows of b: multiply by stride_ak and stride_bk": [
+        (A_ON, "        a_ptrs += BLOCK_K\n"), (B_ON, "        b_ptrs += BLOCK_K\n")],
+    "b's pointers move by BLOCK_K elements, and BLOCK_K rows of b are BLOCK_K * stride_bk elements": (B_ON, "        b_ptrs += BLOCK_K\n"),
+    "tile_n is 0 in every program, as program_id(1) would be, for the grid has one axis": (PLACE, "tl.program_id(0), tl.program_id(1)"),
+    "// and % are swapped: program pid computes tile (pid // tiles_n, pid % tiles_n)": (
+        PLACE, "tl.program_id(0) % tiles_n, tl.program_id(0) // tiles_n"),
+    "pid is divided by the number of tiles in a column: a row of tiles has ceil(N / BLOCK_N)": ("tl.cdiv(N, BLOCK_N)", "tl.cdiv(M, BLOCK_M)"),
+    "programs go down the columns of tiles: program pid computes tile (pid // tiles_n, pid % tiles_n)": (
+        PLACE, "tl.program_id(0) % tl.cdiv(M, BLOCK_M), tl.program_id(0) // tl.cdiv(M, BLOCK_M)"),
 }  # fmt: skip
 
 CONDITIONS = {
@@ -88,40 +76,10 @@ CONDITIONS = {
 }
 
 
-def twin(a, b, blocks, strides, programs=None, mistake=None):
-    (M, K), N = a.shape, b.shape[1]
-    block_m, block_n, block_k = blocks
-    a_memory, b_memory = laid_out(a, strides[0]), laid_out(b, strides[1])
-    c = laid_out(torch.zeros(M, N), strides[2]).fill_(UNWRITTEN)
-    am, ak = {"a_swapped": strides[0][::-1], "a_contiguous": (K, 1), "ak_is_one": (strides[0][0], 1)}.get(mistake, strides[0])
-    bk, bn = {"b_swapped": strides[1][::-1], "b_contiguous": (N, 1), "bn_is_one": (strides[1][0], 1)}.get(mistake, strides[1])
-    cm, cn = {"c_swapped": strides[2][::-1], "c_contiguous": (N, 1)}.get(mistake, strides[2])
-    a_step = {"a_still": 0, "both_still": 0, "a_by_elements": block_k}.get(mistake, block_k * ak)
-    b_step = {"b_still": 0, "both_still": 0, "b_by_elements": block_k}.get(mistake, block_k * bk)
-    tiles_m, tiles_n, steps = triton.cdiv(M, block_m), triton.cdiv(N, block_n), triton.cdiv(K, block_k)
-    per_row = max(N // block_n, 1) if mistake == "tiles_down" else tiles_n
-    steps = {"first_step": min(steps, 1), "one_early": max(steps - 1, 0), "ragged_k": K // block_k, "lost": 0}.get(mistake, steps)
-    other = math.nan if mistake == "no_other" else 0.0
-    for pid in range(programs or tiles_m * tiles_n):
-        places = {"first_column": (pid, 0), "first_row": (0, pid), "by_tiles_m": divmod(pid, tiles_m)}
-        places["column_order"] = (pid % tiles_m, pid // tiles_m)
-        tile_m, tile_n = places.get(mistake, divmod(pid, per_row))
-        m = (tile_m * block_m + torch.arange(block_m))[:, None]
-        n = (tile_n * (block_m if mistake == "n_by_block_m" else block_n) + torch.arange(block_n))[None, :]
-        acc = torch.zeros(block_m, block_n, dtype=torch.float64)
-        for step in range(steps):
-            k, left = torch.arange(block_k), K - step * block_k
-            x = gather(a_memory, m * am + k[None, :] * ak + step * a_step, (m < M) & (k[None, :] < left), other)
-            y = gather(b_memory, k[:, None] * bk + n * bn + step * b_step, (k[:, None] < left) & (n < N), other)
-            if mistake == "tf32" and a.dtype == torch.float32:
-                x, y = round_to_tf32(x.float()).double(), round_to_tf32(y.float()).double()
-            product = {"exchanged": lambda x, y: y @ x, "elements": lambda x, y: x * y}.get(mistake, torch.matmul)(x, y)
-            acc = {"overwrites": 0, "twice": 2}.get(mistake, 1) * acc + product
-            acc = acc.half().double() if mistake == "half" and a.dtype == torch.float16 else acc
-        inside = (m < M) & (n < N)
-        if not (mistake == "in_loop" and steps == 0):
-            c[(m * cm + n * cn)[inside]] = acc[inside]
-    return c.as_strided((M, N), strides[2])
+def truth(a, b, blocks, strides, programs=None):
+    c = a.double() @ b.double()
+    rows = len(a) if programs is None else programs // -(-b.shape[1] // blocks[1]) * blocks[0]  # whole rows of tiles
+    return torch.cat([c[:rows], torch.full_like(c[rows:], UNWRITTEN)])
 
 
 def launch(a, b, blocks, strides, programs=None):
@@ -156,21 +114,25 @@ def inputs():
     yield digits(0, 16, 16, 16, "M = N = K = 16, one tile and one step", "one tile of c is a's tile times b's", stray=fits)
     both = "each pointer needs both of its strides"
     yield digits(0, 16, 16, 16, "M = N = K = 16, a, b and c column-major", both, layouts=column_major, stray=fits)
-    yield digits(1, 16, 16, 48, "M = N = 16, K = 48, three steps along K", "a tile of c is the sum over all steps along K", stray=fits)
-    further = "a step goes BLOCK_K columns of a and BLOCK_K rows of b further"
+    further = "a tile of c is the sum over all steps along K, and each goes BLOCK_K columns of a and BLOCK_K rows of b further"
+    yield digits(1, 16, 16, 48, "M = N = 16, K = 48, three steps along K", further, stray=fits)
     yield digits(2, 16, 16, 32, "M = N = 16, K = 32, a, b and c column-major", further, layouts=column_major, stray=fits)
-    yield digits(3, 32, 48, 16, "M = 32, N = 48, blocks 16 × 16, 2 × 3 tiles", MISTAKES["by_tiles_m"])
-    yield digits(3, 32, 48, 16, "M = 32, N = 48, blocks 16 × 16, only programs 0 to 2 of 6 run", MISTAKES["column_order"], programs=3)
-    yield digits(4, 32, 32, 16, "M = N = 32, blocks 32 × 16, 1 × 2 tiles", MISTAKES["n_by_block_m"], blocks=(32, 16, 16))
+    row_order = "program pid computes tile (pid // tiles_n, pid % tiles_n), where tiles_n = ceil(N / BLOCK_N)"
+    yield digits(3, 32, 48, 16, "M = 32, N = 48, blocks 16 × 16, 2 × 3 tiles", row_order)
+    yield digits(3, 32, 48, 16, "M = 32, N = 48, blocks 16 × 16, only programs 0 to 2 of 6 run", row_order, programs=3)
+    cut = "c's rows are cut by BLOCK_M, its columns by BLOCK_N, and K by BLOCK_K"
+    yield digits(4, 32, 32, 32, "M = N = K = 32, blocks 32 × 16 × 16, 1 × 2 tiles", cut, blocks=(32, 16, 16))
     past_k = "the last step reads past K, and 0 · NaN is NaN: mask the columns of a's tile and the rows of b's by what is left of K"
-    shorter = "K's last block may be shorter"
+    shorter = "K's last block may be shorter, and what a mask leaves out must add 0 to the sum: other=0.0"
     yield digits(5, 16, 16, 20, "M = N = 16, K = 20", shorter, layouts=("padded", "rows", "rows"), edge="ragged", stray=past_k)
-    past = "the last tiles may be smaller: mask rows by M and columns by N, in both loads and in the store"
+    past = "the last tiles may be smaller: mask rows by M and columns by N, in both loads, with other=0.0, and in the store"
     yield digits(6, 20, 24, 16, "M = 20, N = 24, blocks 16 × 16", past, layouts=("rows", "rows", "padded"), edge="ragged")
     a, b = torch.zeros(16, 32, dtype=torch.float16), torch.ones(32, 16, dtype=torch.float16)
     a[:, 0], a[:, 1], a[:, 16] = 2048, 1, 1
-    yield product(a, b, "fp16, rows of a hold 2048 and 1 in one step, 1 in the next, b all 1", MISTAKES["half"], edge="precision")
-    yield product(torch.full((16, 16), 4097.0), torch.eye(16), "fp32, a all 4097, b the identity", MISTAKES["tf32"], edge="precision")
+    sums = "sums stay in float32, acc and what tl.dot returns: fp16 rounds 2048 + 1 to 2048"
+    yield product(a, b, "fp16, rows of a hold 2048 and 1 in one step, 1 in the next, b all 1", sums, edge="precision")
+    ieee = 'fp32 is multiplied in IEEE precision: tl.dot rounds it to TF32 unless you pass input_precision="ieee"'
+    yield product(torch.full((16, 16), 4097.0), torch.eye(16), "fp32, a all 4097, b the identity", ieee, edge="precision")
     draw = generator()
     fresh = [((33, 17, 13), torch.float32, (32, 16, 16), ("columns", "padded", "spaced")),
              ((16, 40, 33), torch.float16, (16, 32, 32), ("padded", "spaced", "columns"))]  # fmt: skip
@@ -181,7 +143,8 @@ def inputs():
         on = f"{str(dtype).removeprefix('torch.')}, M = {M}, N = {N}, K = {K}, blocks {' × '.join(map(str, blocks))}"
         yield product(a, b, on, blocks=blocks, layouts=layouts, fresh=True, edge="ragged")
     a, b = torch.randn(32, 48, generator=draw), torch.randn(48, 16, generator=draw)
-    yield product(a, b, "float32, M = 32, N = 16, K = 48, blocks 16 × 16 × 16", layouts=("columns", "padded", "spaced"), fresh=True)
+    on = "float32, M = 32, N = 16, K = 48, blocks 16 × 16 × 16"
+    yield product(a, b, on, layouts=("columns", "padded", "spaced"), fresh=True, edge="precision")
     nothing = "where K is 0, a and b have no element to read, and all of c is 0"
     yield product(torch.zeros(16, 0), torch.zeros(0, 16), "M = N = 16, K = 0", nothing, edge="empty")
 
@@ -203,7 +166,8 @@ EXERCISE = Exercise(
     more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as exercise 3.3 does, and its offsets are int64, because a tensor may "
     "have more than 2³¹ elements.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="c is a @ b for any strides, in float32's accuracy where a and b are float32",
     mistakes=MISTAKES,
     tolerance=bound,
     launch=launch,

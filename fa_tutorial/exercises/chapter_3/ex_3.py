@@ -18,40 +18,28 @@ def grouped_tile(pid, tiles_m, tiles_n, group):
 
 
 _LAST = "the last band has only the rows that are left"
+ROW, ROWS = "first_row + within % rows", "rows = min(tiles_m - first_row, group)"
 MISTAKES = {
-    "row_order": "`group` changes nothing, this is row order: within a band the row changes fastest",
-    "column_order": "each column runs down all of c: a band has only `group` rows of tiles",
-    "bands_of_columns": "the bands are made of columns: a band is `group` rows of tiles",
-    "exchanged": "tile_m and tile_n are swapped",
-    "column_fastest": "within a band // and % are swapped: the row changes fastest",
-    "from_row_0": "the band's first row is missing: every band starts at row 0",
-    "band_is_row": "the band's number is used as its first row: a band has `group` rows",
-    "slash": "a tile's number is not an integer: divide with //",
-    "no_min": f"{_LAST}: the last band here has 1 row, not `group`",
-    "clamped": f"{_LAST}: clamping tile_m to the last row computes one tile twice and another never",
-    "last_in_row_order": "the last band is in row order: the row changes fastest there, too",
-}
+    "tile_m and tile_n are swapped": ("first_row + within % rows, within // rows", "within // rows, first_row + within % rows"),
+    "within a band // and % are swapped: the row changes fastest": [("within % rows", "within / rows"), ("within // rows", "within % rows"), (" / ", " // ")],
+    "this is row order: within a band the row changes fastest": ("return first_row + within % rows, within // rows", "return pid // tiles_n, pid % tiles_n"),
+    "each column runs down all of c: a band has only `group` rows of tiles": (
+        "return first_row + within % rows, within // rows", "return pid % tiles_m, pid // tiles_m"),
+    "the band's first row is missing: every band starts at row 0": (ROW, "within % rows"),
+    "the band's number is used as its first row: a band has `group` rows": ("band * group", "band"),
+    f"{_LAST}: here it is counted with `group` rows": (ROWS, "rows = group"),
+    f"{_LAST}: tile_n is the place in the band divided by that number, not by `group`": ("within // rows", "within // group"),
+    f"{_LAST}: tile_m is that row plus the remainder by their number, not by `group`": ("within % rows", "within % group"),
+    f"{_LAST}: clamping tile_m to the last row computes one tile twice and another never": [
+        (ROWS, "rows = group"), (ROW, "min(first_row + within % rows, tiles_m - 1)")],
+}  # fmt: skip
 
 CONDITIONS = {"last_band": f"{_LAST}, when tiles_m is not a multiple of group", "large_group": "group may be larger than tiles_m"}
 
 
-def twin(pid, tiles_m, tiles_n, group, mistake=None):
-    if mistake == "bands_of_columns":
-        return twin(pid, tiles_n, tiles_m, group)[::-1]
-    band, within = divmod(pid, group * tiles_n)
-    first = {"from_row_0": 0, "band_is_row": band}.get(mistake, band * group)
-    rows = group if mistake in ("no_min", "clamped") else min(tiles_m - band * group, group)
-    m, n = first + within % rows, within // rows
-    is_last = rows < group and mistake == "last_in_row_order"
-    return {
-        "row_order": divmod(pid, tiles_n),
-        "column_order": (pid % tiles_m, pid // tiles_m),
-        "exchanged": (n, m),
-        "column_fastest": (first + within // rows, within % rows),
-        "slash": (m, within / rows),
-        "clamped": (min(m, tiles_m - 1), n),
-        "last_in_row_order": (first + within // tiles_n, within % tiles_n) if is_last else (m, n),
-    }.get(mistake, (m, n))
+def truth(pid, tiles_m, tiles_n, group):
+    tiles = [(m, n) for m in range(tiles_m) for n in range(tiles_n)]
+    return sorted(tiles, key=lambda tile: (tile[0] // group, tile[1], tile[0]))[pid]  # by band, then column, then row
 
 
 class KernelInteger:
@@ -107,7 +95,7 @@ def inputs():
         for pid in range(tiles_m * tiles_n):
             yield case(pid, tiles_m, tiles_n, group, otherwise=otherwise, **options)
 
-    yield from order(4, 3, 2, "go down the `group` rows of a band, then on to its next column")
+    yield from order(4, 3, 2)
     yield from order(2, 3, 1, "group = 1 is row order")
     yield from order(3, 2, 2, edge="last_band")
     yield from order(5, 3, 3, edge="last_band")
@@ -133,7 +121,8 @@ EXERCISE = Exercise(
     "dividing the place by that number gives the column, and the remainder gives the row. Only the last band can be shorter, and every band before it is "
     "full, so group · tiles_n is the right divisor for all of them.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="the numbers go down the `group` rows of a band, then on to its next column, and after its last column to the next band",
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,

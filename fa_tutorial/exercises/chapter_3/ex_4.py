@@ -1,16 +1,12 @@
 """Exercise 3.4, scores_values_kernel."""
 
-import math
-
 import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_3.ex_2 import LAYOUTS
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
-from fa_tutorial.exercises.inputs import gather, generator, laid_out
-from fa_tutorial.exercises.running import UNWRITTEN
-from fa_tutorial.matmul import round_to_tf32
+from fa_tutorial.exercises.inputs import generator
 
 triton = hardware.require_triton("Exercise 3.4")
 import triton.language as tl  # noqa: E402
@@ -46,87 +42,42 @@ def scores_values_kernel(
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=mask_q)
 
 
-_OWN = "each tensor has its own two strides"
-_STEP = "a step takes BLOCK_N keys, and the next step starts BLOCK_N keys further on"
+def swapped(x, rows, columns="offs_d[None, :]"):
+    right = f"{rows}[:, None] * stride_{x}s + {columns} * stride_{x}d"
+    return right, f"{rows}[:, None] * stride_{x}d + {columns} * stride_{x}s"
+
+
+S, PV, KEYS = "s = scale * tl.dot(q, k_t, ", "acc = tl.dot(s.to(v.dtype), v, acc, ", "start + tl.arange(0, BLOCK_N)"
+ROUNDED = "q or k times the scale is rounded to 16 bits: scale s, which is float32"
 MISTAKES = {
-    "k_straight": "q is multiplied by k, not by kᵀ: element (d, n) of kᵀ is element (n, d) of k",
-    "s_transposed": "s is transposed before it meets v: acc adds s @ v",
-    "v_transposed": "v is read transposed: row n of v's tile is key n",
-    "k_for_v": "s is multiplied by k again: the second product takes v",
-    "v_for_k": "q meets v: the first product takes kᵀ",
-    "scores_alone": "the tile of scores is stored: multiply it by v's tile",
-    "elements": "s and v are multiplied element by element: the second product is a tl.dot too",
-    "no_scale": "scale is missing: s = scale · q kᵀ",
-    "scale_own": "the scale is computed in the kernel as 1/√D: it is an argument",
-    "scale_twice": "scale is applied twice",
-    "scale_again": "acc is scaled again in every step: multiply s by scale, or acc once, after the loop",
-    **{f"{x}_swapped": f"{x}'s strides are swapped: stride_{x}s leads to the next row of {x}, stride_{x}d to the next column" for x in "qkvo"},
-    "overwrites": "each block of keys overwrites the one before: add its product to acc",
-    "twice": "acc is added twice in each step: tl.dot(s, v, acc) has added it already, so acc = tl.dot(s, v, acc), not +=",
-    "first_keys": "only the first block of keys is used: the loop runs to S_k",
-    "one_early": "the last block of keys is left out: the loop runs to S_k",
-    "still": "every step reads the first block of keys again: offs_n starts at the step's first key",
-    "v_still": "every step reads the first block of v again: its rows are offs_n, too",
-    "first_rows": "only the first block of rows is computed: offs_m starts at tl.program_id(0) · BLOCK_M",
-    "first_q": "every program loads the first rows of q: offs_m is in q's pointers, too",
-    "step_m": f"some keys count twice: {_STEP}",
-    "skip_m": f"some keys are left out: {_STEP}",
-    **{f"{x}_by_{y}": f"{x} is {'stored' if x == 'o' else 'read'} with the strides of {y}: {_OWN}" for x in "kvo" for y in "qkv" if x != y},
-    "keys_dropped": "the ragged last block of keys is left out: the loop runs to S_k",
-    "rows_dropped": "the ragged last rows are never stored",
-    "no_other": "elements that a mask leaves out hold anything without other=0.0, NaN too, and 0 · NaN is NaN: they must add nothing to the sums",
-    "half": "acc is rounded to fp16 at every step, and 2048 + 1 is 2048 there: keep acc in float32",
-    "tf32": 'fp32 is rounded to TF32, as tl.dot does by default: pass input_precision="ieee" to both products',
-    "in_loop": "without keys the loop takes no step, and o is 0 all the same: tl.store comes after the loop",
+    "q is multiplied by k, not by kᵀ: element (d, n) of kᵀ is element (n, d) of k": (
+        "offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "offs_d[:, None] * stride_ks + offs_n[None, :] * stride_kd"),
+    "v's strides are swapped: stride_vs leads to the next row of v, stride_vd to the next column": swapped("v", "offs_n"),
+    "q's strides are swapped: stride_qs leads to the next row of q, stride_qd to the next column": swapped("q", "offs_m"),
+    "o is stored transposed: stride_os leads to the next row of o, stride_od to the next column": swapped("o", "offs_m"),
+    "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
+    "v is read with k's strides: each tensor has its own two": [("stride_vs + ", "stride_ks + "), ("offs_d[None, :] * stride_vd", "offs_d[None, :] * stride_kd")],
+    "scale is missing: s = scale · q kᵀ": (S, S.replace("scale * ", "")),
+    "the scale is 1/√D here: multiply s by the scale that is given": (S, S.replace("scale", "1 / tl.sqrt(D + 0.0)")),
+    "acc is scaled again in every step: multiply s by scale, or acc once, after the loop": [
+        (S, S.replace("scale * ", "")), (PV, PV.replace("tl.dot", "scale * tl.dot"))],
+    "each block of keys overwrites the one before: add its product to acc": (PV, PV.replace("acc, ", "")),
+    "acc is added twice in each step: tl.dot(s, v, acc) has added it already, so acc = tl.dot(s, v, acc), not +=": (PV, PV.replace("=", "+=")),
+    "every step reads the first block of keys again: offs_n starts at the step's first key": (KEYS, "tl.arange(0, BLOCK_N)"),
+    "every program computes the first block of rows: offs_m starts at tl.program_id(0) · BLOCK_M": ("tl.program_id(0) * BLOCK_M + ", ""),
+    "the next step starts BLOCK_M keys further on: it starts BLOCK_N keys further on": ("range(0, S_k, BLOCK_N)", "range(0, S_k, BLOCK_M)"),
+    ROUNDED: (S, "s = tl.dot((scale * q).to(q.dtype), k_t, "),
 }  # fmt: skip
 
 CONDITIONS = {
     "ragged": "S_q and S_k need not be multiples of the blocks, and D may be smaller than BLOCK_D",
-    "precision": "acc is float32, fp32 is multiplied in IEEE precision, q, k and v keep their dtype in the products, and s is rounded to v's",
+    "precision": "acc is float32, fp32 is multiplied in IEEE precision, q, k and v keep their dtype in the products, and s is scaled in float32 and then rounded to v's",
     "empty": "S_k may be 0: then o is 0",
 }
 
 
-def twin(q, k, v, blocks, strides, scale, mistake=None):
-    (S_q, D), S_k, (block_m, block_n, block_d) = q.shape, len(k), blocks
-    lies = dict(zip("qkvo", strides, strict=True))
-    memory = {name: laid_out(x, lies[name]) for name, x in zip("qkvo", (q, k, v, torch.zeros(S_q, D)), strict=True)}
-    memory["o"].fill_(UNWRITTEN)
-    x, _, flaw = (mistake or "").partition("_")
-    used = lies | ({x: lies[x][::-1]} if flaw == "swapped" else {x: lies[flaw[3:]]} if flaw[:3] == "by_" else {})
-    scale = {"no_scale": 1.0, "scale_own": D**-0.5, "scale_twice": scale**2}.get(mistake, scale)
-    other = math.nan if mistake == "no_other" else 0.0
-    starts = range(0, S_k, block_m if mistake in ("step_m", "skip_m") else block_n)
-    starts = {"first_keys": starts[:1], "one_early": starts[:-1], "keys_dropped": starts[: S_k // block_n]}.get(mistake, starts)
-    if (mistake == "step_m" and block_m > block_n) or (mistake == "skip_m" and block_m < block_n):
-        starts = range(0, S_k, block_n)  # only the other of the two shows here
-    d = torch.arange(block_d)[None, :]
-
-    def read(name, rows):
-        rows = rows[:, None]
-        tile = gather(memory[name], rows * used[name][0] + d * used[name][1], (rows < (S_q if name == "q" else S_k)) & (d < D), other)
-        return round_to_tf32(tile.float()).double() if mistake == "tf32" and q.dtype == torch.float32 else tile
-
-    for pid in range(-(-S_q // block_m)):
-        if mistake == "rows_dropped" and (pid + 1) * block_m > S_q:
-            continue
-        m = (0 if mistake == "first_rows" else pid) * block_m + torch.arange(block_m)
-        q_tile = read("q", torch.arange(block_m) if mistake == "first_q" else m)
-        acc = torch.zeros(block_m, block_d, dtype=torch.float64)
-        for start in starts:
-            n = (0 if mistake == "still" else start) + torch.arange(block_n)
-            keys = read("v" if mistake == "v_for_k" else "k", n)
-            values = read("k" if mistake == "k_for_v" else "v", n - start if mistake == "v_still" else n)
-            s = scale * (q_tile @ (keys if mistake == "k_straight" else keys.T))
-            s = round_to_tf32(s.float()).double() if mistake == "tf32" and q.dtype == torch.float32 else s
-            step = {"s_transposed": lambda s, v: s.T @ v, "v_transposed": lambda s, v: s @ v.T, "scores_alone": lambda s, v: s,
-                    "elements": lambda s, v: s * v}.get(mistake, torch.matmul)(s, values)  # fmt: skip
-            acc = {"overwrites": 0, "twice": 2, "scale_again": scale}.get(mistake, 1) * acc + step
-            acc = acc.half().double() if mistake == "half" and q.dtype == torch.float16 else acc
-        inside = (m[:, None] < S_q) & (d < D)
-        if not (mistake == "in_loop" and not len(starts)):
-            memory["o"][(m[:, None] * used["o"][0] + d * used["o"][1])[inside]] = acc[inside]
-    return memory["o"].as_strided((S_q, D), lies["o"])
+def truth(q, k, v, blocks, strides, scale):
+    return scale * (q.double() @ k.double().T) @ v.double()
 
 
 def launch(q, k, v, blocks, strides, scale):
@@ -167,10 +118,11 @@ def inputs():
     for m, n in ((16, 32), (32, 16)):
         which = "q and o have BLOCK_M rows in a tile, k and v BLOCK_N"
         yield digits(32, 64, 16, f"S_q = 32, S_k = 64, BLOCK_M = {m}, BLOCK_N = {n}", which, blocks=(m, n, 16), stray=fits)
+    own = "each tensor has its own two strides"
     for x in "qkvo":
         layouts = tuple("columns" if name == x else "rows" for name in "qkvo")
-        yield digits(16, 16, 16, f"S_q = S_k = D = 16, {x} column-major, the others row-major", _OWN, layouts=layouts, stray=fits)
-    past = "mask rows of q and o by S_q, keys by S_k and columns by D, in every load and in the store"
+        yield digits(16, 16, 16, f"S_q = S_k = D = 16, {x} column-major, the others row-major", own, layouts=layouts, stray=fits)
+    past = "mask rows of q and o by S_q, keys by S_k and columns by D, in every load, with other=0.0, and in the store"
     yield digits(16, 20, 16, "S_k = 20, BLOCK_N = 16", past, edge="ragged", stray=past)
     yield digits(20, 16, 16, "S_q = 20, BLOCK_M = 16", past, edge="ragged", stray=past)
     yield digits(16, 16, 12, "D = 12, BLOCK_D = 16", past, edge="ragged", stray=past)
@@ -179,9 +131,16 @@ def inputs():
     v = torch.zeros(48, 16, dtype=torch.float16)
     v[0], v[16], v[32] = 2048, 1, 1
     on = "fp16, all scores 1, rows of v 2048, 1 and 1 in three blocks"
-    yield attention(ones, ones[:1].expand(48, 16), v, on, MISTAKES["half"], edge="precision")
+    yield attention(ones, ones[:1].expand(48, 16), v, on, "acc stays in float32: fp16 rounds 2048 + 1 to 2048", edge="precision")
     one, on = torch.eye(16), "fp32, q is 4097 times the identity, k and v are the identity"
-    yield attention(4097 * one, one, one, on, MISTAKES["tf32"], edge="precision")
+    ieee = 'fp32 is multiplied in IEEE precision: tl.dot rounds it to TF32 unless you pass input_precision="ieee"'
+    yield attention(4097 * one, one, one, on, ieee, edge="precision")
+    yield attention(one, 4097 * one, one, "fp32, k is 4097 times the identity, q and v are the identity", ieee, edge="precision")
+    q, k = torch.zeros(2, 16, 16, dtype=torch.float16)
+    q[:, 0], q[:, 1], k[:, 0], k[:, 1] = 1, 3, 3, -1  # 0.3 and 0.9 are both rounded in fp16, and not to 1 : 3
+    on = "fp16, rows of q hold 1 and 3, rows of k 3 and −1, v all 1, scale = 0.3"
+    scaled = "the scale multiplies s, in float32: q or k times the scale would be rounded"
+    yield attention(q, k, torch.ones_like(q), on, scaled, scale=0.3, edge="precision")
     draw = generator()
     fresh = [((32, 48, 16), torch.float32, (16, 16, 16), "precision"), ((32, 32, 32), torch.float16, (16, 32, 32), "precision"),
              ((33, 17, 13), torch.float32, (32, 16, 16), "ragged")]  # fmt: skip
@@ -213,7 +172,8 @@ EXERCISE = Exercise(
     more="You can also leave scale out of the loop and multiply acc by it once, at the end. The package's version, matmul.scores_values_kernel, has int64 "
     "offsets, because a tensor may have more than 2³¹ elements.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="o = scale · (q kᵀ) v for any strides of q, k, v and o",
     mistakes=MISTAKES,
     tolerance=tolerance,
     launch=launch,

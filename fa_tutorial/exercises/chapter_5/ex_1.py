@@ -3,12 +3,12 @@
 import math
 
 import torch
+import torch.nn.functional as F
 
 from fa_tutorial.exercises.forward_kernels import strides_of
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
-from fa_tutorial.exercises.inputs import gather, generator, laid_out
-from fa_tutorial.exercises.running import UNWRITTEN
+from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.matmul import tl, triton
 
 
@@ -31,61 +31,39 @@ def load_tile_kernel(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.con
     tl.store(out_ptr + rows[:, None] * BLOCK_D + offs_d[None, :], tile)
 
 
-_PLACE = "element (i, j) of program pid's tile goes to (pid · BLOCK_M + i) · BLOCK_D + j of out"
-_HEAD = "head h starts h · x.strides[1] further on, with h = (pid // row_blocks) % H"
-_BATCH = "batch entry b starts at b · x.strides[0]"
-_RULE = "element (s, d) of a head is at s · x.strides[2] + d · x.strides[3]"
-_OVER = "the tile runs over its head's end: rows from S on belong to the next head, or to nobody. The mask needs offs_m < S"
-_WHOLE = "store the whole tile, zeros too: only the load needs a mask"
+PLACE = "element (i, j) of program pid's tile goes to (pid · BLOCK_M + i) · BLOCK_D + j of out"
+NUMBER = "pid is (b · H + h) · row_blocks + row_block"
+HEAD = "head h of batch entry b starts b · x.strides[0] + h · x.strides[1] after x.ptr"
+RULE = "element (s, d) of a head is at s · x.strides[2] + d · x.strides[3]"
+OVER = "rows from S on belong to the next head, or to nobody, and columns from D on to the next row: load 0 there, by a mask and other=0.0"
+START = "start_m, batch_head = pid % row_blocks * BLOCK_M"
+STORE = "tl.store(out_ptr + rows[:, None] * BLOCK_D + offs_d[None, :], tile"
 MISTAKES = {
-    "transposed": "the tile is transposed: rows go with x.strides[2] and BLOCK_D, columns with x.strides[3] and 1",
-    "zeros": "out is 0: is the mask ever true?",
-    "first_rows": "every program loads its head's first rows: offs_m starts at row_block · BLOCK_M",
-    "not_multiplied": "row_block is not multiplied by BLOCK_M",
-    "store_first": f"every program stores to the same place: {_PLACE}",
-    "store_by_rows": f"program pid stores at row pid of out, not at row pid · BLOCK_M: {_PLACE}",
-    "head_0": f"every program loads head 0: {_HEAD}",
-    "pid_rows": "pid itself is taken for the row block: row_block = pid % row_blocks",
-    "batch_0": f"every program loads batch entry 0: {_BATCH}, with b = (pid // row_blocks) // H",
-    "exchanged": "batch and head are exchanged: pid // row_blocks is b · H + h, so // H gives b and % H gives h",
-    "contiguous": f"x is read as if it were contiguous: {_RULE}, and a view's heads and rows may be anywhere",
-    "xd_is_one": f"x.strides[3] is not used: {_RULE}",
-    "xs_is_xd": f"x.strides[2] is not used: {_RULE}",
-    "joined": f"b · H + h is multiplied by x.strides[1]: {_BATCH}",
-    "rounded_down": "the number of row blocks is rounded down: it is tl.cdiv(S, BLOCK_M)",
-    "over_the_end": _OVER,
-    "masked_store": f"the rows past S are not stored: {_WHOLE}",
-    "masked_columns": f"the columns past D are not stored: {_WHOLE}",
-    "by_D": f"rows of a tile are stored D apart, but they are BLOCK_D apart in out: {_PLACE}",
-    "not_zero": "rows past S and columns past D must be 0: load them with other=0.0",
-    "no_other": "rows past S and columns past D hold anything: without other=0.0 a load leaves the lanes that its mask hides undefined",
+    "the tile is loaded transposed: rows go with x.strides[2], columns with x.strides[3]": [("x.strides[2]", "x.strides[-1]"), (
+        "x.strides[3]", "x.strides[2]")],
+    "every program loads its head's first rows: offs_m starts at row_block · BLOCK_M": ("offs_m, offs_d = start_m + ", "offs_m, offs_d = "),
+    "row_block is not multiplied by BLOCK_M": (START, START.replace(" * BLOCK_M", "")),
+    f"every program stores to the same place: {PLACE}": ("rows = pid * BLOCK_M + ", "rows = "),
+    f"program pid stores at row pid of out, not at row pid · BLOCK_M: {PLACE}": ("rows = pid * BLOCK_M", "rows = pid"),
+    f"every program loads head 0: {HEAD}": ("h * x.strides[1]", "0 * x.strides[1]"),
+    f"every program loads batch entry 0: {HEAD}": ("b * x.strides[0]", "0 * x.strides[0]"),
+    "batch and head are exchanged: pid // row_blocks is b · H + h, so // H gives b and % H gives h": ("b, h = batch", "h, b = batch"),
+    f"x is read as if it were contiguous: {RULE}, and a view's heads and rows may be anywhere": [
+        ("x.strides[0]", "H * S * D"), ("x.strides[1]", "S * D"), ("x.strides[2]", "D"), ("x.strides[3]", "1")],
+    f"x.strides[3] is not used: {RULE}": ("offs_d[None, :] * x.strides[3]", "offs_d[None, :]"),
+    f"b · H + h is multiplied by x.strides[1]: {HEAD}": ("b * x.strides[0] + h * x.strides[1]", "batch_head * x.strides[1]"),
+    "the rows past S are not stored: store the whole tile, zeros too, for only the load needs a mask": (
+        STORE, STORE + ", mask=offs_m[:, None] < S"),
+    "the columns past D are not stored: store the whole tile, zeros too, for only the load needs a mask": (
+        STORE, STORE + ", mask=offs_d[None, :] < D"),
+    "only the elements of x are stored: store the whole tile, zeros too, for only the load needs a mask": (STORE, STORE + ", mask=mask"),
 }  # fmt: skip
 
 
-def twin(x, strides, blocks, mistake=None):
-    (B, H, S, D), (block_m, block_d) = x.shape, blocks
-    xb, xh, xs, xd = {"contiguous": strides_of(x.shape), "xd_is_one": (*strides[:3], 1), "xs_is_xd": (*strides[:2], strides[3], strides[3]),
-                      "transposed": (*strides[:2], strides[3], strides[2])}.get(mistake, strides)  # fmt: skip
-    memory = laid_out(x, strides)
-    row_blocks = triton.cdiv(S, block_m)
-    out = torch.full((row_blocks * B * H * block_m * block_d,), UNWRITTEN, dtype=torch.float64)
-    for pid in range(row_blocks * B * H):
-        divided = max(S // block_m, 1) if mistake == "rounded_down" else row_blocks
-        row_block, batch_head = pid % divided, pid // divided
-        b, h = batch_head // H, batch_head % H
-        b, h = {"exchanged": (h, b), "head_0": (b, 0), "batch_0": (0, h), "joined": (0, batch_head)}.get(mistake, (b, h))
-        row_block = {"first_rows": 0, "pid_rows": pid}.get(mistake, row_block)
-        offs_m = (row_block * (1 if mistake == "not_multiplied" else block_m) + torch.arange(block_m))[:, None]
-        offs_d = torch.arange(block_d)[None, :]
-        end = {"over_the_end": (B * H - batch_head) * S, "zeros": 0}.get(mistake, S)
-        mask = (offs_m < end) & (offs_d < D)
-        other = {"not_zero": 1.0, "no_other": math.nan}.get(mistake, 0.0)
-        tile = gather(memory, b * xb + h * xh + offs_m * xs + offs_d * xd, mask, other)
-        stored = {"masked_store": offs_m < S, "masked_columns": offs_d < D}.get(mistake, torch.tensor(True)).expand(tile.shape)
-        start = {"store_first": 0, "store_by_rows": pid}.get(mistake, pid * block_m)
-        places = (start + torch.arange(block_m))[:, None] * (D if mistake == "by_D" else block_d) + offs_d
-        out[places[stored]] = tile[stored]
-    return out.view(-1, block_m, block_d)
+def truth(x, strides, blocks):
+    (S, D), (block_m, block_d) = x.shape[2:], blocks
+    rows = triton.cdiv(S, block_m) * block_m
+    return F.pad(x.double(), (0, block_d - D, 0, rows - S)).reshape(-1, block_m, block_d)
 
 
 def launch(x, strides, blocks):
@@ -100,20 +78,24 @@ def inputs():
         x = torch.arange(1.0, 1 + math.prod(shape)).view(shape)
         return case(x, strides_of(shape, layout) if isinstance(layout, str) else layout, blocks, on=on, otherwise=otherwise, **options)
 
-    yield tile((1, 1, 16, 16), "one head, S = D = 16, one tile", "the tile is x itself here", stray=f"a stride is not used: {_RULE}")
+    yield tile((1, 1, 16, 16), "one head, S = D = 16, one tile", "the tile is x itself here", stray=f"an offset is wrong: {RULE}; {PLACE}")
     yield tile((1, 1, 32, 16), "one head, S = 32, two programs", "program pid has rows row_block · BLOCK_M to row_block · BLOCK_M + BLOCK_M − 1",
-               stray=f"an offset is wrong, of x or of out: {_PLACE}")  # fmt: skip
-    yield tile((2, 2, 16, 16), "B = H = 2, S = 16", f"pid // row_blocks is b · H + h: {_HEAD}; {_BATCH}")
-    yield tile((1, 2, 32, 16), "two heads, S = 32", "pid is (b · H + h) · row_blocks + row_block")
-    yield tile((1, 1, 16, 16), "one head, S = D = 16, column-major", _RULE, "bhds", stray=f"a stride is not used: {_RULE}")
+               stray=f"an offset is wrong, of x or of out: {PLACE}")  # fmt: skip
+    yield tile((2, 2, 16, 16), "B = H = 2, S = 16", f"{NUMBER}: {HEAD}")
+    yield tile((1, 2, 32, 16), "two heads, S = 32", NUMBER)
+    yield tile((1, 1, 16, 16), "one head, S = D = 16, column-major", RULE, "bhds", stray=f"an offset is wrong: {RULE}; {PLACE}")
     view = "x a (B, S, H, D) tensor seen as (B, H, S, D)"
-    yield tile((1, 2, 16, 16), f"two heads, {view}", "a view's heads may be anywhere: h · x.strides[1]", "bshd")
-    yield tile((2, 1, 16, 16), f"two batch entries of one head, {view}", f"a view's batch entries may be anywhere: {_BATCH}", "bshd")
-    ragged = "the last tile may be ragged"
-    yield tile((1, 1, 20, 16), "one head, S = 20, BLOCK_M = 16", ragged, (0, 0, 16, 1), stray=_OVER)
-    yield tile((1, 2, 20, 16), "two heads, S = 20, BLOCK_M = 16", ragged, stray=_OVER)
-    yield tile((1, 1, 16, 12), "one head, S = 16, D = 12, BLOCK_D = 16", "a tile has BLOCK_D columns, x has D",
-               stray="columns past D are loaded, which belong to the next row: the mask needs offs_d < D")  # fmt: skip
+    yield tile((1, 2, 16, 16), f"two heads, {view}", f"a view's heads may be anywhere: {HEAD}", "bshd")
+    yield tile((2, 1, 16, 16), f"two batch entries of one head, {view}", f"a view's batch entries may be anywhere: {HEAD}", "bshd")
+    ragged = f"the last tile may be ragged, and a head has tl.cdiv(S, BLOCK_M) row blocks: {OVER}, and store the whole tile"
+    yield tile((1, 1, 20, 16), "one head, S = 20, BLOCK_M = 16", ragged, (0, 0, 16, 1), stray=OVER)
+    yield tile((1, 2, 20, 16), "two heads, S = 20, BLOCK_M = 16", ragged, stray=OVER)
+    yield tile(
+        (1, 1, 16, 12),
+        "one head, S = 16, D = 12, BLOCK_D = 16",
+        f"a tile has BLOCK_D columns, x has D: {OVER}, and store the whole tile",
+        stray=OVER,
+    )
     draw = generator()
     fresh = [((1, 1, 1, 1), torch.float32, (16, 16)), ((2, 3, 33, 20), torch.float16, (32, 32)), ((2, 2, 31, 7), torch.bfloat16, (16, 16))]
     for shape, dtype, blocks in fresh:
@@ -137,9 +119,10 @@ EXERCISE = Exercise(
     "The next kernels rely on the zeros: in a dot they add nothing.",
     more="The package's version, tiles.load_tile, computes offsets in int64, because a tensor may have more than 2³¹ elements.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule=f"the tile of program pid holds rows of one head, 0 beyond S and D: {NUMBER}; {HEAD}; {RULE}",
     mistakes=MISTAKES,
     launch=launch,
     tolerance=lambda args, part: (0.0, 0.0),
-    overlap=f"two programs store to the same place: {_PLACE}",
+    overlap=f"two programs store to the same place: {PLACE}",
 )

@@ -2,8 +2,8 @@
 
 import torch
 
-from fa_tutorial.exercises.chapter_5.inner_step import HALF, ONE_TILE, OVERLAP, logits, one_tile_inputs
-from fa_tutorial.exercises.forward_kernels import attention_case, draw_qkv, launch, o_twin, tolerance, with_fresh
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, OVERLAP, half_inputs, logits, one_tile_inputs
+from fa_tutorial.exercises.forward_kernels import attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
@@ -32,15 +32,27 @@ def one_tile_kernel(q, k, v, o, H, S_q, S_k, D, scale,
     store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-_WHERE = "pass b and h to every load_tile and store_tile: pid // row_blocks is b · H + h, so // H gives b and % H gives h"
-MISTAKES = ONE_TILE | {
-    "first_q": "every program loads the first rows of q: they start at row_block · BLOCK_M",
-    "first_place": "every program stores to the first rows of o: they start at row_block · BLOCK_M",
-    "qkvo_head0": f"every program works on head 0: {_WHERE}",
-    "qkvo_batch0": f"every program works on batch entry 0: {_WHERE}",
-    "kv_head0": f"k and v come from head 0 in every program: {_WHERE}",
-    "o_head0": f"only head 0 of o is written: {_WHERE}",
-}
+WHERE = "pass b and h to every load_tile and store_tile: pid // row_blocks is b · H + h, so // H gives b and % H gives h"
+S, P, O = "scale * dot(q_tile, tl.trans(k_tile))", "tl.exp(s - m[:, None])", "acc / l[:, None], b, h"
+Q_TILE, K_TILE, V_TILE = "load_tile(q, b, h, start_m", "load_tile(k, b, h, 0", "load_tile(v, b, h, 0"
+START_M = "tl.program_id(0) % row_blocks * BLOCK_M"
+MISTAKES = {
+    "scale is missing: s = scale · q kᵀ": (S, S[8:]),
+    "the kernel computes the scale itself: scale is an argument, which the caller chooses": (S, f"(1 / tl.sqrt(D.to(tl.float32))) * {S[8:]}"),
+    "acc is not divided: o = acc / l": (O, "acc, b, h"),
+    "exp overflows: subtract the row's maximum before exp": (P, "tl.exp(s)"),
+    "with a scale other than 1 exp over- or underflows: m is the maximum of scale · q kᵀ, not of q kᵀ": ("tl.max(s, axis=1)", "tl.max(s / scale, axis=1)"),
+    "q is multiplied by k, not by kᵀ: dot(q_tile, tl.trans(k_tile))": ("tl.trans(k_tile)", "k_tile"),
+    "the sum runs over the queries, and l of key i divides row i: it runs over a row's keys, axis 1": ("tl.sum(p, axis=1)", "tl.sum(p, axis=0)"),
+    "s − m[None, :] subtracts the m of row j from column j: m[:, None] gives one number to each row": ("m[:, None]", "m[None, :]"),
+    "acc / l[None, :] divides column j by the l of row j: l[:, None] gives one number to each row": ("l[:, None]", "l[None, :]"),
+    "the base is 2: tl.exp2(s) is 2 to the power s, and exp(s) is exp2(s · log2(e))": ("tl.exp(", "tl.exp2("),
+    "every program loads the first rows of q: they start at row_block · BLOCK_M": (Q_TILE, "load_tile(q, b, h, 0"),
+    "k and v start at start_m in every program: the tile of keys starts at 0": [(K_TILE, K_TILE[:-1] + "start_m"), (V_TILE, V_TILE[:-1] + "start_m")],
+    "k starts at start_m in every program: the tile of keys starts at 0": (K_TILE, K_TILE[:-1] + "start_m"),
+    "every program works on the first row block: start_m is row_block · BLOCK_M": (START_M, "0"),
+}  # fmt: skip
+SHIFT = "scores may be large: m is the maximum of a row of scale · q kᵀ, and p = exp(scale · q kᵀ − m)"
 CONDITIONS = {
     "large": "scores may be as large as 200: subtract each row's maximum",
     "half": HALF,
@@ -57,18 +69,21 @@ def inputs():
     q, k, v = logits(200)
     q[:, :, :15] = 0
     yield attention_case(q, k, v, "logits 200 in row 15, 0 in all others", "subtract from each row its own maximum")
-    yield attention_case(*draw_qkv(1, 1, 32, 16, 16), "S_q = 32, two programs", "a program's rows start at row_block · BLOCK_M")
-    yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", ONE_TILE["scale_own"], scale=0.5)
+    yield attention_case(
+        *draw_qkv(1, 1, 32, 16, 16),
+        "S_q = 32, two programs",
+        "program pid takes the rows of q and o from row_block · BLOCK_M on, and all keys",
+    )
+    yield attention_case(
+        *draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", "scale is an argument, which the caller chooses: s = scale · q kᵀ", scale=0.5
+    )
     blocks = "BLOCK_M and BLOCK_N may differ: a tile of q or o has BLOCK_M rows, a tile of k or v BLOCK_N"
     yield attention_case(*draw_qkv(1, 1, 16, 32, 16), "S_k = BLOCK_N = 32, BLOCK_M = 16", blocks, blocks=(16, 32, 16))
-    yield attention_case(*draw_qkv(1, 2, 16, 16, 16), "two heads", _WHERE, stray=_WHERE)
-    yield attention_case(*draw_qkv(2, 2, 16, 16, 16), "B = H = 2", _WHERE)
-    yield attention_case(*logits(200, scale=1.0), "all logits 200, scale = 1", ONE_TILE["unshifted"], scale=1.0, edge="large")
-    yield attention_case(*logits(200), "all logits 200, scale = 0.25", ONE_TILE["m_raw"], edge="large")
-    half, v = torch.full((1, 1, 16, 16), 64.0).half(), draw_qkv(1, 1, 16, 16, 16)[2].half()
-    yield attention_case(
-        half, half, v, "fp16, all of q and k 64, so that q kᵀ is 65536 before it is scaled", ONE_TILE["half_scores"], edge="half"
-    )
+    yield attention_case(*draw_qkv(1, 2, 16, 16, 16), "two heads", WHERE, stray=WHERE)
+    yield attention_case(*draw_qkv(2, 2, 16, 16, 16), "B = H = 2", WHERE)
+    yield attention_case(*logits(200, scale=1.0), "all logits 200, scale = 1", SHIFT, scale=1.0, edge="large")
+    yield attention_case(*logits(200), "all logits 200, scale = 0.25", SHIFT, edge="large")
+    yield from half_inputs()
 
 
 EXERCISE = Exercise(
@@ -85,7 +100,8 @@ EXERCISE = Exercise(
     reasoning="A softmax over keys is a maximum and a sum along axis 1. Both stay unrounded in float32, and only p is rounded to v's dtype, because the "
     "tensor cores multiply two tiles of one dtype.",
     inputs=inputs,
-    twin=o_twin,
+    truth=o_truth,
+    rule="o = softmax(scale · q kᵀ) v for each row of each head",
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,

@@ -5,11 +5,20 @@ from functools import partial
 
 import torch
 
-from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, OVERLAP, PADS_V, STEPS, one_tile_inputs, two_tiles_input
-from fa_tutorial.exercises.forward_kernels import TILE, attention_case, draw_qkv, launch, o_twin, tolerance, with_fresh
+from fa_tutorial import forward
+from fa_tutorial.exercises.chapter_5.inner_step import (
+    HALF,
+    KEYS_READ,
+    OVERLAP,
+    half_inputs,
+    one_tile_inputs,
+    two_tiles_input,
+)
+from fa_tutorial.exercises.forward_kernels import TILE, CausalTiles, attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend
 from fa_tutorial.matmul import tl, triton
+from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import load_tile, store_tile
 
 
@@ -44,49 +53,51 @@ def causal_kernel(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
     store_tile(o, acc / l_or_one[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-_BOTTOM = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
-_IN_TILES = "full and end count keys, not tiles: multiply a number of tiles by BLOCK_N"
-_EARLY = "the tile that the diagonal crosses holds keys that are seen"
-_WHOLE = "the loop without a mask reads keys past S_k: without IS_CAUSAL it ends at S_k // BLOCK_N · BLOCK_N"
-_PLACE = "the mask compares positions within the tile: add start_n to the keys' and start_m to the queries'"
-MISTAKES = {name: f"in attend, {STEPS[name]}" for name in ("acc_kept", "acc_after", "alpha_columns", "last_acc")} | {
-    "no_mask": "nothing is hidden: query i sees keys 0 to i + S_k − S_q",
-    "strict": "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q",
-    "upside": "the mask is upside down: hide the keys after the query, not those before it",
-    "hide_zero": "hidden keys get a score of 0, and exp(0 − m) is not 0: set it to −inf",
-    "mask_after": "the mask comes after exp, so l has counted the hidden keys: hide them in s, before m and l",
-    "mask_maximum": "hidden keys move the maximum: hide them in s, before m",
-    "diagonal_skipped": f"the loop stops one tile too early: {_EARLY}",
-    "full_last": "the tile that the diagonal crosses is not masked: the loop without a mask ends where the block's first row stops seeing, "
-    "full = (start_m + 1 + S_k − S_q) // BLOCK_N · BLOCK_N",
-    "full_unrounded": "full is no multiple of BLOCK_N: the loop without a mask runs past it, and the loop with a mask counts those keys again",
-    "mask_off": "attend hides nothing where it should: with MASK, set the scores of keys past last_seen to −inf",
-    "diagonal_open": "the mask hides nothing in the tile that the diagonal crosses: with IS_CAUSAL, row i's last_seen is i + S_k − S_q",
-    "full_in_tiles": _IN_TILES,
-    "end_in_tiles": _IN_TILES,
-    "full_end_in_tiles": _IN_TILES,
-    "end_first": "every block of rows stops where the first one does: end depends on start_m",
-    "by_place_skips": _PLACE,
-    "by_place": f"{_PLACE} (no tile is skipped)",
-    "by_place_keys": f"{_PLACE} (the queries' start is missing)",
-    "end_block_n": "the loop stops before the last row's diagonal: it goes on while start_n < start_m + BLOCK_M + S_k − S_q",
-    "end_down": f"end is rounded down to whole tiles: {_EARLY}",
-    "top_left": f"the mask is aligned top-left: {_BOTTOM}",
-    "mask_top_left": "S_k − S_q is missing in last_seen: row i's last key is i + S_k − S_q",
-    "skip_top_left": "the mask is right, but the loop stops at key start_m + BLOCK_M: add S_k − S_q",
-    "shift_sign": f"S_k − S_q has the wrong sign: {_BOTTOM}",
-    "keys_dropped": "the ragged last tile of keys is left out: the last row sees all S_k keys",
-    "end_early": "the loop stops one key too early: end is exclusive, and the last row sees key i + S_k − S_q too",
-    "pads_v": PADS_V,
-    "mask_one_more": "one key too many: without IS_CAUSAL, every row's last_seen is S_k − 1",
-    "none_skipped": "a tile that no row of the block sees is not skipped",
-    "unseen_nan": "rows that see no key give NaN, from −inf − (−inf) or 0 / 0; they must be 0",
-    "unseen_finite": "rows that see no key give an average of v, as if a finite number stood for −inf; they must be 0",
+def in_attend(name, old, new):
+    """A change of the solution: it calls an attend of its own, with other text in it."""
+    globals()[name] = defined(edited(source_of(attend), (old, new)), vars(forward) | {"__name__": __name__})["attend"]
+    return "attend(", f"{name}("
+
+
+BOTTOM = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
+LAST_SEEN, OFFS, WHERE = "offs_m + (S_k - S_q)", "offs_n = start_n + ", 'tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf"))'
+FULL, END = "tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N", "tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
+LOOP, DIVIDED = "tl.range(full, end, BLOCK_N", "acc / l_or_one[:, None]"
+MISTAKES = {
+    "the mask is aligned top-left, and so are the loops' ends: " + BOTTOM: [
+        (LAST_SEEN, "offs_m"), (FULL, "(start_m + 1) // BLOCK_N * BLOCK_N"), (END, "tl.minimum(tl.minimum(start_m + BLOCK_M, S_q), S_k)")],
+    "S_k − S_q is missing in last_seen: row i's last key is i + S_k − S_q": (LAST_SEEN, "offs_m"),
+    "the mask is right, but the loops end at key start_m + BLOCK_M: add S_k − S_q": (END, "tl.minimum(start_m + BLOCK_M, S_q)"),
+    "last_seen is the same for every row, the block's last key: row i's is i + S_k − S_q": (LAST_SEEN, "tl.full((BLOCK_M,), start_m + BLOCK_M - 1 + S_k - S_q, dtype=tl.int32)"),
+    "last_seen is S_k − 1 with IS_CAUSAL too: row i's last key is i + S_k − S_q": (f"        last_seen = {LAST_SEEN}\n", ""),
+    "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (LAST_SEEN, "offs_m + (S_k - S_q) - 1"),
+    "one key too many: without IS_CAUSAL, every row's last_seen is S_k − 1": ("S_k - 1,", "S_k,"),
+    "full takes the block's last row, which sees most: the loop without a mask ends where its first row stops seeing": (
+        FULL, "tl.maximum(start_m + BLOCK_M + S_k - S_q, 0) // BLOCK_N * BLOCK_N"),
+    "full is no multiple of BLOCK_N: the loop without a mask runs past it, and the loop with a mask counts those keys again": (
+        " // BLOCK_N * BLOCK_N\n        end", "\n        end"),
+    "full and end count keys, not tiles: multiply a number of tiles by BLOCK_N": [
+        (FULL, FULL.removesuffix(" * BLOCK_N")), (END, f"tl.cdiv({END}, BLOCK_N)")],
+    "full counts keys, not tiles: multiply a number of tiles by BLOCK_N": (FULL, FULL.removesuffix(" * BLOCK_N")),
+    "end counts keys, not tiles: multiply a number of tiles by BLOCK_N": (END, f"tl.cdiv({END}, BLOCK_N)"),
+    "end takes the block's first row, which sees fewest: the loop with a mask goes on to what its last row sees": (END, "start_m + 1 + S_k - S_q"),
+    "the loop stops one key too early: end is exclusive, and the last row sees key i + S_k − S_q too": (END, f"{END} - 1"),
+    "the second loop begins at 0 again: it goes on where the first one ends, at full": (LOOP, "tl.range(0, end, BLOCK_N"),
+    "in attend, hidden keys get a score of 0, and exp(0 − m) is not 0: set it to −inf": in_attend("attend_0", WHERE, WHERE.replace('-float("inf")', "0.0")),
+    "in attend, the mask compares keys counted from the tile's start: offs_n is start_n + tl.arange(0, BLOCK_N)": in_attend(
+        "attend_1", OFFS, "offs_n = "),
+    "in attend, the mask is upside down: hide the keys after last_seen, not those before it": in_attend("attend_3", "<= last_seen", ">= last_seen"),
+    "in attend, the mask is the wrong way round: keys up to last_seen are hidden": in_attend("attend_4", "<= last_seen", "> last_seen"),
+    "in attend, nothing is hidden with MASK: set the scores of keys past last_seen to −inf": in_attend("attend_5", WHERE, "s"),
+    "in attend, acc is not rescaled when the maximum grows: acc = alpha · acc + p v": in_attend("attend_6", "acc * alpha[:, None]", "acc"),
+    "a tile that no row of the block sees is not skipped": (END, "S_k"),
+    "rows that see no key give NaN, from −inf − (−inf) or 0 / 0: they must be 0": (DIVIDED, "acc / l[:, None]"),
 }  # fmt: skip
 CONDITIONS = {
     "full": "with IS_CAUSAL = False it is still the kernel of 5.4",
     "unseen": "S_q may be larger than S_k: a row that sees no key gets o = 0",
     "skip": "tiles that no row of the block sees are skipped",
+    "loops": "a tile that every row of the block sees whole goes through the loop without a mask",
     "half": HALF,
 }
 
@@ -101,29 +112,42 @@ CONDITIONS = {
 )
 def inputs():
     causal = partial(attention_case, is_causal=True)
-    yield from one_tile_inputs(is_causal=True)
+    yield from one_tile_inputs(f"one tile, which the diagonal crosses: {BOTTOM}", is_causal=True)
     q, k, v = draw_qkv(1, 1, 16, 16, 16)
     k[:, :, 15] = 100
-    yield causal(q.abs() + 1, k, v, "the last key's logits over 400, all others small", MISTAKES["mask_maximum"])
-    square, differ = draw_qkv(1, 1, 32, 32, 16), "BLOCK_M and BLOCK_N may differ"
-    yield causal(*square, "S_q = S_k = 32, two blocks of rows", "a block of rows goes through every tile that its last row sees")
+    yield causal(
+        q.abs() + 1, k, v, "the last key's logits over 400, all others small", "a hidden key has no score: hide it in s, before m and l"
+    )
+    square, differ = draw_qkv(1, 1, 32, 32, 16), f"BLOCK_M and BLOCK_N may differ: {BOTTOM}"
+    yield causal(*square, "S_q = S_k = 32, two blocks of rows", f"{BOTTOM}, and full and end depend on the block of rows")
     for m, n in ((32, 16), (16, 32)):
         yield causal(*square, f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", differ, blocks=(m, n, 16))
-    yield causal(*draw_qkv(1, 1, 16, 32, 16), "S_q = 16, S_k = 32", _BOTTOM)
+    yield causal(*draw_qkv(1, 1, 16, 32, 16), "S_q = 16, S_k = 32", BOTTOM)
     for S_k in (20, 17):  # in the second case only the last row sees into the second tile, one key
         yield causal(
-            *draw_qkv(1, 1, 16, S_k, 16), f"S_q = 16, S_k = {S_k}, BLOCK_N = 16", "the last tile of keys may be ragged", stray=KEYS_READ
+            *draw_qkv(1, 1, 16, S_k, 16),
+            f"S_q = 16, S_k = {S_k}, BLOCK_N = 16",
+            "the last tile of keys may be ragged: the loop with a mask takes it, because its load stops at S_k",
+            stray=KEYS_READ,
         )
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "IS_CAUSAL = False, one tile", edge="full")
     yield two_tiles_input("full")
-    yield attention_case(*draw_qkv(1, 1, 16, 20, 16), "IS_CAUSAL = False, S_q = 16, S_k = 20", edge="full", stray=_WHOLE)
+    yield attention_case(
+        *draw_qkv(1, 1, 16, 20, 16),
+        "IS_CAUSAL = False, S_q = 16, S_k = 20",
+        edge="full",
+        stray="a tile that runs past S_k goes through the loop with a mask: without IS_CAUSAL full is S_k // BLOCK_N · BLOCK_N",
+    )
+    yield from half_inputs(is_causal=True)
     before = "the second loop starts before key 0 where S_k − S_q is negative: tl.maximum(…, 0) in full"
     for S_q, words in ((24, "rows 0 to 7 see no key"), (40, "rows 0 to 23 see no key")):
         on = f"S_q = {S_q}, S_k = 16, so that {words}"
-        yield causal(*draw_qkv(1, 1, S_q, 16, 16), on, "S_q may be larger than S_k", stray=before, edge="unseen")
+        yield causal(*draw_qkv(1, 1, S_q, 16, 16), on, stray=before, edge="unseen")
     q, k, v = draw_qkv(1, 1, 32, 32, 16)
     v[:, :, 16:] = math.nan  # it shows in the o of rows 0 to 15 if they read it, because 0 · NaN is NaN
     yield causal(q, k, v, "S_q = S_k = 32, where rows 0 to 15 see no key of the second tile, whose v is NaN", edge="skip")
+    yield causal(*draw_qkv(1, 1, 17, 64, 16), "S_q = 17, S_k = 64, BLOCK_M = 32", blocks=(32, 16, 16), edge="skip")
+    yield causal(*draw_qkv(1, 1, 32, 63, 64), "S_q = 32, S_k = 63, BLOCK_M = 32, BLOCK_N = 16", blocks=(32, 16, 64), edge="loops")
 
 
 EXERCISE = Exercise(
@@ -143,7 +167,9 @@ EXERCISE = Exercise(
     more="attend is forward.attend, the body of your loop as a function: display_source(forward.attend) shows it, display_source(forward.softmax_step) "
     "the step inside it.",
     inputs=inputs,
-    twin=o_twin,
+    truth=o_truth,
+    rule=f"o = softmax(scale · q kᵀ) v: {BOTTOM}",
+    adapt=lambda kernel: CausalTiles(kernel) if hasattr(kernel, "fn") else kernel,
     mistakes=MISTAKES,
     launch=partial(launch, has_causal=True),
     tolerance=tolerance,

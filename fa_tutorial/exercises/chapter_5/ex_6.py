@@ -6,10 +6,12 @@ from functools import partial
 import torch
 
 from fa_tutorial import forward
-from fa_tutorial.exercises.chapter_5.inner_step import HALF, OVERLAP, one_tile_inputs
-from fa_tutorial.exercises.forward_kernels import TILE, attention_case, draw_qkv, kernel_twin, launch, tolerance, with_fresh
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, OVERLAP, half_inputs, one_tile_inputs
+from fa_tutorial.exercises.forward_kernels import TILE, attention_case, draw_qkv, launch, tolerance, truth, with_fresh
 from fa_tutorial.exercises.harness import Exercise
-from fa_tutorial.matmul import triton
+from fa_tutorial.forward import attend  # noqa: F401, for the changed solutions, as the next two
+from fa_tutorial.matmul import tl, triton  # noqa: F401
+from fa_tutorial.tiles import load_tile, store_tile  # noqa: F401
 
 # The package's kernel, word for word, as a solution: a copy under this module's name, because check refuses the package's own.
 _kernel = forward.flash_forward_kernel.fn
@@ -18,34 +20,28 @@ _copy.__annotations__, _copy.__doc__, _copy.__module__ = _kernel.__annotations__
 flash_forward_kernel = triton.jit(_copy)
 
 
-_PLACE = "row i of head h of batch entry b is at (b · H_q + h) · S_q + i of lse, i < S_q"
-_GROUP = "a key head serves H_q / H_k neighbouring query heads: query head h reads key head h // (H_q // H_k)"
-_SPLIT = "programs count query heads: pid // row_blocks is b · H_q + h"
-_NATURAL = "lse = m + log l"
-_NO_LSE = "without a key lse is −inf, the logarithm of an empty sum"
+PLACE = "row i of head h of batch entry b is at (b · H_q + h) · S_q + i of lse, i < S_q"
+GROUP = "a key head serves H_q / H_k neighbouring query heads: query head h reads key head h // (H_q // H_k)"
+SPLIT = "programs count query heads: pid // row_blocks is b · H_q + h"
+NATURAL = "lse = m + log l"
+LSE, KEY_HEAD, LSE_PTR = "m + tl.log(l_or_one)", "h // (H_q // H_k)", "batch_head.to(tl.int64) * S_q + offs_m"
+STORE = f"    tl.store(lse_ptr + {LSE_PTR}, lse, mask=offs_m < S_q)"
 MISTAKES = {
-    "lse_never": f"lse is never stored, and o is: {_PLACE}",
-    "lse_base_2": "lse is in base 2: with exp2, divide m and log2(l) by log2(e)",
-    "lse_log2": "m is natural, but l's logarithm is in base 2: tl.log, or tl.log2 divided by log2(e)",
-    "lse_m_l": f"l is added without its logarithm: {_NATURAL}",
-    "lse_log_l": f"m is missing: l is a sum of exp(s − m), so {_NATURAL}",
-    "lse_m": f"that is m alone: {_NATURAL}",
-    "lse_l": f"that is l: {_NATURAL}",
-    "lse_minus_m": f"m has the wrong sign: {_NATURAL}",
-    "lse_minus": f"the logarithm has the wrong sign: {_NATURAL}",
-    "lse_m_raw": "m is not scaled: lse belongs to scale · q kᵀ",
-    "lse_tile": "lse belongs to the last tile alone: store it once, after the loops",
-    "kv_modulo": f"the kernel reads key head h % H_k: {_GROUP}",
-    "kv_over_H_k": f"the kernel reads key head h // H_k: {_GROUP}",
-    "kv_head0": f"every query head reads key head 0: {_GROUP}",
-    "v_modulo": f"k's head is mapped, but v's is not: {_GROUP}",
-    "k_modulo": f"v's head is mapped, but k's is not: {_GROUP}",
-    "lse_head0": f"lse of all heads is stored at head 0: {_PLACE}",
-    "lse_batch0": f"lse of all batch entries is stored at entry 0: {_PLACE}",
-    "lse_key_heads": f"a batch entry of lse has H_q heads, not H_k: {_PLACE}",
-    "no_keys_nan": "without a key l is 0: o must be 0, not 0 / 0",
-    "unseen_lse_nan": f"lse is NaN: {_NO_LSE}",
-    "unseen_lse_zero": f"lse is 0: {_NO_LSE}",
+    f"lse is never stored, and o is: {PLACE}": (STORE, ""),
+    f"l is added without its logarithm: {NATURAL}": (LSE, "m + l_or_one"),
+    f"m is missing: l is a sum of exp(s − m), so {NATURAL}": (LSE, "tl.log(l_or_one)"),
+    f"that is m alone: {NATURAL}": (LSE, "m"),
+    f"the logarithm has the wrong sign: {NATURAL}": (LSE, "m - tl.log(l_or_one)"),
+    "m is natural, but l's logarithm is in base 2: tl.log, or tl.log2 divided by log2(e)": (LSE, "m + tl.log2(l_or_one)"),
+    f"the kernel reads key head h % H_k: {GROUP}": (KEY_HEAD, "h % H_k"),
+    f"the kernel reads key head h // H_k: {GROUP}": (KEY_HEAD, "h // H_k"),
+    f"every query head reads key head 0: {GROUP}": (KEY_HEAD, "h * 0"),
+    f"lse of all heads is stored at head 0: {PLACE}": (LSE_PTR, "b * H_q * S_q + offs_m"),
+    f"lse of all batch entries is stored at entry 0: {PLACE}": (LSE_PTR, "h * S_q + offs_m"),
+    f"a batch entry of lse has H_q heads, not H_k: {PLACE}": (LSE_PTR, "(b * H_k + h) * S_q + offs_m"),
+    f"every block of rows of lse is stored at row 0: {PLACE}": (LSE_PTR, "batch_head * S_q + tl.arange(0, BLOCK_M)"),
+    "o is divided by l where l is 0: without a key o must be 0, not 0 / 0": ("acc / l_or_one[:, None]", "acc / l[:, None]"),
+    "lse is 0 where a row sees no key: it is −inf, the logarithm of an empty sum": (LSE, "tl.where(l == 0.0, 0.0, m + tl.log(l_or_one))"),
 }  # fmt: skip
 CONDITIONS = {
     "causal": "IS_CAUSAL works as in 5.5, and lse of a row that sees no key is −inf",
@@ -62,15 +58,26 @@ CONDITIONS = {
 )
 def inputs():
     yield from one_tile_inputs()
-    yield attention_case(*draw_qkv(1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", MISTAKES["lse_tile"])
-    heads = f"an offset is wrong: {_GROUP}; {_SPLIT}"
-    yield attention_case(*draw_qkv(1, 6, 16, 16, 16, H_k=3), "H_q = 6, H_k = 3", _GROUP, stray=heads)
-    yield attention_case(*draw_qkv(2, 2, 16, 16, 16, H_k=1), "B = 2, H_q = 2, H_k = 1", f"{_SPLIT}; {_PLACE}", stray=heads)
-    yield attention_case(*draw_qkv(2, 2, 20, 16, 16), "B = H_q = 2, S_q = 20, BLOCK_M = 16", _PLACE,
-                         stray=f"rows past S_q are loaded or stored, of o or lse: {_PLACE}")  # fmt: skip
+    yield attention_case(
+        *draw_qkv(1, 1, 16, 32, 16),
+        "S_k = 32, two tiles of keys",
+        f"a second tile joins m, l and acc, and {NATURAL} is stored once, after the loops",
+    )
+    heads = "q, o and lse have H_q heads, k and v have H_k, and programs count query heads"
+    yield attention_case(*draw_qkv(1, 6, 16, 16, 16, H_k=3), "H_q = 6, H_k = 3", GROUP, stray=heads)
+    yield attention_case(*draw_qkv(2, 2, 16, 16, 16, H_k=1), "B = 2, H_q = 2, H_k = 1", f"{SPLIT}; {PLACE}", stray=heads)
+    yield attention_case(*draw_qkv(2, 2, 20, 16, 16), "B = H_q = 2, S_q = 20, BLOCK_M = 16", PLACE,
+                         stray=f"rows past S_q are loaded or stored, of o or lse: {PLACE}")  # fmt: skip
     yield attention_case(*draw_qkv(1, 2, 24, 16, 16, H_k=1), "causal, H_q = 2, H_k = 1, S_q = 24, S_k = 16", is_causal=True, edge="causal",
-                         stray=f"a row past S_q or a key before 0 is read or stored: {_PLACE}")  # fmt: skip
-    yield attention_case(*draw_qkv(1, 1, 16, 0, 16), "S_k = 0", stray="without a key nothing may be read", edge="empty")
+                         stray=f"a row past S_q or a key before 0 is read or stored: {PLACE}")  # fmt: skip
+    yield from half_inputs()
+    yield attention_case(
+        *draw_qkv(1, 1, 16, 0, 16),
+        "S_k = 0",
+        "without a key o is 0, and lse is −inf, the logarithm of an empty sum",
+        stray="without a key nothing may be read",
+        edge="empty",
+    )
 
 
 EXERCISE = Exercise(
@@ -87,7 +94,8 @@ EXERCISE = Exercise(
     "backward pass needs to compute p again: one number a row instead of S_k.",
     more="This is forward.flash_forward_kernel, which the package ships.",
     inputs=inputs,
-    twin=kernel_twin,
+    truth=truth,
+    rule=f"o = softmax(scale · q kᵀ) v and {NATURAL}; {GROUP}; {PLACE}",
     mistakes=MISTAKES,
     parts=("o", "lse"),
     launch=partial(launch, has_causal=True, has_lse=True),

@@ -14,43 +14,24 @@ def matmul_backward(a, b, dc):
     return da, db
 
 
-_REVERSED = "all dimensions are reversed, the batch too: transpose the last two, x.transpose(-1, -2)"
-_FIRST_TWO = "dimensions 0 and 1 are transposed: transpose the last two"
+DA, DB = "dc @ b.transpose(-1, -2)", "a.transpose(-1, -2) @ dc"
 MISTAKES = {
-    "exchanged": "da and db are exchanged: return (da, db)",
-    "no_dc": "dc has no effect: each gradient is a product with dc",
-    "dc_transposed": "dc is transposed: da = dc bᵀ and db = aᵀ dc",
-    "wrong_way": "the factors of both products are in the wrong order: da = dc bᵀ and db = aᵀ dc",
-    "by_element": "the products are taken element by element: da = dc bᵀ and db = aᵀ dc are matmuls",
-    "forward": "c is returned, not a gradient",
-    "da_b": "b is not transposed: da = dc bᵀ",
-    "da_dc_transposed": "dc is transposed in da: da = dc bᵀ",
-    "da_wrong_way": "the factors of da are in the wrong order: da = dc bᵀ, with dc where a was",
-    "da_from_a": "a stands where b belongs: da = dc bᵀ",
-    "da_from_a_as_it_is": "a stands where b belongs, and is not transposed: da = dc bᵀ",
-    "da_transposed": "da is transposed: each gradient has the shape of its factor",
-    "da_no_dc": "dc is missing in da: da = dc bᵀ",
-    "da_is_b": "da is bᵀ: multiply by dc",
-    "da_sign": "da has the wrong sign",
-    "db_a": "a is not transposed: db = aᵀ dc",
-    "db_dc_transposed": "dc is transposed in db: db = aᵀ dc",
-    "db_wrong_way": "the factors of db are in the wrong order: db = aᵀ dc, with dc where b was",
-    "db_from_b": "b stands where a belongs: db = aᵀ dc",
-    "db_from_da": "da stands where dc belongs: db = aᵀ dc",
-    "db_transposed": "db is transposed: each gradient has the shape of its factor",
-    "db_no_dc": "dc is missing in db: db = aᵀ dc",
-    "db_is_a": "db is aᵀ: multiply by dc",
-    "db_sign": "db has the wrong sign",
-    "reversed": _REVERSED,
-    "da_reversed": _REVERSED,
-    "db_reversed": _REVERSED,
-    "first_two": _FIRST_TWO,
-    "da_first_two": _FIRST_TWO,
-    "db_first_two": _FIRST_TWO,
-    "summed": "the batch is summed over: each matrix of the batch has a gradient of its own",
-    "first": "every matrix of the batch gets the gradient of the first",
-}
+    "b is not transposed: da = dc bᵀ": (DA, "dc @ b"),
+    "a is not transposed: db = aᵀ dc": (DB, "a @ dc"),
+    "neither a nor b is transposed: da = dc bᵀ and db = aᵀ dc": (".transpose(-1, -2)", ""),
+    "the factors of da are in the wrong order: da = dc bᵀ": (DA, "b.transpose(-1, -2) @ dc"),
+    "the factors of db are in the wrong order: db = aᵀ dc": (DB, "dc @ a.transpose(-1, -2)"),
+    "the factors of both products are in the wrong order: da = dc bᵀ and db = aᵀ dc": [
+        (DA, "b.transpose(-1, -2) @ dc"), (DB, "dc @ a.transpose(-1, -2)")],
+    "da and db are exchanged: return (da, db)": ("return da, db", "return db, da"),
+    "a stands where b belongs: da = dc bᵀ": (DA, "dc @ a.transpose(-1, -2)"),
+    "b stands where a belongs: db = aᵀ dc": (DB, "b.transpose(-1, -2) @ dc"),
+    "the products are taken element by element: da = dc bᵀ and db = aᵀ dc are matmuls": ("@", "*"),
+    "dimensions 0 and 1 are transposed: transpose the last two": ("(-1, -2)", "(0, 1)"),
+    "all dimensions are reversed, the batch too: transpose the last two, x.transpose(-1, -2)": (".transpose(-1, -2)", ".permute(*range(a.ndim)[::-1])"),
+}  # fmt: skip
 
+RULE = "da = dc bᵀ and db = aᵀ dc"
 CONDITIONS = {
     "float64": "float64 in gives float64's accuracy out",
     "half": "fp16 comes in, and fp16 goes out",
@@ -58,41 +39,9 @@ CONDITIONS = {
 }
 
 
-def twin(a, b, dc, mistake=None):
+def truth(a, b, dc):
     a, b, dc = a.double(), b.double(), dc.double()
-    mistake, ones = mistake or "", torch.ones_like(dc)
-    if mistake in ("no_dc", "dc_transposed"):
-        dc = ones if mistake == "no_dc" else dc.mT
-    da, db = dc @ b.mT, a.mT @ dc
-    if mistake.removeprefix("da_").removeprefix("db_") in ("reversed", "first_two"):
-        turned = (lambda x: x.permute(*reversed(range(x.ndim)))) if mistake.endswith("reversed") else (lambda x: x.transpose(0, 1))
-        return da if mistake.startswith("db") else dc @ turned(b), db if mistake.startswith("da") else turned(a) @ dc
-    return {
-        "exchanged": lambda: (db, da),
-        "wrong_way": lambda: (b.mT @ dc, dc @ a.mT),
-        "by_element": lambda: (dc * b.mT, a.mT * dc),
-        "forward": lambda: (a @ b, a @ b),
-        "da_b": lambda: (dc @ b, db),
-        "da_dc_transposed": lambda: (dc.mT @ b.mT, db),
-        "da_wrong_way": lambda: (b.mT @ dc, db),
-        "da_from_a": lambda: (dc @ a.mT, db),
-        "da_from_a_as_it_is": lambda: (dc @ a, db),
-        "da_transposed": lambda: (da.mT, db),
-        "da_no_dc": lambda: (ones @ b.mT, db),
-        "da_is_b": lambda: (b.mT, db),
-        "da_sign": lambda: (-da, db),
-        "db_a": lambda: (da, a @ dc),
-        "db_dc_transposed": lambda: (da, a.mT @ dc.mT),
-        "db_wrong_way": lambda: (da, dc @ a.mT),
-        "db_from_b": lambda: (da, b.mT @ dc),
-        "db_from_da": lambda: (da, a.mT @ da),
-        "db_transposed": lambda: (da, db.mT),
-        "db_no_dc": lambda: (da, a.mT @ ones),
-        "db_is_a": lambda: (da, a.mT),
-        "db_sign": lambda: (da, -db),
-        "summed": lambda: (da, db.sum(0) if db.ndim > 2 else db),
-        "first": lambda: tuple(x[:1].expand(x.shape) if x.ndim > 2 else x for x in (da, db)),
-    }.get(mistake, lambda: (da, db))()
+    return dc @ b.mT, a.mT @ dc
 
 
 def tolerance(args, part):
@@ -103,7 +52,7 @@ def tolerance(args, part):
 
 
 def inputs():
-    seed, rule = torch.Generator().manual_seed(0), "da = dc bᵀ and db = aᵀ dc"
+    seed = torch.Generator().manual_seed(0)
 
     def product(batch, sizes, words, draw=seed, change=lambda x: x, **options):
         (M, K, N), name = sizes, options.pop("name", "")
@@ -112,12 +61,12 @@ def inputs():
         return case(*drawn, on=on, otherwise=words, fresh=draw is not seed, **options)
 
     a, b, dc = (torch.tensor(x) for x in ([[1.0, 2.0], [3.0, 5.0]], [[2.0, 0.0], [1.0, 4.0]], [[1.0, 3.0], [2.0, 7.0]]))
-    yield case(a, b, dc, otherwise=rule)
+    yield case(a, b, dc, otherwise=RULE)
     batch = "leading dimensions are a batch: each of its matrices has gradients of its own"
-    yield product((), (1, 3, 4), rule)
+    yield product((), (1, 3, 4), RULE)
     yield product((2,), (2, 2, 2), batch)
     yield product((2, 3), (1, 4, 5), batch)
-    yield product((), (5, 6, 7), rule)
+    yield product((), (5, 6, 7), RULE)
     draw = generator()
     for shape, sizes in (((), (1, 1, 1)), ((), (7, 5, 9)), ((3,), (4, 6, 2)), ((2, 2), (16, 33, 17))):
         for words, change in (("randn", lambda x: x), ("3·randn", lambda x: 3 * x), ("randn near −1e3", lambda x: x - 1e3)):
@@ -143,7 +92,8 @@ EXERCISE = Exercise(
     reasoning="da_ik = Σ_j dc_ij b_kj is row i of dc times row k of b, so da = dc bᵀ. db_kj = Σ_i a_ik dc_ij is column k of a times column j of dc, so "
     "db = aᵀ dc.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule=RULE,
     mistakes=MISTAKES,
     parts=("da", "db"),
     tolerance=tolerance,

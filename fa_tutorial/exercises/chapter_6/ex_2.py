@@ -14,32 +14,23 @@ def softmax_backward(p, dp):
     return p * (dp - delta)
 
 
+DS, SUM = "p * (dp - delta)", "(p * dp).sum(dim=-1, keepdim=True)"
 MISTAKES = {
-    "no_delta": "the row sum is missing: p ∘ dp is only diag(p) dp, so subtract p pᵀ dp",
-    "diagonal": "this takes only the diagonal of the Jacobian, p (1 − p): every score changes every p of its row",
-    "sign": "ds has the wrong sign: it is p ∘ (dp − rowsum(p ∘ dp))",
-    "plus": "the row sum is added: subtract it",
-    "no_p": "the factor p is missing: ds = p ∘ (dp − rowsum(p ∘ dp))",
-    "p_on_dp": "the row sum is not multiplied by p: p multiplies the whole difference",
-    "mean": "the mean of p ∘ dp is subtracted: subtract its sum",
-    "plain_sum": "rowsum(dp) is subtracted: weight dp by p before summing",
-    "plain_mean": "the mean of dp is subtracted: subtract the sum of p ∘ dp",
-    "largest": "the largest of p ∘ dp is subtracted: subtract their sum",
-    "largest_dp": "the largest dp is subtracted: subtract the sum of p ∘ dp",
-    "softmax_of_p": "softmax is applied to p: p is already its result",
-    "p_squared": "p is squared: multiply by p once",
-    "exp_of_p": "exp is applied to p: p is already a probability",
-    "of_log": "that is the gradient of log softmax: softmax's is p ∘ (dp − rowsum(p ∘ dp))",
-    "forward": "that is the softmax of p, not a gradient",
-    "dp": "dp is returned unchanged",
-    "over_rows": "p ∘ dp is summed over the rows: sum along the last dimension, within each row",
-    "lost_dimension": "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)",
-    "everything": "p ∘ dp is summed over everything: each row has its own sum",
-    "first_row": "one sum is taken, that of the first row: each row has its own",
-    "dimension_0": "p ∘ dp is summed along dimension 0: sum along the last one",
-    "dimension_1": "p ∘ dp is summed along dimension 1: sum along the last one",
+    "the row sum is missing: p ∘ dp is only diag(p) dp, so subtract p pᵀ dp": (DS, "p * dp"),
+    "this takes only the diagonal of the Jacobian, p (1 − p): every score changes every p of its row": (DS, "p * (1 - p) * dp"),
+    "the row sum is not multiplied by p: p multiplies the whole difference": (DS, "p * dp - delta"),
+    "the factor p is missing: ds = p ∘ (dp − rowsum(p ∘ dp))": (DS, "dp - delta"),
+    "ds has the wrong sign: it is p ∘ (dp − rowsum(p ∘ dp))": (DS, "p * (delta - dp)"),
+    "the row sum is added: subtract it": (DS, "p * (dp + delta)"),
+    "rowsum(dp) is subtracted: weight dp by p before summing": (SUM, "dp.sum(dim=-1, keepdim=True)"),
+    "the mean of p ∘ dp is subtracted: subtract its sum": (SUM, "(p * dp).mean(dim=-1, keepdim=True)"),
+    "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
+    "p ∘ dp is summed over everything: each row has its own sum": (SUM, "(p * dp).sum()"),
+    "p ∘ dp is summed along dimension 0: sum along the last one": ("dim=-1", "dim=0"),
+    "softmax is applied to p: p is already its result": ("    delta =", "    p = torch.softmax(p, dim=-1)\n    delta ="),
 }
 
+RULE = "ds = p ∘ (dp − rowsum(p ∘ dp))"
 CONDITIONS = {
     "unseen": "a row that sees nothing has p = 0, and gets ds = 0",
     "float64": "float64 in gives float64's accuracy out",
@@ -48,33 +39,9 @@ CONDITIONS = {
 }
 
 
-def twin(p, dp, mistake=None):
+def truth(p, dp):
     p, dp = p.double(), dp.double()
-    p = {"softmax_of_p": torch.softmax(p, -1), "exp_of_p": torch.exp(p)}.get(mistake, p)
-    weighted, last = p * dp, p.ndim - 1
-    along = {"over_rows": last - 1, "dimension_0": 0, "dimension_1": 1}.get(mistake, last)
-    delta = weighted.sum(along if 0 <= along <= last else last, keepdim=mistake != "lost_dimension" or p.ndim == 1)
-    delta = {
-        "mean": lambda: weighted.mean(-1, keepdim=True),
-        "plain_sum": lambda: dp.sum(-1, keepdim=True),
-        "plain_mean": lambda: dp.mean(-1, keepdim=True),
-        "largest": lambda: weighted.amax(-1, keepdim=True),
-        "largest_dp": lambda: dp.amax(-1, keepdim=True),
-        "everything": lambda: weighted.sum(),
-        "first_row": lambda: delta.flatten()[0],
-    }.get(mistake, lambda: delta)()
-    return {
-        "no_delta": lambda: weighted,
-        "diagonal": lambda: p * (1 - p) * dp,
-        "sign": lambda: p * (delta - dp),
-        "plus": lambda: p * (dp + delta),
-        "no_p": lambda: dp - delta,
-        "p_on_dp": lambda: weighted - delta,
-        "p_squared": lambda: p * p * (dp - delta),
-        "of_log": lambda: dp - p * dp.sum(-1, keepdim=True),
-        "forward": lambda: torch.softmax(p, -1),
-        "dp": lambda: dp,
-    }.get(mistake, lambda: p * (dp - delta))()
+    return p * dp - p * (p * dp).sum(-1, keepdim=True)
 
 
 def tolerance(args, part):
@@ -85,7 +52,7 @@ def tolerance(args, part):
 
 
 def inputs():
-    seed, rule = torch.Generator().manual_seed(0), "ds = p ∘ (dp − rowsum(p ∘ dp))"
+    seed = torch.Generator().manual_seed(0)
 
     def drawn(shape, words="", draw=seed, factor=1.0, change=lambda x: x, **options):
         name, hidden = options.pop("name", ""), options.pop("hidden", False)
@@ -94,11 +61,11 @@ def inputs():
         p = torch.softmax(factor * s, -1).nan_to_num(0.0)
         return case(change(p), change(dp), on=f"{name}p of shape {shape}", otherwise=words, fresh=draw is not seed, **options)
 
-    yield case(torch.tensor([0.25, 0.75]), torch.tensor([2.0, 8.0]), otherwise=rule)
+    yield case(torch.tensor([0.25, 0.75]), torch.tensor([2.0, 8.0]), otherwise=RULE)
     rows = torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([[1.0, 3.0], [2.0, 8.0]])
     yield case(*rows, otherwise="two rows: each has a sum of its own")
     yield drawn((2, 3, 2, 3), "there may be leading dimensions: sum along the last one", change=torch.Tensor.float)
-    yield drawn((3, 16), rule, change=torch.Tensor.float)
+    yield drawn((3, 16), RULE, change=torch.Tensor.float)
     draw = generator()
     for shape in ((1,), (1, 1), (5, 7), (2, 3, 4, 33)):
         for words, options in (("randn", {}), ("one p near 1", {"factor": 30.0}), ("hidden pairs", {"hidden": True})):
@@ -126,7 +93,8 @@ EXERCISE = Exercise(
     reasoning="(diag(p) − p pᵀ) dp = p ∘ dp − p · (pᵀ dp), and pᵀ dp is one number a row, rowsum(p ∘ dp). So ds = p ∘ (dp − rowsum(p ∘ dp)): one "
     "sum a row and two products an element, where the Jacobian has n² elements a row.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule=RULE,
     mistakes=MISTAKES,
     tolerance=tolerance,
     watch=SoftmaxJacobian,

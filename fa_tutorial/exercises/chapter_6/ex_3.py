@@ -4,9 +4,7 @@ import functools
 
 import torch
 
-from fa_tutorial.exercises.chapter_6.shared import HEADS, SCALES, TILE, WEIGHTS
-from fa_tutorial.exercises.gradient_inputs import Inputs
-from fa_tutorial.exercises.gradient_twin import gradient_twin, weights
+from fa_tutorial.exercises.chapter_6.shared import GRADIENTS, drawn, given_p, gradients, masks, one_tile
 from fa_tutorial.exercises.harness import RTOL, Exercise
 from fa_tutorial.exercises.inputs import generator, views
 from fa_tutorial.exercises.watch import Gradients
@@ -22,33 +20,25 @@ def backward_with_p(q, k, v, p, do, scale):
     return dq, dk, dv
 
 
-_ORDER = "return (dq, dk, dv)"
+DQ, DK = "scale * ds @ k", "scale * ds.transpose(-1, -2) @ q"
+SUM = "(p * dp).sum(dim=-1, keepdim=True)"
 MISTAKES = {
-    "no_delta": "the row sum is missing: ds = p ∘ (dp − rowsum(p ∘ dp))",
-    "delta_plus": "the row sum is added: ds = p ∘ (dp − rowsum(p ∘ dp))",
-    "delta_outside": "the row sum is not multiplied by p: p multiplies the whole difference",
-    "delta_dp": "rowsum(dp) is subtracted: weight dp by p before summing",
-    "delta_mean": "the mean of p ∘ dp is subtracted: subtract its sum",
-    "delta_columns": "p ∘ dp is summed over the queries: sum over the keys, along each row",
-    "delta_lost": "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)",
-    "delta_all": "one sum is taken over all rows: each row has its own",
-    **{name: words for name, words in TILE.items() if name != "dp_scaled"},  # here it gives what both_twice gives
-    **WEIGHTS,
-    **SCALES,
-    "dq_ds_transposed": "ds is transposed in dq: row i of dq sums over the keys",
-    "dq_from_v": "v stands where k belongs in dq: q was multiplied by k",
-    "dq_from_q": "q stands where k belongs in dq: q was multiplied by k",
-    "dk_from_dq": "dq stands where q belongs in dk: k was multiplied by q",
-    "dq_unscaled": "dq is without the scale: s = scale · q kᵀ",
-    "both_unscaled": "dq and dk are without the scale: s = scale · q kᵀ",
-    "both_twice": "the scale is applied twice in dq and dk",
-    "dq_twice": "the scale is applied twice in dq",
-    "exchanged": f"dq and dk are exchanged: {_ORDER}",
-    "dk_dv": f"dk and dv are exchanged: {_ORDER}",
-    "turned": f"the gradients come in another order: {_ORDER}",
-    **HEADS,
+    "dq and dk are without the scale: s = scale · q kᵀ": ("scale * ds", "ds"),
+    "dq is without the scale: s = scale · q kᵀ": (DQ, "ds @ k"),
+    "dk is without the scale: s = scale · q kᵀ": (DK, "ds.transpose(-1, -2) @ q"),
+    "dv is scaled: only the scores are, and so dq and dk": ("p.transpose(-1, -2) @ do", "scale * p.transpose(-1, -2) @ do"),
+    "the scale is applied twice in dq and dk": ("scale * ds", "scale * scale * ds"),
+    "1/√D stands in place of the scale: multiply by the scale that is given": ("scale * ds", "q.shape[-1] ** -0.5 * ds"),
+    "the row sum is missing: ds = p ∘ (dp − rowsum(p ∘ dp))": (f"(dp - {SUM})", "dp"),
+    "the row sum is not multiplied by p: p multiplies the whole difference": (f"p * (dp - {SUM})", f"p * dp - {SUM}"),
+    "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
+    "p is not transposed: dv = pᵀ do": ("p.transpose(-1, -2) @ do", "p @ do"),
+    "ds is not transposed: dk = scale · dsᵀ q": (DK, "scale * ds @ q"),
+    "v is not transposed: dp = do vᵀ": ("do @ v.transpose(-1, -2)", "do @ v"),
+    "dq and dk are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dk, dq, dv"),
 }
 
+RULE = GRADIENTS.format("rowsum(p ∘ dp)")
 CONDITIONS = {
     "half": "fp16 comes in, and fp16 goes out",
     "float64": "float64 in gives float64's accuracy out",
@@ -56,8 +46,8 @@ CONDITIONS = {
 }
 
 
-def twin(q, k, v, p, do, scale, mistake=None):
-    return gradient_twin(q, k, v, do, None, None, q.shape[2], k.shape[2], False, scale, mistake, p)
+def truth(q, k, v, p, do, scale):
+    return gradients(q, k, v, p, do, scale)
 
 
 def tolerance(args, part):
@@ -69,30 +59,23 @@ def tolerance(args, part):
     return RTOL[args[0].dtype], RTOL[args[0].dtype] * float(sums.max())
 
 
-def pack(q, k, v, do, lse, delta, blocks, is_causal, scale):
-    return q, k, v, weights(q, k, lse, *blocks, is_causal, scale).to(q.dtype), do, scale
-
-
-MAKE = Inputs(pack, has_blocks=False)
-
-
-@functools.cache  # the same tensors each time: what the twin gives for them is computed once
+@functools.cache  # the same tensors each time: what is right for them is computed once
 def fixed():
     seed = torch.Generator().manual_seed(0)
-    float64 = MAKE.drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, words="float64, ", dtype=torch.float64, edge="float64")
-    half = MAKE.drawn((1, 2, 3, 5, 4), 0.5, False, seed, words="float16, ", dtype=torch.float16, edge="half")
-    return *MAKE.one_tile(), *MAKE.masks(), float64, half
+    float64 = drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, words="float64, ", dtype=torch.float64, edge="float64", pack=given_p)
+    half = drawn((1, 2, 3, 5, 4), 0.5, False, seed, words="float16, ", dtype=torch.float16, edge="half", pack=given_p)
+    return *one_tile(RULE, pack=given_p), *masks(pack=given_p), float64, half
 
 
 def inputs():
     yield from fixed()
     draw = generator()
     for shape, scale in (((1, 1, 1, 1, 1), 1.0), ((2, 3, 9, 17, 8), 0.3), ((1, 2, 13, 13, 5), 0.5), ((1, 2, 1, 25, 16), -0.25)):
-        yield MAKE.drawn(shape, scale, False, draw, words="randn, ")
-        yield MAKE.drawn(shape, scale, True, draw, words="randn, ")
+        yield drawn(shape, scale, False, draw, words="randn, ", pack=given_p)
+        yield drawn(shape, scale, True, draw, words="randn, ", pack=given_p)
     for n in range(3):
         change = lambda x, n=n: list(views(x))[n][1]  # noqa: E731
-        yield MAKE.drawn((2, 3, 7, 10, 8), 0.35, True, draw, words="views, ", change=change, edge="views")
+        yield drawn((2, 3, 7, 10, 8), 0.35, True, draw, words="views, ", change=change, edge="views", pack=given_p)
 
 
 EXERCISE = Exercise(
@@ -109,7 +92,8 @@ EXERCISE = Exercise(
     "multiplies dq and dk, and not dv.",
     more="The package's version, algorithm.attention_backward, is not given p: it recomputes p from q, k and lse, as exercise 6.4 does.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule=RULE,
     mistakes=MISTAKES,
     parts=("dq", "dk", "dv"),
     tolerance=tolerance,

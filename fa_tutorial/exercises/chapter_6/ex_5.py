@@ -7,10 +7,9 @@ import torch
 
 from fa_tutorial.algorithm import p_and_ds
 from fa_tutorial.exercises.chapter_6 import shared
-from fa_tutorial.exercises.chapter_6.shared import CONDITIONS, DELTA, HALF, HEADS, MASK, OWNED, RAGGED, SCALES, TILE, WEIGHTS, tolerance
-from fa_tutorial.exercises.gradient_twin import gradient_twin
+from fa_tutorial.exercises.chapter_6.shared import CONDITIONS, tolerance
 from fa_tutorial.exercises.harness import Exercise
-from fa_tutorial.exercises.watch import GradientTiles
+from fa_tutorial.exercises.watch import GradientTiles, where_it_tells
 
 
 def dkdv_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
@@ -28,40 +27,34 @@ def dkdv_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     return dk.to(k.dtype), dv.to(v.dtype)
 
 
+DV, DK = "p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", "scale * ds.transpose(-1, -2) @ q[:, :, rows].to(ds.dtype)"
+GUARD = "    lse = torch.where(lse == -math.inf, math.inf, lse)  # rows that see nothing: p = 0\n"
 MISTAKES = {
-    **DELTA,
-    **TILE,
-    **WEIGHTS,
-    **SCALES,
-    "dk_dv": "dk and dv are exchanged: return (dk, dv)",
-    **HEADS,
-    **MASK,
-    "ds_unmasked": "ds is not masked: at a hidden pair it is 0, because p is",
-    "first_row_decides": "a block of rows is skipped where its first row does not see the first key: its later rows may see it",
-    "mask_first": "only the first block of rows is masked: several may see the key block in part",
-    "start_below_0": "row 0 is counted twice for key 0: no block of rows comes before row 0, and a slice with a negative start counts from the end",
-    **RAGGED,
-    "dk_over": "dk is overwritten in every step: add up the row blocks",
-    "dv_over": "dv is overwritten in every step: add up the row blocks",
-    "dkv_over": "dk and dv are overwritten in every step: add up the row blocks",
-    "dkv_first_rows": "only the first block of rows reaches dk and dv",
-    "dkv_first_keys": "only the first key block of dk and dv is computed",
-    "dk_carried": "the sum in dk is carried over from one key block to the next: it starts at 0",
-    "dv_carried": "the sum in dv is carried over from one key block to the next: it starts at 0",
-    "dkv_carried": "the sums in dk and dv are carried over from one key block to the next: they start at 0",
-    **HALF,
-    **OWNED["dk"],
-    **OWNED["dv"],
-}
+    "dk is without the scale: s = scale · q kᵀ, so dk = scale · dsᵀ q": ("scale * ds", "ds"),
+    "dv is scaled: only the scores are, and so dq and dk": (DV, f"scale * {DV}"),
+    "ds is not transposed: dk = scale · dsᵀ q": ("ds.transpose(-1, -2)", "ds"),
+    "p is not transposed: dv = pᵀ do": ("p.transpose(-1, -2)", "p"),
+    "dk and dv are overwritten in every step: add up the row blocks": ("[:, :, keys] +=", "[:, :, keys] ="),
+    "dk and dv are exchanged: return (dk, dv)": ("return dk.to(k.dtype), dv.to(v.dtype)", "return dv.to(v.dtype), dk.to(k.dtype)"),
+    "is_causal changes nothing: p_and_ds masks where its `mask` is True": ("rows, keys, is_causal, scale", "rows, keys, False, scale"),
+    "the loop over rows runs to S_k: q has S_q rows": ("range(0, S_q, block_m)", "range(0, S_k, block_m)"),
+    "a last block of rows that is shorter is left out": ("range(0, S_q, block_m)", "range(0, S_q - block_m + 1, block_m)"),
+    "a last block of keys that is shorter is left out": ("range(0, S_k, block_n)", "range(0, S_k - block_n + 1, block_n)"),
+    "rows that see nothing give NaN: lse and s are −inf there, and −inf − (−inf) is NaN; pass +inf as their lse": (GUARD, ""),
+    "the sums are kept in the inputs' dtype, and float16 loses small terms: sum in float32": [
+        ("k.shape, dtype=lse.dtype", "k.shape, dtype=k.dtype"), ("v.shape, dtype=lse.dtype", "v.shape, dtype=v.dtype")],
+    "the products are rounded to float16: p and ds may be rounded, but each product stays in float32 until it is summed": [
+        (DV, "p.to(do.dtype).transpose(-1, -2) @ do[:, :, rows]"), (DK, "scale * (ds.to(q.dtype).transpose(-1, -2) @ q[:, :, rows])")],
+}  # fmt: skip
 
 
-def twin(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale, mistake=None):
-    return gradient_twin(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale, mistake)[1:]
+def truth(*args):
+    return shared.truth(*args)[1:]
 
 
-@functools.cache  # the same tensors each time: what the twin gives for them is computed once
+@functools.cache  # the same tensors each time: what is right for them is computed once
 def fixed():
-    return tuple(shared.ladder("dk and dv are summed over the row blocks", OWNED["dk"] | OWNED["dv"]))
+    return tuple(shared.ladder("dk and dv are summed over the row blocks", "dk", "dv"))
 
 
 def inputs():
@@ -86,9 +79,10 @@ EXERCISE = Exercise(
     more="In the package this is the first loop of algorithm.flash_backward. It also skips the tiles that the causal mask hides, rounds p and ds to the "
     "inputs' dtype for their matmuls, and takes fewer heads for k and v than for q.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="dv = Σ pᵀ do and dk = scale · Σ dsᵀ q, over all blocks of rows",
     mistakes=MISTAKES,
     parts=("dk", "dv"),
     tolerance=tolerance,
-    watch=GradientTiles,
+    watch=where_it_tells(GradientTiles),
 )

@@ -8,10 +8,9 @@ import torch
 from fa_tutorial import algorithm
 from fa_tutorial.algorithm import p_and_ds
 from fa_tutorial.exercises.chapter_6 import shared
-from fa_tutorial.exercises.chapter_6.shared import CONDITIONS, DELTA, HALF, HEADS, MASK, OWNED, RAGGED, TILE
-from fa_tutorial.exercises.gradient_twin import gradient_twin
+from fa_tutorial.exercises.chapter_6.shared import drawn
 from fa_tutorial.exercises.harness import Exercise
-from fa_tutorial.exercises.watch import SeenTiles
+from fa_tutorial.exercises.watch import SeenTiles, where_it_tells
 
 
 def dq_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
@@ -32,45 +31,42 @@ def dq_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     return dq.to(q.dtype)
 
 
+GUARD = "    lse = torch.where(lse == -math.inf, math.inf, lse)  # rows that see nothing: p = 0\n"
+STOP, STEP = "stop = min(end * block_n, S_k)", "scale * ds @ k[:, :, keys].to(ds.dtype)"
 MISTAKES = {
-    **DELTA,
-    **TILE,
-    "dq_ds_transposed": "ds is transposed: dq = scale · ds k",
-    "dq_from_v": "v stands where k belongs: dq = scale · ds k",
-    "dq_from_q": "q stands where k belongs: dq = scale · ds k",
-    "dq_unscaled": "dq is without the scale: s = scale · q kᵀ, so dq = scale · ds k",
-    "dq_twice": "the scale is applied twice",
-    "own_outside": "1/√D stands in place of the scale: multiply by the scale that is given",
-    **HEADS,
-    **MASK,
-    "first_row_decides": "the loop over keys ends with what the first of the rows sees: the last row sees more",
-    "end_down": "the block of keys where the loop ends is rounded down: some rows see a part of the next block",
-    "mask_last": "only the last block of keys is masked: a block of rows may see several in part",
-    **RAGGED,
-    "dq_over": "dq is overwritten in every step: add up the key blocks",
-    "dq_first_keys": "only the first key block is in dq: add up the key blocks",
-    "dq_first_rows": "only the first block of rows of dq is computed",
-    **{name: words for name, words in HALF.items() if name != "half_scale"},  # it does not show in dq
-    **OWNED["dq"],
-}
+    "the loop over keys ends at key `end`: end counts blocks, so it ends at end · block_n": (STOP, "stop = end"),
+    "dq is without the scale: s = scale · q kᵀ, so dq = scale · ds k": (STEP, "ds @ k[:, :, keys].to(ds.dtype)"),
+    "v stands where k belongs: dq = scale · ds k": ("k[:, :, keys]", "v[:, :, keys]"),
+    "p stands where ds belongs: dq = scale · ds k": ("_, ds =", "ds, _ ="),
+    "dq is overwritten in every step: add up the key blocks": ("dq[:, :, rows] +=", "dq[:, :, rows] ="),
+    "is_causal stops the loop, but nothing is masked in the tiles: p_and_ds masks where its `mask` is True": (
+        "rows, keys, is_causal, scale", "rows, keys, False, scale"),
+    "the loop ends at full: the blocks from full to end − 1 are seen in part": ("_, end =", "end, _ ="),
+    "the loop over keys runs to S_q: k and v have S_k rows": ("stop = S_k", "stop = S_q"),
+    "a last block of rows that is shorter is left out": ("range(0, S_q, block_m)", "range(0, S_q - block_m + 1, block_m)"),
+    "rows that see nothing give NaN: lse and s are −inf there, and −inf − (−inf) is NaN; pass +inf as their lse": (GUARD, ""),
+    "the sum is kept in the inputs' dtype, and float16 loses small terms: sum in float32": ("dtype=lse.dtype", "dtype=q.dtype"),
+    "the product is rounded to float16: ds may be rounded, but each product stays in float32 until it is summed": (
+        STEP, "scale * (ds.to(k.dtype) @ k[:, :, keys])"),
+}  # fmt: skip
 
 
-def twin(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale, mistake=None):
-    return gradient_twin(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale, mistake)[0]
+def truth(*args):
+    return shared.truth(*args)[0]
 
 
-CONDITIONS = {**CONDITIONS, "skip": "under the causal mask, only tiles that some row of their block sees are computed"}
+CONDITIONS = {**shared.CONDITIONS, "skip": "under the causal mask, only tiles that some row of their block sees are computed"}
 
 
 def tolerance(args, part):
     return shared.tolerance(args, "dq")
 
 
-@functools.cache  # the same tensors each time: what the twin gives for them is computed once
+@functools.cache  # the same tensors each time: what is right for them is computed once
 def fixed():
     seed = torch.Generator().manual_seed(0)
-    skip = shared.MAKE.drawn((1, 1, 13, 17, 3), 1.0, True, seed, (2, 5), edge="skip")
-    return *shared.ladder("dq is summed over the key blocks", OWNED["dq"]), skip
+    skip = drawn((1, 1, 13, 17, 3), 1.0, True, seed, (2, 5), edge="skip")
+    return *shared.ladder("dq is summed over the key blocks", "dq"), skip
 
 
 def inputs():
@@ -94,8 +90,9 @@ EXERCISE = Exercise(
     more="In the package this is the second loop of algorithm.flash_backward. It also masks only from full on, rounds ds to the "
     "inputs' dtype for its matmul, and takes fewer heads for k and v than for q.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="dq = scale · Σ ds k, over all blocks of keys that a row sees",
     mistakes=MISTAKES,
     tolerance=tolerance,
-    watch=SeenTiles,
+    watch=where_it_tells(SeenTiles),
 )

@@ -1,99 +1,15 @@
-"""What 6.3, 6.5 and 6.6 share: the mistakes that an attention backward can make, and the inputs of its loops over tiles."""
+"""What 6.3 to 6.6 share: attention's gradients in float64, how large an error a right answer may have, and the inputs of the loops over tiles."""
+
+from __future__ import annotations
+
+import functools
 
 import torch
 
-from fa_tutorial.exercises.gradient_inputs import DP_IN_HALF, HALF_SCALE, HALF_SCORES, Inputs, bounds
-
-TILE = {  # in p, dp and ds
-    "ds_sign": "ds has the wrong sign: it is p ∘ (dp − delta)",
-    "no_p": "p is missing in ds: it is p ∘ (dp − delta)",
-    "dp_from_k": "k stands where v belongs: dp = do vᵀ",
-    "dp_v": "v is not transposed: dp = do vᵀ",
-    "dp_scaled": "dp is scaled: only the scores are",
-    "ds_is_dp": "softmax's gradient is missing: ds is not dp",
-    "p_for_ds": "p stands where ds belongs: only dv takes p",
-}
-WEIGHTS = {  # in dk and dv
-    "dk_ds": "ds is not transposed: dk = scale · dsᵀ q",
-    "dk_from_do": "do stands where q belongs: dk = scale · dsᵀ q",
-    "dk_from_k": "k stands where q belongs: dk = scale · dsᵀ q",
-    "dv_p": "p is not transposed: dv = pᵀ do",
-    "dv_from_v": "v stands where do belongs: dv = pᵀ do",
-    "dv_from_ds": "ds stands where p belongs: dv = pᵀ do",
-}
-SCALES = {
-    "dk_unscaled": "dk is without the scale: s = scale · q kᵀ, so dk = scale · dsᵀ q",
-    "dk_twice": "the scale is applied twice in dk",
-    "dv_scaled": "dv is scaled: only the scores are, and so dq and dk",
-    "own_outside": "1/√D stands in place of the scale: multiply by the scale that is given",
-}
-HEADS = {
-    "one_head": "every head gets the gradients of head 0",
-    "one_batch": "every batch element gets the gradients of batch element 0",
-    "heads_summed": "the gradients are summed over the heads",
-}
-DELTA = {
-    "no_delta": "delta is missing: ds = p ∘ (dp − delta)",
-    "delta_plus": "delta has the wrong sign: ds = p ∘ (dp − delta)",
-    "delta_outside": "delta is subtracted after p is multiplied: ds = p ∘ (dp − delta)",
-    "delta_tile": "delta is summed over one tile: take the delta that is given, a sum over all keys",
-    "delta_lost": "column j is shifted by the delta of row j: delta[..., None] is a column",
-    "delta_all": "one delta is taken for all rows: each row has its own",
-    "lse_columns": "column j is shifted by the lse of row j: p = exp(s − lse[..., None])",
-    "no_lse": "lse is missing: p = exp(s − lse)",
-    "scores_unscaled": "the scores are without the scale: p = exp(scale · q kᵀ − lse)",
-    "scale_ignored": "the scale is ignored: it multiplies the scores, and so dq and dk",
-    "scale_own": "1/√D stands in place of the scale: multiply by the scale that is given",
-}
-_NEGATIVE = "no block of rows comes before row 0, and a slice with a negative start counts from the end"
-_PLACE = "the mask compares positions inside the tile: compare positions in the sequence, rows.start + i and keys.start + j"
-_NUMBERS = "row_block is compared with key_block as if block_m and block_n were equal"
-MASK = {
-    "no_mask": "is_causal changes nothing",
-    "strict": "the mask is strict: query i sees key i too",
-    "wide": "the mask is one key too wide: the last key that query i sees is key i",
-    "upside": "the mask is upside down: it hides the past",
-    "hide_zero": "hidden scores are set to 0, and exp(0 − lse) is not 0: use −inf",
-    "top_left": "the mask starts at the top left: the last query sees the last key",
-    "shift_sign": "S_k − S_q has the wrong sign: query i sees keys 0 … i + S_k − S_q",
-    "shift_opens": "with S_q < S_k nothing is masked any more",
-    "shift_clipped": "rows see too much: S_k − S_q is negative here, and the mask moves left",
-    "unseen_nan": "rows that see nothing give NaN: lse and s are −inf there, and −inf − (−inf) is NaN; p must be 0",
-    "unseen_inf": "rows that see nothing give inf or NaN: lse is −inf there, and exp(s + inf) is not 0; p must be 0",
-    "by_place": _PLACE,
-    "keys_by_place": _PLACE,
-    "rows_by_place": _PLACE,
-    "diagonal_open": "the tile on the diagonal is not masked: some of its keys come after some of its queries",
-    "diagonal_skipped": "the tile on the diagonal is skipped: some of its keys are seen",
-    "above_open": "tiles above the diagonal are left unmasked: skip them, or mask them",
-    "below_skipped": "tiles below the diagonal are skipped: every row sees them whole",
-    "numbers_skip": f"{_NUMBERS}: too many tiles are skipped",
-    "numbers_mask": f"{_NUMBERS}: too few tiles are masked",
-    "skip_top_left": "the tiles to skip are found as if S_k = S_q: S_k − S_q is missing",
-    "skip_sign": "S_k − S_q has the wrong sign where tiles are skipped",
-}
-RAGGED = {
-    "ragged_rows": "the ragged last block of rows is skipped: 3 rows make a block of 2 and a block of 1",
-    "ragged_keys": "the ragged last block of keys is skipped: 3 keys make a block of 2 and a block of 1",
-    "rows_to_S_k": "the loop over rows runs to S_k: q has S_q rows",
-    "keys_to_S_q": "the loop over keys runs to S_q: k and v have S_k rows",
-}
-HALF = {
-    "half_dp": DP_IN_HALF,
-    "half_scores": HALF_SCORES,
-    "half_scale": HALF_SCALE,
-    "half_grads": "float32 comes in, and float16 goes out: return the dtype that came in",
-}
-_LOST = "2,048 + 1 is 2,048 in float16: keep the sums over blocks in float32"
-_TILES = "2,049 and −2,048 make 1, and float16 has no 2,049: add up a tile's product in float32, as it is computed"
-OWNED = {
-    name: {
-        f"{name}_never": f"{name} is never written, or stays 0, or its sum starts in uninitialised memory",
-        f"half_{name}": f"{name} loses its small terms: {_LOST}",
-        f"tile_{name}": f"{name} is rounded before it is summed: {_TILES}",
-    }
-    for name in ("dq", "dk", "dv")
-}
+from fa_tutorial import reference
+from fa_tutorial.exercises.harness import RTOL, case
+from fa_tutorial.exercises.inputs import generator, views
+from fa_tutorial.exercises.running import show_nested
 
 CONDITIONS = {
     "unseen": "a row that sees no key has lse = −inf, and p = 0: causal with S_q > S_k, or S_k = 0",
@@ -104,27 +20,149 @@ CONDITIONS = {
 }
 
 
+def weights(q, k, lse, is_causal, scale):
+    """p = exp(s − lse) in float64, 0 where a pair is hidden."""
+    s = scale * q.double() @ k.double().mT
+    hidden = torch.ones(s.shape[-2:], dtype=torch.bool).triu(k.shape[2] - q.shape[2] + 1) & is_causal
+    return torch.exp(s - lse.double()[..., None]).masked_fill(hidden, 0.0)
+
+
+def gradients(q, k, v, p, do, scale, delta=None):
+    """(dq, dk, dv) in float64; delta is rowsum(p ∘ dp) unless given."""
+    q, k, v, p, do = (x.double() for x in (q, k, v, p, do))
+    dp = do @ v.mT
+    ds = scale * p * (dp - ((p * dp).sum(-1, keepdim=True) if delta is None else delta.double()[..., None]))
+    return ds @ k, ds.mT @ q, p.mT @ do
+
+
+def truth(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    return gradients(q, k, v, weights(q, k, lse, is_causal, scale), do, scale, delta)
+
+
 def tolerance(args, part):
-    return bounds(part, *args)
+    return 1e-9 if args[0].dtype == torch.float64 else 1e-5, _atols(*args)[("dq", "dk", "dv").index(part)]
 
 
-MAKE = Inputs(
-    lambda q, k, v, do, lse, delta, blocks, is_causal, scale: (q, k, v, do, lse, delta, *blocks, is_causal, scale), has_blocks=True
-)
+@functools.lru_cache(maxsize=256)  # a tensor equals only itself as a key
+def _atols(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    """The error allowed in dq, dk and dv: p, ds and the results may be rounded to the inputs' dtype, and the rest is a share of the sums.
+
+    A score's error is a few units of the sum of absolute values behind it, and p's relative error is as large.
+    """
+    dtype, p = q.dtype, weights(q, k, lse, is_causal, scale)
+    grads = gradients(q, k, v, p, do, scale, delta)
+    q, k, v, do = (x.double() for x in (q, k, v, do))
+    dp, delta = do @ v.mT, delta.double()[..., None]
+    size = p * (do.abs() @ v.abs().mT + (p * (do.abs() @ v.abs().mT)).sum(-1, keepdim=True))
+    ds, off_p = p * (dp - delta), (p - p.to(dtype).double()).abs()
+    off_ds = (ds - ds.to(dtype).double()).abs() + off_p * (dp - delta).abs() + p * (delta - (p * dp).sum(-1, keepdim=True)).abs()
+    eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    noise = min(RTOL[dtype], RTOL[torch.float32]) + 4 * eps * abs(scale) * float((q.abs() @ k.abs().mT).max() if k.numel() else 0.0)
+    off_s, off_p = abs(scale) * (size * noise + off_ds), p * noise + off_p
+    sums = (off_s @ k.abs(), off_s.mT @ q.abs(), off_p.mT @ do.abs())
+    return [float(x.max() if x.numel() else 0.0) + torch.finfo(dtype).eps * float(grad.abs().max() if grad.numel() else 0.0)
+            for x, grad in zip(sums, grads, strict=True)]  # fmt: skip
 
 
-def ladder(sums, words):
-    """The inputs of a loop over tiles. sums: which gradient is summed over what, in words. words: name -> diagnosis, of what fp16 loses."""
-    head, seed = MAKE.head, torch.Generator().manual_seed(0)
-    yield from MAKE.one_tile()
+# ---------------------------------------------------------------- inputs
+
+
+def given_p(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    """The arguments of 6.3, of those of 6.5 and 6.6."""
+    return q, k, v, weights(q, k, lse, is_causal, scale).to(q.dtype), do, scale
+
+
+def pack(*args):
+    return args
+
+
+def made(q, k, v, do, is_causal=False, scale=1.0, blocks=None, on="", change=lambda x: x, pack=pack, **options):
+    """lse and delta are those of the forward. change: makes a view of each tensor. pack: what an exercise takes of all this."""
+    o, lse = reference.attention(q, k, v, is_causal, scale)
+    state = torch.promote_types(q.dtype, torch.float32)
+    delta = (do.double() * o.to(q.dtype).double()).sum(-1)
+    tensors = map(change, (q, k, v, do, lse.to(state), delta.to(state)))
+    sizes = blocks or (q.shape[2], max(1, k.shape[2]))
+    tiles = "" if pack is given_p else f", blocks {sizes[0]} × {sizes[1]}"
+    on += f", scale = {scale:g}{', causal' if is_causal else ''}{tiles}"
+    return case(*pack(*tensors, *sizes, is_causal, scale), on=on, **options)
+
+
+def head(q, k, v, do, is_causal=False, scale=1.0, blocks=None, otherwise="", dtype=torch.float32, **options):
+    """One head of the rows that are given; a number is a row of one column."""
+    rows = [torch.tensor(x, dtype=dtype) for x in (q, k, v, do)]
+    rows = [x[:, None] if x.ndim == 1 else x for x in rows]
+    words = [f"{name} = {show_nested(x.tolist())}" for name, x in zip(("q", "k", "v", "do"), rows, strict=True)]
+    on = ", ".join(["float16"] * (dtype == torch.float16) + words)
+    return made(*(x[None, None] for x in rows), is_causal, scale, blocks, on, otherwise=otherwise, **options)
+
+
+def drawn(sizes, scale, is_causal, draw, blocks=None, words="", factor=1.0, dtype=torch.float32, **options):
+    B, H, S_q, S_k, D = sizes
+    q, k, v, do = (torch.randn(B, H, S, D, generator=draw) for S in (S_q, S_k, S_k, S_q))
+    tensors = [x.to(dtype) for x in (factor * q, factor * k, v, do)]
+    on = f"{words}(B, H, S_q, S_k, D) = {sizes}"
+    return made(*tensors, is_causal, scale, blocks, on, fresh=draw.initial_seed() != 0, **options)
+
+
+GRADIENTS = "dv = pᵀ do, dp = do vᵀ, ds = p ∘ (dp − {}), dq = scale · ds k, dk = scale · dsᵀ q"
+
+
+def one_tile(rule, **options):
+    """p, delta, ds, the scale, what is transposed, and the heads, with all of a head in one tile."""
+    yield head([[1.0, 0.0], [0.5, 2.0]], [[1.0, 2.0], [0.0, 1.0]], [[3.0, 1.0], [0.0, 2.0]], [[1.0, 2.0], [4.0, 1.0]],
+               otherwise=rule, **options)  # fmt: skip
+    yield head([1.0], [1.0, 2.0], [3.0, 5.0], [2.0], otherwise=rule, **options)
+    yield head([[2.0, 1.0]], [[1.0, 1.0], [2.0, 3.0]], [[1.0, 0.0], [4.0, 2.0]], [[3.0, 1.0]], scale=0.25,
+               otherwise="the scale: s = scale · q kᵀ, dq = scale · ds k, dk = scale · dsᵀ q, and dv without it", **options)  # fmt: skip
+    seed = torch.Generator().manual_seed(0)
+    yield drawn((2, 3, 3, 5, 4), 0.5, False, seed, otherwise="every head of every batch element has gradients of its own", **options)
+
+
+def masks(**options):
+    """The mask within one tile."""
+    yield head([1.0, 2.0, 0.5], [1.0, 0.5, 2.0], [3.0, 5.0, 1.0], [2.0, 1.0, 3.0], True,
+               otherwise="query i sees keys 0 … i, and p and ds are 0 elsewhere", **options)  # fmt: skip
+    yield head([1.0, 2.0], [1.0, 0.5, 0.0], [3.0, 5.0, 1.0], [2.0, 1.0], True,
+               otherwise="S_q < S_k: query i sees keys 0 … i + S_k − S_q", **options)  # fmt: skip
+
+
+def edges(*blocks):
+    """Rows that see nothing, each time with another choice of blocks; float16's range and digits; float64."""
+    for sizes in blocks:
+        yield head([1.0, 2.0, 3.0, 1.0], [1.0, 0.5], [3.0, 5.0], [2.0, 1.0, 1.0, 4.0], True, 1.0, sizes,
+                   "rows 0 and 1 see no key: lse = −inf, dq = 0, and they add nothing to dk and dv", edge="unseen")  # fmt: skip
+    rows, nothing = torch.ones(1, 1, 4, 1), torch.zeros(1, 1, 0, 1)
+    yield made(rows, nothing, nothing, rows, on="S_q = 4, S_k = 0", otherwise="no key at all: dq = 0", edge="unseen")
+    half, too_large = {"dtype": torch.float16, "edge": "half"}, "is 90,000, and float16 ends at 65,504: compute"
+    yield head([1.0], [0.0, 0.0], [300.0, 300.0], [300.0], otherwise=f"dp {too_large} dp in float32", **half)
+    yield head([300.0], [300.0], [1.0], [1.0], scale=1e-4, otherwise=f"q kᵀ {too_large} the scores in float32", **half)
+    digits = "float16 has too few digits for this score: convert the inputs to float32 before the first product, by scale too"
+    yield head([1000.0], [1.0], [1.0], [1.0], scale=1.0004, otherwise=digits, **half)
+    yield drawn((1, 1, 2, 3, 2), 1 / 3, False, torch.Generator().manual_seed(0), words="float64, ", dtype=torch.float64, edge="float64")
+
+
+_MANY, _SIGNS, _ROWS = [2048.0, *[1.0] * 8], [1.0, -1.0] * 4, [2048.0, 1.0, -2048.0, 0.0]
+FP16_SUMS = {  # q, k, v, do and blocks: a sum in float16 loses terms over the blocks, or within a tile
+    "dv": (([0.0] * 9, [0.0], [1.0], _MANY, (1, 1)), ([0.0] * 4, [0.0], [1.0], _ROWS, (2, 1))),
+    "dk": ((_MANY, [0.0, 0.0], [1.0, -1.0], [2.0] * 9, (1, 1)), (_ROWS, [0.0, 0.0], [1.0, -1.0], [2.0] * 4, (2, 1))),
+    "dq": (([0.0], [2048.0, *[-1.0, 1.0] * 3, -1.0], _SIGNS, [8.0], (1, 1)),
+           ([0.0], [2048.0, -1.0, 2048.0, 0.0], [1.0, -1.0, -1.0, 1.0], [4.0], (1, 2))),
+}  # fmt: skip
+
+
+def ladder(sums, *parts):
+    """The inputs of a loop over tiles. sums: which gradient is summed over what, in words. parts: the gradients that the loop makes."""
+    seed = torch.Generator().manual_seed(0)
+    yield from one_tile(GRADIENTS.format("delta"))
     pair = [1.0, 2.0], [1.0, 0.5], [3.0, 5.0], [2.0, 1.0]
     yield head(*pair, blocks=(1, 1), otherwise=f"four tiles: {sums}")
     tall = [1.0, 2.0, 0.5], [1.0, 0.5], [3.0, 5.0], [2.0, 1.0, 3.0]
-    yield head(*tall, blocks=(1, 1), otherwise="S_q > S_k: the loop over rows runs to S_q")
+    yield head(*tall, blocks=(1, 1), otherwise="S_q > S_k: there are S_q rows of q, and S_k keys")
     yield head(*tall, blocks=(2, 2), otherwise="3 rows in blocks of 2: the last block has one row")
     wide = [1.0, 2.0], [1.0, 0.5, 2.0], [3.0, 5.0, 1.0], [2.0, 1.0]
     for blocks in ((1, 1), (2, 2)):
-        yield head(*wide, blocks=blocks, otherwise="3 keys and 2 rows: the loop over keys runs to S_k, and its last block may be ragged")
+        yield head(*wide, blocks=blocks, otherwise="3 keys and 2 rows: there are S_k keys, and their last block may be ragged")
     yield head(*wide, blocks=(8, 8), otherwise="blocks may be larger than S_q and S_k")
     four = [1.0, 2.0, 0.5, 1.5], [1.0, 0.5, 2.0, -1.0], [3.0, 5.0, 1.0, 2.0], [2.0, 1.0, 3.0, 1.0]
     for blocks, otherwise in (((2, 2), "four tiles: the one below the diagonal is seen whole, two are masked, the one above it is hidden"),
@@ -135,31 +173,33 @@ def ladder(sums, words):
                               ((2, 3), "4 keys in blocks of 3: masked tiles may be ragged"),
                               ((3, 2), "4 rows in blocks of 3: the last block has one row")):  # fmt: skip
         yield head(*four, True, blocks=blocks, otherwise=otherwise)
-    yield from MAKE.masks()
+    yield from masks()
     yield head(*wide, True, blocks=(1, 1), otherwise="S_q < S_k, tiles of one score: query i sees keys 0 … i + S_k − S_q")
-    yield head(
-        pair[0], *four[1:3], pair[3], True, blocks=(1, 1), otherwise=f"every query sees the first keys, and counts once: {_NEGATIVE}"
-    )
-    yield MAKE.drawn((1, 2, 11, 14, 3), 1.0, False, seed, (4, 6), otherwise="the tiles are block_m × block_n")
-    yield from MAKE.edges((3, 2), (1, 1))
-    half = {"dtype": torch.float16, "edge": "half"}
-    for name, tensors, blocks in FP16_SUMS:
-        if name in words:
-            yield head(*tensors, blocks=blocks, otherwise=words[name], **half)
-    yield MAKE.drawn((1, 2, 11, 14, 3), 1.0, True, seed, (4, 6), edge="memory")
-    yield MAKE.drawn((1, 1, 12, 15, 5), 1.0, False, seed, (2, 3), edge="memory")
-
-
-_MANY, _SIGNS, _ROWS = [2048.0, *[1.0] * 8], [1.0, -1.0] * 4, [2048.0, 1.0, -2048.0, 0.0]
-FP16_SUMS = (  # q, k, v, do in which a sum in float16 loses terms
-    ("half_dv", ([0.0] * 9, [0.0], [1.0], _MANY), (1, 1)),
-    ("half_dk", (_MANY, [0.0, 0.0], [1.0, -1.0], [2.0] * 9), (1, 1)),
-    ("half_dq", ([0.0], [2048.0, *[-1.0, 1.0] * 3, -1.0], _SIGNS, [8.0]), (1, 1)),
-    ("tile_dv", ([0.0] * 4, [0.0], [1.0], _ROWS), (2, 1)),
-    ("tile_dk", (_ROWS, [0.0, 0.0], [1.0, -1.0], [2.0] * 4), (2, 1)),
-    ("tile_dq", ([0.0], [2048.0, -1.0, 2048.0, 0.0], [1.0, -1.0, -1.0, 1.0], [4.0]), (1, 2)),
-)
+    first = "every query sees the first keys, and counts once: no block of rows comes before row 0"
+    yield head(pair[0], *four[1:3], pair[3], True, blocks=(1, 1), otherwise=first)
+    yield drawn((1, 2, 11, 14, 3), 1.0, False, seed, (4, 6), otherwise=f"tiles of 4 rows and 6 keys: {sums}")
+    yield from edges((3, 2), (1, 1))
+    for part in parts:
+        rules = (f"{part}: 2,048 + 1 is 2,048 in float16: keep the sums over blocks in float32",
+                 f"{part}: 2,049 and −2,048 make 1, and float16 has no 2,049: add up a tile's product in float32, as it is computed")  # fmt: skip
+        for (*tensors, blocks), otherwise in zip(FP16_SUMS[part], rules, strict=True):
+            yield head(*tensors, blocks=blocks, otherwise=otherwise, dtype=torch.float16, edge="half")
+    yield drawn((1, 2, 11, 14, 3), 1.0, True, seed, (4, 6), edge="memory")
+    yield drawn((1, 1, 12, 15, 5), 1.0, False, seed, (2, 3), edge="memory")
 
 
 def fresh():
-    yield from MAKE.fresh([(4, 4), (8, 4), (4, 8), (16, 16), (8, 4)])
+    draw = generator()
+    sizes = (1, 1, 1, 1, 1), (2, 3, 9, 17, 8), (1, 2, 13, 13, 5), (1, 2, 1, 25, 16), (2, 2, 20, 9, 4)
+    for shape, scale, blocks in zip(sizes, (1.0, 0.3, 0.5, -0.25, 0.5), ((4, 4), (8, 4), (4, 8), (16, 16), (8, 4)), strict=True):
+        yield drawn(shape, scale, False, draw, blocks, "randn, ")
+        yield drawn(shape, scale, True, draw, blocks, "randn, ", edge="unseen" if shape[2] > shape[3] else "")
+    shape, blocks = (2, 3, 7, 10, 8), (8, 4)
+    yield drawn(shape, 0.35, True, draw, blocks, "30·randn, ", 30.0)
+    for words, dtype in (("float16, ", torch.float16), ("bfloat16, ", torch.bfloat16)):
+        yield drawn(shape, 0.35, True, draw, blocks, words, dtype=dtype, edge="half")
+    for n in range(3):
+        yield drawn(shape, 0.35, True, draw, blocks, "views, ", change=lambda x, n=n: list(views(x))[n][1], edge="views")
+    q, k, v = (torch.randn(1, 2, S, 4, generator=draw) for S in (7, 10, 10))
+    do = torch.randn(1, generator=draw).expand(q.shape)  # o.sum().backward() hands in strides of 0
+    yield made(q, k, v, do, blocks=blocks, on="do expanded from one element", fresh=True, edge="views")

@@ -3,11 +3,10 @@
 import torch
 
 from fa_tutorial import hardware
+from fa_tutorial.exercises.chapter_7.shared import BHDS, BHSD, BSHD, strides_in
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import UNWRITTEN
-from fa_tutorial.exercises.strided import BHDS, BHSD, BSHD, read_mistakes, strides_in
 from fa_tutorial.tiles import load_tile
 
 triton = hardware.require_triton("Exercise 7.1")
@@ -33,45 +32,26 @@ def delta_kernel(o, do, delta_ptr, H, S_q, D, BLOCK_M: tl.constexpr, BLOCK_D: tl
 
 RULE = "delta = rowsum(do ∘ o)"
 PLACE = "row i of head h of batch b belongs at (b · H + h) · S_q + i of delta, i < S_q"
-GROUPS = ("o+do", "o", "do")
+O, DO = "load_tile(o, b, h, start_m,", "load_tile(do, b, h, start_m,"
+PRODUCT, AT = "o_tile.to(tl.float32) * do_tile.to(tl.float32)", "batch_head * S_q + offs_m"
+HALF_PRODUCTS = "the products overflow in fp16, which ends at 65504: convert o and do to float32 before you multiply"
 MISTAKES = {
-    "columns": f"the sum runs over the rows: sum each row along D, axis 1: {RULE}",
-    "sign": f"delta has the wrong sign: {RULE}",
-    "scaled": f"delta is divided by √D: no scale belongs into {RULE}",
-    **{f"first {group}": f"every program loads the first rows of {group.replace('+', ' and ')}: they begin at start_m" for group in GROUPS},
-    "first_place": "every program stores to the first block of rows: a program's rows begin at start_m, in delta too",
-    "delta_head_0": f"every head stores to the rows of head 0 of its batch: {PLACE}",
-    "delta_batch_0": f"every batch stores to the rows of batch 0: {PLACE}",
-    "delta_exchanged": f"batch and head are exchanged in delta, or in both o and do: // H gives b, % H gives h; {PLACE}",
-    **read_mistakes(("head_0", "batch_0"), GROUPS),
-    **read_mistakes(("exchanged",), ("o", "do")),
-    "ragged": "the ragged last rows are never stored: the mask is offs_m < S_q, and a head has tl.cdiv(S_q, BLOCK_M) row blocks",
-    "half_products": "the products overflow in fp16, which ends at 65504: convert o and do to float32 before you multiply",
-    "half_sum": "the sum is kept in fp16, in which 2048 + 1 is 2048: delta is float32",
+    HALF_PRODUCTS: (PRODUCT, "(o_tile * do_tile).to(tl.float32)"),
+    f"the sum runs over the rows: sum each row along D, axis 1: {RULE}": ("axis=1", "axis=0"),
+    f"o is multiplied by itself: {RULE}": (DO, O),
+    "every program loads the first rows of o and do: they begin at start_m": [
+        (O, "load_tile(o, b, h, 0,"), (DO, "load_tile(do, b, h, 0,")],
+    "every program stores to the first block of rows: a program's rows begin at start_m, in delta too": ("offs_m = start_m + ", "offs_m = "),
+    f"every batch stores to the rows of batch 0: {PLACE}": (AT, "h * S_q + offs_m"),
+    f"every head stores to the rows of head 0 of its batch: {PLACE}": (AT, "b * H * S_q + offs_m"),
+    "batch and head are exchanged: // H gives b, % H gives h": ("batch_head // H, batch_head % H", "batch_head % H, batch_head // H"),
+    "delta is divided by √D: no scale belongs into delta = rowsum(do ∘ o)": (PRODUCT, f"{PRODUCT} / tl.sqrt(D.to(tl.float32))"),
+    "the sum is kept in fp16, in which 2048 + 1 is 2048: delta is float32": (PRODUCT, f"({PRODUCT}).to(o_tile.dtype)"),
 }  # fmt: skip
 
 
-def twin(o, do, blocks, orders, mistake=None):
-    (B, H, S, D), block_m, half = o.shape, blocks[0], o.dtype == torch.float16
-    how, _, group = (mistake or "").partition(" ")
-    tensors = {"o": o, "do": do}
-    for name in group.split("+") if group else ():
-        x = tensors[name]
-        x = {"head_0": x[:, :1], "batch_0": x[:1], "exchanged": x.transpose(0, 1)}.get(how, x).expand(o.shape)
-        tensors[name] = x[:, :, torch.arange(S) % block_m] if how == "first" else x
-    x = tensors["o"].double() * tensors["do"].double()
-    x = x.half().double() if half and mistake == "half_products" else x
-    sums = x.sum(-2 if mistake == "columns" else -1) * {"sign": -1.0, "scaled": D**-0.5}.get(mistake, 1.0)
-    sums = sums.half().double() if half and mistake == "half_sum" else sums
-    delta = torch.full((B, H, S), UNWRITTEN, dtype=torch.float64)
-    for b in range(B):
-        for h in range(H):
-            to = {"delta_head_0": (b, 0), "delta_batch_0": (0, h), "delta_exchanged": (h, b)}.get(mistake, (b, h))
-            for at in range(0, S // block_m * block_m if mistake == "ragged" else S, block_m):
-                rows = sums[b, h, at : at + block_m]
-                start = 0 if mistake == "first_place" else at
-                delta[to][start : start + len(rows)] = rows
-    return delta
+def truth(o, do, blocks, orders):
+    return (o.double() * do.double()).sum(-1)
 
 
 def launch(o, do, blocks, orders):
@@ -107,10 +87,10 @@ def inputs():
     yield whole(2, 2, 20, 16, "B = H = 2, S_q = 20, BLOCK_M = 16", f"a row of delta is left out: {PLACE}", stray=past, edge="ragged")
     o, do = torch.zeros(1, 1, 16, 16).half(), torch.ones(1, 1, 16, 16).half()
     o[..., 0], o[..., 1], do[..., :2] = 256, -256, 256
-    yield rows(o, do, "fp16, every row of do ∘ o is 65536, −65536, 0, …", MISTAKES["half_products"], edge="half")
+    yield rows(o, do, "fp16, every row of do ∘ o is 65536, −65536, 0, …", HALF_PRODUCTS, edge="half")
     o, do = torch.zeros_like(o), torch.ones_like(do)
     o[..., 0], o[..., 1], do[..., 0] = 64, 1, 32
-    yield rows(o, do, "fp16, every row of do ∘ o is 2048, 1, 0, …", MISTAKES["half_sum"], edge="half")
+    yield rows(o, do, "fp16, every row of do ∘ o is 2048, 1, 0, …", "the sum is kept in float32: fp16 has no 2049", edge="half")
     draw = generator()
     cases = [((1, 2, 32, 20), (16, 32), torch.float32, ""), ((1, 1, 1, 1), (16, 16), torch.float32, "ragged"),
              ((1, 2, 33, 20), (32, 32), torch.float32, "ragged"), ((1, 2, 15, 40), (16, 64), torch.float16, "half")]  # fmt: skip
@@ -140,7 +120,8 @@ EXERCISE = Exercise(
     "converted to float32 first. load_tile reads do by its own strides, which are all 0 after o.sum().backward().",
     more="The package's version, backward.delta_kernel, also subtracts the gradient of lse where there is one, and has int64 offsets.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule=RULE,
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,

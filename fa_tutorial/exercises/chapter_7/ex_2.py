@@ -38,24 +38,26 @@ def dkdv_tile_kernel(
     store_tile(dv, dv_acc, b, h, 0, BLOCK_N, D, BLOCK_N, BLOCK_D)
 
 
+ROWS, EXP = "tl.program_id(0) * BLOCK_M + ", "tl.exp(s_t - lse[None, :])"
 MISTAKES = {
-    "dk_and_dv": "dk and dv are exchanged: dk = scale · dsᵀ q goes to dk, dv = pᵀ do to dv",
-    "p_turned": "p is not transposed: dv = pᵀ do",
-    "ds_turned": "ds is not transposed: dk = scale · dsᵀ q",
-    "both_turned": "neither p nor ds is transposed: dv = pᵀ do, dk = scale · dsᵀ q",
-    "factor_1": "scale is forgotten in dk: dk = scale · dsᵀ q",
-    "factor_squared": "scale is applied twice to dk",
-    "scale_dv": "scale is applied to dv: dv = pᵀ do, because v is not scaled",
-    "dv_not_dk": "scale is applied to dv instead of dk: dv = pᵀ do, dk = scale · dsᵀ q",
-    "ds_for_p": "dv uses ds where it needs p: dv = pᵀ do",
-    "p_for_ds": "dk uses p where it needs ds: dk = scale · dsᵀ q",
-    "k_for_q": "dk uses k where it needs q: dk = scale · dsᵀ q",
-    "v_for_do": "dv uses v where it needs do: dv = pᵀ do",
-    "sign": "dk has the wrong sign",
-    **{name: shared.TURNED[name] for name in ("q_turned", "do_turned")},
-    **shared.RULES,
-    **{name: words for name, words in shared.place_mistakes("dk", "dv").items() if not name.startswith("by_keys")},
-}
+    "dk is without the scale: dk = scale · dsᵀ q": ("dk_acc * scale", "dk_acc"),
+    "the scores are without the scale: s = scale · q kᵀ": ("scale * dot(k_tile", "dot(k_tile"),
+    "q is not transposed: sᵀ = scale · k qᵀ (where S = D the kernel runs all the same)": ("tl.trans(q_tile)", "q_tile"),
+    "do is not transposed: dpᵀ = v doᵀ (where S = D the kernel runs all the same)": ("tl.trans(do_tile)", "do_tile"),
+    "lse belongs to the queries, but here it runs along the keys": ("lse[None, :]", "lse[:, None]"),
+    "delta belongs to the queries, but here it runs along the keys": ("delta[None, :]", "delta[:, None]"),
+    "delta is not subtracted: ds = p ∘ (dp − delta)": ("dp_t - delta[None, :]", "dp_t"),
+    "ds is not multiplied by p: ds = p ∘ (dp − delta)": ("p_t * (dp_t - delta[None, :])", "dp_t - delta[None, :]"),
+    "dk and dv are exchanged: dk = scale · dsᵀ q goes to dk, dv = pᵀ do to dv": [
+        ("store_tile(dk, dk_acc", "store_tile(dv, dk_acc"), ("store_tile(dv, dv_acc", "store_tile(dk, dv_acc")],
+    "dv is scaled: dv = pᵀ do, because v is not scaled": ("dv_acc, b", "dv_acc * scale, b"),
+    "neither p nor ds is transposed: dv = pᵀ do, dk = scale · dsᵀ q": [
+        ("p_t.to(do_tile.dtype)", "tl.trans(p_t).to(do_tile.dtype)"), ("ds_t.to(q_tile.dtype)", "tl.trans(ds_t).to(q_tile.dtype)")],
+    "lse and delta are read from head 0 of batch 0 by every program": (ROWS, ""),
+    "batch and head are exchanged: // H gives b, % H gives h": (
+        "tl.program_id(0) // H, tl.program_id(0) % H", "tl.program_id(0) % H, tl.program_id(0) // H"),
+    "exp overflows: compute exp(s − lse), which is at most 1; exp(s) / exp(lse) is inf / inf": (EXP, "tl.exp(s_t) / tl.exp(lse)[None, :]"),
+}  # fmt: skip
 
 
 @shared.kept
@@ -100,5 +102,6 @@ EXERCISE = shared.exercise(
     "transposed. In fp16 p_t and ds_t are rounded once, right before their products, and everything else stays in float32.",
     more="Exercise 7.3 puts the middle of this kernel into a loop.",
     inputs=inputs,
+    rule="dv = pᵀ do and dk = scale · dsᵀ q, where p = exp(s − lse) and ds = p ∘ (dp − delta)",
     mistakes=MISTAKES,
 )

@@ -48,26 +48,27 @@ def dkdv_loop_kernel(
 
 
 START = "a program's keys start at start_n"
-KEPT = "kept in fp16, in which 2048 + 1 is 2048: sums over blocks are float32"
-EARLIER = "every block adds to what the earlier ones gave"
+Q, DO, K, V = (f"load_tile({name}, b, h, start_{letter}," for name, letter in (("q", "m"), ("do", "m"), ("k", "n"), ("v", "n")))
+SUM_DV, SUM_DK = "do_tile, dv_acc)", "q_tile, dk_acc)"
 MISTAKES = {
-    **{name: shared.RULES[name] for name in ("scale_1", "lse_along_keys", "delta_along_keys")},
-    **shared.OF_ONE_TILE,
-    "factor_1": "scale is forgotten in dk: dk = scale · dsᵀ q",
-    "last_block": f"only the last block of queries counts: {EARLIER}",
-    "last_block_dk": f"only the last block of queries counts in dk: {EARLIER}",
-    "last_block_dv": f"only the last block of queries counts in dv: {EARLIER}",
-    "first_block": "only the first block of queries counts: the loop runs to S_q",
-    **shared.same_rows("every step reads the first rows of {}: they start at start_m",
-                ("q", "do", "lse", "delta"), ("q", "do"), ("lse", "delta"), ("q",), ("do",), ("lse",), ("delta",)),
-    **shared.same_rows(f"every program loads the first rows of {{}}: {START}", ("k", "v"), ("k",), ("v",)),
-    "first_place dk+dv": f"the second block of keys is never stored: {START}, in dk and dv too",
-    **shared.place_mistakes("dk", "dv"),
-    "ragged_query": "the ragged last block of queries is left out: the loop goes on while start_m < S_q",
-    "no_other": "without other=0.0, the lanes that a mask leaves out hold anything, even NaN, and 0 · NaN is NaN",
-    "ragged_unstored dk+dv": "the ragged last keys are never stored: a head has tl.cdiv(S_k, BLOCK_N) key blocks",
-    "half_dv": f"dv is {KEPT}",
-    "half_dk": f"dk is {KEPT}",
+    "dk is without the scale: dk = scale · dsᵀ q": ("dk_acc * scale", "dk_acc"),
+    "only the last block of queries counts: every block adds to what the earlier ones gave": [(SUM_DV, "do_tile)"), (SUM_DK, "q_tile)")],
+    "only the last block of queries counts in dk: every block adds to what the earlier ones gave": (SUM_DK, "q_tile)"),
+    "only the last block of queries counts in dv: every block adds to what the earlier ones gave": (SUM_DV, "do_tile)"),
+    shared.ADDED_TWICE: [("dv_acc = dot(", "dv_acc += dot("), ("dk_acc = dot(", "dk_acc += dot(")],
+    "scale is applied to dk in every step, so the earlier blocks get it again and again: apply it once, after the loop": [
+        (SUM_DK, f"{SUM_DK} * scale"), ("dk_acc * scale", "dk_acc")],
+    "every step reads the first rows of q and do: they start at start_m": [(Q, Q.replace("start_m", "0")), (DO, DO.replace("start_m", "0"))],
+    "every step reads the first rows of lse and delta: they start at start_m": ("offs_m = start_m + ", "offs_m = "),
+    f"every program loads the first rows of k and v: {START}": [(K, K.replace("start_n", "0")), (V, V.replace("start_n", "0"))],
+    f"every program stores to the first rows of dk and dv: {START}, in dk and dv too": [
+        ("dk_acc * scale, b, h, start_n", "dk_acc * scale, b, h, 0"), ("dv_acc, b, h, start_n", "dv_acc, b, h, 0")],
+    "only the first S_k queries count: q and do have S_q rows, for the loop and for load_tile": ("range(0, S_q, BLOCK_M)", "range(0, S_k, BLOCK_M)"),
+    "q is cut at row S_k, and do is not: q has S_q rows, so load_tile takes S_q": (f"{Q} S_q", f"{Q} S_k"),
+    "the ragged last block of queries is left out: the loop goes on while start_m < S_q": (
+        "range(0, S_q, BLOCK_M)", "range(0, S_q // BLOCK_M * BLOCK_M, BLOCK_M)"),
+    **shared.FROM_HEAD_0,
+    **shared.EXCHANGED,
 }  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def inputs():
 
 @shared.kept
 def fixed():
-    yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", "one tile is exercise 7.2")
+    yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", "one tile gives dv = pᵀ do and dk = scale · dsᵀ q, as in 7.2")
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two blocks of queries", "dk and dv are sums over the blocks of queries",
                 stray="a step's rows are start_m to start_m + BLOCK_M − 1")  # fmt: skip
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", START)
@@ -86,16 +87,24 @@ def fixed():
     yield shared.two_heads()
     yield shared.narrow()
     past = "rows past S_q are loaded: mask lse and delta by offs_m < S_q"
-    yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of queries may be ragged", stray=past, edge="ragged")
+    yield shared.given(
+        (1, 1, 20, 16, 16),
+        "S_q = 20, BLOCK_M = 16",
+        "the last block of queries may be ragged: past S_q lse and delta are loaded as 0, with mask and other=0.0, because 0 · NaN is NaN",
+        stray=past,
+        edge="ragged",
+    )
     yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last block of keys may be ragged", edge="ragged")
     q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (48, 16, 16, 48))  # equal scores, so p = 1 / 16
     do[:, :, 0], do[:, :, 16], do[:, :, 32] = 32768, 16, -32768
     on = "fp16, equal scores, {} of the three blocks is {}"
-    yield shared.given(None, on.format("pᵀ do", "2048, 1 and −2048"), KEPT, tensors=(q, k, v, do), near=0.1, edge="half")
+    yield shared.given(None, on.format("pᵀ do", "2048, 1 and −2048"), shared.SUMS, tensors=(q, k, v, do), near=0.1, edge="half")
     q, v, do = q.clone(), v.clone(), torch.zeros_like(do)
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 16
     q[:, :, 0], q[:, :, 16], q[:, :, 32] = 2048, 1, -2048
-    yield shared.given(None, on.format("dsᵀ q", "±2048, ±1 and ∓2048"), KEPT, tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
+    yield shared.given(
+        None, on.format("dsᵀ q", "±2048, ±1 and ∓2048"), shared.SUMS, tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half"
+    )
 
 
 EXERCISE = shared.exercise(
@@ -115,5 +124,6 @@ EXERCISE = shared.exercise(
     "q = do = 0 and a finite p, so they add nothing. Keys past S_k end up in rows that store_tile leaves out.",
     more="Exercise 7.4 skips the blocks that the causal mask hides.",
     inputs=inputs,
+    rule="dv = Σ pᵀ do and dk = scale · Σ dsᵀ q, over all blocks of queries",
     mistakes=MISTAKES,
 )

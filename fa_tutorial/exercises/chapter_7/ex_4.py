@@ -53,25 +53,31 @@ def dkdv_kernel(
     store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
 
 
-FIRST = "it is the block that holds query start_n + S_q − S_k"
+START, FULL = "tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M", "tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M"
+MASKED, UNMASKED = "range(start, tl.minimum(full, S_q), BLOCK_M)", "range(full, S_q, BLOCK_M)"
+TOP_LEFT = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
 MISTAKES = {
-    "skips_always": "blocks of queries are skipped without a mask too: without IS_CAUSAL the loop starts with query 0",
-    "factor_1": "scale is forgotten in dk: add_to_dkdv leaves it out, so it belongs into the store",
-    **shared.MASKS,
-    "no_mask": "nothing is hidden: a tile that the diagonal crosses needs a mask, so full is rounded up, and blocks start … full − 1 have MASK = True",
-    "no_masked_loop": "blocks start … full − 1 are left out: they see some of the keys, so they need the loop with the mask",
-    "ends_early": "blocks from full on are left out: they see every key of the block",
-    "masked_twice": "blocks from full on count twice: the loop with the mask ends at full",
-    "unmasked_from_start": "blocks start … full − 1 count twice: the loop without a mask starts at full",
-    "late": "the loop starts one block too late: the block of queries that the diagonal crosses sees some of the keys",
-    "by_number": f"the first block of queries has the number of the block of keys: {FIRST}",
-    "rounded": f"the first block of queries is rounded up, and earlier queries of its block see the first keys: {FIRST}",
-    "start_by_last": "the loop starts where the last key is seen: earlier queries see the first keys",
-    "first_masked": "only the first block of queries is masked: several see the block of keys in part, and the last key decides where full is",
-    "start_top_left": "the mask is right, but the loop starts at query start_n: add S_q − S_k",
-    "walks_unseen": "blocks of queries that see none of the keys are read: the loop starts with the block of the first query that sees one",
-    **shared.place_mistakes("dk", "dv"),
-}
+    f"the mask is without S_k − S_q: {TOP_LEFT}": (" - (S_k - S_q)", ""),
+    f"S_k − S_q has the wrong sign in the mask: {TOP_LEFT}": (" - (S_k - S_q)", " + (S_k - S_q)"),
+    "the mask compares with positions in the block of keys: compare positions in the sequence, which begin at start_n": (
+        "first_seeing = start_n + ", "first_seeing = "),
+    "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": ("first_seeing = start_n + ", "first_seeing = start_n + 1 + "),
+    "nothing is hidden: blocks start … full − 1 see some of the keys, so they need MASK = True": ("scale, True, ", "scale, False, "),
+    "the loop starts with the block of query start_n: add S_q − S_k": (START, "start_n // BLOCK_M * BLOCK_M"),
+    "start is rounded up: earlier queries of the block that holds query start_n + S_q − S_k are left out, and some see a key": (
+        START, "tl.cdiv(tl.maximum(start_n + S_q - S_k, 0), BLOCK_M) * BLOCK_M"),
+    "start counts blocks, and the loop counts queries: multiply by BLOCK_M": (START, START.removesuffix(" * BLOCK_M")),
+    "full counts blocks, and the loops count queries: multiply by BLOCK_M": (FULL, FULL.removesuffix(" * BLOCK_M")),
+    "full is rounded down, and not every query of its block sees all of the keys: round it up": (
+        FULL, "tl.maximum(last_key + S_q - S_k, 0) // BLOCK_M * BLOCK_M"),
+    "full comes from the block's first key: the last key is the last to be seen": ("last_key + S_q", "start_n + S_q"),
+    "blocks start … full − 1 are left out: they see some of the keys, so they need the loop with the mask": (
+        MASKED, "range(start, start, BLOCK_M)"),
+    "blocks from full on count twice: the loop with the mask ends at full": (MASKED, "range(start, S_q, BLOCK_M)"),
+    "blocks start … full − 1 count twice: the loop without a mask starts at full": (UNMASKED, "range(start, S_q, BLOCK_M)"),
+    "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store": ("dk_acc * scale", "dk_acc"),
+    **shared.EXCHANGED,
+}  # fmt: skip
 
 
 def inputs():
@@ -92,22 +98,23 @@ def fixed():
         yield shared.given((1, 1, S, S, 16), on, rule, is_causal=True, blocks=blocks)
     yield shared.causal_heads()
     wide = "causal, S_q = 16, S_k = 32"
-    negative = "the loop starts before query 0: start_n + S_q − S_k may be negative"
+    negative = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
     yield shared.given((1, 1, 16, 32, 16), wide, "query i sees keys 0 to i + S_k − S_q", is_causal=True, edge="lengths", stray=negative)
     last = "the last block of keys may be ragged: its last key is min(start_n + BLOCK_N, S_k) − 1"
     yield shared.given((1, 1, 40, 20, 16), "causal, S_q = 40, S_k = 20, blocks of 16", last, is_causal=True, edge="lengths")
     # Where a border falls on a tile's edge, one more or less than it shows.
-    late = "start is one query too late: key start_n is first seen by query start_n + S_q − S_k, the last of its block"
+    late = "key start_n is first seen by query start_n + S_q − S_k, which is the last of its block here"
     yield shared.given((1, 1, 47, 32, 16), "causal, S_q = 47, S_k = 32, blocks of 16", late, is_causal=True, edge="lengths")
-    early = "full is one query too early: from query last_key + S_q − S_k on every key is seen, and 17 is rounded up to 32"
+    early = "every key is seen from query last_key + S_q − S_k on, here 17, so full is 32"
     yield shared.given((1, 1, 18, 18, 16), "causal, S_q = S_k = 18, blocks of 16", early, is_causal=True, edge="lengths")
     on = "causal, S_q = 24, S_k = 16, so that rows 0 to 7 see no key"
     dead = "rows that see nothing have lse = −inf, and p = exp(s + inf) is inf until the mask clears it: they need MASK = True"
     yield shared.given((1, 1, 24, 16, 16), on, dead, is_causal=True, edge="unseen")
     tensors = shared.draw(1, 1, 48, 16, 16)
     tensors[0][:, :, :32] = tensors[3][:, :, :32] = torch.nan  # whoever reads them gets NaN
+    unseen = "blocks of queries that see none of the keys are not read: the loop starts with the block of the first query that sees one"
     on = "causal, S_q = 48, S_k = 16, so that rows 0 to 31 see no key"
-    yield shared.given(None, on, MISTAKES["walks_unseen"], tensors=tensors, is_causal=True, edge="unseen")
+    yield shared.given(None, on, unseen, tensors=tensors, is_causal=True, edge="unseen")
 
 
 EXERCISE = shared.exercise(
@@ -132,5 +139,6 @@ EXERCISE = shared.exercise(
     "a row sees nothing, its p is exp(s + inf) = inf, and tl.where puts 0 there; such rows never reach the loop without a mask.",
     more="The package's version, backward.dkdv_kernel, also sums over the query heads of a group, and computes row as int64.",
     inputs=inputs,
+    rule="dk and dv are summed over the queries that see a key: query i sees keys 0 to i + S_k − S_q",
     mistakes=MISTAKES,
 )

@@ -50,39 +50,37 @@ def dq_kernel(
 
 
 START = "a program's rows begin at start_m"
+P, END = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)", "tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
+SUM, CAUSAL = "acc = dot(ds.to(k_tile.dtype), k_tile, acc)", "offs_n[None, :] <= offs_m[:, None] + (S_k - S_q)"
+Q, DO, K, V = (f"load_tile({name}, b, h, start_{letter}," for name, letter in (("q", "m"), ("do", "m"), ("k", "n"), ("v", "n")))
+TOP_LEFT = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
+UNMASKED = "a key past S_k has a score of 0, and exp(0 − lse) may be inf, so inf · 0 gives NaN: p is 0 from S_k on"
+PRODUCT = "what is hidden is multiplied by 0, and inf · 0 is NaN: exp(100 − lse) is inf in float32, so choose with tl.where"
+UNSEEN = "tiles that no row of the block sees are not read: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q"
 MISTAKES = {
-    "factor_1": "scale is forgotten in dq: dq = scale · ds k",
-    "factor_squared": "scale is applied twice to dq",
-    "ds_turned": "ds is transposed: dq = scale · ds k",
-    "q_for_k": "dq uses q where it needs k: dq = scale · ds k",
-    "v_for_k": "dq uses v where it needs k: dq = scale · ds k",
-    "p_for_ds": "dq uses p where it needs ds: dq = scale · ds k",
-    "sign": "dq has the wrong sign",
-    **{name: shared.TURNED[name] for name in ("k_turned", "v_turned")},
-    **shared.RULES,
-    **shared.OF_ONE_TILE,
-    "last_block": "only the last tile counts: dq is a sum over the tiles of keys",
-    "first_block": "only the first tile counts: the loop runs to S_k",
-    "scale_each_step": "scale is applied at every step: apply it once, to the sum",
-    **shared.same_rows("every step reads the first tile of {}: its rows are start_n to start_n + BLOCK_N − 1", ("k", "v"), ("k",), ("v",)),
-    **shared.same_rows(f"every program loads the first rows of {{}}: {START}",
-                ("q", "do", "lse", "delta"), ("q", "do"), ("lse", "delta"), ("q",), ("do",), ("lse",), ("delta",)),
-    "first_place dq": f"the second block of rows is never stored: {START}, in dq too",
-    **shared.place_mistakes("dq"),
-    "ragged_key": "the ragged last tile of keys is left out: the loop goes on while start_n < S_k",
-    "ragged_unstored dq": "the ragged last rows are never stored: a head has tl.cdiv(S_q, BLOCK_M) row blocks",
-    "keys_unmasked": "a key past S_k has a score of 0, and exp(0 − lse) is inf here, so inf · 0 gives NaN: p is 0 from S_k on",
-    **shared.MASKS,
-    "hide_zero": "hidden keys get a score of 0, and exp(0 − lse) is not 0: set p to 0 there",
-    "product": "what is hidden is multiplied by 0, and inf · 0 is NaN: exp(100 − lse) is inf in float32, so choose with tl.where",
-    "dead_nan": "rows that see nothing have lse = −inf, and −inf − (−inf) is NaN: mask p, not s",
-    "early": "the loop stops one tile too early: the tile that the diagonal crosses holds keys that are seen",
-    "rounded_down": "the number of tiles is rounded down: the tile that the diagonal crosses holds keys that are seen",
-    "end_by_first": "the loop stops before the last row's diagonal: it goes on while start_n < start_m + BLOCK_M + S_k − S_q",
-    "diagonal_alone": "tiles before the diagonal's are left out: all of their keys are seen",
-    "walks_unseen": "tiles that no row of the block sees are read: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q",
-    "dead_unstored": "a block of rows that sees no key must store dq = 0",
-    "half_dq": "dq is kept in fp16, in which 2048 + 1 is 2048: the sum over tiles is float32",
+    "dq is without the scale: dq = scale · ds k": ("acc * scale", "acc"),
+    "only the last tile counts: dq is a sum over the tiles of keys": (SUM, "acc = dot(ds.to(k_tile.dtype), k_tile)"),
+    shared.ADDED_TWICE: (SUM, SUM.replace("acc =", "acc +=")),
+    "scale is applied in every step, so the earlier tiles get it again and again: apply it once, after the loop": [
+        (SUM, f"{SUM} * scale"), ("acc * scale, b", "acc, b")],
+    "k is not transposed: s = scale · q kᵀ (where S = D the kernel runs all the same)": ("tl.trans(k_tile)", "k_tile"),
+    "v is not transposed: dp = do vᵀ (where S = D the kernel runs all the same)": ("tl.trans(v_tile)", "v_tile"),
+    "lse belongs to the queries, but here it runs along the keys": ("lse[:, None]", "lse[None, :]"),
+    "every step reads the first tile of k and v: its rows are start_n to start_n + BLOCK_N − 1": [
+        (K, K.replace("start_n", "0")), (V, V.replace("start_n", "0"))],
+    f"every program loads the first rows of q and do: {START}": [(Q, Q.replace("start_m", "0")), (DO, DO.replace("start_m", "0"))],
+    f"the mask is without S_k − S_q: {TOP_LEFT}": (CAUSAL, "offs_n[None, :] <= offs_m[:, None]"),
+    "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (CAUSAL, CAUSAL.replace("<=", "<")),
+    "the mask is the wrong way round: it hides the keys before the query and shows those after it": (CAUSAL, CAUSAL.replace("<=", ">=")),
+    "the causal loop ends at key start_m + BLOCK_M: add S_k − S_q": (END, "start_m + BLOCK_M"),
+    "the causal loop ends before the block's last row: it goes on to start_m + BLOCK_M + S_k − S_q": (END, "start_m + 1 + S_k - S_q"),
+    "hidden keys get a score of 0, and exp(0 − lse) is not 0: set p to 0 there": (P, "tl.exp(tl.where(seen, s, 0.0) - lse[:, None])"),
+    "rows that see nothing have lse = −inf, and −inf − (−inf) is NaN: mask p, not s": (
+        P, 'tl.exp(tl.where(seen, s, -float("inf")) - lse[:, None])'),
+    PRODUCT: (P, "tl.exp(s - lse[:, None]) * seen.to(tl.float32)"),
+    UNMASKED: ("seen = offs_n[None, :] < S_k", "seen = offs_n[None, :] >= 0"),
+    **shared.FROM_HEAD_0,
+    **shared.EXCHANGED,
 }  # fmt: skip
 
 
@@ -111,22 +109,35 @@ def fixed():
     yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", edge="ragged")
     yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged", stray=past, edge="ragged")
     # Where a border falls on a tile's edge, one more or less than it shows.
-    short = "the loop ends one key short: end is the first key that the last row does not see, and range leaves its end out"
+    short = "the last row sees key 16, alone in the second tile: end is the first key that the last row does not see"
     yield shared.given((1, 1, 17, 17, 16), "causal, S_q = S_k = 17, blocks of 16", short, is_causal=True, edge="ragged")
-    far = "a tile is left without a mask although the first row of the block does not see all of its keys"
+    far = "the first row of a block sees fewer keys than its last, so a tile that only the last row sees whole needs the mask"
     yield shared.given((1, 1, 18, 32, 16), "causal, S_q = 18, S_k = 32, blocks of 16", far, is_causal=True, edge="ragged")
     yield shared.large_logits()
     q, k, v, do = shared.draw(1, 1, 16, 16, 16)
     q[..., 0], q[:, :, 15, 0], k[:, :, 15], k[:, :, 15, 0] = 1, 0, 0, 400
     on = "causal, one tile, key 15 with a score of 100 for the queries that do not see it"
-    yield shared.given(None, on, MISTAKES["product"], tensors=(q, k, v, do), is_causal=True, edge="range")
+    yield shared.given(
+        None,
+        on,
+        "a hidden key has p = 0, however large exp(s − lse) would be: choose with tl.where, because inf · 0 is NaN",
+        tensors=(q, k, v, do),
+        is_causal=True,
+        edge="range",
+    )
     q, k, v, do = shared.draw(1, 1, 16, 20, 16)
     low = torch.ones_like(q), torch.full_like(k, -50.0), v, do
-    yield shared.given(None, "all logits −200, S_k = 20", MISTAKES["keys_unmasked"], tensors=low, edge="range")
+    yield shared.given(
+        None,
+        "all logits −200, S_k = 20",
+        "a key past S_k has p = 0: its score would be 0, and exp(0 − lse) may be inf",
+        tensors=low,
+        edge="range",
+    )
     q, k, v, do = shared.draw(1, 1, 32, 32, 16)
     size = torch.where(torch.arange(32) < 16, 1e-30, 1e30)[:, None]  # dp overflows for rows 0 to 15 and keys 16 to 31, and 0 · inf is NaN
     on = "causal, S_q = S_k = 32, where v of keys 16 to 31 is so large that dp of rows 0 to 15 overflows"
-    yield shared.given(None, on, MISTAKES["walks_unseen"], tensors=(q, k, v * size, do / size), is_causal=True, edge="unseen")
+    yield shared.given(None, on, UNSEEN, tensors=(q, k, v * size, do / size), is_causal=True, edge="unseen")
     for S_q, dead in ((24, "0 to 7"), (32, "0 to 15")):
         on = f"causal, S_q = {S_q}, S_k = 16, so that rows {dead} see no key"
         yield shared.given((1, 1, S_q, 16, 16), on, "rows that see no key have dq = 0", is_causal=True, edge="unseen")
@@ -135,7 +146,7 @@ def fixed():
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 64
     k[:, :, 0], k[:, :, 16], k[:, :, 32] = 2048, 1, -2048
     on = "fp16, equal scores, ds k of the four tiles is 2048, 1, −2048 and 0"
-    yield shared.given(None, on, MISTAKES["half_dq"], tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
+    yield shared.given(None, on, shared.SUMS, tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
 
 
 EXERCISE = shared.exercise(
@@ -163,5 +174,6 @@ EXERCISE = shared.exercise(
     more="The package's version, backward.dq_kernel, reads the key head of its group, walks the tiles that need no mask in a loop of their own, and has "
     "int64 offsets.",
     inputs=inputs,
+    rule="dq = scale · Σ ds k, over the tiles of keys, where ds = p ∘ (dp − delta)",
     mistakes=MISTAKES,
 )

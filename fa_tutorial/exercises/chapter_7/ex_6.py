@@ -3,10 +3,10 @@
 import torch
 
 from fa_tutorial import backward, forward
-from fa_tutorial.exercises.chapter_7.function import NAMES, FunctionExercise
-from fa_tutorial.exercises.chapter_7.shared import draw
+from fa_tutorial.exercises.chapter_7.function import NAMES, FunctionExercise, by_apply
+from fa_tutorial.exercises.chapter_7.shared import Given, draw
 from fa_tutorial.exercises.harness import case
-from fa_tutorial.exercises.inputs import exp32, generator
+from fa_tutorial.exercises.inputs import generator
 
 
 class FlashAttention(torch.autograd.Function):
@@ -27,38 +27,26 @@ class FlashAttention(torch.autograd.Function):
         return dq, dk, dv, None, None
 
 
+FORWARD, BACKWARD = "flash_forward(q, k, v, is_causal, scale)", "flash_backward(q, k, v, o, do, lse, None, ctx.is_causal, ctx.scale)"
 ORDER = "the gradients come in the order of forward's arguments, dq, dk, dv, and here they come as"
 MISTAKES = {
-    "forward_full": "is_causal does not reach flash_forward: pass it on",
-    "forward_scale": "scale does not reach flash_forward: pass it on",
-    **{f"order {' '.join(order)}": f"{ORDER} {', '.join(order)}"
-       for order in (("dq", "dv", "dk"), ("dk", "dq", "dv"), ("dk", "dv", "dq"), ("dv", "dq", "dk"), ("dv", "dk", "dq"))},
-    "ones": "do does not reach flash_backward: the gradients are those of o.sum()",
-    "o_for_do": "flash_backward gets o where it needs do, which are its fourth and fifth arguments: o, do",
-    "scaled": "the gradients are multiplied by scale, which flash_backward has already done",
-    "divided": "dq and dk are multiplied by scale, which flash_backward has already done",
-    "backward_full": "is_causal does not reach flash_backward: keep it on ctx",
-    "backward_scale": "scale does not reach flash_backward: keep it on ctx",
+    "is_causal does not reach flash_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.is_causal", "False")),
+    "scale does not reach flash_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.scale", "q.shape[-1] ** -0.5")),
+    "is_causal does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("is_causal", "False")),
+    "scale does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("scale", "q.shape[-1] ** -0.5")),
+    f"{ORDER} dk, dv, dq": ("return dq, dk, dv,", "return dk, dv, dq,"),
+    f"{ORDER} dq, dv, dk": ("return dq, dk, dv,", "return dq, dv, dk,"),
+    f"{ORDER} dk, dq, dv": ("return dq, dk, dv,", "return dk, dq, dv,"),
+    "flash_backward gets o and do in the wrong order: its fourth and fifth arguments are o, do": (BACKWARD, BACKWARD.replace("o, do,", "do, o,")),
+    "dq and dk are multiplied by scale, which flash_backward has already done": ("return dq, dk,", "return ctx.scale * dq, ctx.scale * dk,"),
+    "do does not reach flash_backward: the gradients are those of o.sum()": (BACKWARD, BACKWARD.replace("do,", "torch.ones_like(o),")),
 }  # fmt: skip
 
 
-def twin(q, k, v, do, is_causal, scale, mistake=None):
-    q, k, v, do = (x.double() for x in (q, k, v, do))
-    own, S_q, S_k = q.shape[3] ** -0.5, q.shape[2], k.shape[2]
-    hidden = ~torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q) & is_causal
-    s = (own if mistake == "forward_scale" else scale) * q @ k.mT
-    s = s if mistake == "forward_full" else s.masked_fill(hidden, -torch.inf)
-    lse = torch.logsumexp(s, -1, keepdim=True)
-    o = exp32(s - lse.masked_fill(lse == -torch.inf, 0.0)) @ v
-    do = {"ones": torch.ones_like(o), "o_for_do": o}.get(mistake, do)
-    factor = own if mistake == "backward_scale" else scale
-    p = exp32(factor * q @ k.mT - lse)
-    p = p if mistake == "backward_full" else p.masked_fill(hidden, 0.0)
-    ds = factor * p * (do @ v.mT - (do * o).sum(-1, keepdim=True))
-    found = dict(zip(NAMES, (ds @ k, ds.mT @ q, p.mT @ do), strict=True))
-    if mistake in ("scaled", "divided"):
-        found = {name: x * scale if mistake == "scaled" or name != "dv" else x for name, x in found.items()}
-    return o, *(found[name] for name in (mistake.split()[1:] if (mistake or "").startswith("order") else NAMES))
+def truth(q, k, v, do, is_causal, scale):
+    given = Given(q, k, v, do, is_causal, scale)
+    s = (scale * q.double() @ k.double().mT).masked_fill(given.hidden, -torch.inf)
+    return torch.softmax(s, -1).nan_to_num() @ v.double(), *given.right.values()
 
 
 def tolerance(args, part):
@@ -81,7 +69,7 @@ def inputs():
     yield attention(
         small, "o.sum().backward(), where do has strides of 0", any_strides, lambda do: torch.ones(()).expand(do.shape), edge="strides"
     )
-    yield attention((1, 2, 4, 4, 4), "do a (B, S, H, D) tensor seen as (B, H, S, D)", any_strides,
+    yield attention((2, 3, 4, 4, 4), "do a (B, S, H, D) tensor seen as (B, H, S, D)", any_strides,
                     lambda do: do.transpose(1, 2).contiguous().transpose(1, 2), edge="strides")  # fmt: skip
     random = generator()
     for sizes, dtype, is_causal in (((2, 1, 5, 3, 8), torch.float32, True), ((1, 1, 5, 9, 20), torch.float16, False)):
@@ -105,7 +93,9 @@ EXERCISE = FunctionExercise(
     "derivative would take their results for constants.",
     more="The package's node, in attention.py, also returns lse, takes its gradient, and leaves out gradients that nobody asks for.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="o is attention with is_causal and scale, and its gradients are dq, dk and dv, in this order",
+    adapt=by_apply,
     mistakes=MISTAKES,
     parts=("o", *NAMES),
     tolerance=tolerance,

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from fa_tutorial import hardware
+from fa_tutorial.exercises import running
 from fa_tutorial.exercises.chapter_7.shared import draw
-from fa_tutorial.exercises.harness import Exercise, Twin, judge
-from fa_tutorial.exercises.running import NotAttempted, Wrong, show, where_in, written_once
+from fa_tutorial.exercises.harness import Exercise, judge
+from fa_tutorial.exercises.running import Endless, NotAttempted, Wrong, show, where_in, written_once
 
 NAMES = ("dq", "dk", "dv")
 FIVE = "backward returns one value for each argument of forward: dq, dk, dv, None, None"
@@ -20,31 +21,36 @@ class FunctionExercise(Exercise):
     """An Exercise whose answer is a torch.autograd.Function: it is graded by what its apply and its backward give, and by what it keeps."""
 
     def grade(self, answer):
-        if isinstance(answer, Twin):
-            return judge(self, answer)
         _check_class(answer)
-        _check_results(answer)
-        _check_kept(answer)  # it takes one forward, and the rest takes many
-        judge(self, _by_apply(answer))
+        for check in (_check_results, _check_kept):  # they take few forwards, and the rest takes many
+            _in_time(check, answer)
+        judge(self, answer)
         for check in (_check_again, _check_second_derivative):
             try:
-                check(answer)
+                _in_time(check, answer)
             except Wrong as wrong:
                 raise Wrong(f"right on the main case; {wrong}") from wrong
-        return None
 
 
-def _by_apply(answer):
+def _in_time(check, answer):
+    try:
+        with running.time_limit():
+            check(answer)
+    except Endless as endless:
+        raise Wrong(f"is still running after {running.TIME_LIMIT:g} s{where_in(endless, answer.forward)}{endless}") from None
+
+
+def by_apply(answer):
     """(q, k, v, do, is_causal, scale) -> o, dq, dk, dv, for the harness. Its `fn` is where a line of the reader's code is looked for."""
 
-    def by_apply(q, k, v, do, is_causal, scale):
+    def applied(q, k, v, do, is_causal, scale):
         leaves = [x.to(hardware.device()).requires_grad_() for x in (q, k, v)]
         o = answer.apply(*leaves, is_causal, scale)
         do = do[written_once(do.stride())].to(o.device).expand(do.shape)  # its strides of 0 on a GPU too
         return o, *torch.autograd.grad(o, leaves, do)
 
-    by_apply.fn = answer.backward
-    return by_apply
+    applied.fn = answer.backward
+    return applied
 
 
 def _leaves(*sizes):

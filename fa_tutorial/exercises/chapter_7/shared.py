@@ -1,85 +1,116 @@
-"""What exercises 7.2 to 7.5 share: the mistakes that several of these kernels can have, the inputs that show them, and the tolerance."""
+"""What exercises 7.2 to 7.5 share: what a backward kernel gets and should give, the inputs, the tolerance, and mistakes that several can have."""
+
+from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.backward_kernel_twin import Given
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.strided import BDHS, BHDS, BHSD, BSHD, joined, read_mistakes
+from fa_tutorial.exercises.running import INF
 
-_TURN = "{0} is not transposed: {1}, and tl.trans transposes a tile (where S = D the kernel runs all the same)"
-_KEPT = "fp16 numbers are 2 apart from 2,048 on, so keep what dot returns in float32"
-RULES = {
-    "scale_1": "scale is forgotten in the scores: s = scale · q kᵀ",
-    "scale_squared": "scale is applied twice to the scores",
-    "no_lse": "lse is not subtracted: p = exp(s − lse)",
-    "no_exp": "exp is missing: p = exp(s − lse)",
-    "base_2": "the base is 2: tl.exp2(x) is 2 to the power x; use tl.exp, or exp2(x · log2(e))",
-    "lse_along_keys": "lse belongs to the queries, but here it runs along the keys",
-    "no_delta": "delta is forgotten: ds = p ∘ (dp − delta)",
-    "delta_added": "delta is added: ds = p ∘ (dp − delta)",
-    "delta_along_keys": "delta belongs to the queries, but here it runs along the keys",
-    "no_p": "ds is not multiplied by p: ds = p ∘ (dp − delta)",
-    "scale_of_block": "the scale comes from BLOCK_D: it is an argument",
-    "scale_here": "the scale is computed in the kernel: it is an argument, which the caller may choose",
-    "exp_by_exp": "exp overflows: compute exp(s − lse), which is at most 1; exp(s) / exp(lse) is inf / inf",
-    "half_qk": "the scores overflow: keep what dot returns in float32, because fp16 ends at 65504",
-    "half_s": f"s is rounded to fp16: {_KEPT}",
-    "half_dp": f"dp is rounded to fp16: {_KEPT}",
-    "half_delta": "delta is rounded to fp16, whose numbers are 2 apart from 2,048 on: leave it in float32",
-}
-TURNED = {
-    "q_turned": _TURN.format("q", "sᵀ = scale · k qᵀ"),
-    "k_turned": _TURN.format("k", "s = scale · q kᵀ"),
-    "do_turned": _TURN.format("do", "dpᵀ = v doᵀ"),
-    "v_turned": _TURN.format("v", "dp = do vᵀ"),
-}
-OF_ONE_TILE = {
-    "delta_of_tile": "delta is summed over one tile's keys: delta_ptr holds the sum over all keys",
-    "softmax_of_tile": "p is a softmax over one tile's keys: p = exp(s − lse), and lse_ptr holds the lse of all keys",
-    "tile_alone": "p is a softmax, and delta a sum, over one tile's keys: lse_ptr and delta_ptr hold those of all keys",
-}
-MASKS = {
-    "not_causal": "IS_CAUSAL changes nothing: query i sees keys 0 to i + S_k − S_q",
-    "no_mask": "nothing is hidden: query i sees keys 0 to i + S_k − S_q, so a tile that the diagonal crosses needs a mask",
-    "strict": "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q",
-    "upside": "the mask is the wrong way round: it hides the keys before the query and shows those after it",
-    "by_place": "the mask compares positions in the tile: compare positions in the sequence",
-    "top_left": "the mask is aligned top-left: query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key",
-    "shift_sign": "S_k − S_q has the wrong sign: query i sees keys 0 to i + S_k − S_q",
-}
+BHSD, BSHD, BHDS, BDHS = (0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2), (0, 3, 1, 2)  # dimensions, from the slowest in memory to the fastest
 HALF = "with fp16 and bf16, the scores, dp and the sums are float32"
-EACH = ("q", "k", "v", "do", "lse", "delta")
+EXCHANGED = {
+    "batch and head are exchanged: // H gives b, % H gives h": ("batch_head // H, batch_head % H", "batch_head % H, batch_head // H")
+}
+FROM_HEAD_0 = {  # lse and delta
+    "lse and delta are read from batch 0 by every program: a head's rows start at batch_head · S_q": ("batch_head * S_q", "h * S_q"),
+    "lse and delta are read at batch_head · S_k: they belong to the queries, so a head's rows start at batch_head · S_q": (
+        "batch_head * S_q", "batch_head * S_k"),
+}  # fmt: skip
+ADDED_TWICE = "what was summed before is added twice in each step: dot(a, b, acc) has added it already, so acc = dot(a, b, acc), not +="
+SUMS = "the sums over blocks are kept in float32: fp16 has no 2,049"
 
 
-def place_mistakes(*outputs: str) -> dict[str, str]:
-    """Ways to take the wrong head, of what is read and of these outputs."""
-    words, all_of = joined(outputs), "+".join(outputs)
-    start = "a head's rows of {} start at (b · H + h) · S_q, because they belong to the queries"
-    return {
-        f"out_head_0 {all_of}": f"only head 0 of {words} is written: store_tile takes b and h",
-        f"out_batch_0 {all_of}": f"only batch 0 of {words} is written: store_tile takes b and h",
-        f"out_origin {all_of}": f"every head of {words} is written to the same place: store_tile takes b and h",
-        f"out_exchanged {all_of}": f"batch and head are exchanged in all that is read, or in {words}: // H gives b, % H gives h",
-        **read_mistakes(("head_0", "batch_0"), ("q+k+v+do", "lse+delta", *EACH)),
-        **read_mistakes(("exchanged",), ("q+k+v+do", "lse+delta")),
-        **read_mistakes(("origin",), ("q+k+v+do", "lse+delta", "lse", "delta")),
-        **{f"by_keys {names}": start.format(names.replace("+", " and ")) for names in ("lse+delta", "lse", "delta")},
-    }
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a backward kernel gets. q, do: (B, H, S_q, D); k, v: (B, H, S_k, D). near: the tolerance, computed unless given.
+
+    orders: of q, k, v and do the dimensions from the slowest in memory to the fastest, in rows that are one element longer than they need be.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    do: torch.Tensor
+    is_causal: bool = False
+    scale: float = 0.25
+    blocks: tuple[int, int, int] = (16, 16, 16)  # BLOCK_M, BLOCK_N, BLOCK_D
+    orders: tuple[tuple[int, ...], ...] = (BHSD,) * 4
+    near: float | None = None
+
+    @cached_property
+    def hidden(self) -> torch.Tensor:
+        """[S_q, S_k] booleans: a causal query i sees keys 0 … i + S_k − S_q."""
+        S_q, S_k = self.q.shape[2], self.k.shape[2]
+        return ~torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q) & self.is_causal
+
+    @cached_property
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """lse and delta, float32."""
+        q, k, v, do = (x.double() for x in (self.q, self.k, self.v, self.do))
+        s = (self.scale * (q @ k.mT)).masked_fill(self.hidden, -INF)
+        lse = torch.logsumexp(s, -1)
+        return lse.float(), (do * (torch.softmax(s, -1) @ v)).sum(-1).masked_fill(lse == -INF, 0.0).float()
+
+    @cached_property
+    def right(self) -> dict[str, torch.Tensor]:
+        return gradients(self)
+
+    @cached_property
+    def atol(self) -> dict[str, float]:
+        """Three times what rounding p and ds to the dtype costs, one rounding of the gradient, and a little of what it is the sum of."""
+        rounded, sizes, eps = gradients(self, self.q.dtype), gradients(self, size=True), torch.finfo(self.q.dtype).eps
+        return {
+            name: self.near or 3 * float((x - rounded[name]).abs().max()) + max(1e-5, eps) * float(sizes[name].max()) + 1e-5
+            for name, x in self.right.items()
+        }
+
+    def launch(self, *outputs: str, one_tile: bool = False, causal: bool = False) -> Launch:
+        """How a kernel that gives these gradients is launched. one_tile: it takes no lengths. causal: it takes IS_CAUSAL."""
+        (B, H, S_q, D), S_k, (block_m, block_n, block_d) = self.q.shape, self.k.shape[2], self.blocks
+        inputs = {name: getattr(self, name) for name in ("q", "k", "v", "do")}
+        lies = [strides_in(x.shape, order, pad=int(order != BHSD)) for x, order in zip(inputs.values(), self.orders, strict=True)]
+        args = [In(x, strides, as_heads=True) for x, strides in zip(inputs.values(), lies, strict=True)]
+        args += [Out(inputs[name[1:]].shape, self.q.dtype, as_heads=True) for name in outputs]
+        args += map(In, self.rows)
+        blocks = -(-S_q // block_m) if outputs == ("dq",) else -(-S_k // block_n)
+        meta = {"IS_CAUSAL": self.is_causal} if causal else {}
+        meta |= {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d}
+        return Launch((blocks * B * H,), (*args, H, *(() if one_tile else (S_q, S_k)), D, self.scale), meta)
 
 
-def same_rows(words, *groups):
-    """The mistake to read the first rows of these tensors again and again."""
-    return {f"first {'+'.join(names)}": words.format(" and ".join(names)) for names in groups}
+def strides_in(shape: Sequence[int], order: Sequence[int], pad: int = 0) -> tuple[int, ...]:
+    """Strides of a tensor whose dimensions lie in memory in this order; pad: unused elements after each run of the last."""
+    strides, step = [0] * 4, 1
+    for dim in reversed(order):
+        strides[dim], step, pad = step, step * shape[dim] + pad, 0
+    return tuple(strides)
+
+
+def gradients(given: Given, dtype: torch.dtype = torch.float64, size: bool = False) -> dict[str, torch.Tensor]:
+    """dq, dk and dv in float64. dtype: p and ds are rounded to it. size: the sums of absolute values instead."""
+    q, k, v, do, lse, delta = (x.double() for x in (given.q, given.k, given.v, given.do, *given.rows))
+    dead = given.hidden.all(1)[:, None]  # rows that see nothing may be NaN
+    q, do = q.masked_fill(dead, 0.0), do.masked_fill(dead, 0.0)
+    p = torch.exp(given.scale * (q @ k.mT) - lse[..., None]).masked_fill(given.hidden, 0.0)
+    ds = p * (do @ v.mT - delta[..., None])
+    p, ds = p.to(dtype).double(), ds.to(dtype).double()
+    p, ds, q, k, do = (x.abs() if size else x for x in (p, ds, q, k, do))
+    return {"dq": given.scale * ds @ k, "dk": given.scale * ds.mT @ q, "dv": p.mT @ do}
 
 
 def exercise(*outputs, one_tile=False, causal=False, **words):
     """An Exercise whose kernel gives these gradients."""
     return Exercise(
-        twin=lambda given, mistake=None: given.gradients(mistake)[0] if outputs == ("dq",) else given.gradients(mistake)[1:],
+        truth=lambda given: tuple(given.right[name] for name in outputs),
         launch=lambda given: given.launch(*outputs, one_tile=one_tile, causal=causal),
         tolerance=lambda args, part: (1e-5, args[0].atol[part]),
         overlap="programs store to one another's rows: where do a program's rows start, and which are its b and h?",
@@ -88,7 +119,7 @@ def exercise(*outputs, one_tile=False, causal=False, **words):
 
 
 def kept(cases):
-    """The cases of a generator, made once: what their twins give is computed once then."""
+    """The cases of a generator, made once: what is right for them is computed once then."""
     return functools.cache(lambda: tuple(cases()))
 
 
@@ -126,7 +157,13 @@ def narrow():
 def large_logits():
     _, _, v, do = draw(1, 1, 16, 16, 16)
     ones = torch.ones_like(v)
-    return given(None, "all logits 200", RULES["exp_by_exp"], tensors=(ones, 50 * ones, v, do), edge="range")
+    return given(
+        None,
+        "all logits 200",
+        "exp(s − lse) is at most 1: compute it in one step, because exp(s) may overflow",
+        tensors=(ones, 50 * ones, v, do),
+        edge="range",
+    )
 
 
 def half_scores():
@@ -135,7 +172,12 @@ def half_scores():
     q[..., 0], k[..., 0], v[..., 0], do[..., 0] = 256, 260, 1367, 1.5
     on = "fp16, q kᵀ near 66,560 before it is scaled, s near 2,080, dp and delta near 2,050"
     return given(
-        None, on, f"s, dp or delta is not kept in float32: {_KEPT}", tensors=[x.half() for x in (q, k, v, do)], scale=2.0**-5, edge="half"
+        None,
+        on,
+        "s, dp and delta are kept in float32: fp16 numbers are 2 apart from 2,048 on, and end at 65,504",
+        tensors=[x.half() for x in (q, k, v, do)],
+        scale=2.0**-5,
+        edge="half",
     )
 
 

@@ -15,37 +15,31 @@ def rows_of_program(pid, heads, row_blocks, at_once, is_causal):
     return group * at_once + within % together, row_block
 
 
+HEAD, ROW, LEFT = "group * at_once + within % together", "within // together", "min(at_once, heads - group * at_once)"
+GROUP, LAST = "divmod(pid, at_once * row_blocks)", "row_blocks - 1 - row_block"
 MISTAKES = {
-    "as_they_come": "that is chapter 5's order, whatever at_once is: the head changes fastest, not the row block",
-    "exchanged": "head and row block are swapped: return (head, row_block)",
-    "shortest_first": "the longest row block comes last: under the causal mask the last row block sees the most keys",
-    "always_reversed": "the order is reversed without a mask, too: there all row blocks are equally long",
-    "inverted": "the wrong heads are reversed: under the causal mask the last row block comes first, without it the first",
-    "one_past": "the first row block is row_blocks, which doesn't exist: blocks count from 0",
-    "all_heads": "all heads run side by side: only at_once of them do",
-    "one_group": "there is one group only: after at_once · row_blocks programs the next group of heads begins",
-    "first_group": "every group starts at head 0: group g starts at head g · at_once",
-    "last_full": "the last group has only the heads that are left",
-    "clamped": "the last group has only the heads that are left, so its programs count those alone: no head gets another's row blocks",
-}
+    "that is chapter 5's order, whatever at_once is: the head changes fastest, not the row block": [
+        (HEAD, "pid // row_blocks"), (ROW, "pid % row_blocks")],
+    "all heads run side by side: only at_once of them do": ("group, within", "at_once = heads\n    group, within"),
+    "the longest row block comes last: under the causal mask the last row block sees the most keys": (LAST, "row_block"),
+    "the order is reversed without a mask, too: there row blocks run from the first to the last": ("if is_causal:", "if True:"),
+    "the wrong heads are reversed: under the causal mask the last row block comes first, without it the first": ("if is_causal", "if not is_causal"),
+    "the last row block is row_blocks, which doesn't exist: blocks count from 0": (LAST, "row_blocks - row_block"),
+    "head and row block are swapped: return (head, row_block)": (f"return {HEAD}, row_block", f"return row_block, {HEAD}"),
+    "every group starts at head 0: group g starts at head g · at_once": (HEAD, "within % together"),
+    "group g starts at head g: it starts at head g · at_once": (HEAD, "group + within % together"),
+    "there is one group only: after at_once · row_blocks programs the next group of heads begins": (GROUP, "0, pid"),
+    "the last group is taken for a full one: it has only the heads that are left": (LEFT, "at_once"),
+    "the last group is taken for a full one, and its missing heads for the last head: it has only the heads that are left": [
+        (LEFT, "at_once"), (f"return {HEAD}", f"return min({HEAD}, heads - 1)")],
+}  # fmt: skip
 CONDITIONS = {"last_group": "the last group has fewer heads, when heads is not a multiple of at_once"}
 
 
-def twin(pid, heads, row_blocks, at_once, is_causal, mistake=None):
-    at_once = heads if mistake == "all_heads" else at_once
-    group, within = divmod(pid, at_once * row_blocks)
-    together = at_once if mistake in ("last_full", "clamped") else min(at_once, heads - group * at_once)
-    head, row = within % together, within // together
-    head += 0 if mistake == "first_group" else group * at_once
-    head = min(head, heads - 1) if mistake == "clamped" else head
-    if mistake == "one_group":
-        row, head = divmod(pid, at_once)
-    if mistake == "as_they_come":
-        head, row = divmod(pid, row_blocks)
-    is_reversed = {"shortest_first": False, "always_reversed": True, "inverted": not is_causal}.get(mistake, is_causal)
-    if is_reversed:
-        row = row_blocks - row - (mistake != "one_past")
-    return (row, head) if mistake == "exchanged" else (head, row)
+def truth(pid, heads, row_blocks, at_once, is_causal):
+    rows = range(row_blocks)[:: -1 if is_causal else 1]
+    groups = (range(first, min(first + at_once, heads)) for first in range(0, heads, at_once))
+    return [(head, row) for group in groups for row in rows for head in group][pid]
 
 
 def inputs():
@@ -77,7 +71,8 @@ EXERCISE = Exercise(
     "With the longest first, the short ones fill the gaps at the end.",
     more="The package's kernel calls matmul.grouped_tile_device for the first half, chapter 3's order of tiles.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="groups of at_once heads follow one another; in a group the head changes fastest, then the row block",
     mistakes=MISTAKES,
     exact=True,
 )

@@ -13,61 +13,30 @@ def ring_phase(i, stages):
     return stage, full_parity, empty_parity
 
 
-PARTS = ("stage", "full_parity", "empty_parity")
-PLACES = ((1, 2, 0), (1, 0, 2), (2, 1, 0), (2, 0, 1))  # the stage does not come first
-_NO_BIT = "a parity is the last bit of a phase's number, 0 or 1"
+FULL, EMPTY, RETURN = "full_parity = round_of_ring % 2", "empty_parity = 1 - full_parity", "return stage, full_parity, empty_parity"
+NO_BIT = "a parity is the last bit of a phase's number, 0 or 1"
 MISTAKES = {
-    "exchanged": "the two parities are exchanged: the consumer would pass a fresh full barrier before anything is loaded, and the producer wait "
-    "forever",
-    "empty_first": "the producer waits for phase 0 of empty, which is complete when a consumer has released the stage, and nothing has been loaded "
-    "yet: deadlock. On a fresh barrier one of the parities passes at once",
-    "full_first": "the consumer passes a fresh full barrier at once, before anything is loaded",
-    "empty_early": "the producer waits for a stage that nobody has used yet: every stage of the first round is fresh",
-    "every_tile": "the parities flip with every tile: stage 1 is as fresh as stage 0 was, so they flip once a round",
-    "never": "the parities never flip: the second tile of a stage completes phase 1 of full",
-    "full_never": "full_parity does not flip: in the second round the tile is there when phase 1 of full is complete",
-    "empty_never": "empty_parity does not flip: in the second round the stage is free when phase 0 of empty is complete, by the release of the first "
-    "tile",
-    "once": "the parities flip once and stay: the third tile of a stage completes phase 2 of full",
-    "full_once": "full_parity flips once and stays: the third tile of a stage completes phase 2 of full",
-    "empty_once": "empty_parity is 1 in the first round alone: it flips with every round, as full_parity does",
-    "of_two": "a ring of two is taken for granted: with 3 stages the first round has 3 tiles",
-    "of_one": "with one stage every tile begins a round",
-    "round_itself": _NO_BIT,
-    "negative": _NO_BIT,
-    "next_round": _NO_BIT,
-    "stage_of_two": "the ring is taken for one of two stages",
-    "round": "that is the round, how often the ring has been gone through; the stage is what is left",
-    "number": "the tile's own number is no stage: after the last stage comes stage 0 again",
-    "stays": "the stages are taken in turn, 0 … stages − 1, and then again from 0: here all later tiles go to the last stage",
-    "from_one": "the first tile goes to stage 0",
-    **{str(places): f"the parts come as ({', '.join(PARTS[place] for place in places)}), want ({', '.join(PARTS)})" for places in PLACES},
-}
+    "the producer waits for phase 0 of empty, which is complete when a consumer has released the stage, and nothing has been loaded yet: deadlock. "
+    "On a fresh barrier one of the parities passes at once": (EMPTY, "empty_parity = full_parity"),
+    "the two parities are exchanged: the consumer would pass a fresh full barrier before anything is loaded, and the producer wait forever": (
+        RETURN, "return stage, empty_parity, full_parity"),
+    "the parities flip with every tile: stage 1 is as fresh as stage 0 was, so they flip once a round": (FULL, "full_parity = i % 2"),
+    "the parities never flip: the second tile of a stage completes phase 1 of full": (FULL, "full_parity = 0"),
+    "empty_parity does not flip: in the second round the stage is free when phase 0 of empty is complete, by the release of the first tile": (
+        EMPTY, "empty_parity = 1"),
+    "empty_parity is 1 in the first round alone: it flips with every round, as full_parity does": (EMPTY, "empty_parity = int(round_of_ring == 0)"),
+    f"{NO_BIT}, and here it is the round": (FULL, "full_parity = round_of_ring"),
+    f"{NO_BIT}, and here empty_parity is the number of the round before": (EMPTY, "empty_parity = round_of_ring - 1"),
+    "round and stage are exchanged: i // stages is the round, and i % stages the stage": ("round_of_ring, stage =", "stage, round_of_ring ="),
+    "the tile's own number is no stage: after the last stage comes stage 0 again": ("return stage", "return i"),
+    "a ring of two is taken for granted: with 3 stages the first round has 3 tiles": ("divmod(i, stages)", "divmod(i, 2)"),
+    "the parts come as (full_parity, empty_parity, stage), want (stage, full_parity, empty_parity)": (
+        RETURN, "return full_parity, empty_parity, stage"),
+}  # fmt: skip
 
 
-def twin(i, stages, mistake=None):
-    turn = {"every_tile": i, "of_two": i // 2, "of_one": i // max(stages, 2), "never": 0, "once": min(i // stages, 1)}.get(
-        mistake, i // stages
-    )
-    bit = turn % 2
-    stage = {"stage_of_two": i % 2, "round": turn, "number": i, "stays": min(i, stages - 1), "from_one": (i + 1) % stages}.get(
-        mistake, i % stages
-    )
-    full, empty = {
-        "exchanged": (1 - bit, bit),
-        "empty_first": (bit, bit),
-        "full_first": (1 - bit, 1 - bit),
-        "empty_early": (bit, 1 - (i + 1) // stages % 2),
-        "full_never": (0, 1 - bit),
-        "empty_never": (bit, 1),
-        "full_once": (min(turn, 1), 1 - bit),
-        "empty_once": (bit, int(turn == 0)),
-        "round_itself": (turn, 1 - turn),
-        "negative": (bit, bit - 1),
-        "next_round": (turn, turn + 1),
-    }.get(mistake, (bit, 1 - bit))
-    right = stage, full, empty
-    return next((tuple(right[place] for place in places) for places in PLACES if mistake == str(places)), right)
+def truth(i, stages):
+    return i % stages, i // stages % 2, 1 - i // stages % 2
 
 
 def inputs():
@@ -104,8 +73,9 @@ EXERCISE = Exercise(
     "waits for the release of the tile before. Its first wait passes at once without a special case, because a fresh barrier looks as if a phase of "
     "parity 1 were over.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="the stages are taken in turn, and the parities flip once a round",
     mistakes=MISTAKES,
-    parts=PARTS,
+    parts=("stage", "full_parity", "empty_parity"),
     exact=True,
 )

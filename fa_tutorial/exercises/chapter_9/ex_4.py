@@ -1,10 +1,11 @@
 """Exercise 9.4, longest_first."""
 
 import functools
+import math
 import random
 from collections.abc import Iterator
 
-from fa_tutorial.exercises.harness import OTHERS, Exercise, case
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong
 
 
@@ -20,49 +21,28 @@ def longest_first(S_q, S_k, block_m, block_n, heads, is_causal):
     return work
 
 
-PLACES = ((0, 2, 1), (1, 2, 0), (2, 0, 1), (2, 1, 0))  # key_blocks does not come last
-_PARTS = ("head", "row_block", "key_blocks")
-_EARLIER = "each head is in order by itself, and the next head begins with its longest again: the order is across all heads"
+ROW_BLOCKS, KEY_BLOCKS, KEYS = "-(-S_q // block_m)", "-(-keys // block_n)", "max(0, end + S_k - S_q)"
+END = "min((row_block + 1) * block_m, S_q)"
 MISTAKES = {
-    "blocks_exchanged": "block_m and block_n are exchanged: a row block has block_m rows, a key block block_n keys",
-    "rows_down": "the ragged last row block is left out: the number of row blocks is rounded up",
-    "one_head": "the other heads are missing: every head has its own row blocks",
-    "no_empty": "the row blocks that see nothing are left out: they have 0 key blocks, and somebody must still write their o = 0",
-    "twice": "the first entry is there twice",
-    "unmasked": "is_causal changes nothing: a row block visits the key blocks up to its last row's last key",
-    "inverted": "is_causal changes nothing, or is turned round: with it a row block visits the key blocks up to its last row's last key",
-    "masked": "the mask is used where there is none: with is_causal = False every row block visits all key blocks",
-    "down": "the number of key blocks is rounded down: a ragged block has keys too",
-    "down_masked": "the number of key blocks is rounded down under the mask: a ragged block has keys too",
-    "first_row": "a row block's first row is asked: its last row sees the most",
-    "seen_whole": "only the key blocks that are seen whole are counted: those on the diagonal are visited too",
-    "top_left": "the mask starts at the top left: with S_q ≠ S_k the last row sees the last key",
-    "strict": "the diagonal is not counted: query i sees key i + S_k − S_q too",
-    "whole_rows": "a ragged last row block is taken for a whole one: its last row is S_q − 1",
-    "negative": "a row block that sees nothing visits 0 key blocks, never less",
-    "masked_blocks": "end − full is counted, the key blocks that need the mask: those that are seen whole are visited too",
-    "number": "row block r is given r + 1 key blocks: it has as many where S_q = S_k and block_m = block_n, and not in general",
-    "keys": "keys are counted, not blocks of block_n keys",
-    "S_q_twice": "S_q is used for both lengths: the keys are S_k",
-    "exchanged": "head and row_block are exchanged: an entry is (head, row_block, key_blocks)",
-    **{str(places): f"the parts come as ({', '.join(_PARTS[place] for place in places)}), want ({', '.join(_PARTS)})" for places in PLACES},
-    "shortest_first": "the shortest come first: the longest that is left at the end keeps one multiprocessor busy while the others wait",
-    "not_sorted": "the shortest come first within each head, as the row blocks come: sort all of them by key_blocks, the most first",
-    "by_head": _EARLIER,
-}
-
-
-def _keys(row_block, S_q, S_k, block_m, block_n, is_causal, mistake):
-    """How many keys of a row block count."""
-    first, last, offset = row_block * block_m, min((row_block + 1) * block_m, S_q), S_k - S_q
-    is_causal = {"unmasked": False, "inverted": not is_causal, "masked": True}.get(mistake, is_causal)
-    if not is_causal:
-        return S_q if mistake == "S_q_twice" else S_k
-    keys = {"first_row": first + 1 + offset, "seen_whole": (first + 1 + offset) // block_n * block_n, "top_left": min(last, S_k),
-            "strict": last - 1 + offset, "whole_rows": first + block_m + offset, "S_q_twice": last,
-            "number": (row_block + 1) * block_n,
-            "masked_blocks": max(0, last + offset) - max(0, first + 1 + offset) // block_n * block_n}.get(mistake, last + offset)  # fmt: skip
-    return keys if mistake == "negative" else max(0, keys)
+    "the shortest come first: the longest that is left at the end keeps one multiprocessor busy while the others wait": (
+        f"reversed(range({ROW_BLOCKS}))", f"range({ROW_BLOCKS})"),
+    "each head is in order by itself, and the next head begins with its longest again: the order is across all heads": (
+        "return work", "return sorted(work, key=lambda entry: entry[0])"),
+    "the number of key blocks is rounded down: a ragged block has keys too": (KEY_BLOCKS, "keys // block_n"),
+    "the ragged last row block is left out: the number of row blocks is rounded up": (ROW_BLOCKS, "S_q // block_m"),
+    "is_causal changes nothing: a row block visits the key blocks up to its last row's last key": ("if is_causal:", "if False:"),
+    "the mask starts at the top left: with S_q ≠ S_k the last row sees the last key": (KEYS, "end"),
+    "a row block's first row is asked: its last row sees the most": (END, "row_block * block_m + 1"),
+    "the diagonal is not counted: query i sees key i + S_k − S_q too": (KEYS, "max(0, end - 1 + S_k - S_q)"),
+    "a ragged last row block is taken for a whole one: its last row is S_q − 1": (END, "(row_block + 1) * block_m"),
+    "a row block that sees nothing visits 0 key blocks, never less": (KEYS, "end + S_k - S_q"),
+    "the row blocks that see nothing are left out: they have 0 key blocks, and somebody must still write their o = 0": (
+        "return work", "return [entry for entry in work if entry[2]]"),
+    "keys are counted, not blocks of block_n keys": (KEY_BLOCKS, "keys"),
+    "block_m and block_n are exchanged: a row block has block_m rows, a key block block_n keys": [
+        (ROW_BLOCKS, "-(-S_q // block_n)"), (END, "min((row_block + 1) * block_n, S_q)"), (KEY_BLOCKS, "-(-keys // block_m)")],
+    "head and row_block are exchanged: an entry is (head, row_block, key_blocks)": ("(head, row_block, ", "(row_block, head, "),
+}  # fmt: skip
 
 
 def in_order(work):
@@ -70,21 +50,11 @@ def in_order(work):
     return tuple(sorted(work)), tuple(entry[2] for entry in work)
 
 
-def twin(S_q, S_k, block_m, block_n, heads, is_causal, mistake=None):
-    if mistake == "blocks_exchanged":
-        block_m, block_n = block_n, block_m
-    work = []
-    for head in range(1 if mistake == "one_head" else heads):
-        for row_block in range(S_q // block_m if mistake == "rows_down" else -(-S_q // block_m)):
-            keys = _keys(row_block, S_q, S_k, block_m, block_n, is_causal, mistake)
-            is_down = mistake == "down" or (mistake == "down_masked" and is_causal)
-            key_blocks = keys if mistake == "keys" else keys // block_n if is_down else -(-keys // block_n)
-            work += [(head, row_block, key_blocks)] * (key_blocks != 0 or mistake != "no_empty")
-    work += work[:1] if mistake == "twice" else []
-    if mistake != "not_sorted":
-        work.sort(key=lambda entry: {"shortest_first": entry[2], "by_head": (entry[0], -entry[2])}.get(mistake, -entry[2]))
-    places = {str(places): places for places in PLACES}.get(mistake, (1, 0, 2) if mistake == "exchanged" else (0, 1, 2))
-    return in_order([tuple(entry[place] for place in places) for entry in work])
+def truth(S_q, S_k, block_m, block_n, heads, is_causal):
+    last_rows = [min(first + block_m, S_q) - 1 for first in range(0, S_q, block_m)]
+    blocks = [math.ceil((max(0, row + 1 + S_k - S_q) if is_causal else S_k) / block_n) for row in last_rows]
+    work = [(head, row_block, count) for head in range(heads) for row_block, count in enumerate(blocks)]
+    return in_order(sorted(work, key=lambda entry: -entry[2]))
 
 
 def adapt(answer):
@@ -131,7 +101,7 @@ def inputs():
     for _ in range(30):
         sizes = [random.randint(1, high) for high in (90, 90, 20, 20)]
         for is_causal in (False, True):
-            yield case(*sizes, random.randint(1, 4), is_causal, on="a random case", otherwise=OTHERS, fresh=True)
+            yield case(*sizes, random.randint(1, 4), is_causal, on="a random case", fresh=True)
 
 
 EXERCISE = Exercise(
@@ -150,7 +120,8 @@ EXERCISE = Exercise(
     "never fall from one row block to the next, so counting row blocks backwards sorts them, and a kernel can do it with a division: "
     "row_block = row_blocks − 1 − n // heads, head = n % heads.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="each head has its row blocks, each with the number of key blocks that it visits, the most first",
     mistakes=MISTAKES,
     parts=("entries", "order of key_blocks"),
     exact=True,

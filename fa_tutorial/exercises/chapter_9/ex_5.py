@@ -8,7 +8,8 @@ from itertools import zip_longest
 
 from fa_tutorial import barriers
 from fa_tutorial.barriers import Action, Barrier, Event, arrive, ds_rows, load, use, wait
-from fa_tutorial.exercises.harness import OTHERS, Exercise, case
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.ring_play import check_barrier
 from fa_tutorial.exercises.running import Wrong, show
 
 
@@ -29,62 +30,36 @@ def meeting_consumer(c, blocks, full, empty, ds_full):
 STEPS = ("s and dp", "ds", "dk", "dq")
 RIGHT = "each step as early as the barriers allow, and no earlier"
 ACTION_LIMIT = 2_000
+LINES = """        yield wait(full[stage], parity)
+        yield use(i, stage)  # s and dp
+        yield load(i, ds_rows(stage, c))
+        yield arrive(ds_full[stage])
+        yield use(i, stage)  # dk
+        yield arrive(empty[stage])
+        yield wait(ds_full[stage], parity)
+        yield use(i, ds_rows(stage, 1 - c))  # dq"""
+FULL, _, WRITE, HAND_OVER, DK, RELEASE, MEET, DQ = LINES.splitlines(keepends=True)
 MISTAKES = {
-    "no_hand_over": "nobody arrives at ds_full[stage] after writing ds, and both consumers wait for it",
-    "no_meeting": "you do not wait for ds_full[stage] before dq, so it may read rows that the other consumer has not written",
-    "early": "you arrive at ds_full[stage] before your rows of ds are written",
-    **dict.fromkeys(("twice", "again"), "you arrive at ds_full[stage] twice for one block: it expects one arrival from each consumer"),
-    "other_parity": "you wait for the other parity of ds_full[stage]: that passes before both have arrived, and blocks afterwards",
-    "one_barrier": "you wait for ds_full[0] in every block: the block's barrier is ds_full[stage]",
-    "parities_never": "you wait for parity 0 in every round: a stage's phase grows by one every two blocks",
-    "parity_never": "you wait for parity 0 of ds_full[stage] in every round: its phase grows by one every two blocks",
-    **dict.fromkeys(("release_early", "release_at_once"), "you release q's stage before dk has read it: arrive at empty[stage] after dk"),
-    "release_late": "you release q's stage after dq, and dk is the last that reads it: the next load could start earlier",
-    "release_never": "you do not release q's stage, and the producer waits for it",
-    "no_full": "s and dp start before their tiles are there: they need wait(full[stage], parity), with the parity of exercise 9.1",
-    **dict.fromkeys(
-        ("parity_every_block", "meeting_every_block"), "the parities flip with every block: a stage's phase grows once a round, i // 2"
-    ),
-    "late": "you arrive at ds_full[stage] after dk: hand ds over as soon as it is written",
-    "dk_first": "dk comes before the hand-over: hand ds over first, so that the other consumer does not wait for your dk",
-    "dk_last": "dk comes after dq: between hand-over and meeting it would fill the wait, and q's stage would be free earlier",
-    "meet_early": "you wait for ds_full[stage] before dk, which reads only your own ds: dk fills the time until the meeting",
-    "own_rows": "dq's step is use(i, ds_rows(stage, 1 − c)) alone: it stands for the rows that dq must wait for",
-    "rows_exchanged": "you write the rows of the other consumer and read your own: ds_rows(stage, c) is yours",
-    "one_stage": "your rows of ds all go to stage 0: the other consumer may still read those of the block before",
-}
-
-
-def _flawed(mistake):
-    """meeting_consumer with one mistake."""
-
-    def flawed(c, blocks, full, empty, ds_full):
-        for i in range(blocks):
-            stage, parity = i % 2, {"parity_every_block": i % 2, "parities_never": 0}.get(mistake, i // 2 % 2)
-            ds_stage = 0 if mistake == "one_stage" else stage
-            theirs = use(i, ds_rows(ds_stage, c if mistake in ("own_rows", "rows_exchanged") else 1 - c))
-            hand_over, dk, release = arrive(ds_full[stage]), use(i, stage), arrive(empty[stage])
-            meeting = ds_full[0 if mistake == "one_barrier" else stage]
-            meet = wait(meeting, {"other_parity": 1 - parity, "parity_never": 0, "meeting_every_block": i % 2}.get(mistake, parity))
-            yield from () if mistake == "no_full" else (wait(full[stage], parity),)
-            yield use(i, stage)
-            write = [load(i, ds_rows(ds_stage, 1 - c if mistake == "rows_exchanged" else c)), hand_over]
-            steps = {"no_hand_over": [write[0], dk, release, meet, theirs],
-                     "no_meeting": [*write, dk, release, theirs],
-                     "late": [write[0], dk, hand_over, release, meet, theirs],
-                     "early": [write[1], write[0], dk, release, meet, theirs],
-                     "twice": [*write, hand_over, dk, release, meet, theirs],
-                     "again": [*write, dk, release, meet, theirs, hand_over],
-                     "release_early": [*write, release, dk, meet, theirs],
-                     "release_at_once": [release, *write, dk, meet, theirs],
-                     "release_late": [*write, dk, meet, theirs, release],
-                     "release_never": [*write, dk, meet, theirs],
-                     "dk_first": [dk, release, *write, meet, theirs],
-                     "meet_early": [*write, meet, dk, release, theirs],
-                     "dk_last": [*write, meet, theirs, dk, release]}  # fmt: skip
-            yield from steps.get(mistake, [*write, dk, release, meet, theirs])
-
-    return flawed
+    "nobody arrives at ds_full[stage] after writing ds, and both consumers wait for it": (HAND_OVER, ""),
+    "you do not wait for ds_full[stage] before dq, so it may read rows that the other consumer has not written": (MEET, ""),
+    "you arrive at ds_full[stage] before your rows of ds are written": (WRITE + HAND_OVER, HAND_OVER + WRITE),
+    "you wait for the other parity of ds_full[stage]: that passes before both have arrived, and blocks afterwards": (
+        "ds_full[stage], parity", "ds_full[stage], 1 - parity"),
+    "you wait for ds_full[0] in every block: the block's barrier is ds_full[stage]": ("ds_full[stage], parity", "ds_full[0], parity"),
+    "you wait for parity 0 in every round: a stage's phase grows by one every two blocks": ("i // 2 % 2", "0"),
+    "the parities flip with every block: a stage's phase grows once a round, i // 2": ("i // 2 % 2", "i % 2"),
+    "s and dp start before their tiles are there: they need wait(full[stage], parity), with the parity of exercise 9.1": (FULL, ""),
+    "you release q's stage before dk has read it: arrive at empty[stage] after dk": (DK + RELEASE, RELEASE + DK),
+    "you release q's stage after dq, and dk is the last that reads it: the next load could start earlier": (RELEASE + MEET + DQ, f"{MEET}{DQ}\n{RELEASE}"),
+    "you do not release q's stage, and the producer waits for it": (RELEASE, ""),
+    "you arrive at ds_full[stage] after dk: hand ds over as soon as it is written": (HAND_OVER + DK, DK + HAND_OVER),
+    "you wait for ds_full[stage] before dk, which reads only your own ds: dk fills the time until the meeting": (
+        DK + RELEASE + MEET, MEET + DK + RELEASE),
+    "dk does not come before dq: between hand-over and meeting it fills the wait, and q's stage is free earlier": (
+        DK + RELEASE + MEET + DQ, f"{MEET}{DQ}\n{DK}{RELEASE}"),
+    "your rows of ds all go to stage 0: the other consumer may still read those of the block before": ("ds_rows(stage, ", "ds_rows(0, "),
+    "you write the rows of the other consumer: ds_rows(stage, c) is yours": ("ds_rows(stage, c)", "ds_rows(stage, 1 - c)"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,6 +83,7 @@ class Meeting:
         for action in actions:
             if not isinstance(action, Action):
                 raise Wrong(f"{role} yields {show(action)}, want wait(…), arrive(…), load(…) or use(…)")
+            check_barrier(role, action)
             yield replace(action, units=units if self.seed is None else draw.randint(1, 6)) if action.units else action
 
     def timeline(self, consumer: Callable) -> list[Event]:
@@ -142,8 +118,8 @@ class Meeting:
         return RIGHT
 
 
-def twin(meeting, mistake=None):
-    return meeting.play(_flawed(mistake))
+def truth(meeting):
+    return RIGHT
 
 
 def adapt(answer):
@@ -154,9 +130,9 @@ def inputs():
     for blocks in (1, 2, 3, 5, 0):
         for load_units, steps in ((1, (2, 2)), (1, (1, 4)), (1, (4, 1)), (12, (2, 1))):
             one = Meeting(blocks, load_units, steps)
-            yield case(one, on=str(one), otherwise="each step waits for what it reads, and for nothing else")
+            yield case(one, on=str(one))
     for _ in range(8):
-        yield case(Meeting(9, seed=random.randrange(1, 2**32)), on="times that differ", otherwise=OTHERS, fresh=True)
+        yield case(Meeting(9, seed=random.randrange(1, 2**32)), on="times that differ", fresh=True)
 
 
 EXERCISE = Exercise(
@@ -171,7 +147,8 @@ EXERCISE = Exercise(
     reasoning="Only dq needs the other consumer, so only dq waits for it, and dk fills the time until then. ds needs no empty barrier: before a consumer "
     "writes a stage again it has met the other once more, in the block between, and the other arrived there after its dq of two blocks ago.",
     inputs=inputs,
-    twin=twin,
+    truth=truth,
+    rule="each step waits for what it reads, and for nothing else",
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,
