@@ -1,4 +1,4 @@
-# The course without a GPU: docker build -t fa_tutorial . && docker run -p 8888:8888 -v fa_tutorial_work:/course/work fa_tutorial
+# The course without a GPU: docker build -t fa_tutorial . && docker run -it -p 8888:8888 -v fa_tutorial_work:/course/work fa_tutorial
 
 # What the course needs of a machine; .devcontainer/ stops here, and mounts the repository.
 FROM python:3.12-slim AS machine
@@ -19,4 +19,4 @@ RUN make setup
 # The reader's notebooks and progress are in one folder, so one volume keeps both.
 ENV FA_TUTORIAL_STATE=/course/work
 EXPOSE 8888
-CMD ["make", "lab", "ARGS=--ip=0.0.0.0 --no-browser"]
+CMD [".venv/bin/python", "-m", "fa_tutorial", "lab", "--ip=0.0.0.0", "--no-browser"]

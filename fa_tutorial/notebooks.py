@@ -57,6 +57,7 @@ def execute(notebook, folder: Path, cell_seconds: int = CELL_SECONDS, allow_erro
         coalesce_streams=True,
         resources=where,
         allow_errors=allow_errors,
+        extra_arguments=["--log-level=ERROR"],
     )
     with tempfile.TemporaryDirectory() as state_folder:
         client.execute(env=kernel_environment(**{STATE_VARIABLE: state_folder}))

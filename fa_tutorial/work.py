@@ -19,6 +19,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fa_tutorial import notebooks
+from fa_tutorial.exercises import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS, COPIES = ROOT / "notebooks", ROOT / "work"
@@ -48,19 +49,26 @@ def text_of(notebook: dict) -> str:
 
 def fill() -> None:
     """Copy the chapters that work/ lacks, and say in a line which copies are of an older text."""
-    older, made = [], 0
+    older, made, found = [], 0, chapters()
     COPIES.mkdir(exist_ok=True)
-    for number, chapter in chapters().items():
+    for number, chapter in found.items():
         copy = COPIES / chapter.name
         if not copy.exists():
             _copy(chapter, copy)
             made += 1
-        elif json.loads(copy.read_bytes())["metadata"].get("fa_tutorial") != text_of(json.loads(chapter.read_bytes())):
+        elif not _is_current(copy, chapter):
             older.append(number)
     if made:
         print(f"{made} chapters copied into {COPIES.name}/, which is yours: solve the exercises there")
     for number in older:
         print(f"chapter {number} is newer than your copy. To take it, and keep yours beside it: make take CHAPTER={number}")
+        print(f"  (without make: python -m fa_tutorial work take {number})")
+    if not made and not older:
+        print(f"{len(found)} copies in {COPIES.name}/, all of the course's present text")
+
+
+def _is_current(copy: Path, chapter: Path) -> bool:
+    return json.loads(copy.read_bytes())["metadata"].get("fa_tutorial") == text_of(json.loads(chapter.read_bytes()))
 
 
 def _copy(chapter: Path, copy: Path) -> None:
@@ -75,42 +83,44 @@ def take(numbers: Sequence[int]) -> None:
     """Put the course's chapters in the place of the reader's copies, which keep their answers under a dated name."""
     for chapter in [_chapter(number) for number in numbers]:
         copy = COPIES / chapter.name
+        if copy.exists() and _is_current(copy, chapter):
+            print(f"{copy.relative_to(ROOT)} has the course's present text already. To begin it anew, rename it, and run make work")
+            continue
         if copy.exists():
             kept = copy.with_name(f"{copy.stem}.{datetime.datetime.now():%Y-%m-%d_%H%M%S}.ipynb")
             copy.rename(kept)
-            print(f"your copy is now {kept.relative_to(ROOT)}")
+            print(f"your copy, with your answers, is now {kept.relative_to(ROOT)}")
         COPIES.mkdir(exist_ok=True)
         _copy(chapter, copy)
         print(f"{copy.relative_to(ROOT)} is the course's chapter as it is now")
 
 
-def check(numbers: Sequence[int]) -> int:
-    """Run the reader's copies, of all chapters if none is named, and print what their checks say. Writes to no copy. 1 where a cell raises."""
+def check(numbers: Sequence[int]) -> None:
+    """Run the reader's copies, of all chapters if none is named, and print what their checks say. Writes to no copy."""
     import nbformat
 
-    paths = [COPIES / _chapter(number).name for number in numbers or chapters()]
-    failed = False
-    for path in tqdm([path for path in paths if path.exists()], desc="running your copies", leave=False, disable=None):
+    paths = {number: COPIES / _chapter(number).name for number in numbers or chapters()}
+    there = {number: path for number, path in paths.items() if path.exists()}
+    for number, path in tqdm(there.items(), desc="running your copies", leave=False, disable=None):
         notebook = nbformat.read(path, as_version=4)
         notebooks.execute(notebook, COPIES, cell_seconds=CELL_SECONDS, allow_errors=True)
-        verdicts, errors = _outcome(notebook.cells)
+        said, errors = _outcome(notebook.cells)
+        verdicts = {one.id: said.get(one.id, "? no verdict") for one in catalogue.chapter_exercises(number)}
         right = sum(verdict.startswith("✓") for verdict in verdicts.values())
-        marks = "  ".join(f"{verdict[0]} {number}" for number, verdict in verdicts.items())
+        marks = "  ".join(f"{verdict[0]} {exercise}" for exercise, verdict in verdicts.items())
         lines = [f"{path.stem}: {right} of {len(verdicts)} right   {marks}"]
         lines += [f"  {verdict}" for verdict in verdicts.values() if verdict.startswith("✗")]
         tqdm.write("\n".join(lines + errors))
-        failed |= bool(errors)
-    return int(failed)
 
 
 def _outcome(cells: Sequence[dict]) -> tuple[dict[str, str], list[str]]:
     """The last verdict of each exercise's check, and a line for each cell that raised."""
     verdicts, errors = {}, []
-    for place, cell in enumerate(cells):
+    for cell in cells:
         for output in cell.get("outputs", []):
             verdicts |= {match[2]: match[0] for match in VERDICT.finditer(output.get("text", ""))}
             if output["output_type"] == "error":
-                errors.append(f"  cell {place} raises {output['ename']}: {output['evalue']}")
+                errors.append(f"  the cell that begins `{cell['source'].splitlines()[0]}` raises {output['ename']}: {output['evalue']}")
     return verdicts, errors
 
 

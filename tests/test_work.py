@@ -56,8 +56,8 @@ def test_a_newer_chapter_is_told_and_an_answer_or_an_output_is_no_newer_chapter(
     write(course / "notebooks" / "01_second.ipynb", text="A better chapter.")
     capsys.readouterr()
     work.fill()
-    [line] = capsys.readouterr().out.splitlines()
-    assert line.startswith("chapter 1 is newer than your copy") and "make take CHAPTER=1" in line
+    line, other = capsys.readouterr().out.splitlines()
+    assert line.startswith("chapter 1 is newer than your copy") and "make take CHAPTER=1" in line and "work take 1" in other
 
 
 def test_take_keeps_the_old_copy_under_a_dated_name(course, capsys):
@@ -70,7 +70,9 @@ def test_take_keeps_the_old_copy_under_a_dated_name(course, capsys):
     assert cells_of(kept)[1]["source"] == ["answer = 1"] and cells_of(copy)[0]["source"] == ["A better chapter."]
     assert kept.name in capsys.readouterr().out
     work.fill()
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "2 copies in work/, all of the course's present text\n"
+    assert main(["work", "take", "1"]) == 0
+    assert "has the course's present text already" in capsys.readouterr().out and len(list(copy.parent.glob("01_second*"))) == 2
 
 
 def test_no_chapter_of_this_number_and_no_notebooks(course, capsys):
@@ -84,17 +86,17 @@ def test_no_chapter_of_this_number_and_no_notebooks(course, capsys):
 
 
 def test_check_runs_the_copies_and_tells_verdicts_and_errors(course, capsys):
-    """A right answer, a wrong one, and a cell that raises: told, the cells after it run, and no copy is changed."""
+    """A right answer, a wrong one, checks that are not there, and a cell that raises: told, the cells after it run, and no copy is changed."""
     work.fill()
     right, wrong = "return min(peak_flops, intensity * bandwidth)", "return peak_flops"
     call = 'check("0.4", attainable_flops)'
     write(course / "work" / "00_first.ipynb", CHECK.format(body=right), "1 / 0", call)
-    write(course / "work" / "01_second.ipynb", CHECK.format(body=wrong), call)
+    write(course / "work" / "01_second.ipynb", CHECK.format(body=wrong).replace("attainable_flops", "merge"), 'check("1.3", merge)')
     before = [path.read_bytes() for path in sorted((course / "work").iterdir())]
-    assert main(["work", "check"]) == 1
+    assert main(["work", "check"]) == 0
     shown = capsys.readouterr().out
-    assert "00_first: 1 of 1 right   ✓ 0.4\n  cell 2 raises ZeroDivisionError" in shown
-    assert "01_second: 0 of 1 right   ✗ 0.4\n  ✗ 0.4 attainable_flops: " in shown
+    assert "00_first: 1 of 4 right   ? 0.1  ? 0.2  ? 0.3  ✓ 0.4\n  the cell that begins `1 / 0` raises ZeroDivisionError" in shown
+    assert "01_second: 0 of 5 right   ? 1.1  ? 1.2  ✗ 1.3  ? 1.4  ? 1.5\n  ✗ 1.3 merge: " in shown
     assert [path.read_bytes() for path in sorted((course / "work").iterdir())] == before
     assert main(["work", "check", "1"]) == 0 and "00_first" not in capsys.readouterr().out
 
