@@ -43,10 +43,10 @@ def order(loop: str, found: dict) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there(tmp_path, monkeypatch):
+def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there(tmp_path):
     """Made anew: where both matmuls are issued at once, both waits come before the exponentials; else one comes after them."""
     made = tmp_path / "made.json"
-    code = f"from pathlib import Path; from fa_tutorial import sass; sass.STORED = Path({str(made)!r}); sass.make()"
+    code = f"from pathlib import Path; from fa_tutorial import sass; sass.make(Path({str(made)!r}))"
     environment = compile_report.compiling_environment()
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
     found = json.loads(made.read_text())
