@@ -20,21 +20,21 @@ BROWSER_INSTALLED := $(VENV)/.browser_installed
 .PHONY: help setup lab work take check-work test test-slow browser-test figures notebooks site doctor compile-report clean
 
 help:
-	@echo "make setup      make .venv, and install what constraints.txt pins"
-	@echo "make lab        set up if needed, copy the notebooks into work/, which is yours, and open the first in JupyterLab"
-	@echo "make work       copy the notebooks that work/ lacks, and say which chapters are newer than your copies"
-	@echo "make take       take the course's chapter as it is now, CHAPTER=1; your copy stays beside it, under a dated name"
-	@echo "make check-work run your copies, and print what their checks say; CHAPTER=1 for one of them"
-	@echo "make test       set up if needed; ruff, the tests, and every notebook of the course against its stored outputs; never reads work/"
-	@echo "make test-slow  what a change breaks more rarely: every kernel compiled for seven kinds of GPU, every notebook with its exercises solved, every image drawn, the site with every link of it"
-	@echo "make doctor     say what this machine can run, and what is wrong with the installation"
-	@echo "make browser-test  run every notebook in JupyterLab in headless Chromium, solve an exercise there, read the site, and drag the explorable figures; screenshots in build/browser"
-	@echo "make site       render the course for reading without running it, in build/site; fails at a broken link"
-	@echo "make figures    draw images/ again"
-	@echo "make notebooks  run the notebooks and store their outputs again"
-	@echo "make compile-report  compile every kernel for GPUs that are not there; ARGS names the file, in Markdown"
-	@echo "make clean      remove .venv and every cache; work/ stays"
-	@echo 'ARGS="..." is passed on by lab, test, browser-test, figures, notebooks, site and compile-report; PYTHON=python3.12 picks the Python that .venv is made with (3.11 or newer)'
+	@echo "make setup         make .venv, and install what constraints.txt pins"
+	@echo "make lab           open your copies of the notebooks, in work/, in JupyterLab"
+	@echo "make work          copy the notebooks that work/ lacks, and say which chapters are newer than yours"
+	@echo "make take          take a chapter as the course has it now (CHAPTER=1), and keep your copy beside it"
+	@echo "make check-work    run your copies, and print what their checks say (CHAPTER=1 for one of them)"
+	@echo "make test          ruff, the tests, and every notebook of the course; never reads work/"
+	@echo "make test-slow     every kernel compiled, every exercise solved in its notebook, every image drawn, the site"
+	@echo "make browser-test  the notebooks, the site and the explorable figures in headless Chromium"
+	@echo "make doctor        say what this machine can run, and what is wrong with the installation"
+	@echo "make site          render the course for reading without running it, in build/site"
+	@echo "make figures       draw images/ again"
+	@echo "make notebooks     run the notebooks and store their outputs again"
+	@echo "make compile-report  compile every kernel for GPUs that are not there"
+	@echo "make clean         remove .venv and every cache; work/ stays"
+	@echo "Arguments go on in ARGS: make lab ARGS=--no-browser. Another Python: make PYTHON=python3.12 setup"
 
 setup: $(INSTALLED)
 
