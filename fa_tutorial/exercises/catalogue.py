@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from pathlib import Path
 
 from fa_tutorial.exercises.harness import Exercise
+
+FOLDER = Path(__file__).parent
 
 
 def chapters() -> list[int]:
     """The numbers of the chapters that have exercises, in order."""
-    import fa_tutorial.exercises as package
-
-    names = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return sorted(int(name.removeprefix("chapter_")) for name in names if name.startswith("chapter_"))
+    return _numbers("chapter_", FOLDER)
 
 
-def chapter_exercises(chapter: int) -> tuple[Exercise, ...]:
-    """The exercises of one chapter, in order. Imports that chapter alone, so that those without kernels work where Triton is missing."""
-    package = importlib.import_module(f"fa_tutorial.exercises.chapter_{chapter}")
-    numbers = sorted(
-        int(module.name.removeprefix("ex_")) for module in pkgutil.iter_modules(package.__path__) if module.name.startswith("ex_")
-    )
-    return tuple(importlib.import_module(f"{package.__name__}.ex_{number}").EXERCISE for number in numbers)
+def chapter_ids(chapter: int) -> list[str]:
+    """The ids of one chapter's exercises, in order. Imports none of them, so that it works where Triton is missing."""
+    return [f"{chapter}.{number}" for number in _numbers("ex_", FOLDER / f"chapter_{chapter}")]
+
+
+def _numbers(prefix: str, folder: Path) -> list[int]:
+    names = (module.name for module in pkgutil.iter_modules([str(folder)]))
+    return sorted(int(name.removeprefix(prefix)) for name in names if name.startswith(prefix))
+
+
+def chapter_exercises(chapter: int) -> list[Exercise]:
+    """The exercises of one chapter, in order."""
+    return [find(exercise_id) for exercise_id in chapter_ids(chapter)]
 
 
 def find(exercise_id: str) -> Exercise:
@@ -31,11 +37,11 @@ def find(exercise_id: str) -> Exercise:
         if isinstance(exercise_id, int | float):
             raise TypeError(f'an exercise is named by a text, "{exercise_id}", not by {exercise_id!r}')
         raise TypeError(f'name the exercise first, as a text: check("1.2", answer); got a {type(exercise_id).__name__}')
-    chapter = exercise_id.partition(".")[0]
+    chapter, _, number = exercise_id.partition(".")
     known = chapters()
     if not chapter.isdecimal() or int(chapter) not in known:
         raise ValueError(f"there is no exercise {exercise_id!r}; chapters with exercises: {', '.join(map(str, known))}")
-    exercises = {exercise.id: exercise for exercise in chapter_exercises(int(chapter))}
-    if exercise_id not in exercises:
-        raise ValueError(f"there is no exercise {exercise_id!r}; chapter {chapter} has {', '.join(exercises)}")
-    return exercises[exercise_id]
+    ids = chapter_ids(int(chapter))
+    if exercise_id not in ids:
+        raise ValueError(f"there is no exercise {exercise_id!r}; chapter {chapter} has {', '.join(ids)}")
+    return importlib.import_module(f"fa_tutorial.exercises.chapter_{chapter}.ex_{number}").EXERCISE

@@ -1,4 +1,4 @@
-"""What the exercises on forward kernels share: the launch, the tolerance, the truth, the count of a causal kernel's tiles, inputs."""
+"""What the exercises on forward kernels share: launch, tolerance, truth, inputs, and what a kernel is watched for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -71,69 +72,68 @@ def o_truth(*args):
     return truth(*args)[0]
 
 
-class CausalTiles:
-    """A causal kernel whose tiles are counted in the interpreter, on the inputs of the sizes COUNTED.
+def by_infinity(kernel: Any) -> Any:
+    """The kernel; Wrong where a large number in its text, or one that it takes from outside, stands for −∞."""
+    if hasattr(kernel, "fn"):
+        code, names = kernel.fn.__code__, kernel.fn.__globals__
+        outside = (names.get(name) for name in code.co_names)
+        for number in (*code.co_consts, *(getattr(value, "value", value) for value in outside)):
+            if isinstance(number, int | float) and 1e4 <= abs(number) < math.inf:
+                raise Wrong(f'−{abs(number):.4g} stands for −∞, and a score may be as low: write -float("inf")')
+    return kernel
 
-    Wrong where it multiplies for a tile that no row of its block sees, or compares the keys of a tile that all rows of its block see whole.
+
+class CausalTiles:
+    """A causal kernel whose tiles are watched in the interpreter, on inputs of one query and whole tiles of keys.
+
+    Wrong where it multiplies for a tile that the query doesn't see, or compares numbers of keys, for the query sees all.
     """
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.fn = kernel, kernel.fn
 
     def __getitem__(self, grid: Any) -> Callable:
-        def launch(q, k, v, o, *rest, **meta):
-            S_q, S_k = rest[-4:-2]
-            block_m, block_n = meta["BLOCK_M"], meta["BLOCK_N"]
-            if not (hardware.interpreter_on() and meta["IS_CAUSAL"] and (S_q, S_k) in COUNTED):
-                return self.kernel[grid](q, k, v, o, *rest, **meta)
-            blocks = [(start, min(start + block_m, S_q)) for start in range(0, S_q, block_m)]
-            seen = sum(-(-(stop + S_k - S_q) // block_n) for _, stop in blocks)
-            programs = grid[0] // len(blocks)
-            with _counted(block_m, block_n) as counts:
-                self.kernel[grid](q, k, v, o, *rest, **meta)
-            if COUNTED[S_q, S_k] == "products" and counts["products"] > 2 * programs * seen * block_m * block_n * meta["BLOCK_D"]:
+        def launch(*args, **meta):
+            (S_q, S_k), block_m, block_n = args[-4:-2], meta["BLOCK_M"], meta["BLOCK_N"]
+            if S_q > 1 or S_k % block_n or not hardware.interpreter_on():
+                return self.kernel[grid](*args, **meta)
+            with _noted() as (products, compared):
+                self.kernel[grid](*args, **meta)
+            if sum(products) > 2 * grid[0] * block_m * S_k * meta["BLOCK_D"]:
                 raise Wrong("tiles are multiplied that no row of their block sees, or that don't exist: end is one past "
                             "the last key that the block's last row sees, and its last row is at most S_q − 1")  # fmt: skip
-            if COUNTED[S_q, S_k] == "compared" and counts["compared"]:
-                raise Wrong("tiles are masked that every row of their block sees whole: the loop without a mask takes "
-                            "all tiles before full")  # fmt: skip
+            if block_m * block_n in compared:
+                raise Wrong("tiles are masked that every row of their block sees whole: the loop without a mask takes all "
+                            "before full")  # fmt: skip
+            if block_n in compared:
+                raise Wrong("loads are masked of tiles that every row of their block sees whole: without MASK pass None "
+                            "for S_k to load_tile")  # fmt: skip
 
         return launch
 
 
-COUNTED = {(17, 64): "products", (32, 63): "compared"}  # what is counted for inputs of these S_q and S_k
-
-
 @contextlib.contextmanager
-def _counted(block_m: int, block_n: int) -> Iterator[dict[str, int]]:
-    """Counts the multiply-adds of tl.dot, and the comparisons that are true for a whole tile, [BLOCK_M, BLOCK_N]."""
+def _noted() -> Iterator[tuple[list[int], list[int]]]:
+    """What the interpreter does meanwhile: each tl.dot's multiply-adds, and the size of each comparison of integers."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
-    counts = {"products": 0, "compared": 0}
+    products, compared = [], []
 
-    def watched(name: str, method: Callable) -> Callable:
-        def run(a: Any, b: Any, *args: Any, **options: Any) -> Any:
-            result = method(a, b, *args, **options)
+    def noting(name: str, method: Callable) -> Callable:
+        def run(a: Any, *args: Any, **options: Any) -> Any:
+            result = method(a, *args, **options)
             if name == "create_dot":
-                counts["products"] += result.data.size * a.data.shape[-1]
-            elif a.data.dtype.kind in "iu" and result.data.shape in ((block_m, block_n), (block_n, block_m)):
-                counts["compared"] += bool(result.data.all())
+                products.append(result.data.size * a.data.shape[-1])
+            else:
+                compared.append(result.data.size)
             return result
 
         return run
 
-    names = ["create_dot", *(name for name in dir(builder) if name.startswith("create_icmp"))]
-    before = {name: vars(builder).get(name) for name in names}
-    for name in names:
-        setattr(builder, name, watched(name, getattr(builder, name)))
-    try:
-        yield counts
-    finally:
-        for name, method in before.items():
-            if method is None:
-                delattr(builder, name)
-            else:
-                setattr(builder, name, method)
+    with contextlib.ExitStack() as stack:
+        for name in ("create_dot", *(name for name in dir(builder) if name.startswith("create_icmp"))):
+            stack.enter_context(mock.patch.object(builder, name, noting(name, getattr(builder, name))))
+        yield products, compared
 
 
 # ---------------------------------------------------------------- inputs
@@ -145,11 +145,20 @@ def draw_qkv(B, H, S_q, S_k, D, *, H_k=0, draw=None):
     return tuple(torch.randn(shape, generator=draw) for shape in ((B, H, S_q, D), *[(B, H_k or H, S_k, D)] * 2))
 
 
-def with_fresh(*shapes, is_causal=False):
+def with_fresh(*shapes, pad=1, layouts=("bshd", "bhds", "bhsd", "bshd"), is_causal=False):
     """Decorates the inputs of an exercise, which are then drawn once, so that their truth is computed once, and adds views of fresh numbers.
 
     shapes: (B, H_q, H_k, S_q, S_k, D), dtype, blocks, factor. Those of bf16 are for a GPU: the interpreter's bf16 is wrong.
     """
+
+    def fresh(draw, shape, dtype, blocks, factor):
+        B, H, H_k, S_q, S_k, D = shape
+        qkv = ((factor * x).to(dtype) for x in draw_qkv(B, H, S_q, S_k, D, H_k=H_k, draw=draw))
+        heads = f"H = {H}" if H_k == H else f"H_q = {H}, H_k = {H_k}"
+        on = f"{str(dtype).removeprefix('torch.')}, B = {B}, {heads}, S_q = {S_q}, S_k = {S_k}, D = {D}, views"
+        edge = "" if dtype == torch.float32 else "half"
+        lies = {"pad": pad, "layouts": layouts}
+        return attention_case(*qkv, on, blocks=blocks, is_causal=is_causal, fresh=True, edge=edge, **lies)
 
     def decorate(inputs):
         once = functools.cache(lambda: tuple(inputs()))
@@ -157,21 +166,9 @@ def with_fresh(*shapes, is_causal=False):
         @functools.wraps(inputs)
         def both():
             yield from once()
-            yield from _fresh(shapes, is_causal)
+            draw, on_gpu = generator(), hardware.device().type == "cuda"
+            yield from (fresh(draw, *shape) for shape in shapes if on_gpu or shape[1] != torch.bfloat16)
 
         return both
 
     return decorate
-
-
-def _fresh(shapes, is_causal):
-    draw = generator()
-    for (B, H, H_k, S_q, S_k, D), dtype, blocks, factor in shapes:
-        if dtype == torch.bfloat16 and hardware.device().type != "cuda":
-            continue
-        q, k, v = ((factor * x).to(dtype) for x in draw_qkv(B, H, S_q, S_k, D, H_k=H_k, draw=draw))
-        heads = f"H = {H}" if H_k == H else f"H_q = {H}, H_k = {H_k}"
-        name = str(dtype).removeprefix("torch.")
-        yield attention_case(q, k, v, f"{name}, B = {B}, {heads}, S_q = {S_q}, S_k = {S_k}, D = {D}, views", blocks=blocks, pad=1,
-                             is_causal=is_causal, layouts=("bshd", "bhds", "bhsd", "bshd"), fresh=True,
-                             edge="" if dtype == torch.float32 else "half")  # fmt: skip

@@ -164,6 +164,8 @@ class Stage:
                 self.stop(f"a deadlock: wait for {barrier.name}, parity {phase}, which has {has}, and nobody else arrives")
 
     def arrive(self, barrier: Barrier, *, count: int = 1, pred: bool = True) -> None:
+        if count > 1:
+            raise Wrong(f"you arrive {count} times at {barrier.name}: each consumer arrives once, count=1")
         for _ in range(count if pred else 0):
             barrier.arrive()
         self.others()

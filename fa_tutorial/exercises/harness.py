@@ -37,17 +37,15 @@ from fa_tutorial.exercises.running import (
 )
 from fa_tutorial.source import defined, edited, source_of, unwrapped
 
-OTHERS = "right on the small cases, wrong on others"
-FIRST = "wrong on the first case"
 COARSE = "float64 goes in, and the result has less accuracy: a tensor inside is float32 (make it in the input's dtype), or a small constant is added"
-ANYTHING = 2.5e300  # stands in a twin's float64 result where it does not matter what comes out
+ANYTHING = 2.5e300  # stands in a truth where it does not matter what comes out
 NAMING_SECONDS = 5.0  # to look for an answer's mistake on a GPU, where each candidate is compiled first
 
 
 # ---------------------------------------------------------------- an exercise
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One input of the ladder.
 
@@ -62,7 +60,7 @@ class Case:
     edge: str = ""
     fresh: bool = False
     stray: str = ""
-    twins: dict = field(default_factory=dict, compare=False, repr=False)  # what _twin_results has computed
+    wanted: dict = field(default_factory=dict, repr=False)  # the truth, once _truth_of has computed it
 
 
 def case(*args: Any, on: str = "", otherwise: str = "", edge: str = "", fresh: bool = False, stray: str = "") -> Case:
@@ -81,11 +79,11 @@ class Exercise:
     list of them, the likeliest first.
     conditions: what must hold beyond the main case, by the key that the cases of that edge carry. parts: names, where the result is a tuple.
     exact: compare integers and texts, not floats. tolerance: (args, part) -> (rtol, atol). launch: for a kernel, (*args) -> harness_kernel.Launch.
-    adapt: (answer) -> what is run in its place, where an answer does not return by itself what the twin gives.
-    overlap: the diagnosis where two programs of a kernel write the same element. again: the remedy where a kernel with right results reads or writes
-    an element more than once, "" where it may. widened: the diagnosis where tl.dot gets float32 tiles though all inputs are 16-bit, "" where it may.
-    watch: for a function, (*args) -> a context manager in which it
-    runs, whose complaint(result) says what a right result must not hide, "" for nothing. note: (answer) -> what a right answer could do better, or "".
+    adapt: (answer) -> what is run in its place, where an answer does not return by itself what truth gives.
+    seen: what to tell of a kernel's accesses. "overlap": two programs write the same element; "again": an element is read or written more than once;
+    "widened": tl.dot gets float32 tiles though all inputs are 16-bit. The last two are allowed where nothing is to be told.
+    watch: for a function, (*args) -> a context manager in which it runs, whose complaint(result) says what a right result must not hide, "" for
+    nothing. note: (answer) -> what a right answer could do better, or "".
     """
 
     id: str
@@ -94,10 +92,9 @@ class Exercise:
     reasoning: str
     hints: tuple[str, ...]
     inputs: Callable[[], Iterable[Case]]
+    truth: Callable[..., Any]
+    rule: str
     mistakes: Mapping[str, Any]
-    truth: Callable[..., Any] | None = None
-    rule: str = ""
-    twin: Callable[..., Any] | None = None
     conditions: Mapping[str, str] = field(default_factory=dict)
     more: str = ""
     parts: tuple[str, ...] = ()
@@ -107,9 +104,7 @@ class Exercise:
     adapt: Callable[[Any], Any] | None = None
     watch: Callable[..., Any] | None = None
     note: Callable[[Any], str] | None = None
-    overlap: str = "two programs write the same element: each element of an output belongs to one program"
-    again: str = ""
-    widened: str = ""
+    seen: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -124,30 +119,21 @@ class Exercise:
         judge(self, answer)
 
 
-@dataclass(frozen=True)
-class Twin:
-    """An answer that makes one mistake, for the tests: its results come from the exercise's twin, so no code has to be written for it."""
-
-    exercise: Exercise
-    mistake: str | None = None
-
-
 # ---------------------------------------------------------------- judging
 
 
 def judge(exercise: Exercise, answer: Any) -> None:
     """Raise Wrong with the first mistake in the main case, or with the edges that are left, unless the answer is right everywhere."""
     cases = sorted(exercise.inputs(), key=lambda one: one.fresh)  # the same mistake is found on the same input, if any shows it
-    passed: list[Case] = []
     left: dict[str, Wrong] = {}
     try:
         for one in cases:
             if not one.edge:
-                _judge_case(exercise, answer, one, cases, passed)
+                _judge_case(exercise, answer, one, cases)
         for one in cases:
             if one.edge and one.edge not in left:
-                try:
-                    _judge_case(exercise, answer, one, cases, passed)
+                try:  # the first edge's message is shown, the others are counted
+                    _judge_case(exercise, answer, one, cases, in_words=not left)
                 except Wrong as wrong:
                     left[one.edge] = wrong
     except Endless as endless:  # no other input is tried: each would take as long
@@ -158,23 +144,20 @@ def judge(exercise: Exercise, answer: Any) -> None:
         raise Wrong(f"right on the main case; {'one edge is left' if len(left) == 1 else several}: {first}") from first
 
 
-def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case], passed: list[Case]) -> None:
-    """Raise Wrong unless the answer is right on this input; else add it to `passed`, unless it is drawn anew each time."""
-    otherwise = one.otherwise or (exercise.conditions[one.edge] if one.edge else exercise.rule or (FIRST if one is cases[0] else OTHERS))
+def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case], in_words: bool = True) -> None:
+    """Raise Wrong unless the answer is right on this input; with the reason, if it's to be told in words."""
+    otherwise = one.otherwise or (exercise.conditions[one.edge] if one.edge else exercise.rule)
     on = described(exercise, one)
     got, complaint = results(exercise, answer, one, on, one.stray or otherwise)
-    want = _twin_results(exercise, one)
+    want = _truth_of(exercise, one)
     wrong = next((part for part in want if not _agree(exercise, got[part], want[part], one, part)), None)
-    if wrong is None and not complaint:
-        passed += [] if one.fresh else [one]
-        return
     if wrong is None:
-        raise Wrong(f"{complaint}: {on}")
-    if exercise.truth:
-        diagnosis = _named_by_changes(exercise, answer, got, one, cases)
-    else:
-        diagnosis = _named(exercise, answer, got, want, one, wrong, cases, passed)
-    diagnosis, shown = diagnosis or otherwise, not one.fresh
+        if complaint:
+            raise Wrong(f"{complaint}: {on}")
+        return
+    if not in_words:
+        raise Wrong(otherwise)
+    diagnosis, shown = _named(exercise, answer, got, one, cases) or otherwise, not one.fresh
     if diagnosis is otherwise and exercise.launch and all(bool((value == UNWRITTEN).all()) for value in got.values()):
         raise Wrong(f"nothing is stored: does your kernel call tl.store, and does its mask let any element through? ({on})")
     if diagnosis is otherwise and _is_coarse(exercise, got, want, one):
@@ -196,12 +179,12 @@ def slipped(exercise: Exercise, told: str) -> Any:
     return _slipped[exercise.id, told]
 
 
-def _named_by_changes(exercise: Exercise, answer: Any, got: Mapping, one: Case, cases: Sequence[Case]) -> str | None:
+def _named(exercise: Exercise, answer: Any, got: Mapping, one: Case, cases: Sequence[Case]) -> str | None:
     """The first mistake that gives what the answer gives: on this input, where it is wrong, and on every fixed one; None where there is none."""
     compiled = exercise.launch is not None and hardware.device().type == "cuda"
     end = time.monotonic() + (NAMING_SECONDS if compiled else math.inf)
     fixed = [other for other in cases if not other.fresh]  # the same in every call, so what a changed solution gives on them is kept
-    yours: dict[int, Any] = {}
+    yours = {} if one.fresh else {fixed.index(one): got}
 
     def outcome(of: Any, number: int) -> dict[str, Any] | None:
         kept, key = (yours, number) if of is answer else (_outcomes, (of, number))
@@ -213,16 +196,12 @@ def _named_by_changes(exercise: Exercise, answer: Any, got: Mapping, one: Case, 
         if time.monotonic() > end:
             return None
         candidate = slipped(exercise, told)
-        made = _outcome(exercise, candidate, one) if one.fresh else outcome(candidate, _place(fixed, one))
-        if not _alike(exercise, got, made, one) or _alike(exercise, made, _twin_results(exercise, one), one):
+        made = _outcome(exercise, candidate, one) if one.fresh else outcome(candidate, fixed.index(one))
+        if not _alike(exercise, got, made, one) or _alike(exercise, made, _truth_of(exercise, one), one):
             continue
         if all(_alike(exercise, outcome(answer, number), outcome(candidate, number), other) for number, other in enumerate(fixed)):
             return told
     return None
-
-
-def _place(cases: Sequence[Case], one: Case) -> int:
-    return next(number for number, other in enumerate(cases) if other is one)
 
 
 def _outcome(exercise: Exercise, answer: Any, one: Case) -> dict[str, Any] | None:
@@ -240,68 +219,22 @@ def _alike(exercise: Exercise, a: Mapping | None, b: Mapping | None, one: Case) 
     return all(_agree(exercise, a[part], b[part], one, part, loosely=True) for part in b)
 
 
-def _named(exercise: Exercise, answer: Any, got: Mapping, want: Mapping, one: Case, wrong: str, cases: Sequence[Case],
-           passed: Sequence[Case]) -> str | None:  # fmt: skip
-    """The diagnosis of the mistake whose twin gives what the answer gives, here and on the inputs that the answer passed.
-
-    Where there are several, those that agree in every part of the result come first, then the main case's other inputs decide. A mistake that
-    an input which the answer passed rules out is named only if no other fits, and it alone gives these very numbers.
-    """
-    whole, partly, elsewhere_not = [], [], []
-    for name in exercise.mistakes:
-        twin = _twin_results(exercise, one, name)
-        is_it = twin is not None and _agree(exercise, got[wrong], twin[wrong], one, wrong, loosely=True)
-        if is_it and not _agree(exercise, twin[wrong], want[wrong], one, wrong):
-            if not all(_is_right(exercise, name, other) for other in passed):
-                elsewhere_not += [name] if _is_finite(got[wrong]) else []
-            else:
-                is_whole = all(_agree(exercise, got[part], twin[part], one, part, loosely=True) for part in want)
-                (whole if is_whole else partly).append(name)
-    names = whole or partly or (elsewhere_not if len(elsewhere_not) == 1 else [])
-    for other in cases:
-        if len(names) > 1 and other is not one and not other.fresh and not other.edge:
-            names = [name for name in names if _gives(exercise, answer, other, name)] or names
-    return exercise.mistakes[names[0]] if names else None
-
-
-def _is_finite(value: Any) -> bool:
-    return bool(torch.isfinite(value).all()) and value.numel() > 0 if isinstance(value, torch.Tensor) else True
-
-
-def _is_right(exercise: Exercise, mistake: str, one: Case) -> bool:
-    """True where this mistake does not show on this input."""
-    twin, want = _twin_results(exercise, one, mistake), _twin_results(exercise, one)
-    return twin is not None and all(_agree(exercise, twin[part], want[part], one, part) for part in want)
-
-
-def _gives(exercise: Exercise, answer: Any, one: Case, mistake: str) -> bool:
-    """True where the answer gives on this input what the mistake gives."""
-    twin = _twin_results(exercise, one, mistake)
-    try:
-        got, _ = results(exercise, answer, one, described(exercise, one), "")
-    except Wrong:
-        return twin is None
-    return twin is not None and all(_agree(exercise, got[part], twin[part], one, part, loosely=True) for part in twin)
-
-
 def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str, watched: bool = True) -> tuple[dict[str, Any], str]:
     """The answer's results on one input, by part, and a complaint about how it came to them ("" for none, or where nobody watched)."""
-    if isinstance(answer, Twin):
-        twin = _twin_results(exercise, one, answer.mistake)
-        if twin is None:
-            raise Wrong(f"{on}: the twin gives no result")
-        return twin, ""
     try:
         adapted = exercise.adapt(answer) if exercise.adapt and callable(getattr(answer, "fn", answer)) else answer
         if exercise.launch is not None:
             from fa_tutorial.exercises import harness_kernel
 
-            got, trace = harness_kernel.results(adapted, exercise.launch(*one.args), exercise.solution, on, stray)
+            launch = exercise.launch(*one.args)
+            got, trace = harness_kernel.results(adapted, launch, exercise.solution, on, stray, once=not watched)
+            seen = exercise.seen
             if trace.overlap:
-                return got, f"{exercise.overlap} (more than one program writes the same elements of {trace.overlap})"
-            if exercise.widened and trace.widened:
-                return got, f"the result is right, but {exercise.widened}"
-            return got, f"the result is right, but {trace.again}: {exercise.again}" if exercise.again and trace.again else ""
+                belongs = "each element of an output belongs to one program"
+                return got, f"{seen.get('overlap', belongs)} (more than one program writes the same elements of {trace.overlap})"
+            if trace.widened and "widened" in seen:
+                return got, f"the result is right, but {seen['widened']}"
+            return got, f"the result is right, but {trace.again}: {seen['again']}" if trace.again and "again" in seen else ""
         if exercise.watch is None or one.fresh or not watched:
             return _by_part(exercise, run(adapted, *one.args, on=on), on), ""
         with exercise.watch(*one.args) as watch:
@@ -312,28 +245,19 @@ def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str, wat
         raise Endless(f"{still}. Does every iteration bring its loop closer to the end?{endless}") from None
 
 
-def _twin_results(exercise: Exercise, one: Case, mistake: str | None = None) -> dict[str, Any] | None:
-    """What the twin gives, by part; None where an answer with this mistake gives nothing on this input."""
-    if (exercise.id, mistake) not in one.twins:
-        one.twins[exercise.id, mistake] = _compute_twin(exercise, one, mistake)
-    return one.twins[exercise.id, mistake]
-
-
-def _compute_twin(exercise: Exercise, one: Case, mistake: str | None) -> dict[str, Any] | None:
-    try:
-        result = exercise.truth(*one.args) if exercise.truth else exercise.twin(*one.args, mistake=mistake)
-    except Exception:
-        if mistake is None:
-            raise
-        return None
-    if exercise.launch is None:
-        return _by_part(exercise, result, "")
-    outs = exercise.launch(*one.args).outputs(exercise.solution)
-    parts = result if isinstance(result, tuple) else (result,)
-    return {
-        name: torch.where((part == UNWRITTEN) | (part == ANYTHING), part, part.to(out.dtype).double())
-        for (name, out), part in zip(outs.items(), parts, strict=True)
-    }
+def _truth_of(exercise: Exercise, one: Case) -> dict[str, Any]:
+    """The right results on one input, by part; a kernel's as its outputs' dtypes hold them."""
+    if not one.wanted:
+        result = exercise.truth(*one.args)
+        if exercise.launch is None:
+            one.wanted.update(_by_part(exercise, result, ""))
+        else:
+            outs = exercise.launch(*one.args).outputs(exercise.solution)
+            parts = result if isinstance(result, tuple) else (result,)
+            for (name, out), part in zip(outs.items(), parts, strict=True):
+                free = (part == UNWRITTEN) | (part == ANYTHING)
+                one.wanted[name] = torch.where(free, part, part.to(out.dtype).double())
+    return one.wanted
 
 
 def _by_part(exercise: Exercise, result: Any, on: str) -> dict[str, Any]:
@@ -358,7 +282,7 @@ def described(exercise: Exercise, one: Case) -> str:
     if not any(isinstance(arg, torch.Tensor) and arg.ndim for arg in args):
         return f"{exercise.name}({', '.join(f'{arg:g}' if isinstance(arg, float) else show(arg).replace(',', ', ') if torch.is_tensor(arg) else str(arg) for arg in args)})"
     words = []
-    for name, arg in zip(inspect.signature(exercise.truth or exercise.twin).parameters, args, strict=False):
+    for name, arg in zip(inspect.signature(exercise.truth).parameters, args, strict=False):
         large = isinstance(arg, torch.Tensor) and arg.numel() > 12
         words.append(f"{name} of shape {tuple(arg.shape)}" if large else f"{name} = {show(arg)}")
     return ", ".join(words)
@@ -386,17 +310,14 @@ def tolerance(args: Sequence[Any], part: str = "", dtype: torch.dtype | None = N
 
 
 def _agree(exercise: Exercise, a: Any, b: Any, one: Case, part: str, *, loosely: bool = False) -> bool:
-    """Whether two results are the same within the exercise's tolerance.
+    """Whether two results are the same within the exercise's tolerance. Where b is ANYTHING, any finite number does.
 
-    Where b is ANYTHING, any finite number does. loosely: to recognise a mistake b, with at least float32's tolerance; what it never writes
-    may then be 0 or NaN, and ANYTHING is NaN too.
+    loosely: with at least float32's tolerance, to recognise a mistake b.
     """
     if exercise.exact:
         return same(a, b)
-    if loosely and a.shape == b.shape:
-        a = torch.where((b == UNWRITTEN) & ((a == 0) | torch.isnan(a)), b, a)
     if a.shape == b.shape:
-        a = torch.where((b == ANYTHING) & (torch.isfinite(a) | loosely), b, a)
+        a = torch.where((b == ANYTHING) & torch.isfinite(a), b, a)
     rtol, atol = (exercise.tolerance or tolerance)(one.args, part)
     if loosely and rtol:
         rough = tolerance(one.args, part, torch.float32) if dtype_of(one.args) == torch.float64 else (1e-5, 1e-7)

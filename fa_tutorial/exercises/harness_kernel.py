@@ -14,6 +14,7 @@ import copy
 import dis
 import inspect
 import itertools
+import math
 import re
 import sys
 import time
@@ -71,29 +72,32 @@ class Launch:
         return {name: arg for name, arg in zip(self.names(kernel), self.args, strict=True) if isinstance(arg, Out)}
 
 
-def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str) -> tuple[dict[str, torch.Tensor], Trace]:
+def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str, once: bool = False) -> tuple[dict[str, torch.Tensor], Trace]:
     """The kernel's outputs in float64, by name, UNWRITTEN where it writes nothing; and what was seen of its accesses.
 
-    on: the input, in words. stray: the diagnosis where the kernel leaves its tensors.
+    on: the input, in words. stray: the diagnosis where the kernel leaves its tensors. once: run it once, not twice.
     """
     check_kernel(kernel, len(launch.args), launch.meta)
     args = [buffer_of(name, arg) for name, arg in zip(launch.names(solution), launch.args, strict=True)]
     trace = Trace([arg for arg in args if isinstance(arg, Buffer)], strict=True)
     try:
-        first, second = run_twice(kernel, launch.grid, args, launch.meta, trace)
+        poisons = (SENTINEL,) if once else (math.nan, SENTINEL)
+        runs = run_poisoned(kernel, launch.grid, args, launch.meta, trace, poisons)
     except Stray as error:
         raise Wrong(f"{stray}: with {on} it {error.access}") from None
     except Wrong as error:
         advice = f"{launch.shapes}: " if isinstance(error, Mismatch) and launch.shapes else ""
         raise Wrong(f"{advice}{on}: {error}") from error.__cause__
     found = {}
-    for name in first:
-        written = ~(torch.isnan(first[name]) & (second[name] == SENTINEL))
-        if not same(first[name][written], second[name][written]):
+    for name in runs[0]:
+        every = [made[name] for made in runs]
+        still = [torch.isnan(made) if math.isnan(poison) else made == poison for made, poison in zip(every, poisons, strict=True)]
+        written = ~torch.stack(still).all(0)
+        if not all(same(every[0][written], made[written]) for made in every):
             raise Wrong(
                 f"{on}: two runs with the same input give a different {name}: it reads what it should write, or programs overwrite each other"
             )
-        found[name] = first[name].masked_fill(~written, UNWRITTEN)
+        found[name] = every[0].masked_fill(~written, UNWRITTEN)
     return found, trace
 
 
@@ -174,10 +178,10 @@ class Mismatch(Wrong):
 # ---------------------------------------------------------------- running
 
 
-def run_twice(
-    kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], trace: Trace
+def run_poisoned(
+    kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], trace: Trace, poisons: Sequence[float]
 ) -> list[dict[str, torch.Tensor]]:
-    """Launch the kernel twice, its outputs first filled with NaN, then with SENTINEL; what they hold after each run, in float64 on the CPU.
+    """Launch the kernel with its outputs filled with each poison; what they hold after each run, in float64 on the CPU.
 
     args: Buffers and numbers. Wrong if it is no kernel, takes other parameters, raises, or writes to an input; Stray if it leaves its tensors.
     """
@@ -185,7 +189,7 @@ def run_twice(
     _rehearse(kernel, grid, args, meta, trace)
     buffers = [arg for arg in args if isinstance(arg, Buffer)]
     runs = []
-    for poison in (float("nan"), SENTINEL):
+    for poison in poisons:
         for buffer in buffers:
             buffer.reset(poison)
         before = {buffer.name: buffer.memory.clone() for buffer in buffers}

@@ -1,17 +1,17 @@
-"""Plays the roles of a ring against a clock, for exercise 9.2, and says the first thing that is not as early, or not as late, as it should be."""
+"""Plays the roles of a ring against a clock, for exercises 9.2 and 9.5, and says what comes too early or too late."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fa_tutorial import barriers
 from fa_tutorial.barriers import Action, Barrier, Event
-from fa_tutorial.exercises.running import Wrong, show
+from fa_tutorial.exercises.running import Wrong, kind, show
 
-ACTION_LIMIT = 2_000  # far more than any ring of the exercise needs
+ACTION_LIMIT = 2_000  # far more than any right answer needs
 RIGHT = "each load and use as early as (9.6) allows"
 
 
@@ -59,72 +59,77 @@ class Ring:
         """What comes of a reader's ring_roles: RIGHT, or the first thing that goes wrong. Wrong for what no role does."""
         full, empty = barriers.ring(self.stages, len(self.uses))
         producer, consumer = _two_functions(ring_roles(self.tiles, self.stages, full, empty))
-        loads = {"producer": self._timed("producer", producer())}
-        uses = {name: self._timed(name, consumer()) for name in self.consumers}
-        try:
-            return self._verdict(barriers.run(uses | loads if self.is_consumer_first else loads | uses, ACTION_LIMIT))
-        except barriers.TooManyActions:
-            raise Wrong(f"the roles have not ended after {ACTION_LIMIT:,} actions: each goes through its tiles once") from None
-        except barriers.Deadlock as deadlock:
-            waits = (f"{_the(role)} waits for {action.barrier.name}, parity {action.parity}" for role, action, _, _ in deadlock.waiting)
-            return f"a deadlock at time {deadlock.waiting[0].end} ({' and '.join(waits)})"
+        roles = {"producer": self._timed("producer", producer())}
+        roles |= {name: self._timed(name, consumer()) for name in self.consumers}
+        timeline = played(dict(reversed(roles.items())) if self.is_consumer_first else roles)
+        return timeline if isinstance(timeline, str) else self._verdict(timeline)
 
     def _timed(self, role: str, actions: Any) -> Iterator[Action]:
         """The actions of a role, with this ring's durations; Wrong for what no role of this kind does."""
         own, other = ("load", "use") if role == "producer" else ("use", "load")
-        if not isinstance(actions, Iterable):
-            raise Wrong(f"{role}() yields nothing: each action must be yielded, as in yield {own}(i, stage)")
-
-        def timed() -> Iterator[Action]:
-            for action in actions:
-                if not isinstance(action, Action):
-                    raise Wrong(f"{_the(role)} yields {show(action)}, want wait(…), arrive(…), load(…) or use(…)")
-                check_barrier(_the(role), action)
-                if action.kind == other:
-                    raise Wrong(f"{_the(role)} yields {other}(…): the producer loads, and consumers use")
-                if action.kind == "work":
-                    raise Wrong(f"{_the(role)} yields work(…): nothing but waits, arrivals, loads and uses is needed")
-                if action.kind == own and action.tile not in range(self.tiles):
-                    raise Wrong(f"{_the(role)} yields {action}: the tiles are 0 … tiles − 1")
-                if action.kind == own and action.stage != action.tile % self.stages:
-                    raise Wrong(
-                        f"{_the(role)} yields {action}: the tiles go round the ring, stage 0, 1, … and 0 again, or fewer loads run ahead than could"
-                    )
-                yield replace(action, units=self.units(role, action.tile)) if action.kind == own else action
-
-        return timed()
+        for action in checked(role, actions):
+            if action.kind == other:
+                raise Wrong(f"{the(role)} yields {other}(…): the producer loads, and consumers use")
+            if action.kind == own and action.tile not in range(self.tiles):
+                raise Wrong(f"{the(role)} yields {action}: the tiles are 0 … tiles − 1")
+            if action.kind == own and action.stage != action.tile % self.stages:
+                turn = "the tiles go round the ring, stage 0, 1, … and 0 again, or fewer loads run ahead than could"
+                raise Wrong(f"{the(role)} yields {action}: {turn}")
+            yield replace(action, units=self.units(role, action.tile)) if action.kind == own else action
 
     def _verdict(self, timeline: Sequence[Event]) -> str:
         starts, work = self.starts(), [event for event in timeline if event.action.tile is not None]
         done = [(event.role, event.action.tile) for event in work]
         for role, tile in starts:
             if (times := done.count((role, tile))) != 1:
-                return f"{times or 'no'} {'load' if role == 'producer' else 'use'}{'s' * (times > 1)} of tile {tile} by {_the(role)}"
+                own = "load" if role == "producer" else "use"
+                return f"{times or 'no'} {own}{'s' * (times > 1)} of tile {tile} by {the(role)}"
         for event in work:  # races first: what comes too late is often their consequence
             role, action, start, _ = event
-            before, kind = (action.tile - self.stages, "use") if role == "producer" else (action.tile, "load")
-            ready = max((other.end for other in work if (other.action.kind, other.action.tile) == (kind, before)), default=0)
+            before, by = (action.tile - self.stages, "use") if role == "producer" else (action.tile, "load")
+            ends = (other.end for other in work if (other.action.kind, other.action.tile) == (by, before))
+            ready = max(ends, default=0)
             if start < ready:
                 own = [other for other in timeline if other.role == role]
                 place = next(place for place, other in enumerate(own) if other is event)
                 when = f"at time {start}, {f'right after “{own[place - 1].action}”' if place else 'its first action'}"
                 why = f"where tile {before} is needed until time {ready}" if role == "producer" else f"and its load ends at time {ready}"
-                return f"a {action.kind} of tile {action.tile} by {_the(role)} {when}, {why}"
+                return f"a {action.kind} of tile {action.tile} by {the(role)} {when}, {why}"
         for role, action, start, _ in work:
             if start > starts[role, action.tile]:
-                return f"a {action.kind} of tile {action.tile} by {_the(role)} at time {start}, and it could start at {starts[role, action.tile]}"
+                late = f"at time {start}, and it could start at {starts[role, action.tile]}"
+                return f"a {action.kind} of tile {action.tile} by {the(role)} {late}"
         return RIGHT
 
 
-def check_barrier(role: str, action: Action) -> None:
-    """Wrong where a role waits for, or arrives at, what is no barrier."""
-    if action.kind in ("wait", "arrive") and not isinstance(action.barrier, Barrier):
-        what = "a list of barriers" if isinstance(action.barrier, list | tuple) else show(action.barrier)
-        does = "waits for" if action.kind == "wait" else "arrives at"
-        raise Wrong(f"{role} {does} {what}: a stage has a barrier of its own, full[stage] or empty[stage]")
+def played(roles: Mapping[str, Iterator[Action]]) -> list[Event] | str:
+    """The timeline of the roles, or the deadlock that they end in, in words."""
+    try:
+        return barriers.run(roles, ACTION_LIMIT)
+    except barriers.TooManyActions:
+        once = "each goes through its tiles once"
+        raise Wrong(f"the roles have not ended after {ACTION_LIMIT:,} actions: {once}") from None
+    except barriers.Deadlock as deadlock:
+        waiting = ((the(role), action) for role, action, _, _ in deadlock.waiting)
+        waits = (f"{role} waits for {action.barrier.name}, parity {action.parity}" for role, action in waiting)
+        return f"a deadlock at time {deadlock.waiting[0].end} ({' and '.join(waits)})"
 
 
-def _the(role: str) -> str:
+def checked(role: str, actions: Any) -> Iterator[Action]:
+    """What a role yields; Wrong for what is no action, or waits for, or arrives at, what is no barrier."""
+    if not isinstance(actions, Iterable):
+        raise Wrong(f"{the(role)} yields nothing: each action must be yielded, as in yield use(i, stage)")
+    for action in actions:
+        if not isinstance(action, Action) or action.kind == "work":
+            raise Wrong(f"{the(role)} yields {show(action)}, want wait(…), arrive(…), load(…) or use(…)")
+        if action.kind in ("wait", "arrive") and not isinstance(action.barrier, Barrier):
+            what = "a list of barriers" if isinstance(action.barrier, list | tuple) else show(action.barrier)
+            does = "waits for" if action.kind == "wait" else "arrives at"
+            raise Wrong(f"{the(role)} {does} {what}: each stage has a barrier of its own, such as full[stage]")
+        yield action
+
+
+def the(role: str) -> str:
     return role if role[-1].isdigit() else f"the {role}"
 
 
@@ -132,11 +137,9 @@ def _two_functions(result: Any) -> tuple[Callable, Callable]:
     if isinstance(result, Iterator):
         raise Wrong("ring_roles is one generator: it defines two, producer and consumer, inside, and returns both")
     if not isinstance(result, tuple | list) or len(result) != 2:
-        raise Wrong(f"returns {'None' if result is None else 'a ' + type(result).__name__}, want (producer, consumer)")
+        raise Wrong(f"returns {kind(result)}, want (producer, consumer)")
     if any(isinstance(part, Iterator) for part in result):
-        raise Wrong(
-            "returns generators: the two were called. Return producer and consumer without calling them, because each consumer plays its own"
-        )
+        raise Wrong("returns generators: return the functions without calling them: each consumer plays its own")
     if not all(map(callable, result)):
         raise Wrong("want (producer, consumer), two generator functions")
     return result[0], result[1]

@@ -53,7 +53,15 @@ class BlocksOfRows(Rows):
         return ""
 
 
-class Products(TorchDispatchMode):
+class Operations(TorchDispatchMode):
+    """Sees each operation that PyTorch carries out."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operation imports torch.compile, which takes seconds
+
+
+class Products(Operations):
     """Notes the largest product of two tensors, in multiply-adds: each matrix of a batch is a product of its own."""
 
     def __init__(self) -> None:
@@ -140,7 +148,7 @@ class CausalTiles(CountsProducts, Scores):
         return ""
 
 
-class WholeTilesCompared(TorchDispatchMode):
+class WholeTilesCompared(Operations):
     """Notes in `found` whether positions, which are integers, are compared for a tile of block_m × block_n where the answer is the same everywhere."""
 
     def __init__(self, block_m: int, block_n: int) -> None:
@@ -176,7 +184,7 @@ class Tiles(Products):
         return ""
 
 
-class Shapes(TorchDispatchMode):
+class Shapes(Operations):
     """Notes the shapes of all tensors that come up, each by its last two dimensions."""
 
     def __init__(self) -> None:

@@ -20,9 +20,11 @@ def strides_by_division(shape):
     return tuple([total := total // size for size in shape])
 
 
-def view_by_pytorch(S, H, D):
-    k = torch.empty((2, S, 3, H, D), device="meta")[:, :, 1].transpose(1, 2)
-    return k.storage_offset(), list(k.stride())
+def view_step_by_step(S, H, D):
+    strides = [S * 3 * H * D, 3 * H * D, H * D, D, 1]
+    start = strides.pop(2)
+    strides[1], strides[2] = strides[2], strides[1]
+    return start, strides
 
 
 @triton.jit
@@ -69,7 +71,7 @@ RIGHT_ANSWERS = (
     ("2.1", strides_by_division),
     ("2.1", lambda shape: torch.empty(shape).stride()),
     ("2.1", lambda shape: [torch.tensor(shape[i + 1 :], dtype=torch.int64).prod() for i in range(len(shape))]),
-    ("2.2", view_by_pytorch),
+    ("2.2", view_step_by_step),
     ("2.3", add_kernel_clamped),
     ("2.4", transpose_kernel_flat),
     ("2.5", softmax_kernel_clamped),

@@ -1,5 +1,5 @@
-"""Right answers to chapter 5 in other words: clamped and transposed loads, tiles loaded by hand, keys from the end and −1e30 for −inf, one tile in
-halves, two loops and exp2, a state (lse, o)."""
+"""Right answers to chapter 5 in other words: clamped and transposed loads, tiles loaded by hand, keys from the end, two
+loops to the last tile's end and exp2, a state (lse, o)."""
 
 from edits import edit
 
@@ -63,7 +63,7 @@ def flash_last_tile_first(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constex
     start_m = tl.program_id(0) % row_blocks * BLOCK_M
     q_ptrs, offs_m, offs_d = tile_pointers(q, b, h, start_m, BLOCK_M, BLOCK_D)
     q_tile = tl.load(q_ptrs, mask=(offs_m < S_q) & (offs_d < D), other=0.0)
-    m = tl.full((BLOCK_M,), -1e30, tl.float32)
+    m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     l = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for step in range(tl.cdiv(S_k, BLOCK_N)):
@@ -71,7 +71,7 @@ def flash_last_tile_first(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constex
         there = (start_n + tl.arange(0, BLOCK_N) < S_k)[None, :]
         k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
         v_tile = load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
-        s = tl.where(there, scale * tl.dot(_widened(q_tile), tl.trans(_widened(k_tile)), input_precision="ieee"), -1e30)
+        s = tl.where(there, scale * tl.dot(_widened(q_tile), tl.trans(_widened(k_tile)), input_precision="ieee"), -float("inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.where(there, tl.exp(s - m_new[:, None]), 0.0)
         l_old = l * tl.exp(m - m_new)
@@ -118,9 +118,9 @@ def gqa_keeping_the_lse_alone(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale,
 RIGHT_ANSWERS = (
     ("5.1", tile_from_a_clamped_pointer), ("5.1", tile_loaded_transposed), ("5.2", scores_by_keys),
     ("5.3", flash_last_tile_first), ("5.4", flash_last_tile_first), ("5.6", gqa_keeping_the_lse_alone),
-    edit("5.5", "whole tiles to the end, all masked at S_k, exp2",
+    edit("5.5", "whole tiles to the end, exp2",
          ("tl.exp(", "tl.exp2(", 2), ("s = scale * ", "s = (scale * 1.4426950408889634) * "),
-         ("S_k if MASK else None", "S_k"), ("BLOCK_N * BLOCK_N, S_k  #", "BLOCK_N * BLOCK_N, tl.cdiv(S_k, BLOCK_N) * BLOCK_N  #"),
+         ("BLOCK_N * BLOCK_N, S_k  #", "BLOCK_N * BLOCK_N, tl.cdiv(S_k, BLOCK_N) * BLOCK_N  #"),
          ("tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q", "tl.cdiv(tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q, BLOCK_N) * BLOCK_N"),
          ("acc / l_or_one[:, None]", 'tl.where(m[:, None] == -float("inf"), 0.0, acc / tl.maximum(l, 1e-30)[:, None])'),
          helpers=(softmax_step, attend)),

@@ -24,14 +24,14 @@ def softmax_step_scaled_first(s, m, l, scale_log2):
 
 @triton.jit
 def forward_transposed(q_desc, k_desc, v_desc, o_desc, H, S_q, S_k, scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr):
-    """Scores as [BLOCK_N, BLOCK_M], in base 2, with a finite number for hidden keys; keys from the last tile to the first."""
+    """Scores as [BLOCK_N, BLOCK_M], in base 2; keys from the last tile to the first."""
     row_blocks = (S_q + BLOCK_M - 1) // BLOCK_M
     batch_head = tl.program_id(0) // row_blocks
     row = (tl.program_id(0) - batch_head * row_blocks) * BLOCK_M
     b = batch_head // H
     h = batch_head - b * H
     q = tl.reshape(q_desc.load([b, h, row, 0]), (BLOCK_M, D))
-    m = tl.full((BLOCK_M,), -1e30, tl.float32)
+    m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     l = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((D, BLOCK_M), tl.float32)
     tiles = tl.cdiv(S_k, BLOCK_N)
@@ -40,7 +40,7 @@ def forward_transposed(q_desc, k_desc, v_desc, o_desc, H, S_q, S_k, scale, BLOCK
         k = tl.reshape(k_desc.load([b, h, start, 0]), (BLOCK_N, D))
         v = tl.reshape(v_desc.load([b, h, start, 0]), (BLOCK_N, D))
         s = tl.dot(k, tl.trans(q), input_precision="ieee") * (scale * LOG2_E)
-        s = tl.where((tl.arange(0, BLOCK_N) < S_k - start)[:, None], s, -1e30)
+        s = tl.where((tl.arange(0, BLOCK_N) < S_k - start)[:, None], s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, axis=0))
         p = tl.exp2(s - m_new[None, :])
         l = l * tl.exp2(m - m_new) + tl.sum(p, axis=0)

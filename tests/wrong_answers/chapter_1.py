@@ -7,6 +7,11 @@ from edits import edit
 from right_answers.chapter_1 import blocks_in_two_passes
 
 
+def softmax_through_lse(x):
+    wide = x.double()
+    return torch.exp(wide - torch.logsumexp(wide, dim=-1, keepdim=True)).to(x.dtype)
+
+
 def merge_numbers_only(m_a, l_a, m_b, l_b):
     m = max(m_a, m_b)
     return m, l_a * math.exp(m_a - m) + l_b * math.exp(m_b - m)
@@ -31,6 +36,14 @@ SHIFT = "shift = torch.where(m_new == -INF, 0.0, m_new)"
 NEXT_BLOCK = "        m_new = "
 NEW_ACC = ("alpha * acc + p @", "acc + alpha * p @")
 NEW_L = ("alpha * l + p.sum()", "l + alpha * p.sum()")
+NORMALISED = (
+    ("        if m_new == -math.inf:\n            continue  # nothing seen yet\n", "        shift = torch.where(m_new == -math.inf, 0.0, m_new)\n"),
+    ("s - m_new", "s - shift"),
+    ("(m - m_new)", "(m - shift)"),
+    ("        l = alpha * l + p.sum()\n        acc = alpha * acc + p @ values[start : start + block]",
+     "        l_new = alpha * l + p.sum()\n        acc = (alpha * l * acc + p @ values[start : start + block]) / l_new\n        l = l_new"),
+    ("acc / l if l > 0 else acc", "torch.where(l > 0, acc, 0.0)"),
+)  # fmt: skip
 UNGUARDED = ("acc / l if l > 0 else acc", "acc / l")
 
 
@@ -39,9 +52,10 @@ def skips(condition: str, by: str = "continue") -> tuple[str, str]:
 
 
 WRONG_ANSWERS = (
-    edit("1.1", "naive", ("wide - m", "wide"), told="exp overflows: float32 holds exp(x) only up to x = 88.72"),
-    ("1.1", lambda x: torch.softmax(x, -1), "a library's softmax made them"),
-    ("1.1", lambda x: torch.log_softmax(x.double(), -1).exp().to(x.dtype), "a library's softmax made them"),
+    ("1.1", lambda x: torch.softmax(x, -1), "a library's softmax or logsumexp made them"),
+    ("1.1", softmax_through_lse, "a library's softmax or logsumexp made them"),
+    edit("1.1", "clamped at 80", ("wide - m", "wide.clamp(max=80)"), told="subtract the row's maximum, so that the largest exponent is 0: x = [90, 100]"),
+    edit("1.1", "no keepdim, in x's dtype", (", keepdim=True", "", 2), (PROMOTED, "x"), told="each of shape (..., 1), as keepdim=True leaves them: x = [[1, 3]"),
     edit("1.1", "in place", ("    wide = ", "    x -= x.amax(dim=-1, keepdim=True)\n    wide = "), told="changes its input x in place"),
     edit("1.1", "in float32", (PROMOTED, "x.float()"), (").to(x.dtype)", ")"),
          told="two edges are left; the first: float64 goes in, and the result has less accuracy"),
@@ -52,20 +66,26 @@ WRONG_ANSWERS = (
          told="one edge is left: the weights are right, but they are in float32: convert them to x's dtype, float16"),
     edit("1.1", "a pair", (MAXIMUM, "wide.max(-1, keepdim=True)"), told="take its .values, or use amax"),
     *(
-        edit("1.1", f"{name}, {wide}", (MAXIMUM, subtracted), (PROMOTED, wide), told=told)
-        for wide in ("x", "x.double()")
-        for name, subtracted, told in (
-            ("last value", "wide[..., -1:]", "bring the largest exponent down to 0 first: x ="),
-            ("minimum", "wide.amin(dim=-1, keepdim=True)", "bring the largest exponent down to 0 first: x ="),
+        edit("1.1", f"{name}, {wide}", (MAXIMUM, subtracted), (PROMOTED, wide), told=f"so that the largest exponent is 0: x = {shown}")
+        for name, wide, subtracted, shown in (
+            ("first value", "x", "wide[..., :1]", "[0, 1000]"),
+            ("last value", "x.double()", "wide[..., -1:]", "[1000, 0]"),
+            ("minimum", "x", "wide.amin(dim=-1, keepdim=True)", "[0, 1000]"),
+            ("mean in double", "x.double()", "wide.mean(dim=-1, keepdim=True)", "[0, 2000]"),
+            ("a number", "x.double()", "80.0", "[0, 1000]"),
         )
     ),
-    edit("1.1", "a number", (MAXIMUM, "80.0"), (PROMOTED, "x.double()"), told="bring the largest exponent down to 0 first"),
-    edit("1.1", "clamped", ("wide - m", "wide.double().clamp(max=700)"), told="subtract the row's own maximum, and nothing larger"),
+    edit("1.1", "clamped at 700", ("wide - m", "wide.double().clamp(max=700)"), told="exp(−1000) is 0, and 0 / 0 is NaN"),
+    ("1.2", lambda x: (0.0, 0.0), "m is the maximum and l is the sum of exp(x − m), one number each"),
+    edit("1.2", "skips what is very low", ("value == -math.inf", "value < -1e9"), told="however low, and counts like any other: x = [−1e+30]"),
+    edit("1.2", "starts at −1e4", ("m, l = -math.inf", "m, l = -1e4"), told="however low, and counts like any other: x = [−1e+30]"),
+    edit("1.2", "last term alone", ("l * math.exp(m - m_new) + ", ""), told="m is the maximum and l is the sum of exp(x − m), one number each"),
     edit("1.2", "stops", ("            continue", "            if m > -math.inf:\n                break\n            continue"),
          told="one edge is left: a −inf entry adds nothing, wherever it stands: x = [1, −inf, 2]"),
     edit("1.2", "needs a first", ("m, l = -math.inf", "m, l = x[0].item()"), told="one edge is left: an empty vector: raises IndexError"),
-    ("1.3", merge_numbers_only, "raises RuntimeError: Boolean value of Tensor"),
     ("1.3", merge_numbers_only, "torch.where decides for each"),
+    edit("1.3", "shift for m", ("return m,", "return shift,"), told="one edge is left: two empty parts give an empty part, (−inf, 0)"),
+    edit("1.3", "in float32", ("torch.as_tensor(x) for", "torch.as_tensor(x).float() for"), told="one edge is left: float64 goes in"),
     edit("1.3", "tensors only", ("(torch.as_tensor(x) for x in (m_a, l_a, m_b, l_b))", "(m_a, l_a, m_b, l_b)"),
          told="one edge is left: merge(1.0, 2.0, 2.0, 3.0) with floats: raises TypeError"),
     edit("1.3", "one guard",
@@ -74,12 +94,14 @@ WRONG_ANSWERS = (
     ("1.4", lambda x, block: torch.softmax(x, -1), "take a block at a time"),
     ("1.4", lambda x, block: torch.exp(x - x.amax(-1, keepdim=True)) / torch.exp(x - x.amax(-1, keepdim=True)).sum(-1, keepdim=True),
      "take a block at a time"),
-    edit("1.4", "no correction", NOT_CORRECTED, told="that is the shortcut itself"),
+    edit("1.4", "rows cut into blocks", ("x.split(block, dim=-1)", "x.split(block)"), told="a maximum or a softmax is taken of 3 scores at once"),
+    edit("1.4", "divided early, in two passes", ("+ torch.exp(part - shift).sum(-1, keepdim=True)", "+ 1"), base=blocks_in_two_passes,
+         told="one block: y = exp(x − m) / l"),
     ("1.4", blocks_from_the_first_maximum, "measured from the first block's maximum"),
     edit("1.4", "from the running maximum", ("part.amax(dim=-1, keepdim=True)", RUNNING), NOT_CORRECTED,
          told="two blocks: the weights need the m and l of the whole row"),
     edit("1.4", "starts at a large negative", ("torch.full_like(x[..., :1], -INF)", "torch.full_like(x[..., :1], -1e9)"),
-         base=blocks_in_two_passes, told="a finite number stands in for −inf, and elements may be smaller"),
+         base=blocks_in_two_passes, told="however low, and counts like any other: x = [−2e+30]"),
     ("1.4", blocks_by_reshape, "x = [1, 2, 3], block = 2: raises RuntimeError"),
     edit("1.4", "stops", skips("(part == -INF).all() and (m > -INF).any()", "break"), base=blocks_in_two_passes,
          told="one edge is left: a −inf entry gets the weight 0, and a block of only −inf changes nothing, wherever it stands"),
@@ -89,14 +111,12 @@ WRONG_ANSWERS = (
          told="one edge is left: a −inf entry gets the weight 0, and a block of only −inf changes nothing, wherever it stands"),
     edit("1.4", "one guard", (SHIFT, "if (m_new == -INF).all():\n            continue\n        shift = m_new"), base=blocks_in_two_passes,
          told="one edge is left: a −inf entry gets the weight 0, and a block of only −inf changes nothing, wherever it stands"),
-    *(
-        edit("1.5", f"m starts at {start}, {name}", ("new_tensor(-math.inf)", f"new_tensor({start})"), *change,
-             told="a finite number stands in for −inf")
-        for start in (-1e4, -1e9, -1e30)
-        for name, change in (("unguarded", [UNGUARDED]), ("guarded", []))
-    ),
+    edit("1.5", "m starts at −1e4", ("new_tensor(-math.inf)", "new_tensor(-1e4)"), UNGUARDED, told="however low, and counts like any other"),
+    edit("1.5", "m starts at −1e30", ("new_tensor(-math.inf)", "new_tensor(-1e30)"), told="m starts at a finite number, and scores may be smaller"),
+    edit("1.5", "normalised in each block", *NORMALISED, told="one edge is left: a −inf score gets the weight 0, and a block of only −inf"),
+    edit("1.5", "last block alone", ("alpha * acc + ", ""), ("alpha * l + ", ""), told="two blocks: when the maximum grows, rescale acc and l"),
+    edit("1.5", "lse without m", ("m + torch.log", "torch.log"), told="lse = m + log l, a number"),
     ("1.5", lambda scores, values, block: (torch.softmax(scores, 0).nan_to_num() @ values, torch.logsumexp(scores, 0)), "take a block at a time"),
-    edit("1.5", "alpha on the new l and acc", NEW_ACC, NEW_L, told="your first block vanishes"),
     edit("1.5", "alpha on the new acc", NEW_ACC, told="one block: o = acc / l"),
     edit("1.5", "alpha on the new l and acc, unguarded", NEW_ACC, NEW_L, UNGUARDED, told="one block: o = acc / l"),
     edit("1.5", "stops", skips("s.max() == -math.inf and m > -math.inf", "break"),

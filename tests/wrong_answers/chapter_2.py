@@ -29,6 +29,11 @@ def strides_in_int32(shape):
     return [int(torch.tensor(shape[i + 1 :]).prod(dtype=torch.int32)) for i in range(len(shape))]
 
 
+def view_by_pytorch(S, H, D):
+    k = torch.empty((2, S, 3, H, D), device="meta")[:, :, 1].transpose(1, 2)
+    return k.storage_offset(), k.stride()
+
+
 @triton.jit
 def add_everything_in_every_program(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     for start in range(0, n, BLOCK):
@@ -58,16 +63,20 @@ WRONG_ANSWERS = (
     ("2.1", strides_in_int32, "one edge is left: large strides are exact"),
     ("2.1", lambda shape: (*shape[1:], 1), "stride[i] is the product of the sizes after i"),
     ("2.1", lambda shape: tuple(np.prod(shape[i + 1 :]) for i in range(len(shape))), "1.0 is a float, and a stride is an integer"),
+    ("2.1", lambda shape: np.empty(shape, np.int8).strides, "an array is made, and no memory holds one of this shape"),
     edit("2.1", "stride 0 for a size of 1", ("append(step)", "append(step * (size > 1))"), told="a size of 1 counts like any other"),
     edit("2.1", "not returned", ("return tuple(reversed(strides))", "pass"), told="is the return missing?"),
-    edit("2.2", "stacked tokens", ("1 * H * D", "S * H * D"), told="q, k and v lie together in each token"),
+    ("2.2", view_by_pytorch, "PyTorch found them: work them out without making a tensor"),
     edit("2.2", "no three in h", ("H * D, D, 3", "H * D, 3 * D, 3"), told="write down the strides of qkv"),
     edit("2.2", "start alone", ("return start, (", "return (start, "), told="want a tuple (start, strides)"),
     edit("2.3", "no load mask", (", mask=mask, other=0.0", "", 2), told="runs past the end"),
     edit("2.3", "no store mask", ("x + y, mask=mask", "x + y"), told="writes outside out"),
+    edit("2.3", "mask of BLOCK", ("offs < n", "offs < BLOCK"), told="2 programs of 4 fill 8 elements exactly: n = 8, BLOCK = 4: it never writes out[4]"),
+    edit("2.3", "mask of the first program", ("offs < n", "(offs < n) & (tl.program_id(0) == 0)"), told="only the first BLOCK elements are written"),
+    edit("2.3", "no program", ("offs < n", "offs // n == n"), told="nothing is stored: does your kernel call tl.store"),
     edit("2.3", "offsets in bytes", ("_ptr + offs", "_ptr + offs * 4", 3), told="a pointer steps by elements, not by bytes"),
     edit("2.3", "programs in bytes", ("* BLOCK +", "* BLOCK * 4 +"),
-         told="only the first BLOCK elements are written: program i starts at element i · BLOCK"),
+         told="only the first BLOCK elements are written: program i writes those from i · BLOCK on"),
     edit("2.3", "one sum", ("x + y, mask", "tl.sum(x + y, axis=0), mask"), told="element i of out is x[i] + y[i]"),
     ("2.3", add_everything_in_every_program, "added more than once", None),
     edit("2.3", "block of n", ("tl.arange(0, BLOCK)", "tl.arange(0, n)"), told="use the block's size here, tl.arange(0, BLOCK)"),

@@ -3,7 +3,7 @@
 from edits import edit
 
 from fa_tutorial.forward import attend, softmax_step
-from fa_tutorial.matmul import triton
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import load_tile
 
 
@@ -13,7 +13,9 @@ def starter(x):
 
 
 SCORES = ("scale * dot(q_tile, tl.trans(k_tile))", "(scale * dot(q_tile, tl.trans(k_tile))).to(q_tile.dtype).to(tl.float32)")
+SCALED_Q = ("    m = tl.full", "    q_tile = (q_tile * scale).to(q_tile.dtype)\n    m = tl.full")
 P_IN_FLOAT32 = ("p.to(v_tile.dtype)", "p")
+NO_SCORE = tl.constexpr(-3.4028234663852886e38)
 TWO_DTYPES = "both factors of a dot must have one dtype"
 NO_OTHER = (("def load_tile(", "def load_anything("), (", other=0.0", ""))
 LOAD_Q = "q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)"
@@ -21,6 +23,16 @@ FULL = "tl.maximum(start_m + 1 + S_k - S_q, 0)"
 FIRST_LOOP = "    for start_n in range(0, full, BLOCK_N):\n"
 FULL_IN_TILES = (FIRST_LOOP, "    full //= BLOCK_N\n" + FIRST_LOOP)
 END_IN_TILES = (FIRST_LOOP, "    end = tl.cdiv(end, BLOCK_N)\n" + FIRST_LOOP)
+
+
+def m_starts_at(number):
+    return '(BLOCK_M,), -float("inf")', f"(BLOCK_M,), {number}"
+
+
+@triton.jit
+def with_a_constant():
+    return NO_SCORE
+
 
 WRONG_ANSWERS = (
     edit("5.1", "rows not masked", ("(offs_m[:, None] < S) & ", ""),
@@ -36,20 +48,31 @@ WRONG_ANSWERS = (
          told="one edge is left: fp16", gpu=None),
     edit("5.2", "p in float32", P_IN_FLOAT32, told=f"{TWO_DTYPES}, and these are fp32 and fp16"),
     edit("5.2", "p in fp16", ("p.to(v_tile.dtype)", "p.to(tl.float16)"), told=f"{TWO_DTYPES}, and these are fp16 and fp32"),
+    edit("5.2", "k from start_m on", ("load_tile(k, b, h, 0", "load_tile(k, b, h, start_m"),
+         told="and all keys, from 0 on"),
     edit("5.2", "maximum of the columns", ("tl.max(s, axis=1)", "tl.max(s, axis=0)"), ("m[:, None]", "m[None, :]"),
-         told="each row's maximum and sum run over its keys, axis 1"),
+         told="maximum and sum run over a row's keys, axis 1"),
     edit("5.2", "p and v in fp16", ("dot(p.to(v_tile.dtype), v_tile)", "dot(p.to(tl.float16), v_tile.to(tl.float16))"),
          told="so o is the mean of v, 4097, which fp16, bf16 and TF32 round to 4096"),
     edit("5.2", "scores in the inputs' dtype", SCORES, told="fp16 rounds 2049 to 2048"),
     edit("5.3", "scores in the inputs' dtype", SCORES, told="fp16 rounds 2049 to 2048"),
+    edit("5.3", "q scaled in its own dtype", SCALED_Q, ("s = scale * dot", "s = dot"),
+         told="q and k are multiplied as they are"),
+    edit("5.3", "m starts at 0", m_starts_at("0.0"),
+         told="m starts at −inf, so that it is the maximum of the scores alone"),
+    edit("5.3", "m starts at −1e30", m_starts_at("-1e30"), told="−1e+30 stands for −∞"),
     edit("5.3", "l in the inputs' dtype", ("        m = m_new", "        m, l = m_new, l.to(v_tile.dtype).to(tl.float32)"),
          told="fp16 loses the later tiles' sums"),
     edit("5.4", "scores in the inputs' dtype", SCORES, told="fp16 rounds 2049 to 2048"),
     edit("5.3", "p in float32", P_IN_FLOAT32, told=TWO_DTYPES),
     edit("5.3", "row blocks of BLOCK_N", ("tl.cdiv(S_q, BLOCK_M)", "tl.cdiv(S_q, BLOCK_N)"), told="a tile of q or o has BLOCK_M rows"),
     edit("5.4", "p in float32", P_IN_FLOAT32, told=TWO_DTYPES),
-    edit("5.4", "m starts at a finite number", ('(BLOCK_M,), -float("inf")', "(BLOCK_M,), -1e9"),
-         ("acc / l[:, None]", "acc / tl.where(l == 0.0, 1.0, l)[:, None]"), told="one edge is left: the scores may be as low as −2³⁰"),
+    edit("5.4", "m starts at −9999", m_starts_at("-9999.0"), ("acc / l[:, None]", "acc / tl.where(l == 0.0, 1.0, l)[:, None]"),
+         told="one edge is left: the scores may be as low as −2³⁰"),
+    edit("5.4", "m starts at −3e38", m_starts_at("-3e38"), told="−3e+38 stands for −∞"),
+    edit("5.4", "missing keys score −1e30", ('s, -float("inf")', "s, -1e30"), told="−1e+30 stands for −∞"),
+    edit("5.4", "a constant for −∞", ('s, -float("inf")', "s, NO_SCORE"),
+         helpers=(with_a_constant,), told="−3.403e+38 stands for −∞"),
     edit("5.4", "and", ("tl.where(offs_n[None, :] < S_k,", "tl.where(offs_n[None, :] >= 0 and offs_n[None, :] < S_k,"),
          told="join masks by &, not by `and`", gpu=None),
     edit("5.4", "keys not masked", ("start_n, S_k, D", "start_n, None, D", 2),
@@ -66,11 +89,11 @@ WRONG_ANSWERS = (
     edit("5.5", "p v rescaled", ("acc * alpha[:, None]", "acc"), ("v_tile, acc)", "v_tile, acc) * alpha[:, None]"), helpers=(attend,),
          told="o is the mean of v, 4097"),
     edit("5.5", "alpha by columns", ("alpha[:, None]", "alpha[None, :]"), helpers=(attend,),
-         told="full and end depend on the block of rows"),
+         told="what a tile adds joins m, l and acc"),
     edit("5.5", "acc replaced", ("acc * alpha[:, None]", "tl.zeros_like(acc)"), helpers=(attend,),
-         told="full and end depend on the block of rows"),
+         told="what a tile adds joins m, l and acc"),
     edit("5.5", "not MASK", ("if MASK:", "if not MASK:"), helpers=(attend,), told="query i sees keys 0 to i + S_k − S_q",
-         gpu="nothing is hidden with MASK"),
+         gpu="query i sees keys 0 to i + S_k − S_q"),
     edit("5.5", "full is S_k", ("full, end = S_k // BLOCK_N * BLOCK_N, S_k", "full, end = S_k, S_k"),
          told="without IS_CAUSAL full is S_k // BLOCK_N · BLOCK_N", gpu="still the kernel of 5.4"),
     edit("5.5", "full in tiles", FULL_IN_TILES, told="query i sees keys 0 to i + S_k − S_q"),
@@ -84,9 +107,17 @@ WRONG_ANSWERS = (
          told="one edge is left: with IS_CAUSAL = False it is still the kernel of 5.4"),
     edit("5.5", "all tiles in the loop with a mask", (FIRST_LOOP, "    full *= 0\n" + FIRST_LOOP),
          told="tiles are masked that every row of their block sees whole", gpu=None),
+    edit("5.5", "every load is masked", ("S_k if MASK else None", "S_k"),
+         helpers=(attend,), told="without MASK pass None for S_k", gpu=None),
+    edit("5.5", "scores in the inputs' dtype", SCORES, helpers=(attend,), told="fp16 rounds 2049 to 2048"),
+    edit("5.5", "l in the inputs' dtype", ("softmax_step(s, m, l)", "softmax_step(s, m, l.to(q_tile.dtype).to(tl.float32))"),
+         helpers=(attend,), told="fp16 loses the later tiles' sums"),
+    edit("5.5", "the whole of S_k", ("tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q", "S_k"),
+         told="tiles that no row of the block sees are skipped"),
     edit("5.5", "end past the last row", ("tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q", "start_m + BLOCK_M + S_k - S_q"),
          told="tiles are multiplied that no row of their block sees", gpu=None),
-    edit("5.5", "one last_seen for all rows", ("offs_m + (S_k - S_q)", "offs_m * 0 + S_k - 1"), told="row i's"),
+    edit("5.5", "one last_seen for all rows", ("offs_m + (S_k - S_q)", "offs_m * 0 + S_k - 1"),
+         told="query i sees keys 0 to i + S_k − S_q"),
     edit("5.5", "nothing stored", ("    store_tile(", "    0 if True else store_tile("), told="nothing is stored"),
     edit("5.5", "where's values swapped", ('s, -float("inf"))\n    p,', '-float("inf"), s)\n    p,'), helpers=(attend,), told="the wrong way round"),
     edit("5.6", "p in float32", P_IN_FLOAT32, helpers=(attend,), told=TWO_DTYPES),
@@ -94,6 +125,8 @@ WRONG_ANSWERS = (
          gpu="a key head serves H_q / H_k neighbouring query heads"),
     edit("5.6", "programs count key heads", ("batch_head // H_q, batch_head % H_q", "batch_head // H_k, batch_head % H_k"),
          told="programs count query heads"),
+    edit("5.6", "acc in the inputs' dtype", ("v_tile, acc)", "v_tile, acc).to(v_tile.dtype).to(tl.float32)"),
+         helpers=(attend,), told="fp16 ends at 65504"),
     edit("5.6", "lse stored past the end", ("mask=offs_m < S_q", "mask=offs_m < row_blocks * BLOCK_M"),
          told="rows past S_q are loaded or stored, of o or lse"),
 )  # fmt: skip

@@ -3,8 +3,19 @@
 from edits import edit
 
 WRONG_ANSWERS = (
+    edit("8.1", "33rd program left out", ("min(by_registers, by_shared_memory)", "min(by_registers, by_shared_memory, 32)"), told="no other limit counts"),
+    edit("8.1", "KB of 1,000 bytes", ("+ 1024", "+ 1000"), told="1 KB is 1,024 bytes"),
     edit("8.2", "not jitted", ("@triton.jit\n", ""), told="put @triton.jit above it"),
     edit("8.2", "no alpha", ("axis=1), alpha", "axis=1)"), told="alpha, [BLOCK_M] each, in this order"),
+    edit("8.2", "alpha before l_new", ("alpha * l + tl.sum(p, axis=1), alpha", "alpha, alpha * l + tl.sum(p, axis=1)"),
+         told="the order is p, m_new, l_new, alpha"),
+    edit("8.3", "missing keys score −1e6", ('s, -float("inf")', "s, -1e6"), told="−1e+06 stands for −∞"),
+    edit("8.3", "m starts at −9999", ('(BLOCK_M,), -float("inf")', "(BLOCK_M,), -9999.0"),
+         told="scores may be as low as −2³⁰"),
+    edit("8.3", "p in fp16", ("p.to(v.dtype), v", "p.to(tl.float16), v.to(tl.float16)"),
+         told="which fp16, bf16 and TF32 round to 4096"),
+    edit("8.3", "one head", ("b, h = batch_head // H, batch_head % H", "b, h = batch_head // H, 0"),
+         told="b and h are coordinates of their own"),
     edit("8.3", "no reshape", ("q_desc.load([b, h, start_m, 0]).reshape([BLOCK_M, D])", "q_desc.load([b, h, start_m, 0])"),
          told="drop the ones by .reshape([rows, D])"),
     edit("8.3", "stored without reshape", ("o.reshape([1, 1, BLOCK_M, D])", "o"),

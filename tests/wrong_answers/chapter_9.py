@@ -17,6 +17,7 @@ PLACE = "stage, parity = i % stages, i // stages % 2\n            yield wait(emp
 LOCKSTEP = (
     "if i:\n                yield wait(empty[(i - 1) % stages], (i - 1) // stages % 2)\n            yield wait(empty[stage], 1 - parity)"
 )
+USED, LATE = "yield arrive(empty[stage])", "if i:\n                yield arrive(empty[(i - 1) % stages])"
 MISSING = "for i in range(1, tiles):\n            stage, parity = i % stages, i // stages % 2\n            yield wait(empty"
 DQ = "yield use(i, ds_rows(stage, 1 - c))"
 
@@ -25,8 +26,11 @@ WRONG_ANSWERS = (
     ("9.2", roles_in_one, "it defines two, producer and consumer, inside"),
     edit("9.2", "no yield", ("yield wait(empty", "wait(empty"), ("yield load", "load"), (RELEASE, "arrive(full[stage])"),
          told="each action must be yielded"),
-    edit("9.2", "a list waited for", ("empty[stage], 1", "empty, 1"), told="the producer waits for a list of barriers: a stage has a barrier of its own"),
+    edit("9.2", "a list waited for", ("empty[stage], 1", "empty, 1"),
+         told="the producer waits for a list of barriers: each stage has a barrier of its own"),
     edit("9.2", "a list arrived at", ("arrive(full[stage])", "arrive(full)"), told="the producer arrives at a list of barriers"),
+    edit("9.2", "a release a tile late", (USED, LATE), told="the producer waits for empty[0], parity 0"),
+    edit("9.2", "producer at empty", ("arrive(full", "arrive(empty"), told="the consumer waits for full[0], parity 0"),
     edit("9.2", "in lockstep", ("yield wait(empty[stage], 1 - parity)", LOCKSTEP), told="it could start at"),
     edit("9.2", "full twice", ("yield arrive(full[stage])", "yield arrive(full[stage])\n            yield arrive(full[stage])"),
          told="each load and each use waits for what (9.6) says"),
@@ -36,7 +40,7 @@ WRONG_ANSWERS = (
     edit("9.2", "consumer loads", ("yield use", "yield load"), told="the producer loads, and consumers use"),
     edit("9.2", "exchanged", (ROLES, "return consumer, producer"), told="the producer loads, and consumers use"),
     edit("9.2", "endless", (RELEASE, f"while True:\n                {RELEASE}"), told="the roles have not ended"),
-    edit("9.2", "started", (ROLES, "return producer(), consumer()"), told="without calling them"),
+    edit("9.2", "started", (ROLES, "return producer(), consumer()"), told="return the functions without calling them"),
     edit("9.2", "producer alone", (ROLES, "return producer"), told="want (producer, consumer)"),
     edit("9.3", "no ring", ("i % STAGES, i", "i, i"), told="the stages are 0 … 1"),
     edit("9.3", "not transposed", (".permute((1, 0))", ""), told="the inner sizes differ"),
@@ -56,9 +60,16 @@ WRONG_ANSWERS = (
     edit("9.3", "m as it was", ("p, m, l, alpha =", "p, _, l, alpha ="), told="for each block: wait, q kᵀ, softmax_step, p v, release"),
     edit("9.3", "a wait at empty", ("mbarrier.wait(full", "mbarrier.wait(empty"), told="of the 2 arrivals of phase 0, and nobody else arrives"),
     edit("9.3", "not converted", ("rescaled(acc, alpha)", "acc * alpha[:, None]"), told="rescaled(acc, alpha)"),
-    edit("9.3", "not jitted", ("@gluon.jit\n", ""), told="@gluon.jit is missing"),
+    edit("9.3", "not jitted", ("@gluon.jit\n", ""), told="put @gluon.jit above it"),
+    edit("9.3", "for both consumers", ("count=1", "count=2"), told="each consumer arrives once, count=1"),
+    edit("9.3", "stage 0 alone", ("i % STAGES,", "0,"), told="which holds block 0, where block 1 is due"),
+    edit("9.3", "one matmul under way", ("warpgroup_mma_wait(0, [s])", "warpgroup_mma_wait(1, [s])"),
+         told="returns a matmul that is still under way"),
     edit("9.4", "pairs", ("row_block, -(-keys // block_n))", "row_block)"), told="an entry is of 2 parts"),
     edit("9.4", "sorted in place", ("return work", "return work.sort()"), told="is the return missing?"),
+    edit("9.4", "a negative number of blocks", ("max(0, end + S_k - S_q)", "end + S_k - S_q"),
+         told="row blocks that see nothing are listed too, with 0 key blocks"),
+    edit("9.4", "keys for key blocks", ("-(-keys // block_n)", "keys"), told="key_blocks is the number of key blocks"),
     edit("9.5", "no yield", ("yield ", "", 8), told="each action must be yielded"),
     edit("9.5", "a word", (DQ, 'yield "dq"'), told="yields 'dq', want wait(…)"),
     edit("9.5", "a list waited for", ("wait(ds_full[stage]", "wait(ds_full"), told="consumer 0 waits for a list of barriers"),
@@ -68,9 +79,12 @@ WRONG_ANSWERS = (
     edit("9.5", "dk before ds", ("        yield load(i, ds_rows(stage, c))\n        yield arrive(ds_full[stage])\n        yield use(i, stage)  # dk\n",
                                  "        yield use(i, stage)  # dk\n        yield load(i, ds_rows(stage, c))\n        yield arrive(ds_full[stage])\n"),
          told="where ds of block 0 is due"),
-    edit("9.5", "no dk", ("        yield use(i, stage)  # dk\n", ""), told="dk does not come before dq"),
+    edit("9.5", "no dk", ("        yield use(i, stage)  # dk\n", ""), told="where dk of block 0 is due"),
+    edit("9.5", "ds in stage 0", ("ds_rows(stage, ", "ds_rows(0, ", 2), told="where ds of block 1 is due"),
+    edit("9.5", "the meeting at stage 0", ("ds_full[stage], parity", "ds_full[0], parity"),
+         told="each step waits for what it reads"),
     edit("9.5", "rows exchanged", ("ds_rows(stage, 1 - c)", "ds_rows(stage, d)"), ("ds_rows(stage, c)", "ds_rows(stage, 1 - c)"),
-         ("ds_rows(stage, d)", "ds_rows(stage, c)"), told="you write the rows of the other consumer"),
+         ("ds_rows(stage, d)", "ds_rows(stage, c)"), told="where ds of block 0 is due"),
     edit("9.5", "endless", (DQ, f"while True:\n            {DQ}"), told="the roles have not ended"),
     edit("9.5", "dq twice", (DQ, f"{DQ}\n        {DQ}"), told="goes on after its last block"),
     edit("9.5", "last block missing", ("range(blocks)", "range(blocks - 1)"), told="ends before"),

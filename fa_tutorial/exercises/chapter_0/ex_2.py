@@ -15,14 +15,12 @@ def fused_hbm_bytes(S, D, block_m, itemsize):
 BLOCKS, VECTORS, KEYS, FLOATS = "-(-S // block_m)", "2 * S * D + blocks", "blocks * 2 * S * D", "4 * S"
 MISTAKES = {
     "you count k and v once, but each block of queries reads all of k and v": (KEYS, "2 * S * D"),
-    "you count each tensor once, and no float32: each block of queries reads all of k and v, and each query has a float32 of 4 bytes": [
-        (KEYS, "2 * S * D"), (f" + {FLOATS}", "")],
     "only one of k and v is read again for each block in your count: each block of queries reads both": (KEYS, "(blocks + 1) * S * D"),
     "the float32 of each query is missing: 4 bytes for each": (f" + {FLOATS}", ""),
     "you multiply the float32 of each query by itemsize too: it takes 4 bytes, whatever itemsize is": (
         "elements * itemsize + 4 * S", "(elements + 4 * S) * itemsize"),
     "the number written for each query is a float32: 4 bytes, whatever itemsize is": (FLOATS, "itemsize * S"),
-    "you count k and v once more than there are blocks: each block reads them once, and nobody else does": (VECTORS, "4 * S * D + blocks"),
+    "you count 2 · S · D elements too many: q and o travel once, and k and v once per block, in all": (VECTORS, "4 * S * D + blocks"),
     "where block_m divides S, you count k and v once more than there are blocks": (BLOCKS, "S // block_m + 1"),
     "the last block is missing where it is smaller than the others: it reads all of k and v too": (BLOCKS, "S // block_m"),
     "you count k and v for a fraction of a block: a smaller last block reads all of k and v too": (BLOCKS, "S / block_m"),

@@ -17,12 +17,12 @@ def safe_softmax(x):
 
 
 MAXIMUM, SUM = "wide.amax(dim=-1, keepdim=True)", "p.sum(dim=-1, keepdim=True)"
-TOO_LOW = "exp overflows, because you subtract {}, which may be far below the maximum"
-OVERFLOWS = "exp overflows: float32 holds exp(x) only up to x = 88.72, so bring the largest exponent down to 0 first"
-UNDERFLOWS = "every exponential underflows and 0 / 0 is NaN: subtract the row's own maximum, and nothing larger"
+HIGH = "float32 holds exp(x) only up to x = 88.72: subtract the row's maximum, so that the largest exponent is 0"
+LOW = "exp(−1000) is 0, and 0 / 0 is NaN: subtract the row's own maximum, so that its largest exponent is 0"
+END = "scores near the end of the dtype's range: once the row's maximum is subtracted, the largest exponent is 0"
 HALF_SUM = "the sum of 70,000 ones is inf in float16, so every weight is 0: compute the sum in float32"
 MISTAKES = {
-    OVERFLOWS: ("wide - m", "wide"),
+    "exp overflows: float32 holds exp(x) only up to x = 88.72, so subtract the row's maximum first": ("wide - m", "wide"),
     "one maximum is taken over the whole tensor: each row has its own": (MAXIMUM, "wide.max()"),
     "one sum is taken over the whole tensor: each row has its own": (SUM, "p.sum()"),
     "one maximum and one sum are taken over the whole tensor: each row has its own": [(MAXIMUM, "wide.max()"), (SUM, "p.sum()")],
@@ -30,11 +30,11 @@ MISTAKES = {
     "the maximum of row i is subtracted from column i: the maximum has lost its dimension (keepdim=True keeps it)": (
         MAXIMUM, "wide.amax(dim=-1)"),
     "column i is divided by the sum of row i: the sum has lost its dimension (keepdim=True keeps it)": (SUM, "p.sum(dim=-1)"),
+    "the maximum and the sum have lost their dimension, so that column i gets those of row i (keepdim=True keeps it)": (
+        ", keepdim=True", ""),
     "the exponentials are not divided by their sum": (f"(p / {SUM})", "p"),
-    "the exponent has the wrong sign, so that the smallest x gets the largest weight": [("wide - m", "m - wide")],
-    "that is the logarithm of softmax": (f"(p / {SUM})", f"(p / {SUM}).log()"),
-    TOO_LOW.format("the row's mean"): ("wide.amax", "wide.mean"),
-    TOO_LOW.format("the row's first value"): (MAXIMUM, "wide[..., :1]"),
+    "the exponent has the wrong sign, so that the smallest x gets the largest weight": ("wide - m", "m - wide"),
+    "exp overflows, because you subtract the row's mean, which may be far below the maximum": ("wide.amax", "wide.mean"),
     HALF_SUM: ("x.to(torch.promote_types(x.dtype, torch.float32))", "x"),
 }  # fmt: skip
 
@@ -51,15 +51,19 @@ def truth(x):
 
 
 class ByHand(watch.Rows):
-    """The result has x's dtype, and no library's softmax made it."""
+    """The result has x's dtype, and neither a library's softmax nor its logsumexp made it."""
 
     def __init__(self, x):
         super().__init__()
         self.dtype = x.dtype
 
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.softmax |= getattr(func, "__name__", "") == "logsumexp"
+        return super().__torch_function__(func, types, args, kwargs)
+
     def complaint(self, result):
         if self.softmax:
-            return "the weights are right, but a library's softmax made them: write them with max, exp and sum"
+            return "the weights are right, but a library's softmax or logsumexp made them: write them with max, exp and sum"
         if not isinstance(result, torch.Tensor) or result.dtype == self.dtype:
             return ""
         got, want = (str(dtype).removeprefix("torch.") for dtype in (result.dtype, self.dtype))
@@ -74,16 +78,14 @@ def tolerance(args, part):
 
 def inputs():
     yield case(torch.tensor([1.0, 3.0]), otherwise="y = exp(x) / Σ exp(x)")
-    yield case(torch.tensor([[1.0, 3.0], [5.0, 6.0]]), otherwise="each row has its own maximum and its own sum")
-    yield case(
-        (torch.arange(8.0) ** 1.5).view(2, 2, 2), on="x of shape (2, 2, 2)", otherwise="with 3 dimensions the softmax runs over the last"
-    )
-    for x in ([89.0, 89.0], [90.0, 100.0], [0.0, 160.0], [160.0, 0.0], [0.0, 300.0]):
-        yield case(torch.tensor(x), otherwise=OVERFLOWS)
-    for x in ([0.0, 1000.0], [1000.0, 0.0], [0.0, 2000.0]):
-        yield case(torch.tensor(x), otherwise=OVERFLOWS)
-    yield case(torch.tensor([-1000.0, -1000.0]), otherwise=UNDERFLOWS)
-    yield case(torch.tensor([[0.0, 0.0], [1000.0, 1000.0]]), otherwise=UNDERFLOWS)
+    rows = "each row has its own maximum and its own sum, each of shape (..., 1), as keepdim=True leaves them"
+    yield case(torch.tensor([[1.0, 3.0], [5.0, 6.0]]), otherwise=rows)
+    cube = (torch.arange(8.0) ** 1.5).view(2, 2, 2)
+    yield case(cube, on="x of shape (2, 2, 2)", otherwise=f"with 3 dimensions too {rows}")
+    for x in ([90.0, 100.0], [0.0, 1000.0], [1000.0, 0.0], [0.0, 2000.0]):
+        yield case(torch.tensor(x), otherwise=HIGH)
+    yield case(torch.tensor([-1000.0, -1000.0]), otherwise=LOW)
+    yield case(torch.tensor([[0.0, 0.0], [1000.0, 1000.0]]), otherwise=LOW)
     yield case(torch.tensor([5.0]), otherwise="a row of one element has the weight 1")
     draw = generator()
     for shape in ((7,), (5, 33), (2, 2, 3, 64)):
@@ -97,7 +99,7 @@ def inputs():
     for dtype, largest in ((torch.float16, 6e4), (torch.bfloat16, 3e38)):
         name = str(dtype).removeprefix("torch.")
         x = torch.tensor([largest, largest, -largest], dtype=dtype)
-        yield case(x, on=f"x = [{largest:g}, {largest:g}, −{largest:g}] in {name}", otherwise=f"overflows in {name}", edge="half")
+        yield case(x, on=f"x = [{largest:g}, {largest:g}, −{largest:g}] in {name}", otherwise=END, edge="half")
         yield case(3 * torch.randn(3, 4, 8, generator=draw).to(dtype), on=f"3·randn, shape (3, 4, 8), {name}", fresh=True, edge="half")
     yield case(torch.zeros(70_000, dtype=torch.float16), on="x = 70,000 zeros in float16", otherwise=HALF_SUM, edge="half")
     for words, view in views(torch.randn(3, 4, 8, generator=draw)):

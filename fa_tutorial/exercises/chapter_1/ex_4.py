@@ -28,7 +28,6 @@ def softmax_in_blocks(x, block):
 FACTOR = " * torch.exp(m_block - m)"
 OF_PART, OF_ROW = "part.amax(dim=-1, keepdim=True)", "torch.cat(maxima, dim=-1).amax(dim=-1, keepdim=True)"
 GUARD = "shift = torch.where(m_block == -math.inf, 0.0, m_block)"
-OVERFLOWS = "exp overflows: x must be shifted by its block's maximum before exp"
 MISTAKES = {
     "that is the shortcut itself: multiply each block's numerators by exp(m_block − m) before you add them up": (FACTOR, ""),
     "each block is normalised on its own: the sum belongs to the whole row": [
@@ -41,7 +40,7 @@ MISTAKES = {
     "one maximum is taken over the whole tensor: each row has its own": (OF_ROW, "torch.cat(maxima, dim=-1).max()"),
     "m is the last block's maximum: it must be the row's": (OF_ROW, "maxima[-1]"),
     "every numerator ends up measured from the first block's maximum, and the row's may be far above it": (OF_ROW, "maxima[0]"),
-    OVERFLOWS: [("torch.exp(part - shift)", "torch.exp(part)"), (FACTOR, "")],
+    "exp overflows: x must be shifted by its block's maximum before exp": [("torch.exp(part - shift)", "torch.exp(part)"), (FACTOR, "")],
     "a block of only −inf gives NaN: its own maximum is −inf, and −inf − (−inf) is NaN": (GUARD, "shift = m_block"),
     "one row's block is only −inf and gets NaN, because another row's is not: guard each row by itself (torch.where)": (
         GUARD, "shift = 0.0 if (m_block == -math.inf).all() else m_block"),
@@ -67,22 +66,20 @@ def inputs():
     yield case(torch.tensor([1.0, 2.0]), 2, otherwise="one block: y = exp(x − m) / l")
     yield case(torch.tensor([1.0, 2.0]), 1, otherwise="two blocks: the weights need the m and l of the whole row")
     yield case(torch.tensor([2.0, 1.0]), 1, otherwise="the maximum is in the first block, and the second one must not change it")
-    yield case(
-        torch.tensor([1.0, 2.0, 3.0, 5.0]), 2, otherwise="two blocks of two: all four numerators must be measured from the row's maximum"
-    )
+    two = "two blocks of two: all four numerators must be measured from the row's maximum"
+    yield case(torch.tensor([1.0, 2.0, 3.0, 5.0]), 2, otherwise=two)
     yield case(torch.tensor([1.0, 2.0, 3.0]), 2, otherwise="the last block may be ragged: 3 columns are a block of 2 and a block of 1")
     yield case(torch.tensor([1.0, 2.0]), 8, otherwise="a block may be longer than the row")
-    yield case(torch.tensor([[1.0, 2.0, 4.0], [6.0, 5.0, 3.0]]), 2, otherwise="two rows: each has its own m and l")
-    yield case(torch.tensor([1000.0, 1001.0]), 1, otherwise=OVERFLOWS)
+    rows = "two rows: each is cut along the last dimension, and has its own m and l"
+    yield case(torch.tensor([[1.0, 2.0, 4.0], [6.0, 5.0, 3.0]]), 2, otherwise=rows)
+    yield case(torch.tensor([1000.0, 1001.0]), 1, otherwise="exp(1000) overflows: x must be shifted by a maximum before exp")
     yield case(torch.tensor([1000.0, 0.0]), 1, otherwise="the maximum is far above the other block: measure both from it")
-    yield case(
-        torch.tensor([0.0, 1000.0]),
-        1,
-        otherwise="the second block is far above the first: exp overflows where it is measured from the first block's maximum",
-    )
-    yield case(torch.tensor([-2e30]), 1, otherwise="a finite number stands in for −inf, and elements may be smaller")
-    yield case(torch.tensor([-1000.0, -1001.0]), 1, otherwise="exp underflows: shift by the running maximum")
-    yield case(torch.tensor([[0.0, 0.0], [1000.0, 1000.0]]), 1, otherwise="row 0 underflows (it would if one m were taken for all rows)")
+    above = "the second block is far above the first: exp overflows where it is measured from the first block's maximum"
+    yield case(torch.tensor([0.0, 1000.0]), 1, otherwise=above)
+    yield case(torch.tensor([-2e30]), 1, otherwise="an element may be any finite number, however low, and counts like any other")
+    yield case(torch.tensor([-1000.0, -1001.0]), 1, otherwise="exp(−1000) is 0: measure each numerator from a maximum of its row")
+    apart = "two rows far apart: each is measured from its own maximum"
+    yield case(torch.tensor([[0.0, 0.0], [1000.0, 1000.0]]), 1, otherwise=apart)
     draw = generator()
     for shape, block in (((1,), 4), ((5, 33), 8), ((2, 3, 17), 17), ((2, 2, 32), 16)):
         for words, x in vectors(draw, *shape):

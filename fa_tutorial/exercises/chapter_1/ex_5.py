@@ -34,26 +34,20 @@ def running_weighted_sum(scores, values, block):
 
 ACC, L, LSE = "alpha * acc + p @", "alpha * l + p.sum()", "m + torch.log(l)"
 ALPHA = "alpha = torch.exp(m - m_new)"
-OVERFLOWS = "exp overflows: the scores must be shifted by the running maximum before exp"
-FROM_FINITE = "a finite number stands in for −inf, and scores may be smaller: start m at −inf"
 MISTAKES = {
     "your acc is not rescaled when the maximum grows, and l is": (ACC, "acc + p @"),
     "your l is not rescaled when the maximum grows, and acc is": (L, "l + p.sum()"),
     "neither acc nor l is rescaled when the maximum grows": [(ACC, "acc + p @"), (L, "l + p.sum()")],
     "acc and l are rescaled with the wrong sign in the exponent": (ALPHA, "alpha = torch.exp(m_new - m) if l > 0 else 0.0"),
-    "alpha is applied to the new block: it belongs to the old acc and l": [
-        (ACC, "acc + alpha * p @"), (L, "l + alpha * p.sum()"), (ALPHA, "alpha = torch.exp(m - m_new) if l > 0 else 1.0")],
     "your first block vanishes: alpha is 0 there, and it belongs to the old acc and l, not to the new block": [
         (ACC, "acc + alpha * p @"), (L, "l + alpha * p.sum()")],
-    "only the last block is left: carry acc and l from block to block": [(ACC, "p @"), (L, "p.sum()")],
     "p is measured from its block's own maximum, but acc and l from the running maximum": ("p = torch.exp(s - m_new)", "p = torch.exp(s - s.max())"),
     "acc is divided by l in every block, but the next block needs the undivided sum: divide once, at the end": [
         ("        m = m_new\n", "        acc = acc / l\n        m = m_new\n"), ("acc / l if l > 0 else acc", "acc")],
     "acc is not divided by l": ("acc / l if l > 0 else acc", "acc"),
-    "lse is m alone: add log l": (LSE, "m"),
-    "lse is log l alone: l is measured from m, so add m": (LSE, "torch.log(l)"),
-    OVERFLOWS: [("torch.exp(s - m_new)", "torch.exp(s)"), (ALPHA, "alpha = 1.0"), (LSE, "torch.log(l)")],
-    FROM_FINITE: ("new_tensor(-math.inf)", "new_tensor(-1e9)"),
+    "exp overflows: the scores must be shifted by the running maximum before exp": [
+        ("torch.exp(s - m_new)", "torch.exp(s)"), (ALPHA, "alpha = 1.0"), (LSE, "torch.log(l)")],
+    "m starts at a finite number, and scores may be smaller: start at −inf": ("new_tensor(-math.inf)", "new_tensor(-1e9)"),
     "a first block of only −inf gives NaN: m is still −inf then, and −inf − (−inf) is NaN": (
         "        if m_new == -math.inf:\n            continue  # nothing seen yet\n", ""),
     "nothing is seen, and o is 0 / 0 = NaN: it must be 0": ("acc / l if l > 0 else acc", "acc / l"),
@@ -93,10 +87,10 @@ def inputs():
     yield weights([1.0, 2.0, 3.0], 1, otherwise="three blocks: carry acc and l from block to block")
     yield weights([1.0, 2.0, 3.0], 2, otherwise="the last block may be ragged: 3 scores are a block of 2 and a block of 1")
     yield weights([1.0, 2.0], 8, otherwise="a block may be longer than the row")
-    yield weights([1000.0, 1001.0], 1, otherwise=OVERFLOWS)
+    yield weights([1000.0, 1001.0], 1, otherwise="exp(1000) overflows: shift by the running maximum before exp")
     yield weights([1000.0, 0.0], 1, otherwise="the maximum is far above the second block: m is the running maximum, so it never falls")
-    yield weights([-1000.0, -1001.0], 1, otherwise="exp underflows: shift by the running maximum")
-    yield weights([-2e30], 1, otherwise=FROM_FINITE)
+    yield weights([-1000.0, -1001.0], 1, otherwise="exp(−1000) is 0: measure each score from the running maximum")
+    yield weights([-2e30], 1, otherwise="a score may be any finite number, however low, and counts like any other")
     thirds = torch.arange(1.0, 8.0, dtype=torch.float64) / 3  # no float32 holds them
     yield case(thirds, torch.outer(thirds, thirds), 3, on="scores = 1/3, 2/3, … 7/3 in float64, block = 3", edge="float64")
     draw = generator()

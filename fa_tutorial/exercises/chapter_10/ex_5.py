@@ -27,7 +27,6 @@ MISTAKES = {
     "the mean over the batch and the rows is taken: the sink is used in every row, so add up": ("sum(dim=(0, 2))", "mean(dim=(0, 2))"),
     "each batch entry has a gradient of its own: the sinks are shared, so add up": ("sum(dim=(0, 2))", "sum(dim=2)"),
     "the heads are added up: each has its own sink": ("sum(dim=(0, 2))", "sum()"),
-    "every head uses the first sink: give sinks the shape (H, 1)": ("sinks[:, None]", "sinks[0]"),
 }  # fmt: skip
 
 

@@ -25,7 +25,8 @@ MISTAKES = {
     "every query gets all keys: each has its own sequence's": (f"{FIRST}, {END}", f"0 * {FIRST}, 0 * {END} + cu_k[-1]"),
     "a sequence's first query gets the bounds of the sequence before: cu_q[s] belongs to sequence s": (
         f"{FIRST}, {END}", "(at := (torch.searchsorted(cu_q, torch.arange(int(cu_q[-1])).int()) - 1).clamp(min=0), cu_k[at], cu_k[at + 1])[1:]"),
-    "an empty sequence of queries isn't counted: those after it get the wrong keys": ("cu_q.diff()", "torch.nn.functional.pad(cu_q.unique().diff(), (0, len(cu_q) - len(cu_q.unique())))"),
+    "an empty sequence of queries isn't counted: those after it get the wrong keys": (
+        "cu_q.diff()", "torch.nn.functional.pad(cu_q.unique().diff(), (0, len(cu_q) - len(cu_q.unique())))"),
 }  # fmt: skip
 
 CONDITIONS = {"empty": "a sequence may have no queries, or no keys: then first = end"}

@@ -52,8 +52,8 @@ EXERCISE = Exercise(
     reasoning="Query heads compute, key heads are read. So the intensity is 2 · (H_q / H_k) / itemsize FLOPs a byte, however long the sequence is.",
     inputs=inputs,
     truth=truth,
-    rule="flops are 2 · D in q kᵀ and as many in p v, for each key and query head; bytes are those of D numbers for each key and D for each value, in each "
-    "key head, and of nothing else",
+    rule="flops: 2 · D in q kᵀ and as many in p v, for each query head and key; bytes: those of a key and a value, "
+    "D numbers each, for each key head and token, and of nothing else",
     mistakes=MISTAKES,
     parts=("flops", "bytes"),
     exact=True,

@@ -1,5 +1,6 @@
 """Exercise 11.2, keys_of_split."""
 
+import functools
 import math
 import random
 
@@ -41,12 +42,13 @@ def truth(split, splits, S, BLOCK_N):
 def adapt(answer):
     """The answer, with (S, S) for what it says of a split without keys, which may be any start ≥ end."""
 
-    def keys_of_split(split, splits, S, BLOCK_N):
+    @functools.wraps(answer)
+    def settled(split, splits, S, BLOCK_N):
         result = answer(split, splits, S, BLOCK_N)
         is_pair = isinstance(result, tuple | list) and len(result) == 2 and all(isinstance(number, int) for number in result)
         return (S, S) if is_pair and truth(split, splits, S, BLOCK_N) == (S, S) and result[0] >= result[1] else result
 
-    return keys_of_split
+    return settled
 
 
 def inputs():

@@ -1,20 +1,21 @@
 """Exercise 11.5, split_kernel."""
 
 import math
-import types
+from unittest import mock
 
 import torch
+from triton.runtime.interpreter import interpreter_builder as builder
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import Wrong
 from fa_tutorial.forward import attend
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import load_tile, store_tile
 
-triton = hardware.require_triton("Exercise 11.5")
-import triton.language as tl  # noqa: E402
+BLOCK, SCALE = 16, 0.25
+NO_KEYS = 20  # S of the input with splits that have no keys
 
 
 @triton.jit
@@ -42,118 +43,87 @@ def split_kernel(q, k, v, o, lse_ptr, H_k, S_q, rows, S, D, scale,
     tl.store(lse_ptr + first_row + offs_m, m + tl.log(l_or_one), mask=offs_m < rows)
 
 
-_TOKEN = "row r is token r % S_q of a query head, and the newest token, S_q − 1, sees key S − 1"
-_PLACE = "row r of program (i, split) is at (split · tl.num_programs(0) + i) · rows + r of lse"
-_NAN = "where nothing is seen o is NaN: l is 0 there, so divide by 1 instead"
-PART, TOKEN, BEGIN, END = (
-    "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N",
-    "offs_m % S_q",
-    "split * part, ",
-    "tl.minimum((split + 1) * part, S)",
-)
-HEAD, LSE = "b, h_k = batch_head // H_k, batch_head % H_k", "m + tl.log(l_or_one)"
+TOKEN = "row r is token r % S_q of a query head, and the newest token, S_q − 1, sees key S − 1"
+PLACE = "row r of program (i, split) is at (split · tl.num_programs(0) + i) · rows + r of lse"
+PART, BEGIN = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N", "split * part, "
+END, SEEN, LSE = "tl.minimum((split + 1) * part, S)", "S - S_q + offs_m % S_q", "m + tl.log(l_or_one)"
 MISTAKES = {
     "every split takes all keys: its loop goes from start to end": (BEGIN + END, "0, S"),
     "the loop starts at key 0: a split's keys begin at start": (BEGIN, "0, "),
     "the loop goes on to the last key: a split's keys end before end": (END, "S"),
-    "keys at the end belong to no split: round up when you divide the tiles by splits": (PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
-    "a part starts inside a tile, so its last tile runs on into the next part: a part is whole tiles, as in 11.2": (PART, "tl.cdiv(S, tl.num_programs(1))"),
-    "a part is counted in tiles: its keys are ceil(tiles / splits) · BLOCK_N": (PART, PART.removesuffix(" * BLOCK_N")),
-    f"every row sees all keys: {_TOKEN}": (f"S - S_q + {TOKEN}", "S - 1 + 0 * offs_m"),
-    f"the row is taken for the token: {_TOKEN}": (TOKEN, "offs_m"),
-    f"r // S_q is the query head: {_TOKEN}": (TOKEN, "offs_m // S_q"),
-    f"the mask starts at key 0: {_TOKEN}": ("S - S_q + ", ""),
-    "last_seen counts from the part's end: it is S − S_q + r % S_q in every part": (f"S - S_q + {TOKEN}", f"end - S_q + {TOKEN}"),
-    "every program reads key head 0: program i has batch entry i // H_k and key head i % H_k": (HEAD, "b, h_k = batch_head // H_k, batch_head * 0"),
-    "every program reads batch entry 0: program i has batch entry i // H_k and key head i % H_k": (HEAD, "b, h_k = batch_head * 0, batch_head % H_k"),
-    "scale is missing: attend takes it": ("last_seen, S, D, scale", "last_seen, S, D, 1.0"),
+    "keys at the end belong to no split: round up when you divide the tiles by splits": (
+        PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
+    "a part starts inside a tile, so its last tile runs on into the next part: a part is whole tiles, as in 11.2": (
+        PART, "tl.cdiv(S, tl.num_programs(1))"),
+    f"the row is taken for the token: {TOKEN}": (SEEN, "S - S_q + offs_m"),
+    f"the mask starts at key 0: {TOKEN}": (SEEN, "offs_m % S_q"),
+    "last_seen counts from the part's end: it is S − S_q + r % S_q in every part": (SEEN, "end - S_q + offs_m % S_q"),
     "acc is not divided: a part's o is acc / l, (11.1)": ("acc / l_or_one[:, None]", "acc"),
     "lse is m alone: add log l": (LSE, "m"),
     "lse is log l alone: l is measured from m, so add m": (LSE, "tl.log(l_or_one)"),
-    f"the parts of lse are in the wrong order: {_PLACE}": (
-        "split * tl.num_programs(0) + batch_head", "batch_head * tl.num_programs(1) + split"),
-    _NAN: ("tl.where(l == 0.0, 1.0, l)", "l"),
-    "where nothing is seen lse is 0: it is −∞, the logarithm of an empty sum": (LSE, f"tl.where(l == 0.0, 0.0, {LSE})"),
+    "where nothing is seen o is NaN: l is 0 there, so divide by 1 instead": ("tl.where(l == 0.0, 1.0, l)", "l"),
 }  # fmt: skip
-CONDITIONS = {"empty": "where a row sees no key of a part, or the part has none, o = 0 and lse = −∞"}
 
 
-def truth(q, k, v, S_q, splits, blocks, scale):
+def truth(q, k, v, S_q, splits, block_d):
     rows, S = q.shape[2], k.shape[2]
-    part = math.ceil(math.ceil(S / blocks[1]) / splits) * blocks[1]
+    part = math.ceil(math.ceil(S / BLOCK) / splits) * BLOCK
     keys, r, split = torch.arange(S), torch.arange(rows)[:, None], torch.arange(splits).view(-1, 1, 1, 1, 1)
     seen = (keys <= S - S_q + r % S_q) & (keys // part == split)
-    s = (scale * q.double() @ k.double().mT).masked_fill(~seen, -math.inf)  # (splits, B, H_k, rows, S)
+    s = (SCALE * q.double() @ k.double().mT).masked_fill(~seen, -math.inf)  # (splits, B, H_k, rows, S)
     o, lse = torch.softmax(s, dim=-1).nan_to_num() @ v.double(), torch.logsumexp(s, dim=-1)
     return o.flatten(1, 2), lse.flatten(1, 2)
 
 
-def ends_with_the_keys(kernel):
-    """In the interpreter: the kernel, Wrong where it calls attend for a tile that begins after the last key."""
-    function = getattr(kernel, "fn", None)
-    attend = getattr(function, "__globals__", {}).get("attend")
-    if not hardware.interpreter_on() or attend is None:
-        return kernel
+class OwnTiles:
+    """A split kernel whose products are counted in the interpreter, on the input where splits have no keys."""
 
-    def number(x):
-        return int(x.handle.data.item() if hasattr(x, "handle") else getattr(x, "value", x))
+    def __init__(self, kernel):
+        self.kernel, self.fn = kernel, kernel.fn
 
-    def watched(*args):
-        if len(args) > 10 and number(args[8]) >= number(args[10]):
-            raise Wrong(
-                f"the loop goes on after the last key, to a tile at start_n = {number(args[8])} of {number(args[10])} keys: end is at most S"
-            )
-        return attend(*args)
+    def __getitem__(self, grid):
+        def launch(*args, **meta):
+            with mock.patch.object(builder, "create_dot", side_effect=builder.create_dot) as dots:
+                self.kernel[grid](*args, **meta)
+            if args[8] == NO_KEYS and dots.call_count > 2 * grid[0] * -(-NO_KEYS // BLOCK):
+                raise Wrong("tiles are multiplied that hold no key: no tile begins at S or after it, so end is at most S")
 
-    copy = types.FunctionType(function.__code__, function.__globals__ | {"attend": watched}, function.__name__, function.__defaults__)
-    copy.__annotations__, copy.__module__ = function.__annotations__, function.__module__
-    return triton.jit(copy)
+        return launch
 
 
-def launch(q, k, v, S_q, splits, blocks, scale):
+def launch(q, k, v, S_q, splits, block_d):
     (B, H_k, rows, D), S = q.shape, k.shape[2]
     tensors = *(In(x, as_heads=True) for x in (q, k, v)), Out((splits, B * H_k, rows, D), torch.float32, as_heads=True)
-    lse = Out((splits, B * H_k, rows), torch.float32)
-    meta = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_D"), blocks, strict=True))
-    return Launch((B * H_k, splits), (*tensors, lse, H_k, S_q, rows, S, D, scale), meta)
-
-
-def tolerance(args, part):
-    """p is rounded to the dtype of v, and o is a mean of values; the error of an lse is absolute."""
-    q, _, v = args[:3]
-    rounding = 2e-3 if q.dtype == torch.float16 else 2e-5
-    return 1e-6, rounding * (float(v.abs().max()) if part == "o" else 1.0)
+    lse, meta = Out((splits, B * H_k, rows), torch.float32), {"BLOCK_M": BLOCK, "BLOCK_N": BLOCK, "BLOCK_D": block_d}
+    return Launch((B * H_k, splits), (*tensors, lse, H_k, S_q, rows, S, D, SCALE), meta)
 
 
 def inputs():
-    def parts(sizes, S_q, splits, otherwise, *, dtype=torch.float32, block_d=16, draw=None, **options):
-        B, H_k, rows, S, D = sizes
-        draw = draw or torch.Generator().manual_seed(0)
+    def parts(sizes, S_q, splits, otherwise="", *, dtype=torch.float32, block_d=16, draw=None, **options):
+        (B, H_k, rows, S, D), draw = sizes, draw or torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(shape, generator=draw).to(dtype) for shape in ((B, H_k, rows, D), *[(B, H_k, S, D)] * 2))
-        on = f"{splits} split{'s' * (splits > 1)}, B = {B}, H_k = {H_k}, rows = {rows}, S_q = {S_q}, S = {S}, D = {D}, BLOCK_N = 16"
-        stray = f"a tile leaves its tensor: q and o end at rows, k and v at S, all of them at D; b = i // H_k, h_k = i % H_k; {_PLACE}, r < rows"
-        return case(q, k, v, S_q, splits, (16, 16, block_d), 0.25, on=on, otherwise=otherwise, stray=stray, **options)
+        on = f"splits = {splits}, B = {B}, H_k = {H_k}, rows = {rows}, S_q = {S_q}, S = {S}, D = {D}, BLOCK_N = {BLOCK}"
+        stray = f"q and o end at rows, k and v at S, all of them at D; b = i // H_k, h_k = i % H_k; {PLACE}, r < rows"
+        return case(q, k, v, S_q, splits, block_d, on=on, otherwise=otherwise, stray=stray, **options)
 
-    bounds = "the loop goes from start to end, tile by tile"
-    yield parts((1, 1, 16, 32, 16), 1, 1, "one split is the whole attention")
+    yield parts((1, 1, 8, 32, 16), 1, 1, "one split is the whole attention")
     yield parts((1, 1, 8, 32, 16), 1, 2, "two tiles, one for each split")
-    yield parts((1, 1, 6, 32, 16), 3, 2, _TOKEN)
-    yield parts((1, 1, 8, 40, 16), 1, 2, f"three tiles, the last one ragged: {bounds}")
-    yield parts((1, 1, 8, 72, 16), 1, 3, f"five tiles: two, two and one; {bounds}")
-    yield parts((1, 1, 6, 40, 16), 3, 2, _TOKEN)
-    yield parts((2, 3, 4, 32, 16), 1, 2, f"program i has batch entry i // H_k and key head i % H_k; {_PLACE}")
+    yield parts((1, 1, 6, 32, 16), 3, 2, TOKEN)
+    yield parts((1, 1, 8, 40, 16), 1, 2, "three tiles, two and a ragged one: the loop goes from start to end")
+    yield parts((1, 1, 8, 72, 16), 1, 3, "five tiles, two, two and one: the loop goes from start to end")
+    yield parts((2, 3, 4, 32, 16), 1, 2, f"program i has batch entry i // H_k and key head i % H_k; {PLACE}")
     yield parts((1, 1, 8, 32, 12), 1, 2, "D may be less than BLOCK_D")
-    yield parts((1, 1, 8, 20, 16), 1, 4, _NAN, edge="empty")
-    yield parts((1, 1, 8, 18, 16), 4, 2, "the last part may begin after a row's last key", edge="empty")
-    draw = generator()
-    for sizes, S_q, splits, dtype in (((2, 2, 4, 70, 20), 2, 3, torch.float16), ((1, 3, 10, 90, 32), 5, 2, torch.float32)):
-        yield parts(sizes, S_q, splits, "", dtype=dtype, block_d=32, draw=draw, fresh=True)
+    nothing = "where a row sees nothing l is 0: divide by 1 instead, and lse is −∞"
+    yield parts((1, 1, 8, NO_KEYS, 16), 1, 4, nothing, edge="empty")
+    yield parts((1, 1, 8, 18, 16), 4, 2, f"the last part may begin after a row's last key: {nothing}", edge="empty")
+    yield parts((2, 2, 4, 70, 20), 2, 3, dtype=torch.float16, block_d=32, draw=generator(), fresh=True)
+    yield parts((1, 3, 6, 40, 32), 3, 2, block_d=32, draw=generator(), fresh=True)
 
 
 EXERCISE = Exercise(
     id="11.5",
     task="Write the kernel that attends to one part of the keys: program (i, split) takes split's part for key head i % H_k of sequence i // H_k.",
-    conditions=CONDITIONS,
+    conditions={"empty": "where a row sees no key of a part, o = 0 and lse = −∞; no tile begins at S or after it"},
     hints=(
         "Take chapter 5's loop. What is its first key now, and where does it end? The number of splits is tl.num_programs(1).",
         "part = tl.cdiv(tl.cdiv(S, BLOCK_N), splits) * BLOCK_N, and the loop goes over range(split * part, tl.minimum((split + 1) * part, S), BLOCK_N). "
@@ -171,7 +141,7 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("o", "lse"),
     launch=launch,
-    adapt=ends_with_the_keys,
-    tolerance=tolerance,
-    overlap=f"two programs write the same row: the first two indices of o are split and i, and {_PLACE}",
+    adapt=lambda kernel: OwnTiles(kernel) if hasattr(kernel, "fn") else kernel,
+    tolerance=lambda args, part: (1e-6, (2e-3 if args[0].dtype == torch.float16 else 2e-5) * float(args[2].max())),
+    seen={"overlap": f"two programs write the same row: the first two indices of o are split and i, and {PLACE}"},
 )

@@ -25,7 +25,6 @@ def window_tiles(row_block, block_m, block_n, S_q, S_k, left, right):
 SEES = "row i sees keys i + S_k − S_q − left … i + S_k − S_q + right, both included"
 START, FULL_0 = "low(first) // block_n,", "-(-low(last) // block_n)"
 FULL_1, END = "max(full_0, high(first) // block_n)", "-(-high(last) // block_n)"
-LAST = "min(first + block_m, S_q) - 1"
 MISTAKES = {
     "full_0 counts a tile of which the last row sees only a part: round up": (FULL_0, "low(last) // block_n"),
     "full_0 is found from the first row: the last row's window begins furthest to the right": (FULL_0, "-(-low(first) // block_n)"),
@@ -37,15 +36,10 @@ MISTAKES = {
     "end is found from the first row: the last row's window ends last": (END, "-(-high(first) // block_n)"),
     "end is the last tile that is seen: return one past it": (END, f"{END} - 1"),
     f"the window is one key too narrow on the right: {SEES}": ("i + 1 + S_k", "i + S_k"),
-    "S_k − S_q is missing: the last row is aligned with the last key": ("S_k - S_q ", "0 "),
     "full_1 is below full_0: a narrow window has no whole tile, and two loops would visit the tiles between them twice": (
         FULL_1, "high(first) // block_n"),
     "left = −1 and right = −1 count as numbers of keys: negative is no limit, so low is 0 and high is S_k": [
         (" if left >= 0 else 0", ""), (" if right >= 0 else S_k", "")],
-    "the last block of rows is ragged: its last row is S_q − 1": (LAST, "first + block_m - 1"),
-    "the window runs past the last key: high is at most S_k": ("min(S_k, i + 1 + S_k - S_q + right)", "i + 1 + S_k - S_q + right"),
-    "low is negative: no key comes before key 0": ("max(0, i + S_k - S_q - left)", "i + S_k - S_q - left"),
-    "high is negative: a row that sees no key ends at 0": ("max(0, min(S_k, i + 1 + S_k - S_q + right))", "min(S_k, i + 1 + S_k - S_q + right)"),
 }  # fmt: skip
 
 CONDITIONS = {
@@ -84,22 +78,19 @@ def adapt(answer):
 
 def _edge(block_m, block_n, S_q, S_k, left, right):
     """The condition that a random window tests; the fixed cases of that condition come before it, and show their arguments."""
-    if S_k % block_n:
-        return "ragged"
-    if S_q != S_k:
-        return "lengths"
-    if left < 0 or right < 0:
+    if S_k % block_n or S_q != S_k:
+        return "ragged" if S_k % block_n else "lengths"
+    if min(left, right) < 0:
         return "unlimited"
     return "narrow" if left + right + 1 < block_m + 2 * block_n else ""
 
 
 def inputs():
-
     yield case(7, 4, 3, 64, 64, 3, 8)  # here nearly each mistake gives other numbers
     yield case(6, 4, 2, 64, 64, 13, 10)
+    yield case(0, 4, 2, 64, 64, 6, 5, otherwise="the window begins before key 0: low is at least 0")
     yield case(5, 2, 4, 64, 64, 12, 6)
-    yield case(0, 4, 2, 64, 64, 6, 5, otherwise="the window begins before key 0")
-    yield case(15, 4, 2, 64, 64, 12, 6, otherwise="the window ends past the last key")
+    yield case(15, 4, 2, 64, 64, 12, 6, otherwise="the window ends past the last key: high is at most S_k")
     yield case(3, 4, 2, 32, 45, 9, 4, otherwise="the last of 32 rows stands at the last of 45 keys")
     yield case(3, 4, 2, 64, 64, 0, 5, otherwise="left = 0 is a limit: no key before the row's own")
     yield case(3, 4, 2, 64, 64, 5, 0, otherwise="right = 0 is a limit: no key after the row's own")
@@ -117,7 +108,7 @@ def inputs():
     yield case(3, 4, 2, 32, 45, 9, 4, edge="lengths")
     yield case(3, 4, 2, 32, 21, 9, 4, edge="lengths")
     yield case(0, 4, 2, 32, 21, 9, 4, otherwise="no row of this block sees a key: (0, 0, 0, 0)", edge="lengths")
-    yield case(4, 4, 2, 18, 18, 5, 0, otherwise="the last block has two rows", edge="ragged")
+    yield case(4, 4, 2, 18, 18, 5, 0, otherwise="the last block has two rows: its last row is S_q − 1", edge="ragged")
     yield case(4, 4, 4, 18, 18, 7, 3, otherwise="18 keys in blocks of 4: the last block is never whole", edge="ragged")
     yield case(2, 4, 4, 18, 18, 7, -1, otherwise="18 keys in blocks of 4: the last block is never whole", edge="ragged")
     yield case(0, 4, 4, 2, 6, 7, 8, otherwise="6 keys in blocks of 4: the last block is never whole", edge="ragged")

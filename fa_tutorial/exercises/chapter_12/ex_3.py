@@ -26,7 +26,6 @@ TOTAL = "alpha * l + p.sum(dim=-1)"
 MISTAKES = {
     "the shift moves with every larger maximum: it stays while the growth is at most the threshold": (WHERE, "m"),
     "the growth is compared in powers of e: times log₂ e it is in powers of two": (MOVES, "m - shift > threshold"),
-    "the growth is divided by log₂ e: exp(x) = 2^(x · log₂ e), so multiply": (MOVES, "(m - shift) / math.log2(math.e) > threshold"),
     "m − shift is compared with 2^threshold: it is exp(m − shift) that must not exceed it": (MOVES, "m - shift > 2**threshold"),
     "exp(m − shift) is compared with the threshold itself: it is 2^threshold that it must not exceed": (MOVES, "torch.exp(m - shift) > threshold"),
     "all rows move when one of them does: each row decides for itself": (MOVES, f"({MOVES}).any()"),

@@ -1,5 +1,6 @@
 """Exercise 2.1, contiguous_strides."""
 
+import functools
 import math
 import random
 
@@ -7,6 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong
 
 
 def contiguous_strides(shape):
@@ -42,6 +44,19 @@ CONDITIONS = {
 
 def truth(shape):
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def within_memory(answer):
+    """The answer; Wrong where it makes an array, and no memory holds one of this shape."""
+
+    @functools.wraps(answer)
+    def run(shape):
+        try:
+            return answer(shape)
+        except MemoryError:
+            raise Wrong("an array is made, and no memory holds one of this shape: multiply its sizes instead") from None
+
+    return run
 
 
 class WholeStrides(TorchFunctionMode):
@@ -96,4 +111,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     exact=True,
     watch=WholeStrides,
+    adapt=within_memory,
 )

@@ -3,6 +3,7 @@
 import random
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fa_tutorial.exercises.harness import Exercise, case
 
@@ -26,7 +27,6 @@ MISTAKES = {
         STRIDES, "(S * H * D, D, H * D, 1)"),
     "one step in s must skip q, k and v: 3 · H · D elements": (STRIDES, "(S * 3 * H * D, D, H * D, 1)"),
     "one step in b must skip all of q, k and v: S · 3 · H · D elements": (STRIDES, "(S * H * D, D, 3 * H * D, 1)"),
-    "the strides are in reverse order: d comes last, and its stride is 1": (STRIDES, "(1, 3 * H * D, D, S * 3 * H * D)"),
     "that is where q starts: index 1 in the dimension of size 3 moves the start by that dimension's stride": (START, "0"),
     "that is where v starts: k has index 1 in the dimension of size 3, v has index 2": (START, "2 * H * D"),
     "the start is the index itself: index 1 in the dimension of size 3 moves by that dimension's stride": (START, "1"),
@@ -41,6 +41,22 @@ MISTAKES = {
 def truth(S, H, D):
     k = torch.empty((2, S, 3, H, D), device="meta")[:, :, 1].transpose(1, 2)
     return k.storage_offset(), k.stride()
+
+
+class WithoutTensors(TorchFunctionMode):
+    """Notes in `used` whether PyTorch was called at all."""
+
+    used = False
+
+    def __init__(self, S, H, D):
+        super().__init__()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.used = True
+        return func(*args, **(kwargs or {}))
+
+    def complaint(self, result):
+        return "start and strides are right, but PyTorch found them: work them out without making a tensor" if self.used else ""
 
 
 def inputs():
@@ -67,4 +83,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("start", "strides"),
     exact=True,
+    watch=WithoutTensors,
 )

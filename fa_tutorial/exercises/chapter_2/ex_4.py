@@ -116,5 +116,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=lambda args, part: (0.0, 0.0),
-    overlap="tiles are copied by more than one program: program (i, j) copies only tile (i, j)",
+    seen={"overlap": "tiles are copied by more than one program: program (i, j) copies only tile (i, j)"},
 )

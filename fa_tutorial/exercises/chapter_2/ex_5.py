@@ -137,7 +137,9 @@ EXERCISE = Exercise(
     launch=launch,
     adapt=by_hand,
     tolerance=tolerance,
-    overlap="rows are written by more than one program: program i writes only row i",
-    again="load the row once, keep it as a block, and use that block for the maximum, the exponentials and their sum, so that each element makes "
-    "two trips",
+    seen={
+        "overlap": "rows are written by more than one program: program i writes only row i",
+        "again": "load the row once, keep it as a block, and use that block for the maximum, the exponentials and their sum, so that each "
+        "element makes two trips",
+    },
 )

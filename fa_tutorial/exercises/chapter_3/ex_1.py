@@ -34,7 +34,6 @@ MISTAKES = {
         (ZEROS, ""), ("        for n in", f"        acc = {ALL}\n        for n in")],
     "a and b are multiplied element by element: multiply tiles with @": ("a_tile @ b_tile", "a_tile * b_tile"),
     "the factors are swapped: a's tile comes first": ("a_tile @ b_tile", "b_tile @ a_tile"),
-    "only the first step along K is computed: the loop runs to K": (STEPS, "range(0, min(K, block_k), block_k)"),
     "the bounds of the two loops are swapped: rows of tiles run to M, columns of tiles to N": [
         (ROWS, "range(0, N, block_m)"), (COLUMNS, "range(0, M, block_n)")],
     "columns are cut by block_m: a tile of c has block_n columns": ("n + block_n", "n + block_m"),
@@ -65,31 +64,27 @@ def tolerance(args, part):
     return torch.finfo(a.dtype).eps, 2e-6 * float((a.abs().double() @ b.abs().double()).max())
 
 
+def whole_numbers(seed, *shapes):
+    """From 1 to 5: their products are exact in every dtype, and never 0."""
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, 6, shape, generator=draw).float() for shape in shapes]
+
+
 def inputs():
     def digits(seed, M, N, K, blocks, otherwise, edge=""):
-        """Whole numbers from 1 to 5: their products are exact in every dtype, and never 0."""
-        draw = torch.Generator().manual_seed(seed)
-        a, b = (torch.randint(1, 6, shape, generator=draw).float() for shape in ((M, K), (K, N)))
-        return case(a, b, *blocks, on=f"M = {M}, N = {N}, K = {K}, blocks {' × '.join(map(str, blocks))}", otherwise=otherwise, edge=edge)
+        on = f"M = {M}, N = {N}, K = {K}, blocks {' × '.join(map(str, blocks))}"
+        return case(*whole_numbers(seed, (M, K), (K, N)), *blocks, on=on, otherwise=otherwise, edge=edge)
 
     draw = generator()
 
     def normals(M, N, K, blocks, dtype=torch.float32, edge="", views=lambda a, b: (a, b), kind="fp32"):
-        a, b = views(torch.randn(M, K, generator=draw), torch.randn(K, N, generator=draw))
+        a, b = views(torch.randn(M, K, generator=draw).to(dtype), torch.randn(K, N, generator=draw).to(dtype))
         on = f"{kind}, M = {len(a)}, N = {b.shape[1]}, K = {len(b)}, blocks {' × '.join(map(str, blocks))}"
-        return case(
-            a.to(dtype) if dtype != torch.float32 else a,
-            b.to(dtype) if dtype != torch.float32 else b,
-            *blocks,
-            on=on,
-            fresh=True,
-            edge=edge,
-        )
+        return case(a, b, *blocks, on=on, fresh=True, edge=edge)
 
     on = "a = [[1, 2], [3, 4]], b = [[5, 6], [7, 8]], one tile"
-    yield case(
-        torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]]), 2, 2, 2, on=on, otherwise="one tile of c is a @ b"
-    )
+    four = torch.arange(1.0, 9.0).view(2, 2, 2)
+    yield case(*four, 2, 2, 2, on=on, otherwise="one tile of c is a @ b")
     yield digits(0, 2, 2, 6, (2, 2, 2), "a tile of c is the sum over all steps along K")
     yield digits(1, 4, 6, 2, (2, 2, 2), "each tile of c is a sum of its own: that of its rows of a times its columns of b")
     for seed, (sizes, blocks) in enumerate((((4, 6, 8), (2, 3, 4)), ((6, 4, 8), (3, 2, 4)), ((6, 8, 6), (3, 4, 2)))):

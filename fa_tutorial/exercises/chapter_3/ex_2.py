@@ -3,7 +3,7 @@
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.chapter_3.ex_1 import tolerance as bound
+from fa_tutorial.exercises.chapter_3.ex_1 import tolerance, whole_numbers
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
@@ -42,31 +42,19 @@ def matmul_kernel(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_m & mask_n)
 
 
-A = "offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak"
-B = "offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn"
-C = "offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn"
-A_ON, B_ON = "        a_ptrs += BLOCK_K * stride_ak\n", "        b_ptrs += BLOCK_K * stride_bk\n"
+TILE = "offs_{1}[:, None] * stride_{0}{2} + offs_{3}[None, :] * stride_{0}{4}".format
+MOVES = "        a_ptrs += BLOCK_K * stride_ak\n        b_ptrs += BLOCK_K * stride_bk\n"
 PLACE, DOT = "tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n", "acc = tl.dot(a, b, acc, "
 MISTAKES = {
-    "a's strides are swapped: stride_am leads to the next row of a, stride_ak to the next column": (
-        A, "offs_m[:, None] * stride_ak + offs_k[None, :] * stride_am"),
-    "b's strides are swapped: stride_bk leads to the next row of b, stride_bn to the next column": (
-        B, "offs_k[:, None] * stride_bn + offs_n[None, :] * stride_bk"),
-    "c is stored transposed: stride_cm leads to the next row of c, stride_cn to the next column": (
-        C, "offs_m[:, None] * stride_cn + offs_n[None, :] * stride_cm"),
+    **{f"{x}'s strides are swapped: stride_{x}{r} leads to the next row of {x}, stride_{x}{c} to the next column": (
+        TILE(x, r, r, c, c), TILE(x, r, c, c, r)) for x, r, c in ("amk", "bkn", "cmn")},
     "c is 0 everywhere: does the loop along K run, and do you keep what tl.dot returns, acc = tl.dot(a, b, acc)?": (DOT, "tl.dot(a, b, acc, "),
     "each step along K overwrites the one before: add it to acc": (DOT, "acc = tl.dot(a, b, "),
     "acc is added twice in each step: tl.dot(a, b, acc) has added it already, so acc = tl.dot(a, b, acc), not +=": (DOT, "acc += tl.dot(a, b, acc, "),
-    "a's and b's pointers stay where they are: every step reads K's first block again": [(A_ON, ""), (B_ON, "")],
-    "both blocks of pointers move by BLOCK_K elements, which is neither BLOCK_K columns of a nor BLOCK_K rows of b: multiply by stride_ak and stride_bk": [
-        (A_ON, "        a_ptrs += BLOCK_K\n"), (B_ON, "        b_ptrs += BLOCK_K\n")],
-    "b's pointers move by BLOCK_K elements, and BLOCK_K rows of b are BLOCK_K * stride_bk elements": (B_ON, "        b_ptrs += BLOCK_K\n"),
+    "a's and b's pointers stay where they are: every step reads K's first block again": (MOVES, ""),
     "tile_n is 0 in every program, as program_id(1) would be, for the grid has one axis": (PLACE, "tl.program_id(0), tl.program_id(1)"),
     "// and % are swapped: program pid computes tile (pid // tiles_n, pid % tiles_n)": (
         PLACE, "tl.program_id(0) % tiles_n, tl.program_id(0) // tiles_n"),
-    "pid is divided by the number of tiles in a column: a row of tiles has ceil(N / BLOCK_N)": ("tl.cdiv(N, BLOCK_N)", "tl.cdiv(M, BLOCK_M)"),
-    "programs go down the columns of tiles: program pid computes tile (pid // tiles_n, pid % tiles_n)": (
-        PLACE, "tl.program_id(0) % tl.cdiv(M, BLOCK_M), tl.program_id(0) // tl.cdiv(M, BLOCK_M)"),
 }  # fmt: skip
 
 CONDITIONS = {
@@ -76,77 +64,62 @@ CONDITIONS = {
 }
 
 
-def truth(a, b, blocks, strides, programs=None):
+def truth(a, b, blocks, strides, rows):
     c = a.double() @ b.double()
-    rows = len(a) if programs is None else programs // -(-b.shape[1] // blocks[1]) * blocks[0]  # whole rows of tiles
-    return torch.cat([c[:rows], torch.full_like(c[rows:], UNWRITTEN)])
+    c[rows:] = UNWRITTEN  # only these rows' programs run
+    return c
 
 
-def launch(a, b, blocks, strides, programs=None):
+def launch(a, b, blocks, strides, rows):
     (M, K), N = a.shape, b.shape[1]
-    args = (In(a, strides[0]), In(b, strides[1]), Out((M, N), a.dtype, strides[2]), M, N, K, *(step for pair in strides for step in pair))
-    grid = (programs or triton.cdiv(M, blocks[0]) * triton.cdiv(N, blocks[1]),)
-    return Launch(grid, args, dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), blocks, strict=True)))
+    args = (In(a, strides[0]), In(b, strides[1]), Out((M, N), a.dtype, strides[2]), M, N, K, *sum(strides, ()))
+    programs = triton.cdiv(rows, blocks[0]) * triton.cdiv(N, blocks[1])
+    return Launch((programs,), args, dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), blocks, strict=True)))
 
 
 LAYOUTS = {
-    "rows": lambda rows, columns: (columns, 1),
-    "columns": lambda rows, columns: (1, rows),
-    "padded": lambda rows, columns: (columns + 8, 1),
-    "spaced": lambda rows, columns: (2 * columns + 1, 2),
-}
+    "rows": lambda rows, columns: (columns, 1), "columns": lambda rows, columns: (1, rows),
+    "padded": lambda rows, columns: (columns + 8, 1), "spaced": lambda rows, columns: (2 * columns + 1, 2),
+}  # fmt: skip
 
 
 def inputs():
-    def product(a, b, on, otherwise="", blocks=(16, 16, 16), layouts=("rows", "rows", "rows"), programs=None, **options):
-        (M, K), N = a.shape, b.shape[1]
-        strides = tuple(LAYOUTS[layout](*shape) for layout, shape in zip(layouts, ((M, K), (K, N), (M, N)), strict=True))
-        return case(a, b, blocks, strides, programs, on=on, otherwise=otherwise, **options)
+    def product(a, b, on, otherwise="", blocks=(16, 16, 16), layouts="rows rows rows", rows=None, **options):
+        shapes = (a.shape, b.shape, (len(a), b.shape[1]))
+        strides = tuple(LAYOUTS[layout](*shape) for layout, shape in zip(layouts.split(), shapes, strict=True))
+        return case(a, b, blocks, strides, rows or len(a), on=on, otherwise=otherwise, **options)
 
-    def digits(seed, M, N, K, on, otherwise, **options):
-        """Whole numbers from 1 to 5: their products are exact in every dtype, and never 0."""
-        draw = torch.Generator().manual_seed(seed)
-        a, b = (torch.randint(1, 6, shape, generator=draw).float() for shape in ((M, K), (K, N)))
-        return product(a, b, on, otherwise, **options)
+    def digits(M, N, K, on, otherwise, **options):
+        return product(*whole_numbers(M + N + K, (M, K), (K, N)), f"M = {M}, N = {N}, K = {K}, {on}", otherwise, **options)
 
-    fits = "an offset is wrong, not a mask, for whole tiles fit here"
-    column_major = ("columns", "columns", "columns")
-    yield digits(0, 16, 16, 16, "M = N = K = 16, one tile and one step", "one tile of c is a's tile times b's", stray=fits)
+    fits = "no mask is missing, for whole tiles fit here: an offset is wrong, or the loop goes too far"
+    yield digits(16, 16, 16, "one tile and one step", "one tile of c is a's tile times b's", stray=fits)
     both = "each pointer needs both of its strides"
-    yield digits(0, 16, 16, 16, "M = N = K = 16, a, b and c column-major", both, layouts=column_major, stray=fits)
-    further = "a tile of c is the sum over all steps along K, and each goes BLOCK_K columns of a and BLOCK_K rows of b further"
-    yield digits(1, 16, 16, 48, "M = N = 16, K = 48, three steps along K", further, stray=fits)
-    yield digits(2, 16, 16, 32, "M = N = 16, K = 32, a, b and c column-major", further, layouts=column_major, stray=fits)
+    yield digits(16, 16, 16, "a, b and c column-major", both, layouts="columns " * 3, stray=fits)
+    further = "c sums over all steps along K, and each goes BLOCK_K columns of a and BLOCK_K rows of b further"
+    yield digits(16, 16, 48, "three steps along K, a column-major", further, layouts="columns rows rows", stray=fits)
     row_order = "program pid computes tile (pid // tiles_n, pid % tiles_n), where tiles_n = ceil(N / BLOCK_N)"
-    yield digits(3, 32, 48, 16, "M = 32, N = 48, blocks 16 × 16, 2 × 3 tiles", row_order)
-    yield digits(3, 32, 48, 16, "M = 32, N = 48, blocks 16 × 16, only programs 0 to 2 of 6 run", row_order, programs=3)
+    yield digits(32, 48, 16, "blocks 16 × 16, 2 × 3 tiles", row_order)
+    yield digits(32, 48, 16, "blocks 16 × 16, only programs 0 to 2 of 6 run", row_order, rows=16)
     cut = "c's rows are cut by BLOCK_M, its columns by BLOCK_N, and K by BLOCK_K"
-    yield digits(4, 32, 32, 32, "M = N = K = 32, blocks 32 × 16 × 16, 1 × 2 tiles", cut, blocks=(32, 16, 16))
+    yield digits(32, 32, 32, "blocks 32 × 16 × 16, 1 × 2 tiles", cut, blocks=(32, 16, 16))
     past_k = "the last step reads past K, and 0 · NaN is NaN: mask the columns of a's tile and the rows of b's by what is left of K"
     shorter = "K's last block may be shorter, and what a mask leaves out must add 0 to the sum: other=0.0"
-    yield digits(5, 16, 16, 20, "M = N = 16, K = 20", shorter, layouts=("padded", "rows", "rows"), edge="ragged", stray=past_k)
+    yield digits(16, 16, 20, "BLOCK_K = 16", shorter, layouts="padded rows rows", edge="ragged", stray=past_k)
     past = "the last tiles may be smaller: mask rows by M and columns by N, in both loads, with other=0.0, and in the store"
-    yield digits(6, 20, 24, 16, "M = 20, N = 24, blocks 16 × 16", past, layouts=("rows", "rows", "padded"), edge="ragged")
+    yield digits(20, 24, 16, "blocks 16 × 16", past, layouts="rows rows padded", edge="ragged")
     a, b = torch.zeros(16, 32, dtype=torch.float16), torch.ones(32, 16, dtype=torch.float16)
     a[:, 0], a[:, 1], a[:, 16] = 2048, 1, 1
     sums = "sums stay in float32, acc and what tl.dot returns: fp16 rounds 2048 + 1 to 2048"
     yield product(a, b, "fp16, rows of a hold 2048 and 1 in one step, 1 in the next, b all 1", sums, edge="precision")
     ieee = 'fp32 is multiplied in IEEE precision: tl.dot rounds it to TF32 unless you pass input_precision="ieee"'
     yield product(torch.full((16, 16), 4097.0), torch.eye(16), "fp32, a all 4097, b the identity", ieee, edge="precision")
-    draw = generator()
-    fresh = [((33, 17, 13), torch.float32, (32, 16, 16), ("columns", "padded", "spaced")),
-             ((16, 40, 33), torch.float16, (16, 32, 32), ("padded", "spaced", "columns"))]  # fmt: skip
-    if hardware.device().type == "cuda":  # the interpreter's bf16 is wrong
-        fresh.append(((33, 20, 50), torch.bfloat16, (32, 16, 16), ("columns", "padded", "padded")))
-    for (M, N, K), dtype, blocks, layouts in fresh:
-        a, b = (torch.randn(shape, generator=draw).to(dtype) for shape in ((M, K), (K, N)))
-        on = f"{str(dtype).removeprefix('torch.')}, M = {M}, N = {N}, K = {K}, blocks {' × '.join(map(str, blocks))}"
-        yield product(a, b, on, blocks=blocks, layouts=layouts, fresh=True, edge="ragged")
-    a, b = torch.randn(32, 48, generator=draw), torch.randn(48, 16, generator=draw)
-    on = "float32, M = 32, N = 16, K = 48, blocks 16 × 16 × 16"
-    yield product(a, b, on, layouts=("columns", "padded", "spaced"), fresh=True, edge="precision")
-    nothing = "where K is 0, a and b have no element to read, and all of c is 0"
-    yield product(torch.zeros(16, 0), torch.zeros(0, 16), "M = N = 16, K = 0", nothing, edge="empty")
+    draw, bf16 = generator(), [torch.bfloat16] if hardware.device().type == "cuda" else []  # the interpreter's is wrong
+    for dtype in (torch.float32, torch.float16, *bf16):
+        a, b = (torch.randn(shape, generator=draw).to(dtype) for shape in ((33, 50), (50, 20)))
+        on = f"{str(dtype).removeprefix('torch.')}, M = 33, N = 20, K = 50, blocks 32 × 16 × 32"
+        yield product(a, b, on, blocks=(32, 16, 32), layouts="columns padded spaced", fresh=True, edge="ragged")
+    yield product(torch.zeros(16, 0), torch.zeros(0, 16), "M = N = 16, K = 0", edge="empty")
 
 
 EXERCISE = Exercise(
@@ -161,16 +134,16 @@ EXERCISE = Exercise(
     ),
     solution=matmul_kernel,
     reasoning="pid // tiles_n and pid % tiles_n give the tile. Both loads mask K, because memory beyond K may hold NaN, and 0 · NaN is NaN. "
-    "acc is float32 and is rounded once, at the store, which masks c's own rows and columns. Each pointer advances by BLOCK_K times its own stride, "
-    "so views work.",
-    more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as exercise 3.3 does, and its offsets are int64, because a tensor may "
-    "have more than 2³¹ elements.",
+    "acc is float32 and is rounded once, at the store. Each pointer advances by BLOCK_K times its own stride, so views work.",
+    more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as in 3.3, and its offsets are int64.",
     inputs=inputs,
     truth=truth,
     rule="c is a @ b for any strides, in float32's accuracy where a and b are float32",
     mistakes=MISTAKES,
-    tolerance=bound,
+    tolerance=tolerance,
     launch=launch,
-    widened="tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: give it the tiles as they are",
-    overlap="some tiles are computed by more than one program: program pid computes tile (pid // tiles_n, pid % tiles_n) and no other",
+    seen={
+        "overlap": "some tiles are computed by more than one program: program pid computes tile (pid // tiles_n, pid % tiles_n) and no other",
+        "widened": "tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: give it the tiles as they are",
+    },
 )

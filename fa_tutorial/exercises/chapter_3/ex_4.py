@@ -3,6 +3,7 @@
 import torch
 
 from fa_tutorial import hardware
+from fa_tutorial.exercises.chapter_3.ex_1 import whole_numbers
 from fa_tutorial.exercises.chapter_3.ex_2 import LAYOUTS
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
@@ -42,31 +43,18 @@ def scores_values_kernel(
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=mask_q)
 
 
-def swapped(x, rows, columns="offs_d[None, :]"):
-    right = f"{rows}[:, None] * stride_{x}s + {columns} * stride_{x}d"
-    return right, f"{rows}[:, None] * stride_{x}d + {columns} * stride_{x}s"
-
-
 S, PV, KEYS = "s = scale * tl.dot(q, k_t, ", "acc = tl.dot(s.to(v.dtype), v, acc, ", "start + tl.arange(0, BLOCK_N)"
-ROUNDED = "q or k times the scale is rounded to 16 bits: scale s, which is float32"
 MISTAKES = {
     "q is multiplied by k, not by kᵀ: element (d, n) of kᵀ is element (n, d) of k": (
         "offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "offs_d[:, None] * stride_ks + offs_n[None, :] * stride_kd"),
-    "v's strides are swapped: stride_vs leads to the next row of v, stride_vd to the next column": swapped("v", "offs_n"),
-    "q's strides are swapped: stride_qs leads to the next row of q, stride_qd to the next column": swapped("q", "offs_m"),
-    "o is stored transposed: stride_os leads to the next row of o, stride_od to the next column": swapped("o", "offs_m"),
     "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
-    "v is read with k's strides: each tensor has its own two": [("stride_vs + ", "stride_ks + "), ("offs_d[None, :] * stride_vd", "offs_d[None, :] * stride_kd")],
     "scale is missing: s = scale · q kᵀ": (S, S.replace("scale * ", "")),
-    "the scale is 1/√D here: multiply s by the scale that is given": (S, S.replace("scale", "1 / tl.sqrt(D + 0.0)")),
     "acc is scaled again in every step: multiply s by scale, or acc once, after the loop": [
         (S, S.replace("scale * ", "")), (PV, PV.replace("tl.dot", "scale * tl.dot"))],
     "each block of keys overwrites the one before: add its product to acc": (PV, PV.replace("acc, ", "")),
     "acc is added twice in each step: tl.dot(s, v, acc) has added it already, so acc = tl.dot(s, v, acc), not +=": (PV, PV.replace("=", "+=")),
     "every step reads the first block of keys again: offs_n starts at the step's first key": (KEYS, "tl.arange(0, BLOCK_N)"),
-    "every program computes the first block of rows: offs_m starts at tl.program_id(0) · BLOCK_M": ("tl.program_id(0) * BLOCK_M + ", ""),
-    "the next step starts BLOCK_M keys further on: it starts BLOCK_N keys further on": ("range(0, S_k, BLOCK_N)", "range(0, S_k, BLOCK_M)"),
-    ROUNDED: (S, "s = tl.dot((scale * q).to(q.dtype), k_t, "),
+    "q or k times the scale is rounded to 16 bits: scale s, which is float32": (S, "s = tl.dot((scale * q).to(q.dtype), k_t, "),
 }  # fmt: skip
 
 CONDITIONS = {
@@ -82,8 +70,7 @@ def truth(q, k, v, blocks, strides, scale):
 
 def launch(q, k, v, blocks, strides, scale):
     (S_q, D), S_k = q.shape, len(k)
-    tensors = (*map(In, (q, k, v), strides), Out((S_q, D), q.dtype, strides[3]))
-    args = (*tensors, S_q, S_k, D, scale, *(step for pair in strides for step in pair))
+    args = (*map(In, (q, k, v), strides), Out((S_q, D), q.dtype, strides[3]), S_q, S_k, D, scale, *sum(strides, ()))
     return Launch((-(-S_q // blocks[0]),), args, dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_D"), blocks, strict=True)))
 
 
@@ -97,60 +84,43 @@ def tolerance(args, part):
 
 
 def inputs():
-    def attention(q, k, v, on, otherwise="", blocks=(16, 16, 16), layouts=("rows",) * 4, scale=1.0, **options):
-        strides = tuple(LAYOUTS[layout](*x.shape) for layout, x in zip(layouts, (q, k, v, q), strict=True))
+    def attention(q, k, v, on, otherwise="", blocks=(16, 16, 16), layouts="rows rows rows rows", scale=1.0, **options):
+        strides = tuple(LAYOUTS[layout](*x.shape) for layout, x in zip(layouts.split(), (q, k, v, q), strict=True))
         return case(q, k, v, blocks, strides, scale, on=on, otherwise=otherwise, **options)
 
     def digits(S_q, S_k, D, on, otherwise="", **options):
-        """Whole numbers from 1 to 5: their products are exact in every dtype, and never 0."""
-        draw = torch.Generator().manual_seed(S_q + S_k + D)
-        return attention(*(torch.randint(1, 6, (S, D), generator=draw).float() for S in (S_q, S_k, S_k)), on, otherwise, **options)
+        on = f"S_q = {S_q}, S_k = {S_k}, D = {D}, {on}"
+        return attention(*whole_numbers(S_q + S_k + D, (S_q, D), (S_k, D), (S_k, D)), on, otherwise, **options)
 
-    fits = "an offset is wrong, not a mask, for only whole blocks are here"
-    yield digits(16, 16, 16, "S_q = S_k = D = 16, one tile of each", "s is q kᵀ, and o is s v", stray=fits)
-    yield digits(16, 16, 16, "S_q = S_k = D = 16, scale = 0.5", "s = scale · q kᵀ", scale=0.5, stray=fits)
-    both = "each pointer needs both of its strides"
-    yield digits(16, 16, 16, "S_q = S_k = D = 16, all column-major", both, layouts=("columns",) * 4, stray=fits)
-    three = "S_q = 16, S_k = 48, scale = 0.5, three blocks of keys"
-    yield digits(16, 48, 16, three, "o adds the products of all blocks of keys", scale=0.5, stray=fits)
-    rows = "a program's rows start at tl.program_id(0) · BLOCK_M, in q and in o"
-    yield digits(32, 16, 16, "S_q = 32, S_k = 16, two programs", rows, stray=fits)
-    for m, n in ((16, 32), (32, 16)):
-        which = "q and o have BLOCK_M rows in a tile, k and v BLOCK_N"
-        yield digits(32, 64, 16, f"S_q = 32, S_k = 64, BLOCK_M = {m}, BLOCK_N = {n}", which, blocks=(m, n, 16), stray=fits)
-    own = "each tensor has its own two strides"
-    for x in "qkvo":
-        layouts = tuple("columns" if name == x else "rows" for name in "qkvo")
-        yield digits(16, 16, 16, f"S_q = S_k = D = 16, {x} column-major, the others row-major", own, layouts=layouts, stray=fits)
+    fits = "no mask is missing, for whole blocks fit here: an offset is wrong, or the loop goes too far"
+    yield digits(16, 16, 16, "one tile of each", "s is q kᵀ, and o is s v: each pointer needs both of its strides", stray=fits)
+    yield digits(16, 16, 16, "scale = 0.5", "s = scale · q kᵀ", scale=0.5, stray=fits)
+    yield digits(16, 48, 16, "scale = 0.5, three blocks of keys", "o adds up all blocks of keys", scale=0.5, stray=fits)
+    rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and each step takes BLOCK_N keys"
+    yield digits(32, 64, 16, "BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), stray=fits)
+    own, mixed = "each tensor has its own two strides", "columns padded spaced rows"
+    yield digits(16, 16, 16, "q column-major, k and v with gaps, o row-major", own, layouts=mixed, stray=own)
     past = "mask rows of q and o by S_q, keys by S_k and columns by D, in every load, with other=0.0, and in the store"
-    yield digits(16, 20, 16, "S_k = 20, BLOCK_N = 16", past, edge="ragged", stray=past)
-    yield digits(20, 16, 16, "S_q = 20, BLOCK_M = 16", past, edge="ragged", stray=past)
-    yield digits(16, 16, 12, "D = 12, BLOCK_D = 16", past, edge="ragged", stray=past)
-    ones = torch.zeros(16, 16, dtype=torch.float16)
-    ones[:, 0] = 1
-    v = torch.zeros(48, 16, dtype=torch.float16)
-    v[0], v[16], v[32] = 2048, 1, 1
+    for sizes, block in (((16, 20, 16), "BLOCK_N"), ((20, 16, 16), "BLOCK_M"), ((16, 16, 12), "BLOCK_D")):
+        yield digits(*sizes, f"{block} = 16", past, edge="ragged", stray=past)
+    ones, v = torch.zeros(16, 16, dtype=torch.float16), torch.zeros(48, 16, dtype=torch.float16)
+    ones[:, 0], v[0], v[16], v[32] = 1, 2048, 1, 1
     on = "fp16, all scores 1, rows of v 2048, 1 and 1 in three blocks"
     yield attention(ones, ones[:1].expand(48, 16), v, on, "acc stays in float32: fp16 rounds 2048 + 1 to 2048", edge="precision")
     one, on = torch.eye(16), "fp32, q is 4097 times the identity, k and v are the identity"
     ieee = 'fp32 is multiplied in IEEE precision: tl.dot rounds it to TF32 unless you pass input_precision="ieee"'
     yield attention(4097 * one, one, one, on, ieee, edge="precision")
-    yield attention(one, 4097 * one, one, "fp32, k is 4097 times the identity, q and v are the identity", ieee, edge="precision")
     q, k = torch.zeros(2, 16, 16, dtype=torch.float16)
     q[:, 0], q[:, 1], k[:, 0], k[:, 1] = 1, 3, 3, -1  # 0.3 and 0.9 are both rounded in fp16, and not to 1 : 3
     on = "fp16, rows of q hold 1 and 3, rows of k 3 and −1, v all 1, scale = 0.3"
     scaled = "the scale multiplies s, in float32: q or k times the scale would be rounded"
     yield attention(q, k, torch.ones_like(q), on, scaled, scale=0.3, edge="precision")
-    draw = generator()
-    fresh = [((32, 48, 16), torch.float32, (16, 16, 16), "precision"), ((32, 32, 32), torch.float16, (16, 32, 32), "precision"),
-             ((33, 17, 13), torch.float32, (32, 16, 16), "ragged")]  # fmt: skip
-    if hardware.device().type == "cuda":  # the interpreter's bf16 is wrong
-        fresh.append(((32, 48, 16), torch.bfloat16, (16, 16, 16), "precision"))
-    for (S_q, S_k, D), dtype, blocks, edge in fresh:
-        q, k, v = (torch.randn(S, D, generator=draw).to(dtype) for S in (S_q, S_k, S_k))
-        on = f"{str(dtype).removeprefix('torch.')}, S_q = {S_q}, S_k = {S_k}, D = {D}, blocks {' × '.join(map(str, blocks))}"
-        yield attention(q, k, v, on, blocks=blocks, layouts=("padded", "columns", "spaced", "rows"), scale=0.3, fresh=True, edge=edge)
-    yield attention(torch.ones(16, 16), torch.ones(0, 16), torch.ones(0, 16), "S_q = 16, S_k = 0", "without keys o is 0", edge="empty")
+    draw, bf16 = generator(), [torch.bfloat16] if hardware.device().type == "cuda" else []  # the interpreter's is wrong
+    for dtype, sizes, edge in ((torch.float32, (33, 33, 13), "ragged"), *((x, (32, 32, 16), "precision") for x in (torch.float16, *bf16))):
+        q, k, v = (torch.randn(S, sizes[2], generator=draw).to(dtype) for S in (sizes[0], sizes[1], sizes[1]))
+        on = f"{str(dtype).removeprefix('torch.')}, (S_q, S_k, D) = {sizes}, blocks 32 × 16 × 16"
+        yield attention(q, k, v, on, blocks=(32, 16, 16), layouts=mixed, scale=0.3, fresh=True, edge=edge)
+    yield attention(torch.ones(16, 16), *torch.ones(2, 0, 16), "S_q = 16, S_k = 0", edge="empty")
 
 
 EXERCISE = Exercise(
@@ -167,16 +137,16 @@ EXERCISE = Exercise(
     ),
     solution=scores_values_kernel,
     reasoning="A program keeps BLOCK_M rows of q and of acc, and the loop streams blocks of k and v past them. s lives for one iteration, in registers. "
-    "Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing to acc either: as long as "
-    "there is no softmax, zeros are enough.",
-    more="You can also leave scale out of the loop and multiply acc by it once, at the end. The package's version, matmul.scores_values_kernel, has int64 "
-    "offsets, because a tensor may have more than 2³¹ elements.",
+    "Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing to acc: without a softmax, zeros do.",
+    more="You can also multiply acc by scale once, after the loop. The package's version, matmul.scores_values_kernel, has int64 offsets.",
     inputs=inputs,
     truth=truth,
     rule="o = scale · (q kᵀ) v for any strides of q, k, v and o",
     mistakes=MISTAKES,
     tolerance=tolerance,
     launch=launch,
-    widened="a tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: round s to v's dtype, and leave q, k and v as they are",
-    overlap="a row of o is written by more than one program: program pid computes rows pid · BLOCK_M … (pid + 1) · BLOCK_M − 1",
+    seen={
+        "overlap": "a row of o is written by more than one program: program pid computes rows pid · BLOCK_M … (pid + 1) · BLOCK_M − 1",
+        "widened": "a tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: round s to v's dtype, and leave q, k and v as they are",
+    },
 )  # fmt: skip

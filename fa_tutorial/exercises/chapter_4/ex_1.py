@@ -26,18 +26,14 @@ MISTAKES = {
     "alpha is inverted: it is exp(m − m_new), which is at most 1": (ALPHA, "alpha = torch.exp(shift - m)"),
     "l_new is right, but the alpha that you return is 1: it is exp(m − m_new)": ("return p, m_new, l_new, alpha", "return p, m_new, l_new, torch.ones_like(alpha)"),
     "the new block's sum is rescaled as well: multiply by alpha only what was summed before it": (L, "alpha * (l + p.sum(dim=-1))"),
-    "l starts anew with every block: add to the rescaled l": (L, "p.sum(dim=-1)"),
-    "the new block's sum is missing in l_new": (L, "alpha * l"),
     "m_new is the block's own maximum: the running one never falls": (M, "s.amax(dim=-1)"),
     "one maximum is taken over the whole tile: each row has its own": (M, "torch.maximum(m, s.max())"),
     "l_new adds the sum of the whole tile: each row has its own sum": (L, "alpha * l + p.sum()"),
     "p is measured from the old maximum: it must be measured from m_new": (P, "p = torch.exp(s - torch.where(m == -math.inf, shift, m)[..., None])"),
     "p is measured from the block's own maximum: it must be measured from m_new": (
         P, f"p = torch.exp(s - {SHIFT.replace('m_new', 's.amax(dim=-1)')}[..., None])"),
-    "the scores are not shifted: p = exp(s − m_new)": (P, "p = torch.exp(s)"),
     "p is divided by its sum: the division waits until every block has been seen": (
         "    return p, m_new", "    p = p / p.sum(dim=-1, keepdim=True)\n    return p, m_new"),
-    "m_new and l_new are swapped: return (p, m_new, l_new, alpha)": ("return p, m_new, l_new", "return p, l_new, m_new"),
     "a row that has seen nothing gives NaN: m_new is −inf, and −inf − (−inf) is NaN": (SHIFT, "m_new"),
     "a row that has seen nothing gives NaN if another one has seen something: decide row by row, with torch.where": (
         SHIFT, "torch.zeros_like(m_new) if (m_new == -math.inf).all() else m_new"),
@@ -72,9 +68,9 @@ def inputs():
     s, ones = torch.arange(12.0).view(2, 2, 3) ** 0.5, torch.ones(2, 2)
     yield case(s, ones, ones, on="s of shape (2, 2, 3)", otherwise="s may have more dimensions, batch and heads, in front")
     yield step([[-2.0, -1.0]], [-INF], [0.0], "negative scores: m_new is their maximum")
-    yield step([[1000.0, 1001.0]], [999.0], [1.0], "exp overflows: every exponent must be relative to m_new")
-    yield step([[-1000.0, -1001.0]], [-INF], [0.0], "exp underflows: every exponent must be relative to m_new")
-    yield step([[0.0], [1000.0]], [0.0, 0.0], [1.0, 1.0], "row 0 underflows (it would if one maximum were taken for the whole tile)")
+    yield step([[1000.0, 1001.0]], [999.0], [1.0], "exp(1000) overflows: measure every exponent from m_new")
+    yield step([[-1000.0, -1001.0]], [-INF], [0.0], "exp(−1000) is 0: measure every exponent from m_new")
+    yield step([[0.0], [1000.0]], [0.0, 0.0], [1.0, 1.0], "two rows far apart: each is measured from its own m_new")
     draw = generator()
     for shape in ((1, 1), (5, 7), (2, 3, 4, 8)):
         for words, s in vectors(draw, *shape):
@@ -86,13 +82,8 @@ def inputs():
     yield step([[-INF, 1.0]], [-INF], [0.0], "a hidden score beside one that is seen has p = 0", edge="hidden")
     yield step([[-INF, -INF]], [2.0], [3.0], edge="hidden")
     yield step([[-INF, -INF]], [-INF], [0.0], edge="unseen")
-    yield step(
-        [[-INF, -INF], [1.0, 2.0]],
-        [-INF, 0.0],
-        [0.0, 1.0],
-        "one row has seen nothing, the other has: tell them apart row by row",
-        edge="unseen",
-    )
+    apart = "one row has seen nothing, the other has: tell them apart row by row"
+    yield step([[-INF, -INF], [1.0, 2.0]], [-INF, 0.0], [0.0, 1.0], apart, edge="unseen")
     s = torch.randn(3, 4, 6, generator=draw)
     wide = torch.stack([s, s * math.nan], -1).flatten(-2)[..., ::2]
     m = torch.randn(4, 3, generator=draw).T

@@ -21,13 +21,11 @@ FIRST, LAST = "max(0, first + 1 + S_k - S_q)", "max(0, last + 1 + S_k - S_q)"
 FULL, END = "full = seen_by_first // block_n", "end = -(-seen_by_last // block_n)"
 MISTAKES = {
     "full and end are swapped: return (full, end)": ("return full, end", "return end, full"),
-    "full and end are numbers of keys: divide by block_n": [(FULL, "full = seen_by_first"), (END, "end = seen_by_last")],
     "full and end are where tiles begin, in keys: count the tiles": [(FULL, f"{FULL} * block_n"), (END, f"{END} * block_n")],
     "full is found from the last row: a tile is whole only if the first row, which sees least, sees all of it": (FULL, "full = seen_by_last // block_n"),
-    "full counts a tile of which the first row sees only a part: round down": (FULL, "full = -(-seen_by_first // block_n)"),
+    "full and end are numbers of keys: divide by block_n": [(FULL, "full = seen_by_first"), (END, "end = seen_by_last")],
     "end leaves out a tile that the last row sees in part: round up": (END, "end = seen_by_last // block_n"),
     "end is found from the first row: the last row sees most": (END, "end = -(-seen_by_first // block_n)"),
-    "end is the last tile that is seen: return one past it": (END, "end = max(0, -(-seen_by_last // block_n) - 1)"),
     "end is one too many where the last row sees its last tile whole: round up, don't add 1": (END, "end = seen_by_last // block_n + 1"),
     "full and end are one key short at the diagonal: row i sees i + 1 + S_k − S_q keys, key i + S_k − S_q among them": [
         (FIRST, FIRST.replace("1 + ", "")), (LAST, LAST.replace("1 + ", ""))],
@@ -64,9 +62,8 @@ def inputs():
         yield case(random.randrange(blocks), block_m, block_n, S_q, S_k, on="a random case with S_q ≤ S_k", fresh=True)
         S_q = max(1, S_q - random.randrange(block_m))
         S_k = min(keys, S_q)
-        yield case(
-            (S_q - 1) // block_m, block_m, block_n, S_q, S_k, on="a random case with S_q ≥ S_k, the last rows", fresh=True, edge="unseen"
-        )
+        last, on = (S_q - 1) // block_m, "a random case with S_q ≥ S_k, the last rows"
+        yield case(last, block_m, block_n, S_q, S_k, on=on, fresh=True, edge="unseen")
     yield case(1, 4, 2, 5, 5, otherwise="the last block of rows is ragged: its last row is S_q − 1", edge="ragged")
     yield case(4, 1, 2, 5, 5, otherwise="a ragged last key block is seen, and is not whole", edge="ragged")
     yield case(1, 4, 2, 6, 9, otherwise="ragged rows and S_q < S_k", edge="ragged")

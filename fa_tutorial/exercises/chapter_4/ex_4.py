@@ -44,22 +44,14 @@ LOCAL_I, LOCAL_J = "torch.arange(rows.stop - rows.start)[:, None]", "torch.arang
 MISTAKES = {
     "nothing is masked: in the tiles from full on, query i must not see later keys": (MASKED, "s"),
     "the mask is strict: query i sees key i + S_k − S_q too": ("j > i", "j >= i"),
-    "the mask is upside down: it hides the past": ("j > i", "j < i"),
-    "the mask is inverted: it hides what is seen, and shows what is hidden": ("j > i", "j <= i"),
     "i counts rows from the tile's own start: add that start, so that it is the row's number in q": (I, LOCAL_I),
-    "j counts keys from the tile's own start: add that start, so that it is the key's number in k": (J, LOCAL_J),
     "the mask compares places in the tile: add the tile's own start, to i and to j": [(I, LOCAL_I), (J, LOCAL_J)],
     "only the last tile is masked: mask every tile from full on, since a block of rows may cross several": ("key_block >= full", "key_block == end - 1"),
     "only the tile with the number full is masked: mask every tile from full on, since a block of rows may cross several": (
         "key_block >= full", "key_block == full"),
     "the loop over keys starts at full: the whole tiles before it need no mask, but they count": ("range(end)", "range(full, end)"),
     "hidden scores are set to 0, and exp(0 − m) is a weight like any other: use −inf": (MASKED, MASKED.replace("-math.inf", "0.0")),
-    "0 · ∞ is NaN, and the mask multiplies by −inf: choose with torch.where or masked_fill": (MASKED, "s + (j > i + S_k - S_q) * -math.inf"),
-    "the mask comes after the softmax: the weights that are left no longer add up to 1": [
-        (MASKED, "s"), ("            acc = ", "            hidden = j > i + S_k - S_q\n            acc = "), ("p @ v", "p.masked_fill(hidden, 0.0) @ v"),
-        ("            if key_block >= full:\n    ", ""), ("    s = s\n", "\n")],
     "end counts tiles, and your loop takes it for a number of keys: loop over range(end)": ("range(end)", "range(math.ceil(end / block_n))"),
-    "tiles_of wants the number of the block of rows, not its first row": ("tiles_of(row_block,", "tiles_of(row_block * block_m,"),
     "the mask starts at the top left: align it so that the last query sees the last key": (MASKED, MASKED.replace(" + S_k - S_q", "")),
     "S_k − S_q is added to i twice": (MASKED, MASKED.replace("S_q,", "S_q + S_k - S_q,")),
     "rows that see nothing give NaN, by 0 / 0 at the end: o must be 0": ("torch.where(l == 0, 1.0, l)", "l"),
@@ -82,16 +74,15 @@ def truth(q, k, v, block_m, block_n, scale):
 
 
 def inputs():
-    def scores(s, blocks, otherwise, edge=""):
-        return scores_case(s, blocks, otherwise, edge=edge)
-
-    yield scores([[1.0, 2.0], [4.0, 1.0]], (2, 2), "one tile: query i sees keys 0 … i, o = acc / l and lse = m + log l")
+    yield scores_case([[1.0, 2.0], [4.0, 1.0]], (2, 2), "one tile: query i sees keys 0 … i, o = acc / l and lse = m + log l")
     yield scores_case([[1.0, 2.0], [4.0, 1.0]], (2, 2), "s = scale · q kᵀ", scale=0.5)
+    low = "a score that is seen may be any finite number, however low: hidden ones are −∞, and m starts there"
+    yield scores_case([[-2e30, 0.0], [0.0, 1.0]], (2, 2), low)
     four = [[1.0, 2.0, 0.0, 3.0], [2.0, 1.0, 3.0, 0.0], [0.0, 3.0, 1.0, 2.0], [3.0, 0.0, 2.0, 1.0]]
-    yield scores(four, (2, 2), "four tiles: query i sees keys 0 … i, and m, l and acc are carried on from tile to tile")
-    yield scores(four, (2, 1), "tiles of 2 rows and 1 key: the mask compares positions, i and j, not block numbers")
-    yield scores(four, (4, 2), "tiles of 4 rows and 2 keys: a block of rows may need several masked tiles")
-    yield scores(four, (1, 2), "tiles of 1 row and 2 keys: the tile on the diagonal is found by positions, not by block numbers")
+    yield scores_case(four, (2, 2), "four tiles: query i sees keys 0 … i, counted in all of q and k, and m, l and acc are carried on")
+    yield scores_case(four, (2, 1), "tiles of 2 rows and 1 key: the mask compares positions, i and j, not block numbers")
+    yield scores_case(four, (4, 2), "tiles of 4 rows and 2 keys: a block of rows may need several masked tiles")
+    yield scores_case(four, (1, 2), "tiles of 1 row and 2 keys: the tile on the diagonal is found by positions, not by block numbers")
     seed = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 12, 8, generator=seed) for _ in range(3))  # tells numbers of blocks from positions
     three = "three blocks of rows: each has its own full and end"
@@ -101,8 +92,8 @@ def inputs():
         yield random_case(draw, words, (2, 3, 16, 16, 8), (8, 4), 0.3, factor)
     below = "S_q < S_k: query i sees keys 0 … i + S_k − S_q"
     two = [[1.0, 2.0, 0.0], [4.0, 1.0, 3.0]]
-    yield scores(two, (2, 3), f"one tile, {below}", "lengths")
-    yield scores(two, (1, 1), f"tiles of one score, {below}", "lengths")
+    yield scores_case(two, (2, 3), f"one tile, {below}", edge="lengths")
+    yield scores_case(two, (1, 1), f"tiles of one score, {below}", edge="lengths")
     yield random_case(draw, "randn", (2, 3, 8, 16, 8), (4, 8), 0.3, edge="lengths")
     ones = column(1.0, 1.0, 1.0)
     fewer = "S_q > S_k: query i sees keys 0 … i + S_k − S_q, and one that sees none gets o = 0 and lse = −inf"
@@ -111,8 +102,8 @@ def inputs():
         yield case(ones, *pair, *blocks, 1.0, on=f"S_q = 3, S_k = 2, q kᵀ = 2, v = [5, 7], {words}", otherwise=fewer, edge="unseen")
     yield case(ones, column(), column(), 2, 2, 1.0, on="S_q = 3, S_k = 0", edge="unseen")
     yield random_case(draw, "randn", (2, 2, 20, 9, 4), (8, 4), 0.5, edge="unseen")
-    yield scores(four, (2, 3), "4 keys in blocks of 3: masked tiles may be ragged", "ragged")
-    yield scores(four, (3, 2), "4 rows in blocks of 3: the last block has one row", "ragged")
+    yield scores_case(four, (2, 3), "4 keys in blocks of 3: masked tiles may be ragged", edge="ragged")
+    yield scores_case(four, (3, 2), "4 rows in blocks of 3: the last block has one row", edge="ragged")
     for sizes, blocks in (((1, 1, 1, 1, 1), (4, 4)), ((2, 3, 9, 17, 8), (8, 4)), ((1, 2, 33, 33, 5), (32, 16))):
         yield random_case(draw, "randn", sizes, blocks, 0.5, edge="ragged")
     q, k, v = (torch.randn(1, 1, 24, 4, generator=seed) for _ in range(3))

@@ -19,7 +19,6 @@ MISTAKES = {
     "m and l are not counted: each is read and written in every column, 4 bytes a row": (f" + {ML}", ""),
     "8 bytes a row are counted in each column for m and l: both are read, and both are written": (ML, "columns * 2 * S_q * 4"),
     "m and l are counted with itemsize: they are float32, 4 bytes a row": (ML, "columns * 4 * S_q * itemsize"),
-    "m and l are counted once: they are read and written in every column": (ML, "4 * S_q * 4"),
     "two trips of q and o are counted in each column, and there are three: q is read, o is read, and o is written": ("columns * 3 *", "columns * 2 *"),
     "q is counted once: each column reads all of it": ("columns * 3 * S_q * D", "S_q * D + columns * 2 * S_q * D"),
     "k and v are counted whole in every column: a column reads its own block of them": (ELEMENTS, "columns * (2 * S_k * D + 3 * S_q * D)"),
@@ -27,7 +26,6 @@ MISTAKES = {
         ("columns * 3 * S_q", "(columns * 3 - 1) * S_q"), (ML, "(columns * 4 - 2) * S_q * 4")],
     "an lse is counted too: m and l are in HBM already, and nothing else is written": (ML, f"{ML} + 4 * S_q"),
     "the number of columns is rounded down: the ragged last block of keys is a column too": ("-(-S_k // block_n)", "S_k // block_n"),
-    "the number of columns is rounded down and 1 is added: S_k may be a multiple of block_n": ("-(-S_k // block_n)", "S_k // block_n + 1"),
     "columns are counted along S_q: there is one for every block_n keys": ("-(-S_k // block_n)", "-(-S_q // block_n)"),
     "ragged keys are counted whole: what lies past S_k is not read": ("2 * S_k * D", "2 * columns * block_n * D"),
 }  # fmt: skip

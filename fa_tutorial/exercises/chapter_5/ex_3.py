@@ -3,15 +3,17 @@
 import torch
 
 from fa_tutorial.exercises.chapter_5.inner_step import (
+    BLOCKS,
+    FALLS,
     HALF,
+    LOW,
     OVERLAP,
     half_inputs,
-    half_loop_inputs,
     logits,
     one_tile_inputs,
     two_tiles_input,
 )
-from fa_tutorial.exercises.forward_kernels import attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
+from fa_tutorial.exercises.forward_kernels import attention_case, by_infinity, draw_qkv, launch, o_truth, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
@@ -46,7 +48,7 @@ def key_loop_kernel(q, k, v, o, H, S_q, S_k, D, scale,
     store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-P, ALPHA, L = "tl.exp(s - m_new[:, None])", "tl.exp(m - m_new)", "alpha * l + tl.sum(p, axis=1)"
+ALPHA, L = "tl.exp(m - m_new)", "alpha * l + tl.sum(p, axis=1)"
 ACC, M_NEW, LAST = "dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])", "tl.maximum(m, tl.max(s, axis=1))", "        m = m_new\n"
 K_TILE, V_TILE, LOOP = "load_tile(k, b, h, start_n", "load_tile(v, b, h, start_n", "range(0, S_k, BLOCK_N)"
 MISTAKES = {
@@ -56,50 +58,36 @@ MISTAKES = {
     "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": (
         ACC, "dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
     "acc is divided by l in every iteration: divide once, after the loop": (LAST, LAST + "        acc = acc / l[:, None]\n"),
-    "acc is not divided: o = acc / l": ("store_tile(o, acc / l[:, None]", "store_tile(o, acc"),
     "each tile's p v replaces the one before: acc = alpha · acc + p v": (ACC, "dot(p.to(v_tile.dtype), v_tile)"),
     "only the last tile counts: m must carry over to the next iteration, and l and acc with it": (LAST, ""),
     "acc is added twice: dot(…, acc) has added it already, so acc = dot(…, acc), not +=": (f"acc = {ACC}", f"acc += {ACC}"),
     "m is the maximum of the last tile alone, so alpha may overflow: m_new = max(m, the tile's maximum)": (M_NEW, "tl.max(s, axis=1)"),
-    "m starts at 0, so every p of low scores underflows: it starts at −inf": ('-float("inf")', "0.0"),
-    "m starts at a finite number, and where every score is lower every p is 0: it starts at −inf": ('-float("inf")', "-1e6"),
-    "NaN from the first tile on, where the old m is −inf: p is exp(s − m_new), and alpha is exp(m − m_new), not exp(m_new − m)": (P, P.replace("m_new", "m")),
-    "every iteration reads the first tile of k: its rows start at start_n": (K_TILE, "load_tile(k, b, h, 0"),
     "every iteration reads the first tile of k and v: their rows start at start_n": [(K_TILE, "load_tile(k, b, h, 0"), (V_TILE, "load_tile(v, b, h, 0")],
     "start_n counts tiles, but load_tile takes the first key: range(0, S_k, BLOCK_N)": (LOOP, "range(0, S_k // BLOCK_N)"),
-    "the next iteration starts BLOCK_M keys further on, and each takes BLOCK_N keys: range(0, S_k, BLOCK_N)": (LOOP, "range(0, S_k, BLOCK_M)"),
-    "the loop runs to S_q: there are S_k keys": (LOOP, "range(0, S_q, BLOCK_N)"),
 }  # fmt: skip
 STATE = "for each tile m_new = max(m, the tile's maximum), alpha = exp(m − m_new), l = alpha · l + Σ p and acc = alpha · acc + p v, by (4.2) and (4.3)"
 CONDITIONS = {
-    "low": "m starts at −inf: all scores may be as low as −2³⁰",
+    "low": "m starts at −∞: all scores may be as low as −2³⁰",
     "half": HALF,
 }
 
 
 @with_fresh(
-    ((1, 2, 2, 32, 64, 16), torch.float32, (16, 16, 16), 3.0),
-    ((2, 1, 1, 32, 64, 32), torch.float16, (32, 16, 32), 3.0),
+    ((1, 2, 2, 16, 48, 16), torch.float32, (16, 16, 16), 3.0),
+    ((2, 1, 1, 32, 32, 32), torch.float16, (32, 16, 32), 3.0),
     ((1, 2, 2, 32, 64, 64), torch.bfloat16, (16, 32, 64), 1.0),
 )
 def inputs():
     yield from one_tile_inputs()
     yield two_tiles_input()
-    yield attention_case(
-        *logits(-200), "all logits −200", "all scores may be low: m starts at −inf, so that it is the maximum of the scores alone"
-    )
-    yield attention_case(
-        *logits(200, 0),
-        "logits 200 in the first tile, 0 in the second",
-        "the maximum may be in the first tile: m never falls, so alpha is at most 1",
-    )
-    blocks = "BLOCK_M and BLOCK_N may differ: a tile of q or o has BLOCK_M rows, a tile of k or v BLOCK_N"
+    yield attention_case(*logits(-200), "all logits −200", LOW)
+    yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", FALLS)
     for m, n in ((16, 32), (32, 16)):
-        yield attention_case(*draw_qkv(1, 1, 32, 32, 16), f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", blocks, blocks=(m, n, 16))
-    yield attention_case(*draw_qkv(2, 2, 16, 32, 16), "B = H = 2", "pass b and h to every load_tile and store_tile")
+        on, rule = f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", f"{BLOCKS}, and an iteration takes BLOCK_N keys"
+        yield attention_case(*draw_qkv(1, 1, 32, 32, 16), on, rule, blocks=(m, n, 16))
+    yield attention_case(*draw_qkv(2, 2, 16, 16, 16), "B = H = 2", "pass b and h to every load_tile and store_tile")
     yield attention_case(*logits(-(2.0**30)), "all logits −2³⁰", edge="low")
     yield from half_inputs()
-    yield from half_loop_inputs()
 
 
 EXERCISE = Exercise(
@@ -121,5 +109,6 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
-    overlap=OVERLAP,
+    adapt=by_infinity,
+    seen={"overlap": OVERLAP},
 )

@@ -3,15 +3,26 @@
 import torch
 
 from fa_tutorial.exercises.chapter_5.inner_step import (
+    FIRST,
     HALF,
     KEYS_READ,
+    LOW,
     OVERLAP,
     half_inputs,
     logits,
     one_tile_inputs,
     two_tiles_input,
 )
-from fa_tutorial.exercises.forward_kernels import TILE, attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
+from fa_tutorial.exercises.forward_kernels import (
+    TILE,
+    attention_case,
+    by_infinity,
+    draw_qkv,
+    launch,
+    o_truth,
+    tolerance,
+    with_fresh,
+)
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
@@ -56,33 +67,26 @@ MISTAKES = {
     "missing keys have a score of 0, and exp(0 − m) is not 0: set the scores of keys past S_k to −inf": (HIDDEN, ""),
     "offs_n does not move with the loop: it is start_n + tl.arange(0, BLOCK_N)": ("offs_n = start_n + ", "offs_n = "),
     "one key too many: the last key is S_k − 1, so the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] <= S_k"),
-    "one key too few: the last key is S_k − 1, so the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] < S_k - 1"),
     "the mask ends at S_q: the keys run to S_k": (KEYS_MASK, "offs_n[None, :] < S_q"),
-    "the mask hides rows: keys are columns of s, so it is offs_n[None, :] < S_k": (KEYS_MASK, "offs_n[:, None] < S_k"),
     "the mask is the wrong way round: it hides the keys that are there, and keeps those past S_k": (KEYS_MASK, "offs_n[None, :] >= S_k"),
     "−inf is set after the maximum is taken, so a missing key's score of 0 may be the maximum: hide the keys first": (
         HIDDEN + MAXIMUM, MAXIMUM + HIDDEN),
     "the ragged last tile of keys is left out: the loop goes on while start_n < S_k": (LOOP, "range(0, S_k // BLOCK_N * BLOCK_N, BLOCK_N)"),
     "the ragged last rows are never stored: the number of row blocks is rounded up, tl.cdiv(S_q, BLOCK_M)": (ROW_BLOCKS, "S_q // BLOCK_M"),
     "k and v end at S_q here: load_tile takes the length of the tensor that it loads, S_k": ("start_n, S_k, D", "start_n, tl.minimum(S_q, S_k), D"),
-    "o ends at S_k here: store_tile takes the length of the tensor that it stores to, S_q": (
-        "acc / l[:, None], b, h, start_m, S_q", "acc / l[:, None], b, h, start_m, tl.minimum(S_q, S_k)"),
     "the scale comes from BLOCK_D: it is an argument, made from the true D": ("scale * dot", "BLOCK_D ** -0.5 * dot"),
-    "keys past S_k get a finite score, which may be the largest of all: it must be −inf": (WHERE, WHERE.replace('-float("inf")', "-1e6")),
-    "m starts at a finite number, and where every score is lower every p is 0: it starts at −inf": ('(BLOCK_M,), -float("inf")', "(BLOCK_M,), -1e6"),
 }  # fmt: skip
 RAGGED = "the last tile of keys may be ragged: keys past S_k have the score −inf, and their rows of v are 0, because 0 · NaN is NaN"
 CONDITIONS = {
-    "low": "the scores may be as low as −2³⁰: where −inf belongs, in m or in a score, no number in their range may stand",
+    "low": "the scores may be as low as −2³⁰, and no finite number stands for −∞, neither in m nor in a score",
     "half": HALF,
 }
 
 
 @with_fresh(
     ((1, 1, 1, 1, 1, 1), torch.float32, TILE, 1.0),
-    ((1, 2, 2, 33, 40, 20), torch.float16, (32, 32, 32), 3.0),
-    ((2, 1, 1, 15, 17, 16), torch.float32, TILE, 3.0),
-    ((1, 1, 1, 20, 40, 40), torch.float32, (16, 32, 64), 1.0),
+    ((1, 2, 2, 17, 33, 20), torch.float16, (32, 32, 32), 3.0),
+    ((2, 1, 1, 20, 17, 16), torch.float32, TILE, 3.0),
     ((1, 2, 2, 40, 50, 40), torch.bfloat16, (16, 32, 64), 1.0),
 )
 def inputs():
@@ -90,19 +94,19 @@ def inputs():
     yield two_tiles_input()
     rows = "rows past S_q are loaded or stored: pass S_q to load_tile for q and to store_tile for o"
     yield attention_case(*draw_qkv(1, 1, 16, 20, 16), "S_q = 16, S_k = 20, BLOCK_N = 16", RAGGED, stray=KEYS_READ)
-    yield attention_case(*draw_qkv(1, 1, 20, 12, 16), "S_q = 20, S_k = 12, BLOCK_M = 16", "the last block of rows may be ragged",
-                         layouts=((0, 0, 16, 1),) * 4, stray=rows)  # fmt: skip
-    yield attention_case(*draw_qkv(1, 1, 16, 16, 12), "D = 12, BLOCK_D = 16", "D may be less than BLOCK_D: columns past D must be 0 in the tiles of q and k, because they enter the sums of q kᵀ",
+    q, k, v = draw_qkv(1, 1, 20, 12, 16)
+    one_head = {"layouts": ((0, 0, 16, 1),) * 4, "stray": rows}  # another head's number leads to the same place
+    of_rows = "the last block of rows may be ragged: o has S_q rows"
+    yield attention_case(q, k, v, "S_q = 20, S_k = 12, BLOCK_M = 16", of_rows, **one_head)
+    padded = "D may be less than BLOCK_D: columns past D must be 0 in the tiles of q and k: they enter the sums of q kᵀ"
+    yield attention_case(*draw_qkv(1, 1, 16, 16, 12), "D = 12, BLOCK_D = 16", padded,
                          stray="columns past D are loaded or stored: pass D to load_tile and store_tile")  # fmt: skip
-    yield attention_case(
-        *draw_qkv(1, 2, 20, 16, 16),
-        "two heads, S_q = 20, BLOCK_M = 16",
-        "the last block of rows may be ragged: a head has tl.cdiv(S_q, BLOCK_M) row blocks",
-        stray=rows,
-    )
-    yield from half_inputs()
-    yield attention_case(*logits(-(2.0**30)), "all logits −2³⁰", edge="low")
+    heads = "the last block of rows may be ragged: a head has tl.cdiv(S_q, BLOCK_M) row blocks"
+    yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", heads, stray=rows)
+    yield attention_case(*logits(-200), "all logits −200", LOW)
+    yield attention_case(*logits(-200, S_k=4), "S_k = 4, all logits −200", FIRST)
     yield attention_case(*logits(-(2.0**30), S_k=4), "S_k = 4, all logits −2³⁰", edge="low")
+    yield from half_inputs()
 
 
 EXERCISE = Exercise(
@@ -123,5 +127,6 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
-    overlap=OVERLAP,
+    adapt=by_infinity,
+    seen={"overlap": OVERLAP},
 )

@@ -6,14 +6,7 @@ from functools import partial
 import torch
 
 from fa_tutorial import forward
-from fa_tutorial.exercises.chapter_5.inner_step import (
-    HALF,
-    KEYS_READ,
-    OVERLAP,
-    half_inputs,
-    one_tile_inputs,
-    two_tiles_input,
-)
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, OVERLAP, half_inputs, one_tile_inputs
 from fa_tutorial.exercises.forward_kernels import TILE, CausalTiles, attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend
@@ -60,53 +53,42 @@ def in_attend(name, old, new):
 
 
 BOTTOM = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
-LAST_SEEN, OFFS, WHERE = "offs_m + (S_k - S_q)", "offs_n = start_n + ", 'tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf"))'
+LAST_SEEN, SHOWN = "offs_m + (S_k - S_q)", "offs_n[None, :] <= last_seen"
 FULL, END = "tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N", "tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
-LOOP, DIVIDED = "tl.range(full, end, BLOCK_N", "acc / l_or_one[:, None]"
 MISTAKES = {
     "the mask is aligned top-left, and so are the loops' ends: " + BOTTOM: [
         (LAST_SEEN, "offs_m"), (FULL, "(start_m + 1) // BLOCK_N * BLOCK_N"), (END, "tl.minimum(tl.minimum(start_m + BLOCK_M, S_q), S_k)")],
     "S_k − S_q is missing in last_seen: row i's last key is i + S_k − S_q": (LAST_SEEN, "offs_m"),
     "the mask is right, but the loops end at key start_m + BLOCK_M: add S_k − S_q": (END, "tl.minimum(start_m + BLOCK_M, S_q)"),
-    "last_seen is the same for every row, the block's last key: row i's is i + S_k − S_q": (LAST_SEEN, "tl.full((BLOCK_M,), start_m + BLOCK_M - 1 + S_k - S_q, dtype=tl.int32)"),
-    "last_seen is S_k − 1 with IS_CAUSAL too: row i's last key is i + S_k − S_q": (f"        last_seen = {LAST_SEEN}\n", ""),
     "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (LAST_SEEN, "offs_m + (S_k - S_q) - 1"),
-    "one key too many: without IS_CAUSAL, every row's last_seen is S_k − 1": ("S_k - 1,", "S_k,"),
     "full takes the block's last row, which sees most: the loop without a mask ends where its first row stops seeing": (
         FULL, "tl.maximum(start_m + BLOCK_M + S_k - S_q, 0) // BLOCK_N * BLOCK_N"),
     "full is no multiple of BLOCK_N: the loop without a mask runs past it, and the loop with a mask counts those keys again": (
         " // BLOCK_N * BLOCK_N\n        end", "\n        end"),
     "full and end count keys, not tiles: multiply a number of tiles by BLOCK_N": [
         (FULL, FULL.removesuffix(" * BLOCK_N")), (END, f"tl.cdiv({END}, BLOCK_N)")],
-    "full counts keys, not tiles: multiply a number of tiles by BLOCK_N": (FULL, FULL.removesuffix(" * BLOCK_N")),
-    "end counts keys, not tiles: multiply a number of tiles by BLOCK_N": (END, f"tl.cdiv({END}, BLOCK_N)"),
-    "end takes the block's first row, which sees fewest: the loop with a mask goes on to what its last row sees": (END, "start_m + 1 + S_k - S_q"),
-    "the loop stops one key too early: end is exclusive, and the last row sees key i + S_k − S_q too": (END, f"{END} - 1"),
-    "the second loop begins at 0 again: it goes on where the first one ends, at full": (LOOP, "tl.range(0, end, BLOCK_N"),
-    "in attend, hidden keys get a score of 0, and exp(0 − m) is not 0: set it to −inf": in_attend("attend_0", WHERE, WHERE.replace('-float("inf")', "0.0")),
+    "end takes the block's first row, which sees fewest: the loop with a mask goes on to what its last row sees": (
+        END, "start_m + 1 + S_k - S_q"),
+    "the second loop begins at 0 again: it goes on where the first one ends, at full": ("range(full, end", "range(0, end"),
     "in attend, the mask compares keys counted from the tile's start: offs_n is start_n + tl.arange(0, BLOCK_N)": in_attend(
-        "attend_1", OFFS, "offs_n = "),
-    "in attend, the mask is upside down: hide the keys after last_seen, not those before it": in_attend("attend_3", "<= last_seen", ">= last_seen"),
-    "in attend, the mask is the wrong way round: keys up to last_seen are hidden": in_attend("attend_4", "<= last_seen", "> last_seen"),
-    "in attend, nothing is hidden with MASK: set the scores of keys past last_seen to −inf": in_attend("attend_5", WHERE, "s"),
-    "in attend, acc is not rescaled when the maximum grows: acc = alpha · acc + p v": in_attend("attend_6", "acc * alpha[:, None]", "acc"),
-    "a tile that no row of the block sees is not skipped": (END, "S_k"),
-    "rows that see no key give NaN, from −inf − (−inf) or 0 / 0: they must be 0": (DIVIDED, "acc / l[:, None]"),
+        "attend_in_tile", "offs_n = start_n + ", "offs_n = "),
+    "in attend, the mask is the wrong way round: keys up to last_seen are hidden": in_attend(
+        "attend_inverted", SHOWN, SHOWN.replace("<=", ">")),
+    "rows that see no key give NaN, from −inf − (−inf) or 0 / 0: they must be 0": ("/ l_or_one[:, None]", "/ l[:, None]"),
 }  # fmt: skip
 CONDITIONS = {
     "full": "with IS_CAUSAL = False it is still the kernel of 5.4",
     "unseen": "S_q may be larger than S_k: a row that sees no key gets o = 0",
     "skip": "tiles that no row of the block sees are skipped",
-    "loops": "a tile that every row of the block sees whole goes through the loop without a mask",
+    "loops": "a tile that every row of the block sees whole goes through the loop without a mask; its loads check no rows",
     "half": HALF,
 }
 
 
 @with_fresh(
     ((1, 1, 1, 1, 1, 1), torch.float32, TILE, 1.0),
-    ((1, 2, 2, 33, 40, 20), torch.float16, (32, 32, 32), 3.0),
+    ((1, 2, 2, 17, 33, 20), torch.float16, (32, 32, 32), 3.0),
     ((1, 2, 2, 20, 25, 12), torch.float32, TILE, 1.0),
-    ((1, 1, 1, 20, 40, 40), torch.float32, (16, 32, 64), 3.0),
     ((1, 2, 2, 40, 50, 40), torch.bfloat16, (16, 32, 64), 1.0),
     is_causal=True,
 )
@@ -115,39 +97,28 @@ def inputs():
     yield from one_tile_inputs(f"one tile, which the diagonal crosses: {BOTTOM}", is_causal=True)
     q, k, v = draw_qkv(1, 1, 16, 16, 16)
     k[:, :, 15] = 100
-    yield causal(
-        q.abs() + 1, k, v, "the last key's logits over 400, all others small", "a hidden key has no score: hide it in s, before m and l"
-    )
+    hidden = "a hidden key has no score: hide it in s, before m and l"
+    yield causal(q.abs() + 1, k, v, "the last key's logits over 400, all others small", hidden)
     square, differ = draw_qkv(1, 1, 32, 32, 16), f"BLOCK_M and BLOCK_N may differ: {BOTTOM}"
-    yield causal(*square, "S_q = S_k = 32, two blocks of rows", f"{BOTTOM}, and full and end depend on the block of rows")
+    rows = "a block's first row says where full is, its last row where end is; what a tile adds joins m, l and acc"
+    yield causal(*square, "S_q = S_k = 32, two blocks of rows", f"{BOTTOM}; {rows}")
     for m, n in ((32, 16), (16, 32)):
         yield causal(*square, f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", differ, blocks=(m, n, 16))
     yield causal(*draw_qkv(1, 1, 16, 32, 16), "S_q = 16, S_k = 32", BOTTOM)
-    for S_k in (20, 17):  # in the second case only the last row sees into the second tile, one key
-        yield causal(
-            *draw_qkv(1, 1, 16, S_k, 16),
-            f"S_q = 16, S_k = {S_k}, BLOCK_N = 16",
-            "the last tile of keys may be ragged: the loop with a mask takes it, because its load stops at S_k",
-            stray=KEYS_READ,
-        )
-    yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "IS_CAUSAL = False, one tile", edge="full")
-    yield two_tiles_input("full")
-    yield attention_case(
-        *draw_qkv(1, 1, 16, 20, 16),
-        "IS_CAUSAL = False, S_q = 16, S_k = 20",
-        edge="full",
-        stray="a tile that runs past S_k goes through the loop with a mask: without IS_CAUSAL full is S_k // BLOCK_N · BLOCK_N",
-    )
-    yield from half_inputs(is_causal=True)
+    ragged = "the last tile may be ragged, and only the last row sees into it: end is one past the last key that it sees"
+    yield causal(*draw_qkv(1, 1, 16, 17, 16), "S_q = 16, S_k = 17, BLOCK_N = 16", ragged, stray=KEYS_READ)
+    past = "a tile past S_k goes through the loop with a mask: without IS_CAUSAL full is S_k // BLOCK_N · BLOCK_N"
+    yield attention_case(*draw_qkv(1, 1, 16, 20, 16), "IS_CAUSAL = False, S_q = 16, S_k = 20", stray=past, edge="full")
     before = "the second loop starts before key 0 where S_k − S_q is negative: tl.maximum(…, 0) in full"
-    for S_q, words in ((24, "rows 0 to 7 see no key"), (40, "rows 0 to 23 see no key")):
-        on = f"S_q = {S_q}, S_k = 16, so that {words}"
-        yield causal(*draw_qkv(1, 1, S_q, 16, 16), on, stray=before, edge="unseen")
+    unseen = "S_q = 40, S_k = 16, so that rows 0 to 23 see no key"
+    yield causal(*draw_qkv(1, 1, 40, 16, 16), unseen, stray=before, edge="unseen")
     q, k, v = draw_qkv(1, 1, 32, 32, 16)
     v[:, :, 16:] = math.nan  # it shows in the o of rows 0 to 15 if they read it, because 0 · NaN is NaN
     yield causal(q, k, v, "S_q = S_k = 32, where rows 0 to 15 see no key of the second tile, whose v is NaN", edge="skip")
-    yield causal(*draw_qkv(1, 1, 17, 64, 16), "S_q = 17, S_k = 64, BLOCK_M = 32", blocks=(32, 16, 16), edge="skip")
-    yield causal(*draw_qkv(1, 1, 32, 63, 64), "S_q = 32, S_k = 63, BLOCK_M = 32, BLOCK_N = 16", blocks=(32, 16, 64), edge="loops")
+    for is_causal in (True, False):
+        on = f"IS_CAUSAL = {is_causal}, S_q = 1, S_k = 32, BLOCK_M = 32, BLOCK_N = 16"
+        yield attention_case(*draw_qkv(1, 1, 1, 32, 64), on, blocks=(32, 16, 64), is_causal=is_causal, edge="loops")
+    yield from half_inputs(is_causal=True)
 
 
 EXERCISE = Exercise(
@@ -173,5 +144,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=partial(launch, has_causal=True),
     tolerance=tolerance,
-    overlap=OVERLAP,
+    seen={"overlap": OVERLAP},
 )

@@ -21,12 +21,8 @@ MISTAKES = {
     "neither a nor b is transposed: da = dc bᵀ and db = aᵀ dc": (".transpose(-1, -2)", ""),
     "the factors of da are in the wrong order: da = dc bᵀ": (DA, "b.transpose(-1, -2) @ dc"),
     "the factors of db are in the wrong order: db = aᵀ dc": (DB, "dc @ a.transpose(-1, -2)"),
-    "the factors of both products are in the wrong order: da = dc bᵀ and db = aᵀ dc": [
-        (DA, "b.transpose(-1, -2) @ dc"), (DB, "dc @ a.transpose(-1, -2)")],
     "da and db are exchanged: return (da, db)": ("return da, db", "return db, da"),
     "a stands where b belongs: da = dc bᵀ": (DA, "dc @ a.transpose(-1, -2)"),
-    "b stands where a belongs: db = aᵀ dc": (DB, "b.transpose(-1, -2) @ dc"),
-    "the products are taken element by element: da = dc bᵀ and db = aᵀ dc are matmuls": ("@", "*"),
     "dimensions 0 and 1 are transposed: transpose the last two": ("(-1, -2)", "(0, 1)"),
     "all dimensions are reversed, the batch too: transpose the last two, x.transpose(-1, -2)": (".transpose(-1, -2)", ".permute(*range(a.ndim)[::-1])"),
 }  # fmt: skip

@@ -23,11 +23,9 @@ MISTAKES = {
     "ds has the wrong sign: it is p ∘ (dp − rowsum(p ∘ dp))": (DS, "p * (delta - dp)"),
     "the row sum is added: subtract it": (DS, "p * (dp + delta)"),
     "rowsum(dp) is subtracted: weight dp by p before summing": (SUM, "dp.sum(dim=-1, keepdim=True)"),
-    "the mean of p ∘ dp is subtracted: subtract its sum": (SUM, "(p * dp).mean(dim=-1, keepdim=True)"),
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
     "p ∘ dp is summed over everything: each row has its own sum": (SUM, "(p * dp).sum()"),
     "p ∘ dp is summed along dimension 0: sum along the last one": ("dim=-1", "dim=0"),
-    "softmax is applied to p: p is already its result": ("    delta =", "    p = torch.softmax(p, dim=-1)\n    delta ="),
 }
 
 RULE = "ds = p ∘ (dp − rowsum(p ∘ dp))"

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from fa_tutorial.exercises.chapter_6.shared import GRADIENTS, drawn, given_p, gradients, masks, one_tile
+from fa_tutorial.exercises.chapter_6.shared import drawn, given_p, gradients, masks, one_tile
 from fa_tutorial.exercises.harness import RTOL, Exercise
 from fa_tutorial.exercises.inputs import generator, views
 from fa_tutorial.exercises.watch import Gradients
@@ -27,18 +27,16 @@ MISTAKES = {
     "dq is without the scale: s = scale · q kᵀ": (DQ, "ds @ k"),
     "dk is without the scale: s = scale · q kᵀ": (DK, "ds.transpose(-1, -2) @ q"),
     "dv is scaled: only the scores are, and so dq and dk": ("p.transpose(-1, -2) @ do", "scale * p.transpose(-1, -2) @ do"),
-    "the scale is applied twice in dq and dk": ("scale * ds", "scale * scale * ds"),
     "1/√D stands in place of the scale: multiply by the scale that is given": ("scale * ds", "q.shape[-1] ** -0.5 * ds"),
     "the row sum is missing: ds = p ∘ (dp − rowsum(p ∘ dp))": (f"(dp - {SUM})", "dp"),
     "the row sum is not multiplied by p: p multiplies the whole difference": (f"p * (dp - {SUM})", f"p * dp - {SUM}"),
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
     "p is not transposed: dv = pᵀ do": ("p.transpose(-1, -2) @ do", "p @ do"),
-    "ds is not transposed: dk = scale · dsᵀ q": (DK, "scale * ds @ q"),
     "v is not transposed: dp = do vᵀ": ("do @ v.transpose(-1, -2)", "do @ v"),
     "dq and dk are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dk, dq, dv"),
 }
 
-RULE = GRADIENTS.format("rowsum(p ∘ dp)")
+RULE = "dv = pᵀ do, dp = do vᵀ, ds = p ∘ (dp − rowsum(p ∘ dp)), dq = scale · ds k, dk = scale · dsᵀ q"
 CONDITIONS = {
     "half": "fp16 comes in, and fp16 goes out",
     "float64": "float64 in gives float64's accuracy out",

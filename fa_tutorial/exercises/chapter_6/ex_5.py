@@ -33,7 +33,6 @@ MISTAKES = {
     "dk is without the scale: s = scale · q kᵀ, so dk = scale · dsᵀ q": ("scale * ds", "ds"),
     "dv is scaled: only the scores are, and so dq and dk": (DV, f"scale * {DV}"),
     "ds is not transposed: dk = scale · dsᵀ q": ("ds.transpose(-1, -2)", "ds"),
-    "p is not transposed: dv = pᵀ do": ("p.transpose(-1, -2)", "p"),
     "dk and dv are overwritten in every step: add up the row blocks": ("[:, :, keys] +=", "[:, :, keys] ="),
     "dk and dv are exchanged: return (dk, dv)": ("return dk.to(k.dtype), dv.to(v.dtype)", "return dv.to(v.dtype), dk.to(k.dtype)"),
     "is_causal changes nothing: p_and_ds masks where its `mask` is True": ("rows, keys, is_causal, scale", "rows, keys, False, scale"),
@@ -54,7 +53,8 @@ def truth(*args):
 
 @functools.cache  # the same tensors each time: what is right for them is computed once
 def fixed():
-    return tuple(shared.ladder("dk and dv are summed over the row blocks", "dk", "dv"))
+    sums, rule = "dk and dv are summed over the row blocks", "dv = pᵀ do, dk = scale · dsᵀ q"
+    return tuple(shared.ladder(sums, rule, "dk", "dv"))
 
 
 def inputs():

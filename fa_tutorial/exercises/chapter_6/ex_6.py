@@ -66,7 +66,7 @@ def tolerance(args, part):
 def fixed():
     seed = torch.Generator().manual_seed(0)
     skip = drawn((1, 1, 13, 17, 3), 1.0, True, seed, (2, 5), edge="skip")
-    return *shared.ladder("dq is summed over the key blocks", "dq"), skip
+    return *shared.ladder("dq is summed over the key blocks", "dq = scale · ds k", "dq"), skip
 
 
 def inputs():

@@ -105,41 +105,22 @@ def drawn(sizes, scale, is_causal, draw, blocks=None, words="", factor=1.0, dtyp
     return made(*tensors, is_causal, scale, blocks, on, fresh=draw.initial_seed() != 0, **options)
 
 
-GRADIENTS = "dv = pᵀ do, dp = do vᵀ, ds = p ∘ (dp − {}), dq = scale · ds k, dk = scale · dsᵀ q"
-
-
 def one_tile(rule, **options):
     """p, delta, ds, the scale, what is transposed, and the heads, with all of a head in one tile."""
     yield head([[1.0, 0.0], [0.5, 2.0]], [[1.0, 2.0], [0.0, 1.0]], [[3.0, 1.0], [0.0, 2.0]], [[1.0, 2.0], [4.0, 1.0]],
                otherwise=rule, **options)  # fmt: skip
-    yield head([1.0], [1.0, 2.0], [3.0, 5.0], [2.0], otherwise=rule, **options)
-    yield head([[2.0, 1.0]], [[1.0, 1.0], [2.0, 3.0]], [[1.0, 0.0], [4.0, 2.0]], [[3.0, 1.0]], scale=0.25,
-               otherwise="the scale: s = scale · q kᵀ, dq = scale · ds k, dk = scale · dsᵀ q, and dv without it", **options)  # fmt: skip
+    scale = "the scale: s = scale · q kᵀ, dq = scale · ds k, dk = scale · dsᵀ q, and dv without it"
+    k, v = [[1.0, 1.0], [2.0, 3.0]], [[1.0, 0.0], [4.0, 2.0]]
+    yield head([[2.0, 1.0]], k, v, [[3.0, 1.0]], scale=0.25, otherwise=scale, **options)
     seed = torch.Generator().manual_seed(0)
     yield drawn((2, 3, 3, 5, 4), 0.5, False, seed, otherwise="every head of every batch element has gradients of its own", **options)
 
 
 def masks(**options):
     """The mask within one tile."""
-    yield head([1.0, 2.0, 0.5], [1.0, 0.5, 2.0], [3.0, 5.0, 1.0], [2.0, 1.0, 3.0], True,
-               otherwise="query i sees keys 0 … i, and p and ds are 0 elsewhere", **options)  # fmt: skip
-    yield head([1.0, 2.0], [1.0, 0.5, 0.0], [3.0, 5.0, 1.0], [2.0, 1.0], True,
-               otherwise="S_q < S_k: query i sees keys 0 … i + S_k − S_q", **options)  # fmt: skip
-
-
-def edges(*blocks):
-    """Rows that see nothing, each time with another choice of blocks; float16's range and digits; float64."""
-    for sizes in blocks:
-        yield head([1.0, 2.0, 3.0, 1.0], [1.0, 0.5], [3.0, 5.0], [2.0, 1.0, 1.0, 4.0], True, 1.0, sizes,
-                   "rows 0 and 1 see no key: lse = −inf, dq = 0, and they add nothing to dk and dv", edge="unseen")  # fmt: skip
-    rows, nothing = torch.ones(1, 1, 4, 1), torch.zeros(1, 1, 0, 1)
-    yield made(rows, nothing, nothing, rows, on="S_q = 4, S_k = 0", otherwise="no key at all: dq = 0", edge="unseen")
-    half, too_large = {"dtype": torch.float16, "edge": "half"}, "is 90,000, and float16 ends at 65,504: compute"
-    yield head([1.0], [0.0, 0.0], [300.0, 300.0], [300.0], otherwise=f"dp {too_large} dp in float32", **half)
-    yield head([300.0], [300.0], [1.0], [1.0], scale=1e-4, otherwise=f"q kᵀ {too_large} the scores in float32", **half)
-    digits = "float16 has too few digits for this score: convert the inputs to float32 before the first product, by scale too"
-    yield head([1000.0], [1.0], [1.0], [1.0], scale=1.0004, otherwise=digits, **half)
-    yield drawn((1, 1, 2, 3, 2), 1 / 3, False, torch.Generator().manual_seed(0), words="float64, ", dtype=torch.float64, edge="float64")
+    q, k, v, do = [1.0, 2.0, 0.5], [1.0, 0.5, 2.0], [3.0, 5.0, 1.0], [2.0, 1.0, 3.0]
+    yield head(q, k, v, do, True, otherwise="query i sees keys 0 … i, and p and ds are 0 elsewhere", **options)
+    yield head(q[:2], k, v, do[:2], True, otherwise="S_q < S_k: query i sees keys 0 … i + S_k − S_q", **options)
 
 
 _MANY, _SIGNS, _ROWS = [2048.0, *[1.0] * 8], [1.0, -1.0] * 4, [2048.0, 1.0, -2048.0, 0.0]
@@ -151,50 +132,51 @@ FP16_SUMS = {  # q, k, v, do and blocks: a sum in float16 loses terms over the b
 }  # fmt: skip
 
 
-def ladder(sums, *parts):
+def ladder(sums, rule, *parts):
     """The inputs of a loop over tiles. sums: which gradient is summed over what, in words. parts: the gradients that the loop makes."""
     seed = torch.Generator().manual_seed(0)
-    yield from one_tile(GRADIENTS.format("delta"))
-    pair = [1.0, 2.0], [1.0, 0.5], [3.0, 5.0], [2.0, 1.0]
-    yield head(*pair, blocks=(1, 1), otherwise=f"four tiles: {sums}")
-    tall = [1.0, 2.0, 0.5], [1.0, 0.5], [3.0, 5.0], [2.0, 1.0, 3.0]
-    yield head(*tall, blocks=(1, 1), otherwise="S_q > S_k: there are S_q rows of q, and S_k keys")
-    yield head(*tall, blocks=(2, 2), otherwise="3 rows in blocks of 2: the last block has one row")
-    wide = [1.0, 2.0], [1.0, 0.5, 2.0], [3.0, 5.0, 1.0], [2.0, 1.0]
-    for blocks in ((1, 1), (2, 2)):
-        yield head(*wide, blocks=blocks, otherwise="3 keys and 2 rows: there are S_k keys, and their last block may be ragged")
-    yield head(*wide, blocks=(8, 8), otherwise="blocks may be larger than S_q and S_k")
-    four = [1.0, 2.0, 0.5, 1.5], [1.0, 0.5, 2.0, -1.0], [3.0, 5.0, 1.0, 2.0], [2.0, 1.0, 3.0, 1.0]
+    yield from one_tile(f"one tile holds all rows and all keys: {rule}")
+    q, k, v, do = [1.0, 2.0, 0.5, 1.5], [1.0, 0.5, 2.0, -1.0], [3.0, 5.0, 1.0, 2.0], [2.0, 1.0, 3.0, 1.0]
+    yield head(q[:2], k[:2], v[:2], do[:2], blocks=(1, 1), otherwise=f"four tiles: {sums}")
+    rows = "3 rows and 2 keys in blocks of 2: there are S_q rows, and their last block has one"
+    yield head(q[:3], k[:2], v[:2], do[:3], blocks=(2, 2), otherwise=rows)
+    keys = "2 rows and 3 keys in blocks of 2: there are S_k keys, and their last block has one"
+    yield head(q[:2], k[:3], v[:3], do[:2], blocks=(2, 2), otherwise=keys)
+    yield head(q[:2], k[:3], v[:3], do[:2], blocks=(8, 8), otherwise="blocks may be larger than S_q and S_k")
+    yield from masks()
     for blocks, otherwise in (((2, 2), "four tiles: the one below the diagonal is seen whole, two are masked, the one above it is hidden"),
                               ((2, 1), "tiles of 2 rows and 1 key: positions say which block of rows sees a key first"),
                               ((1, 2), "tiles of 1 row and 2 keys: positions say which tile lies on the diagonal, and block numbers do not"),
-                              ((1, 4), "tiles of 1 row and 4 keys: a block of keys needs the mask for several blocks of rows"),
-                              ((4, 1), "tiles of 4 rows and 1 key: a block of rows needs the mask for several blocks of keys"),
-                              ((2, 3), "4 keys in blocks of 3: masked tiles may be ragged"),
-                              ((3, 2), "4 rows in blocks of 3: the last block has one row")):  # fmt: skip
-        yield head(*four, True, blocks=blocks, otherwise=otherwise)
-    yield from masks()
-    yield head(*wide, True, blocks=(1, 1), otherwise="S_q < S_k, tiles of one score: query i sees keys 0 … i + S_k − S_q")
+                              ((3, 3), "4 rows and 4 keys in blocks of 3: masked tiles may be ragged")):  # fmt: skip
+        yield head(q, k, v, do, True, blocks=blocks, otherwise=otherwise)
     first = "every query sees the first keys, and counts once: no block of rows comes before row 0"
-    yield head(pair[0], *four[1:3], pair[3], True, blocks=(1, 1), otherwise=first)
+    yield head(q[:2], k[1:], v[1:], do[:2], True, blocks=(1, 1), otherwise=first)
     yield drawn((1, 2, 11, 14, 3), 1.0, False, seed, (4, 6), otherwise=f"tiles of 4 rows and 6 keys: {sums}")
-    yield from edges((3, 2), (1, 1))
+    nothing = "rows 0 and 1 see no key: lse = −inf, dq = 0, and they add nothing to dk and dv"
+    yield head(q, k[:2], v[:2], do, True, blocks=(3, 2), otherwise=nothing, edge="unseen")
+    rows, empty = torch.ones(1, 1, 4, 1), torch.zeros(1, 1, 0, 1)
+    yield made(rows, empty, empty, rows, on="S_q = 4, S_k = 0", otherwise="no key at all: dq = 0", edge="unseen")
+    half = {"dtype": torch.float16, "edge": "half"}
+    large = "dp is 90,000, and float16 ends at 65,504: compute dp in float32"
+    yield head([1.0], [0.0, 0.0], [300.0, 300.0], [300.0], otherwise=large, **half)
+    digits = "float16 has too few digits for this score: convert the inputs to float32 before the first product"
+    yield head([1000.0], [1.0], [1.0], [1.0], scale=1.0004, otherwise=digits, **half)
     for part in parts:
-        rules = (f"{part}: 2,048 + 1 is 2,048 in float16: keep the sums over blocks in float32",
-                 f"{part}: 2,049 and −2,048 make 1, and float16 has no 2,049: add up a tile's product in float32, as it is computed")  # fmt: skip
-        for (*tensors, blocks), otherwise in zip(FP16_SUMS[part], rules, strict=True):
-            yield head(*tensors, blocks=blocks, otherwise=otherwise, dtype=torch.float16, edge="half")
+        told = (f"{part}: 2,048 + 1 is 2,048 in float16: keep the sums over blocks in float32",
+                f"{part}: 2,049 − 2,048 is 1, and float16 has no 2,049: add up a tile's product in float32")  # fmt: skip
+        for (*tensors, blocks), otherwise in zip(FP16_SUMS[part], told, strict=True):
+            yield head(*tensors, blocks=blocks, otherwise=otherwise, **half)
+    yield drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, words="float64, ", dtype=torch.float64, edge="float64")
     yield drawn((1, 2, 11, 14, 3), 1.0, True, seed, (4, 6), edge="memory")
     yield drawn((1, 1, 12, 15, 5), 1.0, False, seed, (2, 3), edge="memory")
 
 
 def fresh():
-    draw = generator()
-    sizes = (1, 1, 1, 1, 1), (2, 3, 9, 17, 8), (1, 2, 13, 13, 5), (1, 2, 1, 25, 16), (2, 2, 20, 9, 4)
-    for shape, scale, blocks in zip(sizes, (1.0, 0.3, 0.5, -0.25, 0.5), ((4, 4), (8, 4), (4, 8), (16, 16), (8, 4)), strict=True):
+    draw, blocks = generator(), (8, 4)
+    for shape, scale in (((1, 1, 1, 1, 1), 1.0), ((2, 3, 9, 17, 8), 0.3), ((2, 2, 20, 9, 4), -0.25)):
         yield drawn(shape, scale, False, draw, blocks, "randn, ")
         yield drawn(shape, scale, True, draw, blocks, "randn, ", edge="unseen" if shape[2] > shape[3] else "")
-    shape, blocks = (2, 3, 7, 10, 8), (8, 4)
+    shape = (2, 3, 7, 10, 8)
     yield drawn(shape, 0.35, True, draw, blocks, "30·randn, ", 30.0)
     for words, dtype in (("float16, ", torch.float16), ("bfloat16, ", torch.bfloat16)):
         yield drawn(shape, 0.35, True, draw, blocks, words, dtype=dtype, edge="half")

@@ -47,53 +47,39 @@ def dkdv_loop_kernel(
     store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
 
 
-START = "a program's keys start at start_n"
-Q, DO, K, V = (f"load_tile({name}, b, h, start_{letter}," for name, letter in (("q", "m"), ("do", "m"), ("k", "n"), ("v", "n")))
+Q, DO = "load_tile(q, b, h, start_m,", "load_tile(do, b, h, start_m,"
 SUM_DV, SUM_DK = "do_tile, dv_acc)", "q_tile, dk_acc)"
 MISTAKES = {
     "dk is without the scale: dk = scale · dsᵀ q": ("dk_acc * scale", "dk_acc"),
     "only the last block of queries counts: every block adds to what the earlier ones gave": [(SUM_DV, "do_tile)"), (SUM_DK, "q_tile)")],
-    "only the last block of queries counts in dk: every block adds to what the earlier ones gave": (SUM_DK, "q_tile)"),
-    "only the last block of queries counts in dv: every block adds to what the earlier ones gave": (SUM_DV, "do_tile)"),
     shared.ADDED_TWICE: [("dv_acc = dot(", "dv_acc += dot("), ("dk_acc = dot(", "dk_acc += dot(")],
     "scale is applied to dk in every step, so the earlier blocks get it again and again: apply it once, after the loop": [
         (SUM_DK, f"{SUM_DK} * scale"), ("dk_acc * scale", "dk_acc")],
     "every step reads the first rows of q and do: they start at start_m": [(Q, Q.replace("start_m", "0")), (DO, DO.replace("start_m", "0"))],
     "every step reads the first rows of lse and delta: they start at start_m": ("offs_m = start_m + ", "offs_m = "),
-    f"every program loads the first rows of k and v: {START}": [(K, K.replace("start_n", "0")), (V, V.replace("start_n", "0"))],
-    f"every program stores to the first rows of dk and dv: {START}, in dk and dv too": [
-        ("dk_acc * scale, b, h, start_n", "dk_acc * scale, b, h, 0"), ("dv_acc, b, h, start_n", "dv_acc, b, h, 0")],
     "only the first S_k queries count: q and do have S_q rows, for the loop and for load_tile": ("range(0, S_q, BLOCK_M)", "range(0, S_k, BLOCK_M)"),
-    "q is cut at row S_k, and do is not: q has S_q rows, so load_tile takes S_q": (f"{Q} S_q", f"{Q} S_k"),
     "the ragged last block of queries is left out: the loop goes on while start_m < S_q": (
         "range(0, S_q, BLOCK_M)", "range(0, S_q // BLOCK_M * BLOCK_M, BLOCK_M)"),
-    **shared.FROM_HEAD_0,
-    **shared.EXCHANGED,
+    "lse and delta are read from batch 0 by every program: a head's rows start at batch_head · S_q": (
+        "batch_head * S_q", "h * S_q"),
+    "batch and head are exchanged: // H gives b, % H gives h": (
+        "batch_head // H, batch_head % H", "batch_head % H, batch_head // H"),
 }  # fmt: skip
 
 
+@shared.with_fresh((16, 32, 16), ragged="ragged")
 def inputs():
-    yield from fixed()
-    yield from shared.fresh_cases((16, 32, 16), ragged="ragged")
-
-
-@shared.kept
-def fixed():
     yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", "one tile gives dv = pᵀ do and dk = scale · dsᵀ q, as in 7.2")
-    yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two blocks of queries", "dk and dv are sums over the blocks of queries",
-                stray="a step's rows are start_m to start_m + BLOCK_M − 1")  # fmt: skip
-    yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", START)
+    sums = "dk and dv are sums over the blocks of queries, and q and do have S_q rows, for the loop and for load_tile"
+    stray = "a step's rows are start_m to start_m + BLOCK_M − 1"
+    yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two blocks of queries", sums, stray=stray)
+    keys = "a program's keys start at start_n, in k, v, dk and dv"
+    yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", keys)
     yield shared.several_heads("dk and dv")
-    yield shared.two_heads()
     yield shared.narrow()
+    last = "past S_q, in the last block, lse and delta are loaded as 0, with mask and other=0.0, because 0 · NaN is NaN"
     past = "rows past S_q are loaded: mask lse and delta by offs_m < S_q"
-    yield shared.given(
-        (1, 1, 20, 16, 16),
-        "S_q = 20, BLOCK_M = 16",
-        "the last block of queries may be ragged: past S_q lse and delta are loaded as 0, with mask and other=0.0, because 0 · NaN is NaN",
-        stray=past,
-        edge="ragged",
-    )
+    yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", last, stray=past, edge="ragged")
     yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last block of keys may be ragged", edge="ragged")
     q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (48, 16, 16, 48))  # equal scores, so p = 1 / 16
     do[:, :, 0], do[:, :, 16], do[:, :, 32] = 32768, 16, -32768
@@ -102,14 +88,12 @@ def fixed():
     q, v, do = q.clone(), v.clone(), torch.zeros_like(do)
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 16
     q[:, :, 0], q[:, :, 16], q[:, :, 32] = 2048, 1, -2048
-    yield shared.given(
-        None, on.format("dsᵀ q", "±2048, ±1 and ∓2048"), shared.SUMS, tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half"
-    )
+    on = on.format("dsᵀ q", "±2048, ±1 and ∓2048")
+    yield shared.given(None, on, shared.SUMS, tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
 
 
 EXERCISE = shared.exercise(
-    "dk",
-    "dv",
+    outputs=("dk", "dv"),
     id="7.3",
     task="Let each program keep one block of keys and loop over all blocks of queries.",
     conditions={"ragged": "S_q and S_k need not be multiples of the block sizes", "half": shared.HALF},

@@ -1,14 +1,18 @@
 """Exercise 7.4, dkdv_kernel."""
 
+from unittest import mock
+
 import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.backward import add_to_dkdv
 from fa_tutorial.exercises.chapter_7 import shared
+from fa_tutorial.exercises.running import Wrong
 from fa_tutorial.tiles import load_tile, store_tile
 
 triton = hardware.require_triton("Exercise 7.4")
 import triton.language as tl  # noqa: E402
+from triton.runtime.interpreter import interpreter_builder as builder  # noqa: E402
 
 
 @triton.jit
@@ -54,72 +58,73 @@ def dkdv_kernel(
 
 
 START, FULL = "tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M", "tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M"
-MASKED, UNMASKED = "range(start, tl.minimum(full, S_q), BLOCK_M)", "range(full, S_q, BLOCK_M)"
 TOP_LEFT = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
 MISTAKES = {
+    "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store": ("dk_acc * scale", "dk_acc"),
     f"the mask is without S_k − S_q: {TOP_LEFT}": (" - (S_k - S_q)", ""),
     f"S_k − S_q has the wrong sign in the mask: {TOP_LEFT}": (" - (S_k - S_q)", " + (S_k - S_q)"),
     "the mask compares with positions in the block of keys: compare positions in the sequence, which begin at start_n": (
         "first_seeing = start_n + ", "first_seeing = "),
-    "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": ("first_seeing = start_n + ", "first_seeing = start_n + 1 + "),
-    "nothing is hidden: blocks start … full − 1 see some of the keys, so they need MASK = True": ("scale, True, ", "scale, False, "),
+    "nothing is hidden: blocks of queries from start to full see only some of the keys, so they need MASK = True": (
+        "scale, True, ", "scale, False, "),
     "the loop starts with the block of query start_n: add S_q − S_k": (START, "start_n // BLOCK_M * BLOCK_M"),
     "start is rounded up: earlier queries of the block that holds query start_n + S_q − S_k are left out, and some see a key": (
         START, "tl.cdiv(tl.maximum(start_n + S_q - S_k, 0), BLOCK_M) * BLOCK_M"),
-    "start counts blocks, and the loop counts queries: multiply by BLOCK_M": (START, START.removesuffix(" * BLOCK_M")),
+    "start and full count blocks, and the loops count queries: multiply both by BLOCK_M": [
+        (START, START.removesuffix(" * BLOCK_M")), (FULL, FULL.removesuffix(" * BLOCK_M"))],
     "full counts blocks, and the loops count queries: multiply by BLOCK_M": (FULL, FULL.removesuffix(" * BLOCK_M")),
     "full is rounded down, and not every query of its block sees all of the keys: round it up": (
         FULL, "tl.maximum(last_key + S_q - S_k, 0) // BLOCK_M * BLOCK_M"),
-    "full comes from the block's first key: the last key is the last to be seen": ("last_key + S_q", "start_n + S_q"),
-    "blocks start … full − 1 are left out: they see some of the keys, so they need the loop with the mask": (
-        MASKED, "range(start, start, BLOCK_M)"),
-    "blocks from full on count twice: the loop with the mask ends at full": (MASKED, "range(start, S_q, BLOCK_M)"),
-    "blocks start … full − 1 count twice: the loop without a mask starts at full": (UNMASKED, "range(start, S_q, BLOCK_M)"),
-    "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store": ("dk_acc * scale", "dk_acc"),
-    **shared.EXCHANGED,
+    "blocks from start to full count twice: the loop without a mask starts at full": ("range(full, S", "range(start, S"),
 }  # fmt: skip
 
 
+class TwoLoops:
+    """A kernel that is Wrong in the interpreter where one query sees all 17 keys, and it masks the tile of the first 16."""
+
+    def __init__(self, kernel):
+        self.kernel, self.fn = kernel, kernel.fn
+
+    def __getitem__(self, grid):
+        def launch(*args, **meta):
+            def at_least(*operands):
+                result = compare(*operands)
+                if args[9:11] == (1, 17) and result.data.size == 16 * 16 and result.data.all():
+                    raise Wrong("a tile is masked although each of its queries sees each of its keys: "
+                                "the loop with the mask ends at full, where the one without starts")  # fmt: skip
+                return result
+
+            compare = builder.create_icmpSGE
+            with mock.patch.object(builder, "create_icmpSGE", at_least):
+                self.kernel[grid](*args, **meta)
+
+        return launch
+
+
+@shared.with_fresh((16, 32, 16), causal=True, ragged="lengths")
 def inputs():
-    yield from fixed()
-    yield from shared.fresh_cases((16, 32, 16), causal=True, ragged="lengths")
-
-
-@shared.kept
-def fixed():
     same = "without IS_CAUSAL this is exercise 7.3: compare add_to_dkdv's arguments with its signature"
-    yield shared.given((1, 1, 32, 32, 16), "no mask, S_q = S_k = 32", same)
+    yield shared.given((1, 1, 32, 16, 16), "no mask, S_q = 32, S_k = 16", same)
     yield shared.several_heads("dk and dv")
-    yield shared.two_heads()
-    yield shared.given((1, 1, 16, 16, 16), "causal, S_q = S_k = 16, one tile", "query i sees keys 0 to i", is_causal=True)
-    rule = "a block of keys meets the queries from its first key on"
-    for S, blocks in ((32, (16, 16, 16)), (48, (32, 16, 16)), (64, (16, 32, 16))):
-        on = f"causal, S_q = S_k = {S}, blocks of {blocks[0]} queries and {blocks[1]} keys"
-        yield shared.given((1, 1, S, S, 16), on, rule, is_causal=True, blocks=blocks)
-    yield shared.causal_heads()
-    wide = "causal, S_q = 16, S_k = 32"
-    negative = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
-    yield shared.given((1, 1, 16, 32, 16), wide, "query i sees keys 0 to i + S_k − S_q", is_causal=True, edge="lengths", stray=negative)
-    last = "the last block of keys may be ragged: its last key is min(start_n + BLOCK_N, S_k) − 1"
-    yield shared.given((1, 1, 40, 20, 16), "causal, S_q = 40, S_k = 20, blocks of 16", last, is_causal=True, edge="lengths")
-    # Where a border falls on a tile's edge, one more or less than it shows.
-    late = "key start_n is first seen by query start_n + S_q − S_k, which is the last of its block here"
-    yield shared.given((1, 1, 47, 32, 16), "causal, S_q = 47, S_k = 32, blocks of 16", late, is_causal=True, edge="lengths")
-    early = "every key is seen from query last_key + S_q − S_k on, here 17, so full is 32"
-    yield shared.given((1, 1, 18, 18, 16), "causal, S_q = S_k = 18, blocks of 16", early, is_causal=True, edge="lengths")
-    on = "causal, S_q = 24, S_k = 16, so that rows 0 to 7 see no key"
-    dead = "rows that see nothing have lse = −inf, and p = exp(s + inf) is inf until the mask clears it: they need MASK = True"
-    yield shared.given((1, 1, 24, 16, 16), on, dead, is_causal=True, edge="unseen")
+    yield shared.causal(16, 16, "query i sees keys 0 to i")
+    stray = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
+    yield shared.causal(1, 17, "the one query sees all keys: query i sees keys 0 to i + S_k − S_q", stray=stray)
+    between = "dk and dv are sums over the blocks of queries from start on, a multiple of BLOCK_M, masked before full"
+    for S, blocks in ((32, (16, 16, 16)), (48, (32, 16, 16)), (48, (16, 32, 16))):
+        yield shared.causal(S, S, between, blocks=blocks)
+    yield shared.causal(17, 17, B=2, blocks=(16, 32, 16))
+    yield shared.causal(16, 32, "query i sees keys 0 to i + S_k − S_q", "lengths", stray=stray)
+    yield shared.causal(18, 18, "full comes from the last key: keys 16 and 17 are seen from query 17 on", "lengths")
+    yield shared.causal(31, 32, "key 16 is first seen by query 16 + S_q − S_k = 15, the last of its block", "lengths")
+    yield shared.causal(24, 16, "rows 0 to 7 see no key: exp(s − lse) is inf until the mask clears it", "unseen")
     tensors = shared.draw(1, 1, 48, 16, 16)
     tensors[0][:, :, :32] = tensors[3][:, :, :32] = torch.nan  # whoever reads them gets NaN
-    unseen = "blocks of queries that see none of the keys are not read: the loop starts with the block of the first query that sees one"
-    on = "causal, S_q = 48, S_k = 16, so that rows 0 to 31 see no key"
-    yield shared.given(None, on, unseen, tensors=tensors, is_causal=True, edge="unseen")
+    unseen = "blocks of queries that see none of the keys are not read: start with the block of the first that does"
+    yield shared.causal(48, 16, unseen, "unseen", on=", so that rows 0 to 31 see no key", tensors=tensors)
 
 
 EXERCISE = shared.exercise(
-    "dk",
-    "dv",
+    outputs=("dk", "dv"),
     causal=True,
     id="7.4",
     task="Make your kernel of 7.3 causal: one loop without a mask, one with it, both calling add_to_dkdv.",
@@ -141,4 +146,5 @@ EXERCISE = shared.exercise(
     inputs=inputs,
     rule="dk and dv are summed over the queries that see a key: query i sees keys 0 to i + S_k − S_q",
     mistakes=MISTAKES,
+    adapt=TwoLoops,
 )

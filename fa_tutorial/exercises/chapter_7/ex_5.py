@@ -4,6 +4,7 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_7 import shared
+from fa_tutorial.exercises.chapter_7.shared import causal
 from fa_tutorial.tiles import dot, load_tile, store_tile
 
 triton = hardware.require_triton("Exercise 7.5")
@@ -49,108 +50,76 @@ def dq_kernel(
     store_tile(dq, acc * scale, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-START = "a program's rows begin at start_m"
 P, END = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)", "tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
 SUM, CAUSAL = "acc = dot(ds.to(k_tile.dtype), k_tile, acc)", "offs_n[None, :] <= offs_m[:, None] + (S_k - S_q)"
-Q, DO, K, V = (f"load_tile({name}, b, h, start_{letter}," for name, letter in (("q", "m"), ("do", "m"), ("k", "n"), ("v", "n")))
 TOP_LEFT = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
-UNMASKED = "a key past S_k has a score of 0, and exp(0 − lse) may be inf, so inf · 0 gives NaN: p is 0 from S_k on"
-PRODUCT = "what is hidden is multiplied by 0, and inf · 0 is NaN: exp(100 − lse) is inf in float32, so choose with tl.where"
-UNSEEN = "tiles that no row of the block sees are not read: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q"
 MISTAKES = {
     "dq is without the scale: dq = scale · ds k": ("acc * scale", "acc"),
     "only the last tile counts: dq is a sum over the tiles of keys": (SUM, "acc = dot(ds.to(k_tile.dtype), k_tile)"),
     shared.ADDED_TWICE: (SUM, SUM.replace("acc =", "acc +=")),
     "scale is applied in every step, so the earlier tiles get it again and again: apply it once, after the loop": [
         (SUM, f"{SUM} * scale"), ("acc * scale, b", "acc, b")],
-    "k is not transposed: s = scale · q kᵀ (where S = D the kernel runs all the same)": ("tl.trans(k_tile)", "k_tile"),
-    "v is not transposed: dp = do vᵀ (where S = D the kernel runs all the same)": ("tl.trans(v_tile)", "v_tile"),
-    "lse belongs to the queries, but here it runs along the keys": ("lse[:, None]", "lse[None, :]"),
-    "every step reads the first tile of k and v: its rows are start_n to start_n + BLOCK_N − 1": [
-        (K, K.replace("start_n", "0")), (V, V.replace("start_n", "0"))],
-    f"every program loads the first rows of q and do: {START}": [(Q, Q.replace("start_m", "0")), (DO, DO.replace("start_m", "0"))],
+    "lse and delta belong to the queries, but here they run along the keys": [
+        ("lse[:, None]", "lse[None, :]"), ("delta[:, None]", "delta[None, :]")],
     f"the mask is without S_k − S_q: {TOP_LEFT}": (CAUSAL, "offs_n[None, :] <= offs_m[:, None]"),
     "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (CAUSAL, CAUSAL.replace("<=", "<")),
     "the mask is the wrong way round: it hides the keys before the query and shows those after it": (CAUSAL, CAUSAL.replace("<=", ">=")),
     "the causal loop ends at key start_m + BLOCK_M: add S_k − S_q": (END, "start_m + BLOCK_M"),
-    "the causal loop ends before the block's last row: it goes on to start_m + BLOCK_M + S_k − S_q": (END, "start_m + 1 + S_k - S_q"),
-    "hidden keys get a score of 0, and exp(0 − lse) is not 0: set p to 0 there": (P, "tl.exp(tl.where(seen, s, 0.0) - lse[:, None])"),
+    "the causal loop ends where the block's first row stops seeing: go on to the keys that its last row sees": (
+        END, "start_m + 1 + S_k - S_q"),
     "rows that see nothing have lse = −inf, and −inf − (−inf) is NaN: mask p, not s": (
         P, 'tl.exp(tl.where(seen, s, -float("inf")) - lse[:, None])'),
-    PRODUCT: (P, "tl.exp(s - lse[:, None]) * seen.to(tl.float32)"),
-    UNMASKED: ("seen = offs_n[None, :] < S_k", "seen = offs_n[None, :] >= 0"),
-    **shared.FROM_HEAD_0,
-    **shared.EXCHANGED,
 }  # fmt: skip
 
 
+@shared.with_fresh((32, 16, 16), causal=True, ragged="ragged")
 def inputs():
-    yield from fixed()
-    yield from shared.fresh_cases((32, 16, 16), causal=True, ragged="ragged")
-
-
-@shared.kept
-def fixed():
     fits = "an offset is wrong, not a mask, because whole tiles fit here"
-    yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", "one tile gives dq = scale · ds k", stray=fits)
-    yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", "dq is a sum over the tiles of keys", stray=fits)
-    yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", START)
+    one = "one tile gives dq = scale · ds k, from s = scale · q kᵀ and dp = do vᵀ"
+    yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one, stray=fits)
+    sums = "dq is a sum over the tiles of keys, each from start_n on"
+    yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", sums, stray=fits)
+    rows = "a program's rows begin at start_m, for q, do, lse, delta and dq"
+    yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
     yield shared.several_heads("dq")
-    yield shared.two_heads()
     yield shared.narrow()
-    yield shared.given((1, 1, 16, 16, 16), "causal, S_q = S_k = 16, one tile", "query i sees keys 0 to i", is_causal=True)
-    rule = "a block of rows walks over every tile that its last row sees"
-    for blocks in ((16, 16, 16), (32, 16, 16), (16, 32, 16)):
-        on = f"causal, S_q = S_k = 32, blocks of {blocks[0]} queries and {blocks[1]} keys"
-        yield shared.given((1, 1, 32, 32, 16), on, rule, is_causal=True, blocks=blocks)
-    yield shared.causal_heads()
-    yield shared.given((1, 1, 16, 32, 16), "causal, S_q = 16, S_k = 32", "query i sees keys 0 to i + S_k − S_q", is_causal=True)
+    yield causal(16, 16, "query i sees keys 0 to i")
+    yield causal(32, 32, "a block of rows walks over every tile that its last row sees", blocks=(32, 16, 16))
+    yield causal(16, 32, "query i sees keys 0 to i + S_k − S_q")
+    yield causal(16, 32, B=2)
     past = "rows past S_q are loaded: mask lse and delta by offs_m < S_q; a head has tl.cdiv(S_q, BLOCK_M) row blocks"
     yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", edge="ragged")
     yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged", stray=past, edge="ragged")
-    # Where a border falls on a tile's edge, one more or less than it shows.
-    short = "the last row sees key 16, alone in the second tile: end is the first key that the last row does not see"
-    yield shared.given((1, 1, 17, 17, 16), "causal, S_q = S_k = 17, blocks of 16", short, is_causal=True, edge="ragged")
-    far = "the first row of a block sees fewer keys than its last, so a tile that only the last row sees whole needs the mask"
-    yield shared.given((1, 1, 18, 32, 16), "causal, S_q = 18, S_k = 32, blocks of 16", far, is_causal=True, edge="ragged")
+    short = "the row sees key 16, alone in the second tile: end is the first key that the last row does not see"
+    yield causal(1, 17, short, "ragged")
+    far = "row 0 does not see key 15, and row 1 does: a tile that only the last row sees whole needs the mask"
+    yield causal(2, 16, far, "ragged")
     yield shared.large_logits()
-    q, k, v, do = shared.draw(1, 1, 16, 16, 16)
+    tensors = q, k, _, _ = shared.draw(1, 1, 16, 16, 16)
     q[..., 0], q[:, :, 15, 0], k[:, :, 15], k[:, :, 15, 0] = 1, 0, 0, 400
-    on = "causal, one tile, key 15 with a score of 100 for the queries that do not see it"
-    yield shared.given(
-        None,
-        on,
-        "a hidden key has p = 0, however large exp(s − lse) would be: choose with tl.where, because inf · 0 is NaN",
-        tensors=(q, k, v, do),
-        is_causal=True,
-        edge="range",
-    )
+    large = "a hidden key has p = 0, however large exp(s − lse) would be: choose with tl.where, because inf · 0 is NaN"
+    on = ", key 15 with a score of 100 for the queries that do not see it"
+    yield causal(16, 16, large, "range", on=on, tensors=tensors)
     q, k, v, do = shared.draw(1, 1, 16, 20, 16)
     low = torch.ones_like(q), torch.full_like(k, -50.0), v, do
-    yield shared.given(
-        None,
-        "all logits −200, S_k = 20",
-        "a key past S_k has p = 0: its score would be 0, and exp(0 − lse) may be inf",
-        tensors=low,
-        edge="range",
-    )
-    q, k, v, do = shared.draw(1, 1, 32, 32, 16)
-    size = torch.where(torch.arange(32) < 16, 1e-30, 1e30)[:, None]  # dp overflows for rows 0 to 15 and keys 16 to 31, and 0 · inf is NaN
-    on = "causal, S_q = S_k = 32, where v of keys 16 to 31 is so large that dp of rows 0 to 15 overflows"
-    yield shared.given(None, on, UNSEEN, tensors=(q, k, v * size, do / size), is_causal=True, edge="unseen")
-    for S_q, dead in ((24, "0 to 7"), (32, "0 to 15")):
-        on = f"causal, S_q = {S_q}, S_k = 16, so that rows {dead} see no key"
-        yield shared.given((1, 1, S_q, 16, 16), on, "rows that see no key have dq = 0", is_causal=True, edge="unseen")
+    past = "a key past S_k has p = 0: its score would be 0, and exp(0 − lse) may be inf"
+    yield shared.given(None, "all logits −200, S_k = 20", past, tensors=low, edge="range")
+    yield causal(24, 16, "rows that see no key have dq = 0", "unseen", on=", so that rows 0 to 7 see no key")
+    q, k, v, do = shared.draw(1, 1, 32, 16, 16)
+    do[:, :, :16], do[:, :, 16:], v = 1e30 * do[:, :, :16], 1e-30 * do[:, :, 16:], 1e30 * v  # 0 · inf is NaN
+    unseen = "tiles that no row of the block sees are not read: end is min(start_m + BLOCK_M, S_q) + S_k − S_q"
+    on = ", where rows 0 to 15 see no key, and their dp would overflow"
+    yield causal(32, 16, unseen, "unseen", on=on, tensors=(q, k, v, do))
     yield shared.half_scores()
-    q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (16, 64, 64, 16))  # equal scores, so p = 1 / 64, and ds = ±1
-    v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 64
+    q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (16, 48, 48, 16))  # p = 1 / 48, and ds = ±1
+    v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 48
     k[:, :, 0], k[:, :, 16], k[:, :, 32] = 2048, 1, -2048
-    on = "fp16, equal scores, ds k of the four tiles is 2048, 1, −2048 and 0"
+    on = "fp16, equal scores, ds k of the three tiles is 2048, 1 and −2048"
     yield shared.given(None, on, shared.SUMS, tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
 
 
 EXERCISE = shared.exercise(
-    "dq",
+    outputs=("dq",),
     causal=True,
     id="7.5",
     task="Compute dq: each program keeps one block of queries and loops over the tiles of keys, full or causal.",

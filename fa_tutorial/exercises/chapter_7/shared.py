@@ -1,30 +1,21 @@
-"""What exercises 7.2 to 7.5 share: what a backward kernel gets and should give, the inputs, the tolerance, and mistakes that several can have."""
+"""What exercises 7.2 to 7.5 share: what a backward kernel gets and should give, the inputs, and the tolerance."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
 from fa_tutorial import hardware
+from fa_tutorial.exercises.forward_kernels import strides_of
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import INF
 
-BHSD, BSHD, BHDS, BDHS = (0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2), (0, 3, 1, 2)  # dimensions, from the slowest in memory to the fastest
 HALF = "with fp16 and bf16, the scores, dp and the sums are float32"
-EXCHANGED = {
-    "batch and head are exchanged: // H gives b, % H gives h": ("batch_head // H, batch_head % H", "batch_head % H, batch_head // H")
-}
-FROM_HEAD_0 = {  # lse and delta
-    "lse and delta are read from batch 0 by every program: a head's rows start at batch_head · S_q": ("batch_head * S_q", "h * S_q"),
-    "lse and delta are read at batch_head · S_k: they belong to the queries, so a head's rows start at batch_head · S_q": (
-        "batch_head * S_q", "batch_head * S_k"),
-}  # fmt: skip
 ADDED_TWICE = "what was summed before is added twice in each step: dot(a, b, acc) has added it already, so acc = dot(a, b, acc), not +="
 SUMS = "the sums over blocks are kept in float32: fp16 has no 2,049"
 
@@ -33,7 +24,7 @@ SUMS = "the sums over blocks are kept in float32: fp16 has no 2,049"
 class Given:
     """What a backward kernel gets. q, do: (B, H, S_q, D); k, v: (B, H, S_k, D). near: the tolerance, computed unless given.
 
-    orders: of q, k, v and do the dimensions from the slowest in memory to the fastest, in rows that are one element longer than they need be.
+    layouts: of q, k, v and do in memory, as strides_of takes them, in rows that are one element longer than need be.
     """
 
     q: torch.Tensor
@@ -43,7 +34,7 @@ class Given:
     is_causal: bool = False
     scale: float = 0.25
     blocks: tuple[int, int, int] = (16, 16, 16)  # BLOCK_M, BLOCK_N, BLOCK_D
-    orders: tuple[tuple[int, ...], ...] = (BHSD,) * 4
+    layouts: tuple[str, ...] = ("bhsd",) * 4
     near: float | None = None
 
     @cached_property
@@ -73,26 +64,18 @@ class Given:
             for name, x in self.right.items()
         }
 
-    def launch(self, *outputs: str, one_tile: bool = False, causal: bool = False) -> Launch:
+    def launch(self, outputs: tuple[str, ...], one_tile: bool, causal: bool) -> Launch:
         """How a kernel that gives these gradients is launched. one_tile: it takes no lengths. causal: it takes IS_CAUSAL."""
         (B, H, S_q, D), S_k, (block_m, block_n, block_d) = self.q.shape, self.k.shape[2], self.blocks
         inputs = {name: getattr(self, name) for name in ("q", "k", "v", "do")}
-        lies = [strides_in(x.shape, order, pad=int(order != BHSD)) for x, order in zip(inputs.values(), self.orders, strict=True)]
-        args = [In(x, strides, as_heads=True) for x, strides in zip(inputs.values(), lies, strict=True)]
+        args: list = [In(x, strides_of(x.shape, layout, layout != "bhsd"), as_heads=True)
+                      for x, layout in zip(inputs.values(), self.layouts, strict=True)]  # fmt: skip
         args += [Out(inputs[name[1:]].shape, self.q.dtype, as_heads=True) for name in outputs]
         args += map(In, self.rows)
         blocks = -(-S_q // block_m) if outputs == ("dq",) else -(-S_k // block_n)
         meta = {"IS_CAUSAL": self.is_causal} if causal else {}
         meta |= {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d}
         return Launch((blocks * B * H,), (*args, H, *(() if one_tile else (S_q, S_k)), D, self.scale), meta)
-
-
-def strides_in(shape: Sequence[int], order: Sequence[int], pad: int = 0) -> tuple[int, ...]:
-    """Strides of a tensor whose dimensions lie in memory in this order; pad: unused elements after each run of the last."""
-    strides, step = [0] * 4, 1
-    for dim in reversed(order):
-        strides[dim], step, pad = step, step * shape[dim] + pad, 0
-    return tuple(strides)
 
 
 def gradients(given: Given, dtype: torch.dtype = torch.float64, size: bool = False) -> dict[str, torch.Tensor]:
@@ -107,13 +90,13 @@ def gradients(given: Given, dtype: torch.dtype = torch.float64, size: bool = Fal
     return {"dq": given.scale * ds @ k, "dk": given.scale * ds.mT @ q, "dv": p.mT @ do}
 
 
-def exercise(*outputs, one_tile=False, causal=False, **words):
+def exercise(outputs, one_tile=False, causal=False, **words):
     """An Exercise whose kernel gives these gradients."""
     return Exercise(
         truth=lambda given: tuple(given.right[name] for name in outputs),
-        launch=lambda given: given.launch(*outputs, one_tile=one_tile, causal=causal),
+        launch=lambda given: given.launch(outputs, one_tile, causal),
         tolerance=lambda args, part: (1e-5, args[0].atol[part]),
-        overlap="programs store to one another's rows: where do a program's rows start, and which are its b and h?",
+        seen={"overlap": "programs store to one another's rows: where do a program's rows start, and which are its b and h?"},
         **words,
     )
 
@@ -121,6 +104,16 @@ def exercise(*outputs, one_tile=False, causal=False, **words):
 def kept(cases):
     """The cases of a generator, made once: what is right for them is computed once then."""
     return functools.cache(lambda: tuple(cases()))
+
+
+def with_fresh(blocks, causal=False, ragged=""):
+    """Decorates the inputs of an exercise, which are then kept, and adds fresh ones. ragged: the edge of odd lengths."""
+
+    def decorate(inputs):
+        fixed = kept(inputs)
+        return functools.wraps(inputs)(lambda: (*fixed(), *_fresh(blocks, causal, ragged)))
+
+    return decorate
 
 
 def draw(B, H, S_q, S_k, D, random=None):
@@ -134,20 +127,21 @@ def given(sizes, on, otherwise="", *, tensors=None, edge="", fresh=False, stray=
     return case(Given(*(tensors or draw(*sizes)), **options), on=on, otherwise=otherwise, edge=edge, fresh=fresh, stray=stray)
 
 
-def several_heads(outputs):
-    place = f"batch_head is b · H + h: // H gives b, % H gives h, for {outputs} too, and a head's rows of lse and delta start at batch_head · S_q"
-    return given((2, 2, 16, 16, 16), "B = H = 2", place, stray=f"an offset is wrong, for example with batch and head exchanged: {place}")
+def several_heads(outputs, rows="batch_head · S_q"):
+    """S_q is not S_k, so that rows of lse and delta which are found by S_k show."""
+    place = f"a head's number is b · H + h: // H gives b, % H gives h, for {outputs} too, " \
+        f"and its rows of lse and delta start at {rows}"  # fmt: skip
+    stray = f"an offset is wrong, for example with batch and head exchanged: {place}"
+    return given((2, 2, 16, 32, 16), "B = H = 2, S_q = 16, S_k = 32", place, stray=stray, blocks=(16, 32, 16))
 
 
-def two_heads():
-    own = "a head's rows of lse and delta start at batch_head · S_q, because they belong to the queries"
-    return given((1, 2, 32, 16, 16), "two heads, S_q = 32, S_k = 16", own, stray=own)
-
-
-def causal_heads():
-    """Two blocks each way, so that in every head the loop with the mask and the one without both run."""
-    on, own = "causal, B = H = 2, S_q = S_k = 32", "every loop takes b and h as before, and rows of lse and delta from batch_head · S_q on"
-    return given((2, 2, 32, 32, 16), on, own, is_causal=True, stray=own)
+def causal(S_q, S_k, otherwise="", edge="", *, B=1, blocks=(16, 16, 16), on="", **options):
+    """A case of one head; if B > 1 one in which the loop with the mask and the one without both run for each entry."""
+    batch = "both loops take b and h as before, and rows of lse and delta from batch_head · S_q on" if B > 1 else ""
+    tiles = f"blocks of {blocks[0]} queries and {blocks[1]} keys"
+    words = f"causal, {f'B = {B}, ' if B > 1 else ''}S_q = {S_q}, S_k = {S_k}, {tiles}{on}"
+    options = {"stray": batch, "is_causal": True, "edge": edge, "blocks": blocks} | options
+    return given((B, 1, S_q, S_k, 16), words, otherwise or batch, **options)
 
 
 def narrow():
@@ -156,43 +150,34 @@ def narrow():
 
 def large_logits():
     _, _, v, do = draw(1, 1, 16, 16, 16)
-    ones = torch.ones_like(v)
-    return given(
-        None,
-        "all logits 200",
-        "exp(s − lse) is at most 1: compute it in one step, because exp(s) may overflow",
-        tensors=(ones, 50 * ones, v, do),
-        edge="range",
-    )
+    one_step = "exp(s − lse) is at most 1: compute it in one step, because exp(s) may overflow"
+    tensors = torch.ones_like(v), torch.full_like(v, 50.0), v, do
+    return given(None, "all logits 200", one_step, tensors=tensors, edge="range")
 
 
 def half_scores():
     """s is near 2,080 and dp near 2,050, where fp16 numbers are further apart than a row's scores."""
-    q, k, v, do = draw(1, 1, 16, 16, 16)
-    q[..., 0], k[..., 0], v[..., 0], do[..., 0] = 256, 260, 1367, 1.5
+    tensors = draw(1, 1, 16, 16, 16)
+    for x, first in zip(tensors, (256, 260, 1367, 1.5), strict=True):
+        x[..., 0] = first
     on = "fp16, q kᵀ near 66,560 before it is scaled, s near 2,080, dp and delta near 2,050"
-    return given(
-        None,
-        on,
-        "s, dp and delta are kept in float32: fp16 numbers are 2 apart from 2,048 on, and end at 65,504",
-        tensors=[x.half() for x in (q, k, v, do)],
-        scale=2.0**-5,
-        edge="half",
-    )
+    rule = "s, dp and delta are kept in float32: fp16 numbers are 2 apart from 2,048 on, and end at 65,504"
+    return given(None, on, rule, tensors=[x.half() for x in tensors], scale=2.0**-5, edge="half")
 
 
-def fresh_cases(blocks, causal=False, ragged="", half="half"):
-    """Random values, in views. blocks: those of the main case. ragged, half: the edges that such cases belong to."""
+def _fresh(blocks, causal, ragged):
+    """Random values, in views."""
     random = generator()
-    cases = [((1, 2, 2 * blocks[0], 2 * blocks[1], blocks[2]), torch.float32, False, blocks, "", 1),
-             ((1, 1, 1, 1, 1), torch.float32, causal, (16, 16, 16), ragged, 1), ((2, 2, 17, 31, 40), torch.float32, False, (32, 16, 64), ragged, 3),
-             ((1, 1, 33, 40, 20), torch.float16, causal, (32, 32, 32), half, 1)]  # fmt: skip
+    cases = [((1, 2, *blocks), torch.float32, False, blocks, "", 1),
+             ((1, 1, 1, 1, 1), torch.float32, causal, (16, 16, 16), ragged, 1),
+             ((1, 2, 17, 31, 40), torch.float32, False, (32, 32, 64), ragged, 3),
+             ((1, 1, 17, 24, 20), torch.float16, causal, (32, 32, 32), "half", 1)]  # fmt: skip
     if causal:
-        cases.append(((2, 2, 37, 19, 16), torch.float32, True, blocks, "unseen", 3))
+        cases.append(((2, 1, 21, 19, 16), torch.float32, True, blocks, "unseen", 3))
     if hardware.device().type == "cuda":  # the interpreter's bf16 is wrong
-        cases.append(((1, 2, 40, 50, 40), torch.bfloat16, causal, (16, 32, 64), half, 1))
+        cases.append(((1, 2, 40, 50, 40), torch.bfloat16, causal, (16, 32, 64), "half", 1))
     for sizes, dtype, is_causal, tiles, edge, factor in cases:
         on = f"{str(dtype).removeprefix('torch.')}, {'causal' if is_causal else 'full'}, views, (B, H, S_q, S_k, D) = {sizes}"
         yield given(None, on, "each tensor has its own four strides: load_tile takes them from its Heads", edge=edge, fresh=True, blocks=tiles,
                     tensors=[(factor * x).to(dtype) for x in draw(*sizes, random)], is_causal=is_causal, scale=sizes[-1] ** -0.5,
-                    orders=(BSHD, BHDS, BHSD, BDHS))  # fmt: skip
+                    layouts=("bshd", "bhds", "bhsd", "bdhs"))  # fmt: skip

@@ -57,9 +57,8 @@ def adapt(step):
             root = chain(error)[-1]
             # What the interpreter and the compiler raise for a wrong number or order of results.
             if "make_shape_compatible" in str(root) or "unpack" in str(root) or isinstance(root, IndexError):
-                raise Wrong(
-                    "gives other results than p, [BLOCK_M, BLOCK_N], and m_new, l_new, alpha, [BLOCK_M] each, in this order"
-                ) from None
+                want = "p, [BLOCK_M, BLOCK_N], and m_new, l_new, alpha, [BLOCK_M] each, in this order"
+                raise Wrong(f"gives other results than {want}") from None
             raise Wrong(f"stops with {type(root).__name__}: {root}") from None
         return p, *state
 
@@ -73,7 +72,6 @@ MISTAKES = {
     "p is in base e: by tl.exp, or because log₂ e is in the exponent once more, which scale_log2 holds already": (P, P.replace("exp2", "exp")),
     "p and alpha are in base e: scale_log2 holds log₂ e already, so both take tl.exp2": ("tl.exp2", "tl.exp"),
     "alpha is in base e: use tl.exp2 there, too": (ALPHA, "tl.exp(m - shift)"),
-    "s is not scaled in p: p = 2^(s · scale_log2 − m_new)": (P, "tl.exp2(s - shift[:, None])"),
     "s is not scaled at all: p = 2^(s · scale_log2 − m_new), and m_new is the maximum of s · scale_log2": [
         (P, "tl.exp2(s - shift[:, None])"), M_UNSCALED],
     "m_new is the maximum of s, and s · scale_log2 is subtracted from: both must be scaled": M_UNSCALED,
@@ -83,15 +81,7 @@ MISTAKES = {
     "m_new is scaled as a whole: the old m in it is in units of s · scale_log2 already, so scale only the tile's maximum": (
         M_NEW, "tl.maximum(m, tl.max(s, axis=1)) * scale_log2"),
     "alpha scales m a second time: m and m_new are in units of s · scale_log2 already": (ALPHA, "tl.exp2((m - shift) * scale_log2)"),
-    "alpha is inverted: it is 2^(m − m_new), which is at most 1": (ALPHA, "tl.exp2(shift - m)"),
-    "m_new is the tile's own maximum: the running one never falls": (M_NEW, "tl.max(s, axis=1) * scale_log2"),
     "your l is not rescaled when the maximum grows": (L_NEW, "l + tl.sum(p, axis=1)"),
-    "l starts anew with every tile: add to the rescaled l": (L_NEW, "tl.sum(p, axis=1)"),
-    "the new tile's sum is multiplied by alpha, too: only the old l was added up with the old maximum": (
-        L_NEW, "alpha * (l + tl.sum(p, axis=1))"),
-    "the new tile's sum is missing in l_new": (L_NEW, "alpha * l"),
-    "m_new and l_new are swapped: return p, m_new, l_new, alpha": (f"p, m_new, {L_NEW}, alpha", f"p, {L_NEW}, m_new, alpha"),
-    "l_new and alpha are swapped: return p, m_new, l_new, alpha": (f"{L_NEW}, alpha", f"alpha, {L_NEW}"),
     "a row that has seen nothing must keep m = −inf: only the shift is 0 there": ("return p, m_new", "return p, shift"),
     "a row that has seen nothing gives NaN: m_new is −inf, and −inf − (−inf) is NaN": (SHIFT, "m_new"),
 }  # fmt: skip
@@ -113,22 +103,16 @@ def inputs():
         return case(s, m, l, scale_log2, on=on, otherwise=otherwise, **options)
 
     first = [-INF] * ROWS, [0.0] * ROWS
-    yield step([[1.0, 3.0, 2.0, 0.0]] * 2, *first, 0.5, "a first tile: p = 2^(s · scale_log2 − m_new)")
+    tile = "a first tile: p = 2^(s · scale_log2 − m_new), l_new = alpha · l + Σ p; the order is p, m_new, l_new, alpha"
+    yield step([[1.0, 3.0, 2.0, 0.0]] * 2, *first, 0.5, tile)
     yield step([[1.0, 3.0, 2.0, 0.0], [5.0, 4.0, 6.0, 7.0]], [1.0, 1.5], [2.0, 1.0], 0.5, "each row has its own m, l and alpha")
     yield step([[1.0, 3.0, 2.0, 0.0]] * 2, [4.0, 6.0], [2.0, 1.0], 0.5, "the maximum was seen before")
     yield step([[-9.0, -8.0, -7.0, -6.0]] * 2, *first, 0.25, "negative scores: m_new is their scaled maximum")
-    yield step(
-        [[-INF] * 4, [1.0, 2.0, -INF, 0.0]],
-        *first,
-        0.5,
-        "a row that has seen nothing keeps m = −inf and l = 0: only what is subtracted, from s and from m, is 0",
-        edge="unseen",
-    )
+    nothing = "a row that has seen nothing keeps m = −inf and l = 0: only what is subtracted, from s and from m, is 0"
+    yield step([[-INF] * 4, [1.0, 2.0, -INF, 0.0]], *first, 0.5, nothing, edge="unseen")
     draw = generator()
-    for _ in range(3):
-        s, m = 5 * torch.randn(ROWS, KEYS, generator=draw), torch.randn(ROWS, generator=draw)
-        tensors = (x.to(hardware.device()) for x in (s, m, torch.ones(ROWS)))
-        yield case(*tensors, 0.18, on="a random tile", fresh=True)
+    s, m = 5 * torch.randn(ROWS, KEYS, generator=draw), torch.randn(ROWS, generator=draw)
+    yield case(*(x.to(hardware.device()) for x in (s, m, torch.ones(ROWS))), 0.18, on="a random tile", fresh=True)
 
 
 EXERCISE = Exercise(

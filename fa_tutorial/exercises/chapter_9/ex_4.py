@@ -35,10 +35,8 @@ MISTAKES = {
     "a row block's first row is asked: its last row sees the most": (END, "row_block * block_m + 1"),
     "the diagonal is not counted: query i sees key i + S_k − S_q too": (KEYS, "max(0, end - 1 + S_k - S_q)"),
     "a ragged last row block is taken for a whole one: its last row is S_q − 1": (END, "(row_block + 1) * block_m"),
-    "a row block that sees nothing visits 0 key blocks, never less": (KEYS, "end + S_k - S_q"),
     "the row blocks that see nothing are left out: they have 0 key blocks, and somebody must still write their o = 0": (
         "return work", "return [entry for entry in work if entry[2]]"),
-    "keys are counted, not blocks of block_n keys": (KEY_BLOCKS, "keys"),
     "block_m and block_n are exchanged: a row block has block_m rows, a key block block_n keys": [
         (ROW_BLOCKS, "-(-S_q // block_n)"), (END, "min((row_block + 1) * block_n, S_q)"), (KEY_BLOCKS, "-(-keys // block_m)")],
     "head and row_block are exchanged: an entry is (head, row_block, key_blocks)": ("(head, row_block, ", "(row_block, head, "),
