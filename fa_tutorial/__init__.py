@@ -5,8 +5,13 @@ and the switch is read when a kernel is decorated, so it has to come first.
 """
 
 import importlib
+import sys
 
-from fa_tutorial import hardware
+try:
+    from fa_tutorial import hardware
+except ModuleNotFoundError as error:
+    where = f"{error.name} is not installed for {sys.executable}"
+    raise ImportError(f"{where}: activate the course's environment, or make setup in its folder") from None
 
 __version__ = "0.1.0"
 
@@ -34,5 +39,5 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    """With the public names, which are not there until they are asked for."""
-    return sorted({*globals(), *PUBLIC})
+    """The public names, which are not there until they are asked for."""
+    return sorted(__all__)

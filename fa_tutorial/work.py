@@ -1,7 +1,8 @@
 """The reader's own copies of the notebooks, in work/, which git ignores: `make lab` fills and opens it.
 
-A copy is never written over. It keeps in its metadata which text of the chapter it was made from, so a newer chapter is noticed, and `take`
-puts it in the place of the old copy, which stays under a dated name.
+A copy has no outputs, so that a reader can guess before running a cell, and is never written over. It keeps in its metadata which text of the
+chapter it was made from, so a newer chapter is noticed, and `take` puts it in the place of the old copy, whose answers it takes over; the old
+copy stays under a dated name.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -24,6 +25,7 @@ from fa_tutorial.exercises import catalogue
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS, COPIES = ROOT / "notebooks", ROOT / "work"
 CELL_SECONDS = 600
+EXERCISE = re.compile(r"^### Exercise (\d+\.\d+) ", re.MULTILINE)
 VERDICT = re.compile(r"^([✓✗·]) (\d+\.\d+) .*(?:\n  .*)*", re.MULTILINE)
 
 
@@ -71,28 +73,53 @@ def _is_current(copy: Path, chapter: Path) -> bool:
     return json.loads(copy.read_bytes())["metadata"].get("fa_tutorial") == text_of(json.loads(chapter.read_bytes()))
 
 
-def _copy(chapter: Path, copy: Path) -> None:
+def _copy(chapter: Path, copy: Path, answers: Mapping[str, list[str]] | None = None) -> None:
+    """Copy a chapter without its outputs, with these answers in the cells of their exercises."""
     notebook = json.loads(chapter.read_bytes())
     notebook["metadata"]["fa_tutorial"] = text_of(notebook)
+    for exercise, cell in _answer_cells(notebook):
+        cell["source"] = (answers or {}).get(exercise, cell["source"])
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell.update(outputs=[], execution_count=None)
     with copy.open("x", encoding="utf-8") as file:  # x: never over a file that is there
         json.dump(notebook, file, indent=1, ensure_ascii=False)
         file.write("\n")
 
 
+def _answer_cells(notebook: dict) -> Iterator[tuple[str, dict]]:
+    """Each exercise's number, and the cell of its answer, which is the first code cell under its heading."""
+    exercise = None
+    for cell in notebook["cells"]:
+        if found := EXERCISE.search("".join(cell["source"])):
+            exercise = found[1]
+        elif exercise and cell["cell_type"] == "code":
+            yield exercise, cell
+            exercise = None
+
+
+def _answers(copy: Path) -> dict[str, list[str]]:
+    """The cells of the exercises that were attempted."""
+    cells = {exercise: cell["source"] for exercise, cell in _answer_cells(json.loads(copy.read_bytes()))}
+    return {exercise: source for exercise, source in cells.items() if "raise NotImplementedError" not in "".join(source)}
+
+
 def take(numbers: Sequence[int]) -> None:
-    """Put the course's chapters in the place of the reader's copies, which keep their answers under a dated name."""
+    """Put the course's chapters in the place of the reader's copies, with their answers. The old copies stay under a dated name."""
     for chapter in [_chapter(number) for number in numbers]:
         copy = COPIES / chapter.name
         if copy.exists() and _is_current(copy, chapter):
             print(f"{copy.relative_to(ROOT)} has the course's present text already. To begin it anew, rename it, and run make work")
             continue
+        answers = _answers(copy) if copy.exists() else {}
         if copy.exists():
             kept = copy.with_name(f"{copy.stem}.{datetime.datetime.now():%Y-%m-%d_%H%M%S}.ipynb")
             copy.rename(kept)
-            print(f"your copy, with your answers, is now {kept.relative_to(ROOT)}")
+            print(f"your copy is now {kept.relative_to(ROOT)}")
         COPIES.mkdir(exist_ok=True)
-        _copy(chapter, copy)
-        print(f"{copy.relative_to(ROOT)} is the course's chapter as it is now")
+        _copy(chapter, copy, answers)
+        yours = f", with your answers to {', '.join(answers)}" if answers else ""
+        print(f"{copy.relative_to(ROOT)} is the course's chapter as it is now{yours}")
 
 
 def check(numbers: Sequence[int]) -> None:
@@ -105,7 +132,7 @@ def check(numbers: Sequence[int]) -> None:
         notebook = nbformat.read(path, as_version=4)
         notebooks.execute(notebook, COPIES, cell_seconds=CELL_SECONDS, allow_errors=True)
         said, errors = _outcome(notebook.cells)
-        verdicts = {one.id: said.get(one.id, "? no verdict") for one in catalogue.chapter_exercises(number)}
+        verdicts = {one: said.get(one, "? no verdict") for one in catalogue.chapter_ids(number)}
         right = sum(verdict.startswith("✓") for verdict in verdicts.values())
         marks = "  ".join(f"{verdict[0]} {exercise}" for exercise, verdict in verdicts.items())
         lines = [f"{path.stem}: {right} of {len(verdicts)} right   {marks}"]
@@ -132,6 +159,7 @@ def lab(arguments: Sequence[str]) -> None:
     first = next(iter(chapters().values())).name
     # The root is the course's folder: ../images and ../GLOSSARY.md are found from work/. As the default address, so that --no-browser prints it.
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url=/lab/tree/{COPIES.name}/{first}"]
+    command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]  # it would ask at the first start
     if hasattr(os, "geteuid") and os.geteuid() == 0:  # a rented machine's only user is often root
         command.append("--allow-root")
     sys.stdout.flush()

@@ -5,17 +5,19 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from fa_tutorial import notebooks, work
+from fa_tutorial import work
 from fa_tutorial.__main__ import main
 
 CHECK = "from fa_tutorial.exercises import check\n\ndef attainable_flops(intensity, peak_flops, bandwidth):\n    {body}"
 
+STARTER = "raise NotImplementedError"
+
 
 def write(path, *sources, text="A chapter."):
     cells = [new_markdown_cell(text, id="text"), *(new_code_cell(source, id=f"cell{i}") for i, source in enumerate(sources))]
-    nbformat.write(new_notebook(cells=cells, metadata=notebooks.METADATA), path)
+    nbformat.write(new_notebook(cells=cells), path)
 
 
 def cells_of(path):
@@ -32,6 +34,33 @@ def course(tmp_path, monkeypatch):
     write(tmp_path / "notebooks" / "00_first.ipynb")
     write(tmp_path / "notebooks" / "01_second.ipynb")
     return tmp_path
+
+
+def with_exercises(path, first, second, text="A chapter."):
+    """A notebook with exercises 1.1 and 1.2, a task of several cells, and an output."""
+    one, two = (new_markdown_cell(f"Then:\n\n### Exercise 1.{i} (★, 5 minutes)\n\nDo it.") for i in (1, 2))
+    output = new_output("execute_result", {"text/plain": "2"}, execution_count=3)
+    stored, again = (new_code_cell("1 + 1", outputs=[output], execution_count=3) for _ in range(2))
+    cells = [new_markdown_cell(text), stored, one, new_code_cell(first), again, two, new_code_cell(second)]
+    nbformat.write(new_notebook(cells=cells), path)
+
+
+def test_a_copy_has_no_outputs(course):
+    with_exercises(course / "notebooks" / "01_second.ipynb", STARTER, STARTER)
+    work.fill()
+    code = [cell for cell in cells_of(course / "work" / "01_second.ipynb") if cell["cell_type"] == "code"]
+    assert len(code) == 4 and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+
+def test_take_brings_the_answers_along(course, capsys):
+    """An exercise that was not attempted gets the new starter."""
+    work.fill()
+    copy = course / "work" / "01_second.ipynb"
+    with_exercises(copy, "answer = 1", STARTER)
+    with_exercises(course / "notebooks" / "01_second.ipynb", STARTER, STARTER + "  # better", text="A better chapter.")
+    work.take([1])
+    assert [cells_of(copy)[place]["source"] for place in (0, 3, 6)] == [["A better chapter."], ["answer = 1"], [STARTER + "  # better"]]
+    assert "with your answers to 1.1\n" in capsys.readouterr().out
 
 
 def test_missing_copies_are_made_and_none_is_written_over(course, capsys):
