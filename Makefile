@@ -68,7 +68,7 @@ figures: $(INSTALLED)
 	PYTHONPATH=images $(RUN) -m draw $(ARGS)
 
 notebooks: $(INSTALLED)
-	$(RUN) -m fa_tutorial.notebooks $(or $(ARGS),notebooks/*.ipynb)
+	$(RUN) tools/store_notebooks.py $(or $(ARGS),notebooks/*.ipynb)
 
 # -W: a link, a picture or a reference that leads nowhere fails the build. -E: a page that changed may be named on every other.
 site: $(SITE_INSTALLED)
@@ -79,7 +79,7 @@ doctor: $(INSTALLED)
 	$(RUN) -m fa_tutorial doctor
 
 compile-report: $(INSTALLED)
-	$(RUN) -m fa_tutorial.compile_report $(if $(ARGS),$(ARGS),compile_report.md)
+	$(RUN) tools/compile_report.py $(if $(ARGS),$(ARGS),compile_report.md)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

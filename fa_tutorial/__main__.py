@@ -11,10 +11,9 @@ from pathlib import Path
 import fa_tutorial
 from fa_tutorial.bench.cases import DTYPES, GRIDS, LABELS, MODES, Case, Shape
 
-WHAT_ELSE = """more commands:
-  python -m fa_tutorial.bench.chapters FILE  measure the chapters' own kernels (needs a GPU)
-  python -m fa_tutorial.compile_report FILE  compile every kernel for GPUs that are not there
-  make help                                  list what else a clone can do
+WHAT_ELSE = """in a clone:
+  make help                                  list what else it can do
+  CONTRIBUTING.md                            the tools: measure what the chapters show, compile for GPUs that are not there
 
 in Python:
   from fa_tutorial import flash_attention    the kernels, for your own tensors
@@ -79,8 +78,8 @@ def parser() -> argparse.ArgumentParser:
     table = command(inner, "table", _bench_table, "print the comparison with each peer in Markdown")
     table.add_argument("--of", default="tuned", choices=list(LABELS), help="what is compared with the others")
     for measuring in (case, sweep):
-        steps = "peers, the course's kernels, and the steps of chapters 8 and 9"
-        measuring.add_argument("--providers", nargs="+", default=list(LABELS), metavar="NAME", help=steps)
+        text = "peers, and the course's kernels"
+        measuring.add_argument("--providers", nargs="+", default=list(LABELS), metavar="NAME", help=text)
     for reading in (plot, table):
         text = "results to show: a JSON file, or a stored card's name such as h200; all that are stored, if none is named"
         reading.add_argument("results", nargs="*", type=_results, metavar="RESULTS", help=text)

@@ -16,7 +16,7 @@ from fa_tutorial.arguments import check_attention, check_name
 from fa_tutorial.hardware import HOPPER_CAPABILITY, card_of, interpreter_on, on_device_of, require_kernel_device
 from fa_tutorial.operators import LIBRARY, autocast, below_autograd, differentiable, gradients_of, nothing_seen, once_differentiable
 from fa_tutorial.tiles import MAX_D
-from fa_tutorial.variants.operator import FORWARD as VARIANT
+from fa_tutorial.variants.attention import FORWARD as VARIANT
 from fa_tutorial.variants.options import check_cu_seqlens, check_options, check_packed, check_window
 
 KERNELS = ("auto", "basic", "tuned", "hopper")

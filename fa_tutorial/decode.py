@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +27,22 @@ FP8_MAX = torch.finfo(FP8).max  # 448
 FP8_CAPABILITY = 89  # from which on a GPU converts it
 
 # ---------------------------------------------------------------- kernels
+
+
+class Sizes(NamedTuple):
+    """rows: those of a key head's group, H_q / H_k · S_q."""
+
+    H_k: Any
+    S_q: Any
+    rows: Any
+    D: Any
+
+
+class Scales(NamedTuple):
+    """Pointers to each key head's scale of 8-bit keys and of 8-bit values, (H_k,) float32; None for other caches."""
+
+    k: Any
+    v: Any
 
 
 @triton.jit
@@ -62,15 +79,16 @@ def load_keys(x, block_table, b, h_k, start_n, S, D,
 
 
 @triton.jit
-def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, k_scale_ptr, v_scale_ptr,
-                 H_k, S_q, rows, D, scale, PAGE_SIZE: tl.constexpr,
-                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, sizes, scale,
+                 PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                 BLOCK_D: tl.constexpr):  # fmt: skip
     """Attention to one part of each sequence's keys: that part's o and lse, (11.1).
 
     q: Heads (B, H_k, rows, D), the rows of a key head's group: its query heads, S_q tokens each. k, v:
     Heads of the caches. o: Heads (splits · B, H_k, rows, D); lse_ptr: (splits, B, H_k, rows) float32.
     A part without keys gives o = 0 and lse = −inf. Grid: (ceil(rows / BLOCK_M) · B · H_k, splits).
     """
+    H_k, S_q, rows, D = sizes
     row_blocks = tl.cdiv(rows, BLOCK_M)
     start_m = tl.program_id(0) % row_blocks * BLOCK_M
     batch_head = tl.program_id(0) // row_blocks
@@ -88,8 +106,8 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, k_scale_ptr, v_s
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    if k_scale_ptr is not None:
-        scale *= tl.load(k_scale_ptr + h_k)  # q · (k_scale k8) = k_scale (q · k8)
+    if scales.k is not None:
+        scale *= tl.load(scales.k + h_k)  # q · (k_scale k8) = k_scale (q · k8)
 
     for start_n in range(start, end, BLOCK_N):
         # k_tile, v_tile: [BLOCK_N, BLOCK_D]
@@ -103,8 +121,8 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, k_scale_ptr, v_s
 
     l_or_one = tl.where(l == 0.0, 1.0, l)
     o_tile = acc / l_or_one[:, None]  # [BLOCK_M, BLOCK_D]
-    if v_scale_ptr is not None:
-        o_tile *= tl.load(v_scale_ptr + h_k)
+    if scales.v is not None:
+        o_tile *= tl.load(scales.v + h_k)
     split_batch_head = split * (tl.num_programs(0) // row_blocks) + batch_head
     store_tile(o, o_tile, split_batch_head // H_k, h_k, start_m, rows, D, BLOCK_M, BLOCK_D)
     lse = m + tl.log(l_or_one)  # −inf for a row that sees no key of this part, because its m is −inf
@@ -230,10 +248,11 @@ def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, sc
     if num_splits > 1:
         o_parts = torch.empty((num_splits * B, H_k, rows, D), dtype=torch.float32, device=q.device)
         lse_parts = torch.empty((num_splits, B, H_k, rows), dtype=torch.float32, device=q.device)
-    scales = (None if x is None else x.contiguous() for x in (k_scale, v_scale))
+    scales = Scales(*(None if x is None else x.contiguous() for x in (k_scale, v_scale)))
     split_kernel[(programs, num_splits)](
         heads(q.reshape(B, H_k, rows, D)), heads(k_cache), heads(v_cache), heads(o_parts.view(-1, H_k, rows, D)), lse_parts,
-        cache_seqlens.contiguous(), None if block_table is None else heads(block_table), *scales, H_k, S_q, rows, D, scale,
+        cache_seqlens.contiguous(), None if block_table is None else heads(block_table),
+        scales, Sizes(H_k, S_q, rows, D), scale,
         PAGE_SIZE=page_size, BLOCK_D=padded_d(D), **config.launch(),
     )  # fmt: skip
     if num_splits > 1:

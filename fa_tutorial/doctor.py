@@ -25,7 +25,7 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises.progress import STATE_VARIABLE, state_file
 
 # First version inside and first version past the range that the course supports: those of pyproject.toml, which a test compares.
-SUPPORTED = {"torch": ((2, 11), (2, 15)), "triton": ((3, 6), (3, 10)), "numpy": ((2, 0), (3,))}
+SUPPORTED = {"torch": ((2, 11), (2, 15)), "triton": ((3, 6), (3, 9)), "numpy": ((2, 0), (3,))}
 NAMES = {"torch": "torch", "triton": "Triton", "numpy": "NumPy"}
 HOW_TO_INSTALL = "pip install -c constraints.txt -e '.[lab,test]' in the course's folder"
 ANEW = "Make the installation anew: make clean, then make doctor. If that does not help, send us this report."

@@ -1,6 +1,7 @@
-"""What the public functions and the registered PyTorch operators share: autocast, and a node of autograd's graph where somebody asks for a gradient.
+"""Chapters 5 to 11: what the registered PyTorch operators and the public functions share.
 
-torch.library.register_autograd would make that node too, in twice the host's time.
+That is autocast, and a node of autograd's graph where somebody asks for a gradient. torch.library.register_autograd
+would make that node too, in twice the host's time.
 """
 
 from __future__ import annotations

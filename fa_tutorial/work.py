@@ -159,7 +159,10 @@ def lab(arguments: Sequence[str]) -> None:
     first = next(iter(chapters().values())).name
     # The root is the course's folder: ../images and ../GLOSSARY.md are found from work/. As the default address, so that --no-browser prints it.
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url=/lab/tree/{COPIES.name}/{first}"]
-    command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]  # it would ask at the first start
+    command += [
+        "--LabApp.news_url=None",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]  # it would ask at the first start
     if hasattr(os, "geteuid") and os.geteuid() == 0:  # a rented machine's only user is often root
         command.append("--allow-root")
     sys.stdout.flush()

@@ -285,3 +285,14 @@ def plain_lse(q, k, is_causal: bool, scale: float | None) -> torch.Tensor:
     if is_causal:
         s = s.masked_fill(~reference.causal_mask(q.shape[2], k.shape[2], q.device), -math.inf)
     return torch.logsumexp(s, dim=-1)
+
+
+def check_attention(attention, H_k: int, S: int, D: int, is_causal: bool):
+    """o and the gradients in fp16 are attention's."""
+    q, do = (randn(1, 4, S, D, dtype=torch.float16, seed=seed) for seed in (0, 1))
+    k, v = (randn(1, H_k, S, D, dtype=torch.float16, seed=seed) for seed in (2, 3))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    o = attention(*inputs, is_causal)
+    want = (reference.attention(q, k, v, is_causal)[0], *reference.gradients(q, k, v, do, is_causal))
+    for x, truth in zip((o, *torch.autograd.grad(o, inputs, do)), want, strict=True):
+        torch.testing.assert_close(x.double(), truth, atol=0.02, rtol=0.02)

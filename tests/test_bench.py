@@ -13,29 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from attention_cases import check_attention
 from buffers import DEVICE, needs_gpu, randn
 
-from fa_tutorial import figures, hardware, hopper, ledger, reference
+from fa_tutorial import figures, ledger, reference
 from fa_tutorial.__main__ import main
 from fa_tutorial.attention import best
-from fa_tutorial.bench import (
-    cases,
-    chapter_8,
-    chapter_9,
-    chapter_10,
-    chapters,
-    clocks,
-    here,
-    measure,
-    peers,
-    plots,
-    results,
-    sweep,
-    tables,
-    timing,
-)
+from fa_tutorial.bench import cases, chapter_8, here, measure, peers, plots, results, sweep, tables, timing
 from fa_tutorial.bench.cases import GRIDS, LABELS, SHAPE, Case, Grid, Shape
-from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 
 naive = reference.naive_attention
@@ -95,45 +80,17 @@ def test_the_grids_and_what_is_measured_on_them():
     grid = GRIDS["literature"]
     assert len(grid.shapes) == 24 and len(set(POINTS.shapes)) == 12 and set(POINTS.shapes) < set(grid.shapes)
     assert all(shape.B * shape.S_q == 16_384 and shape.H_q * shape.D == 2048 and shape.H_k == shape.H_q for shape in grid.shapes)
-    assert set(LABELS) | set(peers.TUNED_STEPS) | set(peers.HOPPER_STEPS) == set(peers.PROVIDERS)
-    assert tuple(peers.HOPPER_STEPS.values()) == tuple(hopper.forward.STEPS)
+    assert set(LABELS) == set(peers.PROVIDERS)
     asked = list(cases.cases_of(grid, ["naive", "tuned"], modes=["bwd"]))
     assert len(asked) == 24 * 2 * 2 and {case.mode for case in asked} == {"bwd"}
     for first, second in zip(asked[::2], asked[1::2], strict=True):
         assert (first.provider, second.provider) == ("naive", "tuned") and first.shape == second.shape, "measured one after the other"
 
 
-def check_attention(attention, H_k: int, S: int, D: int, is_causal: bool):
-    """o and the gradients in fp16 are attention's."""
-    q, do = (randn(1, 4, S, D, dtype=torch.float16, seed=seed) for seed in (0, 1))
-    k, v = (randn(1, H_k, S, D, dtype=torch.float16, seed=seed) for seed in (2, 3))
-    inputs = [x.requires_grad_() for x in (q, k, v)]
-    o = attention(*inputs, is_causal)
-    want = (reference.attention(q, k, v, is_causal)[0], *reference.gradients(q, k, v, do, is_causal))
-    for x, truth in zip((o, *torch.autograd.grad(o, inputs, do)), want, strict=True):
-        torch.testing.assert_close(x.double(), truth, atol=0.02, rtol=0.02)
-
-
-@pytest.mark.parametrize("name", ["naive", "sdpa_flash", "basic", "tuned", *peers.TUNED_STEPS])
+@pytest.mark.parametrize("name", ["naive", "sdpa_flash", "basic", "tuned"])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_providers_compute_attention_and_its_gradients(name, is_causal):
     check_attention(peers.provider(name), 2, 16, 16, is_causal)
-
-
-def test_the_fastest_tile_is_measured_once(monkeypatch):
-    """Of three tiles one does not fit and the last is the fastest."""
-    tiles = [TileConfig(16, 16, warps, 1) for warps in (1, 2, 4)]
-    ran = []
-
-    def run(tile):
-        ran.append(tile)
-        if tile.num_warps == 1:
-            raise peers.OutOfResources(300_000, 232_448, "shared memory")
-
-    monkeypatch.setattr(peers, "candidates", lambda *kind: tuple(tiles[1:]))
-    monkeypatch.setattr(peers.triton.testing, "do_bench", lambda run: [run(), 1 / ran[-1].num_warps][1])
-    q = randn(1, 1, 16, 24)
-    assert [peers.fastest("forward", tiles[0], q, q, False, run) for _ in range(2)] == [tiles[-1]] * 2 and ran == tiles
 
 
 def test_flash_attn_takes_its_own_layout(monkeypatch):
@@ -156,18 +113,6 @@ def test_flex_compiles_once_for_each_kind_of_input(monkeypatch):
     found = [peers.flex(q, k, k, is_causal) for is_causal in (False, False, True, True)]
     peers._compiled_flex.cache_clear()
     assert found == [(False, True)] * 2 + [(True, True)] * 2 and compiled == [{"dynamic": False, "fullgraph": True}] * 2
-
-
-@pytest.mark.parametrize("variant", chapter_10.CONTESTS)
-def test_a_variant_is_measured_beside_the_same_one(variant, monkeypatch):
-    """FlexAttention runs eagerly here, and the window is shorter, so that it hides something."""
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(chapter_10, "WINDOW", 40)
-    contest = chapter_10.CONTESTS[variant](128, 2)
-    q, k, v = (randn(1, 2, 128, 16, seed=seed) for seed in range(3))
-    pairs = contest.flex(q, torch.zeros_like(k), torch.eye(128, device=DEVICE).expand(1, 2, 128, 128)) > 0
-    assert (contest.ours(q, k, v) - contest.flex(q, k, v)).abs().max() < 1e-4
-    assert pairs[0, 0].sum() == contest.pairs
 
 
 @pytest.mark.parametrize(("S_q", "S_k"), [(256, 256), (128, 300)])
@@ -277,12 +222,8 @@ def test_numbers_of_another_machine_are_not_mixed_in(clock, tmp_path, field, mon
         sweep.sweep(path, grid_of(32), ["naive"])
 
 
-def test_the_chapters_cases_are_the_stored_ones():
-    """What chapters.py measures is what the package stores: renaming a field would measure everything again. Each number is the ledger's."""
-    stored = results.read(results.FOLDER / "h200.json")
-    for key, groups in chapters.CASES.items():
-        assert [about for group in groups for about, _ in group() if not sweep.is_done(about, stored[key])] == []
-    for row in stored["rows"]:
+def test_a_stored_rows_rate_is_the_ledgers():
+    for row in results.read(results.FOLDER / "h200.json")["rows"]:
         case = Case(row["provider"], row["mode"], row["dtype"], Shape(*(row[name] for name in SHAPE)))
         assert set(row) - {"reason"} == {*FIELDS, *NUMBERS} and (row["ms"] is None) == ("reason" in row)
         assert row["ms"] is None or row["tflops"] == pytest.approx(case.flops() / row["ms"] / 1e9, rel=0.01, abs=0.01)
@@ -359,9 +300,9 @@ def test_the_readme_shows_what_is_stored():
 
 def test_tables_and_plots_leave_a_gap_for_null(path):
     lines = tables.tflops_table(results.load(path)["rows"], POINTS, "fwd", "fp16").splitlines()
-    assert lines[0] == "| D | mask | S | tuned (chapter 8) | SDPA cuDNN | FlexAttention | naive |" and len(lines) == 2 + 12
+    assert lines[0] == "| D | mask | S | tuned (chapter 8) | SDPA cuDNN | FlexAttention |" and len(lines) == 2 + 12
     number = round(Case("tuned", "fwd", "fp16", POINTS.shapes[3]).flops() / 1e9)
-    assert lines[5] == f"| 64 | causal | 1,024 | {number} | – | – | – |"
+    assert lines[5] == f"| 64 | causal | 1,024 | {number} | – | – |"
     with matplotlib.rc_context():
         figures.style()
         figure = plots.draw([results.load(path)], POINTS, "bwd", "fp16")
@@ -461,53 +402,13 @@ sys.exit(main(["bench", "table", *asked]) or main(["bench", "plot", *asked, "--o
         tables.parts(results.load(path)["rows"], GRIDS["small"])
 
 
-@needs_gpu
-def test_chapter_8s_kernels_are_measured():
-    shape, tile = Shape(1, 2, 2, 256, 256, 64, False), TileConfig(64, 64, 4, 2)
-    assert chapter_8._tile_row(tile, shape).keys() >= {"ms", "registers", "shared_bytes"}
-    assert chapter_8._steps_in_turns(shape)["tuned"]["ms"] > 0
-    assert chapter_8._idea_row("none", tile, shape)["ms"] > 0 and chapter_8._transposed_row("transposed", shape)["ms"] > 0
-    assert chapter_8._first_call_row().keys() >= {"forward_s", "backward_s", "next_bucket_s", "host_fwd_us", "configurations"}
-    for mode in ("fwd", "fwd_bwd"):
-        row = chapter_8._short_row("tuned", mode, Shape(1, 2, 2, 64, 64, 64, True))
-        assert 0 < row["graph_us"] < row["call_us"] < 1e5
-
-
-@pytest.mark.parametrize("mode", ["fwd", "bwd"])
-def test_what_auto_goes_by_is_one_launchers_time(monkeypatch, mode):
-    """The backward's by itself: its three gradients, where the forward gives o and lse."""
-    ran = []
-    monkeypatch.setattr(chapter_8, "graph_of", lambda call: SimpleNamespace(replay=call))
-    monkeypatch.setattr(chapter_8, "repeated_us", lambda replay: [ran.extend(replay()), 1.0][1])
-    assert chapter_9._auto_rule_row("tuned", 32, 16, 2, True, mode) == {"graph_us": 1.0}
-    assert [x.dim() for x in ran] == ([4, 3] if mode == "fwd" else [4, 4, 4])
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
-    """One loop for two in chapter 5, tiles that are transposed later in chapter 7: each is compared with the kernel before it is timed."""
-    monkeypatch.setattr(chapters, "timed_in_turns", lambda calls, flops: {name: call() for name, call in calls.items()})
-    shape = Shape(1, 2, 1, 70, 80, 16, is_causal)
-    assert len(chapters._loops_in_turns(shape)) == len(chapters._transposed_in_turns(shape)) == 2
-
-
 def test_each_round_has_every_name_in_an_order_of_its_own():
     rounds = list(timing.rounds_of("abcdefgh", 4))
     assert all(sorted(order) == list("abcdefgh") for order in rounds)
     assert len({tuple(order) for order in rounds}) == 4
 
 
-@needs_gpu
-def test_two_calls_take_twice_the_cycles_of_one():
-    x = timing.randn(4096, 4096)
-    before = clocks.read_clocks()
-    cycles = clocks.cycles_in_turns({"one": lambda: x @ x, "two": lambda: (x @ x, x @ x)})
-    assert cycles["two"] == pytest.approx(2 * cycles["one"], rel=0.1)
-    fastest = float(hardware.nvidia_smi("clocks.max.sm").split()[0])
-    assert 0.2 * fastest < clocks.mhz_between(before, clocks.read_clocks()) <= 1.01 * fastest
-
-
-def test_chapter_8s_steps_run_in_turns(monkeypatch):
+def test_chapter_8s_steps_run_in_turns():
     """Each attends before it is timed, with the tile that its row names; what has no kernel here gives a row with the reason."""
     outputs = {}
 
@@ -515,21 +416,12 @@ def test_chapter_8s_steps_run_in_turns(monkeypatch):
         outputs.update({name: call() for name, call in calls.items()})
         return {name: {"ms": 1.0} for name in calls}
 
-    monkeypatch.setattr(chapter_8, "counted_in_turns", turns)
-    rows = chapter_8._steps_in_turns.__wrapped__(Shape(1, 2, 2, 70, 70, 64, True))
+    rows = chapter_8.steps_in_turns(Shape(1, 2, 2, 70, 70, 64, True), turns)
     assert set(rows) == {*chapter_8.STEP_OF, *chapter_8.LARGER_STEP_OF, *chapter_8.WHOLE}
     first, *others = (o[0] if isinstance(o, tuple) else o for o in outputs.values())
     assert all(torch.allclose(o.float(), first.float(), atol=2e-3) for o in others)
     assert rows["order"]["tile"] == "64x64, 4 warps, 3 stages" and rows["order, larger tile"]["tile"] == "64x128, 4 warps, 2 stages"
     assert all(row["ms"] if name in outputs else row["reason"] for name, row in rows.items()) and "tile" in rows["tuned"]
-
-
-def test_chapter_8s_steps_run_with_a_tile(monkeypatch):
-    monkeypatch.setattr(chapter_8, "timed_in_turns", lambda calls, flops: {name: {"o": call()[0]} for name, call in calls.items()})
-    shape = Shape(1, 2, 2, 70, 70, 64, True)
-    rows = chapter_8._in_turns.__wrapped__(shape, chapter_8.LARGER_STEPS, steps.LARGER[64])
-    assert tuple(rows) == chapter_8.LARGER_STEPS and {row["tile"] for row in rows.values()} == {"64x128, 4 warps, 2 stages"}
-    assert all(torch.allclose(row["o"].float(), rows["order"]["o"].float(), atol=2e-3) for row in rows.values())
 
 
 def test_a_tiles_stored_rate_is_that_of_the_last_step_with_this_tile():
@@ -548,9 +440,8 @@ def test_a_tiles_stored_rate_is_that_of_the_last_step_with_this_tile():
 def test_every_provider_is_measured(name, mode, H_k):
     row = measure.measure(Case(name, mode, "fp16", Shape(1, 4, H_k, 256, 256, 64, True)))
     if row["ms"] is None and H_k == 4:
-        forward_alone = name in peers.HOPPER_STEPS and mode != "fwd" and "forward alone" in row["reason"]
-        not_hopper = "hopper" in name and best(randn(1)) != "hopper"
-        assert forward_alone or not_hopper or (name in ("flash_attn", "flash_attn_4") and row["reason"] == "not installed")
+        not_hopper = name == "hopper" and best(randn(1)) != "hopper"
+        assert not_hopper or (name in ("flash_attn", "flash_attn_4") and row["reason"] == "not installed")
     elif row["ms"] is not None:
         assert 0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100 and row["peak_bytes"] > 0 and row["first_call_s"] > 0
 

@@ -1,14 +1,10 @@
 """Every kernel of the package compiles for GPUs that are not there, fits their shared memory, and keeps its registers."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from fa_tutorial import compile_report as report
-from fa_tutorial import forward
+import compile_report as report
+from fa_tutorial import compiling, forward
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -18,7 +14,7 @@ def in_words(rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", report.SHARED_LIMITS)
+@pytest.mark.parametrize("capability", compiling.SHARED_LIMITS)
 def test_every_kernel_and_every_configuration_compiles_without_faults(capability):
     rows = report.rows_for([capability])
     print(report.markdown(rows))
@@ -27,7 +23,7 @@ def test_every_kernel_and_every_configuration_compiles_without_faults(capability
     every = {"layout", "matmul", "forward", "backward", "tuned", "variants", "decode"}
     assert chapters == every | ({"hopper"} if capability == 90 else set())
     for D in (64, 128, 256) if capability == 90 else ():
-        tile = forward.choose_config(D, torch.float16, report.SHARED_LIMITS[90])
+        tile = forward.choose_config(D, torch.float16, compiling.SHARED_LIMITS[90])
         shared = {row.shared for row in rows if row.kernel.startswith("forward") and row.case.startswith(f"fp16 D={D} ")}
         assert shared == {D * 2 * (tile.block_m + 2 * tile.num_stages * tile.block_n)}, "(5.3)"
 
@@ -35,28 +31,26 @@ def test_every_kernel_and_every_configuration_compiles_without_faults(capability
 @pytest.mark.slow
 def test_a_tile_that_is_too_large_or_spills_or_serialises_wgmma_is_a_fault():
     code = """
-import dataclasses, json, torch
-from fa_tutorial import compile_report as report, forward
+import torch
+from fa_tutorial import compiling, forward
 from fa_tutorial.tiles import TileConfig
 
 def rows(capability, tile):
-    q, k, v, *_ = report.inputs(torch.float16, 128)
+    q, k, v, *_ = compiling.inputs(torch.float16, 128)
     call = ("", lambda: forward.flash_forward(q, k, v, False, 0.5, config=tile))
-    return report.compile_calls(capability, [call])
+    return compiling.compile_calls(capability, [call])
 
-made = [*rows(86, TileConfig(128, 128, 8, 3)), *rows(90, TileConfig(128, 128, 4, 2))]
-print(json.dumps([report.faults(row) for row in made]))
+print(json.dumps([*rows(86, TileConfig(128, 128, 8, 3)), *rows(90, TileConfig(128, 128, 4, 2))]))
 """
-    run = subprocess.run([sys.executable, "-c", code], env=report.compiling_environment(), capture_output=True, text=True, check=True)
-    too_large, spilling = json.loads(run.stdout.splitlines()[-1])
+    too_large, spilling = (report.faults(compiling.Row(*row)) for row in compiling.in_a_process(code))
     assert any("shared memory" in fault for fault in too_large)
     assert any("spills" in fault for fault in spilling)
 
 
 def test_ptxas_is_read_or_refused():
     log = "ptxas info : Used 40 registers, 8 bytes spill stores, 4 bytes spill loads\nC7511"
-    assert report.read_ptxas(log) == (40, 12, ("C7511",))
-    row = report.Row("forward.flash_forward_kernel", "fp16 D=64", 90, 4, 3, 40, 0, 0, ("C7511",))
+    assert compiling.read_ptxas(log) == (40, 12, ("C7511",))
+    row = compiling.Row("forward.flash_forward_kernel", "fp16 D=64", 90, 4, 3, 40, 0, 0, ("C7511",))
     assert report.faults(row) == ["wgmma is serialised (C7511)"]
     with pytest.raises(RuntimeError, match="nothing of registers"):
-        report.read_ptxas("")
+        compiling.read_ptxas("")

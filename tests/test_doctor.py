@@ -89,7 +89,7 @@ GOOD = {
     "laptop": (LAPTOP, {}),
     "server": (SERVER, {}),
     "numpy-2.3-triton-3.6": (LAPTOP, {"triton": "3.6.0", "numpy": "2.3.5"}),
-    "numpy-2.4-triton-3.9": (LAPTOP, {"triton": "3.9.0", "numpy": "2.4.6"}),
+    "numpy-2.4-triton-3.8": (LAPTOP, {"triton": "3.8.0", "numpy": "2.4.6"}),
     "cuda-torch-without-gpu": (LAPTOP, {"torch": "2.13.0", "torch_cuda": "13.0"}),
     "build-from-source": (LAPTOP, {"torch": "2.14.0a0+git1", "triton": "3.8.0"}),
 }

@@ -122,7 +122,7 @@ ORDER = (
     *("arguments", "interpreter", "hardware", "tiles", "reference", "ledger", "figures", "source", "operators"),
     *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper", "variants", "decode"),
     *("attention", "hugging_face"),
-    *("exercises", "bench", "doctor", "notebooks", "work", "compile_report", "sass", "__main__"),
+    *("exercises", "bench", "doctor", "notebooks", "work", "compiling", "sass", "__main__"),
 )
 
 

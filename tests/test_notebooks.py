@@ -8,6 +8,7 @@ import notebook_rules as rules
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+import store_notebooks
 from fa_tutorial import hardware, notebooks
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.source import source_of
@@ -73,7 +74,7 @@ def stream(text: str, name: str = "stdout") -> nbformat.NotebookNode:
 
 def notebook_of(*cells: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """A notebook of these cells, with execution counts as a run leaves them."""
-    notebook = new_notebook(cells=copy.deepcopy(list(cells)), metadata=copy.deepcopy(notebooks.METADATA))
+    notebook = new_notebook(cells=copy.deepcopy(list(cells)), metadata=copy.deepcopy(store_notebooks.METADATA))
     for count, cell in enumerate(rules.code_cells(notebook), 1):
         cell.execution_count = count
     return notebook
@@ -166,7 +167,7 @@ def test_an_exercise_stands_under_its_heading(cells, fits):
 
 
 def test_metadata_are_those_that_jupyterlab_writes():
-    assert {name: notebook["metadata"] for name, notebook in NOTEBOOKS.items() if notebook["metadata"] != notebooks.METADATA} == {}
+    assert {name: notebook["metadata"] for name, notebook in NOTEBOOKS.items() if notebook["metadata"] != store_notebooks.METADATA} == {}
 
 
 def test_links_and_equations_are_found():
@@ -200,13 +201,13 @@ def test_outputs_are_stored_the_same_each_time(tmp_path):
     )
     path = tmp_path / "small.ipynb"
     nbformat.write(source, path)
-    assert notebooks.main([str(path)]) == 0
+    assert store_notebooks.main([str(path)]) == 0
     first, stored = path.read_bytes(), rules.load(path)
     assert [cell["id"] for cell in stored["cells"]] == [cell["id"] for cell in source["cells"]]
     assert stored["cells"][2]["metadata"] == {"tags": ["kept"]} and "".join(rules.output_texts(stored["cells"][2])) == "1\n"
     assert "0 of" in "".join(rules.output_texts(stored["cells"][3])), "the reader's own progress is not stored"
     assert "image/png" in stored["cells"][4]["outputs"][0]["data"] and rules.cells_not_run(stored) == []
-    assert notebooks.main([str(path)]) == 0
+    assert store_notebooks.main([str(path)]) == 0
     assert path.read_bytes() == first
 
 
@@ -214,6 +215,6 @@ def test_a_notebook_that_fails_is_left_as_it_was(tmp_path, capsys):
     path = tmp_path / "failing.ipynb"
     nbformat.write(notebook_of(code("1 / 0")), path)
     before = path.read_bytes()
-    assert notebooks.main([str(path)]) == 1
+    assert store_notebooks.main([str(path)]) == 1
     assert path.read_bytes() == before
     assert "ZeroDivisionError" in capsys.readouterr().err

@@ -1,13 +1,13 @@
-"""The machine code of the loops of chapters 8 and 9: what is stored is what the compiler makes of the kernels as they are."""
+"""The machine code of chapters 8 and 9: a reader's kernel is read, and what is stored is of the kernels as they are."""
 
+import ast
 import json
-import subprocess
-import sys
 
 import pytest
 from right_answers.chapter_9 import attend_one_behind
 
-from fa_tutorial import compile_report, sass
+import machine_code
+from fa_tutorial import compiling, sass
 from fa_tutorial.bench import results
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.hardware import require_triton
@@ -43,13 +43,11 @@ def order(loop: str, found: dict) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there(tmp_path):
-    """Made anew: where both matmuls are issued at once, both waits come before the exponentials; else one comes after them."""
-    made = tmp_path / "made.json"
-    code = f"from pathlib import Path; from fa_tutorial import sass; sass.make(Path({str(made)!r}))"
-    environment = compile_report.compiling_environment()
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
-    found = json.loads(made.read_text())
+def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there():
+    """Made anew: where both matmuls are issued at once, both waits come before the exponentials; else one comes after
+    them.
+    """
+    found = machine_code.made_in_a_process("hopper_sass.json")
     for stored in (found, sass.stored()):
         for loop in ("attend_overlapped", "order"):
             wait, exponential = order(loop, stored)
@@ -82,22 +80,59 @@ def test_the_compilers_words_are_told():
 
 
 @pytest.mark.slow
-def test_a_readers_step_of_chapter_8_is_counted(monkeypatch):
-    monkeypatch.setitem(steps.STEPS, "mine", [("alpha * l + tl.sum(p, axis=1)", "l")])
+def test_a_readers_step_of_chapter_8_is_counted(monkeypatch, tmp_path):
+    mine, last = tmp_path / "mine.py", steps.STEPS["order"].read_text()
+    monkeypatch.setitem(steps.STEPS, "mine", mine)
+    mine.write_text(last.replace("alpha * l + tl.sum(p, axis=1)", "l"))
     assert sass.counted("mine")["loop"] < sass.counted("order")["loop"]
-    monkeypatch.setitem(steps.STEPS, "mine", [("tl.sum(p, axis=1)", "tl.summ(p, axis=1)")])
+    mine.write_text(last.replace("tl.sum(p, axis=1)", "tl.summ(p, axis=1)"))
     with pytest.raises(ValueError, match=r"attend does not compile: .*summ.*, in “return"):
         sass.counted("mine")
 
 
-def test_what_is_stored_is_of_the_kernel_as_it_is():
+@pytest.mark.slow
+def test_chapter_8_begins_with_chapter_5s_kernel_and_ends_with_the_package():
+    """The files of its first and its last step have the machine code of forward's and of tuned.forward's kernel."""
+    code = """
+import itertools, torch
+from fa_tutorial import compiling, forward, hopper, sass, tuned
+from fa_tutorial.tuned import steps
+
+def instructions(launch, **options):
+    with compiling.compiling_for(90) as launched:
+        launch(*compiling.inputs(torch.float16, D)[:3], is_causal, 0.5, **options)
+    return [name for name, _ in sass.INSTRUCTION.findall(sass.sass_of(launched[-1][1]))]
+
+found = []
+for D, is_causal in itertools.product((64, 128), (False, True)):
+    first = instructions(forward.flash_forward, config=steps.TILE), instructions(steps.flash_forward, step="", tile=steps.TILE)
+    last = instructions(tuned.flash_forward, tile=steps.TILE), instructions(steps.flash_forward, step="order", tile=steps.TILE)
+    found.append([first[0] == first[1], last[0] == last[1]])
+print(json.dumps(found))
+"""
+    assert compiling.in_a_process(code) == [[True, True]] * 4
+
+
+@pytest.mark.parametrize("name", machine_code.STORED)
+def test_what_is_stored_is_of_the_kernels_as_they_are(name):
     """Whichever Triton compiled it: that of the GPU's results is not that of the tests."""
-    assert sass.stored()["sources"] == sass.fingerprints(), "run python -m fa_tutorial.sass"
+    changed = machine_code.out_of_date(sass.STORED.parent / name, name)
+    assert changed == [], "remake it: python tools/machine_code.py fa_tutorial"
 
 
-def test_the_counts_of_chapter_8s_steps_are_of_their_text():
+def test_a_local_variable_a_comment_and_a_docstring_do_not_count():
+    def code(*lines: str) -> str:
+        text = "\n    ".join(("def f(x):", *lines))
+        return ast.unparse(machine_code._without_names(ast.parse(text)))
+
+    first = code("y, z = x, 2  # a remark", "return g(y + z)")
+    assert first == code('"""Words."""', "a, b = (x,", "2)", "return g(a + b)")
+    others = (("y, z = x, 2", "return g(z + y)"), ("y, z = x, 3", "return g(y + z)"), ("y, z = x, 2", "return h(y + z)"))
+    assert first not in [code(*lines) for lines in others]
+
+
+def test_the_counts_of_chapter_8s_steps_are_by_the_compiler_of_the_rates():
     stored = json.loads(steps.STORED.read_text())
-    assert stored["source"] == steps.fingerprint(), "run python -m fa_tutorial.sass"
     assert len(stored["rows"]) == 4 * (1 + len(steps.STEPS)) and len(stored["larger tiles"]) == 3 * len(steps.LARGER)
     measured = results.read(results.FOLDER / "h200.json")["provenance"]["triton"]
     assert stored["triton"] == measured, "the chapter shows counts beside rates: compile them with the Triton that was measured"

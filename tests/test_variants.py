@@ -15,7 +15,8 @@ from mutants import put_in
 from variant_cases import VariantCase, assert_like_dense, call, check, dense, differentiate, double, seen
 
 from fa_tutorial import attention, attention_with, flash_attention, flash_attention_varlen, hardware
-from fa_tutorial.variants import backward, forward, make_block_mask, mods, operator, packed, tile_lists
+from fa_tutorial.variants import attention as variants
+from fa_tutorial.variants import backward, forward, make_block_mask, mods, packed, tile_lists
 
 triton = hardware.require_triton("These tests")
 import triton.language as tl  # noqa: E402, F401, where Triton's interpreter looks for it
@@ -63,7 +64,7 @@ def test_rows_that_see_no_key():
 
 def test_the_sinks_gradient_is_made_only_where_it_is_needed(monkeypatch):
     found, run = [], backward.variant_backward
-    monkeypatch.setattr(operator, "variant_backward", lambda *given: found.append(run(*given)) or found[-1])
+    monkeypatch.setattr(variants, "variant_backward", lambda *given: found.append(run(*given)) or found[-1])
     q = randn(1, 2, 5, 16).requires_grad_()
     for sinks in (randn(2), randn(2).requires_grad_()):
         flash_attention(q, q, q, sinks=sinks).sum().backward()
@@ -72,7 +73,7 @@ def test_the_sinks_gradient_is_made_only_where_it_is_needed(monkeypatch):
 
 @pytest.mark.parametrize(("S_q", "S_k"), [(5, 0), (0, 5), (0, 0)])
 def test_without_keys_or_queries_nothing_is_launched(S_q, S_k, monkeypatch):
-    monkeypatch.setattr(operator, "plan", None)
+    monkeypatch.setattr(variants, "plan", None)
     q, k = randn(2, 4, S_q, 16), randn(2, 2, S_k, 16)
     sinks = randn(4)
     o, lse, gradients = differentiate(call, (q, k, k), {"sinks": sinks, "bias": randn(1, 4, S_q, S_k)}, torch.ones_like(q))
@@ -195,7 +196,7 @@ def lists_of(tiles) -> list[tuple[list[int], list[int]]]:
 def test_only_tiles_that_somebody_sees_are_in_the_lists(S_q, S_k, left, right, of_keys):
     """And those that are seen whole are in the list without a mask."""
     mask = seen(S_q, S_k, False, tuple(-1 if limit is None else limit for limit in (left, right)))
-    block_mask = operator.window_block_mask.__wrapped__(left, right, S_q, S_k, torch.device(DEVICE))
+    block_mask = variants.window_block_mask.__wrapped__(left, right, S_q, S_k, torch.device(DEVICE))
     m, n = 16, 32
     tiles = {}
     for row, column in itertools.product(range(math.ceil(S_q / m)), range(math.ceil(S_k / n))):
@@ -209,11 +210,11 @@ def test_only_tiles_that_somebody_sees_are_in_the_lists(S_q, S_k, left, right, o
 
 
 def test_a_windows_lists_are_made_once():
-    operator.window_block_mask.cache_clear()
+    variants.window_block_mask.cache_clear()
     q = randn(1, 1, 20, 16)
     for _ in range(3):
         flash_attention(q, q, q, window=(3, 3))
-    assert operator.window_block_mask.cache_info()[:2] == (2, 1)
+    assert variants.window_block_mask.cache_info()[:2] == (2, 1)
 
 
 def test_lists_belong_to_the_stream_that_made_them_and_a_graphs_to_the_graph(monkeypatch):
@@ -307,6 +308,25 @@ def test_ready_mask(name):
     torch.testing.assert_close([x.double() for x in got], list(want), rtol=1e-5, atol=1e-5)
 
 
+@triton.jit
+def more_keys_in_later_heads(b, h, i, j, aux):
+    return j < 30 * (2 * b + h) + 5
+
+
+def test_a_block_mask_has_lists_for_every_batch_entry_and_head_of_a_call():
+    """Unless it is told that one is for all, also where it served a call of other sizes before."""
+    block_mask = make_block_mask(more_keys_in_later_heads, 20, 100, device=DEVICE)
+    for B, H in ((1, 1), (2, 2), (1, 2)):
+        q, k, v = VariantCase(20, 100, B=B, H_q=H, dtype=SINGLE).inputs()
+        got = attention_with(q, k, v, mask_mod=more_keys_in_later_heads, block_mask=block_mask)
+        first = 30 * (2 * torch.arange(B)[:, None] + torch.arange(H)) + 5
+        want, _ = dense(*(x.double() for x in (q, k, v)), mask=(torch.arange(100) < first[:, :, None, None]).to(DEVICE))
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    assert block_mask.of_call(2, 3).tiles(16, 16).index.shape[:2] == (2, 3)
+    shared = make_block_mask(mods.document_mask, 20, 20, aux=(cu(*range(20)),) * 2, B=1, H=1, device=DEVICE)
+    assert shared.of_call(2, 3).tiles(16, 16).index.shape[:2] == (1, 1)
+
+
 def test_a_ready_score_mod_by_name():
     q, k, v = SOFTCAP.inputs()
     got = attention_with(q, k, v, score_mod=mods.soft_cap, score_grad=mods.soft_cap_grad, aux=mods.Aux(softcap=2.0))
@@ -369,10 +389,10 @@ def options_of(sinks, bias) -> tuple:
 
 def test_opcheck():
     q, k, v, sinks, bias = small()
-    torch.library.opcheck(operator.FORWARD, (q, k, v, *options_of(sinks, bias)))
-    o, lse = (x.detach() for x in operator.FORWARD(q, k, v, *options_of(sinks, bias)))
+    torch.library.opcheck(variants.FORWARD, (q, k, v, *options_of(sinks, bias)))
+    o, lse = (x.detach() for x in variants.FORWARD(q, k, v, *options_of(sinks, bias)))
     arguments = torch.ones_like(o), torch.ones_like(lse), *(x.detach() for x in (q, k, v)), o, lse
-    torch.library.opcheck(operator.BACKWARD, (*arguments, *options_of(sinks.detach(), bias.detach()), True, True))
+    torch.library.opcheck(variants.BACKWARD, (*arguments, *options_of(sinks.detach(), bias.detach()), True, True))
 
 
 def variant_between(q, k, v, sinks, bias):
@@ -422,9 +442,9 @@ def with_mods(**options):
     return lambda: attention_with(X, X, X, **options)
 
 
-def with_mask(*aux, S_k=3, **options):
+def with_mask(*aux, S_k=3, B=None, **options):
     """A block mask that was made for every_third with `aux`."""
-    return with_mods(block_mask=make_block_mask(every_third, 3, S_k, aux=aux, device=DEVICE), **options)
+    return with_mods(block_mask=make_block_mask(every_third, 3, S_k, aux=aux, B=B, device=DEVICE), **options)
 
 
 def in_autocast(bad_call):
@@ -480,7 +500,9 @@ BAD_INPUTS = [
     (with_mask(1, mask_mod=every_third), ValueError, ["aux", "block_mask", "()", "(1,)"]),
     (with_mask(S_k=4, mask_mod=every_third), ValueError, ["block_mask", "3, 4", "3, 3"]),
     (with_mask(), ValueError, ["block_mask", "mask_mod"]),
-    (with_mask(mask_mod=every_third), ValueError, ["reads", "H = 2", "got 1", "make_block_mask(…, H=2)"]),
+    (lambda: make_block_mask(every_third, 3, 3, H=0, device=DEVICE), ValueError, ["H", "at least 1", "0"]),
+    (lambda: make_block_mask(every_third, 3, 3, B=1.5, device=DEVICE), TypeError, ["B", "1.5", "integer"]),
+    (with_mask(B=3, mask_mod=every_third), ValueError, ["block_mask", "(3, None, 3, 3", "(1, 2, 3, 3"]),
 ]
 if torch.device(DEVICE).type == "cpu":  # where values can be looked at without a wait
     BAD_INPUTS += [
@@ -510,8 +532,8 @@ MUTATIONS = {
     "keys beyond S_k": (tile_lists, "tile_lists_kernel", "seen_pairs", "inside 1", "i < S_q + 0 * j", SOFTCAP),
     "dkdv: no mask": (backward, "dkdv_kernel", "score_gradient", "if MASK", "False", WINDOW),
     "dkdv: the group's first head": (backward, "dkdv_kernel", "dkdv_kernel", "h", "h_k * GROUP", WINDOW),
-    "dkdv: no derivative": (backward, "dkdv_kernel", "through_mod", "if SCORE_GRAD is not None", "False", SOFTCAP),
-    "dq: no derivative": (backward, "dq_kernel", "through_mod", "if SCORE_GRAD is not None", "False", SOFTCAP),
+    "dkdv: no derivative": (backward, "dkdv_kernel", "through_mod", "if mods.grad is not None", "False", SOFTCAP),
+    "dq: no derivative": (backward, "dq_kernel", "through_mod", "if mods.grad is not None", "False", SOFTCAP),
     "dbias of each head": (backward, "dbias_kernel", "dbias_kernel", "first_b, first_h", "(own // H_q, own % H_q)", BIAS),
 }  # fmt: skip
 
@@ -520,11 +542,11 @@ MUTATIONS = {
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
 def test_a_mistake_is_caught(mutation, monkeypatch):
     module, kernel, *change, case = mutation
-    operator.window_block_mask.cache_clear()
+    variants.window_block_mask.cache_clear()
     put_in(monkeypatch, module, kernel, *change)
     with pytest.raises(AssertionError):
         check(case)
-    operator.window_block_mask.cache_clear()
+    variants.window_block_mask.cache_clear()
 
 
 @pytest.mark.slow

@@ -1,13 +1,11 @@
-"""What chapter 9 measures on a GPU, and what it shows of the stored results: the plain forward's loops, the finished kernels beside others, the steps
-between, how busy each keeps the tensor cores, and from which size on "auto" takes them.
+"""Chapter 9: what its pages show of the stored results, and the errors that they measure on a Hopper GPU.
+
+tools/measure measures what is stored.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,59 +13,20 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from fa_tutorial import hardware, hopper, reference, tuned
+from fa_tutorial import hardware, hopper, reference
 from fa_tutorial.attention import HOPPER_FROM
 from fa_tutorial.bench import chapter_8, peers, results, tables
-from fa_tutorial.bench.cases import GRIDS, MODES, Case, Shape, about, literature
-from fa_tutorial.bench.sweep import Measurement
+from fa_tutorial.bench.cases import GRIDS, MODES, Case
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.warpgroups import TENSOR_FLOPS
 
 hardware.require_triton("Chapter 9's measurements")
-from fa_tutorial.hopper import ladder  # noqa: E402
-
-LOOPS = {"in turns": ladder.attend, "overlapped": ladder.attend_overlapped, "one by one": ladder.attend_one_by_one}
-LADDER = {  # provider -> what flash_forward takes
-    f"{loop}, {stages} stages": {"attend": attend, "stages": stages} for (loop, attend), stages in itertools.product(LOOPS.items(), (2, 3))
-}
-
-
-def ladder_cases() -> Iterator[Measurement]:
-    """The plain forward with each loop, chapter 8's forward and this chapter's, in turns: full, S = 4,096 and 16,384."""
-    for shape in literature((4096, 16_384)):
-        for name in (*LADDER, "tuned", "hopper") if not shape.is_causal else ():
-            yield about(9, "ladder", name, **vars(shape)), lambda shape=shape, name=name: _in_turns(shape)[name]
-
-
-@functools.cache
-def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    q, k, v = chapter_8.inputs(shape)
-    calls = {name: partial(ladder.flash_forward, q, k, v, shape.D**-0.5, **options) for name, options in LADDER.items()}
-    calls["tuned"] = partial(tuned.flash_forward, q, k, v, False, shape.D**-0.5)
-    calls["hopper"] = partial(hopper.flash_forward, q, k, v, False, shape.D**-0.5)
-    return chapter_8.counted_in_turns(calls, Case("hopper", "fwd", "fp16", shape).flops())
-
-
-def error_cases() -> Iterator[Measurement]:
-    """The largest errors of the ladder's kernels and of the finished ones, and of plain attention."""
-    yield about(9, "ladder_errors", "hopper"), _error_row
-    for D in (64, 128):
-        yield about(9, "finished_errors", "hopper", D=D), partial(finished_errors, D)
-
-
-def _error_row() -> dict[str, Any]:
-    x = randn(512, 64)
-    q, k = x[:64], x[128:256]
-    scores = (ladder.scores(q, k) - q.float() @ k.float().T).abs().max().item()
-    q, k, v = (randn(2, 4, 1024, 64) for _ in range(3))
-    truth, _ = reference.attention(q, k, v)
-    found = {"forward": ladder.flash_forward(q, k, v, 64**-0.5), "plain": reference.naive_attention(q, k, v)}
-    errors = {name: (o - truth).abs().max().item() for name, o in found.items()}
-    return {"copied": torch.equal(ladder.copy(x), x), "scores": scores} | errors
 
 
 def finished_errors(D: int) -> dict[str, float]:
-    """The largest errors of o, dq, dk and dv, causal: 4 heads of 113 queries share 2 heads of 203 keys. "plain dq" is plain attention's."""
+    """The largest errors of o, dq, dk and dv, causal: 4 heads of 113 queries share 2 heads of 203 keys. "plain dq" is
+    plain attention's.
+    """
     q, do = randn(1, 4, 113, D), randn(1, 4, 113, D)
     k, v = randn(1, 2, 203, D), randn(1, 2, 203, D)
     truth = (reference.attention(q, k, v, True)[0], *reference.gradients(q, k, v, do, True))
@@ -80,67 +39,6 @@ def finished_errors(D: int) -> dict[str, float]:
     return errors
 
 
-def clock_cases() -> Iterator[Measurement]:
-    """The clock, power and rate at which a plain matmul and two forwards settle, as chapter_8.clock_cases."""
-    for name in ("matmul", "hopper", "sdpa_cudnn"):
-        yield about(9, "settled", name), partial(_clock_row, name)
-
-
-def _clock_row(name: str) -> dict[str, Any]:
-    if name == "matmul":
-        a, b = randn(8192, 8192), randn(8192, 8192)
-        return chapter_8.settled(lambda: a @ b, 2 * 8192**3)
-    q, k, v = chapter_8.inputs(chapter_8.POINT)
-    attend = peers.provider(name)
-    return chapter_8.settled(lambda: attend(q, k, v, False), Case(name, "fwd", "fp16", chapter_8.POINT).flops())
-
-
-def auto_rule_cases() -> Iterator[Measurement]:
-    """Small inputs, heads = B · H: the GPU's time alone, replayed from a CUDA graph. attention.HOPPER_FROM comes from these."""
-    sizes = itertools.product((256, 512, 1024), (64, 128), (16, 64, 256, 1024), (False, True), ("fwd", "bwd"), ("tuned", "hopper"))
-    for S, D, heads, is_causal, mode, provider in sizes:
-        point = {"S": S, "D": D, "heads": heads, "is_causal": is_causal, "mode": mode}
-        yield about(9, "auto_rule", provider, **point), partial(_auto_rule_row, provider, **point)
-
-
-def _auto_rule_row(provider: str, S: int, D: int, heads: int, is_causal: bool, mode: str) -> dict[str, float]:
-    """The launchers themselves: autograd would run the backward on the forward's stream, which is not the one that is captured."""
-    launchers, scale = {"tuned": tuned, "hopper": hopper}[provider], D**-0.5
-    q, k, v, do = (randn(1, heads, S, D) for _ in range(4))
-    call = partial(launchers.flash_forward, q, k, v, is_causal, scale)
-    if mode == "bwd":
-        o, lse = call()
-        call = partial(launchers.flash_backward, q, k, v, o, do, lse, None, is_causal, scale)
-    return {"graph_us": chapter_8.repeated_us(chapter_8.graph_of(call).replay)}
-
-
-def kernels_cases() -> Iterator[Measurement]:
-    """What is stored of this module."""
-    return itertools.chain(ladder_cases(), error_cases(), clock_cases(), auto_rule_cases())
-
-
-PROFILED = {  # as chapter_8.PROFILED
-    ("tuned", "fwd"): "forward_kernel",
-    ("hopper", "fwd"): "forward_kernel",
-    ("sdpa_flash", "fwd"): "flash_fwd_kernel",
-    ("sdpa_cudnn", "fwd"): "cudnn",
-    ("hopper", "bwd"): "backward_kernel",
-    ("sdpa_cudnn", "bwd"): "bprop",
-}
-
-
-def busy_cases() -> Iterator[Measurement]:
-    """chapter_8's counters of each kernel of PROFILED, D = 64 and 128, full, S = 4,096, where chapter 8 has none: only cuDNN's backward, D = 128, is stored.
-
-    Needs Nsight Compute (ncu).
-    """
-    for D, ((provider, mode), kernel) in itertools.product((64, 128), PROFILED.items()):
-        if D == chapter_8.POINT.D and (provider, mode) in chapter_8.PROFILED:
-            continue
-        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)
-        yield about(9, "busy", provider, **vars(shape)) | {"mode": mode}, partial(chapter_8.counter_row, provider, mode, kernel, shape)
-
-
 # ---------------------------------------------------------------- what the notebook shows; card: results.load's
 
 POINTS = GRIDS["points"]
@@ -151,7 +49,7 @@ PARTS = {
     "exponentials": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed",
     "issue slots": "sm__issue_active.avg.pct_of_peak_sustained_elapsed",
     "L2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
-    "HBM": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",  # chapter_8's alone
+    "HBM": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",  # chapter 8's alone
 }
 
 
@@ -182,7 +80,9 @@ def tensors_busy(card: dict[str, Any], mode: str, *providers: str) -> str:
 
 
 def print_ladder(card: dict[str, Any], *loops: str) -> None:
-    """Rates of the plain forward's loops, of LADDER, and of "tuned" and "hopper", with the SM cycles of a block of 64 x 128 scores."""
+    """Rates of the plain forward's loops, and of "tuned" and "hopper", with the SM cycles of a block of 64 x 128
+    scores.
+    """
     print("TFLOP/s, full, fp16" + "".join(f"{loop:>21}" for loop in loops))
     print("(cycles a block)")
     for D, S in itertools.product((64, 128), (4096, 16_384)):
@@ -222,7 +122,9 @@ def profiled_mhz(card: dict[str, Any], provider: str) -> float:
 
 
 def print_matmuls(card: dict[str, Any], provider: str = "sdpa_cudnn") -> None:
-    """How busy the tensor cores are in a backward under the profiler, and how busy five or seven matmuls would make them in its time."""
+    """How busy the tensor cores are in a backward under the profiler, and how busy five or seven matmuls would make
+    them in its time.
+    """
     row = results.select(card["kernels"], kernel="busy", provider=provider, mode="bwd", D=128).iloc[0]
     peak = profiled_mhz(card, provider) * TENSOR_FLOPS * card["provenance"]["multiprocessors"] / 1e6  # TFLOP/s
     five = Case(provider, "bwd", "fp16", chapter_8.POINT).flops() / row["gpu__time_duration.sum"] / 1e3
@@ -231,7 +133,7 @@ def print_matmuls(card: dict[str, Any], provider: str = "sdpa_cudnn") -> None:
 
 
 def print_settled(card: dict[str, Any]) -> None:
-    """Where each settles at the power limit. chapter_8's rows have the first two."""
+    """Where each settles at the power limit. chapter 8's rows have the first two."""
     rows = {
         "sdpa_flash": ("clock", "sdpa_flash"),
         "tuned": ("clock", "tuned"),
@@ -247,7 +149,8 @@ def print_settled(card: dict[str, Any]) -> None:
 
 
 def draw_steps(card: dict[str, Any]) -> Figure:
-    """What each of hopper.forward.STEPS gains at the twelve points, a row each, D = 64 and 128 side by side; print its mean, least and most.
+    """What each of hopper.forward.STEPS gains at the twelve points, a row each, D = 64 and 128 side by side; print its
+    mean, least and most.
 
     roles / tuned is what the steps leave of hopper / tuned, as "order" is hopper.
     """

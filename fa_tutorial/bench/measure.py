@@ -28,27 +28,29 @@ def check(case: Case) -> Case:
     return case
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """A row's numbers: ms, ms_20, ms_80, tflops, peak_bytes, and first_call_s, the seconds of the first call in this process.
+def measure(case: Case, attention: peers.Attention | None = None) -> dict[str, Any]:
+    """A row's numbers: ms, ms_20, ms_80, tflops, peak_bytes, and first_call_s, the seconds of the first call in this
+    process.
 
-    first_call_s holds what had to be compiled and tuned and was not cached yet; of a backward it leaves the forward out. Where memory does
-    not suffice, or the provider has no kernel for the case, all of them are None, and `reason` says why. Other exceptions are raised.
+    first_call_s holds what had to be compiled and tuned and was not cached yet; of a backward it leaves the forward
+    out. Where memory does not suffice, or the provider has no kernel for the case, all of them are None, and `reason`
+    says why. Other exceptions are raised. attention: what case.provider names, where it's none of peers.PROVIDERS.
     """
-    check(case)
+    attention = attention or peers.provider(check(case).provider)
     try:
-        return _numbers(case)
+        return _numbers(case, attention)
     except (torch.cuda.OutOfMemoryError, OutOfResources, peers.Unsupported) as error:
         reasons = {torch.cuda.OutOfMemoryError: "out of memory", OutOfResources: "not enough shared memory"}
         return dict.fromkeys(NUMBERS) | {"reason": reasons.get(type(error), str(error))}
 
 
-def _numbers(case: Case) -> dict[str, Any]:
+def _numbers(case: Case, attention: peers.Attention) -> dict[str, Any]:
     shape, dtype = case.shape, DTYPES[case.dtype]
     q, do = (randn(shape.B, shape.H_q, shape.S_q, shape.D, dtype=dtype) for _ in range(2))
     k, v = (randn(shape.B, shape.H_k, shape.S_k, shape.D, dtype=dtype) for _ in range(2))
     if case.mode != "fwd":
         q, k, v = (x.requires_grad_() for x in (q, k, v))
-    attend = functools.partial(peers.provider(case.provider), q, k, v, shape.is_causal)
+    attend = functools.partial(attention, q, k, v, shape.is_causal)
     call = call_of(case.mode, attend, (q, k, v), do)
     first = first_call_s(call)
     peak = peak_bytes(call)

@@ -5,25 +5,19 @@ q, o: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), H_q a multiple of H_k; causal is
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
-import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend
 
-from fa_tutorial import backward, forward, reference, tuned
+from fa_tutorial import reference
 from fa_tutorial.arguments import check_name
 from fa_tutorial.attention import best, flash_attention
-from fa_tutorial.hardware import card_of, require_triton
-from fa_tutorial.tiles import TileConfig
-from fa_tutorial.tuned.autotuning import candidates
+from fa_tutorial.hardware import require_triton
 
-triton = require_triton("Measuring (fa_tutorial.bench.peers)")
-from triton.runtime.errors import OutOfResources  # noqa: E402
+require_triton("Measuring (fa_tutorial.bench.peers)")
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
@@ -110,106 +104,6 @@ def course(kernel: str) -> Attention:
     return attention
 
 
-class Launched(torch.autograd.Function):
-    """o by a pair of launchers, which take what forward.flash_forward and backward.flash_backward take; scale is 1/√D."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, is_causal, run_forward, run_backward):
-        o, lse = run_forward(q, k, v, is_causal, q.shape[3] ** -0.5)
-        ctx.save_for_backward(q, k, v, o, lse)
-        ctx.is_causal, ctx.run_backward = is_causal, run_backward
-        return o
-
-    @staticmethod
-    def backward(ctx, do):
-        q, k, v, o, lse = ctx.saved_tensors
-        return *ctx.run_backward(q, k, v, o, do, lse, None, ctx.is_causal, q.shape[3] ** -0.5), None, None, None
-
-
-def tuned_step(run_forward: Callable, run_backward: Callable) -> Attention:
-    """Attention up to one of chapter 8's steps, by its pair of launchers."""
-
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
-        if not tuned.applies(q, 1.0):
-            raise Unsupported("chapter 8's kernels take fp16 and bf16, on cards with tensor cores")
-        return Launched.apply(q, k, v, is_causal, run_forward, run_backward)
-
-    return attention
-
-
-_fastest: dict[tuple, TileConfig] = {}  # kernel, shapes, dtype and mask -> its tile
-
-
-def fastest(
-    kernel: str, usual: TileConfig, q: torch.Tensor, k: torch.Tensor, is_causal: bool, run: Callable[[TileConfig], Any]
-) -> TileConfig:
-    """Of the usual tile and chapter 8's candidates for `kernel`, that with which run(tile) is the fastest, measured once for each kind of input."""
-    tiles = list(dict.fromkeys((usual, *candidates(kernel, q.shape[3], card_of(q).shared_memory))))
-    key = (kernel, q.shape, k.shape, q.dtype, is_causal)
-    if key not in _fastest:
-        _fastest[key] = min(tiles, key=lambda tile: milliseconds(run, tile)) if len(tiles) > 1 else tiles[0]
-    return _fastest[key]
-
-
-def milliseconds(run: Callable[[TileConfig], Any], tile: TileConfig) -> float:
-    try:
-        return triton.testing.do_bench(lambda: run(tile))
-    except OutOfResources:  # a kernel with pointers may ask for more shared memory than the one that the tile was made for
-        return math.inf
-
-
-def autotuned_forward(q, k, v, is_causal: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chapter 5's kernel with the fastest tile."""
-
-    def run(tile: TileConfig) -> tuple[torch.Tensor, torch.Tensor]:
-        return forward.flash_forward(q, k, v, is_causal, scale, config=tile)
-
-    usual = forward.choose_config(q.shape[3], q.dtype, card_of(q).shared_memory)
-    return run(fastest("forward", usual, q, k, is_causal, run))
-
-
-def autotuned_backward(q, k, v, o, do, lse, dlse, is_causal: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Chapter 7's kernels with the fastest tiles. Each kernel's tile is chosen beside the other one's usual tile."""
-
-    def run(**tile: TileConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return backward.flash_backward(q, k, v, o, do, lse, dlse, is_causal, scale, config=dataclasses.replace(usual, **tile))
-
-    usual = backward.choose_config(q.shape[3], q.dtype, card_of(q).shared_memory)
-    dkdv = fastest("dkdv", usual.dkdv, q, k, is_causal, lambda tile: run(dkdv=tile))
-    return run(dkdv=dkdv, dq=fastest("dq", usual.dq, q, k, is_causal, lambda tile: run(dq=tile)))
-
-
-def up_to(**steps: bool) -> tuple[Callable, Callable]:
-    """The tuned launchers with some of the chapter's steps left out."""
-    return functools.partial(tuned.flash_forward, **steps), functools.partial(tuned.flash_backward, **steps)
-
-
-# In the order of chapter 8.
-TUNED_STEPS = {
-    "autotune": (autotuned_forward, autotuned_backward),
-    "exp2": up_to(descriptors=False, in_order=False),
-    "descriptors": up_to(in_order=False),
-    "order": up_to(),
-}
-# hopper.forward.STEPS, whose module is not imported here: only Hopper needs Gluon, an experimental part of Triton. Of the forward alone.
-HOPPER_STEPS = {f"hopper {step}": step for step in ("roles", "overlap", "persistent", "counter", "order")}
-
-
-def hopper_step(step: str) -> Attention:
-    """Chapter 9's forward up to one of its steps; it has no gradient."""
-
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
-        from fa_tutorial import hopper
-
-        if q.requires_grad:
-            raise Unsupported("the steps of chapter 9 are of the forward alone")
-        if not hopper.applies(q, k, v, scale=1.0):
-            raise Unsupported("chapter 9's kernel is for capability 9.0, fp16 and bf16, D = 64 and 128")
-        return hopper.flash_forward(q, k, v, is_causal, q.shape[3] ** -0.5, step=hopper.forward.STEPS[step])[0]
-
-    return attention
-
-
 PROVIDERS: dict[str, Attention] = {
     "naive": reference.naive_attention,
     "sdpa_flash": sdpa(SDPBackend.FLASH_ATTENTION),
@@ -218,10 +112,7 @@ PROVIDERS: dict[str, Attention] = {
     "flex": flex,
     "flash_attn": flash_attn("flash_attn"),
     "flash_attn_4": flash_attn("flash_attn.cute"),
-    **{kernel: course(kernel) for kernel in ("basic", "tuned")},
-    **{name: tuned_step(*launchers) for name, launchers in TUNED_STEPS.items()},
-    "hopper": course("hopper"),
-    **{name: hopper_step(step) for name, step in HOPPER_STEPS.items()},
+    **{kernel: course(kernel) for kernel in ("basic", "tuned", "hopper")},
 }
 
 

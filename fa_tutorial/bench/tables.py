@@ -104,6 +104,7 @@ def speed_table(rows: pd.DataFrame, grid: Grid, dtype: str = "fp16") -> str:
 
 def tflops_table(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str) -> str:
     """TFLOP/s of every provider on every stored point of the grid, in Markdown; – where there is no number."""
-    tflops = table(rows, grid, mode, dtype).dropna(how="all").map(lambda number: NOTHING if np.isnan(number) else f"{number:.0f}")
+    stored = table(rows, grid, mode, dtype).dropna(how="all").dropna(axis=1, how="all")
+    tflops = stored.map(lambda number: NOTHING if np.isnan(number) else f"{number:.0f}")
     lines = ((str(D), mask(is_causal), f"{S:,}", *cells) for (D, is_causal, S), *cells in tflops.itertuples())
     return markdown(["D", "mask", "S", *map(label, tflops)], lines)

@@ -85,6 +85,16 @@ class Block(NamedTuple):
     row_block: object
 
 
+class Flags(NamedTuple):
+    """What the kernel knows when it compiles. MASK: some query does not see every key; GROUP: query heads of a key
+    head; UNDER_DQ: one_block's."""
+
+    IS_CAUSAL: bool
+    MASK: bool
+    GROUP: int
+    UNDER_DQ: bool
+
+
 # ---------------------------------------------------------------- producer
 
 
@@ -100,8 +110,7 @@ def load_rows(ring, values, n, desc, values_desc, b, h, start, H_q):
 
 
 @gluon.jit
-def producer(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, counter_ptr, shared, sizes,
-             GROUP: gl.constexpr, IS_CAUSAL: gl.constexpr):  # fmt: skip
+def producer(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, counter_ptr, shared, sizes, flags: gl.constexpr):
     """One warp: loads k and v of each work tile, and the blocks of q and do that see them."""
     BLOCK_M: gl.constexpr = shared.q.tiles.shape[3]
     work_tiles = sizes.key_blocks * sizes.heads
@@ -109,13 +118,13 @@ def producer(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, counter_ptr,
     turn = 0  # work tiles so far
     i = gl.program_id(0)
     while i < work_tiles:
-        batch_head, start_n, first_m = key_tile(i, sizes, BLOCK_M, IS_CAUSAL)
+        batch_head, start_n, first_m = key_tile(i, sizes, BLOCK_M, flags.IS_CAUSAL)
         b = batch_head // sizes.H_k
         h_k = batch_head % sizes.H_k
         announce(i, shared.k, shared.work, turn)
         load(shared.k, turn, k_desc, b, h_k, start_n)
         first_n = n
-        for h in range(h_k * GROUP, h_k * GROUP + GROUP):
+        for h in range(h_k * flags.GROUP, h_k * flags.GROUP + flags.GROUP):
             for start_m in range(first_m, sizes.S_q, BLOCK_M):
                 producer_acquire(shared.q, n)
                 load_rows(shared.q, shared.lse, n, q_desc, lse_desc, b, h, start_m, sizes.H_q)
@@ -147,6 +156,13 @@ def keys_of(ring, block):
 
 
 @gluon.jit
+def zeros_of(shared):
+    """[64, BLOCK_M] float32, as a wgmma leaves s and dp."""
+    BLOCK_M: gl.constexpr = shared.q.tiles.shape[3]
+    return gl.zeros([ROWS, BLOCK_M], gl.float32, tile_layout(BLOCK_M))
+
+
+@gluon.jit
 def row_values(values, n, like):
     """[64, BLOCK_M]: what values holds for the rows of the n-th block, the same for every key."""
     x = values.index(stage_of(n, STAGES)).reshape([values.shape[2]]).load(gl.SliceLayout(0, like.type.layout))
@@ -154,17 +170,16 @@ def row_values(values, n, like):
 
 
 @gluon.jit
-def issue_s(block, zeros, shared, start_n, sizes,
-            C: gl.constexpr, IS_CAUSAL: gl.constexpr, MASK: gl.constexpr):  # fmt: skip
+def issue_s(block, shared, start_n, sizes, C: gl.constexpr, flags: gl.constexpr):
     """Start s = k qᵀ − lse / scale, [64, BLOCK_M], whose exp(scale · s) is p (6.7).
 
     The accumulator starts at −lse / scale, or at −∞ where the query does not see the key (6.13): that
     costs no instruction after the matmul.
     """
     q_t = consumer_wait(shared.q, block.n).permute((1, 0))
-    s = row_values(shared.lse, block.n, zeros)
-    if MASK:
-        before = sizes.S_k - sizes.S_q if IS_CAUSAL else 2**30  # query i sees keys 0 … i + before
+    s = row_values(shared.lse, block.n, zeros_of(shared))
+    if flags.MASK:
+        before = sizes.S_k - sizes.S_q if flags.IS_CAUSAL else 2**30  # query i sees keys 0 … i + before
         if block.start_m + before < start_n + ROWS - 1 or start_n + ROWS > sizes.S_k:
             offs_m = block.start_m + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
             offs_n = start_n + gl.arange(0, ROWS, gl.SliceLayout(1, s.type.layout))
@@ -174,10 +189,11 @@ def issue_s(block, zeros, shared, start_n, sizes,
 
 
 @gluon.jit
-def issue_dp(block, zeros, shared, C: gl.constexpr, MINUS_DELTA: gl.constexpr):
+def issue_dp(block, shared, C: gl.constexpr, MINUS_DELTA: gl.constexpr):
     """Start dp = v doᵀ, [64, BLOCK_M] (6.9); with MINUS_DELTA dp − delta."""
     do_t = consumer_wait(shared.do, block.n).permute((1, 0))
     v_rows = keys_of(shared.v, block).slice(C * ROWS, ROWS)
+    zeros = zeros_of(shared)
     if MINUS_DELTA:
         return warpgroup_mma(v_rows, do_t, row_values(shared.delta, block.n, zeros), is_async=True)
     else:
@@ -242,15 +258,15 @@ def next_block(block, first_m, S_q, BLOCK_M: gl.constexpr, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def one_block(x, dk, dv, block, after, zeros, dq_desc, shared, start_n, sizes, scale_log2,
-              MORE: gl.constexpr, C: gl.constexpr, IS_CAUSAL: gl.constexpr, MASK: gl.constexpr, UNDER_DQ: gl.constexpr):  # fmt: skip
+def one_block(x, dk, dv, block, after, dq_desc, shared, start_n, sizes, scale_log2,
+              C: gl.constexpr, flags: gl.constexpr, MORE: gl.constexpr, UNDER_DQ: gl.constexpr):  # fmt: skip
     """Adds a block of q to dk, dv and dq, and begins the block `after` it where there is MORE. Returns x, dk, dv.
 
     UNDER_DQ: x is the block's p, and dv has it already; p of the block after is computed while dq is. Else x is the block's s, and p is computed
     while dp is.
     """
     dtype: gl.constexpr = shared.q.tiles.dtype
-    dp = issue_dp(block, zeros, shared, C, UNDER_DQ)
+    dp = issue_dp(block, shared, C, UNDER_DQ)
     p = x if UNDER_DQ else gl.exp2(x * scale_log2)
     dp = warpgroup_mma_wait(0, [dp])
     ds = p * dp if UNDER_DQ else p * (dp + row_values(shared.delta, block.n, dp))  # (6.10)
@@ -262,7 +278,7 @@ def one_block(x, dk, dv, block, after, zeros, dq_desc, shared, start_n, sizes, s
     if not UNDER_DQ:
         dv = warpgroup_mma_wait(1, [dv])
     if MORE:
-        x = issue_s(after, zeros, shared, start_n, sizes, C, IS_CAUSAL, MASK)
+        x = issue_s(after, shared, start_n, sizes, C, flags)
     dq = issue_dq(block, shared, C)
     if MORE and UNDER_DQ:
         x, dk = warpgroup_mma_wait(1, [x, dk])
@@ -285,12 +301,10 @@ def one_block(x, dk, dv, block, after, zeros, dq_desc, shared, start_n, sizes, s
 
 
 @gluon.jit
-def consumer(dk_desc, dv_desc, dq_desc, scale, shared, sizes, C: gl.constexpr, GROUP: gl.constexpr, IS_CAUSAL: gl.constexpr, MASK: gl.constexpr,
-             UNDER_DQ: gl.constexpr):  # fmt: skip
+def consumer(dk_desc, dv_desc, dq_desc, scale, shared, sizes, C: gl.constexpr, flags: gl.constexpr):
     """Warpgroup C: dk and dv of keys C · 64 … of each work tile, and a part of dq of every block of q that sees one of the work tile's keys."""
     BLOCK_M: gl.constexpr = shared.q.tiles.shape[3]
     D: gl.constexpr = shared.q.tiles.shape[4]
-    zeros = gl.zeros([ROWS, BLOCK_M], gl.float32, tile_layout(BLOCK_M))
     scale_log2 = scale * LOG2_E
     row_blocks = gl.cdiv(sizes.S_q, BLOCK_M)
     n = 0
@@ -298,25 +312,25 @@ def consumer(dk_desc, dv_desc, dq_desc, scale, shared, sizes, C: gl.constexpr, G
     consumer_wait(shared.k, turn)
     i = announced(shared.work, turn)
     while i < sizes.key_blocks * sizes.heads:
-        batch_head, start_n, first_m = key_tile(i, sizes, BLOCK_M, IS_CAUSAL)
+        batch_head, start_n, first_m = key_tile(i, sizes, BLOCK_M, flags.IS_CAUSAL)
         start_n += C * ROWS
-        blocks = GROUP * (row_blocks - first_m // BLOCK_M)
-        block = Block(n, turn, first_m, batch_head * GROUP * row_blocks + first_m // BLOCK_M)
+        blocks = flags.GROUP * (row_blocks - first_m // BLOCK_M)
+        block = Block(n, turn, first_m, batch_head * flags.GROUP * row_blocks + first_m // BLOCK_M)
         dk = gl.zeros([ROWS, D], gl.float32, tile_layout(D))
         dv = gl.zeros([ROWS, D], gl.float32, tile_layout(D))
-        x = warpgroup_mma_wait(0, [issue_s(block, zeros, shared, start_n, sizes, C, IS_CAUSAL, MASK)])
-        if UNDER_DQ:
+        x = warpgroup_mma_wait(0, [issue_s(block, shared, start_n, sizes, C, flags)])
+        if flags.UNDER_DQ:
             x = gl.exp2(x * scale_log2)
             consumer_wait(shared.do, n)
             dv = warpgroup_mma_wait(0, [issue_dkdv(pack(x, shared.q.tiles.dtype), dv, shared.do, n)])
         consumer_wait(shared.v, turn)
         for _ in range(blocks - 1):
-            after = next_block(block, first_m, sizes.S_q, BLOCK_M, GROUP)
-            x, dk, dv = one_block(x, dk, dv, block, after, zeros, dq_desc, shared, start_n, sizes, scale_log2,
-                                  True, C, IS_CAUSAL, MASK, UNDER_DQ)  # fmt: skip
+            after = next_block(block, first_m, sizes.S_q, BLOCK_M, flags.GROUP)
+            x, dk, dv = one_block(x, dk, dv, block, after, dq_desc, shared, start_n, sizes, scale_log2,
+                                  C, flags, True, flags.UNDER_DQ)  # fmt: skip
             block = after
-        x, dk, dv = one_block(x, dk, dv, block, block, zeros, dq_desc, shared, start_n, sizes, scale_log2,
-                              False, C, IS_CAUSAL, MASK, UNDER_DQ)  # fmt: skip
+        x, dk, dv = one_block(x, dk, dv, block, block, dq_desc, shared, start_n, sizes, scale_log2,
+                              C, flags, False, flags.UNDER_DQ)  # fmt: skip
         consumer_release(shared.k, turn)
         epilogue(dk_desc, dv_desc, dk * scale, dv, shared, batch_head // sizes.H_k, batch_head % sizes.H_k, start_n, turn, C)
         n += blocks
@@ -348,12 +362,12 @@ def epilogue(dk_desc, dv_desc, dk, dv, shared, b, h_k, start_n, turn, C: gl.cons
 
 @gluon.jit
 def backward_kernel(q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, counter_ptr, heads_at_once, scale,
-                    IS_CAUSAL: gl.constexpr, MASK: gl.constexpr, GROUP: gl.constexpr, UNDER_DQ: gl.constexpr, V_STAGES: gl.constexpr):  # fmt: skip
+                    flags: gl.constexpr, V_STAGES: gl.constexpr):  # fmt: skip
     """dk and dv, and dq / scale added to what dq_desc holds (FA2, algorithm 2, all five matmuls in one loop). scale must be positive.
 
     q_desc, do_desc: descriptors of (B, H_q, S_q, D), tiles (1, 1, BLOCK_M, D); k_desc, v_desc: of (B, H_k, S_k, D), tiles (1, 1, KEYS, D); dk_desc,
     dv_desc: the same with tiles (1, 1, ROWS, D); dq_desc, lse_desc, delta_desc: of what prepare_kernel writes, tiles (16, 256), (1, BLOCK_M) and
-    (1, BLOCK_M). MASK: some query does not see every key. Grid: any number of programs up to that of work tiles, 128 keys of a head each.
+    (1, BLOCK_M). Grid: any number of programs up to that of work tiles, 128 keys of a head each.
     """
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[2]
     D: gl.constexpr = q_desc.block_type.shape[3]
@@ -373,9 +387,9 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, 
     )
     sizes = key_sizes_of(q_desc, k_desc, heads_at_once)
     gl.warp_specialize([
-        (consumer, (dk_desc, dv_desc, dq_desc, scale, shared, sizes, 0, GROUP, IS_CAUSAL, MASK, UNDER_DQ)),
-        (consumer, (dk_desc, dv_desc, dq_desc, scale, shared, sizes, 1, GROUP, IS_CAUSAL, MASK, UNDER_DQ)),
-        (producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, counter_ptr, shared, sizes, GROUP, IS_CAUSAL)),
+        (consumer, (dk_desc, dv_desc, dq_desc, scale, shared, sizes, 0, flags)),
+        (consumer, (dk_desc, dv_desc, dq_desc, scale, shared, sizes, 1, flags)),
+        (producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, counter_ptr, shared, sizes, flags)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 
@@ -465,7 +479,7 @@ def flash_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.T
         to_argument = [descriptor_template(x, n, TensorDescriptor, layout()) for x, n in zip((q, k, v, do, dk, dv), rows, strict=True)]
         to_argument += [matrix_template(dq_acc, [16, 256]), *[matrix_template(minus_lse, [1, block_m])] * 2]
         masked = is_causal or S_k % KEYS.value != 0
-        constants = {"IS_CAUSAL": is_causal, "MASK": masked, "GROUP": H_q // H_k, "UNDER_DQ": under_dq, "V_STAGES": v_stages}
+        constants = {"flags": Flags(is_causal, masked, H_q // H_k, under_dq), "V_STAGES": v_stages}
         programs = min(triton.cdiv(S_k, KEYS.value) * B * H_k, card_of(q).multiprocessors)
         return Launch(backward_kernel, programs, to_argument, constants | {"num_warps": NUM_WARPS})
 

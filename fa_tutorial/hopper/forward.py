@@ -59,13 +59,20 @@ class Shared(NamedTuple):
     o: object
 
 
+class Flags(NamedTuple):
+    """What a kernel knows when it compiles: the mask, and what Step switches on."""
+
+    IS_CAUSAL: bool
+    COUNTER: bool
+    LONGEST_FIRST: bool
+    OVERLAP: bool
+
+
 # ---------------------------------------------------------------- producer
 
 
 @gluon.jit
-def producer(
-    q_desc, k_desc, v_desc, counter_ptr, shared, sizes, COUNTER: gl.constexpr, LONGEST_FIRST: gl.constexpr, IS_CAUSAL: gl.constexpr
-):
+def producer(q_desc, k_desc, v_desc, counter_ptr, shared, sizes, flags: gl.constexpr):
     """One warp: loads q of each work tile, then its blocks of k and v, as soon as the rings have room."""
     CONSUMERS: gl.constexpr = shared.o.shape[0]
     BLOCK_N: gl.constexpr = shared.k.tiles.shape[3]
@@ -74,7 +81,8 @@ def producer(
     turn = 0  # work tiles so far
     i = gl.program_id(0)
     while i < work_tiles:
-        batch_head, start_m, _, key_blocks = work_tile(i, sizes, CONSUMERS, BLOCK_N, LONGEST_FIRST, IS_CAUSAL)
+        batch_head, start_m, _, key_blocks = work_tile(
+            i, sizes, CONSUMERS, BLOCK_N, flags.LONGEST_FIRST, flags.IS_CAUSAL)  # fmt: skip
         b = batch_head // sizes.H_q
         h = batch_head % sizes.H_q
         h_k = h // (sizes.H_q // sizes.H_k)
@@ -89,7 +97,7 @@ def producer(
             load(shared.v, n, v_desc, b, h_k, start_n)
             n += 1
         turn += 1
-        i = next_work_tile(i, counter_ptr, COUNTER)
+        i = next_work_tile(i, counter_ptr, flags.COUNTER)
     for c in gl.static_range(CONSUMERS):  # there is no such work tile: the consumer ends
         announce(work_tiles, shared.q, shared.work, turn * CONSUMERS + c)
         mbarrier.arrive(shared.q.full.index(stage_of(turn * CONSUMERS + c, shared.q.tiles.shape[0])), count=1)
@@ -144,9 +152,7 @@ def skip(shared, n, blocks):
 
 
 @gluon.jit
-def consumer(
-    o_desc, lse_ptr, scale, shared, sizes, C: gl.constexpr, IS_CAUSAL: gl.constexpr, OVERLAP: gl.constexpr, LONGEST_FIRST: gl.constexpr
-):
+def consumer(o_desc, lse_ptr, scale, shared, sizes, C: gl.constexpr, flags: gl.constexpr):
     """Warpgroup C: rows C · ROWS … of each work tile, (4.1) to (4.5) in base 2, one block of keys after the other, from the last to the first."""
     CONSUMERS: gl.constexpr = shared.o.shape[0]
     BLOCK_N: gl.constexpr = shared.k.tiles.shape[3]
@@ -161,13 +167,14 @@ def consumer(
     q = consumer_wait(shared.q, C)
     i = announced(shared.work, C)
     while i < sizes.row_blocks * sizes.heads:
-        batch_head, start_m, end_m, key_blocks = work_tile(i, sizes, CONSUMERS, BLOCK_N, LONGEST_FIRST, IS_CAUSAL)
+        batch_head, start_m, end_m, key_blocks = work_tile(
+            i, sizes, CONSUMERS, BLOCK_N, flags.LONGEST_FIRST, flags.IS_CAUSAL)  # fmt: skip
         first = start_m + C * ROWS
         offs_m = first + gl.arange(0, ROWS, ROW_LAYOUT)  # [ROWS]
         seen = gl.zeros([ROWS], gl.int32, ROW_LAYOUT) + sizes.S_k  # [ROWS] keys that a row sees
         mine = key_blocks  # blocks that one of these rows sees
         full = sizes.S_k // BLOCK_N  # blocks that need no mask
-        if IS_CAUSAL:  # (4.6)
+        if flags.IS_CAUSAL:  # (4.6)
             seen = gl.minimum(seen, offs_m + (1 + sizes.S_k - sizes.S_q))
             mine = max(gl.cdiv(min(first + ROWS, sizes.S_q) + sizes.S_k - sizes.S_q, BLOCK_N), 1)
             full = max(first + 1 + sizes.S_k - sizes.S_q, 0) // BLOCK_N
@@ -186,12 +193,12 @@ def consumer(
             pairs = pack(p, shared.v.tiles.dtype)
             masked = max(min(mine - 1 - full, mine - 1), 0)  # of the blocks that are left
             for j in range(masked):
-                pairs, m, l, acc = next_block(
-                    q, pairs, m, l, acc, zeros, shared, n, seen - (mine - 2 - j) * BLOCK_N, scale_log2, True, OVERLAP
-                )
+                pairs, m, l, acc = next_block(q, pairs, m, l, acc, zeros, shared, n, seen - (mine - 2 - j) * BLOCK_N,
+                                              scale_log2, True, flags.OVERLAP)  # fmt: skip
                 n += 1
             for _ in range(masked, mine - 1):
-                pairs, m, l, acc = next_block(q, pairs, m, l, acc, zeros, shared, n, seen, scale_log2, False, OVERLAP)
+                pairs, m, l, acc = next_block(q, pairs, m, l, acc, zeros, shared, n, seen,
+                                              scale_log2, False, flags.OVERLAP)  # fmt: skip
                 n += 1
             consumer_release(shared.q, turn * CONSUMERS + C)
             acc = warpgroup_mma_wait(0, [issue_pv(pairs, acc, shared, n - 1)])
@@ -223,12 +230,12 @@ def epilogue(o_desc, lse_ptr, acc, m, l, scale_log2, shared, batch_head, sizes, 
 
 @gluon.jit
 def forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, counter_ptr, heads_at_once, scale,
-                   IS_CAUSAL: gl.constexpr, COUNTER: gl.constexpr, LONGEST_FIRST: gl.constexpr, OVERLAP: gl.constexpr,
-                   CONSUMERS: gl.constexpr, STAGES: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr):  # fmt: skip
+                   flags: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+                   CONSUMER_REGISTERS: gl.constexpr):  # fmt: skip
     """o and lse as chapter 8's forward_kernel gives them, by one producer warp and CONSUMERS warpgroups. scale must be positive.
 
     q_desc, o_desc: descriptors of (B, H_q, S_q, D), tiles (1, 1, ROWS, D); k_desc, v_desc: of (B, H_k, S_k, D), tiles (1, 1, BLOCK_N, D).
-    lse_ptr: (B, H_q, S_q) float32; counter_ptr: an int32 that is 0, read with COUNTER.
+    lse_ptr: (B, H_q, S_q) float32; counter_ptr: an int32 that is 0, read with flags.COUNTER.
     Grid: any number of programs up to that of work tiles; each computes work tiles until there are none.
     """
     Q_TILES: gl.constexpr = Q_STAGES * CONSUMERS
@@ -243,16 +250,16 @@ def forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, counter_ptr, heads_a
     # The roles stand here one by one: Gluon takes this list as it is written, and the first role is that of the warps that are here already.
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 0, IS_CAUSAL, OVERLAP, LONGEST_FIRST)),
-            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 1, IS_CAUSAL, OVERLAP, LONGEST_FIRST)),
-            (producer, (q_desc, k_desc, v_desc, counter_ptr, shared, sizes, COUNTER, LONGEST_FIRST, IS_CAUSAL)),
+            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 0, flags)),
+            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 1, flags)),
+            (producer, (q_desc, k_desc, v_desc, counter_ptr, shared, sizes, flags)),
         ], [4, 1], [CONSUMER_REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 0, IS_CAUSAL, OVERLAP, LONGEST_FIRST)),
-            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 1, IS_CAUSAL, OVERLAP, LONGEST_FIRST)),
-            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 2, IS_CAUSAL, OVERLAP, LONGEST_FIRST)),
-            (producer, (q_desc, k_desc, v_desc, counter_ptr, shared, sizes, COUNTER, LONGEST_FIRST, IS_CAUSAL)),
+            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 0, flags)),
+            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 1, flags)),
+            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 2, flags)),
+            (producer, (q_desc, k_desc, v_desc, counter_ptr, shared, sizes, flags)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, 24])  # fmt: skip
 
 
@@ -333,7 +340,7 @@ def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: 
     def prepare() -> Launch:
         rows = ROWS.value, config.block_n, config.block_n, ROWS.value
         to_argument = [descriptor_template(x, n, TensorDescriptor, layout()) for x, n in zip((q, k, v, o), rows, strict=True)]
-        constants = {"IS_CAUSAL": is_causal, "COUNTER": counted, "LONGEST_FIRST": step.order and is_causal, "OVERLAP": step.overlap}
+        constants = {"flags": Flags(is_causal, counted, step.order and is_causal, step.overlap)}
         constants |= {"CONSUMERS": config.consumers, "STAGES": config.stages, "CONSUMER_REGISTERS": config.registers}
         return Launch(forward_kernel, programs, to_argument, constants | {"num_warps": NUM_WARPS})
 

@@ -114,8 +114,12 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
 
 
 @gluon.jit
-def attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
-    """As attend, with p v of the block before under the softmax of this one (9.3): 2 stages or more."""
+def attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks,
+                      ONE_BY_ONE: gl.constexpr = False):  # fmt: skip
+    """As attend, with p v of the block before under the softmax of this one (9.3): 2 stages or more.
+
+    ONE_BY_ONE: p v is issued when s is there. Then ptxas leaves the wait for it where it stands.
+    """
     STAGES: gl.constexpr = k.shape[0]
     mbarrier.wait(full.index(0), 0)
     s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -127,8 +131,11 @@ def attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks
         before = (i - 1) % STAGES
         mbarrier.wait(full.index(stage), parity)
         s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if ONE_BY_ONE:
+            s = warpgroup_mma_wait(0, [s])  # [64, ROWS]
         acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
-        s = warpgroup_mma_wait(1, [s])  # at most one is in flight: s, which was issued first, is done
+        if not ONE_BY_ONE:
+            s = warpgroup_mma_wait(1, [s])  # at most one is in flight: s, which was issued first, is done
         p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
         acc, p = warpgroup_mma_wait(0, [acc, p])  # [64, D]
         mbarrier.arrive(empty.index(before), count=1)
@@ -141,28 +148,7 @@ def attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks
 
 @gluon.jit
 def attend_one_by_one(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
-    """As attend_overlapped, but p v is issued when s is there: ptxas leaves the wait for it where it stands."""
-    STAGES: gl.constexpr = k.shape[0]
-    mbarrier.wait(full.index(0), 0)
-    s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(0, [s])  # [64, ROWS]
-    p, m, l, alpha = softmax_step(s, m, l, scale_log2)
-    p = left_operand(p, acc, v.dtype)
-    for i in range(1, blocks):
-        stage, parity = i % STAGES, i // STAGES % 2
-        before = (i - 1) % STAGES
-        mbarrier.wait(full.index(stage), parity)
-        s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, [s])  # [64, ROWS]
-        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
-        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
-        acc, p = warpgroup_mma_wait(0, [acc, p])  # [64, D]
-        mbarrier.arrive(empty.index(before), count=1)
-        acc = rescaled(acc, alpha)
-        p = left_operand(p_new, acc, v.dtype)
-    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, [acc])
-    return l, acc
+    return attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, True)
 
 
 @gluon.jit

@@ -1,4 +1,4 @@
-"""A ring of tiles in shared memory between a producer, which fills them, and consumers, which read them.
+"""Chapter 9: a ring of tiles in shared memory between a producer, which fills them, and consumers, which read them.
 
 Each stage of the ring has two mbarriers. At `full` the load arrives; at `empty` every consumer arrives that has read the tile. The n-th use of
 the ring takes stage n % STAGES in phase n // STAGES, on both sides, so the parity that a wait needs follows from n alone (9.5).

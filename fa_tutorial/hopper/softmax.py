@@ -1,4 +1,7 @@
-"""What a consumer computes between its two matmuls: the softmax of a tile of scores, and p as the next matmul's operand."""
+"""Chapter 9: what a consumer computes between its two matmuls.
+
+That is the softmax of a tile of scores, and p as the next matmul's operand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which work tile comes when, in the forward and in the backward, and how the producer tells the consumers."""
+"""Chapter 9: which work tile comes when, forward and backward, and how the producer tells the consumers."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 # As forward.CONFIGS: BLOCK_D to candidates, the smallest last, for cards with at least so many bytes of shared memory a block.
 # 227 KB: for BLOCK_D = 64 and 128 the fastest of those tried on an H200. 99 KB: tiles that ptxas compiles without spills, or nearly, for every
-# such card (fa_tutorial.compile_report). Capability 120 keeps what TMA loads in registers, so its tiles are the smallest.
+# such card (tools/compile_report.py). Capability 120 keeps what TMA loads in registers, so its tiles are the smallest.
 FORWARD_TILES = {
     232_448: {
         64: (TileConfig(64, 64, 4, 3), TileConfig(64, 128, 4, 2), TileConfig(128, 64, 4, 3), TileConfig(64, 64, 4, 2)),

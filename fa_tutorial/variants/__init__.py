@@ -1,10 +1,12 @@
-"""Chapter 10: one kernel, many masks and scores. Window, soft cap, ALiBi, a bias, sinks, dropout, packed sequences, and mods of your own.
+"""Chapter 10: one kernel, many masks and scores.
 
-`mods` holds the functions that make a variant, `tile_lists` finds the tiles that a mask leaves, `forward` and `backward` hold the kernels and their
-launchers, `packed` the rows of sequences without padding, `operator` what PyTorch asks of an operator, `own` the interface for a reader's own mods.
+Window, soft cap, ALiBi, a bias, sinks, dropout, packed sequences, and mods of your own. `mods` holds the functions that
+make a variant, `tile_lists` finds the tiles that a mask leaves, `forward` and `backward` hold the kernels and their
+launchers, `packed` the rows of sequences without padding. `options` checks a variant's arguments, `attention` runs it
+as an operator of PyTorch's, and `user_mods` runs mods that you write.
 """
 
 from fa_tutorial.variants import mods
-from fa_tutorial.variants.own import attention_with, make_block_mask
+from fa_tutorial.variants.user_mods import attention_with, make_block_mask
 
 __all__ = ["attention_with", "make_block_mask", "mods"]

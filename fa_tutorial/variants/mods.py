@@ -164,8 +164,23 @@ def unchanged(s, b, h, i, j, aux):
 
 
 class Mods(NamedTuple):
-    """The three functions of one variant; None where there is none."""
+    """What makes a variant, as one argument of a kernel: three functions, the scale that comes before score, Dropout.
+
+    Each but scale may be None. aux isn't in it: inside another tuple, Triton 3.6 loses the numbers behind a None.
+    """
 
     score: Any = None
     grad: Any = None
     mask: Any = None
+    scale: Any = 1.0
+    drop: Any = None
+
+
+class Dropout(NamedTuple):
+    """rng: (2,) int64, seed and offset; threshold: a pair is kept where its random word, a uint32, isn't below it;
+    rescale: 1 / (1 − p)."""
+
+    rng: Any
+    threshold: Any
+    rescale: Any
+    H_q: Any

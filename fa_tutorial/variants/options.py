@@ -1,11 +1,11 @@
-"""The variants' arguments, checked once: what the public functions pass on to the operators, which trust it."""
+"""Chapter 10: the variants' arguments, checked once, as the public functions pass them on to the operators."""
 
 from __future__ import annotations
 
 import torch
 
 from fa_tutorial.arguments import FLOAT_DTYPES, check_devices, check_finite, check_flag, check_int, check_tensor
-from fa_tutorial.variants.operator import Options
+from fa_tutorial.variants.attention import Options
 
 NO_LIMIT = -1
 FAR = 2**31 - 1  # further than any key

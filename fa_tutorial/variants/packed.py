@@ -1,6 +1,7 @@
-"""Packed rows: sequences of different lengths, back to back, without padding. Their mask is a mod like any other; its tiles are found in ranges.
+"""Chapter 10: packed rows, sequences of different lengths, back to back, without padding.
 
-Nothing here makes the CPU wait for the GPU: what depends on the sequences' lengths is made by kernels.
+Their mask is a mod like any other; its tiles are found in ranges. Nothing here makes the CPU wait for the GPU: what
+depends on the sequences' lengths is made by kernels.
 """
 
 from __future__ import annotations

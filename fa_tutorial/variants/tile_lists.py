@@ -1,11 +1,13 @@
-"""Which tiles a mask leaves: for every block of queries the tiles of keys that it sees in part and those that it sees whole, and the other way round.
+"""Chapter 10: which tiles a mask leaves (FlexAttention's block mask).
 
-The kernels walk over these lists, so a tile that nobody sees costs nothing, and one that is seen whole costs no mask (FlexAttention's block mask).
+For every block of queries these are the tiles of keys that it sees in part and those that it sees whole, and the other
+way round. The kernels walk over these lists, so a tile that nobody sees costs nothing, and one that is seen whole costs
+no mask.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -91,27 +93,35 @@ class BlockMask:
     """The tile lists of a mask mod for one B, H, S_q and S_k, made when a kernel first asks for those of its tiles, and kept for their stream.
 
     Lists that a CUDA graph makes aren't kept: their memory is the graph's, and nothing is in it until the graph is replayed.
-    B, H: 1 where the mask is the same for every batch entry or head. range: None, or tile_lists_kernel's RANGE.
+    B, H: 1 where the mask is the same for every batch entry or head; None for as many as a call has, see of_call.
+    range: None, or tile_lists_kernel's RANGE.
     """
 
     mask: Any
     aux: tuple
-    B: int
-    H: int
+    B: int | None
+    H: int | None
     S_q: int
     S_k: int
     device: torch.device
     range: Any = None
     made: dict = field(default_factory=dict)
 
+    def of_call(self, B: int, H: int) -> BlockMask:
+        """The block mask of a call with B batch entries and H query heads. It keeps its lists where this one does."""
+        return replace(self, B=B if self.B is None else self.B, H=H if self.H is None else self.H)
+
     def tiles(self, block_m: int, block_n: int, of_keys: bool = False) -> TileLists:
-        """The lists for tiles of block_m queries and block_n keys: one for every query block, or (of_keys) for every key block."""
+        """The lists for tiles of block_m queries and block_n keys, for every query block, or (of_keys) every key block.
+
+        Where B or H is None, those of the first batch entry or head.
+        """
         stream = 0
         if self.device.type == "cuda":
             if torch.cuda.is_current_stream_capturing():
                 return self.make(block_m, block_n, of_keys)
             stream = torch.cuda.current_stream(self.device).cuda_stream
-        key = (block_m, block_n, of_keys, stream)
+        key = (block_m, block_n, of_keys, stream, self.B, self.H)
         if key not in self.made:
             self.made[key] = self.make(block_m, block_n, of_keys)
         return self.made[key]
@@ -120,12 +130,13 @@ class BlockMask:
         blocks, across = triton.cdiv(self.S_q, block_m), triton.cdiv(self.S_k, block_n)
         if of_keys:
             blocks, across = across, blocks
-        index = torch.empty((self.B, self.H, blocks, across), dtype=torch.int32, device=self.device)
-        count = torch.empty((2, self.B, self.H, blocks), dtype=torch.int32, device=self.device)
-        stride_b, stride_h = (self.H * blocks if self.B > 1 else 0), (blocks if self.H > 1 else 0)
-        tiles = TileLists(index, count, self.B * self.H * blocks, stride_b, stride_h, across)
-        tile_lists_kernel[(blocks * self.B * self.H,)](
-            tiles, self.aux, self.H, self.S_q, self.S_k, MASK_MOD=self.mask, RANGE=self.range, OF_KEYS=of_keys,
+        B, H = self.B or 1, self.H or 1
+        index = torch.empty((B, H, blocks, across), dtype=torch.int32, device=self.device)
+        count = torch.empty((2, B, H, blocks), dtype=torch.int32, device=self.device)
+        stride_b, stride_h = (H * blocks if B > 1 else 0), (blocks if H > 1 else 0)
+        tiles = TileLists(index, count, B * H * blocks, stride_b, stride_h, across)
+        tile_lists_kernel[(blocks * B * H,)](
+            tiles, self.aux, H, self.S_q, self.S_k, MASK_MOD=self.mask, RANGE=self.range, OF_KEYS=of_keys,
             BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
         )  # fmt: skip
         return tiles

@@ -1,47 +1,38 @@
-"""What the chapters show of a GPU, all but the sweep of attention: the rows of results.json.
-
-    python -m fa_tutorial.bench.chapters results.json
-
-Writes after every row; rows that stand in the file already are kept, so an interrupted run goes on where it stopped.
-"""
+"""Chapters 0 to 7: attention as S grows, and the kernels of each chapter beside PyTorch's."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import dataclasses
 import functools
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
-from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 
 from fa_tutorial import backward, forward, hardware, layout, matmul, reference
-from fa_tutorial.bench import chapter_8, chapter_9, chapter_10, peers, training
-from fa_tutorial.bench.cases import DTYPES, GRIDS, Case, Shape, about
+from fa_tutorial.bench import peers, training
+from fa_tutorial.bench.cases import DTYPES, Case, Shape, about
+from fa_tutorial.bench.chapter_8 import at_4096, flops_of, inputs
 from fa_tutorial.bench.measure import measure
-from fa_tutorial.bench.sweep import Measurement, opened, run
-from fa_tutorial.bench.timing import randn, require_gpu, timed, timed_in_turns
-from fa_tutorial.source import defined, edited, source_of
+from fa_tutorial.bench.sweep import Measurement
+from fa_tutorial.bench.timing import randn, timed, timed_in_turns
+from fa_tutorial.source import defined, source_of
+from measure import changed_kernels
 
 
 def attention_cases() -> Iterator[Measurement]:
-    """Chapters 0, 5 and 7: time and peak memory as S grows, of naive attention, PyTorch's flash kernel, and the course's basic ones."""
-    for mode, power, provider in itertools.product(("fwd", "bwd", "fwd_bwd"), range(9, 18), ("naive", "sdpa_flash", "basic")):
+    """Chapters 0, 5 and 7: time and peak memory as S grows.
+
+    Of naive attention, PyTorch's flash kernel, and the course's basic ones.
+    """
+    for mode, power, provider in itertools.product(
+        ("fwd", "bwd", "fwd_bwd"), range(9, 18), ("naive", "sdpa_flash", "basic")
+    ):
         case = Case(provider, mode, "fp16", Shape(1, 16, 16, 2**power, 2**power, 64, False))
-        yield case.about(), partial(measure, case)
-
-
-def hopper_step_cases() -> Iterator[Measurement]:
-    """Chapter 9: its kernel's steps at the twelve points. The kernel beside others is the sweep's provider "hopper"."""
-    for shape, provider in itertools.product(GRIDS["points"].shapes, peers.HOPPER_STEPS):
-        case = Case(provider, "fwd", "fp16", shape)
         yield case.about(), partial(measure, case)
 
 
@@ -73,9 +64,16 @@ def first_kernel_cases() -> Iterator[Measurement]:
     for r, c in ((1, 1024), (1024, 1), (16, 16), (32, 32), (64, 64), (128, 32), (None, None)):
         words = about(2, "transpose", "course" if r else "torch", "fp32", rows=side, cols=side, block_r=r, block_c=c)
         yield words, partial(_transpose_row, side, r, c)
-    softmaxes = {"course": layout.softmax, "torch": partial(torch.softmax, dim=-1), "torch, five calls": _five_call_softmax}
+    softmaxes = {
+        "course": layout.softmax,
+        "torch": partial(torch.softmax, dim=-1),
+        "torch, five calls": _five_call_softmax,
+    }
     for cols, (provider, softmax) in itertools.product((256, 1024, 4096, 16_384, 65_536), softmaxes.items()):
-        yield about(2, "softmax", provider, "fp32", rows=n // cols, cols=cols), partial(_softmax_row, softmax, n // cols, cols)
+        yield (
+            about(2, "softmax", provider, "fp32", rows=n // cols, cols=cols),
+            partial(_softmax_row, softmax, n // cols, cols),
+        )
 
 
 def _add_row(add: Callable, n: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -98,13 +96,17 @@ def _five_call_softmax(x: torch.Tensor) -> torch.Tensor:
 
 def _softmax_row(softmax: Callable, rows: int, cols: int) -> dict[str, Any]:
     x = randn(rows, cols, dtype=torch.float32)
-    return timed(lambda: softmax(x), bytes_moved=2 * x.nbytes)  # the least that any softmax moves: x read once, y written once
+    return timed(
+        lambda: softmax(x), bytes_moved=2 * x.nbytes
+    )  # the least that any softmax moves: x read once, y written once
 
 
 def matmul_cases() -> Iterator[Measurement]:
     """Chapter 3: square matmul beside PyTorch, in row order and in groups; the tile's size; what TF32 loses."""
     square = dict.fromkeys("MNK", 4096)
-    for n, provider in itertools.product((512, 1024, 2048, 4096, 8192, 16_384), ("course", "course, row order", "torch")):
+    for n, provider in itertools.product(
+        (512, 1024, 2048, 4096, 8192, 16_384), ("course", "course, row order", "torch")
+    ):
         yield about(3, "matmul", provider, M=n, N=n, K=n), lambda n=n, provider=provider: _matmul_in_turns(n)[provider]
     for provider, group in (("course", 8), ("torch", None)):
         yield about(3, "matmul", provider, "fp32", **square), partial(_matmul_row, 4096, torch.float32, group)
@@ -145,7 +147,9 @@ def _tile_row(config: matmul.MatmulConfig) -> dict[str, Any]:
 
 
 def _precision_row(precision: str) -> dict[str, Any]:
-    """PyTorch's fp32 matmul with and without TF32: time, and the largest error relative to the largest result, against float64."""
+    """PyTorch's fp32 matmul with and without TF32: time, and the largest error relative to the largest result, against
+    float64.
+    """
     n = 4096
     a, b = randn(n, n, dtype=torch.float32), randn(n, n, dtype=torch.float32)
     truth = a.double() @ b.double()
@@ -164,7 +168,10 @@ SCORES = ("scores_values", "two products")
 def scores_values_cases() -> Iterator[Measurement]:
     """Chapter 3: (q kᵀ) v of one head, as one kernel that keeps s on the chip, and as two products."""
     for S, provider in itertools.product((4096, 16_384), SCORES):
-        yield about(3, "scores_values", provider, S=S, D=64), lambda S=S, provider=provider: _scores_values_in_turns(S)[provider]
+        yield (
+            about(3, "scores_values", provider, S=S, D=64),
+            lambda S=S, provider=provider: _scores_values_in_turns(S)[provider],
+        )
 
 
 @functools.cache
@@ -172,13 +179,6 @@ def _scores_values_in_turns(S: int) -> dict[str, dict[str, Any]]:
     q, k, v = (randn(S, 64) / S**0.25 for _ in range(3))
     calls = (lambda: matmul.scores_times_values(q, k, v, block_m=128, block_n=64), lambda: (q @ k.t()) @ v)
     return timed_in_turns(dict(zip(SCORES, calls, strict=True)), flops=4 * S * S * 64)
-
-
-ONE_LOOP = [  # chapter 5's kernel with every tile masked, in one loop that loads ahead
-    ("full, end = S_k // BLOCK_N * BLOCK_N, S_k", "full, end = 0, S_k"),
-    ("full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N", "full = 0"),
-    ("tl.range(full, end, BLOCK_N, num_stages=1)", "range(full, end, BLOCK_N)"),
-]
 
 
 def loop_cases() -> Iterator[Measurement]:
@@ -190,51 +190,42 @@ def loop_cases() -> Iterator[Measurement]:
 
 @functools.cache
 def _loops_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    q, k, v = chapter_8.inputs(shape)
-    one = changed(forward.flash_forward_kernel, ONE_LOOP)
+    q, k, v = inputs(shape)
 
-    def run(kernel) -> torch.Tensor:
-        with replaced(forward, "flash_forward_kernel", kernel):
-            return forward.flash_forward(q, k, v, shape.is_causal, shape.D**-0.5)[0]
+    def run(kernel) -> tuple[torch.Tensor, torch.Tensor]:
+        with mock.patch.object(forward, "flash_forward_kernel", kernel):
+            return forward.flash_forward(q, k, v, shape.is_causal, shape.D**-0.5)
 
-    require_alike([run(one)], [run(forward.flash_forward_kernel)])
-    calls = {"two": partial(run, forward.flash_forward_kernel), "one": partial(run, one)}
-    return timed_in_turns(calls, flops=chapter_8.flops_of(shape))
-
-
-TRANSPOSED_LATER = [  # chapter 7's step with tiles [BLOCK_M, BLOCK_N], of which p and ds are transposed for dv and dk
-    ("s_t = scale * dot(k_tile, tl.trans(q_tile))", "s_t = scale * dot(q_tile, tl.trans(k_tile))"),
-    ("tl.exp(s_t - lse[None, :])", "tl.exp(s_t - lse[:, None])"),
-    ("offs_m[None, :] >= first_seeing[:, None]", "offs_m[:, None] >= first_seeing[None, :]"),
-    ("dot(p_t.to(do_tile.dtype), do_tile, dv)", "dot(tl.trans(p_t.to(do_tile.dtype)), do_tile, dv)"),
-    ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"),
-    ("(dp_t - delta[None, :])", "(dp_t - delta[:, None])"),
-    ("dot(ds_t.to(q_tile.dtype), q_tile, dk)", "dot(tl.trans(ds_t.to(q_tile.dtype)), q_tile, dk)"),
-]
+    kernels = {"two": forward.flash_forward_kernel, "one": changed_kernels.one_loop_kernel}
+    require_alike(*map(run, kernels.values()))
+    return timed_in_turns({loops: partial(run, kernel) for loops, kernel in kernels.items()}, flops=flops_of(shape))
 
 
 def transposed_cases() -> Iterator[Measurement]:
-    """Chapter 7: dk and dv from transposed tiles of scores, and from tiles as the forward has them, whose p and ds are then transposed."""
+    """Chapter 7: dk and dv from transposed tiles of scores, and from the forward's tiles, transposed later."""
     for D, how in itertools.product((64, 128), ("as computed", "transposed later")):
-        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)
+        shape = at_4096(D, False)
         yield about(7, "transposed", how, **vars(shape)), lambda shape=shape, how=how: _transposed_in_turns(shape)[how]
 
 
 @functools.cache
 def _transposed_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """The times are those of the whole backward, of which dq and delta are the same in both."""
-    q, k, v = chapter_8.inputs(shape)
+    q, k, v = inputs(shape)
     do = torch.randn_like(q)
     o, lse = forward.flash_forward(q, k, v, shape.is_causal, shape.D**-0.5)
-    later = changed(backward.add_to_dkdv, TRANSPOSED_LATER)
-    kernels = {"as computed": backward.dkdv_kernel, "transposed later": changed(backward.dkdv_kernel, [], add_to_dkdv=later)}
+    names = backward.dkdv_kernel.fn.__globals__ | {"add_to_dkdv": changed_kernels.add_to_dkdv_transposed_later}
+    later = defined(source_of(backward.dkdv_kernel), names)["dkdv_kernel"]
+    kernels = {"as computed": backward.dkdv_kernel, "transposed later": later}
 
     def run(kernel) -> tuple[torch.Tensor, ...]:
-        with replaced(backward, "dkdv_kernel", kernel):
+        with mock.patch.object(backward, "dkdv_kernel", kernel):
             return backward.flash_backward(q, k, v, o, do, lse, None, shape.is_causal, shape.D**-0.5)
 
     require_alike(*map(run, kernels.values()))
-    return timed_in_turns({how: partial(run, kernel) for how, kernel in kernels.items()}, flops=5 * chapter_8.flops_of(shape) // 2)
+    return timed_in_turns(
+        {how: partial(run, kernel) for how, kernel in kernels.items()}, flops=5 * flops_of(shape) // 2
+    )
 
 
 def require_alike(results: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
@@ -244,24 +235,11 @@ def require_alike(results: Iterable[torch.Tensor], others: Iterable[torch.Tensor
             raise ValueError(f"two versions of one kernel differ by {difference}, of {y.abs().max().item()}")
 
 
-def changed(kernel, edits: list[tuple[str, str]], **functions: Callable):
-    """A jitted function with parts of its text replaced, and with other functions in place of those that it calls."""
-    return defined(edited(source_of(kernel), *edits), kernel.fn.__globals__ | functions)[kernel.fn.__name__]
-
-
-@contextlib.contextmanager
-def replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
-    own = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, own)
-
-
 def gradient_error_cases() -> Iterator[Measurement]:
     """Chapter 7: the largest error of dq, dk and dv against float64, of the course's kernels and of PyTorch's."""
-    for dtype, D, is_causal, provider in itertools.product(("fp16", "bf16"), (64, 128), (False, True), ("naive", "sdpa_flash", "basic")):
+    for dtype, D, is_causal, provider in itertools.product(
+        ("fp16", "bf16"), (64, 128), (False, True), ("naive", "sdpa_flash", "basic")
+    ):
         words = about(7, "gradient_error", provider, dtype, B=1, H=8, S=2048, D=D, is_causal=is_causal)
         yield words, partial(_gradient_error_row, peers.provider(provider), DTYPES[dtype], D, is_causal)
 
@@ -279,41 +257,12 @@ def _gradient_error_row(attention: Callable, dtype: torch.dtype, D: int, is_caus
 def training_cases() -> Iterator[Measurement]:
     """Chapter 7: one small transformer trained with each attention, from the same seeds; its loss every few steps."""
     for provider, attention in training.ATTENTIONS.items():
-        yield about(7, "training", provider, "bf16", **dataclasses.asdict(training.LARGE)), partial(_training_row, attention)
+        yield (
+            about(7, "training", provider, "bf16", **dataclasses.asdict(training.LARGE)),
+            partial(_training_row, attention),
+        )
 
 
 def _training_row(attention: training.Attention) -> dict[str, Any]:
     losses = training.train(attention, training.LARGE, torch.bfloat16)
     return {"losses": [round(loss, 4) for loss in losses]}
-
-
-CASES = {
-    "rows": (attention_cases, chapter_8.ablation_cases, hopper_step_cases),
-    "kernels": (
-        naive_step_cases,
-        first_kernel_cases,
-        matmul_cases,
-        scores_values_cases,
-        loop_cases,
-        transposed_cases,
-        gradient_error_cases,
-        training_cases,
-        chapter_8.kernels_cases,
-        chapter_9.kernels_cases,
-        chapter_10.kernels_cases,
-    ),
-}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("file", type=Path, help="JSON file to write; rows that it holds are kept")
-    path = parser.parse_args().file
-    require_gpu()
-    kept = opened(path)
-    failed = [run(path, kept, key, itertools.chain.from_iterable(cases() for cases in groups)) for key, groups in CASES.items()]
-    return int(any(failed))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

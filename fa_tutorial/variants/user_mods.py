@@ -1,11 +1,7 @@
-"""Attention with mods of the reader's own."""
+"""Chapter 10: attention with mods that a reader writes, attention_with, and their block mask, make_block_mask."""
 
 from __future__ import annotations
 
-import ast
-import functools
-import inspect
-import textwrap
 from typing import Any
 
 import torch
@@ -40,15 +36,16 @@ def attention_with(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(score_mod(scale · q kᵀ)) v over the pairs that mask_mod sees, forward and backward, by chapter 10's kernels.
 
-    q, k, v, scale, return_lse, autocast and the result as for flash_attention. score_mod(s, b, h, i, j, aux), its derivative by s score_grad (None where that is
-    1), and mask_mod(b, h, i, j, aux): functions decorated with @triton.jit, as fa_tutorial.variants.mods says. aux: their contiguous tensors and their
-    numbers, no tuples in it; for the ready mods that read aux by name, mods.Aux, as in score_mod=mods.soft_cap, aux=mods.Aux(softcap=30.0).
-    block_mask: make_block_mask's for mask_mod and these lengths, made once for many calls; aux begins with the block mask's. Without one every call
-    makes its own, for every batch entry and head, and looks at every pair for it.
+    q, k, v, scale, return_lse, autocast and the result as for flash_attention. score_mod(s, b, h, i, j, aux), its
+    derivative by s score_grad (None where that is 1), and mask_mod(b, h, i, j, aux): functions decorated with
+    @triton.jit, as fa_tutorial.variants.mods says. aux: their contiguous tensors and their numbers, no tuples in it;
+    for the ready mods that read aux by name, mods.Aux, as in score_mod=mods.soft_cap, aux=mods.Aux(softcap=30.0).
+    block_mask: make_block_mask's for mask_mod and these lengths, made once for many calls; aux begins with the block
+    mask's. Without one every call makes its own, for every batch entry and head, and looks at every pair for it.
 
-    Gradients: of q, k and v, once; not of what aux holds. Under torch.compile this is a graph break. Raises TypeError and ValueError as
-    flash_attention does, for a mod that is no jitted function, for an aux that mods cannot read, and for a block mask of another call, or without the B or H that
-    mask_mod reads.
+    Gradients: of q, k and v, once; not of what aux holds. Under torch.compile this is a graph break. Raises TypeError
+    and ValueError as flash_attention does, for a mod that is no jitted function, for an aux that mods cannot read, and
+    for a block mask of another call.
     """
     q, k, v = autocast(q, k, v)
     scale = check_attention(q, k, v, scale, max_d=MAX_D)
@@ -63,30 +60,34 @@ def attention_with(
         block_mask = BlockMask(mask_mod, aux, *((1, 1) if mask_mod is None else (B, H_q)), S_q, S_k, q.device)
     else:
         check_block_mask(block_mask, mask_mod, aux, q, S_k)
-    o, lse = AttentionWith.apply(q, k, v, scale, Mods(score_mod, score_grad, mask_mod), aux, block_mask)
+        block_mask = block_mask.of_call(B, H_q)
+    o, lse = AttentionWith.apply(q, k, v, Mods(score_mod, score_grad, mask_mod, scale), aux, block_mask)
     return (o, lse) if return_lse else o
 
 
-def make_block_mask(mask_mod: Any, S_q: int, S_k: int, *, aux: tuple = (), B: int = 1, H: int = 1, device: torch.device) -> BlockMask:
+def make_block_mask(mask_mod: Any, S_q: int, S_k: int, *, aux: tuple = (), B: int | None = None, H: int | None = None,
+                    device: torch.device) -> BlockMask:  # fmt: skip
     """The tiles that mask_mod leaves of S_q queries and S_k keys, for many calls of attention_with.
 
-    They are found by the first call that needs them on a stream, and kept. A call inside a CUDA graph finds its own at each replay.
-    B, H: how many batch entries and query heads, where mask_mod reads b or h; otherwise leave them 1. attention_with raises ValueError if they're missing.
+    They are found by the first call that needs them on a stream, and kept. A call inside a CUDA graph finds its own at
+    each replay. B, H: 1 where mask_mod doesn't read b or h, so that one list serves every batch entry or query head,
+    and is found once. Unless given, a call has lists for each of its own.
     """
     check_mod("mask_mod", mask_mod)
     device = torch.empty(0, device=device).device  # with its index
     check_aux(aux, device)
-    sizes = (check_int(name, size, least) for name, size, least in (("B", B, 1), ("H", H, 1), ("S_q", S_q, 0), ("S_k", S_k, 0)))
-    return BlockMask(mask_mod, aux, *sizes, device)
+    B, H = (None if size is None else check_int(name, size, 1) for name, size in (("B", B), ("H", H)))
+    return BlockMask(mask_mod, aux, B, H, check_int("S_q", S_q, 0), check_int("S_k", S_k, 0), device)
 
 
 def check_block_mask(block_mask: Any, mask_mod: Any, aux: tuple, q: torch.Tensor, S_k: int) -> None:
-    """TypeError for what is no BlockMask, ValueError for one of other sizes, of another mask_mod or aux, or of one B or H where the mask has many."""
+    """TypeError for what is no BlockMask, ValueError for one of other sizes, or of another mask_mod or aux."""
     if not isinstance(block_mask, BlockMask):
         raise TypeError(f"block_mask must be make_block_mask's, got {block_mask!r}")
     B, H_q, S_q, _ = q.shape
     about, wanted = (block_mask.S_q, block_mask.S_k, block_mask.device), (S_q, S_k, q.device)
-    if about != wanted or block_mask.B not in (1, B) or block_mask.H not in (1, H_q) or mask_mod is not block_mask.mask:
+    fits = block_mask.B in (None, 1, B) and block_mask.H in (None, 1, H_q)
+    if about != wanted or not fits or mask_mod is not block_mask.mask:
         raise ValueError(
             f"block_mask is of another call: B, H, S_q, S_k, device {(block_mask.B, block_mask.H, *about)}, here {(B, H_q, *wanted)}, "
             "and its mask_mod must be this call's"
@@ -94,24 +95,6 @@ def check_block_mask(block_mask: Any, mask_mod: Any, aux: tuple, q: torch.Tensor
     same = [x is y or (not isinstance(x, torch.Tensor) and x == y) for x, y in zip(block_mask.aux, aux, strict=False)]
     if sum(same) < len(block_mask.aux):
         raise ValueError(f"aux must begin with the block_mask's, the same tensors and numbers, got {aux}, block_mask's {block_mask.aux}")
-    for name, size, made, parameter in (("B", B, block_mask.B, 0), ("H", H_q, block_mask.H, 1)):
-        if made < size and mask_mod is not None and _reads(mask_mod, parameter):
-            raise ValueError(
-                f"mask_mod reads its argument {parameter}, so block_mask needs {name} = {size}, got 1: make_block_mask(…, {name}={size})"
-            )
-
-
-@functools.cache
-def _reads(mod: KernelInterface, parameter: int) -> bool:
-    """Whether the text of a jitted function uses one of its parameters, other than to hand it on to a jitted function that does not."""
-    [function] = ast.parse(textwrap.dedent(inspect.getsource(mod.fn))).body
-    name = function.args.args[parameter].arg
-    unread = 0
-    for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
-        called = mod.fn.__globals__.get(getattr(call.func, "id", ""))
-        for n, given in enumerate(call.args) if isinstance(called, KernelInterface) else ():
-            unread += isinstance(given, ast.Name) and given.id == name and not _reads(called, n)
-    return sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function)) > unread
 
 
 def check_mod(name: str, mod: Any) -> None:
@@ -144,14 +127,14 @@ def check_aux(aux: tuple, device: torch.device) -> None:
 
 class AttentionWith(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, scale, mods, aux, mask):
+    def forward(ctx, q, k, v, mods, aux, mask):
         if not (q.numel() and k.numel()):
             o, lse = nothing_seen(q)
         else:
             with on_device_of(q):
-                o, lse = variant_forward(q, k, v, scale, mods, aux, mask)
+                o, lse = variant_forward(q, k, v, mods, aux, mask)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.rest = scale, mods, aux, mask
+        ctx.rest = mods, aux, mask
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -160,8 +143,8 @@ class AttentionWith(torch.autograd.Function):
     def backward(ctx, do, dlse):
         q, k, v, o, lse = ctx.saved_tensors
         if not (q.numel() and k.numel()):
-            return *(torch.zeros_like(x) for x in (q, k, v)), None, None, None, None
+            return *(torch.zeros_like(x) for x in (q, k, v)), None, None, None
         with on_device_of(q):
             do = torch.zeros_like(o) if do is None else do
             found = variant_backward(q, k, v, o, do, lse, None if dlse is None else dlse.contiguous(), *ctx.rest)
-        return found.dq, found.dk, found.dv, None, None, None, None
+        return found.dq, found.dk, found.dv, None, None, None

@@ -1,7 +1,8 @@
-"""What chapter 10 measures on a GPU: each variant beside FlexAttention, compiled, and chapter 8's causal kernel, in turns; what a block mask costs;
-and a model trained with windows.
+"""Chapter 10: each variant beside FlexAttention, compiled, and chapter 8's causal kernel, in turns; what a block mask
+costs; training with windows.
 
-FlexAttention's block mask and the documents' are made once, outside of what is timed; packed rows find their tiles in every call.
+FlexAttention's block mask and the documents' are made once, outside of what is timed; packed rows find their tiles in
+every call.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def in_window(b, h, i, j):
 
 def window_contest(S: int, H: int) -> Contest:
     flex = compiled_flex(S, in_window)
-    return Contest(partial(flash_attention, is_causal=True, window=(WINDOW - 1, -1)), flex, WINDOW * S - WINDOW * (WINDOW - 1) // 2)
+    return Contest(
+        partial(flash_attention, is_causal=True, window=(WINDOW - 1, -1)), flex, WINDOW * S - WINDOW * (WINDOW - 1) // 2
+    )
 
 
 def softcap_contest(S: int, H: int) -> Contest:
@@ -89,7 +92,9 @@ def alibi_contest(S: int, H: int) -> Contest:
 def same_document(S: int) -> tuple[torch.Tensor, Callable, int]:
     """Each token's document, (S,) int32; FlexAttention's mask, causal within each; and the pairs that are seen."""
     lengths = documents(S)
-    numbers = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(torch.tensor(lengths)).to(hardware.device())
+    numbers = (
+        torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(torch.tensor(lengths)).to(hardware.device())
+    )
     pairs = sum(length * (length + 1) // 2 for length in lengths)
     return numbers, lambda b, h, i, j: (i >= j) & (numbers[i] == numbers[j]), pairs
 
@@ -97,7 +102,7 @@ def same_document(S: int) -> tuple[torch.Tensor, Callable, int]:
 def documents_contest(S: int, H: int) -> Contest:
     numbers, mask, pairs = same_document(S)
     aux = (numbers, numbers)
-    block_mask = make_block_mask(mods.causal_documents, S, S, aux=aux, device=numbers.device)
+    block_mask = make_block_mask(mods.causal_documents, S, S, aux=aux, B=1, H=1, device=numbers.device)
     ours = partial(attention_with, mask_mod=mods.causal_documents, aux=aux, block_mask=block_mask)
     return Contest(ours, compiled_flex(S, mask), pairs)
 
@@ -133,25 +138,35 @@ def variant_cases() -> Iterator[Measurement]:
 
 
 def contest_row(variant: str, mode: str, B: int, H: int, S: int, D: int) -> dict[str, Any]:
-    """ms and TFLOP/s of ours, and of FlexAttention as flex_ms and flex_tflops; causal_ms: of causal attention by chapter 8's kernels, in the same run.
+    """ms and TFLOP/s of ours, and of FlexAttention as flex_ms and flex_tflops.
 
+    causal_ms: of causal attention by chapter 8's kernels, in the same run.
     difference: the largest between ours and FlexAttention's result, o or dq, dk and dv.
     """
     contest = CONTESTS[variant](S, H)
     q, k, v, do = (randn(B, H, S, D) for _ in range(4))
     if mode == "bwd":
         q, k, v = (x.requires_grad_() for x in (q, k, v))
-    attentions = {"ours": contest.ours, "flex": contest.flex, "causal": partial(flash_attention, is_causal=True, kernel="tuned")}
+    attentions = {
+        "ours": contest.ours,
+        "flex": contest.flex,
+        "causal": partial(flash_attention, is_causal=True, kernel="tuned"),
+    }
     calls = {name: call_of(mode, partial(attend, q, k, v), (q, k, v), do) for name, attend in attentions.items()}
     results = [calls[name]() for name in ("ours", "flex")]
-    difference = max(float((x - y).abs().max()) for x, y in zip(*([r] if mode == "fwd" else r for r in results), strict=True))
+    difference = max(
+        float((x - y).abs().max()) for x, y in zip(*([r] if mode == "fwd" else r for r in results), strict=True)
+    )
     rows = timed_in_turns(calls, flops=(4 if mode == "fwd" else 10) * D * B * H * contest.pairs)
     flex = {f"flex_{name}": rows["flex"][name] for name in ("ms", "tflops")}
     return rows["ours"] | flex | {"causal_ms": rows["causal"]["ms"], "difference": difference}
 
 
 def block_mask_cases() -> Iterator[Measurement]:
-    """What a block mask costs, for one batch entry and head: the package's lists for the forward and the backward, and FlexAttention's block mask."""
+    """What a block mask costs, for one batch entry and head.
+
+    The package's lists for the forward and the backward, and FlexAttention's block mask.
+    """
     for mask, S, provider in itertools.product(("window", "documents"), LENGTHS, ("course", "flex")):
         yield about(10, "block_mask", provider, mask=mask, S=S), partial(block_mask_row, provider, mask, S)
 
@@ -160,11 +175,15 @@ def block_mask_row(provider: str, mask: str, S: int) -> dict[str, Any]:
     numbers, flex_mask, _ = same_document(S)
     if mask == "window":
         flex_mask = in_window
-    mod, aux = (mods.first_keys_and_window, (0, WINDOW - 1, 0)) if mask == "window" else (mods.causal_documents, (numbers, numbers))
+    mod, aux = (
+        (mods.first_keys_and_window, (0, WINDOW - 1, 0))
+        if mask == "window"
+        else (mods.causal_documents, (numbers, numbers))
+    )
     tile = CONFIGS[64].block_m, CONFIGS[64].block_n
 
     def ours():
-        block_mask = make_block_mask(mod, S, S, aux=aux, device=numbers.device)
+        block_mask = make_block_mask(mod, S, S, aux=aux, B=1, H=1, device=numbers.device)
         return block_mask.tiles(*tile), block_mask.tiles(*tile, of_keys=True)
 
     def flex():
@@ -176,7 +195,9 @@ def block_mask_row(provider: str, mask: str, S: int) -> dict[str, Any]:
 
 
 def window_training_cases() -> Iterator[Measurement]:
-    """Chapter 7's transformer of two layers with a window: as long as the copy is far, half as long, and one key less than that."""
+    """Chapter 7's transformer of two layers with a window: as long as the copy is far, half as long, and one key less
+    than that.
+    """
     half = training.SHORT.half
     for left in (half - 1, half // 2, half // 2 - 1):
         words = about(10, "window_training", "variant", "bf16", left=left, **dataclasses.asdict(training.SHORT))

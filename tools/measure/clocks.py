@@ -1,4 +1,7 @@
-"""Cycles as an SM counts them: unlike a call's time, their number hardly depends on the clock, which power and heat move all the time."""
+"""Chapters 8 and 9: cycles as an SM counts them.
+
+Unlike a call's time, their number hardly depends on the clock, which power and heat move all the time.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,23 @@ import torch
 from fa_tutorial import hardware
 from fa_tutorial.bench.timing import require_gpu, rounds_of
 
-triton = hardware.require_triton("Counting cycles (fa_tutorial.bench.clocks)")
+triton = hardware.require_triton("Counting cycles (tools/measure)")
 import triton.language as tl  # noqa: E402
 
 
 @triton.jit
 def clock_kernel(out_ptr):
-    """out: (SMs, 2) int64, each SM's count of cycles and the GPU's nanoseconds. Grid: several programs an SM, so that each gets one; 1 warp."""
+    """out: (SMs, 2) int64, each SM's count of cycles and the GPU's nanoseconds. Grid: several programs an SM, so that
+    each gets one; 1 warp.
+    """
     nothing = tl.zeros((1,), dtype=tl.int32)
     sm = tl.inline_asm_elementwise("mov.u32 $0, %smid; // $1", "=r,r", [nothing], dtype=tl.int32, is_pure=False, pack=1)
-    cycles = tl.inline_asm_elementwise("mov.u64 $0, %clock64; // $1", "=l,r", [nothing], dtype=tl.int64, is_pure=False, pack=1)
-    ns = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer; // $1", "=l,r", [nothing], dtype=tl.int64, is_pure=False, pack=1)
+    cycles = tl.inline_asm_elementwise(
+        "mov.u64 $0, %clock64; // $1", "=l,r", [nothing], dtype=tl.int64, is_pure=False, pack=1
+    )
+    ns = tl.inline_asm_elementwise(
+        "mov.u64 $0, %globaltimer; // $1", "=l,r", [nothing], dtype=tl.int64, is_pure=False, pack=1
+    )
     tl.store(out_ptr + 2 * sm, cycles)
     tl.store(out_ptr + 2 * sm + 1, ns)
 
@@ -41,9 +50,11 @@ def mhz_between(before: torch.Tensor, after: torch.Tensor) -> float:
 
 
 def cycles_in_turns(calls: dict[str, Callable[[], Any]], *, rounds: int = 5) -> dict[str, int]:
-    """SM cycles of each of `calls`, measured a little at a time in turns: the median of the SMs and of 10 calls a round.
+    """SM cycles of each of `calls`, measured a little at a time in turns: the median of the SMs and of 10 calls a
+    round.
 
-    L2 is flushed before each call, and what the two readings take by themselves is subtracted. A call must take longer than its launch.
+    L2 is flushed before each call, and what the two readings take by themselves is subtracted. A call must take longer
+    than its launch.
     """
     require_gpu()
     flush = torch.empty(2**28, dtype=torch.int8, device="cuda")  # several times as large as L2

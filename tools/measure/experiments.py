@@ -1,4 +1,5 @@
-"""Chapter 8's ideas that do not help: kernels to measure them with, and nothing else. Full attention, S a multiple of the tile, contiguous tensors.
+"""Chapter 8's ideas that do not help: kernels to measure them with, and nothing else. Full attention, S a multiple of
+the tile, contiguous tensors.
 
 One flag separates each idea from the same kernel without it, so a difference in time comes from the idea.
 """
@@ -12,7 +13,7 @@ import torch
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.tiles import TileConfig
 
-triton = require_triton("Chapter 8's experiments (fa_tutorial.tuned.experiments)")
+triton = require_triton("Chapter 8's experiments (tools/measure)")
 import triton.language as tl  # noqa: E402
 
 
@@ -37,10 +38,11 @@ def forward_loop(q, k, v, m, l, acc, start, end, scale_log2, WARP_SPECIALIZE: tl
 
 @triton.jit
 def overlapped_loop(q, k, v, m, l, acc, S, scale_log2, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The same loop, shifted: it issues the next block's scores before this block's softmax, and p v one iteration later.
+    """The same loop, shifted: it issues the next block's scores before this block's softmax, and p v one iteration
+    later.
 
-    So the compiler lets q kᵀ of one block run beside the softmax of the block before. p is carried as int16. As fp16 the compiler would move it
-    to shared memory.
+    So the compiler lets q kᵀ of one block run beside the softmax of the block before. p is carried as int16. As fp16
+    the compiler would move it to shared memory.
     """
     s = tl.dot(q, k.load([0, 0]).T)  # [BLOCK_M, BLOCK_N]
     p = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int16)
@@ -57,16 +59,30 @@ def overlapped_loop(q, k, v, m, l, acc, S, scale_log2, BLOCK_M: tl.constexpr, BL
 
 @triton.jit
 def experiment_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, S, scale_log2, IDEA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    o_ptr,
+    S,
+    scale_log2,
+    IDEA: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    D: tl.constexpr,
 ):
-    """o = softmax(scale · q kᵀ) v. q_ptr … o_ptr: (heads, S, D) fp16, contiguous; scale_log2: scale · log2(e). Grid: (S / BLOCK_M · heads,).
+    """o = softmax(scale · q kᵀ) v. q_ptr … o_ptr: (heads, S, D) fp16, contiguous; scale_log2: scale · log2(e).
 
-    IDEA: "none", "warp_specialize", "two_loops" (warp-specialised both), "overlap". Descriptors are made here: warp specialisation needs that.
+    Grid: (S / BLOCK_M · heads,).
+
+    IDEA: "none", "warp_specialize", "two_loops" (warp-specialised both), "overlap". Descriptors are made here: warp
+    specialisation needs that.
     """
     blocks = S // BLOCK_M
     head = (tl.program_id(0) // blocks).to(tl.int64) * S * D
     start_m = tl.program_id(0) % blocks * BLOCK_M
-    q = tl.make_tensor_descriptor(q_ptr + head, shape=[S, D], strides=[D, 1], block_shape=[BLOCK_M, D]).load([start_m, 0])  # [BLOCK_M, D]
+    q = tl.make_tensor_descriptor(q_ptr + head, shape=[S, D], strides=[D, 1], block_shape=[BLOCK_M, D]).load(
+        [start_m, 0]
+    )  # [BLOCK_M, D]
     k = tl.make_tensor_descriptor(k_ptr + head, shape=[S, D], strides=[D, 1], block_shape=[BLOCK_N, D])
     v = tl.make_tensor_descriptor(v_ptr + head, shape=[S, D], strides=[D, 1], block_shape=[BLOCK_N, D])
     o = tl.make_tensor_descriptor(o_ptr + head, shape=[S, D], strides=[D, 1], block_shape=[BLOCK_M, D])
@@ -89,7 +105,9 @@ IDEAS = ("none", "warp_specialize", "overlap")  # "two_loops" crashes Triton 3.6
 def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, idea: str, tile: TileConfig) -> torch.Tensor:
     """o by experiment_kernel. q, k, v: (B, H, S, D) fp16, contiguous, S a multiple of the tile's rows and columns."""
     B, H, S, D = q.shape
-    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=q.device))  # for the descriptors
+    triton.set_allocator(
+        lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=q.device)
+    )  # for the descriptors
     o = torch.empty_like(q)
     experiment_kernel[(S // tile.block_m * B * H,)](
         q, k, v, o, S, math.log2(math.e) / math.sqrt(D), IDEA=idea, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, D=D,

@@ -1,4 +1,7 @@
-"""The variants as registered PyTorch operators, torch.ops.fa_tutorial.variant_forward and variant_backward. They trust their arguments."""
+"""Chapter 10: the variants as registered PyTorch operators, torch.ops.fa_tutorial.variant_forward and variant_backward.
+
+They trust their arguments, which options.py checks. `plan` says which mods, aux, block mask a call takes.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import torch
 from fa_tutorial.hardware import on_device_of, require_kernel_device
 from fa_tutorial.operators import LIBRARY, below_autograd, differentiable, gradients_of, nothing_seen, once_differentiable
 from fa_tutorial.variants.backward import variant_backward
-from fa_tutorial.variants.forward import Dropout, variant_forward
-from fa_tutorial.variants.mods import Aux, Mods, all_scores, sliding_window, soft_cap_grad
+from fa_tutorial.variants.forward import variant_forward
+from fa_tutorial.variants.mods import Aux, Dropout, Mods, all_scores, sliding_window, soft_cap_grad
 from fa_tutorial.variants.packed import packed_block_mask
 from fa_tutorial.variants.tile_lists import BlockMask
 
@@ -49,7 +52,7 @@ def window_block_mask(left: int | None, right: int | None, S_q: int, S_k: int, d
     return BlockMask(mask, Aux(offset=S_k - S_q, left=left, right=right), 1, 1, S_q, S_k, device)
 
 
-def plan(q: torch.Tensor, k: torch.Tensor, options: Options) -> tuple[Mods, Aux, BlockMask, Dropout | None]:
+def plan(q: torch.Tensor, k: torch.Tensor, options: Options) -> tuple[Mods, Aux, BlockMask]:
     """What the launchers take for these options."""
     left, right = (None if limit < 0 else limit for limit in (options.left, options.right))
     if options.cu_q is None:
@@ -67,7 +70,8 @@ def plan(q: torch.Tensor, k: torch.Tensor, options: Options) -> tuple[Mods, Aux,
         aux = aux._replace(bias=bias, bias_b=over_b, bias_h=over_h, bias_i=bias.stride(2), bias_j=bias.stride(3))
     if options.rng is not None:
         drop = Dropout(options.rng, min(round(options.dropout_p * 2**32), 2**32 - 1), 1 / (1 - options.dropout_p), q.shape[1])
-    return Mods(score, None if options.softcap is None else soft_cap_grad, mask.mask), aux, mask, drop
+    grad = None if options.softcap is None else soft_cap_grad
+    return Mods(score, grad, mask.mask, options.scale, drop), aux, mask
 
 
 def like_rows(x: torch.Tensor) -> torch.Tensor:
@@ -84,9 +88,9 @@ def run_forward(q, k, v, *arguments):
         o, lse = nothing_seen(q)
         return o if options.cu_q is None else like_rows(q).zero_(), lse if options.sinks is None else lse.copy_(options.sinks[:, None])
     with on_device_of(q):
-        mods, aux, mask, drop = plan(q, k, options)
+        mods, aux, mask = plan(q, k, options)
         o = None if options.cu_q is None else like_rows(q)
-        return variant_forward(q, k, v, options.scale, mods, aux, mask, options.sinks, drop, o)
+        return variant_forward(q, k, v, mods, aux, mask, options.sinks, o)
 
 
 def run_backward(do, dlse, q, k, v, o, lse, *arguments):
@@ -100,10 +104,10 @@ def run_backward(do, dlse, q, k, v, o, lse, *arguments):
         dsinks = none[0] if sinks is None else torch.zeros_like(sinks) if dlse is None else dlse.sum((0, 2))
         return dq, dk, dv, dsinks, none[1] if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     with on_device_of(q):
-        mods, aux, mask, drop = plan(q, k, options)
+        mods, aux, mask = plan(q, k, options)
         dlse = None if dlse is None else dlse.contiguous()
         bias_shape = None if bias is None else tuple(bias.shape)
-        found = variant_backward(q, k, v, o, do, lse, dlse, options.scale, mods, aux, mask, sinks, drop, bias_shape)
+        found = variant_backward(q, k, v, o, do, lse, dlse, mods, aux, mask, sinks, bias_shape)
     return found.dq, found.dk, found.dv, none[0] if sinks is None else found.dsinks, none[1] if bias is None else found.dbias
 
 

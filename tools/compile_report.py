@@ -1,71 +1,50 @@
-"""Every kernel of the package compiled for GPUs that are not there: `python -m fa_tutorial.compile_report FILE`, or `make compile-report`.
+"""Compile every kernel of the package, with every configuration that its launcher may pick, for seven kinds of GPU.
 
-Triton and its ptxas compile for any NVIDIA GPU on any machine with Linux. That shows, before anyone launches, whether a configuration fits a
-card's shared memory, whether its registers spill to local memory, and whether ptxas had to serialise wgmma. The launchers themselves are called,
-on tensors without memory (device "meta"), and each launch is compiled instead. FILE is Markdown.
+That shows, before anyone launches, whether a configuration fits a card's shared memory, whether its registers spill to
+local memory, and whether ptxas had to serialise wgmma. It takes some minutes, Linux, and no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import itertools
-import json
-import os
-import re
-import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fa_tutorial import backward, decode, forward, hardware, hopper, layout, matmul, tuned
 from fa_tutorial.bench import tables
+from fa_tutorial.compiling import (
+    HEADS,
+    LENGTH,
+    SHARED_LIMITS,
+    Call,
+    Row,
+    compile_calls,
+    in_a_process,
+    inputs,
+    softmax_calls,
+)
 from fa_tutorial.tiles import MAX_D, TileConfig
+from fa_tutorial.variants.attention import Options, plan
 from fa_tutorial.variants.backward import variant_backward
 from fa_tutorial.variants.forward import variant_forward
-from fa_tutorial.variants.operator import Options, plan
 
-# Bytes of shared memory that one block may ask for (opt-in), by compute capability. CUDA programming guide, table of technical specifications.
-# T4; A100; RTX 30xx; RTX 40xx; H100, H200; B200; RTX 50xx.
-SHARED_LIMITS = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-SERIALISED = ("C7510", "C7511", "C7512", "C7514", "C7515", "C7517")  # ptxas waits for a wgmma before it starts the next: right, and slow
 WORKERS = 2
 
-
-@dataclass(frozen=True)
-class Row:
-    """What a compile gave. registers: a thread's; shared: bytes a block; spills: bytes stored and loaded a thread; warnings: ptxas's."""
-
-    kernel: str
-    case: str
-    capability: int
-    num_warps: int
-    num_stages: int
-    registers: int
-    shared: int
-    spills: int
-    warnings: tuple[str, ...]
-
-
-# ---------------------------------------------------------------- what is launched
-
-Call = tuple[str, Callable[[], Any]]  # a case in words, and the call of a launcher
-HEADS, LENGTH = 16, 4096
-# (dtype, D, is_causal) that stand for the rest: a causal kernel holds both loops, and bf16 compiles to what fp16 does, but for the types.
-SHAPES = [(torch.float16, 64, False), (torch.bfloat16, 64, True), (torch.float32, 64, True), (torch.float32, MAX_D, True)]
+# (dtype, D, is_causal) that stand for the rest: a causal kernel holds both loops, and bf16 compiles to what fp16 does,
+# but for the types.
+SHAPES = [
+    (torch.float16, 64, False),
+    (torch.bfloat16, 64, True),
+    (torch.float32, 64, True),
+    (torch.float32, MAX_D, True),
+]
 SHAPES += [(torch.float16, D, True) for D in (32, 64, 128, MAX_D)]
-
-
-def inputs(dtype: torch.dtype, D: int, S: int = LENGTH) -> list[torch.Tensor]:
-    """q, k, v, o, do and lse."""
-    return [torch.empty(1, HEADS, S, D, dtype=dtype, device="meta") for _ in range(5)] + [torch.empty(1, HEADS, S, device="meta")]
 
 
 def first_kernels(_: int) -> Iterator[Call]:
@@ -76,12 +55,6 @@ def first_kernels(_: int) -> Iterator[Call]:
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         yield in_words(dtype), partial(matmul.matmul, x.to(dtype), x.to(dtype))
         yield f"{in_words(dtype)} D=128", partial(matmul.scores_times_values, *[x[:, :128].to(dtype)] * 3)
-
-
-def softmax_kernels(_: int) -> Iterator[Call]:
-    """Chapter 2's softmax, whose row fits in ever fewer registers."""
-    for columns in (1024, 4096, 16_384, layout.MAX_SOFTMAX_COLUMNS):
-        yield f"fp32 {columns:,} columns", partial(layout.softmax, torch.empty(64, columns, device="meta"))
 
 
 def basic_kernels(capability: int) -> Iterator[Call]:
@@ -96,7 +69,9 @@ def basic_kernels(capability: int) -> Iterator[Call]:
 
 
 def tuned_kernels(capability: int) -> Iterator[Call]:
-    """Every tile that chapter 8's kernels may pick on this card, causal; two tiles in full, and on Hopper by pointers too."""
+    """Every tile that chapter 8's kernels may pick on this card, causal; two tiles in full, and on Hopper by pointers
+    too.
+    """
     limit = SHARED_LIMITS[capability]
     for D in (64, 128, MAX_D):
         q, k, v, o, do, lse = inputs(torch.float16, D)
@@ -110,7 +85,20 @@ def tuned_kernels(capability: int) -> Iterator[Call]:
                 yield f"fp16 D={D} {words} {in_words(tile)}", call
             for dkdv, dq in itertools.zip_longest(tiles["dkdv"][:most], tiles["dq"][:most]):
                 config = backward.BackwardConfig(dkdv or tiles["dkdv"][0], dq or tiles["dq"][0])
-                call = partial(tuned.flash_backward, q, k, v, o, do, lse, None, is_causal, 0.5, config=config, descriptors=descriptors)
+                call = partial(
+                    tuned.flash_backward,
+                    q,
+                    k,
+                    v,
+                    o,
+                    do,
+                    lse,
+                    None,
+                    is_causal,
+                    0.5,
+                    config=config,
+                    descriptors=descriptors,
+                )
                 yield f"fp16 D={D} {words} {in_words(config.dkdv)}, {in_words(config.dq)}", call
 
 
@@ -125,7 +113,10 @@ def hopper_kernels(capability: int) -> Iterator[Call]:
         yield words, partial(hopper.flash_backward, *inputs(dtype, D, S), None, is_causal, 0.5)
     for D in (64, 128):
         q, k, v, o, do, lse = inputs(torch.float16, D, LENGTH - 1)
-        yield f"fp16 D={D} ragged grouped", partial(hopper.flash_backward, q, k[:, :4], v[:, :4], o, do, lse, lse, False, 0.5)
+        yield (
+            f"fp16 D={D} ragged grouped",
+            partial(hopper.flash_backward, q, k[:, :4], v[:, :4], o, do, lse, lse, False, 0.5),
+        )
 
 
 def ladder_kernels(capability: int) -> Iterator[Call]:
@@ -139,11 +130,16 @@ def ladder_kernels(capability: int) -> Iterator[Call]:
         yield f"{in_words(dtype)} D={D}", partial(ladder.copy, x)
         yield f"{in_words(dtype)} D={D}", partial(ladder.scores, x[:64], x)
         for attend in (ladder.attend, ladder.attend_overlapped, ladder.attend_one_by_one):
-            yield f"{in_words(dtype)} D={D} {attend.__name__}", partial(ladder.flash_forward, q, k, v, 0.5, attend=attend, stages=3)
+            yield (
+                f"{in_words(dtype)} D={D} {attend.__name__}",
+                partial(ladder.flash_forward, q, k, v, 0.5, attend=attend, stages=3),
+            )
 
 
 def decode_kernels(capability: int) -> Iterator[Call]:
-    """Chapter 11's kernels: a token for one sequence, its cache in one piece, in pages, and in fp8; 8 tokens; and what appends."""
+    """Chapter 11's kernels: a token for one sequence, its cache in one piece, in pages, and in fp8; 8 tokens; and what
+    appends.
+    """
     lengths, table = (torch.empty(shape, dtype=torch.int32, device="meta") for shape in ((1,), (1, LENGTH // 16)))
     for dtype, D, tokens in (
         (torch.float16, 64, 1),
@@ -160,12 +156,15 @@ def decode_kernels(capability: int) -> Iterator[Call]:
         yield words, partial(decode.append, pages, pages, k[:, :, :tokens], k[:, :, :tokens], lengths, table)
         if capability >= decode.FP8_CAPABILITY and dtype != torch.float32:
             scale = torch.empty(HEADS, device="meta")
-            yield f"{words} fp8", partial(decode.decode, q, k.to(decode.FP8), k.to(decode.FP8), lengths, None, scale, scale, 0.5, None)
+            yield (
+                f"{words} fp8",
+                partial(decode.decode, q, k.to(decode.FP8), k.to(decode.FP8), lengths, None, scale, scale, 0.5, None),
+            )
 
 
 def variant_kernels(capability: int) -> Iterator[Call]:
     """Chapter 10: a window, and with it every score mod and a sink, a bias, dropout, or packed rows."""
-    plain = dict.fromkeys(Options._fields) | {"left": 1023, "right": 0, "dropout_p": 0.0}
+    plain = dict.fromkeys(Options._fields) | {"left": 1023, "right": 0, "dropout_p": 0.0, "scale": 0.5}
     for D in (64, 128, MAX_D) if capability == hardware.HOPPER_CAPABILITY else (128, MAX_D):
         q, k, v, o, do, lse = inputs(torch.float16, D)
         bounds, per_head = torch.empty(9, dtype=torch.int32, device="meta"), lse[0, :, :1].mT
@@ -180,20 +179,21 @@ def variant_kernels(capability: int) -> Iterator[Call]:
 
 
 def launch_variant(q, k, v, o, do, lse, options: Options) -> None:
-    mods, aux, mask, drop = plan(q, k, options)
-    variant_forward(q, k, v, 0.5, mods, aux, mask, options.sinks, drop)
+    mods, aux, mask = plan(q, k, options)
+    variant_forward(q, k, v, mods, aux, mask, options.sinks)
     bias_shape = None if options.bias is None else tuple(options.bias.shape)
-    variant_backward(q, k, v, o, do, lse, lse, 0.5, mods, aux, mask, options.sinks, drop, bias_shape)
+    variant_backward(q, k, v, o, do, lse, lse, mods._replace(scale=0.5), aux, mask, options.sinks, bias_shape)
 
 
-GROUPS = {  # the least capability that they need, and their calls; in turn for the one process and for the other, which then take as long
+# The least capability that they need, and their calls; in turn for the one process and the other, which take as long.
+GROUPS = {
     "variants": (hardware.LEAST_CAPABILITY, variant_kernels),
     "tuned": (hardware.TENSOR_CORE_CAPABILITY, tuned_kernels),
     "basic": (hardware.LEAST_CAPABILITY, basic_kernels),
     "hopper": (hardware.HOPPER_CAPABILITY, hopper_kernels),
     "ladder": (hardware.HOPPER_CAPABILITY, ladder_kernels),
     "decode": (hardware.LEAST_CAPABILITY, decode_kernels),
-    "softmax": (hardware.LEAST_CAPABILITY, softmax_kernels),
+    "softmax": (hardware.LEAST_CAPABILITY, lambda _: softmax_calls()),
     "first": (hardware.LEAST_CAPABILITY, first_kernels),
 }
 
@@ -202,87 +202,6 @@ def in_words(what: torch.dtype | TileConfig) -> str:
     if isinstance(what, TileConfig):
         return f"{what.block_m}x{what.block_n}"
     return {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[what]
-
-
-# ---------------------------------------------------------------- compiling, in processes whose interpreter is off
-
-
-class StandInDriver:
-    """What Triton asks its driver for, of a GPU that is not there."""
-
-    def __init__(self, capability: int):
-        self.capability = capability
-
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return self.capability  # so that every capability has compiled kernels of its own
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-@contextlib.contextmanager
-def compiling_for(capability: int) -> Iterator[list[tuple[str, Any, str]]]:
-    """Within, launches compile for this capability and run nothing. Yields the list of (kernel's name, compiled kernel, what ptxas said)."""
-    from triton.runtime import driver
-    from triton.runtime.jit import JITFunction
-
-    launched = []
-    run = JITFunction.run
-
-    def compile_only(kernel, *arguments, grid, warmup, **options):
-        log = io.StringIO()
-        with contextlib.redirect_stdout(log):  # where Triton prints ptxas's words
-            compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
-        launched.append((f"{kernel.__module__.removeprefix('fa_tutorial.')}.{kernel.__name__}", compiled, log.getvalue()))
-
-    card = hardware.Card("stand-in", capability, SHARED_LIMITS[capability], multiprocessors=132)
-    patched = {"card": lambda index: card, "card_of": lambda tensor: card, "require_kernel_device": lambda tensor, name: None}
-    places = [
-        (module, name) for key, module in sys.modules.items() if key.startswith("fa_tutorial") for name in patched if hasattr(module, name)
-    ]
-    kept = [getattr(module, name) for module, name in places]
-    driver.set_active(StandInDriver(capability))
-    JITFunction.run = compile_only
-    for module, name in places:
-        setattr(module, name, patched[name])
-    try:
-        yield launched
-    finally:
-        JITFunction.run = run
-        for (module, name), value in zip(places, kept, strict=True):
-            setattr(module, name, value)
-        tuned.launching._prepared.clear()
-        tuned.descriptors.can_use_tma.cache_clear()
-
-
-def compile_calls(capability: int, calls: Iterable[Call]) -> Iterator[Row]:
-    """A row for each different kernel that the calls launch. Needs a process that was started with Triton's interpreter off."""
-    seen = set()
-    with compiling_for(capability) as launched:
-        for case, call in calls:
-            call()
-            tuned.launching._prepared.clear()
-            for kernel, compiled, log in launched:
-                if compiled.hash not in seen:
-                    seen.add(compiled.hash)
-                    options = compiled.metadata
-                    registers, spills, warnings = read_ptxas(log)
-                    yield Row(kernel, case, capability, options.num_warps, options.num_stages, registers, options.shared, spills, warnings)
-            launched.clear()
-
-
-def read_ptxas(log: str) -> tuple[int, int, tuple[str, ...]]:
-    """(registers a thread, bytes spilled a thread, warnings of serialised wgmma) in what `ptxas -v` says."""
-    registers = re.search(r"Used (\d+) registers", log)
-    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
-    if registers is None or not spills:
-        raise RuntimeError(f"ptxas says nothing of registers and spills: {log!r}")
-    return int(registers[1]), sum(map(int, spills)), tuple(code for code in SERIALISED if code in log)
 
 
 Part = tuple[int, str]  # a capability, and a group of kernels
@@ -297,28 +216,19 @@ def rows_for(capabilities: Sequence[int] = tuple(SHARED_LIMITS), groups: Sequenc
     return [row for index in range(len(parts)) for row in found[index % workers][index // workers]]
 
 
-def compiling_environment() -> dict[str, str]:
-    """Of a process in which Triton compiles everything anew, whatever it does in this one, and ptxas says what it did."""
-    return os.environ | {hardware.INTERPRETER_SWITCH: "0", "TRITON_ALWAYS_COMPILE": "1", "TRITON_DUMP_PTXAS_LOG": "1"}
-
-
-def worker(parts: Sequence[Part]) -> None:
-    """Print the rows of each part as JSON."""
-    found = []
+def compiled_parts(parts: Sequence[Part]) -> Iterator[list[Row]]:
+    """The rows of each part, in a process in which Triton compiles."""
     for capability, group in parts:
         least, kernels = GROUPS[group]
-        rows = compile_calls(capability, kernels(capability)) if capability >= least else ()
-        found.append([asdict(row) for row in rows])
-    print(json.dumps(found))
+        yield list(compile_calls(capability, kernels(capability))) if capability >= least else []
 
 
 def run_worker(parts: Sequence[Part]) -> list[list[Row]]:
-    """The rows of each part, from a process of its own."""
-    code = f"from fa_tutorial import compile_report; compile_report.worker({parts!r})"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=compiling_environment())
-    if run.returncode:
-        raise RuntimeError(f"compiling {parts} failed:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
-    return [[Row(**row | {"warnings": tuple(row["warnings"])}) for row in rows] for rows in json.loads(run.stdout.splitlines()[-1])]
+    """compiled_parts, from a process of its own."""
+    folder = str(Path(__file__).parent)
+    words = f"import sys; sys.path.insert(0, {folder!r}); import compile_report"
+    found = in_a_process(f"{words}; print(json.dumps(list(compile_report.compiled_parts({parts!r}))))")
+    return [[Row(*row) for row in rows] for rows in found]
 
 
 # ---------------------------------------------------------------- judging and printing
@@ -327,19 +237,24 @@ SMALL_SPILL = 32
 
 
 def accepted_spills(row: Row) -> int:
-    """Bytes that the kernel may store and load a thread: a register or two, or more where that was measured to be the fastest, or nothing fits."""
+    """Bytes that the kernel may store and load a thread: a register or two, or more where that was measured to be the
+    fastest, or nothing fits.
+    """
     if row.kernel.startswith("tuned.") and "D=64" not in row.case:
         # These tiles are measured on the card that they run on: one that spills is taken only where it is the fastest.
         return 1_500 if f"D={MAX_D}" in row.case or "pointers" in row.case else 300
     if row.kernel == "layout.softmax_kernel":
         return 1_000  # a row of 65,536 columns is 128 elements a thread with 16 warps, the whole of its registers
     if row.kernel == "hopper.forward.forward_kernel" or "grouped" in row.case:
-        # Three consumers of the forward have 160 registers a thread; the backward's walk over a group's heads needs what its accumulators leave.
+        # Three consumers of the forward have 160 registers a thread; the backward's walk over a group's heads needs
+        # what its accumulators leave.
         return 340
     if row.kernel == "variants.tile_lists.tile_lists_kernel":
         return 200  # the pairs of a whole tile are in its registers, and it runs once for a mask
     if row.kernel.startswith("variants.") and (is_heavy(row) or f"D={MAX_D}" in row.case):
-        return 4_600 if row.capability in (hardware.LEAST_CAPABILITY, 100) else 1_200  # a bias on data-center Blackwell: not measured
+        return (
+            4_600 if row.capability in (hardware.LEAST_CAPABILITY, 100) else 1_200
+        )  # a bias on data-center Blackwell: not measured
     if row.kernel.startswith("forward.") and f"D={MAX_D}" in row.case:
         return 200
     if row.kernel.startswith("backward.") and f"D={MAX_D}" in row.case:
@@ -367,21 +282,26 @@ def faults(row: Row) -> list[str]:
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
     heads = ("kernel", "case", "capability", "warps", "stages", "registers", "shared bytes", "spilled bytes", "faults")
-    lines = ([*map(str, astuple(row)[:-1]), "; ".join(faults(row)) or "none"] for row in rows)
+    lines = ([*map(str, row[:-1]), "; ".join(faults(row)) or "none"] for row in rows)
     return tables.markdown(heads, lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the table to the file that is named. Returns 1 where a row has a fault, which is then printed; else 0."""
-    parser = argparse.ArgumentParser(prog="python -m fa_tutorial.compile_report", description=__doc__.splitlines()[0])
+    words = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(prog="python tools/compile_report.py", **words)
     parser.add_argument("file", type=Path, help="where the table goes, in Markdown")
     file = parser.parse_args(arguments).file
     rows = rows_for()
     file.write_text(markdown(rows), encoding="utf-8")
-    wrong = [f"{row.kernel}, {row.case}, capability {row.capability}: {'; '.join(faults(row))}" for row in rows if faults(row)]
+    wrong = [
+        f"{row.kernel}, {row.case}, capability {row.capability}: {'; '.join(faults(row))}"
+        for row in rows
+        if faults(row)
+    ]
     print(f"{len(rows)} compiles, {len(wrong)} with faults: {file}", *wrong, sep="\n")
     return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

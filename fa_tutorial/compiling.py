@@ -1,0 +1,162 @@
+"""Compile kernels for GPUs that aren't there, and read what ptxas says: chapters 2, 8 and 9, and tools/compile_report.
+
+Triton and its ptxas compile for any NVIDIA GPU on any machine with Linux. The launchers themselves are called, on
+tensors without memory (device "meta"), and each launch is compiled instead. That takes a process that was started with
+Triton's interpreter off: `in_a_process` starts one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from fa_tutorial import hardware, layout, tuned
+
+# Bytes of shared memory that one block may ask for (opt-in), by compute capability. CUDA programming guide, table of
+# technical specifications. T4; A100; RTX 30xx; RTX 40xx; H100, H200; B200; RTX 50xx.
+SHARED_LIMITS = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+SERIALISED = ("C7510", "C7511", "C7512", "C7514", "C7515", "C7517")  # ptxas waits for a wgmma before it starts the next: right, and slow
+
+
+class Row(NamedTuple):
+    """What a compile gave. registers: a thread's; shared: bytes a block; spills: bytes stored and loaded a thread.
+
+    warnings: ptxas's codes for a wgmma that it serialised, of SERIALISED.
+    """
+
+    kernel: str
+    case: str
+    capability: int
+    num_warps: int
+    num_stages: int
+    registers: int
+    shared: int
+    spills: int
+    warnings: tuple[str, ...]
+
+
+Call = tuple[str, Callable[[], Any]]  # a case in words, and the call of a launcher
+HEADS, LENGTH = 16, 4096
+
+
+def inputs(dtype: torch.dtype, D: int, S: int = LENGTH) -> list[torch.Tensor]:
+    """q, k, v, o, do and lse without memory: (1, HEADS, S, D) each, and (1, HEADS, S)."""
+    return [torch.empty(1, HEADS, S, D, dtype=dtype, device="meta") for _ in range(5)] + [torch.empty(1, HEADS, S, device="meta")]
+
+
+class StandInDriver:
+    """What Triton asks its driver for, of a GPU that is not there."""
+
+    def __init__(self, capability: int):
+        self.capability = capability
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability  # so that every capability has compiled kernels of its own
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def compiling_for(capability: int) -> Iterator[list[tuple[str, Any, str]]]:
+    """Within, launches compile for this capability and run nothing. Yields the list of (kernel's name, compiled kernel,
+    what ptxas said).
+    """
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    launched = []
+    run = JITFunction.run
+
+    def compile_only(kernel, *arguments, grid, warmup, **options):
+        log = io.StringIO()
+        with contextlib.redirect_stdout(log):  # where Triton prints ptxas's words
+            compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
+        launched.append((f"{kernel.__module__.removeprefix('fa_tutorial.')}.{kernel.__name__}", compiled, log.getvalue()))
+
+    card = hardware.Card("stand-in", capability, SHARED_LIMITS[capability], multiprocessors=132)
+    patched = {"card": lambda index: card, "card_of": lambda tensor: card, "require_kernel_device": lambda tensor, name: None}
+    places = [
+        (module, name) for key, module in sys.modules.items() if key.startswith("fa_tutorial") for name in patched if hasattr(module, name)
+    ]
+    kept = [getattr(module, name) for module, name in places]
+    driver.set_active(StandInDriver(capability))
+    JITFunction.run = compile_only
+    for module, name in places:
+        setattr(module, name, patched[name])
+    try:
+        yield launched
+    finally:
+        JITFunction.run = run
+        for (module, name), value in zip(places, kept, strict=True):
+            setattr(module, name, value)
+        tuned.launching._prepared.clear()
+        tuned.descriptors.can_use_tma.cache_clear()
+
+
+def compile_calls(capability: int, calls: Iterable[Call]) -> Iterator[Row]:
+    """A row for each different kernel that the calls launch. Needs a process that was started with Triton's interpreter
+    off.
+    """
+    seen = set()
+    with compiling_for(capability) as launched:
+        for case, call in calls:
+            call()
+            tuned.launching._prepared.clear()
+            for kernel, compiled, log in launched:
+                if compiled.hash not in seen:
+                    seen.add(compiled.hash)
+                    options = compiled.metadata
+                    registers, spills, warnings = read_ptxas(log)
+                    yield Row(kernel, case, capability, options.num_warps, options.num_stages, registers, options.shared, spills, warnings)
+            launched.clear()
+
+
+def read_ptxas(log: str) -> tuple[int, int, tuple[str, ...]]:
+    """(registers a thread, bytes spilled a thread, warnings of serialised wgmma) in what `ptxas -v` says."""
+    registers = re.search(r"Used (\d+) registers", log)
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
+    if registers is None or not spills:
+        raise RuntimeError(f"ptxas says nothing of registers and spills: {log!r}")
+    return int(registers[1]), sum(map(int, spills)), tuple(code for code in SERIALISED if code in log)
+
+
+def in_a_process(code: str) -> Any:
+    """What `code` prints in its last line, JSON, where Triton compiles everything anew, whatever it does in this
+    process.
+
+    `code` has json, and imports what this process could. RuntimeError with its words where it fails.
+    """
+    settings = {hardware.INTERPRETER_SWITCH: "0", "TRITON_ALWAYS_COMPILE": "1", "TRITON_DUMP_PTXAS_LOG": "1"}
+    environment = os.environ | settings | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    run = subprocess.run([sys.executable, "-c", f"import json; {code}"], env=environment, capture_output=True, text=True)
+    if run.returncode:
+        raise RuntimeError(f"{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def softmax_calls() -> Iterator[Call]:
+    """Chapter 2's softmax, whose row fits in ever fewer registers."""
+    for columns in (1024, 4096, 16_384, layout.MAX_SOFTMAX_COLUMNS):
+        yield f"fp32 {columns:,} columns", partial(layout.softmax, torch.empty(64, columns, device="meta"))
+
+
+def softmax_rows(capability: int) -> list[Row]:
+    """What becomes of softmax_calls on a GPU of this compute capability."""
+    code = f"list(compiling.compile_calls({capability}, compiling.softmax_calls()))"
+    return [Row(*row) for row in in_a_process(f"from fa_tutorial import compiling; print(json.dumps({code}))")]

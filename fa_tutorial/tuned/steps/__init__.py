@@ -1,0 +1,127 @@
+"""Chapter 8's forward, one step at a time: a file for each step, with the whole kernel, from chapter 5's to
+tuned.forward's.
+
+A step is shown as the diff of its file to the one before, and run as the kernel that stands there, so what you see is
+what is measured.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fa_tutorial.forward import choose_config
+from fa_tutorial.hardware import card_of, require_triton
+from fa_tutorial.source import defined, source_of
+from fa_tutorial.tiles import TileConfig, heads, padded_d
+from fa_tutorial.tuned import forward
+from fa_tutorial.tuned.descriptors import can_use_tma, descriptor_template
+from fa_tutorial.tuned.launching import signature_of
+
+triton = require_triton("Chapter 8 (fa_tutorial.tuned)")
+
+TILE = TileConfig(64, 64, 4, 3)  # with which the steps are compared
+LARGER = {64: TileConfig(64, 128, 4, 2), 128: TileConfig(128, 64, 4, 2)}  # by D: a tile that needs more registers
+FOLDER = Path(__file__).parent
+STORED = FOLDER.with_name("steps_sm90.json")  # what ptxas makes of each: tools/machine_code.py
+CHAPTER_5 = FOLDER / "chapter_5.py"
+# In the order of the chapter: step -> the file that holds its kernel.
+STEPS = {
+    "base 2": FOLDER / "base_2.py",
+    "one division": FOLDER / "one_division.py",
+    "guard": FOLDER / "guard.py",
+    "round up": FOLDER / "round_up.py",
+    "descriptors": FOLDER / "descriptors.py",
+    "load ahead": FOLDER / "load_ahead.py",
+    "order": FOLDER / "order.py",
+}
+
+
+def file_of(step: str) -> Path:
+    """The file with the kernel after `step`; "" for chapter 5's."""
+    return Path(STEPS[step]) if step else CHAPTER_5
+
+
+def before(step: str) -> str:
+    names = ["", *STEPS]
+    return names[names.index(step) - 1]
+
+
+def diff(step: str) -> str:
+    """What `step` changes from attend on. softmax_step is left out: in base 2 it is exercise 8.2, and "guard" drops it."""
+    texts = (file_of(name).read_text(encoding="utf-8") for name in (before(step), step))
+    return changes(*(text[text.index("@triton.jit\ndef attend") :] for text in texts))
+
+
+def changes(old: str, new: str) -> str:
+    """A unified diff with a line of context, and an empty line between its parts."""
+    lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), n=1, lineterm=""))[2:]
+    return "\n".join("" if line.startswith("@@") else line for line in lines).strip("\n")
+
+
+def show(step: str) -> None:
+    """Show diff(step) in a notebook, coloured."""
+    _display(diff(step))
+
+
+def show_between(old: Callable, new: Callable) -> None:
+    """Show the diff of two jitted functions, without their docstrings."""
+    _display(changes(*map(plain, (old, new))))
+
+
+REMARK = re.compile(r"  # (?:fmt: skip|\(\d.*)$", re.MULTILINE)  # for the formatter, or on an equation
+
+
+def plain(function: Callable) -> str:
+    """The text of a jitted function, without its docstring, and without remarks that a diff need not show."""
+    lines = source_of(function).splitlines()
+    [definition] = ast.parse("\n".join(lines)).body
+    docstring = definition.body[0]
+    del lines[docstring.lineno - 1 : docstring.end_lineno]
+    return REMARK.sub("", "\n".join(lines))
+
+
+def _display(text: str) -> None:
+    from IPython.display import Markdown, display
+
+    display(Markdown(f"```diff\n{text}\n```"))
+
+
+def kernel(step: str = "", **functions: Callable):
+    """The kernel after `step`. functions: jitted functions that take the place of its own, softmax_step for one."""
+    file = file_of(step)
+    state = file.stat()  # a file that changes makes another kernel
+    return _kernel(file, (state.st_mtime_ns, state.st_size), tuple(functions.items()))
+
+
+@functools.cache  # while it is timed, a call must not take longer than its kernel
+def _kernel(file: Path, state: tuple[int, int], functions: tuple):
+    names = defined(file.read_text(encoding="utf-8"), {"__name__": f"{__name__}.{file.stem}"}, str(file))
+    names.update(functions)  # a kernel looks its functions up when it is first launched
+    return names["flash_forward_kernel"]
+
+
+def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float,
+                  *, step: str, tile: TileConfig | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """forward.flash_forward of chapter 5 by the kernel after `step`, for what forward.applies to. tile: chapter 5's
+    unless given.
+    """
+    (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
+    tile = tile or choose_config(D, q.dtype, card_of(q).shared_memory)
+    done = list(STEPS).index(step) if step else -1
+    tma = done >= list(STEPS).index("descriptors") and can_use_tma(signature_of(q, k, v))
+    rows = (tile.block_m, tile.block_n, tile.block_n, tile.block_m)
+    tensors = [descriptor_template(x, n)(x) if tma else heads(x) for x, n in zip((q, k, v, o), rows, strict=True)]
+    at_once = (forward.heads_at_once(S_k),) if done >= list(STEPS).index("order") else ()
+    kernel(step)[(triton.cdiv(S_q, tile.block_m) * B * H_q,)](
+        *tensors, lse, H_q, H_k, *at_once, S_q, S_k, D, scale, IS_CAUSAL=is_causal, BLOCK_D=padded_d(D), **tile.launch()
+    )
+    return o, lse

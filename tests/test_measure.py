@@ -1,0 +1,168 @@
+"""tools/measure: what it measures is what is stored, its kernels attend, and an interruption keeps every finished row."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from attention_cases import check_attention
+from buffers import DEVICE, needs_gpu, randn
+
+from fa_tutorial import hardware
+from fa_tutorial.bench import chapter_8 as pages
+from fa_tutorial.bench import results, sweep, timing
+from fa_tutorial.bench.cases import Case, Shape, about
+from fa_tutorial.bench.measure import measure
+from fa_tutorial.tiles import TileConfig
+from fa_tutorial.tuned import steps
+from measure import __main__ as command
+from measure import chapter_8, chapter_9, chapter_10, chapters_0_to_7, clocks, tuned_steps
+
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
+
+
+@pytest.mark.parametrize("chapter", command.MEASURED)
+def test_what_is_measured_is_what_is_stored(chapter):
+    """Renaming a field would measure everything again."""
+    stored = results.read(results.FOLDER / "h200.json")
+    for key in command.MEASURED[chapter]:
+        missing = [about for about, _ in command.measurements(chapter, key) if not sweep.is_done(about, stored[key])]
+        assert missing == []
+
+
+def test_an_interruption_keeps_every_finished_row(monkeypatch, tmp_path, capsys):
+    """And a second run measures what is missing, of the chapters that are named."""
+    ran, broken = [], [True]
+
+    def measured(name: str):
+        ran.append(name)
+        if name == "second" and broken:
+            raise KeyboardInterrupt
+        return {"ms": 1.0}
+
+    def cases(chapter: int, *names: str):
+        return {"kernels": [lambda: ((about(chapter, "add", name), lambda name=name: measured(name)) for name in names)]}
+
+    monkeypatch.setattr(command, "MEASURED", {2: cases(2, "first", "second"), 3: cases(3, "third")})
+    monkeypatch.setattr(command, "require_gpu", lambda: None)
+    monkeypatch.setattr(sweep, "measure_ceilings", dict)
+    monkeypatch.setattr(results, "provenance", lambda: dict.fromkeys(sweep.SAME, "test"))
+    path = tmp_path / "card.json"
+    assert command.main([str(path)]) == 130 and "the same command goes on from there" in capsys.readouterr().err
+    assert [row["provider"] for row in results.read(path)["kernels"]] == ["first"]
+    ran.clear(), broken.clear()
+    assert command.main([str(path), "--chapters", "2"]) == 0 and ran == ["second"]
+    assert capsys.readouterr().out == f"{path}: complete\n" and list(tmp_path.iterdir()) == [path]
+
+
+def test_without_a_gpu_nothing_is_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(timing.hardware, "device", lambda: torch.device("cpu"))
+    assert command.main([str(tmp_path / "card.json")]) == 1 and list(tmp_path.iterdir()) == []
+    assert "measuring needs a CUDA GPU" in capsys.readouterr().err
+
+
+TOOL_COMMANDS = (["-m", "measure"], ["compile_report.py"], ["machine_code.py"], ["store_notebooks.py"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", TOOL_COMMANDS, ids=lambda command: command[-1])
+def test_each_tool_has_a_help(command):
+    run = subprocess.run([sys.executable, *command, "--help"], cwd=TOOLS, capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout.startswith("usage: ")
+
+
+@pytest.mark.parametrize("name", tuned_steps.ATTENTIONS)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_steps_of_the_tuning_compute_attention_and_its_gradients(name, is_causal):
+    check_attention(tuned_steps.ATTENTIONS[name], 2, 16, 16, is_causal)
+
+
+def test_the_fastest_tile_is_measured_once(monkeypatch):
+    """Of three tiles one does not fit and the last is the fastest."""
+    tiles = [TileConfig(16, 16, warps, 1) for warps in (1, 2, 4)]
+    ran = []
+
+    def run(tile):
+        ran.append(tile)
+        if tile.num_warps == 1:
+            raise tuned_steps.OutOfResources(300_000, 232_448, "shared memory")
+
+    monkeypatch.setattr(tuned_steps, "candidates", lambda *kind: tuple(tiles[1:]))
+    monkeypatch.setattr(tuned_steps.triton.testing, "do_bench", lambda run: [run(), 1 / ran[-1].num_warps][1])
+    q = randn(1, 1, 16, 24)
+    assert [tuned_steps.fastest("forward", tiles[0], q, q, False, run) for _ in range(2)] == [tiles[-1]] * 2 and ran == tiles
+
+
+@pytest.mark.parametrize("variant", chapter_10.CONTESTS)
+def test_a_variant_is_measured_beside_the_same_one(variant, monkeypatch):
+    """FlexAttention runs eagerly here, and the window is shorter, so that it hides something."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(chapter_10, "WINDOW", 40)
+    contest = chapter_10.CONTESTS[variant](128, 2)
+    q, k, v = (randn(1, 2, 128, 16, seed=seed) for seed in range(3))
+    pairs = contest.flex(q, torch.zeros_like(k), torch.eye(128, device=DEVICE).expand(1, 2, 128, 128)) > 0
+    assert (contest.ours(q, k, v) - contest.flex(q, k, v)).abs().max() < 1e-4
+    assert pairs[0, 0].sum() == contest.pairs
+
+
+@needs_gpu
+def test_chapter_8s_kernels_are_measured():
+    shape, tile = Shape(1, 2, 2, 256, 256, 64, False), TileConfig(64, 64, 4, 2)
+    assert pages.tile_row(tile, shape).keys() >= {"ms", "registers", "shared_bytes"}
+    assert pages.steps_in_turns(shape, chapter_8.counted_in_turns)["tuned"]["cycles"] > 0
+    assert chapter_8._idea_row("none", tile, shape)["ms"] > 0 and chapter_8._transposed_row("transposed", shape)["ms"] > 0
+    assert chapter_8._first_call_row().keys() >= {"forward_s", "backward_s", "next_bucket_s", "host_fwd_us", "configurations"}
+    for mode in ("fwd", "fwd_bwd"):
+        row = chapter_8._short_row("tuned", mode, Shape(1, 2, 2, 64, 64, 64, True))
+        assert 0 < row["graph_us"] < row["call_us"] < 1e5
+
+
+@pytest.mark.parametrize("mode", ["fwd", "bwd"])
+def test_what_auto_goes_by_is_one_launchers_time(monkeypatch, mode):
+    """The backward's by itself: its three gradients, where the forward gives o and lse."""
+    ran = []
+    monkeypatch.setattr(chapter_9, "graph_of", lambda call: SimpleNamespace(replay=call))
+    monkeypatch.setattr(chapter_9, "repeated_us", lambda replay: [ran.extend(replay()), 1.0][1])
+    assert chapter_9._auto_rule_row("tuned", 32, 16, 2, True, mode) == {"graph_us": 1.0}
+    assert [x.dim() for x in ran] == ([4, 3] if mode == "fwd" else [4, 4, 4])
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
+    """One loop for two in chapter 5, tiles that are transposed later in chapter 7: each is compared with the kernel
+    before it is timed.
+    """
+    monkeypatch.setattr(chapters_0_to_7, "timed_in_turns", lambda calls, flops: {name: call() for name, call in calls.items()})
+    shape = Shape(1, 2, 1, 70, 80, 16, is_causal)
+    assert len(chapters_0_to_7._loops_in_turns(shape)) == len(chapters_0_to_7._transposed_in_turns(shape)) == 2
+
+
+@needs_gpu
+def test_two_calls_take_twice_the_cycles_of_one():
+    x = timing.randn(4096, 4096)
+    before = clocks.read_clocks()
+    cycles = clocks.cycles_in_turns({"one": lambda: x @ x, "two": lambda: (x @ x, x @ x)})
+    assert cycles["two"] == pytest.approx(2 * cycles["one"], rel=0.1)
+    fastest = float(hardware.nvidia_smi("clocks.max.sm").split()[0])
+    assert 0.2 * fastest < clocks.mhz_between(before, clocks.read_clocks()) <= 1.01 * fastest
+
+
+def test_chapter_8s_steps_run_with_a_tile(monkeypatch):
+    monkeypatch.setattr(chapter_8, "timed_in_turns", lambda calls, flops: {name: {"o": call()[0]} for name, call in calls.items()})
+    shape = Shape(1, 2, 2, 70, 70, 64, True)
+    rows = chapter_8._in_turns.__wrapped__(shape, pages.LARGER_STEPS, steps.LARGER[64])
+    assert tuple(rows) == pages.LARGER_STEPS and {row["tile"] for row in rows.values()} == {"64x128, 4 warps, 2 stages"}
+    assert all(torch.allclose(row["o"].float(), rows["order"]["o"].float(), atol=2e-3) for row in rows.values())
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", [*tuned_steps.ATTENTIONS, *chapter_9.STEPS])
+def test_every_step_is_measured(name):
+    attention = (tuned_steps.ATTENTIONS | chapter_9.STEPS)[name]
+    row = measure(Case(name, "fwd", "fp16", Shape(1, 4, 2, 256, 256, 64, True)), attention)
+    if row["ms"] is None:
+        assert name in chapter_9.STEPS and "capability 9.0" in row["reason"]
+    else:
+        assert 0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100

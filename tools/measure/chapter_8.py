@@ -1,0 +1,438 @@
+"""Chapter 8: the ablation, tiles, steps, ideas that don't help, first calls, short sequences, clocks and counters."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from fa_tutorial import hardware, tuned
+from fa_tutorial.attention import flash_attention
+from fa_tutorial.bench import peers
+from fa_tutorial.bench.cases import Case, Shape, about, literature
+from fa_tutorial.bench.chapter_8 import (
+    LARGER_STEP_OF,
+    LARGER_STEPS,
+    LONGEST_FIRST,
+    POINT,
+    SHORT,
+    SHORT_GRIDS,
+    STEP_OF,
+    WHOLE,
+    at_4096,
+    flops_of,
+    graph_of,
+    in_words,
+    inputs,
+    steps_in_turns,
+    tile_row,
+)
+from fa_tutorial.bench.measure import call_of, measure
+from fa_tutorial.bench.sweep import Measurement
+from fa_tutorial.bench.timing import first_call_s, randn, timed, timed_in_turns
+from fa_tutorial.tiles import TileConfig
+from fa_tutorial.tuned import autotuning, steps
+from measure import experiments, tuned_steps
+from measure.clocks import cycles_in_turns, mhz_between, read_clocks
+
+TOOLS = str(Path(__file__).parents[1])
+
+
+def python(call: str) -> list[str]:
+    """The command that calls a function of this module in a process of its own."""
+    code = f"import sys; sys.path.insert(0, {TOOLS!r}); from measure import chapter_8; chapter_8.{call}"
+    return [sys.executable, "-c", code]
+
+
+ABLATION = ("basic", *tuned_steps.ATTENTIONS)
+# B = 4, H = 8, D = 64, causal, S = 16,384, forward and backward: the setting of the published ablation that the chapter
+# quotes.
+PUBLISHED = Shape(4, 8, 8, 16_384, 16_384, 64, True)
+
+
+def ablation_cases() -> Iterator[Measurement]:
+    """Each step of the tuning, forward and backward, at S = 4,096; and in the published ablation's setting."""
+    cases = [
+        Case(step, mode, "fp16", shape) for shape in literature((4096,)) for mode in ("fwd", "bwd") for step in ABLATION
+    ]
+    cases += [Case(step, "fwd_bwd", "fp16", PUBLISHED) for step in ("sdpa_flash", "sdpa_cudnn", *ABLATION)]
+    for case in cases:
+        yield case.about(), partial(measure, case, tuned_steps.ATTENTIONS.get(case.provider))
+
+
+# ---------------------------------------------------------------- tiles
+
+TILES = {
+    64: [(64, 64, 4, stages) for stages in (1, 2, 3, 4)]
+    + [
+        (32, 64, 4, 3),
+        (64, 64, 8, 3),
+        (64, 128, 4, 2),
+        (128, 64, 4, 3),
+        (128, 64, 8, 3),
+        (128, 128, 4, 2),
+        (128, 128, 8, 2),
+    ],
+    128: [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 3), (128, 128, 4, 1), (128, 128, 8, 2)],
+}
+
+
+def tile_cases(is_causal: bool = False) -> Iterator[Measurement]:
+    """forward_kernel with many tiles, S = 4,096: its time, and what the compiler made of it."""
+    for D, tiles in TILES.items():
+        shape = at_4096(D, is_causal)
+        for tile in itertools.starmap(TileConfig, tiles):
+            yield about(8, "tile", in_words(tile), **vars(shape)), partial(tile_row, tile, shape)
+
+
+# ---------------------------------------------------------------- steps
+
+
+def step_cases() -> Iterator[Measurement]:
+    """Chapter 8's forward, all that its account compares, in turns at S = 4,096: its steps with one tile and a larger
+    one, and WHOLE.
+    """
+    for shape, name in itertools.product(literature((4096,)), (*STEP_OF, *LARGER_STEP_OF, *WHOLE)):
+        yield (
+            about(8, "step", name, **vars(shape)),
+            lambda shape=shape, name=name: steps_in_turns(shape, counted_in_turns)[name],
+        )
+
+
+def counted_in_turns(calls: dict[str, Callable[[], Any]], flops: int) -> dict[str, dict[str, Any]]:
+    """timed_in_turns' rows, with the SM cycles of each call."""
+    cycles = cycles_in_turns(calls)
+    return {name: row | {"cycles": cycles[name]} for name, row in timed_in_turns(calls, flops=flops).items()}
+
+
+def larger_cases() -> Iterator[Measurement]:
+    """LARGER_STEPS with steps.LARGER, in turns, at S = 512 and 4,096."""
+    for shape, step in itertools.product(literature((512, 4096)), LARGER_STEPS):
+        yield (
+            about(8, "larger", step, **vars(shape)),
+            lambda shape=shape, step=step: _in_turns(shape, LARGER_STEPS, steps.LARGER[shape.D])[step],
+        )
+
+
+def order_cases() -> Iterator[Measurement]:
+    """LONGEST_FIRST with steps.TILE, in turns, where one sequence has few programs: causal, B = 1."""
+    for D, (H, S), step in itertools.product((64, 128), SHORT_GRIDS, LONGEST_FIRST):
+        shape = Shape(1, H, H, S, S, D, True)
+        yield (
+            about(8, "order", step, **vars(shape)),
+            lambda shape=shape, step=step: _in_turns(shape, LONGEST_FIRST, steps.TILE)[step],
+        )
+
+
+@functools.cache
+def _in_turns(shape: Shape, names: tuple[str, ...], tile: TileConfig) -> dict[str, dict[str, Any]]:
+    q, k, v = inputs(shape)
+    calls = {
+        step: partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, step=step, tile=tile)
+        for step in names
+    }
+    return {step: row | {"tile": in_words(tile)} for step, row in timed_in_turns(calls, flops=flops_of(shape)).items()}
+
+
+# ---------------------------------------------------------------- ideas that do not help
+
+
+def experiment_cases() -> Iterator[Measurement]:
+    """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, each with several tiles; and k
+    transposed beforehand.
+    """
+    for D, tiles in ((64, ((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2))), (128, ((64, 64, 4, 2), (128, 64, 4, 2)))):
+        shape = at_4096(D, False)
+        for tile, idea in itertools.product(itertools.starmap(TileConfig, tiles), experiments.IDEAS):
+            yield (
+                about(8, "idea", idea, **vars(shape)) | {"tile": in_words(tile)},
+                partial(_idea_row, idea, tile, shape),
+            )
+    shape = at_4096(64, False)
+    yield about(8, "idea", "two_loops", **vars(shape)), partial(_two_loops_row, shape)
+    for how in ("as it is", "transposed", "transposed, its copy timed too"):
+        yield about(8, "k transposed", how, **vars(shape)), partial(_transposed_row, how, shape)
+
+
+def _idea_row(idea: str, tile: TileConfig, shape: Shape) -> dict[str, Any]:
+    q, k, v = inputs(shape)
+    error = (
+        (experiments.run(q, k, v, idea, tile) - tuned.flash_forward(q, k, v, False, shape.D**-0.5)[0])
+        .abs()
+        .max()
+        .item()
+    )
+    if not error < 2e-3:
+        return {"ms": None, "reason": f"wrong result: off by {error}"}
+    return timed(lambda: experiments.run(q, k, v, idea, tile), flops=flops_of(shape))
+
+
+def _two_loops_row(shape: Shape) -> dict[str, Any]:
+    """What becomes of a kernel with two warp-specialised loops."""
+    try:
+        experiments.run(*inputs(shape), "two_loops", TileConfig(64, 64, 4, 3))
+    except RuntimeError as error:
+        return {"reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+    return {"reason": "compiles"}
+
+
+def _transposed_row(how: str, shape: Shape) -> dict[str, Any]:
+    """The pointer path, which takes any strides, on k as (B, H, S, D), or on k copied to (B, H, D, S) beforehand."""
+    q, k, v = inputs(shape)
+    copied = k if how == "as it is" else k.mT.contiguous().mT
+
+    def call() -> Any:
+        keys = k.mT.contiguous().mT if how == "transposed, its copy timed too" else copied
+        return tuned.flash_forward(
+            q, keys, v, False, shape.D**-0.5, tile=TileConfig(64, 64, 4, 3), descriptors=False, in_order=False
+        )
+
+    return timed(call, flops=flops_of(shape))
+
+
+# ---------------------------------------------------------------- first calls and the host
+
+
+def _first_call_row() -> dict[str, Any]:
+    """first_calls() in a process of its own whose cache is empty."""
+    with tempfile.TemporaryDirectory() as cache:
+        run = subprocess.run(
+            python("first_calls()"),
+            env=os.environ | {"TRITON_CACHE_DIR": cache},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def first_calls() -> None:
+    """Print as JSON: seconds of first calls (D = 64, causal, 16 heads), microseconds of a call of many at S = 128,
+    where the host takes longer than the GPU, and configurations tried.
+    """
+
+    def call(S: int, backward: bool) -> Callable[[], Any]:
+        q, k, v = (randn(1, 16, S, 64).requires_grad_(backward) for _ in range(3))
+        o = flash_attention(q, k, v, is_causal=True, kernel="tuned")
+        return lambda: torch.autograd.grad(o, (q, k, v), torch.ones_like(o), retain_graph=True) if backward else None
+
+    found = {"forward_s": first_call_s(lambda: call(4096, False)), "backward_s": first_call_s(call(4096, True))}
+    found["same_bucket_s"] = first_call_s(lambda: call(3000, False))  # S no multiple of 16 is compiled for itself
+    found["same_bucket_again_s"] = first_call_s(lambda: call(2999, False))
+    found["next_bucket_s"] = first_call_s(lambda: call(8192, False))
+    bucket, autotuning.bucket = autotuning.bucket, lambda S: S  # a bad key: the length itself
+    found["bad_key_s"] = [round(first_call_s(lambda S=S: call(S, False)), 3) for S in (2997, 2995, 2993)]
+    autotuning.bucket = bucket
+    q, k, v = (randn(1, 1, 128, 64) for _ in range(3))
+    found["host_fwd_us"] = repeated_us(lambda: flash_attention(q, k, v, is_causal=True, kernel="tuned"))
+    found["host_bwd_us"] = repeated_us(call(128, True))
+    limit = hardware.shared_memory_limit()
+    found["configurations"] = {
+        kernel: len(autotuning.candidates(kernel, 64, limit)) for kernel in ("forward", "dkdv", "dq")
+    }
+    print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}))
+
+
+# ---------------------------------------------------------------- short sequences
+
+
+def short_cases() -> Iterator[Measurement]:
+    """Calls one after another, each launched by the host, and the same call replayed from a CUDA graph: causal, B = 8,
+    H = 8, D = 64.
+    """
+    for shape, mode, provider in itertools.product(
+        SHORT, ("fwd", "fwd_bwd"), ("sdpa_flash", "basic", "tuned", "hopper")
+    ):
+        yield about(8, "short", provider, **vars(shape)) | {"mode": mode}, partial(_short_row, provider, mode, shape)
+
+
+def _short_row(provider: str, mode: str, shape: Shape) -> dict[str, Any]:
+    do = randn(shape.B, shape.H_q, shape.S_q, shape.D)
+    q, k, v = (x.requires_grad_(mode != "fwd") for x in inputs(shape))
+    call = call_of(mode, partial(peers.provider(provider), q, k, v, shape.is_causal), (q, k, v), do)
+    return {"call_us": repeated_us(call), "graph_us": repeated_us(graph_of(call).replay)}
+
+
+def repeated_us(call: Callable[[], Any], calls: int = 500) -> float:
+    """Microseconds a call, of many in a row: the host's time or the GPU's, whichever is longer."""
+    for _ in range(20):
+        call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    torch.cuda.synchronize()
+    return round((time.perf_counter() - start) / calls * 1e6, 1)
+
+
+# ---------------------------------------------------------------- clocks and counters
+
+CLOCK_SECONDS = 2.0
+
+
+def clock_cases() -> Iterator[Measurement]:
+    """The clock and the power at which each provider's forward settles: D = 128, full, S = 4,096, again and again for
+    CLOCK_SECONDS.
+    """
+    for provider in ("sdpa_cudnn", "tuned", "sdpa_flash"):
+        yield about(8, "clock", provider, **vars(POINT)), partial(_clock_row, provider)
+
+
+def _clock_row(provider: str) -> dict[str, Any]:
+    q, k, v = inputs(POINT)
+    attend = peers.provider(provider)
+    return settled(lambda: attend(q, k, v, False), Case(provider, "fwd", "fp16", POINT).flops())
+
+
+def settled(call: Callable[[], Any], flops: int) -> dict[str, Any]:
+    """MHz, W and TFLOP/s of a call of so many FLOPs that is repeated for CLOCK_SECONDS, in the second half of them.
+
+    mhz: by the cycles that the SMs count; reported_mhz and watts: the medians of what nvidia-smi reports.
+    """
+
+    def repeat() -> int:
+        start, calls = time.perf_counter(), 0
+        while time.perf_counter() - start < CLOCK_SECONDS / 2:
+            for _ in range(20):
+                call()
+            torch.cuda.synchronize()
+            calls += 20
+        return calls
+
+    call()
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "100"]
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as sampler:
+        repeat()
+        before, start = read_clocks(), time.perf_counter()
+        calls = repeat()
+        after, took = read_clocks(), time.perf_counter() - start
+        sampler.terminate()
+        samples = [list(map(float, line.split(","))) for line in sampler.stdout if line.count(",") == 1]
+    second_half = samples[len(samples) // 2 :]
+    reported, watts = (round(statistics.median(values)) for values in zip(*second_half, strict=True))
+    rate = round(flops * calls / took / 1e12, 2)
+    return {"mhz": round(mhz_between(before, after)), "reported_mhz": reported, "watts": watts, "tflops": rate}
+
+
+# Nsight Compute's sections, and which of their metrics are kept: time, how busy pipes, memories and schedulers are,
+# warps that are there.
+SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "SchedulerStats", "Occupancy", "LaunchStats")
+KEPT = re.compile(
+    r"time_duration\.sum|pipe_(tensor|xu|fma|alu).*\.avg\.pct|(sm|lts|dram)__throughput\.avg\.pct"
+    r"|gpu__dram_throughput\.avg\.pct|dram__bytes_(read|write)\.sum|issue_active\.avg\.pct|warps_active\.avg\.pct"
+)
+BUSY_MEMORY = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
+MEMORY = f"dram__bytes_read.sum,dram__bytes_write.sum,{BUSY_MEMORY},gpu__time_duration.sum"
+PROFILED = {  # provider, mode -> the kernel's name
+    ("tuned", "fwd"): "forward_kernel",
+    ("hopper", "fwd"): "forward_kernel",
+    ("hopper", "bwd"): "backward_kernel",
+    ("sdpa_flash", "fwd"): "flash_fwd_kernel",
+    ("sdpa_cudnn", "fwd"): "cudnn",
+    ("tuned", "dk, dv"): "dkdv_kernel",
+    ("tuned", "dq"): "dq_kernel",
+}
+# The tuned forward's tile at POINT: under ncu, which holds the clock lower, another one would win.
+PROFILED_TILE = astuple(steps.LARGER[POINT.D])
+
+
+def counter_cases() -> Iterator[Measurement]:
+    """The counters of one launch of each kernel of PROFILED, at POINT. Needs Nsight Compute (ncu), and the right to
+    read counters.
+    """
+    for (provider, what), kernel in PROFILED.items():
+        tile = PROFILED_TILE if (provider, what) == ("tuned", "fwd") else ()
+        yield (
+            about(8, "counters", provider, **vars(POINT)) | {"mode": what},
+            partial(counter_row, provider, what, kernel, tile=tile),
+        )
+
+
+def counter_row(
+    provider: str, what: str, kernel: str, shape: Shape = POINT, metrics: str = "", tile: tuple = ()
+) -> dict[str, Any]:
+    """The counters of one launch of the kernel whose name matches `kernel`: those of SECTIONS, or `metrics`.
+
+    what: "fwd", or any part of the backward.
+    """
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        return {"reason": "ncu is not installed"}
+    command = [
+        ncu,
+        "--csv",
+        "--page",
+        "raw",
+        "--kernel-name",
+        f"regex:{kernel}",
+        "--profile-from-start",
+        "off",
+        "--launch-count",
+        "1",
+    ]
+    wanted = (
+        ["--print-units", "base", "--metrics", metrics]
+        if metrics
+        else [word for name in SECTIONS for word in ("--section", name)]
+    )
+    command += [*wanted, *python(f"launch({provider!r}, {what != 'fwd'}, {astuple(shape)}, {tile})")]
+    run = subprocess.run(command, capture_output=True, text=True)
+    lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
+    if run.returncode or len(lines) < 3:
+        return {"reason": f"ncu measured nothing: {(run.stdout + run.stderr).strip().splitlines()[-1:]}"}
+    values = pd.read_csv(io.StringIO(f"{lines[0]}\n{lines[-1]}"), thousands=",").iloc[0]
+    return {name: float(value) for name, value in values.items() if KEPT.search(name)}
+
+
+def memory_cases() -> Iterator[Measurement]:
+    """Bytes that chapter 5's forward and the tuned one, with its tile, read and write in HBM, and how busy HBM is.
+
+    At POINT. Needs ncu.
+    """
+    for provider, kernel, tile in (("basic", "flash_forward_kernel", ()), ("tuned", "forward_kernel", PROFILED_TILE)):
+        yield (
+            about(8, "memory", provider, **vars(POINT)),
+            partial(counter_row, provider, "fwd", kernel, metrics=MEMORY, tile=tile),
+        )
+
+
+def launch(provider: str, backward: bool, shape: tuple, tile: tuple) -> None:
+    """What ncu profiles: the forward or backward of Shape(*shape), once tiles are chosen; or the tuned forward with
+    this tile.
+    """
+    q, k, v = (x.requires_grad_(backward) for x in inputs(Shape(*shape)))
+    given = tile and partial(tuned.flash_forward, scale=q.shape[-1] ** -0.5, tile=TileConfig(*tile))
+    for turn in range(4):
+        if turn == 3:
+            torch.cuda.profiler.start()
+        o = (given or peers.provider(provider))(q, k, v, False)
+        if backward:
+            torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
+    torch.cuda.synchronize()
+
+
+def kernels_cases() -> Iterator[Measurement]:
+    """Everything of this module but the ablation, whose rows are attention's."""
+    first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
+    tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True))
+    of_steps = itertools.chain(step_cases(), larger_cases(), order_cases())
+    return itertools.chain(
+        of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
+    )

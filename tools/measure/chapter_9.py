@@ -1,0 +1,141 @@
+"""Chapter 9: the plain forward's loops, the finished kernel's steps, their errors, clocks, and from which size on
+"auto" takes Hopper's kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from fa_tutorial import hardware, hopper, reference, tuned
+from fa_tutorial.bench import peers
+from fa_tutorial.bench.cases import GRIDS, Case, Shape, about, literature
+from fa_tutorial.bench.chapter_8 import POINT, flops_of, graph_of, inputs
+from fa_tutorial.bench.chapter_9 import finished_errors
+from fa_tutorial.bench.measure import measure
+from fa_tutorial.bench.sweep import Measurement
+from fa_tutorial.bench.timing import randn
+from measure.chapter_8 import counted_in_turns, counter_row, repeated_us, settled
+
+hardware.require_triton("Chapter 9's measurements")
+from fa_tutorial.hopper import ladder  # noqa: E402
+
+
+def hopper_step(step: str) -> peers.Attention:
+    """The forward up to one of its steps; it has no gradient."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
+        if not hopper.applies(q, k, v, scale=1.0):
+            raise peers.Unsupported("chapter 9's kernel is for capability 9.0, fp16 and bf16, D = 64 and 128")
+        return hopper.flash_forward(q, k, v, is_causal, q.shape[3] ** -0.5, step=hopper.forward.STEPS[step])[0]
+
+    return attention
+
+
+STEPS = {f"hopper {step}": hopper_step(step) for step in hopper.forward.STEPS}  # by their providers' names
+
+
+def step_cases() -> Iterator[Measurement]:
+    """The kernel's steps at the twelve points. The kernel beside others is the sweep's provider "hopper"."""
+    for shape, (provider, attention) in itertools.product(GRIDS["points"].shapes, STEPS.items()):
+        case = Case(provider, "fwd", "fp16", shape)
+        yield case.about(), partial(measure, case, attention)
+
+
+LOOPS = {"in turns": ladder.attend, "overlapped": ladder.attend_overlapped, "one by one": ladder.attend_one_by_one}
+LADDER = {  # provider -> what flash_forward takes
+    f"{loop}, {stages} stages": {"attend": attend, "stages": stages}
+    for (loop, attend), stages in itertools.product(LOOPS.items(), (2, 3))
+}
+
+
+def ladder_cases() -> Iterator[Measurement]:
+    """The plain forward's loops, chapter 8's forward and this chapter's, in turns: full, S = 4,096 and 16,384."""
+    for shape in literature((4096, 16_384)):
+        for name in (*LADDER, "tuned", "hopper") if not shape.is_causal else ():
+            yield about(9, "ladder", name, **vars(shape)), lambda shape=shape, name=name: _in_turns(shape)[name]
+
+
+@functools.cache
+def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    q, k, v = inputs(shape)
+    calls = {name: partial(ladder.flash_forward, q, k, v, shape.D**-0.5, **options) for name, options in LADDER.items()}
+    calls["tuned"] = partial(tuned.flash_forward, q, k, v, False, shape.D**-0.5)
+    calls["hopper"] = partial(hopper.flash_forward, q, k, v, False, shape.D**-0.5)
+    return counted_in_turns(calls, flops=flops_of(shape))
+
+
+def error_cases() -> Iterator[Measurement]:
+    """The largest errors of the ladder's kernels and of the finished ones, and of plain attention."""
+    yield about(9, "ladder_errors", "hopper"), _error_row
+    for D in (64, 128):
+        yield about(9, "finished_errors", "hopper", D=D), partial(finished_errors, D)
+
+
+def _error_row() -> dict[str, Any]:
+    x = randn(512, 64)
+    q, k = x[:64], x[128:256]
+    scores = (ladder.scores(q, k) - q.float() @ k.float().T).abs().max().item()
+    q, k, v = (randn(2, 4, 1024, 64) for _ in range(3))
+    truth, _ = reference.attention(q, k, v)
+    found = {"forward": ladder.flash_forward(q, k, v, 64**-0.5), "plain": reference.naive_attention(q, k, v)}
+    errors = {name: (o - truth).abs().max().item() for name, o in found.items()}
+    return {"copied": torch.equal(ladder.copy(x), x), "scores": scores} | errors
+
+
+def clock_cases() -> Iterator[Measurement]:
+    """The clock, power and rate at which a plain matmul and two forwards settle, as chapter 8's clock_cases."""
+    for name in ("matmul", "hopper", "sdpa_cudnn"):
+        yield about(9, "settled", name), partial(_clock_row, name)
+
+
+def _clock_row(name: str) -> dict[str, Any]:
+    if name == "matmul":
+        a, b = randn(8192, 8192), randn(8192, 8192)
+        return settled(lambda: a @ b, 2 * 8192**3)
+    q, k, v = inputs(POINT)
+    attend = peers.provider(name)
+    return settled(lambda: attend(q, k, v, False), flops_of(POINT))
+
+
+def auto_rule_cases() -> Iterator[Measurement]:
+    """Small inputs, heads = B · H: the GPU's time alone, replayed from a CUDA graph. attention.HOPPER_FROM comes from
+    these.
+    """
+    sizes = itertools.product(
+        (256, 512, 1024), (64, 128), (16, 64, 256, 1024), (False, True), ("fwd", "bwd"), ("tuned", "hopper")
+    )
+    for S, D, heads, is_causal, mode, provider in sizes:
+        point = {"S": S, "D": D, "heads": heads, "is_causal": is_causal, "mode": mode}
+        yield about(9, "auto_rule", provider, **point), partial(_auto_rule_row, provider, **point)
+
+
+def _auto_rule_row(provider: str, S: int, D: int, heads: int, is_causal: bool, mode: str) -> dict[str, float]:
+    """The launchers themselves: autograd would run the backward on the forward's stream, which is not the one that is
+    captured.
+    """
+    launchers, scale = {"tuned": tuned, "hopper": hopper}[provider], D**-0.5
+    q, k, v, do = (randn(1, heads, S, D) for _ in range(4))
+    call = partial(launchers.flash_forward, q, k, v, is_causal, scale)
+    if mode == "bwd":
+        o, lse = call()
+        call = partial(launchers.flash_backward, q, k, v, o, do, lse, None, is_causal, scale)
+    return {"graph_us": repeated_us(graph_of(call).replay)}
+
+
+def busy_cases() -> Iterator[Measurement]:
+    """The counters of cuDNN's backward, beside chapter 8's of the other kernels. Needs Nsight Compute (ncu)."""
+    yield (
+        about(9, "busy", "sdpa_cudnn", **vars(POINT)) | {"mode": "bwd"},
+        partial(counter_row, "sdpa_cudnn", "bwd", "bprop"),
+    )
+
+
+def kernels_cases() -> Iterator[Measurement]:
+    """Everything of this module but the steps, whose rows are attention's."""
+    return itertools.chain(ladder_cases(), error_cases(), clock_cases(), auto_rule_cases(), busy_cases())
