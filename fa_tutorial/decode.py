@@ -483,12 +483,23 @@ def check_values(cache_seqlens, k_cache, block_table) -> None:
 class PagedCache:
     """Keys and values of several sequences and layers in pages, which go to the sequence that needs one and come back when it is done.
 
-    k, v: a cache for each layer, (num_pages, H_k, page_size, D). One block_table (B, pages of the longest sequence) serves all layers.
+    k, v: a cache for each of `layers` layers, (num_pages, H_k, page_size, D). Page n of every layer belongs to the same sequence, so one
+    block_table (B, pages of S_max tokens) serves all. One step of a model:
+
+        cache = PagedCache(layers=2, num_pages=64, H_k=4, page_size=16, D=64, B=8, S_max=1024, dtype=torch.float16, device="cuda")
+        cache.grow(b, tokens=1)                         # for each sequence b that has a new token
+        o = cache.attend(layer, q, k_new, v_new)        # in each layer
+        cache.release(b)                                # when sequence b is done
+
+    ValueError or TypeError for a size below 1, and for a sequence that isn't one of the B.
     """
 
     def __init__(self, layers: int, num_pages: int, H_k: int, page_size: int, D: int, B: int, S_max: int,
                  dtype: torch.dtype, device: torch.device):  # fmt: skip
-        self.page_size = check_block("page_size", page_size, MIN_DOT)
+        sizes = {"layers": layers, "num_pages": num_pages, "H_k": H_k, "D": D, "B": B, "S_max": S_max}
+        for name, size in sizes.items():
+            check_int(name, size)
+        self.page_size, self.S_max = check_block("page_size", page_size, MIN_DOT), S_max
         self.k, self.v = (torch.empty(layers, num_pages, H_k, page_size, D, dtype=dtype, device=device) for _ in range(2))
         self.block_table = torch.zeros(B, triton.cdiv(S_max, page_size), dtype=torch.int32, device=device)
         self.cache_seqlens = torch.zeros(B, dtype=torch.int32, device=device)
@@ -498,11 +509,11 @@ class PagedCache:
     def grow(self, b: int, tokens: int) -> None:
         """Make room for `tokens` more tokens of sequence b, and count them.
         MemoryError where no page is free, ValueError beyond S_max."""
-        length, pages = self.lengths[b] + tokens, self.pages[b]
-        most, size = self.block_table.shape[1], self.page_size
-        missing = triton.cdiv(length, size) - len(pages)
-        if len(pages) + missing > most:
-            raise ValueError(f"a sequence has at most {most} pages of {size} tokens, {length} do not fit")
+        self.check(b)
+        length, pages = self.lengths[b] + check_int("tokens", tokens), self.pages[b]
+        if length > self.S_max:
+            raise ValueError(f"a sequence has at most S_max = {self.S_max} tokens, {length} do not fit")
+        missing = triton.cdiv(length, self.page_size) - len(pages)
         if missing > len(self.free):
             found = f"{len(self.free)} of {self.k.shape[1]} are free"
             raise MemoryError(f"sequence {b} needs {missing} more pages, {found}: release one first")
@@ -512,8 +523,13 @@ class PagedCache:
         self.lengths[b] = length
         self.cache_seqlens[b] = length
 
+    def check(self, b: int) -> None:
+        if check_int("the sequence", b, minimum=0) >= len(self.lengths):
+            raise ValueError(f"the sequence must be 0 to {len(self.lengths) - 1}, got {b}")
+
     def release(self, b: int) -> None:
         """Give sequence b's pages back."""
+        self.check(b)
         self.free += self.pages[b]
         self.pages[b], self.lengths[b] = [], 0
         self.cache_seqlens[b] = 0

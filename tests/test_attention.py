@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -209,6 +210,29 @@ def test_torch_autocast(to):
     cast = [x.detach().to(to) for x in leaves]
     assert same([o.detach()], attend(*cast)[:1])
     assert same(torch.autograd.grad(o, leaves, do), (x.float() for x in differentiate(*cast, do)))
+
+
+def test_float64_is_refused_under_autocast_too():
+    """PyTorch's autocast leaves it as it is."""
+    q = randn(1, 2, 5, 16).double()
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16), pytest.raises(TypeError, match="float64"):
+        flash_attention(q, q, q)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_chapter_9s_backward_is_not_taken_where_bits_must_be_the_same(deterministic, monkeypatch):
+    """Its dq is added up in the order in which programs come."""
+    taken = []
+    chapter_9 = SimpleNamespace(applies=lambda *_: True, flash_backward=lambda *_: taken.append("chapter 9"))
+    monkeypatch.setattr(attention, "hopper", lambda: chapter_9)
+    monkeypatch.setattr(attention, "pick", lambda *_: "hopper")
+    q = randn(1, 2, 5, 16)
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        attention.run_backward(q, None, q, q, q, q, randn(1, 2, 5), False, 0.25, "auto")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert taken == ([] if deterministic else ["chapter 9"])
 
 
 @needs_gpu

@@ -408,6 +408,21 @@ def test_each_round_has_every_name_in_an_order_of_its_own():
     assert len({tuple(order) for order in rounds}) == 4
 
 
+def test_in_turns_each_call_is_warmed_up_and_timed_in_every_round(monkeypatch):
+    triton_testing = pytest.importorskip("triton.testing")
+    benched = []
+
+    def do_bench(call, warmup, rep, return_mode):
+        benched.append((call(), warmup > 0, rep > 0))
+        return [1.0, 2.0, 3.0]
+
+    monkeypatch.setattr(triton_testing, "do_bench", do_bench)
+    monkeypatch.setattr(timing, "require_gpu", lambda: None)
+    rows = timing.timed_in_turns({"a": lambda: "a", "b": lambda: "b"}, flops=4 * 10**9, rounds=3)
+    assert sorted(benched) == [("a", True, True)] * 3 + [("b", True, True)] * 3
+    assert rows["a"] == {"ms": 2.0, "ms_20": 1.0, "ms_80": 3.0, "tflops": 2.0}
+
+
 def test_chapter_8s_steps_run_in_turns():
     """Each attends before it is timed, with the tile that its row names; what has no kernel here gives a row with the reason."""
     outputs = {}

@@ -124,6 +124,18 @@ def test_an_h200_has_room_for_the_programs_of_a_wave():
     assert decode.choose_config(64, 128, torch.float16, False, 232_448).num_warps == 4, "a wgmma's"
 
 
+@pytest.mark.parametrize(("asked", "parts"), [(3, 3), (1, 1), (None, 2)])
+def test_the_keys_are_split_as_asked_or_as_chosen(asked, parts, monkeypatch):
+    """It doesn't show in the result."""
+    launched = []
+    kernel = decode.split_kernel
+    monkeypatch.setattr(decode, "split_kernel", type("Grids", (), {"__getitem__": lambda _, grid: launched.append(grid) or kernel[grid]})())
+    monkeypatch.setattr(decode, "choose_num_splits", lambda *_: 2)
+    (q, k, v, lengths), _ = Decode((2 * TILE,), H_k=1).call()
+    flash_decode(q, k, v, lengths, num_splits=asked)
+    assert launched == [(1, parts)]
+
+
 # ---------------------------------------------------------------- append
 
 
@@ -150,6 +162,15 @@ def test_appended_tokens_stand_where_they_are_looked_for(dtype, page):
                 where = (options["block_table"][b, n // page], slice(None), n % page) if page else (b, slice(None), n)
                 assert torch.equal(x[where], whole[where] if n >= length - 3 else torch.full_like(x[where], 7.0))
         assert torch.equal(x.isnan(), whole.isnan())
+
+
+def test_what_has_no_room_in_the_cache_is_not_written():
+    """Nobody checks lengths on a GPU. The operator is given a cache of 16 tokens in memory for 20."""
+    memory = torch.full((2, 1, 2, 20, 16), 7.0, device=DEVICE)
+    k, v = memory[..., :16, :]
+    news = torch.full((1, 2, 3, 16), 9.0, device=DEVICE)
+    decode.append(k, v, news, news, int32(17), None)
+    assert (memory[..., 14:16, :] == 9.0).all() and (memory[..., 16:, :] == 7.0).all()
 
 
 @pytest.mark.parametrize("page", [0, 16])

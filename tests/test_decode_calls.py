@@ -169,7 +169,7 @@ def test_a_cuda_graph_follows_the_lengths_and_nothing_waits_for_the_gpu():
 
 
 def test_pages_go_round():
-    cache = decode.PagedCache(1, num_pages=5, H_k=1, page_size=16, D=16, B=2, S_max=64, dtype=torch.float32, device=DEVICE)
+    cache = decode.PagedCache(1, num_pages=5, H_k=1, page_size=16, D=16, B=2, S_max=60, dtype=torch.float32, device=DEVICE)
     cache.grow(0, 33)
     cache.grow(1, 16)
     assert [len(pages) for pages in cache.pages] == [3, 1] and cache.cache_seqlens.tolist() == [33, 16]
@@ -177,13 +177,27 @@ def test_pages_go_round():
     assert len(cache.pages[0]) == 3, "its last page had room"
     with pytest.raises(MemoryError, match=r"sequence 1 needs 2 more pages, 1 of 5 are free"):
         cache.grow(1, 17)
-    with pytest.raises(ValueError, match=r"at most 4 pages of 16 tokens, 65 do not fit"):
+    with pytest.raises(ValueError, match=r"at most S_max = 60 tokens, 65 do not fit"):
         cache.grow(0, 17)
     cache.release(0)
     cache.grow(1, 17)
     assert cache.lengths == [0, 33] and cache.cache_seqlens.tolist() == [0, 33]
     held = cache.pages[1]
     assert cache.block_table[1, :3].tolist() == held and sorted(held + cache.free) == list(range(5))
+
+
+@pytest.mark.parametrize(("bad_call", "words"), [
+    (lambda cache: cache.grow(2, 1), "the sequence must be 0 to 1, got 2"),
+    (lambda cache: cache.grow(-1, 1), "the sequence must be at least 0, got -1"),
+    (lambda cache: cache.release(2), "the sequence must be 0 to 1, got 2"),
+    (lambda cache: cache.grow(0, -5), "tokens must be at least 1, got -5"),
+    (lambda cache: decode.PagedCache(1, -1, 1, 16, 16, 2, 64, torch.float32, DEVICE), "num_pages must be at least 1, got -1"),
+])  # fmt: skip
+def test_a_bad_call_of_the_paged_cache(bad_call, words):
+    cache = decode.PagedCache(1, 4, 1, 16, 16, 2, 64, torch.float32, DEVICE)
+    with pytest.raises(ValueError, match=words):
+        bad_call(cache)
+    assert cache.lengths == [0, 0] and len(cache.free) == 4
 
 
 @torch.no_grad()

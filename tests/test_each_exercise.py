@@ -19,12 +19,14 @@ from fa_tutorial.exercises.harness import Exercise, slipped
 from fa_tutorial.source import WIDTH, source_of
 
 EXERCISES = [exercise for chapter in catalogue.chapters() for exercise in catalogue.chapter_exercises(chapter)]
-MISTAKES = [
-    pytest.param(exercise, mistake, marks=[pytest.mark.slow] if exercise.launch else [])  # a kernel's takes seconds in the interpreter
-    for exercise in EXERCISES
-    for mistake in exercise.mistakes
-]
 CHAPTERS = sorted({exercise.chapter for exercise in EXERCISES})
+
+
+def marks(exercise: Exercise) -> list:
+    return [pytest.mark.slow] if exercise.launch else []  # a kernel's verdict takes seconds in the interpreter
+
+
+MISTAKES = [pytest.param(exercise, mistake, marks=marks(exercise)) for exercise in EXERCISES for mistake in exercise.mistakes]
 
 
 def answers(kind: str, name: str) -> list[tuple]:
@@ -66,7 +68,10 @@ def test_mistake_is_named(exercise, mistake, capsys):
     assert all(len(line) <= WIDTH for line in capsys.readouterr().out.splitlines()), "a page breaks a longer line inside a word"
 
 
-@pytest.mark.parametrize("wrong", answers("wrong_answers", "WRONG_ANSWERS"), ids=lambda wrong: f"{wrong[0]}-{name_of(wrong[1])}")
+@pytest.mark.parametrize("wrong", [
+    pytest.param(wrong, id=f"{wrong[0]}-{name_of(wrong[1])}", marks=marks(catalogue.find(wrong[0])))
+    for wrong in answers("wrong_answers", "WRONG_ANSWERS")
+])  # fmt: skip
 def test_wrong_answer_is_told_why(wrong):
     exercise_id, answer, *words = wrong
     words = words[0 if hardware.interpreter_on() else -1]

@@ -375,6 +375,18 @@ def test_the_generators_seed_decides_what_is_dropped():
     assert not same(first, call(q, q, q, dropout_p=0.3)), "the second draw of a seed is the first"
 
 
+def test_seed_and_offset_both_decide_what_is_dropped(monkeypatch):
+    """Both are drawn from PyTorch's generator."""
+    q = randn(1, 2, 20, 16)
+
+    def dropped(*rng):
+        monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.tensor(rng, device=DEVICE))
+        return call(q, q, q, dropout_p=0.3)
+
+    first = dropped(1, 2)
+    assert same(first, dropped(1, 2)) and not same(first, dropped(1, 3)) and not same(first, dropped(2, 2))
+
+
 # ---------------------------------------------------------------- an operator of PyTorch's
 
 
