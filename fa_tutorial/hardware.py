@@ -180,6 +180,10 @@ def require_triton(who: str) -> ModuleType:
 
 def require_kernel_device(tensor: torch.Tensor, name: str) -> None:
     """Raise RuntimeError where a Triton kernel cannot run on the device of `tensor`, which the message calls `name`."""
+    if not tensor.is_cuda and triton_imported_without_interpreter():
+        raise RuntimeError(
+            "Triton was imported before fa_tutorial, so its interpreter cannot run kernels. Restart Python, and import fa_tutorial first."
+        )
     if tensor.is_cuda or (interpreter_on() and tensor.device.type == "cpu"):
         return
     if tensor.device.type != "cpu":

@@ -1,8 +1,8 @@
 """The reader's own copies of the notebooks, in work/, which git ignores: `make lab` fills and opens it.
 
 A copy has no outputs, so that a reader can guess before running a cell, and is never written over. It keeps in its metadata which text of the
-chapter it was made from, so a newer chapter is noticed, and `take` puts it in the place of the old copy, whose answers it takes over; the old
-copy stays under a dated name.
+chapter it was made from, so a newer chapter is noticed, and `take` puts it in the place of the old copy, with each cell that the reader changed;
+the old copy stays under a dated name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -25,7 +25,6 @@ from fa_tutorial.exercises import catalogue
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS, COPIES = ROOT / "notebooks", ROOT / "work"
 CELL_SECONDS = 600
-EXERCISE = re.compile(r"^### Exercise (\d+\.\d+) ", re.MULTILINE)
 VERDICT = re.compile(r"^([✓✗·]) (\d+\.\d+) .*(?:\n  .*)*", re.MULTILINE)
 
 
@@ -44,9 +43,13 @@ def _chapter(number: int) -> Path:
     return found[number]
 
 
-def text_of(notebook: dict) -> str:
-    """A hash of what the cells say, without their outputs."""
-    return hashlib.sha256(json.dumps([cell["source"] for cell in notebook["cells"]]).encode()).hexdigest()[:16]
+def text_of(notebook: dict) -> dict[str, str]:
+    """A hash of each cell's text, by the cell's id."""
+    return {cell["id"]: _hash("".join(cell["source"])) for cell in notebook["cells"]}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def fill() -> None:
@@ -73,13 +76,12 @@ def _is_current(copy: Path, chapter: Path) -> bool:
     return json.loads(copy.read_bytes())["metadata"].get("fa_tutorial") == text_of(json.loads(chapter.read_bytes()))
 
 
-def _copy(chapter: Path, copy: Path, answers: Mapping[str, list[str]] | None = None) -> None:
-    """Copy a chapter without its outputs, with these answers in the cells of their exercises."""
+def _copy(chapter: Path, copy: Path, yours: Mapping[str, list[str]] | None = None) -> None:
+    """Copy a chapter without its outputs; `yours`: the texts of cells, by their ids, that take the place of the course's."""
     notebook = json.loads(chapter.read_bytes())
     notebook["metadata"]["fa_tutorial"] = text_of(notebook)
-    for exercise, cell in _answer_cells(notebook):
-        cell["source"] = (answers or {}).get(exercise, cell["source"])
     for cell in notebook["cells"]:
+        cell["source"] = (yours or {}).get(cell["id"], cell["source"])
         if cell["cell_type"] == "code":
             cell.update(outputs=[], execution_count=None)
     with copy.open("x", encoding="utf-8") as file:  # x: never over a file that is there
@@ -87,39 +89,31 @@ def _copy(chapter: Path, copy: Path, answers: Mapping[str, list[str]] | None = N
         file.write("\n")
 
 
-def _answer_cells(notebook: dict) -> Iterator[tuple[str, dict]]:
-    """Each exercise's number, and the cell of its answer, which is the first code cell under its heading."""
-    exercise = None
-    for cell in notebook["cells"]:
-        if found := EXERCISE.search("".join(cell["source"])):
-            exercise = found[1]
-        elif exercise and cell["cell_type"] == "code":
-            yield exercise, cell
-            exercise = None
-
-
-def _answers(copy: Path) -> dict[str, list[str]]:
-    """The cells of the exercises that were attempted."""
-    cells = {exercise: cell["source"] for exercise, cell in _answer_cells(json.loads(copy.read_bytes()))}
-    return {exercise: source for exercise, source in cells.items() if "raise NotImplementedError" not in "".join(source)}
-
-
 def take(numbers: Sequence[int]) -> None:
-    """Put the course's chapters in the place of the reader's copies, with their answers. The old copies stay under a dated name."""
+    """Put the course's chapters in the place of the reader's copies, and into them what the reader changed. The old copies stay."""
     for chapter in [_chapter(number) for number in numbers]:
         copy = COPIES / chapter.name
         if copy.exists() and _is_current(copy, chapter):
             print(f"{copy.relative_to(ROOT)} has the course's present text already. To begin it anew, rename it, and run make work")
             continue
-        answers = _answers(copy) if copy.exists() else {}
-        if copy.exists():
-            kept = copy.with_name(f"{copy.stem}.{datetime.datetime.now():%Y-%m-%d_%H%M%S}.ipynb")
-            copy.rename(kept)
-            print(f"your copy is now {kept.relative_to(ROOT)}")
         COPIES.mkdir(exist_ok=True)
-        _copy(chapter, copy, answers)
-        yours = f", with your answers to {', '.join(answers)}" if answers else ""
-        print(f"{copy.relative_to(ROOT)} is the course's chapter as it is now{yours}")
+        if not copy.exists():
+            _copy(chapter, copy)
+            print(f"{copy.relative_to(ROOT)} is the course's chapter as it is now")
+            continue
+        old = json.loads(copy.read_bytes())
+        made_from = old["metadata"].get("fa_tutorial") or text_of(old)  # a copy that doesn't say it has no cell to take along
+        there = text_of(json.loads(chapter.read_bytes()))
+        changed = [cell for cell in old["cells"] if made_from.get(cell["id"]) != _hash("".join(cell["source"]))]
+        yours = {cell["id"]: cell["source"] for cell in changed if cell["id"] in there}
+        kept = copy.with_name(f"{datetime.datetime.now():%Y-%m-%d_%H%M%S}.{copy.name}")  # the date first: JupyterLab cuts names
+        copy.rename(kept)
+        _copy(chapter, copy, yours)
+        print(f"{copy.relative_to(ROOT)} is the course's chapter as it is now, with the cells that you changed ({len(yours)})")
+        print(f"your old copy is {kept.relative_to(ROOT)}")
+        for cell in changed:
+            if cell["id"] not in there and "".join(cell["source"]).strip():
+                print(f"  a cell of yours is only there: the one that begins `{''.join(cell['source']).splitlines()[0]}`")
 
 
 def check(numbers: Sequence[int]) -> None:
@@ -128,6 +122,8 @@ def check(numbers: Sequence[int]) -> None:
 
     paths = {number: COPIES / _chapter(number).name for number in numbers or chapters()}
     there = {number: path for number, path in paths.items() if path.exists()}
+    if not there:
+        raise FileNotFoundError(f"there are no copies in {COPIES}: make lab, or make work, puts them there")
     for number, path in tqdm(there.items(), desc="running your copies", leave=False, disable=None):
         notebook = nbformat.read(path, as_version=4)
         notebooks.execute(notebook, COPIES, cell_seconds=CELL_SECONDS, allow_errors=True)
@@ -159,11 +155,9 @@ def lab(arguments: Sequence[str]) -> None:
     first = next(iter(chapters().values())).name
     # The root is the course's folder: ../images and ../GLOSSARY.md are found from work/. As the default address, so that --no-browser prints it.
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url=/lab/tree/{COPIES.name}/{first}"]
-    command += [
-        "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-    ]  # it would ask at the first start
     if hasattr(os, "geteuid") and os.geteuid() == 0:  # a rented machine's only user is often root
         command.append("--allow-root")
     sys.stdout.flush()
-    os.execve(sys.executable, [*command, *arguments], notebooks.kernel_environment())
+    # Without the question whether you want Jupyter's news, which lies over the first page.
+    config = os.pathsep.join(filter(None, [str(Path(__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]))
+    os.execve(sys.executable, [*command, *arguments], notebooks.kernel_environment(JUPYTER_CONFIG_PATH=config))

@@ -3,7 +3,7 @@
 import pytest
 
 from fa_tutorial import ledger
-from fa_tutorial.exercises import catalogue, check, harness, service
+from fa_tutorial.exercises import calls, catalogue, check, harness
 from fa_tutorial.source import WIDTH
 
 
@@ -27,15 +27,15 @@ def test_a_verdict_that_is_not_correct_ends_with_the_call_that_helps(answer, hel
 
 
 def test_hints_come_one_after_another(capsys):
-    service._hints_given.clear()
+    calls._hints_given.clear()
     hints = catalogue.find("0.1").hints
     for given in (*hints, hints[-1]):
-        service.hint("0.1")
+        calls.hint("0.1")
         assert given in " ".join(capsys.readouterr().out.split())
 
 
 def test_solution_shows_source_and_reasoning(capsys):
-    service.solution("0.4")
+    calls.solution("0.4")
     shown = capsys.readouterr().out
     assert "def attainable_flops" in shown and catalogue.find("0.4").reasoning in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= WIDTH, "a page breaks a longer line inside a word"
@@ -43,7 +43,7 @@ def test_solution_shows_source_and_reasoning(capsys):
 
 def test_progress_of_no_chapter():
     with pytest.raises(ValueError, match="no exercises of chapter 42; chapters with exercises: 0, 1"):
-        service.progress(42)
+        calls.progress(42)
 
 
 def test_progress_is_kept_and_survives_a_broken_file(tmp_path, monkeypatch, capsys):
@@ -52,26 +52,26 @@ def test_progress_is_kept_and_survives_a_broken_file(tmp_path, monkeypatch, caps
     check("0.4", min_roof)
     check("0.4", lambda intensity, peak_flops, bandwidth: peak_flops)  # what was once correct stays so
     capsys.readouterr()
-    service.progress()
+    calls.progress()
     assert "chapter 0: 1 of 4 done" in capsys.readouterr().out
     for broken in ("{ broken", "[]", '{"0.4": "solved", "0.3": ["correct"]}'):
         (tmp_path / "progress.json").write_text(broken)
-        service.progress(0)
+        calls.progress(0)
         assert capsys.readouterr().out == "chapter 0: 0 of 4 done   · 0.1  · 0.2  · 0.3  · 0.4\n"
 
 
 def test_answer_goes_on_with_yours_if_it_is_right(capsys):
-    assert service.answer("0.4", min_roof) is min_roof
+    assert calls.answer("0.4", min_roof) is min_roof
     assert capsys.readouterr().out == "0.4 attainable_flops: this is yours\n"
     for yours, why in ((max, "yours is not right yet"), (starter, "not attempted"), (ledger.attainable_flops, "not attempted")):
-        assert service.answer("0.4", yours) is catalogue.find("0.4").solution
+        assert calls.answer("0.4", yours) is catalogue.find("0.4").solution
         assert capsys.readouterr().out == f"0.4 attainable_flops: this is the course's solution ({why})\n"
 
 
 def test_answer_remembers_what_check_found(monkeypatch):
     check("0.4", min_roof)
     monkeypatch.setattr(harness, "judge", lambda *_: pytest.fail("judged again"))
-    assert service.answer("0.4", min_roof) is min_roof
+    assert calls.answer("0.4", min_roof) is min_roof
 
 
 def test_the_packages_own_function_is_no_answer():

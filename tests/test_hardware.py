@@ -56,6 +56,12 @@ def test_triton_imported_first_is_noticed():
     assert run.stdout == "True\n" and "restart and import fa_tutorial first" in run.stderr
 
 
+@without_gpu
+def test_a_kernel_says_that_triton_came_first():
+    run = python("import triton, torch; from fa_tutorial import flash_attention; q = torch.ones(1, 1, 4, 16); flash_attention(q, q, q)")
+    assert run.stderr.splitlines()[-1].startswith("RuntimeError: Triton was imported before fa_tutorial")
+
+
 @pytest.mark.parametrize(("value", "on"), [("1", True), ("true", True), ("YES", True), ("0", False), ("", False), (None, False)])
 def test_interpreter_on_reads_the_switch(value, on, monkeypatch):
     monkeypatch.delenv(hardware.INTERPRETER_SWITCH, raising=False)

@@ -12,8 +12,6 @@ from fa_tutorial.__main__ import main
 
 CHECK = "from fa_tutorial.exercises import check\n\ndef attainable_flops(intensity, peak_flops, bandwidth):\n    {body}"
 
-STARTER = "raise NotImplementedError"
-
 
 def write(path, *sources, text="A chapter."):
     cells = [new_markdown_cell(text, id="text"), *(new_code_cell(source, id=f"cell{i}") for i, source in enumerate(sources))]
@@ -36,31 +34,40 @@ def course(tmp_path, monkeypatch):
     return tmp_path
 
 
-def with_exercises(path, first, second, text="A chapter."):
-    """A notebook with exercises 1.1 and 1.2, a task of several cells, and an output."""
-    one, two = (new_markdown_cell(f"Then:\n\n### Exercise 1.{i} (★, 5 minutes)\n\nDo it.") for i in (1, 2))
-    output = new_output("execute_result", {"text/plain": "2"}, execution_count=3)
-    stored, again = (new_code_cell("1 + 1", outputs=[output], execution_count=3) for _ in range(2))
-    cells = [new_markdown_cell(text), stored, one, new_code_cell(first), again, two, new_code_cell(second)]
-    nbformat.write(new_notebook(cells=cells), path)
-
-
 def test_a_copy_has_no_outputs(course):
-    with_exercises(course / "notebooks" / "01_second.ipynb", STARTER, STARTER)
+    output = new_output("execute_result", {"text/plain": "2"}, execution_count=3)
+    stored = new_notebook(cells=[new_code_cell("1 + 1", outputs=[output], execution_count=3)])
+    nbformat.write(stored, course / "notebooks" / "01_second.ipynb")
     work.fill()
-    code = [cell for cell in cells_of(course / "work" / "01_second.ipynb") if cell["cell_type"] == "code"]
-    assert len(code) == 4 and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    [cell] = cells_of(course / "work" / "01_second.ipynb")
+    assert cell["outputs"] == [] and cell["execution_count"] is None
 
 
-def test_take_brings_the_answers_along(course, capsys):
-    """An exercise that was not attempted gets the new starter."""
+def change(path, **texts):
+    """Give the cells of these ids other texts, or add them, as a reader or a new version of the chapter does."""
+    notebook = nbformat.read(path, as_version=4)
+    there = {cell["id"]: cell for cell in notebook.cells}
+    for name, text in texts.items():
+        if name in there:
+            there[name]["source"] = text
+        else:
+            notebook.cells.append(new_code_cell(text, id=name))
+    nbformat.write(notebook, path)
+
+
+def test_take_brings_the_readers_cells_along(course, capsys):
+    """Those that the reader changed; the others are as the chapter has them now, and what has no place in it stays in the old copy."""
+    chapter, copy = (course / folder / "01_second.ipynb" for folder in ("notebooks", "work"))
+    write(chapter, "one", "two", "three", "gone")
     work.fill()
-    copy = course / "work" / "01_second.ipynb"
-    with_exercises(copy, "answer = 1", STARTER)
-    with_exercises(course / "notebooks" / "01_second.ipynb", STARTER, STARTER + "  # better", text="A better chapter.")
+    change(copy, cell0="answer = 1", cell3="answer = 4", mine="note = 0")
+    write(chapter, "one", "two, better", "three", text="A better chapter.")
     work.take([1])
-    assert [cells_of(copy)[place]["source"] for place in (0, 3, 6)] == [["A better chapter."], ["answer = 1"], [STARTER + "  # better"]]
-    assert "with your answers to 1.1\n" in capsys.readouterr().out
+    assert [cell["source"] for cell in cells_of(copy)] == [["A better chapter."], ["answer = 1"], ["two, better"], ["three"]]
+    shown = capsys.readouterr().out
+    assert "the cells that you changed (1)" in shown and "begins `answer = 4`" in shown and "begins `note = 0`" in shown
+    work.fill()
+    assert "all of the course's present text" in capsys.readouterr().out
 
 
 def test_missing_copies_are_made_and_none_is_written_over(course, capsys):
@@ -92,16 +99,16 @@ def test_a_newer_chapter_is_told_and_an_answer_or_an_output_is_no_newer_chapter(
 def test_take_keeps_the_old_copy_under_a_dated_name(course, capsys):
     work.fill()
     copy = course / "work" / "01_second.ipynb"
-    write(copy, "answer = 1")
+    change(copy, mine="answer = 1")
     write(course / "notebooks" / "01_second.ipynb", text="A better chapter.")
     assert main(["work", "take", "1"]) == 0
-    [kept] = copy.parent.glob("01_second.20*.ipynb")
+    [kept] = copy.parent.glob("20*.01_second.ipynb")
     assert cells_of(kept)[1]["source"] == ["answer = 1"] and cells_of(copy)[0]["source"] == ["A better chapter."]
     assert kept.name in capsys.readouterr().out
     work.fill()
     assert capsys.readouterr().out == "2 copies in work/, all of the course's present text\n"
     assert main(["work", "take", "1"]) == 0
-    assert "has the course's present text already" in capsys.readouterr().out and len(list(copy.parent.glob("01_second*"))) == 2
+    assert "has the course's present text already" in capsys.readouterr().out and len(list(copy.parent.glob("*01_second*"))) == 2
 
 
 def test_no_chapter_of_this_number_and_no_notebooks(course, capsys):

@@ -74,7 +74,8 @@ def table(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str, number: str = "
 def compare(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str, ours: str = "tuned") -> pd.DataFrame:
     """How many times as fast as each peer `ours` is: geometric mean, lowest and highest over the points where both were measured."""
     ms = table(rows, grid, mode, dtype, "ms")
-    ratios = ms.div(ms.get(ours, np.nan), axis=0).drop(columns=ours, errors="ignore").dropna(axis=1, how="all")
+    peers = [name for name in LABELS if name in ms and name != ours]
+    ratios = ms[peers].div(ms.get(ours, np.nan), axis=0).dropna(axis=1, how="all")
     geometric = np.exp(np.log(ratios).mean())
     return pd.DataFrame({"mean": geometric, "lowest": ratios.min(), "highest": ratios.max(), "points": ratios.count()})
 
@@ -103,8 +104,8 @@ def speed_table(rows: pd.DataFrame, grid: Grid, dtype: str = "fp16") -> str:
 
 
 def tflops_table(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str) -> str:
-    """TFLOP/s of every provider on every stored point of the grid, in Markdown; – where there is no number."""
-    stored = table(rows, grid, mode, dtype).dropna(how="all").dropna(axis=1, how="all")
+    """TFLOP/s of every provider of LABELS on every stored point of the grid, in Markdown; – where there is no number."""
+    stored = table(rows, grid, mode, dtype).filter(LABELS).dropna(how="all").dropna(axis=1, how="all")
     tflops = stored.map(lambda number: NOTHING if np.isnan(number) else f"{number:.0f}")
     lines = ((str(D), mask(is_causal), f"{S:,}", *cells) for (D, is_causal, S), *cells in tflops.itertuples())
     return markdown(["D", "mask", "S", *map(label, tflops)], lines)

@@ -1,4 +1,4 @@
-"""The tiles among which the tuned kernels choose, and @triton.autotune, which measures them on the card at hand."""
+"""Chapter 8: the tiles among which the tuned kernels choose, and @triton.autotune, which measures them on the card at hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors TMA can reach, and how to make their descriptors."""
+"""Chapter 8: which tensors TMA can reach, and how to make their descriptors."""
 
 from __future__ import annotations
 

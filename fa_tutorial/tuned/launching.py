@@ -1,4 +1,4 @@
-"""Launch a kernel again without Triton's binder, which inspects every argument of every call. That takes longer than a short kernel runs."""
+"""Chapter 8: launch a kernel again without Triton's binder, which inspects every argument of every call. That takes longer than a short kernel runs."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from fa_tutorial.exercises.forward_kernels import strides_of
+from fa_tutorial.exercises.forward_cases import strides_of
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator

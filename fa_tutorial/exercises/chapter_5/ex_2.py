@@ -3,7 +3,7 @@
 import torch
 
 from fa_tutorial.exercises.chapter_5.inner_step import BLOCKS, HALF, OVERLAP, half_inputs, logits, one_tile_inputs
-from fa_tutorial.exercises.forward_kernels import attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
+from fa_tutorial.exercises.forward_cases import attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
@@ -40,7 +40,7 @@ MISTAKES = {
     "the kernel computes the scale itself: scale is an argument, which the caller chooses": (S, f"(1 / tl.sqrt(D.to(tl.float32))) * {S[8:]}"),
     "acc is not divided: o = acc / l": (O, "acc, b, h"),
     "exp overflows: subtract the row's maximum before exp": (P, "tl.exp(s)"),
-    "with a scale other than 1 exp over- or underflows: m is the maximum of scale · q kᵀ, not of q kᵀ": ("tl.max(s, axis=1)", "tl.max(s / scale, axis=1)"),
+    "q kᵀ is rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't": (S, S.replace("dot(", "tl.dot(")),
     "q is multiplied by k, not by kᵀ: dot(q_tile, tl.trans(k_tile))": ("tl.trans(k_tile)", "k_tile"),
     "the sum runs over the queries, and l of key i divides row i: it runs over a row's keys, axis 1": ("tl.sum(p, axis=1)", "tl.sum(p, axis=0)"),
     "s − m[None, :] subtracts the m of row j from column j: m[:, None] gives one number to each row": ("m[:, None]", "m[None, :]"),

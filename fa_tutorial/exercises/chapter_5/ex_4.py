@@ -13,7 +13,7 @@ from fa_tutorial.exercises.chapter_5.inner_step import (
     one_tile_inputs,
     two_tiles_input,
 )
-from fa_tutorial.exercises.forward_kernels import (
+from fa_tutorial.exercises.forward_cases import (
     TILE,
     attention_case,
     by_infinity,

@@ -7,7 +7,7 @@ import torch
 
 from fa_tutorial import forward
 from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, OVERLAP, half_inputs, one_tile_inputs
-from fa_tutorial.exercises.forward_kernels import TILE, CausalTiles, attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
+from fa_tutorial.exercises.forward_cases import TILE, CausalTiles, attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend
 from fa_tutorial.matmul import tl, triton

@@ -7,7 +7,7 @@ import torch
 
 from fa_tutorial import forward
 from fa_tutorial.exercises.chapter_5.inner_step import HALF, OVERLAP, half_inputs, one_tile_inputs
-from fa_tutorial.exercises.forward_kernels import TILE, attention_case, draw_qkv, launch, tolerance, truth, with_fresh
+from fa_tutorial.exercises.forward_cases import TILE, attention_case, draw_qkv, launch, tolerance, truth, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend  # noqa: F401, for the changed solutions, as the next two
 from fa_tutorial.matmul import tl, triton  # noqa: F401

@@ -2,7 +2,7 @@
 
 import torch
 
-from fa_tutorial.exercises.forward_kernels import attention_case, draw_qkv
+from fa_tutorial.exercises.forward_cases import attention_case, draw_qkv
 
 OVERLAP = "two programs compute the same rows: program pid computes row block pid % row_blocks of batch and head pid // row_blocks"
 HALF = "fp16 works too (and bf16 on a GPU): the scores, m, l and acc stay float32"

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.forward_kernels import strides_of
+from fa_tutorial.exercises.forward_cases import strides_of
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
