@@ -47,7 +47,7 @@ WRONG_ANSWERS = (
     edit("7.4", "one loop with a mask", ("        full = tl.cdiv", "        full = S_q + 0 * tl.cdiv"),
          told="a tile is masked although each of its queries sees each of its keys", gpu=None),
     edit("7.4", "masked loop to the end", ("range(start, tl.minimum(full, S_q)", "range(start, S_q"),
-         told="the loop with the mask ends at full", gpu="dk and dv are sums over the blocks of queries"),
+         told="the loop with the mask ends at full", gpu="the one query sees all keys"),
     edit("7.4", "no batch", ("row = batch_head * S_q", "row = h * S_q"),
          told="its rows of lse and delta start at batch_head · S_q"),
     edit("7.4", "no batch where causal", ("        start = ", "        row = h * S_q\n        start = "),
