@@ -46,7 +46,7 @@ def flash_attention(
     Dtypes: fp16, bf16, fp32, one for all three; sums are float32. Under torch.autocast the inputs are cast to the autocast dtype.
     is_causal: query i sees keys 0 … i + S_k − S_q (bottom-right aligned, as flash-attn 2.1 and later). scale: 1/√D unless given; no gradient.
     kernel: "basic" for the kernels of chapters 5 and 7; "tuned" for those of chapter 8, whose first call of a kind measures which tiles are the
-    fastest on this GPU; "hopper" for chapter 9's on a GPU of compute capability 9.0. Where one does not apply, the next simpler one runs. "auto"
+    fastest on this GPU; "hopper" for chapter 9's, on a GPU of compute capability 9.0 alone. Inputs that one does not take go to the next simpler one. "auto"
     takes "hopper" on such a GPU where q is large enough (HOPPER_FROM), otherwise "tuned", and "basic" in the interpreter.
 
     Variants, by the kernels of chapter 10: leave kernel="auto" with them. They may be combined; to the scaled scores they apply in this order. Their

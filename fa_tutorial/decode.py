@@ -491,7 +491,7 @@ class PagedCache:
         o = cache.attend(layer, q, k_new, v_new)        # in each layer
         cache.release(b)                                # when sequence b is done
 
-    ValueError or TypeError for a size below 1, and for a sequence that isn't one of the B.
+    ValueError or TypeError for a size below 1, a page_size that isn't a power of two from 16 on, and a sequence that isn't one of the B.
     """
 
     def __init__(self, layers: int, num_pages: int, H_k: int, page_size: int, D: int, B: int, S_max: int,

@@ -61,6 +61,8 @@ def fill() -> None:
         if not copy.exists():
             _copy(chapter, copy)
             made += 1
+        elif _read(copy) is None:
+            print(f"{copy.relative_to(ROOT)} is no notebook any more; to set it aside: make take CHAPTER={number}")
         elif not _is_current(copy, chapter):
             older.append(number)
     if made:
@@ -72,8 +74,17 @@ def fill() -> None:
         print(f"{len(found)} copies in {COPIES.name}/, all of the course's present text")
 
 
+def _read(copy: Path) -> dict | None:
+    """The reader's copy; None where the file is damaged."""
+    try:
+        return json.loads(copy.read_bytes())
+    except ValueError:
+        return None
+
+
 def _is_current(copy: Path, chapter: Path) -> bool:
-    return json.loads(copy.read_bytes())["metadata"].get("fa_tutorial") == text_of(json.loads(chapter.read_bytes()))
+    notebook = _read(copy)
+    return notebook is not None and notebook["metadata"].get("fa_tutorial") == text_of(json.loads(chapter.read_bytes()))
 
 
 def _copy(chapter: Path, copy: Path, yours: Mapping[str, list[str]] | None = None) -> None:
@@ -101,7 +112,7 @@ def take(numbers: Sequence[int]) -> None:
             _copy(chapter, copy)
             print(f"{copy.relative_to(ROOT)} is the course's chapter as it is now")
             continue
-        old = json.loads(copy.read_bytes())
+        old = _read(copy) or {"metadata": {}, "cells": []}
         made_from = old["metadata"].get("fa_tutorial") or text_of(old)  # a copy that doesn't say it has no cell to take along
         there = text_of(json.loads(chapter.read_bytes()))
         changed = [cell for cell in old["cells"] if made_from.get(cell["id"]) != _hash("".join(cell["source"]))]
@@ -112,8 +123,16 @@ def take(numbers: Sequence[int]) -> None:
         print(f"{copy.relative_to(ROOT)} is the course's chapter as it is now, with the cells that you changed ({len(yours)})")
         print(f"your old copy is {kept.relative_to(ROOT)}")
         for cell in changed:
+            if there.get(cell["id"], made_from.get(cell["id"])) != made_from.get(cell["id"]):
+                print(
+                    f"  the course changed one of these, too: the cell that begins `{_first_line(cell)}`; compare it with the course's in notebooks/"
+                )
             if cell["id"] not in there and "".join(cell["source"]).strip():
-                print(f"  a cell of yours is only there: the one that begins `{''.join(cell['source']).splitlines()[0]}`")
+                print(f"  a cell of yours is only there: the one that begins `{_first_line(cell)}`")
+
+
+def _first_line(cell: dict) -> str:
+    return "".join(cell["source"]).partition("\n")[0]
 
 
 def check(numbers: Sequence[int]) -> None:
@@ -143,7 +162,7 @@ def _outcome(cells: Sequence[dict]) -> tuple[dict[str, str], list[str]]:
         for output in cell.get("outputs", []):
             verdicts |= {match[2]: match[0] for match in VERDICT.finditer(output.get("text", ""))}
             if output["output_type"] == "error":
-                errors.append(f"  the cell that begins `{cell['source'].splitlines()[0]}` raises {output['ename']}: {output['evalue']}")
+                errors.append(f"  the cell that begins `{_first_line(cell)}` raises {output['ename']}: {output['evalue']}")
     return verdicts, errors
 
 

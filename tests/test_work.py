@@ -61,13 +61,24 @@ def test_take_brings_the_readers_cells_along(course, capsys):
     write(chapter, "one", "two", "three", "gone")
     work.fill()
     change(copy, cell0="answer = 1", cell3="answer = 4", mine="note = 0")
-    write(chapter, "one", "two, better", "three", text="A better chapter.")
+    write(chapter, "one, better", "two, better", "three", text="A better chapter.")
     work.take([1])
     assert [cell["source"] for cell in cells_of(copy)] == [["A better chapter."], ["answer = 1"], ["two, better"], ["three"]]
     shown = capsys.readouterr().out
     assert "the cells that you changed (1)" in shown and "begins `answer = 4`" in shown and "begins `note = 0`" in shown
+    assert "the course changed one of these, too: the cell that begins `answer = 1`" in shown and shown.count("too:") == 1
     work.fill()
     assert "all of the course's present text" in capsys.readouterr().out
+
+
+def test_a_damaged_copy_is_named_and_set_aside(course, capsys):
+    work.fill()
+    copy = course / "work" / "00_first.ipynb"
+    copy.write_text("{")
+    work.fill()
+    assert "work/00_first.ipynb is no notebook any more; to set it aside: make take CHAPTER=0" in capsys.readouterr().out
+    work.take([0])
+    assert cells_of(copy)[0]["source"] == ["A chapter."] and [path.read_text() for path in copy.parent.glob("20*")] == ["{"]
 
 
 def test_missing_copies_are_made_and_none_is_written_over(course, capsys):
