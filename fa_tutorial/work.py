@@ -54,7 +54,7 @@ def _hash(text: str) -> str:
 
 def fill() -> None:
     """Copy the chapters that work/ lacks, and say in a line which copies are of an older text."""
-    older, made, found = [], 0, chapters()
+    older, damaged, made, found = [], 0, 0, chapters()
     COPIES.mkdir(exist_ok=True)
     for number, chapter in found.items():
         copy = COPIES / chapter.name
@@ -62,6 +62,7 @@ def fill() -> None:
             _copy(chapter, copy)
             made += 1
         elif _read(copy) is None:
+            damaged += 1
             print(f"{copy.relative_to(ROOT)} is no notebook any more; to set it aside: make take CHAPTER={number}")
         elif not _is_current(copy, chapter):
             older.append(number)
@@ -70,7 +71,7 @@ def fill() -> None:
     for number in older:
         print(f"chapter {number} is newer than your copy. To take it, and keep yours beside it: make take CHAPTER={number}")
         print(f"  (without make: python -m fa_tutorial work take {number})")
-    if not made and not older:
+    if not made and not older and not damaged:
         print(f"{len(found)} copies in {COPIES.name}/, all of the course's present text")
 
 

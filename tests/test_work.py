@@ -76,7 +76,7 @@ def test_a_damaged_copy_is_named_and_set_aside(course, capsys):
     copy = course / "work" / "00_first.ipynb"
     copy.write_text("{")
     work.fill()
-    assert "work/00_first.ipynb is no notebook any more; to set it aside: make take CHAPTER=0" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith("work/00_first.ipynb is no notebook any more; to set it aside: make take CHAPTER=0\n")
     work.take([0])
     assert cells_of(copy)[0]["source"] == ["A chapter."] and [path.read_text() for path in copy.parent.glob("20*")] == ["{"]
 
