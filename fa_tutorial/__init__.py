@@ -32,7 +32,8 @@ __all__ = [*PUBLIC]
 
 
 def __getattr__(name: str):
-    """The public functions, found when they are asked for: their kernels need Triton, and the rest of the package does not."""
+    """The public functions, found when they are asked for: their kernels need Triton, and the rest of the package does
+    not."""
     if name in PUBLIC:
         return getattr(importlib.import_module(f"fa_tutorial.{PUBLIC[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ from fa_tutorial.bench.cases import DTYPES, GRIDS, LABELS, MODES, Case, Shape
 
 WHAT_ELSE = """in a clone:
   make help                                  list what else it can do
-  CONTRIBUTING.md                            the tools: measure what the chapters show, compile for GPUs that are not there
+  CONTRIBUTING.md                            the tools: measure what the chapters show, compile for other GPUs
 
 in Python:
   from fa_tutorial import flash_attention    the kernels, for your own tensors
@@ -22,7 +22,8 @@ in Python:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Each command sets `run`, a function of the parsed options that imports what it needs and returns the exit status."""
+    """Each command sets `run`, a function of the parsed options that imports what it needs and returns the exit
+    status."""
     top = argparse.ArgumentParser(
         prog="python -m fa_tutorial",
         description="FlashAttention, derived and built: a course in Jupyter notebooks.",
@@ -34,7 +35,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands")
 
     def command(within: argparse._SubParsersAction, name: str, run, text: str) -> argparse.ArgumentParser:
-        made = within.add_parser(name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        made = within.add_parser(
+            name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
         made.set_defaults(run=run)
         return made
 
@@ -48,16 +51,28 @@ def parser() -> argparse.ArgumentParser:
     done.add_argument("chapter", nargs="?", type=int, help="this chapter's alone")
 
     text = "copy the notebooks into work/, where you solve them, and open the first in JupyterLab"
-    command(commands, "lab", _lab, f"{text}; JupyterLab's own arguments are passed on, such as --no-browser --port=8889")
-    text = "your copies of the notebooks, in work/; without a command of its own: copy those that are missing, and say which chapters are newer"
+    command(
+        commands, "lab", _lab, f"{text}; JupyterLab's own arguments are passed on, such as --no-browser --port=8889"
+    )
+    text = (
+        "your copies of the notebooks, in work/; without a command of its own: copy those that are missing, and "
+        "say which chapters are newer"
+    )
     work = command(commands, "work", _work, text)
     inner = work.add_subparsers(title="with your copies")
-    taken = command(inner, "take", _work_take, "take the course's chapter as it is now; your copy stays, under a dated name")
+    taken = command(
+        inner, "take", _work_take, "take the course's chapter as it is now; your copy stays, under a dated name"
+    )
     taken.add_argument("chapters", nargs="+", type=int, metavar="CHAPTER", help="a chapter's number")
     checked = command(inner, "check", _work_check, "run your copies, and print what their checks say")
-    checked.add_argument("chapters", nargs="*", type=int, metavar="CHAPTER", help="a chapter's number; every copy, if none is named")
+    checked.add_argument(
+        "chapters", nargs="*", type=int, metavar="CHAPTER", help="a chapter's number; every copy, if none is named"
+    )
 
-    text = "speed and memory of one case, beside the peers (needs a GPU); sweep measures a grid, plot and table show stored results"
+    text = (
+        "speed and memory of one case, beside the peers (needs a GPU); sweep measures a grid, plot and table "
+        "show stored results"
+    )
     case = command(commands, "bench", _bench_case, text)
     case.add_argument("--seq-len", type=int, default=4096, metavar="S", help="queries and keys of a head")
     case.add_argument("--batch-size", type=int, default=4, metavar="B", help="sequences")
@@ -69,11 +84,20 @@ def parser() -> argparse.ArgumentParser:
     case.add_argument("--mode", default="fwd", choices=MODES, help="what is timed")
 
     inner = case.add_subparsers(title="with a file of results")
-    sweep = command(inner, "sweep", _bench_sweep, "measure a grid into a file of results; rows that it holds are not measured again")
+    sweep = command(
+        inner, "sweep", _bench_sweep, "measure a grid into a file of results; rows that it holds are not measured again"
+    )
     sweep.add_argument("--modes", nargs="+", choices=MODES, help="what is timed, if not what the grid names")
     sweep.add_argument("--dtypes", nargs="+", choices=DTYPES, help="of every tensor, if not those that the grid names")
-    sweep.add_argument("--file", type=Path, help="results to write and to go on from, if not the GPU's name and .json, in this folder")
-    plot = command(inner, "plot", _bench_plot, "draw TFLOP/s against S, a file for each mode and dtype; the cards below one another")
+    sweep.add_argument(
+        "--file", type=Path, help="results to write and to go on from, if not the GPU's name and .json, in this folder"
+    )
+    plot = command(
+        inner,
+        "plot",
+        _bench_plot,
+        "draw TFLOP/s against S, a file for each mode and dtype; the cards below one another",
+    )
     plot.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder for the PNG files")
     table = command(inner, "table", _bench_table, "print the comparison with each peer in Markdown")
     table.add_argument("--of", default="tuned", choices=list(LABELS), help="what is compared with the others")
@@ -81,7 +105,9 @@ def parser() -> argparse.ArgumentParser:
         text = "peers, and the course's kernels"
         measuring.add_argument("--providers", nargs="+", default=list(LABELS), metavar="NAME", help=text)
     for reading in (plot, table):
-        text = "results to show: a JSON file, or a stored card's name such as h200; all that are stored, if none is named"
+        text = (
+            "results to show: a JSON file, or a stored card's name such as h200; all that are stored, if none is named"
+        )
         reading.add_argument("results", nargs="*", type=_results, metavar="RESULTS", help=text)
     for stored in (sweep, plot, table):
         stored.add_argument("--grid", default="literature", choices=GRIDS, help="the shapes")
@@ -143,7 +169,15 @@ def _bench_case(options: Namespace) -> int:
 
     timing.require_gpu()
     S, H = options.seq_len, options.num_heads
-    shape = Shape(options.batch_size, H, H if options.kv_heads is None else options.kv_heads, S, S, options.head_dim, options.causal)
+    shape = Shape(
+        options.batch_size,
+        H,
+        H if options.kv_heads is None else options.kv_heads,
+        S,
+        S,
+        options.head_dim,
+        options.causal,
+    )
     cases = [measure.check(Case(name, options.mode, options.dtype, shape)) for name in options.providers]
     failed = 0
     print(tables.case_head())

@@ -1,8 +1,10 @@
 """Chapters 4 and 6: flash attention in PyTorch, forward and backward, tile for tile the twin of the Triton kernels.
 
-Shows, on tensors that you can inspect, what the kernels do on the chip. Forward: tiles of keys join the running states m, l and acc, the
-division waits until the end, and tiles that the causal mask hides are skipped. FA2's loop order and FA1's, both with their HBM traffic counted.
-Backward: p comes back from q, k and lse, five matmuls give the gradients, and two loops over the tiles need no more memory than the results.
+Shows, on tensors that you can inspect, what the kernels do on the chip. Forward: tiles of keys join the running states
+m, l and acc, the division waits until the end, and tiles that the causal mask hides are skipped. FA2's loop order and
+FA1's, both with their HBM traffic counted.
+Backward: p comes back from q, k and lse, five matmuls give the gradients, and two loops over the tiles need no more
+memory than the results.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from fa_tutorial.reference import causal_mask, repeat_heads
 
 @dataclass
 class Traffic:
-    """Bytes that tiles move between HBM and the chip, added up as an algorithm runs, and the most scores that one head holds at a time."""
+    """Bytes that tiles move between HBM and the chip, added up as an algorithm runs, and the most scores that one head
+    holds at a time."""
 
     read_bytes: int = 0
     written_bytes: int = 0
@@ -45,11 +48,14 @@ class Traffic:
         return self.read_bytes + self.written_bytes
 
 
-def softmax_step(s: torch.Tensor, m: torch.Tensor, l: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def softmax_step(
+    s: torch.Tensor, m: torch.Tensor, l: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """A tile of scores joins the running maximum and sum of its rows (4.2).
 
-    s: (..., block_m, block_n), −inf where hidden; m, l: (..., block_m). Returns p like s, m_new, l_new, and alpha = exp(m − m_new),
-    the factor that rescales everything summed so far. A row that has seen nothing keeps m = −inf and l = 0, and its p is 0.
+    s: (..., block_m, block_n), −inf where hidden; m, l: (..., block_m). Returns p like s, m_new, l_new, and
+    alpha = exp(m − m_new), the factor that rescales everything summed so far. A row that has seen nothing keeps m =
+    −inf and l = 0, and its p is 0.
     """
     m_new = torch.maximum(m, s.amax(dim=-1))
     shift = torch.where(m_new == -math.inf, 0.0, m_new)  # −inf − (−inf) would be NaN
@@ -61,13 +67,20 @@ def softmax_step(s: torch.Tensor, m: torch.Tensor, l: torch.Tensor) -> tuple[tor
 def causal_tiles(row_block: int, block_m: int, block_n: int, S_q: int, S_k: int) -> tuple[int, int]:
     """Which key blocks a block of query rows sees under the causal mask: (full, end) (4.6).
 
-    Every row sees blocks 0 … full − 1 whole; blocks full … end − 1 need the mask; no row sees anything of the blocks from end on.
+    Every row sees blocks 0 … full − 1 whole; blocks full … end − 1 need the mask; no row sees anything of the blocks
+    from end on.
     """
-    row_block, block_m, block_n = check_int("row_block", row_block, 0), check_int("block_m", block_m), check_int("block_n", block_n)
+    row_block, block_m, block_n = (
+        check_int("row_block", row_block, 0),
+        check_int("block_m", block_m),
+        check_int("block_n", block_n),
+    )
     S_q, S_k = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0)
     first = row_block * block_m
     if first >= S_q:
-        raise ValueError(f"row_block must be below {-(-S_q // block_m)} for S_q = {S_q} and block_m = {block_m}, got {row_block}")
+        raise ValueError(
+            f"row_block must be below {-(-S_q // block_m)} for S_q = {S_q} and block_m = {block_m}, got {row_block}"
+        )
     last = min(first + block_m, S_q) - 1
     seen_by_first = max(0, first + 1 + S_k - S_q)
     seen_by_last = max(0, last + 1 + S_k - S_q)
@@ -89,11 +102,13 @@ def flash_forward(
     scale: float | None = None,
     traffic: Traffic | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Flash attention in FA2's loop order: each block of queries walks over its blocks of keys (4.1 to 4.5; FA2, algorithm 1).
+    """Flash attention in FA2's loop order: each block of queries walks over its blocks of keys
+    (4.1 to 4.5; FA2, algorithm 1).
 
-    q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype, H_q a multiple of H_k. Returns o like q and lse (B, H_q, S_q), float32
-    (float64 for float64). A row that sees no key gets o = 0 and lse = −inf. traffic counts the bytes of every tile, of all heads.
-    TypeError and ValueError as check_attention, and if a block size is not an integer of at least 1.
+    q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype, H_q a multiple of H_k. Returns o like q and lse
+    (B, H_q, S_q), float32 (float64 for float64). A row that sees no key gets o = 0 and lse = −inf. traffic counts the
+    bytes of every tile, of all heads. TypeError and ValueError as check_attention, and if a block size is not an
+    integer of at least 1.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     block_m, block_n = check_int("block_m", block_m), check_int("block_n", block_n)
@@ -102,7 +117,9 @@ def flash_forward(
     S_q, S_k = q.shape[2], k.shape[2]
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(q.shape[:3], dtype=state_dtype(q), device=q.device)
-    for row_block in range(-(-S_q // block_m)):  # on a GPU each iteration is one program for each head: none needs another
+    for row_block in range(
+        -(-S_q // block_m)
+    ):  # on a GPU each iteration is one program for each head: none needs another
         rows = slice(row_block * block_m, min((row_block + 1) * block_m, S_q))
         q_tile = traffic.read(q[:, :, rows])  # [B, H, BLOCK_M, D]
         m, l, acc = empty_state(q_tile)
@@ -132,8 +149,8 @@ def flash_forward_fa1(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Flash attention in FA1's loop order: each block of keys walks over all blocks of queries (4.8; FA1, algorithm 1).
 
-    Arguments, results and errors are those of flash_forward. o, m and l live in HBM between the steps. Each step reads them, divides, and
-    writes them back, so o is rounded to q's dtype in every step.
+    Arguments, results and errors are those of flash_forward. o, m and l live in HBM between the steps. Each step reads
+    them, divides, and writes them back, so o is rounded to q's dtype in every step.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     block_m, block_n = check_int("block_m", block_m), check_int("block_n", block_n)
@@ -156,7 +173,8 @@ def flash_forward_fa1(
                 s = s.masked_fill(~seen, -math.inf)
             o_old, m_old, l_old = (traffic.read(x[:, :, rows]) for x in (o, m, l))
             p, m_new, l_new, alpha = softmax_step(s, m_old, l_old)
-            acc = (alpha * l_old)[..., None] * o_old + weighted(p, v_tile)  # o is already divided by l: undo that before you add
+            # o is already divided by l: undo that before you add
+            acc = (alpha * l_old)[..., None] * o_old + weighted(p, v_tile)
             traffic.write(o[:, :, rows], acc / torch.where(l_new == 0, 1.0, l_new)[..., None])
             traffic.write(m[:, :, rows], m_new)
             traffic.write(l[:, :, rows], l_new)
@@ -164,9 +182,11 @@ def flash_forward_fa1(
 
 
 def fa1_block_sizes(sram_elements: int, D: int) -> tuple[int, int]:
-    """FA1's block sizes (block_m, block_n) for an SM that holds `sram_elements` elements (4.10; FA1, algorithm 1, line 1).
+    """FA1's block sizes (block_m, block_n) for an SM that holds `sram_elements` elements
+    (4.10; FA1, algorithm 1, line 1).
 
-    With C for sram_elements, block_n = ⌈C / 4D⌉ and block_m = min(⌈C / 4D⌉, D): a block of q, k, v or o, and a tile of scores, each take about C / 4 at most.
+    With C for sram_elements, block_n = ⌈C / 4D⌉ and block_m = min(⌈C / 4D⌉, D): a block of q, k, v or o, and a tile of
+    scores, each take about C / 4 at most.
     """
     block_n = -(-check_int("sram_elements", sram_elements) // (4 * check_int("D", D)))
     return min(block_n, D), block_n
@@ -191,7 +211,8 @@ def scores(q_tile: torch.Tensor, k_tile: torch.Tensor, scale: float) -> torch.Te
 
 
 def weighted(p: torch.Tensor, v_tile: torch.Tensor) -> torch.Tensor:
-    """p v of two tiles (4.3), with p rounded to v's dtype first, because tensor cores want both operands in one dtype. Returns (..., block_m, D)."""
+    """p v of two tiles (4.3), with p rounded to v's dtype first, because tensor cores want both operands in one dtype.
+    Returns (..., block_m, D)."""
     return p.to(v_tile.dtype).to(p.dtype) @ v_tile.to(p.dtype)
 
 
@@ -207,7 +228,10 @@ def seen_in_tile(rows: slice, keys: slice, S_q: int, S_k: int, device: torch.dev
     """
     for name, part, size, length in (("rows", rows, S_q, "S_q"), ("keys", keys, S_k, "S_k")):
         if part.stop > size:
-            raise ValueError(f"{name} is slice({part.start}, {part.stop}), which ends past {length} = {size}: end the slice at {length}")
+            raise ValueError(
+                f"{name} is slice({part.start}, {part.stop}), which ends past {length} = {size}: end the slice at "
+                f"{length}"
+            )
     i = torch.arange(rows.start, rows.stop, device=device)[:, None]
     j = torch.arange(keys.start, keys.stop, device=device)[None, :]
     return j <= i + S_k - S_q
@@ -225,15 +249,18 @@ def matmul_backward(a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor) -> tuple
 
 
 def softmax_backward(p: torch.Tensor, dp: torch.Tensor) -> torch.Tensor:
-    """The gradient of p = softmax(s) over the last dimension: ds = p ∘ (dp − rowsum(p ∘ dp)) (6.5). p, dp and the result: (..., S_k)."""
+    """The gradient of p = softmax(s) over the last dimension: ds = p ∘ (dp − rowsum(p ∘ dp)) (6.5). p, dp and the
+    result: (..., S_k)."""
     return p * (dp - (p * dp).sum(dim=-1, keepdim=True))
 
 
-def recompute_p(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, scale: float | None = None, is_causal: bool = False) -> torch.Tensor:
+def recompute_p(
+    q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, scale: float | None = None, is_causal: bool = False
+) -> torch.Tensor:
     """p = exp(scale · q kᵀ − lse), (B, H_q, S_q, S_k): recomputes the softmax from the lse that forward stored (6.7).
 
-    q: (B, H_q, S_q, D); k: (B, H_k, S_k, D); lse: (B, H_q, S_q). p is 0 for hidden pairs, and in rows whose lse is −inf.
-    TypeError and ValueError as check_attention.
+    q: (B, H_q, S_q, D); k: (B, H_k, S_k, D); lse: (B, H_q, S_q). p is 0 for hidden pairs, and in rows whose lse is
+    −inf. TypeError and ValueError as check_attention.
     """
     scale = check_attention(q, k, k, scale, dtypes=FLOAT_DTYPES_AND_64)
     s = scores(q, repeat_heads(k, q.shape[1]), scale)
@@ -243,17 +270,20 @@ def recompute_p(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, scale: floa
 
 
 def finite_or_inf(lse: torch.Tensor) -> torch.Tensor:
-    """lse with +inf in place of −inf. In a row that sees nothing, exp(s − lse) is then 0; with −inf it would be exp(−inf + inf) = NaN."""
+    """lse with +inf in place of −inf. In a row that sees nothing, exp(s − lse) is then 0; with −inf it would be
+    exp(−inf + inf) = NaN."""
     return torch.where(lse == -math.inf, math.inf, lse)
 
 
 def row_delta(o: torch.Tensor, do: torch.Tensor) -> torch.Tensor:
-    """delta = rowsum(do ∘ o), which is rowsum(p ∘ dp) (6.6). o, do: (..., S_q, D). Returns (..., S_q) in the state's dtype."""
+    """delta = rowsum(do ∘ o), which is rowsum(p ∘ dp) (6.6). o, do: (..., S_q, D). Returns (..., S_q) in the state's
+    dtype."""
     return (do.to(state_dtype(o)) * o.to(state_dtype(o))).sum(dim=-1)
 
 
 def sum_groups(dx: torch.Tensor, H_k: int) -> torch.Tensor:
-    """Sum (B, H_q, S_k, D) over the query heads that share a key head, to (B, H_k, S_k, D). This is the gradient of repeat_heads."""
+    """Sum (B, H_q, S_k, D) over the query heads that share a key head, to (B, H_k, S_k, D). This is the gradient of
+    repeat_heads."""
     return dx.unflatten(1, (H_k, -1)).sum(dim=2) if H_k else dx
 
 
@@ -269,9 +299,9 @@ def attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv) of attention by five matmuls of whole (S_q, S_k) matrices (6.6 to 6.12; FA2, section 2.3.2).
 
-    q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). scale: 1/√D unless given. dk and dv are
-    summed over the query heads that share a key head. The gradients have the inputs' dtype; a row that sees nothing gets dq = 0.
-    TypeError and ValueError as check_attention.
+    q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). scale: 1/√D unless given.
+    dk and dv are summed over the query heads that share a key head. The gradients have the inputs' dtype; a row that
+    sees nothing gets dq = 0. TypeError and ValueError as check_attention.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     H_q, H_k = q.shape[1], k.shape[1]
@@ -287,13 +317,20 @@ def attention_backward(
 def causal_rows(key_block: int, block_m: int, block_n: int, S_q: int, S_k: int) -> tuple[int, int]:
     """Which blocks of query rows see a block of keys under the causal mask: (start, full) (6.13).
 
-    Row blocks before start see none of its keys; row blocks start … full − 1 need the mask; from full on, every row sees every key.
+    Row blocks before start see none of its keys; row blocks start … full − 1 need the mask; from full on, every row
+    sees every key.
     """
-    key_block, block_m, block_n = check_int("key_block", key_block, 0), check_int("block_m", block_m), check_int("block_n", block_n)
+    key_block, block_m, block_n = (
+        check_int("key_block", key_block, 0),
+        check_int("block_m", block_m),
+        check_int("block_n", block_n),
+    )
     S_q, S_k = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0)
     first = key_block * block_n
     if first >= S_k:
-        raise ValueError(f"key_block must be below {-(-S_k // block_n)} for S_k = {S_k} and block_n = {block_n}, got {key_block}")
+        raise ValueError(
+            f"key_block must be below {-(-S_k // block_n)} for S_k = {S_k} and block_n = {block_n}, got {key_block}"
+        )
     last = min(first + block_n, S_k) - 1
     sees_first = max(0, first - (S_k - S_q))  # the first row that sees the block's first key
     sees_last = max(0, last - (S_k - S_q))
@@ -315,9 +352,9 @@ def flash_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv) of attention tile by tile, in two loops (6.6 to 6.14; FA2, algorithm 2, split in two).
 
-    q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). dlse: the gradient of lse, if the loss
-    uses lse (6.18). The first loop owns a block of keys, walks over the queries and sums dk and dv. The second owns a block of queries,
-    walks over the keys and sums dq. Errors as flash_forward.
+    q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). dlse: the gradient of lse,
+    if the loss uses lse (6.18). The first loop owns a block of keys, walks over the queries and sums dk and dv. The
+    second owns a block of queries, walks over the keys and sums dq. Errors as flash_forward.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     block_m, block_n = check_int("block_m", block_m), check_int("block_n", block_n)
@@ -331,7 +368,8 @@ def flash_backward(
         start, full = causal_rows(key_block, block_m, block_n, S_q, S_k) if is_causal else (0, 0)
         for row_block in range(start, -(-S_q // block_m)):
             rows = slice(row_block * block_m, min((row_block + 1) * block_m, S_q))
-            p, ds = p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal and row_block < full, scale)  # [B, H_q, BLOCK_M, BLOCK_N]
+            masked = is_causal and row_block < full
+            p, ds = p_and_ds(q, k, v, do, lse, delta, rows, keys, masked, scale)  # [B, H_q, BLOCK_M, BLOCK_N]
             dv[:, :, keys] += weighted(p.transpose(-1, -2), do[:, :, rows])
             dk[:, :, keys] += scale * weighted(ds.transpose(-1, -2), q[:, :, rows])
 
@@ -362,9 +400,11 @@ def p_and_ds(q, k, v, do, lse, delta, rows: slice, keys: slice, mask: bool,
 
 
 class TiledAttention(torch.autograd.Function):
-    """flash_forward and flash_backward as one operation of autograd: TiledAttention.apply(q, k, v, block_m, block_n, is_causal, scale).
+    """flash_forward and flash_backward as one operation of autograd: TiledAttention.apply(q, k, v, block_m, block_n,
+    is_causal, scale).
 
-    Returns o and lse, both differentiable. It exists for torch.autograd.gradcheck; use attention.flash_attention for work.
+    Returns o and lse, both differentiable. It exists for torch.autograd.gradcheck; use attention.flash_attention for
+    work.
     """
 
     @staticmethod

@@ -27,7 +27,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def check_flag(name: str, value) -> bool:
-    """Return `value` as a bool, Python's or NumPy's; TypeError otherwise, because a text, a number or a mask would count as True."""
+    """Return `value` as a bool, Python's or NumPy's; TypeError otherwise, because a text, a number or a mask would
+    count as True."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise TypeError(f"{name} must be True or False, got a {type(value).__name__}: {value!r}")
@@ -69,7 +70,9 @@ def check_positive(name: str, value) -> float:
     return number
 
 
-def check_tensor(name: str, value, *, ndim: int | None = None, dtypes: Iterable[torch.dtype] = FLOAT_DTYPES_AND_64) -> torch.Tensor:
+def check_tensor(
+    name: str, value, *, ndim: int | None = None, dtypes: Iterable[torch.dtype] = FLOAT_DTYPES_AND_64
+) -> torch.Tensor:
     """Return `value` if it is a dense tensor of an allowed dtype (and rank); TypeError or ValueError otherwise."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
@@ -104,19 +107,24 @@ def check_attention(
 ) -> float:
     """Check attention's arguments, and return the scale: `scale`, or 1/√D where it is None.
 
-    q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), H_q a multiple of H_k, one dtype of `dtypes`, one device, 1 ≤ D ≤ max_d. TypeError for
-    what is no such tensor or number, ValueError for shapes, devices, D and a scale that is not finite.
+    q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), H_q a multiple of H_k, one dtype of `dtypes`, one device, 1 ≤ D ≤
+    max_d. TypeError for what is no such tensor or number, ValueError for shapes, devices, D and a scale that is not
+    finite.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, tensor, dtypes=dtypes)
         if tensor.ndim != 4:
-            raise ValueError(f"{name}: expected (B, H, S, D), got {tensor.ndim} dimensions, shape {tuple(tensor.shape)}")
+            raise ValueError(
+                f"{name}: expected (B, H, S, D), got {tensor.ndim} dimensions, shape {tuple(tensor.shape)}"
+            )
     check_alike(q=q, k=k, v=v)
     if k.shape != v.shape:
         raise ValueError(f"k and v must have one shape, got k {tuple(k.shape)} and v {tuple(v.shape)}")
     (B, H_q, _, D), H_k = q.shape, k.shape[1]
     if k.shape[0] != B or k.shape[3] != D:
-        raise ValueError(f"q and k must agree in batch and head dimension, got q {tuple(q.shape)} and k {tuple(k.shape)}")
+        raise ValueError(
+            f"q and k must agree in batch and head dimension, got q {tuple(q.shape)} and k {tuple(k.shape)}"
+        )
     if H_q % H_k if H_k else H_q:
         raise ValueError(f"query heads must be a multiple of key heads, got {H_q} query heads and {H_k} key heads")
     if D < 1 or (max_d is not None and max_d < D):
@@ -125,10 +133,12 @@ def check_attention(
 
 
 def check_scale(scale) -> float:
-    """Return the scale as a float. As check_finite, in the kernels' float32; TypeError for a tensor that asks for a gradient it would not get."""
+    """Return the scale as a float. As check_finite, in the kernels' float32; TypeError for a tensor that asks for a
+    gradient it would not get."""
     if isinstance(scale, torch.Tensor) and scale.requires_grad:
         raise TypeError(
-            "scale is a number without a gradient, got a tensor that requires one; to learn it, multiply q by it and pass scale=1.0"
+            "scale is a number without a gradient, got a tensor that requires one; to learn it, multiply q by it "
+            "and pass scale=1.0"
         )
     number = check_finite("scale", scale)
     if abs(number) > torch.finfo(torch.float32).max:

@@ -1,8 +1,9 @@
-"""The public functions: flash_attention checks its arguments once, and calls a registered PyTorch operator that picks the kernel.
+"""The public functions: flash_attention checks its arguments once, and calls a registered PyTorch operator that picks
+the kernel.
 
-The operators torch.ops.fa_tutorial.flash_forward and flash_backward carry what PyTorch asks of one of its own: fake tensors, so that torch.compile,
-torch.export and meta tensors know the shapes without a launch; a gradient; a rule for torch.vmap, which the variants lack: there vmap is a loop. They
-trust their arguments.
+The operators torch.ops.fa_tutorial.flash_forward and flash_backward carry what PyTorch asks of one of its own: fake
+tensors, so that torch.compile, torch.export and meta tensors know the shapes without a launch; a gradient; a rule for
+torch.vmap, which the variants lack: there vmap is a loop. They trust their arguments.
 """
 
 from __future__ import annotations
@@ -14,13 +15,22 @@ import torch
 from fa_tutorial import backward, forward, tuned
 from fa_tutorial.arguments import check_attention, check_name
 from fa_tutorial.hardware import HOPPER_CAPABILITY, card_of, interpreter_on, on_device_of, require_kernel_device
-from fa_tutorial.operators import LIBRARY, autocast, below_autograd, differentiable, gradients_of, nothing_seen, once_differentiable
+from fa_tutorial.operators import (
+    LIBRARY,
+    autocast,
+    below_autograd,
+    differentiable,
+    gradients_of,
+    nothing_seen,
+    once_differentiable,
+)
 from fa_tutorial.tiles import MAX_D
 from fa_tutorial.variants.attention import FORWARD as VARIANT
 from fa_tutorial.variants.options import check_cu_seqlens, check_options, check_packed, check_window
 
 KERNELS = ("auto", "basic", "tuned", "hopper")
-# Elements of q from which "auto" takes chapter 9's kernels. Below, an H200 ran chapter 8's as fast or faster, and their launch is cheaper for the host.
+# Elements of q from which "auto" takes chapter 9's kernels. Below, an H200 ran chapter 8's as fast or faster, and their
+# launch is cheaper for the host.
 HOPPER_FROM = {"forward": 2**23, "backward": 2**20}
 
 
@@ -40,35 +50,45 @@ def flash_attention(
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(scale · q kᵀ) v, forward and backward, with memory linear in the sequence length (FlashAttention-2, Dao, 2023).
+    """softmax(scale · q kᵀ) v, forward and backward, with memory linear in the sequence length
+    (FlashAttention-2, Dao, 2023).
 
-    Shapes: q (B, H_q, S_q, D); k and v (B, H_k, S_k, D), H_q a multiple of H_k (grouped-query attention), 1 ≤ D ≤ 256; any strides.
-    Dtypes: fp16, bf16, fp32, one for all three; sums are float32. Under torch.autocast the inputs are cast to the autocast dtype.
-    is_causal: query i sees keys 0 … i + S_k − S_q (bottom-right aligned, as flash-attn 2.1 and later). scale: 1/√D unless given; no gradient.
-    kernel: "basic" for the kernels of chapters 5 and 7; "tuned" for those of chapter 8, whose first call of a kind measures which tiles are the
-    fastest on this GPU; "hopper" for chapter 9's, on a GPU of compute capability 9.0 alone. Inputs that one does not take go to the next simpler one. "auto"
-    takes "hopper" on such a GPU where q is large enough (HOPPER_FROM), otherwise "tuned", and "basic" in the interpreter.
+    Shapes: q (B, H_q, S_q, D); k and v (B, H_k, S_k, D), H_q a multiple of H_k (grouped-query attention), 1 ≤ D ≤ 256;
+    any strides.
+    Dtypes: fp16, bf16, fp32, one for all three; sums are float32. Under torch.autocast the inputs are cast to the
+    autocast dtype.
+    is_causal: query i sees keys 0 … i + S_k − S_q (bottom-right aligned, as flash-attn 2.1 and later). scale: 1/√D
+    unless given; no gradient.
+    kernel: "basic" for the kernels of chapters 5 and 7; "tuned" for those of chapter 8, whose first call of a kind
+    measures which tiles are the fastest on this GPU; "hopper" for chapter 9's, on a GPU of compute capability 9.0
+    alone. Inputs that one does not take go to the next simpler one. "auto" takes "hopper" on such a GPU where q is
+    large enough (HOPPER_FROM), otherwise "tuned", and "basic" in the interpreter.
 
-    Variants, by the kernels of chapter 10: leave kernel="auto" with them. They may be combined; to the scaled scores they apply in this order. Their
-    memory isn't linear: three lists of tiles take S_q · S_k / 1,024 bytes each with tiles of 64 by 64, and a bias' gradient 4 bytes a number.
-    softcap: c > 0 makes s c · tanh(s / c). alibi_slopes: (H_q,) or (B, H_q) float32, no gradient; slope · |i + S_k − S_q − j| is subtracted.
-    bias: (B or 1, H_q or 1, S_q, S_k), any of the dtypes, is added. window: (left, right), query i sees keys i + S_k − S_q − left …
-    i + S_k − S_q + right; −1 is no limit, and is_causal makes right 0. sinks: (H_q,), a logit a head that joins the denominator and nothing else,
-    so lse counts it. dropout_p: each p becomes 0 with this probability, and p / (1 − dropout_p) otherwise; the seed comes from PyTorch's generator.
+    Variants, by the kernels of chapter 10: leave kernel="auto" with them. They may be combined; to the scaled scores
+    they apply in this order. Their memory isn't linear: three lists of tiles take S_q · S_k / 1,024 bytes each with
+    tiles of 64 by 64, and a bias' gradient 4 bytes a number.
+    softcap: c > 0 makes s c · tanh(s / c). alibi_slopes: (H_q,) or (B, H_q) float32, no gradient; slope · |i + S_k −
+    S_q − j| is subtracted.
+    bias: (B or 1, H_q or 1, S_q, S_k), any of the dtypes, is added. window: (left, right), query i sees keys i + S_k −
+    S_q − left … i + S_k − S_q + right; −1 is no limit, and is_causal makes right 0. sinks: (H_q,), a logit a head that
+    joins the denominator and nothing else, so lse counts it. dropout_p: each p becomes 0 with this probability, and p /
+    (1 − dropout_p) otherwise; the seed comes from PyTorch's generator.
 
-    Returns o (B, H_q, S_q, D), contiguous, in q's dtype; with return_lse also lse (B, H_q, S_q), float32, the natural logarithm of the sum of
-    exponentials of the scaled scores. A query that sees no key gets o = 0 and lse = −inf.
+    Returns o (B, H_q, S_q, D), contiguous, in q's dtype; with return_lse also lse (B, H_q, S_q), float32, the natural
+    logarithm of the sum of exponentials of the scaled scores. A query that sees no key gets o = 0 and lse = −inf.
 
-    Gradients: o and lse are differentiable with respect to q, k, v, bias and sinks, once: a second derivative raises RuntimeError. For backward q, k, v, o and
-    lse are kept, and what the caller gave. Two runs with the same tiles give the same bits, but for "hopper"'s dq, whose parts are added in the order in
-    which they come: under torch.use_deterministic_algorithms(True) the backward is "tuned"'s instead.
+    Gradients: o and lse are differentiable with respect to q, k, v, bias and sinks, once: a second derivative raises
+    RuntimeError. For backward q, k, v, o and lse are kept, and what the caller gave. Two runs with the same tiles give
+    the same bits, but for "hopper"'s dq, whose parts are added in the order in which they come: under
+    torch.use_deterministic_algorithms(True) the backward is "tuned"'s instead.
 
-    Not promised: that NaN or inf in a key or value which the causal mask hides stays hidden from the other rows of its tile; values within a
-    factor S of the dtype's largest, whose sum before the division may overflow; full accuracy for logits beyond 10,000, where the rounding of the
-    maximum in float32 shows.
+    Not promised: that NaN or inf in a key or value which the causal mask hides stays hidden from the other rows of its
+    tile; values within a factor S of the dtype's largest, whose sum before the division may overflow; full accuracy for
+    logits beyond 10,000, where the rounding of the maximum in float32 shows.
 
-    Raises TypeError for other dtypes, sparse or nested tensors, a non-tensor, a non-bool is_causal, a non-numeric scale; ValueError for shapes,
-    devices, head counts, D, scale, kernel and the variants' values; RuntimeError for a device on which no kernel runs.
+    Raises TypeError for other dtypes, sparse or nested tensors, a non-tensor, a non-bool is_causal, a non-numeric
+    scale; ValueError for shapes, devices, head counts, D, scale, kernel and the variants' values; RuntimeError for a
+    device on which no kernel runs.
     """
     q, k, v = autocast(q, k, v)
     scale = check_attention(q, k, v, scale, max_d=MAX_D)
@@ -80,7 +100,9 @@ def flash_attention(
     else:
         if kernel != "auto":
             raise ValueError(f'the variants have kernels of their own: leave kernel="auto", got {kernel!r}')
-        o, lse = VARIANT(q, k, v, *check_options(q, k, scale, left, right, softcap, alibi_slopes, bias, sinks, dropout_p))
+        o, lse = VARIANT(
+            q, k, v, *check_options(q, k, scale, left, right, softcap, alibi_slopes, bias, sinks, dropout_p)
+        )
     return (o, lse) if return_lse else o
 
 
@@ -102,15 +124,18 @@ def flash_attention_varlen(
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """flash_attention inside each of many sequences that lie packed, back to back, without padding and without work across sequences.
+    """flash_attention inside each of many sequences that lie packed, back to back, without padding and without work
+    across sequences.
 
-    Shapes: q (total_q, H_q, D); k and v (total_k, H_k, D). cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32 on the same device, from 0 to total_q
-    and total_k; queries cu_seqlens_q[s] … cu_seqlens_q[s + 1] − 1 see keys cu_seqlens_k[s] … cu_seqlens_k[s + 1] − 1, any number of each, also none.
-    Their values are checked on the CPU only: to look at a GPU's, the CPU would have to wait for it. With others the result is undefined, but no memory
-    outside the tensors is touched. max_seqlen_q, max_seqlen_k: accepted for flash-attn's signature, and ignored.
+    Shapes: q (total_q, H_q, D); k and v (total_k, H_k, D). cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32 on the
+    same device, from 0 to total_q and total_k; queries cu_seqlens_q[s] … cu_seqlens_q[s + 1] − 1 see keys
+    cu_seqlens_k[s] … cu_seqlens_k[s + 1] − 1, any number of each, also none. Their values are checked on the CPU only:
+    to look at a GPU's, the CPU would have to wait for it. With others the result is undefined, but no memory outside
+    the tensors is touched. max_seqlen_q, max_seqlen_k: accepted for flash-attn's signature, and ignored.
 
-    Returns o (total_q, H_q, D), contiguous, and with return_lse also lse (H_q, total_q). The rest is as for flash_attention: is_causal and window are
-    aligned bottom right in each sequence, and so are ALiBi's distances; alibi_slopes: (H_q,). Errors as flash_attention's.
+    Returns o (total_q, H_q, D), contiguous, and with return_lse also lse (H_q, total_q). The rest is as for
+    flash_attention: is_causal and window are aligned bottom right in each sequence, and so are ALiBi's distances;
+    alibi_slopes: (H_q,). Errors as flash_attention's.
     """
     q, k, v = autocast(q, k, v)
     rows = check_packed(q, k, v)
@@ -140,7 +165,9 @@ def pick(kernel: str, q: torch.Tensor, direction: str) -> str:
     """
     require_kernel_device(q, "q")
     if kernel == "hopper" and best(q) != "hopper":
-        raise ValueError('kernel "hopper" is for GPUs of compute capability 9.0 (H100, H200); "auto" takes what q\'s device can run')
+        raise ValueError(
+            'kernel "hopper" is for GPUs of compute capability 9.0 (H100, H200); "auto" takes what q\'s device can run'
+        )
     if kernel != "auto":
         return kernel
     return "tuned" if best(q) == "hopper" and q.numel() < HOPPER_FROM[direction] else best(q)
@@ -160,7 +187,8 @@ def run_forward(q, k, v, is_causal, scale, kernel):
 
 
 def run_backward(do, dlse, q, k, v, o, lse, is_causal, scale, kernel):
-    """The operator flash_backward on a device. Launches three kernels, or none. Where the user asks for deterministic results, not chapter 9's."""
+    """The operator flash_backward on a device. Launches three kernels, or none. Where the user asks for deterministic
+    results, not chapter 9's."""
     kernel = pick(kernel, q, "backward")
     if not (q.numel() and k.numel()):
         return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
@@ -187,7 +215,8 @@ LIBRARY.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.define(
-    "flash_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool is_causal, float scale, str kernel) "
+    "flash_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool "
+    "is_causal, float scale, str kernel) "
     "-> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
@@ -231,7 +260,8 @@ LIBRARY.impl("flash_backward", differentiable(once_differentiable(BACKWARD), BAC
 
 
 def map_over_batch(operator, tensors: int):
-    """A rule for torch.vmap: the mapped dimension of the first `tensors` arguments becomes a part of the batch, and of the results' too."""
+    """A rule for torch.vmap: the mapped dimension of the first `tensors` arguments becomes a part of the batch, and of
+    the results' too."""
 
     def rule(info, in_dims, *arguments):
         def fold(x, dim):

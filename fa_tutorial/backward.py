@@ -1,7 +1,9 @@
-"""Chapter 7: flash attention's backward in Triton, the two loops of chapter 6 as kernels, whose memory grows with S, not with S².
+"""Chapter 7: flash attention's backward in Triton, the two loops of chapter 6 as kernels, whose memory grows with S,
+not with S².
 
-delta_kernel sums do ∘ o by rows. A program of dkdv_kernel keeps one block of keys and walks over the queries; a program of dq_kernel keeps one
-block of queries and walks over the keys. Each gradient is summed by one program in one order, so two runs give the same bits.
+delta_kernel sums do ∘ o by rows. A program of dkdv_kernel keeps one block of keys and walks over the queries; a program
+of dq_kernel keeps one block of queries and walks over the keys. Each gradient is summed by one program in one order, so
+two runs give the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ DELTA_ELEMENTS = 4096  # in a tile of delta_kernel
 
 @triton.jit
 def delta_tile(o, do, dlse_ptr, batch_head, H_q, start_m, S_q, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """[BLOCK_M] of delta = rowsum(do ∘ o) − dlse, (6.6) and (6.18); 0 beyond S_q. dlse_ptr: None where lse has no gradient."""
+    """[BLOCK_M] of delta = rowsum(do ∘ o) − dlse, (6.6) and (6.18); 0 beyond S_q. dlse_ptr: None where lse has no
+    gradient."""
     b, h = batch_head // H_q, batch_head % H_q
     o_tile = load_tile(o, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     do_tile = load_tile(do, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
@@ -36,7 +39,8 @@ def delta_tile(o, do, dlse_ptr, batch_head, H_q, start_m, S_q, D, BLOCK_M: tl.co
 def delta_kernel(o, do, dlse_ptr, delta_ptr, H_q, S_q, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
     """delta = rowsum(do ∘ o) − dlse, (6.6) and (6.18) (FA2, algorithm 2, line 4).
 
-    o, do: Heads (B, H_q, S_q, D); dlse_ptr (or None), delta_ptr: (B, H_q, S_q) float32, contiguous. Grid: (ceil(S_q / BLOCK_M) · B · H_q,).
+    o, do: Heads (B, H_q, S_q, D); dlse_ptr (or None), delta_ptr: (B, H_q, S_q) float32, contiguous. Grid:
+    (ceil(S_q / BLOCK_M) · B · H_q,).
     """
     row_blocks = tl.cdiv(S_q, BLOCK_M)
     start_m = tl.program_id(0) % row_blocks * BLOCK_M
@@ -196,7 +200,8 @@ CONFIGS = {
         256: BackwardConfig(TileConfig(32, 32, 8, 1), TileConfig(32, 32, 8, 1)),
     },
 }
-# For cards with 64 KB (Turing), where Triton uses no tensor cores, and for fp32, which in IEEE precision uses none either.
+# For cards with 64 KB (Turing), where Triton uses no tensor cores, and for fp32, which in IEEE precision uses none
+# either.
 SMALL_CONFIGS = {
     64: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 32, 8, 1)),
     128: BackwardConfig(TileConfig(16, 16, 8, 1), TileConfig(16, 16, 8, 1)),
@@ -212,26 +217,40 @@ INTERPRETER_CONFIG = BackwardConfig(TileConfig(64, 32, 4, 1), TileConfig(64, 32,
 
 
 def choose_config(D: int, dtype: torch.dtype, shared_memory: int | None) -> BackwardConfig:
-    """The tiles for a card with `shared_memory` bytes per thread block, or for the interpreter (None). ValueError if not even the smallest fits."""
+    """The tiles for a card with `shared_memory` bytes per thread block, or for the interpreter (None). ValueError if
+    not even the smallest fits."""
     if shared_memory is None:
         return INTERPRETER_CONFIG
     block_d = max(padded_d(D), 64)
     if dtype == torch.float32:
         if block_d == MAX_D and shared_memory < FP32_BYTES_AT_256:
             raise ValueError(
-                f"backward with D = {D} in float32 needs {FP32_BYTES_AT_256:,} bytes of shared memory per thread block, this GPU has {shared_memory:,}: "
+                f"backward with D = {D} in float32 needs {FP32_BYTES_AT_256:,} bytes of shared memory per thread "
+                f"block, this GPU has {shared_memory:,}: "
                 "use float16, or D of at most 128"
             )
         return FP32_CONFIGS[block_d]
     return next((configs for least, configs in CONFIGS.items() if least <= shared_memory), SMALL_CONFIGS)[block_d]
 
 
-def flash_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
-                   dlse: torch.Tensor | None, is_causal: bool, scale: float, *, config: BackwardConfig | None = None,
-                   ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Launch the three kernels on q's GPU, which must be the current one. Checks nothing: attention.flash_attention has checked the arguments.
+def flash_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    do: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
+    *,
+    config: BackwardConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Launch the three kernels on q's GPU, which must be the current one. Checks nothing: attention.flash_attention has
+    checked the arguments.
 
-    q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), any strides, none empty; lse, dlse: (B, H_q, S_q) float32, contiguous.
+    q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), any strides, none empty; lse, dlse: (B, H_q, S_q) float32,
+    contiguous.
     dlse: the gradient of lse, None where it has none. Returns dq, dk and dv, contiguous.
     """
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
@@ -241,7 +260,19 @@ def flash_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.T
     inputs = heads(q), heads(k), heads(v), heads(do)
     constants = {"IS_CAUSAL": is_causal, "BLOCK_D": padded_d(D)}
     dkdv_kernel[(triton.cdiv(S_k, config.dkdv.block_n) * B * H_k,)](
-        *inputs, heads(dk), heads(dv), lse, delta, H_k, S_q, S_k, D, scale, GROUP=H_q // H_k, **constants, **config.dkdv.launch()
+        *inputs,
+        heads(dk),
+        heads(dv),
+        lse,
+        delta,
+        H_k,
+        S_q,
+        S_k,
+        D,
+        scale,
+        GROUP=H_q // H_k,
+        **constants,
+        **config.dkdv.launch(),
     )
     dq_kernel[(triton.cdiv(S_q, config.dq.block_m) * B * H_q,)](
         *inputs, heads(dq), lse, delta, H_q, H_k, S_q, S_k, D, scale, **constants, **config.dq.launch()
@@ -250,10 +281,13 @@ def flash_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.T
 
 
 def row_delta(o: torch.Tensor, do: torch.Tensor, dlse: torch.Tensor | None = None) -> torch.Tensor:
-    """rowsum(do ∘ o) − dlse by delta_kernel. o, do: (B, H_q, S_q, D), not empty; dlse: contiguous. Returns (B, H_q, S_q) float32."""
+    """rowsum(do ∘ o) − dlse by delta_kernel. o, do: (B, H_q, S_q, D), not empty; dlse: contiguous. Returns
+    (B, H_q, S_q) float32."""
     B, H_q, S_q, D = o.shape
     delta = torch.empty((B, H_q, S_q), dtype=torch.float32, device=o.device)
     block_d = padded_d(D)
     block_m = DELTA_ELEMENTS // block_d
-    delta_kernel[(triton.cdiv(S_q, block_m) * B * H_q,)](heads(o), heads(do), dlse, delta, H_q, S_q, D, BLOCK_M=block_m, BLOCK_D=block_d)
+    delta_kernel[(triton.cdiv(S_q, block_m) * B * H_q,)](
+        heads(o), heads(do), dlse, delta, H_q, S_q, D, BLOCK_M=block_m, BLOCK_D=block_d
+    )
     return delta

@@ -1,15 +1,18 @@
 """Chapter 9: mbarriers simulated in plain Python, so that a ring of stages can deadlock, and be mended, without a GPU.
 
-Shows on a clock that two barriers a stage, waited for by parity, are enough: nothing is read before it has come or overwritten while it is read,
-and loads run ahead by as many tiles as there are stages. The barrier is Hopper's mbarrier (PTX ISA, mbarrier.init, mbarrier.arrive and
-mbarrier.test_wait.parity): it expects `count` arrivals, and when the last one has come its phase is complete, the next phase begins, and the
-count starts anew. Phases are numbered 0, 1, 2, …; a wait names one by its parity alone, the number's last bit. A role (a producer warp, a
-consumer warpgroup) is a generator that yields actions; `run` plays several of them against one clock.
+Shows on a clock that two barriers a stage, waited for by parity, are enough: nothing is read before it has come or
+overwritten while it is read, and loads run ahead by as many tiles as there are stages. The barrier is Hopper's mbarrier
+(PTX ISA, mbarrier.init, mbarrier.arrive and mbarrier.test_wait.parity): it expects `count` arrivals, and when the last
+one has come its phase is complete, the next phase begins, and the count starts anew. Phases are numbered 0, 1, 2, …; a
+wait names one by its parity alone, the number's last bit. A role (a producer warp, a consumer warpgroup) is a generator
+that yields actions; `run` plays several of them against one clock.
 
-Left out: bytes. On Hopper the producer announces a load's bytes at full (expect_tx) and goes on, and the phase is complete when the arrivals and
-the bytes have come; here `load` takes the producer's own time, and it arrives afterwards. As loads come one after another over the same wires, both
-give the same times. Also left out: memory order (an arrive releases, a wait acquires), the cost of the instructions themselves, the threads
-of a role, and a waiter that polls too rarely to see a phase which passes while it looks away: here a wait is let through in the moment its phase ends.
+Left out: bytes. On Hopper the producer announces a load's bytes at full (expect_tx) and goes on, and the phase is
+complete when the arrivals and the bytes have come; here `load` takes the producer's own time, and it arrives
+afterwards. As loads come one after another over the same wires, both give the same times. Also left out: memory order
+(an arrive releases, a wait acquires), the cost of the instructions themselves, the threads of a role, and a waiter that
+polls too rarely to see a phase which passes while it looks away: here a wait is let through in the moment its phase
+ends.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ MAX_ACTIONS = 100_000
 
 
 class Barrier:
-    """An mbarrier that expects `count` arrivals a phase. phase: the number of the current one; arrived: the arrivals it has."""
+    """An mbarrier that expects `count` arrivals a phase. phase: the number of the current one; arrived: the arrivals it
+    has."""
 
     def __init__(self, count: int, name: str = "barrier"):
         if count < 1:
@@ -37,7 +41,8 @@ class Barrier:
             self.phase, self.arrived = self.phase + 1, 0
 
     def test_wait(self, parity: int) -> bool:
-        """True where a wait for `parity` passes (9.5): the current phase has the other one, so the last phase of this parity is complete.
+        """True where a wait for `parity` passes (9.5): the current phase has the other one, so the last phase of this
+        parity is complete.
 
         A fresh barrier is in phase 0: parity 0 waits for its arrivals, and parity 1 passes at once.
         """
@@ -57,7 +62,8 @@ def check_parity(parity: int) -> int:
 def ring(stages: int, consumers: int = 1) -> tuple[list[Barrier], list[Barrier]]:
     """(full, empty): two fresh barriers for each stage of a ring.
 
-    full[stage] expects the producer: its tile is loaded. empty[stage] expects every consumer: none needs the tile any longer.
+    full[stage] expects the producer: its tile is loaded. empty[stage] expects every consumer: none needs the tile any
+    longer.
     """
     if stages < 1:
         raise ValueError(f"stages must be at least 1, got {stages}")
@@ -69,7 +75,8 @@ def ring(stages: int, consumers: int = 1) -> tuple[list[Barrier], list[Barrier]]
 
 @dataclass(frozen=True)
 class Action:
-    """What a role does next. kind: "wait", "arrive", "load", "use" or "work"; units: how long it takes, 0 for a wait that passes."""
+    """What a role does next. kind: "wait", "arrive", "load", "use" or "work"; units: how long it takes, 0 for a wait
+    that passes."""
 
     kind: str
     barrier: Barrier | None = None
@@ -104,7 +111,8 @@ def arrive(barrier: Barrier) -> Action:
 
 
 def load(tile: int, stage: int | str, units: int = 1) -> Action:
-    """Load tile number `tile` into a stage, which holds it from the end of the `units` on. A stage has a number, or a name as ds_rows gives it."""
+    """Load tile number `tile` into a stage, which holds it from the end of the `units` on. A stage has a number, or a
+    name as ds_rows gives it."""
     return Action("load", tile=tile, stage=stage, units=units)
 
 
@@ -127,7 +135,8 @@ def ds_rows(stage: int, consumer: int) -> str:
 
 
 class Event(NamedTuple):
-    """One action of a role, from `start` to `end`; both are the same for an arrive, and for a wait that passes at once."""
+    """One action of a role, from `start` to `end`; both are the same for an arrive, and for a wait that passes at
+    once."""
 
     role: str
     action: Action
@@ -139,14 +148,17 @@ class Event(NamedTuple):
 
 
 class Deadlock(RuntimeError):
-    """Some role waits, and none can act. waiting: a wait for each that does; timeline: what came before, those waits at its end."""
+    """Some role waits, and none can act. waiting: a wait for each that does; timeline: what came before, those waits at
+    its end."""
 
     def __init__(self, waiting: Sequence[Event], timeline: list[Event]):
         self.waiting, self.timeline = tuple(waiting), timeline
         words = []
         for role, action, _, _ in waiting:  # a blocked wait waits for the current phase
             phase, arrived = action.barrier.phase, f"{action.barrier.arrived} of {action.barrier.count} arrivals"
-            words.append(f"{role} waits for phase {phase} of {action.barrier.name} (parity {phase % 2}), which has {arrived}")
+            words.append(
+                f"{role} waits for phase {phase} of {action.barrier.name} (parity {phase % 2}), which has {arrived}"
+            )
         super().__init__(f"deadlock at time {waiting[0].end}: {'; '.join(words)}")
 
 
@@ -155,7 +167,8 @@ class TooManyActions(RuntimeError):
 
 
 class _Role:
-    """A role as it is played. time: when it acts next, or since when it waits; blocked: the wait that has not passed."""
+    """A role as it is played. time: when it acts next, or since when it waits; blocked: the wait that has not
+    passed."""
 
     def __init__(self, name: str, actions: Iterable[Action]):
         self.name, self.actions = name, iter(actions)
@@ -189,10 +202,12 @@ class _Role:
 
 
 def run(roles: Mapping[str, Iterable[Action]], max_actions: int = MAX_ACTIONS) -> list[Event]:
-    """Play `roles` (name -> generator of actions) until all have ended: their timeline, by start, then in the order of `roles`.
+    """Play `roles` (name -> generator of actions) until all have ended: their timeline, by start, then in the order of
+    `roles`.
 
-    The role with the earliest time acts first, and of those with the same time the first of `roles`: the same roles give the same timeline.
-    The barriers keep their phases: take a fresh `ring` for each run. Raises Deadlock, TooManyActions, and TypeError for what is no action.
+    The role with the earliest time acts first, and of those with the same time the first of `roles`: the same roles
+    give the same timeline. The barriers keep their phases: take a fresh `ring` for each run. Raises Deadlock,
+    TooManyActions, and TypeError for what is no action.
     """
     playing = [_Role(name, actions) for name, actions in roles.items()]
     order = list(roles)
@@ -202,7 +217,8 @@ def run(roles: Mapping[str, Iterable[Action]], max_actions: int = MAX_ACTIONS) -
         ready = [role for role in playing if role.blocked is None and not role.is_over]
         if not ready:
             waiting = [role.waited(now) for role in playing if role.blocked is not None]
-            timeline = sorted([*timeline, *waiting], key=lambda event: (event.start, order.index(event.role)))  # stable within a role
+            # stable within a role
+            timeline = sorted([*timeline, *waiting], key=lambda event: (event.start, order.index(event.role)))
             if waiting:
                 raise Deadlock(waiting, timeline)
             return timeline
@@ -229,10 +245,13 @@ def ring_producer(tiles: int, full: Sequence[Barrier], empty: Sequence[Barrier],
         yield arrive(full[stage])
 
 
-def ring_timeline(stages: int, tiles: int = TILES, loads: Sequence[int] = LOADS, uses: Sequence[int] = (USE,)) -> list[Event]:
+def ring_timeline(
+    stages: int, tiles: int = TILES, loads: Sequence[int] = LOADS, uses: Sequence[int] = (USE,)
+) -> list[Event]:
     """The timeline of a right ring, in which each load and use starts as early as (9.6) allows.
 
-    loads: units of time of each load, in turn; uses: units of time that each consumer needs for a tile, one number a consumer.
+    loads: units of time of each load, in turn; uses: units of time that each consumer needs for a tile, one number a
+    consumer.
     """
     full, empty = ring(stages, len(uses))
 
@@ -257,9 +276,11 @@ def last_end(timeline: Iterable[Event]) -> int:
 
 
 def races(timeline: Iterable[Event]) -> list[str]:
-    """What went wrong with the stages' contents, in words: a tile that is used and is not there, or is overwritten meanwhile.
+    """What went wrong with the stages' contents, in words: a tile that is used and is not there, or is overwritten
+    meanwhile.
 
-    Nothing is found where the barriers do their part. A race may also hide: other times for loads and uses can bring it out.
+    Nothing is found where the barriers do their part. A race may also hide: other times for loads and uses can bring it
+    out.
     """
     events = list(timeline)
     loads = [event for event in events if event.action.kind == "load"]
@@ -272,7 +293,10 @@ def races(timeline: Iterable[Event]) -> list[str]:
         if held != f"tile {action.tile}":
             found.append(f"time {start}: {role} uses tile {action.tile} in {where}, which holds {held}")
         found += [
-            f"time {event.start}: {event.role} loads tile {event.action.tile} into {where}, where {role} uses tile {action.tile} until {end}"
+            (
+                f"time {event.start}: {event.role} loads tile {event.action.tile} into {where}, where {role} uses tile "
+                f"{action.tile} until {end}"
+            )
             for event in there
             if event.start < end and event.end > start
         ]
@@ -280,7 +304,8 @@ def races(timeline: Iterable[Event]) -> list[str]:
 
 
 def draw(timeline: Iterable[Event]) -> str:
-    """A line for each role, a column for each unit of time: a tile's last digit while it is loaded or used, "~" for other work, "." for a wait."""
+    """A line for each role, a column for each unit of time: a tile's last digit while it is loaded or used, "~" for
+    other work, "." for a wait."""
     events = list(timeline)
     lines = {role: [" "] * max(event.end for event in events) for role in dict.fromkeys(event.role for event in events)}
     for role, action, start, end in events:

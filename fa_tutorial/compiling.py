@@ -25,7 +25,8 @@ from fa_tutorial import hardware, layout, tuned
 # Bytes of shared memory that one block may ask for (opt-in), by compute capability. CUDA programming guide, table of
 # technical specifications. T4; A100; RTX 30xx; RTX 40xx; H100, H200; B200; RTX 50xx.
 SHARED_LIMITS = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-SERIALISED = ("C7510", "C7511", "C7512", "C7514", "C7515", "C7517")  # ptxas waits for a wgmma before it starts the next: right, and slow
+# ptxas waits for a wgmma before it starts the next: right, and slow
+SERIALISED = ("C7510", "C7511", "C7512", "C7514", "C7515", "C7517")
 
 
 class Row(NamedTuple):
@@ -51,7 +52,9 @@ HEADS, LENGTH = 16, 4096
 
 def inputs(dtype: torch.dtype, D: int, S: int = LENGTH) -> list[torch.Tensor]:
     """q, k, v, o, do and lse without memory: (1, HEADS, S, D) each, and (1, HEADS, S)."""
-    return [torch.empty(1, HEADS, S, D, dtype=dtype, device="meta") for _ in range(5)] + [torch.empty(1, HEADS, S, device="meta")]
+    return [torch.empty(1, HEADS, S, D, dtype=dtype, device="meta") for _ in range(5)] + [
+        torch.empty(1, HEADS, S, device="meta")
+    ]
 
 
 class StandInDriver:
@@ -87,12 +90,22 @@ def compiling_for(capability: int) -> Iterator[list[tuple[str, Any, str]]]:
         log = io.StringIO()
         with contextlib.redirect_stdout(log):  # where Triton prints ptxas's words
             compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
-        launched.append((f"{kernel.__module__.removeprefix('fa_tutorial.')}.{kernel.__name__}", compiled, log.getvalue()))
+        launched.append(
+            (f"{kernel.__module__.removeprefix('fa_tutorial.')}.{kernel.__name__}", compiled, log.getvalue())
+        )
 
     card = hardware.Card("stand-in", capability, SHARED_LIMITS[capability], multiprocessors=132)
-    patched = {"card": lambda index: card, "card_of": lambda tensor: card, "require_kernel_device": lambda tensor, name: None}
+    patched = {
+        "card": lambda index: card,
+        "card_of": lambda tensor: card,
+        "require_kernel_device": lambda tensor, name: None,
+    }
     places = [
-        (module, name) for key, module in sys.modules.items() if key.startswith("fa_tutorial") for name in patched if hasattr(module, name)
+        (module, name)
+        for key, module in sys.modules.items()
+        if key.startswith("fa_tutorial")
+        for name in patched
+        if hasattr(module, name)
     ]
     kept = [getattr(module, name) for module, name in places]
     driver.set_active(StandInDriver(capability))
@@ -123,7 +136,17 @@ def compile_calls(capability: int, calls: Iterable[Call]) -> Iterator[Row]:
                     seen.add(compiled.hash)
                     options = compiled.metadata
                     registers, spills, warnings = read_ptxas(log)
-                    yield Row(kernel, case, capability, options.num_warps, options.num_stages, registers, options.shared, spills, warnings)
+                    yield Row(
+                        kernel,
+                        case,
+                        capability,
+                        options.num_warps,
+                        options.num_stages,
+                        registers,
+                        options.shared,
+                        spills,
+                        warnings,
+                    )
             launched.clear()
 
 
@@ -144,7 +167,9 @@ def in_a_process(code: str) -> Any:
     """
     settings = {hardware.INTERPRETER_SWITCH: "0", "TRITON_ALWAYS_COMPILE": "1", "TRITON_DUMP_PTXAS_LOG": "1"}
     environment = os.environ | settings | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    run = subprocess.run([sys.executable, "-c", f"import json; {code}"], env=environment, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", f"import json; {code}"], env=environment, capture_output=True, text=True
+    )
     if run.returncode:
         raise RuntimeError(f"{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
     return json.loads(run.stdout.splitlines()[-1])

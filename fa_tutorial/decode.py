@@ -1,8 +1,10 @@
-"""Chapter 11: attention while a model generates: a new token or a few, against the keys and values of all the tokens before them.
+"""Chapter 11: attention while a model generates: a new token or a few, against the keys and values of all the tokens
+before them.
 
-Keys and values stay in a cache, so nothing is computed twice. One query has little to compute and the whole cache to read: the kernel can be as fast
-as memory, and no faster. Two things make it so. A sequence's keys are split among many programs (split-KV), so that one sequence keeps the whole GPU
-busy; and the query heads that share a key head are the rows of one tile, so that each key is read once.
+Keys and values stay in a cache, so nothing is computed twice. One query has little to compute and the whole cache to
+read: the kernel can be as fast as memory, and no faster. Two things make it so. A sequence's keys are split among many
+programs (split-KV), so that one sequence keeps the whole GPU busy; and the query heads that share a key head are the
+rows of one tile, so that each key is read once.
 """
 
 from __future__ import annotations
@@ -13,11 +15,30 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fa_tutorial.arguments import FLOAT_DTYPES, check_alike, check_devices, check_int, check_scale, check_tensor, dtype_name
+from fa_tutorial.arguments import (
+    FLOAT_DTYPES,
+    check_alike,
+    check_devices,
+    check_int,
+    check_scale,
+    check_tensor,
+    dtype_name,
+)
 from fa_tutorial.forward import softmax_step
 from fa_tutorial.hardware import card_of, on_device_of, require_kernel_device, require_triton
 from fa_tutorial.operators import LIBRARY
-from fa_tutorial.tiles import INTERPRETED, MAX_D, MIN_DOT, TileConfig, check_block, dot, heads, load_tile, padded_d, store_tile
+from fa_tutorial.tiles import (
+    INTERPRETED,
+    MAX_D,
+    MIN_DOT,
+    TileConfig,
+    check_block,
+    dot,
+    heads,
+    load_tile,
+    padded_d,
+    store_tile,
+)
 
 triton = require_triton("Chapter 11 (fa_tutorial.decode)")
 import triton.language as tl  # noqa: E402
@@ -132,9 +153,11 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, sizes, s
 @triton.jit
 def combine_kernel(o_parts, lse_parts, o, lse_ptr, rows, splits, D,
                    BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """Rows of o and lse from those of their parts, (11.2): attention again, with the parts' lse as scores and their o as values.
+    """Rows of o and lse from those of their parts, (11.2): attention again, with the parts' lse as scores and their o
+    as values.
 
-    o_parts: (splits, rows, D), lse_parts: (splits, rows), float32; o: (rows, D); lse_ptr: (rows,) float32; all contiguous.
+    o_parts: (splits, rows, D), lse_parts: (splits, rows), float32; o: (rows, D); lse_ptr: (rows,) float32; all
+    contiguous.
     Grid: (ceil(rows / BLOCK_R),).
     """
     offs_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)  # [BLOCK_R]
@@ -148,19 +171,25 @@ def combine_kernel(o_parts, lse_parts, o, lse_ptr, rows, splits, D,
         mask = (offs_s < splits)[None, :] & (offs_r < rows)[:, None]  # [BLOCK_R, BLOCK_S]
         s = tl.load(lse_parts + part, mask=mask, other=-float("inf"))  # [BLOCK_R, BLOCK_S]
         values = o_parts + (part[:, :, None] * D + offs_d[None, None, :])
-        v_tile = tl.load(values, mask=mask[:, :, None] & (offs_d < D)[None, None, :], other=0.0)  # [BLOCK_R, BLOCK_S, BLOCK_D]
+        # [BLOCK_R, BLOCK_S, BLOCK_D]
+        v_tile = tl.load(values, mask=mask[:, :, None] & (offs_d < D)[None, None, :], other=0.0)
         p, m, l, alpha = softmax_step(s, m, l)
         acc = acc * alpha[:, None] + tl.sum(p[:, :, None] * v_tile, axis=1)  # [BLOCK_R, BLOCK_D]
     l_or_one = tl.where(l == 0.0, 1.0, l)
     pointers = o + (offs_r.to(tl.int64)[:, None] * D + offs_d[None, :])  # [BLOCK_R, BLOCK_D]
-    tl.store(pointers, (acc / l_or_one[:, None]).to(o.dtype.element_ty), mask=(offs_r < rows)[:, None] & (offs_d < D)[None, :])
+    tl.store(
+        pointers,
+        (acc / l_or_one[:, None]).to(o.dtype.element_ty),
+        mask=(offs_r < rows)[:, None] & (offs_d < D)[None, :],
+    )
     tl.store(lse_ptr + offs_r, m + tl.log(l_or_one), mask=offs_r < rows)
 
 
 @triton.jit
 def append_kernel(k_new, v_new, k, v, seqlens_ptr, block_table, H_k, S_new, S_max, D,
                   PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """The keys and values of new tokens go where load_keys finds them, token t of sequence b at position seqlen − S_new + t.
+    """The keys and values of new tokens go where load_keys finds them, token t of sequence b at position seqlen − S_new
+    + t.
 
     k_new, v_new: Heads (B, H_k, S_new, D); k, v: Heads of the caches. Positions below 0 and from S_max on are left out.
     Grid: (ceil(S_new / BLOCK_N) · B · H_k,).
@@ -184,7 +213,8 @@ def append_kernel(k_new, v_new, k, v, seqlens_ptr, block_table, H_k, S_new, S_ma
 
 # ---------------------------------------------------------------- launching
 
-TILE_BYTES = 16_384  # of one tile of keys: large enough to stream, small enough that several are on their way on each multiprocessor
+# of one tile of keys: large enough to stream, small enough that several are on their way on each multiprocessor
+TILE_BYTES = 16_384
 PROGRAMS_PER_SM = 2  # that choose_num_splits counts on, and that an H200 has room for
 TURING_BYTES = 65_536  # of shared memory; there Triton uses no tensor cores
 HOPPER_BYTES = 232_448
@@ -194,7 +224,8 @@ MAX_SPLITS = 65_535  # of a grid's second axis
 
 
 def choose_config(rows: int, D: int, dtype: torch.dtype, is_paged: bool, shared_memory: int | None) -> TileConfig:
-    """The tile for `rows` query rows a key head and a cache of `dtype`. shared_memory: bytes a block may ask for; None means the interpreter."""
+    """The tile for `rows` query rows a key head and a cache of `dtype`. shared_memory: bytes a block may ask for; None
+    means the interpreter."""
     block_m = min(max(triton.next_power_of_2(rows), MIN_DOT), MAX_ROWS)
     if shared_memory is None:
         return TileConfig(block_m, 32, 4, 1)
@@ -205,18 +236,22 @@ def choose_config(rows: int, D: int, dtype: torch.dtype, is_paged: bool, shared_
     # Hopper multiplies 64 rows by four warps; on smaller cards these would spill.
     num_warps = 4 if dtype.itemsize == 2 and (block_m < MAX_ROWS or has_room) else 8
     if is_paged:
-        return TileConfig(block_m, block_n, num_warps, 6)  # a page's number is a load before the load of its keys: two stages for one
-    # With four stages two programs fit on an SM, with three three, and then 64 sequences of 8 heads took 16 % longer on an H200.
+        # a page's number is a load before the load of its keys: two stages for one
+        return TileConfig(block_m, block_n, num_warps, 6)
+    # With four stages two programs fit on an SM, with three three, and then 64 sequences of 8 heads took 16 % longer on
+    # an H200.
     return TileConfig(block_m, block_n, num_warps, 4 if has_room and block_m == MIN_DOT else 3)
 
 
 def choose_num_splits(B: int, H_k: int, S_max: int, multiprocessors: int, least_keys: int = 256) -> int:
     """Parts into which to split each sequence's keys, by counting waves of programs (11.3).
 
-    A GPU runs PROGRAMS_PER_SM · multiprocessors programs at once: one wave. B · H_k · splits programs need ceil(programs / wave) waves, and the last
-    one takes as long as a full one. So the programs keep this share of the GPU busy: programs / (waves · wave). With one split B = 1 and H_k = 8
-    keep 8 / 264 of an H200 busy; 32 splits are 256 programs, and keep 97 % busy; 34 splits need a second wave, and keep 52 % busy. Splits cost,
-    since their results are written, read and combined: we take the fewest that are within 5 % of the best, none of less than least_keys keys.
+    A GPU runs PROGRAMS_PER_SM · multiprocessors programs at once: one wave. B · H_k · splits programs need
+    ceil(programs / wave) waves, and the last one takes as long as a full one. So the programs keep this share of the
+    GPU busy: programs / (waves · wave). With one split B = 1 and H_k = 8 keep 8 / 264 of an H200 busy; 32 splits are
+    256 programs, and keep 97 % busy; 34 splits need a second wave, and keep 52 % busy. Splits cost, since their results
+    are written, read and combined: we take the fewest that are within 5 % of the best, none of less than least_keys
+    keys.
     """
     wave = PROGRAMS_PER_SM * multiprocessors
     return fewest_splits(B * H_k, wave, max(min(S_max // least_keys, wave), 1))
@@ -224,7 +259,8 @@ def choose_num_splits(B: int, H_k: int, S_max: int, multiprocessors: int, least_
 
 @functools.lru_cache(1024)  # S_max grows with every token, but `most` only every least_keys tokens
 def fewest_splits(programs: int, wave: int, most: int) -> int:
-    """The fewest splits, 1 … most, whose `programs` programs each keep a share of the GPU busy that is within 5 % of the best (11.3)."""
+    """The fewest splits, 1 … most, whose `programs` programs each keep a share of the GPU busy that is within 5 % of
+    the best (11.3)."""
     waves = [-(-programs * splits // wave) for splits in range(1, most + 1)]
     busy = [programs * splits / (count * wave) for splits, count in enumerate(waves, 1)]
     enough = 0.95 * max(busy)
@@ -233,7 +269,8 @@ def fewest_splits(programs: int, wave: int, most: int) -> int:
 
 def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale: float, num_splits: int | None,
            *, config: TileConfig | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Launch split_kernel, and combine_kernel where there are splits, on q's GPU, which must be current. Trusts its arguments, see flash_decode."""
+    """Launch split_kernel, and combine_kernel where there are splits, on q's GPU, which must be current. Trusts its
+    arguments, see flash_decode."""
     (B, H_q, S_q, D), (H_k, S_max) = q.shape, k_cache.shape[1:3]
     rows, page_size = H_q // H_k * S_q, 0
     if block_table is not None:
@@ -250,16 +287,35 @@ def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, sc
         lse_parts = torch.empty((num_splits, B, H_k, rows), dtype=torch.float32, device=q.device)
     scales = Scales(*(None if x is None else x.contiguous() for x in (k_scale, v_scale)))
     split_kernel[(programs, num_splits)](
-        heads(q.reshape(B, H_k, rows, D)), heads(k_cache), heads(v_cache), heads(o_parts.view(-1, H_k, rows, D)), lse_parts,
-        cache_seqlens.contiguous(), None if block_table is None else heads(block_table),
-        scales, Sizes(H_k, S_q, rows, D), scale,
-        PAGE_SIZE=page_size, BLOCK_D=padded_d(D), **config.launch(),
-    )  # fmt: skip
+        heads(q.reshape(B, H_k, rows, D)),
+        heads(k_cache),
+        heads(v_cache),
+        heads(o_parts.view(-1, H_k, rows, D)),
+        lse_parts,
+        cache_seqlens.contiguous(),
+        None if block_table is None else heads(block_table),
+        scales,
+        Sizes(H_k, S_q, rows, D),
+        scale,
+        PAGE_SIZE=page_size,
+        BLOCK_D=padded_d(D),
+        **config.launch(),
+    )
     if num_splits > 1:
         all_rows, block_s = B * H_q * S_q, min(triton.next_power_of_2(num_splits), SPLITS_AT_ONCE)
         block_r = 64 if card.shared_memory is None else 1  # the interpreter is slow by the program
         combine_kernel[(triton.cdiv(all_rows, block_r),)](
-            o_parts, lse_parts, o, lse, all_rows, num_splits, D, BLOCK_R=block_r, BLOCK_S=block_s, BLOCK_D=padded_d(D), num_warps=4
+            o_parts,
+            lse_parts,
+            o,
+            lse,
+            all_rows,
+            num_splits,
+            D,
+            BLOCK_R=block_r,
+            BLOCK_S=block_s,
+            BLOCK_D=padded_d(D),
+            num_warps=4,
         )
     return o, lse
 
@@ -285,7 +341,9 @@ def run_decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale
     """The operator flash_decode on a device."""
     require_kernel_device(q, "q")
     if k_cache.dtype == FP8 and card_of(q).capability < FP8_CAPABILITY:
-        raise ValueError(f"caches of {dtype_name(FP8)} need a GPU of compute capability 8.9 or newer, {card_of(q).name} is older")
+        raise ValueError(
+            f"caches of {dtype_name(FP8)} need a GPU of compute capability 8.9 or newer, {card_of(q).name} is older"
+        )
     if not q.is_cuda:
         check_values(cache_seqlens, k_cache, block_table)
     if not q.numel():
@@ -305,12 +363,16 @@ def run_append(k_cache, v_cache, k_new, v_new, cache_seqlens, block_table):
 
 
 LIBRARY.define(
-    "flash_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor? block_table, Tensor? k_scale, Tensor? v_scale, "
+    "flash_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor? block_table, Tensor? "
+    "k_scale, Tensor? v_scale, "
     "float scale, int? num_splits) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.define(
-    "append_to_cache(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k_new, Tensor v_new, Tensor cache_seqlens, Tensor? block_table) -> ()",
+    (
+        "append_to_cache(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k_new, Tensor v_new, Tensor cache_seqlens, "
+        "Tensor? block_table) -> ()"
+    ),
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 for device in ("CPU", "CUDA"):
@@ -335,22 +397,28 @@ def flash_decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
                  block_table: torch.Tensor | None = None, scale: float | None = None, num_splits: int | None = None,
                  k_scale: torch.Tensor | None = None, v_scale: torch.Tensor | None = None,
                  return_lse: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Attention of the newest S_q tokens of each sequence to all of its keys, in a cache that stays where it is (Flash-Decoding, Dao et al., 2023).
+    """Attention of the newest S_q tokens of each sequence to all of its keys, in a cache that stays where it is
+    (Flash-Decoding, Dao et al., 2023).
 
-    q: (B, H_q, S_q, D), S_q = 1 for plain generation, more for tokens that are guessed ahead. k_cache, v_cache: (B, H_k, S_max, D), any strides,
-    H_q a multiple of H_k, 1 ≤ D ≤ 256. cache_seqlens: (B,) int32, each sequence's length with its new tokens, whose keys stand in the cache
+    q: (B, H_q, S_q, D), S_q = 1 for plain generation, more for tokens that are guessed ahead. k_cache, v_cache:
+    (B, H_k, S_max, D), any strides, H_q a multiple of H_k, 1 ≤ D ≤ 256. cache_seqlens: (B,) int32, each sequence's
+    length with its new tokens, whose keys stand in the cache
     already: token t sees keys 0 … cache_seqlens − S_q + t. What a cache holds beyond that is not looked at.
-    block_table: (B, pages) int32, for a paged cache (PagedAttention, Kwon et al., 2023): k_cache and v_cache are (pages in all, H_k, page size, D),
-    page size a power of two of at least 16, and key n of sequence b is row n mod page size of page block_table[b, n // page size].
-    Dtypes: fp16, bf16, fp32, one for all; or q of fp16 or bf16 and caches of float8_e4m3fn with k_scale and v_scale, (H_k,) float32, by quantise_fp8.
-    scale: 1/√D unless given. num_splits: parts that each sequence's keys are split into, by choose_num_splits unless given.
+    block_table: (B, pages) int32, for a paged cache (PagedAttention, Kwon et al., 2023): k_cache and v_cache are
+    (pages in all, H_k, page size, D), page size a power of two of at least 16, and key n of sequence b is row n mod
+    page size of page block_table[b, n // page size].
+    Dtypes: fp16, bf16, fp32, one for all; or q of fp16 or bf16 and caches of float8_e4m3fn with k_scale and v_scale,
+    (H_k,) float32, by quantise_fp8.
+    scale: 1/√D unless given. num_splits: parts that each sequence's keys are split into, by choose_num_splits unless
+    given.
 
-    Returns o (B, H_q, S_q, D), contiguous, in q's dtype; with return_lse also lse (B, H_q, S_q) float32, as flash_attention. A token that sees no
-    key gets o = 0 and lse = −inf. Nothing waits for the GPU, so it can be captured in a CUDA graph. Two runs give the same bits.
+    Returns o (B, H_q, S_q, D), contiguous, in q's dtype; with return_lse also lse (B, H_q, S_q) float32, as
+    flash_attention. A token that sees no key gets o = 0 and lse = −inf. Nothing waits for the GPU, so it can be
+    captured in a CUDA graph. Two runs give the same bits.
 
-    Raises TypeError for dtypes, ValueError for shapes, devices and numbers, RuntimeError where a gradient is asked for, or for a device on which
-    no kernel runs. Lengths and page ids out of range raise ValueError on the CPU. On a GPU they are not looked at, since the host would have to
-    wait for it: they read memory that is not the cache's.
+    Raises TypeError for dtypes, ValueError for shapes, devices and numbers, RuntimeError where a gradient is asked for,
+    or for a device on which no kernel runs. Lengths and page ids out of range raise ValueError on the CPU. On a GPU
+    they are not looked at, since the host would have to wait for it: they read memory that is not the cache's.
     """
     scale = check_decode(q, k_cache, v_cache, cache_seqlens, block_table, scale, k_scale, v_scale)
     if num_splits is not None and check_int("num_splits", num_splits) > MAX_SPLITS:
@@ -361,31 +429,44 @@ def flash_decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
     return (o, lse) if return_lse else o
 
 
-def append_to_cache(k_cache: torch.Tensor, v_cache: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor, cache_seqlens: torch.Tensor, *,
-                    block_table: torch.Tensor | None = None) -> None:  # fmt: skip
-    """Write the keys and values of new tokens into the caches, in place, where flash_decode with the same cache_seqlens looks for them.
+def append_to_cache(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k_new: torch.Tensor,
+    v_new: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    *,
+    block_table: torch.Tensor | None = None,
+) -> None:
+    """Write the keys and values of new tokens into the caches, in place, where flash_decode with the same cache_seqlens
+    looks for them.
 
-    k_new, v_new: (B, H_k, S_new, D), in the caches' dtype, any strides; the rest as for flash_decode. cache_seqlens counts the new tokens already:
-    token t of sequence b goes to position cache_seqlens[b] − S_new + t. So one step is: cache_seqlens += S_new, append_to_cache, flash_decode.
-    A position below 0 is left out, for a sequence that has fewer new tokens than S_new: its tokens are the last ones.
+    k_new, v_new: (B, H_k, S_new, D), in the caches' dtype, any strides; the rest as for flash_decode. cache_seqlens
+    counts the new tokens already: token t of sequence b goes to position cache_seqlens[b] − S_new + t. So one step is:
+    cache_seqlens += S_new, append_to_cache, flash_decode. A position below 0 is left out, for a sequence that has fewer
+    new tokens than S_new: its tokens are the last ones.
 
-    Raises as flash_decode does. On a GPU a position beyond the cache is left out, and a page id out of range writes to memory that is not the cache's.
+    Raises as flash_decode does. On a GPU a position beyond the cache is left out, and a page id out of range writes to
+    memory that is not the cache's.
     """
     check_caches(k_cache, v_cache, cache_seqlens, block_table, (*FLOAT_DTYPES, FP8))
     check_tensor("k_new", k_new, ndim=4, dtypes=(k_cache.dtype,))
     check_alike(k_cache=k_cache, k_new=k_new, v_new=v_new)
     want = (len(cache_seqlens), k_cache.shape[1], k_new.shape[2], k_cache.shape[3])
     if k_new.shape != want or v_new.shape != want:
-        raise ValueError(f"k_new and v_new must be (B, H_k, S_new, D) = {want}, got {tuple(k_new.shape)} and {tuple(v_new.shape)}")
+        raise ValueError(
+            f"k_new and v_new must be (B, H_k, S_new, D) = {want}, got {tuple(k_new.shape)} and {tuple(v_new.shape)}"
+        )
     check_no_gradient(k_cache=k_cache, v_cache=v_cache, k_new=k_new, v_new=v_new)
     torch.ops.fa_tutorial.append_to_cache.default(k_cache, v_cache, k_new, v_new, cache_seqlens, block_table)
 
 
 def quantise_fp8(x: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (…, H, S, D) as float8_e4m3fn and a scale for each head: x ≈ scale · x8, off by at most 1/16 of a number (or scale / 1,024 near 0).
+    """x (…, H, S, D) as float8_e4m3fn and a scale for each head: x ≈ scale · x8, off by at most 1/16 of a number
+    (or scale / 1,024 near 0).
 
-    scale: (H,) float32, so that a head's largest number becomes 448, the largest of the format, unless given; what is beyond it is cut off.
-    TypeError and ValueError for other dtypes and shapes.
+    scale: (H,) float32, so that a head's largest number becomes 448, the largest of the format, unless given; what is
+    beyond it is cut off. TypeError and ValueError for other dtypes and shapes.
     """
     check_tensor("x", x, dtypes=FLOAT_DTYPES)
     if x.ndim < 3:
@@ -410,14 +491,19 @@ def check_caches(k_cache, v_cache, cache_seqlens, block_table, dtypes) -> None:
         check_tensor(name, cache, ndim=4, dtypes=dtypes)
     check_alike(k_cache=k_cache, v_cache=v_cache)
     if k_cache.shape != v_cache.shape:
-        raise ValueError(f"k_cache and v_cache must have one shape, got {tuple(k_cache.shape)} and {tuple(v_cache.shape)}")
+        raise ValueError(
+            f"k_cache and v_cache must have one shape, got {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+        )
     if not 1 <= k_cache.shape[3] <= MAX_D:
         raise ValueError(f"head dimension D must be 1 to {MAX_D}, got {k_cache.shape[3]}")
     check_tensor("cache_seqlens", cache_seqlens, ndim=1, dtypes=(torch.int32,))
     on_device = {"k_cache": k_cache, "cache_seqlens": cache_seqlens}
     if block_table is None:
         if len(k_cache) != len(cache_seqlens):
-            raise ValueError(f"the cache must have an entry for each of the {len(cache_seqlens)} cache_seqlens, got {tuple(k_cache.shape)}")
+            raise ValueError(
+                f"the cache must have an entry for each of the {len(cache_seqlens)} cache_seqlens, got "
+                f"{tuple(k_cache.shape)}"
+            )
     else:
         check_tensor("block_table", block_table, ndim=2, dtypes=(torch.int32,))
         check_block("page size, k_cache.shape[2],", k_cache.shape[2], MIN_DOT)
@@ -431,7 +517,9 @@ def check_caches(k_cache, v_cache, cache_seqlens, block_table, dtypes) -> None:
 def check_decode(q, k_cache, v_cache, cache_seqlens, block_table, scale, k_scale, v_scale) -> float:
     """Check flash_decode's arguments, and return the scale: `scale`, or 1/√D where it is None."""
     check_tensor("q", q, ndim=4, dtypes=FLOAT_DTYPES)
-    check_caches(k_cache, v_cache, cache_seqlens, block_table, (q.dtype,) if q.dtype == torch.float32 else (q.dtype, FP8))
+    check_caches(
+        k_cache, v_cache, cache_seqlens, block_table, (q.dtype,) if q.dtype == torch.float32 else (q.dtype, FP8)
+    )
     (B, H_q, _, D), H_k = q.shape, k_cache.shape[1]
     if len(cache_seqlens) != B or k_cache.shape[3] != D:
         found = f"got q {tuple(q.shape)}, {len(cache_seqlens)} cache_seqlens and k_cache {tuple(k_cache.shape)}"
@@ -442,7 +530,9 @@ def check_decode(q, k_cache, v_cache, cache_seqlens, block_table, scale, k_scale
     if k_cache.dtype == FP8:
         check_scales(H_k, **scales)
     elif k_scale is not None or v_scale is not None:
-        raise ValueError(f"k_scale and v_scale are for caches of {dtype_name(FP8)}, got caches of {dtype_name(k_cache.dtype)}")
+        raise ValueError(
+            f"k_scale and v_scale are for caches of {dtype_name(FP8)}, got caches of {dtype_name(k_cache.dtype)}"
+        )
     check_devices(q=q, k_cache=k_cache, **{name: value for name, value in scales.items() if value is not None})
     return 1 / math.sqrt(D) if scale is None else check_scale(scale)
 
@@ -460,17 +550,22 @@ def check_no_gradient(**tensors: torch.Tensor) -> None:
     asked = [name for name, tensor in tensors.items() if tensor.requires_grad]
     if asked and torch.is_grad_enabled():
         raise RuntimeError(
-            f"decoding has no gradient, and {', '.join(asked)} requires one: call it under torch.no_grad(), or train with flash_attention"
+            f"decoding has no gradient, and {', '.join(asked)} requires one: call it under torch.no_grad(), or "
+            f"train with flash_attention"
         )
 
 
 def check_values(cache_seqlens, k_cache, block_table) -> None:
-    """Raise ValueError for a length beyond the cache, or a page that it has not. On the CPU alone: on a GPU the host would have to wait for it."""
+    """Raise ValueError for a length beyond the cache, or a page that it has not. On the CPU alone: on a GPU the host
+    would have to wait for it."""
     page_size = k_cache.shape[2]
     S_max = page_size if block_table is None else page_size * block_table.shape[1]
     for b, length in enumerate(cache_seqlens.tolist()):
         if not 0 <= length <= S_max:
-            raise ValueError(f"cache_seqlens must be 0 to {S_max}, the keys that the cache has room for, got {length} for sequence {b}")
+            raise ValueError(
+                f"cache_seqlens must be 0 to {S_max}, the keys that the cache has room for, got {length} for "
+                f"sequence {b}"
+            )
         if block_table is not None:
             pages = block_table[b, : triton.cdiv(length, page_size)].tolist()
             if wrong := [page for page in pages if not 0 <= page < len(k_cache)]:
@@ -481,17 +576,19 @@ def check_values(cache_seqlens, k_cache, block_table) -> None:
 
 
 class PagedCache:
-    """Keys and values of several sequences and layers in pages, which go to the sequence that needs one and come back when it is done.
+    """Keys and values of several sequences and layers in pages, which go to the sequence that needs one and come back
+    when it is done.
 
-    k, v: a cache for each of `layers` layers, (num_pages, H_k, page_size, D). Page n of every layer belongs to the same sequence, so one
-    block_table (B, pages of S_max tokens) serves all. One step of a model:
+    k, v: a cache for each of `layers` layers, (num_pages, H_k, page_size, D). Page n of every layer belongs to the same
+    sequence, so one block_table (B, pages of S_max tokens) serves all. One step of a model:
 
-        cache = PagedCache(layers=2, num_pages=64, H_k=4, page_size=16, D=64, B=8, S_max=1024, dtype=torch.float16, device="cuda")
-        cache.grow(b, tokens=1)                         # for each sequence b that has a new token
+        cache = PagedCache(layers=2, num_pages=64, H_k=4, page_size=16, D=64, B=8, S_max=1024, dtype=torch.float16,
+        device="cuda") cache.grow(b, tokens=1)                         # for each sequence b that has a new token
         o = cache.attend(layer, q, k_new, v_new)        # in each layer
         cache.release(b)                                # when sequence b is done
 
-    ValueError or TypeError for a size below 1, a page_size that isn't a power of two from 16 on, and a sequence that isn't one of the B.
+    ValueError or TypeError for a size below 1, a page_size that isn't a power of two from 16 on, and a sequence that
+    isn't one of the B.
     """
 
     def __init__(self, layers: int, num_pages: int, H_k: int, page_size: int, D: int, B: int, S_max: int,
@@ -500,11 +597,14 @@ class PagedCache:
         for name, size in sizes.items():
             check_int(name, size)
         self.page_size, self.S_max = check_block("page_size", page_size, MIN_DOT), S_max
-        self.k, self.v = (torch.empty(layers, num_pages, H_k, page_size, D, dtype=dtype, device=device) for _ in range(2))
+        self.k, self.v = (
+            torch.empty(layers, num_pages, H_k, page_size, D, dtype=dtype, device=device) for _ in range(2)
+        )
         self.block_table = torch.zeros(B, triton.cdiv(S_max, page_size), dtype=torch.int32, device=device)
         self.cache_seqlens = torch.zeros(B, dtype=torch.int32, device=device)
         self.free = list(range(num_pages))
-        self.lengths, self.pages = [0] * B, [[] for _ in range(B)]  # as the host knows them, so that it asks the GPU nothing
+        # as the host knows them, so that it asks the GPU nothing
+        self.lengths, self.pages = [0] * B, [[] for _ in range(B)]
 
     def grow(self, b: int, tokens: int) -> None:
         """Make room for `tokens` more tokens of sequence b, and count them.

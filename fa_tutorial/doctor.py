@@ -1,6 +1,7 @@
 """What this machine can run, and what is wrong with the installation: `python -m fa_tutorial doctor`.
 
-The machine is looked at once, into Facts, from which the findings follow: so that every bad combination can be tried without having one.
+The machine is looked at once, into Facts, from which the findings follow: so that every bad combination can be tried
+without having one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from tqdm import tqdm
 from fa_tutorial import hardware
 from fa_tutorial.exercises.progress import STATE_VARIABLE, state_file
 
-# First version inside and first version past the range that the course supports: those of pyproject.toml, which a test compares.
+# First version inside and first version past the range that the course supports: those of pyproject.toml, which a test
+# compares.
 SUPPORTED = {"torch": ((2, 11), (2, 15)), "triton": ((3, 6), (3, 9)), "numpy": ((2, 0), (3,))}
 NAMES = {"torch": "torch", "triton": "Triton", "numpy": "NumPy"}
 HOW_TO_INSTALL = "pip install -c constraints.txt -e '.[lab,test]' in the course's folder"
@@ -35,8 +37,10 @@ ANEW = "Make the installation anew: make clean, then make doctor. If that does n
 class Facts:
     """What doctor looks at. Versions are strings as their packages give them, None where a package is missing.
 
-    torch_cuda: the CUDA version that torch is built for, None for a CPU build. gpu: the name of the GPU that torch can use.
-    driver: the driver's own tool lists a GPU. visible_devices: CUDA_VISIBLE_DEVICES. switch: TRITON_INTERPRET as it stands now.
+    torch_cuda: the CUDA version that torch is built for, None for a CPU build. gpu: the name of the GPU that torch can
+    use.
+    driver: the driver's own tool lists a GPU. visible_devices: CUDA_VISIBLE_DEVICES. switch: TRITON_INTERPRET as it
+    stands now.
     capability: 90 for 9.0. shared_memory: bytes a block may ask for. python_headers: Python.h is installed.
     """
 
@@ -128,14 +132,19 @@ def examine_triton(facts: Facts) -> Iterator[Finding]:
         if facts.system == "Linux":
             yield Finding(True, "Triton is not installed.", hardware.HOW_TO_INSTALL_TRITON)
         else:
-            yield Finding(False, f"Triton is not installed: it is not published for {facts.system}.", hardware.WHERE_TO_RUN_TRITON)
+            yield Finding(
+                False, f"Triton is not installed: it is not published for {facts.system}.", hardware.WHERE_TO_RUN_TRITON
+            )
         return
     if facts.interpreter and version_numbers(facts.triton) < (3, 7) and version_numbers(facts.numpy) >= (2, 4):
         error = "in the interpreter: a kernel's loop with a run-time bound raises TypeError."
         remedy = 'Install an older NumPy, pip install "numpy<2.4", or Triton 3.7 or newer.'
         yield Finding(True, f"NumPy {facts.numpy} with Triton {facts.triton} {error}", remedy)
     if facts.triton_came_first:
-        late = "Triton was imported before fa_tutorial, while its interpreter was off, so its own functions are compiled ones."
+        late = (
+            "Triton was imported before fa_tutorial, while its interpreter was off, so its own functions are "
+            "compiled ones."
+        )
         yield Finding(True, late, f"Restart, and import fa_tutorial first; or set {switch}=1 before Python starts.")
     if facts.gpu is None and not facts.interpreter:
         off = f"{switch} is set to {facts.switch!r}, and there is no CUDA GPU that torch can use: no kernel can run."
@@ -157,10 +166,16 @@ def examine_gpu(facts: Facts) -> Iterator[Finding]:
         hidden = f"{listed} CUDA_VISIBLE_DEVICES={facts.visible_devices!r} leaves torch none."
         yield Finding(False, hidden, "Unset CUDA_VISIBLE_DEVICES to use it.")
     elif facts.driver and facts.gpu is None:
-        remedy = f"Update the driver to one that supports CUDA {facts.torch_cuda}, or install a torch built for an older CUDA."
+        remedy = (
+            f"Update the driver to one that supports CUDA {facts.torch_cuda}, or install a torch built for an "
+            f"older CUDA."
+        )
         yield Finding(True, f"{listed} torch {facts.torch}, built for CUDA {facts.torch_cuda}, cannot use it.", remedy)
     if facts.gpu is not None and facts.interpreter:
-        slow = f"{switch}={facts.switch} although there is a GPU: kernels run in the interpreter, on the CPU, and are slow."
+        slow = (
+            f"{switch}={facts.switch} although there is a GPU: kernels run in the interpreter, on the CPU, and "
+            f"are slow."
+        )
         yield Finding(False, slow, f"Unset {switch} to use {facts.gpu}.")
     if facts.compiles and facts.capability < hardware.TENSOR_CORE_CAPABILITY:
         shown = f"{facts.gpu} has compute capability {facts.capability / 10:.1f}"
@@ -169,7 +184,9 @@ def examine_gpu(facts: Facts) -> Iterator[Finding]:
             yield Finding(True, least, f"Set {switch}=1 before Python starts: kernels then run in the interpreter.")
         else:
             slow = f"{shown}: Triton does not use its tensor cores (from 8.0 on it does), so matmuls are slow here."
-            yield Finding(False, slow, "Results are right all the same; for speed, look at the stored times of an H200.")
+            yield Finding(
+                False, slow, "Results are right all the same; for speed, look at the stored times of an H200."
+            )
 
 
 def examine_versions(facts: Facts) -> Iterator[Finding]:
@@ -180,13 +197,22 @@ def examine_versions(facts: Facts) -> Iterator[Finding]:
             outside = f"{NAMES[package]} {version} is outside the range that the course supports: {wanted}."
             yield Finding(False, outside, f"{HOW_TO_INSTALL} takes the versions that the course is tested with.")
     if not facts.jupyterlab:
-        yield Finding(False, "JupyterLab is not installed: the notebooks don't open with make lab.", f"Install it: {HOW_TO_INSTALL}.")
+        yield Finding(
+            False,
+            "JupyterLab is not installed: the notebooks don't open with make lab.",
+            f"Install it: {HOW_TO_INSTALL}.",
+        )
     if not facts.state_writable:
-        yield Finding(False, f"{facts.state} cannot be written: progress is not kept.", f"Set {STATE_VARIABLE} to a folder that can be.")
+        yield Finding(
+            False,
+            f"{facts.state} cannot be written: progress is not kept.",
+            f"Set {STATE_VARIABLE} to a folder that can be.",
+        )
 
 
 def try_kernel() -> Finding | None:
-    """Run a small tiled matmul with ragged edges on this machine and compare it: None if it is right, else what went wrong."""
+    """Run a small tiled matmul with ragged edges on this machine and compare it: None if it is right, else what went
+    wrong."""
     a, b = torch.arange(17.0 * 40).reshape(17, 40) / 100, torch.arange(40.0 * 19).reshape(40, 19) / 100
     try:
         from fa_tutorial.matmul import matmul
@@ -217,7 +243,10 @@ def describe(facts: Facts) -> str:
         "GPU": facts.gpu or "none that torch can use",
     }
     if facts.gpu is not None:
-        rows |= {"capability": f"{facts.capability / 10:.1f}", "shared memory": f"{facts.shared_memory:,} bytes a block"}
+        rows |= {
+            "capability": f"{facts.capability / 10:.1f}",
+            "shared memory": f"{facts.shared_memory:,} bytes a block",
+        }
     rows |= {"kernels": where, "progress": f"kept in {facts.state}"}
     return "\n".join(f"{name:14} {value}" for name, value in rows.items())
 
@@ -227,11 +256,14 @@ def main() -> int:
 
     Where stderr is a terminal, a bar says what is being looked at: a first kernel takes a while to compile.
     """
-    with tqdm(total=2, desc="looking at the machine", bar_format="{desc} {bar:20} {n}/{total}", leave=False, disable=None) as bar:
+    with tqdm(
+        total=2, desc="looking at the machine", bar_format="{desc} {bar:20} {n}/{total}", leave=False, disable=None
+    ) as bar:
         facts = gather()
         findings = examine(facts)
         bar.update()
-        # A kernel is tried only where nothing stands in its way: its own error would say less than what is already found.
+        # A kernel is tried only where nothing stands in its way: its own error would say less than what is already
+        # found.
         tried = facts.triton is not None and not any(finding.broken for finding in findings)
         bar.set_description_str("trying a kernel")
         if tried and (failure := try_kernel()):
@@ -240,7 +272,10 @@ def main() -> int:
     broken = sum(finding.broken for finding in findings)
     print(describe(facts), "", *findings, sep="\n")
     if tried and not broken:
-        print(f"{'ok':7} a tiled matmul ran {'on the GPU' if facts.compiles else 'in the interpreter'} and gave the right result")
+        print(
+            f"{'ok':7} a tiled matmul ran {'on the GPU' if facts.compiles else 'in the interpreter'} and gave the "
+            f"right result"
+        )
     print(f"\n{broken} broken" if broken else "\nNothing is broken.")
     return 1 if broken else 0
 

@@ -1,4 +1,5 @@
-"""The look of the notebooks' own plots, the course's colours, the roofline, and the explorable figures. What draws images/ is in images/draw."""
+"""The look of the notebooks' own plots, the course's colours, the roofline, and the explorable figures. What draws
+images/ is in images/draw."""
 
 from __future__ import annotations
 
@@ -51,7 +52,10 @@ def roofline(ax: Axes, peak_flops: float, bandwidth: float, points: dict[str, tu
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(floor / 3, 4 * roof[-1]))
     ax.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="TFLOP/s")
     ax.figure.draw_without_rendering()  # lays the axes out, so that labels can be placed by their extents
-    taken = [Bbox.from_bounds(x - 8, y - 8, 16, 16) for x, y in ax.transData.transform([(x, y / 1e12) for x, y in points.values()])]
+    taken = [
+        Bbox.from_bounds(x - 8, y - 8, 16, 16)
+        for x, y in ax.transData.transform([(x, y / 1e12) for x, y in points.values()])
+    ]
     place_label(ax, f"ridge: {ridge:.0f} FLOP/byte", (ridge, floor / 2), taken)
     place_label(ax, f"roof: {peak_flops / 1e12:.0f} TFLOP/s", (ridge, 1.5 * roof[-1]), taken)
     colours = [colour for name, colour in COLOURS.items() if name not in ("black", "yellow")]
@@ -63,7 +67,8 @@ def roofline(ax: Axes, peak_flops: float, bandwidth: float, points: dict[str, tu
 
 
 def place_label(ax: Axes, text: str, point: tuple[float, float], taken: list[Bbox]) -> None:
-    """Write `text` beside `point` (data coordinates), at the first of six places that is inside the axes and free of what is `taken`, and take it."""
+    """Write `text` beside `point` (data coordinates), at the first of six places that is inside the axes and free of
+    what is `taken`, and take it."""
     frame = ax.get_window_extent()
     label = ax.annotate(text, point, xytext=(0, 0), textcoords="offset points", va="center")
     label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # a label may lie on the ridge's line
@@ -77,19 +82,29 @@ def place_label(ax: Axes, text: str, point: tuple[float, float], taken: list[Bbo
 
 
 def explore(name: str):
-    """Show the explorable figure images/explore/<name>.html in a notebook, and its picture where scripts or frames don't run.
+    """Show the explorable figure images/explore/<name>.html in a notebook, and its picture where scripts or frames
+    don't run.
 
-    The output holds the whole page, so a stored notebook needs no other file. Returns an IPython.display.HTML. Raises FileNotFoundError
-    for an unknown name, ImportError without IPython.
+    The output holds the whole page, so a stored notebook needs no other file. Returns an IPython.display.HTML. Raises
+    FileNotFoundError for an unknown name, ImportError without IPython.
     """
     try:
         from IPython.display import HTML
     except ModuleNotFoundError as error:
-        raise ImportError("figures.explore shows its figure in a notebook: open one, or `pip install ipython`") from error
+        raise ImportError(
+            "figures.explore shows its figure in a notebook: open one, or `pip install ipython`"
+        ) from error
 
     page = html.escape((EXPLORABLE / f"{name}.html").read_text(encoding="utf-8"))
     picture = base64.b64encode((EXPLORABLE / f"{name}.png").read_bytes()).decode()
-    image = f'<img data-explore src="data:image/png;base64,{picture}" alt="{name}" style="grid-area: 1 / 1; max-width: 100%">'
-    # The frame is transparent until the script inside hides the picture, so where it doesn't run, or the frame is taken out, the picture shows.
-    frame = f'<iframe srcdoc="{page}" title="{name}" style="grid-area: 1 / 1; width: 100%; height: {FIRST_HEIGHT}px; border: 0; opacity: 0"></iframe>'
+    image = (
+        f'<img data-explore src="data:image/png;base64,{picture}" alt="{name}" style="grid-area: 1 / 1; '
+        f'max-width: 100%">'
+    )
+    # The frame is transparent until the script inside hides the picture, so where it doesn't run, or the frame is taken
+    # out, the picture shows.
+    frame = (
+        f'<iframe srcdoc="{page}" title="{name}" style="grid-area: 1 / 1; width: 100%; height: '
+        f'{FIRST_HEIGHT}px; border: 0; opacity: 0"></iframe>'
+    )
     return HTML(f'<div style="display: grid; max-width: {WIDEST}px">{image}{frame}</div>')

@@ -1,6 +1,8 @@
-"""Chapter 5: flash attention's forward in Triton. The loop of chapter 4 as one kernel, whose memory grows with S, not with S².
+"""Chapter 5: flash attention's forward in Triton. The loop of chapter 4 as one kernel, whose memory grows with S, not
+with S².
 
-One program takes one block of query rows of one head, and keeps m, l and acc on the chip while tiles of k and v stream past.
+One program takes one block of query rows of one head, and keeps m, l and acc on the chip while tiles of k and v stream
+past.
 """
 
 from __future__ import annotations
@@ -90,8 +92,9 @@ def flash_forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_C
     tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse, mask=offs_m < S_q)
 
 
-# Minimum shared memory per thread block, in bytes -> BLOCK_D -> tile. ptxas compiles each tile without spills, or nearly
-# (tools/compile_report.py). 227 KB: Hopper, B200; of the tiles that fit, the fastest on an H200. 99 KB: Ampere, Ada, RTX 50xx.
+# Minimum shared memory per thread block, in bytes -> BLOCK_D -> tile. ptxas compiles each tile without spills, or
+# nearly (tools/compile_report.py). 227 KB: Hopper, B200; of the tiles that fit, the fastest on an H200. 99 KB: Ampere,
+# Ada, RTX 50xx.
 CONFIGS = {
     232_448: {64: TileConfig(128, 64, 8, 3), 128: TileConfig(64, 64, 4, 3), 256: TileConfig(64, 32, 4, 2)},
     101_376: {64: TileConfig(128, 64, 8, 3), 128: TileConfig(64, 64, 8, 3), 256: TileConfig(32, 64, 8, 2)},
@@ -111,9 +114,11 @@ def choose_config(D: int, dtype: torch.dtype, shared_memory: int | None) -> Tile
 
 def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float,
                   *, config: TileConfig | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Launch flash_forward_kernel on q's GPU, which must be current. It trusts its arguments: attention.flash_attention checks them.
+    """Launch flash_forward_kernel on q's GPU, which must be current. It trusts its arguments: attention.flash_attention
+    checks them.
 
-    q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), any strides, none empty. Returns o like q, contiguous, and lse (B, H_q, S_q) float32.
+    q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), any strides, none empty. Returns o like q, contiguous, and lse
+    (B, H_q, S_q) float32.
     """
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     o = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -27,10 +27,13 @@ INTERPRETER_SWITCH = "TRITON_INTERPRET"
 LEAST_CAPABILITY, TENSOR_CORE_CAPABILITY, HOPPER_CAPABILITY = 75, 80, 90
 
 WHERE_TO_RUN_TRITON = (
-    "Triton is published for Linux only. On macOS or Windows run this chapter in WSL2 or in a Linux container (README.md: Docker). "
+    "Triton is published for Linux only. On macOS or Windows run this chapter in WSL2 or in a Linux container "
+    "(README.md: Docker). "
     "Chapters without kernels (0, 1, 4, 6) run where you are."
 )
-HOW_TO_INSTALL_TRITON = "Install what the course needs: make setup, or pip install -c constraints.txt -e . in its folder."
+HOW_TO_INSTALL_TRITON = (
+    "Install what the course needs: make setup, or pip install -c constraints.txt -e . in its folder."
+)
 
 _switched_on_here = False
 _told = False  # whether the reader knows that kernels run in the interpreter
@@ -79,7 +82,8 @@ def shared_memory_limit() -> int | None:
 
 @dataclass(frozen=True)
 class Card:
-    """What a launch has to know of a GPU. capability: 90 for 9.0; shared_memory: bytes a block may ask for, None in the interpreter."""
+    """What a launch has to know of a GPU. capability: 90 for 9.0; shared_memory: bytes a block may ask for, None in the
+    interpreter."""
 
     name: str
     capability: int
@@ -92,7 +96,8 @@ INTERPRETER = Card("interpreter", HOPPER_CAPABILITY, None, 1)  # it runs descrip
 
 @functools.cache
 def card(index: int | None) -> Card:
-    """The GPU with this index; None is the CPU's, for the interpreter. Asked once: a question to the driver takes longer than a launch."""
+    """The GPU with this index; None is the CPU's, for the interpreter. Asked once: a question to the driver takes
+    longer than a launch."""
     if index is None:
         return INTERPRETER
     gpu = torch.cuda.get_device_properties(index)
@@ -108,7 +113,11 @@ def nvidia_smi(query: str) -> str | None:
     """What the driver's own tool answers for its first GPU, or None."""
     try:
         command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()[0].strip()
+        return (
+            subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+            .stdout.splitlines()[0]
+            .strip()
+        )
     except (OSError, subprocess.SubprocessError, IndexError):
         return None
 
@@ -122,17 +131,23 @@ def describe() -> str:
     if interpreter_on():
         return "Triton kernels run in the interpreter, on the CPU: right results, no meaningful times."
     if not has_gpu():
-        return f"No CUDA GPU, and {INTERPRETER_SWITCH} is set to {os.environ.get(INTERPRETER_SWITCH)!r}: kernels cannot run."
+        return (
+            f"No CUDA GPU, and {INTERPRETER_SWITCH} is set to {os.environ.get(INTERPRETER_SWITCH)!r}: kernels "
+            f"cannot run."
+        )
     return f"Triton kernels run on {torch.cuda.get_device_name()} (compute capability {capability() / 10:.1f})."
 
 
 def select_backend() -> None:
     """Switch Triton's interpreter on where there is no CUDA GPU. Called once, when fa_tutorial is imported.
 
-    An explicit TRITON_INTERPRET is respected. The first kernel's import says that it is on, unless `describe` has: `--help` needs no kernel.
+    An explicit TRITON_INTERPRET is respected. The first kernel's import says that it is on, unless `describe` has:
+    `--help` needs no kernel.
     """
     # A GPU gives log 0 = −inf without a word, so NumPy has none to say in the interpreter either.
-    warnings.filterwarnings("ignore", "divide by zero encountered in log", RuntimeWarning, r"triton\.runtime\.interpreter")
+    warnings.filterwarnings(
+        "ignore", "divide by zero encountered in log", RuntimeWarning, r"triton\.runtime\.interpreter"
+    )
     if has_gpu() or INTERPRETER_SWITCH in os.environ or not has_triton():
         return
     global _switched_on_here
@@ -148,7 +163,10 @@ def _tell() -> None:
     _told = True
     message = "No CUDA GPU found: Triton kernels will run in the interpreter, on the CPU."
     if triton_imported_without_interpreter():
-        message += " Triton was imported before fa_tutorial, so its own functions are compiled ones: restart and import fa_tutorial first."
+        message += (
+            " Triton was imported before fa_tutorial, so its own functions are compiled ones: restart and "
+            "import fa_tutorial first."
+        )
     # A notebook keeps stderr as a warning box; a script's stdout belongs to its own output.
     print(message, file=sys.stdout if hasattr(builtins, "__IPYTHON__") else sys.stderr)
 
@@ -182,13 +200,15 @@ def require_kernel_device(tensor: torch.Tensor, name: str) -> None:
     """Raise RuntimeError where a Triton kernel cannot run on the device of `tensor`, which the message calls `name`."""
     if not tensor.is_cuda and triton_imported_without_interpreter():
         raise RuntimeError(
-            "Triton was imported before fa_tutorial, so its interpreter cannot run kernels. Restart Python, and import fa_tutorial first."
+            "Triton was imported before fa_tutorial, so its interpreter cannot run kernels. Restart Python, and "
+            "import fa_tutorial first."
         )
     if tensor.is_cuda or (interpreter_on() and tensor.device.type == "cpu"):
         return
     if tensor.device.type != "cpu":
         raise RuntimeError(
-            f"{name} is on {tensor.device}: the kernels run on CUDA GPUs, and in Triton's interpreter on the CPU. Move it there."
+            f"{name} is on {tensor.device}: the kernels run on CUDA GPUs, and in Triton's interpreter on the CPU. "
+            f"Move it there."
         )
     raise RuntimeError(
         f"{name} is on {tensor.device}, and Triton's interpreter is off. Move it to a CUDA GPU, or set "

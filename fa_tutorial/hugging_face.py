@@ -1,4 +1,5 @@
-"""Chapter 11: flash_decode inside a model of Hugging Face's transformers (version 5), by the library's attention interface. transformers is optional."""
+"""Chapter 11: flash_decode inside a model of Hugging Face's transformers (version 5), by the library's attention
+interface. transformers is optional."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indic
 
 
 def register(name: str) -> None:
-    """Make model.set_attn_implementation(name) run `attention`, and have the library hand it a mask wherever one is needed."""
+    """Make model.set_attn_implementation(name) run `attention`, and have the library hand it a mask wherever one is
+    needed."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
     def mask(q_length, kv_length, allow_is_causal_skip=True, **options):
         """None where the causal mask alone gives the right result, otherwise the mask, which `attention` refuses.
 
-        sdpa_mask also leaves it out for a prompt in a longer, preallocated cache, because PyTorch's causal mask is aligned top left and ours isn't.
+        sdpa_mask also leaves it out for a prompt in a longer, preallocated cache, because PyTorch's causal mask is
+        aligned top left and ours isn't.
         """
         skip = allow_is_causal_skip and q_length in (1, kv_length)
         return sdpa_mask(q_length=q_length, kv_length=kv_length, allow_is_causal_skip=skip, **options)

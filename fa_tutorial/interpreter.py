@@ -1,9 +1,9 @@
 """Triton's interpreter in half the time.
 
-At every call of a @triton.jit function it looks through triton.language for the functions to replace by its own, and for every block it
-makes the table of NumPy's dtypes anew. `hasten` lets it do the first once a launch, for each module, and the second once for each dtype.
-Nothing else changes: the end of a launch is what takes the replacements back. Both are private functions of Triton's: one that another
-version does not have is left alone.
+At every call of a @triton.jit function it looks through triton.language for the functions to replace by its own, and
+for every block it makes the table of NumPy's dtypes anew. `hasten` lets it do the first once a launch, for each module,
+and the second once for each dtype. Nothing else changes: the end of a launch is what takes the replacements back. Both
+are private functions of Triton's: one that another version does not have is left alone.
 """
 
 from __future__ import annotations

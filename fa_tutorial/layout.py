@@ -1,9 +1,11 @@
 """Chapter 2: how a tensor lies in memory, and the first kernels: vector add, transposing copy, fused row softmax.
 
-A tensor is a pointer, a shape and strides. A kernel gets the same three things, and reads the element at pointer + Σ index · stride. So a kernel
-that uses every stride works on any view, and a fused softmax reads and writes each element once.
-Each kernel has a launcher that checks its arguments. It raises TypeError for an argument of the wrong type or dtype, ValueError for shapes,
-devices and values that do not fit, and RuntimeError for CPU tensors while the interpreter is off.
+A tensor is a pointer, a shape and strides. A kernel gets the same three things, and reads the element at pointer + Σ
+index · stride. So a kernel that uses every stride works on any view, and a fused softmax reads and writes each element
+once.
+Each kernel has a launcher that checks its arguments. It raises TypeError for an argument of the wrong type or dtype,
+ValueError for shapes, devices and values that do not fit, and RuntimeError for CPU tensors while the interpreter is
+off.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ def flat_offset(index: Sequence[int], strides: Sequence[int]) -> int:
     """Element offset of `index` from the tensor's first element: Σ index[i] · stride[i] (2.1)."""
     if len(index) != len(strides):
         raise ValueError(f"index and strides must have one length, got {len(index)} and {len(strides)}")
-    return sum(check_int("every index", i, 0) * check_int("every stride", stride, 0) for i, stride in zip(index, strides, strict=True))
+    return sum(
+        check_int("every index", i, 0) * check_int("every stride", stride, 0)
+        for i, stride in zip(index, strides, strict=True)
+    )
 
 
 @triton.jit
@@ -79,7 +84,8 @@ def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @triton.jit
 def transpose_kernel(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stride_or, stride_oc,
                      BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
-    """out[c, r] = x[r, c] (2.4); program (i, j) copies tile (i, j) of x, of shape (BLOCK_R, BLOCK_C), to tile (j, i) of out.
+    """out[c, r] = x[r, c] (2.4); program (i, j) copies tile (i, j) of x, of shape (BLOCK_R, BLOCK_C), to tile (j, i) of
+    out.
 
     x_ptr: (rows, cols) with strides stride_xr, stride_xc. out_ptr: (cols, rows) with strides stride_or, stride_oc.
     Grid: (ceil(rows / BLOCK_R), ceil(cols / BLOCK_C)).
@@ -88,8 +94,8 @@ def transpose_kernel(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stride_or
     offs_c = tl.program_id(1).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
     mask = (offs_r[:, None] < rows) & (offs_c[None, :] < cols)  # [BLOCK_R, BLOCK_C]
     x = tl.load(x_ptr + offs_r[:, None] * stride_xr + offs_c[None, :] * stride_xc, mask=mask, other=0.0)
-    # The tile is not rearranged: only the addresses differ. The compiler swaps elements between threads in shared memory, so that threads next to
-    # each other load and store addresses next to each other.
+    # The tile is not rearranged: only the addresses differ. The compiler swaps elements between threads in shared
+    # memory, so that threads next to each other load and store addresses next to each other.
     tl.store(out_ptr + offs_c[None, :] * stride_or + offs_r[:, None] * stride_oc, x, mask=mask)
 
 
@@ -105,7 +111,9 @@ def transpose_copy(x: torch.Tensor, block_r: int = 32, block_c: int = 32) -> tor
     rows, cols = x.shape
     grid = (triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))
     if grid[1] > MAX_GRID_Y:
-        raise ValueError(f"{cols} columns make {grid[1]} tiles of {block_c}; at most {MAX_GRID_Y} fit on the grid's second axis")
+        raise ValueError(
+            f"{cols} columns make {grid[1]} tiles of {block_c}; at most {MAX_GRID_Y} fit on the grid's second axis"
+        )
     out = torch.empty((cols, rows), dtype=x.dtype, device=x.device)
     if x.numel():
         with on_device_of(x):
@@ -115,7 +123,8 @@ def transpose_copy(x: torch.Tensor, block_r: int = 32, block_c: int = 32) -> tor
 
 @triton.jit
 def softmax_kernel(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
-    """out = softmax(x) over each row (1.3). Each element is read once and written once: the row stays in registers in between.
+    """out = softmax(x) over each row (1.3). Each element is read once and written once: the row stays in registers in
+    between.
 
     x_ptr, out_ptr: (rows, cols), column stride 1, row strides stride_x and stride_out. BLOCK ≥ cols. Grid: (rows,).
     """

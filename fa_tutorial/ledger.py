@@ -1,9 +1,10 @@
 """Chapter 0: what attention costs. FLOPs, bytes through HBM, and the roofline that turns both into a time.
 
-Each count is an exact integer for the algorithm as written: what an ideal implementation has to compute and to move. It leaves out caches, padding
-and launches; the chapters say where these matter. B is the batch size, H the number of heads, S_q and S_k the numbers of queries and keys, D the
-head dimension, and `itemsize` the bytes per element (2 for fp16 and bf16, 4 for fp32). An argument that is not an integer raises TypeError, and one
-that is too small raises ValueError: B, H, S_q and S_k may be 0, and everything else is at least 1.
+Each count is an exact integer for the algorithm as written: what an ideal implementation has to compute and to move. It
+leaves out caches, padding and launches; the chapters say where these matter. B is the batch size, H the number of
+heads, S_q and S_k the numbers of queries and keys, D the head dimension, and `itemsize` the bytes per element
+(2 for fp16 and bf16, 4 for fp32). An argument that is not an integer raises TypeError, and one that is too small raises
+ValueError: B, H, S_q and S_k may be 0, and everything else is at least 1.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def visible_pairs(S_q: int, S_k: int, is_causal: bool = False) -> int:
 def attention_flops(B: int, H: int, S_q: int, S_k: int, D: int, is_causal: bool = False) -> int:
     """FLOPs of the two matmuls of attention's forward, q kᵀ and p v (0.3).
 
-    Counts only the pairs that are seen. Leaves out the O(S²) operations of softmax, as the literature does (FA2, section 4.1).
+    Counts only the pairs that are seen. Leaves out the O(S²) operations of softmax, as the literature does
+    (FA2, section 4.1).
     """
     B, H, D = check_int("B", B, 0), check_int("H", H, 0), check_int("D", D)
     return 2 * FLOPS_PER_MULTIPLY_ADD * B * H * visible_pairs(S_q, S_k, is_causal) * D
@@ -40,10 +42,13 @@ BACKWARD_MATMULS = 5  # s again, dp, dv, dq, dk
 SPLIT_BACKWARD_MATMULS = 7  # in two kernels, which both compute s and dp
 
 
-def backward_flops(B: int, H: int, S_q: int, S_k: int, D: int, is_causal: bool = False, matmuls: int = BACKWARD_MATMULS) -> int:
+def backward_flops(
+    B: int, H: int, S_q: int, S_k: int, D: int, is_causal: bool = False, matmuls: int = BACKWARD_MATMULS
+) -> int:
     """FLOPs of attention's backward: `matmuls` matmuls over the pairs that are seen (6.16).
 
-    The literature counts 5, which is 2.5 times the forward (FA2, section 4.1). The kernels of chapter 7 do SPLIT_BACKWARD_MATMULS.
+    The literature counts 5, which is 2.5 times the forward (FA2, section 4.1). The kernels of chapter 7 do
+    SPLIT_BACKWARD_MATMULS.
     """
     return check_int("matmuls", matmuls) * attention_flops(B, H, S_q, S_k, D, is_causal) // 2
 
@@ -57,7 +62,8 @@ def score_bytes(B: int, H: int, S_q: int, S_k: int, itemsize: int) -> int:
 def naive_hbm_bytes(B: int, H: int, S_q: int, S_k: int, D: int, itemsize: int) -> int:
     """Bytes that attention in three kernels moves through HBM ((0.5) with t = 4; FA1, algorithm 0).
 
-    q kᵀ reads q and k and writes s. softmax reads s and writes p. p v reads p and v and writes o. So each score makes four trips.
+    q kᵀ reads q and k and writes s. softmax reads s and writes p. p v reads p and v and writes o. So each score makes
+    four trips.
     """
     B, H, D, itemsize = check_int("B", B, 0), check_int("H", H, 0), check_int("D", D), check_int("itemsize", itemsize)
     vectors = 2 * (check_int("S_q", S_q, 0) + check_int("S_k", S_k, 0)) * D  # q, o and k, v
@@ -76,13 +82,18 @@ def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> 
 
 
 def backward_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, block_n: int, itemsize: int) -> int:
-    """Bytes that one head of the split backward moves through HBM in its three kernels together (7.5; FA2, algorithm 2).
+    """Bytes that one head of the split backward moves through HBM in its three kernels together
+    (7.5; FA2, algorithm 2).
 
-    delta: o and do once. dk, dv: k, v, dk and dv once; q, do, lse and delta once per block of block_n keys. dq: q, do, lse, delta and dq once;
-    k and v once per block of block_m queries. lse and delta are float32.
+    delta: o and do once. dk, dv: k, v, dk and dv once; q, do, lse and delta once per block of block_n keys. dq: q, do,
+    lse, delta and dq once; k and v once per block of block_m queries. lse and delta are float32.
     """
     S_q, S_k, D = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0), check_int("D", D)
-    block_m, block_n, itemsize = check_int("block_m", block_m), check_int("block_n", block_n), check_int("itemsize", itemsize)
+    block_m, block_n, itemsize = (
+        check_int("block_m", block_m),
+        check_int("block_n", block_n),
+        check_int("itemsize", itemsize),
+    )
     row_blocks, key_blocks = -(-S_q // block_m), -(-S_k // block_n)
     vectors = 2 * S_q * D + (4 * S_k + key_blocks * 2 * S_q) * D + (3 * S_q + row_blocks * 2 * S_k) * D
     return vectors * itemsize + (1 + 2 * key_blocks + 2) * S_q * LSE_BYTES
@@ -110,7 +121,8 @@ def saved_bytes(B: int, H_q: int, H_k: int, S_q: int, S_k: int, D: int, itemsize
 def attainable_flops(intensity: float, peak_flops: float, bandwidth: float) -> float:
     """FLOP/s that the roofline allows at `intensity` FLOP/byte (0.8; Williams, Waterman and Patterson, 2009).
 
-    peak_flops in FLOP/s, bandwidth in byte/s. Memory is the limit below the ridge, peak_flops / bandwidth, and arithmetic above it.
+    peak_flops in FLOP/s, bandwidth in byte/s. Memory is the limit below the ridge, peak_flops / bandwidth, and
+    arithmetic above it.
     """
     intensity = check_positive("intensity", intensity)
     return min(check_positive("peak_flops", peak_flops), intensity * check_positive("bandwidth", bandwidth))

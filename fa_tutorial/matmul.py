@@ -1,8 +1,9 @@
 """Chapter 3: matmul by tiles, the loop that every attention kernel is built on.
 
-matmul computes a product tile by tile with a float32 accumulator, in an order of programs that the L2 cache likes. The counts beside it say what a
-tile's size and that order save. scores_times_values computes (q kᵀ) v by blocks: flash attention without its softmax.
-A wrong type raises TypeError; shapes, devices and values that do not fit raise ValueError (fa_tutorial.arguments).
+matmul computes a product tile by tile with a float32 accumulator, in an order of programs that the L2 cache likes. The
+counts beside it say what a tile's size and that order save. scores_times_values computes (q kᵀ) v by blocks: flash
+attention without its softmax. A wrong type raises TypeError; shapes, devices and values that do not fit raise
+ValueError (fa_tutorial.arguments).
 """
 
 from __future__ import annotations
@@ -22,13 +23,18 @@ import triton.language as tl  # noqa: E402
 def blocked_matmul(a: torch.Tensor, b: torch.Tensor, block_m: int, block_n: int, block_k: int) -> torch.Tensor:
     """a @ b by tiles, in PyTorch: the twin of matmul_kernel, tile for tile (3.2).
 
-    a: (M, K), b: (K, N), one float dtype, any sizes: the last tiles may be smaller. Accumulates in float32 (float64 for float64).
+    a: (M, K), b: (K, N), one float dtype, any sizes: the last tiles may be smaller. Accumulates in float32
+    (float64 for float64).
     """
     check_tensor("a", a, ndim=2)
     check_tensor("b", b, ndim=2)
     check_product(a, b)
     (M, K), N = a.shape, b.shape[1]
-    block_m, block_n, block_k = check_int("block_m", block_m), check_int("block_n", block_n), check_int("block_k", block_k)
+    block_m, block_n, block_k = (
+        check_int("block_m", block_m),
+        check_int("block_n", block_n),
+        check_int("block_k", block_k),
+    )
     c = torch.empty((M, N), dtype=a.dtype, device=a.device)
     acc_dtype = torch.promote_types(a.dtype, torch.float32)
     for m in range(0, M, block_m):
@@ -36,7 +42,9 @@ def blocked_matmul(a: torch.Tensor, b: torch.Tensor, block_m: int, block_n: int,
             tile = c[m : m + block_m, n : n + block_n]
             acc = torch.zeros(tile.shape, dtype=acc_dtype, device=a.device)  # [block_m, block_n]
             for k in range(0, K, block_k):
-                acc += a[m : m + block_m, k : k + block_k].to(acc_dtype) @ b[k : k + block_k, n : n + block_n].to(acc_dtype)
+                acc += a[m : m + block_m, k : k + block_k].to(acc_dtype) @ b[k : k + block_k, n : n + block_n].to(
+                    acc_dtype
+                )
             tile.copy_(acc)
     return c
 
@@ -51,7 +59,8 @@ def check_product(a: torch.Tensor, b: torch.Tensor) -> None:
 def grouped_tile(pid, tiles_m, tiles_n, group):
     """The tile (tile_m, tile_n) that program `pid` computes when programs go down bands of `group` rows of tiles (3.5).
 
-    Within a band the row changes fastest. The last band may have fewer rows. group = 1 is row order. Integers in, integers out.
+    Within a band the row changes fastest. The last band may have fewer rows. group = 1 is row order. Integers in,
+    integers out.
     """
     band_size = group * tiles_n
     first_row = (pid // band_size) * group
@@ -99,7 +108,8 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K,
 
 @dataclass(frozen=True)
 class MatmulConfig:
-    """A tile, and how a GPU runs it: rows of a, columns of b, the part of K that a step takes; group: rows of tiles in a band (3.5).
+    """A tile, and how a GPU runs it: rows of a, columns of b, the part of K that a step takes; group: rows of tiles in
+    a band (3.5).
 
     The blocks are powers of two of at least 16, group is at least 1; TypeError or ValueError otherwise.
     """
@@ -121,8 +131,8 @@ class MatmulConfig:
         return self.num_stages * self.block_k * (self.block_m + self.block_n) * itemsize
 
 
-# Largest first; none of them spills (tools/compile_report.py). fp32 in IEEE precision does not use tensor cores, and Triton uses none on cards
-# with 64 KB of shared memory (Turing), so their tiles are smaller.
+# Largest first; none of them spills (tools/compile_report.py). fp32 in IEEE precision does not use tensor cores, and
+# Triton uses none on cards with 64 KB of shared memory (Turing), so their tiles are smaller.
 HALF_CONFIGS = (MatmulConfig(128, 256, 64, 8, 3), MatmulConfig(128, 128, 64, 8, 3), MatmulConfig(64, 64, 32, 8, 3))
 FULL_CONFIGS = (MatmulConfig(64, 64, 16, 4, 3),)
 INTERPRETER_CONFIG = MatmulConfig(64, 64, 64, 4, 1)
@@ -138,7 +148,8 @@ def choose_config(dtype: torch.dtype, shared_memory: int | None) -> MatmulConfig
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, *, config: MatmulConfig | None = None) -> torch.Tensor:
-    """a @ b by matmul_kernel. a: (M, K), b: (K, N), any strides, one dtype of fp16, bf16, fp32. Returns (M, N) in that dtype.
+    """a @ b by matmul_kernel. a: (M, K), b: (K, N), any strides, one dtype of fp16, bf16, fp32. Returns (M, N) in that
+    dtype.
 
     config: tile, warps, stages and order of programs; None takes choose_config's for this device.
     """
@@ -164,7 +175,8 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, config: MatmulConfig | None = No
 def tiled_matmul_bytes(M: int, N: int, K: int, block_m: int, block_n: int, itemsize: int) -> int:
     """Bytes that the tiles of a matmul read and write, counted as if there were no cache.
 
-    Every column of tiles reads all of a, every row of tiles reads all of b, and c is written once. Masked elements are not counted.
+    Every column of tiles reads all of a, every row of tiles reads all of b, and c is written once. Masked elements are
+    not counted.
     """
     M, N, K = check_int("M", M, 0), check_int("N", N, 0), check_int("K", K, 0)
     tiles_m = -(-M // check_int("block_m", block_m))
@@ -185,7 +197,8 @@ def strips_per_wave(tiles_m: int, tiles_n: int, group: int, wave: int) -> list[i
 
 
 def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """x (float32) with its mantissa of 23 bits rounded to TF32's 10 bits: what a tensor core gets of an fp32 operand."""
+    """x (float32) with its mantissa of 23 bits rounded to TF32's 10 bits: what a tensor core gets of an fp32
+    operand."""
     check_tensor("x", x, dtypes=(torch.float32,))
     bits = x.contiguous().view(torch.int32)
     return torch.where(torch.isfinite(x), ((bits + 0x1000) & ~0x1FFF).view(torch.float32), x)
@@ -207,9 +220,9 @@ def scores_values_kernel(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, stride_
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     for start in range(0, S_k, BLOCK_N):
         offs_n = start + tl.arange(0, BLOCK_N).to(tl.int64)  # [BLOCK_N]
-        # kᵀ by its strides: the rows of this tile run along D.
+        # kᵀ by its strides, [BLOCK_D, BLOCK_N]: the rows of this tile run along D.
         k_t = tl.load(k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks,
-                      mask=(offs_d[:, None] < D) & (offs_n[None, :] < S_k), other=0.0)  # [BLOCK_D, BLOCK_N]  # fmt: skip
+                      mask=(offs_d[:, None] < D) & (offs_n[None, :] < S_k), other=0.0)  # fmt: skip
         v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd,
                     mask=(offs_n[:, None] < S_k) & (offs_d[None, :] < D), other=0.0)  # [BLOCK_N, BLOCK_D]  # fmt: skip
         s = scale * dot(q, k_t, tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32))  # [BLOCK_M, BLOCK_N]
@@ -231,7 +244,10 @@ def scores_times_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale
         check_tensor(name, tensor, ndim=2, dtypes=FLOAT_DTYPES)
     check_alike(q=q, k=k, v=v)
     if k.shape != v.shape or q.shape[1] != k.shape[1]:
-        raise ValueError(f"k and v must have one shape, and q their D; got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
+        raise ValueError(
+            f"k and v must have one shape, and q their D; got q {tuple(q.shape)}, k {tuple(k.shape)}, v "
+            f"{tuple(v.shape)}"
+        )
     if not 1 <= q.shape[1] <= 128:
         raise ValueError(f"D must be 1 to 128, got {q.shape[1]}")
     require_kernel_device(q, "q")
@@ -243,7 +259,21 @@ def scores_times_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale
     if S_q:
         with on_device_of(q):
             scores_values_kernel[(triton.cdiv(S_q, block_m),)](
-                q, k, v, o, S_q, S_k, D, scale, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-                BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=max(triton.next_power_of_2(D), MIN_DOT), num_warps=SCORES_VALUES_WARPS,
-            )  # fmt: skip
+                q,
+                k,
+                v,
+                o,
+                S_q,
+                S_k,
+                D,
+                scale,
+                *q.stride(),
+                *k.stride(),
+                *v.stride(),
+                *o.stride(),
+                BLOCK_M=block_m,
+                BLOCK_N=block_n,
+                BLOCK_D=max(triton.next_power_of_2(D), MIN_DOT),
+                num_warps=SCORES_VALUES_WARPS,
+            )
     return o

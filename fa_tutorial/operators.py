@@ -15,17 +15,23 @@ LIBRARY = torch.library.Library("fa_tutorial", "DEF")
 
 
 def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in the autocast dtype where autocast is on for their device. What is no floating-point tensor is left as it is, to be refused later."""
+    """The tensors in the autocast dtype where autocast is on for their device. What is no floating-point tensor is left
+    as it is, to be refused later."""
     kind = getattr(getattr(tensors[0], "device", None), "type", None)
     if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
-    return tuple(x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+    return tuple(
+        x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
+        for x in tensors
+    )
 
 
 def nothing_seen(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """o and lse of queries that see no key: 0, and −inf in float32."""
-    return torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+    return torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_full(
+        q.shape[:3], -math.inf, dtype=torch.float32
+    )
 
 
 def below_autograd(operator, *arguments):
@@ -34,7 +40,8 @@ def below_autograd(operator, *arguments):
 
 
 def differentiable(function: type[torch.autograd.Function], operator) -> Callable:
-    """The operator's implementation for autograd's dispatch key: a node of the graph where somebody asks for a gradient."""
+    """The operator's implementation for autograd's dispatch key: a node of the graph where somebody asks for a
+    gradient."""
 
     def run(*arguments):
         asked = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)

@@ -14,16 +14,20 @@ from fa_tutorial.arguments import FLOAT_DTYPES_AND_64, check_attention, check_in
 
 
 def causal_mask(S_q: int, S_k: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """(S_q, S_k) booleans, True where query i may see key j: j ≤ i + S_k − S_q (bottom-right aligned, as flash-attn 2.1 and later)."""
+    """(S_q, S_k) booleans, True where query i may see key j: j ≤ i + S_k − S_q (bottom-right aligned, as flash-attn 2.1
+    and later)."""
     S_q, S_k = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0)
     return torch.ones(S_q, S_k, dtype=torch.bool, device=device).tril(S_k - S_q)
 
 
-def naive_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False, scale: float | None = None) -> torch.Tensor:
+def naive_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False, scale: float | None = None
+) -> torch.Tensor:
     """Attention as three kernels, scores, softmax and weighted sum, in the inputs' dtype (0.1; FA1, algorithm 0).
 
-    q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), H_q a multiple of H_k. scale: 1/√D unless given. Returns o like q. Holds two
-    (B, H_q, S_q, S_k) matrices on the way. A query that sees no key (causal, S_q > S_k) gives NaN. TypeError and ValueError as check_attention.
+    q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), H_q a multiple of H_k. scale: 1/√D unless given. Returns o like q.
+    Holds two (B, H_q, S_q, S_k) matrices on the way. A query that sees no key (causal, S_q > S_k) gives NaN. TypeError
+    and ValueError as check_attention.
     """
     check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     S_q, S_k, D = q.shape[-2], k.shape[-2], q.shape[-1]
@@ -37,7 +41,8 @@ def naive_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal
 
 
 def repeat_heads(x: torch.Tensor, H_q: int) -> torch.Tensor:
-    """(B, H_k, S, D) as (B, H_q, S, D): each key head stands H_q / H_k times, side by side (grouped-query attention)."""
+    """(B, H_k, S, D) as (B, H_q, S, D): each key head stands H_q / H_k times, side by side
+    (grouped-query attention)."""
     return x if x.shape[1] == H_q else x.repeat_interleave(H_q // x.shape[1], dim=1)
 
 
@@ -46,8 +51,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool
     """softmax(scale · q kᵀ) v in float64, and the natural-log LSE of the scaled scores (0.1).
 
     q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D) with H_q a multiple of H_k (each key head serves H_q / H_k query heads).
-    scale: a finite number, 1/√D unless given. Returns o (B, H_q, S_q, D) and lse (B, H_q, S_q), both float64. A query that sees no key gets
-    o = 0 and lse = −inf. TypeError and ValueError as check_attention.
+    scale: a finite number, 1/√D unless given. Returns o (B, H_q, S_q, D) and lse (B, H_q, S_q), both float64. A query
+    that sees no key gets o = 0 and lse = −inf. TypeError and ValueError as check_attention.
     """
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     S_q, S_k = q.shape[2], k.shape[2]
@@ -71,8 +76,8 @@ def gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv) of `attention` in float64, by autograd: of sum(do ∘ o), plus sum(dlse ∘ lse) where dlse is given.
 
-    q, k, v, is_causal, scale as for attention; do: (B, H_q, S_q, D); dlse: (B, H_q, S_q). dk and dv are summed over the query heads of a
-    key head. A query that sees no key gets dq = 0 and adds nothing to dk and dv.
+    q, k, v, is_causal, scale as for attention; do: (B, H_q, S_q, D); dlse: (B, H_q, S_q). dk and dv are summed over the
+    query heads of a key head. A query that sees no key gets dq = 0 and adds nothing to dk and dv.
     """
     with torch.enable_grad():
         inputs = [x.detach().double().requires_grad_() for x in (q, k, v)]
@@ -84,12 +89,14 @@ def gradients(
 LSE_TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-12}  # absolute
 
 
-def assert_accurate(x: torch.Tensor, truth: torch.Tensor, plain: torch.Tensor, *, factor: float = 2.0, slack: float = 0.0) -> None:
+def assert_accurate(
+    x: torch.Tensor, truth: torch.Tensor, plain: torch.Tensor, *, factor: float = 2.0, slack: float = 0.0
+) -> None:
     """Raise AssertionError unless max|x − truth| ≤ factor · max|plain − truth| + 1e-5 + slack. NaN never passes.
 
-    truth: float64. plain: PyTorch's unfused result in x's dtype. factor: 2 for o, 3 for gradients. slack: a further absolute error.
-    In the interpreter a store to bf16 truncates instead of rounding: there one bf16 unit of the largest value is added.
-    ValueError where truth or plain is not finite: then there is no bound, and x is not to blame.
+    truth: float64. plain: PyTorch's unfused result in x's dtype. factor: 2 for o, 3 for gradients. slack: a further
+    absolute error. In the interpreter a store to bf16 truncates instead of rounding: there one bf16 unit of the largest
+    value is added. ValueError where truth or plain is not finite: then there is no bound, and x is not to blame.
     """
     if not x.shape == truth.shape == plain.shape:
         raise AssertionError(f"shapes differ: {tuple(x.shape)}, truth {tuple(truth.shape)}, plain {tuple(plain.shape)}")
@@ -102,7 +109,8 @@ def assert_accurate(x: torch.Tensor, truth: torch.Tensor, plain: torch.Tensor, *
     for name, tensor in (("truth", truth), ("plain", plain)):
         if not_finite(tensor):
             raise ValueError(
-                f"there is no bound to compare with: {not_finite(tensor)} of {tensor.numel()} elements of `{name}` are NaN or inf"
+                f"there is no bound to compare with: {not_finite(tensor)} of {tensor.numel()} elements of `{name}` "
+                f"are NaN or inf"
             )
     if not_finite(x):
         raise AssertionError(f"{not_finite(x)} of {x.numel()} elements are NaN or inf")
@@ -119,7 +127,8 @@ def not_finite(x: torch.Tensor) -> int:
 
 
 def assert_lse_accurate(lse: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raise AssertionError unless lse (float32) is the float64 `truth` within LSE_TOLERANCE[dtype], or 1e-6 of it; −inf must be −inf.
+    """Raise AssertionError unless lse (float32) is the float64 `truth` within LSE_TOLERANCE[dtype], or 1e-6 of it; −inf
+    must be −inf.
 
     The relative part is for logits in the thousands, where float32 itself is coarser than the absolute one.
     """

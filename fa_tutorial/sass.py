@@ -47,7 +47,11 @@ def loops(sass: str) -> list[list[str]]:
 
 def inner_loop(sass: str) -> list[str]:
     """The shortest loop with matmuls and exponentials: the blocks without a mask."""
-    wanted = (loop for loop in loops(sass) if any(op.startswith("HGMMA") for op in loop) and any(op.startswith("MUFU.EX2") for op in loop))
+    wanted = (
+        loop
+        for loop in loops(sass)
+        if any(op.startswith("HGMMA") for op in loop) and any(op.startswith("MUFU.EX2") for op in loop)
+    )
     return min(wanted, key=len)
 
 
@@ -133,7 +137,9 @@ def sass_of(compiled) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        return subprocess.run([knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            [knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True
+        ).stdout
 
 
 def step_rows(kinds: Iterable[tuple[int, bool, str, TileConfig]]) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Chapter 1: a softmax that never overflows, its maximum and sum in one pass, over blocks in any order.
 
-The pair (m, l) of running maximum and running sum describes the part of a row seen so far. Pairs merge in any order, and a weighted sum
-of values can be carried along (Milakov and Gimelshein, 2018, arXiv:1805.02867). A wrong type or dtype raises TypeError, a wrong shape or
-value ValueError.
+The pair (m, l) of running maximum and running sum describes the part of a row seen so far. Pairs merge in any order,
+and a weighted sum of values can be carried along (Milakov and Gimelshein, 2018, arXiv:1805.02867). A wrong type or
+dtype raises TypeError, a wrong shape or value ValueError.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 
 from fa_tutorial.arguments import check_alike, check_int, check_tensor
 
-RUNNING_DTYPES = (torch.float32, torch.float64)  # running sums need at least float32; the kernels keep theirs in float32 too
+# running sums need at least float32; the kernels keep theirs in float32 too
+RUNNING_DTYPES = (torch.float32, torch.float64)
 
 
 def safe_softmax(x: torch.Tensor) -> torch.Tensor:
@@ -52,9 +53,11 @@ def online_normalizer(x: torch.Tensor) -> tuple[float, float]:
 
 
 def merge(m_a, l_a, m_b, l_b) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pair (m, l) of two parts taken together (1.8). Associative and commutative; the empty part (−inf, 0) is neutral.
+    """The pair (m, l) of two parts taken together (1.8). Associative and commutative; the empty part (−inf, 0) is
+    neutral.
 
-    m_a, l_a, m_b, l_b: numbers, which become float64, or tensors whose shapes broadcast. Returns two tensors of the broadcast shape.
+    m_a, l_a, m_b, l_b: numbers, which become float64, or tensors whose shapes broadcast. Returns two tensors of the
+    broadcast shape.
     """
     given = (m_a, l_a, m_b, l_b)
     m_a, l_a, m_b, l_b = (x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64) for x in given)
@@ -66,8 +69,8 @@ def merge(m_a, l_a, m_b, l_b) -> tuple[torch.Tensor, torch.Tensor]:
 def online_softmax(x: torch.Tensor, block: int) -> torch.Tensor:
     """Softmax over the last dimension in two passes over blocks of `block` columns (1.9).
 
-    x: (..., n), float32 or float64, n ≥ 1; the last block may be shorter. Returns y like x. The first pass merges the pairs of the blocks,
-    and the second writes exp(x − m) / l. A row of only −inf gives NaN, as torch.softmax does.
+    x: (..., n), float32 or float64, n ≥ 1; the last block may be shorter. Returns y like x. The first pass merges the
+    pairs of the blocks, and the second writes exp(x − m) / l. A row of only −inf gives NaN, as torch.softmax does.
     """
     check_tensor("x", x, dtypes=RUNNING_DTYPES)
     check_row(x)
@@ -82,10 +85,11 @@ def online_softmax(x: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def running_weighted_sum(scores: torch.Tensor, values: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One query's attention in one pass: o = softmax(scores) · values, and lse = log Σ exp(scores) (1.10), (1.11), (1.12).
+    """One query's attention in one pass: o = softmax(scores) · values, and lse = log Σ exp(scores) (1.10), (1.11),
+    (1.12).
 
-    scores: (S,), values: (S, D), both float32 or both float64. Returns o (D,) and lse (0-dimensional). A block of only −inf changes nothing;
-    with no key at all, o is 0 and lse is −inf.
+    scores: (S,), values: (S, D), both float32 or both float64. Returns o (D,) and lse (0-dimensional). A block of only
+    −inf changes nothing; with no key at all, o is 0 and lse is −inf.
     """
     check_tensor("scores", scores, ndim=1, dtypes=RUNNING_DTYPES)
     check_tensor("values", values, ndim=2, dtypes=RUNNING_DTYPES)

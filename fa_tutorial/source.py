@@ -40,7 +40,8 @@ def edited(text: str, *edits: tuple) -> str:
 
 
 def defined(text: str, names: dict[str, Any], file: str | None = None) -> dict[str, Any]:
-    """The names after `text`, the source of functions or kernels, has run among `names`. Triton finds the source where inspect does."""
+    """The names after `text`, the source of functions or kernels, has run among `names`. Triton finds the source where
+    inspect does."""
     file = file or f"<text {hash(text):x}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     exec(compile(text, file, "exec"), names := dict(names))
@@ -59,7 +60,8 @@ def excerpt(thing: Any, start: str, end: str | None = None) -> str:
 
 
 def specialised(thing: Any, **constants: Any) -> str:
-    """The source as these constexprs compile it: of each choice that they decide the branch that is taken, and no such parameters."""
+    """The source as these constexprs compile it: of each choice that they decide the branch that is taken, and no such
+    parameters."""
     text = source_of(thing)
     for name in constants:
         text = re.sub(rf",\s*{name}: gl\.constexpr(?: = \w+)?(?=[,)])", "", text)
@@ -69,7 +71,8 @@ def specialised(thing: Any, **constants: Any) -> str:
 
 
 def _decided(text: str, constants: dict[str, Any]) -> str | None:
-    """`text` with the first choice that `constants` decide, or the first of their names, replaced; None where there is none."""
+    """`text` with the first choice that `constants` decide, or the first of their names, replaced; None where there is
+    none."""
     lines = text.encode().splitlines(keepends=True)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name) and node.id in constants:
@@ -102,7 +105,8 @@ def _find(lines: list[str], text: str, begin: int, thing: Any) -> int:
 
 
 def display_source(thing: Any, start: str | None = None, end: str | None = None) -> None:
-    """Show source with highlighting in a notebook, plain elsewhere. With `start`, only the lines from there to `end`."""
+    """Show source with highlighting in a notebook, plain elsewhere. With `start`, only the lines from there to
+    `end`."""
     text = (source_of(thing) if start is None else excerpt(thing, start, end)).replace("  # fmt: skip", "")
     try:
         from IPython import get_ipython

@@ -1,4 +1,5 @@
-"""What every kernel shares: a tensor as one argument, its tiles loaded and stored, a dot product that is exact for every dtype."""
+"""What every kernel shares: a tensor as one argument, its tiles loaded and stored, a dot product that is exact for
+every dtype."""
 
 from __future__ import annotations
 
@@ -113,4 +114,9 @@ class TileConfig:
 
     def launch(self) -> dict[str, int]:
         """The configuration as a launch takes it: kernel[grid](…, **config.launch())."""
-        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "num_warps": self.num_warps, "num_stages": self.num_stages}
+        return {
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }

@@ -1,4 +1,5 @@
-"""Chapter 9: cycles counted on one Hopper multiprocessor, whose tensor cores and exponential units one warpgroup or two keep busy."""
+"""Chapter 9: cycles counted on one Hopper multiprocessor, whose tensor cores and exponential units one warpgroup or two
+keep busy."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ TENSOR_FLOPS, EXPONENTIALS = 4096, 16  # of a Hopper SM in a cycle: dense fp16 m
 
 
 class Operation(NamedTuple):
-    """kind: "s" for q kᵀ, "o" for p v, "exp" for the exponentials; block: of keys, as its warpgroup counts them; start and end in cycles."""
+    """kind: "s" for q kᵀ, "o" for p v, "exp" for the exponentials; block: of keys, as its warpgroup counts them; start
+    and end in cycles."""
 
     kind: str
     warpgroup: int
@@ -29,11 +31,12 @@ def exp_cycles() -> int:
 
 
 def timeline(D: int, warpgroups: int = 1, overlap: bool = False, blocks: int = 3) -> list[Operation]:
-    """What the tensor cores and the exponential units of one SM do for each warpgroup, in the order in which they begin it.
+    """What the tensor cores and the exponential units of one SM do for each warpgroup, in the order in which they begin
+    it.
 
-    Without `overlap` a warpgroup issues p v of the last block and q kᵀ of this one, waits for both, and exponentiates. With it, the warpgroup
-    issues q kᵀ first and waits for that alone, so p v of the last block runs beside the exponentials. A unit does one thing at a time, and
-    serves whoever asks first.
+    Without `overlap` a warpgroup issues p v of the last block and q kᵀ of this one, waits for both, and exponentiates.
+    With it, the warpgroup issues q kᵀ first and waits for that alone, so p v of the last block runs beside the
+    exponentials. A unit does one thing at a time, and serves whoever asks first.
     """
     matmuls = [("s", 0)]
     for j in range(1, blocks):

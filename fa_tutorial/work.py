@@ -1,8 +1,8 @@
 """The reader's own copies of the notebooks, in work/, which git ignores: `make lab` fills and opens it.
 
-A copy has no outputs, so that a reader can guess before running a cell, and is never written over. It keeps in its metadata which text of the
-chapter it was made from, so a newer chapter is noticed, and `take` puts it in the place of the old copy, with each cell that the reader changed;
-the old copy stays under a dated name.
+A copy has no outputs, so that a reader can guess before running a cell, and is never written over. It keeps in its
+metadata which text of the chapter it was made from, so a newer chapter is noticed, and `take` puts it in the place of
+the old copy, with each cell that the reader changed; the old copy stays under a dated name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ VERDICT = re.compile(r"^([✓✗·]) (\d+\.\d+) .*(?:\n  .*)*", re.MULTILINE)
 
 
 def chapters() -> dict[int, Path]:
-    """The course's notebooks by their chapters' numbers. FileNotFoundError where the package was installed without them."""
+    """The course's notebooks by their chapters' numbers. FileNotFoundError where the package was installed without
+    them."""
     found = {int(path.name.partition("_")[0]): path for path in sorted(CHAPTERS.glob("[0-9]*.ipynb"))}
     if not found:
         raise FileNotFoundError(f"there are no notebooks in {CHAPTERS}: run this in a clone of the course")
@@ -69,7 +70,10 @@ def fill() -> None:
     if made:
         print(f"{made} chapters copied into {COPIES.name}/, which is yours: solve the exercises there")
     for number in older:
-        print(f"chapter {number} is newer than your copy. To take it, and keep yours beside it: make take CHAPTER={number}")
+        print(
+            f"chapter {number} is newer than your copy. To take it, and keep yours beside it: make take "
+            f"CHAPTER={number}"
+        )
         print(f"  (without make: python -m fa_tutorial work take {number})")
     if not made and not older and not damaged:
         print(f"{len(found)} copies in {COPIES.name}/, all of the course's present text")
@@ -89,7 +93,8 @@ def _is_current(copy: Path, chapter: Path) -> bool:
 
 
 def _copy(chapter: Path, copy: Path, yours: Mapping[str, list[str]] | None = None) -> None:
-    """Copy a chapter without its outputs; `yours`: the texts of cells, by their ids, that take the place of the course's."""
+    """Copy a chapter without its outputs; `yours`: the texts of cells, by their ids, that take the place of the
+    course's."""
     notebook = json.loads(chapter.read_bytes())
     notebook["metadata"]["fa_tutorial"] = text_of(notebook)
     for cell in notebook["cells"]:
@@ -102,11 +107,15 @@ def _copy(chapter: Path, copy: Path, yours: Mapping[str, list[str]] | None = Non
 
 
 def take(numbers: Sequence[int]) -> None:
-    """Put the course's chapters in the place of the reader's copies, and into them what the reader changed. The old copies stay."""
+    """Put the course's chapters in the place of the reader's copies, and into them what the reader changed. The old
+    copies stay."""
     for chapter in [_chapter(number) for number in numbers]:
         copy = COPIES / chapter.name
         if copy.exists() and _is_current(copy, chapter):
-            print(f"{copy.relative_to(ROOT)} has the course's present text already. To begin it anew, rename it, and run make work")
+            print(
+                f"{copy.relative_to(ROOT)} has the course's present text already. To begin it anew, rename it, and "
+                f"run make work"
+            )
             continue
         COPIES.mkdir(exist_ok=True)
         if not copy.exists():
@@ -114,19 +123,25 @@ def take(numbers: Sequence[int]) -> None:
             print(f"{copy.relative_to(ROOT)} is the course's chapter as it is now")
             continue
         old = _read(copy) or {"metadata": {}, "cells": []}
-        made_from = old["metadata"].get("fa_tutorial") or text_of(old)  # a copy that doesn't say it has no cell to take along
+        # a copy that doesn't say it has no cell to take along
+        made_from = old["metadata"].get("fa_tutorial") or text_of(old)
         there = text_of(json.loads(chapter.read_bytes()))
         changed = [cell for cell in old["cells"] if made_from.get(cell["id"]) != _hash("".join(cell["source"]))]
         yours = {cell["id"]: cell["source"] for cell in changed if cell["id"] in there}
-        kept = copy.with_name(f"{datetime.datetime.now():%Y-%m-%d_%H%M%S}.{copy.name}")  # the date first: JupyterLab cuts names
+        # the date first: JupyterLab cuts names
+        kept = copy.with_name(f"{datetime.datetime.now():%Y-%m-%d_%H%M%S}.{copy.name}")
         copy.rename(kept)
         _copy(chapter, copy, yours)
-        print(f"{copy.relative_to(ROOT)} is the course's chapter as it is now, with the cells that you changed ({len(yours)})")
+        print(
+            f"{copy.relative_to(ROOT)} is the course's chapter as it is now, with the cells that you changed "
+            f"({len(yours)})"
+        )
         print(f"your old copy is {kept.relative_to(ROOT)}")
         for cell in changed:
             if there.get(cell["id"], made_from.get(cell["id"])) != made_from.get(cell["id"]):
                 print(
-                    f"  the course changed one of these, too: the cell that begins `{_first_line(cell)}`; compare it with the course's in notebooks/"
+                    f"  the course changed one of these, too: the cell that begins `{_first_line(cell)}`; compare "
+                    f"it with the course's in notebooks/"
                 )
             if cell["id"] not in there and "".join(cell["source"]).strip():
                 print(f"  a cell of yours is only there: the one that begins `{_first_line(cell)}`")
@@ -163,21 +178,35 @@ def _outcome(cells: Sequence[dict]) -> tuple[dict[str, str], list[str]]:
         for output in cell.get("outputs", []):
             verdicts |= {match[2]: match[0] for match in VERDICT.finditer(output.get("text", ""))}
             if output["output_type"] == "error":
-                errors.append(f"  the cell that begins `{_first_line(cell)}` raises {output['ename']}: {output['evalue']}")
+                errors.append(
+                    f"  the cell that begins `{_first_line(cell)}` raises {output['ename']}: {output['evalue']}"
+                )
     return verdicts, errors
 
 
 def lab(arguments: Sequence[str]) -> None:
-    """Fill work/ and open its first notebook in JupyterLab, which takes the place of this process. arguments: JupyterLab's own."""
+    """Fill work/ and open its first notebook in JupyterLab, which takes the place of this process. arguments:
+    JupyterLab's own."""
     if importlib.util.find_spec("jupyterlab") is None:
-        raise RuntimeError("JupyterLab is not installed: pip install -c constraints.txt -e '.[lab,test]' in the course's folder")
+        raise RuntimeError(
+            "JupyterLab is not installed: pip install -c constraints.txt -e '.[lab,test]' in the course's folder"
+        )
     fill()
     first = next(iter(chapters().values())).name
-    # The root is the course's folder: ../images and ../GLOSSARY.md are found from work/. As the default address, so that --no-browser prints it.
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url=/lab/tree/{COPIES.name}/{first}"]
+    # The root is the course's folder: ../images and ../GLOSSARY.md are found from work/. As the default address, so
+    # that --no-browser prints it.
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        f"--ServerApp.root_dir={ROOT}",
+        f"--LabApp.default_url=/lab/tree/{COPIES.name}/{first}",
+    ]
     if hasattr(os, "geteuid") and os.geteuid() == 0:  # a rented machine's only user is often root
         command.append("--allow-root")
     sys.stdout.flush()
     # Without the question whether you want Jupyter's news, which lies over the first page.
-    config = os.pathsep.join(filter(None, [str(Path(__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]))
+    config = os.pathsep.join(
+        filter(None, [str(Path(__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")])
+    )
     os.execve(sys.executable, [*command, *arguments], notebooks.kernel_environment(JUPYTER_CONFIG_PATH=config))

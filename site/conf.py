@@ -1,8 +1,9 @@
-"""The site: `make site` renders README.md, GLOSSARY.md, CONTRIBUTING.md and the notebooks, with their stored outputs, into build/site.
+"""The site: `make site` renders README.md, GLOSSARY.md, CONTRIBUTING.md and the notebooks, with their stored outputs,
+into build/site.
 
-Sphinx reads the files as they are. The hooks below add what only a site can have: navigation, links from "(4.2)" to the equation of that
-number, links from a glossary term's first mention in a chapter to its entry, a search that knows exercises and glossary entries by name, and
-solutions that open on a click.
+Sphinx reads the files as they are. The hooks below add what only a site can have: navigation, links from "(4.2)" to the
+equation of that number, links from a glossary term's first mention in a chapter to its entry, a search that knows
+exercises and glossary entries by name, and solutions that open on a click.
 """
 
 import json
@@ -13,7 +14,9 @@ from docutils import nodes
 from sphinx import addnodes
 
 ROOT = Path(__file__).resolve().parents[1]
-CHAPTERS = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+CHAPTERS = {
+    path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+}
 # Terms whose names are everyday words too: linked in the chapter that explains them, and nowhere else.
 EVERYDAY = {"whole": "notebooks/10_variants", "page": "notebooks/11_decoding"}
 TAG = re.compile(r"\\tag\{([\d.]+)\}")
@@ -43,7 +46,12 @@ html_use_index = False  # the search takes its place
 html_context = {"default_mode": "auto"}  # light or dark as the reader's system is
 html_copy_source = False
 html_show_sourcelink = False
-html_theme_options = {"show_toc_level": 2, "use_download_button": False, "use_fullscreen_button": False, "home_page_in_toc": True}
+html_theme_options = {
+    "show_toc_level": 2,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "home_page_in_toc": True,
+}
 copybutton_exclude = ".linenos, .gp, .go"
 
 
@@ -59,11 +67,17 @@ def add_toctree(app, docname, source):
 def equations():
     """{"4.2": the chapter that has the equation}."""
     sources = {chapter: json.loads(path.read_text(encoding="utf-8"))["cells"] for chapter, path in CHAPTERS.items()}
-    return {tag: chapter for chapter, cells in sources.items() for cell in cells for tag in TAG.findall("".join(cell["source"]))}
+    return {
+        tag: chapter
+        for chapter, cells in sources.items()
+        for cell in cells
+        for tag in TAG.findall("".join(cell["source"]))
+    }
 
 
 def terms():
-    """{"producer": ("term-producer-consumer", meaning)}: a row of GLOSSARY.md's terms, once for each name that stands in its first column."""
+    """{"producer": ("term-producer-consumer", meaning)}: a row of GLOSSARY.md's terms, once for each name that stands
+    in its first column."""
     table = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").partition("\n## Terms\n")[2].partition("\n## ")[0]
     found = {}
     for term, meaning in re.findall(r"^\| (.+?) \| (.+?) \|", table, re.MULTILINE)[1:]:
@@ -83,11 +97,14 @@ def anchor(term):
 
 EQUATIONS, TERMS = equations(), terms()
 NAMES = "|".join(rf"[{name[0].upper()}{name[0]}]{re.escape(name[1:])}" for name in sorted(TERMS, key=len, reverse=True))
-LINKED = re.compile(rf"\((?P<equation>\d+\.\d+)\)|(?<![\w-])(?P<term>{NAMES})(?P<plural>s?)(?![\w-])".replace(r"\ ", r"\s"))
+LINKED = re.compile(
+    rf"\((?P<equation>\d+\.\d+)\)|(?<![\w-])(?P<term>{NAMES})(?P<plural>s?)(?![\w-])".replace(r"\ ", r"\s")
+)
 
 
 def link_text(text, seen, uri):
-    """The nodes that a text becomes: its equations' numbers and the terms that are not in `seen` are links. uri(docname): where a page is."""
+    """The nodes that a text becomes: its equations' numbers and the terms that are not in `seen` are links.
+    uri(docname): where a page is."""
     parts, end = [], 0
     for match in LINKED.finditer(text):
         name = " ".join((match["term"] or "").split())
@@ -98,7 +115,9 @@ def link_text(text, seen, uri):
         elif match["term"] and TERMS[name][0] not in seen:
             row, meaning = TERMS[name]
             seen.add(row)
-            link = nodes.reference("", match[0], refuri=f"{uri('GLOSSARY')}#{row}", reftitle=meaning, internal=True, classes=["term"])
+            link = nodes.reference(
+                "", match[0], refuri=f"{uri('GLOSSARY')}#{row}", reftitle=meaning, internal=True, classes=["term"]
+            )
         else:
             continue
         parts += [nodes.Text(text[end : match.start()]), link]
@@ -110,7 +129,8 @@ def link_chapter(doctree, docname, uri):
     """Give each equation the id of its number, and make links of what the chapter's sentences name."""
     for block in doctree.findall(nodes.math_block):
         block["ids"] += [f"equation-{tag}" for tag in TAG.findall(block.astext())]
-        if not block.get("no-wrap"):  # Sphinx would put lines of one equation into a split environment, where a tag is an error
+        # Sphinx would put lines of one equation into a split environment, where a tag is an error
+        if not block.get("no-wrap"):
             block[:] = [nodes.Text(rf"\[{block.astext()}\]")]
             block["no-wrap"] = True
     seen = {TERMS[word][0] for word, chapter in EVERYDAY.items() if chapter != docname}
@@ -121,7 +141,8 @@ def link_chapter(doctree, docname, uri):
 
 
 def find_first(doctree, name, target):
-    """Make `target`, an id of the page, the search's first result for `name`: Sphinx ranks index entries above titles and text."""
+    """Make `target`, an id of the page, the search's first result for `name`: Sphinx ranks index entries above titles
+    and text."""
     doctree.append(addnodes.index(entries=[("single", name, target, "main", None)]))
 
 
@@ -144,9 +165,13 @@ def name_exercises(doctree):
 
 def fold_solutions(doctree):
     """What hint("1.2") and solution("1.2") show opens on a click."""
-    for cell in doctree.findall(lambda node: isinstance(node, nodes.container) and node.get("nb_element") == "cell_code"):
+    for cell in doctree.findall(
+        lambda node: isinstance(node, nodes.container) and node.get("nb_element") == "cell_code"
+    ):
         if call := re.match(r"(hint|solution)\(", cell.astext()):
-            cell.update_all_atts({"hide_mode": "output", "prompt_show": f"Show the {call[1]}", "prompt_hide": f"Hide the {call[1]}"})
+            cell.update_all_atts(
+                {"hide_mode": "output", "prompt_show": f"Show the {call[1]}", "prompt_hide": f"Hide the {call[1]}"}
+            )
 
 
 def add_links(app, doctree):
@@ -156,7 +181,9 @@ def add_links(app, doctree):
     if docname in CHAPTERS:
         fold_solutions(doctree)
         name_exercises(doctree)
-        link_chapter(doctree, docname, lambda target: app.builder.get_relative_uri(docname, target) if target != docname else "")
+        link_chapter(
+            doctree, docname, lambda target: app.builder.get_relative_uri(docname, target) if target != docname else ""
+        )
 
 
 def setup(app):

@@ -75,13 +75,15 @@ def ratio(x: torch.Tensor, truth: torch.Tensor, plain: torch.Tensor, factor: flo
 
 
 def take_turns() -> None:
-    """In a worker: the tuned kernels' tiles are not measured, each has its turn; and threads of its own would only be in the others' way."""
+    """In a worker: the tuned kernels' tiles are not measured, each has its turn; and threads of its own would only be in the others'
+    way."""
     autotuning.fastest = a_tile_by_turns
     torch.set_num_threads(1)
 
 
 def run_all(kernel: str, dtypes: tuple[torch.dtype, ...] = DTYPES) -> list[Finding]:
-    """Every case of these dtypes, in several processes: what takes the time is compiling the kernels for each kind of strides and lengths."""
+    """Every case of these dtypes, in several processes: what takes the time is compiling the kernels for each kind of strides and
+    lengths."""
     workers, those = min(14, os.cpu_count() or 1), [case for case in cases() if case.dtype in dtypes]
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=take_turns) as pool:
         return list(pool.map(functools.partial(find, kernel=kernel), those, chunksize=4))

@@ -130,7 +130,8 @@ def unchanged(*tensors: torch.Tensor) -> Iterator[None]:
 
 @contextlib.contextmanager
 def guarded_outputs() -> Iterator[None]:
-    """Inside the block what torch.empty and torch.empty_like give is NaN between guard cells, or the largest integer; AssertionError where these changed."""
+    """Inside the block what torch.empty and torch.empty_like give is NaN between guard cells, or the largest integer; AssertionError where
+    these changed."""
     made, empty = [], torch.empty
 
     def guarded_empty(shape, *, dtype, device, **options):
@@ -172,7 +173,8 @@ def assert_as_accurate(got: torch.Tensor, want: torch.Tensor, peer: torch.Tensor
 
 
 def vast_memory() -> torch.Tensor:
-    """Memory of a little over 2**32 elements of fp16, untouched, so that on a CPU almost none of it is really taken. Skips where there is none.
+    """Memory of a little over 2**32 elements of fp16, untouched, so that on a CPU almost none of it is really taken. Skips where there is
+    none.
 
     Tensors are placed from element 2**31 on: an offset that wraps at 32 bits then lands inside the memory, and gives a wrong result
     rather than a crash.

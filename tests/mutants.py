@@ -33,8 +33,8 @@ def each(mutations: dict[str, dict[str, tuple]]) -> pytest.MarkDecorator:
 
 
 def assert_caught(module: types.ModuleType, checks: dict[str, Callable], mutation: tuple) -> None:
-    """The check of a kernel passes, and fails where it has the mistake. mutation: kernel, its statement, what stands there instead, and more
-    that the check takes.
+    """The check of a kernel passes, and fails where it has the mistake. mutation: kernel, its statement, what stands there instead, and
+    more that the check takes.
     """
     kernel, statement, new, *given = mutation
     right = getattr(module, kernel)
@@ -70,8 +70,8 @@ def mutation_tests(module: types.ModuleType, mutations: dict[str, dict[str, tupl
 def mutant(function, where: str | None = None, statement: str = "", new: str = ""):
     """A copy of the jitted `function` and of all that it calls; in the one whose name is `where`, `statement` is changed to `new`.
 
-    statement: what it assigns to ("p", "m, l"), calls ("tl.store"), or begins with ("return", "if MASK", "for start_n"); what is changed is the
-    value, the call, the condition or the range. "p 2" is the second such statement; without a number there has to be one alone.
+    statement: what it assigns to ("p", "m, l"), calls ("tl.store"), or begins with ("return", "if MASK", "for start_n"); what is changed is
+    the value, the call, the condition or the range. "p 2" is the second such statement; without a number there has to be one alone.
     """
     found = []
 

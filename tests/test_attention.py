@@ -106,7 +106,8 @@ def test_q_is_k_is_v(is_causal):
 
 
 def far_inputs(memory, axis: int):
-    """q and do (2, 2, 3, 16), k and v (2, 2, 5, 16), 3 long at least along `axis`, where the stride fits int32 and the last offset does not."""
+    """q and do (2, 2, 3, 16), k and v (2, 2, 5, 16), 3 long at least along `axis`, where the stride fits int32 and the last offset does
+    not."""
     for i, S in enumerate((3, 5, 5, 3)):
         shape = [2, 2, S, 16]
         shape[axis] = max(shape[axis], 3)

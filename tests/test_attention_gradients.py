@@ -1,4 +1,5 @@
-"""flash_attention as a part of autograd's graph: what is kept, who gets a gradient, lse's gradient, calls again. Accuracy: test_attention.py."""
+"""flash_attention as a part of autograd's graph: what is kept, who gets a gradient, lse's gradient, calls again. Accuracy:
+test_attention.py."""
 
 import pytest
 import torch

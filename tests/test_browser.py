@@ -1,4 +1,5 @@
-"""The course as a reader meets it: JupyterLab in headless Chromium, every notebook run from top to bottom, one exercise solved; and the site.
+"""The course as a reader meets it: JupyterLab in headless Chromium, every notebook run from top to bottom, one exercise solved; and the
+site.
 
 `make browser-test` installs Playwright and runs all of it; screenshots land in build/browser/. `make test` leaves the tour of every
 notebook out, and runs the exercise only where Playwright and a Chromium are.
@@ -63,7 +64,8 @@ class Lab:
 
 
 def copy_unrun(folder: Path) -> None:
-    """The notebooks as they are stored, and without their outputs, so that what the browser shows was run there, and the images that they show."""
+    """The notebooks as they are stored, and without their outputs, so that what the browser shows was run there, and the images that they
+    show."""
     shutil.copytree(ROOT / "images", folder / "images")
     shutil.copytree(ROOT / "notebooks", folder / "stored")
     (folder / "notebooks").mkdir()

@@ -1,7 +1,7 @@
 """What must hold of every exercise: its solution is right, each of its mistakes is named, and what a reader is shown is there.
 
-A mistake needs no code here: the solution with its change is graded as an answer. tests/wrong_answers has the mistakes that only running shows,
-and tests/right_answers has answers that are right in other words.
+A mistake needs no code here: the solution with its change is graded as an answer. tests/wrong_answers has the mistakes that only running
+shows, and tests/right_answers has answers that are right in other words.
 """
 
 import ast
@@ -98,7 +98,8 @@ def test_starter_is_not_attempted(exercise, tmp_path, monkeypatch):
 
 
 def starter_of(exercise: Exercise, folder: Path):
-    """The solution's head, of a class that of each method, over `raise NotImplementedError`, in a file, because a kernel is compiled from its source."""
+    """The solution's head, of a class that of each method, over `raise NotImplementedError`, in a file, because a kernel is compiled from
+    its source."""
     tree = ast.parse(source_of(exercise.solution))
     answer = tree.body[0]
     for function in answer.body if isinstance(answer, ast.ClassDef) else [answer]:

@@ -1,4 +1,5 @@
-"""How the harness judges: main case first, then edges; a mistake that explains every result, else the rule; lanes, programs and precision of a kernel."""
+"""How the harness judges: main case first, then edges; a mistake that explains every result, else the rule; lanes, programs and precision
+of a kernel."""
 
 import dataclasses
 import signal
@@ -300,8 +301,10 @@ only_traced = pytest.mark.skipif(ON_GPU, reason="a compiled kernel is not traced
     (row_sums, "correct"),
     (first_row_only, "only row 0 is written: x of shape (2, 3): it never writes out[1] of shape (2,)"),
     (stores_nothing, "nothing is stored: does your kernel call tl.store, and does its mask let any element through? (x of shape (2, 3))"),
-    pytest.param(without_other, "the lanes past the end are undefined: x of shape (2, 3) gives out = [nan, nan], want [6, 15]", marks=only_traced),
-    pytest.param(every_row_in_every_program, "a row is added twice (more than one program writes the same elements of out): x of shape (2, 3)",
+    pytest.param(without_other, ("the lanes past the end are undefined: x of shape (2, 3) gives out = [nan, nan], want [6, "
+                                "15]"), marks=only_traced),
+    pytest.param(every_row_in_every_program, ("a row is added twice (more than one program writes the same elements of out): x of shape "
+                                             "(2, 3)"),
                  marks=only_traced),
     pytest.param(without_mask, "mask the load: with x of shape (2, 3) it reads outside x", marks=only_traced),
 ], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip

@@ -1,4 +1,5 @@
-"""Models of Hugging Face's transformers give the same logits and tokens as with the library's attention, or refuse. Skipped without transformers."""
+"""Models of Hugging Face's transformers give the same logits and tokens as with the library's attention, or refuse. Skipped without
+transformers."""
 
 import pytest
 import torch

@@ -145,8 +145,14 @@ def check_scores_values_kernel(kernel, S_q=17, S_k=23, D=11):
 A_MASK, B_MASK = "mask_m & (offs_k[None, :] < K - k)", "mask_n & (offs_k[:, None] < K - k)"
 A, B = f"tl.load(a_ptrs, mask={A_MASK}, other=0.0)", f"tl.load(b_ptrs, mask={B_MASK}, other=0.0)"
 TILES = "grouped_tile_device(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)"
-K_T = "tl.load(k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks, mask=(offs_d[:, None] < D) & (offs_n[None, :] < S_k), other=0.0)"
-V = "tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=(offs_n[:, None] < S_k) & (offs_d[None, :] < D), other=0.0)"
+K_T = (
+    "tl.load(k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks, mask=(offs_d[:, None] < D) & (offs_n[None, :] < S_k), "
+    "other=0.0)"
+)
+V = (
+    "tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=(offs_n[:, None] < S_k) & (offs_d[None, :] < D), "
+    "other=0.0)"
+)
 CHECKS = {"matmul_kernel": check_matmul_kernel, "scores_values_kernel": check_scores_values_kernel}
 # The kernel -> name of the mistake -> its statement, what stands there instead (see mutants.py), and the check's sizes.
 MUTATIONS = {

@@ -1,4 +1,5 @@
-"""The reader's copies in work/: never written over, told when the chapter is newer, run without a trace. On a small course of two chapters."""
+"""The reader's copies in work/: never written over, told when the chapter is newer, run without a trace. On a small course of two
+chapters."""
 
 import json
 from types import SimpleNamespace
@@ -133,7 +134,8 @@ def test_no_chapter_of_this_number_and_no_notebooks(course, capsys):
 
 
 def test_check_runs_the_copies_and_tells_verdicts_and_errors(course, capsys):
-    """A right answer, a wrong one, checks that are not there, and a cell that raises: told, the cells after it run, and no copy is changed."""
+    """A right answer, a wrong one, checks that are not there, and a cell that raises: told, the cells after it run, and no copy is
+    changed."""
     work.fill()
     right, wrong = "return min(peak_flops, intensity * bandwidth)", "return peak_flops"
     call = 'check("0.4", attainable_flops)'

@@ -58,7 +58,8 @@ def seen(S_q: int, S_k: int, is_causal: bool, window: tuple[int, int] | None) ->
 def dense(
     q, k, v, *, is_causal=False, scale=None, window=None, softcap=None, alibi_slopes=None, bias=None, sinks=None, mask=None, kept=None
 ):
-    """o and lse in q's dtype by the definition. mask: (…, S_q, S_k) booleans in place of is_causal and window; kept: 0, or dropout's 1 / (1 − p)."""
+    """o and lse in q's dtype by the definition. mask: (…, S_q, S_k) booleans in place of is_causal and window; kept: 0, or dropout's 1 /
+    (1 − p)."""
     (B, H_q, S_q, D), S_k = q.shape, k.shape[2]
     s = (q @ reference.repeat_heads(k, H_q).mT) * (D**-0.5 if scale is None else scale)
     if softcap is not None:

@@ -252,9 +252,8 @@ def accepted_spills(row: Row) -> int:
     if row.kernel == "variants.tile_lists.tile_lists_kernel":
         return 200  # the pairs of a whole tile are in its registers, and it runs once for a mask
     if row.kernel.startswith("variants.") and (is_heavy(row) or f"D={MAX_D}" in row.case):
-        return (
-            4_600 if row.capability in (hardware.LEAST_CAPABILITY, 100) else 1_200
-        )  # a bias on data-center Blackwell: not measured
+        # a bias on data-center Blackwell: not measured
+        return 4_600 if row.capability in (hardware.LEAST_CAPABILITY, 100) else 1_200
     if row.kernel.startswith("forward.") and f"D={MAX_D}" in row.case:
         return 200
     if row.kernel.startswith("backward.") and f"D={MAX_D}" in row.case:

@@ -41,9 +41,8 @@ def disassembled(loop: str) -> str:
             hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[loop])
         else:
             hopper.ladder.flash_forward(q, k, v, 0.5, attend=getattr(hopper.ladder, loop))
-    return sass.sass_of(
-        launched[loop == "backward"][1]
-    )  # its launches: prepare_kernel, backward_kernel, convert_kernel
+    # The backward launches prepare_kernel, backward_kernel, convert_kernel.
+    return sass.sass_of(launched[loop == "backward"][1])
 
 
 def loops() -> dict[str, Any]:

@@ -37,7 +37,10 @@ def at_4096(D: int, is_causal: bool) -> Shape:
 
 def inputs(shape: Shape) -> list[torch.Tensor]:
     """q, k and v, fp16."""
-    return [randn(shape.B, H, S, shape.D) for H, S in ((shape.H_q, shape.S_q), (shape.H_k, shape.S_k), (shape.H_k, shape.S_k))]
+    return [
+        randn(shape.B, H, S, shape.D)
+        for H, S in ((shape.H_q, shape.S_q), (shape.H_k, shape.S_k), (shape.H_k, shape.S_k))
+    ]
 
 
 def flops_of(shape: Shape) -> int:
@@ -48,7 +51,9 @@ def flops_of(shape: Shape) -> int:
 
 
 def in_words(tile: TileConfig) -> str:
-    return f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps, {tile.num_stages} stage{'s' * (tile.num_stages > 1)}"
+    return (
+        f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps, {tile.num_stages} stage{'s' * (tile.num_stages > 1)}"
+    )
 
 
 def tile_row(tile: TileConfig, shape: Shape) -> dict[str, Any]:
@@ -59,7 +64,11 @@ def tile_row(tile: TileConfig, shape: Shape) -> dict[str, Any]:
     call()
     [launch] = launching._prepared.values()
     compiled = launch.compiled
-    facts = {"registers": compiled.n_regs, "spilled_registers": compiled.n_spills, "shared_bytes": compiled.metadata.shared}
+    facts = {
+        "registers": compiled.n_regs,
+        "spilled_registers": compiled.n_spills,
+        "shared_bytes": compiled.metadata.shared,
+    }
     return facts | timed(call, flops=flops_of(shape))
 
 
@@ -80,8 +89,10 @@ def tile_report(tile: TileConfig, D: int, is_causal: bool) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- steps
 
-STEP_OF = {step or "chapter 5": step for step in ("", *steps.STEPS)}  # a step's row, with steps.TILE -> its name in steps
-LARGER_STEP_OF = {f"{step or 'chapter 5'}, larger tile": step for step in ("", "round up", "order")}  # with steps.LARGER
+# a step's row, with steps.TILE -> its name in steps
+STEP_OF = {step or "chapter 5": step for step in ("", *steps.STEPS)}
+# with steps.LARGER
+LARGER_STEP_OF = {f"{step or 'chapter 5'}, larger tile": step for step in ("", "round up", "order")}
 WHOLE = ("basic", "tuned", "sdpa_flash", "sdpa_cudnn")
 
 
@@ -96,7 +107,9 @@ def steps_in_turns(shape: Shape, in_turns: Callable = timed_in_turns) -> dict[st
     common = (q, k, v, shape.is_causal, shape.D**-0.5)
     tile_of = dict.fromkeys(STEP_OF, steps.TILE) | dict.fromkeys(LARGER_STEP_OF, steps.LARGER[shape.D])
     step_of = STEP_OF | LARGER_STEP_OF
-    calls = {name: partial(steps.flash_forward, *common, step=step_of[name], tile=tile) for name, tile in tile_of.items()}
+    calls = {
+        name: partial(steps.flash_forward, *common, step=step_of[name], tile=tile) for name, tile in tile_of.items()
+    }
     calls |= {"basic": partial(forward.flash_forward, *common), "tuned": partial(tuned.flash_forward, *common)}
     calls |= {name: partial(peers.provider(name), q, k, v, shape.is_causal) for name in WHOLE[2:]}
     tile_of["basic"] = forward.choose_config(shape.D, q.dtype, hardware.card_of(q).shared_memory)
@@ -108,7 +121,9 @@ def steps_in_turns(shape: Shape, in_turns: Callable = timed_in_turns) -> dict[st
         except (OutOfResources, peers.Unsupported) as error:
             rows[name] = {"ms": None, "reason": str(error)}
     [launch] = launching._prepared.values()
-    tile_of["tuned"] = TileConfig(*(launch.constants[name] for name in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")))
+    tile_of["tuned"] = TileConfig(
+        *(launch.constants[name] for name in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"))
+    )
     rows |= in_turns({name: call for name, call in calls.items() if name not in rows}, flops=flops_of(shape))
     return {name: row | ({"tile": in_words(tile_of[name])} if name in tile_of else {}) for name, row in rows.items()}
 
@@ -135,15 +150,23 @@ COUNTS = ("loop", "registers", "programs")
 def stored_steps() -> dict[tuple[int, bool], dict[str, dict[str, Any]]]:
     """The H200's rows of steps_in_turns, with their SM cycles, (D, is_causal) -> provider -> row."""
     stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "step"]
-    return {point: {row["provider"]: row for row in stored if (row["D"], row["is_causal"]) == point} for point in POINTS}
+    return {
+        point: {row["provider"]: row for row in stored if (row["D"], row["is_causal"]) == point} for point in POINTS
+    }
 
 
 def step_noise(number: str) -> float:
     """By how much `number`, "tflops" or "cycles", of two of stored_steps' rows of the same machine code and tile
     differs at most, relatively.
     """
-    pairs = [(found, twice) for found in stored_steps().values() for twice in (("chapter 5", "basic"), (LARGER_TILE, "tuned"))]
-    pairs += [(found, ("descriptors", "load ahead")) for (_, is_causal), found in stored_steps().items() if not is_causal]
+    pairs = [
+        (found, twice)
+        for found in stored_steps().values()
+        for twice in (("chapter 5", "basic"), (LARGER_TILE, "tuned"))
+    ]
+    pairs += [
+        (found, ("descriptors", "load ahead")) for (_, is_causal), found in stored_steps().items() if not is_causal
+    ]
     alike = [(found[a][number], found[b][number]) for found, (a, b) in pairs if found[a]["tile"] == found[b]["tile"]]
     return max(abs(b / a - 1) for a, b in alike)
 
@@ -156,7 +179,10 @@ def run_noise(rows: pd.DataFrame, kernels: pd.DataFrame) -> float:
     for (D, is_causal), found in stored_steps().items():
         point = {"S_q": 4096, "D": D, "is_causal": is_causal}
         again = results.select(kernels, kernel="larger", provider="order", **point)["tflops"].item()
-        apart += [again / found[LARGER_TILE]["tflops"], tflops_of(rows, "tuned", "fwd", 4096, D, is_causal) / found["tuned"]["tflops"]]
+        apart += [
+            again / found[LARGER_TILE]["tflops"],
+            tflops_of(rows, "tuned", "fwd", 4096, D, is_causal) / found["tuned"]["tflops"],
+        ]
     return max(abs(ratio - 1) for ratio in apart)
 
 
@@ -167,7 +193,10 @@ def tile_cycles(row: dict[str, Any], D: int, is_causal: bool) -> float:
     """The cycles that an SM takes for each 64 x 64 tile of scores of a row of stored_steps: its share of them, masked
     ones whole.
     """
-    row_blocks, multiprocessors = 4096 // 64, results.read(results.FOLDER / "h200.json")["provenance"]["multiprocessors"]
+    row_blocks, multiprocessors = (
+        4096 // 64,
+        results.read(results.FOLDER / "h200.json")["provenance"]["multiprocessors"],
+    )
     tiles = 4 * 2048 // D * (row_blocks * (row_blocks + 1) // 2 if is_causal else row_blocks**2)
     return row["cycles"] * multiprocessors / tiles
 
@@ -184,10 +213,17 @@ def show_numbers(step: str, programs: Programs) -> None:
     """
     compiled = {(row["step"], row["D"], row["is_causal"]): row for row in json.loads(steps.STORED.read_text())["rows"]}
     names = steps.before(step), step
-    print(f"{step:16}", *(f"{name:>13}" for name in COUNTS), f"{'cycles a tile':>15} {'gain':>5} {'TFLOP/s':>12} {'gain':>5}")
+    print(
+        f"{step:16}",
+        *(f"{name:>13}" for name in COUNTS),
+        f"{'cycles a tile':>15} {'gain':>5} {'TFLOP/s':>12} {'gain':>5}",
+    )
     for D, is_causal in POINTS:
         old, new = (compiled[name, D, is_causal] for name in names)
-        old, new = (row | {"programs": programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"])} for row in (old, new))
+        old, new = (
+            row | {"programs": programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"])}
+            for row in (old, new)
+        )
         before, after = (stored_steps()[D, is_causal][name or "chapter 5"] for name in names)
         changes = [f"{old[name]} -> {new[name]}" for name in COUNTS]
         if old["loop"] == new["loop"]:
@@ -204,12 +240,18 @@ def show_larger_tiles(programs: Programs) -> None:
 
     in the loop: loads of spilled registers in the loop without a mask. cycles: for each 64 x 64 scores.
     """
-    print(f"{'':11} {'tile':>6} registers spilled in the loop programs {'cycles':>12} {'TFLOP/s, full':>18} {'causal':>18}")
+    print(
+        f"{'':11} {'tile':>6} registers spilled in the loop programs {'cycles':>12} {'TFLOP/s, full':>18} "
+        f"{'causal':>18}"
+    )
     for row in json.loads(steps.STORED.read_text())["larger tiles"]:
         fit = programs(steps.LARGER[row["D"]].num_warps, row["registers"], row["shared_bytes"])
         name = row["step"] or "chapter 5"
         words = f"{row['tile']:>6} {row['registers']:9} {row['spilled_registers']:7} {row['LDL']:11} {fit:8}"
-        rows = {causal: [stored_steps()[row["D"], causal][key] for key in (name, f"{name}, larger tile")] for causal in (False, True)}
+        rows = {
+            causal: [stored_steps()[row["D"], causal][key] for key in (name, f"{name}, larger tile")]
+            for causal in (False, True)
+        }
         words += f" {change(*(tile_cycles(one, row['D'], False) for one in rows[False])):>12}"
         for small, large in rows.values():
             words += f" {change(small['tflops'], large['tflops']):>13}{large['tflops'] / small['tflops'] - 1:+5.0%}"
@@ -234,16 +276,28 @@ def draw_account(account: dict[tuple[int, bool], dict[str, dict[str, Any]]]) -> 
     figure = Figure(figsize=(10, 5.2))
     panels = figure.subplots(1, len(account), sharex=True, sharey=True)
     chain = (*STEP_OF, LARGER_TILE)
-    places = {name: y for y, name in enumerate(chain)} | {"basic": 9.6, "tuned": 10.6, "sdpa_flash": 12.2, "sdpa_cudnn": 13.2}
+    places = {name: y for y, name in enumerate(chain)} | {
+        "basic": 9.6,
+        "tuned": 10.6,
+        "sdpa_flash": 12.2,
+        "sdpa_cudnn": 13.2,
+    }
     for ax, ((D, is_causal), found) in zip(panels, account.items(), strict=True):
-        rates = {name: found[name]["tflops"] for name in places if found[name].get("tflops")}  # without what has no kernel on this card
+        # without what has no kernel on this card
+        rates = {name: found[name]["tflops"] for name in places if found[name].get("tflops")}
         before = rates["chapter 5"]
         for name, rate in rates.items():
             y, change = places[name], ""
             if name in chain:
                 ax.barh(y, rate - before, left=before, color="tab:blue" if rate > before else "tab:orange", height=0.7)
                 change = f" ({rate - before:+.0f})" if y else ""
-            ax.plot(rate, y, "o" if name in chain else "s" if name in ("basic", "tuned") else "D", color="black", markersize=4)
+            ax.plot(
+                rate,
+                y,
+                "o" if name in chain else "s" if name in ("basic", "tuned") else "D",
+                color="black",
+                markersize=4,
+            )
             ax.annotate(f"  {rate:.0f}{change}", (max(rate, before) if name in chain else rate, y), va="center")
             before = rate if name in chain else before
         for y in (8.8, 11.4):
@@ -257,7 +311,15 @@ def draw_account(account: dict[tuple[int, bool], dict[str, dict[str, Any]]]) -> 
 
 def tflops_of(rows: pd.DataFrame, provider: str, mode: str, S: int, D: int, is_causal: bool) -> float:
     """The rate of the sweep's row in fp16 with 2,048 // D heads. rows: results.load's."""
-    wanted = {"provider": provider, "mode": mode, "S_q": S, "D": D, "H_q": 2048 // D, "is_causal": is_causal, "dtype": "fp16"}
+    wanted = {
+        "provider": provider,
+        "mode": mode,
+        "S_q": S,
+        "D": D,
+        "H_q": 2048 // D,
+        "is_causal": is_causal,
+        "dtype": "fp16",
+    }
     return results.select(rows, **wanted).iloc[0]["tflops"]
 
 

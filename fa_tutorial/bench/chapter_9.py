@@ -35,7 +35,10 @@ def finished_errors(D: int) -> dict[str, float]:
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         o = attend(*inputs, True)
         found = (o.detach(), *torch.autograd.grad(o, inputs, do))
-        errors |= {kind + name: (x - true).abs().max().item() for name, x, true in zip(("o", "dq", "dk", "dv"), found, truth, strict=True)}
+        errors |= {
+            kind + name: (x - true).abs().max().item()
+            for name, x, true in zip(("o", "dq", "dk", "dv"), found, truth, strict=True)
+        }
     return errors
 
 
@@ -76,7 +79,9 @@ def print_busy(card: dict[str, Any], *providers: str) -> None:
 
 
 def tensors_busy(card: dict[str, Any], mode: str, *providers: str) -> str:
-    return "measured " + ", ".join(f"{provider} {counters(card, provider, mode)[ELAPSED]:.0f}%" for provider in providers)
+    return "measured " + ", ".join(
+        f"{provider} {counters(card, provider, mode)[ELAPSED]:.0f}%" for provider in providers
+    )
 
 
 def print_ladder(card: dict[str, Any], *loops: str) -> None:
@@ -101,7 +106,10 @@ def print_compared(card: dict[str, Any], mode: str) -> None:
     print(f"TFLOP/s, {MODES[mode]}, fp16    hopper" + "".join(f"{peer:>14}" for peer in PEERS))
     for (D, is_causal, S), row in rates.iterrows():
         words = f"D = {D:3}, {tables.mask(is_causal):6}, S = {S:6,}"
-        print(f"{words} {row['hopper']:9.0f}" + "".join(f"{row[peer]:8.0f} ({row['hopper'] / row[peer]:.2f})" for peer in PEERS))
+        print(
+            f"{words} {row['hopper']:9.0f}"
+            + "".join(f"{row[peer]:8.0f} ({row['hopper'] / row[peer]:.2f})" for peer in PEERS)
+        )
     means = (np.exp(np.log(rates["hopper"] / rates[peer]).mean()) for peer in PEERS)
     print(f"hopper / them, geometric mean {'':5}" + "".join(f"{mean:14.2f}" for mean in means))
 
@@ -145,7 +153,10 @@ def print_settled(card: dict[str, Any]) -> None:
     for name, (kernel, provider) in rows.items():
         row = results.select(card["kernels"], kernel=kernel, provider=provider).iloc[0]
         each = row["tflops"] * 1e6 / row["mhz"] / card["provenance"]["multiprocessors"]
-        print(f"{name:26}{row['tflops']:11.0f}{row['mhz']:7,.0f}{row['watts']:8.0f}{each:10,.0f} ({each / TENSOR_FLOPS:.0%})")
+        print(
+            f"{name:26}{row['tflops']:11.0f}{row['mhz']:7,.0f}{row['watts']:8.0f}{each:10,.0f} "
+            f"({each / TENSOR_FLOPS:.0%})"
+        )
 
 
 def draw_steps(card: dict[str, Any]) -> Figure:
@@ -173,7 +184,8 @@ def draw_steps(card: dict[str, Any]) -> Figure:
     for ax, D in zip(panels, (64, 128), strict=True):
         for n, (S, is_causal) in enumerate(looks):
             values = [100 * (ratios[D, is_causal, S] - 1) for ratios in gains.values()]
-            places = [y + (n - 2.5) * 0.12 for y in range(len(gains))]  # one below the other, so that none hides another
+            # one below the other, so that none hides another
+            places = [y + (n - 2.5) * 0.12 for y in range(len(gains))]
             ax.plot(values, places, linestyle="", label=f"S = {S:,}, {tables.mask(is_causal)}", **looks[S, is_causal])
         ax.axvline(0, color="black", linewidth=1)
         ax.set(title=f"D = {D}", xlabel="faster by, %")
@@ -187,10 +199,13 @@ def print_auto_rule(card: dict[str, Any]) -> None:
     """At how many points hopper takes less of the GPU's time than tuned, from HOPPER_FROM on and below."""
     found = results.select(card["kernels"], kernel="auto_rule")
     for mode, kind in (("fwd", "forward"), ("bwd", "backward")):
-        us = found[found["mode"] == mode].pivot(index=["S", "D", "heads", "is_causal"], columns="provider", values="graph_us")
+        us = found[found["mode"] == mode].pivot(
+            index=["S", "D", "heads", "is_causal"], columns="provider", values="graph_us"
+        )
         large = np.array([S * D * heads >= HOPPER_FROM[kind] for S, D, heads, _ in us.index])
         faster = (us["hopper"] < us["tuned"]).to_numpy()
         there, below = (f"{faster[chosen].sum():2} of {chosen.sum():2}" for chosen in (large, ~large))
         print(
-            f"{kind:8}: from 2^{HOPPER_FROM[kind].bit_length() - 1} elements of q on hopper is faster at {there} points, below at {below}"
+            f"{kind:8}: from 2^{HOPPER_FROM[kind].bit_length() - 1} elements of q on hopper is faster at {there} "
+            f"points, below at {below}"
         )

@@ -1,4 +1,5 @@
-"""A kernel's speed on this machine's GPU, or where there is none the stored result of an H200: what a notebook shows of a reader's kernel."""
+"""A kernel's speed on this machine's GPU, or where there is none the stored result of an H200: what a notebook shows of
+a reader's kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def gpu() -> str:
 
 
 def gb_per_s(call: Callable[[], Any], bytes_moved: int, **stored: Any) -> float:
-    """The GB/s at which `call` moves bytes_moved on this GPU. Without one, call isn't run, and the H200's row whose fields are `stored` gives them.
+    """The GB/s at which `call` moves bytes_moved on this GPU. Without one, call isn't run, and the H200's row whose
+    fields are `stored` gives them.
 
     kernel="copy" is the H200's plain copy.
     """

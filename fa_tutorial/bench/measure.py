@@ -57,7 +57,9 @@ def _numbers(case: Case, attention: peers.Attention) -> dict[str, Any]:
     return timed(call, flops=case.flops()) | {"peak_bytes": peak, "first_call_s": round(first, 6)}
 
 
-def call_of(mode: str, attend: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...], do: torch.Tensor) -> Callable[[], Any]:
+def call_of(
+    mode: str, attend: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...], do: torch.Tensor
+) -> Callable[[], Any]:
     """What is timed: the forward, the backward by itself on one graph that stays, or both."""
     if mode == "fwd":
         return attend

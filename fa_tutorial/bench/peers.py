@@ -1,4 +1,5 @@
-"""The attentions that are compared: PyTorch's, flash-attn's, the course's, each a function (q, k, v, is_causal) -> o that autograd differentiates.
+"""The attentions that are compared: PyTorch's, flash-attn's, the course's, each a function (q, k, v, is_causal) -> o
+that autograd differentiates.
 
 q, o: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), H_q a multiple of H_k; causal is bottom-right aligned.
 """
@@ -37,7 +38,9 @@ def sdpa(backend: SDPBackend) -> Attention:
         try:
             with torch.nn.attention.sdpa_kernel(backend):
                 is_grouped = q.shape[1] != k.shape[1]
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=is_grouped)
+                return torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, is_causal=is_causal, enable_gqa=is_grouped
+                )
         except RuntimeError as error:
             if "No available kernel" in str(error) or "No viable backend" in str(error):
                 raise Unsupported(f"SDPA's {backend.name.lower()} has no kernel for this input") from error
@@ -55,11 +58,13 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = Fa
 
 @functools.lru_cache(maxsize=1)
 def _compiled_flex(*kind) -> Callable:
-    """flex_attention compiled for one kind of input. Each kind starts afresh: past Dynamo's recompile limit it would run uncompiled, in silence."""
+    """flex_attention compiled for one kind of input. Each kind starts afresh: past Dynamo's recompile limit it would
+    run uncompiled, in silence."""
     from torch._functorch import config
     from torch.nn.attention.flex_attention import flex_attention
 
-    config.donated_buffer = False  # else the backward overwrites what a second one on the same graph needs, and refuses retain_graph
+    # else the backward overwrites what a second one on the same graph needs, and refuses retain_graph
+    config.donated_buffer = False
     torch.compiler.reset()
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 

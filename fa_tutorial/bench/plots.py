@@ -27,18 +27,21 @@ PAST_CYCLE = [
 
 
 def look(provider: str) -> dict[str, Any]:
-    """Colour, dash and marker of a provider of LABELS: the same in every figure, and each of the three tells it apart."""
+    """Colour, dash and marker of a provider of LABELS: the same in every figure, and each of the three tells it
+    apart."""
     place = list(LABELS).index(provider)
     cycle = list(matplotlib.rcParams["axes.prop_cycle"])
     return [*cycle, *PAST_CYCLE][place] | {"marker": MARKERS[place], "markersize": 5}
 
 
 def tflops_against_length(ax: Axes, tflops: pd.DataFrame, D: int, is_causal: bool) -> None:
-    """One curve a provider, all of them of LABELS, over the points with this D and mask; one without a number is a gap. tflops: tables.table's."""
+    """One curve a provider, all of them of LABELS, over the points with this D and mask; one without a number is a gap.
+    tflops: tables.table's."""
     curves = tflops.loc[D, is_causal]
     for provider in curves:
         is_known = curves[provider].notna()
-        lone = {} if (is_known & is_known.shift(fill_value=False)).any() else {"linestyle": "none"}  # no two neighbours to join
+        # no two neighbours to join
+        lone = {} if (is_known & is_known.shift(fill_value=False)).any() else {"linestyle": "none"}
         ax.plot(curves.index, curves[provider], label=label(provider), **look(provider) | lone)
     ax.set_xscale("log", base=2)
     ax.set_xticks(curves.index, curves.index.astype(str))
@@ -47,10 +50,14 @@ def tflops_against_length(ax: Axes, tflops: pd.DataFrame, D: int, is_causal: boo
     ax.set(title=f"D = {D}, {mask(is_causal)}", xlabel="S", ylabel="TFLOP/s")
 
 
-def draw(cards: Sequence[dict[str, Any]], grid: Grid, mode: str, dtype: str, providers: Sequence[str] = tuple(LABELS)) -> Figure:
-    """Speed on each card that has rows of this grid, mode and dtype; ValueError if none has. cards: results.cards(), or of results.load.
+def draw(
+    cards: Sequence[dict[str, Any]], grid: Grid, mode: str, dtype: str, providers: Sequence[str] = tuple(LABELS)
+) -> Figure:
+    """Speed on each card that has rows of this grid, mode and dtype; ValueError if none has. cards: results.cards(), or
+    of results.load.
 
-    A panel for each D and mask, a card's on one scale and the cards' below one another; the curves of `providers`, as far as they are stored.
+    A panel for each D and mask, a card's on one scale and the cards' below one another; the curves of `providers`, as
+    far as they are stored.
     """
     found = []
     for card in cards:
@@ -77,8 +84,11 @@ def draw(cards: Sequence[dict[str, Any]], grid: Grid, mode: str, dtype: str, pro
 
 
 def other_cards(ax: Axes, x: str, y: str, key: str = "kernels", **wanted: Any) -> None:
-    """A thin curve for each GPU but the H200 whose results are stored, labelled with its name: the rows of `key` whose fields equal `wanted`."""
+    """A thin curve for each GPU but the H200 whose results are stored, labelled with its name: the rows of `key` whose
+    fields equal `wanted`."""
     for card in results.cards()[1:]:
         with contextlib.suppress(ValueError):  # no such row in this card's file
             rows = results.select(card[key], **wanted).dropna(subset=y)
-            ax.plot(rows[x], rows[y], color=GREY, linestyle="-", linewidth=1, marker=".", label=card["provenance"]["gpu"])
+            ax.plot(
+                rows[x], rows[y], color=GREY, linestyle="-", linewidth=1, marker=".", label=card["provenance"]["gpu"]
+            )

@@ -1,8 +1,9 @@
 """Results of one GPU: a JSON file with its provenance, attention's rows, and the rows of the chapters' own kernels.
 
-{"provenance": {…}, "rows": […], "kernels": […]}. A row of "rows" is one attention case: provider, mode, dtype, B, H_q, H_k, S_q,
-S_k, D, is_causal, ms, ms_20, ms_80, tflops, peak_bytes, first_call_s, or "ms": null with a "reason". A row of "kernels" is one call of
-a chapter's kernel: chapter, kernel, provider, dtype, its sizes, ms, ms_20, ms_80, and gb_s or tflops.
+{"provenance": {…}, "rows": […], "kernels": […]}. A row of "rows" is one attention case: provider, mode, dtype, B, H_q,
+H_k, S_q, S_k, D, is_causal, ms, ms_20, ms_80, tflops, peak_bytes, first_call_s, or "ms": null with a "reason". A row of
+"kernels" is one call of a chapter's kernel: chapter, kernel, provider, dtype, its sizes, ms, ms_20, ms_80, and gb_s or
+tflops.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ FOLDER = Path(__file__).with_name("results")
 
 
 def load(gpu: str | Path = "h200") -> dict[str, Any]:
-    """The stored results of a GPU, by its file's name, or those in a file: "rows" and "kernels" are DataFrames, where null is NaN."""
+    """The stored results of a GPU, by its file's name, or those in a file: "rows" and "kernels" are DataFrames, where
+    null is NaN."""
     path = gpu if isinstance(gpu, Path) else FOLDER / f"{gpu}.json"
     if not path.is_file():
         known = ", ".join(stored.stem for stored in sorted(FOLDER.glob("*.json")))
@@ -34,7 +36,10 @@ def load(gpu: str | Path = "h200") -> dict[str, Any]:
 
 def cards() -> list[dict[str, Any]]:
     """The results of every GPU in FOLDER: the H200's first, then the others by their files' names."""
-    return [load(name) for name in sorted((path.stem for path in FOLDER.glob("*.json")), key=lambda name: (name != "h200", name))]
+    return [
+        load(name)
+        for name in sorted((path.stem for path in FOLDER.glob("*.json")), key=lambda name: (name != "h200", name))
+    ]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -47,7 +52,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def select(rows: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
-    """The rows whose fields equal `wanted`; ValueError if there is none, so that a figure never shows nothing in silence."""
+    """The rows whose fields equal `wanted`; ValueError if there is none, so that a figure never shows nothing in
+    silence."""
     found = rows[(rows.reindex(columns=list(wanted)) == pd.Series(wanted, dtype=object)).all(axis=1)]
     if found.empty:
         raise ValueError(f"no stored row has {wanted}")
@@ -55,7 +61,8 @@ def select(rows: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
 
 
 def path_here() -> Path:
-    """Where a sweep of this machine's GPU writes, in the current folder: geforce_rtx_5060_ti.json for an NVIDIA GeForce RTX 5060 Ti."""
+    """Where a sweep of this machine's GPU writes, in the current folder: geforce_rtx_5060_ti.json for an NVIDIA GeForce
+    RTX 5060 Ti."""
     name = torch.cuda.get_device_name().removeprefix("NVIDIA ")
     return Path(f"{re.sub(r'[^a-z0-9]+', '_', name.lower())}.json")
 

@@ -1,4 +1,5 @@
-"""Measure many cases into one file of results, row by row: what is done is not measured again, and an interruption loses no finished row."""
+"""Measure many cases into one file of results, row by row: what is done is not measured again, and an interruption
+loses no finished row."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def opened(path: Path) -> dict[str, Any]:
     if path.exists():
         kept = results.read(path)
         there = kept["provenance"]
-        if others := [f"{field} {there.get(field)}, here {here[field]}" for field in SAME if there.get(field) != here[field]]:
+        if others := [
+            f"{field} {there.get(field)}, here {here[field]}" for field in SAME if there.get(field) != here[field]
+        ]:
             raise ValueError(f"{path} holds results of {'; of '.join(others)}: choose another file")
         return kept
     kept = {"provenance": here | {"ceilings": measure_ceilings()}, "rows": [], "kernels": []}
@@ -40,18 +43,22 @@ def opened(path: Path) -> dict[str, Any]:
 
 
 def is_done(about: About, rows: Iterable[dict[str, Any]]) -> bool:
-    """True where a row tells about the case all that this machine can; what was not installed then may be installed now."""
+    """True where a row tells about the case all that this machine can; what was not installed then may be installed
+    now."""
     return any(about.items() <= row.items() and row.get("reason") != peers.NOT_INSTALLED for row in rows)
 
 
 def run(path: Path, kept: dict[str, Any], key: str, measurements: Iterable[Measurement]) -> list[About]:
     """Append a row to kept[key] for each measurement that is not done, and write `path` after each row.
 
-    Where stderr is a terminal, a bar shows how far it is. What raises is told on stderr and not kept: returns what those rows were about.
-    Once the GPU's context is lost, nothing more can be measured by this process, and the error is raised.
+    Where stderr is a terminal, a bar shows how far it is. What raises is told on stderr and not kept: returns what
+    those rows were about. Once the GPU's context is lost, nothing more can be measured by this process, and the error
+    is raised.
     """
     rows, failed = kept[key], []
-    with tqdm([(about, call) for about, call in measurements if not is_done(about, rows)], unit="case", disable=None) as todo:
+    with tqdm(
+        [(about, call) for about, call in measurements if not is_done(about, rows)], unit="case", disable=None
+    ) as todo:
         for about, call in todo:
             words = " ".join(f"{field}={value}" for field, value in about.items())
             todo.set_postfix_str(words)
@@ -70,9 +77,14 @@ def run(path: Path, kept: dict[str, Any], key: str, measurements: Iterable[Measu
 
 
 def sweep(
-    path: Path, grid: Grid, providers: Sequence[str], modes: Sequence[str] | None = None, dtypes: Sequence[str] | None = None
+    path: Path,
+    grid: Grid,
+    providers: Sequence[str],
+    modes: Sequence[str] | None = None,
+    dtypes: Sequence[str] | None = None,
 ) -> list[About]:
-    """Measure a grid's cases that are not in `path` yet; returns what failed. ValueError for a name that is not known, before anything runs."""
+    """Measure a grid's cases that are not in `path` yet; returns what failed. ValueError for a name that is not known,
+    before anything runs."""
     cases = [check(case) for case in cases_of(grid, providers, modes, dtypes)]
     require_gpu()
     return run(path, opened(path), "rows", [(case.about(), functools.partial(measure, case)) for case in cases])

@@ -28,7 +28,9 @@ def source(provenance: dict[str, Any]) -> str:
 
 
 def markdown(head: Sequence[str], lines: Iterable[Iterable[str]]) -> str:
-    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(line)} |" for line in lines)])
+    return "\n".join(
+        [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(line)} |" for line in lines)]
+    )
 
 
 # ---------------------------------------------------------------- one case
@@ -43,7 +45,10 @@ def case_line(row: Mapping[str, Any]) -> str:
     if pd.isna(row["ms"]):
         return f"{row['provider']:16}{NOTHING:>10}  {row['reason']}"
     quantiles = f"{row['ms_20']:.4f} … {row['ms_80']:.4f}"
-    return f"{row['provider']:16}{row['ms']:10.4f}  {quantiles:>19}{row['tflops']:10.1f}{row['peak_bytes'] / 2**20:10.1f}{row['first_call_s']:14.2f}"
+    return (
+        f"{row['provider']:16}{row['ms']:10.4f}  "
+        f"{quantiles:>19}{row['tflops']:10.1f}{row['peak_bytes'] / 2**20:10.1f}{row['first_call_s']:14.2f}"
+    )
 
 
 # ---------------------------------------------------------------- a grid
@@ -53,7 +58,9 @@ def on_grid(rows: pd.DataFrame, grid: Grid, **wanted: Any) -> pd.DataFrame:
     """The rows of the grid's shapes whose fields equal `wanted`; ValueError if there is none."""
     found = pd.DataFrame(grid.shapes).merge(results.select(rows, **wanted), on=SHAPE)
     if found.empty:
-        raise ValueError(f"no stored row lies on this grid ({grid.about}): python -m fa_tutorial bench sweep measures it")
+        raise ValueError(
+            f"no stored row lies on this grid ({grid.about}): python -m fa_tutorial bench sweep measures it"
+        )
     return found
 
 
@@ -63,7 +70,8 @@ def parts(rows: pd.DataFrame, grid: Grid) -> list[tuple[str, str]]:
 
 
 def table(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str, number: str = "tflops") -> pd.DataFrame:
-    """One number of every point (D, is_causal, S_q) of the grid, a column for each provider, those of LABELS first; NaN where there is none."""
+    """One number of every point (D, is_causal, S_q) of the grid, a column for each provider, those of LABELS first; NaN
+    where there is none."""
     found = on_grid(rows, grid, mode=mode, dtype=dtype)
     point = ["D", "is_causal", "S_q"]  # what tells the shapes of one grid apart
     wide = found.pivot(index=point, columns="provider", values=number).astype(float)
@@ -72,7 +80,8 @@ def table(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str, number: str = "
 
 
 def compare(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str, ours: str = "tuned") -> pd.DataFrame:
-    """How many times as fast as each peer `ours` is: geometric mean, lowest and highest over the points where both were measured."""
+    """How many times as fast as each peer `ours` is: geometric mean, lowest and highest over the points where both were
+    measured."""
     ms = table(rows, grid, mode, dtype, "ms")
     peers = [name for name in LABELS if name in ms and name != ours]
     ratios = ms[peers].div(ms.get(ours, np.nan), axis=0).dropna(axis=1, how="all")
@@ -84,17 +93,21 @@ def comparison_table(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str, ours
     """compare() in Markdown: above 1, `ours` is the faster one."""
     head = (f"{MODES[mode]}, {dtype}: {label(ours)} against", "geometric mean", "lowest", "highest", "points")
     found = compare(rows, grid, mode, dtype, ours).itertuples()
-    return markdown(head, ([label(peer), *map("{:.2f}".format, ratios), str(points)] for peer, *ratios, points in found))
+    return markdown(
+        head, ([label(peer), *map("{:.2f}".format, ratios), str(points)] for peer, *ratios, points in found)
+    )
 
 
 SPEED_COLUMNS = (("fwd", "hopper"), ("bwd", "hopper"), ("fwd", "tuned"), ("bwd", "tuned"))
 
 
 def speed_table(rows: pd.DataFrame, grid: Grid, dtype: str = "fp16") -> str:
-    """compare() of each (mode, ours) of SPEED_COLUMNS that is stored with every provider of LABELS, in Markdown: what the README shows."""
+    """compare() of each (mode, ours) of SPEED_COLUMNS that is stored with every provider of LABELS, in Markdown: what
+    the README shows."""
     columns, shown = {}, []
     for mode, ours in SPEED_COLUMNS:
-        found = compare(rows, grid, mode, dtype, ours).drop(shown, errors="ignore")  # who has a column is not compared the other way round
+        # who has a column is not compared the other way round
+        found = compare(rows, grid, mode, dtype, ours).drop(shown, errors="ignore")
         if len(found):
             spans = [f"{mean:.2f} ({low:.2f} to {high:.2f})" for _, mean, low, high, _ in found.itertuples()]
             columns[f"{MODES[mode]}, {label(ours)}"] = pd.Series(spans, found.index)
@@ -104,7 +117,8 @@ def speed_table(rows: pd.DataFrame, grid: Grid, dtype: str = "fp16") -> str:
 
 
 def tflops_table(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str) -> str:
-    """TFLOP/s of every provider of LABELS on every stored point of the grid, in Markdown; – where there is no number."""
+    """TFLOP/s of every provider of LABELS on every stored point of the grid, in Markdown; – where there is no
+    number."""
     stored = table(rows, grid, mode, dtype).filter(LABELS).dropna(how="all").dropna(axis=1, how="all")
     tflops = stored.map(lambda number: NOTHING if np.isnan(number) else f"{number:.0f}")
     lines = ((str(D), mask(is_causal), f"{S:,}", *cells) for (D, is_causal, S), *cells in tflops.itertuples())

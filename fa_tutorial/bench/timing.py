@@ -1,4 +1,5 @@
-"""Time a call on the GPU: events, warm-up, median; memory: the peak above what was there before; and the GPU's two roofs."""
+"""Time a call on the GPU: events, warm-up, median; memory: the peak above what was there before; and the GPU's two
+roofs."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def require_gpu() -> None:
     """Raise RuntimeError where there is nothing whose speed could be measured."""
     if hardware.device().type != "cuda":
         raise RuntimeError(
-            "measuring needs a CUDA GPU and TRITON_INTERPRET unset: the interpreter's times say nothing about a kernel. "
+            "measuring needs a CUDA GPU and TRITON_INTERPRET unset: the interpreter's times say nothing about a "
+            "kernel. "
             "Stored results: fa_tutorial.bench.results.load(), or python -m fa_tutorial bench table"
         )
 
@@ -50,8 +52,8 @@ def time_call(call: Callable[[], Any], warmup_ms: int = 100, repeat_ms: int = 10
 def peak_bytes(call: Callable[[], Any]) -> int:
     """Bytes of GPU memory that one call holds at its peak, beyond what was allocated before it.
 
-    A first call goes unmeasured: libraries keep a workspace from it. Of three more the largest counts: autograd's own thread may still be letting
-    go of one call's buffers when the next begins, which then seems to hold that much less.
+    A first call goes unmeasured: libraries keep a workspace from it. Of three more the largest counts: autograd's own
+    thread may still be letting go of one call's buffers when the next begins, which then seems to hold that much less.
     """
     require_gpu()
     peaks = []
@@ -99,7 +101,8 @@ def rounds_of(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
 
 
 def timed_in_turns(calls: dict[str, Callable[[], Any]], *, flops: int, rounds: int = 10) -> dict[str, dict[str, Any]]:
-    """The numbers of `timed` for each of `calls`, measured a little at a time in turns, so that a drift of the clocks hits all of them alike."""
+    """The numbers of `timed` for each of `calls`, measured a little at a time in turns, so that a drift of the clocks
+    hits all of them alike."""
     require_gpu()
     import triton.testing
 
@@ -109,8 +112,17 @@ def timed_in_turns(calls: dict[str, Callable[[], Any]], *, flops: int, rounds: i
             times[name] += triton.testing.do_bench(calls[name], warmup=50, rep=50, return_mode="all")
     rows = {}
     for name, found in times.items():
-        low, ms, high = torch.tensor(found, dtype=torch.float64).quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist()
-        rows[name] = {"ms": round(ms, 6), "ms_20": round(low, 6), "ms_80": round(high, 6), "tflops": round(flops / ms / 1e9, 2)}
+        low, ms, high = (
+            torch.tensor(found, dtype=torch.float64)
+            .quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64))
+            .tolist()
+        )
+        rows[name] = {
+            "ms": round(ms, 6),
+            "ms_20": round(low, 6),
+            "ms_80": round(high, 6),
+            "tflops": round(flops / ms / 1e9, 2),
+        }
     return rows
 
 

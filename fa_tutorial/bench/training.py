@@ -1,4 +1,5 @@
-"""A small transformer on a task that only attention can solve, to train with one attention or another from the same seeds (chapter 7)."""
+"""A small transformer on a task that only attention can solve, to train with one attention or another from the same
+seeds (chapter 7)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Setup:
-    """Sizes of the model and of its training. half: tokens in the part that is repeated; every: steps between two stored losses."""
+    """Sizes of the model and of its training. half: tokens in the part that is repeated; every: steps between two
+    stored losses."""
 
     vocabulary: int
     half: int
@@ -32,9 +34,11 @@ class Setup:
     learning_rate: float  # reached in a straight line over the first tenth of the steps
 
 
-SMALL = Setup(vocabulary=16, half=20, width=32, heads=2, layers=2, batch=2, steps=4, every=1, learning_rate=3e-3)  # for the interpreter
+# for the interpreter
+SMALL = Setup(vocabulary=16, half=20, width=32, heads=2, layers=2, batch=2, steps=4, every=1, learning_rate=3e-3)
 LARGE = Setup(vocabulary=64, half=128, width=256, heads=4, layers=2, batch=64, steps=1000, every=10, learning_rate=5e-4)
-SHORT = Setup(vocabulary=16, half=32, width=64, heads=2, layers=2, batch=64, steps=2000, every=10, learning_rate=2e-3)  # with windows
+# with windows
+SHORT = Setup(vocabulary=16, half=32, width=64, heads=2, layers=2, batch=64, steps=2000, every=10, learning_rate=2e-3)
 
 
 class Block(nn.Module):
@@ -70,13 +74,15 @@ class TinyTransformer(nn.Module):
 
 
 def copy_batch(setup: Setup, generator: torch.Generator) -> torch.Tensor:
-    """(B, 2 · half) tokens: a random half, then the same again. The second half can be known from the first, and from nothing else."""
+    """(B, 2 · half) tokens: a random half, then the same again. The second half can be known from the first, and from
+    nothing else."""
     first = torch.randint(setup.vocabulary, (setup.batch, setup.half), generator=generator)
     return torch.cat([first, first], dim=1)
 
 
 def train(attention: Attention, setup: Setup, autocast: torch.dtype | None = None, seed: int = 0) -> list[float]:
-    """The loss on the second half, in nats a token, at every `setup.every`-th step. Same seed: same parameters, same batches."""
+    """The loss on the second half, in nats a token, at every `setup.every`-th step. Same seed: same parameters, same
+    batches."""
     device = hardware.device()
     torch.manual_seed(seed)
     model = TinyTransformer(setup, attention).to(device)  # drawn on the CPU: the same on every machine

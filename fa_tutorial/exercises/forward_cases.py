@@ -21,7 +21,8 @@ TILE = (16, 16, 16)  # BLOCK_M, BLOCK_N, BLOCK_D
 
 
 def strides_of(shape, layout="bhsd", pad=0):
-    """Strides of a (B, H, S, D) tensor whose dimensions lie in memory in the order of `layout`; pad: unused elements after each run of the last."""
+    """Strides of a (B, H, S, D) tensor whose dimensions lie in memory in the order of `layout`; pad: unused elements after each run of the
+    last."""
     strides, step = {}, 1
     for dim in reversed(layout):
         strides[dim] = step
@@ -146,7 +147,8 @@ def draw_qkv(B, H, S_q, S_k, D, *, H_k=0, draw=None):
 
 
 def with_fresh(*shapes, pad=1, layouts=("bshd", "bhds", "bhsd", "bshd"), is_causal=False):
-    """Decorates the inputs of an exercise, which are then drawn once, so that their truth is computed once, and adds views of fresh numbers.
+    """Decorates the inputs of an exercise, which are then drawn once, so that their truth is computed once, and adds views of fresh
+    numbers.
 
     shapes: (B, H_q, H_k, S_q, S_k, D), dtype, blocks, factor. Those of bf16 are for a GPU: the interpreter's bf16 is wrong.
     """

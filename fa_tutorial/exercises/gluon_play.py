@@ -1,8 +1,9 @@
 """Runs a consumer written in Gluon as plain Python, for exercise 9.3: each name it uses of Gluon stands for a part of the simulator.
 
-Tiles are small float64 tensors. A matmul starts when it is issued and reads its tiles of shared memory until it has been waited for, as wgmma does.
-Producer and other consumer are the protocol's own. They act as early as they can, which shows a stage that is released too early, or as late as they
-can, which shows a wait that is missing. Of layouts, which the compiler checks, only alpha's is seen here; types are not.
+Tiles are small float64 tensors. A matmul starts when it is issued and reads its tiles of shared memory until it has been waited for, as
+wgmma does. Producer and other consumer are the protocol's own. They act as early as they can, which shows a stage that is released too
+early, or as late as they can, which shows a wait that is missing. Of layouts, which the compiler checks, only alpha's is seen here; types
+are not.
 """
 
 from __future__ import annotations
@@ -103,7 +104,10 @@ class Play:
     early: bool
 
     def __str__(self) -> str:
-        return f"{self.blocks} block{'s' * (self.blocks > 1)}, {self.stages} stages, the other roles as {'early' if self.early else 'late'} as can be"
+        return (
+            f"{self.blocks} block{'s' * (self.blocks > 1)}, {self.stages} stages, the other roles as "
+            f"{'early' if self.early else 'late'} as can be"
+        )
 
     def run(self, attend: Callable) -> str:
         """What comes of a reader's attend: RIGHT, or the first thing that goes wrong."""

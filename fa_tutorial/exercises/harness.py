@@ -1,9 +1,9 @@
 """The harness of the exercises: what an exercise is, and how an answer is judged.
 
-An exercise says what is right once: `truth(*args)`, in float64. `judge` walks up the exercise's ladder of inputs and compares the answer with the
-truth. First come the inputs of the main case, then the edges, which are reported as edges. Where they differ it tells what the run shows by
-itself; else the one mistake that gives what the answer gives on every fixed input, each mistake being a change of the solution's text; else the
-rule that the input tests. Messages hold no random numbers, so the same mistake always gets the same line.
+An exercise says what is right once: `truth(*args)`, in float64. `judge` walks up the exercise's ladder of inputs and compares the answer
+with the truth. First come the inputs of the main case, then the edges, which are reported as edges. Where they differ it tells what the run
+shows by itself; else the one mistake that gives what the answer gives on every fixed input, each mistake being a change of the solution's
+text; else the rule that the input tests. Messages hold no random numbers, so the same mistake always gets the same line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ from fa_tutorial.exercises.running import (
 )
 from fa_tutorial.source import defined, edited, source_of, unwrapped
 
-COARSE = "float64 goes in, and the result has less accuracy: a tensor inside is float32 (make it in the input's dtype), or a small constant is added"
+COARSE = (
+    "float64 goes in, and the result has less accuracy: a tensor inside is float32 (make it in the input's dtype), or a small "
+    "constant is added"
+)
 ANYTHING = 2.5e300  # stands in a truth where it does not matter what comes out
 NAMING_SECONDS = 5.0  # to look for an answer's mistake on a GPU, where each candidate is compiled first
 
@@ -49,9 +52,12 @@ NAMING_SECONDS = 5.0  # to look for an answer's mistake on a GPU, where each can
 class Case:
     """One input of the ladder.
 
-    args: what the answer gets (a kernel gets what the exercise's `launch` makes of them). on: the input in words, made from args unless given.
-    otherwise: the diagnosis where no mistake explains the result. edge: the key of the condition that this input tests; "" for the main case.
-    fresh: drawn anew each time, so its numbers are not shown. stray: the diagnosis where a kernel leaves its tensors; otherwise unless given.
+    args: what the answer gets (a kernel gets what the exercise's `launch` makes of them). on: the input in words, made from args unless
+    given.
+    otherwise: the diagnosis where no mistake explains the result. edge: the key of the condition that this input tests; "" for the main
+    case.
+    fresh: drawn anew each time, so its numbers are not shown. stray: the diagnosis where a kernel leaves its tensors; otherwise unless
+    given.
     """
 
     args: tuple
@@ -74,16 +80,18 @@ class Exercise:
 
     id: "N.M". task: one sentence. solution: a self-contained function or kernel, which is shown; its name is the exercise's.
     reasoning: why the solution is right. more: one line on what the package's version does besides. hints: from a nudge to nearly the line.
-    inputs: yields the ladder of cases, smallest first. truth: (*args) -> the right result in float64. rule: what a right result is, in a sentence,
-    for the inputs that test no rule of their own. mistakes: what to tell -> the change of the solution's text that makes this mistake, (old, new) or a
-    list of them, the likeliest first.
-    conditions: what must hold beyond the main case, by the key that the cases of that edge carry. parts: names, where the result is a tuple.
-    exact: compare integers and texts, not floats. tolerance: (args, part) -> (rtol, atol). launch: for a kernel, (*args) -> harness_kernel.Launch.
+    inputs: yields the ladder of cases, smallest first. truth: (*args) -> the right result in float64. rule: what a right result is, in a
+    sentence, for the inputs that test no rule of their own. mistakes: what to tell -> the change of the solution's text that makes this
+    mistake, (old, new) or a list of them, the likeliest first.
+    conditions: what must hold beyond the main case, by the key that the cases of that edge carry. parts: names, where the result is a
+    tuple.
+    exact: compare integers and texts, not floats. tolerance: (args, part) -> (rtol, atol). launch: for a kernel, (*args) ->
+    harness_kernel.Launch.
     adapt: (answer) -> what is run in its place, where an answer does not return by itself what truth gives.
-    seen: what to tell of a kernel's accesses. "overlap": two programs write the same element; "again": an element is read or written more than once;
-    "widened": tl.dot gets float32 tiles though all inputs are 16-bit. The last two are allowed where nothing is to be told.
-    watch: for a function, (*args) -> a context manager in which it runs, whose complaint(result) says what a right result must not hide, "" for
-    nothing. note: (answer) -> what a right answer could do better, or "".
+    seen: what to tell of a kernel's accesses. "overlap": two programs write the same element; "again": an element is read or written more
+    than once; "widened": tl.dot gets float32 tiles though all inputs are 16-bit. The last two are allowed where nothing is to be told.
+    watch: for a function, (*args) -> a context manager in which it runs, whose complaint(result) says what a right result must not hide, ""
+    for nothing. note: (answer) -> what a right answer could do better, or "".
     """
 
     id: str
@@ -180,7 +188,8 @@ def slipped(exercise: Exercise, told: str) -> Any:
 
 
 def _named(exercise: Exercise, answer: Any, got: Mapping, one: Case, cases: Sequence[Case]) -> str | None:
-    """The first mistake that gives what the answer gives: on this input, where it is wrong, and on every fixed one; None where there is none."""
+    """The first mistake that gives what the answer gives: on this input, where it is wrong, and on every fixed one; None where there is
+    none."""
     compiled = exercise.launch is not None and hardware.device().type == "cuda"
     end = time.monotonic() + (NAMING_SECONDS if compiled else math.inf)
     fixed = [other for other in cases if not other.fresh]  # the same in every call, so what a changed solution gives on them is kept

@@ -1,9 +1,9 @@
 """Runs a reader's Triton kernel for the harness: twice, on buffers inside guards, and in the interpreter with every access looked at.
 
 An output's memory is poisoned before each run, so an element that the kernel leaves alone shows; what surrounds an input is NaN. In the
-interpreter a load or store outside the tensors is stopped before it happens, a lane that a load's mask leaves out becomes NaN where other= is
-not given (the interpreter would put 0 there, a GPU anything), and two programs that write the same element are noticed, as is an element that is
-read or written more than once, and a product that takes float32 tiles though every input has 16 bits.
+interpreter a load or store outside the tensors is stopped before it happens, a lane that a load's mask leaves out becomes NaN where other=
+is not given (the interpreter would put 0 there, a GPU anything), and two programs that write the same element are noticed, as is an element
+that is read or written more than once, and a product that takes float32 tiles though every input has 16 bits.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str, onc
         written = ~torch.stack(still).all(0)
         if not all(same(every[0][written], made[written]) for made in every):
             raise Wrong(
-                f"{on}: two runs with the same input give a different {name}: it reads what it should write, or programs overwrite each other"
+                f"{on}: two runs with the same input give a different {name}: it reads what it should write, or programs overwrite "
+                f"each "
+                f"other"
             )
         found[name] = every[0].masked_fill(~written, UNWRITTEN)
     return found, trace
@@ -183,7 +185,8 @@ def run_poisoned(
 ) -> list[dict[str, torch.Tensor]]:
     """Launch the kernel with its outputs filled with each poison; what they hold after each run, in float64 on the CPU.
 
-    args: Buffers and numbers. Wrong if it is no kernel, takes other parameters, raises, or writes to an input; Stray if it leaves its tensors.
+    args: Buffers and numbers. Wrong if it is no kernel, takes other parameters, raises, or writes to an input; Stray if it leaves its
+    tensors.
     """
     check_kernel(kernel, len(args), meta)
     _rehearse(kernel, grid, args, meta, trace)
@@ -279,7 +282,8 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mappi
 
 
 def _wait_for_gpu() -> None:
-    """Wait until the GPU has done all that was launched. torch.cuda.synchronize() would wait forever, and no time limit could interrupt it."""
+    """Wait until the GPU has done all that was launched. torch.cuda.synchronize() would wait forever, and no time limit could interrupt
+    it."""
     done = torch.cuda.Event()
     done.record()
     with time_limit(" The GPU is still busy with it, so restart the notebook's kernel."):
@@ -406,8 +410,9 @@ ACCESSES = {"create_masked_load": (0, 1, False), "create_masked_store": (0, 2, T
 class Trace:
     """Looks at every access that the interpreter makes, before it happens. On a GPU it sees nothing.
 
-    strict: also put NaN in the lanes that a load leaves undefined, keep in `overlap` the name of an output whose elements two programs write, and in
-    `again`, in words, the first tensor whose elements make more than one trip, and in `widened` whether 16-bit inputs meet as float32 in a tl.dot.
+    strict: also put NaN in the lanes that a load leaves undefined, keep in `overlap` the name of an output whose elements two programs
+    write, and in `again`, in words, the first tensor whose elements make more than one trip, and in `widened` whether 16-bit inputs meet as
+    float32 in a tl.dot.
     """
 
     def __init__(self, buffers: Sequence[Buffer], strict: bool) -> None:
@@ -503,7 +508,8 @@ class Trace:
 
 
 def _with_tf32(create_dot: Callable) -> Callable:
-    """tl.dot of float32 tiles as tensor cores compute it: rounded to TF32 unless input_precision says otherwise. The interpreter rounds nothing."""
+    """tl.dot of float32 tiles as tensor cores compute it: rounded to TF32 unless input_precision says otherwise. The interpreter rounds
+    nothing."""
 
     def dot(a: Any, b: Any, acc: Any, input_precision: Any, *rest: Any) -> Any:
         tiles = (a, b)
@@ -531,7 +537,8 @@ def _truth_of(block: Any, truth: Callable) -> bool:
     caller = sys._getframe(2).f_globals.get("__name__", "")
     if block.handle.data.size > 1 and not caller.startswith("triton."):
         raise Wrong(
-            "a block has no single truth value: join masks by &, not by `and`, with each comparison in brackets, because & binds closer than <: "
+            "a block has no single truth value: join masks by &, not by `and`, with each comparison in brackets, because & binds closer "
+            "than <: "
             "(a < M) & (b < N)"
         )
     return truth(block)

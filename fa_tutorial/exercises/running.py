@@ -36,7 +36,8 @@ class NotAttempted(Exception):
 
 
 class Endless(BaseException):
-    """A run of the answer took longer than TIME_LIMIT. It is no Exception, so that no `except Exception` on its way to `judge` catches it."""
+    """A run of the answer took longer than TIME_LIMIT. It is no Exception, so that no `except Exception` on its way to `judge` catches
+    it."""
 
 
 def same(a: Any, b: Any) -> bool:
@@ -57,7 +58,8 @@ def same(a: Any, b: Any) -> bool:
 
 
 def show(value: Any) -> str:
-    """A value in at most four digits, the same on every run: numbers, short tensors, else the shape; functions, classes and kernels by name."""
+    """A value in at most four digits, the same on every run: numbers, short tensors, else the shape; functions, classes and kernels by
+    name."""
     if isinstance(value, tuple):
         return "(" + ", ".join(show(item) for item in value) + ("," if len(value) == 1 else "") + ")"
     if isinstance(value, bool | int):
@@ -175,7 +177,8 @@ LIBRARIES = {*sys.stdlib_module_names, "torch", "triton", "numpy"}
 def time_limit(advice: str = "") -> Iterator[None]:
     """Raise Endless(advice) in what still runs after TIME_LIMIT. Only the main thread can be interrupted, and on Windows not even that.
 
-    A library is not stopped in the middle of a function: torch might not restore its modes. The signal comes again until it meets other code.
+    A library is not stopped in the middle of a function: torch might not restore its modes. The signal comes again until it meets other
+    code.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -223,7 +226,8 @@ def _parameter(answer: Callable, position: int) -> str:
 
 
 def _empty_helper(error: NotImplementedError, answer: Callable) -> str:
-    """The name of another starter that the answer calls and that raised the error; "" where the answer itself did, or what stands in its place."""
+    """The name of another starter that the answer calls and that raised the error; "" where the answer itself did, or what stands in its
+    place."""
     code = getattr(inspect.unwrap(answer), "__code__", None)
     if code is None or (answer.__module__ or "").startswith("fa_tutorial."):
         return ""

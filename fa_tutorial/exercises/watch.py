@@ -1,4 +1,5 @@
-"""Watches what PyTorch multiplies while an answer runs, for exercises that ask for tiles: a right result must not come from the whole matrices."""
+"""Watches what PyTorch multiplies while an answer runs, for exercises that ask for tiles: a right result must not come from the whole
+matrices."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ OF_ROWS = (*SOFTMAXES, "logsumexp", "max", "amax", "cummax")  # what takes a row
 
 
 class Rows(TorchFunctionMode):
-    """For a softmax that is written by hand: notes in `softmax` whether a library's was called, and in `longest` the longest row that a maximum saw."""
+    """For a softmax that is written by hand: notes in `softmax` whether a library's was called, and in `longest` the longest row that a
+    maximum saw."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +113,10 @@ class Scores(Products):
                     f"{what}: a product takes parts of shape {shapes[0]} and {shapes[1]}, and no tile may be larger than block_m × block_n"
                 )
             if self.block_n in self.cut and self.block_m not in self.cut:
-                return f"block_m and block_n are exchanged, and q is cut into blocks of {self.block_n} rows: block_m counts rows of q, block_n rows of k"
+                return (
+                    f"block_m and block_n are exchanged, and q is cut into blocks of {self.block_n} rows: block_m counts rows of q, "
+                    f"block_n rows of k"
+                )
         o = result[0] if isinstance(result, tuple | list) else result
         if isinstance(o, torch.Tensor) and o.dtype != self.q.dtype == torch.bfloat16:  # after float16, which tells other mistakes apart
             return f"o is {str(o.dtype).removeprefix('torch.')}, and must have the dtype of q"
@@ -149,7 +154,8 @@ class CausalTiles(CountsProducts, Scores):
 
 
 class WholeTilesCompared(Operations):
-    """Notes in `found` whether positions, which are integers, are compared for a tile of block_m × block_n where the answer is the same everywhere."""
+    """Notes in `found` whether positions, which are integers, are compared for a tile of block_m × block_n where the answer is the same
+    everywhere."""
 
     def __init__(self, block_m: int, block_n: int) -> None:
         super().__init__()
@@ -178,7 +184,10 @@ class Tiles(Products):
             return "all of a and all of b go into one product: multiply a tile of a by a tile of b"
         if self.is_cut and steps > self.step:
             parts = " and ".join(map(str, shapes))
-            return f"a product takes parts of shape {parts}: a step multiplies a tile of a, block_m × block_k, by a tile of b, block_k × block_n"
+            return (
+                f"a product takes parts of shape {parts}: a step multiplies a tile of a, block_m × block_k, by a tile of b, block_k "
+                f"× block_n"
+            )
         if isinstance(result, torch.Tensor) and result.dtype != self.dtype:
             return f"c has dtype {result.dtype}, want a's: the accumulator is float32, what is stored is not"
         return ""
@@ -226,7 +235,8 @@ class Gradients:
 
 
 class MatmulJacobian(Shapes):
-    """For the gradients of a (M, K) times b (K, N): no matrix may be as large as the Jacobian of the smaller factor, and the dtype stays."""
+    """For the gradients of a (M, K) times b (K, N): no matrix may be as large as the Jacobian of the smaller factor, and the dtype
+    stays."""
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor) -> None:
         super().__init__()

@@ -1,18 +1,21 @@
-"""Chapter 9's backward: dk, dv and dq in one launch. Two consumer warpgroups keep 64 keys each; TMA adds dq up in global memory.
+"""Chapter 9's backward: dk, dv and dq in one launch. Two consumer warpgroups keep 64 keys each; TMA adds dq up in
+global memory.
 
-For what `forward.applies` to. Five matmuls a block, where chapter 8's two kernels compute s and dp twice and so need seven. A program keeps 128 keys
-of one head, with their dk and dv in registers, and walks over the blocks of queries that see them, through all query heads of the group. Tiles of
-scores are transposed, [64 keys, BLOCK_M queries]: so p and ds are the first operands of dv += p do and dk += ds q as they lie in a consumer's
-registers. For dq = dsᵀ k a consumer needs the other's rows of ds too, so the two meet once a block.
+For what `forward.applies` to. Five matmuls a block, where chapter 8's two kernels compute s and dp twice and so need
+seven. A program keeps 128 keys of one head, with their dk and dv in registers, and walks over the blocks of queries
+that see them, through all query heads of the group. Tiles of scores are transposed, [64 keys, BLOCK_M queries]: so p
+and ds are the first operands of dv += p do and dk += ds q as they lie in a consumer's registers. For dq = dsᵀ k a
+consumer needs the other's rows of ds too, so the two meet once a block.
 
 | ring | a stage holds | stages | who arrives at full | who arrives at empty |
 |---|---|---|---|---|
 | k | 128 rows of k, and the number of their work tile | STAGES | the load | both consumers, after their last dq |
 | v | 128 rows of v | V_STAGES | the load | both consumers, when dv has left v's rows |
-| q, do | BLOCK_M rows of q and their −lse / scale; of do and their −delta | STAGES | the load | both consumers, after dk; one barrier for both |
+| q, do | BLOCK_M rows of q and −lse / scale; of do and −delta | STAGES | the load | both, after dk, at one barrier |
 | ds | [128, BLOCK_M] | STAGES | both consumers, each with its 64 rows | nobody, see issue_dq |
 
-Three launches: prepare_kernel (what a row brings, and zeros), backward_kernel, convert_kernel (dq in order and in its dtype).
+Three launches: prepare_kernel (what a row brings, and zeros), backward_kernel, convert_kernel
+(dq in order and in its dtype).
 """
 
 from __future__ import annotations
@@ -60,8 +63,9 @@ PART = gl.constexpr(64)
 
 
 class Shared(NamedTuple):
-    """What the roles share. k, v, q, do: rings; work: [STAGES, 1], the work tile of each stage of k; lse, delta: [STAGES, 1, BLOCK_M] float32, −lse / scale
-    and −delta of the rows in q and do; ds: [STAGES, KEYS, BLOCK_M]; ds_full: its barriers; dq: [2, 16, 256] float32, each consumer's part."""
+    """What the roles share. k, v, q, do: rings; work: [STAGES, 1], the work tile of each stage of k; lse, delta:
+    [STAGES, 1, BLOCK_M] float32, −lse / scale and −delta of the rows in q and do; ds: [STAGES, KEYS, BLOCK_M]; ds_full:
+    its barriers; dq: [2, 16, 256] float32, each consumer's part."""
 
     k: object
     work: object
@@ -76,8 +80,8 @@ class Shared(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block of q at a consumer. n: blocks before it, over all work tiles; turn: work tiles before; start_m: its first row; row_block: its number
-    among those of all heads."""
+    """A block of q at a consumer. n: blocks before it, over all work tiles; turn: work tiles before; start_m: its first
+    row; row_block: its number among those of all heads."""
 
     n: object
     turn: object
@@ -151,7 +155,8 @@ def tile_layout(N):
 @gluon.jit
 def keys_of(ring, block):
     """The work tile's rows of k or v, [KEYS, D] in shared memory."""
-    stage = stage_of(block.turn, ring.tiles.shape[0]) + (block.n >> 30)  # + 0: else the compiler keeps the tile's addresses in 16 registers
+    # block.n >> 30 is 0: without it the compiler keeps the tile's addresses in 16 registers
+    stage = stage_of(block.turn, ring.tiles.shape[0]) + (block.n >> 30)
     return ring.tiles.index(stage).reshape([KEYS, ring.tiles.shape[4]])
 
 
@@ -234,7 +239,8 @@ def issue_dq(block, shared, C: gl.constexpr):
 
 @gluon.jit
 def add_dq(dq, block, dq_desc, shared, C: gl.constexpr):
-    """Add this consumer's part of dq to global memory, its registers as they lie: a warp's 32 times four floats side by side, see convert_kernel."""
+    """Add this consumer's part of dq to global memory, its registers as they lie: a warp's 32 times four floats side by
+    side, see convert_kernel."""
     part = shared.dq.index(C)
     tma.store_wait(0)  # the part before has left shared memory
     part.store(dq.reshape([4, 2, 8, 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([16, 256]))
@@ -262,8 +268,8 @@ def one_block(x, dk, dv, block, after, dq_desc, shared, start_n, sizes, scale_lo
               C: gl.constexpr, flags: gl.constexpr, MORE: gl.constexpr, UNDER_DQ: gl.constexpr):  # fmt: skip
     """Adds a block of q to dk, dv and dq, and begins the block `after` it where there is MORE. Returns x, dk, dv.
 
-    UNDER_DQ: x is the block's p, and dv has it already; p of the block after is computed while dq is. Else x is the block's s, and p is computed
-    while dp is.
+    UNDER_DQ: x is the block's p, and dv has it already; p of the block after is computed while dq is. Else x is the
+    block's s, and p is computed while dp is.
     """
     dtype: gl.constexpr = shared.q.tiles.dtype
     dp = issue_dp(block, shared, C, UNDER_DQ)
@@ -302,7 +308,8 @@ def one_block(x, dk, dv, block, after, dq_desc, shared, start_n, sizes, scale_lo
 
 @gluon.jit
 def consumer(dk_desc, dv_desc, dq_desc, scale, shared, sizes, C: gl.constexpr, flags: gl.constexpr):
-    """Warpgroup C: dk and dv of keys C · 64 … of each work tile, and a part of dq of every block of q that sees one of the work tile's keys."""
+    """Warpgroup C: dk and dv of keys C · 64 … of each work tile, and a part of dq of every block of q that sees one of
+    the work tile's keys."""
     BLOCK_M: gl.constexpr = shared.q.tiles.shape[3]
     D: gl.constexpr = shared.q.tiles.shape[4]
     scale_log2 = scale * LOG2_E
@@ -326,13 +333,17 @@ def consumer(dk_desc, dv_desc, dq_desc, scale, shared, sizes, C: gl.constexpr, f
         consumer_wait(shared.v, turn)
         for _ in range(blocks - 1):
             after = next_block(block, first_m, sizes.S_q, BLOCK_M, flags.GROUP)
-            x, dk, dv = one_block(x, dk, dv, block, after, dq_desc, shared, start_n, sizes, scale_log2,
-                                  C, flags, True, flags.UNDER_DQ)  # fmt: skip
+            x, dk, dv = one_block(
+                x, dk, dv, block, after, dq_desc, shared, start_n, sizes, scale_log2, C, flags, True, flags.UNDER_DQ
+            )
             block = after
-        x, dk, dv = one_block(x, dk, dv, block, block, dq_desc, shared, start_n, sizes, scale_log2,
-                              C, flags, False, flags.UNDER_DQ)  # fmt: skip
+        x, dk, dv = one_block(
+            x, dk, dv, block, block, dq_desc, shared, start_n, sizes, scale_log2, C, flags, False, flags.UNDER_DQ
+        )
         consumer_release(shared.k, turn)
-        epilogue(dk_desc, dv_desc, dk * scale, dv, shared, batch_head // sizes.H_k, batch_head % sizes.H_k, start_n, turn, C)
+        epilogue(
+            dk_desc, dv_desc, dk * scale, dv, shared, batch_head // sizes.H_k, batch_head % sizes.H_k, start_n, turn, C
+        )
         n += blocks
         turn += 1
         consumer_wait(shared.k, turn)
@@ -342,7 +353,8 @@ def consumer(dk_desc, dv_desc, dq_desc, scale, shared, sizes, C: gl.constexpr, f
 
 @gluon.jit
 def epilogue(dk_desc, dv_desc, dk, dv, shared, b, h_k, start_n, turn, C: gl.constexpr):
-    """Store 64 rows of dv by way of v's rows, which this consumer alone has read, and of dk by way of its part of dq."""
+    """Store 64 rows of dv by way of v's rows, which this consumer alone has read, and of dk by way of its part of
+    dq."""
     D: gl.constexpr = shared.v.tiles.shape[4]
     tile = shared.v.tiles.index(stage_of(turn, shared.v.tiles.shape[0]))
     tile.reshape([KEYS, D]).slice(C * ROWS, ROWS).store(dv.to(tile.dtype))
@@ -361,13 +373,30 @@ def epilogue(dk_desc, dv_desc, dk, dv, shared, b, h_k, start_n, turn, C: gl.cons
 
 
 @gluon.jit
-def backward_kernel(q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, counter_ptr, heads_at_once, scale,
-                    flags: gl.constexpr, V_STAGES: gl.constexpr):  # fmt: skip
-    """dk and dv, and dq / scale added to what dq_desc holds (FA2, algorithm 2, all five matmuls in one loop). scale must be positive.
+def backward_kernel(
+    q_desc,
+    k_desc,
+    v_desc,
+    do_desc,
+    dk_desc,
+    dv_desc,
+    dq_desc,
+    lse_desc,
+    delta_desc,
+    counter_ptr,
+    heads_at_once,
+    scale,
+    flags: gl.constexpr,
+    V_STAGES: gl.constexpr,
+):
+    """dk and dv, and dq / scale added to what dq_desc holds (FA2, algorithm 2, all five matmuls in one loop). scale
+    must be positive.
 
-    q_desc, do_desc: descriptors of (B, H_q, S_q, D), tiles (1, 1, BLOCK_M, D); k_desc, v_desc: of (B, H_k, S_k, D), tiles (1, 1, KEYS, D); dk_desc,
-    dv_desc: the same with tiles (1, 1, ROWS, D); dq_desc, lse_desc, delta_desc: of what prepare_kernel writes, tiles (16, 256), (1, BLOCK_M) and
-    (1, BLOCK_M). Grid: any number of programs up to that of work tiles, 128 keys of a head each.
+    q_desc, do_desc: descriptors of (B, H_q, S_q, D), tiles (1, 1, BLOCK_M, D); k_desc, v_desc: of (B, H_k, S_k, D),
+    tiles (1, 1, KEYS, D); dk_desc,
+    dv_desc: the same with tiles (1, 1, ROWS, D); dq_desc, lse_desc, delta_desc: of what prepare_kernel writes, tiles
+    (16, 256), (1, BLOCK_M) and (1, BLOCK_M). Grid: any number of programs up to that of work tiles, 128 keys of a head
+    each.
     """
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[2]
     D: gl.constexpr = q_desc.block_type.shape[3]
@@ -378,7 +407,11 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, 
         gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
         make_pipeline(v_desc, V_STAGES, 2),
         q,
-        Pipeline(gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, D], do_desc.layout), make_barriers(STAGES, 1), q.empty),
+        Pipeline(
+            gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, D], do_desc.layout),
+            make_barriers(STAGES, 1),
+            q.empty,
+        ),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_M], lse_desc.layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_M], delta_desc.layout),
         gl.allocate_shared_memory(dtype, [STAGES, KEYS, BLOCK_M], gl.NVMMASharedLayout(128, 16, rank=2)),
@@ -396,10 +429,13 @@ def backward_kernel(q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, 
 @triton.jit
 def prepare_kernel(o, do, lse_ptr, dlse_ptr, minus_lse_ptr, minus_delta_ptr, dq_acc_ptr, counter_ptr, H_q, S_q, scale,
                    BLOCK_M: tl.constexpr, D: tl.constexpr):  # fmt: skip
-    """−lse / scale and −delta, where delta = rowsum(do ∘ o) − dlse, for a block of q; zeros in its dq_acc. Grid: (blocks of q,).
+    """−lse / scale and −delta, where delta = rowsum(do ∘ o) − dlse, for a block of q; zeros in its dq_acc. Grid:
+    (blocks of q,).
 
-    o, do: Heads (B, H_q, S_q, D); lse_ptr, dlse_ptr (or None): (B, H_q, S_q) float32; minus_lse_ptr, minus_delta_ptr: [blocks, BLOCK_M] float32;
-    dq_acc_ptr: [blocks, BLOCK_M · D] float32; counter_ptr: int32, gets 0. A row that sees nothing gets −∞ for −lse / scale: its p is 0.
+    o, do: Heads (B, H_q, S_q, D); lse_ptr, dlse_ptr (or None): (B, H_q, S_q) float32; minus_lse_ptr, minus_delta_ptr:
+    [blocks, BLOCK_M] float32;
+    dq_acc_ptr: [blocks, BLOCK_M · D] float32; counter_ptr: int32, gets 0. A row that sees nothing gets −∞ for
+    −lse / scale: its p is 0.
     """
     row_blocks = tl.cdiv(S_q, BLOCK_M)
     start_m = tl.program_id(0) % row_blocks * BLOCK_M
@@ -419,10 +455,12 @@ def prepare_kernel(o, do, lse_ptr, dlse_ptr, minus_lse_ptr, minus_delta_ptr, dq_
 
 @triton.jit
 def convert_kernel(dq_acc_ptr, dq_ptr, S_q, scale, BLOCK_M: tl.constexpr, D: tl.constexpr, PART: tl.constexpr):
-    """dq = scale · dq_acc, in order and in dq's dtype. dq_ptr: (B, H_q, S_q, D). Grid: (2 · blocks of q,), a program for each part.
+    """dq = scale · dq_acc, in order and in dq's dtype. dq_ptr: (B, H_q, S_q, D). Grid: (2 · blocks of q,), a program
+    for each part.
 
-    wgmma leaves element (row, column) of a [64, 64] tile in warp row // 16, thread 4 · (row % 8) + column // 2 % 4 of it, and add_dq stored what
-    the threads have in this order: column // 8, warp, thread, row // 8 % 2, column % 2. Here that is undone.
+    wgmma leaves element (row, column) of a [64, 64] tile in warp row // 16, thread 4 · (row % 8) + column // 2 % 4 of
+    it, and add_dq stored what the threads have in this order: column // 8, warp, thread, row // 8 % 2, column % 2. Here
+    that is undone.
     """
     block, part = tl.program_id(0) // 2, tl.program_id(0) % 2
     x = tl.load(dq_acc_ptr + tl.program_id(0).to(tl.int64) * (PART * PART) + tl.arange(0, PART * PART))  # [PART · PART]
@@ -435,7 +473,11 @@ def convert_kernel(dq_acc_ptr, dq_ptr, S_q, scale, BLOCK_M: tl.constexpr, D: tl.
     else:
         offs_d += part * PART
     rows = (block // row_blocks).to(tl.int64) * S_q + offs_m  # [PART]
-    tl.store(dq_ptr + rows[:, None] * D + offs_d[None, :], (x * scale).to(dq_ptr.dtype.element_ty), mask=(offs_m < S_q)[:, None])
+    tl.store(
+        dq_ptr + rows[:, None] * D + offs_d[None, :],
+        (x * scale).to(dq_ptr.dtype.element_ty),
+        mask=(offs_m < S_q)[:, None],
+    )
 
 
 # ---------------------------------------------------------------- launching
@@ -454,8 +496,17 @@ class BackwardConfig:
 CONFIGS = {64: BackwardConfig(128, 2, under_dq=False), 128: BackwardConfig(64, 1, under_dq=True)}
 
 
-def flash_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
-                   dlse: torch.Tensor | None, is_causal: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+def flash_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    do: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """backward.flash_backward by backward_kernel, for what forward.applies to. Same arguments and results.
 
     dk and dv have the same bits in every run. dq has not: the work tiles add to it in the order in which they come.
@@ -467,7 +518,9 @@ def flash_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.T
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     row_blocks = triton.cdiv(S_q, block_m)
     blocks = row_blocks * B * H_q
-    minus_lse, minus_delta = torch.empty((2, B * H_q, row_blocks * block_m), dtype=torch.float32, device=q.device).unbind()
+    minus_lse, minus_delta = torch.empty(
+        (2, B * H_q, row_blocks * block_m), dtype=torch.float32, device=q.device
+    ).unbind()
     dq_acc = torch.empty((blocks * block_m * D // 256, 256), dtype=torch.float32, device=q.device)
     counter = torch.empty((1,), dtype=torch.int32, device=q.device)
 
@@ -476,7 +529,10 @@ def flash_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.T
 
     def main() -> Launch:
         rows = block_m, KEYS.value, KEYS.value, block_m, ROWS.value, ROWS.value
-        to_argument = [descriptor_template(x, n, TensorDescriptor, layout()) for x, n in zip((q, k, v, do, dk, dv), rows, strict=True)]
+        to_argument = [
+            descriptor_template(x, n, TensorDescriptor, layout())
+            for x, n in zip((q, k, v, do, dk, dv), rows, strict=True)
+        ]
         to_argument += [matrix_template(dq_acc, [16, 256]), *[matrix_template(minus_lse, [1, block_m])] * 2]
         masked = is_causal or S_k % KEYS.value != 0
         constants = {"flags": Flags(is_causal, masked, H_q // H_k, under_dq), "V_STAGES": v_stages}
@@ -487,7 +543,9 @@ def flash_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.T
         return Launch(convert_kernel, 2 * blocks, [], {"BLOCK_M": block_m, "D": D, "PART": PART.value})
 
     key = is_causal, *signature_of(q, k, v, o, do)
-    launch_prepared(("prepare dq", *key), prepare, (o, do), (lse, dlse, minus_lse, minus_delta, dq_acc, counter, H_q, S_q, scale))
+    launch_prepared(
+        ("prepare dq", *key), prepare, (o, do), (lse, dlse, minus_lse, minus_delta, dq_acc, counter, H_q, S_q, scale)
+    )
     # Heads alternate under a causal mask alone: without one every work tile is as long as the others.
     on_tiles, at_once = (q, k, v, do, dk, dv, dq_acc, minus_lse, minus_delta), heads_at_once(S_k) if is_causal else 1
     launch_prepared(("hopper backward", *key), main, on_tiles, (counter, at_once, scale))

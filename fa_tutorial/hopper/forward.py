@@ -1,15 +1,16 @@
-"""Chapter 9's forward: a producer warp loads, and two or three consumer warpgroups compute 64 rows each, q kᵀ of one block beside the softmax of another.
+"""Chapter 9's forward: a producer warp loads, and two or three consumer warpgroups compute 64 rows each, q kᵀ of one
+block beside the softmax of another.
 
-Compute capability 9.0, D = 64 or 128, fp16 and bf16; everything else takes the kernels of chapters 5 and 8. The protocol is `pipeline`'s, over
-three rings:
+Compute capability 9.0, D = 64 or 128, fp16 and bf16; everything else takes the kernels of chapters 5 and 8. The
+protocol is `pipeline`'s, over three rings:
 
 | ring | a stage holds | stages | consumers a stage | the n-th use |
 |---|---|---|---|---|
-| q | 64 rows of q, and the number of their work tile | Q_STAGES · CONSUMERS | 1 | consumer n % CONSUMERS, work tile after work tile |
-| k, v | BLOCK_N rows of k or v | STAGES | CONSUMERS | blocks of keys, from the last to the first, work tile after work tile |
+| q | 64 rows of q, and the number of their work tile | Q_STAGES · CONSUMERS | 1 | consumer n % CONSUMERS, by turns |
+| k, v | BLOCK_N rows of k or v | STAGES | CONSUMERS | a work tile's blocks of keys, from the last to the first |
 
-Producer and consumers walk over the same work tiles and the same blocks of keys in one order. A consumer that has no use for a block still waits
-for it and releases it, so that all count alike.
+Producer and consumers walk over the same work tiles and the same blocks of keys in one order. A consumer that has no
+use for a block still waits for it and releases it, so that all count alike.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ LOG2_E, LN_2 = gl.constexpr(math.log2(math.e)), gl.constexpr(math.log(2.0))
 
 
 class Shared(NamedTuple):
-    """What the roles share: the rings q, k, v; work: [Q_STAGES · CONSUMERS, 1], the work tile of each stage of q; o: [CONSUMERS, 1, 1, ROWS, D]."""
+    """What the roles share: the rings q, k, v; work: [Q_STAGES · CONSUMERS, 1], the work tile of each stage of q; o:
+    [CONSUMERS, 1, 1, ROWS, D]."""
 
     q: object
     work: object
@@ -121,9 +123,11 @@ def issue_pv(pairs, acc, shared, n):
 
 @gluon.jit
 def next_block(q, pairs, m, l, acc, zeros, shared, n, seen, scale_log2, MASK: gl.constexpr, OVERLAP: gl.constexpr):
-    """The scores and softmax of the n-th block, and p v of the block before it, whose p comes in `pairs`. Returns pairs, m, l, acc.
+    """The scores and softmax of the n-th block, and p v of the block before it, whose p comes in `pairs`. Returns
+    pairs, m, l, acc.
 
-    Without OVERLAP both matmuls are waited for before the softmax. With it p v is waited for after the softmax; ptxas moves that wait up.
+    Without OVERLAP both matmuls are waited for before the softmax. With it p v is waited for after the softmax; ptxas
+    moves that wait up.
     """
     s = issue_qk(q, shared, n, zeros)  # [ROWS, BLOCK_N]
     new = issue_pv(pairs, acc, shared, n - 1)  # [ROWS, D]
@@ -153,11 +157,14 @@ def skip(shared, n, blocks):
 
 @gluon.jit
 def consumer(o_desc, lse_ptr, scale, shared, sizes, C: gl.constexpr, flags: gl.constexpr):
-    """Warpgroup C: rows C · ROWS … of each work tile, (4.1) to (4.5) in base 2, one block of keys after the other, from the last to the first."""
+    """Warpgroup C: rows C · ROWS … of each work tile, (4.1) to (4.5) in base 2, one block of keys after the other, from
+    the last to the first."""
     CONSUMERS: gl.constexpr = shared.o.shape[0]
     BLOCK_N: gl.constexpr = shared.k.tiles.shape[3]
     D: gl.constexpr = shared.k.tiles.shape[4]
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
+    )
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, S_LAYOUT)
@@ -222,7 +229,9 @@ def epilogue(o_desc, lse_ptr, acc, m, l, scale_log2, shared, batch_head, sizes, 
     tma.store_wait(0)  # the rows of the work tile before have left shared memory
     shared.o.index(C).reshape([ROWS, acc.shape[1]]).store(o.to(shared.o.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(o_desc, [batch_head // sizes.H_q, batch_head % sizes.H_q, first, 0], shared.o.index(C))
+    tma.async_copy_shared_to_global(
+        o_desc, [batch_head // sizes.H_q, batch_head % sizes.H_q, first, 0], shared.o.index(C)
+    )
 
 
 # ---------------------------------------------------------------- kernel
@@ -232,9 +241,11 @@ def epilogue(o_desc, lse_ptr, acc, m, l, scale_log2, shared, batch_head, sizes, 
 def forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, counter_ptr, heads_at_once, scale,
                    flags: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
                    CONSUMER_REGISTERS: gl.constexpr):  # fmt: skip
-    """o and lse as chapter 8's forward_kernel gives them, by one producer warp and CONSUMERS warpgroups. scale must be positive.
+    """o and lse as chapter 8's forward_kernel gives them, by one producer warp and CONSUMERS warpgroups. scale must be
+    positive.
 
-    q_desc, o_desc: descriptors of (B, H_q, S_q, D), tiles (1, 1, ROWS, D); k_desc, v_desc: of (B, H_k, S_k, D), tiles (1, 1, BLOCK_N, D).
+    q_desc, o_desc: descriptors of (B, H_q, S_q, D), tiles (1, 1, ROWS, D); k_desc, v_desc: of (B, H_k, S_k, D), tiles
+    (1, 1, BLOCK_N, D).
     lse_ptr: (B, H_q, S_q) float32; counter_ptr: an int32 that is 0, read with flags.COUNTER.
     Grid: any number of programs up to that of work tiles; each computes work tiles until there are none.
     """
@@ -247,7 +258,8 @@ def forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, counter_ptr, heads_a
         gl.allocate_shared_memory(o_desc.dtype, [CONSUMERS, 1, 1, ROWS, o_desc.block_type.shape[3]], o_desc.layout),
     )
     sizes = sizes_of(q_desc, k_desc, heads_at_once, CONSUMERS)
-    # The roles stand here one by one: Gluon takes this list as it is written, and the first role is that of the warps that are here already.
+    # The roles stand here one by one: Gluon takes this list as it is written, and the first role is that of the warps
+    # that are here already.
     if CONSUMERS == 2:
         gl.warp_specialize([
             (consumer, (o_desc, lse_ptr, scale, shared, sizes, 0, flags)),
@@ -268,8 +280,10 @@ def forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, counter_ptr, heads_a
 
 @dataclass(frozen=True)
 class Step:
-    """What a step of the chapter switches on. overlap: next_block's; persistent: one program a multiprocessor, not one a work tile;
-    counter: work tiles are handed out as programs ask; order: (8.4), longest first; else head by head, from the first row on."""
+    """What a step of the chapter switches on. overlap: next_block's; persistent: one program a multiprocessor, not one
+    a work tile;
+    counter: work tiles are handed out as programs ask; order: (8.4), longest first; else head by head, from the first
+    row on."""
 
     overlap: bool = True
     persistent: bool = True
@@ -291,7 +305,8 @@ NUM_WARPS = 4  # that a program begins with: the first consumer
 
 @dataclass(frozen=True)
 class HopperConfig:
-    """consumers: warpgroups of 64 rows each; block_n: keys a tile; stages of the rings k and v; registers: of a consumer's thread."""
+    """consumers: warpgroups of 64 rows each; block_n: keys a tile; stages of the rings k and v; registers: of a
+    consumer's thread."""
 
     consumers: int
     block_n: int
@@ -299,8 +314,9 @@ class HopperConfig:
     registers: int
 
 
-# The fastest of those tried on an H200. Three consumers share what is loaded among more rows, but a work tile is as long as its longest
-# consumer's: at causal S = 1,024 that costs more than it brings, at 4,096 not. Where between them the border lies was not measured.
+# The fastest of those tried on an H200. Three consumers share what is loaded among more rows, but a work tile is as
+# long as its longest consumer's: at causal S = 1,024 that costs more than it brings, at 4,096 not. Where between them
+# the border lies was not measured.
 CONFIGS = {64: HopperConfig(3, 128, 2, 160), 128: HopperConfig(2, 128, 2, 240)}
 SHORT_CAUSAL, SHORT_ROWS = HopperConfig(2, 128, 4, 240), 2048
 
@@ -317,13 +333,22 @@ def layout() -> gl.NVMMASharedLayout:
 
 
 def applies(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> bool:
-    """True where this module's kernel takes the input: a card of capability 9.0, fp16 or bf16, D = 64 or 128, strides that TMA takes."""
+    """True where this module's kernel takes the input: a card of capability 9.0, fp16 or bf16, D = 64 or 128, strides
+    that TMA takes."""
     is_hopper = card_of(q).capability == HOPPER_CAPABILITY and not interpreter_on()  # Gluon has no interpreter
     return is_hopper and q.shape[3] in CONFIGS and tuned.applies(q, scale) and can_use_tma(signature_of(q, k, v))
 
 
-def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float,
-                  *, step: Step = BEST, config: HopperConfig | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def flash_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+    *,
+    step: Step = BEST,
+    config: HopperConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """forward.flash_forward by forward_kernel, for what `applies` to. Same arguments and results.
 
     step: one of STEPS; config: None takes choose_config's.
@@ -339,7 +364,9 @@ def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: 
 
     def prepare() -> Launch:
         rows = ROWS.value, config.block_n, config.block_n, ROWS.value
-        to_argument = [descriptor_template(x, n, TensorDescriptor, layout()) for x, n in zip((q, k, v, o), rows, strict=True)]
+        to_argument = [
+            descriptor_template(x, n, TensorDescriptor, layout()) for x, n in zip((q, k, v, o), rows, strict=True)
+        ]
         constants = {"flags": Flags(is_causal, counted, step.order and is_causal, step.overlap)}
         constants |= {"CONSUMERS": config.consumers, "STAGES": config.stages, "CONSUMER_REGISTERS": config.registers}
         return Launch(forward_kernel, programs, to_argument, constants | {"num_warps": NUM_WARPS})

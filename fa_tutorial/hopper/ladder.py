@@ -1,7 +1,8 @@
 """Chapter 9's way up to `forward`: one TMA copy, one wgmma, and a plain forward with a producer and two consumers.
 
-The forward takes contiguous (B, H, S, D) in fp16 or bf16, D = 64 or 128, S a multiple of ROWS, and no mask. It has no lse, and a program for each
-128 rows. Its ring has one stage for a block of k and the block of v with the same keys, so its barriers are those of `fa_tutorial.barriers.ring`.
+The forward takes contiguous (B, H, S, D) in fp16 or bf16, D = 64 or 128, S a multiple of ROWS, and no mask. It has no
+lse, and a program for each 128 rows. Its ring has one stage for a block of k and the block of v with the same keys, so
+its barriers are those of `fa_tutorial.barriers.ring`.
 """
 
 from __future__ import annotations

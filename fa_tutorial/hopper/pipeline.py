@@ -1,7 +1,8 @@
 """Chapter 9: a ring of tiles in shared memory between a producer, which fills them, and consumers, which read them.
 
-Each stage of the ring has two mbarriers. At `full` the load arrives; at `empty` every consumer arrives that has read the tile. The n-th use of
-the ring takes stage n % STAGES in phase n // STAGES, on both sides, so the parity that a wait needs follows from n alone (9.5).
+Each stage of the ring has two mbarriers. At `full` the load arrives; at `empty` every consumer arrives that has read
+the tile. The n-th use of the ring takes stage n % STAGES in phase n // STAGES, on both sides, so the parity that a wait
+needs follows from n alone (9.5).
 
 | | producer | consumer |
 |---|---|---|
@@ -36,7 +37,8 @@ class Pipeline(NamedTuple):
 
 @gluon.jit
 def stage_of(n, STAGES: gl.constexpr):
-    """Where the n-th use of a ring lies. n is never negative; unsigned, the division by a power of two is a shift and takes no registers."""
+    """Where the n-th use of a ring lies. n is never negative; unsigned, the division by a power of two is a shift and
+    takes no registers."""
     return (gl.to_tensor(n).to(gl.uint32) % STAGES).to(gl.int32)
 
 
@@ -72,7 +74,8 @@ def producer_acquire(pipeline, n):
 
 @gluon.jit
 def load(pipeline, n, desc, b, h, start):
-    """Start the load of rows start … of head h, batch entry b, into the stage of the n-th use; it arrives at full when its bytes are there."""
+    """Start the load of rows start … of head h, batch entry b, into the stage of the n-th use; it arrives at full when
+    its bytes are there."""
     STAGES: gl.constexpr = pipeline.tiles.shape[0]
     ROWS: gl.constexpr = pipeline.tiles.shape[3]
     D: gl.constexpr = pipeline.tiles.shape[4]
@@ -98,9 +101,11 @@ def consumer_release(pipeline, n):
 
 @builtin
 def tma_add(desc, coordinates, tile, _semantic=None):
-    """Start to add a tile of shared memory to desc's tensor, element by element; tma.store_wait waits until the tile may be written again.
+    """Start to add a tile of shared memory to desc's tensor, element by element; tma.store_wait waits until the tile
+    may be written again.
 
-    PTX's cp.reduce.async.bulk.tensor with .add (section 9.7.9). Triton's compiler knows it; Gluon as of 3.7 has no name for it.
+    PTX's cp.reduce.async.bulk.tensor with .add (section 9.7.9). Triton's compiler knows it; Gluon as of 3.7 has no name
+    for it.
     """
     to = _semantic._convert_to_ir_values(coordinates, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, to, tile.handle)

@@ -18,7 +18,8 @@ grouped_tile_in_gluon = gluon.jit(grouped_tile)
 
 
 class Sizes(NamedTuple):
-    """heads = B · H_q; row_blocks of CONSUMERS · ROWS rows each; heads_at_once: heads whose work tiles alternate (8.4)."""
+    """heads = B · H_q; row_blocks of CONSUMERS · ROWS rows each; heads_at_once: heads whose work tiles alternate
+    (8.4)."""
 
     H_q: object
     H_k: object
@@ -37,11 +38,14 @@ def sizes_of(q_desc, k_desc, heads_at_once, CONSUMERS: gl.constexpr):
 
 
 @gluon.jit
-def work_tile(i, sizes, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, LONGEST_FIRST: gl.constexpr, IS_CAUSAL: gl.constexpr):
-    """Work tile i: (batch_head, start_m, end_m, key_blocks), where key_blocks, at least one, are those that its last row sees.
+def work_tile(
+    i, sizes, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, LONGEST_FIRST: gl.constexpr, IS_CAUSAL: gl.constexpr
+):
+    """Work tile i: (batch_head, start_m, end_m, key_blocks), where key_blocks, at least one, are those that its last
+    row sees.
 
-    Its rows are start_m … end_m − 1, ROWS for each consumer. Row blocks are counted from the last row on: the one that has fewer than
-    CONSUMERS · ROWS rows is then the first, which under a causal mask is the shortest.
+    Its rows are start_m … end_m − 1, ROWS for each consumer. Row blocks are counted from the last row on: the one that
+    has fewer than CONSUMERS · ROWS rows is then the first, which under a causal mask is the shortest.
     """
     batch_head, row_block = grouped_tile_in_gluon(i, sizes.heads, sizes.row_blocks, sizes.heads_at_once)
     after = row_block if LONGEST_FIRST else sizes.row_blocks - 1 - row_block
@@ -55,7 +59,8 @@ def work_tile(i, sizes, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, LONGEST_
 
 @gluon.jit
 def next_work_tile(i, counter_ptr, COUNTER: gl.constexpr):
-    """The number of this program's next work tile. COUNTER: the next number of the counter, so that whoever is done takes it."""
+    """The number of this program's next work tile. COUNTER: the next number of the counter, so that whoever is done
+    takes it."""
     if COUNTER:
         i = gl.atomic_add(counter_ptr, 1)
     return i + gl.num_programs(0)
@@ -63,7 +68,8 @@ def next_work_tile(i, counter_ptr, COUNTER: gl.constexpr):
 
 @gluon.jit
 def announce(i, ring, work, n):
-    """Wait until the n-th use of the ring has its stage, and write down that what is loaded there belongs to work tile i."""
+    """Wait until the n-th use of the ring has its stage, and write down that what is loaded there belongs to work tile
+    i."""
     producer_acquire(ring, n)
     work.index(stage_of(n, work.shape[0])).store(gl.full([1], i, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
@@ -92,13 +98,16 @@ class KeySizes(NamedTuple):
 @gluon.jit
 def key_sizes_of(q_desc, k_desc, heads_at_once):
     B, H_k, S_k = k_desc.shape[0], k_desc.shape[1], k_desc.shape[2]
-    return KeySizes(q_desc.shape[1], H_k, q_desc.shape[2], S_k, B * H_k, gl.cdiv(S_k, KEYS), min(B * H_k, heads_at_once))
+    return KeySizes(
+        q_desc.shape[1], H_k, q_desc.shape[2], S_k, B * H_k, gl.cdiv(S_k, KEYS), min(B * H_k, heads_at_once)
+    )
 
 
 @gluon.jit
 def key_tile(i, sizes, BLOCK_M: gl.constexpr, IS_CAUSAL: gl.constexpr):
-    """Work tile i of the backward: (batch_head of k, start_n, first_m), where first_m … S_q − 1 are the queries, from a block's first on, that may
-    see one of its KEYS keys. Under a causal mask the first key block has the most, so the order is longest first as it is."""
+    """Work tile i of the backward: (batch_head of k, start_n, first_m), where first_m … S_q − 1 are the queries, from a
+    block's first on, that may see one of its KEYS keys. Under a causal mask the first key block has the most, so the
+    order is longest first as it is."""
     batch_head, key_block = grouped_tile_in_gluon(i, sizes.heads, sizes.key_blocks, sizes.heads_at_once)
     start_n = key_block * KEYS
     first_m = 0

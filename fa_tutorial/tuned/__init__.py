@@ -1,7 +1,8 @@
 """Chapter 8: the kernels of chapters 5 and 7, tuned for speed in plain Triton.
 
-The same algorithm with cheaper exponentials, tiles that move by TMA, an order of programs, and tile sizes that are measured instead of
-guessed. `forward` and `backward` hold the kernels and their launchers, `autotuning` the candidate tiles, `descriptors` what TMA can reach.
+The same algorithm with cheaper exponentials, tiles that move by TMA, an order of programs, and tile sizes that are
+measured instead of guessed. `forward` and `backward` hold the kernels and their launchers, `autotuning` the candidate
+tiles, `descriptors` what TMA can reach.
 """
 
 from fa_tutorial.tuned import autotuning, descriptors, launching

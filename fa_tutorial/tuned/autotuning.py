@@ -1,4 +1,5 @@
-"""Chapter 8: the tiles among which the tuned kernels choose, and @triton.autotune, which measures them on the card at hand."""
+"""Chapter 8: the tiles among which the tuned kernels choose, and @triton.autotune, which measures them on the card at
+hand."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ from fa_tutorial.tuned.launching import Launch, launch_prepared
 triton = require_triton("Chapter 8 (fa_tutorial.tuned)")
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
-# As forward.CONFIGS: BLOCK_D to candidates, the smallest last, for cards with at least so many bytes of shared memory a block.
-# 227 KB: for BLOCK_D = 64 and 128 the fastest of those tried on an H200. 99 KB: tiles that ptxas compiles without spills, or nearly, for every
-# such card (tools/compile_report.py). Capability 120 keeps what TMA loads in registers, so its tiles are the smallest.
+# As forward.CONFIGS: BLOCK_D to candidates, the smallest last, for cards with at least so many bytes of shared memory a
+# block. 227 KB: for BLOCK_D = 64 and 128 the fastest of those tried on an H200. 99 KB: tiles that ptxas compiles
+# without spills, or nearly, for every such card (tools/compile_report.py). Capability 120 keeps what TMA loads in
+# registers, so its tiles are the smallest.
 FORWARD_TILES = {
     232_448: {
         64: (TileConfig(64, 64, 4, 3), TileConfig(64, 128, 4, 2), TileConfig(128, 64, 4, 3), TileConfig(64, 64, 4, 2)),
@@ -67,7 +69,8 @@ ITEMSIZE = 2  # of fp16 and bf16; fp32 takes the kernels of chapters 5 and 7
 
 
 def shared_bytes(kernel: str, tile: TileConfig, block_d: int) -> int:
-    """Bytes of shared memory that a program of `kernel` ("forward", "dkdv", "dq") needs: tiles that stay, and num_stages of those that stream (8.2)."""
+    """Bytes of shared memory that a program of `kernel` ("forward", "dkdv", "dq") needs: tiles that stay, and
+    num_stages of those that stream (8.2)."""
     held, streamed = {
         "forward": (tile.block_m, 2 * tile.block_n),  # q; k and v
         "dkdv": (2 * tile.block_n, 2 * tile.block_m),  # k and v; q and do
@@ -78,15 +81,18 @@ def shared_bytes(kernel: str, tile: TileConfig, block_d: int) -> int:
 
 @functools.cache
 def candidates(kernel: str, D: int, shared_memory: int | None) -> tuple[TileConfig, ...]:
-    """The tiles of `kernel` that fit on a card with `shared_memory` bytes per thread block, at least one. None means the interpreter, which has its own."""
+    """The tiles of `kernel` that fit on a card with `shared_memory` bytes per thread block, at least one. None means
+    the interpreter, which has its own."""
     if shared_memory is None:
         return (INTERPRETER_CONFIG,)
     block_d, by_memory = max(padded_d(D), 64), TILES[kernel]
-    tiles = next((tiles for least, tiles in by_memory.items() if least <= shared_memory), by_memory[min(by_memory)])[block_d]
+    largest = next((least for least in by_memory if least <= shared_memory), min(by_memory))
+    tiles = by_memory[largest][block_d]
     return tuple(tile for tile in tiles if shared_bytes(kernel, tile, block_d) <= shared_memory) or tiles[-1:]
 
 
-BLOCK_OF = dict.fromkeys(("q", "o", "do", "dq"), "BLOCK_M") | dict.fromkeys(("k", "v", "dk", "dv"), "BLOCK_N")  # whose rows a tile holds
+# whose rows a tile holds
+BLOCK_OF = dict.fromkeys(("q", "o", "do", "dq"), "BLOCK_M") | dict.fromkeys(("k", "v", "dk", "dv"), "BLOCK_N")
 
 
 def set_block_shapes(arguments: dict[str, Any]) -> None:
@@ -99,9 +105,9 @@ def set_block_shapes(arguments: dict[str, Any]) -> None:
 def autotune(name: str) -> Callable:
     """@triton.autotune for the kernel that TILES calls `name`.
 
-    key: `autotune_key` stands for everything that the fastest tile depends on, so lengths of one bucket share a measurement. early_config_prune
-    keeps the tiles for this card and this D. A second process measures again, with compiled kernels from the disk cache, because Triton stores no
-    timings of configurations with a pre_hook.
+    key: `autotune_key` stands for everything that the fastest tile depends on, so lengths of one bucket share a
+    measurement. early_config_prune keeps the tiles for this card and this D. A second process measures again, with
+    compiled kernels from the disk cache, because Triton stores no timings of configurations with a pre_hook.
     """
     tiles = [tile for by_d in TILES[name].values() for tiles in by_d.values() for tile in tiles]
     configs = {tile: config_of(tile) for tile in tiles}
@@ -110,7 +116,9 @@ def autotune(name: str) -> Callable:
         shared_memory = card(torch.cuda.current_device()).shared_memory
         return [configs[tile] for tile in candidates(name, arguments["D"], shared_memory)]
 
-    return triton.autotune(configs=list(configs.values()), key=["autotune_key"], prune_configs_by={"early_config_prune": prune})
+    return triton.autotune(
+        configs=list(configs.values()), key=["autotune_key"], prune_configs_by={"early_config_prune": prune}
+    )
 
 
 def config_of(tile: TileConfig) -> triton.Config:
@@ -126,9 +134,17 @@ def bucket(S: int) -> int:
 _fastest: dict[tuple, dict[str, int]] = {}  # what the fastest tile depends on -> that tile
 
 
-def fastest(name: str, kernel, grid: Callable, tensors: dict[str, torch.Tensor], arguments: tuple, tma: bool, constants: dict[str, Any],
-            ) -> dict[str, int] | None:  # fmt: skip
-    """The fastest of the candidates, measured by the autotuner once for each card, dtype, BLOCK_D, mask, bucket of lengths, and with or without TMA.
+def fastest(
+    name: str,
+    kernel,
+    grid: Callable,
+    tensors: dict[str, torch.Tensor],
+    arguments: tuple,
+    tma: bool,
+    constants: dict[str, Any],
+) -> dict[str, int] | None:
+    """The fastest of the candidates, measured by the autotuner once for each card, dtype, BLOCK_D, mask, bucket of
+    lengths, and with or without TMA.
 
     None while a CUDA graph is captured, or where memory does not suffice to measure.
     """
@@ -149,12 +165,22 @@ def fastest(name: str, kernel, grid: Callable, tensors: dict[str, torch.Tensor],
     return _fastest[key]
 
 
-def launch(name: str, kernel, grid: Callable, tensors: dict[str, torch.Tensor], *arguments: Any, signature: tuple, tma: bool,
-           tile: TileConfig | None = None, **constants: Any) -> None:  # fmt: skip
-    """kernel[grid](*tensors, *arguments, **constants) with `tile`, or else with the fastest one; each tensor as a descriptor, or as Heads.
+def launch(
+    name: str,
+    kernel,
+    grid: Callable,
+    tensors: dict[str, torch.Tensor],
+    *arguments: Any,
+    signature: tuple,
+    tma: bool,
+    tile: TileConfig | None = None,
+    **constants: Any,
+) -> None:
+    """kernel[grid](*tensors, *arguments, **constants) with `tile`, or else with the fastest one; each tensor as a
+    descriptor, or as Heads.
 
-    Where none can be measured now, the first candidate is taken for this one call. signature: launching.signature_of all that decides how the
-    kernel is compiled.
+    Where none can be measured now, the first candidate is taken for this one call. signature: launching.signature_of
+    all that decides how the kernel is compiled.
     """
 
     def prepare() -> Launch:
@@ -162,6 +188,8 @@ def launch(name: str, kernel, grid: Callable, tensors: dict[str, torch.Tensor], 
         q = tensors["q"]
         blocks = found or candidates(name, q.shape[3], card_of(q).shared_memory)[0].launch()
         to_argument = [descriptor_template(x, blocks[BLOCK_OF[what]]) if tma else heads for what, x in tensors.items()]
-        return Launch(kernel.fn, grid(blocks)[0], to_argument, {"autotune_key": 0, **constants, **blocks}, keep=found is not None)
+        return Launch(
+            kernel.fn, grid(blocks)[0], to_argument, {"autotune_key": 0, **constants, **blocks}, keep=found is not None
+        )
 
     launch_prepared((name, tile, tma, *constants.values(), *signature), prepare, tensors.values(), arguments)

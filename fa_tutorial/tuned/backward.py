@@ -1,4 +1,5 @@
-"""Chapter 8's backward: the kernels of chapter 7 in base 2, with descriptors, an order of programs and tiles that are measured."""
+"""Chapter 8's backward: the kernels of chapter 7 in base 2, with descriptors, an order of programs and tiles that are
+measured."""
 
 from __future__ import annotations
 
@@ -16,15 +17,19 @@ from fa_tutorial.tuned.launching import Launch, launch_prepared, signature_of
 triton = require_triton("Chapter 8 (fa_tutorial.tuned)")
 import triton.language as tl  # noqa: E402
 
-MAX_BLOCK = tl.constexpr(128)  # of any tile's rows of q: lse2 and delta are padded to a multiple of it, so that no kernel has to mask them
+# Of any tile's rows of q: lse2 and delta are padded to a multiple of it, so that no kernel has to mask them.
+MAX_BLOCK = tl.constexpr(128)
 
 
 @triton.jit
-def prepare_kernel(o, do, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, H_q, S_q, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+def prepare_kernel(
+    o, do, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, H_q, S_q, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
+):
     """lse2 = lse · log2(e) and delta = rowsum(do ∘ o) − dlse, once for both kernels (8.5).
 
-    o, do: Heads (B, H_q, S_q, D); lse_ptr, dlse_ptr (or None): (B, H_q, S_q) float32; lse2_ptr, delta_ptr: (B, H_q, S_padded) float32.
-    A row that sees nothing, and a row beyond S_q, gets lse2 = +inf: then p = 2^(s − lse2) = 0. Grid: (ceil(S_padded / BLOCK_M) · B · H_q,).
+    o, do: Heads (B, H_q, S_q, D); lse_ptr, dlse_ptr (or None): (B, H_q, S_q) float32; lse2_ptr, delta_ptr:
+    (B, H_q, S_padded) float32. A row that sees nothing, and a row beyond S_q, gets lse2 = +inf: then p = 2^(s − lse2) =
+    0. Grid: (ceil(S_padded / BLOCK_M) · B · H_q,).
     """
     S_padded = tl.cdiv(S_q, MAX_BLOCK) * MAX_BLOCK
     row_blocks = tl.cdiv(S_padded, BLOCK_M)
@@ -61,11 +66,32 @@ def add_to_dkdv(k_tile, v_tile, dk, dv, q, do, lse2_ptr, delta_ptr, b, h, start_
 
 @autotune("dkdv")
 @triton.jit(do_not_specialize=["autotune_key"])
-def dkdv_kernel(q, k, v, do, dk, dv, lse2_ptr, delta_ptr, H_k, S_q, S_k, D, scale, autotune_key,
-                IS_CAUSAL: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """dk and dv as backward.dkdv_kernel gives them. Each tensor as Heads or as a descriptor; lse2_ptr, delta_ptr: prepare_kernel's.
+def dkdv_kernel(
+    q,
+    k,
+    v,
+    do,
+    dk,
+    dv,
+    lse2_ptr,
+    delta_ptr,
+    H_k,
+    S_q,
+    S_k,
+    D,
+    scale,
+    autotune_key,
+    IS_CAUSAL: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """dk and dv as backward.dkdv_kernel gives them. Each tensor as Heads or as a descriptor; lse2_ptr, delta_ptr:
+    prepare_kernel's.
 
-    A causal key block is the longer the earlier it comes, so the order of programs is right as it is. Grid: (ceil(S_k / BLOCK_N) · B · H_k,).
+    A causal key block is the longer the earlier it comes, so the order of programs is right as it is. Grid:
+    (ceil(S_k / BLOCK_N) · B · H_k,).
     """
     key_blocks = tl.cdiv(S_k, BLOCK_N)
     start_n = tl.program_id(0) % key_blocks * BLOCK_N
@@ -88,12 +114,48 @@ def dkdv_kernel(q, k, v, do, dk, dv, lse2_ptr, delta_ptr, H_k, S_q, S_k, D, scal
         h = h_k * GROUP + member  # (7.4)
         row = (b * H_k * GROUP + h).to(tl.int64) * S_padded
         for start_m in range(full, S_q, BLOCK_M):
-            dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse2_ptr + row, delta_ptr + row, b, h, start_m, first_seeing,
-                                         S_q, D, scale_log2, False, BLOCK_M, BLOCK_D)  # fmt: skip
+            dk_acc, dv_acc = add_to_dkdv(
+                k_tile,
+                v_tile,
+                dk_acc,
+                dv_acc,
+                q,
+                do,
+                lse2_ptr + row,
+                delta_ptr + row,
+                b,
+                h,
+                start_m,
+                first_seeing,
+                S_q,
+                D,
+                scale_log2,
+                False,
+                BLOCK_M,
+                BLOCK_D,
+            )
         if IS_CAUSAL:
             for start_m in range(start, tl.minimum(full, S_q), BLOCK_M):
-                dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse2_ptr + row, delta_ptr + row, b, h, start_m,
-                                             first_seeing, S_q, D, scale_log2, True, BLOCK_M, BLOCK_D)  # fmt: skip
+                dk_acc, dv_acc = add_to_dkdv(
+                    k_tile,
+                    v_tile,
+                    dk_acc,
+                    dv_acc,
+                    q,
+                    do,
+                    lse2_ptr + row,
+                    delta_ptr + row,
+                    b,
+                    h,
+                    start_m,
+                    first_seeing,
+                    S_q,
+                    D,
+                    scale_log2,
+                    True,
+                    BLOCK_M,
+                    BLOCK_D,
+                )
 
     store_tile(dk, dk_acc * scale, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
     store_tile(dv, dv_acc, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
@@ -117,11 +179,33 @@ def add_to_dq(q_tile, do_tile, lse2, delta, dq, k, v, b, h_k, start_n, last_seen
 
 @autotune("dq")
 @triton.jit(do_not_specialize=["autotune_key"])
-def dq_kernel(q, k, v, do, dq, lse2_ptr, delta_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, scale, autotune_key,
-              IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """dq as backward.dq_kernel gives it. Arguments as in dkdv_kernel, order and grid of programs as in forward_kernel."""
+def dq_kernel(
+    q,
+    k,
+    v,
+    do,
+    dq,
+    lse2_ptr,
+    delta_ptr,
+    H_q,
+    H_k,
+    heads_at_once,
+    S_q,
+    S_k,
+    D,
+    scale,
+    autotune_key,
+    IS_CAUSAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """dq as backward.dq_kernel gives it. Arguments as in dkdv_kernel, order and grid of programs as in
+    forward_kernel."""
     row_blocks = tl.cdiv(S_q, BLOCK_M)
-    batch_head, row_block = grouped_tile_device(tl.program_id(0), tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)
+    batch_head, row_block = grouped_tile_device(
+        tl.program_id(0), tl.num_programs(0) // row_blocks, row_blocks, heads_at_once
+    )
     if IS_CAUSAL:
         row_block = row_blocks - 1 - row_block
     start_m = row_block * BLOCK_M
@@ -145,13 +229,51 @@ def dq_kernel(q, k, v, do, dq, lse2_ptr, delta_ptr, H_q, H_k, heads_at_once, S_q
         end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
     TAIL_STAGES: tl.constexpr = None if IS_CAUSAL else 1  # as in forward_kernel
     for start_n in range(0, full, BLOCK_N):
-        acc = add_to_dq(q_tile, do_tile, lse2, delta, acc, k, v, b, h_k, start_n, last_seen, S_k, D, scale_log2, False, BLOCK_N, BLOCK_D)
+        acc = add_to_dq(
+            q_tile,
+            do_tile,
+            lse2,
+            delta,
+            acc,
+            k,
+            v,
+            b,
+            h_k,
+            start_n,
+            last_seen,
+            S_k,
+            D,
+            scale_log2,
+            False,
+            BLOCK_N,
+            BLOCK_D,
+        )
     for start_n in tl.range(full, end, BLOCK_N, num_stages=TAIL_STAGES):
-        acc = add_to_dq(q_tile, do_tile, lse2, delta, acc, k, v, b, h_k, start_n, last_seen, S_k, D, scale_log2, True, BLOCK_N, BLOCK_D)
+        acc = add_to_dq(
+            q_tile,
+            do_tile,
+            lse2,
+            delta,
+            acc,
+            k,
+            v,
+            b,
+            h_k,
+            start_n,
+            last_seen,
+            S_k,
+            D,
+            scale_log2,
+            True,
+            BLOCK_N,
+            BLOCK_D,
+        )
     store_tile(dq, acc * scale, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-def prepare(o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def prepare(
+    o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """lse2 and delta by prepare_kernel, (B, H_q, S_padded) float32."""
     B, H_q, S_q, D = o.shape
     block_d = padded_d(D)
@@ -160,18 +282,33 @@ def prepare(o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor, dlse: torch.Te
     lse2, delta = torch.empty((2, B, H_q, S_padded), dtype=torch.float32, device=o.device).unbind()
     programs, constants = triton.cdiv(S_padded, block_m) * B * H_q, {"BLOCK_M": block_m, "BLOCK_D": block_d}
     launch_prepared(
-        ("prepare", *signature_of(o, do, lse, dlse)), lambda: Launch(prepare_kernel, programs, [heads, heads], constants),
-        (o, do), (lse, dlse, lse2, delta, H_q, S_q, D),
-    )  # fmt: skip
+        ("prepare", *signature_of(o, do, lse, dlse)),
+        lambda: Launch(prepare_kernel, programs, [heads, heads], constants),
+        (o, do),
+        (lse, dlse, lse2, delta, H_q, S_q, D),
+    )
     return lse2, delta
 
 
-def flash_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
-                   dlse: torch.Tensor | None, is_causal: bool, scale: float, *, config: BackwardConfig | None = None,
-                   descriptors: bool = True, in_order: bool = True) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+def flash_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    do: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
+    *,
+    config: BackwardConfig | None = None,
+    descriptors: bool = True,
+    in_order: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """backward.flash_backward by this module's kernels, for what forward.applies to. Same arguments and results.
 
-    config: None takes the fastest tiles, which the first call of a kind measures. descriptors, in_order: as in forward.flash_forward.
+    config: None takes the fastest tiles, which the first call of a kind measures. descriptors, in_order: as in
+    forward.flash_forward.
     """
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     tma = descriptors and can_use_tma(signature_of(q, k, v))
@@ -186,7 +323,20 @@ def flash_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.T
         lse2, delta, H_k, S_q, S_k, D, scale, tile=config and config.dkdv, GROUP=H_q // H_k, **common,
     )  # fmt: skip
     launch(
-        "dq", dq_kernel, lambda meta: (triton.cdiv(S_q, meta["BLOCK_M"]) * B * H_q,), inputs | {"dq": dq},
-        lse2, delta, H_q, H_k, heads_at_once(S_k) if in_order else 1, S_q, S_k, D, scale, tile=config and config.dq, **common,
-    )  # fmt: skip
+        "dq",
+        dq_kernel,
+        lambda meta: (triton.cdiv(S_q, meta["BLOCK_M"]) * B * H_q,),
+        inputs | {"dq": dq},
+        lse2,
+        delta,
+        H_q,
+        H_k,
+        heads_at_once(S_k) if in_order else 1,
+        S_q,
+        S_k,
+        D,
+        scale,
+        tile=config and config.dq,
+        **common,
+    )
     return dq, dk, dv

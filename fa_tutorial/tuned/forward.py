@@ -1,4 +1,5 @@
-"""Chapter 8's forward: flash_forward_kernel of chapter 5 in base 2, with descriptors, an order of programs and tiles that are measured."""
+"""Chapter 8's forward: flash_forward_kernel of chapter 5 in base 2, with descriptors, an order of programs and tiles
+that are measured."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ triton = require_triton("Chapter 8 (fa_tutorial.tuned)")
 import triton.language as tl  # noqa: E402
 
 LOG2_E, LN_2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2.0))
-# m is rounded up a little, whatever its sign. Rounded down, at logits of 10,000 it makes p = 1.0003 for the largest score. The dot rounds that to 1 in
-# fp16 and l does not, so where one key has all the weight, o is off by a digit. Below 1 fp16 is fine enough.
+# m is rounded up a little, whatever its sign. Rounded down, at logits of 10,000 it makes p = 1.0003 for the largest
+# score. The dot rounds that to 1 in fp16 and l does not, so where one key has all the weight, o is off by a digit.
+# Below 1 fp16 is fine enough.
 UP, DOWN = tl.constexpr(1 + 2.0**-22), tl.constexpr(1 - 2.0**-22)
 
 
@@ -98,7 +100,8 @@ def forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, sc
     tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse, mask=offs_m < S_q)
 
 
-# Of 1 to 8 heads on an H200, 8 were fastest for causal S = 4,096, and 2 for S = 16,384 in one run of two. Both gains hardly exceed the noise.
+# Of 1 to 8 heads on an H200, 8 were fastest for causal S = 4,096, and 2 for S = 16,384 in one run of two. Both gains
+# hardly exceed the noise.
 KEYS_AT_ONCE = 32_768
 
 
@@ -112,19 +115,43 @@ def applies(q: torch.Tensor, scale: float) -> bool:
     return q.dtype != torch.float32 and scale > 0 and card_of(q).capability >= TENSOR_CORE_CAPABILITY
 
 
-def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float,
-                  *, tile: TileConfig | None = None, descriptors: bool = True, in_order: bool = True) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def flash_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+    *,
+    tile: TileConfig | None = None,
+    descriptors: bool = True,
+    in_order: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """forward.flash_forward by forward_kernel, for what `applies` to. Same arguments and results.
 
-    tile: None takes the fastest, which the first call for a kind of input measures. descriptors, in_order: False leaves out that step of the chapter.
+    tile: None takes the fastest, which the first call for a kind of input measures. descriptors, in_order: False leaves
+    out that step of the chapter.
     """
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
     signature = signature_of(q, k, v)
     launch(
-        "forward", forward_kernel, lambda meta: (triton.cdiv(S_q, meta["BLOCK_M"]) * B * H_q,), {"q": q, "k": k, "v": v, "o": o},
-        lse, H_q, H_k, heads_at_once(S_k) if in_order else 1, S_q, S_k, D, scale,
-        signature=signature, tma=descriptors and can_use_tma(signature), tile=tile, IS_CAUSAL=is_causal, BLOCK_D=padded_d(D),
-    )  # fmt: skip
+        "forward",
+        forward_kernel,
+        lambda meta: (triton.cdiv(S_q, meta["BLOCK_M"]) * B * H_q,),
+        {"q": q, "k": k, "v": v, "o": o},
+        lse,
+        H_q,
+        H_k,
+        heads_at_once(S_k) if in_order else 1,
+        S_q,
+        S_k,
+        D,
+        scale,
+        signature=signature,
+        tma=descriptors and can_use_tma(signature),
+        tile=tile,
+        IS_CAUSAL=is_causal,
+        BLOCK_D=padded_d(D),
+    )
     return o, lse

@@ -1,4 +1,5 @@
-"""Chapter 8: launch a kernel again without Triton's binder, which inspects every argument of every call. That takes longer than a short kernel runs."""
+"""Chapter 8: launch a kernel again without Triton's binder, which inspects every argument of every call. That takes
+longer than a short kernel runs."""
 
 from __future__ import annotations
 
@@ -9,18 +10,29 @@ import torch
 
 
 def signature_of(*tensors: torch.Tensor | None) -> tuple:
-    """Everything about these tensors that decides how a kernel is compiled and on which grid it runs: shapes, strides, dtypes, devices, alignment."""
+    """Everything about these tensors that decides how a kernel is compiled and on which grid it runs: shapes, strides,
+    dtypes, devices, alignment."""
     return tuple([x if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16) for x in tensors])
 
 
 class Launch:
-    """A kernel, its number of programs, its constants, and for each tensor a function that makes the kernel's argument (a descriptor or Heads).
+    """A kernel, its number of programs, its constants, and for each tensor a function that makes the kernel's argument
+    (a descriptor or Heads).
 
-    The first call is the usual kernel[grid](…) and keeps the compiled kernel. Later calls launch that one. keep: False if there will be no later call.
+    The first call is the usual kernel[grid](…) and keeps the compiled kernel. Later calls launch that one. keep: False
+    if there will be no later call.
     """
 
-    def __init__(self, kernel, programs: int, to_argument: list[Callable], constants: dict[str, Any], keep: bool = True):
-        self.kernel, self.grid, self.to_argument, self.constants, self.keep = kernel, (programs, 1, 1), to_argument, constants, keep
+    def __init__(
+        self, kernel, programs: int, to_argument: list[Callable], constants: dict[str, Any], keep: bool = True
+    ):
+        self.kernel, self.grid, self.to_argument, self.constants, self.keep = (
+            kernel,
+            (programs, 1, 1),
+            to_argument,
+            constants,
+            keep,
+        )
         self.compiled = None
 
     def __call__(self, tensors: Iterable[torch.Tensor], arguments: tuple) -> None:
@@ -38,8 +50,11 @@ MAX_PREPARED = 4096
 _prepared: dict[Hashable, Launch] = {}
 
 
-def launch_prepared(key: Hashable, prepare: Callable[[], Launch], tensors: Iterable[torch.Tensor], arguments: tuple) -> None:
-    """Launch what prepare() returned for this key and these integers. Together they must hold everything that the launch depends on, except pointers and floats."""
+def launch_prepared(
+    key: Hashable, prepare: Callable[[], Launch], tensors: Iterable[torch.Tensor], arguments: tuple
+) -> None:
+    """Launch what prepare() returned for this key and these integers. Together they must hold everything that the
+    launch depends on, except pointers and floats."""
     key = key, tuple(x for x in arguments if x is None or isinstance(x, int))
     prepared = _prepared.get(key)
     if prepared is None:

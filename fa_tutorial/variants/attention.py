@@ -11,7 +11,14 @@ from typing import NamedTuple
 import torch
 
 from fa_tutorial.hardware import on_device_of, require_kernel_device
-from fa_tutorial.operators import LIBRARY, below_autograd, differentiable, gradients_of, nothing_seen, once_differentiable
+from fa_tutorial.operators import (
+    LIBRARY,
+    below_autograd,
+    differentiable,
+    gradients_of,
+    nothing_seen,
+    once_differentiable,
+)
 from fa_tutorial.variants.backward import variant_backward
 from fa_tutorial.variants.forward import variant_forward
 from fa_tutorial.variants.mods import Aux, Dropout, Mods, all_scores, sliding_window, soft_cap_grad
@@ -22,8 +29,9 @@ from fa_tutorial.variants.tile_lists import BlockMask
 class Options(NamedTuple):
     """What makes a variant, in the order of the operators' arguments.
 
-    alibi_slopes: (1 or B, H_q) float32; sinks: (H_q,) float32; bias: (B or 1, H_q or 1, S_q, S_k); rng: (2,) int64, dropout's seed and offset;
-    cu_q, cu_k: (sequences + 1,) int32 of packed rows, B = 1. left, right: the window, −1 for no limit. Each tensor may be None.
+    alibi_slopes: (1 or B, H_q) float32; sinks: (H_q,) float32; bias: (B or 1, H_q or 1, S_q, S_k); rng: (2,) int64,
+    dropout's seed and offset; cu_q, cu_k: (sequences + 1,) int32 of packed rows, B = 1. left, right: the window, −1 for
+    no limit. Each tensor may be None.
     """
 
     alibi_slopes: torch.Tensor | None
@@ -66,10 +74,14 @@ def plan(q: torch.Tensor, k: torch.Tensor, options: Options) -> tuple[Mods, Aux,
     if slopes is not None:
         aux = aux._replace(slopes=slopes, slope_stride=slopes.stride(0) if slopes.shape[0] > 1 else 0)
     if bias is not None:
-        over_b, over_h = (0 if size == 1 else stride for size, stride in zip(bias.shape[:2], bias.stride()[:2], strict=True))
+        over_b, over_h = (
+            0 if size == 1 else stride for size, stride in zip(bias.shape[:2], bias.stride()[:2], strict=True)
+        )
         aux = aux._replace(bias=bias, bias_b=over_b, bias_h=over_h, bias_i=bias.stride(2), bias_j=bias.stride(3))
     if options.rng is not None:
-        drop = Dropout(options.rng, min(round(options.dropout_p * 2**32), 2**32 - 1), 1 / (1 - options.dropout_p), q.shape[1])
+        drop = Dropout(
+            options.rng, min(round(options.dropout_p * 2**32), 2**32 - 1), 1 / (1 - options.dropout_p), q.shape[1]
+        )
     grad = None if options.softcap is None else soft_cap_grad
     return Mods(score, grad, mask.mask, options.scale, drop), aux, mask
 
@@ -86,7 +98,9 @@ def run_forward(q, k, v, *arguments):
     check_lengths(q, k, options)
     if not (q.numel() and k.numel()):  # nothing is seen, but the sinks
         o, lse = nothing_seen(q)
-        return o if options.cu_q is None else like_rows(q).zero_(), lse if options.sinks is None else lse.copy_(options.sinks[:, None])
+        return o if options.cu_q is None else like_rows(q).zero_(), lse if options.sinks is None else lse.copy_(
+            options.sinks[:, None]
+        )
     with on_device_of(q):
         mods, aux, mask = plan(q, k, options)
         o = None if options.cu_q is None else like_rows(q)
@@ -108,24 +122,37 @@ def run_backward(do, dlse, q, k, v, o, lse, *arguments):
         dlse = None if dlse is None else dlse.contiguous()
         bias_shape = None if bias is None else tuple(bias.shape)
         found = variant_backward(q, k, v, o, do, lse, dlse, mods, aux, mask, sinks, bias_shape)
-    return found.dq, found.dk, found.dv, none[0] if sinks is None else found.dsinks, none[1] if bias is None else found.dbias
+    return (
+        found.dq,
+        found.dk,
+        found.dv,
+        none[0] if sinks is None else found.dsinks,
+        none[1] if bias is None else found.dbias,
+    )
 
 
 def check_lengths(q, k, options: Options) -> None:
-    """ValueError for cu_seqlens that do not lead from 0 to the number of tokens. A GPU's are not looked at, for the CPU would have to wait for it."""
+    """ValueError for cu_seqlens that do not lead from 0 to the number of tokens. A GPU's are not looked at, for the CPU
+    would have to wait for it."""
     if options.cu_q is None or options.cu_q.device.type != "cpu":
         return
     for name, cu, total in (("cu_seqlens_q", options.cu_q, q.shape[2]), ("cu_seqlens_k", options.cu_k, k.shape[2])):
         bounds = cu.tolist()
         if bounds[0] != 0 or bounds[-1] != total or bounds != sorted(bounds):
-            raise ValueError(f"{name} must start at 0, never decrease, and end at the number of tokens, {total}; got {bounds}")
+            raise ValueError(
+                f"{name} must start at 0, never decrease, and end at the number of tokens, {total}; got {bounds}"
+            )
 
 
 # ---------------------------------------------------------------- the operators
 
-LIBRARY.define(f"variant_forward(Tensor q, Tensor k, Tensor v, {ARGUMENTS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
 LIBRARY.define(
-    f"variant_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {ARGUMENTS}, bool need_dsinks, bool need_dbias) "
+    f"variant_forward(Tensor q, Tensor k, Tensor v, {ARGUMENTS}) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.define(
+    f"variant_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"{ARGUMENTS}, bool need_dsinks, bool need_dbias) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )

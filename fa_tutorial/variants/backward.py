@@ -249,7 +249,8 @@ INTERPRETER_CONFIG = backward.BackwardConfig(TileConfig(32, 32, 4, 1), TileConfi
 
 
 def choose_config(D: int, dtype: torch.dtype, shared_memory: int | None) -> backward.BackwardConfig:
-    """The tiles for a card with `shared_memory` bytes per thread block, or for the interpreter (None). ValueError as backward.choose_config."""
+    """The tiles for a card with `shared_memory` bytes per thread block, or for the interpreter (None). ValueError as
+    backward.choose_config."""
     if shared_memory is None:
         return INTERPRETER_CONFIG
     if dtype != torch.float32 and shared_memory >= HOPPER_SHARED_MEMORY:
@@ -272,9 +273,11 @@ def variant_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch
                      lse: torch.Tensor, dlse: torch.Tensor | None, mods: Mods, aux: tuple, mask: BlockMask,
                      sinks: torch.Tensor | None = None, bias_shape: tuple[int, ...] | None = None, *,
                      config: backward.BackwardConfig | None = None) -> Gradients:  # fmt: skip
-    """Launch the backward's kernels on q's GPU, which must be current. Arguments as variant_forward's and flash_backward's; they are not checked.
+    """Launch the backward's kernels on q's GPU, which must be current. Arguments as variant_forward's and
+    flash_backward's; they are not checked.
 
-    bias_shape: (B or 1, H_q or 1, S_q, S_k) where the gradient of a bias is asked for, which the score mod must add last.
+    bias_shape: (B or 1, H_q or 1, S_q, S_k) where the gradient of a bias is asked for, which the score mod must add
+    last.
     """
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     config = config or choose_config(D, q.dtype, card_of(q).shared_memory)
@@ -300,7 +303,9 @@ def variant_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch
         BLOCK_D=padded_d(D), **config.dq.launch(),
     )  # fmt: skip
     gradients = Gradients(dq, dk, dv)
-    if sinks is not None:  # p of the sink times −delta; in rows beyond S_q p = 0, because prepare gives them lse2 = +inf
+    if (
+        sinks is not None
+    ):  # p of the sink times −delta; in rows beyond S_q p = 0, because prepare gives them lse2 = +inf
         gradients.dsinks = -(torch.exp2(LOG2_E.value * sinks[:, None] - rows.lse2) * rows.delta).sum((0, 2))
     if bias_shape is not None:
         gradients.dbias = torch.empty(bias_shape, dtype=torch.float32, device=q.device)

@@ -1,9 +1,11 @@
-"""Chapter 10's mods: small jitted functions that change a score or hide a pair, and that the variants' kernels call for every pair they compute.
+"""Chapter 10's mods: small jitted functions that change a score or hide a pair, and that the variants' kernels call for
+every pair they compute.
 
-A score mod `(s, b, h, i, j, aux)` returns what takes the place of the scaled score s of query i and key j, in batch entry b and query head h. Where its
-derivative by s is not 1, a second function of the same arguments gives the derivative. A mask mod `(b, h, i, j, aux)` says whether i may see j.
-s is a tile, b and h are numbers, i and j are int32 tiles that broadcast to s's shape, always inside the sequences. aux is the tuple that the caller gave:
-tensors, which must be contiguous, arrive as pointers, numbers as numbers, and None can be asked for while compiling.
+A score mod `(s, b, h, i, j, aux)` returns what takes the place of the scaled score s of query i and key j, in batch
+entry b and query head h. Where its derivative by s is not 1, a second function of the same arguments gives the
+derivative. A mask mod `(b, h, i, j, aux)` says whether i may see j. s is a tile, b and h are numbers, i and j are int32
+tiles that broadcast to s's shape, always inside the sequences. aux is the tuple that the caller gave: tensors, which
+must be contiguous, arrive as pointers, numbers as numbers, and None can be asked for while compiling.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ import triton.language as tl  # noqa: E402
 class Aux(NamedTuple):
     """What the ready mods read. A field is None where its variant is not asked for, and costs nothing then.
 
-    offset: S_k − S_q, so that i + offset is the key on query i's diagonal (bottom-right). Packed rows have three int32 tensors (S_q,) instead: diagonal,
-    that key's number, and the first and the end key of query i's own sequence; and cu_q, cu_k, sequences, from which these are made.
-    left, right: how many keys before and after the diagonal are seen.
+    offset: S_k − S_q, so that i + offset is the key on query i's diagonal (bottom-right). Packed rows have three int32
+    tensors (S_q,) instead: diagonal, that key's number, and the first and the end key of query i's own sequence; and
+    cu_q, cu_k, sequences, from which these are made. left, right: how many keys before and after the diagonal are seen.
     slopes: float32 pointer, one a query head, slope_stride apart from one batch entry to the next. bias: pointer to
-    (B, H_q, S_q, S_k), with its four strides, each a field: Triton 3.6 loses the numbers of a tuple that stands beside None.
+    (B, H_q, S_q, S_k), with its four strides, each a field: Triton 3.6 loses the numbers of a tuple that stands beside
+    None.
     """
 
     offset: Any = None

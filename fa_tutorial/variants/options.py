@@ -13,7 +13,8 @@ SEEDS = 2**62
 
 
 def check_options(q, k, scale, left, right, softcap, alibi_slopes, bias, sinks, dropout_p) -> Options:
-    """Options of flash_attention's arguments, for q (B, H_q, S_q, D) and k (B, H_k, S_k, D). TypeError or ValueError with the value.
+    """Options of flash_attention's arguments, for q (B, H_q, S_q, D) and k (B, H_k, S_k, D). TypeError or ValueError
+    with the value.
 
     scale, left, right: as check_attention and check_window return them.
     """
@@ -25,7 +26,8 @@ def check_options(q, k, scale, left, right, softcap, alibi_slopes, bias, sinks, 
         check_devices(q=q, bias=bias)
         if bias.shape[0] not in (1, B) or bias.shape[1] not in (1, H_q) or bias.shape[2:] != (S_q, S_k):
             raise ValueError(
-                f"bias must be (B or 1, H_q or 1, S_q, S_k), here ({B} or 1, {H_q} or 1, {S_q}, {S_k}), got {tuple(bias.shape)}"
+                f"bias must be (B or 1, H_q or 1, S_q, S_k), here ({B} or 1, {H_q} or 1, {S_q}, {S_k}), got "
+                f"{tuple(bias.shape)}"
             )
     if sinks is not None:
         check_tensor("sinks", sinks, ndim=1, dtypes=FLOAT_DTYPES)
@@ -47,7 +49,10 @@ def check_window(window, is_causal) -> tuple[int, int]:
     if window is not None:
         if not isinstance(window, (tuple, list)) or len(window) != 2:
             raise TypeError(f"window must be (left, right), two integers, −1 for no limit, got {window!r}")
-        left, right = (min(check_int(f"window's {side} side", x, NO_LIMIT), FAR) for side, x in zip(("left", "right"), window, strict=True))
+        left, right = (
+            min(check_int(f"window's {side} side", x, NO_LIMIT), FAR)
+            for side, x in zip(("left", "right"), window, strict=True)
+        )
     return left, 0 if check_flag("is_causal", is_causal) else right
 
 
@@ -70,10 +75,16 @@ def check_slopes(slopes, q: torch.Tensor) -> torch.Tensor:
     check_tensor("alibi_slopes", slopes, dtypes=(torch.float32,))
     check_devices(q=q, alibi_slopes=slopes)
     if slopes.requires_grad:
-        raise TypeError("alibi_slopes have no gradient, got a tensor that requires one; to learn slopes, add their product as a bias")
+        raise TypeError(
+            "alibi_slopes have no gradient, got a tensor that requires one; to learn slopes, add their product "
+            "as a "
+            "bias"
+        )
     B, H_q = q.shape[:2]
     if slopes.shape not in ((H_q,), (B, H_q)):
-        raise ValueError(f"alibi_slopes must be (H_q,) or (B, H_q), here ({H_q},) or ({B}, {H_q}), got {tuple(slopes.shape)}")
+        raise ValueError(
+            f"alibi_slopes must be (H_q,) or (B, H_q), here ({H_q},) or ({B}, {H_q}), got {tuple(slopes.shape)}"
+        )
     slopes = slopes.contiguous()
     return slopes if slopes.ndim == 2 else slopes[None]
 
@@ -89,7 +100,8 @@ def check_probability(p) -> float:
 
 
 def check_packed(q, k, v) -> list[torch.Tensor]:
-    """q, k and v, (total, H, D) each, as (1, H, total, D), the same memory. Their shapes are compared here, so that errors show the caller's."""
+    """q, k and v, (total, H, D) each, as (1, H, total, D), the same memory. Their shapes are compared here, so that
+    errors show the caller's."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, x, dtypes=FLOAT_DTYPES)
         if x.ndim != 3:
@@ -108,7 +120,9 @@ def check_cu_seqlens(q: torch.Tensor, cu_q, cu_k, max_q, max_k) -> None:
         if cu.shape[0] < 2:
             raise ValueError(f"{name} must have an entry more than there are sequences, at least 2, got {cu.shape[0]}")
     if cu_q.shape != cu_k.shape:
-        raise ValueError(f"cu_seqlens_q and cu_seqlens_k must be of one length, got {cu_q.shape[0]} and {cu_k.shape[0]}")
+        raise ValueError(
+            f"cu_seqlens_q and cu_seqlens_k must be of one length, got {cu_q.shape[0]} and {cu_k.shape[0]}"
+        )
     for name, most in (("max_seqlen_q", max_q), ("max_seqlen_k", max_k)):
         if most is not None:
             check_int(name, most, 0)

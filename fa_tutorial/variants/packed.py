@@ -20,7 +20,8 @@ TOKENS = 256  # a program of packed_rows_kernel
 
 @triton.jit
 def sequence_of(token, cu, sequences):
-    """The number of the sequence in which a token stands, by bisection: how many of the ends cu[1], cu[2], … are at or before it. At most sequences − 1."""
+    """The number of the sequence in which a token stands, by bisection: how many of the ends cu[1], cu[2], … are at or
+    before it. At most sequences − 1."""
     found = token * 0
     step = 1 << 30
     while step > sequences:
@@ -38,7 +39,9 @@ def packed_range(first, last, aux, OF_KEYS: tl.constexpr):
     """tile_lists_kernel's RANGE: from the first row's sequence to the last row's."""
     own = aux.cu_k if OF_KEYS else aux.cu_q
     other = aux.cu_q if OF_KEYS else aux.cu_k
-    return tl.load(other + sequence_of(first, own, aux.sequences)), tl.load(other + sequence_of(last, own, aux.sequences) + 1)
+    return tl.load(other + sequence_of(first, own, aux.sequences)), tl.load(
+        other + sequence_of(last, own, aux.sequences) + 1
+    )
 
 
 @triton.jit
@@ -53,10 +56,22 @@ def packed_rows_kernel(aux, total_q, BLOCK: tl.constexpr):
     tl.store(aux.end + i, end, mask=i < total_q)
 
 
-def packed_block_mask(cu_q: torch.Tensor, cu_k: torch.Tensor, total_q: int, total_k: int, left: int | None, right: int | None) -> BlockMask:
-    """The block mask of rows that are packed as cu_q and cu_k say, (sequences + 1,) int32, with a window in each sequence."""
+def packed_block_mask(
+    cu_q: torch.Tensor, cu_k: torch.Tensor, total_q: int, total_k: int, left: int | None, right: int | None
+) -> BlockMask:
+    """The block mask of rows that are packed as cu_q and cu_k say, (sequences + 1,) int32, with a window in each
+    sequence."""
     diagonal, first, end = torch.empty((3, total_q), dtype=torch.int32, device=cu_q.device).unbind()
     cu_q, cu_k = cu_q.contiguous(), cu_k.contiguous()
-    aux = Aux(diagonal=diagonal, first=first, end=end, cu_q=cu_q, cu_k=cu_k, sequences=cu_q.shape[0] - 1, left=left, right=right)
+    aux = Aux(
+        diagonal=diagonal,
+        first=first,
+        end=end,
+        cu_q=cu_q,
+        cu_k=cu_k,
+        sequences=cu_q.shape[0] - 1,
+        left=left,
+        right=right,
+    )
     packed_rows_kernel[(triton.cdiv(total_q, TOKENS),)](aux, total_q, BLOCK=TOKENS)
     return BlockMask(packed_window, aux, 1, 1, total_q, total_k, cu_q.device, packed_range)

@@ -19,10 +19,12 @@ import triton.language as tl  # noqa: E402
 
 
 class TileLists(NamedTuple):
-    """Lists as one argument of a kernel. index: (B or 1, H or 1, blocks, across) int32, tile numbers: in each row the mixed tiles from its start on,
-    and the whole ones from its end backwards. count: (2, B or 1, H or 1, blocks) int32, how many mixed tiles, and how many whole ones.
+    """Lists as one argument of a kernel. index: (B or 1, H or 1, blocks, across) int32, tile numbers: in each row the
+    mixed tiles from its start on, and the whole ones from its end backwards. count: (2, B or 1, H or 1, blocks) int32,
+    how many mixed tiles, and how many whole ones.
 
-    rows: how many there are in index; stride_b, stride_h: from one batch entry's or head's first row to the next, 0 where they share their lists.
+    rows: how many there are in index; stride_b, stride_h: from one batch entry's or head's first row to the next, 0
+    where they share their lists.
     """
 
     index: Any
@@ -57,10 +59,11 @@ def seen_pairs(b, h, i, j, aux, S_q, S_k, MASK_MOD: tl.constexpr):
 @triton.jit
 def tile_lists_kernel(tiles, aux, H, S_q, S_k, MASK_MOD: tl.constexpr, RANGE: tl.constexpr, OF_KEYS: tl.constexpr,
                       BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
-    """Write one block's two lists: a query block's over tiles of keys, or (OF_KEYS) a key block's over tiles of queries.
+    """Write one block's two lists: a query block's over tiles of keys, or (OF_KEYS) a key block's over tiles of
+    queries.
 
-    RANGE: None, or a function (first, last, aux, OF_KEYS) of a block's rows that gives the rows of the other side that it can see: from the first one
-    to before the second. Grid: (blocks · batch entries · heads of the lists,).
+    RANGE: None, or a function (first, last, aux, OF_KEYS) of a block's rows that gives the rows of the other side that
+    it can see: from the first one to before the second. Grid: (blocks · batch entries · heads of the lists,).
     """
     S, across_S = (S_k, S_q) if OF_KEYS else (S_q, S_k)
     ROWS: tl.constexpr = BLOCK_N if OF_KEYS else BLOCK_M
@@ -90,10 +93,12 @@ def tile_lists_kernel(tiles, aux, H, S_q, S_k, MASK_MOD: tl.constexpr, RANGE: tl
 
 @dataclass
 class BlockMask:
-    """The tile lists of a mask mod for one B, H, S_q and S_k, made when a kernel first asks for those of its tiles, and kept for their stream.
+    """The tile lists of a mask mod for one B, H, S_q and S_k, made when a kernel first asks for those of its tiles, and
+    kept for their stream.
 
-    Lists that a CUDA graph makes aren't kept: their memory is the graph's, and nothing is in it until the graph is replayed.
-    B, H: 1 where the mask is the same for every batch entry or head; None for as many as a call has, see of_call.
+    Lists that a CUDA graph makes aren't kept: their memory is the graph's, and nothing is in it until the graph is
+    replayed. B, H: 1 where the mask is the same for every batch entry or head; None for as many as a call has, see
+    of_call.
     range: None, or tile_lists_kernel's RANGE.
     """
 

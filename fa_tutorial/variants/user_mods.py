@@ -34,7 +34,8 @@ def attention_with(
     scale: float | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(score_mod(scale · q kᵀ)) v over the pairs that mask_mod sees, forward and backward, by chapter 10's kernels.
+    """softmax(score_mod(scale · q kᵀ)) v over the pairs that mask_mod sees, forward and backward, by chapter 10's
+    kernels.
 
     q, k, v, scale, return_lse, autocast and the result as for flash_attention. score_mod(s, b, h, i, j, aux), its
     derivative by s score_grad (None where that is 1), and mask_mod(b, h, i, j, aux): functions decorated with
@@ -89,12 +90,16 @@ def check_block_mask(block_mask: Any, mask_mod: Any, aux: tuple, q: torch.Tensor
     fits = block_mask.B in (None, 1, B) and block_mask.H in (None, 1, H_q)
     if about != wanted or not fits or mask_mod is not block_mask.mask:
         raise ValueError(
-            f"block_mask is of another call: B, H, S_q, S_k, device {(block_mask.B, block_mask.H, *about)}, here {(B, H_q, *wanted)}, "
+            f"block_mask is of another call: B, H, S_q, S_k, device {(block_mask.B, block_mask.H, *about)}, here "
+            f"{(B, H_q, *wanted)}, "
             "and its mask_mod must be this call's"
         )
     same = [x is y or (not isinstance(x, torch.Tensor) and x == y) for x, y in zip(block_mask.aux, aux, strict=False)]
     if sum(same) < len(block_mask.aux):
-        raise ValueError(f"aux must begin with the block_mask's, the same tensors and numbers, got {aux}, block_mask's {block_mask.aux}")
+        raise ValueError(
+            f"aux must begin with the block_mask's, the same tensors and numbers, got {aux}, block_mask's "
+            f"{block_mask.aux}"
+        )
 
 
 def check_mod(name: str, mod: Any) -> None:
@@ -103,7 +108,8 @@ def check_mod(name: str, mod: Any) -> None:
 
 
 def check_aux(aux: tuple, device: torch.device) -> None:
-    """TypeError unless aux is a flat tuple of tensors without gradient, numbers and None; ValueError for tensors elsewhere or not contiguous."""
+    """TypeError unless aux is a flat tuple of tensors without gradient, numbers and None; ValueError for tensors
+    elsewhere or not contiguous."""
     if not isinstance(aux, tuple):
         raise TypeError(f"aux must be a tuple, got a {type(aux).__name__}")
     for i, x in enumerate(aux):
@@ -117,11 +123,13 @@ def check_aux(aux: tuple, device: torch.device) -> None:
             raise ValueError(f"aux[{i}] must be on {device}, as q, k and v are, got {x.device}")
         if not x.is_contiguous():
             raise ValueError(
-                f"aux[{i}] must be contiguous, because mods get its pointer alone, got strides {x.stride()}: call .contiguous()"
+                f"aux[{i}] must be contiguous, because mods get its pointer alone, got strides {x.stride()}: call "
+                f".contiguous()"
             )
         if x.requires_grad:
             raise TypeError(
-                f"aux[{i}] has no gradient here, got a tensor that requires one: detach it, or use flash_attention's bias or sinks"
+                f"aux[{i}] has no gradient here, got a tensor that requires one: detach it, or use "
+                f"flash_attention's bias or sinks"
             )
 
 

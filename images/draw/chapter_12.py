@@ -26,7 +26,8 @@ KINDS = (("as in yours", 62, "black", 0.85), ("who copies what, and waits", 133,
 
 @image("12_kernel_lines.png")
 def draw_kernel_lines() -> Figure:
-    """The file of FA2's forward kernels to scale, its first kernel enlarged with the lines that the reader wrote, and what the others are."""
+    """The file of FA2's forward kernels to scale, its first kernel enlarged with the lines that the reader wrote, and what the others
+    are."""
     figure, ax = canvas(4.45)
     left, wide = 0.15, WIDTH - 0.3
     draw_parts(ax, FILE, 1, LINES + 1, left, 0.45, wide)
@@ -64,7 +65,8 @@ def draw_parts(ax: Axes, parts: tuple, first: int, last: int, left: float, top: 
 
 # ---------------------------------------------------------------- the loop's copies
 
-# A lane's bars of the forward loop, as (start, end, text, whether it is a copy), in inches. Copies are drawn shorter than the work that hides them.
+# A lane's bars of the forward loop, as (start, end, text, whether it is a copy), in inches. Copies are drawn shorter than the work that
+# hides them.
 STEPS = (2.3, 3.7, 5.45, 6.85, 8.6)  # where an iteration's two halves begin: q kᵀ and the mask, softmax and p v
 COPY = 1.1
 LANES = {"k's buffer": 0.75, "v's buffer": 1.25, "work": 1.75}

@@ -34,7 +34,8 @@ class Step:
 def pipeline(num_stages: int) -> list[Step]:
     """The steps of a loop over TILES tiles that runs num_stages − 1 loads ahead. Loads are under way together; each takes LOAD.
 
-    When its own tile has arrived, a step starts the load for num_stages − 1 steps later, into the place of the tile that was worked on last.
+    When its own tile has arrived, a step starts the load for num_stages − 1 steps later, into the place of the tile that was worked on
+    last.
     """
     starts, steps, now = [0] * (num_stages - 1), [], 0
     for tile in range(TILES):
@@ -114,7 +115,8 @@ def draw_phases(ax: Axes, y: float, steps: list[Step], num_stages: int) -> None:
 
 
 def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
-    """q and the stages of k and v as boxes, as long as they are large, and their sum: by (8.2) from two stages on; one stage is a single tile."""
+    """q and the stages of k and v as boxes, as long as they are large, and their sum: by (8.2) from two stages on; one stage is a single
+    tile."""
     D, itemsize = 64, 2
     tile = TileConfig(64, 64, 4, num_stages)
     q, stage, name = tile.block_m * D * itemsize // 1024, 2 * tile.block_n * D * itemsize // 1024, "k, v"

@@ -148,8 +148,14 @@ def draw_forward_flow(ax: Axes, top: float) -> None:
     for name, (x, at, look) in places.items():
         tensor_box(ax, x, at, wide, tall, name, **look)
     middle = y + tall / 2
-    for start, end in (((1.05, middle - 0.4), (2.9, middle - 0.08)), ((1.05, middle + 0.4), (2.9, middle + 0.08)), ((3.65, middle), (5.1, middle)),
-                       ((5.85, middle), (7.95, middle)), ((7.05, middle - 0.75), (7.95, middle - 0.15)), ((3.65, middle + 0.12), (5.1, middle + 0.8))):  # fmt: skip
+    for start, end in (
+        ((1.05, middle - 0.4), (2.9, middle - 0.08)),
+        ((1.05, middle + 0.4), (2.9, middle + 0.08)),
+        ((3.65, middle), (5.1, middle)),
+        ((5.85, middle), (7.95, middle)),
+        ((7.05, middle - 0.75), (7.95, middle - 0.15)),
+        ((3.65, middle + 0.12), (5.1, middle + 0.8)),
+    ):
         arrow(ax, start, end)
     write(ax, 1.15, middle, "scale · q kᵀ", ha="left")
     write(ax, 4.37, middle - 0.18, "softmax")
@@ -192,8 +198,14 @@ def draw_backward_flow(ax: Axes, top: float) -> None:
         arrow(ax, start, end, "vermilion", dashed=True)
     for x, y, text in matmuls:
         write(ax, x, y, text, HEAD + 2, weight="bold", zorder=4, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
-    texts = ((1.45, at_p - 0.42, "scale · q kᵀ"), (2.3, at_p + 0.3, "exp(s − lse) (6.7)"), (4.8, at_p - 0.3, "pᵀ do (6.8)"),
-             (7.15, at_ds - 0.25, "do vᵀ (6.9)"), (4.8, at_ds - 0.2, "p ∘ (dp − delta) (6.10)"), (7.3, low + 0.58, "rowsum(do ∘ o) (6.6)"))  # fmt: skip
+    texts = (
+        (1.45, at_p - 0.42, "scale · q kᵀ"),
+        (2.3, at_p + 0.3, "exp(s − lse) (6.7)"),
+        (4.8, at_p - 0.3, "pᵀ do (6.8)"),
+        (7.15, at_ds - 0.25, "do vᵀ (6.9)"),
+        (4.8, at_ds - 0.2, "p ∘ (dp − delta) (6.10)"),
+        (7.3, low + 0.58, "rowsum(do ∘ o) (6.6)"),
+    )
     for x, y, text in texts:
         write(ax, x, y, text)
     write(ax, 1.75, at_ds - 0.8, "scale · ds k (6.11)", ha="right")
@@ -241,7 +253,8 @@ def tile_kind(row_block: int, key_block: int) -> str:
 
 
 def draw_loop(ax: Axes, left: float, title: str, way: str, fixed: int, steps: range) -> None:
-    """One loop: the tiles by kind, strong where this program goes ("down" column `fixed`, or "right" along row `fixed`), and its results."""
+    """One loop: the tiles by kind, strong where this program goes ("down" column `fixed`, or "right" along row `fixed`), and its
+    results."""
     wide, tall, x, y = 0.38, 0.5, left + 0.65, 1.45
     rows, cols = LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"], LOOP_SHAPE["S_k"] // LOOP_SHAPE["block_n"]
     down = way == "down"
@@ -444,7 +457,8 @@ def draw_group_sum() -> Figure:
         box(ax, x + 0.7, 2.6, (group - 1) * step + wide - 1.4, 0.6, f"h_k = {h_k}", colours[h_k], hatch=hatches[h_k], share=0.5, size=BODY)
     notes(ax, 0.1, 3.65, ("dk[h_k] = Σ dk of h, for h = h_k · G … h_k · G + G − 1, G = H_q / H_k; dv too (7.4)",
                           f"one program of dkdv_kernel walks over the queries of all {group} heads of its group, and writes once",
-                          "no atomic adds, and no (B, H_q, S_k, D) tensor of parts: dk and dv are like k and v"), bold=0, step=0.32)  # fmt: skip
+                          ("no atomic adds, and no (B, H_q, S_k, D) tensor of parts: dk and dv are like k and "
+                          "v")), bold=0, step=0.32)  # fmt: skip
     return figure
 
 
@@ -462,7 +476,8 @@ def draw_dkdv_step() -> Figure:
 
 
 def draw_dkdv_row(ax: Axes, row: float, scores: tuple[str, ...], weights: tuple[str, ...], name: str, sums: tuple[str, ...]) -> None:
-    """A product whose left operand stays, the tile of weights made of it, and the product that this tile goes into. row: the tiles' upper edge."""
+    """A product whose left operand stays, the tile of weights made of it, and the product that this tile goes into. row: the tiles' upper
+    edge."""
     keys, queries, dim, gap, middle = 1.05, 0.8, 1.35, 0.12, 5.0
     (stays, streams, made, first), (per_query, rule, second), (other, gradient, product, third) = scores, weights, sums
     colour = {"q": TENSOR_COLOUR["q"], "do": TENSOR_COLOUR["o"]}

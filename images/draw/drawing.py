@@ -52,8 +52,22 @@ def write(ax: Axes, x: float, y: float, text: str, size: float = SMALL, **option
     ax.text(x, y, text, **{"fontsize": size, "ha": "center", "va": "center", **options})
 
 
-def box(ax: Axes, x: float, y: float, width: float, height: float, text: str = "", colour: str | None = None, *, share: float = 0.3,
-        size: float = SMALL, hatch: str | None = None, line: float = 1.0, dashed: bool = False, weight: str = "normal") -> None:  # fmt: skip
+def box(
+    ax: Axes,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    text: str = "",
+    colour: str | None = None,
+    *,
+    share: float = 0.3,
+    size: float = SMALL,
+    hatch: str | None = None,
+    line: float = 1.0,
+    dashed: bool = False,
+    weight: str = "normal",
+) -> None:
     """A rectangle from its top left corner, tinted with a colour of COLOURS (white without one), with text in its middle."""
     face = tint(colour, share) if colour else "white"
     edge = COLOURS["black"] if line > 1.5 else DARK if hatch else GREY  # hatching takes the colour of the edge

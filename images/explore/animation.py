@@ -1,4 +1,5 @@
-"""Film online_softmax.html for the README, in headless Chromium: python images/explore/animation.py (Playwright is in the extra `browser`)."""
+"""Film online_softmax.html for the README, in headless Chromium: python images/explore/animation.py
+(Playwright is in the extra `browser`)."""
 
 import io
 import shutil

@@ -18,7 +18,14 @@ def snapshot(page: Path) -> Path:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder) / "shot.png"
-        command = [browser, "--headless", "--no-sandbox", "--hide-scrollbars", f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={shot}"]
+        command = [
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--hide-scrollbars",
+            f"--window-size={WIDTH},{HEIGHT}",
+            f"--screenshot={shot}",
+        ]
         subprocess.run([*command, page.as_uri()], check=True, capture_output=True, timeout=60)
         whole = Image.open(shot).convert("RGB")
     bottom = ImageChops.difference(whole, Image.new("RGB", whole.size, "white")).getbbox()[3]

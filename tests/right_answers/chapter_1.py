@@ -1,4 +1,5 @@
-"""Right answers to chapter 1 in other words: Python floats, NumPy, log-sum-exp, cumulative sums, trees of merges, copies worked on in place."""
+"""Right answers to chapter 1 in other words: Python floats, NumPy, log-sum-exp, cumulative sums, trees of merges, copies worked on in
+place."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""Right answers to chapter 10 in other words: a window by absolute keys, tiles by a loop, a list walked backwards, 1 / cosh², a sink as a column, a bisection."""
+"""Right answers to chapter 10 in other words: a window by absolute keys, tiles by a loop, a list walked backwards, 1 / cosh², a sink as a
+column, a bisection."""
 
 import torch
 from edits import edit

@@ -1,4 +1,5 @@
-"""Right answers to chapter 11 in other words: clipped bounds, a running merge of two, a merge kernel by loop over parts, a split by tiles."""
+"""Right answers to chapter 11 in other words: clipped bounds, a running merge of two, a merge kernel by loop over parts, a split by
+tiles."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""Right answers to chapter 12 in other words: a number of blocks rounded up by math.ceil, and tiles found by counting a mask, a block's own maximum."""
+"""Right answers to chapter 12 in other words: a number of blocks rounded up by math.ceil, and tiles found by counting a mask, a block's own
+maximum."""
 
 import math
 

@@ -43,7 +43,8 @@ def _widened(x):
 
 @triton.jit
 def scores_by_keys(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
-    """sᵀ in place of s: the softmax runs down its columns; p is divided before its product with v; S is None, because every tile is full."""
+    """sᵀ in place of s: the softmax runs down its columns; p is divided before its product with v; S is None, because every tile is
+    full."""
     start = tl.program_id(0) % (S_q // BLOCK_M) * BLOCK_M
     bh = tl.program_id(0) // (S_q // BLOCK_M)
     q = _widened(load_tile(q, bh // H, bh % H, start, None, D, BLOCK_M, BLOCK_D))
@@ -84,7 +85,8 @@ def flash_last_tile_first(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constex
 @triton.jit
 def gqa_keeping_the_lse_alone(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
                               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """The state is (lse, o): each tile's own softmax is merged with what came before, weighted by exp of the two lse; one loop, always masked."""
+    """The state is (lse, o): each tile's own softmax is merged with what came before, weighted by exp of the two lse; one loop, always
+    masked."""
     row_blocks = tl.cdiv(S_q, BLOCK_M)
     b, h = tl.program_id(0) // row_blocks // H_q, tl.program_id(0) // row_blocks % H_q
     start_m = tl.program_id(0) % row_blocks * BLOCK_M

@@ -1,4 +1,5 @@
-"""Right answers to chapter 8 in other words: counts by division of floats, a step with a finite guard, transposed tiles, chapter 3's order."""
+"""Right answers to chapter 8 in other words: counts by division of floats, a step with a finite guard, transposed tiles, chapter 3's
+order."""
 
 import math
 

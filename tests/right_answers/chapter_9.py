@@ -1,5 +1,5 @@
-"""Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, p v a block behind, orders by sorting,
-a meeting counted by rounds."""
+"""Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, p v a block behind, orders by
+sorting, a meeting counted by rounds."""
 
 import math
 

@@ -12,10 +12,13 @@ RAGGED = "one edge is left: a smaller last block reads all of k and v too, but o
 WRONG_ANSWERS = (
     edit("0.1", "not returned", ("return B", "B"), told="None (is the return missing?)"),
     edit("0.1", "float's pairs", ("S * (S + 1) // 2", "int(S * S / 2 * (1 + 1 / S))"), told="a whole number that no float may round"),
-    edit("0.1", "float32", ("return B * H * pairs * per_pair", "import torch\n    return int(torch.tensor([B, H, pairs, per_pair]).float().prod())"),
+    edit("0.1", "float32", ("return B * H * pairs * per_pair", ("import torch\n    return int(torch.tensor([B, H, pairs, "
+                                                               "per_pair]).float().prod())")),
          told="a large count is exact too"),
-    edit("0.1", "S pairs", ("S * (S + 1) // 2 if is_causal else S * S", "S"), told="for every (query, key) pair of every head: attention_flops(1, 1, 3"),
-    edit("0.2", "q per block", ("2 * S * D + blocks * 2", "S * D + blocks * 3"), told="q and o travel once, k and v once per block of queries"),
+    edit("0.1", "S pairs", ("S * (S + 1) // 2 if is_causal else S * S", "S"), told=("for every (query, key) pair of every head: "
+                                                                                   "attention_flops(1, 1, 3")),
+    edit("0.2", "q per block", ("2 * S * D + blocks * 2", "S * D + blocks * 3"), told=("q and o travel once, k and v once per block of "
+                                                                                      "queries")),
     edit("0.2", "k alone", ("blocks * 2 * S", "blocks * S"), told="q and o travel once, k and v once per block of queries"),
     edit("0.2", "o twice", ("2 * S * D + blocks", "3 * S * D + blocks"), told="q and o travel once, k and v once per block of queries"),
     edit("0.2", "nothing twice, no floats", ("blocks * 2 * S * D", "2 * S * D"), ("* itemsize + 4 * S", "* itemsize"),
@@ -31,6 +34,7 @@ WRONG_ANSWERS = (
          told="S is the largest whole number"),
     edit("0.3", "one more", ("// per_pair)", "// per_pair) + 1"), told="S is the largest whole number"),
     edit("0.3", "root of a float", ("memory_bytes // per_pair", "memory_bytes / per_pair"), told="raises TypeError"),
-    edit("0.4", "ridge upside down", ("min(peak_flops, intensity * bandwidth)", "peak_flops if intensity > bandwidth / peak_flops else intensity * bandwidth"),
+    edit("0.4", "ridge upside down", ("min(peak_flops, intensity * bandwidth)", ("peak_flops if intensity > bandwidth / peak_flops else "
+                                                                                "intensity * bandwidth")),
          told="the slower of the two decides"),
 )  # fmt: skip

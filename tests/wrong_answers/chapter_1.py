@@ -37,7 +37,8 @@ NEXT_BLOCK = "        m_new = "
 NEW_ACC = ("alpha * acc + p @", "acc + alpha * p @")
 NEW_L = ("alpha * l + p.sum()", "l + alpha * p.sum()")
 NORMALISED = (
-    ("        if m_new == -math.inf:\n            continue  # nothing seen yet\n", "        shift = torch.where(m_new == -math.inf, 0.0, m_new)\n"),
+    ("        if m_new == -math.inf:\n            continue  # nothing seen yet\n", ("        shift = torch.where(m_new == -math.inf, "
+                                                                                   "0.0, m_new)\n")),
     ("s - m_new", "s - shift"),
     ("(m - m_new)", "(m - shift)"),
     ("        l = alpha * l + p.sum()\n        acc = alpha * acc + p @ values[start : start + block]",
@@ -54,8 +55,10 @@ def skips(condition: str, by: str = "continue") -> tuple[str, str]:
 WRONG_ANSWERS = (
     ("1.1", lambda x: torch.softmax(x, -1), "a library's softmax or logsumexp made them"),
     ("1.1", softmax_through_lse, "a library's softmax or logsumexp made them"),
-    edit("1.1", "clamped at 80", ("wide - m", "wide.clamp(max=80)"), told="subtract the row's maximum, so that the largest exponent is 0: x = [90, 100]"),
-    edit("1.1", "no keepdim, in x's dtype", (", keepdim=True", "", 2), (PROMOTED, "x"), told="each of shape (..., 1), as keepdim=True leaves them: x = [[1, 3]"),
+    edit("1.1", "clamped at 80", ("wide - m", "wide.clamp(max=80)"), told=("subtract the row's maximum, so that the largest exponent is "
+                                                                          "0: x = [90, 100]")),
+    edit("1.1", "no keepdim, in x's dtype", (", keepdim=True", "", 2), (PROMOTED, "x"), told=("each of shape (..., 1), as keepdim=True "
+                                                                                             "leaves them: x = [[1, 3]")),
     edit("1.1", "in place", ("    wide = ", "    x -= x.amax(dim=-1, keepdim=True)\n    wide = "), told="changes its input x in place"),
     edit("1.1", "in float32", (PROMOTED, "x.float()"), (").to(x.dtype)", ")"),
          told="two edges are left; the first: float64 goes in, and the result has less accuracy"),
@@ -77,9 +80,11 @@ WRONG_ANSWERS = (
     ),
     edit("1.1", "clamped at 700", ("wide - m", "wide.double().clamp(max=700)"), told="exp(−1000) is 0, and 0 / 0 is NaN"),
     ("1.2", lambda x: (0.0, 0.0), "m is the maximum and l is the sum of exp(x − m), one number each"),
-    edit("1.2", "skips what is very low", ("value == -math.inf", "value < -1e9"), told="however low, and counts like any other: x = [−1e+30]"),
+    edit("1.2", "skips what is very low", ("value == -math.inf", "value < -1e9"), told=("however low, and counts like any other: x = "
+                                                                                       "[−1e+30]")),
     edit("1.2", "starts at −1e4", ("m, l = -math.inf", "m, l = -1e4"), told="however low, and counts like any other: x = [−1e+30]"),
-    edit("1.2", "last term alone", ("l * math.exp(m - m_new) + ", ""), told="m is the maximum and l is the sum of exp(x − m), one number each"),
+    edit("1.2", "last term alone", ("l * math.exp(m - m_new) + ", ""), told=("m is the maximum and l is the sum of exp(x − m), one "
+                                                                            "number each")),
     edit("1.2", "stops", ("            continue", "            if m > -math.inf:\n                break\n            continue"),
          told="one edge is left: a −inf entry adds nothing, wherever it stands: x = [1, −inf, 2]"),
     edit("1.2", "needs a first", ("m, l = -math.inf", "m, l = x[0].item()"), told="one edge is left: an empty vector: raises IndexError"),
@@ -94,7 +99,8 @@ WRONG_ANSWERS = (
     ("1.4", lambda x, block: torch.softmax(x, -1), "take a block at a time"),
     ("1.4", lambda x, block: torch.exp(x - x.amax(-1, keepdim=True)) / torch.exp(x - x.amax(-1, keepdim=True)).sum(-1, keepdim=True),
      "take a block at a time"),
-    edit("1.4", "rows cut into blocks", ("x.split(block, dim=-1)", "x.split(block)"), told="a maximum or a softmax is taken of 3 scores at once"),
+    edit("1.4", "rows cut into blocks", ("x.split(block, dim=-1)", "x.split(block)"), told=("a maximum or a softmax is taken of 3 scores "
+                                                                                           "at once")),
     edit("1.4", "divided early, in two passes", ("+ torch.exp(part - shift).sum(-1, keepdim=True)", "+ 1"), base=blocks_in_two_passes,
          told="one block: y = exp(x − m) / l"),
     ("1.4", blocks_from_the_first_maximum, "measured from the first block's maximum"),
@@ -111,10 +117,13 @@ WRONG_ANSWERS = (
          told="one edge is left: a −inf entry gets the weight 0, and a block of only −inf changes nothing, wherever it stands"),
     edit("1.4", "one guard", (SHIFT, "if (m_new == -INF).all():\n            continue\n        shift = m_new"), base=blocks_in_two_passes,
          told="one edge is left: a −inf entry gets the weight 0, and a block of only −inf changes nothing, wherever it stands"),
-    edit("1.5", "m starts at −1e4", ("new_tensor(-math.inf)", "new_tensor(-1e4)"), UNGUARDED, told="however low, and counts like any other"),
-    edit("1.5", "m starts at −1e30", ("new_tensor(-math.inf)", "new_tensor(-1e30)"), told="m starts at a finite number, and scores may be smaller"),
+    edit("1.5", "m starts at −1e4", ("new_tensor(-math.inf)", "new_tensor(-1e4)"), UNGUARDED, told=("however low, and counts like any "
+                                                                                                   "other")),
+    edit("1.5", "m starts at −1e30", ("new_tensor(-math.inf)", "new_tensor(-1e30)"), told=("m starts at a finite number, and scores may "
+                                                                                          "be smaller")),
     edit("1.5", "normalised in each block", *NORMALISED, told="one edge is left: a −inf score gets the weight 0, and a block of only −inf"),
-    edit("1.5", "last block alone", ("alpha * acc + ", ""), ("alpha * l + ", ""), told="two blocks: when the maximum grows, rescale acc and l"),
+    edit("1.5", "last block alone", ("alpha * acc + ", ""), ("alpha * l + ", ""), told=("two blocks: when the maximum grows, rescale acc "
+                                                                                       "and l")),
     edit("1.5", "lse without m", ("m + torch.log", "torch.log"), told="lse = m + log l, a number"),
     ("1.5", lambda scores, values, block: (torch.softmax(scores, 0).nan_to_num() @ values, torch.logsumexp(scores, 0)), "take a block at a time"),
     edit("1.5", "alpha on the new acc", NEW_ACC, told="one block: o = acc / l"),

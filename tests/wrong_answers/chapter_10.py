@@ -1,5 +1,5 @@
-"""Chapter 10: mods that are plain functions, stop, or ask for a tile's truth value; missing brackets; kinds as floats; a list found by the program's number;
-an exponential that overflows; sequences' first keys alone.
+"""Chapter 10: mods that are plain functions, stop, or ask for a tile's truth value; missing brackets; kinds as floats; a list found by the
+program's number; an exponential that overflows; sequences' first keys alone.
 """
 
 from edits import edit
@@ -46,6 +46,7 @@ WRONG_ANSWERS = (
     edit("10.4", "missing tanh", ("t = tanh", "t = tl.no_such_tanh"), told="stops with AttributeError"),
     edit("10.5", "the first sink for all", ("sinks[:, None]", "sinks[0]"),
          told="each head has its own sink and its own gradient"),
-    edit("10.5", "mean over the batch", (".sum(dim=(0, 2))", ".sum(dim=2).mean(dim=0)"), told="all batch entries use the same sinks: add up over the batch"),
+    edit("10.5", "mean over the batch", (".sum(dim=(0, 2))", ".sum(dim=2).mean(dim=0)"), told=("all batch entries use the same sinks: "
+                                                                                              "add up over the batch")),
     edit("10.6", "first alone", (", cu_k[1:].repeat_interleave(lengths)", ""), told="want a tuple (first, end)"),
 )  # fmt: skip

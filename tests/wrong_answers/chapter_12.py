@@ -1,4 +1,5 @@
-"""Chapter 12: float division, a step too many, causal tiles alone, tiles never whole, a mask aligned at the top, a result left out, a shift that never lags or falls."""
+"""Chapter 12: float division, a step too many, causal tiles alone, tiles never whole, a mask aligned at the top, a result left out, a shift
+that never lags or falls."""
 
 from edits import edit
 
@@ -18,7 +19,8 @@ WRONG_ANSWERS = (
          told=TILES),
     edit("12.2", "aligned at the top", (FIRST, f"    S_k = S_q\n{FIRST}"),
          told="the last of 32 rows stands at the last of 45 keys: window_tiles(3, 4, 2, 32, 45, 9, 4)"),
-    edit("12.2", "0 taken for no limit", (FIRST, f"    left = left or -1\n{FIRST}"), told="left = 0 is a limit: no key before the row's own"),
+    edit("12.2", "0 taken for no limit", (FIRST, f"    left = left or -1\n{FIRST}"), told=("left = 0 is a limit: no key before the row's "
+                                                                                          "own")),
     edit("12.2", "aligned with the first key", ("S_k - S_q ", "0 ", 2),
          told="the last of 32 rows stands at the last of 45 keys"),
     edit("12.2", "whole last block", ("min(first + block_m, S_q) - 1", "first + block_m - 1"),

@@ -1,4 +1,5 @@
-"""Chapter 2: strides that are floats or lose digits, accesses outside the tensors, lanes that hold anything, programs that do each other's work."""
+"""Chapter 2: strides that are floats or lose digits, accesses outside the tensors, lanes that hold anything, programs that do each other's
+work."""
 
 import math
 
@@ -71,8 +72,10 @@ WRONG_ANSWERS = (
     edit("2.2", "start alone", ("return start, (", "return (start, "), told="want a tuple (start, strides)"),
     edit("2.3", "no load mask", (", mask=mask, other=0.0", "", 2), told="runs past the end"),
     edit("2.3", "no store mask", ("x + y, mask=mask", "x + y"), told="writes outside out"),
-    edit("2.3", "mask of BLOCK", ("offs < n", "offs < BLOCK"), told="2 programs of 4 fill 8 elements exactly: n = 8, BLOCK = 4: it never writes out[4]"),
-    edit("2.3", "mask of the first program", ("offs < n", "(offs < n) & (tl.program_id(0) == 0)"), told="only the first BLOCK elements are written"),
+    edit("2.3", "mask of BLOCK", ("offs < n", "offs < BLOCK"), told=("2 programs of 4 fill 8 elements exactly: n = 8, BLOCK = 4: it "
+                                                                    "never writes out[4]")),
+    edit("2.3", "mask of the first program", ("offs < n", "(offs < n) & (tl.program_id(0) == 0)"), told=("only the first BLOCK elements "
+                                                                                                        "are written")),
     edit("2.3", "no program", ("offs < n", "offs // n == n"), told="nothing is stored: does your kernel call tl.store"),
     edit("2.3", "offsets in bytes", ("_ptr + offs", "_ptr + offs * 4", 3), told="a pointer steps by elements, not by bytes"),
     edit("2.3", "programs in bytes", ("* BLOCK +", "* BLOCK * 4 +"),
@@ -80,7 +83,8 @@ WRONG_ANSWERS = (
     edit("2.3", "one sum", ("x + y, mask", "tl.sum(x + y, axis=0), mask"), told="element i of out is x[i] + y[i]"),
     ("2.3", add_everything_in_every_program, "added more than once", None),
     edit("2.3", "block of n", ("tl.arange(0, BLOCK)", "tl.arange(0, n)"), told="use the block's size here, tl.arange(0, BLOCK)"),
-    edit("2.4", "no row mask", ("(offs_r[:, None] < rows) & ", ""), told="the last tiles reach past x's last row: (offs_r < rows) belongs in the mask"),
+    edit("2.4", "no row mask", ("(offs_r[:, None] < rows) & ", ""), told=("the last tiles reach past x's last row: (offs_r < rows) "
+                                                                         "belongs in the mask")),
     edit("2.4", "x's strides swapped",
          ("offs_r[:, None] * stride_xr + offs_c[None, :] * stride_xc", "offs_r[:, None] * stride_xc + offs_c[None, :] * stride_xr"),
          told="element (r, c) of x lies at r · stride_xr + c · stride_xc"),
@@ -93,11 +97,13 @@ WRONG_ANSWERS = (
     edit("2.4", "no axes", ("[:, None]", "", 3), ("[None, :]", "", 3),
          told="broadcast to one shape: offs_r [2], offs_c [8]", gpu="only the strides change"),
     edit("2.4", "one id, the other", ("= tl.program_id(0)", "= tl.program_id(1)"), told="one program id is used for both axes"),
-    edit("2.5", "no other", (', other=-float("inf")', ""), told="a load may leave anything past the end of the row: load −inf there (other=)", gpu="count in the sum"),
+    edit("2.5", "no other", (', other=-float("inf")', ""), told=("a load may leave anything past the end of the row: load −inf there "
+                                                                "(other=)"), gpu="count in the sum"),
     edit("2.5", "exp of half", ("tl.exp(x - tl.max(x, axis=0))", "tl.exp((x - tl.max(x, axis=0)).to(x_ptr.dtype.element_ty))"),
          told="takes float32, not fp16"),
     ("2.5", softmax_by_triton, "tl.softmax does all the work here"),
-    edit("2.5", "no exp", ("tl.exp(x - tl.max(x, axis=0))", "x"), told="y = exp(x − m) / Σ exp(x − m), m being the row's maximum: x = [1, 2, 3, 4]"),
+    edit("2.5", "no exp", ("tl.exp(x - tl.max(x, axis=0))", "x"), told=("y = exp(x − m) / Σ exp(x − m), m being the row's maximum: x = "
+                                                                       "[1, 2, 3, 4]")),
     edit("2.5", "minimum", ("tl.max", "tl.min"), told="subtract the row's maximum before exp: float32 holds exp(x)"),
     edit("2.5", "in half", (".to(tl.float32)", ".to(tl.float16)"), told="fp32 inputs must keep their precision: compute in float32"),
     edit("2.5", "no mask at all", ("offs < cols", "offs < BLOCK"), told="runs past the end of the row"),

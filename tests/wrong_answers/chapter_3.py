@@ -1,4 +1,5 @@
-"""Chapter 3: products that are larger than a tile, a result of another dtype, accesses past the ragged ends, lanes that hold anything, roundings."""
+"""Chapter 3: products that are larger than a tile, a result of another dtype, accesses past the ragged ends, lanes that hold anything,
+roundings."""
 
 import numpy as np
 from edits import edit
@@ -31,13 +32,15 @@ WRONG_ANSWERS = (
     edit("3.2", "TF32", (', input_precision="ieee"', ""), told="fp32 is multiplied in IEEE precision", gpu=None),
     edit("3.2", "acc in fp16", ("acc = tl.dot(a, b, acc,", "acc = acc.to(tl.float16) + tl.dot(a, b,"), ('"ieee")', '"ieee").to(tl.float16)'),
          told="sums stay in float32, acc and what tl.dot returns", gpu=None),
-    edit("3.2", "only a moves", ("b_ptrs += BLOCK_K * stride_bk", "pass"), told="each goes BLOCK_K columns of a and BLOCK_K rows of b further"),
+    edit("3.2", "only a moves", ("b_ptrs += BLOCK_K * stride_bk", "pass"), told=("each goes BLOCK_K columns of a and BLOCK_K rows of b "
+                                                                                "further")),
     edit("3.2", "both move by BLOCK_K", ("BLOCK_K * stride_ak", "BLOCK_K"), ("BLOCK_K * stride_bk", "BLOCK_K"),
          told="each goes BLOCK_K columns of a and BLOCK_K rows of b further"),
     edit("3.2", "down the columns",
          ("tile_m, tile_n = tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n",
           "tile_m, tile_n = tl.program_id(0) % tl.cdiv(M, BLOCK_M), tl.program_id(0) // tl.cdiv(M, BLOCK_M)"),
-         told="program pid computes tile (pid // tiles_n, pid % tiles_n), where tiles_n = ceil(N / BLOCK_N): M = 32, N = 48, K = 16, blocks 16 × 16, only"),
+         told=("program pid computes tile (pid // tiles_n, pid % tiles_n), where tiles_n = ceil(N / BLOCK_N): M = 32, N = 48, K = 16, "
+              "blocks 16 × 16, only")),
     edit("3.2", "widened", ("a, b, acc", "a.to(tl.float32), b.to(tl.float32), acc"),
          told="the result is right, but tl.dot gets float32 tiles from 16-bit inputs", gpu=None),
     edit("3.2", "Python's cdiv", ("tl.cdiv", "triton.cdiv"), told="use tl.cdiv there", gpu=None),
@@ -48,10 +51,12 @@ WRONG_ANSWERS = (
          told="mask rows of q and o by S_q, keys by S_k"),
     edit("3.4", "no store mask", ("mask=mask_q)", "mask=offs_d[None, :] < D)"), told="mask rows of q and o by S_q, keys by S_k"),
     edit("3.4", "and", ("(offs_n[:, None] < S_k) & (", "offs_n[:, None] < S_k and ("), told="join masks by &, not by `and`", gpu=None),
-    edit("3.4", "v with k's strides", ("stride_vs + ", "stride_ks + "), ("* stride_vd", "* stride_kd"), told="each tensor has its own two strides"),
+    edit("3.4", "v with k's strides", ("stride_vs + ", "stride_ks + "), ("* stride_vd", "* stride_kd"), told=("each tensor has its own "
+                                                                                                             "two strides")),
     edit("3.4", "o transposed", ("stride_os + ", "stride_od + "), ("offs_d[None, :] * stride_od", "offs_d[None, :] * stride_os"),
          told="each pointer needs both of its strides: S_q = 16"),
-    edit("3.4", "first rows alone", ("tl.program_id(0) * BLOCK_M + ", ""), told="a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on"),
+    edit("3.4", "first rows alone", ("tl.program_id(0) * BLOCK_M + ", ""), told=("a program has BLOCK_M rows of q and o, from "
+                                                                                "tl.program_id(0) · BLOCK_M on")),
     edit("3.4", "steps of BLOCK_M keys", ("S_k, BLOCK_N)", "S_k, BLOCK_M)"), told="each step takes BLOCK_N keys"),
     edit("3.4", "k not transposed", ("dot(q, k_t,", "dot(q, tl.reshape(tl.trans(k_t), (BLOCK_D, BLOCK_N)),"),
          told="s is q kᵀ, and o is s v"),

@@ -16,7 +16,8 @@ WRONG_ANSWERS = (
     edit("4.1", "no alpha", ("return p, m_new, l_new, alpha", "return p, m_new, l_new"), told="want a tuple (p, m_new, l_new, alpha)"),
     edit("4.1", "branches on a tensor", ("    shift = ", "    if m_new == -math.inf:\n        return s * 0, m, l, l\n    shift = "),
          told="raises RuntimeError: Boolean value of Tensor"),
-    edit("4.2", "not shifted", ("p, m, l, alpha = step(s, m, l)", OVERFLOWS), told="exp(1000) overflows: shift by the running maximum before exp"),
+    edit("4.2", "not shifted", ("p, m, l, alpha = step(s, m, l)", OVERFLOWS), told=("exp(1000) overflows: shift by the running maximum "
+                                                                                   "before exp")),
     edit("4.2", "m starts at −1e9", ("-math.inf", "-1e9"), told="however low: m starts at −∞"),
     edit("4.2", "untiled", (SIZES, f"{SIZES}    block_m, block_n = S_q, S_k\n"), told="all scores are computed at once"),
     edit("4.2", "all keys at once", (SIZES, f"{SIZES}    block_n = S_k\n"), told="all keys of a block of rows are taken at once"),
@@ -27,7 +28,9 @@ WRONG_ANSWERS = (
     edit("4.2", "keys of block_m rows", ("(key_block + 1) * block_n", "key_block * block_n + block_m"),
          told="one tile, block_m queries by block_n keys"),
     edit("4.2", "ignores block_n", (SIZES, f"{SIZES}    block_n = block_m\n"), told="a tile is too large"),
-    edit("4.3", "math.ceil", ("    first = ", "    import math\n    first = "), ("-(-seen_by_last // block_n)", "math.ceil(seen_by_last / block_n)"), told="/ makes a float: stay with integers"),
+    edit("4.3", "math.ceil", ("    first = ", "    import math\n    first = "), ("-(-seen_by_last // block_n)", ("math.ceil(seen_by_last "
+                                                                                                                "/ block_n)")), told=("/ makes a float: stay "
+                                                                                                                                     "with integers")),
     edit("4.3", "int", ("seen_by_first // block_n", "int(seen_by_first / block_n)"), told="/ makes a float: stay with integers"),
     edit("4.3", "not returned", ("return full, end", "pass"), told="want a tuple (full, end)"),
     edit("4.4", "all keys at once", ("range(end)", "range(min(end, 1))"), (KEYS, "slice(0, min(end * block_n, S_k))"),
@@ -45,13 +48,16 @@ WRONG_ANSWERS = (
     edit("4.4", "keys counted in the tile", ("arange(keys.start, keys.stop)", "arange(keys.stop - keys.start)"),
          told="four tiles: query i sees keys 0 … i, counted in all of q and k"),
     edit("4.4", "tiles of the first row", OF_A_ROW, told="four tiles: query i sees keys 0 … i"),
-    edit("4.4", "offset twice, by hand", ("torch.arange(rows.start, rows.stop)[:, None]", "torch.arange(rows.start, rows.stop)[:, None] + S_k - S_q"),
+    edit("4.4", "offset twice, by hand", ("torch.arange(rows.start, rows.stop)[:, None]", ("torch.arange(rows.start, rows.stop)[:, None] "
+                                                                                          "+ S_k - S_q")),
          told="S_k − S_q is added to i twice"),
     edit("4.4", "skips nothing", ("range(end)", "range(math.ceil(S_k / block_n))"),
          told="one edge is left: the result is right, but tiles are computed that no row of their block sees"),
-    edit("4.4", "lse unwritten", ("lse[:, :, rows] = m + torch.log(l)", "pass"), told="one tile: query i sees keys 0 … i, o = acc / l and lse = m + log l"),
+    edit("4.4", "lse unwritten", ("lse[:, :, rows] = m + torch.log(l)", "pass"), told=("one tile: query i sees keys 0 … i, o = acc / l "
+                                                                                      "and lse = m + log l")),
     edit("4.4", "no scale", ("s = scale * (", "s = ("), told="s = scale · q kᵀ: q kᵀ ="),
     edit("4.4", "both as positions", OF_A_ROW, END_AS_A_KEY, told="four tiles: query i sees keys 0 … i"),
     edit("4.4", "in half", (".float()", "", 3), told="one edge is left: float16"),
-    edit("4.5", "math.ceil", ("    columns = ", "    import math\n    columns = "), ("-(-S_k // block_n)", "math.ceil(S_k / block_n)"), told="/ makes a float: stay with integers"),
+    edit("4.5", "math.ceil", ("    columns = ", "    import math\n    columns = "), ("-(-S_k // block_n)", "math.ceil(S_k / block_n)"), told=("/ makes a float: stay "
+                                                                                                                                             "with integers")),
 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Chapter 5: accesses past the ends of heads and tensors, lanes that hold anything, NaN from −inf − (−inf), loops that begin before key 0."""
+"""Chapter 5: accesses past the ends of heads and tensors, lanes that hold anything, NaN from −inf − (−inf), loops that begin before key
+0."""
 
 from edits import edit
 

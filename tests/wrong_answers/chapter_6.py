@@ -50,11 +50,13 @@ WRONG_ANSWERS = (
     edit("6.4", "exp divided by exp", ("torch.exp(s - lse[..., None])", "torch.exp(s) / torch.exp(lse[..., None])"),
          told="exp(1000) overflows: subtract lse before exp, not divide after it"),
     edit("6.4", "mask the wrong way", ("tril(S_k - S_q)", "tril(S_q - S_k)"), told="S_q < S_k: query i sees keys 0 … i + S_k"),
-    edit("6.4", "p in float16", ("    return torch.exp(s - lse[..., None])", "    p = (s - lse[..., None]).exp()\n    return p.to(q.dtype)"),
+    edit("6.4", "p in float16", ("    return torch.exp(s - lse[..., None])", ("    p = (s - lse[..., None]).exp()\n    return "
+                                                                             "p.to(q.dtype)")),
          told="one edge is left: p is rounded to float16: for fp16 and bf16 it is float32"),
     edit("6.4", "p in float64", ("torch.promote_types(q.dtype, torch.float32)", "torch.float64"),
          told="p comes in float64, and it is float32 for inputs in float32"),
-    edit("6.5", "a product in float16", ("p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", "p.to(do.dtype).transpose(-1, -2) @ do[:, :, rows]"),
+    edit("6.5", "a product in float16", ("p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", ("p.to(do.dtype).transpose(-1, -2) @ do[:, "
+                                                                                             ":, rows]")),
          told="one edge is left: dv: 2,049 − 2,048 is 1, and float16 has no 2,049"),
     edit("6.5", "untiled", (SIZES, f"{SIZES}    {UNTILED}"), told="all scores are computed at once"),
     edit("6.5", "untiled if causal", (SIZES, f"{SIZES}    if is_causal:\n        {UNTILED}"),

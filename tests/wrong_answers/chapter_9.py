@@ -34,7 +34,8 @@ WRONG_ANSWERS = (
     edit("9.2", "in lockstep", ("yield wait(empty[stage], 1 - parity)", LOCKSTEP), told="it could start at"),
     edit("9.2", "full twice", ("yield arrive(full[stage])", "yield arrive(full[stage])\n            yield arrive(full[stage])"),
          told="each load and each use waits for what (9.6) says"),
-    edit("9.2", "the last tile missing", ("for i in range(tiles):\n            stage, parity = i % stages, i // stages % 2\n            yield wait(empty", MISSING),
+    edit("9.2", "the last tile missing", (("for i in range(tiles):\n            stage, parity = i % stages, i // stages % 2\n            "
+                                          "yield wait(empty"), MISSING),
          told="the consumer waits for full[0], parity 0"),
     edit("9.2", "one stage alone", (PLACE, PLACE.replace("i % stages,", "0,")), told="the tiles go round the ring"),
     edit("9.2", "consumer loads", ("yield use", "yield load"), told="the producer loads, and consumers use"),
@@ -47,18 +48,21 @@ WRONG_ANSWERS = (
     edit("9.3", "s not waited for", ("s = warpgroup_mma_wait(0, [s])", "pass"), told="s is a matmul that is under way"),
     edit("9.3", "nothing named", ("warpgroup_mma_wait(0, [s])", "warpgroup_mma_wait(0)"), told="takes a list of what it waits for"),
     edit("9.3", "p as it is", ("left_operand(p, acc, v.dtype)", "p"), told="what left_operand gives"),
-    edit("9.3", "p in float32", ("left_operand(p, acc, v.dtype)", "left_operand(p, acc, gl.float32)"), told="left_operand's dtype is v.dtype"),
+    edit("9.3", "p in float32", ("left_operand(p, acc, v.dtype)", "left_operand(p, acc, gl.float32)"), told=("left_operand's dtype is "
+                                                                                                            "v.dtype")),
     edit("9.3", "permuted by gl", ("k.index(stage).permute((1, 0))", "gl.permute(k.index(stage), (1, 0))"), told="by tile.permute((1, 0))"),
     edit("9.3", "transposed as in PyTorch", (".permute((1, 0))", ".T"), told="has no .T"),
     edit("9.3", "permuted as in PyTorch", ("permute((1, 0))", "permute(1, 0)"), told="permute takes one tuple"),
-    edit("9.3", "a wait without a list", ("warpgroup_mma_wait(0, [s])", "warpgroup_mma_wait(0, s)"), told="takes a list of what it waits for"),
+    edit("9.3", "a wait without a list", ("warpgroup_mma_wait(0, [s])", "warpgroup_mma_wait(0, s)"), told=("takes a list of what it "
+                                                                                                          "waits for")),
     edit("9.3", "a stage in brackets", ("k.index(stage)", "k[stage]"), told="k.index(stage)"),
     edit("9.3", "acc not waited for", ("acc = warpgroup_mma_wait(0, [acc])", "pass"), told="acc is a matmul that is under way"),
     edit("9.3", "acc alone", ("return l, acc", "return acc"), told="want (l, acc)"),
     edit("9.3", "three values", ("return l, acc", "return m, l, acc"), told="returns a tuple of 3, want (l, acc)"),
     edit("9.3", "acc divided", ("return l, acc", "return l, acc / l[:, None]"), told="acc = "),
     edit("9.3", "m as it was", ("p, m, l, alpha =", "p, _, l, alpha ="), told="for each block: wait, q kᵀ, softmax_step, p v, release"),
-    edit("9.3", "a wait at empty", ("mbarrier.wait(full", "mbarrier.wait(empty"), told="of the 2 arrivals of phase 0, and nobody else arrives"),
+    edit("9.3", "a wait at empty", ("mbarrier.wait(full", "mbarrier.wait(empty"), told=("of the 2 arrivals of phase 0, and nobody else "
+                                                                                       "arrives")),
     edit("9.3", "not converted", ("rescaled(acc, alpha)", "acc * alpha[:, None]"), told="rescaled(acc, alpha)"),
     edit("9.3", "not jitted", ("@gluon.jit\n", ""), told="put @gluon.jit above it"),
     edit("9.3", "for both consumers", ("count=1", "count=2"), told="each consumer arrives once, count=1"),
@@ -76,8 +80,10 @@ WRONG_ANSWERS = (
     edit("9.5", "handed over twice", ("yield arrive(ds_full[stage])", "yield arrive(ds_full[stage])\n        yield arrive(ds_full[stage])"),
          told="each step waits for what it reads, and for nothing else"),
     edit("9.5", "own rows for dq", ("ds_rows(stage, 1 - c)", "ds_rows(stage, c)"), told="where dq of block 0 is due"),
-    edit("9.5", "dk before ds", ("        yield load(i, ds_rows(stage, c))\n        yield arrive(ds_full[stage])\n        yield use(i, stage)  # dk\n",
-                                 "        yield use(i, stage)  # dk\n        yield load(i, ds_rows(stage, c))\n        yield arrive(ds_full[stage])\n"),
+    edit("9.5", "dk before ds", (("        yield load(i, ds_rows(stage, c))\n        yield arrive(ds_full[stage])\n        yield use(i, "
+                                 "stage)  # dk\n"),
+                                 ("        yield use(i, stage)  # dk\n        yield load(i, ds_rows(stage, c))\n        yield "
+                                 "arrive(ds_full[stage])\n")),
          told="where ds of block 0 is due"),
     edit("9.5", "no dk", ("        yield use(i, stage)  # dk\n", ""), told="where dk of block 0 is due"),
     edit("9.5", "ds in stage 0", ("ds_rows(stage, ", "ds_rows(0, ", 2), told="where ds of block 1 is due"),

@@ -96,9 +96,8 @@ def _five_call_softmax(x: torch.Tensor) -> torch.Tensor:
 
 def _softmax_row(softmax: Callable, rows: int, cols: int) -> dict[str, Any]:
     x = randn(rows, cols, dtype=torch.float32)
-    return timed(
-        lambda: softmax(x), bytes_moved=2 * x.nbytes
-    )  # the least that any softmax moves: x read once, y written once
+    # the least that any softmax moves: x read once, y written once
+    return timed(lambda: softmax(x), bytes_moved=2 * x.nbytes)
 
 
 def matmul_cases() -> Iterator[Measurement]:

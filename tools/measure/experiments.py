@@ -80,9 +80,8 @@ def experiment_kernel(
     blocks = S // BLOCK_M
     head = (tl.program_id(0) // blocks).to(tl.int64) * S * D
     start_m = tl.program_id(0) % blocks * BLOCK_M
-    q = tl.make_tensor_descriptor(q_ptr + head, shape=[S, D], strides=[D, 1], block_shape=[BLOCK_M, D]).load(
-        [start_m, 0]
-    )  # [BLOCK_M, D]
+    q = tl.make_tensor_descriptor(q_ptr + head, shape=[S, D], strides=[D, 1], block_shape=[BLOCK_M, D])
+    q = q.load([start_m, 0])  # [BLOCK_M, D]
     k = tl.make_tensor_descriptor(k_ptr + head, shape=[S, D], strides=[D, 1], block_shape=[BLOCK_N, D])
     v = tl.make_tensor_descriptor(v_ptr + head, shape=[S, D], strides=[D, 1], block_shape=[BLOCK_N, D])
     o = tl.make_tensor_descriptor(o_ptr + head, shape=[S, D], strides=[D, 1], block_shape=[BLOCK_M, D])
@@ -105,9 +104,8 @@ IDEAS = ("none", "warp_specialize", "overlap")  # "two_loops" crashes Triton 3.6
 def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, idea: str, tile: TileConfig) -> torch.Tensor:
     """o by experiment_kernel. q, k, v: (B, H, S, D) fp16, contiguous, S a multiple of the tile's rows and columns."""
     B, H, S, D = q.shape
-    triton.set_allocator(
-        lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=q.device)
-    )  # for the descriptors
+    # for the descriptors
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=q.device))
     o = torch.empty_like(q)
     experiment_kernel[(S // tile.block_m * B * H,)](
         q, k, v, o, S, math.log2(math.e) / math.sqrt(D), IDEA=idea, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, D=D,

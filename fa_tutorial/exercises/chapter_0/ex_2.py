@@ -24,7 +24,8 @@ MISTAKES = {
     "where block_m divides S, you count k and v once more than there are blocks": (BLOCKS, "S // block_m + 1"),
     "the last block is missing where it is smaller than the others: it reads all of k and v too": (BLOCKS, "S // block_m"),
     "you count k and v for a fraction of a block: a smaller last block reads all of k and v too": (BLOCKS, "S / block_m"),
-    "you count q and o once per block, but each block has its own rows of q and o, so they travel once in all": (f"{VECTORS} * 2", "blocks * 4"),
+    ("you count q and o once per block, but each block has its own rows of q and o, so they travel once in "
+    "all"): (f"{VECTORS} * 2", "blocks * 4"),
     "you count elements, not bytes: multiply by itemsize": ("elements * itemsize", "elements"),
     "you fix the bytes of an element at 2: multiply by itemsize": ("elements * itemsize", "elements * 2"),
 }  # fmt: skip
@@ -60,7 +61,8 @@ EXERCISE = Exercise(
         "There are -(-S // block_m) blocks, which rounds up. Multiply the elements by itemsize, and then add 4 bytes per query.",
     ),
     solution=fused_hbm_bytes,
-    reasoning="Each query belongs to one block, so q is read once and o is written once. Each block reads all of k and v, because its queries "
+    reasoning="Each query belongs to one block, so q is read once and o is written once. Each block reads all of k and v, because its "
+    "queries "
     "meet every key. The scores stay on the chip and cost nothing.",
     more="The package's version, ledger.flash_hbm_bytes, also takes different numbers of queries and keys, and checks its arguments.",
     inputs=inputs,

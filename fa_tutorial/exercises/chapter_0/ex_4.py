@@ -46,11 +46,15 @@ EXERCISE = Exercise(
     id="0.4",
     task="Predict the FLOP/s that a kernel of a given intensity can reach.",
     hints=(
-        "The memory delivers `bandwidth` bytes per second. How many FLOPs does that allow per second, if each byte feeds `intensity` FLOPs?",
+        (
+            "The memory delivers `bandwidth` bytes per second. How many FLOPs does that allow per second, if each byte feeds `intensity` "
+            "FLOPs?"
+        ),
         "The memory allows intensity · bandwidth FLOP/s, and the units allow peak_flops. Both work at the same time: which limit decides?",
     ),
     solution=attainable_flops,
-    reasoning="The memory delivers `bandwidth` bytes per second, and each feeds `intensity` FLOPs; the units do at most peak_flops per second. "
+    reasoning="The memory delivers `bandwidth` bytes per second, and each feeds `intensity` FLOPs; the units do at most peak_flops per "
+    "second. "
     "Both work at the same time, so the slower one decides.",
     more="The package's version, ledger.attainable_flops, also checks its arguments.",
     inputs=inputs,

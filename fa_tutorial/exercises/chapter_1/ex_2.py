@@ -29,7 +29,8 @@ MISTAKES = {
         RESCALED, "(l * math.exp(m_new - m) if l else 0.0)"),
     "the exponentials are not shifted by m": [(f"{RESCALED} + {TERM}", "l + math.exp(value)")],
     "the new element is measured from the old maximum": (TERM, "math.exp(value - m if l else 0.0)"),
-    "the element that makes the maximum grow is not counted: it adds exp(0) = 1": (f"+ {TERM}", f"+ ({TERM} if m == m_new or not l else 0.0)"),
+    "the element that makes the maximum grow is not counted: it adds exp(0) = 1": (f"+ {TERM}", (f"+ ({TERM} if m == m_new or not l else "
+                                                                                                f"0.0)")),
     "a larger maximum makes your l start again: rescale what you have summed so far instead of dropping it": (
         RESCALED, "(l if m == m_new else 0.0)"),
     "m and l are returned in the wrong order: return (m, l)": ("return m, l", "return l, m"),
@@ -88,11 +89,13 @@ EXERCISE = Exercise(
     hints=(
         "Keep m and l for the elements you have seen. When a larger element arrives, every term in l is still measured from the old m. "
         "Which single factor corrects them all?",
-        "For each x, let m_new = max(m, x), multiply l by exp(m − m_new), and add exp(x − m_new). Start with m = −inf and l = 0, and skip an x "
+        "For each x, let m_new = max(m, x), multiply l by exp(m − m_new), and add exp(x − m_new). Start with m = −inf and l = 0, and "
+        "skip an x "
         "of −inf, because −inf − (−inf) is NaN.",
     ),
     solution=online_normalizer,
-    reasoning="exp(x − m_new) = exp(x − m)·exp(m − m_new), so one factor moves the whole sum to the new maximum. The factor is 1 while the maximum "
+    reasoning="exp(x − m_new) = exp(x − m)·exp(m − m_new), so one factor moves the whole sum to the new maximum. The factor is 1 while "
+    "the maximum "
     "stays the same. We skip a −inf entry: it adds nothing, and before the first finite element −inf − (−inf) would give NaN.",
     inputs=inputs,
     truth=truth,

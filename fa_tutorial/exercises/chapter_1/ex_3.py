@@ -29,7 +29,8 @@ MISTAKES = {
         ("m_a - shift", "shift - m_a"), ("m_b - shift", "shift - m_b")],
     "the corrections are exchanged: each part is rescaled from its own maximum": (
         f"{A} + {B}", "l_a * torch.exp(m_b - shift) + l_b * torch.exp(m_a - shift)"),
-    "the first part is always rescaled to the second part's maximum, and its own may be larger": (f"{A} + {B}", "l_a * torch.exp(m_a - m_b) + l_b"),
+    "the first part is always rescaled to the second part's maximum, and its own may be larger": (f"{A} + {B}", ("l_a * torch.exp(m_a - "
+                                                                                                                "m_b) + l_b")),
     "only the first part is ever rescaled, and the second one may have the smaller maximum": (B, "l_b"),
     "the part with the smaller maximum is missing from l": (f"{A} + {B}", "torch.where(m_a > m_b, l_a, l_b)"),
     "the sums are measured from 0, not from the new maximum": (GUARD, "shift = 0.0"),
@@ -100,11 +101,13 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         "The whole has one maximum. What is each part's sum when you measure it from that maximum?",
-        "l = l_a·exp(m_a − m) + l_b·exp(m_b − m), with torch.as_tensor around the four arguments so that numbers work too. Two empty parts have "
+        "l = l_a·exp(m_a − m) + l_b·exp(m_b − m), with torch.as_tensor around the four arguments so that numbers work too. Two empty "
+        "parts have "
         "m = −inf, and −inf − (−inf) is NaN: let torch.where replace a −inf maximum by 0 before you subtract it.",
     ),
     solution=merge,
-    reasoning="We move each sum from its own maximum to the common one, then add them. An empty part has m = −inf, so its factor is exp(−inf) = 0. Where "
+    reasoning="We move each sum from its own maximum to the common one, then add them. An empty part has m = −inf, so its factor is "
+    "exp(−inf) = 0. Where "
     "both parts are empty we subtract 0 instead of −inf, so the exponent stays −inf and gives 0 instead of NaN.",
     more="The package's version, softmax.merge, turns Python numbers into float64 tensors.",
     inputs=inputs,

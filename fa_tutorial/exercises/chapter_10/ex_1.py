@@ -51,8 +51,10 @@ def adapt(mod):
 
 BOTH, OWN = "(distance <= 0) & (distance >= -aux[0])", "j - (i + aux[1])"
 MISTAKES = {
-    "every pair is seen: join the two comparisons by &, each in its own brackets, because & binds tighter than <= and >=": (BOTH, BOTH.replace("&", "|")),
-    "no key is too far back: compare the distance with −aux[0] too, with each comparison in its own brackets, because & binds tighter than <=": (
+    ("every pair is seen: join the two comparisons by &, each in its own brackets, because & binds tighter than <= and "
+    ">="): (BOTH, BOTH.replace("&", "|")),
+    ("no key is too far back: compare the distance with −aux[0] too, with each comparison in its own brackets, because & binds tighter "
+    "than <="): (
         BOTH, "distance <= 0"),
     "later keys are seen: the window ends at the query's own position": (BOTH, "distance >= -aux[0]"),
     "the window starts at the top left: query i stands at key i + aux[1]": (OWN, "j - i"),
@@ -95,7 +97,8 @@ EXERCISE = Exercise(
         "Two comparisons, joined by &: distance is at most 0, and at least −aux[0].",
     ),
     solution=window,
-    reasoning="i + S_k − S_q is the key on query i's diagonal, as in the causal mask. A causal window lets distances from −left to 0 through, "
+    reasoning="i + S_k − S_q is the key on query i's diagonal, as in the causal mask. A causal window lets distances from −left to 0 "
+    "through, "
     "that is left + 1 keys.",
     more="The package's sliding_window also has a right end, and leaves out the comparison of a side without a limit.",
     inputs=inputs,

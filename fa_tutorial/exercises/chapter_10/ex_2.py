@@ -89,7 +89,8 @@ EXERCISE = Exercise(
         "Make the mask larger first, with False where nothing exists: then a ragged tile never has all block_m · block_n pairs.",
     ),
     solution=tile_kinds,
-    reasoning="A tile whose count is 0 may be skipped, and one with all block_m · block_n pairs needs no mask. Padding with False keeps every ragged "
+    reasoning="A tile whose count is 0 may be skipped, and one with all block_m · block_n pairs needs no mask. Padding with False keeps "
+    "every ragged "
     "tile below that, so its ends are masked.",
     more="The package's tile_lists_kernel asks the mask mod tile by tile, so the matrix of all pairs is never in memory.",
     inputs=inputs,

@@ -53,7 +53,8 @@ MISTAKES = {
     "the loop runs to the end of the list's row: only its first count entries mean anything": (LOOP, "range(across)"),
     "every block of rows takes the first block's list: its own is row start_m // BLOCK_M of index and of count": [
         ("count_ptr + row", "count_ptr"), (ENTRY, "t")],
-    "every block of rows takes its tiles from the first block's list: its own starts ceil(S_k / BLOCK_N) entries a row further on": (ENTRY, "t"),
+    ("every block of rows takes its tiles from the first block's list: its own starts ceil(S_k / BLOCK_N) entries a row further "
+    "on"): (ENTRY, "t"),
     "every block of rows takes the first block's count: its own is at count_ptr + start_m // BLOCK_M": ("count_ptr + row", "count_ptr"),
     "a row of index has an entry for every tile of keys: ceil(S_k / BLOCK_N), not ceil(S_q / BLOCK_M)": (ENTRY, "row * row_blocks + t"),
     "the mask is missing: a listed tile may still hold hidden pairs": (SEEN, "(j < S_k)"),
@@ -138,7 +139,8 @@ EXERCISE = Exercise(
         "In the loop, start_n = tl.load(index_ptr + row * tl.cdiv(S_k, BLOCK_N) + t) * BLOCK_N, and the rest is masked_kernel's.",
     ),
     solution=listed_kernel,
-    reasoning="A tile's number, times BLOCK_N, is its first key, and nothing else in the loop knew where the tile came from. So any set of tiles does, in "
+    reasoning="A tile's number, times BLOCK_N, is its first key, and nothing else in the loop knew where the tile came from. So any set "
+    "of tiles does, in "
     "any order: the running softmax doesn't care.",
     more="The package's attend_tiles has two lists, and no mask for the tiles of the second. It also loads the next number one tile ahead.",
     inputs=inputs,

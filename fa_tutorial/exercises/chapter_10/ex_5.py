@@ -23,7 +23,8 @@ MISTAKES = {
     "lse is a natural logarithm: the share is exp(sink − lse), not exp2": ("torch.exp", "torch.exp2"),
     "the sink is counted twice: lse has it already, so its share is exp(sink − lse)": (SHARE, "torch.sigmoid(sinks[:, None] - lse)"),
     "the exponent has the wrong sign: the share is exp(sink − lse)": ("sinks[:, None] - lse", "lse - sinks[:, None]"),
-    "delta is weighted by p (1 − p): ds = p (dp − delta), and delta holds the rest": (TOTAL, "-(p_sink * (1 - p_sink) * delta).sum(dim=(0, 2))"),
+    "delta is weighted by p (1 − p): ds = p (dp − delta), and delta holds the rest": (TOTAL, ("-(p_sink * (1 - p_sink) * "
+                                                                                             "delta).sum(dim=(0, 2))")),
     "the mean over the batch and the rows is taken: the sink is used in every row, so add up": ("sum(dim=(0, 2))", "mean(dim=(0, 2))"),
     "each batch entry has a gradient of its own: the sinks are shared, so add up": ("sum(dim=(0, 2))", "sum(dim=2)"),
     "the heads are added up: each has its own sink": ("sum(dim=(0, 2))", "sum()"),
@@ -69,7 +70,8 @@ EXERCISE = Exercise(
         "−exp(sinks[:, None] − lse) times the row sums of do ∘ o, added up over the batch and the rows.",
     ),
     solution=sink_gradient,
-    reasoning="The sink is a key with the score `sink` and the value 0. So its dp is 0, and each row gives ds = −p delta. The sink is the same number in every "
+    reasoning="The sink is a key with the score `sink` and the value 0. So its dp is 0, and each row gives ds = −p delta. The sink is "
+    "the same number in every "
     "row of its head, so its gradient is the sum.",
     more="The package also adds dlse's part, and reads delta where the backward has stored it.",
     inputs=inputs,

@@ -24,7 +24,8 @@ MISTAKES = {
     "the keys are counted from their own sequence's start: number them in the packed tensor": (f"{FIRST}, {END}", f"0 * {FIRST}, {OWN_KEYS}"),
     "every query gets all keys: each has its own sequence's": (f"{FIRST}, {END}", f"0 * {FIRST}, 0 * {END} + cu_k[-1]"),
     "a sequence's first query gets the bounds of the sequence before: cu_q[s] belongs to sequence s": (
-        f"{FIRST}, {END}", "(at := (torch.searchsorted(cu_q, torch.arange(int(cu_q[-1])).int()) - 1).clamp(min=0), cu_k[at], cu_k[at + 1])[1:]"),
+        f"{FIRST}, {END}", ("(at := (torch.searchsorted(cu_q, torch.arange(int(cu_q[-1])).int()) - 1).clamp(min=0), cu_k[at], cu_k[at + "
+                           "1])[1:]")),
     "an empty sequence of queries isn't counted: those after it get the wrong keys": (
         "cu_q.diff()", "torch.nn.functional.pad(cu_q.unique().diff(), (0, len(cu_q) - len(cu_q.unique())))"),
 }  # fmt: skip
@@ -59,9 +60,13 @@ EXERCISE = Exercise(
         "cu_q.diff() holds the lengths. torch.repeat_interleave(x, lengths) repeats each entry of x as often as its length says.",
     ),
     solution=key_range,
-    reasoning="All queries of sequence s have the bounds cu_k[s] and cu_k[s + 1]. Repeating each bound as often as its sequence has queries lays them out "
+    reasoning="All queries of sequence s have the bounds cu_k[s] and cu_k[s + 1]. Repeating each bound as often as its sequence has "
+    "queries lays them out "
     "in the queries' order, and an empty sequence repeats it zero times.",
-    more="The package's packed_rows_kernel finds each query's sequence by bisection, since the lengths are on the GPU and the CPU shouldn't wait for them.",
+    more=(
+        "The package's packed_rows_kernel finds each query's sequence by bisection, since the lengths are on the GPU and the CPU "
+        "shouldn't wait for them."
+    ),
     inputs=inputs,
     truth=truth,
     rule="query i sees the keys of its own sequence s, cu_k[s] … cu_k[s + 1] − 1, and no others",

@@ -49,7 +49,10 @@ EXERCISE = Exercise(
         "flops = 4 · B · H_q · S · D, and the bytes are 2 · B · H_k · S · D · itemsize.",
     ),
     solution=one_step,
-    reasoning="Query heads compute, key heads are read. So the intensity is 2 · (H_q / H_k) / itemsize FLOPs a byte, however long the sequence is.",
+    reasoning=(
+        "Query heads compute, key heads are read. So the intensity is 2 · (H_q / H_k) / itemsize FLOPs a byte, however long the "
+        "sequence is."
+    ),
     inputs=inputs,
     truth=truth,
     rule="flops: 2 · D in q kᵀ and as many in p v, for each query head and key; bytes: those of a key and a value, "

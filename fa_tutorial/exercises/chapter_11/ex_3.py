@@ -23,7 +23,8 @@ def merge_parts(o_parts, lse_parts):
 
 SHARE, RETURN = "torch.exp(lse_parts - shift)", "return o, lse"
 MISTAKES = {
-    "the parts are averaged, as if each had the same share: a part's share is exp(its lse − lse)": (SHARE, "torch.full_like(lse_parts, 1 / len(lse_parts))"),
+    "the parts are averaged, as if each had the same share: a part's share is exp(its lse − lse)": (SHARE, ("torch.full_like(lse_parts, "
+                                                                                                           "1 / len(lse_parts))")),
     "the parts are added up without their shares: a part's share is exp(its lse − lse)": (SHARE, "torch.ones_like(lse_parts)"),
     "the lse themselves are the shares: take their exponentials first": (SHARE, "lse_parts / lse_parts.sum(dim=0)"),
     "the shares are taken over the rows: each row is shared out among its parts, along the first dimension": (SHARE, "torch.softmax(lse_parts, dim=1)"),
@@ -36,7 +37,8 @@ MISTAKES = {
     "the lse are added up: add their exponentials, and take the logarithm": (RETURN, "return o, lse_parts.sum(dim=0)"),
     "lse is the largest part's: the others count too": (RETURN, "return o, lse_parts.amax(dim=0)"),
     "lse is the parts' mean: add their exponentials, and take the logarithm": (RETURN, "return o, lse_parts.mean(dim=0)"),
-    "a row without keys gives NaN: look for −∞ − (−∞), or for 0 / 0 where you divide by the sum": ("torch.where(lse == -math.inf, 0.0, lse)", "lse"),
+    "a row without keys gives NaN: look for −∞ − (−∞), or for 0 / 0 where you divide by the sum": (("torch.where(lse == -math.inf, 0.0, "
+                                                                                                   "lse)"), "lse"),
 }  # fmt: skip
 CONDITIONS = {"empty": "a part without keys has o = 0 and lse = −∞; where all parts of a row are such, so is the result"}
 
@@ -84,10 +86,16 @@ EXERCISE = Exercise(
         "Where lse is −∞, subtract 0 instead: all shares are then 0.",
     ),
     solution=merge_parts,
-    reasoning="e^lse of a part is the plain sum of its exponentials. So its share of the whole row's sum is e^(lse of the part − lse), and the shares add up to 1.",
+    reasoning=(
+        "e^lse of a part is the plain sum of its exponentials. So its share of the whole row's sum is e^(lse of the part − lse), "
+        "and the shares add up to 1."
+    ),
     inputs=inputs,
     truth=truth,
-    rule="o is the sum of the parts' o, each times its share exp(lse of the part − lse), and lse is the logarithm of the sum of exp(lse of a part)",
+    rule=(
+        "o is the sum of the parts' o, each times its share exp(lse of the part − lse), and lse is the logarithm of the sum of exp(lse "
+        "of a part)"
+    ),
     mistakes=MISTAKES,
     parts=("o", "lse"),
 )

@@ -42,7 +42,8 @@ MISTAKES = {
     "lse is l: it is m + log l": (LSE, "l"),
     "lse is m + log2 l: it is a natural logarithm": (LSE, "m + tl.log2(l)"),
     "every program reads row 0: row i of part s is row s · rows + i of o_parts": (PLACE, "offs_s * rows"),
-    "the parts of a row are looked for one after the other: the parts are the first dimension, rows the second": (PLACE, "row * splits + offs_s"),
+    ("the parts of a row are looked for one after the other: the parts are the first dimension, rows the "
+    "second"): (PLACE, "row * splits + offs_s"),
 }  # fmt: skip
 
 
@@ -97,11 +98,19 @@ EXERCISE = Exercise(
         "m = tl.max(s, axis=0), p = tl.exp(s - m), l = tl.sum(p, axis=0); o = tl.sum(p[:, None] * v, axis=0) / l and lse = m + tl.log(l).",
     ),
     solution=merge_kernel,
-    reasoning="By (11.2), o is a weighted sum with the weights e^(lse of a part − lse): attention once more, to as many keys as there are parts.",
-    more="The package's combine_kernel takes BLOCK_S parts at a time with an online softmax, and gives o = 0 and lse = −∞ to a row without keys.",
+    reasoning=(
+        "By (11.2), o is a weighted sum with the weights e^(lse of a part − lse): attention once more, to as many keys as there are parts."
+    ),
+    more=(
+        "The package's combine_kernel takes BLOCK_S parts at a time with an online softmax, and gives o = 0 and lse = −∞ to a row "
+        "without keys."
+    ),
     inputs=inputs,
     truth=truth,
-    rule="attention with the parts' lse as scores and their o as values: o is Σ p · o_parts / l and lse is m + log l, where p = exp(lse_parts − m)",
+    rule=(
+        "attention with the parts' lse as scores and their o as values: o is Σ p · o_parts / l and lse is m + log l, where p = "
+        "exp(lse_parts − m)"
+    ),
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,

@@ -68,7 +68,10 @@ EXERCISE = Exercise(
         "Return page · page_stride + row · row_stride, with the page number in int64.",
     ),
     solution=key_offsets,
-    reasoning="The table turns the place of a page in the sequence into its place in memory. Inside a page, keys follow one another as they always did.",
+    reasoning=(
+        "The table turns the place of a page in the sequence into its place in memory. Inside a page, keys follow one another as "
+        "they always did."
+    ),
     more="The package's key_pointers adds the key head and the columns, and loads the table's entries under a mask.",
     inputs=inputs,
     truth=truth,

@@ -25,7 +25,8 @@ MISTAKES = {
     "a window (Is_local) is masked like a causal kernel, not like one without a mask": (NEITHER, "if not is_causal"),
     "the number of blocks that the diagonal crosses is rounded down: ceil_div rounds up": (CROSSED, "block_m // block_n"),
     "block_n / block_m is taken: the diagonal of block_m rows crosses ⌈block_m / block_n⌉ key blocks": (CROSSED, "-(-block_n // block_m)"),
-    "without a mask the steps are counted as with one: there is no diagonal to cross, so it is one step": (f"    {NEITHER}:\n        return 1\n", ""),
+    "without a mask the steps are counted as with one: there is no diagonal to cross, so it is one step": ((f"    {NEITHER}:\n        "
+                                                                                                           f"return 1\n"), ""),
     "a kernel without a mask takes no step: its last block of keys may be ragged, so it takes one": ("return 1", "return 0"),
     "without a mask it is one step, whether the lengths fill their blocks or not: Is_even_MN does not matter there": (
         "return 1", "return int(not is_even)"),
@@ -62,13 +63,18 @@ EXERCISE = Exercise(
     id="12.1",
     task="Read in FA2's source how many key blocks its loop with masks takes, and write that number in Python.",
     hints=(
-        "Search flash_fwd_kernel.h for n_masking_steps: it is set right before the first of the two loops. `a ? b : c` is `b if a else c` in Python.",
+        (
+            "Search flash_fwd_kernel.h for n_masking_steps: it is set right before the first of the two loops. `a ? b : c` is `b if a else "
+            "c` in Python."
+        ),
         "There are three cases: no causal mask and no window; causal, with lengths that fill their blocks; and all others.",
         "ceil_div(a, b) is -(-a // b). The three cases give 1, ceil_div(block_m, block_n), and one more than that.",
     ),
     solution=n_masking_steps,
-    reasoning="The diagonal of a block of rows crosses block_m / block_n blocks of keys, rounded up. That is enough if it starts at a block's edge. "
-    "It is moved by S_k − S_q, so with ragged lengths it may start inside a block and cross one more. The number is a constant of the compiled "
+    reasoning="The diagonal of a block of rows crosses block_m / block_n blocks of keys, rounded up. That is enough if it starts at a "
+    "block's edge. "
+    "It is moved by S_k − S_q, so with ragged lengths it may start inside a block and cross one more. The number is a constant of the "
+    "compiled "
     "kernel, which serves all lengths of its kind, so it must cover the worst of them.",
     inputs=inputs,
     truth=truth,

@@ -119,15 +119,21 @@ EXERCISE = Exercise(
     task="Find the tiles of a window for one block of rows: where they start, which need no mask, and where they end.",
     conditions=CONDITIONS,
     hints=(
-        "Write low(i), the first key that row i sees, and high(i), one past the last. Which row of the block reaches furthest, on each side?",
+        (
+            "Write low(i), the first key that row i sees, and high(i), one past the last. Which row of the block reaches furthest, on each "
+            "side?"
+        ),
         "A tile is seen if any row sees any of it: start from the first row's low, rounded down, end from the last row's high, rounded up. "
-        "It is whole if every row sees all of it: full_0 from the last row's low, rounded up, full_1 from the first row's high, rounded down.",
+        "It is whole if every row sees all of it: full_0 from the last row's low, rounded up, full_1 from the first row's high, rounded "
+        "down.",
         "low(i) = max(0, i + S_k − S_q − left), high(i) = max(0, min(S_k, i + 1 + S_k − S_q + right)), the last row is "
         "min(first + block_m, S_q) − 1, and full_1 = max(full_0, …).",
     ),
     solution=window_tiles,
-    reasoning="low and high both grow with i. So the union of all rows' keys runs from the first row's low to the last row's high, and their common keys "
-    "from the last row's low to the first row's high. A tile is visited if it touches the union, and whole if it lies in the common keys. Without a "
+    reasoning="low and high both grow with i. So the union of all rows' keys runs from the first row's low to the last row's high, and "
+    "their common keys "
+    "from the last row's low to the first row's high. A tile is visited if it touches the union, and whole if it lies in the common "
+    "keys. Without a "
     "limit on the left and with right = 0 the common keys begin at 0, and this is causal_tiles.",
     inputs=inputs,
     truth=truth,

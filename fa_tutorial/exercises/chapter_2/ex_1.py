@@ -60,7 +60,8 @@ def within_memory(answer):
 
 
 class WholeStrides(TorchFunctionMode):
-    """The strides are no floats. A tensor that no memory can hold is made without memory, so that an answer may ask PyTorch for its strides."""
+    """The strides are no floats. A tensor that no memory can hold is made without memory, so that an answer may ask PyTorch for its
+    strides."""
 
     def __init__(self, shape):
         super().__init__()
@@ -102,7 +103,8 @@ EXERCISE = Exercise(
         "Walk through the shape from the end. Keep a running product that starts at 1: append it, then multiply it by the size.",
     ),
     solution=contiguous_strides,
-    reasoning="The last index runs fastest, so its stride is 1. One step in an earlier index skips everything that the later indices span, which "
+    reasoning="The last index runs fastest, so its stride is 1. One step in an earlier index skips everything that the later indices "
+    "span, which "
     "is the product of their sizes.",
     more="The package's version, layout.contiguous_strides, also checks its argument, and counts a size of 0 as 1, as PyTorch does.",
     inputs=inputs,

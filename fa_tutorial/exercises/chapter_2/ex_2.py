@@ -20,7 +20,8 @@ def view_of_k(S, H, D):
 
 START, STRIDES = "1 * H * D", "(S * 3 * H * D, D, 3 * H * D, 1)"
 MISTAKES = {
-    "the strides are in the order of qkv, (B, S, H, D): the transpose swaps those of S and H": (STRIDES, "(S * 3 * H * D, 3 * H * D, D, 1)"),
+    "the strides are in the order of qkv, (B, S, H, D): the transpose swaps those of S and H": (STRIDES, ("(S * 3 * H * D, 3 * H * D, D, "
+                                                                                                         "1)")),
     "these are the strides of a contiguous (B, H, S, D) tensor: k is a view of qkv, so it keeps the steps of qkv": (
         STRIDES, "(H * S * D, S * D, D, 1)"),
     "these are the steps of a tensor that holds k alone: one step in s must skip q, k and v, and one in b all of their tokens": (
@@ -70,12 +71,14 @@ EXERCISE = Exercise(
     id="2.2",
     task="Describe the k of a fused qkv: where it starts and how it steps.",
     hints=(
-        "Start from the five strides of qkv itself; exercise 2.1 gives them. Which of the five does [:, :, 1] remove, and where does it move the "
+        "Start from the five strides of qkv itself; exercise 2.1 gives them. Which of the five does [:, :, 1] remove, and where does it "
+        "move the "
         "start? Which two does the transpose swap?",
         "qkv has strides (S · 3 · H · D, 3 · H · D, H · D, D, 1). Index 1 removes the third, H · D, and moves the start by it.",
     ),
     solution=view_of_k,
-    reasoning="An integer index removes a dimension and moves the start by index · stride. A transpose swaps two strides. Neither moves any data, so "
+    reasoning="An integer index removes a dimension and moves the start by index · stride. A transpose swaps two strides. Neither moves "
+    "any data, so "
     "k keeps the steps of qkv: one token further means past that token's q, k and v.",
     inputs=inputs,
     truth=truth,

@@ -40,7 +40,8 @@ MISTAKES = {
     "the positions past the end of the row count in the sum: load them as −inf (other=), whose exp is 0": (OTHER, "0.0"),
     "the positions past the end of the row are 0 where the maximum is taken: load them as −inf (other=), which is never the maximum": [
         (OTHER, "0.0"), (NUMERATOR, f"tl.where(mask, {NUMERATOR}, 0.0)")],
-    "the positions past the end of the row hold a finite number, which is larger than some row: load them as −inf (other=)": (OTHER, "-1e9"),
+    ("the positions past the end of the row hold a finite number, which is larger than some row: load them as −inf "
+    "(other=)"): (OTHER, "-1e9"),
     "exp(x − m) is rounded to the inputs' dtype: compute in tl.float32, and let only the store round": (
         NUMERATOR, f"{NUMERATOR}.to(x_ptr.dtype.element_ty)"),
 }  # fmt: skip
@@ -119,16 +120,20 @@ EXERCISE = Exercise(
     task="Write a softmax kernel that reads each element once and writes it once: each program takes one row.",
     conditions=CONDITIONS,
     hints=(
-        "Write chapter 1's safe softmax with tl.max, tl.exp and tl.sum. What must the positions past the end of the row hold, so that they change "
+        "Write chapter 1's safe softmax with tl.max, tl.exp and tl.sum. What must the positions past the end of the row hold, so that "
+        "they change "
         "neither the maximum nor the sum?",
-        'tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32): −inf is never the maximum, and its exp is 0. '
+        'tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32): −inf is never the maximum, and '
+        "its exp is 0. "
         "Then the numerator is tl.exp(x - tl.max(x, axis=0)).",
     ),
     solution=softmax_kernel,
-    reasoning="The row stays in registers from the load to the store, so each element makes two trips instead of eight. −inf past the end of the row "
+    reasoning="The row stays in registers from the load to the store, so each element makes two trips instead of eight. −inf past the "
+    "end of the row "
     "changes neither the maximum nor the sum of exp. The arithmetic is float32, whatever the input's dtype. "
     "(tl.max returns float32 for fp16, so a kernel without the conversion is right too, by luck.)",
-    more="The package's version, layout.softmax_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and rounds to the "
+    more="The package's version, layout.softmax_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and "
+    "rounds to the "
     "output's dtype by name, .to(out_ptr.dtype.element_ty), which tl.store would otherwise do.",
     inputs=inputs,
     truth=truth,

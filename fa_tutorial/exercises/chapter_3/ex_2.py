@@ -48,9 +48,11 @@ PLACE, DOT = "tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n", "acc = t
 MISTAKES = {
     **{f"{x}'s strides are swapped: stride_{x}{r} leads to the next row of {x}, stride_{x}{c} to the next column": (
         TILE(x, r, r, c, c), TILE(x, r, c, c, r)) for x, r, c in ("amk", "bkn", "cmn")},
-    "c is 0 everywhere: does the loop along K run, and do you keep what tl.dot returns, acc = tl.dot(a, b, acc)?": (DOT, "tl.dot(a, b, acc, "),
+    ("c is 0 everywhere: does the loop along K run, and do you keep what tl.dot returns, acc = tl.dot(a, b, "
+    "acc)?"): (DOT, "tl.dot(a, b, acc, "),
     "each step along K overwrites the one before: add it to acc": (DOT, "acc = tl.dot(a, b, "),
-    "acc is added twice in each step: tl.dot(a, b, acc) has added it already, so acc = tl.dot(a, b, acc), not +=": (DOT, "acc += tl.dot(a, b, acc, "),
+    ("acc is added twice in each step: tl.dot(a, b, acc) has added it already, so acc = tl.dot(a, b, acc), not "
+    "+="): (DOT, "acc += tl.dot(a, b, acc, "),
     "a's and b's pointers stay where they are: every step reads K's first block again": (MOVES, ""),
     "tile_n is 0 in every program, as program_id(1) would be, for the grid has one axis": (PLACE, "tl.program_id(0), tl.program_id(1)"),
     "// and % are swapped: program pid computes tile (pid // tiles_n, pid % tiles_n)": (
@@ -129,11 +131,18 @@ EXERCISE = Exercise(
     hints=(
         "Which tile is yours? In row order programs 0 … tiles_n − 1 compute the first row of tiles. Then build two 2-D blocks of pointers, "
         "one for a and one for b, as in chapter 2's transposing copy.",
-        "You need three masks: rows of a by M, columns of b by N and, in both loads, what is left of K in this step. other=0.0 adds nothing to the sum.",
-        'In the loop: acc = tl.dot(a, b, acc, input_precision="ieee"), then a_ptrs += BLOCK_K * stride_ak and b_ptrs += BLOCK_K * stride_bk.',
+        (
+            "You need three masks: rows of a by M, columns of b by N and, in both loads, what is left of K in this step. other=0.0 adds "
+            "nothing to the sum."
+        ),
+        (
+            'In the loop: acc = tl.dot(a, b, acc, input_precision="ieee"), then a_ptrs += BLOCK_K * stride_ak and b_ptrs += BLOCK_K * '
+            "stride_bk."
+        ),
     ),
     solution=matmul_kernel,
-    reasoning="pid // tiles_n and pid % tiles_n give the tile. Both loads mask K, because memory beyond K may hold NaN, and 0 · NaN is NaN. "
+    reasoning="pid // tiles_n and pid % tiles_n give the tile. Both loads mask K, because memory beyond K may hold NaN, and 0 · NaN is "
+    "NaN. "
     "acc is float32 and is rounded once, at the store. Each pointer advances by BLOCK_K times its own stride, so views work.",
     more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as in 3.3, and its offsets are int64.",
     inputs=inputs,
@@ -143,7 +152,9 @@ EXERCISE = Exercise(
     tolerance=tolerance,
     launch=launch,
     seen={
-        "overlap": "some tiles are computed by more than one program: program pid computes tile (pid // tiles_n, pid % tiles_n) and no other",
+        "overlap": (
+            "some tiles are computed by more than one program: program pid computes tile (pid // tiles_n, pid % tiles_n) and no other"
+        ),
         "widened": "tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: give it the tiles as they are",
     },
 )

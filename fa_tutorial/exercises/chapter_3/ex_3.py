@@ -22,7 +22,8 @@ ROW, ROWS = "first_row + within % rows", "rows = min(tiles_m - first_row, group)
 MISTAKES = {
     "tile_m and tile_n are swapped": ("first_row + within % rows, within // rows", "within // rows, first_row + within % rows"),
     "within a band // and % are swapped: the row changes fastest": [("within % rows", "within / rows"), ("within // rows", "within % rows"), (" / ", " // ")],
-    "this is row order: within a band the row changes fastest": ("return first_row + within % rows, within // rows", "return pid // tiles_n, pid % tiles_n"),
+    "this is row order: within a band the row changes fastest": (("return first_row + within % rows, within // "
+                                                                 "rows"), "return pid // tiles_n, pid % tiles_n"),
     "each column runs down all of c: a band has only `group` rows of tiles": (
         "return first_row + within % rows, within // rows", "return pid % tiles_m, pid // tiles_m"),
     "the band's first row is missing: every band starts at row 0": (ROW, "within % rows"),
@@ -113,12 +114,21 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         "Call `group` rows of tiles a band. How many programs does a full band hold? Which band is pid in, and what is its place there?",
-        "A full band holds group · tiles_n programs: pid // that is the band, which gives its first row; pid % that is the place within it.",
-        "Within a band the place counts down the rows first. How many rows does the last band have, when tiles_m is not a multiple of group?",
+        (
+            "A full band holds group · tiles_n programs: pid // that is the band, which gives its first row; pid % that is the place "
+            "within "
+            "it."
+        ),
+        (
+            "Within a band the place counts down the rows first. How many rows does the last band have, when tiles_m is not a multiple of "
+            "group?"
+        ),
     ),
     solution=grouped_tile,
-    reasoning="pid // (group · tiles_n) is the band, and pid % (group · tiles_n) is the place within it. A band has min(tiles_m − first_row, group) rows; "
-    "dividing the place by that number gives the column, and the remainder gives the row. Only the last band can be shorter, and every band before it is "
+    reasoning="pid // (group · tiles_n) is the band, and pid % (group · tiles_n) is the place within it. A band has min(tiles_m − "
+    "first_row, group) rows; "
+    "dividing the place by that number gives the column, and the remainder gives the row. Only the last band can be shorter, and every "
+    "band before it is "
     "full, so group · tiles_n is the right divisor for all of them.",
     inputs=inputs,
     truth=truth,

@@ -52,14 +52,18 @@ MISTAKES = {
     "acc is scaled again in every step: multiply s by scale, or acc once, after the loop": [
         (S, S.replace("scale * ", "")), (PV, PV.replace("tl.dot", "scale * tl.dot"))],
     "each block of keys overwrites the one before: add its product to acc": (PV, PV.replace("acc, ", "")),
-    "acc is added twice in each step: tl.dot(s, v, acc) has added it already, so acc = tl.dot(s, v, acc), not +=": (PV, PV.replace("=", "+=")),
+    ("acc is added twice in each step: tl.dot(s, v, acc) has added it already, so acc = tl.dot(s, v, acc), not "
+    "+="): (PV, PV.replace("=", "+=")),
     "every step reads the first block of keys again: offs_n starts at the step's first key": (KEYS, "tl.arange(0, BLOCK_N)"),
     "q or k times the scale is rounded to 16 bits: scale s, which is float32": (S, "s = tl.dot((scale * q).to(q.dtype), k_t, "),
 }  # fmt: skip
 
 CONDITIONS = {
     "ragged": "S_q and S_k need not be multiples of the blocks, and D may be smaller than BLOCK_D",
-    "precision": "acc is float32, fp32 is multiplied in IEEE precision, q, k and v keep their dtype in the products, and s is scaled in float32 and then rounded to v's",
+    "precision": (
+        "acc is float32, fp32 is multiplied in IEEE precision, q, k and v keep their dtype in the products, and s is scaled in "
+        "float32 and then rounded to v's"
+    ),
     "empty": "S_k may be 0: then o is 0",
 }
 
@@ -132,12 +136,16 @@ EXERCISE = Exercise(
         "q's tile is loaded once, before the loop, and both k's tile and v's tile are loaded inside.",
         "kᵀ costs nothing: offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks gives pointers of shape [BLOCK_D, BLOCK_N]. "
         "tl.trans(k) of a tile [BLOCK_N, BLOCK_D] works as well.",
-        "In the loop: offs_n = start + tl.arange(0, BLOCK_N), so that nothing has to be advanced. Mask offs_n < S_k and offs_d < D in both loads.",
-        's = scale * tl.dot(q, k_t, input_precision="ieee"), then acc = tl.dot(s.to(v.dtype), v, acc, input_precision="ieee"). Store acc after the loop.',
+        ("In the loop: offs_n = start + tl.arange(0, BLOCK_N), so that nothing has to be advanced. Mask offs_n < S_k and offs_d < D in "
+        "both loads."),
+        ('s = scale * tl.dot(q, k_t, input_precision="ieee"), then acc = tl.dot(s.to(v.dtype), v, acc, input_precision="ieee"). Store '
+        'acc after the loop.'),
     ),
     solution=scores_values_kernel,
-    reasoning="A program keeps BLOCK_M rows of q and of acc, and the loop streams blocks of k and v past them. s lives for one iteration, in registers. "
-    "Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing to acc: without a softmax, zeros do.",
+    reasoning="A program keeps BLOCK_M rows of q and of acc, and the loop streams blocks of k and v past them. s lives for one "
+              "iteration, in registers. "
+    "Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing to acc: without a "
+    "softmax, zeros do.",
     more="You can also multiply acc by scale once, after the loop. The package's version, matmul.scores_values_kernel, has int64 offsets.",
     inputs=inputs,
     truth=truth,
@@ -147,6 +155,7 @@ EXERCISE = Exercise(
     launch=launch,
     seen={
         "overlap": "a row of o is written by more than one program: program pid computes rows pid · BLOCK_M … (pid + 1) · BLOCK_M − 1",
-        "widened": "a tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: round s to v's dtype, and leave q, k and v as they are",
+        "widened": ("a tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: round s to v's dtype, and "
+                   "leave q, k and v as they are"),
     },
 )  # fmt: skip

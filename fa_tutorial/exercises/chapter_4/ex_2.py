@@ -36,7 +36,8 @@ ACC, O = "alpha[..., None] * acc + p @ v[:, :, keys].float()", "acc / l[..., Non
 START = "        m = torch.full(q_tile.shape[:3], -math.inf)  # [block_m]\n        l, acc ="
 MISTAKES = {
     "your acc is not rescaled when the maximum grows, and l is": (ACC, ACC.replace("alpha[..., None] * ", "")),
-    "the new block's p v is rescaled as well: rescale only what was summed before it": (ACC, "alpha[..., None] * (acc + p @ v[:, :, keys].float())"),
+    "the new block's p v is rescaled as well: rescale only what was summed before it": (ACC, ("alpha[..., None] * (acc + p @ v[:, :, "
+                                                                                             "keys].float())")),
     "acc is divided by alpha, which is 0 in the first block: multiply by alpha": (ACC, ACC.replace("alpha[..., None] * acc", "acc / alpha[..., None]")),
     "acc is not divided by l": (O, "acc"),
     "acc is divided by l in every block, but the next block needs the undivided sum: divide once, at the end": [
@@ -121,7 +122,8 @@ EXERCISE = Exercise(
         "so give m, l and acc the shape of the slice of q, not block_m.",
     ),
     solution=flash_forward,
-    reasoning="Each block of rows walks over all blocks of keys with its own m, l and acc, and writes o and lse once, at the end. The division "
+    reasoning="Each block of rows walks over all blocks of keys with its own m, l and acc, and writes o and lse once, at the end. The "
+    "division "
     "can wait until then because acc and l are always rescaled by the same alpha. step is the softmax_step of exercise 4.1.",
     inputs=inputs,
     truth=truth,

@@ -22,7 +22,8 @@ FULL, END = "full = seen_by_first // block_n", "end = -(-seen_by_last // block_n
 MISTAKES = {
     "full and end are swapped: return (full, end)": ("return full, end", "return end, full"),
     "full and end are where tiles begin, in keys: count the tiles": [(FULL, f"{FULL} * block_n"), (END, f"{END} * block_n")],
-    "full is found from the last row: a tile is whole only if the first row, which sees least, sees all of it": (FULL, "full = seen_by_last // block_n"),
+    ("full is found from the last row: a tile is whole only if the first row, which sees least, sees all of "
+    "it"): (FULL, "full = seen_by_last // block_n"),
     "full and end are numbers of keys: divide by block_n": [(FULL, "full = seen_by_first"), (END, "end = seen_by_last")],
     "end leaves out a tile that the last row sees in part: round up": (END, "end = seen_by_last // block_n"),
     "end is found from the first row: the last row sees most": (END, "end = -(-seen_by_first // block_n)"),
@@ -31,7 +32,8 @@ MISTAKES = {
         (FIRST, FIRST.replace("1 + ", "")), (LAST, LAST.replace("1 + ", ""))],
     "full and end are counted top left: S_k − S_q is missing": (" + S_k - S_q", ""),
     "row_block is used as a row: the block's first row is row_block · block_m": ("row_block * block_m", "row_block"),
-    "end goes on past the last row: the last block of rows is ragged, and its last row is S_q − 1": ("min(first + block_m, S_q) - 1", "first + block_m - 1"),
+    "end goes on past the last row: the last block of rows is ragged, and its last row is S_q − 1": (("min(first + block_m, S_q) - "
+                                                                                                     "1"), "first + block_m - 1"),
     "full or end is negative where a row sees no key: a number of keys is at least 0": [
         (FIRST, "first + 1 + S_k - S_q"), (LAST, "last + 1 + S_k - S_q")],
 }  # fmt: skip
@@ -85,7 +87,8 @@ EXERCISE = Exercise(
         "A number of keys is never below 0, and the last row is never past S_q − 1.",
     ),
     solution=causal_tiles,
-    reasoning="The first row sees the fewest keys, max(0, first + 1 + S_k − S_q), and every other row of the block sees these too. Divided by block_n and "
+    reasoning="The first row sees the fewest keys, max(0, first + 1 + S_k − S_q), and every other row of the block sees these too. "
+    "Divided by block_n and "
     "rounded down, they are the tiles that need no mask. The last row sees the most keys. Divided and rounded up, they say where to stop. "
     "The last row of a shorter block is S_q − 1.",
     more="The package's version, algorithm.causal_tiles, also checks its arguments.",

@@ -51,7 +51,8 @@ MISTAKES = {
         "key_block >= full", "key_block == full"),
     "the loop over keys starts at full: the whole tiles before it need no mask, but they count": ("range(end)", "range(full, end)"),
     "hidden scores are set to 0, and exp(0 − m) is a weight like any other: use −inf": (MASKED, MASKED.replace("-math.inf", "0.0")),
-    "end counts tiles, and your loop takes it for a number of keys: loop over range(end)": ("range(end)", "range(math.ceil(end / block_n))"),
+    "end counts tiles, and your loop takes it for a number of keys: loop over range(end)": ("range(end)", ("range(math.ceil(end / "
+                                                                                                          "block_n))")),
     "the mask starts at the top left: align it so that the last query sees the last key": (MASKED, MASKED.replace(" + S_k - S_q", "")),
     "S_k − S_q is added to i twice": (MASKED, MASKED.replace("S_q,", "S_q + S_k - S_q,")),
     "rows that see nothing give NaN, by 0 / 0 at the end: o must be 0": ("torch.where(l == 0, 1.0, l)", "l"),
@@ -129,14 +130,18 @@ EXERCISE = Exercise(
         "Three things change: where the loop over key blocks ends, what happens to s in some of its iterations, and the division.",
         "full, end = tiles_of(row_block, block_m, block_n, S_q, S_k). Loop over range(end), and mask where key_block >= full. "
         "A row that sees nothing ends with l = 0: divide by 1 there, and let log 0 give −inf.",
-        "i and j are numbers of rows in q and k, not places in the tile: i = torch.arange(rows.start, rows.stop)[:, None], j likewise for the keys. "
+        "i and j are numbers of rows in q and k, not places in the tile: i = torch.arange(rows.start, rows.stop)[:, None], j likewise "
+        "for the keys. "
         "Then s = s.masked_fill(j > i + S_k − S_q, −math.inf).",
     ),
     solution=causal_forward,
-    reasoning="The loop over keys ends at end, and only the tiles from full on compare positions. A hidden score of −inf gets p = 0 whatever the maximum is. "
-    "A row that sees nothing has l = 0 and acc = 0, so dividing by 1 gives o = 0, and m + log l is −inf. step is the softmax_step of exercise 4.1, "
+    reasoning="The loop over keys ends at end, and only the tiles from full on compare positions. A hidden score of −inf gets p = 0 "
+    "whatever the maximum is. "
+    "A row that sees nothing has l = 0 and acc = 0, so dividing by 1 gives o = 0, and m + log l is −inf. step is the softmax_step of "
+    "exercise 4.1, "
     "and tiles_of is the causal_tiles of 4.3.",
-    more="The package's version, algorithm.flash_forward, has both forms in one function, also accepts fewer heads for k and v than for q, and counts the bytes that "
+    more="The package's version, algorithm.flash_forward, has both forms in one function, also accepts fewer heads for k and v than for "
+    "q, and counts the bytes that "
     "its tiles move.",
     inputs=inputs,
     truth=truth,

@@ -19,7 +19,8 @@ MISTAKES = {
     "m and l are not counted: each is read and written in every column, 4 bytes a row": (f" + {ML}", ""),
     "8 bytes a row are counted in each column for m and l: both are read, and both are written": (ML, "columns * 2 * S_q * 4"),
     "m and l are counted with itemsize: they are float32, 4 bytes a row": (ML, "columns * 4 * S_q * itemsize"),
-    "two trips of q and o are counted in each column, and there are three: q is read, o is read, and o is written": ("columns * 3 *", "columns * 2 *"),
+    ("two trips of q and o are counted in each column, and there are three: q is read, o is read, and o is "
+    "written"): ("columns * 3 *", "columns * 2 *"),
     "q is counted once: each column reads all of it": ("columns * 3 * S_q * D", "S_q * D + columns * 2 * S_q * D"),
     "k and v are counted whole in every column: a column reads its own block of them": (ELEMENTS, "columns * (2 * S_k * D + 3 * S_q * D)"),
     "the first column is counted without reading o, m and l: it reads them like every other": [
@@ -55,11 +56,13 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         "How many columns are there, and what does one column move in total, over all its tiles?",
-        "There are ceil(S_k / block_n) columns. Over all columns k and v are read once. Each column reads all of q, and reads and writes all of o, "
+        "There are ceil(S_k / block_n) columns. Over all columns k and v are read once. Each column reads all of q, and reads and "
+        "writes all of o, "
         "m and l. m and l have one float32 per row.",
     ),
     solution=fa1_hbm_bytes,
-    reasoning="Each of the ceil(S_k / block_n) columns goes through all blocks of queries, and reads q, o, m and l whole, and writes o, m and l whole. "
+    reasoning="Each of the ceil(S_k / block_n) columns goes through all blocks of queries, and reads q, o, m and l whole, and writes o, "
+    "m and l whole. "
     "k and v are read once, because a column keeps its own block of them on the chip.",
     inputs=inputs,
     truth=truth,

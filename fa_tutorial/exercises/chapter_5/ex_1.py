@@ -74,7 +74,8 @@ def inputs():
         return case(x, strides_of(shape, layout) if isinstance(layout, str) else layout, blocks, on=on, otherwise=otherwise, **options)
 
     yield tile((1, 1, 16, 16), "one head, S = D = 16, one tile", "the tile is x itself here", stray=f"an offset is wrong: {RULE}; {PLACE}")
-    yield tile((1, 1, 32, 16), "one head, S = 32, two programs", "program pid has rows row_block · BLOCK_M to row_block · BLOCK_M + BLOCK_M − 1",
+    yield tile((1, 1, 32, 16), "one head, S = 32, two programs", ("program pid has rows row_block · BLOCK_M to row_block · BLOCK_M + "
+                                                                 "BLOCK_M − 1"),
                stray=f"an offset is wrong, of x or of out: {PLACE}")  # fmt: skip
     yield tile((2, 2, 16, 16), "B = H = 2, S = 16", f"{NUMBER}: {HEAD}")
     yield tile((1, 2, 32, 16), "two heads, S = 32", NUMBER)
@@ -103,13 +104,20 @@ EXERCISE = Exercise(
     id="5.1",
     task="Load one tile of one head of a (B, H, S, D) tensor, with zeros past S and past D.",
     hints=(
-        "pid = (b · H + h) · row_blocks + row_block. Which two divisions give b, h and row_block back, and how many row blocks does a head have when S = 100?",
+        (
+            "pid = (b · H + h) · row_blocks + row_block. Which two divisions give b, h and row_block back, and how many row blocks does a "
+            "head have when S = 100?"
+        ),
         "Move the pointer to the head first, x.ptr + b * x.strides[0] + h * x.strides[1]. Then add offs_m[:, None] * x.strides[2] + "
         "offs_d[None, :] * x.strides[3]. offs_m counts rows of the head, so it must stay below S.",
-        "One mask, on the load alone: (offs_m[:, None] < S) & (offs_d[None, :] < D), other=0.0. out is contiguous and takes the whole tile.",
+        (
+            "One mask, on the load alone: (offs_m[:, None] < S) & (offs_d[None, :] < D), other=0.0. out is contiguous and takes the whole "
+            "tile."
+        ),
     ),
     solution=load_tile_kernel,
-    reasoning="The pointer moves to the head first, so offs_m counts rows of this head and offs_m < S stops the tile at its end, whatever S is. "
+    reasoning="The pointer moves to the head first, so offs_m counts rows of this head and offs_m < S stops the tile at its end, "
+    "whatever S is. "
     "The next kernels rely on the zeros: in a dot they add nothing.",
     more="The package's version, tiles.load_tile, computes offsets in int64, because a tensor may have more than 2³¹ elements.",
     inputs=inputs,

@@ -37,7 +37,8 @@ S, P, O = "scale * dot(q_tile, tl.trans(k_tile))", "tl.exp(s - m[:, None])", "ac
 Q_TILE, K_TILE, V_TILE = "load_tile(q, b, h, start_m", "load_tile(k, b, h, 0", "load_tile(v, b, h, 0"
 MISTAKES = {
     "scale is missing: s = scale · q kᵀ": (S, S[8:]),
-    "the kernel computes the scale itself: scale is an argument, which the caller chooses": (S, f"(1 / tl.sqrt(D.to(tl.float32))) * {S[8:]}"),
+    "the kernel computes the scale itself: scale is an argument, which the caller chooses": (S, (f"(1 / tl.sqrt(D.to(tl.float32))) * "
+                                                                                                f"{S[8:]}")),
     "acc is not divided: o = acc / l": (O, "acc, b, h"),
     "exp overflows: subtract the row's maximum before exp": (P, "tl.exp(s)"),
     "q kᵀ is rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't": (S, S.replace("dot(", "tl.dot(")),
@@ -89,7 +90,8 @@ EXERCISE = Exercise(
         "acc = dot(p.to(v_tile.dtype), v_tile), and store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D).",
     ),
     solution=one_tile_kernel,
-    reasoning="A softmax over keys is a maximum and a sum along axis 1. Both stay unrounded in float32, and only p is rounded to v's dtype, because the "
+    reasoning="A softmax over keys is a maximum and a sum along axis 1. Both stay unrounded in float32, and only p is rounded to v's "
+    "dtype, because the "
     "tensor cores multiply two tiles of one dtype.",
     inputs=inputs,
     truth=o_truth,

@@ -54,7 +54,8 @@ K_TILE, V_TILE, LOOP = "load_tile(k, b, h, start_n", "load_tile(v, b, h, start_n
 MISTAKES = {
     "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "dot(p.to(v_tile.dtype), v_tile, acc)"),
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
-    "neither acc nor l is rescaled when the maximum grows: alpha = exp(m_old − m_new), taken before m is replaced": (ALPHA, "tl.exp(m_new - m_new)"),
+    ("neither acc nor l is rescaled when the maximum grows: alpha = exp(m_old − m_new), taken before m is "
+    "replaced"): (ALPHA, "tl.exp(m_new - m_new)"),
     "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": (
         ACC, "dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
     "acc is divided by l in every iteration: divide once, after the loop": (LAST, LAST + "        acc = acc / l[:, None]\n"),
@@ -65,7 +66,10 @@ MISTAKES = {
     "every iteration reads the first tile of k and v: their rows start at start_n": [(K_TILE, "load_tile(k, b, h, 0"), (V_TILE, "load_tile(v, b, h, 0")],
     "start_n counts tiles, but load_tile takes the first key: range(0, S_k, BLOCK_N)": (LOOP, "range(0, S_k // BLOCK_N)"),
 }  # fmt: skip
-STATE = "for each tile m_new = max(m, the tile's maximum), alpha = exp(m − m_new), l = alpha · l + Σ p and acc = alpha · acc + p v, by (4.2) and (4.3)"
+STATE = (
+    "for each tile m_new = max(m, the tile's maximum), alpha = exp(m − m_new), l = alpha · l + Σ p and acc = alpha · acc + p v, by "
+    "(4.2) and (4.3)"
+)
 CONDITIONS = {
     "low": "m starts at −∞: all scores may be as low as −2³⁰",
     "half": HALF,
@@ -96,13 +100,18 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         "Which three tensors does chapter 4's loop carry? They need a value before the loop: what are the maximum and the sum of nothing?",
-        'm = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32); l and acc are tl.zeros. The loop is for start_n in range(0, S_k, BLOCK_N), and '
+        'm = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32); l and acc are tl.zeros. The loop is for start_n in range(0, S_k, '
+        "BLOCK_N), and "
         "k's and v's tiles start at start_n.",
-        "m_new = tl.maximum(m, tl.max(s, axis=1)), then alpha = tl.exp(m - m_new) before m = m_new. l becomes alpha * l + the sum of p, and "
+        "m_new = tl.maximum(m, tl.max(s, axis=1)), then alpha = tl.exp(m - m_new) before m = m_new. l becomes alpha * l + the sum of p, "
+        "and "
         "acc becomes dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None]).",
     ),
     solution=key_loop_kernel,
-    reasoning="m, l and acc stay in registers for the whole loop. A program reads q's tile once, k and v once, and writes o once. s and p never reach memory.",
+    reasoning=(
+        "m, l and acc stay in registers for the whole loop. A program reads q's tile once, k and v once, and writes o once. s and "
+        "p never reach memory."
+    ),
     inputs=inputs,
     truth=o_truth,
     rule=f"o = softmax(scale · q kᵀ) v, whatever the tiles: {STATE}",

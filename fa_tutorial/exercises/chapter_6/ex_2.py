@@ -88,7 +88,8 @@ EXERCISE = Exercise(
         "diag(p) dp is p ∘ dp, and p pᵀ dp is p times one number, rowsum(p ∘ dp): factor p out, and mind keepdim=True.",
     ),
     solution=softmax_backward,
-    reasoning="(diag(p) − p pᵀ) dp = p ∘ dp − p · (pᵀ dp), and pᵀ dp is one number a row, rowsum(p ∘ dp). So ds = p ∘ (dp − rowsum(p ∘ dp)): one "
+    reasoning="(diag(p) − p pᵀ) dp = p ∘ dp − p · (pᵀ dp), and pᵀ dp is one number a row, rowsum(p ∘ dp). So ds = p ∘ (dp − rowsum(p ∘ "
+    "dp)): one "
     "sum a row and two products an element, where the Jacobian has n² elements a row.",
     inputs=inputs,
     truth=truth,

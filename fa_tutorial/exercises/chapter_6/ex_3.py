@@ -81,12 +81,16 @@ EXERCISE = Exercise(
     task="Write the gradients of q, k and v, given p.",
     conditions=CONDITIONS,
     hints=(
-        "Go backward through o = p v, p = softmax(s), s = scale · q kᵀ: a matmul as in exercise 6.1, a softmax as in 6.2, and a matmul again. What does each step hand to the next?",
+        (
+            "Go backward through o = p v, p = softmax(s), s = scale · q kᵀ: a matmul as in exercise 6.1, a softmax as in 6.2, and a matmul "
+            "again. What does each step hand to the next?"
+        ),
         "o = p v gives dv and dp: dv = pᵀ do and dp = do vᵀ. Softmax makes ds from p and dp.",
         "s = scale · q kᵀ: the gradient of q kᵀ is scale · ds, so dq = scale · ds k and dk = scale · dsᵀ q.",
     ),
     solution=backward_with_p,
-    reasoning="o = p v and q kᵀ are matmuls with two gradients each, and softmax stands between them. The scale multiplies the scores, so it "
+    reasoning="o = p v and q kᵀ are matmuls with two gradients each, and softmax stands between them. The scale multiplies the scores, "
+    "so it "
     "multiplies dq and dk, and not dv.",
     more="The package's version, algorithm.attention_backward, is not given p: it recomputes p from q, k and lse, as exercise 6.4 does.",
     inputs=inputs,

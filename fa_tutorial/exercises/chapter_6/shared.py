@@ -1,4 +1,5 @@
-"""What 6.3 to 6.6 share: attention's gradients in float64, how large an error a right answer may have, and the inputs of the loops over tiles."""
+"""What 6.3 to 6.6 share: attention's gradients in float64, how large an error a right answer may have, and the inputs of the loops over
+tiles."""
 
 from __future__ import annotations
 
@@ -146,7 +147,8 @@ def ladder(sums, rule, *parts):
     yield from masks()
     for blocks, otherwise in (((2, 2), "four tiles: the one below the diagonal is seen whole, two are masked, the one above it is hidden"),
                               ((2, 1), "tiles of 2 rows and 1 key: positions say which block of rows sees a key first"),
-                              ((1, 2), "tiles of 1 row and 2 keys: positions say which tile lies on the diagonal, and block numbers do not"),
+                              ((1, 2), ("tiles of 1 row and 2 keys: positions say which tile lies on the diagonal, and block numbers do "
+                                       "not")),
                               ((3, 3), "4 rows and 4 keys in blocks of 3: masked tiles may be ragged")):  # fmt: skip
         yield head(q, k, v, do, True, blocks=blocks, otherwise=otherwise)
     first = "every query sees the first keys, and counts once: no block of rows comes before row 0"

@@ -98,13 +98,20 @@ EXERCISE = shared.exercise(
     task="Let each program keep one block of keys and loop over all blocks of queries.",
     conditions={"ragged": "S_q and S_k need not be multiples of the block sizes", "half": shared.HALF},
     hints=(
-        "What does every step need anew, and what stays? The loads of k and v and two zero accumulators come before the loop, the stores after it.",
-        "A program's keys are found as chapter 5 found its rows: start_n = tl.program_id(0) % key_blocks * BLOCK_N, with key_blocks = tl.cdiv(S_k, BLOCK_N).",
+        (
+            "What does every step need anew, and what stays? The loads of k and v and two zero accumulators come before the loop, the "
+            "stores after it."
+        ),
+        (
+            "A program's keys are found as chapter 5 found its rows: start_n = tl.program_id(0) % key_blocks * BLOCK_N, with key_blocks = "
+            "tl.cdiv(S_k, BLOCK_N)."
+        ),
         "dot(a, b, acc) returns acc + a @ b, so dv_acc = dot(p_t.to(do_tile.dtype), do_tile, dv_acc).",
         "Past S_q, load_tile gives rows of zeros for q and do. lse and delta are yours to load: mask=offs_m < S_q, other=0.0.",
     ),
     solution=dkdv_loop_kernel,
-    reasoning="A program owns its rows of dk and dv, so no other program adds to them: no atomics, and the same bits on every run. Rows past S_q have "
+    reasoning="A program owns its rows of dk and dv, so no other program adds to them: no atomics, and the same bits on every run. Rows "
+    "past S_q have "
     "q = do = 0 and a finite p, so they add nothing. Keys past S_k end up in rows that store_tile leaves out.",
     more="Exercise 7.4 skips the blocks that the causal mask hides.",
     inputs=inputs,

@@ -136,11 +136,15 @@ EXERCISE = shared.exercise(
     hints=(
         "Key j is first seen by query j − (S_k − S_q). What does that say about the block's first key, and what about its last?",
         "start = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M: the block that holds the first query that sees the first key.",
-        "full comes from the last key, tl.minimum(start_n + BLOCK_N, S_k) - 1, rounded up: full = tl.cdiv(tl.maximum(…, 0), BLOCK_M) * BLOCK_M.",
+        (
+            "full comes from the last key, tl.minimum(start_n + BLOCK_N, S_k) - 1, rounded up: full = tl.cdiv(tl.maximum(…, 0), BLOCK_M) * "
+            "BLOCK_M."
+        ),
         "The loop without a mask runs over range(full, S_q, BLOCK_M), the one with it over range(start, tl.minimum(full, S_q), BLOCK_M).",
     ),
     solution=dkdv_kernel,
-    reasoning="A block of queries before start sees none of the keys, a block from full on sees all of them, so only the few between need the mask. Where "
+    reasoning="A block of queries before start sees none of the keys, a block from full on sees all of them, so only the few between "
+    "need the mask. Where "
     "a row sees nothing, its p is exp(s + inf) = inf, and tl.where puts 0 there; such rows never reach the loop without a mask.",
     more="The package's version, backward.dkdv_kernel, also sums over the query heads of a group, and computes row as int64.",
     inputs=inputs,

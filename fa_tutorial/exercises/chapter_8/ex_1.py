@@ -64,7 +64,8 @@ EXERCISE = Exercise(
         "By shared memory: 233,472 // (shared_bytes + 1024). Return the smaller number.",
     ),
     solution=programs_an_sm,
-    reasoning="A program is resident on an SM from its first instruction to its last, with all its registers and shared memory. So the scarcer of the "
+    reasoning="A program is resident on an SM from its first instruction to its last, with all its registers and shared memory. So the "
+    "scarcer of the "
     "two resources decides. An SM also has limits of 32 programs and 64 warps, which these tiles never reach.",
     inputs=inputs,
     truth=truth,

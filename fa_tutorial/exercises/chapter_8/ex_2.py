@@ -69,7 +69,8 @@ M_NEW, SHIFT = "tl.maximum(m, tl.max(s, axis=1) * scale_log2)", 'tl.where(m_new 
 P, ALPHA, L_NEW = "tl.exp2(s * scale_log2 - shift[:, None])", "tl.exp2(m - shift)", "alpha * l + tl.sum(p, axis=1)"
 M_UNSCALED = (M_NEW, "tl.maximum(m, tl.max(s, axis=1))")
 MISTAKES = {
-    "p is in base e: by tl.exp, or because log₂ e is in the exponent once more, which scale_log2 holds already": (P, P.replace("exp2", "exp")),
+    ("p is in base e: by tl.exp, or because log₂ e is in the exponent once more, which scale_log2 holds "
+    "already"): (P, P.replace("exp2", "exp")),
     "p and alpha are in base e: scale_log2 holds log₂ e already, so both take tl.exp2": ("tl.exp2", "tl.exp"),
     "alpha is in base e: use tl.exp2 there, too": (ALPHA, "tl.exp(m - shift)"),
     "s is not scaled at all: p = 2^(s · scale_log2 − m_new), and m_new is the maximum of s · scale_log2": [
@@ -77,7 +78,8 @@ MISTAKES = {
     "m_new is the maximum of s, and s · scale_log2 is subtracted from: both must be scaled": M_UNSCALED,
     "m_new holds the maximum of s: it is the maximum of s · scale_log2, so that nothing has to scale it later": [
         M_UNSCALED, (P, "tl.exp2((s - shift[:, None]) * scale_log2)"), (ALPHA, "tl.exp2((m - shift) * scale_log2)")],
-    "m_new is scaled a second time in the exponent: it is in units of s · scale_log2 already": (P, "tl.exp2((s - shift[:, None]) * scale_log2)"),
+    "m_new is scaled a second time in the exponent: it is in units of s · scale_log2 already": (P, ("tl.exp2((s - shift[:, None]) * "
+                                                                                                   "scale_log2)")),
     "m_new is scaled as a whole: the old m in it is in units of s · scale_log2 already, so scale only the tile's maximum": (
         M_NEW, "tl.maximum(m, tl.max(s, axis=1)) * scale_log2"),
     "alpha scales m a second time: m and m_new are in units of s · scale_log2 already": (ALPHA, "tl.exp2((m - shift) * scale_log2)"),
@@ -125,9 +127,11 @@ EXERCISE = Exercise(
         "m_new = max(m, scale_log2 · the row's maximum), and p = tl.exp2(s * scale_log2 - shift[:, None]), with chapter 5's shift.",
     ),
     solution=softmax_step,
-    reasoning="2^(s · scale · log2(e)) is e^(s · scale). scale_log2 is positive, so the largest score stays the largest. The product and the difference in p "
+    reasoning="2^(s · scale · log2(e)) is e^(s · scale). scale_log2 is positive, so the largest score stays the largest. The product "
+    "and the difference in p "
     "become one multiply-add per element. Only the maximum, one number per row, is multiplied by itself.",
-    more="The package's step is a part of tuned.forward.attend. It also rounds m up a little. Scaling all of s before the maximum is right, too, but then "
+    more="The package's step is a part of tuned.forward.attend. It also rounds m up a little. Scaling all of s before the maximum is "
+    "right, too, but then "
     "that multiply is an instruction of its own: nothing is left for it to join.",
     inputs=inputs,
     truth=truth,

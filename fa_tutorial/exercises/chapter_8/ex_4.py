@@ -23,7 +23,8 @@ MISTAKES = {
     "all heads run side by side: only at_once of them do": ("group, within", "at_once = heads\n    group, within"),
     "the longest row block comes last: under the causal mask the last row block sees the most keys": (LAST, "row_block"),
     "the order is reversed without a mask, too: there row blocks run from the first to the last": ("if is_causal:", "if True:"),
-    "the wrong heads are reversed: under the causal mask the last row block comes first, without it the first": ("if is_causal", "if not is_causal"),
+    ("the wrong heads are reversed: under the causal mask the last row block comes first, without it the "
+    "first"): ("if is_causal", "if not is_causal"),
     "the last row block is row_blocks, which doesn't exist: blocks count from 0": (LAST, "row_blocks - row_block"),
     "head and row block are swapped: return (head, row_block)": (f"return {HEAD}, row_block", f"return row_block, {HEAD}"),
     "every group starts at head 0: group g starts at head g · at_once": (HEAD, "within % together"),
@@ -59,15 +60,22 @@ def inputs():
 
 EXERCISE = Exercise(
     id="8.4",
-    task="Return the head and the row block of program `pid`, when `at_once` heads run side by side and a causal head starts with its longest row block.",
+    task=(
+        "Return the head and the row block of program `pid`, when `at_once` heads run side by side and a causal head starts with its "
+        "longest row block."
+    ),
     conditions=CONDITIONS,
     hints=(
-        "This is exercise 3.3 with other names: heads are its rows of tiles, row blocks its columns. How many programs does a full group of heads have?",
+        (
+            "This is exercise 3.3 with other names: heads are its rows of tiles, row blocks its columns. How many programs does a full "
+            "group of heads have?"
+        ),
         "divmod(pid, at_once * row_blocks) gives the group and the place in it. The head changes fastest: place % (heads in the group).",
         "Under the mask count the row blocks from the end: row_blocks − 1 − row_block.",
     ),
     solution=rows_of_program,
-    reasoning="Programs start roughly in the order of their numbers. With the head fastest, programs that run together share few heads' keys and values. "
+    reasoning="Programs start roughly in the order of their numbers. With the head fastest, programs that run together share few heads' "
+    "keys and values. "
     "With the longest first, the short ones fill the gaps at the end.",
     more="The package's kernel calls matmul.grouped_tile_device for the first half, chapter 3's order of tiles.",
     inputs=inputs,

@@ -33,7 +33,8 @@ NEED, LOAD, LOADED = (
 )
 TILE, USE, USED = (f"            yield {action}\n" for action in ("wait(full[stage], parity)", "use(i, stage)", "arrive(empty[stage])"))
 MISTAKES = {
-    "in the first round the producer's wait must pass at once: nobody has used the stage yet, so nobody releases it": ("1 - parity", "parity"),
+    ("in the first round the producer's wait must pass at once: nobody has used the stage yet, so nobody releases "
+    "it"): ("1 - parity", "parity"),
     "the consumer waits for the other parity of full[stage], and that passes at once: an earlier phase had it": (
         "wait(full[stage], parity)", "wait(full[stage], 1 - parity)"),
     "the parities flip with every tile: a stage's phase number grows once a round": ("i // stages % 2", "i % 2"),
@@ -76,18 +77,26 @@ def inputs():
 
 EXERCISE = Exercise(
     id="9.2",
-    task="Write ring_roles(tiles, stages, full, empty), which defines two generator functions without arguments, producer() and consumer(), and returns "
+    task="Write ring_roles(tiles, stages, full, empty), which defines two generator functions without arguments, producer() and "
+    "consumer(), and returns "
     "(producer, consumer) without calling them.",
     hints=(
-        "Each role does four things for a tile: find its stage and parity, wait, work, arrive. For which barrier does each wait, and at which does it "
+        "Each role does four things for a tile: find its stage and parity, wait, work, arrive. For which barrier does each wait, and at "
+        "which does it "
         "arrive?",
-        "The producer waits for empty[stage], loads, and arrives at full[stage]. The consumer waits for full[stage], uses, and arrives at empty[stage].",
-        "The stage and both parities are those of exercise 9.1, and ring_phase may be called here. The arrival comes right after the work, neither "
+        (
+            "The producer waits for empty[stage], loads, and arrives at full[stage]. The consumer waits for full[stage], uses, and arrives "
+            "at empty[stage]."
+        ),
+        "The stage and both parities are those of exercise 9.1, and ring_phase may be called here. The arrival comes right after the "
+        "work, neither "
         "before it nor a tile later.",
     ),
     solution=ring_roles,
-    reasoning="Two waits make it safe: none uses a tile before its load is over, and none loads over a tile that is in use. Nothing else waits, so the "
-    "loads run ahead by as many tiles as there are stages. It cannot deadlock: of the tiles that are not finished the earliest one has all that it "
+    reasoning="Two waits make it safe: none uses a tile before its load is over, and none loads over a tile that is in use. Nothing "
+    "else waits, so the "
+    "loads run ahead by as many tiles as there are stages. It cannot deadlock: of the tiles that are not finished the earliest one has "
+    "all that it "
     "waits for.",
     inputs=inputs,
     truth=truth,

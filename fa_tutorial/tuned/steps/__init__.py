@@ -54,7 +54,8 @@ def before(step: str) -> str:
 
 
 def diff(step: str) -> str:
-    """What `step` changes from attend on. softmax_step is left out: in base 2 it is exercise 8.2, and "guard" drops it."""
+    """What `step` changes from attend on. softmax_step is left out: in base 2 it is exercise 8.2, and "guard" drops
+    it."""
     texts = (file_of(name).read_text(encoding="utf-8") for name in (before(step), step))
     return changes(*(text[text.index("@triton.jit\ndef attend") :] for text in texts))
 
