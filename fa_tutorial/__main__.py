@@ -170,14 +170,9 @@ def _bench_case(options: Namespace) -> int:
     timing.require_gpu()
     S, H = options.seq_len, options.num_heads
     shape = Shape(
-        options.batch_size,
-        H,
-        H if options.kv_heads is None else options.kv_heads,
-        S,
-        S,
-        options.head_dim,
+        options.batch_size, H, H if options.kv_heads is None else options.kv_heads, S, S, options.head_dim,
         options.causal,
-    )
+    )  # fmt: skip
     cases = [measure.check(Case(name, options.mode, options.dtype, shape)) for name in options.providers]
     failed = 0
     print(tables.case_head())

@@ -93,15 +93,9 @@ def all_tiles(block_n: int, S_k: int) -> tuple[int, int]:
 
 
 def flash_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block_m: int,
-    block_n: int,
-    is_causal: bool = False,
-    scale: float | None = None,
-    traffic: Traffic | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, is_causal: bool = False,
+    scale: float | None = None, traffic: Traffic | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Flash attention in FA2's loop order: each block of queries walks over its blocks of keys
     (4.1 to 4.5; FA2, algorithm 1).
 
@@ -138,15 +132,9 @@ def flash_forward(
 
 
 def flash_forward_fa1(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block_m: int,
-    block_n: int,
-    is_causal: bool = False,
-    scale: float | None = None,
-    traffic: Traffic | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, is_causal: bool = False,
+    scale: float | None = None, traffic: Traffic | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Flash attention in FA1's loop order: each block of keys walks over all blocks of queries (4.8; FA1, algorithm 1).
 
     Arguments, results and errors are those of flash_forward. o, m and l live in HBM between the steps. Each step reads
@@ -288,15 +276,9 @@ def sum_groups(dx: torch.Tensor, H_k: int) -> torch.Tensor:
 
 
 def attention_backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    do: torch.Tensor,
-    lse: torch.Tensor,
-    scale: float | None = None,
-    is_causal: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
+    scale: float | None = None, is_causal: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """(dq, dk, dv) of attention by five matmuls of whole (S_q, S_k) matrices (6.6 to 6.12; FA2, section 2.3.2).
 
     q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). scale: 1/√D unless given.
@@ -338,18 +320,9 @@ def causal_rows(key_block: int, block_m: int, block_n: int, S_q: int, S_k: int) 
 
 
 def flash_backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    do: torch.Tensor,
-    lse: torch.Tensor,
-    block_m: int,
-    block_n: int,
-    is_causal: bool = False,
-    scale: float | None = None,
-    dlse: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
+    block_m: int, block_n: int, is_causal: bool = False, scale: float | None = None, dlse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """(dq, dk, dv) of attention tile by tile, in two loops (6.6 to 6.14; FA2, algorithm 2, split in two).
 
     q, o, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), one float dtype; lse: (B, H_q, S_q). dlse: the gradient of lse,

@@ -35,21 +35,11 @@ HOPPER_FROM = {"forward": 2**23, "backward": 2**20}
 
 
 def flash_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    is_causal: bool = False,
-    scale: float | None = None,
-    return_lse: bool = False,
-    kernel: str = "auto",
-    window: tuple[int, int] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = False, scale: float | None = None,
+    return_lse: bool = False, kernel: str = "auto", window: tuple[int, int] | None = None, softcap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None, bias: torch.Tensor | None = None, sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """softmax(scale · q kᵀ) v, forward and backward, with memory linear in the sequence length
     (FlashAttention-2, Dao, 2023).
 
@@ -107,23 +97,12 @@ def flash_attention(
 
 
 def flash_attention_varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    *,
-    is_causal: bool = False,
-    scale: float | None = None,
-    return_lse: bool = False,
-    window: tuple[int, int] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, *, is_causal: bool = False,
+    scale: float | None = None, return_lse: bool = False, window: tuple[int, int] | None = None,
+    softcap: float | None = None, alibi_slopes: torch.Tensor | None = None, sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """flash_attention inside each of many sequences that lie packed, back to back, without padding and without work
     across sequences.
 

@@ -234,18 +234,9 @@ def choose_config(D: int, dtype: torch.dtype, shared_memory: int | None) -> Back
 
 
 def flash_backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    do: torch.Tensor,
-    lse: torch.Tensor,
-    dlse: torch.Tensor | None,
-    is_causal: bool,
-    scale: float,
-    *,
-    config: BackwardConfig | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
+    dlse: torch.Tensor | None, is_causal: bool, scale: float, *, config: BackwardConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Launch the three kernels on q's GPU, which must be the current one. Checks nothing: attention.flash_attention has
     checked the arguments.
 
@@ -260,20 +251,9 @@ def flash_backward(
     inputs = heads(q), heads(k), heads(v), heads(do)
     constants = {"IS_CAUSAL": is_causal, "BLOCK_D": padded_d(D)}
     dkdv_kernel[(triton.cdiv(S_k, config.dkdv.block_n) * B * H_k,)](
-        *inputs,
-        heads(dk),
-        heads(dv),
-        lse,
-        delta,
-        H_k,
-        S_q,
-        S_k,
-        D,
-        scale,
-        GROUP=H_q // H_k,
-        **constants,
+        *inputs, heads(dk), heads(dv), lse, delta, H_k, S_q, S_k, D, scale, GROUP=H_q // H_k, **constants,
         **config.dkdv.launch(),
-    )
+    )  # fmt: skip
     dq_kernel[(triton.cdiv(S_q, config.dq.block_m) * B * H_q,)](
         *inputs, heads(dq), lse, delta, H_q, H_k, S_q, S_k, D, scale, **constants, **config.dq.launch()
     )

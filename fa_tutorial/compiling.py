@@ -137,16 +137,9 @@ def compile_calls(capability: int, calls: Iterable[Call]) -> Iterator[Row]:
                     options = compiled.metadata
                     registers, spills, warnings = read_ptxas(log)
                     yield Row(
-                        kernel,
-                        case,
-                        capability,
-                        options.num_warps,
-                        options.num_stages,
-                        registers,
-                        options.shared,
-                        spills,
-                        warnings,
-                    )
+                        kernel, case, capability, options.num_warps, options.num_stages, registers, options.shared,
+                        spills, warnings,
+                    )  # fmt: skip
             launched.clear()
 
 

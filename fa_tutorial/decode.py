@@ -287,36 +287,17 @@ def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, sc
         lse_parts = torch.empty((num_splits, B, H_k, rows), dtype=torch.float32, device=q.device)
     scales = Scales(*(None if x is None else x.contiguous() for x in (k_scale, v_scale)))
     split_kernel[(programs, num_splits)](
-        heads(q.reshape(B, H_k, rows, D)),
-        heads(k_cache),
-        heads(v_cache),
-        heads(o_parts.view(-1, H_k, rows, D)),
-        lse_parts,
-        cache_seqlens.contiguous(),
-        None if block_table is None else heads(block_table),
-        scales,
-        Sizes(H_k, S_q, rows, D),
-        scale,
-        PAGE_SIZE=page_size,
-        BLOCK_D=padded_d(D),
-        **config.launch(),
-    )
+        heads(q.reshape(B, H_k, rows, D)), heads(k_cache), heads(v_cache), heads(o_parts.view(-1, H_k, rows, D)),
+        lse_parts, cache_seqlens.contiguous(), None if block_table is None else heads(block_table), scales,
+        Sizes(H_k, S_q, rows, D), scale, PAGE_SIZE=page_size, BLOCK_D=padded_d(D), **config.launch(),
+    )  # fmt: skip
     if num_splits > 1:
         all_rows, block_s = B * H_q * S_q, min(triton.next_power_of_2(num_splits), SPLITS_AT_ONCE)
         block_r = 64 if card.shared_memory is None else 1  # the interpreter is slow by the program
         combine_kernel[(triton.cdiv(all_rows, block_r),)](
-            o_parts,
-            lse_parts,
-            o,
-            lse,
-            all_rows,
-            num_splits,
-            D,
-            BLOCK_R=block_r,
-            BLOCK_S=block_s,
-            BLOCK_D=padded_d(D),
+            o_parts, lse_parts, o, lse, all_rows, num_splits, D, BLOCK_R=block_r, BLOCK_S=block_s, BLOCK_D=padded_d(D),
             num_warps=4,
-        )
+        )  # fmt: skip
     return o, lse
 
 
@@ -430,14 +411,9 @@ def flash_decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
 
 
 def append_to_cache(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k_new: torch.Tensor,
-    v_new: torch.Tensor,
-    cache_seqlens: torch.Tensor,
-    *,
-    block_table: torch.Tensor | None = None,
-) -> None:
+    k_cache: torch.Tensor, v_cache: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor, cache_seqlens: torch.Tensor,
+    *, block_table: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """Write the keys and values of new tokens into the caches, in place, where flash_decode with the same cache_seqlens
     looks for them.
 

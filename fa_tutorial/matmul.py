@@ -259,21 +259,7 @@ def scores_times_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale
     if S_q:
         with on_device_of(q):
             scores_values_kernel[(triton.cdiv(S_q, block_m),)](
-                q,
-                k,
-                v,
-                o,
-                S_q,
-                S_k,
-                D,
-                scale,
-                *q.stride(),
-                *k.stride(),
-                *v.stride(),
-                *o.stride(),
-                BLOCK_M=block_m,
-                BLOCK_N=block_n,
-                BLOCK_D=max(triton.next_power_of_2(D), MIN_DOT),
-                num_warps=SCORES_VALUES_WARPS,
-            )
+                q, k, v, o, S_q, S_k, D, scale, *q.stride(), *k.stride(), *v.stride(), *o.stride(), BLOCK_M=block_m,
+                BLOCK_N=block_n, BLOCK_D=max(triton.next_power_of_2(D), MIN_DOT), num_warps=SCORES_VALUES_WARPS,
+            )  # fmt: skip
     return o

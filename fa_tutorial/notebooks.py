@@ -33,14 +33,8 @@ def execute(notebook, folder: Path, cell_seconds: int = CELL_SECONDS, allow_erro
 
     where = {"metadata": {"path": str(folder)}}
     client = NotebookClient(
-        notebook,
-        timeout=cell_seconds,
-        kernel_name="python3",
-        record_timing=False,
-        coalesce_streams=True,
-        resources=where,
-        allow_errors=allow_errors,
-        extra_arguments=["--log-level=ERROR"],
-    )
+        notebook, timeout=cell_seconds, kernel_name="python3", record_timing=False, coalesce_streams=True,
+        resources=where, allow_errors=allow_errors, extra_arguments=["--log-level=ERROR"],
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as state_folder:
         client.execute(env=kernel_environment(**{STATE_VARIABLE: state_folder}))

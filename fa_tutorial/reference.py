@@ -66,14 +66,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool
 
 
 def gradients(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    do: torch.Tensor,
-    is_causal: bool = False,
-    scale: float | None = None,
-    dlse: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, is_causal: bool = False,
+    scale: float | None = None, dlse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """(dq, dk, dv) of `attention` in float64, by autograd: of sum(do ∘ o), plus sum(dlse ∘ lse) where dlse is given.
 
     q, k, v, is_causal, scale as for attention; do: (B, H_q, S_q, D); dlse: (B, H_q, S_q). dk and dv are summed over the

@@ -86,19 +86,9 @@ def tuned_kernels(capability: int) -> Iterator[Call]:
             for dkdv, dq in itertools.zip_longest(tiles["dkdv"][:most], tiles["dq"][:most]):
                 config = backward.BackwardConfig(dkdv or tiles["dkdv"][0], dq or tiles["dq"][0])
                 call = partial(
-                    tuned.flash_backward,
-                    q,
-                    k,
-                    v,
-                    o,
-                    do,
-                    lse,
-                    None,
-                    is_causal,
-                    0.5,
-                    config=config,
+                    tuned.flash_backward, q, k, v, o, do, lse, None, is_causal, 0.5, config=config,
                     descriptors=descriptors,
-                )
+                )  # fmt: skip
                 yield f"fp16 D={D} {words} {in_words(config.dkdv)}, {in_words(config.dq)}", call
 
 

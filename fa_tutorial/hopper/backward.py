@@ -374,21 +374,9 @@ def epilogue(dk_desc, dv_desc, dk, dv, shared, b, h_k, start_n, turn, C: gl.cons
 
 @gluon.jit
 def backward_kernel(
-    q_desc,
-    k_desc,
-    v_desc,
-    do_desc,
-    dk_desc,
-    dv_desc,
-    dq_desc,
-    lse_desc,
-    delta_desc,
-    counter_ptr,
-    heads_at_once,
-    scale,
-    flags: gl.constexpr,
-    V_STAGES: gl.constexpr,
-):
+    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, counter_ptr, heads_at_once, scale,
+    flags: gl.constexpr, V_STAGES: gl.constexpr,
+):  # fmt: skip
     """dk and dv, and dq / scale added to what dq_desc holds (FA2, algorithm 2, all five matmuls in one loop). scale
     must be positive.
 
@@ -497,16 +485,9 @@ CONFIGS = {64: BackwardConfig(128, 2, under_dq=False), 128: BackwardConfig(64, 1
 
 
 def flash_backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    do: torch.Tensor,
-    lse: torch.Tensor,
-    dlse: torch.Tensor | None,
-    is_causal: bool,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
+    dlse: torch.Tensor | None, is_causal: bool, scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """backward.flash_backward by backward_kernel, for what forward.applies to. Same arguments and results.
 
     dk and dv have the same bits in every run. dq has not: the work tiles add to it in the order in which they come.

@@ -340,15 +340,9 @@ def applies(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
 
 
 def flash_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    is_causal: bool,
-    scale: float,
-    *,
-    step: Step = BEST,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float, *, step: Step = BEST,
     config: HopperConfig | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """forward.flash_forward by forward_kernel, for what `applies` to. Same arguments and results.
 
     step: one of STEPS; config: None takes choose_config's.

@@ -135,14 +135,9 @@ _fastest: dict[tuple, dict[str, int]] = {}  # what the fastest tile depends on -
 
 
 def fastest(
-    name: str,
-    kernel,
-    grid: Callable,
-    tensors: dict[str, torch.Tensor],
-    arguments: tuple,
-    tma: bool,
+    name: str, kernel, grid: Callable, tensors: dict[str, torch.Tensor], arguments: tuple, tma: bool,
     constants: dict[str, Any],
-) -> dict[str, int] | None:
+) -> dict[str, int] | None:  # fmt: skip
     """The fastest of the candidates, measured by the autotuner once for each card, dtype, BLOCK_D, mask, bucket of
     lengths, and with or without TMA.
 
@@ -166,16 +161,9 @@ def fastest(
 
 
 def launch(
-    name: str,
-    kernel,
-    grid: Callable,
-    tensors: dict[str, torch.Tensor],
-    *arguments: Any,
-    signature: tuple,
-    tma: bool,
-    tile: TileConfig | None = None,
-    **constants: Any,
-) -> None:
+    name: str, kernel, grid: Callable, tensors: dict[str, torch.Tensor], *arguments: Any, signature: tuple, tma: bool,
+    tile: TileConfig | None = None, **constants: Any,
+) -> None:  # fmt: skip
     """kernel[grid](*tensors, *arguments, **constants) with `tile`, or else with the fastest one; each tensor as a
     descriptor, or as Heads.
 

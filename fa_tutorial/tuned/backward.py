@@ -67,26 +67,9 @@ def add_to_dkdv(k_tile, v_tile, dk, dv, q, do, lse2_ptr, delta_ptr, b, h, start_
 @autotune("dkdv")
 @triton.jit(do_not_specialize=["autotune_key"])
 def dkdv_kernel(
-    q,
-    k,
-    v,
-    do,
-    dk,
-    dv,
-    lse2_ptr,
-    delta_ptr,
-    H_k,
-    S_q,
-    S_k,
-    D,
-    scale,
-    autotune_key,
-    IS_CAUSAL: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    q, k, v, do, dk, dv, lse2_ptr, delta_ptr, H_k, S_q, S_k, D, scale, autotune_key, IS_CAUSAL: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """dk and dv as backward.dkdv_kernel gives them. Each tensor as Heads or as a descriptor; lse2_ptr, delta_ptr:
     prepare_kernel's.
 
@@ -115,47 +98,15 @@ def dkdv_kernel(
         row = (b * H_k * GROUP + h).to(tl.int64) * S_padded
         for start_m in range(full, S_q, BLOCK_M):
             dk_acc, dv_acc = add_to_dkdv(
-                k_tile,
-                v_tile,
-                dk_acc,
-                dv_acc,
-                q,
-                do,
-                lse2_ptr + row,
-                delta_ptr + row,
-                b,
-                h,
-                start_m,
-                first_seeing,
-                S_q,
-                D,
-                scale_log2,
-                False,
-                BLOCK_M,
-                BLOCK_D,
-            )
+                k_tile, v_tile, dk_acc, dv_acc, q, do, lse2_ptr + row, delta_ptr + row, b, h, start_m, first_seeing,
+                S_q, D, scale_log2, False, BLOCK_M, BLOCK_D,
+            )  # fmt: skip
         if IS_CAUSAL:
             for start_m in range(start, tl.minimum(full, S_q), BLOCK_M):
                 dk_acc, dv_acc = add_to_dkdv(
-                    k_tile,
-                    v_tile,
-                    dk_acc,
-                    dv_acc,
-                    q,
-                    do,
-                    lse2_ptr + row,
-                    delta_ptr + row,
-                    b,
-                    h,
-                    start_m,
-                    first_seeing,
-                    S_q,
-                    D,
-                    scale_log2,
-                    True,
-                    BLOCK_M,
-                    BLOCK_D,
-                )
+                    k_tile, v_tile, dk_acc, dv_acc, q, do, lse2_ptr + row, delta_ptr + row, b, h, start_m, first_seeing,
+                    S_q, D, scale_log2, True, BLOCK_M, BLOCK_D,
+                )  # fmt: skip
 
     store_tile(dk, dk_acc * scale, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
     store_tile(dv, dv_acc, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
@@ -180,26 +131,9 @@ def add_to_dq(q_tile, do_tile, lse2, delta, dq, k, v, b, h_k, start_n, last_seen
 @autotune("dq")
 @triton.jit(do_not_specialize=["autotune_key"])
 def dq_kernel(
-    q,
-    k,
-    v,
-    do,
-    dq,
-    lse2_ptr,
-    delta_ptr,
-    H_q,
-    H_k,
-    heads_at_once,
-    S_q,
-    S_k,
-    D,
-    scale,
-    autotune_key,
-    IS_CAUSAL: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    q, k, v, do, dq, lse2_ptr, delta_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, scale, autotune_key,
+    IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """dq as backward.dq_kernel gives it. Arguments as in dkdv_kernel, order and grid of programs as in
     forward_kernel."""
     row_blocks = tl.cdiv(S_q, BLOCK_M)
@@ -230,44 +164,14 @@ def dq_kernel(
     TAIL_STAGES: tl.constexpr = None if IS_CAUSAL else 1  # as in forward_kernel
     for start_n in range(0, full, BLOCK_N):
         acc = add_to_dq(
-            q_tile,
-            do_tile,
-            lse2,
-            delta,
-            acc,
-            k,
-            v,
-            b,
-            h_k,
-            start_n,
-            last_seen,
-            S_k,
-            D,
-            scale_log2,
-            False,
-            BLOCK_N,
+            q_tile, do_tile, lse2, delta, acc, k, v, b, h_k, start_n, last_seen, S_k, D, scale_log2, False, BLOCK_N,
             BLOCK_D,
-        )
+        )  # fmt: skip
     for start_n in tl.range(full, end, BLOCK_N, num_stages=TAIL_STAGES):
         acc = add_to_dq(
-            q_tile,
-            do_tile,
-            lse2,
-            delta,
-            acc,
-            k,
-            v,
-            b,
-            h_k,
-            start_n,
-            last_seen,
-            S_k,
-            D,
-            scale_log2,
-            True,
-            BLOCK_N,
+            q_tile, do_tile, lse2, delta, acc, k, v, b, h_k, start_n, last_seen, S_k, D, scale_log2, True, BLOCK_N,
             BLOCK_D,
-        )
+        )  # fmt: skip
     store_tile(dq, acc * scale, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
@@ -291,20 +195,10 @@ def prepare(
 
 
 def flash_backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    do: torch.Tensor,
-    lse: torch.Tensor,
-    dlse: torch.Tensor | None,
-    is_causal: bool,
-    scale: float,
-    *,
-    config: BackwardConfig | None = None,
-    descriptors: bool = True,
-    in_order: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
+    dlse: torch.Tensor | None, is_causal: bool, scale: float, *, config: BackwardConfig | None = None,
+    descriptors: bool = True, in_order: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """backward.flash_backward by this module's kernels, for what forward.applies to. Same arguments and results.
 
     config: None takes the fastest tiles, which the first call of a kind measures. descriptors, in_order: as in

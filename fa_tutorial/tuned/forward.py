@@ -116,16 +116,9 @@ def applies(q: torch.Tensor, scale: float) -> bool:
 
 
 def flash_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    is_causal: bool,
-    scale: float,
-    *,
-    tile: TileConfig | None = None,
-    descriptors: bool = True,
-    in_order: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float, *, tile: TileConfig | None = None,
+    descriptors: bool = True, in_order: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """forward.flash_forward by forward_kernel, for what `applies` to. Same arguments and results.
 
     tile: None takes the fastest, which the first call for a kind of input measures. descriptors, in_order: False leaves

@@ -64,14 +64,8 @@ def packed_block_mask(
     diagonal, first, end = torch.empty((3, total_q), dtype=torch.int32, device=cu_q.device).unbind()
     cu_q, cu_k = cu_q.contiguous(), cu_k.contiguous()
     aux = Aux(
-        diagonal=diagonal,
-        first=first,
-        end=end,
-        cu_q=cu_q,
-        cu_k=cu_k,
-        sequences=cu_q.shape[0] - 1,
-        left=left,
+        diagonal=diagonal, first=first, end=end, cu_q=cu_q, cu_k=cu_k, sequences=cu_q.shape[0] - 1, left=left,
         right=right,
-    )
+    )  # fmt: skip
     packed_rows_kernel[(triton.cdiv(total_q, TOKENS),)](aux, total_q, BLOCK=TOKENS)
     return BlockMask(packed_window, aux, 1, 1, total_q, total_k, cu_q.device, packed_range)

@@ -22,18 +22,10 @@ from triton.runtime.jit import KernelInterface  # noqa: E402
 
 @torch.compiler.disable
 def attention_with(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    score_mod: Any = None,
-    score_grad: Any = None,
-    mask_mod: Any = None,
-    aux: tuple = (),
-    block_mask: BlockMask | None = None,
-    scale: float | None = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, score_mod: Any = None, score_grad: Any = None,
+    mask_mod: Any = None, aux: tuple = (), block_mask: BlockMask | None = None, scale: float | None = None,
     return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """softmax(score_mod(scale · q kᵀ)) v over the pairs that mask_mod sees, forward and backward, by chapter 10's
     kernels.
 

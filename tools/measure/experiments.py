@@ -59,17 +59,9 @@ def overlapped_loop(q, k, v, m, l, acc, S, scale_log2, BLOCK_M: tl.constexpr, BL
 
 @triton.jit
 def experiment_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    o_ptr,
-    S,
-    scale_log2,
-    IDEA: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, o_ptr, S, scale_log2, IDEA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     D: tl.constexpr,
-):
+):  # fmt: skip
     """o = softmax(scale · q kᵀ) v. q_ptr … o_ptr: (heads, S, D) fp16, contiguous; scale_log2: scale · log2(e).
 
     Grid: (S / BLOCK_M · heads,).
