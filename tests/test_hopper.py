@@ -4,6 +4,7 @@
 """  # fmt: skip
 
 import itertools
+import math
 import subprocess
 import sys
 import types
@@ -78,6 +79,96 @@ def test_the_backwards_work_tiles_cover_every_key_and_what_sees_it(S_q, S_k, blo
         assert first_m % block_m == 0 and first_m <= first_seeing < min(first_m + block_m, S_q)
     lengths = [S_q - first_m for _, _, first_m in tiles[: 2 * key_blocks]]
     assert lengths == sorted(lengths, reverse=True), "longest first, within a group of heads"
+
+
+class Registers(torch.Tensor):
+    type = types.SimpleNamespace(layout=None)
+
+
+class Ring:
+    """A ring as a consumer sees it: its n-th tile is waited for, and then released, once."""
+
+    def __init__(self, tile_at, shape=()):
+        self.tile_at, self.tiles = tile_at, types.SimpleNamespace(shape=shape, dtype=torch.float64)
+        self.waited, self.released = [], []
+
+    def wait(self, n):
+        self.waited.append(n)
+        return self.tile_at(n)
+
+    def release(self, n):
+        assert n in self.waited, f"use {n} is released before it is waited for"
+        self.released.append(n)
+
+
+def consumer_on_host(c, q, k, v, consumers, flags, block_n):
+    """The rows that consumer c computes, as (batch_head, first row, acc, m, l), the mask of each block that it multiplies, as
+    (MASK, keys that each row sees in it), and its rings."""
+    (heads, S_q, D), S_k = q.shape, k.shape[1]
+    sizes = tile_scheduler.Sizes(heads, heads, S_q, S_k, heads, -(-S_q // (64 * consumers)), heads_at_once=2)
+    work_tile = on_host(tile_scheduler.work_tile, grouped_tile_in_gluon=grouped_tile)
+    tiles = [work_tile(i, sizes, consumers, block_n, flags.LONGEST_FIRST, flags.IS_CAUSAL) for i in range(sizes.row_blocks * heads)]
+    blocks = [(head, j * block_n) for head, _, _, key_blocks in tiles for j in reversed(range(key_blocks))]
+
+    def rows(x, head, first, count):
+        return torch.nn.functional.pad(x[head, first : first + count], (0, 0, 0, max(first + count - x.shape[1], 0)))
+
+    def q_rows(n):
+        return rows(q, tiles[n // consumers][0], tiles[n // consumers][1] + c * 64, 64) if n // consumers < len(tiles) else None
+
+    rings = [Ring(q_rows)] + [Ring(lambda n, x=x: rows(x, *blocks[n], block_n), (2, 1, 1, block_n, D)) for x in (k, v)]
+    masks, outputs = [], []
+
+    def softmax_step(s, m, scale_log2, seen, mask):
+        masks.append((mask, seen))
+        s = torch.where(torch.arange(block_n) < seen[:, None], s, -torch.inf) if mask else s
+        m_new = torch.maximum(m, s.amax(1))
+        shift = torch.where(m_new == -torch.inf, 0.0, m_new)
+        return torch.exp2((s - shift[:, None]) * scale_log2), m_new, torch.exp2((m - shift) * scale_log2)
+
+    names = {
+        "gl": types.SimpleNamespace(
+            cdiv=lambda a, b: -(-a // b), minimum=torch.minimum, sum=torch.sum, int32=torch.int64, float32=torch.float64,
+            arange=lambda start, end, layout: torch.arange(start, end), zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype).as_subclass(Registers),
+            full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype), convert_layout=lambda x, layout: x,
+            NVMMADistributedLayout=lambda **_: None, SliceLayout=lambda *_: None,
+        ),
+        "LOG2_E": math.log2(math.e), "tma": types.SimpleNamespace(store_wait=lambda pending: None),
+        "consumer_wait": Ring.wait, "consumer_release": Ring.release, "announced": lambda work, n: n // consumers, "work_tile": work_tile,
+        "issue_qk": lambda q, shared, n, zeros: q @ shared.k.wait(n).T, "softmax_step": softmax_step, "pack": lambda p, dtype: p,
+        "issue_pv": lambda pairs, acc, shared, n: acc + pairs @ shared.v.wait(n),
+        "warpgroup_mma_wait": lambda pending, xs: xs[0] if len(xs) == 1 else xs,
+        "epilogue": lambda o, lse, acc, m, l, scale, shared, head, sizes, first, *_: outputs.append((head, first, acc, m, l)),
+    }  # fmt: skip
+    names |= {function.fn.__name__: on_host(function, **names) for function in (forward.next_block, forward.skip)}
+    shared = forward.Shared(rings[0], None, *rings[1:], types.SimpleNamespace(shape=(consumers,)))
+    on_host(forward.consumer, **names)(None, None, D**-0.5, shared, sizes, c, flags)
+    return outputs, masks, rings, len(tiles), len(blocks)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@causal
+@pytest.mark.parametrize("consumers", [2, 3])
+@pytest.mark.parametrize(("S_q", "S_k"), [(1, 1), (65, 300), (191, 7), (300, 200), (450, 450)])
+def test_a_consumer_is_right_releases_every_tile_and_masks_only_what_needs_it(S_q, S_k, consumers, is_causal, overlap):
+    q, k, v = (torch.randn(2, S, 8, dtype=torch.float64) for S in (S_q, S_k, S_k))
+    truth, lse = reference.attention(q[None], k[None], v[None], is_causal)
+    left = torch.ones(2, S_q, dtype=torch.bool)
+    for c in range(consumers):
+        outputs, masks, (q_ring, *kv_rings), work_tiles, blocks = consumer_on_host(
+            c, q, k, v, consumers, forward.Flags(is_causal, False, True, overlap), block_n=32
+        )
+        assert q_ring.released == [c + i * consumers for i in range(work_tiles)]
+        assert all(sorted(ring.waited) == sorted(ring.released) == list(range(blocks)) for ring in kv_rings)
+        needless = sum(bool(mask and seen.min() >= 32) for mask, seen in masks)
+        assert needless <= len(outputs), "only a work tile's first block is masked where all of its rows see it whole"
+        for head, first, acc, m, l in outputs:
+            count = min(64, S_q - first)
+            assert left[head, first : first + count].all()
+            left[head, first : first + count] = False
+            torch.testing.assert_close((acc / torch.where(l == 0, 1.0, l)[:, None])[:count], truth[0, head, first : first + count])
+            torch.testing.assert_close((m * 8**-0.5 + torch.log(l))[:count], lse[0, head, first : first + count])
+    assert not left.any(), "rows that no consumer computes"
 
 
 # ---------------------------------------------------------------- on Hopper
