@@ -7,20 +7,14 @@ import os
 import tempfile
 from pathlib import Path
 
+import platformdirs
+
 STATE_VARIABLE = "FA_TUTORIAL_STATE"
 
 
 def state_file() -> Path:
-    """Where progress is kept: $FA_TUTORIAL_STATE, or the user's state folder, or where there is no home the folder for temporary files."""
-    if folder := os.environ.get(STATE_VARIABLE):
-        return Path(folder) / "progress.json"
-    if state_home := os.environ.get("XDG_STATE_HOME"):
-        return Path(state_home) / "fa_tutorial" / "progress.json"
-    try:
-        home = Path.home()
-    except RuntimeError:  # a user without a name and a home, as in some containers
-        return Path(tempfile.gettempdir()) / f"fa_tutorial-{os.getuid()}" / "progress.json"
-    return home / ".local" / "state" / "fa_tutorial" / "progress.json"
+    """Where progress is kept: in $FA_TUTORIAL_STATE, or in the user's state folder."""
+    return Path(os.environ.get(STATE_VARIABLE) or platformdirs.user_state_dir("fa_tutorial")) / "progress.json"
 
 
 def load() -> dict[str, str]:
