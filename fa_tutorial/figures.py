@@ -86,7 +86,7 @@ def explore(name: str):
     don't run.
 
     The output holds the whole page, so a stored notebook needs no other file. Returns an IPython.display.HTML. Raises
-    FileNotFoundError for an unknown name, ImportError without IPython.
+    FileNotFoundError for an unknown name, or outside a clone of the course; ImportError without IPython.
     """
     try:
         from IPython.display import HTML
@@ -95,6 +95,12 @@ def explore(name: str):
             "figures.explore shows its figure in a notebook: open one, or `pip install ipython`"
         ) from error
 
+    if not (EXPLORABLE / f"{name}.html").exists():
+        there = ", ".join(sorted(page.stem for page in EXPLORABLE.glob("*.html")))
+        raise FileNotFoundError(
+            f"no explorable figure {name!r} in {EXPLORABLE}: "
+            + (f"there are {there}" if there else "they come with a clone of the course, not with the package")
+        )
     page = html.escape((EXPLORABLE / f"{name}.html").read_text(encoding="utf-8"))
     picture = base64.b64encode((EXPLORABLE / f"{name}.png").read_bytes()).decode()
     image = (

@@ -68,7 +68,8 @@ def fill() -> None:
         elif not _is_current(copy, chapter):
             older.append(number)
     if made:
-        print(f"{made} chapters copied into {COPIES.name}/, which is yours: solve the exercises there")
+        chapters_or_one = "1 chapter" if made == 1 else f"{made} chapters"
+        print(f"{chapters_or_one} copied into {COPIES.name}/, which is yours: solve the exercises there")
     for number in older:
         print(
             f"chapter {number} is newer than your copy. To take it, and keep yours beside it: make take "

@@ -459,3 +459,11 @@ def test_roofline_shows_the_chosen_algorithm(page):
     assert state(page)["algorithm"] == "flash"
     assert page.locator("#verdict").inner_text().startswith("flash: 124.1 FLOP/byte, left of the ridge")
     assert page.locator("[data-point]").last.get_attribute("data-point") == "flash"  # the chosen point lies on top
+
+
+def test_explore_names_the_figures_that_there_are(monkeypatch, tmp_path):
+    with pytest.raises(FileNotFoundError, match="online_softmax"):
+        figures.explore("online_sofmax")
+    monkeypatch.setattr(figures, "EXPLORABLE", tmp_path)
+    with pytest.raises(FileNotFoundError, match="a clone of the course"):
+        figures.explore("online_softmax")

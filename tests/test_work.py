@@ -91,7 +91,7 @@ def test_missing_copies_are_made_and_none_is_written_over(course, capsys):
     (course / "work" / "01_second.ipynb").unlink()
     work.fill()
     assert cells_of(copy)[1]["source"] == ["answer = 1"]
-    assert "1 chapters copied" in capsys.readouterr().out
+    assert "1 chapter copied" in capsys.readouterr().out
 
 
 def test_a_newer_chapter_is_told_and_an_answer_or_an_output_is_no_newer_chapter(course, capsys):

@@ -22,7 +22,10 @@ def load() -> dict[str, str]:
     out."""
     try:
         state = json.loads(state_file().read_text())
-    except (OSError, ValueError):
+    except OSError:
+        return {}
+    except ValueError:
+        print(f"({state_file()} is damaged, so progress starts anew: the next check writes the file again)")
         return {}
     return {key: status for key, status in state.items() if status in ("correct", "wrong")} if isinstance(state, dict) else {}
 
