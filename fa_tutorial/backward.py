@@ -226,8 +226,7 @@ def choose_config(D: int, dtype: torch.dtype, shared_memory: int | None) -> Back
         if block_d == MAX_D and shared_memory < FP32_BYTES_AT_256:
             raise ValueError(
                 f"backward with D = {D} in float32 needs {FP32_BYTES_AT_256:,} bytes of shared memory per thread "
-                f"block, this GPU has {shared_memory:,}: "
-                "use float16, or D of at most 128"
+                f"block, this GPU has {shared_memory:,}: use float16, or D of at most 128"
             )
         return FP32_CONFIGS[block_d]
     return next((configs for least, configs in CONFIGS.items() if least <= shared_memory), SMALL_CONFIGS)[block_d]

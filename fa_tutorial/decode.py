@@ -345,8 +345,7 @@ def run_append(k_cache, v_cache, k_new, v_new, cache_seqlens, block_table):
 
 LIBRARY.define(
     "flash_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor? block_table, Tensor? "
-    "k_scale, Tensor? v_scale, "
-    "float scale, int? num_splits) -> (Tensor, Tensor)",
+    "k_scale, Tensor? v_scale, float scale, int? num_splits) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.define(

@@ -28,8 +28,7 @@ LEAST_CAPABILITY, TENSOR_CORE_CAPABILITY, HOPPER_CAPABILITY = 75, 80, 90
 
 WHERE_TO_RUN_TRITON = (
     "Triton is published for Linux only. On macOS or Windows run this chapter in WSL2 or in a Linux container "
-    "(README.md: Docker). "
-    "Chapters without kernels (0, 1, 4, 6) run where you are."
+    "(README.md: Docker). Chapters without kernels (0, 1, 4, 6) run where you are."
 )
 HOW_TO_INSTALL_TRITON = (
     "Install what the course needs: make setup, or pip install -c constraints.txt -e . in its folder."

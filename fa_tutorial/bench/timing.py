@@ -31,8 +31,7 @@ def require_gpu() -> None:
     if hardware.device().type != "cuda":
         raise RuntimeError(
             "measuring needs a CUDA GPU and TRITON_INTERPRET unset: the interpreter's times say nothing about a "
-            "kernel. "
-            "Stored results: fa_tutorial.bench.results.load(), or python -m fa_tutorial bench table"
+            "kernel. Stored results: fa_tutorial.bench.results.load(), or python -m fa_tutorial bench table"
         )
 
 

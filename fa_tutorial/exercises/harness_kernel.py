@@ -95,9 +95,8 @@ def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str, onc
         written = ~torch.stack(still).all(0)
         if not all(same(every[0][written], made[written]) for made in every):
             raise Wrong(
-                f"{on}: two runs with the same input give a different {name}: it reads what it should write, or programs overwrite "
-                f"each "
-                f"other"
+                f"{on}: two runs with the same input give a different {name}: it reads what it should write, or programs overwrite each "
+                "other"
             )
         found[name] = every[0].masked_fill(~written, UNWRITTEN)
     return found, trace
@@ -538,8 +537,7 @@ def _truth_of(block: Any, truth: Callable) -> bool:
     if block.handle.data.size > 1 and not caller.startswith("triton."):
         raise Wrong(
             "a block has no single truth value: join masks by &, not by `and`, with each comparison in brackets, because & binds closer "
-            "than <: "
-            "(a < M) & (b < N)"
+            "than <: (a < M) & (b < N)"
         )
     return truth(block)
 

@@ -151,9 +151,8 @@ LIBRARY.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.define(
-    f"variant_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{ARGUMENTS}, bool need_dsinks, bool need_dbias) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"variant_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {ARGUMENTS}, "
+    "bool need_dsinks, bool need_dbias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 for device in ("CPU", "CUDA"):

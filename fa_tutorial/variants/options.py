@@ -76,8 +76,7 @@ def check_slopes(slopes, q: torch.Tensor) -> torch.Tensor:
     check_devices(q=q, alibi_slopes=slopes)
     if slopes.requires_grad:
         raise TypeError(
-            "alibi_slopes have no gradient, got a tensor that requires one; to learn slopes, add their product "
-            "as a "
+            "alibi_slopes have no gradient, got a tensor that requires one; to learn slopes, add their product as a "
             "bias"
         )
     B, H_q = q.shape[:2]

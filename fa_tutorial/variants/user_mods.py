@@ -83,8 +83,7 @@ def check_block_mask(block_mask: Any, mask_mod: Any, aux: tuple, q: torch.Tensor
     if about != wanted or not fits or mask_mod is not block_mask.mask:
         raise ValueError(
             f"block_mask is of another call: B, H, S_q, S_k, device {(block_mask.B, block_mask.H, *about)}, here "
-            f"{(B, H_q, *wanted)}, "
-            "and its mask_mod must be this call's"
+            f"{(B, H_q, *wanted)}, and its mask_mod must be this call's"
         )
     same = [x is y or (not isinstance(x, torch.Tensor) and x == y) for x, y in zip(block_mask.aux, aux, strict=False)]
     if sum(same) < len(block_mask.aux):

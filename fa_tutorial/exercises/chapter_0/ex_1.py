@@ -56,8 +56,7 @@ EXERCISE = Exercise(
         "How many (query, key) pairs are there? How many multiply-adds does one pair cost in q kᵀ, and how many in p v?",
         (
             "A pair costs 4·D FLOPs. For the causal count, query 0 sees 1 key, query 1 sees 2 keys, …, the last query sees S keys: add "
-            "them "
-            "up."
+            "them up."
         ),
     ),
     solution=attention_flops,

@@ -54,8 +54,7 @@ EXERCISE = Exercise(
     ),
     solution=attainable_flops,
     reasoning="The memory delivers `bandwidth` bytes per second, and each feeds `intensity` FLOPs; the units do at most peak_flops per "
-    "second. "
-    "Both work at the same time, so the slower one decides.",
+    "second. Both work at the same time, so the slower one decides.",
     more="The package's version, ledger.attainable_flops, also checks its arguments.",
     inputs=inputs,
     truth=truth,

@@ -112,17 +112,14 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         "softmax(x) = softmax(x − c) for every c. Which c makes the largest exponent 0, so that no other one is positive?",
-        "Take three steps along dim=-1: the maximum m, the exponentials p of x − m, and p divided by its sum. With keepdim=True each "
-        "row keeps its "
-        "own maximum and sum. For fp16, take these steps on x.float() (float64 must stay float64), and convert the result back with "
-        ".to(x.dtype).",
+        "Take three steps along dim=-1: the maximum m, the exponentials p of x − m, and p divided by its sum. With keepdim=True each row "
+        "keeps its own maximum and sum. For fp16, take these steps on x.float() (float64 must stay float64), and convert the result back "
+        "with .to(x.dtype).",
     ),
     solution=safe_softmax,
-    reasoning="We subtract the row's maximum, so the largest exponent is 0. Nothing overflows, and the sum is at least 1, so the "
-    "division is safe too. "
-    "keepdim=True leaves a last dimension of 1, so each row's maximum and sum broadcast along that row. fp16 and bf16 inputs become "
-    "float32 first: in "
-    "fp16 the sum itself would overflow on a long row of equal scores.",
+    reasoning="We subtract the row's maximum, so the largest exponent is 0. Nothing overflows, and the sum is at least 1, so the division "
+    "is safe too. keepdim=True leaves a last dimension of 1, so each row's maximum and sum broadcast along that row. fp16 and bf16 inputs "
+    "become float32 first: in fp16 the sum itself would overflow on a long row of equal scores.",
     more="The package's version, softmax.safe_softmax, checks its argument.",
     inputs=inputs,
     truth=truth,

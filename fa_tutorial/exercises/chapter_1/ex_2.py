@@ -89,14 +89,12 @@ EXERCISE = Exercise(
     hints=(
         "Keep m and l for the elements you have seen. When a larger element arrives, every term in l is still measured from the old m. "
         "Which single factor corrects them all?",
-        "For each x, let m_new = max(m, x), multiply l by exp(m − m_new), and add exp(x − m_new). Start with m = −inf and l = 0, and "
-        "skip an x "
-        "of −inf, because −inf − (−inf) is NaN.",
+        "For each x, let m_new = max(m, x), multiply l by exp(m − m_new), and add exp(x − m_new). Start with m = −inf and l = 0, and skip "
+        "an x of −inf, because −inf − (−inf) is NaN.",
     ),
     solution=online_normalizer,
     reasoning="exp(x − m_new) = exp(x − m)·exp(m − m_new), so one factor moves the whole sum to the new maximum. The factor is 1 while "
-    "the maximum "
-    "stays the same. We skip a −inf entry: it adds nothing, and before the first finite element −inf − (−inf) would give NaN.",
+    "the maximum stays the same. We skip a −inf entry: it adds nothing, and before the first finite element −inf − (−inf) would give NaN.",
     inputs=inputs,
     truth=truth,
     rule="m is the maximum of x, and l is the sum of exp(x − m)",

@@ -102,13 +102,11 @@ EXERCISE = Exercise(
     hints=(
         "The whole has one maximum. What is each part's sum when you measure it from that maximum?",
         "l = l_a·exp(m_a − m) + l_b·exp(m_b − m), with torch.as_tensor around the four arguments so that numbers work too. Two empty "
-        "parts have "
-        "m = −inf, and −inf − (−inf) is NaN: let torch.where replace a −inf maximum by 0 before you subtract it.",
+        "parts have m = −inf, and −inf − (−inf) is NaN: let torch.where replace a −inf maximum by 0 before you subtract it.",
     ),
     solution=merge,
     reasoning="We move each sum from its own maximum to the common one, then add them. An empty part has m = −inf, so its factor is "
-    "exp(−inf) = 0. Where "
-    "both parts are empty we subtract 0 instead of −inf, so the exponent stays −inf and gives 0 instead of NaN.",
+    "exp(−inf) = 0. Where both parts are empty we subtract 0 instead of −inf, so the exponent stays −inf and gives 0 instead of NaN.",
     more="The package's version, softmax.merge, turns Python numbers into float64 tensors.",
     inputs=inputs,
     truth=truth,

@@ -103,18 +103,15 @@ EXERCISE = Exercise(
     task="Repair the shortcut: write the softmax over the last dimension in blocks that each subtract their own maximum.",
     conditions=CONDITIONS,
     hints=(
-        "A block's numerators are measured from its own maximum m_block, and they must be measured from m, the maximum of the row. "
-        "Which single "
-        "factor moves them all?",
+        "A block's numerators are measured from its own maximum m_block, and they must be measured from m, the maximum of the row. Which "
+        "single factor moves them all?",
         "Keep each block's maximum m_block, of shape (..., 1), and its numerators. When you know m, multiply the numerators by "
-        "exp(m_block − m), join "
-        "them with torch.cat, and divide by their sum. In a block of only −inf subtract 0 instead of the maximum, with torch.where as "
-        "in 1.3.",
+        "exp(m_block − m), join them with torch.cat, and divide by their sum. In a block of only −inf subtract 0 instead of the maximum, "
+        "with torch.where as in 1.3.",
     ),
     solution=softmax_in_blocks,
-    reasoning="exp(x − m_block)·exp(m_block − m) = exp(x − m), so one factor per block puts all numerators on one scale. A block of "
-    "only −inf has "
-    "numerators 0, because we subtract 0 there, and its factor exp(−inf) is 0 too.",
+    reasoning="exp(x − m_block)·exp(m_block − m) = exp(x − m), so one factor per block puts all numerators on one scale. A block of only "
+    "−inf has numerators 0, because we subtract 0 there, and its factor exp(−inf) is 0 too.",
     more=(
         "The package's version, softmax.online_softmax, keeps only the pairs: it merges them in a first pass, and reads x again in a "
         "second one."

@@ -98,8 +98,7 @@ EXERCISE = Exercise(
     ),
     solution=window,
     reasoning="i + S_k − S_q is the key on query i's diagonal, as in the causal mask. A causal window lets distances from −left to 0 "
-    "through, "
-    "that is left + 1 keys.",
+    "through, that is left + 1 keys.",
     more="The package's sliding_window also has a right end, and leaves out the comparison of a side without a limit.",
     inputs=inputs,
     truth=truth,

@@ -90,8 +90,7 @@ EXERCISE = Exercise(
     ),
     solution=tile_kinds,
     reasoning="A tile whose count is 0 may be skipped, and one with all block_m · block_n pairs needs no mask. Padding with False keeps "
-    "every ragged "
-    "tile below that, so its ends are masked.",
+    "every ragged tile below that, so its ends are masked.",
     more="The package's tile_lists_kernel asks the mask mod tile by tile, so the matrix of all pairs is never in memory.",
     inputs=inputs,
     truth=truth,

@@ -140,8 +140,7 @@ EXERCISE = Exercise(
     ),
     solution=listed_kernel,
     reasoning="A tile's number, times BLOCK_N, is its first key, and nothing else in the loop knew where the tile came from. So any set "
-    "of tiles does, in "
-    "any order: the running softmax doesn't care.",
+    "of tiles does, in any order: the running softmax doesn't care.",
     more="The package's attend_tiles has two lists, and no mask for the tiles of the second. It also loads the next number one tile ahead.",
     inputs=inputs,
     truth=truth,

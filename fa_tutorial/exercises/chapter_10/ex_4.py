@@ -80,9 +80,8 @@ EXERCISE = Exercise(
         "c · (1 / c) is 1: only 1 − tanh²(s / c) is left.",
     ),
     solution=cap_grad,
-    reasoning="By the chain rule the derivative is c · (1 − tanh²(s / c)) · 1 / c. The cap cancels. Near 0 the derivative is 1, and for "
-    "a score far beyond "
-    "the cap it is 0, so such a score has no gradient.",
+    reasoning="By the chain rule the derivative is c · (1 − tanh²(s / c)) · 1 / c. The cap cancels. Near 0 the derivative is 1, and for a "
+    "score far beyond the cap it is 0, so such a score has no gradient.",
     more="The package's soft_cap_grad takes the cap as aux.softcap.",
     inputs=inputs,
     truth=truth,

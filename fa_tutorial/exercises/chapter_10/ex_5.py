@@ -70,9 +70,8 @@ EXERCISE = Exercise(
         "−exp(sinks[:, None] − lse) times the row sums of do ∘ o, added up over the batch and the rows.",
     ),
     solution=sink_gradient,
-    reasoning="The sink is a key with the score `sink` and the value 0. So its dp is 0, and each row gives ds = −p delta. The sink is "
-    "the same number in every "
-    "row of its head, so its gradient is the sum.",
+    reasoning="The sink is a key with the score `sink` and the value 0. So its dp is 0, and each row gives ds = −p delta. The sink is the "
+    "same number in every row of its head, so its gradient is the sum.",
     more="The package also adds dlse's part, and reads delta where the backward has stored it.",
     inputs=inputs,
     truth=truth,

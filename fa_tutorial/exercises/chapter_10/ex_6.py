@@ -61,8 +61,7 @@ EXERCISE = Exercise(
     ),
     solution=key_range,
     reasoning="All queries of sequence s have the bounds cu_k[s] and cu_k[s + 1]. Repeating each bound as often as its sequence has "
-    "queries lays them out "
-    "in the queries' order, and an empty sequence repeats it zero times.",
+    "queries lays them out in the queries' order, and an empty sequence repeats it zero times.",
     more=(
         "The package's packed_rows_kernel finds each query's sequence by bisection, since the lengths are on the GPU and the CPU "
         "shouldn't wait for them."

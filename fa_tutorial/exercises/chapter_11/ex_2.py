@@ -76,9 +76,8 @@ EXERCISE = Exercise(
         "start = split · part, and end = min((split + 1) · part, S).",
     ),
     solution=keys_of_split,
-    reasoning="All splits but the last ones have the same number of whole tiles, so their programs take equally long. A split may be "
-    "left without keys: "
-    "its loop does nothing, its o is 0 and its lse is −∞, and the merge gives it the weight 0.",
+    reasoning="All splits but the last ones have the same number of whole tiles, so their programs take equally long. A split may be left "
+    "without keys: its loop does nothing, its o is 0 and its lse is −∞, and the merge gives it the weight 0.",
     inputs=inputs,
     truth=truth,
     rule="a split takes ceil(tiles / splits) whole tiles of BLOCK_N keys, as long as there are any, and ends at S at the latest",

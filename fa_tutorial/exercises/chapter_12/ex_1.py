@@ -72,10 +72,8 @@ EXERCISE = Exercise(
     ),
     solution=n_masking_steps,
     reasoning="The diagonal of a block of rows crosses block_m / block_n blocks of keys, rounded up. That is enough if it starts at a "
-    "block's edge. "
-    "It is moved by S_k − S_q, so with ragged lengths it may start inside a block and cross one more. The number is a constant of the "
-    "compiled "
-    "kernel, which serves all lengths of its kind, so it must cover the worst of them.",
+    "block's edge. It is moved by S_k − S_q, so with ragged lengths it may start inside a block and cross one more. The number is a "
+    "constant of the compiled kernel, which serves all lengths of its kind, so it must cover the worst of them.",
     inputs=inputs,
     truth=truth,
     rule="1 without mask and window; else ⌈block_m / block_n⌉, and one more unless the kernel is causal and Is_even_MN",

@@ -131,10 +131,8 @@ EXERCISE = Exercise(
     ),
     solution=window_tiles,
     reasoning="low and high both grow with i. So the union of all rows' keys runs from the first row's low to the last row's high, and "
-    "their common keys "
-    "from the last row's low to the first row's high. A tile is visited if it touches the union, and whole if it lies in the common "
-    "keys. Without a "
-    "limit on the left and with right = 0 the common keys begin at 0, and this is causal_tiles.",
+    "their common keys from the last row's low to the first row's high. A tile is visited if it touches the union, and whole if it lies "
+    "in the common keys. Without a limit on the left and with right = 0 the common keys begin at 0, and this is causal_tiles.",
     inputs=inputs,
     truth=truth,
     rule="start, end: from the first tile that any row sees to one past the last; full_0, full_1: the tiles that every row sees whole",

@@ -94,8 +94,8 @@ EXERCISE = Exercise(
     ),
     solution=lagging_step,
     reasoning="A row's output is acc / l, and a shift that is too small multiplies both by the same factor. So any shift is right, as "
-    "long as acc and l "
-    "use the same one and p cannot overflow: here p is at most 2 to the power of the threshold. Where the shift stays, alpha is 1.",
+    "long as acc and l use the same one and p cannot overflow: here p is at most 2 to the power of the threshold. Where the shift stays, "
+    "alpha is 1.",
     inputs=inputs,
     truth=truth,
     rule=RULE,

@@ -104,8 +104,7 @@ EXERCISE = Exercise(
     ),
     solution=contiguous_strides,
     reasoning="The last index runs fastest, so its stride is 1. One step in an earlier index skips everything that the later indices "
-    "span, which "
-    "is the product of their sizes.",
+    "span, which is the product of their sizes.",
     more="The package's version, layout.contiguous_strides, also checks its argument, and counts a size of 0 as 1, as PyTorch does.",
     inputs=inputs,
     truth=truth,

@@ -72,14 +72,12 @@ EXERCISE = Exercise(
     task="Describe the k of a fused qkv: where it starts and how it steps.",
     hints=(
         "Start from the five strides of qkv itself; exercise 2.1 gives them. Which of the five does [:, :, 1] remove, and where does it "
-        "move the "
-        "start? Which two does the transpose swap?",
+        "move the start? Which two does the transpose swap?",
         "qkv has strides (S · 3 · H · D, 3 · H · D, H · D, D, 1). Index 1 removes the third, H · D, and moves the start by it.",
     ),
     solution=view_of_k,
     reasoning="An integer index removes a dimension and moves the start by index · stride. A transpose swaps two strides. Neither moves "
-    "any data, so "
-    "k keeps the steps of qkv: one token further means past that token's q, k and v.",
+    "any data, so k keeps the steps of qkv: one token further means past that token's q, k and v.",
     inputs=inputs,
     truth=truth,
     rule="write down the strides of qkv, (S · 3 · H · D, 3 · H · D, H · D, D, 1), then follow the index and the transpose",

@@ -52,8 +52,7 @@ MISTAKES = {
 
 SHAPES = (
     "the tile stays [BLOCK_R, BLOCK_C] from the load to the store, so both addresses and the mask are made of offs_r[:, None] and "
-    "offs_c[None, :] "
-    "(for out, only the strides change)"
+    "offs_c[None, :] (for out, only the strides change)"
 )
 
 
@@ -103,15 +102,13 @@ EXERCISE = Exercise(
     task="Write a kernel that copies the transpose of x into out, and uses the strides for every access.",
     hints=(
         "offs_r[:, None] and offs_c[None, :] broadcast to a (BLOCK_R, BLOCK_C) tile of offsets. You need two such tiles: one with the "
-        "strides of x, "
-        "one with the strides of out.",
+        "strides of x, one with the strides of out.",
         "Load from x_ptr + offs_r[:, None] * stride_xr + offs_c[None, :] * stride_xc. Element (r, c) goes to row c and column r of out. "
         "The mask (offs_r[:, None] < rows) & (offs_c[None, :] < cols) serves both.",
     ),
     solution=transpose_kernel,
     reasoning="Your code never rearranges the tile. Only the addresses differ, so the strides do the whole transpose, the load and the "
-    "store share one "
-    "mask, and padded rows or transposed views need no case of their own.",
+    "store share one mask, and padded rows or transposed views need no case of their own.",
     more="The package's version, layout.transpose_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements.",
     inputs=inputs,
     truth=truth,

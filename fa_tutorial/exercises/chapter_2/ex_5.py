@@ -121,20 +121,17 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         "Write chapter 1's safe softmax with tl.max, tl.exp and tl.sum. What must the positions past the end of the row hold, so that "
-        "they change "
-        "neither the maximum nor the sum?",
+        "they change neither the maximum nor the sum?",
         'tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32): −inf is never the maximum, and '
         "its exp is 0. "
         "Then the numerator is tl.exp(x - tl.max(x, axis=0)).",
     ),
     solution=softmax_kernel,
-    reasoning="The row stays in registers from the load to the store, so each element makes two trips instead of eight. −inf past the "
-    "end of the row "
-    "changes neither the maximum nor the sum of exp. The arithmetic is float32, whatever the input's dtype. "
-    "(tl.max returns float32 for fp16, so a kernel without the conversion is right too, by luck.)",
+    reasoning="The row stays in registers from the load to the store, so each element makes two trips instead of eight. −inf past the end "
+    "of the row changes neither the maximum nor the sum of exp. The arithmetic is float32, whatever the input's dtype. (tl.max returns "
+    "float32 for fp16, so a kernel without the conversion is right too, by luck.)",
     more="The package's version, layout.softmax_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and "
-    "rounds to the "
-    "output's dtype by name, .to(out_ptr.dtype.element_ty), which tl.store would otherwise do.",
+    "rounds to the output's dtype by name, .to(out_ptr.dtype.element_ty), which tl.store would otherwise do.",
     inputs=inputs,
     truth=truth,
     rule="y = exp(x − m) / Σ exp(x − m), m being the row's maximum",

@@ -118,8 +118,8 @@ EXERCISE = Exercise(
     ),
     solution=blocked_matmul,
     reasoning="A tile of c is a sum of products, each of one tile of a and one tile of b (3.2). Slices make the last tiles as small as "
-    "they have to be. "
-    "The sum stays in float32 and is rounded once, at the end: in fp16 every step would round, and from 2,048 on adding 1 changes nothing.",
+    "they have to be. The sum stays in float32 and is rounded once, at the end: in fp16 every step would round, and from 2,048 on adding "
+    "1 changes nothing.",
     more="The package's version, matmul.blocked_matmul, accumulates float64 in float64 and checks its arguments.",
     inputs=inputs,
     truth=truth,

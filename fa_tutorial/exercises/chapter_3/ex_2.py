@@ -142,8 +142,7 @@ EXERCISE = Exercise(
     ),
     solution=matmul_kernel,
     reasoning="pid // tiles_n and pid % tiles_n give the tile. Both loads mask K, because memory beyond K may hold NaN, and 0 · NaN is "
-    "NaN. "
-    "acc is float32 and is rounded once, at the store. Each pointer advances by BLOCK_K times its own stride, so views work.",
+    "NaN. acc is float32 and is rounded once, at the store. Each pointer advances by BLOCK_K times its own stride, so views work.",
     more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as in 3.3, and its offsets are int64.",
     inputs=inputs,
     truth=truth,

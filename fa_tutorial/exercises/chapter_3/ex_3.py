@@ -116,8 +116,7 @@ EXERCISE = Exercise(
         "Call `group` rows of tiles a band. How many programs does a full band hold? Which band is pid in, and what is its place there?",
         (
             "A full band holds group · tiles_n programs: pid // that is the band, which gives its first row; pid % that is the place "
-            "within "
-            "it."
+            "within it."
         ),
         (
             "Within a band the place counts down the rows first. How many rows does the last band have, when tiles_m is not a multiple of "
@@ -126,10 +125,8 @@ EXERCISE = Exercise(
     ),
     solution=grouped_tile,
     reasoning="pid // (group · tiles_n) is the band, and pid % (group · tiles_n) is the place within it. A band has min(tiles_m − "
-    "first_row, group) rows; "
-    "dividing the place by that number gives the column, and the remainder gives the row. Only the last band can be shorter, and every "
-    "band before it is "
-    "full, so group · tiles_n is the right divisor for all of them.",
+    "first_row, group) rows; dividing the place by that number gives the column, and the remainder gives the row. Only the last band can "
+    "be shorter, and every band before it is full, so group · tiles_n is the right divisor for all of them.",
     inputs=inputs,
     truth=truth,
     rule="the numbers go down the `group` rows of a band, then on to its next column, and after its last column to the next band",

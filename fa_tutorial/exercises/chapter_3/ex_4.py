@@ -142,10 +142,9 @@ EXERCISE = Exercise(
         'acc after the loop.'),
     ),
     solution=scores_values_kernel,
-    reasoning="A program keeps BLOCK_M rows of q and of acc, and the loop streams blocks of k and v past them. s lives for one "
-              "iteration, in registers. "
-    "Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing to acc: without a "
-    "softmax, zeros do.",
+    reasoning="A program keeps BLOCK_M rows of q and of acc, and the loop streams blocks of k and v past them. s lives for one iteration, "
+              "in registers. Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing "
+              "to acc: without a softmax, zeros do.",
     more="You can also multiply acc by scale once, after the loop. The package's version, matmul.scores_values_kernel, has int64 offsets.",
     inputs=inputs,
     truth=truth,

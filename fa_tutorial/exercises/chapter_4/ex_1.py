@@ -113,9 +113,8 @@ EXERCISE = Exercise(
     ),
     solution=softmax_step,
     reasoning="p is measured from the new maximum, so alpha = exp(m − m_new) moves the old sum there as well. While the maximum stays, "
-    "alpha is 1. "
-    "The function returns alpha because acc needs the same factor. Rows that have seen nothing are shifted by 0 instead of −inf: "
-    "exp(−inf − 0) gives 0 for p and alpha, and −inf − (−inf) would give NaN.",
+    "alpha is 1. The function returns alpha because acc needs the same factor. Rows that have seen nothing are shifted by 0 instead of "
+    "−inf: exp(−inf − 0) gives 0 for p and alpha, and −inf − (−inf) would give NaN.",
     inputs=inputs,
     truth=truth,
     rule="m_new is the maximum of m and the row of s, p = exp(s − m_new), alpha = exp(m − m_new), l_new = alpha · l + Σ p",

@@ -123,8 +123,7 @@ EXERCISE = Exercise(
     ),
     solution=flash_forward,
     reasoning="Each block of rows walks over all blocks of keys with its own m, l and acc, and writes o and lse once, at the end. The "
-    "division "
-    "can wait until then because acc and l are always rescaled by the same alpha. step is the softmax_step of exercise 4.1.",
+    "division can wait until then because acc and l are always rescaled by the same alpha. step is the softmax_step of exercise 4.1.",
     inputs=inputs,
     truth=truth,
     rule="o = softmax(scale · q kᵀ) v and lse = log Σ exp(scale · q kᵀ) for each row, whatever the tiles",

@@ -88,9 +88,8 @@ EXERCISE = Exercise(
     ),
     solution=causal_tiles,
     reasoning="The first row sees the fewest keys, max(0, first + 1 + S_k − S_q), and every other row of the block sees these too. "
-    "Divided by block_n and "
-    "rounded down, they are the tiles that need no mask. The last row sees the most keys. Divided and rounded up, they say where to stop. "
-    "The last row of a shorter block is S_q − 1.",
+    "Divided by block_n and rounded down, they are the tiles that need no mask. The last row sees the most keys. Divided and rounded up, "
+    "they say where to stop. The last row of a shorter block is S_q − 1.",
     more="The package's version, algorithm.causal_tiles, also checks its arguments.",
     inputs=inputs,
     truth=truth,

@@ -130,19 +130,15 @@ EXERCISE = Exercise(
         "Three things change: where the loop over key blocks ends, what happens to s in some of its iterations, and the division.",
         "full, end = tiles_of(row_block, block_m, block_n, S_q, S_k). Loop over range(end), and mask where key_block >= full. "
         "A row that sees nothing ends with l = 0: divide by 1 there, and let log 0 give −inf.",
-        "i and j are numbers of rows in q and k, not places in the tile: i = torch.arange(rows.start, rows.stop)[:, None], j likewise "
-        "for the keys. "
-        "Then s = s.masked_fill(j > i + S_k − S_q, −math.inf).",
+        "i and j are numbers of rows in q and k, not places in the tile: i = torch.arange(rows.start, rows.stop)[:, None], j likewise for "
+        "the keys. Then s = s.masked_fill(j > i + S_k − S_q, −math.inf).",
     ),
     solution=causal_forward,
     reasoning="The loop over keys ends at end, and only the tiles from full on compare positions. A hidden score of −inf gets p = 0 "
-    "whatever the maximum is. "
-    "A row that sees nothing has l = 0 and acc = 0, so dividing by 1 gives o = 0, and m + log l is −inf. step is the softmax_step of "
-    "exercise 4.1, "
-    "and tiles_of is the causal_tiles of 4.3.",
+    "whatever the maximum is. A row that sees nothing has l = 0 and acc = 0, so dividing by 1 gives o = 0, and m + log l is −inf. step is "
+    "the softmax_step of exercise 4.1, and tiles_of is the causal_tiles of 4.3.",
     more="The package's version, algorithm.flash_forward, has both forms in one function, also accepts fewer heads for k and v than for "
-    "q, and counts the bytes that "
-    "its tiles move.",
+    "q, and counts the bytes that its tiles move.",
     inputs=inputs,
     truth=truth,
     rule="query i sees keys 0 … i + S_k − S_q: o = softmax(s) v and lse = log Σ exp(s) over these",

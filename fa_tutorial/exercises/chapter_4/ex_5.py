@@ -56,14 +56,12 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         "How many columns are there, and what does one column move in total, over all its tiles?",
-        "There are ceil(S_k / block_n) columns. Over all columns k and v are read once. Each column reads all of q, and reads and "
-        "writes all of o, "
-        "m and l. m and l have one float32 per row.",
+        "There are ceil(S_k / block_n) columns. Over all columns k and v are read once. Each column reads all of q, and reads and writes "
+        "all of o, m and l. m and l have one float32 per row.",
     ),
     solution=fa1_hbm_bytes,
-    reasoning="Each of the ceil(S_k / block_n) columns goes through all blocks of queries, and reads q, o, m and l whole, and writes o, "
-    "m and l whole. "
-    "k and v are read once, because a column keeps its own block of them on the chip.",
+    reasoning="Each of the ceil(S_k / block_n) columns goes through all blocks of queries, and reads q, o, m and l whole, and writes o, m "
+    "and l whole. k and v are read once, because a column keeps its own block of them on the chip.",
     inputs=inputs,
     truth=truth,
     rule="k and v move once; in every column q is read, and o, m and l are read and written; m and l take 4 bytes a row",

@@ -116,9 +116,8 @@ EXERCISE = Exercise(
         ),
     ),
     solution=load_tile_kernel,
-    reasoning="The pointer moves to the head first, so offs_m counts rows of this head and offs_m < S stops the tile at its end, "
-    "whatever S is. "
-    "The next kernels rely on the zeros: in a dot they add nothing.",
+    reasoning="The pointer moves to the head first, so offs_m counts rows of this head and offs_m < S stops the tile at its end, whatever "
+    "S is. The next kernels rely on the zeros: in a dot they add nothing.",
     more="The package's version, tiles.load_tile, computes offsets in int64, because a tensor may have more than 2³¹ elements.",
     inputs=inputs,
     truth=truth,

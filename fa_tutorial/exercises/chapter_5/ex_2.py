@@ -91,8 +91,7 @@ EXERCISE = Exercise(
     ),
     solution=one_tile_kernel,
     reasoning="A softmax over keys is a maximum and a sum along axis 1. Both stay unrounded in float32, and only p is rounded to v's "
-    "dtype, because the "
-    "tensor cores multiply two tiles of one dtype.",
+    "dtype, because the tensor cores multiply two tiles of one dtype.",
     inputs=inputs,
     truth=o_truth,
     rule="o = softmax(scale · q kᵀ) v for each row of each head",

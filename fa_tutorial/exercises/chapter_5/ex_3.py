@@ -104,8 +104,7 @@ EXERCISE = Exercise(
         "BLOCK_N), and "
         "k's and v's tiles start at start_n.",
         "m_new = tl.maximum(m, tl.max(s, axis=1)), then alpha = tl.exp(m - m_new) before m = m_new. l becomes alpha * l + the sum of p, "
-        "and "
-        "acc becomes dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None]).",
+        "and acc becomes dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None]).",
     ),
     solution=key_loop_kernel,
     reasoning=(

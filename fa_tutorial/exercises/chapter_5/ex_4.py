@@ -123,8 +123,7 @@ EXERCISE = Exercise(
     ),
     solution=any_length_kernel,
     reasoning="Zeros past D are harmless, because 0 · 0 adds nothing to a score. A missing key would get the score 0, which is a score "
-    "like any other, so it "
-    "is set to −inf. Rows past S_q compute something finite, and store_tile does not store it.",
+    "like any other, so it is set to −inf. Rows past S_q compute something finite, and store_tile does not store it.",
     inputs=inputs,
     truth=o_truth,
     rule="o = softmax(scale · q kᵀ) v for any S_q, S_k and D",

@@ -126,21 +126,17 @@ EXERCISE = Exercise(
     task="Make it causal in two loops: one without a mask, one with it, and both call attend.",
     conditions=CONDITIONS,
     hints=(
-        "last_seen is the last key that each row may see: S_k − 1 for all rows, or row i's own key i + S_k − S_q. Which row of the "
-        "block decides where the "
-        "loop without a mask must stop, and which row decides where the other one may stop?",
+        "last_seen is the last key that each row may see: S_k − 1 for all rows, or row i's own key i + S_k − S_q. Which row of the block "
+        "decides where the loop without a mask must stop, and which row decides where the other one may stop?",
         "The first row sees start_m + 1 + S_k − S_q keys: round that down to whole tiles for full, and not below 0. The last row that "
-        "exists is "
-        "tl.minimum(start_m + BLOCK_M, S_q) − 1; end is one past its last key.",
+        "exists is tl.minimum(start_m + BLOCK_M, S_q) − 1; end is one past its last key.",
         "Without IS_CAUSAL, full is S_k // BLOCK_N * BLOCK_N, and end is S_k. After the loops divide by tl.where(l == 0.0, 1.0, l).",
     ),
     solution=causal_kernel,
-    reasoning="The first row of the block sees fewest keys, so tiles that it sees whole need no mask. The last row sees most, so "
-    "nothing after it is read. "
-    "IS_CAUSAL is a constant for the compiler, so each value gives a kernel of its own, without a test at run time.",
+    reasoning="The first row of the block sees fewest keys, so tiles that it sees whole need no mask. The last row sees most, so nothing "
+    "after it is read. IS_CAUSAL is a constant for the compiler, so each value gives a kernel of its own, without a test at run time.",
     more="attend is forward.attend, the body of your loop as a function: display_source(forward.attend) shows it, "
-    "display_source(forward.softmax_step) "
-    "the step inside it.",
+    "display_source(forward.softmax_step) the step inside it.",
     inputs=inputs,
     truth=o_truth,
     rule=f"o = softmax(scale · q kᵀ) v: {BOTTOM}",

@@ -83,9 +83,8 @@ EXERCISE = Exercise(
         ),
     ),
     solution=flash_forward_kernel,
-    reasoning="Only h_k is new for k and v, so neighbouring query heads read the same keys, and the L2 cache can serve all but the "
-    "first. lse is all that the "
-    "backward pass needs to compute p again: one number a row instead of S_k.",
+    reasoning="Only h_k is new for k and v, so neighbouring query heads read the same keys, and the L2 cache can serve all but the first. "
+    "lse is all that the backward pass needs to compute p again: one number a row instead of S_k.",
     more="This is forward.flash_forward_kernel, which the package ships.",
     inputs=inputs,
     truth=truth,

@@ -82,17 +82,14 @@ EXERCISE = Exercise(
     hints=(
         (
             "In da_ik = Σ_j dc_ij b_kj, the sum runs over the last index of dc and the last index of b. Which of the two must be "
-            "transposed "
-            "for a matmul?"
+            "transposed for a matmul?"
         ),
-        "da = dc bᵀ is (M, N) × (N, K), and db = aᵀ dc is (K, M) × (M, N): where M, K and N differ, no other product has these shapes. "
-        "In a "
-        "batch, x.transpose(-1, -2) swaps the last two dimensions.",
+        "da = dc bᵀ is (M, N) × (N, K), and db = aᵀ dc is (K, M) × (M, N): where M, K and N differ, no other product has these shapes. In "
+        "a batch, x.transpose(-1, -2) swaps the last two dimensions.",
     ),
     solution=matmul_backward,
     reasoning="da_ik = Σ_j dc_ij b_kj is row i of dc times row k of b, so da = dc bᵀ. db_kj = Σ_i a_ik dc_ij is column k of a times "
-    "column j of dc, so "
-    "db = aᵀ dc.",
+    "column j of dc, so db = aᵀ dc.",
     inputs=inputs,
     truth=truth,
     rule=RULE,

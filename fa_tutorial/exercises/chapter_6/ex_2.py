@@ -89,8 +89,7 @@ EXERCISE = Exercise(
     ),
     solution=softmax_backward,
     reasoning="(diag(p) − p pᵀ) dp = p ∘ dp − p · (pᵀ dp), and pᵀ dp is one number a row, rowsum(p ∘ dp). So ds = p ∘ (dp − rowsum(p ∘ "
-    "dp)): one "
-    "sum a row and two products an element, where the Jacobian has n² elements a row.",
+    "dp)): one sum a row and two products an element, where the Jacobian has n² elements a row.",
     inputs=inputs,
     truth=truth,
     rule=RULE,

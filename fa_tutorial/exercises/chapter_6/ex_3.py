@@ -89,9 +89,8 @@ EXERCISE = Exercise(
         "s = scale · q kᵀ: the gradient of q kᵀ is scale · ds, so dq = scale · ds k and dk = scale · dsᵀ q.",
     ),
     solution=backward_with_p,
-    reasoning="o = p v and q kᵀ are matmuls with two gradients each, and softmax stands between them. The scale multiplies the scores, "
-    "so it "
-    "multiplies dq and dk, and not dv.",
+    reasoning="o = p v and q kᵀ are matmuls with two gradients each, and softmax stands between them. The scale multiplies the scores, so "
+    "it multiplies dq and dk, and not dv.",
     more="The package's version, algorithm.attention_backward, is not given p: it recomputes p from q, k and lse, as exercise 6.4 does.",
     inputs=inputs,
     truth=truth,

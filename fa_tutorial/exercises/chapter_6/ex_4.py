@@ -139,9 +139,8 @@ EXERCISE = Exercise(
         "A row that sees nothing has s = lse = −inf, and −inf − (−inf) is NaN. Put +inf in place of lse there: exp(−inf − inf) is 0.",
     ),
     solution=recompute_p,
-    reasoning="exp(s) / Σ exp(s) = exp(s − log Σ exp(s)). There is no maximum and no sum, so each tile of p can be computed by itself. "
-    "In rows that see "
-    "nothing, lse = +inf works: exp(−inf − inf) is 0.",
+    reasoning="exp(s) / Σ exp(s) = exp(s − log Σ exp(s)). There is no maximum and no sum, so each tile of p can be computed by itself. In "
+    "rows that see nothing, lse = +inf works: exp(−inf − inf) is 0.",
     more="The package's version, algorithm.recompute_p, takes fewer heads for k than for q, and checks its arguments.",
     inputs=inputs,
     truth=truth,

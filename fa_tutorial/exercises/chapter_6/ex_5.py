@@ -69,23 +69,18 @@ EXERCISE = Exercise(
     hints=(
         (
             "The outer loop takes a block of keys, the inner loop walks over the blocks of queries. Which rows of dk and dv does a tile "
-            "add "
-            "to?"
+            "add to?"
         ),
-        "p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal, scale) gives a tile's p and ds. Add pᵀ do to dv[:, :, keys] and scale "
-        "· dsᵀ q to "
-        "dk[:, :, keys], with the tile's own rows of do and q. The slices must end at S_q and S_k.",
-        "p and ds are float32 for fp16 inputs: convert the tiles of do and q before you multiply, and keep the sums in float32 until "
-        "the end. Where lse "
-        "is −inf, pass +inf in its place, as in 6.4.",
+        "p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal, scale) gives a tile's p and ds. Add pᵀ do to dv[:, :, keys] and scale · "
+        "dsᵀ q to dk[:, :, keys], with the tile's own rows of do and q. The slices must end at S_q and S_k.",
+        "p and ds are float32 for fp16 inputs: convert the tiles of do and q before you multiply, and keep the sums in float32 until the "
+        "end. Where lse is −inf, pass +inf in its place, as in 6.4.",
     ),
     solution=dkdv_loop,
     reasoning="Each tile needs only its own rows of q, do, lse and delta and its own rows of k and v. The outer loop owns a block of "
-    "keys, so dk and dv "
-    "of these keys are complete when the inner loop ends, and nobody else adds to them.",
-    more="In the package this is the first loop of algorithm.flash_backward. It also skips the tiles that the causal mask hides, rounds "
-    "p and ds to the "
-    "inputs' dtype for their matmuls, and takes fewer heads for k and v than for q.",
+    "keys, so dk and dv of these keys are complete when the inner loop ends, and nobody else adds to them.",
+    more="In the package this is the first loop of algorithm.flash_backward. It also skips the tiles that the causal mask hides, rounds p "
+    "and ds to the inputs' dtype for their matmuls, and takes fewer heads for k and v than for q.",
     inputs=inputs,
     truth=truth,
     rule="dv = Σ pᵀ do and dk = scale · Σ dsᵀ q, over all blocks of rows",

@@ -84,15 +84,13 @@ EXERCISE = Exercise(
             "a tile add to?"
         ),
         "Add scale · ds k, with the tile's own rows of k, to dq[:, :, rows]. p itself is not needed, only ds. If is_causal, take (full, "
-        "end) from "
-        "algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k), and let the inner loop stop before block number end.",
+        "end) from algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k), and let the inner loop stop before block number end.",
         "ds is float32 for fp16 inputs: convert the tile of k before you multiply. Where lse is −inf, pass +inf in its place, as in 6.4.",
     ),
     solution=dq_loop,
     reasoning="The same tiles as in 6.5, in the other order: the outer loop owns a block of queries, so dq of these queries is complete "
-    "when the inner "
-    "loop ends. It computes p and ds a second time, because no tile was kept. No row of the block sees a key from block number end on, "
-    "so ds is 0 there.",
+    "when the inner loop ends. It computes p and ds a second time, because no tile was kept. No row of the block sees a key from block "
+    "number end on, so ds is 0 there.",
     more="In the package this is the second loop of algorithm.flash_backward. It also masks only from full on, rounds ds to the "
     "inputs' dtype for its matmul, and takes fewer heads for k and v than for q.",
     inputs=inputs,

@@ -143,9 +143,9 @@ EXERCISE = shared.exercise(
         "The loop without a mask runs over range(full, S_q, BLOCK_M), the one with it over range(start, tl.minimum(full, S_q), BLOCK_M).",
     ),
     solution=dkdv_kernel,
-    reasoning="A block of queries before start sees none of the keys, a block from full on sees all of them, so only the few between "
-    "need the mask. Where "
-    "a row sees nothing, its p is exp(s + inf) = inf, and tl.where puts 0 there; such rows never reach the loop without a mask.",
+    reasoning="A block of queries before start sees none of the keys, a block from full on sees all of them, so only the few between need "
+    "the mask. Where a row sees nothing, its p is exp(s + inf) = inf, and tl.where puts 0 there; such rows never reach the loop without a "
+    "mask.",
     more="The package's version, backward.dkdv_kernel, also sums over the query heads of a group, and computes row as int64.",
     inputs=inputs,
     rule="dk and dv are summed over the queries that see a key: query i sees keys 0 to i + S_k − S_q",

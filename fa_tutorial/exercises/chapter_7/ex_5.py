@@ -132,11 +132,9 @@ EXERCISE = shared.exercise(
     hints=(
         "The loop is the forward kernel's. Which four things are loaded before it, which two at every step, and what is summed?",
         "s = scale · q kᵀ, p = exp(s − lse[:, None]), dp = do vᵀ, ds = p ∘ (dp − delta[:, None]), dq += ds k, and scale · dq after the "
-        "loop. The last "
-        "product is acc = dot(ds.to(k_tile.dtype), k_tile, acc).",
+        "loop. The last product is acc = dot(ds.to(k_tile.dtype), k_tile, acc).",
         "Keys past S_k have k = 0, yet exp(0 − lse) overflows where all logits are very negative, and inf · 0 is NaN. tl.where(seen, …, "
-        "0.0) sets p to 0 "
-        "there, and for hidden keys.",
+        "0.0) sets p to 0 there, and for hidden keys.",
         (
             "Causal: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q. A block that sees nothing takes no step, and still stores "
             "its zeros."
@@ -144,11 +142,10 @@ EXERCISE = shared.exercise(
     ),
     solution=dq_kernel,
     reasoning="One tl.where clears what the causal mask hides, the keys that are not there, and rows that see nothing, whose p would be "
-    "exp(s + inf). "
-    "s and dp are computed a second time, after dkdv_kernel: seven matmuls instead of five, in exchange for sums with one owner each.",
+    "exp(s + inf). s and dp are computed a second time, after dkdv_kernel: seven matmuls instead of five, in exchange for sums with one "
+    "owner each.",
     more="The package's version, backward.dq_kernel, reads the key head of its group, walks the tiles that need no mask in a loop of "
-    "their own, and has "
-    "int64 offsets.",
+    "their own, and has int64 offsets.",
     inputs=inputs,
     rule="dq = scale · Σ ds k, over the tiles of keys, where ds = p ∘ (dp − delta)",
     mistakes=MISTAKES,

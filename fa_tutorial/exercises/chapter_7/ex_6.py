@@ -84,8 +84,7 @@ EXERCISE = FunctionExercise(
     conditions={"strides": "do may have any strides, 0 after o.sum().backward()"},
     hints=(
         "forward(ctx, …) keeps tensors by ctx.save_for_backward and other values as attributes of ctx; backward(ctx, do) finds them in "
-        "ctx.saved_tensors. "
-        "Both are static methods. How many values does backward return?",
+        "ctx.saved_tensors. Both are static methods. How many values does backward return?",
         (
             "One for each argument of forward: dq, dk, dv, None, None. flash_backward's dlse is the gradient of lse: forward returns o "
             "alone, so it is None."
@@ -94,10 +93,8 @@ EXERCISE = FunctionExercise(
     ),
     solution=FlashAttention,
     reasoning="save_for_backward notices when a saved tensor changes before backward, and frees it afterwards; a tensor set as an "
-    "attribute of ctx escapes "
-    "both. With lse, backward can compute p again, so no (S_q, S_k) matrix is kept. The kernels leave no graph: without "
-    "once_differentiable, a second "
-    "derivative would take their results for constants.",
+    "attribute of ctx escapes both. With lse, backward can compute p again, so no (S_q, S_k) matrix is kept. The kernels leave no graph: "
+    "without once_differentiable, a second derivative would take their results for constants.",
     more="The package's node, in attention.py, also returns lse, takes its gradient, and leaves out gradients that nobody asks for.",
     inputs=inputs,
     truth=truth,

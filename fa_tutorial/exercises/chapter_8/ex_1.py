@@ -65,8 +65,7 @@ EXERCISE = Exercise(
     ),
     solution=programs_an_sm,
     reasoning="A program is resident on an SM from its first instruction to its last, with all its registers and shared memory. So the "
-    "scarcer of the "
-    "two resources decides. An SM also has limits of 32 programs and 64 warps, which these tiles never reach.",
+    "scarcer of the two resources decides. An SM also has limits of 32 programs and 64 warps, which these tiles never reach.",
     inputs=inputs,
     truth=truth,
     rule="a program fits only if its registers and its shared memory both fit",

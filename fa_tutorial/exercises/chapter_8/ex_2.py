@@ -127,12 +127,10 @@ EXERCISE = Exercise(
         "m_new = max(m, scale_log2 · the row's maximum), and p = tl.exp2(s * scale_log2 - shift[:, None]), with chapter 5's shift.",
     ),
     solution=softmax_step,
-    reasoning="2^(s · scale · log2(e)) is e^(s · scale). scale_log2 is positive, so the largest score stays the largest. The product "
-    "and the difference in p "
-    "become one multiply-add per element. Only the maximum, one number per row, is multiplied by itself.",
+    reasoning="2^(s · scale · log2(e)) is e^(s · scale). scale_log2 is positive, so the largest score stays the largest. The product and "
+    "the difference in p become one multiply-add per element. Only the maximum, one number per row, is multiplied by itself.",
     more="The package's step is a part of tuned.forward.attend. It also rounds m up a little. Scaling all of s before the maximum is "
-    "right, too, but then "
-    "that multiply is an instruction of its own: nothing is left for it to join.",
+    "right, too, but then that multiply is an instruction of its own: nothing is left for it to join.",
     inputs=inputs,
     truth=truth,
     rule="p = 2^(s · scale_log2 − m_new), alpha = 2^(m − m_new), and l_new = alpha · l + Σ p",

@@ -123,19 +123,15 @@ EXERCISE = Exercise(
             "Coordinates count elements: row_block · BLOCK_M for q and o, start_n for k and v. There are no pointers, strides or masks of "
             "loads left."
         ),
-        "Keys past S_k are zeros. What does exp make of their scores? tl.where(start_n + tl.arange(0, BLOCK_N)[None, :] < S_k, s, "
-        "−inf), as in "
-        "exercise 5.4.",
+        "Keys past S_k are zeros. What does exp make of their scores? tl.where(start_n + tl.arange(0, BLOCK_N)[None, :] < S_k, s, −inf), "
+        "as in exercise 5.4.",
         "x_desc.load([b, h, row, 0]) gives a tile of shape [1, 1, rows, D], and .reshape([rows, D]) drops the ones. o_desc.store takes "
-        "the same "
-        "coordinates, and a tile of shape [1, 1, BLOCK_M, D].",
+        "the same coordinates, and a tile of shape [1, 1, BLOCK_M, D].",
     ),
     solution=flash_forward_descriptor_kernel,
-    reasoning="The shape (B, H, S, D) is what stops a tile at its head's end: the hardware compares each coordinate with its own size. "
-    "A 2-D "
-    "descriptor of (B · H · S, D) knows one end alone, and its ragged tiles hold rows of the next head, and overwrite them at the "
-    "store. The zeros "
-    "that stand in are harmless in q and v; as keys they have the score 0, so the mask on the scores stays.",
+    reasoning="The shape (B, H, S, D) is what stops a tile at its head's end: the hardware compares each coordinate with its own size. A "
+    "2-D descriptor of (B · H · S, D) knows one end alone, and its ragged tiles hold rows of the next head, and overwrite them at the "
+    "store. The zeros that stand in are harmless in q and v; as keys they have the score 0, so the mask on the scores stays.",
     more="The package's forward, tuned/forward.py, takes either descriptors or Heads, because tiles.load_tile loads from both.",
     inputs=inputs,
     truth=o_truth,

@@ -75,8 +75,7 @@ EXERCISE = Exercise(
     ),
     solution=rows_of_program,
     reasoning="Programs start roughly in the order of their numbers. With the head fastest, programs that run together share few heads' "
-    "keys and values. "
-    "With the longest first, the short ones fill the gaps at the end.",
+    "keys and values. With the longest first, the short ones fill the gaps at the end.",
     more="The package's kernel calls matmul.grouped_tile_device for the first half, chapter 3's order of tiles.",
     inputs=inputs,
     truth=truth,

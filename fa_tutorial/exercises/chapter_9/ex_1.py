@@ -16,9 +16,8 @@ def ring_phase(i, stages):
 FULL, EMPTY, RETURN = "full_parity = round_of_ring % 2", "empty_parity = 1 - full_parity", "return stage, full_parity, empty_parity"
 NO_BIT = "a parity is the last bit of a phase's number, 0 or 1"
 MISTAKES = {
-    "the producer waits for phase 0 of empty, which is complete when a consumer has released the stage, and nothing has been loaded "
-    "yet: deadlock. "
-    "On a fresh barrier one of the parities passes at once": (EMPTY, "empty_parity = full_parity"),
+    "the producer waits for phase 0 of empty, which is complete when a consumer has released the stage, and nothing has been loaded yet: "
+    "deadlock. On a fresh barrier one of the parities passes at once": (EMPTY, "empty_parity = full_parity"),
     ("the two parities are exchanged: the consumer would pass a fresh full barrier before anything is loaded, and the producer wait "
     "forever"): (
         RETURN, "return stage, empty_parity, full_parity"),
@@ -62,25 +61,19 @@ def inputs():
 EXERCISE = Exercise(
     id="9.1",
     task="Say which stage the i-th tile of a ring goes to, which parity its consumer waits for on full[stage], and which its producer "
-    "waits for on "
-    "empty[stage] before the load. The barriers are fresh at tile 0.",
+    "waits for on empty[stage] before the load. The barriers are fresh at tile 0.",
     hints=(
-        "Write down for 2 stages and tiles 0 to 5 which phase of full[stage] each load completes, and which phase of empty[stage] must "
-        "be complete "
-        "before it.",
+        "Write down for 2 stages and tiles 0 to 5 which phase of full[stage] each load completes, and which phase of empty[stage] must be "
+        "complete before it.",
         "The round is i // stages. In round r the load completes phase r of full[stage], and the stage is free when phase r − 1 of "
-        "empty[stage] is "
-        "complete.",
-        "A parity is a phase's number modulo 2. Before round 0 the producer waits for phase −1, whose parity is 1, and on a fresh "
-        "barrier that "
-        "passes at once.",
+        "empty[stage] is complete.",
+        "A parity is a phase's number modulo 2. Before round 0 the producer waits for phase −1, whose parity is 1, and on a fresh barrier "
+        "that passes at once.",
     ),
     solution=ring_phase,
-    reasoning="Every round completes one phase of each barrier, so consumer and producer count the same rounds. The producer is one "
-    "phase behind: it "
-    "waits for the release of the tile before. Its first wait passes at once without a special case, because a fresh barrier looks as "
-    "if a phase of "
-    "parity 1 were over.",
+    reasoning="Every round completes one phase of each barrier, so consumer and producer count the same rounds. The producer is one phase "
+    "behind: it waits for the release of the tile before. Its first wait passes at once without a special case, because a fresh barrier "
+    "looks as if a phase of parity 1 were over.",
     inputs=inputs,
     truth=truth,
     rule="the stages are taken in turn, and the parities flip once a round",

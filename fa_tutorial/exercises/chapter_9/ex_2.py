@@ -78,26 +78,21 @@ def inputs():
 EXERCISE = Exercise(
     id="9.2",
     task="Write ring_roles(tiles, stages, full, empty), which defines two generator functions without arguments, producer() and "
-    "consumer(), and returns "
-    "(producer, consumer) without calling them.",
+    "consumer(), and returns (producer, consumer) without calling them.",
     hints=(
         "Each role does four things for a tile: find its stage and parity, wait, work, arrive. For which barrier does each wait, and at "
-        "which does it "
-        "arrive?",
+        "which does it arrive?",
         (
             "The producer waits for empty[stage], loads, and arrives at full[stage]. The consumer waits for full[stage], uses, and arrives "
             "at empty[stage]."
         ),
         "The stage and both parities are those of exercise 9.1, and ring_phase may be called here. The arrival comes right after the "
-        "work, neither "
-        "before it nor a tile later.",
+        "work, neither before it nor a tile later.",
     ),
     solution=ring_roles,
-    reasoning="Two waits make it safe: none uses a tile before its load is over, and none loads over a tile that is in use. Nothing "
-    "else waits, so the "
-    "loads run ahead by as many tiles as there are stages. It cannot deadlock: of the tiles that are not finished the earliest one has "
-    "all that it "
-    "waits for.",
+    reasoning="Two waits make it safe: none uses a tile before its load is over, and none loads over a tile that is in use. Nothing else "
+    "waits, so the loads run ahead by as many tiles as there are stages. It cannot deadlock: of the tiles that are not finished the "
+    "earliest one has all that it waits for.",
     inputs=inputs,
     truth=truth,
     rule="each load and each use waits for what (9.6) says, and for nothing else",

@@ -105,30 +105,24 @@ def inputs():
 EXERCISE = Exercise(
     id="9.4",
     task="List the work of a persistent kernel, (head, row_block, key_blocks), from the most key blocks to the fewest across all heads; "
-    "ties in any "
-    "order.",
+    "ties in any order.",
     hints=(
         (
             "Which row block of a causal head visits the most key blocks, and which the fewest? Where do the other heads' equally long "
-            "ones "
-            "go?"
+            "ones go?"
         ),
         (
-            "The last row of a row block is min((row_block + 1) · block_m, S_q) − 1, and row i sees i + 1 + S_k − S_q keys, none if "
-            "that is "
-            "negative."
+            "The last row of a row block is min((row_block + 1) · block_m, S_q) − 1, and row i sees i + 1 + S_k − S_q keys, none if that "
+            "is negative."
         ),
         "fa_tutorial.algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k)[1] is a causal row block's number of key blocks. Go "
-        "through the "
-        "row blocks from the last to the first, and for each through the heads.",
+        "through the row blocks from the last to the first, and for each through the heads.",
     ),
     solution=longest_first,
-    reasoning="Where the next piece of work goes to whoever is free, as in an ordinary grid or by a counter, what is begun last should "
-    "be short, or "
-    "one multiprocessor works on it while all others are done; where pieces are dealt out beforehand, longest first need not help. The "
-    "key blocks "
-    "never fall from one row block to the next, so counting row blocks backwards sorts them, and a kernel can do it with a division: "
-    "row_block = row_blocks − 1 − n // heads, head = n % heads.",
+    reasoning="Where the next piece of work goes to whoever is free, as in an ordinary grid or by a counter, what is begun last should be "
+    "short, or one multiprocessor works on it while all others are done; where pieces are dealt out beforehand, longest first need not "
+    "help. The key blocks never fall from one row block to the next, so counting row blocks backwards sorts them, and a kernel can do it "
+    "with a division: row_block = row_blocks − 1 − n // heads, head = n % heads.",
     inputs=inputs,
     truth=truth,
     rule="each head has its row blocks, each with the number of key blocks that it visits, the most first",

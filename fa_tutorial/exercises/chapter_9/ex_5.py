@@ -134,9 +134,8 @@ EXERCISE = Exercise(
     ),
     solution=meeting_consumer,
     reasoning="Only dq needs the other consumer, so only dq waits for it, and dk fills the time until then. ds needs no empty barrier: "
-    "before a consumer "
-    "writes a stage again it has met the other once more, in the block between, and the other arrived there after its dq of two blocks "
-    "ago.",
+    "before a consumer writes a stage again it has met the other once more, in the block between, and the other arrived there after its "
+    "dq of two blocks ago.",
     inputs=inputs,
     truth=truth,
     rule="each step waits for what it reads, and for nothing else",
