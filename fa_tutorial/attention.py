@@ -13,7 +13,7 @@ import functools
 import torch
 
 from fa_tutorial import backward, forward, tuned
-from fa_tutorial.arguments import check_attention, check_name
+from fa_tutorial.arguments import check_attention, check_flag, check_name
 from fa_tutorial.hardware import HOPPER_CAPABILITY, card_of, interpreter_on, on_device_of, require_kernel_device
 from fa_tutorial.operators import (
     LIBRARY,
@@ -36,19 +36,21 @@ HOPPER_FROM = {"forward": 2**23, "backward": 2**20}
 
 def flash_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = False, scale: float | None = None,
-    return_lse: bool = False, kernel: str = "auto", window: tuple[int, int] | None = None, softcap: float | None = None,
-    alibi_slopes: torch.Tensor | None = None, bias: torch.Tensor | None = None, sinks: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
+    return_lse: bool = False, kernel: str = "auto", attn_mask: torch.Tensor | None = None,
+    window: tuple[int, int] | None = None, softcap: float | None = None, alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None, dropout_p: float = 0.0, enable_gqa: bool = True,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """softmax(scale · q kᵀ) v, forward and backward, with memory linear in the sequence length
     (FlashAttention-2, Dao, 2023).
+
+    is_causal is aligned bottom right, as in flash-attn 2.1 and later: query i sees keys 0 … i + S_k − S_q, so the last
+    query sees the last key. Where S_q ≠ S_k that is not PyTorch's SDPA, which aligns top left.
 
     Shapes: q (B, H_q, S_q, D); k and v (B, H_k, S_k, D), H_q a multiple of H_k (grouped-query attention), 1 ≤ D ≤ 256;
     any strides.
     Dtypes: fp16, bf16, fp32, one for all three; sums are float32. Under torch.autocast the inputs are cast to the
     autocast dtype.
-    is_causal: query i sees keys 0 … i + S_k − S_q (bottom-right aligned, as flash-attn 2.1 and later). scale: 1/√D
-    unless given; no gradient.
+    scale: 1/√D unless given; no gradient. enable_gqa: False refuses fewer key heads than query heads, as SDPA does.
     kernel: "basic" for the kernels of chapters 5 and 7; "tuned" for those of chapter 8, whose first call of a kind
     measures which tiles are the fastest on this GPU; "hopper" for chapter 9's, on a GPU of compute capability 9.0
     alone. Inputs that one does not take go to the next simpler one. "auto" takes "hopper" on such a GPU where q is
@@ -56,21 +58,25 @@ def flash_attention(
 
     Variants, by the kernels of chapter 10: leave kernel="auto" with them. They may be combined; to the scaled scores
     they apply in this order. Their memory isn't linear: three lists of tiles take S_q · S_k / 1,024 bytes each with
-    tiles of 64 by 64, and a bias' gradient 4 bytes a number.
+    tiles of 64 by 64, for each batch entry and head that a mask tells apart, and an attn_mask's gradient 4 bytes a
+    pair.
     softcap: c > 0 makes s c · tanh(s / c). alibi_slopes: (H_q,) or (B, H_q) float32, no gradient; slope · |i + S_k −
     S_q − j| is subtracted.
-    bias: (B or 1, H_q or 1, S_q, S_k), any of the dtypes, is added. window: (left, right), query i sees keys i + S_k −
-    S_q − left … i + S_k − S_q + right; −1 is no limit, and is_causal makes right 0. sinks: (H_q,), a logit a head that
+    attn_mask: as SDPA's, any shape that broadcasts to (B, H_q, S_q, S_k). Of booleans: True takes part, and tiles that
+    nobody sees are skipped. Of numbers, any of the dtypes: added to the scores, −inf hides. It may come with is_causal
+    and a window: then all have to allow a pair. A mask of keys is mask[:, None, None, :].
+    window: (left, right), query i sees keys i + S_k − S_q − left … i + S_k − S_q + right; −1 is no limit, and is_causal
+    makes right 0. sinks: (H_q,), a logit a head that
     joins the denominator and nothing else, so lse counts it. dropout_p: each p becomes 0 with this probability, and p /
     (1 − dropout_p) otherwise; the seed comes from PyTorch's generator.
 
     Returns o (B, H_q, S_q, D), contiguous, in q's dtype; with return_lse also lse (B, H_q, S_q), float32, the natural
     logarithm of the sum of exponentials of the scaled scores. A query that sees no key gets o = 0 and lse = −inf.
 
-    Gradients: o and lse are differentiable with respect to q, k, v, bias and sinks, once: a second derivative raises
-    RuntimeError. For backward q, k, v, o and lse are kept, and what the caller gave. Two runs with the same tiles give
-    the same bits, but for "hopper"'s dq, whose parts are added in the order in which they come: under
-    torch.use_deterministic_algorithms(True) the backward is "tuned"'s instead.
+    Gradients: o and lse are differentiable with respect to q, k, v, sinks and an attn_mask of numbers, once: a second
+    derivative raises RuntimeError. For backward q, k, v, o and lse are kept, and what the caller gave. Two runs with
+    the same tiles give the same bits, but for "hopper"'s dq, whose parts are added in the order in which they come:
+    under torch.use_deterministic_algorithms(True) the backward is "tuned"'s instead.
 
     Not promised: that NaN or inf in a key or value which the causal mask hides stays hidden from the other rows of its
     tile; values within a factor S of the dtype's largest, whose sum before the division may overflow; full accuracy for
@@ -84,14 +90,19 @@ def flash_attention(
     scale = check_attention(q, k, v, scale, max_d=MAX_D)
     check_name("kernel", kernel, KERNELS)
     left, right = check_window(window, is_causal)
+    if not check_flag("enable_gqa", enable_gqa) and q.shape[1] != k.shape[1]:
+        raise ValueError(
+            f"q has {q.shape[1]} heads and k {k.shape[1]}: enable_gqa=True lets query heads share key heads"
+        )
     no_window = left < 0 and right <= 0  # all keys, or the causal mask's
-    if no_window and softcap is None and alibi_slopes is None and bias is None and sinks is None and dropout_p == 0.0:
+    given = [x for x in (attn_mask, softcap, alibi_slopes, sinks) if x is not None]
+    if no_window and not given and dropout_p == 0.0:
         o, lse = FORWARD(q, k, v, right == 0, scale, kernel)
     else:
         if kernel != "auto":
             raise ValueError(f'the variants have kernels of their own: leave kernel="auto", got {kernel!r}')
         o, lse = VARIANT(
-            q, k, v, *check_options(q, k, scale, left, right, softcap, alibi_slopes, bias, sinks, dropout_p)
+            q, k, v, *check_options(q, k, scale, left, right, softcap, alibi_slopes, attn_mask, sinks, dropout_p)
         )
     return (o, lse) if return_lse else o
 

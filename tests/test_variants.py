@@ -17,6 +17,7 @@ from variant_cases import VariantCase, assert_like_dense, call, check, dense, di
 from fa_tutorial import attention, attention_with, flash_attention, flash_attention_varlen, hardware
 from fa_tutorial.variants import attention as variants
 from fa_tutorial.variants import backward, forward, make_block_mask, mods, packed, tile_lists
+from fa_tutorial.variants.options import check_mask
 
 triton = hardware.require_triton("These tests")
 import triton.language as tl  # noqa: E402, F401, where Triton's interpreter looks for it
@@ -25,22 +26,31 @@ HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 # A packed sequence without queries, one without keys, one of length 1, and two of several tiles.
 LENGTHS_Q, LENGTHS_K = (0, 1, 33, 7, 20), (5, 1, 20, 0, 36)
 WINDOW = VariantCase(37, 250, is_causal=True, window=(100, -1), dlse=True)  # with every tile size some tiles are skipped, and several not
-EVERYTHING = VariantCase(40, 45, D=64, is_causal=True, window=(30, -1), softcap=3.0, alibi="heads", bias=(1, 2), sinks=True, dlse=True)
+EVERYTHING = VariantCase(
+    40, 45, D=64, is_causal=True, window=(30, -1), softcap=3.0, alibi="heads", attn_mask=(2, 40, 45), sinks=True, dlse=True
+)
 BLIND_BUT_FOR_SINKS = VariantCase(40, 33, dtype=SINGLE, sinks=True, is_causal=True, dlse=True)
 SOFTCAP = VariantCase(32, 40, dtype=SINGLE, softcap=2.0)
 WIDE_SOFTCAP = VariantCase(32, 40, dtype=SINGLE, softcap=1000.0)  # which changes little, and must not add an error
-BIAS = VariantCase(20, 33, B=2, alibi="batch", bias=(2, 1), H_k=2)
+ADDED = VariantCase(20, 33, B=2, alibi="batch", attn_mask=(2, 1, 20, 33), H_k=2)
+# A mask's shape, which broadcasts to (2, 2, 20, 40).
+MASKS = [((2, 1, 1, 40), HALF, True), ((2, 1, 1, 40), SINGLE, False), ((2, 2, 20, 40), HALF, False), ((1, 2, 20, 1), SINGLE, True),
+         ((20, 40), BRAIN, True), ((40,), SINGLE, False), ((2, 1, 20, 40), SINGLE, True)]  # fmt: skip
 CASES = [
     WINDOW,
     EVERYTHING,
     BLIND_BUT_FOR_SINKS,
     SOFTCAP,
     WIDE_SOFTCAP,
-    BIAS,
+    ADDED,
     VariantCase(50, 37, D=40, dtype=SINGLE, window=(9, 5)),  # rows that see nothing
     VariantCase(33, 33, dtype=BRAIN, softcap=2.0, view="slices of fused qkv"),
     VariantCase(37, 45, H_k=2, alibi="heads", is_causal=True, view="padded row stride"),
-    *(VariantCase(20, 24, B=2, bias=bias, dtype=SINGLE) for bias in ((1, 1), (1, 2), (2, 2))),
+    *(
+        VariantCase(20, 40, B=2, dtype=dtype, is_causal=causal, **{kind: shape})
+        for kind in ("attn_mask", "mask_seen")
+        for shape, dtype, causal in MASKS
+    ),
     VariantCase(1, 67, D=1, dtype=SINGLE, window=(40, 0), sinks=True),
     VariantCase(20, 24, D=256, dtype=BRAIN, window=(5, 3), softcap=1.5),
     VariantCase(20, 40, dtype=SINGLE, window=(10, 0), scale=-0.4),
@@ -50,6 +60,36 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_variant(case):
     check(case)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_masks_as_pytorchs(is_causal):
+    """Booleans, the same as −inf and 0, and SDPA with both masks in one; left-padded rows see nothing, and have no gradient."""
+    q, k, v = (randn(2, 3, 37, 24, dtype=SINGLE, seed=seed) for seed in range(3))
+    first = torch.tensor([0, 21], device=q.device)
+    keys = torch.arange(37, device=q.device) >= first[:, None]
+    both = keys[:, None, None, :] & (torch.ones(37, 37, dtype=torch.bool, device=q.device).tril() if is_causal else True)
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=both)
+    blind = ~both.any(-1, keepdim=True)  # where SDPA gives NaN, or a mean, by its version
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    results = []
+    for mask in (keys[:, None, None, :], torch.zeros(2, 1, 1, 37, device=q.device).masked_fill(~keys[:, None, None, :], -torch.inf)):
+        o, lse = flash_attention(*leaves, is_causal=is_causal, attn_mask=mask, return_lse=True)
+        torch.testing.assert_close(o, want.masked_fill(blind, 0.0), rtol=1e-5, atol=1e-5)
+        assert torch.equal(lse == -torch.inf, blind.expand(2, 3, 37, 1)[..., 0])
+        results.append((o, *torch.autograd.grad(o.sin().sum(), leaves)))
+    for by_booleans, by_numbers in zip(*results, strict=True):
+        torch.testing.assert_close(by_booleans, by_numbers, rtol=1e-5, atol=1e-6)
+        assert by_booleans.isfinite().all()
+
+
+def test_a_mask_of_keys_skips_the_tiles_that_it_hides():
+    mask = check_mask(torch.arange(256, device=DEVICE)[None, None, None, :] < torch.tensor([64, 250], device=DEVICE)[:, None, None, None],
+                              *(torch.empty(2, 1, 96, 16, device=DEVICE), torch.empty(2, 1, 256, 16, device=DEVICE)))  # fmt: skip
+    chosen = variants.Options(None, None, mask, None, None, None, -1, -1, None, 0.0, 0.25)
+    _, _, block_mask = variants.plan(torch.empty(2, 1, 96, 16, device=DEVICE), torch.empty(2, 1, 256, 16, device=DEVICE), chosen)
+    mixed, whole = block_mask.tiles(32, 32).count[:, :, 0].tolist()
+    assert (mixed, whole) == ([[0] * 3, [1] * 3], [[2] * 3, [7] * 3])
 
 
 def test_rows_that_see_no_key():
@@ -76,7 +116,7 @@ def test_without_keys_or_queries_nothing_is_launched(S_q, S_k, monkeypatch):
     monkeypatch.setattr(variants, "plan", None)
     q, k = randn(2, 4, S_q, 16), randn(2, 2, S_k, 16)
     sinks = randn(4)
-    o, lse, gradients = differentiate(call, (q, k, k), {"sinks": sinks, "bias": randn(1, 4, S_q, S_k)}, torch.ones_like(q))
+    o, lse, gradients = differentiate(call, (q, k, k), {"sinks": sinks, "attn_mask": randn(1, 4, S_q, S_k)}, torch.ones_like(q))
     assert (o == 0).all() and torch.equal(lse, sinks[None, :, None].expand(2, 4, S_q))
     assert all((x == 0).all() for x in gradients.values())
     o, lse = flash_attention(q, k, k, window=(3, 3), return_lse=True)
@@ -395,28 +435,28 @@ def small(seed=0):
     return q, k, v, randn(2, seed=9).requires_grad_(), randn(1, 1, 20, 20, seed=8).requires_grad_()
 
 
-def options_of(sinks, bias) -> tuple:
-    return None, sinks, bias, None, None, None, 9, 0, 2.0, 0.0, 0.25
+def options_of(sinks, attn_mask) -> tuple:
+    return None, sinks, attn_mask, None, None, None, 9, 0, 2.0, 0.0, 0.25
 
 
 def test_opcheck():
-    q, k, v, sinks, bias = small()
-    torch.library.opcheck(variants.FORWARD, (q, k, v, *options_of(sinks, bias)))
-    o, lse = (x.detach() for x in variants.FORWARD(q, k, v, *options_of(sinks, bias)))
+    q, k, v, sinks, attn_mask = small()
+    torch.library.opcheck(variants.FORWARD, (q, k, v, *options_of(sinks, attn_mask)))
+    o, lse = (x.detach() for x in variants.FORWARD(q, k, v, *options_of(sinks, attn_mask)))
     arguments = torch.ones_like(o), torch.ones_like(lse), *(x.detach() for x in (q, k, v)), o, lse
-    torch.library.opcheck(variants.BACKWARD, (*arguments, *options_of(sinks.detach(), bias.detach()), True, True))
+    torch.library.opcheck(variants.BACKWARD, (*arguments, *options_of(sinks.detach(), attn_mask.detach()), True, True))
 
 
-def variant_between(q, k, v, sinks, bias):
+def variant_between(q, k, v, sinks, attn_mask):
     return flash_attention(
-        2 * q, k, v, is_causal=True, window=(9, -1), softcap=2.0, sinks=sinks, bias=bias, alibi_slopes=sinks.detach()
+        2 * q, k, v, is_causal=True, window=(9, -1), softcap=2.0, sinks=sinks, attn_mask=attn_mask, alibi_slopes=sinks.detach()
     ).sin()
 
 
-def packed_between(q, k, v, sinks, bias):
+def packed_between(q, k, v, sinks, attn_mask):
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
     cu = torch.tensor([0, 5, 20], dtype=torch.int32, device=q.device)
-    return flash_attention_varlen(2 * q, k, v, cu, cu, is_causal=True, sinks=sinks).sin() + bias.sum()
+    return flash_attention_varlen(2 * q, k, v, cu, cu, is_causal=True, sinks=sinks).sin() + attn_mask.sum()
 
 
 @pytest.mark.parametrize("function", [variant_between, packed_between])
@@ -480,11 +520,12 @@ BAD_INPUTS = [
     (variant(dropout_p=-0.1), ValueError, ["dropout_p", "at least 0", "-0.1"]),
     (variant(alibi_slopes=X[0, :1, 0, 0]), ValueError, ["alibi_slopes", "(2,) or (1, 2)", "(1,)"]),
     (variant(alibi_slopes=X[0, :, 0, 0].half()), TypeError, ["alibi_slopes", "float16", "float32"]),
-    (variant(alibi_slopes=X[0, :, 0, 0].clone().requires_grad_()), TypeError, ["alibi_slopes", "no gradient", "bias"]),
+    (variant(alibi_slopes=X[0, :, 0, 0].clone().requires_grad_()), TypeError, ["alibi_slopes", "no gradient", "attn_mask"]),
     (variant(sinks=X[0, 0, :, 0]), ValueError, ["sinks", "2 query heads", "(3,)"]),
     (variant(sinks=X[0, :, 0, 0].to("meta")), ValueError, ["one device", "sinks: meta"]),
-    (variant(bias=X), ValueError, ["bias", "(1 or 1, 2 or 1, 3, 3)", "(1, 2, 3, 4)"]),
-    (variant(bias=X[0]), ValueError, ["bias", "4 dimensions", "(2, 3, 4)"]),
+    (variant(attn_mask=X), ValueError, ["attn_mask", "(1, 2, 3, 3)", "(1, 2, 3, 4)", "[:, None, None, :]"]),
+    (variant(attn_mask=X[None]), ValueError, ["attn_mask", "(1, 2, 3, 3)", "(1, 1, 2, 3, 4)"]),
+    (variant(attn_mask=torch.ones(3, 3, dtype=torch.int64)), TypeError, ["attn_mask", "int64", "bool"]),
     (variant(softcap=1.0, kernel="basic"), ValueError, ["kernel", "'basic'", "auto"]),
     (variant(softcap=1.0, is_causal="no"), TypeError, ["is_causal", "'no'"]),
     (variant(softcap=1.0, scale=math.nan), ValueError, ["scale", "nan"]),
@@ -547,7 +588,7 @@ MUTATIONS = {
     "dkdv: the group's first head": (backward, "dkdv_kernel", "dkdv_kernel", "h", "h_k * GROUP", WINDOW),
     "dkdv: no derivative": (backward, "dkdv_kernel", "through_mod", "if mods.grad is not None", "False", SOFTCAP),
     "dq: no derivative": (backward, "dq_kernel", "through_mod", "if mods.grad is not None", "False", SOFTCAP),
-    "dbias of each head": (backward, "dbias_kernel", "dbias_kernel", "first_b, first_h", "(own // H_q, own % H_q)", BIAS),
+    "dmask of each head": (backward, "dmask_kernel", "dmask_kernel", "first_b, first_h", "(own // H_q, own % H_q)", ADDED),
 }  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from fa_tutorial import flash_attention, reference
 
 @dataclass(frozen=True)
 class VariantCase(Case):
-    """One call of a variant, and of its backward. alibi: "heads" or "batch"; bias: its batch entries and heads."""
+    """One call of a variant, and of its backward. alibi: "heads" or "batch"; attn_mask: the shape
+    of a float mask, mask_seen: of one of booleans."""
 
     D: int = 24
     B: int = 1
@@ -23,7 +24,8 @@ class VariantCase(Case):
     window: tuple[int, int] | None = None
     softcap: float | None = None
     alibi: str | None = None
-    bias: tuple[int, int] | None = None
+    attn_mask: tuple[int, ...] | None = None
+    mask_seen: tuple[int, ...] | None = None
     sinks: bool = False
 
     def options(self) -> dict[str, Any]:
@@ -32,14 +34,16 @@ class VariantCase(Case):
         if self.alibi:
             slopes = 0.3 * randn(self.B, self.H_q, seed=6).abs()
             options["alibi_slopes"] = slopes if self.alibi == "batch" else slopes[0]
-        if self.bias:
-            options["bias"] = randn(*self.bias, self.S_q, self.S_k, dtype=self.dtype, seed=7)
+        if self.attn_mask:
+            options["attn_mask"] = randn(*self.attn_mask, dtype=self.dtype, seed=7)
+        if self.mask_seen:
+            options["attn_mask"] = randn(*self.mask_seen, seed=7) > -0.7  # three of four
         if self.sinks:
             options["sinks"] = randn(self.H_q, seed=8)
         return options
 
 
-LEARNED = ("bias", "sinks")  # options that have a gradient
+LEARNED = ("attn_mask", "sinks")  # options that have a gradient, unless they are booleans
 
 
 def seen(S_q: int, S_k: int, is_causal: bool, window: tuple[int, int] | None) -> torch.Tensor:
@@ -56,7 +60,7 @@ def seen(S_q: int, S_k: int, is_causal: bool, window: tuple[int, int] | None) ->
 
 
 def dense(
-    q, k, v, *, is_causal=False, scale=None, window=None, softcap=None, alibi_slopes=None, bias=None, sinks=None, mask=None, kept=None
+    q, k, v, *, is_causal=False, scale=None, window=None, softcap=None, alibi_slopes=None, attn_mask=None, sinks=None, mask=None, kept=None
 ):
     """o and lse in q's dtype by the definition. mask: (…, S_q, S_k) booleans in place of is_causal and window; kept: 0, or dropout's 1 /
     (1 − p)."""
@@ -67,9 +71,11 @@ def dense(
     if alibi_slopes is not None:
         distance = torch.arange(S_q, device=q.device)[:, None] + S_k - S_q - torch.arange(S_k, device=q.device)
         s = s - alibi_slopes.expand(B, H_q)[:, :, None, None].to(q.dtype) * distance.abs().to(q.dtype)
-    if bias is not None:
-        s = s + bias.to(q.dtype)
     mask = seen(S_q, S_k, is_causal, window).to(q.device) if mask is None else mask
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        mask = mask & attn_mask
+    elif attn_mask is not None:
+        s = s + attn_mask.to(q.dtype)
     s = s.masked_fill(~mask, -math.inf)
     logits = s if sinks is None else torch.cat([s, sinks.to(q.dtype)[:, None, None].expand(B, -1, S_q, 1)], dim=-1)
     lse = torch.logsumexp(logits, dim=-1)
@@ -77,11 +83,15 @@ def dense(
     return (p if kept is None else p * kept.to(p.dtype)) @ reference.repeat_heads(v, H_q), lse
 
 
+def is_learned(option) -> bool:
+    return option is not None and option.is_floating_point()
+
+
 def differentiate(attend, tensors, options, do, dlse=None):
     """o, lse and the gradients of q, k, v and of what options hold of LEARNED."""
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in tensors]
-        learned = {name: options[name].detach().requires_grad_() for name in LEARNED if options.get(name) is not None}
+        learned = {name: options[name].detach().requires_grad_() for name in LEARNED if is_learned(options.get(name))}
         o, lse = attend(*leaves, **(options | learned))
         loss = (o * do.to(o.dtype)).sum()
         if dlse is not None:

@@ -153,7 +153,7 @@ def decode_kernels(capability: int) -> Iterator[Call]:
 
 
 def variant_kernels(capability: int) -> Iterator[Call]:
-    """Chapter 10: a window, and with it every score mod and a sink, a bias, dropout, or packed rows."""
+    """Chapter 10: a window, and with it every score mod and a sink, a mask of either kind, dropout, or packed rows."""
     plain = dict.fromkeys(Options._fields) | {"left": 1023, "right": 0, "dropout_p": 0.0, "scale": 0.5}
     for D in (64, 128, MAX_D) if capability == hardware.HOPPER_CAPABILITY else (128, MAX_D):
         q, k, v, o, do, lse = inputs(torch.float16, D)
@@ -161,7 +161,8 @@ def variant_kernels(capability: int) -> Iterator[Call]:
         for words, given in {
             "window": {},
             "scores": {"softcap": 30.0, "alibi_slopes": per_head, "sinks": per_head[0]},
-            "bias": {"bias": q[:, :, :, :1].expand(1, HEADS, LENGTH, LENGTH)},
+            "attn_mask": {"attn_mask": q[:, :, :, :1].expand(1, HEADS, LENGTH, LENGTH)},
+            "booleans": {"attn_mask": (q[:, :1, :, :1] > 0).mT},
             "dropout": {"rng": torch.empty(2, dtype=torch.int64, device="meta"), "dropout_p": 0.25},
             "packed": {"cu_q": bounds, "cu_k": bounds},
         }.items():
@@ -171,8 +172,9 @@ def variant_kernels(capability: int) -> Iterator[Call]:
 def launch_variant(q, k, v, o, do, lse, options: Options) -> None:
     mods, aux, mask = plan(q, k, options)
     variant_forward(q, k, v, mods, aux, mask, options.sinks)
-    bias_shape = None if options.bias is None else tuple(options.bias.shape)
-    variant_backward(q, k, v, o, do, lse, lse, mods._replace(scale=0.5), aux, mask, options.sinks, bias_shape)
+    added = options.attn_mask if options.attn_mask is not None and options.attn_mask.is_floating_point() else None
+    mask_shape = None if added is None else tuple(added.shape)
+    variant_backward(q, k, v, o, do, lse, lse, mods._replace(scale=0.5), aux, mask, options.sinks, mask_shape)
 
 
 # The least capability that they need, and their calls; in turn for the one process and the other, which take as long.
@@ -242,7 +244,7 @@ def accepted_spills(row: Row) -> int:
     if row.kernel == "variants.tile_lists.tile_lists_kernel":
         return 200  # the pairs of a whole tile are in its registers, and it runs once for a mask
     if row.kernel.startswith("variants.") and (is_heavy(row) or f"D={MAX_D}" in row.case):
-        # a bias on data-center Blackwell: not measured
+        # an added mask on data-center Blackwell: not measured
         return 4_600 if row.capability in (hardware.LEAST_CAPABILITY, 100) else 1_200
     if row.kernel.startswith("forward.") and f"D={MAX_D}" in row.case:
         return 200
@@ -253,7 +255,7 @@ def accepted_spills(row: Row) -> int:
 
 def is_heavy(row: Row) -> bool:
     """The variants whose numbers for each pair, loaded or drawn, cost more than the products that wait for them."""
-    return row.kernel.startswith("variants.") and row.case.endswith(("dropout", "bias"))
+    return row.kernel.startswith("variants.") and row.case.endswith(("dropout", "attn_mask"))
 
 
 def faults(row: Row) -> list[str]:

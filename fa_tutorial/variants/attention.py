@@ -21,7 +21,7 @@ from fa_tutorial.operators import (
 )
 from fa_tutorial.variants.backward import variant_backward
 from fa_tutorial.variants.forward import variant_forward
-from fa_tutorial.variants.mods import Aux, Dropout, Mods, all_scores, sliding_window, soft_cap_grad
+from fa_tutorial.variants.mods import Aux, Dropout, Mods, all_scores, allowed_in_window, sliding_window, soft_cap_grad
 from fa_tutorial.variants.packed import packed_block_mask
 from fa_tutorial.variants.tile_lists import BlockMask
 
@@ -29,14 +29,14 @@ from fa_tutorial.variants.tile_lists import BlockMask
 class Options(NamedTuple):
     """What makes a variant, in the order of the operators' arguments.
 
-    alibi_slopes: (1 or B, H_q) float32; sinks: (H_q,) float32; bias: (B or 1, H_q or 1, S_q, S_k); rng: (2,) int64,
-    dropout's seed and offset; cu_q, cu_k: (sequences + 1,) int32 of packed rows, B = 1. left, right: the window, −1 for
-    no limit. Each tensor may be None.
+    alibi_slopes: (1 or B, H_q) float32; sinks: (H_q,) float32; attn_mask: (B or 1, H_q or 1, S_q, S_k), uint8 (1: seen)
+    or float (added), any strides; rng: (2,) int64, dropout's seed and offset; cu_q, cu_k: (sequences + 1,) int32 of
+    packed rows, B = 1. left, right: the window, −1 for no limit. Each tensor may be None.
     """
 
     alibi_slopes: torch.Tensor | None
     sinks: torch.Tensor | None
-    bias: torch.Tensor | None
+    attn_mask: torch.Tensor | None
     rng: torch.Tensor | None
     cu_q: torch.Tensor | None
     cu_k: torch.Tensor | None
@@ -48,7 +48,7 @@ class Options(NamedTuple):
 
 
 ARGUMENTS = (
-    "Tensor? alibi_slopes, Tensor? sinks, Tensor? bias, Tensor? rng, Tensor? cu_q, Tensor? cu_k, "
+    "Tensor? alibi_slopes, Tensor? sinks, Tensor? attn_mask, Tensor? rng, Tensor? cu_q, Tensor? cu_k, "
     "int left, int right, float? softcap, float dropout_p, float scale"
 )
 
@@ -63,21 +63,25 @@ def window_block_mask(left: int | None, right: int | None, S_q: int, S_k: int, d
 def plan(q: torch.Tensor, k: torch.Tensor, options: Options) -> tuple[Mods, Aux, BlockMask]:
     """What the launchers take for these options."""
     left, right = (None if limit < 0 else limit for limit in (options.left, options.right))
-    if options.cu_q is None:
-        mask = window_block_mask(left, right, q.shape[2], k.shape[2], q.device)
+    S_q, S_k = q.shape[2], k.shape[2]
+    given, slopes, score, drop = options.attn_mask, options.alibi_slopes, None, None
+    strides = {}
+    if given is not None:
+        of_batch, of_heads = (0 if given.shape[axis] == 1 else given.stride(axis) for axis in (0, 1))
+        strides = {"mask_b": of_batch, "mask_h": of_heads, "mask_i": given.stride(2), "mask_j": given.stride(3)}
+    if options.cu_q is not None:
+        mask = packed_block_mask(options.cu_q, options.cu_k, S_q, S_k, left, right)
+    elif given is not None and given.dtype == torch.uint8:
+        aux = Aux(offset=S_k - S_q, left=left, right=right, attn_mask=given, **strides)
+        mask = BlockMask(allowed_in_window, aux, *given.shape[:2], S_q, S_k, q.device)
     else:
-        mask = packed_block_mask(options.cu_q, options.cu_k, q.shape[2], k.shape[2], left, right)
-    aux, score, bias, slopes, drop = mask.aux, None, options.bias, options.alibi_slopes, None
-    if options.softcap is not None or slopes is not None or bias is not None:
+        mask = window_block_mask(left, right, S_q, S_k, q.device)
+    aux = mask.aux._replace(attn_mask=given, **strides)
+    if options.softcap is not None or slopes is not None or (given is not None and given.is_floating_point()):
         score = all_scores
         aux = aux._replace(softcap=options.softcap)
     if slopes is not None:
         aux = aux._replace(slopes=slopes, slope_stride=slopes.stride(0) if slopes.shape[0] > 1 else 0)
-    if bias is not None:
-        over_b, over_h = (
-            0 if size == 1 else stride for size, stride in zip(bias.shape[:2], bias.stride()[:2], strict=True)
-        )
-        aux = aux._replace(bias=bias, bias_b=over_b, bias_h=over_h, bias_i=bias.stride(2), bias_j=bias.stride(3))
     if options.rng is not None:
         drop = Dropout(
             options.rng, min(round(options.dropout_p * 2**32), 2**32 - 1), 1 / (1 - options.dropout_p), q.shape[1]
@@ -109,25 +113,25 @@ def run_forward(q, k, v, *arguments):
 
 def run_backward(do, dlse, q, k, v, o, lse, *arguments):
     """The operator variant_backward on a device. A gradient that isn't needed comes back as an empty tensor."""
-    *arguments, need_dsinks, need_dbias = arguments
+    *arguments, need_dsinks, need_dmask = arguments
     options = Options(*arguments)
-    sinks, bias = options.sinks if need_dsinks else None, options.bias if need_dbias else None
+    sinks, added = options.sinks if need_dsinks else None, options.attn_mask if need_dmask else None
     none = [q.new_empty(0, dtype=torch.float32) for _ in range(2)]
     if not (q.numel() and k.numel()):
         dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         dsinks = none[0] if sinks is None else torch.zeros_like(sinks) if dlse is None else dlse.sum((0, 2))
-        return dq, dk, dv, dsinks, none[1] if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        return dq, dk, dv, dsinks, none[1] if added is None else torch.zeros(added.shape, device=q.device)
     with on_device_of(q):
         mods, aux, mask = plan(q, k, options)
         dlse = None if dlse is None else dlse.contiguous()
-        bias_shape = None if bias is None else tuple(bias.shape)
-        found = variant_backward(q, k, v, o, do, lse, dlse, mods, aux, mask, sinks, bias_shape)
+        mask_shape = None if added is None else tuple(added.shape)
+        found = variant_backward(q, k, v, o, do, lse, dlse, mods, aux, mask, sinks, mask_shape)
     return (
         found.dq,
         found.dk,
         found.dv,
         none[0] if sinks is None else found.dsinks,
-        none[1] if bias is None else found.dbias,
+        none[1] if added is None else found.dmask,
     )
 
 
@@ -152,7 +156,7 @@ LIBRARY.define(
 )
 LIBRARY.define(
     f"variant_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {ARGUMENTS}, "
-    "bool need_dsinks, bool need_dbias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool need_dsinks, bool need_dmask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 for device in ("CPU", "CUDA"):
@@ -169,12 +173,12 @@ def fake_forward(q, k, v, *arguments):
 
 @torch.library.register_fake("fa_tutorial::variant_backward", lib=LIBRARY)
 def fake_backward(do, dlse, q, k, v, o, lse, *arguments):
-    *arguments, need_dsinks, need_dbias = arguments
+    *arguments, need_dsinks, need_dmask = arguments
     options = Options(*arguments)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dsinks = q.new_empty(options.sinks.shape if need_dsinks else 0, dtype=torch.float32)
-    dbias = q.new_empty(options.bias.shape if need_dbias else 0, dtype=torch.float32)
-    return dq, dk, dv, dsinks, dbias
+    dmask = q.new_empty(options.attn_mask.shape if need_dmask else 0, dtype=torch.float32)
+    return dq, dk, dv, dsinks, dmask
 
 
 class VariantAttention(torch.autograd.Function):
@@ -193,10 +197,11 @@ class VariantAttention(torch.autograd.Function):
     def backward(ctx, do, dlse):
         q, k, v, o, lse, *tensors = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
-        needs = ctx.needs_input_grad[4:6]  # sinks and bias
-        dq, dk, dv, dsinks, dbias = gradients_of(BACKWARD, do, dlse, q, k, v, o, lse, *tensors, *ctx.numbers, *needs)
-        _, _, bias, *_ = tensors
-        return dq, dk, dv, None, dsinks if needs[0] else None, dbias.to(bias.dtype) if needs[1] else None, *[None] * 8
+        needs = ctx.needs_input_grad[4:6]  # sinks and attn_mask
+        dq, dk, dv, dsinks, dmask = gradients_of(BACKWARD, do, dlse, q, k, v, o, lse, *tensors, *ctx.numbers, *needs)
+        _, _, attn_mask, *_ = tensors
+        dmask = dmask.to(attn_mask.dtype) if needs[1] else None
+        return dq, dk, dv, None, dsinks if needs[0] else None, dmask, *[None] * 8
 
 
 FORWARD, BACKWARD = torch.ops.fa_tutorial.variant_forward.default, torch.ops.fa_tutorial.variant_backward.default

@@ -1,4 +1,5 @@
-"""Chapter 10's backward: chapter 8's kernels with mods, over lists of tiles; the gradients of a bias and of sinks."""
+"""Chapter 10's backward: chapter 8's kernels with mods, over lists of tiles; the gradients of
+attn_mask and of sinks."""
 
 from __future__ import annotations
 
@@ -204,11 +205,11 @@ def dq_kernel(q, k, v, do, dq, rows, tiles, aux, sizes, mods,
 
 
 @triton.jit
-def dbias_kernel(q, k, v, do, dbias_ptr, rows, aux, shared_by, sizes, mods,
+def dmask_kernel(q, k, v, do, dmask_ptr, rows, aux, shared_by, sizes, mods,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """The gradient of an additive bias: ds, summed over the batch entries and heads that share each number.
+    """The gradient of an attn_mask of numbers: ds, summed over the batch entries and heads that share each number.
 
-    shared_by: how many batch entries and how many heads. dbias_ptr: (B / entries, H_q / heads, S_q, S_k) float32,
+    shared_by: how many batch entries and how many heads. dmask_ptr: (B / entries, H_q / heads, S_q, S_k) float32,
     contiguous. Grid: its tiles, row by row.
     """
     H_q, H_k, S_q, S_k, D = sizes.H_q, sizes.H_k, sizes.S_q, sizes.S_k, sizes.D
@@ -236,7 +237,7 @@ def dbias_kernel(q, k, v, do, dbias_ptr, rows, aux, shared_by, sizes, mods,
         _, ds = score_gradient(s, dp, lse2, delta, keep, b, h, i, j, sizes, mods, aux, True)
         acc += ds
     at = (own.to(tl.int64) * S_q + i) * S_k + j  # [BLOCK_M, BLOCK_N]
-    tl.store(dbias_ptr + at, acc, mask=(i < S_q) & (j < S_k))
+    tl.store(dmask_ptr + at, acc, mask=(i < S_q) & (j < S_k))
 
 
 # As forward.CONFIGS.
@@ -260,24 +261,24 @@ def choose_config(D: int, dtype: torch.dtype, shared_memory: int | None) -> back
 
 @dataclass
 class Gradients:
-    """Of one variant_backward. dsinks, dbias: float32, None where nobody asked."""
+    """Of one variant_backward. dsinks, dmask: float32, None where nobody asked."""
 
     dq: torch.Tensor
     dk: torch.Tensor
     dv: torch.Tensor
     dsinks: torch.Tensor | None = None
-    dbias: torch.Tensor | None = None
+    dmask: torch.Tensor | None = None
 
 
 def variant_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor,
                      lse: torch.Tensor, dlse: torch.Tensor | None, mods: Mods, aux: tuple, mask: BlockMask,
-                     sinks: torch.Tensor | None = None, bias_shape: tuple[int, ...] | None = None, *,
+                     sinks: torch.Tensor | None = None, mask_shape: tuple[int, ...] | None = None, *,
                      config: backward.BackwardConfig | None = None) -> Gradients:  # fmt: skip
     """Launch the backward's kernels on q's GPU, which must be current. Arguments as variant_forward's and
     flash_backward's; they are not checked.
 
-    bias_shape: (B or 1, H_q or 1, S_q, S_k) where the gradient of a bias is asked for, which the score mod must add
-    last.
+    mask_shape: (B or 1, H_q or 1, S_q, S_k) where the gradient of an attn_mask is asked for, which the score mod
+    must add last.
     """
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     config = config or choose_config(D, q.dtype, card_of(q).shared_memory)
@@ -307,11 +308,11 @@ def variant_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch
         sinks is not None
     ):  # p of the sink times −delta; in rows beyond S_q p = 0, because prepare gives them lse2 = +inf
         gradients.dsinks = -(torch.exp2(LOG2_E.value * sinks[:, None] - rows.lse2) * rows.delta).sum((0, 2))
-    if bias_shape is not None:
-        gradients.dbias = torch.empty(bias_shape, dtype=torch.float32, device=q.device)
-        shared_by = B // bias_shape[0], H_q // bias_shape[1]
-        dbias_kernel[(triton.cdiv(S_q, block_m) * triton.cdiv(S_k, block_n) * bias_shape[0] * bias_shape[1],)](
-            *on_tiles(config.dq), gradients.dbias, rows, aux, shared_by, sizes, mods,
+    if mask_shape is not None:
+        gradients.dmask = torch.empty(mask_shape, dtype=torch.float32, device=q.device)
+        shared_by = B // mask_shape[0], H_q // mask_shape[1]
+        dmask_kernel[(triton.cdiv(S_q, block_m) * triton.cdiv(S_k, block_n) * mask_shape[0] * mask_shape[1],)](
+            *on_tiles(config.dq), gradients.dmask, rows, aux, shared_by, sizes, mods,
             BLOCK_D=padded_d(D), **config.dq.launch(),
         )  # fmt: skip
     return gradients

@@ -25,9 +25,9 @@ class Aux(NamedTuple):
     offset: S_k − S_q, so that i + offset is the key on query i's diagonal (bottom-right). Packed rows have three int32
     tensors (S_q,) instead: diagonal, that key's number, and the first and the end key of query i's own sequence; and
     cu_q, cu_k, sequences, from which these are made. left, right: how many keys before and after the diagonal are seen.
-    slopes: float32 pointer, one a query head, slope_stride apart from one batch entry to the next. bias: pointer to
-    (B, H_q, S_q, S_k), with its four strides, each a field: Triton 3.6 loses the numbers of a tuple that stands beside
-    None.
+    slopes: float32 pointer, one a query head, slope_stride apart from one batch entry to the next. attn_mask:
+    pointer to (B, H_q, S_q, S_k), uint8 (1: seen) or float (added), with its four strides, each a field: Triton 3.6
+    loses the numbers of a tuple that stands beside None.
     """
 
     offset: Any = None
@@ -42,11 +42,11 @@ class Aux(NamedTuple):
     softcap: Any = None
     slopes: Any = None
     slope_stride: Any = None
-    bias: Any = None
-    bias_b: Any = None
-    bias_h: Any = None
-    bias_i: Any = None
-    bias_j: Any = None
+    attn_mask: Any = None
+    mask_b: Any = None
+    mask_h: Any = None
+    mask_i: Any = None
+    mask_j: Any = None
 
 
 @triton.jit
@@ -72,6 +72,19 @@ def sliding_window(b, h, i, j, aux):
     if aux.right is not None:
         seen = seen & (distance <= aux.right)
     return seen
+
+
+@triton.jit
+def mask_pointers(b, h, i, j, aux):
+    """Where attn_mask has its entries for a tile of pairs; a stride of 0 broadcasts."""
+    at = tl.cast(b, tl.int64) * aux.mask_b + tl.cast(h, tl.int64) * aux.mask_h
+    return aux.attn_mask + (at + i.to(tl.int64) * aux.mask_i + j.to(tl.int64) * aux.mask_j)
+
+
+@triton.jit
+def allowed_in_window(b, h, i, j, aux):
+    """attn_mask of booleans, and the window."""
+    return sliding_window(b, h, i, j, aux) & (tl.load(mask_pointers(b, h, i, j, aux)) != 0)
 
 
 @triton.jit
@@ -142,22 +155,21 @@ def alibi(s, b, h, i, j, aux):
 
 
 @triton.jit
-def add_bias(s, b, h, i, j, aux):
-    """A number for each pair."""
-    at = tl.cast(b, tl.int64) * aux.bias_b + tl.cast(h, tl.int64) * aux.bias_h
-    at += i.to(tl.int64) * aux.bias_i + j.to(tl.int64) * aux.bias_j
-    return s + tl.load(aux.bias + at).to(tl.float32)
+def add_mask(s, b, h, i, j, aux):
+    """attn_mask of numbers: one is added to each score; −inf hides the pair."""
+    return s + tl.load(mask_pointers(b, h, i, j, aux)).to(tl.float32)
 
 
 @triton.jit
 def all_scores(s, b, h, i, j, aux):
-    """Those of soft_cap, alibi and add_bias that aux asks for, in this order. Its derivative is soft_cap_grad, or 1."""
+    """Those of soft_cap, alibi and add_mask that aux asks for, in this order. Its derivative is soft_cap_grad, or 1."""
     if aux.softcap is not None:
         s = soft_cap(s, b, h, i, j, aux)
     if aux.slopes is not None:
         s = alibi(s, b, h, i, j, aux)
-    if aux.bias is not None:
-        s = add_bias(s, b, h, i, j, aux)
+    if aux.attn_mask is not None:  # noqa: SIM102, where it is None it has no dtype
+        if aux.attn_mask.dtype.element_ty != tl.uint8:  # booleans hide pairs by the mask mod
+            s = add_mask(s, b, h, i, j, aux)
     return s
 
 

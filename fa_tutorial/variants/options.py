@@ -12,23 +12,17 @@ FAR = 2**31 - 1  # further than any key
 SEEDS = 2**62
 
 
-def check_options(q, k, scale, left, right, softcap, alibi_slopes, bias, sinks, dropout_p) -> Options:
+def check_options(q, k, scale, left, right, softcap, alibi_slopes, attn_mask, sinks, dropout_p) -> Options:
     """Options of flash_attention's arguments, for q (B, H_q, S_q, D) and k (B, H_k, S_k, D). TypeError or ValueError
     with the value.
 
     scale, left, right: as check_attention and check_window return them.
     """
-    (B, H_q, S_q, _), S_k = q.shape, k.shape[2]
+    H_q = q.shape[1]
     if alibi_slopes is not None:
         alibi_slopes = check_slopes(alibi_slopes, q)
-    if bias is not None:
-        check_tensor("bias", bias, ndim=4, dtypes=FLOAT_DTYPES)
-        check_devices(q=q, bias=bias)
-        if bias.shape[0] not in (1, B) or bias.shape[1] not in (1, H_q) or bias.shape[2:] != (S_q, S_k):
-            raise ValueError(
-                f"bias must be (B or 1, H_q or 1, S_q, S_k), here ({B} or 1, {H_q} or 1, {S_q}, {S_k}), got "
-                f"{tuple(bias.shape)}"
-            )
+    if attn_mask is not None:
+        attn_mask = check_mask(attn_mask, q, k)
     if sinks is not None:
         check_tensor("sinks", sinks, ndim=1, dtypes=FLOAT_DTYPES)
         check_devices(q=q, sinks=sinks)
@@ -38,7 +32,7 @@ def check_options(q, k, scale, left, right, softcap, alibi_slopes, bias, sinks, 
     dropout_p = check_probability(dropout_p)
     rng = torch.randint(SEEDS, (2,), device=q.device) if dropout_p else None
     return Options(
-        alibi_slopes, sinks, bias, rng, None, None, left, right,
+        alibi_slopes, sinks, attn_mask, rng, None, None, left, right,
         None if softcap is None else check_softcap(softcap), dropout_p, scale,
     )  # fmt: skip
 
@@ -76,8 +70,8 @@ def check_slopes(slopes, q: torch.Tensor) -> torch.Tensor:
     check_devices(q=q, alibi_slopes=slopes)
     if slopes.requires_grad:
         raise TypeError(
-            "alibi_slopes have no gradient, got a tensor that requires one; to learn slopes, add their product as a "
-            "bias"
+            "alibi_slopes have no gradient, got a tensor that requires one; to learn slopes, add their product as an "
+            "attn_mask"
         )
     B, H_q = q.shape[:2]
     if slopes.shape not in ((H_q,), (B, H_q)):
@@ -86,6 +80,20 @@ def check_slopes(slopes, q: torch.Tensor) -> torch.Tensor:
         )
     slopes = slopes.contiguous()
     return slopes if slopes.ndim == 2 else slopes[None]
+
+
+def check_mask(attn_mask, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """(B or 1, H_q or 1, S_q, S_k), uint8 for booleans, with strides of 0 where S_q or S_k is broadcast."""
+    check_tensor("attn_mask", attn_mask, dtypes=(torch.bool, *FLOAT_DTYPES))
+    check_devices(q=q, attn_mask=attn_mask)
+    full, shape = (*q.shape[:3], k.shape[2]), (1,) * (4 - attn_mask.ndim) + tuple(attn_mask.shape)
+    if len(shape) != 4 or any(size not in (1, whole) for size, whole in zip(shape, full, strict=True)):
+        raise ValueError(
+            f"attn_mask must broadcast to (B, H_q, S_q, S_k), here {full}, got {tuple(attn_mask.shape)}; "
+            "a mask of keys, (B, S_k), is attn_mask[:, None, None, :]"
+        )
+    attn_mask = attn_mask.view(torch.uint8) if attn_mask.dtype == torch.bool else attn_mask
+    return attn_mask.reshape(shape).expand(-1, -1, *full[2:])
 
 
 def check_probability(p) -> float:

@@ -120,7 +120,7 @@ def check_aux(aux: tuple, device: torch.device) -> None:
         if x.requires_grad:
             raise TypeError(
                 f"aux[{i}] has no gradient here, got a tensor that requires one: detach it, or use "
-                f"flash_attention's bias or sinks"
+                f"flash_attention's attn_mask or sinks"
             )
 
 
