@@ -24,28 +24,6 @@ def test_every_tile_writes_all_of_its_outputs_and_nothing_else(S_q, S_k, D, bloc
     check_forward(forward.flash_forward, case, config=tiles.TileConfig(block_m, block_n, 4, 1))
 
 
-@pytest.mark.skipif(not hardware.interpreter_on(), reason="a compiled kernel doesn't say which tiles it visits")
-@causal
-@pytest.mark.parametrize(("S_q", "S_k"), [(40, 40), (24, 72), (72, 24), (33, 50)])
-def test_it_visits_the_tiles_that_are_seen_and_masks_those_that_are_seen_in_part(S_q, S_k, is_causal, monkeypatch):
-    """Bounds that are too wide give the same result: they cost time."""
-    visited, attend, block = [], forward.attend, 16
-
-    def recorded(*given):
-        start_n, last_seen, mask = given[8], given[9].handle.data, given[13]
-        visited.append((int(last_seen[0]), int(start_n), mask))
-        return attend(*given)
-
-    monkeypatch.setattr(forward, "attend", recorded)
-    q, k, v = Case(S_q, S_k, D=16, B=1, H_q=1).data()
-    forward.flash_forward(q, k, v, is_causal, 0.25, config=tiles.TileConfig(block, block, 4, 1))
-    expected = []
-    for start_m in range(0, S_q, block):
-        first, last = ((row + S_k - S_q if is_causal else S_k - 1) for row in (start_m, min(start_m + block, S_q) - 1))
-        expected += [(first, start_n, first < start_n + block - 1) for start_n in range(0, last + 1, block)]
-    assert visited == expected
-
-
 # ---------------------------------------------------------------- broken kernels
 
 RAGGED = Case(35, 45, D=40, B=1)

@@ -83,6 +83,20 @@ def test_masks_as_pytorchs(is_causal):
         assert by_booleans.isfinite().all()
 
 
+@pytest.mark.skipif(not hardware.interpreter_on(), reason="a compiled mod can't be listened to")
+def test_a_mod_is_asked_of_pairs_inside_the_sequences_only(monkeypatch):
+    asked = []
+
+    def listener(s, b, h, i, j, aux):
+        asked.append((int(i.handle.data.max()), int(j.handle.data.max())))
+        return s
+
+    monkeypatch.setattr(variants, "all_scores", listener)
+    q = randn(1, 1, 45, 16, dtype=SINGLE).requires_grad_()
+    flash_attention(q, q, q, is_causal=True, softcap=5.0).sum().backward()
+    assert max(i for i, _ in asked) == max(j for _, j in asked) == 44
+
+
 def test_a_mask_of_keys_skips_the_tiles_that_it_hides():
     mask = check_mask(torch.arange(256, device=DEVICE)[None, None, None, :] < torch.tensor([64, 250], device=DEVICE)[:, None, None, None],
                               *(torch.empty(2, 1, 96, 16, device=DEVICE), torch.empty(2, 1, 256, 16, device=DEVICE)))  # fmt: skip
