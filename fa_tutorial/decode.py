@@ -39,6 +39,8 @@ from fa_tutorial.tiles import (
     padded_d,
     store_tile,
 )
+from fa_tutorial.variants.mods import tanh
+from fa_tutorial.variants.options import check_sinks, check_slopes, check_softcap, check_window
 
 triton = require_triton("Chapter 11 (fa_tutorial.decode)")
 import triton.language as tl  # noqa: E402
@@ -57,6 +59,24 @@ class Sizes(NamedTuple):
     S_q: Any
     rows: Any
     D: Any
+
+
+class Options(NamedTuple):
+    """Of the scores, as flash_attention has them, in the order of the operator's arguments; None where not asked for,
+    and then they cost nothing.
+
+    alibi_slopes: (B, H_q) float32; sinks: (H_q,) float32; leftpad: (B,) int32, keys before each sequence's first;
+    left: keys before a token's own that it sees.
+    """
+
+    alibi_slopes: Any = None
+    sinks: Any = None
+    leftpad: Any = None
+    left: Any = None
+    softcap: Any = None
+
+
+NO_OPTIONS = Options()
 
 
 class Scales(NamedTuple):
@@ -100,14 +120,32 @@ def load_keys(x, block_table, b, h_k, start_n, S, D,
 
 
 @triton.jit
-def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, sizes, scale,
+def modified(s, last_seen, offs_n, b, h, first, H_q, options):
+    """The scores with options, and −inf where a row does not see a key. s: [BLOCK_M, BLOCK_N]; last_seen, h: [BLOCK_M],
+    a row's own key and query head; offs_n: [BLOCK_N]; first: the sequence's first key."""
+    distance = last_seen[:, None] - offs_n[None, :]  # [BLOCK_M, BLOCK_N], from a key to the row's own
+    seen = distance >= 0
+    if options.softcap is not None:
+        s = options.softcap * tanh(s * (1 / options.softcap))
+    if options.alibi_slopes is not None:
+        s -= tl.load(options.alibi_slopes + b * H_q + h)[:, None] * distance
+    if options.left is not None:
+        seen = seen & (distance <= options.left)
+    if options.leftpad is not None:
+        seen = seen & (offs_n >= first)[None, :]
+    return tl.where(seen, s, -float("inf"))
+
+
+@triton.jit
+def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, options, sizes, scale,
                  PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                  BLOCK_D: tl.constexpr):  # fmt: skip
     """Attention to one part of each sequence's keys: that part's o and lse, (11.1).
 
     q: Heads (B, H_k, rows, D), the rows of a key head's group: its query heads, S_q tokens each. k, v:
     Heads of the caches. o: Heads (splits · B, H_k, rows, D); lse_ptr: (splits, B, H_k, rows) float32.
-    A part without keys gives o = 0 and lse = −inf. Grid: (ceil(rows / BLOCK_M) · B · H_k, splits).
+    A part without keys gives o = 0 and lse = −inf, but for the sinks, which are in the first part. Grid:
+    (ceil(rows / BLOCK_M) · B · H_k, splits).
     """
     H_k, S_q, rows, D = sizes
     row_blocks = tl.cdiv(rows, BLOCK_M)
@@ -117,9 +155,15 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, sizes, s
     split, splits = tl.program_id(1), tl.num_programs(1)
 
     seqlen = tl.load(seqlens_ptr + b)
+    first = tl.load(options.leftpad + b) if options.leftpad is not None else 0  # key of the sequence
+    first_seen = first
+    if options.left is not None:  # by the oldest of the new tokens, which sees the furthest back
+        first_seen = tl.maximum(first, seqlen - S_q - options.left)
     # Keys of a part: whole tiles, until none is left.
-    part = tl.cdiv(tl.cdiv(seqlen, BLOCK_N), splits) * BLOCK_N
-    start, end = split * part, tl.minimum((split + 1) * part, seqlen)
+    tile = first_seen // BLOCK_N
+    part = tl.cdiv(tl.maximum(tl.cdiv(seqlen, BLOCK_N) - tile, 0), splits) * BLOCK_N
+    start = tile * BLOCK_N + split * part
+    end = tl.minimum(start + part, seqlen)
 
     offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     last_seen = seqlen - S_q + offs_m % S_q  # [BLOCK_M]; the newest token sees every key
@@ -127,6 +171,10 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, sizes, s
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    h = tl.minimum(h_k * (rows // S_q) + offs_m // S_q, H_k * (rows // S_q) - 1)  # [BLOCK_M], a row's query head
+    if options.sinks is not None:  # a key before all others, whose value is 0
+        m = tl.where(split == 0, tl.load(options.sinks + h), m)
+        l = tl.where(split == 0, l + 1.0, l)
     if scales.k is not None:
         scale *= tl.load(scales.k + h_k)  # q · (k_scale k8) = k_scale (q · k8)
 
@@ -135,7 +183,7 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, sizes, s
         k_tile = load_keys(k, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)
         s = scale * dot(q_tile, tl.trans(k_tile.to(q_tile.dtype)))  # [BLOCK_M, BLOCK_N]
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-        s = tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf"))
+        s = modified(s, last_seen, offs_n, b, h, first, H_k * (rows // S_q), options)  # −inf where unseen
         p, m, l, alpha = softmax_step(s, m, l)
         v_tile = load_keys(v, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)
         acc = dot(p.to(q_tile.dtype), v_tile.to(q_tile.dtype), acc * alpha[:, None])
@@ -268,7 +316,8 @@ def fewest_splits(programs: int, wave: int, most: int) -> int:
 
 
 def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale: float, num_splits: int | None,
-           *, config: TileConfig | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+           options: Options = NO_OPTIONS, *,
+           config: TileConfig | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Launch split_kernel, and combine_kernel where there are splits, on q's GPU, which must be current. Trusts its
     arguments, see flash_decode."""
     (B, H_q, S_q, D), (H_k, S_max) = q.shape, k_cache.shape[1:3]
@@ -280,7 +329,8 @@ def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, sc
     card = card_of(q)
     config = config or choose_config(rows, D, k_cache.dtype, block_table is not None, card.shared_memory)
     programs = triton.cdiv(rows, config.block_m) * B * H_k
-    num_splits = num_splits or choose_num_splits(programs, 1, S_max, card.multiprocessors)
+    keys = S_max if options.left is None else min(S_max, options.left + S_q)  # that a sequence's new tokens see
+    num_splits = num_splits or choose_num_splits(programs, 1, keys, card.multiprocessors)
     o_parts, lse_parts = o, lse
     if num_splits > 1:
         o_parts = torch.empty((num_splits * B, H_k, rows, D), dtype=torch.float32, device=q.device)
@@ -288,7 +338,7 @@ def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, sc
     scales = Scales(*(None if x is None else x.contiguous() for x in (k_scale, v_scale)))
     split_kernel[(programs, num_splits)](
         heads(q.reshape(B, H_k, rows, D)), heads(k_cache), heads(v_cache), heads(o_parts.view(-1, H_k, rows, D)),
-        lse_parts, cache_seqlens.contiguous(), None if block_table is None else heads(block_table), scales,
+        lse_parts, cache_seqlens.contiguous(), None if block_table is None else heads(block_table), scales, options,
         Sizes(H_k, S_q, rows, D), scale, PAGE_SIZE=page_size, BLOCK_D=padded_d(D), **config.launch(),
     )  # fmt: skip
     if num_splits > 1:
@@ -318,7 +368,7 @@ def append(k_cache, v_cache, k_new, v_new, cache_seqlens, block_table) -> None:
 # ---------------------------------------------------------------- the operators
 
 
-def run_decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale, num_splits):
+def run_decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale, num_splits, *options):
     """The operator flash_decode on a device."""
     require_kernel_device(q, "q")
     if k_cache.dtype == FP8 and card_of(q).capability < FP8_CAPABILITY:
@@ -327,10 +377,11 @@ def run_decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale
         )
     if not q.is_cuda:
         check_values(cache_seqlens, k_cache, block_table)
+    options = Options(*options)
     if not q.numel():
         return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float32)
     with on_device_of(q):
-        return decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale, num_splits)
+        return decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale, num_splits, options)
 
 
 def run_append(k_cache, v_cache, k_new, v_new, cache_seqlens, block_table):
@@ -345,7 +396,8 @@ def run_append(k_cache, v_cache, k_new, v_new, cache_seqlens, block_table):
 
 LIBRARY.define(
     "flash_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor? block_table, Tensor? "
-    "k_scale, Tensor? v_scale, float scale, int? num_splits) -> (Tensor, Tensor)",
+    "k_scale, Tensor? v_scale, float scale, int? num_splits, Tensor? alibi_slopes, Tensor? sinks, Tensor? leftpad, "
+    "int? left, float? softcap) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.define(
@@ -361,7 +413,7 @@ for device in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("fa_tutorial::flash_decode", lib=LIBRARY)
-def fake_decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale, num_splits):
+def fake_decode(q, *arguments):
     return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -376,7 +428,10 @@ def fake_append(k_cache, v_cache, k_new, v_new, cache_seqlens, block_table):
 def flash_decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, cache_seqlens: torch.Tensor, *,
                  block_table: torch.Tensor | None = None, scale: float | None = None, num_splits: int | None = None,
                  k_scale: torch.Tensor | None = None, v_scale: torch.Tensor | None = None,
-                 return_lse: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+                 window: tuple[int, int] | None = None, softcap: float | None = None,
+                 alibi_slopes: torch.Tensor | None = None, sinks: torch.Tensor | None = None,
+                 cache_leftpad: torch.Tensor | None = None, return_lse: bool = False,
+                 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Attention of the newest S_q tokens of each sequence to all of its keys, in a cache that stays where it is
     (Flash-Decoding, Dao et al., 2023).
 
@@ -391,6 +446,9 @@ def flash_decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
     (H_k,) float32, by quantise_fp8.
     scale: 1/√D unless given. num_splits: parts that each sequence's keys are split into, by choose_num_splits unless
     given.
+    window, softcap, alibi_slopes, sinks: as flash_attention's; a window's right side is 0, for no token sees a later
+    one, and keys that no new token sees are not read. cache_leftpad: (B,) int32, each sequence's first key, where
+    sequences of different lengths are padded on their left; cache_seqlens counts the padding.
 
     Returns o (B, H_q, S_q, D), contiguous, in q's dtype; with return_lse also lse (B, H_q, S_q) float32, as
     flash_attention. A token that sees no key gets o = 0 and lse = −inf. Nothing waits for the GPU, so it can be
@@ -404,8 +462,16 @@ def flash_decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
     if num_splits is not None and check_int("num_splits", num_splits) > MAX_SPLITS:
         raise ValueError(f"num_splits must be 1 to {MAX_SPLITS}, got {num_splits}; None lets choose_num_splits choose")
     check_no_gradient(q=q, k_cache=k_cache, v_cache=v_cache)
+    left, _ = check_window(window, True)
+    options = Options(
+        None if alibi_slopes is None else check_slopes(alibi_slopes, q).expand(len(q), -1).contiguous(),
+        None if sinks is None else check_sinks(sinks, q),
+        None if cache_leftpad is None else check_leftpad(cache_leftpad, cache_seqlens),
+        None if left < 0 else left,
+        None if softcap is None else check_softcap(softcap),
+    )
     operator = torch.ops.fa_tutorial.flash_decode.default
-    o, lse = operator(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale, num_splits)
+    o, lse = operator(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale, num_splits, *options)
     return (o, lse) if return_lse else o
 
 
@@ -520,6 +586,17 @@ def check_scales(H: int, **scales) -> None:
             raise ValueError(f"{name} must be ({H},), a number for each key head, got {tuple(scale.shape)}")
 
 
+def check_leftpad(leftpad: torch.Tensor, cache_seqlens: torch.Tensor) -> torch.Tensor:
+    """Contiguous. TypeError or ValueError unless it is like cache_seqlens, and on the CPU none below 0."""
+    check_tensor("cache_leftpad", leftpad, ndim=1, dtypes=(torch.int32,))
+    check_devices(cache_seqlens=cache_seqlens, cache_leftpad=leftpad)
+    if leftpad.shape != cache_seqlens.shape:
+        raise ValueError(f"cache_leftpad must be ({len(cache_seqlens)},) as cache_seqlens, got {tuple(leftpad.shape)}")
+    if leftpad.device.type == "cpu" and (leftpad < 0).any():
+        raise ValueError(f"cache_leftpad must be 0 or more, each sequence's first key, got {leftpad.tolist()}")
+    return leftpad.contiguous()
+
+
 def check_no_gradient(**tensors: torch.Tensor) -> None:
     """Raise RuntimeError where somebody asks for a gradient of one of the tensors."""
     asked = [name for name, tensor in tensors.items() if tensor.requires_grad]
@@ -557,8 +634,9 @@ class PagedCache:
     k, v: a cache for each of `layers` layers, (num_pages, H_k, page_size, D). Page n of every layer belongs to the same
     sequence, so one block_table (B, pages of S_max tokens) serves all. One step of a model:
 
-        cache = PagedCache(layers=2, num_pages=64, H_k=4, page_size=16, D=64, B=8, S_max=1024, dtype=torch.float16,
-        device="cuda") cache.grow(b, tokens=1)                         # for each sequence b that has a new token
+        cache = PagedCache(layers=2, num_pages=64, H_k=4, page_size=16, D=64, B=8, S_max=1024,
+                           dtype=torch.float16, device="cuda")
+        cache.grow(b, tokens=1)                         # for each sequence b that has a new token
         o = cache.attend(layer, q, k_new, v_new)        # in each layer
         cache.release(b)                                # when sequence b is done
 
@@ -609,9 +687,9 @@ class PagedCache:
         self.pages[b], self.lengths[b] = [], 0
         self.cache_seqlens[b] = 0
 
-    def attend(self, layer: int, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor, **options) -> torch.Tensor:
         """Append k_new and v_new (B, H_k, S_new, D), which are counted already, to a layer's cache;
-        the attention of q (B, H_q, S_new, D) to it."""
+        the attention of q (B, H_q, S_new, D) to it, with flash_decode's options."""
         k, v, table = self.k[layer], self.v[layer], self.block_table
         append_to_cache(k, v, k_new, v_new, self.cache_seqlens, block_table=table)
-        return flash_decode(q, k, v, self.cache_seqlens, block_table=table)
+        return flash_decode(q, k, v, self.cache_seqlens, block_table=table, **options)

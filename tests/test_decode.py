@@ -8,9 +8,10 @@ import math
 import pytest
 import torch
 from attention_cases import place
-from buffers import DEVICE, ON_GPU, dtypes, far_apart, randn, same_bits, unchanged, vast_memory
+from buffers import DEVICE, ON_GPU, dtypes, far_apart, guarded_outputs, randn, same_bits, unchanged, vast_memory
 from decode_cases import Decode, check, int32, raw
 from mutants import mutation_tests, put_in
+from variant_cases import dense
 
 from fa_tutorial import decode, reference
 from fa_tutorial.decode import FP8, append_to_cache, flash_decode, quantise_fp8
@@ -49,6 +50,83 @@ FP8_CASES = [Decode(FEW, group=3, D=40, fp8=True, page=page, dtype=dtype) for pa
 @pytest.mark.parametrize("case", [*HARD, *FP8_CASES], ids=str)
 def test_hard_input(case):
     check(case)
+
+
+WINDOWED = {"window": (TILE + 3, 0)}
+OPTIONS = [
+    (WINDOWED, Decode(RAGGED, S_q=3, group=2, H_k=1)),
+    (WINDOWED, Decode((4 * TILE + 3, TILE), splits=3, page=16, dtype=torch.float32)),
+    ({"window": (0, 0)}, Decode((2 * TILE, 5), H_k=1, dtype=torch.bfloat16)),
+    ({"softcap": 3.0}, Decode(FEW, S_q=2, group=3, dtype=torch.float32, scale=2.0)),
+    ({"slopes": 1}, Decode(FEW, S_q=3, group=3, splits=2)),
+    ({"slopes": 2}, Decode(FEW, group=2, dtype=torch.float32)),
+    ({"sinks": True}, Decode(RAGGED, S_q=2, group=3, splits=3, H_k=2, dtype=torch.float32)),
+    ({"leftpad": (TILE + 1, 3, 7)}, Decode((2 * TILE, 9, 7), S_q=2, group=2, splits=2)),
+    ({"leftpad": (0, 20)}, Decode(FEW, page=16, dtype=torch.float32)),
+    ({"softcap": 5.0, "slopes": 1, "sinks": True, "leftpad": (9, 1), **WINDOWED}, Decode(FEW, S_q=3, group=4, D=40, fp8=True, page=16)),
+]
+
+
+@pytest.mark.parametrize(("options", "case"), OPTIONS, ids=str)
+def test_options_are_flash_attentions(options, case):
+    """Each sequence by itself, without its padding, against the variants' definition in float64."""
+    arguments, given = case.call()
+    B, H_q = arguments[0].shape[:2]
+    window, softcap = options.get("window"), options.get("softcap")
+    slopes = randn(*(B, H_q)[-options["slopes"] :], seed=6).abs() / 4 if "slopes" in options else None
+    sinks = randn(H_q, seed=7) if "sinks" in options else None
+    leftpad = options.get("leftpad", (0,) * B)
+    with unchanged(*arguments), guarded_outputs():
+        o, lse = flash_decode(
+            *arguments, **given, window=window, softcap=softcap, alibi_slopes=slopes, sinks=sinks, return_lse=True,
+            cache_leftpad=int32(*leftpad) if "leftpad" in options else None,
+        )  # fmt: skip
+    q, k, v = case.data()
+    if case.fp8:
+        k, v = (x8.float() * scale[:, None, None] for x8, scale in map(quantise_fp8, (k, v)))
+    for b, (first, length) in enumerate(zip(leftpad, case.lengths, strict=True)):
+
+        def by_definition(dtype, b=b, first=first, length=length):
+            x = q[b : b + 1], k[b : b + 1, :, first:length], v[b : b + 1, :, first:length]
+            numbers = {"alibi_slopes": slopes if slopes is None or slopes.ndim == 1 else slopes[b : b + 1], "sinks": sinks}
+            numbers = {name: None if value is None else value.to(dtype) for name, value in numbers.items()}
+            return dense(*(y.to(dtype) for y in x), is_causal=True, scale=case.scale, window=window, softcap=softcap, **numbers)
+
+        (truth, truth_lse), (plain, _) = by_definition(torch.float64), by_definition(case.dtype)
+        reference.assert_accurate(o[b : b + 1], truth, plain.nan_to_num(0.0))
+        reference.assert_lse_accurate(lse[b : b + 1], truth_lse, case.dtype)
+
+
+def test_a_window_reads_no_other_keys_and_splits_those_that_it_reads(monkeypatch):
+    """NaN in every key before the window's first tile changes nothing, and few keys are split into few parts."""
+    (q, k, v, lengths), _ = Decode((6 * TILE, 6 * TILE), H_k=1).call()
+    want = flash_decode(q, k, v, lengths, window=(TILE, 0))
+    for x in (k, v):
+        x[:, :, : 4 * TILE] = math.nan
+    assert same_bits(flash_decode(q, k, v, lengths, window=(TILE, 0)), want).all()
+    asked = []
+    monkeypatch.setattr(decode, "choose_num_splits", lambda programs, H_k, keys, multiprocessors: asked.append(keys) or 1)
+    flash_decode(q, k, v, lengths, window=(TILE, 0))
+    flash_decode(q, k, v, lengths)
+    assert asked == [TILE + 1, k.shape[2]]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"cache_leftpad": int32(1, 2, 3)}, ValueError, ["cache_leftpad", "(2,)", "(3,)"]),
+        ({"cache_leftpad": torch.ones(2, device=DEVICE)}, TypeError, ["cache_leftpad", "float32", "int32"]),
+        ({"window": 5}, TypeError, ["window", "(left, right)", "5"]),
+        ({"softcap": -1.0}, ValueError, ["softcap", "-1.0"]),
+        ({"sinks": torch.ones(3, device=DEVICE)}, ValueError, ["sinks", "2 query heads", "(3,)"]),
+        ({"alibi_slopes": torch.ones(3, device=DEVICE)}, ValueError, ["alibi_slopes", "(2,)", "(3,)"]),
+    ],
+)
+def test_options_that_do_not_fit(given, error, words):
+    (q, k, v, lengths), _ = Decode((9, 5), group=2, H_k=1).call()
+    with pytest.raises(error) as caught:
+        flash_decode(q, k, v, lengths, **given)
+    assert all(word in str(caught.value) for word in words), caught.value
 
 
 @pytest.mark.parametrize("page", [16, 64])
@@ -261,7 +339,7 @@ MUTATIONS = {
         "the newest token is hidden": ("split_kernel", "last_seen", "seqlen - S_q - 1 + offs_m % S_q", ONE),
         "parts overlap": ("split_kernel", "part", "tl.cdiv(seqlen, splits)", SPLIT),
         "the rest of the tiles is dropped": ("split_kernel", "part", "tl.cdiv(seqlen, BLOCK_N) // splits * BLOCK_N", SPLIT),
-        "each part goes on to the end": ("split_kernel", "start, end", "(split * part, seqlen)", SPLIT),
+        "each part goes on to the end": ("split_kernel", "end", "seqlen", SPLIT),
         "parts lie on one another": ("split_kernel", "split_batch_head", "batch_head", SPLIT),
         "a part without keys is divided by 0": ("split_kernel", "l_or_one", "l", EMPTY),
         "a part's lse in base 2": ("split_kernel", "lse", "m + tl.log2(l_or_one)", SPLIT),

@@ -112,7 +112,9 @@ def test_gradients_are_refused_only_where_they_are_asked_for():
 
 def test_opcheck():
     (q, k, v, lengths), options = Decode((20,), page=16, H_k=1).call()
-    torch.library.opcheck(torch.ops.fa_tutorial.flash_decode.default, (q, k, v, lengths, options["block_table"], None, None, 0.25, 1))
+    torch.library.opcheck(
+        torch.ops.fa_tutorial.flash_decode.default, (q, k, v, lengths, options["block_table"], None, None, 0.25, 1, *decode.NO_OPTIONS)
+    )
     new = torch.zeros(1, 1, 1, 16, dtype=q.dtype, device=DEVICE)
     k, v = torch.zeros_like(k), torch.zeros_like(v)
     torch.library.opcheck(torch.ops.fa_tutorial.append_to_cache.default, (k, v, new, new, lengths, options["block_table"]))

@@ -18,17 +18,12 @@ def check_options(q, k, scale, left, right, softcap, alibi_slopes, attn_mask, si
 
     scale, left, right: as check_attention and check_window return them.
     """
-    H_q = q.shape[1]
     if alibi_slopes is not None:
         alibi_slopes = check_slopes(alibi_slopes, q)
     if attn_mask is not None:
         attn_mask = check_mask(attn_mask, q, k)
     if sinks is not None:
-        check_tensor("sinks", sinks, ndim=1, dtypes=FLOAT_DTYPES)
-        check_devices(q=q, sinks=sinks)
-        if sinks.shape[0] != H_q:
-            raise ValueError(f"sinks must be (H_q,), one for each of {H_q} query heads, got {tuple(sinks.shape)}")
-        sinks = sinks.float().contiguous()
+        sinks = check_sinks(sinks, q)
     dropout_p = check_probability(dropout_p)
     rng = torch.randint(SEEDS, (2,), device=q.device) if dropout_p else None
     return Options(
@@ -80,6 +75,15 @@ def check_slopes(slopes, q: torch.Tensor) -> torch.Tensor:
         )
     slopes = slopes.contiguous()
     return slopes if slopes.ndim == 2 else slopes[None]
+
+
+def check_sinks(sinks, q: torch.Tensor) -> torch.Tensor:
+    """(H_q,) float32, contiguous."""
+    check_tensor("sinks", sinks, ndim=1, dtypes=FLOAT_DTYPES)
+    check_devices(q=q, sinks=sinks)
+    if sinks.shape[0] != q.shape[1]:
+        raise ValueError(f"sinks must be (H_q,), one for each of {q.shape[1]} query heads, got {tuple(sinks.shape)}")
+    return sinks.float().contiguous()
 
 
 def check_mask(attn_mask, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
