@@ -53,22 +53,24 @@ FP8_CAPABILITY = 89  # from which on a GPU converts it
 
 
 class Sizes(NamedTuple):
-    """rows: those of a key head's group, H_q / H_k · S_q."""
+    """rows: those of a key head's group, H_q / H_k · S_q. mask_row: of attn_mask, in elements."""
 
     H_k: Any
     S_q: Any
     rows: Any
     D: Any
+    mask_row: Any
 
 
 class Options(NamedTuple):
     """Of the scores, as flash_attention has them, in the order of the operator's arguments; None where not asked for,
     and then they cost nothing.
 
-    alibi_slopes: (B, H_q) float32; sinks: (H_q,) float32; leftpad: (B,) int32, keys before each sequence's first;
-    left: keys before a token's own that it sees.
+    attn_mask: (B, S_max) uint8, 1 for the keys that are seen; alibi_slopes: (B, H_q) float32; sinks: (H_q,) float32;
+    leftpad: (B,) int32, keys before each sequence's first; left: keys before a token's own that it sees.
     """
 
+    attn_mask: Any = None
     alibi_slopes: Any = None
     sinks: Any = None
     leftpad: Any = None
@@ -120,7 +122,7 @@ def load_keys(x, block_table, b, h_k, start_n, S, D,
 
 
 @triton.jit
-def modified(s, last_seen, offs_n, b, h, first, H_q, options):
+def modified(s, last_seen, offs_n, b, h, first, seqlen, H_q, mask_row, options):
     """The scores with options, and −inf where a row does not see a key. s: [BLOCK_M, BLOCK_N]; last_seen, h: [BLOCK_M],
     a row's own key and query head; offs_n: [BLOCK_N]; first: the sequence's first key."""
     distance = last_seen[:, None] - offs_n[None, :]  # [BLOCK_M, BLOCK_N], from a key to the row's own
@@ -133,6 +135,9 @@ def modified(s, last_seen, offs_n, b, h, first, H_q, options):
         seen = seen & (distance <= options.left)
     if options.leftpad is not None:
         seen = seen & (offs_n >= first)[None, :]
+    if options.attn_mask is not None:
+        allowed = tl.load(options.attn_mask + b.to(tl.int64) * mask_row + offs_n, mask=offs_n < seqlen, other=0)
+        seen = seen & (allowed != 0)[None, :]
     return tl.where(seen, s, -float("inf"))
 
 
@@ -147,7 +152,7 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, options,
     A part without keys gives o = 0 and lse = −inf, but for the sinks, which are in the first part. Grid:
     (ceil(rows / BLOCK_M) · B · H_k, splits).
     """
-    H_k, S_q, rows, D = sizes
+    H_k, S_q, rows, D, mask_row = sizes
     row_blocks = tl.cdiv(rows, BLOCK_M)
     start_m = tl.program_id(0) % row_blocks * BLOCK_M
     batch_head = tl.program_id(0) // row_blocks
@@ -183,7 +188,9 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, options,
         k_tile = load_keys(k, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)
         s = scale * dot(q_tile, tl.trans(k_tile.to(q_tile.dtype)))  # [BLOCK_M, BLOCK_N]
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-        s = modified(s, last_seen, offs_n, b, h, first, H_k * (rows // S_q), options)  # −inf where unseen
+        s = modified(
+            s, last_seen, offs_n, b, h, first, seqlen, H_k * (rows // S_q), mask_row, options
+        )  # −inf where unseen
         p, m, l, alpha = softmax_step(s, m, l)
         v_tile = load_keys(v, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)
         acc = dot(p.to(q_tile.dtype), v_tile.to(q_tile.dtype), acc * alpha[:, None])
@@ -335,11 +342,12 @@ def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, sc
     if num_splits > 1:
         o_parts = torch.empty((num_splits * B, H_k, rows, D), dtype=torch.float32, device=q.device)
         lse_parts = torch.empty((num_splits, B, H_k, rows), dtype=torch.float32, device=q.device)
+    mask_row = 0 if options.attn_mask is None else options.attn_mask.shape[1]
     scales = Scales(*(None if x is None else x.contiguous() for x in (k_scale, v_scale)))
     split_kernel[(programs, num_splits)](
         heads(q.reshape(B, H_k, rows, D)), heads(k_cache), heads(v_cache), heads(o_parts.view(-1, H_k, rows, D)),
         lse_parts, cache_seqlens.contiguous(), None if block_table is None else heads(block_table), scales, options,
-        Sizes(H_k, S_q, rows, D), scale, PAGE_SIZE=page_size, BLOCK_D=padded_d(D), **config.launch(),
+        Sizes(H_k, S_q, rows, D, mask_row), scale, PAGE_SIZE=page_size, BLOCK_D=padded_d(D), **config.launch(),
     )  # fmt: skip
     if num_splits > 1:
         all_rows, block_s = B * H_q * S_q, min(triton.next_power_of_2(num_splits), SPLITS_AT_ONCE)
@@ -396,8 +404,8 @@ def run_append(k_cache, v_cache, k_new, v_new, cache_seqlens, block_table):
 
 LIBRARY.define(
     "flash_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor? block_table, Tensor? "
-    "k_scale, Tensor? v_scale, float scale, int? num_splits, Tensor? alibi_slopes, Tensor? sinks, Tensor? leftpad, "
-    "int? left, float? softcap) -> (Tensor, Tensor)",
+    "k_scale, Tensor? v_scale, float scale, int? num_splits, Tensor? attn_mask, Tensor? alibi_slopes, "
+    "Tensor? sinks, Tensor? leftpad, int? left, float? softcap) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.define(
@@ -428,9 +436,9 @@ def fake_append(k_cache, v_cache, k_new, v_new, cache_seqlens, block_table):
 def flash_decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, cache_seqlens: torch.Tensor, *,
                  block_table: torch.Tensor | None = None, scale: float | None = None, num_splits: int | None = None,
                  k_scale: torch.Tensor | None = None, v_scale: torch.Tensor | None = None,
-                 window: tuple[int, int] | None = None, softcap: float | None = None,
-                 alibi_slopes: torch.Tensor | None = None, sinks: torch.Tensor | None = None,
-                 cache_leftpad: torch.Tensor | None = None, return_lse: bool = False,
+                 attn_mask: torch.Tensor | None = None, window: tuple[int, int] | None = None,
+                 softcap: float | None = None, alibi_slopes: torch.Tensor | None = None,
+                 sinks: torch.Tensor | None = None, cache_leftpad: torch.Tensor | None = None, return_lse: bool = False,
                  ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Attention of the newest S_q tokens of each sequence to all of its keys, in a cache that stays where it is
     (Flash-Decoding, Dao et al., 2023).
@@ -446,6 +454,7 @@ def flash_decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
     (H_k,) float32, by quantise_fp8.
     scale: 1/√D unless given. num_splits: parts that each sequence's keys are split into, by choose_num_splits unless
     given.
+    attn_mask: booleans that broadcast to (B, 1, 1, S_max), True for the keys that are seen, where holes are among them.
     window, softcap, alibi_slopes, sinks: as flash_attention's; a window's right side is 0, for no token sees a later
     one, and keys that no new token sees are not read. cache_leftpad: (B,) int32, each sequence's first key, where
     sequences of different lengths are padded on their left; cache_seqlens counts the padding.
@@ -464,6 +473,7 @@ def flash_decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
     check_no_gradient(q=q, k_cache=k_cache, v_cache=v_cache)
     left, _ = check_window(window, True)
     options = Options(
+        None if attn_mask is None else check_key_mask(attn_mask, q, k_cache, block_table),
         None if alibi_slopes is None else check_slopes(alibi_slopes, q).expand(len(q), -1).contiguous(),
         None if sinks is None else check_sinks(sinks, q),
         None if cache_leftpad is None else check_leftpad(cache_leftpad, cache_seqlens),
@@ -595,6 +605,17 @@ def check_leftpad(leftpad: torch.Tensor, cache_seqlens: torch.Tensor) -> torch.T
     if leftpad.device.type == "cpu" and (leftpad < 0).any():
         raise ValueError(f"cache_leftpad must be 0 or more, each sequence's first key, got {leftpad.tolist()}")
     return leftpad.contiguous()
+
+
+def check_key_mask(attn_mask: torch.Tensor, q: torch.Tensor, k_cache: torch.Tensor, block_table) -> torch.Tensor:
+    """(B, S_max) uint8, contiguous."""
+    check_tensor("attn_mask", attn_mask, dtypes=(torch.bool,))
+    check_devices(q=q, attn_mask=attn_mask)
+    full = (len(q), 1, 1, k_cache.shape[2] * (1 if block_table is None else block_table.shape[1]))
+    shape = (1,) * (4 - attn_mask.ndim) + tuple(attn_mask.shape)
+    if len(shape) != 4 or any(size not in (1, whole) for size, whole in zip(shape, full, strict=True)):
+        raise ValueError(f"attn_mask must broadcast to (B, 1, 1, S_max), here {full}, got {tuple(attn_mask.shape)}")
+    return attn_mask.view(torch.uint8).reshape(shape).expand(full).reshape(len(q), full[3]).contiguous()
 
 
 def check_no_gradient(**tensors: torch.Tensor) -> None:

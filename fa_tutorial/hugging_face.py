@@ -1,5 +1,5 @@
-"""Chapter 11: flash_decode inside a model of Hugging Face's transformers (version 5), by the library's attention
-interface. transformers is optional."""
+"""Chapter 11: attention in a model of Hugging Face's transformers (version 5), by the library's attention interface.
+transformers is optional."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ import torch
 from fa_tutorial.attention import flash_attention
 from fa_tutorial.decode import flash_decode
 
-# What some models ask of their attention and flash_decode doesn't do.
-REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices", "cu_seq_lens_q", "cache")
+# What some models ask of their attention, and this one doesn't do.
+REFUSED = ("position_bias", "indices", "block_indices", "cu_seq_lens_q", "cache")
 
 
 def register(name: str) -> None:
-    """Make model.set_attn_implementation(name) run `attention`, and have the library hand it a mask wherever one is
-    needed."""
+    """Make model.set_attn_implementation(name) run `attention`, and have the library hand it a mask of booleans
+    wherever the causal mask isn't enough."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
     def mask(q_length, kv_length, allow_is_causal_skip=True, **options):
-        """None where the causal mask alone gives the right result, otherwise the mask, which `attention` refuses.
-
-        sdpa_mask also leaves it out for a prompt in a longer, preallocated cache, because PyTorch's causal mask is
-        aligned top left and ours isn't.
-        """
+        """sdpa_mask, which leaves the mask out where the causal one gives the right result. It also does for a prompt
+        in a longer, preallocated cache, because PyTorch's causal mask is aligned top left: ours isn't."""
         skip = allow_is_causal_skip and q_length in (1, kv_length)
         return sdpa_mask(q_length=q_length, kv_length=kv_length, allow_is_causal_skip=skip, **options)
 
@@ -31,29 +28,47 @@ def register(name: str) -> None:
     AttentionMaskInterface.register(name, mask)
 
 
-def attention(module, query, key, value, attention_mask, scaling=None, *,
-              dropout=0.0, sliding_window=None, is_causal=None, **options):  # fmt: skip
-    """What AttentionInterface calls. key is the whole cache: sequences of one length, without padding.
+def attention(module, query, key, value, attention_mask, scaling=None, *, dropout=0.0, sliding_window=None,
+              softcap=None, s_aux=None, is_causal=None, **options):  # fmt: skip
+    """What AttentionInterface calls.
 
-    query: (B, H_q, S_q, D); key, value: (B, H_k, S_k, D), the new tokens' among them. is_causal:
-    module's unless given. Returns ((B, S_q, H_q, D), None): no weights are kept. Raises ValueError for a
-    mask, for dropout, for a sliding window shorter than the keys, and for the options in REFUSED.
+    query: (B, H_q, S_q, D); key, value: (B, H_k, S_k, D), the new tokens' among them. attention_mask: None, or booleans
+    or numbers (B, 1, S_q, S_k), which hold the causal mask, the window and the padding. sliding_window: keys that a
+    query sees, its own among them. s_aux: (H_q,), the sinks. is_causal: module's unless given.
+    Returns ((B, S_q, H_q, D), None): no weights are kept. A row of padding, which sees nothing, gets 0. ValueError for
+    the options in REFUSED.
     """
-    if dropout:
-        raise ValueError(f"flash_decode has no dropout, got {dropout}: call model.eval()")
-    if sliding_window is not None and sliding_window < key.shape[2]:
-        raise ValueError(f"flash_decode has no window, got {sliding_window=}, {key.shape[2]} keys")
     for name in REFUSED:
         if options.get(name) is not None:
-            raise ValueError(f"flash_decode has no {name}, got {options[name]}")
-    if attention_mask is not None:
-        shape = tuple(attention_mask.shape)
-        raise ValueError(f"flash_decode takes no mask, got {shape}: give it sequences without padding")
+            raise ValueError(
+                f"this attention has no {name}, which {type(module).__name__} asks for: "
+                "model.set_attn_implementation('eager') has it"
+            )
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    if not is_causal or query.shape[2] == key.shape[2]:  # the prompt: as many queries as keys
-        o = flash_attention(query, key, value, is_causal=is_causal, scale=scaling)
+    S_q, S_k = query.shape[2], key.shape[2]
+    given = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
+    learns = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    if S_q == 1 and is_causal and not learns and (attention_mask is None or attention_mask.dtype == torch.bool):
+        o = newest(query, key, value, attention_mask, **given)  # nothing is dropped where nothing is learned
+    elif attention_mask is not None:
+        o = flash_attention(query, key, value, attn_mask=attention_mask, dropout_p=dropout, **given)
     else:
-        lengths = torch.full((len(query),), key.shape[2], dtype=torch.int32, device=query.device)
-        o = flash_decode(query, key, value, lengths, scale=scaling)
+        window = None if sliding_window is None or sliding_window >= S_k else (sliding_window - 1, -1)
+        o = flash_attention(query, key, value, is_causal=is_causal, window=window, dropout_p=dropout, **given)
     return o.transpose(1, 2), None
+
+
+def newest(query, key, value, attention_mask, **given) -> torch.Tensor:
+    """flash_decode for one new token of each sequence. Of a mask's keys only those from the first that is seen to the
+    last are read, so a window and a preallocated cache cost what is seen of them. Nothing waits for the GPU."""
+    B, S_k = len(key), key.shape[2]
+    lengths = torch.full((B,), S_k, dtype=torch.int32, device=key.device)
+    if attention_mask is None:
+        return flash_decode(query, key, value, lengths, **given)
+    seen = attention_mask[:, 0, -1].expand(B, S_k).to(torch.int32)  # [B, S_k]
+    any_seen = seen.amax(1)
+    first = seen.argmax(1).to(torch.int32)
+    lengths = (lengths - seen.flip(1).argmax(1).to(torch.int32)) * any_seen
+    # The token's own key is the last that is seen, so flash_decode's causal mask hides nothing more.
+    return flash_decode(query, key, value, lengths, attn_mask=attention_mask, cache_leftpad=first, **given)

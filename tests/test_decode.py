@@ -63,7 +63,11 @@ OPTIONS = [
     ({"sinks": True}, Decode(RAGGED, S_q=2, group=3, splits=3, H_k=2, dtype=torch.float32)),
     ({"leftpad": (TILE + 1, 3, 7)}, Decode((2 * TILE, 9, 7), S_q=2, group=2, splits=2)),
     ({"leftpad": (0, 20)}, Decode(FEW, page=16, dtype=torch.float32)),
-    ({"softcap": 5.0, "slopes": 1, "sinks": True, "leftpad": (9, 1), **WINDOWED}, Decode(FEW, S_q=3, group=4, D=40, fp8=True, page=16)),
+    ({"holes": 3}, Decode(FEW, S_q=2, group=2, splits=2, page=16, dtype=torch.float32)),
+    (
+        {"softcap": 5.0, "slopes": 1, "sinks": True, "leftpad": (9, 1), "holes": 5, **WINDOWED},
+        Decode(FEW, S_q=3, group=4, D=40, fp8=True, page=16),
+    ),
 ]
 
 
@@ -76,9 +80,11 @@ def test_options_are_flash_attentions(options, case):
     slopes = randn(*(B, H_q)[-options["slopes"] :], seed=6).abs() / 4 if "slopes" in options else None
     sinks = randn(H_q, seed=7) if "sinks" in options else None
     leftpad = options.get("leftpad", (0,) * B)
+    S_max = arguments[1].shape[2] * (given["block_table"].shape[1] if case.page else 1)
+    allowed = torch.arange(S_max, device=DEVICE) % options.get("holes", 2) != 1
     with unchanged(*arguments), guarded_outputs():
         o, lse = flash_decode(
-            *arguments, **given, window=window, softcap=softcap, alibi_slopes=slopes, sinks=sinks, return_lse=True,
+            *arguments, **given, attn_mask=allowed if "holes" in options else None, window=window, softcap=softcap, alibi_slopes=slopes, sinks=sinks, return_lse=True,
             cache_leftpad=int32(*leftpad) if "leftpad" in options else None,
         )  # fmt: skip
     q, k, v = case.data()
@@ -90,7 +96,9 @@ def test_options_are_flash_attentions(options, case):
             x = q[b : b + 1], k[b : b + 1, :, first:length], v[b : b + 1, :, first:length]
             numbers = {"alibi_slopes": slopes if slopes is None or slopes.ndim == 1 else slopes[b : b + 1], "sinks": sinks}
             numbers = {name: None if value is None else value.to(dtype) for name, value in numbers.items()}
-            return dense(*(y.to(dtype) for y in x), is_causal=True, scale=case.scale, window=window, softcap=softcap, **numbers)
+            keys = allowed[first:length] if "holes" in options else None
+            return dense(*(y.to(dtype) for y in x), is_causal=True, scale=case.scale, window=window, softcap=softcap,
+                         attn_mask=keys, **numbers)  # fmt: skip
 
         (truth, truth_lse), (plain, _) = by_definition(torch.float64), by_definition(case.dtype)
         reference.assert_accurate(o[b : b + 1], truth, plain.nan_to_num(0.0))
@@ -116,6 +124,7 @@ def test_a_window_reads_no_other_keys_and_splits_those_that_it_reads(monkeypatch
     [
         ({"cache_leftpad": int32(1, 2, 3)}, ValueError, ["cache_leftpad", "(2,)", "(3,)"]),
         ({"cache_leftpad": torch.ones(2, device=DEVICE)}, TypeError, ["cache_leftpad", "float32", "int32"]),
+        ({"attn_mask": torch.ones(2, 5, dtype=torch.bool, device=DEVICE)}, ValueError, ["attn_mask", "(2, 1, 1, 14)", "(2, 5)"]),
         ({"window": 5}, TypeError, ["window", "(left, right)", "5"]),
         ({"softcap": -1.0}, ValueError, ["softcap", "-1.0"]),
         ({"sinks": torch.ones(3, device=DEVICE)}, ValueError, ["sinks", "2 query heads", "(3,)"]),
