@@ -1,9 +1,9 @@
 """Chapter 3: matmul by tiles, the loop that every attention kernel is built on.
 
-matmul computes a product tile by tile with a float32 accumulator, in an order of programs that the L2 cache likes. The
-counts beside it say what a tile's size and that order save. scores_times_values computes (q kᵀ) v by blocks: flash
-attention without its softmax. A wrong type raises TypeError; shapes, devices and values that do not fit raise
-ValueError (fa_tutorial.arguments).
+matmul computes a product tile by tile with a float32 accumulator, in an order of programs that share what they read;
+strips_per_wave counts what that order saves. scores_times_values computes (q kᵀ) v by blocks: flash attention without
+its softmax. A wrong type raises TypeError; shapes, devices and values that do not fit raise ValueError
+(fa_tutorial.arguments).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check_product(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def grouped_tile(pid, tiles_m, tiles_n, group):
-    """The tile (tile_m, tile_n) that program `pid` computes when programs go down bands of `group` rows of tiles (3.5).
+    """The tile (tile_m, tile_n) that program `pid` computes when programs go down bands of `group` rows of tiles.
 
     Within a band the row changes fastest. The last band may have fewer rows. group = 1 is row order. Integers in,
     integers out.
@@ -81,7 +81,7 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K,
     """c = a @ b (3.2): one program computes one (BLOCK_M, BLOCK_N) tile of c, looping over K.
 
     a_ptr: (M, K), b_ptr: (K, N), c_ptr: (M, N), each with its two strides, one float dtype.
-    Grid: (ceil(M / BLOCK_M) · ceil(N / BLOCK_N),), in bands of GROUP rows of tiles (3.5);
+    Grid: (ceil(M / BLOCK_M) · ceil(N / BLOCK_N),), in bands of GROUP rows of tiles;
     GROUP = 1 is row order.
     """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
@@ -109,7 +109,7 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K,
 @dataclass(frozen=True)
 class MatmulConfig:
     """A tile, and how a GPU runs it: rows of a, columns of b, the part of K that a step takes; group: rows of tiles in
-    a band (3.5).
+    a band.
 
     The blocks are powers of two of at least 16, group is at least 1; TypeError or ValueError otherwise.
     """
@@ -172,20 +172,8 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, config: MatmulConfig | None = No
     return c
 
 
-def tiled_matmul_bytes(M: int, N: int, K: int, block_m: int, block_n: int, itemsize: int) -> int:
-    """Bytes that the tiles of a matmul read and write, counted as if there were no cache.
-
-    Every column of tiles reads all of a, every row of tiles reads all of b, and c is written once. Masked elements are
-    not counted.
-    """
-    M, N, K = check_int("M", M, 0), check_int("N", N, 0), check_int("K", K, 0)
-    tiles_m = -(-M // check_int("block_m", block_m))
-    tiles_n = -(-N // check_int("block_n", block_n))
-    return (tiles_n * M * K + tiles_m * K * N + M * N) * check_int("itemsize", itemsize)
-
-
 def strips_per_wave(tiles_m: int, tiles_n: int, group: int, wave: int) -> list[int]:
-    """For each wave of `wave` programs that run at the same time, how many different strips of a and b they read (3.4).
+    """For each wave of `wave` programs that run at the same time, how many different strips of a and b they read (3.6).
 
     A strip is one row of a's tiles or one column of b's. Programs of a wave can share a strip through the L2 cache.
     """
@@ -196,19 +184,11 @@ def strips_per_wave(tiles_m: int, tiles_n: int, group: int, wave: int) -> list[i
     return [len({m for m, _ in now}) + len({n for _, n in now}) for now in waves]
 
 
-def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """x (float32) with its mantissa of 23 bits rounded to TF32's 10 bits: what a tensor core gets of an fp32
-    operand."""
-    check_tensor("x", x, dtypes=(torch.float32,))
-    bits = x.contiguous().view(torch.int32)
-    return torch.where(torch.isfinite(x), ((bits + 0x1000) & ~0x1FFF).view(torch.float32), x)
-
-
 @triton.jit
 def scores_values_kernel(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, stride_qs, stride_qd, stride_ks, stride_kd,
                          stride_vs, stride_vd, stride_os, stride_od,
                          BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """o = scale · (q kᵀ) v for one head (3.7): the loop of flash attention, without the softmax.
+    """o = scale · (q kᵀ) v for one head (3.5): the loop of flash attention, without the softmax.
 
     q_ptr, o_ptr: (S_q, D); k_ptr, v_ptr: (S_k, D); each with its two strides. BLOCK_D is D padded to a power of two.
     Grid: (ceil(S_q / BLOCK_M),). One program keeps BLOCK_M rows of q and of o, and walks over the keys.

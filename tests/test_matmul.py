@@ -246,40 +246,7 @@ def test_strips_per_wave_by_counting():
         assert matmul.strips_per_wave(tiles_m, tiles_n, group, wave) == counted
 
 
-# ---------------------------------------------------------------- what is counted, rounded and chosen
-
-
-def test_tiled_matmul_bytes_by_walking_the_tiles():
-    for M, N, K, block_m, block_n in itertools.product((0, 1, 5, 8), (1, 6), (0, 3, 7), (1, 4, 16), (2, 5)):
-        moved = 0
-        a, b, c = torch.empty(M, K), torch.empty(K, N), torch.empty(M, N)
-        for m, n in itertools.product(range(0, M, block_m), range(0, N, block_n)):
-            moved += c[m : m + block_m, n : n + block_n].numel()
-            for k in range(0, K, 2):
-                moved += a[m : m + block_m, k : k + 2].numel() + b[k : k + 2, n : n + block_n].numel()
-        assert matmul.tiled_matmul_bytes(M, N, K, block_m, block_n, 2) == 2 * moved
-
-
-def test_round_to_tf32():
-    x = torch.cat([randn(1000), randn(1000) * 1e30, randn(1000) * 1e-30, torch.tensor([0.0, -0.0, 1.0, -1.0], device=DEVICE)])
-    before = x.clone()
-    y = matmul.round_to_tf32(x)
-    assert torch.equal(x, before)
-    assert (y.view(torch.int32) & 0x1FFF == 0).all(), "13 of the 23 bits are cleared"
-    assert torch.equal(matmul.round_to_tf32(y), y)
-    assert ((y - x).abs() <= 2.0**-11 * x.abs()).all()
-    assert torch.equal(matmul.round_to_tf32(-x), -y)
-    assert torch.equal(torch.signbit(y), torch.signbit(x))
-    assert matmul.round_to_tf32(torch.tensor([1 + 2.0**-11, 1 + 2.0**-10])).tolist() == [1 + 2.0**-10] * 2  # halfway goes away from 0
-
-
-def test_round_to_tf32_keeps_what_is_not_finite_and_takes_views():
-    special = torch.tensor([torch.inf, -torch.inf, torch.nan])
-    torch.testing.assert_close(matmul.round_to_tf32(special), special, rtol=0, atol=0, equal_nan=True)
-    x = randn(6, 8)
-    assert torch.equal(matmul.round_to_tf32(x[::2, 1::3]), matmul.round_to_tf32(x)[::2, 1::3])
-    assert matmul.round_to_tf32(x.T).shape == (8, 6)
-    assert matmul.round_to_tf32(x[0, 0]).shape == ()
+# ---------------------------------------------------------------- what is chosen
 
 
 @dtypes

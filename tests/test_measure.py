@@ -139,6 +139,16 @@ def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
     assert len(chapters_0_to_7._loops_in_turns(shape)) == len(chapters_0_to_7._transposed_in_turns(shape)) == 2
 
 
+def test_the_matmul_without_loads_multiplies_its_first_tiles_in_every_step():
+    a, b = randn(32, 16).repeat(1, 3), randn(16, 32, seed=1).repeat(3, 1)
+    config = chapters_0_to_7.matmul.MatmulConfig(16, 16, 16, 4, 1)
+    for kernel in chapters_0_to_7.LOADS.values():
+        c = chapters_0_to_7._matmul_by(kernel, a, b, config)
+        assert torch.allclose(c.double(), a.double() @ b.double(), atol=1e-4)
+    a[:, 16:], b[16:] = 0, 0
+    assert torch.allclose(chapters_0_to_7._matmul_by(kernel, a, b, config), c)
+
+
 @needs_gpu
 def test_two_calls_take_twice_the_cycles_of_one():
     x = timing.randn(4096, 4096)

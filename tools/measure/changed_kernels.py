@@ -1,15 +1,36 @@
-"""Chapters 5 and 7 otherwise: the forward with one loop that masks every tile, and the backward with tiles that are
-transposed later.
+"""Kernels of chapters 3, 5 and 7 otherwise: the matmul without its loads, the forward with one loop that masks every
+tile, and the backward with tiles that are transposed later.
 
 Each takes the place of the package's own while it is measured.
 """
 
 from fa_tutorial.forward import attend
 from fa_tutorial.hardware import require_triton
+from fa_tutorial.matmul import grouped_tile_device
 from fa_tutorial.tiles import dot, load_tile, store_tile
 
 triton = require_triton("Measuring (tools/measure)")
 import triton.language as tl  # noqa: E402
+
+
+@triton.jit
+def matmul_without_loads_kernel(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+                                stride_cm, stride_cn, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                                BLOCK_K: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """matmul.matmul_kernel, of which every step multiplies the tiles of the first: as many products, and no loads.
+
+    M, N and K are multiples of the blocks.
+    """
+    tile_m, tile_n = grouped_tile_device(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
+    offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    offs_k = tl.arange(0, BLOCK_K)  # [BLOCK_K]
+    a = tl.load(a_ptr + offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak)  # [BLOCK_M, BLOCK_K]
+    b = tl.load(b_ptr + offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn)  # [BLOCK_K, BLOCK_N]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for _ in range(0, K, BLOCK_K):
+        acc = dot(a, b, acc)
+    tl.store(c_ptr + offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn, acc.to(c_ptr.dtype.element_ty))
 
 
 @triton.jit

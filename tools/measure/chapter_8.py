@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 from fa_tutorial import hardware, tuned
@@ -51,15 +46,7 @@ from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import autotuning, steps
 from measure import experiments, tuned_steps
 from measure.clocks import cycles_in_turns, mhz_between, read_clocks
-
-TOOLS = str(Path(__file__).parents[1])
-
-
-def python(call: str) -> list[str]:
-    """The command that calls a function of this module in a process of its own."""
-    code = f"import sys; sys.path.insert(0, {TOOLS!r}); from measure import chapter_8; chapter_8.{call}"
-    return [sys.executable, "-c", code]
-
+from measure.profiler import counted, python
 
 ABLATION = ("basic", *tuned_steps.ATTENTIONS)
 # B = 4, H = 8, D = 64, causal, S = 16,384, forward and backward: the setting of the published ablation that the chapter
@@ -214,7 +201,7 @@ def _first_call_row() -> dict[str, Any]:
     """first_calls() in a process of its own whose cache is empty."""
     with tempfile.TemporaryDirectory() as cache:
         run = subprocess.run(
-            python("first_calls()"),
+            python("chapter_8", "first_calls()"),
             env=os.environ | {"TRITON_CACHE_DIR": cache},
             stdout=subprocess.PIPE,
             text=True,
@@ -372,32 +359,16 @@ def counter_row(
 
     what: "fwd", or any part of the backward.
     """
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        return {"reason": "ncu is not installed"}
-    command = [
-        ncu,
-        "--csv",
-        "--page",
-        "raw",
-        "--kernel-name",
-        f"regex:{kernel}",
-        "--profile-from-start",
-        "off",
-        "--launch-count",
-        "1",
-    ]
     wanted = (
         ["--print-units", "base", "--metrics", metrics]
         if metrics
         else [word for name in SECTIONS for word in ("--section", name)]
     )
-    command += [*wanted, *python(f"launch({provider!r}, {what != 'fwd'}, {astuple(shape)}, {tile})")]
-    run = subprocess.run(command, capture_output=True, text=True)
-    lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
-    if run.returncode or len(lines) < 3:
-        return {"reason": f"ncu measured nothing: {(run.stdout + run.stderr).strip().splitlines()[-1:]}"}
-    values = pd.read_csv(io.StringIO(f"{lines[0]}\n{lines[-1]}"), thousands=",").iloc[0]
+    call = f"launch({provider!r}, {what != 'fwd'}, {astuple(shape)}, {tile})"
+    try:
+        values = counted(kernel, python("chapter_8", call), "--launch-count", "1", *wanted).iloc[0]
+    except RuntimeError as error:
+        return {"reason": str(error)}
     return {name: float(value) for name, value in values.items() if KEPT.search(name)}
 
 

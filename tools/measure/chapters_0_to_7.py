@@ -21,7 +21,7 @@ from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, timed, timed_in_turns
 from fa_tutorial.source import defined, source_of
-from measure import changed_kernels
+from measure import changed_kernels, profiler
 
 
 def attention_cases() -> Iterator[Measurement]:
@@ -100,21 +100,42 @@ def _softmax_row(softmax: Callable, rows: int, cols: int) -> dict[str, Any]:
     return timed(lambda: softmax(x), bytes_moved=2 * x.nbytes)
 
 
+SIDE = 4096
+SQUARE = dict.fromkeys("MNK", SIDE)
+TILES = [
+    matmul.MatmulConfig(m, n, 64, warps, 3)
+    for m, n, warps in ((16, 16, 1), (32, 32, 4), (64, 64, 4), (128, 64, 4), (128, 128, 8), (128, 256, 8))
+]
+LOADS = {"course": matmul.matmul_kernel, "course, no loads": changed_kernels.matmul_without_loads_kernel}
+ORDERS = {"course": 8, "course, row order": 1}  # the group
+# What ncu counts: bytes that HBM delivers, bytes that the SMs get from L2, and how busy L2 is.
+TRAFFIC = (
+    "dram__bytes_read.sum",
+    "l1tex__m_xbar2l1tex_read_bytes.sum",
+    "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+)
+
+
 def matmul_cases() -> Iterator[Measurement]:
-    """Chapter 3: square matmul beside PyTorch, in row order and in groups; the tile's size; what TF32 loses."""
-    square = dict.fromkeys("MNK", 4096)
-    for n, provider in itertools.product(
-        (512, 1024, 2048, 4096, 8192, 16_384), ("course", "course, row order", "torch")
-    ):
+    """Chapter 3: square matmul beside PyTorch, in row order and in groups; what TF32 loses; each tile with and without
+    its loads; and the bytes that the kernel reads.
+    """
+    for n, provider in itertools.product((512, 1024, 2048, 4096, 8192, 16_384), (*ORDERS, "torch")):
         yield about(3, "matmul", provider, M=n, N=n, K=n), lambda n=n, provider=provider: _matmul_in_turns(n)[provider]
     for provider, group in (("course", 8), ("torch", None)):
-        yield about(3, "matmul", provider, "fp32", **square), partial(_matmul_row, 4096, torch.float32, group)
-    sizes = ((16, 16, 1), (32, 32, 4), (64, 64, 4), (128, 64, 4), (128, 128, 8), (128, 256, 8))
-    for config in (matmul.MatmulConfig(m, n, 64, warps, 3) for m, n, warps in sizes):
-        tile = {"block_m": config.block_m, "block_n": config.block_n, "block_k": config.block_k}
-        yield about(3, "matmul_tile", "course", **square, **tile), partial(_tile_row, config)
+        yield about(3, "matmul", provider, "fp32", **SQUARE), partial(_matmul_row, SIDE, torch.float32, group)
+    for config, provider in itertools.product(TILES, LOADS):
+        words = about(3, "matmul_tile", provider, **SQUARE, **_sides(config))
+        yield words, lambda config=config, provider=provider: _tiles_in_turns()[provider, config]
+    for n, provider, config in _counted_launches():
+        words = about(3, "matmul_traffic", provider, M=n, N=n, K=n, **_sides(config))
+        yield words, lambda launch=(n, provider, config): _matmul_traffic()[launch]
     for provider in ("ieee", "tf32"):
-        yield about(3, "fp32_precision", provider, "fp32", **square), partial(_precision_row, provider)
+        yield about(3, "fp32_precision", provider, "fp32", **SQUARE), partial(_precision_row, provider)
+
+
+def _sides(config: matmul.MatmulConfig) -> dict[str, int]:
+    return {"block_m": config.block_m, "block_n": config.block_n, "block_k": config.block_k}
 
 
 @functools.cache
@@ -139,24 +160,60 @@ def _matmul_row(n: int, dtype: torch.dtype, group: int | None) -> dict[str, Any]
     return timed(lambda: matmul.matmul(a, b, config=config), flops=2 * n**3)
 
 
-def _tile_row(config: matmul.MatmulConfig) -> dict[str, Any]:
-    a, b = randn(4096, 4096), randn(4096, 4096)
-    requested = matmul.tiled_matmul_bytes(4096, 4096, 4096, config.block_m, config.block_n, a.itemsize)
-    return timed(lambda: matmul.matmul(a, b, config=config), flops=2 * 4096**3) | {"requested_bytes": requested}
+@functools.cache
+def _tiles_in_turns() -> dict[tuple[str, matmul.MatmulConfig], dict[str, Any]]:
+    """Each of TILES with each kernel of LOADS, in fp16."""
+    a, b = randn(SIDE, SIDE), randn(SIDE, SIDE)
+    calls = {
+        (provider, config): partial(_matmul_by, kernel, a, b, config)
+        for config in TILES
+        for provider, kernel in LOADS.items()
+    }
+    return timed_in_turns(calls, flops=2 * SIDE**3)
+
+
+def _matmul_by(kernel: Any, a: torch.Tensor, b: torch.Tensor, config: matmul.MatmulConfig) -> torch.Tensor:
+    with mock.patch.object(matmul, "matmul_kernel", kernel):
+        return matmul.matmul(a, b, config=config)
+
+
+def _counted_launches() -> list[tuple[int, str, matmul.MatmulConfig]]:
+    """n, order of programs and tile of each launch that ncu looks at: every tile once, the last one with more."""
+    others = itertools.product((SIDE, 2 * SIDE, 4 * SIDE), ORDERS)
+    tiles = [(SIDE, "course", config) for config in TILES]
+    return tiles + [launch for n, order in others if (launch := (n, order, TILES[-1])) not in tiles]
+
+
+@functools.cache
+def _matmul_traffic() -> dict[tuple[int, str, matmul.MatmulConfig], dict[str, Any]]:
+    """TRAFFIC of each of _counted_launches. Needs ncu."""
+    options = ("--clock-control", "none", "--print-units", "base", "--metrics", ",".join(TRAFFIC))
+    found = profiler.counted("matmul_kernel", profiler.python("chapters_0_to_7", "launch_matmuls()"), *options)
+    rows = [{name: float(row[name]) for name in TRAFFIC} for _, row in found.iterrows()]
+    return dict(zip(_counted_launches(), rows, strict=True))
+
+
+def launch_matmuls() -> None:
+    """What ncu looks at: _counted_launches, once each, compiled before."""
+    for is_counted in (False, True):
+        if is_counted:
+            torch.cuda.profiler.start()
+        for n, order, config in _counted_launches():
+            matmul.matmul(randn(n, n), randn(n, n), config=dataclasses.replace(config, group=ORDERS[order]))
+            torch.cuda.synchronize()
 
 
 def _precision_row(precision: str) -> dict[str, Any]:
     """PyTorch's fp32 matmul with and without TF32: time, and the largest error relative to the largest result, against
     float64.
     """
-    n = 4096
-    a, b = randn(n, n, dtype=torch.float32), randn(n, n, dtype=torch.float32)
+    a, b = randn(SIDE, SIDE, dtype=torch.float32), randn(SIDE, SIDE, dtype=torch.float32)
     truth = a.double() @ b.double()
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     try:
         error = ((a @ b).double() - truth).abs().max() / truth.abs().max()
-        return timed(lambda: a @ b, flops=2 * n**3) | {"relative_error": float(f"{error.item():.3g}")}
+        return timed(lambda: a @ b, flops=2 * SIDE**3) | {"relative_error": float(f"{error.item():.3g}")}
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 

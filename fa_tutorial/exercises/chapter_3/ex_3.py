@@ -1,136 +1,96 @@
-"""Exercise 3.3, grouped_tile."""
+"""Exercise 3.3, pick_tile."""
 
-import functools
-import operator
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
 
 
-def grouped_tile(pid, tiles_m, tiles_n, group):
-    """The tile (tile_m, tile_n) of program pid, when programs go down bands of `group` rows."""
-    band = pid // (group * tiles_n)
-    within = pid % (group * tiles_n)
-    first_row = band * group
-    rows = min(tiles_m - first_row, group)  # the last band may have fewer
-    return first_row + within % rows, within // rows
+def pick_tile(tiles, block_k, num_stages, itemsize, registers, shared_memory):
+    """The (block_m, block_n) of tiles that fits an SM and does most FLOPs per byte that it reads."""
+    best, most = None, 0.0
+    for block_m, block_n in tiles:
+        flops_per_byte = 2 * block_m * block_n / ((block_m + block_n) * itemsize)
+        acc = block_m * block_n * 4  # bytes: float32
+        buffers = num_stages * block_k * (block_m + block_n) * itemsize
+        if acc <= registers / 2 and buffers <= shared_memory and flops_per_byte > most:
+            best, most = (block_m, block_n), flops_per_byte
+    return best
 
 
-_LAST = "the last band has only the rows that are left"
-ROW, ROWS = "first_row + within % rows", "rows = min(tiles_m - first_row, group)"
+RATE = "2 * block_m * block_n / ((block_m + block_n) * itemsize)"
+ACC, BUFFERS = "acc = block_m * block_n * 4", "buffers = num_stages * block_k * (block_m + block_n) * itemsize"
+HALF, SHARED = "acc <= registers / 2", "buffers <= shared_memory"
 MISTAKES = {
-    "tile_m and tile_n are swapped": ("first_row + within % rows, within // rows", "within // rows, first_row + within % rows"),
-    "within a band // and % are swapped: the row changes fastest": [("within % rows", "within / rows"), ("within // rows", "within % rows"), (" / ", " // ")],
-    "this is row order: within a band the row changes fastest": (("return first_row + within % rows, within // "
-                                                                 "rows"), "return pid // tiles_n, pid % tiles_n"),
-    "each column runs down all of c: a band has only `group` rows of tiles": (
-        "return first_row + within % rows, within // rows", "return pid % tiles_m, pid // tiles_m"),
-    "the band's first row is missing: every band starts at row 0": (ROW, "within % rows"),
-    "the band's number is used as its first row: a band has `group` rows": ("band * group", "band"),
-    f"{_LAST}: here it is counted with `group` rows": (ROWS, "rows = group"),
-    f"{_LAST}: tile_n is the place in the band divided by that number, not by `group`": ("within // rows", "within // group"),
-    f"{_LAST}: tile_m is that row plus the remainder by their number, not by `group`": ("within % rows", "within % group"),
-    f"{_LAST}: clamping tile_m to the last row computes one tile twice and another never": [
-        (ROWS, "rows = group"), (ROW, "min(first_row + within % rows, tiles_m - 1)")],
+    "the largest tile is taken: a long one reads more bytes for each FLOP than a square one": (RATE, "block_m * block_n"),
+    "the tile with the longest sides is taken: compare FLOPs per byte": (RATE, "block_m + block_n"),
+    "the tile that reads the fewest bytes is taken: count its FLOPs for each of these bytes": (
+        RATE, "1 / (block_m + block_n)"),
+    "acc is counted with itemsize: it is float32 whatever the inputs are": (ACC, "acc = block_m * block_n * itemsize"),
+    "acc's numbers are counted, and it takes 4 bytes for each": (ACC, "acc = block_m * block_n"),
+    "acc fills all registers here, and it may take half of them": (HALF, "acc <= registers"),
+    "acc is kept in shared memory here: it stays in registers": (SHARED, "acc + buffers <= shared_memory"),
+    "the registers are not looked at: acc must fit into half of them": (f"{HALF} and ", ""),
+    "shared memory is not looked at: the tiles of num_stages steps must fit": (f"{SHARED} and ", ""),
+    "shared memory is counted for one step, and it holds the tiles of num_stages steps": (
+        BUFFERS, BUFFERS.replace("num_stages * ", "")),
+    "shared memory is counted in numbers: multiply by itemsize": (BUFFERS, BUFFERS.replace(" * itemsize", "")),
+    "of two equal tiles the last is taken: take the first": ("> most", ">= most"),
 }  # fmt: skip
 
-CONDITIONS = {"last_band": f"{_LAST}, when tiles_m is not a multiple of group", "large_group": "group may be larger than tiles_m"}
+
+def truth(tiles, block_k, num_stages, itemsize, registers, shared_memory):
+    fitting = [
+        (m, n) for m, n in tiles if 2 * m * n * 4 <= registers and num_stages * (m * block_k + block_k * n) * itemsize <= shared_memory
+    ]
+    return max(fitting, key=lambda tile: tile[0] * tile[1] / sum(tile))  # max takes the first of equals
 
 
-def truth(pid, tiles_m, tiles_n, group):
-    tiles = [(m, n) for m in range(tiles_m) for n in range(tiles_n)]
-    return sorted(tiles, key=lambda tile: (tile[0] // group, tile[1], tile[0]))[pid]  # by band, then column, then row
-
-
-class KernelInteger:
-    """An integer as a kernel has it: integer arithmetic and comparisons work; what Python alone can do is Wrong."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def __bool__(self):
-        return self.value != 0
-
-    def __neg__(self):
-        return KernelInteger(-self.value)
-
-    def _leaves(self, *_):
-        raise Wrong(
-            "this works in Python only: /, int(), divmod(), range(), math and NumPy are not for a kernel's integers; use //, %, * and min"
-        )
-
-    __truediv__ = __rtruediv__ = __divmod__ = __rdivmod__ = __float__ = __int__ = __index__ = __floor__ = __ceil__ = __round__ = _leaves
-
-
-def _operation(name):
-    compute = getattr(operator, name)
-
-    def forward(self, other):
-        result = compute(self.value, getattr(other, "value", other))
-        return result if isinstance(result, bool) else KernelInteger(result)
-
-    return forward
-
-
-for _name in ("add", "sub", "mul", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(KernelInteger, f"__{_name}__", _operation(_name))
-for _name in ("add", "sub", "mul", "floordiv", "mod"):
-    setattr(KernelInteger, f"__r{_name}__", lambda self, other, name=_name: getattr(KernelInteger(other), f"__{name}__")(self))
-
-
-def adapt(answer):
-    """The answer called with KernelIntegers, which are plain integers again in what it returns."""
-
-    @functools.wraps(answer)
-    def run(*args):
-        result = answer(*map(KernelInteger, args))
-        parts = tuple(getattr(part, "value", part) for part in (result if isinstance(result, tuple | list) else (result,)))
-        return parts if isinstance(result, tuple | list) else parts[0]
-
-    return run
+KIB = 1024
+SIDES = (16, 32, 64, 128, 256)
+ALL = [(m, n) for m in SIDES for n in SIDES]
 
 
 def inputs():
-    def order(tiles_m, tiles_n, group, otherwise="", **options):
-        for pid in range(tiles_m * tiles_n):
-            yield case(pid, tiles_m, tiles_n, group, otherwise=otherwise, **options)
-
-    yield from order(4, 3, 2)
-    yield from order(2, 3, 1, "group = 1 is row order")
-    yield from order(3, 2, 2, edge="last_band")
-    yield from order(5, 3, 3, edge="last_band")
-    yield from order(2, 3, 8, "then the only band has tiles_m rows", edge="large_group")
-    for _ in range(6):
-        bands, tiles_n, group = (random.randint(1, high) for high in (3, 6, 4))
-        yield from order(bands * group, tiles_n, group, on="a random case of whole bands", fresh=True)
-        if group > 1:
-            yield from order(bands * group + 1, tiles_n, group, on="a random case whose last band is shorter", fresh=True, edge="last_band")
+    large = 1024 * KIB
+    yield case([(16, 16), (32, 32)], 16, 1, 2, large, large, otherwise="both fit: the larger does more FLOPs per byte")
+    long = "all fit: compare FLOPs per byte, not sizes"
+    yield case([(64, 64), (32, 256), (16, 512)], 16, 1, 2, large, large, otherwise=long)
+    acc = "acc has block_m · block_n float32 numbers, which may take at most half of the registers"
+    squares = [(16, 16), (64, 64), (128, 128), (128, 256), (256, 256)]
+    yield case(squares, 16, 1, 4, 64 * KIB, large, otherwise=acc)
+    yield case(squares, 16, 1, 2, 64 * KIB, large, otherwise=acc)
+    yield case([(64, 64), (64, 128)], 16, 1, 2, 64 * KIB, large, otherwise=f"{acc}: exactly half is enough")
+    steps = "shared memory holds num_stages tiles of a, block_m × block_k, and as many of b, block_k × block_n"
+    yield case(squares, 64, 3, 2, large, 48 * KIB, otherwise=f"{steps}, and may be filled exactly")
+    yield case(squares, 64, 2, 4, large, 64 * KIB, otherwise=f"{steps}, here of 4 bytes each")
+    yield case(squares, 64, 3, 2, 128 * KIB, 100 * KIB, otherwise="each memory has its own limit, and acc is in registers")
+    equals = [(256, 128), (128, 256), (16, 16)]
+    yield case(equals, 64, 3, 2, 256 * KIB, 227 * KIB, otherwise="of two equal tiles, the first")
+    for _ in range(20):
+        tiles = [(16, 16), *random.sample(ALL, 12)]
+        block_k, num_stages, itemsize = random.choice((16, 32, 64)), random.randint(1, 4), random.choice((2, 4))
+        registers, shared = random.choice((64, 128, 256)) * KIB, random.choice((64, 99, 163, 227)) * KIB
+        yield case(tiles, block_k, num_stages, itemsize, registers, shared, on="a random case", fresh=True)
 
 
 EXERCISE = Exercise(
     id="3.3",
-    task="Return the tile (tile_m, tile_n) that program `pid` computes in this order.",
-    conditions=CONDITIONS,
+    task="Of the tiles that fit an SM, pick the one that does most FLOPs for each byte that it reads.",
     hints=(
-        "Call `group` rows of tiles a band. How many programs does a full band hold? Which band is pid in, and what is its place there?",
-        (
-            "A full band holds group · tiles_n programs: pid // that is the band, which gives its first row; pid % that is the place "
-            "within it."
-        ),
-        (
-            "Within a band the place counts down the rows first. How many rows does the last band have, when tiles_m is not a multiple of "
-            "group?"
-        ),
+        "For one step along K: how many FLOPs does a tile do, and how many bytes of a and b does it read? "
+        "How does their quotient depend on the step's length?",
+        "FLOPs per byte: 2 · block_m · block_n / ((block_m + block_n) · itemsize). acc takes block_m · block_n · 4 bytes of registers; "
+        "the tiles of a and b take num_stages · block_k · (block_m + block_n) · itemsize bytes of shared memory.",
+        "Go through the tiles, skip those that don't fit, and keep the best so far. With > a later tile that is only as good "
+        "doesn't replace it.",
     ),
-    solution=grouped_tile,
-    reasoning="pid // (group · tiles_n) is the band, and pid % (group · tiles_n) is the place within it. A band has min(tiles_m − "
-    "first_row, group) rows; dividing the place by that number gives the column, and the remainder gives the row. Only the last band can "
-    "be shorter, and every band before it is full, so group · tiles_n is the right divisor for all of them.",
+    solution=pick_tile,
+    reasoning="A step along K does 2 · block_m · block_n · block_k FLOPs on (block_m + block_n) · block_k elements, so block_k cancels (3.3). "
+    "acc grows with the tile's area and lives in registers; the tiles of a and b grow with its sides and wait in shared memory.",
     inputs=inputs,
     truth=truth,
-    rule="the numbers go down the `group` rows of a band, then on to its next column, and after its last column to the next band",
+    rule="the tile fits both memories, and none that fits does more FLOPs per byte",
     mistakes=MISTAKES,
+    parts=("block_m", "block_n"),
     exact=True,
-    adapt=adapt,
 )

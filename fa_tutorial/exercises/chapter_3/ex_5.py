@@ -1,0 +1,136 @@
+"""Exercise 3.5, grouped_tile."""
+
+import functools
+import operator
+import random
+
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong
+
+
+def grouped_tile(pid, tiles_m, tiles_n, group):
+    """The tile (tile_m, tile_n) of program pid, when programs go down bands of `group` rows."""
+    band = pid // (group * tiles_n)
+    within = pid % (group * tiles_n)
+    first_row = band * group
+    rows = min(tiles_m - first_row, group)  # the last band may have fewer
+    return first_row + within % rows, within // rows
+
+
+_LAST = "the last band has only the rows that are left"
+ROW, ROWS = "first_row + within % rows", "rows = min(tiles_m - first_row, group)"
+MISTAKES = {
+    "tile_m and tile_n are swapped": ("first_row + within % rows, within // rows", "within // rows, first_row + within % rows"),
+    "within a band // and % are swapped: the row changes fastest": [("within % rows", "within / rows"), ("within // rows", "within % rows"), (" / ", " // ")],
+    "this is row order: within a band the row changes fastest": (("return first_row + within % rows, within // "
+                                                                 "rows"), "return pid // tiles_n, pid % tiles_n"),
+    "each column runs down all of c: a band has only `group` rows of tiles": (
+        "return first_row + within % rows, within // rows", "return pid % tiles_m, pid // tiles_m"),
+    "the band's first row is missing: every band starts at row 0": (ROW, "within % rows"),
+    "the band's number is used as its first row: a band has `group` rows": ("band * group", "band"),
+    f"{_LAST}: here it is counted with `group` rows": (ROWS, "rows = group"),
+    f"{_LAST}: tile_n is the place in the band divided by that number, not by `group`": ("within // rows", "within // group"),
+    f"{_LAST}: tile_m is that row plus the remainder by their number, not by `group`": ("within % rows", "within % group"),
+    f"{_LAST}: clamping tile_m to the last row computes one tile twice and another never": [
+        (ROWS, "rows = group"), (ROW, "min(first_row + within % rows, tiles_m - 1)")],
+}  # fmt: skip
+
+CONDITIONS = {"last_band": f"{_LAST}, when tiles_m is not a multiple of group", "large_group": "group may be larger than tiles_m"}
+
+
+def truth(pid, tiles_m, tiles_n, group):
+    tiles = [(m, n) for m in range(tiles_m) for n in range(tiles_n)]
+    return sorted(tiles, key=lambda tile: (tile[0] // group, tile[1], tile[0]))[pid]  # by band, then column, then row
+
+
+class KernelInteger:
+    """An integer as a kernel has it: integer arithmetic and comparisons work; what Python alone can do is Wrong."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __bool__(self):
+        return self.value != 0
+
+    def __neg__(self):
+        return KernelInteger(-self.value)
+
+    def _leaves(self, *_):
+        raise Wrong(
+            "this works in Python only: /, int(), divmod(), range(), math and NumPy are not for a kernel's integers; use //, %, * and min"
+        )
+
+    __truediv__ = __rtruediv__ = __divmod__ = __rdivmod__ = __float__ = __int__ = __index__ = __floor__ = __ceil__ = __round__ = _leaves
+
+
+def _operation(name):
+    compute = getattr(operator, name)
+
+    def forward(self, other):
+        result = compute(self.value, getattr(other, "value", other))
+        return result if isinstance(result, bool) else KernelInteger(result)
+
+    return forward
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(KernelInteger, f"__{_name}__", _operation(_name))
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    setattr(KernelInteger, f"__r{_name}__", lambda self, other, name=_name: getattr(KernelInteger(other), f"__{name}__")(self))
+
+
+def adapt(answer):
+    """The answer called with KernelIntegers, which are plain integers again in what it returns."""
+
+    @functools.wraps(answer)
+    def run(*args):
+        result = answer(*map(KernelInteger, args))
+        parts = tuple(getattr(part, "value", part) for part in (result if isinstance(result, tuple | list) else (result,)))
+        return parts if isinstance(result, tuple | list) else parts[0]
+
+    return run
+
+
+def inputs():
+    def order(tiles_m, tiles_n, group, otherwise="", **options):
+        for pid in range(tiles_m * tiles_n):
+            yield case(pid, tiles_m, tiles_n, group, otherwise=otherwise, **options)
+
+    yield from order(4, 3, 2)
+    yield from order(2, 3, 1, "group = 1 is row order")
+    yield from order(3, 2, 2, edge="last_band")
+    yield from order(5, 3, 3, edge="last_band")
+    yield from order(2, 3, 8, "then the only band has tiles_m rows", edge="large_group")
+    for _ in range(6):
+        bands, tiles_n, group = (random.randint(1, high) for high in (3, 6, 4))
+        yield from order(bands * group, tiles_n, group, on="a random case of whole bands", fresh=True)
+        if group > 1:
+            yield from order(bands * group + 1, tiles_n, group, on="a random case whose last band is shorter", fresh=True, edge="last_band")
+
+
+EXERCISE = Exercise(
+    id="3.5",
+    task="Return the tile (tile_m, tile_n) that program `pid` computes in this order.",
+    conditions=CONDITIONS,
+    hints=(
+        "Call `group` rows of tiles a band. How many programs does a full band hold? Which band is pid in, and what is its place there?",
+        (
+            "A full band holds group · tiles_n programs: pid // that is the band, which gives its first row; pid % that is the place "
+            "within it."
+        ),
+        (
+            "Within a band the place counts down the rows first. How many rows does the last band have, when tiles_m is not a multiple of "
+            "group?"
+        ),
+    ),
+    solution=grouped_tile,
+    reasoning="pid // (group · tiles_n) is the band, and pid % (group · tiles_n) is the place within it. A band has min(tiles_m − "
+    "first_row, group) rows; dividing the place by that number gives the column, and the remainder gives the row. Only the last band can "
+    "be shorter, and every band before it is full, so group · tiles_n is the right divisor for all of them.",
+    inputs=inputs,
+    truth=truth,
+    rule="the numbers go down the `group` rows of a band, then on to its next column, and after its last column to the next band",
+    mistakes=MISTAKES,
+    exact=True,
+    adapt=adapt,
+)
