@@ -169,17 +169,6 @@ def flash_forward_fa1(
     return o, m + torch.log(l)
 
 
-def fa1_block_sizes(sram_elements: int, D: int) -> tuple[int, int]:
-    """FA1's block sizes (block_m, block_n) for an SM that holds `sram_elements` elements
-    (4.10; FA1, algorithm 1, line 1).
-
-    With C for sram_elements, block_n = ⌈C / 4D⌉ and block_m = min(⌈C / 4D⌉, D): a block of q, k, v or o, and a tile of
-    scores, each take about C / 4 at most.
-    """
-    block_n = -(-check_int("sram_elements", sram_elements) // (4 * check_int("D", D)))
-    return min(block_n, D), block_n
-
-
 def state_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype of m, l and acc: float32, or float64 where x is."""
     return torch.promote_types(x.dtype, torch.float32)

@@ -205,14 +205,6 @@ def test_the_most_scores_held_are_one_tile():
         assert traffic.most_scores == 4 * 5
 
 
-def test_fa1_block_sizes():
-    """Four tiles fill an SM: 100 KiB of fp16 are 51,200 elements, 200 rows of D = 64."""
-    assert algorithm.fa1_block_sizes(51_200, 64) == (64, 200)
-    assert algorithm.fa1_block_sizes(51_200, 256) == (50, 50)
-    assert algorithm.fa1_block_sizes(1, 64) == (1, 1)
-    assert algorithm.fa1_block_sizes(257, 64) == (2, 2)
-
-
 # ---------------------------------------------------------------- the backward's steps
 
 

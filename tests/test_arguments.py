@@ -134,7 +134,6 @@ BAD_INPUTS = [
     (lambda: algorithm.recompute_p(ONE, ONE, torch.zeros(1, 1, 2), math.inf), ValueError, ["scale", "inf"]),
     (lambda: algorithm.attention_backward(*[torch.zeros(1, 2, 4)] * 5, torch.zeros(1, 2)), ValueError, ["(B, H, S, D)", "(1, 2, 4)"]),
     (lambda: algorithm.flash_backward(*[ONE] * 5, torch.zeros(1, 1, 2), 4, 1.5), TypeError, ["block_n", "integer"]),
-    (lambda: algorithm.fa1_block_sizes(0, 64), ValueError, ["sram_elements", "at least 1"]),
     (lambda: flash_attention(ONE, ONE, ONE, is_causal=1), TypeError, ["is_causal", "1", "True or False"]),
     (
         lambda: flash_attention_varlen(*[ONE[0]] * 3, *[torch.tensor([0, 1], dtype=torch.int32)] * 2, is_causal=0),

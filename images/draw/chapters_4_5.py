@@ -55,7 +55,7 @@ def draw_two_loop_orders() -> Figure:
     write(ax, 0.65, 4.85, "read", ha="left")
     arrow(ax, (1.3, 4.85), (1.75, 4.85), "vermilion", dashed=True)
     write(ax, 1.85, 4.85, "written", ha="left")
-    write(ax, 2.75, 4.85, f"thick: moves at tile {NOW}; thin: moved before", ha="left")
+    write(ax, 2.75, 4.85, f"thick: tile {NOW} moves it, now; thin: a tile before moved it", ha="left")
     note = f"1 to {BLOCKS**2}: order of visits; thick frame: tile {NOW}, now; n/{BLOCKS}: key blocks that the o in HBM contains"
     write(ax, 0.1, 5.2, note, ha="left")
     return figure
