@@ -33,6 +33,8 @@ MISTAKES = {
     "shared memory is not looked at: the tiles of num_stages steps must fit": (f"{SHARED} and ", ""),
     "shared memory is counted for one step, and it holds the tiles of num_stages steps": (
         BUFFERS, BUFFERS.replace("num_stages * ", "")),
+    "shared memory is counted for one element of K, and a step takes block_k of them": (
+        BUFFERS, BUFFERS.replace("block_k * ", "")),
     "shared memory is counted in numbers: multiply by itemsize": (BUFFERS, BUFFERS.replace(" * itemsize", "")),
     "of two equal tiles the last is taken: take the first": ("> most", ">= most"),
 }  # fmt: skip
@@ -62,6 +64,8 @@ def inputs():
     yield case([(64, 64), (64, 128)], 16, 1, 2, 64 * KIB, large, otherwise=f"{acc}: exactly half is enough")
     steps = "shared memory holds num_stages tiles of a, block_m × block_k, and as many of b, block_k × block_n"
     yield case(squares, 64, 3, 2, large, 48 * KIB, otherwise=f"{steps}, and may be filled exactly")
+    tiny = [(16, 16), (64, 64), (128, 128), (1024, 1024)]
+    yield case(tiny, 16, 1, 2, 16 * large, 2 * KIB, otherwise=steps)
     yield case(squares, 64, 2, 4, large, 64 * KIB, otherwise=f"{steps}, here of 4 bytes each")
     yield case(squares, 64, 3, 2, 128 * KIB, 100 * KIB, otherwise="each memory has its own limit, and acc is in registers")
     equals = [(256, 128), (128, 256), (16, 16)]
