@@ -200,7 +200,7 @@ CONFIGS = {
         256: BackwardConfig(TileConfig(32, 32, 8, 1), TileConfig(32, 32, 8, 1)),
     },
 }
-# For cards with 64 KB (Turing), where Triton uses no tensor cores, and for fp32, which in IEEE precision uses none
+# For cards with 64 KiB (Turing), where Triton uses no tensor cores, and for fp32, which in IEEE precision uses none
 # either.
 SMALL_CONFIGS = {
     64: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 32, 8, 1)),

@@ -132,7 +132,7 @@ class MatmulConfig:
 
 
 # Largest first; none of them spills (tools/compile_report.py). fp32 in IEEE precision does not use tensor cores, and
-# Triton uses none on cards with 64 KB of shared memory (Turing), so their tiles are smaller.
+# Triton uses none on cards with 64 KiB of shared memory (Turing), so their tiles are smaller.
 HALF_CONFIGS = (MatmulConfig(128, 256, 64, 8, 3), MatmulConfig(128, 128, 64, 8, 3), MatmulConfig(64, 64, 32, 8, 3))
 FULL_CONFIGS = (MatmulConfig(64, 64, 16, 4, 3),)
 INTERPRETER_CONFIG = MatmulConfig(64, 64, 64, 4, 1)

@@ -19,7 +19,7 @@ triton = require_triton("Chapter 8 (fa_tutorial.tuned)")
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 # As forward.CONFIGS: BLOCK_D to candidates, the smallest last, for cards with at least so many bytes of shared memory a
-# block. 227 KB: for BLOCK_D = 64 and 128 the fastest of those tried on an H200. 99 KB: tiles that ptxas compiles
+# block. 227 KiB: for BLOCK_D = 64 and 128 the fastest of those tried on an H200. 99 KiB: tiles that ptxas compiles
 # without spills, or nearly, for every such card (tools/compile_report.py). Capability 120 keeps what TMA loads in
 # registers, so its tiles are the smallest.
 FORWARD_TILES = {

@@ -156,8 +156,8 @@ def forward_kernel(q, k, v, o, lse_ptr, sinks_ptr, tiles, aux, sizes, mods,
     tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse, mask=offs_m < S_q)
 
 
-# As forward.CONFIGS, for fp16 and bf16 on cards with 227 KB of shared memory per thread block. Others take the tiles of
-# chapter 5: with mods they compile there, see tools/compile_report.py, and were not measured.
+# As forward.CONFIGS, for fp16 and bf16 on cards with 227 KiB of shared memory per thread block. Others take the tiles
+# of chapter 5: with mods they compile there, see tools/compile_report.py, and were not measured.
 CONFIGS = {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 64, 4, 3), 256: TileConfig(64, 32, 4, 2)}
 HOPPER_SHARED_MEMORY = 232_448
 INTERPRETER_CONFIG = TileConfig(32, 32, 4, 1)

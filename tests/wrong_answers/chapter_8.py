@@ -5,7 +5,7 @@ from edits import edit
 WRONG_ANSWERS = (
     edit("8.1", "33rd program left out", ("min(by_registers, by_shared_memory)", ("min(by_registers, by_shared_memory, "
                                                                                  "32)")), told="no other limit counts"),
-    edit("8.1", "KB of 1,000 bytes", ("+ 1024", "+ 1000"), told="1 KB is 1,024 bytes"),
+    edit("8.1", "KiB of 1,000 bytes", ("+ 1024", "+ 1000"), told="1 KiB is 1,024 bytes"),
     edit("8.2", "not jitted", ("@triton.jit\n", ""), told="put @triton.jit above it"),
     edit("8.2", "no alpha", ("axis=1), alpha", "axis=1)"), told="alpha, [BLOCK_M] each, in this order"),
     edit("8.2", "alpha before l_new", ("alpha * l + tl.sum(p, axis=1), alpha", "alpha, alpha * l + tl.sum(p, axis=1)"),

@@ -84,7 +84,7 @@ def _read_row(provider: str, shape: Shape) -> dict[str, Any]:
 def _clean_us(call: Callable[[], Any], repeats: int = 200) -> float:
     """The median time of a call, where 512 MB that are read empty L2 before it.
 
-    do_bench writes 256 MB, whose last part is still to be written back.
+    do_bench writes 256 MiB, whose last part is still to be written back.
     """
     filler = torch.zeros(2**27, device=device())
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]

@@ -18,7 +18,7 @@ REGISTERS, SHARED = "65_536 // (rounded * 32 * num_warps)", "233_472 // (shared_
 UP, SCARCER = "-(-registers // 8) * 8", "min(by_registers, by_shared_memory)"
 MISTAKES = {
     "registers are not rounded up: a thread's come in eights": (UP, "registers"),
-    "1 KB is missing: each program costs that much shared memory on top of its own": ("(shared_bytes + 1024)", "shared_bytes"),
+    "1 KiB is missing: each program costs that much shared memory on top of its own": ("(shared_bytes + 1024)", "shared_bytes"),
     "the extra 1,024 bytes are paid by each program, not once for all of them": (SHARED, "(233_472 - 1024) // shared_bytes"),
     "registers are counted once per warp: each of its 32 threads needs them": ("rounded * 32 * num_warps", "rounded * num_warps"),
     "a program has num_warps warps: all of them need registers": ("rounded * 32 * num_warps", "rounded * 32"),
@@ -42,9 +42,9 @@ def inputs():
     yield case(8, 248, 1_024, otherwise="8 warps of 32 threads with 248 registers each need 63,488 registers")
     yield case(4, 100, 1_024, otherwise="100 registers are rounded up to 104")
     yield case(2, 129, 1_024, otherwise="129 registers are rounded up to 136")
-    yield case(4, 64, 116_736, otherwise="two programs of 114 KB need 2 KB more")
+    yield case(4, 64, 116_736, otherwise="two programs of 114 KiB need 2 KiB more")
     yield case(4, 64, 38_000, otherwise="each of five programs needs 1,024 bytes more, and a sixth has no room")
-    yield case(4, 64, 57_350, otherwise="1 KB is 1,024 bytes")
+    yield case(4, 64, 57_350, otherwise="1 KiB is 1,024 bytes")
     yield case(4, 128, 240_000, otherwise="240,000 bytes are more than an SM has: it holds no such program")
     yield case(16, 255, 1_024, otherwise="16 warps with 256 registers a thread need 131,072: an SM holds none")
     other = "no other limit counts, neither of warps nor of programs"
