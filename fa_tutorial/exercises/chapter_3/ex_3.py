@@ -22,7 +22,6 @@ ACC, BUFFERS = "acc = block_m * block_n * 4", "buffers = num_stages * block_k * 
 HALF, SHARED = "acc <= registers / 2", "buffers <= shared_memory"
 MISTAKES = {
     "the largest tile is taken: a long one reads more bytes for each FLOP than a square one": (RATE, "block_m * block_n"),
-    "the tile with the longest sides is taken: compare FLOPs per byte": (RATE, "block_m + block_n"),
     "the tile that reads the fewest bytes is taken: count its FLOPs for each of these bytes": (
         RATE, "1 / (block_m + block_n)"),
     "acc is counted with itemsize: it is float32 whatever the inputs are": (ACC, "acc = block_m * block_n * itemsize"),
