@@ -28,8 +28,8 @@ MISTAKES = {
     "acc's numbers are counted, and it takes 4 bytes for each": (ACC, "acc = block_m * block_n"),
     "acc fills all registers here, and it may take half of them": (HALF, "acc <= registers"),
     "acc is kept in shared memory here: it stays in registers": (SHARED, "acc + buffers <= shared_memory"),
-    "the registers are not looked at: acc must fit into half of them": (f"{HALF} and ", ""),
-    "shared memory is not looked at: the tiles of num_stages steps must fit": (f"{SHARED} and ", ""),
+    "the registers do not limit acc here: it must fit into half of them": (f"{HALF} and ", ""),
+    "shared memory does not limit the tiles here: those of num_stages steps must fit": (f"{SHARED} and ", ""),
     "shared memory is counted for one step, and it holds the tiles of num_stages steps": (
         BUFFERS, BUFFERS.replace("num_stages * ", "")),
     "shared memory is counted for one element of K, and a step takes block_k of them": (
