@@ -14,6 +14,7 @@ RUN := $(VENV)/bin/python
 INSTALL := pip install --disable-pip-version-check $(CONSTRAINTS:%=-c %) -e
 INSTALLED := $(VENV)/.installed
 SITE_INSTALLED := $(VENV)/.site_installed
+MODELS_INSTALLED := $(VENV)/.models_installed
 BROWSER_INSTALLED := $(VENV)/.browser_installed
 
 .DEFAULT_GOAL := help
@@ -26,7 +27,7 @@ help:
 	@echo "make take          take a chapter as the course has it now (CHAPTER=1), and keep your copy beside it"
 	@echo "make check-work    run your copies, and print what their checks say (CHAPTER=1 for one of them)"
 	@echo "make test          ruff, the tests, and every notebook of the course; never reads work/"
-	@echo "make test-slow     every kernel compiled, every exercise solved in its notebook, every image drawn, the site"
+	@echo "make test-slow     every kernel compiled, every exercise solved in its notebook, models, images, the site"
 	@echo "make browser-test  the notebooks, the site and the explorable figures in headless Chromium"
 	@echo "make doctor        say what this machine can run, and what is wrong with the installation"
 	@echo "make site          render the course for reading without running it, in build/site"
@@ -57,7 +58,7 @@ test: $(INSTALLED)
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=120 $(ARGS)
 
-test-slow: $(INSTALLED) $(SITE_INSTALLED)
+test-slow: $(INSTALLED) $(SITE_INSTALLED) $(MODELS_INSTALLED)
 	$(RUN) -m pytest -n 2 --dist loadgroup -m slow tests $(ARGS)
 
 # -m '' takes in the tour of every notebook, which pyproject.toml leaves out of make test.
@@ -97,6 +98,10 @@ $(INSTALLED): $(CONSTRAINTS) pyproject.toml
 
 $(SITE_INSTALLED): $(INSTALLED)
 	$(RUN) -m $(INSTALL) '.[site]'
+	@touch $@
+
+$(MODELS_INSTALLED): $(INSTALLED)
+	$(RUN) -m $(INSTALL) '.[models]'
 	@touch $@
 
 $(BROWSER_INSTALLED): $(SITE_INSTALLED)
