@@ -122,27 +122,27 @@ def load_keys(x, block_table, b, h_k, start_n, S, D,
 
 
 @triton.jit
-def modified(s, last_seen, offs_n, b, h, first, seqlen, H_q, mask_row, options):
-    """The scores with options, and −inf where a row does not see a key. s: [BLOCK_M, BLOCK_N]; last_seen, h: [BLOCK_M],
+def modified(s, last_seen, offs_n, b, h, first, seqlen, H_q, mask_row, opts):
+    """The scores with opts, and −inf where a row does not see a key. s: [BLOCK_M, BLOCK_N]; last_seen, h: [BLOCK_M],
     a row's own key and query head; offs_n: [BLOCK_N]; first: the sequence's first key."""
     distance = last_seen[:, None] - offs_n[None, :]  # [BLOCK_M, BLOCK_N], from a key to the row's own
     seen = distance >= 0
-    if options.softcap is not None:
-        s = options.softcap * tanh(s * (1 / options.softcap))
-    if options.alibi_slopes is not None:
-        s -= tl.load(options.alibi_slopes + b * H_q + h)[:, None] * distance
-    if options.left is not None:
-        seen = seen & (distance <= options.left)
-    if options.leftpad is not None:
+    if opts.softcap is not None:
+        s = opts.softcap * tanh(s * (1 / opts.softcap))
+    if opts.alibi_slopes is not None:
+        s -= tl.load(opts.alibi_slopes + b * H_q + h)[:, None] * distance
+    if opts.left is not None:
+        seen = seen & (distance <= opts.left)
+    if opts.leftpad is not None:
         seen = seen & (offs_n >= first)[None, :]
-    if options.attn_mask is not None:
-        allowed = tl.load(options.attn_mask + b.to(tl.int64) * mask_row + offs_n, mask=offs_n < seqlen, other=0)
+    if opts.attn_mask is not None:
+        allowed = tl.load(opts.attn_mask + b.to(tl.int64) * mask_row + offs_n, mask=offs_n < seqlen, other=0)
         seen = seen & (allowed != 0)[None, :]
     return tl.where(seen, s, -float("inf"))
 
 
 @triton.jit
-def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, options, sizes, scale,
+def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, opts, sizes, scale,
                  PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                  BLOCK_D: tl.constexpr):  # fmt: skip
     """Attention to one part of each sequence's keys: that part's o and lse, (11.1).
@@ -160,10 +160,10 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, options,
     split, splits = tl.program_id(1), tl.num_programs(1)
 
     seqlen = tl.load(seqlens_ptr + b)
-    first = tl.load(options.leftpad + b) if options.leftpad is not None else 0  # key of the sequence
+    first = tl.load(opts.leftpad + b) if opts.leftpad is not None else 0  # key of the sequence
     first_seen = first
-    if options.left is not None:  # by the oldest of the new tokens, which sees the furthest back
-        first_seen = tl.maximum(first, seqlen - S_q - options.left)
+    if opts.left is not None:  # by the oldest of the new tokens, which sees the furthest back
+        first_seen = tl.maximum(first, seqlen - S_q - opts.left)
     # Keys of a part: whole tiles, until none is left.
     tile = first_seen // BLOCK_N
     part = tl.cdiv(tl.maximum(tl.cdiv(seqlen, BLOCK_N) - tile, 0), splits) * BLOCK_N
@@ -177,8 +177,8 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, options,
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     h = tl.minimum(h_k * (rows // S_q) + offs_m // S_q, H_k * (rows // S_q) - 1)  # [BLOCK_M], a row's query head
-    if options.sinks is not None:  # a key before all others, whose value is 0
-        m = tl.where(split == 0, tl.load(options.sinks + h), m)
+    if opts.sinks is not None:  # a key before all others, whose value is 0
+        m = tl.where(split == 0, tl.load(opts.sinks + h), m)
         l = tl.where(split == 0, l + 1.0, l)
     if scales.k is not None:
         scale *= tl.load(scales.k + h_k)  # q · (k_scale k8) = k_scale (q · k8)
@@ -189,7 +189,7 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, options,
         s = scale * dot(q_tile, tl.trans(k_tile.to(q_tile.dtype)))  # [BLOCK_M, BLOCK_N]
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         s = modified(
-            s, last_seen, offs_n, b, h, first, seqlen, H_k * (rows // S_q), mask_row, options
+            s, last_seen, offs_n, b, h, first, seqlen, H_k * (rows // S_q), mask_row, opts
         )  # −inf where unseen
         p, m, l, alpha = softmax_step(s, m, l)
         v_tile = load_keys(v, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)
