@@ -431,7 +431,7 @@ def draw_skeleton() -> Figure:
     x_q, x_s, x_acc = 1.65, 3.1, 5.7
     draw_blocks(ax, 0.2, 1.5, 4, 2, "q", "q (S_q, D)", down=True)
     draw_blocks(ax, 8.05, 1.5, 4, 2, "o", "o (S_q, D)", down=True)
-    draw_blocks(ax, 2.55, 0.35, 4, 1, "k", "kᵀ (D, S_k): k by swapped strides", down=False)
+    draw_blocks(ax, 2.55, 0.35, 3, 1, "k", "kᵀ (D, S_k): k by swapped strides", down=False)
     draw_v(ax, x_acc, 0.35, dim, now=1)
     outline(ax, 1.35, 1.3, 6.1, 3.5, dashed=True, line=1.6)
     write(ax, 1.5, 1.53, "on the chip", BODY, ha="left", weight="bold")

@@ -48,10 +48,9 @@ RIGHT_ANSWERS = (
          ("acc = tl.dot(a, b, acc,", "acc += tl.dot(a, b,"), ("acc.to(c_ptr.dtype.element_ty)", "acc")),
     ("3.3", tile_by_max),
     ("3.5", tile_without_min),
-    edit("3.4", "pointers that move, tl.trans, scaled last",
+    edit("3.4", "pointers that move, tl.trans",
          ("    for start in", f"    {K_PTRS}\n    for start in"),
          ("k_t_ptrs = k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "pass"),
          ("mask_k_t = (offs_d[:, None] < D) & (offs_n[None, :] < S_k)", "mask_k = (offs_d[None, :] < D) & (offs_n[:, None] < S_k)"),
-         ("tl.load(k_t_ptrs, mask=mask_k_t, other=0.0)", f"tl.trans({LOAD_K})\n        k_ptrs += BLOCK_N * stride_ks"),
-         ("scale * tl.dot", "tl.dot"), ("acc.to(o_ptr.dtype.element_ty)", "scale * acc")),
+         ("tl.load(k_t_ptrs, mask=mask_k_t, other=0.0)", f"tl.trans({LOAD_K})\n        k_ptrs += BLOCK_N * stride_ks"), ("acc.to(o_ptr.dtype.element_ty)", "acc")),
 )  # fmt: skip

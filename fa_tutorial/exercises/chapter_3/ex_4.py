@@ -49,8 +49,10 @@ MISTAKES = {
         "offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "offs_d[:, None] * stride_ks + offs_n[None, :] * stride_kd"),
     "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
     "scale is missing: s = scale · q kᵀ": (S, S.replace("scale * ", "")),
-    "acc is scaled again in every step: multiply s by scale, or acc once, after the loop": [
+    "acc is scaled again in every step: multiply s by scale": [
         (S, S.replace("scale * ", "")), (PV, PV.replace("tl.dot", "scale * tl.dot"))],
+    "acc is multiplied by scale, so s is rounded before it is scaled, and may overflow fp16: multiply s, in float32": [
+        (S, S.replace("scale * ", "")), ("tl.store(o_ptrs, acc.to", "tl.store(o_ptrs, (scale * acc).to")],
     "each block of keys overwrites the one before: add its product to acc": (PV, PV.replace("acc, ", "")),
     ("acc is added twice in each step: tl.dot(s, v, acc) has added it already, so acc = tl.dot(s, v, acc), not "
     "+="): (PV, PV.replace("=", "+=")),
@@ -119,6 +121,10 @@ def inputs():
     on = "fp16, rows of q hold 1 and 3, rows of k 3 and −1, v all 1, scale = 0.3"
     scaled = "the scale multiplies s, in float32: q or k times the scale would be rounded"
     yield attention(q, k, torch.ones_like(q), on, scaled, scale=0.3, edge="precision")
+    large = torch.full((16, 16), 100.0, dtype=torch.float16)
+    on = "fp16, q and k all 100, v all 0.01, scale = 0.01"
+    over = "s is scaled before it is rounded to fp16: q kᵀ is 160,000 here, and fp16 ends at 65,504"
+    yield attention(large, large, large / 10_000, on, over, scale=0.01, edge="precision")
     draw, bf16 = generator(), [torch.bfloat16] if hardware.device().type == "cuda" else []  # the interpreter's is wrong
     for dtype, sizes, edge in ((torch.float32, (33, 33, 13), "ragged"), *((x, (32, 32, 16), "precision") for x in (torch.float16, *bf16))):
         q, k, v = (torch.randn(S, sizes[2], generator=draw).to(dtype) for S in (sizes[0], sizes[1], sizes[1]))
@@ -145,7 +151,7 @@ EXERCISE = Exercise(
     reasoning="A program keeps BLOCK_M rows of q and of acc, and the loop streams blocks of k and v past them. s lives for one iteration, "
               "in registers. Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing "
               "to acc: without a softmax, zeros do.",
-    more="You can also multiply acc by scale once, after the loop. The package's version, matmul.scores_values_kernel, has int64 offsets.",
+    more="The package's version, matmul.scores_values_kernel, has int64 offsets.",
     inputs=inputs,
     truth=truth,
     rule="o = scale · (q kᵀ) v for any strides of q, k, v and o",
