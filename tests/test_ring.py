@@ -114,7 +114,7 @@ def test_a_dead_rank_is_named():
 def test_a_late_rank_is_waited_for_no_longer_than_the_timeout():
     start = time.monotonic()
     with pytest.raises(processes.RankFailed) as caught:
-        processes.run(ring_ranks.late, 2, 1, 8.0, timeout=2.0)
+        processes.run(ring_ranks.late, 2, 1, 4.0, timeout=1.0)
     assert set(caught.value.errors) == {0} and "forward, step 0 of 2, k and v: rank 1" in caught.value.errors[0]
     assert time.monotonic() - start < 60
 
