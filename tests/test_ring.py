@@ -105,9 +105,12 @@ def test_two_rings_at_once():
 def test_a_dead_rank_is_named():
     with pytest.raises(processes.RankFailed) as caught:
         processes.run(chapter_13.one_rank_dies, 4, 1, timeout=20.0)
-    assert caught.value.errors[1] == "ended without a word, exit code 1"
-    assert "rank 2, forward, step 0 of 4, k and v: rank 1 sends nothing" in caught.value.errors[2]
-    assert "rank 0, forward, step" in caught.value.errors[0]
+    errors = caught.value.errors
+    assert errors.pop(1) == "ended without a word, exit code 1"
+    assert set(errors) == {0, 2, 3}  # who sees it first ends, and so do its neighbours
+    assert all(
+        re.search(rf"rank {rank}, forward, step \d of 4, k and v: rank \d (sends|takes) nothing", told) for rank, told in errors.items()
+    )
 
 
 @cpu_or_own_gpus

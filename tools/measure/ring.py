@@ -41,8 +41,9 @@ def plain_order(rank: int, owner: int, rows: int):
 
 
 def timed(call: Callable[[], object], repeats: int) -> float:
-    """Milliseconds, the slowest rank's: the median of `repeats`, after a first call."""
-    call()
+    """Milliseconds, the slowest rank's: the median of `repeats`, after a first call unless one repeat takes seconds."""
+    if repeats > 1:
+        call()
     times = []
     for _ in range(repeats):
         torch.cuda.synchronize()
@@ -119,8 +120,8 @@ def ring_cases(S: int, H_k: int, repeats: int) -> Iterator[dict]:
             yield {"provider": name, "forward_ms": ms, "peak_bytes": torch.cuda.max_memory_allocated()}
 
 
-def context_parallel(S: int, H_k: int, repeats: int) -> dict:
-    """PyTorch's own ring attention, which shards q, k and v in place, in zigzag order too."""
+def context_parallel(S: int, H_k: int, repeats: int, backend: str) -> dict:
+    """PyTorch's own ring attention around a backend of SDPA, which shards q, k and v in place, in zigzag order too."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel as within
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -128,7 +129,7 @@ def context_parallel(S: int, H_k: int, repeats: int) -> dict:
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     q, k, v, do = (x.detach() for x in tensors(S, H_k))
     buffers = [q, k, v, do]
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), within(mesh, buffers=buffers, buffer_seq_dims=[2] * 4):
+    with sdpa_kernel(SDPBackend[backend]), within(mesh, buffers=buffers, buffer_seq_dims=[2] * 4):
         a, b, c = (x.detach().requires_grad_() for x in (q, k, v))
 
         def forward(q, k, v):
@@ -178,13 +179,13 @@ def measure_rank(lengths: tuple[int, ...], with_peer: bool) -> list[dict]:
             for row in ring_cases(S, H_k, repeats):
                 keep(S, H_k, row)
             torch.cuda.empty_cache()
-    if with_peer:
-        for S in lengths:
-            if S < LONG:
-                try:
-                    keep(S, H, {"provider": "PyTorch's context_parallel"} | context_parallel(S, H, 5))
-                except Exception as error:  # it is experimental
-                    keep(S, H, {"provider": "PyTorch's context_parallel", "reason": f"{type(error).__name__}: {error}"})
+    for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION") if with_peer else ():
+        for S in (S for S in lengths if S < LONG):
+            row = {"provider": "context_parallel", "backend": backend}
+            try:
+                keep(S, H, row | context_parallel(S, H, 5, backend))
+            except Exception as error:  # it is experimental
+                keep(S, H, row | {"reason": f"{type(error).__name__}: {error}"})
     return rows
 
 
