@@ -77,6 +77,7 @@ def _one_rank(rank: int, folder: str, backend: str, ranks: int, timeout: float, 
     if hardware.device().type == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     store = dist.FileStore(str(Path(folder) / "store"), ranks)
+    store.set_timeout(datetime.timedelta(seconds=timeout))  # NCCL's first message asks it for the other rank's address
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=timeout))
         outcome = {"result": function(*arguments)}

@@ -129,13 +129,20 @@ def context_parallel(S: int, H_k: int, repeats: int, backend: str) -> dict:
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     q, k, v, do = (x.detach() for x in tensors(S, H_k))
     buffers = [q, k, v, do]
-    with sdpa_kernel(SDPBackend[backend]), within(mesh, buffers=buffers, buffer_seq_dims=[2] * 4):
+    with sdpa_kernel(getattr(SDPBackend, backend)), within(mesh, buffers=buffers, buffer_seq_dims=[2] * 4):
         a, b, c = (x.detach().requires_grad_() for x in (q, k, v))
 
         def forward(q, k, v):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
         return both_ways(a, b, c, do, forward, repeats)
+
+
+def beside(S: int, H_k: int, repeats: int) -> dict:
+    """The ring's times in the same minute."""
+    q, k, v, do = tensors(S // dist.get_world_size(), H_k)
+    row = both_ways(q, k, v, do, lambda *x: ring.ring_attention(*x, is_causal=True), repeats)
+    return {f"ring_{name}": value for name, value in row.items()}
 
 
 def largest_differences(S: int, H_k: int) -> dict:
@@ -160,7 +167,7 @@ def largest_differences(S: int, H_k: int) -> dict:
     return row
 
 
-def measure_rank(lengths: tuple[int, ...], with_peer: bool) -> list[dict]:
+def measure_rank(lengths: tuple[int, ...], only_peer: bool) -> list[dict]:
     """Every rank's program; rank 0's rows count."""
     attention.HOPPER_FROM.update(forward=0, backward=0)  # one kernel at every length, and nothing to tune
     rows = []
@@ -171,7 +178,7 @@ def measure_rank(lengths: tuple[int, ...], with_peer: bool) -> list[dict]:
             print(rows[-1], flush=True)
 
     keep(131_072, H, largest_differences(min(131_072, max(lengths)), H))
-    for S in lengths:
+    for S in () if only_peer else lengths:
         repeats = 1 if S >= LONG else 5
         for H_k in (H, 4) if S == 131_072 else (H,):
             keep(S, H_k, {"provider": "one GPU"} | one_gpu(S, H_k, repeats))
@@ -179,11 +186,11 @@ def measure_rank(lengths: tuple[int, ...], with_peer: bool) -> list[dict]:
             for row in ring_cases(S, H_k, repeats):
                 keep(S, H_k, row)
             torch.cuda.empty_cache()
-    for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION") if with_peer else ():
+    for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
         for S in (S for S in lengths if S < LONG):
             row = {"provider": "context_parallel", "backend": backend}
             try:
-                keep(S, H, row | context_parallel(S, H, 5, backend))
+                keep(S, H, row | context_parallel(S, H, 5, backend) | beside(S, H, 5))
             except Exception as error:  # it is experimental
                 keep(S, H, row | {"reason": f"{type(error).__name__}: {error}"})
     return rows
@@ -194,9 +201,11 @@ def main() -> int:
     parser.add_argument("file", type=Path, help="JSON file to write")
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="GPUs")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens")
-    parser.add_argument("--no-peer", action="store_true", help="leave out PyTorch's context_parallel")
+    parser.add_argument(
+        "--only-peer", action="store_true", help="PyTorch's context_parallel beside the ring, and nothing else"
+    )
     options = parser.parse_args()
-    rows = processes.run(measure_rank, options.ranks, tuple(options.lengths), not options.no_peer, timeout=120.0)[0]
+    rows = processes.run(measure_rank, options.ranks, tuple(options.lengths), options.only_peer, timeout=120.0)[0]
     stored = {"provenance": results.provenance() | {"gpus": options.ranks, "dtype": "bf16"}, "rows": rows}
     options.file.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     return 0

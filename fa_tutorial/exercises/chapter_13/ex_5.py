@@ -9,9 +9,10 @@ from fa_tutorial.exercises.harness import Exercise, case
 
 
 def tile_of(rank, owner, rows):
-    """(first, end, is_causal): of this rank's queries, those from row `first` on see the owner's keys 0 … end − 1.
+    """(first, end, is_causal): this rank's queries from row `first` on see the owner's keys 0 … end − 1.
 
-    Both shards have `rows` rows, an even number, in zigzag order. is_causal: whether this tile needs the mask.
+    Both shards have `rows` rows, an even number, in zigzag order.
+    is_causal: whether this tile needs the mask.
     """
     if owner == rank:
         return 0, rows, True

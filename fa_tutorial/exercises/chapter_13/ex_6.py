@@ -6,9 +6,10 @@ from fa_tutorial.exercises.harness import Exercise, case
 
 
 def least_shard(H_q, H_k, D, itemsize, flops, bandwidth):
-    """The number of tokens in a shard with which a causal step in zigzag order computes as long as it sends.
+    """The tokens in a shard with which a causal step in zigzag order computes as long as it sends.
 
-    flops: FLOP/s that the kernel reaches. bandwidth: byte/s that a rank sends to the next one.
+    flops: FLOP/s that the kernel reaches.
+    bandwidth: byte/s that a rank sends to the next one.
     """
     # rows² / 2 pairs, 2 matmuls, 2 FLOPs each:  seconds = 2 · H_q · rows² · D / flops
     # k and v:                                   seconds = 2 · H_k · rows · D · itemsize / bandwidth
