@@ -1,7 +1,8 @@
-"""Chapter 13: a sequence over many GPUs. Ring attention (Liu, Zaharia and Abbeel, 2023, arXiv:2310.01889) over torch.distributed.
+"""Chapter 13: a sequence over many GPUs. Ring attention (Liu, Zaharia and Abbeel, 2023, arXiv:2310.01889).
 
-Each rank holds a shard of q, k, v and o. Shards of k and v travel around the ring of ranks; each rank computes its queries' attention to the shard that
-it holds, by flash_attention's kernels, and merges the partial results in float32 by chapter 1's rule. In zigzag order every rank has the same work.
+Each rank of a process group holds a shard of q, k, v and o. Shards of k and v travel around the ring of ranks. Each rank
+computes its queries' attention to the shard that it holds, by flash_attention's kernels, and merges the partial results in
+float32 by chapter 1's rule. In zigzag order every rank has the same work under the causal mask.
 """
 
 from __future__ import annotations
@@ -22,22 +23,26 @@ ALL = slice(None)
 
 
 def shard(x: torch.Tensor, rank: int, ranks: int, dim: int = 2) -> torch.Tensor:
-    """This rank's shard of a sequence in zigzag order: of 2 · ranks chunks along `dim`, chunk `rank` and chunk 2 · ranks − 1 − rank (13.4).
+    """This rank's shard of a sequence in zigzag order: of 2 · ranks chunks along `dim`, numbers rank and 2 · ranks − 1 − rank (13.4).
 
-    x: any shape, S = x.shape[dim] a multiple of 2 · ranks. Returns a copy with S / ranks elements along dim. Positions, such as rotary embedding's, are
-    sharded the same way: shard(torch.arange(S), rank, ranks, dim=0). ValueError for another S, or a rank outside 0 … ranks − 1.
+    x: any shape, S = x.shape[dim] a multiple of 2 · ranks. Returns a copy with S / ranks elements along dim. What goes with
+    the tokens is sharded the same way, positions for one: shard(torch.arange(S), rank, ranks, dim=0). ValueError for another
+    S, and for a rank outside 0 … ranks − 1.
     """
     ranks, rank, S = check_int("ranks", ranks), check_int("rank", rank, 0), x.shape[dim]
     if rank >= ranks:
         raise ValueError(f"rank must be 0 to {ranks - 1} of {ranks} ranks, got {rank}")
     if S % (2 * ranks):
-        raise ValueError(f"{ranks} ranks share 2 · {ranks} chunks of equal length: S must be a multiple of {2 * ranks}, got {S}")
+        raise ValueError(f"{ranks} ranks share 2 · {ranks} chunks of one length: S must be a multiple of {2 * ranks}, got {S}")
     chunks = x.chunk(2 * ranks, dim) if S else (x,) * (2 * ranks)
     return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]), dim)
 
 
 def unshard(parts: Sequence[torch.Tensor], dim: int = 2) -> torch.Tensor:
-    """The whole sequence from every rank's shard, in the ranks' order: what `shard` cut. ValueError for shards of different or odd length."""
+    """The whole sequence from every rank's shard, in the ranks' order: what `shard` cut.
+
+    ValueError for shards of different or of odd length.
+    """
     lengths = [part.shape[dim] for part in parts]
     if not lengths or len({*lengths}) > 1 or lengths[0] % 2:
         raise ValueError(f"the shards of all ranks must have one length, two chunks, got {lengths}")
@@ -57,42 +62,45 @@ def ring_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """flash_attention of a sequence that is sharded over the ranks of a process group. Every rank calls it, with its own shards.
 
-    Shapes: q (B, H_q, S / ranks, D); k and v (B, H_k, S / ranks, D), as `shard` gives them, of the same shape, dtype and scale on every rank; H_q a
-    multiple of H_k. Dtypes: fp16, bf16, fp32. group: the default process group unless given, of one rank or more. A group that sends no tensors on a
-    GPU, such as gloo's, sends copies on the CPU.
+    Shapes: q (B, H_q, S / ranks, D); k and v (B, H_k, S / ranks, D), as `shard` gives them; shapes, dtype and scale are the
+    same on every rank; H_q is a multiple of H_k. Dtypes: fp16, bf16, fp32. group: the default process group unless given, of
+    one rank or more. Where its backend is gloo, which sends no GPU's tensors, copies on the CPU are sent.
 
-    Returns this rank's shard of o, like q, and with return_lse of lse (B, H_q, S / ranks), float32. Partial results are merged in float32. Both are
-    differentiable, once (create_graph=True raises RuntimeError), and the backward is collective too: every rank must call it. k and v travel while their predecessors are computed with. In
-    the backward so do dk and dv, in float32, until they are home.
+    Returns this rank's shard of o, like q, and with return_lse of lse (B, H_q, S / ranks), float32. Partial results are
+    merged in float32. k and v travel while their predecessors are computed with. Both results are differentiable, once:
+    create_graph=True raises RuntimeError. The backward is collective, too: every rank must call it. dk and dv travel in
+    float32 until they are home.
 
-    Raises what flash_attention raises for its arguments; ValueError where is_causal and the shards of q and k are not two chunks each of one length;
-    RuntimeError that names the step and the rank where another rank is missing, has died, or is behind by more than the group's timeout. NCCL has no
-    such error: its watchdog ends the process after the timeout, and logs the operation.
+    Raises what flash_attention raises for its arguments; ValueError where is_causal and the shards of q and k are not two
+    chunks each, of one length; RuntimeError that names step and rank where another rank is missing, has died, or is late by
+    more than the group's timeout. NCCL has no such error: its watchdog ends the process after the timeout.
     """
     q, k, v = autocast(q, k, v)
     scale = check_attention(q, k, v, scale, max_d=MAX_D)
     if is_causal and (q.shape[2] != k.shape[2] or q.shape[2] % 2):
-        raise ValueError(
-            f"causal shards of q and k have one length, two chunks: got {q.shape[2]} and {k.shape[2]} rows. Cut them with ring.shard"
-        )
+        rows = f"got {q.shape[2]} and {k.shape[2]} rows"
+        raise ValueError(f"causal shards of q and k have one length, two chunks: {rows}. Cut them with ring.shard")
     o, lse = RingAttention.apply(q, k, v, bool(is_causal), scale, group)
     return (o, lse) if return_lse else o
 
 
 def visible(rank: int, owner: int, rows: int) -> tuple[slice, slice, bool]:
-    """(rows of q, rows of k, is_causal) of the one tile in which this rank's queries meet the owner's keys under the causal mask (13.5).
+    """(queries, keys, is_causal) of the tile in which this rank's queries meet the owner's keys (13.5).
 
-    Both shards have `rows` rows in zigzag order. With its own keys the tile is causal, because a shard's rows are in order. An earlier owner's first chunk
-    comes before all queries of this rank, and its last one after them. A later owner's keys all lie between this rank's chunks.
+    Both shards have `rows` rows in zigzag order, under the causal mask. Its own tile is causal, because a
+    shard's rows are in order. An earlier owner's first chunk comes before all queries of this rank, and its
+    second one after them. A later owner's chunks both lie between this rank's.
     """
     half = rows // 2
     if owner == rank:
         return ALL, ALL, True
-    return (ALL, slice(half), False) if owner < rank else (slice(half, None), ALL, False)
+    if owner < rank:
+        return ALL, slice(half), False
+    return slice(half, None), ALL, False
 
 
 def merge(o: torch.Tensor, lse: torch.Tensor, o_part: torch.Tensor, lse_part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two partial results of the same queries as one (1.13): o (…, S, D) and lse (…, S), float32; o_part may have a narrower dtype."""
+    """A part joins the running result of the same queries (13.3): o (…, S, D) and lse (…, S), float32; o_part may be narrower."""
     both = torch.logaddexp(lse, lse_part)
     return torch.exp(lse - both)[..., None] * o + torch.exp(lse_part - both)[..., None] * o_part, both
 
@@ -150,11 +158,12 @@ class RingAttention(torch.autograd.Function):
             if step < ranks - 1:
                 passing = Passing(kv, group, f"rank {rank}, forward, step {step} of {ranks}, k and v")
             rows, keys, causal = visible(rank, owner, q.shape[2]) if is_causal else (ALL, ALL, False)
-            o_part, lse_part = below_autograd(FORWARD, q[:, :, rows], kv[0][:, :, keys], kv[1][:, :, keys], causal, scale, "auto")
+            k_tile, v_tile = kv[:, :, :, keys]  # [B, H_k, keys, D]
+            part = below_autograd(FORWARD, q[:, :, rows], k_tile, v_tile, causal, scale, "auto")
             if step == 0:
-                o, lse = o_part.float(), lse_part
+                o, lse = part[0].float(), part[1]
             else:
-                o[:, :, rows], lse[:, :, rows] = merge(o[:, :, rows], lse[:, :, rows], o_part, lse_part)
+                o[:, :, rows], lse[:, :, rows] = merge(o[:, :, rows], lse[:, :, rows], *part)  # (13.3)
             if step < ranks - 1:
                 kv = passing.wait()
         o = o.to(q.dtype)
@@ -166,7 +175,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do, dlse):
         if torch.is_grad_enabled():
-            raise RuntimeError("ring_attention is once differentiable: leave create_graph=False, for autograd cannot see into its kernels")
+            raise RuntimeError("ring_attention is once differentiable: leave create_graph=False, for autograd sees no kernel from inside")
         q, k, v, o, lse = ctx.saved_tensors
         rank, ranks = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
         do = torch.zeros_like(o) if do is None else do
@@ -178,26 +187,21 @@ class RingAttention(torch.autograd.Function):
             if step < ranks - 1:
                 passing = Passing(kv, ctx.group, f"{words}, k and v")
             rows, keys, causal = visible(rank, owner, q.shape[2]) if ctx.is_causal else (ALL, ALL, False)
-            # The whole row's o and lse, so that p and delta are the whole row's (13.8).
+            k_tile, v_tile = kv[:, :, :, keys]  # [B, H_k, keys, D]
+            do_rows, q_rows, o_rows, lse_rows = (x[:, :, rows] for x in (do, q, o, lse))
             dlse_rows = None if dlse is None else dlse[:, :, rows]
-            tile = (
-                do[:, :, rows],
-                dlse_rows,
-                q[:, :, rows],
-                kv[0][:, :, keys],
-                kv[1][:, :, keys],
-                o[:, :, rows],
-                lse[:, :, rows].contiguous(),
-            )
+            # o and lse of the whole row, so that p and delta are the whole row's (13.8).
+            tile = do_rows, dlse_rows, q_rows, k_tile, v_tile, o_rows, lse_rows.contiguous()
             dq_part, dk_part, dv_part = BACKWARD(*tile, causal, ctx.scale, "auto")
             dq[:, :, rows] += dq_part
-            dkv = torch.zeros_like(kv, dtype=torch.float32) if home is None else home.wait()  # the gradients of the keys that are here
+            # The gradients of the keys that are here, from all ranks that they have visited.
+            dkv = torch.zeros_like(kv, dtype=torch.float32) if home is None else home.wait()
             dkv[0][:, :, keys] += dk_part
             dkv[1][:, :, keys] += dv_part
             if step < ranks - 1:
                 kv = passing.wait()
             if ranks > 1:
-                home = Passing(dkv, ctx.group, f"{words}, dk and dv")  # travels with its keys, and one step further
+                home = Passing(dkv, ctx.group, f"{words}, dk and dv")  # with its keys, and one step further
         dk, dv = dkv if home is None else home.wait()
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
@@ -208,34 +212,34 @@ Program = Generator[Any, Any, Any]  # yields what it sends, gets what the rank b
 
 
 def play(programs: Iterable[Program]) -> tuple[list[Any], list[int]]:
-    """Run one program a rank in lockstep, and pass what each yields to the next: (what each returned, bytes that each sent).
+    """Run one program a rank in step, and pass what each yields to the next: (what each returned, bytes that each sent).
 
-    A program is a generator: `k, v = yield k, v` sends a pair of tensors to the next rank and receives the pair of the one before. RuntimeError where a
-    rank has returned and its neighbours still send, for then they would wait for ever.
+    A program is a generator: `k, v = yield k, v` sends a pair of tensors to the next rank, and receives the pair of the one
+    before. RuntimeError where a rank has returned and its neighbour still sends, for that one would wait for ever.
     """
     programs = [*programs]
-    results, sent, received = [None] * len(programs), [0] * len(programs), [None] * len(programs)
-    running = True
-    while running:
+    ranks = range(len(programs))
+    results, sent, received = [None for _ in ranks], [0 for _ in ranks], [None for _ in ranks]
+    while True:
         messages, done = [], []
         for rank, program in enumerate(programs):
             try:
                 messages.append(program.send(received[rank]))
-                sent[rank] += sum(x.nbytes for x in tensors_in(messages[-1]))
+                sent[rank] += bytes_of(messages[rank])
             except StopIteration as stop:
                 messages.append(None)
-                done.append(rank)
                 results[rank] = stop.value
-        running = not done
-        if done and len(done) < len(programs):
-            waiting = next(rank for rank in range(len(programs)) if rank not in done and (rank - 1) % len(programs) in done)
-            raise RuntimeError(f"rank {waiting} waits for ever: rank {(waiting - 1) % len(programs)} has returned and sends nothing")
+                done.append(rank)
+        if len(done) == len(programs):
+            return results, sent
+        for rank in ranks:
+            if rank not in done and (before := (rank - 1) % len(programs)) in done:
+                raise RuntimeError(f"rank {rank} waits for ever: rank {before} has returned and sends nothing")
         received = messages[-1:] + messages[:-1]
-    return results, sent
 
 
-def tensors_in(message: Any) -> list[torch.Tensor]:
-    """The tensors of a message: itself, or those of a tuple or list."""
-    if isinstance(message, torch.Tensor):
-        return [message]
-    return [x for part in message for x in tensors_in(part)] if isinstance(message, tuple | list) else []
+def bytes_of(message: Any) -> int:
+    """The bytes of a message's tensors: its own, or those of a tuple or list."""
+    if isinstance(message, tuple | list):
+        return sum(map(bytes_of, message))
+    return message.nbytes if isinstance(message, torch.Tensor) else 0
