@@ -32,12 +32,15 @@ def backend_for(ranks: int) -> str:
     return "nccl" if hardware.device().type == "cuda" and torch.cuda.device_count() >= ranks else "gloo"
 
 
-def run(function: Callable[..., Any], ranks: int, *arguments: Any, timeout: float = 60.0, limit: float = 600.0) -> list[Any]:
+def run(
+    function: Callable[..., Any], ranks: int, *arguments: Any, backend: str = "", timeout: float = 60.0, limit: float = 600.0
+) -> list[Any]:
     """What function(*arguments) returns in each of `ranks` new processes, by rank.
 
-    function: of a module, because the processes import it. It runs in a process group, gloo's or, where there is a GPU for each rank, NCCL's, and on
-    this machine's device; ranks share a GPU where there are too few. timeout: the group's, in seconds. limit: after so many seconds all are ended.
-    What it returns is read by torch.load: tensors on the CPU, numbers, texts, and tuples, lists and dicts of them.
+    function: of a module, because the processes import it. It runs in a process group, and on this machine's device; ranks
+    share a GPU where there are too few. backend: the group's, backend_for(ranks) unless given. timeout: the group's, in
+    seconds. limit: after so many seconds all processes are ended. What it returns is read by torch.load: tensors on the CPU,
+    numbers, texts, and tuples, lists and dicts of them.
 
     Raises RankFailed where a rank raises, or ends without a result.
     """
@@ -46,7 +49,7 @@ def run(function: Callable[..., Any], ranks: int, *arguments: Any, timeout: floa
     # Imported once, not by each process. With a GPU only what doesn't touch CUDA, which would not survive the fork.
     context.set_forkserver_preload(["torch"] if hardware.has_gpu() else ["fa_tutorial.ring"])
     with tempfile.TemporaryDirectory() as folder:
-        settings = folder, backend_for(ranks), ranks, timeout
+        settings = folder, backend or backend_for(ranks), ranks, timeout
         processes = [context.Process(target=_one_rank, args=(rank, *settings, function, arguments), daemon=True) for rank in range(ranks)]
         for process in processes:
             process.start()

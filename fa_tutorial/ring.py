@@ -73,7 +73,8 @@ def ring_attention(
 
     Raises what flash_attention raises for its arguments; ValueError where is_causal and the shards of q and k are not two
     chunks each, of one length; RuntimeError that names step and rank where another rank is missing, has died, or is late by
-    more than the group's timeout. NCCL has no such error: its watchdog ends the process after the timeout.
+    more than the group's timeout. With NCCL the GPU waits instead of Python: there no step is named, and the process ends when
+    PyTorch's watchdog aborts what is overdue, or when torchrun ends all ranks because one has ended.
     """
     q, k, v = autocast(q, k, v)
     scale = check_attention(q, k, v, scale, max_d=MAX_D)
@@ -87,9 +88,9 @@ def ring_attention(
 def visible(rank: int, owner: int, rows: int) -> tuple[slice, slice, bool]:
     """(queries, keys, is_causal) of the tile in which this rank's queries meet the owner's keys (13.5).
 
-    Both shards have `rows` rows in zigzag order, under the causal mask. Its own tile is causal, because a
-    shard's rows are in order. An earlier owner's first chunk comes before all queries of this rank, and its
-    second one after them. A later owner's chunks both lie between this rank's.
+    Both shards have `rows` rows in zigzag order, under the causal mask. Its own tile is causal, because
+    a shard's rows are in order. An earlier owner's first chunk comes before all queries of this rank, and
+    its second one after them. A later owner's chunks both lie between this rank's.
     """
     half = rows // 2
     if owner == rank:

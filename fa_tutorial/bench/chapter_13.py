@@ -1,4 +1,4 @@
-"""Chapter 13: what each rank of a process group runs, ring attention and the other ways to share a sequence, and the stored results of four GPUs."""
+"""Chapter 13: what each rank of a process group runs, other ways to share a sequence, and stored results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def one_rank(shape: tuple[int, int, int, int, int], is_causal: bool) -> dict[str
 
 
 def show(ranks: int, shape: tuple[int, int, int, int, int], is_causal: bool) -> bool:
-    """Run one_rank in `ranks` processes, and print what each held and sent, and whether all is as accurate as plain attention; returns that."""
+    """Run one_rank in `ranks` processes, and print what each held and sent.
+
+    Prints and returns whether all results are as accurate as plain attention's, too.
+    """
     _, H_q, H_k, S, D = shape
     kind = "causal" if is_causal else "full"
     print(f"{ranks} processes, S = {S:,} in shards of {S // ranks:,}, {H_q} query heads on {H_k} key heads, D = {D}, {kind}")
@@ -106,13 +109,16 @@ def loopback(megabytes: int) -> float:
 
 @torch.no_grad()
 def all_gather_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention of zigzag shards, all of k and v on every rank (Llama 3; Dubey et al., 2024, section 3.3.2). As ring_attention(is_causal=True)."""
+    """Causal attention of zigzag shards, with all of k and v on every rank (Llama 3; Dubey et al., 2024, section 3.3.2).
+
+    Arguments and result as ring_attention's with is_causal.
+    """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     parts = [torch.empty_like(kv := torch.stack((k, v))) for _ in range(ranks)]
     dist.all_gather(parts, kv)
     k, v = ring.unshard(parts, dim=3)
     chunk = q.shape[2] // 2
-    ends = (rank + 1) * chunk, (2 * ranks - rank) * chunk  # a chunk of q sees the keys up to its own end, aligned bottom right
+    ends = (rank + 1) * chunk, (2 * ranks - rank) * chunk  # a chunk of q sees the keys up to its own end
     return torch.cat(
         [flash_attention(x, k[:, :, :end], v[:, :, :end], is_causal=True) for x, end in zip(q.chunk(2, 2), ends, strict=True)], 2
     )
@@ -120,7 +126,7 @@ def all_gather_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> t
 
 @torch.no_grad()
 def ulysses_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention of shards in plain order: each rank gets some heads of the whole sequence (DeepSpeed-Ulysses; Jacobs et al., 2023).
+    """Causal attention of shards in plain order: each rank gets some heads of the whole sequence (Jacobs et al., 2023).
 
     q, k, v: (B, H, S / ranks, D), H_q and H_k multiples of the number of ranks. Returns o like q.
     """
