@@ -89,8 +89,8 @@ def visible(rank: int, owner: int, rows: int) -> tuple[slice, slice, bool]:
     """(queries, keys, is_causal) of the tile in which this rank's queries meet the owner's keys (13.5).
 
     Both shards have `rows` rows in zigzag order, under the causal mask. Its own tile is causal, because
-    a shard's rows are in order. An earlier owner's first chunk comes before all queries of this rank, and
-    its second one after them. A later owner's chunks both lie between this rank's.
+    a shard's rows are in order. An earlier owner's first chunk comes before all queries of this rank,
+    and its second one after them. A later owner's chunks both lie between this rank's.
     """
     half = rows // 2
     if owner == rank:

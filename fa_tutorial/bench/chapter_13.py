@@ -12,7 +12,8 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from fa_tutorial import flash_attention, hardware, processes, reference, ring
+from fa_tutorial import hardware, processes, reference, ring
+from fa_tutorial.attention import flash_attention
 
 STORED = Path(__file__).with_name("ring.json")
 NAMES = ("o", "lse", "dq", "dk", "dv")
