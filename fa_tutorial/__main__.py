@@ -70,6 +70,22 @@ def parser() -> argparse.ArgumentParser:
     )
 
     text = (
+        "ring attention in processes of this machine, checked against attention in one (chapter 13); status 1 "
+        "where it is wrong"
+    )
+    several = command(commands, "ring", _ring, text)
+    several.add_argument(
+        "--ranks", type=int, default=4, help="processes; each gets a GPU of its own where there are enough"
+    )
+    several.add_argument(
+        "--seq-len", type=int, default=256, metavar="S", help="tokens of all ranks together, a multiple of 2 · ranks"
+    )
+    several.add_argument("--num-heads", type=int, default=4, metavar="H", help="query heads")
+    several.add_argument("--kv-heads", type=int, default=2, metavar="H_K", help="key heads")
+    several.add_argument("--head-dim", type=int, default=32, metavar="D", help="size of a head")
+    several.add_argument("--full", action="store_true", help="without the causal mask")
+
+    text = (
         "speed and memory of one case, beside the peers (needs a GPU); sweep measures a grid, plot and table "
         "show stored results"
     )
@@ -162,6 +178,13 @@ def _work_check(options: Namespace) -> int:
 
     work.check(options.chapters)
     return 0
+
+
+def _ring(options: Namespace) -> int:
+    from fa_tutorial.bench import chapter_13
+
+    shape = (1, options.num_heads, options.kv_heads, options.seq_len, options.head_dim)
+    return int(not chapter_13.show(options.ranks, shape, not options.full))
 
 
 def _bench_case(options: Namespace) -> int:

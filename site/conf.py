@@ -18,7 +18,7 @@ CHAPTERS = {
     path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
 }
 # Terms whose names are everyday words too: linked in the chapter that explains them, and nowhere else.
-EVERYDAY = {"whole": "notebooks/10_variants", "page": "notebooks/11_decoding"}
+EVERYDAY = {"whole": "notebooks/10_variants", "page": "notebooks/11_decoding", "rank": "notebooks/13_past_one_gpu"}
 TAG = re.compile(r"\\tag\{([\d.]+)\}")
 
 project = "FlashAttention, derived and built"

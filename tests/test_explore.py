@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, barriers, figures, ledger, softmax
+from fa_tutorial import algorithm, barriers, figures, ledger, ring, softmax
 from fa_tutorial.bench import results
+from fa_tutorial.exercises.chapter_13.ex_1 import owner
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
 
@@ -449,3 +450,54 @@ def test_explore_names_the_figures_that_there_are(monkeypatch, tmp_path):
     monkeypatch.setattr(figures, "EXPLORABLE", tmp_path)
     with pytest.raises(FileNotFoundError, match="a clone of the course"):
         figures.explore("online_softmax")
+
+
+# ---------------------------------------------------------------- ring_attention
+
+
+def positions_of(order: str, ranks: int, tokens: int = 48) -> list[torch.Tensor]:
+    tokens = torch.arange(tokens)
+    orders = {
+        "plain": tokens.chunk(ranks),
+        "zigzag": [ring.shard(tokens, rank, ranks, dim=0) for rank in range(ranks)],
+        "striped": [tokens[rank::ranks] for rank in range(ranks)],
+    }
+    return orders[order]
+
+
+@pytest.mark.parametrize("order", ["plain", "zigzag", "striped"])
+def test_ring_attention_counts_every_pair(page, order):
+    open_figure(page, "ring_attention")
+    for ranks, is_causal in itertools.product((2, 3, 4, 6, 8), (True, False)):
+        shown = put(page, ranks=ranks, order=order, is_causal=is_causal)
+        positions = positions_of(order, ranks)
+        assert shown["positions"] == [mine.tolist() for mine in positions]
+        assert shown["holds"] == [[owner(rank, step, ranks) for rank in range(ranks)] for step in range(ranks)]
+        for owners, counts in zip(shown["holds"], shown["work"], strict=True):
+            for rank, holds in enumerate(owners):
+                pairs = positions[holds] <= positions[rank][:, None] if is_causal else torch.ones(48 // ranks, 48 // ranks)
+                assert counts[rank] == int(pairs.sum())
+        assert shown["total"] == ledger.visible_pairs(48, 48, is_causal)
+        assert shown["ratio"] == pytest.approx(sum(map(max, shown["work"])) * ranks / shown["total"])
+
+
+def test_ring_attention_answers_its_question(page):
+    """Plain order: half a tile, then R − 1 whole ones, where R / 2 would be a fair share; a shard's own tile has its diagonal besides."""
+    assert open_figure(page, "ring_attention")["order"] == "plain"
+    for ranks in (2, 8):
+        ratio = put(page, ranks=ranks)["ratio"]
+        assert ratio == pytest.approx((2 * ranks - 1) / ranks, abs=0.04)
+        assert page.locator("#verdict b.wrong").count() == 1
+    assert put(page, order="zigzag")["ratio"] == pytest.approx(1)
+    assert put(page, order="striped")["ratio"] < 1.2
+
+
+def test_ring_attention_plays_and_stops(page):
+    assert open_figure(page, "ring_attention")["step"] == 1
+    page.locator("#play").click()
+    page.wait_for_function("state().step === 3")
+    page.locator("#play").click()
+    step = state(page)["step"]
+    page.wait_for_timeout(1_200)
+    assert state(page)["step"] == step
+    assert f"Step {step}: rank 2 meets the keys of rank {owner(2, step, 4)}" in page.locator("#verdict").inner_text()

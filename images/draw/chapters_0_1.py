@@ -19,7 +19,7 @@ from fa_tutorial.bench import results
 CHAPTER_TITLES = (
     "Why attention is slow", "Safe and online softmax", "Strides and first kernels", "Tiled matmul", "Flash forward in PyTorch",
     "Flash forward in Triton", "Backward by hand", "Flash backward in Triton", "Tuning", "Past Triton", "Variants", "Decoding",
-    "Reading flash attention",
+    "Reading flash attention", "Past one GPU",
 )  # fmt: skip
 HANDS_ON = (
     "scores are too many to store", "softmax, block by block", "kernels that read tiles", "(q kᵀ) v, tile by tile",
@@ -27,15 +27,15 @@ HANDS_ON = (
 )  # fmt: skip
 PHASES = (
     ("phase 1", "the problem", "blue", (0, 1)), ("phase 2", "the machine", "orange", (2, 3)), ("phase 3", "forward", "green", (4, 5)),
-    ("phase 4", "backward", "purple", (6, 7)), ("phase 5", "tuning", "sky", (8,)), ("after", "past Triton", "yellow", (9, 10, 11, 12)),
+    ("phase 4", "backward", "purple", (6, 7)), ("phase 5", "tuning", "sky", (8,)), ("after", "past Triton", "yellow", (9, 10, 11, 12, 13)),
 )  # fmt: skip
 
 
 @image("00_course_map.png")
 def draw_course_map() -> Figure:
     """Five phases and what follows, left to right: each chapter, and what it hands to the next."""
-    figure, ax = canvas(5.35)
-    width, gap, top, bottom = 1.36, 0.13, 0.95, 4.2
+    figure, ax = canvas(6.1)
+    width, gap, top, bottom = 1.36, 0.13, 0.95, 4.95
     for column, (phase, name, colour, chapters) in enumerate(PHASES):
         x = 0.09 + column * (width + gap)
         middle = x + width / 2

@@ -1,0 +1,154 @@
+"""Chapter 13: what each rank of a process group runs, other ways to share a sequence, and stored results."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+
+from fa_tutorial import hardware, processes, reference, ring
+from fa_tutorial.attention import flash_attention
+
+STORED = Path(__file__).with_name("ring.json")
+NAMES = ("o", "lse", "dq", "dk", "dv")
+
+
+def load() -> dict:
+    """The stored results: "provenance", and "rows" as a DataFrame."""
+    stored = json.loads(STORED.read_text(encoding="utf-8"))
+    return stored | {"rows": pd.DataFrame(stored["rows"], dtype=object)}
+
+
+# ---------------------------------------------------------------- what a rank runs
+
+
+def inputs(B: int, H_q: int, H_k: int, S: int, D: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """q, k, v and do of a whole sequence, the same in every process."""
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randn(B, H, S, D, generator=draw).to(dtype) for H in (H_q, H_k, H_k, H_q)]
+
+
+def one_rank(shape: tuple[int, int, int, int, int], is_causal: bool) -> dict[str, torch.Tensor]:
+    """One rank's program: shards of inputs(*shape), ring attention and its backward.
+
+    Returns this rank's o, lse, dq, dk and dv, and the bytes that it sent: {"sent": [forward, backward]}.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    q, k, v, do = (ring.shard(x, rank, ranks).to(hardware.device()) for x in inputs(*shape))
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    counts = [ring.Passing.bytes_sent]
+    o, lse = ring.ring_attention(q, k, v, is_causal=is_causal, return_lse=True)
+    counts.append(ring.Passing.bytes_sent)
+    o.backward(do)
+    counts.append(ring.Passing.bytes_sent)
+    sent = [after - before for before, after in itertools.pairwise(counts)]
+    results = o, lse, q.grad, k.grad, v.grad
+    return {name: x.detach().cpu() for name, x in zip(NAMES, results, strict=True)} | {"sent": sent}
+
+
+def show(ranks: int, shape: tuple[int, int, int, int, int], is_causal: bool) -> bool:
+    """Run one_rank in `ranks` processes, and print what each held and sent.
+
+    Prints and returns whether all results are as accurate as plain attention's, too.
+    """
+    _, H_q, H_k, S, D = shape
+    kind = "causal" if is_causal else "full"
+    print(
+        f"{ranks} processes, S = {S:,} in shards of {S // ranks:,}, {H_q} query heads on {H_k} key heads, D = {D}, "
+        f"{kind}"
+    )
+    parts = processes.run(one_rank, ranks, shape, is_causal)
+    for rank, part in enumerate(parts):
+        first, last = ring.shard(torch.arange(S), rank, ranks, dim=0).chunk(2)
+        tokens = f"tokens {first[0]} to {first[-1]} and {last[0]} to {last[-1]}"
+        print(f"rank {rank}: {tokens}; sent {part['sent'][0]:,} bytes forward, {part['sent'][1]:,} backward")
+    q, k, v, do = inputs(*shape)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    plain = reference.naive_attention(*leaves, is_causal)
+    plain = [plain, None, *torch.autograd.grad(plain, leaves, do)]
+    truth = [*reference.attention(q, k, v, is_causal), *reference.gradients(q, k, v, do, is_causal)]
+    wrong = []
+    for name, want, rough in zip(NAMES, truth, plain, strict=True):
+        got = ring.unshard([part[name] for part in parts])
+        try:
+            if rough is None:
+                reference.assert_lse_accurate(got, want, torch.float32)
+            else:
+                reference.assert_accurate(got, want, rough, factor=2.0 if name == "o" else 3.0)
+        except AssertionError as error:
+            wrong.append(f"{name}: {error}")
+    print(f"{', '.join(NAMES)}: {'; '.join(wrong) or 'as accurate as plain attention on one device'}")
+    return not wrong
+
+
+def one_rank_dies(who: int) -> None:
+    """As one_rank, but rank `who` ends without a word before it has sent anything."""
+    if dist.get_rank() == who:
+        os._exit(1)
+    one_rank((1, 2, 2, 32, 16), is_causal=True)
+
+
+def loopback(megabytes: int) -> float:
+    """Bytes a second with which each rank sends to the next, all at once, the best of five."""
+    x = torch.zeros(megabytes * 2**20, dtype=torch.uint8, device=hardware.device())
+    best = 0.0
+    for _ in range(5):
+        dist.barrier()
+        start = time.perf_counter()
+        ring.Passing(x, None, "measuring").wait()
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        best = max(best, x.nbytes / (time.perf_counter() - start))
+    return best
+
+
+# ---------------------------------------------------------------- other ways to share a sequence, forward alone
+
+
+@torch.no_grad()
+def all_gather_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention of zigzag shards, with all of k and v on every rank (Llama 3; Dubey et al., 2024, section
+    3.3.2).
+
+    Arguments and result as ring_attention's with is_causal.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    parts = [torch.empty_like(kv := torch.stack((k, v))) for _ in range(ranks)]
+    dist.all_gather(parts, kv)
+    k, v = ring.unshard(parts, dim=3)
+    chunk = q.shape[2] // 2
+    ends = (rank + 1) * chunk, (2 * ranks - rank) * chunk  # a chunk of q sees the keys up to its own end
+    return torch.cat(
+        [
+            flash_attention(x, k[:, :, :end], v[:, :, :end], is_causal=True)
+            for x, end in zip(q.chunk(2, 2), ends, strict=True)
+        ],
+        2,
+    )
+
+
+@torch.no_grad()
+def ulysses_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention of shards in plain order: each rank gets some heads of the whole sequence (Jacobs et al., 2023).
+
+    q, k, v: (B, H, S / ranks, D), H_q and H_k multiples of the number of ranks. Returns o like q.
+    """
+    q, k, v = (
+        torch.cat(exchange(x.chunk(dist.get_world_size(), dim=1)), dim=2) for x in (q, k, v)
+    )  # (B, H / ranks, S, D)
+    o = flash_attention(q, k, v, is_causal=True)
+    return torch.cat(exchange(o.chunk(dist.get_world_size(), dim=2)), dim=1)
+
+
+def exchange(parts: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Part i goes to rank i, and rank i's part for this one comes: an all-to-all."""
+    sent = torch.stack(parts)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent)
+    return list(received)

@@ -1,0 +1,112 @@
+"""Exercise 13.3, ring_rank."""
+
+import functools
+
+import torch
+
+from fa_tutorial.exercises.chapter_13 import played
+from fa_tutorial.exercises.chapter_13.ex_2 import join
+from fa_tutorial.exercises.chapter_13.played import attend
+from fa_tutorial.exercises.harness import Exercise, case
+
+
+def ring_rank(q, k, v, ranks):
+    """One rank's program: (o, lse) of its queries to all keys. q, k, v: this rank's (B, H, rows, D).
+
+    `k, v = yield k, v` sends k and v to the next rank, and receives those of the rank before.
+    """
+    o, lse = attend(q, k, v)
+    for _ in range(1, ranks):
+        k, v = yield k, v
+        o, lse = join(o, lse, *attend(q, k, v))
+    return o, lse
+
+
+STEP, YIELD = "for _ in range(1, ranks):", "        k, v = yield k, v\n"
+JOIN, FIRST = "o, lse = join(o, lse, *attend(q, k, v))", "    o, lse = attend(q, k, v)\n"
+MISTAKES = {
+    "k and v are passed on once more than needed: after ranks − 1 steps every rank has seen every key": ("    return", "    yield k, v\n    return"),
+    "one step is missing: each rank has to see the keys of all ranks": (STEP, "for _ in range(2, ranks):"),
+    "what comes is thrown away, and its own keys are used again: take what yield gives": (YIELD, "        yield k, v\n"),
+    "its own keys are sent in each step, so it only ever sees its neighbour's: pass on what came": [
+        (FIRST, f"{FIRST}    mine = k, v\n"), (YIELD, "        k, v = yield mine\n")],
+    "only the last part is left: each part joins what is there": (JOIN, "o, lse = attend(q, k, v)"),
+    "the parts are added up: each is divided by its own sum already, so join them by their lse": (
+        JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"),
+    "its own keys are left out": (FIRST, "    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=q.dtype)\n"),
+    "its own keys count twice: pass them on first, then attend to what comes": (
+        YIELD + "        o, lse = join(o, lse, *attend(q, k, v))", "        o, lse = join(o, lse, *attend(q, k, v))\n        k, v = yield k, v"),
+    "q travels, too, so that the results belong to other ranks' queries": (YIELD, "        q, k, v = yield q, k, v\n"),
+    "lse isn't carried on: the next part needs that of all keys so far": (JOIN, "o, _ = join(o, lse, *attend(q, k, v))"),
+    "k and v arrive as each other": (YIELD, "        v, k = yield k, v\n"),
+}  # fmt: skip
+
+
+def truth(q, k, v, ranks):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1), torch.tensor(ranks - 1)
+
+
+def adapt(answer):
+    """The answer's program on every rank: o and lse of the whole sequence, and how often a rank sends."""
+
+    @functools.wraps(answer)
+    def ring(q, k, v, ranks):
+        sends = [0] * ranks
+        number = iter(range(ranks))
+
+        def counted(*args):
+            program, rank = answer(*args), next(number)
+
+            def watched():
+                received = None
+                while True:
+                    try:
+                        message = program.send(received)
+                    except StopIteration as stop:
+                        return stop.value
+                    sends[rank] += 1
+                    received = yield message
+
+            return watched() if hasattr(program, "send") else program
+
+        results = played.play(counted, (q, k, v), ranks)
+        return *played.joined(results, ("o", "lse")), torch.tensor(max(sends))
+
+    return ring
+
+
+def inputs():
+    for ranks, rows, words in (
+        (1, 2, "one rank has all keys, and sends nothing"),
+        (2, 1, "two ranks: each sees its own keys, then the other's"),
+        (3, 1, "three ranks: what came from one neighbour goes on to the other"),
+        (4, 3, "four ranks of three rows"),
+    ):
+        for fresh in (False, True):
+            q, k, v, _ = played.draws(1, 2, ranks * rows, 4, fresh=fresh)
+            on = f"{ranks} rank{'s' * (ranks > 1)}, S = {ranks * rows}, H = 2, D = 4"
+            yield case(q, k, v, ranks, on=on, otherwise=words, fresh=fresh)
+    q, k, v, _ = played.draws(2, 1, 10, 3, fresh=False)
+    yield case(q, 30 * k, v, 5, on="5 ranks, scores up to 100", otherwise="the parts join by their lse")
+
+
+EXERCISE = Exercise(
+    id="13.3",
+    task="Write the program of one rank, with attend and join.",
+    hints=(
+        "Start with what needs nobody else. How many ranks' keys are then still missing?",
+        "o, lse = attend(q, k, v) first. Then ranks − 1 times: k, v = yield k, v, attend to what came, and join.",
+        "join(o, lse, *attend(q, k, v)) hands over both results of attend.",
+    ),
+    solution=ring_rank,
+    reasoning="A rank begins with its own keys. In each of the ranks − 1 steps it passes on the keys that it holds and gets the next ones. So each rank "
+    "sees each shard once, and the merge makes the order irrelevant.",
+    more="The package's version, ring.ring_attention, starts to send before it computes, so that both run at the same time.",
+    inputs=inputs,
+    truth=truth,
+    rule="each rank attends to its own keys, then ranks − 1 times passes on what it holds and joins its attention to what comes",
+    mistakes=MISTAKES,
+    parts=("o", "lse", "sends"),
+    adapt=adapt,
+)

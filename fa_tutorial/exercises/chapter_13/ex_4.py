@@ -1,0 +1,71 @@
+"""Exercise 13.4, chunks_of."""
+
+import functools
+
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong, show
+
+
+def chunks_of(rank, ranks):
+    """The numbers of the two chunks, of 2 · ranks, that make up this rank's shard."""
+    return rank, 2 * ranks - 1 - rank
+
+
+PAIR = "rank, 2 * ranks - 1 - rank"
+MISTAKES = {
+    "two neighbours: the last rank's queries see nearly all keys, and the first one's hardly any": (PAIR, "2 * rank, 2 * rank + 1"),
+    "the two chunks lie half the sequence apart for every rank, so the later ranks still have more": (PAIR, "rank, rank + ranks"),
+    "both chunks come earlier for a later rank: one must come earlier and one later": (PAIR, "ranks - 1 - rank, 2 * ranks - 1 - rank"),
+}  # fmt: skip
+
+
+def work(chunks):
+    """Pairs that two chunks of queries see under the causal mask, in units of a chunk times a chunk: chunk c sees c whole chunks and half of its own."""
+    return sum(chunks) + 1
+
+
+def truth(ranks):
+    return (sum(work((chunk,)) for chunk in range(2 * ranks)) // ranks - 1,) * ranks  # all the work, shared out evenly
+
+
+def adapt(answer):
+    """The work of every rank, by the chunks that the answer gives it. Wrong where the chunks aren't shared out once each."""
+
+    @functools.wraps(answer)
+    def works(ranks):
+        given = [answer(rank, ranks) for rank in range(ranks)]
+        for rank, chunks in enumerate(given):
+            if not (isinstance(chunks, tuple | list) and len(chunks) == 2 and all(isinstance(chunk, int) for chunk in chunks)):
+                raise Wrong(f"chunks_of({rank}, {ranks}) gives {show(chunks)}, want two whole numbers")
+        dealt = sorted(chunk for chunks in given for chunk in chunks)
+        if dealt != [*range(2 * ranks)]:
+            raise Wrong(f"{ranks} ranks get the chunks {', '.join(map(str, dealt))}: each of 0 to {2 * ranks - 1} must go to one rank")
+        return tuple(map(work, given))
+
+    return works
+
+
+def inputs():
+    yield case(1, on="one rank")
+    yield case(2, on="two ranks, their work in chunks times chunks,")
+    yield case(3, on="three ranks, their work in chunks times chunks,")
+    yield case(4, on="four ranks, their work in chunks times chunks,")
+    yield case(7, on="seven ranks, their work in chunks times chunks,")
+
+
+EXERCISE = Exercise(
+    id="13.4",
+    task="Give each rank two chunks, so that all ranks have the same work under the causal mask.",
+    hints=(
+        "Chunk c's queries see c whole chunks of keys, and half of their own. So which pairs of chunks have the same sum?",
+        "The first chunk has the least work and the last one the most: put them together. Then the second and the last but one.",
+    ),
+    solution=chunks_of,
+    reasoning="Chunk c has work c + ½. The numbers of the two chunks always add up to 2 · ranks − 1, so every rank has the work 2 · ranks.",
+    inputs=inputs,
+    truth=truth,
+    rule="every rank has the same work where the numbers of its two chunks have the same sum",
+    mistakes=MISTAKES,
+    exact=True,
+    adapt=adapt,
+)

@@ -1,0 +1,65 @@
+"""Exercise 13.6, least_shard."""
+
+import random
+
+from fa_tutorial.exercises.harness import Exercise, case
+
+
+def least_shard(H_q, H_k, D, itemsize, flops, bandwidth):
+    """The tokens in a shard with which a causal step in zigzag order computes as long as it sends.
+
+    flops: FLOP/s that the kernel reaches.
+    bandwidth: byte/s that a rank sends to the next one.
+    """
+    # rows² / 2 pairs, 2 matmuls, 2 FLOPs each:  seconds = 2 · H_q · rows² · D / flops
+    # k and v:                                   seconds = 2 · H_k · rows · D · itemsize / bandwidth
+    return H_k * itemsize * flops / (H_q * bandwidth)
+
+
+RESULT = "H_k * itemsize * flops / (H_q * bandwidth)"
+MISTAKES = {
+    "that is half of it: in a causal step half of the rows² pairs are seen, and both k and v travel": (RESULT, f"{RESULT} / 2"),
+    "that is twice as much: q kᵀ and p v are two matmuls, and each multiplication comes with an addition": (RESULT, f"2 * {RESULT}"),
+    "the heads of k and v are H_k: grouped-query attention sends less": (RESULT, "itemsize * flops / bandwidth"),
+    "the two groups of heads are exchanged: computing has H_q heads, sending H_k": (RESULT, "H_q * itemsize * flops / (H_k * bandwidth)"),
+    "the numbers of k and v are sent, but their bytes aren't counted: multiply by itemsize": (RESULT, "H_k * flops / (H_q * bandwidth)"),
+    "that is one over the number of tokens": (RESULT, "(H_q * bandwidth) / (H_k * itemsize * flops)"),
+    "D cancels: both the FLOPs and the bytes are proportional to it": (RESULT, f"{RESULT} / D"),
+    "the bandwidth is in bytes a second, not in bits": (RESULT, f"8 * {RESULT}"),
+    "q travels as well there: only k and v do": (RESULT, "(2 * H_k + H_q) * itemsize * flops / (2 * H_q * bandwidth)"),
+}  # fmt: skip
+
+
+def truth(H_q, H_k, D, itemsize, flops, bandwidth):
+    compute = 4 * H_q * D / 2 / flops  # seconds for each rows²
+    send = 2 * H_k * D * itemsize / bandwidth  # seconds for each row
+    return send / compute
+
+
+def inputs():
+    yield case(1, 1, 1, 1, 100.0, 10.0, otherwise="rows²/2 pairs of 4 FLOPs take as long as 2 · rows bytes")
+    yield case(1, 1, 64, 2, 100.0, 10.0, otherwise="D doesn't matter, and the bytes of a number do")
+    yield case(8, 2, 64, 2, 100.0, 10.0, otherwise="k and v have H_k heads, q has H_q")
+    yield case(32, 8, 128, 2, 6e14, 4e11, otherwise="two times say how long a step computes and sends: set them equal")
+    for _ in range(5):
+        H_k = random.randint(1, 8)
+        sizes = H_k * random.randint(1, 8), H_k, random.choice((64, 128)), random.choice((2, 4))
+        yield case(*sizes, 1e12 * random.uniform(1, 900), 1e9 * random.uniform(1, 400), on="random machines", fresh=True)
+
+
+EXERCISE = Exercise(
+    id="13.6",
+    task="Find the number of tokens in a shard from which on sending hides behind computing.",
+    hints=(
+        "How many FLOPs has a step of `rows` queries and `rows` keys, half of whose pairs are seen? How many bytes has the k and v that travel meanwhile?",
+        "2 · H_q · rows² · D FLOPs, and 2 · H_k · rows · D · itemsize bytes. Each divided by its rate is a time.",
+        "Set the two times equal and solve for rows.",
+    ),
+    solution=least_shard,
+    reasoning="FLOPs grow with rows², bytes with rows. So there is one length from which on computing takes longer, and it depends on nothing but the machine, the "
+    "group of heads and the bytes of a number.",
+    inputs=inputs,
+    truth=truth,
+    rule="rows is where 2 · H_q · rows² · D / flops equals 2 · H_k · rows · D · itemsize / bandwidth",
+    mistakes=MISTAKES,
+)

@@ -1,0 +1,94 @@
+"""Exercise 13.7, backward_rank."""
+
+import functools
+
+import torch
+
+from fa_tutorial.algorithm import attention_backward
+from fa_tutorial.exercises.chapter_13 import played
+from fa_tutorial.exercises.harness import Exercise, case
+
+
+def backward_rank(q, k, v, o, do, lse, ranks):
+    """One rank's program: (dq, dk, dv) of its own queries, keys and values.
+
+    q, k, v: this rank's shards; o, lse: its result of the forward ring; do: the gradient of o.
+    """
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for _ in range(ranks):
+        dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, lse)
+        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part
+        k, v, dk, dv = yield k, v, dk, dv
+    return dq, dk, dv
+
+
+LOOP, YIELD, TILE = "for _ in range(ranks):", "k, v, dk, dv = yield k, v, dk, dv", "attention_backward(q, k, v, o, do, lse)"
+MISTAKES = {
+    "the gradients stop one rank before home: after ranks − 1 steps a rank holds those of the rank after it, so they need one step more": [
+        (LOOP, "for step in range(ranks):"), (YIELD, f"if step < ranks - 1:\n            {YIELD}")],
+    "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": (
+        YIELD, "k, v = yield k, v"),
+    "the part's own o and lse give weights that add up to 1 over this shard alone: take the whole row's": (
+        TILE, "attention_backward(q, k, v, played.attend(q, k, v)[0], do, played.attend(q, k, v)[1])"),
+    "the part's own lse gives weights that add up to 1 over this shard alone: take the whole row's": (
+        TILE, "attention_backward(q, k, v, o, do, played.attend(q, k, v)[1])"),
+    "the part's own o gives a delta of this shard alone: take the whole row's": (TILE, "attention_backward(q, k, v, played.attend(q, k, v)[0], do, lse)"),
+    "dq travels away with the keys: q stays, and so does dq": (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"),
+    "dk and dv are overwritten in each step: add to what the earlier ranks have put in": (
+        "dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk_part, dv_part"),
+    "dq is overwritten in each step: add up what all shards give": ("dq + dq_part, dk + dk_part", "dq_part, dk + dk_part"),
+    "only the rank's own keys are used: take what yield gives": (YIELD, "yield k, v, dk, dv"),
+    "dk and dv arrive as each other": (YIELD, "k, v, dv, dk = yield k, v, dk, dv"),
+}  # fmt: skip
+
+
+def truth(q, k, v, do, ranks):
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    o, _ = played.attend(*leaves)
+    return torch.autograd.grad(o, leaves, do)
+
+
+def adapt(answer):
+    """The answer's program on every rank, after a forward pass: dq, dk and dv of the whole sequence."""
+
+    @functools.wraps(answer)
+    def ring(q, k, v, do, ranks):
+        o, lse = played.attend(q, k, v)
+        results = played.play(answer, (q, k, v, o, do, lse), ranks)
+        return played.joined(results, ("dq", "dk", "dv"))
+
+    return ring
+
+
+def inputs():
+    for ranks, rows, words in (
+        (1, 2, "one rank: the gradients of chapter 6"),
+        (2, 1, "two ranks: a rank's keys get gradients from both, and dk and dv must end where they began"),
+        (3, 1, "three ranks: dk and dv travel with their keys, and one step further"),
+        (4, 2, "four ranks of two rows"),
+    ):
+        for fresh in (False, True):
+            drawn = played.draws(1, 2, ranks * rows, 4, fresh=fresh)
+            on = f"{ranks} rank{'s' * (ranks > 1)}, S = {ranks * rows}, H = 2, D = 4"
+            yield case(*drawn, ranks, on=on, otherwise=words, fresh=fresh)
+
+
+EXERCISE = Exercise(
+    id="13.7",
+    task="Write the backward program of one rank, with attention_backward.",
+    hints=(
+        "q, do and dq stay. k and v travel as before. Where must the gradients of the keys be when the next rank wants to add to them?",
+        "They travel with their keys: k, v, dk, dv = yield k, v, dk, dv. After how many steps are they home?",
+        "Add this pair's three gradients first, then pass on, `ranks` times. o and lse are the whole row's, as they came in.",
+    ),
+    solution=backward_rank,
+    reasoning="A pair's p = exp(s − lse) and ds = p ∘ (dp − delta) need the whole row's lse and delta, which the rank kept from its forward. dq gathers where its "
+    "queries are. dk and dv gather on their way around the ring; after `ranks` steps they have visited everybody and are home.",
+    more="The package's version, ring.ring_attention's backward, doesn't send k and v in the last step, and overlaps sending with computing.",
+    inputs=inputs,
+    truth=truth,
+    rule="each rank adds its part to dq, which stays, and to dk and dv, which travel with their keys until they are home",
+    mistakes=MISTAKES,
+    parts=("dq", "dk", "dv"),
+    adapt=adapt,
+)

@@ -1,0 +1,43 @@
+"""What 13.3 and 13.7 share: whole tensors, cut into shards for the programs that an answer makes, one a rank, and what these programs give."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import torch
+
+from fa_tutorial import reference, ring
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import Wrong
+
+
+def attend(q, k, v, is_causal=False):
+    """(o, lse) of one tile in float64; scale 1/√D."""
+    return reference.attention(q, k, v, is_causal)
+
+
+def play(answer: Callable, tensors: tuple[torch.Tensor, ...], ranks: int) -> list:
+    """What answer(*shards, ranks) returns on each rank: shards in plain order. Wrong where it is no program that returns a tuple."""
+    shards = zip(*(x.chunk(ranks, dim=2) for x in tensors), strict=True)
+    programs = [answer(*(x.clone() for x in mine), ranks) for mine in shards]
+    if not all(map(inspect.isgenerator, programs)):
+        raise Wrong("there is no yield in it: k, v = yield k, v sends k and v to the next rank, and receives those of the one before")
+    results, _ = ring.play(programs)
+    return results
+
+
+def joined(results: list, names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
+    """The results of all ranks as whole sequences: the sequence is dimension 2."""
+    if not all(isinstance(result, tuple | list) and len(result) == len(names) for result in results):
+        raise Wrong(f"each rank returns a tuple ({', '.join(names)})")
+    parts = [[torch.as_tensor(x) for x in result] for result in results]
+    if any(x.ndim < 3 for result in parts for x in result):
+        raise Wrong(f"each rank returns tensors of shape (B, H, rows, …) as ({', '.join(names)})")
+    return tuple(torch.cat(same, dim=2) for same in zip(*parts, strict=True))
+
+
+def draws(*shape: int, fresh: bool) -> list[torch.Tensor]:
+    """q, k, v and do of one sequence, the same in each call unless fresh."""
+    draw = generator() if fresh else torch.Generator().manual_seed(sum(shape))
+    return [torch.randn(*shape, generator=draw, dtype=torch.float64) for _ in range(4)]

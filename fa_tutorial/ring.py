@@ -1,0 +1,252 @@
+"""Chapter 13: a sequence over many GPUs. Ring attention (Liu, Zaharia and Abbeel, 2023, arXiv:2310.01889).
+
+Each rank of a process group holds a shard of q, k, v and o. Shards of k and v travel around the ring of ranks. Each
+rank computes its queries' attention to the shard that it holds, by flash_attention's kernels, and merges the partial
+results in float32 by chapter 1's rule. In zigzag order every rank has the same work under the causal mask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fa_tutorial.arguments import check_attention, check_int
+from fa_tutorial.attention import BACKWARD, FORWARD
+from fa_tutorial.operators import autocast, below_autograd
+from fa_tutorial.tiles import MAX_D
+
+ALL = slice(None)
+
+
+def shard(x: torch.Tensor, rank: int, ranks: int, dim: int = 2) -> torch.Tensor:
+    """This rank's shard of a sequence in zigzag order: of 2 · ranks chunks along `dim`, numbers rank and 2 · ranks − 1
+    − rank (13.4).
+
+    x: any shape, S = x.shape[dim] a multiple of 2 · ranks. Returns a copy with S / ranks elements along dim. What goes
+    with the tokens is sharded the same way, positions for one: shard(torch.arange(S), rank, ranks, dim=0). ValueError
+    for another S, and for a rank outside 0 … ranks − 1.
+    """
+    ranks, rank, S = check_int("ranks", ranks), check_int("rank", rank, 0), x.shape[dim]
+    if rank >= ranks:
+        raise ValueError(f"rank must be 0 to {ranks - 1} of {ranks} ranks, got {rank}")
+    if S % (2 * ranks):
+        raise ValueError(
+            f"{ranks} ranks share 2 · {ranks} chunks of one length: S must be a multiple of {2 * ranks}, got {S}"
+        )
+    chunks = x.chunk(2 * ranks, dim) if S else (x,) * (2 * ranks)
+    return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]), dim)
+
+
+def unshard(parts: Sequence[torch.Tensor], dim: int = 2) -> torch.Tensor:
+    """The whole sequence from every rank's shard, in the ranks' order: what `shard` cut.
+
+    ValueError for shards of different or of odd length.
+    """
+    lengths = [part.shape[dim] for part in parts]
+    if not lengths or len({*lengths}) > 1 or lengths[0] % 2:
+        raise ValueError(f"the shards of all ranks must have one length, two chunks, got {lengths}")
+    halves = [part.chunk(2, dim) if part.shape[dim] else (part, part) for part in parts]
+    return torch.cat([first for first, _ in halves] + [last for _, last in reversed(halves)], dim)
+
+
+def ring_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = False, scale: float | None = None,
+    group: dist.ProcessGroup | None = None, return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """flash_attention of a sequence that is sharded over the ranks of a process group. Every rank calls it, with its
+    own shards.
+
+    Shapes: q (B, H_q, S / ranks, D); k and v (B, H_k, S / ranks, D), as `shard` gives them; shapes, dtype and scale are
+    the same on every rank; H_q is a multiple of H_k. Dtypes: fp16, bf16, fp32. group: the default process group unless
+    given, of one rank or more. Where its backend is gloo, which sends no GPU's tensors, copies on the CPU are sent.
+
+    Returns this rank's shard of o, like q, and with return_lse of lse (B, H_q, S / ranks), float32. Partial results are
+    merged in float32. k and v travel while their predecessors are computed with. Both results are differentiable, once:
+    create_graph=True raises RuntimeError. The backward is collective, too: every rank must call it. dk and dv travel in
+    float32 until they are home.
+
+    Raises what flash_attention raises for its arguments; ValueError where is_causal and the shards of q and k are not
+    two chunks each, of one length; RuntimeError that names step and rank where another rank is missing, has died, or is
+    late by more than the group's timeout. With NCCL the GPU waits instead of Python: there no step is named, and the
+    process ends when PyTorch's watchdog aborts what is overdue, or when torchrun ends all ranks because one has ended.
+    """
+    q, k, v = autocast(q, k, v)
+    scale = check_attention(q, k, v, scale, max_d=MAX_D)
+    if is_causal and (q.shape[2] != k.shape[2] or q.shape[2] % 2):
+        rows = f"got {q.shape[2]} and {k.shape[2]} rows"
+        raise ValueError(f"causal shards of q and k have one length, two chunks: {rows}. Cut them with ring.shard")
+    o, lse = RingAttention.apply(q, k, v, bool(is_causal), scale, group)
+    return (o, lse) if return_lse else o
+
+
+def visible(rank: int, owner: int, rows: int) -> tuple[slice, slice, bool]:
+    """(queries, keys, is_causal) of the tile in which this rank's queries meet the owner's keys (13.5).
+
+    Both shards have `rows` rows in zigzag order, under the causal mask. Its own tile is causal, because
+    a shard's rows are in order. An earlier owner's first chunk comes before all queries of this rank,
+    and its second one after them. A later owner's chunks both lie between this rank's.
+    """
+    half = rows // 2
+    if owner == rank:
+        return ALL, ALL, True
+    if owner < rank:
+        return ALL, slice(half), False
+    return slice(half, None), ALL, False
+
+
+def merge(
+    o: torch.Tensor, lse: torch.Tensor, o_part: torch.Tensor, lse_part: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A part joins the running result of the same queries (13.3): o (…, S, D) and lse (…, S), float32; o_part may be
+    narrower."""
+    both = torch.logaddexp(lse, lse_part)
+    return torch.exp(lse - both)[..., None] * o + torch.exp(lse_part - both)[..., None] * o_part, both
+
+
+# ---------------------------------------------------------------- sending
+
+
+class Passing:
+    """A tensor on its way to the next rank of the group, and the previous rank's on its way here. Both have one shape
+    and dtype."""
+
+    bytes_sent = 0  # by this process so far
+
+    def __init__(self, x: torch.Tensor, group: dist.ProcessGroup | None, words: str) -> None:
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        after, before = (rank + 1) % ranks, (rank - 1) % ranks
+        self.device = x.device
+        self.sent = x.cpu() if dist.get_backend(group) == "gloo" else x  # kept, for it must live until it is sent
+        self.received = torch.empty_like(self.sent)
+        self.faults = f"{words}: rank {after} takes nothing", f"{words}: rank {before} sends nothing"
+        send = dist.P2POp(dist.isend, self.sent, group=group, group_peer=after)
+        receive = dist.P2POp(dist.irecv, self.received, group=group, group_peer=before)
+        Passing.bytes_sent += self.sent.nbytes
+        with explained(self.faults[0]):
+            self.works = dist.batch_isend_irecv([send, receive])
+
+    def wait(self) -> torch.Tensor:
+        """What has come. With NCCL the GPU's stream waits, and not the host."""
+        for work, fault in zip(self.works, self.faults, strict=False):  # NCCL has one for both
+            with explained(fault):
+                work.wait()
+        return self.received.to(self.device)
+
+
+@contextlib.contextmanager
+def explained(fault: str) -> Iterator[None]:
+    """torch.distributed's errors name sockets; these say who did what in which step."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(f"ring attention stopped: {fault}. Has it died, or not called ring_attention?") from error
+
+
+# ---------------------------------------------------------------- one rank's program
+
+
+class RingAttention(torch.autograd.Function):
+    """One rank's forward and backward."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal, scale, group):
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        kv = torch.stack((k, v))  # [2, B, H_k, S, D], one message
+        for step in range(ranks):
+            owner = (rank - step) % ranks  # (13.1)
+            if step < ranks - 1:
+                passing = Passing(kv, group, f"rank {rank}, forward, step {step} of {ranks}, k and v")
+            rows, keys, causal = visible(rank, owner, q.shape[2]) if is_causal else (ALL, ALL, False)
+            k_tile, v_tile = kv[:, :, :, keys]  # [B, H_k, keys, D]
+            part = below_autograd(FORWARD, q[:, :, rows], k_tile, v_tile, causal, scale, "auto")
+            if step == 0:
+                o, lse = part[0].float(), part[1]
+            else:
+                o[:, :, rows], lse[:, :, rows] = merge(o[:, :, rows], lse[:, :, rows], *part)  # (13.3)
+            if step < ranks - 1:
+                kv = passing.wait()
+        o = o.to(q.dtype)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.is_causal, ctx.scale, ctx.group = is_causal, scale, group
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, do, dlse):
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "ring_attention is once differentiable: leave create_graph=False, for autograd sees no kernel from "
+                "inside"
+            )
+        q, k, v, o, lse = ctx.saved_tensors
+        rank, ranks = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
+        do = torch.zeros_like(o) if do is None else do
+        kv, home = torch.stack((k, v)), None
+        dq = torch.zeros_like(q, dtype=torch.float32)
+        for step in range(ranks):
+            owner = (rank - step) % ranks
+            words = f"rank {rank}, backward, step {step} of {ranks}"
+            if step < ranks - 1:
+                passing = Passing(kv, ctx.group, f"{words}, k and v")
+            rows, keys, causal = visible(rank, owner, q.shape[2]) if ctx.is_causal else (ALL, ALL, False)
+            k_tile, v_tile = kv[:, :, :, keys]  # [B, H_k, keys, D]
+            do_rows, q_rows, o_rows, lse_rows = (x[:, :, rows] for x in (do, q, o, lse))
+            dlse_rows = None if dlse is None else dlse[:, :, rows]
+            # o and lse of the whole row, so that p and delta are the whole row's (13.8).
+            tile = do_rows, dlse_rows, q_rows, k_tile, v_tile, o_rows, lse_rows.contiguous()
+            dq_part, dk_part, dv_part = BACKWARD(*tile, causal, ctx.scale, "auto")
+            dq[:, :, rows] += dq_part
+            # The gradients of the keys that are here, from all ranks that they have visited.
+            dkv = torch.zeros_like(kv, dtype=torch.float32) if home is None else home.wait()
+            dkv[0][:, :, keys] += dk_part
+            dkv[1][:, :, keys] += dv_part
+            if step < ranks - 1:
+                kv = passing.wait()
+            if ranks > 1:
+                home = Passing(dkv, ctx.group, f"{words}, dk and dv")  # with its keys, and one step further
+        dk, dv = dkv if home is None else home.wait()
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
+
+
+# ---------------------------------------------------------------- ranks in one process
+
+Program = Generator[Any, Any, Any]  # yields what it sends, gets what the rank before it sends, returns its result
+
+
+def play(programs: Iterable[Program]) -> tuple[list[Any], list[int]]:
+    """Run one program a rank in step, and pass what each yields to the next:
+    (what each returned, bytes that each sent).
+
+    A program is a generator: `k, v = yield k, v` sends a pair of tensors to the next rank, and receives the pair of the
+    one before. RuntimeError where a rank has returned and its neighbour still sends, for that one would wait for ever.
+    """
+    programs = [*programs]
+    ranks = range(len(programs))
+    results, sent, received = [None for _ in ranks], [0 for _ in ranks], [None for _ in ranks]
+    while True:
+        messages, done = [], []
+        for rank, program in enumerate(programs):
+            try:
+                messages.append(program.send(received[rank]))
+                sent[rank] += bytes_of(messages[rank])
+            except StopIteration as stop:
+                messages.append(None)
+                results[rank] = stop.value
+                done.append(rank)
+        if len(done) == len(programs):
+            return results, sent
+        for rank in ranks:
+            if rank not in done and (before := (rank - 1) % len(programs)) in done:
+                raise RuntimeError(f"rank {rank} waits for ever: rank {before} has returned and sends nothing")
+        received = messages[-1:] + messages[:-1]
+
+
+def bytes_of(message: Any) -> int:
+    """The bytes of a message's tensors: its own, or those of a tuple or list."""
+    if isinstance(message, tuple | list):
+        return sum(map(bytes_of, message))
+    return message.nbytes if isinstance(message, torch.Tensor) else 0

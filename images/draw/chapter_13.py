@@ -1,0 +1,157 @@
+"""The drawings of chapter 13."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, legend, outline, write
+from fa_tutorial.exercises.chapter_13.ex_1 import owner
+from fa_tutorial.exercises.chapter_13.ex_4 import chunks_of
+
+RANKS = 4
+RANK_COLOUR = ("blue", "orange", "green", "purple")  # of what began on a rank: its keys, and its queries' row
+
+
+# ---------------------------------------------------------------- the ring
+
+
+@image("13_ring.png")
+def draw_ring() -> Figure:
+    """Four ranks that pass their keys to the next one, and a table of who holds whose keys, to be filled in after step 0."""
+    figure, ax = canvas(3.7)
+    for rank, (x, y) in enumerate(((2.05, 0.6), (3.35, 1.86), (2.05, 3.12), (0.75, 1.86))):  # clockwise
+        outline(ax, x - 0.68, y - 0.38, 1.36, 0.76)
+        write(ax, x, y - 0.16, f"rank {rank}: q, o", BODY)
+        box(ax, x - 0.46, y + 0.02, 0.92, 0.26, f"k, v of {rank}", RANK_COLOUR[rank], share=0.4)
+    for begin, end in (((2.8, 0.75), (3.25, 1.42)), ((3.25, 2.3), (2.8, 2.97)), ((1.3, 2.97), (0.85, 2.3)), ((0.85, 1.42), (1.3, 0.75))):
+        arrow(ax, begin, end, curve=-0.2, width=2)
+    write(ax, 2.05, 1.86, "k, v", HEAD, weight="bold")
+    left, top, wide, high = 4.75, 0.85, 0.95, 0.5
+    write(ax, left + 2 * wide, 0.2, "whose k and v are where", HEAD, weight="bold")
+    for rank in range(RANKS):
+        write(ax, left + (rank + 0.5) * wide, top - 0.22, f"rank {rank}", BODY)
+        for step in range(RANKS):
+            look = {"text": str(owner(rank, 0, RANKS)), "colour": RANK_COLOUR[rank], "share": 0.4} if step == 0 else {"text": "?"}
+            box(ax, left + rank * wide, top + step * high, wide, high, size=HEAD, **look)
+    for step in range(RANKS):
+        write(ax, left - 0.15, top + (step + 0.5) * high, f"step {step}", BODY, ha="right")
+    write(ax, left, top + RANKS * high + 0.32, "All ranks send at the same time, one rank up.", BODY, ha="left")
+    return figure
+
+
+# ---------------------------------------------------------------- plain and zigzag order
+
+CHUNKS, SIDE = 2 * RANKS, 0.36
+STEP_LOOK = (
+    {"colour": "black", "share": 0.25},
+    {"colour": "sky", "share": 0.75},
+    {"colour": "orange", "share": 0.65},
+    {"colour": "green", "share": 0.35},
+)
+
+
+def plain_rank(chunk: int) -> int:
+    return chunk // 2
+
+
+def zigzag_rank(chunk: int) -> int:
+    return next(rank for rank in range(RANKS) if chunk in chunks_of(rank, RANKS))
+
+
+@image("13_zigzag.png")
+def draw_zigzag() -> Figure:
+    """Which step computes which pair of chunks, in plain and in zigzag order; and how much each rank has to do in each step."""
+    figure, ax = canvas(5.75)
+    for x, name, rank_of in ((0.85, "plain order", plain_rank), (5.3, "zigzag order", zigzag_rank)):
+        draw_order(ax, x, 0.85, name, rank_of)
+    legend(ax, 5.5, tuple((0.3 + 1.5 * step, look, f"step {step}") for step, look in enumerate(STEP_LOOK)))
+    write(ax, 6.4, 5.5, "the numbers: the step", ha="left")
+    return figure
+
+
+def draw_order(ax: Axes, x: float, top: float, name: str, rank_of) -> None:
+    """The chunks of queries by the chunks of keys, coloured by step, the rank beside each row; below, each rank's work in each step."""
+    write(ax, x, 0.2, name, HEAD, ha="left", weight="bold")
+    write(ax, x, 0.47, "chunks of queries ↓, of keys →", ha="left")
+    work = [[0.0] * RANKS for _ in range(RANKS)]
+    for row in range(CHUNKS):
+        rank = rank_of(row)
+        write(ax, x - 0.12, top + (row + 0.5) * SIDE, f"rank {rank}", ha="right")
+        for col in range(CHUNKS):
+            step = (rank - rank_of(col)) % RANKS
+            look = STEP_LOOK[step] | {"text": str(step)} if col <= row else {}
+            box(ax, x + col * SIDE, top + row * SIDE, SIDE, SIDE, **look)
+            work[step][rank] += (col < row) + 0.5 * (col == row)
+    outline(ax, x, top, CHUNKS * SIDE, CHUNKS * SIDE, line=1.5)
+    below = top + CHUNKS * SIDE + 0.3
+    write(ax, x - 0.12, below, "work of", ha="right")
+    for step in range(RANKS):
+        write(ax, x + 0.35 + step * 0.72, below, f"step {step}")
+    for rank in range(RANKS):
+        y = below + 0.1 + rank * 0.27
+        write(ax, x - 0.12, y + 0.14, f"rank {rank}", ha="right")
+        for step in range(RANKS):
+            left = x + step * 0.72
+            box(ax, left, y, 0.66, 0.2)
+            if work[step][rank]:
+                box(ax, left, y, 0.66 * work[step][rank] / 4, 0.2, **STEP_LOOK[step])
+
+
+# ---------------------------------------------------------------- sending and computing
+
+
+@image("13_overlap.png")
+def draw_overlap() -> Figure:
+    """A rank's steps: sending hides behind computing where the shard is long, and computing waits where it is short."""
+    figure, ax = canvas(3.3)
+    draw_steps(ax, 0.1, "a long shard: computing grows with its square", computing=1.75, sending=1.05)
+    draw_steps(ax, 1.65, "a short one: sending grows only in proportion, and is longer", computing=0.7, sending=1.05)
+    legend(ax, 3.1, (
+        (0.15, {"colour": "sky", "share": 0.5}, "compute with the keys of …"),
+        (3.25, {"colour": "orange", "share": 0.6}, "keys on their way"),
+        (5.6, WAITS, "nothing to compute with"),
+    ))  # fmt: skip
+    return figure
+
+
+def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float) -> None:
+    """Rank 1's lanes: its tensor cores above, its link below."""
+    write(ax, 0.15, top + 0.12, name, HEAD, ha="left", weight="bold")
+    for lane, y in (("computing", top + 0.38), ("sending", top + 0.78)):
+        write(ax, 0.15, y + 0.16, lane, BODY, ha="left")
+    x = 1.4
+    for step in range(RANKS):
+        last = step == RANKS - 1
+        box(ax, x, top + 0.36, computing, 0.34, str(owner(1, step, RANKS)), "sky", share=0.5, size=BODY)
+        if not last:
+            box(ax, x, top + 0.76, sending, 0.34, str(owner(1, step + 1, RANKS)), "orange", share=0.6, size=BODY)
+            if sending > computing:
+                box(ax, x + computing, top + 0.36, sending - computing, 0.34, **WAITS)
+        x += computing if last else max(computing, sending)
+
+
+# ---------------------------------------------------------------- gradients that come home
+
+
+@image("13_way_home.png")
+def draw_way_home() -> Figure:
+    """The keys of rank 0 and their gradient on their way: one part more on each rank, and home after four steps."""
+    figure, ax = canvas(2.75)
+    wide, gap = 1.4, 0.42
+    for step in range(RANKS + 1):
+        rank, x = step % RANKS, 0.12 + step * (wide + gap)
+        outline(ax, x, 0.42, wide, 1.75)
+        write(ax, x + wide / 2, 0.2, f"step {step}: rank {rank}" if step < RANKS else "home: rank 0", BODY, weight="bold")
+        box(ax, x + 0.12, 0.55, wide - 0.24, 0.36, "k, v of 0", RANK_COLOUR[0], share=0.4)
+        write(ax, x + wide / 2, 1.13, "dk, dv of 0:")
+        parts = min(step + 1, RANKS)
+        for part in range(RANKS):
+            left = x + 0.12 + part * (wide - 0.24) / RANKS
+            look = {"text": str(part), "colour": RANK_COLOUR[part], "share": 0.4} if part < parts else {}
+            box(ax, left, 1.33, (wide - 0.24) / RANKS, 0.36, dashed=part >= parts, **look)
+        write(ax, x + wide / 2, 1.95, f"adds part {rank}" if step < RANKS else "complete")
+        if step < RANKS:
+            arrow(ax, (x + wide + 0.05, 1.3), (x + wide + gap - 0.05, 1.3), width=2)
+    write(ax, 0.12, 2.5, "Part r: what the queries of rank r give to the gradients of rank 0's keys and values.", ha="left")
+    return figure

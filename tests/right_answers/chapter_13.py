@@ -1,0 +1,74 @@
+"""Right answers to chapter 13 in other words: shares by a sigmoid, keys in a list, gradients that leave first, chunks in another order."""
+
+import torch
+from edits import edit
+
+from fa_tutorial.algorithm import attention_backward
+from fa_tutorial.exercises.chapter_13.ex_2 import join
+from fa_tutorial.exercises.chapter_13.played import attend
+
+
+def owner_step_by_step(rank, step, ranks):
+    for _ in range(step):
+        rank = rank - 1 if rank else ranks - 1
+    return rank
+
+
+def join_by_sigmoid(o, lse, o_part, lse_part):
+    share = torch.sigmoid((lse_part - lse).nan_to_num(nan=0.0))[..., None]
+    return o + (o_part - o) * share, torch.logaddexp(lse, lse_part)
+
+
+def ring_of_lists(q, k, v, ranks):
+    parts, kv = [], [k, v]
+    while True:
+        parts.append(attend(q, *kv))
+        if len(parts) == ranks:
+            break
+        kv = yield kv
+    o, lse = parts[0]
+    for part in parts[1:]:
+        o, lse = join(o, lse, *part)
+    return o, lse
+
+
+def chunks_from_both_ends(rank, ranks):
+    return [2 * ranks - 1 - rank, rank]
+
+
+def chunks_for_other_ranks(rank, ranks):
+    return ranks - 1 - rank, ranks + rank
+
+
+def backward_that_sends_first(q, k, v, o, do, lse, ranks):
+    dq, dkv = torch.zeros_like(q), torch.zeros_like(torch.stack((k, v)))
+    for _ in range(ranks):
+        k, v, dkv = yield k, v, dkv
+        dq_part, *dkv_part = attention_backward(q, k, v, o, do, lse)
+        dq, dkv = dq + dq_part, dkv + torch.stack(dkv_part)
+    return dq, *dkv
+
+
+def backward_without_the_last_keys(q, k, v, o, do, lse, ranks):
+    dq, dk, dv = attention_backward(q, k, v, o, do, lse)
+    for _ in range(1, ranks):
+        k, v, dk, dv = yield k, v, dk, dv
+        parts = attention_backward(q, k, v, o, do, lse)
+        dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), parts, strict=True))
+    dk, dv = yield dk, dv
+    return dq, dk, dv
+
+
+RIGHT_ANSWERS = (
+    ("13.1", owner_step_by_step),
+    ("13.2", join_by_sigmoid),
+    ("13.3", ring_of_lists),
+    ("13.4", chunks_from_both_ends),
+    ("13.4", chunks_for_other_ranks),
+    edit("13.5", "in one line",
+         ("    if owner == rank:\n        return 0, rows, True\n    if owner < rank:\n        return 0, rows // 2, False\n    return rows // 2, rows, False",
+          "    later, earlier = owner > rank, owner < rank\n    return later * (rows // 2), rows - earlier * (rows // 2), not (later or earlier)")),
+    edit("13.6", "by times", ("H_k * itemsize * flops / (H_q * bandwidth)", "(2 * H_k * D * itemsize / bandwidth) / (2 * H_q * D / flops)")),
+    ("13.7", backward_that_sends_first),
+    ("13.7", backward_without_the_last_keys),
+)  # fmt: skip

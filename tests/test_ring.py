@@ -1,0 +1,249 @@
+"""Ring attention in real processes against float64 attention of the whole sequence; its shards; a rank that dies; ranks in one process."""
+
+import re
+import time
+
+import pytest
+import ring_ranks
+import torch
+
+from fa_tutorial import processes, reference, ring
+from fa_tutorial.__main__ import main
+from fa_tutorial.bench import chapter_13
+
+RANKS = (1, 2, 3, 4)
+
+
+@pytest.fixture(scope="module", params=RANKS)
+def ran(request):
+    """(ranks, what every_check gives on each)."""
+    return request.param, processes.run(ring_ranks.every_check, request.param)
+
+
+def whole(ran, *path) -> torch.Tensor:
+    """What all ranks have under a path of keys, as one sequence."""
+    parts = ran[1]
+    for key in path:
+        parts = [part[key] for part in parts]
+    return ring.unshard(parts)
+
+
+def truths(shape, is_causal: bool) -> dict:
+    """(float64, plain attention in the inputs' dtype) by name."""
+    q, k, v, do = chapter_13.inputs(*shape)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    plain = reference.naive_attention(*leaves, is_causal)
+    rough = plain, None, *torch.autograd.grad(plain, leaves, do)
+    truth = *reference.attention(q, k, v, is_causal), *reference.gradients(q, k, v, do, is_causal)
+    return dict(zip(chapter_13.NAMES, zip(truth, rough, strict=True), strict=True))
+
+
+# ---------------------------------------------------------------- real processes
+
+
+@pytest.mark.parametrize("number", range(len(ring_ranks.CASES)))
+def test_the_ring_is_attention(ran, number):
+    for name, (truth, plain) in truths(*ring_ranks.CASES[number]).items():
+        got = whole(ran, "cases", number, name)
+        if name == "lse":
+            reference.assert_lse_accurate(got, truth, torch.float32)
+        else:
+            reference.assert_accurate(got, truth, plain, factor=2.0 if name == "o" else 3.0)
+
+
+@pytest.mark.parametrize("number", range(len(ring_ranks.CASES)))
+def test_bytes_are_those_of_the_formula(ran, number):
+    """(13.2) forward: R − 1 shards of k and v. (13.9) backward: as many, and R of their gradients in float32."""
+    ranks, parts = ran
+    (B, _, H_k, S, D), _ = ring_ranks.CASES[number]
+    numbers = 2 * B * H_k * S // ranks * D
+    sends = ranks if ranks > 1 else 0
+    for part in parts:
+        assert part["cases"][number]["sent"] == [(ranks - 1) * numbers * 4, (ranks - 1) * numbers * 4 + sends * numbers * 4]
+
+
+def test_gradients_through_lse_and_a_given_scale(ran):
+    q, k, v, do = chapter_13.inputs(*ring_ranks.CASES[2][0])
+    wanted = reference.gradients(q, k, v, torch.zeros_like(do), True, 0.3, torch.ones(do.shape[:3]))
+    for number, want in enumerate(wanted):
+        assert torch.allclose(whole(ran, "through lse", number).double(), want, atol=1e-5)
+
+
+def test_parts_are_merged_in_float32(ran):
+    """fp16 parts, rounded once each, and o once more at the end: to the bit what the same merges give here."""
+    q, k, v, _ = chapter_13.inputs(*ring_ranks.CASES[2][0], dtype=torch.float16)
+    got = whole(ran, "half", 0)
+    assert torch.equal(got, whole(ran, "half", 1)) and got.dtype == torch.float16
+    reference.assert_accurate(got, reference.attention(q, k, v)[0], reference.naive_attention(q, k, v))
+
+
+def test_other_ways_to_share_a_sequence(ran):
+    truth, _ = reference.attention(*chapter_13.inputs(1, 12, 12, 48, 8)[:3], True)
+    for number in (0, 1):
+        assert torch.allclose(whole(ran, "others", number).double(), truth, atol=1e-5)
+    ulysses = torch.cat([part["others"][2] for part in ran[1]], 2)
+    assert torch.allclose(ulysses.double(), truth, atol=1e-5)
+
+
+def test_without_gradients_nothing_is_kept(ran):
+    assert all(part["nothing kept"] for part in ran[1])
+
+
+def test_a_second_derivative_is_refused(ran):
+    assert all("once differentiable" in part["twice"] for part in ran[1])
+
+
+def test_two_rings_at_once():
+    assert all(processes.run(ring_ranks.pair_of_ranks, 4))
+
+
+# ---------------------------------------------------------------- who dies, who is late
+
+
+def test_a_dead_rank_is_named():
+    with pytest.raises(processes.RankFailed) as caught:
+        processes.run(chapter_13.one_rank_dies, 4, 1, backend="gloo", timeout=20.0)
+    errors = caught.value.errors
+    assert errors.pop(1) == "ended without a word, exit code 1"
+    assert set(errors) == {0, 2, 3}  # who sees it first ends, and so do its neighbours
+    assert all(
+        re.search(rf"rank {rank}, forward, step \d of 4, k and v: rank \d (sends|takes) nothing", told) for rank, told in errors.items()
+    )
+
+
+def test_a_late_rank_is_waited_for_no_longer_than_the_timeout():
+    start = time.monotonic()
+    with pytest.raises(processes.RankFailed) as caught:
+        processes.run(ring_ranks.late, 2, 1, 4.0, backend="gloo", timeout=1.0)
+    assert set(caught.value.errors) == {0} and "forward, step 0 of 2, k and v: rank 1" in caught.value.errors[0]
+    assert time.monotonic() - start < 60
+
+
+def test_a_rank_that_dies_before_backward_is_named():
+    with pytest.raises(processes.RankFailed) as caught:
+        processes.run(ring_ranks.dies_before_backward, 2, 1, backend="gloo", timeout=20.0)
+    assert caught.value.errors[1].endswith("exit code 3")
+    assert "rank 0, backward, step 0 of 2" in caught.value.errors[0]
+
+
+def test_a_process_that_does_not_end_is_ended():
+    with pytest.raises(processes.RankFailed, match="was still running after 3 s"):
+        processes.run(time.sleep, 1, 100.0, limit=3.0)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("dim", [0, 2, -1])
+def test_unshard_puts_together_what_shard_cuts(ranks, dim):
+    x = torch.arange(24 * 2 * 24 * 24).reshape(24, 2, 24, 24)
+    parts = [ring.shard(x, rank, ranks, dim) for rank in range(ranks)]
+    assert {part.shape[dim] for part in parts} == {24 // ranks}
+    assert torch.equal(ring.unshard(parts, dim), x)
+
+
+def test_a_shard_is_two_chunks_in_order():
+    positions = torch.arange(16)
+    assert [ring.shard(positions, rank, 4, dim=0).tolist() for rank in range(4)] == [
+        [0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9],
+    ]  # fmt: skip
+    assert ring.shard(torch.empty(0), 1, 2, dim=0).shape == ring.unshard([torch.empty(0)] * 2, dim=0).shape == (0,)
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda: ring.shard(torch.zeros(20), 0, 4, dim=0), "S must be a multiple of 8, got 20"),
+    (lambda: ring.shard(torch.zeros(16), 4, 4, dim=0), "rank must be 0 to 3 of 4 ranks, got 4"),
+    (lambda: ring.shard(torch.zeros(16), -1, 4, dim=0), "rank must be at least 0, got -1"),
+    (lambda: ring.shard(torch.zeros(16), 0, 0, dim=0), "ranks must be at least 1, got 0"),
+    (lambda: ring.unshard([torch.zeros(2), torch.zeros(4)], dim=0), r"got [2, 4]"),
+    (lambda: ring.unshard([torch.zeros(3)] * 2, dim=0), r"got [3, 3]"),
+    (lambda: ring.unshard([], dim=0), r"got []"),
+    (lambda: ring.ring_attention(*[torch.zeros(1, 1, 3, 8)] * 3, is_causal=True), "two chunks: got 3 and 3 rows"),
+    (lambda: ring.ring_attention(torch.zeros(1, 1, 4, 8), *[torch.zeros(1, 1, 8, 8)] * 2, is_causal=True), "got 4 and 8 rows"),
+    (lambda: ring.ring_attention(torch.zeros(1, 3, 4, 8), *[torch.zeros(1, 2, 4, 8)] * 2), "query heads must be a multiple"),
+])  # fmt: skip
+def test_wrong_arguments_are_told_with_their_numbers(call, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        call()
+
+
+# ---------------------------------------------------------------- tiles and work
+
+
+def pairs(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """[rows, keys] booleans, from the positions of queries and keys."""
+    return keys <= rows[:, None]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 5])
+def test_a_tile_has_the_pairs_that_are_seen_and_no_others(ranks):
+    S = 6 * ranks
+    positions = [ring.shard(torch.arange(S), rank, ranks, dim=0) for rank in range(ranks)]
+    for rank in range(ranks):
+        for owner in range(ranks):
+            rows, keys, causal = ring.visible(rank, owner, S // ranks)
+            tile = torch.zeros(S // ranks, S // ranks, dtype=torch.bool)
+            tile[rows, keys] = torch.ones_like(tile[rows, keys]).tril() if causal else True
+            assert torch.equal(tile, pairs(positions[rank], positions[owner]))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_every_rank_has_the_same_work_in_every_step(ranks):
+    half = 5
+    works = set()
+    for step in range(1, ranks):
+        for rank in range(ranks):
+            rows, keys, causal = ring.visible(rank, (rank - step) % ranks, 2 * half)
+            assert not causal
+            works.add(len(range(2 * half)[rows]) * len(range(2 * half)[keys]))
+    assert works == {2 * half * half}
+
+
+# ---------------------------------------------------------------- ranks in one process
+
+
+def test_played_ranks_pass_things_on_and_count_bytes():
+    def rank(mine):
+        seen = [mine]
+        for _ in range(2):
+            seen.append((yield seen[-1]))
+        return [x.item() for x in seen]
+
+    results, sent = ring.play(rank(torch.tensor(number)) for number in range(3))
+    assert results == [[0, 2, 1], [1, 0, 2], [2, 1, 0]]
+    assert sent == [16, 16, 16]
+
+
+def test_a_played_rank_that_returns_early_leaves_its_neighbour_waiting():
+    def rank(steps):
+        for _ in range(steps):
+            yield torch.zeros(1)
+
+    with pytest.raises(RuntimeError, match="rank 2 waits for ever: rank 1 has returned"):
+        ring.play(rank(steps) for steps in (3, 2, 3))
+
+
+def test_merging_is_associative_and_exact():
+    draw = torch.Generator().manual_seed(0)
+    s, v = 3 * torch.randn(5, 12, generator=draw), torch.randn(12, 4, generator=draw)
+    parts = [(torch.softmax(x, 1) @ y, torch.logsumexp(x, 1)) for x, y in zip(s.split(4, dim=1), v.split(4), strict=True)]
+    o, lse = ring.merge(*ring.merge(*parts[0], *parts[1]), *parts[2])
+    other, _ = ring.merge(*parts[0], *ring.merge(*parts[2], *parts[1]))
+    assert torch.allclose(o, torch.softmax(s, 1) @ v, atol=1e-6) and torch.allclose(o, other, atol=1e-6)
+    assert torch.allclose(lse, torch.logsumexp(s, 1))
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_says_that_all_is_right(capsys):
+    assert main(["ring", "--ranks", "2", "--seq-len", "32", "--num-heads", "2", "--kv-heads", "1", "--head-dim", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "rank 1: tokens 8 to 15 and 16 to 23; sent 1,024 bytes forward, 3,072 backward" in out
+    assert "as accurate as plain attention" in out
+
+
+def test_the_command_says_what_is_wrong(capsys):
+    assert main(["ring", "--ranks", "2", "--seq-len", "30"]) == 1
+    assert "S must be a multiple of 4, got 30" in capsys.readouterr().err

@@ -1,0 +1,42 @@
+"""Chapter 13: programs that never yield, that end too early or too late; chunks that are dealt out twice; one number where two are wanted."""
+
+import torch
+from edits import edit
+
+from fa_tutorial.exercises.chapter_13.played import attend
+
+
+def ring_without_neighbours(q, k, v, ranks):
+    return attend(q, k, v)
+
+
+def ring_where_rank_0_leaves(q, k, v, ranks):
+    o, lse = attend(q, k, v)
+    for _ in range(ranks - 1 if float(q.flatten()[0]) > 0 else ranks):
+        k, v = yield k, v
+    return o, lse
+
+
+YIELD, LOOP, TILE = "k, v = yield k, v", "for _ in range(1, ranks):", "attention_backward(q, k, v, o, do, lse)"
+WRONG_ANSWERS = (
+    edit("13.1", "a float", ("(rank - step) % ranks", "(rank - step) / ranks"), told="owner(2, 0, 4) gives 0.5, want 2"),
+    edit("13.1", "the next rank", ("rank - step", "rank + 1 - step"), told="in step 0 each rank holds its own keys"),
+    edit("13.2", "o alone", ("* o_part, both", "* o_part"), told="want a tuple (o, lse)"),
+    edit("13.2", "a share a head", ("[..., None]", "", 2), told="two heads, three rows, D = 4: raises RuntimeError"),
+    ("13.3", ring_without_neighbours, "there is no yield in it"),
+    ("13.3", ring_where_rank_0_leaves, "waits for ever"),
+    edit("13.3", "o alone", ("return o, lse", "return o"), told="each rank returns a tuple (o, lse)"),
+    edit("13.3", "k alone", (f"        {YIELD}", "        k = yield k"), told="two ranks: each sees its own keys"),
+    edit("13.3", "one step too many", (LOOP, "for _ in range(ranks):"), told="one rank has all keys, and sends nothing"),
+    edit("13.3", "nothing comes back", ("    return o, lse", "    yield o, lse"), told="each rank returns a tuple (o, lse)"),
+    edit("13.4", "from 1", ("rank, 2 * ranks - 1 - rank", "rank + 1, 2 * ranks - rank"), told="each of 0 to 1 must go to one rank"),
+    edit("13.4", "striped", ("rank, 2 * ranks - 1 - rank", "2 * rank % ranks, 2 * rank"), told="must go to one rank"),
+    edit("13.4", "one chunk", ("rank, 2 * ranks - 1 - rank", "rank"), told="chunks_of(0, 1) gives 0, want two whole numbers"),
+    edit("13.5", "slices", ("return 0, rows, True", "return slice(0, None), slice(0, rows), True"), told="a rank's own rows are in order"),
+    edit("13.5", "two numbers", (", True", ""), (", False", "", 2), told="want a tuple (first, end, is_causal)"),
+    edit("13.6", "for o as well", ("H_k * itemsize", "(H_k + H_q) * itemsize"), told="pairs of 4 FLOPs take as long"),
+    edit("13.7", "its own part alone", (TILE, f"({TILE} if _ == 0 else (dq, dk, dv))"), told="gradients"),
+    edit("13.7", "ends early", ("for _ in range(ranks):", "for _ in range(ranks - 1):"), told="k"),
+    edit("13.7", "dq alone", ("return dq, dk, dv", "return dq"), told="each rank returns a tuple (dq, dk, dv)"),
+)  # fmt: skip
+assert torch  # the edits' names
