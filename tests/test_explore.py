@@ -190,7 +190,7 @@ def check_online_softmax(shown: dict) -> None:
     """The states after `seen` scores, as chapter 1's functions give them."""
     scores, values = (torch.tensor(shown[name][: shown["seen"]], dtype=torch.float64) for name in ("scores", "values"))
     m, l = softmax.online_normalizer(scores)
-    truth, _ = softmax.running_weighted_sum(scores, values[:, None], shown["block"])
+    truth, _ = softmax.running_weighted_sum([(scores, values[:, None])], 1)
     assert shown["m"] == m
     assert shown["true_o"] == pytest.approx(truth.item())
     assert shown["true_weights"] == pytest.approx(softmax.safe_softmax(scores).tolist())
@@ -205,11 +205,14 @@ def check_online_softmax(shown: dict) -> None:
     assert shown["error"] == pytest.approx(abs(o - truth.item()), abs=1e-12)
 
 
+@pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize("rescale", [True, False])
 @pytest.mark.parametrize("block", [1, 2, 3])
-def test_online_softmax_steps(page, block, rescale):
+def test_online_softmax_steps(page, block, rescale, carry):
+    """The verdict is one on l, or where a weighted sum is carried on o."""
     assert open_figure(page, "online_softmax")["scores"] == [3, 2, 5, 1, 4, 0]
-    put(page, block=block, rescale=rescale)
+    put(page, block=block, rescale=rescale, carry=carry)
+    assert page.locator("#heads th").count() == (6 if carry else 4)
     while page.locator("#back").is_enabled():
         page.locator("#back").click()
     nothing = state(page)
@@ -221,6 +224,7 @@ def test_online_softmax_steps(page, block, rescale):
         check_online_softmax(shown)
     assert page.locator("#forward").is_disabled()
     assert page.locator("#verdict.right").count() == (rescale or block == 3)  # blocks of 3: the largest stands in the first
+    assert f"{'o' if carry else 'l'} = {shown['o' if carry else 'l']:.3f}".rstrip("0") in page.locator("#verdict").inner_text()
 
 
 def test_online_softmax_answers_its_question(page):
