@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, barriers, figures, ledger, softmax
+from fa_tutorial import algorithm, barriers, figures, layout, ledger, softmax
 from fa_tutorial.bench import results
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
@@ -251,6 +251,35 @@ def test_online_softmax_is_dragged(page, by):
     check_online_softmax(state(page))
     page.locator("#reset").click()
     assert state(page)["scores"] == [3, 2, 5, 1, 4, 0]
+
+
+# ---------------------------------------------------------------- sectors
+
+
+def test_sectors_are_those_of_chapter_2(page):
+    open_figure(page, "sectors")
+    for rows, columns, itemsize, stride, begin, transposed in (
+        (4, 8, 4, 32, 0, False), (1, 16, 4, 32, 0, True), (16, 16, 2, 36, 5, True), (8, 8, 8, 33, 16, False), (2, 16, 2, 40, 3, False),
+    ):  # fmt: skip
+        shown = put(page, rows=rows, columns=columns, itemsize=itemsize, stride=stride, start=begin, transposed=transposed)
+        strides = (1, stride) if transposed else (stride, 1)
+        assert shown["sectors"] == layout.sectors(strides, (rows, columns), itemsize, begin)
+        assert page.locator("#memory rect[fill='var(--blue)']").count() == rows * columns
+        assert shown["used"] == pytest.approx(rows * columns * itemsize / 32 / shown["sectors"])
+
+
+def test_sectors_answer_their_question(page):
+    """A side of a sector's length or more, both ways, from the beginning of a sector."""
+    open_figure(page, "sectors")
+    put(page, start=0)
+    good = [
+        (rows, columns)
+        for rows, columns in itertools.product((1, 2, 4, 8, 16), repeat=2)
+        if all((shown := put(page, rows=rows, columns=columns, transposed=way))["sectors"] == shown["fewest"] for way in (False, True))
+    ]
+    assert good == [
+        (rows, columns) for rows, columns in itertools.product((1, 2, 4, 8, 16), repeat=2) if min(rows, columns) >= 8 or rows * columns == 1
+    ]
 
 
 # ---------------------------------------------------------------- causal_tiles
