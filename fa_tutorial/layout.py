@@ -48,6 +48,22 @@ def flat_offset(index: Sequence[int], strides: Sequence[int]) -> int:
     )
 
 
+SECTOR_BYTES = 32  # what a GPU's memory delivers at once
+
+
+def sectors(strides: Sequence[int], tile: Sequence[int], itemsize: int, start: int = 0) -> int:
+    """How many sectors of 32 bytes a tile of a matrix touches: what memory has to deliver for it.
+
+    strides: elements from one row to the next, and from one column to the next. tile: rows and columns. itemsize: bytes
+    of an element. start: where the tile's first element lies, in elements from the beginning of a sector.
+    """
+    offsets = [check_int("start", start, 0)]
+    for stride, size in zip(strides, tile, strict=True):
+        steps = check_int("every stride", stride, 0) * torch.arange(check_int("every size in tile", size))
+        offsets = torch.as_tensor(offsets)[..., None] + steps
+    return (offsets * check_int("itemsize", itemsize) // SECTOR_BYTES).unique().numel()
+
+
 @triton.jit
 def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     """out = x + y over n contiguous elements (2.3); program i takes elements i·BLOCK … (i+1)·BLOCK − 1.

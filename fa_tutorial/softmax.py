@@ -8,6 +8,7 @@ dtype raises TypeError, a wrong shape or value ValueError.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 
@@ -84,32 +85,36 @@ def online_softmax(x: torch.Tensor, block: int) -> torch.Tensor:
     return torch.cat([torch.exp(part - m) / l for part in x.split(block, dim=-1)], dim=-1)
 
 
-def running_weighted_sum(scores: torch.Tensor, values: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One query's attention in one pass: o = softmax(scores) · values, and lse = log Σ exp(scores) (1.10), (1.11),
-    (1.12).
+def running_weighted_sum(
+    blocks: Iterable[tuple[torch.Tensor, torch.Tensor]], D: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One query's attention in one pass, (1.10) to (1.12): o = softmax(scores) · values, and lse = log Σ exp(scores).
 
-    scores: (S,), values: (S, D), both float32 or both float64. Returns o (D,) and lse (0-dimensional). A block of only
-    −inf changes nothing; with no key at all, o is 0 and lse is −inf.
+    blocks: yields the keys' (s, v) block by block, s: (n,), v: (n, D), n ≥ 1, both float32 or both float64, and each is
+    used once. Returns o (D,) and lse (0-dimensional). A block of only −inf changes nothing. With no key at all, o is 0
+    and lse is −inf, both in float32.
     """
-    check_tensor("scores", scores, ndim=1, dtypes=RUNNING_DTYPES)
-    check_tensor("values", values, ndim=2, dtypes=RUNNING_DTYPES)
-    check_alike(scores=scores, values=values)
-    if len(scores) != len(values):
-        raise ValueError(f"scores and values must have the same length, got {len(scores)} and {len(values)}")
-    block = check_int("block", block)
-    m = scores.new_tensor(-math.inf)
-    l = scores.new_tensor(0.0)
-    acc = values.new_zeros(values.shape[1])
-    for start in range(0, len(scores), block):
-        s = scores[start : start + block]  # [block]
+    m, l, acc = torch.tensor(-math.inf), torch.tensor(0.0), torch.zeros(check_int("D", D))
+    for s, v in blocks:
+        check_block_of_keys(s, v, D)
         m_new = torch.maximum(m, s.amax())
         if m_new == -math.inf:
             continue  # nothing seen yet
-        p = torch.exp(s - m_new)  # [block]
+        p = torch.exp(s - m_new)  # [n]
         alpha = torch.exp(m - m_new)
         l = alpha * l + p.sum()
-        acc = alpha * acc + p @ values[start : start + block]  # [D]
+        acc = alpha * acc + p @ v  # [D]
         m = m_new
     if l == 0:
         return acc, m
     return acc / l, m + torch.log(l)
+
+
+def check_block_of_keys(s: torch.Tensor, v: torch.Tensor, D: int) -> None:
+    """Raise TypeError or ValueError unless s: (n,) and v: (n, D) are a block of running_weighted_sum."""
+    check_tensor("s", s, ndim=1, dtypes=RUNNING_DTYPES)
+    check_tensor("v", v, ndim=2, dtypes=RUNNING_DTYPES)
+    check_alike(s=s, v=v)
+    check_row(s)
+    if v.shape != (len(s), D):
+        raise ValueError(f"v must have a row of D = {D} for each of {len(s)} scores, got shape {tuple(v.shape)}")

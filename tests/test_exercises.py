@@ -1,5 +1,7 @@
 """The calls that a notebook makes: check, hint, solution, progress. The exercises themselves: test_each_exercise.py."""
 
+import math
+
 import pytest
 
 from fa_tutorial import ledger
@@ -19,11 +21,11 @@ def test_a_function_for_a_class():
     assert check("7.6", lambda q: q).message.endswith("pass the class itself, not the function <lambda>")
 
 
-@pytest.mark.parametrize(("answer", "helps"), [("starter", True), ("wrong", True), ("min_roof", False)])
+@pytest.mark.parametrize(("answer", "helps"), [("starter", True), ("wrong", True), ("longest", False)])
 def test_a_verdict_that_is_not_correct_ends_with_the_call_that_helps(answer, helps, capsys):
-    answers = {"starter": starter, "wrong": lambda intensity, peak_flops, bandwidth: peak_flops, "min_roof": min_roof}
-    check("0.4", answers[answer])
-    assert capsys.readouterr().out.endswith('→ hint("0.4")\n') is helps
+    answers = {"starter": starter, "wrong": lambda memory_bytes, B, H, itemsize: memory_bytes, "longest": longest}
+    check("0.3", answers[answer])
+    assert capsys.readouterr().out.endswith('→ hint("0.3")\n') is helps
 
 
 def test_hints_come_one_after_another(capsys):
@@ -35,9 +37,9 @@ def test_hints_come_one_after_another(capsys):
 
 
 def test_solution_shows_source_and_reasoning(capsys):
-    calls.solution("0.4")
+    calls.solution("0.3")
     shown = capsys.readouterr().out
-    assert "def attainable_flops" in shown and catalogue.find("0.4").reasoning in " ".join(shown.split())
+    assert "def longest_sequence" in shown and catalogue.find("0.3").reasoning in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= WIDTH, "a page breaks a longer line inside a word"
 
 
@@ -48,40 +50,41 @@ def test_progress_of_no_chapter():
 
 def test_progress_is_kept_and_survives_a_broken_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FA_TUTORIAL_STATE", str(tmp_path))
-    check("0.4", lambda intensity, peak_flops, bandwidth: peak_flops)
-    check("0.4", min_roof)
-    check("0.4", lambda intensity, peak_flops, bandwidth: peak_flops)  # what was once correct stays so
+    check("0.3", lambda memory_bytes, B, H, itemsize: memory_bytes)
+    check("0.3", longest)
+    check("0.3", lambda memory_bytes, B, H, itemsize: memory_bytes)  # what was once correct stays so
     capsys.readouterr()
     calls.progress()
-    assert "chapter 0: 1 of 4 done" in capsys.readouterr().out
-    for other in ("{ broken", "[]", '{"0.4": "solved", "0.3": ["correct"]}'):
+    assert "chapter 0: 1 of 5 done" in capsys.readouterr().out
+    for other in ("{ broken", "[]", '{"0.3": "solved", "0.2": ["correct"]}'):
         (tmp_path / "progress.json").write_text(other)
         calls.progress(0)
         told, shown = capsys.readouterr().out.rsplit("chapter 0: ", 1)
-        assert shown == "0 of 4 done   · 0.1  · 0.2  · 0.3  · 0.4\n" and ("is damaged" in told) == (other == "{ broken")
+        expected = "0 of 5 done   · 0.1  · 0.2  · 0.3  · 0.4  · 0.5\n"
+        assert shown == expected and ("is damaged" in told) == (other == "{ broken")
 
 
 def test_answer_goes_on_with_yours_if_it_is_right(capsys):
-    assert calls.answer("0.4", min_roof) is min_roof
-    assert capsys.readouterr().out == "0.4 attainable_flops: this is yours\n"
-    for yours, why in ((max, "yours is not right yet"), (starter, "not attempted"), (ledger.attainable_flops, "not attempted")):
-        assert calls.answer("0.4", yours) is catalogue.find("0.4").solution
-        assert capsys.readouterr().out == f"0.4 attainable_flops: this is the course's solution ({why})\n"
+    assert calls.answer("0.3", longest) is longest
+    assert capsys.readouterr().out == "0.3 longest_sequence: this is yours\n"
+    for yours, why in ((max, "yours is not right yet"), (starter, "not attempted"), (ledger.attention_flops, "not attempted")):
+        assert calls.answer("0.3", yours) is catalogue.find("0.3").solution
+        assert capsys.readouterr().out == f"0.3 longest_sequence: this is the course's solution ({why})\n"
 
 
 def test_answer_remembers_what_check_found(monkeypatch):
-    check("0.4", min_roof)
+    check("0.3", longest)
     monkeypatch.setattr(harness, "judge", lambda *_: pytest.fail("judged again"))
-    assert calls.answer("0.4", min_roof) is min_roof
+    assert calls.answer("0.3", longest) is longest
 
 
 def test_the_packages_own_function_is_no_answer():
-    assert check("0.4", ledger.attainable_flops).message.endswith("not attempted (this is the package's own; write yours)")
+    assert check("0.3", ledger.attention_flops).message.endswith("not attempted (this is the package's own; write yours)")
 
 
-def starter(intensity, peak_flops, bandwidth):
+def starter(memory_bytes, B, H, itemsize):
     raise NotImplementedError
 
 
-def min_roof(intensity, peak_flops, bandwidth):
-    return min(peak_flops, intensity * bandwidth)
+def longest(memory_bytes, B, H, itemsize):
+    return math.isqrt(memory_bytes // (2 * B * H * itemsize))

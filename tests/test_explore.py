@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, barriers, figures, ledger, ring, softmax
+from fa_tutorial import algorithm, barriers, figures, layout, ledger, ring, softmax
 from fa_tutorial.bench import results
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
 
@@ -191,7 +191,7 @@ def check_online_softmax(shown: dict) -> None:
     """The states after `seen` scores, as chapter 1's functions give them."""
     scores, values = (torch.tensor(shown[name][: shown["seen"]], dtype=torch.float64) for name in ("scores", "values"))
     m, l = softmax.online_normalizer(scores)
-    truth, _ = softmax.running_weighted_sum(scores, values[:, None], shown["block"])
+    truth, _ = softmax.running_weighted_sum([(scores, values[:, None])], 1)
     assert shown["m"] == m
     assert shown["true_o"] == pytest.approx(truth.item())
     assert shown["true_weights"] == pytest.approx(softmax.safe_softmax(scores).tolist())
@@ -206,11 +206,14 @@ def check_online_softmax(shown: dict) -> None:
     assert shown["error"] == pytest.approx(abs(o - truth.item()), abs=1e-12)
 
 
+@pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize("rescale", [True, False])
 @pytest.mark.parametrize("block", [1, 2, 3])
-def test_online_softmax_steps(page, block, rescale):
+def test_online_softmax_steps(page, block, rescale, carry):
+    """The verdict is one on l, or where a weighted sum is carried on o."""
     assert open_figure(page, "online_softmax")["scores"] == [3, 2, 5, 1, 4, 0]
-    put(page, block=block, rescale=rescale)
+    put(page, block=block, rescale=rescale, carry=carry)
+    assert page.locator("#heads th").count() == (6 if carry else 4)
     while page.locator("#back").is_enabled():
         page.locator("#back").click()
     nothing = state(page)
@@ -222,6 +225,7 @@ def test_online_softmax_steps(page, block, rescale):
         check_online_softmax(shown)
     assert page.locator("#forward").is_disabled()
     assert page.locator("#verdict.right").count() == (rescale or block == 3)  # blocks of 3: the largest stands in the first
+    assert f"{'o' if carry else 'l'} = {shown['o' if carry else 'l']:.3f}".rstrip("0") in page.locator("#verdict").inner_text()
 
 
 def test_online_softmax_answers_its_question(page):
@@ -248,6 +252,35 @@ def test_online_softmax_is_dragged(page, by):
     check_online_softmax(state(page))
     page.locator("#reset").click()
     assert state(page)["scores"] == [3, 2, 5, 1, 4, 0]
+
+
+# ---------------------------------------------------------------- sectors
+
+
+def test_sectors_are_those_of_chapter_2(page):
+    open_figure(page, "sectors")
+    for rows, columns, itemsize, stride, begin, transposed in (
+        (4, 8, 4, 32, 0, False), (1, 16, 4, 32, 0, True), (16, 16, 2, 36, 5, True), (8, 8, 8, 33, 16, False), (2, 16, 2, 40, 3, False),
+    ):  # fmt: skip
+        shown = put(page, rows=rows, columns=columns, itemsize=itemsize, stride=stride, start=begin, transposed=transposed)
+        strides = (1, stride) if transposed else (stride, 1)
+        assert shown["sectors"] == layout.sectors(strides, (rows, columns), itemsize, begin)
+        assert page.locator("#memory rect[fill='var(--blue)']").count() == rows * columns
+        assert shown["used"] == pytest.approx(rows * columns * itemsize / 32 / shown["sectors"])
+
+
+def test_sectors_answer_their_question(page):
+    """A side of a sector's length or more, both ways, from the beginning of a sector."""
+    open_figure(page, "sectors")
+    put(page, start=0)
+    good = [
+        (rows, columns)
+        for rows, columns in itertools.product((1, 2, 4, 8, 16), repeat=2)
+        if all((shown := put(page, rows=rows, columns=columns, transposed=way))["sectors"] == shown["fewest"] for way in (False, True))
+    ]
+    assert good == [
+        (rows, columns) for rows, columns in itertools.product((1, 2, 4, 8, 16), repeat=2) if min(rows, columns) >= 8 or rows * columns == 1
+    ]
 
 
 # ---------------------------------------------------------------- causal_tiles

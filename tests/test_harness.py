@@ -2,6 +2,7 @@
 of a kernel."""
 
 import dataclasses
+import math
 import signal
 import threading
 import time
@@ -47,6 +48,28 @@ def verdict(exercise, answer) -> str:
     except Wrong as wrong:
         return str(wrong)
     return "correct"
+
+
+def size_and_word(x):
+    return len(x), "even" if len(x) % 2 == 0 else "odd"
+
+
+SIZE = dataclasses.replace(
+    MEAN, solution=size_and_word, truth=lambda x: (len(x), "odd" if len(x) % 2 else "even"), parts=("size", "kind"), conditions={},
+    inputs=lambda: [case(torch.ones(3)), case(torch.ones(4))], mistakes={"odd and even are exchanged": [('"even"', '"E"'), ('"odd"', '"even"'), ('"E"', '"odd"')]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "told"), [
+    (size_and_word, "correct"),
+    (lambda x: (len(x), "even" if len(x) % 2 else "odd"), "odd and even are exchanged"),
+    (lambda x: (len(x), "even"), "gives kind = even, want odd"),
+    (lambda x: (len(x), 1.0), "gives kind = 1, want odd"),
+    (lambda x: ("three", "odd"), "gives size = three, want 3"),
+    (lambda x: (math.nan, "odd"), "gives size = nan, want 3"),
+])  # fmt: skip
+def test_a_part_may_be_a_text(answer, told):
+    assert told in verdict(SIZE, answer)
 
 
 def test_an_answer_is_adapted_before_it_is_run():

@@ -34,7 +34,15 @@ LAUNCHERS = {
 launchers = pytest.mark.parametrize(("launcher", "own"), LAUNCHERS.values(), ids=LAUNCHERS)
 
 
-# ---------------------------------------------------------------- strides
+# ---------------------------------------------------------------- strides and sectors
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+@pytest.mark.parametrize("strides", [(64, 1), (1, 64), (3, 5), (0, 1), (8192, 1)])
+def test_sectors_are_counted_one_by_one(strides, itemsize):
+    for tile, start in itertools.product(((1, 32), (16, 16), (5, 3), (1024, 1)), (0, 3, 100)):
+        offsets = {start + r * strides[0] + c * strides[1] for r in range(tile[0]) for c in range(tile[1])}
+        assert layout.sectors(strides, tile, itemsize, start) == len({offset * itemsize // 32 for offset in offsets})
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (1,), (2, 3), (2, 3, 4, 5), (3, 1, 2), (0,), (0, 3), (3, 0), (2, 0, 5), (1, 1, 1)])

@@ -116,9 +116,9 @@ def test_rule_fails_on_a_broken_notebook(rule, notebook):
     assert rule(GOOD) == []
 
 
-ROOF = catalogue.find("0.4")
-STARTER = 'def attainable_flops(intensity, peak_flops, bandwidth):\n    """The roof."""\n    raise NotImplementedError'
-CHECK = 'check("0.4", attainable_flops)'
+LONGEST = catalogue.find("0.3")
+STARTER = 'def longest_sequence(memory_bytes, B, H, itemsize):\n    """The longest."""\n    raise NotImplementedError'
+CHECK = 'check("0.3", longest_sequence)'
 KERNEL = catalogue.find("2.4")
 
 
@@ -133,20 +133,20 @@ KERNEL = catalogue.find("2.4")
     ],
 )
 def test_exercise_cells(cells, fits):
-    assert (rules.exercise_cells(notebook_of(*cells), [ROOF]) == []) is fits
+    assert (rules.exercise_cells(notebook_of(*cells), [LONGEST]) == []) is fits
 
 
 def test_a_solution_that_is_shown_is_found():
     answer = source_of(KERNEL.solution)
     for cell in (code(answer), new_markdown_cell(f"```python\n{answer}\n```"), code("f()", stream(answer))):
         assert rules.solutions_shown(notebook_of(cell, code(f'check("2.4", {KERNEL.name})')), [KERNEL])
-    after = [code(STARTER), code(CHECK), code("display_source(f)", stream(source_of(ROOF.solution)))]
-    assert rules.solutions_shown(notebook_of(*after), [ROOF]) == []
-    assert rules.solutions_shown(notebook_of(code("def attainable_flops(i, p, b):\n    return p")), [ROOF])
+    after = [code(STARTER), code(CHECK), code("display_source(f)", stream(source_of(LONGEST.solution)))]
+    assert rules.solutions_shown(notebook_of(*after), [LONGEST]) == []
+    assert rules.solutions_shown(notebook_of(code("def longest_sequence(m, B, H, i):\n    return m")), [LONGEST])
 
 
 TIME = new_markdown_cell("# 0\n\n**Time.** About 60 minutes, 5 of them for the exercises.")
-HEADING = new_markdown_cell("The roof.\n\n### Exercise 0.4 (★, 5 minutes)\n\nWrite it.")
+HEADING = new_markdown_cell("The longest.\n\n### Exercise 0.3 (★, 5 minutes)\n\nWrite it.")
 
 
 @pytest.mark.parametrize(
@@ -158,12 +158,12 @@ HEADING = new_markdown_cell("The roof.\n\n### Exercise 0.4 (★, 5 minutes)\n\nW
         ([TIME, HEADING, new_markdown_cell("## Another section"), code(STARTER)], False),
         ([TIME, code(STARTER), HEADING], False),
         ([TIME, HEADING, HEADING, code(STARTER)], False),
-        ([TIME, new_markdown_cell("### Exercise 0.4 (5 minutes)"), code(STARTER)], False),
+        ([TIME, new_markdown_cell("### Exercise 0.3 (5 minutes)"), code(STARTER)], False),
         ([new_markdown_cell("**Time.** About 60 minutes, 6 of them for the exercises."), HEADING, code(STARTER)], False),
     ],
 )
 def test_an_exercise_stands_under_its_heading(cells, fits):
-    assert (rules.exercise_headings(notebook_of(*cells), [ROOF]) == []) is fits
+    assert (rules.exercise_headings(notebook_of(*cells), [LONGEST]) == []) is fits
 
 
 def test_metadata_are_those_that_jupyterlab_writes():

@@ -156,12 +156,16 @@ def test_nan_stays_in_its_row():
 # ---------------------------------------------------------------- the running weighted sum
 
 
+def in_blocks(scores, values, block):
+    return zip(scores.split(block), values.split(block), strict=True)
+
+
 @hard_rows
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_running_weighted_sum(name, dtype):
     for n, block in itertools.product(LENGTHS, (1, 3, 16, 1000)):
         scores, values = ROWS[name](n)[0].to(dtype), randn(n, 5).to(dtype)
-        o, lse = softmax.running_weighted_sum(scores, values, block)
+        o, lse = softmax.running_weighted_sum(in_blocks(scores, values, block), 5)
         tolerance = 1e-5 if dtype == torch.float32 else 1e-12
         assert o.dtype == lse.dtype == dtype and o.shape == (5,) and lse.shape == ()
         same(o, torch.softmax(scores.double(), 0) @ values.double(), tolerance)
@@ -170,10 +174,11 @@ def test_running_weighted_sum(name, dtype):
 
 @pytest.mark.parametrize("scores", [[], [-math.inf] * 4])
 def test_running_weighted_sum_over_no_key(scores):
-    o, lse = softmax.running_weighted_sum(torch.tensor(scores), torch.ones(len(scores), 3), 2)
+    blocks = in_blocks(torch.tensor(scores), torch.ones(len(scores), 3), 2) if scores else ()
+    o, lse = softmax.running_weighted_sum(blocks, 3)
     assert torch.equal(o, torch.zeros(3)) and lse == -math.inf
 
 
 def test_running_weighted_sum_does_not_lose_a_nan():
-    o, lse = softmax.running_weighted_sum(torch.tensor([0.0, math.nan, 1.0]), torch.ones(3, 2), 1)
+    o, lse = softmax.running_weighted_sum(in_blocks(torch.tensor([0.0, math.nan, 1.0]), torch.ones(3, 2), 1), 2)
     assert o.isnan().all() and lse.isnan()

@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from fa_tutorial import work
 from fa_tutorial.__main__ import main
 
-CHECK = "from fa_tutorial.exercises import check\n\ndef attainable_flops(intensity, peak_flops, bandwidth):\n    {body}"
+CHECK = "from fa_tutorial.exercises import check\n\ndef longest_sequence(memory_bytes, B, H, itemsize):\n    {body}"
 
 
 def write(path, *sources, text="A chapter."):
@@ -137,14 +137,14 @@ def test_check_runs_the_copies_and_tells_verdicts_and_errors(course, capsys):
     """A right answer, a wrong one, checks that are not there, and a cell that raises: told, the cells after it run, and no copy is
     changed."""
     work.fill()
-    right, wrong = "return min(peak_flops, intensity * bandwidth)", "return peak_flops"
-    call = 'check("0.4", attainable_flops)'
+    right, wrong = "return int((memory_bytes // (2 * B * H * itemsize)) ** 0.5)", "return memory_bytes"
+    call = 'check("0.3", longest_sequence)'
     write(course / "work" / "00_first.ipynb", CHECK.format(body=right), "1 / 0", call)
-    write(course / "work" / "01_second.ipynb", CHECK.format(body=wrong).replace("attainable_flops", "merge"), 'check("1.3", merge)')
+    write(course / "work" / "01_second.ipynb", CHECK.format(body=wrong).replace("longest_sequence", "merge"), 'check("1.3", merge)')
     before = [path.read_bytes() for path in sorted((course / "work").iterdir())]
     assert main(["work", "check"]) == 0
     shown = capsys.readouterr().out
-    assert "00_first: 1 of 4 right   ? 0.1  ? 0.2  ? 0.3  ✓ 0.4\n  the cell that begins `1 / 0` raises ZeroDivisionError" in shown
+    assert "00_first: 1 of 5 right   ? 0.1  ? 0.2  ✓ 0.3  ? 0.4  ? 0.5\n  the cell that begins `1 / 0` raises ZeroDivisionError" in shown
     assert "01_second: 0 of 5 right   ? 1.1  ? 1.2  ✗ 1.3  ? 1.4  ? 1.5\n  ✗ 1.3 merge: " in shown
     assert [path.read_bytes() for path in sorted((course / "work").iterdir())] == before
     assert main(["work", "check", "1"]) == 0 and "00_first" not in capsys.readouterr().out

@@ -92,20 +92,22 @@ def timed(call: Callable[[], Any], *, bytes_moved: int | None = None, flops: int
     return row
 
 
-def rounds_of(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
+def rounds_of(names: Iterable[Any], rounds: int) -> Iterator[list[Any]]:
     """`names` in another order each round: what runs right after a kernel inherits the clock that the kernel left."""
     names, draw = list(names), random.Random(0)
     for _ in range(rounds):
         yield draw.sample(names, len(names))
 
 
-def timed_in_turns(calls: dict[str, Callable[[], Any]], *, flops: int, rounds: int = 10) -> dict[str, dict[str, Any]]:
+def timed_in_turns(
+    calls: dict[Any, Callable[[], Any]], *, flops: int | None = None, rounds: int = 10
+) -> dict[Any, dict[str, Any]]:
     """The numbers of `timed` for each of `calls`, measured a little at a time in turns, so that a drift of the clocks
     hits all of them alike."""
     require_gpu()
     import triton.testing
 
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[Any, list[float]] = {name: [] for name in calls}
     for order in rounds_of(calls, rounds):
         for name in order:
             times[name] += triton.testing.do_bench(calls[name], warmup=50, rep=50, return_mode="all")
@@ -116,12 +118,9 @@ def timed_in_turns(calls: dict[str, Callable[[], Any]], *, flops: int, rounds: i
             .quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64))
             .tolist()
         )
-        rows[name] = {
-            "ms": round(ms, 6),
-            "ms_20": round(low, 6),
-            "ms_80": round(high, 6),
-            "tflops": round(flops / ms / 1e9, 2),
-        }
+        rows[name] = {"ms": round(ms, 6), "ms_20": round(low, 6), "ms_80": round(high, 6)}
+        if flops is not None:
+            rows[name]["tflops"] = round(flops / ms / 1e9, 2)
     return rows
 
 

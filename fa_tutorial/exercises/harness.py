@@ -270,11 +270,17 @@ def _truth_of(exercise: Exercise, one: Case) -> dict[str, Any]:
 
 
 def _by_part(exercise: Exercise, result: Any, on: str) -> dict[str, Any]:
-    """A function's result as {part: value}: float64 tensors, or integers and tuples of them where the exercise is exact."""
+    """A function's result as {part: value}: float64 tensors and texts, or integers and tuples of them where the exercise
+    is exact."""
     parts = dict(zip(exercise.parts, unpack(result, exercise.parts, on), strict=True)) if exercise.parts else {"": result}
     if exercise.exact:
         return {part: _exact(value) for part, value in parts.items()}
-    return {part: as_tensor(value, part or "the result", on) for part, value in parts.items()}
+    return {part: _value(value, part or "the result", on) for part, value in parts.items()}
+
+
+def _value(value: Any, what: str, on: str) -> Any:
+    """A text as it is, everything else as a tensor."""
+    return value if isinstance(value, str) else as_tensor(value, what, on)
 
 
 def _exact(value: Any) -> Any:
@@ -323,7 +329,7 @@ def _agree(exercise: Exercise, a: Any, b: Any, one: Case, part: str, *, loosely:
 
     loosely: with at least float32's tolerance, to recognise a mistake b.
     """
-    if exercise.exact:
+    if exercise.exact or isinstance(a, str) or isinstance(b, str):
         return same(a, b)
     if a.shape == b.shape:
         a = torch.where((b == ANYTHING) & torch.isfinite(a), b, a)
@@ -347,9 +353,10 @@ def close(got: torch.Tensor, want: torch.Tensor, rtol: float, atol: float) -> bo
 def _told(exercise: Exercise, got: Any, want: Any, one: Case, part: str, shown: bool) -> str:
     """What the answer gives and what it should give, after the input in words."""
     subject = f"{part} = " if part else ""
+    if isinstance(got, str) or isinstance(want, str):
+        words = [x if isinstance(x, str) else show(x) for x in (got, want)]
+        return f" gives {subject}{words[0]}, want {words[1]}" if shown else f": {part} is wrong" if part else ""
     if exercise.exact:
-        if isinstance(got, str) and isinstance(want, str):
-            return f" gives {got}, want {want}" if shown else ""
         value = show(got) if isinstance(got, int | float | tuple) else kind(got)
         return f" gives {subject}{value}, want {show(want)}" if shown else f": {part} is wrong" if part else ""
     if got.shape != want.shape:

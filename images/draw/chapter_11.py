@@ -69,7 +69,7 @@ def draw_merge_tree() -> Figure:
             place = part * size + key
             box(ax, x + key * cell, 0.17, cell, 0.36, f"{SCORES[place]:g}", "yellow", share=0.5)
             box(ax, x + key * cell, 0.55, cell, 0.36, f"{VALUES[place]:g}", "green", share=0.4)
-        o, lse = softmax.running_weighted_sum(scores[keys], values[keys], block=1)
+        o, lse = softmax.running_weighted_sum([(scores[keys], values[keys])], 1)
         middle = x + size * cell / 2
         arrow(ax, (middle, 0.93), (middle, 1.27), "blue")
         nodes.append((middle, 1.29, float(o[0]), float(lse)))
@@ -77,7 +77,7 @@ def draw_merge_tree() -> Figure:
     for y in (2.6, 3.85):
         nodes = [merged(ax, *pair, y) for pair in zip(nodes[::2], nodes[1::2], strict=True)]
         draw_nodes(ax, nodes, "purple")
-    o, lse = softmax.running_weighted_sum(scores, values, block=1)
+    o, lse = softmax.running_weighted_sum([(scores, values)], 1)
     assert abs(nodes[0][2] - o.item()) < 1e-12 and abs(nodes[0][3] - lse.item()) < 1e-12
     write(
         ax, 0.1, 4.95, "an arrow carries a share, e to the (lse above − lse below); the two shares of a merge add up to 1 (1.13)", ha="left"

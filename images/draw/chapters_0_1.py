@@ -261,8 +261,10 @@ def draw_passes() -> Figure:
                 x = left + 0.28 + number_of * 0.4
                 box(ax, x - 0.12, strip_top, 0.24, strip_bottom - strip_top, colour=TENSOR_COLOUR[name], share=0.3)
                 write(ax, x, strip_top - 0.14, name, BODY)
-                ends = ((x, top), (x, strip_bottom)) if name == "o" else ((x, strip_bottom), (x, top))
-                arrow(ax, *ends, "black", width=1.0)
+                if name == "o":
+                    arrow(ax, (x, top), (x, strip_bottom), "vermilion", dashed=True)
+                else:
+                    arrow(ax, (x, strip_bottom), (x, top), "blue")
             continue
         ends = {"x": (sum(centres) / len(centres) - (0.32 if len(passes) == 1 else 0.1), "yellow"), "y": (centres[-1] + 0.32, "purple")}
         ends["y"] = (min(ends["y"][0], left + width - 0.37), "purple")
@@ -275,9 +277,9 @@ def draw_passes() -> Figure:
             arrow(ax, (start, strip_bottom), (x - 0.2 * (number_of == len(passes) - 1), top), "blue")
         arrow(ax, (centres[-1] + 0.25, top), (ends["y"][0], strip_bottom), "vermilion", dashed=True)
     arrow(ax, (0.1, 3.75), (0.55, 3.75), "blue")
-    write(ax, 0.65, 3.75, "reads the row x of n scores", ha="left")
-    arrow(ax, (3.45, 3.75), (3.9, 3.75), "vermilion", dashed=True)
-    write(ax, 4.0, 3.75, "writes the n weights y", ha="left")
+    write(ax, 0.65, 3.75, "reads the n scores x, or q, k and v", ha="left")
+    arrow(ax, (3.95, 3.75), (4.4, 3.75), "vermilion", dashed=True)
+    write(ax, 4.5, 3.75, "writes the n weights y, or o", ha="left")
     return figure
 
 

@@ -23,6 +23,8 @@ def film(page: Page) -> list[tuple[Image.Image, int]]:
     def keep(milliseconds: int) -> None:
         frames.append((Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB"), milliseconds))
 
+    page.locator("#carry").set_checked(True)
+    page.locator("#carry").blur()
     page.locator("#back").click(click_count=2)
     for _ in range(3):
         page.locator("#forward").click()

@@ -1,4 +1,4 @@
-"""Right answers to chapter 0 in other words: loops, masks, floats that are whole, a search, float32."""
+"""Right answers to chapter 0 in other words: loops, masks, floats that are whole, a search, rooflines, bandwidths."""
 
 import math
 
@@ -23,13 +23,21 @@ def sequence_by_floats(memory_bytes, B, H, itemsize):
     return math.floor(math.sqrt(memory_bytes / (2 * B * H * itemsize)))
 
 
-def roof_in_float32(intensity, peak_flops, bandwidth):
-    return torch.minimum(torch.tensor(float(peak_flops)), torch.tensor(float(intensity)) * torch.tensor(float(bandwidth)))
+def gain_by_rooflines(flops, bytes_before, bytes_after, peak_flops, bandwidth):
+    before, after = (min(peak_flops, flops / count * bandwidth) for count in (bytes_before, bytes_after))
+    return after / before, "memory" if flops / bytes_after < peak_flops / bandwidth else "arithmetic"
+
+
+def floor_by_bandwidths(ms, heads, S, D, bandwidth):
+    moved = torch.tensor([S * S + 2 * S * D, 2 * S * S, 2 * S * S, S * S + 2 * S * D]) * 2.0 * heads
+    rates = moved.double() / (torch.tensor(list(ms.values()), dtype=torch.float64) / 1e3)
+    return list(ms)[int(rates.argmin())], bandwidth / rates.min()
 
 
 RIGHT_ANSWERS = (
     ("0.1", flops_by_a_mask),
     ("0.2", bytes_block_by_block),
     ("0.3", sequence_by_floats),
-    ("0.4", roof_in_float32),
+    ("0.4", gain_by_rooflines),
+    ("0.5", floor_by_bandwidths),
 )

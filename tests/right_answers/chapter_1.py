@@ -30,28 +30,20 @@ def merge_through_logs(m_a, l_a, m_b, l_b):
     return m, torch.where(m == -INF, torch.zeros_like(lse), torch.exp(lse - m))
 
 
-def blocks_start_at_the_smallest_number(x, block):
-    m, l = torch.full_like(x[..., :1], torch.finfo(torch.float32).min), torch.zeros_like(x[..., :1])
-    for part in torch.split(x, block, -1):
-        m_new = torch.maximum(m, part.amax(-1, keepdim=True))
-        l = torch.exp(m - m_new) * l + torch.exp(part - m_new).sum(-1, keepdim=True)
-        m = m_new
-    return torch.exp(x - m) / l
+def row_up_and_down(block):
+    heights = [0, 2, 1]
+    return torch.tensor([-5e4 + heights[i // block] for i in range(3 * block - 1)])
 
 
-def blocks_in_two_passes(x, block):
-    m, l = torch.full_like(x[..., :1], -INF), torch.zeros_like(x[..., :1])
-    for part in x.split(block, dim=-1):
-        m_new = torch.maximum(m, part.amax(-1, keepdim=True))
-        shift = torch.where(m_new == -INF, 0.0, m_new)
-        l = torch.exp(m - shift) * l + torch.exp(part - shift).sum(-1, keepdim=True)
-        m = m_new
-    return torch.cat([torch.exp(part - m) / l for part in x.split(block, dim=-1)], dim=-1)
+def row_with_a_hill(block):
+    row = torch.full((3 * block - 1,), -3e4)
+    row[block : 2 * block] += 2
+    return row
 
 
-def sum_normalised_as_it_goes(scores, values, block):
-    o, lse = values.new_zeros(values.shape[1]), scores.new_tensor(-INF)
-    for s, v in zip(scores.split(block), values.split(block), strict=True):
+def sum_normalised_as_it_goes(blocks, D):
+    o, lse = torch.zeros(D), torch.tensor(-INF)
+    for s, v in blocks:
         lse_new = torch.logaddexp(lse, torch.logsumexp(s, 0))
         if lse_new > -INF:
             o = o * torch.exp(lse - lse_new) + torch.exp(s - lse_new) @ v
@@ -59,11 +51,24 @@ def sum_normalised_as_it_goes(scores, values, block):
     return o, lse
 
 
+def sum_that_asks_for_each_block(blocks, D):
+    m, l, acc = torch.tensor(-INF), torch.tensor(0.0), torch.zeros(D)
+    blocks = iter(blocks)
+    while (block := next(blocks, None)) is not None:
+        s, v = block
+        m_new = torch.maximum(m, s.amax())
+        shift = torch.where(m_new == -INF, 0.0, m_new)
+        p, alpha = torch.exp(s - shift), torch.exp(m - shift)
+        l, acc, m = alpha * l + p.sum(), alpha * acc + (p[:, None] * v).sum(0), m_new
+    return acc / torch.where(l == 0, 1.0, l), m + l.log()
+
+
 RIGHT_ANSWERS = (
     ("1.1", softmax_with_a_wide_sum),
     ("1.2", normalizer_with_tensors),
     ("1.3", merge_through_logs),
-    ("1.4", blocks_start_at_the_smallest_number),
-    ("1.4", blocks_in_two_passes),
+    ("1.4", row_up_and_down),
+    ("1.4", row_with_a_hill),
     ("1.5", sum_normalised_as_it_goes),
+    ("1.5", sum_that_asks_for_each_block),
 )

@@ -47,6 +47,32 @@ def transpose_kernel_flat(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stri
     tl.store(out_ptr + c * stride_or + r * stride_oc, tl.load(x_ptr + r * stride_xr + c * stride_xc, mask=inside), mask=inside)
 
 
+def transposed_with_names(kernel, x, block_r, block_c):
+    out = x.new_empty(x.shape[::-1])
+    strides = dict(zip(("stride_xr", "stride_xc", "stride_or", "stride_oc"), (*x.stride(), *out.stride()), strict=True))
+    sizes = {"rows": len(x), "cols": x.shape[1]}
+    kernel[lambda meta: (-(-len(x) // meta["BLOCK_R"]), -(-x.shape[1] // meta["BLOCK_C"]))](
+        x, out, **sizes, **strides, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=8
+    )
+    return out
+
+
+def sectors_in_a_loop(strides, tile, itemsize, start=0):
+    touched = set()
+    for r in range(tile[0]):
+        for c in range(tile[1]):
+            touched.add((start + r * strides[0] + c * strides[1]) * itemsize // 32)
+    return len(touched)
+
+
+@triton.jit
+def offsets_kernel_cast_once(out_ptr, first, stride_r, stride_c, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    r, c = tl.arange(0, BLOCK_R).to(tl.int64), tl.arange(0, BLOCK_C).to(tl.int64)
+    place = (tl.program_id(0) * BLOCK_R + r)[:, None] * BLOCK_C + c[None, :]
+    rows = (first + tl.program_id(0)) * BLOCK_R + r
+    tl.store(out_ptr + place, rows[:, None] * stride_r + c[None, :] * stride_c)
+
+
 @triton.jit
 def softmax_kernel_clamped(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
     # Clamped offsets: past its end the row repeats its last element, which tl.where takes out of the sum.
@@ -75,6 +101,9 @@ RIGHT_ANSWERS = (
     ("2.2", view_step_by_step),
     ("2.3", add_kernel_clamped),
     ("2.4", transpose_kernel_flat),
-    ("2.5", softmax_kernel_clamped),
-    ("2.5", softmax_kernel_named),
+    ("2.5", transposed_with_names),
+    ("2.6", sectors_in_a_loop),
+    ("2.8", offsets_kernel_cast_once),
+    ("2.7", softmax_kernel_clamped),
+    ("2.7", softmax_kernel_named),
 )

@@ -1,4 +1,4 @@
-"""Chapter 0: a count that is not returned, floats that round, padded blocks, more than the scores in memory, a float's root."""
+"""Chapter 0: a count that is not returned, floats that round, padded blocks, more than the scores in memory, a float's root, words."""
 
 from edits import edit
 
@@ -34,7 +34,13 @@ WRONG_ANSWERS = (
          told="S is the largest whole number"),
     edit("0.3", "one more", ("// per_pair)", "// per_pair) + 1"), told="S is the largest whole number"),
     edit("0.3", "root of a float", ("memory_bytes // per_pair", "memory_bytes / per_pair"), told="raises TypeError"),
-    edit("0.4", "ridge upside down", ("min(peak_flops, intensity * bandwidth)", ("peak_flops if intensity > bandwidth / peak_flops else "
-                                                                                "intensity * bandwidth")),
-         told="the slower of the two decides"),
+    edit("0.4", "no limit", ("return before / after, limit", "return before / after"), told="want a tuple (gain, limit)"),
+    edit("0.4", "another word", ('else "memory"', 'else "bandwidth"'), told="gives limit = bandwidth, want memory"),
+    edit("0.4", "a number for the limit", ("after, limit", "after, 1.0"), told="gives limit = 1, want memory"),
+    edit("0.4", "whole gains", ("before / after", "before // after"), told="a perfect kernel takes the longer of flops / peak_flops and bytes / bandwidth"),
+    edit("0.4", "always memory", ('"arithmetic" if after == arithmetic else "memory"', '"memory"'), told="and then the FLOPs decide"),
+    edit("0.5", "softmax reads twice", ('"softmax": 2', '"softmax": 3'), told="count what each kernel reads and writes"),
+    edit("0.5", "the factor alone", ("return worst, ", "return "), told="want a tuple (kernel, factor)"),
+    edit("0.5", "the number of the kernel", ("return worst", "return list(moved).index(worst)"), told="gives kernel = 2, want softmax"),
+    edit("0.5", "always softmax", ("max(factors, key=factors.get)", '"softmax"'), told="count what each kernel reads and writes"),
 )  # fmt: skip

@@ -1,10 +1,9 @@
-"""Chapter 1: overflows in float32, exceptions, inputs that are changed, accuracy that is lost."""
+"""Chapter 1: overflows in float32, exceptions, inputs that are changed, blocks that are gone, accuracy that is lost."""
 
 import math
 
 import torch
 from edits import edit
-from right_answers.chapter_1 import blocks_in_two_passes
 
 
 def softmax_through_lse(x):
@@ -17,22 +16,17 @@ def merge_numbers_only(m_a, l_a, m_b, l_b):
     return m, l_a * math.exp(m_a - m) + l_b * math.exp(m_b - m)
 
 
-def blocks_by_reshape(x, block):
-    blocks = x.reshape(*x.shape[:-1], -1, min(block, x.shape[-1]))
-    p = torch.exp(blocks - blocks.amax(dim=(-1, -2), keepdim=True))
-    return (p / p.sum(dim=(-1, -2), keepdim=True)).reshape(x.shape)
+def whole_row(blocks, D):
+    scores, values = map(torch.cat, zip(*blocks, strict=True))
+    return torch.softmax(scores, 0).nan_to_num() @ values, torch.logsumexp(scores, 0)
 
 
-def blocks_from_the_first_maximum(x, block):
-    p = torch.exp(x - x[..., :block].amax(dim=-1, keepdim=True))
-    return p / p.sum(dim=-1, keepdim=True)
+def whole_row_of_copies(blocks, D):
+    return whole_row([(s.clone(), v.clone()) for s, v in blocks], D)
 
 
 MAXIMUM = "wide.amax(dim=-1, keepdim=True)"
 PROMOTED = "x.to(torch.promote_types(x.dtype, torch.float32))"
-NOT_CORRECTED = ("p * torch.exp(m_block - m) for", "p for")
-RUNNING = "torch.cat([*maxima, part], dim=-1).amax(dim=-1, keepdim=True)"
-SHIFT = "shift = torch.where(m_new == -INF, 0.0, m_new)"
 NEXT_BLOCK = "        m_new = "
 NEW_ACC = ("alpha * acc + p @", "acc + alpha * p @")
 NEW_L = ("alpha * l + p.sum()", "l + alpha * p.sum()")
@@ -41,8 +35,8 @@ NORMALISED = (
                                                                                    "0.0, m_new)\n")),
     ("s - m_new", "s - shift"),
     ("(m - m_new)", "(m - shift)"),
-    ("        l = alpha * l + p.sum()\n        acc = alpha * acc + p @ values[start : start + block]",
-     "        l_new = alpha * l + p.sum()\n        acc = (alpha * l * acc + p @ values[start : start + block]) / l_new\n        l = l_new"),
+    ("        l = alpha * l + p.sum()\n        acc = alpha * acc + p @ v",
+     "        l_new = alpha * l + p.sum()\n        acc = (alpha * l * acc + p @ v) / l_new\n        l = l_new"),
     ("acc / l if l > 0 else acc", "torch.where(l > 0, acc, 0.0)"),
 )  # fmt: skip
 UNGUARDED = ("acc / l if l > 0 else acc", "acc / l")
@@ -96,36 +90,25 @@ WRONG_ANSWERS = (
     edit("1.3", "one guard",
          ("    shift = torch.where(m == -math.inf, 0.0, m)", "    if (m == -math.inf).all():\n        return m, l_a + l_b\n    shift = m"),
          told="one edge is left: one element is two empty parts"),
-    ("1.4", lambda x, block: torch.softmax(x, -1), "take a block at a time"),
-    ("1.4", lambda x, block: torch.exp(x - x.amax(-1, keepdim=True)) / torch.exp(x - x.amax(-1, keepdim=True)).sum(-1, keepdim=True),
-     "take a block at a time"),
-    edit("1.4", "rows cut into blocks", ("x.split(block, dim=-1)", "x.split(block)"), told=("a maximum or a softmax is taken of 3 scores "
-                                                                                           "at once")),
-    edit("1.4", "divided early, in two passes", ("+ torch.exp(part - shift).sum(-1, keepdim=True)", "+ 1"), base=blocks_in_two_passes,
-         told="one block: y = exp(x − m) / l"),
-    ("1.4", blocks_from_the_first_maximum, "measured from the first block's maximum"),
-    edit("1.4", "from the running maximum", ("part.amax(dim=-1, keepdim=True)", RUNNING), NOT_CORRECTED,
-         told="two blocks: the weights need the m and l of the whole row"),
-    edit("1.4", "starts at a large negative", ("torch.full_like(x[..., :1], -INF)", "torch.full_like(x[..., :1], -1e9)"),
-         base=blocks_in_two_passes, told="however low, and counts like any other: x = [−2e+30]"),
-    ("1.4", blocks_by_reshape, "x = [1, 2, 3], block = 2: raises RuntimeError"),
-    edit("1.4", "stops", skips("(part == -INF).all() and (m > -INF).any()", "break"), base=blocks_in_two_passes,
-         told="one edge is left: a −inf entry gets the weight 0, and a block of only −inf changes nothing, wherever it stands"),
-    edit("1.4", "skips every row", skips("(part == -INF).all(dim=-1).any()"), base=blocks_in_two_passes,
-         told="one edge is left: a −inf entry gets the weight 0, and a block of only −inf changes nothing, wherever it stands"),
-    edit("1.4", "skips for one entry", skips("(part == -INF).any()"), base=blocks_in_two_passes,
-         told="one edge is left: a −inf entry gets the weight 0, and a block of only −inf changes nothing, wherever it stands"),
-    edit("1.4", "one guard", (SHIFT, "if (m_new == -INF).all():\n            continue\n        shift = m_new"), base=blocks_in_two_passes,
-         told="one edge is left: a −inf entry gets the weight 0, and a block of only −inf changes nothing, wherever it stands"),
-    edit("1.5", "m starts at −1e4", ("new_tensor(-math.inf)", "new_tensor(-1e4)"), UNGUARDED, told=("however low, and counts like any "
+    edit("1.4", "one score alone", ("[low, high, low[:-1]]", "[low[:-1]]"), told="fewer than one block of 2"),
+    edit("1.4", "masked", ("[low, high, low[:-1]]", "[low, high, low[:-1] * math.inf]"), told="a score that is not finite"),
+    edit("1.4", "a list", ("torch.cat([low, high, low[:-1]])", "[1.0, 2.0]"), told="returns a list of 2, want a vector of scores"),
+    edit("1.4", "a low end", ("low[:-1]]", "low[:-1] - 50]"), told="whose scores count"),
+    ("1.4", lambda block: torch.randn(1_024, generator=torch.Generator().manual_seed(0)), "gives a row on which C and D are right"),
+    edit("1.5", "m starts at −1e4", ("torch.tensor(-math.inf)", "torch.tensor(-1e4)"), UNGUARDED, told=("however low, and counts like any "
                                                                                                    "other")),
-    edit("1.5", "m starts at −1e30", ("new_tensor(-math.inf)", "new_tensor(-1e30)"), told=("m starts at a finite number, and scores may "
+    edit("1.5", "m starts at −1e30", ("torch.tensor(-math.inf)", "torch.tensor(-1e30)"), told=("m starts at a finite number, and scores may "
                                                                                           "be smaller")),
     edit("1.5", "normalised in each block", *NORMALISED, told="one edge is left: a −inf score gets the weight 0, and a block of only −inf"),
     edit("1.5", "last block alone", ("alpha * acc + ", ""), ("alpha * l + ", ""), told=("two blocks: when the maximum grows, rescale acc "
                                                                                        "and l")),
     edit("1.5", "lse without m", ("m + torch.log", "torch.log"), told="lse = m + log l, a number"),
-    ("1.5", lambda scores, values, block: (torch.softmax(scores, 0).nan_to_num() @ values, torch.logsumexp(scores, 0)), "take a block at a time"),
+    ("1.5", whole_row, "a block is used after the next one was asked for"),
+    ("1.5", whole_row_of_copies, "take a block at a time"),
+    edit("1.5", "collected", ("in blocks:", "in list(blocks):"), told="a block is used after the next one was asked for"),
+    edit("1.5", "two passes", ("    for s, v in", "    blocks = list(blocks)\n    m = max([s.max() for s, _ in blocks], default=m)\n    for s, v in"),
+         told="a block is used after the next one was asked for"),
+    edit("1.5", "one row", ("torch.zeros(D)", "torch.zeros(())"), told="one edge is left"),
     edit("1.5", "alpha on the new acc", NEW_ACC, told="one block: o = acc / l"),
     edit("1.5", "alpha on the new l and acc, unguarded", NEW_ACC, NEW_L, UNGUARDED, told="one block: o = acc / l"),
     edit("1.5", "stops", skips("s.max() == -math.inf and m > -math.inf", "break"),
@@ -133,7 +116,7 @@ WRONG_ANSWERS = (
     edit("1.5", "skips for one score", skips("(s == -math.inf).any()"),
          told="one edge is left: a −inf score gets the weight 0, and a block of only −inf changes nothing, wherever it stands"),
     edit("1.5", "fails without keys", UNGUARDED, told="one edge is left: nothing is seen, and o is 0 / 0 = NaN"),
-    edit("1.5", "in float32", ("p @ values[start : start + block]", "p.float() @ values[start : start + block].float()"),
+    edit("1.5", "in float32", ("p @ v", "p.float() @ v.float()"),
          told="one edge is left: float64 goes in"),
     edit("1.5", "no lse", ("return o, m + torch.log(l)", "return o"), told="want a tuple (o, lse)"),
 )  # fmt: skip

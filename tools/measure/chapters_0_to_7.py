@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -37,23 +38,67 @@ def attention_cases() -> Iterator[Measurement]:
 
 
 def naive_step_cases() -> Iterator[Measurement]:
-    """Chapter 0: the operations of naive attention, each timed by itself, on the shape of attention_cases."""
-    B, H, S, D = 1, 16, 4096, 64
-    for step in ("q kᵀ", "divide", "mask", "softmax", "p v"):
-        yield about(0, "naive_step", step, B=B, H=H, S=S, D=D), partial(_naive_step_row, step, B, H, S, D)
+    """Chapter 0: naive attention, its operations by themselves, what torch.compile makes of it, and flash attention.
+
+    All are measured in turns, on the shape of attention_cases.
+    """
+    size = {"B": 1, "H": 16, "S": 4096, "D": 64}
+    for step in (*OPERATIONS, "flash", *NAIVE, *(f"{name}, compiled" for name in NAIVE)):
+        yield about(0, "naive_step", step, **size), lambda step=step: _naive_steps_in_turns(*size.values())[step]
 
 
-def _naive_step_row(step: str, B: int, H: int, S: int, D: int) -> dict[str, Any]:
-    q, k, s = randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, S)
+OPERATIONS = ("q kᵀ", "divide", "mask", "softmax", "p v")
+
+
+def _naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """As chapter 0 writes it."""
+    s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    return torch.softmax(s, dim=-1) @ v
+
+
+def _naive_scaled_q(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    s = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)
+    return torch.softmax(s, dim=-1) @ v
+
+
+def _naive_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    hidden = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
+    return torch.softmax(s.masked_fill(hidden, -math.inf), dim=-1) @ v
+
+
+NAIVE = {"naive": _naive, "naive, q scaled": _naive_scaled_q, "naive, causal": _naive_causal}
+
+
+@functools.cache
+def _naive_steps_in_turns(B: int, H: int, S: int, D: int) -> dict[str, dict[str, Any]]:
+    q, k, v, s = randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, S)
     hidden = torch.ones(S, S, dtype=torch.bool, device=s.device).triu(1)
-    call = {
+    calls = {
         "q kᵀ": lambda: q @ k.transpose(-1, -2),
         "divide": lambda: s / math.sqrt(D),
         "mask": lambda: s.masked_fill(hidden, -math.inf),
         "softmax": lambda: torch.softmax(s, dim=-1),
-        "p v": lambda: s @ k,
-    }[step]
-    return timed(call)
+        "p v": lambda: s @ v,
+        "flash": partial(peers.provider("sdpa_flash"), q, k, v),
+    }
+    launches = {}
+    for name, call in NAIVE.items():
+        calls[name] = partial(call, q, k, v)
+        calls[f"{name}, compiled"], launches[f"{name}, compiled"] = _compiled(call, q, k, v)
+    rows = timed_in_turns(calls)
+    return {name: row | ({"launches": launches[name]} if name in launches else {}) for name, row in rows.items()}
+
+
+def _compiled(call: Callable, *args: torch.Tensor) -> tuple[Callable, list[str]]:
+    """`call` as torch.compile makes it, on `args`, and the names of what its generated code launches."""
+    from torch._inductor.utils import run_and_get_code
+
+    compiled = torch.compile(call, dynamic=False)
+    _, (code, *_) = run_and_get_code(compiled, *args)
+    body = code[code.index("def call(") :]
+    launches = r"extern_kernels\.\w+(?=\()|triton_\w+(?=\.run\()|torch\.ops\.aten\.\w+(?=[\w.]*\()"
+    return partial(compiled, *args), re.findall(launches, body)
 
 
 def first_kernel_cases() -> Iterator[Measurement]:
@@ -64,10 +109,14 @@ def first_kernel_cases() -> Iterator[Measurement]:
     for r, c in ((1, 1024), (1024, 1), (16, 16), (32, 32), (64, 64), (128, 32), (None, None)):
         words = about(2, "transpose", "course" if r else "torch", "fp32", rows=side, cols=side, block_r=r, block_c=c)
         yield words, partial(_transpose_row, side, r, c)
+    for warps in (1, 2, 4, 8):
+        words = about(2, "transpose_warps", "course", "fp32", rows=side, cols=side, block_r=16, block_c=16, warps=warps)
+        yield words, lambda warps=warps: _transposes_in_turns(side)[warps]
     softmaxes = {
         "course": layout.softmax,
         "torch": partial(torch.softmax, dim=-1),
         "torch, five calls": _five_call_softmax,
+        "torch, five calls, compiled": torch.compile(_five_call_softmax, dynamic=False),
     }
     for cols, (provider, softmax) in itertools.product((256, 1024, 4096, 16_384, 65_536), softmaxes.items()):
         yield (
@@ -85,6 +134,21 @@ def _transpose_row(side: int, block_r: int | None, block_c: int | None) -> dict[
     x = randn(side, side, dtype=torch.float32)
     call = (lambda: x.t().contiguous()) if block_r is None else (lambda: layout.transpose_copy(x, block_r, block_c))
     return timed(call, bytes_moved=2 * x.nbytes)
+
+
+@functools.cache
+def _transposes_in_turns(side: int) -> dict[int, dict[str, Any]]:
+    """A tile of 16 × 16 with several numbers of warps."""
+    x = randn(side, side, dtype=torch.float32)
+    out = torch.empty_like(x)
+    grid = (side // 16, side // 16)
+
+    def launch(warps: int) -> None:
+        strides = (*x.stride(), *out.stride())
+        layout.transpose_kernel[grid](x, out, side, side, *strides, BLOCK_R=16, BLOCK_C=16, num_warps=warps)
+
+    rows = timed_in_turns({warps: partial(launch, warps) for warps in (1, 2, 4, 8)})
+    return {warps: row | {"gb_s": round(2 * x.nbytes / row["ms"] / 1e6, 1)} for warps, row in rows.items()}
 
 
 def _five_call_softmax(x: torch.Tensor) -> torch.Tensor:

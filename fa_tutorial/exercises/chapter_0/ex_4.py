@@ -1,63 +1,81 @@
-"""Exercise 0.4, attainable_flops."""
+"""Exercise 0.4, gain_of_fusing."""
 
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def attainable_flops(intensity, peak_flops, bandwidth):
-    """FLOP/s that a kernel can reach. Units: FLOP/byte, FLOP/s and byte/s."""
-    return min(peak_flops, intensity * bandwidth)
+def gain_of_fusing(flops, bytes_before, bytes_after, peak_flops, bandwidth):
+    """(gain, limit): how much faster fusing makes perfect kernels, what limits the fused one.
+
+    limit: "memory" or "arithmetic". Units: FLOPs, bytes, FLOP/s and bytes/s.
+    """
+    arithmetic = flops / peak_flops  # seconds, before and after
+    before = max(arithmetic, bytes_before / bandwidth)
+    after = max(arithmetic, bytes_after / bandwidth)
+    limit = "arithmetic" if after == arithmetic else "memory"
+    return before / after, limit
 
 
-ROOF = "min(peak_flops, intensity * bandwidth)"
+BEFORE, AFTER = "max(arithmetic, bytes_before / bandwidth)", "max(arithmetic, bytes_after / bandwidth)"
+GAIN, LIMIT = "before / after", '"arithmetic" if after == arithmetic else "memory"'
 MISTAKES = {
-    "you take the larger of the two limits, but the slower one decides": ("min", "max"),
-    "the arithmetic limit is missing: no intensity gets past peak_flops": (ROOF, "intensity * bandwidth"),
-    "the memory limit is missing: at low intensity the bytes do not arrive fast enough": (ROOF, "peak_flops"),
-    "you divide the bandwidth by the intensity, but FLOP/byte times byte/s is FLOP/s": ("intensity * bandwidth", "bandwidth / intensity"),
-    "you divide the intensity by the bandwidth, but FLOP/byte times byte/s is FLOP/s": ("intensity * bandwidth", "intensity / bandwidth"),
-    "you add the two times as if one waited for the other: they overlap, so the slower one decides": (
-        ROOF, "1 / (1 / peak_flops + 1 / (intensity * bandwidth))"),
-    "you average the two limits, but the slower one decides": (ROOF, "(peak_flops + intensity * bandwidth) / 2"),
-    "you compare the intensity with the bandwidth: compare intensity · bandwidth with peak_flops": (
-        ROOF, "peak_flops if intensity > bandwidth else intensity * bandwidth"),
-    "you cut the result to a whole number, but FLOP/s need not be one": (ROOF, f"int({ROOF})"),
+    "the gain is the ratio of the bytes, as if the FLOPs took no time: past the ridge, fewer bytes save nothing": (
+        GAIN, "bytes_before / bytes_after"),
+    "the gain is upside down: it is the time before over the time after": (GAIN, "after / before"),
+    "the fused kernel waits for its bytes alone: its FLOPs may take longer": (f"after = {AFTER}", "after = bytes_after / bandwidth"),
+    "the kernels before wait for their bytes alone: their FLOPs may take longer": (BEFORE, "bytes_before / bandwidth"),
+    "you add the two times as if one waited for the other: a kernel loads and computes at the same time": [
+        (BEFORE, "arithmetic + bytes_before / bandwidth"), (f"after = {AFTER}", "after = arithmetic + bytes_after / bandwidth"),
+        ("after == arithmetic", "arithmetic > bytes_after / bandwidth")],
+    "you take the shorter of the two times, but the slower limit decides": [
+        ("before = max", "before = min"), ("after = max", "after = min"), ("after == arithmetic", "arithmetic > bytes_after / bandwidth")],
+    "that is what limits the kernels before: the question is what limits the fused one": (
+        "after == arithmetic", "before == arithmetic"),
+    "the limits are exchanged: left of the ridge the bytes take longer, right of it the FLOPs": (
+        LIMIT, '"memory" if after == arithmetic else "arithmetic"'),
+    "you compare FLOP/byte with byte/s: the ridge is at peak_flops / bandwidth": (
+        "after == arithmetic", "flops / bytes_after > bandwidth"),
 }  # fmt: skip
 
 
-def truth(intensity, peak_flops, bandwidth):
-    return intensity / max(intensity / peak_flops, 1 / bandwidth)  # the FLOPs of one byte, and their time
+def truth(flops, bytes_before, bytes_after, peak_flops, bandwidth):
+    def rate(count):
+        return min(peak_flops, flops / count * bandwidth)  # (0.8)
+
+    return rate(bytes_after) / rate(bytes_before), "memory" if rate(bytes_after) < peak_flops else "arithmetic"
 
 
 def inputs():
-    for intensity in (2.0, 12.0, 50.0, 20.0):  # below the ridge, below it, above it, on it
-        yield case(intensity, 100.0, 5.0)
-    yield case(0.02, 100.0, 5.0, otherwise="below the ridge the memory decides, and FLOP/s need not be a whole number")
-    yield case(0.25, 7.83e14, 4.3e12)
+    toy = (100.0, 5.0)
+    yield case(1000, 500, 100, *toy, otherwise="100 s of bytes become 20 s, and the FLOPs take 10 s: the bytes still decide")
+    yield case(1000, 500, 20, *toy, otherwise="100 s of bytes become 4 s, and then the FLOPs decide: they take 10 s")
+    yield case(1000, 40, 10, *toy, otherwise="the FLOPs took longer than the bytes before, so fewer bytes save nothing")
+    yield case(1000, 500, 400, *toy)
+    yield case(68_719_476_736, 3_254_779_904, 553_910_272, 6.572e14, 4.2735e12)  # chapter 0's own, k and v from HBM
     for _ in range(20):
-        peak_flops, bandwidth = 10 ** random.uniform(12, 15), 10 ** random.uniform(10, 13)
-        factor = 10 ** random.uniform(0, 2)
-        yield case(peak_flops / bandwidth / factor, peak_flops, bandwidth, on="a random case below the ridge", fresh=True)
-        yield case(peak_flops / bandwidth * factor, peak_flops, bandwidth, on="a random case above the ridge", fresh=True)
+        flops, peak_flops, bandwidth = (10 ** random.uniform(low, low + 3) for low in (9, 12, 10))
+        ridge = flops / (peak_flops / bandwidth)  # bytes at the ridge
+        for side, factor in (("left", random.uniform(1.1, 9)), ("right", random.uniform(0.1, 0.9))):
+            after = ridge * factor
+            on = f"a random fused kernel {side} of the ridge"
+            yield case(flops, after * random.uniform(1.2, 40), after, peak_flops, bandwidth, on=on, fresh=True)
 
 
 EXERCISE = Exercise(
     id="0.4",
-    task="Predict the FLOP/s that a kernel of a given intensity can reach.",
+    task="Say how much faster fusing can make perfect kernels, and what limits the fused one.",
     hints=(
-        (
-            "The memory delivers `bandwidth` bytes per second. How many FLOPs does that allow per second, if each byte feeds `intensity` "
-            "FLOPs?"
-        ),
-        "The memory allows intensity · bandwidth FLOP/s, and the units allow peak_flops. Both work at the same time: which limit decides?",
+        "How long do the bytes take before and after, and how long do the FLOPs take? Both go on at the same time.",
+        "A perfect kernel takes max(flops / peak_flops, bytes / bandwidth) seconds. The gain is that time before over that time "
+        "after, and the larger of the two times after names the limit.",
     ),
-    solution=attainable_flops,
-    reasoning="The memory delivers `bandwidth` bytes per second, and each feeds `intensity` FLOPs; the units do at most peak_flops per "
-    "second. Both work at the same time, so the slower one decides.",
-    more="The package's version, ledger.attainable_flops, also checks its arguments.",
+    solution=gain_of_fusing,
+    reasoning="Fusing changes the bytes and leaves the FLOPs. A perfect kernel takes the longer of the two times. So each byte saved "
+    "helps only until the ridge: from there on the arithmetic takes longer, and the gain stops growing.",
     inputs=inputs,
     truth=truth,
-    rule="the memory allows intensity · bandwidth FLOP/s, the units allow peak_flops, and the slower of the two decides",
+    rule="a perfect kernel takes the longer of flops / peak_flops and bytes / bandwidth; the gain is the time before over the time after",
     mistakes=MISTAKES,
+    parts=("gain", "limit"),
 )

@@ -1,125 +1,115 @@
-"""Exercise 1.4, softmax_in_blocks."""
+"""Exercise 1.4, telling_row."""
 
+import functools
 import math
 
 import torch
 
-from fa_tutorial.exercises import harness, watch
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.inputs import generator, masked_vectors, vectors, views
-from fa_tutorial.exercises.running import INF
+from fa_tutorial.exercises.running import Wrong, kind
+from fa_tutorial.source import defined, edited, source_of
 
 
-def softmax_in_blocks(x, block):
-    """Softmax over the last dimension of x: (..., n), in blocks that each subtract their own maximum."""
-    numerators, maxima = [], []
-    for part in x.split(block, dim=-1):
-        m_block = part.amax(dim=-1, keepdim=True)
-        shift = torch.where(m_block == -math.inf, 0.0, m_block)  # only −inf: the numerators are 0
-        numerators.append(torch.exp(part - shift))
-        maxima.append(m_block)
-
-    m = torch.cat(maxima, dim=-1).amax(dim=-1, keepdim=True)
-    corrected = [p * torch.exp(m_block - m) for p, m_block in zip(numerators, maxima, strict=True)]
-    p = torch.cat(corrected, dim=-1)
-    return p / p.sum(dim=-1, keepdim=True)
+def telling_row(block):
+    """A row of finite scores on which none of the four wrong loops gives the right pair."""
+    low, high = torch.full((block,), -2e4), torch.full((block,), -2e4 + 1)
+    return torch.cat([low, high, low[:-1]])
 
 
-FACTOR = " * torch.exp(m_block - m)"
-OF_PART, OF_ROW = "part.amax(dim=-1, keepdim=True)", "torch.cat(maxima, dim=-1).amax(dim=-1, keepdim=True)"
-GUARD = "shift = torch.where(m_block == -math.inf, 0.0, m_block)"
+def pair_of_blocks(x, block):
+    """(m, l) of a row, block by block: the right loop."""
+    m, l = torch.tensor(-math.inf), torch.tensor(0.0)
+    for part in x.split(block):
+        m_part = part.max()
+        l_part = torch.exp(part - m_part).sum()
+        m_new = torch.maximum(m, m_part)
+        l = l * torch.exp(m - m_new) + l_part * torch.exp(m_part - m_new)
+        m = m_new
+    return m, l
+
+
+LOOPS = {
+    "A": ("l * torch.exp(m - m_new)", "l"),
+    "B": ("l_part * torch.exp(m_part - m_new)", "l_part"),
+    "C": ("torch.tensor(-math.inf)", "torch.tensor(-1e4)"),
+    "D": ("x.split(block)", "x[: len(x) // block * block].split(block)"),
+}
+ALL = "one on which all are wrong"
+TOLERANCE = 0.01  # of m + log l: more than rounding at a score of 1e4
+
+ROW, HIGH, LOW = "torch.cat([low, high, low[:-1]])", "-2e4 + 1", "-2e4), "
+A = "A goes wrong only if the maximum grows from one block to a later one"
+B = "B goes wrong only if a block's maximum is below an earlier one's"
+C = "C goes wrong only if every score is so far below −1e4 that its exponential is 0"
+D = "D goes wrong only if the row ends in a shorter block, whose scores count"
 MISTAKES = {
-    "that is the shortcut itself: multiply each block's numerators by exp(m_block − m) before you add them up": (FACTOR, ""),
-    "each block is normalised on its own: the sum belongs to the whole row": [
-        ("torch.exp(part - shift)", "torch.softmax(part, -1)"), (FACTOR, ""), ("p / p.sum(dim=-1, keepdim=True)", "p")],
-    "each block is divided by its own sum before the correction: correct the numerators, then divide by the sum of all": (
-        "torch.exp(part - shift)", "torch.exp(part - shift) / torch.exp(part - shift).sum(dim=-1, keepdim=True)"),
-    "the correction has the wrong sign: a block with a smaller maximum must shrink": ("m_block - m)", "m - m_block)"),
-    "the numerators are not divided by their sum": ("p / p.sum(dim=-1, keepdim=True)", "p"),
-    "one sum is taken over the whole tensor: each row has its own": ("p.sum(dim=-1, keepdim=True)", "p.sum()"),
-    "one maximum is taken over the whole tensor: each row has its own": (OF_ROW, "torch.cat(maxima, dim=-1).max()"),
-    "m is the last block's maximum: it must be the row's": (OF_ROW, "maxima[-1]"),
-    "every numerator ends up measured from the first block's maximum, and the row's may be far above it": (OF_ROW, "maxima[0]"),
-    "exp overflows: x must be shifted by its block's maximum before exp": [("torch.exp(part - shift)", "torch.exp(part)"), (FACTOR, "")],
-    "a block of only −inf gives NaN: its own maximum is −inf, and −inf − (−inf) is NaN": (GUARD, "shift = m_block"),
-    "one row's block is only −inf and gets NaN, because another row's is not: guard each row by itself (torch.where)": (
-        GUARD, "shift = 0.0 if (m_block == -math.inf).all() else m_block"),
+    f"{A}: in your row it never does": (ROW, "torch.cat([high, low, low[:-1]])"),
+    f"{B}: in your row none is": (ROW, "torch.cat([low, high, high[:-1]])"),
+    f"{C}: yours are higher": [(LOW, "0.0), "), (HIGH, "1.0")],
+    f"{D}: yours don't": (ROW, "torch.cat([low, high, low])"),
+    f"{A}, and {B}: in your row all blocks have one maximum": (HIGH, "-2e4"),
+    f"{C}, and {D}": [(LOW, "0.0), "), (HIGH, "1.0"), (ROW, "torch.cat([low, high, low])")],
+    f"{A}, {B}, and {D}: your row is like a single block": (ROW, "low"),
 }  # fmt: skip
 
-CONDITIONS = {
-    "inf": "a −inf entry gets the weight 0, and a block of only −inf changes nothing, wherever it stands",
-    "float64": "a float64 input gives a result with float64's accuracy",
-}
+
+@functools.cache
+def loop(name):
+    """The right loop, or one of the wrong ones."""
+    changes = [LOOPS[name]] if name in LOOPS else []
+    return defined(edited(source_of(pair_of_blocks), *changes), {"torch": torch, "math": math})["pair_of_blocks"]
 
 
-def truth(x, block):
-    return torch.softmax(x.double(), -1)
+def misses(name, row, block):
+    """Whether a wrong loop misses m + log l on this row."""
+    right, wrong = (m + torch.log(l) for m, l in (loop(which)(row, block) for which in ("", name)))
+    return not abs(float(wrong - right)) <= TOLERANCE
 
 
-def tolerance(args, part):
-    """The usual one, but a single huge element rounds nothing."""
-    rtol, atol = harness.tolerance(args, part)
-    return min(rtol, 0.1), atol
+def by_survivors(answer):
+    """block -> the names of the wrong loops that are right on the answer's row, in words."""
+
+    @functools.wraps(answer)
+    def run(block):
+        row = answer(block)
+        if not isinstance(row, torch.Tensor) or row.ndim != 1 or not len(row):
+            raise Wrong(f"returns {kind(row)}, want a vector of scores")
+        row = row.float()
+        if not torch.isfinite(row).all():
+            raise Wrong("holds a score that is not finite: here every wrong loop must fail on ordinary scores")
+        if len(row) < block:
+            raise Wrong(f"has {len(row)} scores, fewer than one block of {block}")
+        found = [name for name in LOOPS if not misses(name, row, block)]
+        return f"a row on which {' and '.join(found)} {'is' if len(found) == 1 else 'are'} right" if found else ALL
+
+    return run
+
+
+def truth(block):
+    return ALL
 
 
 def inputs():
-    yield case(torch.tensor([1.0, 2.0]), 2, otherwise="one block: y = exp(x − m) / l")
-    yield case(torch.tensor([1.0, 2.0]), 1, otherwise="two blocks: the weights need the m and l of the whole row")
-    yield case(torch.tensor([2.0, 1.0]), 1, otherwise="the maximum is in the first block, and the second one must not change it")
-    two = "two blocks of two: all four numerators must be measured from the row's maximum"
-    yield case(torch.tensor([1.0, 2.0, 3.0, 5.0]), 2, otherwise=two)
-    yield case(torch.tensor([1.0, 2.0, 3.0]), 2, otherwise="the last block may be ragged: 3 columns are a block of 2 and a block of 1")
-    yield case(torch.tensor([1.0, 2.0]), 8, otherwise="a block may be longer than the row")
-    rows = "two rows: each is cut along the last dimension, and has its own m and l"
-    yield case(torch.tensor([[1.0, 2.0, 4.0], [6.0, 5.0, 3.0]]), 2, otherwise=rows)
-    yield case(torch.tensor([1000.0, 1001.0]), 1, otherwise="exp(1000) overflows: x must be shifted by a maximum before exp")
-    yield case(torch.tensor([1000.0, 0.0]), 1, otherwise="the maximum is far above the other block: measure both from it")
-    above = "the second block is far above the first: exp overflows where it is measured from the first block's maximum"
-    yield case(torch.tensor([0.0, 1000.0]), 1, otherwise=above)
-    yield case(torch.tensor([-2e30]), 1, otherwise="an element may be any finite number, however low, and counts like any other")
-    yield case(torch.tensor([-1000.0, -1001.0]), 1, otherwise="exp(−1000) is 0: measure each numerator from a maximum of its row")
-    apart = "two rows far apart: each is measured from its own maximum"
-    yield case(torch.tensor([[0.0, 0.0], [1000.0, 1000.0]]), 1, otherwise=apart)
-    draw = generator()
-    for shape, block in (((1,), 4), ((5, 33), 8), ((2, 3, 17), 17), ((2, 2, 32), 16)):
-        for words, x in vectors(draw, *shape):
-            yield case(x.float(), block, on=f"{words}, shape {shape}, block = {block}", fresh=True)
-            yield case(x, block, on=f"{words}, shape {shape}, block = {block}, float64", fresh=True, edge="float64")
-    yield case(torch.arange(1.0, 7.0, dtype=torch.float64) / 3, 4, on="x = 1/3, 2/3, … 2 in float64, block = 4", edge="float64")
-    yield case(torch.tensor([1.0, -INF]), 1, edge="inf")
-    yield case(torch.tensor([-INF, 1.0]), 1, edge="inf")
-    yield case(torch.tensor([1.0, -INF, 2.0]), 1, edge="inf")
-    yield case(torch.tensor([1.0, -INF, 2.0]), 2, edge="inf")
-    yield case(torch.tensor([[1.0, -INF], [3.0, 4.0]]), 1, edge="inf")
-    yield case(torch.tensor([[-INF, 1.0], [3.0, 4.0]]), 1, edge="inf")
-    for words, x in masked_vectors(draw, 5, 33):
-        yield case(x.float(), 8, on=f"{words}, shape (5, 33), block = 8", fresh=True, edge="inf")
-    for words, view in views(torch.randn(3, 4, 10, generator=draw)):
-        yield case(view, 4, on=f"{words}, shape (3, 4, 10), block = 4", fresh=True)
+    for block in (2, 3, 8, 128):
+        yield case(block)
 
 
 EXERCISE = Exercise(
     id="1.4",
-    task="Repair the shortcut: write the softmax over the last dimension in blocks that each subtract their own maximum.",
-    conditions=CONDITIONS,
+    task="Write one row on which none of four wrong loops gives the right pair.",
     hints=(
-        "A block's numerators are measured from its own maximum m_block, and they must be measured from m, the maximum of the row. Which "
-        "single factor moves them all?",
-        "Keep each block's maximum m_block, of shape (..., 1), and its numerators. When you know m, multiply the numerators by "
-        "exp(m_block − m), join them with torch.cat, and divide by their sum. In a block of only −inf subtract 0 instead of the maximum, "
-        "with torch.where as in 1.3.",
+        "Take the loops one by one. Which factor is missing, and on which rows is that factor 1? Your row must be another one.",
+        "The maximum must grow from one block to the next (A) and a later block must stay below it (B). Each score must lie far "
+        "below −1e4 (C), and the row must end in a shorter block that counts (D). Three blocks are enough.",
     ),
-    solution=softmax_in_blocks,
-    reasoning="exp(x − m_block)·exp(m_block − m) = exp(x − m), so one factor per block puts all numerators on one scale. A block of only "
-    "−inf has numerators 0, because we subtract 0 there, and its factor exp(−inf) is 0 too.",
-    more=(
-        "The package's version, softmax.online_softmax, keeps only the pairs: it merges them in a first pass, and reads x again in a "
-        "second one."
-    ),
+    solution=telling_row,
+    reasoning="The second block's maximum is larger than the first's, so A's old sum is on the wrong scale. The third block's is "
+    "smaller, so B's new one is. All scores lie near −2e4, so that each exponential measured from C's −1e4 underflows to 0. And the "
+    "third block is shorter, so that D never sees it; it has enough scores to count.",
     inputs=inputs,
+    adapt=by_survivors,
     truth=truth,
-    rule="the weights are those of the whole row's softmax, whatever the blocks",
+    rule="each of the four loops must miss m + log l by more than 0.01",
     mistakes=MISTAKES,
-    tolerance=tolerance,
-    watch=watch.BlocksOfRows,
+    exact=True,
 )

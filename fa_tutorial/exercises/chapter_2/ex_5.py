@@ -1,147 +1,169 @@
-"""Exercise 2.5, softmax_kernel."""
+"""Exercise 2.5, transposed."""
 
-import dis
+import functools
+import inspect
 
 import torch
 
 from fa_tutorial import hardware
+from fa_tutorial.exercises.chapter_2.ex_4 import transpose_kernel
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import Wrong, show
-from fa_tutorial.source import unwrapped
+from fa_tutorial.exercises.running import Wrong, kind
 
 triton = hardware.require_triton("Exercise 2.5")
-import triton.language as tl  # noqa: E402
 
 
-@triton.jit
-def softmax_kernel(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
-    """out = softmax(x) over each row. Columns have stride 1. BLOCK ≥ cols. Grid: (rows,)."""
-    row = tl.program_id(0)
-    offs = tl.arange(0, BLOCK)  # [BLOCK]
-    mask = offs < cols
-    # −inf past the end of the row is never the maximum, and exp turns it into 0 for the sum.
-    x = tl.load(x_ptr + row * stride_x + offs, mask=mask, other=-float("inf")).to(tl.float32)
-    p = tl.exp(x - tl.max(x, axis=0))
-    y = p / tl.sum(p, axis=0)
-    tl.store(out_ptr + row * stride_out + offs, y, mask=mask)
+def transposed(kernel, x, block_r, block_c):
+    """A contiguous copy of the transpose of x: (rows, cols), any strides, by one launch of the kernel.
+
+    kernel: the transpose kernel. block_r, block_c: the tile of one program.
+    """
+    rows, cols = x.shape
+    out = torch.empty(cols, rows, dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))
+    kernel[grid](x, out, rows, cols, *x.stride(), *out.stride(), BLOCK_R=block_r, BLOCK_C=block_c)
+    return out
 
 
-NUMERATOR, MAXIMUM, OTHER = "tl.exp(x - tl.max(x, axis=0))", "tl.max(x, axis=0)", '-float("inf")'
-ROW_X, ROW_OUT = "row * stride_x", "row * stride_out"
+GRID, CALL = "(triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))", "BLOCK_R=block_r, BLOCK_C=block_c"
 MISTAKES = {
-    "exp overflows: subtract the row's maximum before exp": (f"x - {MAXIMUM}", "x"),
-    "exp(x − m) is not divided by its sum": ("p / tl.sum(p, axis=0)", "p"),
-    "the base is 2: use tl.exp, because tl.exp2(x) is 2 to the power x": ("tl.exp(", "tl.exp2("),
-    "every program reads row 0: row i of x starts at i · stride_x": (f" + {ROW_X}", ""),
-    "every program writes row 0: row i of out starts at i · stride_out": (f" + {ROW_OUT}", ""),
-    "row i starts at element i: multiply the row by its stride": [(ROW_X, "row"), (ROW_OUT, "row")],
-    "the positions past the end of the row count in the sum: load them as −inf (other=), whose exp is 0": (OTHER, "0.0"),
-    "the positions past the end of the row are 0 where the maximum is taken: load them as −inf (other=), which is never the maximum": [
-        (OTHER, "0.0"), (NUMERATOR, f"tl.where(mask, {NUMERATOR}, 0.0)")],
-    ("the positions past the end of the row hold a finite number, which is larger than some row: load them as −inf "
-    "(other=)"): (OTHER, "-1e9"),
-    "exp(x − m) is rounded to the inputs' dtype: compute in tl.float32, and let only the store round": (
-        NUMERATOR, f"{NUMERATOR}.to(x_ptr.dtype.element_ty)"),
+    "one program copies one tile: the grid needs a program for each tile": (GRID, "(1, 1)"),
+    "a part of a tile at the edge needs a program too: round up (triton.cdiv)": (
+        GRID, "(max(rows // block_r, 1), max(cols // block_c, 1))"),
+    "the grid's axes are exchanged: axis 0 counts tiles along the rows, axis 1 along the columns": (
+        GRID, "(triton.cdiv(cols, block_c), triton.cdiv(rows, block_r))"),
+    "the tile's sides are exchanged in the grid: BLOCK_R divides the rows, BLOCK_C the columns": (
+        GRID, "(triton.cdiv(rows, block_c), triton.cdiv(cols, block_r))"),
+    "BLOCK_R and BLOCK_C are exchanged in the call, and the grid counts the tiles of the others": (
+        CALL, "BLOCK_R=block_c, BLOCK_C=block_r"),
+    "the strides of x are exchanged: x.stride() has the row's first": ("*x.stride()", "*x.stride()[::-1]"),
+    "the strides of out are exchanged: stride_or is the one of out's rows, out.stride()[0]": ("*out.stride()", "*out.stride()[::-1]"),
+    "the strides of out stand in place of those of x: a view has its own": ("*x.stride()", "*out.stride()"),
+    "x's strides are those of a contiguous matrix: a view has its own, x.stride()": ("*x.stride()", "cols, 1"),
+    "rows and cols are exchanged in the call, so the kernel masks the wrong side": ("rows, cols, *x", "cols, rows, *x"),
 }  # fmt: skip
 
 
-CONDITIONS = {
-    "low": "rows may be as low as −1e30: the padding must still not be their maximum",
-    "half": "fp16 inputs (and bf16 inputs on a GPU) are computed in float32: only the store rounds",
-}
+class Simulated:
+    """Takes the kernel's place: does what its programs would do, and stops where one leaves its tensors."""
+
+    signature = inspect.signature(transpose_kernel.fn)
+
+    def __init__(self, x):
+        self.x, self.launches, self.spare = x, 0, ""
+
+    def __getitem__(self, grid):
+        return functools.partial(self._launch, grid)
+
+    def _launch(self, grid, *args, num_warps=4, num_stages=3, **named):
+        self.launches += 1
+        try:
+            given = self.signature.bind(*args, **named).arguments
+        except TypeError as error:
+            names = ", ".join(self.signature.parameters)
+            raise Wrong(f"the kernel takes ({names}), and the call has other arguments: {error}") from None
+        x, out, *numbers = given.values()
+        self._check(x, out, numbers)
+        rows, cols, *strides, block_r, block_c = numbers
+        grid = grid(named) if callable(grid) else grid
+        if not isinstance(grid, tuple) or not all(isinstance(size, int) for size in grid):
+            raise Wrong(f"a grid is a tuple of whole numbers, and this is {grid!r}")
+        tiles = (triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))
+        grid = (*grid, 1, 1)[:2]
+        if any(size > needed for size, needed in zip(grid, tiles, strict=True)):
+            self.spare = f"the grid {grid} has programs without a tile: {tiles} is enough"
+        r, c = torch.arange(min(grid[0] * block_r, rows))[:, None], torch.arange(min(grid[1] * block_c, cols))[None, :]
+        place_x, place_out = r * strides[0] + c * strides[1], c * strides[2] + r * strides[3]
+        flat(out)[cells(out, place_out, own=True)] = flat(x)[cells(x, place_x, own=False)]
+
+    def _check(self, x, out, numbers):
+        if not isinstance(x, torch.Tensor) or x.data_ptr() != self.x.data_ptr():
+            raise Wrong("x is copied before the launch: pass x itself, whose strides say how it lies")
+        if not isinstance(out, torch.Tensor) or out.data_ptr() == x.data_ptr():
+            raise Wrong("the second argument is no new tensor: make an out for the kernel to write to")
+        if out.dtype != x.dtype:
+            raise Wrong(f"out is {out.dtype} and x is {x.dtype}: give out the dtype of x".replace("torch.", ""))
+        if out.device != x.device:
+            raise Wrong("out is on another device than x: give out the device of x")
+        if not all(isinstance(number, int) for number in numbers):
+            raise Wrong(f"sizes, strides and blocks are whole numbers, and the call passes {numbers}")
+        if any(block < 1 or block & (block - 1) for block in numbers[-2:]):
+            raise Wrong(f"a tile's sides are powers of two, and the call passes {numbers[-2]} and {numbers[-1]}")
 
 
-def truth(x, BLOCK, stride_x, stride_out):
-    return torch.softmax(x.double(), -1)
+def flat(x):
+    """All of the memory that x is a view of."""
+    return x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
 
 
-def by_hand(kernel):
-    """The kernel as it is; Wrong where it calls Triton's softmax."""
-    code = getattr(unwrapped(kernel), "__code__", None)
-    for step in dis.get_instructions(code) if code else ():
-        if step.argval == "softmax" and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            raise Wrong("tl.softmax does all the work here: write it with tl.max, tl.exp and tl.sum")
-    return kernel
+def cells(x, offsets, own):
+    """Where in x's memory these offsets from its first element lie. Wrong where one is outside; own: where it isn't x's own."""
+    memory = torch.full((len(flat(x)),), not own)
+    memory.as_strided(x.shape, x.stride(), x.storage_offset()).fill_(True)
+    places = offsets + x.storage_offset()
+    if places.numel() and not (places.min() >= 0 and places.max() < len(memory) and memory[places].all()):
+        name = "writes outside out" if own else "reads outside x"
+        raise Wrong(f"a program {name}, of shape {tuple(x.shape)}: do the sizes and strides that you pass belong to it?")
+    return places.to(x.device)
 
 
-def launch(x, BLOCK, stride_x, stride_out):
-    rows, cols = x.shape
-    args = (In(x, (stride_x, 1)), Out(x.shape, x.dtype, (stride_out, 1)), cols, stride_x, stride_out)
-    return Launch((rows,), args, {"BLOCK": BLOCK})
+def launched(answer):
+    """The answer, which gets a stand-in for the kernel."""
+
+    @functools.wraps(answer)
+    def run(x, block_r, block_c):
+        kernel = Simulated(x)
+        out = answer(kernel, x, block_r, block_c)
+        if kernel.launches != 1:
+            raise Wrong(f"the kernel is launched {kernel.launches} times: once, kernel[grid](…), does it all")
+        if not isinstance(out, torch.Tensor):
+            raise Wrong(f"returns {kind(out)}, want out")
+        if kernel.spare and torch.equal(out, x.t()):
+            raise Wrong(f"the result is right, but {kernel.spare}")
+        return out
+
+    return run
 
 
-def tolerance(args, part):
-    """fp16 and bf16: one rounding, at the store, is all that may differ."""
-    return {torch.float32: (1e-4, 1e-7), torch.float16: (1.05 * 2**-11, 4e-8), torch.bfloat16: (1.05 * 2**-8, 1e-7)}[args[0].dtype]
+def truth(x, block_r, block_c):
+    return x.t()
 
 
 def inputs():
-    def softmax(x, BLOCK, otherwise="", stride_x=None, stride_out=None, **options):
-        x = torch.tensor(x) if isinstance(x, list) else x
-        rows, cols = x.shape
-        on = f"x = {show(x[0])}" if rows == 1 and cols < 5 else f"x of shape {(rows, cols)}"
-        on += (
-            f", BLOCK = {BLOCK}" + (f", stride_x = {stride_x}" if stride_x else "") + (f", stride_out = {stride_out}" if stride_out else "")
-        )
-        on += "" if x.dtype == torch.float32 else f", {str(x.dtype).removeprefix('torch.')}"
-        return case(x, BLOCK, stride_x or cols, stride_out or cols, on=on, otherwise=otherwise, **options)
+    def launch(x, blocks, otherwise="", how="", **options):
+        on = f"x of shape {tuple(x.shape)}{how}, tiles of {blocks}"
+        return case(x, *blocks, on=on, otherwise=otherwise, **options)
 
-    place = "program i takes row i: element c of it lies at i · stride_x + c in x, and its result goes to i · stride_out + c in out"
-    yield softmax([[1.0, 2.0, 3.0, 4.0]], 4, stray=place)
-    x = [[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0]]
-    yield softmax(x, 4, place)
-    yield softmax([[1000.0, 0.0, 0.0, 1000.0]], 4, "subtract the row's maximum before exp: float32 holds exp(x) only up to x = 88.72")
-    yield softmax([[10.01, 10.02, 10.03, 10.04]], 4, "fp32 inputs must keep their precision: compute in float32")
-    past = "runs past the end of the row: the load and the store need mask=offs < cols"
-    padding = "a load may leave anything past the end of the row: load −inf there (other=), which changes no maximum and no sum"
-    yield softmax([[-1.0, -2.0, -3.0]], 4, padding, stray=past)
-    yield softmax(
-        [[-200.0, -201.0, -202.0]], 4, "what stands past the end of the row must not become its maximum: load −inf there (other=)"
-    )
-    x = [[1.0, 2.0, 4.0], [0.0, 0.0, 1.0], [3.0, 1.0, 1.0]]
-    rows = "row i starts at i · stride_x in x and at i · stride_out in out, whatever cols and BLOCK are"
-    yield softmax(x, 4, rows, stride_x=8)
-    yield softmax(x, 4, rows, stride_out=7)
+    count = torch.arange(64.0)
+    strides = "the kernel reads (r, c) at r · stride_xr + c · stride_xc, and writes it at c · stride_or + r · stride_oc"
+    yield launch(count[:16].view(4, 4), (4, 4), strides)
+    tiles = "the grid has a program for each tile: axis 0 counts them along the rows, axis 1 along the columns"
+    yield launch(count.view(8, 8), (2, 4), tiles)
+    yield launch(count[:15].view(3, 5), (2, 4), "out has the shape (cols, rows), and tiles at the edges may be ragged")
+    yield launch(count.view(8, 8)[::2], (2, 4), "x may be any view: pass its own strides", ", every second row of 8")
+    yield launch(count[:10].view(5, 2).t(), (2, 4), "x may be any view: pass its own strides", ", a transpose")
+    yield launch(count[:15].view(3, 5).half(), (4, 2), "", ", float16")
     draw = generator()
-    factor, shift = torch.tensor([[1.0], [3.0], [1e3]]), torch.tensor([[0.0], [-1e4], [1e4]])  # one distribution a row
-    for cols, BLOCK in ((1, 4), (16, 64), (100, 128)):
-        yield softmax(factor * torch.randn(3, cols, generator=draw) + shift, BLOCK, "", cols + 3, cols + 2, fresh=True)
-    yield softmax([[-1e30, -1e30, -1e30]], 4, edge="low")
-    for dtype in (torch.float16, torch.bfloat16) if hardware.device().type == "cuda" else (torch.float16,):  # no bf16 in the interpreter
-        half = 3 * torch.randn(2, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
-        yield softmax(half, 64, edge="half")
-        yield softmax(3 * torch.randn(3, 17, generator=draw).to(dtype), 64, "", 20, 19, fresh=True, edge="half")
+    for rows, cols in ((33, 17), (1, 40)):
+        yield launch(torch.randn(rows, cols, generator=draw), (16, 8), fresh=True)
 
 
 EXERCISE = Exercise(
     id="2.5",
-    task="Write a softmax kernel that reads each element once and writes it once: each program takes one row.",
-    conditions=CONDITIONS,
+    task="Launch the transpose kernel: make out, count the programs, and pass the strides.",
     hints=(
-        "Write chapter 1's safe softmax with tl.max, tl.exp and tl.sum. What must the positions past the end of the row hold, so that "
-        "they change neither the maximum nor the sum?",
-        'tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32): −inf is never the maximum, and '
-        "its exp is 0. "
-        "Then the numerator is tl.exp(x - tl.max(x, axis=0)).",
+        "What does the kernel need of x, and what of out? How many tiles are there along the rows, and how many along the columns?",
+        "out = torch.empty(cols, rows, dtype=x.dtype, device=x.device), and the grid is (triton.cdiv(rows, block_r), "
+        "triton.cdiv(cols, block_c)). The call passes x, out, rows, cols, then *x.stride() and *out.stride().",
     ),
-    solution=softmax_kernel,
-    reasoning="The row stays in registers from the load to the store, so each element makes two trips instead of eight. −inf past the end "
-    "of the row changes neither the maximum nor the sum of exp. The arithmetic is float32, whatever the input's dtype. (tl.max returns "
-    "float32 for fp16, so a kernel without the conversion is right too, by luck.)",
-    more="The package's version, layout.softmax_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and "
-    "rounds to the output's dtype by name, .to(out_ptr.dtype.element_ty), which tl.store would otherwise do.",
+    solution=transposed,
+    reasoning="Everything that the kernel knows of the tensors goes through its arguments: their first elements, sizes and strides. The "
+    "grid covers x with tiles, rounded up, and its mask keeps the last ones inside.",
+    more="The package's version, layout.transpose_copy, also checks its arguments.",
     inputs=inputs,
     truth=truth,
-    rule="y = exp(x − m) / Σ exp(x − m), m being the row's maximum",
+    rule="one program for each tile, and every number where the kernel expects it",
     mistakes=MISTAKES,
-    launch=launch,
-    adapt=by_hand,
-    tolerance=tolerance,
-    seen={
-        "overlap": "rows are written by more than one program: program i writes only row i",
-        "again": "load the row once, keep it as a block, and use that block for the maximum, the exponentials and their sum, so that each "
-        "element makes two trips",
-    },
+    adapt=launched,
 )

@@ -1,0 +1,79 @@
+"""Exercise 2.6, sectors."""
+
+import random
+
+import torch
+
+from fa_tutorial.exercises.harness import Exercise, case
+
+
+def sectors(strides, tile, itemsize, start=0):
+    """How many sectors of 32 bytes a tile touches.
+
+    strides: (stride_r, stride_c), in elements. tile: (rows, columns). itemsize: bytes per element.
+    start: where its first element lies, in elements from the beginning of a sector.
+    """
+    r, c = torch.arange(tile[0])[:, None], torch.arange(tile[1])[None, :]
+    offsets = start + r * strides[0] + c * strides[1]  # (2.1), in elements
+    return (offsets * itemsize // 32).unique().numel()
+
+
+OFFSETS, RESULT = "start + r * strides[0] + c * strides[1]", "(offsets * itemsize // 32).unique().numel()"
+MISTAKES = {
+    "you take 8 elements for a sector, which is right for 4 bytes an element only: 32 // itemsize fit": (
+        "offsets * itemsize // 32", "offsets // 8"),
+    "the start is missing: a tile that begins inside a sector may touch one more": ("start + r", "r"),
+    "start counts elements, and you add it as bytes": [
+        ("start + r", "r"), ("offsets * itemsize // 32", "(start + offsets * itemsize) // 32")],
+    "you count the elements that differ: several of them share a sector": ("offsets * itemsize // 32", "offsets"),
+    "that is how many sectors the bytes would fill if they lay side by side: count those that are touched": (
+        RESULT, "-(-tile[0] * tile[1] * itemsize // 32)"),
+    "the two strides are exchanged": (OFFSETS, "start + r * strides[1] + c * strides[0]"),
+    "each row's sectors are added up, but rows may share a sector: count each once": (
+        RESULT, "sum(row.unique().numel() for row in offsets * itemsize // 32)"),
+    "that is all sectors from the first to the last: those in between may be untouched": (
+        RESULT, "int((offsets * itemsize // 32).max() - (offsets * itemsize // 32).min()) + 1"),
+    "a sector has 32 bytes: four of them make a cache line of 128": ("// 32", "// 128"),
+}  # fmt: skip
+
+
+def truth(strides, tile, itemsize, start):
+    touched = {(start + r * strides[0] + c * strides[1]) * itemsize // 32 for r in range(tile[0]) for c in range(tile[1])}
+    return len(touched)
+
+
+def inputs():
+    yield case((100, 1), (1, 8), 4, 0, otherwise="eight floats side by side fill one sector")
+    yield case((100, 1), (1, 32), 4, 0, otherwise="32 floats side by side fill four sectors")
+    yield case((1, 100), (1, 32), 4, 0, otherwise="32 floats that lie 100 apart touch 32 sectors")
+    yield case((8, 1), (4, 2), 4, 0, otherwise="rows that lie 8 floats apart are in sectors of their own")
+    yield case((4, 1), (4, 2), 4, 0, otherwise="rows that lie 4 floats apart share a sector two by two: count it once")
+    yield case((1, 64), (16, 4), 4, 0, otherwise="here the columns lie far apart, and the rows side by side")
+    yield case((64, 1), (4, 32), 2, 0, otherwise="16 fp16 numbers fill a sector")
+    yield case((64, 1), (4, 32), 4, 3, otherwise="a row that starts inside a sector ends inside another one")
+    yield case((64, 1), (1, 16), 2, 5, otherwise="start counts elements: here it is 10 bytes")
+    yield case((0, 1), (16, 8), 4, 0, otherwise="a stride of 0 reads the same elements again")
+    for _ in range(20):
+        tile = (random.choice((1, 4, 16)), random.choice((1, 8, 32)))
+        strides = random.sample((1, random.randint(2, 12), random.randint(30, 200)), 2)
+        yield case(tuple(strides), tile, random.choice((1, 2, 4, 8)), random.randint(0, 40), on="a random tile", fresh=True)
+
+
+EXERCISE = Exercise(
+    id="2.6",
+    task="Count the sectors of memory that a tile touches.",
+    hints=(
+        "Where does element (r, c) of the tile lie, in elements and in bytes? In which sector is that byte?",
+        "By (2.1) it lies start + r · stride_r + c · stride_c elements from the beginning. Times itemsize, divided by 32 and rounded "
+        "down, that is its sector's number. Count how many different numbers there are.",
+    ),
+    solution=sectors,
+    reasoning="Memory delivers whole sectors, so what counts is how many different ones the tile's elements lie in. A tile whose elements "
+    "are neighbours uses every byte of them.",
+    more="The package's version is layout.sectors.",
+    inputs=inputs,
+    truth=truth,
+    rule="the sector of an element is its offset in bytes over 32, rounded down; count the different ones",
+    mistakes=MISTAKES,
+    exact=True,
+)
