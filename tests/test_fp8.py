@@ -62,11 +62,11 @@ def test_quantise_is_pytorchs(S, D, dtype):
     x = draw(2, 3, S, D, dtype=dtype)
     with unchanged(x), guarded_outputs():
         values, scales = quantise(x, factor=-0.3)
-    padded = torch.nn.functional.pad(x.float() * torch.tensor(-0.3, device=x.device), (0, values.shape[3] - D, 0, -S % BLOCK))
+    padded = torch.nn.functional.pad(x.cpu().float() * torch.tensor(-0.3), (0, values.shape[3] - D, 0, -S % BLOCK))
     blocks = padded.unflatten(2, (-1, BLOCK))
     want = blocks.abs().amax(dim=(3, 4)) / 448
-    assert torch.equal(scales, want)
-    assert torch.equal(values.float(), model.to_e4m3(blocks * (1 / want)[:, :, :, None, None]).flatten(2, 3)[:, :, :S])
+    assert torch.equal(scales.cpu(), want)
+    assert torch.equal(values.cpu().float(), model.to_e4m3(blocks * (1 / want)[:, :, :, None, None]).flatten(2, 3)[:, :, :S])
 
 
 @pytest.mark.parametrize(("S", "D"), [(1, 8), (130, 64), (300, 128)])
@@ -222,12 +222,10 @@ def test_nothing(shapes):
     assert o.shape == q.shape and not o.any() and (lse == -torch.inf).all()
 
 
-def test_outliers_cost_less_with_the_rotation():
-    S = 512
-    q, k, v = (draw(1, 4, S, 64, dtype=torch.float32) for _ in range(3))
+def test_an_outlier_column_costs_less_with_the_rotation():
+    q, k, v = Case(200, 300).data()
     for x in (q, k):
-        x += 10 * torch.randn(x.shape, generator=RANDOM).to(x) * (torch.rand(x.shape, generator=RANDOM) < 0.001).to(x)
-    q, k, v = (x.half() for x in (q, k, v))
+        x[..., 5] *= 8
     truth, _ = reference.attention(q, k, v)
     plain, rotated = (rms(flash_attention_fp8(q, k, v, rotate=rotate) - truth) for rotate in (False, True))
     assert rotated < 0.8 * plain
@@ -280,7 +278,7 @@ def test_the_kernel_gives_what_the_model_gives(D, S_q, S_k, is_causal):
     given = *fp8.quantised(q, k, v, D**-0.5, True), D, q.dtype, is_causal
     for config in {forward.CONFIGS[D], forward.choose_config(D, S_q, is_causal)}:
         (o, lse), (want, want_lse) = forward.flash_forward(*given, config=config), model.flash_forward(*given)
-        assert_close(o, lse, want.double(), want_lse.double(), 0.01, 5e-3)  # p's ties, and sums that are cut
+        assert_close(o, lse, want.double(), want_lse.double(), 0.02, 0.03)  # sums that are cut move some p to a neighbour
 
 
 @on_hopper
@@ -358,10 +356,10 @@ def run_copy(name: str) -> int:
     for case in cases:
         q, k, v = case.inputs()
         v.mul_(torch.linspace(0.1, 3, v.shape[2], device=v.device)[:, None])  # scales that differ
-        k.mul_(torch.linspace(0.1, 1, k.shape[2], device=k.device)[:, None])
+        k.mul_(torch.linspace(2, 0.1, k.shape[2], device=k.device)[:, None])  # and a maximum that grows: the last block comes first
         given = *fp8.quantised(q, k, v, 0.125, False), case.D, q.dtype, case.is_causal
         try:
-            assert_close(*forward.flash_forward(*given), *(x.double() for x in model.flash_forward(*given)), 0.01, 5e-3)
+            assert_close(*forward.flash_forward(*given), *(x.double() for x in model.flash_forward(*given)), 0.02, 0.03)
         except AssertionError as error:
             print(f"{name}: {error}")
             return WRONG
