@@ -47,7 +47,7 @@ def inputs():
     yield case(numbers(1.1, 300.0), otherwise="each number has a step of its own")
     yield case(numbers(0.01), otherwise="below 2⁻⁶ = 0.0156 the step is 2⁻⁹, whatever the number")
     yield case(numbers(0.0), otherwise="0 is a number of e4m3")
-    yield case(numbers(0.003), otherwise="below 2⁻⁶ the numbers are multiples of 2⁻⁹ = 0.00195")
+    yield case(numbers(0.003, 0.0045), otherwise="below 2⁻⁶ the numbers are multiples of 2⁻⁹ = 0.00195")
     yield case(numbers(1.0625, 1.1875), otherwise="halfway between two numbers the even one is taken: 1 and 1.25")
     draw = generator()
     for size in (0.003, 1.0, 90.0):

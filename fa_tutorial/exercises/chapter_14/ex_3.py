@@ -6,7 +6,10 @@ from fa_tutorial.exercises.harness import Exercise, case
 
 
 def worst_error(x, largest):
-    """The largest relative error that e4m3 can make of a number near x, in a block whose largest number is `largest`. Both above 0."""
+    """The largest relative error that e4m3 can make of a number near x. Both above 0.
+
+    largest: the largest number in x's block.
+    """
     scaled = x * 448 / largest
     return max(2.0**-4, min(2.0**-10 / scaled, 1.0))
 
@@ -20,7 +23,6 @@ MISTAKES = {
     "a number that becomes 0 has lost all of itself, and no more: that is an error of 1": ("min(2.0**-10 / scaled, 1.0)", "2.0**-10 / scaled"),
     "large numbers are rounded too, by 2⁻⁴ of themselves at most": ("max(2.0**-4, min(2.0**-10 / scaled, 1.0))", "min(2.0**-10 / scaled, 1.0)"),
     "you leave out what happens below 2⁻⁶, where the steps no longer shrink": ("max(2.0**-4, min(2.0**-10 / scaled, 1.0))", "2.0**-4"),
-    "that is the error in steps of e4m3: divide it by the number": ("2.0**-10 / scaled", "2.0**-10"),
     "the larger of the two errors is the bound": ("max(2.0**-4,", "min(2.0**-4,"),
 }  # fmt: skip
 
@@ -33,6 +35,7 @@ def truth(x, largest):
 def inputs():
     octave = "from 2⁻⁶ on, a number between 2^e and 2^(e + 1) is off by at most 2^(e − 4)"
     yield case(1.0, 1.0, otherwise=octave)
+    yield case(2.0**-8, 2.0**-4, otherwise=f"x becomes 28: {octave}")
     yield case(1.0, 1000.0, otherwise=f"x becomes 0.448: {octave}")
     yield case(1.0, 57_344.0, otherwise="x becomes 2⁻⁷, where the step is still 2⁻⁹: it is off by at most 2⁻¹⁰")
     yield case(1.0, 114_688.0, otherwise="x becomes 2⁻⁸: it is off by at most 2⁻¹⁰, a quarter of it")

@@ -7,7 +7,10 @@ from fa_tutorial.exercises.inputs import generator
 
 
 def rotate(x, signs):
-    """x times diag(signs) times Hadamard's matrix over √D. x: (..., D), D a power of two; signs: (D,), each 1 or −1."""
+    """x times diag(signs) times Hadamard's matrix over √D.
+
+    x: (..., D), D a power of two; signs: (D,), each 1 or −1.
+    """
     h = torch.ones(1, 1, dtype=x.dtype)
     while len(h) < len(signs):
         h = torch.cat([torch.cat([h, h], dim=1), torch.cat([h, -h], dim=1)])
@@ -19,13 +22,11 @@ MISTAKES = {
     "the matrix is divided by D: q kᵀ has it twice, so each side takes √D": ("len(signs) ** 0.5", "len(signs)"),
     "the signs are missing": ("x * signs @ h", "x @ h"),
     "the signs come after Hadamard's matrix: they must come before it": ("x * signs @ h", "x @ h * signs"),
-    "the signs are for the columns of x, not for the rows of the result: x · signs": ("x * signs @ h", "x @ (signs * h)"),
     "that matrix has another sign: the minus is at the bottom right": (
         "torch.cat([h, h], dim=1), torch.cat([h, -h], dim=1)", "torch.cat([h, -h], dim=1), torch.cat([h, h], dim=1)"),
     "the minus stands at the wrong place: at the bottom right, so that the matrix is symmetric": (
         "torch.cat([h, -h], dim=1)", "torch.cat([-h, h], dim=1)"),
     "no two rows of that matrix are orthogonal: one of the four quarters is −h": ("[h, -h]", "[h, h]"),
-    "the matrix is doubled once too often, and its last columns are left out": ("x * signs @ h", "x * signs @ h.T.flip(0)"),
     "the matrix is not used: signs alone spread nothing": ("x * signs @ h / len(signs) ** 0.5", "x * signs"),
 }  # fmt: skip
 

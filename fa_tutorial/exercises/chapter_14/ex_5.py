@@ -46,16 +46,41 @@ def truth(s, v, m, l, acc):
 
 
 def inputs():
-    def fresh(rows, D):
-        return torch.full((rows,), -torch.inf).double(), torch.zeros(rows).double(), torch.zeros(rows, D).double()
-
     def numbers(*values):
         return torch.tensor(values, dtype=torch.float64)
 
-    unit = numbers([1.0], [0.0])
-    yield case(numbers([0.0, 0.0]), unit, *fresh(1, 1), otherwise="equal scores: p is 1 for both, before the factor") if False else case(
-        numbers([[0.0, 0.0]])[0], unit, *fresh(1, 1), otherwise="equal scores: p is 1 for both, before the factor"
+    start = numbers(-torch.inf), numbers(0.0), numbers([0.0])  # m, l, acc before the first block
+    yield case(
+        numbers([0.0, 0.0]), numbers([1.0], [0.0]), *start, otherwise="equal scores: both p are 1 before the factor, and 2⁸ after it"
     )
+    yield case(numbers([0.0, -0.1]), numbers([0.0], [1.0]), *start, otherwise="2⁸ · 0.905 = 231.6 becomes 224, in l as in acc")
+    small = "e⁻⁷ is below e4m3's smallest number, and 2⁸ · e⁻⁷ = 0.233 is not"
+    yield case(numbers([0.0, -7.0]), numbers([0.0], [1.0]), *start, otherwise=small)
+    later = numbers(0.0), numbers(256.0), numbers([512.0])
+    yield case(numbers([-1.0, -2.0]), numbers([1.0], [3.0]), *later, otherwise="a block below the maximum: what was there stays as it is")
+    yield case(numbers([1.0, 0.5]), numbers([1.0], [3.0]), *later, otherwise="the maximum grows from 0 to 1: l and acc shrink by e⁻¹")
+    draw = generator()
+    for rows, keys, D in ((1, 4, 2), (5, 64, 3)):
+        s, v = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((rows, keys), (keys, D)))
+        m, l = torch.randn(rows, generator=draw, dtype=torch.float64), 256 + torch.rand(rows, generator=draw, dtype=torch.float64)
+        acc = torch.randn(rows, D, generator=draw, dtype=torch.float64)
+        yield case(s, v, m, l, acc, on=f"randn, {rows} rows, {keys} keys", fresh=True)
 
 
-EXERCISE = None
+EXERCISE = Exercise(
+    id="14.5",
+    task="Let a block of keys join m, l and acc, with p rounded to e4m3. Multiply p by the largest power of two with which no p can pass 448.",
+    hints=(
+        "p is at most 1. Which powers of two are below 448? And which l makes a row of equal values come out exactly as that value?",
+        "p = to_e4m3(2**8 * torch.exp(s - m_new[:, None])), and both l and acc take this p. The factor cancels in acc / l.",
+    ),
+    solution=attend_fp8,
+    reasoning="A power of two changes the exponent alone, so it costs nothing: in the kernel it is added to the exponent before exp2. With l of the rounded "
+    "p, o is a mean of values whose weights add up to 1, however coarse they are.",
+    inputs=inputs,
+    truth=truth,
+    rule="p = to_e4m3(2⁸ · e^(s − m)), and l and acc are sums of this p",
+    mistakes=MISTAKES,
+    parts=("m", "l", "acc"),
+    tolerance=lambda args, part: (1e-9, 1e-12),
+)
