@@ -18,7 +18,7 @@ COPIED_LINES = 4  # so many lines of a solution in a row are a copy of it
 MACHINE_PATH = re.compile(r"""(?<![\w.])/(?:home|root|tmp|Users|work|opt|mnt|usr/lib)/|\b[A-Z]:\\|site-packages[/\\]|ipykernel_\d+""")
 HOST = re.compile(r"\blocalhost\b|\b\d{1,3}(?:\.\d{1,3}){3}\b")
 REGISTRY = re.compile(r"pypi\.org|pythonhoste[d]|anaconda\.(?:org|com)")
-EQUATION = re.compile(r"(?<![\w\\)\]}])\(((?:1[0-2]|\d)\.[1-9]\d?)\)")
+EQUATION = re.compile(r"(?<![\w\\)\]}])\(((?:1[0-4]|\d)\.[1-9]\d?)\)")
 
 
 def load(path: Path) -> nbformat.NotebookNode:

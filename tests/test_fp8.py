@@ -17,7 +17,7 @@ from fa_tutorial import flash_attention_fp8, fp8, reference
 from fa_tutorial.fp8 import forward, model
 from fa_tutorial.fp8.quantise import BLOCK, Quantised, key_order, quantise, random_hadamard
 
-ERROR = 0.0266  # (14.2): the root mean square of e4m3's relative rounding error, of numbers of any size
+ERROR = 0.0266  # the root mean square of e4m3's relative rounding error, of numbers of any size
 RANDOM = torch.Generator().manual_seed(14)
 
 
@@ -121,7 +121,7 @@ def test_what_is_cut_is_cut_towards_zero_from_13_bits_below_the_largest():
 
 
 def test_a_long_chain_of_positive_numbers_loses_and_blocks_do_not():
-    """(14.6): a third of K / 2¹⁴, at most."""
+    """(14.7): a third of K / 2¹⁴, at most."""
     a, b = (model.to_e4m3(torch.rand(4, 4096, generator=RANDOM, dtype=torch.float64)) for _ in range(2))
     truth, zeros = a @ b.T, torch.zeros(4, 4, dtype=torch.float64)
     chain = model.tensor_core_sum(a, b, zeros) / truth - 1
@@ -151,7 +151,7 @@ def assert_close(o, lse, truth, truth_lse, bound: float, lse_bound: float) -> No
 
 
 def check(case: Case, rotate: bool = False) -> None:
-    """Against float64 on the originals by (14.4), with room for a small sample; against that on its own quantised inputs by p's rounding alone."""
+    """Against float64 on the originals by (14.5), with room for a small sample; against that on its own quantised inputs by p's rounding alone."""
     q, k, v = case.inputs()
     o, lse = attend(case, rotate, (q, k, v))
     assert o.dtype == q.dtype and o.shape == q.shape and o.is_contiguous() and lse.shape == q.shape[:3]

@@ -3,8 +3,8 @@
 Rings, work tiles and roles are chapter 9's. What differs, by the numbers of the chapter's equations:
 
 - q, k and v come quantised, with a scale for each block of rows (14.2). k's enters the scores' scale, v's the unit of acc;
-- p leaves softmax_step times 2⁸ (14.4), and is rounded to e4m3 where it lies: v's keys are in `key_order` (14.7);
-- the tensor core adds up one block of keys, and float32 the blocks (14.6). l is a sum of the p that were rounded,
+- p leaves softmax_step times 2⁸ (14.4), and is rounded to e4m3 where it lies: v's keys are in `key_order` (14.8);
+- the tensor core adds up one block of keys, and float32 the blocks (14.7). l is a sum of the p that were rounded,
   by the tensor core too: p times a column of ones.
 """
 
@@ -120,7 +120,7 @@ def softmax_step(s, m, scale_log2, seen, MASK: gl.constexpr):
 
 @gluon.jit
 def fp8_operand(p, layout: gl.constexpr):
-    """p, [ROWS, BLOCK_N] float32 as q kᵀ left it, as first operand of a wgmma in e4m3 (14.7): no value leaves its thread."""
+    """p, [ROWS, BLOCK_N] float32 as q kᵀ left it, as first operand of a wgmma in e4m3 (14.8): no value leaves its thread."""
     M: gl.constexpr = p.shape[0]
     N: gl.constexpr = p.shape[1]
     p = p.reshape([M, N // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([M, N])  # key 8b + 2c + e is column 4c + 2b + e
@@ -157,7 +157,7 @@ def next_block(q, m, l, acc, v_scale, zeros, ones, shared, n, seen, row_scale, k
                MASK: gl.constexpr):  # fmt: skip
     """Block j of keys, the n-th use of the rings, joins m, l and acc. Returns them and this block's scale of v, which is now acc's unit.
 
-    The tensor core adds up this block of keys, and float32 the blocks (14.6).
+    The tensor core adds up this block of keys, and float32 the blocks (14.7).
     """
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=4)
     scale_log2 = row_scale * gl.load(k_scales + j)

@@ -1,4 +1,4 @@
-"""Chapter 14: the arithmetic of the FP8 forward in PyTorch: e4m3's rounding (14.1), the tensor core's sums (14.5), and the loop itself."""
+"""Chapter 14: the arithmetic of the FP8 forward in PyTorch: e4m3's rounding (14.1), the tensor core's sums (14.6), and the loop itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def to_e4m3(x: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor) -> torch.Tensor:
-    """acc + a bᵀ as Hopper's FP8 wgmmas add it up, 32 products at a time (14.5). a: [M, K], b: [N, K], acc: [M, N], float64.
+    """acc + a bᵀ as Hopper's FP8 wgmmas add it up, 32 products at a time (14.6). a: [M, K], b: [N, K], acc: [M, N], float64.
 
     acc and the products are aligned to the largest of them, and what lies more than KEPT_BITS below its leading bit is cut off, towards zero.
     """
@@ -56,7 +56,7 @@ def flash_forward(q: Quantised, k: Quantised, v: Quantised, D: int, dtype: torch
         p = to_e4m3(torch.exp2(s - (shift - P_LOG2)))  # (14.4)
         l = alpha * l + p.sum(dim=3, keepdim=True)
         positions = torch.arange(v_columns.shape[3], device=s.device)
-        p = torch.nn.functional.pad(p, (0, len(positions) - p.shape[3]))[:, :, :, key_order(positions)]  # (14.7)
+        p = torch.nn.functional.pad(p, (0, len(positions) - p.shape[3]))[:, :, :, key_order(positions)]  # (14.8)
         acc = alpha * acc + p @ v_columns.mT * v_scales[:, :, j, None, None]
         m = m_new
     l_or_one = l.where(l > 0, 1.0)

@@ -1,4 +1,4 @@
-"""Chapter 14: fp16 and bf16 as e4m3, with a scale for each block of rows; rotated (14.3), or with v's columns in the order that wgmma wants (14.7)."""
+"""Chapter 14: fp16 and bf16 as e4m3, with a scale for each block of rows; rotated (14.3), or with v's columns in the order that wgmma wants (14.8)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_SCALE = tl.constexpr(2.0**-60)  # of a block of zeros: the product of two 
 
 
 def key_order(position):
-    """The key at this position of v's columns (14.7): of each 16 keys a thread of q kᵀ holds 2c, 2c + 1, 2c + 8 and 2c + 9, side by side."""
+    """The key at this position of v's columns (14.8): of each 16 keys a thread of q kᵀ holds 2c, 2c + 1, 2c + 8 and 2c + 9, side by side."""
     return position // 16 * 16 + position % 4 // 2 * 8 + position % 16 // 4 * 2 + position % 2
 
 

@@ -72,7 +72,7 @@ EXERCISE = Exercise(
         "that passes.",
     ),
     solution=longest_chain,
-    reasoning="A chain of K products of one sign loses a share that grows with K (14.6). Chains that start again at zero lose as little as their own "
+    reasoning="A chain of K products of one sign loses a share that grows with K (14.7). Chains that start again at zero lose as little as their own "
     "length asks for, and float32 adds up their results almost without loss.",
     more="The kernel's chains have 128 products, one block of keys.",
     inputs=inputs,
