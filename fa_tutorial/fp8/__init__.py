@@ -9,6 +9,13 @@ from fa_tutorial.fp8.model import tensor_core_sum, to_e4m3
 from fa_tutorial.fp8.quantise import BLOCK, key_order, quantise, quantise_kernel, random_hadamard
 
 __all__ = [
-    *("BLOCK", "flash_attention_fp8", "key_order", "quantise", "quantise_kernel", "quantised", "random_hadamard"),
-    *("tensor_core_sum", "to_e4m3"),
+    "BLOCK",
+    "flash_attention_fp8",
+    "key_order",
+    "quantise",
+    "quantise_kernel",
+    "quantised",
+    "random_hadamard",
+    "tensor_core_sum",
+    "to_e4m3",
 ]

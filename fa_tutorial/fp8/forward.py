@@ -2,7 +2,7 @@
 
 Rings, work tiles and roles are chapter 9's. What differs, by the numbers of the chapter's equations:
 
-- q, k and v come quantised, with a scale for each block of rows (14.2). k's enters the scores' scale, v's the unit of acc;
+- q, k and v come quantised, with a scale for each block of rows (14.2). k's enters the scores' scale, v's is acc's unit;
 - p leaves softmax_step times 2⁸ (14.4), and is rounded to e4m3 where it lies: v's keys are in `key_order` (14.8);
 - the tensor core adds up one block of keys, and float32 the blocks (14.7). l is a sum of the p that were rounded,
   by the tensor core too: p times a column of ones.
@@ -107,7 +107,7 @@ class Flags(NamedTuple):
 
 @gluon.jit
 def softmax_step(s, m, scale_log2, seen, MASK: gl.constexpr):
-    """Chapter 9's, but m is scaled already, for each block of keys has a scale of its own. Returns p · 2⁸, m_new, alpha."""
+    """Chapter 9's, but m is scaled, since each block of keys has a scale of its own. Returns p · 2⁸, m_new, alpha."""
     if MASK:
         key = gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
         s = gl.where(key[None, :] < seen[:, None], s, -float("inf"))
@@ -120,10 +120,11 @@ def softmax_step(s, m, scale_log2, seen, MASK: gl.constexpr):
 
 @gluon.jit
 def fp8_operand(p, layout: gl.constexpr):
-    """p, [ROWS, BLOCK_N] float32 as q kᵀ left it, as first operand of a wgmma in e4m3 (14.8): no value leaves its thread."""
+    """p, [ROWS, BLOCK_N] float32, as first operand of a wgmma in e4m3 (14.8): no value leaves its thread."""
     M: gl.constexpr = p.shape[0]
     N: gl.constexpr = p.shape[1]
-    p = p.reshape([M, N // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([M, N])  # key 8b + 2c + e is column 4c + 2b + e
+    # Key 8b + 2c + e becomes column 4c + 2b + e.
+    p = p.reshape([M, N // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([M, N])
     return gl.inline_asm_elementwise(
         """{ .reg .b16 low, high;
         cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
@@ -134,16 +135,18 @@ def fp8_operand(p, layout: gl.constexpr):
 
 @gluon.jit
 def issue_pv(p, columns):
-    """Start p v over one block of keys, [ROWS, columns], summed from zero. columns: of vᵀ, [columns, BLOCK_N] in shared memory."""
+    """Start p v over one block of keys, summed from zero. columns: of vᵀ, [N, BLOCK_N] in shared memory."""
     N: gl.constexpr = columns.shape[0]
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 32])
-    return warpgroup_mma(p, columns.permute((1, 0)), gl.zeros([p.shape[0], N], gl.float32, layout), use_acc=False, is_async=True)
+    zeros = gl.zeros([p.shape[0], N], gl.float32, layout)
+    return warpgroup_mma(p, columns.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def rescaled(acc, factor, new):
     """acc · factor + new, row by row, in float32."""
-    return acc * gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout))[:, None] + gl.convert_layout(new, acc.type.layout)
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout))
+    return acc * factor[:, None] + gl.convert_layout(new, acc.type.layout)
 
 
 @gluon.jit
@@ -155,9 +158,9 @@ def half_of(l):
 @gluon.jit
 def next_block(q, m, l, acc, v_scale, zeros, ones, shared, n, seen, row_scale, k_scales, v_scales, j,
                MASK: gl.constexpr):  # fmt: skip
-    """Block j of keys, the n-th use of the rings, joins m, l and acc. Returns them and this block's scale of v, which is now acc's unit.
+    """Block j of keys, the n-th use of the rings, joins m, l and acc. Returns them and this block's scale of v.
 
-    The tensor core adds up this block of keys, and float32 the blocks (14.7).
+    That scale is now acc's unit. The tensor core adds up this block of keys, and float32 the blocks (14.7).
     """
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=4)
     scale_log2 = row_scale * gl.load(k_scales + j)
@@ -176,7 +179,7 @@ def next_block(q, m, l, acc, v_scale, zeros, ones, shared, n, seen, row_scale, k
 
 @gluon.jit
 def consumer(o_desc, lse_ptr, scales, shared, ones, sizes, C: gl.constexpr, flags: gl.constexpr):
-    """Chapter 9's, without overlap inside a warpgroup: rows C · ROWS … of each work tile, blocks of keys from the last to the first."""
+    """Chapter 9's, without overlap: rows C · ROWS … of each work tile, blocks of keys from the last to the first."""
     CONSUMERS: gl.constexpr = shared.o.shape[0]
     D: gl.constexpr = shared.k.tiles.shape[4]
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32])
@@ -214,7 +217,8 @@ def consumer(o_desc, lse_ptr, scales, shared, ones, sizes, C: gl.constexpr, flag
             v_scale = 1.0
             masked = max(mine - full, 1)  # the first one too: there m is still −inf
             for j in range(masked):
-                m, l, acc, v_scale = next_block(q, m, l, acc, v_scale, zeros, ones, shared, n, seen - (mine - 1 - j) * BLOCK_N,
+                m, l, acc, v_scale = next_block(q, m, l, acc, v_scale, zeros, ones, shared, n,
+                                                seen - (mine - 1 - j) * BLOCK_N,
                                                 row_scale, k_scales, v_scales, mine - 1 - j, True)  # fmt: skip
                 n += 1
             for j in range(masked, mine):
@@ -250,10 +254,12 @@ def epilogue(o_desc, lse_ptr, acc, m, l, v_scale, shared, batch_head, sizes, fir
 
 @gluon.jit
 def forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, q_scales, k_scales, v_scales, counter_ptr, heads_at_once,
-                   flags: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr):  # fmt: skip
+                   flags: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+                   CONSUMER_REGISTERS: gl.constexpr):  # fmt: skip
     """o = softmax(log 2 · q kᵀ) v and lse, of quantised q, k and v.
 
-    q_desc, k_desc: e4m3, tiles (1, 1, ROWS or BLOCK_N, D); v_desc: (B, H_k, D, S_k), tiles (1, 1, D, BLOCK_N); o_desc: fp16 or bf16.
+    q_desc, k_desc: e4m3, tiles (1, 1, ROWS or BLOCK_N, D); v_desc: (B, H_k, D, S_k), tiles (1, 1, D, BLOCK_N);
+    o_desc: fp16 or bf16.
     Pointers as for Scales; lse_ptr: (B, H_q, S_q) float32. Grid as chapter 9's.
     """
     Q_TILES: gl.constexpr = Q_STAGES * CONSUMERS
@@ -290,7 +296,7 @@ def forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, q_scales, k_scales, 
 # ---------------------------------------------------------------- launching
 
 
-# The fastest of those tried on an H200, by BLOCK_D. As in chapter 9, a short causal sequence has work tiles of fewer rows.
+# The fastest of those tried on an H200, by BLOCK_D. As in chapter 9, a short causal sequence takes smaller work tiles.
 CONFIGS = {64: HopperConfig(3, BLOCK, 4, 160), 128: HopperConfig(3, BLOCK, 2, 160)}
 SHORT_CAUSAL = HopperConfig(2, BLOCK, 2, 240)
 
@@ -307,7 +313,8 @@ def layout(row_bytes: int, bits: int) -> gl.NVMMASharedLayout:
 
 def template(x: torch.Tensor, rows: int, columns: int):
     """A function that makes descriptors of contiguous tensors like x, (B, H, ., .), with tiles of rows x columns."""
-    box = list(x.shape), list(x.stride()), [1, 1, rows, columns], layout(columns * x.element_size(), 8 * x.element_size())
+    in_shared_memory = layout(columns * x.element_size(), 8 * x.element_size())
+    box = list(x.shape), list(x.stride()), [1, 1, rows, columns], in_shared_memory
     return lambda x: TensorDescriptor(x, *box)
 
 
@@ -334,5 +341,6 @@ def flash_forward(q: Quantised, k: Quantised, v: Quantised, D: int, dtype: torch
         return Launch(forward_kernel, programs, to_argument, constants | {"num_warps": 4})
 
     key = ("fp8", config, is_causal, dtype, *signature_of(q.values, k.values, v.values, o))
-    launch_prepared(key, prepare, (q.values, k.values, v.values, o), (lse, q.scales, k.scales, v.scales, counter, heads_at_once(S_k)))
+    arguments = lse, q.scales, k.scales, v.scales, counter, heads_at_once(S_k)
+    launch_prepared(key, prepare, (q.values, k.values, v.values, o), arguments)
     return o, lse

@@ -1,4 +1,4 @@
-"""Chapter 14: the arithmetic of the FP8 forward in PyTorch: e4m3's rounding (14.1), the tensor core's sums (14.6), and the loop itself."""
+"""Chapter 14: the FP8 forward's arithmetic in PyTorch: e4m3's rounding (14.1), the tensor core's sums (14.6), the loop."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ def to_e4m3(x: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor) -> torch.Tensor:
-    """acc + a bᵀ as Hopper's FP8 wgmmas add it up, 32 products at a time (14.6). a: [M, K], b: [N, K], acc: [M, N], float64.
+    """acc + a bᵀ as Hopper's FP8 wgmmas add it up, PRODUCTS at a time (14.6).
 
-    acc and the products are aligned to the largest of them, and what lies more than KEPT_BITS below its leading bit is cut off, towards zero.
+    a: [M, K], b: [N, K], acc: [M, N], float64. acc and the products are aligned to the largest of them,
+    and what lies more than KEPT_BITS below its leading bit is cut off, towards zero.
     """
     for start in range(0, a.shape[1], PRODUCTS):
-        products = a[:, None, start : start + PRODUCTS] * b[None, :, start : start + PRODUCTS]  # [M, N, PRODUCTS]
+        part = slice(start, start + PRODUCTS)
+        products = a[:, None, part] * b[None, :, part]  # [M, N, PRODUCTS]
         terms = torch.cat([products, acc[:, :, None]], dim=2)
         leading = torch.frexp(terms.abs().amax(dim=2, keepdim=True)).exponent - 1
         unit = torch.exp2((leading - KEPT_BITS).double())
