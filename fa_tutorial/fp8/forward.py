@@ -120,7 +120,7 @@ def softmax_step(s, m, scale_log2, seen, MASK: gl.constexpr):
 
 @gluon.jit
 def fp8_operand(p, layout: gl.constexpr):
-    """p, [ROWS, BLOCK_N] float32, as first operand of a wgmma in e4m3 (14.8): no value leaves its thread."""
+    """p, [ROWS, BLOCK_N] float32, as left operand of a wgmma in e4m3: no value leaves its thread (14.8)."""
     M: gl.constexpr = p.shape[0]
     N: gl.constexpr = p.shape[1]
     # Key 8b + 2c + e becomes column 4c + 2b + e.
@@ -130,7 +130,8 @@ def fp8_operand(p, layout: gl.constexpr):
         cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
         cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
         mov.b32 $0, {low, high}; }""",
-        "=r,f,f,f,f", [gl.convert_layout(p, layout)], dtype=gl.float8e4nv, is_pure=True, pack=4)  # fmt: skip
+        "=r,f,f,f,f", [gl.convert_layout(p, layout)], dtype=gl.float8e4nv, is_pure=True, pack=4,
+    )  # fmt: skip
 
 
 @gluon.jit
