@@ -120,7 +120,7 @@ def softmax_step(s, m, scale_log2, seen, MASK: gl.constexpr):
 
 @gluon.jit
 def fp8_operand(p, layout: gl.constexpr):
-    """p, [ROWS, BLOCK_N] float32, as left operand of a wgmma in e4m3: no value leaves its thread (14.8)."""
+    """p, [ROWS, BLOCK_N] float32, as left operand of a wgmma: no value leaves its thread (14.8)."""
     M: gl.constexpr = p.shape[0]
     N: gl.constexpr = p.shape[1]
     # Key 8b + 2c + e becomes column 4c + 2b + e.

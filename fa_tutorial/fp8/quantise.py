@@ -56,7 +56,8 @@ def quantise_kernel(x, y_ptr, scale_ptr, rotation_ptr, factor, H, S, D, y_column
     rows = (key_order_in_triton(position) if AS_COLUMNS else position).to(tl.int64)  # [BLOCK]
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # [BLOCK_D]
     of_head = x.ptr + head // H * x.strides[0] + head % H * x.strides[1]
-    pointers = of_head + (rows[:, None] * x.strides[2] + offs_d[None, :] * x.strides[3])  # [BLOCK, BLOCK_D]
+    # [BLOCK, BLOCK_D]
+    pointers = of_head + (rows[:, None] * x.strides[2] + offs_d[None, :] * x.strides[3])
     x_tile = tl.load(pointers, mask=(rows[:, None] < S) & (offs_d[None, :] < D), other=0.0)
     if rotation_ptr is None:
         x_tile = x_tile.to(tl.float32) * factor
