@@ -3,6 +3,7 @@
     python tests/test_fp8.py "p is not ordered"    runs one broken copy of the kernel
 """  # fmt: skip
 
+import itertools
 import math
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from buffers import DEVICE, guarded_outputs, unchanged
 from mutants import each, mutant, named, put_in
 
 from fa_tutorial import flash_attention_fp8, fp8, reference
+from fa_tutorial.bench import chapter_14, results
 from fa_tutorial.fp8 import forward, model
 from fa_tutorial.fp8.quantise import BLOCK, Quantised, key_order, quantise, random_hadamard
 
@@ -128,6 +130,14 @@ def test_a_long_chain_of_positive_numbers_loses_and_blocks_do_not():
     blocks = sum(model.tensor_core_sum(a[:, i : i + BLOCK], b[:, i : i + BLOCK], zeros) for i in range(0, 4096, BLOCK)) / truth - 1
     assert (chain < -0.03).all() and (chain > -4096 / 2**14 / 3).all()
     assert (blocks.abs() < 1e-3).all()
+
+
+def test_the_model_gives_what_an_h200_gave():
+    """Sums of positive numbers, and of p and v with a mean: the mean error is within 6 % of the measured one, and 1e-4."""
+    h200 = results.load("h200")
+    for kind, K, way in itertools.product(("uniform", "p v, mean 1"), (1024, 4096), ("chain", "blocks")):
+        measured = chapter_14.row(h200, kernel="sums", data=kind, K=K, provider=way)["mean"]
+        assert chapter_14.modelled(kind, K, way)["mean"] == pytest.approx(measured, rel=0.06, abs=1e-4)
 
 
 # ---------------------------------------------------------------- attention
