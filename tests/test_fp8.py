@@ -58,10 +58,9 @@ def test_to_e4m3_takes_the_nearest_and_on_a_tie_the_even_one():
     assert not even.any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("S", "D"), [(1, 8), (128, 64), (129, 40), (300, 128), (257, 80)])
-def test_quantise_is_pytorchs(S, D, dtype):
-    x = draw(2, 3, S, D, dtype=dtype)
+def test_quantise_is_pytorchs(S, D):
+    x = draw(2, 3, S, D, dtype=torch.float16 if S % 2 else torch.bfloat16)
     with unchanged(x), guarded_outputs():
         values, scales = quantise(x, factor=-0.3)
     padded = torch.nn.functional.pad(x.cpu().float() * torch.tensor(-0.3), (0, values.shape[3] - D, 0, -S % BLOCK))
@@ -185,10 +184,9 @@ def test_lengths_and_masks(S_q, S_k, is_causal):
     check(Case(S_q, S_k, is_causal=is_causal), rotate=S_q % 2 == 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("D", [8, 40, 64, 72, 128])
-def test_head_dimensions_and_dtypes(D, dtype):
-    check(Case(70, 140, D=D, dtype=dtype), rotate=D % 16 == 0)
+def test_head_dimensions_and_dtypes(D):
+    check(Case(70, 140, D=D, dtype=torch.bfloat16 if D % 16 else torch.float16), rotate=D % 16 == 0)
 
 
 @pytest.mark.parametrize("heads", [(6, 2), (4, 1)], ids=str)
@@ -198,7 +196,7 @@ def test_grouped_heads(heads):
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_any_view(view):
-    check(Case(37, 145, view=view))
+    check(Case(37, 145, B=1, view=view))
 
 
 @pytest.mark.parametrize("scale", [0.3, 0.0, -0.1])
