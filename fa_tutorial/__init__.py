@@ -27,6 +27,7 @@ PUBLIC = {
     "append_to_cache": "decode",
     "PagedCache": "decode",
     "quantise_fp8": "decode",
+    "flash_attention_fp8": "fp8",
 }
 __all__ = [*PUBLIC]
 

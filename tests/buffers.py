@@ -22,6 +22,7 @@ DTYPES = FLOAT_DTYPES
 SIZES = (1, 15, 16, 17)  # around the smallest side that tl.dot takes
 GUARD = 4096  # elements before and after a buffer: a multiple of every alignment, and more than a small tile runs over by
 SENTINEL = 12_288.0  # exact in fp16, bf16 and fp32
+FP8_SENTINEL = 96.0
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="streams exist on a GPU only")
@@ -136,18 +137,19 @@ def guarded_outputs() -> Iterator[None]:
 
     def guarded_empty(shape, *, dtype, device, **options):
         elements = math.prod(shape)
-        memory = torch.full((GUARD + elements + GUARD,), SENTINEL, dtype=dtype, device=device)
+        sentinel = FP8_SENTINEL if dtype == torch.float8_e4m3fn else SENTINEL
+        memory = torch.full((GUARD + elements + GUARD,), sentinel, device=device).to(dtype)
         memory[GUARD : GUARD + elements] = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
-        made.append((memory, elements))
+        made.append((memory, elements, sentinel))
         return empty(0, dtype=dtype, device=device).set_(memory.untyped_storage(), GUARD, shape, contiguous_strides(shape))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", guarded_empty)
         patch.setattr(torch, "empty_like", lambda x, **options: guarded_empty(x.shape, dtype=x.dtype, device=x.device))
         yield
-    for memory, elements in made:
+    for memory, elements, sentinel in made:
         around = torch.cat([memory[:GUARD], memory[GUARD + elements :]])
-        assert bool((around == SENTINEL).all()), "memory changed outside an output"
+        assert bool((around.float() == sentinel).all()), "memory changed outside an output"
 
 
 # ---------------------------------------------------------------- the bound on the error

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, barriers, figures, layout, ledger, ring, softmax
+from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, ring, softmax
 from fa_tutorial.bench import results
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
 
@@ -534,3 +534,55 @@ def test_ring_attention_plays_and_stops(page):
     page.wait_for_timeout(1_200)
     assert state(page)["step"] == step
     assert f"Step {step}: rank 2 meets the keys of rank {owner(2, step, 4)}" in page.locator("#verdict").inner_text()
+
+
+# ---------------------------------------------------------------- e4m3
+
+
+def rounded_as(x: torch.Tensor, format: str) -> torch.Tensor:
+    return fp8.to_e4m3(x) if format == "e4m3" else x.clamp(-127, 127).round()
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("rotate", [True, False])
+@pytest.mark.parametrize("format", ["e4m3", "int8"])
+def test_e4m3_rounds_as_the_package_does(page, format, rotate, scaled):
+    open_figure(page, "e4m3")
+    for outlier in (0, 3.5, 6, 14, 20):
+        shown = put(page, outlier=outlier, format=format, rotate=rotate, scaled=scaled)
+        row = torch.tensor(shown["row"], dtype=torch.float64)
+        assert row[3] == 2**outlier
+        matrix = torch.eye(8, dtype=torch.float64)
+        if rotate:
+            matrix = torch.tensor([[(-1.0) ** (i & j).bit_count() for j in range(8)] for i in range(8)], dtype=torch.float64) / 8**0.5
+            matrix = torch.tensor(shown["signs"], dtype=torch.float64)[:, None] * matrix
+        sent = row @ matrix
+        scale = float(sent.abs().max()) / {"e4m3": 448, "int8": 127}[format] if scaled else 1.0
+        assert shown["scale"] == pytest.approx(scale)
+        before = torch.tensor(shown["before"], dtype=torch.float64)
+        torch.testing.assert_close(before, sent / scale)
+        assert shown["stored"] == rounded_as(before, format).tolist()
+        back = torch.tensor(shown["stored"], dtype=torch.float64) * scale @ matrix.T
+        assert shown["read"] == pytest.approx(back.tolist(), abs=1e-9 * float(row.abs().max()))
+        assert shown["error"] == pytest.approx(float((back - row).norm() / row.norm()))
+
+
+def test_e4m3_answers_its_question(page):
+    """int8 loses 0.3 from 2^7 on, e4m3 from 2^18."""
+    open_figure(page, "e4m3")
+    for format, last in (("int8", 6), ("e4m3", 17)):
+        put(page, format=format)
+        assert put(page, outlier=last)["stored"][0] != 0
+        assert put(page, outlier=last + 1)["stored"][0] == 0
+
+
+@pytest.mark.parametrize("by", ["mouse", "touch"])
+def test_e4m3_is_dragged(page, by):
+    page.set_viewport_size(PHONE)
+    open_figure(page, "e4m3")
+    page.locator("#line").scroll_into_view_if_needed()
+    box = page.locator("#line").bounding_box()
+    drag(page, (box["x"] + 20, box["y"] + 60), (box["x"] + box["width"] - 12, box["y"] + 70), by)
+    assert state(page)["row"][3] == 2**20
+    page.locator("#reset").click()
+    assert state(page)["row"][3] == 2**6

@@ -122,6 +122,7 @@ def test_environment_takes_everything_but_python_from_pip():
 ORDER = (
     *("arguments", "interpreter", "hardware", "tiles", "reference", "ledger", "figures", "source", "operators"),
     *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper", "variants", "decode"),
+    "fp8",
     *("attention", "hugging_face", "ring", "processes"),
     *("exercises", "bench", "doctor", "notebooks", "work", "compiling", "sass", "__main__"),
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from fa_tutorial import backward, decode, forward, hardware, hopper, layout, matmul, tuned
+from fa_tutorial import backward, decode, forward, fp8, hardware, hopper, layout, matmul, tuned
 from fa_tutorial.bench import tables
 from fa_tutorial.compiling import (
     HEADS,
@@ -177,6 +177,26 @@ def launch_variant(q, k, v, o, do, lse, options: Options) -> None:
     variant_backward(q, k, v, o, do, lse, lse, mods._replace(scale=0.5), aux, mask, options.sinks, mask_shape)
 
 
+def fp8_kernels(capability: int) -> Iterator[Call]:
+    """Chapter 14's quantiser, and on Hopper its forward: each configuration, causal and full; one padded, in bf16."""
+    for dtype, D, S, is_causal in [
+        *((torch.float16, D, LENGTH, is_causal) for D in (64, 128) for is_causal in (False, True)),
+        (torch.float16, 128, 1024, True),
+        (torch.bfloat16, 40, LENGTH, True),
+    ]:
+        q, k, v, *_ = inputs(dtype, D, S)
+        words = f"{in_words(dtype)} D={D} {'causal' if is_causal else 'full'} S={S}"
+        yield words, partial(launch_fp8, q, k, v, is_causal, capability == hardware.HOPPER_CAPABILITY)
+
+
+def launch_fp8(q, k, v, is_causal: bool, is_hopper: bool) -> None:
+    x = fp8.quantised(q, k, v, 0.5, False)
+    if not is_hopper:
+        fp8.quantise(q, rotate=True)
+    else:
+        fp8.forward.flash_forward(*x, q.shape[3], q.dtype, is_causal)
+
+
 # The least capability that they need, and their calls; in turn for the one process and the other, which take as long.
 GROUPS = {
     "variants": (hardware.LEAST_CAPABILITY, variant_kernels),
@@ -185,6 +205,7 @@ GROUPS = {
     "hopper": (hardware.HOPPER_CAPABILITY, hopper_kernels),
     "ladder": (hardware.HOPPER_CAPABILITY, ladder_kernels),
     "decode": (hardware.LEAST_CAPABILITY, decode_kernels),
+    "fp8": (decode.FP8_CAPABILITY, fp8_kernels),
     "softmax": (hardware.LEAST_CAPABILITY, lambda _: softmax_calls()),
     "first": (hardware.LEAST_CAPABILITY, first_kernels),
 }
@@ -237,6 +258,8 @@ def accepted_spills(row: Row) -> int:
         return 1_500 if f"D={MAX_D}" in row.case or "pointers" in row.case else 300
     if row.kernel == "layout.softmax_kernel":
         return 1_000  # a row of 65,536 columns is 128 elements a thread with 16 warps, the whole of its registers
+    if row.kernel == "fp8.forward.forward_kernel":
+        return 500  # as the next, and only in the loop with a mask, and around the loops
     if row.kernel == "hopper.forward.forward_kernel" or "grouped" in row.case:
         # Three consumers of the forward have 160 registers a thread; the backward's walk over a group's heads needs
         # what its accumulators leave.

@@ -13,6 +13,7 @@ from draw import (  # noqa: F401
     chapter_11,
     chapter_12,
     chapter_13,
+    chapter_14,
     chapters_0_1,
     chapters_2_3,
     chapters_4_5,

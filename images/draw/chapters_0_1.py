@@ -19,7 +19,7 @@ from fa_tutorial.bench import results
 CHAPTER_TITLES = (
     "Why attention is slow", "Safe and online softmax", "Strides and first kernels", "Tiled matmul", "Flash forward in PyTorch",
     "Flash forward in Triton", "Backward by hand", "Flash backward in Triton", "Tuning", "Past Triton", "Variants", "Decoding",
-    "Reading flash attention", "Past one GPU",
+    "Reading flash attention", "Past one GPU", "Half the bits",
 )  # fmt: skip
 HANDS_ON = (
     "scores are too many to store", "softmax, block by block", "kernels that read tiles", "(q kᵀ) v, tile by tile",
@@ -27,7 +27,7 @@ HANDS_ON = (
 )  # fmt: skip
 PHASES = (
     ("phase 1", "the problem", "blue", (0, 1)), ("phase 2", "the machine", "orange", (2, 3)), ("phase 3", "forward", "green", (4, 5)),
-    ("phase 4", "backward", "purple", (6, 7)), ("phase 5", "tuning", "sky", (8,)), ("after", "past Triton", "yellow", (9, 10, 11, 12, 13)),
+    ("phase 4", "backward", "purple", (6, 7)), ("phase 5", "tuning", "sky", (8,)), ("after", "past Triton", "yellow", (9, 10, 11, 12, 13, 14)),
 )  # fmt: skip
 
 
@@ -42,11 +42,17 @@ def draw_course_map() -> Figure:
         box(ax, x, 0.1, width, 0.65, colour=colour, share=0.6)
         write(ax, middle, 0.29, phase)
         write(ax, middle, 0.54, name, BODY, weight="bold")
-        between = 1.05 if len(chapters) == 2 else 0.15
+        is_long = len(chapters) > 4
+        between = 1.05 if len(chapters) == 2 else 0.1 if is_long else 0.15
         height = (bottom - top - (len(chapters) - 1) * between) / len(chapters)
         for place, chapter in enumerate(chapters):
             y = top + place * (height + between)
-            box(ax, x, y, width, height, f"{chapter}\n{textwrap.fill(CHAPTER_TITLES[chapter], 14)}", colour, share=0.2)
+            title = (
+                textwrap.fill(f"{chapter} {CHAPTER_TITLES[chapter]}", 15)
+                if is_long
+                else f"{chapter}\n{textwrap.fill(CHAPTER_TITLES[chapter], 14)}"
+            )
+            box(ax, x, y, width, height, title, colour, share=0.2)
             if place and len(chapters) > 2:
                 ax.plot([middle, middle], [y - between, y], color="black", linewidth=1.6)
         if len(chapters) == 2:

@@ -1,0 +1,83 @@
+"""Exercise 14.2, quantise_blocks."""
+
+import torch
+
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.fp8 import to_e4m3
+
+
+def quantise_blocks(x, block):
+    """(values, scales): x ≈ values · scale of its rows, values rounded to e4m3.
+
+    x: (S, D). values: (S, D), in x's dtype. scales: (ceil(S / block),), one for each `block` rows.
+    """
+    scales = torch.stack([rows.abs().max() / 448 for rows in x.split(block)])
+    scales = torch.where(scales == 0, 1.0, scales)
+    of_row = scales.repeat_interleave(block)[: len(x), None]
+    return to_e4m3(x / of_row), scales
+
+
+ROUNDED = "to_e4m3(x / of_row)"
+MISTAKES = {
+    "one scale is taken for the whole tensor: each block of rows has its own": ("rows.abs().max()", "x.abs().max()"),
+    "the largest element without its sign is what counts: a block's lowest number may be its largest in size": (
+        "rows.abs().max()", "rows.max()"),
+    "the scale is 1 / 448 of the block's largest number, so that this one becomes 448": (".max() / 448", ".max()"),
+    "a scale is inverted: x = values · scale": [
+        ("rows.abs().max() / 448", "448 / rows.abs().max()"), ("x / of_row", "x * of_row")],
+    "the values are not rounded": (ROUNDED, "x / of_row"),
+    "the values are multiplied by the scale again: return what e4m3 stores": (ROUNDED, f"{ROUNDED} * of_row"),
+    "the numbers are rounded before they are scaled": (ROUNDED, "to_e4m3(x) / of_row"),
+    "the scale is for rows block by block, and here the blocks take turns: rows 0 … block − 1 share the first scale": (
+        "scales.repeat_interleave(block)", "scales.repeat(block)"),
+    "the largest of a block becomes 240, not 448: that is the largest number of another 8-bit format": ("/ 448", "/ 240"),
+    "a block of zeros has the scale 0, and 0 / 0 is NaN": ("torch.where(scales == 0, 1.0, scales)", "scales"),
+}  # fmt: skip
+
+
+def truth(x, block):
+    blocks = x.double().split(block)
+    scales = [float(rows.abs().max()) / 448 or 1.0 for rows in blocks]
+    values = [to_e4m3(rows / scale) for rows, scale in zip(blocks, scales, strict=True)]
+    return torch.cat(values), torch.tensor(scales, dtype=torch.float64)
+
+
+def inputs():
+    two = "two blocks: each has a scale of its own"
+    yield case(torch.tensor([[1.0, 448.0]], dtype=torch.float64), 1, otherwise="the largest number is 448, so the scale is 1")
+    yield case(torch.tensor([[1.0, 2.0]], dtype=torch.float64), 1, otherwise="the scale makes 448 of the largest number")
+    yield case(torch.tensor([[1.0, -2.0]], dtype=torch.float64), 1, otherwise="the largest number in size counts, whatever its sign")
+    yield case(torch.tensor([[1.0, 3.3], [7.0, 0.1]], dtype=torch.float64), 2, otherwise="a block of two rows has one scale")
+    yield case(torch.tensor([[1.0, 2.0], [70.0, 80.0]], dtype=torch.float64), 1, otherwise=two)
+    rows = torch.tensor([[1.0, 2.0], [1.5, 0.2], [70.0, 80.0], [3.0, 90.0]], dtype=torch.float64)
+    yield case(rows, 2, otherwise=f"{two}, rows 0 and 1 the first, rows 2 and 3 the second")
+    yield case(rows[:3], 2, edge="ragged")
+    yield case(torch.tensor([[0.0, 0.0], [1.0, 3.0]], dtype=torch.float64), 1, edge="zeros")
+    draw = generator()
+    for S, D, block in ((12, 8, 4), (7, 3, 7), (10, 5, 4)):
+        x = torch.randn(S, D, generator=draw, dtype=torch.float64) * torch.logspace(-3, 3, S, dtype=torch.float64)[:, None]
+        yield case(x, block, on=f"randn, rows of many sizes, S = {S}, block = {block}", fresh=True, edge="" if S % block == 0 else "ragged")
+
+
+EXERCISE = Exercise(
+    id="14.2",
+    task="Quantise a matrix to e4m3, with a scale for each block of rows.",
+    conditions={
+        "ragged": "the last block may have fewer rows",
+        "zeros": "a block of zeros has the scale 1",
+    },
+    hints=(
+        "What must a block be divided by, so that its largest number in size becomes 448?",
+        "x.split(block) gives the blocks. scales.repeat_interleave(block)[:len(x), None] is the scale of each row. Divide, and round by to_e4m3.",
+    ),
+    solution=quantise_blocks,
+    reasoning="The scale moves a block's largest number to e4m3's largest, so nothing is cut off, and as little as possible becomes small.",
+    more="The package's kernel, fp8.quantise, does it in one pass for a block of 128 rows a program.",
+    inputs=inputs,
+    truth=truth,
+    rule="values are to_e4m3(x / scale), and a block's scale is its largest number in size / 448",
+    mistakes=MISTAKES,
+    parts=("values", "scales"),
+    tolerance=lambda args, part: (1e-6, 0.0),
+)

@@ -1,0 +1,86 @@
+"""Exercise 14.5, attend_fp8."""
+
+import torch
+
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.fp8 import to_e4m3
+
+
+def attend_fp8(s, v, m, l, acc):
+    """A block of keys joins m, l and acc, with p in e4m3.
+
+    s: (rows, keys), scaled; v: (keys, D); m, l: (rows,); acc: (rows, D). Returns m, l, acc.
+    """
+    m_new = torch.maximum(m, s.amax(dim=1))
+    alpha = torch.exp(m - m_new)
+    p = to_e4m3(2**8 * torch.exp(s - m_new[:, None]))
+    l = alpha * l + p.sum(dim=1)
+    acc = alpha[:, None] * acc + p @ v
+    return m_new, l, acc
+
+
+P, L = "to_e4m3(2**8 * torch.exp(s - m_new[:, None]))", "p.sum(dim=1)"
+MISTAKES = {
+    "p is at most 1, so more than half of e4m3's positive numbers are never used: multiply it before you round": ("2**8 * ", ""),
+    "p · 2⁹ goes up to 512, and what is above 448 is cut off": ("2**8", "2**9"),
+    "one more power of two has room: 2⁸ = 256 is below 448": ("2**8", "2**7"),
+    "p · 448 uses all of the range, but it is no power of two, so it rounds p differently": ("2**8", "448"),
+    "l adds up the p before they are rounded, and acc those after: then the weights don't add up to 1": (
+        L, "(2**8 * torch.exp(s - m_new[:, None])).sum(dim=1)"),
+    "l lacks the factor that p has: then it doesn't cancel in acc / l": (L, "torch.exp(s - m_new[:, None]).sum(dim=1)"),
+    "the factor is taken back after the rounding: it cancels in acc / l, so leave it there": (P, f"{P} / 2**8"),
+    "l isn't rescaled when the maximum grows": ("alpha * l", "l"),
+    "acc isn't rescaled when the maximum grows": ("alpha[:, None] * acc", "acc"),
+    "the maximum is this block's alone": ("torch.maximum(m, s.amax(dim=1))", "s.amax(dim=1)"),
+    "p isn't rounded": (P, P.removeprefix("to_e4m3")),
+    "p is rounded before it is multiplied": (P, "2**8 * to_e4m3(torch.exp(s - m_new[:, None]))"),
+}  # fmt: skip
+
+
+def truth(s, v, m, l, acc):
+    m_new = torch.cat([m[:, None], s], dim=1).amax(dim=1, keepdim=True)
+    p = to_e4m3(256 * torch.exp(s - m_new))
+    alpha = torch.exp(m[:, None] - m_new)
+    return m_new[:, 0], (alpha * l[:, None])[:, 0] + p.sum(1), alpha * acc + p @ v
+
+
+def inputs():
+    def numbers(*values):
+        return torch.tensor(values, dtype=torch.float64)
+
+    start = numbers(-torch.inf), numbers(0.0), numbers([0.0])  # m, l, acc before the first block
+    yield case(
+        numbers([0.0, 0.0]), numbers([1.0], [0.0]), *start, otherwise="equal scores: both p are 1 before the factor, and 2⁸ after it"
+    )
+    yield case(numbers([0.0, -0.1]), numbers([0.0], [1.0]), *start, otherwise="2⁸ · 0.905 = 231.6 becomes 224, in l as in acc")
+    small = "e⁻⁷ is below e4m3's smallest number, and 2⁸ · e⁻⁷ = 0.233 is not"
+    yield case(numbers([0.0, -7.0]), numbers([0.0], [1.0]), *start, otherwise=small)
+    later = numbers(0.0), numbers(256.0), numbers([512.0])
+    yield case(numbers([-1.0, -2.0]), numbers([1.0], [3.0]), *later, otherwise="a block below the maximum: what was there stays as it is")
+    yield case(numbers([1.0, 0.5]), numbers([1.0], [3.0]), *later, otherwise="the maximum grows from 0 to 1: l and acc shrink by e⁻¹")
+    draw = generator()
+    for rows, keys, D in ((1, 4, 2), (5, 64, 3)):
+        s, v = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((rows, keys), (keys, D)))
+        m, l = torch.randn(rows, generator=draw, dtype=torch.float64), 256 + torch.rand(rows, generator=draw, dtype=torch.float64)
+        acc = torch.randn(rows, D, generator=draw, dtype=torch.float64)
+        yield case(s, v, m, l, acc, on=f"randn, {rows} rows, {keys} keys", fresh=True)
+
+
+EXERCISE = Exercise(
+    id="14.5",
+    task="Let a block of keys join m, l and acc, with p rounded to e4m3. Multiply p by the largest power of two with which no p can pass 448.",
+    hints=(
+        "p is at most 1. Which powers of two are below 448? And which l makes a row of equal values come out exactly as that value?",
+        "p = to_e4m3(2**8 * torch.exp(s - m_new[:, None])), and both l and acc take this p. The factor cancels in acc / l.",
+    ),
+    solution=attend_fp8,
+    reasoning="A power of two changes the exponent alone, so it costs nothing: in the kernel it is added to the exponent before exp2. With l of the rounded "
+    "p, o is a mean of values whose weights add up to 1, however coarse they are.",
+    inputs=inputs,
+    truth=truth,
+    rule="p = to_e4m3(2⁸ · e^(s − m)), and l and acc are sums of this p",
+    mistakes=MISTAKES,
+    parts=("m", "l", "acc"),
+    tolerance=lambda args, part: (1e-9, 1e-12),
+)

@@ -1,0 +1,60 @@
+"""Exercise 14.7, key_at."""
+
+from fa_tutorial.exercises.harness import Exercise, case
+
+
+def key_at(position):
+    """The key that must stand at this position of p's columns and v's rows: no p leaves its thread."""
+    group, place = position // 16, position % 16
+    thread, slot = place // 4, place % 4
+    return 16 * group + 8 * (slot // 2) + 2 * thread + slot % 2
+
+
+RETURN = "16 * group + 8 * (slot // 2) + 2 * thread + slot % 2"
+MISTAKES = {
+    "that's the natural order, in which half of the p would have to change threads": (RETURN, "position"),
+    "that is the way back, from a key to its position": (
+        "thread, slot = place // 4, place % 4\n    return " + RETURN,
+        "thread, slot = place % 8 // 2, place // 8 * 2 + place % 2\n    return 16 * group + 4 * thread + slot"),
+    "a thread's neighbouring keys are 2c and 2c + 1, not c and c + 4": ("2 * thread + slot % 2", "thread + 4 * (slot % 2)"),
+    "the two pairs are exchanged: 2c and 2c + 1 come first": ("8 * (slot // 2)", "8 * (1 - slot // 2)"),
+    "the two keys of a pair are exchanged": ("slot % 2", "(1 - slot % 2)"),
+    "pairs and halves are exchanged: positions 4c and 4c + 1 hold neighbouring keys": (
+        "8 * (slot // 2) + 2 * thread + slot % 2", "8 * (slot % 2) + 2 * thread + slot // 2"),
+    "the groups of 16 are missing: after 16 positions the same pattern begins again at key 16": ("16 * group + ", ""),
+    "a group has 16 positions, four for each of four threads": ("position // 16, position % 16", "position // 8, position % 8"),
+}  # fmt: skip
+
+
+def truth(position):
+    held = [2 * c + more for c in range(4) for more in (0, 1, 8, 9)]  # of 16 keys, thread by thread, as q kᵀ leaves them
+    return position // 16 * 16 + held[position % 16]
+
+
+def inputs():
+    yield case(0, otherwise="position 0 is thread 0's, which holds key 0")
+    yield case(1, otherwise="positions 0 and 1 are thread 0's, which holds keys 0 and 1")
+    yield case(2, otherwise="positions 0 to 3 are thread 0's, which holds keys 0, 1, 8 and 9")
+    yield case(4, otherwise="positions 4 to 7 are thread 1's, which holds keys 2, 3, 10 and 11")
+    yield case(16, otherwise="positions 16 to 31 hold keys 16 to 31 in the same order")
+    for position in range(64):
+        yield case(position, otherwise="of 16 keys, thread c holds 2c, 2c + 1, 2c + 8 and 2c + 9, and reads positions 4c to 4c + 3")
+
+
+EXERCISE = Exercise(
+    id="14.7",
+    task="Give the order of the keys in which each p is already where the second matmul reads it.",
+    hints=(
+        "Which thread reads this position? Which four of the 16 keys does it hold, in order?",
+        "Write position = 16 · group + 4 · thread + slot. Thread c holds 2c, 2c + 1, 2c + 8, 2c + 9 for slots 0, 1, 2, 3: slot % 2 picks within a pair, "
+        "slot // 2 the pair.",
+    ),
+    solution=key_at,
+    reasoning="p v is a sum over keys, so any order will do, if p's columns and v's rows have the same. v is written anew anyway, so its order is free.",
+    more="The package's version, fp8.key_order, also takes tensors, and is the quantiser's own line.",
+    inputs=inputs,
+    truth=truth,
+    rule="of 16 keys, thread c holds 2c, 2c + 1, 2c + 8 and 2c + 9, and reads positions 4c to 4c + 3",
+    mistakes=MISTAKES,
+    exact=True,
+)

@@ -1,0 +1,21 @@
+"""Chapter 14: attention's forward with 8 bits a number.
+
+`quantise` makes e4m3 of fp16 and bf16, `model` is the arithmetic in PyTorch, with the tensor core's sums, `forward` the
+kernel for Hopper and its launcher, `attention` the public function.
+"""
+
+from fa_tutorial.fp8.attention import flash_attention_fp8, quantised
+from fa_tutorial.fp8.model import tensor_core_sum, to_e4m3
+from fa_tutorial.fp8.quantise import BLOCK, key_order, quantise, quantise_kernel, random_hadamard
+
+__all__ = [
+    "BLOCK",
+    "flash_attention_fp8",
+    "key_order",
+    "quantise",
+    "quantise_kernel",
+    "quantised",
+    "random_hadamard",
+    "tensor_core_sum",
+    "to_e4m3",
+]

@@ -1,0 +1,78 @@
+"""The drawings of chapter 14."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from draw.drawing import BODY, HEAD, arrow, box, canvas, image, legend, write
+from fa_tutorial.fp8 import key_order
+
+THREADS = ("blue", "orange", "green", "purple")  # of four neighbouring threads
+KEYS = 16
+
+
+def held_by(key: int) -> int:
+    """The thread that holds this key's p after q kᵀ."""
+    return key % 8 // 2
+
+
+@image("14_key_order.png")
+def draw_key_order() -> Figure:
+    """One row of p: which thread holds which key, which positions a thread reads, and the order of keys in which the two agree."""
+    figure, ax = canvas(4.75)
+    cell, left = 0.43, 1.95
+    write(ax, 0.1, 0.25, "one row of p, 16 keys, and the four threads that hold it", HEAD, ha="left", weight="bold")
+    draw_row(ax, 0.55, "q kᵀ leaves\nkey", range(KEYS), held_by)
+    draw_row(ax, 1.85, "natural order:\np v reads key", range(KEYS), lambda position: position // 4)
+    for key in range(KEYS):
+        x = left + (key + 0.5) * cell
+        if held_by(key) != key // 4:
+            arrow(ax, (x, 1.07), (x, 1.83), "vermilion", dashed=True)
+    write(ax, 0.1, 2.62, "12 of the 16 keys, dashed, would have to change threads: shuffles, in every block", BODY, ha="left")
+    order = [key_order(position) for position in range(KEYS)]
+    assert all(held_by(key) == position // 4 for position, key in enumerate(order))
+    draw_row(ax, 3.05, "our order:\np v reads key", order, lambda position: position // 4)
+    write(ax, 0.1, 3.82, "each thread reads the keys that it holds; v's rows were written in the same order", BODY, ha="left")
+    looks = [(0.15 + 1.55 * c, {"colour": colour, "share": 0.45}, f"t{c}, thread {c}") for c, colour in enumerate(THREADS)]
+    legend(ax, 4.4, tuple(looks))
+    write(ax, 6.3, 4.4, "t: the thread that holds or reads it", ha="left")
+    return figure
+
+
+def draw_row(ax: Axes, y: float, text: str, keys, thread_of) -> None:
+    """A row of 16 keys; thread_of: (place) -> the thread whose colour it has."""
+    write(ax, 1.85, y + 0.25, text, BODY, ha="right")
+    for place, key in enumerate(keys):
+        thread = thread_of(place)
+        box(ax, 1.95 + place * 0.43, y, 0.43, 0.5, f"{key}\nt{thread}", THREADS[thread], share=0.45)
+
+
+@image("14_one_block.png")
+def draw_one_block() -> Figure:
+    """A block of 128 keys at one consumer: shapes, formats, and where each sum is made."""
+    figure, ax = canvas(4.6)
+    eight, wide = {"colour": "sky", "share": 0.45}, {"colour": "yellow", "share": 0.5}
+    box(ax, 0.15, 0.55, 1.25, 0.75, "q\n[64, D]", **eight)
+    box(ax, 0.15, 1.75, 1.25, 0.75, "kᵀ\n[D, 128]", **eight)
+    box(ax, 2.3, 1.15, 1.45, 0.75, "s\n[64, 128]", **wide)
+    box(ax, 4.65, 1.15, 1.45, 0.75, "p · 2⁸\n[64, 128]", **eight)
+    box(ax, 4.65, 2.6, 1.45, 0.75, "v\n[128, D]", **eight)
+    box(ax, 4.65, 0.1, 1.45, 0.6, "ones [128, 8]", **eight)
+    box(ax, 7.3, 1.95, 1.5, 0.85, "acc\n[64, D]", **wide)
+    box(ax, 7.3, 0.45, 1.5, 0.75, "l\n[64]", **wide)
+    for start, end in (((1.42, 0.95), (2.28, 1.4)), ((1.42, 2.1), (2.28, 1.65)), ((6.12, 1.65), (7.28, 2.2)), ((6.12, 2.9), (7.28, 2.5)),
+                       ((6.12, 1.4), (7.28, 0.95)), ((6.12, 0.4), (7.28, 0.7))):  # fmt: skip
+        arrow(ax, start, end, "blue")
+    arrow(ax, (3.77, 1.52), (4.63, 1.52), "vermilion")
+    for x, y, text in ((3.0, 0.75, "4 wgmmas for D = 128"), (4.2, 2.25, "scales, exp2,\nround"), (8.05, 1.58, "4 wgmmas each,\nfrom 0")):
+        write(ax, x, y, text)
+    write(ax, 8.05, 3.05, "· alpha, + in float32", BODY)
+    write(ax, 0.77, 2.75, "a scale for each\n128 rows", BODY)
+    write(ax, 5.37, 3.6, "keys in the order of (14.8)", BODY)
+    legend(ax, 4.2, ((0.15, eight, "e4m3, 8 bits"), (2.0, wide, "float32")))
+    arrow(ax, (3.55, 4.2), (4.05, 4.2), "blue")
+    write(ax, 4.15, 4.2, "tensor cores", ha="left")
+    arrow(ax, (5.65, 4.2), (6.15, 4.2), "vermilion")
+    write(ax, 6.25, 4.2, "all other units", ha="left")
+    return figure

@@ -1,0 +1,54 @@
+"""Right answers to chapter 14 in other words: by PyTorch's frexp, by loops, by bits, by a fast transform, by a table."""
+
+import math
+
+import torch
+from edits import edit
+
+from fa_tutorial.fp8 import to_e4m3
+
+
+def round_by_frexp(x):
+    exponent = (torch.frexp(x).exponent - 1).clamp(min=-6).to(x.dtype)
+    return (x * 2 ** (3 - exponent)).round() * 2 ** (exponent - 3)
+
+
+def quantise_by_loop(x, block):
+    values, scales = torch.empty_like(x), []
+    for start in range(0, len(x), block):
+        rows = x[start : start + block]
+        scales.append(max(rows.max(), -rows.min()) / 448 if rows.any() else torch.tensor(1.0, dtype=x.dtype))
+        values[start : start + block] = to_e4m3(rows / scales[-1])
+    return values, torch.stack(scales)
+
+
+def worst_error_by_cases(x, largest):
+    y = x / (largest / 448)
+    if y < 2**-10:
+        return 1.0
+    return 2**-10 / y if y < 2**-6 else 0.0625
+
+
+def rotate_fast(x, signs):
+    y, width = x * signs, 1
+    while width < len(signs):
+        pairs = y.unflatten(-1, (-1, 2, width))
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        y = torch.stack([a + b, a - b], dim=-2).flatten(-3)
+        width *= 2
+    return y / math.sqrt(len(signs))
+
+
+def key_by_table(position):
+    return position - position % 16 + (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)[position % 16]
+
+
+RIGHT_ANSWERS = (
+    ("14.1", round_by_frexp),
+    ("14.2", quantise_by_loop),
+    ("14.3", worst_error_by_cases),
+    ("14.4", rotate_fast),
+    edit("14.5", "by exp2's sum", ("2**8 * torch.exp(s - m_new[:, None])", "torch.exp(s - m_new[:, None]) * 256")),
+    edit("14.6", "from the longest on", ("found = length", "found = max(found, length)")),
+    ("14.7", key_by_table),
+)  # fmt: skip

@@ -1,0 +1,91 @@
+"""Chapter 14: FP8 attention beside chapter 9's fp16, cuDNN's and a plain FP8 matmul; its errors; and sums of the tensor
+cores."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from fa_tutorial import flash_attention_fp8, fp8, hopper, ledger, reference
+from fa_tutorial.bench import peers
+from fa_tutorial.bench.cases import Shape, about, literature
+from fa_tutorial.bench.chapter_14 import KINDS, LENGTHS, SPEEDS, WAYS, data, error_of, factors
+from fa_tutorial.bench.sweep import Measurement
+from fa_tutorial.bench.timing import randn, timed_in_turns
+from fa_tutorial.decode import FP8
+from fa_tutorial.fp8 import forward
+from measure.fp8_sums import sums
+
+
+def speed_cases() -> Iterator[Measurement]:
+    """All of SPEEDS, in turns: fp8 is the kernel alone, the others of it with what quantises; FLOPs as attention's."""
+    for shape, name in itertools.product(literature((1024, 4096, 16_384)), SPEEDS):
+        row = about(14, "speed", name, **vars(shape))
+        yield row, lambda shape=shape, name=name: _in_turns(shape)[name]
+
+
+@functools.lru_cache(maxsize=1)
+def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    q, k, v = (randn(shape.B, shape.H_q, shape.S_q, shape.D) for _ in range(3))
+    scale = shape.D**-0.5
+    flops = ledger.attention_flops(shape.B, shape.H_q, shape.S_q, shape.S_k, shape.D, shape.is_causal)
+    quantised = fp8.quantised(q, k, v, scale, False)
+    calls = {
+        "fp8": partial(forward.flash_forward, *quantised, shape.D, q.dtype, shape.is_causal),
+        "fp8 and quantiser": partial(flash_attention_fp8, q, k, v, is_causal=shape.is_causal, rotate=False),
+        "fp8, rotation and quantiser": partial(flash_attention_fp8, q, k, v, is_causal=shape.is_causal),
+        "hopper": partial(hopper.flash_forward, q, k, v, shape.is_causal, scale),
+        "sdpa_cudnn": partial(peers.provider("sdpa_cudnn"), q, k, v, shape.is_causal),
+        "matmul, chain": matmul_of(flops, True),
+        "matmul, blocks": matmul_of(flops, False),
+    }
+    for call in calls.values():
+        call()
+    return timed_in_turns(calls, flops=flops, rounds=6)
+
+
+def matmul_of(flops: int, fast: bool) -> Callable[[], torch.Tensor]:
+    """torch._scaled_mm with as many FLOPs, 8,192 x 8,192 x K in e4m3; fast: one chain of sums, else blocks of 128."""
+    K = flops // (2 * 8192 * 8192)
+    a, b = (torch.randn(8192, K, device="cuda").to(FP8) for _ in range(2))
+    one = torch.ones((), device="cuda")
+    return lambda: torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+
+def error_cases() -> Iterator[Measurement]:
+    """Errors of o against float64, of its own root mean square, on each of KINDS: chapter 9's fp16, and FP8."""
+    for D, kind, way in itertools.product((64, 128), KINDS, WAYS):
+        yield about(14, "error", way, D=D, S=KINDS[kind].S, data=kind), partial(_error_row, D, kind, way)
+
+
+def _error_row(D: int, kind: str, way: str) -> dict[str, Any]:
+    q, k, v = (x.cuda() for x in data(kind, 2, KINDS[kind].S, D))
+    truth = torch.cat([reference.attention(*(x[:, h : h + 1] for x in (q, k, v)))[0] for h in range(q.shape[1])], dim=1)
+    if way == "fp16":
+        o = hopper.flash_forward(q, k, v, False, D**-0.5)[0]
+    else:
+        o = flash_attention_fp8(q, k, v, rotate=way == "fp8, rotated")
+    return error_of(o, truth)
+
+
+def sum_cases() -> Iterator[Measurement]:
+    """Errors of sums of K products, of their own root mean square, by one chain and by blocks."""
+    for K, kind, way in itertools.product(
+        LENGTHS, ("uniform", "normal", "p v, mean 0", "p v, mean 1"), ("chain", "blocks")
+    ):
+        yield about(14, "sums", way, "e4m3", K=K, data=kind), partial(_sums_row, K, kind, way)
+
+
+def _sums_row(K: int, kind: str, way: str) -> dict[str, Any]:
+    a, b = (x.float().to("cuda", FP8) for x in factors(kind, 64, K))
+    return error_of(sums(a, b, way == "blocks"), a.double() @ b.double().T)
+
+
+def kernels_cases() -> Iterator[Measurement]:
+    """Everything of this chapter."""
+    return itertools.chain(error_cases(), sum_cases(), speed_cases())
