@@ -106,15 +106,15 @@ def inputs():
     cut = "c's rows are cut by BLOCK_M, its columns by BLOCK_N, and K by BLOCK_K"
     yield digits(32, 32, 32, "blocks 32 × 16 × 16, 1 × 2 tiles", cut, blocks=(32, 16, 16))
     past_k = "the last step reads past K, and 0 · NaN is NaN: mask the columns of a's tile and the rows of b's by what is left of K"
-    shorter = "K's last block may be shorter, and what a mask leaves out must add 0 to the sum: other=0.0"
+    shorter = "K's last block may be shorter: ⌈K / BLOCK_K⌉ steps, and what a mask leaves out must add 0 to the sum, other=0.0"
     yield digits(16, 16, 20, "BLOCK_K = 16", shorter, layouts="padded rows rows", edge="ragged", stray=past_k)
-    past = "the last tiles may be smaller: mask rows by M and columns by N, in both loads, with other=0.0, and in the store"
+    past = "the last tiles may be smaller: ⌈N / BLOCK_N⌉ of them in a row; mask rows by M and columns by N, in both loads, with other=0.0, and in the store"
     yield digits(20, 24, 16, "blocks 16 × 16", past, layouts="rows rows padded", edge="ragged")
     a, b = torch.zeros(16, 32, dtype=torch.float16), torch.ones(32, 16, dtype=torch.float16)
     a[:, 0], a[:, 1], a[:, 16] = 2048, 1, 1
     sums = "sums stay in float32, acc and what tl.dot returns: fp16 rounds 2048 + 1 to 2048"
     yield product(a, b, "fp16, rows of a hold 2048 and 1 in one step, 1 in the next, b all 1", sums, edge="precision")
-    ieee = 'fp32 is multiplied in IEEE precision: tl.dot rounds it to TF32 unless you pass input_precision="ieee"'
+    ieee = 'fp32 is multiplied in IEEE precision, and c is fp32: tl.dot rounds to TF32 unless you pass input_precision="ieee"'
     yield product(torch.full((16, 16), 4097.0), torch.eye(16), "fp32, a all 4097, b the identity", ieee, edge="precision")
     draw, bf16 = generator(), [torch.bfloat16] if hardware.device().type == "cuda" else []  # the interpreter's is wrong
     for dtype in (torch.float32, torch.float16, *bf16):

@@ -106,7 +106,10 @@ def inputs():
     yield digits(32, 64, 16, "BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), stray=fits)
     own, mixed = "each tensor has its own two strides", "columns padded spaced rows"
     yield digits(16, 16, 16, "q column-major, k and v with gaps, o row-major", own, layouts=mixed, stray=own)
-    past = "mask rows of q and o by S_q, keys by S_k and columns by D, in every load, with other=0.0, and in the store"
+    past = (
+        "the last block of rows, or of keys, may be smaller: go on to it, and mask rows of q and o by S_q, keys by S_k and columns by D, "
+        "in every load, with other=0.0, and in the store"
+    )
     for sizes, block in (((16, 20, 16), "BLOCK_N"), ((20, 16, 16), "BLOCK_M"), ((16, 16, 12), "BLOCK_D")):
         yield digits(*sizes, f"{block} = 16", past, edge="ragged", stray=past)
     ones, v = torch.zeros(16, 16, dtype=torch.float16), torch.zeros(48, 16, dtype=torch.float16)

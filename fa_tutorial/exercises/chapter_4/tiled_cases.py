@@ -34,7 +34,7 @@ def half_cases(draw):
     one, three = (column(*[1.0] * n, dtype=torch.float16) for n in (1, 3))
     pair, eye = torch.tensor([[2048.0, 1.0], [2048.0, 0.0]]).half()[None, None], torch.eye(2).half()[None, None]
     two = column(2.0, dtype=torch.bfloat16)
-    scores = "float16 ends at 65,504 and rounds 2,049 to 2,048: compute the scores in float32"
+    scores = "float16 ends at 65,504 and rounds 2,049 to 2,048: keep scores and lse in float32"
     sums = "acc and p v may pass 65,504, where float16 ends: multiply and add in float32"
     scaled = "q or k times the scale would be rounded to float16: scale the scores, in float32"
     for args, on, rule in (
