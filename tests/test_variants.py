@@ -555,6 +555,7 @@ BAD_INPUTS = [
     (varlen(max_seqlen_q=-1), ValueError, ["max_seqlen_q", "-1"]),
     (with_mods(score_mod=abs), TypeError, ["score_mod", "@triton.jit", "abs"]),
     (with_mods(score_grad=squared_grad), ValueError, ["score_grad", "score_mod is None"]),
+    (lambda: attention_with(X.clone().requires_grad_(), X, X, score_mod=squared), ValueError, ["score_grad", "derivative", "or 1"]),
     (with_mods(aux=[1]), TypeError, ["aux", "tuple", "list"]),
     (with_mods(aux=(X.to("meta"),)), ValueError, ["aux[0]", "meta"]),
     (with_mods(aux=(X.clone().requires_grad_(),)), TypeError, ["aux[0]", "detach"]),

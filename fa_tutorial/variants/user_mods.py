@@ -30,9 +30,10 @@ def attention_with(
     kernels.
 
     q, k, v, scale, return_lse, autocast and the result as for flash_attention. score_mod(s, b, h, i, j, aux), its
-    derivative by s score_grad (None where that is 1), and mask_mod(b, h, i, j, aux): functions decorated with
-    @triton.jit, as fa_tutorial.variants.mods says. aux: their contiguous tensors and their numbers, no tuples in it;
-    for the ready mods that read aux by name, mods.Aux, as in score_mod=mods.soft_cap, aux=mods.Aux(softcap=30.0).
+    derivative by s score_grad (or 1, where the score is only shifted), and mask_mod(b, h, i, j, aux): functions
+    decorated with @triton.jit, as fa_tutorial.variants.mods says. aux: their contiguous tensors and their numbers, no
+    tuples in it; for the ready mods that read aux by name, mods.Aux, as in score_mod=mods.soft_cap,
+    aux=mods.Aux(softcap=30.0).
     block_mask: make_block_mask's for mask_mod and these lengths, made once for many calls; aux begins with the block
     mask's. Without one every call makes its own, for every batch entry and head, and looks at every pair for it.
 
@@ -43,10 +44,17 @@ def attention_with(
     q, k, v = autocast(q, k, v)
     scale = check_attention(q, k, v, scale, max_d=MAX_D)
     require_kernel_device(q, "q")
-    for name, mod in (("score_mod", score_mod), ("score_grad", score_grad), ("mask_mod", mask_mod)):
-        check_mod(name, mod)
     if score_grad is not None and score_mod is None:
         raise ValueError("score_grad is the derivative of a score_mod, and score_mod is None")
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if learns and score_mod is not None and score_grad is None:
+        raise ValueError(
+            "a gradient through score_mod needs score_grad, its derivative by s: a function decorated with "
+            "@triton.jit, or 1 where score_mod only shifts s"
+        )
+    score_grad = None if score_grad == 1 else score_grad
+    for name, mod in (("score_mod", score_mod), ("score_grad", score_grad), ("mask_mod", mask_mod)):
+        check_mod(name, mod)
     check_aux(aux, q.device)
     (B, H_q, S_q, _), S_k = q.shape, k.shape[2]
     if block_mask is None:
