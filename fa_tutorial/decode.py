@@ -176,7 +176,8 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, opts, si
     m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    h = tl.minimum(h_k * (rows // S_q) + offs_m // S_q, H_k * (rows // S_q) - 1)  # [BLOCK_M], a row's query head
+    group = rows // S_q
+    h = tl.minimum(h_k * group + offs_m // S_q, H_k * group - 1)  # [BLOCK_M], a row's query head
     if opts.sinks is not None:  # a key before all others, whose value is 0
         m = tl.where(split == 0, tl.load(opts.sinks + h), m)
         l = tl.where(split == 0, l + 1.0, l)
@@ -188,9 +189,7 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, opts, si
         k_tile = load_keys(k, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)
         s = scale * dot(q_tile, tl.trans(k_tile.to(q_tile.dtype)))  # [BLOCK_M, BLOCK_N]
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-        s = modified(
-            s, last_seen, offs_n, b, h, first, seqlen, H_k * (rows // S_q), mask_row, opts
-        )  # −inf where unseen
+        s = modified(s, last_seen, offs_n, b, h, first, seqlen, H_k * group, mask_row, opts)  # −inf where unseen
         p, m, l, alpha = softmax_step(s, m, l)
         v_tile = load_keys(v, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)
         acc = dot(p.to(q_tile.dtype), v_tile.to(q_tile.dtype), acc * alpha[:, None])
@@ -708,7 +707,8 @@ class PagedCache:
         self.pages[b], self.lengths[b] = [], 0
         self.cache_seqlens[b] = 0
 
-    def attend(self, layer: int, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor, **options) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor,
+               **options) -> torch.Tensor:  # fmt: skip
         """Append k_new and v_new (B, H_k, S_new, D), which are counted already, to a layer's cache;
         the attention of q (B, H_q, S_new, D) to it, with flash_decode's options."""
         k, v, table = self.k[layer], self.v[layer], self.block_table

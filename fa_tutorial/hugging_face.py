@@ -28,15 +28,15 @@ def register(name: str) -> None:
     AttentionMaskInterface.register(name, mask)
 
 
-def attention(module, query, key, value, attention_mask, scaling=None, *, dropout=0.0, sliding_window=None,
-              softcap=None, s_aux=None, is_causal=None, **options):  # fmt: skip
+def attention(module, query, key, value, attention_mask, scaling=None, *, dropout=0.0,
+              sliding_window=None, softcap=None, s_aux=None, is_causal=None, **options):  # fmt: skip
     """What AttentionInterface calls.
 
-    query: (B, H_q, S_q, D); key, value: (B, H_k, S_k, D), the new tokens' among them. attention_mask: None, or booleans
-    or numbers (B, 1, S_q, S_k), which hold the causal mask, the window and the padding. sliding_window: keys that a
-    query sees, its own among them. s_aux: (H_q,), the sinks. is_causal: module's unless given.
-    Returns ((B, S_q, H_q, D), None): no weights are kept. A row of padding, which sees nothing, gets 0. ValueError for
-    the options in REFUSED.
+    query: (B, H_q, S_q, D); key, value: (B, H_k, S_k, D), the new tokens' among them.
+    attention_mask: None, or booleans or numbers (B, 1, S_q, S_k), which hold the causal mask, the
+    window and the padding. sliding_window: keys that a query sees, its own among them. s_aux: (H_q,),
+    the sinks. is_causal: module's unless given. Returns ((B, S_q, H_q, D), None): no weights are kept.
+    A row of padding, which sees nothing, gets 0. ValueError for the options in REFUSED.
     """
     for name in REFUSED:
         if options.get(name) is not None:
@@ -46,16 +46,18 @@ def attention(module, query, key, value, attention_mask, scaling=None, *, dropou
             )
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    S_q, S_k = query.shape[2], key.shape[2]
     given = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
     learns = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
-    if S_q == 1 and is_causal and not learns and (attention_mask is None or attention_mask.dtype == torch.bool):
-        o = newest(query, key, value, attention_mask, **given)  # nothing is dropped where nothing is learned
+    is_plain = attention_mask is None or attention_mask.dtype == torch.bool
+    if query.shape[2] == 1 and is_causal and is_plain and not learns:  # generation
+        o = newest(query, key, value, attention_mask, **given)
     elif attention_mask is not None:
         o = flash_attention(query, key, value, attn_mask=attention_mask, dropout_p=dropout, **given)
     else:
-        window = None if sliding_window is None or sliding_window >= S_k else (sliding_window - 1, -1)
-        o = flash_attention(query, key, value, is_causal=is_causal, window=window, dropout_p=dropout, **given)
+        given |= {"dropout_p": dropout, "is_causal": is_causal}
+        if sliding_window is not None and sliding_window < key.shape[2]:
+            given["window"] = (sliding_window - 1, -1)
+        o = flash_attention(query, key, value, **given)
     return o.transpose(1, 2), None
 
 
