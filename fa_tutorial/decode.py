@@ -189,7 +189,7 @@ def split_kernel(q, k, v, o, lse_ptr, seqlens_ptr, block_table, scales, opts, si
         k_tile = load_keys(k, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)
         s = scale * dot(q_tile, tl.trans(k_tile.to(q_tile.dtype)))  # [BLOCK_M, BLOCK_N]
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-        s = modified(s, last_seen, offs_n, b, h, first, seqlen, H_k * group, mask_row, opts)  # −inf where unseen
+        s = modified(s, last_seen, offs_n, b, h, first, seqlen, H_k * group, mask_row, opts)
         p, m, l, alpha = softmax_step(s, m, l)
         v_tile = load_keys(v, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)
         acc = dot(p.to(q_tile.dtype), v_tile.to(q_tile.dtype), acc * alpha[:, None])
