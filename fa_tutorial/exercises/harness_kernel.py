@@ -1,8 +1,8 @@
 """Runs a reader's Triton kernel for the harness: twice, on buffers inside guards, and in the interpreter with every access looked at.
 
 An output's memory is poisoned before each run, so an element that the kernel leaves alone shows; what surrounds an input is NaN. In the
-interpreter a load or store outside the tensors is stopped before it happens, a lane that a load's mask leaves out becomes NaN where other=
-is not given (the interpreter would put 0 there, a GPU anything), and two programs that write the same element are noticed, as is an element
+interpreter a load or store outside the tensors is stopped before it happens, a lane that a load's mask leaves out becomes NaN, or what the
+launch says, where other= is not given (the interpreter would put 0 there, a GPU anything), and two programs that write the same element are noticed, as is an element
 that is read or written more than once, and a product that takes float32 tiles though every input has 16 bits.
 """
 
@@ -56,13 +56,15 @@ class Out(NamedTuple):
 class Launch:
     """How an exercise's kernel is launched: the grid, the positional arguments (In, Out and numbers), the tl.constexpr arguments.
 
-    shapes: what to tell a reader whose blocks don't broadcast.
+    shapes: what to tell a reader whose blocks don't broadcast. left_out: what a load puts in the lanes that its mask leaves out, where other=
+    is not given.
     """
 
     grid: tuple[int, ...]
     args: Sequence[Any]
     meta: Mapping[str, int]
     shapes: str = ""
+    left_out: float = math.nan
 
     def names(self, kernel: Any) -> list[str]:
         """The arguments' names: the parameters of `kernel`, without _ptr or _desc."""
@@ -79,7 +81,7 @@ def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str, onc
     """
     check_kernel(kernel, len(launch.args), launch.meta)
     args = [buffer_of(name, arg) for name, arg in zip(launch.names(solution), launch.args, strict=True)]
-    trace = Trace([arg for arg in args if isinstance(arg, Buffer)], strict=True)
+    trace = Trace([arg for arg in args if isinstance(arg, Buffer)], strict=True, left_out=launch.left_out)
     try:
         poisons = (SENTINEL,) if once else (math.nan, SENTINEL)
         runs = run_poisoned(kernel, launch.grid, args, launch.meta, trace, poisons)
@@ -409,14 +411,15 @@ ACCESSES = {"create_masked_load": (0, 1, False), "create_masked_store": (0, 2, T
 class Trace:
     """Looks at every access that the interpreter makes, before it happens. On a GPU it sees nothing.
 
-    strict: also put NaN in the lanes that a load leaves undefined, keep in `overlap` the name of an output whose elements two programs
+    strict: also put left_out in the lanes that a load leaves undefined, keep in `overlap` the name of an output whose elements two programs
     write, and in `again`, in words, the first tensor whose elements make more than one trip, and in `widened` whether 16-bit inputs meet as
     float32 in a tl.dot.
     """
 
-    def __init__(self, buffers: Sequence[Buffer], strict: bool) -> None:
+    def __init__(self, buffers: Sequence[Buffer], strict: bool, left_out: float = math.nan) -> None:
         self.buffers = buffers
         self.strict = strict
+        self.left_out = left_out
         self.overlap = self.again = ""
         self.widened = False
 
@@ -446,8 +449,9 @@ class Trace:
             result = method(*args, **options)
             is_undefined = self.strict and name == "create_masked_load" and args[2] is None
             if is_undefined and (result.dtype.scalar.is_floating() or result.data.dtype.kind == "f"):
-                nan = 0x7FC0 if result.data.dtype.kind == "u" else np.nan  # the interpreter keeps bf16 as 16 bits
-                result.data = np.where(np.broadcast_to(args[mask].data, result.data.shape), result.data, np.array(nan, result.data.dtype))
+                keeps_bits = result.data.dtype.kind == "u"  # of bf16, the upper half of a float32
+                fill = np.float32(self.left_out).view(np.uint32) >> 16 if keeps_bits else self.left_out
+                result.data = np.where(np.broadcast_to(args[mask].data, result.data.shape), result.data, np.array(fill, result.data.dtype))
             return result
 
         return watched

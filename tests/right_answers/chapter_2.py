@@ -67,9 +67,9 @@ def sectors_in_a_loop(strides, tile, itemsize, start=0):
 
 @triton.jit
 def offsets_kernel_cast_once(out_ptr, first, stride_r, stride_c, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    r, c = tl.arange(0, BLOCK_R).to(tl.int64), tl.arange(0, BLOCK_C).to(tl.int64)
-    place = (tl.program_id(0) * BLOCK_R + r)[:, None] * BLOCK_C + c[None, :]
-    rows = (first + tl.program_id(0)) * BLOCK_R + r
+    pid, r, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_C).to(tl.int64)
+    place = (pid * BLOCK_R + r)[:, None] * BLOCK_C + c[None, :]
+    rows = (first + pid) * BLOCK_R + r
     tl.store(out_ptr + place, rows[:, None] * stride_r + c[None, :] * stride_c)
 
 
@@ -96,7 +96,6 @@ def softmax_kernel_named(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.c
 RIGHT_ANSWERS = (
     ("2.1", strides_by_accumulate),
     ("2.1", strides_by_division),
-    ("2.1", lambda shape: torch.empty(shape).stride()),
     ("2.1", lambda shape: [torch.tensor(shape[i + 1 :], dtype=torch.int64).prod() for i in range(len(shape))]),
     ("2.2", view_step_by_step),
     ("2.3", add_kernel_clamped),

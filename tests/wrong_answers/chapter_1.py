@@ -51,6 +51,10 @@ WRONG_ANSWERS = (
     ("1.1", softmax_through_lse, "a library's softmax or logsumexp made them"),
     edit("1.1", "clamped at 80", ("wide - m", "wide.clamp(max=80)"), told=("subtract the row's maximum, so that the largest exponent is "
                                                                           "0: x = [90, 100]")),
+    edit("1.1", "clamped at −1e9", (PROMOTED, f"{PROMOTED}.clamp(min=-1e9)"), told="a finite score may be as low as this"),
+    edit("1.1", "masked by −1e9", (PROMOTED, f"torch.where(x == -torch.inf, -1e9, {PROMOTED})"),
+         told="one edge is left: a finite score may be as low as this, so neither it nor −inf may become another number"),
+    edit("1.1", "maximum clamped", (MAXIMUM, f"{MAXIMUM}.clamp(min=-1e9)"), told="a finite score may be as low as this"),
     edit("1.1", "no keepdim, in x's dtype", (", keepdim=True", "", 2), (PROMOTED, "x"), told=("each of shape (..., 1), as keepdim=True "
                                                                                              "leaves them: x = [[1, 3]")),
     edit("1.1", "in place", ("    wide = ", "    x -= x.amax(dim=-1, keepdim=True)\n    wide = "), told="changes its input x in place"),
@@ -84,6 +88,8 @@ WRONG_ANSWERS = (
     edit("1.2", "needs a first", ("m, l = -math.inf", "m, l = x[0].item()"), told="one edge is left: an empty vector: raises IndexError"),
     ("1.3", merge_numbers_only, "torch.where decides for each"),
     edit("1.3", "shift for m", ("return m,", "return shift,"), told="one edge is left: two empty parts give an empty part, (−inf, 0)"),
+    edit("1.3", "shift clamped", ("torch.where(m == -math.inf, 0.0, m)", "m.clamp(min=-1e9)"),
+         told="a maximum may be as low as this, and isn't −inf"),
     edit("1.3", "in float32", ("torch.as_tensor(x) for", "torch.as_tensor(x).float() for"), told="one edge is left: float64 goes in"),
     edit("1.3", "tensors only", ("(torch.as_tensor(x) for x in (m_a, l_a, m_b, l_b))", "(m_a, l_a, m_b, l_b)"),
          told="one edge is left: merge(1.0, 2.0, 2.0, 3.0) with floats: raises TypeError"),

@@ -121,6 +121,8 @@ def launched(answer):
             raise Wrong(f"returns {kind(out)}, want out")
         if kernel.spare and torch.equal(out, x.t()):
             raise Wrong(f"the result is right, but {kernel.spare}")
+        if not out.is_contiguous() and torch.equal(out, x.t()):
+            raise Wrong(f"the result is right, but out has the strides {out.stride()}: make a contiguous out, torch.empty(cols, rows, …)")
         return out
 
     return run

@@ -1,10 +1,14 @@
 """Exercise 2.8, offsets_kernel."""
 
+import dis
+
 import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import Launch, Out
+from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.source import unwrapped
 
 triton = hardware.require_triton("Exercise 2.8")
 import triton.language as tl  # noqa: E402
@@ -38,6 +42,14 @@ MISTAKES = {
 }  # fmt: skip
 
 
+def in_integers(kernel):
+    """The kernel as it is; Wrong where it names tl.float64."""
+    code = getattr(unwrapped(kernel), "__code__", None)
+    if any(step.argval == "float64" for step in (dis.get_instructions(code) if code else ())):
+        raise Wrong("a float64 has 53 bits for the digits, and a pointer takes only integer offsets: cast to tl.int64")
+    return kernel
+
+
 def truth(first, stride_r, stride_c, programs, BLOCK_R, BLOCK_C):
     rows = first * BLOCK_R + torch.arange(programs * BLOCK_R)
     return (rows[:, None] * stride_r + torch.arange(BLOCK_C)[None, :] * stride_c).double()
@@ -58,6 +70,7 @@ def inputs():
     yield offsets(3, (2, 2**29), "columns may lie as far apart as rows: in a transposed view they do")
     yield offsets(1_000_000, (65_537, 3), "some offsets are past 2³² and odd")
     yield offsets(1_000_000, (2**20 + 1, 2**30 + 1))
+    yield offsets(600_000_000, (3, 1), "a row's number may itself pass 2³¹: cast before you multiply by BLOCK_R")
 
 
 EXERCISE = Exercise(
@@ -76,5 +89,6 @@ EXERCISE = Exercise(
     launch=launch,
     rule="the offset of an element is row · stride_r + column · stride_c, whatever its size",
     mistakes=MISTAKES,
+    adapt=in_integers,
     tolerance=lambda args, part: (0.0, 0.0),
 )
