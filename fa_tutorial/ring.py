@@ -101,7 +101,7 @@ def visible(rank: int, owner: int, rows: int) -> tuple[slice, slice, bool]:
 def merge(
     o: torch.Tensor, lse: torch.Tensor, o_part: torch.Tensor, lse_part: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A part joins the running result of the same queries (13.3): o (…, S, D) and lse (…, S), float32; o_part may be
+    """A part joins the running result of the same queries (13.2): o (…, S, D) and lse (…, S), float32; o_part may be
     narrower."""
     both = torch.logaddexp(lse, lse_part)
     return torch.exp(lse - both)[..., None] * o + torch.exp(lse_part - both)[..., None] * o_part, both
@@ -166,7 +166,7 @@ class RingAttention(torch.autograd.Function):
             if step == 0:
                 o, lse = part[0].float(), part[1]
             else:
-                o[:, :, rows], lse[:, :, rows] = merge(o[:, :, rows], lse[:, :, rows], *part)  # (13.3)
+                o[:, :, rows], lse[:, :, rows] = merge(o[:, :, rows], lse[:, :, rows], *part)  # (13.2)
             if step < ranks - 1:
                 kv = passing.wait()
         o = o.to(q.dtype)

@@ -53,7 +53,7 @@ def test_the_ring_is_attention(ran, number):
 
 @pytest.mark.parametrize("number", range(len(ring_ranks.CASES)))
 def test_bytes_are_those_of_the_formula(ran, number):
-    """(13.2) forward: R − 1 shards of k and v. (13.9) backward: as many, and R of their gradients in float32."""
+    """(13.3) forward: R − 1 shards of k and v. (13.9) backward: as many, and R of their gradients in float32."""
     ranks, parts = ran
     (B, _, H_k, S, D), _ = ring_ranks.CASES[number]
     numbers = 2 * B * H_k * S // ranks * D

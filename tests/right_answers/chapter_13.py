@@ -19,6 +19,16 @@ def join_by_sigmoid(o, lse, o_part, lse_part):
     return o + (o_part - o) * share, torch.logaddexp(lse, lse_part)
 
 
+def ring_in_float32(q, k, v, ranks):
+    """With a join that casts the part, which 13.2 accepts, and then everything."""
+    o, lse = (x.float() for x in attend(q, k, v))
+    for _ in range(1, ranks):
+        k, v = yield k, v
+        o_part, lse_part = attend(q, k, v)
+        o, lse = join(o, lse, o_part.float(), lse_part.float())
+    return o, lse
+
+
 def ring_of_lists(q, k, v, ranks):
     parts, kv = [], [k, v]
     while True:
@@ -63,6 +73,8 @@ RIGHT_ANSWERS = (
     ("13.1", owner_step_by_step),
     ("13.2", join_by_sigmoid),
     ("13.3", ring_of_lists),
+    ("13.3", ring_in_float32),
+    edit("13.3", "a part that is cast", ("join(o, lse, *attend(q, k, v))", "(lambda part, lse_part: join(o, lse, part.float(), lse_part))(*attend(q, k, v))")),
     ("13.4", chunks_from_both_ends),
     ("13.4", chunks_for_other_ranks),
     edit("13.5", "in one line",

@@ -17,6 +17,15 @@ def ring_where_rank_0_leaves(q, k, v, ranks):
     return o, lse
 
 
+def ring_that_stores_all_shards(q, k, v, ranks):
+    shards = [(k, v)]
+    for _ in range(1, ranks):
+        k, v = yield k, v
+        shards.append((k, v))
+    k, v = (torch.cat(same, dim=2) for same in zip(*shards, strict=True))
+    return attend(q, k, v)
+
+
 YIELD, LOOP, TILE = "k, v = yield k, v", "for _ in range(1, ranks):", "attention_backward(q, k, v, o, do, lse)"
 WRONG_ANSWERS = (
     edit("13.1", "a float", ("(rank - step) % ranks", "(rank - step) / ranks"), told="owner(2, 0, 4) gives 0.5, want 2"),
@@ -29,12 +38,17 @@ WRONG_ANSWERS = (
     edit("13.3", "k alone", (f"        {YIELD}", "        k = yield k"), told="two ranks: each sees its own keys"),
     edit("13.3", "one step too many", (LOOP, "for _ in range(ranks):"), told="one rank has all keys, and sends nothing"),
     edit("13.3", "nothing comes back", ("    return o, lse", "    yield o, lse"), told="each rank returns a tuple (o, lse)"),
+    ("13.3", ring_that_stores_all_shards, "attend to one shard at a time, and join the results"),
+    edit("13.3", "q travels", (f"        {YIELD}", "        q, k, v = yield q, k, v"), told="a rank sends more than k and v"),
+    edit("13.3", "q comes along", (f"        {YIELD}", "        _, k, v = yield q, k, v"), told="a rank sends more than k and v"),
+    edit("13.3", "o travels", (f"        {YIELD}", "        k, v, o, lse = yield k, v, o, lse"), told="a rank sends more than k and v"),
     edit("13.4", "from 1", ("rank, 2 * ranks - 1 - rank", "rank + 1, 2 * ranks - rank"), told="each of 0 to 1 must go to one rank"),
     edit("13.4", "striped", ("rank, 2 * ranks - 1 - rank", "2 * rank % ranks, 2 * rank"), told="must go to one rank"),
     edit("13.4", "one chunk", ("rank, 2 * ranks - 1 - rank", "rank"), told="chunks_of(0, 1) gives 0, want two whole numbers"),
     edit("13.5", "slices", ("return 0, rows, True", "return slice(0, None), slice(0, rows), True"), told="a rank's own rows are in order"),
     edit("13.5", "two numbers", (", True", ""), (", False", "", 2), told="want a tuple (first, end, is_causal)"),
     edit("13.6", "for o as well", ("H_k * itemsize", "(H_k + H_q) * itemsize"), told="pairs of 4 FLOPs take as long"),
+    edit("13.6", "rounded up", ("return H_k * itemsize * flops / (H_q * bandwidth)", "return -(-(H_k * itemsize * flops) // (H_q * bandwidth))"), told="don't round"),
     edit("13.7", "its own part alone", (TILE, f"({TILE} if _ == 0 else (dq, dk, dv))"), told="gradients"),
     edit("13.7", "ends early", ("for _ in range(ranks):", "for _ in range(ranks - 1):"), told="k"),
     edit("13.7", "dq alone", ("return dq, dk, dv", "return dq"), told="each rank returns a tuple (dq, dk, dv)"),

@@ -122,7 +122,11 @@ def ring_cases(S: int, H_k: int, repeats: int) -> Iterator[dict]:
 
 
 def context_parallel(S: int, H_k: int, repeats: int, backend: str) -> dict:
-    """PyTorch's own ring attention around a backend of SDPA, which shards q, k and v in place, in zigzag order too."""
+    """PyTorch's context_parallel around a backend of SDPA, which shards q, k and v in place, in zigzag order too.
+
+    It is timed as it comes: k and v are all-gathered while the first tile is computed. set_rotate_method("alltoall")
+    would pass them around a ring.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel as within
     from torch.nn.attention import SDPBackend, sdpa_kernel

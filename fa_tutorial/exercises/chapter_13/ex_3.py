@@ -1,13 +1,17 @@
 """Exercise 13.3, ring_rank."""
 
+import contextlib
 import functools
 
 import torch
+from torch.overrides import TorchFunctionMode
 
+from fa_tutorial import ring
 from fa_tutorial.exercises.chapter_13 import played
 from fa_tutorial.exercises.chapter_13.ex_2 import join
 from fa_tutorial.exercises.chapter_13.played import attend
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong
 
 
 def ring_rank(q, k, v, ranks):
@@ -36,7 +40,6 @@ MISTAKES = {
     "its own keys are left out": (FIRST, "    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=q.dtype)\n"),
     "its own keys count twice: pass them on first, then attend to what comes": (
         YIELD + "        o, lse = join(o, lse, *attend(q, k, v))", "        o, lse = join(o, lse, *attend(q, k, v))\n        k, v = yield k, v"),
-    "q travels, too, so that the results belong to other ranks' queries": (YIELD, "        q, k, v = yield q, k, v\n"),
     "lse isn't carried on: the next part needs that of all keys so far": (JOIN, "o, _ = join(o, lse, *attend(q, k, v))"),
     "k and v arrive as each other": (YIELD, "        v, k = yield k, v\n"),
 }  # fmt: skip
@@ -47,11 +50,37 @@ def truth(q, k, v, ranks):
     return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1), torch.tensor(ranks - 1)
 
 
+LONG = 10  # a sequence of so many rows has a length that no other dimension of these inputs has
+AT_ONCE = "a tensor over all shards' rows is made there: attend to one shard at a time, and join the results, so that no rank needs all keys at once"
+TOO_MUCH = "a rank sends more than k and v of one shard in a step: q stays, and so do o and lse, which belong to its queries"
+
+
+class WholeSequence(TorchFunctionMode):
+    """Complains of a tensor over a whole sequence of S rows: keys, values or scores of all shards."""
+
+    def __init__(self, S):
+        super().__init__()
+        self.S = S
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.ndim > 2 and self.S in result.shape[-2:]:
+            raise Wrong(AT_ONCE)
+        return result
+
+
+def tolerance(args, part):
+    """float32's, though float64 goes in: the reader's join may work in float32, as 13.2 says."""
+    return 1e-4, 1e-5
+
+
 def adapt(answer):
     """The answer's program on every rank: o and lse of the whole sequence, and how often a rank sends."""
 
     @functools.wraps(answer)
-    def ring(q, k, v, ranks):
+    def on_all_ranks(q, k, v, ranks):
+        is_long = ranks > 1 and q.shape[2] >= LONG
+        shard_bytes = (k.nbytes + v.nbytes) // ranks
         sends = [0] * ranks
         number = iter(range(ranks))
 
@@ -62,9 +91,12 @@ def adapt(answer):
                 received = None
                 while True:
                     try:
-                        message = program.send(received)
+                        with WholeSequence(q.shape[2]) if is_long else contextlib.nullcontext():
+                            message = program.send(received)
                     except StopIteration as stop:
                         return stop.value
+                    if ring.bytes_of(message) > shard_bytes:
+                        raise Wrong(TOO_MUCH)
                     sends[rank] += 1
                     received = yield message
 
@@ -73,7 +105,7 @@ def adapt(answer):
         results = played.play(counted, (q, k, v), ranks)
         return *played.joined(results, ("o", "lse")), torch.tensor(max(sends))
 
-    return ring
+    return on_all_ranks
 
 
 def inputs():
@@ -108,5 +140,6 @@ EXERCISE = Exercise(
     rule="each rank attends to its own keys, then ranks − 1 times passes on what it holds and joins its attention to what comes",
     mistakes=MISTAKES,
     parts=("o", "lse", "sends"),
+    tolerance=tolerance,
     adapt=adapt,
 )

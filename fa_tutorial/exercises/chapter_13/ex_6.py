@@ -41,6 +41,7 @@ def inputs():
     yield case(1, 1, 64, 2, 100.0, 10.0, otherwise="D doesn't matter, and the bytes of a number do")
     yield case(8, 2, 64, 2, 100.0, 10.0, otherwise="k and v have H_k heads, q has H_q")
     yield case(32, 8, 128, 2, 6e14, 4e11, otherwise="two times say how long a step computes and sends: set them equal")
+    yield case(3, 2, 64, 2, 100.0, 10.0, otherwise="don't round: both times are equal for a length that need not be whole")
     for _ in range(5):
         H_k = random.randint(1, 8)
         sizes = H_k * random.randint(1, 8), H_k, random.choice((64, 128)), random.choice((2, 4))
