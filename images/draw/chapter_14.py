@@ -19,8 +19,8 @@ def held_by(key: int) -> int:
 
 @image("14_key_order.png")
 def draw_key_order() -> Figure:
-    """One row of p: which thread holds which key, which positions a thread reads, and the order of keys in which the two agree."""
-    figure, ax = canvas(4.75)
+    """One row of p: which thread holds which key, which positions a thread reads, and question marks for the order in which the two agree."""
+    figure, ax = canvas(4.45)
     cell, left = 0.43, 1.95
     write(ax, 0.1, 0.25, "one row of p, 16 keys, and the four threads that hold it", HEAD, ha="left", weight="bold")
     draw_row(ax, 0.55, "q kᵀ leaves\nkey", range(KEYS), held_by)
@@ -30,14 +30,29 @@ def draw_key_order() -> Figure:
         if held_by(key) != key // 4:
             arrow(ax, (x, 1.07), (x, 1.83), "vermilion", dashed=True)
     write(ax, 0.1, 2.62, "12 of the 16 keys, dashed, would have to change threads: shuffles, in every block", BODY, ha="left")
+    draw_row(ax, 3.05, "your order:\np v reads key", "?" * KEYS, lambda position: position // 4)
+    draw_threads(ax, 4.1)
+    return figure
+
+
+@image("14_our_order.png")
+def draw_our_order() -> Figure:
+    """The first row again, and below it the order in which each thread reads the keys that it holds."""
+    figure, ax = canvas(2.85)
     order = [key_order(position) for position in range(KEYS)]
     assert all(held_by(key) == position // 4 for position, key in enumerate(order))
-    draw_row(ax, 3.05, "our order:\np v reads key", order, lambda position: position // 4)
-    write(ax, 0.1, 3.82, "each thread reads the keys that it holds; v's rows were written in the same order", BODY, ha="left")
-    looks = [(0.15 + 1.55 * c, {"colour": colour, "share": 0.45}, f"t{c}, thread {c}") for c, colour in enumerate(THREADS)]
-    legend(ax, 4.4, tuple(looks))
-    write(ax, 6.3, 4.4, "t: the thread that holds or reads it", ha="left")
+    draw_row(ax, 0.15, "q kᵀ leaves\nkey", range(KEYS), held_by)
+    draw_row(ax, 1.05, "our order:\np v reads key", order, lambda position: position // 4)
+    write(ax, 0.1, 1.95, "each thread reads the keys that it holds; v's rows are written in the same order", BODY, ha="left")
+    draw_threads(ax, 2.5)
     return figure
+
+
+def draw_threads(ax: Axes, y: float) -> None:
+    """The colour of each thread."""
+    looks = [(0.15 + 1.55 * c, {"colour": colour, "share": 0.45}, f"t{c}, thread {c}") for c, colour in enumerate(THREADS)]
+    legend(ax, y, tuple(looks))
+    write(ax, 6.3, y, "t: the thread that holds or reads it", ha="left")
 
 
 def draw_row(ax: Axes, y: float, text: str, keys, thread_of) -> None:
@@ -69,7 +84,7 @@ def draw_one_block() -> Figure:
         write(ax, x, y, text)
     write(ax, 8.05, 3.05, "· alpha, + in float32", BODY)
     write(ax, 0.77, 2.75, "a scale for each\n128 rows", BODY)
-    write(ax, 5.37, 3.6, "keys in the order of (14.8)", BODY)
+    write(ax, 5.37, 3.6, "keys in an order of ours", BODY)
     legend(ax, 4.2, ((0.15, eight, "e4m3, 8 bits"), (2.0, wide, "float32")))
     arrow(ax, (3.55, 4.2), (4.05, 4.2), "blue")
     write(ax, 4.15, 4.2, "tensor cores", ha="left")

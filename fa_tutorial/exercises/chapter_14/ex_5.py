@@ -30,6 +30,8 @@ MISTAKES = {
         L, "(2**8 * torch.exp(s - m_new[:, None])).sum(dim=1)"),
     "l lacks the factor that p has: then it doesn't cancel in acc / l": (L, "torch.exp(s - m_new[:, None]).sum(dim=1)"),
     "the factor is taken back after the rounding: it cancels in acc / l, so leave it there": (P, f"{P} / 2**8"),
+    "p is 2^(s − m) here: take exp, since s isn't multiplied by log2(e)": ("torch.exp(s", "torch.exp2(s"),
+    "p and alpha are powers of 2 here: take exp, since s isn't multiplied by log2(e)": ("torch.exp(", "torch.exp2("),
     "l isn't rescaled when the maximum grows": ("alpha * l", "l"),
     "acc isn't rescaled when the maximum grows": ("alpha[:, None] * acc", "acc"),
     "the maximum is this block's alone": ("torch.maximum(m, s.amax(dim=1))", "s.amax(dim=1)"),

@@ -33,6 +33,10 @@ MISTAKES = {
     "the error's sign is lost: a chain loses, so its error is negative, and its size counts": ("(sums - truth).abs().max()", "(sums - truth).max()"),
     "the tolerance is of the largest sum, not an absolute one": ("tolerance * truth.abs().max()", "tolerance"),
     "the sums are exact products: the tensor core's are tensor_core_sum's": (CHAINS, "a_part @ b_part.T"),
+    "each error is compared with its own sum, and the tolerance is of the largest sum": (
+        "(sums - truth).abs().max() <= tolerance * truth.abs().max()", "((sums - truth).abs() <= tolerance * truth.abs()).all()"),
+    "the search ends at the first length that isn't accurate enough, and a longer one may be: errors can cancel": (
+        "            found = length\n", "            found = length\n        else:\n            break\n"),
     "the mean error is compared, and no sum may be off by more": ("(sums - truth).abs().max()", "(sums - truth).mean().abs()"),
 }  # fmt: skip
 
@@ -61,6 +65,10 @@ def inputs():
     a, b = (to_e4m3(100 * torch.randn(3, 512, generator=draw, dtype=torch.float64).clamp(-4, 4)) for _ in range(2))
     for tolerance in (1e-3, 2e-4):
         yield case(a, b, tolerance, on=f"numbers of both signs, K = 512, tolerance = {tolerance:g}", otherwise=rule)
+    a, b = torch.zeros(2, 1, 64, dtype=torch.float64)
+    a[0, [0, 1, 32]], b[0, [0, 1, 32]] = torch.tensor([[256.0, 1, -1], [256, 1, 1]], dtype=torch.float64)
+    rest = "chains of 32 cut the 1 off and keep the −1; one chain of 64 cuts off both, and is exact"
+    yield case(a, b, 1e-6, on="256 · 256 and 1, and −1 in the next 32 products, tolerance = 1e-06", otherwise=rest)
 
 
 EXERCISE = Exercise(

@@ -12,14 +12,14 @@ def key_at(position):
 
 RETURN = "16 * group + 8 * (slot // 2) + 2 * thread + slot % 2"
 MISTAKES = {
-    "that's the natural order, in which half of the p would have to change threads": (RETURN, "position"),
+    "that's the natural order, in which 12 of 16 p would have to change threads": (RETURN, "position"),
     "that is the way back, from a key to its position": (
         "thread, slot = place // 4, place % 4\n    return " + RETURN,
         "thread, slot = place % 8 // 2, place // 8 * 2 + place % 2\n    return 16 * group + 4 * thread + slot"),
     "a thread's neighbouring keys are 2c and 2c + 1, not c and c + 4": ("2 * thread + slot % 2", "thread + 4 * (slot % 2)"),
     "the two pairs are exchanged: 2c and 2c + 1 come first": ("8 * (slot // 2)", "8 * (1 - slot // 2)"),
-    "the two keys of a pair are exchanged": ("slot % 2", "(1 - slot % 2)"),
-    "pairs and halves are exchanged: positions 4c and 4c + 1 hold neighbouring keys": (
+    "the two keys of a pair are exchanged, and a thread's keys stay in ascending order": ("slot % 2", "(1 - slot % 2)"),
+    "each p stays in its thread, but a thread's four keys must stay in ascending order: 2c + 1 follows 2c": (
         "8 * (slot // 2) + 2 * thread + slot % 2", "8 * (slot % 2) + 2 * thread + slot // 2"),
     "the groups of 16 are missing: after 16 positions the same pattern begins again at key 16": ("16 * group + ", ""),
     "a group has 16 positions, four for each of four threads": ("position // 16, position % 16", "position // 8, position % 8"),
@@ -43,7 +43,7 @@ def inputs():
 
 EXERCISE = Exercise(
     id="14.7",
-    task="Give the order of the keys in which each p is already where the second matmul reads it.",
+    task="Give the order of the keys in which each p is already where the second matmul reads it. A thread's four keys stay in ascending order.",
     hints=(
         "Which thread reads this position? Which four of the 16 keys does it hold, in order?",
         "Write position = 16 · group + 4 · thread + slot. Thread c holds 2c, 2c + 1, 2c + 8, 2c + 9 for slots 0, 1, 2, 3: slot % 2 picks within a pair, "
