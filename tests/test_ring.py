@@ -14,7 +14,7 @@ from fa_tutorial.bench import chapter_13
 RANKS = (1, 2, 3, 4)
 
 
-@pytest.fixture(scope="module", params=RANKS)
+@pytest.fixture(scope="module", params=(1, 2, pytest.param(3, marks=pytest.mark.slow), 4))
 def ran(request):
     """(ranks, what every_check gives on each)."""
     return request.param, processes.run(ring_ranks.every_check, request.param)
