@@ -444,8 +444,8 @@ def flash_decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
 
     q: (B, H_q, S_q, D), S_q = 1 for plain generation, more for tokens that are guessed ahead. k_cache, v_cache:
     (B, H_k, S_max, D), any strides, H_q a multiple of H_k, 1 ≤ D ≤ 256. cache_seqlens: (B,) int32, each sequence's
-    length with its new tokens, whose keys stand in the cache
-    already: token t sees keys 0 … cache_seqlens − S_q + t. What a cache holds beyond that is not looked at.
+    length with its new tokens, whose keys stand in the cache already: token t sees keys 0 … cache_seqlens − S_q + t.
+    What a cache holds beyond that is not looked at.
     block_table: (B, pages) int32, for a paged cache (PagedAttention, Kwon et al., 2023): k_cache and v_cache are
     (pages in all, H_k, page size, D), page size a power of two of at least 16, and key n of sequence b is row n mod
     page size of page block_table[b, n // page size].

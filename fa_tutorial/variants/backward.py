@@ -304,9 +304,8 @@ def variant_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch
         BLOCK_D=padded_d(D), **config.dq.launch(),
     )  # fmt: skip
     gradients = Gradients(dq, dk, dv)
-    if (
-        sinks is not None
-    ):  # p of the sink times −delta; in rows beyond S_q p = 0, because prepare gives them lse2 = +inf
+    if sinks is not None:
+        # p of the sink times −delta; in rows beyond S_q p = 0, because prepare gives them lse2 = +inf
         gradients.dsinks = -(torch.exp2(LOG2_E.value * sinks[:, None] - rows.lse2) * rows.delta).sum((0, 2))
     if mask_shape is not None:
         gradients.dmask = torch.empty(mask_shape, dtype=torch.float32, device=q.device)
