@@ -126,17 +126,17 @@ def atomic_kernel(q, k, v, do, dq, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, s
 
     first_seeing = start_n + tl.arange(0, BLOCK_N) - (S_k - S_q)  # [BLOCK_N]
     row = batch_head.to(tl.int64) * S_q
-    start, full = 0, 0
+    first_m, full_m = 0, 0
     if IS_CAUSAL:
-        start = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M
+        first_m = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M
         last_key = tl.minimum(start_n + BLOCK_N, S_k) - 1
-        full = tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M
-    for start_m in tl.range(full, S_q, BLOCK_M, disable_licm=True):
+        full_m = tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M
+    for start_m in tl.range(full_m, S_q, BLOCK_M, disable_licm=True):
         dk_acc, dv_acc = add_to_all(
             k_tile, v_tile, dk_acc, dv_acc, q, do, dq, lse_ptr + row, delta_ptr + row,
             b, h, start_m, first_seeing, S_q, D, scale, False, BLOCK_M, BLOCK_D)  # fmt: skip
     if IS_CAUSAL:
-        for start_m in tl.range(start, tl.minimum(full, S_q), BLOCK_M, num_stages=1, disable_licm=True):
+        for start_m in tl.range(first_m, tl.minimum(full_m, S_q), BLOCK_M, num_stages=1, disable_licm=True):
             dk_acc, dv_acc = add_to_all(
                 k_tile, v_tile, dk_acc, dv_acc, q, do, dq, lse_ptr + row, delta_ptr + row,
                 b, h, start_m, first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D)  # fmt: skip
