@@ -6,6 +6,7 @@ Names and line numbers alone, none of its code: `both` reads that from a checkou
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,17 +78,19 @@ PLACES: dict[str, dict[str, tuple[Place, ...]]] = {
 
 
 def lines_of(kernel: Any) -> list[tuple[str, tuple[Place, ...]]]:
-    """The lines of a kernel of PLACES without its docstring, comments that hold no equation, and blank lines, each with
-    its places."""
+    """The statements of a kernel of PLACES, each on one line, without its docstring and comments that hold no equation,
+    and each one's places."""
     places = PLACES[kernel.__name__]
-    body = source_of(kernel).rpartition('"""')[2].strip("\n").splitlines()
-    lines = []
-    for line in body:
+    lines, open_code = [], ""
+    for line in source_of(kernel).rpartition('"""')[2].splitlines():
         code, _, comment = line.replace("  # fmt: skip", "").partition("  # ")
-        equation = comment[comment.find("(") : comment.find(")") + 1] if "(4." in comment or "(5." in comment else ""
+        code = f"{open_code} {code.strip()}" if open_code else code
+        open_code = code if code.count("(") > code.count(")") else ""
+        if not code.strip() or open_code:
+            continue
+        equation = re.search(r"\([45]\.\d\)", comment)
         found = [where for start, where in places.items() if code.strip().startswith(start)]
-        if code.strip():
-            lines.append((f"{code}  # {equation}" if equation else code, found[0] if found else ()))
+        lines.append((f"{code}  # {equation[0]}" if equation else code, found[0] if found else ()))
     return lines
 
 
