@@ -33,6 +33,7 @@ html_additional_pages = {"index": "redirect.html"}
 templates_path = ["templates"]
 
 nb_execution_mode = "off"
+nb_render_markdown_format = "myst"  # tables, too
 myst_enable_extensions = ["dollarmath", "amsmath", "html_image"]
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # a block of PTX or SASS is shown as it is

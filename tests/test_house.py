@@ -123,7 +123,7 @@ ORDER = (
     *("arguments", "interpreter", "hardware", "tiles", "reference", "ledger", "figures", "source", "operators"),
     *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper", "variants", "decode"),
     "fp8",
-    *("attention", "hugging_face", "ring", "processes"),
+    *("attention", "hugging_face", "reading", "ring", "processes"),
     *("exercises", "bench", "doctor", "notebooks", "work", "compiling", "sass", "__main__"),
 )
 

@@ -26,9 +26,11 @@ def shape_of(B: int, S: int, S_q: int = 1) -> Shape:
 def call_of(provider: str, shape: Shape, splits: int | None = None) -> tuple[Callable[[], Any], int]:
     """A call of the provider, and the bytes of the keys and values that it reads.
 
-    provider: "decode", "paged 16" for pages of 16 tokens, "fp8", or one of peers.PROVIDERS.
+    provider: "decode", "paged 16" for pages of 16 tokens, "fp8", "window 1024" for a window of the last 1,024 keys,
+    "masked 1024" for a mask that shows these alone, or one of peers.PROVIDERS.
     """
-    kind, _, page = provider.partition(" ")
+    kind, _, number = provider.partition(" ")
+    page = number if kind == "paged" else ""
     q = randn(shape.B, shape.H_q, shape.S_q, shape.D)
     pages = shape.B * shape.S_k // int(page or shape.S_k)  # a cache without pages is one page a sequence
     cache_shape = pages, shape.H_k, int(page or shape.S_k), shape.D
@@ -43,6 +45,12 @@ def call_of(provider: str, shape: Shape, splits: int | None = None) -> tuple[Cal
     options: dict[str, Any] = {"num_splits": splits}
     if kind == "paged":
         options["block_table"] = torch.randperm(pages, device=device()).view(shape.B, -1).int()
+    if kind in ("window", "masked"):
+        live_bytes = live_bytes // shape.S_k * int(number)
+    if kind == "window":
+        options["window"] = (int(number) - 1, 0)  # the token's own key is one of them
+    if kind == "masked":
+        options["attn_mask"] = torch.arange(shape.S_k, device=device()) >= shape.S_k - int(number)
     if kind == "fp8":
         options["k_scale"] = options["v_scale"] = torch.full((shape.H_k,), 0.01, device=device())
     return partial(flash_decode, q, k, v, lengths, **options), live_bytes

@@ -95,8 +95,9 @@ def draw_copies_and_work() -> Figure:
     legend(ax, 2.68, (
         (0.1, {"colour": "orange", "share": 0.8}, "copy of k"),
         (1.75, {"colour": "green", "share": 0.6}, "copy of v"),
-        (3.4, {"colour": "orange", "share": 0.2}, "in the buffer (pale)"),
-        (6.3, WAITS, "nothing to work on"),
+        (3.4, {"colour": "orange", "share": 0.2}, "k is there"),
+        (5.05, {"colour": "green", "share": 0.2}, "v is there"),
+        (6.7, WAITS, "nothing to work on"),
     ))  # fmt: skip
     return figure
 

@@ -1,16 +1,17 @@
-"""Chapter 12: float division, a step too many, causal tiles alone, tiles never whole, a mask aligned at the top, a result left out, a shift
+"""Chapter 12: a line that does something else, float division, causal tiles alone, tiles never whole, a mask aligned at the top, a result left out, a shift
 that never lags or falls."""
 
 from edits import edit
 
-CEIL = "-(-block_m // block_n)"
 TILES = "start, end: from the first tile that any row sees to one past the last; full_0, full_1: the tiles that every row sees whole"
 FIRST = "    first = row_block * block_m\n"
 
 WRONG_ANSWERS = (
-    edit("12.1", "in floats", (CEIL, "block_m / block_n"), told="blocks of 96 x 64"),
-    edit("12.1", "two without a mask", ("return 1", "return 2"),
-         told="no mask and no window: one step, for a last block that may be ragged: no mask, blocks of 128 x 32"),
+    edit("12.1", "the line before the loop", ('"p v": ("kernel", 367)', '"p v": ("kernel", 301)'),
+         told="the second matmul adds to acc_o: fa2_line(p v) gives line 301 of kernel"),
+    edit("12.1", "another step's line", ('"alpha": ("softmax", 157)', '"alpha": ("softmax", 148)'),
+         told="alpha is the exponential of the old maximum minus the new one: fa2_line(alpha) gives m"),
+    edit("12.1", "no file", ('"q kᵀ": ("kernel", 319)', '"q kᵀ": 319'), told="q kᵀ"),
     edit("12.2", "in floats", ("low(first) // block_n", "low(first) / block_n"), told="gives start = 8.333, want 8"),
     edit("12.2", "causal tiles alone", (FIRST, f"    left, right = -1, 0\n{FIRST}"), told=TILES),
     edit("12.2", "no whole tiles", ("    return low(first)", "    full_0 = full_1 = low(first) // block_n\n    return low(first)"),

@@ -1,5 +1,5 @@
 """Chapter 11: decoding by each provider, by the number of splits and of new tokens, chapter 5's kernel with fewer rows,
-and plain reads.
+a window, and plain reads.
 
 Every call is replayed from a CUDA graph, as a server does it: it takes the GPU tens of microseconds, and the host
 longer to launch it. gb_s counts the bytes of the live keys and values, each once.
@@ -65,6 +65,17 @@ def row_cases() -> Iterator[Measurement]:
         yield about(11, "rows", "basic", **vars(shape)) | {"block_m": 16}, partial(_rows_row, shape, 16)
 
 
+def window_cases() -> Iterator[Measurement]:
+    """A window of 1,024 keys in a cache of 32,768, beside all keys, a mask that hides the others, and a cache of the
+    window's keys alone.
+    """
+    for B, (S, provider) in itertools.product((1, 8, 64), (
+        (32_768, "decode"), (32_768, "masked 1024"), (32_768, "window 1024"), (1024, "decode"),
+    )):  # fmt: skip
+        shape = shape_of(B, S)
+        yield about(11, "window", provider, **vars(shape)), partial(_decode_row, provider, shape)
+
+
 def read_cases() -> Iterator[Measurement]:
     """One sequence's keys and values, as many numbers summed by PyTorch, and as many bytes moved by a copy; clean_us:
     see _clean_us.
@@ -115,4 +126,4 @@ def _row(call: Callable[[], Any], live_bytes: int) -> dict[str, Any]:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    return itertools.chain(decode_cases(), split_cases(), token_cases(), row_cases(), read_cases())
+    return itertools.chain(decode_cases(), split_cases(), token_cases(), row_cases(), window_cases(), read_cases())

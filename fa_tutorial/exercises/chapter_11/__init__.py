@@ -1,1 +1,1 @@
-"""The exercises of chapter 11: the cost of a step, the keys of a split, merging parts, the split kernel, a key's place in pages."""
+"""The exercises of chapter 11: the time of a step, a kernel that merges parts, the split kernel, and the same with pages."""

@@ -1,63 +1,66 @@
-"""Exercise 11.1, one_step."""
+"""Exercise 11.1, step_us."""
 
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def one_step(B, H_q, H_k, S, D, itemsize):
-    """(flops, bytes) of one decoding step: two products, and each key and value read once."""
-    flops = 4 * B * H_q * S * D
-    bytes_read = 2 * B * H_k * S * D * itemsize
-    return flops, bytes_read
+def step_us(B, H_q, H_k, S, D, splits, sms, sm_gb_s, copy_gb_s):
+    """µs of one decoding step in fp16; a program takes one of `splits` parts of a key head."""
+    bytes_read = 4 * B * H_k * S * D
+    busy = min(B * H_k * splits, sms)
+    gb_s = min(busy * sm_gb_s, copy_gb_s)
+    return bytes_read / gb_s / 1e3
 
 
-FLOPS, BYTES = "4 * B * H_q * S * D", "2 * B * H_k * S * D * itemsize"
+BYTES, PROGRAMS, BUSY = "4 * B * H_k * S * D", "B * H_k * splits", "min(B * H_k * splits, sms)"
+RATE, TIME = "min(busy * sm_gb_s, copy_gb_s)", "bytes_read / gb_s / 1e3"
 MISTAKES = {
-    "half of the FLOPs are missing: q kᵀ takes D multiplications and D additions a key, and p v as many": ("4 * B", "2 * B"),
-    "S queries are counted: a step has one": (FLOPS, f"{FLOPS} * S"),
-    "flops are counted per key head: each of the H_q query heads computes its own products": ("4 * B * H_q", "4 * B * H_k"),
-    "keys are counted once per query head: the cache holds H_k heads, and each is read once": ("2 * B * H_k", "2 * B * H_q"),
-    "the values are missing: the cache holds a key and a value for each token": ("2 * B", "B"),
-    "q and o are counted too: leave them out": (BYTES, f"{BYTES} + 2 * B * H_q * D * itemsize"),
-    "that is elements: an element has itemsize bytes": (" * itemsize", ""),
-    "itemsize isn't used: an element has itemsize bytes, which may be 1 or 4": (" * itemsize", " * 2"),
-    "each of the B sequences has its own query and its own cache": (" * B", ""),
-}
+    "keys are counted once per query head: the cache holds H_k heads, and each is read once": (BYTES, "4 * B * H_q * S * D"),
+    "the values are missing, or a number's second byte: the cache holds a key and a value for each token, in fp16": (BYTES, "2 * B * H_k * S * D"),
+    "q and o are counted too: leave them out": (BYTES, f"{BYTES} + 4 * B * H_q * D"),
+    "there is a program for each query head: one program takes all queries of a key head": (PROGRAMS, "B * H_q * splits"),
+    "the splits are left out: each key head of each sequence has that many programs": (PROGRAMS, "B * H_k"),
+    "the sequences are counted once: each of the B brings its own cache, and its own programs": [("4 * B", "4"), (PROGRAMS, "H_k * splits")],
+    "more SMs are busy than there are: at most sms": (BUSY, PROGRAMS),
+    "all SMs are busy, however few programs there are": (BUSY, "sms"),
+    "the SMs pull more than the memory gives: at most a copy's rate": (RATE, "busy * sm_gb_s"),
+    "the rate is always a copy's: few SMs pull less": (RATE, "copy_gb_s"),
+    "that is milliseconds: return µs": (TIME, f"{TIME} / 1e3"),
+    "that is ns: return µs, a thousand of them": (TIME, "bytes_read / gb_s"),
+    "that is seconds: return µs": (TIME, f"{TIME} / 1e6"),
+}  # fmt: skip
 
 
-def truth(B, H_q, H_k, S, D, itemsize):
-    return 4 * B * H_q * S * D, 2 * B * H_k * S * D * itemsize
+def truth(B, H_q, H_k, S, D, splits, sms, sm_gb_s, copy_gb_s):
+    numbers = 2 * B * H_k * S * D
+    return 2 * numbers / min(sm_gb_s * min(splits * H_k * B, sms), copy_gb_s) / 1000
 
 
 def inputs():
-    yield case(1, 1, 1, 4, 2, 2)
-    yield case(1, 1, 1, 5, 3, 4)
-    yield case(1, 6, 2, 5, 3, 4, otherwise="query heads compute, key heads are read")
-    yield case(7, 1, 1, 5, 3, 4, otherwise="each of the B sequences has its own query and its own cache")
+    yield case(1, 8, 2, 1000, 10, 1, 100, 5.0, 400.0, otherwise="2 programs on 100 SMs: they pull 10 GB/s")
+    yield case(1, 8, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="4 splits of 2 key heads are 8 programs")
+    yield case(3, 8, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="3 sequences bring three caches, and 24 programs")
+    yield case(1, 8, 2, 1000, 10, 64, 100, 3.0, 400.0, otherwise="128 programs on 100 SMs: 100 are busy")
+    yield case(1, 8, 2, 1000, 10, 64, 100, 5.0, 400.0, otherwise="the SMs could pull 500 GB/s, and the memory gives 400")
     for _ in range(10):
-        B, group, H_k, S, D = (random.randint(1, 9) for _ in range(5))
-        yield case(B, group * H_k, H_k, S, D, random.choice((1, 2, 4)), on="random sizes", fresh=True)
+        B, group, H_k, S, D, splits = (random.randint(1, 9) for _ in range(6))
+        yield case(B, group * H_k, H_k, S, D, splits, 50, 2.5, 90.0, on="random sizes", fresh=True)
 
 
 EXERCISE = Exercise(
     id="11.1",
-    task="Count the FLOPs and the bytes of one decoding step.",
+    task="Predict the time of a step from the bytes that it reads and the SMs that have a program.",
     hints=(
-        "Chapter 0 counted 4 · S · S · D FLOPs a head. How many of the S queries are left?",
-        "The cache holds B · H_k · S keys of D numbers, and as many values.",
-        "flops = 4 · B · H_q · S · D, and the bytes are 2 · B · H_k · S · D · itemsize.",
+        "What is read: the keys and values of which heads, and how many bytes has a number? Then: how many SMs pull at once?",
+        "There are B · H_k · splits programs, so min of that and sms are busy. Together they pull busy · sm_gb_s, if the memory can give it.",
+        "4 · B · H_k · S · D bytes at min(busy · sm_gb_s, copy_gb_s) GB/s, and bytes / GB/s are nanoseconds.",
     ),
-    solution=one_step,
-    reasoning=(
-        "Query heads compute, key heads are read. So the intensity is 2 · (H_q / H_k) / itemsize FLOPs a byte, however long the "
-        "sequence is."
-    ),
+    solution=step_us,
+    reasoning="Query heads compute and key heads are read, so H_q doesn't appear. While SMs are idle, time goes as 1 / splits; once all are "
+    "busy, or the memory gives all that it has, more splits gain nothing.",
     inputs=inputs,
     truth=truth,
-    rule="flops: 2 · D in q kᵀ and as many in p v, for each query head and key; bytes: those of a key and a value, "
-    "D numbers each, for each key head and token, and of nothing else",
+    rule="the bytes of the key heads' keys and values in fp16, divided by what the busy SMs pull together, at most a copy's rate",
     mistakes=MISTAKES,
-    parts=("flops", "bytes"),
-    exact=True,
-)
+)  # fmt: skip

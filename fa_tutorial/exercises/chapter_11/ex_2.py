@@ -1,88 +1,118 @@
-"""Exercise 11.2, keys_of_split."""
+"""Exercise 11.2, merge_kernel."""
 
-import functools
-import math
-import random
+import torch
 
+from fa_tutorial import hardware
+from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.inputs import generator
+
+triton = hardware.require_triton("Exercise 11.2")
+import triton.language as tl  # noqa: E402
 
 
-def keys_of_split(split, splits, S, BLOCK_N):
-    """(start, end) of a split's keys: ceil(tiles / splits) whole tiles, while there are any."""
-    tiles = -(-S // BLOCK_N)
-    part = -(-tiles // splits) * BLOCK_N
-    return split * part, min((split + 1) * part, S)
+@triton.jit
+def merge_kernel(
+    o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D,
+    BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Rows of o and lse from those of their parts; program i takes row i."""
+    row = tl.program_id(0)
+    offs_s, offs_d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    part = offs_s * rows + row  # [BLOCK_S]
+    s = tl.load(lse_parts_ptr + part, mask=offs_s < splits, other=-float("inf"))
+    mask = (offs_s < splits)[:, None] & (offs_d < D)[None, :]
+    v = tl.load(o_parts_ptr + part[:, None] * D + offs_d[None, :], mask=mask, other=0.0)
+    m = tl.max(s, axis=0)
+    p = tl.exp(s - m)
+    l = tl.sum(p, axis=0)
+    tl.store(o_ptr + row * D + offs_d, tl.sum(p[:, None] * v, axis=0) / l, mask=offs_d < D)
+    tl.store(lse_ptr + row, m + tl.log(l))
 
 
-TILES, PART, END = "-(-S // BLOCK_N)", "-(-tiles // splits) * BLOCK_N", "min((split + 1) * part, S)"
-BALANCED = """    each, more = divmod(tiles, splits)
-    first = split * each + min(split, more)
-    return first * BLOCK_N, min((first + each + (split < more)) * BLOCK_N, S)"""
+MERGED, LSE, PLACE = "tl.sum(p[:, None] * v, axis=0)", "m + tl.log(l)", "offs_s * rows + row"
 MISTAKES = {
-    "a split starts inside a tile: split the tiles, not the keys": (PART, "-(-S // splits)"),
-    "a split has fewer tiles than ceil(tiles / splits): round up when you divide by splits": (PART, "tiles // splits * BLOCK_N"),
-    "the ragged last tile isn't counted: S keys are ceil(S / BLOCK_N) tiles": (TILES, "S // BLOCK_N"),
-    "the last split ends beyond the last key: end is at most S": (END, "(split + 1) * part"),
-    "every split goes on to the last key: end is the next split's start": (END, "S"),
-    "the tiles are dealt out one more here, one less there: each split takes ceil(tiles / splits), as long as there are any": (
-        f"    return split * part, {END}", BALANCED),
-    "end is the last key: it is one past that": (END, f"{END} - 1"),
-    "a part is counted in tiles: a tile has BLOCK_N keys": (PART, "-(-tiles // splits)"),
-    "that is tiles: a tile has BLOCK_N keys": [(PART, "-(-tiles // splits)"), (END, "min((split + 1) * part, tiles)")],
-    "that is (start, length): return (start, end)": (END, f"{END} - split * part"),
+    "the parts are averaged: a part's share is exp(its lse − m) / l": (f"{MERGED} / l", "tl.sum(v, axis=0) / splits"),
+    "o is not divided by l": (f"{MERGED} / l", MERGED),
+    "exp overflows: subtract m, the largest lse, before exp": [("tl.exp(s - m)", "tl.exp(s)"), (LSE, "tl.log(l)")],
+    "missing parts count as parts with lse = 0: load them as −∞": ('-float("inf")', "0.0"),
+    "lse is m alone: add log l": (LSE, "m"),
+    "lse is log l alone: l is measured from m, so add m": (LSE, "tl.log(l)"),
+    "lse is l: it is m + log l": (LSE, "l"),
+    "lse is m + log2 l: it is a natural logarithm": (LSE, "m + tl.log2(l)"),
+    "every program reads row 0: row i of part s is row s · rows + i of o_parts": (PLACE, "offs_s * rows"),
+    ("the parts of a row are looked for one after the other: the parts are the first dimension, rows the "
+    "second"): (PLACE, "row * splits + offs_s"),
 }  # fmt: skip
 
 
-def truth(split, splits, S, BLOCK_N):
-    part = math.ceil(math.ceil(S / BLOCK_N) / splits) * BLOCK_N
-    start, end = split * part, min((split + 1) * part, S)
-    return (start, end) if start < end else (S, S)
+def truth(o_parts, lse_parts, BLOCK_S, BLOCK_D):
+    return (torch.softmax(lse_parts.double(), dim=0)[:, :, None] * o_parts.double()).sum(dim=0), torch.logsumexp(lse_parts.double(), dim=0)
 
 
-def adapt(answer):
-    """The answer, with (S, S) for what it says of a split without keys, which may be any start ≥ end."""
+def launch(o_parts, lse_parts, BLOCK_S, BLOCK_D):
+    splits, rows, D = o_parts.shape
+    outs = Out((rows, D), torch.float32), Out((rows,), torch.float32)
+    return Launch((rows,), (In(o_parts), In(lse_parts), *outs, rows, splits, D), {"BLOCK_S": BLOCK_S, "BLOCK_D": BLOCK_D})
 
-    @functools.wraps(answer)
-    def settled(split, splits, S, BLOCK_N):
-        result = answer(split, splits, S, BLOCK_N)
-        is_pair = isinstance(result, tuple | list) and len(result) == 2 and all(isinstance(number, int) for number in result)
-        return (S, S) if is_pair and truth(split, splits, S, BLOCK_N) == (S, S) and result[0] >= result[1] else result
 
-    return settled
+def tolerance(args, part):
+    """o is a mean of values of about 1, and the error of an lse is absolute."""
+    rtol, _ = harness.tolerance(args, part)
+    return min(rtol, 0.1), min(rtol, 0.1)
 
 
 def inputs():
-    yield case(0, 2, 8, 2, otherwise="8 keys are 4 tiles of 2: two tiles for each of two splits")
-    yield case(1, 2, 8, 2, otherwise="the second split starts where the first one ends, and ends with the last key")
-    yield case(0, 2, 6, 2, otherwise="3 tiles for two splits: the first one takes two")
-    yield case(1, 2, 6, 2, otherwise="3 tiles for two splits: the second one takes what is left")
-    yield case(1, 2, 7, 2, otherwise="the last tile is ragged: it holds one key")
-    yield case(2, 3, 5, 2, otherwise="5 keys are 3 tiles, one for each split")
-    yield case(1, 4, 10, 2, otherwise="5 tiles for four splits: two, two, one and none")
-    yield case(0, 1, 5, 2, otherwise="one split takes all keys, those of a ragged last tile too")
-    yield case(3, 4, 6, 2, otherwise="more splits than tiles: a split may be left without keys, which is any start ≥ end")
-    for _ in range(20):
-        splits = random.randint(1, 9)
-        sizes = random.randrange(splits), splits, random.randint(1, 300), random.choice((16, 32))
-        yield case(*sizes, on="random lengths", fresh=True)
+    def parts(o_parts, lse_parts, BLOCK_S, BLOCK_D, otherwise="", **options):
+        splits, rows, D = o_parts.shape
+        on = f"{splits} part{'s' * (splits > 1)} of {rows} row{'s' * (rows > 1)}, D = {D}, BLOCK_S = {BLOCK_S}, BLOCK_D = {BLOCK_D}"
+        place = (
+            "part s of row i is number s · rows + i of lse_parts, and its o begins at D times that in o_parts; row i of o begins at i · D"
+        )
+        whole = splits == BLOCK_S and D == BLOCK_D
+        stray = f"an offset is wrong, not a mask: {place}" if whole else f"{place}; the masks are offs_s < splits and offs_d < D"
+        return case(o_parts, lse_parts, BLOCK_S, BLOCK_D, on=on, otherwise=otherwise, stray=stray, **options)
+
+    identity = torch.eye(2)[:, None]
+    yield parts(identity, torch.tensor([[1.0], [2.0]]), 2, 2)
+    large = "an lse may be large: exp(1000) overflows, so only differences from the largest lse may be exponents"
+    yield parts(identity, torch.tensor([[1000.0], [1001.0]]), 2, 2, large)
+    three, lse = torch.arange(1.0, 19.0).view(3, 2, 3), torch.tensor([[0.0, 2.0], [1.0, -1.0], [-2.0, 3.0]])
+    yield parts(three[:2, :, :2].contiguous(), lse[:2], 2, 2, "two rows: row i of part s is row s · rows + i, and program i stores row i")
+    yield parts(three, lse - 3, 4, 4, "BLOCK_S and BLOCK_D may be larger than splits and D")
+    empty = torch.tensor([[-float("inf")], [1.0]])
+    yield parts(torch.tensor([[[0.0]], [[5.0]]]), empty, 2, 2, "a part without keys has lse = −∞: its share is 0")
+    draw = generator()
+    for splits, rows, D in ((5, 3, 7), (8, 4, 16)):
+        o_parts, lse_parts = torch.randn(splits, rows, D, generator=draw), 3 * torch.randn(splits, rows, generator=draw)
+        yield parts(o_parts, lse_parts, 8, 16, fresh=True)
 
 
 EXERCISE = Exercise(
     id="11.2",
-    task="Say which keys belong to which split.",
+    task="Write the kernel that merges the parts: program i takes row i, and BLOCK_S is at least splits.",
     hints=(
-        "How many tiles are there, and how many does each split get? Round up both times.",
-        "tiles = -(-S // BLOCK_N) rounds up, and a split has -(-tiles // splits) · BLOCK_N keys.",
-        "start = split · part, and end = min((split + 1) · part, S).",
+        "It is a softmax over the parts: which numbers are the scores, and which are the values?",
+        "Part s of row i: its lse is at s · rows + i, and its o begins at (s · rows + i) · D. The missing parts have lse = −∞.",
+        "From then on it is chapter 1's softmax: m, p and l of the scores, and a sum of the vectors, each times its p. The lse is a softmax's, too.",
     ),
-    solution=keys_of_split,
-    reasoning="All splits but the last ones have the same number of whole tiles, so their programs take equally long. A split may be left "
-    "without keys: its loop does nothing, its o is 0 and its lse is −∞, and the merge gives it the weight 0.",
+    solution=merge_kernel,
+    reasoning=(
+        "By (11.2), o is a weighted sum with the weights e^(lse of a part − lse): attention once more, to as many keys as there are parts."
+    ),
+    more=(
+        "The package's combine_kernel takes BLOCK_S parts at a time with an online softmax, and gives o = 0 and lse = −∞ to a row "
+        "without keys."
+    ),
     inputs=inputs,
     truth=truth,
-    rule="a split takes ceil(tiles / splits) whole tiles of BLOCK_N keys, as long as there are any, and ends at S at the latest",
+    rule=(
+        "attention with the parts' lse as scores and their o as values: o is Σ p · o_parts / l and lse is m + log l, where p = "
+        "exp(lse_parts − m)"
+    ),
     mistakes=MISTAKES,
-    parts=("start", "end"),
-    exact=True,
-    adapt=adapt,
+    launch=launch,
+    tolerance=tolerance,
+    seen={"overlap": "two programs write the same row: program i writes row i"},
 )

@@ -1,101 +1,150 @@
-"""Exercise 11.3, merge_parts."""
+"""Exercise 11.3, split_kernel."""
 
 import math
+from unittest import mock
 
 import torch
+from triton.runtime.interpreter import interpreter_builder as builder
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import INF
+from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.forward import attend
+from fa_tutorial.matmul import tl, triton
+from fa_tutorial.tiles import load_tile, store_tile
+
+BLOCK, SCALE = 16, 0.25
+NO_KEYS = 20  # S of the input with splits that have no keys
 
 
-def merge_parts(o_parts, lse_parts):
-    """(o, lse) of each row from those of its parts.
+@triton.jit
+def split_kernel(q, k, v, o, lse_ptr, H_k, S_q, rows, S, D, scale,
+                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """Attention to one part of the keys: that part's o and lse, (11.1)."""
+    batch_head, split = tl.program_id(0), tl.program_id(1)
+    b, h_k = batch_head // H_k, batch_head % H_k
+    part = tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N
+    start, end = split * part, tl.minimum((split + 1) * part, S)
 
-    o_parts: (splits, rows, D); lse_parts: (splits, rows). Returns o: (rows, D) and lse: (rows,).
-    """
-    lse = torch.logsumexp(lse_parts, dim=0)
-    shift = torch.where(lse == -math.inf, 0.0, lse)
-    share = torch.exp(lse_parts - shift)
-    o = (share[:, :, None] * o_parts).sum(dim=0)
-    return o, lse
+    offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    last_seen = S - S_q + offs_m % S_q  # [BLOCK_M]
+    q_tile = load_tile(q, b, h_k, 0, rows, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
+    l = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    for start_n in range(start, end, BLOCK_N):
+        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S, D, scale,
+                           True, BLOCK_N, BLOCK_D)  # fmt: skip
+
+    l_or_one = tl.where(l == 0.0, 1.0, l)
+    store_tile(o, acc / l_or_one[:, None], split, batch_head, 0, rows, D, BLOCK_M, BLOCK_D)
+    first_row = (split * tl.num_programs(0) + batch_head) * rows
+    tl.store(lse_ptr + first_row + offs_m, m + tl.log(l_or_one), mask=offs_m < rows)
 
 
-SHARE, RETURN = "torch.exp(lse_parts - shift)", "return o, lse"
+TOKEN = "row r is token r % S_q of a query head, and the newest token, S_q − 1, sees key S − 1"
+PLACE = "row r of program (i, split) is at (split · tl.num_programs(0) + i) · rows + r of lse"
+PART, BEGIN = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N", "split * part, "
+END, SEEN, LSE = "tl.minimum((split + 1) * part, S)", "S - S_q + offs_m % S_q", "m + tl.log(l_or_one)"
 MISTAKES = {
-    "the parts are averaged, as if each had the same share: a part's share is exp(its lse − lse)": (SHARE, ("torch.full_like(lse_parts, "
-                                                                                                           "1 / len(lse_parts))")),
-    "the parts are added up without their shares: a part's share is exp(its lse − lse)": (SHARE, "torch.ones_like(lse_parts)"),
-    "the lse themselves are the shares: take their exponentials first": (SHARE, "lse_parts / lse_parts.sum(dim=0)"),
-    "the shares are taken over the rows: each row is shared out among its parts, along the first dimension": (SHARE, "torch.softmax(lse_parts, dim=1)"),
-    "the shares don't add up to 1: measured from the largest lse, they must be divided by their sum": (
-        "shift = torch.where(lse == -math.inf, 0.0, lse)", "shift = lse_parts.amax(dim=0).nan_to_num(neginf=0.0)"),
-    "exp overflows: subtract lse before exp": (SHARE, "torch.exp(lse_parts) / torch.exp(lse_parts).sum(dim=0)"),
-    "the shares are powers of 2: lse is a natural logarithm": (SHARE, "torch.exp2(lse_parts - shift)"),
-    "lse is the logarithm of a sum that is measured from the largest lse: add the largest": (
-        RETURN, f"{RETURN} - lse_parts.amax(dim=0).nan_to_num(neginf=0.0)"),
-    "the lse are added up: add their exponentials, and take the logarithm": (RETURN, "return o, lse_parts.sum(dim=0)"),
-    "lse is the largest part's: the others count too": (RETURN, "return o, lse_parts.amax(dim=0)"),
-    "lse is the parts' mean: add their exponentials, and take the logarithm": (RETURN, "return o, lse_parts.mean(dim=0)"),
-    "a row without keys gives NaN: look for −∞ − (−∞), or for 0 / 0 where you divide by the sum": (("torch.where(lse == -math.inf, 0.0, "
-                                                                                                   "lse)"), "lse"),
+    "every split takes all keys: its loop goes from start to end": (BEGIN + END, "0, S"),
+    "the loop starts at key 0: a split's keys begin at start": (BEGIN, "0, "),
+    "the loop goes on to the last key: a split's keys end before end": (END, "S"),
+    "keys at the end belong to no split: round up when you divide the tiles by splits": (
+        PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
+    "a part starts inside a tile, so its last tile runs on into the next part: a part is whole tiles, as the text counts them": (
+        PART, "tl.cdiv(S, tl.num_programs(1))"),
+    f"the row is taken for the token: {TOKEN}": (SEEN, "S - S_q + offs_m"),
+    f"the mask starts at key 0: {TOKEN}": (SEEN, "offs_m % S_q"),
+    "last_seen counts from the part's end: it is S − S_q + r % S_q in every part": (SEEN, "end - S_q + offs_m % S_q"),
+    "acc is not divided: a part's o is acc / l, (11.1)": ("acc / l_or_one[:, None]", "acc"),
+    "lse is m alone: add log l": (LSE, "m"),
+    "lse is log l alone: l is measured from m, so add m": (LSE, "tl.log(l_or_one)"),
+    "where nothing is seen o is NaN: l is 0 there, so divide by 1 instead": ("tl.where(l == 0.0, 1.0, l)", "l"),
 }  # fmt: skip
-CONDITIONS = {"empty": "a part without keys has o = 0 and lse = −∞; where all parts of a row are such, so is the result"}
 
 
-def truth(o_parts, lse_parts):
-    weights = torch.softmax(lse_parts.double(), dim=0).nan_to_num()
-    return (weights[:, :, None] * o_parts.double()).sum(dim=0), torch.logsumexp(lse_parts.double(), dim=0)
+def truth(q, k, v, S_q, splits, block_d):
+    rows, S = q.shape[2], k.shape[2]
+    part = math.ceil(math.ceil(S / BLOCK) / splits) * BLOCK
+    keys, r, split = torch.arange(S), torch.arange(rows)[:, None], torch.arange(splits).view(-1, 1, 1, 1, 1)
+    seen = (keys <= S - S_q + r % S_q) & (keys // part == split)
+    s = (SCALE * q.double() @ k.double().mT).masked_fill(~seen, -math.inf)  # (splits, B, H_k, rows, S)
+    o, lse = torch.softmax(s, dim=-1).nan_to_num() @ v.double(), torch.logsumexp(s, dim=-1)
+    return o.flatten(1, 2), lse.flatten(1, 2)
+
+
+class OwnTiles:
+    """A split kernel whose products are counted in the interpreter, on the input where splits have no keys."""
+
+    def __init__(self, kernel):
+        self.kernel, self.fn = kernel, kernel.fn
+
+    def __getitem__(self, grid):
+        def launch(*args, **meta):
+            with mock.patch.object(builder, "create_dot", side_effect=builder.create_dot) as dots:
+                self.kernel[grid](*args, **meta)
+            if args[8] == NO_KEYS and dots.call_count > 2 * grid[0] * -(-NO_KEYS // BLOCK):
+                raise Wrong("tiles are multiplied that hold no key: no tile begins at S or after it, so end is at most S")
+
+        return launch
+
+
+def launch(q, k, v, S_q, splits, block_d):
+    (B, H_k, rows, D), S = q.shape, k.shape[2]
+    tensors = *(In(x, as_heads=True) for x in (q, k, v)), Out((splits, B * H_k, rows, D), torch.float32, as_heads=True)
+    lse, meta = Out((splits, B * H_k, rows), torch.float32), {"BLOCK_M": BLOCK, "BLOCK_N": BLOCK, "BLOCK_D": block_d}
+    return Launch((B * H_k, splits), (*tensors, lse, H_k, S_q, rows, S, D, SCALE), meta)
 
 
 def inputs():
-    def one_row(lse_parts, **options):
-        """With the identity for the parts' o, o is the shares themselves."""
-        lse_parts = torch.tensor(lse_parts)
-        on = f"one row, the parts' lse = {[f'{x:g}' for x in lse_parts.tolist()]}, their o = the identity".replace("'", "")
-        return case(torch.eye(len(lse_parts))[:, None], lse_parts[:, None], on=on, **options)
+    def parts(sizes, S_q, splits, otherwise="", *, dtype=torch.float32, block_d=16, draw=None, **options):
+        (B, H_k, rows, S, D), draw = sizes, draw or torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(shape, generator=draw).to(dtype) for shape in ((B, H_k, rows, D), *[(B, H_k, S, D)] * 2))
+        on = f"splits = {splits}, B = {B}, H_k = {H_k}, rows = {rows}, S_q = {S_q}, S = {S}, D = {D}, BLOCK_N = {BLOCK}"
+        stray = f"q and o end at rows, k and v at S, all of them at D; b = i // H_k, h_k = i % H_k; {PLACE}, r < rows"
+        return case(q, k, v, S_q, splits, block_d, on=on, otherwise=otherwise, stray=stray, **options)
 
-    yield one_row([0.0, 1.0])
-    yield one_row([2.0, 1.0, -3.0], otherwise="three parts: the shares add up to 1")
-    yield one_row([1000.0, 1001.0], otherwise="an lse may be large: exp(1000) overflows, so only differences of them may be exponents")
-    two_rows = torch.tensor([[0.0, 2.0], [1.0, -1.0]])
-    o_parts = torch.tensor([[[1.0], [2.0]], [[3.0], [5.0]]])
-    yield case(
-        o_parts, two_rows, on="two rows in two parts", otherwise="each row is shared out among its own parts, along the first dimension"
-    )
-    draw = generator()
-    yield case(torch.randn(5, 7, 3, generator=draw), 4 * torch.randn(5, 7, generator=draw), on="five parts of seven rows", fresh=True)
-    yield one_row([-INF, 1.0], edge="empty", otherwise="a part without keys has the share 0")
-    nothing = torch.full((2, 1), -INF)
-    yield case(
-        torch.zeros(2, 1, 2),
-        nothing,
-        on="one row, both parts without keys",
-        edge="empty",
-        otherwise="where all parts are without keys, o = 0 and lse = −∞",
-    )
+    yield parts((1, 1, 8, 32, 16), 1, 1, "one split is the whole attention")
+    yield parts((1, 1, 8, 32, 16), 1, 2, "two tiles, one for each split")
+    yield parts((1, 1, 6, 32, 16), 3, 2, TOKEN)
+    yield parts((1, 1, 8, 40, 16), 1, 2, "three tiles, two and a ragged one: the loop goes from start to end")
+    yield parts((1, 1, 8, 72, 16), 1, 3, "five tiles, two, two and one: the loop goes from start to end")
+    yield parts((2, 3, 4, 32, 16), 1, 2, f"program i has batch entry i // H_k and key head i % H_k; {PLACE}")
+    yield parts((1, 1, 8, 32, 12), 1, 2, "D may be less than BLOCK_D")
+    nothing = "where a row sees nothing l is 0: divide by 1 instead, and lse is −∞"
+    yield parts((1, 1, 8, NO_KEYS, 16), 1, 4, nothing, edge="empty")
+    yield parts((1, 1, 8, 18, 16), 4, 2, f"the last part may begin after a row's last key: {nothing}", edge="empty")
+    yield parts((2, 2, 4, 70, 20), 2, 3, dtype=torch.float16, block_d=32, draw=generator(), fresh=True)
+    yield parts((1, 3, 6, 40, 32), 3, 2, block_d=32, draw=generator(), fresh=True)
 
 
 EXERCISE = Exercise(
     id="11.3",
-    task="Merge the parts of each row.",
-    conditions=CONDITIONS,
+    task=(
+        "Write the kernel that attends to one part of the keys: program (i, split) takes split's part for key head i % H_k of sequence "
+        "i // H_k."
+    ),
+    conditions={"empty": "where a row sees no key of a part, o = 0 and lse = −∞; no tile begins at S or after it"},
     hints=(
-        "It is (1.13) for more than two parts. Which function of PyTorch gives the logarithm of a sum of exponentials?",
-        "lse = torch.logsumexp(lse_parts, dim=0), and a part's share is exp(lse_parts − lse).",
-        "Where lse is −∞, subtract 0 instead: all shares are then 0.",
+        "Take chapter 5's loop. What is its first key now, and where does it end? The number of splits is tl.num_programs(1).",
+        "part = tl.cdiv(tl.cdiv(S, BLOCK_N), splits) * BLOCK_N, and the loop goes over range(split * part, tl.minimum((split + 1) * part, "
+        "S), BLOCK_N). last_seen = S - S_q + offs_m % S_q.",
+        "store_tile(o, acc / l_or_one[:, None], split, i, 0, rows, D, BLOCK_M, BLOCK_D), and m + tl.log(l_or_one) goes to "
+        "lse_ptr + (split * tl.num_programs(0) + i) * rows + offs_m, where offs_m < rows.",
     ),
-    solution=merge_parts,
-    reasoning=(
-        "e^lse of a part is the plain sum of its exponentials. So its share of the whole row's sum is e^(lse of the part − lse), "
-        "and the shares add up to 1."
-    ),
+    solution=split_kernel,
+    reasoning="Only the bounds of the loop are new. A program knows nothing of the other parts: its o and lse are those of a whole "
+    "attention to its own keys, and the merge needs no more.",
+    more="The package's split_kernel also takes several tiles of rows, a length for each sequence, pages and FP8.",
     inputs=inputs,
     truth=truth,
-    rule=(
-        "o is the sum of the parts' o, each times its share exp(lse of the part − lse), and lse is the logarithm of the sum of exp(lse "
-        "of a part)"
-    ),
+    rule="o and lse of a part are those of a whole attention to the part's keys, start … end − 1, by (11.1)",
     mistakes=MISTAKES,
     parts=("o", "lse"),
+    launch=launch,
+    adapt=lambda kernel: OwnTiles(kernel) if hasattr(kernel, "fn") else kernel,
+    tolerance=lambda args, part: (1e-6, (2e-3 if args[0].dtype == torch.float16 else 2e-5) * float(args[2].max())),
+    seen={"overlap": f"two programs write the same row: the first two indices of o are split and i, and {PLACE}"},
 )

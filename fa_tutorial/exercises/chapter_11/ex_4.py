@@ -1,118 +1,137 @@
-"""Exercise 11.4, merge_kernel."""
+"""Exercise 11.4, paged_split_kernel."""
+
+import math
 
 import torch
 
-from fa_tutorial import hardware
-from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.forward import attend
+from fa_tutorial.matmul import tl, triton
+from fa_tutorial.tiles import load_tile, store_tile
 
-triton = hardware.require_triton("Exercise 11.4")
-import triton.language as tl  # noqa: E402
+BLOCK, SCALE = 16, 0.25
 
 
 @triton.jit
-def merge_kernel(
-    o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D,
-    BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Rows of o and lse from those of their parts; program i takes row i."""
-    row = tl.program_id(0)
-    offs_s, offs_d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
-    part = offs_s * rows + row  # [BLOCK_S]
-    s = tl.load(lse_parts_ptr + part, mask=offs_s < splits, other=-float("inf"))
-    mask = (offs_s < splits)[:, None] & (offs_d < D)[None, :]
-    v = tl.load(o_parts_ptr + part[:, None] * D + offs_d[None, :], mask=mask, other=0.0)
-    m = tl.max(s, axis=0)
-    p = tl.exp(s - m)
-    l = tl.sum(p, axis=0)
-    tl.store(o_ptr + row * D + offs_d, tl.sum(p[:, None] * v, axis=0) / l, mask=offs_d < D)
-    tl.store(lse_ptr + row, m + tl.log(l))
+def paged_split_kernel(q, k, v, table_ptr, seqlens_ptr, o, lse_ptr, H_k, S_q, rows, pages, D, scale,
+                       PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                       BLOCK_D: tl.constexpr):  # fmt: skip
+    """Attention to one part of a sequence's keys, which lie in pages: that part's o and lse, (11.1)."""
+    batch_head, split = tl.program_id(0), tl.program_id(1)
+    b, h_k = batch_head // H_k, batch_head % H_k
+    S = tl.load(seqlens_ptr + b)
+    part = tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N
+    start, end = split * part, tl.minimum((split + 1) * part, S)
+
+    offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    last_seen = S - S_q + offs_m % S_q  # [BLOCK_M]
+    q_tile = load_tile(q, b, h_k, 0, rows, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
+    l = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    for start_n in range(start, end, BLOCK_N):
+        page = tl.load(table_ptr + b * pages + start_n // PAGE_SIZE)
+        first = start_n // PAGE_SIZE * PAGE_SIZE  # the position of the page's first key
+        m, l, acc = attend(q_tile, k, v, m, l, acc, page, h_k, start_n - first, last_seen - first,
+                           S - first, D, scale, True, BLOCK_N, BLOCK_D)  # fmt: skip
+
+    l_or_one = tl.where(l == 0.0, 1.0, l)
+    store_tile(o, acc / l_or_one[:, None], split, batch_head, 0, rows, D, BLOCK_M, BLOCK_D)
+    first_row = (split * tl.num_programs(0) + batch_head) * rows
+    tl.store(lse_ptr + first_row + offs_m, m + tl.log(l_or_one), mask=offs_m < rows)
 
 
-MERGED, LSE, PLACE = "tl.sum(p[:, None] * v, axis=0)", "m + tl.log(l)", "offs_s * rows + row"
+LENGTH, PAGE = "tl.load(seqlens_ptr + b)", "tl.load(table_ptr + b * pages + start_n // PAGE_SIZE)"
+ROW, SEEN, ROWS = "h_k, start_n - first, ", "last_seen - first,", "S - first,"
 MISTAKES = {
-    "the parts are averaged: a part's share is exp(its lse − m) / l": (f"{MERGED} / l", "tl.sum(v, axis=0) / splits"),
-    "o is not divided by l": (f"{MERGED} / l", MERGED),
-    "exp overflows: subtract m, the largest lse, before exp": [("tl.exp(s - m)", "tl.exp(s)"), (LSE, "tl.log(l)")],
-    "missing parts count as parts with lse = 0: load them as −∞": ('-float("inf")', "0.0"),
-    "lse is m alone: add log l": (LSE, "m"),
-    "lse is log l alone: l is measured from m, so add m": (LSE, "tl.log(l)"),
-    "lse is l: it is m + log l": (LSE, "l"),
-    "lse is m + log2 l: it is a natural logarithm": (LSE, "m + tl.log2(l)"),
-    "every program reads row 0: row i of part s is row s · rows + i of o_parts": (PLACE, "offs_s * rows"),
-    ("the parts of a row are looked for one after the other: the parts are the first dimension, rows the "
-    "second"): (PLACE, "row * splits + offs_s"),
+    "the pages are taken in the order of memory: look the page up in the block table": (PAGE, "b * pages + start_n // PAGE_SIZE"),
+    "every sequence takes the pages of the first: sequence b's row of the table begins at b · pages": (PAGE, PAGE.replace("b * pages + ", "")),
+    "every key comes from the sequence's first page: entry start_n // PAGE_SIZE of its row": (PAGE, PAGE.replace(" + start_n // PAGE_SIZE", "")),
+    "every tile starts at its page's first row: a page may hold several tiles": (ROW, "h_k, 0, "),
+    "the mask compares rows of a page with positions in the sequence, so that rows see keys beyond their own: shift last_seen, too": (
+        SEEN, "last_seen, "),
+    "keys beyond the sequence's end are loaded, and 0 times what stands there may be NaN: shift S, too": (ROWS, "S,"),
+    "last_seen and S are positions in the sequence, and attend compares them with rows of a page: shift both": [
+        (SEEN, "last_seen,"), (ROWS, "S,")],
+    "every sequence has the first one's length: it is at seqlens_ptr + b": (LENGTH, "tl.load(seqlens_ptr)"),
 }  # fmt: skip
 
 
-def truth(o_parts, lse_parts, BLOCK_S, BLOCK_D):
-    return (torch.softmax(lse_parts.double(), dim=0)[:, :, None] * o_parts.double()).sum(dim=0), torch.logsumexp(lse_parts.double(), dim=0)
+def truth(q, k, v, table, seqlens, S_q, splits, page_size, block_d):
+    """By sequence, with its pages put in order: chapter 1's softmax over each part."""
+    (B, H_k, rows, D), r = q.shape, torch.arange(q.shape[2])[:, None]
+    o, lse = torch.zeros(splits, B, H_k, rows, D, dtype=torch.double), torch.zeros(splits, B, H_k, rows, dtype=torch.double)
+    for b, S in enumerate(seqlens.tolist()):
+        keys, values = (x[table[b].long()].transpose(0, 1).flatten(1, 2)[:, :S].double() for x in (k, v))  # (H_k, S, D)
+        part, n = math.ceil(math.ceil(S / BLOCK) / splits) * BLOCK, torch.arange(S)
+        for split in range(splits):
+            seen = (n <= S - S_q + r % S_q) & (n // part == split)
+            s = (SCALE * q[b].double() @ keys.mT).masked_fill(~seen, -math.inf)
+            o[split, b], lse[split, b] = torch.softmax(s, dim=-1).nan_to_num() @ values, torch.logsumexp(s, dim=-1)
+    return o.flatten(1, 2), lse.flatten(1, 2)
 
 
-def launch(o_parts, lse_parts, BLOCK_S, BLOCK_D):
-    splits, rows, D = o_parts.shape
-    outs = Out((rows, D), torch.float32), Out((rows,), torch.float32)
-    return Launch((rows,), (In(o_parts), In(lse_parts), *outs, rows, splits, D), {"BLOCK_S": BLOCK_S, "BLOCK_D": BLOCK_D})
-
-
-def tolerance(args, part):
-    """o is a mean of values of about 1, and the error of an lse is absolute."""
-    rtol, _ = harness.tolerance(args, part)
-    return min(rtol, 0.1), min(rtol, 0.1)
+def launch(q, k, v, table, seqlens, S_q, splits, page_size, block_d):
+    B, H_k, rows, D = q.shape
+    out = Out((splits, B * H_k, rows, D), torch.float32, as_heads=True), Out((splits, B * H_k, rows), torch.float32)
+    inputs = *(In(x, as_heads=True) for x in (q, k, v)), In(table), In(seqlens)
+    meta = {"PAGE_SIZE": page_size, "BLOCK_M": BLOCK, "BLOCK_N": BLOCK, "BLOCK_D": block_d}
+    return Launch((B * H_k, splits), (*inputs, *out, H_k, S_q, rows, table.shape[1], D, SCALE), meta)
 
 
 def inputs():
-    def parts(o_parts, lse_parts, BLOCK_S, BLOCK_D, otherwise="", **options):
-        splits, rows, D = o_parts.shape
-        on = f"{splits} part{'s' * (splits > 1)} of {rows} row{'s' * (rows > 1)}, D = {D}, BLOCK_S = {BLOCK_S}, BLOCK_D = {BLOCK_D}"
-        place = (
-            "part s of row i is number s · rows + i of lse_parts, and its o begins at D times that in o_parts; row i of o begins at i · D"
-        )
-        whole = splits == BLOCK_S and D == BLOCK_D
-        stray = f"an offset is wrong, not a mask: {place}" if whole else f"{place}; the masks are offs_s < splits and offs_d < D"
-        return case(o_parts, lse_parts, BLOCK_S, BLOCK_D, on=on, otherwise=otherwise, stray=stray, **options)
+    def paged(lengths, H_k, page_size, splits, otherwise="", *, S_q=1, D=16, table=None, dtype=torch.float32, draw=None, **options):
+        B, pages, draw = len(lengths), -(-max(lengths) // page_size), draw or torch.Generator().manual_seed(0)
+        if table is None:
+            table = torch.arange(B * pages).flip(0).view(B, pages)
+        q = torch.randn((B, H_k, 4 * S_q, D), generator=draw).to(dtype)
+        k, v = (torch.randn((B * pages, H_k, page_size, D), generator=draw).to(dtype) for _ in range(2))
+        for b, length in enumerate(lengths):  # what a cache holds beyond a sequence's end may be anything
+            for x in (k, v):
+                x[table[b, length // page_size :].long(), :, length % page_size :] = math.nan
+        on = f"lengths {list(lengths)}, pages of {page_size}, splits = {splits}, H_k = {H_k}, S_q = {S_q}, D = {D}, BLOCK_N = {BLOCK}"
+        stray = "a tile's page is table[b, start_n // PAGE_SIZE], seqlens is (B,), and a page's rows count from its first key"
+        sizes = S_q, splits, page_size, 16 if D <= 16 else 32
+        return case(q, k, v, table.int(), torch.tensor(lengths).int(), *sizes, on=on, otherwise=otherwise, stray=stray, **options)
 
-    identity = torch.eye(2)[:, None]
-    yield parts(identity, torch.tensor([[1.0], [2.0]]), 2, 2)
-    large = "an lse may be large: exp(1000) overflows, so only differences from the largest lse may be exponents"
-    yield parts(identity, torch.tensor([[1000.0], [1001.0]]), 2, 2, large)
-    three, lse = torch.arange(1.0, 19.0).view(3, 2, 3), torch.tensor([[0.0, 2.0], [1.0, -1.0], [-2.0, 3.0]])
-    yield parts(three[:2, :, :2].contiguous(), lse[:2], 2, 2, "two rows: row i of part s is row s · rows + i, and program i stores row i")
-    yield parts(three, lse - 3, 4, 4, "BLOCK_S and BLOCK_D may be larger than splits and D")
-    empty = torch.tensor([[-float("inf")], [1.0]])
-    yield parts(torch.tensor([[[0.0]], [[5.0]]]), empty, 2, 2, "a part without keys has lse = −∞: its share is 0")
-    draw = generator()
-    for splits, rows, D in ((5, 3, 7), (8, 4, 16)):
-        o_parts, lse_parts = torch.randn(splits, rows, D, generator=draw), 3 * torch.randn(splits, rows, generator=draw)
-        yield parts(o_parts, lse_parts, 8, 16, fresh=True)
+    behind = "pages of 16 keys, and tiles too: key n is row n % 16 of page table[b, n // 16]"
+    yield paged((32,), 1, 16, 1, behind)
+    yield paged(
+        (40,),
+        1,
+        16,
+        2,
+        "the last page is ragged: what a cache holds beyond a sequence's length doesn't count",
+        table=torch.tensor([[1, 2, 0]]),
+    )
+    yield paged((64,), 1, 32, 1, "pages of 32 keys hold two tiles: a tile starts at row start_n % PAGE_SIZE")
+    yield paged((40, 21), 2, 16, 2, "two sequences: each has its length, and its row of the table")
+    yield paged((52,), 1, 32, 2, "each row sees the keys up to its own token's position", S_q=4)
+    yield paged((90, 7, 33), 2, 32, 3, table=torch.tensor([[4, 0, 7], [2, 8, 1], [3, 6, 5]]), S_q=2, D=12, draw=generator(), fresh=True)
+    yield paged((35, 70), 1, 64, 2, D=20, dtype=torch.float16, draw=generator(), fresh=True)
 
 
 EXERCISE = Exercise(
     id="11.4",
-    task="Write the kernel that merges the parts: program i takes row i, and BLOCK_S is at least splits.",
+    task="Give split_kernel a length for each sequence, and a block table: page p of the caches holds PAGE_SIZE keys of one sequence.",
     hints=(
-        "It is a softmax over the parts: which numbers are the scores, and which are the values?",
-        "Part s of row i: its lse is at s · rows + i, and its o begins at (s · rows + i) · D. The missing parts have lse = −∞.",
-        "m = tl.max(s, axis=0), p = tl.exp(s - m), l = tl.sum(p, axis=0); o = tl.sum(p[:, None] * v, axis=0) / l and lse = m + tl.log(l).",
+        "For attend a page is what a batch entry was: k and v are (pages of all sequences, H_k, PAGE_SIZE, D). Which page has the tile's keys?",
+        "In that page the tile starts at row start_n − first, where first = start_n // PAGE_SIZE * PAGE_SIZE is the position of the page's first "
+        "key. attend compares with last_seen and S: from where must they count?",
+        "page = tl.load(table_ptr + b * pages + start_n // PAGE_SIZE), and attend gets page, h_k, start_n - first, last_seen - first, S - first.",
     ),
-    solution=merge_kernel,
-    reasoning=(
-        "By (11.2), o is a weighted sum with the weights e^(lse of a part − lse): attention once more, to as many keys as there are parts."
-    ),
-    more=(
-        "The package's combine_kernel takes BLOCK_S parts at a time with an online softmax, and gives o = 0 and lse = −∞ to a row "
-        "without keys."
-    ),
+    solution=paged_split_kernel,
+    reasoning="A key has two numbers, its position in the sequence and its row in a page. The table is looked up by position, the page by row. "
+    "The mask needs both to count from one key, so last_seen and S are measured from the page's first.",
+    more="The package's load_keys looks a page up for each key of a tile, so its pages may be smaller than a tile.",
     inputs=inputs,
     truth=truth,
-    rule=(
-        "attention with the parts' lse as scores and their o as values: o is Σ p · o_parts / l and lse is m + log l, where p = "
-        "exp(lse_parts − m)"
-    ),
+    rule="key n of sequence b is row n % PAGE_SIZE of page table[b, n // PAGE_SIZE], and rows see what they saw without pages",
     mistakes=MISTAKES,
+    parts=("o", "lse"),
     launch=launch,
-    tolerance=tolerance,
-    seen={"overlap": "two programs write the same row: program i writes row i"},
+    tolerance=lambda args, part: (1e-6, (2e-3 if args[0].dtype == torch.float16 else 2e-5) * float(args[2].nan_to_num().max())),
+    seen={"overlap": "two programs write the same row: that part of the kernel stays as it was in 11.3"},
 )

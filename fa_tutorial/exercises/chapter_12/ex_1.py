@@ -1,82 +1,108 @@
-"""Exercise 12.1, n_masking_steps."""
+"""Exercise 12.1, fa2_line."""
 
-import random
+import functools
 
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def n_masking_steps(block_m, block_n, is_causal, is_local, is_even):
-    """Key blocks that FA2's loop with masks may take. is_even: S_q and S_k fill their last blocks."""
-    if not is_causal and not is_local:
-        return 1
-    crossed = -(-block_m // block_n)  # rounded up
-    return crossed if is_causal and is_even else crossed + 1
+def fa2_line(step):
+    """(file, line) at v2.8.3 of a step of your loop; file: "kernel" or "softmax"."""
+    return {
+        "load k": ("kernel", 335),
+        "q kᵀ": ("kernel", 319),
+        "scale": ("softmax", 88),
+        "mask": ("kernel", 328),
+        "m": ("softmax", 148),
+        "alpha": ("softmax", 157),
+        "p": ("softmax", 162),
+        "l": ("softmax", 165),
+        "alpha · acc": ("softmax", 160),
+        "load v": ("kernel", 310),
+        "p v": ("kernel", 367),
+    }[step]
 
 
-CROSSED = "-(-block_m // block_n)"
-LAST = "crossed if is_causal and is_even else crossed + 1"
-NEITHER = "if not is_causal and not is_local"
+# Lines that are as right as the solution's: the rest of the statement, the same step for the first block, the called function's own lines.
+ALSO = {
+    "load k": {("kernel", n) for n in (269, 270)},
+    "q kᵀ": {("kernel", n) for n in (320, 321, 322)},
+    "scale": {("softmax", n) for n in (67, 76, 86, 143, 157, 162)},
+    "mask": {("kernel", n) for n in (329, 330)},
+    "m": {("softmax", n) for n in (142,)},
+    "p": {("softmax", n) for n in (86, 88, 143)},
+    "l": {("softmax", n) for n in (144, 158)},
+    "alpha · acc": {("softmax", 159)},
+    "load v": {("kernel", n) for n in (309, 311, 313, 314, 315)},
+}
 MISTAKES = {
-    "no case adds a block to the ⌈block_m / block_n⌉ that the diagonal crosses: which of the three does, and what does Is_even_MN say?": (
-        LAST, "crossed"),
-    "one block too many: a causal kernel whose lengths fill their blocks (Is_even_MN) adds none": (LAST, "crossed + 1"),
-    "Is_even_MN is used the wrong way round: lengths that do not fill their blocks cost one block more": ("and is_even", "and not is_even"),
-    "Is_even_MN saves a block only in a causal kernel: a window always takes one more": (LAST, "crossed + (not is_even)"),
-    "a window (Is_local) is masked like a causal kernel, not like one without a mask": (NEITHER, "if not is_causal"),
-    "the number of blocks that the diagonal crosses is rounded down: ceil_div rounds up": (CROSSED, "block_m // block_n"),
-    "block_n / block_m is taken: the diagonal of block_m rows crosses ⌈block_m / block_n⌉ key blocks": (CROSSED, "-(-block_n // block_m)"),
-    "without a mask the steps are counted as with one: there is no diagonal to cross, so it is one step": ((f"    {NEITHER}:\n        "
-                                                                                                           f"return 1\n"), ""),
-    "a kernel without a mask takes no step: its last block of keys may be ragged, so it takes one": ("return 1", "return 0"),
-    "without a mask it is one step, whether the lengths fill their blocks or not: Is_even_MN does not matter there": (
-        "return 1", "return int(not is_even)"),
+    "q kᵀ: that line multiplies p by v, which gemm_rs says: its first factor is in registers (r), its second in shared memory (s)": (
+        '"q kᵀ": ("kernel", 319)', '"q kᵀ": ("kernel", 367)'),
+    "load k: that copies v: `tVgV` is v in global memory, as the habits of CuTe's names say": ('"kernel", 335', '"kernel", 310'),
+    "load v: that copies k, the next block's: `tKgK` is k in global memory": ('"load v": ("kernel", 310)', '"load v": ("kernel", 335)'),
+    "mask: that is the second loop, from line 378 on: take the first, which has the masks of a causal kernel": ('"kernel", 328', '"kernel", 403'),
+    "scale: gemm multiplies q by k alone, without the scale": ('("softmax", 88)', '("kernel", 319)'),
+    "alpha · acc: softmax_rescale_o is called there, and acc is rescaled inside it, in softmax.h": ('("softmax", 160)', '("kernel", 344)'),
+    "alpha: that line multiplies l by alpha, which stands above it": ('"softmax", 157', '"softmax", 158'),
+    "p: that exponential is alpha's: it takes a maximum, not the scores": ('"p": ("softmax", 162)', '"p": ("softmax", 157)'),
+    "p v: that line only rounds p to fp16 or bf16: the product comes after it": ('"p v": ("kernel", 367)', '"p v": ("kernel", 347)'),
+    "l: softmax_rescale_o doesn't add over threads: quad_allreduce_ does that once, after the loop": ('("softmax", 165)', '("softmax", 172)'),
 }  # fmt: skip
+WORDS = {
+    "load k": "a tile of k comes from global memory: a copy of `tKgK`",
+    "q kᵀ": "acc_s, the scores, are the result of a matmul in the first loop",
+    "scale": "the scale comes with the exponential, as in (8.3)",
+    "mask": "scores that a row doesn't see become −∞ after the first matmul",
+    "m": "the new maximum is a reduction of the scores, in softmax_rescale_o",
+    "alpha": "alpha is the exponential of the old maximum minus the new one",
+    "p": "all scores become exponentials at once, in softmax_rescale_o",
+    "l": "the sum of p joins row_sum, in softmax_rescale_o",
+    "alpha · acc": "acc_o is multiplied by alpha, in softmax_rescale_o",
+    "load v": "a tile of v comes from global memory: a copy of `tVgV`",
+    "p v": "the second matmul adds to acc_o",
+}
 
 
-def truth(block_m, block_n, is_causal, is_local, is_even):
-    crossed = len(range(0, block_m, block_n))
-    return (crossed + 1 if is_local else crossed + (not is_even)) if is_causal or is_local else 1
+def truth(step):
+    return step
+
+
+def adapt(answer):
+    """What the line does that the answer names, so that a message tells this, and not the right line."""
+
+    @functools.wraps(answer)
+    def what_it_does(step):
+        found = answer(step)
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            return found
+        found, steps = tuple(found), (step, *WORDS)
+        exact = [other for other in steps if found == fa2_line(other)]
+        near = [other for other in steps if found in ALSO.get(other, ())]
+        return step if step in near else (*exact, *near, "line {1} of {0}".format(*found))[0]
+
+    return what_it_does
 
 
 def inputs():
-    def steps(block_m, block_n, *, causal=False, local=False, even=True, **options):
-        words = "causal" if causal else "a window" if local else "no mask"
-        lengths = "lengths that fill their blocks" if even else "ragged lengths"
-        return case(block_m, block_n, causal, local, even, on=f"{words}, blocks of {block_m} x {block_n}, {lengths}", **options)
-
-    even = "the diagonal starts at a block's edge, so that none is added to the {} of {} keys that it crosses in {} rows"
-    yield steps(128, 32, causal=True, otherwise=even.format(4, 32, 128))
-    yield steps(96, 64, causal=True, otherwise=even.format(2, 64, 96))
-    yield steps(64, 128, causal=True, otherwise=even.format(1, 128, 64))
-    yield steps(128, 32, causal=True, even=False, otherwise="the diagonal may start inside a block: it crosses one more")
-    yield steps(96, 64, local=True, even=False, otherwise="a window: one block more than the diagonal crosses")
-    yield steps(128, 32, local=True, otherwise="a window: one block more than the diagonal crosses, Is_even_MN or not")
-    yield steps(128, 32, otherwise="no mask and no window: one step, for a last block that may be ragged")
-    yield steps(128, 32, even=False, otherwise="no mask and no window: one step, Is_even_MN or not")
-    for _ in range(20):
-        causal, local = random.choice(((True, False), (False, True), (False, False)))
-        half = 16 * random.randint(1, 8)  # so that an even kernel's diagonals cross no more than it masks
-        yield steps(half * random.randint(1, 6), 2 * half, causal=causal, local=local, even=random.random() < 0.5, fresh=True)
+    for step, words in WORDS.items():
+        yield case(step, otherwise=words)
 
 
 EXERCISE = Exercise(
     id="12.1",
-    task="Read in FA2's source how many key blocks its loop with masks takes, and write that number in Python.",
+    task="Find the lines of your loop in FA2's.",
     hints=(
-        (
-            "Search flash_fwd_kernel.h for n_masking_steps: it is set right before the first of the two loops. `a ? b : c` is `b if a else "
-            "c` in Python."
-        ),
-        "There are three cases: no causal mask and no window; causal, with lengths that fill their blocks; and all others.",
-        "ceil_div(a, b) is -(-a // b). The three cases give 1, ceil_div(block_m, block_n), and one more than that.",
+        "Start at line 302 of flash_fwd_kernel.h: names say what is copied (`tKgK`, `tVgV`), multiplied (`gemm`) and masked.",
+        "Between the two matmuls one function is called that isn't in this file: softmax_rescale_o, in softmax.h from line 137 on. Take its "
+        "branch for all blocks but the first.",
+        "The scale isn't in the matmul: look for the line of scale_apply_exp2 that calls exp2f.",
     ),
-    solution=n_masking_steps,
-    reasoning="The diagonal of a block of rows crosses block_m / block_n blocks of keys, rounded up. That is enough if it starts at a "
-    "block's edge. It is moved by S_k − S_q, so with ragged lengths it may start inside a block and cross one more. The number is a "
-    "constant of the compiled kernel, which serves all lengths of its kind, so it must cover the worst of them.",
+    solution=fa2_line,
+    reasoning="The order is yours but for the copies, which start one matmul before they are needed. alpha · acc stands inside the softmax, "
+    "because there each thread has its rows' alpha in registers.",
     inputs=inputs,
     truth=truth,
-    rule="1 without mask and window; else ⌈block_m / block_n⌉, and one more unless the kernel is causal and Is_even_MN",
+    rule="the line does that step, for a block that isn't the first, in the loop with masks or in a function that it calls",
+    adapt=adapt,
     mistakes=MISTAKES,
     exact=True,
 )

@@ -1,0 +1,139 @@
+"""Chapter 12: where each line of the forward kernel's lines stands in the official source, flash-attention at v2.8.3.
+
+Names and line numbers alone, none of its code: `both` reads that from a checkout on the reader's own disk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fa_tutorial.source import source_of
+
+VERSION = "2.8.3"
+REPOSITORY = "https://github.com/Dao-AILab/flash-attention"
+HOW = f"""No flash-attention {VERSION} found. From the course's folder, this puts one beside it:
+    git clone --depth 1 --branch v{VERSION} {REPOSITORY} ../flash-attention
+If it lies elsewhere, set FLASH_ATTENTION to its folder before you start Jupyter."""
+KERNEL, LAUNCH, SOFTMAX, MASK = (
+    f"csrc/flash_attn/src/{name}.h" for name in ("flash_fwd_kernel", "flash_fwd_launch_template", "softmax", "mask")
+)
+
+
+class Place(NamedTuple):
+    """Lines first … last of a file, and a word of theirs: the function that is called, or the variable."""
+
+    file: str
+    first: int
+    last: int
+    word: str
+
+
+# A line of ours, by its beginning, which is its only one -> where its like stands.
+PLACES: dict[str, dict[str, tuple[Place, ...]]] = {
+    "attend": {
+        "rows = ": (Place(KERNEL, 309, 316, "Is_even_MN"),),
+        "k_tile = ": (Place(KERNEL, 269, 270, "copy"), Place(KERNEL, 335, 335, "copy")),
+        "s = scale": (Place(KERNEL, 319, 322, "gemm"),),
+        "if MASK": (Place(KERNEL, 302, 302, "masking_step"),),
+        "s = tl.where": (Place(KERNEL, 328, 330, "apply_mask"),),
+        "p, m, l, alpha": (Place(KERNEL, 342, 344, "softmax_rescale_o"),),
+        "acc = acc * alpha": (Place(SOFTMAX, 160, 160, "acc_o_rowcol"),),
+        "v_tile = ": (Place(KERNEL, 310, 315, "copy"),),
+        "acc = dot": (Place(KERNEL, 347, 347, "convert_type"), Place(KERNEL, 367, 367, "gemm_rs")),
+    },
+    "softmax_step": {
+        "m_new = ": (Place(SOFTMAX, 148, 148, "reduce_max"),),
+        "shift = ": (Place(SOFTMAX, 76, 76, "max_scaled"), Place(SOFTMAX, 154, 156, "scores_max_cur")),
+        "p = ": (Place(SOFTMAX, 162, 162, "scale_apply_exp2"), Place(SOFTMAX, 88, 88, "exp2f")),
+        "alpha = ": (Place(SOFTMAX, 157, 157, "scores_scale"),),
+        "return ": (Place(SOFTMAX, 158, 158, "row_sum"), Place(SOFTMAX, 165, 165, "reduce_sum")),
+    },
+    "flash_forward_kernel": {
+        "row_blocks = ": (Place(LAUNCH, 63, 63, "num_m_block"),),
+        "start_m = ": (Place(KERNEL, 1077, 1077, "m_block"),),
+        "b, h = ": (Place(KERNEL, 1079, 1081, "bidb"),),
+        "h_k = ": (Place(KERNEL, 148, 148, "h_h_k_ratio"),),
+        "q_tile = ": (Place(KERNEL, 250, 251, "copy"),),
+        "m = tl.full": (Place(KERNEL, 285, 285, "Softmax"),),
+        "l = tl.zeros": (Place(SOFTMAX, 132, 132, "row_sum"),),
+        "acc = tl.zeros": (Place(KERNEL, 283, 283, "clear"),),
+        "last_seen = tl.full": (Place(KERNEL, 288, 288, "Mask"),),
+        "full, end = ": (Place(KERNEL, 84, 84, "n_block_max"),),
+        "if IS_CAUSAL": (Place(KERNEL, 85, 85, "Is_causal"),),
+        "last_seen = offs_m": (Place(MASK, 173, 173, "col_idx_limit_right"),),
+        "full = ": (Place(KERNEL, 298, 300, "n_masking_steps"),),
+        "end = ": (Place(KERNEL, 86, 87, "n_block_max"),),
+        "for start_n in range(0, full": (Place(KERNEL, 378, 378, "n_block"),),
+        "for start_n in tl.range(full": (Place(KERNEL, 302, 302, "masking_step"),),
+        "l_or_one = ": (Place(SOFTMAX, 179, 179, "inv_sum"),),
+        "store_tile(o": (Place(SOFTMAX, 183, 183, "acc_o_rowcol"), Place(KERNEL, 491, 493, "copy")),
+        "lse = ": (Place(SOFTMAX, 180, 180, "lse"),),
+        "tl.store(lse": (Place(KERNEL, 477, 477, "gLSE"),),
+    },
+}
+
+
+def lines_of(kernel: Any) -> list[tuple[str, tuple[Place, ...]]]:
+    """The statements of a kernel of PLACES, each on one line, without its docstring and comments that hold no equation,
+    and each one's places."""
+    places = PLACES[kernel.__name__]
+    lines, open_code = [], ""
+    for line in source_of(kernel).rpartition('"""')[2].splitlines():
+        code, _, comment = line.replace("  # fmt: skip", "").partition("  # ")
+        code = f"{open_code} {code.strip()}" if open_code else code
+        open_code = code if code.count("(") > code.count(")") else ""
+        if not code.strip() or open_code:
+            continue
+        equation = re.search(r"\([45]\.\d\)", comment)
+        found = [where for start, where in places.items() if code.strip().startswith(start)]
+        lines.append((f"{code}  # {equation[0]}" if equation else code, found[0] if found else ()))
+    return lines
+
+
+def beside(kernel: Any) -> str:
+    """A table in Markdown: each line of the kernel, and links to its like at v2.8.3."""
+    rows = ["| yours | theirs |", "|:---|:---|"]
+    for code, places in lines_of(kernel):
+        indent = "\u00a0" * (len(code) - len(code.lstrip()) - 4)
+        links = (
+            f"[{numbers(place)}]({REPOSITORY}/blob/v{VERSION}/{place.file}#L{place.first}-L{place.last}) `{place.word}`"
+            for place in places
+        )
+        rows.append(f"| `{indent}{code.strip()}` | {', '.join(links)} |")
+    return "\n".join(rows)
+
+
+def numbers(place: Place) -> str:
+    """flash_fwd_kernel.h:319–322"""
+    last = "" if place.last == place.first else f"–{place.last}"
+    return f"{Path(place.file).name}:{place.first}{last}"
+
+
+def checkout() -> Path | None:
+    """A folder of flash-attention 2.8.3: $FLASH_ATTENTION, or flash-attention beside this folder or one above it."""
+    near = (folder / "flash-attention" for folder in (Path.cwd(), *Path.cwd().parents))
+    for folder in (Path(os.environ.get("FLASH_ATTENTION", "flash-attention")), *near):
+        version = folder / "flash_attn" / "__init__.py"
+        if version.is_file() and f'__version__ = "{VERSION}"' in version.read_text(encoding="utf-8"):
+            return folder
+    return None
+
+
+def both(kernel: Any, width: int = 105) -> str:
+    """The kernel's lines, each over its like in the reader's checkout, cut to `width` characters; how to get one where
+    there is none."""
+    folder = checkout()
+    if folder is None:
+        return HOW
+    rows = []
+    for code, places in lines_of(kernel):
+        rows.append(code)
+        for place in places:
+            theirs = (folder / place.file).read_text(encoding="utf-8").splitlines()[place.first - 1 : place.last]
+            theirs = textwrap.dedent("\n".join(theirs)).splitlines()
+            rows += [f"        │ {numbers(place)}", *(f"        │     {line}"[:width] for line in theirs)]
+    return "\n".join(rows)

@@ -1,0 +1,73 @@
+"""The lines of the forward kernel beside the official source's, which a fake checkout stands for."""
+
+import re
+
+import pytest
+
+from fa_tutorial import reading
+
+forward = pytest.importorskip("fa_tutorial.forward")
+KERNELS = forward.attend, forward.softmax_step, forward.flash_forward_kernel
+each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
+
+
+def checkout_in(folder, version=reading.VERSION):
+    """Files of 2,000 numbered lines."""
+    for file in (reading.KERNEL, reading.LAUNCH, reading.SOFTMAX, reading.MASK):
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{path.stem} line {number}\n" for number in range(1, 2001)))
+    (folder / "flash_attn").mkdir()
+    (folder / "flash_attn" / "__init__.py").write_text(f'__version__ = "{version}"\n')
+
+
+@each_kernel
+def test_each_place_belongs_to_one_line(kernel):
+    placed = [places for _, places in reading.lines_of(kernel) if places]
+    assert sorted(placed) == sorted(reading.PLACES[kernel.__name__].values())
+
+
+def test_every_equation_of_the_loop_has_a_place():
+    numbered = [(code, places) for kernel in KERNELS for code, places in reading.lines_of(kernel) if "# (4." in code]
+    assert len(numbered) >= 6 and all(places for _, places in numbered)
+
+
+@each_kernel
+def test_a_table_links_each_place(kernel):
+    found = re.findall(r"blob/v2\.8\.3/(\S+)#L(\d+)-L(\d+)\)", reading.beside(kernel))
+    places = [place for _, places in reading.lines_of(kernel) for place in places]
+    assert found == [(place.file, str(place.first), str(place.last)) for place in places]
+
+
+@each_kernel
+def test_both_stand_below_each_other(kernel, tmp_path, monkeypatch):
+    checkout_in(tmp_path / "flash-attention")
+    (tmp_path / "course" / "work").mkdir(parents=True)
+    monkeypatch.delenv("FLASH_ATTENTION", raising=False)
+    monkeypatch.chdir(tmp_path / "course" / "work")
+    shown = reading.both(kernel)
+    for code, places in reading.lines_of(kernel):
+        after = shown.partition(f"{code}\n")[2] if places else ""
+        for place in places:
+            stem = place.file.rpartition("/")[2].removesuffix(".h")
+            theirs = [f"{stem} line {number}" for number in range(place.first, place.last + 1)]
+            assert re.findall(rf"{stem} line \d+", after.partition(reading.numbers(place))[2])[: len(theirs)] == theirs
+
+
+@pytest.mark.parametrize("version", [None, "2.8.2"])
+def test_without_a_checkout_of_the_version_it_says_how(version, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLASH_ATTENTION", str(tmp_path / "elsewhere"))
+    if version:
+        checkout_in(tmp_path / "elsewhere", version)
+    assert "git clone" in reading.both(forward.attend) and "line 319" not in reading.both(forward.attend)
+
+
+def test_words_stand_in_their_lines():
+    folder = reading.checkout()
+    if folder is None:
+        pytest.skip("no checkout of flash-attention 2.8.3 here")
+    for places in (places for of_kernel in reading.PLACES.values() for places in of_kernel.values()):
+        for place in places:
+            lines = (folder / place.file).read_text(encoding="utf-8").splitlines()[place.first - 1 : place.last]
+            assert place.word in "\n".join(lines), place
