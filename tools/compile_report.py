@@ -162,7 +162,8 @@ def variant_kernels(capability: int) -> Iterator[Call]:
             "window": {},
             "scores": {"softcap": 30.0, "alibi_slopes": per_head, "sinks": per_head[0]},
             "attn_mask": {"attn_mask": q[:, :, :, :1].expand(1, HEADS, LENGTH, LENGTH)},
-            "booleans": {"attn_mask": (q[:, :1, :, :1] > 0).mT},
+            "booleans": {"attn_mask": (q[:, :1, :, :1] > 0).expand(-1, -1, -1, LENGTH)},
+            "keys": {"attn_mask": (q[:, :1, :, :1] > 0).mT.expand(-1, -1, LENGTH, -1)},
             "dropout": {"rng": torch.empty(2, dtype=torch.int64, device="meta"), "dropout_p": 0.25},
             "packed": {"cu_q": bounds, "cu_k": bounds},
         }.items():
