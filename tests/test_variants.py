@@ -112,7 +112,7 @@ def test_a_mask_of_keys_leaves_the_same_tiles_as_its_pairs_do(left, right, of_ke
     """Asked by keys and corners, or pair by pair; only a tile of which the one shows some keys and the other others may be listed too."""
     q, k = torch.empty(2, 2, 70, 16, device=DEVICE), torch.empty(2, 2, 90, 16, device=DEVICE)
     keys = randn(2, 1, 1, 90, dtype=SINGLE, seed=3) > 0.5
-    keys[0, ..., 32:64], keys[1, ..., 16:48] = True, False
+    keys[0, ..., 32:64], keys[0, ..., 80:], keys[1, ..., 16:48] = True, True, False
     chosen = variants.Options(None, None, check_mask(keys, q, k), None, None, None, left, right, None, 0.0, 0.25)
     _, _, block_mask = variants.plan(q, k, chosen)
     assert block_mask.keys_alone
