@@ -106,6 +106,23 @@ def test_a_mask_of_keys_skips_the_tiles_that_it_hides():
     assert (mixed, whole) == ([[0] * 3, [1] * 3], [[2] * 3, [7] * 3])
 
 
+@pytest.mark.parametrize("of_keys", [False, True])
+@pytest.mark.parametrize(("left", "right"), [(-1, -1), (-1, 0), (40, -1), (3, 9)])
+def test_a_mask_of_keys_leaves_the_same_tiles_as_its_pairs_do(left, right, of_keys):
+    """Asked by keys and corners, or pair by pair; only a tile of which the one shows some keys and the other others may be listed too."""
+    q, k = torch.empty(2, 2, 70, 16, device=DEVICE), torch.empty(2, 2, 90, 16, device=DEVICE)
+    keys = randn(2, 1, 1, 90, dtype=SINGLE, seed=3) > 0.5
+    keys[0, ..., 32:64], keys[0, ..., 80:], keys[1, ..., 16:48] = True, True, False
+    chosen = variants.Options(None, None, check_mask(keys, q, k), None, None, None, left, right, None, 0.0, 0.25)
+    _, _, block_mask = variants.plan(q, k, chosen)
+    assert block_mask.keys_alone
+    by_keys = lists_of(block_mask.make(16, 16, of_keys))
+    by_pairs = lists_of(dataclasses.replace(block_mask, keys_alone=False).make(16, 16, of_keys))
+    for (mixed, whole), (wanted, wanted_whole) in zip(by_keys, by_pairs, strict=True):
+        assert whole == wanted_whole and set(mixed) >= set(wanted)
+    assert sum(len(mixed) for mixed, _ in by_keys) <= 1.2 * sum(len(mixed) for mixed, _ in by_pairs)
+
+
 def test_rows_that_see_no_key():
     """Without a sink o = 0 and lse = −inf; with one lse is the sink."""
     tensors = BLIND_BUT_FOR_SINKS.inputs()
@@ -597,7 +614,7 @@ MUTATIONS = {
     "whole tiles from the front": (forward, "forward_kernel", "attend_tiles", "tile 2", ("tl.load(index + t, mask=t < count, "
                                                                                         "other=0)"), WINDOW),
     "the sink is forgotten": (forward, "forward_kernel", "forward_kernel", "l 2", "0.0", BLIND_BUT_FOR_SINKS),
-    "every tile is whole": (tile_lists, "tile_lists_kernel", "tile_lists_kernel", "is_whole", "pairs > 0", WINDOW),
+    "every tile is whole": (tile_lists, "tile_lists_kernel", "ask_every_pair", "return", "(pairs > 0, pairs > 0)", WINDOW),
     "keys beyond S_k": (tile_lists, "tile_lists_kernel", "seen_pairs", "inside 1", "i < S_q + 0 * j", SOFTCAP),
     "dkdv: no mask": (backward, "dkdv_kernel", "score_gradient", "if MASK", "False", WINDOW),
     "dkdv: the group's first head": (backward, "dkdv_kernel", "dkdv_kernel", "h", "h_k * GROUP", WINDOW),

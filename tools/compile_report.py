@@ -158,11 +158,13 @@ def variant_kernels(capability: int) -> Iterator[Call]:
     for D in (64, 128, MAX_D) if capability == hardware.HOPPER_CAPABILITY else (128, MAX_D):
         q, k, v, o, do, lse = inputs(torch.float16, D)
         bounds, per_head = torch.empty(9, dtype=torch.int32, device="meta"), lse[0, :, :1].mT
+        seen = (q[:, :1, :, :1] > 0).view(torch.uint8)
         for words, given in {
             "window": {},
             "scores": {"softcap": 30.0, "alibi_slopes": per_head, "sinks": per_head[0]},
             "attn_mask": {"attn_mask": q[:, :, :, :1].expand(1, HEADS, LENGTH, LENGTH)},
-            "booleans": {"attn_mask": (q[:, :1, :, :1] > 0).mT},
+            "booleans": {"attn_mask": seen.expand(-1, -1, -1, LENGTH)},
+            "keys": {"attn_mask": seen.mT.expand(-1, -1, LENGTH, -1)},
             "dropout": {"rng": torch.empty(2, dtype=torch.int64, device="meta"), "dropout_p": 0.25},
             "packed": {"cu_q": bounds, "cu_k": bounds},
         }.items():
@@ -278,7 +280,7 @@ def accepted_spills(row: Row) -> int:
 
 def is_heavy(row: Row) -> bool:
     """The variants whose numbers for each pair, loaded or drawn, cost more than the products that wait for them."""
-    return row.kernel.startswith("variants.") and row.case.endswith(("dropout", "attn_mask"))
+    return row.kernel.startswith("variants.") and row.case.endswith(("dropout", "attn_mask", "booleans", "keys"))
 
 
 def faults(row: Row) -> list[str]:

@@ -73,7 +73,8 @@ def plan(q: torch.Tensor, k: torch.Tensor, options: Options) -> tuple[Mods, Aux,
         mask = packed_block_mask(options.cu_q, options.cu_k, S_q, S_k, left, right)
     elif given is not None and given.dtype == torch.uint8:
         aux = Aux(offset=S_k - S_q, left=left, right=right, attn_mask=given, **strides)
-        mask = BlockMask(allowed_in_window, aux, *given.shape[:2], S_q, S_k, q.device)
+        keys_alone = given.stride(2) == 0  # (B, 1, 1, S_k): the same for every query
+        mask = BlockMask(allowed_in_window, aux, *given.shape[:2], S_q, S_k, q.device, keys_alone=keys_alone)
     else:
         mask = window_block_mask(left, right, S_q, S_k, q.device)
     aux = mask.aux._replace(attn_mask=given, **strides)

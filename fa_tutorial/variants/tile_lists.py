@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fa_tutorial.hardware import require_triton
+from fa_tutorial.variants.mods import mask_pointers
 
 triton = require_triton("Chapter 10 (fa_tutorial.variants)")
 import triton.language as tl  # noqa: E402
@@ -57,13 +58,43 @@ def seen_pairs(b, h, i, j, aux, S_q, S_k, MASK_MOD: tl.constexpr):
 
 
 @triton.jit
-def tile_lists_kernel(tiles, aux, H, S_q, S_k, MASK_MOD: tl.constexpr, RANGE: tl.constexpr, OF_KEYS: tl.constexpr,
+def ask_every_pair(b, h, start_m, start_n, aux, S_q, S_k, MASK_MOD: tl.constexpr,
+                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """(whether any pair of a tile is seen, whether all are)."""
+    i = start_m + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
+    j = start_n + tl.arange(0, BLOCK_N)[None, :]  # [1, BLOCK_N]
+    pairs = tl.sum(tl.sum(seen_pairs(b, h, i, j, aux, S_q, S_k, MASK_MOD).to(tl.int32), axis=1), axis=0)
+    return pairs > 0, pairs == BLOCK_M * BLOCK_N
+
+
+@triton.jit
+def ask_keys(b, h, start_m, start_n, aux, S_q, S_k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """ask_every_pair of mods.allowed_in_window, where attn_mask is the same for every query, from BLOCK_N looks and the
+    window's two corners. A tile may count as seen that shows no pair: where attn_mask and the window show other keys.
+    """
+    j = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    keys = tl.load(mask_pointers(b, h, j * 0, j, aux), mask=j < S_k, other=0)  # [BLOCK_N], 1: seen
+    shown = tl.sum(keys.to(tl.int32), axis=0)
+    is_needed, is_whole = shown > 0, (shown == BLOCK_N) & (start_m + BLOCK_M <= S_q)
+    least = start_n - (tl.minimum(start_m + BLOCK_M, S_q) - 1 + aux.offset)  # distance of first key and last query
+    largest = tl.minimum(start_n + BLOCK_N, S_k) - 1 - (start_m + aux.offset)  # of last key and first query
+    if aux.left is not None:
+        is_needed, is_whole = is_needed & (largest >= -aux.left), is_whole & (least >= -aux.left)
+    if aux.right is not None:
+        is_needed, is_whole = is_needed & (least <= aux.right), is_whole & (largest <= aux.right)
+    return is_needed, is_whole
+
+
+@triton.jit
+def tile_lists_kernel(tiles, aux, H, S_q, S_k, MASK_MOD: tl.constexpr, KEYS_ALONE: tl.constexpr,
+                      RANGE: tl.constexpr, OF_KEYS: tl.constexpr,
                       BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
     """Write one block's two lists: a query block's over tiles of keys, or (OF_KEYS) a key block's over tiles of
     queries.
 
-    RANGE: None, or a function (first, last, aux, OF_KEYS) of a block's rows that gives the rows of the other side that
-    it can see: from the first one to before the second. Grid: (blocks · batch entries · heads of the lists,).
+    KEYS_ALONE: the mask is one for ask_keys. RANGE: None, or a function (first, last, aux, OF_KEYS) of a block's rows
+    that gives the rows of the other side that it can see: from the first one to before the second. Grid: (blocks ·
+    batch entries · heads of the lists,).
     """
     S, across_S = (S_k, S_q) if OF_KEYS else (S_q, S_k)
     ROWS: tl.constexpr = BLOCK_N if OF_KEYS else BLOCK_M
@@ -78,11 +109,12 @@ def tile_lists_kernel(tiles, aux, H, S_q, S_k, MASK_MOD: tl.constexpr, RANGE: tl
         first, end = tl.maximum(first, 0) // COLUMNS, tl.cdiv(tl.minimum(end, across_S), COLUMNS)
     mixed, whole = 0, 0
     for tile in range(first, end):
-        i = (tile if OF_KEYS else block) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
-        j = (block if OF_KEYS else tile) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]  # [1, BLOCK_N]
-        pairs = tl.sum(tl.sum(seen_pairs(b, h, i, j, aux, S_q, S_k, MASK_MOD).to(tl.int32), axis=1), axis=0)
-        is_whole = pairs == BLOCK_M * BLOCK_N
-        is_mixed = (pairs > 0) & (pairs < BLOCK_M * BLOCK_N)
+        start_m, start_n = (tile if OF_KEYS else block) * BLOCK_M, (block if OF_KEYS else tile) * BLOCK_N
+        if KEYS_ALONE:
+            is_needed, is_whole = ask_keys(b, h, start_m, start_n, aux, S_q, S_k, BLOCK_M, BLOCK_N)
+        else:
+            is_needed, is_whole = ask_every_pair(b, h, start_m, start_n, aux, S_q, S_k, MASK_MOD, BLOCK_M, BLOCK_N)
+        is_mixed = is_needed & (is_whole == 0)
         tl.store(index + mixed, tile, mask=is_mixed)
         tl.store(index + tiles.across - 1 - whole, tile, mask=is_whole)
         mixed += is_mixed.to(tl.int32)
@@ -99,7 +131,7 @@ class BlockMask:
     Lists that a CUDA graph makes aren't kept: their memory is the graph's, and nothing is in it until the graph is
     replayed. B, H: 1 where the mask is the same for every batch entry or head; None for as many as a call has, see
     of_call.
-    range: None, or tile_lists_kernel's RANGE.
+    range: None, or tile_lists_kernel's RANGE; keys_alone: its KEYS_ALONE.
     """
 
     mask: Any
@@ -110,6 +142,7 @@ class BlockMask:
     S_k: int
     device: torch.device
     range: Any = None
+    keys_alone: bool = False
     made: dict = field(default_factory=dict)
 
     def of_call(self, B: int, H: int) -> BlockMask:
@@ -141,7 +174,7 @@ class BlockMask:
         stride_b, stride_h = (H * blocks if B > 1 else 0), (blocks if H > 1 else 0)
         tiles = TileLists(index, count, B * H * blocks, stride_b, stride_h, across)
         tile_lists_kernel[(blocks * B * H,)](
-            tiles, self.aux, H, self.S_q, self.S_k, MASK_MOD=self.mask, RANGE=self.range, OF_KEYS=of_keys,
-            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
+            tiles, self.aux, H, self.S_q, self.S_k, MASK_MOD=self.mask, KEYS_ALONE=self.keys_alone,
+            RANGE=self.range, OF_KEYS=of_keys, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=8,
         )  # fmt: skip
         return tiles

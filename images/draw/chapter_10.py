@@ -69,3 +69,36 @@ def draw_cu_seqlens() -> Figure:
         write(ax, left + bound * side, top + side + 0.52, f"{bound}", BODY, weight="bold")
     legend(ax, 1.25, ((3.3, {"hatch": MASKED}, "padding: computed, and thrown away"),))
     return figure
+
+
+# Block of queries 4 of 6 under a causal window of 48 keys, in tiles of 16 × 16: each tile of keys' kind.
+KINDS = ("skipped", "mixed", "whole", "whole", "mixed", "skipped")
+LOOKS = {"skipped": {}, "mixed": {"colour": "orange", "share": 0.6}, "whole": {"colour": "sky", "share": 0.6}}
+
+
+@image("10_tile_lists.png")
+def draw_tile_lists() -> Figure:
+    """One row of tiles, and the row of index that holds its two lists."""
+    side, left, top = 0.8, 2.9, 0.45
+    figure, ax = canvas(3.75)
+    mixed, whole = ([tile for tile, found in enumerate(KINDS) if found == kind] for kind in ("mixed", "whole"))
+    write(ax, left - 0.2, top + side / 2, "tiles of keys that\nqueries 64 … 79 need", BODY, ha="right")
+    for tile, kind in enumerate(KINDS):
+        box(ax, left + tile * side, top, side, side, **LOOKS[kind])
+        write(ax, left + (tile + 0.5) * side, top - 0.2, f"{tile}", BODY)
+        write(ax, left + (tile + 0.5) * side, top + side / 2, kind, BODY)
+    below = top + 1.75
+    write(ax, left - 0.2, below + side / 2, "row 4 of index", BODY, ha="right", weight="bold")
+    places = mixed + [None] * (len(KINDS) - len(mixed) - len(whole)) + whole[::-1]
+    for place, tile in enumerate(places):
+        look = {} if tile is None else LOOKS[KINDS[tile]]
+        box(ax, left + place * side, below, side, side, "" if tile is None else f"{tile}", **look)
+        if tile is not None:
+            arrow(ax, (left + (tile + 0.5) * side, top + side + 0.04), (left + (place + 0.5) * side, below - 0.04))
+    end = left + len(KINDS) * side
+    under = below + side + 0.3
+    arrow(ax, (left + 0.1, under), (left + len(mixed) * side - 0.1, under))
+    write(ax, left, under + 0.3, f"mixed: step +1, count {len(mixed)}", BODY, ha="left")
+    arrow(ax, (end - 0.1, under), (end - len(whole) * side + 0.1, under))
+    write(ax, end, under + 0.3, f"whole: step −1, count {len(whole)}", BODY, ha="right")
+    return figure

@@ -1,5 +1,5 @@
-"""Right answers to chapter 10 in other words: a window by absolute keys, tiles by a loop, a list walked backwards, 1 / cosh², a sink as a
-column, a bisection."""
+"""Right answers to chapter 10 in other words: a window by absolute keys, tiles by a loop, a list walked backwards, 1 / cosh², gradients
+before the mask, a sink as a column, delta from p and dp."""
 
 import torch
 from edits import edit
@@ -13,18 +13,29 @@ def window_by_keys(b, h, i, j, aux):
     return tl.where(j > own, False, j >= own - aux[0])
 
 
-def tile_kinds_by_loop(seen, block_m, block_n):
-    kinds = []
-    for rows in seen.split(block_m):
-        for tile in rows.split(block_n, dim=1):
-            kinds.append(0 if not tile.any() else 2 if tile.sum() == block_m * block_n else 1)
-    return torch.tensor(kinds).view(-(-seen.shape[0] // block_m), -1)
+def window_kinds_by_loop(left, S, block_m, block_n):
+    kinds = torch.zeros(S // block_m, S // block_n, dtype=torch.int64)
+    for row in range(S // block_m):
+        first, last = row * block_m, row * block_m + block_m - 1
+        for tile in range(max(0, first - left) // block_n, last // block_n + 1):
+            is_whole = tile * block_n + block_n - 1 <= first and tile * block_n >= last - left
+            kinds[row, tile] = 2 if is_whole else 1
+    return kinds
 
 
 @triton.jit
-def cap_grad_by_exponentials(s, b, h, i, j, aux):
-    e = tl.exp(-2 * tl.abs(s) / aux[0])
-    return 4 * e / ((1 + e) * (1 + e))
+def soft_cap_by_exponentials(s, b, h, i, j, aux):
+    e = tl.exp(-2 * tl.abs(s) / aux[2])
+    t = tl.where(s < 0, -1.0, 1.0) * (1 - e) / (1 + e)
+    return t * aux[2], 4 * e / ((1 + e) * (1 + e))
+
+
+@triton.jit
+def gradients_then_mask(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constexpr, SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr):
+    seen = MASK_MOD(b, h, i, j, aux)
+    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)
+    ds = SCORE_GRAD(s, b, h, i, j, aux) * (dp - delta) * p
+    return tl.where(seen, p, 0.0), tl.where(seen, ds, 0.0)
 
 
 def sink_gradient_as_a_column(o, do, lse, sinks):
@@ -32,17 +43,18 @@ def sink_gradient_as_a_column(o, do, lse, sinks):
     return torch.einsum("bhs,bhsd,bhsd->h", shares, o, -do)
 
 
-def key_range_by_bisection(cu_q, cu_k):
-    own = torch.searchsorted(cu_q, torch.arange(int(cu_q[-1]), dtype=cu_q.dtype), right=True) - 1
-    return cu_k[own], cu_k[own + 1]
+def dropout_gradients_by_rows_of_p(p, z, v, o, do):
+    dp = torch.einsum("md,nd->mn", do, v) * z
+    return torch.einsum("mn,md->nd", p * z, do), p * dp - p * (p * dp).sum(-1)[:, None]
 
 
 RIGHT_ANSWERS = (
     ("10.1", window_by_keys),
-    ("10.2", tile_kinds_by_loop),
+    ("10.2", window_kinds_by_loop),
     edit("10.3", "backwards", ("for t in range(count):", "while count > 0:\n        count -= 1"),
          ("row * across + t", "row * across + count")),
-    ("10.4", cap_grad_by_exponentials),
-    ("10.5", sink_gradient_as_a_column),
-    ("10.6", key_range_by_bisection),
+    ("10.4", soft_cap_by_exponentials),
+    ("10.5", gradients_then_mask),
+    ("10.6", sink_gradient_as_a_column),
+    ("10.7", dropout_gradients_by_rows_of_p),
 )  # fmt: skip

@@ -1,16 +1,24 @@
-"""Chapter 10: mods that are plain functions, stop, or ask for a tile's truth value; missing brackets; kinds as floats; a list found by the
-program's number; an exponential that overflows; sequences' first keys alone.
+"""Chapter 10: mods that are plain functions, stop, or ask for a tile's truth value; missing brackets; kinds as floats, or by all pairs; a
+list found by the program's number; an exponential that overflows; one result in place of two.
 """
 
+import torch
 from edits import edit
 
 from fa_tutorial.matmul import tl, triton
 
 
 @triton.jit
-def cap_grad_by_growing_exponentials(s, b, h, i, j, aux):
-    e = tl.exp(2 * s / aux[0])
-    return 4 * e / ((e + 1) * (e + 1))
+def soft_cap_by_growing_exponentials(s, b, h, i, j, aux):
+    e = tl.exp(2 * s / aux[2])
+    return aux[2] * (e - 1) / (e + 1), 4 * e / ((e + 1) * (e + 1))
+
+
+def window_kinds_by_pairs(left, S, block_m, block_n):
+    distance = torch.arange(S) - torch.arange(S)[:, None]
+    seen = ((distance <= 0) & (distance >= -left)).view(S // block_m, block_m, S // block_n, block_n)
+    pairs = seen.sum(dim=(1, 3))
+    return (pairs > 0).int() + (pairs == block_m * block_n).int()
 
 
 BOTH = "(distance <= 0) & (distance >= -aux[0])"
@@ -28,6 +36,7 @@ WRONG_ANSWERS = (
     edit("10.1", "and", (") & (", ") and ("), told="join masks by &, not by `and`", gpu=None),
     edit("10.1", "numbers", (BOTH, f"tl.where({BOTH}, 1, 0)"), told="a mask mod returns booleans"),
     edit("10.2", "in float32", (".int()", ".float()", 2), told="the kinds are right, but they are in float32"),
+    ("10.2", window_kinds_by_pairs, "a tensor of all S² = 64 pairs is made: two corners decide a tile"),
     edit("10.3", "lists overlap", ("row * across + t", "row + t"), told="index_ptr[row · ceil(S_k / BLOCK_N) + t]"),
     edit("10.3", "lists without the ragged tile", ("row * across + t", "row * (S_k // BLOCK_N) + t"),
          told="the last tiles may be ragged"),
@@ -42,11 +51,19 @@ WRONG_ANSWERS = (
     edit("10.3", "by program", ("count_ptr + row", "count_ptr + tl.program_id(0)"), ("row * across", "tl.program_id(0) * across"),
          told="a program's row of the lists is the number of its block of rows"),
     edit("10.4", "not jitted", NOT_JITTED, told="put @triton.jit above it"),
-    ("10.4", cap_grad_by_growing_exponentials, "one edge is left: a score may lie far beyond the cap"),
+    ("10.4", soft_cap_by_growing_exponentials, "one edge is left: a score may lie far beyond the cap"),
     edit("10.4", "missing tanh", ("t = tanh", "t = tl.no_such_tanh"), told="stops with AttributeError"),
-    edit("10.5", "the first sink for all", ("sinks[:, None]", "sinks[0]"),
+    edit("10.4", "the derivative alone", ("aux[2] * t, ", ""), told="Return two results", gpu=None),
+    edit("10.5", "ds alone", ("return p, ds", "return ds"), told="Return two results", gpu=None),
+    edit("10.5", "the score is masked", ("tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", "SCORE_MOD(s, b, h, i, j, aux)"),
+         ("p, 0.0)", "p, -float('inf'))\n    p = tl.exp(p - lse)"), told="choose 0 with tl.where, after exp"),
+    edit("10.5", "b and h exchanged", ("MASK_MOD(b, h,", "MASK_MOD(h, b,"),
+         told="MASK_MOD gets the numbers of batch entry, head, query and key"),
+    edit("10.5", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"), told="p = exp(SCORE_MOD(s) − lse)"),
+    edit("10.6", "the first sink for all", ("sinks[:, None]", "sinks[0]"),
          told="each head has its own sink and its own gradient"),
-    edit("10.5", "mean over the batch", (".sum(dim=(0, 2))", ".sum(dim=2).mean(dim=0)"), told=("all batch entries use the same sinks: "
+    edit("10.6", "mean over the batch", (".sum(dim=(0, 2))", ".sum(dim=2).mean(dim=0)"), told=("all batch entries use the same sinks: "
                                                                                               "add up over the batch")),
-    edit("10.6", "first alone", (", cu_k[1:].repeat_interleave(lengths)", ""), told="want a tuple (first, end)"),
+    edit("10.7", "o without dropout", ("(do * o).sum", "(do * (p @ v)).sum"), told="delta is taken without z"),
+    edit("10.7", "dv alone", (", p * (dp - delta)", ""), told="want a tuple (dv, ds)"),
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Chapter 10: each variant beside FlexAttention, compiled, and chapter 8's causal kernel, in turns; what a block mask
-costs; training with windows.
+costs; a padded batch beside SDPA, FlexAttention, no mask and packed rows; training with windows.
 
 FlexAttention's block mask and the documents' are made once, outside of what is timed; packed rows find their tiles in
-every call.
+every call. Of a padded batch everybody's are made in every call, because its lengths are new in every batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fa_tutorial.bench import training
 from fa_tutorial.bench.cases import HEAD_DIMS, HIDDEN, TOKENS, about
 from fa_tutorial.bench.measure import call_of
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import randn, timed, timed_in_turns
+from fa_tutorial.bench.timing import peak_bytes, randn, timed, timed_in_turns
 from fa_tutorial.variants import attention_with, make_block_mask, mods
 from fa_tutorial.variants.forward import CONFIGS
 
@@ -194,6 +194,76 @@ def block_mask_row(provider: str, mask: str, S: int) -> dict[str, Any]:
     return timed(ours if provider == "course" else flex)
 
 
+PADDED = {"B": 16, "H": HIDDEN // 128, "S": 4096, "D": 128}
+PADDED_BY = ("ours", "sdpa", "flex", "unmasked", "packed")
+
+
+def padded_lengths(B: int, S: int, seed: int = 0) -> list[int]:
+    """Long-tailed lengths of a batch that is padded to S: many texts of some hundred tokens, one that fills S."""
+    lengths = 400 * torch.exp(torch.randn(B, generator=torch.Generator().manual_seed(seed)))
+    return [S, *lengths.clamp(64, S).int().tolist()[1:]]
+
+
+def padded_cases() -> Iterator[Measurement]:
+    for is_causal, mode in itertools.product((False, True), ("fwd", "bwd")):
+        yield (
+            about(10, "padded", "course", **PADDED, is_causal=is_causal) | {"mode": mode},
+            partial(padded_row, is_causal, mode, **PADDED),
+        )
+
+
+def padded_row(is_causal: bool, mode: str, B: int, H: int, S: int, D: int) -> dict[str, Any]:
+    """Times and peak memory of each of PADDED_BY on a batch whose mask, (B, 1, 1, S) booleans, hides the padding.
+
+    unmasked: ours without the mask. packed: ours on the batch's tokens alone, laid end to end beforehand. Where causal,
+    SDPA gets both masks in one, made in the call. difference: the largest between ours and SDPA's, o or dq, dk and dv.
+    """
+    from torch._functorch import config
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    config.donated_buffer = False  # else a second backward on the same graph is refused
+    lengths = torch.tensor(padded_lengths(B, S), device=hardware.device())
+    keys = (torch.arange(S, device=lengths.device) < lengths[:, None])[:, None, None, :]
+    q, k, v, do = (randn(B, H, S, D) for _ in range(4))
+    flat = [x.transpose(1, 2)[keys[:, 0, 0]].contiguous() for x in (q, k, v, do)]  # (tokens, H, D)
+    cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    if mode == "bwd":
+        for x in (q, k, v, *flat[:3]):
+            x.requires_grad_()
+    torch.compiler.reset()
+    flex, make = (torch.compile(x, dynamic=False, fullgraph=True) for x in (flex_attention, create_block_mask))
+
+    def is_seen(b, h, i, j):
+        return (j < lengths[b]) & (i >= j) if is_causal else j < lengths[b]
+
+    def by_sdpa(q, k, v):
+        causal_too = torch.ones(S, S, dtype=torch.bool, device=q.device).tril()
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, keys & causal_too if is_causal else keys)
+
+    def by_flex(q, k, v):
+        return flex(q, k, v, block_mask=make(is_seen, B, None, S, S, device=q.device))
+
+    attentions = {
+        "ours": partial(flash_attention, is_causal=is_causal, attn_mask=keys),
+        "sdpa": by_sdpa,
+        "flex": by_flex,
+        "unmasked": partial(flash_attention, is_causal=is_causal),
+        "packed": partial(flash_attention_varlen, cu_seqlens_q=cu, cu_seqlens_k=cu, is_causal=is_causal),
+    }
+    calls = {}
+    for name in PADDED_BY:
+        *leaves, gradient = flat if name == "packed" else (q, k, v, do)
+        calls[name] = call_of(mode, partial(attentions[name], *leaves), leaves, gradient)
+    ours, sdpa = ([x] if mode == "fwd" else x for x in (calls["ours"](), calls["sdpa"]()))
+    difference = max(float((x - y).abs().max()) for x, y in zip(ours, sdpa, strict=True))
+    del ours, sdpa
+    peaks = {name: peak_bytes(call) for name, call in calls.items()}
+    rows = timed_in_turns(calls)
+    found = {f"{name}_{key}": value for name in PADDED_BY for key, value in rows[name].items()}
+    found |= {f"{name}_bytes": peak for name, peak in peaks.items()}
+    return found | {"tokens": int(lengths.sum()), "difference": difference}
+
+
 def window_training_cases() -> Iterator[Measurement]:
     """Chapter 7's transformer of two layers with a window: as long as the copy is far, half as long, and one key less
     than that.
@@ -211,4 +281,4 @@ def window_training_row(left: int) -> dict[str, Any]:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    return itertools.chain(variant_cases(), block_mask_cases(), window_training_cases())
+    return itertools.chain(variant_cases(), block_mask_cases(), padded_cases(), window_training_cases())

@@ -1,2 +1,2 @@
-"""The exercises of chapter 10: a mask, its tiles, a loop over their list, a score's derivative, a sink's gradient, the rows of packed
-sequences."""
+"""The exercises of chapter 10: a mask, its tiles, a loop over their list, a score with its derivative, the backward's step, the gradients
+of a sink and of dropout."""

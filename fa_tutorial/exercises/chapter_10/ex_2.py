@@ -1,100 +1,105 @@
-"""Exercise 10.2, tile_kinds."""
-
-import contextlib
+"""Exercise 10.2, window_kinds."""
 
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.watch import Operations
 
 
-def tile_kinds(seen, block_m, block_n):
-    """0 for each tile of seen that is skipped, 1 for mixed, 2 for whole. seen: (S_q, S_k) booleans."""
-    rows, columns = -(-seen.shape[0] // block_m), -(-seen.shape[1] // block_n)
-    padded = seen.new_zeros(rows * block_m, columns * block_n)
-    padded[: seen.shape[0], : seen.shape[1]] = seen
-    pairs = padded.view(rows, block_m, columns, block_n).sum(dim=(1, 3))
-    return (pairs > 0).int() + (pairs == block_m * block_n).int()
+def window_kinds(left, S, block_m, block_n):
+    """(S / block_m, S / block_n) integers: 0 for each tile that is skipped, 1 for mixed, 2 for whole."""
+    top = block_m * torch.arange(S // block_m)[:, None]
+    start = block_n * torch.arange(S // block_n)
+    nearest = start + block_n - 1 - top  # distance j − i of the last key and the first query
+    farthest = start - (top + block_m - 1)  # of the first key and the last query
+    is_needed = (farthest <= 0) & (nearest >= -left)
+    is_whole = (nearest <= 0) & (farthest >= -left)
+    return is_needed.int() + is_whole.int()
 
 
-ROWS, PADDED = "-(-seen.shape[0] // block_m), -(-seen.shape[1] // block_n)", "seen.new_zeros(rows * block_m, columns * block_n)"
-FILLED = f"{PADDED}\n    padded[: seen.shape[0], : seen.shape[1]] = seen"
-EXIST = "torch.nn.functional.pad(torch.ones_like(seen), (0, columns * block_n - seen.shape[1], 0, rows * block_m - seen.shape[0]))"
-SOME, ALL = "(pairs > 0).int()", "(pairs == block_m * block_n).int()"
+NEEDED, WHOLE = "(farthest <= 0) & (nearest >= -left)", "(nearest <= 0) & (farthest >= -left)"
+SUM = "is_needed.int() + is_whole.int()"
 MISTAKES = {
-    "whole and mixed are exchanged: 1 is mixed, 2 is whole": (f"{SOME} + {ALL}", f"2 * {SOME} - {ALL}"),
-    "the numbers run the wrong way: 0 is skipped, 2 is whole": (f"{SOME} + {ALL}", f"2 - {SOME} - {ALL}"),
-    "no tile is whole: one whose pairs are all seen needs no mask": (f"{SOME} + {ALL}", SOME),
-    "a tile that is seen in part counts as whole: its hidden pairs would be computed as seen": (f"{SOME} + {ALL}", f"2 * {SOME}"),
-    "a tile that is seen in part is skipped: its seen pairs would be lost": (f"{SOME} + {ALL}", f"2 * {ALL}"),
-    "these are counts of pairs: compare them with 0 and with block_m · block_n": (f"{SOME} + {ALL}", "pairs"),
-    "the tiles hold the wrong pairs: view(rows, columns, block_m, block_n) takes them in memory's order": (
-        "view(rows, block_m, columns, block_n).sum(dim=(1, 3))", "view(rows, columns, block_m, block_n).sum(dim=(2, 3))"),
-    "block_m and block_n are exchanged: block_m counts queries": ("(seen, block_m, block_n)", "(seen, block_n, block_m)"),
-    "a ragged tile counts as whole: it has rows or keys that don't exist, so it needs the mask": (
-        "block_m * block_n).int()", f"{EXIST}.view(rows, block_m, columns, block_n).sum(dim=(1, 3))).int()"),
-    "pairs that don't exist count as seen: pad with False": (PADDED, PADDED.replace("zeros", "ones")),
-    "the ragged last tiles are missing: round the number of blocks up": [
-        (ROWS, "seen.shape[0] // block_m, seen.shape[1] // block_n"), (FILLED, "seen[: rows * block_m, : columns * block_n].contiguous()")],
+    "a tile counts as whole because the window reaches back far enough: its last key must not lie ahead of its first query either": (
+        WHOLE, "farthest >= -left"),
+    "a tile counts as whole because it lies in the past: its first key may be too far back for its last query": (WHOLE, "nearest <= 0"),
+    "no tile is skipped for being too far back: a tile is, if even its last key is more than `left` before its first query": (
+        NEEDED, "farthest <= 0"),
+    "no tile is skipped for lying ahead: a tile is, if even its first key comes after its last query": (NEEDED, "nearest >= -left"),
+    "a tile is skipped where one corner is hidden: it is needed as soon as one of its pairs is seen": (NEEDED, WHOLE),
+    "the window is one key too narrow: a query sees its own key and `left` keys before it": ("-left", "1 - left"),
+    "the window is one key too wide: a query sees its own key and `left` keys before it": ("-left", "-left - 1"),
+    "a tile's last key is start + block_n − 1, and its last query is top + block_m − 1": [
+        ("block_n - 1 - top", "block_n - top"), ("top + block_m - 1", "top + block_m")],
+    "block_m and block_n are exchanged: block_m counts queries": ("(left, S, block_m, block_n)", "(left, S, block_n, block_m)"),
+    "no tile is whole: one whose pairs are all seen needs no mask": (SUM, "is_needed.int()"),
+    "whole and mixed are exchanged: 1 is mixed, 2 is whole": (SUM, "2 * is_needed.int() - is_whole.int()"),
 }  # fmt: skip
 
-CONDITIONS = {"ragged": "the last tiles may be ragged; such a tile is never whole, because its missing pairs need the mask"}
+
+def truth(left, S, block_m, block_n):
+    distance = torch.arange(S) - torch.arange(S)[:, None]
+    seen = ((distance <= 0) & (distance >= -left)).view(S // block_m, block_m, S // block_n, block_n)
+    return seen.any(3).any(1).double() + seen.all(3).all(1).double()
 
 
-def truth(seen, block_m, block_n):
-    tiles = [[tile.double() for tile in rows.split(block_n, dim=1)] for rows in seen.split(block_m)]
-    kinds = [[0 if not tile.any() else 2 if tile.sum() == block_m * block_n else 1 for tile in row] for row in tiles]
-    return torch.tensor(kinds, dtype=torch.float64)
+class NoPairs(Operations):
+    """The result holds integers, and no tensor as large as the matrix of pairs comes up."""
 
+    def __init__(self, left, S, block_m, block_n):
+        super().__init__()
+        self.pairs, self.largest = S * S if block_m > 1 and block_n > 1 else float("inf"), 0
 
-class Integers(contextlib.AbstractContextManager):
-    """The result holds integers: they choose a tile's colour, and later its list."""
-
-    def __exit__(self, *_):
-        pass
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.largest = max(self.largest, result.numel())
+        return result
 
     def complaint(self, result):
-        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
-            return ""
-        return f"the kinds are right, but they are in {str(result.dtype).removeprefix('torch.')}: a kind is an integer, as .int() gives"
+        if self.largest >= self.pairs:
+            return f"the kinds are right, but a tensor of all S² = {self.pairs:,} pairs is made: two corners decide a tile"
+        if isinstance(result, torch.Tensor) and result.is_floating_point():
+            return f"the kinds are right, but they are in {str(result.dtype).removeprefix('torch.')}: a kind is an integer, as .int() gives"
+        return ""
 
 
 def inputs():
-    causal = torch.ones(4, 4, dtype=torch.bool).tril()
-    band = causal & ~causal.tril(-2)
-    yield case(causal, 2, 2, on="the causal mask of 4 × 4 pairs in tiles of 2 × 2")
-    sizes = "a tile holds block_m queries, which are rows of seen, and block_n keys, which are its columns"
-    yield case(causal, 4, 1, on="the causal mask of 4 × 4 pairs in tiles of 4 × 1", otherwise=sizes)
-    yield case(causal, 1, 2, on="the causal mask of 4 × 4 pairs in tiles of 1 × 2", otherwise=sizes)
-    yield case(torch.ones(2, 4, dtype=torch.bool), 2, 2, on="2 × 4 pairs, all seen, in tiles of 2 × 2", otherwise="these tiles are whole")
-    yield case(band, 2, 2, on="a window of two keys, 4 × 4 pairs in tiles of 2 × 2")
-    hole = torch.ones(3, 3, dtype=torch.bool)
-    hole[1, 1] = False
-    yield case(hole, 3, 3, on="one tile of 3 × 3 pairs, its middle hidden", otherwise="one hidden pair makes a tile mixed")
-    yield case(~hole, 3, 3, on="one tile of 3 × 3 pairs, only its middle seen", otherwise="one seen pair makes a tile mixed")
+    def window(*args, otherwise="", **options):
+        left, S, block_m, block_n = args
+        on = f"a window of {left} keys and the query's own, S = {S}, tiles of {block_m} × {block_n}"
+        return case(*args, on=on, otherwise=otherwise, **options)
+
+    sizes = "a tile holds block_m queries, which are rows, and block_n keys, which are columns"
+    yield window(7, 8, 2, 2, otherwise="this window hides nothing but later keys: it is the causal mask")
+    yield window(2, 8, 2, 2)
+    yield window(3, 8, 2, 2)
+    yield window(5, 16, 2, 2, otherwise="a tile is whole only if its first key and its last query are at most `left` apart")
+    yield window(4, 8, 4, 1, otherwise=sizes)
+    yield window(4, 8, 1, 4, otherwise=sizes)
+    yield window(0, 16, 8, 2, otherwise="a window may be narrower than a tile: then no tile is whole, and the diagonal's are needed")
+    yield window(1, 16, 8, 4)
     draw = generator()
-    yield case(torch.rand(12, 16, generator=draw) < 0.8, 2, 2, on="a random mask", fresh=True)
-    yield case(causal[:, :3], 2, 2, on="the causal mask's first 3 keys, 4 × 3 pairs in tiles of 2 × 2", edge="ragged")
-    yield case(causal[1:], 2, 2, on="3 × 4 pairs, query i sees keys 0 … i + 1, in tiles of 2 × 2", edge="ragged")
-    yield case(torch.ones(1, 1, dtype=torch.bool), 2, 2, on="one pair, seen, in a tile of 2 × 2", edge="ragged")
+    left, m, n = (int(torch.randint(high, (), generator=draw)) for high in (40, 4, 4))
+    yield window(left, 32, 2**m, 2**n, fresh=True)
 
 
 EXERCISE = Exercise(
     id="10.2",
-    task="Say of each tile of a mask whether it is skipped, mixed or whole.",
-    conditions=CONDITIONS,
+    task="Say of each tile of a causal window whether it is skipped, mixed or whole, without looking at a pair.",
     hints=(
-        "How many of its pairs does a tile see? None, all, or some: that's all you need.",
-        "For whole blocks seen.view(rows, block_m, columns, block_n) has a tile's pairs in dimensions 1 and 3. Sum over both.",
-        "Make the mask larger first, with False where nothing exists: then a ragged tile never has all block_m · block_n pairs.",
+        "Within a tile j − i runs from a least to a largest value. At which two corners?",
+        "A tile is needed if its distances and the window's, −left … 0, have any in common: the least is at most 0, the largest at least −left.",
+        "It is whole if all its distances are in −left … 0: the largest is at most 0, and the least at least −left.",
     ),
-    solution=tile_kinds,
-    reasoning="A tile whose count is 0 may be skipped, and one with all block_m · block_n pairs needs no mask. Padding with False keeps "
-    "every ragged tile below that, so its ends are masked.",
-    more="The package's tile_lists_kernel asks the mask mod tile by tile, so the matrix of all pairs is never in memory.",
+    solution=window_kinds,
+    reasoning="A tile's distances j − i are all the integers from its first key and last query to its last key and first query. The tile is "
+    "needed if this range meets −left … 0, and whole if it lies in it.",
+    more="The package decides tiles of a padding mask this way, in ask_keys; for any other mask it asks about every pair.",
     inputs=inputs,
     truth=truth,
     rule="a tile's kind is 0 where none of its pairs is seen, 2 where all are, and 1 otherwise",
     mistakes=MISTAKES,
-    watch=lambda *args: Integers(),
+    watch=NoPairs,
 )

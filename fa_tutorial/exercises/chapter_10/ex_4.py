@@ -1,4 +1,4 @@
-"""Exercise 10.4, cap_grad."""
+"""Exercise 10.4, soft_cap."""
 
 import torch
 
@@ -13,22 +13,23 @@ import triton.language as tl  # noqa: E402
 
 
 @triton.jit
-def cap_grad(s, b, h, i, j, aux):
-    """The derivative by s of aux[0] · tanh(s / aux[0])."""
-    t = tanh(s / aux[0])
-    return 1 - t * t
+def soft_cap(s, b, h, i, j, aux):
+    """(the capped score, its derivative by s). c is aux[2]."""
+    t = tanh(s / aux[2])
+    return aux[2] * t, 1 - t * t
 
 
 SIZE = 16
 
 
 @triton.jit
-def run_grad(s_ptr, out_ptr, count, aux, MOD: tl.constexpr, SIZE: tl.constexpr):
-    """Store MOD of `count` scores, one tile of 1 × SIZE."""
+def run_both(s_ptr, score_ptr, grad_ptr, count, aux, MOD: tl.constexpr, SIZE: tl.constexpr):
+    """Store both results of MOD for `count` scores, one tile of 1 × SIZE."""
     j = tl.arange(0, SIZE)[None, :]
-    i = j * 0
     s = tl.load(s_ptr + j, mask=j < count, other=0.0)
-    tl.store(out_ptr + j, MOD(s, 0, 0, i, j, aux) + s * 0, mask=j < count)
+    score, grad = MOD(s, 0, 0, j * 0, j, aux)
+    tl.store(score_ptr + j, score + s * 0, mask=j < count)
+    tl.store(grad_ptr + j, grad + s * 0, mask=j < count)
 
 
 def adapt(mod):
@@ -36,36 +37,45 @@ def adapt(mod):
     ready(mod, 6)
 
     def on_scores(s, cap):
-        out = torch.empty_like(s)
-        launched(lambda: run_grad[(1,)](s, out, s.numel(), (cap,), MOD=mod, SIZE=SIZE))
-        return out
+        score, grad = torch.empty_like(s), torch.empty_like(s)
+        launched(lambda: run_both[(1,)](s, score, grad, s.numel(), (7, 0, cap), MOD=mod, SIZE=SIZE))
+        return score, grad
 
     return on_scores
 
 
+BOTH = "aux[2] * t, 1 - t * t"
 MISTAKES = {
-    "that is the capped score, not its derivative": ("1 - t * t", "aux[0] * t"),
-    "the inner derivative is missing: s / aux[0] has the derivative 1 / aux[0]": ("1 - t * t", "aux[0] * (1 - t * t)"),
-    "the factor aux[0] before tanh is missing: it cancels 1 / aux[0]": ("1 - t * t", "(1 - t * t) / aux[0]"),
-    "tanh is taken of s: it is taken of s / aux[0]": ("tanh(s / aux[0])", "tanh(s)"),
+    "the two results are exchanged: first the score, then its derivative": (BOTH, "1 - t * t, aux[2] * t"),
+    "the score isn't multiplied by c again: it must reach ±c": ("return aux[2] * t", "return t"),
+    "tanh is taken of s: it is taken of s / c": ("tanh(s / aux[2])", "tanh(s)"),
+    "the score is cut off at ±c, which is a hard cap: a soft one is c · tanh(s / c)": (
+        "return aux[2] * t", "return tl.minimum(tl.maximum(s, -aux[2]), aux[2])"),
+    "the inner derivative is missing: s / c has the derivative 1 / c": ("1 - t * t", "aux[2] * (1 - t * t)"),
+    "the factor c before tanh is missing in the derivative: it cancels 1 / c": ("1 - t * t", "(1 - t * t) / aux[2]"),
     "tanh isn't squared: its derivative is 1 − tanh²": ("1 - t * t", "1 - t"),
     "1 + tanh² grows: the derivative is 1 − tanh²": ("1 - t * t", "1 + t * t"),
     "the derivative has the wrong sign: a capped score grows with s": ("1 - t * t", "t * t - 1"),
-    "the capped score is squared: square tanh alone": ("t * t", "aux[0] * t * aux[0] * t"),
+    "the capped score is squared: square tanh alone": ("t * t", "aux[2] * t * aux[2] * t"),
     "the derivative is 1 everywhere: that holds only near s = 0": ("1 - t * t", "1.0"),
     "that is tanh, not its derivative, 1 − tanh²": ("1 - t * t", "t"),
-}
-CONDITIONS = {"far": "a score may lie far beyond the cap, on either side: the derivative is 0 there, so no exponential may overflow"}
+}  # fmt: skip
+CONDITIONS = {"far": "a score may lie far beyond the cap, on either side: then it is ±c and the derivative 0, and no exponential overflows"}
 
 
 def truth(s, cap):
-    return 1 - torch.tanh(s.double() / cap) ** 2
+    t = torch.tanh(s.double() / cap)
+    return cap * t, 1 - t**2
 
 
 def inputs():
     place = hardware.device()
     yield case(torch.tensor([0.0, 1.0, 2.0, -4.0], device=place), 2.0)
-    yield case(torch.tensor([0.5, -3.0, 90.0], device=place), 30.0, otherwise="the cap is aux[0], whatever its value")
+    yield case(
+        torch.tensor([0.5, -3.0, 90.0], device=place),
+        30.0,
+        otherwise="the cap is aux[2], whatever its value; aux[0] and aux[1] are the mask's",
+    )
     yield case(torch.tensor([3000.0, -3000.0], device=place), 2.0, edge="far")
     draw = generator()
     yield case((20 * torch.randn(SIZE, generator=draw)).to(place), 10.0, on="random scores", fresh=True)
@@ -73,19 +83,21 @@ def inputs():
 
 EXERCISE = Exercise(
     id="10.4",
-    task="Write the derivative of the soft cap as a score mod.",
+    task="Write the soft cap as a score mod, with its derivative.",
     conditions=CONDITIONS,
     hints=(
-        "The derivative of tanh is 1 − tanh², and two factors come from the chain rule: one before tanh, one inside it.",
-        "c · (1 / c) is 1: only 1 − tanh²(s / c) is left.",
+        "tanh(x) is nearly x for small x, and never leaves ±1. Which c goes where, so that c · tanh is nearly s, and never leaves ±c?",
+        "The score is c · tanh(s / c). Two factors come from the chain rule: c before tanh, 1 / c inside it.",
+        "The derivative of tanh is 1 − tanh², and c · (1 / c) is 1: with t = tanh(s / c), return c · t and 1 − t².",
     ),
-    solution=cap_grad,
-    reasoning="By the chain rule the derivative is c · (1 − tanh²(s / c)) · 1 / c. The cap cancels. Near 0 the derivative is 1, and for a "
+    solution=soft_cap,
+    reasoning="By the chain rule the derivative is c · (1 − tanh²(s / c)) · 1 / c, and the cap cancels. Near 0 it is 1, and for a "
     "score far beyond the cap it is 0, so such a score has no gradient.",
-    more="The package's soft_cap_grad takes the cap as aux.softcap.",
+    more="The package's soft_cap and soft_cap_grad are two functions, because a kernel calls the one or the other.",
     inputs=inputs,
     truth=truth,
-    rule="the derivative of c · tanh(s / c) by s is 1 − tanh²(s / c)",
+    rule="the capped score is c · tanh(s / c), and its derivative by s is 1 − tanh²(s / c)",
     mistakes=MISTAKES,
+    parts=("the score", "the derivative"),
     adapt=adapt,
 )

@@ -1,81 +1,144 @@
-"""Exercise 10.5, sink_gradient."""
+"""Exercise 10.5, score_gradients."""
+
+import math
 
 import torch
 
-from fa_tutorial.exercises.harness import RTOL, Exercise, case
+from fa_tutorial import hardware
+from fa_tutorial.exercises.chapter_10.ex_1 import window
+from fa_tutorial.exercises.chapter_10.ex_3 import THIRD, every_third, is_seen
+from fa_tutorial.exercises.chapter_10.jitted_mod import launched, ready
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.variants.mods import tanh
+
+triton = hardware.require_triton("Exercise 10.5")
+import triton.language as tl  # noqa: E402
 
 
-def sink_gradient(o, do, lse, sinks):
-    """The gradient of sinks, (H,). o, do: (B, H, S, D); lse: (B, H, S), and counts the sink."""
-    p_sink = torch.exp(sinks[:, None] - lse)  # [B, H, S], what the sink takes of each row
-    delta = (do * o).sum(dim=-1)  # [B, H, S]
-    return -(p_sink * delta).sum(dim=(0, 2))
+@triton.jit
+def score_gradients(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constexpr,
+                    SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr):  # fmt: skip
+    """(p, ds) of a tile of scaled scores s; ds is the gradient of s."""
+    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)
+    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)
+    ds = p * (dp - delta) * SCORE_GRAD(s, b, h, i, j, aux)
+    return p, ds
 
 
-SHARE, DELTA, TOTAL = "torch.exp(sinks[:, None] - lse)", "(do * o).sum(dim=-1)", "-(p_sink * delta).sum(dim=(0, 2))"
+@triton.jit
+def capped(s, b, h, i, j, aux):
+    """A soft cap at aux[2], and a penalty for distance."""
+    return aux[2] * tanh(s / aux[2]) + 0.125 * (j - i)
+
+
+@triton.jit
+def capped_grad(s, b, h, i, j, aux):
+    t = tanh(s / aux[2])
+    return 1 - t * t
+
+
+BLOCK, B, H = 16, 1, 2  # the number of the batch entry, and of the head
+
+
+@triton.jit
+def run_step(s_ptr, dp_ptr, lse_ptr, delta_ptr, p_ptr, ds_ptr, S_q, S_k, b, h, aux, STEP: tl.constexpr, MASK_MOD: tl.constexpr,
+             SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr, TURNED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Store p and ds by STEP, (S_q, S_k) float32, from one tile, [BLOCK, BLOCK], or (TURNED) from its transpose."""
+    i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    if TURNED:
+        i, j = tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK)[:, None]
+    at, inside = i * S_k + j, (i < S_q) & (j < S_k)
+    s, dp = tl.load(s_ptr + at, mask=inside, other=0.0), tl.load(dp_ptr + at, mask=inside, other=0.0)
+    lse, delta = tl.load(lse_ptr + i, mask=i < S_q, other=0.0), tl.load(delta_ptr + i, mask=i < S_q, other=0.0)
+    p, ds = STEP(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD, SCORE_MOD, SCORE_GRAD)
+    tl.store(p_ptr + at, p, mask=inside)
+    tl.store(ds_ptr + at, ds, mask=inside)
+
+
+def adapt(step):
+    """The step as a function of tensors: of s and dp (S_q, S_k), lse and delta (S_q,), the window's left, the cap, and TURNED."""
+    ready(step, 12)
+
+    def on_tiles(s, dp, lse, delta, left, cap, turned):
+        (S_q, S_k), place = s.shape, hardware.device()
+        p, ds = (torch.empty(S_q, S_k, device=place) for _ in range(2))
+        tensors = [x.to(place) for x in (s, dp, lse, delta)]
+        mods = {"MASK_MOD": every_third if left == THIRD else window, "SCORE_MOD": capped, "SCORE_GRAD": capped_grad}
+        aux = (left, S_k - S_q, cap)
+        launched(lambda: run_step[(1,)](*tensors, p, ds, S_q, S_k, B, H, aux, STEP=step, **mods, TURNED=turned, BLOCK=BLOCK))
+        return p, ds
+
+    return on_tiles
+
+
+MOD, GRAD, MASK = "SCORE_MOD(s, b, h, i, j, aux)", "SCORE_GRAD(s, b, h, i, j, aux)", "tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)"
 MISTAKES = {
-    "the gradient has the wrong sign: the sink's dp is 0, so ds = p (0 − delta)": (TOTAL, TOTAL[1:]),
-    "the sink's share of each row is missing: ds = p (dp − delta)": (TOTAL, "-delta.sum(dim=(0, 2))"),
-    "delta is missing: that is minus the sum of the shares": (TOTAL, "-p_sink.sum(dim=(0, 2))"),
-    "delta is the row sum of do alone: it is that of do ∘ o": (DELTA, "do.sum(dim=-1)"),
-    "exp(sink) isn't divided by the row's sum: subtract lse in the exponent": (SHARE, "torch.exp(sinks[:, None] + 0 * lse)"),
-    "lse is a natural logarithm: the share is exp(sink − lse), not exp2": ("torch.exp", "torch.exp2"),
-    "the sink is counted twice: lse has it already, so its share is exp(sink − lse)": (SHARE, "torch.sigmoid(sinks[:, None] - lse)"),
-    "the exponent has the wrong sign: the share is exp(sink − lse)": ("sinks[:, None] - lse", "lse - sinks[:, None]"),
-    "delta is weighted by p (1 − p): ds = p (dp − delta), and delta holds the rest": (TOTAL, ("-(p_sink * (1 - p_sink) * "
-                                                                                             "delta).sum(dim=(0, 2))")),
-    "the mean over the batch and the rows is taken: the sink is used in every row, so add up": ("sum(dim=(0, 2))", "mean(dim=(0, 2))"),
-    "each batch entry has a gradient of its own: the sinks are shared, so add up": ("sum(dim=(0, 2))", "sum(dim=2)"),
-    "the heads are added up: each has its own sink": ("sum(dim=(0, 2))", "sum()"),
+    "hidden pairs have a p: ask MASK_MOD, and put 0 there": (f"    p = {MASK}\n", ""),
+    "p is made from the plain score: the forward's softmax was of SCORE_MOD's": (MOD, "s"),
+    "the derivative is missing: by the chain rule ds is SCORE_GRAD times the gradient of the modified score": (f" * {GRAD}", ""),
+    "the derivative is taken at the modified score: SCORE_GRAD wants s": (GRAD, GRAD.replace("(s", f"({MOD}")),
+    "ds lacks p: the gradient of the modified score is p (dp − delta)": ("p * (dp - delta)", "(dp - delta)"),
+    "delta is missing: the gradient of the modified score is p (dp − delta)": ("(dp - delta)", "dp"),
+    "ds has the wrong sign: it is p (dp − delta)": ("(dp - delta)", "(delta - dp)"),
+    "lse is missing: p = exp(modified score − lse)": (" - lse", ""),
+    "lse is a natural logarithm: p takes exp, not exp2": ("tl.exp", "tl.exp2"),
+    "the mask is upside down: p stays where MASK_MOD is True": ("p, 0.0)", "0.0, p)"),
+    ("a row that sees nothing gets NaN: its lse is −inf, so neither inf · 0, a product with the mask, nor −inf − (−inf), a masked score, "
+    "is 0; choose 0 with tl.where, after exp"): (MASK, "p * MASK_MOD(b, h, i, j, aux).to(tl.float32)"),
 }  # fmt: skip
+CONDITIONS = {"blind": "a row that sees no key has lse = −inf, and its p and ds are 0"}
 
 
-def truth(o, do, lse, sinks):
-    o, do, lse, sinks = (x.double() for x in (o, do, lse, sinks))
-    return -(torch.exp(sinks[:, None] - lse) * (do * o).sum(dim=-1)).sum(dim=(0, 2))
+def truth(s, dp, lse, delta, left, cap, turned):
+    s, dp, delta = s.double(), dp.double(), delta.double()
+    p = torch.softmax(modified(s, cap).masked_fill(~visible(*s.shape, left), -math.inf), dim=-1).nan_to_num()
+    return p, p * (dp - delta[:, None]) * (1 - torch.tanh(s / cap) ** 2)
 
 
-def tolerance(args, part):
-    """Relative to the sum of the absolute values that are added up."""
-    o, do, lse, sinks = (x.double() for x in args)
-    size = (torch.exp(sinks[:, None] - lse) * (do * o).abs().sum(dim=-1)).sum()
-    return RTOL[args[0].dtype], RTOL[args[0].dtype] * float(size)
+def modified(s, cap):
+    return cap * torch.tanh(s / cap) + 0.125 * (torch.arange(s.shape[1]) - torch.arange(s.shape[0])[:, None])
+
+
+def visible(S_q, S_k, left):
+    return is_seen(B + 1, H + 1, S_q, S_k, left)[B, H]
 
 
 def inputs():
-    def rows(*shape, draw, otherwise="", fresh=False, words=""):
-        B, H, S, D = shape
-        o, do = (torch.randn(B, H, S, D, generator=draw) for _ in range(2))
-        sinks = torch.randn(H, generator=draw)
-        lse = torch.logaddexp(torch.randn(B, H, S, generator=draw), sinks[:, None])
-        return case(o, do, lse, sinks, on=words or f"(B, H, S, D) = {shape}", otherwise=otherwise, fresh=fresh)
+    def rows(S_q, S_k, left, cap, otherwise="", *, turned=False, size=2.0, draw=None, **options):
+        draw = draw or torch.Generator().manual_seed(S_q)
+        s, dp = size * torch.randn(S_q, S_k, generator=draw), torch.randn(S_q, S_k, generator=draw)
+        lse = modified(s, cap).masked_fill(~visible(S_q, S_k, left), -math.inf).logsumexp(dim=-1)
+        mask = "every third key seen" if left == THIRD else f"a window of {left} key{'s' * (left != 1)} and the query's own"
+        on = f"{S_q} queries, {S_k} keys, {mask}, soft cap {cap}{', the tile transposed' * turned}"
+        return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, on=on, otherwise=otherwise, **options)
 
-    one, two = torch.full((1, 1, 1, 1), 3.0), torch.full((1, 1, 1, 1), 2.0)
-    yield case(one, two, two[0].log(), torch.zeros(1), on="one row with o = 3 and do = 2, of which the sink takes half")
-    seed = torch.Generator().manual_seed(0)
-    yield rows(1, 1, 1, 4, draw=seed, otherwise="delta is the sum of do ∘ o along D")
-    yield rows(1, 1, 3, 2, draw=seed, otherwise="every row uses the sink, with its own lse and delta: add up over the rows")
-    yield rows(1, 2, 3, 2, draw=seed, otherwise="each head has its own sink and its own gradient")
-    yield rows(2, 3, 5, 4, draw=seed, otherwise="all batch entries use the same sinks: add up over the batch, too")
-    yield rows(3, 2, 17, 8, draw=generator(), fresh=True, words="a random case")
+    yield rows(2, 2, 1, 100.0)
+    yield rows(4, 4, 1, 2.0)
+    yield rows(6, 6, 2, 2.0, "p is of the modified score, and the derivative of s", size=20.0)
+    yield rows(5, 8, 3, 2.0, "the mask and score mods get b, h, i, j and aux as they are, whichever way the tile lies", turned=True)
+    yield rows(3, 9, THIRD, 2.0, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
+    yield rows(16, 16, 7, 3.0, draw=generator(), fresh=True)
+    yield rows(5, 3, 1, 2.0, edge="blind")
 
 
 EXERCISE = Exercise(
     id="10.5",
-    task="Write the gradient of the sinks from what the backward pass has.",
+    task="Write the backward's step with a mask mod and a score mod: p, and the gradient of the scaled score.",
+    conditions=CONDITIONS,
     hints=(
-        "A sink is a column of s that every row of its head has. You know what ds is for a column: p (dp − delta).",
-        "p of the sink is exp(sink − lse), and its value is 0. So what is dp = do · v there?",
-        "−exp(sinks[:, None] − lse) times the row sums of do ∘ o, added up over the batch and the rows.",
+        "p is the forward's: the softmax of the modified scores, over the pairs that are seen. lse is that of the modified scores too.",
+        "Chapter 7 masks p, not s, by tl.where: where a row sees nothing, lse is −inf and exp(s − lse) is inf.",
+        "p (dp − delta) is the gradient of the modified score. By the chain rule that of s is this times SCORE_GRAD(s, …).",
     ),
-    solution=sink_gradient,
-    reasoning="The sink is a key with the score `sink` and the value 0. So its dp is 0, and each row gives ds = −p delta. The sink is the "
-    "same number in every row of its head, so its gradient is the sum.",
-    more="The package also adds dlse's part, and reads delta where the backward has stored it.",
+    solution=score_gradients,
+    reasoning="The backward of softmax doesn't ask where its scores came from, so p (dp − delta) is the gradient of the modified score. One "
+    "more factor of the chain rule leads to the score itself, and a hidden pair has p = 0, so its ds is 0.",
+    more="The package's score_gradient is this step in base 2, with dropout.",
     inputs=inputs,
     truth=truth,
-    rule="a row gives the sink ds = p (dp − delta), where p = exp(sink − lse), dp = 0 and delta is the sum of do ∘ o",
+    rule="p = exp(SCORE_MOD(s) − lse) where MASK_MOD is True, else 0, and ds = p (dp − delta) · SCORE_GRAD(s)",
     mistakes=MISTAKES,
-    tolerance=tolerance,
+    parts=("p", "ds"),
+    adapt=adapt,
 )

@@ -1,74 +1,81 @@
-"""Exercise 10.6, key_range."""
+"""Exercise 10.6, sink_gradient."""
 
 import torch
 
-from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.harness import RTOL, Exercise, case
 from fa_tutorial.exercises.inputs import generator
 
 
-def key_range(cu_q, cu_k):
-    """(first, end), each (total_q,): each query's own sequence has keys first … end − 1."""
-    lengths = cu_q.diff()
-    return cu_k[:-1].repeat_interleave(lengths), cu_k[1:].repeat_interleave(lengths)
+def sink_gradient(o, do, lse, sinks):
+    """The gradient of sinks, (H,). o, do: (B, H, S, D); lse: (B, H, S), and counts the sink."""
+    p_sink = torch.exp(sinks[:, None] - lse)  # [B, H, S], what the sink takes of each row
+    delta = (do * o).sum(dim=-1)  # [B, H, S]
+    return -(p_sink * delta).sum(dim=(0, 2))
 
 
-FIRST, END = "cu_k[:-1].repeat_interleave(lengths)", "cu_k[1:].repeat_interleave(lengths)"
-OWN_KEYS = f"{END} - {FIRST}"
+SHARE, DELTA, TOTAL = "torch.exp(sinks[:, None] - lse)", "(do * o).sum(dim=-1)", "-(p_sink * delta).sum(dim=(0, 2))"
 MISTAKES = {
-    "first and end are swapped: return (first, end)": (f"{FIRST}, {END}", f"{END}, {FIRST}"),
-    "these are numbers of queries: the bounds of the keys stand in cu_k": ("cu_k[", "cu_q["),
-    "there is one entry a key: there must be one a query": ("cu_q.diff()", "cu_k.diff()"),
-    "there is one entry a sequence: there must be one a query": (f"{FIRST}, {END}", "cu_k[:-1], cu_k[1:]"),
-    "end is the last key: it is one past it": (END, f"{END} - 1"),
-    "end is the number of keys: it is where they end in the packed tensor": (END, OWN_KEYS),
-    "the keys are counted from their own sequence's start: number them in the packed tensor": (f"{FIRST}, {END}", f"0 * {FIRST}, {OWN_KEYS}"),
-    "every query gets all keys: each has its own sequence's": (f"{FIRST}, {END}", f"0 * {FIRST}, 0 * {END} + cu_k[-1]"),
-    "a sequence's first query gets the bounds of the sequence before: cu_q[s] belongs to sequence s": (
-        f"{FIRST}, {END}", ("(at := (torch.searchsorted(cu_q, torch.arange(int(cu_q[-1])).int()) - 1).clamp(min=0), cu_k[at], cu_k[at + "
-                           "1])[1:]")),
-    "an empty sequence of queries isn't counted: those after it get the wrong keys": (
-        "cu_q.diff()", "torch.nn.functional.pad(cu_q.unique().diff(), (0, len(cu_q) - len(cu_q.unique())))"),
+    "the gradient has the wrong sign: the sink's dp is 0, so ds = p (0 − delta)": (TOTAL, TOTAL[1:]),
+    "the sink's share of each row is missing: ds = p (dp − delta)": (TOTAL, "-delta.sum(dim=(0, 2))"),
+    "delta is missing: that is minus the sum of the shares": (TOTAL, "-p_sink.sum(dim=(0, 2))"),
+    "delta is the row sum of do alone: it is that of do ∘ o": (DELTA, "do.sum(dim=-1)"),
+    "exp(sink) isn't divided by the row's sum: subtract lse in the exponent": (SHARE, "torch.exp(sinks[:, None] + 0 * lse)"),
+    "lse is a natural logarithm: the share is exp(sink − lse), not exp2": ("torch.exp", "torch.exp2"),
+    "the sink is counted twice: lse has it already, so its share is exp(sink − lse)": (SHARE, "torch.sigmoid(sinks[:, None] - lse)"),
+    "the exponent has the wrong sign: the share is exp(sink − lse)": ("sinks[:, None] - lse", "lse - sinks[:, None]"),
+    "delta is weighted by p (1 − p): ds = p (dp − delta), and delta holds the rest": (TOTAL, ("-(p_sink * (1 - p_sink) * "
+                                                                                             "delta).sum(dim=(0, 2))")),
+    "the mean over the batch and the rows is taken: the sink is used in every row, so add up": ("sum(dim=(0, 2))", "mean(dim=(0, 2))"),
+    "each batch entry has a gradient of its own: the sinks are shared, so add up": ("sum(dim=(0, 2))", "sum(dim=2)"),
+    "the heads are added up: each has its own sink": ("sum(dim=(0, 2))", "sum()"),
 }  # fmt: skip
 
-CONDITIONS = {"empty": "a sequence may have no queries, or no keys: then first = end"}
+
+def truth(o, do, lse, sinks):
+    o, do, lse, sinks = (x.double() for x in (o, do, lse, sinks))
+    return -(torch.exp(sinks[:, None] - lse) * (do * o).sum(dim=-1)).sum(dim=(0, 2))
 
 
-def truth(cu_q, cu_k):
-    own = [s for s, length in enumerate(cu_q.diff().tolist()) for _ in range(length)]  # each query's sequence
-    return cu_k[own].double(), cu_k[1:][own].double()
-
-
-def packed(lengths):
-    return torch.tensor([0, *lengths]).cumsum(0).int()
+def tolerance(args, part):
+    """Relative to the sum of the absolute values that are added up."""
+    o, do, lse, sinks = (x.double() for x in args)
+    size = (torch.exp(sinks[:, None] - lse) * (do * o).abs().sum(dim=-1)).sum()
+    return RTOL[args[0].dtype], RTOL[args[0].dtype] * float(size)
 
 
 def inputs():
-    yield case(packed((2, 1)), packed((2, 1)))
-    yield case(packed((2, 3, 1)), packed((4, 1, 2)), otherwise="queries and keys of a sequence may differ in number")
-    draw = generator()
-    yield case(*(packed(torch.randint(1, 9, (5,), generator=draw).tolist()) for _ in range(2)), on="a random packing", fresh=True)
-    yield case(packed((2, 0, 1)), packed((1, 2, 3)), edge="empty")
-    yield case(packed((1, 2)), packed((0, 2)), edge="empty")
+    def rows(*shape, draw, otherwise="", fresh=False, words=""):
+        B, H, S, D = shape
+        o, do = (torch.randn(B, H, S, D, generator=draw) for _ in range(2))
+        sinks = torch.randn(H, generator=draw)
+        lse = torch.logaddexp(torch.randn(B, H, S, generator=draw), sinks[:, None])
+        return case(o, do, lse, sinks, on=words or f"(B, H, S, D) = {shape}", otherwise=otherwise, fresh=fresh)
+
+    one, two = torch.full((1, 1, 1, 1), 3.0), torch.full((1, 1, 1, 1), 2.0)
+    yield case(one, two, two[0].log(), torch.zeros(1), on="one row with o = 3 and do = 2, of which the sink takes half")
+    seed = torch.Generator().manual_seed(0)
+    yield rows(1, 1, 1, 4, draw=seed, otherwise="delta is the sum of do ∘ o along D")
+    yield rows(1, 1, 3, 2, draw=seed, otherwise="every row uses the sink, with its own lse and delta: add up over the rows")
+    yield rows(1, 2, 3, 2, draw=seed, otherwise="each head has its own sink and its own gradient")
+    yield rows(2, 3, 5, 4, draw=seed, otherwise="all batch entries use the same sinks: add up over the batch, too")
+    yield rows(3, 2, 17, 8, draw=generator(), fresh=True, words="a random case")
 
 
 EXERCISE = Exercise(
     id="10.6",
-    task="Find the keys of each query's own sequence in packed tensors.",
-    conditions=CONDITIONS,
+    task="Write the gradient of the sinks from what the backward pass has.",
     hints=(
-        "Sequence s has queries cu_q[s] … cu_q[s + 1] − 1 and keys cu_k[s] … cu_k[s + 1] − 1. How many queries share its bounds?",
-        "cu_q.diff() holds the lengths. torch.repeat_interleave(x, lengths) repeats each entry of x as often as its length says.",
+        "A sink is a column of s that every row of its head has. You know what ds is for a column: p (dp − delta).",
+        "p of the sink is exp(sink − lse), and its value is 0. So what is dp = do · v there?",
+        "−exp(sinks[:, None] − lse) times the row sums of do ∘ o, added up over the batch and the rows.",
     ),
-    solution=key_range,
-    reasoning="All queries of sequence s have the bounds cu_k[s] and cu_k[s + 1]. Repeating each bound as often as its sequence has "
-    "queries lays them out in the queries' order, and an empty sequence repeats it zero times.",
-    more=(
-        "The package's packed_rows_kernel finds each query's sequence by bisection, since the lengths are on the GPU and the CPU "
-        "shouldn't wait for them."
-    ),
+    solution=sink_gradient,
+    reasoning="The sink is a key with the score `sink` and the value 0. So its dp is 0, and each row gives ds = −p delta. The sink is the "
+    "same number in every row of its head, so its gradient is the sum.",
+    more="The package also adds dlse's part, and reads delta where the backward has stored it.",
     inputs=inputs,
     truth=truth,
-    rule="query i sees the keys of its own sequence s, cu_k[s] … cu_k[s + 1] − 1, and no others",
+    rule="a row gives the sink ds = p (dp − delta), where p = exp(sink − lse), dp = 0 and delta is the sum of do ∘ o",
     mistakes=MISTAKES,
-    parts=("first", "end"),
+    tolerance=tolerance,
 )

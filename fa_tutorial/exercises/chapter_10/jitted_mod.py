@@ -12,6 +12,7 @@ from fa_tutorial.exercises.running import NotAttempted, Wrong, chain
 
 ADVICE = {  # a part of an error's words -> what to do
     "'tuple' object": ". aux is a tuple: aux[0] is its first entry",
+    "not iterable": ". Return two results, in the order that the docstring says",
     "to have shape": ". i and j broadcast to a tile already, [M, 1] and [1, N]",
 }
 
