@@ -6,6 +6,7 @@ Any machine with Linux will do. tools/machine_code.py makes what is stored.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -13,6 +14,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ def inner_loop(sass: str) -> list[str]:
     wanted = (
         loop
         for loop in loops(sass)
-        if any(op.startswith("HGMMA") for op in loop) and any(op.startswith("MUFU.EX2") for op in loop)
+        if any(op.startswith(("HGMMA", "HMMA")) for op in loop) and any(op.startswith("MUFU.EX2") for op in loop)
     )
     return min(wanted, key=len)
 
@@ -82,28 +84,33 @@ def compiled(attend) -> dict[str, Any]:
         return _in_a_process(setup, f"sass._loop_with(loop.{attend.__name__})", attend.__name__)
 
 
-def counted(step: str) -> dict[str, Any]:
-    """What becomes of chapter 8's kernel after `step`, one of steps.STEPS, D = 128, full, with steps.TILE: a row as
-    steps_sm90.json has it.
+@functools.cache
+def counted(step: str, tile: TileConfig = steps.TILE, **functions) -> list[dict[str, Any]]:
+    """What becomes of chapter 8's kernel after `step`, one of steps.STEPS, full: rows as steps_sm90.json has them, for
+    D = 64 and 128.
 
-    As `compiled`, with no GPU.
+    functions: jitted functions that take the place of the step's own: attend=mine. As `compiled`, with no GPU.
     """
-    files = {name: str(Path(file).resolve()) for name, file in steps.STEPS.items()}
-    setup = f"from fa_tutorial.tuned import steps; steps.STEPS = {files!r}"
-    return _in_a_process(setup, f"sass.step_rows([(128, False, {step!r}, steps.TILE)])[0]", "attend")
+    own = [f"{source_of(function)}\n{name} = {function.__name__}" for name, function in functions.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "mine.py").write_text("\n\n\n".join([steps.file_of(step).read_text(), *own]), encoding="utf-8")
+        setup = f"from fa_tutorial.tuned import steps; steps.STEPS[{step!r}] = {str(Path(folder, 'mine.py'))!r}"
+        kinds = [(D, False, step, astuple(tile)) for D in (64, 128)]
+        name = next((function.__name__ for function in functions.values()), "attend")
+        return _in_a_process(setup, f"sass.step_rows({kinds!r})", name)
 
 
-def _in_a_process(setup: str, expression: str, name: str) -> dict[str, Any]:
+def _in_a_process(setup: str, expression: str, name: str) -> Any:
     """The value of `expression` where Triton compiles. name: the function whose line an error quotes."""
     made = compiling.in_a_process(
         f"from fa_tutorial import sass; {setup}; print(json.dumps(sass._or_refused(lambda: {expression}, {name!r})))"
     )
-    if "refused" in made:
+    if isinstance(made, dict) and "refused" in made:
         raise ValueError(f"{name} does not compile: {made['refused']}")
     return made
 
 
-def _or_refused(make: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
+def _or_refused(make: Callable[[], Any], name: str) -> Any:
     try:
         return make()
     except Exception as error:
@@ -142,17 +149,22 @@ def sass_of(compiled) -> str:
         ).stdout
 
 
-def step_rows(kinds: Iterable[tuple[int, bool, str, TileConfig]]) -> list[dict[str, Any]]:
+def step_rows(kinds: Iterable[tuple[int, bool, str, tuple[int, ...]]]) -> list[dict[str, Any]]:
     """_step_row of each (D, is_causal, step, tile)."""
     with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        return [_step_row(launched, *kind) for kind in kinds]
+        return [_step_row(launched, D, is_causal, step, TileConfig(*tile)) for D, is_causal, step, tile in kinds]
+
+
+# Kinds of instructions that a step's row counts: matmuls, exponentials, the softmax's arithmetic, loads of spilled
+# registers.
+KINDS = ("HGMMA", "MUFU.EX2", "FMNMX", "FADD", "FFMA", "FMUL", "FSETP", "F2FP", "LDL")
 
 
 def _step_row(launched: list, D: int, is_causal: bool, step: str, tile: TileConfig) -> dict[str, Any]:
     """Registers a thread, and those spilled, as the driver counts them: the stack frame; bytes of shared memory.
 
-    Instructions: all, and those of the loop without a mask; of some kinds, LDL being loads of spilled registers.
-    "code" is a digest of that loop's instructions in their order.
+    Instructions: all, and those of the loop without a mask, of them those of KINDS. "code" is a digest of that loop's
+    instructions in their order.
     """
     steps.flash_forward(*compiling.inputs(torch.float16, D)[:3], is_causal, 0.5, step=step, tile=tile)
     _, compiled, log = launched.pop()
@@ -160,10 +172,17 @@ def _step_row(launched: list, D: int, is_causal: bool, step: str, tile: TileConf
     loop = inner_loop(sass)
     registers, _, _ = compiling.read_ptxas(log)
     spilled = int(re.search(r"(\d+) bytes stack frame", log)[1]) // 4
-    row = {"step": step, "D": D, "is_causal": is_causal, "registers": registers, "spilled_registers": spilled}
+    row = {
+        "step": step,
+        "tile": astuple(tile),
+        "D": D,
+        "is_causal": is_causal,
+        "registers": registers,
+        "spilled_registers": spilled,
+    }
     row |= {"shared_bytes": compiled.metadata.shared, "instructions": len(INSTRUCTION.findall(sass)), "loop": len(loop)}
     row["code"] = hashlib.sha256(" ".join(loop).encode()).hexdigest()[:8]
-    return row | {name: sum(op.startswith(name) for op in loop) for name in ("FMUL", "FSETP", "MUFU.EX2", "LDL")}
+    return row | {name: sum(op.startswith(name) for op in loop) for name in KINDS}
 
 
 def stored() -> dict[str, Any]:

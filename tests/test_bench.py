@@ -22,6 +22,7 @@ from fa_tutorial.__main__ import main
 from fa_tutorial.attention import best
 from fa_tutorial.bench import cases, chapter_8, here, measure, peers, plots, results, sweep, tables, timing
 from fa_tutorial.bench.cases import GRIDS, LABELS, SHAPE, Case, Grid, Shape
+from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 
 naive = reference.naive_attention
@@ -442,11 +443,23 @@ def test_chapter_8s_steps_run_in_turns():
 
 def test_a_tiles_stored_rate_is_that_of_the_last_step_with_this_tile():
     """Full and causal, as far as they are stored: a tile measured without its mask would have half the rate."""
-    rows = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] in ("tile", "step")]
-    rates = {(row["provider"], row["D"], row["is_causal"]): row["tflops"] for row in rows}
-    tile = chapter_8.in_words(steps.TILE)
-    found = [rates[key] / rates["order", *key[1:]] for key in rates if key[0] == tile]
-    assert found == pytest.approx([1.0] * len(found), rel=0.15) and len(found) in (2, 4)
+    rows = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "tile"]
+    tiles = {(row["D"], row["is_causal"]): row["tflops"] for row in rows if row["provider"] == chapter_8.in_words(steps.LARGER[row["D"]])}
+    last = {point: found[chapter_8.LARGER_TILE]["tflops"] for point, found in chapter_8.stored_steps("h200").items()}
+    assert tiles == pytest.approx({point: last[point] for point in tiles}, rel=0.15) and len(tiles) in (2, 4)
+
+
+def test_the_stored_tiles_are_compiled_and_measured():
+    """The chapter predicts each from what is compiled, and shows the rate of each."""
+    compiled = {(row["D"], chapter_8.in_words(TileConfig(*row["tile"]))) for row in chapter_8.compiled_tiles()}
+    stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "tile"]
+    assert compiled == {(row["D"], row["provider"]) for row in stored if not row["is_causal"]}
+
+
+def test_every_step_of_the_chapters_account_is_stored():
+    for found in chapter_8.stored_steps().values():
+        assert found.keys() == {*chapter_8.STEP_OF, *chapter_8.LARGER_STEP_OF, *chapter_8.WHOLE}
+        assert all(row["cycles"] > 0 and row["tflops"] > 0 for row in found.values())
 
 
 @needs_gpu

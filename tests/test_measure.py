@@ -159,12 +159,13 @@ def test_two_calls_take_twice_the_cycles_of_one():
     assert 0.2 * fastest < clocks.mhz_between(before, clocks.read_clocks()) <= 1.01 * fastest
 
 
-def test_chapter_8s_steps_run_with_a_tile(monkeypatch):
-    monkeypatch.setattr(chapter_8, "timed_in_turns", lambda calls, flops: {name: {"o": call()[0]} for name, call in calls.items()})
-    shape = Shape(1, 2, 2, 70, 70, 64, True)
-    rows = chapter_8._in_turns.__wrapped__(shape, pages.LARGER_STEPS, steps.LARGER[64])
-    assert tuple(rows) == pages.LARGER_STEPS and {row["tile"] for row in rows.values()} == {"64x128, 4 warps, 2 stages"}
-    assert all(torch.allclose(row["o"].float(), rows["order"]["o"].float(), atol=2e-3) for row in rows.values())
+def test_both_orders_of_programs_are_measured(monkeypatch):
+    asked = []
+    monkeypatch.setattr(chapter_8.tuned, "flash_forward", lambda *tensors, in_order, tile: asked.append((in_order, tile)))
+    monkeypatch.setattr(chapter_8, "timed_in_turns", lambda calls, flops: {name: {"o": call()} for name, call in calls.items()})
+    rows = chapter_8._orders_in_turns.__wrapped__(Shape(1, 2, 2, 70, 70, 64, True))
+    assert tuple(rows) == pages.ORDERS == ("as they come", "longest first")
+    assert asked == [(False, steps.TILE), (True, steps.TILE)]
 
 
 @needs_gpu

@@ -51,7 +51,7 @@ def test_a_step_whose_file_changes_is_made_again(monkeypatch, tmp_path):
     mine, kernels = tmp_path / "mine.py", []
     monkeypatch.setitem(steps.STEPS, "mine", mine)
     for factor in ("2.0", "10.0"):
-        mine.write_text(steps.STEPS["order"].read_text().replace("1.0 / l_or_one", f"{factor} / l_or_one"))
+        mine.write_text(steps.STEPS[steps.LAST].read_text().replace("1.0 / l_or_one", f"{factor} / l_or_one"))
         kernels.append(steps.kernel("mine"))
         assert f"{factor} / l_or_one" in steps.diff("mine")
     assert kernels[0] is not kernels[1] and steps.kernel("mine") is kernels[1]

@@ -14,6 +14,7 @@ import itertools
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import astuple
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ from typing import Any
 import torch
 
 from fa_tutorial import compiling, hardware, hopper, sass
+from fa_tutorial.bench.chapter_8 import TILES
 from fa_tutorial.source import source_of, unwrapped
 from fa_tutorial.tuned import steps
 
 # Of the ladder, of the forward that is used, of chapter 8's, of the backward.
 LOOPS = ("attend", "attend_overlapped", "attend_one_by_one", "order", "tuned", "backward")
-LARGER_STEPS = ("", "round up", "order")  # which are compiled with steps.LARGER, too
 
 
 def disassembled(loop: str) -> str:
@@ -36,7 +37,7 @@ def disassembled(loop: str) -> str:
         if loop == "backward":
             hopper.flash_backward(q, k, v, *rest, None, False, 0.5)
         elif loop == "tuned":
-            steps.flash_forward(q, k, v, False, 0.5, step="order", tile=steps.LARGER[sass.D])
+            steps.flash_forward(q, k, v, False, 0.5, step=steps.LAST, tile=steps.LARGER[sass.D])
         elif loop in hopper.forward.STEPS:
             hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[loop])
         else:
@@ -55,15 +56,20 @@ def loops() -> dict[str, Any]:
 
 
 def step_counts() -> dict[str, list[dict[str, Any]]]:
-    """What each step of chapter 8's forward compiles to with steps.TILE, and some of them, full, with steps.LARGER."""
-    kinds = itertools.product((64, 128), (False, True), ("", *steps.STEPS))
-    rows = sass.step_rows((D, is_causal, step, steps.TILE) for D, is_causal, step in kinds)
-    kinds = [(D, False, step, tile) for (D, tile), step in itertools.product(steps.LARGER.items(), LARGER_STEPS)]
-    larger = zip(kinds, sass.step_rows(kinds), strict=True)
-    return {
-        "rows": rows,
-        "larger tiles": [{"tile": f"{tile.block_m}x{tile.block_n}"} | row for (*_, tile), row in larger],
-    }
+    """What chapter 8's forward compiles to: "rows", its steps with the tiles that the chapter shows them with; "tiles",
+    the last step, full, with every tile that the chapter measures.
+    """
+    points = itertools.product((64, 128), (False, True))
+    shown = [
+        (D, is_causal, step, astuple(tile))
+        for D, is_causal in points
+        for tile, names in ((steps.TILE, steps.WITH_TILE), (steps.LARGER[D], ("", *steps.STEPS)))
+        for step in names
+    ]
+    tiles = [(D, False, steps.LAST, tile) for D, found in TILES.items() for tile in found]
+    kinds = list(dict.fromkeys(shown + tiles))  # ptxas reports on a kernel once
+    rows = dict(zip(kinds, sass.step_rows(kinds), strict=True))
+    return {"rows": [rows[kind] for kind in shown], "tiles": [rows[kind] for kind in tiles]}
 
 
 # ---------------------------------------------------------------- what machine code depends on
@@ -117,7 +123,7 @@ def _without_names(tree: ast.Module) -> ast.Module:
 def loop_fingerprints() -> dict[str, str]:
     """Of the kernel of each of LOOPS."""
     kernels = {"order": hopper.forward.forward_kernel, "backward": hopper.backward.backward_kernel}
-    kernels |= {"tuned": steps.kernel("order")}
+    kernels |= {"tuned": steps.kernel(steps.LAST)}
     return {loop: fingerprint(kernels.get(loop) or getattr(hopper.ladder, loop)) for loop in LOOPS}
 
 

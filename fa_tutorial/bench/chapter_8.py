@@ -50,6 +50,21 @@ def flops_of(shape: Shape) -> int:
 # ---------------------------------------------------------------- tiles
 
 
+TILES = {
+    64: [(64, 64, 4, stages) for stages in (1, 2, 3, 4)]
+    + [
+        (32, 64, 4, 3),
+        (64, 64, 8, 3),
+        (64, 128, 4, 2),
+        (128, 64, 4, 3),
+        (128, 64, 8, 3),
+        (128, 128, 4, 2),
+        (128, 128, 8, 2),
+    ],
+    128: [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 3), (128, 128, 4, 1), (128, 128, 8, 2)],
+}
+
+
 def in_words(tile: TileConfig) -> str:
     return (
         f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps, {tile.num_stages} stage{'s' * (tile.num_stages > 1)}"
@@ -90,9 +105,9 @@ def tile_report(tile: TileConfig, D: int, is_causal: bool) -> dict[str, Any]:
 # ---------------------------------------------------------------- steps
 
 # a step's row, with steps.TILE -> its name in steps
-STEP_OF = {step or "chapter 5": step for step in ("", *steps.STEPS)}
+STEP_OF = {step or "chapter 5": step for step in steps.WITH_TILE}
 # with steps.LARGER
-LARGER_STEP_OF = {f"{step or 'chapter 5'}, larger tile": step for step in ("", "round up", "order")}
+LARGER_STEP_OF = {f"{step or 'chapter 5'}, larger tile": step for step in ("", *steps.STEPS)}
 WHOLE = ("basic", "tuned", "sdpa_flash", "sdpa_cudnn")
 
 
@@ -129,7 +144,7 @@ def steps_in_turns(shape: Shape, in_turns: Callable = timed_in_turns) -> dict[st
 
 
 def steps_report(D: int, is_causal: bool) -> dict[str, dict[str, Any]]:
-    """What steps_in_turns measures at one point on this GPU, provider -> row, in one run; without a GPU the H200's
+    """What steps_in_turns measures at one point on this GPU, provider -> row, in one run; without a GPU the H100's
     stored rows.
     """
     if hardware.device().type == "cuda":
@@ -137,19 +152,19 @@ def steps_report(D: int, is_causal: bool) -> dict[str, dict[str, Any]]:
     return stored_steps()[D, is_causal]
 
 
-LARGER_STEPS = ("descriptors", "load ahead", "order")
-LONGEST_FIRST = ("load ahead", "order")  # causal programs as they come, and the longest first
+ORDERS = ("as they come", "longest first")  # of causal programs
 SHORT_GRIDS = ((8, 4096), (2, 16_384), (8, 16_384))  # heads, S
 
 
 POINTS = list(itertools.product((64, 128), (False, True)))  # D, is_causal
-COUNTS = ("loop", "registers", "programs")
 
 
 @functools.cache
-def stored_steps() -> dict[tuple[int, bool], dict[str, dict[str, Any]]]:
-    """The H200's rows of steps_in_turns, with their SM cycles, (D, is_causal) -> provider -> row."""
-    stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "step"]
+def stored_steps(gpu: str = "h100") -> dict[tuple[int, bool], dict[str, dict[str, Any]]]:
+    """A card's rows of steps_in_turns, with their SM cycles, (D, is_causal) -> provider -> row. The H200's are of the
+    kernels alone that the chapter's last section compares.
+    """
+    stored = [row for row in results.read(results.FOLDER / f"{gpu}.json")["kernels"] if row["kernel"] == "step"]
     return {
         point: {row["provider"]: row for row in stored if (row["D"], row["is_causal"]) == point} for point in POINTS
     }
@@ -165,20 +180,22 @@ def step_noise(number: str) -> float:
         for twice in (("chapter 5", "basic"), (LARGER_TILE, "tuned"))
     ]
     pairs += [
-        (found, ("descriptors", "load ahead")) for (_, is_causal), found in stored_steps().items() if not is_causal
+        (found, ("guard, larger tile", "load ahead, larger tile"))
+        for (_, is_causal), found in stored_steps().items()
+        if not is_causal
     ]
     alike = [(found[a][number], found[b][number]) for found, (a, b) in pairs if found[a]["tile"] == found[b]["tile"]]
     return max(abs(b / a - 1) for a, b in alike)
 
 
 def run_noise(rows: pd.DataFrame, kernels: pd.DataFrame) -> float:
-    """By how much a row of stored_steps and one of another run, of the same machine code and tile, differ at most.
-    rows, kernels: results.load's.
+    """By how much a row of stored_steps("h200") and one of another run, of the same machine code and tile, differ at
+    most. rows, kernels: results.load's.
     """
     apart = []
-    for (D, is_causal), found in stored_steps().items():
-        point = {"S_q": 4096, "D": D, "is_causal": is_causal}
-        again = results.select(kernels, kernel="larger", provider="order", **point)["tflops"].item()
+    for (D, is_causal), found in stored_steps("h200").items():
+        tile = {"provider": in_words(steps.LARGER[D]), "D": D, "is_causal": is_causal}
+        again = results.select(kernels, kernel="tile", **tile)["tflops"].item()
         apart += [
             again / found[LARGER_TILE]["tflops"],
             tflops_of(rows, "tuned", "fwd", 4096, D, is_causal) / found["tuned"]["tflops"],
@@ -201,67 +218,105 @@ def tile_cycles(row: dict[str, Any], D: int, is_causal: bool) -> float:
     return row["cycles"] * multiprocessors / tiles
 
 
+def percent(ratio: float) -> str:
+    """ratio − 1 as a whole number of percent with its sign; 0 has none."""
+    rounded = round(100 * (ratio - 1))
+    return f"{rounded:+}%" if rounded else "0%"
+
+
 def change(before: float, after: float) -> str:
     return f"{before:.0f} -> {after:.0f}"
 
 
-def show_numbers(step: str, programs: Programs) -> None:
-    """Print what the compiler made of `step` with steps.TILE, its cycles a tile and its rate on the H200, beside those
-    of the step before.
+def compiled_steps() -> dict[tuple[str, TileConfig, int, bool], dict[str, Any]]:
+    """What is stored of the steps' machine code: (step, tile, D, is_causal) -> row."""
+    rows = json.loads(steps.STORED.read_text())["rows"]
+    return {(row["step"], TileConfig(*row["tile"]), row["D"], row["is_causal"]): row for row in rows}
 
-    The gains: how many more tiles in as many cycles, in as many seconds.
+
+def compiled_tiles() -> list[dict[str, Any]]:
+    """What is stored of the finished kernel's machine code, full, with each of TILES."""
+    return json.loads(steps.STORED.read_text())["tiles"]
+
+
+HEAD = f"{'':14} {'loop':>11} {'registers':>11} {'programs':>9} {'cycles':>12} {'/cycle':>6} {'TFLOP/s':>11} {'/s':>6}"
+
+
+def show_numbers(step: str, programs: Programs, tile: TileConfig | None = None) -> None:
+    """Print what the compiler made of `step`, its cycles and its rate on the H100, beside those of the step before.
+    tile: steps.LARGER of each D unless given.
+
+    cycles: an SM's for each 64 x 64 scores. /cycle, /s: how many more scores in as many cycles, in as many seconds.
     """
-    compiled = {(row["step"], row["D"], row["is_causal"]): row for row in json.loads(steps.STORED.read_text())["rows"]}
     names = steps.before(step), step
-    print(
-        f"{step:16}",
-        *(f"{name:>13}" for name in COUNTS),
-        f"{'cycles a tile':>15} {'gain':>5} {'TFLOP/s':>12} {'gain':>5}",
-    )
+    print(f"{step:14} {HEAD[15:]}")
     for D, is_causal in POINTS:
-        old, new = (compiled[name, D, is_causal] for name in names)
-        old, new = (
-            row | {"programs": programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"])}
-            for row in (old, new)
-        )
-        before, after = (stored_steps()[D, is_causal][name or "chapter 5"] for name in names)
-        changes = [f"{old[name]} -> {new[name]}" for name in COUNTS]
-        if old["loop"] == new["loop"]:
-            changes[0] = f"{new['loop']}, {'same' if old['code'] == new['code'] else 'changed'}"
+        of = tile or steps.LARGER[D]
+        suffix = "" if of == steps.TILE else ", larger tile"
+        old, new = (compiled_steps()[name, of, D, is_causal] for name in names)
+        fit = [programs(of.num_warps, row["registers"], row["shared_bytes"]) for row in (old, new)]
+        before, after = (stored_steps()[D, is_causal][f"{name or 'chapter 5'}{suffix}"] for name in names)
         cycles = change(*(tile_cycles(row, D, is_causal) for row in (before, after)))
-        counted = f"{cycles:>15} {before['cycles'] / after['cycles'] - 1:+5.0%}"
-        rates = f"{change(before['tflops'], after['tflops']):>12} {after['tflops'] / before['tflops'] - 1:+5.0%}"
-        print(f"D = {D:3}, {mask(is_causal):7}", *(f"{x:>13}" for x in changes), counted, rates)
+        print(
+            f"D = {D:3}, {mask(is_causal):6} {change(old['loop'], new['loop']):>11}",
+            f"{change(old['registers'], new['registers']):>11} {change(*fit):>9}",
+            f"{cycles:>12} {percent(before['cycles'] / after['cycles']):>6}",
+            f"{change(before['tflops'], after['tflops']):>11} {percent(after['tflops'] / before['tflops']):>6}",
+        )
+
+
+def counts_of(step: str) -> list[dict[str, Any]]:
+    """What is stored of a step with steps.TILE, full, for D = 64 and 128: as sass.counted gives it."""
+    return [compiled_steps()[step, steps.TILE, D, False] for D in (64, 128)]
+
+
+def show_counts(kernels: dict[str, list[dict[str, Any]]]) -> None:
+    """Print where the instructions of each kernel's loop go, for D = 64 and 128. kernels: name -> sass.counted's."""
+    kinds = {"MUFU.EX2": "exp2", "FFMA": "s·c − m", "FMNMX": "max", "FADD": "sum", "FMUL": "scale", "F2FP": "to fp16"}
+    print(f"{'':24} loop =", " + ".join(f"{word:>7}" for word in kinds.values()), "+  others   registers  shared bytes")
+    for rows in zip(*kernels.values(), strict=True):
+        for name, row in zip(kernels, rows, strict=True):
+            counts = [row[kind] for kind in kinds]
+            parts = " + ".join(f"{count:7}" for count in counts)
+            others = row["loop"] - sum(counts)
+            point = f"D = {row['D']:3}, {name}"
+            print(f"{point:24} {row['loop']:4} = {parts} + {others:7} {row['registers']:11} {row['shared_bytes']:13,}")
 
 
 def show_larger_tiles(programs: Programs) -> None:
-    """Print what the compiler made of three kernels with steps.LARGER, full, and their cycles and rates on the H200
+    """Print what the compiler made of four kernels with steps.LARGER, full, and their cycles and rates on the H100
     beside those with steps.TILE.
 
     in the loop: loads of spilled registers in the loop without a mask. cycles: for each 64 x 64 scores.
     """
-    print(
-        f"{'':11} {'tile':>6} registers spilled in the loop programs {'cycles':>12} {'TFLOP/s, full':>18} "
-        f"{'causal':>18}"
-    )
-    for row in json.loads(steps.STORED.read_text())["larger tiles"]:
-        fit = programs(steps.LARGER[row["D"]].num_warps, row["registers"], row["shared_bytes"])
-        name = row["step"] or "chapter 5"
-        words = f"{row['tile']:>6} {row['registers']:9} {row['spilled_registers']:7} {row['LDL']:11} {fit:8}"
-        rows = {
-            causal: [stored_steps()[row["D"], causal][key] for key in (name, f"{name}, larger tile")]
-            for causal in (False, True)
-        }
-        words += f" {change(*(tile_cycles(one, row['D'], False) for one in rows[False])):>12}"
-        for small, large in rows.values():
-            words += f" {change(small['tflops'], large['tflops']):>13}{large['tflops'] / small['tflops'] - 1:+5.0%}"
-        print(f"{name:11} {words}")
+    print(f"full, 64x64 -> larger tile  registers spilled in the loop programs {'cycles':>13} {'TFLOP/s':>11} faster")
+    for D, tile in steps.LARGER.items():
+        for step in steps.WITH_TILE:
+            row, name = compiled_steps()[step, tile, D, False], step or "chapter 5"
+            fit = programs(tile.num_warps, row["registers"], row["shared_bytes"])
+            small, large = (stored_steps()[D, False][key] for key in (name, f"{name}, larger tile"))
+            cycles = change(*(tile_cycles(one, D, False) for one in (small, large)))
+            print(
+                f"D = {D:3}, {name:11} {tile.block_m:4}x{tile.block_n:<3} {row['registers']:7}",
+                f"{row['spilled_registers']:7} {row['LDL']:11} {fit:8} {cycles:>13}",
+                f"{change(small['tflops'], large['tflops']):>11} {percent(large['tflops'] / small['tflops']):>6}",
+            )
 
 
-LARGER_TILE = "order, larger tile"  # the last row of the account's chain: the finished kernel
-NUMBERS = dict(zip(steps.STEPS, (1, 2, 3, 3, 4, 5, 6), strict=True))  # of the chapter's headings
-WORDS = {step: f"{number}: {step}" for step, number in NUMBERS.items()} | {
-    LARGER_TILE: "7: a larger tile",
+LARGER_TILE = "round up, larger tile"  # the finished kernel
+# the account's chain, in the chapter's order -> its words
+CHAIN = {
+    "chapter 5": "chapter 5",
+    "base 2": "1: base 2",
+    "descriptors": "2: descriptors",
+    "order": "3: order",
+    "order, larger tile": "4: a larger tile",
+    "one division, larger tile": "one division",
+    "guard, larger tile": "guard",
+    "load ahead, larger tile": "load ahead",
+    LARGER_TILE: "the digit's repair",
+}
+WORDS = CHAIN | {
     "basic": "chapter 5, its own tile",
     "tuned": "tuned",
     "sdpa_flash": "SDPA flash",
@@ -275,8 +330,7 @@ def draw_account(account: dict[tuple[int, bool], dict[str, dict[str, Any]]]) -> 
     """
     figure = Figure(figsize=(10, 5.2))
     panels = figure.subplots(1, len(account), sharex=True, sharey=True)
-    chain = (*STEP_OF, LARGER_TILE)
-    places = {name: y for y, name in enumerate(chain)} | {
+    places = {name: y for y, name in enumerate(CHAIN)} | {
         "basic": 9.6,
         "tuned": 10.6,
         "sdpa_flash": 12.2,
@@ -288,23 +342,23 @@ def draw_account(account: dict[tuple[int, bool], dict[str, dict[str, Any]]]) -> 
         before = rates["chapter 5"]
         for name, rate in rates.items():
             y, change = places[name], ""
-            if name in chain:
+            if name in CHAIN:
                 ax.barh(y, rate - before, left=before, color="tab:blue" if rate > before else "tab:orange", height=0.7)
-                change = f" ({rate - before:+.0f})" if y else ""
+                change = f" ({gained:+})" if (gained := round(rate - before)) else ""
             ax.plot(
                 rate,
                 y,
-                "o" if name in chain else "s" if name in ("basic", "tuned") else "D",
+                "o" if name in CHAIN else "s" if name in ("basic", "tuned") else "D",
                 color="black",
                 markersize=4,
             )
-            ax.annotate(f"  {rate:.0f}{change}", (max(rate, before) if name in chain else rate, y), va="center")
-            before = rate if name in chain else before
+            ax.annotate(f"  {rate:.0f}{change}", (max(rate, before) if name in CHAIN else rate, y), va="center")
+            before = rate if name in CHAIN else before
         for y in (8.8, 11.4):
             ax.axhline(y, color="grey", linewidth=0.8)
         ax.set(title=f"D = {D}, {mask(is_causal)}", xlabel="TFLOP/s", xmargin=0.2)
         ax.grid(axis="y", visible=False)
-    panels[0].set_yticks(list(places.values()), [WORDS.get(name, name) for name in places])
+    panels[0].set_yticks(list(places.values()), [WORDS[name] for name in places])
     panels[0].invert_yaxis()
     return figure
 

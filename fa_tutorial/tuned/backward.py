@@ -23,21 +23,23 @@ MAX_BLOCK = tl.constexpr(128)
 
 @triton.jit
 def prepare_kernel(
-    o, do, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, H_q, S_q, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
-):
-    """lse2 = lse · log2(e) and delta = rowsum(do ∘ o) − dlse, once for both kernels (8.5).
+    o, do, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, H_q, S_q, D,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """lse2 = lse · log2(e) and delta = rowsum(do ∘ o) − dlse, once for both kernels (8.6).
 
-    o, do: Heads (B, H_q, S_q, D); lse_ptr, dlse_ptr (or None): (B, H_q, S_q) float32; lse2_ptr, delta_ptr:
-    (B, H_q, S_padded) float32. A row that sees nothing, and a row beyond S_q, gets lse2 = +inf: then p = 2^(s − lse2) =
-    0. Grid: (ceil(S_padded / BLOCK_M) · B · H_q,).
+    o, do: Heads (B, H_q, S_q, D); lse_ptr, dlse_ptr (or None): (B, H_q, S_q) float32;
+    lse2_ptr, delta_ptr: (B, H_q, S_padded) float32. A row that sees nothing, and a row beyond S_q,
+    gets lse2 = +inf: then p = 2^(s − lse2) = 0. Grid: (ceil(S_padded / BLOCK_M) · B · H_q,).
     """
     S_padded = tl.cdiv(S_q, MAX_BLOCK) * MAX_BLOCK
     row_blocks = tl.cdiv(S_padded, BLOCK_M)
     start_m = tl.program_id(0) % row_blocks * BLOCK_M
     batch_head = tl.program_id(0) // row_blocks
     offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    delta = delta_tile(o, do, dlse_ptr, batch_head, H_q, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M]
-    lse = tl.load(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, mask=offs_m < S_q, other=-float("inf"))  # [BLOCK_M]
+    delta = delta_tile(o, do, dlse_ptr, batch_head, H_q, start_m, S_q, D, BLOCK_M, BLOCK_D)
+    row = lse_ptr + batch_head.to(tl.int64) * S_q
+    lse = tl.load(row + offs_m, mask=offs_m < S_q, other=-float("inf"))  # [BLOCK_M]
     lse2 = tl.where(lse == -float("inf"), float("inf"), lse * LOG2_E)
     rows = batch_head.to(tl.int64) * S_padded + offs_m  # [BLOCK_M]
     tl.store(lse2_ptr + rows, lse2, mask=offs_m < S_padded)

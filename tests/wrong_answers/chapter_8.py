@@ -21,4 +21,6 @@ WRONG_ANSWERS = (
          told="drop the ones by .reshape([rows, D])"),
     edit("8.3", "stored without reshape", ("o.reshape([1, 1, BLOCK_M, D])", "o"),
          told="give o its ones back by .reshape([1, 1, BLOCK_M, D])"),
+    edit("8.5", "rounded up to whole cycles", ("return matmuls + max(issuing, exponentiating)", "return int(matmuls + max(issuing, exponentiating) + 1)"),
+         told="724"),
 )  # fmt: skip

@@ -24,12 +24,12 @@ from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Case, Shape, about, literature
 from fa_tutorial.bench.chapter_8 import (
     LARGER_STEP_OF,
-    LARGER_STEPS,
-    LONGEST_FIRST,
+    ORDERS,
     POINT,
     SHORT,
     SHORT_GRIDS,
     STEP_OF,
+    TILES,
     WHOLE,
     at_4096,
     flops_of,
@@ -66,20 +66,6 @@ def ablation_cases() -> Iterator[Measurement]:
 
 # ---------------------------------------------------------------- tiles
 
-TILES = {
-    64: [(64, 64, 4, stages) for stages in (1, 2, 3, 4)]
-    + [
-        (32, 64, 4, 3),
-        (64, 64, 8, 3),
-        (64, 128, 4, 2),
-        (128, 64, 4, 3),
-        (128, 64, 8, 3),
-        (128, 128, 4, 2),
-        (128, 128, 8, 2),
-    ],
-    128: [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 3), (128, 128, 4, 1), (128, 128, 8, 2)],
-}
-
 
 def tile_cases(is_causal: bool = False) -> Iterator[Measurement]:
     """forward_kernel with many tiles, S = 4,096: its time, and what the compiler made of it."""
@@ -109,33 +95,22 @@ def counted_in_turns(calls: dict[str, Callable[[], Any]], flops: int) -> dict[st
     return {name: row | {"cycles": cycles[name]} for name, row in timed_in_turns(calls, flops=flops).items()}
 
 
-def larger_cases() -> Iterator[Measurement]:
-    """LARGER_STEPS with steps.LARGER, in turns, at S = 512 and 4,096."""
-    for shape, step in itertools.product(literature((512, 4096)), LARGER_STEPS):
-        yield (
-            about(8, "larger", step, **vars(shape)),
-            lambda shape=shape, step=step: _in_turns(shape, LARGER_STEPS, steps.LARGER[shape.D])[step],
-        )
-
-
 def order_cases() -> Iterator[Measurement]:
-    """LONGEST_FIRST with steps.TILE, in turns, where one sequence has few programs: causal, B = 1."""
-    for D, (H, S), step in itertools.product((64, 128), SHORT_GRIDS, LONGEST_FIRST):
+    """The tuned forward with steps.TILE and either of ORDERS, in turns, where one sequence has few programs: causal,
+    B = 1.
+    """
+    for D, (H, S), order in itertools.product((64, 128), SHORT_GRIDS, ORDERS):
         shape = Shape(1, H, H, S, S, D, True)
-        yield (
-            about(8, "order", step, **vars(shape)),
-            lambda shape=shape, step=step: _in_turns(shape, LONGEST_FIRST, steps.TILE)[step],
-        )
+        yield about(8, "order", order, **vars(shape)), lambda shape=shape, order=order: _orders_in_turns(shape)[order]
 
 
 @functools.cache
-def _in_turns(shape: Shape, names: tuple[str, ...], tile: TileConfig) -> dict[str, dict[str, Any]]:
+def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = inputs(shape)
-    calls = {
-        step: partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, step=step, tile=tile)
-        for step in names
-    }
-    return {step: row | {"tile": in_words(tile)} for step, row in timed_in_turns(calls, flops=flops_of(shape)).items()}
+    common = partial(tuned.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, tile=steps.TILE)
+    calls = {order: partial(common, in_order=order == "longest first") for order in ORDERS}
+    rows = timed_in_turns(calls, flops=flops_of(shape))
+    return {order: row | {"tile": in_words(steps.TILE)} for order, row in rows.items()}
 
 
 # ---------------------------------------------------------------- ideas that do not help
@@ -403,7 +378,7 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True))
-    of_steps = itertools.chain(step_cases(), larger_cases(), order_cases())
+    of_steps = itertools.chain(step_cases(), order_cases())
     return itertools.chain(
         of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
     )

@@ -34,13 +34,15 @@ CHAPTER_5 = FOLDER / "chapter_5.py"
 # In the order of the chapter: step -> the file that holds its kernel.
 STEPS = {
     "base 2": FOLDER / "base_2.py",
+    "descriptors": FOLDER / "descriptors.py",
+    "order": FOLDER / "order.py",
     "one division": FOLDER / "one_division.py",
     "guard": FOLDER / "guard.py",
-    "round up": FOLDER / "round_up.py",
-    "descriptors": FOLDER / "descriptors.py",
     "load ahead": FOLDER / "load_ahead.py",
-    "order": FOLDER / "order.py",
+    "round up": FOLDER / "round_up.py",
 }
+LAST = "round up"  # tuned.forward is this kernel
+WITH_TILE = ("", "base 2", "descriptors", "order")  # steps that the chapter shows with TILE; it shows all with LARGER
 
 
 def file_of(step: str) -> Path:

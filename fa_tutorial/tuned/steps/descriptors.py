@@ -1,13 +1,22 @@
-"""Chapter 8, step 4: tiles by descriptors, which check the ends by themselves."""
+"""Chapter 8, step 2: tiles by descriptors, which check the ends by themselves."""
 
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
-from fa_tutorial.tuned.forward import DOWN, LN_2, LOG2_E, UP
+from fa_tutorial.tuned.forward import LN_2, LOG2_E
 
 triton = require_triton("Chapter 8 (fa_tutorial.tuned)")
 import triton.language as tl  # noqa: E402
 
 # fmt: off
+
+
+@triton.jit
+def softmax_step(s, m, l, scale_log2):
+    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)  # [BLOCK_M]
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new)  # −inf − (−inf) would be NaN
+    p = tl.exp2(s * scale_log2 - shift[:, None])  # [BLOCK_M, BLOCK_N]
+    alpha = tl.exp2(m - shift)  # [BLOCK_M]
+    return p, m_new, alpha * l + tl.sum(p, axis=1), alpha
 
 
 @triton.jit
@@ -18,17 +27,11 @@ def attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_lo
     if MASK:
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         s = tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf"))
-    row_max = tl.max(s, axis=1)  # [BLOCK_M]
-    m_new = tl.maximum(m, tl.maximum(row_max * (scale_log2 * UP), row_max * (scale_log2 * DOWN)))
-    shift = m_new
-    if MASK:  # only here can a row have seen nothing yet
-        shift = tl.where(m_new == -float("inf"), 0.0, m_new)
-    p = tl.exp2(s * scale_log2 - shift[:, None])  # [BLOCK_M, BLOCK_N]
-    alpha = tl.exp2(m - shift)  # [BLOCK_M]
+    p, m, l, alpha = softmax_step(s, m, l, scale_log2)
     acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]
     v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
     acc = dot(p.to(v_tile.dtype), v_tile, acc)
-    return m_new, alpha * l + tl.sum(p, axis=1), acc
+    return m, l, acc
 
 
 @triton.jit
@@ -62,7 +65,6 @@ def flash_forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_C
                            True, BLOCK_N, BLOCK_D)
 
     l_or_one = tl.where(l == 0.0, 1.0, l)
-    o_tile = acc * (1.0 / l_or_one)[:, None]
-    store_tile(o, o_tile, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
+    store_tile(o, acc / l_or_one[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
     lse = tl.where(l == 0.0, -float("inf"), (m + tl.log2(l_or_one)) * LN_2)
     tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse, mask=offs_m < S_q)

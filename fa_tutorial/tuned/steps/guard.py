@@ -1,6 +1,7 @@
-"""Chapter 8, step 3: only tiles with a mask guard against a row that has seen nothing."""
+"""Chapter 8, a guess: only tiles with a mask guard against a row that has seen nothing."""
 
 from fa_tutorial.hardware import require_triton
+from fa_tutorial.matmul import grouped_tile_device
 from fa_tutorial.tiles import dot, load_tile, store_tile
 from fa_tutorial.tuned.forward import LN_2, LOG2_E
 
@@ -13,8 +14,7 @@ import triton.language as tl  # noqa: E402
 @triton.jit
 def attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_log2,
            MASK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
-    rows = S_k if MASK else None
-    k_tile = load_tile(k, b, h_k, start_n, rows, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    k_tile = load_tile(k, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
     s = dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
     if MASK:
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
@@ -26,18 +26,22 @@ def attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_lo
     p = tl.exp2(s * scale_log2 - shift[:, None])  # [BLOCK_M, BLOCK_N]
     alpha = tl.exp2(m - shift)  # [BLOCK_M]
     acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]
-    v_tile = load_tile(v, b, h_k, start_n, rows, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
     acc = dot(p.to(v_tile.dtype), v_tile, acc)
     return m_new, alpha * l + tl.sum(p, axis=1), acc
 
 
 @triton.jit
-def flash_forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
+def flash_forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, scale,
+                         IS_CAUSAL: tl.constexpr,
                          BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                          BLOCK_D: tl.constexpr):
     row_blocks = tl.cdiv(S_q, BLOCK_M)
-    start_m = tl.program_id(0) % row_blocks * BLOCK_M
-    batch_head = tl.program_id(0) // row_blocks
+    batch_head, row_block = grouped_tile_device(
+        tl.program_id(0), tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)
+    if IS_CAUSAL:
+        row_block = row_blocks - 1 - row_block
+    start_m = row_block * BLOCK_M
     b, h = batch_head // H_q, batch_head % H_q
     h_k = h // (H_q // H_k)
 

@@ -1,8 +1,9 @@
-"""Chapter 8, step 5: causal tiles with a mask load ahead, too."""
+"""Chapter 8, a guess: causal tiles with a mask load ahead, too."""
 
 from fa_tutorial.hardware import require_triton
+from fa_tutorial.matmul import grouped_tile_device
 from fa_tutorial.tiles import dot, load_tile, store_tile
-from fa_tutorial.tuned.forward import DOWN, LN_2, LOG2_E, UP
+from fa_tutorial.tuned.forward import LN_2, LOG2_E
 
 triton = require_triton("Chapter 8 (fa_tutorial.tuned)")
 import triton.language as tl  # noqa: E402
@@ -18,8 +19,7 @@ def attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_lo
     if MASK:
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         s = tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf"))
-    row_max = tl.max(s, axis=1)  # [BLOCK_M]
-    m_new = tl.maximum(m, tl.maximum(row_max * (scale_log2 * UP), row_max * (scale_log2 * DOWN)))
+    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)  # [BLOCK_M]
     shift = m_new
     if MASK:  # only here can a row have seen nothing yet
         shift = tl.where(m_new == -float("inf"), 0.0, m_new)
@@ -32,12 +32,16 @@ def attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_lo
 
 
 @triton.jit
-def flash_forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
+def flash_forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, scale,
+                         IS_CAUSAL: tl.constexpr,
                          BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                          BLOCK_D: tl.constexpr):
     row_blocks = tl.cdiv(S_q, BLOCK_M)
-    start_m = tl.program_id(0) % row_blocks * BLOCK_M
-    batch_head = tl.program_id(0) // row_blocks
+    batch_head, row_block = grouped_tile_device(
+        tl.program_id(0), tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)
+    if IS_CAUSAL:
+        row_block = row_blocks - 1 - row_block
+    start_m = row_block * BLOCK_M
     b, h = batch_head // H_q, batch_head % H_q
     h_k = h // (H_q // H_k)
 
