@@ -1,17 +1,15 @@
-"""Exercise 5.5, causal_kernel."""
+"""Exercise 5.6, causal_kernel."""
 
 import math
 from functools import partial
 
 import torch
 
-from fa_tutorial import forward
 from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, OVERLAP, half_inputs, one_tile_inputs
 from fa_tutorial.exercises.forward_cases import TILE, CausalTiles, attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend
 from fa_tutorial.matmul import tl, triton
-from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import load_tile, store_tile
 
 
@@ -31,29 +29,23 @@ def causal_kernel(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
     last_seen = tl.full((BLOCK_M,), S_k - 1, dtype=tl.int32)  # [BLOCK_M]
-    full, end = S_k // BLOCK_N * BLOCK_N, S_k  # keys 0 … full − 1 need no mask
+    full_n, end_n = S_k // BLOCK_N * BLOCK_N, S_k  # keys 0 … full_n − 1 need no mask
     if IS_CAUSAL:  # (4.6), in keys
         last_seen = offs_m + (S_k - S_q)
-        full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
-        end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
-    for start_n in range(0, full, BLOCK_N):
+        full_n = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
+        end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
+    for start_n in range(0, full_n, BLOCK_N):
         m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale,
                            False, BLOCK_N, BLOCK_D)  # fmt: skip
-    for start_n in tl.range(full, end, BLOCK_N, num_stages=1):  # a few tiles: don't load ahead
+    for start_n in tl.range(full_n, end_n, BLOCK_N, num_stages=1):  # a few tiles: don't load ahead
         m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale,
                            True, BLOCK_N, BLOCK_D)  # fmt: skip
     l_or_one = tl.where(l == 0.0, 1.0, l)  # a row that sees no key has acc = 0 and l = 0
     store_tile(o, acc / l_or_one[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-def in_attend(name, old, new):
-    """A change of the solution: it calls an attend of its own, with other text in it."""
-    globals()[name] = defined(edited(source_of(attend), (old, new)), vars(forward) | {"__name__": __name__})["attend"]
-    return "attend(", f"{name}("
-
-
 BOTTOM = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
-LAST_SEEN, SHOWN = "offs_m + (S_k - S_q)", "offs_n[None, :] <= last_seen"
+LAST_SEEN = "offs_m + (S_k - S_q)"
 FULL, END = "tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N", "tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
 MISTAKES = {
     "the mask is aligned top-left, and so are the loops' ends: " + BOTTOM: [
@@ -61,26 +53,22 @@ MISTAKES = {
     "S_k − S_q is missing in last_seen: row i's last key is i + S_k − S_q": (LAST_SEEN, "offs_m"),
     "the mask is right, but the loops end at key start_m + BLOCK_M: add S_k − S_q": (END, "tl.minimum(start_m + BLOCK_M, S_q)"),
     "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (LAST_SEEN, "offs_m + (S_k - S_q) - 1"),
-    "full takes the block's last row, which sees most: the loop without a mask ends where its first row stops seeing": (
+    "full_n takes the block's last row, which sees most: the loop without a mask ends where its first row stops seeing": (
         FULL, "tl.maximum(start_m + BLOCK_M + S_k - S_q, 0) // BLOCK_N * BLOCK_N"),
-    "full is no multiple of BLOCK_N: the loop without a mask runs past it, and the loop with a mask counts those keys again": (
-        " // BLOCK_N * BLOCK_N\n        end", "\n        end"),
-    "full and end count keys, not tiles: multiply a number of tiles by BLOCK_N": [
+    "full_n is no multiple of BLOCK_N: the loop without a mask runs past it, and the loop with a mask counts those keys again": (
+        " // BLOCK_N * BLOCK_N\n        end_n", "\n        end_n"),
+    "full_n and end_n are numbers of tiles here, and the loops count keys: multiply by BLOCK_N": [
         (FULL, FULL.removesuffix(" * BLOCK_N")), (END, f"tl.cdiv({END}, BLOCK_N)")],
-    "end takes the block's first row, which sees fewest: the loop with a mask goes on to what its last row sees": (
+    "end_n takes the block's first row, which sees fewest: the loop with a mask goes on to what its last row sees": (
         END, "start_m + 1 + S_k - S_q"),
-    "the second loop begins at 0 again: it goes on where the first one ends, at full": ("range(full, end", "range(0, end"),
-    "in attend, the mask compares keys counted from the tile's start: offs_n is start_n + tl.arange(0, BLOCK_N)": in_attend(
-        "attend_in_tile", "offs_n = start_n + ", "offs_n = "),
-    "in attend, the mask is the wrong way round: keys up to last_seen are hidden": in_attend(
-        "attend_inverted", SHOWN, SHOWN.replace("<=", ">")),
+    "the second loop begins at 0 again: it goes on where the first one ends, at full_n": ("range(full_n, end", "range(0, end"),
     "rows that see no key give NaN, from −inf − (−inf) or 0 / 0: they must be 0": ("/ l_or_one[:, None]", "/ l[:, None]"),
 }  # fmt: skip
 CONDITIONS = {
     "full": "with IS_CAUSAL = False it is still the kernel of 5.4",
     "unseen": "S_q may be larger than S_k: a row that sees no key gets o = 0",
     "skip": "tiles that no row of the block sees are skipped",
-    "loops": "a tile that every row of the block sees whole goes through the loop without a mask; its loads check no rows",
+    "loops": "a tile that every row of the block sees whole goes through the loop without a mask, and only the others through the one with it",
     "half": HALF,
 }
 
@@ -100,43 +88,42 @@ def inputs():
     hidden = "a hidden key has no score: hide it in s, before m and l"
     yield causal(q.abs() + 1, k, v, "the last key's logits over 400, all others small", hidden)
     square, differ = draw_qkv(1, 1, 32, 32, 16), f"BLOCK_M and BLOCK_N may differ: {BOTTOM}"
-    rows = "a block's first row says where full is, its last row where end is; what a tile adds joins m, l and acc"
+    rows = "a block's first row says where full_n is, its last row where end_n is; what a tile adds joins m, l and acc"
     yield causal(*square, "S_q = S_k = 32, two blocks of rows", f"{BOTTOM}; {rows}")
     for m, n in ((32, 16), (16, 32)):
         yield causal(*square, f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", differ, blocks=(m, n, 16))
     yield causal(*draw_qkv(1, 1, 16, 32, 16), "S_q = 16, S_k = 32", BOTTOM)
-    ragged = "the last tile may be ragged, and only the last row sees into it: end is one past the last key that it sees"
+    ragged = "the last tile may be ragged, and only the last row sees into it: end_n is one past the last key that it sees"
     yield causal(*draw_qkv(1, 1, 16, 17, 16), "S_q = 16, S_k = 17, BLOCK_N = 16", ragged, stray=KEYS_READ)
-    past = "a tile past S_k goes through the loop with a mask: without IS_CAUSAL full is S_k // BLOCK_N · BLOCK_N"
+    past = "a tile past S_k goes through the loop with a mask: without IS_CAUSAL full_n is S_k // BLOCK_N · BLOCK_N"
     yield attention_case(*draw_qkv(1, 1, 16, 20, 16), "IS_CAUSAL = False, S_q = 16, S_k = 20", stray=past, edge="full")
-    before = "the second loop starts before key 0 where S_k − S_q is negative: tl.maximum(…, 0) in full"
+    before = "the second loop starts before key 0 where S_k − S_q is negative: tl.maximum(…, 0) in full_n"
     unseen = "S_q = 40, S_k = 16, so that rows 0 to 23 see no key"
     yield causal(*draw_qkv(1, 1, 40, 16, 16), unseen, stray=before, edge="unseen")
     q, k, v = draw_qkv(1, 1, 32, 32, 16)
     v[:, :, 16:] = math.nan  # it shows in the o of rows 0 to 15 if they read it, because 0 · NaN is NaN
     yield causal(q, k, v, "S_q = S_k = 32, where rows 0 to 15 see no key of the second tile, whose v is NaN", edge="skip")
-    for is_causal in (True, False):
-        on = f"IS_CAUSAL = {is_causal}, S_q = 1, S_k = 32, BLOCK_M = 32, BLOCK_N = 16"
-        yield attention_case(*draw_qkv(1, 1, 1, 32, 64), on, blocks=(32, 16, 64), is_causal=is_causal, edge="loops")
+    for is_causal, S_q, S_k in ((True, 96, 96), (True, 1, 32), (False, 32, 72)):  # CausalTiles counts their tiles
+        on = f"IS_CAUSAL = {is_causal}, S_q = {S_q}, S_k = {S_k}, BLOCK_M = 32, BLOCK_N = 16"
+        yield attention_case(*draw_qkv(1, 1, S_q, S_k, 64), on, blocks=(32, 16, 64), is_causal=is_causal, edge="loops")
     yield from half_inputs(is_causal=True)
 
 
 EXERCISE = Exercise(
-    id="5.5",
+    id="5.6",
     task="Make it causal in two loops: one without a mask, one with it, and both call attend.",
     conditions=CONDITIONS,
     hints=(
         "last_seen is the last key that each row may see: S_k − 1 for all rows, or row i's own key i + S_k − S_q. Which row of the block "
         "decides where the loop without a mask must stop, and which row decides where the other one may stop?",
-        "The first row sees start_m + 1 + S_k − S_q keys: round that down to whole tiles for full, and not below 0. The last row that "
-        "exists is tl.minimum(start_m + BLOCK_M, S_q) − 1; end is one past its last key.",
-        "Without IS_CAUSAL, full is S_k // BLOCK_N * BLOCK_N, and end is S_k. After the loops divide by tl.where(l == 0.0, 1.0, l).",
+        "The first row sees start_m + 1 + S_k − S_q keys: round that down to whole tiles for full_n, and not below 0. The last row that "
+        "exists is tl.minimum(start_m + BLOCK_M, S_q) − 1; end_n is one past its last key.",
+        "Without IS_CAUSAL, full_n is S_k // BLOCK_N * BLOCK_N, and end_n is S_k. After the loops divide by tl.where(l == 0.0, 1.0, l).",
     ),
     solution=causal_kernel,
     reasoning="The first row of the block sees fewest keys, so tiles that it sees whole need no mask. The last row sees most, so nothing "
     "after it is read. IS_CAUSAL is a constant for the compiler, so each value gives a kernel of its own, without a test at run time.",
-    more="attend is forward.attend, the body of your loop as a function: display_source(forward.attend) shows it, "
-    "display_source(forward.softmax_step) the step inside it.",
+    more="attend is the one of exercise 5.5, as forward.attend.",
     inputs=inputs,
     truth=o_truth,
     rule=f"o = softmax(scale · q kᵀ) v: {BOTTOM}",

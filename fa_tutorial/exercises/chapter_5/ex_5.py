@@ -1,0 +1,174 @@
+"""Exercise 5.5, attend."""
+
+from dataclasses import replace
+
+import torch
+
+from fa_tutorial import forward, hardware
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, as_solution, half_inputs, one_tile_inputs, two_tiles_input
+from fa_tutorial.exercises.forward_cases import attention_case, draw_qkv, noted
+from fa_tutorial.exercises.harness import Exercise
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.forward import softmax_step  # noqa: F401, for the changed solutions, as dot and load_tile
+from fa_tutorial.matmul import tl, triton
+from fa_tutorial.source import defined, source_of
+from fa_tutorial.tiles import dot, load_tile  # noqa: F401
+
+attend = as_solution(forward.attend, __name__)
+
+
+@triton.jit
+def steps_kernel(q_ptr, k, v, m_ptr, l_ptr, acc_ptr, b, h_k, start_n, last_seen_ptr, S_k, D, scale, MASK: tl.constexpr,
+                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """m, l and acc after the keys before start_n, without a mask, and then the tile at start_n. One program."""
+    b, h_k = b + tl.program_id(0), h_k + tl.program_id(0)  # tensors, as in a kernel
+    offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    places = offs_m[:, None] * BLOCK_D + offs_d[None, :]
+    q_tile, last_seen = tl.load(q_ptr + places), tl.load(last_seen_ptr + offs_m)
+    m, l = tl.full((BLOCK_M,), -float("inf"), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for start in range(0, start_n, BLOCK_N):
+        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start, last_seen, S_k, D, scale, False, BLOCK_N, BLOCK_D)
+    m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale, MASK, BLOCK_N, BLOCK_D)
+    tl.store(m_ptr + offs_m, m)
+    tl.store(l_ptr + offs_m, l)
+    tl.store(acc_ptr + places, acc)
+
+
+class Steps:
+    """An attend as a kernel: steps_kernel, which calls it. In the interpreter, Wrong where a tile without a mask is compared."""
+
+    def __init__(self, attend):
+        self.fn = attend.fn
+        self.kernel = defined(source_of(steps_kernel), globals() | {"attend": attend})["steps_kernel"]
+
+    def __getitem__(self, grid):
+        def launch(*args, MASK, BLOCK_N, BLOCK_D):
+            block_m = len(args[9])
+            blocks = {"BLOCK_M": block_m, "BLOCK_N": BLOCK_N, "BLOCK_D": BLOCK_D}
+            if MASK or len(set(blocks.values())) < 3 or not hardware.interpreter_on():
+                return self.kernel[grid](*args, MASK, **blocks)
+            with noted() as (_, compared):
+                self.kernel[grid](*args, MASK, **blocks)
+            if BLOCK_N in compared:
+                raise Wrong("loads are masked though MASK is False: every row of the tile exists then, so pass None for S_k to load_tile")
+            if block_m * BLOCK_N in compared:
+                raise Wrong("scores are masked though MASK is False: compare only under `if MASK:`")
+
+        return launch
+
+
+SEEN, S = "offs_n[None, :] <= last_seen[:, None]", "scale * dot(q_tile, tl.trans(k_tile))"
+ACC, PV = "acc = acc * alpha[:, None]", "acc = dot(p.to(v_tile.dtype), v_tile, acc)"
+MISTAKES = {
+    "offs_n counts from the tile's start, last_seen from key 0: offs_n is start_n + tl.arange(0, BLOCK_N)": ("offs_n = start_n + ", "offs_n = "),
+    "the mask is the wrong way round: keys up to last_seen are hidden": (SEEN, SEEN.replace("<=", ">")),
+    "the mask is strict: a row sees key last_seen too": (SEEN, SEEN.replace("<=", "<")),
+    "nothing is masked where MASK is True": ("if MASK:", "if not MASK:"),
+    "hidden scores are 0, and exp(0 − m) is a weight like any other: −inf": ('s, -float("inf")', "s, 0.0"),
+    "acc is not rescaled: acc = alpha · acc + p v, by (4.3)": (ACC, "acc = acc"),
+    "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": [
+        (ACC, "acc = acc"), (PV, f"{PV} * alpha[:, None]")],
+    "p v replaces acc: acc = alpha · acc + p v, by (4.3)": (PV, PV.replace(", acc)", ")")),
+    "acc is added twice: dot(…, acc) has added it already": (PV, PV.replace("acc =", "acc +=")),
+    "scale is missing: s = scale · q kᵀ": (S, S[8:]),
+    "every call reads the first tile of k and v: their rows start at start_n": ("h_k, start_n, rows", "h_k, start_n * 0, rows"),
+    "k and v come from head b, not from head h_k of batch entry b": [
+        ("load_tile(k, b, h_k", "load_tile(k, b, b"), ("load_tile(v, b, h_k", "load_tile(v, b, b")],
+}  # fmt: skip
+CONDITIONS = {
+    "unseen": "a row that has seen no key yet keeps m = −∞, l = 0 and acc = 0",
+    "mask": "without MASK nothing is compared: neither scores, nor rows in load_tile",
+    "half": HALF,
+}
+STEP = "the tile's keys join by (4.1) to (4.3): m is the largest score so far, l = Σ exp(s − m), acc = Σ exp(s − m) v"
+MASKED = "with MASK a row sees the keys up to last_seen, and the others get the score −inf"
+PAST = "the last tile may be ragged: with MASK load_tile gets S_k, and last_seen hides the keys that are missing"
+
+
+def truth(q_tile, k, v, at, last_seen, MASK, blocks, scale):
+    start_n = (k.shape[2] - 1) // blocks[1] * blocks[1]
+    s = scale * q_tile.double() @ k[at].double().T
+    j = torch.arange(k.shape[2])
+    s = s.masked_fill((j >= start_n) & (j > last_seen[:, None]) & MASK, -torch.inf)
+    m = s.amax(-1)
+    p = torch.exp(s - m[:, None]).nan_to_num()  # 0 for a row that sees nothing
+    return m, p.sum(-1), p @ v[at].double()
+
+
+def launch(q_tile, k, v, at, last_seen, MASK, blocks, scale):
+    block_m, block_n, block_d = blocks
+    start_n = (k.shape[2] - 1) // block_n * block_n
+    state = [Out((block_m,), torch.float32), Out((block_m,), torch.float32), Out((block_m, block_d), torch.float32)]
+    args = In(q_tile), In(k, None, True), In(v, None, True), *state, *at, start_n, In(last_seen), *k.shape[2:], scale
+    return Launch((1,), args, {"MASK": MASK, "BLOCK_N": block_n, "BLOCK_D": block_d})
+
+
+def tolerance(args, part):
+    """m and l are float32 sums; acc has p rounded to v's dtype."""
+    q_tile, k, v = args[:3]
+    if part == "acc":
+        return 0.0, (2e-3 if v.dtype == torch.float16 else 2e-5) * k.shape[2] * float(v.abs().max())
+    return 2e-5, 1e-5 * max(1.0, float(q_tile.abs().double().max() * k.abs().double().max()))
+
+
+def step(one, last_seen=None, at=(0, 0)):
+    """A case of attend from one of attention: its first block of rows, the last tile of keys with MASK if last_seen is given."""
+    q, k, v, blocks, _, scale, _ = one.args
+    seen = torch.full((blocks[0],), k.shape[2] - 1) if last_seen is None else last_seen
+    return replace(one, args=(q[at], k, v, at, seen.int(), last_seen is not None, blocks, scale), wanted={})
+
+
+def inputs():
+    for one in one_tile_inputs(STEP):
+        yield step(one)
+    yield step(two_tiles_input())
+    rows = torch.arange(16)
+    on, two = "MASK, one tile, last_seen = 0, 1, … 15", "MASK, S_k = 32, the second tile, last_seen = 16, 17, … 31"
+    yield step(attention_case(*draw_qkv(1, 1, 16, 16, 16), on, MASKED), rows)
+    q, k, v = draw_qkv(1, 1, 16, 16, 16)
+    k[:, :, 15] = 100
+    yield step(attention_case(q.abs() + 1, k, v, "MASK, the last key's scores over 400, last_seen = 0, 1, … 15", MASKED), rows)
+    yield step(attention_case(*draw_qkv(1, 1, 16, 32, 16), two, f"{MASKED}, counted from key 0 of the sequence"), rows + 16)
+    ragged = "MASK, S_k = 20, the second tile, last_seen = 19"
+    yield step(attention_case(*draw_qkv(1, 1, 16, 20, 16), ragged, PAST, stray=PAST), rows * 0 + 19)
+    for at in ((0, 1), (1, 0)):
+        on, where = f"B = H = 2, b = {at[0]}, h_k = {at[1]}", "k and v come from head h_k of batch entry b"
+        yield step(attention_case(*draw_qkv(2, 2, 16, 32, 16), on, where), at=at)
+    blocks = {"blocks": (32, 16, 64)}
+    other = "blocks may differ: a tile of k or v has BLOCK_N rows"
+    yield step(
+        attention_case(*draw_qkv(1, 1, 32, 16, 64), "MASK, BLOCK_M = 32, BLOCK_N = 16, BLOCK_D = 64", other, **blocks), torch.arange(32)
+    )
+    blind = "MASK, one tile, last_seen = −8, −7, … 7"
+    yield step(attention_case(*draw_qkv(1, 1, 16, 16, 16), blind, edge="unseen"), rows - 8)
+    yield step(attention_case(*draw_qkv(1, 1, 32, 32, 64), "no MASK, BLOCK_M = 32, BLOCK_N = 16, BLOCK_D = 64", edge="mask", **blocks))
+    for one in half_inputs():
+        yield step(one)
+
+
+EXERCISE = Exercise(
+    id="5.5",
+    task="Make the body of your loop a function, with and without a mask.",
+    conditions=CONDITIONS,
+    hints=(
+        "It is the body of your loop of 5.4, in its order. Which two lines does MASK decide?",
+        "rows = S_k if MASK else None goes to both load_tile. Under `if MASK:` compare key numbers, start_n + tl.arange(0, BLOCK_N), with "
+        "last_seen[:, None].",
+        's = tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf")), then p, m, l, alpha = softmax_step(s, m, l), and '
+        "acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None]).",
+    ),
+    solution=attend,
+    reasoning="MASK is a constant, so the compiler makes two functions of one text: one that compares, and one that doesn't. last_seen "
+    "hides missing keys and causal ones by one comparison, because no row that exists sees past key S_k − 1.",
+    more="This is forward.attend, which the package's kernel calls.",
+    inputs=inputs,
+    truth=truth,
+    rule=STEP,
+    mistakes=MISTAKES,
+    parts=("m", "l", "acc"),
+    launch=launch,
+    adapt=lambda attend: Steps(attend) if hasattr(attend, "fn") else attend,
+    tolerance=tolerance,
+)
