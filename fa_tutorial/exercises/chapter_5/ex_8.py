@@ -16,7 +16,7 @@ from fa_tutorial.tiles import Heads, TileConfig, heads, padded_d
 
 
 def flash_forward(q, k, v, scale, is_causal, tile):
-    """(o, lse) of attention. q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), any strides. tile: TileConfig."""
+    """(o, lse) of attention. q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), any strides."""
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     o = torch.empty((B, H_q, S_q, D), dtype=q.dtype, device=q.device)
     lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
