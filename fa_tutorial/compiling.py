@@ -1,4 +1,5 @@
-"""Compile kernels for GPUs that aren't there, and read what ptxas says: chapters 2, 8 and 9, and tools/compile_report.
+"""Compile kernels for GPUs that aren't there, and read what ptxas says: for chapters 2, 5, 8, 9 and
+tools/compile_report.
 
 Triton and its ptxas compile for any NVIDIA GPU on any machine with Linux. The launchers themselves are called, on
 tensors without memory (device "meta"), and each launch is compiled instead. That takes a process that was started with
@@ -15,12 +16,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from fa_tutorial import hardware, layout, tuned
+from fa_tutorial.source import source_of
+from fa_tutorial.tiles import TileConfig
 
 # Bytes of shared memory that one block may ask for (opt-in), by compute capability. CUDA programming guide, table of
 # technical specifications. T4; A100; RTX 30xx; RTX 40xx; H100, H200; B200; RTX 50xx.
@@ -178,3 +182,35 @@ def softmax_rows(capability: int) -> list[Row]:
     """What becomes of softmax_calls on a GPU of this compute capability."""
     code = f"list(compiling.compile_calls({capability}, compiling.softmax_calls()))"
     return [Row(*row) for row in in_a_process(f"from fa_tutorial import compiling; print(json.dumps({code}))")]
+
+
+def shared_bytes(kernel: Any, cases: Iterable[tuple[str, int, TileConfig]]) -> list[int]:
+    """Bytes of shared memory that a block of a flash_forward_kernel takes on an H200, for each (dtype's name, D, tile).
+
+    kernel: chapter 5's, or a reader's with the same parameters. Functions of the reader's that it calls come along.
+    """
+    text = "\n\n\n".join(map(source_of, dict.fromkeys(_with_its_own(kernel))))
+    code = f"""
+from functools import partial
+import torch
+from fa_tutorial import compiling, forward
+from fa_tutorial.source import defined
+from fa_tutorial.tiles import TileConfig
+
+forward.flash_forward_kernel = defined({text!r}, vars(forward))[{kernel.fn.__name__!r}]
+calls = []
+for dtype, D, tile in {[(dtype, D, astuple(tile)) for dtype, D, tile in cases]!r}:
+    q, k, v, *_ = compiling.inputs(getattr(torch, dtype), D)
+    calls.append(("", partial(forward.flash_forward, q, k, v, False, 0.5, config=TileConfig(*tile))))
+print(json.dumps([row.shared for row in compiling.compile_calls(90, calls)]))
+"""
+    return in_a_process(code)
+
+
+def _with_its_own(kernel: Any) -> Iterator[Any]:
+    """The jitted functions that `kernel` calls and that aren't the package's, and at last the kernel."""
+    for name in kernel.fn.__code__.co_names:
+        called = kernel.fn.__globals__.get(name)
+        if hasattr(called, "fn") and not called.fn.__module__.startswith(("fa_tutorial.", "triton.")):
+            yield from _with_its_own(called)
+    yield kernel

@@ -119,8 +119,8 @@ RULES = (missing_outputs, outputs_that_vary, machine_traces, cells_not_run, wide
 
 
 def is_starter(function: ast.FunctionDef) -> bool:
-    """True where the body ends at once, with NotImplementedError."""
-    return isinstance(function.body[-1], ast.Raise) and "NotImplementedError" in ast.unparse(function.body[-1])
+    """True where the body raises NotImplementedError, before the lines of an earlier exercise, if it starts from these."""
+    return any(isinstance(line, ast.Raise) and "NotImplementedError" in ast.unparse(line) for line in function.body)
 
 
 def starter_cells(notebook: dict, exercise: Exercise) -> list[dict]:
@@ -189,11 +189,13 @@ def copied_runs(text: str) -> set[tuple[str, ...]]:
 
 
 def solutions_shown(notebook: dict, exercises: Iterable[Exercise]) -> list[str]:
-    """No exercise's function has a body, and up to its check no cell and no output holds lines of its solution."""
-    faults = []
+    """No exercise's function has a body, and up to its check no cell and no output holds lines of its solution, but for those that an
+    earlier exercise's solution has, too: a starter may be made from it."""
+    faults, earlier = [], set()
     for exercise in exercises:
         source = source_of(exercise.solution)
         runs = copied_runs(source[source.index(source.splitlines()[ast.parse(source).body[0].body[0].lineno - 1]) :])
+        runs, earlier = runs - earlier, earlier | runs
         checks, checked = check_cells(notebook, exercise), False
         for cell in notebook["cells"]:
             checked = checked or cell in checks

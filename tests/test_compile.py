@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import compile_report as report
-from fa_tutorial import compiling, forward
+from fa_tutorial import compiling, forward, tiles
+from fa_tutorial.source import defined, edited, source_of
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -30,10 +31,25 @@ def test_every_kernel_and_every_configuration_compiles_without_faults(capability
 
 
 @pytest.mark.slow
+def test_shared_memory_of_a_readers_kernel():
+    """It takes the bytes of (5.3), and those of a function of the reader's own that it calls: here tiles twice as wide."""
+    tile, text = tiles.TileConfig(64, 32, 4, 2), source_of(forward.flash_forward_kernel)
+    names = vars(tiles) | vars(forward) | {"__name__": "reader"}
+    kernel = defined(text, names)["flash_forward_kernel"]
+    assert compiling.shared_bytes(kernel, [("float16", 64, tile), ("bfloat16", 128, tile)]) == [24_576, 49_152]
+    wide = edited(
+        source_of(forward.attend), ("BLOCK_N, BLOCK_D)", "2 * BLOCK_N, BLOCK_D)", 2), ("tl.arange(0, BLOCK_N)", "tl.arange(0, 2 * BLOCK_N)")
+    )
+    kernel = defined(f"{wide}\n\n\n{text}", names)["flash_forward_kernel"]
+    assert compiling.shared_bytes(kernel, [("float16", 64, tile)]) == [40_960]
+
+
+@pytest.mark.slow
 def test_a_tile_that_is_too_large_or_spills_or_serialises_wgmma_is_a_fault():
     code = """
 import torch
-from fa_tutorial import compiling, forward
+from fa_tutorial import compiling, forward, tiles
+from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 
 def rows(capability, tile):

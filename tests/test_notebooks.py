@@ -145,6 +145,16 @@ def test_a_solution_that_is_shown_is_found():
     assert rules.solutions_shown(notebook_of(code("def longest_sequence(m, B, H, i):\n    return m")), [LONGEST])
 
 
+def test_a_starter_may_be_made_from_the_exercise_before_and_no_further():
+    before, after = catalogue.find("5.3"), catalogue.find("5.4")
+    cells = [code("def key_loop_kernel(q):\n    raise NotImplementedError"), code('check("5.3", key_loop_kernel)')]
+    for shown, fits in ((before, True), (after, False)):
+        lines = "\n".join(source_of(shown.solution).partition('"""\n')[2].splitlines()[3:])
+        starter = code(f"def any_length_kernel(q):\n    raise NotImplementedError\n{lines}")
+        notebook = notebook_of(*cells, starter, code('check("5.4", any_length_kernel)'))
+        assert (rules.solutions_shown(notebook, [before, after]) == []) is fits
+
+
 TIME = new_markdown_cell("# 0\n\n**Time.** About 60 minutes, 5 of them for the exercises.")
 HEADING = new_markdown_cell("The longest.\n\n### Exercise 0.3 (★, 5 minutes)\n\nWrite it.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from unittest import mock
 import torch
 
 from fa_tutorial import hardware
+from fa_tutorial.algorithm import all_tiles, causal_tiles
 from fa_tutorial.exercises.harness import case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
@@ -85,9 +87,9 @@ def by_infinity(kernel: Any) -> Any:
 
 
 class CausalTiles:
-    """A causal kernel whose tiles are watched in the interpreter, on inputs of one query and whole tiles of keys.
+    """A causal kernel whose tiles are counted in the interpreter, on inputs with blocks of (32, 16, 64), whose sizes differ.
 
-    Wrong where it multiplies for a tile that the query doesn't see, or compares numbers of keys, for the query sees all.
+    Wrong where it multiplies for a tile that its block of rows doesn't see, or masks one that every row sees whole.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -96,25 +98,24 @@ class CausalTiles:
     def __getitem__(self, grid: Any) -> Callable:
         def launch(*args, **meta):
             (S_q, S_k), block_m, block_n = args[-4:-2], meta["BLOCK_M"], meta["BLOCK_N"]
-            if S_q > 1 or S_k % block_n or not hardware.interpreter_on():
+            if (block_m, block_n, meta["BLOCK_D"]) != (32, 16, 64) or not hardware.interpreter_on():
                 return self.kernel[grid](*args, **meta)
-            with _noted() as (products, compared):
+            with noted() as (products, compared):
                 self.kernel[grid](*args, **meta)
-            if sum(products) > 2 * grid[0] * block_m * S_k * meta["BLOCK_D"]:
-                raise Wrong("tiles are multiplied that no row of their block sees, or that don't exist: end is one past "
+            bounds = [causal_tiles(i, block_m, block_n, S_q, S_k) if meta["IS_CAUSAL"] else all_tiles(block_n, S_k) for i in range(grid[0])]
+            seen, masked = sum(end for _, end in bounds), sum(end - full for full, end in bounds)
+            if sum(products) > 2 * seen * block_m * block_n * meta["BLOCK_D"]:
+                raise Wrong("tiles are multiplied that no row of their block sees, or that don't exist: end_n is one past "
                             "the last key that the block's last row sees, and its last row is at most S_q − 1")  # fmt: skip
-            if block_m * block_n in compared:
-                raise Wrong("tiles are masked that every row of their block sees whole: the loop without a mask takes all "
-                            "before full")  # fmt: skip
-            if block_n in compared:
-                raise Wrong("loads are masked of tiles that every row of their block sees whole: without MASK pass None "
-                            "for S_k to load_tile")  # fmt: skip
+            if (found := compared.count(block_m * block_n)) > masked:
+                raise Wrong(f"{found} tiles are masked, and {masked} of these {seen} need it: the loop without a mask takes "
+                            "all tiles that every row of the block sees whole")  # fmt: skip
 
         return launch
 
 
 @contextlib.contextmanager
-def _noted() -> Iterator[tuple[list[int], list[int]]]:
+def noted() -> Iterator[tuple[list[int], list[int]]]:
     """What the interpreter does meanwhile: each tl.dot's multiply-adds, and the size of each comparison of integers."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
@@ -132,6 +133,8 @@ def _noted() -> Iterator[tuple[list[int], list[int]]]:
         return run
 
     with contextlib.ExitStack() as stack:
+        plain = dataclasses.replace(builder.options, sanitize_overflow=False)  # which compares, too
+        stack.enter_context(mock.patch.object(builder, "options", plain))
         for name in ("create_dot", *(name for name in dir(builder) if name.startswith("create_icmp"))):
             stack.enter_context(mock.patch.object(builder, name, noting(name, getattr(builder, name))))
         yield products, compared

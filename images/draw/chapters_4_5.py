@@ -416,10 +416,17 @@ def draw_grid() -> Figure:
 
 @image("05_two_loops.png")
 def draw_two_loops() -> Figure:
-    """Two row blocks under the causal mask: keys in the loop without a mask, in the loop with it, and never read. All numbers are keys."""
+    """Two row blocks under the causal mask: keys in the loop without a mask, in the loop with it, and never read."""
     figure, ax = canvas(6.25)
     S_k, block_m, block_n = 21, 4, 2
-    write(ax, 0.1, 0.25, f"BLOCK_M = {block_m}, BLOCK_N = {block_n}; thick lines: tiles; full and end are numbers of keys", BODY, ha="left")
+    write(
+        ax,
+        0.1,
+        0.25,
+        f"BLOCK_M = {block_m}, BLOCK_N = {block_n}; thick lines: tiles; full and end count them, full_n and end_n keys",
+        BODY,
+        ha="left",
+    )
     for top, row_block, S_q in ((1.2, 2, S_k), (3.8, 3, 14)):
         draw_loops_of(ax, top, row_block, S_q, S_k, block_m, block_n)
     legend(ax, 6.0, (
@@ -436,15 +443,15 @@ def draw_loops_of(ax: Axes, top: float, row_block: int, S_q: int, S_k: int, bloc
     """The elements of one row block against all keys, each tile named by the loop that it falls to."""
     left, side = 1.1, 0.34
     first = row_block * block_m
-    full, end_tile = (block * block_n for block in algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k))
-    end = min(first + block_m, S_q) + S_k - S_q
+    full, end = algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k)
+    full_n, end_tile, end_n = full * block_n, end * block_n, min(first + block_m, S_q) + S_k - S_q
     keys = -(-S_k // block_n) * block_n
     seen = reference.causal_mask(S_q, S_k)
 
     def look(row: int, col: int) -> dict:
         if first + row >= S_q or col >= S_k:
             return {"hatch": "xxx", "dashed": True}
-        if col < full:
+        if col < full_n:
             return {"colour": "sky", "share": 0.6}
         if col >= end_tile:
             return {}
@@ -457,11 +464,19 @@ def draw_loops_of(ax: Axes, top: float, row_block: int, S_q: int, S_k: int, bloc
         write(ax, left + (key + 0.5) * side, top - 0.15, str(key))
     write(ax, 0.95, top - 0.15, "key", ha="right")
     lengths = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q}, S_k = {S_k}"
-    write(ax, 0.1, top - 0.55, f"{lengths}, row block {row_block}: full = {full}, end = {end}", HEAD, ha="left", weight="bold")
+    write(
+        ax,
+        0.1,
+        top - 0.55,
+        f"{lengths}, row block {row_block}: full = {full}, end = {end}; full_n = {full_n}, end_n = {end_n}",
+        HEAD,
+        ha="left",
+        weight="bold",
+    )
     for row in range(block_m):
         write(ax, 0.95, top + (row + 0.5) * side, f"row {first + row}", ha="right")
     y = top + block_m * side + 0.1
-    for start, stop, name in ((0, full, "no mask"), (full, end_tile, "mask"), (end_tile, keys, "never read")):
+    for start, stop, name in ((0, full_n, "no mask"), (full_n, end_tile, "mask"), (end_tile, keys, "never read")):
         if start < stop:
             x0, x1 = left + start * side + 0.04, left + stop * side - 0.04
             ax.plot([x0, x0, x1, x1], [y, y + 0.08, y + 0.08, y], color="black", linewidth=1.2)
@@ -536,74 +551,65 @@ def draw_gqa() -> Figure:
 
 @image("05_loop.png")
 def draw_loop() -> Figure:
-    """One program of chapter 5's first loop over keys: what it holds, with shapes, and what goes from one iteration to the next."""
-    return draw_program(whole=False)
-
-
-@image("05_kernel.png")
-def draw_kernel() -> Figure:
-    """One program of flash_forward_kernel: what it holds, with shapes, from q's tile to o and lse, and the equation of each step."""
-    return draw_program(whole=True)
-
-
-def draw_program(whole: bool) -> Figure:
-    """whole: with the mask, lse and the equations."""
-    figure, ax = canvas(8.2)
+    """One program of flash_forward_kernel: what it holds, with shapes and equations, and what goes from one iteration to the next."""
+    figure, ax = canvas(8.5)
     m, n, d, thin = 1.1, 1.7, 0.95, 0.28  # inches for BLOCK_M, BLOCK_N, BLOCK_D and a column
 
-    def tile(
-        name: str, x: float, y: float, wide: float, tall: float, text: str, shape: str, *, below: bool = False, share: float = 0.45
-    ) -> None:
-        box(ax, x, y, wide, tall, text, TENSOR_COLOUR[name], size=BODY, weight="bold", share=share)
+    def tile(name: str, x: float, y: float, wide: float, tall: float, text: str, shape: str, *, below: bool = False) -> None:
+        box(ax, x, y, wide, tall, text, TENSOR_COLOUR[name], size=BODY, weight="bold", share=0.3 if name == "s" else 0.45)
         write(ax, x + wide / 2, y + tall + 0.17 if below else y - 0.17, shape)
 
     def column(name: str, x: float, y: float) -> None:
         box(ax, x, y, thin, m, colour="vermilion", share=0.25)
         write(ax, x + thin / 2, y + m / 2, name, BODY, rotation=90, weight="bold")
 
-    left, right, top, bottom = 2.1, 8.7, 0.5, 6.1
+    left, right, top, bottom = 1.9, 8.85, 0.5, 6.5
     box(ax, left, top, right - left, bottom - top, colour="sky", share=0.08)
-    attend = " (attend)" if whole else ""
-    write(ax, left, 0.27, f"each iteration{attend}: keys start_n … start_n + BLOCK_N − 1", BODY, ha="left", weight="bold")
-    x_q, x_s, x_m, x_p, x_v, y_s, y_acc = 0.45, 2.5, 4.95, 6.35, 7.35, 2.45, 4.3
+    write(ax, left, 0.27, "each iteration: keys start_n … start_n + BLOCK_N − 1", BODY, ha="left", weight="bold")
+    x_q, x_s, x_m, x_p, x_l, x_acc, x_v, y_s, y_acc = 0.4, 2.15, 4.4, 5.55, 7.95, 5.93, 7.35, 2.45, 4.35
     write(ax, x_q + d / 2, y_s - 0.55, "before the loop", BODY, weight="bold")
     tile("q", x_q, y_s, d, m, "q_tile", "[BLOCK_M, BLOCK_D]")
     tile("k", x_s, 0.95, n, d, "k_tileᵀ", "[BLOCK_D, BLOCK_N]")
-    tile("s", x_s, y_s, n, m, "s", f"[BLOCK_M, BLOCK_N]{', masked' if whole else ''}", below=True, share=0.3)
-    arrow(ax, (x_q + d, y_s + m / 2), (x_s, y_s + m / 2))
+    tile("s", x_s, y_s, n, m, "s", "[BLOCK_M, BLOCK_N]", below=True)
+    tile("p", x_p, y_s, n, m, "p", "[BLOCK_M, BLOCK_N]")
+    tile("o", x_acc, y_acc, d, m, "acc", "[BLOCK_M, BLOCK_D]", below=True)
+    tile("v", x_v, y_acc - 0.3, d, n, "v_tile", "[BLOCK_N, BLOCK_D]", below=True)
+    for name, x, y in (("m", x_m, y_s), ("l", x_l, y_s), ("alpha", x_m, y_acc)):
+        column(name, x, y)
+    middle, after = y_s + m / 2, y_acc + 0.35
+    arrow(ax, (x_q + d, middle), (x_s, middle))
     arrow(ax, (x_s + n / 2, 0.95 + d), (x_s + n / 2, y_s))
-    write(ax, x_s + n / 2 + 0.1, 2.05, f"scale · dot{' (4.1)' if whole else ''}", ha="left")
-    for i, name in enumerate(("m", "alpha", "l")):
-        column(name, x_m + i * thin, y_s)
-    for i in (0, 2):
-        arrow(ax, (x_m + (i + 0.5) * thin, y_s - 0.4), (x_m + (i + 0.5) * thin, y_s))
-    write(ax, x_m + 1.5 * thin, y_s - 0.72, "m and l of the\niteration before")
-    if whole:
-        write(ax, x_m + 3 * thin + 0.1, y_s - 0.17, "softmax_step (4.2)", ha="left")
-    write(ax, x_m + 1.5 * thin, y_s + m + 0.17, "[BLOCK_M] each")
-    arrow(ax, (x_s + n, y_s + m / 2), (x_m, y_s + m / 2))
-    arrow(ax, (x_m + 3 * thin, y_s + m / 2), (x_p, y_s + m / 2))
-    tile("p", x_p, y_s, n, m, "p", "[BLOCK_M, BLOCK_N]", below=True)
-    tile("v", x_v, 4.05, d, n, "v_tile", "[BLOCK_N, BLOCK_D]", below=True)
-    tile("o", x_m, y_acc, d, m, "acc", "[BLOCK_M, BLOCK_D]", below=True)
-    arrow(ax, (x_m + 1.5 * thin, y_s + m + 0.3), (x_m + 1.5 * thin, y_acc))
-    write(ax, x_m + 1.5 * thin - 0.1, y_acc - 0.2, "alpha", ha="right")
-    arrow(ax, (x_m - 0.4, y_acc + 0.9), (x_m, y_acc + 0.9))
-    write(ax, x_m - 0.5, y_acc + 0.9, "acc of the iteration before", ha="right")
-    arrow(ax, (x_p + 0.4, y_s + m + 0.3), (x_m + d, y_acc + 0.3), curve=-0.15)
-    arrow(ax, (x_v, y_acc + 0.75), (x_m + d, y_acc + 0.75))
-    if whole:
-        write(ax, x_m - 0.1, y_acc + 0.4, "alpha · acc\n+ dot(p, v_tile) (4.3)", ha="right")
-    write(ax, left + 0.15, 5.75, "m, l and acc go to the next\niteration; k_tile, v_tile, s, p don't", ha="left")
-    y_o = 6.6
+    write(ax, x_s + n / 2 + 0.1, 2.1, "scale · dot (4.1)", ha="left")
+    write(ax, x_m, 1.2, "softmax_step (4.2): m, alpha, p and l", ha="left")
+    for x, name in ((x_m, "m"), (x_l, "l")):
+        write(ax, x + thin / 2, y_s - 0.62, f"{name} before")
+        arrow(ax, (x + thin / 2, y_s - 0.45), (x + thin / 2, y_s))
+    for start, stop, text in ((x_s + n, x_m, "max"), (x_m + thin, x_p, "exp(s − m)"), (x_p + n, x_l, "row sum")):
+        arrow(ax, (start, middle), (stop, middle))
+        write(ax, (start + stop) / 2, middle - 0.17, text)
+    arrow(ax, (x_m + thin / 2, y_s + m), (x_m + thin / 2, y_acc))
+    write(ax, x_m - 0.1, y_acc + m / 2, "exp(m before − m)", ha="right")
+    write(ax, x_l + thin + 0.35, y_s + m + 0.2, "+ alpha · l before", ha="right")
+    arrow(ax, (x_acc + d / 2, y_s + m), (x_acc + d / 2, y_acc))
+    arrow(ax, (x_m + thin, after), (x_acc, after))
+    arrow(ax, (x_v, after), (x_acc + d, after))
+    write(ax, x_acc - 0.3, y_acc + 0.85, "acc before", ha="right")
+    arrow(ax, (x_acc - 0.28, y_acc + 0.85), (x_acc, y_acc + 0.85))
+    write(ax, x_acc + d / 2, y_acc + m + 0.82, "alpha · acc before + dot(p, v_tile) (4.3)")
+    write(
+        ax,
+        left + 0.15,
+        5.95,
+        "m, l and acc, [BLOCK_M], [BLOCK_M]\nand [BLOCK_M, BLOCK_D], go to\nthe next iteration, nothing else",
+        ha="left",
+    )
+    y_o = 7.0
     write(ax, 0.1, y_o + m / 2, "after the loop", BODY, ha="left", weight="bold")
-    tile("o", x_m, y_o, d, m, "o", "[BLOCK_M, BLOCK_D]", below=True)
-    arrow(ax, (x_m + d / 2, y_acc + m + 0.32), (x_m + d / 2, y_o))
-    write(ax, x_m - 0.1, y_o + m / 2, f"acc / l{' (4.4)' if whole else ''}", ha="right")
-    if whole:
-        column("lse", 3.4, y_o)
-        arrow(ax, (3.4 + thin / 2, bottom), (3.4 + thin / 2, y_o))
-        write(ax, 3.3, y_o + m / 2, "m + log l (4.5)", ha="right")
-        write(ax, 3.4 + thin / 2, y_o + m + 0.17, "[BLOCK_M]")
-    write(ax, x_m + d + 0.25, y_o + m / 2, f"only {'o and lse go' if whole else 'o goes'}\nto memory", BODY, ha="left")
+    tile("o", x_acc, y_o, d, m, "o", "[BLOCK_M, BLOCK_D]", below=True)
+    column("lse", x_m, y_o)
+    write(ax, x_m + thin / 2, y_o + m + 0.17, "[BLOCK_M]")
+    for x, name, text in ((x_acc + d / 2, x_acc, "acc / l (4.4)"), (x_m + thin / 2, x_m, "m + log l (4.5)")):
+        arrow(ax, (x, bottom), (x, y_o))
+        write(ax, name - 0.1, y_o + m / 2, text, ha="right")
+    write(ax, x_acc + d + 0.25, y_o + m / 2, "only o and lse\ngo to memory", BODY, ha="left")
     return figure

@@ -1,5 +1,5 @@
 """Chapter 5: accesses past the ends of heads and tensors, lanes that hold anything, NaN from −inf − (−inf), loops that begin before key
-0."""
+0, launches that are none."""
 
 from edits import edit
 
@@ -21,9 +21,13 @@ TWO_DTYPES = "both factors of a dot must have one dtype"
 NO_OTHER = (("def load_tile(", "def load_anything("), (", other=0.0", ""))
 LOAD_Q = "q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)"
 FULL = "tl.maximum(start_m + 1 + S_k - S_q, 0)"
-FIRST_LOOP = "    for start_n in range(0, full, BLOCK_N):\n"
-FULL_IN_TILES = (FIRST_LOOP, "    full //= BLOCK_N\n" + FIRST_LOOP)
-END_IN_TILES = (FIRST_LOOP, "    end = tl.cdiv(end, BLOCK_N)\n" + FIRST_LOOP)
+FIRST_LOOP = "    for start_n in range(0, full_n, BLOCK_N):\n"
+FULL_IN_TILES = (FIRST_LOOP, "    full_n //= BLOCK_N\n" + FIRST_LOOP)
+MASKING = """    if MASK:
+        offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        s = tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf"))
+"""
+END_IN_TILES = (FIRST_LOOP, "    end_n = tl.cdiv(end_n, BLOCK_N)\n" + FIRST_LOOP)
 
 
 def m_starts_at(number):
@@ -84,50 +88,57 @@ WRONG_ANSWERS = (
          told="columns past D must be 0 in the tiles of q and k", gpu=None),
     edit("5.4", "v without other", *NO_OTHER, ("v_tile = load_tile", "v_tile = load_anything"), helpers=(load_tile,),
          told="keys past S_k have the score −inf, and their rows of v are 0", gpu=None),
-    edit("5.5", "p in float32", P_IN_FLOAT32, helpers=(attend,), told=TWO_DTYPES),
-    edit("5.5", "calls a starter", (LOAD_Q, f"{LOAD_Q}\n    starter(q_tile)"), helpers=(starter,),
-         told="starter, which it calls, still raises NotImplementedError", gpu=None),
-    edit("5.5", "p v rescaled", ("acc * alpha[:, None]", "acc"), ("v_tile, acc)", "v_tile, acc) * alpha[:, None]"), helpers=(attend,),
-         told="o is the mean of v, 4097"),
-    edit("5.5", "alpha by columns", ("alpha[:, None]", "alpha[None, :]"), helpers=(attend,),
-         told="what a tile adds joins m, l and acc"),
-    edit("5.5", "acc replaced", ("acc * alpha[:, None]", "tl.zeros_like(acc)"), helpers=(attend,),
-         told="what a tile adds joins m, l and acc"),
-    edit("5.5", "not MASK", ("if MASK:", "if not MASK:"), helpers=(attend,), told="query i sees keys 0 to i + S_k − S_q",
-         gpu="query i sees keys 0 to i + S_k − S_q"),
-    edit("5.5", "full is S_k", ("full, end = S_k // BLOCK_N * BLOCK_N, S_k", "full, end = S_k, S_k"),
-         told="without IS_CAUSAL full is S_k // BLOCK_N · BLOCK_N", gpu="still the kernel of 5.4"),
-    edit("5.5", "full in tiles", FULL_IN_TILES, told="query i sees keys 0 to i + S_k − S_q"),
-    edit("5.5", "end in tiles", END_IN_TILES, told="query i sees keys 0 to i + S_k − S_q"),
-    edit("5.5", "full and end in tiles", FULL_IN_TILES, END_IN_TILES, told="query i sees keys 0 to i + S_k − S_q"),
-    edit("5.5", "full is negative", (FULL, "(start_m + 1 + S_k - S_q)"),
-         told="the second loop starts before key 0", gpu=None),
-    edit("5.5", "no shift by 0", ('tl.where(m_new == -float("inf"), 0.0, m_new)', "m_new"), helpers=(softmax_step, attend),
-         told="a row that sees no key gets o = 0"),
-    edit("5.5", "always causal", ("if IS_CAUSAL:", "if True:"),
-         told="one edge is left: with IS_CAUSAL = False it is still the kernel of 5.4"),
-    edit("5.5", "all tiles in the loop with a mask", (FIRST_LOOP, "    full *= 0\n" + FIRST_LOOP),
-         told="tiles are masked that every row of their block sees whole", gpu=None),
-    edit("5.5", "every load is masked", ("S_k if MASK else None", "S_k"),
-         helpers=(attend,), told="without MASK pass None for S_k", gpu=None),
-    edit("5.5", "scores in the inputs' dtype", SCORES, helpers=(attend,), told="fp16 rounds 2049 to 2048"),
+    edit("5.5", "p in float32", P_IN_FLOAT32, told=TWO_DTYPES),
+    edit("5.5", "alpha by columns", ("alpha[:, None]", "alpha[None, :]"), told="a second tile joins m, l and acc by (4.2) and (4.3)"),
+    edit("5.5", "masked after the maximum", (MASKING, ""), ("(4.2)\n", "(4.2)\n" + MASKING), told="the others get the score −inf"),
+    edit("5.5", "no shift by 0", ('tl.where(m_new == -float("inf"), 0.0, m_new)', "m_new"), helpers=(softmax_step,),
+         told="a row that has seen no key yet keeps m = −∞"),
+    edit("5.5", "every load is masked", ("S_k if MASK else None", "S_k"), told="pass None for S_k", gpu=None),
+    edit("5.5", "offs_n is computed for every tile, and so are the loads' masks", (MASKING, "    offs_n = start_n + tl.arange(0, BLOCK_N)\n" + MASKING),
+         ("S_k if MASK else None", "S_k"), told="pass None for S_k", gpu=None),
+    edit("5.5", "no load is masked", ("S_k if MASK else None", "None"), told="the last tile may be ragged",
+         gpu="the last tile may be ragged"),
+    edit("5.5", "every score is compared", ("    if MASK:\n", "    if True:\n"), told="compare only under `if MASK:`", gpu=None),
+    edit("5.5", "scores in the inputs' dtype", SCORES, told="fp16 rounds 2049 to 2048"),
     edit("5.5", "l in the inputs' dtype", ("softmax_step(s, m, l)", "softmax_step(s, m, l.to(q_tile.dtype).to(tl.float32))"),
-         helpers=(attend,), told="fp16 loses the later tiles' sums"),
-    edit("5.5", "the whole of S_k", ("tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q", "S_k"),
+         told="fp16 loses the later tiles' sums"),
+    edit("5.5", "acc in the inputs' dtype", ("v_tile, acc)", "v_tile, acc).to(v_tile.dtype).to(tl.float32)"), told="fp16 ends at 65504"),
+    edit("5.6", "calls a starter", (LOAD_Q, f"{LOAD_Q}\n    starter(q_tile)"), helpers=(starter,),
+         told="starter, which it calls, still raises NotImplementedError", gpu=None),
+    edit("5.6", "full_n is S_k", ("full_n, end_n = S_k // BLOCK_N * BLOCK_N, S_k", "full_n, end_n = S_k, S_k"),
+         told="without IS_CAUSAL full_n is S_k // BLOCK_N · BLOCK_N", gpu="still the kernel of 5.4"),
+    edit("5.6", "full_n in tiles", FULL_IN_TILES, told="query i sees keys 0 to i + S_k − S_q"),
+    edit("5.6", "end_n in tiles", END_IN_TILES, told="query i sees keys 0 to i + S_k − S_q"),
+    edit("5.6", "full_n and end_n in tiles", FULL_IN_TILES, END_IN_TILES, told="query i sees keys 0 to i + S_k − S_q"),
+    edit("5.6", "full_n is negative", (FULL, "(start_m + 1 + S_k - S_q)"),
+         told="the second loop starts before key 0", gpu=None),
+    edit("5.6", "always causal", ("if IS_CAUSAL:", "if True:"),
+         told="with IS_CAUSAL = False it is still the kernel of 5.4"),
+    edit("5.6", "all tiles in the loop with a mask", (FIRST_LOOP, "    full_n *= 0\n" + FIRST_LOOP),
+         told="12 tiles are masked, and 6 of these 12 need it", gpu=None),
+    edit("5.6", "both loops with a mask", ("False, BLOCK_N, BLOCK_D", "True, BLOCK_N, BLOCK_D"), told="tiles are masked, and", gpu=None),
+    edit("5.6", "the whole of S_k", ("tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q", "S_k"),
          told="tiles that no row of the block sees are skipped"),
-    edit("5.5", "end past the last row", ("tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q", "start_m + BLOCK_M + S_k - S_q"),
+    edit("5.6", "end_n past the last row", ("tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q", "start_m + BLOCK_M + S_k - S_q"),
          told="tiles are multiplied that no row of their block sees", gpu=None),
-    edit("5.5", "one last_seen for all rows", ("offs_m + (S_k - S_q)", "offs_m * 0 + S_k - 1"),
+    edit("5.6", "one last_seen for all rows", ("offs_m + (S_k - S_q)", "offs_m * 0 + S_k - 1"),
          told="query i sees keys 0 to i + S_k − S_q"),
-    edit("5.5", "nothing stored", ("    store_tile(", "    0 if True else store_tile("), told="nothing is stored"),
-    edit("5.5", "where's values swapped", ('s, -float("inf"))\n    p,', '-float("inf"), s)\n    p,'), helpers=(attend,), told="the wrong way round"),
-    edit("5.6", "p in float32", P_IN_FLOAT32, helpers=(attend,), told=TWO_DTYPES),
-    edit("5.6", "key head is the query head", ("h // (H_q // H_k)", "h"), told="q, o and lse have H_q heads, k and v have H_k",
+    edit("5.6", "nothing stored", ("    store_tile(", "    0 if True else store_tile("), told="nothing is stored"),
+    edit("5.7", "p in float32", P_IN_FLOAT32, helpers=(attend,), told=TWO_DTYPES),
+    edit("5.7", "key head is the query head", ("h // (H_q // H_k)", "h"), told="q, o and lse have H_q heads, k and v have H_k",
          gpu="a key head serves H_q / H_k neighbouring query heads"),
-    edit("5.6", "programs count key heads", ("batch_head // H_q, batch_head % H_q", "batch_head // H_k, batch_head % H_k"),
+    edit("5.7", "programs count key heads", ("batch_head // H_q, batch_head % H_q", "batch_head // H_k, batch_head % H_k"),
          told="programs count query heads"),
-    edit("5.6", "acc in the inputs' dtype", ("v_tile, acc)", "v_tile, acc).to(v_tile.dtype).to(tl.float32)"),
+    edit("5.7", "acc in the inputs' dtype", ("v_tile, acc)", "v_tile, acc).to(v_tile.dtype).to(tl.float32)"),
          helpers=(attend,), told="fp16 ends at 65504"),
-    edit("5.6", "lse stored past the end", ("mask=offs_m < S_q", "mask=offs_m < row_blocks * BLOCK_M"),
+    edit("5.7", "lse stored past the end", ("mask=offs_m < S_q", "mask=offs_m < row_blocks * BLOCK_M"),
          told="rows past S_q are loaded or stored, of o or lse"),
+    edit("5.8", "not launched", ("    kernel[grid](", "    dict("), ("        heads(q), heads(k), heads(v), heads(o), lse, H_q, H_k, S_q, S_k, D, scale,\n", ""),
+         told="your kernel is launched 0 times"),
+    edit("5.8", "lse as Heads", ("heads(o), lse", "heads(o), heads(lse)"), told="lse is (B, H_q, S_q), float32 and contiguous"),
+    edit("5.8", "k without its strides", ("heads(k)", "k"), told="k is not launched as heads(k)"),
+    edit("5.8", "k made contiguous", ("heads(k)", "heads(k.contiguous())"), told="k is not launched as heads(k)"),
+    edit("5.8", "a scale of its own", ("D, scale,", "D, D**-0.5,"), told="gives (H_q, H_k, S_q, S_k, D, scale)"),
+    edit("5.8", "a fixed block", ("padded_d(D)", "64"), told="BLOCK_D is at least 16"),
+    edit("5.8", "no lse", ("return o, lse", "return o"), told="gives what is returned = something else, want (o, lse)"),
 )  # fmt: skip

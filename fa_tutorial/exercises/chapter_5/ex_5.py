@@ -1,148 +1,131 @@
-"""Exercise 5.5, causal_kernel."""
+"""Exercise 5.5, attend."""
 
-import math
-from functools import partial
+from dataclasses import replace
 
 import torch
 
 from fa_tutorial import forward
-from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, OVERLAP, half_inputs, one_tile_inputs
-from fa_tutorial.exercises.forward_cases import TILE, CausalTiles, attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, as_solution, half_inputs, one_tile_inputs, two_tiles_input
+from fa_tutorial.exercises.chapter_5.steps import Steps
+from fa_tutorial.exercises.forward_cases import attention_case, draw_qkv
 from fa_tutorial.exercises.harness import Exercise
-from fa_tutorial.forward import attend
-from fa_tutorial.matmul import tl, triton
-from fa_tutorial.source import defined, edited, source_of
-from fa_tutorial.tiles import load_tile, store_tile
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.forward import softmax_step  # noqa: F401, for the changed solutions, as dot and load_tile
+from fa_tutorial.matmul import tl, triton  # noqa: F401
+from fa_tutorial.tiles import dot, load_tile  # noqa: F401
 
+attend = as_solution(forward.attend, __name__)
 
-@triton.jit
-def causal_kernel(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
-                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """As any_length_kernel. IS_CAUSAL: query i sees keys 0 … i + S_k − S_q; if none, o = 0."""
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    start_m = tl.program_id(0) % row_blocks * BLOCK_M
-    batch_head = tl.program_id(0) // row_blocks
-    b, h = batch_head // H, batch_head % H
-
-    offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
-    l = tl.zeros((BLOCK_M,), dtype=tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-
-    last_seen = tl.full((BLOCK_M,), S_k - 1, dtype=tl.int32)  # [BLOCK_M]
-    full, end = S_k // BLOCK_N * BLOCK_N, S_k  # keys 0 … full − 1 need no mask
-    if IS_CAUSAL:  # (4.6), in keys
-        last_seen = offs_m + (S_k - S_q)
-        full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
-        end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
-    for start_n in range(0, full, BLOCK_N):
-        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale,
-                           False, BLOCK_N, BLOCK_D)  # fmt: skip
-    for start_n in tl.range(full, end, BLOCK_N, num_stages=1):  # a few tiles: don't load ahead
-        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale,
-                           True, BLOCK_N, BLOCK_D)  # fmt: skip
-    l_or_one = tl.where(l == 0.0, 1.0, l)  # a row that sees no key has acc = 0 and l = 0
-    store_tile(o, acc / l_or_one[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
-
-
-def in_attend(name, old, new):
-    """A change of the solution: it calls an attend of its own, with other text in it."""
-    globals()[name] = defined(edited(source_of(attend), (old, new)), vars(forward) | {"__name__": __name__})["attend"]
-    return "attend(", f"{name}("
-
-
-BOTTOM = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
-LAST_SEEN, SHOWN = "offs_m + (S_k - S_q)", "offs_n[None, :] <= last_seen"
-FULL, END = "tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N", "tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
+SEEN, S = "offs_n[None, :] <= last_seen[:, None]", "scale * dot(q_tile, tl.trans(k_tile))"
+ACC, PV = "acc = acc * alpha[:, None]", "acc = dot(p.to(v_tile.dtype), v_tile, acc)"
 MISTAKES = {
-    "the mask is aligned top-left, and so are the loops' ends: " + BOTTOM: [
-        (LAST_SEEN, "offs_m"), (FULL, "(start_m + 1) // BLOCK_N * BLOCK_N"), (END, "tl.minimum(tl.minimum(start_m + BLOCK_M, S_q), S_k)")],
-    "S_k − S_q is missing in last_seen: row i's last key is i + S_k − S_q": (LAST_SEEN, "offs_m"),
-    "the mask is right, but the loops end at key start_m + BLOCK_M: add S_k − S_q": (END, "tl.minimum(start_m + BLOCK_M, S_q)"),
-    "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (LAST_SEEN, "offs_m + (S_k - S_q) - 1"),
-    "full takes the block's last row, which sees most: the loop without a mask ends where its first row stops seeing": (
-        FULL, "tl.maximum(start_m + BLOCK_M + S_k - S_q, 0) // BLOCK_N * BLOCK_N"),
-    "full is no multiple of BLOCK_N: the loop without a mask runs past it, and the loop with a mask counts those keys again": (
-        " // BLOCK_N * BLOCK_N\n        end", "\n        end"),
-    "full and end count keys, not tiles: multiply a number of tiles by BLOCK_N": [
-        (FULL, FULL.removesuffix(" * BLOCK_N")), (END, f"tl.cdiv({END}, BLOCK_N)")],
-    "end takes the block's first row, which sees fewest: the loop with a mask goes on to what its last row sees": (
-        END, "start_m + 1 + S_k - S_q"),
-    "the second loop begins at 0 again: it goes on where the first one ends, at full": ("range(full, end", "range(0, end"),
-    "in attend, the mask compares keys counted from the tile's start: offs_n is start_n + tl.arange(0, BLOCK_N)": in_attend(
-        "attend_in_tile", "offs_n = start_n + ", "offs_n = "),
-    "in attend, the mask is the wrong way round: keys up to last_seen are hidden": in_attend(
-        "attend_inverted", SHOWN, SHOWN.replace("<=", ">")),
-    "rows that see no key give NaN, from −inf − (−inf) or 0 / 0: they must be 0": ("/ l_or_one[:, None]", "/ l[:, None]"),
+    "offs_n counts from the tile's start, last_seen from key 0: offs_n is start_n + tl.arange(0, BLOCK_N)": ("offs_n = start_n + ", "offs_n = "),
+    "the mask is the wrong way round: keys up to last_seen are hidden": (SEEN, SEEN.replace("<=", ">")),
+    "the mask is strict: a row sees key last_seen too": (SEEN, SEEN.replace("<=", "<")),
+    "nothing is masked where MASK is True": ("if MASK:", "if not MASK:"),
+    "hidden scores are 0, and exp(0 − m) is a weight like any other: −inf": ('s, -float("inf")', "s, 0.0"),
+    "acc is not rescaled: acc = alpha · acc + p v, by (4.3)": (ACC, "acc = acc"),
+    "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": [
+        (ACC, "acc = acc"), (PV, f"{PV} * alpha[:, None]")],
+    "p v replaces acc: acc = alpha · acc + p v, by (4.3)": (PV, PV.replace(", acc)", ")")),
+    "acc is added twice: dot(…, acc) has added it already": (PV, PV.replace("acc =", "acc +=")),
+    "scale is missing: s = scale · q kᵀ": (S, S[8:]),
+    "every call reads the first tile of k and v: their rows start at start_n": ("h_k, start_n, rows", "h_k, start_n * 0, rows"),
+    "k and v come from head b, not from head h_k of batch entry b": [
+        ("load_tile(k, b, h_k", "load_tile(k, b, b"), ("load_tile(v, b, h_k", "load_tile(v, b, b")],
 }  # fmt: skip
 CONDITIONS = {
-    "full": "with IS_CAUSAL = False it is still the kernel of 5.4",
-    "unseen": "S_q may be larger than S_k: a row that sees no key gets o = 0",
-    "skip": "tiles that no row of the block sees are skipped",
-    "loops": "a tile that every row of the block sees whole goes through the loop without a mask; its loads check no rows",
+    "unseen": "a row that has seen no key yet keeps m = −∞, l = 0 and acc = 0",
+    "mask": "without MASK nothing is compared: neither scores, nor rows in load_tile",
     "half": HALF,
 }
+STEP = "the tile's keys join by (4.1) to (4.3): m is the largest score so far, l = Σ exp(s − m), acc = Σ exp(s − m) v"
+MASKED = "with MASK a row sees the keys up to last_seen, and the others get the score −inf"
+PAST = "the last tile may be ragged: with MASK load_tile gets S_k, and last_seen hides the keys that are missing"
 
 
-@with_fresh(
-    ((1, 1, 1, 1, 1, 1), torch.float32, TILE, 1.0),
-    ((1, 2, 2, 17, 33, 20), torch.float16, (32, 32, 32), 3.0),
-    ((1, 2, 2, 20, 25, 12), torch.float32, TILE, 1.0),
-    ((1, 2, 2, 40, 50, 40), torch.bfloat16, (16, 32, 64), 1.0),
-    is_causal=True,
-)
+def truth(q_tile, k, v, at, last_seen, MASK, blocks, scale):
+    start_n = (k.shape[2] - 1) // blocks[1] * blocks[1]
+    s = scale * q_tile.double() @ k[at].double().T
+    j = torch.arange(k.shape[2])
+    s = s.masked_fill((j >= start_n) & (j > last_seen[:, None]) & MASK, -torch.inf)
+    m = s.amax(-1)
+    p = torch.exp(s - m[:, None]).nan_to_num()  # 0 for a row that sees nothing
+    return m, p.sum(-1), p @ v[at].double()
+
+
+def launch(q_tile, k, v, at, last_seen, MASK, blocks, scale):
+    block_m, block_n, block_d = blocks
+    start_n = (k.shape[2] - 1) // block_n * block_n
+    state = [Out((block_m,), torch.float32), Out((block_m,), torch.float32), Out((block_m, block_d), torch.float32)]
+    args = In(q_tile), In(k, None, True), In(v, None, True), *state, *at, start_n, In(last_seen), *k.shape[2:], scale
+    return Launch((1,), args, {"MASK": MASK, "BLOCK_N": block_n, "BLOCK_D": block_d})
+
+
+def tolerance(args, part):
+    """m and l are float32 sums; acc has p rounded to v's dtype."""
+    q_tile, k, v = args[:3]
+    if part == "acc":
+        return 0.0, (2e-3 if v.dtype == torch.float16 else 2e-5) * k.shape[2] * float(v.abs().max())
+    return 2e-5, 1e-5 * max(1.0, float(q_tile.abs().double().max() * k.abs().double().max()))
+
+
+def step(one, last_seen=None, at=(0, 0)):
+    """A case of attend from one of attention: its first block of rows, the last tile of keys with MASK if last_seen is given."""
+    q, k, v, blocks, _, scale, _ = one.args
+    seen = torch.full((blocks[0],), k.shape[2] - 1) if last_seen is None else last_seen
+    return replace(one, args=(q[at], k, v, at, seen.int(), last_seen is not None, blocks, scale), wanted={})
+
+
 def inputs():
-    causal = partial(attention_case, is_causal=True)
-    yield from one_tile_inputs(f"one tile, which the diagonal crosses: {BOTTOM}", is_causal=True)
+    for one in one_tile_inputs(STEP):
+        yield step(one)
+    yield step(two_tiles_input())
+    rows = torch.arange(16)
+    on, two = "MASK, one tile, last_seen = 0, 1, … 15", "MASK, S_k = 32, the second tile, last_seen = 16, 17, … 31"
+    yield step(attention_case(*draw_qkv(1, 1, 16, 16, 16), on, MASKED), rows)
     q, k, v = draw_qkv(1, 1, 16, 16, 16)
     k[:, :, 15] = 100
-    hidden = "a hidden key has no score: hide it in s, before m and l"
-    yield causal(q.abs() + 1, k, v, "the last key's logits over 400, all others small", hidden)
-    square, differ = draw_qkv(1, 1, 32, 32, 16), f"BLOCK_M and BLOCK_N may differ: {BOTTOM}"
-    rows = "a block's first row says where full is, its last row where end is; what a tile adds joins m, l and acc"
-    yield causal(*square, "S_q = S_k = 32, two blocks of rows", f"{BOTTOM}; {rows}")
-    for m, n in ((32, 16), (16, 32)):
-        yield causal(*square, f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", differ, blocks=(m, n, 16))
-    yield causal(*draw_qkv(1, 1, 16, 32, 16), "S_q = 16, S_k = 32", BOTTOM)
-    ragged = "the last tile may be ragged, and only the last row sees into it: end is one past the last key that it sees"
-    yield causal(*draw_qkv(1, 1, 16, 17, 16), "S_q = 16, S_k = 17, BLOCK_N = 16", ragged, stray=KEYS_READ)
-    past = "a tile past S_k goes through the loop with a mask: without IS_CAUSAL full is S_k // BLOCK_N · BLOCK_N"
-    yield attention_case(*draw_qkv(1, 1, 16, 20, 16), "IS_CAUSAL = False, S_q = 16, S_k = 20", stray=past, edge="full")
-    before = "the second loop starts before key 0 where S_k − S_q is negative: tl.maximum(…, 0) in full"
-    unseen = "S_q = 40, S_k = 16, so that rows 0 to 23 see no key"
-    yield causal(*draw_qkv(1, 1, 40, 16, 16), unseen, stray=before, edge="unseen")
-    q, k, v = draw_qkv(1, 1, 32, 32, 16)
-    v[:, :, 16:] = math.nan  # it shows in the o of rows 0 to 15 if they read it, because 0 · NaN is NaN
-    yield causal(q, k, v, "S_q = S_k = 32, where rows 0 to 15 see no key of the second tile, whose v is NaN", edge="skip")
-    for is_causal in (True, False):
-        on = f"IS_CAUSAL = {is_causal}, S_q = 1, S_k = 32, BLOCK_M = 32, BLOCK_N = 16"
-        yield attention_case(*draw_qkv(1, 1, 1, 32, 64), on, blocks=(32, 16, 64), is_causal=is_causal, edge="loops")
-    yield from half_inputs(is_causal=True)
+    yield step(attention_case(q.abs() + 1, k, v, "MASK, the last key's scores over 400, last_seen = 0, 1, … 15", MASKED), rows)
+    yield step(attention_case(*draw_qkv(1, 1, 16, 32, 16), two, f"{MASKED}, counted from key 0 of the sequence"), rows + 16)
+    ragged = "MASK, S_k = 20, the second tile, last_seen = 19"
+    yield step(attention_case(*draw_qkv(1, 1, 16, 20, 16), ragged, PAST, stray=PAST), rows * 0 + 19)
+    for at in ((0, 1), (1, 0)):
+        on, where = f"B = H = 2, b = {at[0]}, h_k = {at[1]}", "k and v come from head h_k of batch entry b"
+        yield step(attention_case(*draw_qkv(2, 2, 16, 32, 16), on, where), at=at)
+    blocks = {"blocks": (32, 16, 64)}
+    other = "blocks may differ: a tile of k or v has BLOCK_N rows"
+    yield step(
+        attention_case(*draw_qkv(1, 1, 32, 16, 64), "MASK, BLOCK_M = 32, BLOCK_N = 16, BLOCK_D = 64", other, **blocks), torch.arange(32)
+    )
+    blind = "MASK, one tile, last_seen = −8, −7, … 7"
+    yield step(attention_case(*draw_qkv(1, 1, 16, 16, 16), blind, edge="unseen"), rows - 8)
+    yield step(attention_case(*draw_qkv(1, 1, 32, 32, 64), "no MASK, BLOCK_M = 32, BLOCK_N = 16, BLOCK_D = 64", edge="mask", **blocks))
+    for one in half_inputs():
+        yield step(one)
 
 
 EXERCISE = Exercise(
     id="5.5",
-    task="Make it causal in two loops: one without a mask, one with it, and both call attend.",
+    task="Make the body of your loop a function, with and without a mask.",
     conditions=CONDITIONS,
     hints=(
-        "last_seen is the last key that each row may see: S_k − 1 for all rows, or row i's own key i + S_k − S_q. Which row of the block "
-        "decides where the loop without a mask must stop, and which row decides where the other one may stop?",
-        "The first row sees start_m + 1 + S_k − S_q keys: round that down to whole tiles for full, and not below 0. The last row that "
-        "exists is tl.minimum(start_m + BLOCK_M, S_q) − 1; end is one past its last key.",
-        "Without IS_CAUSAL, full is S_k // BLOCK_N * BLOCK_N, and end is S_k. After the loops divide by tl.where(l == 0.0, 1.0, l).",
+        "It is the body of your loop of 5.4, in its order. Which two lines does MASK decide?",
+        "rows = S_k if MASK else None goes to both load_tile. Under `if MASK:` compare key numbers, start_n + tl.arange(0, BLOCK_N), with "
+        "last_seen[:, None].",
+        's = tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf")), then p, m, l, alpha = softmax_step(s, m, l), and '
+        "acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None]).",
     ),
-    solution=causal_kernel,
-    reasoning="The first row of the block sees fewest keys, so tiles that it sees whole need no mask. The last row sees most, so nothing "
-    "after it is read. IS_CAUSAL is a constant for the compiler, so each value gives a kernel of its own, without a test at run time.",
-    more="attend is forward.attend, the body of your loop as a function: display_source(forward.attend) shows it, "
-    "display_source(forward.softmax_step) the step inside it.",
+    solution=attend,
+    reasoning="MASK is a constant, so the compiler makes two functions of one text: one that compares, and one that doesn't. last_seen "
+    "hides missing keys and causal ones by one comparison, because no row that exists sees past key S_k − 1.",
+    more="This is forward.attend, which the package's kernel calls.",
     inputs=inputs,
-    truth=o_truth,
-    rule=f"o = softmax(scale · q kᵀ) v: {BOTTOM}",
-    adapt=lambda kernel: CausalTiles(kernel) if hasattr(kernel, "fn") else kernel,
+    truth=truth,
+    rule=STEP,
     mistakes=MISTAKES,
-    launch=partial(launch, has_causal=True),
+    parts=("m", "l", "acc"),
+    launch=launch,
+    adapt=lambda attend: Steps(attend) if hasattr(attend, "fn") else attend,
     tolerance=tolerance,
-    seen={"overlap": OVERLAP},
 )

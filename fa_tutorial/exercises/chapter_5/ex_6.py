@@ -1,97 +1,135 @@
-"""Exercise 5.6, flash_forward_kernel."""
+"""Exercise 5.6, causal_kernel."""
 
-import types
+import math
 from functools import partial
 
 import torch
 
-from fa_tutorial import forward
-from fa_tutorial.exercises.chapter_5.inner_step import HALF, OVERLAP, half_inputs, one_tile_inputs
-from fa_tutorial.exercises.forward_cases import TILE, attention_case, draw_qkv, launch, tolerance, truth, with_fresh
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, OVERLAP, half_inputs, one_tile_inputs
+from fa_tutorial.exercises.forward_cases import TILE, CausalTiles, attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
-from fa_tutorial.forward import attend  # noqa: F401, for the changed solutions, as the next two
-from fa_tutorial.matmul import tl, triton  # noqa: F401
-from fa_tutorial.tiles import load_tile, store_tile  # noqa: F401
-
-# The package's kernel, word for word, as a solution: a copy under this module's name, because check refuses the package's own.
-_kernel = forward.flash_forward_kernel.fn
-_copy = types.FunctionType(_kernel.__code__, _kernel.__globals__, _kernel.__name__)
-_copy.__annotations__, _copy.__doc__, _copy.__module__ = _kernel.__annotations__, _kernel.__doc__, __name__
-flash_forward_kernel = triton.jit(_copy)
+from fa_tutorial.forward import attend
+from fa_tutorial.matmul import tl, triton
+from fa_tutorial.tiles import load_tile, store_tile
 
 
-PLACE = "row i of head h of batch entry b is at (b · H_q + h) · S_q + i of lse, i < S_q"
-GROUP = "a key head serves H_q / H_k neighbouring query heads: query head h reads key head h // (H_q // H_k)"
-SPLIT = "programs count query heads: pid // row_blocks is b · H_q + h"
-NATURAL = "lse = m + log l"
-LSE, KEY_HEAD, LSE_PTR = "m + tl.log(l_or_one)", "h // (H_q // H_k)", "batch_head.to(tl.int64) * S_q + offs_m"
+@triton.jit
+def causal_kernel(q, k, v, o, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
+                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """As any_length_kernel. IS_CAUSAL: query i sees keys 0 … i + S_k − S_q; if none, o = 0."""
+    row_blocks = tl.cdiv(S_q, BLOCK_M)
+    start_m = tl.program_id(0) % row_blocks * BLOCK_M
+    batch_head = tl.program_id(0) // row_blocks
+    b, h = batch_head // H, batch_head % H
+
+    offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
+    l = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+
+    last_seen = tl.full((BLOCK_M,), S_k - 1, dtype=tl.int32)  # [BLOCK_M]
+    full_n, end_n = S_k // BLOCK_N * BLOCK_N, S_k  # keys 0 … full_n − 1 need no mask
+    if IS_CAUSAL:  # (4.6), in keys
+        last_seen = offs_m + (S_k - S_q)
+        full_n = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
+        end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
+    for start_n in range(0, full_n, BLOCK_N):
+        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale,
+                           False, BLOCK_N, BLOCK_D)  # fmt: skip
+    for start_n in tl.range(full_n, end_n, BLOCK_N, num_stages=1):  # a few tiles: don't load ahead
+        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h, start_n, last_seen, S_k, D, scale,
+                           True, BLOCK_N, BLOCK_D)  # fmt: skip
+    l_or_one = tl.where(l == 0.0, 1.0, l)  # a row that sees no key has acc = 0 and l = 0
+    store_tile(o, acc / l_or_one[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
+
+
+BOTTOM = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
+LAST_SEEN = "offs_m + (S_k - S_q)"
+FULL, END = "tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N", "tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
 MISTAKES = {
-    f"l is added without its logarithm: {NATURAL}": (LSE, "m + l_or_one"),
-    f"m is missing: l is a sum of exp(s − m), so {NATURAL}": (LSE, "tl.log(l_or_one)"),
-    f"that is m alone: {NATURAL}": (LSE, "m"),
-    "m is natural, but l's logarithm is in base 2: tl.log, or tl.log2 divided by log2(e)": (LSE, "m + tl.log2(l_or_one)"),
-    f"the kernel reads key head h % H_k: {GROUP}": (KEY_HEAD, "h % H_k"),
-    f"the kernel reads key head h // H_k: {GROUP}": (KEY_HEAD, "h // H_k"),
-    f"lse of all heads is stored at head 0: {PLACE}": (LSE_PTR, "b * H_q * S_q + offs_m"),
-    f"lse of all batch entries is stored at entry 0: {PLACE}": (LSE_PTR, "h * S_q + offs_m"),
-    f"a batch entry of lse has H_q heads, not H_k: {PLACE}": (LSE_PTR, "(b * H_k + h) * S_q + offs_m"),
-    f"every block of rows of lse is stored at row 0: {PLACE}": (LSE_PTR, "batch_head * S_q + tl.arange(0, BLOCK_M)"),
-    "o is divided by l where l is 0: without a key o must be 0, not 0 / 0": ("acc / l_or_one[:, None]", "acc / l[:, None]"),
+    "the mask is aligned top-left, and so are the loops' ends: " + BOTTOM: [
+        (LAST_SEEN, "offs_m"), (FULL, "(start_m + 1) // BLOCK_N * BLOCK_N"), (END, "tl.minimum(tl.minimum(start_m + BLOCK_M, S_q), S_k)")],
+    "S_k − S_q is missing in last_seen: row i's last key is i + S_k − S_q": (LAST_SEEN, "offs_m"),
+    "the mask is right, but the loops end at key start_m + BLOCK_M: add S_k − S_q": (END, "tl.minimum(start_m + BLOCK_M, S_q)"),
+    "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (LAST_SEEN, "offs_m + (S_k - S_q) - 1"),
+    "full_n takes the block's last row, which sees most: the loop without a mask ends where its first row stops seeing": (
+        FULL, "tl.maximum(start_m + BLOCK_M + S_k - S_q, 0) // BLOCK_N * BLOCK_N"),
+    "full_n is no multiple of BLOCK_N: the loop without a mask runs past it, and the loop with a mask counts those keys again": (
+        " // BLOCK_N * BLOCK_N\n        end_n", "\n        end_n"),
+    "full_n and end_n are numbers of tiles here, and the loops count keys: multiply by BLOCK_N": [
+        (FULL, FULL.removesuffix(" * BLOCK_N")), (END, f"tl.cdiv({END}, BLOCK_N)")],
+    "end_n takes the block's first row, which sees fewest: the loop with a mask goes on to what its last row sees": (
+        END, "start_m + 1 + S_k - S_q"),
+    "the second loop begins at 0 again: it goes on where the first one ends, at full_n": ("range(full_n, end", "range(0, end"),
+    "rows that see no key give NaN, from −inf − (−inf) or 0 / 0: they must be 0": ("/ l_or_one[:, None]", "/ l[:, None]"),
 }  # fmt: skip
 CONDITIONS = {
-    "causal": "IS_CAUSAL works as in 5.5, and lse of a row that sees no key is −inf",
-    "empty": "S_k may be 0: then o is 0, and lse is −inf, the logarithm of an empty sum",
+    "full": "with IS_CAUSAL = False it is still the kernel of 5.4",
+    "unseen": "S_q may be larger than S_k: a row that sees no key gets o = 0",
+    "skip": "tiles that no row of the block sees are skipped",
+    "loops": "a tile that every row of the block sees whole goes through the loop without a mask, and only the others through the one with it",
     "half": HALF,
 }
 
 
 @with_fresh(
     ((1, 1, 1, 1, 1, 1), torch.float32, TILE, 1.0),
-    ((2, 2, 1, 17, 33, 20), torch.float16, (32, 32, 32), 3.0),
-    ((1, 2, 1, 15, 40, 40), torch.float32, (16, 32, 64), 1.0),
-    ((1, 4, 2, 40, 50, 40), torch.bfloat16, (16, 32, 64), 1.0),
+    ((1, 2, 2, 17, 33, 20), torch.float16, (32, 32, 32), 3.0),
+    ((1, 2, 2, 20, 25, 12), torch.float32, TILE, 1.0),
+    ((1, 2, 2, 40, 50, 40), torch.bfloat16, (16, 32, 64), 1.0),
+    is_causal=True,
 )
 def inputs():
-    yield from one_tile_inputs(f"one tile gives o = softmax(scale · q kᵀ) v and {NATURAL}")
-    once = f"a second tile joins m, l and acc, and {NATURAL} is stored once, after the loops"
-    yield attention_case(*draw_qkv(1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", once)
-    heads = "q, o and lse have H_q heads, k and v have H_k, and programs count query heads"
-    yield attention_case(*draw_qkv(1, 6, 16, 16, 16, H_k=3), "H_q = 6, H_k = 3", GROUP, stray=heads)
-    yield attention_case(*draw_qkv(2, 2, 16, 16, 16, H_k=1), "B = 2, H_q = 2, H_k = 1", f"{SPLIT}; {PLACE}", stray=heads)
-    past = f"rows past S_q are loaded or stored, of o or lse: {PLACE}"
-    yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "H_q = 2, S_q = 20, BLOCK_M = 16", PLACE, stray=past)
-    outside = f"a row past S_q or a key before 0 is read or stored: {PLACE}"
-    q, k, v = draw_qkv(1, 2, 24, 16, 16, H_k=1)
-    on = "causal, H_q = 2, H_k = 1, S_q = 24, S_k = 16"
-    yield attention_case(q, k, v, on, is_causal=True, stray=outside, edge="causal")
-    nothing = "without a key o is 0, and lse is −inf, the logarithm of an empty sum"
-    unread = "without a key nothing may be read"
-    yield attention_case(*draw_qkv(1, 1, 16, 0, 16), "S_k = 0", nothing, stray=unread, edge="empty")
-    yield from half_inputs()
+    causal = partial(attention_case, is_causal=True)
+    yield from one_tile_inputs(f"one tile, which the diagonal crosses: {BOTTOM}", is_causal=True)
+    q, k, v = draw_qkv(1, 1, 16, 16, 16)
+    k[:, :, 15] = 100
+    hidden = "a hidden key has no score: hide it in s, before m and l"
+    yield causal(q.abs() + 1, k, v, "the last key's logits over 400, all others small", hidden)
+    square, differ = draw_qkv(1, 1, 32, 32, 16), f"BLOCK_M and BLOCK_N may differ: {BOTTOM}"
+    rows = "a block's first row says where full_n is, its last row where end_n is; what a tile adds joins m, l and acc"
+    yield causal(*square, "S_q = S_k = 32, two blocks of rows", f"{BOTTOM}; {rows}")
+    for m, n in ((32, 16), (16, 32)):
+        yield causal(*square, f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", differ, blocks=(m, n, 16))
+    yield causal(*draw_qkv(1, 1, 16, 32, 16), "S_q = 16, S_k = 32", BOTTOM)
+    ragged = "the last tile may be ragged, and only the last row sees into it: end_n is one past the last key that it sees"
+    yield causal(*draw_qkv(1, 1, 16, 17, 16), "S_q = 16, S_k = 17, BLOCK_N = 16", ragged, stray=KEYS_READ)
+    past = "a tile past S_k goes through the loop with a mask: without IS_CAUSAL full_n is S_k // BLOCK_N · BLOCK_N"
+    yield attention_case(*draw_qkv(1, 1, 16, 20, 16), "IS_CAUSAL = False, S_q = 16, S_k = 20", stray=past, edge="full")
+    before = "the second loop starts before key 0 where S_k − S_q is negative: tl.maximum(…, 0) in full_n"
+    unseen = "S_q = 40, S_k = 16, so that rows 0 to 23 see no key"
+    yield causal(*draw_qkv(1, 1, 40, 16, 16), unseen, stray=before, edge="unseen")
+    q, k, v = draw_qkv(1, 1, 32, 32, 16)
+    v[:, :, 16:] = math.nan  # it shows in the o of rows 0 to 15 if they read it, because 0 · NaN is NaN
+    yield causal(q, k, v, "S_q = S_k = 32, where rows 0 to 15 see no key of the second tile, whose v is NaN", edge="skip")
+    for is_causal, S_q, S_k in ((True, 96, 96), (True, 1, 32), (False, 32, 72)):  # CausalTiles counts their tiles
+        on = f"IS_CAUSAL = {is_causal}, S_q = {S_q}, S_k = {S_k}, BLOCK_M = 32, BLOCK_N = 16"
+        yield attention_case(*draw_qkv(1, 1, S_q, S_k, 64), on, blocks=(32, 16, 64), is_causal=is_causal, edge="loops")
+    yield from half_inputs(is_causal=True)
 
 
 EXERCISE = Exercise(
     id="5.6",
-    task="Let each key head serve a group of query heads, and store lse for the backward pass.",
+    task="Make it causal in two loops: one without a mask, one with it, and both call attend.",
     conditions=CONDITIONS,
     hints=(
-        "Programs count query heads. How many query heads share one key head, and which arguments of attend does that concern?",
-        "h_k = h // (H_q // H_k), for k and v alone. lse = m + log l, stored at lse_ptr + (b * H_q + h) * S_q + offs_m where offs_m < S_q.",
-        (
-            "Where a row has seen no key, m is −inf and l is 0. You divide by l_or_one already: m + tl.log(l_or_one) is −inf + 0 there, "
-            "which is the right lse."
-        ),
+        "last_seen is the last key that each row may see: S_k − 1 for all rows, or row i's own key i + S_k − S_q. Which row of the block "
+        "decides where the loop without a mask must stop, and which row decides where the other one may stop?",
+        "The first row sees start_m + 1 + S_k − S_q keys: round that down to whole tiles for full_n, and not below 0. The last row that "
+        "exists is tl.minimum(start_m + BLOCK_M, S_q) − 1; end_n is one past its last key.",
+        "Without IS_CAUSAL, full_n is S_k // BLOCK_N * BLOCK_N, and end_n is S_k. After the loops divide by tl.where(l == 0.0, 1.0, l).",
     ),
-    solution=flash_forward_kernel,
-    reasoning="Only h_k is new for k and v, so neighbouring query heads read the same keys, and the L2 cache can serve all but the first. "
-    "lse is all that the backward pass needs to compute p again: one number a row instead of S_k.",
-    more="This is forward.flash_forward_kernel, which the package ships.",
+    solution=causal_kernel,
+    reasoning="The first row of the block sees fewest keys, so tiles that it sees whole need no mask. The last row sees most, so nothing "
+    "after it is read. IS_CAUSAL is a constant for the compiler, so each value gives a kernel of its own, without a test at run time.",
+    more="attend is the one of exercise 5.5, as forward.attend.",
     inputs=inputs,
-    truth=truth,
-    rule=f"o = softmax(scale · q kᵀ) v and {NATURAL}; {GROUP}; {PLACE}",
+    truth=o_truth,
+    rule=f"o = softmax(scale · q kᵀ) v: {BOTTOM}",
+    adapt=lambda kernel: CausalTiles(kernel) if hasattr(kernel, "fn") else kernel,
     mistakes=MISTAKES,
-    parts=("o", "lse"),
-    launch=partial(launch, has_causal=True, has_lse=True),
+    launch=partial(launch, has_causal=True),
     tolerance=tolerance,
     seen={"overlap": OVERLAP},
 )

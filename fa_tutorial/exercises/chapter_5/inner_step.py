@@ -1,8 +1,11 @@
 """What the exercises on forward kernels say alike, and their inputs of one program."""
 
+import types
+
 import torch
 
 from fa_tutorial.exercises.forward_cases import attention_case, draw_qkv
+from fa_tutorial.matmul import triton
 
 OVERLAP = "two programs compute the same rows: program pid computes row block pid % row_blocks of batch and head pid // row_blocks"
 HALF = "fp16 works too (and bf16 on a GPU): the scores, m, l and acc stay float32"
@@ -11,6 +14,14 @@ BLOCKS = "BLOCK_M and BLOCK_N may differ: a tile of q or o has BLOCK_M rows, a t
 LOW = "all scores may be low: m starts at −inf, so that it is the maximum of the scores alone"
 FIRST = "keys past S_k are hidden before the maximum is taken: a score of 0 in their place may be the largest of all"
 FALLS = "the maximum may be in the first tile: m never falls, so alpha is at most 1"
+
+
+def as_solution(kernel, module):
+    """The package's kernel, word for word, as a solution: a copy under this module's name, because check refuses the package's own."""
+    function = kernel.fn
+    copy = types.FunctionType(function.__code__, function.__globals__, function.__name__)
+    copy.__annotations__, copy.__doc__, copy.__module__ = function.__annotations__, function.__doc__, module
+    return triton.jit(copy)
 
 
 def half_inputs(loop=True, **options):
