@@ -147,10 +147,10 @@ FORWARD_MUTATIONS = {
         "the order runs past the first block": ("forward_kernel", "row_block", "row_blocks - row_block", CAUSAL),
         "key heads in turns": ("forward_kernel", "h_k", "h % H_k", GQA),
         "top-left mask": ("forward_kernel", "last_seen 2", "offs_m", FEWER_QUERIES),
-        "tiles that the diagonal crosses are full": ("forward_kernel", "full", ("tl.cdiv(start_m + 1 + S_k - S_q, BLOCK_N) * "
+        "tiles that the diagonal crosses are full": ("forward_kernel", "full_n", ("tl.cdiv(start_m + 1 + S_k - S_q, BLOCK_N) * "
                                                                                "BLOCK_N"), CAUSAL),
-        "top-left tiles": ("forward_kernel", "end", "tl.minimum(start_m + BLOCK_M, S_q)", FEWER_QUERIES),
-        "the ragged tile is skipped": ("forward_kernel", "full, end", "(S_k // BLOCK_N * BLOCK_N, S_k // BLOCK_N * BLOCK_N)", RAGGED),
+        "top-left tiles": ("forward_kernel", "end_n", "tl.minimum(start_m + BLOCK_M, S_q)", FEWER_QUERIES),
+        "the ragged tile is skipped": ("forward_kernel", "full_n, end_n", "(S_k // BLOCK_N * BLOCK_N, S_k // BLOCK_N * BLOCK_N)", RAGGED),
         "o is not divided": ("forward_kernel", "o_tile", "acc", RAGGED),
         "lse in base 2": ("forward_kernel", "lse", "tl.where(l == 0.0, -float('inf'), m + tl.log2(l_or_one))", RAGGED),
         "lse runs over a head's end": ("forward_kernel", "tl.store", ("tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, "
@@ -173,9 +173,9 @@ BACKWARD_MUTATIONS = {
         "ds without delta": ("add_to_dkdv", "ds_t", "p_t * dp_t", RAGGED),
         "dv of ds": ("add_to_dkdv", "dv", "dot((p_t * dp_t).to(do_tile.dtype), do_tile, dv)", RAGGED),
         "top-left mask": ("dkdv_kernel", "first_seeing", "start_n + tl.arange(0, BLOCK_N)", FEWER_QUERIES),
-        "the first tile of queries is skipped": ("dkdv_kernel", "start", ("tl.maximum(start_n + BLOCK_M + S_q - S_k, 0) // BLOCK_M * "
+        "the first tile of queries is skipped": ("dkdv_kernel", "first_m", ("tl.maximum(start_n + BLOCK_M + S_q - S_k, 0) // BLOCK_M * "
                                                                          "BLOCK_M"), CAUSAL),
-        "tiles that the diagonal crosses are full": ("dkdv_kernel", "full", "start", CAUSAL),
+        "tiles that the diagonal crosses are full": ("dkdv_kernel", "full_m", "first_m", CAUSAL),
         "only the first head of a group": ("dkdv_kernel", "for member", "range(0, 1)", GQA),
         "lse2 and delta lie S_q apart": ("dkdv_kernel", "row", "(b * H_k * GROUP + h).to(tl.int64) * S_q", HEADS),
         "dk without scale": ("dkdv_kernel", "store_tile 1", f"store_tile(dk, dk_acc, {KEYS}", RAGGED),
@@ -190,8 +190,8 @@ BACKWARD_MUTATIONS = {
         "the order runs past the first block": ("dq_kernel", "row_block", "row_blocks - row_block", CAUSAL),
         "lse2 and delta lie S_q apart": ("dq_kernel", "rows", "batch_head.to(tl.int64) * S_q + offs_m", HEADS),
         "top-left mask": ("dq_kernel", "last_seen 2", "offs_m", FEWER_QUERIES),
-        "tiles that the diagonal crosses are full": ("dq_kernel", "full", "tl.cdiv(start_m + 1 + S_k - S_q, BLOCK_N) * BLOCK_N", CAUSAL),
-        "top-left tiles": ("dq_kernel", "end", "tl.minimum(start_m + BLOCK_M, S_q)", FEWER_QUERIES),
+        "tiles that the diagonal crosses are full": ("dq_kernel", "full_n", "tl.cdiv(start_m + 1 + S_k - S_q, BLOCK_N) * BLOCK_N", CAUSAL),
+        "top-left tiles": ("dq_kernel", "end_n", "tl.minimum(start_m + BLOCK_M, S_q)", FEWER_QUERIES),
         "full tiles are skipped": ("dq_kernel", "for start_n 1", "range(0, 0, BLOCK_N)", RAGGED),
         "dq without scale": ("dq_kernel", "store_tile", f"store_tile(dq, acc, {ROWS}", RAGGED),
     },

@@ -91,20 +91,20 @@ def dkdv_kernel(
 
     scale_log2 = scale * LOG2_E
     first_seeing = start_n + tl.arange(0, BLOCK_N) - (S_k - S_q)  # [BLOCK_N]
-    start, full = 0, 0  # queries start … full − 1 need a mask, from full on none does
+    first_m, full_m = 0, 0  # queries first_m … full_m − 1 need a mask, from full_m on none does
     if IS_CAUSAL:  # (6.13)
-        start = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M
-        full = tl.cdiv(tl.maximum(tl.minimum(start_n + BLOCK_N, S_k) - 1 + S_q - S_k, 0), BLOCK_M) * BLOCK_M
+        first_m = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M
+        full_m = tl.cdiv(tl.maximum(tl.minimum(start_n + BLOCK_N, S_k) - 1 + S_q - S_k, 0), BLOCK_M) * BLOCK_M
     for member in tl.range(0, GROUP, num_stages=1):
         h = h_k * GROUP + member  # (7.4)
         row = (b * H_k * GROUP + h).to(tl.int64) * S_padded
-        for start_m in range(full, S_q, BLOCK_M):
+        for start_m in range(full_m, S_q, BLOCK_M):
             dk_acc, dv_acc = add_to_dkdv(
                 k_tile, v_tile, dk_acc, dv_acc, q, do, lse2_ptr + row, delta_ptr + row, b, h, start_m, first_seeing,
                 S_q, D, scale_log2, False, BLOCK_M, BLOCK_D,
             )  # fmt: skip
         if IS_CAUSAL:
-            for start_m in range(start, tl.minimum(full, S_q), BLOCK_M):
+            for start_m in range(first_m, tl.minimum(full_m, S_q), BLOCK_M):
                 dk_acc, dv_acc = add_to_dkdv(
                     k_tile, v_tile, dk_acc, dv_acc, q, do, lse2_ptr + row, delta_ptr + row, b, h, start_m, first_seeing,
                     S_q, D, scale_log2, True, BLOCK_M, BLOCK_D,
@@ -158,18 +158,18 @@ def dq_kernel(
 
     scale_log2 = scale * LOG2_E
     last_seen = tl.full((BLOCK_M,), 0, dtype=tl.int32) + (S_k - 1)  # [BLOCK_M]
-    full, end = S_k // BLOCK_N * BLOCK_N, S_k
+    full_n, end_n = S_k // BLOCK_N * BLOCK_N, S_k
     if IS_CAUSAL:  # (4.6)
         last_seen = offs_m + (S_k - S_q)
-        full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
-        end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
+        full_n = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
+        end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
     TAIL_STAGES: tl.constexpr = None if IS_CAUSAL else 1  # as in forward_kernel
-    for start_n in range(0, full, BLOCK_N):
+    for start_n in range(0, full_n, BLOCK_N):
         acc = add_to_dq(
             q_tile, do_tile, lse2, delta, acc, k, v, b, h_k, start_n, last_seen, S_k, D, scale_log2, False, BLOCK_N,
             BLOCK_D,
         )  # fmt: skip
-    for start_n in tl.range(full, end, BLOCK_N, num_stages=TAIL_STAGES):
+    for start_n in tl.range(full_n, end_n, BLOCK_N, num_stages=TAIL_STAGES):
         acc = add_to_dq(
             q_tile, do_tile, lse2, delta, acc, k, v, b, h_k, start_n, last_seen, S_k, D, scale_log2, True, BLOCK_N,
             BLOCK_D,

@@ -57,15 +57,15 @@ def flash_forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k,
 
     scale_log2 = scale * LOG2_E
     last_seen = tl.full((BLOCK_M,), S_k - 1, dtype=tl.int32)  # [BLOCK_M]
-    full, end = S_k // BLOCK_N * BLOCK_N, S_k
+    full_n, end_n = S_k // BLOCK_N * BLOCK_N, S_k
     if IS_CAUSAL:
         last_seen = offs_m + (S_k - S_q)
-        full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
-        end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
-    for start_n in range(0, full, BLOCK_N):
+        full_n = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
+        end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
+    for start_n in range(0, full_n, BLOCK_N):
         m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_log2,
                            False, BLOCK_N, BLOCK_D)
-    for start_n in tl.range(full, end, BLOCK_N, num_stages=1):
+    for start_n in tl.range(full_n, end_n, BLOCK_N, num_stages=1):
         m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_log2,
                            True, BLOCK_N, BLOCK_D)
 
