@@ -348,7 +348,7 @@ def flash_backward(
 
 def p_and_ds(q, k, v, do, lse, delta, rows: slice, keys: slice, mask: bool,
              scale: float) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """p (6.7) and ds (6.10) of one tile, each (B, H_q, block_m, block_n).
+    """p (6.7) and ds (6.10) of one tile, each (B, H, block_m, block_n).
 
     rows, keys: slices that end at S_q and S_k at most. mask: apply the causal mask inside the tile.
     lse: +inf, not −inf, in rows that see no key.

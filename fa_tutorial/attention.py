@@ -32,6 +32,8 @@ KERNELS = ("auto", "basic", "tuned", "hopper")
 # Elements of q from which "auto" takes chapter 9's kernels. Below, an H200 ran chapter 8's as fast or faster, and their
 # launch is cheaper for the host.
 HOPPER_FROM = {"forward": 2**23, "backward": 2**20}
+# From here on chapter 8's kernels take descriptors. Below, making them costs the host more than they bring.
+DESCRIPTORS_FROM = 2**20
 
 
 def flash_attention(
@@ -172,7 +174,7 @@ def run_forward(q, k, v, is_causal, scale, kernel):
         if kernel == "hopper" and hopper().applies(q, k, v, scale):
             return hopper().flash_forward(q, k, v, is_causal, scale)
         if kernel != "basic" and tuned.applies(q, scale):
-            return tuned.flash_forward(q, k, v, is_causal, scale)
+            return tuned.flash_forward(q, k, v, is_causal, scale, descriptors=q.numel() >= DESCRIPTORS_FROM)
         return forward.flash_forward(q, k, v, is_causal, scale)
 
 
@@ -184,10 +186,12 @@ def run_backward(do, dlse, q, k, v, o, lse, is_causal, scale, kernel):
         return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dlse = None if dlse is None else dlse.contiguous()
     with on_device_of(q):
-        module = tuned if kernel != "basic" and tuned.applies(q, scale) else backward
+        given = q, k, v, o, do, lse, dlse, is_causal, scale
         if kernel == "hopper" and not torch.are_deterministic_algorithms_enabled() and hopper().applies(q, k, v, scale):
-            module = hopper()
-        return module.flash_backward(q, k, v, o, do, lse, dlse, is_causal, scale)
+            return hopper().flash_backward(*given)
+        if kernel != "basic" and tuned.applies(q, scale):
+            return tuned.flash_backward(*given, descriptors=q.numel() >= DESCRIPTORS_FROM)
+        return backward.flash_backward(*given)
 
 
 @functools.cache

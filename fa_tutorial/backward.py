@@ -96,21 +96,21 @@ def dkdv_kernel(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H_k, S_q, S_k, D, scale
     dv_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
 
     first_seeing = start_n + tl.arange(0, BLOCK_N) - (S_k - S_q)  # [BLOCK_N]
-    start, full = 0, 0  # queries start … full − 1 need the mask, queries from full on do not
-    if IS_CAUSAL:  # (6.13)
-        start = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M
+    first_m, full_m = 0, 0  # queries first_m … full_m − 1 need the mask, queries from full_m on do not
+    if IS_CAUSAL:  # (6.13), times BLOCK_M
+        first_m = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M
         last_key = tl.minimum(start_n + BLOCK_N, S_k) - 1
-        full = tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M
+        full_m = tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M
     for member in tl.range(0, GROUP, num_stages=1):
         h = h_k * GROUP + member  # (7.4)
         row = (b * H_k * GROUP + h).to(tl.int64) * S_q
-        for start_m in tl.range(full, S_q, BLOCK_M, disable_licm=True):
+        for start_m in tl.range(full_m, S_q, BLOCK_M, disable_licm=True):
             dk_acc, dv_acc = add_to_dkdv(
                 k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
                 b, h, start_m, first_seeing, S_q, D, scale, False, BLOCK_M, BLOCK_D)  # fmt: skip
         if IS_CAUSAL:  # second: in the other order the matmuls of larger tiles wait for one another
-            end = tl.minimum(full, S_q)
-            for start_m in tl.range(start, end, BLOCK_M, num_stages=1, disable_licm=True):
+            end_m = tl.minimum(full_m, S_q)
+            for start_m in tl.range(first_m, end_m, BLOCK_M, num_stages=1, disable_licm=True):
                 dk_acc, dv_acc = add_to_dkdv(
                     k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
                     b, h, start_m, first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D)  # fmt: skip
@@ -165,15 +165,15 @@ def dq_kernel(q, k, v, do, dq, lse_ptr, delta_ptr, H_q, H_k, S_q, S_k, D, scale,
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
     last_seen = tl.full((BLOCK_M,), 0, dtype=tl.int32) + (S_k - 1)  # [BLOCK_M]
-    full, end = S_k // BLOCK_N * BLOCK_N, S_k  # keys 0 … full − 1 need no mask, keys full … end − 1 do
-    if IS_CAUSAL:  # (4.6)
+    full_n, end_n = S_k // BLOCK_N * BLOCK_N, S_k  # keys 0 … full_n − 1 need no mask, keys full_n … end_n − 1 do
+    if IS_CAUSAL:  # (4.6), times BLOCK_N
         last_seen = offs_m + (S_k - S_q)
-        full = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
-        end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
-    for start_n in range(0, full, BLOCK_N):
+        full_n = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
+        end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
+    for start_n in range(0, full_n, BLOCK_N):
         acc = add_to_dq(q_tile, do_tile, lse, delta, acc, k, v, b, h_k, start_n, last_seen,
                         S_k, D, scale, False, BLOCK_N, BLOCK_D)  # fmt: skip
-    for start_n in tl.range(full, end, BLOCK_N, num_stages=1):
+    for start_n in tl.range(full_n, end_n, BLOCK_N, num_stages=1):
         acc = add_to_dq(q_tile, do_tile, lse, delta, acc, k, v, b, h_k, start_n, last_seen,
                         S_k, D, scale, True, BLOCK_N, BLOCK_D)  # fmt: skip
     store_tile(dq, acc * scale, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)

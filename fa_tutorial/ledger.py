@@ -82,7 +82,7 @@ def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> 
 
 
 def backward_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, block_n: int, itemsize: int) -> int:
-    """Bytes that one head of the split backward moves through HBM in its three kernels together
+    """Bytes that one head of the split backward moves in its three kernels together, through HBM where no cache helps
     (7.5; FA2, algorithm 2).
 
     delta: o and do once. dk, dv: k, v, dk and dv once; q, do, lse and delta once per block of block_n keys. dq: q, do,

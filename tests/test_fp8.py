@@ -286,7 +286,8 @@ def test_the_kernel_gives_what_the_model_gives(D, S_q, S_k, is_causal):
     given = *fp8.quantised(q, k, v, D**-0.5, True), D, q.dtype, is_causal
     for config in {forward.CONFIGS[D], forward.choose_config(D, S_q, is_causal)}:
         (o, lse), (want, want_lse) = forward.flash_forward(*given, config=config), model.flash_forward(*given)
-        assert_close(o, lse, want.double(), want_lse.double(), 0.02, 0.03)  # sums that are cut move some p to a neighbour
+        # Sums that are cut move some p to a neighbour, at most an eighth away.
+        assert_close(o, lse, want.double(), want_lse.double(), 0.02, math.log(9 / 8))
 
 
 @on_hopper
@@ -327,7 +328,7 @@ MUTATIONS = {
     "forward_kernel": {
         "p is not ordered": ("fp8_operand", "p", "p", LONG),
         "l is not rescaled": ("next_block", "l", "l + half_of(new_l)", LONG),
-        "acc is not rescaled": ("next_block", "acc", "rescaled(acc, v_scale / new_scale, new)", LONG),
+        "acc is not rescaled": ("next_block", "acc", "rescaled(acc, gl.full_like(alpha, 1.0) * (v_scale / new_scale), new)", LONG),
         "v's scale does not change": ("next_block", "new_scale", "v_scale", LONG),
         "k's scale is the first block's": ("next_block", "scale_log2", "row_scale * gl.load(k_scales)", GROUPED),
         "another head's scales": ("consumer", "head_k", "0", GROUPED),

@@ -119,6 +119,12 @@ def consumer_on_host(c, q, k, v, consumers, flags, block_n):
     rings = [Ring(q_rows)] + [Ring(lambda n, x=x: rows(x, *blocks[n], block_n), (2, 1, 1, block_n, D)) for x in (k, v)]
     masks, outputs = [], []
 
+    def announced_rows(work, n):
+        if n // consumers == len(tiles):
+            return heads, 0, 0
+        head, start_m, end_m, key_blocks = tiles[n // consumers]
+        return head, start_m + c * 64 if start_m + c * 64 < end_m else -1, key_blocks
+
     def softmax_step(s, m, scale_log2, seen, mask):
         masks.append((mask, seen))
         s = torch.where(torch.arange(block_n) < seen[:, None], s, -torch.inf) if mask else s
@@ -134,7 +140,7 @@ def consumer_on_host(c, q, k, v, consumers, flags, block_n):
             NVMMADistributedLayout=lambda **_: None, SliceLayout=lambda *_: None,
         ),
         "LOG2_E": math.log2(math.e), "tma": types.SimpleNamespace(store_wait=lambda pending: None),
-        "consumer_wait": Ring.wait, "consumer_release": Ring.release, "announced": lambda work, n: n // consumers, "work_tile": work_tile,
+        "consumer_wait": Ring.wait, "consumer_release": Ring.release, "announced_rows": announced_rows, "NO_ROWS": -1,
         "issue_qk": lambda q, shared, n, zeros: q @ shared.k.wait(n).T, "softmax_step": softmax_step, "pack": lambda p, dtype: p,
         "issue_pv": lambda pairs, acc, shared, n: acc + pairs @ shared.v.wait(n),
         "warpgroup_mma_wait": lambda pending, xs: xs[0] if len(xs) == 1 else xs,
@@ -149,19 +155,20 @@ def consumer_on_host(c, q, k, v, consumers, flags, block_n):
 @pytest.mark.parametrize("overlap", [False, True])
 @causal
 @pytest.mark.parametrize("consumers", [2, 3])
-@pytest.mark.parametrize(("S_q", "S_k"), [(1, 1), (65, 300), (191, 7), (300, 200), (450, 450)])
+@pytest.mark.parametrize(("S_q", "S_k"), [(1, 1), (65, 300), (191, 7), (300, 200), (450, 450), (130, 96)])
 def test_a_consumer_is_right_releases_every_tile_and_masks_only_what_needs_it(S_q, S_k, consumers, is_causal, overlap):
     q, k, v = (torch.randn(2, S, 8, dtype=torch.float64) for S in (S_q, S_k, S_k))
     truth, lse = reference.attention(q[None], k[None], v[None], is_causal)
     left = torch.ones(2, S_q, dtype=torch.bool)
+    is_masked = is_causal or S_k % 32 != 0
     for c in range(consumers):
         outputs, masks, (q_ring, *kv_rings), work_tiles, blocks = consumer_on_host(
-            c, q, k, v, consumers, forward.Flags(is_causal, False, True, overlap), block_n=32
+            c, q, k, v, consumers, forward.Flags(is_causal, is_masked, False, True, overlap), block_n=32
         )
         assert q_ring.released == [c + i * consumers for i in range(work_tiles)]
         assert all(sorted(ring.waited) == sorted(ring.released) == list(range(blocks)) for ring in kv_rings)
         needless = sum(bool(mask and seen.min() >= 32) for mask, seen in masks)
-        assert needless <= len(outputs), "only a work tile's first block is masked where all of its rows see it whole"
+        assert needless <= is_masked * len(outputs), "at most a work tile's first block is masked where all of its rows see it whole"
         for head, first, acc, m, l in outputs:
             count = min(64, S_q - first)
             assert left[head, first : first + count].all()
@@ -217,7 +224,9 @@ def test_the_overlapped_loops_are_right_with_and_without_a_clock(D, S, loop, is_
 
 @on_hopper
 @causal
-@pytest.mark.parametrize(("S_q", "S_k"), [(1, 239), (64, 128), (113, 203), (192, 192), (203, 113), (799, 3), (1030, 1030), (4096, 130)])
+@pytest.mark.parametrize(
+    ("S_q", "S_k"), [(1, 239), (64, 128), (113, 203), (192, 192), (203, 113), (799, 3), (512, 512), (1030, 1030), (4096, 130)]
+)
 @pytest.mark.parametrize("D", [64, 128])
 def test_every_step_and_config_is_right(D, S_q, S_k, is_causal):
     configs = (forward.CONFIGS[D], *([forward.SHORT_CAUSAL] if D == 64 else []))
@@ -304,7 +313,7 @@ BLIND_ROWS = Case(450, 300, is_causal=True, B=1)
 LONG = Case(200, 1500, B=1)  # more blocks of keys than stages
 MANY = Case(1000, 1000, B=2, H_q=24)  # more work tiles than multiprocessors
 PACK = "gl.inline_asm_elementwise('cvt.rn.f16x2.f32 $0, $1, $2;', '=r,f,f', [first, second], dtype=gl.int32, is_pure=True, pack=1)"
-O_BELOW = "[batch_head // sizes.H_q, batch_head % sizes.H_q, first + 1, 0]"
+O_BELOW = "[0, batch_head, first + 1, 0]"
 
 GROUPED = Case(600, 700, is_causal=True, H_q=6, H_k=2, dlse=True)
 WIDE = Case(600, 700, D=128, is_causal=True, H_q=6, H_k=2)

@@ -30,7 +30,16 @@ from fa_tutorial.hopper.pipeline import (
     stage_of,
     tma,
 )
-from fa_tutorial.hopper.tile_scheduler import ROWS, announce, announced, next_work_tile, sizes_of, work_tile
+from fa_tutorial.hopper.tile_scheduler import (
+    NO_ROWS,
+    ROWS,
+    announce_rows,
+    announced_rows,
+    make_work,
+    next_work_tile,
+    sizes_of,
+    work_tile,
+)
 from fa_tutorial.tuned.forward import heads_at_once
 from fa_tutorial.tuned.launching import Launch, launch_prepared, signature_of
 
@@ -67,13 +76,19 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, shared, sizes, flags: gl.const
     turn = 0
     i = gl.program_id(0)
     while i < work_tiles:
-        batch_head, start_m, _, key_blocks = work_tile(i, sizes, CONSUMERS, BLOCK_N, flags.IS_CAUSAL, flags.IS_CAUSAL)
+        batch_head, start_m, end_m, key_blocks = work_tile(
+            i, sizes, CONSUMERS, BLOCK_N, flags.IS_CAUSAL, flags.IS_CAUSAL
+        )
         b = batch_head // sizes.H_q
         h = batch_head % sizes.H_q
         h_k = h // (sizes.H_q // sizes.H_k)
         for c in gl.static_range(CONSUMERS):
-            announce(i, shared.q, shared.work, turn * CONSUMERS + c)
-            load(shared.q, turn * CONSUMERS + c, q_desc, b, h, start_m + c * ROWS)
+            first = start_m + c * ROWS
+            producer_acquire(shared.q, turn * CONSUMERS + c)
+            announce_rows(
+                batch_head, first if first < end_m else NO_ROWS, key_blocks, shared.work, turn * CONSUMERS + c
+            )
+            load(shared.q, turn * CONSUMERS + c, q_desc, b, h, first)
         for j in range(key_blocks):
             start_n = (key_blocks - 1 - j) * BLOCK_N
             producer_acquire(shared.k, n)
@@ -84,7 +99,8 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, shared, sizes, flags: gl.const
         turn += 1
         i = next_work_tile(i, counter_ptr, flags.COUNTER)
     for c in gl.static_range(CONSUMERS):
-        announce(work_tiles, shared.q, shared.work, turn * CONSUMERS + c)
+        producer_acquire(shared.q, turn * CONSUMERS + c)
+        announce_rows(sizes.heads, 0, 0, shared.work, turn * CONSUMERS + c)
         mbarrier.arrive(shared.q.full.index(stage_of(turn * CONSUMERS + c, shared.q.tiles.shape[0])), count=1)
 
 
@@ -194,12 +210,8 @@ def consumer(o_desc, lse_ptr, scales, shared, ones, sizes, C: gl.constexpr, flag
     n = 0
     turn = 0
     q = consumer_wait(shared.q, C)
-    i = announced(shared.work, C)
-    while i < sizes.row_blocks * sizes.heads:
-        batch_head, start_m, end_m, key_blocks = work_tile(
-            i, sizes, CONSUMERS, BLOCK_N, flags.IS_CAUSAL, flags.IS_CAUSAL
-        )
-        first = start_m + C * ROWS
+    batch_head, first, key_blocks = announced_rows(shared.work, C)
+    while batch_head < sizes.heads:
         offs_m = first + gl.arange(0, ROWS, ROW_LAYOUT)  # [ROWS]
         seen = gl.zeros([ROWS], gl.int32, ROW_LAYOUT) + sizes.S_k  # [ROWS] keys that a row sees
         mine = key_blocks  # blocks that one of these rows sees
@@ -208,7 +220,7 @@ def consumer(o_desc, lse_ptr, scales, shared, ones, sizes, C: gl.constexpr, flag
             seen = gl.minimum(seen, offs_m + (1 + sizes.S_k - sizes.S_q))
             mine = max(gl.cdiv(min(first + ROWS, sizes.S_q) + sizes.S_k - sizes.S_q, BLOCK_N), 1)
             full = max(first + 1 + sizes.S_k - sizes.S_q, 0) // BLOCK_N
-        if first >= end_m:  # this work tile has fewer rows
+        if first == NO_ROWS:  # this work tile has fewer rows
             mine = 0
         skip(shared, n, key_blocks - mine)
         n += key_blocks - mine
@@ -241,7 +253,7 @@ def consumer(o_desc, lse_ptr, scales, shared, ones, sizes, C: gl.constexpr, flag
             consumer_release(shared.q, turn * CONSUMERS + C)
         turn += 1
         q = consumer_wait(shared.q, turn * CONSUMERS + C)
-        i = announced(shared.work, turn * CONSUMERS + C)
+        batch_head, first, key_blocks = announced_rows(shared.work, turn * CONSUMERS + C)
     tma.store_wait(0)
 
 
@@ -255,9 +267,7 @@ def epilogue(o_desc, lse_ptr, acc, m, l, v_scale, shared, batch_head, sizes, fir
     tma.store_wait(0)
     shared.o.index(C).reshape([ROWS, acc.shape[1]]).store(o.to(shared.o.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(
-        o_desc, [batch_head // sizes.H_q, batch_head % sizes.H_q, first, 0], shared.o.index(C)
-    )
+    tma.async_copy_shared_to_global(o_desc, [0, batch_head, first, 0], shared.o.index(C))
 
 
 # ---------------------------------------------------------------- kernel
@@ -270,13 +280,13 @@ def forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, q_scales, k_scales, 
     """o = softmax(log 2 · q kᵀ) v and lse, of quantised q, k and v.
 
     q_desc, k_desc: e4m3, tiles (1, 1, ROWS or BLOCK_N, D); v_desc: (B, H_k, D, S_k), tiles (1, 1, D, BLOCK_N);
-    o_desc: fp16 or bf16.
+    o_desc: (1, B · H_q, S_q, D), fp16 or bf16.
     Pointers as for Scales; lse_ptr: (B, H_q, S_q) float32. Grid as chapter 9's.
     """
     Q_TILES: gl.constexpr = Q_STAGES * CONSUMERS
     shared = Shared(
         make_pipeline(q_desc, Q_TILES, 1),
-        gl.allocate_shared_memory(gl.int32, [Q_TILES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        make_work(Q_TILES),
         make_pipeline(k_desc, STAGES, CONSUMERS),
         make_pipeline(v_desc, STAGES, CONSUMERS),
         gl.allocate_shared_memory(o_desc.dtype, [CONSUMERS, 1, 1, ROWS, o_desc.block_type.shape[3]], o_desc.layout),
@@ -345,7 +355,11 @@ def flash_forward(q: Quantised, k: Quantised, v: Quantised, D: int, dtype: torch
     counter = torch.zeros(1, dtype=torch.int32, device=o.device) if counted else None
 
     def prepare() -> Launch:
-        rows = (q.values, ROWS.value, block_d), (k.values, BLOCK, block_d), (o, ROWS.value, block_d)
+        rows = (
+            (q.values, ROWS.value, block_d),
+            (k.values, BLOCK, block_d),
+            (o.view(1, B * H_q, S_q, D), ROWS.value, block_d),
+        )
         to_argument = [template(*tile) for tile in (*rows[:2], (v.values, block_d, BLOCK), rows[2])]
         constants = {"flags": Flags(is_causal, counted)}
         constants |= {"CONSUMERS": config.consumers, "STAGES": config.stages, "CONSUMER_REGISTERS": config.registers}

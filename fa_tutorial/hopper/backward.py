@@ -44,7 +44,16 @@ from fa_tutorial.hopper.pipeline import (
     tma_add,
 )
 from fa_tutorial.hopper.softmax import pack, unpack
-from fa_tutorial.hopper.tile_scheduler import KEYS, ROWS, announce, announced, key_sizes_of, key_tile, next_work_tile
+from fa_tutorial.hopper.tile_scheduler import (
+    KEYS,
+    ROWS,
+    announce,
+    announced,
+    key_sizes_of,
+    key_tile,
+    make_numbers,
+    next_work_tile,
+)
 from fa_tutorial.tiles import heads
 from fa_tutorial.tuned.descriptors import can_use_tma, descriptor_template
 from fa_tutorial.tuned.forward import heads_at_once
@@ -125,7 +134,8 @@ def producer(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, counter_ptr,
         batch_head, start_n, first_m = key_tile(i, sizes, BLOCK_M, flags.IS_CAUSAL)
         b = batch_head // sizes.H_k
         h_k = batch_head % sizes.H_k
-        announce(i, shared.k, shared.work, turn)
+        producer_acquire(shared.k, turn)
+        announce(i, shared.work, turn)
         load(shared.k, turn, k_desc, b, h_k, start_n)
         first_n = n
         for h in range(h_k * flags.GROUP, h_k * flags.GROUP + flags.GROUP):
@@ -139,7 +149,8 @@ def producer(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, counter_ptr,
                 n += 1
         turn += 1
         i = next_work_tile(i, counter_ptr, True)
-    announce(work_tiles, shared.k, shared.work, turn)  # there is no such work tile: the consumers end
+    producer_acquire(shared.k, turn)
+    announce(work_tiles, shared.work, turn)  # there is no such work tile: the consumers end
     mbarrier.arrive(shared.k.full.index(stage_of(turn, STAGES)), count=1)
 
 
@@ -392,7 +403,7 @@ def backward_kernel(
     q = make_pipeline(q_desc, STAGES, 2)
     shared = Shared(
         make_pipeline(k_desc, STAGES, 2),
-        gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        make_numbers(STAGES),
         make_pipeline(v_desc, V_STAGES, 2),
         q,
         Pipeline(

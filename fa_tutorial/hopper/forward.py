@@ -6,7 +6,7 @@ protocol is `pipeline`'s, over three rings:
 
 | ring | a stage holds | stages | consumers a stage | the n-th use |
 |---|---|---|---|---|
-| q | 64 rows of q, and the number of their work tile | Q_STAGES · CONSUMERS | 1 | consumer n % CONSUMERS, by turns |
+| q | 64 rows of q, and where they are | Q_STAGES · CONSUMERS | 1 | consumer n % CONSUMERS, by turns |
 | k, v | BLOCK_N rows of k or v | STAGES | CONSUMERS | a work tile's blocks of keys, from the last to the first |
 
 Producer and consumers walk over the same work tiles and the same blocks of keys in one order. A consumer that has no
@@ -35,7 +35,16 @@ from fa_tutorial.hopper.pipeline import (
     tma,
 )
 from fa_tutorial.hopper.softmax import mul_up, pack, softmax_step, unpack
-from fa_tutorial.hopper.tile_scheduler import ROWS, announce, announced, next_work_tile, sizes_of, work_tile
+from fa_tutorial.hopper.tile_scheduler import (
+    NO_ROWS,
+    ROWS,
+    announce_rows,
+    announced_rows,
+    make_work,
+    next_work_tile,
+    sizes_of,
+    work_tile,
+)
 from fa_tutorial.tuned.descriptors import can_use_tma, descriptor_template
 from fa_tutorial.tuned.forward import heads_at_once
 from fa_tutorial.tuned.launching import Launch, launch_prepared, signature_of
@@ -51,7 +60,7 @@ LOG2_E, LN_2 = gl.constexpr(math.log2(math.e)), gl.constexpr(math.log(2.0))
 
 
 class Shared(NamedTuple):
-    """What the roles share: the rings q, k, v; work: [Q_STAGES · CONSUMERS, 1], the work tile of each stage of q; o:
+    """What the roles share: the rings q, k, v; work: where the rows of each stage of q are; o:
     [CONSUMERS, 1, 1, ROWS, D]."""
 
     q: object
@@ -62,9 +71,11 @@ class Shared(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """What a kernel knows when it compiles: the mask, and what Step switches on."""
+    """What a kernel knows when it compiles. MASK: not every query sees whole blocks of keys alone; the last three are
+    what Step switches on."""
 
     IS_CAUSAL: bool
+    MASK: bool
     COUNTER: bool
     LONGEST_FIRST: bool
     OVERLAP: bool
@@ -83,14 +94,18 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, shared, sizes, flags: gl.const
     turn = 0  # work tiles so far
     i = gl.program_id(0)
     while i < work_tiles:
-        batch_head, start_m, _, key_blocks = work_tile(
+        batch_head, start_m, end_m, key_blocks = work_tile(
             i, sizes, CONSUMERS, BLOCK_N, flags.LONGEST_FIRST, flags.IS_CAUSAL)  # fmt: skip
         b = batch_head // sizes.H_q
         h = batch_head % sizes.H_q
         h_k = h // (sizes.H_q // sizes.H_k)
         for c in gl.static_range(CONSUMERS):
-            announce(i, shared.q, shared.work, turn * CONSUMERS + c)
-            load(shared.q, turn * CONSUMERS + c, q_desc, b, h, start_m + c * ROWS)
+            first = start_m + c * ROWS
+            producer_acquire(shared.q, turn * CONSUMERS + c)
+            announce_rows(
+                batch_head, first if first < end_m else NO_ROWS, key_blocks, shared.work, turn * CONSUMERS + c
+            )
+            load(shared.q, turn * CONSUMERS + c, q_desc, b, h, first)
         for j in range(key_blocks):
             start_n = (key_blocks - 1 - j) * BLOCK_N
             producer_acquire(shared.k, n)
@@ -101,7 +116,8 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, shared, sizes, flags: gl.const
         turn += 1
         i = next_work_tile(i, counter_ptr, flags.COUNTER)
     for c in gl.static_range(CONSUMERS):  # there is no such work tile: the consumer ends
-        announce(work_tiles, shared.q, shared.work, turn * CONSUMERS + c)
+        producer_acquire(shared.q, turn * CONSUMERS + c)
+        announce_rows(sizes.heads, 0, 0, shared.work, turn * CONSUMERS + c)
         mbarrier.arrive(shared.q.full.index(stage_of(turn * CONSUMERS + c, shared.q.tiles.shape[0])), count=1)
 
 
@@ -172,11 +188,8 @@ def consumer(o_desc, lse_ptr, scale, shared, sizes, C: gl.constexpr, flags: gl.c
     n = 0
     turn = 0
     q = consumer_wait(shared.q, C)
-    i = announced(shared.work, C)
-    while i < sizes.row_blocks * sizes.heads:
-        batch_head, start_m, end_m, key_blocks = work_tile(
-            i, sizes, CONSUMERS, BLOCK_N, flags.LONGEST_FIRST, flags.IS_CAUSAL)  # fmt: skip
-        first = start_m + C * ROWS
+    batch_head, first, key_blocks = announced_rows(shared.work, C)
+    while batch_head < sizes.heads:
         offs_m = first + gl.arange(0, ROWS, ROW_LAYOUT)  # [ROWS]
         seen = gl.zeros([ROWS], gl.int32, ROW_LAYOUT) + sizes.S_k  # [ROWS] keys that a row sees
         mine = key_blocks  # blocks that one of these rows sees
@@ -185,7 +198,7 @@ def consumer(o_desc, lse_ptr, scale, shared, sizes, C: gl.constexpr, flags: gl.c
             seen = gl.minimum(seen, offs_m + (1 + sizes.S_k - sizes.S_q))
             mine = max(gl.cdiv(min(first + ROWS, sizes.S_q) + sizes.S_k - sizes.S_q, BLOCK_N), 1)
             full = max(first + 1 + sizes.S_k - sizes.S_q, 0) // BLOCK_N
-        if first >= end_m:  # this work tile has fewer rows
+        if first == NO_ROWS:  # this work tile has fewer rows
             mine = 0
         skip(shared, n, key_blocks - mine)
         n += key_blocks - mine
@@ -195,7 +208,7 @@ def consumer(o_desc, lse_ptr, scale, shared, sizes, C: gl.constexpr, flags: gl.c
             n += 1
             m = gl.full([ROWS], -float("inf"), gl.float32, ROW_LAYOUT)
             acc = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
-            p, m, _ = softmax_step(s, m, scale_log2, seen - (mine - 1) * BLOCK_N, True)
+            p, m, _ = softmax_step(s, m, scale_log2, seen - (mine - 1) * BLOCK_N, flags.MASK)
             l = gl.sum(p, axis=1)
             pairs = pack(p, shared.v.tiles.dtype)
             masked = max(min(mine - 1 - full, mine - 1), 0)  # of the blocks that are left
@@ -215,7 +228,7 @@ def consumer(o_desc, lse_ptr, scale, shared, sizes, C: gl.constexpr, flags: gl.c
             consumer_release(shared.q, turn * CONSUMERS + C)
         turn += 1
         q = consumer_wait(shared.q, turn * CONSUMERS + C)
-        i = announced(shared.work, turn * CONSUMERS + C)
+        batch_head, first, key_blocks = announced_rows(shared.work, turn * CONSUMERS + C)
     tma.store_wait(0)
 
 
@@ -229,9 +242,7 @@ def epilogue(o_desc, lse_ptr, acc, m, l, scale_log2, shared, batch_head, sizes, 
     tma.store_wait(0)  # the rows of the work tile before have left shared memory
     shared.o.index(C).reshape([ROWS, acc.shape[1]]).store(o.to(shared.o.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(
-        o_desc, [batch_head // sizes.H_q, batch_head % sizes.H_q, first, 0], shared.o.index(C)
-    )
+    tma.async_copy_shared_to_global(o_desc, [0, batch_head, first, 0], shared.o.index(C))
 
 
 # ---------------------------------------------------------------- kernel
@@ -244,15 +255,15 @@ def forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, counter_ptr, heads_a
     """o and lse as chapter 8's forward_kernel gives them, by one producer warp and CONSUMERS warpgroups. scale must be
     positive.
 
-    q_desc, o_desc: descriptors of (B, H_q, S_q, D), tiles (1, 1, ROWS, D); k_desc, v_desc: of (B, H_k, S_k, D), tiles
-    (1, 1, BLOCK_N, D).
+    q_desc: descriptor of (B, H_q, S_q, D), o_desc: of (1, B · H_q, S_q, D), tiles (1, 1, ROWS, D); k_desc, v_desc: of
+    (B, H_k, S_k, D), tiles (1, 1, BLOCK_N, D).
     lse_ptr: (B, H_q, S_q) float32; counter_ptr: an int32 that is 0, read with flags.COUNTER.
     Grid: any number of programs up to that of work tiles; each computes work tiles until there are none.
     """
     Q_TILES: gl.constexpr = Q_STAGES * CONSUMERS
     shared = Shared(
         make_pipeline(q_desc, Q_TILES, 1),
-        gl.allocate_shared_memory(gl.int32, [Q_TILES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        make_work(Q_TILES),
         make_pipeline(k_desc, STAGES, CONSUMERS),
         make_pipeline(v_desc, STAGES, CONSUMERS),
         gl.allocate_shared_memory(o_desc.dtype, [CONSUMERS, 1, 1, ROWS, o_desc.block_type.shape[3]], o_desc.layout),
@@ -353,15 +364,19 @@ def flash_forward(
     lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
     work_tiles = triton.cdiv(S_q, ROWS.value * config.consumers) * B * H_q
     programs = min(work_tiles, card_of(q).multiprocessors) if step.persistent else work_tiles
-    counted = step.counter and programs < work_tiles  # else every program has one work tile
+    # Without a causal mask work tiles are alike: where they are short too, the launch that sets a counter to 0 costs
+    # more than it brings.
+    counted = step.counter and programs < work_tiles and (is_causal or S_k > SHORT_ROWS)
+    masked = is_causal or S_k % config.block_n != 0
     counter = torch.zeros(1, dtype=torch.int32, device=q.device) if counted else None
 
     def prepare() -> Launch:
         rows = ROWS.value, config.block_n, config.block_n, ROWS.value
         to_argument = [
-            descriptor_template(x, n, TensorDescriptor, layout()) for x, n in zip((q, k, v, o), rows, strict=True)
+            descriptor_template(x, n, TensorDescriptor, layout())
+            for x, n in zip((q, k, v, o.view(1, B * H_q, S_q, D)), rows, strict=True)
         ]
-        constants = {"flags": Flags(is_causal, counted, step.order and is_causal, step.overlap)}
+        constants = {"flags": Flags(is_causal, masked, counted, step.order and is_causal, step.overlap)}
         constants |= {"CONSUMERS": config.consumers, "STAGES": config.stages, "CONSUMER_REGISTERS": config.registers}
         return Launch(forward_kernel, programs, to_argument, constants | {"num_warps": NUM_WARPS})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fa_tutorial.hardware import require_triton
-from fa_tutorial.hopper.pipeline import producer_acquire, stage_of
+from fa_tutorial.hopper.pipeline import stage_of
 from fa_tutorial.matmul import grouped_tile
 
 require_triton("Chapter 9 (fa_tutorial.hopper)")
@@ -67,17 +67,54 @@ def next_work_tile(i, counter_ptr, COUNTER: gl.constexpr):
 
 
 @gluon.jit
-def announce(i, ring, work, n):
-    """Wait until the n-th use of the ring has its stage, and write down that what is loaded there belongs to work tile
-    i."""
-    producer_acquire(ring, n)
-    work.index(stage_of(n, work.shape[0])).store(gl.full([1], i, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+def make_numbers(STAGES: gl.constexpr):
+    """A number beside each stage of a ring, which the producer writes and the consumers read: [STAGES, 1]."""
+    return gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
-def announced(work, n):
-    """The number of the work tile that the n-th use of its ring belongs to; wait for the stage first."""
-    return gl.sum(work.index(stage_of(n, work.shape[0])).load(gl.BlockedLayout([1], [32], [4], [0])), axis=0)
+def announce(number, numbers, n):
+    """Write it beside the stage of the n-th use of the ring, which the producer has acquired."""
+    stage = numbers.index(stage_of(n, numbers.shape[0]))
+    stage.store(gl.full([1], number, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+
+
+@gluon.jit
+def announced(numbers, n):
+    """The number beside the n-th use of the ring, whose stage has been waited for."""
+    return gl.sum(numbers.index(stage_of(n, numbers.shape[0])).load(gl.BlockedLayout([1], [32], [4], [0])), axis=0)
+
+
+# ---------------------------------------------------------------- the forward's: where a consumer's rows are
+
+NO_ROWS = gl.constexpr(2**30)
+
+
+class Work(NamedTuple):
+    """What a consumer is told beside its rows of q, so that it does not divide between two work tiles, each
+    [Q_STAGES · CONSUMERS, 1]. head: b · H_q + h, or B · H_q after the last work tile; first: row, or NO_ROWS where the
+    work tile has none for this consumer; key_blocks: of the work tile."""
+
+    head: object
+    first: object
+    key_blocks: object
+
+
+@gluon.jit
+def make_work(STAGES: gl.constexpr):
+    return Work(make_numbers(STAGES), make_numbers(STAGES), make_numbers(STAGES))
+
+
+@gluon.jit
+def announce_rows(head, first, key_blocks, work, n):
+    announce(head, work.head, n)
+    announce(first, work.first, n)
+    announce(key_blocks, work.key_blocks, n)
+
+
+@gluon.jit
+def announced_rows(work, n):
+    return announced(work.head, n), announced(work.first, n), announced(work.key_blocks, n)
 
 
 # ---------------------------------------------------------------- the backward's work tiles

@@ -129,12 +129,15 @@ def draw_by_sum(ax: Axes, top: float, p: torch.Tensor, dp: torch.Tensor, ds: tor
 @image("06_data_flow.png")
 def draw_data_flow() -> Figure:
     """Attention forward and backward as a graph: what is kept, what is computed again, and the five matmuls of backward."""
-    figure, ax = canvas(7.45)
+    figure, ax = canvas(7.8)
     draw_forward_flow(ax, 0.3)
     draw_backward_flow(ax, 2.75)
-    legend(ax, 7.2, ((0.1, {"line": 2.2}, "kept: q, k, v, o, lse"), (2.6, {"dashed": True}, "not kept: s, p, dp, ds")))
-    arrow(ax, (5.3, 7.2), (5.7, 7.2), "vermilion", dashed=True)
-    write(ax, 5.8, 7.2, "gradients; ① to ⑤: the five matmuls", ha="left")
+    legend(
+        ax, 7.2, ((0.1, {"line": 2.2}, "forward keeps it"), (2.6, {}, "backward stores it"), (5.3, {"dashed": True}, "a tile at a time"))
+    )
+    arrow(ax, (5.3, 7.55), (5.7, 7.55), "vermilion", dashed=True)
+    write(ax, 5.8, 7.55, "gradients; ① to ⑤: five matmuls", ha="left")
+    legend(ax, 7.55, ((0.1, {"colour": "sky", "share": 0.5}, "lse and delta: one number for each query"),))
     return figure
 
 
@@ -435,7 +438,7 @@ def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], c
 @image("07_group_sum.png")
 def draw_group_sum() -> Figure:
     """Backward of six query heads on two key heads: each key head's program sums over the query heads that it serves."""
-    figure, ax = canvas(4.6)
+    figure, ax = canvas(3.4)
     H_q, H_k = 6, 2
     serves = reference.repeat_heads(torch.arange(H_k).view(1, H_k, 1, 1), H_q).flatten().tolist()
     colours, hatches = ("sky", "orange"), (None, "..")
@@ -455,10 +458,6 @@ def draw_group_sum() -> Figure:
         box(ax, x + 0.25, 1.9, (group - 1) * step + wide - 0.5, 0.42, f"Σ over h = {heads[0]} … {heads[-1]}", size=BODY, line=2)
         arrow(ax, (middle, 2.32), (middle, 2.6), "vermilion", dashed=True)
         box(ax, x + 0.7, 2.6, (group - 1) * step + wide - 1.4, 0.6, f"h_k = {h_k}", colours[h_k], hatch=hatches[h_k], share=0.5, size=BODY)
-    notes(ax, 0.1, 3.65, ("dk[h_k] = Σ dk of h, for h = h_k · G … h_k · G + G − 1, G = H_q / H_k; dv too (7.4)",
-                          f"one program of dkdv_kernel walks over the queries of all {group} heads of its group, and writes once",
-                          ("no atomic adds, and no (B, H_q, S_k, D) tensor of parts: dk and dv are like k and "
-                          "v")), bold=0, step=0.32)  # fmt: skip
     return figure
 
 
@@ -468,8 +467,15 @@ def draw_dkdv_step() -> Figure:
     figure, ax = canvas(7.75)
     draw_dkdv_row(ax, 2.1, ("k", "q", "s_t", "(7.1)"), ("lse", "exp(s_t − lse)", "(6.7)"), "p_t", ("do", "dv", "p_t do", "(7.2)"))
     draw_dkdv_row(
-        ax, 5.6, ("v", "do", "dp_t", "(7.1)"), ("delta", "p_t ∘ (dp_t − delta)", "(6.10)"), "ds_t", ("q", "dk", "ds_t q", "(7.2)")
+        ax,
+        5.6,
+        ("v", "do", "dp_t", "(7.1)"),
+        ("delta", "p_t ∘ (dp_t − delta)", "(6.10)"),
+        "ds_t",
+        ("q", "dk", "ds_t q", "(7.2), scaled\nafter the loop"),
     )
+    arrow(ax, (5.4, 3.55), (5.4, 5.2))
+    write(ax, 5.5, 4.1, "p_t, for ds_t", ha="left")
     legend(ax, 7.45, ((0.1, {"line": 2.4}, "stays for the whole loop"), (3.3, {"hatch": ".."}, "arrives at every step"),
                       (6.2, {"colour": "yellow", "share": 0.6}, "computed, in registers")))  # fmt: skip
     return figure

@@ -5,7 +5,7 @@ import torch
 from edits import edit
 
 from fa_tutorial import reference
-from fa_tutorial.exercises.chapter_7.ex_6 import FlashAttention
+from fa_tutorial.exercises.chapter_7.ex_8 import FlashAttention
 
 
 class Module(torch.nn.Module):
@@ -14,8 +14,13 @@ class Module(torch.nn.Module):
 
 
 LSE_MASKED = "lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q"
+ADD = "tl.atomic_add(places, dq_part, "
+LOAD_ADD_STORE = ADD.replace("atomic_add", "store").replace(
+    "dq_part", "dq_part + tl.load(places, mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D), other=0.0)"
+)
+ROWS = "offs_m[:, None] < S_q"
 P = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)"
-END = "end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
+END = "end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
 SAVE = "ctx.save_for_backward(q, k, v, o, lse)"
 ALL_SAVED = "q, k, v, o, lse = ctx.saved_tensors"
 RUN_AGAIN = "q, k, v = ctx.saved_tensors\n        o, lse = forward.flash_forward(q, k, v, ctx.is_causal, ctx.scale)"
@@ -45,13 +50,13 @@ WRONG_ANSWERS = (
          told="a program's keys start at start_n, in k, v, dk and dv"),
     edit("7.3", "sum of dk in fp16", ("q_tile, dk_acc)", "q_tile, dk_acc).to(q_tile.dtype).to(tl.float32)"),
          told="the sums over blocks are kept in float32"),
-    edit("7.4", "one loop with a mask", ("        full = tl.cdiv", "        full = S_q + 0 * tl.cdiv"),
+    edit("7.4", "one loop with a mask", ("        full_m = tl.cdiv", "        full_m = S_q + 0 * tl.cdiv"),
          told="a tile is masked although each of its queries sees each of its keys", gpu=None),
-    edit("7.4", "masked loop to the end", ("range(start, tl.minimum(full, S_q)", "range(start, S_q"),
-         told="the loop with the mask ends at full", gpu="the one query sees all keys"),
+    edit("7.4", "masked loop to the end", ("range(first_m, tl.minimum(full_m, S_q)", "range(first_m, S_q"),
+         told="the loop with the mask ends at full_m", gpu="the one query sees all keys"),
     edit("7.4", "no batch", ("row = batch_head * S_q", "row = h * S_q"),
          told="its rows of lse and delta start at batch_head · S_q"),
-    edit("7.4", "no batch where causal", ("        start = ", "        row = h * S_q\n        start = "),
+    edit("7.4", "no batch where causal", ("        first_m = ", "        row = h * S_q\n        first_m = "),
          told="both loops take b and h as before, and rows of lse and delta from batch_head · S_q on: causal, B = 2"),
     edit("7.4", "start one query late", ("start_n + S_q - S_k, 0", "start_n + 1 + S_q - S_k, 0"),
          told="key 16 is first seen by query 16 + S_q − S_k = 15"),
@@ -79,27 +84,33 @@ WRONG_ANSWERS = (
     edit("7.5", "queries not masked", ("offs_m < S_q", "offs_m < S_q + BLOCK_M", 2),
          told="rows past S_q are loaded", gpu=None),
     edit("7.5", "all tiles read", (END, "pass"), told="tiles that no row of the block sees are not read"),
-    edit("7.6", "matrix saved", (SAVE, f"{SAVE[:-1]}, torch.softmax(q @ k.mT, dim=-1))"), ("lse = ctx.saved", "lse, _ = ctx.saved"),
+    edit("7.6", "loaded, added and stored", (ADD, LOAD_ADD_STORE), told="several programs store to the same elements of dq", gpu=""),
+    edit("7.6", "rows past S_q added", (f"mask=({ROWS}) & ", "mask="), told="mask lse, delta and the atomic add by offs_m < S_q"),
+    edit("7.6", "columns past D added", (f"({ROWS}) & (offs_d[None, :] < D)", ROWS), told="D may be less than BLOCK_D"),
+    edit("7.7", "a program for each query head", ("batch_head // H_k, batch_head % H_k", "batch_head // (H_k * GROUP), batch_head % (H_k * GROUP)"),
+         told="b and h_k come from H_k, the rows of lse and delta from H_q"),
+    edit("7.7", "k of the query head", ("load_tile(k, b, h_k", "load_tile(k, b, h_k * GROUP"), told="query heads h_k · GROUP to h_k · GROUP"),
+    edit("7.8", "matrix saved", (SAVE, f"{SAVE[:-1]}, torch.softmax(q @ k.mT, dim=-1))"), ("lse = ctx.saved", "lse, _ = ctx.saved"),
          told="a matrix of scores is saved"),
-    edit("7.6", "float64 copies saved", (SAVE, f"{SAVE[:-1]}, q.double(), k.double(), v.double())"),
+    edit("7.8", "float64 copies saved", (SAVE, f"{SAVE[:-1]}, q.double(), k.double(), v.double())"),
          ("lse = ctx.saved", "lse, *_ = ctx.saved"), told="more is saved than q, k, v, o and lse"),
-    edit("7.6", "tensors on ctx", (SAVE, "ctx.tensors = [q, k, v, o, lse]"), ("ctx.saved_tensors", "ctx.tensors"),
+    edit("7.8", "tensors on ctx", (SAVE, "ctx.tensors = [q, k, v, o, lse]"), ("ctx.saved_tensors", "ctx.tensors"),
          told="a tensor is kept on ctx"),
-    edit("7.6", "tensors on the class", (SAVE, "FlashAttention.tensors = q, k, v, o, lse"), ("ctx.saved_tensors", "FlashAttention.tensors"),
+    edit("7.8", "tensors on the class", (SAVE, "FlashAttention.tensors = q, k, v, o, lse"), ("ctx.saved_tensors", "FlashAttention.tensors"),
          told="a tensor is kept on the class"),
-    edit("7.6", "forward run again", (SAVE, "ctx.save_for_backward(q, k, v)"), (ALL_SAVED, RUN_AGAIN),
+    edit("7.8", "forward run again", (SAVE, "ctx.save_for_backward(q, k, v)"), (ALL_SAVED, RUN_AGAIN),
          told="less is saved than q, k, v, o and lse"),
-    edit("7.6", "lse returned", ("return o\n", "return o, lse\n"), told="forward returns 2 values"),
-    edit("7.6", "do.view", ("o, do, lse, None", "o, do.view(-1).view(o.shape), lse, None"),
+    edit("7.8", "lse returned", ("return o\n", "return o, lse\n"), told="forward returns 2 values"),
+    edit("7.8", "do.view", ("o, do, lse, None", "o, do.view(-1).view(o.shape), lse, None"),
          told="do a (B, S, H, D) tensor seen as"),
-    edit("7.6", "do.view over heads", ("o, do, lse, None", "o, do.view(-1, *do.shape[-2:]).view(do.shape), lse, None"),
+    edit("7.8", "do.view over heads", ("o, do, lse, None", "o, do.view(-1, *do.shape[-2:]).view(do.shape), lse, None"),
          told="do a (B, S, H, D) tensor seen as"),
-    edit("7.6", "do changed", ("return dq", "do.zero_()\n        return dq"), told="backward changes do in place"),
-    edit("7.6", "ctx emptied", ("return dq", "del ctx.scale\n        return dq"), told="backward twice"),
-    edit("7.6", "no dv", ("return dq, dk, dv,", "return dq, dk, None,"), told="backward returns None for dv"),
-    edit("7.6", "two values missing", ("dv, None, None", "dv"), told="backward returns one value for each argument"),
-    edit("7.6", "twice differentiable", ("    @torch.autograd.function.once_differentiable\n", ""),
+    edit("7.8", "do changed", ("return dq", "do.zero_()\n        return dq"), told="backward changes do in place"),
+    edit("7.8", "ctx emptied", ("return dq", "del ctx.scale\n        return dq"), told="backward twice"),
+    edit("7.8", "no dv", ("return dq, dk, dv,", "return dq, dk, None,"), told="backward returns None for dv"),
+    edit("7.8", "two values missing", ("dv, None, None", "dv"), told="backward returns one value for each argument"),
+    edit("7.8", "twice differentiable", ("    @torch.autograd.function.once_differentiable\n", ""),
          told="a second derivative is silently wrong"),
-    ("7.6", Module, "is no subclass of torch.autograd.Function"),
-    ("7.6", FlashAttention.apply, "pass the class itself"),
+    ("7.8", Module, "is no subclass of torch.autograd.Function"),
+    ("7.8", FlashAttention.apply, "pass the class itself"),
 )  # fmt: skip

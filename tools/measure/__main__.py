@@ -25,6 +25,8 @@ MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
     7: {
         "kernels": [
             chapters_0_to_7.transposed_cases,
+            chapters_0_to_7.one_loop_cases,
+            chapters_0_to_7.backward_traffic_cases,
             chapters_0_to_7.gradient_error_cases,
             chapters_0_to_7.training_cases,
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -20,9 +21,13 @@ from fa_tutorial.bench.cases import DTYPES, Case, Shape, about
 from fa_tutorial.bench.chapter_8 import at_4096, flops_of, inputs
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import randn, timed, timed_in_turns
+from fa_tutorial.bench.timing import randn, time_call, timed, timed_in_turns
 from fa_tutorial.source import defined, source_of
+from fa_tutorial.tiles import TileConfig, heads, padded_d
 from measure import changed_kernels, profiler
+
+hardware.require_triton("Measuring (tools/measure)")
+from triton.runtime.errors import OutOfResources  # noqa: E402
 
 
 def attention_cases() -> Iterator[Measurement]:
@@ -348,6 +353,108 @@ def _transposed_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     )
 
 
+SIXTEEN_HEADS = {D: [Shape(1, 16, 16, 4096, 4096, D, is_causal) for is_causal in (False, True)] for D in (64, 128)}
+LOOPS = ("two loops", "one loop, atomics")
+# What the kernel with atomics is tried with; the fastest counts.
+ATOMIC_TILES = [
+    TileConfig(m, n, warps, stages)
+    for m, n, warps in ((32, 64, 4), (64, 64, 4), (64, 64, 8), (64, 128, 8))
+    for stages in (2, 3)
+]
+
+
+def one_loop_cases() -> Iterator[Measurement]:
+    """Chapter 7: the backward in two loops, and in one whose programs add up dq by atomic additions."""
+    for shape, loops in itertools.product(itertools.chain(*SIXTEEN_HEADS.values()), LOOPS):
+        yield (
+            about(7, "one_loop", loops, **vars(shape)),
+            lambda shape=shape, loops=loops: _one_loop_in_turns(shape)[loops],
+        )
+
+
+@functools.cache
+def _one_loop_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    """The times are those of the whole backward, delta, the zeros of dq and its conversion to fp16 included.
+
+    dq_differ: the largest number of elements of dq, in fp16, that differ from the first of ten runs; dkdv_differ
+    likewise.
+    """
+    q, k, v = inputs(shape)
+    do = torch.randn_like(q)
+    scale = shape.D**-0.5
+    o, lse = forward.flash_forward(q, k, v, shape.is_causal, scale)
+    two = partial(backward.flash_backward, q, k, v, o, do, lse, None, shape.is_causal, scale)
+    right, tiles = two(), {}
+    for tile in ATOMIC_TILES:
+        one = partial(_backward_in_one_loop, q, k, v, o, do, lse, shape.is_causal, scale, tile)
+        with contextlib.suppress(OutOfResources):
+            require_alike(one(), right)
+            tiles[tile] = time_call(one, 20, 20).ms
+    best = min(tiles, key=tiles.get)
+    one = partial(_backward_in_one_loop, q, k, v, o, do, lse, shape.is_causal, scale, best)
+    calls = dict(zip(LOOPS, (two, one), strict=True))
+    rows = timed_in_turns(calls, flops=5 * flops_of(shape) // 2)
+    rows[LOOPS[1]] |= {"tile": [best.block_m, best.block_n, best.num_warps, best.num_stages]}
+    for name, call in calls.items():
+        dq, dk, dv = call()
+        runs = [call() for _ in range(9)]
+        rows[name] |= {
+            "dq_differ": max((run[0] != dq).sum().item() for run in runs),
+            "dkdv_differ": max(((run[1] != dk).sum() + (run[2] != dv).sum()).item() for run in runs),
+        }
+    return rows
+
+
+def _backward_in_one_loop(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
+    is_causal: bool, scale: float, tile: TileConfig,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    (B, H, S_q, D), S_k = q.shape, k.shape[2]
+    dq, dk, dv = torch.zeros_like(q, dtype=torch.float32), torch.empty_like(k), torch.empty_like(v)
+    delta = backward.row_delta(o, do)
+    changed_kernels.atomic_kernel[(-(-S_k // tile.block_n) * B * H,)](
+        *map(heads, (q, k, v, do, dq, dk, dv)), lse, delta, H, S_q, S_k, D, scale, IS_CAUSAL=is_causal,
+        BLOCK_D=padded_d(D), **tile.launch(),
+    )  # fmt: skip
+    return dq.to(q.dtype), dk, dv
+
+
+def backward_traffic_cases() -> Iterator[Measurement]:
+    """Chapter 7: the bytes that the kernels of the backward read, from L2 and from HBM."""
+    for D, kernel in itertools.product(SIXTEEN_HEADS, ("delta_kernel", "dkdv_kernel", "dq_kernel")):
+        shape = SIXTEEN_HEADS[D][0]
+        yield (
+            about(7, "backward_traffic", kernel, **vars(shape)),
+            lambda D=D, kernel=kernel: _backward_traffic()[D, kernel],
+        )
+
+
+@functools.cache
+def _backward_traffic() -> dict[tuple[int, str], dict[str, Any]]:
+    """TRAFFIC of each launch of the backward. Needs ncu."""
+    options = ("--clock-control", "none", "--print-units", "base", "--metrics", ",".join(TRAFFIC))
+    found = profiler.counted(
+        "(delta|dkdv|dq)_kernel", profiler.python("chapters_0_to_7", "launch_backwards()"), *options
+    )
+    launches = itertools.product(SIXTEEN_HEADS, ("delta_kernel", "dkdv_kernel", "dq_kernel"))
+    return {
+        launch: {name: float(row[name]) for name in TRAFFIC}
+        for launch, (_, row) in zip(launches, found.iterrows(), strict=True)
+    }
+
+
+def launch_backwards() -> None:
+    """What ncu looks at: the backward with each D, once each, compiled before."""
+    for is_counted in (False, True):
+        if is_counted:
+            torch.cuda.profiler.start()
+        for shape, _ in SIXTEEN_HEADS.values():
+            q, k, v = inputs(shape)
+            o, lse = forward.flash_forward(q, k, v, False, shape.D**-0.5)
+            backward.flash_backward(q, k, v, o, torch.randn_like(q), lse, None, False, shape.D**-0.5)
+            torch.cuda.synchronize()
+
+
 def require_alike(results: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
     """Raise ValueError where two versions of a kernel differ by more than the order of a sum can make them."""
     for x, y in zip(results, others, strict=True):
@@ -356,22 +463,26 @@ def require_alike(results: Iterable[torch.Tensor], others: Iterable[torch.Tensor
 
 
 def gradient_error_cases() -> Iterator[Measurement]:
-    """Chapter 7: the largest error of dq, dk and dv against float64, of the course's kernels and of PyTorch's."""
+    """Chapter 7: the largest error of dq, dk and dv against float64, of the course's kernels and of PyTorch's, and what
+    rounding the exact gradients costs. The same with the root mean square error.
+    """
     for dtype, D, is_causal, provider in itertools.product(
-        ("fp16", "bf16"), (64, 128), (False, True), ("naive", "sdpa_flash", "basic")
+        ("fp16", "bf16"), (64, 128), (False, True), ("naive", "sdpa_flash", "basic", "rounding")
     ):
         words = about(7, "gradient_error", provider, dtype, B=1, H=8, S=2048, D=D, is_causal=is_causal)
-        yield words, partial(_gradient_error_row, peers.provider(provider), DTYPES[dtype], D, is_causal)
+        yield words, partial(_gradient_error_row, provider, DTYPES[dtype], D, is_causal)
 
 
-def _gradient_error_row(attention: Callable, dtype: torch.dtype, D: int, is_causal: bool) -> dict[str, Any]:
+def _gradient_error_row(provider: str, dtype: torch.dtype, D: int, is_causal: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     q, k, v, do = (randn(1, 8, 2048, D, dtype=dtype) for _ in range(4))
-    truth = reference.gradients(q, k, v, do, is_causal)
-    inputs = [x.requires_grad_() for x in (q, k, v)]
-    got = torch.autograd.grad(attention(*inputs, is_causal=is_causal), inputs, do)
-    errors = [(x.double() - t).abs().max().item() for x, t in zip(got, truth, strict=True)]
-    return {name: float(f"{error:.3g}") for name, error in zip(("dq", "dk", "dv"), errors, strict=True)}
+    got = truth = reference.gradients(q, k, v, do, is_causal)
+    if provider != "rounding":
+        inputs = [x.requires_grad_() for x in (q, k, v)]
+        got = torch.autograd.grad(peers.provider(provider)(*inputs, is_causal=is_causal), inputs, do)
+    errors = {name: x.to(dtype).double() - t for name, x, t in zip(("dq", "dk", "dv"), got, truth, strict=True)}
+    largest = {name: float(f"{x.abs().max().item():.3g}") for name, x in errors.items()}
+    return largest | {f"{name}_rms": float(f"{x.square().mean().sqrt().item():.3g}") for name, x in errors.items()}
 
 
 def training_cases() -> Iterator[Measurement]:

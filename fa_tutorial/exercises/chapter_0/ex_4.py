@@ -1,8 +1,10 @@
 """Exercise 0.4, gain_of_fusing."""
 
+import functools
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong
 
 
 def gain_of_fusing(flops, bytes_before, bytes_after, peak_flops, bandwidth):
@@ -22,6 +24,9 @@ GAIN, LIMIT = "before / after", '"arithmetic" if after == arithmetic else "memor
 MISTAKES = {
     "the gain is the ratio of the bytes, as if the FLOPs took no time: past the ridge, fewer bytes save nothing": (
         GAIN, "bytes_before / bytes_after"),
+    "you give the seconds that fusing saves: the gain is the time before over the time after": (GAIN, "before - after"),
+    "you give a percentage: the gain is the time before over the time after": (GAIN, "100 * (before / after - 1)"),
+    "you give the share of the time that fusing saves: the gain is the time before over the time after": (GAIN, "1 - after / before"),
     "the gain is upside down: it is the time before over the time after": (GAIN, "after / before"),
     "the fused kernel waits for its bytes alone: its FLOPs may take longer": (f"after = {AFTER}", "after = bytes_after / bandwidth"),
     "the kernels before wait for their bytes alone: their FLOPs may take longer": (BEFORE, "bytes_before / bandwidth"),
@@ -39,6 +44,20 @@ MISTAKES = {
 }  # fmt: skip
 
 
+def in_two_words(answer):
+    """The answer; Wrong where its limit is another text than the two."""
+
+    @functools.wraps(answer)
+    def run(*args):
+        result = answer(*args)
+        limit = result[1] if isinstance(result, tuple | list) and len(result) == 2 else "memory"
+        if isinstance(limit, str) and limit not in ("memory", "arithmetic"):
+            raise Wrong(f'limit is the text "{limit}", want "memory" or "arithmetic"')
+        return result
+
+    return run
+
+
 def truth(flops, bytes_before, bytes_after, peak_flops, bandwidth):
     def rate(count):
         return min(peak_flops, flops / count * bandwidth)  # (0.8)
@@ -48,7 +67,8 @@ def truth(flops, bytes_before, bytes_after, peak_flops, bandwidth):
 
 def inputs():
     toy = (100.0, 5.0)
-    yield case(1000, 500, 100, *toy, otherwise="100 s of bytes become 20 s, and the FLOPs take 10 s: the bytes still decide")
+    still = "100 s of bytes become 20 s, and the FLOPs take 10 s: the bytes still decide, so the gain is 100 s / 20 s"
+    yield case(1000, 500, 100, *toy, otherwise=still)
     yield case(1000, 500, 20, *toy, otherwise="100 s of bytes become 4 s, and then the FLOPs decide: they take 10 s")
     yield case(1000, 40, 10, *toy, otherwise="the FLOPs took longer than the bytes before, so fewer bytes save nothing")
     yield case(1000, 500, 400, *toy)
@@ -77,5 +97,6 @@ EXERCISE = Exercise(
     truth=truth,
     rule="a perfect kernel takes the longer of flops / peak_flops and bytes / bandwidth; the gain is the time before over the time after",
     mistakes=MISTAKES,
+    adapt=in_two_words,
     parts=("gain", "limit"),
 )

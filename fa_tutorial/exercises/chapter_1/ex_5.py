@@ -39,6 +39,9 @@ MISTAKES = {
     "acc and l are rescaled with the wrong sign in the exponent": (ALPHA, "alpha = torch.exp(m_new - m) if l > 0 else 0.0"),
     "your first block vanishes: alpha is 0 there, and it belongs to the old acc and l, not to the new block": [
         (ACC, "acc + alpha * p @"), (L, "l + alpha * p.sum()")],
+    "alpha multiplies the new block too: it belongs to the old acc and l alone, because p is measured from the new maximum": [
+        (ACC, "alpha * (acc + p @"), (" v\n        m = m_new", " v)\n        m = m_new"), (L, "alpha * (l + p.sum())")],
+    "m stays −inf, so that alpha is 0 in every block: it becomes m_new once acc and l are measured from it": ("        m = m_new\n", ""),
     "p is measured from its block's own maximum, but acc and l from the running maximum": ("p = torch.exp(s - m_new)", "p = torch.exp(s - s.max())"),
     "acc is divided by l in every block, but the next block needs the undivided sum: divide once, at the end": [
         ("        m = m_new\n", "        acc = acc / l\n        m = m_new\n"), ("acc / l if l > 0 else acc", "acc")],
@@ -108,10 +111,11 @@ def inputs():
         on = f"scores = {running.show(scores)}, values = the identity, block = {block}"
         return case(scores, torch.eye(len(scores)), block, on=on, **options)
 
-    yield weights([1.0, 2.0], 2, otherwise="one block: o = acc / l, of shape (D,), and lse = m + log l, a number")
+    first = "one block: alpha is 0 and belongs to the old acc and l; o = acc / l, of shape (D,), and lse = m + log l, a number"
+    yield weights([1.0, 2.0], 2, otherwise=first)
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     yield case(torch.tensor([1.0, 2.0]), rows, 2, otherwise="o is the sum of the rows of values, each times its key's weight")
-    yield weights([1.0, 2.0], 1, otherwise="two blocks: when the maximum grows, rescale acc and l by the same factor")
+    yield weights([1.0, 2.0], 1, otherwise="two blocks: when the maximum grows, rescale acc and l by the same factor, and set m to it")
     yield weights([2.0, 1.0], 1, otherwise="the maximum is in the first block: measure the second block from it")
     yield weights([1.0, 2.0, 3.0], 1, otherwise="three blocks: carry acc and l from block to block")
     yield weights([1.0, 2.0, 3.0], 2, otherwise="the last block may be ragged: 3 scores are a block of 2 and a block of 1")

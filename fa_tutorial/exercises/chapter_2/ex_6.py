@@ -22,6 +22,8 @@ OFFSETS, RESULT = "start + r * strides[0] + c * strides[1]", "(offsets * itemsiz
 MISTAKES = {
     "you take 8 elements for a sector, which is right for 4 bytes an element only: 32 // itemsize fit": (
         "offsets * itemsize // 32", "offsets // 8"),
+    "you divide each part of an offset by itself, but a row that starts inside a sector may reach into the next: add them first": (
+        "offsets * itemsize // 32", "start * itemsize // 32 + r * strides[0] * itemsize // 32 + c * strides[1] * itemsize // 32"),
     "the start is missing: a tile that begins inside a sector may touch one more": ("start + r", "r"),
     "start counts elements, and you add it as bytes": [
         ("start + r", "r"), ("offsets * itemsize // 32", "(start + offsets * itemsize) // 32")],
@@ -48,6 +50,7 @@ def inputs():
     yield case((1, 100), (1, 32), 4, 0, otherwise="32 floats that lie 100 apart touch 32 sectors")
     yield case((8, 1), (4, 2), 4, 0, otherwise="rows that lie 8 floats apart are in sectors of their own")
     yield case((4, 1), (4, 2), 4, 0, otherwise="rows that lie 4 floats apart share a sector two by two: count it once")
+    yield case((4, 1), (2, 8), 4, 0, otherwise="a row that starts inside a sector reaches into the next: add the offsets, then divide")
     yield case((1, 64), (16, 4), 4, 0, otherwise="here the columns lie far apart, and the rows side by side")
     yield case((64, 1), (4, 32), 2, 0, otherwise="16 fp16 numbers fill a sector")
     yield case((64, 1), (4, 32), 4, 3, otherwise="a row that starts inside a sector ends inside another one")

@@ -33,8 +33,8 @@ MISTAKES = {
     "the columns are still 32-bit integers: offs_c · stride_c overflows where the columns lie far apart": (
         COLUMNS, "tl.arange(0, BLOCK_C)"),
     "the rows are still 32-bit integers: offs_r · stride_r overflows": (ROWS, "(first + pid)"),
-    "a float32 has 24 bits for the digits, and these offsets need more: cast to tl.int64": [
-        (ROWS, "(first + pid).to(tl.float32)"), (COLUMNS, "tl.arange(0, BLOCK_C).to(tl.float32)")],
+    "the casts come too late, each product has only 32 bits by then: cast a factor, before you multiply": [
+        *NARROW, (OFFSETS, "(offs_r[:, None] * stride_r).to(tl.int64) + (offs_c[None, :] * stride_c).to(tl.int64)")],
     "an unsigned 32-bit integer ends at 2³²: cast to tl.int64": [
         (ROWS, "(first + pid).to(tl.uint32)"), (COLUMNS, "tl.arange(0, BLOCK_C).to(tl.uint32)")],
     "first is missing: program i takes tile first + i": ("(first + pid)", "pid"),
@@ -43,10 +43,12 @@ MISTAKES = {
 
 
 def in_integers(kernel):
-    """The kernel as it is; Wrong where it names tl.float64."""
+    """The kernel as it is; Wrong where it names a float's type."""
     code = getattr(unwrapped(kernel), "__code__", None)
-    if any(step.argval == "float64" for step in (dis.get_instructions(code) if code else ())):
-        raise Wrong("a float64 has 53 bits for the digits, and a pointer takes only integer offsets: cast to tl.int64")
+    named = {step.argval for step in (dis.get_instructions(code) if code else ())}
+    for name, bits in (("float32", 24), ("float64", 53)):
+        if name in named:
+            raise Wrong(f"a {name} has {bits} bits for the digits, and a pointer takes only integer offsets: cast to tl.int64")
     return kernel
 
 

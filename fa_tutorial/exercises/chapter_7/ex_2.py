@@ -84,7 +84,7 @@ EXERCISE = shared.exercise(
     id="7.2",
     task="Compute dk and dv of one tile: BLOCK_M queries and BLOCK_N keys, one head to a program.",
     conditions={
-        "range": "logits may be any finite numbers, so exp(s − lse) is computed in one step",
+        "range": "no finite logits overflow: exp(s − lse) is computed in one step",
         "half": shared.HALF,
     },
     hints=(

@@ -36,18 +36,18 @@ def dkdv_kernel(
     dv_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
 
     first_seeing = start_n + tl.arange(0, BLOCK_N) - (S_k - S_q)  # [BLOCK_N]
-    start, full = 0, 0
+    first_m, full_m = 0, 0
     if IS_CAUSAL:
-        start = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M
+        first_m = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M
         last_key = tl.minimum(start_n + BLOCK_N, S_k) - 1
-        full = tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M
-    for start_m in range(full, S_q, BLOCK_M):
+        full_m = tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M
+    for start_m in range(full_m, S_q, BLOCK_M):
         dk_acc, dv_acc = add_to_dkdv(
             k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
             b, h, start_m, first_seeing, S_q, D, scale, False, BLOCK_M, BLOCK_D,
         )  # fmt: skip
     if IS_CAUSAL:
-        for start_m in range(start, tl.minimum(full, S_q), BLOCK_M):
+        for start_m in range(first_m, tl.minimum(full_m, S_q), BLOCK_M):
             dk_acc, dv_acc = add_to_dkdv(
                 k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
                 b, h, start_m, first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D,
@@ -65,17 +65,17 @@ MISTAKES = {
     f"S_k − S_q has the wrong sign in the mask: {TOP_LEFT}": (" - (S_k - S_q)", " + (S_k - S_q)"),
     "the mask compares with positions in the block of keys: compare positions in the sequence, which begin at start_n": (
         "first_seeing = start_n + ", "first_seeing = "),
-    "nothing is hidden: blocks of queries from start to full see only some of the keys, so they need MASK = True": (
+    "nothing is hidden: blocks of queries from first_m to full_m see only some of the keys, so they need MASK = True": (
         "scale, True, ", "scale, False, "),
     "the loop starts with the block of query start_n: add S_q − S_k": (START, "start_n // BLOCK_M * BLOCK_M"),
-    "start is rounded up: earlier queries of the block that holds query start_n + S_q − S_k are left out, and some see a key": (
+    "first_m is rounded up: earlier queries of the block that holds query start_n + S_q − S_k are left out, and some see a key": (
         START, "tl.cdiv(tl.maximum(start_n + S_q - S_k, 0), BLOCK_M) * BLOCK_M"),
-    "start and full count blocks, and the loops count queries: multiply both by BLOCK_M": [
+    "first_m and full_m count blocks, and the loops count queries: multiply both by BLOCK_M": [
         (START, START.removesuffix(" * BLOCK_M")), (FULL, FULL.removesuffix(" * BLOCK_M"))],
-    "full counts blocks, and the loops count queries: multiply by BLOCK_M": (FULL, FULL.removesuffix(" * BLOCK_M")),
-    "full is rounded down, and not every query of its block sees all of the keys: round it up": (
+    "full_m counts blocks, and the loops count queries: multiply by BLOCK_M": (FULL, FULL.removesuffix(" * BLOCK_M")),
+    "full_m is rounded down, and not every query of its block sees all of the keys: round it up": (
         FULL, "tl.maximum(last_key + S_q - S_k, 0) // BLOCK_M * BLOCK_M"),
-    "blocks from start to full count twice: the loop without a mask starts at full": ("range(full, S", "range(start, S"),
+    "blocks from first_m to full_m count twice: the loop without a mask starts at full_m": ("range(full_m, S", "range(first_m, S"),
 }  # fmt: skip
 
 
@@ -91,7 +91,7 @@ class TwoLoops:
                 result = compare(*operands)
                 if args[9:11] == (1, 17) and result.data.size == 16 * 16 and result.data.all():
                     raise Wrong("a tile is masked although each of its queries sees each of its keys: "
-                                "the loop with the mask ends at full, where the one without starts")  # fmt: skip
+                                "the loop with the mask ends at full_m, where the one without starts")  # fmt: skip
                 return result
 
             compare = builder.create_icmpSGE
@@ -109,12 +109,12 @@ def inputs():
     yield shared.causal(16, 16, "query i sees keys 0 to i")
     stray = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
     yield shared.causal(1, 17, "the one query sees all keys: query i sees keys 0 to i + S_k − S_q", stray=stray)
-    between = "dk and dv are sums over the blocks of queries from start on, a multiple of BLOCK_M, masked before full"
+    between = "dk and dv are sums over the blocks of queries from first_m on, a multiple of BLOCK_M, masked before full_m"
     for S, blocks in ((32, (16, 16, 16)), (48, (32, 16, 16)), (48, (16, 32, 16))):
         yield shared.causal(S, S, between, blocks=blocks)
     yield shared.causal(17, 17, B=2, blocks=(16, 32, 16))
     yield shared.causal(16, 32, "query i sees keys 0 to i + S_k − S_q", "lengths", stray=stray)
-    yield shared.causal(18, 18, "full comes from the last key: keys 16 and 17 are seen from query 17 on", "lengths")
+    yield shared.causal(18, 18, "full_m comes from the last key: keys 16 and 17 are seen from query 17 on", "lengths")
     yield shared.causal(31, 32, "key 16 is first seen by query 16 + S_q − S_k = 15, the last of its block", "lengths")
     yield shared.causal(24, 16, "rows 0 to 7 see no key: exp(s − lse) is inf until the mask clears it", "unseen")
     tensors = shared.draw(1, 1, 48, 16, 16)
@@ -135,15 +135,15 @@ EXERCISE = shared.exercise(
     },
     hints=(
         "Key j is first seen by query j − (S_k − S_q). What does that say about the block's first key, and what about its last?",
-        "start = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M: the block that holds the first query that sees the first key.",
+        "first_m = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M: the block that holds the first query that sees the first key.",
         (
-            "full comes from the last key, tl.minimum(start_n + BLOCK_N, S_k) - 1, rounded up: full = tl.cdiv(tl.maximum(…, 0), BLOCK_M) * "
+            "full_m comes from the last key, tl.minimum(start_n + BLOCK_N, S_k) - 1, rounded up: full_m = tl.cdiv(tl.maximum(…, 0), BLOCK_M) * "
             "BLOCK_M."
         ),
-        "The loop without a mask runs over range(full, S_q, BLOCK_M), the one with it over range(start, tl.minimum(full, S_q), BLOCK_M).",
+        "The loop without a mask runs over range(full_m, S_q, BLOCK_M), the one with it over range(first_m, tl.minimum(full_m, S_q), BLOCK_M).",
     ),
     solution=dkdv_kernel,
-    reasoning="A block of queries before start sees none of the keys, a block from full on sees all of them, so only the few between need "
+    reasoning="A block of queries before first_m sees none of the keys, a block from full_m on sees all of them, so only the few between need "
     "the mask. Where a row sees nothing, its p is exp(s + inf) = inf, and tl.where puts 0 there; such rows never reach the loop without a "
     "mask.",
     more="The package's version, backward.dkdv_kernel, also sums over the query heads of a group, and computes row as int64.",

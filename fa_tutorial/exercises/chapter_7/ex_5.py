@@ -32,10 +32,10 @@ def dq_kernel(
     delta = tl.load(delta_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
-    end = S_k
+    end_n = S_k
     if IS_CAUSAL:  # the keys that the block's last row sees; none where it is negative
-        end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
-    for start_n in range(0, end, BLOCK_N):
+        end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
+    for start_n in range(0, end_n, BLOCK_N):
         k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
         v_tile = load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
         s = scale * dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
@@ -90,7 +90,7 @@ def inputs():
     past = "rows past S_q are loaded: mask lse and delta by offs_m < S_q; a head has tl.cdiv(S_q, BLOCK_M) row blocks"
     yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", edge="ragged")
     yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged", stray=past, edge="ragged")
-    short = "the row sees key 16, alone in the second tile: end is the first key that the last row does not see"
+    short = "the row sees key 16, alone in the second tile: end_n is the first key that the last row does not see"
     yield causal(1, 17, short, "ragged")
     far = "row 0 does not see key 15, and row 1 does: a tile that only the last row sees whole needs the mask"
     yield causal(2, 16, far, "ragged")
@@ -107,7 +107,7 @@ def inputs():
     yield causal(24, 16, "rows that see no key have dq = 0", "unseen", on=", so that rows 0 to 7 see no key")
     q, k, v, do = shared.draw(1, 1, 32, 16, 16)
     do[:, :, :16], do[:, :, 16:], v = 1e30 * do[:, :, :16], 1e-30 * do[:, :, 16:], 1e30 * v  # 0 · inf is NaN
-    unseen = "tiles that no row of the block sees are not read: end is min(start_m + BLOCK_M, S_q) + S_k − S_q"
+    unseen = "tiles that no row of the block sees are not read: end_n is min(start_m + BLOCK_M, S_q) + S_k − S_q"
     on = ", where rows 0 to 15 see no key, and their dp would overflow"
     yield causal(32, 16, unseen, "unseen", on=on, tensors=(q, k, v, do))
     yield shared.half_scores()
@@ -125,7 +125,7 @@ EXERCISE = shared.exercise(
     task="Compute dq: each program keeps one block of queries and loops over the tiles of keys, full or causal.",
     conditions={
         "ragged": "S_q and S_k need not be multiples of the block sizes",
-        "range": "logits may be any finite numbers",
+        "range": "finite logits, however large, give no infinity and no NaN",
         "unseen": "tiles that no row of the block sees are not read; rows that see nothing have lse = −inf, and get dq = 0",
         "half": shared.HALF,
     },

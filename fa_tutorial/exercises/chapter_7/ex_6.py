@@ -1,106 +1,127 @@
-"""Exercise 7.6, FlashAttention."""
+"""Exercise 7.6, one_loop_kernel."""
 
 import torch
 
-from fa_tutorial import backward, forward
-from fa_tutorial.exercises.chapter_7.function import NAMES, FunctionExercise, by_apply
-from fa_tutorial.exercises.chapter_7.shared import Given, draw
-from fa_tutorial.exercises.harness import case
-from fa_tutorial.exercises.inputs import generator
+from fa_tutorial import hardware
+from fa_tutorial.exercises.chapter_7 import shared
+from fa_tutorial.tiles import dot, load_tile, store_tile
+
+triton = hardware.require_triton("Exercise 7.6")
+import triton.language as tl  # noqa: E402
 
 
-class FlashAttention(torch.autograd.Function):
-    """FlashAttention.apply(q, k, v, is_causal, scale) gives o, with gradients for q, k and v."""
+@triton.jit
+def one_loop_kernel(
+    q, k, v, do, dq, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of one block of keys, and its part of dq, a Heads (B, H, S_q, D) of float32 zeros.
 
-    @staticmethod
-    def forward(ctx, q, k, v, is_causal, scale):
-        o, lse = forward.flash_forward(q, k, v, is_causal, scale)
-        ctx.save_for_backward(q, k, v, o, lse)
-        ctx.is_causal, ctx.scale = is_causal, scale
-        return o
+    q, do: Heads (B, H, S_q, D); k, v, dk, dv: Heads (B, H, S_k, D).
+    lse_ptr, delta_ptr: (B, H, S_q) float32, contiguous. Grid: (ceil(S_k / BLOCK_N) · B · H,).
+    """
+    key_blocks = tl.cdiv(S_k, BLOCK_N)
+    start_n = tl.program_id(0) % key_blocks * BLOCK_N
+    batch_head = tl.program_id(0) // key_blocks
+    b, h = batch_head // H, batch_head % H
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, do):
-        q, k, v, o, lse = ctx.saved_tensors
-        dq, dk, dv = backward.flash_backward(q, k, v, o, do, lse, None, ctx.is_causal, ctx.scale)
-        return dq, dk, dv, None, None
+    k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    v_tile = load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    dk_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
+    dv_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
+
+    offs_d = tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    for start_m in range(0, S_q, BLOCK_M):
+        offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+        q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+        do_tile = load_tile(do, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+        lse = tl.load(lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]
+        delta = tl.load(delta_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]
+
+        s_t = scale * dot(k_tile, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
+        p_t = tl.exp(s_t - lse[None, :])  # [BLOCK_N, BLOCK_M]
+        dv_acc = dot(p_t.to(do_tile.dtype), do_tile, dv_acc)  # [BLOCK_N, BLOCK_D]
+        dp_t = dot(v_tile, tl.trans(do_tile))  # [BLOCK_N, BLOCK_M]
+        ds_t = (p_t * (dp_t - delta[None, :])).to(q_tile.dtype)  # [BLOCK_N, BLOCK_M]
+        dk_acc = dot(ds_t, q_tile, dk_acc)  # [BLOCK_N, BLOCK_D]
+
+        dq_part = scale * dot(tl.trans(ds_t), k_tile)  # [BLOCK_M, BLOCK_D]
+        head = dq.ptr + b * dq.strides[0] + h * dq.strides[1]
+        places = head + offs_m[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3]
+        tl.atomic_add(places, dq_part, mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D))
+    store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
+    store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
 
 
-FORWARD, BACKWARD = "flash_forward(q, k, v, is_causal, scale)", "flash_backward(q, k, v, o, do, lse, None, ctx.is_causal, ctx.scale)"
-ORDER = "the gradients come in the order of forward's arguments, dq, dk, dv, and here they come as"
+PART = "scale * dot(tl.trans(ds_t), k_tile)"
 MISTAKES = {
-    "is_causal does not reach flash_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.is_causal", "False")),
-    "scale does not reach flash_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.scale", "q.shape[-1] ** -0.5")),
-    "is_causal does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("is_causal", "False")),
-    "scale does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("scale", "q.shape[-1] ** -0.5")),
-    f"{ORDER} dk, dv, dq": ("return dq, dk, dv,", "return dk, dv, dq,"),
-    f"{ORDER} dq, dv, dk": ("return dq, dk, dv,", "return dq, dv, dk,"),
-    f"{ORDER} dk, dq, dv": ("return dq, dk, dv,", "return dk, dq, dv,"),
-    "flash_backward gets o and do in the wrong order: its fourth and fifth arguments are o, do": (BACKWARD, BACKWARD.replace("o, do,", "do, o,")),
-    "dq and dk are multiplied by scale, which flash_backward has already done": ("return dq, dk,", ("return ctx.scale * dq, ctx.scale * "
-                                                                                                   "dk,")),
-    "do does not reach flash_backward: the gradients are those of o.sum()": (BACKWARD, BACKWARD.replace("do,", "torch.ones_like(o),")),
+    "a store overwrites what other programs have added: use tl.atomic_add": ("tl.atomic_add(", "tl.store("),
+    "dq is without the scale: dq = scale · ds k": (PART, "dot(tl.trans(ds_t), k_tile)"),
+    "dq has the scale twice: dq = scale · ds k": (PART, "scale * scale * dot(tl.trans(ds_t), k_tile)"),
+    "ds is not transposed for dq: dq = scale · ds k, and ds_t is the transpose of ds": (PART, "scale * dot(ds_t, k_tile)"),
+    "dq is made of p here: dq = scale · ds k": (PART, "scale * dot(tl.trans(p_t.to(k_tile.dtype)), k_tile)"),
+    "q stands where k belongs: dq = scale · ds k": (PART, "scale * dot(tl.trans(ds_t), q_tile)"),
+    "every step adds to the first rows of dq: its queries are start_m to start_m + BLOCK_M − 1": (
+        "offs_m[:, None] * dq", "tl.arange(0, BLOCK_M)[:, None] * dq"),
+    "every batch adds to batch 0 of dq: a head's rows start at b · strides[0] + h · strides[1]": ("b * dq.strides[0] + ", ""),
+    "every head adds to head 0 of dq: a head's rows start at b · strides[0] + h · strides[1]": (" + h * dq.strides[1]", ""),
+    "each part of dq is rounded to the inputs' dtype before it is added: keep it in float32": ("places, dq_part,", "places, dq_part.to(k_tile.dtype),"),
 }  # fmt: skip
 
 
-def truth(q, k, v, do, is_causal, scale):
-    given = Given(q, k, v, do, is_causal, scale)
-    s = (scale * q.double() @ k.double().mT).masked_fill(given.hidden, -torch.inf)
-    return torch.softmax(s, -1).nan_to_num() @ v.double(), *given.right.values()
+class OnZeros:
+    """A kernel that finds zeros in dq, its fifth argument."""
+
+    def __init__(self, kernel):
+        self.kernel, self.fn = kernel, kernel.fn
+
+    def __getitem__(self, grid):
+        def launch(*args, **meta):
+            args[4].ptr.zero_()
+            self.kernel[grid](*args, **meta)
+
+        return launch
 
 
-def tolerance(args, part):
-    """In fp16, o, p, ds and the gradients are rounded once each."""
-    q, _, v, do = (x.double() for x in args[:4])
-    size = max(1.0, float(v.abs().max()) * (1.0 if part == "o" else float(do.abs().max()) * float(q.abs().max())))
-    return 1e-5, {torch.float32: 2e-5, torch.float16: 4e-3}[args[0].dtype] * size
-
-
+@shared.with_fresh((16, 32, 16), ragged="ragged")  # one or two programs add to an element, so that a GPU's sums have one order
 def inputs():
-    def attention(sizes, on, otherwise="", do=None, is_causal=False, scale=None, random=None, dtype=torch.float32, **options):
-        q, k, v, weight = (x.to(dtype) for x in draw(*sizes, random))
-        do = weight if do is None else do(weight)
-        return case(q, k, v, do, is_causal, sizes[4] ** -0.5 if scale is None else scale, on=on, otherwise=otherwise, **options)
-
-    small = (1, 1, 4, 4, 4)
-    yield attention(small, "S_q = S_k = D = 4", "flash_backward(q, k, v, o, do, lse, None, is_causal, scale) gives dq, dk, dv")
-    yield attention(small, "is_causal = True, scale = 1", "is_causal and scale reach forward and backward", is_causal=True, scale=1.0)
-    any_strides = "do may have any strides"
-    yield attention(
-        small, "o.sum().backward(), where do has strides of 0", any_strides, lambda do: torch.ones(()).expand(do.shape), edge="strides"
-    )
-    yield attention((2, 2, 4, 4, 4), "do a (B, S, H, D) tensor seen as (B, H, S, D)", any_strides,
-                    lambda do: do.transpose(1, 2).contiguous().transpose(1, 2), edge="strides")  # fmt: skip
-    random = generator()
-    for sizes, dtype, is_causal in (((2, 1, 5, 3, 8), torch.float32, True), ((1, 1, 5, 9, 20), torch.float16, False)):
-        on = f"{str(dtype).removeprefix('torch.')}, (B, H, S_q, S_k, D) = {sizes}, is_causal = {is_causal}"
-        yield attention(sizes, on, is_causal=is_causal, scale=0.3, random=random, dtype=dtype, fresh=True)
+    one = "dq = scale · ds k, with the ds that dk is made of"
+    yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one)
+    yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two blocks of queries", "a step's part belongs to the rows of dq from start_m on")
+    yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", "dq is the sum of what the programs add")
+    yield shared.several_heads("dq, dk and dv")
+    yield shared.narrow()
+    past = "rows past S_q are loaded or written: mask lse, delta and the atomic add by offs_m < S_q"
+    yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of queries may be ragged", stray=past, edge="ragged")
+    yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last block of keys may be ragged", edge="ragged")
+    q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (16, 32, 32, 16))  # p = 1 / 32, and ds = ±1
+    v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 32
+    k[:, :, 0], k[:, :, 2], k[:, :, 16] = 2048, 1, -2048
+    on = "fp16, equal scores, ds k of the two programs is 2049 and −2048"
+    yield shared.given(None, on, "dq is float32, and so is each part of it", tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
 
 
-EXERCISE = FunctionExercise(
+EXERCISE = shared.exercise(
+    outputs=("dq", "dk", "dv"),
+    overlap="several programs store to the same elements of dq: between a load and a store another program may add, so use tl.atomic_add",
     id="7.6",
-    task="Join the forward and the backward kernels in a torch.autograd.Function.",
-    conditions={"strides": "do may have any strides, 0 after o.sum().backward()"},
+    task="Let your kernel of 7.3 compute dq as well: each step adds its part to dq in memory.",
+    conditions={
+        "ragged": "S_q and S_k need not be multiples of the block sizes",
+        "half": "dq is float32, with fp16 and bf16 too",
+    },
     hints=(
-        "forward(ctx, …) keeps tensors by ctx.save_for_backward and other values as attributes of ctx; backward(ctx, do) finds them in "
-        "ctx.saved_tensors. Both are static methods. How many values does backward return?",
-        (
-            "One for each argument of forward: dq, dk, dv, None, None. flash_backward's dlse is the gradient of lse: forward returns o "
-            "alone, so it is None."
-        ),
-        "Put @torch.autograd.function.once_differentiable between @staticmethod and backward: a second derivative then raises.",
+        "Which of the step's tiles does dq need, and which shape must it have on the left of k_tile?",
+        "dq_part = scale * dot(tl.trans(ds_t), k_tile), after ds_t is rounded to the inputs' dtype. It has the rows offs_m.",
+        "The places are dq.ptr + b * dq.strides[0] + h * dq.strides[1] + offs_m[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3].",
+        "tl.atomic_add(places, dq_part, mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D)).",
     ),
-    solution=FlashAttention,
-    reasoning="save_for_backward notices when a saved tensor changes before backward, and frees it afterwards; a tensor set as an "
-    "attribute of ctx escapes both. With lse, backward can compute p again, so no (S_q, S_k) matrix is kept. The kernels leave no graph: "
-    "without once_differentiable, a second derivative would take their results for constants.",
-    more="The package's node, in attention.py, also returns lse, takes its gradient, and leaves out gradients that nobody asks for.",
+    solution=one_loop_kernel,
+    reasoning="s and dp are computed once, so five matmuls are enough. But every block of keys adds to every row of dq, and nobody says in "
+    "which order. For one of dk and dq a computed tile must be transposed, whichever of s and s_t you compute.",
+    more="Chapter 7 compares it with two loops on an H100, in bits and in time.",
     inputs=inputs,
-    truth=truth,
-    rule="o is attention with is_causal and scale, and its gradients are dq, dk and dv, in this order",
-    adapt=by_apply,
+    rule="dq = scale · Σ ds k over the blocks of keys, beside dv = Σ pᵀ do and dk = scale · Σ dsᵀ q",
     mistakes=MISTAKES,
-    parts=("o", *NAMES),
-    tolerance=tolerance,
+    adapt=OnZeros,
 )

@@ -1,4 +1,4 @@
-"""An autograd.Function as an answer, for exercise 7.6: it is run by its apply, and inspected for what it keeps."""
+"""An autograd.Function as an answer, for exercise 7.8: it is run by its apply, and inspected for what it keeps."""
 
 import inspect
 from collections.abc import Mapping

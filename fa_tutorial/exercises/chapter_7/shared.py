@@ -1,4 +1,4 @@
-"""What exercises 7.2 to 7.5 share: what a backward kernel gets and should give, the inputs, and the tolerance."""
+"""What exercises 7.2 to 7.7 share: what a backward kernel gets and should give, the inputs, and the tolerance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUMS = "the sums over blocks are kept in float32: fp16 has no 2,049"
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a backward kernel gets. q, do: (B, H, S_q, D); k, v: (B, H, S_k, D). near: the tolerance, computed unless given.
+    """What a backward kernel gets. q, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D). near: the tolerance, computed unless given.
 
     layouts: of q, k, v and do in memory, as strides_of takes them, in rows that are one element longer than need be.
     """
@@ -43,10 +43,16 @@ class Given:
         S_q, S_k = self.q.shape[2], self.k.shape[2]
         return ~torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q) & self.is_causal
 
+    @property
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """k and v as every query head reads them: (B, H_q, S_k, D)."""
+        group = self.q.shape[1] // self.k.shape[1]
+        return self.k.repeat_interleave(group, 1), self.v.repeat_interleave(group, 1)
+
     @cached_property
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
         """lse and delta, float32."""
-        q, k, v, do = (x.double() for x in (self.q, self.k, self.v, self.do))
+        q, k, v, do = (x.double() for x in (self.q, *self.read, self.do))
         s = (self.scale * (q @ k.mT)).masked_fill(self.hidden, -INF)
         lse = torch.logsumexp(s, -1)
         return lse.float(), (do * (torch.softmax(s, -1) @ v)).sum(-1).masked_fill(lse == -INF, 0.0).float()
@@ -64,39 +70,45 @@ class Given:
             for name, x in self.right.items()
         }
 
-    def launch(self, outputs: tuple[str, ...], one_tile: bool, causal: bool) -> Launch:
-        """How a kernel that gives these gradients is launched. one_tile: it takes no lengths. causal: it takes IS_CAUSAL."""
-        (B, H, S_q, D), S_k, (block_m, block_n, block_d) = self.q.shape, self.k.shape[2], self.blocks
+    def launch(self, outputs: tuple[str, ...], one_tile: bool, causal: bool, grouped: bool) -> Launch:
+        """How a kernel that gives these gradients is launched. one_tile: it takes no lengths. causal: it takes IS_CAUSAL, grouped: GROUP."""
+        (B, H_q, S_q, D), (H_k, S_k) = self.q.shape, self.k.shape[1:3]
+        block_m, block_n, block_d = self.blocks
         inputs = {name: getattr(self, name) for name in ("q", "k", "v", "do")}
         args: list = [In(x, strides_of(x.shape, layout, layout != "bhsd"), as_heads=True)
                       for x, layout in zip(inputs.values(), self.layouts, strict=True)]  # fmt: skip
-        args += [Out(inputs[name[1:]].shape, self.q.dtype, as_heads=True) for name in outputs]
+        added = {"dq"} if len(outputs) == 3 else set()  # by many programs, in float32
+        args += [Out(inputs[name[1:]].shape, torch.float32 if name in added else self.q.dtype, as_heads=True) for name in outputs]
         args += map(In, self.rows)
-        blocks = -(-S_q // block_m) if outputs == ("dq",) else -(-S_k // block_n)
-        meta = {"IS_CAUSAL": self.is_causal} if causal else {}
+        programs = -(-S_q // block_m) * H_q if outputs == ("dq",) else -(-S_k // block_n) * H_k
+        meta = ({"IS_CAUSAL": self.is_causal} if causal else {}) | ({"GROUP": H_q // H_k} if grouped else {})
         meta |= {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d}
-        return Launch((blocks * B * H,), (*args, H, *(() if one_tile else (S_q, S_k)), D, self.scale), meta)
+        return Launch((programs * B,), (*args, H_k, *(() if one_tile else (S_q, S_k)), D, self.scale), meta)
 
 
 def gradients(given: Given, dtype: torch.dtype = torch.float64, size: bool = False) -> dict[str, torch.Tensor]:
     """dq, dk and dv in float64. dtype: p and ds are rounded to it. size: the sums of absolute values instead."""
-    q, k, v, do, lse, delta = (x.double() for x in (given.q, given.k, given.v, given.do, *given.rows))
+    q, k, v, do, lse, delta = (x.double() for x in (given.q, *given.read, given.do, *given.rows))
     dead = given.hidden.all(1)[:, None]  # rows that see nothing may be NaN
     q, do = q.masked_fill(dead, 0.0), do.masked_fill(dead, 0.0)
     p = torch.exp(given.scale * (q @ k.mT) - lse[..., None]).masked_fill(given.hidden, 0.0)
     ds = p * (do @ v.mT - delta[..., None])
     p, ds = p.to(dtype).double(), ds.to(dtype).double()
     p, ds, q, k, do = (x.abs() if size else x for x in (p, ds, q, k, do))
-    return {"dq": given.scale * ds @ k, "dk": given.scale * ds.mT @ q, "dv": p.mT @ do}
+    dk, dv = (x.unflatten(1, (given.k.shape[1], -1)).sum(2) for x in (ds.mT @ q, p.mT @ do))  # over the group
+    return {"dq": given.scale * ds @ k, "dk": given.scale * dk, "dv": dv}
 
 
-def exercise(outputs, one_tile=False, causal=False, **words):
+OVERLAP = "programs store to one another's rows: where do a program's rows start, and which are its b and h?"
+
+
+def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERLAP, **words):
     """An Exercise whose kernel gives these gradients."""
     return Exercise(
         truth=lambda given: tuple(given.right[name] for name in outputs),
-        launch=lambda given: given.launch(outputs, one_tile, causal),
+        launch=lambda given: given.launch(outputs, one_tile, causal, grouped),
         tolerance=lambda args, part: (1e-5, args[0].atol[part]),
-        seen={"overlap": "programs store to one another's rows: where do a program's rows start, and which are its b and h?"},
+        seen={"overlap": overlap},
         **words,
     )
 

@@ -1,0 +1,106 @@
+"""Exercise 7.8, FlashAttention."""
+
+import torch
+
+from fa_tutorial import backward, forward
+from fa_tutorial.exercises.chapter_7.function import NAMES, FunctionExercise, by_apply
+from fa_tutorial.exercises.chapter_7.shared import Given, draw
+from fa_tutorial.exercises.harness import case
+from fa_tutorial.exercises.inputs import generator
+
+
+class FlashAttention(torch.autograd.Function):
+    """FlashAttention.apply(q, k, v, is_causal, scale) gives o, with gradients for q, k and v."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal, scale):
+        o, lse = forward.flash_forward(q, k, v, is_causal, scale)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.is_causal, ctx.scale = is_causal, scale
+        return o
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, do):
+        q, k, v, o, lse = ctx.saved_tensors
+        dq, dk, dv = backward.flash_backward(q, k, v, o, do, lse, None, ctx.is_causal, ctx.scale)
+        return dq, dk, dv, None, None
+
+
+FORWARD, BACKWARD = "flash_forward(q, k, v, is_causal, scale)", "flash_backward(q, k, v, o, do, lse, None, ctx.is_causal, ctx.scale)"
+ORDER = "the gradients come in the order of forward's arguments, dq, dk, dv, and here they come as"
+MISTAKES = {
+    "is_causal does not reach flash_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.is_causal", "False")),
+    "scale does not reach flash_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.scale", "q.shape[-1] ** -0.5")),
+    "is_causal does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("is_causal", "False")),
+    "scale does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("scale", "q.shape[-1] ** -0.5")),
+    f"{ORDER} dk, dv, dq": ("return dq, dk, dv,", "return dk, dv, dq,"),
+    f"{ORDER} dq, dv, dk": ("return dq, dk, dv,", "return dq, dv, dk,"),
+    f"{ORDER} dk, dq, dv": ("return dq, dk, dv,", "return dk, dq, dv,"),
+    "flash_backward gets o and do in the wrong order: its fourth and fifth arguments are o, do": (BACKWARD, BACKWARD.replace("o, do,", "do, o,")),
+    "dq and dk are multiplied by scale, which flash_backward has already done": ("return dq, dk,", ("return ctx.scale * dq, ctx.scale * "
+                                                                                                   "dk,")),
+    "do does not reach flash_backward: the gradients are those of o.sum()": (BACKWARD, BACKWARD.replace("do,", "torch.ones_like(o),")),
+}  # fmt: skip
+
+
+def truth(q, k, v, do, is_causal, scale):
+    given = Given(q, k, v, do, is_causal, scale)
+    s = (scale * q.double() @ k.double().mT).masked_fill(given.hidden, -torch.inf)
+    return torch.softmax(s, -1).nan_to_num() @ v.double(), *given.right.values()
+
+
+def tolerance(args, part):
+    """In fp16, o, p, ds and the gradients are rounded once each."""
+    q, _, v, do = (x.double() for x in args[:4])
+    size = max(1.0, float(v.abs().max()) * (1.0 if part == "o" else float(do.abs().max()) * float(q.abs().max())))
+    return 1e-5, {torch.float32: 2e-5, torch.float16: 4e-3}[args[0].dtype] * size
+
+
+def inputs():
+    def attention(sizes, on, otherwise="", do=None, is_causal=False, scale=None, random=None, dtype=torch.float32, **options):
+        q, k, v, weight = (x.to(dtype) for x in draw(*sizes, random))
+        do = weight if do is None else do(weight)
+        return case(q, k, v, do, is_causal, sizes[4] ** -0.5 if scale is None else scale, on=on, otherwise=otherwise, **options)
+
+    small = (1, 1, 4, 4, 4)
+    yield attention(small, "S_q = S_k = D = 4", "flash_backward(q, k, v, o, do, lse, None, is_causal, scale) gives dq, dk, dv")
+    yield attention(small, "is_causal = True, scale = 1", "is_causal and scale reach forward and backward", is_causal=True, scale=1.0)
+    any_strides = "do may have any strides"
+    yield attention(
+        small, "o.sum().backward(), where do has strides of 0", any_strides, lambda do: torch.ones(()).expand(do.shape), edge="strides"
+    )
+    yield attention((2, 2, 4, 4, 4), "do a (B, S, H, D) tensor seen as (B, H, S, D)", any_strides,
+                    lambda do: do.transpose(1, 2).contiguous().transpose(1, 2), edge="strides")  # fmt: skip
+    random = generator()
+    for sizes, dtype, is_causal in (((2, 1, 5, 3, 8), torch.float32, True), ((1, 1, 5, 9, 20), torch.float16, False)):
+        on = f"{str(dtype).removeprefix('torch.')}, (B, H, S_q, S_k, D) = {sizes}, is_causal = {is_causal}"
+        yield attention(sizes, on, is_causal=is_causal, scale=0.3, random=random, dtype=dtype, fresh=True)
+
+
+EXERCISE = FunctionExercise(
+    id="7.8",
+    task="Join the forward and the backward kernels in a torch.autograd.Function.",
+    conditions={"strides": "do may have any strides, 0 after o.sum().backward()"},
+    hints=(
+        "forward(ctx, …) keeps tensors by ctx.save_for_backward and other values as attributes of ctx; backward(ctx, do) finds them in "
+        "ctx.saved_tensors. Both are static methods. How many values does backward return?",
+        (
+            "One for each argument of forward: dq, dk, dv, None, None. flash_backward's dlse is the gradient of lse: forward returns o "
+            "alone, so it is None."
+        ),
+        "Put @torch.autograd.function.once_differentiable between @staticmethod and backward: a second derivative then raises.",
+    ),
+    solution=FlashAttention,
+    reasoning="save_for_backward notices when a saved tensor changes before backward, and frees it afterwards; a tensor set as an "
+    "attribute of ctx escapes both. With lse, backward can compute p again, so no (S_q, S_k) matrix is kept. The kernels leave no graph: "
+    "without once_differentiable, a second derivative would take their results for constants.",
+    more="The package's node, in attention.py, also returns lse, takes its gradient, and leaves out gradients that nobody asks for.",
+    inputs=inputs,
+    truth=truth,
+    rule="o is attention with is_causal and scale, and its gradients are dq, dk and dv, in this order",
+    adapt=by_apply,
+    mistakes=MISTAKES,
+    parts=("o", *NAMES),
+    tolerance=tolerance,
+)
