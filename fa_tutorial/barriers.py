@@ -245,6 +245,15 @@ def ring_producer(tiles: int, full: Sequence[Barrier], empty: Sequence[Barrier],
         yield arrive(full[stage])
 
 
+def ring_consumer(tiles: int, full: Sequence[Barrier], empty: Sequence[Barrier], units: int = USE) -> Iterator[Action]:
+    """A consumer of a ring, which needs `units` of time for a tile."""
+    for i in range(tiles):
+        stage, parity = i % len(full), i // len(full) % 2
+        yield wait(full[stage], parity)
+        yield use(i, stage, units)
+        yield arrive(empty[stage])
+
+
 def ring_timeline(
     stages: int, tiles: int = TILES, loads: Sequence[int] = LOADS, uses: Sequence[int] = (USE,)
 ) -> list[Event]:
@@ -254,16 +263,8 @@ def ring_timeline(
     consumer.
     """
     full, empty = ring(stages, len(uses))
-
-    def consumer(units: int) -> Iterator[Action]:
-        for i in range(tiles):
-            stage, parity = i % stages, i // stages % 2
-            yield wait(full[stage], parity)
-            yield use(i, stage, units)
-            yield arrive(empty[stage])
-
     names = ["consumer"] if len(uses) == 1 else [f"consumer {c}" for c in range(len(uses))]
-    consumers = {name: consumer(units) for name, units in zip(names, uses, strict=True)}
+    consumers = {name: ring_consumer(tiles, full, empty, units) for name, units in zip(names, uses, strict=True)}
     return run({"producer": ring_producer(tiles, full, empty, loads)} | consumers)
 
 

@@ -16,7 +16,7 @@ from buffers import DTYPES
 from mutants import each, mutant, named, put_in
 
 from fa_tutorial import reference
-from fa_tutorial.hopper import backward, forward, ladder, tile_scheduler
+from fa_tutorial.hopper import backward, forward, ladder, ping_pong, tile_scheduler
 from fa_tutorial.matmul import grouped_tile
 from fa_tutorial.tuned import autotuning
 
@@ -192,7 +192,7 @@ def test_the_small_kernels_are_right(D, dtype):
 
 
 @on_hopper
-@pytest.mark.parametrize("attend", [ladder.attend, ladder.attend_overlapped, ladder.attend_one_by_one], ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize("attend", [ladder.attend, ladder.attend_one_stop], ids=lambda loop: loop.__name__)
 @pytest.mark.parametrize("S", [128, 256, 384, 1152, 4096])
 @pytest.mark.parametrize("D", [64, 128])
 def test_the_plain_forward_is_right(D, S, attend):
@@ -203,6 +203,23 @@ def test_the_plain_forward_is_right(D, S, attend):
         for _ in range(10):
             o = ladder.flash_forward(q, k, v, D**-0.5, attend=attend, stages=stages)
             assert (o - truth).abs().max() <= 2 * (plain - truth).abs().max() + 1e-5
+
+
+@on_hopper
+@causal
+@pytest.mark.parametrize("loop", ping_pong.LOOPS)
+@pytest.mark.parametrize("S", [128, 256, 1152])
+@pytest.mark.parametrize("D", [64, 128])
+def test_the_overlapped_loops_are_right_with_and_without_a_clock(D, S, loop, is_causal):
+    for dtype, stages in itertools.product(DTYPES[:2], (2, 3)):
+        q, k, v = (torch.randn(2, 3, S, D, dtype=dtype, device="cuda") for _ in range(3))
+        truth, _ = reference.attention(q, k, v, is_causal)
+        plain = reference.naive_attention(q, k, v, is_causal)
+        stamps = torch.zeros(6 * S // 128, 2, S // 128, len(ping_pong.STAMPS), dtype=torch.int64, device="cuda")
+        for clock in (None, None, None, stamps) if not is_causal else (None, None, None):
+            o = ping_pong.flash_forward(q, k, v, is_causal, D**-0.5, loop=loop, stages=stages, stamps=clock)
+            assert (o - truth).abs().max() <= 2 * (plain - truth).abs().max() + 1e-5
+        assert (stamps[:, :, 1:].diff(dim=3) > 0).all() or is_causal
 
 
 @on_hopper
@@ -357,7 +374,7 @@ MUTATIONS = {
         "the diagonal is hidden": ("issue_s", "first_seeing", "gl.where(offs_n < sizes.S_k, offs_n - before + 1, 2**30)", GROUPED),
         "keys that are not there are seen": ("issue_s", "first_seeing", "offs_n - before", RAGGED),
         "a block too few": ("key_tile", "first_m 2", "max(start_n + sizes.S_q - sizes.S_k, 0) // BLOCK_M * BLOCK_M + BLOCK_M", GROUPED),
-        "delta is not subtracted": ("one_block", "ds", "p * dp", GROUPED),
+        "delta is not subtracted": ("one_block", "ds_t", "p_t * dp_t", GROUPED),
         "dk without scale": ("consumer", "epilogue", ("epilogue(dk_desc, dv_desc, dk, dv, shared, batch_head // sizes.H_k, batch_head % "
                                                      "sizes.H_k, start_n, turn, C)"), GROUPED),
     },

@@ -4,7 +4,7 @@ import ast
 import json
 
 import pytest
-from right_answers.chapter_9 import attend_one_behind
+from right_answers.chapter_9 import attend_one_behind, attend_that_looks_ahead
 
 import machine_code
 from fa_tutorial import compiling, sass
@@ -51,10 +51,10 @@ def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there()
     """
     found = machine_code.made_in_a_process("hopper_sass.json")
     for stored in (found, sass.stored()):
-        for loop in ("attend_overlapped", "order"):
+        for loop in ("attend_one_stop", "one stop", "ping-pong", "order"):
             wait, exponential = order(loop, stored)
             assert wait < exponential
-        for loop in ("attend", "attend_one_by_one"):
+        for loop in ("attend", "two stops"):
             wait, exponential = order(loop, stored)
             assert wait > exponential
         names = [name for name, _ in stored["backward"]["events"]]
@@ -62,8 +62,12 @@ def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attend", [catalogue.find("9.3").solution, attend_one_behind], ids=lambda loop: loop.__name__)
-def test_right_answers_of_the_gluon_exercise_compile(attend):
+@pytest.mark.parametrize(
+    "attend",
+    [catalogue.find("9.3").solution, catalogue.find("9.4").solution, attend_one_behind, attend_that_looks_ahead],
+    ids=lambda loop: loop.__name__,
+)
+def test_right_answers_of_the_gluon_exercises_compile(attend):
     """They are checked as plain Python: this shows that they are Gluon, too."""
     made = sass.compiled(attend)
     assert ["MUFU.EX2", 66] in made["events"] and made["spills"] == 0

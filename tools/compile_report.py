@@ -110,7 +110,7 @@ def hopper_kernels(capability: int) -> Iterator[Call]:
 
 
 def ladder_kernels(capability: int) -> Iterator[Call]:
-    """Chapter 9's small kernels, and its plain forward with and without overlap."""
+    """Chapter 9's small kernels, and its plain forward's loops."""
     if capability != hardware.HOPPER_CAPABILITY:
         return
     ladder = hopper.ladder
@@ -119,10 +119,15 @@ def ladder_kernels(capability: int) -> Iterator[Call]:
         x = q[0, 0, : ladder.ROWS.value]  # [ROWS, D]
         yield f"{in_words(dtype)} D={D}", partial(ladder.copy, x)
         yield f"{in_words(dtype)} D={D}", partial(ladder.scores, x[:64], x)
-        for attend in (ladder.attend, ladder.attend_overlapped, ladder.attend_one_by_one):
+        for attend in (ladder.attend, ladder.attend_one_stop):
             yield (
                 f"{in_words(dtype)} D={D} {attend.__name__}",
                 partial(ladder.flash_forward, q, k, v, 0.5, attend=attend, stages=3),
+            )
+        for loop, is_causal in itertools.product(hopper.ping_pong.LOOPS, (False, True)):
+            yield (
+                f"{in_words(dtype)} D={D} causal={is_causal} {loop}",
+                partial(hopper.ping_pong.flash_forward, q, k, v, is_causal, 0.5, loop=loop),
             )
 
 

@@ -26,8 +26,8 @@ from fa_tutorial.bench.chapter_8 import TILES
 from fa_tutorial.source import source_of, unwrapped
 from fa_tutorial.tuned import steps
 
-# Of the ladder, of the forward that is used, of chapter 8's, of the backward.
-LOOPS = ("attend", "attend_overlapped", "attend_one_by_one", "order", "tuned", "backward")
+# Of the ladder and its overlapped loops, of the forward that is used, of chapter 8's, of the backward.
+LOOPS = ("attend", "attend_one_stop", *hopper.ping_pong.LOOPS, "order", "tuned", "backward")
 
 
 def disassembled(loop: str) -> str:
@@ -40,6 +40,8 @@ def disassembled(loop: str) -> str:
             steps.flash_forward(q, k, v, False, 0.5, step=steps.LAST, tile=steps.LARGER[sass.D])
         elif loop in hopper.forward.STEPS:
             hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[loop])
+        elif loop in hopper.ping_pong.LOOPS:
+            hopper.ping_pong.flash_forward(q, k, v, False, 0.5, loop=loop)
         else:
             hopper.ladder.flash_forward(q, k, v, 0.5, attend=getattr(hopper.ladder, loop))
     # The backward launches prepare_kernel, backward_kernel, convert_kernel.
@@ -123,7 +125,9 @@ def _without_names(tree: ast.Module) -> ast.Module:
 def loop_fingerprints() -> dict[str, str]:
     """Of the kernel of each of LOOPS."""
     kernels = {"order": hopper.forward.forward_kernel, "backward": hopper.backward.backward_kernel}
-    kernels |= {"tuned": steps.kernel(steps.LAST)}
+    kernels |= {"tuned": steps.kernel(steps.LAST)} | dict.fromkeys(
+        hopper.ping_pong.LOOPS, hopper.ping_pong.forward_kernel
+    )
     return {loop: fingerprint(kernels.get(loop) or getattr(hopper.ladder, loop)) for loop in LOOPS}
 
 

@@ -12,13 +12,15 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from fa_tutorial import hardware, hopper, reference
+from fa_tutorial import hardware, hopper, ledger, reference
 from fa_tutorial.attention import HOPPER_FROM
 from fa_tutorial.bench import chapter_8, peers, results, tables
 from fa_tutorial.bench.cases import GRIDS, MODES, Case
 from fa_tutorial.bench.timing import randn
-from fa_tutorial.warpgroups import TENSOR_FLOPS
+from fa_tutorial.hopper import ping_pong
+from fa_tutorial.warpgroups import KEYS, ROWS, TENSOR_FLOPS
 
 hardware.require_triton("Chapter 9's measurements")
 
@@ -94,10 +96,80 @@ def print_ladder(card: dict[str, Any], *loops: str) -> None:
         print(f"D = {D:3}, S = {S:6,}" + "".join(f"{_rate_and_cycles(card, loop, D, S):>21}" for loop in loops))
 
 
-def _rate_and_cycles(card: dict[str, Any], loop: str, D: int, S: int) -> str:
-    row = results.select(card["kernels"], kernel="ladder", provider=loop, D=D, S_q=S).iloc[0]
-    blocks = row["B"] * row["H_q"] * S**2 / (64 * 128) / card["provenance"]["multiprocessors"]  # an SM's
-    return f"{row['tflops']:.0f} ({row['cycles'] / blocks:,.0f})"
+def _rate_and_cycles(card: dict[str, Any], loop: str, D: int, S: int, is_causal: bool = False) -> str:
+    row = results.select(card["kernels"], kernel="ladder", provider=loop, D=D, S_q=S, is_causal=is_causal).iloc[0]
+    return f"{row['tflops']:.0f} ({_cycles_a_block(card, row):,.0f})"
+
+
+def _cycles_a_block(card: dict[str, Any], row: pd.Series) -> float:
+    """Cycles of an SM for 64 x 128 scores that are seen."""
+    blocks = row["B"] * row["H_q"] * ledger.visible_pairs(row["S_q"], row["S_q"], row["is_causal"]) / (ROWS * KEYS)
+    return row["cycles"] / blocks * card["provenance"]["multiprocessors"]
+
+
+def print_loops(card: dict[str, Any]) -> None:
+    """The overlapped loops with 3 stages at the twelve points, and their mean speed over that of the first."""
+    loops = [f"{loop}, 3 stages" for loop in ping_pong.LOOPS]
+    print("TFLOP/s, fp16 (cycles a block)" + "".join(f"{loop:>21}" for loop in ping_pong.LOOPS))
+    found = results.select(card["kernels"], kernel="ladder")
+    for D, is_causal, S in itertools.product((64, 128), (False, True), (1024, 4096, 16_384)):
+        values = (_rate_and_cycles(card, loop, D, S, is_causal) for loop in loops)
+        print(f"D = {D:3}, {tables.mask(is_causal):6}, S = {S:6,}   " + "".join(f"{value:>21}" for value in values))
+    rates = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops")
+    for loop in loops[1:]:
+        print(f"{loop.split(',')[0]} / one stop, TFLOP/s: {mean_of(rates[loop] / rates[loops[0]])}")
+
+
+def clocked(card: dict[str, Any], loop: str, D: int) -> pd.Series:
+    """A consumer's clock in `loop`, "one stop, 3 stages" for one: "cycles" by part of a block, "stamps" of a few
+    blocks."""
+    return results.select(card["kernels"], kernel="clocked", provider=loop, D=D).iloc[0]
+
+
+def print_clocked(card: dict[str, Any], D: int, *loops: str) -> None:
+    """How many cycles one consumer spends in each part of a block, by its own clock: full, S = 4,096."""
+    print(f"D = {D}, cycles of one consumer   " + "".join(f"{loop:>22}" for loop in loops))
+    rows = [clocked(card, loop, D)["cycles"] for loop in loops]
+    for stamp, part in PARTS_OF_A_BLOCK.items():
+        print(f"{part:32} " + "".join(f"{row[stamp]:22,}" for row in rows))
+    print(f"{'together':32} " + "".join(f"{sum(row.values()):22,}" for row in rows))
+
+
+# From one of ping_pong.STAMPS to the next: what a consumer does meanwhile.
+PARTS_OF_A_BLOCK = {
+    "tiles": "its turn; the clock itself",
+    "turn": "issue, and stop for the matmuls",
+    "stop": "softmax",
+    "softmax": "stop for p v",
+    "end": "rescale, p to fp16, next tiles",
+}
+
+
+def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
+    """Both consumers of one program over a few blocks, a panel for each of `loops`, by their clock."""
+    figure = Figure(figsize=(10, 1.55 * len(loops) + 1.1))
+    panels = figure.subplots(len(loops), 1, sharex=True, squeeze=False)[:, 0]
+    looks = {
+        "tiles": {"facecolor": "white", "hatch": "////"},
+        "turn": {"facecolor": "C0"},
+        "stop": {"facecolor": "C1"},
+        "softmax": {"facecolor": "C2"},
+        "end": {"facecolor": "0.85"},
+    }
+    for ax, loop in zip(panels, loops, strict=True):
+        for c, blocks in enumerate(clocked(card, loop, D)["stamps"]):
+            times = [time for block in blocks for time in block][: -len(ping_pong.STAMPS) + 1]
+            for n, (start, end) in enumerate(itertools.pairwise(times)):
+                look = looks[ping_pong.STAMPS[n % len(ping_pong.STAMPS)]]
+                ax.barh(c, end - start, left=start, height=0.7, edgecolor="black", linewidth=0.5, **look)
+        ax.set_yticks((0, 1), ("consumer 0", "consumer 1"))
+        ax.invert_yaxis()
+        ax.grid(False)
+        ax.set_title(loop.split(",")[0], loc="left")
+    panels[-1].set_xlabel(f"cycles of the SM, D = {D}, full, S = 4,096")
+    handles = [Patch(edgecolor="black", **looks[stamp]) for stamp in looks]
+    figure.legend(handles, PARTS_OF_A_BLOCK.values(), loc="outside lower center", ncols=3)
+    return figure
 
 
 def print_compared(card: dict[str, Any], mode: str) -> None:
@@ -112,14 +184,6 @@ def print_compared(card: dict[str, Any], mode: str) -> None:
         )
     means = (np.exp(np.log(rates["hopper"] / rates[peer]).mean()) for peer in PEERS)
     print(f"hopper / them, geometric mean {'':5}" + "".join(f"{mean:14.2f}" for mean in means))
-
-
-def print_published(card: dict[str, Any]) -> None:
-    """hopper / cuDNN here, and FlashAttention-3 / cuDNN in the paper's Figure 5."""
-    print("full, S = 16,384, TFLOP/s   here: hopper   cuDNN   published: FlashAttention-3   cuDNN   ratios")
-    for D, fa3, cudnn in ((64, 497, 413), (128, 648, 595)):
-        ours, its = (speeds(card)[name][D, False, 16_384] for name in ("hopper", "sdpa_cudnn"))
-        print(f"D = {D:3} {'':25} {ours:8.0f}{its:8.0f} {fa3:30} {cudnn:7}   {ours / its:.2f}, {fa3 / cudnn:.2f}")
 
 
 def profiled_mhz(card: dict[str, Any], provider: str) -> float:
@@ -159,6 +223,9 @@ def print_settled(card: dict[str, Any]) -> None:
         )
 
 
+SHOWN = {"overlap": "s first"}  # what the step is written for, and what it does
+
+
 def draw_steps(card: dict[str, Any]) -> Figure:
     """What each of hopper.forward.STEPS gains at the twelve points, a row each, D = 64 and 128 side by side; print its
     mean, least and most.
@@ -170,7 +237,7 @@ def draw_steps(card: dict[str, Any]) -> Figure:
     all_of_them = rates["hopper"] / rates["tuned"]
     gains = {"hopper / tuned": all_of_them, "roles / tuned": all_of_them / (of["order"] / of["roles"])}
     for step, before in (("overlap", "roles"), ("persistent", "overlap"), ("counter", "overlap"), ("order", "counter")):
-        gains[f"{step} / {before}"] = of[step] / of[before]
+        gains[f"{SHOWN.get(step, step)} / {SHOWN.get(before, before)}"] = of[step] / of[before]
     print("forward, fp16, twelve points: geometric mean, least and most")
     for name, ratios in gains.items():
         print(f"{name:21} {mean_of(ratios)}")

@@ -1,4 +1,4 @@
-"""Runs a consumer written in Gluon as plain Python, for exercise 9.3: each name it uses of Gluon stands for a part of the simulator.
+"""Runs a consumer written in Gluon as plain Python, for exercises 9.3 and 9.4: each name it uses of Gluon stands for a part of the simulator.
 
 Tiles are small float64 tensors. A matmul starts when it is issued and reads its tiles of shared memory until it has been waited for, as
 wgmma does. Producer and other consumer are the protocol's own. They act as early as they can, which shows a stage that is released too
@@ -97,11 +97,13 @@ class Pending:
 
 @dataclass(frozen=True)
 class Play:
-    """blocks of keys through `stages`; early: producer and other consumer act as early as they can, else as late."""
+    """blocks of keys through `stages`; early: producer and other consumer act as early as they can, else as late. overlap: every softmax
+    but the first has p v of the block before beside it."""
 
     blocks: int
     stages: int
     early: bool
+    overlap: bool = False
 
     def __str__(self) -> str:
         return (
@@ -129,6 +131,7 @@ class Stage:
         self.loaded = self.other = 0  # blocks that the producer has loaded, and the other consumer has used
         self.in_flight: list[Pending] = []
         self.issued = {"k": 0, "v": 0}
+        self.softmaxes = 0
 
     # ------------------------------------------------ the other roles
 
@@ -218,6 +221,10 @@ class Stage:
 
         def softmax_step(s, m, l, scale_log2):
             s = done(s, "s") * scale_log2
+            under_way = [(pending.reads.name[-1], pending.block) for pending in self.in_flight]
+            before, self.softmaxes = self.softmaxes - 1, self.softmaxes + 1
+            if self.play.overlap and before >= 0 and ("v", before) not in under_way:
+                self.stop(f"p v of block {before} is not under way when the softmax of block {before + 1} begins")
             m_new = torch.maximum(m, s.amax(1))
             p, alpha = torch.exp2(s - m_new[:, None]), torch.exp2(m - m_new)
             return p, m_new, alpha * l + p.sum(1), alpha.as_subclass(Alpha)

@@ -279,18 +279,18 @@ def one_block(x, dk, dv, block, after, dq_desc, shared, start_n, sizes, scale_lo
               C: gl.constexpr, flags: gl.constexpr, MORE: gl.constexpr, UNDER_DQ: gl.constexpr):  # fmt: skip
     """Adds a block of q to dk, dv and dq, and begins the block `after` it where there is MORE. Returns x, dk, dv.
 
-    UNDER_DQ: x is the block's p, and dv has it already; p of the block after is computed while dq is. Else x is the
-    block's s, and p is computed while dp is.
+    UNDER_DQ: x is the block's p_t, and dv has it already; p_t of the block after is computed while dq is. Else x is the
+    block's s_t, and p_t is computed while dp_t is.
     """
     dtype: gl.constexpr = shared.q.tiles.dtype
-    dp = issue_dp(block, shared, C, UNDER_DQ)
-    p = x if UNDER_DQ else gl.exp2(x * scale_log2)
-    dp = warpgroup_mma_wait(0, [dp])
-    ds = p * dp if UNDER_DQ else p * (dp + row_values(shared.delta, block.n, dp))  # (6.10)
-    ds_pairs = pack(ds, dtype)
+    dp_t = issue_dp(block, shared, C, UNDER_DQ)
+    p_t = x if UNDER_DQ else gl.exp2(x * scale_log2)
+    dp_t = warpgroup_mma_wait(0, [dp_t])
+    ds_t = p_t * dp_t if UNDER_DQ else p_t * (dp_t + row_values(shared.delta, block.n, dp_t))  # (6.10)
+    ds_pairs = pack(ds_t, dtype)
     hand_over(ds_pairs, block.n, shared, C)
     if not UNDER_DQ:
-        dv = issue_dkdv(pack(p, dtype), dv, shared.do, block.n)
+        dv = issue_dkdv(pack(p_t, dtype), dv, shared.do, block.n)
     dk = issue_dkdv(ds_pairs, dk, shared.q, block.n)
     if not UNDER_DQ:
         dv = warpgroup_mma_wait(1, [dv])

@@ -115,12 +115,9 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
 
 
 @gluon.jit
-def attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks,
-                      ONE_BY_ONE: gl.constexpr = False):  # fmt: skip
-    """As attend, with p v of the block before under the softmax of this one (9.3): 2 stages or more.
-
-    ONE_BY_ONE: p v is issued when s is there. Then ptxas leaves the wait for it where it stands.
-    """
+def attend_one_stop(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
+    """As attend, with p v of the block before under the softmax of this one (9.3): 2 stages or more. But ptxas moves
+    the wait for p v up, so this loop stops once, before the softmax, for both matmuls."""
     STAGES: gl.constexpr = k.shape[0]
     mbarrier.wait(full.index(0), 0)
     s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -132,11 +129,8 @@ def attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks
         before = (i - 1) % STAGES
         mbarrier.wait(full.index(stage), parity)
         s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-        if ONE_BY_ONE:
-            s = warpgroup_mma_wait(0, [s])  # [64, ROWS]
         acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
-        if not ONE_BY_ONE:
-            s = warpgroup_mma_wait(1, [s])  # at most one is in flight: s, which was issued first, is done
+        s = warpgroup_mma_wait(1, [s])  # at most one is in flight: s, which was issued first, is done
         p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
         acc, p = warpgroup_mma_wait(0, [acc, p])  # [64, D]
         mbarrier.arrive(empty.index(before), count=1)
@@ -145,11 +139,6 @@ def attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks
     acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)
     acc = warpgroup_mma_wait(0, [acc])
     return l, acc
-
-
-@gluon.jit
-def attend_one_by_one(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
-    return attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, True)
 
 
 @gluon.jit

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, legend, outline, write
+from fa_tutorial.barriers import ring, ring_consumer, ring_producer, run
 from fa_tutorial.warpgroups import KEYS, ROWS, Operation, cycles_per_block, matmul_cycles, timeline
 
 # ---------------------------------------------------------------- warpgroups
@@ -127,6 +128,79 @@ def draw_roles_and_ring() -> Figure:
         "thick arrows: data. The chapter's finished kernel has a ring for k, one for v, and a small one for each consumer's q.",
         ha="left",
     )
+    return figure
+
+
+# ---------------------------------------------------------------- phases and layouts
+
+
+@image("09_phases.png")
+def draw_phases() -> Figure:
+    """The phases of stage 0's two barriers while the ring of two loads three tiles: who ends a phase, who waits for one."""
+    figure, ax = canvas(4.35)
+    full, empty = ring(stages=2)
+    roles = {"producer": ring_producer(3, full, empty), "consumer": ring_consumer(3, full, empty)}
+    events = [event for event in run(roles) if event.action.kind in ("wait", "arrive")]
+    left, unit, tall, last = 1.0, 0.96, 0.5, 8
+    write(ax, 0.1, 0.25, "stage 0 of the ring: its barriers' phases, with their parities", HEAD, ha="left", weight="bold")
+    for name, y, who, colour in (("full[0]", 1.1, "consumer", "green"), ("empty[0]", 2.85, "producer", "purple")):
+        write(ax, 0.1, y + tall / 2, name, ha="left", weight="bold")
+        mine = [event for event in events if event.action.barrier.name == name]
+        ends = [event.end for event in mine if event.action.kind == "arrive"]
+        for phase, (start, end) in enumerate(zip([0, *ends], [*ends, last], strict=True)):
+            text = f"phase {phase}: parity {phase % 2}"
+            share = 0.2 + 0.25 * (phase % 2)
+            box(ax, left + start * unit, y, (end - start) * unit, tall, text if end - start > 1 else f"{phase}", colour, share=share)
+        for end, tile in zip(ends, (0, 2), strict=True):
+            x = left + end * unit
+            arrow(ax, (x, y + tall + 0.32), (x, y + tall), colour)
+            write(ax, x, y + tall + 0.45, f"{'load' if name == 'full[0]' else 'use'} of tile {tile} ends: arrive", size=10)
+        for event in mine:
+            if event.action.kind == "wait":
+                x = left + event.end * unit
+                arrow(ax, (x, y - 0.3), (x, y), dashed=True)
+                text = f"{who}'s wait({event.action.parity}) passes"
+                write(
+                    ax, max(x, left - 0.3) if event.end else left - 0.3, y - 0.42, text, size=10, ha="left" if event.end == 0 else "center"
+                )
+    write(ax, 0.1, 4.15, "wait(parity) passes while the current phase has the other parity. On a fresh barrier that is wait(1).", ha="left")
+    return figure
+
+
+@image("09_slices.png")
+def draw_slices() -> Figure:
+    """Which threads of warp 0 hold row 3 of s, its maximum, and row 3 of acc: layout, SliceLayout, and the other layout."""
+    figure, ax = canvas(4.75)
+    side, top, row = 0.34, 1.05, 3
+
+    def tile(x: float, title: str, layout: str, columns: int) -> None:
+        write(ax, x, 0.25, title, HEAD, ha="left", weight="bold")
+        write(ax, x, 0.55, layout, size=10, ha="left")
+        for r in range(8):
+            for c in range(columns):
+                look = {"colour": "yellow", "share": 0.6} if r == row else {}
+                box(ax, x + c * side, top + r * side, side, side, f"{4 * r + c // 2 % 4}", size=9, **look)
+        write(ax, x + columns * side + 0.16, top + 4 * side, "…")
+
+    tile(0.1, "s, [64, 128]", "layout L", 8)
+    write(ax, 3.85, 0.25, "m, l, alpha, [64]", HEAD, ha="left", weight="bold")
+    write(ax, 3.85, 0.55, "SliceLayout(1, L)", size=10, ha="left")
+    for r in range(8):
+        look = {"colour": "yellow", "share": 0.6} if r == row else {}
+        box(ax, 3.85, top + r * side, 1.5, side, f"{4 * r}, {4 * r + 1}, {4 * r + 2}, {4 * r + 3}", size=9, **look)
+    tile(6.6, "acc, [64, D]", "layout O", 6)
+    y = top + (row + 0.5) * side
+    arrow(ax, (3.1, y), (3.85, y), width=2.2)
+    write(ax, 3.47, y - 0.2, "max", size=10)
+    arrow(ax, (5.35, y), (6.6, y), width=2.2)
+    write(ax, 5.97, y - 0.2, "convert_layout", size=10)
+    lines = (
+        "numbers: the threads of warp 0 that hold an element; rows 0 to 7; yellow: row 3",
+        "A row of s lies in four threads. After the maximum over columns, all four of them hold the result.",
+        "At D = 64, O is another layout than L: its slice has the rows in the same threads, but it is another type.",
+    )
+    for n, text in enumerate(lines):
+        write(ax, 0.1, top + 8 * side + 0.28 + 0.29 * n, text, ha="left")
     return figure
 
 

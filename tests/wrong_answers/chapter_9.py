@@ -3,6 +3,7 @@
 from edits import edit
 
 from fa_tutorial.barriers import load, use
+from fa_tutorial.exercises import catalogue
 
 
 def roles_in_one(tiles, stages, full, empty):
@@ -19,6 +20,7 @@ LOCKSTEP = (
 )
 USED, LATE = "yield arrive(empty[stage])", "if i:\n                yield arrive(empty[(i - 1) % stages])"
 MISSING = "for i in range(1, tiles):\n            stage, parity = i % stages, i // stages % 2\n            yield wait(empty"
+SUM = "        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)\n"
 DQ = "yield use(i, ds_rows(stage, 1 - c))"
 
 WRONG_ANSWERS = (
@@ -69,11 +71,13 @@ WRONG_ANSWERS = (
     edit("9.3", "stage 0 alone", ("i % STAGES,", "0,"), told="which holds block 0, where block 1 is due"),
     edit("9.3", "one matmul under way", ("warpgroup_mma_wait(0, [s])", "warpgroup_mma_wait(1, [s])"),
          told="returns a matmul that is still under way"),
-    edit("9.4", "pairs", ("row_block, -(-keys // block_n))", "row_block)"), told="an entry is of 2 parts"),
-    edit("9.4", "sorted in place", ("return work", "return work.sort()"), told="is the return missing?"),
-    edit("9.4", "a negative number of blocks", ("max(0, end + S_k - S_q)", "end + S_k - S_q"),
-         told="row blocks that see nothing are listed too, with 0 key blocks"),
-    edit("9.4", "keys for key blocks", ("-(-keys // block_n)", "keys"), told="key_blocks is the number of key blocks"),
+    ("9.4", catalogue.find("9.3").solution, "p v of block 0 is not under way when the softmax of block 1 begins"),
+    edit("9.4", "p v issued late", (SUM, ""), ("        acc, p = warpgroup_mma_wait", f"{SUM}        acc, p = warpgroup_mma_wait"),
+         told="leaves the last that was issued, and here that is q kᵀ"),
+    edit("9.4", "no release", ("        mbarrier.arrive(empty.index(before), count=1)\n", ""), told="the stage of the block before is not released"),
+    edit("9.4", "block 0 twice", ("range(1, blocks)", "range(blocks)"), told="a matmul reads stage 0 of k"),
+    edit("9.4", "not jitted", ("@gluon.jit\n", ""), told="put @gluon.jit above it"),
+    edit("9.4", "acc not waited for", ("acc, p = warpgroup_mma_wait(0, [acc, p])", "pass"), told="acc is a matmul that is under way"),
     edit("9.5", "no yield", ("yield ", "", 8), told="each action must be yielded"),
     edit("9.5", "a word", (DQ, 'yield "dq"'), told="yields 'dq', want wait(…)"),
     edit("9.5", "a list waited for", ("wait(ds_full[stage]", "wait(ds_full"), told="consumer 0 waits for a list of barriers"),

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from fa_tutorial import hardware, hopper, reference, tuned
 from fa_tutorial.bench import peers
-from fa_tutorial.bench.cases import GRIDS, Case, Shape, about, literature
+from fa_tutorial.bench.cases import GRIDS, Case, Shape, about
 from fa_tutorial.bench.chapter_8 import POINT, flops_of, graph_of, inputs
 from fa_tutorial.bench.chapter_9 import finished_errors
 from fa_tutorial.bench.measure import measure
@@ -23,7 +24,7 @@ from fa_tutorial.bench.timing import randn
 from measure.chapter_8 import counted_in_turns, counter_row, repeated_us, settled
 
 hardware.require_triton("Chapter 9's measurements")
-from fa_tutorial.hopper import ladder  # noqa: E402
+from fa_tutorial.hopper import ladder, ping_pong  # noqa: E402
 
 
 def hopper_step(step: str) -> peers.Attention:
@@ -47,27 +48,66 @@ def step_cases() -> Iterator[Measurement]:
         yield case.about(), partial(measure, case, attention)
 
 
-LOOPS = {"in turns": ladder.attend, "overlapped": ladder.attend_overlapped, "one by one": ladder.attend_one_by_one}
-LADDER = {  # provider -> what flash_forward takes
-    f"{loop}, {stages} stages": {"attend": attend, "stages": stages}
-    for (loop, attend), stages in itertools.product(LOOPS.items(), (2, 3))
+Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], torch.Tensor]
+LADDER: dict[str, Call] = {
+    f"in turns, {stages} stages": lambda q, k, v, _, scale, stages=stages: ladder.flash_forward(
+        q, k, v, scale, stages=stages
+    )
+    for stages in (2, 3)
+} | {
+    f"{loop}, {stages} stages": partial(ping_pong.flash_forward, loop=loop, stages=stages)
+    for loop, stages in itertools.product(ping_pong.LOOPS, (2, 3))
 }
+FINISHED: dict[str, Call] = {"tuned": tuned.flash_forward, "hopper": hopper.flash_forward}
+AT_ALL_POINTS = [f"{loop}, 3 stages" for loop in ping_pong.LOOPS]
 
 
 def ladder_cases() -> Iterator[Measurement]:
-    """The plain forward's loops, chapter 8's forward and this chapter's, in turns: full, S = 4,096 and 16,384."""
-    for shape in literature((4096, 16_384)):
-        for name in (*LADDER, "tuned", "hopper") if not shape.is_causal else ():
+    """The plain forward's loops, chapter 8's forward and this chapter's, in turns: full, S = 4,096 and 16,384; and the
+    overlapped loops with 3 stages at all twelve points."""
+    for shape in GRIDS["points"].shapes:
+        whole = not shape.is_causal and shape.S_q >= 4096
+        for name in (*LADDER, *FINISHED) if whole else AT_ALL_POINTS:
             yield about(9, "ladder", name, **vars(shape)), lambda shape=shape, name=name: _in_turns(shape)[name]
 
 
 @functools.cache
 def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = inputs(shape)
-    calls = {name: partial(ladder.flash_forward, q, k, v, shape.D**-0.5, **options) for name, options in LADDER.items()}
-    calls["tuned"] = partial(tuned.flash_forward, q, k, v, False, shape.D**-0.5)
-    calls["hopper"] = partial(hopper.flash_forward, q, k, v, False, shape.D**-0.5)
+    whole = not shape.is_causal and shape.S_q >= 4096
+    of = LADDER | FINISHED if whole else {name: LADDER[name] for name in AT_ALL_POINTS}
+    calls = {name: partial(call, q, k, v, shape.is_causal, shape.D**-0.5) for name, call in of.items()}
     return counted_in_turns(calls, flops=flops_of(shape))
+
+
+def clocked_cases() -> Iterator[Measurement]:
+    """When a consumer is where in its loop, by the SM's clock: full, S = 4,096, every loop with 3 stages and with 2."""
+    for D, loop, stages in itertools.product((64, 128), ping_pong.LOOPS, (3, 2)):
+        shape = dataclasses.replace(POINT, D=D, H_q=2048 // D, H_k=2048 // D)
+        yield (
+            about(9, "clocked", f"{loop}, {stages} stages", **vars(shape)),
+            partial(_clocked_row, shape, loop, stages),
+        )
+
+
+def _clocked_row(shape: Shape, loop: str, stages: int) -> dict[str, Any]:
+    """The mean cycles from each of ping_pong.STAMPS to the next, of all blocks in the middle of the loop; and the
+    stamps of both consumers of one program in four blocks, from the first of them on."""
+    q, k, v = inputs(shape)
+    blocks = shape.S_q // ladder.ROWS.value
+    programs = shape.B * shape.H_q * blocks
+    stamps = torch.zeros(programs, 2, blocks, len(ping_pong.STAMPS), dtype=torch.int64, device="cuda")
+    for _ in range(3):
+        ping_pong.flash_forward(q, k, v, False, shape.D**-0.5, loop=loop, stages=stages, stamps=stamps)
+    clock = stamps.cpu()[:, :, 4:-4]
+    until_next = torch.cat([clock[:, :, :-1], clock[:, :, 1:, :1]], dim=3).double().diff(dim=3)
+    each = until_next.sum(3)  # [programs, 2, blocks]
+    usual = (each.mean((1, 2)) - each.mean()).abs().argmin()  # the program whose blocks take the mean time
+    shown = clock[usual, :, 4:9]
+    return {
+        "cycles": dict(zip(ping_pong.STAMPS, until_next.mean((0, 1, 2)).round().int().tolist(), strict=True)),
+        "stamps": (shown - shown.min()).tolist(),
+    }
 
 
 def error_cases() -> Iterator[Measurement]:
@@ -138,4 +178,6 @@ def busy_cases() -> Iterator[Measurement]:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the steps, whose rows are attention's."""
-    return itertools.chain(ladder_cases(), error_cases(), clock_cases(), auto_rule_cases(), busy_cases())
+    return itertools.chain(
+        ladder_cases(), clocked_cases(), error_cases(), clock_cases(), auto_rule_cases(), busy_cases()
+    )

@@ -1,133 +1,96 @@
-"""Exercise 9.4, longest_first."""
+"""Exercise 9.4, attend_overlapped: a consumer's loop whose p v runs under the next softmax."""
 
-import functools
-import math
-import random
-from collections.abc import Iterator
-
+from fa_tutorial.exercises.chapter_9.ex_3 import adapt, truth
+from fa_tutorial.exercises.gluon_play import Play
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.hardware import require_triton
+from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
+
+require_triton("Exercise 9.4")
+from triton.experimental import gluon  # noqa: E402
+from triton.experimental.gluon import language as gl  # noqa: E402
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
 
 
-def longest_first(S_q, S_k, block_m, block_n, heads, is_causal):
-    """[(head, row_block, key_blocks), …], those with the most key blocks first."""
-    work = []
-    for row_block in reversed(range(-(-S_q // block_m))):  # a later block never sees fewer keys (4.6)
-        keys = S_k
-        if is_causal:
-            end = min((row_block + 1) * block_m, S_q)
-            keys = max(0, end + S_k - S_q)  # of the block's last row
-        work += [(head, row_block, -(-keys // block_n)) for head in range(heads)]
-    return work
+@gluon.jit
+def attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
+    """As attend, with p v of a block under the softmax of the next: l, acc. Two stages or more."""
+    STAGES: gl.constexpr = k.shape[0]
+    mbarrier.wait(full.index(0), 0)
+    s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, [s])
+    p, m, l, alpha = softmax_step(s, m, l, scale_log2)
+    p = left_operand(p, acc, v.dtype)
+    for i in range(1, blocks):
+        stage, parity, before = i % STAGES, i // STAGES % 2, (i - 1) % STAGES
+        mbarrier.wait(full.index(stage), parity)
+        k_t = k.index(stage).permute((1, 0))
+        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)
+        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
+        s = warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way
+        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
+        acc, p = warpgroup_mma_wait(0, [acc, p])
+        mbarrier.arrive(empty.index(before), count=1)
+        acc = rescaled(acc, alpha)
+        p = left_operand(p_new, acc, v.dtype)
+    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, [acc])
+    return l, acc
 
 
-ROW_BLOCKS, KEY_BLOCKS, KEYS = "-(-S_q // block_m)", "-(-keys // block_n)", "max(0, end + S_k - S_q)"
-END = "min((row_block + 1) * block_m, S_q)"
+SCORES = "        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)\n"
+SUM = "        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)\n"
+STEP = "        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)\n"
+WAIT = "        acc, p = warpgroup_mma_wait(0, [acc, p])\n"
+RELEASE = "        mbarrier.arrive(empty.index(before), count=1)\n"
 MISTAKES = {
-    "the shortest come first: the longest that is left at the end keeps one multiprocessor busy while the others wait": (
-        f"reversed(range({ROW_BLOCKS}))", f"range({ROW_BLOCKS})"),
-    "each head is in order by itself, and the next head begins with its longest again: the order is across all heads": (
-        "return work", "return sorted(work, key=lambda entry: entry[0])"),
-    "the number of key blocks is rounded down: a ragged block has keys too": (KEY_BLOCKS, "keys // block_n"),
-    "the ragged last row block is left out: the number of row blocks is rounded up": (ROW_BLOCKS, "S_q // block_m"),
-    "is_causal changes nothing: a row block visits the key blocks up to its last row's last key": ("if is_causal:", "if False:"),
-    "the mask starts at the top left: with S_q ≠ S_k the last row sees the last key": (KEYS, "end"),
-    "a row block's first row is asked: its last row sees the most": (END, "row_block * block_m + 1"),
-    "the diagonal is not counted: query i sees key i + S_k − S_q too": (KEYS, "max(0, end - 1 + S_k - S_q)"),
-    "a ragged last row block is taken for a whole one: its last row is S_q − 1": (END, "(row_block + 1) * block_m"),
-    "the row blocks that see nothing are left out: they have 0 key blocks, and somebody must still write their o = 0": (
-        "return work", "return [entry for entry in work if entry[2]]"),
-    "block_m and block_n are exchanged: a row block has block_m rows, a key block block_n keys": [
-        (ROW_BLOCKS, "-(-S_q // block_n)"), (END, "min((row_block + 1) * block_n, S_q)"), (KEY_BLOCKS, "-(-keys // block_m)")],
-    "head and row_block are exchanged: an entry is (head, row_block, key_blocks)": ("(head, row_block, ", "(row_block, head, "),
+    "nothing is under way beside the softmax: issue p v of the block before it, and then wait for the scores alone": (
+        "warpgroup_mma_wait(1, [s])", "warpgroup_mma_wait(0, [s])"),
+    "a wait that leaves one matmul in flight leaves the last that was issued, and here that is q kᵀ: issue p v after it, and before that wait": (
+        SCORES + SUM, SUM + SCORES),
+    "you release the stage before you have waited for p v, which still reads v there": (WAIT + RELEASE, RELEASE + WAIT),
+    "the stage of the block before is not released, though it is free once p v is done, and the producer waits for it": (
+        "empty.index(before)", "empty.index(stage)"),
+    "p belongs to the block before, and you multiply it by this block's v": ("v.index(before), acc", "v.index(stage), acc"),
+    "acc is not rescaled: what was added before must shrink by alpha": ("        acc = rescaled(acc, alpha)\n", ""),
+    "you rescale acc before p v of the block before is in it: that has the old maximum, too": [
+        ("        acc = rescaled(acc, alpha)\n", ""),
+        (STEP, STEP.replace("alpha =", "alpha_new =")),
+        ("        p = left_operand(p_new, acc, v.dtype)\n", "        p, alpha = left_operand(p_new, acc, v.dtype), alpha_new\n"),
+        (SUM, SUM.replace("acc, is", "rescaled(acc, alpha), is"))],
+    "the last p v is missing: the loop adds that of the block before": [
+        ("    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)\n    acc = warpgroup_mma_wait(0, [acc])\n", "")],
+    "you do not wait for full[0] before you read block 0": ("    mbarrier.wait(full.index(0), 0)\n", ""),
+    "the parities flip with every block: a stage's phase grows once a round, i // STAGES": ("i // STAGES % 2", "i % 2"),
 }  # fmt: skip
 
 
-def in_order(work):
-    """What is compared: all entries, in an order of their own, and the key blocks in the order of the work; ties may come in any order."""
-    return tuple(sorted(work)), tuple(entry[2] for entry in work)
-
-
-def truth(S_q, S_k, block_m, block_n, heads, is_causal):
-    last_rows = [min(first + block_m, S_q) - 1 for first in range(0, S_q, block_m)]
-    blocks = [math.ceil((max(0, row + 1 + S_k - S_q) if is_causal else S_k) / block_n) for row in last_rows]
-    work = [(head, row_block, count) for head in range(heads) for row_block, count in enumerate(blocks)]
-    return in_order(sorted(work, key=lambda entry: -entry[2]))
-
-
-def adapt(answer):
-    @functools.wraps(answer)
-    def entries_and_order(*args):
-        work = answer(*args)
-        if not isinstance(work, list | tuple | Iterator):
-            what = "None (is the return missing?)" if work is None else f"a {type(work).__name__}"
-            raise Wrong(f"returns {what}, want a list of (head, row_block, key_blocks)")
-        return in_order([_entry(entry) for entry in work])
-
-    return entries_and_order
-
-
-def _entry(entry):
-    if not isinstance(entry, list | tuple) or len(entry) != 3:
-        parts = f"of {len(entry)} parts" if isinstance(entry, list | tuple) else "no tuple"
-        raise Wrong(f"an entry is {parts}, want (head, row_block, key_blocks)")
-    try:
-        whole = tuple(int(part) for part in entry)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        whole = None
-    if whole is None or any(number != part for number, part in zip(whole, entry, strict=True)):
-        raise Wrong("an entry is not of integers, want (head, row_block, key_blocks)")
-    return whole
-
-
 def inputs():
-    blocks = "key_blocks is the number of key blocks that any row of the block sees a key of"
-    order = "from the most key blocks to the fewest, across all heads"
-    yield case(4, 4, 2, 2, 1, True, otherwise=f"{blocks}, {order}")
-    yield case(1, 1, 1, 1, 1, True, otherwise=blocks)
-    yield case(4, 4, 2, 2, 2, True, otherwise=f"a longer one comes after a shorter one, or a head is missing: {order}")
-    yield case(4, 6, 2, 2, 1, False, otherwise=blocks)
-    yield case(2, 3, 2, 2, 1, False, otherwise=blocks)
-    yield case(3, 3, 1, 2, 1, True, otherwise=blocks)
-    yield case(2, 2, 2, 1, 1, True, otherwise=blocks)
-    yield case(3, 3, 2, 1, 1, True, otherwise=blocks)
-    yield case(2, 5, 1, 1, 1, True, otherwise=blocks)
-    yield case(5, 2, 1, 1, 1, True, otherwise="row blocks that see nothing are listed too, with 0 key blocks")
-    yield case(8, 8, 4, 2, 1, True, otherwise=blocks)
-    yield case(3, 0, 2, 2, 2, False, otherwise="with no key at all every row block has 0 key blocks")
-    yield case(0, 3, 2, 2, 2, True, otherwise="with no query there is no work")
-    for _ in range(30):
-        sizes = [random.randint(1, high) for high in (90, 90, 20, 20)]
-        for is_causal in (False, True):
-            yield case(*sizes, random.randint(1, 4), is_causal, on="a random case", fresh=True)
+    for blocks, stages in ((1, 2), (2, 2), (3, 2), (5, 2), (4, 3)):
+        for early in (False, True):
+            one = Play(blocks, stages, early, overlap=True)
+            yield case(one, on=str(one))
 
 
 EXERCISE = Exercise(
     id="9.4",
-    task="List the work of a persistent kernel, (head, row_block, key_blocks), from the most key blocks to the fewest across all heads; "
-    "ties in any order.",
+    task="Write attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks): attend, with p v of a block under way while "
+    "the next block's softmax is computed; return l, acc.",
     hints=(
-        (
-            "Which row block of a causal head visits the most key blocks, and which the fewest? Where do the other heads' equally long "
-            "ones go?"
-        ),
-        (
-            "The last row of a row block is min((row_block + 1) · block_m, S_q) − 1, and row i sees i + 1 + S_k − S_q keys, none if that "
-            "is negative."
-        ),
-        "fa_tutorial.algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k)[1] is a causal row block's number of key blocks. Go "
-        "through the row blocks from the last to the first, and for each through the heads.",
+        "The softmax of block i needs the scores of block i, and p v of block i − 1 needs none of it. Which of the two matmuls do you issue "
+        "first, so that you can wait for one alone?",
+        "Block 0 has no p v beside it, and the last p v no softmax: one stands before the loop, the other after it. In the loop, wait(1, [s]) "
+        "leaves in flight what was issued last. When is nothing reading the stage of block i − 1 any more?",
+        "In the loop, for block i: wait for full; issue s = q kᵀ; issue acc + p v with the v of block i − 1; warpgroup_mma_wait(1, [s]); "
+        "softmax_step; warpgroup_mma_wait(0, [acc, p]); arrive at empty of block i − 1's stage; rescale acc; make the new p a left operand.",
     ),
-    solution=longest_first,
-    reasoning="Where the next piece of work goes to whoever is free, as in an ordinary grid or by a counter, what is begun last should be "
-    "short, or one multiprocessor works on it while all others are done; where pieces are dealt out beforehand, longest first need not "
-    "help. The key blocks never fall from one row block to the next, so counting row blocks backwards sorts them, and a kernel can do it "
-    "with a division: row_block = row_blocks − 1 − n // heads, head = n % heads.",
+    solution=attend_overlapped,
+    reasoning="Matmuls end in the order in which they were issued, so the scores go first, and a wait that leaves one in flight waits for them "
+    "alone. p v reads v, and p's registers, until the second wait: the release comes after it, and acc is rescaled after it.",
     inputs=inputs,
     truth=truth,
-    rule="each head has its row blocks, each with the number of key blocks that it visits, the most first",
+    rule="each softmax but the first has p v of the block before under way",
     mistakes=MISTAKES,
-    parts=("entries", "order of key_blocks"),
     exact=True,
     adapt=adapt,
 )
