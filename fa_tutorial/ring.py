@@ -179,8 +179,8 @@ class RingAttention(torch.autograd.Function):
     def backward(ctx, do, dlse):
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "ring_attention is once differentiable: leave create_graph=False, for autograd sees no kernel from "
-                "inside"
+                "ring_attention is once differentiable: leave create_graph=False, for autograd sees "
+                "no kernel from inside"
             )
         q, k, v, o, lse = ctx.saved_tensors
         rank, ranks = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -92,20 +91,6 @@ def one_rank_dies(who: int) -> None:
     if dist.get_rank() == who:
         os._exit(1)
     one_rank((1, 2, 2, 32, 16), is_causal=True)
-
-
-def loopback(megabytes: int) -> float:
-    """Bytes a second with which each rank sends to the next, all at once, the best of five."""
-    x = torch.zeros(megabytes * 2**20, dtype=torch.uint8, device=hardware.device())
-    best = 0.0
-    for _ in range(5):
-        dist.barrier()
-        start = time.perf_counter()
-        ring.Passing(x, None, "measuring").wait()
-        if x.is_cuda:
-            torch.cuda.synchronize()
-        best = max(best, x.nbytes / (time.perf_counter() - start))
-    return best
 
 
 # ---------------------------------------------------------------- other ways to share a sequence, forward alone

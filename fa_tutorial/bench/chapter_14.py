@@ -130,21 +130,34 @@ def print_errors(card: dict[str, Any], *kinds: str) -> None:
 
 
 def print_speeds(card: dict[str, Any]) -> None:
-    """TFLOP/s of SPEEDS at the twelve points, and the geometric means of FP8 over chapter 9's fp16."""
-    print(
-        f"{'TFLOP/s':28}"
-        + "".join(
-            f"{name.split(',')[0]:>12}" for name in ("FP8", "+ quantiser", "+ rotation", "fp16", "cuDNN", "matmul")
-        )
-    )
-    shown = ("fp8", "fp8 and quantiser", "fp8, rotation and quantiser", "hopper", "sdpa_cudnn", "matmul, blocks")
+    """How many times as fast as chapter 9's fp16 the three ways are at the twelve points, what the quantiser adds,
+    and the geometric means."""
+    ways = list(SPEEDS)[:3]
+    heads = f"{'FP8':>12}{'+ quantiser':>13}{'+ rotation':>13}{'quantiser':>15}{'+ rotation':>15}"
+    print(f"{'times fp16, chapter 9':28}{heads}")
     for D, is_causal, S in itertools.product((64, 128), (False, True), LENGTHS):
-        cells = "".join(f"{tflops(card, name, D, S, is_causal):12.0f}" for name in shown)
-        print(f"D = {D:3}, {mask(is_causal):6}, S = {S:6,}   {cells}")
-    for D, name in itertools.product((64, 128), shown[:3]):
+        point = {"D": D, "S": S, "is_causal": is_causal}
+        fp16 = tflops(card, "hopper", **point)
+        gains = [tflops(card, name, **point) / fp16 for name in ways]
+        extra = quantiser_us(card, **point)
+        print(
+            f"D = {D:3}, {mask(is_causal):6}, S = {S:6,}{gains[0]:12.2f}{gains[1]:13.2f}{gains[2]:13.2f}"
+            f"{extra[0]:12.0f} µs{extra[1]:12.0f} µs"
+        )
+    points = itertools.product((64, 128), LENGTHS, (False, True))
+    print(f"{'median':66}{np.median([quantiser_us(card, *point)[0] for point in points]):12.0f} µs")
+    for D, name in itertools.product((64, 128), ways):
         print(
             f"D = {D:3}, {SPEEDS[name]}: {speedup(card, name, D):.2f} times fp16 (geometric mean, S = 4,096 and 16,384)"
         )
+
+
+def quantiser_us(card: dict[str, Any], D: int, S: int, is_causal: bool) -> tuple[float, float]:
+    """Microseconds that the quantiser adds to the kernel alone, without and with the rotation."""
+    alone, quantised, rotated = (
+        row(card, kernel="speed", provider=name, D=D, S_q=S, is_causal=is_causal)["ms"] for name in list(SPEEDS)[:3]
+    )
+    return 1000 * (quantised - alone), 1000 * (rotated - alone)
 
 
 def speedup(card: dict[str, Any], name: str, D: int) -> float:

@@ -176,9 +176,10 @@ def half_of(l):
 @gluon.jit
 def next_block(q, m, l, acc, v_scale, zeros, ones, shared, n, seen, row_scale, k_scales, v_scales, j,
                MASK: gl.constexpr):  # fmt: skip
-    """Block j of keys, the n-th use of the rings, joins m, l and acc. Returns them and this block's scale of v.
+    """Block j of keys, the n-th use of the rings, joins m, l and acc. Returns them, and this block's
+    scale of v, which is now acc's unit.
 
-    That scale is now acc's unit. The tensor core adds up this block of keys, and float32 the blocks (14.7).
+    The tensor core adds up this block of keys, and float32 the blocks (14.7).
     """
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=4)
     scale_log2 = row_scale * gl.load(k_scales + j)
@@ -188,7 +189,8 @@ def next_block(q, m, l, acc, v_scale, zeros, ones, shared, n, seen, row_scale, k
     p, m, alpha = softmax_step(s, m, scale_log2, seen, MASK)
     p = fp8_operand(p, P_LAYOUT)  # [ROWS, BLOCK_N]
     columns = consumer_wait(shared.v, n)  # [D, BLOCK_N]
-    new_l, new = warpgroup_mma_wait(0, [issue_pv(p, ones), issue_pv(p, columns)])  # [ROWS, ONES], [ROWS, D]
+    # [ROWS, ONES], [ROWS, D]
+    new_l, new = warpgroup_mma_wait(0, [issue_pv(p, ones), issue_pv(p, columns)])
     consumer_release(shared.v, n)
     l = rescaled(l, alpha, half_of(new_l))
     acc = rescaled(acc, alpha * (v_scale / new_scale), new)

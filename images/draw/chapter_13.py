@@ -27,7 +27,7 @@ def draw_ring() -> Figure:
     for begin, end in (((2.8, 0.75), (3.25, 1.42)), ((3.25, 2.3), (2.8, 2.97)), ((1.3, 2.97), (0.85, 2.3)), ((0.85, 1.42), (1.3, 0.75))):
         arrow(ax, begin, end, curve=-0.2, width=2)
     write(ax, 2.05, 1.86, "k, v", HEAD, weight="bold")
-    left, top, wide, high = 4.75, 0.85, 0.95, 0.5
+    left, top, wide, high = 4.98, 0.85, 0.95, 0.5
     write(ax, left + 2 * wide, 0.2, "whose k and v are where", HEAD, weight="bold")
     for rank in range(RANKS):
         write(ax, left + (rank + 0.5) * wide, top - 0.22, f"rank {rank}", BODY)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, arrow, box, canvas, image, legend, write
-from fa_tutorial.fp8 import key_order
+from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, image, legend, outline, write
+from fa_tutorial.fp8 import key_order, tensor_core_sum
+from fa_tutorial.fp8.model import KEPT_BITS
 
 THREADS = ("blue", "orange", "green", "purple")  # of four neighbouring threads
 KEYS = 16
@@ -72,7 +74,7 @@ def draw_one_block() -> Figure:
     box(ax, 0.15, 1.75, 1.25, 0.75, "kᵀ\n[D, 128]", **eight)
     box(ax, 2.3, 1.15, 1.45, 0.75, "s\n[64, 128]", **wide)
     box(ax, 4.65, 1.15, 1.45, 0.75, "p · 2⁸\n[64, 128]", **eight)
-    box(ax, 4.65, 2.6, 1.45, 0.75, "v\n[128, D]", **eight)
+    box(ax, 4.65, 2.6, 1.45, 0.75, "vᵀ\n[D, 128]", **eight)
     box(ax, 4.65, 0.1, 1.45, 0.6, "ones [128, 8]", **eight)
     box(ax, 7.3, 1.95, 1.5, 0.85, "acc\n[64, D]", **wide)
     box(ax, 7.3, 0.45, 1.5, 0.75, "l\n[64]", **wide)
@@ -83,11 +85,40 @@ def draw_one_block() -> Figure:
     for x, y, text in ((3.0, 0.75, "4 wgmmas for D = 128"), (4.2, 2.25, "scales, exp2,\nround"), (8.05, 1.58, "4 wgmmas each,\nfrom 0")):
         write(ax, x, y, text)
     write(ax, 8.05, 3.05, "· alpha, + in float32", BODY)
-    write(ax, 0.77, 2.75, "a scale for each\n128 rows", BODY)
+    write(ax, 0.15, 3.6, "q, k and v: one scale for 128 rows", BODY, ha="left")
     write(ax, 5.37, 3.6, "keys in an order of ours", BODY)
     legend(ax, 4.2, ((0.15, eight, "e4m3, 8 bits"), (2.0, wide, "float32")))
     arrow(ax, (3.55, 4.2), (4.05, 4.2), "blue")
     write(ax, 4.15, 4.2, "tensor cores", ha="left")
     arrow(ax, (5.65, 4.2), (6.15, 4.2), "vermilion")
     write(ax, 6.25, 4.2, "all other units", ha="left")
+    return figure
+
+
+@image("14_cut.png")
+def draw_cut() -> Figure:
+    """The sum so far and two products in binary, one below the other: the columns that are kept, and the bits that are cut off."""
+    figure, ax = canvas(3.05)
+    factors, acc = ((1.125, 1.125), (0.140625, 0.40625)), 300.5
+    leading, least = 8, -11
+    last = leading - KEPT_BITS
+    kept = [2.0**last * int(a * b / 2.0**last) for a, b in factors]
+    a, b = torch.tensor(factors, dtype=torch.float64).T[:, None]
+    assert tensor_core_sum(a, b, torch.tensor([[acc]], dtype=torch.float64)).item() == acc + sum(kept)
+    left, side = 2.55, 0.315
+    for power in range(leading, least - 1, -1):
+        if (power % 4 == 0 and power != last + 1) or power == last:
+            write(ax, left + (leading - power + 0.5) * side, 0.62, f"$2^{{{power}}}$")
+    write(ax, left + 7 * side, 0.25, f"{KEPT_BITS + 1} bits are kept", BODY)
+    write(ax, left + 17 * side, 0.25, "cut off", BODY)
+    names = (f"the sum so far, {acc:g}", *(f"a product, {a * b:.5g}" for a, b in factors), f"the new sum, {acc + sum(kept):.5g}")
+    for row, (name, value) in enumerate(zip(names, (acc, *(a * b for a, b in factors), acc + sum(kept)), strict=True)):
+        y = 0.8 + row * 0.5 + 0.12 * (row == 3)
+        write(ax, left - 0.15, y + side / 2, name, BODY, ha="right")
+        for power in range(leading, least - 1, -1):
+            bit, x = int(value / 2.0**power) % 2, left + (leading - power) * side
+            blank = value < 2.0**power or not value % 2.0 ** (power + 1)
+            look = {"colour": "sky", "share": 0.5} if power >= last else {"colour": "vermilion", "share": 0.35, "hatch": MASKED}
+            box(ax, x, y, side, side, "" if blank else str(bit), **({} if blank else look))
+    outline(ax, left, 0.72, (KEPT_BITS + 1) * side, 2.1)
     return figure

@@ -50,20 +50,26 @@ def chunks_for_other_ranks(rank, ranks):
     return ranks - 1 - rank, ranks + rank
 
 
-def backward_that_sends_first(q, k, v, o, do, lse, ranks):
-    dq, dkv = torch.zeros_like(q), torch.zeros_like(torch.stack((k, v)))
-    for _ in range(ranks):
-        k, v, dkv = yield k, v, dkv
-        dq_part, *dkv_part = attention_backward(q, k, v, o, do, lse)
-        dq, dkv = dq + dq_part, dkv + torch.stack(dkv_part)
+def backward_of_stacked_gradients(q, k, v, o, do, lse, ranks):
+    dq, *dkv = attention_backward(q, k, v, o, do, lse)
+    kv, dkv = torch.stack((k, v)), torch.stack(dkv)
+    for step in range(ranks):
+        if step < ranks - 1:
+            kv, dkv = yield kv, dkv
+            dq_part, *parts = attention_backward(q, *kv, o, do, lse)
+            dq, dkv = dq + dq_part, dkv + torch.stack(parts)
+        elif ranks > 1:
+            dkv = yield dkv
     return dq, *dkv
 
 
-def backward_without_the_last_keys(q, k, v, o, do, lse, ranks):
+def backward_step_by_step(q, k, v, o, do, lse, ranks):
+    """k and v first, then what is known of their gradients, in messages of their own."""
     dq, dk, dv = attention_backward(q, k, v, o, do, lse)
     for _ in range(1, ranks):
-        k, v, dk, dv = yield k, v, dk, dv
+        k, v = yield k, v
         parts = attention_backward(q, k, v, o, do, lse)
+        dk, dv = yield dk, dv
         dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), parts, strict=True))
     dk, dv = yield dk, dv
     return dq, dk, dv
@@ -81,6 +87,6 @@ RIGHT_ANSWERS = (
          ("    if owner == rank:\n        return 0, rows, True\n    if owner < rank:\n        return 0, rows // 2, False\n    return rows // 2, rows, False",
           "    later, earlier = owner > rank, owner < rank\n    return later * (rows // 2), rows - earlier * (rows // 2), not (later or earlier)")),
     edit("13.6", "by times", ("H_k * itemsize * flops / (H_q * bandwidth)", "(2 * H_k * D * itemsize / bandwidth) / (2 * H_q * D / flops)")),
-    ("13.7", backward_that_sends_first),
-    ("13.7", backward_without_the_last_keys),
+    ("13.7", backward_of_stacked_gradients),
+    ("13.7", backward_step_by_step),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 import torch
 from edits import edit
 
+from fa_tutorial.algorithm import attention_backward
 from fa_tutorial.exercises.chapter_13.played import attend
 
 
@@ -26,7 +27,26 @@ def ring_that_stores_all_shards(q, k, v, ranks):
     return attend(q, k, v)
 
 
-YIELD, LOOP, TILE = "k, v = yield k, v", "for _ in range(1, ranks):", "attention_backward(q, k, v, o, do, lse)"
+def backward_where_keys_come_home(q, k, v, o, do, lse, ranks):
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for _ in range(ranks):
+        parts = attention_backward(q, k, v, o, do, lse)
+        dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), parts, strict=True))
+        k, v, dk, dv = yield k, v, dk, dv
+    return dq, dk, dv
+
+
+def backward_where_queries_travel(q, k, v, o, do, lse, ranks):
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for _ in range(ranks):
+        parts = attention_backward(q, k, v, o, do, lse)
+        dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), parts, strict=True))
+        q, o, do, lse, dq = yield q, o, do, lse, dq
+    return dq, dk, dv
+
+
+YIELD, LOOP = "k, v = yield k, v", "for _ in range(1, ranks):"
+YIELD_ALL, HOME = "k, v, dk, dv = yield k, v, dk, dv", "dk, dv = yield dk, dv\n"
 WRONG_ANSWERS = (
     edit("13.1", "a float", ("(rank - step) % ranks", "(rank - step) / ranks"), told="owner(2, 0, 4) gives 0.5, want 2"),
     edit("13.1", "the next rank", ("rank - step", "rank + 1 - step"), told="in step 0 each rank holds its own keys"),
@@ -47,10 +67,15 @@ WRONG_ANSWERS = (
     edit("13.4", "one chunk", ("rank, 2 * ranks - 1 - rank", "rank"), told="chunks_of(0, 1) gives 0, want two whole numbers"),
     edit("13.5", "slices", ("return 0, rows, True", "return slice(0, None), slice(0, rows), True"), told="a rank's own rows are in order"),
     edit("13.5", "two numbers", (", True", ""), (", False", "", 2), told="want a tuple (first, end, is_causal)"),
+    edit("13.5", "floats", ("rows // 2", "rows / 2", 2), told="whole numbers, to slice with, so use //"),
     edit("13.6", "for o as well", ("H_k * itemsize", "(H_k + H_q) * itemsize"), told="pairs of 4 FLOPs take as long"),
     edit("13.6", "rounded up", ("return H_k * itemsize * flops / (H_q * bandwidth)", "return -(-(H_k * itemsize * flops) // (H_q * bandwidth))"), told="don't round"),
-    edit("13.7", "its own part alone", (TILE, f"({TILE} if _ == 0 else (dq, dk, dv))"), told="gradients"),
-    edit("13.7", "ends early", ("for _ in range(ranks):", "for _ in range(ranks - 1):"), told="k"),
+    edit("13.7", "its own keys alone", (YIELD_ALL, "_, _, dk, dv = yield k, v, dk, dv"), told="two ranks: a rank's keys get gradients from both"),
+    edit("13.7", "ends early", (LOOP, "for _ in range(2, ranks):"), told="two ranks: a rank's keys get gradients from both"),
     edit("13.7", "dq alone", ("return dq, dk, dv", "return dq"), told="each rank returns a tuple (dq, dk, dv)"),
+    ("13.7", backward_where_keys_come_home, "k and v travel home as well, where nobody needs them"),
+    edit("13.7", "twice around", (HOME.strip(), "for _ in range(ranks + 1):\n        dk, dv = yield dk, dv"), told="the gradients go around once more"),
+    ("13.7", backward_where_queries_travel, "tensors sent"),
+    edit("13.7", "in bf16", (YIELD_ALL, f"{YIELD_ALL}\n        dk, dv = dk.bfloat16().double(), dv.bfloat16().double()"), told="rounded to 16 bits"),
 )  # fmt: skip
 assert torch  # the edits' names

@@ -102,7 +102,7 @@ def adapt(answer):
 
             return watched() if hasattr(program, "send") else program
 
-        results = played.play(counted, (q, k, v), ranks)
+        results, _ = played.play(counted, (q, k, v), ranks)
         return *played.joined(results, ("o", "lse")), torch.tensor(max(sends))
 
     return on_all_ranks

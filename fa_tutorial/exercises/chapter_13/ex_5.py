@@ -1,11 +1,13 @@
 """Exercise 13.5, tile_of."""
 
+import functools
 import random
 
 import torch
 
 from fa_tutorial import ring
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong, show
 
 
 def tile_of(rank, owner, rows):
@@ -48,6 +50,20 @@ def truth(rank, owner, rows):
     return first, end, not bool(seen[first:, :end].all())
 
 
+def adapt(answer):
+    """The answer. Wrong where it counts rows by floats, with which nobody can slice."""
+
+    @functools.wraps(answer)
+    def whole(rank, owner, rows):
+        tile = answer(rank, owner, rows)
+        if isinstance(tile, tuple | list) and any(isinstance(x, float) for x in tile[:2]):
+            call = f"tile_of({rank}, {owner}, {rows})"
+            raise Wrong(f"{call} gives {show(tuple(tile))}: first and end are whole numbers, to slice with, so use //")
+        return tile
+
+    return whole
+
+
 def inputs():
     yield case(1, 1, 4, otherwise="a rank's own rows are in order, so its own tile is causal attention as always")
     yield case(2, 1, 4, otherwise="an earlier owner: its first chunk comes before both chunks of queries, and its second one after both")
@@ -77,4 +93,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("first", "end", "is_causal"),
     exact=True,
+    adapt=adapt,
 )

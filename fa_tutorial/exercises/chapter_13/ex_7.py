@@ -14,48 +14,55 @@ def backward_rank(q, k, v, o, do, lse, ranks):
 
     q, k, v: this rank's shards; o, lse: its result of the forward ring; do: the gradient of o.
     """
-    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for _ in range(ranks):
+    dq, dk, dv = attention_backward(q, k, v, o, do, lse)
+    for _ in range(1, ranks):
+        k, v, dk, dv = yield k, v, dk, dv
         dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, lse)
         dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part
-        k, v, dk, dv = yield k, v, dk, dv
+    dk, dv = yield dk, dv
     return dq, dk, dv
 
 
-LOOP, YIELD, TILE = "for _ in range(ranks):", "k, v, dk, dv = yield k, v, dk, dv", "attention_backward(q, k, v, o, do, lse)"
+YIELD, HOME, TILE = "k, v, dk, dv = yield k, v, dk, dv", "    dk, dv = yield dk, dv\n", "attention_backward(q, k, v, o, do, lse)"
+OWN_LSE, OWN_O = "played.attend(q, k, v)[1]", "played.attend(q, k, v)[0]"
 MISTAKES = {
-    "the gradients stop one rank before home: after ranks − 1 steps a rank holds those of the rank after it, so they need one step more": [
-        (LOOP, "for step in range(ranks):"), (YIELD, f"if step < ranks - 1:\n            {YIELD}")],
-    "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": (
-        YIELD, "k, v = yield k, v"),
+    "the gradients stop one rank before home: after ranks − 1 steps a rank holds those of the rank after it, so they need one step more": (HOME, ""),
+    "k and v travel home as well, where nobody needs them: the last step is for dk and dv alone": (HOME, "    _, _, dk, dv = yield k, v, dk, dv\n"),
+    "the gradients go around once more than they need: after ranks steps they are home": (HOME, "    for _ in range(ranks + 1):\n        dk, dv = yield dk, dv\n"),
+    "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": [
+        (YIELD, "k, v = yield k, v"), (HOME, "")],
     "the part's own o and lse give weights that add up to 1 over this shard alone: take the whole row's": (
-        TILE, "attention_backward(q, k, v, played.attend(q, k, v)[0], do, played.attend(q, k, v)[1])"),
+        TILE, f"attention_backward(q, k, v, {OWN_O}, do, {OWN_LSE})", 2),
     "the part's own lse gives weights that add up to 1 over this shard alone: take the whole row's": (
-        TILE, "attention_backward(q, k, v, o, do, played.attend(q, k, v)[1])"),
-    "the part's own o gives a delta of this shard alone: take the whole row's": (TILE, "attention_backward(q, k, v, played.attend(q, k, v)[0], do, lse)"),
-    "dq travels away with the keys: q stays, and so does dq": (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"),
+        TILE, f"attention_backward(q, k, v, o, do, {OWN_LSE})", 2),
+    "the part's own o gives a delta of this shard alone: take the whole row's": (TILE, f"attention_backward(q, k, v, {OWN_O}, do, lse)", 2),
+    "dq travels away with the keys: q stays, and so does dq": [
+        (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), (HOME, "    dq, dk, dv = yield dq, dk, dv\n")],
     "dk and dv are overwritten in each step: add to what the earlier ranks have put in": (
         "dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk_part, dv_part"),
     "dq is overwritten in each step: add up what all shards give": ("dq + dq_part, dk + dk_part", "dq_part, dk + dk_part"),
     "only the rank's own keys are used: take what yield gives": (YIELD, "yield k, v, dk, dv"),
     "dk and dv arrive as each other": (YIELD, "k, v, dv, dk = yield k, v, dk, dv"),
+    "dk and dv are rounded to 16 bits in each step, so errors of all ranks add up: keep the running gradients as wide as they come": (
+        YIELD, f"{YIELD}\n        dk, dv = dk.bfloat16().to(k.dtype), dv.bfloat16().to(v.dtype)"),
 }  # fmt: skip
 
 
 def truth(q, k, v, do, ranks):
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     o, _ = played.attend(*leaves)
-    return torch.autograd.grad(o, leaves, do)
+    return *torch.autograd.grad(o, leaves, do), torch.tensor(4 * ranks - 2 if ranks > 1 else 0)
 
 
 def adapt(answer):
-    """The answer's program on every rank, after a forward pass: dq, dk and dv of the whole sequence."""
+    """The answer's program on every rank, after a forward pass: dq, dk and dv of the whole sequence, and how many tensors as large as
+    a shard of k a rank sends (none are counted where there's one rank)."""
 
     @functools.wraps(answer)
     def ring(q, k, v, do, ranks):
         o, lse = played.attend(q, k, v)
-        results = played.play(answer, (q, k, v, o, do, lse), ranks)
-        return played.joined(results, ("dq", "dk", "dv"))
+        results, sent = played.play(answer, (q, k, v, o, do, lse), ranks)
+        return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(max(sent) * ranks / k.nbytes if ranks > 1 else 0.0)
 
     return ring
 
@@ -79,16 +86,16 @@ EXERCISE = Exercise(
     hints=(
         "q, do and dq stay. k and v travel as before. Where must the gradients of the keys be when the next rank wants to add to them?",
         "They travel with their keys: k, v, dk, dv = yield k, v, dk, dv. After how many steps are they home?",
-        "Add this pair's three gradients first, then pass on, `ranks` times. o and lse are the whole row's, as they came in.",
+        "Begin with the own pair. Then ranks − 1 times pass on all four and add the next pair's gradients. Last, dk and dv go home alone.",
     ),
     solution=backward_rank,
     reasoning="A pair's p = exp(s − lse) and ds = p ∘ (dp − delta) need the whole row's lse and delta, which the rank kept from its forward. dq gathers where its "
-    "queries are. dk and dv gather on their way around the ring; after `ranks` steps they have visited everybody and are home.",
-    more="The package's version, ring.ring_attention's backward, doesn't send k and v in the last step, and overlaps sending with computing.",
+    "queries are. dk and dv gather on their way around the ring; after `ranks` steps they have visited everybody and are home. k and v needn't make the last step.",
+    more="The package's version, ring.ring_attention's backward, overlaps sending with computing.",
     inputs=inputs,
     truth=truth,
-    rule="each rank adds its part to dq, which stays, and to dk and dv, which travel with their keys until they are home",
+    rule="each rank adds its part to dq, which stays, and to dk and dv, which travel with their keys until they are home; k and v take ranks − 1 steps",
     mistakes=MISTAKES,
-    parts=("dq", "dk", "dv"),
+    parts=("dq", "dk", "dv", "tensors sent"),
     adapt=adapt,
 )

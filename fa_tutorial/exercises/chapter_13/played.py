@@ -17,14 +17,13 @@ def attend(q, k, v, is_causal=False):
     return reference.attention(q, k, v, is_causal)
 
 
-def play(answer: Callable, tensors: tuple[torch.Tensor, ...], ranks: int) -> list:
-    """What answer(*shards, ranks) returns on each rank: shards in plain order. Wrong where it is no program that returns a tuple."""
+def play(answer: Callable, tensors: tuple[torch.Tensor, ...], ranks: int) -> tuple[list, list[int]]:
+    """What answer(*shards, ranks) returns on each rank, and the bytes that each sends: shards in plain order. Wrong where it is no program."""
     shards = zip(*(x.chunk(ranks, dim=2) for x in tensors), strict=True)
     programs = [answer(*(x.clone() for x in mine), ranks) for mine in shards]
     if not all(map(inspect.isgenerator, programs)):
         raise Wrong("there is no yield in it: k, v = yield k, v sends k and v to the next rank, and receives those of the one before")
-    results, _ = ring.play(programs)
-    return results
+    return ring.play(programs)
 
 
 def joined(results: list, names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:

@@ -41,7 +41,7 @@ class ByHand(Operations):
 
     def __init__(self, x):
         super().__init__()
-        self.converted = False
+        self.converted, self.dtype = False, x.dtype
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -50,7 +50,10 @@ class ByHand(Operations):
         return result
 
     def complaint(self, result):
-        return "PyTorch's conversion to e4m3 rounds the numbers here: find the step and round by hand" if self.converted else ""
+        if self.converted:
+            return "PyTorch's conversion to e4m3 rounds the numbers here: find the step and round by hand"
+        dtype = getattr(result, "dtype", self.dtype)
+        return "" if dtype == self.dtype else f"the numbers are right, but {dtype} where x is {self.dtype}: return them in x's dtype"
 
 
 def inputs():

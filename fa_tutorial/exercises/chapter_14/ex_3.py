@@ -6,7 +6,7 @@ from fa_tutorial.exercises.harness import Exercise, case
 
 
 def worst_error(x, largest):
-    """The largest relative error that e4m3 can make of a number near x. Both above 0.
+    """The largest relative error that e4m3 can make of x. Both above 0.
 
     largest: the largest number in x's block.
     """
@@ -17,6 +17,8 @@ def worst_error(x, largest):
 MISTAKES = {
     "x itself isn't rounded, but x / scale, and the scale is largest / 448": ("x * 448 / largest", "x"),
     "the scale is largest / 448: 448 is missing": ("x * 448 / largest", "x / largest"),
+    "the scale makes 448 of the largest number, not 256": ("x * 448 / largest", "x * 256 / largest"),
+    "a number becomes 0 below half of the smallest one, 2⁻¹⁰, not below 2⁻⁹": ("min(2.0**-10 / scaled, 1.0)", "(1.0 if scaled < 2.0**-9 else 2.0**-10 / scaled)"),
     "the block is scaled the wrong way: its largest number becomes 448": ("x * 448 / largest", "x * largest / 448"),
     "a number is off by half a step at most: 2⁻⁴ of itself, not 2⁻³": ("2.0**-4", "2.0**-3"),
     "below 2⁻⁶ a number is off by half of 2⁻⁹ at most": ("2.0**-10", "2.0**-9"),
@@ -33,12 +35,14 @@ def truth(x, largest):
 
 
 def inputs():
-    octave = "from 2⁻⁶ on, a number between 2^e and 2^(e + 1) is off by at most 2^(e − 4)"
+    octave = "from 2⁻⁶ on, a number from 2^e to 2^(e + 1) is off by half a step, 2^(e − 4), at most"
     yield case(1.0, 1.0, otherwise=octave)
     yield case(2.0**-8, 2.0**-4, otherwise=f"x becomes 28: {octave}")
     yield case(1.0, 1000.0, otherwise=f"x becomes 0.448: {octave}")
     yield case(1.0, 57_344.0, otherwise="x becomes 2⁻⁷, where the step is still 2⁻⁹: it is off by at most 2⁻¹⁰")
     yield case(1.0, 114_688.0, otherwise="x becomes 2⁻⁸: it is off by at most 2⁻¹⁰, a quarter of it")
+    yield case(1.0, 300_000.0, otherwise="x becomes 0.0015, between 2⁻¹⁰ and 2⁻⁹: it is rounded to 2⁻⁹, not to 0")
+    yield case(1.0, 600_000.0, otherwise="x becomes 0.00075, below 2⁻¹⁰: it is rounded to 0")
     yield case(1.0, 10_000_000.0, otherwise="x becomes 0: all of it is lost")
     yield case(3.0, 172_032.0, otherwise="only x / largest counts")
     for _ in range(20):

@@ -77,7 +77,7 @@ EXERCISE = Exercise(
         "p = to_e4m3(2**8 * torch.exp(s - m_new[:, None])), and both l and acc take this p. The factor cancels in acc / l.",
     ),
     solution=attend_fp8,
-    reasoning="A power of two changes the exponent alone, so it costs nothing: in the kernel it is added to the exponent before exp2. With l of the rounded "
+    reasoning="A power of two changes the exponent alone, so e4m3's steps lie where they lay, but p has more of them below. In the kernel 8 is added to the exponent before exp2. With l of the rounded "
     "p, o is a mean of values whose weights add up to 1, however coarse they are.",
     inputs=inputs,
     truth=truth,
