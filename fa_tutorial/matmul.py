@@ -173,7 +173,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, config: MatmulConfig | None = No
 
 
 def strips_per_wave(tiles_m: int, tiles_n: int, group: int, wave: int) -> list[int]:
-    """For each wave of `wave` programs that run at the same time, how many different strips of a and b they read (3.6).
+    """For each wave of `wave` programs that run at the same time, how many different strips of a and b they read (3.4).
 
     A strip is one row of a's tiles or one column of b's. Programs of a wave can share a strip through the L2 cache.
     """
@@ -188,7 +188,7 @@ def strips_per_wave(tiles_m: int, tiles_n: int, group: int, wave: int) -> list[i
 def scores_values_kernel(q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale, stride_qs, stride_qd, stride_ks, stride_kd,
                          stride_vs, stride_vd, stride_os, stride_od,
                          BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """o = scale · (q kᵀ) v for one head (3.5): the loop of flash attention, without the softmax.
+    """o = scale · (q kᵀ) v for one head (3.6): the loop of flash attention, without the softmax.
 
     q_ptr, o_ptr: (S_q, D); k_ptr, v_ptr: (S_k, D); each with its two strides. BLOCK_D is D padded to a power of two.
     Grid: (ceil(S_q / BLOCK_M),). One program keeps BLOCK_M rows of q and of o, and walks over the keys.

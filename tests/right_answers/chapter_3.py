@@ -39,6 +39,7 @@ def tile_without_min(pid, tiles_m, tiles_n, group):
 
 
 K_PTRS = "k_ptrs = k_ptr + tl.arange(0, BLOCK_N)[:, None] * stride_ks + offs_d[None, :] * stride_kd"
+LOOP, LOAD_Q = "    for start in range(0, S_k, BLOCK_N):\n", "    q = tl.load(q_ptrs, mask=mask_q, other=0.0)  # [BLOCK_M, BLOCK_D]\n"
 LOAD_K = "tl.load(k_ptrs, mask=mask_k, other=0.0)"
 
 RIGHT_ANSWERS = (
@@ -47,10 +48,11 @@ RIGHT_ANSWERS = (
          ("        a_ptrs += BLOCK_K * stride_ak\n        b_ptrs += BLOCK_K * stride_bk\n", ""),
          ("acc = tl.dot(a, b, acc,", "acc += tl.dot(a, b,"), ("acc.to(c_ptr.dtype.element_ty)", "acc")),
     ("3.3", tile_by_max),
-    ("3.5", tile_without_min),
-    edit("3.4", "pointers that move, tl.trans",
+    ("3.4", tile_without_min),
+    edit("3.5", "pointers that move, tl.trans",
          ("    for start in", f"    {K_PTRS}\n    for start in"),
          ("k_t_ptrs = k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "pass"),
          ("mask_k_t = (offs_d[:, None] < D) & (offs_n[None, :] < S_k)", "mask_k = (offs_d[None, :] < D) & (offs_n[:, None] < S_k)"),
          ("tl.load(k_t_ptrs, mask=mask_k_t, other=0.0)", f"tl.trans({LOAD_K})\n        k_ptrs += BLOCK_N * stride_ks"), ("acc.to(o_ptr.dtype.element_ty)", "acc")),
+    edit("3.5", "q loaded in every iteration", (LOAD_Q, ""), (LOOP, f"{LOOP}    {LOAD_Q}"), told="correct (q is loaded in every iteration"),
 )  # fmt: skip

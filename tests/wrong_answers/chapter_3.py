@@ -15,6 +15,8 @@ def tile_by_sorting(pid, tiles_m, tiles_n, group):
     return [m[place], n[place]]
 
 
+RATE = "2 * block_m * block_n / ((block_m + block_n) * itemsize)"
+S, PV = "scale * tl.dot(q, k_t, ", "acc = tl.dot(s.to(v.dtype), v, acc, "
 BAND = "band = pid // (group * tiles_n)\n    within = pid % (group * tiles_n)"
 
 WRONG_ANSWERS = (
@@ -46,32 +48,39 @@ WRONG_ANSWERS = (
     edit("3.2", "Python's cdiv", ("tl.cdiv", "triton.cdiv"), told="use tl.cdiv there", gpu=None),
     edit("3.3", "b is not buffered", ("block_k * (block_m + block_n)", "block_k * block_m"),
          told="shared memory holds num_stages tiles of a, block_m × block_k, and as many of b"),
-    edit("3.3", "bytes per FLOP, the smallest", ("2 * block_m * block_n / ((block_m + block_n) * itemsize)",
-         "-2 * block_m * block_n / ((block_m + block_n) * itemsize)"), ("None, 0.0", "None, -1e9"),
+    edit("3.3", "bytes per FLOP, the smallest", (RATE, f"-{RATE}"), ("None, 0.0", "None, -1e9"),
          told="both fit: the larger does more FLOPs per byte"),
+    edit("3.3", "rounded down, the last of equals", (RATE, RATE.replace(" / ", " // ")), ("> most", ">= most"), told="compare FLOPs per byte"),
+    edit("3.3", "shared memory for c's tile", ("block_k * (block_m + block_n)", "block_m * block_n"),
+         told="shared memory holds num_stages tiles of a, block_m × block_k, and as many of b"),
     edit("3.3", "the FLOPs per byte are returned", ("return best", "return most"), told="want a tuple (block_m, block_n)"),
-    edit("3.5", "by float", ("pid // (group * tiles_n)", "int(pid / (group * tiles_n))"), told="this works in Python only"),
-    edit("3.5", "by divmod", (BAND, "band, within = divmod(pid, group * tiles_n)"), told="this works in Python only"),
-    ("3.5", tile_by_sorting, "this works in Python only"),
-    edit("3.4", "no key mask", (" & (offs_n[None, :] < S_k)", ""), ("(offs_n[:, None] < S_k) & ", ""),
+    edit("3.4", "by float", ("pid // (group * tiles_n)", "int(pid / (group * tiles_n))"), told="this works in Python only"),
+    edit("3.4", "by divmod", (BAND, "band, within = divmod(pid, group * tiles_n)"), told="this works in Python only"),
+    ("3.4", tile_by_sorting, "this works in Python only"),
+    edit("3.5", "no key mask", (" & (offs_n[None, :] < S_k)", ""), ("(offs_n[:, None] < S_k) & ", ""),
          told="mask rows of q and o by S_q, keys by S_k"),
-    edit("3.4", "no store mask", ("mask=mask_q)", "mask=offs_d[None, :] < D)"), told="mask rows of q and o by S_q, keys by S_k"),
-    edit("3.4", "and", ("(offs_n[:, None] < S_k) & (", "offs_n[:, None] < S_k and ("), told="join masks by &, not by `and`", gpu=None),
-    edit("3.4", "v with k's strides", ("stride_vs + ", "stride_ks + "), ("* stride_vd", "* stride_kd"), told=("each tensor has its own "
+    edit("3.5", "no store mask", ("mask=mask_q)", "mask=offs_d[None, :] < D)"), told="mask rows of q and o by S_q, keys by S_k"),
+    edit("3.5", "and", ("(offs_n[:, None] < S_k) & (", "offs_n[:, None] < S_k and ("), told="join masks by &, not by `and`", gpu=None),
+    edit("3.5", "v with k's strides", ("stride_vs + ", "stride_ks + "), ("* stride_vd", "* stride_kd"), told=("each tensor has its own "
                                                                                                              "two strides")),
-    edit("3.4", "o transposed", ("stride_os + ", "stride_od + "), ("offs_d[None, :] * stride_od", "offs_d[None, :] * stride_os"),
+    edit("3.5", "o transposed", ("stride_os + ", "stride_od + "), ("offs_d[None, :] * stride_od", "offs_d[None, :] * stride_os"),
          told="each pointer needs both of its strides: S_q = 16"),
-    edit("3.4", "first rows alone", ("tl.program_id(0) * BLOCK_M + ", ""), told=("a program has BLOCK_M rows of q and o, from "
+    edit("3.5", "first rows alone", ("tl.program_id(0) * BLOCK_M + ", ""), told=("a program has BLOCK_M rows of q and o, from "
                                                                                 "tl.program_id(0) · BLOCK_M on")),
-    edit("3.4", "steps of BLOCK_M keys", ("S_k, BLOCK_N)", "S_k, BLOCK_M)"), told="each step takes BLOCK_N keys"),
-    edit("3.4", "k not transposed", ("dot(q, k_t,", "dot(q, tl.reshape(tl.trans(k_t), (BLOCK_D, BLOCK_N)),"),
+    edit("3.5", "steps of BLOCK_M keys", ("S_k, BLOCK_N)", "S_k, BLOCK_M)"), told="each step takes BLOCK_N keys"),
+    edit("3.5", "k not transposed", ("dot(q, k_t,", "dot(q, tl.reshape(tl.trans(k_t), (BLOCK_D, BLOCK_N)),"),
          told="s is q kᵀ, and o is s v"),
-    edit("3.4", "s not rounded", ("s.to(v.dtype)", "s"), told="these are fp32 and fp16: round one to the other's: x.to(y.dtype)"),
-    edit("3.4", "v widened", ("s.to(v.dtype), v,", "s, v.to(tl.float32),"),
+    edit("3.5", "s not rounded", ("s.to(v.dtype)", "s"), told="these are fp32 and fp16: round one to the other's: x.to(y.dtype)"),
+    edit("3.5", "v widened", ("s.to(v.dtype), v,", "s, v.to(tl.float32),"),
          told="the result is right, but a tl.dot gets float32 tiles from 16-bit inputs", gpu=None),
-    edit("3.4", "p v in TF32", ('v, acc, input_precision="ieee"', "v, acc"), told="fp32 is multiplied in IEEE precision", gpu=None),
-    edit("3.4", "k scaled", ("scale * tl.dot(q, k_t,", "tl.dot(q, (scale * k_t).to(q.dtype),"),
+    edit("3.5", "p v in TF32", ('v, acc, input_precision="ieee"', "v, acc"), told="fp32 is multiplied in IEEE precision", gpu=None),
+    edit("3.5", "k scaled", ("scale * tl.dot(q, k_t,", "tl.dot(q, (scale * k_t).to(q.dtype),"),
          told="the scale multiplies s, in float32: q or k times the scale would be rounded"),
-    edit("3.4", "scaled again", ("tl.dot(s.to(v.dtype)", "scale * tl.dot((s / scale).to(v.dtype)"),
+    edit("3.5", "scaled again", ("tl.dot(s.to(v.dtype)", "scale * tl.dot((s / scale).to(v.dtype)"),
          told="acc is scaled again in every step"),
+    edit("3.5", "scaled after s is rounded", (S, S.replace("scale * ", "")), ("tl.dot(s.to(v.dtype)", "tl.dot((scale * s.to(v.dtype)).to(v.dtype)"),
+         told="scale comes after s is rounded to v's dtype"),
+    edit("3.5", "kᵀ v first", ("zeros((BLOCK_M, BLOCK_D)", "zeros((BLOCK_D, BLOCK_D)"), (PV, PV.replace("s.to(v.dtype)", "k_t")),
+         ("acc.to(o_ptr", 'scale * tl.dot(q.to(tl.float32), acc, input_precision="ieee").to(o_ptr'),
+         told="kᵀ v is computed, and s never is", gpu=None),
 )  # fmt: skip

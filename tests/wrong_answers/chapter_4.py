@@ -16,6 +16,9 @@ WRONG_ANSWERS = (
     edit("4.1", "no alpha", ("return p, m_new, l_new, alpha", "return p, m_new, l_new"), told="want a tuple (p, m_new, l_new, alpha)"),
     edit("4.1", "branches on a tensor", ("    shift = ", "    if m_new == -math.inf:\n        return s * 0, m, l, l\n    shift = "),
          told="raises RuntimeError: Boolean value of Tensor"),
+    *(edit("4.1", f"clamped at {low}", ("torch.where(m_new == -math.inf, 0.0, m_new)", f"m_new.clamp(min={low})"),
+           told="a score may be any finite number, however low") for low in ("-1e4", "-1e30")),
+    *(edit("4.2", f"l + {number}", ("acc / l[", f"acc / (l + {number})["), told="nothing is added to l") for number in ("1e-4", "1e-6")),
     edit("4.2", "not shifted", ("p, m, l, alpha = step(s, m, l)", OVERFLOWS), told=("exp(1000) overflows: shift by the running maximum "
                                                                                    "before exp")),
     edit("4.2", "m starts at −1e9", ("-math.inf", "-1e9"), told="however low: m starts at −∞"),
@@ -37,6 +40,7 @@ WRONG_ANSWERS = (
          ("key_block >= full", "True"), told="all keys of a block of rows are taken at once"),
     *(edit("4.4", f"{number} for −∞", ("S_q, -math.inf", f"S_q, {number}"), told="stands for −∞, and a score may be as small")
       for number in ("-1e4", "-1e9", "-3e38", "torch.finfo(s.dtype).min")),
+    *(edit("4.4", f"l + {number}", ("torch.where(l == 0, 1.0, l)", f"(l + {number})"), told="nothing is added to l") for number in ("1e-4", "1e-6")),
     edit("4.4", "where with −1e9", (MASKED, "torch.where(j > i + S_k - S_q, -1e9, s)"), told="−1e+09 stands for −∞"),
     edit("4.4", "−1e9 times the mask, guarded", (MASKED, "s + (j > i + S_k - S_q) * -1e9"),
          ("(l == 0, 1.0, l)", "(m < -1e8, math.inf, l)"), ("m + torch.log(l)", "torch.where(m < -1e8, -math.inf, m + torch.log(l))"),
@@ -53,8 +57,7 @@ WRONG_ANSWERS = (
          told="S_k − S_q is added to i twice"),
     edit("4.4", "skips nothing", ("range(end)", "range(math.ceil(S_k / block_n))"),
          told="one edge is left: the result is right, but tiles are computed that no row of their block sees"),
-    edit("4.4", "lse unwritten", ("lse[:, :, rows] = m + torch.log(l)", "pass"), told=("one tile: query i sees keys 0 … i, o = acc / l "
-                                                                                      "and lse = m + log l")),
+    edit("4.4", "lse unwritten", ("lse[:, :, rows] = m + torch.log(l)", "pass"), told="lse = m + log l"),
     edit("4.4", "no scale", ("s = scale * (", "s = ("), told="s = scale · q kᵀ: q kᵀ ="),
     edit("4.4", "both as positions", OF_A_ROW, END_AS_A_KEY, told="four tiles: query i sees keys 0 … i"),
     edit("4.4", "in half", (".float()", "", 3), told="one edge is left: float16"),

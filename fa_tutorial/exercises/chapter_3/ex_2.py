@@ -143,7 +143,7 @@ EXERCISE = Exercise(
     solution=matmul_kernel,
     reasoning="pid // tiles_n and pid % tiles_n give the tile. Both loads mask K, because memory beyond K may hold NaN, and 0 · NaN is "
     "NaN. acc is float32 and is rounded once, at the store. Each pointer advances by BLOCK_K times its own stride, so views work.",
-    more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as in 3.5, and its offsets are int64.",
+    more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as in 3.4, and its offsets are int64.",
     inputs=inputs,
     truth=truth,
     rule="c is a @ b for any strides, in float32's accuracy where a and b are float32",

@@ -6,7 +6,7 @@ from fa_tutorial.exercises.harness import Exercise, case
 
 
 def pick_tile(tiles, block_k, num_stages, itemsize, registers, shared_memory):
-    """The (block_m, block_n) of tiles that fits an SM and does most FLOPs per byte that it reads."""
+    """The (block_m, block_n) of tiles that fits an SM and does the most FLOPs per byte that it reads."""
     best, most = None, 0.0
     for block_m, block_n in tiles:
         flops_per_byte = 2 * block_m * block_n / ((block_m + block_n) * itemsize)
@@ -24,12 +24,15 @@ MISTAKES = {
     "the largest tile is taken: a long one reads more bytes for each FLOP than a square one": (RATE, "block_m * block_n"),
     "the tile that reads the fewest bytes is taken: count its FLOPs for each of these bytes": (
         RATE, "1 / (block_m + block_n)"),
+    "// rounds FLOPs per byte down, so that different tiles look equal: use /": (RATE, RATE.replace(" / ", " // ")),
     "acc is counted with itemsize: it is float32 whatever the inputs are": (ACC, "acc = block_m * block_n * itemsize"),
     "acc's numbers are counted, and it takes 4 bytes for each": (ACC, "acc = block_m * block_n"),
     "acc fills all registers here, and it may take half of them": (HALF, "acc <= registers"),
     "acc is kept in shared memory here: it stays in registers": (SHARED, "acc + buffers <= shared_memory"),
     "the registers do not limit acc here: it must fit into half of them": (f"{HALF} and ", ""),
     "shared memory does not limit the tiles here: those of num_stages steps must fit": (f"{SHARED} and ", ""),
+    "shared memory is counted by block_m · block_n, c's tile: a step takes a tile of a, block_m × block_k, and one of b, block_k × block_n": (
+        BUFFERS, BUFFERS.replace("(block_m + block_n)", "block_m * block_n")),
     "shared memory is counted for one step, and it holds the tiles of num_stages steps": (
         BUFFERS, BUFFERS.replace("num_stages * ", "")),
     "shared memory is counted for one element of K, and a step takes block_k of them": (
@@ -56,12 +59,15 @@ def inputs():
     yield case([(16, 16), (32, 32)], 16, 1, 2, large, large, otherwise="both fit: the larger does more FLOPs per byte")
     long = "all fit: compare FLOPs per byte, not sizes"
     yield case([(64, 64), (32, 256), (16, 512)], 16, 1, 2, large, large, otherwise=long)
+    yield case([(16, 128), (16, 256), (128, 16)], 16, 1, 4, large, large, otherwise=f"{long}, here 7.1 and 7.5")
     acc = "acc has block_m · block_n float32 numbers, which may take at most half of the registers"
     squares = [(16, 16), (64, 64), (128, 128), (128, 256), (256, 256)]
     yield case(squares, 16, 1, 4, 64 * KIB, large, otherwise=acc)
     yield case(squares, 16, 1, 2, 64 * KIB, large, otherwise=acc)
     yield case([(64, 64), (64, 128)], 16, 1, 2, 64 * KIB, large, otherwise=f"{acc}: exactly half is enough")
     steps = "shared memory holds num_stages tiles of a, block_m × block_k, and as many of b, block_k × block_n"
+    yield case([(16, 16), (64, 64)], 16, 1, 2, large, 48 * KIB, otherwise=steps)
+    yield case([(16, 16), (32, 32)], 256, 1, 2, large, 20 * KIB, otherwise=steps)
     yield case(squares, 64, 3, 2, large, 48 * KIB, otherwise=f"{steps}, and may be filled exactly")
     tiny = [(16, 16), (64, 64), (128, 128), (1024, 1024)]
     yield case(tiny, 16, 1, 2, 16 * large, 2 * KIB, otherwise=steps)
@@ -78,7 +84,7 @@ def inputs():
 
 EXERCISE = Exercise(
     id="3.3",
-    task="Of the tiles that fit an SM, pick the one that does most FLOPs for each byte that it reads.",
+    task="Of the tiles that fit an SM, pick the one that does the most FLOPs for each byte that it reads.",
     hints=(
         "For one step along K: how many FLOPs does a tile do, and how many bytes of a and b does it read? "
         "How does their quotient depend on the step's length?",

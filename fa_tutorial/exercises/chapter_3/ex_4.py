@@ -1,169 +1,136 @@
-"""Exercise 3.4, scores_values_kernel."""
+"""Exercise 3.4, grouped_tile."""
 
-import torch
+import functools
+import operator
+import random
 
-from fa_tutorial import hardware
-from fa_tutorial.exercises.chapter_3.ex_1 import whole_numbers
-from fa_tutorial.exercises.chapter_3.ex_2 import LAYOUTS
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.harness_kernel import In, Launch, Out
-from fa_tutorial.exercises.inputs import generator
-
-triton = hardware.require_triton("Exercise 3.4")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.exercises.running import Wrong
 
 
-@triton.jit
-def scores_values_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, S_q, S_k, D, scale,
-    stride_qs, stride_qd, stride_ks, stride_kd, stride_vs, stride_vd, stride_os, stride_od,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """o = scale · (q kᵀ) v for one head. q, o: (S_q, D); k, v: (S_k, D). BLOCK_D ≥ D.
-
-    Grid: (ceil(S_q / BLOCK_M),).
-    """
-    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    offs_d = tl.arange(0, BLOCK_D)  # [BLOCK_D]
-    mask_q = (offs_m[:, None] < S_q) & (offs_d[None, :] < D)  # of o, too
-    q_ptrs = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    q = tl.load(q_ptrs, mask=mask_q, other=0.0)  # [BLOCK_M, BLOCK_D]
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    for start in range(0, S_k, BLOCK_N):
-        offs_n = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-        k_t_ptrs = k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks
-        mask_k_t = (offs_d[:, None] < D) & (offs_n[None, :] < S_k)
-        k_t = tl.load(k_t_ptrs, mask=mask_k_t, other=0.0)  # [BLOCK_D, BLOCK_N]
-        s = scale * tl.dot(q, k_t, input_precision="ieee")  # [BLOCK_M, BLOCK_N]
-        v_ptrs = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
-        mask_v = (offs_n[:, None] < S_k) & (offs_d[None, :] < D)
-        v = tl.load(v_ptrs, mask=mask_v, other=0.0)  # [BLOCK_N, BLOCK_D]
-        acc = tl.dot(s.to(v.dtype), v, acc, input_precision="ieee")  # [BLOCK_M, BLOCK_D]
-    o_ptrs = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
-    tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=mask_q)
+def grouped_tile(pid, tiles_m, tiles_n, group):
+    """The tile (tile_m, tile_n) of program pid, when programs go down bands of `group` rows."""
+    band = pid // (group * tiles_n)
+    within = pid % (group * tiles_n)
+    first_row = band * group
+    rows = min(tiles_m - first_row, group)  # the last band may have fewer
+    return first_row + within % rows, within // rows
 
 
-S, PV, KEYS = "s = scale * tl.dot(q, k_t, ", "acc = tl.dot(s.to(v.dtype), v, acc, ", "start + tl.arange(0, BLOCK_N)"
+_LAST = "the last band has only the rows that are left"
+ROW, ROWS = "first_row + within % rows", "rows = min(tiles_m - first_row, group)"
 MISTAKES = {
-    "q is multiplied by k, not by kᵀ: element (d, n) of kᵀ is element (n, d) of k": (
-        "offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "offs_d[:, None] * stride_ks + offs_n[None, :] * stride_kd"),
-    "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
-    "scale is missing: s = scale · q kᵀ": (S, S.replace("scale * ", "")),
-    "acc is scaled again in every step: multiply s by scale": [
-        (S, S.replace("scale * ", "")), (PV, PV.replace("tl.dot", "scale * tl.dot"))],
-    "acc is multiplied by scale, so s is rounded before it is scaled, and may overflow fp16: multiply s, in float32": [
-        (S, S.replace("scale * ", "")), ("tl.store(o_ptrs, acc.to", "tl.store(o_ptrs, (scale * acc).to")],
-    "each block of keys overwrites the one before: add its product to acc": (PV, PV.replace("acc, ", "")),
-    ("acc is added twice in each step: tl.dot(s, v, acc) has added it already, so acc = tl.dot(s, v, acc), not "
-    "+="): (PV, PV.replace("=", "+=")),
-    "every step reads the first block of keys again: offs_n starts at the step's first key": (KEYS, "tl.arange(0, BLOCK_N)"),
-    "q or k times the scale is rounded to 16 bits: scale s, which is float32": (S, "s = tl.dot((scale * q).to(q.dtype), k_t, "),
+    "tile_m and tile_n are swapped": ("first_row + within % rows, within // rows", "within // rows, first_row + within % rows"),
+    "within a band // and % are swapped: the row changes fastest": [("within % rows", "within / rows"), ("within // rows", "within % rows"), (" / ", " // ")],
+    "this is row order: within a band the row changes fastest": (("return first_row + within % rows, within // "
+                                                                 "rows"), "return pid // tiles_n, pid % tiles_n"),
+    "each column runs down all of c: a band has only `group` rows of tiles": (
+        "return first_row + within % rows, within // rows", "return pid % tiles_m, pid // tiles_m"),
+    "the band's first row is missing: every band starts at row 0": (ROW, "within % rows"),
+    "the band's number is used as its first row: a band has `group` rows": ("band * group", "band"),
+    f"{_LAST}: here it is counted with `group` rows": (ROWS, "rows = group"),
+    f"{_LAST}: tile_n is the place in the band divided by that number, not by `group`": ("within // rows", "within // group"),
+    f"{_LAST}: tile_m is that row plus the remainder by their number, not by `group`": ("within % rows", "within % group"),
+    f"{_LAST}: clamping tile_m to the last row computes one tile twice and another never": [
+        (ROWS, "rows = group"), (ROW, "min(first_row + within % rows, tiles_m - 1)")],
 }  # fmt: skip
 
-CONDITIONS = {
-    "ragged": "S_q and S_k need not be multiples of the blocks, and D may be smaller than BLOCK_D",
-    "precision": (
-        "acc is float32, fp32 is multiplied in IEEE precision, q, k and v keep their dtype in the products, and s is scaled in "
-        "float32 and then rounded to v's"
-    ),
-    "empty": "S_k may be 0: then o is 0",
-}
+CONDITIONS = {"last_band": f"{_LAST}, when tiles_m is not a multiple of group", "large_group": "group may be larger than tiles_m"}
 
 
-def truth(q, k, v, blocks, strides, scale):
-    return scale * (q.double() @ k.double().T) @ v.double()
+def truth(pid, tiles_m, tiles_n, group):
+    tiles = [(m, n) for m in range(tiles_m) for n in range(tiles_n)]
+    return sorted(tiles, key=lambda tile: (tile[0] // group, tile[1], tile[0]))[pid]  # by band, then column, then row
 
 
-def launch(q, k, v, blocks, strides, scale):
-    (S_q, D), S_k = q.shape, len(k)
-    args = (*map(In, (q, k, v), strides), Out((S_q, D), q.dtype, strides[3]), S_q, S_k, D, scale, *sum(strides, ()))
-    return Launch((-(-S_q // blocks[0]),), args, dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_D"), blocks, strict=True)))
+class KernelInteger:
+    """An integer as a kernel has it: integer arithmetic and comparisons work; what Python alone can do is Wrong."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __bool__(self):
+        return self.value != 0
+
+    def __neg__(self):
+        return KernelInteger(-self.value)
+
+    def _leaves(self, *_):
+        raise Wrong(
+            "this works in Python only: /, int(), divmod(), range(), math and NumPy are not for a kernel's integers; use //, %, * and min"
+        )
+
+    __truediv__ = __rtruediv__ = __divmod__ = __rdivmod__ = __float__ = __int__ = __index__ = __floor__ = __ceil__ = __round__ = _leaves
 
 
-def tolerance(args, part):
-    """Whole numbers are exact. Else sums cost a few float32 units of Σ|q·k·v|; a half rounds s, and o, by one of its own units."""
-    q, k, v, *_, scale = args
-    if all((x == x.round()).all() for x in (q, k, v)):
-        return 1e-6, 0.0
-    size = float((abs(scale) * q.abs().double() @ k.abs().double().T @ v.abs().double()).max())
-    return torch.finfo(q.dtype).eps, (2e-6 + (torch.finfo(q.dtype).eps if q.dtype != torch.float32 else 0.0)) * size
+def _operation(name):
+    compute = getattr(operator, name)
+
+    def forward(self, other):
+        result = compute(self.value, getattr(other, "value", other))
+        return result if isinstance(result, bool) else KernelInteger(result)
+
+    return forward
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(KernelInteger, f"__{_name}__", _operation(_name))
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    setattr(KernelInteger, f"__r{_name}__", lambda self, other, name=_name: getattr(KernelInteger(other), f"__{name}__")(self))
+
+
+def adapt(answer):
+    """The answer called with KernelIntegers, which are plain integers again in what it returns."""
+
+    @functools.wraps(answer)
+    def run(*args):
+        result = answer(*map(KernelInteger, args))
+        parts = tuple(getattr(part, "value", part) for part in (result if isinstance(result, tuple | list) else (result,)))
+        return parts if isinstance(result, tuple | list) else parts[0]
+
+    return run
 
 
 def inputs():
-    def attention(q, k, v, on, otherwise="", blocks=(16, 16, 16), layouts="rows rows rows rows", scale=1.0, **options):
-        strides = tuple(LAYOUTS[layout](*x.shape) for layout, x in zip(layouts.split(), (q, k, v, q), strict=True))
-        return case(q, k, v, blocks, strides, scale, on=on, otherwise=otherwise, **options)
+    def order(tiles_m, tiles_n, group, otherwise="", **options):
+        for pid in range(tiles_m * tiles_n):
+            yield case(pid, tiles_m, tiles_n, group, otherwise=otherwise, **options)
 
-    def digits(S_q, S_k, D, on, otherwise="", **options):
-        on = f"S_q = {S_q}, S_k = {S_k}, D = {D}, {on}"
-        return attention(*whole_numbers(S_q + S_k + D, (S_q, D), (S_k, D), (S_k, D)), on, otherwise, **options)
-
-    fits = "no mask is missing, for whole blocks fit here: an offset is wrong, or the loop goes too far"
-    yield digits(16, 16, 16, "one tile of each", "s is q kᵀ, and o is s v: each pointer needs both of its strides", stray=fits)
-    yield digits(16, 16, 16, "scale = 0.5", "s = scale · q kᵀ", scale=0.5, stray=fits)
-    yield digits(16, 48, 16, "scale = 0.5, three blocks of keys", "o adds up all blocks of keys", scale=0.5, stray=fits)
-    rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and each step takes BLOCK_N keys"
-    yield digits(32, 64, 16, "BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), stray=fits)
-    own, mixed = "each tensor has its own two strides", "columns padded spaced rows"
-    yield digits(16, 16, 16, "q column-major, k and v with gaps, o row-major", own, layouts=mixed, stray=own)
-    past = (
-        "the last block of rows, or of keys, may be smaller: go on to it, and mask rows of q and o by S_q, keys by S_k and columns by D, "
-        "in every load, with other=0.0, and in the store"
-    )
-    for sizes, block in (((16, 20, 16), "BLOCK_N"), ((20, 16, 16), "BLOCK_M"), ((16, 16, 12), "BLOCK_D")):
-        yield digits(*sizes, f"{block} = 16", past, edge="ragged", stray=past)
-    ones, v = torch.zeros(16, 16, dtype=torch.float16), torch.zeros(48, 16, dtype=torch.float16)
-    ones[:, 0], v[0], v[16], v[32] = 1, 2048, 1, 1
-    on = "fp16, all scores 1, rows of v 2048, 1 and 1 in three blocks"
-    yield attention(ones, ones[:1].expand(48, 16), v, on, "acc stays in float32: fp16 rounds 2048 + 1 to 2048", edge="precision")
-    one, on = torch.eye(16), "fp32, q is 4097 times the identity, k and v are the identity"
-    ieee = 'fp32 is multiplied in IEEE precision: tl.dot rounds it to TF32 unless you pass input_precision="ieee"'
-    yield attention(4097 * one, one, one, on, ieee, edge="precision")
-    q, k = torch.zeros(2, 16, 16, dtype=torch.float16)
-    q[:, 0], q[:, 1], k[:, 0], k[:, 1] = 1, 3, 3, -1  # 0.3 and 0.9 are both rounded in fp16, and not to 1 : 3
-    on = "fp16, rows of q hold 1 and 3, rows of k 3 and −1, v all 1, scale = 0.3"
-    scaled = "the scale multiplies s, in float32: q or k times the scale would be rounded"
-    yield attention(q, k, torch.ones_like(q), on, scaled, scale=0.3, edge="precision")
-    large = torch.full((16, 16), 100.0, dtype=torch.float16)
-    on = "fp16, q and k all 100, v all 0.01, scale = 0.01"
-    over = "s is scaled before it is rounded to fp16: q kᵀ is 160,000 here, and fp16 ends at 65,504"
-    yield attention(large, large, large / 10_000, on, over, scale=0.01, edge="precision")
-    draw, bf16 = generator(), [torch.bfloat16] if hardware.device().type == "cuda" else []  # the interpreter's is wrong
-    for dtype, sizes, edge in ((torch.float32, (33, 33, 13), "ragged"), *((x, (32, 32, 16), "precision") for x in (torch.float16, *bf16))):
-        q, k, v = (torch.randn(S, sizes[2], generator=draw).to(dtype) for S in (sizes[0], sizes[1], sizes[1]))
-        on = f"{str(dtype).removeprefix('torch.')}, (S_q, S_k, D) = {sizes}, blocks 32 × 16 × 16"
-        yield attention(q, k, v, on, blocks=(32, 16, 16), layouts=mixed, scale=0.3, fresh=True, edge=edge)
-    yield attention(torch.ones(16, 16), *torch.ones(2, 0, 16), "S_q = 16, S_k = 0", edge="empty")
+    yield from order(4, 3, 2)
+    yield from order(2, 3, 1, "group = 1 is row order")
+    yield from order(3, 2, 2, edge="last_band")
+    yield from order(5, 3, 3, edge="last_band")
+    yield from order(2, 3, 8, "then the only band has tiles_m rows", edge="large_group")
+    for _ in range(6):
+        bands, tiles_n, group = (random.randint(1, high) for high in (3, 6, 4))
+        yield from order(bands * group, tiles_n, group, on="a random case of whole bands", fresh=True)
+        if group > 1:
+            yield from order(bands * group + 1, tiles_n, group, on="a random case whose last band is shorter", fresh=True, edge="last_band")
 
 
 EXERCISE = Exercise(
     id="3.4",
-    task="Write the kernel that computes o = scale · (q kᵀ) v for one head and keeps s on the chip.",
+    task="Return the tile (tile_m, tile_n) that program `pid` computes in this order.",
     conditions=CONDITIONS,
     hints=(
-        "Compare it with 3.2. There is no tile_n, because a program owns whole rows of o. The loop runs over keys, not over D: "
-        "q's tile is loaded once, before the loop, and both k's tile and v's tile are loaded inside.",
-        "kᵀ costs nothing: offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks gives pointers of shape [BLOCK_D, BLOCK_N]. "
-        "tl.trans(k) of a tile [BLOCK_N, BLOCK_D] works as well.",
-        ("In the loop: offs_n = start + tl.arange(0, BLOCK_N), so that nothing has to be advanced. Mask offs_n < S_k and offs_d < D in "
-        "both loads."),
-        ('s = scale * tl.dot(q, k_t, input_precision="ieee"), then acc = tl.dot(s.to(v.dtype), v, acc, input_precision="ieee"). Store '
-        'acc after the loop.'),
+        "Call `group` rows of tiles a band. How many programs does a full band hold? Which band is pid in, and what is its place there?",
+        (
+            "A full band holds group · tiles_n programs: pid // that is the band, which gives its first row; pid % that is the place "
+            "within it."
+        ),
+        (
+            "Within a band the place counts down the rows first. How many rows does the last band have, when tiles_m is not a multiple of "
+            "group?"
+        ),
     ),
-    solution=scores_values_kernel,
-    reasoning="A program keeps BLOCK_M rows of q and of acc, and the loop streams blocks of k and v past them. s lives for one iteration, "
-              "in registers. Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing "
-              "to acc: without a softmax, zeros do.",
-    more="The package's version, matmul.scores_values_kernel, has int64 offsets.",
+    solution=grouped_tile,
+    reasoning="pid // (group · tiles_n) is the band, and pid % (group · tiles_n) is the place within it. A band has min(tiles_m − "
+    "first_row, group) rows; dividing the place by that number gives the column, and the remainder gives the row. Only the last band can "
+    "be shorter, and every band before it is full, so group · tiles_n is the right divisor for all of them.",
     inputs=inputs,
     truth=truth,
-    rule="o = scale · (q kᵀ) v for any strides of q, k, v and o",
+    rule="the numbers go down the `group` rows of a band, then on to its next column, and after its last column to the next band",
     mistakes=MISTAKES,
-    tolerance=tolerance,
-    launch=launch,
-    seen={
-        "overlap": "a row of o is written by more than one program: program pid computes rows pid · BLOCK_M … (pid + 1) · BLOCK_M − 1",
-        "widened": ("a tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: round s to v's dtype, and "
-                   "leave q, k and v as they are"),
-    },
-)  # fmt: skip
+    exact=True,
+    adapt=adapt,
+)

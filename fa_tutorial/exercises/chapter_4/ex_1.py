@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import ANYTHING, Exercise, case
 from fa_tutorial.exercises.inputs import generator, vectors
 from fa_tutorial.exercises.running import INF, show
@@ -58,6 +59,12 @@ def truth(s, m, l):
     return p, m_new, alpha * l + p.sum(-1), alpha.masked_fill(m_new == -INF, ANYTHING)  # it multiplies 0
 
 
+def tolerance(args, part):
+    """The inputs' own, but at most 0.1 of a number: a single huge score rounds nothing."""
+    rtol, atol = harness.tolerance(args, part)
+    return min(rtol, 0.1), atol
+
+
 def inputs():
     def step(s, m, l, otherwise="", **options):
         s, m, l = torch.tensor(s), torch.tensor(m), torch.tensor(l)
@@ -73,6 +80,8 @@ def inputs():
     yield step([[-2.0, -1.0]], [-INF], [0.0], "negative scores: m_new is their maximum")
     yield step([[1000.0, 1001.0]], [999.0], [1.0], "exp(1000) overflows: measure every exponent from m_new")
     yield step([[-1000.0, -1001.0]], [-INF], [0.0], "exp(−1000) is 0: measure every exponent from m_new")
+    low = "a score may be any finite number, however low: shift by m_new wherever it isn't −∞"
+    yield step([[-2e30, -3e30]], [-INF], [0.0], low)
     yield step([[0.0], [1000.0]], [0.0, 0.0], [1.0, 1.0], "two rows far apart: each is measured from its own m_new")
     draw = generator()
     for shape in ((1, 1), (5, 7), (2, 3, 4, 8)):
@@ -120,4 +129,5 @@ EXERCISE = Exercise(
     rule="m_new is the maximum of m and the row of s, p = exp(s − m_new), alpha = exp(m − m_new), l_new = alpha · l + Σ p",
     mistakes=MISTAKES,
     parts=("p", "m_new", "l_new", "alpha"),
+    tolerance=tolerance,
 )

@@ -66,6 +66,9 @@ def truth(q, k, v, block_m, block_n, scale):
 
 
 def inputs():
+    yield scores_case(
+        [[2.0]], (1, 1), "one key: p = l = 1, so o = acc / l is its row of v and lse = m + log l its score; nothing is added to l"
+    )
     yield scores_case([[1.0, 3.0]], (1, 2), "one tile, block_m queries by block_n keys: s = scale · q kᵀ, o = acc / l and lse = m + log l")
     mixed = "q = [[1]], k = [[1], [2]], v = [[3], [5]], one tile"
     yield case(column(1.0), column(1.0, 2.0), column(3.0, 5.0), 1, 2, 1.0, on=mixed,

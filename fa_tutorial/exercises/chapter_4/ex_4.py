@@ -50,6 +50,8 @@ MISTAKES = {
     "only the tile with the number full is masked: mask every tile from full on, since a block of rows may cross several": (
         "key_block >= full", "key_block == full"),
     "the loop over keys starts at full: the whole tiles before it need no mask, but they count": ("range(end)", "range(full, end)"),
+    "the mask comes one tile late: the tile with the number full is the first that needs it": ("key_block >= full", "key_block > full"),
+    "the loop over keys ends at full: the masked tiles, from full to end − 1, count as well": ("range(end)", "range(full)"),
     "hidden scores are set to 0, and exp(0 − m) is a weight like any other: use −inf": (MASKED, MASKED.replace("-math.inf", "0.0")),
     "end counts tiles, and your loop takes it for a number of keys: loop over range(end)": ("range(end)", ("range(math.ceil(end / "
                                                                                                           "block_n))")),
@@ -75,6 +77,9 @@ def truth(q, k, v, block_m, block_n, scale):
 
 
 def inputs():
+    yield scores_case(
+        [[2.0]], (1, 1), "one key: p = l = 1, so o = acc / l is its row of v and lse = m + log l its score; nothing is added to l"
+    )
     yield scores_case([[1.0, 2.0], [4.0, 1.0]], (2, 2), "one tile: query i sees keys 0 … i, o = acc / l and lse = m + log l")
     yield scores_case([[1.0, 2.0], [4.0, 1.0]], (2, 2), "s = scale · q kᵀ", scale=0.5)
     low = "a score that is seen may be any finite number, however low: hidden ones are −∞, and m starts there"

@@ -67,7 +67,7 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         (
-            "This is exercise 3.5 with other names: heads are its rows of tiles, row blocks its columns. How many programs does a full "
+            "This is exercise 3.4 with other names: heads are its rows of tiles, row blocks its columns. How many programs does a full "
             "group of heads have?"
         ),
         "divmod(pid, at_once * row_blocks) gives the group and the place in it. The head changes fastest: place % (heads in the group).",
