@@ -89,7 +89,8 @@ class Exercise:
     harness_kernel.Launch.
     adapt: (answer) -> what is run in its place, where an answer does not return by itself what truth gives.
     seen: what to tell of a kernel's accesses. "overlap": two programs write the same element; "again": an element is read or written more
-    than once; "widened": tl.dot gets float32 tiles though all inputs are 16-bit. The last two are allowed where nothing is to be told.
+    than once; "stored_again": a program stores an element twice; "widened": tl.dot gets float32 tiles though all inputs are 16-bit. The
+    last three are allowed where nothing is to be told.
     watch: for a function, (*args) -> a context manager in which it runs, whose complaint(result) says what a right result must not hide, ""
     for nothing. note: (answer) -> what a right answer could do better, or "".
     """
@@ -241,6 +242,8 @@ def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str, wat
             if trace.overlap:
                 belongs = "each element of an output belongs to one program"
                 return got, f"{seen.get('overlap', belongs)} (more than one program writes the same elements of {trace.overlap})"
+            if trace.stored_again and "stored_again" in seen:
+                return got, f"the result is right, but {trace.stored_again} is stored more than once: {seen['stored_again']}"
             if trace.widened and "widened" in seen:
                 return got, f"the result is right, but {seen['widened']}"
             return got, f"the result is right, but {trace.again}: {seen['again']}" if trace.again and "again" in seen else ""

@@ -225,7 +225,8 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
         root = chain(error)[-1]
         if isinstance(root, Stray):
             raise Stray(root.access, root.remedy, where_in(error, kernel)) from None
-    real.overlap, real.again, real.widened = trace.overlap, trace.again, trace.widened
+    for seen in ("overlap", "again", "stored_again", "widened"):
+        setattr(real, seen, getattr(trace, seen))
 
 
 def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
@@ -412,15 +413,15 @@ class Trace:
     """Looks at every access that the interpreter makes, before it happens. On a GPU it sees nothing.
 
     strict: also put left_out in the lanes that a load leaves undefined, keep in `overlap` the name of an output whose elements two programs
-    write, and in `again`, in words, the first tensor whose elements make more than one trip, and in `widened` whether 16-bit inputs meet as
-    float32 in a tl.dot.
+    write, in `stored_again` that of one whose elements a program stores twice, in `again`, in words, the first tensor whose elements make
+    more than one trip, and in `widened` whether 16-bit inputs meet as float32 in a tl.dot.
     """
 
     def __init__(self, buffers: Sequence[Buffer], strict: bool, left_out: float = math.nan) -> None:
         self.buffers = buffers
         self.strict = strict
         self.left_out = left_out
-        self.overlap = self.again = ""
+        self.overlap = self.again = self.stored_again = ""
         self.widened = False
 
     @contextlib.contextmanager
@@ -507,6 +508,8 @@ class Trace:
         others = writers[places][(writers[places] >= 0) & (writers[places] != program)]
         if len(others) and not self.overlap:
             self.overlap = buffer.name.removesuffix("_ptr")
+        if not self.stored_again and (writers[places] == program).any():
+            self.stored_again = buffer.name.removesuffix("_ptr")
         writers[places] = program
 
 

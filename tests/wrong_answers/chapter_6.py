@@ -27,7 +27,7 @@ UNTILED = "block_m, block_n = S_q, max(1, S_k)\n"
 WRONG_ANSWERS = (
     ("6.1", matmul_by_jacobians, "a Jacobian is built, a matrix of 30 × 35"),
     edit("6.1", "right for square matrices", ("    db = ", "    da[..., a.shape[-2] :] = 0\n    db = "),
-         told="da = dc bᵀ and db = aᵀ dc: a of shape (1, 3), b of shape (3, 4)"),
+         told="db = Σ a dc over the rows of a and dc: a of shape (1, 3), b of shape (3, 4)"),
     edit("6.1", "in float32", *converted("    da = ", "a, b, dc", "da, db"), told="one edge is left: float64 goes in"),
     edit("6.1", "in float64", *converted("    da = ", "a, b, dc"),
          told="da comes in float64, and a in float32: convert it to that dtype at the end"),
@@ -64,6 +64,14 @@ WRONG_ANSWERS = (
     edit("6.5", "all queries at once", (SIZES, f"{SIZES}    block_m = S_q\n"), told="all queries are taken at once"),
     edit("6.5", "whole mask", (SIZES, f"{SIZES}    if is_causal:\n        torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q)\n"),
          told="one edge is left: a tensor of the whole size, 11 × 14, is built"),
+    *(edit(number, "no delta", ("p_and_ds(q, k, v, do, lse, delta,", "p_and_ds(q, k, v, do, lse, torch.zeros_like(delta),"),
+           told="delta is not subtracted") for number in ("6.5", "6.6")),
+    *(edit(number, "mask always on", ("rows, keys, is_causal,", "rows, keys, True,"), told="the mask is on although is_causal is False")
+      for number in ("6.5", "6.6")),
+    edit("6.5", "bounds aligned top left", ("range(0, S_q, block_m)", "range((j // block_m * block_m) * is_causal, S_q, block_m)"),
+         told="the causal loop is aligned top left"),
+    edit("6.6", "bounds aligned top left", ("stop = min(end * block_n, S_k)", "stop = min(rows.stop, S_k)"),
+         told="the causal loop is aligned top left"),
     edit("6.5", "scales q in place", (SIZES, f"{SIZES}    q *= scale\n    scale = 1.0\n"), told="changes its input q in place"),
     edit("6.5", "slices past the end", ("min(j + block_n, S_k)", "j + block_n"), told="which ends past S_k = 4: end the slice at S_k"),
     edit("6.5", "in float64", *converted(SIZES, "q, k, v, do, lse, delta"), told="dk comes in float64, and k in float32"),

@@ -21,6 +21,11 @@ LOAD_ADD_STORE = ADD.replace("atomic_add", "store").replace(
 ROWS = "offs_m[:, None] < S_q"
 P = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)"
 END = "end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
+BOUNDS, SECOND = "    if IS_CAUSAL:\n        first_m", "    if IS_CAUSAL:\n        for"
+STORES = """    store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
+    store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)"""
+HEAD = "dq.ptr + b * dq.strides[0] + h * dq.strides[1]"
+PLACES = "offs_m[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3]"
 SAVE = "ctx.save_for_backward(q, k, v, o, lse)"
 ALL_SAVED = "q, k, v, o, lse = ctx.saved_tensors"
 RUN_AGAIN = "q, k, v = ctx.saved_tensors\n        o, lse = forward.flash_forward(q, k, v, ctx.is_causal, ctx.scale)"
@@ -40,6 +45,10 @@ WRONG_ANSWERS = (
          told="exp(s − lse) is at most 1: compute it in one step"),
     edit("7.2", "scores in fp16", ("tl.exp(s_t", "tl.exp(s_t.to(q_tile.dtype).to(tl.float32)"),
          told="s, dp and delta are kept in float32"),
+    edit("7.2", "ds from the rounded p", ("tl.exp(s_t - lse[None, :])", "tl.exp(s_t - lse[None, :]).to(do_tile.dtype)"),
+         told="ds is computed from the p that isn't rounded"),
+    edit("7.3", "stored in every step", (STORES, STORES.replace("    store", "        store")),
+         told="the result is right, but dk is stored more than once", gpu=None),
     edit("7.3", "queries not masked", ("offs_m < S_q", "offs_m < S_q + BLOCK_M", 2),
          told="rows past S_q are loaded", gpu="0 · NaN is NaN"),
     edit("7.3", "no other", (f"{LSE_MASKED}, other=0.0", LSE_MASKED),
@@ -50,6 +59,16 @@ WRONG_ANSWERS = (
          told="a program's keys start at start_n, in k, v, dk and dv"),
     edit("7.3", "sum of dk in fp16", ("q_tile, dk_acc)", "q_tile, dk_acc).to(q_tile.dtype).to(tl.float32)"),
          told="the sums over blocks are kept in float32"),
+    edit("7.4", "full_m not clamped", ("tl.maximum(last_key + S_q - S_k, 0)", "(last_key + S_q - S_k)"),
+         told="no loop starts before query 0", gpu="query i sees keys 0 to"),
+    edit("7.4", "IS_CAUSAL ignored", (BOUNDS, BOUNDS.replace("IS_CAUSAL", "True")), (SECOND, SECOND.replace("IS_CAUSAL", "True")),
+         told="a mask hides keys although IS_CAUSAL is False"),
+    edit("7.4", "masked loop in any case", (BOUNDS, BOUNDS.replace("IS_CAUSAL", "True")), (SECOND, SECOND.replace("IS_CAUSAL", "True")),
+         ("range(full_m, S_q", "range(full_m * IS_CAUSAL, S_q"), told="the loop with the mask runs although IS_CAUSAL is False"),
+    edit("7.4", "mask with >", ("first_seeing = start_n + tl.arange(0, BLOCK_N)", "first_seeing = 1 + start_n + tl.arange(0, BLOCK_N)"),
+         told="the mask is strict"),
+    edit("7.4", "full from the first key", ("last_key = tl.minimum(start_n + BLOCK_N, S_k) - 1", "last_key = start_n"),
+         told="full_m comes from the block's first key"),
     edit("7.4", "one loop with a mask", ("        full_m = tl.cdiv", "        full_m = S_q + 0 * tl.cdiv"),
          told="a tile is masked although each of its queries sees each of its keys", gpu=None),
     edit("7.4", "masked loop to the end", ("range(first_m, tl.minimum(full_m, S_q)", "range(first_m, S_q"),
@@ -78,6 +97,7 @@ WRONG_ANSWERS = (
          told="choose with tl.where, because inf · 0 is NaN"),
     edit("7.5", "keys past S_k not masked", ("offs_n[None, :] < S_k", "offs_n[None, :] >= 0"),
          told="a key past S_k has p = 0"),
+    edit("7.5", "no delta", ("p * (dp - delta[:, None])", "p * dp"), told="delta is not subtracted"),
     edit("7.5", "end one key short", (END, f"{END} - 1"), told="the row sees key 16, alone in the second tile"),
     edit("7.5", "row blocks rounded down", ("tl.cdiv(S_q, BLOCK_M)", "S_q // BLOCK_M"),
          told="a head has tl.cdiv(S_q, BLOCK_M) row blocks"),
@@ -85,10 +105,16 @@ WRONG_ANSWERS = (
          told="rows past S_q are loaded", gpu=None),
     edit("7.5", "all tiles read", (END, "pass"), told="tiles that no row of the block sees are not read"),
     edit("7.6", "loaded, added and stored", (ADD, LOAD_ADD_STORE), told="several programs store to the same elements of dq", gpu=""),
+    edit("7.6", "dq taken for contiguous", (HEAD, "dq.ptr + batch_head * S_q * D"), (PLACES, "offs_m[:, None] * D + offs_d[None, :]"),
+         told="dq has four strides of its own"),
     edit("7.6", "rows past S_q added", (f"mask=({ROWS}) & ", "mask="), told="mask lse, delta and the atomic add by offs_m < S_q"),
     edit("7.6", "columns past D added", (f"({ROWS}) & (offs_d[None, :] < D)", ROWS), told="D may be less than BLOCK_D"),
     edit("7.7", "a program for each query head", ("batch_head // H_k, batch_head % H_k", "batch_head // (H_k * GROUP), batch_head % (H_k * GROUP)"),
          told="b and h_k come from H_k, the rows of lse and delta from H_q"),
+    edit("7.7", "start not clamped", ("tl.maximum(start_n + S_q - S_k, 0)", "(start_n + S_q - S_k)"), told="no loop starts before query 0",
+         gpu="causal as in 7.4"),
+    edit("7.7", "full_m not clamped", ("tl.maximum(last_key + S_q - S_k, 0)", "(last_key + S_q - S_k)"),
+         told="no loop starts before query 0", gpu="causal as in 7.4"),
     edit("7.7", "k of the query head", ("load_tile(k, b, h_k", "load_tile(k, b, h_k * GROUP"), told="query heads h_k · GROUP to h_k · GROUP"),
     edit("7.8", "matrix saved", (SAVE, f"{SAVE[:-1]}, torch.softmax(q @ k.mT, dim=-1))"), ("lse = ctx.saved", "lse, _ = ctx.saved"),
          told="a matrix of scores is saved"),

@@ -16,18 +16,18 @@ def matmul_backward(a, b, dc):
 
 DA, DB = "dc @ b.transpose(-1, -2)", "a.transpose(-1, -2) @ dc"
 MISTAKES = {
-    "b is not transposed: da = dc bᵀ": (DA, "dc @ b"),
-    "a is not transposed: db = aᵀ dc": (DB, "a @ dc"),
-    "neither a nor b is transposed: da = dc bᵀ and db = aᵀ dc": (".transpose(-1, -2)", ""),
-    "the factors of da are in the wrong order: da = dc bᵀ": (DA, "b.transpose(-1, -2) @ dc"),
-    "the factors of db are in the wrong order: db = aᵀ dc": (DB, "dc @ a.transpose(-1, -2)"),
+    "b is not transposed for da": (DA, "dc @ b"),
+    "a is not transposed for db": (DB, "a @ dc"),
+    "neither a nor b is transposed": (".transpose(-1, -2)", ""),
+    "the factors of da are in the wrong order": (DA, "b.transpose(-1, -2) @ dc"),
+    "the factors of db are in the wrong order": (DB, "dc @ a.transpose(-1, -2)"),
     "da and db are exchanged: return (da, db)": ("return da, db", "return db, da"),
-    "a stands where b belongs: da = dc bᵀ": (DA, "dc @ a.transpose(-1, -2)"),
+    "a stands where b belongs, in da": (DA, "dc @ a.transpose(-1, -2)"),
     "dimensions 0 and 1 are transposed: transpose the last two": ("(-1, -2)", "(0, 1)"),
     "all dimensions are reversed, the batch too: transpose the last two, x.transpose(-1, -2)": (".transpose(-1, -2)", ".permute(*range(a.ndim)[::-1])"),
 }  # fmt: skip
 
-RULE = "da = dc bᵀ and db = aᵀ dc"
+RULE = "da = Σ dc b sums over the columns of dc and b, db = Σ a dc over the rows of a and dc"
 CONDITIONS = {
     "float64": "float64 in gives float64's accuracy out",
     "half": "fp16 comes in, and fp16 goes out",

@@ -19,8 +19,8 @@ MISTAKES = {
     "the row sum is missing: p ∘ dp is only diag(p) dp, so subtract p pᵀ dp": (DS, "p * dp"),
     "this takes only the diagonal of the Jacobian, p (1 − p): every score changes every p of its row": (DS, "p * (1 - p) * dp"),
     "the row sum is not multiplied by p: p multiplies the whole difference": (DS, "p * dp - delta"),
-    "the factor p is missing: ds = p ∘ (dp − rowsum(p ∘ dp))": (DS, "dp - delta"),
-    "ds has the wrong sign: it is p ∘ (dp − rowsum(p ∘ dp))": (DS, "p * (delta - dp)"),
+    "a factor p is missing: diag(p) dp has one, and so has p pᵀ dp": (DS, "dp - delta"),
+    "ds has the wrong sign": (DS, "p * (delta - dp)"),
     "the row sum is added: subtract it": (DS, "p * (dp + delta)"),
     "rowsum(dp) is subtracted: weight dp by p before summing": (SUM, "dp.sum(dim=-1, keepdim=True)"),
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
@@ -28,7 +28,7 @@ MISTAKES = {
     "p ∘ dp is summed along dimension 0: sum along the last one": ("dim=-1", "dim=0"),
 }
 
-RULE = "ds = p ∘ (dp − rowsum(p ∘ dp))"
+RULE = "ds = diag(p) dp − p pᵀ dp"
 CONDITIONS = {
     "unseen": "a row that sees nothing has p = 0, and gets ds = 0",
     "float64": "float64 in gives float64's accuracy out",

@@ -31,12 +31,12 @@ MISTAKES = {
     "the row sum is missing: ds = p ∘ (dp − rowsum(p ∘ dp))": (f"(dp - {SUM})", "dp"),
     "the row sum is not multiplied by p: p multiplies the whole difference": (f"p * (dp - {SUM})", f"p * dp - {SUM}"),
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
-    "p is not transposed: dv = pᵀ do": ("p.transpose(-1, -2) @ do", "p @ do"),
-    "v is not transposed: dp = do vᵀ": ("do @ v.transpose(-1, -2)", "do @ v"),
+    "p is not transposed for dv": ("p.transpose(-1, -2) @ do", "p @ do"),
+    "v is not transposed for dp": ("do @ v.transpose(-1, -2)", "do @ v"),
     "dq and dk are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dk, dq, dv"),
 }
 
-RULE = "dv = pᵀ do, dp = do vᵀ, ds = p ∘ (dp − rowsum(p ∘ dp)), dq = scale · ds k, dk = scale · dsᵀ q"
+RULE = "o = p v and s = scale · q kᵀ take (6.3), and p = softmax(s) takes (6.5)"
 CONDITIONS = {
     "half": "fp16 comes in, and fp16 goes out",
     "float64": "float64 in gives float64's accuracy out",

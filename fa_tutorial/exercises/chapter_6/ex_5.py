@@ -36,6 +36,10 @@ MISTAKES = {
     "dk and dv are overwritten in every step: add up the row blocks": ("[:, :, keys] +=", "[:, :, keys] ="),
     "dk and dv are exchanged: return (dk, dv)": ("return dk.to(k.dtype), dv.to(v.dtype)", "return dv.to(v.dtype), dk.to(k.dtype)"),
     "is_causal changes nothing: p_and_ds masks where its `mask` is True": ("rows, keys, is_causal, scale", "rows, keys, False, scale"),
+    "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, 0 * delta, rows"),
+    "the mask is on although is_causal is False": ("rows, keys, is_causal, scale", "rows, keys, True, scale"),
+    "the causal loop is aligned top left: query i sees keys 0 … i + S_k − S_q, so its first row depends on S_k − S_q too": (
+        "range(0, S_q, block_m)", "range(j // block_m * block_m if is_causal else 0, S_q, block_m)"),
     "the loop over rows runs to S_k: q has S_q rows": ("range(0, S_q, block_m)", "range(0, S_k, block_m)"),
     "a last block of rows that is shorter is left out": ("range(0, S_q, block_m)", "range(0, S_q - block_m + 1, block_m)"),
     "a last block of keys that is shorter is left out": ("range(0, S_k, block_n)", "range(0, S_k - block_n + 1, block_n)"),

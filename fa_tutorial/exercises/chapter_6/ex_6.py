@@ -41,6 +41,10 @@ MISTAKES = {
     "dq is overwritten in every step: add up the key blocks": ("dq[:, :, rows] +=", "dq[:, :, rows] ="),
     "is_causal stops the loop, but nothing is masked in the tiles: p_and_ds masks where its `mask` is True": (
         "rows, keys, is_causal, scale", "rows, keys, False, scale"),
+    "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, 0 * delta, rows"),
+    "the mask is on although is_causal is False": ("rows, keys, is_causal, scale", "rows, keys, True, scale"),
+    "the causal loop is aligned top left: query i sees keys 0 … i + S_k − S_q, so its last key depends on S_k − S_q too": (
+        STOP, "stop = min(i + block_m, S_k)"),
     "the loop ends at full: the blocks from full to end − 1 are seen in part": ("_, end =", "end, _ ="),
     "the loop over keys runs to S_q: k and v have S_k rows": ("stop = S_k", "stop = S_q"),
     "a last block of rows that is shorter is left out": ("range(0, S_q, block_m)", "range(0, S_q - block_m + 1, block_m)"),

@@ -110,7 +110,7 @@ def one_tile(rule, **options):
     """p, delta, ds, the scale, what is transposed, and the heads, with all of a head in one tile."""
     yield head([[1.0, 0.0], [0.5, 2.0]], [[1.0, 2.0], [0.0, 1.0]], [[3.0, 1.0], [0.0, 2.0]], [[1.0, 2.0], [4.0, 1.0]],
                otherwise=rule, **options)  # fmt: skip
-    scale = "the scale: s = scale · q kᵀ, dq = scale · ds k, dk = scale · dsᵀ q, and dv without it"
+    scale = "s = scale · q kᵀ, so the scale belongs to the gradients of q and k, and not to that of v"
     k, v = [[1.0, 1.0], [2.0, 3.0]], [[1.0, 0.0], [4.0, 2.0]]
     yield head([[2.0, 1.0]], k, v, [[3.0, 1.0]], scale=0.25, otherwise=scale, **options)
     seed = torch.Generator().manual_seed(0)
@@ -151,7 +151,7 @@ def ladder(sums, rule, *parts):
                                        "not")),
                               ((3, 3), "4 rows and 4 keys in blocks of 3: masked tiles may be ragged")):  # fmt: skip
         yield head(q, k, v, do, True, blocks=blocks, otherwise=otherwise)
-    first = "every query sees the first keys, and counts once: no block of rows comes before row 0"
+    first = "query 0 sees S_k − S_q + 1 keys, and each query counts once: no block of rows comes before row 0"
     yield head(q[:2], k[1:], v[1:], do[:2], True, blocks=(1, 1), otherwise=first)
     yield drawn((1, 2, 11, 14, 3), 1.0, False, seed, (4, 6), otherwise=f"tiles of 4 rows and 6 keys: {sums}")
     nothing = "rows 0 and 1 see no key: lse = −inf, dq = 0, and they add nothing to dk and dv"

@@ -66,6 +66,7 @@ def fixed():
     yield shared.narrow()
     yield shared.large_logits()
     yield shared.half_scores()
+    yield shared.small_p()
 
 
 def inputs():

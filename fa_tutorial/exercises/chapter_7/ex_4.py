@@ -57,12 +57,18 @@ def dkdv_kernel(
     store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
 
 
+BOUNDS, SECOND = "    if IS_CAUSAL:\n        first_m", "    if IS_CAUSAL:\n        for"
 START, FULL = "tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M", "tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M"
 TOP_LEFT = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
 MISTAKES = {
     "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store": ("dk_acc * scale", "dk_acc"),
     f"the mask is without S_k − S_q: {TOP_LEFT}": (" - (S_k - S_q)", ""),
     f"S_k − S_q has the wrong sign in the mask: {TOP_LEFT}": (" - (S_k - S_q)", " + (S_k - S_q)"),
+    "the mask is strict: first_seeing holds the first query that sees each key, j − (S_k − S_q)": (" - (S_k - S_q)", " - (S_k - S_q) + 1"),
+    "a mask hides keys although IS_CAUSAL is False": [(BOUNDS, BOUNDS.replace("IS_CAUSAL", "True")), (SECOND, SECOND.replace("IS_CAUSAL", "True"))],
+    "the loop with the mask runs although IS_CAUSAL is False, and adds its tiles once more": [
+        (BOUNDS, BOUNDS.replace("IS_CAUSAL", "True")), (SECOND, SECOND.replace("IS_CAUSAL", "True")),
+        ("range(full_m, S_q", "range(full_m if IS_CAUSAL else 0, S_q")],
     "the mask compares with positions in the block of keys: compare positions in the sequence, which begin at start_n": (
         "first_seeing = start_n + ", "first_seeing = "),
     "nothing is hidden: blocks of queries from first_m to full_m see only some of the keys, so they need MASK = True": (
@@ -75,6 +81,7 @@ MISTAKES = {
     "full_m counts blocks, and the loops count queries: multiply by BLOCK_M": (FULL, FULL.removesuffix(" * BLOCK_M")),
     "full_m is rounded down, and not every query of its block sees all of the keys: round it up": (
         FULL, "tl.maximum(last_key + S_q - S_k, 0) // BLOCK_M * BLOCK_M"),
+    "full_m comes from the block's first key: its last key decides which queries see all of them": (FULL, FULL.replace("last_key", "start_n")),
     "blocks from first_m to full_m count twice: the loop without a mask starts at full_m": ("range(full_m, S", "range(first_m, S"),
 }  # fmt: skip
 
@@ -103,7 +110,7 @@ class TwoLoops:
 
 @shared.with_fresh((16, 32, 16), causal=True, ragged="lengths")
 def inputs():
-    same = "without IS_CAUSAL this is exercise 7.3: compare add_to_dkdv's arguments with its signature"
+    same = "without IS_CAUSAL this is exercise 7.3: the loop without a mask takes every query, and the loop with it none"
     yield shared.given((1, 1, 32, 16, 16), "no mask, S_q = 32, S_k = 16", same)
     yield shared.several_heads("dk and dv")
     yield shared.causal(16, 16, "query i sees keys 0 to i")
@@ -113,7 +120,7 @@ def inputs():
     for S, blocks in ((32, (16, 16, 16)), (48, (32, 16, 16)), (48, (16, 32, 16))):
         yield shared.causal(S, S, between, blocks=blocks)
     yield shared.causal(17, 17, B=2, blocks=(16, 32, 16))
-    yield shared.causal(16, 32, "query i sees keys 0 to i + S_k − S_q", "lengths", stray=stray)
+    yield shared.causal(16, 64, "query i sees keys 0 to i + S_k − S_q", "lengths", stray=stray)
     yield shared.causal(18, 18, "full_m comes from the last key: keys 16 and 17 are seen from query 17 on", "lengths")
     yield shared.causal(31, 32, "key 16 is first seen by query 16 + S_q − S_k = 15, the last of its block", "lengths")
     yield shared.causal(24, 16, "rows 0 to 7 see no key: exp(s − lse) is inf until the mask clears it", "unseen")

@@ -61,6 +61,7 @@ MISTAKES = {
         (SUM, f"{SUM} * scale"), ("acc * scale, b", "acc, b")],
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[:, None]", "lse[None, :]"), ("delta[:, None]", "delta[None, :]")],
+    "delta is not subtracted: ds = p ∘ (dp − delta)": ("(dp - delta[:, None])", "dp"),
     f"the mask is without S_k − S_q: {TOP_LEFT}": (CAUSAL, "offs_n[None, :] <= offs_m[:, None]"),
     "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (CAUSAL, CAUSAL.replace("<=", "<")),
     "the mask is the wrong way round: it hides the keys before the query and shows those after it": (CAUSAL, CAUSAL.replace("<=", ">=")),

@@ -91,6 +91,8 @@ def inputs():
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", "dq is the sum of what the programs add")
     yield shared.several_heads("dq, dk and dv")
     yield shared.narrow()
+    strides = "dq has four strides of its own, in dq.strides"
+    yield shared.given((1, 2, 16, 16, 16), "q and dq (B, S, H, D) tensors seen as (B, H, S, D)", strides, layouts=("bshd",) + ("bhsd",) * 3)
     past = "rows past S_q are loaded or written: mask lse, delta and the atomic add by offs_m < S_q"
     yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of queries may be ragged", stray=past, edge="ragged")
     yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last block of keys may be ragged", edge="ragged")

@@ -94,6 +94,8 @@ def fixed():
     yield grouped((2, 2, 3, 16, 32, 16), "B = 2, H_k = 2, GROUP = 3, S_k = 32, views", both, stray=stray, layouts=("bshd",) * 4)
     words = "causal, B = 2, H_k = 1, GROUP = 2, S_q = 40, S_k = 34"
     yield grouped((2, 1, 2, 40, 34, 16), words, "each query head takes both loops", is_causal=True, stray=stray, edge="causal")
+    before = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
+    yield grouped((1, 1, 2, 16, 64, 16), "causal, H_k = 1, GROUP = 2, S_q = 16, S_k = 64", is_causal=True, stray=before, edge="causal")
     yield shared.half_scores()
 
 

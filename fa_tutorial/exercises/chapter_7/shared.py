@@ -24,7 +24,8 @@ SUMS = "the sums over blocks are kept in float32: fp16 has no 2,049"
 class Given:
     """What a backward kernel gets. q, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D). near: the tolerance, computed unless given.
 
-    layouts: of q, k, v and do in memory, as strides_of takes them, in rows that are one element longer than need be.
+    layouts: of q, k, v and do in memory, as strides_of takes them, in rows that are one element longer than need be; a gradient lies like
+    its input.
     """
 
     q: torch.Tensor
@@ -75,10 +76,13 @@ class Given:
         (B, H_q, S_q, D), (H_k, S_k) = self.q.shape, self.k.shape[1:3]
         block_m, block_n, block_d = self.blocks
         inputs = {name: getattr(self, name) for name in ("q", "k", "v", "do")}
-        args: list = [In(x, strides_of(x.shape, layout, layout != "bhsd"), as_heads=True)
-                      for x, layout in zip(inputs.values(), self.layouts, strict=True)]  # fmt: skip
+        strides = {name: strides_of(x.shape, layout, layout != "bhsd")
+                   for (name, x), layout in zip(inputs.items(), self.layouts, strict=True)}  # fmt: skip
+        args: list = [In(x, strides[name], as_heads=True) for name, x in inputs.items()]
         added = {"dq"} if len(outputs) == 3 else set()  # by many programs, in float32
-        args += [Out(inputs[name[1:]].shape, torch.float32 if name in added else self.q.dtype, as_heads=True) for name in outputs]
+        for name in outputs:
+            x = name[1:]
+            args.append(Out(inputs[x].shape, torch.float32 if name in added else self.q.dtype, strides[x], as_heads=True))
         args += map(In, self.rows)
         programs = -(-S_q // block_m) * H_q if outputs == ("dq",) else -(-S_k // block_n) * H_k
         meta = ({"IS_CAUSAL": self.is_causal} if causal else {}) | ({"GROUP": H_q // H_k} if grouped else {})
@@ -108,7 +112,7 @@ def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERL
         truth=lambda given: tuple(given.right[name] for name in outputs),
         launch=lambda given: given.launch(outputs, one_tile, causal, grouped),
         tolerance=lambda args, part: (1e-5, args[0].atol[part]),
-        seen={"overlap": overlap},
+        seen={"overlap": overlap, "stored_again": "sum in registers, and store after the loop"},
         **words,
     )
 
@@ -165,6 +169,14 @@ def large_logits():
     one_step = "exp(s − lse) is at most 1: compute it in one step, because exp(s) may overflow"
     tensors = torch.ones_like(v), torch.full_like(v, 50.0), v, do
     return given(None, "all logits 200", one_step, tensors=tensors, edge="range")
+
+
+def small_p():
+    """Key 15 has p = 2e-8, which is 0 in fp16, and dp = 32,768."""
+    q, k, v, do = (torch.zeros(1, 1, 16, 16, dtype=torch.float16) for _ in range(4))
+    q[..., 0], k[:, :, 15, 0], v[:, :, 15, 0], do[..., 0] = 1, -15, 32768, 1
+    rule = "p is rounded to fp16 right before its product, and ds is computed from the p that isn't rounded"
+    return given(None, "fp16, a p of 2e-8, which fp16 rounds to 0", rule, tensors=(q, k, v, do), scale=1.0, edge="half")
 
 
 def half_scores():
