@@ -136,6 +136,7 @@ WRONG_ANSWERS = (
     edit("5.8", "not launched", ("    kernel[grid](", "    dict("), ("        heads(q), heads(k), heads(v), heads(o), lse, H_q, H_k, S_q, S_k, D, scale,\n", ""),
          told="your kernel is launched 0 times"),
     edit("5.8", "lse as Heads", ("heads(o), lse", "heads(o), heads(lse)"), told="lse is (B, H_q, S_q), float32 and contiguous"),
+    edit("5.8", "a grid of two axes", ("grid = (triton.cdiv(S_q, tile.block_m) * B * H_q,)", "grid = (triton.cdiv(S_q, tile.block_m), B * H_q)"), told="so it has one axis"),
     edit("5.8", "k without its strides", ("heads(k)", "k"), told="k is not launched as heads(k)"),
     edit("5.8", "k made contiguous", ("heads(k)", "heads(k.contiguous())"), told="k is not launched as heads(k)"),
     edit("5.8", "a scale of its own", ("D, scale,", "D, D**-0.5,"), told="gives (H_q, H_k, S_q, S_k, D, scale)"),
