@@ -59,7 +59,11 @@ WRONG_ANSWERS = (
          ("p, 0.0)", "p, -float('inf'))\n    p = tl.exp(p - lse)"), told="choose 0 with tl.where, after exp"),
     edit("10.5", "b and h exchanged", ("MASK_MOD(b, h,", "MASK_MOD(h, b,"),
          told="MASK_MOD gets the numbers of batch entry, head, query and key"),
-    edit("10.5", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"), told="p = exp(SCORE_MOD(s) − lse)"),
+    edit("10.5", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"),
+         told="SCORE_MOD gets i and j exchanged"),
+    edit("10.5", "the score is masked by a large number before the cap", ("    p = tl.exp(SCORE_MOD(s,", """    seen = MASK_MOD(b, h, i, j, aux)
+    p = tl.exp(SCORE_MOD(tl.where(seen, s, -1e9),"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""),
+         told="the score is masked before SCORE_MOD, and a cap turns −inf into −c"),
     edit("10.6", "the first sink for all", ("sinks[:, None]", "sinks[0]"),
          told="each head has its own sink and its own gradient"),
     edit("10.6", "mean over the batch", (".sum(dim=(0, 2))", ".sum(dim=2).mean(dim=0)"), told=("all batch entries use the same sinks: "

@@ -27,6 +27,9 @@ MISTAKES = {
     "no tile is skipped for being too far back: a tile is, if even its last key is more than `left` before its first query": (
         NEEDED, "farthest <= 0"),
     "no tile is skipped for lying ahead: a tile is, if even its first key comes after its last query": (NEEDED, "nearest >= -left"),
+    ("a tile is skipped where its first key is too far back for its last query: it is needed as long as its last key is near enough for "
+    "its first query"): (NEEDED, "(farthest <= 0) & (farthest >= -left)"),
+    "rows and columns are exchanged: a row of the result is a block of queries": (SUM, f"({SUM}).mT"),
     "a tile is skipped where one corner is hidden: it is needed as soon as one of its pairs is seen": (NEEDED, WHOLE),
     "the window is one key too narrow: a query sees its own key and `left` keys before it": ("-left", "1 - left"),
     "the window is one key too wide: a query sees its own key and `left` keys before it": ("-left", "-left - 1"),
