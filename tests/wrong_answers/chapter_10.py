@@ -21,6 +21,17 @@ def window_kinds_by_pairs(left, S, block_m, block_n):
     return (pairs > 0).int() + (pairs == block_m * block_n).int()
 
 
+def window_kinds_by_a_loop_over_pairs(left, S, block_m, block_n):
+    kinds = torch.zeros(S // block_m, S // block_n, dtype=torch.int64)
+    for row in range(S // block_m):
+        for tile in range(S // block_n):
+            queries = range(row * block_m, (row + 1) * block_m)
+            keys = range(tile * block_n, (tile + 1) * block_n)
+            pairs = sum(-left <= j - i <= 0 for i in queries for j in keys)
+            kinds[row, tile] = (pairs > 0) + (pairs == block_m * block_n)
+    return kinds
+
+
 BOTH = "(distance <= 0) & (distance >= -aux[0])"
 NOT_JITTED = ("@triton.jit\n", "")
 
@@ -37,6 +48,7 @@ WRONG_ANSWERS = (
     edit("10.1", "numbers", (BOTH, f"tl.where({BOTH}, 1, 0)"), told="a mask mod returns booleans"),
     edit("10.2", "in float32", (".int()", ".float()", 2), told="the kinds are right, but they are in float32"),
     ("10.2", window_kinds_by_pairs, "a tensor of all S² = 64 pairs is made: two corners decide a tile"),
+    ("10.2", window_kinds_by_a_loop_over_pairs, "a loop over single pairs: two corners decide a tile"),
     edit("10.3", "lists overlap", ("row * across + t", "row + t"), told="index_ptr[row · ceil(S_k / BLOCK_N) + t]"),
     edit("10.3", "lists without the ragged tile", ("row * across + t", "row * (S_k // BLOCK_N) + t"),
          told="the last tiles may be ragged"),
