@@ -21,6 +21,17 @@ def window_kinds_by_pairs(left, S, block_m, block_n):
     return (pairs > 0).int() + (pairs == block_m * block_n).int()
 
 
+def window_kinds_by_a_loop_over_pairs(left, S, block_m, block_n):
+    kinds = torch.zeros(S // block_m, S // block_n, dtype=torch.int64)
+    for row in range(S // block_m):
+        for tile in range(S // block_n):
+            queries = range(row * block_m, (row + 1) * block_m)
+            keys = range(tile * block_n, (tile + 1) * block_n)
+            pairs = sum(-left <= j - i <= 0 for i in queries for j in keys)
+            kinds[row, tile] = (pairs > 0) + (pairs == block_m * block_n)
+    return kinds
+
+
 BOTH = "(distance <= 0) & (distance >= -aux[0])"
 NOT_JITTED = ("@triton.jit\n", "")
 
@@ -37,6 +48,7 @@ WRONG_ANSWERS = (
     edit("10.1", "numbers", (BOTH, f"tl.where({BOTH}, 1, 0)"), told="a mask mod returns booleans"),
     edit("10.2", "in float32", (".int()", ".float()", 2), told="the kinds are right, but they are in float32"),
     ("10.2", window_kinds_by_pairs, "a tensor of all S² = 64 pairs is made: two corners decide a tile"),
+    ("10.2", window_kinds_by_a_loop_over_pairs, "a loop over single pairs: two corners decide a tile"),
     edit("10.3", "lists overlap", ("row * across + t", "row + t"), told="index_ptr[row · ceil(S_k / BLOCK_N) + t]"),
     edit("10.3", "lists without the ragged tile", ("row * across + t", "row * (S_k // BLOCK_N) + t"),
          told="the last tiles may be ragged"),
@@ -59,7 +71,11 @@ WRONG_ANSWERS = (
          ("p, 0.0)", "p, -float('inf'))\n    p = tl.exp(p - lse)"), told="choose 0 with tl.where, after exp"),
     edit("10.5", "b and h exchanged", ("MASK_MOD(b, h,", "MASK_MOD(h, b,"),
          told="MASK_MOD gets the numbers of batch entry, head, query and key"),
-    edit("10.5", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"), told="p = exp(SCORE_MOD(s) − lse)"),
+    edit("10.5", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"),
+         told="SCORE_MOD gets i and j exchanged"),
+    edit("10.5", "the score is masked by a large number before the cap", ("    p = tl.exp(SCORE_MOD(s,", """    seen = MASK_MOD(b, h, i, j, aux)
+    p = tl.exp(SCORE_MOD(tl.where(seen, s, -1e9),"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""),
+         told="the score is masked before SCORE_MOD, and a cap turns −inf into −c"),
     edit("10.6", "the first sink for all", ("sinks[:, None]", "sinks[0]"),
          told="each head has its own sink and its own gradient"),
     edit("10.6", "mean over the batch", (".sum(dim=(0, 2))", ".sum(dim=2).mean(dim=0)"), told=("all batch entries use the same sinks: "

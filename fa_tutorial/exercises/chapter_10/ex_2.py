@@ -27,6 +27,9 @@ MISTAKES = {
     "no tile is skipped for being too far back: a tile is, if even its last key is more than `left` before its first query": (
         NEEDED, "farthest <= 0"),
     "no tile is skipped for lying ahead: a tile is, if even its first key comes after its last query": (NEEDED, "nearest >= -left"),
+    ("a tile is skipped where its first key is too far back for its last query: it is needed as long as its last key is near enough for "
+    "its first query"): (NEEDED, "(farthest <= 0) & (farthest >= -left)"),
+    "rows and columns are exchanged: a row of the result is a block of queries": (SUM, f"({SUM}).mT"),
     "a tile is skipped where one corner is hidden: it is needed as soon as one of its pairs is seen": (NEEDED, WHOLE),
     "the window is one key too narrow: a query sees its own key and `left` keys before it": ("-left", "1 - left"),
     "the window is one key too wide: a query sees its own key and `left` keys before it": ("-left", "-left - 1"),
@@ -44,11 +47,38 @@ def truth(left, S, block_m, block_n):
     return seen.any(3).any(1).double() + seen.all(3).all(1).double()
 
 
+class Counted(int):
+    """A number that counts in `uses`, a list, how often it, or what was computed from it, meets another number."""
+
+    uses: list
+
+    def __new__(cls, value, uses):
+        made = super().__new__(cls, value)
+        made.uses = uses
+        return made
+
+
+def _counting(name):
+    def method(self, *other):
+        self.uses.append(name)
+        result = getattr(int, name)(self, *other)
+        return Counted(result, self.uses) if type(result) is int else result
+
+    return method
+
+
+for _name in ("neg", "add", "radd", "sub", "rsub", "lt", "le", "gt", "ge"):
+    setattr(Counted, f"__{_name}__", _counting(f"__{_name}__"))
+
+
 class NoPairs(Operations):
-    """The result holds integers, and no tensor as large as the matrix of pairs comes up."""
+    """The result holds integers, no tensor as large as the matrix of pairs comes up, and no loop compares pair by pair."""
 
     def __init__(self, left, S, block_m, block_n):
         super().__init__()
+        self.uses, self.few = left.uses, 8 * (S // block_m) * (S // block_n)  # a loop over tiles uses `left` a few times in each
+        self.can_tell = block_m * block_n > 16
+        self.uses.clear()
         self.pairs, self.largest = S * S if block_m > 1 and block_n > 1 else float("inf"), 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -60,6 +90,8 @@ class NoPairs(Operations):
     def complaint(self, result):
         if self.largest >= self.pairs:
             return f"the kinds are right, but a tensor of all S² = {self.pairs:,} pairs is made: two corners decide a tile"
+        if self.can_tell and len(self.uses) > self.few:
+            return "the kinds are right, but they come from a loop over single pairs: two corners decide a tile"
         if isinstance(result, torch.Tensor) and result.is_floating_point():
             return f"the kinds are right, but they are in {str(result.dtype).removeprefix('torch.')}: a kind is an integer, as .int() gives"
         return ""
@@ -69,7 +101,7 @@ def inputs():
     def window(*args, otherwise="", **options):
         left, S, block_m, block_n = args
         on = f"a window of {left} keys and the query's own, S = {S}, tiles of {block_m} × {block_n}"
-        return case(*args, on=on, otherwise=otherwise, **options)
+        return case(Counted(left, []), *args[1:], on=on, otherwise=otherwise, **options)
 
     sizes = "a tile holds block_m queries, which are rows, and block_n keys, which are columns"
     yield window(7, 8, 2, 2, otherwise="this window hides nothing but later keys: it is the causal mask")

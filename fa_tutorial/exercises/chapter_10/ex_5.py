@@ -72,6 +72,7 @@ def adapt(step):
     return on_tiles
 
 
+P, MASKED = "    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)\n", "tl.where(MASK_MOD(b, h, i, j, aux), s, -float('inf'))"
 MOD, GRAD, MASK = "SCORE_MOD(s, b, h, i, j, aux)", "SCORE_GRAD(s, b, h, i, j, aux)", "tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)"
 MISTAKES = {
     "hidden pairs have a p: ask MASK_MOD, and put 0 there": (f"    p = {MASK}\n", ""),
@@ -84,6 +85,19 @@ MISTAKES = {
     "lse is missing: p = exp(modified score − lse)": (" - lse", ""),
     "lse is a natural logarithm: p takes exp, not exp2": ("tl.exp", "tl.exp2"),
     "the mask is upside down: p stays where MASK_MOD is True": ("p, 0.0)", "0.0, p)"),
+    ("the score is masked before SCORE_MOD, and a cap turns −inf into −c, so that hidden pairs have a p: put 0 in p, with tl.where, after "
+    "exp"): (f"{P}    p = {MASK}\n", f"    masked = {MASKED}\n{P.replace('(s', '(masked')}"),
+    ("the score is masked before SCORE_MOD, and a cap turns −inf into −c, so that hidden pairs have a p, though SCORE_GRAD is 0 there: put 0 "
+    "in p, with tl.where, after exp"): (f"{P}    p = {MASK}\n", f"    s = {MASKED}\n{P}"),
+    "MASK_MOD gets i and j exchanged: i is the query, j the key": (MASK, MASK.replace("i, j", "j, i")),
+    "SCORE_MOD gets i and j exchanged: i is the query, j the key": (MOD, MOD.replace("i, j", "j, i")),
+    "the mods get i and j exchanged: i is the query, j the key": [
+        (MOD, MOD.replace("i, j", "j, i")), (GRAD, GRAD.replace("i, j", "j, i")), (MASK, MASK.replace("i, j", "j, i"))],
+    "delta is added: the gradient of the modified score is p (dp − delta)": ("(dp - delta)", "(dp + delta)"),
+    "ds is divided by the derivative: the chain rule multiplies by SCORE_GRAD": (f"* {GRAD}", f"/ {GRAD}"),
+    "the derivative multiplies dp alone: it belongs to all of p (dp − delta)": (
+        f"(dp - delta) * {GRAD}", f"(dp * {GRAD} - delta)"),
+    "the two results are exchanged: return (p, ds)": ("return p, ds", "return ds, p"),
     ("a row that sees nothing gets NaN: its lse is −inf, so neither inf · 0, a product with the mask, nor −inf − (−inf), a masked score, "
     "is 0; choose 0 with tl.where, after exp"): (MASK, "p * MASK_MOD(b, h, i, j, aux).to(tl.float32)"),
 }  # fmt: skip
@@ -113,7 +127,7 @@ def inputs():
         on = f"{S_q} queries, {S_k} keys, {mask}, soft cap {cap}{', the tile transposed' * turned}"
         return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, on=on, otherwise=otherwise, **options)
 
-    yield rows(2, 2, 1, 100.0)
+    yield rows(2, 2, 1, 2.0)
     yield rows(4, 4, 1, 2.0)
     yield rows(6, 6, 2, 2.0, "p is of the modified score, and the derivative of s", size=20.0)
     yield rows(5, 8, 3, 2.0, "the mask and score mods get b, h, i, j and aux as they are, whichever way the tile lies", turned=True)

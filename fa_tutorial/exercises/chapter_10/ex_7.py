@@ -25,6 +25,10 @@ MISTAKES = {
     "delta is missing: ds = p (dp − delta)": (DS, "p * dp"),
     "ds has the wrong sign: it is p (dp − delta)": (DS, "p * (delta - dp)"),
     "kept pairs lack the factor 1 / (1 − P): z holds it, where it isn't 0": ("(z * p).mT", "((z > 0) * p).mT"),
+    "dp's kept pairs lack the factor 1 / (1 − P): z holds it, where it isn't 0": (DP, "(z > 0) * (do @ v.mT)"),
+    "the factor 1 / (1 − P) is missing in both: z holds it, where it isn't 0": [
+        ("(z * p).mT", "((z > 0) * p).mT"), (DP, "(z > 0) * (do @ v.mT)")],
+    "delta is multiplied by z: a dropped pair has dp = 0, but softmax's delta goes to every pair": (DS, "p * (dp - z * delta)"),
     "the two results are exchanged: return (dv, ds)": (f"return dv, {DS}", f"return {DS}, dv"),
 }  # fmt: skip
 
