@@ -272,15 +272,15 @@ def counts_of(step: str) -> list[dict[str, Any]]:
 
 def show_counts(kernels: dict[str, list[dict[str, Any]]]) -> None:
     """Print where the instructions of each kernel's loop go, for D = 64 and 128. kernels: name -> sass.counted's."""
-    kinds = {"MUFU.EX2": "exp2", "FFMA": "s·c − m", "FMNMX": "max", "FADD": "sum", "FMUL": "scale", "F2FP": "to fp16"}
-    print(f"{'':24} loop =", " + ".join(f"{word:>7}" for word in kinds.values()), "+  others   registers  shared bytes")
+    kinds = {"MUFU.EX2": "exp2", "FFMA": "s·c−m", "FMNMX": "max", "FADD": "sum", "FMUL": "scale", "F2FP": "fp16"}
+    print(f"{'':20} loop =", " + ".join(f"{word:>5}" for word in kinds.values()), "+ others  registers   shared")
     for rows in zip(*kernels.values(), strict=True):
         for name, row in zip(kernels, rows, strict=True):
             counts = [row[kind] for kind in kinds]
-            parts = " + ".join(f"{count:7}" for count in counts)
+            parts = " + ".join(f"{count:5}" for count in counts)
             others = row["loop"] - sum(counts)
             point = f"D = {row['D']:3}, {name}"
-            print(f"{point:24} {row['loop']:4} = {parts} + {others:7} {row['registers']:11} {row['shared_bytes']:13,}")
+            print(f"{point:20} {row['loop']:4} = {parts} + {others:6} {row['registers']:10} {row['shared_bytes']:8,}")
 
 
 def show_larger_tiles(programs: Programs) -> None:
@@ -360,6 +360,39 @@ def draw_account(account: dict[tuple[int, bool], dict[str, dict[str, Any]]]) -> 
         ax.grid(axis="y", visible=False)
     panels[0].set_yticks(list(places.values()), [WORDS[name] for name in places])
     panels[0].invert_yaxis()
+    return figure
+
+
+def draw_model(predict: Callable[[dict[str, Any]], float]) -> Figure:
+    """The cycles that the H100 took for each of the course's kernels in stored_steps, over those that `predict` gives
+    for its row of machine code. A panel for each D.
+    """
+    figure = Figure(figsize=(10, 4.8))
+    for ax, D in zip(figure.subplots(1, 2), (64, 128), strict=True):
+        ends = [1.0e9, 0.0]
+        for (of, is_causal), (name, step) in itertools.product(POINTS, (STEP_OF | LARGER_STEP_OF).items()):
+            if of != D:
+                continue
+            large = name in LARGER_STEP_OF
+            row = compiled_steps()[step, steps.LARGER[D] if large else steps.TILE, D, is_causal]
+            x, y = predict(row), tile_cycles(stored_steps()[D, is_causal][name], D, is_causal)
+            marker = "^" if row["LDL"] else "X" if large and step in ("", "base 2") else "o"
+            colour = "tab:orange" if is_causal else "tab:blue"
+            ax.plot(x, y, marker, markersize=8, markeredgecolor=colour, markerfacecolor=colour if large else "none")
+            if marker != "o" or (name == "descriptors, larger tile" and (D, is_causal) == (64, False)):
+                ax.annotate(f"{y:,.0f}", (x, y), (7, 0), textcoords="offset points", va="center")
+            ends = [min(ends[0], x), max(ends[1], x)]
+        ax.plot(ends, ends, "-", color="grey", zorder=0)
+        ax.axhline(4 * D + 256, color="grey", linestyle=":", zorder=0)
+        ax.annotate(f"4 D + 256 = {4 * D + 256}", (ends[1], 4 * D + 256), va="bottom", ha="right", color="grey")
+        ax.set_yscale("log")
+        ticks = [500, 600, 700, 800, 900] if D == 64 else [750, 1000, 1500, 2000, 2500]
+        ax.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+        ax.minorticks_off()
+        ax.set(title=f"D = {D}", xlabel="cycles by (8.5)", ylabel="cycles measured", xmargin=0.12)
+    figure.suptitle(
+        "64 x 64 scores; blue: full, orange: causal; hollow: 64x64, filled: larger tile; grey: as predicted"
+    )
     return figure
 
 

@@ -13,6 +13,20 @@ def programs_by_ceiling(warps, registers, shared):
     return by_registers if by_registers * (shared + 1024) <= 228 * 1024 else 228 * 1024 // (shared + 1024)
 
 
+def programs_by_scheduler(warps, registers, shared):
+    each = 16_384 // (32 * 8 * math.ceil(registers / 8))  # warps that one of four schedulers holds
+    return min(4 * each // warps, 233_472 // (shared + 1024))
+
+
+@triton.jit
+def softmax_step_first_alpha_1(s, m, l, scale_log2):
+    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new)
+    p = tl.exp2(s * scale_log2 - shift[:, None])
+    alpha = tl.where(m == -float("inf"), 1.0, tl.exp2(m - shift))
+    return p, m_new, alpha * l + tl.sum(p, axis=1), alpha
+
+
 @triton.jit
 def softmax_step_scaled_first(s, m, l, scale_log2):
     x = s * scale_log2
@@ -65,7 +79,9 @@ def cycles_by_the_whole_tile(D, block_m, block_n, num_warps, instructions, expon
 
 RIGHT_ANSWERS = (
     ("8.1", programs_by_ceiling),
+    ("8.1", programs_by_scheduler),
     ("8.2", softmax_step_scaled_first),
+    ("8.2", softmax_step_first_alpha_1),
     ("8.3", forward_transposed),
     ("8.4", rows_by_chapter_3),
     ("8.5", cycles_by_the_whole_tile),

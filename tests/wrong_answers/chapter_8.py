@@ -10,6 +10,8 @@ WRONG_ANSWERS = (
     edit("8.2", "no alpha", ("axis=1), alpha", "axis=1)"), told="alpha, [BLOCK_M] each, in this order"),
     edit("8.2", "alpha before l_new", ("alpha * l + tl.sum(p, axis=1), alpha", "alpha, alpha * l + tl.sum(p, axis=1)"),
          told="the order is p, m_new, l_new, alpha"),
+    edit("8.2", "shift at least −10⁴", ('tl.where(m_new == -float("inf"), 0.0, m_new)', "tl.maximum(m_new, -1e4)"),
+         told="scores may be as low as −2³⁰"),
     edit("8.3", "missing keys score −1e6", ('s, -float("inf")', "s, -1e6"), told="−1e+06 stands for −∞"),
     edit("8.3", "m starts at −9999", ('(BLOCK_M,), -float("inf")', "(BLOCK_M,), -9999.0"),
          told="scores may be as low as −2³⁰"),

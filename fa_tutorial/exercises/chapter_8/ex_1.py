@@ -41,7 +41,7 @@ def inputs():
     yield case(4, 128, 57_000, otherwise="128 registers allow 4 programs of 4 warps, and 57,000 bytes allow 4")
     yield case(8, 248, 1_024, otherwise="8 warps of 32 threads with 248 registers each need 63,488 registers")
     yield case(4, 100, 1_024, otherwise="100 registers are rounded up to 104")
-    yield case(2, 129, 1_024, otherwise="129 registers are rounded up to 136")
+    yield case(8, 41, 1_024, otherwise="41 registers are rounded up to 48")
     yield case(4, 64, 116_736, otherwise="two programs of 114 KiB need 2 KiB more")
     yield case(4, 64, 38_000, otherwise="each of five programs needs 1,024 bytes more, and a sixth has no room")
     yield case(4, 64, 57_350, otherwise="1 KiB is 1,024 bytes")

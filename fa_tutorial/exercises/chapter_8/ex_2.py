@@ -83,11 +83,12 @@ MISTAKES = {
     "m_new is scaled as a whole: the old m in it is in units of s · scale_log2 already, so scale only the tile's maximum": (
         M_NEW, "tl.maximum(m, tl.max(s, axis=1)) * scale_log2"),
     "alpha scales m a second time: m and m_new are in units of s · scale_log2 already": (ALPHA, "tl.exp2((m - shift) * scale_log2)"),
+    "alpha is upside down: it is 2^(m − m_new), at most 1": (ALPHA, "tl.exp2(shift - m)"),
     "your l is not rescaled when the maximum grows": (L_NEW, "l + tl.sum(p, axis=1)"),
     "a row that has seen nothing must keep m = −inf: only the shift is 0 there": ("return p, m_new", "return p, shift"),
     "a row that has seen nothing gives NaN: m_new is −inf, and −inf − (−inf) is NaN": (SHIFT, "m_new"),
 }  # fmt: skip
-CONDITIONS = {"unseen": "a row that has seen no key yet keeps m = −∞ and l = 0, and its p is 0"}
+CONDITIONS = {"unseen": "a row that has seen no key yet keeps m = −∞ and l = 0, and its p is 0", "low": "scores may be as low as −2³⁰"}
 
 
 def truth(s, m, l, scale_log2):
@@ -95,7 +96,7 @@ def truth(s, m, l, scale_log2):
     m_new = torch.maximum(m, s.amax(-1))
     shift = m_new.masked_fill(m_new == -INF, 0.0)
     p, alpha = torch.exp2(s - shift[:, None]), torch.exp2(m - shift)
-    return p, m_new, alpha * l + p.sum(-1), alpha.masked_fill(m_new == -INF, ANYTHING)  # alpha multiplies 0 there
+    return p, m_new, alpha * l + p.sum(-1), alpha.masked_fill(m == -INF, ANYTHING)  # alpha multiplies 0 there
 
 
 def inputs():
@@ -112,6 +113,8 @@ def inputs():
     yield step([[-9.0, -8.0, -7.0, -6.0]] * 2, *first, 0.25, "negative scores: m_new is their scaled maximum")
     nothing = "a row that has seen nothing keeps m = −inf and l = 0: only what is subtracted, from s and from m, is 0"
     yield step([[-INF] * 4, [1.0, 2.0, -INF, 0.0]], *first, 0.5, nothing, edge="unseen")
+    low = "scores may be as low as −2³⁰: where a row has seen a key, m_new itself is subtracted"
+    yield step([[-(2.0**30)] * 4, [1.0, 2.0, -INF, 0.0]], *first, 0.5, low, edge="low")
     draw = generator()
     s, m = 5 * torch.randn(ROWS, KEYS, generator=draw), torch.randn(ROWS, generator=draw)
     yield case(*(x.to(hardware.device()) for x in (s, m, torch.ones(ROWS))), 0.18, on="a random tile", fresh=True)
@@ -136,5 +139,6 @@ EXERCISE = Exercise(
     rule="p = 2^(s · scale_log2 − m_new), alpha = 2^(m − m_new), and l_new = alpha · l + Σ p",
     mistakes=MISTAKES,
     parts=("p", "m_new", "l_new", "alpha"),
+    tolerance=lambda args, part: (3e-5, 1e-6),  # also where the scores are large: those here are exact
     adapt=adapt,
 )

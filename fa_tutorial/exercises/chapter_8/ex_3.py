@@ -65,6 +65,12 @@ MISTAKES = {
     "v is loaded from k_desc": (f"v{KV}", f"k{KV}"),
     "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "acc + tl.dot"),
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
+    "the scores are not scaled: s = scale · q kᵀ": ("s = scale * tl.dot", "s = tl.dot"),
+    "the scores are scaled twice: s = scale · q kᵀ": ("s = scale * tl.dot", "s = scale * scale * tl.dot"),
+    "k and v are exchanged: the scores are q kᵀ, and p multiplies v": [(f"k = k{KV}", f"k = v{KV}"), (f"v = v{KV}", f"v = k{KV}")],
+    "acc is not divided by l at the end": ("acc / l[:, None]", "acc"),
+    "keys are counted in tiles, for k, v and the mask: a coordinate counts rows": [
+        (KV, "_desc.load([b, h, start_n // BLOCK_N, 0])"), ("offs_n = start_n +", "offs_n = start_n // BLOCK_N +")],
     "the loop runs to S_q: there are S_k keys": ("range(0, S_k", "range(0, S_q"),
 }  # fmt: skip
 

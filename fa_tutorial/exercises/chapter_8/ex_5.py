@@ -22,6 +22,11 @@ MISTAKES = {
     "half of the matmuls' FLOPs are missing: there are two, q kᵀ and p v, of 2 · 64 · 64 · D each": (MATMULS, "2 * 64 * 64 * D / 4096"),
     "the warps are spread over four schedulers, which issue at the same time": ("instructions * num_warps / 4", "instructions * num_warps"),
     "an SM does 16 exponentials a cycle, not one: divide by 16": ("* 32 / 16", "* 32"),
+    "the 16 exponentials a cycle are an SM's, not a scheduler's": ("* 32 / 16", "* 32 / 64"),
+    "an exponential is one of the instructions: it takes an issue slot, too": ("instructions * num_warps", "(instructions - exponentials) * num_warps"),
+    "an exponential is one of the instructions: it isn't added to them": ("instructions * num_warps", "(instructions + exponentials) * num_warps"),
+    "fewer than four warps leave schedulers to other programs: two warps issue in 2 / 4 of the cycles": (
+        "instructions * num_warps / 4", "instructions * -(-num_warps // 4)"),
     "exponentials are one warp's: all num_warps warps have theirs": ("exponentials * num_warps * 32", "exponentials * 32"),
     "issuing goes on while the exponentials' unit works: the longer of the two counts, not their sum": (
         "max(issuing, exponentiating)", "issuing + exponentiating"),
@@ -41,11 +46,13 @@ def truth(D, block_m, block_n, num_warps, instructions, exponentials):
 
 def inputs():
     yield case(64, 64, 64, 4, 468, 34, otherwise="chapter 5's tile: 256 cycles of matmuls and 468 of issuing")
+    yield case(64, 64, 64, 2, 40, 34, otherwise="34 instructions of 32 exponentials, in each of 2 warps, at 16 a cycle: 136 cycles")
     yield case(128, 64, 64, 4, 40, 34, otherwise="34 instructions of 32 exponentials, in each of 4 warps, at 16 a cycle: 272 cycles")
     yield case(64, 64, 64, 8, 298, 34, otherwise="8 warps on four schedulers: each issues for two warps")
     yield case(64, 128, 64, 4, 630, 68, otherwise="128 x 64 scores are two times 64 x 64: half of the tile's cycles are asked for")
     yield case(64, 64, 128, 4, 455, 66, otherwise="64 x 128 scores are two times 64 x 64: half of the tile's cycles are asked for")
     yield case(64, 32, 32, 4, 150, 10, otherwise="32 x 32 scores are a quarter of 64 x 64: four times the tile's cycles")
+    yield case(64, 64, 64, 2, 800, 68, otherwise="other programs' warps use the schedulers that 2 warps leave: 800 · 2 / 4")
     for _ in range(10):
         tile = (random.choice((32, 64, 128)) for _ in range(2))
         yield case(
