@@ -78,7 +78,7 @@ def forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, sc
 
     scale_log2 = scale * LOG2_E
     last_seen = tl.full((BLOCK_M,), S_k - 1, dtype=tl.int32)  # [BLOCK_M]
-    full_n, end_n = S_k // BLOCK_N * BLOCK_N, S_k  # keys 0 … full_n − 1 need no mask, full_n … end_n − 1 do
+    full_n, end_n = S_k // BLOCK_N * BLOCK_N, S_k  # keys from full_n on need a mask
     if IS_CAUSAL:  # (4.6)
         last_seen = offs_m + (S_k - S_q)
         full_n = tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N
