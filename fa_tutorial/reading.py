@@ -35,7 +35,7 @@ class Place(NamedTuple):
 # A line of ours, by its beginning, which is its only one -> where its like stands.
 PLACES: dict[str, dict[str, tuple[Place, ...]]] = {
     "attend": {
-        "rows = ": (Place(KERNEL, 309, 316, "Is_even_MN"),),
+        "rows = ": (Place(KERNEL, 269, 270, "Is_even_MN"), Place(KERNEL, 313, 315, "Is_even_MN")),
         "k_tile = ": (Place(KERNEL, 269, 270, "copy"), Place(KERNEL, 335, 335, "copy")),
         "s = scale": (Place(KERNEL, 319, 322, "gemm"),),
         "if MASK": (Place(KERNEL, 302, 302, "masking_step"),),
@@ -58,8 +58,8 @@ PLACES: dict[str, dict[str, tuple[Place, ...]]] = {
         "b, h = ": (Place(KERNEL, 1079, 1081, "bidb"),),
         "h_k = ": (Place(KERNEL, 148, 148, "h_h_k_ratio"),),
         "q_tile = ": (Place(KERNEL, 250, 251, "copy"),),
-        "m = tl.full": (Place(KERNEL, 285, 285, "Softmax"),),
-        "l = tl.zeros": (Place(SOFTMAX, 132, 132, "row_sum"),),
+        "m = tl.full": (Place(SOFTMAX, 142, 142, "zero_init"),),
+        "l = tl.zeros": (Place(SOFTMAX, 144, 144, "zero_init"),),
         "acc = tl.zeros": (Place(KERNEL, 283, 283, "clear"),),
         "last_seen = tl.full": (Place(KERNEL, 288, 288, "Mask"),),
         "full_n, end_n = ": (Place(KERNEL, 84, 84, "n_block_max"),),

@@ -6,8 +6,9 @@ from edits import edit
 
 PART, LSE = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N", "m + tl.log(l_or_one)"
 WRONG_ANSWERS = (
-    edit("11.1", "in fp32", ("4 * B * H_k", "8 * B * H_k"), told="2 programs on 100 SMs: they pull 10 GB/s"),
-    edit("11.1", "a rate for each program", ("bytes_read / gb_s", "bytes_read / sm_gb_s"), told="2 programs on 100 SMs: they pull 10 GB/s"),
+    edit("11.1", "in fp32", ("4 * B * H_k", "8 * B * H_k"), told="2 programs on 100 SMs pull 10 GB/s, and a number has 2 bytes"),
+    edit("11.1", "a rate for each program", ("bytes_read / gb_s", "bytes_read / sm_gb_s"), told="2 programs on 100 SMs pull 10 GB/s, and a number has 2 bytes"),
+    edit("11.1", "MiB", ("gb_s / 1e3", "gb_s / 1e3 / 1.048576"), told="a GB is 10⁹ bytes"),
     edit("11.2", "no masks", (', mask=offs_s < splits, other=-float("inf")', ""), (", mask=mask, other=0.0", ""), (", mask=offs_d < D", ""),
          told="offs_s < splits"),
     edit("11.2", "lse a split apart", ("lse_parts_ptr + part,", "lse_parts_ptr + offs_s * splits + row,"), told="an offset is wrong, not a mask"),

@@ -38,7 +38,9 @@ def truth(B, H_q, H_k, S, D, splits, sms, sm_gb_s, copy_gb_s):
 
 
 def inputs():
-    yield case(1, 8, 2, 1000, 10, 1, 100, 5.0, 400.0, otherwise="2 programs on 100 SMs: they pull 10 GB/s")
+    yield case(
+        1, 8, 2, 1000, 10, 1, 100, 5.0, 400.0, otherwise="2 programs on 100 SMs pull 10 GB/s, and a number has 2 bytes; a GB is 10⁹ bytes"
+    )
     yield case(1, 8, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="4 splits of 2 key heads are 8 programs")
     yield case(3, 8, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="3 sequences bring three caches, and 24 programs")
     yield case(1, 8, 2, 1000, 10, 64, 100, 3.0, 400.0, otherwise="128 programs on 100 SMs: 100 are busy")

@@ -106,11 +106,11 @@ def inputs():
         stray = f"q and o end at rows, k and v at S, all of them at D; b = i // H_k, h_k = i % H_k; {PLACE}, r < rows"
         return case(q, k, v, S_q, splits, block_d, on=on, otherwise=otherwise, stray=stray, **options)
 
-    yield parts((1, 1, 8, 32, 16), 1, 1, "one split is the whole attention")
+    yield parts((1, 1, 8, 32, 16), 1, 1, "one split is the whole attention: its rows see every key, and the tile of q ends at rows")
     yield parts((1, 1, 8, 32, 16), 1, 2, "two tiles, one for each split")
     yield parts((1, 1, 6, 32, 16), 3, 2, TOKEN)
-    yield parts((1, 1, 8, 40, 16), 1, 2, "three tiles, two and a ragged one: the loop goes from start to end")
-    yield parts((1, 1, 8, 72, 16), 1, 3, "five tiles, two, two and one: the loop goes from start to end")
+    yield parts((1, 1, 8, 40, 16), 1, 2, "three tiles for two splits, so ceil(3 / 2) = 2 and a ragged one: the loop goes from start to end")
+    yield parts((1, 1, 8, 72, 16), 1, 3, "five tiles for three splits, so ceil(5 / 3) = 2, 2 and 1: the loop goes from start to end")
     yield parts((2, 3, 4, 32, 16), 1, 2, f"program i has batch entry i // H_k and key head i % H_k; {PLACE}")
     yield parts((1, 1, 8, 32, 12), 1, 2, "D may be less than BLOCK_D")
     nothing = "where a row sees nothing l is 0: divide by 1 instead, and lse is −∞"

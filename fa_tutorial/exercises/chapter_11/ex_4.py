@@ -55,6 +55,7 @@ MISTAKES = {
     "keys beyond the sequence's end are loaded, and 0 times what stands there may be NaN: shift S, too": (ROWS, "S,"),
     "last_seen and S are positions in the sequence, and attend compares them with rows of a page: shift both": [
         (SEEN, "last_seen,"), (ROWS, "S,")],
+    "where a row sees nothing o is NaN: l is 0 there, so divide by 1 instead": ("tl.where(l == 0.0, 1.0, l)", "l"),
     "every sequence has the first one's length: it is at seqlens_ptr + b": (LENGTH, "tl.load(seqlens_ptr)"),
 }  # fmt: skip
 
