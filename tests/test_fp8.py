@@ -151,12 +151,12 @@ def attend(case: Case, rotate: bool = False, q_k_v=None):
         return flash_attention_fp8(q, k, v, is_causal=case.is_causal, scale=case.scale, rotate=rotate, return_lse=True)
 
 
-def assert_close(o, lse, truth, truth_lse, bound: float, lse_bound: float) -> None:
+def assert_close(o, lse, truth, truth_lse, bound: float, lse_bound: float | torch.Tensor) -> None:
     """o is off by at most `bound` of its root mean square; NaN never passes; rows that see nothing are 0 and −inf."""
     assert not o.isnan().any() and rms(o - truth) <= bound * rms(truth) + 1e-5, f"{rms(o - truth):.3g} of {rms(truth):.3g}"
     blind = truth_lse == -torch.inf
     assert not o[blind].any() and (lse[blind] == -torch.inf).all()
-    assert ((lse - truth_lse)[~blind].abs() <= lse_bound).all()
+    assert ((lse - truth_lse).abs() <= lse_bound)[~blind].all()
 
 
 def check(case: Case, rotate: bool = False) -> None:
@@ -284,10 +284,12 @@ def test_without_grad_a_leaf_may_ask_for_one():
 def test_the_kernel_gives_what_the_model_gives(D, S_q, S_k, is_causal):
     q, k, v = Case(S_q, S_k, D=D, H_q=6, H_k=2).data()
     given = *fp8.quantised(q, k, v, D**-0.5, True), D, q.dtype, is_causal
+    # Sums that are cut move some p to a neighbour, at most an eighth away: few keys don't average that.
+    seen = (torch.arange(S_q, device=q.device) + 1 + S_k - S_q).clamp(max=S_k) if is_causal else torch.full((S_q,), S_k, device=q.device)
+    lse_bound = torch.where(seen < 64, math.log(9 / 8), 0.03)
     for config in {forward.CONFIGS[D], forward.choose_config(D, S_q, is_causal)}:
         (o, lse), (want, want_lse) = forward.flash_forward(*given, config=config), model.flash_forward(*given)
-        # Sums that are cut move some p to a neighbour, at most an eighth away.
-        assert_close(o, lse, want.double(), want_lse.double(), 0.02, math.log(9 / 8))
+        assert_close(o, lse, want.double(), want_lse.double(), 0.02, lse_bound)
 
 
 @on_hopper
