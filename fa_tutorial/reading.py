@@ -1,4 +1,4 @@
-"""Chapter 12: where each line of the forward kernel's lines stands in the official source, flash-attention at v2.8.3.
+"""Chapter 12: where the forward kernel's lines stand in the official source, flash-attention at v2.8.3.
 
 Names and line numbers alone, none of its code: `both` reads that from a checkout on the reader's own disk.
 """
@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fa_tutorial import forward
 from fa_tutorial.source import source_of
 
 VERSION = "2.8.3"
@@ -76,6 +77,30 @@ PLACES: dict[str, dict[str, tuple[Place, ...]]] = {
     },
 }
 
+# A line of ours whose like differs -> how.
+DIFFERS: dict[str, dict[str, str]] = {
+    "flash_forward_kernel": {
+        "start_m = ": "Their grid has three axes (row blocks, B, H), so nothing is divided.",
+        "m = tl.full": "No start value: the first block's maximum and sum become m and l.",
+        "full_n = ": "A constant, known when the kernel is compiled: the masked blocks, counted from the last.",
+        "for start_n in range(0, full": "Second, and from the right to the left.",
+        "for start_n in tl.range(full": "First, so that only the first block may be ragged.",
+        "lse = ": "+∞ where a row sees nothing.",
+    },
+    "attend": {
+        "rows = ": "Only the first block's copies look for the end, and only v's writes zeros past it.",
+        "k_tile = ": "It is the next block's, and begins once q kᵀ is done.",
+        "s = scale": "The scale waits for the exponential.",
+        "acc = acc * alpha": "Inside the softmax.",
+        "v_tile = ": "It begins before q kᵀ.",
+    },
+    "softmax_step": {
+        "m_new = ": "Of scores without their scale; a row's four threads agree on it.",
+        "p = ": "2 to the power, with the scale in the same multiply-add: (8.3).",
+        "return ": "Each thread sums its own columns; the four sums meet after the loop.",
+    },
+}
+
 
 def lines_of(kernel: Any) -> list[tuple[str, tuple[Place, ...]]]:
     """The statements of a kernel of PLACES, each on one line, without its docstring and comments that hold no equation,
@@ -94,17 +119,27 @@ def lines_of(kernel: Any) -> list[tuple[str, tuple[Place, ...]]]:
     return lines
 
 
-def beside(kernel: Any) -> str:
-    """A table in Markdown: each line of the kernel, and links to its like at v2.8.3."""
-    rows = ["| yours | theirs |", "|:---|:---|"]
-    for code, places in lines_of(kernel):
-        indent = "\u00a0" * (len(code) - len(code.lstrip()) - 4)
-        links = (
-            f"[{numbers(place)}]({REPOSITORY}/blob/v{VERSION}/{place.file}#L{place.first}-L{place.last}) `{place.word}`"
-            for place in places
-        )
-        rows.append(f"| `{indent}{code.strip()}` | {', '.join(links)} |")
+def beside() -> str:
+    """A table in Markdown: each line of ours that stands differently in FA2, links to its like at v2.8.3, and how it
+    differs."""
+    rows = ["| yours | theirs | what differs |", "|:---|:---|:---|"]
+    for name, differs in DIFFERS.items():
+        for code, places in lines_of(getattr(forward, name)):
+            found = [words for start, words in differs.items() if code.strip().startswith(start)]
+            if not found:
+                continue
+            links = (
+                f"[{numbers(place)}]({REPOSITORY}/blob/v{VERSION}/{place.file}#L{place.first}-L{place.last})"
+                for place in places
+            )
+            rows.append(f"| `{shortened(code.strip())}` | {', '.join(links)} | {found[0]} |")
     return "\n".join(rows)
+
+
+def shortened(code: str, width: int = 34) -> str:
+    """A line of code cut to `width` characters."""
+    code = code.partition("  # ")[0]
+    return code if len(code) <= width else f"{code[: width - 2].rstrip()} …"
 
 
 def numbers(place: Place) -> str:
