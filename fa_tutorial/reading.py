@@ -81,22 +81,22 @@ PLACES: dict[str, dict[str, tuple[Place, ...]]] = {
 DIFFERS: dict[str, dict[str, str]] = {
     "flash_forward_kernel": {
         "start_m = ": "Their grid has three axes (row blocks, B, H), so nothing is divided.",
-        "m = tl.full": "No start value: the first block's maximum and sum become m and l.",
-        "full_n = ": "A constant, known when the kernel is compiled: the masked blocks, counted from the last.",
-        "for start_n in range(0, full": "Second, and from the right to the left.",
-        "for start_n in tl.range(full": "First, so that only the first block may be ragged.",
-        "lse = ": "+∞ where a row sees nothing.",
+        "m = tl.full": "Nothing starts m and l: the first block's maximum and sum become them.",
+        "full_n = ": "How many blocks are masked is a constant, known when the kernel is compiled.",
+        "for start_n in range(0, full": "The loop without masks comes second, and runs from the right to the left.",
+        "for start_n in tl.range(full": "The loop with masks comes first, so that only its first block may be ragged.",
+        "lse = ": "A row that sees nothing gets +∞, not −∞.",
     },
     "attend": {
         "rows = ": "Only the first block's copies look for the end, and only v's writes zeros past it.",
         "k_tile = ": "It is the next block's, and begins once q kᵀ is done.",
         "s = scale": "The scale waits for the exponential.",
-        "acc = acc * alpha": "Inside the softmax.",
+        "acc = acc * alpha": "It is a part of the softmax.",
         "v_tile = ": "It begins before q kᵀ.",
     },
     "softmax_step": {
-        "m_new = ": "Of scores without their scale; a row's four threads agree on it.",
-        "p = ": "2 to the power, with the scale in the same multiply-add: (8.3).",
+        "m_new = ": "It is the maximum of unscaled scores, and a row's four threads agree on it.",
+        "p = ": "It is a power of 2, with the scale in its multiply-add: (8.3).",
         "return ": "Each thread sums its own columns; the four sums meet after the loop.",
     },
 }
@@ -136,10 +136,10 @@ def beside() -> str:
     return "\n".join(rows)
 
 
-def shortened(code: str, width: int = 34) -> str:
-    """A line of code cut to `width` characters."""
-    code = code.partition("  # ")[0]
-    return code if len(code) <= width else f"{code[: width - 2].rstrip()} …"
+def shortened(code: str) -> str:
+    """A line of code up to its first call's bracket: `p = tl.exp(…)`."""
+    code = code.partition("  # ")[0].rstrip(":")
+    return re.sub(r"(\w)\(.*", r"\1(…)", code)
 
 
 def numbers(place: Place) -> str:

@@ -33,6 +33,9 @@ SCALED = [("new_max = s.amax(dim=1)", "s = s * scale_log2\n        new_max = s.a
           (P, "torch.exp2(s - safe[:, None])"), (ALPHA, "torch.exp2(row_max - safe)")]  # fmt: skip
 MISTAKES = {
     "row_max is scaled: theirs is the maximum of the scores as gemm left them, and the scale comes only inside exp2": SCALED,
+    "that is chapter 8's step: their row_max stays unscaled, and their first block reads no old state": [
+        *SCALED, ("if is_first:\n        s = s * scale_log2\n        new_max = s.amax(dim=1)\n    else:", "if True:"),
+        ("if not is_first:", "if True:")],
     "the first block reads row_max and row_sum, which nothing has set: with Is_first the block's own maximum and sum become them": [
         (FIRST_MAX, "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")],
     "the first block rescales by the old row_max, which nothing has set: with Is_first there is no scores_scale": (
