@@ -8,9 +8,9 @@ FIRST = "    first = row_block * block_m\n"
 
 WRONG_ANSWERS = (
     edit("12.1", "alpha upside down", ("torch.exp2((row_max - safe) * scale_log2)", "torch.exp2((safe - row_max) * scale_log2)"),
-         told="the maximum may grow, and with it row_sum and acc are rescaled"),
+         told="row_sum and acc are rescaled by 2^((old − new) · scale_log2)"),
     edit("12.1", "p v, too", ("    return p,", "    acc = acc + p.sum()\n    return p,"),
-         told="the maximum may grow, and with it row_sum and acc are rescaled"),
+         told="row_sum and acc are rescaled by 2^((old − new) · scale_log2)"),
     edit("12.1", "acc alone from the first block", ("    return p,", "    acc = acc + row_sum[:, None] * 0 if is_first else acc\n    return p,"),
          told="row_max and row_sum are NaN here, because nothing has set them, and acc is what clear(acc_o) left"),
     edit("12.1", "in place", ("acc = alpha[:, None] * acc", "acc *= alpha[:, None]"), told="changes its input acc in place"),

@@ -40,6 +40,8 @@ MISTAKES = {
         (FIRST_MAX, "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")],
     "the first block rescales by the old row_max, which nothing has set: with Is_first there is no scores_scale": (
         "if not is_first:", "if True:"),
+    "row_max begins at 0 in the first block: with Is_first it is the block's own maximum, which may be below 0": (
+        "if is_first:\n        new_max = s.amax(dim=1)", "if is_first:\n        new_max = s.amax(dim=1).clamp(min=0)"),
     "row_max forgets the blocks before: without zero_init the reduction begins at the old maximum": (
         "torch.maximum(row_max, s.amax(dim=1))", "s.amax(dim=1)"),
     "the exponentials are in base e: softmax_scale_log2 holds log₂ e already, so both are exp2": [
@@ -76,7 +78,10 @@ def inputs():
     def step(s, row_max, row_sum, acc, scale_log2, is_first, on="", **options):
         return case(*(torch.as_tensor(x) for x in (s, row_max, row_sum, acc)), scale_log2, is_first, on=on, **options)
 
-    later = "a later block: the maximum may grow, and with it row_sum and acc are rescaled by 2^((old − new) · scale_log2)"
+    later = (
+        "a later block: row_max is the largest unscaled score so far, p is 2^((s − row_max) · scale_log2), and row_sum and acc are "
+        "rescaled by 2^((old − new) · scale_log2)"
+    )
     yield step([[1.0, 3.0], [2.0, 0.0]], [2.0, 4.0], [1.5, 1.25], [[8.0, 4.0], [2.0, 6.0]], 0.5, False, otherwise=later)
     unset, zeros = [math.nan, math.nan], [[0.0, 0.0], [0.0, 0.0]]
     first = "the first block: row_max and row_sum are NaN here, because nothing has set them, and acc is what clear(acc_o) left"
