@@ -37,13 +37,13 @@ class Place(NamedTuple):
 PLACES: dict[str, dict[str, tuple[Place, ...]]] = {
     "attend": {
         "rows = ": (Place(KERNEL, 269, 270, "Is_even_MN"), Place(KERNEL, 313, 315, "Is_even_MN")),
-        "k_tile = ": (Place(KERNEL, 269, 270, "copy"), Place(KERNEL, 335, 335, "copy")),
+        "k_tile = ": (Place(KERNEL, 335, 335, "copy"),),
         "s = scale": (Place(KERNEL, 319, 322, "gemm"),),
         "if MASK": (Place(KERNEL, 302, 302, "masking_step"),),
         "s = tl.where": (Place(KERNEL, 328, 330, "apply_mask"),),
         "p, m, l, alpha": (Place(KERNEL, 342, 344, "softmax_rescale_o"),),
         "acc = acc * alpha": (Place(SOFTMAX, 160, 160, "acc_o_rowcol"),),
-        "v_tile = ": (Place(KERNEL, 310, 315, "copy"),),
+        "v_tile = ": (Place(KERNEL, 310, 310, "copy"),),
         "acc = dot": (Place(KERNEL, 347, 347, "convert_type"), Place(KERNEL, 367, 367, "gemm_rs")),
     },
     "softmax_step": {
