@@ -450,25 +450,49 @@ def draw_chain(predict: Predict) -> Figure:
     return figure
 
 
+def model_points(predict: Predict) -> list[dict[str, Any]]:
+    """The course's kernels in stored_steps with the cycles of `predict` and those of the H100; "outlier" is "^" where
+    the loop loads spilled registers, "X" where the larger tile leaves one program fewer, and "" elsewhere."""
+    points = []
+    for (D, is_causal), (name, step) in itertools.product(POINTS, (STEP_OF | LARGER_STEP_OF).items()):
+        large = name in LARGER_STEP_OF
+        row = compiled_steps()[step, steps.LARGER[D] if large else steps.TILE, D, is_causal]
+        outlier = "^" if row["LDL"] else "X" if large and step in ("", "base 2") else ""
+        cycles = predict(row), tile_cycles(stored_steps()[D, is_causal][name], D, is_causal)
+        points.append(
+            {"D": D, "is_causal": is_causal, "name": name, "large": large, "outlier": outlier, "cycles": cycles}
+        )
+    return points
+
+
+def show_errors(predict: Predict) -> None:
+    """Print how much longer the kernels of model_points take than `predict` says, with the outliers and without."""
+    print(f"{'H100, measured / predicted':28} {'all':>15}   without crosses and triangles")
+    points = model_points(predict)
+    for D, is_causal in POINTS:
+        here = [point for point in points if (point["D"], point["is_causal"]) == (D, is_causal)]
+        spans = []
+        for some in (here, [point for point in here if not point["outlier"]]):
+            ratios = [measured / predicted for predicted, measured in (point["cycles"] for point in some)]
+            spans.append(f"{percent(min(ratios))} to {percent(max(ratios))}")
+        print(f"{f'D = {D:3}, {mask(is_causal)}':28} {spans[0]:>15}   {spans[1]}")
+
+
 def draw_model(predict: Predict) -> Figure:
     """The cycles that the H100 took for each of the course's kernels in stored_steps, over those that `predict` gives
     for its row of machine code. A panel for each D.
     """
     figure = Figure(figsize=(10, 4.8))
     for ax, D in zip(figure.subplots(1, 2), (64, 128), strict=True):
-        ends = [1.0e9, 0.0]
-        for (of, is_causal), (name, step) in itertools.product(POINTS, (STEP_OF | LARGER_STEP_OF).items()):
-            if of != D:
-                continue
-            large = name in LARGER_STEP_OF
-            row = compiled_steps()[step, steps.LARGER[D] if large else steps.TILE, D, is_causal]
-            x, y = predict(row), tile_cycles(stored_steps()[D, is_causal][name], D, is_causal)
-            marker = "^" if row["LDL"] else "X" if large and step in ("", "base 2") else "o"
-            colour = "tab:orange" if is_causal else "tab:blue"
-            ax.plot(x, y, marker, markersize=8, markeredgecolor=colour, markerfacecolor=colour if large else "none")
-            if marker != "o" or (name == "descriptors, larger tile" and (D, is_causal) == (64, False)):
+        points = [point for point in model_points(predict) if point["D"] == D]
+        for point in points:
+            (x, y), marker = point["cycles"], point["outlier"]
+            colour = "tab:orange" if point["is_causal"] else "tab:blue"
+            face = colour if point["large"] else "none"
+            ax.plot(x, y, marker or "o", markersize=8, markeredgecolor=colour, markerfacecolor=face)
+            if marker or (point["name"] == "descriptors, larger tile" and (D, point["is_causal"]) == (64, False)):
                 ax.annotate(f"{y:,.0f}", (x, y), (7, 0), textcoords="offset points", va="center")
-            ends = [min(ends[0], x), max(ends[1], x)]
+        ends = [end(point["cycles"][0] for point in points) for end in (min, max)]
         ax.plot(ends, ends, "-", color="grey", zorder=0)
         ax.axhline(4 * D + 256, color="grey", linestyle=":", zorder=0)
         ax.annotate(f"4 D + 256 = {4 * D + 256}", (ends[1], 4 * D + 256), va="bottom", ha="right", color="grey")
@@ -477,9 +501,7 @@ def draw_model(predict: Predict) -> Figure:
         ax.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
         ax.minorticks_off()
         ax.set(title=f"D = {D}", xlabel="cycles by (8.5)", ylabel="cycles measured", xmargin=0.12)
-    figure.suptitle(
-        "64 x 64 scores; blue: full, orange: causal; hollow: 64x64, filled: larger tile; grey: as predicted"
-    )
+    figure.suptitle("H100, 64 x 64 scores; blue: full, orange: causal; hollow: 64x64, filled: larger tile")
     return figure
 
 
