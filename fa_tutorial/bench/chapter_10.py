@@ -54,6 +54,22 @@ def tile_grids(kinds: dict[str, torch.Tensor]) -> Figure:
     return figure
 
 
+def score_curves(c: float, H: int) -> Figure:
+    """The soft cap at c with its derivative, and what ALiBi adds to a score in each of H heads."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.8))
+    s, distance = torch.linspace(-3 * c, 3 * c, 121), torch.arange(33)
+    left.plot(s, s, color=GREY, linewidth=1, label="s")
+    left.plot(s, c * torch.tanh(s / c), "-", label=f"soft cap, c = {c:g}")
+    left.plot(s, 1 - torch.tanh(s / c) ** 2, "--", label="its derivative")
+    left.set(xlabel="s", ylabel="score, or derivative", ylim=(-2 * c, 2 * c))
+    left.legend()
+    for h, style in zip(range(1, H + 1), ("-", "--", "-.", ":"), strict=False):
+        right.plot(distance, -(2.0 ** (-8 * h / H)) * distance, style, label=f"head {h}")
+    right.set(xlabel="distance", ylabel="added to s")
+    right.legend()
+    return figure
+
+
 def time_against_tiles(rows: pd.DataFrame, tiles: dict[str, float]) -> Figure:
     """Each variant's time at S = 16,384 and D = 64, in shares of chapter 8's causal time, with 20 to 80 % of the runs.
 
