@@ -20,7 +20,7 @@ from buffers import DEVICE, needs_gpu, randn
 from fa_tutorial import figures, ledger, reference
 from fa_tutorial.__main__ import main
 from fa_tutorial.attention import best
-from fa_tutorial.bench import cases, chapter_8, here, measure, peers, plots, results, sweep, tables, timing
+from fa_tutorial.bench import cases, chapter_8, chapter_10, here, measure, peers, plots, results, sweep, tables, timing
 from fa_tutorial.bench.cases import GRIDS, LABELS, SHAPE, Case, Grid, Shape
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
@@ -476,6 +476,22 @@ def test_every_provider_is_measured(name, mode, H_k):
         assert not_hopper or (name in ("flash_attn", "flash_attn_4") and row["reason"] == "not installed")
     elif row["ms"] is not None:
         assert 0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100 and row["peak_bytes"] > 0 and row["first_call_s"] > 0
+
+
+def test_tiles_of_documents_are_those_that_their_mask_leaves():
+    lengths = [50, 14, 40, 24]
+    number = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
+    seen = (number[:, None] == number) & (torch.arange(128)[:, None] >= torch.arange(128))
+    assert chapter_10.document_tiles(lengths, 8) == (seen.view(16, 8, 16, 8).sum(dim=(1, 3)) > 0).sum()
+
+
+def test_chapter_10_counts_the_tiles_of_the_documents_that_were_measured():
+    stored = results.select(results.load("h200")["kernels"], chapter=10, kernel="variant", provider="documents")
+    for S in (4096, 16_384):
+        pairs = sum(length * (length + 1) // 2 for length in chapter_10.documents(S))
+        rows = results.select(stored, S=S, mode="fwd")
+        measured = rows["ms"] * rows["tflops"] * 1e9 / (4 * rows["D"] * rows["B"] * rows["H"])  # tflops has two digits after the point
+        assert measured.to_list() == pytest.approx([pairs] * len(rows), rel=1e-3)
 
 
 @needs_gpu

@@ -1,5 +1,5 @@
 """A small transformer on a task that only attention can solve, to train with one attention or another from the same
-seeds (chapter 7)."""
+seeds (chapters 7, 10 and 11)."""
 
 from __future__ import annotations
 
@@ -103,6 +103,30 @@ def train(attention: Attention, setup: Setup, autocast: torch.dtype | None = Non
         if step % setup.every == 0:
             losses.append(loss.item())
     return losses
+
+
+def train_copier(attention: Attention, setup: Setup, steps: int = 500) -> TinyTransformer:
+    """A model that has learned to copy, on some seconds of one CPU core: chapter 11 lets it generate."""
+    device = hardware.device()
+    torch.manual_seed(0)
+    model = TinyTransformer(setup, attention).to(device)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    slower = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, steps)
+    batches = torch.Generator().manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for such small matrices, threads only wait for one another
+    try:
+        for _ in range(steps):
+            tokens = copy_batch(setup, batches).to(device)
+            logits = model(tokens[:, :-1])[:, setup.half - 1 :]
+            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, setup.half :].flatten())
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            slower.step()
+    finally:
+        torch.set_num_threads(threads)
+    return model
 
 
 ATTENTIONS: dict[str, Attention] = {

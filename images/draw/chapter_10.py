@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 
+import torch
 from matplotlib.figure import Figure
 
 from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, image, legend, outline, write
@@ -101,4 +103,68 @@ def draw_tile_lists() -> Figure:
     write(ax, left, under + 0.3, f"mixed: step +1, count {len(mixed)}", BODY, ha="left")
     arrow(ax, (end - 0.1, under), (end - len(whole) * side + 0.1, under))
     write(ax, end, under + 0.3, f"whole: step −1, count {len(whole)}", BODY, ha="right")
+    return figure
+
+
+# The six rows of that mask, each as KINDS is its row 4.
+ROWS, LEFT = 6, 47  # blocks of 16 queries, keys before a query's own
+QUERY_ROW, KEY_COLUMN = 4, 3
+
+
+def kind_of(row: int, column: int) -> str:
+    nearest, farthest = 16 * (column - row) + 15, 16 * (column - row) - 15
+    if farthest > 0 or nearest < -LEFT:
+        return "skipped"
+    return "whole" if nearest <= 0 and farthest >= -LEFT else "mixed"
+
+
+@image("10_two_directions.png")
+def draw_two_directions() -> Figure:
+    """The tiles of a mask: a block of queries needs those of a row, a block of keys those of a column."""
+    assert tuple(kind_of(QUERY_ROW, column) for column in range(ROWS)) == KINDS
+    side, left, top = 0.52, 0.95, 0.85
+    figure, ax = canvas(4.4)
+    write(ax, left + ROWS / 2 * side, 0.22, "blocks of keys", BODY, weight="bold")
+    ax.text(0.2, top + ROWS / 2 * side, "blocks of queries", rotation=90, ha="center", va="center", fontsize=BODY, weight="bold")
+    for row in range(ROWS):
+        write(ax, left - 0.25, top + (row + 0.5) * side, f"{row}")
+        write(ax, left + (row + 0.5) * side, top - 0.22, f"{row}")
+        for column in range(ROWS):
+            box(ax, left + column * side, top + row * side, side, side, **LOOKS[kind_of(row, column)])
+    outline(ax, left, top + QUERY_ROW * side, ROWS * side, side)
+    outline(ax, left + KEY_COLUMN * side, top, side, ROWS * side, dashed=True)
+    rows = (
+        (1.35, False, "o and dq: a block of queries", "walks along its row, over tiles of keys", [(QUERY_ROW, n) for n in range(ROWS)], 1),
+        (2.85, True, "dk and dv: a block of keys", "walks down its column, over tiles of queries", [(n, KEY_COLUMN) for n in range(ROWS)], 0),
+    )  # fmt: skip
+    for y, dashed, first, second, tiles, axis in rows:
+        write(ax, 4.75, y - 0.5, first, BODY, ha="left", weight="bold")
+        write(ax, 4.75, y - 0.22, second, BODY, ha="left")
+        needed = [tile for tile in tiles if kind_of(*tile) != "skipped"]
+        for place, tile in enumerate(needed):
+            box(ax, 4.75 + place * side, y, side, side, f"{tile[axis]}", **LOOKS[kind_of(*tile)])
+        outline(ax, 4.75, y, len(needed) * side, side, dashed=dashed)
+    legend(ax, 4.2, ((left, LOOKS["mixed"], "mixed"), (left + 1.4, LOOKS["whole"], "whole"), (left + 2.8, {}, "skipped")))
+    return figure
+
+
+SCORES, SINKS = (0.0, 1.0, 2.0), (-math.inf, 0.0, 2.0, 4.0)
+
+
+@image("10_sink.png")
+def draw_sink() -> Figure:
+    """What a sink takes of a row with three keys: a bar for each sink."""
+    left, wide, tall, top = 1.55, 7.2, 0.42, 0.35
+    figure, ax = canvas(3.2)
+    looks = ({"colour": "sky", "share": 0.7}, {"colour": "orange", "share": 0.6}, {"colour": "green", "share": 0.45}, {"hatch": MASKED})
+    for row, sink in enumerate(SINKS):
+        y = top + row * (tall + 0.16)
+        write(ax, left - 0.15, y + tall / 2, "no sink" if sink == -math.inf else f"sink = {sink:g}", BODY, ha="right")
+        x = left
+        for share, look in zip(torch.softmax(torch.tensor([*SCORES, sink]), dim=0).tolist(), looks, strict=True):
+            if share:
+                box(ax, x, y, share * wide, tall, f"{share:.2f}" if share > 0.045 else "", **look)
+            x += share * wide
+    names = [f"key with s = {score:g}" for score in SCORES]
+    legend(ax, 2.9, tuple(zip((0.15, 2.35, 4.55, 6.75), looks, (*names, "the sink"), strict=True)))
     return figure

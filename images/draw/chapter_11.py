@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, arrow, box, canvas, grid, image, legend, number, outline, write
+from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, grid, image, legend, number, outline, write
 from fa_tutorial import softmax
 from fa_tutorial.forward import CONFIGS
 
@@ -113,29 +115,80 @@ BASIC_ROWS = CONFIGS[232_448][128].block_m  # of chapter 5's tile on an H200
 
 @image("11_rows_of_a_tile.png")
 def draw_rows_of_a_tile() -> Figure:
-    """Eight query heads of one key head: as eight tiles with one row each, and as eight rows of one tile."""
-    figure, ax = canvas(5.0)
-    write(ax, 0.15, 0.25, f"one program per query head: keys read {GROUP} times", HEAD, ha="left", weight="bold")
-    write(ax, 5.55, 0.25, "one program per key head: once", HEAD, ha="left", weight="bold")
-    high = BASIC_ROWS * ROW
+    """Eight query heads of one key head: as eight tiles with one row each, and as eight rows of one tile, drawn larger."""
+    figure, ax = canvas(4.9)
+    write(ax, 0.15, 0.25, f"a program for each query head: keys read {GROUP} times", HEAD, ha="left", weight="bold")
+    write(ax, 5.95, 0.25, "for each key head: once", HEAD, ha="left", weight="bold")
+    top, high = 0.85, BASIC_ROWS * ROW
     for head in range(GROUP):
-        x = 0.15 + head * 0.62
-        box(ax, x, 0.9, 0.5, ROW, colour="blue", share=0.5)
-        ax.text(x + 0.25, 0.9 + high / 2, f"{BASIC_ROWS - 1} empty rows", rotation=90, ha="center", va="center", fontsize=BODY)
-        outline(ax, x, 0.9, 0.5, high, line=1.6)
-        arrow(ax, (x + 0.25, 3.9), (x + 0.25, 3.5), "orange")
-        write(ax, x + 0.25, 0.7, f"head {head}" if head == 0 else f"{head}")
-    x, y, wide = 5.55, 0.9 + (BASIC_ROWS - TILE_ROWS) * ROW, 0.5
+        x = 0.15 + head * 0.66
+        box(ax, x, top, 0.5, ROW, colour="blue", share=0.5)
+        ax.text(x + 0.25, top + high / 2, f"{BASIC_ROWS - 1} empty rows", rotation=90, ha="center", va="center", fontsize=BODY)
+        outline(ax, x, top, 0.5, high, line=1.6)
+        arrow(ax, (x + 0.25, 3.85), (x + 0.25, 3.45), "orange")
+        write(ax, x + 0.25, 0.65, f"head {head}" if head == 0 else f"{head}")
+    x, wide, tall = 5.95, 2.9, high / TILE_ROWS
+    write(ax, x + wide / 2, 0.65, f"{TILE_ROWS} rows, drawn larger")
     for row in range(TILE_ROWS):
-        box(ax, x, y + row * ROW, wide, ROW, **({"colour": "blue", "share": 0.5} if row < GROUP else {}))
-    for first, text in ((0, f"heads 0 to {GROUP - 1}"), (GROUP, f"{TILE_ROWS - GROUP} empty rows")):
-        write(ax, x + wide + 0.1, y + (first + GROUP / 2) * ROW, text, ha="left")
-    outline(ax, x, y, wide, TILE_ROWS * ROW, line=1.6)
-    arrow(ax, (x + wide / 2, 3.9), (x + wide / 2, 3.5), "orange")
-    box(ax, 0.15, 3.92, 4.84, 0.42, "keys and values of one key head", "orange", share=0.4)
-    box(ax, 5.55, 3.92, 2.7, 0.42, "keys and values of one key head", "orange", share=0.4)
+        look = {"colour": "blue", "share": 0.5, "text": f"head {row}"} if row < GROUP else {"text": "empty"}
+        box(ax, x, top + row * tall, wide, tall, size=9, **look)
+    outline(ax, x, top, wide, high, line=1.6)
+    arrow(ax, (x + wide / 2, 3.85), (x + wide / 2, 3.45), "orange")
+    box(ax, 0.15, 3.87, 5.12, 0.42, "keys and values of one key head", "orange", share=0.4)
+    box(ax, x, 3.87, wide, 0.42, "keys and values of one key head", "orange", share=0.4)
     empty = f"an empty row, multiplied all the same: {GROUP * (BASIC_ROWS - 1)} on the left, {TILE_ROWS - GROUP} on the right"
-    legend(ax, 4.7, ((0.15, {"colour": "blue", "share": 0.5}, "a query"), (2.0, {}, empty)))
+    legend(ax, 4.6, ((0.15, {"colour": "blue", "share": 0.5}, "a query"), (2.0, {}, empty)))
+    return figure
+
+
+# ---------------------------------------------------------------- the programs of a split, and the rows of one
+
+HEADS, TOKENS, KEYS, KEYS_A_TILE = 2, 3, 7, 2  # query heads a group, new tokens of each, keys, keys a tile
+SPLITS = ("sky", "orange")
+SPLIT_BATCH, SPLIT_KEY_HEADS = 2, 2
+
+
+@image("11_split_rows.png")
+def draw_split_rows() -> Figure:
+    """The grid of split_kernel, and the rows of one key head: whose they are, what they see, and which split computes it."""
+    figure, ax = canvas(4.55)
+    write(ax, 0.15, 0.25, "the grid: B · H_k by splits", HEAD, ha="left", weight="bold")
+    side, left, top = 0.52, 1.95, 0.95
+    for split, colour in enumerate(SPLITS):
+        write(ax, left + (split + 0.5) * side, top - 0.22, f"split {split}" if split == 0 else f"{split}")
+        for i in range(SPLIT_BATCH * SPLIT_KEY_HEADS):
+            box(ax, left + split * side, top + i * side, side, side, f"{i}, {split}", colour, share=0.5)
+    for i in range(SPLIT_BATCH * SPLIT_KEY_HEADS):
+        words = f"sequence {i // SPLIT_KEY_HEADS}, key head {i % SPLIT_KEY_HEADS}"
+        write(ax, left - 0.1, top + (i + 0.5) * side, words, ha="right", size=10)
+    chosen = SPLIT_BATCH * SPLIT_KEY_HEADS - 1
+    outline(ax, left, top + chosen * side, len(SPLITS) * side, side)
+    write(ax, 3.95, 0.25, "one key head's rows, and what they see", HEAD, ha="left", weight="bold")
+    cell, first = 0.42, 5.75
+    part = math.ceil(math.ceil(KEYS / KEYS_A_TILE) / len(SPLITS)) * KEYS_A_TILE  # the keys of a split
+    middle, rows = top + (chosen + 0.5) * side, HEADS * TOKENS * cell
+    arrow(ax, (left + len(SPLITS) * side + 0.06, middle), (3.88, middle), "vermilion")
+    box(ax, 3.9, top, 0.03, rows, colour="vermilion", share=1.0)
+    for key in range(KEYS):
+        write(ax, first + (key + 0.5) * cell, top - 0.22, f"key {key}" if key == 0 else f"{key}")
+    for r in range(HEADS * TOKENS):
+        y, last = top + r * cell, KEYS - TOKENS + r % TOKENS
+        write(ax, first - 0.12, y + cell / 2, f"r = {r}: head {r // TOKENS}, token {r % TOKENS}", ha="right", size=10)
+        for key in range(KEYS):
+            look = {"colour": SPLITS[key // part], "share": 0.5} if key <= last else {"hatch": MASKED}
+            box(ax, first + key * cell, y, cell, cell, **look)
+    bottom = top + HEADS * TOKENS * cell
+    for start in range(0, KEYS, part):
+        outline(ax, first + start * cell, top, (min(start + part, KEYS) - start) * cell, bottom - top, line=2.2)
+    for start in range(0, KEYS, KEYS_A_TILE):
+        end = min(start + KEYS_A_TILE, KEYS)
+        arrow(ax, (first + start * cell + 0.03, bottom + 0.15), (first + end * cell - 0.03, bottom + 0.15))
+        write(ax, first + (start + end) / 2 * cell, bottom + 0.37, f"tile {start // KEYS_A_TILE}", 10)
+    legend(ax, 4.22, (
+        (0.15, {"colour": SPLITS[0], "share": 0.5}, "split 0 computes it"),
+        (3.0, {"colour": SPLITS[1], "share": 0.5}, "split 1 does"),
+        (5.75, {"hatch": MASKED}, "hidden: a later token"),
+    ))  # fmt: skip
     return figure
 
 

@@ -76,6 +76,8 @@ WRONG_ANSWERS = (
     edit("10.5", "the score is masked by a large number before the cap", ("    p = tl.exp(SCORE_MOD(s,", """    seen = MASK_MOD(b, h, i, j, aux)
     p = tl.exp(SCORE_MOD(tl.where(seen, s, -1e9),"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""),
          told="the score is masked before SCORE_MOD, and a cap turns −inf into −c"),
+    edit("10.5", "a hard-coded cap in the derivative", ("* SCORE_GRAD(s, b, h, i, j, aux)", "* (1 - tanh(s / 2.0) * tanh(s / 2.0))"),
+         told="another cap: the mods know what a score becomes"),
     edit("10.6", "the first sink for all", ("sinks[:, None]", "sinks[0]"),
          told="each head has its own sink and its own gradient"),
     edit("10.6", "mean over the batch", (".sum(dim=(0, 2))", ".sum(dim=2).mean(dim=0)"), told=("all batch entries use the same sinks: "

@@ -6,7 +6,7 @@ from edits import edit
 
 PART, LSE = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N", "m + tl.log(l_or_one)"
 WRONG_ANSWERS = (
-    edit("11.1", "in fp32", ("4 * B * H_k", "8 * B * H_k"), told="2 programs on 100 SMs pull 10 GB/s, and a number has 2 bytes"),
+    edit("11.1", "in fp32", ("4 * B * H_k", "8 * B * H_k"), told="a number has 4 bytes: fp16 has 2"),
     edit("11.1", "a rate for each program", ("bytes_read / gb_s", "bytes_read / sm_gb_s"), told="2 programs on 100 SMs pull 10 GB/s, and a number has 2 bytes"),
     edit("11.1", "MiB", ("gb_s / 1e3", "gb_s / 1e3 / 1.048576"), told="a GB is 10⁹ bytes"),
     edit("11.2", "no masks", (', mask=offs_s < splits, other=-float("inf")', ""), (", mask=mask, other=0.0", ""), (", mask=offs_d < D", ""),
@@ -22,7 +22,7 @@ WRONG_ANSWERS = (
     edit("11.3", "batch entry 0", ("batch_head // H_k, batch_head % H_k", "batch_head * 0, batch_head % H_k"),
          told="batch entry i // H_k"),
     edit("11.3", "no scale", ("last_seen, S, D, scale", "last_seen, S, D, 1.0"),
-         told="one split is the whole attention"),
+         told="the scores aren't scaled"),
     edit("11.3", "lse in another order",
          ("split * tl.num_programs(0) + batch_head", "batch_head * tl.num_programs(1) + split"),
          told="tl.num_programs(0) + i) · rows"),

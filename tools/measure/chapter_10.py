@@ -19,6 +19,7 @@ from fa_tutorial import hardware
 from fa_tutorial.attention import flash_attention, flash_attention_varlen
 from fa_tutorial.bench import training
 from fa_tutorial.bench.cases import HEAD_DIMS, HIDDEN, TOKENS, about
+from fa_tutorial.bench.chapter_10 import documents
 from fa_tutorial.bench.measure import call_of
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import peak_bytes, randn, timed, timed_in_turns
@@ -50,16 +51,6 @@ def compiled_flex(S: int, mask: Callable, score: Callable | None = None) -> Call
 
 def causal(b, h, i, j):
     return i >= j
-
-
-def documents(S: int, seed: int = 0) -> list[int]:
-    """Lengths of documents that fill S tokens, long-tailed: many of some hundred tokens and few of some thousand."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths = []
-    while sum(lengths) < S:
-        length = int(torch.randn((), generator=generator).mul(1.3).add(6.0).exp())
-        lengths.append(min(max(length, 16), S - sum(lengths)))
-    return lengths
 
 
 def causal_contest(S: int, H: int) -> Contest:

@@ -130,6 +130,7 @@ def inputs():
     yield rows(2, 2, 1, 2.0)
     yield rows(4, 4, 1, 2.0)
     yield rows(6, 6, 2, 2.0, "p is of the modified score, and the derivative of s", size=20.0)
+    yield rows(4, 4, 3, 5.0, "another cap: the mods know what a score becomes, so call SCORE_MOD and SCORE_GRAD, and hand them aux")
     yield rows(5, 8, 3, 2.0, "the mask and score mods get b, h, i, j and aux as they are, whichever way the tile lies", turned=True)
     yield rows(3, 9, THIRD, 2.0, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
     yield rows(16, 16, 7, 3.0, draw=generator(), fresh=True)

@@ -18,6 +18,7 @@ RATE, TIME = "min(busy * sm_gb_s, copy_gb_s)", "bytes_read / gb_s / 1e3"
 MISTAKES = {
     "keys are counted once per query head: the cache holds H_k heads, and each is read once": (BYTES, "4 * B * H_q * S * D"),
     "the values are missing, or a number's second byte: the cache holds a key and a value for each token, in fp16": (BYTES, "2 * B * H_k * S * D"),
+    "a number has 4 bytes: fp16 has 2": (BYTES, "8 * B * H_k * S * D"),
     "q and o are counted too: leave them out": (BYTES, f"{BYTES} + 4 * B * H_q * D"),
     "there is a program for each query head: one program takes all queries of a key head": (PROGRAMS, "B * H_q * splits"),
     "the splits are left out: each key head of each sequence has that many programs": (PROGRAMS, "B * H_k"),
@@ -26,6 +27,9 @@ MISTAKES = {
     "all SMs are busy, however few programs there are": (BUSY, "sms"),
     "the SMs pull more than the memory gives: at most a copy's rate": (RATE, "busy * sm_gb_s"),
     "the rate is always a copy's: few SMs pull less": (RATE, "copy_gb_s"),
+    "the times of the two limits are added: the slower one alone decides": (
+        TIME, "(bytes_read / (busy * sm_gb_s) + bytes_read / copy_gb_s) / 1e3"),
+    "a GB is 10⁹ bytes, not 2³⁰": (TIME, "bytes_read / gb_s / 2**30 * 1e6"),
     "that is milliseconds: return µs": (TIME, f"{TIME} / 1e3"),
     "that is ns: return µs, a thousand of them": (TIME, "bytes_read / gb_s"),
     "that is seconds: return µs": (TIME, f"{TIME} / 1e6"),

@@ -55,6 +55,19 @@ MISTAKES = {
         PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
     "a part starts inside a tile, so its last tile runs on into the next part: a part is whole tiles, as the text counts them": (
         PART, "tl.cdiv(S, tl.num_programs(1))"),
+    "the tiles are shared out evenly: every part has ceil(tiles / splits) of them, as long as there are any": (
+        BEGIN + END, "split * tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N, "
+        "tl.minimum((split + 1) * tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N, S)"),
+    "a part has the tiles divided by splits and rounded down, and the last one takes the rest: every part has ceil(tiles / splits)": [
+        (PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
+        (END, "tl.where(split == tl.num_programs(1) - 1, S, (split + 1) * part)")],
+    "attend gets False for its mask: keys after a row's last one, and lanes past S, then count": ("True, BLOCK_N", "False, BLOCK_N"),
+    f"last_seen is one too small: {TOKEN}": (SEEN, "S - S_q - 1 + offs_m % S_q"),
+    f"last_seen is one too large: {TOKEN}": (SEEN, "S - S_q + 1 + offs_m % S_q"),
+    f"the rows of the tile are taken for tokens: {TOKEN}": (SEEN, "S - rows + offs_m"),
+    "the tile of q ends at S_q: it has `rows` rows, S_q for each query head of the group": (
+        "load_tile(q, b, h_k, 0, rows", "load_tile(q, b, h_k, 0, S_q"),
+    "the scores aren't scaled: attend gets scale": ("last_seen, S, D, scale,", "last_seen, S, D, 1.0,"),
     f"the row is taken for the token: {TOKEN}": (SEEN, "S - S_q + offs_m"),
     f"the mask starts at key 0: {TOKEN}": (SEEN, "offs_m % S_q"),
     "last_seen counts from the part's end: it is S − S_q + r % S_q in every part": (SEEN, "end - S_q + offs_m % S_q"),

@@ -43,6 +43,7 @@ def paged_split_kernel(q, k, v, table_ptr, seqlens_ptr, o, lse_ptr, H_k, S_q, ro
     tl.store(lse_ptr + first_row + offs_m, m + tl.log(l_or_one), mask=offs_m < rows)
 
 
+PART = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N"
 LENGTH, PAGE = "tl.load(seqlens_ptr + b)", "tl.load(table_ptr + b * pages + start_n // PAGE_SIZE)"
 ROW, SEEN, ROWS = "h_k, start_n - first, ", "last_seen - first,", "S - first,"
 MISTAKES = {
@@ -56,6 +57,10 @@ MISTAKES = {
     "last_seen and S are positions in the sequence, and attend compares them with rows of a page: shift both": [
         (SEEN, "last_seen,"), (ROWS, "S,")],
     "where a row sees nothing o is NaN: l is 0 there, so divide by 1 instead": ("tl.where(l == 0.0, 1.0, l)", "l"),
+    "a part is counted in pages: it is ceil(tiles / splits) tiles of BLOCK_N keys, as in 11.3": (
+        PART, "tl.cdiv(tl.cdiv(S, PAGE_SIZE), tl.num_programs(1)) * PAGE_SIZE"),
+    "the parts are cut from the table's width: count the tiles of this sequence's own S": (
+        PART, "tl.cdiv(tl.cdiv(pages * PAGE_SIZE, BLOCK_N), tl.num_programs(1)) * BLOCK_N"),
     "every sequence has the first one's length: it is at seqlens_ptr + b": (LENGTH, "tl.load(seqlens_ptr)"),
 }  # fmt: skip
 
@@ -108,6 +113,7 @@ def inputs():
         table=torch.tensor([[1, 2, 0]]),
     )
     yield paged((64,), 1, 32, 1, "pages of 32 keys hold two tiles: a tile starts at row start_n % PAGE_SIZE")
+    yield paged((40,), 1, 32, 3, "a part is counted in tiles, not in pages: three tiles in three parts")
     yield paged((40, 21), 2, 16, 2, "two sequences: each has its length, and its row of the table")
     yield paged((52,), 1, 32, 2, "each row sees the keys up to its own token's position", S_q=4)
     yield paged((90, 7, 33), 2, 32, 3, table=torch.tensor([[4, 0, 7], [2, 8, 1], [3, 6, 5]]), S_q=2, D=12, draw=generator(), fresh=True)

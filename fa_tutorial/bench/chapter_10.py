@@ -1,0 +1,106 @@
+"""Chapter 10: what its page draws, and the documents of its measurements. tools/measure measures what is stored."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from fa_tutorial.bench import results
+from fa_tutorial.figures import COLOURS, GREY
+
+PASSES = {"fwd": "forward", "bwd": "backward"}
+# how a tile of each kind looks: 0 skipped, 1 mixed, 2 whole
+LOOKS = (
+    {"facecolor": "white", "edgecolor": "lightgrey"},
+    {"facecolor": COLOURS["orange"], "edgecolor": "black", "hatch": "////"},
+    {"facecolor": COLOURS["sky"], "edgecolor": "white"},
+)
+KINDS = ("skipped: not computed", "mixed: computed with the mask", "whole: computed without")
+
+
+def documents(S: int, seed: int = 0) -> list[int]:
+    """Lengths of documents that fill S tokens, long-tailed: many of some hundred tokens and few of some thousand."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths: list[int] = []
+    while sum(lengths) < S:
+        length = int(torch.randn((), generator=generator).mul(1.3).add(6.0).exp())
+        lengths.append(min(max(length, 16), S - sum(lengths)))
+    return lengths
+
+
+def document_tiles(lengths: list[int], block: int) -> int:
+    """How many tiles of block × block a causal mask within each document leaves."""
+    ends = torch.tensor(lengths).cumsum(0)
+    first = (ends - torch.tensor(lengths)).repeat_interleave(torch.tensor(lengths))[::block]  # of each tile row's keys
+    return int((torch.arange(len(first)) - first // block + 1).sum())
+
+
+def tile_grids(kinds: dict[str, torch.Tensor]) -> Figure:
+    """A grid for each mask. kinds: (blocks of queries, blocks of keys) integers, 0 skipped, 1 mixed, 2 whole."""
+    figure, panels = plt.subplots(1, len(kinds), figsize=(11, 3.1), layout="constrained")
+    for ax, (name, grid) in zip(panels, kinds.items(), strict=True):
+        for (row, column), kind in zip((grid >= 0).nonzero().tolist(), grid.flatten().tolist(), strict=True):
+            ax.add_patch(Rectangle((column, row), 1, 1, linewidth=0.5, **LOOKS[kind]))
+        ax.set(xlim=(0, grid.shape[1]), ylim=(len(grid), 0), aspect="equal", xticks=[], yticks=[])
+        ax.set_xlabel("blocks of keys")
+        mixed, whole = (int((grid == kind).sum()) for kind in (1, 2))
+        ax.set_title(f"{name}\n{mixed} mixed, {whole} whole", fontsize=10)
+    panels[0].set_ylabel("blocks of queries")
+    handles = [Patch(linewidth=0.5, label=name, **look) for name, look in zip(KINDS, LOOKS, strict=True)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
+
+
+def score_curves(c: float, H: int) -> Figure:
+    """The soft cap at c with its derivative, and what ALiBi adds to a score in each of H heads."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.8))
+    s, distance = torch.linspace(-3 * c, 3 * c, 121), torch.arange(33)
+    left.plot(s, s, color=GREY, linewidth=1, label="s")
+    left.plot(s, c * torch.tanh(s / c), "-", label=f"soft cap, c = {c:g}")
+    left.plot(s, 1 - torch.tanh(s / c) ** 2, "--", label="its derivative")
+    left.set(xlabel="s", ylabel="score, or derivative", ylim=(-2 * c, 2 * c))
+    left.legend()
+    for h, style in zip(range(1, H + 1), ("-", "--", "-.", ":"), strict=False):
+        right.plot(distance, -(2.0 ** (-8 * h / H)) * distance, style, label=f"head {h}")
+    right.set(xlabel="distance", ylabel="added to s")
+    right.legend()
+    return figure
+
+
+def time_against_tiles(rows: pd.DataFrame, tiles: dict[str, float]) -> Figure:
+    """Each variant's time at S = 16,384 and D = 64, in shares of chapter 8's causal time, with 20 to 80 % of the runs.
+
+    rows: those of kernel "variant"; tiles: each variant's share of the causal mask's tiles, a cross.
+    """
+    figure, ax = plt.subplots(figsize=(8, 3), layout="constrained")
+    for (mode, label), marker in zip(PASSES.items(), "os", strict=True):
+        found = results.select(rows, mode=mode, S=16_384, D=64)
+        shares = found["ms"] / found["causal_ms"]
+        spread = [abs(found[f"ms_{end}"] - found["ms"]) / found["causal_ms"] for end in (20, 80)]
+        ax.errorbar(found["provider"], shares, spread, fmt=marker, label=label)
+    ax.plot(list(tiles), list(tiles.values()), "x", color="black", markersize=8, label="the tiles")
+    ax.axhline(1, color=GREY, linewidth=1)
+    ax.set(ylabel="time / chapter 8's causal time", yscale="log", ylim=(0.07, 3))
+    ax.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
+    ax.minorticks_off()
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def flex_against_ours(rows: pd.DataFrame) -> Figure:
+    """FlexAttention's time over ours at S = 16,384, a panel for each pass, with 20 to 80 % of our runs."""
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3), sharey=True, layout="constrained")
+    for ax, (mode, name) in zip(panels, PASSES.items(), strict=True):
+        for D, marker in ((64, "o"), (128, "s")):
+            found = results.select(rows, mode=mode, S=16_384, D=D)
+            ratio, low, high = (found["flex_ms"] / found[f"ms{end}"] for end in ("", "_80", "_20"))
+            ax.errorbar(found["provider"], ratio, [ratio - low, high - ratio], fmt=marker, label=f"D = {D}")
+        ax.axhline(1, color=GREY, linewidth=1)
+        ax.tick_params(axis="x", rotation=30)
+        ax.set(title=f"{name}, S = 16,384", ylim=(0, None))
+    panels[0].set_ylabel("FlexAttention's time / ours")
+    panels[1].legend()
+    return figure
