@@ -112,7 +112,8 @@ def print_sums(card: dict[str, Any]) -> None:
     print(f"{'one chain, mean error in %':34}{'model':>9}{'H200':>9}")
     for kind, K in itertools.product(("uniform", "p v, mean 0", "p v, mean 1"), LENGTHS):
         stored = row(card, kernel="sums", data=kind, K=K, provider="chain")
-        print(f"{kind:14} K = {K:6,}        {100 * modelled(kind, K, 'chain')['mean']:9.1f}{100 * stored['mean']:9.1f}")
+        means = (round(100 * found["mean"], 1) + 0.0 for found in (modelled(kind, K, "chain"), stored))  # no −0
+        print(f"{kind:14} K = {K:6,}        " + "".join(f"{mean:9.1f}" for mean in means))
 
 
 def print_errors(card: dict[str, Any], *kinds: str) -> None:
