@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import torch
 import torch.distributed as dist
+from torch.nn.functional import cross_entropy
 
 from fa_tutorial import hardware, processes, reference, ring
 from fa_tutorial.attention import flash_attention
@@ -91,6 +93,57 @@ def one_rank_dies(who: int) -> None:
     if dist.get_rank() == who:
         os._exit(1)
     one_rank((1, 2, 2, 32, 16), is_causal=True)
+
+
+# ---------------------------------------------------------------- a step of training
+
+
+class Model(torch.nn.Module):
+    """One layer: 32 different tokens, 2 heads, D = 16. The same weights in every process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.token, self.place = torch.nn.Embedding(32, 32), torch.nn.Embedding(64, 32)
+        self.qkv, self.logits = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Callable) -> torch.Tensor:
+        x = self.token(tokens) + self.place(positions)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)  # (B, H, S, D)
+        return self.logits(attend(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+    def gradient(self) -> torch.Tensor:
+        """That of all weights, one after the other."""
+        return torch.cat([weight.grad.flatten().cpu() for weight in self.parameters()])
+
+
+def text() -> torch.Tensor:
+    """(1, 65) tokens, the same in every process: 64 to read, each with the next one as its target."""
+    return torch.randint(0, 32, (1, 65), generator=torch.Generator().manual_seed(0)).to(hardware.device())
+
+
+def train_step() -> tuple[torch.Tensor, torch.Tensor]:
+    """One rank's step: the gradient of all weights, before and after the sum over the ranks."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model, whole = Model().to(hardware.device()), text()
+    S = whole.shape[1] - 1  # a multiple of 2 · ranks
+    tokens, targets = (ring.shard(x, rank, ranks, dim=1) for x in (whole[:, :-1], whole[:, 1:]))
+    positions = ring.shard(torch.arange(S, device=whole.device), rank, ranks, dim=0)
+    logits = model(tokens, positions, ring.ring_attention)  # in place of flash_attention
+    loss = cross_entropy(logits[0], targets[0], reduction="sum") / S  # S, not S / ranks
+    loss.backward()
+    before = model.gradient()
+    for weight in model.parameters():
+        dist.all_reduce(weight.grad)  # the sum over all ranks
+    return before, model.gradient()
+
+
+def whole_step() -> torch.Tensor:
+    """The same gradient by one process, of the whole sequence and plain attention."""
+    model, whole = Model().to(hardware.device()), text()
+    logits = model(whole[:, :-1], torch.arange(whole.shape[1] - 1, device=whole.device), reference.naive_attention)
+    cross_entropy(logits[0], whole[0, 1:]).backward()
+    return model.gradient()
 
 
 # ---------------------------------------------------------------- other ways to share a sequence, forward alone

@@ -109,23 +109,23 @@ def draw_overlap() -> Figure:
     draw_steps(ax, 1.65, "a short one: sending grows only in proportion, and is longer", computing=0.7, sending=1.05)
     legend(ax, 3.1, (
         (0.15, {"colour": "sky", "share": 0.5}, "compute with the keys of …"),
-        (3.25, {"colour": "orange", "share": 0.6}, "keys on their way"),
-        (5.6, WAITS, "nothing to compute with"),
+        (3.1, {"colour": "orange", "share": 0.6}, "send and receive the keys of …"),
+        (6.35, WAITS, "nothing to compute with"),
     ))  # fmt: skip
     return figure
 
 
 def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float) -> None:
-    """Rank 1's lanes: its tensor cores above, its link below."""
+    """Rank 1's lanes: its tensor cores above; below, whose keys leave it and whose come."""
     write(ax, 0.15, top + 0.12, name, HEAD, ha="left", weight="bold")
-    for lane, y in (("computing", top + 0.38), ("sending", top + 0.78)):
+    for lane, y in (("computing", top + 0.38), ("the links", top + 0.78)):
         write(ax, 0.15, y + 0.16, lane, BODY, ha="left")
     x = 1.4
     for step in range(RANKS):
         last = step == RANKS - 1
         box(ax, x, top + 0.36, computing, 0.34, str(owner(1, step, RANKS)), "sky", share=0.5, size=BODY)
         if not last:
-            box(ax, x, top + 0.76, sending, 0.34, str(owner(1, step + 1, RANKS)), "orange", share=0.6, size=BODY)
+            box(ax, x, top + 0.76, sending, 0.34, f"{owner(1, step, RANKS)} out, {owner(1, step + 1, RANKS)} in", "orange", share=0.6)
             if sending > computing:
                 box(ax, x + computing, top + 0.36, sending - computing, 0.34, **WAITS)
         x += computing if last else max(computing, sending)

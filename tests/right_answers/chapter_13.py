@@ -71,7 +71,8 @@ def backward_step_by_step(q, k, v, o, do, lse, ranks):
         parts = attention_backward(q, k, v, o, do, lse)
         dk, dv = yield dk, dv
         dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), parts, strict=True))
-    dk, dv = yield dk, dv
+    if ranks > 1:
+        dk, dv = yield dk, dv
     return dq, dk, dv
 
 

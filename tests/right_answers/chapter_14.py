@@ -34,7 +34,7 @@ def worst_error_by_cases(x, largest):
     y = x / (largest / 448)
     if y < 2**-10:
         return 1.0
-    return 2**-10 / y if y < 2**-6 else 0.0625
+    return 2**-10 / y if y < 2**-6 else 2 ** (math.frexp(y)[1] - 5) / y
 
 
 def rotate_fast(x, signs):

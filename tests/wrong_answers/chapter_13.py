@@ -46,7 +46,7 @@ def backward_where_queries_travel(q, k, v, o, do, lse, ranks):
 
 
 YIELD, LOOP = "k, v = yield k, v", "for _ in range(1, ranks):"
-YIELD_ALL, HOME = "k, v, dk, dv = yield k, v, dk, dv", "dk, dv = yield dk, dv\n"
+YIELD_ALL, HOME = "k, v, dk, dv = yield k, v, dk, dv", "if ranks > 1:\n        dk, dv = yield dk, dv\n"
 WRONG_ANSWERS = (
     edit("13.1", "a float", ("(rank - step) % ranks", "(rank - step) / ranks"), told="owner(2, 0, 4) gives 0.5, want 2"),
     edit("13.1", "the next rank", ("rank - step", "rank + 1 - step"), told="in step 0 each rank holds its own keys"),
@@ -56,12 +56,13 @@ WRONG_ANSWERS = (
     ("13.3", ring_where_rank_0_leaves, "waits for ever"),
     edit("13.3", "o alone", ("return o, lse", "return o"), told="each rank returns a tuple (o, lse)"),
     edit("13.3", "k alone", (f"        {YIELD}", "        k = yield k"), told="two ranks: each sees its own keys"),
-    edit("13.3", "one step too many", (LOOP, "for _ in range(ranks):"), told="one rank has all keys, and sends nothing"),
+    edit("13.3", "one step too many", (LOOP, "for _ in range(ranks):"), told="one rank has all keys"),
     edit("13.3", "nothing comes back", ("    return o, lse", "    yield o, lse"), told="each rank returns a tuple (o, lse)"),
     ("13.3", ring_that_stores_all_shards, "attend to one shard at a time, and join the results"),
     edit("13.3", "q travels", (f"        {YIELD}", "        q, k, v = yield q, k, v"), told="a rank sends more than k and v"),
     edit("13.3", "q comes along", (f"        {YIELD}", "        _, k, v = yield q, k, v"), told="a rank sends more than k and v"),
     edit("13.3", "o travels", (f"        {YIELD}", "        k, v, o, lse = yield k, v, o, lse"), told="a rank sends more than k and v"),
+    edit("13.3", "its own keys masked", ("    o, lse = attend(q, k, v)", "    o, lse = attend(q, k, v, True)"), told="a causal mask hides keys here"),
     edit("13.4", "from 1", ("rank, 2 * ranks - 1 - rank", "rank + 1, 2 * ranks - rank"), told="each of 0 to 1 must go to one rank"),
     edit("13.4", "striped", ("rank, 2 * ranks - 1 - rank", "2 * rank % ranks, 2 * rank"), told="must go to one rank"),
     edit("13.4", "one chunk", ("rank, 2 * ranks - 1 - rank", "rank"), told="chunks_of(0, 1) gives 0, want two whole numbers"),
@@ -70,12 +71,16 @@ WRONG_ANSWERS = (
     edit("13.5", "floats", ("rows // 2", "rows / 2", 2), told="whole numbers, to slice with, so use //"),
     edit("13.6", "for o as well", ("H_k * itemsize", "(H_k + H_q) * itemsize"), told="pairs of 4 FLOPs take as long"),
     edit("13.6", "rounded up", ("return H_k * itemsize * flops / (H_q * bandwidth)", "return -(-(H_k * itemsize * flops) // (H_q * bandwidth))"), told="don't round"),
-    edit("13.7", "its own keys alone", (YIELD_ALL, "_, _, dk, dv = yield k, v, dk, dv"), told="two ranks: a rank's keys get gradients from both"),
-    edit("13.7", "ends early", (LOOP, "for _ in range(2, ranks):"), told="two ranks: a rank's keys get gradients from both"),
+    edit("13.7", "its own keys alone", (YIELD_ALL, "_, _, dk, dv = yield k, v, dk, dv"), told="two ranks: dq gathers where its queries are"),
+    edit("13.7", "ends early", (LOOP, "for _ in range(2, ranks):"), told="two ranks: dq gathers where its queries are"),
     edit("13.7", "dq alone", ("return dq, dk, dv", "return dq"), told="each rank returns a tuple (dq, dk, dv)"),
     ("13.7", backward_where_keys_come_home, "k and v travel home as well, where nobody needs them"),
-    edit("13.7", "twice around", (HOME.strip(), "for _ in range(ranks + 1):\n        dk, dv = yield dk, dv"), told="the gradients go around once more"),
+    edit("13.7", "twice around", (HOME, "for _ in range((ranks + 1) * (ranks > 1)):\n        dk, dv = yield dk, dv\n"), told="the gradients go around once more"),
     ("13.7", backward_where_queries_travel, "tensors sent"),
+    edit("13.7", "home, with one rank too", (HOME, "dk, dv = yield dk, dv\n"), told="one edge is left: with one rank dk and dv are home already"),
+    edit("13.7", "dq leaves", (YIELD_ALL, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), told="dq travels away with the keys, and doesn't come home"),
+    edit("13.7", "q, do and dq leave", (YIELD_ALL, "q, do, dq, k, v, dk, dv = yield q, do, dq, k, v, dk, dv"), told="dq gathers where its queries are"),
+    edit("13.7", "home in the wrong order", (HOME, "if ranks > 1:\n        dv, dk = yield dk, dv\n"), told="exchanged in the last step"),
     edit("13.7", "in bf16", (YIELD_ALL, f"{YIELD_ALL}\n        dk, dv = dk.bfloat16().double(), dv.bfloat16().double()"), told="rounded to 16 bits"),
 )  # fmt: skip
 assert torch  # the edits' names

@@ -41,6 +41,9 @@ MISTAKES = {
     "its own keys count twice: pass them on first, then attend to what comes": (
         YIELD + "        o, lse = join(o, lse, *attend(q, k, v))", "        o, lse = join(o, lse, *attend(q, k, v))\n        k, v = yield k, v"),
     "lse isn't carried on: the next part needs that of all keys so far": (JOIN, "o, _ = join(o, lse, *attend(q, k, v))"),
+    "a causal mask hides keys here, and this attention has none": (FIRST, FIRST.replace("k, v)", "k, v, True)")),
+    "causal masks hide keys here, and this attention has none": [
+        (FIRST, FIRST.replace("k, v)", "k, v, True)")), (JOIN, JOIN.replace("k, v)", "k, v, True)"))],
     "k and v arrive as each other": (YIELD, "        v, k = yield k, v\n"),
 }  # fmt: skip
 
@@ -110,7 +113,7 @@ def adapt(answer):
 
 def inputs():
     for ranks, rows, words in (
-        (1, 2, "one rank has all keys, and sends nothing"),
+        (1, 2, "one rank has all keys: o and lse are attention without a mask, and nothing is sent"),
         (2, 1, "two ranks: each sees its own keys, then the other's"),
         (3, 1, "three ranks: what came from one neighbour goes on to the other"),
         (4, 3, "four ranks of three rows"),

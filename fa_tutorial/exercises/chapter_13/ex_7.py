@@ -19,16 +19,23 @@ def backward_rank(q, k, v, o, do, lse, ranks):
         k, v, dk, dv = yield k, v, dk, dv
         dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, lse)
         dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part
-    dk, dv = yield dk, dv
+    if ranks > 1:
+        dk, dv = yield dk, dv
     return dq, dk, dv
 
 
-YIELD, HOME, TILE = "k, v, dk, dv = yield k, v, dk, dv", "    dk, dv = yield dk, dv\n", "attention_backward(q, k, v, o, do, lse)"
+YIELD, HOME, TILE = (
+    "k, v, dk, dv = yield k, v, dk, dv",
+    "    if ranks > 1:\n        dk, dv = yield dk, dv\n",
+    "attention_backward(q, k, v, o, do, lse)",
+)
 OWN_LSE, OWN_O = "played.attend(q, k, v)[1]", "played.attend(q, k, v)[0]"
 MISTAKES = {
     "the gradients stop one rank before home: after ranks − 1 steps a rank holds those of the rank after it, so they need one step more": (HOME, ""),
-    "k and v travel home as well, where nobody needs them: the last step is for dk and dv alone": (HOME, "    _, _, dk, dv = yield k, v, dk, dv\n"),
-    "the gradients go around once more than they need: after ranks steps they are home": (HOME, "    for _ in range(ranks + 1):\n        dk, dv = yield dk, dv\n"),
+    "k and v travel home as well, where nobody needs them: the last step is for dk and dv alone": (HOME, HOME.replace("dk, dv = yield dk, dv", "_, _, dk, dv = yield k, v, dk, dv")),
+    "k and v travel home as well, where nobody needs them, and with one rank nothing travels": (
+        HOME, "    _, _, dk, dv = yield k, v, dk, dv\n"),
+    "the gradients go around once more than they need: after ranks steps they are home": (HOME, HOME.replace("if ranks > 1:", "for _ in range((ranks + 1) * (ranks > 1)):")),
     "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": [
         (YIELD, "k, v = yield k, v"), (HOME, "")],
     "the part's own o and lse give weights that add up to 1 over this shard alone: take the whole row's": (
@@ -37,7 +44,10 @@ MISTAKES = {
         TILE, f"attention_backward(q, k, v, o, do, {OWN_LSE})", 2),
     "the part's own o gives a delta of this shard alone: take the whole row's": (TILE, f"attention_backward(q, k, v, {OWN_O}, do, lse)", 2),
     "dq travels away with the keys: q stays, and so does dq": [
-        (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), (HOME, "    dq, dk, dv = yield dq, dk, dv\n")],
+        (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), (HOME, HOME.replace("dk, dv", "dq, dk, dv"))],
+    "dq travels away with the keys, and doesn't come home: q stays, and so does dq": (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"),
+    "with one rank dk and dv are home already: nothing is sent": (HOME, HOME.replace("if ranks > 1:\n        ", "")),
+    "dk and dv are exchanged in the last step: yield gives them in the order in which they were sent": (HOME, HOME.replace("dk, dv =", "dv, dk =")),
     "dk and dv are overwritten in each step: add to what the earlier ranks have put in": (
         "dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk_part, dv_part"),
     "dq is overwritten in each step: add up what all shards give": ("dq + dq_part, dk + dk_part", "dq_part, dk + dk_part"),
@@ -56,37 +66,41 @@ def truth(q, k, v, do, ranks):
 
 def adapt(answer):
     """The answer's program on every rank, after a forward pass: dq, dk and dv of the whole sequence, and how many tensors as large as
-    a shard of k a rank sends (none are counted where there's one rank)."""
+    a shard of k a rank sends."""
 
     @functools.wraps(answer)
     def ring(q, k, v, do, ranks):
         o, lse = played.attend(q, k, v)
         results, sent = played.play(answer, (q, k, v, o, do, lse), ranks)
-        return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(max(sent) * ranks / k.nbytes if ranks > 1 else 0.0)
+        return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(max(sent) * ranks / k.nbytes)
 
     return ring
 
 
 def inputs():
     for ranks, rows, words in (
-        (1, 2, "one rank: the gradients of chapter 6"),
-        (2, 1, "two ranks: a rank's keys get gradients from both, and dk and dv must end where they began"),
+        (2, 1, "two ranks: dq gathers where its queries are, dk and dv with their keys, and each ends on the rank where it began"),
         (3, 1, "three ranks: dk and dv travel with their keys, and one step further"),
         (4, 2, "four ranks of two rows"),
     ):
         for fresh in (False, True):
             drawn = played.draws(1, 2, ranks * rows, 4, fresh=fresh)
-            on = f"{ranks} rank{'s' * (ranks > 1)}, S = {ranks * rows}, H = 2, D = 4"
+            on = f"{ranks} ranks, S = {ranks * rows}, H = 2, D = 4"
             yield case(*drawn, ranks, on=on, otherwise=words, fresh=fresh)
+    drawn = played.draws(1, 2, 2, 4, fresh=False)
+    yield case(
+        *drawn, 1, on="1 rank, S = 2, H = 2, D = 4", edge="alone", otherwise="one rank: the gradients of chapter 6, and nothing is sent"
+    )
 
 
 EXERCISE = Exercise(
     id="13.7",
     task="Write the backward program of one rank, with attention_backward.",
+    conditions={"alone": "with one rank nothing is sent"},
     hints=(
         "q, do and dq stay. k and v travel as before. Where must the gradients of the keys be when the next rank wants to add to them?",
         "They travel with their keys: k, v, dk, dv = yield k, v, dk, dv. After how many steps are they home?",
-        "Begin with the own pair. Then ranks − 1 times pass on all four and add the next pair's gradients. Last, dk and dv go home alone.",
+        "Begin with the own pair. Then ranks − 1 times pass on all four and add the next pair's gradients. Last, dk and dv go home alone, if there is more than one rank.",
     ),
     solution=backward_rank,
     reasoning="A pair's p = exp(s − lse) and ds = p ∘ (dp − delta) need the whole row's lse and delta, which the rank kept from its forward. dq gathers where its "

@@ -81,7 +81,7 @@ EXERCISE = Exercise(
     task="Round each number to the nearest of e4m3, without a conversion of PyTorch's.",
     hints=(
         "Between 2^e and 2^(e + 1) there are eight numbers. How far apart are they? And below 2⁻⁶, where the exponent can't fall further?",
-        "Find e by torch.floor(torch.log2(x.abs())), at least −6. The step is 2^(e − 3), and torch.round(x / step) · step is the nearest multiple.",
+        "log2 gives the exponent, cut to a whole number and never below −6; (14.1) then gives the step. What is a multiple of the step, counted in steps?",
     ),
     solution=round_to_e4m3,
     reasoning="Three stored bits divide each octave into eight steps of 2^(e − 3). Below the smallest exponent the steps stay as they are. torch.round "

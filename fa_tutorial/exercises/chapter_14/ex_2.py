@@ -4,6 +4,7 @@ import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.watch import Operations
 from fa_tutorial.fp8 import to_e4m3
 
 
@@ -43,6 +44,25 @@ def truth(x, block):
     return torch.cat(values), torch.tensor(scales, dtype=torch.float64)
 
 
+class InDtype(Operations):
+    """The values come in the dtype that x has, for what e4m3 stores is multiplied by the scales next."""
+
+    def __init__(self, x, block):
+        super().__init__()
+        self.dtype = x.dtype
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+    def complaint(self, result):
+        dtype = getattr(result[0], "dtype", self.dtype)
+        return (
+            ""
+            if dtype == self.dtype
+            else f"the numbers are right, but the values are {dtype} where x is {self.dtype}: return them in x's dtype"
+        )
+
+
 def inputs():
     two = "two blocks: each has a scale of its own"
     yield case(torch.tensor([[1.0, 448.0]], dtype=torch.float64), 1, otherwise="the largest number is 448, so the scale is 1")
@@ -79,5 +99,6 @@ EXERCISE = Exercise(
     rule="values are to_e4m3(x / scale), and a block's scale is its largest number in size / 448",
     mistakes=MISTAKES,
     parts=("values", "scales"),
+    watch=InDtype,
     tolerance=lambda args, part: (1e-6, 0.0),
 )

@@ -1,67 +1,78 @@
 """Exercise 14.3, worst_error."""
 
+import math
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
 
 
 def worst_error(x, largest):
-    """The largest relative error that e4m3 can make of x. Both above 0.
+    """Half a step of e4m3, as a share of x. Both above 0.
 
     largest: the largest number in x's block.
     """
-    scaled = x * 448 / largest
-    return max(2.0**-4, min(2.0**-10 / scaled, 1.0))
+    y = x * 448 / largest
+    step = 2.0 ** (max(math.floor(math.log2(y)), -6) - 3)
+    return min(step / 2 / y, 1.0)
 
 
+SCALED, STEP, SHARE = "x * 448 / largest", "2.0 ** (max(math.floor(math.log2(y)), -6) - 3)", "min(step / 2 / y, 1.0)"
 MISTAKES = {
-    "x itself isn't rounded, but x / scale, and the scale is largest / 448": ("x * 448 / largest", "x"),
-    "the scale is largest / 448: 448 is missing": ("x * 448 / largest", "x / largest"),
-    "the scale makes 448 of the largest number, not 256": ("x * 448 / largest", "x * 256 / largest"),
-    "a number becomes 0 below half of the smallest one, 2⁻¹⁰, not below 2⁻⁹": ("min(2.0**-10 / scaled, 1.0)", "(1.0 if scaled < 2.0**-9 else 2.0**-10 / scaled)"),
-    "the block is scaled the wrong way: its largest number becomes 448": ("x * 448 / largest", "x * largest / 448"),
-    "a number is off by half a step at most: 2⁻⁴ of itself, not 2⁻³": ("2.0**-4", "2.0**-3"),
-    "below 2⁻⁶ a number is off by half of 2⁻⁹ at most": ("2.0**-10", "2.0**-9"),
-    "a number that becomes 0 has lost all of itself, and no more: that is an error of 1": ("min(2.0**-10 / scaled, 1.0)", "2.0**-10 / scaled"),
-    "large numbers are rounded too, by 2⁻⁴ of themselves at most": ("max(2.0**-4, min(2.0**-10 / scaled, 1.0))", "min(2.0**-10 / scaled, 1.0)"),
-    "you leave out what happens below 2⁻⁶, where the steps no longer shrink": ("max(2.0**-4, min(2.0**-10 / scaled, 1.0))", "2.0**-4"),
-    "the larger of the two errors is the bound": ("max(2.0**-4,", "min(2.0**-4,"),
+    "x itself isn't rounded, but x / scale, and the scale is largest / 448": (SCALED, "x"),
+    "the scale is largest / 448: 448 is missing": (SCALED, "x / largest"),
+    "the scale makes 448 of the largest number, not 256": (SCALED, "x * 256 / largest"),
+    "the block is scaled the wrong way: its largest number becomes 448": (SCALED, "x * largest / 448"),
+    "that is a whole step: a number is off by half of one at most": ("step / 2 / y", "step / y"),
+    "that is half a step over 2^e, the smallest number with that step: take the share of the scaled x itself": (
+        SHARE, "min(step / 2 / 2.0 ** math.floor(math.log2(y)), 1.0)"),
+    "from 2⁻⁶ on that is half a step over 2^e, the smallest number with that step: take the share of the scaled x itself": (
+        SHARE, "1 / 16 if y >= 2**-6 else min(step / 2 / y, 1.0)"),
+    "that is half a step of the scaled x, over the unscaled x: both must be in the same unit": ("step / 2 / y", "step / 2 / x"),
+    "that is half a step itself: which share of the scaled x is it?": ("step / 2 / y", "step / 2"),
+    "that is what the scaled x happens to be off by: at worst it's half a step": (SHARE, "abs(round(y / step) * step - y) / y"),
+    "below 2⁻⁶ the steps no longer shrink": (STEP, "2.0 ** (math.floor(math.log2(y)) - 3)"),
+    "the smallest exponent is −6, so that the smallest step is 2⁻⁹": ("-6", "-9"),
+    "a number becomes 0 below half of the smallest one, 2⁻¹⁰, not below 2⁻⁹": (SHARE, "1.0 if y < 2**-9 else min(step / 2 / y, 1.0)"),
+    "a number that becomes 0 has lost all of itself, and no more: that is an error of 1": (SHARE, "step / 2 / y"),
 }  # fmt: skip
 
 
 def truth(x, largest):
     y = 448 * x / largest
-    return 1 / 16 if y >= 1 / 64 else min(1 / 1024 / y, 1.0)
+    e = max(math.frexp(y)[1] - 1, -6)
+    return min(2.0 ** (e - 4) / y, 1.0)
 
 
 def inputs():
-    octave = "from 2⁻⁶ on, a number from 2^e to 2^(e + 1) is off by half a step, 2^(e − 4), at most"
-    yield case(1.0, 1.0, otherwise=octave)
-    yield case(2.0**-8, 2.0**-4, otherwise=f"x becomes 28: {octave}")
-    yield case(1.0, 1000.0, otherwise=f"x becomes 0.448: {octave}")
+    yield case(1.0, 448.0, otherwise="x stays 1, and the step there is 1/8: half a step is 1/16 of x")
+    yield case(1.75, 448.0, otherwise="x stays 1.75, and the step there is 1/8: half a step is 1/28 of x")
+    yield case(1.0, 1.0, otherwise="x becomes 448, where the step is 32")
+    yield case(1.0, 1000.0, otherwise="x becomes 0.448, between 1/4 and 1/2, where the step is 1/32")
     yield case(1.0, 57_344.0, otherwise="x becomes 2⁻⁷, where the step is still 2⁻⁹: it is off by at most 2⁻¹⁰")
     yield case(1.0, 114_688.0, otherwise="x becomes 2⁻⁸: it is off by at most 2⁻¹⁰, a quarter of it")
     yield case(1.0, 300_000.0, otherwise="x becomes 0.0015, between 2⁻¹⁰ and 2⁻⁹: it is rounded to 2⁻⁹, not to 0")
     yield case(1.0, 600_000.0, otherwise="x becomes 0.00075, below 2⁻¹⁰: it is rounded to 0")
     yield case(1.0, 10_000_000.0, otherwise="x becomes 0: all of it is lost")
     yield case(3.0, 172_032.0, otherwise="only x / largest counts")
-    for _ in range(20):
-        x, factor = 10 ** random.uniform(-3, 3), 2 ** random.uniform(0, 22)
-        yield case(x, x * factor, on="a random case", fresh=True)
+    drawn = random.Random(14)
+    for number in range(30):  # the first with numbers that can be shown
+        draw, fresh = (drawn, False) if number < 15 else (random, True)
+        x, factor = round(10 ** draw.uniform(-3, 3), 4), 2 ** draw.uniform(0, 22)
+        yield case(x, x * factor, on="a random case" if fresh else "", fresh=fresh)
 
 
 EXERCISE = Exercise(
     id="14.3",
-    task="Say how large the relative error of a number can be, when its block also holds a much larger one.",
+    task="Say which share of itself half a step is, for a number whose block also holds a much larger one.",
     hints=(
-        "What does the scale make of x? From 2⁻⁶ on, the step grows with the number. And below?",
-        "x becomes y = 448 · x / largest. It's off by half a step at most: y / 16 at worst from 2⁻⁶ on, 2⁻¹⁰ below, and never by more than y.",
+        "What does the scale make of x? Which step has e4m3 there?",
+        "x becomes y = 448 · x / largest. Its step is (14.1), with e at least −6. Half of that over y is the share, and it is never more than 1.",
     ),
     solution=worst_error,
     reasoning="A floating-point number carries its own step, so the scale doesn't matter until the exponent ends. That takes an outlier 448 · 64 = 28,672 "
     "times as large.",
     inputs=inputs,
     truth=truth,
-    rule="half a step, over the number: 2⁻⁴ at most where the scaled number is at least 2⁻⁶, and 2⁻¹⁰ / number below, at most 1",
+    rule="x becomes y = 448 · x / largest; the result is half of y's step (14.1) over y, at most 1",
     mistakes=MISTAKES,
 )

@@ -30,6 +30,10 @@ MISTAKES = {
         L, "(2**8 * torch.exp(s - m_new[:, None])).sum(dim=1)"),
     "l lacks the factor that p has: then it doesn't cancel in acc / l": (L, "torch.exp(s - m_new[:, None]).sum(dim=1)"),
     "the factor is taken back after the rounding: it cancels in acc / l, so leave it there": (P, f"{P} / 2**8"),
+    "8 is added to the exponent of e, which makes a factor of e⁸: multiply by 2⁸": (P, "to_e4m3(torch.exp(s - m_new[:, None] + 8))"),
+    "l is divided by the factor, and acc isn't: it must cancel in acc / l": (L, "p.sum(dim=1) / 2**8"),
+    "acc is divided by the factor, and l isn't: it must cancel in acc / l": ("p @ v", "p @ v / 2**8"),
+    "acc is divided by l already: more blocks will join, so divide after the last one": ("m_new, l, acc", "m_new, l, acc / l[:, None]"),
     "p is 2^(s − m) here: take exp, since s isn't multiplied by log2(e)": ("torch.exp(s", "torch.exp2(s"),
     "p and alpha are powers of 2 here: take exp, since s isn't multiplied by log2(e)": ("torch.exp(", "torch.exp2("),
     "l isn't rescaled when the maximum grows": ("alpha * l", "l"),
@@ -53,7 +57,10 @@ def inputs():
 
     start = numbers(-torch.inf), numbers(0.0), numbers([0.0])  # m, l, acc before the first block
     yield case(
-        numbers([0.0, 0.0]), numbers([1.0], [0.0]), *start, otherwise="equal scores: both p are 1 before the factor, and 2⁸ after it"
+        numbers([0.0, 0.0]),
+        numbers([1.0], [0.0]),
+        *start,
+        otherwise="equal scores: e^(s − m) is 1 for both, so p is 2⁸, l is 2 · 2⁸, and acc is 2⁸ · (1 + 0)",
     )
     yield case(numbers([0.0, -0.1]), numbers([0.0], [1.0]), *start, otherwise="2⁸ · 0.905 = 231.6 becomes 224, in l as in acc")
     small = "e⁻⁷ is below e4m3's smallest number, and 2⁸ · e⁻⁷ = 0.233 is not"

@@ -32,6 +32,8 @@ MISTAKES = {
     "the number of chains is returned, not their length": ("return found", "return a.shape[1] // found if found else 0"),
     "the error's sign is lost: a chain loses, so its error is negative, and its size counts": ("(sums - truth).abs().max()", "(sums - truth).max()"),
     "the tolerance is of the largest sum, not an absolute one": ("tolerance * truth.abs().max()", "tolerance"),
+    "the tolerance is of the largest sum in size: where all are negative, max() alone finds the smallest": ("truth.abs().max()", "truth.max()"),
+    "the shortest chain has 32 products, one instruction": ("0, 32\n", "0, 64\n"),
     "the sums are exact products: the tensor core's are tensor_core_sum's": (CHAINS, "a_part @ b_part.T"),
     "each error is compared with its own sum, and the tolerance is of the largest sum": (
         "(sums - truth).abs().max() <= tolerance * truth.abs().max()", "((sums - truth).abs() <= tolerance * truth.abs()).all()"),
@@ -60,8 +62,10 @@ def inputs():
     yield case(ones, ones, 1e-6, on="128 ones times ones", otherwise="a chain of ones is exact up to 2¹⁴, so all 128 may be one chain")
     a, b = (to_e4m3(torch.rand(2, 1024, generator=draw, dtype=torch.float64)) for _ in range(2))
     rule = "each length gives chains that begin at zero, whose results are added in float64; the longest that is accurate enough counts"
-    for tolerance in (5e-2, 6e-3, 1e-3, 1e-12):
+    for tolerance in (5e-2, 6e-3, 1e-3, 1e-4, 1e-12):
         yield case(a, b, tolerance, on=f"numbers between 0 and 1, K = 1,024, tolerance = {tolerance:g}", otherwise=rule)
+    below = "all sums are negative: the tolerance is of the largest in size"
+    yield case(-a, b, 6e-3, on="numbers between −1 and 0, and between 0 and 1, K = 1,024, tolerance = 0.006", otherwise=below)
     a, b = (to_e4m3(100 * torch.randn(3, 512, generator=draw, dtype=torch.float64).clamp(-4, 4)) for _ in range(2))
     for tolerance in (1e-3, 2e-4):
         yield case(a, b, tolerance, on=f"numbers of both signs, K = 512, tolerance = {tolerance:g}", otherwise=rule)

@@ -18,6 +18,8 @@ MISTAKES = {
         "thread, slot = place % 8 // 2, place // 8 * 2 + place % 2\n    return 16 * group + 4 * thread + slot"),
     "a thread's neighbouring keys are 2c and 2c + 1, not c and c + 4": ("2 * thread + slot % 2", "thread + 4 * (slot % 2)"),
     "the two pairs are exchanged: 2c and 2c + 1 come first": ("8 * (slot // 2)", "8 * (1 - slot // 2)"),
+    "each p stays in its thread, but a thread's four keys come in descending order: want ascending": (
+        "place // 4, place % 4", "place // 4, 3 - place % 4"),
     "the two keys of a pair are exchanged, and a thread's keys stay in ascending order": ("slot % 2", "(1 - slot % 2)"),
     "each p stays in its thread, but a thread's four keys must stay in ascending order: 2c + 1 follows 2c": (
         "8 * (slot // 2) + 2 * thread + slot % 2", "8 * (slot % 2) + 2 * thread + slot // 2"),
