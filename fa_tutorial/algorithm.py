@@ -201,9 +201,13 @@ def finish(m: torch.Tensor, l: torch.Tensor, acc: torch.Tensor) -> tuple[torch.T
 def seen_in_tile(rows: slice, keys: slice, S_q: int, S_k: int, device: torch.device) -> torch.Tensor:
     """Booleans (block_m, block_n): which keys of the tile each row may see under the causal mask, bottom-right aligned.
 
-    Raises ValueError where a slice ends past S_q or S_k: the tile would have fewer rows or keys than its mask.
+    Raises ValueError where a slice begins before 0 or ends past S_q or S_k: the tile would be smaller than its mask.
     """
     for name, part, size, length in (("rows", rows, S_q, "S_q"), ("keys", keys, S_k, "S_k")):
+        if part.start < 0:
+            raise ValueError(
+                f"{name} is slice({part.start}, {part.stop}), which begins before 0: no block comes before block 0"
+            )
         if part.stop > size:
             raise ValueError(
                 f"{name} is slice({part.start}, {part.stop}), which ends past {length} = {size}: end the slice at "

@@ -81,24 +81,6 @@ def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> 
     return (2 * S_q * D + row_blocks * 2 * S_k * D) * itemsize + S_q * LSE_BYTES
 
 
-def backward_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, block_n: int, itemsize: int) -> int:
-    """Bytes that one head of the split backward moves in its three kernels together, through HBM where no cache helps
-    (7.5; FA2, algorithm 2).
-
-    delta: o and do once. dk, dv: k, v, dk and dv once; q, do, lse and delta once per block of block_n keys. dq: q, do,
-    lse, delta and dq once; k and v once per block of block_m queries. lse and delta are float32.
-    """
-    S_q, S_k, D = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0), check_int("D", D)
-    block_m, block_n, itemsize = (
-        check_int("block_m", block_m),
-        check_int("block_n", block_n),
-        check_int("itemsize", itemsize),
-    )
-    row_blocks, key_blocks = -(-S_q // block_m), -(-S_k // block_n)
-    vectors = 2 * S_q * D + (4 * S_k + key_blocks * 2 * S_q) * D + (3 * S_q + row_blocks * 2 * S_k) * D
-    return vectors * itemsize + (1 + 2 * key_blocks + 2) * S_q * LSE_BYTES
-
-
 def fa1_hbm_bytes(S_q: int, S_k: int, D: int, block_n: int, itemsize: int) -> int:
     """Bytes that one head of flash attention moves through HBM in FA1's loop order (4.9; FA1, algorithm 1).
 

@@ -229,3 +229,8 @@ def test_delta_of_half_precision_is_float32():
 def test_a_slice_past_the_end_is_named(rows, keys, length):
     with pytest.raises(ValueError, match=f"ends past {length}"):
         algorithm.seen_in_tile(slice(*rows), slice(*keys), 3, 5, torch.device("cpu"))
+
+
+def test_a_slice_before_the_start_is_named():
+    with pytest.raises(ValueError, match="begins before 0"):
+        algorithm.seen_in_tile(slice(-2, 0), slice(0, 2), 3, 5, torch.device("cpu"))

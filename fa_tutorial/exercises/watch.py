@@ -163,9 +163,12 @@ class WholeTilesCompared(Operations):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
+        self.see(func, args, result)
+        return result
+
+    def see(self, func: Any, args: tuple, result: Any) -> None:
         if func.overloadpacket.__name__ in ("lt", "le", "gt", "ge") and tuple(result.shape[-2:]) == self.tile:
             self.found |= not args[0].is_floating_point() and len(result.unique()) == 1
-        return result
 
 
 class Tiles(Products):
@@ -312,6 +315,8 @@ class GradientTiles(Scores):
 class SeenTiles(CountsProducts, GradientTiles):
     """GradientTiles for dq, and no tile may be computed that the causal mask hides from every row of its block."""
 
+    products, remedy = 3, "end the loop over keys at end"
+
     def __init__(self, q, k, v, do, lse, delta, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
         super().__init__(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale)
         B, H, S_q, D = q.shape
@@ -320,13 +325,36 @@ class SeenTiles(CountsProducts, GradientTiles):
             stop = min(start + block_m, S_q)
             seen = max(0, stop + S_k - S_q) if is_causal else S_k
             pairs += (stop - start) * min(-(-seen // block_n) * block_n, S_k)
-        self.needed = 2 * 3 * B * H * pairs * D  # three products a tile, two calls
+        self.needed = 2 * self.products * B * H * pairs * D  # in two calls
 
     def complaint(self, result: Any) -> str:
         if complaint := super().complaint(result):
             return complaint
         if self.is_causal and self.done > self.needed and self.sizes[0] > 5 * self.block_m:
-            return "the result is right, but it takes more than three products for each tile that is seen: end the loop over keys at end"
+            number = ("three", "four")[self.products - 3]
+            return f"the result is right, but it takes more than {number} products for each tile that is seen: {self.remedy}"
+        return ""
+
+
+class SeenByKeys(SeenTiles):
+    """SeenTiles for dk and dv, and no tile may be masked whose queries see all of its keys, as the comparison of positions tells."""
+
+    products, remedy = 4, "begin the loop over queries at start"
+
+    def __init__(self, q, k, v, do, lse, delta, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
+        super().__init__(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale)
+        self.compared = WholeTilesCompared(block_m, block_n)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.compared.see(func, args, result)
+        return result
+
+    def complaint(self, result: Any) -> str:
+        if complaint := super().complaint(result):
+            return complaint
+        if self.is_causal and self.compared.found and self.sizes[0] > 5 * self.block_m:
+            return "the result is right, but tiles are masked whose queries see all of the keys: mask only blocks before full"
         return ""
 
 

@@ -163,7 +163,7 @@ def draw_forward_flow(ax: Axes, top: float) -> None:
     write(ax, 1.15, middle, "scale · q kᵀ", ha="left")
     write(ax, 4.37, middle - 0.18, "softmax")
     write(ax, 6.75, middle + 0.2, "p v")
-    write(ax, 4.0, middle + 0.75, "logsumexp")
+    write(ax, 4.28, middle + 0.6, "logsumexp", ha="right")
 
 
 def draw_backward_flow(ax: Axes, top: float) -> None:
@@ -202,17 +202,17 @@ def draw_backward_flow(ax: Axes, top: float) -> None:
     for x, y, text in matmuls:
         write(ax, x, y, text, HEAD + 2, weight="bold", zorder=4, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
     texts = (
-        (1.45, at_p - 0.42, "scale · q kᵀ"),
+        (1.62, at_p - 0.38, "① scale · q kᵀ"),
         (2.3, at_p + 0.3, "exp(s − lse) (6.7)"),
-        (4.8, at_p - 0.3, "pᵀ do (6.8)"),
-        (7.15, at_ds - 0.25, "do vᵀ (6.9)"),
+        (4.8, at_p - 0.3, "② pᵀ do (6.8)"),
+        (7.15, at_ds - 0.25, "③ do vᵀ (6.9)"),
         (4.8, at_ds - 0.2, "p ∘ (dp − delta) (6.10)"),
         (7.3, low + 0.58, "rowsum(do ∘ o) (6.6)"),
     )
     for x, y, text in texts:
         write(ax, x, y, text)
-    write(ax, 1.75, at_ds - 0.8, "scale · ds k (6.11)", ha="right")
-    write(ax, 1.75, at_ds + 0.8, "scale · dsᵀ q (6.12)", ha="right")
+    write(ax, 1.75, at_ds - 0.8, "④ scale · ds k (6.11)", ha="right")
+    write(ax, 1.75, at_ds + 0.8, "⑤ scale · dsᵀ q (6.12)", ha="right")
 
 
 LOOP_SHAPE = {"block_m": 3, "block_n": 2, "S_q": 15, "S_k": 16}
@@ -230,11 +230,11 @@ def draw_two_loops() -> Figure:
     draw_loop(ax, 0.1, "key block J stays", "down", J, range(start, rows))
     draw_loop(ax, 4.7, "query block I stays", "right", I, range(end))
     key_lines = (
-        "dk_J, dv_J = Σ over I (6.14)",
-        f"J = {J}: start = {start}, full = {full_row} (6.13)",
+        "dk_J, dv_J: sums over I",
+        f"J = {J}: start = {start}, full = {full_row}",
         "query blocks stream past; dk, dv written once",
     )
-    row_lines = ("dq_I = Σ over J (6.14)", f"I = {I}: full = {full}, end = {end} (4.6)", "key blocks stream past; dq written once")
+    row_lines = ("dq_I: a sum over J", f"I = {I}: full = {full}, end = {end} (4.6)", "key blocks stream past; dq written once")
     notes(ax, 0.1, 4.7, key_lines, bold=0)
     notes(ax, 4.7, 4.7, row_lines, bold=0)
     legend(ax, 5.65, tuple((x, {**TILE_LOOKS[kind], "share": 0.6}, text) for x, kind, text in (
@@ -464,45 +464,43 @@ def draw_group_sum() -> Figure:
 @image("07_dkdv_step.png")
 def draw_dkdv_step() -> Figure:
     """One step of dkdv_kernel with the shape of every tile: keys are the rows, from left to right."""
-    figure, ax = canvas(7.75)
-    draw_dkdv_row(ax, 2.1, ("k", "q", "s_t", "(7.1)"), ("lse", "exp(s_t − lse)", "(6.7)"), "p_t", ("do", "dv", "p_t do", "(7.2)"))
+    figure, ax = canvas(6.95)
+    first, second = 1.6, 4.65
+    draw_dkdv_row(ax, first, ("k", "q", "s_t", "scale · k qᵀ (7.1)"), ("lse", "exp(s_t − lse)", "(6.7)"), "p_t", ("do", "dv", "p_t do"))
     draw_dkdv_row(
-        ax,
-        5.6,
-        ("v", "do", "dp_t", "(7.1)"),
-        ("delta", "p_t ∘ (dp_t − delta)", "(6.10)"),
-        "ds_t",
-        ("q", "dk", "ds_t q", "(7.2), scaled\nafter the loop"),
+        ax, second, ("v", "do", "dp_t", "v doᵀ (7.1)"), ("delta", "p_t ∘ (dp_t − delta)", "(6.10)"), "ds_t", ("q", "dk", "scale · ds_t q")
     )
-    arrow(ax, (5.4, 3.55), (5.4, 5.2))
-    write(ax, 5.5, 4.1, "p_t, for ds_t", ha="left")
-    legend(ax, 7.45, ((0.1, {"line": 2.4}, "stays for the whole loop"), (3.3, {"hatch": ".."}, "arrives at every step"),
-                      (6.2, {"colour": "yellow", "share": 0.6}, "computed, in registers")))  # fmt: skip
+    arrow(ax, (5.45, first + 1.05), (5.45, second - 0.42))
+    write(ax, 5.35, first + 1.4, "p_t, for ds_t", ha="right")
+    write(ax, 0.1, 6.3, "M is BLOCK_M, N is BLOCK_N, D is BLOCK_D.", ha="left")
+    legend(ax, 6.7, ((0.1, {"line": 2.4}, "the program holds it"), (3.3, {"hatch": ".."}, "arrives with the queries"),
+                      (6.5, {"colour": "yellow", "share": 0.6}, "computed, in registers")))  # fmt: skip
     return figure
 
 
 def draw_dkdv_row(ax: Axes, row: float, scores: tuple[str, ...], weights: tuple[str, ...], name: str, sums: tuple[str, ...]) -> None:
     """A product whose left operand stays, the tile of weights made of it, and the product that this tile goes into. row: the tiles' upper
     edge."""
-    keys, queries, dim, gap, middle = 1.05, 0.8, 1.35, 0.12, 5.0
-    (stays, streams, made, first), (per_query, rule, second), (other, gradient, product, third) = scores, weights, sums
+    keys, queries, dim, gap, middle = 1.05, 0.9, 1.35, 0.12, 5.0
+    (stays, streams, made, first), (per_query, rule, second), (other, gradient, product) = scores, weights, sums
     colour = {"q": TENSOR_COLOUR["q"], "do": TENSOR_COLOUR["o"]}
-    left = 0.1 + dim + gap
-    tensor_box(ax, 0.1, row, dim, keys, stays, line=2.4, size=HEAD)
-    tensor_box(ax, left, row - dim - gap, queries, dim, f"{streams}ᵀ", hatch="..", size=HEAD, colour=colour[streams])
-    box(ax, left, row, queries, keys, made, "yellow", share=0.6, size=HEAD, weight="bold")
-    write(ax, 0.1, row + keys + 0.22, "[BLOCK_N, BLOCK_D]", ha="left")
-    write(ax, left + queries + 0.1, row - dim + 0.1, f"[BLOCK_D,\nBLOCK_M]\n{made} by {first}", ha="left", va="top", linespacing=1.35)
+    left, right = 0.1 + dim + gap, middle + queries + gap
+    tiles = (
+        (0.1, row, dim, keys, stays, "N × D", {"line": 2.4}),
+        (left, row - dim - gap, queries, dim, f"{streams}ᵀ", "D × M", {"hatch": "..", "colour": colour[streams]}),
+        (left, row, queries, keys, made, "N × M", {"colour": "yellow"}),
+        (middle, row, queries, keys, name, "N × M", {"colour": "yellow"}),
+        (right, row - queries - gap, dim, queries, other, "M × D", {"hatch": "..", "colour": colour[other]}),
+        (right, row, dim, keys, gradient, "N × D", {"line": 2.4}),
+    )
+    for x, y, width, height, tensor, shape, look in tiles:
+        tensor_box(
+            ax, x, y, width, height, f"{tensor}\n{shape}", **{"size": BODY, "colour": TENSOR_COLOUR.get(tensor.removeprefix("d")), **look}
+        )
+    write(ax, left + queries / 2, row + keys + 0.2, first)
     arrow(ax, (left + queries + 0.06, row + keys / 2), (middle - 0.06, row + keys / 2))
     write(ax, (left + queries + middle) / 2, row + keys / 2 - 0.22, rule)
     write(ax, (left + queries + middle) / 2, row + keys / 2 + 0.22, second)
     tensor_box(ax, middle, row - 0.4, queries, 0.28, per_query, hatch="..", size=SMALL)
-    write(ax, middle - 0.08, row - 0.26, "[1, BLOCK_M]", ha="right")
-    box(ax, middle, row, queries, keys, name, "yellow", share=0.6, size=HEAD, weight="bold")
-    write(ax, middle + queries + 0.02, row + keys + 0.22, "[BLOCK_N, BLOCK_M]", ha="right")
-    right = middle + queries + gap
-    tensor_box(ax, right, row - queries - gap, dim, queries, other, hatch="..", size=HEAD, colour=colour[other])
-    write(ax, right + dim + 0.1, row - queries / 2 - gap, "[BLOCK_M,\nBLOCK_D]", ha="left", linespacing=1.35)
-    tensor_box(ax, right, row, dim, keys, gradient, line=2.4, size=HEAD)
-    write(ax, right + dim + 0.1, row + keys / 2, f"+= {product}\n{third}", ha="left", linespacing=1.35)
-    write(ax, right, row + keys + 0.22, "  [BLOCK_N, BLOCK_D]", ha="left")
+    write(ax, middle - 0.08, row - 0.26, "1 × M", ha="right")
+    write(ax, right + dim + 0.1, row + keys / 2, f"+= {product}\n(7.2)", ha="left", linespacing=1.35)

@@ -22,6 +22,7 @@ def converted(first: str, names: str, result: str = "") -> tuple:
 JACOBIAN = "((torch.diag_embed(p) - p[..., :, None] * p[..., None, :]) @ dp[..., None])[..., 0]"
 WIDE = "torch.promote_types(a.dtype, torch.float32)"
 SIZES = "    S_q, S_k = q.shape[2], k.shape[2]\n"
+START = "max(0, j - S_k + S_q) // block_m"
 UNTILED = "block_m, block_n = S_q, max(1, S_k)\n"
 
 WRONG_ANSWERS = (
@@ -60,16 +61,20 @@ WRONG_ANSWERS = (
          told="one edge is left: dv: 2,049 − 2,048 is 1, and float16 has no 2,049"),
     edit("6.5", "untiled", (SIZES, f"{SIZES}    {UNTILED}"), told="all scores are computed at once"),
     edit("6.5", "untiled if causal", (SIZES, f"{SIZES}    if is_causal:\n        {UNTILED}"),
-         told="one edge is left: all scores are computed at once"),
+         told="all scores are computed at once: a product takes parts of shape (14, 11)"),
     edit("6.5", "all queries at once", (SIZES, f"{SIZES}    block_m = S_q\n"), told="all queries are taken at once"),
     edit("6.5", "whole mask", (SIZES, f"{SIZES}    if is_causal:\n        torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q)\n"),
-         told="one edge is left: a tensor of the whole size, 11 × 14, is built"),
+         told="a tensor of the whole size, 11 × 14, is built"),
     *(edit(number, "no delta", ("p_and_ds(q, k, v, do, lse, delta,", "p_and_ds(q, k, v, do, lse, torch.zeros_like(delta),"),
            told="delta is not subtracted") for number in ("6.5", "6.6")),
-    *(edit(number, "mask always on", ("rows, keys, is_causal,", "rows, keys, True,"), told="the mask is on although is_causal is False")
-      for number in ("6.5", "6.6")),
-    edit("6.5", "bounds aligned top left", ("range(0, S_q, block_m)", "range((j // block_m * block_m) * is_causal, S_q, block_m)"),
-         told="the causal loop is aligned top left"),
+    edit("6.5", "mask always on", ("row_block < full", "True"), told="the mask is on although is_causal is False"),
+    edit("6.6", "mask always on", ("rows, keys, is_causal,", "rows, keys, True,"), told="the mask is on although is_causal is False"),
+    edit("6.5", "start aligned top left, every tile masked", ("max(0, j - S_k + S_q) //", "j //"), ("row_block < full", "is_causal"),
+         told="start is without S_k − S_q"),
+    edit("6.5", "start not clamped", ("max(0, j - S_k + S_q)", "(j - S_k + S_q)"), told="which begins before 0: no block comes before block 0"),
+    edit("6.5", "visits hidden tiles", (START, "0"), told="more than four products for each tile that is seen: begin the loop over queries"),
+    edit("6.5", "masks every tile", ("row_block < full", "is_causal"),
+         told="one edge is left: the result is right, but tiles are masked whose queries see all of the keys"),
     edit("6.6", "bounds aligned top left", ("stop = min(end * block_n, S_k)", "stop = min(rows.stop, S_k)"),
          told="the causal loop is aligned top left"),
     edit("6.5", "scales q in place", (SIZES, f"{SIZES}    q *= scale\n    scale = 1.0\n"), told="changes its input q in place"),

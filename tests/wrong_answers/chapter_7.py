@@ -5,6 +5,7 @@ import torch
 from edits import edit
 
 from fa_tutorial import reference
+from fa_tutorial.exercises.chapter_7.ex_4 import BOUNDS, SECOND
 from fa_tutorial.exercises.chapter_7.ex_8 import FlashAttention
 
 
@@ -21,7 +22,6 @@ LOAD_ADD_STORE = ADD.replace("atomic_add", "store").replace(
 ROWS = "offs_m[:, None] < S_q"
 P = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)"
 END = "end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
-BOUNDS, SECOND = "    if IS_CAUSAL:\n        first_m", "    if IS_CAUSAL:\n        for"
 STORES = """    store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
     store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)"""
 HEAD = "dq.ptr + b * dq.strides[0] + h * dq.strides[1]"
@@ -53,14 +53,14 @@ WRONG_ANSWERS = (
          told="rows past S_q are loaded", gpu="0 · NaN is NaN"),
     edit("7.3", "no other", (f"{LSE_MASKED}, other=0.0", LSE_MASKED),
          told="lse and delta are loaded as 0, with mask and other=0.0", gpu=None),
-    edit("7.4", "start not clamped", ("tl.maximum(start_n + S_q - S_k, 0)", "(start_n + S_q - S_k)"),
-         told="no loop starts before query 0", gpu="query i sees keys 0 to"),
+    *(edit(number, f"{name} not clamped", (f"tl.maximum({first} + S_q - S_k, 0)", f"({first} + S_q - S_k)"),
+           told="no loop starts before query 0", gpu=gpu)
+      for number, gpu in (("7.4", "query i sees keys 0 to"), ("7.7", "causal as in 7.4"))
+      for name, first in (("start", "start_n"), ("full_m", "last_key"))),
     edit("7.3", "first keys loaded", ("load_tile(k, b, h, start_n", "load_tile(k, b, h, 0"),
          told="a program's keys start at start_n, in k, v, dk and dv"),
     edit("7.3", "sum of dk in fp16", ("q_tile, dk_acc)", "q_tile, dk_acc).to(q_tile.dtype).to(tl.float32)"),
          told="the sums over blocks are kept in float32"),
-    edit("7.4", "full_m not clamped", ("tl.maximum(last_key + S_q - S_k, 0)", "(last_key + S_q - S_k)"),
-         told="no loop starts before query 0", gpu="query i sees keys 0 to"),
     edit("7.4", "IS_CAUSAL ignored", (BOUNDS, BOUNDS.replace("IS_CAUSAL", "True")), (SECOND, SECOND.replace("IS_CAUSAL", "True")),
          told="a mask hides keys although IS_CAUSAL is False"),
     edit("7.4", "masked loop in any case", (BOUNDS, BOUNDS.replace("IS_CAUSAL", "True")), (SECOND, SECOND.replace("IS_CAUSAL", "True")),
@@ -111,10 +111,6 @@ WRONG_ANSWERS = (
     edit("7.6", "columns past D added", (f"({ROWS}) & (offs_d[None, :] < D)", ROWS), told="D may be less than BLOCK_D"),
     edit("7.7", "a program for each query head", ("batch_head // H_k, batch_head % H_k", "batch_head // (H_k * GROUP), batch_head % (H_k * GROUP)"),
          told="b and h_k come from H_k, the rows of lse and delta from H_q"),
-    edit("7.7", "start not clamped", ("tl.maximum(start_n + S_q - S_k, 0)", "(start_n + S_q - S_k)"), told="no loop starts before query 0",
-         gpu="causal as in 7.4"),
-    edit("7.7", "full_m not clamped", ("tl.maximum(last_key + S_q - S_k, 0)", "(last_key + S_q - S_k)"),
-         told="no loop starts before query 0", gpu="causal as in 7.4"),
     edit("7.7", "k of the query head", ("load_tile(k, b, h_k", "load_tile(k, b, h_k * GROUP"), told="query heads h_k · GROUP to h_k · GROUP"),
     edit("7.8", "matrix saved", (SAVE, f"{SAVE[:-1]}, torch.softmax(q @ k.mT, dim=-1))"), ("lse = ctx.saved", "lse, _ = ctx.saved"),
          told="a matrix of scores is saved"),

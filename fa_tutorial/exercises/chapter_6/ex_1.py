@@ -16,9 +16,9 @@ def matmul_backward(a, b, dc):
 
 DA, DB = "dc @ b.transpose(-1, -2)", "a.transpose(-1, -2) @ dc"
 MISTAKES = {
-    "b is not transposed for da": (DA, "dc @ b"),
-    "a is not transposed for db": (DB, "a @ dc"),
-    "neither a nor b is transposed": (".transpose(-1, -2)", ""),
+    "da is dc b, which sums down the columns of b: in Σ_j dc_ij b_kj, j runs along a row of b": (DA, "dc @ b"),
+    "db is a dc, which sums along the rows of a: in Σ_i a_ik dc_ij, i runs down a column of a": (DB, "a @ dc"),
+    "da sums down the columns of b and db along the rows of a: compare with the sums over j and over i": (".transpose(-1, -2)", ""),
     "the factors of da are in the wrong order": (DA, "b.transpose(-1, -2) @ dc"),
     "the factors of db are in the wrong order": (DB, "dc @ a.transpose(-1, -2)"),
     "da and db are exchanged: return (da, db)": ("return da, db", "return db, da"),

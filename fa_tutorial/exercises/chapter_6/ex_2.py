@@ -16,13 +16,13 @@ def softmax_backward(p, dp):
 
 DS, SUM = "p * (dp - delta)", "(p * dp).sum(dim=-1, keepdim=True)"
 MISTAKES = {
-    "the row sum is missing: p ∘ dp is only diag(p) dp, so subtract p pᵀ dp": (DS, "p * dp"),
+    "p ∘ dp is only diag(p) dp: what does p pᵀ dp give?": (DS, "p * dp"),
     "this takes only the diagonal of the Jacobian, p (1 − p): every score changes every p of its row": (DS, "p * (1 - p) * dp"),
     "the row sum is not multiplied by p: p multiplies the whole difference": (DS, "p * dp - delta"),
     "a factor p is missing: diag(p) dp has one, and so has p pᵀ dp": (DS, "dp - delta"),
     "ds has the wrong sign": (DS, "p * (delta - dp)"),
     "the row sum is added: subtract it": (DS, "p * (dp + delta)"),
-    "rowsum(dp) is subtracted: weight dp by p before summing": (SUM, "dp.sum(dim=-1, keepdim=True)"),
+    "rowsum(dp) is subtracted: pᵀ dp is a weighted sum": (SUM, "dp.sum(dim=-1, keepdim=True)"),
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
     "p ∘ dp is summed over everything: each row has its own sum": (SUM, "(p * dp).sum()"),
     "p ∘ dp is summed along dimension 0: sum along the last one": ("dim=-1", "dim=0"),

@@ -26,13 +26,16 @@ MISTAKES = {
     "dq and dk are without the scale: s = scale · q kᵀ": ("scale * ds", "ds"),
     "dq is without the scale: s = scale · q kᵀ": (DQ, "ds @ k"),
     "dk is without the scale: s = scale · q kᵀ": (DK, "ds.transpose(-1, -2) @ q"),
-    "dv is scaled: only the scores are, and so dq and dk": ("p.transpose(-1, -2) @ do", "scale * p.transpose(-1, -2) @ do"),
+    "dv is scaled: the scale is in s = scale · q kᵀ, and o = p v has none": (
+        "p.transpose(-1, -2) @ do",
+        "scale * p.transpose(-1, -2) @ do",
+    ),
     "1/√D stands in place of the scale: multiply by the scale that is given": ("scale * ds", "q.shape[-1] ** -0.5 * ds"),
-    "the row sum is missing: ds = p ∘ (dp − rowsum(p ∘ dp))": (f"(dp - {SUM})", "dp"),
+    "ds is without the row sum of (6.5)": (f"(dp - {SUM})", "dp"),
     "the row sum is not multiplied by p: p multiplies the whole difference": (f"p * (dp - {SUM})", f"p * dp - {SUM}"),
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
-    "p is not transposed for dv": ("p.transpose(-1, -2) @ do", "p @ do"),
-    "v is not transposed for dp": ("do @ v.transpose(-1, -2)", "do @ v"),
+    "dv is p do: o = p v is a matmul, and (6.3) gives another product for its second factor": ("p.transpose(-1, -2) @ do", "p @ do"),
+    "dp is do v: o = p v is a matmul, and (6.3) gives another product for its first factor": ("do @ v.transpose(-1, -2)", "do @ v"),
     "dq and dk are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dk, dq, dv"),
 }
 

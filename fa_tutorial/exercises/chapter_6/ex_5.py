@@ -7,9 +7,9 @@ import torch
 
 from fa_tutorial.algorithm import p_and_ds
 from fa_tutorial.exercises.chapter_6 import shared
-from fa_tutorial.exercises.chapter_6.shared import CONDITIONS, tolerance
+from fa_tutorial.exercises.chapter_6.shared import tolerance
 from fa_tutorial.exercises.harness import Exercise
-from fa_tutorial.exercises.watch import GradientTiles, where_it_tells
+from fa_tutorial.exercises.watch import SeenByKeys, where_it_tells
 
 
 def dkdv_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
@@ -19,9 +19,13 @@ def dkdv_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     dk, dv = torch.zeros(k.shape, dtype=lse.dtype), torch.zeros(v.shape, dtype=lse.dtype)
     for j in range(0, S_k, block_n):
         keys = slice(j, min(j + block_n, S_k))
-        for i in range(0, S_q, block_m):
-            rows = slice(i, min(i + block_m, S_q))
-            p, ds = p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal, scale)
+        start, full = 0, 0
+        if is_causal:  # decided by the block's first key and by its last
+            start = max(0, j - S_k + S_q) // block_m
+            full = math.ceil(max(0, keys.stop - 1 - S_k + S_q) / block_m)
+        for row_block in range(start, math.ceil(S_q / block_m)):
+            rows = slice(row_block * block_m, min((row_block + 1) * block_m, S_q))
+            p, ds = p_and_ds(q, k, v, do, lse, delta, rows, keys, row_block < full, scale)
             dv[:, :, keys] += p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)
             dk[:, :, keys] += scale * ds.transpose(-1, -2) @ q[:, :, rows].to(ds.dtype)
     return dk.to(k.dtype), dv.to(v.dtype)
@@ -29,19 +33,31 @@ def dkdv_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
 
 DV, DK = "p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", "scale * ds.transpose(-1, -2) @ q[:, :, rows].to(ds.dtype)"
 GUARD = "    lse = torch.where(lse == -math.inf, math.inf, lse)  # rows that see nothing: p = 0\n"
+START, FULL = "max(0, j - S_k + S_q) // block_m", "math.ceil(max(0, keys.stop - 1 - S_k + S_q) / block_m)"
+CALL, BLOCKS = "rows, keys, row_block < full, scale", "range(start, math.ceil(S_q / block_m))"
+OFFSET = "query i sees keys 0 … i + S_k − S_q, so key j is first seen by query j − (S_k − S_q)"
 MISTAKES = {
     "dk is without the scale: s = scale · q kᵀ, so dk = scale · dsᵀ q": ("scale * ds", "ds"),
     "dv is scaled: only the scores are, and so dq and dk": (DV, f"scale * {DV}"),
     "ds is not transposed: dk = scale · dsᵀ q": ("ds.transpose(-1, -2)", "ds"),
     "dk and dv are overwritten in every step: add up the row blocks": ("[:, :, keys] +=", "[:, :, keys] ="),
     "dk and dv are exchanged: return (dk, dv)": ("return dk.to(k.dtype), dv.to(v.dtype)", "return dv.to(v.dtype), dk.to(k.dtype)"),
-    "is_causal changes nothing: p_and_ds masks where its `mask` is True": ("rows, keys, is_causal, scale", "rows, keys, False, scale"),
+    "is_causal changes nothing: p_and_ds masks where its `mask` is True": ("if is_causal:", "if False:"),
+    "no tile is masked: p_and_ds masks where its `mask` is True, and blocks before full need it": (CALL, "rows, keys, False, scale"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, 0 * delta, rows"),
-    "the mask is on although is_causal is False": ("rows, keys, is_causal, scale", "rows, keys, True, scale"),
-    "the causal loop is aligned top left: query i sees keys 0 … i + S_k − S_q, so its first row depends on S_k − S_q too": (
-        "range(0, S_q, block_m)", "range(j // block_m * block_m if is_causal else 0, S_q, block_m)"),
-    "the loop over rows runs to S_k: q has S_q rows": ("range(0, S_q, block_m)", "range(0, S_k, block_m)"),
-    "a last block of rows that is shorter is left out": ("range(0, S_q, block_m)", "range(0, S_q - block_m + 1, block_m)"),
+    "the mask is on although is_causal is False": (CALL, "rows, keys, True, scale"),
+    f"the causal loop is aligned top left: {OFFSET}": [(" - S_k + S_q", "")],
+    f"start is without S_k − S_q: {OFFSET}": (START, "j // block_m"),
+    f"full is without S_k − S_q: {OFFSET}": (FULL, "math.ceil((keys.stop - 1) / block_m)"),
+    "start counts queries, and the loop counts blocks of them: divide by block_m": (START, "max(0, j - S_k + S_q)"),
+    "start is rounded up: the block that holds the first query which sees a key counts, although earlier queries of it may see none": (
+        START, "math.ceil(max(0, j - S_k + S_q) / block_m)"),
+    "start comes from the last key: queries that see only earlier keys of the block are left out": (
+        START, "max(0, keys.stop - 1 - S_k + S_q) // block_m"),
+    "full is rounded down: not every query of its block sees all of the keys": (FULL, "max(0, keys.stop - 1 - S_k + S_q) // block_m"),
+    "full comes from the first key: the last one decides which queries see all of them": (FULL, FULL.replace("keys.stop - 1", "j")),
+    "the loop over rows runs to S_k: q has S_q rows": (BLOCKS, BLOCKS.replace("S_q", "S_k")),
+    "a last block of rows that is shorter is left out": (BLOCKS, "range(start, S_q // block_m)"),
     "a last block of keys that is shorter is left out": ("range(0, S_k, block_n)", "range(0, S_k - block_n + 1, block_n)"),
     "rows that see nothing give NaN: lse and s are −inf there, and −inf − (−inf) is NaN; pass +inf as their lse": (GUARD, ""),
     "the sums are kept in the inputs' dtype, and float16 loses small terms: sum in float32": [
@@ -49,6 +65,7 @@ MISTAKES = {
     "the products are rounded to float16: p and ds may be rounded, but each product stays in float32 until it is summed": [
         (DV, "p.to(do.dtype).transpose(-1, -2) @ do[:, :, rows]"), (DK, "scale * (ds.to(q.dtype).transpose(-1, -2) @ q[:, :, rows])")],
 }  # fmt: skip
+CONDITIONS = {**shared.CONDITIONS, "skip": shared.SKIP}
 
 
 def truth(*args):
@@ -58,7 +75,7 @@ def truth(*args):
 @functools.cache  # the same tensors each time: what is right for them is computed once
 def fixed():
     sums, rule = "dk and dv are summed over the row blocks", "dv = pᵀ do, dk = scale · dsᵀ q"
-    return tuple(shared.ladder(sums, rule, "dk", "dv"))
+    return *shared.ladder(sums, rule, "dk", "dv"), shared.skips()
 
 
 def inputs():
@@ -68,7 +85,7 @@ def inputs():
 
 EXERCISE = Exercise(
     id="6.5",
-    task="Write the loop that owns keys: dk and dv, tile by tile.",
+    task="Write the loop that owns keys: dk and dv, tile by tile, without the tiles that the causal mask hides.",
     conditions=CONDITIONS,
     hints=(
         (
@@ -77,19 +94,22 @@ EXERCISE = Exercise(
         ),
         "p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal, scale) gives a tile's p and ds. Add pᵀ do to dv[:, :, keys] and scale · "
         "dsᵀ q to dk[:, :, keys], with the tile's own rows of do and q. The slices must end at S_q and S_k.",
+        "Key j is first seen by query j − (S_k − S_q), or by query 0 where that is negative. For the block's first key, the block that "
+        "holds this query is start. For its last key, the queries from it on see all keys, so round up to the block that is full.",
         "p and ds are float32 for fp16 inputs: convert the tiles of do and q before you multiply, and keep the sums in float32 until the "
         "end. Where lse is −inf, pass +inf in its place, as in 6.4.",
     ),
     solution=dkdv_loop,
     reasoning="Each tile needs only its own rows of q, do, lse and delta and its own rows of k and v. The outer loop owns a block of "
-    "keys, so dk and dv of these keys are complete when the inner loop ends, and nobody else adds to them.",
-    more="In the package this is the first loop of algorithm.flash_backward. It also skips the tiles that the causal mask hides, rounds p "
-    "and ds to the inputs' dtype for their matmuls, and takes fewer heads for k and v than for q.",
+    "keys, so dk and dv of these keys are complete when the inner loop ends, and nobody else adds to them. Queries before start "
+    "see none of the keys, so they would add zeros.",
+    more="In the package this is the first loop of algorithm.flash_backward. It also rounds p and ds to the inputs' dtype for their "
+    "matmuls, and takes fewer heads for k and v than for q.",
     inputs=inputs,
     truth=truth,
     rule="dv = Σ pᵀ do and dk = scale · Σ dsᵀ q, over all blocks of rows",
     mistakes=MISTAKES,
     parts=("dk", "dv"),
     tolerance=tolerance,
-    watch=where_it_tells(GradientTiles),
+    watch=where_it_tells(SeenByKeys),
 )

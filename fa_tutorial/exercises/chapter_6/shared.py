@@ -19,6 +19,7 @@ CONDITIONS = {
     "views": "the inputs may be views: any strides work, 0 too",
     "memory": "nothing of size S_q × S_k is held, and neither is a mask of that size",
 }
+SKIP = "under the causal mask, only tiles of which some query sees some key are computed"
 
 
 def weights(q, k, lse, is_causal, scale):
@@ -156,6 +157,8 @@ def ladder(sums, rule, *parts):
     yield drawn((1, 2, 11, 14, 3), 1.0, False, seed, (4, 6), otherwise=f"tiles of 4 rows and 6 keys: {sums}")
     nothing = "rows 0 and 1 see no key: lse = −inf, dq = 0, and they add nothing to dk and dv"
     yield head(q, k[:2], v[:2], do, True, blocks=(3, 2), otherwise=nothing, edge="unseen")
+    later = "5 rows and 3 keys: query i sees keys 0 … i − 2, so that key j is first seen by query j + 2"
+    yield head([*q, 1.0], k[:3], v[:3], [*do, 2.0], True, blocks=(2, 1), otherwise=later, edge="unseen")
     rows, empty = torch.ones(1, 1, 4, 1), torch.zeros(1, 1, 0, 1)
     yield made(rows, empty, empty, rows, on="S_q = 4, S_k = 0", otherwise="no key at all: dq = 0", edge="unseen")
     half = {"dtype": torch.float16, "edge": "half"}
@@ -171,6 +174,11 @@ def ladder(sums, rule, *parts):
     yield drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, words="float64, ", dtype=torch.float64, edge="float64")
     yield drawn((1, 2, 11, 14, 3), 1.0, True, seed, (4, 6), edge="memory")
     yield drawn((1, 1, 12, 15, 5), 1.0, False, seed, (2, 3), edge="memory")
+
+
+def skips():
+    """A causal input of many tiles, whose products are counted."""
+    return drawn((1, 1, 13, 17, 3), 1.0, True, torch.Generator().manual_seed(0), (2, 5), edge="skip")
 
 
 def fresh():

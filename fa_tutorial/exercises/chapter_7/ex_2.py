@@ -39,7 +39,7 @@ def dkdv_tile_kernel(
 
 
 MISTAKES = {
-    "dk is without the scale: dk = scale · dsᵀ q": ("dk_acc * scale", "dk_acc"),
+    shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
     "the scores are without the scale: s = scale · q kᵀ": ("scale * dot(k_tile", "dot(k_tile"),
     "q is not transposed: sᵀ = scale · k qᵀ (where S = D the kernel runs all the same)": ("tl.trans(q_tile)", "q_tile"),
     "do is not transposed: dpᵀ = v doᵀ (where S = D the kernel runs all the same)": ("tl.trans(do_tile)", "do_tile"),

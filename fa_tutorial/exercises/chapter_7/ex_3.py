@@ -50,7 +50,7 @@ def dkdv_loop_kernel(
 Q, DO = "load_tile(q, b, h, start_m,", "load_tile(do, b, h, start_m,"
 SUM_DV, SUM_DK = "do_tile, dv_acc)", "q_tile, dk_acc)"
 MISTAKES = {
-    "dk is without the scale: dk = scale · dsᵀ q": ("dk_acc * scale", "dk_acc"),
+    shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
     "only the last block of queries counts: every block adds to what the earlier ones gave": [(SUM_DV, "do_tile)"), (SUM_DK, "q_tile)")],
     shared.ADDED_TWICE: [("dv_acc = dot(", "dv_acc += dot("), ("dk_acc = dot(", "dk_acc += dot(")],
     "scale is applied to dk in every step, so the earlier blocks get it again and again: apply it once, after the loop": [
@@ -79,8 +79,7 @@ def inputs():
     yield shared.narrow()
     last = "past S_q, in the last block, lse and delta are loaded as 0, with mask and other=0.0, because 0 · NaN is NaN"
     past = "rows past S_q are loaded: mask lse and delta by offs_m < S_q"
-    yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", last, stray=past, edge="ragged")
-    yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last block of keys may be ragged", edge="ragged")
+    yield from shared.ragged(last, past)
     q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (48, 16, 16, 48))  # equal scores, so p = 1 / 16
     do[:, :, 0], do[:, :, 16], do[:, :, 32] = 32768, 16, -32768
     on = "fp16, equal scores, {} of the three blocks is {}"

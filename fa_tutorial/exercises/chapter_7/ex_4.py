@@ -61,7 +61,7 @@ BOUNDS, SECOND = "    if IS_CAUSAL:\n        first_m", "    if IS_CAUSAL:\n     
 START, FULL = "tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M", "tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M"
 TOP_LEFT = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
 MISTAKES = {
-    "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store": ("dk_acc * scale", "dk_acc"),
+    shared.NOT_IN_THE_STORE: ("dk_acc * scale", "dk_acc"),
     f"the mask is without S_k − S_q: {TOP_LEFT}": (" - (S_k - S_q)", ""),
     f"S_k − S_q has the wrong sign in the mask: {TOP_LEFT}": (" - (S_k - S_q)", " + (S_k - S_q)"),
     "the mask is strict: first_seeing holds the first query that sees each key, j − (S_k − S_q)": (" - (S_k - S_q)", " - (S_k - S_q) + 1"),
@@ -114,7 +114,7 @@ def inputs():
     yield shared.given((1, 1, 32, 16, 16), "no mask, S_q = 32, S_k = 16", same)
     yield shared.several_heads("dk and dv")
     yield shared.causal(16, 16, "query i sees keys 0 to i")
-    stray = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
+    stray = shared.BEFORE_QUERY_0
     yield shared.causal(1, 17, "the one query sees all keys: query i sees keys 0 to i + S_k − S_q", stray=stray)
     between = "dk and dv are sums over the blocks of queries from first_m on, a multiple of BLOCK_M, masked before full_m"
     for S, blocks in ((32, (16, 16, 16)), (48, (32, 16, 16)), (48, (16, 32, 16))):

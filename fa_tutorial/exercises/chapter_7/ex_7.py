@@ -72,7 +72,7 @@ MISTAKES = {
     f"lse and delta are the key head's: {PLACE}": (ROW, "row = batch_head * S_q"),
     f"lse and delta are read from batch 0: {PLACE}": (ROW, "row = h * S_q"),
     "dk and dv are means over the group: they are sums": [("dk_acc * scale", "dk_acc * scale / GROUP"), ("store_tile(dv, dv_acc", "store_tile(dv, dv_acc / GROUP")],
-    "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store": ("dk_acc * scale", "dk_acc"),
+    shared.NOT_IN_THE_STORE: ("dk_acc * scale", "dk_acc"),
 }  # fmt: skip
 
 
@@ -94,8 +94,9 @@ def fixed():
     yield grouped((2, 2, 3, 16, 32, 16), "B = 2, H_k = 2, GROUP = 3, S_k = 32, views", both, stray=stray, layouts=("bshd",) * 4)
     words = "causal, B = 2, H_k = 1, GROUP = 2, S_q = 40, S_k = 34"
     yield grouped((2, 1, 2, 40, 34, 16), words, "each query head takes both loops", is_causal=True, stray=stray, edge="causal")
-    before = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
-    yield grouped((1, 1, 2, 16, 64, 16), "causal, H_k = 1, GROUP = 2, S_q = 16, S_k = 64", is_causal=True, stray=before, edge="causal")
+    yield grouped(
+        (1, 1, 2, 16, 64, 16), "causal, H_k = 1, GROUP = 2, S_q = 16, S_k = 64", is_causal=True, stray=shared.BEFORE_QUERY_0, edge="causal"
+    )
     yield shared.half_scores()
 
 

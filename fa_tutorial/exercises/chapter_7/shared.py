@@ -17,6 +17,9 @@ from fa_tutorial.exercises.running import INF
 
 HALF = "with fp16 and bf16, the scores, dp and the sums are float32"
 ADDED_TWICE = "what was summed before is added twice in each step: dot(a, b, acc) has added it already, so acc = dot(a, b, acc), not +="
+NO_SCALE = "dk is without the scale: dk = scale · dsᵀ q"
+NOT_IN_THE_STORE = "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store"
+BEFORE_QUERY_0 = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
 SUMS = "the sums over blocks are kept in float32: fp16 has no 2,049"
 
 
@@ -158,6 +161,12 @@ def causal(S_q, S_k, otherwise="", edge="", *, B=1, blocks=(16, 16, 16), on="", 
     words = f"causal, {f'B = {B}, ' if B > 1 else ''}S_q = {S_q}, S_k = {S_k}, {tiles}{on}"
     options = {"stray": batch, "is_causal": True, "edge": edge, "blocks": blocks} | options
     return given((B, 1, S_q, S_k, 16), words, otherwise or batch, **options)
+
+
+def ragged(last, past):
+    """A last block of queries with rows that aren't there, and a last block of keys."""
+    yield given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", last, stray=past, edge="ragged")
+    yield given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last block of keys may be ragged", edge="ragged")
 
 
 def narrow():
