@@ -13,6 +13,7 @@ import json
 import re
 import subprocess
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import astuple
 from pathlib import Path
@@ -107,6 +108,24 @@ def compiled(attend) -> dict[str, Any]:
         Path(folder, "loop.py").write_text(HEAD + source_of(attend) + "\n", encoding="utf-8")
         setup = f"import sys; sys.path.append({folder!r}); import loop"
         return _in_a_process(setup, f"sass._loop_with(loop.{attend.__name__})", attend.__name__)
+
+
+def compiled_or(mine, ours) -> tuple[Any, dict[str, Any]]:
+    """(the loop to go on with, what becomes of it): `mine` where it compiles; else `ours`, and say why."""
+    try:
+        return mine, compiled(mine)
+    except (ValueError, RuntimeError) as refused:
+        print(refused, "We go on with the course's loop.", sep="\n")
+        if "layout" in str(refused).lower():
+            print("left_operand and rescaled convert layouts.")
+        return ours, compiled(ours)
+
+
+def print_loop(name: str, loop: dict[str, Any]) -> None:
+    """The events of a loop that `compiled` or `stored` gives, in order."""
+    names = (event if n == 1 else f"{n}\N{NO-BREAK SPACE}{event}" for event, n in loop["events"])
+    print(f"{name}, {loop['instructions']} instructions:")
+    print(textwrap.fill(", ".join(names), 100, initial_indent="    ", subsequent_indent="    "))
 
 
 @functools.cache

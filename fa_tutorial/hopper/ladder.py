@@ -61,7 +61,8 @@ def wgmma_kernel(q_desc, k_desc, s_ptr):
 
 
 @gluon.jit
-def producer(q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks, STEP: gl.constexpr):
+def producer(q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks,
+             STEP: gl.constexpr):  # fmt: skip
     """One warp: loads 128 rows of q, then block after block of k and v as soon as its stage is empty.
     start_n: where the first block begins; STEP: rows from one block to the next."""
     STAGES: gl.constexpr = k.shape[0]
@@ -185,7 +186,8 @@ def forward_kernel(q_desc, k_desc, v_desc, o_ptr, S, scale_log2,
     gl.warp_specialize([
         (consumer, (o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, 0, ATTEND)),
         (consumer, (o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, 1, ATTEND)),
-        (producer, (q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks, ROWS)),
+        (producer, (q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks,
+                    ROWS)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 
