@@ -71,7 +71,7 @@ class Ring:
         """What comes of a reader's ring_roles: RIGHT, or the first thing that goes wrong. Wrong for what no role does."""
         full, empty = barriers.ring(self.stages, len(self.uses))
         producer, consumer = _two_functions(ring_roles(self.tiles, self.stages, full, empty))
-        yielded: dict[str, list[Action]] = {role: [] for role in ("producer", *self.consumers)}
+        yielded: dict[str, list[Action | None]] = {role: [] for role in ("producer", *self.consumers)}
         roles = {"producer": self._timed("producer", kept(producer(), yielded["producer"]))}
         roles |= {name: self._timed(name, kept(consumer(), yielded[name])) for name in self.consumers}
         timeline = played(dict(reversed(roles.items())) if self.is_consumer_first else roles)
@@ -122,11 +122,16 @@ class Ring:
         return RIGHT
 
 
-def kept(actions: Any, found: list[Action]) -> Any:
-    """The actions, each of which is added to `found` when it is yielded; as they are, where they are none."""
-    if not isinstance(actions, Iterable):
-        return actions
-    return (found.append(action) or action for action in actions)
+def kept(actions: Any, found: list[Action | None]) -> Any:
+    """The actions, each of which is added to `found` when it is yielded, and None at the end; as they are, where they are none."""
+    return _kept(actions, found) if isinstance(actions, Iterable) else actions
+
+
+def _kept(actions: Iterable[Action], found: list[Action | None]) -> Iterator[Action]:
+    for action in actions:
+        found.append(action)
+        yield action
+    found.append(None)
 
 
 def unreleased(empty: Sequence[Barrier], wanted: Sequence[int]) -> str:
@@ -137,12 +142,14 @@ def unreleased(empty: Sequence[Barrier], wanted: Sequence[int]) -> str:
     return RIGHT
 
 
-def slip(role: str, got: Sequence[Action], right: Sequence[Action]) -> str:
+def slip(role: str, got: Sequence[Action | None], right: Sequence[Action]) -> str:
     """The first action that a role does in another order than the protocol's, in words; "" where there is none. A wait of the first round
-    may be missing, as it passes at once.
+    may be missing, as it passes at once. got: as `kept` finds it.
     """
     place = 0
     for n, action in enumerate(got):
+        if action is None:
+            return f"{the(role)} ends, where “{right[place]}” is due" if place < len(right) else ""
         while place < len(right) and str(right[place]) != str(action) and _passes_at_once(right[place], right[:place]):
             place += 1
         when = f"right after “{got[n - 1]}”" if n else "at its start"
@@ -151,7 +158,7 @@ def slip(role: str, got: Sequence[Action], right: Sequence[Action]) -> str:
         if str(right[place]) != str(action):
             return f"{when}, {the(role)} yields “{action}”, where “{right[place]}” is due"
         place += 1
-    return f"{the(role)} ends, where “{right[place]}” is due" if place < len(right) else ""
+    return ""  # it stands at a wait
 
 
 def _passes_at_once(action: Action, before: Sequence[Action]) -> bool:

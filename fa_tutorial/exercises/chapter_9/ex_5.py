@@ -71,11 +71,11 @@ class Meeting:
         for action in checked(role, actions):
             yield replace(action, units=units if self.seed is None else draw.randint(1, 6)) if action.units else action
 
-    def run(self, consumer: Callable) -> tuple[list[Event] | str, dict[str, list[Action]], list[Barrier]]:
+    def run(self, consumer: Callable) -> tuple[list[Event] | str, dict[str, list[Action | None]], list[Barrier]]:
         """The timeline, or the deadlock; what each consumer yielded; and empty, which says what was released."""
         full, empty = barriers.ring(2, 2)
         ds_full = [Barrier(2, f"ds_full[{stage}]") for stage in range(2)]
-        yielded: dict[str, list[Action]] = {f"consumer {c}": [] for c in range(2)}
+        yielded: dict[str, list[Action | None]] = {f"consumer {c}": [] for c in range(2)}
         roles = {"producer": barriers.ring_producer(self.blocks, full, empty)}
         roles |= {role: kept(consumer(int(role[-1]), self.blocks, full, empty, ds_full), yielded[role]) for role in yielded}
         return played({role: self.timed(role, actions) for role, actions in roles.items()}), yielded, empty
@@ -89,7 +89,7 @@ class Meeting:
             text = left
         if text == RIGHT:
             return text
-        return verdict(text, next(filter(None, (slip(role, yielded[role], in_order[role]) for role in yielded)), ""))
+        return verdict(text, next(filter(None, (slip(role, yielded[role], in_order[role][:-1]) for role in yielded)), ""))
 
     def judged(self, timeline: list[Event], right: list[Event]) -> str:
         pairs = []
