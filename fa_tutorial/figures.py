@@ -34,7 +34,7 @@ FIRST_HEIGHT, WIDEST = 700, 860  # pixels; the page inside sets its own height
 def style() -> None:
     """Set matplotlib's defaults for a notebook's plots: fa_tutorial.mplstyle."""
     plt.style.use(Path(__file__).with_name("fa_tutorial.mplstyle"))
-    plt.switch_backend(plt.get_backend())  # else a notebook shows no Figure before pyplot has made its first
+    plt.switch_backend(plt.get_backend())  # now, so that a Figure shows as a picture before the first plt.subplots()
 
 
 def roofline(ax: Axes, peak_flops: float, bandwidth: float, points: dict[str, tuple[float, float]]) -> None:

@@ -1,4 +1,4 @@
-"""Chapter 12: where each line of the forward kernel's lines stands in the official source, flash-attention at v2.8.3.
+"""Chapter 12: where the forward kernel's lines stand in the official source, flash-attention at v2.8.3.
 
 Names and line numbers alone, none of its code: `both` reads that from a checkout on the reader's own disk.
 """
@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fa_tutorial import forward
 from fa_tutorial.source import source_of
 
 VERSION = "2.8.3"
@@ -36,13 +37,13 @@ class Place(NamedTuple):
 PLACES: dict[str, dict[str, tuple[Place, ...]]] = {
     "attend": {
         "rows = ": (Place(KERNEL, 269, 270, "Is_even_MN"), Place(KERNEL, 313, 315, "Is_even_MN")),
-        "k_tile = ": (Place(KERNEL, 269, 270, "copy"), Place(KERNEL, 335, 335, "copy")),
+        "k_tile = ": (Place(KERNEL, 335, 335, "copy"),),
         "s = scale": (Place(KERNEL, 319, 322, "gemm"),),
         "if MASK": (Place(KERNEL, 302, 302, "masking_step"),),
         "s = tl.where": (Place(KERNEL, 328, 330, "apply_mask"),),
         "p, m, l, alpha": (Place(KERNEL, 342, 344, "softmax_rescale_o"),),
         "acc = acc * alpha": (Place(SOFTMAX, 160, 160, "acc_o_rowcol"),),
-        "v_tile = ": (Place(KERNEL, 310, 315, "copy"),),
+        "v_tile = ": (Place(KERNEL, 310, 310, "copy"),),
         "acc = dot": (Place(KERNEL, 347, 347, "convert_type"), Place(KERNEL, 367, 367, "gemm_rs")),
     },
     "softmax_step": {
@@ -76,6 +77,30 @@ PLACES: dict[str, dict[str, tuple[Place, ...]]] = {
     },
 }
 
+# A line of ours whose like differs -> how.
+DIFFERS: dict[str, dict[str, str]] = {
+    "flash_forward_kernel": {
+        "start_m = ": "Their grid has three axes (row blocks, B, H), so nothing is divided.",
+        "m = tl.full": "Nothing starts m and l: the first block's maximum and sum become them.",
+        "full_n = ": "How many blocks are masked is a constant, known when the kernel is compiled.",
+        "for start_n in range(0, full": "The loop without masks comes second, and runs from the right to the left.",
+        "for start_n in tl.range(full": "The loop with masks comes first, so that only its first block may be ragged.",
+        "lse = ": "A row that sees nothing gets +∞, not −∞.",
+    },
+    "attend": {
+        "rows = ": "Only the first block's copies look for the end, and only v's writes zeros past it.",
+        "k_tile = ": "It is the next block's, and begins once q kᵀ is done.",
+        "s = scale": "The scale waits for the exponential.",
+        "acc = acc * alpha": "It is a part of the softmax.",
+        "v_tile = ": "It begins before q kᵀ.",
+    },
+    "softmax_step": {
+        "m_new = ": "It is the maximum of unscaled scores, and a row's four threads agree on it.",
+        "p = ": "It is a power of 2, with the scale in its multiply-add: (8.3).",
+        "return ": "Each thread sums its own columns; the four sums meet after the loop.",
+    },
+}
+
 
 def lines_of(kernel: Any) -> list[tuple[str, tuple[Place, ...]]]:
     """The statements of a kernel of PLACES, each on one line, without its docstring and comments that hold no equation,
@@ -94,17 +119,27 @@ def lines_of(kernel: Any) -> list[tuple[str, tuple[Place, ...]]]:
     return lines
 
 
-def beside(kernel: Any) -> str:
-    """A table in Markdown: each line of the kernel, and links to its like at v2.8.3."""
-    rows = ["| yours | theirs |", "|:---|:---|"]
-    for code, places in lines_of(kernel):
-        indent = "\u00a0" * (len(code) - len(code.lstrip()) - 4)
-        links = (
-            f"[{numbers(place)}]({REPOSITORY}/blob/v{VERSION}/{place.file}#L{place.first}-L{place.last}) `{place.word}`"
-            for place in places
-        )
-        rows.append(f"| `{indent}{code.strip()}` | {', '.join(links)} |")
+def beside() -> str:
+    """A table in Markdown: each line of ours that stands differently in FA2, links to its like at v2.8.3, and how it
+    differs."""
+    rows = ["| yours | theirs | what differs |", "|:---|:---|:---|"]
+    for name, differs in DIFFERS.items():
+        for code, places in lines_of(getattr(forward, name)):
+            found = [words for start, words in differs.items() if code.strip().startswith(start)]
+            if not found:
+                continue
+            links = (
+                f"[{numbers(place)}]({REPOSITORY}/blob/v{VERSION}/{place.file}#L{place.first}-L{place.last})"
+                for place in places
+            )
+            rows.append(f"| `{shortened(code.strip())}` | {', '.join(links)} | {found[0]} |")
     return "\n".join(rows)
+
+
+def shortened(code: str) -> str:
+    """A line of code up to its first call's bracket: `p = tl.exp(…)`."""
+    code = code.partition("  # ")[0].rstrip(":")
+    return re.sub(r"(\w)\(.*", r"\1(…)", code)
 
 
 def numbers(place: Place) -> str:

@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from fa_tutorial import reading
-
 forward = pytest.importorskip("fa_tutorial.forward")
+reading = pytest.importorskip("fa_tutorial.reading")
 KERNELS = forward.attend, forward.softmax_step, forward.flash_forward_kernel
 each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
 
@@ -33,9 +32,19 @@ def test_every_equation_of_the_loop_has_a_place():
 
 
 @each_kernel
-def test_a_table_links_each_place(kernel):
-    found = re.findall(r"blob/v2\.8\.3/(\S+)#L(\d+)-L(\d+)\)", reading.beside(kernel))
-    places = [place for _, places in reading.lines_of(kernel) for place in places]
+def test_what_differs_is_told_of_one_line_that_has_a_place(kernel):
+    lines = reading.lines_of(kernel)
+    for start in reading.DIFFERS[kernel.__name__]:
+        found = [places for code, places in lines if code.strip().startswith(start)]
+        assert len(found) == 1 and found[0], start
+
+
+def test_a_table_links_each_place_that_differs():
+    found = re.findall(r"blob/v2\.8\.3/(\S+)#L(\d+)-L(\d+)\)", reading.beside())
+    places = [
+        place for name, differs in reading.DIFFERS.items() for code, places in reading.lines_of(getattr(forward, name))
+        if code.strip().startswith(tuple(differs)) for place in places
+    ]  # fmt: skip
     assert found == [(place.file, str(place.first), str(place.last)) for place in places]
 
 

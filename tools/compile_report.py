@@ -285,7 +285,7 @@ def accepted_spills(row: Row) -> int:
 
 def is_heavy(row: Row) -> bool:
     """The variants whose numbers for each pair, loaded or drawn, cost more than the products that wait for them."""
-    return row.kernel.startswith("variants.") and row.case.endswith(("dropout", "attn_mask", "booleans", "keys"))
+    return row.kernel.startswith("variants.") and row.case.endswith(("dropout", "attn_mask", "booleans"))
 
 
 def faults(row: Row) -> list[str]:

@@ -20,6 +20,7 @@ from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import Case, Shape, about, literature
 from fa_tutorial.bench.tables import mask
 from fa_tutorial.bench.timing import randn, timed, timed_in_turns
+from fa_tutorial.figures import COLOURS, roofline
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import launching, steps
 
@@ -143,15 +144,6 @@ def steps_in_turns(shape: Shape, in_turns: Callable = timed_in_turns) -> dict[st
     return {name: row | ({"tile": in_words(tile_of[name])} if name in tile_of else {}) for name, row in rows.items()}
 
 
-def steps_report(D: int, is_causal: bool) -> dict[str, dict[str, Any]]:
-    """What steps_in_turns measures at one point on this GPU, provider -> row, in one run; without a GPU the H100's
-    stored rows.
-    """
-    if hardware.device().type == "cuda":
-        return steps_in_turns(at_4096(D, is_causal))
-    return stored_steps()[D, is_causal]
-
-
 ORDERS = ("as they come", "longest first")  # of causal programs
 SHORT_GRIDS = ((8, 4096), (2, 16_384), (8, 16_384))  # heads, S
 
@@ -239,29 +231,27 @@ def compiled_tiles() -> list[dict[str, Any]]:
     return json.loads(steps.STORED.read_text())["tiles"]
 
 
-HEAD = f"{'':14} {'loop':>11} {'registers':>11} {'programs':>9} {'cycles':>12} {'/cycle':>6} {'TFLOP/s':>11} {'/s':>6}"
+Predict = Callable[[dict[str, Any]], float]  # a row of machine code -> an SM's cycles for 64 x 64 scores
 
 
-def show_numbers(step: str, programs: Programs, tile: TileConfig | None = None) -> None:
-    """Print what the compiler made of `step`, its cycles and its rate on the H100, beside those of the step before.
-    tile: steps.LARGER of each D unless given.
+def show_numbers(step: str, programs: Programs, predict: Predict) -> None:
+    """Print what the compiler made of `step` with steps.TILE, the cycles that `predict` gives for it, and its cycles
+    and rate on the H100, beside those of the step before.
 
-    cycles: an SM's for each 64 x 64 scores. /cycle, /s: how many more scores in as many cycles, in as many seconds.
+    cycles: an SM's for each 64 x 64 scores. faster: how many more scores in as many cycles, and in as much time.
     """
     names = steps.before(step), step
-    print(f"{step:14} {HEAD[15:]}")
+    print(f"{'H100, ' + step:17} {'loop':>10} {'programs':>8} {'predicted':>12}", end=" ")
+    print(f"{'cycles':>12} faster {'TFLOP/s':>10} faster")
     for D, is_causal in POINTS:
-        of = tile or steps.LARGER[D]
-        suffix = "" if of == steps.TILE else ", larger tile"
-        old, new = (compiled_steps()[name, of, D, is_causal] for name in names)
-        fit = [programs(of.num_warps, row["registers"], row["shared_bytes"]) for row in (old, new)]
-        before, after = (stored_steps()[D, is_causal][f"{name or 'chapter 5'}{suffix}"] for name in names)
+        old, new = (compiled_steps()[name, steps.TILE, D, is_causal] for name in names)
+        fit = [programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"]) for row in (old, new)]
+        before, after = (stored_steps()[D, is_causal][name or "chapter 5"] for name in names)
         cycles = change(*(tile_cycles(row, D, is_causal) for row in (before, after)))
         print(
-            f"D = {D:3}, {mask(is_causal):6} {change(old['loop'], new['loop']):>11}",
-            f"{change(old['registers'], new['registers']):>11} {change(*fit):>9}",
-            f"{cycles:>12} {percent(before['cycles'] / after['cycles']):>6}",
-            f"{change(before['tflops'], after['tflops']):>11} {percent(after['tflops'] / before['tflops']):>6}",
+            f"D = {D:3}, {mask(is_causal):8} {change(old['loop'], new['loop']):>10} {change(*fit):>8}",
+            f"{change(predict(old), predict(new)):>12} {cycles:>12} {percent(before['cycles'] / after['cycles']):>6}",
+            f"{change(before['tflops'], after['tflops']):>10} {percent(after['tflops'] / before['tflops']):>6}",
         )
 
 
@@ -271,25 +261,94 @@ def counts_of(step: str) -> list[dict[str, Any]]:
 
 
 def show_counts(kernels: dict[str, list[dict[str, Any]]]) -> None:
-    """Print where the instructions of each kernel's loop go, for D = 64 and 128. kernels: name -> sass.counted's."""
-    kinds = {"MUFU.EX2": "exp2", "FFMA": "s·c−m", "FMNMX": "max", "FADD": "sum", "FMUL": "scale", "F2FP": "fp16"}
-    print(f"{'':20} loop =", " + ".join(f"{word:>5}" for word in kinds.values()), "+ others  registers   shared")
+    """Print where the instructions of each kernel's loop go, for D = 64 and 128. kernels: name -> sass.counted's.
+
+    softmax: multiply-adds, maxima and sums; scale: multiplications; compare: comparisons.
+    """
+    kinds = {
+        "exp2": ("MUFU.EX2",),
+        "softmax": ("FFMA", "FMNMX", "FADD"),
+        "scale": ("FMUL",),
+        "compare": ("FSETP",),
+    }
+    print(f"{'':20} loop =", " + ".join(f"{word:>7}" for word in kinds), "+ others  registers   shared")
     for rows in zip(*kernels.values(), strict=True):
         for name, row in zip(kernels, rows, strict=True):
-            counts = [row[kind] for kind in kinds]
-            parts = " + ".join(f"{count:5}" for count in counts)
-            others = row["loop"] - sum(counts)
+            counts = [sum(row[op] for op in ops) for ops in kinds.values()]
+            parts = " + ".join(f"{count:7}" for count in counts)
             point = f"D = {row['D']:3}, {name}"
+            others = row["loop"] - sum(counts)
             print(f"{point:20} {row['loop']:4} = {parts} + {others:6} {row['registers']:10} {row['shared_bytes']:8,}")
+
+
+def show_orders(gain: Callable[[int, int, int], float]) -> None:
+    """Print what the order of causal programs gains on the H200 where there is one sequence, and what `gain` of (D,
+    heads, S) counts."""
+    print("H200, B = 1, causal                programs  counted      TFLOP/s  faster")
+    stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "order"]
+    for D, (heads, S) in itertools.product((64, 128), SHORT_GRIDS):
+        rates = {
+            row["provider"]: row["tflops"] for row in stored if (row["D"], row["H_q"], row["S_q"]) == (D, heads, S)
+        }
+        old, new = (rates[order] for order in ORDERS)
+        print(
+            f"{f'D = {D:3}, {heads} heads, S = {S:6,}':34} {heads * S // 64:8,} {percent(gain(D, heads, S)):>8}",
+            f"{change(old, new):>12} {percent(new / old):>7}",
+        )
+
+
+def spilled(row: dict[str, Any]) -> str:
+    """The registers that a thread spills, and how many of them the loop loads."""
+    return f"{row['spilled_registers']} ({row['LDL']})"
+
+
+def tiles_with(programs: Programs, predict: Predict) -> dict[tuple[int, str], dict[str, Any]]:
+    """The rows of compiled_tiles, (D, tile in words) -> row, each with its "programs" on an SM and "predicted"
+    cycles."""
+    return {
+        (row["D"], in_words(TileConfig(*row["tile"]))): row
+        | {
+            "programs": programs(row["tile"][2], row["registers"], row["shared_bytes"]),
+            "predicted": predict(row),
+        }
+        for row in compiled_tiles()
+    }
+
+
+def show_tiles(programs: Programs, predict: Predict) -> None:
+    """Print what the compiler makes of each tile, the programs that fit, and the cycles that `predict` gives."""
+    print(f"{'tile, full':32} registers  spilled (in the loop)  programs  predicted")
+    for (D, words), row in tiles_with(programs, predict).items():
+        point = f"D = {D:3}: {words}"
+        print(f"{point:32} {row['registers']:9} {spilled(row):>22} {row['programs']:9} {row['predicted']:10,.0f}")
+
+
+def draw_tiles(programs: Programs, predict: Predict, mine: dict[int, TileConfig]) -> Figure:
+    """The H200's rate with each of TILES, `mine` of each D in another colour, with its prediction and programs."""
+    figure = Figure(figsize=(9.5, 4.4))
+    figure.suptitle("H200, S = 4,096, full; white: predicted cycles, and programs on an SM")
+    stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "tile"]
+    compiled = tiles_with(programs, predict)
+    for ax, D in zip(figure.subplots(1, 2), (64, 128), strict=True):
+        rates = {row["provider"]: row["tflops"] for row in stored if (row["D"], row["is_causal"]) == (D, False)}
+        for y, (tile, rate) in enumerate(sorted(rates.items(), key=lambda pair: pair[1])):
+            ax.barh(tile, rate, color=COLOURS["vermilion" if tile == in_words(mine[D]) else "blue"])
+            words = f"{compiled[D, tile]['predicted']:.0f},  {compiled[D, tile]['programs']}"
+            ax.text(rate - 8, y, words, color="white", ha="right", va="center", weight="bold")
+            ax.text(rate + 5, y, f"{rate:.0f}", va="center")
+        ax.set(title=f"D = {D}", xlabel="TFLOP/s", xlim=(0, 1.2 * max(rates.values())))
+        ax.grid(visible=False)
+    return figure
 
 
 def show_larger_tiles(programs: Programs) -> None:
     """Print what the compiler made of four kernels with steps.LARGER, full, and their cycles and rates on the H100
     beside those with steps.TILE.
 
-    in the loop: loads of spilled registers in the loop without a mask. cycles: for each 64 x 64 scores.
+    cycles: for each 64 x 64 scores.
     """
-    print(f"full, 64x64 -> larger tile  registers spilled in the loop programs {'cycles':>13} {'TFLOP/s':>11} faster")
+    print("H100, full, 64x64 -> larger   spilled")
+    print(f"tile{'':25} (in the loop) programs {'cycles':>13} {'TFLOP/s':>11} faster")
     for D, tile in steps.LARGER.items():
         for step in steps.WITH_TILE:
             row, name = compiled_steps()[step, tile, D, False], step or "chapter 5"
@@ -297,14 +356,52 @@ def show_larger_tiles(programs: Programs) -> None:
             small, large = (stored_steps()[D, False][key] for key in (name, f"{name}, larger tile"))
             cycles = change(*(tile_cycles(one, D, False) for one in (small, large)))
             print(
-                f"D = {D:3}, {name:11} {tile.block_m:4}x{tile.block_n:<3} {row['registers']:7}",
-                f"{row['spilled_registers']:7} {row['LDL']:11} {fit:8} {cycles:>13}",
+                f"D = {D:3}, {name:11} {tile.block_m:3}x{tile.block_n:<3} {spilled(row):>15} {fit:8} {cycles:>13}",
                 f"{change(small['tflops'], large['tflops']):>11} {percent(large['tflops'] / small['tflops']):>6}",
             )
 
 
+def show_small_steps() -> None:
+    """Print the cycles and rates on the H100 of the steps after "order" with the larger tile."""
+    print(f"{'H100, larger tile':18}", *(f"{f'D = {D}, {mask(causal)}':>16}" for D, causal in POINTS))
+    print("cycles, TFLOP/s")
+    names = list(steps.STEPS)
+    for step in names[names.index("order") :]:
+        found = [(point, stored_steps()[point][f"{step}, larger tile"]) for point in POINTS]
+        numbers = [f"{tile_cycles(row, *point):,.0f}, {row['tflops']:.0f}" for point, row in found]
+        print(f"{step:18}", *(f"{number:>16}" for number in numbers))
+
+
+def show_ideas() -> None:
+    """Print the H200's rates of the forward with an overlap by hand, and with warp_specialize, or why there is none."""
+    stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "idea"]
+    told = {
+        (row["D"], row["tile"], row["provider"]): f"{row['tflops']:.0f}" if row["ms"] else row["reason"].split(":")[0]
+        for row in stored
+        if row["provider"] != "two_loops"
+    }
+    print("H200, TFLOP/s, full, S = 4,096, without masks and lse")
+    print(f"{'tile':34} as it is  overlap  warp_specialize")
+    for D, tile in dict.fromkeys((D, tile) for D, tile, _ in told):
+        plain, overlap, specialised = (told[D, tile, idea] for idea in ("none", "overlap", "warp_specialize"))
+        print(f"D = {D:3}: {tile:25} {plain:>8} {overlap:>8} {specialised:>16}")
+    [two_loops] = (row["reason"] for row in stored if row["provider"] == "two_loops")
+    print("two warp-specialised loops, as causal attention has:", two_loops)
+
+
+def draw_roof(row: dict[str, Any]) -> Figure:
+    """The H200's roofline, with chapter 5's kernel at D = 128, full. row: its counters of memory."""
+    figure, provenance = Figure(figsize=(7, 3.6)), results.read(results.FOLDER / "h200.json")["provenance"]
+    rate = stored_steps("h200")[POINT.D, POINT.is_causal]["chapter 5"]["tflops"]
+    moved = row["dram__bytes_read.sum"] + row["dram__bytes_write.sum"]
+    ceilings = provenance["ceilings"]
+    placed = {f"chapter 5: {rate:.0f}": (flops_of(POINT) / moved, rate * 1e12)}
+    roofline(figure.subplots(), ceilings["matmul_fp16_tflops"] * 1e12, ceilings["copy_gb_s"] * 1e9, placed)
+    return figure
+
+
 LARGER_TILE = "round up, larger tile"  # the finished kernel
-# the account's chain, in the chapter's order -> its words
+# the chapter's steps in order -> their words
 CHAIN = {
     "chapter 5": "chapter 5",
     "base 2": "1: base 2",
@@ -316,72 +413,86 @@ CHAIN = {
     "load ahead, larger tile": "load ahead",
     LARGER_TILE: "the digit's repair",
 }
-WORDS = CHAIN | {
-    "basic": "chapter 5, its own tile",
-    "tuned": "tuned",
-    "sdpa_flash": "SDPA flash",
-    "sdpa_cudnn": "cuDNN",
-}
 
 
-def draw_account(account: dict[tuple[int, bool], dict[str, dict[str, Any]]]) -> Figure:
-    """A panel for each point of `account`, (D, is_causal) -> steps_report(D, is_causal), in TFLOP/s: what each step
-    changes, and then WHOLE.
+def draw_chain(predict: Predict) -> Figure:
+    """The cycles for 64 x 64 scores, full, of each step of CHAIN on the H100, beside those that `predict` gives for
+    its machine code, and cuDNN's. A panel for each D.
     """
-    figure = Figure(figsize=(10, 5.2))
-    panels = figure.subplots(1, len(account), sharex=True, sharey=True)
-    places = {name: y for y, name in enumerate(CHAIN)} | {
-        "basic": 9.6,
-        "tuned": 10.6,
-        "sdpa_flash": 12.2,
-        "sdpa_cudnn": 13.2,
-    }
-    for ax, ((D, is_causal), found) in zip(panels, account.items(), strict=True):
-        # without what has no kernel on this card
-        rates = {name: found[name]["tflops"] for name in places if found[name].get("tflops")}
-        before = rates["chapter 5"]
-        for name, rate in rates.items():
-            y, change = places[name], ""
+    figure = Figure(figsize=(10, 4.6))
+    figure.suptitle("H100, full: cycles for 64 x 64 scores, and TFLOP/s")
+    step_of = STEP_OF | LARGER_STEP_OF
+    panels = figure.subplots(1, 2, sharey=True)
+    for ax, D in zip(panels, (128, 64), strict=True):
+        found, before = stored_steps()[D, False], None
+        wall, most = 4 * D + 256, tile_cycles(found["chapter 5"], D, False)
+        least = tile_cycles(found["sdpa_cudnn"], D, False)
+        for y, name in enumerate([*CHAIN, "sdpa_cudnn"]):
+            cycles = tile_cycles(found[name], D, False)
             if name in CHAIN:
-                ax.barh(y, rate - before, left=before, color="tab:blue" if rate > before else "tab:orange", height=0.7)
-                change = f" ({gained:+})" if (gained := round(rate - before)) else ""
-            ax.plot(
-                rate,
-                y,
-                "o" if name in CHAIN else "s" if name in ("basic", "tuned") else "D",
-                color="black",
-                markersize=4,
-            )
-            ax.annotate(f"  {rate:.0f}{change}", (max(rate, before) if name in CHAIN else rate, y), va="center")
-            before = rate if name in CHAIN else before
-        for y in (8.8, 11.4):
-            ax.axhline(y, color="grey", linewidth=0.8)
-        ax.set(title=f"D = {D}, {mask(is_causal)}", xlabel="TFLOP/s", xmargin=0.2)
+                tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
+                by_model = predict(compiled_steps()[step_of[name], tile, D, False])
+                if before is not None:
+                    colour = "tab:blue" if cycles < before else "tab:orange"
+                    ax.barh(y, cycles - before, left=before, color=colour, height=0.6)
+                ax.plot(by_model, y, "D", color="black", markerfacecolor="white", markersize=6, zorder=3)
+            ax.plot(cycles, y, "o" if name in CHAIN else "s", color="black", markersize=5, zorder=3)
+            ax.text(1.09 * most, y, f"{found[name]['tflops']:.0f}", va="center", ha="right")
+            before = cycles
+        ax.axvline(wall, color="grey", linestyle=":", zorder=0)
+        ax.text(1.09 * most, -0.75, "TFLOP/s", va="center", ha="right")
+        ax.annotate(f"4 D + 256 = {wall}", (wall, -0.75), (5, 0), textcoords="offset points", va="center", color="grey")
+        ax.set(title=f"D = {D}", xlabel="cycles; dots: measured, diamonds: by (8.5)")
+        ax.set(xlim=(0.96 * least, 1.1 * most), ylim=(-1.3, len(CHAIN) + 0.6))
         ax.grid(axis="y", visible=False)
-    panels[0].set_yticks(list(places.values()), [WORDS[name] for name in places])
+    panels[0].set_yticks(range(len(CHAIN) + 1), [*CHAIN.values(), "cuDNN"])
     panels[0].invert_yaxis()
     return figure
 
 
-def draw_model(predict: Callable[[dict[str, Any]], float]) -> Figure:
+def model_points(predict: Predict) -> list[dict[str, Any]]:
+    """The course's kernels in stored_steps with the cycles of `predict` and those of the H100; "outlier" is "^" where
+    the loop loads spilled registers, "X" where the larger tile leaves one program fewer, and "" elsewhere."""
+    points = []
+    for (D, is_causal), (name, step) in itertools.product(POINTS, (STEP_OF | LARGER_STEP_OF).items()):
+        large = name in LARGER_STEP_OF
+        row = compiled_steps()[step, steps.LARGER[D] if large else steps.TILE, D, is_causal]
+        outlier = "^" if row["LDL"] else "X" if large and step in ("", "base 2") else ""
+        cycles = predict(row), tile_cycles(stored_steps()[D, is_causal][name], D, is_causal)
+        points.append(
+            {"D": D, "is_causal": is_causal, "name": name, "large": large, "outlier": outlier, "cycles": cycles}
+        )
+    return points
+
+
+def show_errors(predict: Predict) -> None:
+    """Print how much longer the kernels of model_points take than `predict` says, with the outliers and without."""
+    print(f"{'H100, measured / predicted':28} {'all':>15}   without crosses and triangles")
+    points = model_points(predict)
+    for D, is_causal in POINTS:
+        here = [point for point in points if (point["D"], point["is_causal"]) == (D, is_causal)]
+        spans = []
+        for some in (here, [point for point in here if not point["outlier"]]):
+            ratios = [measured / predicted for predicted, measured in (point["cycles"] for point in some)]
+            spans.append(f"{percent(min(ratios))} to {percent(max(ratios))}")
+        print(f"{f'D = {D:3}, {mask(is_causal)}':28} {spans[0]:>15}   {spans[1]}")
+
+
+def draw_model(predict: Predict) -> Figure:
     """The cycles that the H100 took for each of the course's kernels in stored_steps, over those that `predict` gives
     for its row of machine code. A panel for each D.
     """
     figure = Figure(figsize=(10, 4.8))
     for ax, D in zip(figure.subplots(1, 2), (64, 128), strict=True):
-        ends = [1.0e9, 0.0]
-        for (of, is_causal), (name, step) in itertools.product(POINTS, (STEP_OF | LARGER_STEP_OF).items()):
-            if of != D:
-                continue
-            large = name in LARGER_STEP_OF
-            row = compiled_steps()[step, steps.LARGER[D] if large else steps.TILE, D, is_causal]
-            x, y = predict(row), tile_cycles(stored_steps()[D, is_causal][name], D, is_causal)
-            marker = "^" if row["LDL"] else "X" if large and step in ("", "base 2") else "o"
-            colour = "tab:orange" if is_causal else "tab:blue"
-            ax.plot(x, y, marker, markersize=8, markeredgecolor=colour, markerfacecolor=colour if large else "none")
-            if marker != "o" or (name == "descriptors, larger tile" and (D, is_causal) == (64, False)):
+        points = [point for point in model_points(predict) if point["D"] == D]
+        for point in points:
+            (x, y), marker = point["cycles"], point["outlier"]
+            colour = "tab:orange" if point["is_causal"] else "tab:blue"
+            face = colour if point["large"] else "none"
+            ax.plot(x, y, marker or "o", markersize=8, markeredgecolor=colour, markerfacecolor=face)
+            if marker or (point["name"] == "descriptors, larger tile" and (D, point["is_causal"]) == (64, False)):
                 ax.annotate(f"{y:,.0f}", (x, y), (7, 0), textcoords="offset points", va="center")
-            ends = [min(ends[0], x), max(ends[1], x)]
+        ends = [end(point["cycles"][0] for point in points) for end in (min, max)]
         ax.plot(ends, ends, "-", color="grey", zorder=0)
         ax.axhline(4 * D + 256, color="grey", linestyle=":", zorder=0)
         ax.annotate(f"4 D + 256 = {4 * D + 256}", (ends[1], 4 * D + 256), va="bottom", ha="right", color="grey")
@@ -390,9 +501,7 @@ def draw_model(predict: Callable[[dict[str, Any]], float]) -> Figure:
         ax.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
         ax.minorticks_off()
         ax.set(title=f"D = {D}", xlabel="cycles by (8.5)", ylabel="cycles measured", xmargin=0.12)
-    figure.suptitle(
-        "64 x 64 scores; blue: full, orange: causal; hollow: 64x64, filled: larger tile; grey: as predicted"
-    )
+    figure.suptitle("H100, 64 x 64 scores; blue: full, orange: causal; hollow: 64x64, filled: larger tile")
     return figure
 
 
@@ -411,6 +520,18 @@ def tflops_of(rows: pd.DataFrame, provider: str, mode: str, S: int, D: int, is_c
 
 
 # ---------------------------------------------------------------- short sequences
+
+
+def show_short() -> None:
+    """Print the H200's µs of a call of many in a row, and of its replay from a CUDA graph."""
+    providers = ("sdpa_flash", "basic", "tuned")
+    stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "short"]
+    print("H200, µs a call, of many in a row -> from a graph; causal, B = H = 8, D = 64")
+    print(f"{'':14}", *(f"{provider:>14}" for provider in providers))
+    for mode, S in itertools.product(("fwd", "fwd_bwd"), (shape.S_q for shape in SHORT)):
+        found = {row["provider"]: row for row in stored if (row["mode"], row["S_q"]) == (mode, S)}
+        numbers = [change(found[name]["call_us"], found[name]["graph_us"]) for name in providers]
+        print(f"{mode:8} {S:5,}", *(f"{number:>14}" for number in numbers))
 
 
 def graph_of(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import DTYPES, Case
-from fa_tutorial.bench.timing import first_call_s, peak_bytes, randn, timed
+from fa_tutorial.bench.timing import first_call_s, peak_bytes, randn, timed, timed_in_turns
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.tiles import MAX_D
 
 triton = require_triton("Measuring (fa_tutorial.bench.measure)")
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
+CANNOT = (torch.cuda.OutOfMemoryError, OutOfResources, peers.Unsupported)
 NUMBERS = ("ms", "ms_20", "ms_80", "tflops", "peak_bytes", "first_call_s")
 
 
@@ -36,25 +37,50 @@ def measure(case: Case, attention: peers.Attention | None = None) -> dict[str, A
     out. Where memory does not suffice, or the provider has no kernel for the case, all of them are None, and `reason`
     says why. Other exceptions are raised. attention: what case.provider names, where it's none of peers.PROVIDERS.
     """
-    attention = attention or peers.provider(check(case).provider)
     try:
-        return _numbers(case, attention)
-    except (torch.cuda.OutOfMemoryError, OutOfResources, peers.Unsupported) as error:
-        reasons = {torch.cuda.OutOfMemoryError: "out of memory", OutOfResources: "not enough shared memory"}
-        return dict.fromkeys(NUMBERS) | {"reason": reasons.get(type(error), str(error))}
+        call = prepared(case, attention)
+        first = first_numbers(call)
+        return timed(call, flops=case.flops()) | first
+    except CANNOT as error:
+        return unmeasured(error)
 
 
-def _numbers(case: Case, attention: peers.Attention) -> dict[str, Any]:
+def measure_in_turns(cases: Sequence[Case], rounds: int = 6) -> list[dict[str, Any]]:
+    """Of each of `cases`, which are one point and mode of several providers, `measure`'s numbers; the times are taken
+    in turns, so that a drift of the clocks hits all of them alike."""
+    calls, rows = {}, []
+    for case in cases:
+        try:
+            call = prepared(case)
+            rows.append(first_numbers(call))
+            calls[case] = call
+        except CANNOT as error:
+            rows.append(unmeasured(error))
+    times = timed_in_turns(calls, flops=cases[0].flops(), rounds=rounds)
+    return [times.get(case, {}) | row for case, row in zip(cases, rows, strict=True)]
+
+
+def unmeasured(error: Exception) -> dict[str, Any]:
+    """The numbers of a case that this GPU or provider cannot run: None, and the reason."""
+    reasons = {torch.cuda.OutOfMemoryError: "out of memory", OutOfResources: "not enough shared memory"}
+    return dict.fromkeys(NUMBERS) | {"reason": reasons.get(type(error), str(error))}
+
+
+def first_numbers(call: Callable[[], Any]) -> dict[str, Any]:
+    first = first_call_s(call)
+    return {"peak_bytes": peak_bytes(call), "first_call_s": round(first, 6)}
+
+
+def prepared(case: Case, attention: peers.Attention | None = None) -> Callable[[], Any]:
+    """What is timed of a case, on random inputs."""
+    attention = attention or peers.provider(check(case).provider)
     shape, dtype = case.shape, DTYPES[case.dtype]
     q, do = (randn(shape.B, shape.H_q, shape.S_q, shape.D, dtype=dtype) for _ in range(2))
     k, v = (randn(shape.B, shape.H_k, shape.S_k, shape.D, dtype=dtype) for _ in range(2))
     if case.mode != "fwd":
         q, k, v = (x.requires_grad_() for x in (q, k, v))
     attend = functools.partial(attention, q, k, v, shape.is_causal)
-    call = call_of(case.mode, attend, (q, k, v), do)
-    first = first_call_s(call)
-    peak = peak_bytes(call)
-    return timed(call, flops=case.flops()) | {"peak_bytes": peak, "first_call_s": round(first, 6)}
+    return call_of(case.mode, attend, (q, k, v), do)
 
 
 def call_of(

@@ -68,12 +68,13 @@ def plan(q: torch.Tensor, k: torch.Tensor, options: Options) -> tuple[Mods, Aux,
     strides = {}
     if given is not None:
         of_batch, of_heads = (0 if given.shape[axis] == 1 else given.stride(axis) for axis in (0, 1))
-        strides = {"mask_b": of_batch, "mask_h": of_heads, "mask_i": given.stride(2), "mask_j": given.stride(3)}
+        keys_alone = given.stride(2) == 0  # (B, 1, 1, S_k): the same for every query
+        of_queries = None if keys_alone else given.stride(2)
+        strides = {"mask_b": of_batch, "mask_h": of_heads, "mask_i": of_queries, "mask_j": given.stride(3)}
     if options.cu_q is not None:
         mask = packed_block_mask(options.cu_q, options.cu_k, S_q, S_k, left, right)
     elif given is not None and given.dtype == torch.uint8:
         aux = Aux(offset=S_k - S_q, left=left, right=right, attn_mask=given, **strides)
-        keys_alone = given.stride(2) == 0  # (B, 1, 1, S_k): the same for every query
         mask = BlockMask(allowed_in_window, aux, *given.shape[:2], S_q, S_k, q.device, keys_alone=keys_alone)
     else:
         mask = window_block_mask(left, right, S_q, S_k, q.device)

@@ -27,7 +27,7 @@ class Aux(NamedTuple):
     cu_q, cu_k, sequences, from which these are made. left, right: how many keys before and after the diagonal are seen.
     slopes: float32 pointer, one a query head, slope_stride apart from one batch entry to the next. attn_mask:
     pointer to (B, H_q, S_q, S_k), uint8 (1: seen) or float (added), with its four strides, each a field: Triton 3.6
-    loses the numbers of a tuple that stands beside None.
+    loses the numbers of a tuple that stands beside None. mask_i is None where every query has the same mask.
     """
 
     offset: Any = None
@@ -76,9 +76,11 @@ def sliding_window(b, h, i, j, aux):
 
 @triton.jit
 def mask_pointers(b, h, i, j, aux):
-    """Where attn_mask has its entries for a tile of pairs; a stride of 0 broadcasts."""
-    at = tl.cast(b, tl.int64) * aux.mask_b + tl.cast(h, tl.int64) * aux.mask_h
-    return aux.attn_mask + (at + i.to(tl.int64) * aux.mask_i + j.to(tl.int64) * aux.mask_j)
+    """Where attn_mask has its entries for a tile of pairs; of a mask that is the same for every query, of j's shape."""
+    at = tl.cast(b, tl.int64) * aux.mask_b + tl.cast(h, tl.int64) * aux.mask_h + j.to(tl.int64) * aux.mask_j
+    if aux.mask_i is not None:
+        at = at + i.to(tl.int64) * aux.mask_i
+    return aux.attn_mask + at
 
 
 @triton.jit

@@ -73,7 +73,7 @@ def ask_keys(b, h, start_m, start_n, aux, S_q, S_k, BLOCK_M: tl.constexpr, BLOCK
     window's two corners. A tile may count as seen that shows no pair: where attn_mask and the window show other keys.
     """
     j = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    keys = tl.load(mask_pointers(b, h, j * 0, j, aux), mask=j < S_k, other=0)  # [BLOCK_N], 1: seen
+    keys = tl.load(mask_pointers(b, h, 0, j, aux), mask=j < S_k, other=0)  # [BLOCK_N], 1: seen
     shown = tl.sum(keys.to(tl.int32), axis=0)
     is_needed, is_whole = shown > 0, (shown == BLOCK_N) & (start_m + BLOCK_M <= S_q)
     least = start_n - (tl.minimum(start_m + BLOCK_M, S_q) - 1 + aux.offset)  # distance of first key and last query

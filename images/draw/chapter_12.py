@@ -63,6 +63,53 @@ def draw_parts(ax: Axes, parts: tuple, first: int, last: int, left: float, top: 
             box(ax, left + (start - first) * per_line, top, (end - start) * per_line, 0.6, text, colour, share=0.4)
 
 
+# ---------------------------------------------------------------- the two loops
+
+# A step: its text, and its colour, that of the tensor. Theirs have a line, and the number of the step of yours that they do.
+ATTEND = (("load k", "orange"), ("q kᵀ", "yellow"), ("times scale", "yellow"), ("mask", "black"), ("softmax_step: m, alpha, l", "sky"), ("softmax_step: p", "sky"),
+          ("acc · alpha", "purple"), ("load v", "green"), ("acc + p v", "purple"))  # fmt: skip
+THEIRS = (("305", "wait: k is there", None, None), ("310", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
+          ("328", "mask", "black", 3), ("332", "wait: v is there", None, None), ("335", "begin to copy the next k", "orange", 0))  # fmt: skip
+INSIDE = (("148", "m", "sky", 4), ("157", "alpha", "sky", 4), ("158", "l · alpha", "sky", 4), ("160", "acc · alpha", "purple", 6),
+          ("162", "times scale, and p", "sky", 5), ("165", "l plus this block's sum", "sky", 4))  # fmt: skip
+LAST = (("367", "acc + p v", "purple", 8),)
+ROW, BOX, YOURS_AT, MINE, THEIRS_AT = 0.42, 0.34, 0.2, 2.5, 4.9
+SHARES = {"black": 0.12, "sky": 0.45, "orange": 0.6}
+
+
+def share_of(colour: str | None) -> float:
+    return SHARES.get(colour, 0.4)
+
+
+@image("12_two_loops.png")
+def draw_two_loops() -> Figure:
+    """The steps of attend beside those of FA2's loop, in the order of each, and which does which."""
+    figure, ax = canvas(7.1)
+    write(ax, YOURS_AT, 0.25, "yours: attend", HEAD, ha="left", weight="bold")
+    write(ax, THEIRS_AT, 0.25, "theirs: lines 302 to 375", HEAD, ha="left", weight="bold")
+    top, wide = 0.55, 3.9
+    inside_top = top + (len(THEIRS) + 0.35) * ROW
+    last_top = inside_top + (len(INSIDE) + 1.15) * ROW
+    mine = {n: top + (0.1 + n * 1.62) * ROW for n in range(len(ATTEND))}
+    for n, (text, colour) in enumerate(ATTEND):
+        box(ax, YOURS_AT, mine[n], MINE, BOX, text, colour, share=share_of(colour))
+    outline(ax, THEIRS_AT - 0.12, inside_top, wide + 0.02, (len(INSIDE) + 0.95) * ROW, dashed=True, line=1.3)
+    write(ax, THEIRS_AT, inside_top + 0.2, "343, 344: softmax_rescale_o, of softmax.h", ha="left")
+    for rows, start in ((THEIRS, top), (INSIDE, inside_top + 0.85 * ROW), (LAST, last_top)):
+        for n, (line, text, colour, step) in enumerate(rows):
+            y = start + n * ROW
+            box(ax, THEIRS_AT + 0.55, y, wide - 0.8, BOX, text, colour or "black", share=share_of(colour) if colour else 0.03)
+            write(ax, THEIRS_AT + 0.45, y + BOX / 2, line, ha="right")
+            if step is not None:
+                moved = step in (0, 2, 7)
+                ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - (0.16 if rows is INSIDE else 0.02)), (mine[step] + BOX / 2, y + BOX / 2),
+                        color="black" if moved else DARK, linewidth=2.2 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
+    scale_to = inside_top + (0.85 + 4) * ROW + BOX / 2  # the scale goes with p
+    ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.2)
+    write(ax, YOURS_AT, 6.85, "thick lines: what has moved", ha="left")
+    return figure
+
+
 # ---------------------------------------------------------------- the loop's copies
 
 # A lane's bars of the forward loop, as (start, end, text, whether it is a copy), in inches. Copies are drawn shorter than the work that
@@ -106,6 +153,39 @@ def draw_held(ax: Axes, y: float, colour: str, text: str, start: float, end: flo
     """A tile in its buffer: the copy from `start` on, then what it holds until the next copy may overwrite it."""
     box(ax, start, y, COPY, 0.4, text, colour, share=0.8 if colour == "orange" else 0.6)
     box(ax, start + COPY, y, end - start - COPY, 0.4, colour=colour, share=0.2)
+
+
+# ---------------------------------------------------------------- the backward's matmuls
+
+# (text, kind): a matmul, something a thread does in its registers, or a trip through memory.
+DKDV = (("sᵀ = k qᵀ", "matmul"), ("pᵀ, from lse", ""), ("dv + pᵀ do", "matmul"), ("dpᵀ = v doᵀ", "matmul"), ("dsᵀ", ""),
+        ("dk + dsᵀ q", "matmul"))  # fmt: skip
+DQ = (("s = q kᵀ", "matmul"), ("p, from lse", ""), ("dp = do vᵀ", "matmul"), ("ds", ""), ("dq + ds k", "matmul"))
+ONE_LOOP = ((472, "s = q kᵀ", "matmul"), (534, "p, from lse", ""), (553, "p to shared memory", "trip"), (575, "dp = do vᵀ", "matmul"),
+            (589, "ds", ""), (625, "ds to shared memory", "trip"), (633, "dv + pᵀ do", "matmul"), (653, "ds k", "matmul"),
+            (676, "added to dq in memory", "trip"), (687, "dk + dsᵀ q", "matmul"))  # fmt: skip
+LOOKS = {"matmul": {"colour": "blue", "share": 0.45}, "": {"colour": "black", "share": 0.06}, "trip": {"colour": "orange", "share": 0.6}}
+
+
+@image("12_backward_loops.png")
+def draw_backward_loops() -> Figure:
+    """A step of chapter 7's two kernels, and one of FA2's loop: seven matmuls, or five and three trips out of the registers."""
+    figure, ax = canvas(6.0)
+    columns = ((0.15, 2.4, "yours: dkdv_kernel", DKDV), (2.85, 2.4, "and dq_kernel", DQ), (5.55, 3.3, "theirs", ONE_LOOP))
+    for x, wide, name, steps in columns:
+        write(ax, x, 0.25, name, HEAD, ha="left", weight="bold")
+        theirs = len(steps[0]) == 3
+        for n, (*line, text, kind) in enumerate(steps):
+            y = 0.55 + n * 0.44
+            box(ax, x + 0.5 * theirs, y, wide - 0.5 * theirs, 0.36, text, **LOOKS[kind])
+            if line:
+                write(ax, x + 0.4, y + 0.18, f"{line[0]}", ha="right")
+        count = sum(kind == "matmul" for *_, kind in steps)
+        write(ax, x + 0.5 * theirs, 0.55 + len(steps) * 0.44 + 0.15, f"{count} matmuls", HEAD, ha="left")
+    legend(
+        ax, 5.6, ((0.15, LOOKS["matmul"], "matmul"), (2.3, LOOKS[""], "in registers"), (4.9, LOOKS["trip"], "a trip out of the registers"))
+    )
+    return figure
 
 
 # ---------------------------------------------------------------- windows

@@ -1,4 +1,4 @@
-"""Right answers to chapter 12 in other words: other lines of the same statements, tiles found by counting a mask, a block's own maximum."""
+"""Right answers to chapter 12 in other words: a state that is set before the first block, tiles found by counting a mask, a block's own maximum."""
 
 import math
 
@@ -7,10 +7,25 @@ import torch
 from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
 
 
-def fa2_line_elsewhere_in_the_statements(step):
-    places = {"load k": 269, "q kᵀ": 322, "mask": 330, "load v": 313, "p v": 367}
-    inside = {"scale": 143, "m": 142, "alpha": 157, "p": 88, "l": 158, "alpha · acc": 159}
-    return ["kernel", places[step]] if step in places else ["softmax", inside[step]]
+def fa2_softmax_with_a_state_that_is_set_first(s, row_max, row_sum, acc, scale_log2, is_first):
+    if is_first:
+        row_max, row_sum = torch.full_like(row_max, -math.inf), torch.zeros_like(row_sum)
+    new_max = torch.cat([row_max[:, None], s], dim=1).max(dim=1).values
+    shift = (new_max * scale_log2).masked_fill(new_max.isinf(), 0.0)
+    alpha = torch.exp2(row_max * scale_log2 - shift)
+    p = torch.exp2(torch.addcmul(-shift[:, None], s, torch.tensor(scale_log2, dtype=s.dtype)))
+    return p, new_max, alpha * row_sum + p.sum(1), alpha[:, None] * acc
+
+
+def fa2_softmax_in_base_e(s, row_max, row_sum, acc, scale_log2, is_first):
+    scale = scale_log2 * math.log(2)
+    block = s.amax(dim=1)
+    new_max = block if is_first else torch.where(block > row_max, block, row_max)
+    p = torch.exp(scale * (s - new_max[:, None])).masked_fill(s == -math.inf, 0.0)
+    if is_first:
+        return p, new_max, p.sum(dim=1), torch.zeros_like(acc)
+    alpha = torch.exp(scale * (row_max - new_max)).masked_fill(row_max == -math.inf, 0.0)
+    return p, new_max, torch.addcmul(p.sum(dim=1), alpha, row_sum), torch.einsum("r,rd->rd", alpha, acc)
 
 
 def tiles_by_the_keys_of_all_and_any(row_block, block_m, block_n, S_q, S_k, left, right):
@@ -56,7 +71,8 @@ def lagging_step_with_the_blocks_own_maximum(s, shift, l, threshold):
 
 
 RIGHT_ANSWERS = (
-    ("12.1", fa2_line_elsewhere_in_the_statements),
+    ("12.1", fa2_softmax_with_a_state_that_is_set_first),
+    ("12.1", fa2_softmax_in_base_e),
     ("12.2", tiles_by_the_keys_of_all_and_any),
     ("12.2", tiles_with_the_empty_middle_at_full_1),
     ("12.2", tiles_with_the_empty_middle_at_the_start),

@@ -1,4 +1,4 @@
-"""Chapter 12: a line that does something else, float division, causal tiles alone, tiles never whole, a mask aligned at the top, a result left out, a shift
+"""Chapter 12: an alpha upside down, float division, causal tiles alone, tiles never whole, a mask aligned at the top, a result left out, a shift
 that never lags or falls."""
 
 from edits import edit
@@ -7,11 +7,13 @@ TILES = "start, end: from the first tile that any row sees to one past the last;
 FIRST = "    first = row_block * block_m\n"
 
 WRONG_ANSWERS = (
-    edit("12.1", "the line before the loop", ('"p v": ("kernel", 367)', '"p v": ("kernel", 301)'),
-         told="the second matmul adds to acc_o: fa2_line(p v) gives line 301 of kernel"),
-    edit("12.1", "another step's line", ('"alpha": ("softmax", 157)', '"alpha": ("softmax", 148)'),
-         told="alpha is the exponential of the old maximum minus the new one: fa2_line(alpha) gives m"),
-    edit("12.1", "no file", ('"q kᵀ": ("kernel", 319)', '"q kᵀ": 319'), told="q kᵀ"),
+    edit("12.1", "alpha upside down", ("torch.exp2((row_max - safe) * scale_log2)", "torch.exp2((safe - row_max) * scale_log2)"),
+         told="row_sum and acc are rescaled by 2^((old − new) · scale_log2)"),
+    edit("12.1", "p v, too", ("    return p,", "    acc = acc + p.sum()\n    return p,"),
+         told="row_sum and acc are rescaled by 2^((old − new) · scale_log2)"),
+    edit("12.1", "acc alone from the first block", ("    return p,", "    acc = acc + row_sum[:, None] * 0 if is_first else acc\n    return p,"),
+         told="row_max and row_sum are NaN here, because nothing has set them, and acc is what clear(acc_o) left"),
+    edit("12.1", "in place", ("acc = alpha[:, None] * acc", "acc *= alpha[:, None]"), told="changes its input acc in place"),
     edit("12.2", "in floats", ("low(first) // block_n", "low(first) / block_n"), told="gives start = 8.333, want 8"),
     edit("12.2", "causal tiles alone", (FIRST, f"    left, right = -1, 0\n{FIRST}"), told=TILES),
     edit("12.2", "no whole tiles", ("    return low(first)", "    full_0 = full_1 = low(first) // block_n\n    return low(first)"),
@@ -32,8 +34,8 @@ WRONG_ANSWERS = (
     edit("12.2", "high below 0", ("max(0, min(S_k, i + 1 + S_k - S_q + right))", "min(S_k, i + 1 + S_k - S_q + right)"),
          told="no row of this block sees a key"),
     edit("12.2", "no end", (", -(-high(last) // block_n)", ""), told="returns a tuple of 3"),
-    edit("12.3", "divided by log2 e", ("(m - shift) * math", "(m - shift) / math"),
-         told="p = exp(s − new shift), alpha = exp(old shift − new shift)"),
+    edit("12.3", "divided by ln 2 and compared with 2^threshold", ("(m - shift) * math.log2(math.e) > threshold",
+         "(m - shift) / math.log(2) > 2**threshold"), told="p = exp(s − new shift), alpha = exp(old shift − new shift)"),
     edit("12.3", "a shift that falls", ("torch.maximum(shift, s.amax(dim=-1))", "s.amax(dim=-1)"), ("> threshold", "!= 0"),
          told="p = exp(s − new shift), alpha = exp(old shift − new shift), and l joins them as in softmax_step"),
 )  # fmt: skip

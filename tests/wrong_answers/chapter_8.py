@@ -23,6 +23,7 @@ WRONG_ANSWERS = (
          told="drop the ones by .reshape([rows, D])"),
     edit("8.3", "stored without reshape", ("o.reshape([1, 1, BLOCK_M, D])", "o"),
          told="give o its ones back by .reshape([1, 1, BLOCK_M, D])"),
+    edit("8.5", "step 1's model", ("max(issuing, exponentiating)", "instructions"), told="that is the model of 64 x 64 tiles"),
     edit("8.5", "rounded up to whole cycles", ("return matmuls + max(issuing, exponentiating)", "return int(matmuls + max(issuing, exponentiating) + 1)"),
          told="724"),
 )  # fmt: skip

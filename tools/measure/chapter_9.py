@@ -18,7 +18,7 @@ from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import GRIDS, Case, Shape, about
 from fa_tutorial.bench.chapter_8 import POINT, flops_of, graph_of, inputs
 from fa_tutorial.bench.chapter_9 import finished_errors
-from fa_tutorial.bench.measure import measure
+from fa_tutorial.bench.measure import measure, measure_in_turns
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn
 from measure.chapter_8 import counted_in_turns, counter_row, repeated_us, settled
@@ -38,11 +38,25 @@ def hopper_step(step: str) -> peers.Attention:
     return attention
 
 
+SPEEDS = ("hopper", "tuned", "basic", "sdpa_cudnn", "sdpa_flash", "flash_attn_4")
 STEPS = {f"hopper {step}": hopper_step(step) for step in hopper.forward.STEPS}  # by their providers' names
 
 
+def speed_cases() -> Iterator[Measurement]:
+    """The course's kernels and the fastest others on the literature's grid, those of a point in turns."""
+    for shape, mode in itertools.product(GRIDS["literature"].shapes, ("fwd", "bwd")):
+        cases = tuple(Case(provider, mode, "fp16", shape) for provider in SPEEDS)
+        for position, case in enumerate(cases):
+            yield case.about(), lambda cases=cases, position=position: _speeds(cases)[position]
+
+
+@functools.lru_cache(maxsize=1)
+def _speeds(cases: tuple[Case, ...]) -> list[dict[str, Any]]:
+    return measure_in_turns(cases)
+
+
 def step_cases() -> Iterator[Measurement]:
-    """The kernel's steps at the twelve points. The kernel beside others is the sweep's provider "hopper"."""
+    """The kernel's steps at the twelve points."""
     for shape, (provider, attention) in itertools.product(GRIDS["points"].shapes, STEPS.items()):
         case = Case(provider, "fwd", "fp16", shape)
         yield case.about(), partial(measure, case, attention)

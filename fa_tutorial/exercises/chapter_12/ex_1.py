@@ -1,108 +1,125 @@
-"""Exercise 12.1, fa2_line."""
+"""Exercise 12.1, fa2_softmax."""
 
-import functools
+import math
+
+import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import INF
 
 
-def fa2_line(step):
-    """(file, line) at v2.8.3 of a step of your loop; file: "kernel" or "softmax"."""
-    return {
-        "load k": ("kernel", 335),
-        "q kᵀ": ("kernel", 319),
-        "scale": ("softmax", 88),
-        "mask": ("kernel", 328),
-        "m": ("softmax", 148),
-        "alpha": ("softmax", 157),
-        "p": ("softmax", 162),
-        "l": ("softmax", 165),
-        "alpha · acc": ("softmax", 160),
-        "load v": ("kernel", 310),
-        "p v": ("kernel", 367),
-    }[step]
+def fa2_softmax(s, row_max, row_sum, acc, scale_log2, is_first):
+    """softmax_rescale_o in PyTorch. Returns p, row_max, row_sum and acc as it leaves them."""
+    if is_first:
+        new_max = s.amax(dim=1)
+    else:
+        new_max = torch.maximum(row_max, s.amax(dim=1))
+    safe = torch.where(new_max == -math.inf, 0.0, new_max)  # −inf − (−inf) would be NaN
+    p = torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])
+    new_sum = p.sum(dim=1)
+    if not is_first:
+        alpha = torch.exp2((row_max - safe) * scale_log2)
+        new_sum = alpha * row_sum + new_sum
+        acc = alpha[:, None] * acc
+    return p, new_max, new_sum, acc
 
 
-# Lines that are as right as the solution's: the rest of the statement, the same step for the first block, the called function's own lines.
-ALSO = {
-    "load k": {("kernel", n) for n in (269, 270)},
-    "q kᵀ": {("kernel", n) for n in (320, 321, 322)},
-    "scale": {("softmax", n) for n in (67, 76, 86, 143, 157, 162)},
-    "mask": {("kernel", n) for n in (329, 330)},
-    "m": {("softmax", n) for n in (142,)},
-    "p": {("softmax", n) for n in (86, 88, 143)},
-    "l": {("softmax", n) for n in (144, 158)},
-    "alpha · acc": {("softmax", 159)},
-    "load v": {("kernel", n) for n in (309, 311, 313, 314, 315)},
-}
+FIRST_MAX = "    if is_first:\n        new_max = s.amax(dim=1)\n    else:\n        new_max = torch.maximum(row_max, s.amax(dim=1))\n"
+P, ALPHA = "torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])", "torch.exp2((row_max - safe) * scale_log2)"
+SUM, ACC = "alpha * row_sum + new_sum", "acc = alpha[:, None] * acc"
+SCALED = [("new_max = s.amax(dim=1)", "s = s * scale_log2\n        new_max = s.amax(dim=1)"),
+          ("new_max = torch.maximum(row_max, s.amax", "s = s * scale_log2\n        new_max = torch.maximum(row_max, s.amax"),
+          (P, "torch.exp2(s - safe[:, None])"), (ALPHA, "torch.exp2(row_max - safe)")]  # fmt: skip
 MISTAKES = {
-    "q kᵀ: that line multiplies p by v, which gemm_rs says: its first factor is in registers (r), its second in shared memory (s)": (
-        '"q kᵀ": ("kernel", 319)', '"q kᵀ": ("kernel", 367)'),
-    "load k: that copies v: `tVgV` is v in global memory, as the habits of CuTe's names say": ('"kernel", 335', '"kernel", 310'),
-    "load v: that copies k, the next block's: `tKgK` is k in global memory": ('"load v": ("kernel", 310)', '"load v": ("kernel", 335)'),
-    "mask: that is the second loop, from line 378 on: take the first, which has the masks of a causal kernel": ('"kernel", 328', '"kernel", 403'),
-    "scale: gemm multiplies q by k alone, without the scale": ('("softmax", 88)', '("kernel", 319)'),
-    "alpha · acc: softmax_rescale_o is called there, and acc is rescaled inside it, in softmax.h": ('("softmax", 160)', '("kernel", 344)'),
-    "alpha: that line multiplies l by alpha, which stands above it": ('"softmax", 157', '"softmax", 158'),
-    "p: that exponential is alpha's: it takes a maximum, not the scores": ('"p": ("softmax", 162)', '"p": ("softmax", 157)'),
-    "p v: that line only rounds p to fp16 or bf16: the product comes after it": ('"p v": ("kernel", 367)', '"p v": ("kernel", 347)'),
-    "l: softmax_rescale_o doesn't add over threads: quad_allreduce_ does that once, after the loop": ('("softmax", 165)', '("softmax", 172)'),
+    "row_max is scaled: theirs is the maximum of the scores as gemm left them, and the scale comes only inside exp2": SCALED,
+    "that is chapter 8's step: their row_max stays unscaled, and their first block reads no old state": [
+        *SCALED, ("if is_first:\n        s = s * scale_log2\n        new_max = s.amax(dim=1)\n    else:", "if True:"),
+        ("if not is_first:", "if True:")],
+    "the first block reads row_max and row_sum, which nothing has set: with Is_first the block's own maximum and sum become them": [
+        (FIRST_MAX, "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")],
+    "the first block rescales by the old row_max, which nothing has set: with Is_first there is no scores_scale": (
+        "if not is_first:", "if True:"),
+    "row_max begins at 0 in the first block: with Is_first it is the block's own maximum, which may be below 0": (
+        "if is_first:\n        new_max = s.amax(dim=1)", "if is_first:\n        new_max = s.amax(dim=1).clamp(min=0)"),
+    "row_max forgets the blocks before: without zero_init the reduction begins at the old maximum": (
+        "torch.maximum(row_max, s.amax(dim=1))", "s.amax(dim=1)"),
+    "the exponentials are in base e: softmax_scale_log2 holds log₂ e already, so both are exp2": [
+        (P, P.replace("exp2", "exp")), (ALPHA, ALPHA.replace("exp2", "exp"))],
+    "p takes row_max without the scale: max_scaled is the maximum times the scale": (P, "torch.exp2(s * scale_log2 - safe[:, None])"),
+    "p is without the scale: scale_apply_exp2 multiplies the scores and their maximum by it": (P, "torch.exp2(s - safe[:, None])"),
+    "alpha is without the scale: row_max is unscaled, so the difference of two maxima is, too": (ALPHA, "torch.exp2(row_max - safe)"),
+    "row_sum isn't rescaled: it is multiplied by scores_scale before this block's sum is added": (SUM, "row_sum + new_sum"),
+    "row_sum is this block's sum alone: without zero_init the reduction begins at the old sum": (SUM, "new_sum"),
+    "acc isn't rescaled: the loop over mi multiplies acc_o by scores_scale": (ACC, "pass"),
+    "a row that has seen nothing gives NaN: where its maximum is −inf, both exponentials take 0 for it": (
+        "torch.where(new_max == -math.inf, 0.0, new_max)", "new_max"),
+    "alpha is NaN where a row has seen nothing: −inf − (−inf) is NaN, so Check_inf takes 0 for its new maximum": (
+        ALPHA, "torch.exp2((row_max - new_max) * scale_log2)"),
+    "row_max is returned as 0 where a row has seen nothing: the 0 is for the exponentials alone, row_max stays −inf": (
+        "return p, new_max", "return p, safe"),
+    "alpha multiplies row_sum and this block's sum: only the old sum is rescaled": (SUM, "alpha * (row_sum + new_sum)"),
 }  # fmt: skip
-WORDS = {
-    "load k": "a tile of k comes from global memory: a copy of `tKgK`",
-    "q kᵀ": "acc_s, the scores, are the result of a matmul in the first loop",
-    "scale": "the scale comes with the exponential, as in (8.3)",
-    "mask": "scores that a row doesn't see become −∞ after the first matmul",
-    "m": "the new maximum is a reduction of the scores, in softmax_rescale_o",
-    "alpha": "alpha is the exponential of the old maximum minus the new one",
-    "p": "all scores become exponentials at once, in softmax_rescale_o",
-    "l": "the sum of p joins row_sum, in softmax_rescale_o",
-    "alpha · acc": "acc_o is multiplied by alpha, in softmax_rescale_o",
-    "load v": "a tile of v comes from global memory: a copy of `tVgV`",
-    "p v": "the second matmul adds to acc_o",
-}
+CONDITIONS = {"hidden": "a row may see none of the keys so far: its scores and its maximum are −∞, and nothing becomes NaN"}
 
 
-def truth(step):
-    return step
-
-
-def adapt(answer):
-    """What the line does that the answer names, so that a message tells this, and not the right line."""
-
-    @functools.wraps(answer)
-    def what_it_does(step):
-        found = answer(step)
-        if not isinstance(found, tuple | list) or len(found) != 2:
-            return found
-        found, steps = tuple(found), (step, *WORDS)
-        exact = [other for other in steps if found == fa2_line(other)]
-        near = [other for other in steps if found in ALSO.get(other, ())]
-        return step if step in near else (*exact, *near, "line {1} of {0}".format(*found))[0]
-
-    return what_it_does
+def truth(s, row_max, row_sum, acc, scale_log2, is_first):
+    s, row_max, row_sum, acc = (x.double() for x in (s, row_max, row_sum, acc))
+    old = torch.full_like(row_max, -INF) if is_first else row_max
+    new = torch.maximum(old, s.amax(dim=1))
+    seen = new > -INF
+    weight = torch.where(seen, torch.exp2((old - new) * scale_log2), 0.0)
+    p = torch.where(seen[:, None], torch.exp2((s - new[:, None]) * scale_log2), 0.0)
+    before = torch.zeros_like(row_sum) if is_first else row_sum
+    return p, new, weight * before + p.sum(dim=1), acc if is_first else weight[:, None] * acc
 
 
 def inputs():
-    for step, words in WORDS.items():
-        yield case(step, otherwise=words)
+    def step(s, row_max, row_sum, acc, scale_log2, is_first, on="", **options):
+        return case(*(torch.as_tensor(x) for x in (s, row_max, row_sum, acc)), scale_log2, is_first, on=on, **options)
+
+    later = (
+        "a later block: row_max is the largest unscaled score so far, p is 2^((s − row_max) · scale_log2), and row_sum and acc are "
+        "rescaled by 2^((old − new) · scale_log2)"
+    )
+    yield step([[1.0, 3.0], [2.0, 0.0]], [2.0, 4.0], [1.5, 1.25], [[8.0, 4.0], [2.0, 6.0]], 0.5, False, otherwise=later)
+    unset, zeros = [math.nan, math.nan], [[0.0, 0.0], [0.0, 0.0]]
+    first = "the first block: row_max and row_sum are NaN here, because nothing has set them, and acc is what clear(acc_o) left"
+    yield step([[1.0, 3.0], [-6.0, -2.0]], unset, unset, zeros, 0.5, True, otherwise=first)
+    draw = generator()
+    for is_first in (False, True):
+        s, row_max, row_sum = 6 * torch.randn(8, 16, generator=draw), 4 * torch.rand(8, generator=draw), 1 + torch.rand(8, generator=draw)
+        acc = torch.randn(8, 4, generator=draw)
+        if is_first:
+            row_max, row_sum, acc = torch.full((8,), math.nan), torch.full((8,), math.nan), torch.zeros(8, 4)
+        yield step(s, row_max, row_sum, acc, 0.18, is_first, f"8 rows, is_first={is_first}", fresh=True,
+                   otherwise=first if is_first else later)  # fmt: skip
+    hidden = "a row whose maximum is −inf has p = 0 and row_sum = 0, and its row_max stays −inf"
+    s = [[-INF, -INF], [-INF, 2.0]]
+    yield step(s, unset, unset, zeros, 0.5, True, edge="hidden", otherwise=hidden)
+    yield step(s, [-INF, -INF], [0.0, 0.0], zeros, 0.5, False, edge="hidden", otherwise=hidden)
+    yield step(s, [3.0, 1.0], [1.0, 1.5], [[8.0, 4.0], [2.0, 6.0]], 0.5, False, edge="hidden", otherwise=hidden)
 
 
 EXERCISE = Exercise(
     id="12.1",
-    task="Find the lines of your loop in FA2's.",
+    task="Read softmax_rescale_o, and write in PyTorch what it does.",
+    conditions=CONDITIONS,
     hints=(
-        "Start at line 302 of flash_fwd_kernel.h: names say what is copied (`tKgK`, `tVgV`), multiplied (`gemm`) and masked.",
-        "Between the two matmuls one function is called that isn't in this file: softmax_rescale_o, in softmax.h from line 137 on. Take its "
-        "branch for all blocks but the first.",
-        "The scale isn't in the matmul: look for the line of scale_apply_exp2 that calls exp2f.",
+        "The function has two branches, and `zero_init` tells you what each does with the old row_max and row_sum. What does the first branch "
+        "read of them? (Line 30 uses zero_init.)",
+        "gemm left the scores without their scale. Line 88 multiplies by it, and line 76 does the same to the maximum. So what is in row_max, "
+        "and what must line 157 do with a difference of two maxima?",
+        "In the first block new_max is the block's own maximum. Else new_max = torch.maximum(row_max, s.amax(dim=1)), "
+        "alpha = torch.exp2((row_max - safe) * scale_log2), and row_sum and acc are multiplied by it. safe is new_max with 0 for −inf.",
     ),
-    solution=fa2_line,
-    reasoning="The order is yours but for the copies, which start one matmul before they are needed. alpha · acc stands inside the softmax, "
-    "because there each thread has its rows' alpha in registers.",
+    solution=fa2_softmax,
+    reasoning="It is your softmax_step with three things moved. The scale waits for the exponential. The first block sets the state, so "
+    "nobody starts it at −∞ and 0, and nothing is rescaled. And acc is rescaled here, where each thread has its rows' alpha in a register.",
     inputs=inputs,
     truth=truth,
-    rule="the line does that step, for a block that isn't the first, in the loop with masks or in a function that it calls",
-    adapt=adapt,
+    rule="p = 2^((s − row_max) · scale_log2), where row_max is the unscaled maximum so far; row_sum and acc are rescaled, but not in the "
+    "first block",
     mistakes=MISTAKES,
-    exact=True,
+    parts=("p", "row_max", "row_sum", "acc"),
 )

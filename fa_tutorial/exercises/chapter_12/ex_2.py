@@ -36,6 +36,9 @@ MISTAKES = {
     "end is found from the first row: the last row's window ends last": (END, "-(-high(first) // block_n)"),
     "end is the last tile that is seen: return one past it": (END, f"{END} - 1"),
     f"the window is one key too narrow on the right: {SEES}": ("i + 1 + S_k", "i + S_k"),
+    f"the window is one key too wide on the right: {SEES}": ("i + 1 + S_k", "i + 2 + S_k"),
+    f"the window is one key too narrow on the left: {SEES}": ("S_q - left", "S_q - left + 1"),
+    f"the window is one key too wide on the left: {SEES}": ("S_q - left", "S_q - left - 1"),
     "full_1 is below full_0: a narrow window has no whole tile, and two loops would visit the tiles between them twice": (
         FULL_1, "high(first) // block_n"),
     "left = −1 and right = −1 count as numbers of keys: negative is no limit, so low is 0 and high is S_k": [

@@ -26,6 +26,10 @@ TOTAL = "alpha * l + p.sum(dim=-1)"
 MISTAKES = {
     "the shift moves with every larger maximum: it stays while the growth is at most the threshold": (WHERE, "m"),
     "the growth is compared in powers of e: times log₂ e it is in powers of two": (MOVES, "m - shift > threshold"),
+    "the growth is divided by log₂ e: exp(x) is 2^(x · log₂ e), so it is multiplied": (MOVES, MOVES.replace("*", "/")),
+    "p and alpha are powers of two: s and shift are in base e here, so both are exp": [
+        (P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
+    "p is a power of two: s and shift are in base e here, so p is exp(s − shift)": (P, P.replace("exp", "exp2")),
     "m − shift is compared with 2^threshold: it is exp(m − shift) that must not exceed it": (MOVES, "m - shift > 2**threshold"),
     "exp(m − shift) is compared with the threshold itself: it is 2^threshold that it must not exceed": (MOVES, ("torch.exp(m - shift) > "
                                                                                                                "threshold")),

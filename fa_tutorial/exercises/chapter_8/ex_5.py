@@ -34,6 +34,8 @@ MISTAKES = {
     "issuing never decides here: each of num_warps warps issues its instructions, on four schedulers": (TURNS, "matmuls + exponentiating"),
     "here everything overlaps: if the matmuls take turns with the rest, add their cycles": (
         TURNS, "max(matmuls, issuing, exponentiating)"),
+    "that is the model of 64 x 64 tiles with four warps, whose exponentials are hidden: count all warps, and the tile's share": (
+        TURNS, "matmuls + instructions"),
     "a part of a cycle is cut off: divide with /": (TILES, "64 * 64 // (block_m * block_n)"),
 }  # fmt: skip
 

@@ -1,0 +1,97 @@
+"""Chapter 0: what its page shows of the stored results of naive attention's kernels."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fa_tutorial import ledger
+from fa_tutorial.bench import results
+from fa_tutorial.figures import COLOURS, GREY
+
+KERNELS = {"q kᵀ": "sky", "divide": "yellow", "softmax": "vermilion", "p v": "green"}  # with their colours
+
+
+def naive_steps(card: dict) -> pd.DataFrame:
+    """The rows of naive attention's kernels, of the whole call and of flash attention, by name: S = 4,096, 16 heads,
+    D = 64, fp16, in one run. card: results.load's."""
+    return results.select(card["kernels"], kernel="naive_step", S=4_096).set_index("provider")
+
+
+def rates(card: dict) -> dict[str, float]:
+    """The FLOP/s measured of a vector add, of naive and flash attention as in naive_steps, and of a matmul of 4,096."""
+    ms, fp16 = naive_steps(card)["ms"], {"provider": "torch", "dtype": "fp16"}
+    add = results.select(card["kernels"], kernel="add", **fp16).iloc[0]
+    matmul = results.select(card["kernels"], kernel="matmul", M=4_096, **fp16).iloc[0]
+    flops = ledger.attention_flops(1, 16, 4_096, 4_096, 64)
+    return {
+        "vector add": add["n"] / add["ms"] * 1e3,
+        "naive": flops / ms["naive"] * 1e3,
+        "flash": flops / ms["flash"] * 1e3,
+        "matmul": matmul["tflops"] * 1e12,
+    }
+
+
+def draw_roofline(points: dict[str, tuple[float, float]], peak: float, bandwidth: float) -> Figure:
+    """The roofline (0.8), and each of five points, name -> (FLOP/byte, FLOP/s). The third and the fourth are one
+    kernel with two counts of its bytes."""
+    figure = Figure(figsize=(7.5, 4))
+    ax = figure.subplots()
+    xs = [10 ** (place / 40) for place in range(-52, 169)]
+    ax.loglog(xs, [ledger.attainable_flops(x, peak, bandwidth) / 1e12 for x in xs], "k-")
+    labels = "vector add", "naive", "flash", "k, v from L2", "matmul, 4,096"
+    colours = "green", "vermilion", "blue", "blue", "purple"
+    for (x, rate), label, colour, marker in zip(points.values(), labels, colours, "osDD^", strict=True):
+        face = "white" if label == "k, v from L2" else COLOURS[colour]
+        ax.plot(x, rate / 1e12, marker, color=COLOURS[colour], markerfacecolor=face, markersize=9)
+        offset = (-30, 11) if marker == "^" else (9, -14)
+        ax.annotate(label, (x, rate / 1e12), offset, textcoords="offset points")
+    (far, rate), (near, _) = list(points.values())[2:4]
+    ax.plot([far, near], [rate / 1e12] * 2, "--", color=COLOURS["blue"], zorder=1)
+    ax.axvline(peak / bandwidth, color=GREY, linestyle=":")
+    ax.text(1.5, 300, "memory-bound", fontstyle="italic")
+    ax.text(200, 1_900, "compute-bound", fontstyle="italic")
+    ax.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="TFLOP/s", ylim=(0.1, 4_500))
+    return figure
+
+
+def floors(bandwidth: float) -> dict[str, float]:
+    """The milliseconds that the bytes of each of KERNELS take at `bandwidth`, bytes/s, in naive_steps."""
+    scores, vectors = 2 * 16 * 4_096 * 4_096, 2 * 16 * 4_096 * 64  # bytes of s or p, and of q, k, v or o
+    moved = (scores + 2 * vectors, 2 * scores, 2 * scores, scores + 2 * vectors)
+    return {name: count / bandwidth * 1e3 for name, count in zip(KERNELS, moved, strict=True)}
+
+
+def show_floors(steps: pd.DataFrame, bandwidth: float) -> None:
+    """Print each kernel's floor and time. steps: naive_steps'."""
+    print("               floor   measured (20 % to 80 % of the runs)")
+    for name, floor in floors(bandwidth).items():
+        row = steps.loc[name]
+        print(f"{name:10} {floor:6.3f} ms  {row['ms']:6.3f} ms ({row['ms_20']:.3f} to {row['ms_80']:.3f})")
+
+
+def draw_floors(steps: pd.DataFrame, bandwidth: float) -> Figure:
+    """Flash attention's time, naive attention's floors and its kernels' times, as bars. steps: naive_steps'."""
+    of = floors(bandwidth)
+    times = {name: steps["ms"][name] for name in KERNELS}
+    flash, floor, naive = steps["ms"]["flash"], sum(of.values()), steps["ms"]["naive"]
+    bars = {
+        "flash attention": ({"": flash}, ""),
+        "naive, at its floors": (of, f", {floor / flash:.1f} times flash"),
+        "naive": (times, f", {naive / floor:.1f} times its floors"),
+    }
+    figure = Figure(figsize=(7.5, 2.5))
+    ax = figure.subplots()
+    for place, (parts, note) in enumerate(bars.values()):
+        left = 0.0
+        for name, ms in parts.items():
+            colour = COLOURS[KERNELS.get(name, "blue")]
+            ax.barh(place, ms, left=left, color=colour, edgecolor="black", height=0.65)
+            ax.text(left + ms / 2, place, name, ha="center", va="center", fontsize=8)
+            left += ms
+        ax.text(left + 0.015, place, f"{left:.2f} ms{note}", va="center")
+    ax.set_yticks(range(len(bars)), bars)
+    ax.invert_yaxis()
+    ax.set(xlim=(0, 2.4), xlabel="ms at S = 4,096, 16 heads, D = 64, fp16 (NVIDIA H200)")
+    ax.grid(axis="y", visible=False)
+    return figure
