@@ -13,6 +13,7 @@ import json
 import re
 import subprocess
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import astuple
 from pathlib import Path
@@ -31,6 +32,7 @@ D = 128
 KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "SYNCS", "BAR", "BRA")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
 LABEL = re.compile(r"(\.L_x_\d+)")
+CONTROL = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/$")  # with nvdisasm -hex: the second half of an instruction
 
 
 def loops(sass: str) -> list[list[str]]:
@@ -55,6 +57,30 @@ def inner_loop(sass: str) -> list[str]:
         if any(op.startswith(("HGMMA", "HMMA")) for op in loop) and any(op.startswith("MUFU.EX2") for op in loop)
     )
     return min(wanted, key=len)
+
+
+def between_clocks(sass: str, first: int, last: int) -> dict[str, int]:
+    """What the inner loop does between two of its readings of the clock, in the text of nvdisasm -hex: "instructions",
+    "exponentials", and "spacing", the cycles by which ptxas spaces the instructions at least.
+
+    Four bits of an instruction say how many cycles pass before the warp starts its next (for Volta:
+    https://arxiv.org/abs/1804.06826, section 2.1; Hopper's have the same form).
+    """
+    names, spacing = [], []
+    for line in sass.splitlines():
+        if match := INSTRUCTION.search(line):
+            names.append(match[1])
+        elif match := CONTROL.search(line):
+            spacing.append(int(match[1], 16) >> 41 & 15)
+    loop = inner_loop(sass)
+    start = next(i for i in range(len(names)) if names[i : i + len(loop)] == loop)
+    clocks = [start + i for i, name in enumerate(loop) if name.startswith("CS2R")]
+    part = slice(clocks[first], clocks[last])
+    return {
+        "instructions": len(names[part]),
+        "exponentials": sum(name.startswith("MUFU.EX2") for name in names[part]),
+        "spacing": sum(spacing[part]),
+    }
 
 
 def events(loop: list[str]) -> list[tuple[str, int]]:
@@ -82,6 +108,24 @@ def compiled(attend) -> dict[str, Any]:
         Path(folder, "loop.py").write_text(HEAD + source_of(attend) + "\n", encoding="utf-8")
         setup = f"import sys; sys.path.append({folder!r}); import loop"
         return _in_a_process(setup, f"sass._loop_with(loop.{attend.__name__})", attend.__name__)
+
+
+def compiled_or(mine, ours) -> tuple[Any, dict[str, Any]]:
+    """(the loop to go on with, what becomes of it): `mine` where it compiles; else `ours`, and say why."""
+    try:
+        return mine, compiled(mine)
+    except (ValueError, RuntimeError) as refused:
+        print(refused, "We go on with the course's loop.", sep="\n")
+        if "layout" in str(refused).lower():
+            print("left_operand and rescaled convert layouts.")
+        return ours, compiled(ours)
+
+
+def print_loop(name: str, loop: dict[str, Any]) -> None:
+    """The events of a loop that `compiled` or `stored` gives, in order."""
+    names = (event if n == 1 else f"{n}\N{NO-BREAK SPACE}{event}" for event, n in loop["events"])
+    print(f"{name}, {loop['instructions']} instructions:")
+    print(textwrap.fill(", ".join(names), 100, initial_indent="    ", subsequent_indent="    "))
 
 
 @functools.cache
@@ -138,14 +182,14 @@ def _loop_with(attend) -> dict[str, Any]:
     return {"instructions": len(loop), "events": events(loop), "spills": compiling.read_ptxas(log)[1]}
 
 
-def sass_of(compiled) -> str:
+def sass_of(compiled, *options: str) -> str:
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         return subprocess.run(
-            [knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True
+            [knobs.nvidia.nvdisasm.path, "-c", *options, file.name], capture_output=True, text=True, check=True
         ).stdout
 
 

@@ -5,7 +5,9 @@ tools/measure measures what is stored.
 
 from __future__ import annotations
 
+import heapq
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from fa_tutorial import hardware, hopper, ledger, reference
-from fa_tutorial.attention import HOPPER_FROM
+from fa_tutorial import algorithm, hardware, hopper, ledger, reference
 from fa_tutorial.bench import chapter_8, peers, results, tables
 from fa_tutorial.bench.cases import GRIDS, MODES, Case
 from fa_tutorial.bench.timing import randn
@@ -49,13 +50,6 @@ def finished_errors(D: int) -> dict[str, float]:
 POINTS = GRIDS["points"]
 PEERS = ("tuned", "sdpa_cudnn", "flash_attn_4")
 ELAPSED = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
-PARTS = {
-    "tensor cores": ELAPSED,
-    "exponentials": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed",
-    "issue slots": "sm__issue_active.avg.pct_of_peak_sustained_elapsed",
-    "L2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
-    "HBM": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",  # chapter 8's alone
-}
 
 
 def speeds(card: dict[str, Any], mode: str = "fwd") -> pd.DataFrame:
@@ -71,13 +65,6 @@ def mean_of(ratios: pd.Series) -> str:
 def counters(card: dict[str, Any], provider: str, mode: str) -> dict[str, float]:
     """The profiler's counters: D = 128, S = 4,096, full."""
     return results.select(card["kernels"], kernel="counters", provider=provider, mode=mode).iloc[0].to_dict()
-
-
-def print_busy(card: dict[str, Any], *providers: str) -> None:
-    print("busy, in % of the time; full, D = 128, S = 4,096; issue slots: cycles in which an instruction starts")
-    for provider in providers:
-        row = counters(card, provider, "fwd")
-        print(f"{provider:10}", ", ".join(f"{part} {row[name]:.0f}" for part, name in PARTS.items() if row[name] >= 0))
 
 
 def tensors_busy(card: dict[str, Any], mode: str, *providers: str) -> str:
@@ -107,19 +94,6 @@ def _cycles_a_block(card: dict[str, Any], row: pd.Series) -> float:
     return row["cycles"] / blocks * card["provenance"]["multiprocessors"]
 
 
-def print_loops(card: dict[str, Any]) -> None:
-    """The overlapped loops with 3 stages at the twelve points, and their mean speed over that of the first."""
-    loops = [f"{loop}, 3 stages" for loop in ping_pong.LOOPS]
-    print("TFLOP/s, fp16 (cycles a block)" + "".join(f"{loop:>21}" for loop in ping_pong.LOOPS))
-    found = results.select(card["kernels"], kernel="ladder")
-    for D, is_causal, S in itertools.product((64, 128), (False, True), (1024, 4096, 16_384)):
-        values = (_rate_and_cycles(card, loop, D, S, is_causal) for loop in loops)
-        print(f"D = {D:3}, {tables.mask(is_causal):6}, S = {S:6,}   " + "".join(f"{value:>21}" for value in values))
-    rates = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops")
-    for loop in loops[1:]:
-        print(f"{loop.split(',')[0]} / one stop, TFLOP/s: {mean_of(rates[loop] / rates[loops[0]])}")
-
-
 def clocked(card: dict[str, Any], loop: str, D: int) -> pd.Series:
     """A consumer's clock in `loop`, "one stop, 3 stages" for one: "cycles" by part of a block, "stamps" of a few
     blocks."""
@@ -146,29 +120,105 @@ PARTS_OF_A_BLOCK = {
 
 
 def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
-    """Both consumers of one program over a few blocks, a panel for each of `loops`, by their clock."""
-    figure = Figure(figsize=(10, 1.55 * len(loops) + 1.1))
+    """Both consumers of one program over a few blocks, a panel for each of `loops`, by their clock.
+
+    The third lane shows when a matmul of either is under way: without one, the tensor cores are idle.
+    """
+    figure = Figure(figsize=(10, 2.0 * len(loops) + 1.1))
     panels = figure.subplots(len(loops), 1, sharex=True, squeeze=False)[:, 0]
     looks = {
-        "tiles": {"facecolor": "white", "hatch": "////"},
+        "tiles": {"facecolor": "white", "hatch": "...."},
         "turn": {"facecolor": "C0"},
         "stop": {"facecolor": "C1"},
         "softmax": {"facecolor": "C2"},
         "end": {"facecolor": "0.85"},
     }
+    idle = {"facecolor": "white", "hatch": "////"}
     for ax, loop in zip(panels, loops, strict=True):
-        for c, blocks in enumerate(clocked(card, loop, D)["stamps"]):
+        stamps = clocked(card, loop, D)["stamps"]
+        for c, blocks in enumerate(stamps):
             times = [time for block in blocks for time in block][: -len(ping_pong.STAMPS) + 1]
             for n, (start, end) in enumerate(itertools.pairwise(times)):
                 look = looks[ping_pong.STAMPS[n % len(ping_pong.STAMPS)]]
                 ax.barh(c, end - start, left=start, height=0.7, edgecolor="black", linewidth=0.5, **look)
-        ax.set_yticks((0, 1), ("consumer 0", "consumer 1"))
+        first, last, under_way = matmuls_under_way(stamps, has_two_stops=loop.startswith("two stops"))
+        ax.barh(2, last - first, left=first, height=0.7, edgecolor="black", linewidth=0.5, **idle)
+        for start, end in under_way:
+            ax.barh(2, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
+        share = 1 - sum(end - start for start, end in under_way) / (last - first)
+        ax.set_yticks((0, 1, 2), ("consumer 0", "consumer 1", "a matmul\nunder way"))
         ax.invert_yaxis()
         ax.grid(False)
-        ax.set_title(loop.split(",")[0], loc="left")
+        ax.set_title(f"{loop.split(',')[0]}: no matmul under way for {share:.0%} of the time", loc="left")
     panels[-1].set_xlabel(f"cycles of the SM, D = {D}, full, S = 4,096")
-    handles = [Patch(edgecolor="black", **looks[stamp]) for stamp in looks]
-    figure.legend(handles, PARTS_OF_A_BLOCK.values(), loc="outside lower center", ncols=3)
+    handles = [Patch(edgecolor="black", **look) for look in (*looks.values(), idle)]
+    words = (*PARTS_OF_A_BLOCK.values(), "no matmul under way")
+    figure.legend(handles, words, loc="outside lower center", ncols=3)
+    return figure
+
+
+def matmuls_under_way(stamps: list, has_two_stops: bool) -> tuple[int, int, list[tuple[int, int]]]:
+    """(from, to, spans): while both consumers have a clock, the spans in which a matmul of one or the other is under
+    way, from its issue to the stop that waits for it: the first stop, or with two stops the second.
+    """
+    places = {name: n for n, name in enumerate(ping_pong.STAMPS)}
+    until = places["end" if has_two_stops else "stop"]
+    first, last = max(blocks[0][0] for blocks in stamps), min(blocks[-1][0] for blocks in stamps)
+    spans = sorted((block[places["turn"]], block[until]) for blocks in stamps for block in blocks[:-1])
+    found: list[tuple[int, int]] = []
+    for start, end in spans:
+        start, end = max(start, first, found[-1][1] if found else first), min(end, last)
+        if start < end:
+            found.append((start, end))
+    return first, last, found
+
+
+def print_errors(card: dict[str, Any], attend=None) -> None:
+    """The largest error of the ladder's forward with this loop, on this machine's Hopper GPU; None: as stored."""
+    if attend is None:
+        errors = results.select(card["kernels"], kernel="ladder_errors").iloc[0]
+        print("no Hopper GPU: nothing is launched. On an H200, the course's loop:")
+        print(f"largest error {errors['forward']:.1e}, of plain attention {errors['plain']:.1e}")
+        return
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 1024, 64, dtype=torch.float16, device="cuda")
+    truth, _ = reference.attention(q, k, v, False)
+    found = (hopper.ladder.flash_forward(q, k, v, 64**-0.5, attend=attend), reference.naive_attention(q, k, v, False))
+    ours, plain = ((o - truth).abs().max().item() for o in found)
+    print(f"largest error {ours:.1e}, of plain attention {plain:.1e}")
+
+
+SMS = 132
+
+
+def draw_tail(**orders: Callable[[list[int]], list[int]]) -> Figure:
+    """When each of an H200's SMs is done with 64 causal heads of S = 4,096, in each of `orders`.
+
+    The next work tile goes to the SM that is free first. A block of keys takes one unit of time.
+    """
+    S, heads = 4096, 64
+    lengths = [algorithm.causal_tiles(r, 128, 128, S, S)[1] for r in range(S // 128)] * heads
+    least = sum(lengths) / SMS  # (9.8)
+    figure = Figure()
+    ax = figure.subplots()
+    for (name, order), style in zip(orders.items(), ("-", "--", ":"), strict=False):
+        handed_out = order(list(lengths))
+        if sorted(handed_out) != sorted(lengths):
+            raise ValueError(
+                f"{name.replace('_', ' ')} returns other work tiles than it gets: each once, in another order"
+            )
+        done = [0] * SMS
+        for length in handed_out:
+            heapq.heapreplace(done, done[0] + length)
+        done.sort(reverse=True)
+        label = f"{name.replace('_', ' ')}: {done[0] / least - 1:.1%} longer than (9.8)"
+        ax.step([*done, min(done)], [*range(1, SMS + 1), SMS], where="post", label=label, linestyle=style)
+        print(label)
+    ax.axvline(least, color="black", linestyle=":", linewidth=1)
+    ax.set(xlabel="time (key blocks); dotted line: (9.8)", ylabel="SMs still at work")
+    ax.set_title("near the end, S = 4,096, causal")
+    ax.set_ylim(0)
+    ax.legend(loc="upper right")
     return figure
 
 
@@ -226,9 +276,8 @@ def print_settled(card: dict[str, Any]) -> None:
 SHOWN = {"overlap": "s first"}  # what the step is written for, and what it does
 
 
-def draw_steps(card: dict[str, Any]) -> Figure:
-    """What each of hopper.forward.STEPS gains at the twelve points, a row each, D = 64 and 128 side by side; print its
-    mean, least and most.
+def print_steps(card: dict[str, Any]) -> None:
+    """What each of hopper.forward.STEPS gains at the twelve points: its mean, least and most.
 
     roles / tuned is what the steps leave of hopper / tuned, as "order" is hopper.
     """
@@ -241,38 +290,3 @@ def draw_steps(card: dict[str, Any]) -> Figure:
     print("forward, fp16, twelve points: geometric mean, least and most")
     for name, ratios in gains.items():
         print(f"{name:21} {mean_of(ratios)}")
-    figure = Figure(figsize=(10, 4))
-    panels = figure.subplots(1, 2, sharex=True, sharey=True)
-    looks = {
-        (S, is_causal): {"color": f"C{n}", "marker": "^" if is_causal else "o"}
-        for n, S in enumerate((1024, 4096, 16_384))
-        for is_causal in (False, True)
-    }
-    for ax, D in zip(panels, (64, 128), strict=True):
-        for n, (S, is_causal) in enumerate(looks):
-            values = [100 * (ratios[D, is_causal, S] - 1) for ratios in gains.values()]
-            # one below the other, so that none hides another
-            places = [y + (n - 2.5) * 0.12 for y in range(len(gains))]
-            ax.plot(values, places, linestyle="", label=f"S = {S:,}, {tables.mask(is_causal)}", **looks[S, is_causal])
-        ax.axvline(0, color="black", linewidth=1)
-        ax.set(title=f"D = {D}", xlabel="faster by, %")
-    panels[0].set_yticks(range(len(gains)), gains)
-    panels[0].invert_yaxis()
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return figure
-
-
-def print_auto_rule(card: dict[str, Any]) -> None:
-    """At how many points hopper takes less of the GPU's time than tuned, from HOPPER_FROM on and below."""
-    found = results.select(card["kernels"], kernel="auto_rule")
-    for mode, kind in (("fwd", "forward"), ("bwd", "backward")):
-        us = found[found["mode"] == mode].pivot(
-            index=["S", "D", "heads", "is_causal"], columns="provider", values="graph_us"
-        )
-        large = np.array([S * D * heads >= HOPPER_FROM[kind] for S, D, heads, _ in us.index])
-        faster = (us["hopper"] < us["tuned"]).to_numpy()
-        there, below = (f"{faster[chosen].sum():2} of {chosen.sum():2}" for chosen in (large, ~large))
-        print(
-            f"{kind:8}: from 2^{HOPPER_FROM[kind].bit_length() - 1} elements of q on hopper is faster at {there} "
-            f"points, below at {below}"
-        )

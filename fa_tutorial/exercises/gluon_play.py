@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fa_tutorial.barriers import Barrier, ring
+from fa_tutorial.exercises.ring_play import verdict
 from fa_tutorial.exercises.running import Wrong, kind, show
 
 ROWS, KEYS, D = 2, 4, 3  # of the tiles; a tile that is not transposed does not fit
@@ -91,8 +92,9 @@ class Alpha(torch.Tensor):
 class Pending:
     """A matmul that was issued, and has no tensor's operators: before it is used, warpgroup_mma_wait has to return it."""
 
-    def __init__(self, value: torch.Tensor, reads: Tile | None):
-        self.value, self.reads, self.block = value, reads, reads.block
+    def __init__(self, value: torch.Tensor, reads: Tile, left: Any):
+        self.value, self.reads, self.block, self.left = value, reads, reads.block, left
+        self.beside_softmax = False  # whether it was under way when a softmax began
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class Stage:
         self.in_flight: list[Pending] = []
         self.issued = {"k": 0, "v": 0}
         self.softmaxes = 0
+        self.released = [0] * play.stages  # how often the reader has arrived at empty, by stage
 
     # ------------------------------------------------ the other roles
 
@@ -157,9 +160,19 @@ class Stage:
         while self.play.early and self.step():
             pass
 
-    def stop(self, fault: str) -> None:
-        self.fault = fault
+    def stop(self, fault: str, cause: str = "") -> None:
+        self.fault = verdict(fault, cause)
         raise Stop
+
+    def why_nobody_arrives(self, barrier: Barrier) -> str:
+        """The cause of a deadlock at `barrier`, as far as it can be told."""
+        if any(barrier is one for one in self.empty):
+            return "a consumer waits for full[stage], and arrives at empty[stage]"
+        stages = self.play.stages
+        stage, round_of_ring = self.loaded % stages, self.loaded // stages
+        if self.loaded < self.play.blocks and self.released[stage] < round_of_ring:
+            return f"block {self.loaded} isn't loaded, since you haven't released block {self.loaded - stages}, which has its stage"
+        return "nobody completes a phase of this parity: tile i's is i // STAGES % 2"
 
     # ------------------------------------------------ what the reader's code calls
 
@@ -168,13 +181,15 @@ class Stage:
         while pred and not barrier.test_wait(phase):
             if not self.step():
                 has = f"{barrier.arrived} of the {barrier.count} arrivals of phase {barrier.phase}"
-                self.stop(f"a deadlock: wait for {barrier.name}, parity {phase}, which has {has}, and nobody else arrives")
+                fault = f"a deadlock: wait for {barrier.name}, parity {phase}, which has {has}, and nobody else arrives"
+                self.stop(fault, self.why_nobody_arrives(barrier))
 
     def arrive(self, barrier: Barrier, *, count: int = 1, pred: bool = True) -> None:
         if count > 1:
             raise Wrong(f"you arrive {count} times at {barrier.name}: each consumer arrives once, count=1")
         for _ in range(count if pred else 0):
             barrier.arrive()
+            self.released = [n + (one is barrier) for n, one in zip(self.released, self.empty, strict=True)]
         self.others()
 
     def matmul(self, a: Any, b: Any, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> Any:
@@ -189,11 +204,11 @@ class Stage:
         name = tile.name[-1]
         if tile.block is None or tile.block != self.issued[name]:
             due = f"where block {self.issued[name]} is due" if self.issued[name] < self.play.blocks else "and all blocks have been read"
-            self.stop(f"a matmul reads {tile.name}, which holds {held(tile)}, {due}")
+            self.stop(f"a matmul reads {tile.name}, which holds {held(tile)}, {due}", self.why_not_there(tile, name))
         self.issued[name] += 1
         product = a.value @ b.value
         start = acc.value if isinstance(acc, Pending) else acc
-        pending = Pending(start + product if use_acc else product, tile)
+        pending = Pending(start + product if use_acc else product, tile, a)
         self.in_flight.append(pending)
         self.others()
         return pending if is_async else self.matmul_wait(0, [pending])
@@ -205,14 +220,31 @@ class Stage:
         while len(self.in_flight) > num_outstanding:
             done = self.in_flight.pop(0)
             if done.reads.block != done.block:
-                self.stop(f"block {done.reads.block} is loaded into {done.reads.name} while a matmul reads block {done.block} there")
+                fault = f"block {done.reads.block} is loaded into {done.reads.name} while a matmul reads block {done.block} there"
+                self.stop(fault, f"you release block {done.block} before you have waited for the matmul that reads it")
+            if self.play.overlap and done.beside_softmax and isinstance(done.left, Operand) and not any(x is done.left for x in deps):
+                fault = f"the wait that ends p v of block {done.block} has no p among what it waits for"
+                self.stop(fault, "p v reads p's registers until you have waited for it: wait for both, [acc, p]")
         found = [self.ready(x) if isinstance(x, Pending) else x for x in deps]
         return found[0] if len(found) == 1 else tuple(found)
 
     def ready(self, x: Pending) -> torch.Tensor:
         if x in self.in_flight:
-            self.stop("warpgroup_mma_wait returns a matmul that is still under way")
+            cause = "warpgroup_mma_wait(n, …) leaves up to n matmuls in flight, the last that were issued, and here yours is one of them"
+            self.stop("warpgroup_mma_wait returns a matmul that is still under way", cause)
         return x.value
+
+    def why_not_there(self, tile: Tile, name: str) -> str:
+        """Why `tile` doesn't hold the block that is due, as far as it can be told."""
+        due = self.issued[name]
+        if due >= self.play.blocks:
+            return f"each block of {name} is read once"
+        stage = due % self.play.stages
+        if tile is not (self.k, self.v)["kv".index(name)][stage]:
+            return f"block {due} lies in stage {stage}: block i in stage i % STAGES"
+        if tile.block is not None and tile.block > due:
+            return f"you have released block {due} before you read its {name}"
+        return f"block {due} isn't there yet: no wait for its full barrier comes before, or one that passes too early"
 
     # ------------------------------------------------ the run
 
@@ -223,6 +255,8 @@ class Stage:
             s = done(s, "s") * scale_log2
             under_way = [(pending.reads.name[-1], pending.block) for pending in self.in_flight]
             before, self.softmaxes = self.softmaxes - 1, self.softmaxes + 1
+            for pending in self.in_flight:
+                pending.beside_softmax = True
             if self.play.overlap and before >= 0 and ("v", before) not in under_way:
                 self.stop(f"p v of block {before} is not under way when the softmax of block {before + 1} begins")
             m_new = torch.maximum(m, s.amax(1))
@@ -263,6 +297,10 @@ class Stage:
         for name, got, want in (("l", l, p.sum(1)), ("acc", acc, p @ self.values.reshape(-1, D))):
             if got.shape != want.shape or not torch.allclose(got, want):
                 return f"{name} = {show(got)} instead of {show(want)}"
+        for stage, times in enumerate(self.released):
+            if times != (want := len(range(stage, self.play.blocks, self.play.stages))):
+                fault = f"arrivals of yours at empty[{stage}]: {times}, blocks in this stage: {want}"
+                return verdict(fault, "each block's stage is released once, the last block's, too: the next rows of a kernel need it")
         return RIGHT
 
 

@@ -87,7 +87,8 @@ class Exercise:
     tuple.
     exact: compare integers and texts, not floats. tolerance: (args, part) -> (rtol, atol). launch: for a kernel, (*args) ->
     harness_kernel.Launch.
-    adapt: (answer) -> what is run in its place, where an answer does not return by itself what truth gives.
+    adapt: (answer) -> what is run in its place, where an answer does not return by itself what truth gives. A text that it gives may have a
+    `cause`, which is told in place of the rule.
     seen: what to tell of a kernel's accesses. "overlap": two programs write the same element; "again": an element is read or written more
     than once; "stored_again": a program stores an element twice; "widened": tl.dot gets float32 tiles though all inputs are 16-bit. The
     last three are allowed where nothing is to be told.
@@ -166,7 +167,7 @@ def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case
         return
     if not in_words:
         raise Wrong(otherwise)
-    diagnosis, shown = _named(exercise, answer, got, one, cases) or otherwise, not one.fresh
+    diagnosis, shown = _named(exercise, answer, got, one, cases) or getattr(got[wrong], "cause", "") or otherwise, not one.fresh
     if diagnosis is otherwise and exercise.launch and all(bool((value == UNWRITTEN).all()) for value in got.values()):
         raise Wrong(f"nothing is stored: does your kernel call tl.store, and does its mask let any element through? ({on})")
     if diagnosis is otherwise and _is_coarse(exercise, got, want, one):

@@ -15,6 +15,18 @@ ACTION_LIMIT = 2_000  # far more than any right answer needs
 RIGHT = "each load and use as early as (9.6) allows"
 
 
+class Verdict(str):
+    """What comes of a play, in words. cause: what to tell of it, "" where it isn't known."""
+
+    cause = ""
+
+
+def verdict(text: str, cause: str) -> Verdict:
+    found = Verdict(text)
+    found.cause = cause
+    return found
+
+
 @dataclass(frozen=True)
 class Ring:
     """How long a load and each consumer's use take; seed: draw each duration instead."""
@@ -59,10 +71,18 @@ class Ring:
         """What comes of a reader's ring_roles: RIGHT, or the first thing that goes wrong. Wrong for what no role does."""
         full, empty = barriers.ring(self.stages, len(self.uses))
         producer, consumer = _two_functions(ring_roles(self.tiles, self.stages, full, empty))
-        roles = {"producer": self._timed("producer", producer())}
-        roles |= {name: self._timed(name, consumer()) for name in self.consumers}
+        yielded: dict[str, list[Action | None]] = {role: [] for role in ("producer", *self.consumers)}
+        roles = {"producer": self._timed("producer", kept(producer(), yielded["producer"]))}
+        roles |= {name: self._timed(name, kept(consumer(), yielded[name])) for name in self.consumers}
         timeline = played(dict(reversed(roles.items())) if self.is_consumer_first else roles)
-        return timeline if isinstance(timeline, str) else self._verdict(timeline)
+        text = timeline if isinstance(timeline, str) else self._verdict(timeline)
+        if text == RIGHT:
+            text = unreleased(empty, [len(self.uses) * len(range(stage, self.tiles, self.stages)) for stage in range(self.stages)])
+        if text == RIGHT:
+            return text
+        right = {"producer": list(barriers.ring_producer(self.tiles, full, empty))}
+        right |= {name: list(barriers.ring_consumer(self.tiles, full, empty)) for name in self.consumers}
+        return verdict(text, next(filter(None, (slip(role, yielded[role], right[role]) for role in right)), ""))
 
     def _timed(self, role: str, actions: Any) -> Iterator[Action]:
         """The actions of a role, with this ring's durations; Wrong for what no role of this kind does."""
@@ -100,6 +120,49 @@ class Ring:
                 late = f"at time {start}, and it could start at {starts[role, action.tile]}"
                 return f"a {action.kind} of tile {action.tile} by {the(role)} {late}"
         return RIGHT
+
+
+def kept(actions: Any, found: list[Action | None]) -> Any:
+    """The actions, each of which is added to `found` when it is yielded, and None at the end; as they are, where they are none."""
+    return _kept(actions, found) if isinstance(actions, Iterable) else actions
+
+
+def _kept(actions: Iterable[Action], found: list[Action | None]) -> Iterator[Action]:
+    for action in actions:
+        found.append(action)
+        yield action
+    found.append(None)
+
+
+def unreleased(empty: Sequence[Barrier], wanted: Sequence[int]) -> str:
+    """RIGHT, or which stage has not all arrivals when everybody has ended. wanted: of each stage."""
+    for barrier, want in zip(empty, wanted, strict=True):
+        if (got := barrier.phase * barrier.count + barrier.arrived) != want:
+            return f"{barrier.name} has had {got} of {want} arrivals when all roles have ended"
+    return RIGHT
+
+
+def slip(role: str, got: Sequence[Action | None], right: Sequence[Action]) -> str:
+    """The first action that a role does in another order than the protocol's, in words; "" where there is none. A wait of the first round
+    may be missing, as it passes at once. got: as `kept` finds it.
+    """
+    place = 0
+    for n, action in enumerate(got):
+        if action is None:
+            return f"{the(role)} ends, where “{right[place]}” is due" if place < len(right) else ""
+        while place < len(right) and str(right[place]) != str(action) and _passes_at_once(right[place], right[:place]):
+            place += 1
+        when = f"right after “{got[n - 1]}”" if n else "at its start"
+        if place == len(right):
+            return f"{when}, {the(role)} yields “{action}”, where it should end"
+        if str(right[place]) != str(action):
+            return f"{when}, {the(role)} yields “{action}”, where “{right[place]}” is due"
+        place += 1
+    return ""  # it stands at a wait
+
+
+def _passes_at_once(action: Action, before: Sequence[Action]) -> bool:
+    return action.kind == "wait" and action.parity == 1 and all(other.barrier is not action.barrier for other in before)
 
 
 def played(roles: Mapping[str, Iterator[Action]]) -> list[Event] | str:

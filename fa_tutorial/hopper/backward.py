@@ -275,16 +275,16 @@ def next_block(block, first_m, S_q, BLOCK_M: gl.constexpr, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def one_block(x, dk, dv, block, after, dq_desc, shared, start_n, sizes, scale_log2,
+def one_block(ahead, dk, dv, block, after, dq_desc, shared, start_n, sizes, scale_log2,
               C: gl.constexpr, flags: gl.constexpr, MORE: gl.constexpr, UNDER_DQ: gl.constexpr):  # fmt: skip
-    """Adds a block of q to dk, dv and dq, and begins the block `after` it where there is MORE. Returns x, dk, dv.
+    """Adds a block of q to dk, dv and dq, and begins the block `after` it where there is MORE. Returns ahead, dk, dv.
 
-    UNDER_DQ: x is the block's p_t, and dv has it already; p_t of the block after is computed while dq is. Else x is the
-    block's s_t, and p_t is computed while dp_t is.
+    ahead: what was computed ahead for the block. UNDER_DQ: its p_t, and dv has it already; p_t of the block after is
+    computed while dq is. Else its s_t, and p_t is computed while dp_t is.
     """
     dtype: gl.constexpr = shared.q.tiles.dtype
     dp_t = issue_dp(block, shared, C, UNDER_DQ)
-    p_t = x if UNDER_DQ else gl.exp2(x * scale_log2)
+    p_t = ahead if UNDER_DQ else gl.exp2(ahead * scale_log2)
     dp_t = warpgroup_mma_wait(0, [dp_t])
     ds_t = p_t * dp_t if UNDER_DQ else p_t * (dp_t + row_values(shared.delta, block.n, dp_t))  # (6.10)
     ds_pairs = pack(ds_t, dtype)
@@ -295,14 +295,14 @@ def one_block(x, dk, dv, block, after, dq_desc, shared, start_n, sizes, scale_lo
     if not UNDER_DQ:
         dv = warpgroup_mma_wait(1, [dv])
     if MORE:
-        x = issue_s(after, shared, start_n, sizes, C, flags)
+        ahead = issue_s(after, shared, start_n, sizes, C, flags)
     dq = issue_dq(block, shared, C)
     if MORE and UNDER_DQ:
-        x, dk = warpgroup_mma_wait(1, [x, dk])
+        ahead, dk = warpgroup_mma_wait(1, [ahead, dk])
         consumer_release(shared.q, block.n)
-        x = gl.exp2(x * scale_log2)
+        ahead = gl.exp2(ahead * scale_log2)
         consumer_wait(shared.do, after.n)
-        dv = issue_dkdv(pack(x, dtype), dv, shared.do, after.n)
+        dv = issue_dkdv(pack(ahead, dtype), dv, shared.do, after.n)
         dq = warpgroup_mma_wait(1, [dq])
         add_dq(dq, block, dq_desc, shared, C)
         dv = warpgroup_mma_wait(0, [dv])
@@ -310,11 +310,11 @@ def one_block(x, dk, dv, block, after, dq_desc, shared, start_n, sizes, scale_lo
         dk = warpgroup_mma_wait(2 if MORE else 1, [dk])
         consumer_release(shared.q, block.n)
         if MORE:
-            dq, x = warpgroup_mma_wait(0, [dq, x])
+            dq, ahead = warpgroup_mma_wait(0, [dq, ahead])
         else:
             dq = warpgroup_mma_wait(0, [dq])
         add_dq(dq, block, dq_desc, shared, C)
-    return x, dk, dv
+    return ahead, dk, dv
 
 
 @gluon.jit

@@ -61,8 +61,10 @@ def wgmma_kernel(q_desc, k_desc, s_ptr):
 
 
 @gluon.jit
-def producer(q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks):
-    """One warp: loads 128 rows of q, then block after block of k and v as soon as its stage is empty."""
+def producer(q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks,
+             STEP: gl.constexpr):  # fmt: skip
+    """One warp: loads 128 rows of q, then block after block of k and v as soon as its stage is empty.
+    start_n: where the first block begins; STEP: rows from one block to the next."""
     STAGES: gl.constexpr = k.shape[0]
     mbarrier.expect(q_full, q_desc.block_type.nbytes)
     tma.async_copy_global_to_shared(q_desc, [start_m, 0], q_full, q)
@@ -70,7 +72,7 @@ def producer(q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, star
         stage, parity = i % STAGES, i // STAGES % 2
         mbarrier.wait(empty.index(stage), 1 - parity)
         mbarrier.expect(full.index(stage), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
-        row = start_n + i * ROWS
+        row = start_n + i * STEP
         tma.async_copy_global_to_shared(k_desc, [row, 0], full.index(stage), k.index(stage))
         tma.async_copy_global_to_shared(v_desc, [row, 0], full.index(stage), v.index(stage))
 
@@ -184,7 +186,8 @@ def forward_kernel(q_desc, k_desc, v_desc, o_ptr, S, scale_log2,
     gl.warp_specialize([
         (consumer, (o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, 0, ATTEND)),
         (consumer, (o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, 1, ATTEND)),
-        (producer, (q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks)),
+        (producer, (q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks,
+                    ROWS)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 

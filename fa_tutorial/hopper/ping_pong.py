@@ -17,9 +17,9 @@ from fa_tutorial.hopper.ladder import (
     descriptor,
     left_operand,
     mbarrier,
+    producer,
     rescaled,
     softmax_step,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -92,21 +92,6 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, fi
 
 
 @gluon.jit
-def producer(q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks):
-    """ladder.producer, from the last block of keys to the first."""
-    STAGES: gl.constexpr = k.shape[0]
-    mbarrier.expect(q_full, q_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(q_desc, [start_m, 0], q_full, q)
-    for i in range(blocks):
-        stage, parity = i % STAGES, i // STAGES % 2
-        mbarrier.wait(empty.index(stage), 1 - parity)
-        mbarrier.expect(full.index(stage), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
-        row = start_n + (blocks - 1 - i) * ROWS
-        tma.async_copy_global_to_shared(k_desc, [row, 0], full.index(stage), k.index(stage))
-        tma.async_copy_global_to_shared(v_desc, [row, 0], full.index(stage), v.index(stage))
-
-
-@gluon.jit
 def consumer(o_ptr, q, k, v, q_full, full, empty, turns, start_m, blocks, scale_log2, stamps_ptr,
              C: gl.constexpr, IS_CAUSAL: gl.constexpr, TWO_STOPS: gl.constexpr, TURNS: gl.constexpr,
              STAMPED: gl.constexpr):  # fmt: skip
@@ -161,12 +146,13 @@ def forward_kernel(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, stamps_ptr,
     blocks = S // ROWS
     if IS_CAUSAL:
         blocks = (start_m - start_n) // ROWS + 1
+    last_n = start_n + (blocks - 1) * ROWS
     gl.warp_specialize([
         (consumer, (o_ptr, q, k, v, q_full, full, empty, turns, start_m, blocks, scale_log2, stamps_ptr,
                     0, IS_CAUSAL, TWO_STOPS, TURNS, STAMPED)),
         (consumer, (o_ptr, q, k, v, q_full, full, empty, turns, start_m, blocks, scale_log2, stamps_ptr,
                     1, IS_CAUSAL, TWO_STOPS, TURNS, STAMPED)),
-        (producer, (q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks)),
+        (producer, (q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, last_n, blocks, -ROWS)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 

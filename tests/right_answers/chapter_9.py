@@ -42,15 +42,14 @@ def roles_that_toggle(tiles, stages, full, empty):
         for i, stage, parity in places():
             yield wait(full[stage], parity)
             yield use(i, stage)
-            if i + stages < tiles:  # nobody waits for the last round's releases
-                yield arrive(empty[stage])
+            yield arrive(empty[stage])
 
     return producer, consumer
 
 
 @gluon.jit
 def attend_one_behind(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
-    """p v of a block under way with the scores of the next; a stage and a parity that toggle; nobody waits for the last release."""
+    """p v of a block under way with the scores of the next; a stage and a parity that toggle."""
     mbarrier.wait(full.index(0), 0)
     s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros)
     p, m, l, alpha = softmax_step(s, m, l, scale_log2)
@@ -71,7 +70,9 @@ def attend_one_behind(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks
         acc = rescaled(acc, alpha)
         p = left_operand(p, acc, v.dtype)
         before = stage
-    return l, warpgroup_mma(p, v.index(before), acc)
+    acc = warpgroup_mma(p, v.index(before), acc)
+    mbarrier.arrive(empty.index(before))
+    return l, acc
 
 
 @gluon.jit
@@ -104,14 +105,13 @@ def attend_that_looks_ahead(q, k, v, full, empty, zeros, m, l, acc, scale_log2, 
 
 
 def consumer_by_rounds(c, blocks, full, empty, ds_full):
-    """A list of actions; nobody waits for the last releases."""
+    """A list of actions."""
     actions, parity = [], 0
     for first in range(0, blocks, 2):
         for stage in range(min(2, blocks - first)):
             i = first + stage
             actions += [wait(full[stage], parity), use(i, stage), load(i, ds_rows(stage, c)), arrive(ds_full[stage]), use(i, stage)]
-            actions += [arrive(empty[stage])] * (i + 2 < blocks)
-            actions += [wait(ds_full[stage], parity), use(i, ds_rows(stage, 1 - c))]
+            actions += [arrive(empty[stage]), wait(ds_full[stage], parity), use(i, ds_rows(stage, 1 - c))]
         parity = 1 - parity
     return actions
 

@@ -48,6 +48,11 @@ MISTAKES = {
     "acc is not rescaled: what was added before must shrink by alpha": (RESCALED, "acc, is_async"),
     "p v starts from nothing in every block: only q kᵀ has use_acc=False": (RESCALED, "rescaled(acc, alpha), use_acc=False, is_async"),
     "the second matmul reads k's tile: it multiplies p by v": ("p, v.index(stage)", "p, k.index(stage)"),
+    "the maximum is not carried on: keep the m that softmax_step returns": (STEP, "p, _, l, alpha = softmax_step("),
+    "acc is divided by l here: return both, the consumer around your loop divides once, at the end": (
+        "return l, acc", "return l, acc / l[:, None]"),
+    "the last blocks are not released: the next rows of a kernel take the same ring": (
+        RELEASE, f"        if i + STAGES < blocks:\n    {RELEASE}"),
     "m and l are swapped: softmax_step returns p, m, l, alpha": (STEP, "p, l, m, alpha = softmax_step("),
     "l and acc are swapped: return l, acc": ("return l, acc", "return acc, l"),
 }  # fmt: skip

@@ -35,6 +35,7 @@ def attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks
         p = left_operand(p_new, acc, v.dtype)
     acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)
     acc = warpgroup_mma_wait(0, [acc])
+    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)
     return l, acc
 
 
@@ -60,6 +61,10 @@ MISTAKES = {
         (SUM, SUM.replace("acc, is", "rescaled(acc, alpha), is"))],
     "the last p v is missing: the loop adds that of the block before": [
         ("    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)\n    acc = warpgroup_mma_wait(0, [acc])\n", "")],
+    "the last block's stage is not released: the next rows of a kernel need it": (
+        "    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)\n    return", "    return"),
+    "the wait for p v has no p in its list: the matmul reads p's registers until then, so wait for both, [acc, p]": (
+        "acc, p = warpgroup_mma_wait(0, [acc, p])", "acc = warpgroup_mma_wait(0, [acc])"),
     "you do not wait for full[0] before you read block 0": ("    mbarrier.wait(full.index(0), 0)\n", ""),
     "the parities flip with every block: a stage's phase grows once a round, i // STAGES": ("i // STAGES % 2", "i % 2"),
 }  # fmt: skip
@@ -82,7 +87,8 @@ EXERCISE = Exercise(
         "Block 0 has no p v beside it, and the last p v no softmax: one stands before the loop, the other after it. In the loop, wait(1, [s]) "
         "leaves in flight what was issued last. When is nothing reading the stage of block i − 1 any more?",
         "In the loop, for block i: wait for full; issue s = q kᵀ; issue acc + p v with the v of block i − 1; warpgroup_mma_wait(1, [s]); "
-        "softmax_step; warpgroup_mma_wait(0, [acc, p]); arrive at empty of block i − 1's stage; rescale acc; make the new p a left operand.",
+        "softmax_step; warpgroup_mma_wait(0, [acc, p]); arrive at empty of block i − 1's stage; rescale acc; make the new p a left operand. The "
+        "last block's stage is released after the loop.",
     ),
     solution=attend_overlapped,
     reasoning="Matmuls end in the order in which they were issued, so the scores go first, and a wait that leaves one in flight waits for them "

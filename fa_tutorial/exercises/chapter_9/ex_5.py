@@ -9,8 +9,9 @@ from typing import Any
 
 from fa_tutorial import barriers
 from fa_tutorial.barriers import Action, Barrier, Event, arrive, ds_rows, load, use, wait
+from fa_tutorial.exercises import ring_play
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.ring_play import checked, played
+from fa_tutorial.exercises.ring_play import checked, kept, played, slip, unreleased, verdict
 from fa_tutorial.source import source_of
 
 
@@ -43,6 +44,8 @@ MISTAKES = {
     "you release q's stage before dk has read it: arrive at empty[stage] after dk": (DK + RELEASE, RELEASE + DK),
     "you release q's stage after dq, and dk is the last that reads it: the next load could start earlier": (RELEASE + MEET + DQ, f"{MEET}{DQ}\n{RELEASE}"),
     "you do not release q's stage, and the producer waits for it": (RELEASE, ""),
+    "you do not release q's last stages: arrive at empty[stage] after every dk, since a program's next keys take the same ring": (
+        RELEASE, f"        if i + 2 < blocks:\n    {RELEASE}"),
     "you arrive at ds_full[stage] after dk: hand ds over as soon as it is written": (HAND_OVER + DK, DK + HAND_OVER),
     "you wait for ds_full[stage] before dk, which reads only your own ds: dk fills the time until the meeting": (
         DK + RELEASE + MEET, MEET + DK + RELEASE),
@@ -68,31 +71,40 @@ class Meeting:
         for action in checked(role, actions):
             yield replace(action, units=units if self.seed is None else draw.randint(1, 6)) if action.units else action
 
-    def timeline(self, consumer: Callable) -> list[Event] | str:
+    def run(self, consumer: Callable) -> tuple[list[Event] | str, dict[str, list[Action | None]], list[Barrier]]:
+        """The timeline, or the deadlock; what each consumer yielded; and empty, which says what was released."""
         full, empty = barriers.ring(2, 2)
         ds_full = [Barrier(2, f"ds_full[{stage}]") for stage in range(2)]
+        yielded: dict[str, list[Action | None]] = {f"consumer {c}": [] for c in range(2)}
         roles = {"producer": barriers.ring_producer(self.blocks, full, empty)}
-        roles |= {f"consumer {c}": consumer(c, self.blocks, full, empty, ds_full) for c in range(2)}
-        return played({role: self.timed(role, actions) for role, actions in roles.items()})
+        roles |= {role: kept(consumer(int(role[-1]), self.blocks, full, empty, ds_full), yielded[role]) for role in yielded}
+        return played({role: self.timed(role, actions) for role, actions in roles.items()}), yielded, empty
 
     def play(self, consumer: Callable) -> str:
-        """What comes of a reader's consumer: RIGHT, or the first thing that goes wrong."""
-        timeline = self.timeline(consumer)
-        if isinstance(timeline, str):
-            return timeline
+        """What comes of a reader's consumer: RIGHT, or the first thing that goes wrong, with its cause."""
+        timeline, yielded, empty = self.run(consumer)
+        right, in_order, _ = self.run(meeting_consumer)
+        text = timeline if isinstance(timeline, str) else self.judged(timeline, right)
+        if text == RIGHT and (left := unreleased(empty, [2 * len(range(stage, self.blocks, 2)) for stage in range(2)])) != ring_play.RIGHT:
+            text = left
+        if text == RIGHT:
+            return text
+        return verdict(text, next(filter(None, (slip(role, yielded[role], in_order[role][:-1]) for role in yielded)), ""))
+
+    def judged(self, timeline: list[Event], right: list[Event]) -> str:
         pairs = []
         for role in ("producer", "consumer 0", "consumer 1"):
-            got, want = ([e for e in events if e.role == role and e.action.units] for events in (timeline, self.timeline(meeting_consumer)))
-            for n, (mine, right) in enumerate(zip_longest(got, want)):
-                if mine is None or right is None:
-                    return f"{role} ends before “{right.action}”" if right else f"{role} goes on after its last block: “{mine.action}”"
-                if str(mine.action) != str(right.action):
-                    return f"{role}: “{mine.action}” where {STEPS[n % 4]} of block {n // 4} is due, “{right.action}”"
-                pairs.append((mine, right))
-        for mine, right in sorted(pairs, key=lambda pair: (pair[0].start >= pair[1].start, pair[0].start)):  # races first
-            if mine.start != right.start:
-                why = "what it needs is there at" if mine.start < right.start else "it could start at"
-                return f"{mine.role}: “{mine.action}” at time {mine.start}, and {why} {right.start}"
+            got, want = ([e for e in events if e.role == role and e.action.units] for events in (timeline, right))
+            for n, (mine, due) in enumerate(zip_longest(got, want)):
+                if mine is None or due is None:
+                    return f"{role} ends before “{due.action}”" if due else f"{role} goes on after its last block: “{mine.action}”"
+                if str(mine.action) != str(due.action):
+                    return f"{role}: “{mine.action}” where {STEPS[n % 4]} of block {n // 4} is due, “{due.action}”"
+                pairs.append((mine, due))
+        for mine, due in sorted(pairs, key=lambda pair: (pair[0].start >= pair[1].start, pair[0].start)):  # races first
+            if mine.start != due.start:
+                why = "what it needs is there at" if mine.start < due.start else "it could start at"
+                return f"{mine.role}: “{mine.action}” at time {mine.start}, and {why} {due.start}"
         return RIGHT
 
 
