@@ -75,6 +75,7 @@ def watched(kernel: Any) -> Iterator[None]:
         if (code.co_filename != file and frame.f_globals is not names) or not loops(code):
             return None
         kept: dict[Loop, dict[str, Any]] = {}
+        ended: set[str] = set()  # the variables of loops that have ended, which the compiler doesn't know any more
 
         def line(frame: FrameType, event: str, _: Any) -> Any:
             if event != "line":
@@ -83,14 +84,14 @@ def watched(kernel: Any) -> Iterator[None]:
             for loop in loops(code):
                 enters = frame.f_lineno == loop.line and at < loop.head
                 if enters or (at == loop.head and loop not in kept):
-                    kept[loop] = _types(frame)
+                    kept[loop] = {name: kind for name, kind in _types(frame).items() if name not in ended}
                 elif at == loop.head:
                     now = _types(frame)
                     for name, before in kept[loop].items():
                         if name in now and _differ(before, now[name]):
                             raise Wrong(told(name, str(before), str(now[name])))
-                elif not loop.head <= at <= loop.end:
-                    kept.pop(loop, None)
+                elif loop in kept and not loop.head <= at <= loop.end:
+                    ended.update(frame.f_locals.keys() - kept.pop(loop).keys())
             return line
 
         return line
