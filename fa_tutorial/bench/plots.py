@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
+import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -92,3 +93,34 @@ def other_cards(ax: Axes, x: str, y: str, key: str = "kernels", **wanted: Any) -
             ax.plot(
                 rows[x], rows[y], color=GREY, linestyle="-", linewidth=1, marker=".", label=card["provenance"]["gpu"]
             )
+
+
+def memory_and_speed(names: dict[str, str]) -> Figure:
+    """Chapter 5's plot: extra memory and TFLOP/s against S on the H200, of 16 heads with D = 64 in fp16. names: each
+    provider's, in the legend."""
+    card = results.load("h200")
+    layer = {"mode": "fwd", "dtype": "fp16", "B": 1, "H_q": 16, "D": 64, "is_causal": False}
+    figure, (memory, speed) = plt.subplots(1, 2)
+    for (provider, name), style in zip(names.items(), ("o-", "s--", "^:"), strict=True):
+        rows = results.select(card["rows"], provider=provider, **layer).dropna(subset="ms")
+        marks = {"label": name, "fillstyle": "none" if provider == "basic" else "full", "markersize": 8}
+        memory.loglog(rows["S_q"], rows["peak_bytes"] / 2**20, style, **marks)
+        speed.plot(rows["S_q"], rows["tflops"], style, **marks)
+    other_cards(speed, "S_q", "tflops", "rows", provider="basic", **layer)
+    memory.set_ylabel("extra memory at the peak, MiB")
+    speed.set_ylabel("TFLOP/s")
+    speed.set_ylim(0)
+    most = card["provenance"]["memory_bytes"] / 2**20
+    memory.axhline(most, color=GREY, linestyle=":")
+    memory.text(512, 1.5 * most, f"{most / 1024:.0f} GiB")
+    computed = 2 * 16 * 65_536**2 * 2 / 2**20  # s and p of naive attention
+    memory.plot(65_536, computed, "o", color="C0", fillstyle="none", markersize=8)
+    memory.text(55_000, computed, "computed", ha="right", va="center")
+    memory.set_ylim(0.5, 1e6)
+    ticks = (512, 2_048, 16_384, 65_536)
+    for axes in (memory, speed):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [f"{S:,}" for S in ticks])
+        axes.set_xlabel("S")
+    speed.legend()
+    return figure

@@ -54,7 +54,7 @@ class Case:
 
     args: what the answer gets (a kernel gets what the exercise's `launch` makes of them). on: the input in words, made from args unless
     given.
-    otherwise: the diagnosis where no mistake explains the result. edge: the key of the condition that this input tests; "" for the main
+    otherwise: the diagnosis where no mistake explains the result, or one for each part. edge: the key of the condition that this input tests; "" for the main
     case.
     fresh: drawn anew each time, so its numbers are not shown. stray: the diagnosis where a kernel leaves its tensors; otherwise unless
     given.
@@ -62,14 +62,14 @@ class Case:
 
     args: tuple
     on: str = ""
-    otherwise: str = ""
+    otherwise: str | Mapping[str, str] = ""
     edge: str = ""
     fresh: bool = False
     stray: str = ""
     wanted: dict = field(default_factory=dict, repr=False)  # the truth, once _truth_of has computed it
 
 
-def case(*args: Any, on: str = "", otherwise: str = "", edge: str = "", fresh: bool = False, stray: str = "") -> Case:
+def case(*args: Any, on: str = "", otherwise: str | Mapping[str, str] = "", edge: str = "", fresh: bool = False, stray: str = "") -> Case:
     """A Case of these arguments."""
     return Case(args, on, otherwise, edge, fresh, stray)
 
@@ -156,7 +156,8 @@ def judge(exercise: Exercise, answer: Any) -> None:
 
 def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case], in_words: bool = True) -> None:
     """Raise Wrong unless the answer is right on this input; with the reason, if it's to be told in words."""
-    otherwise = one.otherwise or (exercise.conditions[one.edge] if one.edge else exercise.rule)
+    rules = one.otherwise or (exercise.conditions[one.edge] if one.edge else exercise.rule)
+    otherwise = rules if isinstance(rules, str) else "; ".join(rules.values())
     on = described(exercise, one)
     got, complaint = results(exercise, answer, one, on, one.stray or otherwise)
     want = _truth_of(exercise, one)
@@ -165,6 +166,7 @@ def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case
         if complaint:
             raise Wrong(f"{complaint}: {on}")
         return
+    otherwise = rules if isinstance(rules, str) else rules[wrong]
     if not in_words:
         raise Wrong(otherwise)
     diagnosis, shown = _named(exercise, answer, got, one, cases) or getattr(got[wrong], "cause", "") or otherwise, not one.fresh

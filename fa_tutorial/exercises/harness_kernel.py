@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from fa_tutorial import hardware
+from fa_tutorial.exercises import carried
 from fa_tutorial.exercises.running import UNWRITTEN, NotAttempted, Wrong, chain, same, show, time_limit, where_in, written_once
 from fa_tutorial.tiles import heads
 
@@ -197,7 +198,8 @@ def run_poisoned(
         for buffer in buffers:
             buffer.reset(poison)
         before = {buffer.name: buffer.memory.clone() for buffer in buffers}
-        with trace.on():
+        types = carried.watched(kernel) if hardware.interpreter_on() and not runs else contextlib.nullcontext()
+        with trace.on(), types:
             _launch(kernel, grid, [arg.argument if isinstance(arg, Buffer) else arg for arg in args], meta, trace.strict)
         for buffer in buffers:
             _check_guards(buffer, before[buffer.name])
@@ -357,6 +359,14 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
         return f"this function takes float32, not {half[1]}: convert with .to(tl.float32) right after the load"
     if two := re.search(r"Both operands must be same dtype\. Got (\w+) and (\w+)", f"{error} {root}"):
         return f"both factors of a dot must have one dtype, and these are {two[1]} and {two[2]}: round one to the other's: x.to(y.dtype)"
+    if changed := carried.SAID.search(f"{error} {root}"):
+        return carried.told(*changed.groups())
+    if "must have equal ranks" in f"{root}":
+        return "both factors of a dot must be tiles of two axes"
+    if "'int' object has no attribute 'to'" in f"{root}" and re.search("(load|store)_tile", line):
+        return "load_tile and store_tile take b and h as the program computed them, not as plain numbers"
+    if "accumulator shape is incompatible" in f"{root}":
+        return "the accumulator of a dot has the product's shape: [M, K] times [K, N] gives [M, N], and tl.zeros((M, N), dtype=tl.float32) makes one"
     if "`assert " in line:
         return "its assert does not hold"
     if isinstance(root, AssertionError) and not str(root):

@@ -423,7 +423,7 @@ def draw_two_loops() -> Figure:
         ax,
         0.1,
         0.25,
-        f"BLOCK_M = {block_m}, BLOCK_N = {block_n}; thick lines: tiles; full and end count them, full_n and end_n keys",
+        f"BLOCK_M = {block_m}, BLOCK_N = {block_n}; thick lines bound tiles; full and end count tiles, full_n and end_n keys",
         BODY,
         ha="left",
     )
@@ -552,7 +552,7 @@ def draw_gqa() -> Figure:
 @image("05_loop.png")
 def draw_loop() -> Figure:
     """One program of flash_forward_kernel: what it holds, with shapes and equations, and what goes from one iteration to the next."""
-    figure, ax = canvas(8.5)
+    figure, ax = canvas(8.8)
     m, n, d, thin = 1.1, 1.7, 0.95, 0.28  # inches for BLOCK_M, BLOCK_N, BLOCK_D and a column
 
     def tile(name: str, x: float, y: float, wide: float, tall: float, text: str, shape: str, *, below: bool = False) -> None:
@@ -563,53 +563,54 @@ def draw_loop() -> Figure:
         box(ax, x, y, thin, m, colour="vermilion", share=0.25)
         write(ax, x + thin / 2, y + m / 2, name, BODY, rotation=90, weight="bold")
 
-    left, right, top, bottom = 1.9, 8.85, 0.5, 6.5
+    left, right, top, bottom = 1.75, 8.95, 0.45, 6.85
     box(ax, left, top, right - left, bottom - top, colour="sky", share=0.08)
-    write(ax, left, 0.27, "each iteration: keys start_n … start_n + BLOCK_N − 1", BODY, ha="left", weight="bold")
-    x_q, x_s, x_m, x_p, x_l, x_acc, x_v, y_s, y_acc = 0.4, 2.15, 4.4, 5.55, 7.95, 5.93, 7.35, 2.45, 4.35
+    write(ax, left, 0.22, "each iteration: keys start_n … start_n + BLOCK_N − 1", BODY, ha="left", weight="bold")
+    x_q, x_s, x_m, x_alpha, x_p, x_l, x_acc, x_v = 0.4, 1.95, 3.95, 4.65, 5.1, 5.35, 6.3, 7.6
+    y_k, y_s, y_m, y_acc, y_o = 0.85, 2.4, 4.3, 5.15, 7.3
     write(ax, x_q + d / 2, y_s - 0.55, "before the loop", BODY, weight="bold")
-    tile("q", x_q, y_s, d, m, "q_tile", "[BLOCK_M, BLOCK_D]")
-    tile("k", x_s, 0.95, n, d, "k_tileᵀ", "[BLOCK_D, BLOCK_N]")
+    tile("q", x_q, y_s, d, m, "q_tile", "[BLOCK_M, BLOCK_D]", below=True)
+    tile("k", x_s, y_k, n, d, "k_tileᵀ", "[BLOCK_D, BLOCK_N]")
     tile("s", x_s, y_s, n, m, "s", "[BLOCK_M, BLOCK_N]", below=True)
     tile("p", x_p, y_s, n, m, "p", "[BLOCK_M, BLOCK_N]")
     tile("o", x_acc, y_acc, d, m, "acc", "[BLOCK_M, BLOCK_D]", below=True)
-    tile("v", x_v, y_acc - 0.3, d, n, "v_tile", "[BLOCK_N, BLOCK_D]", below=True)
-    for name, x, y in (("m", x_m, y_s), ("l", x_l, y_s), ("alpha", x_m, y_acc)):
-        column(name, x, y)
-    middle, after = y_s + m / 2, y_acc + 0.35
-    arrow(ax, (x_q + d, middle), (x_s, middle))
-    arrow(ax, (x_s + n / 2, 0.95 + d), (x_s + n / 2, y_s))
+    tile("v", x_v, y_acc - 0.6, d, n, "v_tile", "[BLOCK_N, BLOCK_D]")
+    for name, x in (("m", x_m), ("alpha", x_alpha), ("l", x_l)):
+        column(name, x, y_m)
+
+    arrow(ax, (x_q + d, y_s + m / 2), (x_s, y_s + m / 2))
+    arrow(ax, (x_s + n / 2, y_k + d), (x_s + n / 2, y_s))
     write(ax, x_s + n / 2 + 0.1, 2.1, "scale · dot (4.1)", ha="left")
-    write(ax, x_m, 1.2, "softmax_step (4.2): m, alpha, p and l", ha="left")
-    for x, name in ((x_m, "m"), (x_l, "l")):
-        write(ax, x + thin / 2, y_s - 0.62, f"{name} before")
-        arrow(ax, (x + thin / 2, y_s - 0.45), (x + thin / 2, y_s))
-    for start, stop, text in ((x_s + n, x_m, "max"), (x_m + thin, x_p, "exp(s − m)"), (x_p + n, x_l, "row sum")):
-        arrow(ax, (start, middle), (stop, middle))
-        write(ax, (start + stop) / 2, middle - 0.17, text)
-    arrow(ax, (x_m + thin / 2, y_s + m), (x_m + thin / 2, y_acc))
-    write(ax, x_m - 0.1, y_acc + m / 2, "exp(m before − m)", ha="right")
-    write(ax, x_l + thin + 0.35, y_s + m + 0.2, "+ alpha · l before", ha="right")
-    arrow(ax, (x_acc + d / 2, y_s + m), (x_acc + d / 2, y_acc))
-    arrow(ax, (x_m + thin, after), (x_acc, after))
-    arrow(ax, (x_v, after), (x_acc + d, after))
-    write(ax, x_acc - 0.3, y_acc + 0.85, "acc before", ha="right")
-    arrow(ax, (x_acc - 0.28, y_acc + 0.85), (x_acc, y_acc + 0.85))
-    write(ax, x_acc + d / 2, y_acc + m + 0.82, "alpha · acc before + dot(p, v_tile) (4.3)")
-    write(
-        ax,
-        left + 0.15,
-        5.95,
-        "m, l and acc, [BLOCK_M], [BLOCK_M]\nand [BLOCK_M, BLOCK_D], go to\nthe next iteration, nothing else",
-        ha="left",
-    )
-    y_o = 7.0
+    write(ax, 5.1, 1.1, "softmax_step (4.2)\ngives m, p, alpha and l", ha="left")
+    arrow(ax, (x_s + n, y_s + 0.35), (x_p, y_s + 0.35))  # s and m give p
+    write(ax, (x_s + n + x_p) / 2, y_s + 0.18, "exp(s − m)")
+    arrow(ax, (x_m + thin, y_m + 0.1), (x_p, y_s + 0.9))
+    arrow(ax, (x_s + n, y_s + 0.9), (x_m + thin / 2, y_m))  # s and m before give m
+    write(ax, x_m - 0.1, y_m - 0.3, "max", ha="right")
+    arrow(ax, (x_m + thin / 2, 5.9), (x_m + thin / 2, y_m + m))
+    arrow(ax, (x_m + thin / 2 + 0.3, 5.9), (x_alpha + 0.09, y_m + m))  # m before and m give alpha
+    arrow(ax, (x_m + thin, y_m + m / 2), (x_alpha, y_m + m / 2))
+    write(ax, x_m + thin / 2, 6.05, "m before")
+    write(ax, x_m + 0.3, 6.4, "alpha = exp(m before − m)")
+    arrow(ax, (x_l + thin / 2, y_s + m), (x_l + thin / 2, y_m))  # p, alpha and l before give l
+    write(ax, x_l + thin / 2 + 0.08, y_m - 0.4, "row sum", ha="left")
+    arrow(ax, (x_alpha + thin, y_m + 0.35), (x_l, y_m + 0.35))
+    arrow(ax, (x_l + thin + 0.25, y_m + m / 2), (x_l + thin, y_m + m / 2))
+    write(ax, x_l + thin + 0.27, y_m + m / 2, "l before", ha="left")
+    arrow(ax, (6.65, y_s + m), (6.65, y_acc))  # p, v_tile, alpha and acc before give acc
+    arrow(ax, (x_v, y_acc + 0.45), (x_acc + d, y_acc + 0.45))
+    arrow(ax, (x_alpha + thin - 0.06, y_m + m), (x_acc, y_acc + 0.6))
+    write(ax, x_acc - 0.3, y_acc + 0.9, "acc before", ha="right")
+    arrow(ax, (x_acc - 0.28, y_acc + 0.9), (x_acc, y_acc + 0.9))
+    write(ax, x_acc + 0.6, y_acc + m + 0.42, "alpha · acc before + dot(p, v_tile) (4.3)")
+    write(ax, left + 0.15, 4.85, "m, l and acc go\nto the next\niteration,\nnothing else", ha="left")
+
     write(ax, 0.1, y_o + m / 2, "after the loop", BODY, ha="left", weight="bold")
     tile("o", x_acc, y_o, d, m, "o", "[BLOCK_M, BLOCK_D]", below=True)
     column("lse", x_m, y_o)
-    write(ax, x_m + thin / 2, y_o + m + 0.17, "[BLOCK_M]")
+    write(ax, x_m + thin / 2, y_o + m + 0.17, "[BLOCK_M], as m, alpha and l")
     for x, name, text in ((x_acc + d / 2, x_acc, "acc / l (4.4)"), (x_m + thin / 2, x_m, "m + log l (4.5)")):
         arrow(ax, (x, bottom), (x, y_o))
         write(ax, name - 0.1, y_o + m / 2, text, ha="right")
-    write(ax, x_acc + d + 0.25, y_o + m / 2, "only o and lse\ngo to memory", BODY, ha="left")
+    write(ax, x_acc + d + 0.2, y_o + m / 2, "only o and lse\ngo to memory", BODY, ha="left")
     return figure

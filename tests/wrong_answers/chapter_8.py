@@ -16,7 +16,7 @@ WRONG_ANSWERS = (
     edit("8.3", "m starts at −9999", ('(BLOCK_M,), -float("inf")', "(BLOCK_M,), -9999.0"),
          told="scores may be as low as −2³⁰"),
     edit("8.3", "p in fp16", ("p.to(v.dtype), v", "p.to(tl.float16), v.to(tl.float16)"),
-         told="which fp16, bf16 and TF32 round to 4096"),
+         told="p v has the 11 bits of TF32 or fp16"),
     edit("8.3", "one head", ("b, h = batch_head // H, batch_head % H", "b, h = batch_head // H, 0"),
          told="b and h are coordinates of their own"),
     edit("8.3", "no reshape", ("q_desc.load([b, h, start_m, 0]).reshape([BLOCK_M, D])", "q_desc.load([b, h, start_m, 0])"),

@@ -42,6 +42,9 @@ MISTAKES = {
     "the tile is loaded transposed: rows go with x.strides[2], columns with x.strides[3]": [("x.strides[2]", "x.strides[-1]"), (
         "x.strides[3]", "x.strides[2]")],
     "every program loads its head's first rows: offs_m starts at row_block · BLOCK_M": ("offs_m, offs_d = start_m + ", "offs_m, offs_d = "),
+    "offs_m lies along the columns: rows take offs_m[:, None], in the pointers as in the mask": ("offs_m[:, None] * x", "offs_m * x"),
+    "the number of row blocks is rounded down, so the ragged last one is missing: tl.cdiv(S, BLOCK_M)": ("tl.cdiv(S, BLOCK_M)", "S // BLOCK_M"),
+    "a row of out is D long here: tiles of out have BLOCK_D columns": ("rows[:, None] * BLOCK_D", "rows[:, None] * D"),
     "row_block is not multiplied by BLOCK_M": (START, START.replace(" * BLOCK_M", "")),
     f"every program stores to the same place: {PLACE}": ("rows = pid * BLOCK_M + ", "rows = "),
     f"program pid stores at row pid of out, not at row pid · BLOCK_M: {PLACE}": ("rows = pid * BLOCK_M", "rows = pid"),
@@ -78,12 +81,18 @@ def inputs():
                                                                  "BLOCK_M − 1"),
                stray=f"an offset is wrong, of x or of out: {PLACE}")  # fmt: skip
     yield tile((2, 2, 16, 16), "B = H = 2, S = 16", f"{NUMBER}: {HEAD}")
-    yield tile((1, 2, 32, 16), "two heads, S = 32", NUMBER)
-    yield tile((1, 1, 16, 16), "one head, S = D = 16, column-major", RULE, "bhds", stray=f"an offset is wrong: {RULE}; {PLACE}")
+    yield tile((2, 2, 32, 16), "B = H = 2, S = 32", f"{NUMBER}, with row_blocks = 2 here")
+    yield tile(
+        (1, 1, 16, 16),
+        "one head, S = D = 16, column-major",
+        f"x has any strides, and out is contiguous: {RULE}; {PLACE}",
+        "bhds",
+        stray=f"an offset is wrong: {RULE}; {PLACE}",
+    )
     view = "x a (B, S, H, D) tensor seen as (B, H, S, D)"
     yield tile((1, 2, 16, 16), f"two heads, {view}", f"a view's heads may be anywhere: {HEAD}", "bshd")
     yield tile((2, 1, 16, 16), f"two batch entries of one head, {view}", f"a view's batch entries may be anywhere: {HEAD}", "bshd")
-    ragged = f"the last tile may be ragged, and a head has tl.cdiv(S, BLOCK_M) row blocks: {OVER}, and store the whole tile"
+    ragged = f"the last tile may be ragged: {OVER}, and store the whole tile"
     yield tile((1, 1, 20, 16), "one head, S = 20, BLOCK_M = 16", ragged, (0, 0, 16, 1), stray=OVER)
     yield tile((1, 2, 20, 16), "two heads, S = 20, BLOCK_M = 16", ragged, stray=OVER)
     yield tile(

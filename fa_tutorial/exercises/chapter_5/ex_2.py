@@ -33,6 +33,7 @@ def one_tile_kernel(q, k, v, o, H, S_q, S_k, D, scale,
 
 
 WHERE = "pass b and h to every load_tile and store_tile: pid // row_blocks is b · H + h, so // H gives b and % H gives h"
+PV = "dot(p.to(v_tile.dtype), v_tile)"
 S, P, O = "scale * dot(q_tile, tl.trans(k_tile))", "tl.exp(s - m[:, None])", "acc / l[:, None], b, h"
 Q_TILE, K_TILE, V_TILE = "load_tile(q, b, h, start_m", "load_tile(k, b, h, 0", "load_tile(v, b, h, 0"
 MISTAKES = {
@@ -42,6 +43,13 @@ MISTAKES = {
     "acc is not divided: o = acc / l": (O, "acc, b, h"),
     "exp overflows: subtract the row's maximum before exp": (P, "tl.exp(s)"),
     "q kᵀ is rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't": (S, S.replace("dot(", "tl.dot(")),
+    ("p v has the 11 bits of TF32 or fp16: tl.dot rounds fp32 to TF32 unless you say otherwise, the course's dot doesn't, and p takes v's "
+    "dtype, not fp16"): (PV, "tl." + PV),
+    "q kᵀ and p v are rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't": [
+        (S, S.replace("dot(", "tl.dot(")), (PV, "tl." + PV)],
+    "l sums the scores: it is the sum of a row's p": ("tl.sum(p, axis=1)", "tl.sum(s, axis=1)"),
+    "m is the maximum of q kᵀ, and p subtracts it from scale · q kᵀ: scale the scores first": [
+        (S, S[8:]), ("tl.exp(s - m", "tl.exp(scale * s - m")],
     "q is multiplied by k, not by kᵀ: dot(q_tile, tl.trans(k_tile))": ("tl.trans(k_tile)", "k_tile"),
     "the sum runs over the queries, and l of key i divides row i: it runs over a row's keys, axis 1": ("tl.sum(p, axis=1)", "tl.sum(p, axis=0)"),
     "s − m[None, :] subtracts the m of row j from column j: m[:, None] gives one number to each row": ("m[:, None]", "m[None, :]"),
@@ -66,7 +74,7 @@ def inputs():
     yield from one_tile_inputs()
     q, k, v = logits(200)
     q[:, :, :15] = 0
-    yield attention_case(q, k, v, "logits 200 in row 15, 0 in all others", "subtract from each row its own maximum")
+    yield attention_case(q, k, v, "logits 200 in row 15, 0 in all others", f"each row subtracts its own maximum; {SHIFT}")
     rows = "program pid takes the rows of q and o from row_block · BLOCK_M on, and all keys, from 0 on"
     yield attention_case(*draw_qkv(1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
     chosen = "scale is an argument, which the caller chooses: s = scale · q kᵀ"

@@ -7,6 +7,7 @@ from fa_tutorial.exercises.chapter_5.inner_step import (
     FALLS,
     HALF,
     LOW,
+    ONCE,
     OVERLAP,
     half_inputs,
     logits,
@@ -56,6 +57,12 @@ MISTAKES = {
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
     ("neither acc nor l is rescaled when the maximum grows: alpha = exp(m_old − m_new), taken before m is "
     "replaced"): (ALPHA, "tl.exp(m_new - m_new)"),
+    ("the first iteration gives NaN: m is still −∞ there, so exp(s − m) and exp(m_new − m) are ∞; p is exp(s − m_new), and alpha "
+    "exp(m − m_new)"): (ALPHA, "tl.exp(m_new - m)"),
+    "exp(m) and exp(m_new) may both be 0, or ∞: alpha is exp of the difference, exp(m − m_new)": (ALPHA, "tl.exp(m) / tl.exp(m_new)"),
+    "alpha multiplies the columns of acc: alpha[:, None] gives one number to each row": ("acc * alpha[:, None]", "acc * alpha"),
+    "the tile's Σ p is rescaled too: l = alpha · l + Σ p": (L, "alpha * (l + tl.sum(p, axis=1))"),
+    "the loop ends at S_q: the keys run to S_k": (LOOP, "range(0, S_q, BLOCK_N)"),
     "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": (
         ACC, "dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
     "acc is divided by l in every iteration: divide once, after the loop": (LAST, LAST + "        acc = acc / l[:, None]\n"),
@@ -118,5 +125,5 @@ EXERCISE = Exercise(
     launch=launch,
     tolerance=tolerance,
     adapt=by_infinity,
-    seen={"overlap": OVERLAP},
+    seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

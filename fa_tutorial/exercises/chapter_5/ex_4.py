@@ -7,6 +7,7 @@ from fa_tutorial.exercises.chapter_5.inner_step import (
     HALF,
     KEYS_READ,
     LOW,
+    ONCE,
     OVERLAP,
     half_inputs,
     logits,
@@ -66,6 +67,7 @@ ROW_BLOCKS, LOOP = "tl.cdiv(S_q, BLOCK_M)", "range(0, S_k, BLOCK_N)"
 MISTAKES = {
     "missing keys have a score of 0, and exp(0 − m) is not 0: set the scores of keys past S_k to −inf": (HIDDEN, ""),
     "offs_n does not move with the loop: it is start_n + tl.arange(0, BLOCK_N)": ("offs_n = start_n + ", "offs_n = "),
+    "offs_n[:, None] numbers the rows of s, which are queries: keys are its columns, offs_n[None, :]": (KEYS_MASK, "offs_n[:, None] < S_k"),
     "one key too many: the last key is S_k − 1, so the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] <= S_k"),
     "the mask ends at S_q: the keys run to S_k": (KEYS_MASK, "offs_n[None, :] < S_q"),
     "the mask is the wrong way round: it hides the keys that are there, and keeps those past S_k": (KEYS_MASK, "offs_n[None, :] >= S_k"),
@@ -131,5 +133,5 @@ EXERCISE = Exercise(
     launch=launch,
     tolerance=tolerance,
     adapt=by_infinity,
-    seen={"overlap": OVERLAP},
+    seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

@@ -25,6 +25,7 @@ MISTAKES = {
     "nothing is masked where MASK is True": ("if MASK:", "if not MASK:"),
     "hidden scores are 0, and exp(0 − m) is a weight like any other: −inf": ('s, -float("inf")', "s, 0.0"),
     "acc is not rescaled: acc = alpha · acc + p v, by (4.3)": (ACC, "acc = acc"),
+    "alpha multiplies the columns of acc: alpha[:, None] gives one number to each row": (ACC, ACC.replace("[:, None]", "")),
     "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": [
         (ACC, "acc = acc"), (PV, f"{PV} * alpha[:, None]")],
     "p v replaces acc: acc = alpha · acc + p v, by (4.3)": (PV, PV.replace(", acc)", ")")),

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, OVERLAP, half_inputs, one_tile_inputs
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, ONCE, OVERLAP, half_inputs, one_tile_inputs
 from fa_tutorial.exercises.forward_cases import TILE, CausalTiles, attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend
@@ -87,17 +87,16 @@ def inputs():
     k[:, :, 15] = 100
     hidden = "a hidden key has no score: hide it in s, before m and l"
     yield causal(q.abs() + 1, k, v, "the last key's logits over 400, all others small", hidden)
-    square, differ = draw_qkv(1, 1, 32, 32, 16), f"BLOCK_M and BLOCK_N may differ: {BOTTOM}"
-    rows = "a block's first row says where full_n is, its last row where end_n is; what a tile adds joins m, l and acc"
-    yield causal(*square, "S_q = S_k = 32, two blocks of rows", f"{BOTTOM}; {rows}")
+    square, rows = draw_qkv(1, 1, 32, 32, 16), "a block's first row says where full_n is, its last row where end_n is"
+    yield causal(*square, "S_q = S_k = 32, two blocks of rows", f"{BOTTOM}; {rows}; both loops carry m, l and acc")
     for m, n in ((32, 16), (16, 32)):
-        yield causal(*square, f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", differ, blocks=(m, n, 16))
+        yield causal(*square, f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", f"BLOCK_M and BLOCK_N may differ: {rows}", blocks=(m, n, 16))
     yield causal(*draw_qkv(1, 1, 16, 32, 16), "S_q = 16, S_k = 32", BOTTOM)
     ragged = "the last tile may be ragged, and only the last row sees into it: end_n is one past the last key that it sees"
     yield causal(*draw_qkv(1, 1, 16, 17, 16), "S_q = 16, S_k = 17, BLOCK_N = 16", ragged, stray=KEYS_READ)
     past = "a tile past S_k goes through the loop with a mask: without IS_CAUSAL full_n is S_k // BLOCK_N · BLOCK_N"
     yield attention_case(*draw_qkv(1, 1, 16, 20, 16), "IS_CAUSAL = False, S_q = 16, S_k = 20", stray=past, edge="full")
-    before = "the second loop starts before key 0 where S_k − S_q is negative: tl.maximum(…, 0) in full_n"
+    before = "a key that doesn't exist is read: the first row sees start_m + 1 + S_k − S_q keys, or none where that is negative"
     unseen = "S_q = 40, S_k = 16, so that rows 0 to 23 see no key"
     yield causal(*draw_qkv(1, 1, 40, 16, 16), unseen, stray=before, edge="unseen")
     q, k, v = draw_qkv(1, 1, 32, 32, 16)
@@ -131,5 +130,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=partial(launch, has_causal=True),
     tolerance=tolerance,
-    seen={"overlap": OVERLAP},
+    seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from fa_tutorial import forward
-from fa_tutorial.exercises.chapter_5.inner_step import HALF, OVERLAP, as_solution, half_inputs, one_tile_inputs
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, ONCE, OVERLAP, as_solution, half_inputs, one_tile_inputs
 from fa_tutorial.exercises.forward_cases import TILE, attention_case, draw_qkv, launch, tolerance, truth, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend  # noqa: F401, for the changed solutions, as the next two
@@ -50,9 +50,9 @@ def inputs():
     once = f"a second tile joins m, l and acc, and {NATURAL} is stored once, after the loops"
     yield attention_case(*draw_qkv(1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", once)
     heads = "q, o and lse have H_q heads, k and v have H_k, and programs count query heads"
-    yield attention_case(*draw_qkv(1, 6, 16, 16, 16, H_k=3), "H_q = 6, H_k = 3", GROUP, stray=heads)
+    yield attention_case(*draw_qkv(1, 6, 16, 24, 16, H_k=3), "H_q = 6, H_k = 3, S_k = 24", f"{GROUP}, in both loops", stray=heads)
     yield attention_case(*draw_qkv(2, 2, 16, 16, 16, H_k=1), "B = 2, H_q = 2, H_k = 1", f"{SPLIT}; {PLACE}", stray=heads)
-    past = f"rows past S_q are loaded or stored, of o or lse: {PLACE}"
+    past = f"a row past S_q, or of another head, is loaded or stored: {PLACE}"
     yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "H_q = 2, S_q = 20, BLOCK_M = 16", PLACE, stray=past)
     outside = f"a row past S_q or a key before 0 is read or stored: {PLACE}"
     q, k, v = draw_qkv(1, 2, 24, 16, 16, H_k=1)
@@ -87,5 +87,5 @@ EXERCISE = Exercise(
     parts=("o", "lse"),
     launch=partial(launch, has_causal=True, has_lse=True),
     tolerance=tolerance,
-    seen={"overlap": OVERLAP},
+    seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

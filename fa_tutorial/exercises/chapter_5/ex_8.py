@@ -58,11 +58,18 @@ PARTS = (
 
 
 def described(x):
-    """A tensor or Heads in words: shape, dtype, and whether it is contiguous."""
+    """A tensor or Heads in words: shape, dtype, and whether it is contiguous and where q is."""
     if not isinstance(x, torch.Tensor | Heads):
         return show(x)
     is_heads, x = isinstance(x, Heads), x.ptr if isinstance(x, Heads) else x
-    return f"{'Heads of ' if is_heads else ''}{tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}{'' if is_heads or x.is_contiguous() else ', not contiguous'}"
+    words = f"{'Heads of ' if is_heads else ''}{tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}"
+    words += "" if is_heads or x.is_contiguous() else ", not contiguous"
+    return words + ("" if x.is_meta else ", on the CPU, where q is not")
+
+
+def elsewhere(x):
+    """A tensor like x on a device that is not the default one, and that holds no numbers."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 class Spy:
@@ -74,8 +81,10 @@ class Spy:
     def __getitem__(self, grid):
         def launch(*args, num_warps=None, num_stages=None, **options):
             grid_of = grid(options) if callable(grid) else grid
+            if not isinstance(grid_of, tuple | list):
+                raise Wrong(f"the grid is {show(grid_of)}; Triton takes a tuple, with a comma where it has one axis: ({show(grid_of)},)")
             given = inspect.signature(forward.flash_forward_kernel.fn).bind(*args, **options).arguments
-            self.launches.append((grid_of if isinstance(grid_of, tuple) else (grid_of,), types.SimpleNamespace(**given)))
+            self.launches.append((grid_of, types.SimpleNamespace(**given)))
 
         return launch
 
@@ -85,7 +94,7 @@ def adapt(answer):
 
     @functools.wraps(answer)
     def launched(q, k, v, scale, is_causal, tile):
-        spy = Spy()
+        spy, (q, k, v) = Spy(), map(elsewhere, (q, k, v))
         replaced = {name: spy for name in NAMES if name in answer.__globals__}
         copy = types.FunctionType(answer.__code__, answer.__globals__ | replaced, answer.__name__, answer.__defaults__, answer.__closure__)
         result = copy(q, k, v, scale, is_causal, tile)
@@ -122,14 +131,21 @@ def inputs():
         on = words + (", causal" if is_causal else "") + (", views of (B, S, H, D) tensors" if view else "")
         return case(q, k, v, 0.3, is_causal, TileConfig(*blocks, 4, 1), on=on, otherwise=otherwise)
 
-    grid = "by (5.1) the grid has a program for each block of BLOCK_M rows, of each query head of each batch entry"
-    outs = "o has q's shape and dtype, lse is (B, H_q, S_q), float32 and contiguous"
-    yield launcher(1, 1, 1, 64, 64, 64, (32, 32), f"{grid}; {outs}")
-    yield launcher(2, 6, 2, 64, 96, 64, (32, 16), f"{grid}; the arguments follow the kernel's parameters", is_causal=True)
-    yield launcher(2, 2, 1, 50, 70, 64, (32, 16), f"lengths may be ragged: {grid}")
-    yield launcher(1, 2, 2, 32, 32, 40, (32, 16), "BLOCK_D is D rounded up to a power of two: tl.arange takes no other", torch.float16)
-    yield launcher(1, 2, 2, 32, 32, 5, (32, 16), "BLOCK_D is at least 16, as tl.dot asks: padded_d(D)")
-    yield launcher(2, 6, 3, 40, 20, 64, (16, 32), outs, torch.float16, view=True)
+    rules = (
+        "by (5.1) the grid has a program for each block of BLOCK_M rows, of each query head of each batch entry",
+        "o has q's shape, dtype and device, and is launched as heads(o)",
+        "lse is (B, H_q, S_q), float32, contiguous and on q's device, and is launched as it is",
+        "these are the sizes of q and k, the true D among them, and the caller's scale",
+        "BLOCK_D is D rounded up to a power of two, because tl.arange takes no other, and at least 16, as tl.dot asks: padded_d(D)",
+        "return o and lse, in this order",
+    )
+    told = dict(zip(PARTS, rules, strict=True))
+    yield launcher(1, 1, 1, 64, 64, 64, (32, 32), told)
+    yield launcher(2, 6, 2, 64, 96, 64, (32, 16), told, is_causal=True)
+    yield launcher(2, 2, 1, 50, 70, 64, (32, 16), told)
+    yield launcher(1, 2, 2, 32, 32, 40, (32, 16), told, torch.float16)
+    yield launcher(1, 2, 2, 32, 32, 5, (32, 16), told)
+    yield launcher(2, 6, 3, 40, 20, 64, (16, 32), told, torch.float16, view=True)
 
 
 EXERCISE = Exercise(

@@ -13,6 +13,7 @@ KEYS_READ = "keys past S_k are read: pass S_k to load_tile for k and for v"
 BLOCKS = "BLOCK_M and BLOCK_N may differ: a tile of q or o has BLOCK_M rows, a tile of k or v BLOCK_N"
 LOW = "all scores may be low: m starts at −inf, so that it is the maximum of the scores alone"
 FIRST = "keys past S_k are hidden before the maximum is taken: a score of 0 in their place may be the largest of all"
+ONCE = "a program stores each element once, after its loop"
 FALLS = "the maximum may be in the first tile: m never falls, so alpha is at most 1"
 
 
@@ -58,15 +59,19 @@ def one_tile_inputs(one_tile="", **options):
     """One program and one step, for whole tiles. one_tile: the rule, for random numbers; options: of both cases."""
     options["stray"] = "an offset is wrong, not a mask: every tile is full here"
     zeros = torch.zeros(1, 1, 16, 16)
-    mean = "all keys weigh the same, so o is the mean of v, 4097, which fp16, bf16 and TF32 round to 4096"
+    mean = "all keys weigh the same, so o is the mean of v, 4097"
     yield attention_case(zeros, zeros, zeros + 4097, "one tile, q = k = 0, v all 4097", mean, **options)
     softmax = "one tile gives softmax(scale · q kᵀ) v: maximum and sum run over a row's keys, axis 1, and acc is divided by l"
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one_tile or softmax, **options)
+    k = zeros.clone()
+    k[:, :, 0] = 10
+    alone = "key 0 takes all the weight, so l is 1, and o is that key's v: divide acc by l, with nothing added to it"
+    yield attention_case(zeros + 1, k, zeros + 1, "key 0's logits 40, all others 0, v all 1", alone, **options)
 
 
 def two_tiles_input():
     q, k, v = draw_qkv(1, 1, 16, 32, 16)
     k[:, :, 16:] *= 3  # most rows' maximum grows
-    joins = "a second tile joins m, l and acc by (4.2) and (4.3), and no key is left out or counts twice"
+    joins = "a second tile, of k and of v, joins m, l and acc by (4.2) and (4.3), and no key is left out or counts twice"
     stray = "an iteration takes keys start_n to start_n + BLOCK_N − 1, and start_n stays below S_k"
     return attention_case(q, k, v, "S_k = 32, two tiles of keys", joins, stray=stray)

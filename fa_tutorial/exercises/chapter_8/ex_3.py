@@ -53,6 +53,8 @@ WHERE = 'tl.where(offs_n[None, :] < S_k, s, -float("inf"))'
 HIDDEN = f"        s = {WHERE}  # a key of zeros has the score 0\n"
 MAXIMUM = "        m_new = tl.maximum(m, tl.max(s, axis=1))  # [BLOCK_M]\n"
 MISTAKES = {
+    "p v has the 11 bits of TF32 or fp16: dot rounds no fp32 to TF32, and p takes v's dtype, not fp16": (
+        "p.to(v.dtype), v", "p.to(tl.float16), v.to(tl.float16)"),
     "keys past S_k are zeros, and a score of 0 still weighs exp(0 − m): the mask on the scores stays, with −inf": (HIDDEN, ""),
     "the score 0 of a key past S_k joins the maximum: hide the scores before the maximum is taken": (HIDDEN + MAXIMUM, MAXIMUM + HIDDEN),
     "k's and v's row counts tiles: a tile's coordinate counts rows": (KV, "_desc.load([b, h, start_n // BLOCK_N, 0])"),

@@ -1,0 +1,104 @@
+"""Stops a kernel in the interpreter where a loop changes the type of a variable, as Triton's compiler does and the interpreter doesn't.
+
+A compiled loop carries each variable in registers of one shape and dtype. The interpreter runs Python, where m may be a number before
+the loop and a block after an iteration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import re
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from fa_tutorial.exercises.running import Wrong
+
+SAID = re.compile(r"Loop-carried variable (\w+) has initial type (.+?) but is re-assigned to (.+?) in loop!")
+
+
+def told(name: str, before: str, after: str) -> str:
+    """What a reader is told of a variable whose type a loop changes, by the compiler's words and what to do."""
+    return (
+        f'Triton\'s compiler refuses it: "Loop-carried variable {name} has initial type {before} but is re-assigned to {after} in loop!" '
+        f"Before the loop, give {name} the shape and dtype that it has after an iteration, with tl.full or tl.zeros"
+    )
+
+
+class Loop(NamedTuple):
+    """A loop in a function's code: the offsets of its header and of its last jump back, and the header's line."""
+
+    head: int
+    end: int
+    line: int | None
+
+
+@functools.cache
+def loops(code: CodeType) -> tuple[Loop, ...]:
+    """The loops of a function that the compiler keeps: those of tl.static_range are unrolled, so a variable's type may change there."""
+    instructions = list(dis.get_instructions(code))
+    lines = {one.offset: one.positions.lineno for one in instructions if one.positions}
+    unrolled = {lines.get(one.offset) for one in instructions if one.argval == "static_range"}
+    ends: dict[int, int] = {}
+    for one in instructions:
+        if "JUMP_BACKWARD" in one.opname and "INTERRUPT" not in one.opname:
+            ends[one.argval] = max(ends.get(one.argval, 0), one.offset)
+    return tuple(Loop(head, end, lines.get(head)) for head, end in ends.items() if lines.get(head) not in unrolled)
+
+
+def _types(frame: FrameType) -> dict[str, Any]:
+    """The types of a frame's tensors, and of its numbers, which a kernel makes tensors of one element."""
+    import triton.language as tl
+
+    plain = {float: tl.float32, int: tl.int32}
+    found = {name: plain.get(type(value), getattr(value, "type", None)) for name, value in frame.f_locals.items()}
+    return {name: kind for name, kind in found.items() if isinstance(kind, tl.dtype)}
+
+
+def _differ(before: Any, after: Any) -> bool:
+    """Whether no loop may carry a variable from one type to the other; integers of two widths are left to the compiler."""
+    if before.is_block() != after.is_block() or (before.is_block() and before.shape != after.shape):
+        return True
+    return before.scalar != after.scalar and (before.scalar.is_floating() or after.scalar.is_floating())
+
+
+@contextlib.contextmanager
+def watched(kernel: Any) -> Iterator[None]:
+    """Within, Wrong where a loop of the kernel, or of a function beside it, gives a variable another type than it had before the loop."""
+    names, file = kernel.fn.__globals__, kernel.fn.__code__.co_filename
+
+    def call(frame: FrameType, event: str, _: Any) -> Any:
+        code = frame.f_code
+        if (code.co_filename != file and frame.f_globals is not names) or not loops(code):
+            return None
+        kept: dict[Loop, dict[str, Any]] = {}
+        ended: set[str] = set()  # the variables of loops that have ended, which the compiler doesn't know any more
+
+        def line(frame: FrameType, event: str, _: Any) -> Any:
+            if event != "line":
+                return line
+            at = frame.f_lasti
+            for loop in loops(code):
+                enters = frame.f_lineno == loop.line and at < loop.head
+                if enters or (at == loop.head and loop not in kept):
+                    kept[loop] = {name: kind for name, kind in _types(frame).items() if name not in ended}
+                elif at == loop.head:
+                    now = _types(frame)
+                    for name, before in kept[loop].items():
+                        if name in now and _differ(before, now[name]):
+                            raise Wrong(told(name, str(before), str(now[name])))
+                elif loop in kept and not loop.head <= at <= loop.end:
+                    ended.update(frame.f_locals.keys() - kept.pop(loop).keys())
+            return line
+
+        return line
+
+    outer = sys.gettrace()
+    sys.settrace(call)
+    try:
+        yield
+    finally:
+        sys.settrace(outer)
