@@ -169,11 +169,7 @@ def test_both_orders_of_programs_are_measured(monkeypatch):
 
 
 @needs_gpu
-@pytest.mark.parametrize("name", [*tuned_steps.ATTENTIONS, *chapter_9.STEPS])
+@pytest.mark.parametrize("name", tuned_steps.ATTENTIONS)
 def test_every_step_is_measured(name):
-    attention = (tuned_steps.ATTENTIONS | chapter_9.STEPS)[name]
-    row = measure(Case(name, "fwd", "fp16", Shape(1, 4, 2, 256, 256, 64, True)), attention)
-    if row["ms"] is None:
-        assert name in chapter_9.STEPS and "capability 9.0" in row["reason"]
-    else:
-        assert 0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100
+    row = measure(Case(name, "fwd", "fp16", Shape(1, 4, 2, 256, 256, 64, True)), tuned_steps.ATTENTIONS[name])
+    assert 0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100

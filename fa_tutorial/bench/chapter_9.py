@@ -277,14 +277,10 @@ SHOWN = {"overlap": "s first"}  # what the step is written for, and what it does
 
 
 def print_steps(card: dict[str, Any]) -> None:
-    """What each of hopper.forward.STEPS gains at the twelve points: its mean, least and most.
-
-    roles / tuned is what the steps leave of hopper / tuned, as "order" is hopper.
-    """
-    rates = speeds(card)
-    of = {step: rates[f"hopper {step}"] for step in hopper.forward.STEPS}
-    all_of_them = rates["hopper"] / rates["tuned"]
-    gains = {"hopper / tuned": all_of_them, "roles / tuned": all_of_them / (of["order"] / of["roles"])}
+    """What each of hopper.forward.STEPS gains at the twelve points: its mean, least and most."""
+    found = results.select(card["kernels"], chapter=9, kernel="step")
+    of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
+    gains = {"hopper / tuned": of["order"] / of["tuned"], "roles / tuned": of["roles"] / of["tuned"]}
     for step, before in (("overlap", "roles"), ("persistent", "overlap"), ("counter", "overlap"), ("order", "counter")):
         gains[f"{SHOWN.get(step, step)} / {SHOWN.get(before, before)}"] = of[step] / of[before]
     print("forward, fp16, twelve points: geometric mean, least and most")

@@ -32,7 +32,7 @@ MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
         ]
     },
     8: {"rows": [chapter_8.ablation_cases], "kernels": [chapter_8.kernels_cases]},
-    9: {"rows": [chapter_9.speed_cases, chapter_9.step_cases], "kernels": [chapter_9.kernels_cases]},
+    9: {"rows": [chapter_9.speed_cases], "kernels": [chapter_9.kernels_cases]},
     10: {"kernels": [chapter_10.kernels_cases]},
     11: {"kernels": [chapter_11.kernels_cases]},
     14: {"kernels": [chapter_14.kernels_cases]},

@@ -18,28 +18,15 @@ from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import GRIDS, Case, Shape, about
 from fa_tutorial.bench.chapter_8 import POINT, flops_of, graph_of, inputs
 from fa_tutorial.bench.chapter_9 import finished_errors
-from fa_tutorial.bench.measure import measure, measure_in_turns
+from fa_tutorial.bench.measure import measure_in_turns
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import randn
+from fa_tutorial.bench.timing import randn, timed_in_turns
 from measure.chapter_8 import counted_in_turns, counter_row, repeated_us, settled
 
 hardware.require_triton("Chapter 9's measurements")
 from fa_tutorial.hopper import ladder, ping_pong  # noqa: E402
 
-
-def hopper_step(step: str) -> peers.Attention:
-    """The forward up to one of its steps; it has no gradient."""
-
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
-        if not hopper.applies(q, k, v, scale=1.0):
-            raise peers.Unsupported("chapter 9's kernel is for capability 9.0, fp16 and bf16, D = 64 and 128")
-        return hopper.flash_forward(q, k, v, is_causal, q.shape[3] ** -0.5, step=hopper.forward.STEPS[step])[0]
-
-    return attention
-
-
 SPEEDS = ("hopper", "tuned", "basic", "sdpa_cudnn", "sdpa_flash", "flash_attn_4")
-STEPS = {f"hopper {step}": hopper_step(step) for step in hopper.forward.STEPS}  # by their providers' names
 
 
 def speed_cases() -> Iterator[Measurement]:
@@ -56,10 +43,18 @@ def _speeds(cases: tuple[Case, ...]) -> list[dict[str, Any]]:
 
 
 def step_cases() -> Iterator[Measurement]:
-    """The kernel's steps at the twelve points."""
-    for shape, (provider, attention) in itertools.product(GRIDS["points"].shapes, STEPS.items()):
-        case = Case(provider, "fwd", "fp16", shape)
-        yield case.about(), partial(measure, case, attention)
+    """Chapter 8's forward and the steps of this chapter's, whose last is the finished kernel, in turns."""
+    for shape, name in itertools.product(GRIDS["points"].shapes, ("tuned", *hopper.forward.STEPS)):
+        yield about(9, "step", name, **vars(shape)), lambda shape=shape, name=name: _steps_in_turns(shape)[name]
+
+
+@functools.lru_cache(maxsize=1)
+def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    arguments = (*inputs(shape), shape.is_causal, shape.D**-0.5)
+    calls = {"tuned": partial(tuned.flash_forward, *arguments)}
+    for name, step in hopper.forward.STEPS.items():
+        calls[name] = partial(hopper.flash_forward, *arguments, step=step)
+    return timed_in_turns(calls, flops=flops_of(shape))
 
 
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], torch.Tensor]
@@ -191,7 +186,7 @@ def busy_cases() -> Iterator[Measurement]:
 
 
 def kernels_cases() -> Iterator[Measurement]:
-    """Everything of this module but the steps, whose rows are attention's."""
+    """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
-        ladder_cases(), clocked_cases(), error_cases(), clock_cases(), auto_rule_cases(), busy_cases()
+        step_cases(), ladder_cases(), clocked_cases(), error_cases(), clock_cases(), auto_rule_cases(), busy_cases()
     )
