@@ -22,6 +22,8 @@ playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is no
 from test_barriers import consumer  # noqa: E402
 from test_browser import browser  # noqa: E402, F401
 
+pytestmark = pytest.mark.browser
+
 FOLDER = Path(__file__).resolve().parents[1] / "images" / "explore"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.html"))
 MOST_BYTES = 40_000
