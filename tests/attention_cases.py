@@ -154,7 +154,7 @@ def hard_inputs() -> list[Case]:
     lengths += [(S + more, S + more) for S in ((16, 32, 64, 128) if ON_GPU else (32, 64)) for more in (-1, 0, 1)]  # around every block size
     cases = [Case(S_q, S_k, D=40, B=1, dlse=S_q % 2 == 0) for S_q, S_k in lengths]
     cases += [Case(33, 47, D=D, B=1, H_q=1, view="padded row stride") for D in (1, 8, 16, 40, 59, 64, 80, 96, 111, 128, 192, 256)]
-    cases += [Case(45, 35, D=32, B=1, H_q=H_q, H_k=H_k) for H_q, H_k in ((6, 2), (4, 1))]
+    cases += [Case(45, 35, D=32, B=B, H_q=H_q, H_k=H_k) for B, H_q, H_k in ((2, 4, 2), (1, 3, 1))]
     cases += [Case(37, 45, D=40, view=view) for view in VIEWS]
     cases += [
         Case(20, 70, D=24, B=1, H_q=1, values=name, scale=1.0 if "1e4" in name else None, dlse=True) for name in VALUES if name != "randn"
