@@ -61,9 +61,8 @@ test: $(INSTALLED)
 test-slow: $(INSTALLED) $(SITE_INSTALLED) $(MODELS_INSTALLED)
 	$(RUN) -m pytest -n 2 --dist loadgroup -m slow tests $(ARGS)
 
-# -m '' takes in the tour of every notebook, which pyproject.toml leaves out of make test.
 browser-test: $(BROWSER_INSTALLED)
-	$(RUN) -m pytest -rs -m '' tests/test_browser.py tests/test_explore.py $(ARGS)
+	$(RUN) -m pytest -rs -m browser tests/test_browser.py tests/test_explore.py $(ARGS)
 
 figures: $(INSTALLED)
 	PYTHONPATH=images $(RUN) -m draw $(ARGS)

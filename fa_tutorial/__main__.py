@@ -22,108 +22,75 @@ in Python:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Each command sets `run`, a function of the parsed options that imports what it needs and returns the exit
-    status."""
-    top = argparse.ArgumentParser(
-        prog="python -m fa_tutorial",
-        description="FlashAttention, derived and built: a course in Jupyter notebooks.",
-        epilog=WHAT_ELSE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    top.add_argument("--version", action="version", version=fa_tutorial.__version__)
-    top.set_defaults(run=_overview)
-    commands = top.add_subparsers(title="commands")
+    """Each command sets `run`, a function of the parsed options that imports what it needs and returns the exit status,
+    0 where it returns nothing. Its name ends with the command, and its docstring is what --help says."""
 
-    def command(within: argparse._SubParsersAction, name: str, run, text: str) -> argparse.ArgumentParser:
-        made = within.add_parser(
-            name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-        )
+    def command(within: argparse._SubParsersAction, run) -> argparse.ArgumentParser:
+        text = " ".join(run.__doc__.split())
+        words = {"help": text, "description": text, "formatter_class": argparse.ArgumentDefaultsHelpFormatter}
+        made = within.add_parser(run.__name__.rpartition("_")[2], **words)
         made.set_defaults(run=run)
         return made
 
-    command(
-        commands,
-        "doctor",
-        _doctor,
-        "what this machine can run, and what is wrong with the installation; status 1 where something is broken",
-    )
-    done = command(commands, "progress", _progress, "which exercises are done")
-    done.add_argument("chapter", nargs="?", type=int, help="this chapter's alone")
+    def sizes(of: argparse.ArgumentParser, **options: tuple[int | None, str, str]) -> None:
+        for name, (default, metavar, text) in options.items():
+            of.add_argument("--" + name.replace("_", "-"), type=int, default=default, metavar=metavar, help=text)
 
-    text = "copy the notebooks into work/, where you solve them, and open the first in JupyterLab"
-    command(
-        commands, "lab", _lab, f"{text}; JupyterLab's own arguments are passed on, such as --no-browser --port=8889"
-    )
-    text = (
-        "your copies of the notebooks, in work/; without a command of its own: copy those that are missing, and "
-        "say which chapters are newer"
-    )
-    work = command(commands, "work", _work, text)
-    inner = work.add_subparsers(title="with your copies")
-    taken = command(
-        inner, "take", _work_take, "take the course's chapter as it is now; your copy stays, under a dated name"
-    )
-    taken.add_argument("chapters", nargs="+", type=int, metavar="CHAPTER", help="a chapter's number")
-    checked = command(inner, "check", _work_check, "run your copies, and print what their checks say")
-    checked.add_argument(
-        "chapters", nargs="*", type=int, metavar="CHAPTER", help="a chapter's number; every copy, if none is named"
-    )
+    words = {
+        "prog": "python -m fa_tutorial",
+        "description": "FlashAttention, derived and built: a course in Jupyter notebooks.",
+        "epilog": WHAT_ELSE,
+    }
+    top = argparse.ArgumentParser(**words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.add_argument("--version", action="version", version=fa_tutorial.__version__)
+    top.set_defaults(run=lambda options: top.print_help())
+    commands = top.add_subparsers(title="commands")
 
-    text = (
-        "ring attention in processes of this machine, checked against attention in one (chapter 13); status 1 "
-        "where it is wrong"
-    )
-    several = command(commands, "ring", _ring, text)
-    several.add_argument(
-        "--ranks", type=int, default=4, help="processes; each gets a GPU of its own where there are enough"
-    )
-    several.add_argument(
-        "--seq-len", type=int, default=256, metavar="S", help="tokens of all ranks together, a multiple of 2 · ranks"
-    )
-    several.add_argument("--num-heads", type=int, default=4, metavar="H", help="query heads")
-    several.add_argument("--kv-heads", type=int, default=2, metavar="H_K", help="key heads")
-    several.add_argument("--head-dim", type=int, default=32, metavar="D", help="size of a head")
-    several.add_argument("--full", action="store_true", help="without the causal mask")
+    command(commands, _doctor)
+    command(commands, _progress).add_argument("chapter", nargs="?", type=int, help="this chapter's alone")
+    command(commands, _lab)
+    copies = command(commands, _work).add_subparsers(title="with your copies")
+    chapters = {"type": int, "metavar": "CHAPTER"}
+    command(copies, _work_take).add_argument("chapters", nargs="+", **chapters, help="a chapter's number")
+    text = "a chapter's number; every copy, if none is named"
+    command(copies, _work_check).add_argument("chapters", nargs="*", **chapters, help=text)
 
-    text = (
-        "speed and memory of one case, beside the peers (needs a GPU); sweep measures a grid, plot and table "
-        "show stored results"
+    ring = command(commands, _ring)
+    sizes(
+        ring,
+        ranks=(4, "RANKS", "processes; each gets a GPU of its own where there are enough"),
+        seq_len=(256, "S", "tokens of all ranks together, a multiple of 2 · ranks"),
+        num_heads=(4, "H", "query heads"),
+        kv_heads=(2, "H_K", "key heads"),
+        head_dim=(32, "D", "size of a head"),
     )
-    case = command(commands, "bench", _bench_case, text)
-    case.add_argument("--seq-len", type=int, default=4096, metavar="S", help="queries and keys of a head")
-    case.add_argument("--batch-size", type=int, default=4, metavar="B", help="sequences")
-    case.add_argument("--num-heads", type=int, default=16, metavar="H", help="query heads")
-    case.add_argument("--kv-heads", type=int, metavar="H_K", help="key heads of grouped-query attention, if fewer")
-    case.add_argument("--head-dim", type=int, default=128, metavar="D", help="size of a head")
+    ring.add_argument("--full", action="store_true", help="without the causal mask")
+
+    case = command(commands, _bench)
+    sizes(
+        case,
+        seq_len=(4096, "S", "queries and keys of a head"),
+        batch_size=(4, "B", "sequences"),
+        num_heads=(16, "H", "query heads"),
+        kv_heads=(None, "H_K", "key heads of grouped-query attention, if fewer"),
+        head_dim=(128, "D", "size of a head"),
+    )
     case.add_argument("--causal", action="store_true", help="query i sees keys 0 to i")
     case.add_argument("--dtype", default="fp16", choices=DTYPES, help="of every tensor")
     case.add_argument("--mode", default="fwd", choices=MODES, help="what is timed")
-
-    inner = case.add_subparsers(title="with a file of results")
-    sweep = command(
-        inner, "sweep", _bench_sweep, "measure a grid into a file of results; rows that it holds are not measured again"
-    )
+    files = case.add_subparsers(title="with a file of results")
+    sweep, plot, table = (command(files, run) for run in (_bench_sweep, _bench_plot, _bench_table))
     sweep.add_argument("--modes", nargs="+", choices=MODES, help="what is timed, if not what the grid names")
     sweep.add_argument("--dtypes", nargs="+", choices=DTYPES, help="of every tensor, if not those that the grid names")
-    sweep.add_argument(
-        "--file", type=Path, help="results to write and to go on from, if not the GPU's name and .json, in this folder"
-    )
-    plot = command(
-        inner,
-        "plot",
-        _bench_plot,
-        "draw TFLOP/s against S, a file for each mode and dtype; the cards below one another",
-    )
+    text = "results to write and to go on from, if not the GPU's name and .json, in this folder"
+    sweep.add_argument("--file", type=Path, help=text)
     plot.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder for the PNG files")
-    table = command(inner, "table", _bench_table, "print the comparison with each peer in Markdown")
     table.add_argument("--of", default="tuned", choices=list(LABELS), help="what is compared with the others")
     for measuring in (case, sweep):
         text = "peers, and the course's kernels"
         measuring.add_argument("--providers", nargs="+", default=list(LABELS), metavar="NAME", help=text)
     for reading in (plot, table):
-        text = (
-            "results to show: a JSON file, or a stored card's name such as h200; all that are stored, if none is named"
-        )
+        text = "a JSON file, or a stored card's name such as h200; all that are stored, if none is named"
         reading.add_argument("results", nargs="*", type=_results, metavar="RESULTS", help=text)
     for stored in (sweep, plot, table):
         stored.add_argument("--grid", default="literature", choices=GRIDS, help="the shapes")
@@ -134,60 +101,62 @@ def _results(name: str) -> str | Path:
     return Path(name) if name.endswith(".json") else name
 
 
-def _overview(options: Namespace) -> int:
-    parser().print_help()
-    return 0
-
-
 def _doctor(options: Namespace) -> int:
+    """what this machine can run, and what is wrong with the installation; status 1 where something is broken"""
     from fa_tutorial import doctor
 
     return doctor.main()
 
 
-def _progress(options: Namespace) -> int:
+def _progress(options: Namespace) -> None:
+    """which exercises are done"""
     from fa_tutorial.exercises import progress
 
     progress(options.chapter)
-    return 0
 
 
-def _lab(options: Namespace) -> int:
+def _lab(options: Namespace) -> None:
+    """copy the notebooks into work/, where you solve them, and open the first in JupyterLab; JupyterLab's own arguments
+    are passed on, such as --no-browser --port=8889"""
     from fa_tutorial import work
 
     work.lab(options.others)
-    return 0
 
 
-def _work(options: Namespace) -> int:
+def _work(options: Namespace) -> None:
+    """your copies of the notebooks, in work/; without a command of its own: copy those that are missing, and say which
+    chapters are newer"""
     from fa_tutorial import work
 
     work.fill()
-    return 0
 
 
-def _work_take(options: Namespace) -> int:
+def _work_take(options: Namespace) -> None:
+    """take the course's chapter as it is now; your copy stays, under a dated name"""
     from fa_tutorial import work
 
     work.take(options.chapters)
-    return 0
 
 
-def _work_check(options: Namespace) -> int:
+def _work_check(options: Namespace) -> None:
+    """run your copies, and print what their checks say"""
     from fa_tutorial import work
 
     work.check(options.chapters)
-    return 0
 
 
 def _ring(options: Namespace) -> int:
+    """ring attention in processes of this machine, checked against attention in one (chapter 13); status 1 where it is
+    wrong"""
     from fa_tutorial.bench import chapter_13
 
     shape = (1, options.num_heads, options.kv_heads, options.seq_len, options.head_dim)
     return int(not chapter_13.show(options.ranks, shape, not options.full))
 
 
-def _bench_case(options: Namespace) -> int:
+def _bench(options: Namespace) -> int:
+    """speed and memory of one case, beside the peers (needs a GPU); sweep measures a grid, plot and table show stored
+    results"""
     from fa_tutorial.bench import measure, sweep, tables, timing
 
     timing.require_gpu()
@@ -209,6 +178,7 @@ def _bench_case(options: Namespace) -> int:
 
 
 def _bench_sweep(options: Namespace) -> int:
+    """measure a grid into a file of results; rows that it holds are not measured again"""
     from fa_tutorial.bench import results, sweep, timing
 
     timing.require_gpu()
@@ -222,7 +192,8 @@ def _bench_sweep(options: Namespace) -> int:
     return int(bool(failed))
 
 
-def _bench_plot(options: Namespace) -> int:
+def _bench_plot(options: Namespace) -> None:
+    """draw TFLOP/s against S, a file for each mode and dtype; the cards below one another"""
     from fa_tutorial import figures
     from fa_tutorial.bench import plots, results, tables
 
@@ -234,10 +205,10 @@ def _bench_plot(options: Namespace) -> int:
         path = options.out / f"bench_{options.grid}_{dtype}_{mode}.png"
         plots.draw(cards, grid, mode, dtype).savefig(path, dpi=150)
         print(path)
-    return 0
 
 
-def _bench_table(options: Namespace) -> int:
+def _bench_table(options: Namespace) -> None:
+    """print the comparison with each peer in Markdown"""
     from fa_tutorial.bench import results, tables
 
     grid = GRIDS[options.grid]
@@ -246,7 +217,6 @@ def _bench_table(options: Namespace) -> int:
         for dtype, mode in tables.parts(stored["rows"], grid):
             print("\n" + tables.comparison_table(stored["rows"], grid, mode, dtype, options.of))
             print(f"\nTFLOP/s, {MODES[mode]}, {dtype}:\n\n{tables.tflops_table(stored['rows'], grid, mode, dtype)}\n")
-    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -256,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser().error(f"unrecognized arguments: {' '.join(others)}")
     options.others = others
     try:
-        return options.run(options)
+        return options.run(options) or 0
     except (OSError, RuntimeError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

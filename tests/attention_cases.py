@@ -146,18 +146,23 @@ def same(got, want) -> bool:
 
 
 def hard_inputs() -> list[Case]:
-    """The rows of HARD_INPUTS that are one call. On a GPU each with both masks and every dtype; in the interpreter these take turns."""
+    """The rows of HARD_INPUTS that are one call. On a GPU each with both masks and every dtype; in the interpreter these take turns, and
+    two heads are where a row is about lengths, heads or views."""
     lengths = [(1, 1), (1, 239), (239, 1), (113, 203), (127, 513), (799, 3)]
+    if not ON_GPU:  # four tiles and a part one way, and as many the other
+        lengths = [(1, 1), (1, 139), (139, 1), (67, 203), (299, 3)]
     lengths += [(S + more, S + more) for S in ((16, 32, 64, 128) if ON_GPU else (32, 64)) for more in (-1, 0, 1)]  # around every block size
     cases = [Case(S_q, S_k, D=40, B=1, dlse=S_q % 2 == 0) for S_q, S_k in lengths]
-    cases += [Case(33, 47, D=D, B=1, view="padded row stride") for D in (1, 8, 16, 40, 59, 64, 80, 96, 111, 128, 192, 256)]
-    cases += [Case(45, 35, D=32, B=1, H_q=H_q, H_k=H_k) for H_q, H_k in ((6, 2), (4, 1))]
-    cases += [Case(37, 45, view=view) for view in VIEWS]
-    cases += [Case(20, 70, D=24, B=1, values=name, scale=1.0 if "1e4" in name else None, dlse=True) for name in VALUES if name != "randn"]
-    cases += [Case(20, 45, D=40, B=1, scale=scale, dlse=True) for scale in (0.3, 0.0, 1.0, -0.7)]
+    cases += [Case(33, 47, D=D, B=1, H_q=1, view="padded row stride") for D in (1, 8, 16, 40, 59, 64, 80, 96, 111, 128, 192, 256)]
+    cases += [Case(45, 35, D=32, B=B, H_q=H_q, H_k=H_k) for B, H_q, H_k in ((2, 4, 2), (1, 3, 1))]
+    cases += [Case(37, 45, D=40, view=view) for view in VIEWS]
+    cases += [
+        Case(20, 70, D=24, B=1, H_q=1, values=name, scale=1.0 if "1e4" in name else None, dlse=True) for name in VALUES if name != "randn"
+    ]
+    cases += [Case(20, 45, D=40, B=1, H_q=1, scale=scale, dlse=True) for scale in (0.3, 0.0, 1.0, -0.7)]
     cases += [Case(37, 0, D=16, dlse=True)]
     few_or_many = (1, 70), (33, 70), (64, 65), (69, 70), (70, 1), (70, 33), (65, 64), (130, 2)
-    always_causal = [Case(S_q, S_k, D=40, B=1, is_causal=True, dlse=True) for S_q, S_k in few_or_many]
+    always_causal = [Case(S_q, S_k, D=40, B=1, H_q=1, is_causal=True, dlse=True) for S_q, S_k in few_or_many]
     if ON_GPU:
         cases = [replace(case, is_causal=is_causal) for case in cases for is_causal in (False, True)]
         return [replace(case, dtype=dtype) for case in cases + always_causal for dtype in DTYPES]

@@ -73,14 +73,19 @@ def mutant(function, where: str | None = None, statement: str = "", new: str = "
     statement: what it assigns to ("p", "m, l"), calls ("tl.store"), or begins with ("return", "if MASK", "for start_n"); what is changed is
     the value, the call, the condition or the range. "p 2" is the second such statement; without a number there has to be one alone.
     """
-    found = []
+    found, copies = [], {}
+
+    def copied_once(function):
+        if id(function) not in copies:  # several functions call it
+            copies[id(function)] = copy(function)
+        return copies[id(function)]
 
     def copy(function):
         names = dict(function.fn.__globals__)
         [definition] = ast.parse(source_of(function)).body
         for name in {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}:
             if isinstance(names.get(name), JITFunction | InterpretedFunction):
-                names[name] = copy(names[name])
+                names[name] = copied_once(names[name])
         definition.decorator_list = []
         if definition.name == where:
             found.append(True)

@@ -4,6 +4,7 @@ nothing."""
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -42,7 +43,10 @@ def name_of(notebook: dict, cell: dict) -> str:
 
 def tree_of(cell: dict) -> ast.Module:
     """The cell's syntax tree; lines with a shell command or a magic are left out."""
-    return ast.parse("\n".join("pass" if line.startswith(("!", "%")) else line for line in cell["source"].splitlines()))
+    return parsed("\n".join("pass" if line.startswith(("!", "%")) else line for line in cell["source"].splitlines()))
+
+
+parsed = functools.cache(ast.parse)  # each exercise's rules read every cell again
 
 
 def output_texts(cell: dict) -> Iterator[str]:
@@ -181,6 +185,7 @@ def exercise_headings(notebook: dict, exercises: Iterable[Exercise]) -> list[str
     return faults
 
 
+@functools.cache
 def copied_runs(text: str) -> set[tuple[str, ...]]:
     """Every COPIED_LINES lines of code in a row, without comments, docstrings and spaces."""
     text = re.sub(r'"""(?:.|\n)*?"""', "", text)

@@ -8,15 +8,6 @@ import pytest
 from fa_tutorial import barriers
 from fa_tutorial.barriers import Barrier, Deadlock, TooManyActions, arrive, draw, ds_rows, load, races, ring, run, use, wait, work
 
-
-def consumer(tiles, full, empty, units=2):
-    for i in range(tiles):
-        stage, parity = i % len(full), i // len(full) % 2
-        yield wait(full[stage], parity)
-        yield use(i, stage, units)
-        yield arrive(empty[stage])
-
-
 # ---------------------------------------------------------------- barriers
 
 
@@ -90,7 +81,7 @@ def test_deadlock_names_who_waits_for_what():
         yield wait(empty[0], 0)
 
     with pytest.raises(Deadlock) as caught:
-        run({"producer": stuck(), "consumer": consumer(1, full, empty), "other": iter([work("s", 3)])})
+        run({"producer": stuck(), "consumer": barriers.ring_consumer(1, full, empty), "other": iter([work("s", 3)])})
     assert str(caught.value) == (
         "deadlock at time 3: producer waits for phase 0 of empty[0] (parity 0), which has 0 of 1 arrivals; "
         "consumer waits for phase 0 of full[0] (parity 0), which has 0 of 1 arrivals"
@@ -103,7 +94,7 @@ def test_deadlock_where_one_of_two_consumers_never_releases():
     full, empty = ring(1, consumers=2)
     roles = {
         "producer": barriers.ring_producer(2, full, empty),
-        "consumer 0": consumer(2, full, empty),
+        "consumer 0": barriers.ring_consumer(2, full, empty),
         "consumer 1": iter([wait(full[0], 0)]),
     }
     with pytest.raises(Deadlock, match=r"producer waits for phase 0 of empty\[0\] \(parity 0\), which has 1 of 2 arrivals"):
@@ -148,7 +139,7 @@ def test_ring_timeline_is_as_early_as_the_ring_allows(stages, loads, uses):
 def test_a_producer_that_does_not_wait_overwrites():
     full, empty = ring(1)
     careless = (action for action in barriers.ring_producer(2, full, empty) if action.kind != "wait")
-    timeline = run({"producer": careless, "consumer": (a for a in consumer(2, full, empty) if a.kind != "wait")})
+    timeline = run({"producer": careless, "consumer": (a for a in barriers.ring_consumer(2, full, empty) if a.kind != "wait")})
     assert races(timeline) == [
         "time 0: consumer uses tile 0 in stage 0, which holds nothing",
         "time 0: producer loads tile 0 into stage 0, where consumer uses tile 0 until 2",

@@ -1,8 +1,7 @@
 """The course as a reader meets it: JupyterLab in headless Chromium, every notebook run from top to bottom, one exercise solved; and the
 site.
 
-`make browser-test` installs Playwright and runs all of it; screenshots land in build/browser/. `make test` leaves the tour of every
-notebook out, and runs the exercise only where Playwright and a Chromium are.
+`make browser-test` installs Playwright and runs all of it; screenshots land in build/browser/.
 """
 
 import functools
@@ -29,6 +28,7 @@ from fa_tutorial import notebooks
 from fa_tutorial.exercises import catalogue
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
+pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -294,7 +294,6 @@ def test_an_exercise_is_solved(page, lab):
     page.screenshot(path=SCREENSHOTS / "exercise_4_progress.png")
 
 
-@pytest.mark.whole_course
 @pytest.mark.timeout(RUN_SECONDS + 120)
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_every_notebook_runs(path, page, lab):
@@ -304,7 +303,6 @@ def test_every_notebook_runs(path, page, lab):
     assert faults_of(page) == []
 
 
-@pytest.mark.whole_course
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_opening_and_saving_a_notebook_changes_nothing(path, page, lab):
     """But for the version of this machine's Python, where that is another."""
@@ -389,7 +387,6 @@ def visit(context, site: str, name: str, faults: list[str]):
     return page
 
 
-@pytest.mark.whole_course
 @pytest.mark.timeout(RUN_SECONDS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("screen", SCREENS)
@@ -413,7 +410,6 @@ def test_every_page_of_the_site_fits_the_screen(screen, scheme, browser, site):
     assert faults == []
 
 
-@pytest.mark.whole_course
 @pytest.mark.timeout(RUN_SECONDS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(scheme, browser, site):
@@ -441,7 +437,6 @@ def search(page, site: str, words: str):
     return page.locator("#search-results li")
 
 
-@pytest.mark.whole_course
 @pytest.mark.parametrize(
     ("words", "begins", "address"),
     [
@@ -459,7 +454,6 @@ def test_search_lands_where_a_name_is_explained(words, begins, address, page, si
     playwright.expect(page.locator(f"[id='{anchor}'] >> text={begins}").first).to_be_in_viewport()
 
 
-@pytest.mark.whole_course
 @pytest.mark.parametrize(
     ("words", "chapter"),
     [("online softmax", "01_safe_and_online_softmax"), ("wgmma", "09_past_triton"), ("attention", "00_why_attention_is_slow")],
@@ -471,7 +465,6 @@ def test_search_finds_chapters_and_shows_their_text(words, chapter, page, site):
     assert not any("System Settings" in text for text in found.locator(".context").all_inner_texts())  # a button above the text
 
 
-@pytest.mark.whole_course
 def test_the_site_opened_as_files(browser, site_folder):
     """Pages read without a word in the console; the search finds, and says why it shows no excerpts."""
     faults, site = [], site_folder.as_uri()
@@ -484,7 +477,6 @@ def test_the_site_opened_as_files(browser, site_folder):
     assert faults == []
 
 
-@pytest.mark.whole_course
 def test_chapters_text_and_contents_stand_side_by_side(page, site):
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"{site}/notebooks/05_flash_forward_in_triton.html")
@@ -495,7 +487,6 @@ def test_chapters_text_and_contents_stand_side_by_side(page, site):
     assert all(left["x"] + left["width"] <= right["x"] for left, right in itertools.pairwise(edges))
 
 
-@pytest.mark.whole_course
 def test_a_number_leads_to_its_equation_and_code_is_copied(page, site):
     page.goto(f"{site}/notebooks/05_flash_forward_in_triton.html", wait_until="networkidle")
     page.locator("a", has_text="(4.6)").first.click()

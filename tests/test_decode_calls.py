@@ -110,6 +110,7 @@ def test_gradients_are_refused_only_where_they_are_asked_for():
 # ---------------------------------------------------------------- as operators of PyTorch's
 
 
+@pytest.mark.slow
 def test_opcheck():
     (q, k, v, lengths), options = Decode((20,), page=16, H_k=1).call()
     torch.library.opcheck(

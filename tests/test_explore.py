@@ -19,8 +19,9 @@ from fa_tutorial.exercises.chapter_13.ex_1 import owner
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
 
-from test_barriers import consumer  # noqa: E402
 from test_browser import browser  # noqa: E402, F401
+
+pytestmark = pytest.mark.browser
 
 FOLDER = Path(__file__).resolve().parents[1] / "images" / "explore"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.html"))
@@ -370,7 +371,7 @@ def play_ring(shown: dict) -> tuple[list[barriers.Event], str | None]:
     if not shown["forgets"]:
         return barriers.ring_timeline(shown["stages"], tiles, shown["loads"], uses), None
     full, empty = barriers.ring(shown["stages"], len(uses))
-    consumers = [consumer(tiles, full, empty, units) for units in uses]
+    consumers = [barriers.ring_consumer(tiles, full, empty, units) for units in uses]
     consumers[-1] = (action for action in consumers[-1] if action.kind != "arrive")
     names = ["consumer"] if len(uses) == 1 else ["consumer 0", "consumer 1"]
     producer = barriers.ring_producer(tiles, full, empty, shown["loads"])

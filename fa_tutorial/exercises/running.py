@@ -122,15 +122,16 @@ def as_tensor(result: Any, what: str = "the result", on: str = "") -> torch.Tens
 # ---------------------------------------------------------------- running a function
 
 
-def run(answer: Callable, *args: Any, on: str = "") -> Any:
+def run(answer: Callable, *args: Any, on: str = "", once: bool = False) -> Any:
     """answer(*args), called twice on fresh copies. Wrong if it raises, changes its input, or differs between the two calls.
 
-    on: the input, in words; what goes wrong is told with it.
+    on: the input, in words; what goes wrong is told with it. once: call it once, not twice.
     """
     try:
         if not callable(answer):
             raise Wrong(f"pass the function itself, not {show(answer)}")
-        first, second = _call(answer, args), _call(answer, args)
+        first = _call(answer, args)
+        second = first if once else _call(answer, args)
         if isinstance(first, Iterator) or not (same(first, second) or isinstance(first, VALUES)):
             remedy = " (brackets around a loop make no tuple, tuple(…) does)" if isinstance(first, Iterator) else ""
             raise Wrong(f"returns {kind(first)}, want a number, a tensor, or a tuple of them{remedy}")

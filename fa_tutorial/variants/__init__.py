@@ -7,6 +7,15 @@ as an operator of PyTorch's, and `user_mods` runs mods that you write.
 """
 
 from fa_tutorial.variants import mods
-from fa_tutorial.variants.user_mods import attention_with, make_block_mask
 
 __all__ = ["attention_with", "make_block_mask", "mods"]
+
+
+def __getattr__(name: str):
+    """attention_with and make_block_mask, found when they are asked for: torch.compiler.disable, which the first one
+    needs, imports TorchDynamo, and that takes as long as all else that flash_attention needs."""
+    if name in __all__:
+        from fa_tutorial.variants import user_mods
+
+        return getattr(user_mods, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
