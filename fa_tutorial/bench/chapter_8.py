@@ -156,7 +156,8 @@ def stored_steps(gpu: str = "h100") -> dict[tuple[int, bool], dict[str, dict[str
     """A card's rows of steps_in_turns, with their SM cycles, (D, is_causal) -> provider -> row. The H200's are of the
     kernels alone that the chapter's last section compares.
     """
-    stored = [row for row in results.read(results.FOLDER / f"{gpu}.json")["kernels"] if row["kernel"] == "step"]
+    kernels = results.read(results.FOLDER / f"{gpu}.json")["kernels"]
+    stored = [row for row in kernels if (row["chapter"], row["kernel"]) == (8, "step")]
     return {
         point: {row["provider"]: row for row in stored if (row["D"], row["is_causal"]) == point} for point in POINTS
     }
