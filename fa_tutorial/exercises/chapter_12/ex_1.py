@@ -93,8 +93,8 @@ def inputs():
     yield step([[1.0, 3.0], [2.0, 0.0]], [2.0, 4.0], [1.5, 1.25], [[8.0, 4.0], [2.0, 6.0]], 0.5, False, otherwise=later)
     unset, old = [math.nan, math.nan], [[8.0, 4.0], [2.0, 6.0]]
     first = "the first block: row_max and row_sum hold anything here, NaN or a number, and nothing reads them; acc stays as it was"
-    yield step([[1.0, 3.0], [-6.0, -2.0]], unset, unset, old, 0.5, True, otherwise=first)
     yield step([[1.0, 3.0], [-6.0, -2.0]], [2.0, 4.0], [1.5, 1.25], old, 0.5, True, otherwise=first)
+    yield step([[1.0, 3.0], [-6.0, -2.0]], unset, unset, old, 0.5, True, otherwise=first)
     draw = generator()
     for is_first in (False, True):
         s, row_max, row_sum = 6 * torch.randn(8, 16, generator=draw), 4 * torch.rand(8, generator=draw), 1 + torch.rand(8, generator=draw)
