@@ -1,15 +1,19 @@
 """Chapter 12: where the forward kernel's lines stand in the official source, flash-attention at v2.8.3.
 
 Names and line numbers alone, none of its code: `both` reads that from a checkout on the reader's own disk.
+`their_loop` does in PyTorch what its loop does.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from fa_tutorial.source import source_of
 
@@ -111,8 +115,8 @@ def checkout() -> Path | None:
 
 
 def both(kernel: Any, width: int = 105) -> str:
-    """The kernel's lines, each over its like in the reader's checkout, cut to `width` characters; how to get one where
-    there is none."""
+    """The kernel's lines, each over its like in the reader's checkout, with … where `width` cuts one; how to get a
+    checkout where there is none."""
     folder = checkout()
     if folder is None:
         return HOW
@@ -122,5 +126,43 @@ def both(kernel: Any, width: int = 105) -> str:
         for place in places:
             theirs = (folder / place.file).read_text(encoding="utf-8").splitlines()[place.first - 1 : place.last]
             theirs = textwrap.dedent("\n".join(theirs)).splitlines()
-            rows += [f"        │ {numbers(place)}", *(f"        │     {line}"[:width] for line in theirs)]
+            rows += [f"        │ {numbers(place)}", *(cut(f"        │     {line}", width) for line in theirs)]
     return "\n".join(rows)
+
+
+def cut(line: str, width: int) -> str:
+    """The line, of at most `width` characters: a longer one ends in …"""
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+# ---------------------------------------------------------------- their loop, for exercise 12.1's softmax
+
+BLOCK_N, SCALE = 16, 0.25
+
+
+def copy(x, keys, clear):
+    """A tile in shared memory; rows past the end are cleared, or stay what they were."""
+    tile = torch.full((len(keys), x.shape[1]), 0.0 if clear else math.nan)
+    here = keys < len(x)
+    tile[here] = x[keys[here]]
+    return tile
+
+
+def their_loop(softmax, q, k, v, masked=3, clear_v=True, peel=True, rescale=True, acc=0.0, unset=math.nan):
+    """o of one block of rows, by FA2's loop; each argument after v stands for a line of theirs."""
+    S_q, S_k = len(q), len(k)
+    last_seen = torch.arange(S_q)[:, None] + S_k - S_q
+    row_max = row_sum = torch.full((S_q,), unset)  # registers that nobody has set
+    acc = torch.full((S_q, v.shape[1]), acc)
+    for step, n_block in enumerate(reversed(range(-(-S_k // BLOCK_N)))):
+        keys = torch.arange(n_block * BLOCK_N, (n_block + 1) * BLOCK_N)
+        k_tile, v_tile = copy(k, keys, clear=False), copy(v, keys, clear_v)
+        s = q @ k_tile.T
+        if step < masked:
+            s = torch.where(keys <= last_seen, s, -math.inf)
+        is_first = peel and step == 0
+        p, row_max, row_sum, scaled = softmax(
+            s, row_max, row_sum, acc, SCALE * math.log2(math.e), is_first
+        )  # fmt: skip
+        acc = (scaled if rescale else acc) + p @ v_tile
+    return acc / torch.where(row_sum > 0, row_sum, 1.0)[:, None]  # line 179

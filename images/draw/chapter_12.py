@@ -9,8 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draw.drawing import DARK, HEAD, MASKED, WAITS, WIDTH, arrow, box, canvas, grid, image, legend, outline, tint, write
+from fa_tutorial.algorithm import causal_tiles
 from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
 from fa_tutorial.exercises.chapter_12.ex_3 import lagging_step
+from fa_tutorial.reading import BLOCK_N
 
 # ---------------------------------------------------------------- the file with the forward kernels
 
@@ -33,6 +35,7 @@ def draw_kernel_lines() -> Figure:
     are."""
     figure, ax = canvas(4.45)
     left, wide = 0.15, WIDTH - 0.3
+    write(ax, left + wide, 0.22, "white: includes, and the functions that call these three", ha="right")
     draw_parts(ax, FILE, 1, LINES + 1, left, 0.45, wide)
     write(ax, left, 0.22, f"flash_fwd_kernel.h: {LINES:,} lines", HEAD, ha="left", weight="bold")
     first, last = KERNEL[0][0], KERNEL[-1][0]
@@ -173,7 +176,7 @@ LOOKS = {"matmul": {"colour": "blue", "share": 0.45}, "": {"colour": "black", "s
 @image("12_backward_loops.png")
 def draw_backward_loops() -> Figure:
     """A step of chapter 7's two kernels, and one of FA2's loop: seven matmuls, or five and three trips out of the registers."""
-    figure, ax = canvas(6.0)
+    figure, ax = canvas(6.25)
     columns = ((0.15, 2.4, "yours: dkdv_kernel", DKDV), (2.85, 2.4, "and dq_kernel", DQ), (5.35, 2.9, "theirs", ONE_LOOP))
     for x, wide, name, steps in columns:
         write(ax, x, 0.25, name, HEAD, ha="left", weight="bold")
@@ -189,10 +192,9 @@ def draw_backward_loops() -> Figure:
         start, end = (0.55 + n * 0.44 + 0.18 for n in (writes, reads))
         ax.plot((8.27, x, x), (start, start, end), color="black", linewidth=1.6)
         arrow(ax, (x, end), (8.27, end))
-    write(ax, 0.15, 4.35, "arrows: read back by other threads,", ha="left")
-    write(ax, 0.15, 4.62, "as pᵀ, as ds, and as dsᵀ", ha="left")
+    write(ax, 8.75, 5.5, "arrows: other threads read p back as pᵀ, and ds as ds and dsᵀ", ha="right")
     legend(
-        ax, 5.6, ((0.15, LOOKS["matmul"], "matmul"), (2.3, LOOKS[""], "in registers"), (4.9, LOOKS["trip"], "a trip out of the registers"))
+        ax, 5.95, ((0.15, LOOKS["matmul"], "matmul"), (2.3, LOOKS[""], "in registers"), (4.9, LOOKS["trip"], "a trip out of the registers"))
     )
     return figure
 
@@ -218,7 +220,42 @@ def draw_four_threads() -> Figure:
             box(ax, *at, 2 * wide, high, f"{4 * row + lane}", QUAD[lane], share=0.45)
     outline(ax, left, top, 16 * wide, high)
     write(ax, left, 0.2, "the number of the thread that holds a pair of scores", HEAD, ha="left", weight="bold")
-    write(ax, left, 3.3, "frame: threads 0 to 3 share row 0", ha="left")
+    write(ax, left, 3.3, "frame: threads 0 to 3 share row 0, and row 8 in the same way", ha="left")
+    return figure
+
+
+# ---------------------------------------------------------------- the blocks that the diagonal crosses
+
+ROWS_OF_LOOP, OFFSETS = 32, (48, 52)  # of the chapter's loop; S_k − S_q at an edge of a block, and inside one
+
+
+@image("12_masked_blocks.png")
+def draw_masked_blocks() -> Figure:
+    """32 rows over the last blocks of 16 keys: the diagonal from an edge crosses two blocks, and from inside one three."""
+    figure, ax = canvas(3.55)
+    side, top, first = 0.062, 0.95, 32  # `first`: the first key that is drawn
+    for column, offset in enumerate(OFFSETS):
+        left, S_k = 0.3 + 4.5 * column, offset + ROWS_OF_LOOP
+        full, end = causal_tiles(0, ROWS_OF_LOOP, BLOCK_N, ROWS_OF_LOOP, S_k)
+        write(ax, left, 0.2, f"S_k − S_q = {offset}: {end - full} blocks to mask", HEAD, ha="left", weight="bold")
+        write(ax, left, 0.5, "32 queries ↓, keys →", ha="left")
+        for block in range(first // BLOCK_N, end):
+            x, wide = left + (block * BLOCK_N - first) * side, min(BLOCK_N, S_k - block * BLOCK_N) * side
+            look = {"colour": "sky", "share": 0.6} if block < full else {"colour": "orange", "share": 0.7}
+            box(ax, x, top, wide, ROWS_OF_LOOP * side, **look)
+            if wide > 0.5:
+                write(ax, x + wide / 2, top - 0.17, f"{block * BLOCK_N} … {min((block + 1) * BLOCK_N, S_k) - 1}")
+            for row in range(ROWS_OF_LOOP):
+                hidden = max(offset + row + 1, block * BLOCK_N)
+                if hidden < min((block + 1) * BLOCK_N, S_k):
+                    x_hidden = left + (hidden - first) * side
+                    ax.fill_between((x_hidden, x + wide), top + row * side, top + (row + 1) * side, color="white", alpha=0.8, linewidth=0)
+            outline(ax, x, top, wide, ROWS_OF_LOOP * side, line=1.3)
+    legend(ax, 3.25, (
+        (0.3, {"colour": "sky", "share": 0.6}, "every row sees it whole"),
+        (3.3, {"colour": "orange", "share": 0.7}, "needs a mask"),
+        (5.4, {"colour": "orange", "share": 0.15}, "keys that the mask hides"),
+    ))  # fmt: skip
     return figure
 
 

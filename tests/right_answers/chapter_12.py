@@ -70,6 +70,14 @@ def lagging_step_with_the_blocks_own_maximum(s, shift, l, threshold):
     return p, new_shift, torch.addcmul(p.sum(dim=1), alpha, l), alpha
 
 
+def two_tests_of_one_token_and_of_lists():
+    return [1, 100, 0], [32, 41, 200]
+
+
+def two_tests_with_a_full_block_of_rows():
+    return (32, 63, 20.0), (20, 90, 104.0)
+
+
 RIGHT_ANSWERS = (
     ("12.1", fa2_softmax_with_a_state_that_is_set_first),
     ("12.1", fa2_softmax_in_base_e),
@@ -78,4 +86,6 @@ RIGHT_ANSWERS = (
     ("12.2", tiles_with_the_empty_middle_at_the_start),
     ("12.2", tiles_with_the_empty_middle_at_the_end),
     ("12.3", lagging_step_with_the_blocks_own_maximum),
+    ("12.4", two_tests_of_one_token_and_of_lists),
+    ("12.4", two_tests_with_a_full_block_of_rows),
 )

@@ -1,5 +1,5 @@
 """Chapter 12: an alpha upside down, float division, causal tiles alone, tiles never whole, a mask aligned at the top, a result left out, a shift
-that never lags or falls."""
+that never lags or falls, tests that hide a bug or show none."""
 
 from edits import edit
 
@@ -46,4 +46,12 @@ WRONG_ANSWERS = (
          "(m - shift) / math.log(2) > 2**threshold"), told="p = exp(s − new shift), alpha = exp(old shift − new shift)"),
     edit("12.3", "a shift that falls", ("torch.maximum(shift, s.amax(dim=-1))", "s.amax(dim=-1)"), ("> threshold", "!= 0"),
          told="p = exp(s − new shift), alpha = exp(old shift − new shift), and l joins them as in softmax_step"),
+    edit("12.4", "one test twice", ("both_fail = 32, 100, 110.0", "both_fail = both_pass"), told="so a shift of 0 is as good as another"),
+    edit("12.4", "ragged, and two blocks enough", ("32, 100, 110.0", "17, 33, 150.0"), told="row 0 sees every key before the last two blocks"),
+    edit("12.4", "two blocks of keys", ("31, 63,", "32, 31,"), told="S_k of the first test is 31, want a whole number from 33"),
+    edit("12.4", "full blocks", ("31, 63,", "32, 96,"), told="want a last block that isn't full"),
+    edit("12.4", "scores too low for any loop", ("110.0", "1e5"), told="the loop as it is fails the second test"),
+    edit("12.4", "nearly low enough", ("110.0", "100"), told="change 3 is off by less than 0.01"),
+    edit("12.4", "one test", ("return both_pass, both_fail", "return both_pass"), told="returns a tuple of 3, want two tuples"),
+    edit("12.4", "two numbers", ("100, 110.0", "100"), told="the second test is a tuple of 2"),
 )  # fmt: skip

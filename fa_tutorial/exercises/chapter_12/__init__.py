@@ -1,1 +1,1 @@
-"""The exercises of chapter 12: write what FA2's softmax does, find the tiles of a window, and let the maximum lag."""
+"""The exercises of chapter 12: write what FA2's softmax does, find the tiles of a window, let the maximum lag, and test for what hides."""

@@ -41,7 +41,7 @@ MISTAKES = {
     "the first block drops a NaN, but reads a number that nobody has set: with Is_first neither row_max nor row_sum is read": [
         (FIRST_MAX, "    row_max, row_sum = torch.where(row_max.isnan(), -math.inf, row_max), row_sum.nan_to_num()\n"
                     "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")],
-    "acc comes back as zeros from the first block: with Is_first the function doesn't touch acc_o, whatever is in it": (
+    "acc comes back as zeros from the first block, as a row_max of −∞ makes alpha 0: with Is_first the function doesn't touch acc_o": (
         "    return p,", "    acc = torch.zeros_like(acc) if is_first else acc\n    return p,"),
     "the first block rescales by the old row_max, which nothing has set: with Is_first there is no scores_scale": (
         "if not is_first:", "if True:"),
@@ -51,6 +51,11 @@ MISTAKES = {
         "torch.maximum(row_max, s.amax(dim=1))", "s.amax(dim=1)"),
     "the exponentials are in base e: softmax_scale_log2 holds log₂ e already, so both are exp2": [
         (P, P.replace("exp2", "exp")), (ALPHA, ALPHA.replace("exp2", "exp"))],
+    "p is in base e: softmax_scale_log2 holds log₂ e already, so p is exp2": (P, P.replace("exp2", "exp")),
+    "alpha is in base e: softmax_scale_log2 holds log₂ e already, so scores_scale is exp2": (ALPHA, ALPHA.replace("exp2", "exp")),
+    "p and alpha take row_max without the scale: row_max is unscaled, so both multiply it by softmax_scale_log2": [
+        (P, "torch.exp2(s * scale_log2 - safe[:, None])"), (ALPHA, "torch.exp2(row_max - safe)")],
+    "acc is divided by alpha: the loop over mi multiplies acc_o by scores_scale": (ACC, "acc = acc / alpha[:, None]"),
     "p takes row_max without the scale: max_scaled is the maximum times the scale": (P, "torch.exp2(s * scale_log2 - safe[:, None])"),
     "p is without the scale: scale_apply_exp2 multiplies the scores and their maximum by it": (P, "torch.exp2(s - safe[:, None])"),
     "alpha is without the scale: row_max is unscaled, so the difference of two maxima is, too": (ALPHA, "torch.exp2(row_max - safe)"),

@@ -25,6 +25,13 @@ SAFE, P, ALPHA = "torch.where(new_shift == -math.inf, 0.0, new_shift)", "torch.e
 TOTAL = "alpha * l + p.sum(dim=-1)"
 MISTAKES = {
     "the shift moves with every larger maximum: it stays while the growth is at most the threshold": (WHERE, "m"),
+    "the shift never moves: it becomes m where exp(m − shift) exceeds 2^threshold": (WHERE, "torch.where(shift == -math.inf, m, shift)"),
+    "the shift never moves, not even from −∞: it becomes m where exp(m − shift) exceeds 2^threshold": (WHERE, "shift"),
+    "the shift moves to threshold · ln 2 below the maximum: where it moves, it becomes m itself": (
+        WHERE, "torch.where(moves, m - threshold * math.log(2), shift)"),
+    "the shift moves to m − threshold: where it moves, it becomes m itself": (WHERE, "torch.where(moves, m - threshold, shift)"),
+    "p is measured from the old shift: where the shift moves, p is exp(s − m)": (
+        P, "torch.exp(s - torch.where(shift == -math.inf, safe, shift)[:, None])"),
     "m − shift is compared with the threshold: it is exp(m − shift) = 2^((m − shift) · log₂ e) that must not exceed 2^threshold": (MOVES, "m - shift > threshold"),
     "the growth is divided by log₂ e: exp(x) is 2^(x · log₂ e), so it is multiplied": (MOVES, MOVES.replace("*", "/")),
     "p and alpha are powers of two: s and shift are in base e here, so both are exp": [
