@@ -148,7 +148,8 @@ def copy(x, keys, clear):
     return tile
 
 
-def their_loop(softmax, q, k, v, masked=3, clear_v=True, peel=True, rescale=True, acc=0.0, unset=math.nan):
+def their_loop(softmax, q, k, v,
+               masked=3, clear_v=True, peel=True, rescale=True, acc=0.0, unset=math.nan):  # fmt: skip
     """o of one block of rows, by FA2's loop; each argument after v stands for a line of theirs."""
     S_q, S_k = len(q), len(k)
     last_seen = torch.arange(S_q)[:, None] + S_k - S_q
