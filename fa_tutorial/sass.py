@@ -32,7 +32,6 @@ D = 128
 KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "SYNCS", "BAR", "BRA")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
 LABEL = re.compile(r"(\.L_x_\d+)")
-CONTROL = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/$")  # with nvdisasm -hex: the second half of an instruction
 
 
 def loops(sass: str) -> list[list[str]]:
@@ -57,30 +56,6 @@ def inner_loop(sass: str) -> list[str]:
         if any(op.startswith(("HGMMA", "HMMA")) for op in loop) and any(op.startswith("MUFU.EX2") for op in loop)
     )
     return min(wanted, key=len)
-
-
-def between_clocks(sass: str, first: int, last: int) -> dict[str, int]:
-    """What the inner loop does between two of its readings of the clock, in the text of nvdisasm -hex: "instructions",
-    "exponentials", and "spacing", the cycles by which ptxas spaces the instructions at least.
-
-    Four bits of an instruction say how many cycles pass before the warp starts its next (for Volta:
-    https://arxiv.org/abs/1804.06826, section 2.1; Hopper's have the same form).
-    """
-    names, spacing = [], []
-    for line in sass.splitlines():
-        if match := INSTRUCTION.search(line):
-            names.append(match[1])
-        elif match := CONTROL.search(line):
-            spacing.append(int(match[1], 16) >> 41 & 15)
-    loop = inner_loop(sass)
-    start = next(i for i in range(len(names)) if names[i : i + len(loop)] == loop)
-    clocks = [start + i for i, name in enumerate(loop) if name.startswith("CS2R")]
-    part = slice(clocks[first], clocks[last])
-    return {
-        "instructions": len(names[part]),
-        "exponentials": sum(name.startswith("MUFU.EX2") for name in names[part]),
-        "spacing": sum(spacing[part]),
-    }
 
 
 def events(loop: list[str]) -> list[tuple[str, int]]:

@@ -70,6 +70,31 @@ def _needed(kind: str, block: int, overlap: bool) -> list[tuple[str, int]]:
     return [(other, j) for other, j in before if j >= 0]
 
 
+SEAM = 50  # cycles from the end of a matmul to the issue of the next that waited for it
+
+
+def cycles_together(D: int, away: int, stops: int, apart: int) -> float:
+    """Cycles of a block for each of two consumers, once they have become regular, if the tensor cores serve whoever
+    asks first.
+
+    A consumer needs two matmuls a block, and between two blocks it is `away` cycles from the tensor cores. stops: 1 if
+    it issues both matmuls at once, 2 if it issues the second when the first is done. apart: consumer 1 begins so many
+    cycles after consumer 0.
+    """
+    blocks, free, ends = 20, 0, []
+    asked = [(0, 0, 0), (apart, 1, 0)]  # when, consumer, matmuls of this block that it has done
+    while len(ends) < blocks:
+        asked.sort()
+        time, consumer, done = asked.pop(0)
+        free = max(free, time) + (2 // stops) * matmul_cycles(D)
+        if done + 1 < stops:
+            asked.append((free + SEAM, consumer, done + 1))
+        else:
+            asked.append((free + away, consumer, 0))
+            ends += [free] * (consumer == 0)
+    return (ends[-1] - ends[blocks // 2 - 1]) / (blocks // 2)
+
+
 def cycles_per_block(D: int, warpgroups: int = 1, overlap: bool = False) -> float:
     """Cycles between two blocks of keys, whichever warpgroup's, once the timeline has become regular."""
     short, long = (max(op.end for op in timeline(D, warpgroups, overlap, blocks)) for blocks in (20, 40))

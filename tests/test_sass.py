@@ -38,16 +38,6 @@ def test_the_inner_loop_and_its_events():
     assert sass.events(sass.inner_loop(TEXT)) == list(zip(names, [2, 1, 1, 1, 1, 1], strict=True))
 
 
-def test_the_part_between_two_readings_of_the_clock():
-    """The control bits say 4, 2 and 1 cycles; the first is a FMNMX that ptxas gave 4."""
-    lines = [".L_x_1:"]
-    for name, cycles in (("HGMMA R24", 1), ("CS2R R8", 4), ("MUFU.EX2 R5", 2), ("CS2R R8", 1), ("BRA `(.L_x_1)", 5)):
-        lines.append(f"        /*0010*/                   {name} ;   /* 0x0000001918037209 */")
-        lines.append(f"                                             /* 0x{0x7E0 + cycles << 41 | 0x7800000:016x} */")
-    found = sass.between_clocks("\n".join(lines), 0, 1)
-    assert found == {"instructions": 2, "exponentials": 1, "spacing": 6}
-
-
 def order(loop: str, found: dict) -> tuple[int, int]:
     """Where the last wait for matmuls and the first exponential stand among a loop's events."""
     names = [name for name, _ in found[loop]["events"]]

@@ -48,29 +48,12 @@ def disassembled(loop: str) -> str:
     return sass.sass_of(launched[loop == "backward"][1])
 
 
-def softmax_part(loop: str) -> dict[str, int]:
-    """sass.between_clocks of the softmax in one of ping_pong.LOOPS with its clock: what tools/measure has timed."""
-    q, k, v, *_ = compiling.inputs(torch.float16, sass.D)
-    rows = hopper.ladder.ROWS.value
-    blocks = q.shape[2] // rows
-    stamps = torch.empty(q.shape[1] * blocks, 2, blocks, len(hopper.ping_pong.STAMPS), dtype=torch.int64, device="meta")
-    with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        hopper.ping_pong.flash_forward(q, k, v, False, 0.5, loop=loop, stamps=stamps)
-    start = hopper.ping_pong.STAMPS.index("stop")
-    return sass.between_clocks(sass.sass_of(launched[0][1], "-hex"), start, start + 1)
-
-
 def loops() -> dict[str, Any]:
-    """Of each of LOOPS {"instructions": how many, "events": sass.events}, with the D that they are compiled for.
-
-    Those that have a clock have "softmax": softmax_part, too.
-    """
+    """Of each of LOOPS {"instructions": how many, "events": sass.events}, with the D that they are compiled for."""
     found: dict[str, Any] = {"D": sass.D}
     for name in LOOPS:
         loop = sass.inner_loop(disassembled(name))
         found[name] = {"instructions": len(loop), "events": sass.events(loop)}
-        if name in hopper.ping_pong.LOOPS:
-            found[name]["softmax"] = softmax_part(name)
     return found
 
 

@@ -21,7 +21,7 @@ from fa_tutorial.bench import chapter_8, peers, results, tables
 from fa_tutorial.bench.cases import GRIDS, MODES, Case
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.hopper import ping_pong
-from fa_tutorial.warpgroups import KEYS, ROWS, TENSOR_FLOPS
+from fa_tutorial.warpgroups import KEYS, ROWS, TENSOR_FLOPS, matmul_cycles
 
 hardware.require_triton("Chapter 9's measurements")
 
@@ -52,6 +52,11 @@ PEERS = ("tuned", "sdpa_cudnn", "flash_attn_4")
 ELAPSED = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
 
 
+def gpu(card: dict[str, Any]) -> str:
+    """A GPU's short name: H100."""
+    return card["provenance"]["gpu"].split()[1]
+
+
 def speeds(card: dict[str, Any], mode: str = "fwd") -> pd.DataFrame:
     """TFLOP/s at the twelve points, fp16, a column for each provider."""
     return tables.table(card["rows"], POINTS, mode, "fp16")
@@ -78,7 +83,7 @@ def print_ladder(card: dict[str, Any], *loops: str) -> None:
     scores.
     """
     print("TFLOP/s, full, fp16" + "".join(f"{loop:>21}" for loop in loops))
-    print("(cycles a block)")
+    print(f"(cycles a block), {gpu(card)}")
     for D, S in itertools.product((64, 128), (4096, 16_384)):
         print(f"D = {D:3}, S = {S:6,}" + "".join(f"{_rate_and_cycles(card, loop, D, S):>21}" for loop in loops))
 
@@ -102,11 +107,24 @@ def clocked(card: dict[str, Any], loop: str, D: int) -> pd.Series:
 
 def print_clocked(card: dict[str, Any], D: int, *loops: str) -> None:
     """How many cycles one consumer spends in each part of a block, by its own clock: full, S = 4,096."""
-    print(f"D = {D}, cycles of one consumer   " + "".join(f"{loop:>22}" for loop in loops))
-    rows = [clocked(card, loop, D)["cycles"] for loop in loops]
+    print(f"D = {D:3}, {gpu(card)}, one consumer's cycles" + "".join(f"{loop:>21}" for loop in loops))
+    rows = [_parts(loop, clocked(card, loop, D)["cycles"]) for loop in loops]
     for stamp, part in PARTS_OF_A_BLOCK.items():
-        print(f"{part:32} " + "".join(f"{row[stamp]:22,}" for row in rows))
-    print(f"{'together':32} " + "".join(f"{sum(row.values()):22,}" for row in rows))
+        print(f"{part:35}" + "".join(f"{row[stamp]:21,}" for row in rows))
+    print(f"{'together':35}" + "".join(f"{sum(row.values()):21,}" for row in rows))
+    print(f"{'tensor cores busy':35}" + "".join(f"{_busy(D, row):21.0%}" for row in rows))
+
+
+def _parts(loop: str, cycles: dict[str, int]) -> dict[str, int]:
+    """In turns a consumer stops for p v of the block before, and then for its scores: one part of the block."""
+    if not loop.startswith("in turns"):
+        return cycles
+    return cycles | {"tiles": 0, "turn": cycles["tiles"] + cycles["turn"]}
+
+
+def _busy(D: int, cycles: dict[str, int]) -> float:
+    """The share of the time that the matmuls of both consumers need."""
+    return 4 * matmul_cycles(D) / sum(cycles.values())
 
 
 # From one of ping_pong.STAMPS to the next: what a consumer does meanwhile.
@@ -122,7 +140,7 @@ PARTS_OF_A_BLOCK = {
 def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
     """Both consumers of one program over a few blocks, a panel for each of `loops`, by their clock.
 
-    The third lane shows when a matmul of either is under way: without one, the tensor cores are idle.
+    The third lane shows when a matmul of either is issued and not finished: without one, the tensor cores are idle.
     """
     figure = Figure(figsize=(10, 2.0 * len(loops) + 1.1))
     panels = figure.subplots(len(loops), 1, sharex=True, squeeze=False)[:, 0]
@@ -135,36 +153,41 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
     }
     idle = {"facecolor": "white", "hatch": "////"}
     for ax, loop in zip(panels, loops, strict=True):
-        stamps = clocked(card, loop, D)["stamps"]
+        row = clocked(card, loop, D)
+        stamps, in_turns = row["stamps"], loop.startswith("in turns")
         for c, blocks in enumerate(stamps):
             times = [time for block in blocks for time in block][: -len(ping_pong.STAMPS) + 1]
             for n, (start, end) in enumerate(itertools.pairwise(times)):
-                look = looks[ping_pong.STAMPS[n % len(ping_pong.STAMPS)]]
+                stamp = ping_pong.STAMPS[n % len(ping_pong.STAMPS)]
+                look = looks["turn" if in_turns and stamp == "tiles" else stamp]
                 ax.barh(c, end - start, left=start, height=0.7, edgecolor="black", linewidth=0.5, **look)
-        first, last, under_way = matmuls_under_way(stamps, has_two_stops=loop.startswith("two stops"))
+        first, last, under_way = matmuls_under_way(
+            stamps, "tiles" if in_turns else "turn", "end" if loop.startswith("two stops") else "stop"
+        )
         ax.barh(2, last - first, left=first, height=0.7, edgecolor="black", linewidth=0.5, **idle)
         for start, end in under_way:
             ax.barh(2, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
         share = 1 - sum(end - start for start, end in under_way) / (last - first)
-        ax.set_yticks((0, 1, 2), ("consumer 0", "consumer 1", "a matmul\nunder way"))
+        ax.set_yticks((0, 1, 2), ("consumer 0", "consumer 1", "a matmul issued,\nnot finished"))
         ax.invert_yaxis()
         ax.grid(False)
-        ax.set_title(f"{loop.split(',')[0]}: no matmul under way for {share:.0%} of the time", loc="left")
-    panels[-1].set_xlabel(f"cycles of the SM, D = {D}, full, S = 4,096")
+        busy = _busy(D, row["cycles"])
+        words = f"{loop.split(',')[0]}: no matmul issued for {share:.0%} of the time shown"
+        ax.set_title(f"{words}; tensor cores busy {busy:.0%} of a block", loc="left")
+    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096")
     handles = [Patch(edgecolor="black", **look) for look in (*looks.values(), idle)]
-    words = (*PARTS_OF_A_BLOCK.values(), "no matmul under way")
+    words = (*PARTS_OF_A_BLOCK.values(), "no matmul issued")
     figure.legend(handles, words, loc="outside lower center", ncols=3)
     return figure
 
 
-def matmuls_under_way(stamps: list, has_two_stops: bool) -> tuple[int, int, list[tuple[int, int]]]:
-    """(from, to, spans): while both consumers have a clock, the spans in which a matmul of one or the other is under
-    way, from its issue to the stop that waits for it: the first stop, or with two stops the second.
+def matmuls_under_way(stamps: list, issued: str, until: str) -> tuple[int, int, list[tuple[int, int]]]:
+    """(from, to, spans): while both consumers have a clock, the spans in which a matmul of one or the other is issued
+    and not finished: between these two of ping_pong.STAMPS.
     """
     places = {name: n for n, name in enumerate(ping_pong.STAMPS)}
-    until = places["end" if has_two_stops else "stop"]
     first, last = max(blocks[0][0] for blocks in stamps), min(blocks[-1][0] for blocks in stamps)
-    spans = sorted((block[places["turn"]], block[until]) for blocks in stamps for block in blocks[:-1])
+    spans = sorted((block[places[issued]], block[places[until]]) for blocks in stamps for block in blocks[:-1])
     found: list[tuple[int, int]] = []
     for start, end in spans:
         start, end = max(start, first, found[-1][1] if found else first), min(end, last)
@@ -225,7 +248,7 @@ def draw_tail(**orders: Callable[[list[int]], list[int]]) -> Figure:
 def print_compared(card: dict[str, Any], mode: str) -> None:
     """hopper beside PEERS at the twelve points; in brackets hopper / them."""
     rates = speeds(card, mode)
-    print(f"TFLOP/s, {MODES[mode]}, fp16    hopper" + "".join(f"{peer:>14}" for peer in PEERS))
+    print(f"TFLOP/s, {MODES[mode]}, {gpu(card)}    hopper" + "".join(f"{peer:>14}" for peer in PEERS))
     for (D, is_causal, S), row in rates.iterrows():
         words = f"D = {D:3}, {tables.mask(is_causal):6}, S = {S:6,}"
         print(
@@ -263,7 +286,7 @@ def print_settled(card: dict[str, Any]) -> None:
         "hopper": ("settled", "hopper"),
         "a plain matmul": ("settled", "matmul"),
     }
-    print(f"forward, D = 128, S = 4,096   TFLOP/s    MHz   watts   FLOPs a cycle, of {TENSOR_FLOPS:,} an SM")
+    print(f"{gpu(card)}, D = 128, S = 4,096      TFLOP/s    MHz   watts   FLOPs a cycle, of {TENSOR_FLOPS:,} an SM")
     for name, (kernel, provider) in rows.items():
         row = results.select(card["kernels"], kernel=kernel, provider=provider).iloc[0]
         each = row["tflops"] * 1e6 / row["mhz"] / card["provenance"]["multiprocessors"]
@@ -273,16 +296,32 @@ def print_settled(card: dict[str, Any]) -> None:
         )
 
 
-SHOWN = {"overlap": "s first"}  # what the step is written for, and what it does
+# The chapter's names of the steps, each with the stored row that it leads to.
+CHAIN = {
+    "in turns": "in turns",
+    "one stop": "one stop",
+    "any input": "two consumers",
+    "third consumer": "roles",
+    "s first": "overlap",
+    "counter": "counter",
+    "order": "order",
+}
 
 
 def print_steps(card: dict[str, Any]) -> None:
-    """What each of hopper.forward.STEPS gains at the twelve points: its mean, least and most."""
+    """What each step of the chapter gains over the one before, from tuned to hopper: mean, least and most of the six
+    points of each D."""
     found = results.select(card["kernels"], chapter=9, kernel="step")
     of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
-    gains = {"hopper / tuned": of["order"] / of["tuned"], "roles / tuned": of["roles"] / of["tuned"]}
-    for step, before in (("overlap", "roles"), ("persistent", "overlap"), ("counter", "overlap"), ("order", "counter")):
-        gains[f"{SHOWN.get(step, step)} / {SHOWN.get(before, before)}"] = of[step] / of[before]
-    print("forward, fp16, twelve points: geometric mean, least and most")
-    for name, ratios in gains.items():
-        print(f"{name:21} {mean_of(ratios)}")
+    of["two consumers"] = of["two consumers"].fillna(of["roles"])  # where a third is not used
+    print(f"{f'forward, {gpu(card)}, times as fast':36}{'D = 64':22}D = 128")
+    before = "tuned"
+    for name, step in CHAIN.items():
+        _print_gain(f"{name:14} over the one before", of[step] / of[before])
+        before = step
+    _print_gain("hopper over tuned", of["order"] / of["tuned"])
+
+
+def _print_gain(words: str, ratios: pd.Series) -> None:
+    means = ("-" if (ratios.loc[D] == 1).all() else mean_of(ratios.loc[D]) for D in (64, 128))
+    print(f"{words:36}" + "  ".join(f"{mean:20}" for mean in means).rstrip())

@@ -71,6 +71,8 @@ WRONG_ANSWERS = (
     edit("9.3", "m as it was", ("p, m, l, alpha =", "p, _, l, alpha ="), told="the maximum is not carried on"),
     edit("9.3", "a wait at empty", ("mbarrier.wait(full", "mbarrier.wait(empty"), told="a consumer waits for full[stage], and arrives at empty[stage]"),
     edit("9.3", "not converted", ("rescaled(acc, alpha)", "acc * alpha[:, None]"), told="rescaled(acc, alpha)"),
+    edit("9.3", "rescaled afterwards", ("rescaled(acc, alpha), is_async", "acc, is_async"),
+         ("acc = warpgroup_mma_wait(0, [acc])", "acc = rescaled(warpgroup_mma_wait(0, [acc]), alpha)"), told="acc is rescaled after p v"),
     edit("9.3", "not jitted", ("@gluon.jit\n", ""), told="put @gluon.jit above it"),
     edit("9.3", "for both consumers", ("count=1", "count=2"), told="each consumer arrives once, count=1"),
     edit("9.3", "stage 0 alone", ("i % STAGES,", "0,"), told="block 1 lies in stage 1"),

@@ -43,21 +43,36 @@ def _speeds(cases: tuple[Case, ...]) -> list[dict[str, Any]]:
 
 
 def step_cases() -> Iterator[Measurement]:
-    """Chapter 8's forward and the steps of this chapter's, whose last is the finished kernel, in turns."""
-    for shape, name in itertools.product(GRIDS["points"].shapes, ("tuned", *hopper.forward.STEPS)):
-        yield about(9, "step", name, **vars(shape)), lambda shape=shape, name=name: _steps_in_turns(shape)[name]
+    """One chain, in turns: chapter 8's forward, the plain forward's loops, and the finished kernel's steps, of which
+    the first runs with two consumers, too, where three are the rule."""
+    for shape in GRIDS["points"].shapes:
+        for name in steps_of(shape):
+            yield about(9, "step", name, **vars(shape)), lambda shape=shape, name=name: _steps_in_turns(shape)[name]
+
+
+Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], Any]
+
+
+def steps_of(shape: Shape) -> dict[str, Step]:
+    """Name -> forward, in the order of the chapter."""
+    steps: dict[str, Step] = {"tuned": tuned.flash_forward}
+    steps |= {loop: partial(ping_pong.flash_forward, loop=loop) for loop in ("in turns", "one stop")}
+    config = hopper.forward.choose_config(shape.D, shape.S_q, shape.is_causal)
+    if config.consumers == 3:
+        two = dataclasses.replace(config, consumers=2, registers=240)
+        steps["two consumers"] = partial(hopper.flash_forward, step=hopper.forward.STEPS["roles"], config=two)
+    return steps | {name: partial(hopper.flash_forward, step=step) for name, step in hopper.forward.STEPS.items()}
 
 
 @functools.lru_cache(maxsize=1)
 def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     arguments = (*inputs(shape), shape.is_causal, shape.D**-0.5)
-    calls = {"tuned": partial(tuned.flash_forward, *arguments)}
-    for name, step in hopper.forward.STEPS.items():
-        calls[name] = partial(hopper.flash_forward, *arguments, step=step)
-    return timed_in_turns(calls, flops=flops_of(shape))
+    calls = {name: partial(step, *arguments) for name, step in steps_of(shape).items()}
+    return timed_in_turns(calls, flops=flops_of(shape), rounds=6)
 
 
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], torch.Tensor]
+OVERLAPPED = [loop for loop in ping_pong.LOOPS if loop != "in turns"]
 LADDER: dict[str, Call] = {
     f"in turns, {stages} stages": lambda q, k, v, _, scale, stages=stages: ladder.flash_forward(
         q, k, v, scale, stages=stages
@@ -65,10 +80,10 @@ LADDER: dict[str, Call] = {
     for stages in (2, 3)
 } | {
     f"{loop}, {stages} stages": partial(ping_pong.flash_forward, loop=loop, stages=stages)
-    for loop, stages in itertools.product(ping_pong.LOOPS, (2, 3))
+    for loop, stages in itertools.product(OVERLAPPED, (2, 3))
 }
 FINISHED: dict[str, Call] = {"tuned": tuned.flash_forward, "hopper": hopper.flash_forward}
-AT_ALL_POINTS = [f"{loop}, 3 stages" for loop in ping_pong.LOOPS]
+AT_ALL_POINTS = [f"{loop}, 3 stages" for loop in OVERLAPPED]
 
 
 def ladder_cases() -> Iterator[Measurement]:

@@ -46,6 +46,8 @@ MISTAKES = {
     "you arrive at empty[stage] before v is read: the next load may overwrite it": [
         (RELEASE, ""), (f"        {STEP}", f"{RELEASE}        {STEP}")],
     "acc is not rescaled: what was added before must shrink by alpha": (RESCALED, "acc, is_async"),
+    "acc is rescaled after p v: this block's p is already relative to the new maximum, so shrink acc before p v is added": [
+        (RESCALED, "acc, is_async"), (SUMMED, f"{SUMMED}        acc = rescaled(acc, alpha)\n")],
     "p v starts from nothing in every block: only q kᵀ has use_acc=False": (RESCALED, "rescaled(acc, alpha), use_acc=False, is_async"),
     "the second matmul reads k's tile: it multiplies p by v": ("p, v.index(stage)", "p, k.index(stage)"),
     "the maximum is not carried on: keep the m that softmax_step returns": (STEP, "p, _, l, alpha = softmax_step("),
