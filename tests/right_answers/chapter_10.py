@@ -1,6 +1,8 @@
 """Right answers to chapter 10 in other words: a window by absolute keys, tiles by a loop, a list walked backwards, 1 / cosh², gradients
 before the mask, a sink as a column, packed tiles by tokens and by a loop."""
 
+import itertools
+
 import torch
 from edits import edit
 
@@ -53,9 +55,9 @@ def packed_tiles_by_tokens(cu, block):
 def packed_tiles_by_a_loop(cu, block):
     bounds, tiles = cu.tolist(), []
     for top in range(0, bounds[-1], block):
-        own = [(a, b) for a, b in zip(bounds, bounds[1:]) if a < min(top + block, bounds[-1]) and b > top and a < b]
+        own = [(a, b) for a, b in itertools.pairwise(bounds) if a < min(top + block, bounds[-1]) and b > top and a < b]
         tiles.append((own[0][0] // block, -(-own[-1][1] // block)))
-    first, end = zip(*tiles)
+    first, end = zip(*tiles, strict=True)
     return torch.tensor(first), torch.tensor(end)
 
 
