@@ -93,7 +93,7 @@ def two_limits(
         *zip(*larger.values(), strict=True), "^", color=COLOURS["green"], markersize=8, label="measured, 8 and 64"
     )
     for B, place in larger.items():
-        ax.annotate(f"{B} sequences", place, (0, 9 * math.log2(B) - 19), textcoords="offset points", ha="center")
+        ax.annotate(f"{B}", place, (0, 8), textcoords="offset points", ha="center")
     ax.axvline(sms, color=GREY, linewidth=1)
     ax.annotate(f"{sms} SMs", (sms, 210), (-5, 0), textcoords="offset points", ha="right")
     ax.set(xlabel="programs", ylabel="GB/s", ylim=(200, 9000))
