@@ -1,4 +1,5 @@
-"""Chapter 11: calls of decoding kernels, which its page times on a GPU; tools/measure measures what is stored."""
+"""Chapter 11: calls of decoding kernels, which its page times on a GPU, and what it shows of the stored ones;
+tools/measure measures these."""
 
 from __future__ import annotations
 
@@ -8,13 +9,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import matplotlib.pyplot as plt
+import pandas as pd
 import torch
+from matplotlib.figure import Figure
 
 from fa_tutorial import forward
-from fa_tutorial.bench import peers
+from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import Shape
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.decode import FP8, flash_decode
+from fa_tutorial.figures import COLOURS, GREY
 from fa_tutorial.hardware import card_of, device
 
 
@@ -62,3 +67,38 @@ def basic_call_of(shape: Shape, block_m: int) -> tuple[Callable[[], Any], int]:
     k, v = (randn(shape.B, shape.H_k, shape.S_k, shape.D) for _ in range(2))
     config = replace(forward.choose_config(shape.D, q.dtype, card_of(q).shared_memory), block_m=block_m)
     return partial(forward.flash_forward, q, k, v, False, 1 / math.sqrt(shape.D), config=config), k.nbytes + v.nbytes
+
+
+def row(provider: str, S: int, B: int = 1, kernel: str = "decode", card: dict | None = None, **more: Any) -> pd.Series:
+    """The stored time of one kernel at one size, with its rate, gb_s. card: results.load's; the H200's unless given."""
+    wanted = {"chapter": 11, "kernel": kernel, "provider": provider, "B": B, "S_k": S, **more}
+    return results.select((card or results.load("h200"))["kernels"], **wanted).iloc[0]
+
+
+def two_limits(
+    points: list[tuple[int, float]], larger: dict[int, tuple[int, float]], pull: float, copy: float, sms: int = 132
+) -> Figure:
+    """GB/s by the number of programs, beside what the SMs pull and what the memory gives.
+
+    points: (programs, GB/s) of one sequence; larger: the same of several, by how many. pull: GB/s of an SM with a
+    program. copy: GB/s of a copy.
+    """
+    figure, ax = plt.subplots(figsize=(9.5, 3.4), layout="constrained")
+    ax.loglog(
+        [8, sms, 1000], [8 * pull, sms * pull, sms * pull], "--", color=COLOURS["vermilion"], label="limit: the SMs"
+    )
+    ax.axhline(copy, linestyle=":", color="black", label="limit: the memory, at a copy's rate")
+    ax.loglog(*zip(*points, strict=True), "o", color=COLOURS["blue"], label="measured, one sequence")
+    ax.loglog(
+        *zip(*larger.values(), strict=True), "^", color=COLOURS["green"], markersize=8, label="measured, 8 and 64"
+    )
+    for B, place in larger.items():
+        ax.annotate(f"{B}", place, (0, 8), textcoords="offset points", ha="center")
+    ax.axvline(sms, color=GREY, linewidth=1)
+    ax.annotate(f"{sms} SMs", (sms, 210), (-5, 0), textcoords="offset points", ha="right")
+    ax.set(xlabel="programs", ylabel="GB/s", ylim=(200, 9000))
+    ax.set_xticks([8, 16, 32, 64, 128, 256, 512], ["8", "16", "32", "64", "128", "256", "512"])
+    ax.set_yticks([250, 500, 1000, 2000, 4000], ["250", "500", "1,000", "2,000", "4,000"])
+    ax.minorticks_off()
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return figure

@@ -1,5 +1,7 @@
 """Right answers to chapter 10 in other words: a window by absolute keys, tiles by a loop, a list walked backwards, 1 / cosh², gradients
-before the mask, a sink as a column, delta from p and dp."""
+before the mask, a sink as a column, packed tiles by tokens and by a loop."""
+
+import itertools
 
 import torch
 from edits import edit
@@ -43,9 +45,20 @@ def sink_gradient_as_a_column(o, do, lse, sinks):
     return torch.einsum("bhs,bhsd,bhsd->h", shares, o, -do)
 
 
-def dropout_gradients_by_rows_of_p(p, z, v, o, do):
-    dp = torch.einsum("md,nd->mn", do, v) * z
-    return torch.einsum("mn,md->nd", p * z, do), p * dp - p * (p * dp).sum(-1)[:, None]
+def packed_tiles_by_tokens(cu, block):
+    lengths = cu.diff().long()
+    first, end = (x.repeat_interleave(lengths) for x in (cu[:-1], cu[1:]))  # of each token's sequence
+    last = torch.arange(block - 1, len(first) + block - 1, block).clamp(max=len(first) - 1)
+    return first[::block].div(block, rounding_mode="floor"), -(-end[last] // block)
+
+
+def packed_tiles_by_a_loop(cu, block):
+    bounds, tiles = cu.tolist(), []
+    for top in range(0, bounds[-1], block):
+        own = [(a, b) for a, b in itertools.pairwise(bounds) if a < min(top + block, bounds[-1]) and b > top and a < b]
+        tiles.append((own[0][0] // block, -(-own[-1][1] // block)))
+    first, end = zip(*tiles, strict=True)
+    return torch.tensor(first), torch.tensor(end)
 
 
 RIGHT_ANSWERS = (
@@ -56,5 +69,6 @@ RIGHT_ANSWERS = (
     ("10.4", soft_cap_by_exponentials),
     ("10.5", gradients_then_mask),
     ("10.6", sink_gradient_as_a_column),
-    ("10.7", dropout_gradients_by_rows_of_p),
+    ("10.7", packed_tiles_by_tokens),
+    ("10.7", packed_tiles_by_a_loop),
 )  # fmt: skip

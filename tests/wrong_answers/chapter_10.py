@@ -1,5 +1,5 @@
 """Chapter 10: mods that are plain functions, stop, or ask for a tile's truth value; missing brackets; kinds as floats, or by all pairs; a
-list found by the program's number; an exponential that overflows; one result in place of two.
+list found by the program's number; exponentials that overflow; one result in place of two; packed tiles by all pairs.
 """
 
 import torch
@@ -32,6 +32,16 @@ def window_kinds_by_a_loop_over_pairs(left, S, block_m, block_n):
     return kinds
 
 
+def packed_tiles_by_pairs(cu, block):
+    lengths = cu.diff().long()
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    seen = sequence[:, None] == sequence
+    tiles = [[tile.any() for tile in rows.split(block, dim=1)] for rows in seen.split(block)]
+    needed = torch.tensor(tiles).int()
+    first = needed.argmax(dim=1)
+    return first, first + needed.sum(dim=1)
+
+
 BOTH = "(distance <= 0) & (distance >= -aux[0])"
 NOT_JITTED = ("@triton.jit\n", "")
 
@@ -49,6 +59,8 @@ WRONG_ANSWERS = (
     edit("10.2", "in float32", (".int()", ".float()", 2), told="the kinds are right, but they are in float32"),
     ("10.2", window_kinds_by_pairs, "a tensor of all S² = 64 pairs is made: two corners decide a tile"),
     ("10.2", window_kinds_by_a_loop_over_pairs, "a loop over single pairs: two corners decide a tile"),
+    edit("10.2", "only distances below 0", ("(farthest <= 0)", "(farthest < 0)"), told="distance 0 is seen"),
+    edit("10.2", "whole only below 0", ("(nearest <= 0)", "(nearest < 0)"), told="a tile counts as mixed whose largest distance is 0"),
     edit("10.3", "lists overlap", ("row * across + t", "row + t"), told="index_ptr[row · ceil(S_k / BLOCK_N) + t]"),
     edit("10.3", "lists without the ragged tile", ("row * across + t", "row * (S_k // BLOCK_N) + t"),
          told="the last tiles may be ragged"),
@@ -76,12 +88,22 @@ WRONG_ANSWERS = (
     edit("10.5", "the score is masked by a large number before the cap", ("    p = tl.exp(SCORE_MOD(s,", """    seen = MASK_MOD(b, h, i, j, aux)
     p = tl.exp(SCORE_MOD(tl.where(seen, s, -1e9),"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""),
          told="the score is masked before SCORE_MOD, and a cap turns −inf into −c"),
+    edit("10.5", "two exponentials", ("tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", "tl.exp(SCORE_MOD(s, b, h, i, j, aux)) * tl.exp(-lse)"),
+         told="exp(modified score) overflows from 89 on"),
+    edit("10.5", "a forgotten mask", ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="hidden pairs have a p"),
+    edit("10.5", "the score is masked before the cap", ("    p = tl.exp(SCORE_MOD(s,", """    masked = tl.where(MASK_MOD(b, h, i, j, aux), s, -float('inf'))
+    p = tl.exp(SCORE_MOD(masked,"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""),
+         told="the score is masked before SCORE_MOD, and a cap turns −inf into −c"),
     edit("10.5", "a hard-coded cap in the derivative", ("* SCORE_GRAD(s, b, h, i, j, aux)", "* (1 - tanh(s / 2.0) * tanh(s / 2.0))"),
          told="another cap: the mods know what a score becomes"),
     edit("10.6", "the first sink for all", ("sinks[:, None]", "sinks[0]"),
          told="each head has its own sink and its own gradient"),
     edit("10.6", "mean over the batch", (".sum(dim=(0, 2))", ".sum(dim=2).mean(dim=0)"), told=("all batch entries use the same sinks: "
                                                                                               "add up over the batch")),
-    edit("10.7", "o without dropout", ("(do * o).sum", "(do * (p @ v)).sum"), told="delta is taken without z"),
-    edit("10.7", "dv alone", (", p * (dp - delta)", ""), told="want a tuple (dv, ds)"),
+    edit("10.6", "two exponentials", ("torch.exp(sinks[:, None] - lse)", "(sinks[:, None].exp() / lse.exp())"),
+         told="exp(sink) overflows from 89 on"),
+    edit("10.7", "the last block's query past the end", (".clamp(max=total - 1)", ""), told="raises IndexError"),
+    edit("10.7", "first alone", (", (stop + block - 1) // block", ""), told="want a tuple (first, end)"),
+    edit("10.7", "in float32", ("start // block", "(start // block).float()"), told="a tile's number is an integer"),
+    ("10.7", packed_tiles_by_pairs, "a tensor of all 256 pairs is made: two queries decide a block"),
 )  # fmt: skip

@@ -36,6 +36,10 @@ MISTAKES = {
     "a tile's last key is start + block_n − 1, and its last query is top + block_m − 1": [
         ("block_n - 1 - top", "block_n - top"), ("top + block_m - 1", "top + block_m")],
     "block_m and block_n are exchanged: block_m counts queries": ("(left, S, block_m, block_n)", "(left, S, block_n, block_m)"),
+    "a tile is skipped whose only seen pair is a corner on the diagonal: distance 0 is seen": ("(farthest <= 0)", "(farthest < 0)"),
+    "a tile is skipped whose only seen pair is `left` keys back: that key is still seen": ("(nearest >= -left)", "(nearest > -left)"),
+    "a tile counts as mixed whose largest distance is 0: that pair is seen, too": ("(nearest <= 0)", "(nearest < 0)"),
+    "a tile counts as mixed whose least distance is −left: that pair is seen, too": ("(farthest >= -left)", "(farthest > -left)"),
     "no tile is whole: one whose pairs are all seen needs no mask": (SUM, "is_needed.int()"),
     "whole and mixed are exchanged: 1 is mixed, 2 is whole": (SUM, "2 * is_needed.int() - is_whole.int()"),
 }  # fmt: skip
@@ -104,7 +108,7 @@ def inputs():
         return case(Counted(left, []), *args[1:], on=on, otherwise=otherwise, **options)
 
     sizes = "a tile holds block_m queries, which are rows, and block_n keys, which are columns"
-    yield window(7, 8, 2, 2, otherwise="this window hides nothing but later keys: it is the causal mask")
+    yield window(7, 8, 2, 2)
     yield window(2, 8, 2, 2)
     yield window(3, 8, 2, 2)
     yield window(5, 16, 2, 2, otherwise="a tile is whole only if its first key and its last query are at most `left` apart")

@@ -58,6 +58,8 @@ MISTAKES = {
     "a row of index has an entry for every tile of keys: ceil(S_k / BLOCK_N), not ceil(S_q / BLOCK_M)": (ENTRY, "row * row_blocks + t"),
     "MASK_MOD gets i and j exchanged: i is the query, j the key": (SEEN, SEEN.replace("i, j", "j, i")),
     "the first tile of every list is left out: t starts at 0": (LOOP, "range(1, count)"),
+    "the last tile of every list is left out: t runs over all count entries": (LOOP, "range(count - 1)"),
+    "j runs down the rows of a tile: keys are its columns, so j is [1, BLOCK_N]": ("tl.arange(0, BLOCK_N)[None, :]", "tl.arange(0, BLOCK_N)[:, None]"),
     "the mask is missing: a listed tile may still hold hidden pairs": (SEEN, "(j < S_k)"),
     "rows that see no key give NaN, from 0 / 0: divide by 1 where l is 0": (NO_KEY, ""),
 }  # fmt: skip

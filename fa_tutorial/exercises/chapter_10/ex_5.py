@@ -98,10 +98,15 @@ MISTAKES = {
     "the derivative multiplies dp alone: it belongs to all of p (dp − delta)": (
         f"(dp - delta) * {GRAD}", f"(dp * {GRAD} - delta)"),
     "the two results are exchanged: return (p, ds)": ("return p, ds", "return ds, p"),
+    "exp(modified score) overflows from 89 on: subtract lse first, then take one exp": (
+        f"tl.exp({MOD} - lse)", f"tl.exp({MOD}) * tl.exp(-lse)"),
     ("a row that sees nothing gets NaN: its lse is −inf, so neither inf · 0, a product with the mask, nor −inf − (−inf), a masked score, "
     "is 0; choose 0 with tl.where, after exp"): (MASK, "p * MASK_MOD(b, h, i, j, aux).to(tl.float32)"),
 }  # fmt: skip
-CONDITIONS = {"blind": "a row that sees no key has lse = −inf, and its p and ds are 0"}
+CONDITIONS = {
+    "large": "a score may be large: exp(SCORE_MOD(s) − lse) is computed in one step, so nothing overflows",
+    "blind": "a row that sees no key has lse = −inf, and its p and ds are 0",
+}
 
 
 def truth(s, dp, lse, delta, left, cap, turned):
@@ -134,6 +139,7 @@ def inputs():
     yield rows(5, 8, 3, 2.0, "the mask and score mods get b, h, i, j and aux as they are, whichever way the tile lies", turned=True)
     yield rows(3, 9, THIRD, 2.0, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
     yield rows(16, 16, 7, 3.0, draw=generator(), fresh=True)
+    yield rows(1, 4, 3, 200.0, size=200.0, edge="large")
     yield rows(5, 3, 1, 2.0, edge="blind")
 
 

@@ -20,6 +20,8 @@ MISTAKES = {
     "delta is missing: that is minus the sum of the shares": (TOTAL, "-p_sink.sum(dim=(0, 2))"),
     "delta is the row sum of do alone: it is that of do ∘ o": (DELTA, "do.sum(dim=-1)"),
     "exp(sink) isn't divided by the row's sum: subtract lse in the exponent": (SHARE, "torch.exp(sinks[:, None] + 0 * lse)"),
+    "exp(sink) overflows from 89 on: subtract lse first, then take one exp": (
+        SHARE, "torch.exp(sinks[:, None]) / torch.exp(lse)"),
     "lse is a natural logarithm: the share is exp(sink − lse), not exp2": ("torch.exp", "torch.exp2"),
     "the sink is counted twice: lse has it already, so its share is exp(sink − lse)": (SHARE, "torch.sigmoid(sinks[:, None] - lse)"),
     "the exponent has the wrong sign: the share is exp(sink − lse)": ("sinks[:, None] - lse", "lse - sinks[:, None]"),
@@ -29,6 +31,7 @@ MISTAKES = {
     "each batch entry has a gradient of its own: the sinks are shared, so add up": ("sum(dim=(0, 2))", "sum(dim=2)"),
     "the heads are added up: each has its own sink": ("sum(dim=(0, 2))", "sum()"),
 }  # fmt: skip
+CONDITIONS = {"large": "a sink and an lse may be large: only their difference is an exponent, so nothing overflows"}
 
 
 def truth(o, do, lse, sinks):
@@ -44,12 +47,12 @@ def tolerance(args, part):
 
 
 def inputs():
-    def rows(*shape, draw, otherwise="", fresh=False, words=""):
+    def rows(*shape, draw, otherwise="", fresh=False, words="", shift=0.0, edge=""):
         B, H, S, D = shape
         o, do = (torch.randn(B, H, S, D, generator=draw) for _ in range(2))
-        sinks = torch.randn(H, generator=draw)
-        lse = torch.logaddexp(torch.randn(B, H, S, generator=draw), sinks[:, None])
-        return case(o, do, lse, sinks, on=words or f"(B, H, S, D) = {shape}", otherwise=otherwise, fresh=fresh)
+        sinks = torch.randn(H, generator=draw) + shift
+        lse = torch.logaddexp(torch.randn(B, H, S, generator=draw) + shift, sinks[:, None])
+        return case(o, do, lse, sinks, on=words or f"(B, H, S, D) = {shape}", otherwise=otherwise, fresh=fresh, edge=edge)
 
     one, two = torch.full((1, 1, 1, 1), 3.0), torch.full((1, 1, 1, 1), 2.0)
     yield case(one, two, two[0].log(), torch.zeros(1), on="one row with o = 3 and do = 2, of which the sink takes half")
@@ -59,11 +62,13 @@ def inputs():
     yield rows(1, 2, 3, 2, draw=seed, otherwise="each head has its own sink and its own gradient")
     yield rows(2, 3, 5, 4, draw=seed, otherwise="all batch entries use the same sinks: add up over the batch, too")
     yield rows(3, 2, 17, 8, draw=generator(), fresh=True, words="a random case")
+    yield rows(1, 2, 3, 2, draw=seed, words="(B, H, S, D) = (1, 2, 3, 2), sinks and lse near 100", shift=100.0, edge="large")
 
 
 EXERCISE = Exercise(
     id="10.6",
     task="Write the gradient of the sinks from what the backward pass has.",
+    conditions=CONDITIONS,
     hints=(
         "A sink is a column of s that every row of its head has. You know what ds is for a column: p (dp − delta).",
         "p of the sink is exp(sink − lse), and its value is 0. So what is dp = do · v there?",

@@ -1,83 +1,116 @@
-"""Exercise 10.7, dropout_gradients."""
+"""Exercise 10.7, packed_tiles."""
 
 import torch
 
-from fa_tutorial.exercises.harness import RTOL, Exercise, case
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.watch import Operations
 
 
-def dropout_gradients(p, z, v, o, do):
-    """(dv, ds) of o = (z ∘ p) v. p, z: (M, N); v: (N, D); o, do: (M, D)."""
-    dv = (z * p).mT @ do
-    dp = z * (do @ v.mT)
-    delta = (do * o).sum(dim=-1, keepdim=True)
-    return dv, p * (dp - delta)
+def packed_tiles(cu, block):
+    """(first, end), (blocks,) integers each: a block of queries needs tiles first … end − 1 of keys."""
+    total = int(cu[-1])
+    top = torch.arange(0, total, block, device=cu.device)  # each block's first query
+    last = (top + block - 1).clamp(max=total - 1)  # its last
+    start = cu[torch.searchsorted(cu, top, right=True) - 1]  # of the first query's sequence
+    stop = cu[torch.searchsorted(cu, last, right=True)]  # the end of the last query's
+    return start // block, (stop + block - 1) // block
 
 
-DP, DELTA, DS = "z * (do @ v.mT)", "(do * o).sum(dim=-1, keepdim=True)", "p * (dp - delta)"
+TOP, LAST = "cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, last, right=True)]"
+RETURN = "start // block, (stop + block - 1) // block"
 MISTAKES = {
-    "dv takes the p before dropout: what met v is z ∘ p": ("(z * p).mT", "p.mT"),
-    "dp lacks z: p reaches o only through z ∘ p": (DP, "do @ v.mT"),
-    "ds takes the dropped p: softmax's derivative is that of its own result, p before dropout": (DS, "z * p * (dp - delta)"),
-    "z is applied twice, to p and to dp": [(DP, "z * (z * (do @ v.mT))")],
-    "delta is taken without z: it is the sum of p dp with this dp, or do · o": (DELTA, "(p * (do @ v.mT)).sum(dim=-1, keepdim=True)"),
-    "delta has z twice: dp holds it already": (DELTA, "(z * p * dp).sum(dim=-1, keepdim=True)"),
-    "delta is missing: ds = p (dp − delta)": (DS, "p * dp"),
-    "ds has the wrong sign: it is p (dp − delta)": (DS, "p * (delta - dp)"),
-    "kept pairs lack the factor 1 / (1 − P): z holds it, where it isn't 0": ("(z * p).mT", "((z > 0) * p).mT"),
-    "dp's kept pairs lack the factor 1 / (1 − P): z holds it, where it isn't 0": (DP, "(z > 0) * (do @ v.mT)"),
-    "the factor 1 / (1 − P) is missing in both: z holds it, where it isn't 0": [
-        ("(z * p).mT", "((z > 0) * p).mT"), (DP, "(z > 0) * (do @ v.mT)")],
-    "delta is multiplied by z: a dropped pair has dp = 0, but softmax's delta goes to every pair": (DS, "p * (dp - z * delta)"),
-    "the two results are exchanged: return (dv, ds)": (f"return dv, {DS}", f"return {DS}, dv"),
+    "end is rounded down: the last tile counts even if the sequence ends inside it": ("(stop + block - 1) // block", "stop // block"),
+    "first is rounded up: the first tile counts even if the sequence begins inside it": ("start // block, ", "(start + block - 1) // block, "),
+    "end is the last tile's number: it is one past it": ("(stop + block - 1) // block", "(stop - 1) // block"),
+    "end is rounded up where the sequence ends with a tile: one past the last key is no key": (
+        "(stop + block - 1) // block", "stop // block + 1"),
+    "end comes from the block's first query: its last query may be of a later sequence": (LAST, LAST.replace("last", "top")),
+    "first comes from the block's last query: its first query may be of an earlier sequence": (TOP, TOP.replace("top", "last")),
+    "the block's first and last query are exchanged: the first decides `first`, the last decides `end`": [
+        (TOP, TOP.replace("top", "last")), (LAST, LAST.replace("last", "top"))],
+    "these are numbers of tokens: divide by block": (RETURN, "start, stop"),
+    "the second result is a count of tiles: it is one past the last tile's number": (
+        "return start // block, (stop + block - 1) // block", "return start // block, (stop + block - 1) // block - start // block"),
+    "end stops at the block's own tile, as under a causal mask: here a query also sees later keys of its sequence": (
+        "return start // block, (stop + block - 1) // block",
+        "return start // block, torch.minimum((stop + block - 1) // block, top // block + 1)"),
+    "a token at cu[n] belongs to the sequence that begins there: search with right=True": [
+        (TOP, "cu[(torch.searchsorted(cu, top) - 1).clamp(min=0)]"), (LAST, LAST.replace(", right=True", ""))],
+    "every block is given all the tiles: look up the sequences of its first and its last query": (
+        "return start // block, (stop + block - 1) // block", "return 0 * start, 0 * stop + (total + block - 1) // block"),
+    "the two results are exchanged: return (first, end)": (RETURN, "(stop + block - 1) // block, start // block"),
 }  # fmt: skip
+CONDITIONS = {"ragged": "the last block may have fewer queries, and a sequence may be empty"}
 
 
-def truth(p, z, v, o, do):
-    p, z, v, do = (x.double() for x in (p, z, v, do))
-    dp = z * (do @ v.mT)
-    return (z * p).mT @ do, p * dp - p * (p * dp).sum(dim=-1, keepdim=True)
+def truth(cu, block):
+    lengths = cu.diff().long()
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    queries = sequence.split(block)
+    needed = [[bool((own[:, None] == keys).any()) for keys in sequence.split(block)] for own in queries]
+    places = [[n for n, is_needed in enumerate(row) if is_needed] for row in needed]
+    return torch.tensor([row[0] for row in places]).double(), torch.tensor([row[-1] + 1 for row in places]).double()
 
 
-def tolerance(args, part):
-    _, z, v, _, do = (x.double() for x in args)
-    return RTOL[args[0].dtype], RTOL[args[0].dtype] * float((z * (do.abs() @ v.abs().mT)).max() + do.abs().sum())
+class NoPairs(Operations):
+    """No tensor with an entry for each pair of tokens comes up, and the results hold integers."""
+
+    def __init__(self, cu, block):
+        super().__init__()
+        self.pairs, self.largest = int(cu[-1]) ** 2, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.largest = max(self.largest, result.numel())
+        return result
+
+    def complaint(self, result):
+        if self.largest >= self.pairs:
+            return f"the tiles are right, but a tensor of all {self.pairs:,} pairs is made: two queries decide a block"
+        for part in result:
+            if isinstance(part, torch.Tensor) and part.is_floating_point():
+                return "the tiles are right, but as floating-point numbers: a tile's number is an integer, as // gives"
+        return ""
 
 
 def inputs():
-    def rows(M, N, D, share, *, draw=None, otherwise="", **options):
-        draw = draw or torch.Generator().manual_seed(M)
-        p = torch.softmax(torch.randn(M, N, generator=draw), dim=-1)
-        z = (torch.rand(M, N, generator=draw) >= share) / (1 - share)
-        v, do = torch.randn(N, D, generator=draw), torch.randn(M, D, generator=draw)
-        on = f"{M} queries, {N} keys, D = {D}, dropout of {share:g}"
-        return case(p, z, v, (z * p) @ v, do, on=on, otherwise=otherwise, **options)
+    def packed(block, *lengths, otherwise="", on="", **options):
+        cu = torch.tensor([0, *lengths]).cumsum(0).int()
+        return case(cu, block, on=on or f"cu_seqlens = {cu.tolist()}, blocks of {block}", otherwise=otherwise, **options)
 
-    half, z = torch.tensor([[0.5, 0.5]]), torch.tensor([[2.0, 0.0]])
-    v, do = torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0]])
-    yield case(half, z, v, (z * half) @ v, do, on="p = [0.5, 0.5], of which the second is dropped, v = [1, 3], do = 1")
-    yield rows(3, 4, 2, 0.0, otherwise="without dropout these are chapter 6's dv and ds")
-    yield rows(4, 6, 3, 0.5)
-    yield rows(5, 8, 4, 0.25)
-    yield rows(9, 16, 8, 0.1, draw=generator(), fresh=True)
+    yield packed(4, 8, 8, otherwise="a block of queries needs the tiles of its own sequence")
+    yield packed(4, 6, 10, otherwise="the second block has queries of both sequences, and needs the tiles of both")
+    yield packed(4, 3, 3, 10, otherwise="a block needs all tiles from its first query's sequence to its last query's")
+    yield packed(4, 16, otherwise="one sequence needs every tile")
+    yield packed(4, 1, 2, 9, 12)
+    yield packed(4, 5, 0, 7, edge="ragged")
+    yield packed(4, 0, 6, 4, edge="ragged")
+    yield packed(4, 6, 4, 0, edge="ragged")
+    draw = generator()
+    lengths = torch.randint(20, (6,), generator=draw).tolist()
+    yield packed(8, *lengths, 8 - sum(lengths) % 8, 64, on="random lengths", fresh=True)
 
 
 EXERCISE = Exercise(
     id="10.7",
-    task="Write attention's dv and ds under dropout, whose mask is known.",
+    task="Find the tiles of keys that each block of queries needs in packed rows, from cu_seqlens.",
+    conditions=CONDITIONS,
     hints=(
-        "o = (z ∘ p) v is a product of two matrices: what is the gradient of its left factor, and then of p?",
-        "softmax's backward is as always, ds = p ∘ (dp − delta), with the p that softmax returned. What is delta, the row sum of p ∘ dp?",
-        "The row sum of p ∘ z ∘ (do vᵀ) is do · ((z ∘ p) v), that is do · o.",
+        "A block's queries stand one after another, so their sequences do too. Whose sequence begins first, and whose ends last?",
+        "The block's first query decides `first`, its last query `end`. With count = torch.searchsorted(cu, token, right=True), "
+        "a token's sequence begins at cu[count − 1] and ends before cu[count].",
+        "Round the beginning down to a tile and the end up. The last block's last query is token total − 1 at most.",
     ),
-    solution=dropout_gradients,
-    reasoning="What meets v is z ∘ p, so dv takes it, and the gradient of p is z times that of z ∘ p. Softmax knows nothing of z. And "
-    "delta is the row sum of p ∘ dp, in which z stands beside p: that is do · o again.",
-    more="The package draws z anew in each kernel, and applies the factor 1 / (1 − P) once at the end.",
+    solution=packed_tiles,
+    reasoning="Sequences lie in order, so a block's keys reach from the start of its first query's sequence to the end of its last query's. "
+    "Every tile between them holds a key that one of these queries sees. right=True steps over empty sequences.",
+    more="The package's packed_range does this in a kernel, by bisection, so that the CPU never waits for the lengths.",
     inputs=inputs,
     truth=truth,
-    rule="dv = (z ∘ p)ᵀ do, dp = z ∘ (do vᵀ) and ds = p ∘ (dp − delta), where delta is the row sum of do ∘ o",
+    rule="first is the tile in which the first query's sequence begins, end is one past the tile in which the last query's sequence ends",
     mistakes=MISTAKES,
-    parts=("dv", "ds"),
-    tolerance=tolerance,
+    parts=("first", "end"),
+    watch=NoPairs,
 )

@@ -27,6 +27,9 @@ MISTAKES = {
     "all SMs are busy, however few programs there are": (BUSY, "sms"),
     "the SMs pull more than the memory gives: at most a copy's rate": (RATE, "busy * sm_gb_s"),
     "the rate is always a copy's: few SMs pull less": (RATE, "copy_gb_s"),
+    "the larger of the two rates is taken: the slower of SMs and memory decides": (RATE, RATE.replace("min", "max")),
+    "the larger of programs and SMs is taken: a program needs an SM, and an SM a program, so the smaller number counts": (
+        BUSY, BUSY.replace("min", "max")),
     "the times of the two limits are added: the slower one alone decides": (
         TIME, "(bytes_read / (busy * sm_gb_s) + bytes_read / copy_gb_s) / 1e3"),
     "a GB is 10⁹ bytes, not 2³⁰": (TIME, "bytes_read / gb_s / 2**30 * 1e6"),

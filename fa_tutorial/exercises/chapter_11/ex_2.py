@@ -34,6 +34,11 @@ def merge_kernel(
 MERGED, LSE, PLACE = "tl.sum(p[:, None] * v, axis=0)", "m + tl.log(l)", "offs_s * rows + row"
 MISTAKES = {
     "the parts are averaged: a part's share is exp(its lse − m) / l": (f"{MERGED} / l", "tl.sum(v, axis=0) / splits"),
+    "the parts are averaged, and so are their lse: a part's share is exp(its lse − m) / l": [
+        (f"{MERGED} / l", "tl.sum(v, axis=0) / splits"), (LSE, "tl.sum(tl.where(offs_s < splits, s, 0.0), axis=0) / splits")],
+    "the parts are averaged, over BLOCK_S of them: a part's share is exp(its lse − m) / l": (f"{MERGED} / l", "tl.sum(v, axis=0) / BLOCK_S"),
+    "m is never below 0, so every p is 0 where all lse are far below: m is the largest lse": ("m = tl.max(s, axis=0)", "m = tl.maximum(tl.max(s, axis=0), 0.0)"),
+    "missing parts get a large negative number, and an lse may be lower: load them as −∞": ('-float("inf")', "-1e4"),
     "o is not divided by l": (f"{MERGED} / l", MERGED),
     "exp overflows: subtract m, the largest lse, before exp": [("tl.exp(s - m)", "tl.exp(s)"), (LSE, "tl.log(l)")],
     "missing parts count as parts with lse = 0: load them as −∞": ('-float("inf")', "0.0"),
@@ -81,6 +86,9 @@ def inputs():
     three, lse = torch.arange(1.0, 19.0).view(3, 2, 3), torch.tensor([[0.0, 2.0], [1.0, -1.0], [-2.0, 3.0]])
     yield parts(three[:2, :, :2].contiguous(), lse[:2], 2, 2, "two rows: row i of part s is row s · rows + i, and program i stores row i")
     yield parts(three, lse - 3, 4, 4, "BLOCK_S and BLOCK_D may be larger than splits and D")
+    low = "an lse may be far below 0: only differences from the largest lse may be exponents, and missing parts have −∞"
+    yield parts(identity, torch.tensor([[-201.0], [-200.0]]), 2, 2, low)
+    yield parts(three, lse - 20000, 4, 4, low)
     empty = torch.tensor([[-float("inf")], [1.0]])
     yield parts(torch.tensor([[[0.0]], [[5.0]]]), empty, 2, 2, "a part without keys has lse = −∞: its share is 0")
     draw = generator()

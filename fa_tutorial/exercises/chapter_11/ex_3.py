@@ -55,7 +55,7 @@ MISTAKES = {
         PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
     "a part starts inside a tile, so its last tile runs on into the next part: a part is whole tiles, as the text counts them": (
         PART, "tl.cdiv(S, tl.num_programs(1))"),
-    "the tiles are shared out evenly: every part has ceil(tiles / splits) of them, as long as there are any": (
+    "parts differ by at most one tile: here each takes ceil(tiles / splits) tiles in turn, and the last parts get what is left, or nothing": (
         BEGIN + END, "split * tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N, "
         "tl.minimum((split + 1) * tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N, S)"),
     "a part has the tiles divided by splits and rounded down, and the last one takes the rest: every part has ceil(tiles / splits)": [
@@ -73,6 +73,8 @@ MISTAKES = {
     "last_seen counts from the part's end: it is S − S_q + r % S_q in every part": (SEEN, "end - S_q + offs_m % S_q"),
     "acc is not divided: a part's o is acc / l, (11.1)": ("acc / l_or_one[:, None]", "acc"),
     "lse is m alone: add log l": (LSE, "m"),
+    "lse is in base 2: it is a natural logarithm, m + log l": (LSE, f"({LSE}) * 1.4426950408889634"),
+    "lse is m + log2 l: it is a natural logarithm, m + log l": (LSE, "m + tl.log2(l_or_one)"),
     "lse is log l alone: l is measured from m, so add m": (LSE, "tl.log(l_or_one)"),
     "where nothing is seen o is NaN: l is 0 there, so divide by 1 instead": ("tl.where(l == 0.0, 1.0, l)", "l"),
 }  # fmt: skip
@@ -119,7 +121,7 @@ def inputs():
         stray = f"q and o end at rows, k and v at S, all of them at D; b = i // H_k, h_k = i % H_k; {PLACE}, r < rows"
         return case(q, k, v, S_q, splits, block_d, on=on, otherwise=otherwise, stray=stray, **options)
 
-    yield parts((1, 1, 8, 32, 16), 1, 1, "one split is the whole attention: its rows see every key, and the tile of q ends at rows")
+    yield parts((1, 1, 8, 32, 16), 1, 1, "one split is the whole attention: over all keys, o is acc / l and lse is m + log l")
     yield parts((1, 1, 8, 32, 16), 1, 2, "two tiles, one for each split")
     yield parts((1, 1, 6, 32, 16), 3, 2, TOKEN)
     yield parts((1, 1, 8, 40, 16), 1, 2, "three tiles for two splits, so ceil(3 / 2) = 2 and a ragged one: the loop goes from start to end")

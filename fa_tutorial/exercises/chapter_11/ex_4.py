@@ -50,6 +50,8 @@ MISTAKES = {
     "the pages are taken in the order of memory: look the page up in the block table": (PAGE, "b * pages + start_n // PAGE_SIZE"),
     "every sequence takes the pages of the first: sequence b's row of the table begins at b · pages": (PAGE, PAGE.replace("b * pages + ", "")),
     "every key comes from the sequence's first page: entry start_n // PAGE_SIZE of its row": (PAGE, PAGE.replace(" + start_n // PAGE_SIZE", "")),
+    "every tile of a part comes from the page of the part's first: look the page up in the loop, for each tile": (
+        PAGE, PAGE.replace("start_n", "start")),
     "every tile starts at its page's first row: a page may hold several tiles": (ROW, "h_k, 0, "),
     "the mask compares rows of a page with positions in the sequence, so that rows see keys beyond their own: shift last_seen, too": (
         SEEN, "last_seen, "),
@@ -102,7 +104,7 @@ def inputs():
         sizes = S_q, splits, page_size, 16 if D <= 16 else 32
         return case(q, k, v, table.int(), torch.tensor(lengths).int(), *sizes, on=on, otherwise=otherwise, stray=stray, **options)
 
-    behind = "pages of 16 keys, and tiles too: key n is row n % 16 of page table[b, n // 16]"
+    behind = "pages of 16 keys, and tiles too: key n is row n % 16 of page table[b, n // 16], so each tile starts at row 0"
     yield paged((32,), 1, 16, 1, behind)
     yield paged(
         (40,),
