@@ -99,13 +99,12 @@ def one_rank_dies(who: int) -> None:
 # ---------------------------------------------------------------- a ring with a modelled link
 
 
-def play_on_a_clock(
-    rows: int, ranks: int, tile_of: Callable, flops: float, bandwidth: float, H_q: int, H_k: int, D: int, itemsize: int
-) -> float:
-    """Seconds until the slowest rank of a causal forward ring is done, on a clock that only counts FLOPs and bytes.
+def play_on_a_clock(rows: int, ranks: int, tile_of: Callable, flops: float, bandwidth: float,
+                    H_q: int, H_k: int, D: int, itemsize: int) -> float:  # fmt: skip
+    """Seconds until the slowest rank of a causal forward ring is done, by FLOPs and bytes alone.
 
-    rows: of a shard. tile_of: (rank, owner, rows) -> (first, end, is_causal). A rank sends the keys that it holds while
-    it computes with them.
+    rows: of a shard. tile_of: (rank, owner, rows) -> (first, end, is_causal). A rank sends the keys
+    that it holds while it computes with them.
     """
     here = [0.0] * ranks  # when the keys that a rank holds had arrived
     done = [0.0] * ranks  # when a rank had computed its last tile
