@@ -139,6 +139,17 @@ def test_the_model_gives_what_an_h200_gave():
         assert chapter_14.modelled(kind, K, way)["mean"] == pytest.approx(measured, rel=0.06, abs=1e-4)
 
 
+def test_the_stand_in_by_blocks_is_as_accurate_as_an_h200_and_one_chain_is_not():
+    q, k, v = (x[:, :, :8192].to(DEVICE) for x in chapter_14.data("16,384 keys, v + 1", 1, 16_384, 64))
+    q = q[:, :, :8]
+    truth = reference.attention(q, k, v)[0].cpu()
+    measured = chapter_14.row(results.load("h200"), kernel="error", provider="fp8", data="16,384 keys, v + 1", D=64)["mean"]
+    means = [
+        chapter_14.error_of(o, truth)["mean"] for o in fp8.emulated(q, k, v, fp8.sums_in_float32, fp8.sums_by_blocks, fp8.sums_in_one_chain)
+    ]
+    assert means[1] < means[0] - 2e-4 and means[1] == pytest.approx(measured, abs=3e-4) and means[2] < -0.05, means
+
+
 # ---------------------------------------------------------------- attention
 
 LENGTHS = [(1, 1), (1, 239), (128, 128), (113, 203), (203, 113), (130, 300), (300, 3)]

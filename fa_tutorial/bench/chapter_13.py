@@ -11,9 +11,10 @@ from pathlib import Path
 import pandas as pd
 import torch
 import torch.distributed as dist
+from matplotlib.figure import Figure
 from torch.nn.functional import cross_entropy
 
-from fa_tutorial import hardware, processes, reference, ring
+from fa_tutorial import figures, hardware, processes, reference, ring
 from fa_tutorial.attention import flash_attention
 
 STORED = Path(__file__).with_name("ring.json")
@@ -93,6 +94,58 @@ def one_rank_dies(who: int) -> None:
     if dist.get_rank() == who:
         os._exit(1)
     one_rank((1, 2, 2, 32, 16), is_causal=True)
+
+
+# ---------------------------------------------------------------- a ring with a modelled link
+
+
+def play_on_a_clock(rows: int, ranks: int, tile_of: Callable, flops: float, bandwidth: float,
+                    H_q: int, H_k: int, D: int, itemsize: int) -> float:  # fmt: skip
+    """Seconds until the slowest rank of a causal forward ring is done, by FLOPs and bytes alone.
+
+    rows: of a shard. tile_of: (rank, owner, rows) -> (first, end, is_causal). A rank sends the keys
+    that it holds while it computes with them.
+    """
+    here = [0.0] * ranks  # when the keys that a rank holds had arrived
+    done = [0.0] * ranks  # when a rank had computed its last tile
+    sending = 2 * H_k * rows * D * itemsize / bandwidth
+    for step in range(ranks):
+        for rank in range(ranks):
+            first, end, is_causal = tile_of(rank, (rank - step) % ranks, rows)
+            pairs = (rows - first) * end / (2 if is_causal else 1)
+            done[rank] = max(done[rank], here[rank]) + 4 * H_q * D * pairs / flops
+        here = [max(here[rank - 1], here[rank]) + sending for rank in range(ranks)]
+    return max(done)
+
+
+def plot_hidden(
+    tile_of: Callable, least_shard: Callable, flops: float, links: dict[str, float], sizes: tuple[int, ...]
+) -> Figure:
+    """How much of a ring's time on the clock isn't hidden, against the tokens in a shard, for each link.
+
+    Dotted: least_shard's length. sizes: H_q, H_k, D, itemsize.
+    """
+    figure = Figure(figsize=(7, 3.4))
+    ax = figure.subplots()
+    lengths = [int(2 ** (i / 8)) // 2 * 2 for i in range(72, 137)]
+    looks = (("blue", "-"), ("orange", "--"), ("vermilion", "-."))
+    for (name, bandwidth), (colour, line) in zip(links.items(), looks, strict=False):
+        times = [
+            [play_on_a_clock(rows, 4, tile_of, flops, speed, *sizes) for speed in (bandwidth, float("inf"))]
+            for rows in lengths
+        ]
+        shares = [100 * (ring_s - alone) / ring_s for ring_s, alone in times]
+        label = f"{name}, {bandwidth / 1e9:.0f} GB/s"
+        ax.plot(lengths, shares, color=figures.COLOURS[colour], linestyle=line, label=label)
+        ax.axvline(least_shard(*sizes, flops, bandwidth), color=figures.COLOURS[colour], linestyle=":", linewidth=1)
+    ax.set_xscale("log", base=2)
+    ticks = [2**i for i in range(9, 18, 2)]
+    ax.set_xticks(ticks, [f"{rows:,}" for rows in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel("tokens in a shard")
+    ax.set_ylabel("not hidden, in %")
+    figure.legend(loc="outside upper center", ncols=3)
+    return figure
 
 
 # ---------------------------------------------------------------- a step of training

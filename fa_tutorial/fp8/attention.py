@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -35,8 +36,8 @@ def flash_attention_fp8(
     flash_attention.
 
     On a Hopper GPU (compute capability 9.0) it runs in FP8. Where Triton's interpreter is on, PyTorch computes the
-    same, but for the tensor core's short sums. Raises TypeError for other dtypes, ValueError for shapes, D and numbers,
-    RuntimeError for another GPU, and where a gradient is asked for.
+    same, but with sums in float32; `emulated` has the tensor core's as well. Raises TypeError for other dtypes,
+    ValueError for shapes, D and numbers, RuntimeError for another GPU, and where a gradient is asked for.
     """
     q, k, v = autocast(q, k, v)
     scale = check_attention(q, k, v, scale, dtypes=(torch.float16, torch.bfloat16), max_d=MAX_D)
@@ -55,6 +56,17 @@ def quantised(q, k, v, scale: float, rotate: bool) -> tuple[Quantised, Quantised
     """q · scale · log2(e), k and v, as forward.flash_forward takes them. rotate: q and k."""
     q = quantise(q, factor=scale * math.log2(math.e), rotate=rotate)
     return q, quantise(k, rotate=rotate), quantise(v, as_columns=True)
+
+
+def emulated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *joins: Callable) -> list[torch.Tensor]:
+    """flash_attention_fp8's o without a mask and without rotate, by PyTorch on the CPU, whatever the device: one o for
+    each of `joins`.
+
+    joins: how a block joins l and acc. model.sums_by_blocks are the tensor core's sums as the kernel makes them.
+    """
+    operands = quantised(q, k, v, q.shape[3] ** -0.5, rotate=False)
+    operands = [Quantised(values.cpu(), scales.cpu()) for values, scales in operands]
+    return [model.flash_forward(*operands, q.shape[3], q.dtype, False, join)[0] for join in joins]
 
 
 def run(q, k, v, is_causal, scale, rotate):

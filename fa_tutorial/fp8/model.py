@@ -3,6 +3,9 @@ loop."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import torch
 
 from fa_tutorial.decode import FP8, FP8_MAX
@@ -34,35 +37,63 @@ def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor) -> torc
     return acc
 
 
-def flash_forward(q: Quantised, k: Quantised, v: Quantised, D: int, dtype: torch.dtype, is_causal: bool,
-                  ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """What forward.forward_kernel computes, but with sums in float32: block by block of keys, from the last to the
-    first.
+def sums_in_float32(p, v, scale, alpha, l, acc, last_scale):
+    """A block joins l and acc, all sums in float32. Arguments and results as sums_by_blocks'."""
+    return alpha * l + p.sum(dim=1), alpha[:, None] * (last_scale / scale) * acc + p @ v
 
-    Arguments and results as forward.flash_forward's.
+
+def sums_in_one_chain(p, v, scale, alpha, l, acc, last_scale):
+    """As chapter 9's kernel: the tensor core's sum begins at alpha · acc, and l is summed in float32."""
+    return alpha * l + p.sum(dim=1), tensor_core_sum(p, v.T, alpha[:, None] * (last_scale / scale) * acc)
+
+
+def sums_by_blocks(p, v, scale, alpha, l, acc, last_scale):
+    """As this chapter's kernel: the tensor core's sums begin at zero in each block, acc's and l's. Returns l, acc.
+
+    p: [rows, keys], v: [keys, D], numbers of e4m3, v's in units of scale. alpha, l: [rows]. acc: [rows, D], in units of
+    last_scale, that of the block before; the acc that is returned is in units of scale.
+    """
+    new_l = tensor_core_sum(p, torch.ones_like(p[:1]), torch.zeros_like(l[:, None]))[:, 0]
+    new = tensor_core_sum(p, v.T, torch.zeros_like(acc))
+    return alpha * l + new_l, alpha[:, None] * (last_scale / scale) * acc + new
+
+
+def flash_forward(q: Quantised, k: Quantised, v: Quantised, D: int, dtype: torch.dtype, is_causal: bool,
+                  join: Callable = sums_in_float32) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """What forward.forward_kernel computes, head by head, in blocks of keys from the last to the first.
+
+    Arguments and results as forward.flash_forward's, and join: how a block's p and v join l and acc. sums_by_blocks are
+    the kernel's sums, and sums_in_float32 are faster. The short chains of q kᵀ are exact here.
     """
     (B, H_q, S_q, _), (H_k, S_k) = q.values.shape, k.values.shape[1:3]
+    o, lse = q.scales.new_zeros(q.values.shape), q.scales.new_zeros(B, H_q, S_q)
+    last_seen = torch.arange(S_q, device=o.device)[:, None] + S_k - S_q if is_causal else S_k - 1
+    for b, h in itertools.product(range(B), range(H_q)):
+        keys, values = (Quantised(*(x[b, h // (H_q // H_k)] for x in both)) for both in (k, v))
+        o[b, h], lse[b, h] = one_head(Quantised(q.values[b, h], q.scales[b, h]), keys, values, last_seen, join)
+    return o[..., :D].to(dtype).contiguous(), lse
+
+
+def one_head(q: Quantised, k: Quantised, v: Quantised, last_seen: torch.Tensor | int, join: Callable):
+    """flash_forward's o and lse of one head. last_seen: of each query, the last key that it sees."""
     q_tile = q.values.float()
-    q_scale = q.scales.repeat_interleave(BLOCK, dim=2)[:, :, :S_q, None]  # [B, H_q, S_q, 1]
-    k_values, k_scales, v_values, v_scales = (x.repeat_interleave(H_q // H_k, dim=1) for x in (*k, *v))
-    last_seen = torch.arange(S_q, device=q_tile.device)[:, None] + S_k - S_q if is_causal else S_k - 1
-    m = q_tile.new_full((B, H_q, S_q, 1), -torch.inf)
-    l, acc = torch.zeros_like(m), torch.zeros_like(q_tile)
-    for j in reversed(range(k.scales.shape[2])):
-        k_tile = k_values[:, :, j * BLOCK : (j + 1) * BLOCK].float()  # [B, H_q, keys, D]
-        v_columns = v_values[:, :, :, j * BLOCK : (j + 1) * BLOCK].float()  # [B, H_q, D, columns], in key_order
-        s = q_tile @ k_tile.mT * (q_scale * k_scales[:, :, j, None, None])  # times log2(e), [B, H_q, S_q, keys]
-        offs_n = j * BLOCK + torch.arange(s.shape[3], device=s.device)
+    q_scale = q.scales.repeat_interleave(BLOCK)[: len(q_tile), None]  # [S_q, 1]
+    m = q_tile.new_full((len(q_tile),), -torch.inf)
+    l, acc, unit = torch.zeros_like(m), torch.zeros_like(q_tile), v.scales[-1]
+    for j in reversed(range(len(k.scales))):
+        k_tile = k.values[j * BLOCK : (j + 1) * BLOCK].float()  # [keys, D]
+        v_tile = v.values[:, j * BLOCK : (j + 1) * BLOCK].float().T  # [columns, D], in key_order
+        s = q_tile @ k_tile.T * (q_scale * k.scales[j])  # times log2(e), [S_q, keys]
+        offs_n = j * BLOCK + torch.arange(s.shape[1], device=s.device)
         s = s.where(offs_n <= last_seen, -torch.inf)
-        m_new = torch.maximum(m, s.amax(dim=3, keepdim=True))
+        m_new = torch.maximum(m, s.amax(dim=1))
         shift = m_new.where(m_new > -torch.inf, 0.0)
         alpha = torch.exp2(m - shift)
-        p = to_e4m3(torch.exp2(s - (shift - P_LOG2)))  # (14.4)
-        l = alpha * l + p.sum(dim=3, keepdim=True)
-        positions = torch.arange(v_columns.shape[3], device=s.device)
-        p = torch.nn.functional.pad(p, (0, len(positions) - p.shape[3]))[:, :, :, key_order(positions)]  # (14.8)
-        acc = alpha * acc + p @ v_columns.mT * v_scales[:, :, j, None, None]
-        m = m_new
+        p = to_e4m3(torch.exp2(s - (shift - P_LOG2)[:, None]))  # (14.4)
+        positions = torch.arange(len(v_tile), device=s.device)
+        p = torch.nn.functional.pad(p, (0, len(positions) - p.shape[1]))[:, key_order(positions)]  # (14.8)
+        l, acc = join(p, v_tile, v.scales[j], alpha, l, acc, unit)
+        m, unit = m_new, v.scales[j]
     l_or_one = l.where(l > 0, 1.0)
     lse = (m + torch.log2(l_or_one) - P_LOG2) / torch.log2(torch.tensor(torch.e))
-    return (acc / l_or_one)[:, :, :, :D].to(dtype).contiguous(), lse[..., 0]
+    return acc * unit / l_or_one[:, None], lse

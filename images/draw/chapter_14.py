@@ -70,23 +70,28 @@ def draw_one_block() -> Figure:
     """A block of 128 keys at one consumer: shapes, formats, and where each sum is made."""
     figure, ax = canvas(4.6)
     eight, wide = {"colour": "sky", "share": 0.45}, {"colour": "yellow", "share": 0.5}
-    box(ax, 0.15, 0.55, 1.25, 0.75, "q\n[64, D]", **eight)
-    box(ax, 0.15, 1.75, 1.25, 0.75, "kᵀ\n[D, 128]", **eight)
-    box(ax, 2.3, 1.15, 1.45, 0.75, "s\n[64, 128]", **wide)
-    box(ax, 4.65, 1.15, 1.45, 0.75, "p · 2⁸\n[64, 128]", **eight)
-    box(ax, 4.65, 2.6, 1.45, 0.75, "vᵀ\n[D, 128]", **eight)
-    box(ax, 4.65, 0.1, 1.45, 0.6, "ones [128, 8]", **eight)
-    box(ax, 7.3, 1.95, 1.5, 0.85, "acc\n[64, D]", **wide)
-    box(ax, 7.3, 0.45, 1.5, 0.75, "l\n[64]", **wide)
-    for start, end in (((1.42, 0.95), (2.28, 1.4)), ((1.42, 2.1), (2.28, 1.65)), ((6.12, 1.65), (7.28, 2.2)), ((6.12, 2.9), (7.28, 2.5)),
-                       ((6.12, 1.4), (7.28, 0.95)), ((6.12, 0.4), (7.28, 0.7))):  # fmt: skip
+    box(ax, 0.1, 0.55, 0.95, 0.75, "q\n[64, D]", **eight)
+    box(ax, 0.1, 1.75, 0.95, 0.75, "kᵀ\n[D, 128]", **eight)
+    box(ax, 1.6, 1.15, 1.05, 0.75, "s\n[64, 128]", **wide)
+    box(ax, 3.45, 1.15, 1.05, 0.75, "p · 2⁸\n[64, 128]", **eight)
+    box(ax, 3.45, 0.1, 1.05, 0.6, "ones\n[128, 8]", **eight)
+    box(ax, 3.45, 2.4, 1.05, 0.75, "v\n[128, D]", **eight)
+    box(ax, 5.25, 0.35, 1.05, 0.75, "new_l\n[64]", **wide)
+    box(ax, 5.25, 1.95, 1.05, 0.75, "new\n[64, D]", **wide)
+    box(ax, 7.75, 0.35, 1.1, 0.75, "l\n[64]", **wide)
+    box(ax, 7.75, 1.95, 1.1, 0.75, "acc\n[64, D]", **wide)
+    for start, end in (((1.07, 0.95), (1.58, 1.4)), ((1.07, 2.1), (1.58, 1.65)), ((4.52, 1.4), (5.23, 0.9)), ((4.52, 0.4), (5.23, 0.6)),
+                       ((4.52, 1.65), (5.23, 2.15)), ((4.52, 2.75), (5.23, 2.45))):  # fmt: skip
         arrow(ax, start, end, "blue")
-    arrow(ax, (3.77, 1.52), (4.63, 1.52), "vermilion")
-    for x, y, text in ((3.0, 0.75, "4 wgmmas for D = 128"), (4.2, 2.25, "scales, exp2,\nround"), (8.05, 1.58, "4 wgmmas each,\nfrom 0")):
-        write(ax, x, y, text)
-    write(ax, 8.05, 3.05, "· alpha, + in float32", BODY)
-    write(ax, 0.15, 3.6, "q, k and v: one scale for 128 rows", BODY, ha="left")
-    write(ax, 5.37, 3.6, "keys in an order of ours", BODY)
+    for start, end in (((2.67, 1.52), (3.43, 1.52)), ((6.32, 0.72), (7.73, 0.72)), ((6.32, 2.32), (7.73, 2.32))):
+        arrow(ax, start, end, "vermilion")
+    write(ax, 3.05, 2.1, "scales,\nexp2,\nround")
+    write(ax, 5.78, 1.52, "both from 0:\na chain is a block")
+    write(ax, 7.02, 0.45, "alpha · l + new_l")
+    write(ax, 7.02, 2.0, "acc rescaled,\n+ new")
+    write(ax, 8.3, 1.52, "sums of blocks,\nin float32")
+    write(ax, 0.1, 3.45, "q, k and v: one scale for 128 rows", BODY, ha="left")
+    write(ax, 4.2, 3.45, "p and v: keys in an order of ours", BODY, ha="left")
     legend(ax, 4.2, ((0.15, eight, "e4m3, 8 bits"), (2.0, wide, "float32")))
     arrow(ax, (3.55, 4.2), (4.05, 4.2), "blue")
     write(ax, 4.15, 4.2, "tensor cores", ha="left")

@@ -1,4 +1,4 @@
-"""Chapter 14: one of two parts, an error in steps, a matrix of another size, rows for keys."""
+"""Chapter 14: one of two parts, a matrix of another size, sums in one chain, rows for keys."""
 
 import torch
 from edits import edit
@@ -18,7 +18,7 @@ def round_into_a_tensor(x):
     return torch.empty(x.shape, dtype=torch.float8_e4m3fn).copy_(x).double()
 
 
-EACH = "((sums - truth).abs() / truth.abs()).max() <= tolerance"
+NEW = "tensor_core_sum(p, v.T, torch.zeros_like(acc))"
 WRONG_ANSWERS = (
     edit("14.1", "a step too few", ("exponent - 3", "exponent - 1"), told="1.125"),
     ("14.1", round_by_pytorch, "PyTorch's conversion"),
@@ -39,12 +39,15 @@ WRONG_ANSWERS = (
     edit("14.5", "8 in e's exponent", ("2**8 * torch.exp(s - m_new[:, None])", "torch.exp(s - m_new[:, None] + 8)"), told="a factor of e⁸"),
     edit("14.5", "l alone over 2⁸", ("l = alpha * l + p.sum(dim=1)", "l = alpha * l + p.sum(dim=1) / 256"), told="l is divided by the factor, and acc isn't"),
     edit("14.5", "powers of 2", ("torch.exp(", "torch.exp2(", 2), told="take exp"),
-    edit("14.6", "of each sum", ("(sums - truth).abs().max() <= tolerance * truth.abs().max()", EACH), told="its own sum"),
-    edit("14.6", "until one fails", ("            found = length", "            found = length\n        else:\n            return found"), told="first length"),
-    edit("14.6", "from 64 on", ("0, 32\n", "0, 64\n"), told="the shortest chain has 32 products"),
-    edit("14.6", "of the largest, with its sign", ("truth.abs().max()", "truth.max()"), told="where all are negative"),
-    edit("14.6", "half of K at most", ("length <= a.shape[1]", "length <= a.shape[1] // 4"), told="128"),
+    edit("14.5", "v in e4m3", ("p @ v", "p @ to_e4m3(v)"), told="v is rounded as well"),
+    edit("14.6", "in one chain", (NEW, "tensor_core_sum(p, v.T, alpha[:, None] * (last_scale / scale) * acc)"), ("acc = alpha[:, None] * (last_scale / scale) * acc + new", "acc = new"), told="acc's chain goes on"),
+    edit("14.6", "l exact", ("tensor_core_sum(p, torch.ones_like(p[:1]), torch.zeros_like(l[:, None]))[:, 0]", "p.sum(dim=1)"), told="a column of ones"),
+    edit("14.6", "the other ratio", ("last_scale / scale", "scale / last_scale"), told="upside down"),
+    edit("14.6", "one unit", (" * (last_scale / scale)", ""), told="keeps the unit of the block before"),
+    edit("14.6", "real values", ("* (last_scale / scale) * acc + new", "* last_scale * acc + scale * new"), told="comes back as real values"),
+    edit("14.6", "acc alone", ("return l, acc", "return acc"), told="l"),
     edit("14.7", "in its thread", ("8 * (slot // 2) + 2 * thread + slot % 2", "8 * (slot % 2) + slot // 2 + 2 * thread"), told="ascending order"),
     edit("14.7", "descending", ("place // 4, place % 4", "place // 4, 3 - place % 4"), told="in descending order"),
+    edit("14.7", "floats", ("position // 16, position % 16", "position // 16, float(position % 16)"), told="a whole number"),
     edit("14.7", "half as far", ("8 * (slot // 2)", "4 * (slot // 2)"), told="keys 0, 1, 8 and 9"),
 )  # fmt: skip

@@ -1,8 +1,10 @@
 """Exercise 13.1, owner."""
 
+import functools
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong
 
 
 def owner(rank, step, ranks):
@@ -26,6 +28,19 @@ def truth(rank, step, ranks):
     for _ in range(step):
         holds = holds[-1:] + holds[:-1]  # all pass on at once
     return holds[rank]
+
+
+def adapt(answer):
+    """The answer. Wrong where it is a float, even a whole one."""
+
+    @functools.wraps(answer)
+    def whole(rank, step, ranks):
+        got = answer(rank, step, ranks)
+        if isinstance(got, float) and got.is_integer():
+            raise Wrong(f"owner({rank}, {step}, {ranks}) gives {got}, a float: a rank's number is an int")
+        return got
+
+    return whole
 
 
 def inputs():
@@ -55,4 +70,5 @@ EXERCISE = Exercise(
     rule="the keys that are here have come `step` ranks far, each step from rank r to rank r + 1",
     mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
 )

@@ -7,6 +7,7 @@ import torch
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import INF
+from fa_tutorial.exercises.watch import Operations
 
 
 def join(o, lse, o_part, lse_part):
@@ -43,6 +44,19 @@ CONDITIONS = {
     "empty": "a row that has seen no key, here or there, has o = 0 and lse = −∞, and so has the result where both have seen none",
     "half": "the part's o may be fp16 or bf16; the running o and lse stay float32",
 }
+
+
+class InFloat32(Operations):
+    """The running result stays float32."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+    def complaint(self, result):
+        wide = [name for name, x in zip(("o", "lse"), result, strict=False) if getattr(x, "dtype", None) == torch.float64]
+        if not wide:
+            return ""
+        return f"the numbers are right, but {' and '.join(wide)} {'are' if wide[1:] else 'is'} float64: the running o and lse stay float32"
 
 
 def truth(o, lse, o_part, lse_part):
@@ -97,4 +111,5 @@ EXERCISE = Exercise(
     rule="o is the weighted mean of both outputs, with the weights exp(lse − both) and exp(lse_part − both), and both = log(exp(lse) + exp(lse_part))",
     mistakes=MISTAKES,
     parts=("o", "lse"),
+    watch=lambda *args: InFloat32(),
 )

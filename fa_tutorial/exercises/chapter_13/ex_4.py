@@ -39,7 +39,9 @@ def adapt(answer):
                 raise Wrong(f"chunks_of({rank}, {ranks}) gives {show(chunks)}, want two whole numbers")
         dealt = sorted(chunk for chunks in given for chunk in chunks)
         if dealt != [*range(2 * ranks)]:
-            raise Wrong(f"{ranks} ranks get the chunks {', '.join(map(str, dealt))}: each of 0 to {2 * ranks - 1} must go to one rank")
+            raise Wrong(
+                f"{'1 rank gets' if ranks == 1 else f'{ranks} ranks get'} the chunks {', '.join(map(str, dealt))}: each of 0 to {2 * ranks - 1} must go to one rank"
+            )
         return tuple(map(work, given))
 
     return works

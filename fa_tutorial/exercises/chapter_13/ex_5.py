@@ -33,7 +33,7 @@ MISTAKES = {
     "the tile of a visiting shard needs no mask: all its pairs are seen": [
         (EARLIER, "return 0, rows // 2, True"), (LATER, "return rows // 2, rows, True")],
     "its own keys need the causal mask": (OWN, "return 0, rows, False"),
-    "that is right for shards in plain order: in zigzag order a later owner's keys are seen, too, by the second chunk": [
+    "that is right for shards in plain order: in zigzag order an earlier owner's second chunk is hidden, and a later owner's keys are seen by the second chunk of queries": [
         (EARLIER, "return 0, rows, False"), (LATER, "return rows, 0, False")],
     "a later owner's keys are all seen by the second chunk: both its chunks come before that": (LATER, "return rows // 2, rows // 2, False"),
     "that many queries see the keys, but they are the last ones: first is rows // 2": (LATER, "return 0, rows // 2, False"),
@@ -59,6 +59,8 @@ def adapt(answer):
         if isinstance(tile, tuple | list) and any(isinstance(x, float) for x in tile[:2]):
             call = f"tile_of({rank}, {owner}, {rows})"
             raise Wrong(f"{call} gives {show(tuple(tile))}: first and end are whole numbers, to slice with, so use //")
+        if isinstance(tile, tuple | list) and len(tile) == 3 and tile[2] is None:
+            raise Wrong(f"tile_of({rank}, {owner}, {rows}) gives {show(tuple(tile))}: is_causal is True or False")
         return tile
 
     return whole

@@ -23,6 +23,7 @@ MISTAKES = {
     "the heads of k and v are H_k: grouped-query attention sends less": (RESULT, "itemsize * flops / bandwidth"),
     "the two groups of heads are exchanged: computing has H_q heads, sending H_k": (RESULT, "H_q * itemsize * flops / (H_k * bandwidth)"),
     "the numbers of k and v are sent, but their bytes aren't counted: multiply by itemsize": (RESULT, "H_k * flops / (H_q * bandwidth)"),
+    "the bytes of a number aren't always 2: take itemsize": (RESULT, "2 * H_k * flops / (H_q * bandwidth)"),
     "that is one over the number of tokens": (RESULT, "(H_q * bandwidth) / (H_k * itemsize * flops)"),
     "D cancels: both the FLOPs and the bytes are proportional to it": (RESULT, f"{RESULT} / D"),
     "the bandwidth is in bytes a second, not in bits": (RESULT, f"8 * {RESULT}"),

@@ -29,6 +29,7 @@ YIELD, HOME, TILE = (
     "    if ranks > 1:\n        dk, dv = yield dk, dv\n",
     "attention_backward(q, k, v, o, do, lse)",
 )
+QUERIES = "q, o, do, lse, dq = yield q, o, do, lse, dq"
 OWN_LSE, OWN_O = "played.attend(q, k, v)[1]", "played.attend(q, k, v)[0]"
 MISTAKES = {
     "the gradients stop one rank before home: after ranks − 1 steps a rank holds those of the rank after it, so they need one step more": (HOME, ""),
@@ -46,6 +47,10 @@ MISTAKES = {
     "dq travels away with the keys: q stays, and so does dq": [
         (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), (HOME, HOME.replace("dk, dv", "dq, dk, dv"))],
     "dq travels away with the keys, and doesn't come home: q stays, and so does dq": (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"),
+    "queries travel there, with o, do, lse and dq: the gradients are right, but keys and values with their gradients are fewer bytes": [
+        (YIELD, QUERIES), (HOME, f"    if ranks > 1:\n        {QUERIES}\n")],
+    "queries travel there, with o, do, lse and dq, and with one rank too: the gradients are right, but keys and values with their gradients are fewer bytes": [
+        (YIELD, QUERIES), (HOME, f"    {QUERIES}\n")],
     "with one rank dk and dv are home already: nothing is sent": (HOME, HOME.replace("if ranks > 1:\n        ", "")),
     "dk and dv are exchanged in the last step: yield gives them in the order in which they were sent": (HOME, HOME.replace("dk, dv =", "dv, dk =")),
     "dk and dv are overwritten in each step: add to what the earlier ranks have put in": (

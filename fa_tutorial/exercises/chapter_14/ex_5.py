@@ -39,6 +39,7 @@ MISTAKES = {
     "l isn't rescaled when the maximum grows": ("alpha * l", "l"),
     "acc isn't rescaled when the maximum grows": ("alpha[:, None] * acc", "acc"),
     "the maximum is this block's alone": ("torch.maximum(m, s.amax(dim=1))", "s.amax(dim=1)"),
+    "v is rounded as well: here only p is": ("p @ v", "p @ to_e4m3(v)"),
     "p isn't rounded": (P, P.removeprefix("to_e4m3")),
     "p is rounded before it is multiplied": (P, "2**8 * to_e4m3(torch.exp(s - m_new[:, None]))"),
 }  # fmt: skip
@@ -63,6 +64,7 @@ def inputs():
         otherwise="equal scores: e^(s − m) is 1 for both, so p is 2⁸, l is 2 · 2⁸, and acc is 2⁸ · (1 + 0)",
     )
     yield case(numbers([0.0, -0.1]), numbers([0.0], [1.0]), *start, otherwise="2⁸ · 0.905 = 231.6 becomes 224, in l as in acc")
+    yield case(numbers([0.0]), numbers([1.1]), *start, otherwise="one key: p is 2⁸, and acc is 2⁸ · v, with v as it came")
     small = "e⁻⁷ is below e4m3's smallest number, and 2⁸ · e⁻⁷ = 0.233 is not"
     yield case(numbers([0.0, -7.0]), numbers([0.0], [1.0]), *start, otherwise=small)
     later = numbers(0.0), numbers(256.0), numbers([512.0])

@@ -1,95 +1,116 @@
-"""Exercise 14.6, longest_chain."""
+"""Exercise 14.6, join_block."""
 
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.fp8 import tensor_core_sum, to_e4m3
 
 
-def longest_chain(a, b, tolerance):
-    """How many products a chain may add up, so that no sum is off by more than tolerance · the largest.
+def join_block(p, v, scale, alpha, l, acc, last_scale):
+    """A block joins l and acc. Returns l and acc, this one in units of scale.
 
-    a: [M, K], b: [N, K], float64, K = 32 · a power of two. The sums are a bᵀ, in chains of 32, 64, … K
-    products, whose results are added in float64. 0: no length is accurate enough.
+    p: (rows, keys), v: (keys, D), numbers of e4m3. The block's real values are v · scale.
+    alpha, l: (rows,); acc: (rows, D), in units of last_scale, the scale of the block before.
     """
-    zeros = torch.zeros(len(a), len(b), dtype=torch.float64)
-    truth, found, length = a @ b.T, 0, 32
-    while length <= a.shape[1]:
-        chains = zip(a.split(length, dim=1), b.split(length, dim=1), strict=True)
-        sums = sum(tensor_core_sum(a_part, b_part, zeros) for a_part, b_part in chains)
-        if (sums - truth).abs().max() <= tolerance * truth.abs().max():
-            found = length
-        length *= 2
-    return found
+    new_l = tensor_core_sum(p, torch.ones_like(p[:1]), torch.zeros_like(l[:, None]))[:, 0]
+    new = tensor_core_sum(p, v.T, torch.zeros_like(acc))
+    l = alpha * l + new_l
+    acc = alpha[:, None] * (last_scale / scale) * acc + new
+    return l, acc
 
 
-CHAINS, SUMS = "tensor_core_sum(a_part, b_part, zeros)", "sum(tensor_core_sum(a_part, b_part, zeros) for a_part, b_part in chains)"
+L, NEW, RATIO = "alpha * l + new_l", "tensor_core_sum(p, v.T, torch.zeros_like(acc))", " * (last_scale / scale) * acc"
+ONES = "tensor_core_sum(p, torch.ones_like(p[:1]), torch.zeros_like(l[:, None]))[:, 0]"
 MISTAKES = {
-    "every chain goes on where the one before stopped, so all is one chain: begin each at zero": (
-        SUMS, "zeros\n        for a_part, b_part in chains:\n            sums = tensor_core_sum(a_part, b_part, sums)"),
-    "the shortest chain that is accurate enough is found, and the longest is wanted": ("found = length", "found = found or length"),
-    "the search stops before K: one chain over everything may do as well": ("length <= a.shape[1]", "length < a.shape[1]"),
-    "the number of chains is returned, not their length": ("return found", "return a.shape[1] // found if found else 0"),
-    "the error's sign is lost: a chain loses, so its error is negative, and its size counts": ("(sums - truth).abs().max()", "(sums - truth).max()"),
-    "the tolerance is of the largest sum, not an absolute one": ("tolerance * truth.abs().max()", "tolerance"),
-    "the tolerance is of the largest sum in size: where all are negative, max() alone finds the smallest": ("truth.abs().max()", "truth.max()"),
-    "the shortest chain has 32 products, one instruction": ("0, 32\n", "0, 64\n"),
-    "the sums are exact products: the tensor core's are tensor_core_sum's": (CHAINS, "a_part @ b_part.T"),
-    "each error is compared with its own sum, and the tolerance is of the largest sum": (
-        "(sums - truth).abs().max() <= tolerance * truth.abs().max()", "((sums - truth).abs() <= tolerance * truth.abs()).all()"),
-    "the search ends at the first length that isn't accurate enough, and a longer one may be: errors can cancel": (
-        "            found = length\n", "            found = length\n        else:\n            break\n"),
-    "the mean error is compared, and no sum may be off by more": ("(sums - truth).abs().max()", "(sums - truth).mean().abs()"),
+    "acc's chain goes on from alpha · acc, as in chapter 9, so all blocks are one chain: begin it at zero, and add new outside the tensor core": [
+        (NEW, "tensor_core_sum(p, v.T, alpha[:, None] * (last_scale / scale) * acc)"),
+        ("acc = alpha[:, None]" + RATIO + " + new", "acc = new")],
+    "acc's chain begins at acc, and acc is added once more: begin the chain at zero": (NEW, "tensor_core_sum(p, v.T, acc)"),
+    "l's chain goes on from alpha · l, so all blocks are one chain: begin it at zero": [
+        (ONES, "tensor_core_sum(p, torch.ones_like(p[:1]), (alpha * l)[:, None])[:, 0]"), (L, "new_l")],
+    "both chains go on from the sums so far, as in chapter 9, so all blocks are one chain: begin both at zero": [
+        (ONES, "tensor_core_sum(p, torch.ones_like(p[:1]), (alpha * l)[:, None])[:, 0]"), (L, "new_l"),
+        (NEW, "tensor_core_sum(p, v.T, alpha[:, None] * (last_scale / scale) * acc)"),
+        ("acc = alpha[:, None]" + RATIO + " + new", "acc = new")],
+    "the block's l is an exact sum, and its acc is the tensor core's: p times a column of ones gives l the same cuts": (ONES, "p.sum(dim=1)"),
+    "the block's acc is an exact product: the tensor core's sums are tensor_core_sum's": (NEW, "p @ v"),
+    "both sums are exact: the tensor core's are tensor_core_sum's": [(ONES, "p.sum(dim=1)"), (NEW, "p @ v")],
+    "acc keeps the unit of the block before: what is 1 in units of last_scale is last_scale / scale in units of scale": (RATIO, " * acc"),
+    "the ratio of the two scales is upside down: what is 1 in units of last_scale is last_scale / scale in units of scale": (
+        "last_scale / scale", "scale / last_scale"),
+    "acc comes back as real values: it stays in units of scale, which the kernel takes back once, at the end": (
+        RATIO + " + new", " * last_scale * acc + scale * new"),
+    "the block's v is multiplied by its scale, and acc isn't: both are in units of scale": (RATIO + " + new", RATIO + " + scale * new"),
+    "l has no unit of v: it is a sum of p alone": (L, "alpha * (last_scale / scale) * l + new_l"),
+    "l isn't rescaled when the maximum grows": (L, "l + new_l"),
+    "acc isn't rescaled when the maximum grows": ("alpha[:, None]" + RATIO, RATIO.removeprefix(" * ")),
+    "neither l nor acc is rescaled when the maximum grows": [(L, "l + new_l"), ("alpha[:, None]" + RATIO, RATIO.removeprefix(" * "))],
+    "alpha shrinks what was there before, not this block: its p have the new maximum already": (
+        "alpha[:, None]" + RATIO + " + new", "alpha[:, None] * ((last_scale / scale) * acc + new)"),
 }  # fmt: skip
 
 
-def truth(a, b, tolerance):
-    exact, zeros = a @ b.T, torch.zeros(len(a), len(b), dtype=torch.float64)
-    lengths = [length for length in (2**i for i in range(5, 20)) if length <= a.shape[1]]
-    errors = {
-        n: max_error(sum(tensor_core_sum(a[:, i : i + n], b[:, i : i + n], zeros) for i in range(0, a.shape[1], n)), exact) for n in lengths
-    }
-    return max([n for n, error in errors.items() if error <= tolerance], default=0)
-
-
-def max_error(sums, exact):
-    return float((sums - exact).abs().max() / exact.abs().max())
+def truth(p, v, scale, alpha, l, acc, last_scale):
+    ones, zeros = torch.ones(1, p.shape[1], dtype=p.dtype), torch.zeros(len(p), 1, dtype=p.dtype)
+    new = [tensor_core_sum(p, column[None], zeros) for column in (*v.T, ones[0])]  # one column at a time
+    real = alpha[:, None] * last_scale * acc + scale * torch.cat(new[:-1], dim=1)
+    return alpha * l + new[-1][:, 0], real / scale
 
 
 def inputs():
-    draw = torch.Generator().manual_seed(0)
-    ones = torch.ones(1, 128, dtype=torch.float64)
-    yield case(ones, ones, 1e-6, on="128 ones times ones", otherwise="a chain of ones is exact up to 2¹⁴, so all 128 may be one chain")
-    a, b = (to_e4m3(torch.rand(2, 1024, generator=draw, dtype=torch.float64)) for _ in range(2))
-    rule = "each length gives chains that begin at zero, whose results are added in float64; the longest that is accurate enough counts"
-    for tolerance in (5e-2, 6e-3, 1e-3, 1e-4, 1e-12):
-        yield case(a, b, tolerance, on=f"numbers between 0 and 1, K = 1,024, tolerance = {tolerance:g}", otherwise=rule)
-    below = "all sums are negative: the tolerance is of the largest in size"
-    yield case(-a, b, 6e-3, on="numbers between −1 and 0, and between 0 and 1, K = 1,024, tolerance = 0.006", otherwise=below)
-    a, b = (to_e4m3(100 * torch.randn(3, 512, generator=draw, dtype=torch.float64).clamp(-4, 4)) for _ in range(2))
-    for tolerance in (1e-3, 2e-4):
-        yield case(a, b, tolerance, on=f"numbers of both signs, K = 512, tolerance = {tolerance:g}", otherwise=rule)
-    a, b = torch.zeros(2, 1, 64, dtype=torch.float64)
-    a[0, [0, 1, 32]], b[0, [0, 1, 32]] = torch.tensor([[256.0, 1, -1], [256, 1, 1]], dtype=torch.float64)
-    rest = "chains of 32 cut the 1 off and keep the −1; one chain of 64 cuts off both, and is exact"
-    yield case(a, b, 1e-6, on="256 · 256 and 1, and −1 in the next 32 products, tolerance = 1e-06", otherwise=rest)
+    def numbers(*values):
+        return torch.tensor(values, dtype=torch.float64)
+
+    one, start = numbers(1.0), (numbers(0.0), numbers([0.0]))
+    yield case(
+        numbers([2.0, 3.0]), numbers([1.0], [4.0]), 0.5, one, *start, 0.5, otherwise="the first block: l is the sum of p, and acc is p v"
+    )
+    yield case(
+        numbers([2.0]),
+        numbers([1.0]),
+        0.5,
+        numbers(0.25),
+        numbers(8.0),
+        numbers([16.0]),
+        0.5,
+        otherwise="the maximum has grown: l and acc shrink by alpha, and the block's own sums don't",
+    )
+    units = "acc was in units of 2, and comes back in units of 0.5; l has no unit"
+    yield case(numbers([2.0]), numbers([1.0]), 0.5, one, numbers(8.0), numbers([16.0]), 2.0, otherwise=units)
+    cut = "behind a product of 256 · 256 the tensor core cuts off what is below 8: all that the other keys give, of acc as of l"
+    p, v = numbers(256.0, *[15 / 512] * 31)[None], numbers(256.0, *[240.0] * 31)[:, None]
+    yield case(p, v, 1.0, one, *start, 1.0, on="p v = 256 · 256 and 31 times 0.029 · 240", otherwise=cut)
+    far = "l and acc are far above this block: its chains begin at zero, so nothing of it is cut off"
+    p, v = torch.ones(1, 8192, dtype=torch.float64), torch.full((8192, 1), 3.0, dtype=torch.float64)
+    old = numbers(2.0**15), numbers([2.0**15])
+    yield case(p, v, 1.0, one, *old, 1.0, on="8,192 keys with p = 1 and v = 3, and l = acc = 2¹⁵ before", otherwise=far)
+    rule = "new and the block's l are tensor_core_sum's, from zero; acc is alpha · (last_scale / scale) · acc + new, and l is alpha · l + the block's l"
+    for draw, fresh in ((torch.Generator().manual_seed(0), False), (generator(), True)):
+        p = to_e4m3(256 * torch.rand(3, 128, generator=draw, dtype=torch.float64))
+        v = to_e4m3(100 + 100 * torch.randn(128, 5, generator=draw, dtype=torch.float64))
+        alpha, l = torch.rand(2, 3, generator=draw, dtype=torch.float64)
+        acc = 1000 * torch.rand(3, 5, generator=draw, dtype=torch.float64)
+        on = "3 rows, 128 keys, D = 5, numbers of e4m3"
+        yield case(p, v, 0.013, alpha, 1000 * l, acc, 0.007, on=on, otherwise=rule, fresh=fresh)
 
 
 EXERCISE = Exercise(
     id="14.6",
-    task="Find the longest chain of sums in the tensor core that stays accurate enough, by the model.",
+    task="Let a block join l and acc: the tensor core adds up the block, from zero, and float32 the blocks.",
     hints=(
-        "Write the sum for one length first: cut a and b along K, give each piece to tensor_core_sum with zeros, and add up the results.",
-        "Try length = 32, 64, … K. The error is (sums − a @ b.T).abs().max(), and its limit tolerance · (a @ b.T).abs().max(). Keep the last length "
-        "that passes.",
+        "Four things: this block's own sum of p v, from zero; its own sum of p, by the same tensor core; what alpha does to the old sums; and in which unit acc is.",
+        "tensor_core_sum(a, b, acc) is acc + a bᵀ. So p v is tensor_core_sum(p, v.T, zeros), and p times a column of ones is tensor_core_sum(p, ones, zeros), "
+        "where ones has the shape (1, keys).",
+        "What is 1 in units of last_scale is last_scale / scale in units of scale. That ratio and alpha multiply the old acc, and the new sum needs neither.",
     ),
-    solution=longest_chain,
-    reasoning="A chain of K products of one sign loses a share that grows with K (14.7). Chains that start again at zero lose as little as their own "
-    "length asks for, and float32 adds up their results almost without loss.",
-    more="The kernel's chains have 128 products, one block of keys.",
+    solution=join_block,
+    reasoning="A chain of one block loses little (14.7), and float32 adds up the blocks almost without loss. l gets the same cuts as acc, so in acc / l they cancel in part.",
+    more="The kernel's loop, fp8.forward.next_block, does this in its last lines.",
     inputs=inputs,
     truth=truth,
-    rule="the longest of 32, 64, … K with which every sum is within the tolerance",
+    rule="new is the tensor core's sum from zero, l = alpha · l + new_l, and acc = alpha · (last_scale / scale) · acc + new",
     mistakes=MISTAKES,
-    exact=True,
+    parts=("l", "acc"),
+    tolerance=lambda args, part: (1e-9, 1e-9),
 )

@@ -1,6 +1,9 @@
 """Exercise 14.7, key_at."""
 
+import functools
+
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong
 
 
 def key_at(position):
@@ -33,6 +36,19 @@ def truth(position):
     return position // 16 * 16 + held[position % 16]
 
 
+def adapt(answer):
+    """The answer. Wrong where a key is a float, which is no index."""
+
+    @functools.wraps(answer)
+    def whole(position):
+        key = answer(position)
+        if isinstance(key, float):
+            raise Wrong(f"key_at({position}) gives {key}: a key is a whole number, an index of v's rows, so use //")
+        return key
+
+    return whole
+
+
 def inputs():
     yield case(0, otherwise="position 0 is thread 0's, which holds key 0")
     yield case(1, otherwise="positions 0 and 1 are thread 0's, which holds keys 0 and 1")
@@ -59,4 +75,5 @@ EXERCISE = Exercise(
     rule="of 16 keys, thread c holds 2c, 2c + 1, 2c + 8 and 2c + 9, and reads positions 4c to 4c + 3",
     mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
 )
