@@ -32,7 +32,7 @@ WRONG_ANSWERS = (
     edit("3.2", "no store mask", ("mask=mask_m & mask_n", "mask=mask_m"), told="mask rows by M and columns by N"),
     edit("3.2", "and", ("mask_m & (offs_k", "mask_m and (offs_k"), told="join masks by &, not by `and`", gpu=None),
     edit("3.2", "TF32", (', input_precision="ieee"', ""), told="fp32 is multiplied in IEEE precision", gpu=None),
-    edit("3.2", "acc in fp16", ("acc = tl.dot(a, b, acc,", "acc = acc.to(tl.float16) + tl.dot(a, b,"), ('"ieee")', '"ieee").to(tl.float16)'),
+    edit("3.2", "acc in fp16", ('"ieee")', '"ieee").to(tl.float16).to(tl.float32)'),
          told="sums stay in float32, acc and what tl.dot returns", gpu=None),
     edit("3.2", "only a moves", ("b_ptrs += BLOCK_K * stride_bk", "pass"), told=("each goes BLOCK_K columns of a and BLOCK_K rows of b "
                                                                                 "further")),
