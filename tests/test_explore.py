@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, ring, softmax
+from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, ring, softmax
 from fa_tutorial.bench import results
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
 
@@ -350,6 +350,43 @@ def test_small_tiles_are_drawn_in_one_colour(page, block):
       return { whole: [...seen.whole], skipped: [...seen.skipped] };
     }""")
     assert len(colours["whole"]) == len(colours["skipped"]) == 1 and colours["whole"] != colours["skipped"]
+
+
+# ---------------------------------------------------------------- program_order
+
+
+def check_order(shown: dict, group: int, name: str) -> None:
+    """What a wave reads, and all of them, by chapter 3's order of programs."""
+    sizes = shown["tiles_m"], shown["tiles_n"], group
+    assert sizes[:2] == (-(-shown["n"] // shown["BLOCK_M"]), -(-shown["n"] // shown["BLOCK_N"]))
+    assert shown[name]["strips"] == matmul.strips_per_wave(*sizes, shown["wave"])[shown["now"]]
+    tiles = [matmul.grouped_tile(pid, *sizes) for pid in range(sizes[0] * sizes[1])]
+    waves = [tiles[start : start + shown["wave"]] for start in range(0, len(tiles), shown["wave"])]
+    assert shown["waves"] == len(waves)
+    rows = [shown["BLOCK_M"] * len({m for m, _ in now}) + shown["BLOCK_N"] * len({n for _, n in now}) for now in waves]
+    assert shown[name]["bytes"] == rows[shown["now"]] * shown["n"] * 2
+    assert shown[name]["total"] == sum(rows) * shown["n"] * 2
+
+
+def test_program_order_is_chapter_3s(page):
+    open_figure(page, "program_order")
+    for n, block_m, block_n, wave, group, now in (
+        (512, 64, 64, 16, 1, 0), (512, 64, 64, 16, 4, 1), (1024, 128, 64, 66, 3, 1), (4096, 128, 256, 132, 8, 2), (8192, 256, 128, 264, 32, 5),
+    ):  # fmt: skip
+        shown = put(page, n=n, BLOCK_M=block_m, BLOCK_N=block_n, wave=wave, group=group, now=now)
+        assert (shown["group"], shown["now"]) == (group, now)
+        check_order(shown, group, "bands")
+        check_order(shown, 1, "row_order")
+
+
+def test_program_order_answers_its_question(page):
+    """Bands of 16 rows: 16 · 128 rows by 8 · 256 columns are a square. Bands of 8 help at n = 16,384 and cost a little at 4,096."""
+    open_figure(page, "program_order")
+    for n, of_eight, near in ((16384, 0.34, 1.01), (4096, 1.09, 1.0)):
+        values = {"n": n, "BLOCK_M": 128, "BLOCK_N": 256, "wave": 132}
+        totals = {group: put(page, **values, group=group)["bands"]["total"] for group in range(1, 33)}
+        assert totals[16] <= near * min(totals.values())
+        assert round(totals[8] / totals[1], 2) == of_eight
 
 
 # ---------------------------------------------------------------- ring

@@ -5,6 +5,8 @@ import math
 import torch
 from edits import edit
 
+from fa_tutorial import reference
+
 INF = math.inf
 
 
@@ -57,12 +59,22 @@ def causal_normalised_as_it_goes(q, k, v, block_m, block_n, scale):
     return _normalised_as_it_goes(q, k, v, block_m, block_n, scale, causal=True)
 
 
-def bytes_round_by_round(S_q, S_k, D, block_n, itemsize):
-    total = 0
-    for start in range(0, S_k, block_n):
-        total += 2 * (min(start + block_n, S_k) - start) * D * itemsize
-        total += S_q * (3 * D * itemsize + 4 * 4)
-    return total
+def right_promise_by_promise(forward):
+    def agrees(q, k, v, block_m, block_n, scale, atol=1e-4):
+        got, want = forward(q, k, v, block_m, block_n, scale), reference.attention(q, k, v, is_causal=True, scale=scale)
+        return all(torch.allclose(x.double(), y, atol=at) for x, y, at in zip(got, want, (atol, 1e-4), strict=True))
+
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, 2, S, 8) for S in (12, 12, 12))
+    apart = torch.tensor([0.0, 200.0]).repeat(6)[:, None] * torch.eye(1, 8)
+    ones = torch.eye(1, 8).expand(2, 2, 12, 8)
+    return (
+        agrees(q, k, v, 4, 3, 0.7)
+        and agrees(q, k[:, :, :7], v[:, :, :7], 4, 3, 0.7)
+        and agrees(q[:, :, :7], k, v, 4, 5, 0.7)
+        and agrees(q + apart, k + ones, v, 4, 4, 1.0)
+        and agrees((300 * q).half(), (300 * k).half(), v.half(), 4, 4, 1e-4, 4e-3)
+    )
 
 
 RIGHT_ANSWERS = (
@@ -71,5 +83,5 @@ RIGHT_ANSWERS = (
     ("4.3", tiles_by_counting),
     ("4.4", causal_normalised_as_it_goes, "correct (every tile is masked"),
     edit("4.4", "every tile is masked", ("if key_block >= full:", "if True:"), told="correct (every tile is masked"),
-    ("4.5", bytes_round_by_round),
+    ("4.5", right_promise_by_promise),
 )

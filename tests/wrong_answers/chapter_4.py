@@ -61,6 +61,14 @@ WRONG_ANSWERS = (
     edit("4.4", "no scale", ("s = scale * (", "s = ("), told="s = scale · q kᵀ: q kᵀ ="),
     edit("4.4", "both as positions", OF_A_ROW, END_AS_A_KEY, told="four tiles: query i sees keys 0 … i"),
     edit("4.4", "in half", (".float()", "", 3), told="one edge is left: float16"),
-    edit("4.5", "math.ceil", ("    columns = ", "    import math\n    columns = "), ("-(-S_k // block_n)", "math.ceil(S_k / block_n)"), told=("/ makes a float: stay "
-                                                                                                                                             "with integers")),
+    edit("4.1", "l + 1e-10", ("l_new = alpha * l + p.sum(dim=-1)", "l_new = alpha * l + p.sum(dim=-1) + 1e-10"),
+         told="a row that has seen nothing keeps m = −inf and l = 0"),
+    edit("4.5", "blind to lse", (" and torch.allclose(lse.double(), want_lse, atol=1e-4)", ""), told="a forward that returns m as lse gives True, want False"),
+    edit("4.5", "more keys alone", ("        (50, 37, torch.float32),\n", ""), told="a row that sees no key gets o = 0 and lse = −∞: a forward that hides a score with −1e6"),
+    edit("4.5", "small scores alone", ("(1.0, 30.0)", "(1.0,)"), told="the scores may be any finite numbers, also far apart: a forward that takes one maximum"),
+    edit("4.5", "float32 alone", ("        (37, 50, torch.float16),\n", ""), told="one edge is left: your test misses a bug; fp16 inputs are computed in float32 or better"),
+    edit("4.5", "one head", ("shape = 2, 3,", "shape = 2, 1,"), told="one edge is left: your test misses a bug; every head has its own q, k and v"),
+    edit("4.5", "to the last bit", ("o_right = torch.allclose(o.double(), want_o, rtol=rounding, atol=rounding)", "o_right = torch.equal(o.double(), want_o)"),
+         told="no forward passes your test, a right one neither: solution 4.4 gives False, want True"),
+    edit("4.5", "not returned", ("    return True", "    pass"), told="gives None (is the return missing?), want True"),
 )  # fmt: skip

@@ -4,7 +4,7 @@ import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.watch import Tiles
+from fa_tutorial.exercises.watch import PRODUCTS, Operations, Tiles
 
 
 def blocked_matmul(a, b, block_m, block_n, block_k):
@@ -37,6 +37,11 @@ MISTAKES = {
     "the bounds of the two loops are swapped: rows of tiles run to M, columns of tiles to N": [
         (ROWS, "range(0, N, block_m)"), (COLUMNS, "range(0, M, block_n)")],
     "columns are cut by block_m: a tile of c has block_n columns": ("n + block_n", "n + block_m"),
+    "b's tile has block_m columns here: it has block_n": ("b[k : k + block_k, n : n + block_n]", "b[k : k + block_k, n : n + block_m]"),
+    "a's tile has block_n rows here: it has block_m": ("a[m : m + block_m, k : k + block_k]", "a[m : m + block_n, k : k + block_k]"),
+    "a's tile has block_n rows and b's block_m columns here: it's the other way round": [
+        ("a[m : m + block_m, k : k + block_k]", "a[m : m + block_n, k : k + block_k]"),
+        ("b[k : k + block_k, n : n + block_n]", "b[k : k + block_k, n : n + block_m]")],
     "a step takes block_n elements of K: it takes block_k": ("k + block_k", "k + block_n"),
     "K's ragged last block is dropped: a block of K may be shorter": (STEPS, "range(0, K - block_k + 1, block_k)"),
     "the ragged last tiles are never computed: a tile may be smaller": [
@@ -87,6 +92,10 @@ def inputs():
     yield case(*four, 2, 2, 2, on=on, otherwise="one tile of c is a @ b")
     yield digits(0, 2, 2, 6, (2, 2, 2), "a tile of c is the sum over all steps along K")
     yield digits(1, 4, 6, 2, (2, 2, 2), "each tile of c is a sum of its own: that of its rows of a times its columns of b")
+    for seed, (M, N, blocks) in enumerate(
+        ((1, 4, (1, 2, 2)), (4, 1, (2, 1, 2)))
+    ):  # a tile that is cut too short still fits acc, by broadcasting
+        yield digits(9 + seed, M, N, 2, blocks, "rows are cut by block_m, columns by block_n")
     for seed, (sizes, blocks) in enumerate((((4, 6, 8), (2, 3, 4)), ((6, 4, 8), (3, 2, 4)), ((6, 8, 6), (3, 4, 2)))):
         yield digits(2 + seed, *sizes, blocks, "rows are cut by block_m, columns by block_n, K by block_k")
     yield digits(6, 2, 2, 3, (2, 2, 2), "the last block of K may be shorter", "ragged")
@@ -101,6 +110,33 @@ def inputs():
         yield normals(8, 8, 4096, (8, 8, 128), dtype, "half", kind=str(dtype).removeprefix("torch."))
     yield normals(9, 13, 11, (4, 8, 3), edge="views", views=lambda a, b: (a.T.contiguous().T, b.T.contiguous().T), kind="transposed views")
     yield normals(9, 26, 11, (4, 8, 3), edge="views", views=lambda a, b: (a[1:], b[:, ::2]), kind="sliced views")
+
+
+class Tiling(Operations):
+    """Notes whose product each one is: the first number of its two tiles."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__.rstrip("_")
+        if name in ("mm", "addmm"):
+            self.order.append(tuple(float(args[place].flatten()[0]) for place in PRODUCTS[name]))
+        return func(*args, **(kwargs or {}))
+
+
+def note(answer):
+    rows, columns = torch.arange(4.0)[:, None].expand(4, 4), torch.arange(4.0).expand(4, 4)
+    with Tiling() as watch:
+        answer(rows, columns, 2, 2, 2)
+    tiles = len({*watch.order})
+    changes = sum(a != b for a, b in zip(watch.order, watch.order[1:], strict=False))
+    return (
+        "you come back to a tile of c after another one, so all of c waits in accumulators: finish one tile before the next"
+        if changes >= tiles > 1
+        else ""
+    )
 
 
 EXERCISE = Exercise(
@@ -127,4 +163,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     tolerance=tolerance,
     watch=Tiles,
+    note=note,
 )

@@ -154,6 +154,7 @@ EXERCISE = Exercise(
         "overlap": (
             "some tiles are computed by more than one program: program pid computes tile (pid // tiles_n, pid % tiles_n) and no other"
         ),
+        "stored_again": "store acc once, after the loop along K",
         "widened": "tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: give it the tiles as they are",
     },
 )

@@ -27,7 +27,7 @@ MISTAKES = {
     "// rounds FLOPs per byte down, so that different tiles look equal: use /": (RATE, RATE.replace(" / ", " // ")),
     "acc is counted with itemsize: it is float32 whatever the inputs are": (ACC, "acc = block_m * block_n * itemsize"),
     "acc's numbers are counted, and it takes 4 bytes for each": (ACC, "acc = block_m * block_n"),
-    "acc fills all registers here, and it may take half of them": (HALF, "acc <= registers"),
+    "acc gets twice its room: each of its numbers takes 4 bytes, and all of them together at most half of the registers": (HALF, "acc <= registers"),
     "acc is kept in shared memory here: it stays in registers": (SHARED, "acc + buffers <= shared_memory"),
     "the registers do not limit acc here: it must fit into half of them": (f"{HALF} and ", ""),
     "shared memory does not limit the tiles here: those of num_stages steps must fit": (f"{SHARED} and ", ""),

@@ -30,6 +30,7 @@ MISTAKES = {
                                                                                            "torch.ones_like(alpha)")),
     "the new block's sum is rescaled as well: multiply by alpha only what was summed before it": (L, "alpha * (l + p.sum(dim=-1))"),
     "m_new is the block's own maximum: the running one never falls": (M, "s.amax(dim=-1)"),
+    "p is summed along the wrong dimension: a row's sum runs over its keys, dim=-1": (L, "alpha * l + p.sum(dim=-2)"),
     "one maximum is taken over the whole tile: each row has its own": (M, "torch.maximum(m, s.max())"),
     "l_new adds the sum of the whole tile: each row has its own sum": (L, "alpha * l + p.sum()"),
     "p is measured from the old maximum: it must be measured from m_new": (P, ("p = torch.exp(s - torch.where(m == -math.inf, shift, "
@@ -41,6 +42,11 @@ MISTAKES = {
     "a row that has seen nothing gives NaN: m_new is −inf, and −inf − (−inf) is NaN": (SHIFT, "m_new"),
     "a row that has seen nothing gives NaN if another one has seen something: decide row by row, with torch.where": (
         SHIFT, "torch.zeros_like(m_new) if (m_new == -math.inf).all() else m_new"),
+    "alpha is NaN in a row that has seen nothing, and so is l: there m − m_new is −inf − (−inf), as s − m_new was for p": (
+        ALPHA, "alpha = torch.exp(m - m_new)"),
+    **{f"the results come in the order ({order}): return (p, m_new, l_new, alpha)": ("return p, m_new, l_new, alpha", f"return {order}")
+       for order in ("m_new, l_new, p, alpha", "m_new, l_new, alpha, p", "m_new, p, l_new, alpha", "p, m_new, alpha, l_new",
+                     "p, alpha, m_new, l_new", "p, l_new, m_new, alpha")},
 }  # fmt: skip
 
 CONDITIONS = {
@@ -60,9 +66,10 @@ def truth(s, m, l):
 
 
 def tolerance(args, part):
-    """The inputs' own, but at most 0.1 of a number: a single huge score rounds nothing."""
+    """The inputs' own, but at most 0.1 of a number: a single huge score rounds nothing. A row that has seen nothing has exactly 0."""
     rtol, atol = harness.tolerance(args, part)
-    return min(rtol, 0.1), atol
+    s, m, _ = args
+    return min(rtol, 0.1), 0.0 if bool(((m == -INF) & (s == -INF).all(-1)).any()) else atol
 
 
 def inputs():

@@ -40,6 +40,7 @@ MISTAKES = {
                                                                                              "keys].float())")),
     "acc is divided by alpha, which is 0 in the first block: multiply by alpha": (ACC, ACC.replace("alpha[..., None] * acc", "acc / alpha[..., None]")),
     "acc is not divided by l": (O, "acc"),
+    "acc / l divides element [i, d] by row d's l, and it takes row i's: l[..., None]": (O, "acc / l"),
     "acc is divided by l in every block, but the next block needs the undivided sum: divide once, at the end": [
         (ACC, f"({ACC}) / l[..., None]"), (f"rows] = {O}", "rows] = acc")],
     "k is not transposed: s is q kᵀ": (".transpose(-1, -2)", ""),

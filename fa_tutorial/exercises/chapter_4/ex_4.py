@@ -40,8 +40,10 @@ def causal_forward(q, k, v, block_m, block_n, scale):
 
 MASKED = "s.masked_fill(j > i + S_k - S_q, -math.inf)"
 I, J = "torch.arange(rows.start, rows.stop)[:, None]", "torch.arange(keys.start, keys.stop)[None, :]"
+O = "torch.where(l == 0, 1.0, l)[..., None]"
 LOCAL_I, LOCAL_J = "torch.arange(rows.stop - rows.start)[:, None]", "torch.arange(keys.stop - keys.start)[None, :]"
 MISTAKES = {
+    "acc / l divides element [i, d] by row d's l, and it takes row i's: l[..., None]": (O, "torch.where(l == 0, 1.0, l)"),
     "nothing is masked: in the tiles from full on, query i must not see later keys": (MASKED, "s"),
     "the mask is strict: query i sees key i + S_k − S_q too": ("j > i", "j >= i"),
     "i counts rows from the tile's own start: add that start, so that it is the row's number in q": (I, LOCAL_I),
