@@ -327,16 +327,16 @@ def show_tiles(programs: Programs, predict: Predict) -> None:
 def draw_tiles(programs: Programs, predict: Predict, mine: dict[int, TileConfig]) -> Figure:
     """The H200's rate with each of TILES, `mine` of each D in another colour, with its prediction and programs."""
     figure = Figure(figsize=(9.5, 4.4))
-    figure.suptitle("H200, S = 4,096, full: TFLOP/s; predicted cycles, programs on an SM")
+    figure.suptitle("H200, S = 4,096, full: TFLOP/s (predicted cycles; programs on an SM)")
     stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "tile"]
     compiled = tiles_with(programs, predict)
     for ax, D in zip(figure.subplots(1, 2), (64, 128), strict=True):
         rates = {row["provider"]: row["tflops"] for row in stored if (row["D"], row["is_causal"]) == (D, False)}
         for y, (tile, rate) in enumerate(sorted(rates.items(), key=lambda pair: pair[1])):
             ax.barh(tile, rate, color=COLOURS["vermilion" if tile == in_words(mine[D]) else "blue"])
-            words = f"{rate:.0f}; {compiled[D, tile]['predicted']:.0f}, {compiled[D, tile]['programs']}"
+            words = f"{rate:.0f} ({compiled[D, tile]['predicted']:.0f}; {compiled[D, tile]['programs']})"
             ax.text(rate + 5, y, words, va="center")
-        ax.set(title=f"D = {D}", xlabel="TFLOP/s", xlim=(0, 1.5 * max(rates.values())))
+        ax.set(title=f"D = {D}", xlabel="TFLOP/s", xlim=(0, 1.6 * max(rates.values())))
         ax.grid(visible=False)
     return figure
 
