@@ -11,7 +11,6 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fa_tutorial import forward
 from fa_tutorial.source import source_of
 
 VERSION = "2.8.3"
@@ -77,30 +76,6 @@ PLACES: dict[str, dict[str, tuple[Place, ...]]] = {
     },
 }
 
-# A line of ours whose like differs -> how.
-DIFFERS: dict[str, dict[str, str]] = {
-    "flash_forward_kernel": {
-        "start_m = ": "Their grid has three axes (row blocks, B, H), so nothing is divided.",
-        "m = tl.full": "Nothing starts m and l: the first block's maximum and sum become them.",
-        "full_n = ": "How many blocks are masked is a constant, known when the kernel is compiled.",
-        "for start_n in range(0, full": "The loop without masks comes second, and runs from the right to the left.",
-        "for start_n in tl.range(full": "The loop with masks comes first, so that only its first block may be ragged.",
-        "lse = ": "A row that sees nothing gets +∞, not −∞.",
-    },
-    "attend": {
-        "rows = ": "Only the first block's copies look for the end, and only v's writes zeros past it.",
-        "k_tile = ": "It is the next block's, and begins once q kᵀ is done.",
-        "s = scale": "The scale waits for the exponential.",
-        "acc = acc * alpha": "It is a part of the softmax.",
-        "v_tile = ": "It begins before q kᵀ.",
-    },
-    "softmax_step": {
-        "m_new = ": "It is the maximum of unscaled scores, and a row's four threads agree on it.",
-        "p = ": "It is a power of 2, with the scale in its multiply-add: (8.3).",
-        "return ": "Each thread sums its own columns; the four sums meet after the loop.",
-    },
-}
-
 
 def lines_of(kernel: Any) -> list[tuple[str, tuple[Place, ...]]]:
     """The statements of a kernel of PLACES, each on one line, without its docstring and comments that hold no equation,
@@ -117,29 +92,6 @@ def lines_of(kernel: Any) -> list[tuple[str, tuple[Place, ...]]]:
         found = [where for start, where in places.items() if code.strip().startswith(start)]
         lines.append((f"{code}  # {equation[0]}" if equation else code, found[0] if found else ()))
     return lines
-
-
-def beside() -> str:
-    """A table in Markdown: each line of ours that stands differently in FA2, links to its like at v2.8.3, and how it
-    differs."""
-    rows = ["| yours | theirs | what differs |", "|:---|:---|:---|"]
-    for name, differs in DIFFERS.items():
-        for code, places in lines_of(getattr(forward, name)):
-            found = [words for start, words in differs.items() if code.strip().startswith(start)]
-            if not found:
-                continue
-            links = (
-                f"[{numbers(place)}]({REPOSITORY}/blob/v{VERSION}/{place.file}#L{place.first}-L{place.last})"
-                for place in places
-            )
-            rows.append(f"| `{shortened(code.strip())}` | {', '.join(links)} | {found[0]} |")
-    return "\n".join(rows)
-
-
-def shortened(code: str) -> str:
-    """A line of code up to its first call's bracket: `p = tl.exp(…)`."""
-    code = code.partition("  # ")[0].rstrip(":")
-    return re.sub(r"(\w)\(.*", r"\1(…)", code)
 
 
 def numbers(place: Place) -> str:

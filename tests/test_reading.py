@@ -32,23 +32,6 @@ def test_every_equation_of_the_loop_has_a_place():
 
 
 @each_kernel
-def test_what_differs_is_told_of_one_line_that_has_a_place(kernel):
-    lines = reading.lines_of(kernel)
-    for start in reading.DIFFERS[kernel.__name__]:
-        found = [places for code, places in lines if code.strip().startswith(start)]
-        assert len(found) == 1 and found[0], start
-
-
-def test_a_table_links_each_place_that_differs():
-    found = re.findall(r"blob/v2\.8\.3/(\S+)#L(\d+)-L(\d+)\)", reading.beside())
-    places = [
-        place for name, differs in reading.DIFFERS.items() for code, places in reading.lines_of(getattr(forward, name))
-        if code.strip().startswith(tuple(differs)) for place in places
-    ]  # fmt: skip
-    assert found == [(place.file, str(place.first), str(place.last)) for place in places]
-
-
-@each_kernel
 def test_both_stand_below_each_other(kernel, tmp_path, monkeypatch):
     checkout_in(tmp_path / "flash-attention")
     (tmp_path / "course" / "work").mkdir(parents=True)

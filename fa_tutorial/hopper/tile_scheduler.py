@@ -76,6 +76,8 @@ def make_numbers(STAGES: gl.constexpr):
 def announce(number, numbers, n):
     """Write it beside the stage of the n-th use of the ring, which the producer has acquired."""
     stage = numbers.index(stage_of(n, numbers.shape[0]))
+    # Every lane stores the same number, and one of them arrives after its own store: that one the consumers see. (A
+    # checker of races reports the other lanes' stores; the warp's sync before the copy orders them.)
     stage.store(gl.full([1], number, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import DARK, HEAD, MASKED, WAITS, WIDTH, box, canvas, grid, image, legend, outline, write
+from draw.drawing import DARK, HEAD, MASKED, WAITS, WIDTH, arrow, box, canvas, grid, image, legend, outline, tint, write
 from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
+from fa_tutorial.exercises.chapter_12.ex_3 import lagging_step
 
 # ---------------------------------------------------------------- the file with the forward kernels
 
@@ -171,7 +174,7 @@ LOOKS = {"matmul": {"colour": "blue", "share": 0.45}, "": {"colour": "black", "s
 def draw_backward_loops() -> Figure:
     """A step of chapter 7's two kernels, and one of FA2's loop: seven matmuls, or five and three trips out of the registers."""
     figure, ax = canvas(6.0)
-    columns = ((0.15, 2.4, "yours: dkdv_kernel", DKDV), (2.85, 2.4, "and dq_kernel", DQ), (5.55, 3.3, "theirs", ONE_LOOP))
+    columns = ((0.15, 2.4, "yours: dkdv_kernel", DKDV), (2.85, 2.4, "and dq_kernel", DQ), (5.35, 2.9, "theirs", ONE_LOOP))
     for x, wide, name, steps in columns:
         write(ax, x, 0.25, name, HEAD, ha="left", weight="bold")
         theirs = len(steps[0]) == 3
@@ -182,9 +185,90 @@ def draw_backward_loops() -> Figure:
                 write(ax, x + 0.4, y + 0.18, f"{line[0]}", ha="right")
         count = sum(kind == "matmul" for *_, kind in steps)
         write(ax, x + 0.5 * theirs, 0.55 + len(steps) * 0.44 + 0.15, f"{count} matmuls", HEAD, ha="left")
+    for writes, reads, x in ((2, 6, 8.42), (5, 7, 8.7), (5, 9, 8.7)):
+        start, end = (0.55 + n * 0.44 + 0.18 for n in (writes, reads))
+        ax.plot((8.27, x, x), (start, start, end), color="black", linewidth=1.6)
+        arrow(ax, (x, end), (8.27, end))
+    write(ax, 0.15, 4.35, "arrows: read back by other threads,", ha="left")
+    write(ax, 0.15, 4.62, "as pᵀ, as ds, and as dsᵀ", ha="left")
     legend(
         ax, 5.6, ((0.15, LOOKS["matmul"], "matmul"), (2.3, LOOKS[""], "in registers"), (4.9, LOOKS["trip"], "a trip out of the registers"))
     )
+    return figure
+
+
+# ---------------------------------------------------------------- who holds a row of scores
+
+QUAD = ("blue", "orange", "green", "yellow")
+
+
+@image("12_four_threads.png")
+def draw_four_threads() -> Figure:
+    """Eight rows and sixteen columns of a warp's scores, as the tensor cores leave them: which thread holds which."""
+    figure, ax = canvas(3.5)
+    left, top, wide, high = 1.2, 0.75, 0.46, 0.29
+    for column in range(16):
+        write(ax, left + (column + 0.5) * wide, top - 0.2, f"{column}")
+    write(ax, left - 0.12, top - 0.2, "column", ha="right")
+    for row in range(8):
+        write(ax, left - 0.12, top + (row + 0.5) * high, f"row {row}", ha="right")
+        for pair in range(8):
+            lane = pair % 4
+            at = left + 2 * pair * wide, top + row * high
+            box(ax, *at, 2 * wide, high, f"{4 * row + lane}", QUAD[lane], share=0.45)
+    outline(ax, left, top, 16 * wide, high)
+    write(ax, left, 0.2, "the number of the thread that holds a pair of scores", HEAD, ha="left", weight="bold")
+    write(ax, left, 3.3, "frame: threads 0 to 3 share row 0", ha="left")
+    return figure
+
+
+# ---------------------------------------------------------------- a maximum that lags
+
+THRESHOLD = 8  # FA4's for fp16 and bf16
+# Three blocks of one row: its scores, and what lagging_step does with the shift.
+BLOCKS = (
+    ((-1.5, 0.4, 1.1, 2.0), "the first block:", "the shift becomes m = 2"),
+    ((-0.8, 2.9, 4.2, 6.0), "exp(4) = 55 ≤ 2⁸:", "the shift stays, alpha = 1"),
+    ((1.3, 5.0, 7.3, 9.0), "exp(7) = 1,097 > 2⁸:", "it moves to 9, alpha = exp(−7)"),
+)
+
+
+@image("12_lagging_shift.png")
+def draw_lagging_shift() -> Figure:
+    """A row's shift over three blocks, on a line of scores: set by the first, kept in the second, moved in the third."""
+    figure, ax = canvas(4.45)
+    left, per_score, top, apart = 1.2, 0.44, 1.0, 1.05
+    room = THRESHOLD * math.log(2)
+
+    def at(score: float) -> float:
+        return left + (score + 2) * per_score
+
+    write(ax, at(2) + room * per_score / 2, 0.25, "the shift stays while m is in the blue band: p ≤ 2⁸")
+    shift = -math.inf
+    for n, (scores, first, second) in enumerate(BLOCKS):
+        y, before = top + n * apart, shift
+        one = torch.tensor([scores]), torch.tensor([shift]), torch.zeros(1)
+        shift = lagging_step(*one, THRESHOLD)[1].item()
+        write(ax, 0.1, y, f"block {n + 1}", HEAD, ha="left", weight="bold")
+        if before > -math.inf:
+            box(ax, at(before), y - 0.26, room * per_score, 0.52, colour="sky", share=0.45)
+        ax.plot((at(-2), at(9.5)), (y, y), color=DARK, linewidth=1, zorder=2)
+        ax.plot([at(score) for score in scores], [y] * len(scores), "o", color=tint("orange", 1), markersize=8, zorder=3)
+        write(ax, at(max(scores)), y - 0.37, f"m = {max(scores):g}")
+        ax.plot([at(shift)] * 2, (y - 0.26, y + 0.26), color="black", linewidth=3.5, zorder=2.6)
+        if before not in (-math.inf, shift):
+            arrow(ax, (at(before) + 0.03, y + 0.26), (at(shift) - 0.03, y + 0.26), dashed=True)
+        write(ax, at(9.5) + 0.15, y - 0.12, first, ha="left")
+        write(ax, at(9.5) + 0.15, y + 0.14, second, ha="left")
+    y = top + 2 * apart + 0.5
+    for score in range(-2, 10):
+        write(ax, at(score), y, f"{score}".replace("-", "−"))
+    y += 0.55
+    ax.plot((0.25, 0.25), (y - 0.14, y + 0.14), color="black", linewidth=3.5)
+    write(ax, 0.45, y, "shift after the block", ha="left")
+    ax.plot((2.85,), (y,), "o", color=tint("orange", 1), markersize=8)
+    write(ax, 3.05, y, "a score", ha="left")
+    legend(ax, y, ((4.4, {"colour": "sky", "share": 0.45}, f"from the old shift to {THRESHOLD} · ln 2 = {room:.1f} above it"),))
     return figure
 
 

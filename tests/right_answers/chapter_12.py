@@ -14,7 +14,7 @@ def fa2_softmax_with_a_state_that_is_set_first(s, row_max, row_sum, acc, scale_l
     shift = (new_max * scale_log2).masked_fill(new_max.isinf(), 0.0)
     alpha = torch.exp2(row_max * scale_log2 - shift)
     p = torch.exp2(torch.addcmul(-shift[:, None], s, torch.tensor(scale_log2, dtype=s.dtype)))
-    return p, new_max, alpha * row_sum + p.sum(1), alpha[:, None] * acc
+    return p, new_max, alpha * row_sum + p.sum(1), acc if is_first else alpha[:, None] * acc
 
 
 def fa2_softmax_in_base_e(s, row_max, row_sum, acc, scale_log2, is_first):
@@ -23,7 +23,7 @@ def fa2_softmax_in_base_e(s, row_max, row_sum, acc, scale_log2, is_first):
     new_max = block if is_first else torch.where(block > row_max, block, row_max)
     p = torch.exp(scale * (s - new_max[:, None])).masked_fill(s == -math.inf, 0.0)
     if is_first:
-        return p, new_max, p.sum(dim=1), torch.zeros_like(acc)
+        return p, new_max, p.sum(dim=1), acc.clone()
     alpha = torch.exp(scale * (row_max - new_max)).masked_fill(row_max == -math.inf, 0.0)
     return p, new_max, torch.addcmul(p.sum(dim=1), alpha, row_sum), torch.einsum("r,rd->rd", alpha, acc)
 

@@ -4,6 +4,8 @@ that never lags or falls."""
 from edits import edit
 
 TILES = "start, end: from the first tile that any row sees to one past the last; full_0, full_1: the tiles that every row sees whole"
+FIRST_MAX = "    if is_first:\n        new_max = s.amax(dim=1)\n    else:\n        new_max = torch.maximum(row_max, s.amax(dim=1))\n"
+STATE = "        row_max, row_sum = torch.full_like(row_max, -math.inf), torch.zeros_like(row_sum)\n"
 FIRST = "    first = row_block * block_m\n"
 
 WRONG_ANSWERS = (
@@ -12,9 +14,15 @@ WRONG_ANSWERS = (
     edit("12.1", "p v, too", ("    return p,", "    acc = acc + p.sum()\n    return p,"),
          told="row_sum and acc are rescaled by 2^((old − new) · scale_log2)"),
     edit("12.1", "acc alone from the first block", ("    return p,", "    acc = acc + row_sum[:, None] * 0 if is_first else acc\n    return p,"),
-         told="row_max and row_sum are NaN here, because nothing has set them, and acc is what clear(acc_o) left"),
+         told="row_max and row_sum hold anything here, NaN or a number, and nothing reads them; acc stays as it was"),
+    edit("12.1", "a state set before the first block", (FIRST_MAX, f"    if is_first:\n{STATE}    new_max = torch.maximum(row_max, s.amax(dim=1))\n"),
+         ("if not is_first:", "if True:"), told="with Is_first the function doesn't touch acc_o"),
+    edit("12.1", "unset numbers, a NaN dropped by fmax", (FIRST_MAX, "    row_sum = row_sum.nan_to_num()\n    new_max = torch.fmax(row_max, s.amax(dim=1))\n"),
+         ("if not is_first:", "if True:"), ("(row_max - safe)", "(torch.where(row_max.isnan(), -math.inf, row_max) - safe)"),
+         told="with Is_first neither row_max nor row_sum is read"),
     edit("12.1", "in place", ("acc = alpha[:, None] * acc", "acc *= alpha[:, None]"), told="changes its input acc in place"),
     edit("12.2", "in floats", ("low(first) // block_n", "low(first) / block_n"), told="gives start = 8.333, want 8"),
+    edit("12.2", "whole floats", ("low(first) // block_n,", "float(low(first) // block_n),"), told="a tile's number is an integer"),
     edit("12.2", "causal tiles alone", (FIRST, f"    left, right = -1, 0\n{FIRST}"), told=TILES),
     edit("12.2", "no whole tiles", ("    return low(first)", "    full_0 = full_1 = low(first) // block_n\n    return low(first)"),
          told=TILES),

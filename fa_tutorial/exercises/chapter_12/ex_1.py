@@ -38,6 +38,11 @@ MISTAKES = {
         ("if not is_first:", "if True:")],
     "the first block reads row_max and row_sum, which nothing has set: with Is_first the block's own maximum and sum become them": [
         (FIRST_MAX, "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")],
+    "the first block drops a NaN, but reads a number that nobody has set: with Is_first neither row_max nor row_sum is read": [
+        (FIRST_MAX, "    row_max, row_sum = torch.where(row_max.isnan(), -math.inf, row_max), row_sum.nan_to_num()\n"
+                    "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")],
+    "acc comes back as zeros from the first block: with Is_first the function doesn't touch acc_o, whatever is in it": (
+        "    return p,", "    acc = torch.zeros_like(acc) if is_first else acc\n    return p,"),
     "the first block rescales by the old row_max, which nothing has set: with Is_first there is no scores_scale": (
         "if not is_first:", "if True:"),
     "row_max begins at 0 in the first block: with Is_first it is the block's own maximum, which may be below 0": (
@@ -58,6 +63,9 @@ MISTAKES = {
         ALPHA, "torch.exp2((row_max - new_max) * scale_log2)"),
     "row_max is returned as 0 where a row has seen nothing: the 0 is for the exponentials alone, row_max stays −inf": (
         "return p, new_max", "return p, safe"),
+    "row_max and row_sum are swapped: return p, row_max, row_sum, acc": ("p, new_max, new_sum", "p, new_sum, new_max"),
+    "p is rounded to 16 bits: the function leaves it in float32, and line 347 rounds after it": (
+        "    return p,", "    p = p.half().to(p.dtype)\n    return p,"),
     "alpha multiplies row_sum and this block's sum: only the old sum is rescaled": (SUM, "alpha * (row_sum + new_sum)"),
 }  # fmt: skip
 CONDITIONS = {"hidden": "a row may see none of the keys so far: its scores and its maximum are −∞, and nothing becomes NaN"}
@@ -83,20 +91,20 @@ def inputs():
         "rescaled by 2^((old − new) · scale_log2)"
     )
     yield step([[1.0, 3.0], [2.0, 0.0]], [2.0, 4.0], [1.5, 1.25], [[8.0, 4.0], [2.0, 6.0]], 0.5, False, otherwise=later)
-    unset, zeros = [math.nan, math.nan], [[0.0, 0.0], [0.0, 0.0]]
-    first = "the first block: row_max and row_sum are NaN here, because nothing has set them, and acc is what clear(acc_o) left"
-    yield step([[1.0, 3.0], [-6.0, -2.0]], unset, unset, zeros, 0.5, True, otherwise=first)
+    unset, old = [math.nan, math.nan], [[8.0, 4.0], [2.0, 6.0]]
+    first = "the first block: row_max and row_sum hold anything here, NaN or a number, and nothing reads them; acc stays as it was"
+    yield step([[1.0, 3.0], [-6.0, -2.0]], [2.0, 4.0], [1.5, 1.25], old, 0.5, True, otherwise=first)
+    yield step([[1.0, 3.0], [-6.0, -2.0]], unset, unset, old, 0.5, True, otherwise=first)
     draw = generator()
     for is_first in (False, True):
         s, row_max, row_sum = 6 * torch.randn(8, 16, generator=draw), 4 * torch.rand(8, generator=draw), 1 + torch.rand(8, generator=draw)
         acc = torch.randn(8, 4, generator=draw)
-        if is_first:
-            row_max, row_sum, acc = torch.full((8,), math.nan), torch.full((8,), math.nan), torch.zeros(8, 4)
         yield step(s, row_max, row_sum, acc, 0.18, is_first, f"8 rows, is_first={is_first}", fresh=True,
                    otherwise=first if is_first else later)  # fmt: skip
     hidden = "a row whose maximum is −inf has p = 0 and row_sum = 0, and its row_max stays −inf"
     s = [[-INF, -INF], [-INF, 2.0]]
-    yield step(s, unset, unset, zeros, 0.5, True, edge="hidden", otherwise=hidden)
+    zeros = [[0.0, 0.0], [0.0, 0.0]]
+    yield step(s, unset, unset, old, 0.5, True, edge="hidden", otherwise=hidden)
     yield step(s, [-INF, -INF], [0.0, 0.0], zeros, 0.5, False, edge="hidden", otherwise=hidden)
     yield step(s, [3.0, 1.0], [1.0, 1.5], [[8.0, 4.0], [2.0, 6.0]], 0.5, False, edge="hidden", otherwise=hidden)
 

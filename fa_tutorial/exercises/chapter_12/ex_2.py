@@ -4,6 +4,7 @@ import functools
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong, same
 
 
 def window_tiles(row_block, block_m, block_n, S_q, S_k, left, right):
@@ -39,6 +40,9 @@ MISTAKES = {
     f"the window is one key too wide on the right: {SEES}": ("i + 1 + S_k", "i + 2 + S_k"),
     f"the window is one key too narrow on the left: {SEES}": ("S_q - left", "S_q - left + 1"),
     f"the window is one key too wide on the left: {SEES}": ("S_q - left", "S_q - left - 1"),
+    "the first row and the last are swapped: the window moves right with the row, so the first row's begins first and ends first": [
+        (START, "low(last) // block_n,"), (FULL_0, "-(-low(first) // block_n)"), (FULL_1, "max(full_0, high(last) // block_n)"),
+        (END, "-(-high(first) // block_n)")],
     "full_1 is below full_0: a narrow window has no whole tile, and two loops would visit the tiles between them twice": (
         FULL_1, "high(first) // block_n"),
     "left = −1 and right = −1 count as numbers of keys: negative is no limit, so low is 0 and high is S_k": [
@@ -73,7 +77,10 @@ def adapt(answer):
         if not isinstance(bounds, tuple | list) or len(bounds) != 4:
             return bounds
         start, full_0, full_1, end = bounds
-        _, ours, past, _ = truth(*args)
+        want = truth(*args)
+        if any(isinstance(bound, float) for bound in bounds) and same(tuple(bounds), want):
+            raise Wrong("gives floats: a tile's number is an integer, as // of integers gives it and range takes it")
+        _, ours, past, _ = want
         return (start, ours, past, end) if ours == past and full_0 == full_1 and start <= full_0 <= end else bounds
 
     return settled
@@ -126,11 +133,11 @@ EXERCISE = Exercise(
             "Write low(i), the first key that row i sees, and high(i), one past the last. Which row of the block reaches furthest, on each "
             "side?"
         ),
-        "A tile is seen if any row sees any of it: start from the first row's low, rounded down, end from the last row's high, rounded up. "
-        "It is whole if every row sees all of it: full_0 from the last row's low, rounded up, full_1 from the first row's high, rounded "
-        "down.",
-        "low(i) = max(0, i + S_k − S_q − left), high(i) = max(0, min(S_k, i + 1 + S_k − S_q + right)), the last row is "
-        "min(first + block_m, S_q) − 1, and full_1 = max(full_0, …).",
+        "A tile is seen if any row sees any of it, and whole if every row sees all of it. low and high grow with i: so is each of the four "
+        "decided by the block's first row or by its last, and does a tile that is cut count?",
+        "low(i) = max(0, i + S_k − S_q − left), high(i) = max(0, min(S_k, i + 1 + S_k − S_q + right)), and the last row is "
+        "min(first + block_m, S_q) − 1. start is the first row's low, rounded down, and full_0 the last row's, rounded up. The two others "
+        "mirror them, with full_1 = max(full_0, …).",
     ),
     solution=window_tiles,
     reasoning="low and high both grow with i. So the union of all rows' keys runs from the first row's low to the last row's high, and "

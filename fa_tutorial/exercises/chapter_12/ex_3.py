@@ -25,7 +25,7 @@ SAFE, P, ALPHA = "torch.where(new_shift == -math.inf, 0.0, new_shift)", "torch.e
 TOTAL = "alpha * l + p.sum(dim=-1)"
 MISTAKES = {
     "the shift moves with every larger maximum: it stays while the growth is at most the threshold": (WHERE, "m"),
-    "the growth is compared in powers of e: times log₂ e it is in powers of two": (MOVES, "m - shift > threshold"),
+    "m − shift is compared with the threshold: it is exp(m − shift) = 2^((m − shift) · log₂ e) that must not exceed 2^threshold": (MOVES, "m - shift > threshold"),
     "the growth is divided by log₂ e: exp(x) is 2^(x · log₂ e), so it is multiplied": (MOVES, MOVES.replace("*", "/")),
     "p and alpha are powers of two: s and shift are in base e here, so both are exp": [
         (P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
