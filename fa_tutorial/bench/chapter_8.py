@@ -450,22 +450,6 @@ def draw_chain(predict: Predict) -> Figure:
     return figure
 
 
-def show_errors(predict: Predict) -> None:
-    """Print how much longer the course's kernels in stored_steps take than `predict` says: all, and all but those of
-    the larger tile in chapter 5 and base 2, which leaves a program less or spills registers.
-    """
-    print(f"{'H100, measured / predicted':28} {'all':>15}   without the larger tile in chapter 5 and base 2")
-    for D, is_causal in POINTS:
-        ratios = {}
-        for name, step in (STEP_OF | LARGER_STEP_OF).items():
-            tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
-            measured = tile_cycles(stored_steps()[D, is_causal][name], D, is_causal)
-            ratios[name] = measured / predict(compiled_steps()[step, tile, D, is_causal])
-        others = [ratios[name] for name in ratios if name not in ("chapter 5, larger tile", "base 2, larger tile")]
-        spans = [f"{percent(min(some))} to {percent(max(some))}" for some in (ratios.values(), others)]
-        print(f"{f'D = {D:3}, {mask(is_causal)}':28} {spans[0]:>15}   {spans[1]}")
-
-
 def tflops_of(rows: pd.DataFrame, provider: str, mode: str, S: int, D: int, is_causal: bool) -> float:
     """The rate of the sweep's row in fp16 with 2,048 // D heads. rows: results.load's."""
     wanted = {
