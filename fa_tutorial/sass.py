@@ -14,10 +14,10 @@ import re
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,6 +32,9 @@ D = 128
 KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "SYNCS", "BAR", "BRA")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
 LABEL = re.compile(r"(\.L_x_\d+)")
+COMMENT = re.compile(r"/\*.*?\*/")
+REGISTER = re.compile(r"(?<![A-Z])R(\d+)")
+CONTROL = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/$")  # with nvdisasm -hex: the second half of an instruction
 
 
 def loops(sass: str) -> list[list[str]]:
@@ -56,6 +59,93 @@ def inner_loop(sass: str) -> list[str]:
         if any(op.startswith(("HGMMA", "HMMA")) for op in loop) and any(op.startswith("MUFU.EX2") for op in loop)
     )
     return min(wanted, key=len)
+
+
+class Line(NamedTuple):
+    """An instruction: its name, its text, and the cycles that pass at least before its warp starts the next."""
+
+    name: str
+    text: str
+    spacing: int
+
+
+def lines_of(sass: str) -> list[Line]:
+    """The inner loop, in the text of nvdisasm -hex.
+
+    Four bits of an instruction say how many cycles pass before the warp starts its next (for Volta:
+    https://arxiv.org/abs/1804.06826, section 2.1; Hopper's have the same form).
+    """
+    names, texts, spacing = [], [], []
+    for line in sass.splitlines():
+        if match := INSTRUCTION.search(line):
+            names.append(match[1])
+            texts.append(" ".join(COMMENT.sub("", line).replace(";", "").split()))
+        elif match := CONTROL.search(line):
+            spacing.append(int(match[1], 16) >> 41 & 15)
+    loop = inner_loop(sass)
+    start = next(i for i in range(len(names)) if names[i : i + len(loop)] == loop)
+    part = slice(start, start + len(loop))
+    return [Line(*line) for line in zip(names[part], texts[part], spacing[part], strict=True)]
+
+
+def of_one_score(loop: Sequence[Line]) -> list[Line]:
+    """Of a loop's instructions those that have to do with one score: from the register in which q kᵀ leaves it, to its
+    p in fp16 and in the row's sum.
+    """
+    matmul = next(i for i, line in enumerate(loop) if line.name.startswith("HGMMA"))
+    score = f"R{int(REGISTER.search(loop[matmul].text)[1]) + 2}"
+    held, found = {score}, []
+    for line in loop[next(i for i, line in enumerate(loop) if line.name.startswith("WARPGROUP.DEPBAR")) :]:
+        registers = [f"R{number}" for number in REGISTER.findall(line.text)]
+        written = [] if line.name.startswith("FSETP") else registers[:1]
+        if held & set(registers[len(written) :]):
+            found.append(line)
+            if line.name.startswith(("FMUL", "FFMA", "MUFU")):
+                held.update(written)
+        elif not line.text.startswith("@"):
+            held.difference_update(written)
+    return found
+
+
+def loop_of(step: str, tile: TileConfig, D: int) -> list[Line]:
+    """The loop of chapter 8's kernel after `step`, full, compiled here. As `compiled`, with no GPU."""
+    made = _in_a_process("pass", f"sass._step_lines({step!r}, {astuple(tile)!r}, {D})", "attend")
+    return [Line(*line) for line in made]
+
+
+def _step_lines(step: str, tile: tuple[int, ...], D: int) -> list[Line]:
+    with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
+        steps.flash_forward(*compiling.inputs(torch.float16, D)[:3], False, 0.5, step=step, tile=TileConfig(*tile))
+    return lines_of(sass_of(launched[-1][1], "-hex"))
+
+
+def print_one_score(*names: str) -> None:
+    """Print of_one_score of chapter 8's kernels after these steps, D = 64, beside each other."""
+    columns = [
+        [name or "chapter 5", *(line.text for line in of_one_score(loop_of(name, steps.TILE, 64)))] for name in names
+    ]
+    for row in itertools.zip_longest(*columns, fillvalue=""):
+        print("    ".join(f"{text:38}" for text in row).rstrip())
+
+
+def print_stop(loop: Sequence[Line]) -> None:
+    """Print where a loop issues matmuls, waits for them and exponentiates: the first of each run, and how many."""
+    kinds = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2")
+    kept = [line for line in loop if line.name.startswith(kinds)]
+    for _, run in itertools.groupby(kept, lambda line: line.name.split(".")[0]):
+        first, *others = run
+        print(f"{first.text:60} {f'and {len(others)} more' if others else ''}".rstrip())
+
+
+def after_the_stop(loop: Sequence[Line]) -> tuple[int, int]:
+    """From the wait for matmuls to the first HGMMA after it: how many instructions, and the cycles that a warp takes
+    for them at least.
+    """
+    names = [line.name for line in loop]
+    wait = next(i for i, name in enumerate(names) if name.startswith("WARPGROUP.DEPBAR"))
+    matmul = next(i for i, name in enumerate(names) if i > wait and name.startswith("HGMMA"))
+    part = loop[wait + 1 : matmul]
+    return len(part), sum(line.spacing for line in part)
 
 
 def events(loop: list[str]) -> list[tuple[str, int]]:

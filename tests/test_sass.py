@@ -115,6 +115,25 @@ def test_a_readers_loop_of_chapter_8_is_counted():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("D", [64, 128])
+def test_chapter_8s_finished_loop_waits_once_for_all_matmuls_and_then_exponentiates(D):
+    loop = sass.loop_of(steps.LAST, steps.LARGER[D], D)
+    [wait] = [i for i, line in enumerate(loop) if line.name.startswith("WARPGROUP.DEPBAR")]
+    count, spaced = sass.after_the_stop(loop)
+    assert loop[wait].text.endswith("gsb0, 0x0") and loop[wait + 1 + count].name.startswith("HGMMA") and spaced > 1.5 * count
+    assert all(wait < i <= wait + count for i, line in enumerate(loop) if line.name.startswith("MUFU.EX2"))
+
+
+@pytest.mark.slow
+def test_base_2_halves_the_instructions_of_a_score():
+    chapter_5, base_2 = (
+        [line.name.split(".")[0] for line in sass.of_one_score(sass.loop_of(step, steps.TILE, 64))] for step in ("", "base 2")
+    )
+    assert sorted(base_2) == ["F2FP", "FADD", "FFMA", "FMNMX", "MUFU"]
+    assert sorted(chapter_5) == sorted([*base_2, *["FMUL"] * 4, "FSETP"])
+
+
+@pytest.mark.slow
 def test_chapter_8_begins_with_chapter_5s_kernel_and_ends_with_the_package():
     """The files of its first and its last step have the machine code of forward's and of tuned.forward's kernel."""
     code = """

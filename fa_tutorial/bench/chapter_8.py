@@ -239,11 +239,11 @@ def show_numbers(step: str, programs: Programs, predict: Predict) -> None:
     """Print what the compiler made of `step` with steps.TILE, the cycles that `predict` gives for it, and its cycles
     and rate on the H100, beside those of the step before.
 
-    cycles: an SM's for each 64 x 64 scores. faster: how many more scores in as many cycles, and in as much time.
+    cycles: an SM's for each 64 x 64 scores. The gains are those in scores per cycle, and per second.
     """
     names = steps.before(step), step
     print(f"{'H100, ' + step:17} {'loop':>10} {'programs':>8} {'predicted':>12}", end=" ")
-    print(f"{'cycles':>12} faster {'TFLOP/s':>10} faster")
+    print(f"{'cycles':>12} {'gain':>6} {'TFLOP/s':>10} {'gain':>6}")
     for D, is_causal in POINTS:
         old, new = (compiled_steps()[name, steps.TILE, D, is_causal] for name in names)
         fit = [programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"]) for row in (old, new)]
@@ -327,17 +327,16 @@ def show_tiles(programs: Programs, predict: Predict) -> None:
 def draw_tiles(programs: Programs, predict: Predict, mine: dict[int, TileConfig]) -> Figure:
     """The H200's rate with each of TILES, `mine` of each D in another colour, with its prediction and programs."""
     figure = Figure(figsize=(9.5, 4.4))
-    figure.suptitle("H200, S = 4,096, full; white: predicted cycles, and programs on an SM")
+    figure.suptitle("H200, S = 4,096, full: TFLOP/s (predicted cycles; programs on an SM)")
     stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "tile"]
     compiled = tiles_with(programs, predict)
     for ax, D in zip(figure.subplots(1, 2), (64, 128), strict=True):
         rates = {row["provider"]: row["tflops"] for row in stored if (row["D"], row["is_causal"]) == (D, False)}
         for y, (tile, rate) in enumerate(sorted(rates.items(), key=lambda pair: pair[1])):
             ax.barh(tile, rate, color=COLOURS["vermilion" if tile == in_words(mine[D]) else "blue"])
-            words = f"{compiled[D, tile]['predicted']:.0f},  {compiled[D, tile]['programs']}"
-            ax.text(rate - 8, y, words, color="white", ha="right", va="center", weight="bold")
-            ax.text(rate + 5, y, f"{rate:.0f}", va="center")
-        ax.set(title=f"D = {D}", xlabel="TFLOP/s", xlim=(0, 1.2 * max(rates.values())))
+            words = f"{rate:.0f} ({compiled[D, tile]['predicted']:.0f}; {compiled[D, tile]['programs']})"
+            ax.text(rate + 5, y, words, va="center")
+        ax.set(title=f"D = {D}", xlabel="TFLOP/s", xlim=(0, 1.6 * max(rates.values())))
         ax.grid(visible=False)
     return figure
 
@@ -412,7 +411,7 @@ CHAIN = {
     "one division, larger tile": "one division",
     "guard, larger tile": "guard",
     "load ahead, larger tile": "load ahead",
-    LARGER_TILE: "the digit's repair",
+    LARGER_TILE: "round up (the repair)",
 }
 
 
@@ -424,7 +423,7 @@ def draw_chain(predict: Predict) -> Figure:
     figure.suptitle("H100, full: cycles for 64 x 64 scores, and TFLOP/s")
     step_of = STEP_OF | LARGER_STEP_OF
     panels = figure.subplots(1, 2, sharey=True)
-    for ax, D in zip(panels, (128, 64), strict=True):
+    for ax, D in zip(panels, (64, 128), strict=True):
         found, before = stored_steps()[D, False], None
         wall, most = 4 * D + 256, tile_cycles(found["chapter 5"], D, False)
         least = tile_cycles(found["sdpa_cudnn"], D, False)
@@ -448,61 +447,6 @@ def draw_chain(predict: Predict) -> Figure:
         ax.grid(axis="y", visible=False)
     panels[0].set_yticks(range(len(CHAIN) + 1), [*CHAIN.values(), "cuDNN"])
     panels[0].invert_yaxis()
-    return figure
-
-
-def model_points(predict: Predict) -> list[dict[str, Any]]:
-    """The course's kernels in stored_steps with the cycles of `predict` and those of the H100; "outlier" is "^" where
-    the loop loads spilled registers, "X" where the larger tile leaves one program fewer, and "" elsewhere."""
-    points = []
-    for (D, is_causal), (name, step) in itertools.product(POINTS, (STEP_OF | LARGER_STEP_OF).items()):
-        large = name in LARGER_STEP_OF
-        row = compiled_steps()[step, steps.LARGER[D] if large else steps.TILE, D, is_causal]
-        outlier = "^" if row["LDL"] else "X" if large and step in ("", "base 2") else ""
-        cycles = predict(row), tile_cycles(stored_steps()[D, is_causal][name], D, is_causal)
-        points.append(
-            {"D": D, "is_causal": is_causal, "name": name, "large": large, "outlier": outlier, "cycles": cycles}
-        )
-    return points
-
-
-def show_errors(predict: Predict) -> None:
-    """Print how much longer the kernels of model_points take than `predict` says, with the outliers and without."""
-    print(f"{'H100, measured / predicted':28} {'all':>15}   without crosses and triangles")
-    points = model_points(predict)
-    for D, is_causal in POINTS:
-        here = [point for point in points if (point["D"], point["is_causal"]) == (D, is_causal)]
-        spans = []
-        for some in (here, [point for point in here if not point["outlier"]]):
-            ratios = [measured / predicted for predicted, measured in (point["cycles"] for point in some)]
-            spans.append(f"{percent(min(ratios))} to {percent(max(ratios))}")
-        print(f"{f'D = {D:3}, {mask(is_causal)}':28} {spans[0]:>15}   {spans[1]}")
-
-
-def draw_model(predict: Predict) -> Figure:
-    """The cycles that the H100 took for each of the course's kernels in stored_steps, over those that `predict` gives
-    for its row of machine code. A panel for each D.
-    """
-    figure = Figure(figsize=(10, 4.8))
-    for ax, D in zip(figure.subplots(1, 2), (64, 128), strict=True):
-        points = [point for point in model_points(predict) if point["D"] == D]
-        for point in points:
-            (x, y), marker = point["cycles"], point["outlier"]
-            colour = "tab:orange" if point["is_causal"] else "tab:blue"
-            face = colour if point["large"] else "none"
-            ax.plot(x, y, marker or "o", markersize=8, markeredgecolor=colour, markerfacecolor=face)
-            if marker or (point["name"] == "descriptors, larger tile" and (D, point["is_causal"]) == (64, False)):
-                ax.annotate(f"{y:,.0f}", (x, y), (7, 0), textcoords="offset points", va="center")
-        ends = [end(point["cycles"][0] for point in points) for end in (min, max)]
-        ax.plot(ends, ends, "-", color="grey", zorder=0)
-        ax.axhline(4 * D + 256, color="grey", linestyle=":", zorder=0)
-        ax.annotate(f"4 D + 256 = {4 * D + 256}", (ends[1], 4 * D + 256), va="bottom", ha="right", color="grey")
-        ax.set_yscale("log")
-        ticks = [500, 600, 700, 800, 900] if D == 64 else [750, 1000, 1500, 2000, 2500]
-        ax.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-        ax.minorticks_off()
-        ax.set(title=f"D = {D}", xlabel="cycles by (8.5)", ylabel="cycles measured", xmargin=0.12)
-    figure.suptitle("H100, 64 x 64 scores; blue: full, orange: causal; hollow: 64x64, filled: larger tile")
     return figure
 
 

@@ -80,7 +80,7 @@ def cycles_by_the_whole_tile(D, block_m, block_n, num_warps, instructions, expon
 RIGHT_ANSWERS = (
     ("8.1", programs_by_ceiling),
     ("8.1", programs_by_scheduler),
-    ("8.2", softmax_step_scaled_first),
+    ("8.2", softmax_step_scaled_first, "correct (you scale every score before the maximum"),
     ("8.2", softmax_step_first_alpha_1),
     ("8.3", forward_transposed),
     ("8.4", rows_by_chapter_3),

@@ -42,11 +42,11 @@ WRONG_ANSWERS = (
     edit("0.4", "seconds", ("before / after", "before - after"), told="you give the seconds that fusing saves"),
     edit("0.4", "per cent", ("before / after", "before / after * 100 - 100"), told="you give a percentage"),
     edit("0.4", "share saved", ("before / after", "(before - after) / before"), told="you give the share of the time"),
+    edit("0.5", "softmax and divide read twice", ('"softmax": 2', '"softmax": 3'), ('"divide": 2', '"divide": 3'),
+         told="count what each kernel reads and writes"),
     edit("0.4", "a number for the limit", ("after, limit", "after, 1.0"), told="gives limit = 1, want memory"),
     edit("0.4", "whole gains", ("before / after", "before // after"), told="a perfect kernel takes the longer of flops / peak_flops and bytes / bandwidth"),
     edit("0.4", "always memory", ('"arithmetic" if after == arithmetic else "memory"', '"memory"'), told="and then the FLOPs decide"),
-    edit("0.5", "softmax reads twice", ('"softmax": 2', '"softmax": 3'), told="count what each kernel reads and writes"),
     edit("0.5", "the factor alone", ("return worst, ", "return "), told="want a tuple (kernel, factor)"),
     edit("0.5", "the number of the kernel", ("return worst", "return list(moved).index(worst)"), told="gives kernel = 2, want softmax"),
-    edit("0.5", "always softmax", ("max(factors, key=factors.get)", '"softmax"'), told="count what each kernel reads and writes"),
 )  # fmt: skip

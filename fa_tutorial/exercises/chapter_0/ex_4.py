@@ -37,6 +37,7 @@ MISTAKES = {
         ("before = max", "before = min"), ("after = max", "after = min"), ("after == arithmetic", "arithmetic > bytes_after / bandwidth")],
     "that is what limits the kernels before: the question is what limits the fused one": (
         "after == arithmetic", "before == arithmetic"),
+    "gain and limit are swapped: return (gain, limit)": (f"return {GAIN}, limit", f"return limit, {GAIN}"),
     "the limits are exchanged: left of the ridge the bytes take longer, right of it the FLOPs": (
         LIMIT, '"memory" if after == arithmetic else "arithmetic"'),
     "you compare FLOP/byte with byte/s: the ridge is at peak_flops / bandwidth": (

@@ -29,12 +29,14 @@ MISTAKES = {
         WORST, "max(ms, key=ms.get)"),
     "that is the kernel that loses most milliseconds: the factor is its time over its floor": (
         WORST, "max(moved, key=lambda kernel: ms[kernel] - moved[kernel] / bandwidth * 1e3)"),
+    "that is always softmax: find the kernel whose factor is the largest": (WORST, '"softmax"'),
     "that is the kernel that comes closest to its floor": (WORST, "min(factors, key=factors.get)"),
     "the factor is upside down: it is the time over the floor, at least 1": [
         (FACTOR, "count / bandwidth / (ms[kernel] / 1e3)"), (WORST, "min(factors, key=factors.get)")],
     "the times are in milliseconds, and bytes / bandwidth is in seconds": (" / 1e3", ""),
     "divide and softmax read s and write a tensor as large: each moves the scores twice": [
         ('"divide": 2 * scores', '"divide": scores'), ('"softmax": 2 * scores', '"softmax": scores')],
+    "softmax reads s once and writes p once: that is two trips of the scores, not three": ('"softmax": 2 * scores', '"softmax": 3 * scores'),
     "the vectors are missing: q kᵀ reads q and k, and p v reads v and writes o": [
         ("2 * vectors + scores", "scores"), ("scores + 2 * vectors", "scores")],
     "q kᵀ writes s and p v reads p, once each: you count the scores twice there": [

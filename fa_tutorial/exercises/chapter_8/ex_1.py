@@ -20,6 +20,7 @@ MISTAKES = {
     "registers are not rounded up: a thread's come in eights": (UP, "registers"),
     "1 KiB is missing: each program costs that much shared memory on top of its own": ("(shared_bytes + 1024)", "shared_bytes"),
     "the extra 1,024 bytes are paid by each program, not once for all of them": (SHARED, "(233_472 - 1024) // shared_bytes"),
+    "an SM has 233,472 bytes for its programs: 232,448 is the most that a single one may ask for": (SHARED, "232_448 // (shared_bytes + 1024)"),
     "registers are counted once per warp: each of its 32 threads needs them": ("rounded * 32 * num_warps", "rounded * num_warps"),
     "a program has num_warps warps: all of them need registers": ("rounded * 32 * num_warps", "rounded * 32"),
     "that is the larger of the two numbers: a program needs both registers and shared memory": ("min(", "max("),
@@ -43,6 +44,7 @@ def inputs():
     yield case(4, 100, 1_024, otherwise="100 registers are rounded up to 104")
     yield case(8, 41, 1_024, otherwise="41 registers are rounded up to 48")
     yield case(4, 64, 116_736, otherwise="two programs of 114 KiB need 2 KiB more")
+    yield case(4, 64, 57_344, otherwise="four times 57,344 + 1,024 bytes are 233,472, which is all that an SM has: they fit")
     yield case(4, 64, 38_000, otherwise="each of five programs needs 1,024 bytes more, and a sixth has no room")
     yield case(4, 64, 57_350, otherwise="1 KiB is 1,024 bytes")
     yield case(4, 128, 240_000, otherwise="240,000 bytes are more than an SM has: it holds no such program")

@@ -120,6 +120,16 @@ def inputs():
     yield case(*(x.to(hardware.device()) for x in (s, m, torch.ones(ROWS))), 0.18, on="a random tile", fresh=True)
 
 
+def note(step):
+    """Where scale_log2 is negative, the maximum of s · scale_log2 is not the scaled maximum of s."""
+    state = (torch.full((ROWS,), -INF), torch.zeros(ROWS))
+    _, m_new, *_ = adapt(step)(*(x.to(hardware.device()) for x in (torch.tensor([[1.0, 3.0, 2.0, 0.0]] * ROWS), *state)), -1.0)
+    words = (
+        "you scale every score before the maximum, and a kernel pays a multiplication for each: scale the maximum, and let s · scale_log2 "
+    )
+    return f"{words}join the subtraction, as in (8.3)" if m_new[0] == 0 else ""
+
+
 EXERCISE = Exercise(
     id="8.2",
     task="Write softmax_step in base 2: the scores s arrive without their scale, and m is kept in units of s · scale_log2.",
@@ -141,4 +151,5 @@ EXERCISE = Exercise(
     parts=("p", "m_new", "l_new", "alpha"),
     tolerance=lambda args, part: (3e-5, 1e-6),  # also where the scores are large: those here are exact
     adapt=adapt,
+    note=note,
 )

@@ -74,6 +74,8 @@ MISTAKES = {
     "keys are counted in tiles, for k, v and the mask: a coordinate counts rows": [
         (KV, "_desc.load([b, h, start_n // BLOCK_N, 0])"), ("offs_n = start_n +", "offs_n = start_n // BLOCK_N +")],
     "the loop runs to S_q: there are S_k keys": ("range(0, S_k", "range(0, S_q"),
+    "the mask on the scores compares with S_q: the keys that exist are those below S_k": ("offs_n[None, :] < S_k", "offs_n[None, :] < S_q"),
+    "the last tile of keys is left out where it is ragged: the loop runs to S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_k // BLOCK_N * BLOCK_N, BLOCK_N)"),
 }  # fmt: skip
 
 CONDITIONS = {"half": HALF.replace(" (and bf16 on a GPU)", "") + ", and o has the descriptor's dtype"}
@@ -109,8 +111,9 @@ def inputs():
     yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", FALLS)
     yield attention_case(*draw_qkv(1, 2, 16, 16, 16), "two heads", OWN)
     yield attention_case(*draw_qkv(2, 2, 16, 16, 16), "B = H = 2", f"pid // row_blocks is b · H + h: {OWN}")
-    ragged = "the last tile of keys may be ragged: no key from S_k on exists, nor S_k itself"
+    ragged = "the last tile of keys may be ragged: its keys below S_k count, and none from S_k on exists"
     yield attention_case(*draw_qkv(1, 2, 16, 20, 16), "two heads, S_k = 20, BLOCK_N = 16", ragged)
+    yield attention_case(*draw_qkv(1, 1, 32, 20, 16), "S_q = 32, S_k = 20, BLOCK_N = 16", ragged)
     rows = f"the last block of rows may be ragged: {START}"
     yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", rows)
     yield attention_case(*logits(-200, -200, S_k=20), "S_k = 20, BLOCK_N = 16, all logits −200", FIRST)

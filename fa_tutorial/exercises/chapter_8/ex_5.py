@@ -23,6 +23,7 @@ MISTAKES = {
     "the warps are spread over four schedulers, which issue at the same time": ("instructions * num_warps / 4", "instructions * num_warps"),
     "an SM does 16 exponentials a cycle, not one: divide by 16": ("* 32 / 16", "* 32"),
     "the 16 exponentials a cycle are an SM's, not a scheduler's": ("* 32 / 16", "* 32 / 64"),
+    "an exponential keeps its scheduler's unit busy for 8 cycles, but four schedulers have such a unit: 32 / 16 cycles of the SM": ("* 32 / 16", "* 8"),
     "an exponential is one of the instructions: it takes an issue slot, too": ("instructions * num_warps", "(instructions - exponentials) * num_warps"),
     "an exponential is one of the instructions: it isn't added to them": ("instructions * num_warps", "(instructions + exponentials) * num_warps"),
     "fewer than four warps leave schedulers to other programs: two warps issue in 2 / 4 of the cycles": (
@@ -34,6 +35,8 @@ MISTAKES = {
     "issuing never decides here: each of num_warps warps issues its instructions, on four schedulers": (TURNS, "matmuls + exponentiating"),
     "here everything overlaps: if the matmuls take turns with the rest, add their cycles": (
         TURNS, "max(matmuls, issuing, exponentiating)"),
+    "issuing is hidden behind the matmuls here: it takes turns with them, and goes on while the exponentials' unit works": (
+        TURNS, "max(matmuls, issuing) + exponentiating"),
     "that is the model of 64 x 64 tiles with four warps, whose exponentials are hidden: count all warps, and the tile's share": (
         TURNS, "matmuls + instructions"),
     "a part of a cycle is cut off: divide with /": (TILES, "64 * 64 // (block_m * block_n)"),

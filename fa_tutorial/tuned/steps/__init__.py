@@ -7,10 +7,8 @@ what is measured.
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import torch
 
 from fa_tutorial.forward import choose_config
 from fa_tutorial.hardware import card_of, require_triton
-from fa_tutorial.source import defined, source_of
+from fa_tutorial.source import defined
 from fa_tutorial.tiles import TileConfig, heads, padded_d
 from fa_tutorial.tuned import forward
 from fa_tutorial.tuned.descriptors import can_use_tma, descriptor_template
@@ -71,23 +69,6 @@ def changes(old: str, new: str) -> str:
 def show(step: str) -> None:
     """Show diff(step) in a notebook, coloured."""
     _display(diff(step))
-
-
-def show_between(old: Callable, new: Callable) -> None:
-    """Show the diff of two jitted functions, without their docstrings."""
-    _display(changes(*map(plain, (old, new))))
-
-
-REMARK = re.compile(r"  # (?:fmt: skip|\(\d.*)$", re.MULTILINE)  # for the formatter, or on an equation
-
-
-def plain(function: Callable) -> str:
-    """The text of a jitted function, without its docstring, and without remarks that a diff need not show."""
-    lines = source_of(function).splitlines()
-    [definition] = ast.parse("\n".join(lines)).body
-    docstring = definition.body[0]
-    del lines[docstring.lineno - 1 : docstring.end_lineno]
-    return REMARK.sub("", "\n".join(lines))
 
 
 def _display(text: str) -> None:
