@@ -392,8 +392,8 @@ def draw_kernels() -> Figure:
         write(ax, x, 0.25, text, BODY, ha="left", weight="bold")
     rows = (
         ("1  delta_kernel", "a block of rows", "rowsum(do ∘ o)", (), ("o", "do"), (), ("delta",)),
-        ("2  dkdv_kernel", "a block of keys", "s, dp, dv, dk", ("lse", "delta", "q", "do"), ("k", "v"), ("dk", "dv"), ("dk", "dv")),
-        ("3  dq_kernel", "a block of queries", "s, dp, dq", ("k", "v"), ("lse", "delta", "q", "do"), ("dq",), ("dq",)),
+        ("2  dkdv_kernel", "a block of keys", "matmuls: s, dp, dv, dk", ("lse", "delta", "q", "do"), ("k", "v"), ("dk", "dv"), ("dk", "dv")),
+        ("3  dq_kernel", "a block of queries", "matmuls: s, dp, dq", ("k", "v"), ("lse", "delta", "q", "do"), ("dq",), ("dq",)),
     )
     for i, row in enumerate(rows):
         draw_kernel_row(ax, 0.5 + i * 1.6, *row)
