@@ -34,11 +34,11 @@ def heads(x: torch.Tensor) -> Heads:
 def tile_pointers(x, b, h, start, ROWS: tl.constexpr, COLS: tl.constexpr):
     """[ROWS, COLS] pointers to rows start … of head h, batch entry b, and the row and column numbers.
 
-    x: Heads. Offsets are int64: a product of an index and a stride can pass 2³¹.
+    x: Heads. Offsets are int64: a product of an index and a stride can pass 2³¹. tl.cast takes a plain int too.
     """
     offs_s = tl.arange(0, ROWS).to(tl.int64)[:, None]  # [ROWS, 1]
     offs_d = tl.arange(0, COLS).to(tl.int64)[None, :]  # [1, COLS]
-    head = x.ptr + b.to(tl.int64) * x.strides[0] + h.to(tl.int64) * x.strides[1]
+    head = x.ptr + tl.cast(b, tl.int64) * x.strides[0] + tl.cast(h, tl.int64) * x.strides[1]
     head += tl.cast(start, tl.int64) * x.strides[2]  # moved by start: in a loop only that changes
     return head + (offs_s * x.strides[2] + offs_d * x.strides[3]), start + offs_s, offs_d
 

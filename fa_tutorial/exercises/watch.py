@@ -9,6 +9,7 @@ import math
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -196,7 +197,36 @@ class Tiles(Products):
         return ""
 
 
-class Shapes(Operations):
+BY_AUTOGRAD = "autograd computes these gradients: write them yourself"
+
+
+class ByHand:
+    """Notes in `by_autograd` whether autograd was asked for a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_autograd = False
+        self._patches = contextlib.ExitStack()
+
+    def __enter__(self) -> ByHand:
+        for name in ("grad", "backward"):  # torch.func, Tensor.backward and autograd.functional call these two
+            self._patches.enter_context(mock.patch.object(torch.autograd, name, self._noting(getattr(torch.autograd, name))))
+        return getattr(super(), "__enter__", lambda: self)()
+
+    def __exit__(self, *error: Any) -> None:
+        self._patches.close()
+        getattr(super(), "__exit__", lambda *_: None)(*error)
+
+    def _noting(self, function: Callable) -> Callable:
+        @functools.wraps(function)
+        def called(*args, **kwargs):
+            self.by_autograd = True
+            return function(*args, **kwargs)
+
+        return called
+
+
+class Shapes(ByHand, Operations):
     """Notes the shapes of all tensors that come up, each by its last two dimensions."""
 
     def __init__(self) -> None:
@@ -221,19 +251,16 @@ def other_dtype(result: Any, names: tuple[str, ...], dtype: torch.dtype) -> str:
     return ""
 
 
-class Gradients:
+class Gradients(ByHand):
     """For gradients that no other watch is for: each has its tensor's dtype."""
 
     def __init__(self, q: torch.Tensor, *_: Any) -> None:
+        super().__init__()
         self.dtype = q.dtype
 
-    def __enter__(self) -> Gradients:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
     def complaint(self, result: Any) -> str:
+        if self.by_autograd:
+            return BY_AUTOGRAD
         return other_dtype(result, ("dq", "dk", "dv"), self.dtype)
 
 
@@ -248,6 +275,8 @@ class MatmulJacobian(Shapes):
         self.dtype = a.dtype
 
     def complaint(self, result: Any) -> str:
+        if self.by_autograd:
+            return BY_AUTOGRAD
         built = sorted(shape for shape in self.shapes if math.prod(shape) >= self.limit)
         if built:
             return f"a Jacobian is built, a matrix of {built[0][0]} × {built[0][1]}: two matmuls of the factors' sizes are enough"
@@ -263,6 +292,8 @@ class SoftmaxJacobian(Shapes):
         self.is_long = p.ndim > 1 and self.n > 2 * p.shape[-2]  # else p itself may be n × n
 
     def complaint(self, result: Any) -> str:
+        if self.by_autograd:
+            return BY_AUTOGRAD
         if self.is_long and (self.n, self.n) in self.shapes:
             return f"the Jacobian is built, a matrix of {self.n} × {self.n}: one sum for each row is enough"
         return other_dtype(result, ("ds",), self.dtype)

@@ -331,9 +331,9 @@ def draw_lost_update(ax: Axes, left: float, top: float) -> None:
 
 def draw_two_orders(ax: Axes, left: float, top: float) -> None:
     """The same three numbers added in two orders, in float32."""
-    added = (2.0**24, 1.0, 1.0)
-    write(ax, left, top, "atomic adds: none lost, in any order", BODY, ha="left", weight="bold")
-    write(ax, left, top + 0.4, f"J = 0 adds {added[0]:,.0f}, J = 1 and 2 add 1; fp32", ha="left")
+    added = (2.0**24, 3.0, 3.0)
+    write(ax, left, top, "atomic adds: none lost, each rounded", BODY, ha="left", weight="bold")
+    write(ax, left, top + 0.4, f"J = 0 adds {added[0]:,.0f}, J = 1 and 2 add 3; fp32", ha="left")
     for row, order in enumerate(((0, 1, 2), (1, 2, 0))):
         y = top + 0.68 + row * 0.85
         total = torch.zeros((), dtype=torch.float32)
@@ -392,8 +392,16 @@ def draw_kernels() -> Figure:
         write(ax, x, 0.25, text, BODY, ha="left", weight="bold")
     rows = (
         ("1  delta_kernel", "a block of rows", "rowsum(do ∘ o)", (), ("o", "do"), (), ("delta",)),
-        ("2  dkdv_kernel", "a block of keys", "s, dp, dv, dk", ("lse", "delta", "q", "do"), ("k", "v"), ("dk", "dv"), ("dk", "dv")),
-        ("3  dq_kernel", "a block of queries", "s, dp, dq", ("k", "v"), ("lse", "delta", "q", "do"), ("dq",), ("dq",)),
+        (
+            "2  dkdv_kernel",
+            "a block of keys",
+            "matmuls: s, dp, dv, dk",
+            ("lse", "delta", "q", "do"),
+            ("k", "v"),
+            ("dk", "dv"),
+            ("dk", "dv"),
+        ),
+        ("3  dq_kernel", "a block of queries", "matmuls: s, dp, dq", ("k", "v"), ("lse", "delta", "q", "do"), ("dq",), ("dq",)),
     )
     for i, row in enumerate(rows):
         draw_kernel_row(ax, 0.5 + i * 1.6, *row)

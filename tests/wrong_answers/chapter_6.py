@@ -19,6 +19,27 @@ def converted(first: str, names: str, result: str = "") -> tuple:
     return (inner, (f"return {result}", f"return tuple(x.to(dtype) for x in ({result}))")) if result else (inner,)
 
 
+def matmul_by_autograd(a, b, dc):
+    with torch.enable_grad():
+        a, b = (x.detach().requires_grad_() for x in (a, b))
+        return torch.autograd.grad(a @ b, (a, b), dc)
+
+
+def softmax_by_autograd(p, dp):
+    with torch.enable_grad():
+        s = torch.log(p).requires_grad_()
+        torch.softmax(s, -1).backward(dp)
+        return s.grad
+
+
+def attention_by_autograd(q, k, v, p, do, scale):
+    with torch.enable_grad():
+        q, k, v = leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        hidden = (p == 0) & ~(p == 0).all(-1, keepdim=True)
+        (torch.softmax((scale * q @ k.mT).masked_fill(hidden, -torch.inf), -1) @ v).backward(do)
+        return tuple(x.grad for x in leaves)
+
+
 JACOBIAN = "((torch.diag_embed(p) - p[..., :, None] * p[..., None, :]) @ dp[..., None])[..., 0]"
 WIDE = "torch.promote_types(a.dtype, torch.float32)"
 SIZES = "    S_q, S_k = q.shape[2], k.shape[2]\n"
@@ -27,6 +48,8 @@ UNTILED = "block_m, block_n = S_q, max(1, S_k)\n"
 
 WRONG_ANSWERS = (
     ("6.1", matmul_by_jacobians, "a Jacobian is built, a matrix of 30 × 35"),
+    ("6.1", matmul_by_autograd, "autograd computes these gradients"),
+    ("6.3", attention_by_autograd, "autograd computes these gradients"),
     edit("6.1", "right for square matrices", ("    db = ", "    da[..., a.shape[-2] :] = 0\n    db = "),
          told="db = Σ a dc over the rows of a and dc: a of shape (1, 3), b of shape (3, 4)"),
     edit("6.1", "in float32", *converted("    da = ", "a, b, dc", "da, db"), told="one edge is left: float64 goes in"),
@@ -36,6 +59,7 @@ WRONG_ANSWERS = (
          told="one edge is left: da comes in float32, and a in float16"),
     edit("6.1", "one gradient", ("return da, db", "return da"), told="want a tuple (da, db)"),
     edit("6.2", "by Jacobian", ("p * (dp - delta)", JACOBIAN), told="the Jacobian is built, a matrix of 16 × 16"),
+    ("6.2", softmax_by_autograd, "autograd computes these gradients"),
     edit("6.2", "in place", ("return p * (dp - delta)", "dp -= delta\n    return p * dp"), told="changes its input dp in place"),
     edit("6.2", "in float32", ("    delta = ", "    dtype, p, dp = p.dtype, p.float(), dp.float()\n    delta = "),
          ("p * (dp - delta)", "(p * (dp - delta)).to(dtype)"), told="one edge is left: float64 goes in"),

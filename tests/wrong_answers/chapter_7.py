@@ -20,6 +20,7 @@ LOAD_ADD_STORE = ADD.replace("atomic_add", "store").replace(
     "dq_part", "dq_part + tl.load(places, mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D), other=0.0)"
 )
 ROWS = "offs_m[:, None] < S_q"
+MASKED_P = "tl.where(here[:, None], tl.exp(s_t - lse[None, :]), 0.0)"
 P = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)"
 END = "end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
 STORES = """    store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
@@ -67,6 +68,8 @@ WRONG_ANSWERS = (
          ("range(full_m, S_q", "range(full_m * IS_CAUSAL, S_q"), told="the loop with the mask runs although IS_CAUSAL is False"),
     edit("7.4", "mask with >", ("first_seeing = start_n + tl.arange(0, BLOCK_N)", "first_seeing = 1 + start_n + tl.arange(0, BLOCK_N)"),
          told="the mask is strict"),
+    edit("7.4", "first_m counts blocks", ("tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M", "tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M"),
+         told="first_m counts blocks"),
     edit("7.4", "full from the first key", ("last_key = tl.minimum(start_n + BLOCK_N, S_k) - 1", "last_key = start_n"),
          told="full_m comes from the block's first key"),
     edit("7.4", "one loop with a mask", ("        full_m = tl.cdiv", "        full_m = S_q + 0 * tl.cdiv"),
@@ -97,6 +100,10 @@ WRONG_ANSWERS = (
          told="choose with tl.where, because inf · 0 is NaN"),
     edit("7.5", "keys past S_k not masked", ("offs_n[None, :] < S_k", "offs_n[None, :] >= 0"),
          told="a key past S_k has p = 0"),
+    *(edit("7.5", f"{low} in place of −∞", ("lse = tl.load(lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]",
+           'lse = tl.load(lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q, other=0.0)\n    lse = tl.where(lse == -float("inf"), 0.0, lse)'),
+           (P, f"tl.exp(tl.where(seen, s, {low}) - lse[:, None])"), told="any finite number in place of −∞ may be larger")
+      for low in ("-1e4", "-1e9", "-1e30")),
     edit("7.5", "no delta", ("p * (dp - delta[:, None])", "p * dp"), told="delta is not subtracted"),
     edit("7.5", "end one key short", (END, f"{END} - 1"), told="the row sees key 16, alone in the second tile"),
     edit("7.5", "row blocks rounded down", ("tl.cdiv(S_q, BLOCK_M)", "S_q // BLOCK_M"),
@@ -107,6 +114,12 @@ WRONG_ANSWERS = (
     edit("7.6", "loaded, added and stored", (ADD, LOAD_ADD_STORE), told="several programs store to the same elements of dq", gpu="dq"),
     edit("7.6", "dq taken for contiguous", (HEAD, "dq.ptr + batch_head * S_q * D"), (PLACES, "offs_m[:, None] * D + offs_d[None, :]"),
          told="dq has four strides of its own"),
+    edit("7.6", "dq by the strides of q", (HEAD, HEAD.replace("dq.strides", "q.strides")), (PLACES, PLACES.replace("dq.strides", "q.strides")),
+         told="dq has four strides of its own"),
+    edit("7.6", "missing keys not masked", (MASKED_P, "tl.exp(s_t - lse[None, :])"), told="missing keys need a mask now"),
+    edit("7.6", "missing keys multiplied by 0", (MASKED_P, "tl.exp(s_t - lse[None, :]) * here[:, None]"), told="put 0 for their p with tl.where"),
+    edit("7.6", "a large negative score for missing keys", (MASKED_P, "tl.exp(tl.where(here[:, None], s_t, -100.0) - lse[None, :])"),
+         told="exp(0 − lse) may be inf"),
     edit("7.6", "rows past S_q added", (f"mask=({ROWS}) & ", "mask="), told="mask lse, delta and the atomic add by offs_m < S_q",
          gpu=None),
     edit("7.6", "columns past D added", (f"({ROWS}) & (offs_d[None, :] < D)", ROWS), told="D may be less than BLOCK_D",

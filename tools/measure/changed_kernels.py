@@ -86,9 +86,13 @@ def add_to_dkdv_transposed_later(k_tile, v_tile, dk, dv, q, do, lse_ptr, delta_p
 
 
 @triton.jit
-def add_to_all(k_tile, v_tile, dk, dv, q, do, dq, lse_ptr, delta_ptr, b, h, start_m, first_seeing, S_q, D, scale,
-               MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """backward.add_to_dkdv, which also adds this tile's part to dq in memory: Heads of (B, H, S_q, D) float32."""
+def add_to_all(k_tile, v_tile, dk, dv, q, do, dq, lse_ptr, delta_ptr, b, h, start_m, first_seeing, keys, S_q, D, scale,
+               MASK: tl.constexpr, RAGGED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """backward.add_to_dkdv, which also adds this tile's part to dq in memory: Heads of (B, H, S_q, D) float32.
+
+    keys: how many keys are there from the tile's first on. RAGGED: they may be fewer than the tile's, and the others
+    get p = 0.
+    """
     offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     offs_d = tl.arange(0, BLOCK_D)  # [BLOCK_D]
     q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
@@ -99,6 +103,8 @@ def add_to_all(k_tile, v_tile, dk, dv, q, do, dq, lse_ptr, delta_ptr, b, h, star
     p_t = tl.exp(s_t - lse[None, :])  # [BLOCK_N, BLOCK_M]
     if MASK:
         p_t = tl.where(offs_m[None, :] >= first_seeing[:, None], p_t, 0.0)
+    if RAGGED:
+        p_t = tl.where(tl.arange(0, k_tile.shape[0])[:, None] < keys, p_t, 0.0)
     dv = dot(p_t.to(do_tile.dtype), do_tile, dv)  # [BLOCK_N, BLOCK_D]
     dp_t = dot(v_tile, tl.trans(do_tile))  # [BLOCK_N, BLOCK_M]
     ds_t = (p_t * (dp_t - delta[None, :])).to(q_tile.dtype)  # [BLOCK_N, BLOCK_M]
@@ -111,7 +117,8 @@ def add_to_all(k_tile, v_tile, dk, dv, q, do, dq, lse_ptr, delta_ptr, b, h, star
 
 
 @triton.jit
-def atomic_kernel(q, k, v, do, dq, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
+def atomic_kernel(q, k, v, do, dq, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
+                  IS_CAUSAL: tl.constexpr, RAGGED: tl.constexpr,
                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """backward.dkdv_kernel without groups, which also adds up dq: Heads of (B, H, S_q, D) float32, zeros at first."""
     key_blocks = tl.cdiv(S_k, BLOCK_N)
@@ -134,11 +141,11 @@ def atomic_kernel(q, k, v, do, dq, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, s
     for start_m in tl.range(full_m, S_q, BLOCK_M, disable_licm=True):
         dk_acc, dv_acc = add_to_all(
             k_tile, v_tile, dk_acc, dv_acc, q, do, dq, lse_ptr + row, delta_ptr + row,
-            b, h, start_m, first_seeing, S_q, D, scale, False, BLOCK_M, BLOCK_D)  # fmt: skip
+            b, h, start_m, first_seeing, S_k - start_n, S_q, D, scale, False, RAGGED, BLOCK_M, BLOCK_D)  # fmt: skip
     if IS_CAUSAL:
         for start_m in tl.range(first_m, tl.minimum(full_m, S_q), BLOCK_M, num_stages=1, disable_licm=True):
             dk_acc, dv_acc = add_to_all(
                 k_tile, v_tile, dk_acc, dv_acc, q, do, dq, lse_ptr + row, delta_ptr + row,
-                b, h, start_m, first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D)  # fmt: skip
+                b, h, start_m, first_seeing, S_k - start_n, S_q, D, scale, True, RAGGED, BLOCK_M, BLOCK_D)  # fmt: skip
     store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
     store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)

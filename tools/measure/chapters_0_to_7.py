@@ -414,7 +414,7 @@ def _backward_in_one_loop(
     delta = backward.row_delta(o, do)
     changed_kernels.atomic_kernel[(-(-S_k // tile.block_n) * B * H,)](
         *map(heads, (q, k, v, do, dq, dk, dv)), lse, delta, H, S_q, S_k, D, scale, IS_CAUSAL=is_causal,
-        BLOCK_D=padded_d(D), **tile.launch(),
+        RAGGED=S_k % tile.block_n != 0, BLOCK_D=padded_d(D), **tile.launch(),
     )  # fmt: skip
     return dq.to(q.dtype), dk, dv
 

@@ -26,6 +26,8 @@ MISTAKES = {
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
     "p ∘ dp is summed over everything: each row has its own sum": (SUM, "(p * dp).sum()"),
     "p ∘ dp is summed along dimension 0: sum along the last one": ("dim=-1", "dim=0"),
+    "p ∘ dp is summed along dimension 1: sum along the last one": ("dim=-1", "dim=1"),
+    "p ∘ dp is summed down the columns: sum along the last dimension": ("dim=-1", "dim=-2"),
 }
 
 RULE = "ds = diag(p) dp − p pᵀ dp"
@@ -59,7 +61,7 @@ def inputs():
         p = torch.softmax(factor * s, -1).nan_to_num(0.0)
         return case(change(p), change(dp), on=f"{name}p of shape {shape}", otherwise=words, fresh=draw is not seed, **options)
 
-    yield case(torch.tensor([0.25, 0.75]), torch.tensor([2.0, 8.0]), otherwise=RULE)
+    yield case(torch.tensor([[0.25, 0.75]]), torch.tensor([[2.0, 8.0]]), otherwise=RULE)
     rows = torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([[1.0, 3.0], [2.0, 8.0]])
     yield case(*rows, otherwise="two rows: each has a sum of its own")
     yield drawn((2, 3, 2, 3), "there may be leading dimensions: sum along the last one", change=torch.Tensor.float)

@@ -26,6 +26,7 @@ MISTAKES = {
     "dq and dk are without the scale: s = scale · q kᵀ": ("scale * ds", "ds"),
     "dq is without the scale: s = scale · q kᵀ": (DQ, "ds @ k"),
     "dk is without the scale: s = scale · q kᵀ": (DK, "ds.transpose(-1, -2) @ q"),
+    "dq and dk have the scale twice: s = scale · q kᵀ hands it on once": (f"p * (dp - {SUM})", f"scale * p * (dp - {SUM})"),
     "dv is scaled: the scale is in s = scale · q kᵀ, and o = p v has none": (
         "p.transpose(-1, -2) @ do",
         "scale * p.transpose(-1, -2) @ do",

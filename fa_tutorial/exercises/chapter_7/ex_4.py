@@ -78,6 +78,7 @@ MISTAKES = {
         START, "tl.cdiv(tl.maximum(start_n + S_q - S_k, 0), BLOCK_M) * BLOCK_M"),
     "first_m and full_m count blocks, and the loops count queries: multiply both by BLOCK_M": [
         (START, START.removesuffix(" * BLOCK_M")), (FULL, FULL.removesuffix(" * BLOCK_M"))],
+    "first_m counts blocks, and the loops count queries: multiply by BLOCK_M": (START, START.removesuffix(" * BLOCK_M")),
     "full_m counts blocks, and the loops count queries: multiply by BLOCK_M": (FULL, FULL.removesuffix(" * BLOCK_M")),
     "full_m is rounded down, and not every query of its block sees all of the keys: round it up": (
         FULL, "tl.maximum(last_key + S_q - S_k, 0) // BLOCK_M * BLOCK_M"),
@@ -117,7 +118,7 @@ def inputs():
     stray = shared.BEFORE_QUERY_0
     yield shared.causal(1, 17, "the one query sees all keys: query i sees keys 0 to i + S_k − S_q", stray=stray)
     between = "dk and dv are sums over the blocks of queries from first_m on, a multiple of BLOCK_M, masked before full_m"
-    for S, blocks in ((32, (16, 16, 16)), (48, (32, 16, 16)), (48, (16, 32, 16))):
+    for S, blocks in ((32, (16, 16, 16)), (48, (16, 16, 16)), (48, (32, 16, 16)), (48, (16, 32, 16))):
         yield shared.causal(S, S, between, blocks=blocks)
     yield shared.causal(17, 17, B=2, blocks=(16, 32, 16))
     yield shared.causal(16, 64, "query i sees keys 0 to i + S_k − S_q", "lengths", stray=stray)

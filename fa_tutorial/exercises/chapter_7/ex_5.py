@@ -105,6 +105,10 @@ def inputs():
     low = torch.ones_like(q), torch.full_like(k, -50.0), v, do
     past = "a key past S_k has p = 0: its score would be 0, and exp(0 − lse) may be inf"
     yield shared.given(None, "all logits −200, S_k = 20", past, tensors=low, edge="range")
+    q, k, v, do = (0.0 * x if x is q or x is k else x for x in (q, k, v, do))
+    q[..., 0], k[..., 0] = 2.0**126, -1  # powers of two, so that every order of the products is exact
+    infinite = "what is hidden or past S_k has p = 0: any finite number in place of −∞ may be larger than the logits that are there"
+    yield shared.given(None, "all logits −2¹²⁶, S_k = 20", infinite, tensors=(q, k, v, do), scale=1.0, edge="range")
     yield causal(24, 16, "rows that see no key have dq = 0", "unseen", on=", so that rows 0 to 7 see no key")
     q, k, v, do = shared.draw(1, 1, 32, 16, 16)
     do[:, :, :16], do[:, :, 16:], v = 1e30 * do[:, :, :16], 1e-30 * do[:, :, 16:], 1e30 * v  # 0 · inf is NaN

@@ -30,6 +30,7 @@ def one_loop_kernel(
     dk_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
     dv_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
 
+    here = start_n + tl.arange(0, BLOCK_N) < S_k  # [BLOCK_N], False for a key that isn't there
     offs_d = tl.arange(0, BLOCK_D)  # [BLOCK_D]
     for start_m in range(0, S_q, BLOCK_M):
         offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -39,7 +40,7 @@ def one_loop_kernel(
         delta = tl.load(delta_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]
 
         s_t = scale * dot(k_tile, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
-        p_t = tl.exp(s_t - lse[None, :])  # [BLOCK_N, BLOCK_M]
+        p_t = tl.where(here[:, None], tl.exp(s_t - lse[None, :]), 0.0)  # [BLOCK_N, BLOCK_M]
         dv_acc = dot(p_t.to(do_tile.dtype), do_tile, dv_acc)  # [BLOCK_N, BLOCK_D]
         dp_t = dot(v_tile, tl.trans(do_tile))  # [BLOCK_N, BLOCK_M]
         ds_t = (p_t * (dp_t - delta[None, :])).to(q_tile.dtype)  # [BLOCK_N, BLOCK_M]
@@ -53,8 +54,11 @@ def one_loop_kernel(
     store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
 
 
+P = "tl.where(here[:, None], tl.exp(s_t - lse[None, :]), 0.0)"
 PART = "scale * dot(tl.trans(ds_t), k_tile)"
+NO_MASK = "missing keys need a mask now: all keys share dq, exp(0 − lse) may be inf, and inf · 0 is NaN, so put 0 for their p with tl.where"
 MISTAKES = {
+    NO_MASK: (P, "tl.exp(s_t - lse[None, :])"),
     "a store overwrites what other programs have added: use tl.atomic_add": ("tl.atomic_add(", "tl.store("),
     "dq is without the scale: dq = scale · ds k": (PART, "dot(tl.trans(ds_t), k_tile)"),
     "dq has the scale twice: dq = scale · ds k": (PART, "scale * scale * dot(tl.trans(ds_t), k_tile)"),
@@ -92,9 +96,16 @@ def inputs():
     yield shared.several_heads("dq, dk and dv")
     yield shared.narrow()
     strides = "dq has four strides of its own, in dq.strides"
-    yield shared.given((1, 2, 16, 16, 16), "q and dq (B, S, H, D) tensors seen as (B, H, S, D)", strides, layouts=("bshd",) + ("bhsd",) * 3)
+    view = "dq a (B, S, H, D) tensor seen as (B, H, S, D), q not"
+    yield shared.given((1, 2, 16, 16, 16), view, strides, stray=strides, dq_layout="bshd")
+    views = "the inputs (B, S, H, D) tensors seen as (B, H, S, D), dq not"
+    yield shared.given((1, 2, 16, 16, 16), views, strides, stray=strides, layouts=("bshd",) * 4)
     past = "rows past S_q are loaded or written: mask lse, delta and the atomic add by offs_m < S_q"
     yield from shared.ragged("the last block of queries may be ragged", past)
+    q, k, v, do = shared.draw(1, 1, 16, 20, 16)
+    low = torch.ones_like(q), torch.full_like(k, -50.0), v, do
+    past = "a key past S_k has p = 0: its score would be 0, and exp(0 − lse) may be inf"
+    yield shared.given(None, "all logits −200, S_k = 20", past, tensors=low, edge="range")
     q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (16, 32, 32, 16))  # p = 1 / 32, and ds = ±1
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 32
     k[:, :, 0], k[:, :, 2], k[:, :, 16] = 2048, 1, -2048
@@ -109,6 +120,7 @@ EXERCISE = shared.exercise(
     task="Let your kernel of 7.3 compute dq as well: each step adds its part to dq in memory.",
     conditions={
         "ragged": "S_q and S_k need not be multiples of the block sizes",
+        "range": "finite logits, however large, give no infinity and no NaN",
         "half": "dq is float32, with fp16 and bf16 too",
     },
     hints=(
@@ -116,10 +128,13 @@ EXERCISE = shared.exercise(
         "dq_part = scale * dot(tl.trans(ds_t), k_tile), after ds_t is rounded to the inputs' dtype. It has the rows offs_m.",
         "The places are dq.ptr + b * dq.strides[0] + h * dq.strides[1] + offs_m[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3].",
         "tl.atomic_add(places, dq_part, mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D)).",
+        "A key past S_k has a row of dk and dv to itself, which store_tile leaves out. Which of the three gradients does it share with the "
+        "keys that are there, and what is its p where all logits are −200?",
     ),
     solution=one_loop_kernel,
     reasoning="s and dp are computed once, so five matmuls are enough. But every block of keys adds to every row of dq, and nobody says in "
-    "which order. For one of dk and dq a computed tile must be transposed, whichever of s and s_t you compute.",
+    "which order. For one of dk and dq a computed tile must be transposed, whichever of s and s_t you compute. And a missing key, which only "
+    "spoiled rows of its own, would spoil all of dq where its p is inf.",
     more="Chapter 7 compares it with two loops on an H100, in bits and in time.",
     inputs=inputs,
     rule="dq = scale · Σ ds k over the blocks of keys, beside dv = Σ pᵀ do and dk = scale · Σ dsᵀ q",

@@ -28,7 +28,7 @@ class Given:
     """What a backward kernel gets. q, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D). near: the tolerance, computed unless given.
 
     layouts: of q, k, v and do in memory, as strides_of takes them, in rows that are one element longer than need be; a gradient lies like
-    its input.
+    its input, but for a dq to which programs add, which has a layout of its own.
     """
 
     q: torch.Tensor
@@ -39,6 +39,7 @@ class Given:
     scale: float = 0.25
     blocks: tuple[int, int, int] = (16, 16, 16)  # BLOCK_M, BLOCK_N, BLOCK_D
     layouts: tuple[str, ...] = ("bhsd",) * 4
+    dq_layout: str = "bhsd"  # where programs add to dq
     near: float | None = None
 
     @cached_property
@@ -82,10 +83,10 @@ class Given:
         strides = {name: strides_of(x.shape, layout, layout != "bhsd")
                    for (name, x), layout in zip(inputs.items(), self.layouts, strict=True)}  # fmt: skip
         args: list = [In(x, strides[name], as_heads=True) for name, x in inputs.items()]
-        added = {"dq"} if len(outputs) == 3 else set()  # by many programs, in float32
+        own = strides_of(self.q.shape, self.dq_layout, self.dq_layout != "bhsd")
         for name in outputs:
-            x = name[1:]
-            args.append(Out(inputs[x].shape, torch.float32 if name in added else self.q.dtype, strides[x], as_heads=True))
+            x, added = inputs[name[1:]], name == "dq" and len(outputs) == 3  # by many programs, in float32
+            args.append(Out(x.shape, torch.float32 if added else x.dtype, own if added else strides[name[1:]], as_heads=True))
         args += map(In, self.rows)
         programs = -(-S_q // block_m) * H_q if outputs == ("dq",) else -(-S_k // block_n) * H_k
         meta = ({"IS_CAUSAL": self.is_causal} if causal else {}) | ({"GROUP": H_q // H_k} if grouped else {})
