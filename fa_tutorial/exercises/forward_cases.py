@@ -12,8 +12,9 @@ from unittest import mock
 
 import torch
 
-from fa_tutorial import hardware
+from fa_tutorial import hardware, tiles
 from fa_tutorial.algorithm import all_tiles, causal_tiles
+from fa_tutorial.exercises import harness_kernel
 from fa_tutorial.exercises.harness import case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
@@ -89,6 +90,23 @@ def by_infinity(kernel: Any) -> Any:
             if isinstance(number, int | float) and 1e4 <= abs(number) < math.inf:
                 raise Wrong(f'−{abs(number):.4g} stands for −∞, and a score may be as low: write -float("inf")')
     return kernel
+
+
+def widened(kernel: Any) -> str:
+    """What a right kernel of exercises 5.2 to 5.4 could do better: give `dot` fp16 tiles as they are. Only the interpreter shows it."""
+    if not hasattr(kernel, "fn") or not hardware.interpreter_on():
+        return ""
+    dtypes = []
+
+    def noting(a: Any, b: Any, acc: Any = None) -> Any:
+        dtypes.append(a.dtype)
+        return tiles.dot(a, b, acc)
+
+    names, (q, k, v) = kernel.fn.__globals__, (x.half() for x in draw_qkv(1, 1, 16, 16, 16))
+    with mock.patch.dict(names, {name: noting for name, value in names.items() if value is tiles.dot}):
+        harness_kernel.results(kernel, launch(*attention_case(q, k, v, "").args), kernel, "", "", once=True)
+    slow = "a dot gets fp16 tiles widened to float32, which takes it off the tensor cores: leave q, k and v as they are, and round p to v's dtype"
+    return slow if any(dtype.primitive_bitwidth > 16 for dtype in dtypes) else ""
 
 
 class CausalTiles:

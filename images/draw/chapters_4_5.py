@@ -551,66 +551,48 @@ def draw_gqa() -> Figure:
 
 @image("05_loop.png")
 def draw_loop() -> Figure:
-    """One program of flash_forward_kernel: what it holds, with shapes and equations, and what goes from one iteration to the next."""
-    figure, ax = canvas(8.8)
+    """One program of the loop over keys: what it loads once, what streams past, what an iteration makes, and what it passes on."""
+    figure, ax = canvas(6.75)
     m, n, d, thin = 1.1, 1.7, 0.95, 0.28  # inches for BLOCK_M, BLOCK_N, BLOCK_D and a column
+    left, right, top, bottom = 1.85, 7.55, 0.45, 6.6  # of an iteration
+    x_q, x_s, x_p, x_v, x_m, x_l, x_acc, x_o = 0.42, 2.1, 4.25, 6.2, 2.9, 3.45, 4.6, 7.85
+    y_k, y_s, y_state = 0.9, 2.4, 4.4
 
     def tile(name: str, x: float, y: float, wide: float, tall: float, text: str, shape: str, *, below: bool = False) -> None:
         box(ax, x, y, wide, tall, text, TENSOR_COLOUR[name], size=BODY, weight="bold", share=0.3 if name == "s" else 0.45)
         write(ax, x + wide / 2, y + tall + 0.17 if below else y - 0.17, shape)
 
-    def column(name: str, x: float, y: float) -> None:
-        box(ax, x, y, thin, m, colour="vermilion", share=0.25)
-        write(ax, x + thin / 2, y + m / 2, name, BODY, rotation=90, weight="bold")
-
-    left, right, top, bottom = 1.75, 8.95, 0.45, 6.85
     box(ax, left, top, right - left, bottom - top, colour="sky", share=0.08)
     write(ax, left, 0.22, "each iteration: keys start_n … start_n + BLOCK_N − 1", BODY, ha="left", weight="bold")
-    x_q, x_s, x_m, x_alpha, x_p, x_l, x_acc, x_v = 0.4, 1.95, 3.95, 4.65, 5.1, 5.35, 6.3, 7.6
-    y_k, y_s, y_m, y_acc, y_o = 0.85, 2.4, 4.3, 5.15, 7.3
-    write(ax, x_q + d / 2, y_s - 0.55, "before the loop", BODY, weight="bold")
+    write(ax, x_q + d / 2, y_s - 0.35, "loaded once", BODY, weight="bold")
     tile("q", x_q, y_s, d, m, "q_tile", "[BLOCK_M, BLOCK_D]", below=True)
     tile("k", x_s, y_k, n, d, "k_tileᵀ", "[BLOCK_D, BLOCK_N]")
     tile("s", x_s, y_s, n, m, "s", "[BLOCK_M, BLOCK_N]", below=True)
     tile("p", x_p, y_s, n, m, "p", "[BLOCK_M, BLOCK_N]")
-    tile("o", x_acc, y_acc, d, m, "acc", "[BLOCK_M, BLOCK_D]", below=True)
-    tile("v", x_v, y_acc - 0.6, d, n, "v_tile", "[BLOCK_N, BLOCK_D]")
-    for name, x in (("m", x_m), ("alpha", x_alpha), ("l", x_l)):
-        column(name, x, y_m)
+    tile("v", x_v, y_k, d, n, "v_tile", "[BLOCK_N, BLOCK_D]")
+    write(ax, (x_s + n + x_v) / 2, y_k + 0.4, "k_tile and v_tile\nstream past, s and p\nare made and dropped", BODY)
+
+    box(ax, x_m - 0.4, y_state - 0.2, x_acc + d - x_m + 0.85, m + 0.6, dashed=True)
+    for name, x in (("m", x_m), ("l", x_l)):
+        box(ax, x, y_state, thin, m, name, "vermilion", size=BODY, weight="bold", share=0.25)
+    write(ax, (x_m + x_l + thin) / 2, y_state + m + 0.17, "[BLOCK_M]")
+    tile("o", x_acc, y_state, d, m, "acc", "[BLOCK_M, BLOCK_D]", below=True)
+    state_left, state_right, state_top = x_m - 0.4, x_acc + d + 0.45, y_state - 0.2
 
     arrow(ax, (x_q + d, y_s + m / 2), (x_s, y_s + m / 2))
     arrow(ax, (x_s + n / 2, y_k + d), (x_s + n / 2, y_s))
-    write(ax, x_s + n / 2 + 0.1, 2.1, "scale · dot (4.1)", ha="left")
-    write(ax, 5.1, 1.1, "softmax_step (4.2)\ngives m, p, alpha and l", ha="left")
-    arrow(ax, (x_s + n, y_s + 0.35), (x_p, y_s + 0.35))  # s and m give p
-    write(ax, (x_s + n + x_p) / 2, y_s + 0.18, "exp(s − m)")
-    arrow(ax, (x_m + thin, y_m + 0.1), (x_p, y_s + 0.9))
-    arrow(ax, (x_s + n, y_s + 0.9), (x_m + thin / 2, y_m))  # s and m before give m
-    write(ax, x_m - 0.1, y_m - 0.3, "max", ha="right")
-    arrow(ax, (x_m + thin / 2, 5.9), (x_m + thin / 2, y_m + m))
-    arrow(ax, (x_m + thin / 2 + 0.3, 5.9), (x_alpha + 0.09, y_m + m))  # m before and m give alpha
-    arrow(ax, (x_m + thin, y_m + m / 2), (x_alpha, y_m + m / 2))
-    write(ax, x_m + thin / 2, 6.05, "m before")
-    write(ax, x_m + 0.3, 6.4, "alpha = exp(m before − m)")
-    arrow(ax, (x_l + thin / 2, y_s + m), (x_l + thin / 2, y_m))  # p, alpha and l before give l
-    write(ax, x_l + thin / 2 + 0.08, y_m - 0.4, "row sum", ha="left")
-    arrow(ax, (x_alpha + thin, y_m + 0.35), (x_l, y_m + 0.35))
-    arrow(ax, (x_l + thin + 0.25, y_m + m / 2), (x_l + thin, y_m + m / 2))
-    write(ax, x_l + thin + 0.27, y_m + m / 2, "l before", ha="left")
-    arrow(ax, (6.65, y_s + m), (6.65, y_acc))  # p, v_tile, alpha and acc before give acc
-    arrow(ax, (x_v, y_acc + 0.45), (x_acc + d, y_acc + 0.45))
-    arrow(ax, (x_alpha + thin - 0.06, y_m + m), (x_acc, y_acc + 0.6))
-    write(ax, x_acc - 0.3, y_acc + 0.9, "acc before", ha="right")
-    arrow(ax, (x_acc - 0.28, y_acc + 0.9), (x_acc, y_acc + 0.9))
-    write(ax, x_acc + 0.6, y_acc + m + 0.42, "alpha · acc before + dot(p, v_tile) (4.3)")
-    write(ax, left + 0.15, 4.85, "m, l and acc go\nto the next\niteration,\nnothing else", ha="left")
+    write(ax, x_s + n / 2 + 0.1, y_s - 0.25, "(4.1)", ha="left")
+    arrow(ax, (x_s + n, y_s + m / 2), (x_p, y_s + m / 2))
+    arrow(ax, (x_s + n / 2 + 0.2, y_s + m + 0.3), (x_s + n / 2 + 0.2, state_top))
+    arrow(ax, (x_p + n / 2, y_s + m), (x_p + n / 2, state_top))
+    arrow(ax, (x_v + d / 2, y_k + n), (state_right - 0.25, state_top))
+    write(ax, (x_s + n + x_p + n / 2) / 2 - 0.1, state_top - 0.22, "(4.2) and (4.3)")
+    arrow(ax, (state_right - 0.4, y_state + m + 0.4), (state_left + 0.4, y_state + m + 0.4), curve=-0.16)
+    write(ax, (state_left + state_right) / 2, bottom - 0.17, "m, l and acc go to the next iteration", BODY, weight="bold")
 
-    write(ax, 0.1, y_o + m / 2, "after the loop", BODY, ha="left", weight="bold")
-    tile("o", x_acc, y_o, d, m, "o", "[BLOCK_M, BLOCK_D]", below=True)
-    column("lse", x_m, y_o)
-    write(ax, x_m + thin / 2, y_o + m + 0.17, "[BLOCK_M], as m, alpha and l")
-    for x, name, text in ((x_acc + d / 2, x_acc, "acc / l (4.4)"), (x_m + thin / 2, x_m, "m + log l (4.5)")):
-        arrow(ax, (x, bottom), (x, y_o))
-        write(ax, name - 0.1, y_o + m / 2, text, ha="right")
-    write(ax, x_acc + d + 0.2, y_o + m / 2, "only o and lse\ngo to memory", BODY, ha="left")
+    write(ax, x_o + 0.45, y_state - 0.52, "after the loop", BODY, weight="bold")
+    write(ax, x_o + 0.45, y_state - 0.2, "acc / l (4.4)")
+    box(ax, x_o, y_state, d, m, "o", TENSOR_COLOUR["o"], size=BODY, weight="bold", share=0.45)
+    write(ax, x_o + d / 2, y_state + m + 0.17, "stored")
+    arrow(ax, (state_right, y_state + 0.4), (x_o, y_state + 0.4))
     return figure

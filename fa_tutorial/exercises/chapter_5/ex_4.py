@@ -22,6 +22,7 @@ from fa_tutorial.exercises.forward_cases import (
     launch,
     o_truth,
     tolerance,
+    widened,
     with_fresh,
 )
 from fa_tutorial.exercises.harness import Exercise
@@ -132,6 +133,7 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
+    note=widened,
     adapt=by_infinity,
     seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

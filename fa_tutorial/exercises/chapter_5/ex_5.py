@@ -24,6 +24,7 @@ MISTAKES = {
     "the mask is strict: a row sees key last_seen too": (SEEN, SEEN.replace("<=", "<")),
     "nothing is masked where MASK is True": ("if MASK:", "if not MASK:"),
     "hidden scores are 0, and exp(0 − m) is a weight like any other: −inf": ('s, -float("inf")', "s, 0.0"),
+    "m and l are returned in each other's place: return m, l, acc": ("return m, l, acc", "return l, m, acc"),
     "acc is not rescaled: acc = alpha · acc + p v, by (4.3)": (ACC, "acc = acc"),
     "alpha multiplies the columns of acc: alpha[:, None] gives one number to each row": (ACC, ACC.replace("[:, None]", "")),
     "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": [
@@ -80,7 +81,7 @@ def step(one, last_seen=None, at=(0, 0)):
 
 def inputs():
     for one in one_tile_inputs(STEP):
-        yield step(one)
+        yield replace(step(one), otherwise=STEP)
     yield step(two_tiles_input())
     rows = torch.arange(16)
     on, two = "MASK, one tile, last_seen = 0, 1, … 15", "MASK, S_k = 32, the second tile, last_seen = 16, 17, … 31"

@@ -57,6 +57,9 @@ MISTAKES = {
         FULL, "tl.maximum(start_m + BLOCK_M + S_k - S_q, 0) // BLOCK_N * BLOCK_N"),
     "full_n is no multiple of BLOCK_N: the loop without a mask runs past it, and the loop with a mask counts those keys again": (
         " // BLOCK_N * BLOCK_N\n        end_n", "\n        end_n"),
+    "full_n is a number of tiles where IS_CAUSAL is True, and the loops count keys: multiply by BLOCK_N": (FULL, FULL.removesuffix(" * BLOCK_N")),
+    "full_n is a number of tiles, and the loops count keys: multiply by BLOCK_N": [
+        (FULL, FULL.removesuffix(" * BLOCK_N")), ("= S_k // BLOCK_N * BLOCK_N, S_k", "= S_k // BLOCK_N, S_k")],
     "full_n and end_n are numbers of tiles here, and the loops count keys: multiply by BLOCK_N": [
         (FULL, FULL.removesuffix(" * BLOCK_N")), (END, f"tl.cdiv({END}, BLOCK_N)")],
     "end_n takes the block's first row, which sees fewest: the loop with a mask goes on to what its last row sees": (

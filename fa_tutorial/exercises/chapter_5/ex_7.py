@@ -29,6 +29,7 @@ MISTAKES = {
     f"lse of all heads is stored at head 0: {PLACE}": (LSE_PTR, "b * H_q * S_q + offs_m"),
     f"lse of all batch entries is stored at entry 0: {PLACE}": (LSE_PTR, "h * S_q + offs_m"),
     f"a batch entry of lse has H_q heads, not H_k: {PLACE}": (LSE_PTR, "(b * H_k + h) * S_q + offs_m"),
+    f"a head of lse has S_q rows, not S_k: {PLACE}": (LSE_PTR, "batch_head.to(tl.int64) * S_k + offs_m"),
     f"every block of rows of lse is stored at row 0: {PLACE}": (LSE_PTR, "batch_head * S_q + tl.arange(0, BLOCK_M)"),
     "o is divided by l where l is 0: without a key o must be 0, not 0 / 0": ("acc / l_or_one[:, None]", "acc / l[:, None]"),
 }  # fmt: skip
@@ -49,6 +50,7 @@ def inputs():
     yield from one_tile_inputs(f"one tile gives o = softmax(scale · q kᵀ) v and {NATURAL}")
     once = f"a second tile joins m, l and acc, and {NATURAL} is stored once, after the loops"
     yield attention_case(*draw_qkv(1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", once)
+    yield attention_case(*draw_qkv(1, 2, 32, 16, 16), "two heads, S_q = 32, S_k = 16", PLACE, stray=PLACE)
     heads = "q, o and lse have H_q heads, k and v have H_k, and programs count query heads"
     yield attention_case(*draw_qkv(1, 6, 16, 24, 16, H_k=3), "H_q = 6, H_k = 3, S_k = 24", f"{GROUP}, in both loops", stray=heads)
     yield attention_case(*draw_qkv(2, 2, 16, 16, 16, H_k=1), "B = 2, H_q = 2, H_k = 1", f"{SPLIT}; {PLACE}", stray=heads)

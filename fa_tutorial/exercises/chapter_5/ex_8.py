@@ -52,7 +52,10 @@ PARTS = (
     "o",
     "lse",
     "(H_q, H_k, S_q, S_k, D, scale)",
-    "(IS_CAUSAL, BLOCK_M, BLOCK_N, BLOCK_D)",
+    "IS_CAUSAL",
+    "(BLOCK_M, BLOCK_N)",
+    "BLOCK_D",
+    "(num_warps, num_stages)",
     "what is returned",
 )
 
@@ -84,7 +87,7 @@ class Spy:
             if not isinstance(grid_of, tuple | list):
                 raise Wrong(f"the grid is {show(grid_of)}; Triton takes a tuple, with a comma where it has one axis: ({show(grid_of)},)")
             given = inspect.signature(forward.flash_forward_kernel.fn).bind(*args, **options).arguments
-            self.launches.append((grid_of, types.SimpleNamespace(**given)))
+            self.launches.append((grid_of, types.SimpleNamespace(**given, compiled=(num_warps, num_stages))))
 
         return launch
 
@@ -107,10 +110,10 @@ def adapt(answer):
             if not isinstance(passed := getattr(given, name), Heads) or passed.ptr is not x or tuple(passed.strides) != x.stride():
                 raise Wrong(f"{name} is not launched as heads({name})")
         numbers = given.H_q, given.H_k, given.S_q, given.S_k, given.D, given.scale
-        blocks = given.IS_CAUSAL, given.BLOCK_M, given.BLOCK_N, given.BLOCK_D
+        blocks = given.IS_CAUSAL, (given.BLOCK_M, given.BLOCK_N), given.BLOCK_D, given.compiled
         o = given.o.ptr if isinstance(given.o, Heads) else given.o
         is_pair = isinstance(result, tuple | list) and len(result) == 2 and result[0] is o and result[1] is given.lse_ptr
-        return grid[0], described(given.o), described(given.lse_ptr), numbers, blocks, "(o, lse)" if is_pair else "something else"
+        return grid[0], described(given.o), described(given.lse_ptr), numbers, *blocks, "(o, lse)" if is_pair else "something else"
 
     return launched
 
@@ -120,7 +123,8 @@ def truth(q, k, v, scale, is_causal, tile):
     o, lse = f"Heads of {tuple(q.shape)}, {str(q.dtype).removeprefix('torch.')}", f"{(B, H_q, S_q)}, float32"
     block_d = next(power for power in (16, 32, 64, 128, 256) if power >= D)
     programs = -(-S_q // tile.block_m) * B * H_q
-    return programs, o, lse, (H_q, H_k, S_q, S_k, D, scale), (is_causal, tile.block_m, tile.block_n, block_d), "(o, lse)"
+    blocks, compiled = (tile.block_m, tile.block_n), (tile.num_warps, tile.num_stages)
+    return programs, o, lse, (H_q, H_k, S_q, S_k, D, scale), is_causal, blocks, block_d, compiled, "(o, lse)"
 
 
 def inputs():
@@ -129,14 +133,17 @@ def inputs():
         q, k, v = (x.transpose(1, 2) if view else x for x in (q, k, v))
         words = f"{str(dtype).removeprefix('torch.')}, B = {B}, H_q = {H_q}, H_k = {H_k}, S_q = {S_q}, S_k = {S_k}, D = {D}, tile {blocks[0]}x{blocks[1]}"
         on = words + (", causal" if is_causal else "") + (", views of (B, S, H, D) tensors" if view else "")
-        return case(q, k, v, 0.3, is_causal, TileConfig(*blocks, 4, 1), on=on, otherwise=otherwise)
+        return case(q, k, v, 0.3, is_causal, TileConfig(*blocks, 8, 2), on=on, otherwise=otherwise)
 
     rules = (
         "by (5.1) the grid has a program for each block of BLOCK_M rows, of each query head of each batch entry",
         "o has q's shape, dtype and device, and is launched as heads(o)",
         "lse is (B, H_q, S_q), float32, contiguous and on q's device, and is launched as it is",
         "these are the sizes of q and k, the true D among them, and the caller's scale",
+        "the caller says whether the mask is causal: IS_CAUSAL=is_causal",
+        "a tile of q or o has tile.block_m rows, one of k or v tile.block_n: **tile.launch() passes both",
         "BLOCK_D is D rounded up to a power of two, because tl.arange takes no other, and at least 16, as tl.dot asks: padded_d(D)",
+        "the tile also says how many warps and stages the kernel is compiled with: **tile.launch() passes them, too",
         "return o and lse, in this order",
     )
     told = dict(zip(PARTS, rules, strict=True))
