@@ -87,9 +87,10 @@ def test_wrong_answer_is_told_why(wrong):
 @pytest.mark.parametrize("right", answers("right_answers", "RIGHT_ANSWERS"), ids=lambda right: f"{right[0]}-{name_of(right[1])}")
 def test_right_answer_in_other_words_is_accepted(right):
     exercise_id, answer, *words = right
+    remark = words and words[0 if hardware.interpreter_on() else -1]
     result = check(exercise_id, made(answer))
-    assert result.status == "correct" and result.message.endswith(": correct") != bool(words), result.message
-    assert all(word in result.message for word in words), result.message
+    assert result.status == "correct" and result.message.endswith(": correct") != bool(remark), result.message
+    assert not remark or remark in result.message
 
 
 @each_exercise

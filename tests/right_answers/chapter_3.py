@@ -65,5 +65,5 @@ RIGHT_ANSWERS = (
          ("k_t_ptrs = k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "pass"),
          ("mask_k_t = (offs_d[:, None] < D) & (offs_n[None, :] < S_k)", "mask_k = (offs_d[None, :] < D) & (offs_n[:, None] < S_k)"),
          ("tl.load(k_t_ptrs, mask=mask_k_t, other=0.0)", f"tl.trans({LOAD_K})\n        k_ptrs += BLOCK_N * stride_ks"), ("acc.to(o_ptr.dtype.element_ty)", "acc")),
-    edit("3.5", "q loaded in every iteration", (LOAD_Q, ""), (LOOP, f"{LOOP}    {LOAD_Q}"), told="correct (q is loaded in every iteration"),
+    edit("3.5", "q loaded in every iteration", (LOAD_Q, ""), (LOOP, f"{LOOP}    {LOAD_Q}"), told="correct (q is loaded in every iteration", gpu=None),
 )  # fmt: skip

@@ -19,13 +19,13 @@ def is_right(forward):
         (50, 37, torch.float32),
         (37, 50, torch.float16),
     ):
-        for factor in (1.0, 30.0):  # 30: the scores of a row lie hundreds apart
+        for factor in (1.0, 20.0):  # 20: the scores of a row lie hundreds apart
             shape = 2, 3, max(S_q, S_k), 16
             q, k, v = (torch.randn(shape, generator=draw).to(dtype) for _ in range(3))
             q, k, v = factor * q[:, :, :S_q], factor * k[:, :, :S_k], v[:, :, :S_k]
             o, lse = forward(q, k, v, 16, 8, 0.3)
             want_o, want_lse = reference.attention(q, k, v, is_causal=True, scale=0.3)
-            rounding = 1e-4 if dtype == torch.float32 else 4e-3
+            rounding = 1e-3 if dtype == torch.float32 else 4e-3
             o_right = torch.allclose(o.double(), want_o, rtol=rounding, atol=rounding)
             if not (o_right and torch.allclose(lse.double(), want_lse, atol=1e-4)):
                 return False
@@ -124,7 +124,7 @@ EXERCISE = Exercise(
         "head, equal lengths, equal blocks that divide them, and scale = 1/√D?",
         "Take B and H above 1, S_q < S_k and S_q > S_k, lengths that no block divides, block_m > block_n, and another scale. Compare o and "
         "lse with reference.attention(q, k, v, is_causal=True, scale=scale).",
-        "Multiply q and k by 30 as well: then the scores of a tile lie hundreds apart. With fp16 inputs o rounds to fp16, but lse stays "
+        "Multiply q and k by 20 as well: then the scores of a tile lie hundreds apart. With fp16 inputs o rounds to fp16, but lse stays "
         "float32, so compare lse tightly there: atol = 1e-4.",
     ),
     solution=is_right,
