@@ -71,8 +71,9 @@ def ring_attention(
 
     Raises what flash_attention raises for its arguments; ValueError where is_causal and the shards of q and k are not
     two chunks each, of one length; RuntimeError that names step and rank where another rank is missing, has died, or is
-    late by more than the group's timeout. With NCCL the GPU waits instead of Python: there no step is named, and the
-    process ends when PyTorch's watchdog aborts what is overdue, or when torchrun ends all ranks because one has ended.
+    late by more than the group's timeout. With NCCL the GPU waits instead of Python: there no step is named.
+    PyTorch's watchdog reports what is overdue, and who started the ranks must end those that are left, as torchrun and
+    processes.run do: on two H100s the other rank was still there 50 seconds after the report.
     """
     q, k, v = autocast(q, k, v)
     scale = check_attention(q, k, v, scale, max_d=MAX_D)

@@ -91,6 +91,7 @@ def show(ranks: int, shape: tuple[int, int, int, int, int], is_causal: bool) -> 
 
 def one_rank_dies(who: int) -> None:
     """As one_rank, but rank `who` ends without a word before it has sent anything."""
+    dist.barrier()  # all have joined the group
     if dist.get_rank() == who:
         os._exit(1)
     one_rank((1, 2, 2, 32, 16), is_causal=True)
