@@ -156,6 +156,17 @@ def test_what_cannot_run_becomes_null_with_a_reason(clock, provider, mode):
         assert measure.measure(Case("fake", mode, "fp16", TINY)) == dict.fromkeys(NUMBERS) | {"reason": reason}
 
 
+def test_providers_in_turns_are_rows_as_one_by_one(clock, provider, monkeypatch):
+    """Whoever cannot run takes no turn, and its row says why."""
+    provider({16: peers.Unsupported("no")})
+    monkeypatch.setattr(
+        measure, "timed_in_turns", lambda calls, **_: {case: timing.timed(call, flops=case.flops()) for case, call in calls.items()}
+    )
+    pair = [Case(name, "bwd", "fp16", TINY) for name in ("basic", "fake")]
+    assert measure.measure_in_turns(pair) == [measure.measure(case) for case in pair]
+    assert [row["ms"] for row in measure.measure_in_turns(pair)] == [2.0, None]
+
+
 def test_what_sdpa_or_a_missing_package_cannot_run(clock, monkeypatch):
     def reason(*case):
         return measure.measure(Case(*case))["reason"]

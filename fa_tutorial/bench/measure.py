@@ -45,7 +45,7 @@ def measure(case: Case, attention: peers.Attention | None = None) -> dict[str, A
         return unmeasured(error)
 
 
-def measure_in_turns(cases: Sequence[Case], rounds: int = 6) -> list[dict[str, Any]]:
+def measure_in_turns(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Of each of `cases`, which are one point and mode of several providers, `measure`'s numbers; the times are taken
     in turns, so that a drift of the clocks hits all of them alike."""
     calls, rows = {}, []
@@ -56,7 +56,7 @@ def measure_in_turns(cases: Sequence[Case], rounds: int = 6) -> list[dict[str, A
             calls[case] = call
         except CANNOT as error:
             rows.append(unmeasured(error))
-    times = timed_in_turns(calls, flops=cases[0].flops(), rounds=rounds)
+    times = timed_in_turns(calls, flops=cases[0].flops(), rounds=6)
     return [times.get(case, {}) | row for case, row in zip(cases, rows, strict=True)]
 
 

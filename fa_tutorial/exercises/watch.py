@@ -64,6 +64,20 @@ class Operations(TorchDispatchMode):
         return False  # else the first operation imports torch.compile, which takes seconds
 
 
+class LargestTensor(Operations):
+    """Notes in `largest` how many numbers the largest result of an operation holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
 class Products(Operations):
     """Notes the largest product of two tensors, in multiply-adds: each matrix of a batch is a product of its own."""
 
