@@ -363,8 +363,6 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
         return carried.told(*changed.groups())
     if "must have equal ranks" in f"{root}":
         return "both factors of a dot must be tiles of two axes"
-    if "'int' object has no attribute 'to'" in f"{root}" and re.search("(load|store)_tile", line):
-        return "load_tile and store_tile take b and h as the program computed them, not as plain numbers"
     if "accumulator shape is incompatible" in f"{root}":
         return "the accumulator of a dot has the product's shape: [M, K] times [K, N] gives [M, N], and tl.zeros((M, N), dtype=tl.float32) makes one"
     if "`assert " in line:

@@ -66,7 +66,7 @@ WRONG_ANSWERS = (
          gpu="so o is the mean of v, 4097"),
     edit("5.2", "p is not subtracted from its maximum by rows", ("s - m[:, None]", "s - tl.max(m, axis=0)"), told="each row subtracts its own maximum"),
     edit("5.2", "l counts down", ("tl.sum(p, axis=1)", "-tl.sum(p, axis=1)"), told="so o is the mean of v, 4097: one tile"),
-    edit("5.2", "store to head 0", ("acc / l[:, None], b, h", "acc / l[:, None], b, 0"), told="take b and h as the program computed them", gpu=None),
+    edit("5.2", "store to head 0", ("acc / l[:, None], b, h", "acc / l[:, None], b, 0"), told="it never writes o[0, 1, 0, 0]", gpu=None),
     edit("5.2", "l and a small number", ("acc / l[:, None]", "acc / (l + 1e-6)[:, None]"), told="with nothing added to it"),
     edit("5.3", "m is a number before the loop", ("tl.full((BLOCK_M,), -float(\"inf\"), dtype=tl.float32)", "-float(\"inf\")"), told=CARRIED),
     edit("5.3", "l is a number before the loop", ("tl.zeros((BLOCK_M,), dtype=tl.float32)", "0.0"), told=CARRIED),
