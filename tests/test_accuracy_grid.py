@@ -1,18 +1,12 @@
-"""flash_attention's error over dtypes, head dimensions, lengths, masks, heads and views, forward and backward, on a GPU.
-
-    python tests/accuracy_grid.py [--kernel basic] [--dtypes float16]
-
-ends with the number of cases, and the case whose error comes nearest to its bound. pytest runs the same grid (on a GPU).
-"""  # fmt: skip
+"""flash_attention's error over dtypes, head dimensions, lengths, masks, heads and views, forward and backward: on a GPU, for the
+interpreter would take hours. A failure shows the cases, and the one whose error comes nearest to its bound."""
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import multiprocessing
 import os
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
@@ -22,14 +16,12 @@ from attention_cases import KERNELS, VIEWS, Case, a_tile_by_turns, assert_attent
 from buffers import DTYPES, ON_GPU
 
 from fa_tutorial import flash_attention, reference
-from fa_tutorial.arguments import dtype_name
 from fa_tutorial.tuned import autotuning
 
 HEAD_DIMS = (1, 16, 40, 59, 64, 80, 96, 128, 192, 256)
 LENGTHS = ((1, 239), (113, 203), (127, 513), (799, 3), (64, 64), (128, 128), (203, 113))
 HEADS = ((6, 6), (6, 2))
 MIN_ELEMENTS = 2048  # of o, and of k, so that the plain result's largest error is not small by luck
-BY_NAME = {dtype_name(dtype): dtype for dtype in DTYPES}
 
 
 def cases() -> list[Case]:
@@ -81,12 +73,11 @@ def take_turns() -> None:
     torch.set_num_threads(1)
 
 
-def run_all(kernel: str, dtypes: tuple[torch.dtype, ...] = DTYPES) -> list[Finding]:
-    """Every case of these dtypes, in several processes: what takes the time is compiling the kernels for each kind of strides and
-    lengths."""
-    workers, those = min(14, os.cpu_count() or 1), [case for case in cases() if case.dtype in dtypes]
+def run_all(kernel: str) -> list[Finding]:
+    """Every case, in several processes: what takes the time is compiling the kernels for each kind of strides and lengths."""
+    workers = min(14, os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=take_turns) as pool:
-        return list(pool.map(functools.partial(find, kernel=kernel), those, chunksize=4))
+        return list(pool.map(functools.partial(find, kernel=kernel), cases(), chunksize=4))
 
 
 def report(findings: list[Finding]) -> str:
@@ -95,26 +86,10 @@ def report(findings: list[Finding]) -> str:
     return "\n".join([*lines, f"{len(findings)} cases, {len(lines)} failed, worst error / bound {worst.ratio:.3f} ({worst.case})"])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="flash_attention's error against float64, over a grid of cases, on a GPU")
-    parser.add_argument("--kernel", default="auto", help='of flash_attention; "auto" unless given')
-    parser.add_argument("--dtypes", nargs="+", choices=BY_NAME, default=list(BY_NAME), help="all unless given")
-    arguments = parser.parse_args()
-    if not ON_GPU:
-        print("The accuracy grid needs a GPU: the interpreter would take hours.", file=sys.stderr)
-        return 2
-    findings = run_all(arguments.kernel, tuple(BY_NAME[name] for name in arguments.dtypes))
-    print(report(findings))
-    return int(any(finding.failure for finding in findings))
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(not ON_GPU, reason="the interpreter would take hours")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_accuracy_over_the_grid(kernel):
     findings = run_all(kernel)
     assert not any(finding.failure for finding in findings), report(findings)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
