@@ -136,7 +136,57 @@ def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
 
 # ---------------------------------------------------------------- descriptors
 
-S, TILE_ROWS = 100, 64
+S = 100  # rows of a head
+TILE_SIDE, LINE = 64, 16  # a tile of 64 x 64; bytes that one copy moves
+THREADS = 128
+
+
+@image("08_descriptor.png")
+def draw_descriptor() -> Figure:
+    """A 64 x 64 tile on its way to shared memory: by 128 threads with pointers, and by TMA with a descriptor."""
+    figure, ax = canvas(5.35)
+    copies = TILE_SIDE * TILE_SIDE * 2 // LINE
+    write(ax, 0.1, 0.25, "by pointers: every thread", HEAD, ha="left", weight="bold")
+    write(ax, 4.75, 0.25, "by a descriptor: one thread", HEAD, ha="left", weight="bold")
+    draw_threads(ax, 0.1, asking=8)
+    draw_threads(ax, 4.75, asking=1)
+    copied = f"each: {copies // THREADS} addresses,\n{copies // THREADS} copies of {LINE} bytes"
+    write(ax, 2.05, 1.95, f"{copied}\n{THREADS} · {copies // THREADS} = {copies} copies", linespacing=1.3)
+    for thread in range(8):
+        arrow(ax, (0.32 + thread * 0.47, 1.12), (0.32 + thread * 0.47, 1.5), width=1.0)
+        arrow(ax, (0.32 + thread * 0.47, 2.4), (0.32 + thread * 0.47, 2.78), width=1.0)
+    arrow(ax, (4.97, 1.12), (4.97, 1.5))
+    write(ax, 5.1, 1.3, 'one instruction: "tile at [b, h, 64, 0]"', ha="left")
+    box(ax, 4.75, 1.5, 3.75, 0.9, "", "purple", share=0.2)
+    write(ax, 5.25, 1.95, "TMA", BODY, weight="bold")
+    box(ax, 5.8, 1.58, 2.6, 0.74, "descriptor: start, shape,\nstrides, tile (1, 1, 64, 64)", dashed=True)
+    arrow(ax, (6.62, 2.4), (6.62, 2.78))
+    tall, ends = 1.6, 1.6 * (S - TILE_SIDE) / TILE_SIDE
+    for x, below in ((0.1, "a mask\nmakes them 0"), (4.75, "TMA\nfills in 0, without a mask")):
+        box(ax, x, 2.8, 3.75, ends, f"rows {TILE_SIDE} to {S - 1} of head h", "orange", share=0.35)
+        box(ax, x, 2.8 + ends, 3.75, tall - ends, f"{2 * TILE_SIDE - S} rows beyond S: {below}", dashed=True)
+        outline(ax, x, 2.8, 3.75, tall)
+        write(ax, x, 4.6, "the tile in shared memory", ha="left")
+    write(
+        ax,
+        0.1,
+        5.1,
+        f"S = {S}: the second tile of {TILE_SIDE} rows of a head, D = {TILE_SIDE}, fp16: {copies * LINE // 1024} KiB",
+        ha="left",
+    )
+    return figure
+
+
+def draw_threads(ax: Axes, x: float, asking: int) -> None:
+    """A row of eight boxes for a program's threads; the first `asking` of them load."""
+    write(ax, x, 0.58, f"{THREADS} threads", ha="left")
+    for thread in range(8):
+        name = ("0", "1", "2", "3", "4", "5", "…", f"{THREADS - 1}")[thread]
+        look = {"colour": "blue", "share": 0.4} if thread < asking else {}
+        box(ax, x + thread * 0.47, 0.75, 0.44, 0.36, name, **look)
+
+
+TILE_ROWS = 64
 HEAD_COLOURS, HEAD_HATCHES = ("sky", "orange"), (None, "..")
 ROW = 0.0215  # inches
 
