@@ -1,4 +1,4 @@
-# The course without a GPU: docker build -t fa_tutorial . && docker run -it -p 8888:8888 -v fa_tutorial_work:/course/work fa_tutorial
+# The course without a GPU: docker build -t fa_tutorial . && docker run -it --rm -p 127.0.0.1:8888:8888 -v fa_tutorial_work:/course/work fa_tutorial
 
 # What the course needs of a machine; .devcontainer/ stops here, and mounts the repository.
 FROM python:3.12-slim AS machine

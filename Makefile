@@ -75,7 +75,8 @@ site: $(SITE_INSTALLED)
 	$(RUN) -m sphinx -q -W --keep-going -E -c site -d build/doctrees $(ARGS) . build/site
 	@echo "build/site/index.html"
 
-doctor: $(INSTALLED)
+doctor:
+	@test -e $(INSTALLED) || { echo "Nothing is installed in $(VENV), or not all of it. This goes on, and says what fails: make setup" >&2; exit 1; }
 	$(RUN) -m fa_tutorial doctor
 
 compile-report: $(INSTALLED)

@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument("--dtypes", nargs="+", choices=DTYPES, help="of every tensor, if not those that the grid names")
     text = "results to write and to go on from, if not the GPU's name and .json, in this folder"
     sweep.add_argument("--file", type=Path, help=text)
-    plot.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder for the PNG files")
+    plot.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the PNG files")
     table.add_argument("--of", default="tuned", choices=list(LABELS), help="what is compared with the others")
     for measuring in (case, sweep):
         text = "peers, and the course's kernels"
@@ -138,11 +138,11 @@ def _work_take(options: Namespace) -> None:
     work.take(options.chapters)
 
 
-def _work_check(options: Namespace) -> None:
-    """run your copies, and print what their checks say"""
+def _work_check(options: Namespace) -> int:
+    """run your copies, and print what their checks say; status 1 where an answer is wrong or a cell raises"""
     from fa_tutorial import work
 
-    work.check(options.chapters)
+    return int(not work.check(options.chapters))
 
 
 def _ring(options: Namespace) -> int:

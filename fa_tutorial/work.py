@@ -2,7 +2,7 @@
 
 A copy has no outputs, so that a reader can guess before running a cell, and is never written over. It keeps in its
 metadata which text of the chapter it was made from, so a newer chapter is noticed, and `take` puts it in the place of
-the old copy, with each cell that the reader changed; the old copy stays under a dated name.
+the old copy, with each cell that the reader changed or added; the old copy stays under a dated name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -93,13 +93,21 @@ def _is_current(copy: Path, chapter: Path) -> bool:
     return notebook is not None and notebook["metadata"].get("fa_tutorial") == text_of(json.loads(chapter.read_bytes()))
 
 
-def _copy(chapter: Path, copy: Path, yours: Mapping[str, list[str]] | None = None) -> None:
-    """Copy a chapter without its outputs; `yours`: the texts of cells, by their ids, that take the place of the
-    course's."""
+def _copy(chapter: Path, copy: Path, old: Sequence[dict] = (), yours: Sequence[str] = ()) -> None:
+    """Copy a chapter without its outputs, with the cells of `old` whose ids are in `yours`: a changed one in its place,
+    an added one after the cell that it followed."""
     notebook = json.loads(chapter.read_bytes())
     notebook["metadata"]["fa_tutorial"] = text_of(notebook)
-    for cell in notebook["cells"]:
-        cell["source"] = (yours or {}).get(cell["id"], cell["source"])
+    cells, follows = notebook["cells"], 0
+    for cell in old:
+        place = next((place for place, other in enumerate(cells) if other["id"] == cell["id"]), None)
+        if place is not None and cell["id"] in yours:
+            cells[place]["source"] = cell["source"]
+        elif cell["id"] in yours:
+            place = follows
+            cells.insert(place, cell)
+        follows = follows if place is None else place + 1
+    for cell in cells:
         if cell["cell_type"] == "code":
             cell.update(outputs=[], execution_count=None)
     with copy.open("x", encoding="utf-8") as file:  # x: never over a file that is there
@@ -128,38 +136,41 @@ def take(numbers: Sequence[int]) -> None:
         made_from = old["metadata"].get("fa_tutorial") or text_of(old)
         there = text_of(json.loads(chapter.read_bytes()))
         changed = [cell for cell in old["cells"] if made_from.get(cell["id"]) != _hash("".join(cell["source"]))]
-        yours = {cell["id"]: cell["source"] for cell in changed if cell["id"] in there}
-        # the date first: JupyterLab cuts names
-        kept = copy.with_name(f"{datetime.datetime.now():%Y-%m-%d_%H%M%S}.{copy.name}")
+        yours = [cell for cell in changed if cell["id"] in there or "".join(cell["source"]).strip()]
+        # the number and the date first: JupyterLab cuts names
+        kept = copy.with_name(f"{copy.name[:2]}.{datetime.datetime.now():%Y-%m-%d_%H%M%S}.ipynb")
         copy.rename(kept)
-        _copy(chapter, copy, yours)
+        _copy(chapter, copy, old["cells"], [cell["id"] for cell in yours])
+        added = sum(cell["id"] not in there for cell in yours)
         print(
             f"{copy.relative_to(ROOT)} is the course's chapter as it is now, with the cells that you changed "
-            f"({len(yours)})"
+            f"({len(yours) - added}) and added ({added})"
         )
         print(f"your old copy is {kept.relative_to(ROOT)}")
-        for cell in changed:
+        for cell in yours:
             if there.get(cell["id"], made_from.get(cell["id"])) != made_from.get(cell["id"]):
                 print(
                     f"  the course changed one of these, too: the cell that begins `{_first_line(cell)}`; compare "
                     f"it with the course's in notebooks/"
                 )
-            if cell["id"] not in there and "".join(cell["source"]).strip():
-                print(f"  a cell of yours is only there: the one that begins `{_first_line(cell)}`")
 
 
 def _first_line(cell: dict) -> str:
     return "".join(cell["source"]).partition("\n")[0]
 
 
-def check(numbers: Sequence[int]) -> None:
-    """Run the reader's copies, of all chapters if none is named, and print what their checks say. Writes to no copy."""
+def check(numbers: Sequence[int]) -> bool:
+    """Run the reader's copies, of all chapters if none is named, and print what their checks say. Writes to no copy.
+
+    False where an answer is wrong, or a cell raises.
+    """
     import nbformat
 
     paths = {number: COPIES / _chapter(number).name for number in numbers or chapters()}
     there = {number: path for number, path in paths.items() if path.exists()}
     if not there:
         raise FileNotFoundError(f"there are no copies in {COPIES}: make lab, or make work, puts them there")
+    is_right = True
     for number, path in tqdm(there.items(), desc="running your copies", leave=False, disable=None):
         notebook = nbformat.read(path, as_version=4)
         notebooks.execute(notebook, COPIES, cell_seconds=CELL_SECONDS, allow_errors=True)
@@ -170,6 +181,8 @@ def check(numbers: Sequence[int]) -> None:
         lines = [f"{path.stem}: {right} of {len(verdicts)} right   {marks}"]
         lines += [f"  {verdict}" for verdict in verdicts.values() if verdict.startswith("✗")]
         tqdm.write("\n".join(lines + errors))
+        is_right &= len(lines) == 1 and not errors
+    return is_right
 
 
 def _outcome(cells: Sequence[dict]) -> tuple[dict[str, str], list[str]]:

@@ -127,9 +127,12 @@ def link_text(text, seen, uri):
 
 
 def link_chapter(doctree, docname, uri):
-    """Give each equation the id of its number, and make links of what the chapter's sentences name."""
-    for block in doctree.findall(nodes.math_block):
-        block["ids"] += [f"equation-{tag}" for tag in TAG.findall(block.astext())]
+    """Give each equation the id of its number, by which the search finds it, too, and make links of what the chapter's
+    sentences name."""
+    for block in list(doctree.findall(nodes.math_block)):
+        for tag in TAG.findall(block.astext()):
+            block["ids"].append(f"equation-{tag}")
+            find_first(doctree, f"({tag})", f"equation-{tag}")
         # Sphinx would put lines of one equation into a split environment, where a tag is an error
         if not block.get("no-wrap"):
             block[:] = [nodes.Text(rf"\[{block.astext()}\]")]
@@ -158,10 +161,11 @@ def name_rows(doctree):
 
 
 def name_exercises(doctree):
-    """The search finds "exercise 5.5": the heading's stars and minutes would hide it."""
+    """The search finds "exercise 5.5", and "5.5": the heading's stars and minutes would hide it."""
     for section in list(doctree.findall(nodes.section)):
-        if heading := re.match(r"Exercise \d+\.\d+", section[0].astext()):
-            find_first(doctree, heading[0], section["ids"][0])
+        if heading := re.match(r"Exercise (\d+\.\d+)", section[0].astext()):
+            for name in heading.group(0, 1):
+                find_first(doctree, name, section["ids"][0])
 
 
 def fold_solutions(doctree):

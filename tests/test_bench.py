@@ -384,7 +384,7 @@ def test_one_case_and_a_wrong_name_on_the_command_line(clock, provider, capsys):
     assert main(["bench", *options, "fake", "naive"]) == 1
     shown = capsys.readouterr()
     assert "fake: KeyError: 'broken'" in shown.err and "naive " in shown.out
-    for wrong in (["bench", *options, "fa9"], ["bench", "table", "no-such-card"], ["bench", "plot", "no_such_file.json"]):
+    for wrong in (["bench", *options, "fa9"], ["bench", "table", "no-such-card"], ["bench", "plot", "--out", ".", "no_such_file.json"]):
         assert main(wrong) == 1 and wrong[-1] in capsys.readouterr().err
 
 

@@ -189,21 +189,22 @@ def test_an_import_against_the_order_is_seen(source):
 # ---------------------------------------------------------------- texts
 
 
+def readme_blocks(heading: str = "") -> list[str]:
+    """The fenced blocks of README.md after a heading."""
+    return re.findall(r"```\w+\n(.*?)```", (ROOT / "README.md").read_text().partition(heading)[2], re.DOTALL)
+
+
 def test_the_readmes_example_runs():
     """The block under "The kernels by themselves": grouped heads, causal, more keys than queries, and a gradient."""
-    text = (ROOT / "README.md").read_text().partition("## The kernels by themselves\n")[2].partition("\n## ")[0]
-    block = "\n".join(line.removeprefix("    ") for line in text.splitlines() if line.startswith("    "))
     names = {}
-    exec(compile(block, "README.md", "exec"), names)
+    exec(compile(readme_blocks("## The kernels by themselves\n")[0], "README.md", "exec"), names)
     assert names["o"].shape == names["q"].shape and all(names[name].grad.isfinite().all() for name in "qkv")
 
 
 def test_the_readmes_first_check_prints_what_stands_there(capsys):
-    text = (ROOT / "README.md").read_text()
-    blocks = [re.sub("^    ", "", block, flags=re.MULTILINE) for block in re.findall(r"\n\n((?:    .*\n|\n)+)", text)]
-    place = next(place for place, block in enumerate(blocks) if "check(" in block)
-    exec(compile(blocks[place], "README.md", "exec"), {})
-    assert capsys.readouterr().out.strip() == blocks[place + 1].strip()
+    code, printed, *_ = readme_blocks("# FlashAttention")
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip() == printed.strip()
 
 
 def test_the_readmes_table_has_the_chapters_own_numbers():

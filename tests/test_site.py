@@ -137,9 +137,17 @@ def test_the_search_and_the_contents_of_a_page_lead_to_each_exercise(built):
         page = BeautifulSoup((built / "notebooks" / f"{path.stem}.html").read_text(encoding="utf-8"), "html.parser")
         for heading, name in headings:
             [[where, anchor, is_main]] = index[name.lower()]
+            assert index[name.removeprefix("Exercise ")] == index[name.lower()]
             assert (where, is_main) == (f"notebooks/{path.stem}", True)
             assert page.find(id=anchor).find("h3").get_text().startswith(heading)
             assert page.select_one(f'.page-toc a[href="#{anchor}"]').get_text() == heading
+
+
+def test_the_search_leads_to_each_equation(built):
+    index = search_index(built)
+    for path in PATHS:
+        for tag in rules.equation_tags(rules.load(path)):
+            assert index[f"({tag})"] == [[f"notebooks/{path.stem}", f"equation-{tag}", True]]
 
 
 @pytest.mark.parametrize(

@@ -57,16 +57,22 @@ def change(path, **texts):
 
 
 def test_take_brings_the_readers_cells_along(course, capsys):
-    """Those that the reader changed; the others are as the chapter has them now, and what has no place in it stays in the old copy."""
+    """Those that the reader changed in their places, those that the reader added, or the chapter no longer has, after the cells that they
+    followed; the others are as the chapter has them now, and an empty cell stays behind."""
     chapter, copy = (course / folder / "01_second.ipynb" for folder in ("notebooks", "work"))
-    write(chapter, "one", "two", "three", "gone")
+    write(chapter, "one", "gone", "two", "three")
     work.fill()
-    change(copy, cell0="answer = 1", cell3="answer = 4", mine="note = 0")
-    write(chapter, "one, better", "two, better", "three", text="A better chapter.")
+    change(copy, cell0="answer = 1", cell1="answer = 2", empty=" ", note="note = 0")
+    notebook = nbformat.read(copy, as_version=4)
+    notebook.cells.insert(1, new_code_cell("helper = 1", id="helper"))
+    nbformat.write(notebook, copy)
+    write(chapter, "one, better", text="A better chapter.")
+    change(chapter, cell2="two, better", cell3="three")
     work.take([1])
-    assert [cell["source"] for cell in cells_of(copy)] == [["A better chapter."], ["answer = 1"], ["two, better"], ["three"]]
+    sources = ["A better chapter.", "helper = 1", "answer = 1", "answer = 2", "two, better", "three", "note = 0"]
+    assert [cell["source"] for cell in cells_of(copy)] == [[source] for source in sources]
     shown = capsys.readouterr().out
-    assert "the cells that you changed (1)" in shown and "begins `answer = 4`" in shown and "begins `note = 0`" in shown
+    assert "the cells that you changed (1) and added (3)" in shown
     assert "the course changed one of these, too: the cell that begins `answer = 1`" in shown and shown.count("too:") == 1
     work.fill()
     assert "all of the course's present text" in capsys.readouterr().out
@@ -79,7 +85,7 @@ def test_a_damaged_copy_is_named_and_set_aside(course, capsys):
     work.fill()
     assert capsys.readouterr().out.endswith("work/00_first.ipynb is no notebook any more; to set it aside: make take CHAPTER=0\n")
     work.take([0])
-    assert cells_of(copy)[0]["source"] == ["A chapter."] and [path.read_text() for path in copy.parent.glob("20*")] == ["{"]
+    assert cells_of(copy)[0]["source"] == ["A chapter."] and [path.read_text() for path in copy.parent.glob("00.20*")] == ["{"]
 
 
 def test_missing_copies_are_made_and_none_is_written_over(course, capsys):
@@ -114,13 +120,13 @@ def test_take_keeps_the_old_copy_under_a_dated_name(course, capsys):
     change(copy, mine="answer = 1")
     write(course / "notebooks" / "01_second.ipynb", text="A better chapter.")
     assert main(["work", "take", "1"]) == 0
-    [kept] = copy.parent.glob("20*.01_second.ipynb")
+    [kept] = copy.parent.glob("01.20*.ipynb")
     assert cells_of(kept)[1]["source"] == ["answer = 1"] and cells_of(copy)[0]["source"] == ["A better chapter."]
     assert kept.name in capsys.readouterr().out
     work.fill()
     assert capsys.readouterr().out == "2 copies in work/, all of the course's present text\n"
     assert main(["work", "take", "1"]) == 0
-    assert "has the course's present text already" in capsys.readouterr().out and len(list(copy.parent.glob("*01_second*"))) == 2
+    assert "has the course's present text already" in capsys.readouterr().out and len(list(copy.parent.glob("01*"))) == 2
 
 
 def test_no_chapter_of_this_number_and_no_notebooks(course, capsys):
@@ -142,7 +148,7 @@ def test_check_runs_the_copies_and_tells_verdicts_and_errors(course, capsys, mon
     write(course / "work" / "00_first.ipynb", CHECK.format(body=right), "1 / 0", call)
     write(course / "work" / "01_second.ipynb", CHECK.format(body=wrong).replace("longest_sequence", "merge"), 'check("1.3", merge)')
     before = [path.read_bytes() for path in sorted((course / "work").iterdir())]
-    assert main(["work", "check"]) == 0
+    assert main(["work", "check"]) == 1
     shown = capsys.readouterr().out
     assert "00_first: 1 of 5 right   ? 0.1  ? 0.2  ✓ 0.3  ? 0.4  ? 0.5\n  the cell that begins `1 / 0` raises ZeroDivisionError" in shown
     assert "01_second: 0 of 5 right   ? 1.1  ? 1.2  ✗ 1.3  ? 1.4  ? 1.5\n  ✗ 1.3 merge: " in shown

@@ -27,8 +27,11 @@ MISTAKES = {
     "your l is not rescaled when the maximum grows": (RESCALED, "l"),
     "your l is rescaled with the wrong sign in the exponent: when the maximum grows, l must shrink": (
         RESCALED, "(l * math.exp(m_new - m) if l else 0.0)"),
+    "your l is rescaled with the wrong sign in the exponent, so that the first element makes 0 · exp(∞), which is NaN: exp(m − m_new)": (
+        RESCALED, "l * math.exp(m_new - m)"),
     "the exponentials are not shifted by m": [(f"{RESCALED} + {TERM}", "l + math.exp(value)")],
     "the new element is measured from the old maximum": (TERM, "math.exp(value - m if l else 0.0)"),
+    "the new element is measured from the old maximum, which is −inf at first, so that l is inf: exp(x − m_new)": (TERM, "math.exp(value - m)"),
     "the element that makes the maximum grow is not counted: it adds exp(0) = 1": (f"+ {TERM}", (f"+ ({TERM} if m == m_new or not l else "
                                                                                                 f"0.0)")),
     "a larger maximum makes your l start again: rescale what you have summed so far instead of dropping it": (
