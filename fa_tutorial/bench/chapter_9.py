@@ -132,7 +132,7 @@ def _busy(D: int, cycles: dict[str, int]) -> float:
 
 # From one of ping_pong.STAMPS to the next: what a consumer does meanwhile.
 PARTS_OF_A_BLOCK = {
-    "tiles": "its turn; the clock itself",
+    "tiles": "the clock itself",
     "turn": "issue, and wait for the matmuls",
     "stop": "softmax",
     "softmax": "wait for p v",
