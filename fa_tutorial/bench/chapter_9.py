@@ -188,7 +188,7 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
     words = [*PARTS_OF_A_BLOCK.values(), "no matmul issued"]
     if "in turns" in loops:
         handles.append(Line2D([], [], **SEAMS))
-        words.append("p v is done, q kᵀ not yet issued")
+        words.append("seam: p v is done, q kᵀ not yet issued")
     figure.legend(handles, words, loc="outside lower center", ncols=3)
     return figure
 
