@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 import linecache
 import re
@@ -107,7 +108,17 @@ def _find(lines: list[str], text: str, begin: int, thing: Any) -> int:
 def display_source(thing: Any, start: str | None = None, end: str | None = None) -> None:
     """Show source with highlighting in a notebook, plain elsewhere. With `start`, only the lines from there to
     `end`."""
-    text = (source_of(thing) if start is None else excerpt(thing, start, end)).replace("  # fmt: skip", "")
+    text = source_of(thing) if start is None else excerpt(thing, start, end)
+    _display(text.replace("  # fmt: skip", ""), "python")
+
+
+def display_diff(old: str, new: str) -> None:
+    """Show two texts as one, with - before a line of the old one alone, and + before one of the new."""
+    lines = difflib.ndiff(old.splitlines(), new.splitlines())
+    _display("\n".join(line.rstrip() for line in lines if not line.startswith("?")), "diff")
+
+
+def _display(text: str, language: str) -> None:
     try:
         from IPython import get_ipython
         from IPython.display import Markdown, display
@@ -116,4 +127,4 @@ def display_source(thing: Any, start: str | None = None, end: str | None = None)
     if get_ipython is None or get_ipython() is None:
         print(text)
     else:
-        display(Markdown(f"```python\n{text}\n```"))
+        display(Markdown(f"```{language}\n{text}\n```"))

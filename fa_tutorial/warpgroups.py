@@ -34,9 +34,9 @@ def timeline(D: int, warpgroups: int = 1, overlap: bool = False, blocks: int = 3
     """What the tensor cores and the exponential units of one SM do for each warpgroup, in the order in which they begin
     it.
 
-    Without `overlap` a warpgroup issues p v of the last block and q kᵀ of this one, waits for both, and exponentiates.
-    With it, the warpgroup issues q kᵀ first and waits for that alone, so p v of the last block runs beside the
-    exponentials. A unit does one thing at a time, and serves whoever asks first.
+    Without `overlap` (chapter 9's "one stop") a warpgroup issues p v of the last block and q kᵀ of this one, waits for
+    both, and exponentiates. With it ("overlapped"), the warpgroup issues q kᵀ first and waits for that alone, so p v of
+    the last block runs beside the exponentials. A unit does one thing at a time, and serves whoever asks first.
     """
     matmuls = [("s", 0)]
     for j in range(1, blocks):
@@ -70,29 +70,36 @@ def _needed(kind: str, block: int, overlap: bool) -> list[tuple[str, int]]:
     return [(other, j) for other, j in before if j >= 0]
 
 
+AWAY = {64: 1450, 128: 1600}  # cycles between two blocks of a consumer, by D: about what an H100's clock shows
 SEAM = 50  # cycles from the end of a matmul to the issue of the next that waited for it: assumed, not measured
 
 
-def cycles_together(D: int, away: int, stops: int, apart: int) -> float:
-    """Cycles of a block for each of two consumers, once they have become regular, if the tensor cores serve whoever
-    asks first.
+def together(D: int, away: int, stops: int, apart: int, blocks: int) -> list[Operation]:
+    """The matmuls of two consumers, until consumer 0 has done `blocks` blocks, if the tensor cores serve whoever asks
+    first.
 
     A consumer needs two matmuls a block, and between two blocks it is `away` cycles from the tensor cores. stops: 1 if
     it issues both matmuls at once, 2 if it issues the second when the first is done. apart: consumer 1 begins so many
     cycles after consumer 0.
     """
-    blocks, free, ends = 20, 0, []
-    asked = [(0, 0, 0), (apart, 1, 0)]  # when, consumer, matmuls of this block that it has done
-    while len(ends) < blocks:
+    found: list[Operation] = []
+    free, done, asked = 0, [0, 0], [(0, 0, "o"), (apart, 1, "o")]  # asked: when, consumer, its next matmul
+    while done[0] < blocks:
         asked.sort()
-        time, consumer, done = asked.pop(0)
-        free = max(free, time) + (2 // stops) * matmul_cycles(D)
-        if done + 1 < stops:
-            asked.append((free + SEAM, consumer, done + 1))
-        else:
-            asked.append((free + away, consumer, 0))
-            ends += [free] * (consumer == 0)
-    return (ends[-1] - ends[blocks // 2 - 1]) / (blocks // 2)
+        time, consumer, first = asked.pop(0)
+        for kind in "os" if stops == 1 else first:
+            start = max(free, time)
+            free = start + matmul_cycles(D)
+            found.append(Operation(kind, consumer, done[consumer], start, free))
+        done[consumer] += kind == "s"
+        asked.append((free + away, consumer, "o") if kind == "s" else (free + SEAM, consumer, "s"))
+    return found
+
+
+def cycles_together(D: int, away: int, stops: int, apart: int) -> float:
+    """Cycles of a block for each of the two consumers of `together`, once they have become regular."""
+    ends = [op.end for op in together(D, away, stops, apart, 20) if (op.warpgroup, op.kind) == (0, "s")]
+    return (ends[-1] - ends[9]) / 10
 
 
 def cycles_per_block(D: int, warpgroups: int = 1, overlap: bool = False) -> float:

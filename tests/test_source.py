@@ -91,6 +91,8 @@ def test_display_prints_outside_a_notebook(capsys):
     assert capsys.readouterr().out == "x = f(a,\n      b)\n", "the formatter's marks are not shown"
     source.display_source(sample, "for i", "total +=")
     assert capsys.readouterr().out == "for i in range(x):\n    total += i\n"
+    source.display_diff("a\nb\nc", "a\nd\nc")
+    assert capsys.readouterr().out == "  a\n- b\n+ d\n  c\n"
 
 
 def test_specialised_takes_the_branches_that_compile():

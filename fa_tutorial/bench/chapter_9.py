@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fa_tutorial import algorithm, hardware, hopper, ledger, reference
@@ -21,6 +22,7 @@ from fa_tutorial.bench import chapter_8, peers, results, tables
 from fa_tutorial.bench.cases import GRIDS, MODES, Case
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.hopper import ping_pong
+from fa_tutorial.source import excerpt, specialised
 from fa_tutorial.warpgroups import KEYS, ROWS, TENSOR_FLOPS, matmul_cycles
 
 hardware.require_triton("Chapter 9's measurements")
@@ -62,26 +64,28 @@ def speeds(card: dict[str, Any], mode: str = "fwd") -> pd.DataFrame:
     return tables.table(card["rows"], POINTS, mode, "fp16")
 
 
-def mean_of(ratios: pd.Series) -> str:
-    """The geometric mean, the lowest and the highest."""
-    return f"{np.exp(np.log(ratios).mean()):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
-
-
 def counters(card: dict[str, Any], provider: str, mode: str) -> dict[str, float]:
     """The profiler's counters: D = 128, S = 4,096, full."""
     return results.select(card["kernels"], kernel="counters", provider=provider, mode=mode).iloc[0].to_dict()
 
 
-def tensors_busy(card: dict[str, Any], mode: str, *providers: str) -> str:
-    return "measured " + ", ".join(
-        f"{provider} {counters(card, provider, mode)[ELAPSED]:.0f}%" for provider in providers
-    )
+# The chapter's loops, and what is stored of each. Its "overlapped" is "two stops" in ping_pong, and so there.
+LOOPS = {loop: f"{loop}, 3 stages" for loop in ("in turns", "one stop", "ping-pong")} | {
+    "overlapped": "two stops, 3 stages"
+}
+
+
+def block_of(loop: str) -> str:
+    """The lines of a block of ping_pong's `loop` that issue matmuls, wait for them, or compute the softmax."""
+    of = {"TWO_STOPS": loop == "overlapped", "TURNS": loop == "ping-pong"}
+    text = specialised(ping_pong.attend, STAMPED=False, IN_TURNS=False, **of)
+    first = "mbarrier.wait(turns" if loop == "ping-pong" else "s = warpgroup_mma(q, k.index(stage)"
+    lines = excerpt(text, first, "acc = rescaled").splitlines()[:-1]
+    return "\n".join(line for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))
 
 
 def print_ladder(card: dict[str, Any], *loops: str) -> None:
-    """Rates of the plain forward's loops, and of "tuned" and "hopper", with the SM cycles of a block of 64 x 128
-    scores.
-    """
+    """Rates of some of LOOPS, and of "tuned", with the SM cycles of a block of 64 x 128 scores."""
     print("TFLOP/s, full, fp16" + "".join(f"{loop:>21}" for loop in loops))
     print(f"(cycles a block), {gpu(card)}")
     for D, S in itertools.product((64, 128), (4096, 16_384)):
@@ -89,7 +93,8 @@ def print_ladder(card: dict[str, Any], *loops: str) -> None:
 
 
 def _rate_and_cycles(card: dict[str, Any], loop: str, D: int, S: int, is_causal: bool = False) -> str:
-    row = results.select(card["kernels"], kernel="ladder", provider=loop, D=D, S_q=S, is_causal=is_causal).iloc[0]
+    provider = LOOPS.get(loop, loop)
+    row = results.select(card["kernels"], kernel="ladder", provider=provider, D=D, S_q=S, is_causal=is_causal).iloc[0]
     return f"{row['tflops']:.0f} ({_cycles_a_block(card, row):,.0f})"
 
 
@@ -100,9 +105,8 @@ def _cycles_a_block(card: dict[str, Any], row: pd.Series) -> float:
 
 
 def clocked(card: dict[str, Any], loop: str, D: int) -> pd.Series:
-    """A consumer's clock in `loop`, "one stop, 3 stages" for one: "cycles" by part of a block, "stamps" of a few
-    blocks."""
-    return results.select(card["kernels"], kernel="clocked", provider=loop, D=D).iloc[0]
+    """A consumer's clock in one of LOOPS: "cycles" by part of a block, "stamps" of a few blocks."""
+    return results.select(card["kernels"], kernel="clocked", provider=LOOPS[loop], D=D).iloc[0]
 
 
 def print_clocked(card: dict[str, Any], D: int, *loops: str) -> None:
@@ -112,12 +116,11 @@ def print_clocked(card: dict[str, Any], D: int, *loops: str) -> None:
     for stamp, part in PARTS_OF_A_BLOCK.items():
         print(f"{part:35}" + "".join(f"{row[stamp]:21,}" for row in rows))
     print(f"{'together':35}" + "".join(f"{sum(row.values()):21,}" for row in rows))
-    print(f"{'tensor cores busy':35}" + "".join(f"{_busy(D, row):21.0%}" for row in rows))
 
 
 def _parts(loop: str, cycles: dict[str, int]) -> dict[str, int]:
-    """In turns a consumer stops for p v of the block before, and then for its scores: one part of the block."""
-    if not loop.startswith("in turns"):
+    """In turns a consumer waits for p v of the block before, and then for its scores: one part of the block."""
+    if loop != "in turns":
         return cycles
     return cycles | {"tiles": 0, "turn": cycles["tiles"] + cycles["turn"]}
 
@@ -129,12 +132,15 @@ def _busy(D: int, cycles: dict[str, int]) -> float:
 
 # From one of ping_pong.STAMPS to the next: what a consumer does meanwhile.
 PARTS_OF_A_BLOCK = {
-    "tiles": "its turn; the clock itself",
-    "turn": "issue, and stop for the matmuls",
+    "tiles": "the clock itself",
+    "turn": "issue, and wait for the matmuls",
     "stop": "softmax",
-    "softmax": "stop for p v",
+    "softmax": "wait for p v",
     "end": "rescale, p to fp16, next tiles",
 }
+
+
+SEAMS = {"color": "black", "marker": "v", "markersize": 6, "linestyle": "none", "clip_on": False}
 
 
 def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
@@ -154,15 +160,18 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
     idle = {"facecolor": "white", "hatch": "////"}
     for ax, loop in zip(panels, loops, strict=True):
         row = clocked(card, loop, D)
-        stamps, in_turns = row["stamps"], loop.startswith("in turns")
+        stamps, in_turns = row["stamps"], loop == "in turns"
         for c, blocks in enumerate(stamps):
             times = [time for block in blocks for time in block][: -len(ping_pong.STAMPS) + 1]
             for n, (start, end) in enumerate(itertools.pairwise(times)):
                 stamp = ping_pong.STAMPS[n % len(ping_pong.STAMPS)]
                 look = looks["turn" if in_turns and stamp == "tiles" else stamp]
                 ax.barh(c, end - start, left=start, height=0.7, edgecolor="black", linewidth=0.5, **look)
+            if in_turns:
+                seams = [block[ping_pong.STAMPS.index("turn")] for block in blocks[:-1]]
+                ax.plot(seams, [c - 0.35] * len(seams), **SEAMS)
         first, last, under_way = matmuls_under_way(
-            stamps, "tiles" if in_turns else "turn", "end" if loop.startswith("two stops") else "stop"
+            stamps, "tiles" if in_turns else "turn", "end" if loop == "overlapped" else "stop"
         )
         ax.barh(2, last - first, left=first, height=0.7, edgecolor="black", linewidth=0.5, **idle)
         for start, end in under_way:
@@ -173,10 +182,13 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
         ax.grid(False)
         busy = _busy(D, row["cycles"])
         words = f"{loop.split(',')[0]}: no matmul issued for {share:.0%} of the time shown"
-        ax.set_title(f"{words}; tensor cores busy {busy:.0%} of a block", loc="left")
+        ax.set_title(f"{words}; tensor cores busy {busy:.0%}", loc="left")
     panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096")
-    handles = [Patch(edgecolor="black", **look) for look in (*looks.values(), idle)]
-    words = (*PARTS_OF_A_BLOCK.values(), "no matmul issued")
+    handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*looks.values(), idle)]
+    words = [*PARTS_OF_A_BLOCK.values(), "no matmul issued"]
+    if "in turns" in loops:
+        handles.append(Line2D([], [], **SEAMS))
+        words.append("seam: p v is done, q kᵀ not yet issued")
     figure.legend(handles, words, loc="outside lower center", ncols=3)
     return figure
 
@@ -245,18 +257,32 @@ def draw_tail(**orders: Callable[[list[int]], list[int]]) -> Figure:
     return figure
 
 
-def print_compared(card: dict[str, Any], mode: str) -> None:
-    """hopper beside PEERS at the twelve points; in brackets hopper / them."""
+def draw_compared(card: dict[str, Any], mode: str) -> Figure:
+    """hopper beside PEERS at the twelve points, and how it compares with each of them, in words."""
     rates = speeds(card, mode)
-    print(f"TFLOP/s, {MODES[mode]}, {gpu(card)}    hopper" + "".join(f"{peer:>14}" for peer in PEERS))
-    for (D, is_causal, S), row in rates.iterrows():
-        words = f"D = {D:3}, {tables.mask(is_causal):6}, S = {S:6,}"
-        print(
-            f"{words} {row['hopper']:9.0f}"
-            + "".join(f"{row[peer]:8.0f} ({row['hopper'] / row[peer]:.2f})" for peer in PEERS)
-        )
-    means = (np.exp(np.log(rates["hopper"] / rates[peer]).mean()) for peer in PEERS)
-    print(f"hopper / them, geometric mean {'':5}" + "".join(f"{mean:14.2f}" for mean in means))
+    figure = Figure(figsize=(10, 3.2))
+    panels = figure.subplots(1, 4, sharey=True)
+    lengths = sorted({S for _, _, S in rates.index})
+    looks = dict(zip(("hopper", *PEERS), (("C0", "o-"), ("C1", "s--"), ("C2", "^-."), ("C3", "D:")), strict=True))
+    for ax, (D, is_causal) in zip(panels, itertools.product((64, 128), (False, True)), strict=True):
+        for kernel, (colour, style) in looks.items():
+            of = [rates.loc[(D, is_causal, S), kernel] for S in lengths]
+            ax.plot(
+                range(len(lengths)), of, style, color=colour, label=kernel, linewidth=2.4 if kernel == "hopper" else 1.4
+            )
+        ax.set_xticks(range(len(lengths)), [f"{S:,}" for S in lengths])
+        ax.set_title(f"D = {D}, {tables.mask(is_causal)}")
+        ax.set_xlabel("S")
+    panels[0].set_ylim(0, 1.08 * rates[[*looks]].max(axis=None))
+    panels[0].set_ylabel(f"TFLOP/s, {MODES[mode]}, {gpu(card)}")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    print(f"{MODES[mode]}, {gpu(card)}: hopper's speed over the other's, of the twelve points")
+    for peer in PEERS:
+        ratios = rates["hopper"] / rates[peer]
+        mean, (D, is_causal, S) = np.exp(np.log(ratios).mean()), ratios.idxmin()
+        least = f"least {ratios.min():.2f}, at D = {D}, {tables.mask(is_causal)}, S = {S:,}"
+        print(f"  {peer:13} mean {mean:.2f}, most {ratios.max():.2f}, {least}")
+    return figure
 
 
 def profiled_mhz(card: dict[str, Any], provider: str) -> float:
@@ -302,26 +328,45 @@ CHAIN = {
     "one stop": "one stop",
     "any input": "two consumers",
     "third consumer": "roles",
-    "s first": "overlap",
+    "k earlier": "overlap",
     "counter": "counter",
     "order": "order",
 }
 
 
 def print_steps(card: dict[str, Any]) -> None:
-    """What each step of the chapter gains over the one before, from tuned to hopper: mean, least and most of the six
-    points of each D."""
+    """What each step of the chapter gains over the one before, from tuned to hopper: the mean of three lengths."""
     found = results.select(card["kernels"], chapter=9, kernel="step")
     of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
     of["two consumers"] = of["two consumers"].fillna(of["roles"])  # where a third is not used
-    print(f"{f'forward, {gpu(card)}, times as fast':36}{'D = 64':22}D = 128")
+    kinds = list(itertools.product((64, 128), (False, True)))
+    print(f"{f'forward, {gpu(card)}':20}" + "".join(f"{f'D = {D}, {tables.mask(c)}':>16}" for D, c in kinds))
     before = "tuned"
     for name, step in CHAIN.items():
-        _print_gain(f"{name:14} over the one before", of[step] / of[before])
+        _print_gains(name, of[step] / of[before], kinds)
         before = step
-    _print_gain("hopper over tuned", of["order"] / of["tuned"])
+    _print_gains("hopper over tuned", of["order"] / of["tuned"], kinds)
 
 
-def _print_gain(words: str, ratios: pd.Series) -> None:
-    means = ("-" if (ratios.loc[D] == 1).all() else mean_of(ratios.loc[D]) for D in (64, 128))
-    print(f"{words:36}" + "  ".join(f"{mean:20}" for mean in means).rstrip())
+def _print_gains(name: str, ratios: pd.Series, kinds: list[tuple[int, bool]]) -> None:
+    means = (
+        "-" if (ratios.loc[kind] == 1).all() else f"{np.exp(np.log(ratios.loc[kind]).mean()):.2f}" for kind in kinds
+    )
+    print(f"{name:20}" + "".join(f"{mean:>16}" for mean in means))
+
+
+def print_step(card: dict[str, Any], name: str) -> None:
+    """One of CHAIN, full, S = 4,096: its rate for each D."""
+    rows = results.select(card["kernels"], kernel="step", provider=CHAIN[name], S_q=4096, is_causal=False)
+    print(", ".join(f"D = {row.D}: {row.tflops:.0f} TFLOP/s" for row in rows.itertuples()))
+
+
+def print_backward_profiled(card: dict[str, Any]) -> None:
+    """The backward under the profiler, D = 128, S = 4,096, full: chapter 8's two kernels, and this chapter's."""
+    of = (("tuned", "dk, dv"), ("tuned", "dq"), ("hopper", "bwd"))
+    ms = [counters(card, *kernel)["gpu__time_duration.sum"] / 1e6 for kernel in of]
+    print(
+        f"{gpu(card)}, under the profiler, D = 128, full, S = 4,096: {ms[0] + ms[1]:.2f} ms, hopper {ms[2]:.2f}:",
+        end=" ",
+    )
+    print(f"{(ms[0] + ms[1]) / ms[2]:.2f} times as fast")

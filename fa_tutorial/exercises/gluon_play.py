@@ -8,6 +8,7 @@ are not.
 
 from __future__ import annotations
 
+import builtins
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from fa_tutorial.exercises.running import Wrong, kind, show
 ROWS, KEYS, D = 2, 4, 3  # of the tiles; a tile that is not transposed does not fit
 SCALE_LOG2 = 0.7
 RIGHT = "l and acc right, whoever is early or late"
+# The functions of Python that Gluon's compiler takes of numbers that only the GPU knows (int and float it takes of constants alone).
+KNOWN = ("len", "range", "min", "max", "isinstance", "getattr", "hasattr", "print")
+MODULES = ("gl", "gluon")  # names of what is seen of Gluon, beside those of `names`
 
 
 class Stop(Exception):
@@ -81,12 +85,14 @@ class Operand:
 
 
 class Alpha(torch.Tensor):
-    """The softmax's alpha. Its layout is that of the rows of s, so it does not broadcast over acc."""
+    """The softmax's alpha, [ROWS], or [ROWS, 1]. Its layout is that of the rows of s, so it multiplies s, p, m and l, but not acc."""
 
-    def refused(self, other: Any) -> torch.Tensor:
-        raise Wrong("alpha lies as the rows of s, and acc has another layout: rescaled(acc, alpha) converts it and multiplies")
+    def __mul__(self, other: Any) -> torch.Tensor:
+        if isinstance(other, torch.Tensor) and other.shape == (ROWS, D):
+            raise Wrong("alpha lies as the rows of s, and acc has another layout: rescaled(acc, alpha) converts it and multiplies")
+        return self.as_subclass(torch.Tensor) * other
 
-    __getitem__ = __mul__ = __rmul__ = refused
+    __rmul__ = __mul__
 
 
 class Pending:
@@ -185,6 +191,8 @@ class Stage:
                 self.stop(fault, self.why_nobody_arrives(barrier))
 
     def arrive(self, barrier: Barrier, *, count: int = 1, pred: bool = True) -> None:
+        if any(barrier is one for one in self.full):
+            raise Wrong(f"you arrive at {barrier.name}, where the producer arrives: a consumer arrives at empty[stage]")
         if count > 1:
             raise Wrong(f"you arrive {count} times at {barrier.name}: each consumer arrives once, count=1")
         for _ in range(count if pred else 0):
@@ -202,12 +210,18 @@ class Stage:
             raise Wrong(f"warpgroup_mma of {sizes}: the inner sizes differ. tile.permute((1, 0)) transposes a tile")
         tile = b.tile if isinstance(b, View) else b
         name = tile.name[-1]
+        if name == "q":
+            raise Wrong(
+                "warpgroup_mma's second operand is q: the scores have queries as rows, so q is the first operand and k's tile the second"
+            )
         if tile.block is None or tile.block != self.issued[name]:
             due = f"where block {self.issued[name]} is due" if self.issued[name] < self.play.blocks else "and all blocks have been read"
             self.stop(f"a matmul reads {tile.name}, which holds {held(tile)}, {due}", self.why_not_there(tile, name))
         self.issued[name] += 1
         product = a.value @ b.value
         start = acc.value if isinstance(acc, Pending) else acc
+        if start.shape != product.shape:
+            raise Wrong("warpgroup_mma's third argument has the shape of the product: zeros for q kᵀ, acc for p v")
         pending = Pending(start + product if use_acc else product, tile, a)
         self.in_flight.append(pending)
         self.others()
@@ -231,7 +245,8 @@ class Stage:
     def ready(self, x: Pending) -> torch.Tensor:
         if x in self.in_flight:
             cause = "warpgroup_mma_wait(n, …) leaves up to n matmuls in flight, the last that were issued, and here yours is one of them"
-            self.stop("warpgroup_mma_wait returns a matmul that is still under way", cause)
+            what = f"{'p v' if x.reads.name[-1] == 'v' else 'q kᵀ'} of block {x.block}"
+            self.stop(f"warpgroup_mma_wait returns {what}, which is still under way", cause)
         return x.value
 
     def why_not_there(self, tile: Tile, name: str) -> str:
@@ -268,6 +283,7 @@ class Stage:
                 raise Wrong(f"left_operand's dtype is v.dtype, as both operands of a matmul have one dtype, got {dtype}")
             return Operand(done(p, "p"))
 
+        softmax_step.__qualname__, left_operand.__qualname__ = "softmax_step", "left_operand"  # as an error names them
         mbarrier = types.SimpleNamespace(wait=self.wait, arrive=self.arrive)
         return {
             "mbarrier": mbarrier, "warpgroup_mma": self.matmul, "warpgroup_mma_wait": self.matmul_wait, "softmax_step": softmax_step,
@@ -277,7 +293,9 @@ class Stage:
 
     def run(self, attend: Callable) -> str:
         code = getattr(attend, "fn", attend)
-        plain = types.FunctionType(code.__code__, code.__globals__ | self.names(), code.__name__, code.__defaults__, code.__closure__)
+        seen = {name: code.__globals__[name] for name in MODULES if name in code.__globals__} | self.names()
+        seen["__builtins__"] = {name: getattr(builtins, name) for name in KNOWN} | {"NotImplementedError": NotImplementedError}
+        plain = types.FunctionType(code.__code__, seen, code.__name__, code.__defaults__, code.__closure__)
         q = Tile("q", self.q)
         zeros, l, acc = (torch.zeros(*shape, dtype=torch.float64) for shape in ((ROWS, KEYS), (ROWS,), (ROWS, D)))
         rings = [Ring(name, stages) for name, stages in (("k", self.k), ("v", self.v), ("full", self.full), ("empty", self.empty))]
@@ -285,8 +303,13 @@ class Stage:
             result = plain(q, *rings, zeros, torch.full_like(l, -torch.inf), l, acc, SCALE_LOG2, self.play.blocks)
         except Stop:
             return self.fault
-        except ValueError as error:
-            if "gluon.jit" in f"{error}":
+        except NameError as error:
+            if isinstance(error, UnboundLocalError) or error.name in code.__code__.co_varnames:
+                raise
+            known = f"of Python's functions it takes only {', '.join(KNOWN)}"
+            raise Wrong(f"uses {error.name}, which Gluon's compiler refuses here: it sees this function alone, and {known}") from None
+        except (ValueError, RuntimeError) as error:
+            if "gluon.jit" in f"{error}" or "triton.jit" in f"{error}":
                 raise Wrong("the check has no function of gl: a tile, say, is transposed by tile.permute((1, 0))") from None
             raise
         if not isinstance(result, tuple) or len(result) != 2:
@@ -302,6 +325,10 @@ class Stage:
                 fault = f"arrivals of yours at empty[{stage}]: {times}, blocks in this stage: {want}"
                 return verdict(fault, "each block's stage is released once, the last block's, too: the next rows of a kernel need it")
         return RIGHT
+
+
+Stage.wait.__qualname__, Stage.arrive.__qualname__ = "mbarrier.wait", "mbarrier.arrive"  # as an error names them
+Stage.matmul.__qualname__, Stage.matmul_wait.__qualname__ = "warpgroup_mma", "warpgroup_mma_wait"
 
 
 def held(tile: Tile) -> str:

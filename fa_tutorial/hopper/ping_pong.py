@@ -31,7 +31,7 @@ from triton.experimental.gluon import language as gl  # noqa: E402
 LOOPS = {  # name -> what attend takes
     "in turns": {"IN_TURNS": True},
     "one stop": {},
-    "two stops": {"TWO_STOPS": True},
+    "two stops": {"TWO_STOPS": True},  # chapter 9's "overlapped"
     "ping-pong": {"TURNS": True},
 }
 # When a consumer is in a block: its tiles are there, its turn has come, the stop is over, p is there, p v is in acc.

@@ -18,8 +18,8 @@ NO_BIT = "a parity is the last bit of a phase's number, 0 or 1"
 MISTAKES = {
     "the producer waits for phase 0 of empty, which is complete when a consumer has released the stage, and nothing has been loaded yet: "
     "deadlock. On a fresh barrier one of the parities passes at once": (EMPTY, "empty_parity = full_parity"),
-    ("the two parities are exchanged: the consumer would pass a fresh full barrier before anything is loaded, and the producer wait "
-    "forever"): (
+    ("the two parities are exchanged, or the rounds counted from 1: the consumer would pass a fresh full barrier before anything is "
+    "loaded, and the producer wait forever"): (
         RETURN, "return stage, empty_parity, full_parity"),
     "the parities flip with every tile: stage 1 is as fresh as stage 0 was, so they flip once a round": (FULL, "full_parity = i % 2"),
     "the parities never flip: the second tile of a stage completes phase 1 of full": (FULL, "full_parity = 0"),
@@ -29,6 +29,11 @@ MISTAKES = {
     "empty_parity is 1 in the first round alone: it flips with every round, as full_parity does": (EMPTY, "empty_parity = int(round_of_ring == 0)"),
     f"{NO_BIT}, and here it is the round": (FULL, "full_parity = round_of_ring"),
     f"{NO_BIT}, and here empty_parity is the number of the round before": (EMPTY, "empty_parity = round_of_ring - 1"),
+    f"{NO_BIT}: where full_parity is 0, empty_parity is 1, and not −1": (EMPTY, "empty_parity = full_parity - 1"),
+    "the round is a whole number, i // stages, and here it has a fraction": ("divmod(i, stages)", "(i / stages, i % stages)"),
+    "the parities are the stage's number modulo 2: they follow the round, and every stage of a round has the same": (
+        FULL, "full_parity = stage % 2"),
+    "the stages are counted from 0, and here from 1": ("return stage", "return stage + 1"),
     "round and stage are exchanged: i // stages is the round, and i % stages the stage": ("round_of_ring, stage =", "stage, round_of_ring ="),
     "the tile's own number is no stage: after the last stage comes stage 0 again": ("return stage", "return i"),
     "a ring of two is taken for granted: with 3 stages the first round has 3 tiles": ("divmod(i, stages)", "divmod(i, 2)"),
@@ -44,10 +49,15 @@ def truth(i, stages):
 def inputs():
     fresh = "every stage of the first round is fresh"
     turn = "the stages are taken in turn, 0 … stages − 1, and then again from 0, and the parities flip once a round"
-    yield case(0, 2, otherwise="the first tile's load completes phase 0 of full, and the producer must not wait")
-    yield case(1, 2, otherwise=fresh)
-    yield case(2, 2, otherwise="the second tile of stage 0: phase 1 of full, and phase 0 of empty")
-    yield case(4, 2, otherwise="the third tile of stage 0: phase 2 of full, and phase 1 of empty")
+    place = "the stages are taken in turn: 0 … stages − 1, and then again from 0"
+
+    def rules(full, empty):
+        return {"stage": place, "full_parity": full, "empty_parity": empty}
+
+    yield case(0, 2, otherwise=rules("the first tile's load completes phase 0 of full", "the producer must not wait for its first load"))
+    yield case(1, 2, otherwise=rules(fresh, fresh))
+    yield case(2, 2, otherwise=rules("the second tile of stage 0: phase 1 of full", "the second tile of stage 0: phase 0 of empty"))
+    yield case(4, 2, otherwise=rules("the third tile of stage 0: phase 2 of full", "the third tile of stage 0: phase 1 of empty"))
     yield case(2, 3, otherwise=f"with 3 stages the first round has 3 tiles, and {turn}")
     yield case(3, 3, otherwise=f"with 3 stages the second round begins at tile 3, and {turn}")
     yield case(1, 1, otherwise="with one stage every tile begins a round")

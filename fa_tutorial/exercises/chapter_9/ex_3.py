@@ -50,12 +50,21 @@ MISTAKES = {
         (RESCALED, "acc, is_async"), (SUMMED, f"{SUMMED}        acc = rescaled(acc, alpha)\n")],
     "p v starts from nothing in every block: only q kᵀ has use_acc=False": (RESCALED, "rescaled(acc, alpha), use_acc=False, is_async"),
     "the second matmul reads k's tile: it multiplies p by v": ("p, v.index(stage)", "p, k.index(stage)"),
+    "s is scaled twice: softmax_step multiplies it by scale_log2": ("softmax_step(s,", "softmax_step(s * scale_log2,"),
+    "p is multiplied by alpha, which belongs to acc: rescaled(acc, alpha) shrinks what was added before": [
+        (RESCALED, "acc, is_async"), ("left_operand(p,", "left_operand(p * alpha[:, None],")],
+    "l is multiplied by alpha once more: softmax_step has done so": (
+        "        p = left_operand", "        l = l * alpha\n        p = left_operand"),
+    "block 0 is left out: the loop begins at 0": ("range(blocks)", "range(1, blocks)"),
+    "the last block is left out: the loop goes through all blocks": ("range(blocks)", "range(blocks - 1)"),
     "the maximum is not carried on: keep the m that softmax_step returns": (STEP, "p, _, l, alpha = softmax_step("),
     "acc is divided by l here: return both, the consumer around your loop divides once, at the end": (
         "return l, acc", "return l, acc / l[:, None]"),
     "the last blocks are not released: the next rows of a kernel take the same ring": (
         RELEASE, f"        if i + STAGES < blocks:\n    {RELEASE}"),
     "m and l are swapped: softmax_step returns p, m, l, alpha": (STEP, "p, l, m, alpha = softmax_step("),
+    "m and l are swapped: softmax_step takes s, m, l, scale_log2": ("softmax_step(s, m, l,", "softmax_step(s, l, m,"),
+    "softmax_step returns p, m, l, alpha, and here they are taken as p, alpha, m, l": (STEP, "p, alpha, m, l = softmax_step("),
     "l and acc are swapped: return l, acc": ("return l, acc", "return acc, l"),
 }  # fmt: skip
 

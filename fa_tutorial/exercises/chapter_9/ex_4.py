@@ -63,7 +63,7 @@ MISTAKES = {
         ("    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)\n    acc = warpgroup_mma_wait(0, [acc])\n", "")],
     "the last block's stage is not released: the next rows of a kernel need it": (
         "    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)\n    return", "    return"),
-    "the wait for p v has no p in its list: the matmul reads p's registers until then, so wait for both, [acc, p]": (
+    "the wait for p v does not have that matmul's p in its list: the matmul reads p's registers until then, so keep p, and wait for both, [acc, p]": (
         "acc, p = warpgroup_mma_wait(0, [acc, p])", "acc = warpgroup_mma_wait(0, [acc])"),
     "you do not wait for full[0] before you read block 0": ("    mbarrier.wait(full.index(0), 0)\n", ""),
     "the parities flip with every block: a stage's phase grows once a round, i // STAGES": ("i // STAGES % 2", "i % 2"),

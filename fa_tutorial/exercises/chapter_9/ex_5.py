@@ -12,6 +12,7 @@ from fa_tutorial.barriers import Action, Barrier, Event, arrive, ds_rows, load, 
 from fa_tutorial.exercises import ring_play
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.ring_play import checked, kept, played, slip, unreleased, verdict
+from fa_tutorial.exercises.running import Wrong
 from fa_tutorial.source import source_of
 
 
@@ -41,6 +42,8 @@ MISTAKES = {
     "you wait for parity 0 in every round: a stage's phase grows by one every two blocks": ("i // 2 % 2", "0"),
     "the parities flip with every block: a stage's phase grows once a round, i // 2": ("i // 2 % 2", "i % 2"),
     "s and dp start before their tiles are there: they need wait(full[stage], parity), with the parity of exercise 9.1": (FULL, ""),
+    "you release q's stage right after s and dp, and dk reads q once more: arrive at empty[stage] after dk": [
+        (RELEASE, ""), (WRITE, RELEASE + WRITE)],
     "you release q's stage before dk has read it: arrive at empty[stage] after dk": (DK + RELEASE, RELEASE + DK),
     "you release q's stage after dq, and dk is the last that reads it: the next load could start earlier": (RELEASE + MEET + DQ, f"{MEET}{DQ}\n{RELEASE}"),
     "you do not release q's stage, and the producer waits for it": (RELEASE, ""),
@@ -69,22 +72,26 @@ class Meeting:
         """The actions of a role, with this meeting's durations."""
         draw, units = random.Random(f"{self.seed} {role}"), self.load if role == "producer" else self.steps[int(role[-1])]
         for action in checked(role, actions):
+            if role != "producer" and action.kind == "arrive" and action.barrier.name.startswith("full"):
+                raise Wrong(f"{role} arrives at {action.barrier.name}, which expects the producer: it says that the tile is there")
             yield replace(action, units=units if self.seed is None else draw.randint(1, 6)) if action.units else action
 
-    def run(self, consumer: Callable) -> tuple[list[Event] | str, dict[str, list[Action | None]], list[Barrier]]:
-        """The timeline, or the deadlock; what each consumer yielded; and empty, which says what was released."""
+    def run(self, consumer: Callable) -> tuple[list[Event] | str, dict[str, list[Action | None]], list[Barrier], str]:
+        """The timeline, or the deadlock; what each consumer yielded; empty, which says what was released; and the arrivals at ds_full."""
         full, empty = barriers.ring(2, 2)
         ds_full = [Barrier(2, f"ds_full[{stage}]") for stage in range(2)]
         yielded: dict[str, list[Action | None]] = {f"consumer {c}": [] for c in range(2)}
         roles = {"producer": barriers.ring_producer(self.blocks, full, empty)}
         roles |= {role: kept(consumer(int(role[-1]), self.blocks, full, empty, ds_full), yielded[role]) for role in yielded}
-        return played({role: self.timed(role, actions) for role, actions in roles.items()}), yielded, empty
+        timeline = played({role: self.timed(role, actions) for role, actions in roles.items()})
+        arrivals = " and ".join(f"{one.phase * one.count + one.arrived} at {one.name}" for one in ds_full)
+        return timeline, yielded, empty, f", after {arrivals} arrivals"
 
     def play(self, consumer: Callable) -> str:
         """What comes of a reader's consumer: RIGHT, or the first thing that goes wrong, with its cause."""
-        timeline, yielded, empty = self.run(consumer)
-        right, in_order, _ = self.run(meeting_consumer)
-        text = timeline if isinstance(timeline, str) else self.judged(timeline, right)
+        timeline, yielded, empty, handed_over = self.run(consumer)
+        right, in_order, _, _ = self.run(meeting_consumer)
+        text = f"{timeline}{handed_over}" if isinstance(timeline, str) else self.judged(timeline, right)
         if text == RIGHT and (left := unreleased(empty, [2 * len(range(stage, self.blocks, 2)) for stage in range(2)])) != ring_play.RIGHT:
             text = left
         if text == RIGHT:
