@@ -54,7 +54,7 @@ def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there()
         for loop in ("attend_one_stop", "one stop", "ping-pong", "order"):
             wait, exponential = order(loop, stored)
             assert wait < exponential
-        for loop in ("attend", "two stops"):
+        for loop in ("attend", "overlapped"):
             wait, exponential = order(loop, stored)
             assert wait > exponential
         names = [name for name, _ in stored["backward"]["events"]]

@@ -69,16 +69,12 @@ def counters(card: dict[str, Any], provider: str, mode: str) -> dict[str, float]
     return results.select(card["kernels"], kernel="counters", provider=provider, mode=mode).iloc[0].to_dict()
 
 
-# The chapter's loops, and what is stored of each. Its "overlapped" is "two stops" in ping_pong, and so there.
-LOOPS = {loop: f"{loop}, 3 stages" for loop in ("in turns", "one stop", "ping-pong")} | {
-    "overlapped": "two stops, 3 stages"
-}
+LOOPS = {loop: f"{loop}, 3 stages" for loop in ping_pong.LOOPS}  # what is stored of each
 
 
 def block_of(loop: str) -> str:
     """The lines of a block of ping_pong's `loop` that issue matmuls, wait for them, or compute the softmax."""
-    of = {"TWO_STOPS": loop == "overlapped", "TURNS": loop == "ping-pong"}
-    text = specialised(ping_pong.attend, STAMPED=False, IN_TURNS=False, **of)
+    text = specialised(ping_pong.attend, STAMPED=False, LOOP=loop)
     first = "mbarrier.wait(turns" if loop == "ping-pong" else "s = warpgroup_mma(q, k.index(stage)"
     lines = excerpt(text, first, "acc = rescaled").splitlines()[:-1]
     return "\n".join(line for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))

@@ -1,5 +1,5 @@
-"""Chapter 9's experiment: the ladder's loops, in turns and with one stop a block, one with two stops, and one with two
-consumers that issue their matmuls by turns. Full and causal, with a clock to look at them.
+"""Chapter 9's experiment: the ladder's loops, in turns and with one stop a block, one that is overlapped, and
+ping-pong, whose two consumers issue their matmuls by turns. Full and causal, with a clock to look at them.
 
 Takes what `ladder` takes, and a causal mask. The blocks of keys come from the last to the first, so that under a mask
 the first one that a consumer meets, before its loop, is the diagonal's.
@@ -28,12 +28,7 @@ require_triton("Chapter 9 (fa_tutorial.hopper)")
 from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
 
-LOOPS = {  # name -> what attend takes
-    "in turns": {"IN_TURNS": True},
-    "one stop": {},
-    "two stops": {"TWO_STOPS": True},  # chapter 9's "overlapped"
-    "ping-pong": {"TURNS": True},
-}
+LOOPS = ("in turns", "one stop", "overlapped", "ping-pong")
 # When a consumer is in a block: its tiles are there, its turn has come, the stop is over, p is there, p v is in acc.
 # In turns its turn comes when p v of the block before is in acc.
 STAMPS = ("tiles", "turn", "stop", "softmax", "end")
@@ -53,13 +48,12 @@ def stamp(stamps_ptr, i, n: gl.constexpr, after, STAMPED: gl.constexpr):
 
 @gluon.jit
 def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, first, stamps_ptr, C: gl.constexpr,
-           TWO_STOPS: gl.constexpr = False, TURNS: gl.constexpr = False, IN_TURNS: gl.constexpr = False,
-           STAMPED: gl.constexpr = False):  # fmt: skip
-    """ladder.attend_one_stop, in the order that ptxas gives it. first: [64, ROWS], what the first scores are added to.
+           LOOP: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
+    """LOOP, one of LOOPS, in the order that ptxas gives it. first: [64, ROWS], what the first scores are added to.
 
-    IN_TURNS: ladder.attend; p v of a block stands at the beginning of the next. TWO_STOPS: p v is issued when s is
-    there, and ptxas leaves the wait for it after the softmax. TURNS: a consumer issues its matmuls when the other has
-    issued its own; turns: two barriers.
+    "in turns": ladder.attend; p v of a block stands at the beginning of the next. "one stop": ladder.attend_one_stop.
+    "overlapped": p v is issued when s is there, and ptxas leaves the wait for it after the softmax. "ping-pong": one
+    stop, and a consumer issues its matmuls when the other has issued its own; turns: two barriers.
     """
     STAGES: gl.constexpr = k.shape[0]
     mbarrier.wait(full.index(0), 0)
@@ -72,28 +66,28 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, fi
         before = (i - 1) % STAGES
         mbarrier.wait(full.index(stage), parity)
         stamp(stamps_ptr, i, 0, m, STAMPED)
-        if TURNS:
+        if LOOP == "ping-pong":
             mbarrier.wait(turns.index(C), (i - C) % 2)  # consumer 0 begins
-        if IN_TURNS:
+        if LOOP == "in turns":
             acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
             acc, p = warpgroup_mma_wait(0, [acc, p])
             mbarrier.arrive(empty.index(before), count=1)
         stamp(stamps_ptr, i, 1, m, STAMPED)
         s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-        if TWO_STOPS or IN_TURNS:
+        if LOOP == "overlapped" or LOOP == "in turns":
             s = warpgroup_mma_wait(0, [s])
             stamp(stamps_ptr, i, 2, m, STAMPED)
-        if not IN_TURNS:
+        if LOOP != "in turns":
             acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
-        if TURNS:
+        if LOOP == "ping-pong":
             mbarrier.arrive(turns.index(1 - C), count=1)
-        if not TWO_STOPS and not IN_TURNS:
+        if LOOP == "one stop" or LOOP == "ping-pong":
             s, acc, p = warpgroup_mma_wait(0, [s, acc, p])
             mbarrier.arrive(empty.index(before), count=1)
             stamp(stamps_ptr, i, 2, m, STAMPED)
         p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
         stamp(stamps_ptr, i, 3, l, STAMPED)
-        if TWO_STOPS:
+        if LOOP == "overlapped":
             acc, p = warpgroup_mma_wait(0, [acc, p])
             mbarrier.arrive(empty.index(before), count=1)
         stamp(stamps_ptr, i, 4, l, STAMPED)
@@ -106,8 +100,7 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, fi
 
 @gluon.jit
 def consumer(o_ptr, q, k, v, q_full, full, empty, turns, start_m, blocks, scale_log2, stamps_ptr,
-             C: gl.constexpr, IS_CAUSAL: gl.constexpr, TWO_STOPS: gl.constexpr, TURNS: gl.constexpr,
-             IN_TURNS: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
+             C: gl.constexpr, IS_CAUSAL: gl.constexpr, LOOP: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
     """Warpgroup C: o of its 64 rows (4.4)."""
     D: gl.constexpr = k.shape[2]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -127,7 +120,7 @@ def consumer(o_ptr, q, k, v, q_full, full, empty, turns, start_m, blocks, scale_
         stamps_ptr += (gl.program_id(0) * 2 + C) * blocks * N_STAMPS
     mbarrier.wait(q_full, 0)
     l, acc = attend(q.slice(C * 64, 64), k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, first,
-                    stamps_ptr, C, TWO_STOPS, TURNS, IN_TURNS, STAMPED)  # fmt: skip
+                    stamps_ptr, C, LOOP, STAMPED)  # fmt: skip
     offs_m = start_m + C * 64 + gl.arange(0, 64, gl.SliceLayout(1, o_layout))  # [64]
     offs_d = gl.arange(0, D, gl.SliceLayout(0, o_layout))  # [D]
     o = rescaled(acc, 1.0 / l).to(k.dtype)  # [64, D]
@@ -136,8 +129,8 @@ def consumer(o_ptr, q, k, v, q_full, full, empty, turns, start_m, blocks, scale_
 
 @gluon.jit
 def forward_kernel(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, stamps_ptr,
-                   STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, TWO_STOPS: gl.constexpr, TURNS: gl.constexpr,
-                   IN_TURNS: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
+                   STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, LOOP: gl.constexpr,
+                   STAMPED: gl.constexpr):  # fmt: skip
     """ladder.forward_kernel with this module's attend. stamps_ptr: (programs, 2, S // ROWS, N_STAMPS) int64, with
     STAMPED."""
     D: gl.constexpr = k_desc.block_type.shape[1]
@@ -162,9 +155,9 @@ def forward_kernel(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, stamps_ptr,
     last_n = start_n + (blocks - 1) * ROWS
     gl.warp_specialize([
         (consumer, (o_ptr, q, k, v, q_full, full, empty, turns, start_m, blocks, scale_log2, stamps_ptr,
-                    0, IS_CAUSAL, TWO_STOPS, TURNS, IN_TURNS, STAMPED)),
+                    0, IS_CAUSAL, LOOP, STAMPED)),
         (consumer, (o_ptr, q, k, v, q_full, full, empty, turns, start_m, blocks, scale_log2, stamps_ptr,
-                    1, IS_CAUSAL, TWO_STOPS, TURNS, IN_TURNS, STAMPED)),
+                    1, IS_CAUSAL, LOOP, STAMPED)),
         (producer, (q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, last_n, blocks, -ROWS)),
     ], [4, 1], [240, 24])  # fmt: skip
 
@@ -176,10 +169,9 @@ def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: 
     B, H, S, D = q.shape
     o = torch.empty_like(q)
     tiles = [descriptor(x.view(-1, D)) for x in (q, k, v)]
-    flags = {"TWO_STOPS": False, "TURNS": False, "IN_TURNS": False} | LOOPS[loop]
     programs, scale_log2 = B * H * S // ROWS.value, scale * math.log2(math.e)
     forward_kernel[(programs,)](
-        *tiles, o, S, scale_log2, stamps, STAGES=stages, IS_CAUSAL=is_causal, STAMPED=stamps is not None, **flags,
+        *tiles, o, S, scale_log2, stamps, STAGES=stages, IS_CAUSAL=is_causal, LOOP=loop, STAMPED=stamps is not None,
         num_warps=4,
     )  # fmt: skip
     return o
