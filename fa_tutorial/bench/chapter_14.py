@@ -139,6 +139,33 @@ def print_speeds(card: dict[str, Any]) -> None:
         print(f"S = {S:6,}: the quantiser adds {min(added):.1%} to {max(added):.1%} of the kernel's time")
 
 
+def plot_chains(errors: dict[tuple[str, int, int], float]) -> Figure:
+    """o's error in % against the number of keys, one line for each way to sum l and each mean of v.
+
+    errors: by (way, mean, keys); the two ways are the panels' titles.
+    """
+    figure = Figure(figsize=(8, 3.2))
+    ways, means, lengths = (list(dict.fromkeys(key[i] for key in errors)) for i in range(3))
+    looks = {0: ("blue", "-", "o"), 1: ("orange", "--", "s"), 3: ("vermilion", "-.", "^")}
+    for ax, way in zip(figure.subplots(1, 2, sharey=True), ways, strict=True):
+        for mean in means:
+            colour, line, marker = looks[mean]
+            found = [errors[way, mean, keys] for keys in lengths]
+            ax.plot(lengths, found, color=COLOURS[colour], linestyle=line, marker=marker, label=f"v has mean {mean}")
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.set_xticks(lengths, [f"{keys:,}" for keys in lengths])
+        ax.minorticks_off()
+        ax.set_ylim(0.02, 200)
+        ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+        ax.set_xlabel("keys")
+        ax.set_title(way)
+    figure.axes[0].set_ylabel("o is off by, in %")
+    figure.get_layout_engine().set(wspace=0.08)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
 def quantiser_share(card: dict[str, Any], D: int, S: int, is_causal: bool) -> float:
     """What the quantiser adds, without the rotation, to the kernel alone, as a share of the latter's time."""
     alone, both = (
@@ -162,7 +189,6 @@ def plot_speeds(card: dict[str, Any]) -> Figure:
         "matmul, blocks": ("black", ":", "^"),
         "fp8": ("vermilion", "-", "o"),
         "fp8 and quantiser": ("orange", "--", "s"),
-        "fp8, rotation and quantiser": ("purple", "-.", "D"),
         "hopper": ("blue", "-", "v"),
         "sdpa_cudnn": ("sky", "--", "P"),
     }

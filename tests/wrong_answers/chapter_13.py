@@ -45,6 +45,18 @@ def backward_where_queries_travel(q, k, v, o, do, lse, ranks):
     return dq, dk, dv
 
 
+def backward_where_gradients_are_late(q, k, v, o, do, lse, ranks):
+    dq, dk, dv = attention_backward(q, k, v, o, do, lse)
+    for _ in range(1, ranks):
+        k, v = yield k, v
+        parts = attention_backward(q, k, v, o, do, lse)
+        dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), parts, strict=True))
+        dk, dv = yield dk, dv
+    return dq, dk, dv
+
+
+PART = "dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, lse)"
+ADD = "dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part"
 YIELD, LOOP = "k, v = yield k, v", "for _ in range(1, ranks):"
 YIELD_ALL, HOME = "k, v, dk, dv = yield k, v, dk, dv", "if ranks > 1:\n        dk, dv = yield dk, dv\n"
 WRONG_ANSWERS = (
@@ -62,7 +74,8 @@ WRONG_ANSWERS = (
     ("13.3", ring_where_rank_0_leaves, "waits for ever"),
     edit("13.3", "o alone", ("return o, lse", "return o"), told="each rank returns a tuple (o, lse)"),
     edit("13.3", "k alone", (f"        {YIELD}", "        k = yield k"), told="two ranks: each sees its own keys"),
-    edit("13.3", "one step too many", (LOOP, "for _ in range(ranks):"), told="one rank has all keys"),
+    edit("13.3", "one step too many", (LOOP, "for _ in range(ranks):"), told="meets its own keys again"),
+    edit("13.3", "four ranks", (LOOP, "for _ in range(1, 4):"), told="takes 4 ranks, whatever"),
     edit("13.3", "nothing comes back", ("    return o, lse", "    yield o, lse"), told="each rank returns a tuple (o, lse)"),
     ("13.3", ring_that_stores_all_shards, "attend to one shard at a time, and join the results"),
     edit("13.3", "q travels", (f"        {YIELD}", "        q, k, v = yield q, k, v"), told="a rank sends more than k and v"),
@@ -71,10 +84,13 @@ WRONG_ANSWERS = (
     edit("13.3", "its own keys masked", ("    o, lse = attend(q, k, v)", "    o, lse = attend(q, k, v, True)"), told="a causal mask hides keys here"),
     edit("13.4", "from 1", ("rank, 2 * ranks - 1 - rank", "rank + 1, 2 * ranks - rank"), told="each of 0 to 1 must go to one rank"),
     edit("13.4", "striped", ("rank, 2 * ranks - 1 - rank", "2 * rank % ranks, 2 * rank"), told="must go to one rank"),
-    edit("13.4", "one chunk", ("rank, 2 * ranks - 1 - rank", "rank"), told="chunks_of(0, 1) gives 0, want two whole numbers"),
+    edit("13.4", "one chunk", ("rank, 2 * ranks - 1 - rank", "rank"), told="chunks_of(0, 1) gives 0, want a tuple or a list of two whole numbers"),
+    edit("13.4", "a set", ("rank, 2 * ranks - 1 - rank", "{rank, 2 * ranks - 1 - rank}"), told="want a tuple or a list"),
     edit("13.5", "slices", ("return 0, rows, True", "return slice(0, None), slice(0, rows), True"), told="a rank's own rows are in order"),
     edit("13.5", "two numbers", (", True", ""), (", False", "", 2), told="want a tuple (first, end, is_causal)"),
     edit("13.5", "floats", ("rows // 2", "rows / 2", 2), told="whole numbers, to slice with, so use //"),
+    edit("13.5", "a row less", ("return rows // 2, rows, False", "return rows // 2 + 1, rows, False"), told="one row is missing: rows are counted from 0"),
+    edit("13.6", "in and out", ("return H_k", "return 2 * H_k"), told="that is twice as much. Computing has half"),
     edit("13.6", "for o as well", ("H_k * itemsize", "(H_k + H_q) * itemsize"), told="pairs of 4 FLOPs take as long"),
     edit("13.6", "rounded up", ("return H_k * itemsize * flops / (H_q * bandwidth)", "return -(-(H_k * itemsize * flops) // (H_q * bandwidth))"), told="don't round"),
     edit("13.7", "its own keys alone", (YIELD_ALL, "_, _, dk, dv = yield k, v, dk, dv"), told="two ranks: dq gathers where its queries are"),
@@ -87,6 +103,9 @@ WRONG_ANSWERS = (
     edit("13.7", "dq leaves", (YIELD_ALL, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), told="dq travels away with the keys, and doesn't come home"),
     edit("13.7", "q, do and dq leave", (YIELD_ALL, "q, do, dq, k, v, dk, dv = yield q, do, dq, k, v, dk, dv"), told="dq gathers where its queries are"),
     edit("13.7", "home in the wrong order", (HOME, "if ranks > 1:\n        dv, dk = yield dk, dv\n"), told="exchanged in the last step"),
+    edit("13.7", "a visitor's own o", (PART, PART.replace(" o,", " played.attend(q, k, v)[0],")), told="a visiting shard's own o gives a delta"),
+    ("13.7", backward_where_gradients_are_late, "leave only after the next pair has joined"),
+    edit("13.7", "own pair twice", (f"{YIELD_ALL}\n        {PART}\n        {ADD}", f"{PART}\n        {ADD}\n        {YIELD_ALL}"), told="its own pair is counted twice, and the last pair never"),
     edit("13.7", "in bf16", (YIELD_ALL, f"{YIELD_ALL}\n        dk, dv = dk.bfloat16().double(), dv.bfloat16().double()"), told="rounded to 16 bits"),
 )  # fmt: skip
 assert torch  # the edits' names

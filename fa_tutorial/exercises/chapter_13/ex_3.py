@@ -30,6 +30,8 @@ STEP, YIELD = "for _ in range(1, ranks):", "        k, v = yield k, v\n"
 JOIN, FIRST = "o, lse = join(o, lse, *attend(q, k, v))", "    o, lse = attend(q, k, v)\n"
 MISTAKES = {
     "k and v are passed on once more than needed: after ranks − 1 steps every rank has seen every key": ("    return", "    yield k, v\n    return"),
+    "one step too many: after `ranks` steps a rank meets its own keys again": (STEP, "for _ in range(ranks):"),
+    "that takes 4 ranks, whatever `ranks` is": (STEP, "for _ in range(1, 4):"),
     "one step is missing: each rank has to see the keys of all ranks": (STEP, "for _ in range(2, ranks):"),
     "what comes is thrown away, and its own keys are used again: take what yield gives": (YIELD, "        yield k, v\n"),
     "its own keys are sent in each step, so it only ever sees its neighbour's: pass on what came": [

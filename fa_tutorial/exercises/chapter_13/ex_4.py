@@ -7,7 +7,7 @@ from fa_tutorial.exercises.running import Wrong, show
 
 
 def chunks_of(rank, ranks):
-    """The numbers of the two chunks, of 2 · ranks, that make up this rank's shard."""
+    """(one, other): the numbers of the two chunks, of 2 · ranks, that make up this rank's shard."""
     return rank, 2 * ranks - 1 - rank
 
 
@@ -36,7 +36,7 @@ def adapt(answer):
         given = [answer(rank, ranks) for rank in range(ranks)]
         for rank, chunks in enumerate(given):
             if not (isinstance(chunks, tuple | list) and len(chunks) == 2 and all(isinstance(chunk, int) for chunk in chunks)):
-                raise Wrong(f"chunks_of({rank}, {ranks}) gives {show(chunks)}, want two whole numbers")
+                raise Wrong(f"chunks_of({rank}, {ranks}) gives {show(chunks)}, want a tuple or a list of two whole numbers")
         dealt = sorted(chunk for chunks in given for chunk in chunks)
         if dealt != [*range(2 * ranks)]:
             raise Wrong(

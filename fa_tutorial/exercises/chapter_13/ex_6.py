@@ -18,8 +18,8 @@ def least_shard(H_q, H_k, D, itemsize, flops, bandwidth):
 
 RESULT = "H_k * itemsize * flops / (H_q * bandwidth)"
 MISTAKES = {
-    "that is half of it: in a causal step half of the rows² pairs are seen, and both k and v travel": (RESULT, f"{RESULT} / 2"),
-    "that is twice as much: q kᵀ and p v are two matmuls, and each multiplication comes with an addition": (RESULT, f"2 * {RESULT}"),
+    "that is half of it. Computing has half of rows² pairs, two matmuls and 2 FLOPs a multiplication; sending has k and v, one way": (RESULT, f"{RESULT} / 2"),
+    "that is twice as much. Computing has half of rows² pairs, two matmuls and 2 FLOPs a multiplication; sending has k and v, one way": (RESULT, f"2 * {RESULT}"),
     "the heads of k and v are H_k: grouped-query attention sends less": (RESULT, "itemsize * flops / bandwidth"),
     "the two groups of heads are exchanged: computing has H_q heads, sending H_k": (RESULT, "H_q * itemsize * flops / (H_k * bandwidth)"),
     "the numbers of k and v are sent, but their bytes aren't counted: multiply by itemsize": (RESULT, "H_k * flops / (H_q * bandwidth)"),

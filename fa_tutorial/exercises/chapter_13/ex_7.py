@@ -44,6 +44,21 @@ MISTAKES = {
     "the part's own lse gives weights that add up to 1 over this shard alone: take the whole row's": (
         TILE, f"attention_backward(q, k, v, o, do, {OWN_LSE})", 2),
     "the part's own o gives a delta of this shard alone: take the whole row's": (TILE, f"attention_backward(q, k, v, {OWN_O}, do, lse)", 2),
+    "a visiting shard's own o and lse give weights that add up to 1 over this shard alone: take the whole row's": (
+        f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, {OWN_O}, do, {OWN_LSE})"),
+    "a visiting shard's own lse gives weights that add up to 1 over this shard alone: take the whole row's": (
+        f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, {OWN_LSE})"),
+    "a visiting shard's own o gives a delta of this shard alone: take the whole row's": (
+        f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, {OWN_O}, do, lse)"),
+    "a rank's own pair is counted twice, in dq, dk and dv: begin from zero, or from its own pair and go on with what comes": (
+        f"dq, dk, dv = {TILE}\n", f"dq, dk, dv = (2 * x for x in {TILE})\n"),
+    "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
+        f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n",
+        f"        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n        {YIELD}\n"),
+    "dk and dv leave only after the next pair has joined, so that gradients of different keys are added up: they leave with their keys": [
+        (YIELD, "k, v = yield k, v"), ("dv + dv_part\n", "dv + dv_part\n        dk, dv = yield dk, dv\n"), (HOME, "")],
+    "a rank's own pair is counted twice, in dk and dv: begin from zero, or from its own pair and go on with what comes": (
+        f"dq, dk, dv = {TILE}\n", f"dq, dk, dv = {TILE}\n    dk, dv = 2 * dk, 2 * dv\n"),
     "dq travels away with the keys: q stays, and so does dq": [
         (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), (HOME, HOME.replace("dk, dv", "dq, dk, dv"))],
     "dq travels away with the keys, and doesn't come home: q stays, and so does dq": (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"),

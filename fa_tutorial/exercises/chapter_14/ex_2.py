@@ -29,6 +29,11 @@ MISTAKES = {
         ("rows.abs().max() / 448", "448 / rows.abs().max()"), ("x / of_row", "x * of_row")],
     "the values are not rounded": (ROUNDED, "x / of_row"),
     "the values are multiplied by the scale again: return what e4m3 stores": (ROUNDED, f"{ROUNDED} * of_row"),
+    "the numbers are rounded to integers, as int8 has them: to_e4m3 rounds to e4m3's": (ROUNDED, "torch.round(x / of_row)"),
+    "x is multiplied by its scale: x ≈ values · scale, so divide": (ROUNDED, "to_e4m3(x * of_row)"),
+    "scales has one number for each block, and no second dimension": (f"{ROUNDED}, scales", f"{ROUNDED}, scales[:, None]"),
+    "scales has one number for each block, not for each row": (f"{ROUNDED}, scales", f"{ROUNDED}, of_row[:, 0]"),
+    "a block of tiny numbers gets the scale 1, so all of it becomes 0: only a block of zeros has the scale 1": ("scales == 0", "scales < 1e-6"),
     "the numbers are rounded before they are scaled": (ROUNDED, "to_e4m3(x) / of_row"),
     "the scale is for rows block by block, and here the blocks take turns: rows 0 … block − 1 share the first scale": (
         "scales.repeat_interleave(block)", "scales.repeat(block)"),
@@ -74,6 +79,8 @@ def inputs():
     yield case(rows, 2, otherwise=f"{two}, rows 0 and 1 the first, rows 2 and 3 the second")
     yield case(rows[:3], 2, edge="ragged")
     yield case(torch.tensor([[0.0, 0.0], [1.0, 3.0]], dtype=torch.float64), 1, edge="zeros")
+    tiny = torch.tensor([[1e-7, 3e-8], [2e-30, 1e-31], [1.0, 3.0]], dtype=torch.float64)
+    yield case(tiny, 1, edge="zeros", otherwise="a block of tiny numbers has a scale like any other: only a block of zeros has the scale 1")
     draw = generator()
     for S, D, block in ((12, 8, 4), (7, 3, 7), (10, 5, 4)):
         x = torch.randn(S, D, generator=draw, dtype=torch.float64) * torch.logspace(-3, 3, S, dtype=torch.float64)[:, None]

@@ -21,6 +21,7 @@ MISTAKES = {
     "x itself isn't rounded, but x / scale, and the scale is largest / 448": (SCALED, "x"),
     "the scale is largest / 448: 448 is missing": (SCALED, "x / largest"),
     "the scale makes 448 of the largest number, not 256": (SCALED, "x * 256 / largest"),
+    "x and largest are exchanged: x is scaled, and the scale is largest / 448": (SCALED, "largest * 448 / x"),
     "the block is scaled the wrong way: its largest number becomes 448": (SCALED, "x * largest / 448"),
     "that is a whole step: a number is off by half of one at most": ("step / 2 / y", "step / y"),
     "that is half a step over 2^e, the smallest number with that step: take the share of the scaled x itself": (

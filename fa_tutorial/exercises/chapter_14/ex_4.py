@@ -27,6 +27,7 @@ MISTAKES = {
     "the minus stands at the wrong place: at the bottom right, so that the matrix is symmetric": (
         "torch.cat([h, -h], dim=1)", "torch.cat([-h, h], dim=1)"),
     "no two rows of that matrix are orthogonal: one of the four quarters is −h": ("[h, -h]", "[h, h]"),
+    "every number has the opposite sign: H begins with 1": ("x * signs @ h", "-x * signs @ h"),
     "the matrix is not used: signs alone spread nothing": ("x * signs @ h / len(signs) ** 0.5", "x * signs"),
 }  # fmt: skip
 
@@ -41,11 +42,11 @@ def inputs():
     def numbers(*values):
         return torch.tensor(values, dtype=torch.float64)
 
-    yield case(numbers([3.0]), numbers(1.0), otherwise="D = 1: nothing to rotate")
     yield case(numbers([3.0, 1.0]), numbers(1.0, 1.0), otherwise="D = 2: (a + b) / √2 and (a − b) / √2")
     yield case(numbers([3.0, 1.0]), numbers(1.0, -1.0), otherwise="D = 2 with a sign: (a − b) / √2 and (a + b) / √2")
     yield case(numbers([8.0, 0.0, 0.0, 0.0]), numbers(1.0, 1.0, 1.0, 1.0), otherwise="an outlier is spread: 4, 4, 4, 4")
     yield case(numbers([1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 1.0]), numbers(1.0, -1.0, -1.0, 1.0), otherwise="each row by itself, D = 4")
+    yield case(numbers([3.0]), numbers(1.0), otherwise="D = 1: nothing to rotate")
     draw = generator()
     for shape in ((5, 8), (2, 3, 64)):
         x = torch.randn(*shape, generator=draw, dtype=torch.float64)

@@ -8,7 +8,7 @@ from fa_tutorial.fp8 import to_e4m3
 
 
 def attend_fp8(s, v, m, l, acc):
-    """A block of keys joins m, l and acc, with p in e4m3.
+    """Update m, l and acc with a block of keys, p in e4m3.
 
     s: (rows, keys), scaled; v: (keys, D); m, l: (rows,); acc: (rows, D). Returns m, l, acc.
     """
@@ -33,6 +33,10 @@ MISTAKES = {
     "8 is added to the exponent of e, which makes a factor of e⁸: multiply by 2⁸": (P, "to_e4m3(torch.exp(s - m_new[:, None] + 8))"),
     "l is divided by the factor, and acc isn't: it must cancel in acc / l": (L, "p.sum(dim=1) / 2**8"),
     "acc is divided by the factor, and l isn't: it must cancel in acc / l": ("p @ v", "p @ v / 2**8"),
+    "acc is divided by the factor, with all that it had before: it must cancel in acc / l": ("+ p @ v", "/ 2**8 + p @ v / 2**8"),
+    "alpha is upside down: what was there before shrinks when the maximum grows, by e^(m − m_new)": ("torch.exp(m - m_new)", "torch.exp(m_new - m)"),
+    "the old maximum comes back: the next block needs the new one": ("return m_new,", "return m,"),
+    "one maximum is taken for all rows: each row has its own": ("s.amax(dim=1)", "s.amax().expand(len(s))"),
     "acc is divided by l already: more blocks will join, so divide after the last one": ("m_new, l, acc", "m_new, l, acc / l[:, None]"),
     "p is 2^(s − m) here: take exp, since s isn't multiplied by log2(e)": ("torch.exp(s", "torch.exp2(s"),
     "p and alpha are powers of 2 here: take exp, since s isn't multiplied by log2(e)": ("torch.exp(", "torch.exp2("),
@@ -80,7 +84,7 @@ def inputs():
 
 EXERCISE = Exercise(
     id="14.5",
-    task="Let a block of keys join m, l and acc, with p rounded to e4m3. Multiply p by the largest power of two with which no p can pass 448.",
+    task="Update m, l and acc with a block of keys, p rounded to e4m3. Multiply p by the largest power of two with which no p can pass 448.",
     hints=(
         "p is at most 1. Which powers of two are below 448? And which l makes a row of equal values come out exactly as that value?",
         "p = to_e4m3(2**8 * torch.exp(s - m_new[:, None])), and both l and acc take this p. The factor cancels in acc / l.",
