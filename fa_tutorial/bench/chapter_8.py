@@ -363,21 +363,24 @@ def draw_tiles(programs: Programs, predict: Predict, mine: dict[int, TileConfig]
     return figure
 
 
-def show_larger_tiles(programs: Programs) -> None:
-    """Print what the compiler made of four kernels with steps.LARGER, full, and their cycles, clocks and rates on the
-    H100 beside those with steps.TILE.
+def show_larger_tiles(programs: Programs, predict: Predict) -> None:
+    """Print what the compiler made of four kernels with steps.LARGER, full, the cycles that `predict` gives, and their
+    cycles, clocks and rates on the H100 beside those with steps.TILE.
 
     cycles: for each 64 x 64 scores.
     """
-    print("H100, full, 64x64 -> larger   spilled")
-    print(f"tile{'':25} (in the loop) programs {HEAD}")
+    larger = ", ".join(f"{tile.block_m}x{tile.block_n} at D = {D}" for D, tile in steps.LARGER.items())
+    print(f"H100, full; tile 64x64 -> {larger}")
+    print(f"{'':19} spilled (loop) programs {'predicted':>12} {HEAD}")
     for D, tile in steps.LARGER.items():
         for step in steps.WITH_TILE:
-            row, name = compiled_steps()[step, tile, D, False], step or "chapter 5"
+            name, compiled = step or "chapter 5", compiled_steps()
+            row = compiled[step, tile, D, False]
             fit = programs(tile.num_warps, row["registers"], row["shared_bytes"])
+            predicted = change(predict(compiled[step, steps.TILE, D, False]), predict(row))
             small, large = (stored_steps()[D, False][key] for key in (name, f"{name}, larger tile"))
             print(
-                f"D = {D:3}, {name:11} {tile.block_m:3}x{tile.block_n:<3} {spilled(row):>15} {fit:8}",
+                f"D = {D:3}, {name:11} {spilled(row):>13} {fit:8} {predicted:>12}",
                 cycles_clock_rate(small, large, D, False),
             )
 
