@@ -107,6 +107,7 @@ def of_one_score(loop: Sequence[Line]) -> list[Line]:
     return found
 
 
+@functools.cache
 def loop_of(step: str, tile: TileConfig, D: int) -> list[Line]:
     """The loop of chapter 8's kernel after `step`, full, compiled here. As `compiled`, with no GPU."""
     made = _in_a_process("pass", f"sass._step_lines({step!r}, {astuple(tile)!r}, {D})", "attend")
@@ -126,6 +127,14 @@ def print_one_score(*names: str) -> None:
     ]
     for row in itertools.zip_longest(*columns, fillvalue=""):
         print("    ".join(f"{text:38}" for text in row).rstrip())
+
+
+def print_loads(*names: str) -> None:
+    """Print which instructions load tiles in the loop of chapter 8's kernels after these steps, D = 64: the first, and
+    how many."""
+    for name in names:
+        first, *others = (line for line in loop_of(name, steps.TILE, 64) if line.name.startswith(("LDGSTS", "UTMALDG")))
+        print(f"{name:12} {first.text:48} and {len(others)} more")
 
 
 def print_stop(loop: Sequence[Line]) -> None:

@@ -115,6 +115,16 @@ def test_a_readers_loop_of_chapter_8_is_counted():
 
 
 @pytest.mark.slow
+def test_chapter_8s_descriptors_load_a_tile_by_one_instruction_where_pointers_take_four():
+    loads = ("LDGSTS", "UTMALDG")
+    by = {
+        step: [line.name.split(".")[0] for line in sass.loop_of(step, steps.TILE, 64) if line.name.startswith(loads)]
+        for step in ("base 2", "descriptors")
+    }
+    assert by == {"base 2": ["LDGSTS"] * 2 * 4, "descriptors": ["UTMALDG"] * 2}  # k's tile and v's
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("D", [64, 128])
 def test_chapter_8s_finished_loop_waits_once_for_all_matmuls_and_then_exponentiates(D):
     loop = sass.loop_of(steps.LAST, steps.LARGER[D], D)

@@ -14,13 +14,15 @@ from typing import Any
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from fa_tutorial import forward, hardware, tuned
 from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import Case, Shape, about, literature
 from fa_tutorial.bench.tables import mask
 from fa_tutorial.bench.timing import randn, timed, timed_in_turns
-from fa_tutorial.figures import COLOURS, roofline
+from fa_tutorial.figures import COLOURS
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import launching, steps
 
@@ -235,24 +237,38 @@ def compiled_tiles() -> list[dict[str, Any]]:
 Predict = Callable[[dict[str, Any]], float]  # a row of machine code -> an SM's cycles for 64 x 64 scores
 
 
+def mhz(row: dict[str, Any]) -> float:
+    """The clock at which a row of stored_steps ran: its cycles by its time."""
+    return row["cycles"] / row["ms"] / 1e3
+
+
+def cycles_clock_rate(before: dict[str, Any], after: dict[str, Any], D: int, is_causal: bool) -> str:
+    """Two rows of stored_steps in words: cycles for 64 x 64 scores and their gain, clock, rate and its gain. HEAD is
+    above it."""
+    cycles = change(*(tile_cycles(row, D, is_causal) for row in (before, after)))
+    gains = percent(before["cycles"] / after["cycles"]), percent(after["tflops"] / before["tflops"])
+    clock, rate = change(mhz(before), mhz(after)), change(before["tflops"], after["tflops"])
+    return f"{cycles:>12} {gains[0]:>5} {clock:>13} {rate:>11} {gains[1]:>5}"
+
+
+HEAD = f"{'cycles':>12} {'gain':>5} {'MHz':>13} {'TFLOP/s':>11} {'gain':>5}"
+
+
 def show_numbers(step: str, programs: Programs, predict: Predict) -> None:
-    """Print what the compiler made of `step` with steps.TILE, the cycles that `predict` gives for it, and its cycles
-    and rate on the H100, beside those of the step before.
+    """Print what the compiler made of `step` with steps.TILE, the cycles that `predict` gives for it, and its cycles,
+    clock and rate on the H100, beside those of the step before.
 
     cycles: an SM's for each 64 x 64 scores. The gains are those in scores per cycle, and per second.
     """
     names = steps.before(step), step
-    print(f"{'H100, ' + step:17} {'loop':>10} {'programs':>8} {'predicted':>12}", end=" ")
-    print(f"{'cycles':>12} {'gain':>6} {'TFLOP/s':>10} {'gain':>6}")
+    print(f"{'H100, ' + step:17} {'loop':>10} {'programs':>8} {'predicted':>12} {HEAD}")
     for D, is_causal in POINTS:
         old, new = (compiled_steps()[name, steps.TILE, D, is_causal] for name in names)
         fit = [programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"]) for row in (old, new)]
         before, after = (stored_steps()[D, is_causal][name or "chapter 5"] for name in names)
-        cycles = change(*(tile_cycles(row, D, is_causal) for row in (before, after)))
         print(
             f"D = {D:3}, {mask(is_causal):8} {change(old['loop'], new['loop']):>10} {change(*fit):>8}",
-            f"{change(predict(old), predict(new)):>12} {cycles:>12} {percent(before['cycles'] / after['cycles']):>6}",
-            f"{change(before['tflops'], after['tflops']):>10} {percent(after['tflops'] / before['tflops']):>6}",
+            f"{change(predict(old), predict(new)):>12} {cycles_clock_rate(before, after, D, is_causal)}",
         )
 
 
@@ -326,38 +342,46 @@ def show_tiles(programs: Programs, predict: Predict) -> None:
 
 def draw_tiles(programs: Programs, predict: Predict, mine: dict[int, TileConfig]) -> Figure:
     """The H200's rate with each of TILES, `mine` of each D in another colour, with its prediction and programs."""
-    figure = Figure(figsize=(9.5, 4.4))
-    figure.suptitle("H200, S = 4,096, full: TFLOP/s (predicted cycles; programs on an SM)")
+    figure = Figure(figsize=(10.5, 4.4))
+    figure.suptitle("H200, S = 4,096, full")
     stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "tile"]
     compiled = tiles_with(programs, predict)
     for ax, D in zip(figure.subplots(1, 2), (64, 128), strict=True):
         rates = {row["provider"]: row["tflops"] for row in stored if (row["D"], row["is_causal"]) == (D, False)}
+        most, top = max(rates.values()), len(rates) - 0.2
+        columns = {"predicted": 1.55 * most, "programs": 2.15 * most}
         for y, (tile, rate) in enumerate(sorted(rates.items(), key=lambda pair: pair[1])):
             ax.barh(tile, rate, color=COLOURS["vermilion" if tile == in_words(mine[D]) else "blue"])
-            words = f"{rate:.0f} ({compiled[D, tile]['predicted']:.0f}; {compiled[D, tile]['programs']})"
-            ax.text(rate + 5, y, words, va="center")
-        ax.set(title=f"D = {D}", xlabel="TFLOP/s", xlim=(0, 1.6 * max(rates.values())))
+            ax.text(rate - 0.03 * most, y, f"{rate:.0f}", va="center", ha="right", color="white")
+            for word, x in columns.items():
+                ax.text(x, y, f"{compiled[D, tile][word]:.0f}", va="center", ha="right")
+        for word, x in columns.items():
+            ax.text(x, top, word, va="center", ha="right", fontsize="small")
+        ax.set(title=f"D = {D}", xlabel="TFLOP/s", xlim=(0, 2.17 * most), ylim=(-0.6, top + 0.5))
+        ax.set_xticks(range(0, int(most), 200))
         ax.grid(visible=False)
     return figure
 
 
-def show_larger_tiles(programs: Programs) -> None:
-    """Print what the compiler made of four kernels with steps.LARGER, full, and their cycles and rates on the H100
-    beside those with steps.TILE.
+def show_larger_tiles(programs: Programs, predict: Predict) -> None:
+    """Print what the compiler made of four kernels with steps.LARGER, full, the cycles that `predict` gives, and their
+    cycles, clocks and rates on the H100 beside those with steps.TILE.
 
     cycles: for each 64 x 64 scores.
     """
-    print("H100, full, 64x64 -> larger   spilled")
-    print(f"tile{'':25} (in the loop) programs {'cycles':>13} {'TFLOP/s':>11} faster")
+    larger = ", ".join(f"{tile.block_m}x{tile.block_n} at D = {D}" for D, tile in steps.LARGER.items())
+    print(f"H100, full; tile 64x64 -> {larger}")
+    print(f"{'':19} spilled (loop) programs {'predicted':>12} {HEAD}")
     for D, tile in steps.LARGER.items():
         for step in steps.WITH_TILE:
-            row, name = compiled_steps()[step, tile, D, False], step or "chapter 5"
+            name, compiled = step or "chapter 5", compiled_steps()
+            row = compiled[step, tile, D, False]
             fit = programs(tile.num_warps, row["registers"], row["shared_bytes"])
+            predicted = change(predict(compiled[step, steps.TILE, D, False]), predict(row))
             small, large = (stored_steps()[D, False][key] for key in (name, f"{name}, larger tile"))
-            cycles = change(*(tile_cycles(one, D, False) for one in (small, large)))
             print(
-                f"D = {D:3}, {name:11} {tile.block_m:3}x{tile.block_n:<3} {spilled(row):>15} {fit:8} {cycles:>13}",
-                f"{change(small['tflops'], large['tflops']):>11} {percent(large['tflops'] / small['tflops']):>6}",
+                f"D = {D:3}, {name:11} {spilled(row):>13} {fit:8} {predicted:>12}",
+                cycles_clock_rate(small, large, D, False),
             )
 
 
@@ -389,17 +413,6 @@ def show_ideas() -> None:
     print("two warp-specialised loops, as causal attention has:", two_loops)
 
 
-def draw_roof(row: dict[str, Any]) -> Figure:
-    """The H200's roofline, with chapter 5's kernel at D = 128, full. row: its counters of memory."""
-    figure, provenance = Figure(figsize=(7, 3.6)), results.read(results.FOLDER / "h200.json")["provenance"]
-    rate = stored_steps("h200")[POINT.D, POINT.is_causal]["chapter 5"]["tflops"]
-    moved = row["dram__bytes_read.sum"] + row["dram__bytes_write.sum"]
-    ceilings = provenance["ceilings"]
-    placed = {f"chapter 5: {rate:.0f}": (flops_of(POINT) / moved, rate * 1e12)}
-    roofline(figure.subplots(), ceilings["matmul_fp16_tflops"] * 1e12, ceilings["copy_gb_s"] * 1e9, placed)
-    return figure
-
-
 LARGER_TILE = "round up, larger tile"  # the finished kernel
 # the chapter's steps in order -> their words
 CHAIN = {
@@ -417,36 +430,86 @@ CHAIN = {
 
 def draw_chain(predict: Predict) -> Figure:
     """The cycles for 64 x 64 scores, full, of each step of CHAIN on the H100, beside those that `predict` gives for
-    its machine code, and cuDNN's. A panel for each D.
+    its machine code, and cuDNN's; their clocks and rates. A panel for each D.
     """
-    figure = Figure(figsize=(10, 4.6))
-    figure.suptitle("H100, full: cycles for 64 x 64 scores, and TFLOP/s")
+    figure = Figure(figsize=(10.5, 5.3))
+    figure.suptitle("H100, full: cycles for 64 x 64 scores")
     step_of = STEP_OF | LARGER_STEP_OF
     panels = figure.subplots(1, 2, sharey=True)
     for ax, D in zip(panels, (64, 128), strict=True):
         found, before = stored_steps()[D, False], None
-        wall, most = 4 * D + 256, tile_cycles(found["chapter 5"], D, False)
+        turns, most = 4 * D + 256, tile_cycles(found["chapter 5"], D, False)
         least = tile_cycles(found["sdpa_cudnn"], D, False)
+        columns = [most + share * (most - least) for share in (0.27, 0.57)]  # where MHz and TFLOP/s end
         for y, name in enumerate([*CHAIN, "sdpa_cudnn"]):
             cycles = tile_cycles(found[name], D, False)
             if name in CHAIN:
                 tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
                 by_model = predict(compiled_steps()[step_of[name], tile, D, False])
                 if before is not None:
-                    colour = "tab:blue" if cycles < before else "tab:orange"
+                    colour = COLOURS["blue" if cycles < before else "orange"]
                     ax.barh(y, cycles - before, left=before, color=colour, height=0.6)
-                ax.plot(by_model, y, "D", color="black", markerfacecolor="white", markersize=6, zorder=3)
-            ax.plot(cycles, y, "o" if name in CHAIN else "s", color="black", markersize=5, zorder=3)
-            ax.text(1.09 * most, y, f"{found[name]['tflops']:.0f}", va="center", ha="right")
+                ax.plot(by_model, y, "D", color="black", markerfacecolor="white", markersize=8, zorder=3)
+            ax.plot(cycles, y, "o" if name in CHAIN else "s", color="black", markersize=4.5, zorder=4)
+            for end, number in zip(columns, (mhz(found[name]), found[name]["tflops"]), strict=True):
+                ax.text(end, y, f"{number:.0f}", va="center", ha="right")
             before = cycles
-        ax.axvline(wall, color="grey", linestyle=":", zorder=0)
-        ax.text(1.09 * most, -0.75, "TFLOP/s", va="center", ha="right")
-        ax.annotate(f"4 D + 256 = {wall}", (wall, -0.75), (5, 0), textcoords="offset points", va="center", color="grey")
-        ax.set(title=f"D = {D}", xlabel="cycles; dots: measured, diamonds: by (8.5)")
-        ax.set(xlim=(0.96 * least, 1.1 * most), ylim=(-1.3, len(CHAIN) + 0.6))
+        ax.axvline(turns, color="grey", linestyle=":", zorder=0)
+        for end, word in zip(columns, ("MHz", "TFLOP/s"), strict=True):
+            ax.text(end, -0.75, word, va="center", ha="right")
+        ax.annotate(f"turns: {turns}", (turns, -0.75), (5, 0), textcoords="offset points", va="center", color="grey")
+        ax.set(title=f"D = {D}", xlabel="cycles")
+        ax.set(xlim=(least - 0.07 * (most - least), columns[-1]), ylim=(-1.3, len(CHAIN) + 0.6))
+        ax.set_xticks([tick for tick in ax.get_xticks() if least - 20 < tick < most + 20])
         ax.grid(axis="y", visible=False)
     panels[0].set_yticks(range(len(CHAIN) + 1), [*CHAIN.values(), "cuDNN"])
     panels[0].invert_yaxis()
+    figure.legend(handles=[
+        Line2D([], [], color="black", marker="o", markersize=4.5, linestyle="", label="measured"),
+        Line2D([], [], color="black", marker="D", mfc="white", markersize=8, linestyle="", label="by (8.5)"),
+        Line2D([], [], color="black", marker="s", markersize=4.5, linestyle="", label="cuDNN, measured"),
+        Patch(color=COLOURS["blue"], label="fewer cycles than the step above"),
+        Patch(color=COLOURS["orange"], label="more"),
+    ], loc="outside lower center", ncols=5, frameon=False)  # fmt: skip
+    return figure
+
+
+def draw_round(spaced: int, D: int = 64) -> Figure:
+    """Between two tiles of one program of the finished kernel on the H100, full: where the program's own cycles go,
+    and the tensor cores'. spaced: of sass.after_the_stop.
+    """
+    tile = steps.LARGER[D]
+    size = tile.block_m * tile.block_n // 64**2
+    programs = {64: 3, 128: 2}[D]
+    matmuls = 4 * D * size
+    whole = programs * size * tile_cycles(stored_steps()[D, False][LARGER_TILE], D, False)
+    lanes = {
+        "one program": [
+            (matmuls, "blue", None, "its matmuls"),
+            (spaced, "orange", None, "its other instructions, at least"),
+            (whole - matmuls - spaced, None, "////", "waits"),
+        ],
+        "tensor cores": [
+            (matmuls, "blue", None, "its matmuls"),
+            ((programs - 1) * matmuls, "sky", None, f"those of the other {programs - 1}"),
+            (whole - programs * matmuls, None, "////", "no matmul"),
+        ],
+    }
+    figure = Figure(figsize=(9.5, 2.3))
+    ax = figure.subplots()
+    for lane, parts in lanes.items():
+        left = 0.0
+        for cycles, colour, hatch, words in parts:
+            look = {"color": COLOURS[colour], "alpha": 0.5} if colour else {"facecolor": "white", "edgecolor": "grey"}
+            ax.barh(lane, cycles, left=left, height=0.62, hatch=hatch, **look)
+            behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if hatch else None
+            ax.text(
+                left + cycles / 2, lane, f"{words}\n{cycles:,.0f}", va="center", ha="center", fontsize=9, bbox=behind
+            )
+            left += cycles
+    ax.invert_yaxis()
+    ax.set(xlim=(0, whole), xlabel=f"cycles of each kind in {whole:,.0f}, not in their order")
+    ax.grid(visible=False)
     return figure
 
 

@@ -25,6 +25,8 @@ WRONG_ANSWERS = (
          told="a product takes parts of shape (2, 8) and (8, 3): a step multiplies a tile of a"),
     edit("3.1", "acc of a full tile", ("tile.shape", "(block_m, block_n)"),
          told="M = 3, N = 5, K = 2, blocks 2 × 2 × 2: raises RuntimeError"),
+    edit("3.1", "acc in fp16 for every dtype", ("dtype=torch.float32", "dtype=torch.float16"),
+         told="the sum is kept in fp16, whatever a's dtype: the accumulator is float32"),
     edit("3.1", "c in float32", ("dtype=a.dtype", "dtype=torch.float32"), told="one edge is left: c has dtype torch.float32, want a's"),
     edit("3.2", "no other", (", other=0.0", "", 2), told="what a mask leaves out must add 0 to the sum", gpu=None),
     edit("3.2", "no K mask", (" & (offs_k[None, :] < K - k)", ""), (" & (offs_k[:, None] < K - k)", ""),

@@ -11,6 +11,8 @@ WRONG_ANSWERS = (
     edit("8.2", "no alpha", ("axis=1), alpha", "axis=1)"), told="alpha, [BLOCK_M] each, in this order"),
     edit("8.2", "alpha before l_new", ("alpha * l + tl.sum(p, axis=1), alpha", "alpha, alpha * l + tl.sum(p, axis=1)"),
          told="the order is p, m_new, l_new, alpha"),
+    edit("8.2", "p rounded, then summed", ("tl.sum(p, axis=1)", "tl.sum(p.to(tl.float16), axis=1)"),
+         told="l adds p in fp16: it adds p as it is, in float32"),
     edit("8.2", "shift at least −10⁴", ('tl.where(m_new == -float("inf"), 0.0, m_new)', "tl.maximum(m_new, -1e4)"),
          told="scores may be as low as −2³⁰"),
     edit("8.3", "missing keys score −1e6", ('s, -float("inf")', "s, -1e6"), told="−1e+06 stands for −∞"),

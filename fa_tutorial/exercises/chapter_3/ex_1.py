@@ -47,6 +47,7 @@ MISTAKES = {
     "the ragged last tiles are never computed: a tile may be smaller": [
         (ROWS, "range(0, M - block_m + 1, block_m)"), (COLUMNS, "range(0, N - block_n + 1, block_n)")],
     "the sum is rounded to a's dtype after every step: keep it in float32, and round once at the end": (ZEROS, ZEROS.replace("torch.float32", "a.dtype")),
+    "the sum is kept in fp16, whatever a's dtype: the accumulator is float32": (ZEROS, ZEROS.replace("torch.float32", "torch.float16")),
     "each product is rounded to a's dtype before it is added: turn the tiles into float32 first, then multiply": (".float()", ""),
 }  # fmt: skip
 

@@ -50,6 +50,7 @@ MISTAKES = {
     "q is multiplied by k, not by kᵀ: element (d, n) of kᵀ is element (n, d) of k": (
         "offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "offs_d[:, None] * stride_ks + offs_n[None, :] * stride_kd"),
     "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
+    "s goes through exp: there is no softmax yet, so o = s v": (PV, PV.replace("s.to", "tl.exp(s).to")),
     "scale is missing: s = scale · q kᵀ": (S, S.replace("scale * ", "")),
     "acc is scaled again in every step: multiply s by scale": [
         (S, S.replace("scale * ", "")), (PV, PV.replace("tl.dot", "scale * tl.dot"))],

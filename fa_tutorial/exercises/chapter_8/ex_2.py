@@ -85,6 +85,7 @@ MISTAKES = {
     "alpha scales m a second time: m and m_new are in units of s · scale_log2 already": (ALPHA, "tl.exp2((m - shift) * scale_log2)"),
     "alpha is upside down: it is 2^(m − m_new), at most 1": (ALPHA, "tl.exp2(shift - m)"),
     "your l is not rescaled when the maximum grows": (L_NEW, "l + tl.sum(p, axis=1)"),
+    "l adds p in fp16: it adds p as it is, in float32": (L_NEW, "alpha * l + tl.sum(p.to(tl.float16), axis=1)"),
     "a row that has seen nothing must keep m = −inf: only the shift is 0 there": ("return p, m_new", "return p, shift"),
     "a row that has seen nothing gives NaN: m_new is −inf, and −inf − (−inf) is NaN": (SHIFT, "m_new"),
 }  # fmt: skip
