@@ -10,7 +10,11 @@ FIRST = "    first = row_block * block_m\n"
 
 WRONG_ANSWERS = (
     edit("12.1", "alpha upside down", ("torch.exp2((row_max - safe) * scale_log2)", "torch.exp2((safe - row_max) * scale_log2)"),
-         told="row_sum and acc are rescaled by 2^((old − new) · scale_log2)"),
+         told="scores_scale is upside down"),
+    edit("12.1", "scaled, and compared with the scaled old maximum", ("    if is_first:\n        new_max", "    s = s * scale_log2\n    if is_first:\n        new_max"),
+         ("torch.maximum(row_max,", "torch.maximum(row_max * scale_log2,"),
+         ("torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])", "torch.exp2(s - safe[:, None])"),
+         ("(row_max - safe) * scale_log2", "row_max * scale_log2 - safe"), told="row_max comes back scaled"),
     edit("12.1", "p v, too", ("    return p,", "    acc = acc + p.sum()\n    return p,"),
          told="row_sum and acc are rescaled by 2^((old − new) · scale_log2)"),
     edit("12.1", "acc alone from the first block", ("    return p,", "    acc = acc + row_sum[:, None] * 0 if is_first else acc\n    return p,"),
