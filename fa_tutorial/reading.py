@@ -114,7 +114,7 @@ def beside(kernel: Any):
     rows = ["| yours | theirs |", "|---|---|"]
     for code, places in lines_of(kernel):
         start = code.lstrip()
-        indented = "\u00a0" * (len(code) - len(start)) + start.replace("|", "\\|")
+        indented = "\u00a0" * (len(code) - len(start) - 4) + start.replace("|", "\\|")
         theirs = "<br>".join(f"[`{place.word}`]({permalink(place)}), {numbers(place)}" for place in places)
         rows.append(f"| `{indented}` | {theirs} |")
     return Markdown("\n".join(rows))
