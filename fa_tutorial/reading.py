@@ -1,7 +1,7 @@
 """Chapter 12: where the forward kernel's lines stand in the official source, flash-attention at v2.8.3.
 
-Names and line numbers alone, none of its code: `both` reads that from a checkout on the reader's own disk.
-`their_loop` does in PyTorch what its loop does.
+Names and line numbers alone, none of its code: `beside` links to it, and `both` reads it from a checkout on the
+reader's own disk. `their_loop` does in PyTorch what its loop does.
 """
 
 from __future__ import annotations
@@ -102,6 +102,27 @@ def numbers(place: Place) -> str:
     """flash_fwd_kernel.h:319–322"""
     last = "" if place.last == place.first else f"–{place.last}"
     return f"{Path(place.file).name}:{place.first}{last}"
+
+
+def beside(kernel: Any):
+    """The kernel's lines in a table, each beside what to look for in its like, a name that links to the lines.
+
+    Returns an IPython.display.Markdown.
+    """
+    from IPython.display import Markdown
+
+    rows = ["| yours | theirs |", "|---|---|"]
+    for code, places in lines_of(kernel):
+        start = code.lstrip()
+        indented = "\u00a0" * (len(code) - len(start) - 4) + start.replace("|", "\\|")
+        theirs = "<br>".join(f"[`{place.word}`]({permalink(place)}), {numbers(place)}" for place in places)
+        rows.append(f"| `{indented}` | {theirs} |")
+    return Markdown("\n".join(rows))
+
+
+def permalink(place: Place) -> str:
+    """The address of a place's lines, at the version that was read."""
+    return f"{REPOSITORY}/blob/v{VERSION}/{place.file}#L{place.first}-L{place.last}"
 
 
 def checkout() -> Path | None:

@@ -32,6 +32,16 @@ def test_every_equation_of_the_loop_has_a_place():
 
 
 @each_kernel
+def test_each_line_stands_beside_links_to_its_places(kernel):
+    rows = reading.beside(kernel).data.splitlines()[2:]
+    assert len(rows) == len(reading.lines_of(kernel))
+    for row, (code, places) in zip(rows, reading.lines_of(kernel), strict=True):
+        assert code.strip() in row and re.findall(r"v2\.8\.3/([^\s#]+)#L(\d+)-L(\d+)\)", row) == [
+            (place.file, str(place.first), str(place.last)) for place in places
+        ]
+
+
+@each_kernel
 def test_both_stand_below_each_other(kernel, tmp_path, monkeypatch):
     checkout_in(tmp_path / "flash-attention")
     (tmp_path / "course" / "work").mkdir(parents=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
@@ -68,6 +69,17 @@ def score_curves(c: float, H: int) -> Figure:
         right.plot(distance, -(2.0 ** (-8 * h / H)) * distance, style, label=f"head {h}")
     right.set(xlabel="distance", ylabel="added to s")
     right.legend()
+    return figure
+
+
+def dropout_masks(kept: torch.Tensor) -> Figure:
+    """A square for each pair of a query and a key, a panel for each head. kept: (heads, queries, keys) booleans."""
+    figure, panels = plt.subplots(1, len(kept), figsize=(3.4 * len(kept), 3.5), layout="constrained")
+    colours = ListedColormap(["black", COLOURS["sky"]])
+    for head, (ax, mask) in enumerate(zip(panels, kept.int(), strict=True)):
+        ax.imshow(mask, cmap=colours, vmin=0, vmax=1, interpolation="nearest")
+        ax.set(title=f"head {head}: black is dropped", xlabel="keys", ylabel="queries")
+        ax.grid(False)
     return figure
 
 

@@ -1,5 +1,5 @@
 """Right answers to chapter 10 in other words: a window by absolute keys, tiles by a loop, a list walked backwards, 1 / cosh², gradients
-before the mask, a sink as a column, packed tiles by tokens and by a loop."""
+before the mask, a sink as a column of the softmax, packed tiles by tokens and by a loop."""
 
 import itertools
 
@@ -40,9 +40,12 @@ def gradients_then_mask(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constex
     return tl.where(seen, p, 0.0), tl.where(seen, ds, 0.0)
 
 
-def sink_gradient_as_a_column(o, do, lse, sinks):
-    shares = (sinks.view(1, -1, 1) - lse).exp()
-    return torch.einsum("bhs,bhsd,bhsd->h", shares, o, -do)
+def dropout_gradients_with_a_sink_of_value_0(p, p_sink, z, v, do):
+    share = torch.cat([p, p_sink[:, None]], dim=1)
+    dshare = torch.einsum("qd,kd,qk->qk", do, v, z)
+    dshare = torch.cat([dshare, torch.zeros_like(p_sink)[:, None]], dim=1)
+    ds = share * dshare - share * (share * dshare).sum(dim=1, keepdim=True)
+    return ds[:, :-1], torch.einsum("qk,qk,qd->kd", z, p, do), ds[:, -1].sum()
 
 
 def packed_tiles_by_tokens(cu, block):
@@ -68,7 +71,7 @@ RIGHT_ANSWERS = (
          ("row * across + t", "row * across + count")),
     ("10.4", soft_cap_by_exponentials),
     ("10.5", gradients_then_mask),
-    ("10.6", sink_gradient_as_a_column),
+    ("10.6", dropout_gradients_with_a_sink_of_value_0),
     ("10.7", packed_tiles_by_tokens),
     ("10.7", packed_tiles_by_a_loop),
 )  # fmt: skip

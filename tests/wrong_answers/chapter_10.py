@@ -42,6 +42,13 @@ def packed_tiles_by_pairs(cu, block):
     return first, first + needed.sum(dim=1)
 
 
+def dropout_gradients_by_autograd(p, p_sink, z, v, do):
+    s, sink, v = p.log().requires_grad_(), p_sink.log().requires_grad_(), v.clone().requires_grad_()
+    share = torch.softmax(torch.cat([sink[:, None], s], dim=1), dim=1)
+    ds, dv, dsink = torch.autograd.grad(((z * share[:, 1:]) @ v * do).sum(), (s, v, sink))
+    return ds, dv, dsink.sum()
+
+
 BOTH = "(distance <= 0) & (distance >= -aux[0])"
 NOT_JITTED = ("@triton.jit\n", "")
 
@@ -96,12 +103,11 @@ WRONG_ANSWERS = (
          told="the score is masked before SCORE_MOD, and a cap turns −inf into −c"),
     edit("10.5", "a hard-coded cap in the derivative", ("* SCORE_GRAD(s, b, h, i, j, aux)", "* (1 - tanh(s / 2.0) * tanh(s / 2.0))"),
          told="another cap: the mods know what a score becomes"),
-    edit("10.6", "the first sink for all", ("sinks[:, None]", "sinks[0]"),
-         told="each head has its own sink and its own gradient"),
-    edit("10.6", "mean over the batch", (".sum(dim=(0, 2))", ".sum(dim=2).mean(dim=0)"), told=("all batch entries use the same sinks: "
-                                                                                              "add up over the batch")),
-    edit("10.6", "two exponentials", ("torch.exp(sinks[:, None] - lse)", "(sinks[:, None].exp() / lse.exp())"),
-         told="exp(sink) overflows from 89 on"),
+    ("10.6", dropout_gradients_by_autograd, "autograd computes these gradients"),
+    edit("10.6", "divided by p", ("p * (dp - delta[:, None])", "((p * p) * (dp - delta[:, None])) / p"), told="nothing is divided"),
+    edit("10.6", "delta of the first row", ("delta[:, None]", "delta[0]"), told="each row has its own delta"),
+    edit("10.6", "a mask of the kept pairs for the sum", ("z * (do @ v.T)", "(z > 0) * (do @ v.T)"),
+         told="dp = z ∘ (do · v)"),
     edit("10.7", "the last block's query past the end", (".clamp(max=total - 1)", ""), told="raises IndexError"),
     edit("10.7", "first alone", (", (stop + block - 1) // block", ""), told="want a tuple (first, end)"),
     edit("10.7", "in float32", ("start // block", "(start // block).float()"), told="a tile's number is an integer"),

@@ -1,6 +1,7 @@
 """Chapter 12: an alpha upside down, float division, causal tiles alone, tiles never whole, a mask aligned at the top, a result left out, a shift
 that never lags or falls, tests that hide a bug or show none."""
 
+import torch
 from edits import edit
 
 TILES = "start, end: from the first tile that any row sees to one past the last; full_0, full_1: the tiles that every row sees whole"
@@ -8,9 +9,31 @@ FIRST_MAX = "    if is_first:\n        new_max = s.amax(dim=1)\n    else:\n     
 STATE = "        row_max, row_sum = torch.full_like(row_max, -math.inf), torch.zeros_like(row_sum)\n"
 FIRST = "    first = row_block * block_m\n"
 
+
+def tiles_by_the_keys_of_all_and_any(row_block, block_m, block_n, S_q, S_k, left, right):
+    rows = torch.arange(row_block * block_m, min((row_block + 1) * block_m, S_q))
+    keys = torch.arange(-(-S_k // block_n) * block_n)
+    left, right = (S_q + S_k if limit < 0 else limit for limit in (left, right))
+    ahead = keys - rows[:, None] - S_k + S_q
+    seen = (ahead >= -left) & (ahead <= right) & (keys < S_k)
+    tiles = seen.unflatten(1, (-1, block_n))
+    touched, whole = tiles.any(dim=2).any(dim=0), tiles.all(dim=2).all(dim=0)
+    if not touched.any():
+        return 0, 0, 0, 0
+    start, end = int(touched.nonzero()[0]), int(touched.nonzero()[-1]) + 1
+    if whole.any():
+        return start, int(whole.nonzero()[0]), int(whole.nonzero()[-1]) + 1, end
+    full = -(-max(0, int(rows[-1]) + S_k - S_q - left) // block_n)
+    return start, full, full, end
+
+
 WRONG_ANSWERS = (
     edit("12.1", "alpha upside down", ("torch.exp2((row_max - safe) * scale_log2)", "torch.exp2((safe - row_max) * scale_log2)"),
-         told="row_sum and acc are rescaled by 2^((old − new) · scale_log2)"),
+         told="scores_scale is upside down"),
+    edit("12.1", "scaled, and compared with the scaled old maximum", ("    if is_first:\n        new_max", "    s = s * scale_log2\n    if is_first:\n        new_max"),
+         ("torch.maximum(row_max,", "torch.maximum(row_max * scale_log2,"),
+         ("torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])", "torch.exp2(s - safe[:, None])"),
+         ("(row_max - safe) * scale_log2", "row_max * scale_log2 - safe"), told="row_max comes back scaled"),
     edit("12.1", "p v, too", ("    return p,", "    acc = acc + p.sum()\n    return p,"),
          told="row_sum and acc are rescaled by 2^((old − new) · scale_log2)"),
     edit("12.1", "acc alone from the first block", ("    return p,", "    acc = acc + row_sum[:, None] * 0 if is_first else acc\n    return p,"),
@@ -21,6 +44,7 @@ WRONG_ANSWERS = (
          ("if not is_first:", "if True:"), ("(row_max - safe)", "(torch.where(row_max.isnan(), -math.inf, row_max) - safe)"),
          told="with Is_first neither row_max nor row_sum is read"),
     edit("12.1", "in place", ("acc = alpha[:, None] * acc", "acc *= alpha[:, None]"), told="changes its input acc in place"),
+    ("12.2", tiles_by_the_keys_of_all_and_any, "pairs of the block is made: its first and last row decide"),
     edit("12.2", "in floats", ("low(first) // block_n", "low(first) / block_n"), told="gives start = 8.333, want 8"),
     edit("12.2", "whole floats", ("low(first) // block_n,", "float(low(first) // block_n),"), told="a tile's number is an integer"),
     edit("12.2", "causal tiles alone", (FIRST, f"    left, right = -1, 0\n{FIRST}"), told=TILES),

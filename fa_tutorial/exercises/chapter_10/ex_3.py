@@ -57,6 +57,8 @@ MISTAKES = {
     "every block of rows takes the first block's count: its own is at count_ptr + start_m // BLOCK_M": ("count_ptr + row", "count_ptr"),
     "a row of index has an entry for every tile of keys: ceil(S_k / BLOCK_N), not ceil(S_q / BLOCK_M)": (ENTRY, "row * row_blocks + t"),
     "MASK_MOD gets i and j exchanged: i is the query, j the key": (SEEN, SEEN.replace("i, j", "j, i")),
+    "count is looked up by batch_head: all heads share the lists, so the row of count is the block of queries, as for index": (
+        "count_ptr + row", "count_ptr + batch_head"),
     "the first tile of every list is left out: t starts at 0": (LOOP, "range(1, count)"),
     "the last tile of every list is left out: t runs over all count entries": (LOOP, "range(count - 1)"),
     "j runs down the rows of a tile: keys are its columns, so j is [1, BLOCK_N]": ("tl.arange(0, BLOCK_N)[None, :]", "tl.arange(0, BLOCK_N)[:, None]"),

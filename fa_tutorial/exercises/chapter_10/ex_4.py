@@ -51,6 +51,10 @@ MISTAKES = {
     "tanh is taken of s: it is taken of s / c": ("tanh(s / aux[2])", "tanh(s)"),
     "the score is cut off at ±c, which is a hard cap: a soft one is c · tanh(s / c)": (
         "return aux[2] * t", "return tl.minimum(tl.maximum(s, -aux[2]), aux[2])"),
+    "the score is cut off at ±c, and the derivative falls from 1 to 0 there: a soft cap bends, c · tanh(s / c)": (
+        BOTH, "tl.minimum(tl.maximum(s, -aux[2]), aux[2]), tl.where(tl.abs(s) < aux[2], 1.0, 0.0)"),
+    "c is read from aux[0]: your window's mask took aux[0] and aux[1], so c is aux[2]": [
+        ("tanh(s / aux[2])", "tanh(s / aux[0])"), ("return aux[2] * t", "return aux[0] * t")],
     "the inner derivative is missing: s / c has the derivative 1 / c": ("1 - t * t", "aux[2] * (1 - t * t)"),
     "the factor c before tanh is missing in the derivative: it cancels 1 / c": ("1 - t * t", "(1 - t * t) / aux[2]"),
     "tanh isn't squared: its derivative is 1 − tanh²": ("1 - t * t", "1 - t"),

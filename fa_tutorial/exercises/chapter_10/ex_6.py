@@ -1,86 +1,108 @@
-"""Exercise 10.6, sink_gradient."""
+"""Exercise 10.6, dropout_gradients."""
 
 import torch
 
-from fa_tutorial.exercises.harness import RTOL, Exercise, case
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.watch import BY_AUTOGRAD, ByHand
 
 
-def sink_gradient(o, do, lse, sinks):
-    """The gradient of sinks, (H,). o, do: (B, H, S, D); lse: (B, H, S), and counts the sink."""
-    p_sink = torch.exp(sinks[:, None] - lse)  # [B, H, S], what the sink takes of each row
-    delta = (do * o).sum(dim=-1)  # [B, H, S]
-    return -(p_sink * delta).sum(dim=(0, 2))
+def dropout_gradients(p, p_sink, z, v, do):
+    """(ds, dv, dsink) of a head. p, z: (S_q, S_k); p_sink: (S_q,); v: (S_k, D); do: (S_q, D)."""
+    o = (z * p) @ v
+    dv = (z * p).T @ do
+    dp = z * (do @ v.T)
+    delta = (do * o).sum(dim=1)
+    ds = p * (dp - delta[:, None])
+    return ds, dv, -(p_sink * delta).sum()
 
 
-SHARE, DELTA, TOTAL = "torch.exp(sinks[:, None] - lse)", "(do * o).sum(dim=-1)", "-(p_sink * delta).sum(dim=(0, 2))"
+DP, DS, DV, DSINK = "z * (do @ v.T)", "p * (dp - delta[:, None])", "(z * p).T @ do", "-(p_sink * delta).sum()"
+O, DELTA = "o = (z * p) @ v", "(do * o).sum(dim=1)"
 MISTAKES = {
-    "the gradient has the wrong sign: the sink's dp is 0, so ds = p (0 − delta)": (TOTAL, TOTAL[1:]),
-    "the sink's share of each row is missing: ds = p (dp − delta)": (TOTAL, "-delta.sum(dim=(0, 2))"),
-    "delta is missing: that is minus the sum of the shares": (TOTAL, "-p_sink.sum(dim=(0, 2))"),
-    "delta is the row sum of do alone: it is that of do ∘ o": (DELTA, "do.sum(dim=-1)"),
-    "exp(sink) isn't divided by the row's sum: subtract lse in the exponent": (SHARE, "torch.exp(sinks[:, None] + 0 * lse)"),
-    "exp(sink) overflows from 89 on: subtract lse first, then take one exp": (
-        SHARE, "torch.exp(sinks[:, None]) / torch.exp(lse)"),
-    "lse is a natural logarithm: the share is exp(sink − lse), not exp2": ("torch.exp", "torch.exp2"),
-    "the sink is counted twice: lse has it already, so its share is exp(sink − lse)": (SHARE, "torch.sigmoid(sinks[:, None] - lse)"),
-    "the exponent has the wrong sign: the share is exp(sink − lse)": ("sinks[:, None] - lse", "lse - sinks[:, None]"),
-    "delta is weighted by p (1 − p): ds = p (dp − delta), and delta holds the rest": (TOTAL, ("-(p_sink * (1 - p_sink) * "
-                                                                                             "delta).sum(dim=(0, 2))")),
-    "the mean over the batch and the rows is taken: the sink is used in every row, so add up": ("sum(dim=(0, 2))", "mean(dim=(0, 2))"),
-    "each batch entry has a gradient of its own: the sinks are shared, so add up": ("sum(dim=(0, 2))", "sum(dim=2)"),
-    "the heads are added up: each has its own sink": ("sum(dim=(0, 2))", "sum()"),
+    "z is missing in dp: a kept pair's p was multiplied by z on its way to o, so its dp is z (do · v)": (DP, "do @ v.T"),
+    "z multiplies ds as well as dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": (DS, f"z * {DS}"),
+    "z multiplies ds in place of dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": [
+        (DP, "do @ v.T"), (DS, f"z * {DS}")],
+    "z is missing in dv: o = (z ∘ p) v, so dv = (z ∘ p)ᵀ do": (DV, "p.T @ do"),
+    "delta is that of o without dropout: o = (z ∘ p) v": (O, "o = p @ v"),
+    "z is missing everywhere: these are the gradients without dropout": [(DP, "do @ v.T"), (DV, "p.T @ do"), (O, "o = p @ v")],
+    "z is left out of dp and delta: only dv knows of the dropout": [(DP, "do @ v.T"), (O, "o = p @ v")],
+    "z is taken for 0 and 1: a kept pair's z is 1 / (1 − P)": ("    o = (z", "    z = (z > 0).to(p.dtype)\n    o = (z"),
+    "delta is missing in ds: it is p (dp − delta)": (DS, "p * dp"),
+    "p is missing in ds: it is p (dp − delta)": (DS, "dp - delta[:, None]"),
+    "ds has the wrong sign: it is p (dp − delta)": (DS, "p * (delta[:, None] - dp)"),
+    "dsink has the wrong sign: the sink's value is 0, so its dp is 0, and its ds is p_sink (0 − delta)": (DSINK, DSINK[1:]),
+    "the sink's share is missing in dsink: a row gives p_sink (0 − delta)": (DSINK, "-delta.sum()"),
+    "delta is missing in dsink: a row gives p_sink (0 − delta)": (DSINK, "-p_sink.sum()"),
+    "dsink takes the share of the keys: the sink's own is p_sink": (DSINK, "-((1 - p_sink) * delta).sum()"),
+    "delta is weighted by p (1 − p) in dsink: ds = p (dp − delta), and delta holds the rest": (
+        DSINK, "-(p_sink * (1 - p_sink) * delta).sum()"),
+    "the sink's ds are given row by row: every row uses the one sink, so add up": (DSINK, "-(p_sink * delta)"),
+    "the mean over the rows is taken: every row uses the one sink, so add up": (DSINK, "-(p_sink * delta).mean()"),
+    "dsink is 0: the sink's dp is 0, but its ds is p_sink (0 − delta)": (DSINK, "0 * p_sink.sum()"),
+    "the first two results are exchanged: return ds, dv, dsink": ("return ds, dv,", "return dv, ds,"),
 }  # fmt: skip
-CONDITIONS = {"large": "a sink and an lse may be large: only their difference is an exponent, so nothing overflows"}
+CONDITIONS = {"hidden": "a pair may be hidden, and a row may see no key or keep none: p or z is 0 there, and nothing is divided"}
 
 
-def truth(o, do, lse, sinks):
-    o, do, lse, sinks = (x.double() for x in (o, do, lse, sinks))
-    return -(torch.exp(sinks[:, None] - lse) * (do * o).sum(dim=-1)).sum(dim=(0, 2))
+def truth(p, p_sink, z, v, do):
+    """By the softmax's Jacobian, with the sink as one more column, whose value is 0."""
+    p, p_sink, z, v, do = (x.double() for x in (p, p_sink, z, v, do))
+    share = torch.cat([p_sink[:, None], p], dim=1)
+    dshare = torch.cat([0 * p_sink[:, None], z * (do @ v.T)], dim=1)
+    jacobian = torch.diag_embed(share) - share[:, :, None] * share[:, None, :]
+    ds = (jacobian @ dshare[:, :, None])[:, :, 0]
+    return ds[:, 1:], (z * p).T @ do, ds[:, 0].sum()
 
 
-def tolerance(args, part):
-    """Relative to the sum of the absolute values that are added up."""
-    o, do, lse, sinks = (x.double() for x in args)
-    size = (torch.exp(sinks[:, None] - lse) * (do * o).abs().sum(dim=-1)).sum()
-    return RTOL[args[0].dtype], RTOL[args[0].dtype] * float(size)
+class NoAutograd(ByHand):
+    def __init__(self, *_):
+        super().__init__()
+
+    def complaint(self, result):
+        return BY_AUTOGRAD if self.by_autograd else ""
 
 
 def inputs():
-    def rows(*shape, draw, otherwise="", fresh=False, words="", shift=0.0, edge=""):
-        B, H, S, D = shape
-        o, do = (torch.randn(B, H, S, D, generator=draw) for _ in range(2))
-        sinks = torch.randn(H, generator=draw) + shift
-        lse = torch.logaddexp(torch.randn(B, H, S, generator=draw) + shift, sinks[:, None])
-        return case(o, do, lse, sinks, on=words or f"(B, H, S, D) = {shape}", otherwise=otherwise, fresh=fresh, edge=edge)
+    def rows(S_q, S_k, D, P, draw, otherwise="", words="", hidden=False, **options):
+        s, sink = torch.randn(S_q, S_k, generator=draw), torch.randn((), generator=draw)
+        if hidden:
+            s = s.masked_fill(torch.arange(S_k) > torch.arange(S_q)[:, None] - 1, -float("inf"))  # row 0 sees nothing
+        p = torch.softmax(torch.cat([sink.expand(S_q, 1), s], dim=1), dim=1)
+        z = (torch.rand(S_q, S_k, generator=draw) >= P).float() / (1 - P)
+        if hidden:
+            z[1] = 0.0
+        v, do = torch.randn(S_k, D, generator=draw), torch.randn(S_q, D, generator=draw)
+        words = words or f"{S_q} quer{'y' if S_q == 1 else 'ies'}, {S_k} keys, D = {D}, P = {P}"
+        return case(p[:, 1:].contiguous(), p[:, 0].contiguous(), z, v, do, on=words, otherwise=otherwise, **options)
 
-    one, two = torch.full((1, 1, 1, 1), 3.0), torch.full((1, 1, 1, 1), 2.0)
-    yield case(one, two, two[0].log(), torch.zeros(1), on="one row with o = 3 and do = 2, of which the sink takes half")
-    seed = torch.Generator().manual_seed(0)
-    yield rows(1, 1, 1, 4, draw=seed, otherwise="delta is the sum of do ∘ o along D")
-    yield rows(1, 1, 3, 2, draw=seed, otherwise="every row uses the sink, with its own lse and delta: add up over the rows")
-    yield rows(1, 2, 3, 2, draw=seed, otherwise="each head has its own sink and its own gradient")
-    yield rows(2, 3, 5, 4, draw=seed, otherwise="all batch entries use the same sinks: add up over the batch, too")
-    yield rows(3, 2, 17, 8, draw=generator(), fresh=True, words="a random case")
-    yield rows(1, 2, 3, 2, draw=seed, words="(B, H, S, D) = (1, 2, 3, 2), sinks and lse near 100", shift=100.0, edge="large")
+    one = [[[0.5, 0.25]], [0.25], [[2.0, 0.0]], [[1.0], [3.0]], [[2.0]]]
+    yield case(*map(torch.tensor, one), otherwise="o = (z ∘ p) v, and dp = z ∘ (do · v): where a pair is dropped, dp is 0, and p isn't")
+    seed = torch.Generator().manual_seed(1)
+    yield rows(2, 3, 2, 0.5, seed, "each row has its own delta, the sum of do ∘ o along D")
+    yield rows(4, 5, 3, 0.5, seed, "all rows use the same sink: add up over the rows")
+    yield rows(9, 7, 4, 0.25, generator(), words="a random case", fresh=True)
+    yield rows(4, 3, 2, 0.5, seed, words="row 0 sees no key, and row 1 keeps none", hidden=True, edge="hidden")
 
 
 EXERCISE = Exercise(
     id="10.6",
-    task="Write the gradient of the sinks from what the backward pass has.",
+    task="Write the gradients of a head with dropout and a sink.",
     conditions=CONDITIONS,
     hints=(
-        "A sink is a column of s that every row of its head has. You know what ds is for a column: p (dp − delta).",
-        "p of the sink is exp(sink − lse), and its value is 0. So what is dp = do · v there?",
-        "−exp(sinks[:, None] − lse) times the row sums of do ∘ o, added up over the batch and the rows.",
+        "o = (z ∘ p) v is a product of two matrices: what are the gradients of its factors? And dp is one more step back than that of z ∘ p.",
+        "The softmax doesn't know of z: ds = p ∘ (dp − delta), with delta the row sums of do ∘ o. Which dp does a key have whose value is 0?",
+        "dv = (z * p).T @ do, dp = z * (do @ v.T), ds = p * (dp − delta). The sink's dp is 0, so dsink = −(p_sink * delta).sum().",
     ),
-    solution=sink_gradient,
-    reasoning="The sink is a key with the score `sink` and the value 0. So its dp is 0, and each row gives ds = −p delta. The sink is the "
-    "same number in every row of its head, so its gradient is the sum.",
-    more="The package also adds dlse's part, and reads delta where the backward has stored it.",
+    solution=dropout_gradients,
+    reasoning="z stands between p and v, so it enters the gradients of both, and nothing else. delta is the row sum of p ∘ dp, with the sink, "
+    "whose dp is 0, so it is do · o as ever. A dropped pair has dp = 0, but its p took part in the softmax, and so did the sink's.",
+    more="The package's kernels have no z in memory: they draw it anew for each tile.",
     inputs=inputs,
     truth=truth,
-    rule="a row gives the sink ds = p (dp − delta), where p = exp(sink − lse), dp = 0 and delta is the sum of do ∘ o",
+    rule="dv = (z ∘ p)ᵀ do, ds = p ∘ (dp − delta) with dp = z ∘ (do vᵀ) and delta the row sums of do ∘ o, dsink = −Σ p_sink delta",
     mistakes=MISTAKES,
-    tolerance=tolerance,
+    parts=("ds", "dv", "dsink"),
+    watch=NoAutograd,
 )

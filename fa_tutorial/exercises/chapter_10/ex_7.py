@@ -30,6 +30,13 @@ MISTAKES = {
     "the block's first and last query are exchanged: the first decides `first`, the last decides `end`": [
         (TOP, TOP.replace("top", "last")), (LAST, LAST.replace("last", "top"))],
     "these are numbers of tokens: divide by block": (RETURN, "start, stop"),
+    "first is a number of tokens: divide by block": (RETURN, RETURN.replace("start // block", "start")),
+    "end is a number of tokens: divide by block, rounding up": (RETURN, "start // block, stop"),
+    "these are numbers of sequences: look up in cu where they begin and end, and divide by block": (
+        RETURN, "torch.searchsorted(cu, top, right=True) - 1, torch.searchsorted(cu, last, right=True)"),
+    "the block's last query is taken one too far: it is top + block − 1": ("(top + block - 1)", "(top + block)"),
+    "first is where the first query's sequence ends: count entries of cu are at most `top`, so it begins at cu[count − 1]": (
+        TOP, "cu[torch.searchsorted(cu, top, right=True)]"),
     "the second result is a count of tiles: it is one past the last tile's number": (
         "return start // block, (stop + block - 1) // block", "return start // block, (stop + block - 1) // block - start // block"),
     "end stops at the block's own tile, as under a causal mask: here a query also sees later keys of its sequence": (
@@ -37,6 +44,12 @@ MISTAKES = {
         "return start // block, torch.minimum((stop + block - 1) // block, top // block + 1)"),
     "a token at cu[n] belongs to the sequence that begins there: search with right=True": [
         (TOP, "cu[(torch.searchsorted(cu, top) - 1).clamp(min=0)]"), (LAST, LAST.replace(", right=True", ""))],
+    "token 0, and every token that begins a sequence, is taken for one of the sequence before: search with right=True": [
+        (TOP, "cu[torch.searchsorted(cu, top) - 1]"), (LAST, LAST.replace(", right=True", ""))],
+    "a first query that begins a sequence is taken for one of the sequence before: search with right=True": (
+        TOP, "cu[torch.searchsorted(cu, top) - 1]"),
+    "a last query that begins a sequence is taken for one of the sequence before: search with right=True": (
+        LAST, LAST.replace(", right=True", "")),
     "every block is given all the tiles: look up the sequences of its first and its last query": (
         "return start // block, (stop + block - 1) // block", "return 0 * start, 0 * stop + (total + block - 1) // block"),
     "the two results are exchanged: return (first, end)": (RETURN, "(stop + block - 1) // block, start // block"),

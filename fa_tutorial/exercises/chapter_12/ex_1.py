@@ -68,6 +68,17 @@ MISTAKES = {
         ALPHA, "torch.exp2((row_max - new_max) * scale_log2)"),
     "row_max is returned as 0 where a row has seen nothing: the 0 is for the exponentials alone, row_max stays −inf": (
         "return p, new_max", "return p, safe"),
+    "row_max comes back scaled: it stays the maximum of the scores as gemm left them, because the next block compares it with such "
+    "scores": ("return p, new_max,", "return p, new_max * scale_log2,"),
+    "row_sum lacks this block's sum: the reduction adds p to the rescaled row_sum": (SUM, "alpha * row_sum"),
+    "scores_scale is upside down: it is 2^((old row_max − new row_max) · scale_log2), at most 1": (
+        ALPHA, "torch.exp2((safe - row_max) * scale_log2)"),
+    "acc is divided by row_sum: the function leaves acc_o as it is summed up, and normalize_softmax_lse divides after the loop": (
+        "    return p,", "    acc = acc / new_sum[:, None]\n    return p,"),
+    "p is divided by row_sum: the function leaves p as exp2 gives it, and normalize_softmax_lse divides acc_o after the loop": (
+        "    return p,", "    p = p / new_sum[:, None]\n    return p,"),
+    "p and acc are divided by row_sum: normalize_softmax_lse divides acc_o after the loop, once": (
+        "    return p,", "    p, acc = p / new_sum[:, None], acc / new_sum[:, None]\n    return p,"),
     "row_max and row_sum are swapped: return p, row_max, row_sum, acc": ("p, new_max, new_sum", "p, new_sum, new_max"),
     "p is rounded to 16 bits: the function leaves it in float32, and line 347 rounds after it": (
         "    return p,", "    p = p.half().to(p.dtype)\n    return p,"),

@@ -5,6 +5,7 @@ import random
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong, same
+from fa_tutorial.exercises.watch import LargestTensor
 
 
 def window_tiles(row_block, block_m, block_n, S_q, S_k, left, right):
@@ -95,6 +96,19 @@ def _edge(block_m, block_n, S_q, S_k, left, right):
     return "narrow" if left + right + 1 < block_m + 2 * block_n else ""
 
 
+class NoPairs(LargestTensor):
+    """No tensor comes up with a number for each pair of a row of the block and a key."""
+
+    def __init__(self, row_block, block_m, block_n, S_q, S_k, left, right):
+        super().__init__()
+        self.pairs = min(block_m, S_q - row_block * block_m) * S_k
+
+    def complaint(self, result):
+        if self.largest >= self.pairs:
+            return f"the tiles are right, but a tensor of all {self.pairs:,} pairs of the block is made: its first and last row decide"
+        return ""
+
+
 def inputs():
     yield case(7, 4, 3, 64, 64, 3, 8)  # here nearly each mistake gives other numbers
     yield case(6, 4, 2, 64, 64, 13, 10)
@@ -150,4 +164,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("start", "full_0", "full_1", "end"),
     exact=True,
+    watch=NoPairs,
 )

@@ -1,0 +1,41 @@
+"""Chapter 12: what its page draws."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from fa_tutorial.figures import COLOURS
+
+# how a row looks: 0 right, 1 wrong, 2 NaN
+LOOKS = (
+    {"facecolor": "white", "edgecolor": "lightgrey"},
+    {"facecolor": COLOURS["orange"], "edgecolor": "black", "hatch": "////"},
+    {"facecolor": "black", "edgecolor": "white"},
+)
+NAMES = ("right", "wrong", "NaN")
+
+
+def ruined_rows(changes: dict[str, dict[str, torch.Tensor]]) -> Figure:
+    """A strip for each change, with a square for each row of each tensor: 0 right, 1 wrong, 2 NaN."""
+    tensors = next(iter(changes.values()))
+    widths = [len(rows) for rows in tensors.values()]
+    size = 10, 0.95 + 0.27 * len(changes)
+    options = {"width_ratios": widths, "layout": "constrained", "squeeze": False}
+    figure, panels = plt.subplots(1, len(widths), figsize=size, **options)
+    for ax, name, width in zip(panels[0], tensors, widths, strict=True):
+        for line, states in enumerate(changes.values()):
+            for row, state in enumerate(states[name].tolist()):
+                ax.add_patch(Rectangle((row, line + 0.12), 1, 0.76, linewidth=0.5, **LOOKS[state]))
+        ax.set(xlim=(-0.1, width + 0.1), ylim=(len(changes), 0), yticks=[], title=f"rows of {name}")
+        ax.set_xticks([row + 0.5 for row in range(0, width, 8)], [f"{row}" for row in range(0, width, 8)])
+        ax.tick_params(length=0)
+        ax.grid(False)
+        for spine in ax.spines.values():
+            spine.set_visible(False)
+    panels[0][0].set_yticks([line + 0.5 for line in range(len(changes))], list(changes))
+    handles = [Patch(linewidth=0.5, label=label, **look) for label, look in zip(NAMES, LOOKS, strict=True)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
