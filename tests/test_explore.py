@@ -352,6 +352,45 @@ def test_small_tiles_are_drawn_in_one_colour(page, block):
     assert len(colours["whole"]) == len(colours["skipped"]) == 1 and colours["whole"] != colours["skipped"]
 
 
+# ---------------------------------------------------------------- two_loops
+
+
+@pytest.mark.parametrize(
+    ("S_q", "S_k", "block_m", "block_n", "block"),
+    [(13, 17, 4, 4, 1), (13, 17, 4, 4, 3), (13, 7, 4, 4, 0), (21, 14, 4, 2, 1), (21, 14, 8, 2, 2), (9, 9, 2, 8, 4), (1, 8, 2, 4, 0)],
+)
+def test_two_loops_are_right_where_their_tiles_are_those_of_chapter_4(page, S_q, S_k, block_m, block_n, block):
+    open_figure(page, "two_loops")
+    put(page, S_q=S_q, S_k=S_k, BLOCK_M=block_m, BLOCK_N=block_n)
+    assert put(page, block=block)["block"] == block
+    right = page.evaluate("""() => {
+      const borders = [...Array(HIGHEST - LOWEST + 1).keys()].map((i) => i + LOWEST);
+      const faultless = (full_n, end_n) => { $("full_n").value = full_n; $("end_n").value = end_n; return state().fault === ""; };
+      return borders.flatMap((full_n) => borders.filter((end_n) => faultless(full_n, end_n)).map((end_n) => [full_n, end_n]));
+    }""")
+    full, end = algorithm.causal_tiles(block, block_m, block_n, S_q, S_k)
+    want = [list(range(0, full * block_n, block_n)), list(range(full * block_n, end * block_n, block_n))]
+    borders = itertools.product(range(-8, 25), repeat=2)
+    assert right == [[a, b] for a, b in borders if [list(range(0, a, block_n)), list(range(a, b, block_n))] == want]
+
+
+@pytest.mark.parametrize("by", ["mouse", "touch"])
+def test_two_loops_borders_are_dragged(page, by):
+    page.set_viewport_size(PHONE)
+    open_figure(page, "two_loops")
+    page.locator("#keys").scroll_into_view_if_needed()
+    grips = page.locator("#keys circle[stroke]")
+    full_n, end_n = middle(grips.nth(0)), middle(grips.nth(1))
+    key_8 = page.locator("#keys text", has_text=re.compile("^8$")).bounding_box()["x"] - 2
+    drag(page, full_n, (key_8, full_n[1]), by)
+    drag(page, end_n, (key_8 + 40, end_n[1]), by)
+    shown = state(page)
+    assert shown["full_n"] == 8 and 8 < shown["end_n"] <= 12 and shown["fault"] == ""
+    page.locator("#end_n").focus()
+    page.keyboard.press("ArrowRight")
+    assert state(page)["end_n"] == shown["end_n"] + 1
+
+
 # ---------------------------------------------------------------- program_order
 
 

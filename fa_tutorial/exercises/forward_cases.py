@@ -94,29 +94,38 @@ def by_infinity(kernel: Any) -> Any:
 
 def widened(kernel: Any) -> str:
     """What a right kernel of exercises 5.2 to 5.4 could do better: give `dot` fp16 tiles as they are. Only the interpreter shows it."""
+    launched = launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 16, 16)), "").args)
+    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(kernel, launched) else ""
+
+
+WIDENED = "a dot gets fp16 tiles widened to float32, which takes it off the tensor cores"
+
+
+def widens(kernel: Any, launched: Launch) -> bool:
+    """Whether a kernel gives `dot` a tile of more than 16 bits, launched with fp16 tensors. Only the interpreter shows it."""
     if not hasattr(kernel, "fn") or not hardware.interpreter_on():
-        return ""
+        return False
     dtypes = []
 
     def noting(a: Any, b: Any, acc: Any = None) -> Any:
         dtypes.append(a.dtype)
         return tiles.dot(a, b, acc)
 
-    names, (q, k, v) = kernel.fn.__globals__, (x.half() for x in draw_qkv(1, 1, 16, 16, 16))
+    names = kernel.fn.__globals__
     with mock.patch.dict(names, {name: noting for name, value in names.items() if value is tiles.dot}):
-        harness_kernel.results(kernel, launch(*attention_case(q, k, v, "").args), kernel, "", "", once=True)
-    slow = "a dot gets fp16 tiles widened to float32, which takes it off the tensor cores: leave q, k and v as they are, and round p to v's dtype"
-    return slow if any(dtype.primitive_bitwidth > 16 for dtype in dtypes) else ""
+        harness_kernel.results(kernel, launched, kernel, "", "", once=True)
+    return any(dtype.primitive_bitwidth > 16 for dtype in dtypes)
 
 
 class CausalTiles:
     """A causal kernel whose tiles are counted in the interpreter, on inputs with blocks of (32, 16, 64), whose sizes differ.
 
-    Wrong where it multiplies for a tile that its block of rows doesn't see, or masks one that every row sees whole.
+    Wrong where it multiplies for a tile that its block of rows doesn't see, or, with two loops, masks one that every row sees whole.
+    products: how many a tile takes.
     """
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel, self.fn = kernel, kernel.fn
+    def __init__(self, kernel: Any, products: int = 2, two_loops: bool = True) -> None:
+        self.kernel, self.fn, self.products, self.two_loops = kernel, kernel.fn, products, two_loops
 
     def __getitem__(self, grid: Any) -> Callable:
         def launch(*args, **meta):
@@ -127,10 +136,10 @@ class CausalTiles:
                 self.kernel[grid](*args, **meta)
             bounds = [causal_tiles(i, block_m, block_n, S_q, S_k) if meta["IS_CAUSAL"] else all_tiles(block_n, S_k) for i in range(grid[0])]
             seen, masked = sum(end for _, end in bounds), sum(end - full for full, end in bounds)
-            if sum(products) > 2 * seen * block_m * block_n * meta["BLOCK_D"]:
+            if sum(products) > self.products * seen * block_m * block_n * meta["BLOCK_D"]:
                 raise Wrong("tiles are multiplied that no row of their block sees, or that don't exist: end_n is one past "
                             "the last key that the block's last row sees, and its last row is at most S_q − 1")  # fmt: skip
-            if (found := compared.count(block_m * block_n)) > masked:
+            if self.two_loops and (found := compared.count(block_m * block_n)) > masked:
                 raise Wrong(f"of {seen} tiles {found} are masked, and {masked} need it: the loop without a mask takes all tiles "
                             "that every row of the block sees whole")  # fmt: skip
 

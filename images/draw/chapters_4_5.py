@@ -416,8 +416,8 @@ def draw_grid() -> Figure:
 
 @image("05_two_loops.png")
 def draw_two_loops() -> Figure:
-    """Two row blocks under the causal mask: keys in the loop without a mask, in the loop with it, and never read."""
-    figure, ax = canvas(6.25)
+    """Row blocks under the causal mask: keys in the loop without a mask, in the loop with it, and never read; one is a question."""
+    figure, ax = canvas(8.5)
     S_k, block_m, block_n = 21, 4, 2
     write(
         ax,
@@ -429,7 +429,8 @@ def draw_two_loops() -> Figure:
     )
     for top, row_block, S_q in ((1.2, 2, S_k), (3.8, 3, 14)):
         draw_loops_of(ax, top, row_block, S_q, S_k, block_m, block_n)
-    legend(ax, 6.0, (
+    draw_loops_of(ax, 6.4, 1, S_k, 14, block_m, block_n, asked=True)
+    legend(ax, 8.25, (
         (0.1, {"colour": "sky", "share": 0.6}, "loop without mask"),
         (2.1, {"colour": "orange", "share": 0.7}, "loop with mask"),
         (3.85, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "hidden"),
@@ -439,8 +440,8 @@ def draw_two_loops() -> Figure:
     return figure
 
 
-def draw_loops_of(ax: Axes, top: float, row_block: int, S_q: int, S_k: int, block_m: int, block_n: int) -> None:
-    """The elements of one row block against all keys, each tile named by the loop that it falls to."""
+def draw_loops_of(ax: Axes, top: float, row_block: int, S_q: int, S_k: int, block_m: int, block_n: int, asked: bool = False) -> None:
+    """The elements of one row block against all keys, each tile named by the loop that it falls to; asked: by none, for a question."""
     left, side = 1.1, 0.34
     first = row_block * block_m
     full, end = algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k)
@@ -451,6 +452,8 @@ def draw_loops_of(ax: Axes, top: float, row_block: int, S_q: int, S_k: int, bloc
     def look(row: int, col: int) -> dict:
         if first + row >= S_q or col >= S_k:
             return {"hatch": "xxx", "dashed": True}
+        if asked:
+            return {"colour": "green", "share": 0.5} if seen[first + row, col] else {"hatch": MASKED}
         if col < full_n:
             return {"colour": "sky", "share": 0.6}
         if col >= end_tile:
@@ -464,11 +467,12 @@ def draw_loops_of(ax: Axes, top: float, row_block: int, S_q: int, S_k: int, bloc
         write(ax, left + (key + 0.5) * side, top - 0.15, str(key))
     write(ax, 0.95, top - 0.15, "key", ha="right")
     lengths = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q}, S_k = {S_k}"
+    bounds = "full_n = ?, end_n = ?" if asked else f"full = {full}, end = {end}; full_n = {full_n}, end_n = {end_n}"
     write(
         ax,
         0.1,
         top - 0.55,
-        f"{lengths}, row block {row_block}: full = {full}, end = {end}; full_n = {full_n}, end_n = {end_n}",
+        f"{lengths}, row block {row_block}: {bounds}",
         HEAD,
         ha="left",
         weight="bold",
@@ -476,6 +480,9 @@ def draw_loops_of(ax: Axes, top: float, row_block: int, S_q: int, S_k: int, bloc
     for row in range(block_m):
         write(ax, 0.95, top + (row + 0.5) * side, f"row {first + row}", ha="right")
     y = top + block_m * side + 0.1
+    if asked:
+        write(ax, left + keys * side + 0.2, top + block_m * side / 2, "green: the one key\nthat a row here sees", ha="left")
+        return
     for start, stop, name in ((0, full_n, "no mask"), (full_n, end_tile, "mask"), (end_tile, keys, "never read")):
         if start < stop:
             x0, x1 = left + start * side + 0.04, left + stop * side - 0.04

@@ -56,6 +56,8 @@ MISTAKES = {
     "acc / l[None, :] divides column j by the l of row j: l[:, None] gives one number to each row": ("l[:, None]", "l[None, :]"),
     "the base is 2: tl.exp2(s) is 2 to the power s, and exp(s) is exp2(s · log2(e))": ("tl.exp(", "tl.exp2("),
     "every program loads the first rows of q: they start at row_block · BLOCK_M": (Q_TILE, "load_tile(q, b, h, 0"),
+    "k starts at start_m: the tile of keys starts at 0 in every program, for k as for v": (K_TILE, K_TILE[:-1] + "start_m"),
+    "v starts at start_m: the tile of keys starts at 0 in every program, for v as for k": (V_TILE, V_TILE[:-1] + "start_m"),
     "k and v start at start_m in every program: the tile of keys starts at 0": [(K_TILE, K_TILE[:-1] + "start_m"), (V_TILE, V_TILE[:-1] + "start_m")],
 }  # fmt: skip
 SHIFT = "scores may be large: m is the maximum of a row of scale · q kᵀ, and p = exp(scale · q kᵀ − m)"
@@ -79,7 +81,7 @@ def inputs():
     yield attention_case(*draw_qkv(1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
     chosen = "scale is an argument, which the caller chooses: s = scale · q kᵀ"
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", chosen, scale=0.5)
-    yield attention_case(*draw_qkv(1, 1, 16, 32, 16), "S_k = BLOCK_N = 32, BLOCK_M = 16", BLOCKS, blocks=(16, 32, 16))
+    yield attention_case(*draw_qkv(1, 1, 32, 32, 16), "S_q = S_k = BLOCK_N = 32, BLOCK_M = 16", BLOCKS, blocks=(16, 32, 16))
     yield attention_case(*draw_qkv(1, 2, 16, 16, 16), "two heads", WHERE, stray=WHERE)
     yield attention_case(*draw_qkv(2, 2, 16, 16, 16), "B = H = 2", WHERE)
     yield attention_case(*logits(200, scale=1.0), "all logits 200, scale = 1", SHIFT, scale=1.0, edge="large")

@@ -49,7 +49,7 @@ def key_loop_kernel(q, k, v, o, H, S_q, S_k, D, scale,
     store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-ALPHA, L = "tl.exp(m - m_new)", "alpha * l + tl.sum(p, axis=1)"
+ALPHA, P, L = "tl.exp(m - m_new)", "tl.exp(s - m_new[:, None])", "alpha * l + tl.sum(p, axis=1)"
 ACC, M_NEW, LAST = "dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])", "tl.maximum(m, tl.max(s, axis=1))", "        m = m_new\n"
 K_TILE, V_TILE, LOOP = "load_tile(k, b, h, start_n", "load_tile(v, b, h, start_n", "range(0, S_k, BLOCK_N)"
 MISTAKES = {
@@ -71,6 +71,11 @@ MISTAKES = {
     "acc is added twice: dot(…, acc) has added it already, so acc = dot(…, acc), not +=": (f"acc = {ACC}", f"acc += {ACC}"),
     "m is the maximum of the last tile alone, so alpha may overflow: m_new = max(m, the tile's maximum)": (M_NEW, "tl.max(s, axis=1)"),
     "every iteration reads the first tile of k and v: their rows start at start_n": [(K_TILE, "load_tile(k, b, h, 0"), (V_TILE, "load_tile(v, b, h, 0")],
+    "every iteration reads the first tile of k: its rows start at start_n, as those of v": (K_TILE, "load_tile(k, b, h, 0"),
+    "every iteration reads the first tile of v: its rows start at start_n, as those of k": (V_TILE, "load_tile(v, b, h, 0"),
+    "the last tile is left out: the loop goes on while start_n < S_k": (LOOP, "range(0, S_k - BLOCK_N, BLOCK_N)"),
+    "l sums exp(s − m) with the old m: Σ p, with the p that v gets, is exp(s − m_new)": (L, "alpha * l + tl.sum(tl.exp(s - m[:, None]), axis=1)"),
+    "p is measured from the tile's own maximum: p = exp(s − m_new)": (P, "tl.exp(s - tl.max(s, axis=1)[:, None])"),
     "start_n counts tiles, but load_tile takes the first key: range(0, S_k, BLOCK_N)": (LOOP, "range(0, S_k // BLOCK_N)"),
 }  # fmt: skip
 STATE = (

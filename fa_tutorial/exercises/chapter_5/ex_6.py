@@ -52,6 +52,10 @@ MISTAKES = {
         (LAST_SEEN, "offs_m"), (FULL, "(start_m + 1) // BLOCK_N * BLOCK_N"), (END, "tl.minimum(tl.minimum(start_m + BLOCK_M, S_q), S_k)")],
     "S_k − S_q is missing in last_seen: row i's last key is i + S_k − S_q": (LAST_SEEN, "offs_m"),
     "the mask is right, but the loops end at key start_m + BLOCK_M: add S_k − S_q": (END, "tl.minimum(start_m + BLOCK_M, S_q)"),
+    "the second loop has no mask: pass True for its MASK": ("True, BLOCK_N, BLOCK_D", "False, BLOCK_N, BLOCK_D"),
+    "last_seen is S_k − 1 for all rows: with IS_CAUSAL row i's last key is i + S_k − S_q": (LAST_SEEN, "last_seen"),
+    "full_n is rounded up, and its last tile holds keys that the first row does not see: round it down": (
+        FULL, "tl.cdiv(tl.maximum(start_m + 1 + S_k - S_q, 0), BLOCK_N) * BLOCK_N"),
     "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (LAST_SEEN, "offs_m + (S_k - S_q) - 1"),
     "full_n takes the block's last row, which sees most: the loop without a mask ends where its first row stops seeing": (
         FULL, "tl.maximum(start_m + BLOCK_M + S_k - S_q, 0) // BLOCK_N * BLOCK_N"),

@@ -1,5 +1,6 @@
 """Exercise 5.7, flash_forward_kernel."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,6 +27,8 @@ MISTAKES = {
     "m is natural, but l's logarithm is in base 2: tl.log, or tl.log2 divided by log2(e)": (LSE, "m + tl.log2(l_or_one)"),
     f"the kernel reads key head h % H_k: {GROUP}": (KEY_HEAD, "h % H_k"),
     f"the kernel reads key head h // H_k: {GROUP}": (KEY_HEAD, "h // H_k"),
+    f"m is multiplied by log l: {NATURAL}": (LSE, "m * tl.log(l_or_one)"),
+    f"lse is stored at the key head's row: {PLACE}": (LSE_PTR, "(b * H_k + h_k) * S_q + offs_m"),
     f"lse of all heads is stored at head 0: {PLACE}": (LSE_PTR, "b * H_q * S_q + offs_m"),
     f"lse of all batch entries is stored at entry 0: {PLACE}": (LSE_PTR, "h * S_q + offs_m"),
     f"a batch entry of lse has H_q heads, not H_k: {PLACE}": (LSE_PTR, "(b * H_k + h) * S_q + offs_m"),
@@ -47,11 +50,12 @@ CONDITIONS = {
     ((1, 4, 2, 40, 50, 40), torch.bfloat16, (16, 32, 64), 1.0),
 )
 def inputs():
-    yield from one_tile_inputs(f"one tile gives o = softmax(scale · q kᵀ) v and {NATURAL}")
+    for one in one_tile_inputs(f"one tile gives o = softmax(scale · q kᵀ) v and {NATURAL}"):
+        yield replace(one, otherwise={"o": one.otherwise, "lse": NATURAL})
     once = f"a second tile joins m, l and acc, and {NATURAL} is stored once, after the loops"
     yield attention_case(*draw_qkv(1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", once)
     yield attention_case(*draw_qkv(1, 2, 32, 16, 16), "two heads, S_q = 32, S_k = 16", PLACE, stray=PLACE)
-    heads = "q, o and lse have H_q heads, k and v have H_k, and programs count query heads"
+    heads = "q, o and lse have H_q heads, k and v have H_k, so both loops read key head h_k, and programs count query heads"
     yield attention_case(*draw_qkv(1, 6, 16, 24, 16, H_k=3), "H_q = 6, H_k = 3, S_k = 24", f"{GROUP}, in both loops", stray=heads)
     yield attention_case(*draw_qkv(2, 2, 16, 16, 16, H_k=1), "B = 2, H_q = 2, H_k = 1", f"{SPLIT}; {PLACE}", stray=heads)
     past = f"a row past S_q, or of another head, is loaded or stored: {PLACE}"

@@ -40,6 +40,7 @@ def dkdv_tile_kernel(
 
 MISTAKES = {
     shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
+    "dk has the scale twice: dk = scale · dsᵀ q": ("dk_acc * scale", "dk_acc * scale * scale"),
     "the scores are without the scale: s = scale · q kᵀ": ("scale * dot(k_tile", "dot(k_tile"),
     "q is not transposed: sᵀ = scale · k qᵀ (where S = D the kernel runs all the same)": ("tl.trans(q_tile)", "q_tile"),
     "do is not transposed: dpᵀ = v doᵀ (where S = D the kernel runs all the same)": ("tl.trans(do_tile)", "do_tile"),
@@ -47,6 +48,9 @@ MISTAKES = {
     "delta belongs to the queries, but here it runs along the keys": ("delta[None, :]", "delta[:, None]"),
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[None, :]", "lse[:, None]"), ("delta[None, :]", "delta[:, None]")],
+    "the tile's maximum stands in lse's place, so a row of p doesn't add up to 1: p = exp(s − lse)": ("lse[None, :]", "tl.max(s_t, axis=0)[None, :]"),
+    "do stands where q belongs: dk = scale · dsᵀ q": ("dot(ds_t.to(q_tile.dtype), q_tile)", "dot(ds_t.to(do_tile.dtype), do_tile)"),
+    "q stands where do belongs: dv = pᵀ do": ("dot(p_t.to(do_tile.dtype), do_tile)", "dot(p_t.to(q_tile.dtype), q_tile)"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("dp_t - delta[None, :]", "dp_t"),
     "ds is not multiplied by p: ds = p ∘ (dp − delta)": ("p_t * (dp_t - delta[None, :])", "dp_t - delta[None, :]"),
     "dk and dv are exchanged: dk = scale · dsᵀ q goes to dk, dv = pᵀ do to dv": [
@@ -66,6 +70,7 @@ def fixed():
     yield shared.narrow()
     yield shared.large_logits()
     yield shared.half_scores()
+    yield shared.scaled_late()
     yield shared.small_p()
 
 

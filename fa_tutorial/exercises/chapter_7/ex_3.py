@@ -51,6 +51,7 @@ Q, DO = "load_tile(q, b, h, start_m,", "load_tile(do, b, h, start_m,"
 SUM_DV, SUM_DK = "do_tile, dv_acc)", "q_tile, dk_acc)"
 MISTAKES = {
     shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
+    "dk gets the scale in every step and once more after the loop: once, after the loop": (SUM_DK, f"{SUM_DK} * scale"),
     "only the last block of queries counts: every block adds to what the earlier ones gave": [(SUM_DV, "do_tile)"), (SUM_DK, "q_tile)")],
     shared.ADDED_TWICE: [("dv_acc = dot(", "dv_acc += dot("), ("dk_acc = dot(", "dk_acc += dot(")],
     "scale is applied to dk in every step, so the earlier blocks get it again and again: apply it once, after the loop": [
@@ -89,6 +90,7 @@ def inputs():
     q[:, :, 0], q[:, :, 16], q[:, :, 32] = 2048, 1, -2048
     on = on.format("dsᵀ q", "±2048, ±1 and ∓2048")
     yield shared.given(None, on, shared.SUMS, tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
+    yield shared.scaled_late()
 
 
 EXERCISE = shared.exercise(

@@ -1,18 +1,17 @@
 """Exercise 7.4, dkdv_kernel."""
 
-from unittest import mock
-
 import torch
 
 from fa_tutorial import hardware
+from fa_tutorial.algorithm import causal_rows
 from fa_tutorial.backward import add_to_dkdv
 from fa_tutorial.exercises.chapter_7 import shared
+from fa_tutorial.exercises.forward_cases import noted
 from fa_tutorial.exercises.running import Wrong
 from fa_tutorial.tiles import load_tile, store_tile
 
 triton = hardware.require_triton("Exercise 7.4")
 import triton.language as tl  # noqa: E402
-from triton.runtime.interpreter import interpreter_builder as builder  # noqa: E402
 
 
 @triton.jit
@@ -83,28 +82,30 @@ MISTAKES = {
     "full_m is rounded down, and not every query of its block sees all of the keys: round it up": (
         FULL, "tl.maximum(last_key + S_q - S_k, 0) // BLOCK_M * BLOCK_M"),
     "full_m comes from the block's first key: its last key decides which queries see all of them": (FULL, FULL.replace("last_key", "start_n")),
+    "blocks from full_m on count twice: the loop with the mask ends at full_m": ("range(first_m, tl.minimum(full_m, S_q)", "range(first_m, S_q"),
     "blocks from first_m to full_m count twice: the loop without a mask starts at full_m": ("range(full_m, S", "range(first_m, S"),
 }  # fmt: skip
 
 
 class TwoLoops:
-    """A kernel that is Wrong in the interpreter where one query sees all 17 keys, and it masks the tile of the first 16."""
+    """A kernel whose masked tiles are counted in the interpreter, on inputs with blocks of (32, 16, 64), whose sizes differ."""
 
     def __init__(self, kernel):
         self.kernel, self.fn = kernel, kernel.fn
 
     def __getitem__(self, grid):
         def launch(*args, **meta):
-            def at_least(*operands):
-                result = compare(*operands)
-                if args[9:11] == (1, 17) and result.data.size == 16 * 16 and result.data.all():
-                    raise Wrong("a tile is masked although each of its queries sees each of its keys: "
-                                "the loop with the mask ends at full_m, where the one without starts")  # fmt: skip
-                return result
-
-            compare = builder.create_icmpSGE
-            with mock.patch.object(builder, "create_icmpSGE", at_least):
+            (S_q, S_k), block_m, block_n = args[9:11], meta["BLOCK_M"], meta["BLOCK_N"]
+            if (block_m, block_n, meta["BLOCK_D"]) != (32, 16, 64) or not hardware.interpreter_on():
+                return self.kernel[grid](*args, **meta)
+            with noted() as (_, compared):
                 self.kernel[grid](*args, **meta)
+            bounds = [causal_rows(j, block_m, block_n, S_q, S_k) for j in range(grid[0])]
+            masked, found = sum(full - start for start, full in bounds), compared.count(block_m * block_n)
+            if found > masked:
+                raise Wrong(f"of {sum(-(-S_q // block_m) - start for start, _ in bounds)} tiles {found} are masked, and {masked} need it: "
+                            "a block of queries is masked only if one of its queries does not see the last key that is there, "
+                            "min(start_n + BLOCK_N, S_k) − 1")  # fmt: skip
 
         return launch
 
@@ -129,6 +130,9 @@ def inputs():
     tensors[0][:, :, :32] = tensors[3][:, :, :32] = torch.nan  # whoever reads them gets NaN
     unseen = "blocks of queries that see none of the keys are not read: start with the block of the first that does"
     yield shared.causal(48, 16, unseen, "unseen", on=", so that rows 0 to 31 see no key", tensors=tensors)
+    for S_q, S_k in ((96, 96), (33, 33)):  # TwoLoops counts their masked tiles
+        on = f"causal, S_q = {S_q}, S_k = {S_k}, BLOCK_M = 32, BLOCK_N = 16"
+        yield shared.given((1, 1, S_q, S_k, 64), on, is_causal=True, blocks=(32, 16, 64), edge="loops")
 
 
 EXERCISE = shared.exercise(
@@ -139,6 +143,7 @@ EXERCISE = shared.exercise(
     conditions={
         "lengths": "S_q and S_k may differ: query i sees keys 0 to i + S_k − S_q",
         "unseen": "blocks of queries that see none of your keys are not read; rows that see no key at all have lse = −inf",
+        "loops": "only blocks in which a query does not see all of the keys go through the loop with the mask",
         "half": "fp16 and bf16 work as before",
     },
     hints=(

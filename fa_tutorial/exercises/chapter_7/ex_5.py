@@ -5,6 +5,7 @@ import torch
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_7 import shared
 from fa_tutorial.exercises.chapter_7.shared import causal
+from fa_tutorial.exercises.forward_cases import CausalTiles
 from fa_tutorial.tiles import dot, load_tile, store_tile
 
 triton = hardware.require_triton("Exercise 7.5")
@@ -52,17 +53,24 @@ def dq_kernel(
 
 P, END = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)", "tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
 SUM, CAUSAL = "acc = dot(ds.to(k_tile.dtype), k_tile, acc)", "offs_n[None, :] <= offs_m[:, None] + (S_k - S_q)"
+KEYS = "offs_n[None, :] < S_k"
 TOP_LEFT = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
 MISTAKES = {
     "dq is without the scale: dq = scale · ds k": ("acc * scale", "acc"),
+    "scale is applied in every step and once more after the loop: once, after the loop": (SUM, f"{SUM} * scale"),
     "only the last tile counts: dq is a sum over the tiles of keys": (SUM, "acc = dot(ds.to(k_tile.dtype), k_tile)"),
     shared.ADDED_TWICE: (SUM, SUM.replace("acc =", "acc +=")),
     "scale is applied in every step, so the earlier tiles get it again and again: apply it once, after the loop": [
         (SUM, f"{SUM} * scale"), ("acc * scale, b", "acc, b")],
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[:, None]", "lse[None, :]"), ("delta[:, None]", "delta[None, :]")],
+    "lse is not subtracted: p = exp(s − lse)": (P, "tl.where(seen, tl.exp(s), 0.0)"),
+    "v stands where k belongs: dq = scale · ds k": (SUM, "acc = dot(ds.to(v_tile.dtype), v_tile, acc)"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("(dp - delta[:, None])", "dp"),
     f"the mask is without S_k − S_q: {TOP_LEFT}": (CAUSAL, "offs_n[None, :] <= offs_m[:, None]"),
+    "every query's last key is hidden: a query sees that key too, so compare by <=, or with the number of keys": [
+        (KEYS, "offs_n[None, :] < S_k - 1"), (CAUSAL, CAUSAL.replace("<=", "<"))],
+    "the last key, S_k − 1, is hidden: a query sees that key too, so compare by < S_k": (KEYS, "offs_n[None, :] < S_k - 1"),
     "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (CAUSAL, CAUSAL.replace("<=", "<")),
     "the mask is the wrong way round: it hides the keys before the query and shows those after it": (CAUSAL, CAUSAL.replace("<=", ">=")),
     "the causal loop ends at key start_m + BLOCK_M: add S_k − S_q": (END, "start_m + BLOCK_M"),
@@ -115,7 +123,10 @@ def inputs():
     unseen = "tiles that no row of the block sees are not read: end_n is min(start_m + BLOCK_M, S_q) + S_k − S_q"
     on = ", where rows 0 to 15 see no key, and their dp would overflow"
     yield causal(32, 16, unseen, "unseen", on=on, tensors=(q, k, v, do))
+    short = "S_q = 1, S_k = 32, BLOCK_M = 32, BLOCK_N = 16"  # CausalTiles counts the tiles
+    yield shared.given((1, 1, 1, 32, 64), f"causal, {short}", unseen, is_causal=True, blocks=(32, 16, 64), edge="unseen")
     yield shared.half_scores()
+    yield shared.scaled_late()
     q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (16, 48, 48, 16))  # p = 1 / 48, and ds = ±1
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 48
     k[:, :, 0], k[:, :, 16], k[:, :, 32] = 2048, 1, -2048
@@ -154,4 +165,5 @@ EXERCISE = shared.exercise(
     inputs=inputs,
     rule="dq = scale · Σ ds k, over the tiles of keys, where ds = p ∘ (dp − delta)",
     mistakes=MISTAKES,
+    adapt=lambda kernel: CausalTiles(kernel, products=3, two_loops=False) if hasattr(kernel, "fn") else kernel,
 )

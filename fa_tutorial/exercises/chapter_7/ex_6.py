@@ -56,7 +56,7 @@ def one_loop_kernel(
 
 P = "tl.where(here[:, None], tl.exp(s_t - lse[None, :]), 0.0)"
 PART = "scale * dot(tl.trans(ds_t), k_tile)"
-NO_MASK = "missing keys need a mask now: all keys share dq, exp(0 − lse) may be inf, and inf · 0 is NaN, so put 0 for their p with tl.where"
+NO_MASK = "missing keys need a mask now, from key S_k on: all keys share dq, exp(0 − lse) may be inf, and inf · 0 is NaN, so put 0 for their p with tl.where"
 MISTAKES = {
     NO_MASK: (P, "tl.exp(s_t - lse[None, :])"),
     "a store overwrites what other programs have added: use tl.atomic_add": ("tl.atomic_add(", "tl.store("),
@@ -65,6 +65,10 @@ MISTAKES = {
     "ds is not transposed for dq: dq = scale · ds k, and ds_t is the transpose of ds": (PART, "scale * dot(ds_t, k_tile)"),
     "dq is made of p here: dq = scale · ds k": (PART, "scale * dot(tl.trans(p_t.to(k_tile.dtype)), k_tile)"),
     "q stands where k belongs: dq = scale · ds k": (PART, "scale * dot(tl.trans(ds_t), q_tile)"),
+    "dq's strides of batch and head are exchanged: a head's rows start at b · strides[0] + h · strides[1]": (
+        "b * dq.strides[0] + h * dq.strides[1]", "b * dq.strides[1] + h * dq.strides[0]"),
+    "dq's strides of rows and columns are exchanged: a row is strides[2] after the one before, a column strides[3]": [
+        ("offs_m[:, None] * dq.strides[2]", "offs_m[:, None] * dq.strides[3]"), ("offs_d[None, :] * dq.strides[3]", "offs_d[None, :] * dq.strides[2]")],
     "every step adds to the first rows of dq: its queries are start_m to start_m + BLOCK_M − 1": (
         "offs_m[:, None] * dq", "tl.arange(0, BLOCK_M)[:, None] * dq"),
     "every batch adds to batch 0 of dq: a head's rows start at b · strides[0] + h · strides[1]": ("b * dq.strides[0] + ", ""),
@@ -111,6 +115,7 @@ def inputs():
     k[:, :, 0], k[:, :, 2], k[:, :, 16] = 2048, 1, -2048
     on = "fp16, equal scores, ds k of the two programs is 2049 and −2048"
     yield shared.given(None, on, "dq is float32, and so is each part of it", tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
+    yield shared.scaled_late()
 
 
 EXERCISE = shared.exercise(

@@ -64,7 +64,10 @@ def _check_class(answer):
     if not issubclass(answer, torch.autograd.Function):
         raise Wrong("is no subclass of torch.autograd.Function: write class FlashAttention(torch.autograd.Function)")
     for name in ("forward", "backward"):
-        if inspect.isfunction(inspect.getattr_static(answer, name)) and name in vars(answer):
+        found = inspect.getattr_static(answer, name)
+        if isinstance(getattr(found, "__wrapped__", None), staticmethod):  # a staticmethod has one of its own
+            raise Wrong(f"the decorators of {name} stand in the wrong order: exchange the two, so that @staticmethod is above the other")
+        if inspect.isfunction(found) and name in vars(answer):
             raise Wrong(f"{name} is no static method: put @staticmethod above it, because apply passes ctx, not self")
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.forward_cases import strides_of
+from fa_tutorial.exercises.forward_cases import WIDENED, strides_of, widens
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
@@ -112,10 +112,17 @@ OVERLAP = "programs store to one another's rows: where do a program's rows start
 
 def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERLAP, **words):
     """An Exercise whose kernel gives these gradients."""
+
+    def note(kernel):
+        half = Given(*(x.half() for x in draw(1, 1, 16, 16, 16)))
+        slow = f"{WIDENED}: leave q, k, v and do as they are, round p to do's dtype and ds to q's"
+        return slow if widens(kernel, half.launch(outputs, one_tile, causal, grouped)) else ""
+
     return Exercise(
         truth=lambda given: tuple(given.right[name] for name in outputs),
         launch=lambda given: given.launch(outputs, one_tile, causal, grouped),
         tolerance=lambda args, part: (1e-5, args[0].atol[part]),
+        note=note,
         seen={"overlap": overlap, "stored_again": "sum in registers, and store after the loop"},
         **words,
     )
@@ -197,6 +204,16 @@ def half_scores():
     on = "fp16, q kᵀ near 66,560 before it is scaled, s near 2,080, dp and delta near 2,050"
     rule = "s, dp and delta are kept in float32: fp16 numbers are 2 apart from 2,048 on, and end at 65,504"
     return given(None, on, rule, tensors=[x.half() for x in tensors], scale=2.0**-5, edge="half")
+
+
+def scaled_late():
+    """All scores are 0, and not if q or k is scaled and rounded before the product."""
+    q, k, v, do = (torch.zeros(1, 1, 16, 16, dtype=torch.float16) for _ in range(4))
+    q[..., 0], q[..., 1], k[:, :, ::2, 0], k[:, :, ::2, 1] = 5, -1, 4096, 20480
+    v[..., 0], v[:, :, ::2, 0], do[..., 0] = 2, 1, 1
+    on = "fp16, q = (5, −1, 0 …), even keys (4096, 20480, 0 …), odd keys 0, scale = 0.3"
+    rule = "5 · 4096 − 20480 is 0, so all keys weigh the same: q and k are multiplied as they are, and then scaled"
+    return given(None, on, rule, tensors=(q, k, v, do), scale=0.3, edge="half")
 
 
 def _fresh(blocks, causal, ragged):
