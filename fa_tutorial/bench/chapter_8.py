@@ -492,7 +492,7 @@ def draw_round(spaced: int, D: int = 64) -> Figure:
         "tensor cores": [
             (matmuls, "blue", None, "its matmuls"),
             ((programs - 1) * matmuls, "sky", None, f"those of the other {programs - 1}"),
-            (whole - programs * matmuls, None, "////", "no matmul"),
+            (whole - programs * matmuls, None, "////", "idle"),
         ],
     }
     figure = Figure(figsize=(9.5, 2.3))

@@ -19,6 +19,15 @@ def programs_by_scheduler(warps, registers, shared):
 
 
 @triton.jit
+def softmax_step_masked_twice(s, m, l, scale_log2):
+    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new)
+    p = tl.where(s == -float("inf"), 0.0, tl.exp2(s * scale_log2 - shift[:, None]))
+    alpha = tl.exp2(m - shift)
+    return p, m_new, alpha * l + tl.sum(p, axis=1), alpha
+
+
+@triton.jit
 def softmax_step_first_alpha_1(s, m, l, scale_log2):
     m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)
     shift = tl.where(m_new == -float("inf"), 0.0, m_new)
@@ -81,6 +90,7 @@ RIGHT_ANSWERS = (
     ("8.1", programs_by_ceiling),
     ("8.1", programs_by_scheduler),
     ("8.2", softmax_step_scaled_first, "correct (you scale every score before the maximum"),
+    ("8.2", softmax_step_masked_twice, "correct (you set p to 0 where s is −∞"),
     ("8.2", softmax_step_first_alpha_1),
     ("8.3", forward_transposed),
     ("8.4", rows_by_chapter_3),

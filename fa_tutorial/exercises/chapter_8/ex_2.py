@@ -84,6 +84,8 @@ MISTAKES = {
         M_NEW, "tl.maximum(m, tl.max(s, axis=1)) * scale_log2"),
     "alpha scales m a second time: m and m_new are in units of s · scale_log2 already": (ALPHA, "tl.exp2((m - shift) * scale_log2)"),
     "alpha is upside down: it is 2^(m − m_new), at most 1": (ALPHA, "tl.exp2(shift - m)"),
+    "m_new and l_new have changed places in what you return: the order is p, m_new, l_new, alpha": (
+        "return p, m_new, alpha * l + tl.sum(p, axis=1), alpha", "return p, alpha * l + tl.sum(p, axis=1), m_new, alpha"),
     "your l is not rescaled when the maximum grows": (L_NEW, "l + tl.sum(p, axis=1)"),
     "l adds p in fp16: it adds p as it is, in float32": (L_NEW, "alpha * l + tl.sum(p.to(tl.float16), axis=1)"),
     "a row that has seen nothing must keep m = −inf: only the shift is 0 there": ("return p, m_new", "return p, shift"),
@@ -122,13 +124,16 @@ def inputs():
 
 
 def note(step):
-    """Where scale_log2 is negative, the maximum of s · scale_log2 is not the scaled maximum of s."""
-    state = (torch.full((ROWS,), -INF), torch.zeros(ROWS))
-    _, m_new, *_ = adapt(step)(*(x.to(hardware.device()) for x in (torch.tensor([[1.0, 3.0, 2.0, 0.0]] * ROWS), *state)), -1.0)
-    words = (
-        "you scale every score before the maximum, and a kernel pays a multiplication for each: scale the maximum, and let s · scale_log2 "
-    )
-    return f"{words}join the subtraction, as in (8.3)" if m_new[0] == 0 else ""
+    """What a kernel pays for without need, seen where scale_log2 is negative: the maximum of s · scale_log2 is not the scaled maximum of s,
+    and 2^(s · scale_log2) of s = −inf is not 0."""
+    s, state = torch.tensor([[1.0, 3.0, 2.0, 0.0], [1.0, 3.0, 2.0, -INF]]), (torch.full((ROWS,), -INF), torch.zeros(ROWS))
+    p, m_new, *_ = adapt(step)(*(x.to(hardware.device()) for x in (s, *state)), -1.0)
+    if m_new[0] == 0:
+        words = "you scale every score before the maximum, and a kernel pays a multiplication for each: scale the maximum, and let s · scale_log2 "
+        return f"{words}join the subtraction, as in (8.3)"
+    if p[1, 3] == 0:
+        return "you set p to 0 where s is −∞, and a kernel pays two instructions a score for that: tl.exp2 gives 0 there by itself"
+    return ""
 
 
 EXERCISE = Exercise(

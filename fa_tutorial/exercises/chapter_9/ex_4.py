@@ -45,7 +45,7 @@ STEP = "        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)\n"
 WAIT = "        acc, p = warpgroup_mma_wait(0, [acc, p])\n"
 RELEASE = "        mbarrier.arrive(empty.index(before), count=1)\n"
 MISTAKES = {
-    "nothing is under way beside the softmax: issue p v of the block before it, and then wait for the scores alone": (
+    "in the simulator, which keeps your order, nothing is under way beside the softmax: issue p v of the block before it, and then wait for the scores alone": (
         "warpgroup_mma_wait(1, [s])", "warpgroup_mma_wait(0, [s])"),
     "a wait that leaves one matmul in flight leaves the last that was issued, and here that is q kᵀ: issue p v after it, and before that wait": (
         SCORES + SUM, SUM + SCORES),
