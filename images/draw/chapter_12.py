@@ -252,9 +252,9 @@ def draw_masked_blocks() -> Figure:
                     ax.fill_between((x_hidden, x + wide), top + row * side, top + (row + 1) * side, color="white", alpha=0.8, linewidth=0)
             outline(ax, x, top, wide, ROWS_OF_LOOP * side, line=1.3)
     legend(ax, 3.25, (
-        (0.3, {"colour": "sky", "share": 0.6}, "every row sees it whole"),
-        (3.3, {"colour": "orange", "share": 0.7}, "needs a mask"),
-        (5.4, {"colour": "orange", "share": 0.15}, "keys that the mask hides"),
+        (0.3, {"colour": "sky", "share": 0.6}, "whole: no mask"),
+        (2.6, {"colour": "orange", "share": 0.7}, "masked block, seen"),
+        (5.4, {"colour": "orange", "share": 0.15}, "masked block, hidden"),
     ))  # fmt: skip
     return figure
 

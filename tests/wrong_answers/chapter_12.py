@@ -65,6 +65,8 @@ WRONG_ANSWERS = (
     edit("12.2", "before key 0", ("max(0, i + S_k - S_q - left)", "i + S_k - S_q - left"), told="low is at least 0"),
     edit("12.2", "high below 0", ("max(0, min(S_k, i + 1 + S_k - S_q + right))", "min(S_k, i + 1 + S_k - S_q + right)"),
          told="no row of this block sees a key"),
+    edit("12.2", "no whole tile, and full_0 = full_1 = 0", ("    return low(first)", "    full_0, full_1 = (0, 0) if full_1 == full_0 else (full_0, full_1)\n    return low(first)"),
+         told="window_tiles(3, 4, 4, 16, 16, 0, 0) gives full_0 = 0"),
     edit("12.2", "no end", (", -(-high(last) // block_n)", ""), told="returns a tuple of 3"),
     edit("12.3", "divided by ln 2 and compared with 2^threshold", ("(m - shift) * math.log2(math.e) > threshold",
          "(m - shift) / math.log(2) > 2**threshold"), told="p = exp(s − new shift), alpha = exp(old shift − new shift)"),
