@@ -116,6 +116,21 @@ def print_sums(card: dict[str, Any]) -> None:
         print(f"{kind:14} K = {K:6,}        " + "".join(f"{mean:9.2f}" for mean in means))
 
 
+def print_unrounded_sums(rows: int = 8) -> None:
+    """The model's chains of factors not rounded to e4m3: the mean error in %, and what a unit of 1/4 cuts."""
+    generator = torch.Generator().manual_seed(14)
+    a, b, even = (torch.rand(rows, 16_384, generator=generator).double() for _ in range(3))
+    kinds = {"uniform": (a, b), "products even in [0, 1/2]": (torch.ones_like(even), even / 2)}
+    print("\nthe model, factors not rounded")
+    for (kind, (x, y)), K in itertools.product(kinds.items(), (LENGTHS[0], LENGTHS[-1])):
+        truth = x[:, :K] @ y[:, :K].T
+        found = error_of(tensor_core_sum(x[:, :K], y[:, :K], torch.zeros_like(truth)), truth)
+        print(f"{kind:25} K = {K:6,}{100 * found['mean']:11.2f}")
+    for kind, (x, y) in kinds.items():
+        below, cut = (x * y < 1 / 4).double().mean(), 4 * (x * y % (1 / 4)).mean()
+        print(f"{kind}: {below:.0%} of the products are below 1/4, which cuts {cut:.2f} units on average")
+
+
 def print_errors(card: dict[str, Any], *kinds: str) -> None:
     """Errors of o on the GPU: root mean square and mean, in % of o's root mean square."""
     print("H200, in % of o's rms     D = 64             D = 128")

@@ -24,6 +24,10 @@ MISTAKES = {
     "a tile counts as whole because the window reaches back far enough: its last key must not lie ahead of its first query either": (
         WHOLE, "farthest >= -left"),
     "a tile counts as whole because it lies in the past: its first key may be too far back for its last query": (WHOLE, "nearest <= 0"),
+    "these are the causal mask's kinds, without a window: a key more than `left` before its query is hidden": [
+        (NEEDED, "farthest <= 0"), (WHOLE, "nearest <= 0")],
+    "queries and keys are exchanged: a query sees keys before it, not after it": [
+        ("start + block_n - 1 - top", "top + block_m - 1 - start"), ("start - (top + block_m - 1)", "top - (start + block_n - 1)")],
     "no tile is skipped for being too far back: a tile is, if even its last key is more than `left` before its first query": (
         NEEDED, "farthest <= 0"),
     "no tile is skipped for lying ahead: a tile is, if even its first key comes after its last query": (NEEDED, "nearest >= -left"),
@@ -33,7 +37,7 @@ MISTAKES = {
     "a tile is skipped where one corner is hidden: it is needed as soon as one of its pairs is seen": (NEEDED, WHOLE),
     "the window is one key too narrow: a query sees its own key and `left` keys before it": ("-left", "1 - left"),
     "the window is one key too wide: a query sees its own key and `left` keys before it": ("-left", "-left - 1"),
-    "a tile's last key is start + block_n − 1, and its last query is top + block_m − 1": [
+    "a tile's last key is its first + block_n − 1, and its last query is its first + block_m − 1": [
         ("block_n - 1 - top", "block_n - top"), ("top + block_m - 1", "top + block_m")],
     "block_m and block_n are exchanged: block_m counts queries": ("(left, S, block_m, block_n)", "(left, S, block_n, block_m)"),
     "a tile is skipped whose only seen pair is a corner on the diagonal: distance 0 is seen": ("(farthest <= 0)", "(farthest < 0)"),

@@ -29,6 +29,8 @@ MISTAKES = {
     "z is missing everywhere: these are the gradients without dropout": [(DP, "do @ v.T"), (DV, "p.T @ do"), (O, "o = p @ v")],
     "z is left out of dp and delta: only dv knows of the dropout": [(DP, "do @ v.T"), (O, "o = p @ v")],
     "z is taken for 0 and 1: a kept pair's z is 1 / (1 − P)": ("    o = (z", "    z = (z > 0).to(p.dtype)\n    o = (z"),
+    "p is normalised again, without the sink: p and p_sink already add up to 1": (
+        "    o = (z", "    p = p / p.sum(dim=1, keepdim=True).clamp(min=1e-30)\n    o = (z"),
     "delta is missing in ds: it is p (dp − delta)": (DS, "p * dp"),
     "p is missing in ds: it is p (dp − delta)": (DS, "dp - delta[:, None]"),
     "ds has the wrong sign: it is p (dp − delta)": (DS, "p * (delta[:, None] - dp)"),
@@ -44,6 +46,13 @@ MISTAKES = {
     "the first two results are exchanged: return ds, dv, dsink": ("return ds, dv,", "return dv, ds,"),
 }  # fmt: skip
 CONDITIONS = {"hidden": "a pair may be hidden, and a row may see no key or keep none: p or z is 0 there, and nothing is divided"}
+
+
+FIRST = {
+    "ds": "o = (z ∘ p) v, and dp = z ∘ (do · v): where a pair is dropped, dp is 0, and p isn't",
+    "dv": "o = (z ∘ p) v, so dv = (z ∘ p)ᵀ do",
+    "dsink": "the sink is a key whose value is 0, so its dp is 0, and a row gives p_sink (0 − delta)",
+}
 
 
 def truth(p, p_sink, z, v, do):
@@ -78,7 +87,7 @@ def inputs():
         return case(p[:, 1:].contiguous(), p[:, 0].contiguous(), z, v, do, on=words, otherwise=otherwise, **options)
 
     one = [[[0.5, 0.25]], [0.25], [[2.0, 0.0]], [[1.0], [3.0]], [[2.0]]]
-    yield case(*map(torch.tensor, one), otherwise="o = (z ∘ p) v, and dp = z ∘ (do · v): where a pair is dropped, dp is 0, and p isn't")
+    yield case(*map(torch.tensor, one), otherwise=FIRST)
     seed = torch.Generator().manual_seed(1)
     yield rows(2, 3, 2, 0.5, seed, "each row has its own delta, the sum of do ∘ o along D")
     yield rows(4, 5, 3, 0.5, seed, "all rows use the same sink: add up over the rows")

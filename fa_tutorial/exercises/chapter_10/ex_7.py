@@ -34,8 +34,8 @@ MISTAKES = {
     "end is a number of tokens: divide by block, rounding up": (RETURN, "start // block, stop"),
     "these are numbers of sequences: look up in cu where they begin and end, and divide by block": (
         RETURN, "torch.searchsorted(cu, top, right=True) - 1, torch.searchsorted(cu, last, right=True)"),
-    "the block's last query is taken one too far: it is top + block − 1": ("(top + block - 1)", "(top + block)"),
-    "first is where the first query's sequence ends: count entries of cu are at most `top`, so it begins at cu[count − 1]": (
+    "the block's last query is taken one too far: it is the first one + block − 1": ("(top + block - 1)", "(top + block)"),
+    "first is where the first query's sequence ends: count entries of cu are at most this query, so it begins at cu[count − 1]": (
         TOP, "cu[torch.searchsorted(cu, top, right=True)]"),
     "the second result is a count of tiles: it is one past the last tile's number": (
         "return start // block, (stop + block - 1) // block", "return start // block, (stop + block - 1) // block - start // block"),

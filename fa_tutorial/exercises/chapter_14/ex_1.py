@@ -27,6 +27,8 @@ MISTAKES = {
     "the exponent is rounded up: 2^e is the largest power of two that is not above |x|": ("torch.floor(torch", "torch.ceil(torch"),
     "the exponent is that of a power of two: take log2": ("torch.log2", "torch.log"),
     "the smallest exponent is −6, and below it numbers are spaced as at −6": ("min=-6", "min=-7"),
+    "below 2⁻⁶ the exponent stays −6, so that the step stays 2⁻⁹": (
+        "torch.floor(torch.log2(x.abs())).clamp(min=-6)", "(torch.frexp(x).exponent - 1)"),
     "−9 is the exponent of the smallest step; the smallest exponent of a number is −6": ("min=-6", "min=-9"),
     "every number gets the same step: it follows the number's own exponent": (EXPONENT, f"{EXPONENT}.max()"),
 }  # fmt: skip
@@ -69,6 +71,9 @@ def inputs():
     yield case(numbers(0.01), otherwise="below 2⁻⁶ = 0.0156 the step is 2⁻⁹, whatever the number")
     yield case(numbers(0.0), otherwise="0 is a number of e4m3")
     yield case(numbers(0.003, 0.0045), otherwise="below 2⁻⁶ the numbers are multiples of 2⁻⁹ = 0.00195")
+    yield case(
+        numbers(0.0006, 0.0011), otherwise="below 2⁻⁶ the numbers are multiples of 2⁻⁹: 0.0006 becomes 0, and 0.0011 becomes 0.00195"
+    )
     yield case(numbers(1.0625, 1.1875), otherwise="halfway between two numbers the even one is taken: 1 and 1.25")
     draw = generator()
     for size in (0.003, 1.0, 90.0):

@@ -38,6 +38,7 @@ MISTAKES = {
     "the scale is for rows block by block, and here the blocks take turns: rows 0 … block − 1 share the first scale": (
         "scales.repeat_interleave(block)", "scales.repeat(block)"),
     "the largest of a block becomes 240, not 448: that is the largest number of another 8-bit format": ("/ 448", "/ 240"),
+    "the largest of a block becomes 480, which e4m3 doesn't have: its largest number is 448": ("/ 448", "/ 480"),
     "a block of zeros has the scale 0, and 0 / 0 is NaN": ("torch.where(scales == 0, 1.0, scales)", "scales"),
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ def rotate(x, signs):
 MISTAKES = {
     "without 1 / √D the rotation makes everything longer, and q kᵀ D times as large": (" / len(signs) ** 0.5", ""),
     "the matrix is divided by D: q kᵀ has it twice, so each side takes √D": ("len(signs) ** 0.5", "len(signs)"),
+    "each row of the matrix has D entries of ±1, so divide by √D; √2 is right for D = 2 alone": ("len(signs) ** 0.5", "2**0.5"),
     "the signs are missing": ("x * signs @ h", "x @ h"),
     "the signs come after Hadamard's matrix: they must come before it": ("x * signs @ h", "x @ h * signs"),
     "that matrix has another sign: the minus is at the bottom right": (

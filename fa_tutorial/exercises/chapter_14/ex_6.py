@@ -42,6 +42,10 @@ MISTAKES = {
     "acc comes back as real values: it stays in units of scale, which the kernel takes back once, at the end": (
         RATIO + " + new", " * last_scale * acc + scale * new"),
     "the block's v is multiplied by its scale, and acc isn't: both are in units of scale": (RATIO + " + new", RATIO + " + scale * new"),
+    "v is multiplied by its scale before the tensor core: it stays in units of scale, and so does acc": (NEW, NEW.replace("v.T", "(scale * v).T")),
+    "v is multiplied by its scale before the tensor core, and acc comes back as real values: it stays in units of scale": [
+        (NEW, NEW.replace("v.T", "(scale * v).T")), (RATIO + " + new", " * last_scale * acc + new")],
+    "l has eight equal sums added up: eight columns of ones give the row's sum eight times, so take one": (L, "alpha * l + 8 * new_l"),
     "l has no unit of v: it is a sum of p alone": (L, "alpha * (last_scale / scale) * l + new_l"),
     "l isn't rescaled when the maximum grows": (L, "l + new_l"),
     "acc isn't rescaled when the maximum grows": ("alpha[:, None]" + RATIO, RATIO.removeprefix(" * ")),
