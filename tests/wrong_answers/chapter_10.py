@@ -60,7 +60,7 @@ WRONG_ANSWERS = (
     edit("10.1", "no brackets around the second", (BOTH, "(distance <= 0) & distance >= -aux[0]"),
          told="each in its own brackets, because & binds tighter than <= and >="),
     edit("10.1", "no brackets around the first", (BOTH, "distance <= 0 & (distance >= -aux[0])"),
-         told="with each comparison in its own brackets, because & binds tighter than <="),
+         told="because & binds tighter than <=: put each comparison in its own brackets"),
     edit("10.1", "and", (") & (", ") and ("), told="join masks by &, not by `and`", gpu=None),
     edit("10.1", "numbers", (BOTH, f"tl.where({BOTH}, 1, 0)"), told="a mask mod returns booleans"),
     edit("10.2", "in float32", (".int()", ".float()", 2), told="the kinds are right, but they are in float32"),

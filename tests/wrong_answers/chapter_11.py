@@ -21,6 +21,7 @@ WRONG_ANSWERS = (
     edit("11.3", "the query head's number", ("offs_m % S_q", "offs_m // S_q"),
          told="row r is token r % S_q of a query head"),
     edit("11.3", "a part in tiles", (PART, PART.removesuffix(" * BLOCK_N")), told="one split is the whole attention"),
+    edit("11.3", "whole tiles alone", (PART, PART.replace("tl.cdiv(S, BLOCK_N)", "S // BLOCK_N")), told="the tile that S ends in is not counted"),
     edit("11.3", "lse in base 2", (LSE, f"({LSE}) * 1.4426950408889634"), told="lse is in base 2"),
     edit("11.3", "key head 0", ("batch_head // H_k, batch_head % H_k", "batch_head // H_k, batch_head * 0"),
          told="key head i % H_k"),

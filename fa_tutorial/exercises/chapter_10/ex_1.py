@@ -53,8 +53,8 @@ BOTH, OWN = "(distance <= 0) & (distance >= -aux[0])", "j - (i + aux[1])"
 MISTAKES = {
     ("every pair is seen: join the two comparisons by &, each in its own brackets, because & binds tighter than <= and "
     ">="): (BOTH, BOTH.replace("&", "|")),
-    ("no key is too far back: compare the distance with −aux[0] too, with each comparison in its own brackets, because & binds tighter "
-    "than <="): (
+    ("no key is too far back: the comparison with −aux[0] is missing, or has no effect, because & binds tighter than <=: put each "
+    "comparison in its own brackets"): (
         BOTH, "distance <= 0"),
     "later keys are seen: the window ends at the query's own position": (BOTH, "distance >= -aux[0]"),
     "the window starts at the top left: query i stands at key i + aux[1]": (OWN, "j - i"),
@@ -94,7 +94,7 @@ EXERCISE = Exercise(
     hints=(
         "On which key does query i stand? The last query stands on the last key.",
         "distance = j − (i + aux[1]) is 0 there, negative before it, positive after it.",
-        "Two comparisons, joined by &: distance is at most 0, and at least −aux[0].",
+        "Two comparisons, each in its own brackets, joined by &: distance is at most 0, and at least −aux[0].",
     ),
     solution=window,
     reasoning="i + S_k − S_q is the key on query i's diagonal, as in the causal mask. A causal window lets distances from −left to 0 "

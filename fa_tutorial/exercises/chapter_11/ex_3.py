@@ -53,6 +53,8 @@ MISTAKES = {
     "the loop goes on to the last key: a split's keys end before end": (END, "S"),
     "keys at the end belong to no split: round up when you divide the tiles by splits": (
         PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
+    "the tile that S ends in is not counted, so the last keys belong to no split: there are ceil(S / BLOCK_N) tiles": (
+        PART, "tl.cdiv(S // BLOCK_N, tl.num_programs(1)) * BLOCK_N"),
     "a part starts inside a tile, so its last tile runs on into the next part: a part is whole tiles, as the text counts them": (
         PART, "tl.cdiv(S, tl.num_programs(1))"),
     "parts differ by at most one tile: here each takes ceil(tiles / splits) tiles in turn, and the last parts get what is left, or nothing": (
