@@ -19,7 +19,7 @@ import torch
 
 from fa_tutorial.fp8.quantise import BLOCK, Quantised
 from fa_tutorial.hardware import card_of, require_triton
-from fa_tutorial.hopper.forward import SHORT_ROWS, HopperConfig, Shared, issue_qk, skip
+from fa_tutorial.hopper.forward import HopperConfig, Shared, issue_qk, skip
 from fa_tutorial.hopper.pipeline import (
     consumer_release,
     consumer_wait,
@@ -321,7 +321,7 @@ def forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, q_scales, k_scales, 
 
 # The fastest of those tried on an H200, by BLOCK_D. As in chapter 9, a short causal sequence takes smaller work tiles.
 CONFIGS = {64: HopperConfig(3, BLOCK, 4, 160), 128: HopperConfig(3, BLOCK, 2, 160)}
-SHORT_CAUSAL = HopperConfig(2, BLOCK, 2, 240)
+SHORT_CAUSAL, SHORT_ROWS = HopperConfig(2, BLOCK, 2, 240), 2048
 
 
 def choose_config(block_d: int, S_q: int, is_causal: bool) -> HopperConfig:
