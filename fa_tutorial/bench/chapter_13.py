@@ -149,6 +149,34 @@ def plot_hidden(
     return figure
 
 
+def plot_ways(rows: pd.DataFrame, apart: float) -> Figure:
+    """How many times as fast as one GPU four are, forward, against the tokens in all, for each way; 16 key heads.
+
+    rows: load()'s. Bars of two ways touch where the two differ by at most the share `apart`.
+    """
+    figure = Figure(figsize=(7, 3.4))
+    ax = figure.subplots()
+    times = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)].pivot(index="S", columns="provider", values="forward_ms")
+    looks = (("ring", "blue", "o-"), ("all-gather", "orange", "s--"), ("Ulysses", "vermilion", "^-."))
+    for way, colour, look in looks:
+        speed = (times["one GPU"] / times[way]).astype(float)
+        ax.errorbar(
+            speed.index, speed, apart / 2 * speed, fmt=look, color=figures.COLOURS[colour], capsize=3, label=way
+        )
+    for speed, words in ((1, "one GPU"), (4, "four times as fast")):
+        ax.axhline(speed, color=figures.GREY, linewidth=1, linestyle="-")
+        ax.annotate(words, (times.index[-1], speed), xytext=(0, 2), textcoords="offset points", ha="right", va="bottom")
+    ax.set_xscale("log", base=2)
+    ticks = [2**i for i in range(12, 21, 2)]
+    ax.set_xticks(ticks, [f"{S:,}" for S in ticks])
+    ax.minorticks_off()
+    ax.set_ylim(0, 4.5)
+    ax.set_xlabel("tokens in all")
+    ax.set_ylabel("times as fast as one GPU")
+    figure.legend(loc="outside upper center", ncols=3)
+    return figure
+
+
 # ---------------------------------------------------------------- a step of training
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fa_tutorial import ledger
 from fa_tutorial.bench import results
-from fa_tutorial.bench.cases import LABELS, MODES, Grid
+from fa_tutorial.bench.cases import GRIDS, LABELS, MODES, Grid
 from fa_tutorial.bench.tables import label, mask, table
 from fa_tutorial.figures import GREY
 
@@ -123,4 +125,41 @@ def memory_and_speed(names: dict[str, str]) -> Figure:
         axes.set_xticks(ticks, [f"{S:,}" for S in ticks])
         axes.set_xlabel("S")
     speed.legend()
+    return figure
+
+
+def backward_speed(card: dict[str, Any], yours: dict[int, float]) -> Figure:
+    """Chapter 7's plot: the backward pass, TFLOP/s against S by five matmuls, and of `basic` by seven.
+
+    yours: of the reader's kernels at S = 4,096, by D, where there is a GPU.
+    """
+    tflops = table(card["rows"], GRIDS["literature"], "bwd", "fp16")[["sdpa_flash", "sdpa_cudnn", "basic"]]
+    seven = ledger.SPLIT_BACKWARD_MATMULS / ledger.BACKWARD_MATMULS
+    figure, panels = plt.subplots(1, 2, figsize=(9, 4.4), sharey=True)
+    for ax, D in zip(panels, (64, 128), strict=True):
+        tflops_against_length(ax, tflops, D, False)
+        basic = tflops.loc[D, False]["basic"]
+        ax.plot(basic.index, seven * basic, color="black", linestyle=":", label="basic, counting seven")
+        matmul = card["provenance"]["ceilings"]["matmul_fp16_tflops"]
+        ax.axhline(matmul, color=GREY, linewidth=1, linestyle="-", label="a plain matmul")
+        if D in yours:
+            ax.plot(4_096, yours[D], "*", color="black", markersize=14, label="your kernels, here")
+        ax.set_ylim(0, 700)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def training_runs(runs: pd.DataFrame) -> Figure:
+    """Chapter 7's training: the loss of `basic`, and how far apart the runs' losses are. runs: the rows "training"."""
+    first = runs.iloc[0]
+    losses = runs.set_index("provider")["losses"]
+    steps = range(0, first.steps, first.every)
+    guessing = math.log(first.vocabulary)
+    figure, (loss, gap) = plt.subplots(1, 2, figsize=(9, 3.6))
+    loss.plot(steps, losses["basic"])
+    loss.axhline(guessing, color=GREY, linewidth=1, linestyle="-")
+    loss.annotate("guessing", (first.steps, guessing), ha="right", va="bottom")
+    loss.set(xlabel="step", ylabel="loss on the second copy, nats a token", ylim=0)
+    gap.plot(steps, [max(step) - min(step) for step in zip(*losses, strict=True)])
+    gap.set(xlabel="step", ylabel="highest loss − lowest of the three", ylim=0)
     return figure

@@ -131,6 +131,28 @@ def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float
         x += computing if last else max(computing, sending)
 
 
+@image("13_overlap_backward.png")
+def draw_overlap_backward() -> Figure:
+    """Rank 1's backward: k and v travel during their tile, dk and dv during the next one, and the last step hides behind nothing."""
+    figure, ax = canvas(2.2)
+    tile, kv, gradients, left = 1.5, 1.05, 1.4, 1.4
+    for lane, y in (("computing", 0.1), ("k and v", 0.55), ("dk and dv", 1.0)):
+        write(ax, 0.15, y + 0.19, lane, BODY, ha="left")
+    for step in range(RANKS):
+        x, here, next_one = left + step * tile, owner(1, step, RANKS), owner(1, step + 1, RANKS)
+        box(ax, x, 0.1, tile, 0.34, str(here), "sky", share=0.5, size=BODY)
+        if step < RANKS - 1:
+            box(ax, x, 0.55, kv, 0.34, f"{here} out, {next_one} in", "orange", share=0.6)
+        box(ax, x + tile, 1.0, gradients, 0.34, f"{here} out, {next_one} in", "orange", share=0.6)
+    box(ax, left + RANKS * tile, 0.1, gradients, 0.34, **WAITS)
+    legend(ax, 1.85, (
+        (0.15, {"colour": "sky", "share": 0.5}, "compute with the keys of …"),
+        (3.1, {"colour": "orange", "share": 0.6}, "send and receive those of …"),
+        (6.35, WAITS, "nothing to compute"),
+    ))  # fmt: skip
+    return figure
+
+
 # ---------------------------------------------------------------- gradients that come home
 
 

@@ -445,27 +445,34 @@ def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], c
 
 @image("07_group_sum.png")
 def draw_group_sum() -> Figure:
-    """Backward of six query heads on two key heads: each key head's program sums over the query heads that it serves."""
-    figure, ax = canvas(3.4)
-    H_q, H_k = 6, 2
-    serves = reference.repeat_heads(torch.arange(H_k).view(1, H_k, 1, 1), H_q).flatten().tolist()
-    colours, hatches = ("sky", "orange"), (None, "..")
-    left, step, wide, group = 1.45, 1.25, 1.05, H_q // H_k
-    write(ax, 0.1, 0.55, "q, do", BODY, ha="left", weight="bold")
-    write(ax, 0.1, 0.82, f"H_q = {H_q}", ha="left")
-    write(ax, 0.1, 2.75, "dk, dv", BODY, ha="left", weight="bold")
-    write(ax, 0.1, 3.02, f"H_k = {H_k}", ha="left")
-    for h, h_k in enumerate(serves):
-        look = {"colour": colours[h_k], "hatch": hatches[h_k], "share": 0.5}
-        box(ax, left + h * step, 0.4, wide, 0.6, f"h = {h}", size=BODY, **look)
-        middle = left + (h_k * group + (group - 1) / 2) * step + wide / 2
-        arrow(ax, (left + h * step + wide / 2, 1.0), (middle + (h % group - 1) * 0.35, 1.9), "vermilion", dashed=True)
-    for h_k in range(H_k):
-        x, heads = left + h_k * group * step, [h for h, serving in enumerate(serves) if serving == h_k]
-        middle = x + ((group - 1) * step + wide) / 2
-        box(ax, x + 0.25, 1.9, (group - 1) * step + wide - 0.5, 0.42, f"Σ over h = {heads[0]} … {heads[-1]}", size=BODY, line=2)
-        arrow(ax, (middle, 2.32), (middle, 2.6), "vermilion", dashed=True)
-        box(ax, x + 0.7, 2.6, (group - 1) * step + wide - 1.4, 0.6, f"h_k = {h_k}", colours[h_k], hatch=hatches[h_k], share=0.5, size=BODY)
+    """One program of a key head, three query heads to a key head, causal: it walks over the queries of one head after the other."""
+    figure, ax = canvas(3.85)
+    serves = reference.repeat_heads(torch.arange(2).view(1, 2, 1, 1), 6).flatten().tolist()
+    heads, blocks = [head for head, key_head in enumerate(serves) if key_head == 1], 8
+    first, full = algorithm.causal_rows(3, 64, 64, 64 * blocks, 64 * blocks)
+    left, side, tall = 3.55, 0.6, 0.42
+    write(ax, 0.1, 0.2, "one program: key head 1, one block of keys", BODY, ha="left", weight="bold")
+    write(ax, 0.1, 0.85, "holds", ha="left")
+    write(ax, 0.1, 1.85, "adds up", ha="left")
+    for y, names, look in ((0.64, ("k", "v"), {"line": 2.4}), (1.64, ("dk", "dv"), {})):
+        for i, name in enumerate(names):
+            tensor_box(ax, 0.95 + 0.75 * i, y, 0.7, 0.42, name, **look)
+    for i, head in enumerate(heads):
+        y = 0.95 + i * 0.68
+        write(ax, left - 0.15, y + tall / 2, f"h = {head}", BODY, ha="right")
+        for block in range(blocks):
+            look = {"dashed": True} if block < first else {"colour": "sky", "share": 0.5, "hatch": MASKED if block < full else None}
+            box(ax, left + block * side, y, side, tall, **look)
+        if head != heads[-1]:
+            arrow(ax, (left + blocks * side + 0.05, y + tall / 2), (left + blocks * side + 0.05, y + 0.68 + tall / 2), curve=-0.7)
+    for block, name, align in ((first, "first_m", "right"), (full, "full_m", "left")):
+        x = left + block * side
+        ax.plot((x, x), (0.7, 0.95 + 2 * 0.68 + tall), color="black", linewidth=1.6, linestyle=":", zorder=3)
+        write(ax, x, 0.55, name, ha=align)
+    write(ax, left + blocks * side, 0.55, "blocks of q and do →", ha="right")
+    legend(ax, 3.1, ((0.1, {"dashed": True}, "sees none of these keys: not read"), (4.4, {"colour": "sky", "share": 0.5, "hatch": MASKED}, "with the mask"),
+                     (6.6, {"colour": "sky", "share": 0.5}, "without it")))  # fmt: skip
+    write(ax, 0.1, 3.55, "Six query heads read two key heads, so heads 3, 4 and 5 read key head 1.", ha="left")
     return figure
 
 
