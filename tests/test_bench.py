@@ -495,10 +495,18 @@ def test_every_provider_is_measured(name, mode, H_k):
     ("rows", "words"), [([0, 0], "right"), ([0, 1], "some wrong"), ([1, 1], "all wrong"), ([0, 2], "some NaN"), ([2, 2], "all NaN")]
 )
 def test_chapter_12_marks_a_guess_of_what_a_change_ruins(rows, words):
-    rows = torch.tensor(rows)
-    assert chapter_12.in_words(rows) == words
-    figure = chapter_12.ruined_rows({"a": {"o": rows}, "b": {"o": rows}, "c": {"o": rows}}, [words, "none", ""])
+    states = {"o": torch.tensor(rows)}
+    assert chapter_12.in_words(states) == words
+    figure = chapter_12.ruined_rows({"a": states, "b": states, "c": states}, [words, "none", ""])
     assert [text.get_text() for text in figure.axes[0].texts] == [f"✓ {words}", "✗ none"]
+
+
+def test_chapter_12_marks_a_guess_of_which_gradients_stay_right():
+    right, wrong = torch.tensor([0, 0]), torch.tensor([0, 1])
+    one, none = {"dq": right, "dk": wrong, "dv": right}, {"dq": wrong, "dk": wrong, "dv": wrong}
+    assert [chapter_12.in_words(states) for states in (one, none)] == ["dq dv", "none"]
+    figure = chapter_12.ruined_rows({"a": one, "b": none, "c": one}, ["dq, dv", "none", "dv"])
+    assert [text.get_text() for text in figure.axes[-1].texts] == ["✓ dq, dv", "✓ none", "✗ dv"]
 
 
 def test_tiles_of_documents_are_those_that_their_mask_leaves():
