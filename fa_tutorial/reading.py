@@ -1,7 +1,7 @@
 """Chapter 12: where the forward kernel's lines stand in the official source, flash-attention at v2.8.3.
 
-Names and line numbers alone, none of its code: `beside` links to it, and `both` reads it from a checkout on the
-reader's own disk. `their_loop` does in PyTorch what its loop does.
+Names and line numbers alone, none of its code: `calls` lists what a function calls, `beside` links each line of ours to
+its like, and `both` reads it from a checkout on the reader's own disk. `their_loop` does in PyTorch what its loop does.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ REPOSITORY = "https://github.com/Dao-AILab/flash-attention"
 HOW = f"""No flash-attention {VERSION} found. From the course's folder, this puts one beside it:
     git clone --depth 1 --branch v{VERSION} {REPOSITORY} ../flash-attention
 If it lies elsewhere, set FLASH_ATTENTION to its folder before you start Jupyter."""
-KERNEL, LAUNCH, SOFTMAX, MASK = (
-    f"csrc/flash_attn/src/{name}.h" for name in ("flash_fwd_kernel", "flash_fwd_launch_template", "softmax", "mask")
+KERNEL, LAUNCH, SOFTMAX, MASK, BACKWARD = (
+    f"csrc/flash_attn/src/{name}.h"
+    for name in ("flash_fwd_kernel", "flash_fwd_launch_template", "softmax", "mask", "flash_bwd_kernel")
 )
 
 
@@ -80,6 +81,100 @@ PLACES: dict[str, dict[str, tuple[Place, ...]]] = {
     },
 }
 
+# A line of ours, by its beginning -> how theirs differs from it.
+DIFFERS = {
+    "attend": {
+        "rows = ": "only the first block's copies test for the end",
+        "k_tile = ": "the *next* block's k, after q kᵀ",
+        "s = scale": "without the scale",
+        "if MASK": "a loop of its own, before the other",
+        "s = tl.where": "windows and ALiBi, too",
+        "p, m, l, alpha": "here comes the scale",
+        "acc = acc * alpha": "inside `softmax_rescale_o`",
+        "v_tile = ": "before q kᵀ",
+    },
+    "flash_forward_kernel": {
+        "m = tl.full": "no start value",
+        "l = tl.zeros": "no start value",
+        "full_n = ": "a number of blocks, fixed when it compiles",
+        "for start_n in range(0, full": "the second loop, and it counts down",
+        "for start_n in tl.range(full": "the first loop, and it counts down",
+        "l_or_one = ": "a sum that is NaN counts as 0, too",
+        "lse = ": "+∞ for a row that sees nothing",
+    },
+}
+
+
+class Call(NamedTuple):
+    """What stands at a line of theirs: a function or an operator, and the names that it reads and writes."""
+
+    line: int
+    name: str
+    reads: str = ""
+    writes: str = ""
+
+
+# A function of theirs -> its file, and its calls by part: those that do what ours do, and its waits in the forward.
+CALLS: dict[str, tuple[str, dict[str, tuple[Call, ...]]]] = {
+    "compute_attn_1rowblock": (KERNEL, {"": (
+        Call(305, "cp_async_wait"),
+        Call(310, "copy", "tVgV", "tVsV"),
+        Call(319, "gemm", "tSsQ tSsK", "acc_s"),
+        Call(328, "apply_mask", "acc_s", "acc_s"),
+        Call(332, "cp_async_wait"),
+        Call(335, "copy", "tKgK", "tKsK"),
+        Call(344, "softmax_rescale_o", "acc_s acc_o scale_softmax_log2", "acc_s acc_o"),
+        Call(347, "convert_type", "acc_s", "rP"),
+        Call(367, "gemm_rs", "tOrP tOsVt", "acc_o"),
+    )}),
+    "softmax_rescale_o": (SOFTMAX, {
+        "the first block: Is_first": (
+            Call(142, "reduce_max", "scores", "row_max"),
+            Call(143, "scale_apply_exp2", "scores row_max softmax_scale_log2", "scores"),
+            Call(144, "reduce_sum", "scores", "row_sum"),
+        ),
+        "a later block": (
+            Call(147, "copy", "row_max", "scores_max_prev"),
+            Call(148, "reduce_max", "scores row_max", "row_max"),
+            Call(154, "Check_inf", "row_max", "scores_max_cur"),
+            Call(157, "exp2f", "scores_max_prev scores_max_cur softmax_scale_log2", "scores_scale"),
+            Call(158, "*=", "scores_scale", "row_sum"),
+            Call(160, "*=", "scores_scale", "acc_o_rowcol"),
+            Call(162, "scale_apply_exp2", "scores row_max softmax_scale_log2", "scores"),
+            Call(165, "reduce_sum", "scores row_sum", "row_sum"),
+        ),
+    }),
+    "compute_dq_dk_dv_1colblock": (BACKWARD, {"": (
+        Call(472, "gemm", "tSsQ tSsK", "acc_s"),
+        Call(534, "scale_apply_exp2", "scores lse scale_softmax_log2", "scores"),
+        Call(553, "copy", "tPaP", "tPsP"),
+        Call(575, "gemm", "tdPsdO tdPsV", "acc_dp"),
+        Call(589, "pointwise_mult", "scores dS dP_sum", "dS"),
+        Call(625, "copy", "tdSadS", "tdSsdS"),
+        Call(633, "gemm", "tdVsPt tdVsdOt", "acc_dv"),
+        Call(653, "gemm", "tdQsdS tdQsKt", "acc_dq"),
+        Call(676, "atomicAdd", "acc_dq", "tdQgdQaccum"),
+        Call(687, "gemm", "tdKsdSt tdKsQt", "acc_dk"),
+    )}),
+}  # fmt: skip
+
+
+def calls(function: str):
+    """A table of the calls of one of their functions, in its order, with the names that each reads and writes; the line
+    numbers are links. Returns an IPython.display.Markdown."""
+    from IPython.display import Markdown
+
+    file, parts = CALLS[function]
+    rows = [f"| line of {Path(file).name} | call | reads | writes |", "|---|---|---|---|"]
+    for part, its_calls in parts.items():
+        if part:
+            rows.append(f"| *{part}* | | | |")
+        for call in its_calls:
+            reads, writes = (", ".join(f"`{name}`" for name in names.split()) for names in (call.reads, call.writes))
+            link = permalink(Place(file, call.line, call.line, call.name))
+            rows.append(f"| [{call.line}]({link}) | `{call.name}` | {reads} | {writes} |")
+    return Markdown("\n".join(rows))
+
 
 def lines_of(kernel: Any) -> list[tuple[str, tuple[Place, ...]]]:
     """The statements of a kernel of PLACES, each on one line, without its docstring and comments that hold no equation,
@@ -105,18 +200,21 @@ def numbers(place: Place) -> str:
 
 
 def beside(kernel: Any):
-    """The kernel's lines in a table, each beside what to look for in its like, a name that links to the lines.
+    """The kernel's lines in a table, each beside what to look for in its like, a name that links to the lines, and how
+    that differs.
 
     Returns an IPython.display.Markdown.
     """
     from IPython.display import Markdown
 
-    rows = ["| yours | theirs |", "|---|---|"]
+    differs = DIFFERS.get(kernel.__name__, {})
+    rows = ["| yours | theirs | what differs |", "|---|---|---|"]
     for code, places in lines_of(kernel):
         start = code.lstrip()
         indented = "\u00a0" * (len(code) - len(start) - 4) + start.replace("|", "\\|")
         theirs = "<br>".join(f"[`{place.word}`]({permalink(place)}), {numbers(place)}" for place in places)
-        rows.append(f"| `{indented}` | {theirs} |")
+        how = next((text for begins, text in differs.items() if start.startswith(begins)), "")
+        rows.append(f"| `{indented}` | {theirs} | {how} |")
     return Markdown("\n".join(rows))
 
 

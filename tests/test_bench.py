@@ -20,7 +20,7 @@ from buffers import DEVICE, needs_gpu, randn
 from fa_tutorial import figures, ledger, reference
 from fa_tutorial.__main__ import main
 from fa_tutorial.attention import best
-from fa_tutorial.bench import cases, chapter_8, chapter_10, here, measure, peers, plots, results, sweep, tables, timing
+from fa_tutorial.bench import cases, chapter_8, chapter_10, chapter_12, here, measure, peers, plots, results, sweep, tables, timing
 from fa_tutorial.bench.cases import GRIDS, LABELS, SHAPE, Case, Grid, Shape
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
@@ -489,6 +489,24 @@ def test_every_provider_is_measured(name, mode, H_k):
         assert not_hopper or (name in ("flash_attn", "flash_attn_4") and row["reason"] == "not installed")
     elif row["ms"] is not None:
         assert 0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100 and row["peak_bytes"] > 0 and row["first_call_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"), [([0, 0], "right"), ([0, 1], "some wrong"), ([1, 1], "all wrong"), ([0, 2], "some NaN"), ([2, 2], "all NaN")]
+)
+def test_chapter_12_marks_a_guess_of_what_a_change_ruins(rows, words):
+    states = {"o": torch.tensor(rows)}
+    assert chapter_12.in_words(states) == words
+    figure = chapter_12.ruined_rows({"a": states, "b": states, "c": states}, [words, "none", ""])
+    assert [text.get_text() for text in figure.axes[0].texts] == [f"✓ {words}", "✗ none"]
+
+
+def test_chapter_12_marks_a_guess_of_which_gradients_stay_right():
+    right, wrong = torch.tensor([0, 0]), torch.tensor([0, 1])
+    one, none = {"dq": right, "dk": wrong, "dv": right}, {"dq": wrong, "dk": wrong, "dv": wrong}
+    assert [chapter_12.in_words(states) for states in (one, none)] == ["dq dv", "none"]
+    figure = chapter_12.ruined_rows({"a": one, "b": none, "c": one}, ["dq, dv", "none", "dv"])
+    assert [text.get_text() for text in figure.axes[-1].texts] == ["✓ dq, dv", "✓ none", "✗ dv"]
 
 
 def test_tiles_of_documents_are_those_that_their_mask_leaves():

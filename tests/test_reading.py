@@ -41,6 +41,21 @@ def test_each_line_stands_beside_links_to_its_places(kernel):
         ]
 
 
+@pytest.mark.parametrize("function", reading.CALLS)
+def test_calls_are_in_their_lines_order_with_links(function):
+    file, parts = reading.CALLS[function]
+    links = re.findall(r"\| \[(\d+)\]\(\S+v2\.8\.3/(\S+)#L(\d+)-L\d+\) \|", reading.calls(function).data)
+    lines = [call.line for its_calls in parts.values() for call in its_calls]
+    assert lines == sorted(lines) and links == [(str(line), file, str(line)) for line in lines]
+
+
+@pytest.mark.parametrize("kernel", reading.DIFFERS)
+def test_each_difference_belongs_to_a_line(kernel):
+    assert reading.DIFFERS[kernel].keys() <= reading.PLACES[kernel].keys()
+    rows = reading.beside(getattr(forward, kernel)).data
+    assert all(f"| {text} |" in rows for text in reading.DIFFERS[kernel].values())
+
+
 @each_kernel
 def test_both_stand_below_each_other(kernel, tmp_path, monkeypatch):
     checkout_in(tmp_path / "flash-attention")
@@ -73,3 +88,9 @@ def test_words_stand_in_their_lines():
         for place in places:
             lines = (folder / place.file).read_text(encoding="utf-8").splitlines()[place.first - 1 : place.last]
             assert place.word in "\n".join(lines), place
+    for file, parts in reading.CALLS.values():
+        lines = (folder / file).read_text(encoding="utf-8").splitlines()
+        for call in (call for its_calls in parts.values() for call in its_calls):
+            assert call.name in lines[call.line - 1], call
+            near = "\n".join(lines[call.line - 1 : call.line + 2])  # a call of theirs takes up to three lines
+            assert all(name in near for name in f"{call.reads} {call.writes}".split()), call

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
@@ -18,8 +20,21 @@ LOOKS = (
 NAMES = ("right", "wrong", "NaN")
 
 
-def ruined_rows(changes: dict[str, dict[str, torch.Tensor]]) -> Figure:
-    """A strip for each change, with a square for each row of each tensor: 0 right, 1 wrong, 2 NaN."""
+def in_words(states: dict[str, torch.Tensor]) -> str:
+    """What a change does to one tensor: "right", or the worst of it, in some or all rows. Of several tensors those that
+    stay right, or "none"."""
+    if len(states) > 1:
+        return " ".join(name for name, rows in states.items() if not rows.any()) or "none"
+    (rows,) = states.values()
+    worst = int(rows.max())
+    return NAMES[0] if worst == 0 else f"{'all' if (rows == worst).all() else 'some'} {NAMES[worst]}"
+
+
+def ruined_rows(changes: dict[str, dict[str, torch.Tensor]], guesses: Sequence[str] = ()) -> Figure:
+    """A strip for each change, with a square for each row of each tensor: 0 right, 1 wrong, 2 NaN.
+
+    guesses: the reader's, a change each, in the words of `in_words`; "" for none.
+    """
     tensors = next(iter(changes.values()))
     widths = [len(rows) for rows in tensors.values()]
     size = 10, 0.95 + 0.27 * len(changes)
@@ -36,6 +51,11 @@ def ruined_rows(changes: dict[str, dict[str, torch.Tensor]]) -> Figure:
         for spine in ax.spines.values():
             spine.set_visible(False)
     panels[0][0].set_yticks([line + 0.5 for line in range(len(changes))], list(changes))
+    for line, (guess, states) in enumerate(zip(guesses, changes.values(), strict=False)):
+        if guess:
+            right = sorted(guess.lower().replace(",", " ").split()) == sorted(in_words(states).lower().split())
+            mark, colour = ("✓", "black") if right else ("✗", COLOURS["vermilion"])
+            panels[0][-1].text(widths[-1] + 0.4, line + 0.5, f"{mark} {guess}", va="center", color=colour)
     handles = [Patch(linewidth=0.5, label=label, **look) for label, look in zip(NAMES, LOOKS, strict=True)]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure

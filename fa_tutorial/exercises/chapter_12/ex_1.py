@@ -47,7 +47,7 @@ MISTAKES = {
         "if not is_first:", "if True:"),
     "row_max begins at 0 in the first block: with Is_first it is the block's own maximum, which may be below 0": (
         "if is_first:\n        new_max = s.amax(dim=1)", "if is_first:\n        new_max = s.amax(dim=1).clamp(min=0)"),
-    "row_max forgets the blocks before: without zero_init the reduction begins at the old maximum": (
+    "row_max forgets the blocks before: a later block's reduce_max reads the old row_max, too": (
         "torch.maximum(row_max, s.amax(dim=1))", "s.amax(dim=1)"),
     "the exponentials are in base e: softmax_scale_log2 holds log₂ e already, so both are exp2": [
         (P, P.replace("exp2", "exp")), (ALPHA, ALPHA.replace("exp2", "exp"))],
@@ -55,13 +55,13 @@ MISTAKES = {
     "alpha is in base e: softmax_scale_log2 holds log₂ e already, so scores_scale is exp2": (ALPHA, ALPHA.replace("exp2", "exp")),
     "p and alpha take row_max without the scale: row_max is unscaled, so both multiply it by softmax_scale_log2": [
         (P, "torch.exp2(s * scale_log2 - safe[:, None])"), (ALPHA, "torch.exp2(row_max - safe)")],
-    "acc is divided by alpha: the loop over mi multiplies acc_o by scores_scale": (ACC, "acc = acc / alpha[:, None]"),
-    "p takes row_max without the scale: max_scaled is the maximum times the scale": (P, "torch.exp2(s * scale_log2 - safe[:, None])"),
+    "acc is divided by alpha: line 160 multiplies acc_o by scores_scale": (ACC, "acc = acc / alpha[:, None]"),
+    "p takes row_max without the scale: scale_apply_exp2 multiplies both by it": (P, "torch.exp2(s * scale_log2 - safe[:, None])"),
     "p is without the scale: scale_apply_exp2 multiplies the scores and their maximum by it": (P, "torch.exp2(s - safe[:, None])"),
     "alpha is without the scale: row_max is unscaled, so the difference of two maxima is, too": (ALPHA, "torch.exp2(row_max - safe)"),
     "row_sum isn't rescaled: it is multiplied by scores_scale before this block's sum is added": (SUM, "row_sum + new_sum"),
-    "row_sum is this block's sum alone: without zero_init the reduction begins at the old sum": (SUM, "new_sum"),
-    "acc isn't rescaled: the loop over mi multiplies acc_o by scores_scale": (ACC, "pass"),
+    "row_sum is this block's sum alone: a later block's reduce_sum reads the rescaled row_sum, too": (SUM, "new_sum"),
+    "acc isn't rescaled: line 160 multiplies acc_o by scores_scale": (ACC, "pass"),
     "a row that has seen nothing gives NaN: where its maximum is −inf, both exponentials take 0 for it": (
         "torch.where(new_max == -math.inf, 0.0, new_max)", "new_max"),
     "alpha is NaN where a row has seen nothing: −inf − (−inf) is NaN, so Check_inf takes 0 for its new maximum": (
@@ -127,15 +127,15 @@ def inputs():
 
 EXERCISE = Exercise(
     id="12.1",
-    task="Read softmax_rescale_o, and write in PyTorch what it does.",
+    task="Write in PyTorch what softmax_rescale_o does, from its calls or from its lines.",
     conditions=CONDITIONS,
     hints=(
-        "The function has two branches, and `zero_init` tells you what each does with the old row_max and row_sum. What does the first branch "
-        "read of them? (Line 30 uses zero_init.)",
-        "gemm left the scores without their scale. Line 88 multiplies by it, and line 76 does the same to the maximum. So what is in row_max, "
-        "and what must line 157 do with a difference of two maxima?",
-        "In the first block new_max is the block's own maximum. Else new_max = torch.maximum(row_max, s.amax(dim=1)), "
-        "alpha = torch.exp2((row_max - safe) * scale_log2), and row_sum and acc are multiplied by it. safe is new_max with 0 for −inf.",
+        "The function has two branches. Which old values does the first one read, and what does it never write? (In their lines, `zero_init` "
+        "says whether a reduction reads the old value.)",
+        "gemm left the scores without their scale, and only scale_apply_exp2 multiplies by it. So what is in row_max, and what must line 157 "
+        "do with a difference of two maxima?",
+        "scores_scale is 2^((old row_max − scores_max_cur) · scale_log2). p takes the same maximum as scores_scale, with 0 for −inf, and row_max "
+        "keeps its −inf. The first block has no scores_scale.",
     ),
     solution=fa2_softmax,
     reasoning="It is your softmax_step with three things moved. The scale waits for the exponential. The first block sets the state, so "
