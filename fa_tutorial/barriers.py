@@ -97,7 +97,12 @@ class Action:
             return f"arrive at {self.barrier.name}"
         if self.kind == "work":
             return self.name
-        return f"{self.kind} tile {self.tile} {'into' if self.kind == 'load' else 'in'} stage {self.stage}"
+        return f"{self.verb} tile {self.tile} {'into' if self.kind == 'load' else 'in'} stage {self.stage}"
+
+    @property
+    def verb(self) -> str:
+        """Its kind; a "load" into a stage with a name is a `write`."""
+        return "write" if self.kind == "load" and isinstance(self.stage, str) else self.kind
 
 
 def wait(barrier: Barrier, parity: int) -> Action:
@@ -116,6 +121,11 @@ def load(tile: int, stage: int | str, units: int = 1) -> Action:
     return Action("load", tile=tile, stage=stage, units=units)
 
 
+def write(tile: int, stage: str, units: int = 1) -> Action:
+    """Write tile number `tile` from registers into a stage with a name: on the clock, what `load` is."""
+    return load(tile, stage, units)
+
+
 def use(tile: int, stage: int | str, units: int = 2) -> Action:
     """Multiply with the tile that a stage holds, for `units` of time."""
     return Action("use", tile=tile, stage=stage, units=units)
@@ -127,7 +137,7 @@ def work(name: str, units: int = 1) -> Action:
 
 
 def ds_rows(stage: int, consumer: int) -> str:
-    """The name of one consumer's rows of ds in one stage, for load and use: where the backward's consumers meet."""
+    """The name of one consumer's rows of ds in one stage, for write and use: where the backward's consumers meet."""
     return f"ds[{stage}], rows of consumer {consumer}"
 
 
@@ -295,8 +305,8 @@ def races(timeline: Iterable[Event]) -> list[str]:
             found.append(f"time {start}: {role} uses tile {action.tile} in {where}, which holds {held}")
         found += [
             (
-                f"time {event.start}: {event.role} loads tile {event.action.tile} into {where}, where {role} uses tile "
-                f"{action.tile} until {end}"
+                f"time {event.start}: {event.role} {event.action.verb}s tile {event.action.tile} into {where}, where "
+                f"{role} uses tile {action.tile} until {end}"
             )
             for event in there
             if event.start < end and event.end > start

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fa_tutorial import barriers
-from fa_tutorial.barriers import Barrier, Deadlock, TooManyActions, arrive, draw, ds_rows, load, races, ring, run, use, wait, work
+from fa_tutorial.barriers import Barrier, Deadlock, TooManyActions, arrive, draw, ds_rows, load, races, ring, run, use, wait, work, write
 
 # ---------------------------------------------------------------- barriers
 
@@ -145,6 +145,11 @@ def test_a_producer_that_does_not_wait_overwrites():
         "time 0: producer loads tile 0 into stage 0, where consumer uses tile 0 until 2",
         "time 1: producer loads tile 1 into stage 0, where consumer uses tile 0 until 2",
     ]
+
+
+def test_what_is_written_too_early_is_called_a_write():
+    timeline = run({"consumer 0": iter([write(0, ds_rows(0, 0), 3)]), "consumer 1": iter([use(0, ds_rows(0, 0))])})
+    assert "time 0: consumer 0 writes tile 0 into stage ds[0], rows of consumer 0, where consumer 1 uses tile 0 until 2" in races(timeline)
 
 
 def test_a_tile_that_was_overwritten_before():

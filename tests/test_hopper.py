@@ -210,7 +210,7 @@ def test_the_plain_forward_is_right(D, S, attend):
 @pytest.mark.parametrize("loop", ping_pong.LOOPS)
 @pytest.mark.parametrize("S", [128, 256, 1152])
 @pytest.mark.parametrize("D", [64, 128])
-def test_the_overlapped_loops_are_right_with_and_without_a_clock(D, S, loop, is_causal):
+def test_each_loop_is_right_with_and_without_a_clock(D, S, loop, is_causal):
     for dtype, stages in itertools.product(DTYPES[:2], (2, 3)):
         q, k, v = (torch.randn(2, 3, S, D, dtype=dtype, device="cuda") for _ in range(3))
         truth, _ = reference.attention(q, k, v, is_causal)

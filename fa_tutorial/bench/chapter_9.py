@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,22 @@ def block_of(loop: str) -> str:
     first = "mbarrier.wait(turns" if loop == "ping-pong" else "s = warpgroup_mma(q, k.index(stage)"
     lines = excerpt(text, first, "acc = rescaled").splitlines()[:-1]
     return "\n".join(line for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))
+
+
+# Where each of five parts of a block begins: the issue, the wait for s, the softmax, the wait for p v, the rescaling.
+PARTS_OF_THE_LOOP = ("s = warpgroup_mma_wait(1", "p_new, m", "p, m", "acc, p =", "new, pairs =", "acc = resc", "return")
+
+
+def plain_and_finished() -> tuple[str, str]:
+    """A block of exercise 9.4's loop, and of hopper's where no key is masked: part by part, without their remarks."""
+    finished = specialised(hopper.forward.next_block, MASK=False, OVERLAP=True)
+    plain = excerpt(hopper.ladder.attend_one_stop, "mbarrier.wait(full.index(stage)", "p = left_operand(p_new")
+    return _in_parts(plain), _in_parts(excerpt(finished, "s = issue_qk", "return"))
+
+
+def _in_parts(block: str) -> str:
+    lines = re.sub(r"  # .*", "", block).splitlines()
+    return "\n".join("\n" + line if line.startswith(PARTS_OF_THE_LOOP) else line for line in lines)
 
 
 def print_ladder(card: dict[str, Any], *loops: str) -> None:
@@ -318,7 +335,7 @@ def print_settled(card: dict[str, Any]) -> None:
         )
 
 
-# The chapter's names of the steps, each with the stored row that it leads to.
+# The chapter's names of the steps, each with the name of its stored row, which is older than the chapter's.
 CHAIN = {
     "in turns": "in turns",
     "one stop": "one stop",

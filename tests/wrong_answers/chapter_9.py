@@ -122,9 +122,9 @@ WRONG_ANSWERS = (
     edit("9.5", "arrives at full", (DQ, f"{DQ}\n        yield arrive(full[stage])"),
          told="consumer 0 arrives at full[0], which expects the producer"),
     edit("9.5", "own rows for dq", ("ds_rows(stage, 1 - c)", "ds_rows(stage, c)"), told="where dq of block 0 is due"),
-    edit("9.5", "dk before ds", (("        yield load(i, ds_rows(stage, c))\n        yield arrive(ds_full[stage])\n        yield use(i, "
+    edit("9.5", "dk before ds", (("        yield write(i, ds_rows(stage, c))\n        yield arrive(ds_full[stage])\n        yield use(i, "
                                  "stage)  # dk\n"),
-                                 ("        yield use(i, stage)  # dk\n        yield load(i, ds_rows(stage, c))\n        yield "
+                                 ("        yield use(i, stage)  # dk\n        yield write(i, ds_rows(stage, c))\n        yield "
                                  "arrive(ds_full[stage])\n")),
          told="where ds of block 0 is due"),
     edit("9.5", "no dk", ("        yield use(i, stage)  # dk\n", ""), told="where dk of block 0 is due"),

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from fa_tutorial import barriers
-from fa_tutorial.barriers import Action, Barrier, Event, arrive, ds_rows, load, use, wait
+from fa_tutorial.barriers import Action, Barrier, Event, arrive, ds_rows, use, wait, write
 from fa_tutorial.exercises import ring_play
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.ring_play import checked, kept, played, slip, unreleased, verdict
@@ -22,7 +22,7 @@ def meeting_consumer(c, blocks, full, empty, ds_full):
         stage, parity = i % 2, i // 2 % 2
         yield wait(full[stage], parity)
         yield use(i, stage)  # s and dp
-        yield load(i, ds_rows(stage, c))
+        yield write(i, ds_rows(stage, c))
         yield arrive(ds_full[stage])
         yield use(i, stage)  # dk
         yield arrive(empty[stage])
@@ -106,7 +106,7 @@ class Meeting:
                 if mine is None or due is None:
                     return f"{role} ends before “{due.action}”" if due else f"{role} goes on after its last block: “{mine.action}”"
                 if str(mine.action) != str(due.action):
-                    return f"{role}: “{mine.action}” where {STEPS[n % 4]} of block {n // 4} is due, “{due.action}”"
+                    return f"{role} does something else where {STEPS[n % 4]} of block {n // 4} is due"
                 pairs.append((mine, due))
         for mine, due in sorted(pairs, key=lambda pair: (pair[0].start >= pair[1].start, pair[0].start)):  # races first
             if mine.start != due.start:
