@@ -1,4 +1,4 @@
-"""Chapter 10: what its page draws, and the documents of its measurements. tools/measure measures what is stored."""
+"""Chapter 10: what its page draws, and the lengths of its measurements. tools/measure measures what is stored."""
 
 from __future__ import annotations
 
@@ -33,11 +33,17 @@ def documents(S: int, seed: int = 0) -> list[int]:
     return lengths
 
 
-def document_tiles(lengths: list[int], block: int) -> int:
-    """How many tiles of block × block a causal mask within each document leaves."""
+def document_tiles(lengths: list[int], block: int) -> list[int]:
+    """How many tiles of block × block a causal mask within each document leaves of each block of queries."""
     ends = torch.tensor(lengths).cumsum(0)
     first = (ends - torch.tensor(lengths)).repeat_interleave(torch.tensor(lengths))[::block]  # of each tile row's keys
-    return int((torch.arange(len(first)) - first // block + 1).sum())
+    return (torch.arange(len(first)) - first // block + 1).tolist()
+
+
+def padded_lengths(B: int, S: int, seed: int = 0) -> list[int]:
+    """Long-tailed lengths of a batch that is padded to S: many texts of some hundred tokens, one that fills S."""
+    lengths = 400 * torch.exp(torch.randn(B, generator=torch.Generator().manual_seed(seed)))
+    return [S, *lengths.clamp(64, S).int().tolist()[1:]]
 
 
 def tile_grids(kinds: dict[str, torch.Tensor]) -> Figure:
@@ -102,6 +108,21 @@ def time_against_tiles(rows: pd.DataFrame, tiles: dict[str, float]) -> Figure:
     ax.set_xticks(list(places.values()), [NAMES.get(name, name) for name in places])
     ax.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
     ax.minorticks_off()
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def places_at_work(idle: dict[str, list[float]], measured: dict[str, float]) -> Figure:
+    """How many places of the GPU still work at each time, for each mask, with the measured times as vertical lines.
+
+    idle: when each place falls idle, in ms, from early to late; measured: ms.
+    """
+    figure, ax = plt.subplots(figsize=(8, 2.8), layout="constrained")
+    for (mask, times), colour, style in zip(idle.items(), ("blue", "vermilion"), ("-", "--"), strict=True):
+        busy = [*range(len(times), 0, -1), 0]
+        ax.step([0, *times], [len(times), *busy[1:]], style, where="post", color=COLOURS[colour], label=mask)
+        ax.axvline(measured[mask], color=COLOURS[colour], linestyle=":", label=f"{mask}, measured")
+    ax.set(xlabel="ms", ylabel="places at work", xlim=(0.3, 0.5), ylim=(0, 450), xticks=[0.3, 0.35, 0.4, 0.45, 0.5])
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 

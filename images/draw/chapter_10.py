@@ -14,7 +14,7 @@ MONO = {"family": "DejaVu Sans Mono"}
 
 # (a line of chapter 5's loop, its colour, the place that a variant takes there, who does), from top to bottom
 LOOP = (
-    ("m, l, acc = −∞, 0, 0", "purple", "the denominator", "sinks: m = sink, l = 1"),
+    ("m, l, acc = −∞, 0, 0", "purple", "the denominator", "sinks: one more term"),
     ("for each tile of keys:", "sky", "the set of tiles", "those that a mask leaves"),
     ("    k_tile, v_tile = load(…)", "green", "the addressing", "pages of a cache (chapter 11)"),
     ("    s = scale · q_tile k_tileᵀ", "yellow", "the score", "soft cap, ALiBi, bias"),

@@ -94,6 +94,7 @@ WRONG_ANSWERS = (
          ("p, 0.0)", "p, -float('inf'))\n    p = tl.exp(p - lse)"), told="choose 0 with tl.where, after exp"),
     edit("10.5", "b and h exchanged", ("MASK_MOD(b, h,", "MASK_MOD(h, b,"),
          told="MASK_MOD gets the numbers of batch entry, head, query and key"),
+    edit("10.5", "lse as a vector", ("aux) - lse)", "aux) - lse[:, None])"), told="lse and delta broadcast to a tile already", gpu="stops with"),
     edit("10.5", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"),
          told="SCORE_MOD gets i and j exchanged"),
     edit("10.5", "the score is masked by a large number before the cap", ("    p = tl.exp(SCORE_MOD(s,", """    seen = MASK_MOD(b, h, i, j, aux)

@@ -19,7 +19,7 @@ from fa_tutorial import hardware
 from fa_tutorial.attention import flash_attention, flash_attention_varlen
 from fa_tutorial.bench import training
 from fa_tutorial.bench.cases import HEAD_DIMS, HIDDEN, TOKENS, about
-from fa_tutorial.bench.chapter_10 import documents
+from fa_tutorial.bench.chapter_10 import documents, padded_lengths
 from fa_tutorial.bench.measure import call_of
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import peak_bytes, randn, timed, timed_in_turns
@@ -187,12 +187,6 @@ def block_mask_row(provider: str, mask: str, S: int) -> dict[str, Any]:
 
 PADDED = {"B": 16, "H": HIDDEN // 128, "S": 4096, "D": 128}
 PADDED_BY = ("ours", "sdpa", "flex", "unmasked", "packed")
-
-
-def padded_lengths(B: int, S: int, seed: int = 0) -> list[int]:
-    """Long-tailed lengths of a batch that is padded to S: many texts of some hundred tokens, one that fills S."""
-    lengths = 400 * torch.exp(torch.randn(B, generator=torch.Generator().manual_seed(seed)))
-    return [S, *lengths.clamp(64, S).int().tolist()[1:]]
 
 
 def padded_cases() -> Iterator[Measurement]:

@@ -66,7 +66,10 @@ def adapt(step):
         tensors = [x.to(place) for x in (s, dp, lse, delta)]
         mods = {"MASK_MOD": every_third if left == THIRD else window, "SCORE_MOD": capped, "SCORE_GRAD": capped_grad}
         aux = (left, S_k - S_q, cap)
-        launched(lambda: run_step[(1,)](*tensors, p, ds, S_q, S_k, B, H, aux, STEP=step, **mods, TURNED=turned, BLOCK=BLOCK))
+        launched(
+            lambda: run_step[(1,)](*tensors, p, ds, S_q, S_k, B, H, aux, STEP=step, **mods, TURNED=turned, BLOCK=BLOCK),
+            broadcast="i and j, lse and delta",
+        )
         return p, ds
 
     return on_tiles

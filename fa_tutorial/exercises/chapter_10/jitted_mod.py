@@ -13,7 +13,7 @@ from fa_tutorial.exercises.running import NotAttempted, Wrong, chain
 ADVICE = {  # a part of an error's words -> what to do
     "'tuple' object": ". aux is a tuple: aux[0] is its first entry",
     "not iterable": ". Return two results, in the order that the docstring says",
-    "to have shape": ". i and j broadcast to a tile already, [M, 1] and [1, N]",
+    "to have shape": ". {broadcast} broadcast to a tile already",
 }
 
 
@@ -29,8 +29,11 @@ def ready(mod: Any, arguments: int) -> None:
         pass
 
 
-def launched(launch: Callable[[], Any]) -> None:
-    """Run the launch; Wrong with the innermost error where it stops, or where a mod asks for the truth value of a tile, as `and` does."""
+def launched(launch: Callable[[], Any], broadcast: str = "i, [M, 1], and j, [1, N],") -> None:
+    """Run the launch; Wrong with the innermost error where it stops, or where a mod asks for the truth value of a tile, as `and` does.
+
+    broadcast: which arguments do, for a mod that gives one of them a dimension more.
+    """
     try:
         with (
             blocks_without_truth(),
@@ -43,4 +46,5 @@ def launched(launch: Callable[[], Any]) -> None:
             raise Wrong("stops, because triton was imported before fa_tutorial: restart, and import fa_tutorial first") from None
         words = str(root).strip().rpartition("\n")[2]  # the compiler quotes the code before its own words
         advice = next((advice for part, advice in ADVICE.items() if part in words), "")
+        advice = advice.format(broadcast=broadcast)
         raise (root if isinstance(root, Wrong) else Wrong(f"stops with {type(root).__name__}: {words}{advice}")) from None
