@@ -153,6 +153,23 @@ def print_choices(card: dict[str, Any]) -> None:
             )
 
 
+def plot_score_errors(s: torch.Tensor, s_8: torch.Tensor, outlier: torch.Tensor) -> Figure:
+    """How far rounding moves 2,000 scores against their size, of keys that hold no outlier, and of keys that do."""
+    figure = Figure(figsize=(7.5, 2.9))
+    few = torch.randperm(s.numel(), generator=torch.Generator().manual_seed(0))
+    held = outlier.expand_as(s).flatten()[few]
+    size, moved = (x.abs().flatten()[few] for x in (s, s_8 - s))
+    panels = {"keys without an outlier": (~held, "blue", "o"), "keys with an outlier": (held, "vermilion", "^")}
+    for ax, (title, (chosen, colour, marker)) in zip(
+        figure.subplots(1, 2, sharex=True, sharey=True), panels.items(), strict=True
+    ):
+        ax.plot(size[chosen][:2000], moved[chosen][:2000], marker, color=COLOURS[colour], markersize=2.5, alpha=0.6)
+        ax.set_title(title)
+        ax.set_xlabel("size of the score")
+    figure.axes[0].set_ylabel("moved by rounding")
+    return figure
+
+
 def plot_chains(errors: dict[tuple[str, int, int], float]) -> Figure:
     """o's error in % against the number of keys, one line for each way to sum l and each mean of v.
 
