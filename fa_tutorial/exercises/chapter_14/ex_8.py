@@ -63,6 +63,7 @@ MISTAKES = {
     "a block of zeros has the scale 0, and 0 / 0 is NaN": (SCALE, "largest / 448"),
     "the store's mask ends at S: the last group of 16 positions holds its keys in another order, so some belong beyond S": (
         "position[None, :] < columns", "position[None, :] < S"),
+    "scale is (heads, blocks): head h's begin at h · blocks": ("head * blocks + block", "block * tl.num_programs(1) + head"),
     "every program reads the first head: head h of v begins at h · S · D": ("(head * S + key[:, None])", "key[:, None]"),
 }  # fmt: skip
 
@@ -110,7 +111,9 @@ def inputs():
     yield of(close, "some numbers just below powers of two", nearest)
     two = "each block of BLOCK keys has a scale of its own, scale[head, block]"
     yield of(torch.cat([exact(1, 16), exact(1, 16, 2**-3)], dim=1), "two blocks", two)
-    yield of(torch.cat([exact(1, 32), exact(1, 32, 2**-3)]), "", "each head has scales of its own, scale[head, block]", block=32)
+    heads = torch.cat([torch.cat([exact(1, 16, 2.0 ** -(2 * head + block)) for block in (0, 1)], dim=1) for head in (0, 1)])
+    yield of(heads, "two blocks", "each head has scales of its own, scale[head, block]")
+    yield of(exact(1, 32), "", placed, block=32)
     past = "the last block may have fewer keys: mask them when you load, by the key, with other=0.0, and store all columns, 0 where there is no key"
     for S in (20, 8):
         yield of(exact(1, S), "", past, edge="ragged", stray=past)
