@@ -27,6 +27,11 @@ SPEEDS = {
     "matmul, chain": "FP8 matmul, one chain of sums",
     "matmul, blocks": "FP8 matmul, sums by blocks",
 }
+CHOICES = {
+    "fp8": "in e4m3 already",
+    "fp8 and quantiser": "quantised first",
+    "fp8, rotation and quantiser": "rotated and quantised",
+}
 WAYS = ("fp16", "fp8", "fp8, rotated")
 LENGTHS = (1024, 4096, 16_384)
 
@@ -131,27 +136,38 @@ def print_unrounded_sums(rows: int = 8) -> None:
         print(f"{kind}: {below:.0%} of the products are below 1/4, which cuts {cut:.2f} units on average")
 
 
-def print_errors(card: dict[str, Any], *kinds: str) -> None:
-    """Errors of o on the GPU: root mean square and mean, in % of o's root mean square."""
-    print("H200, in % of o's rms     D = 64             D = 128")
-    for kind in kinds:
-        print(kind)
-        for way in WAYS:
-            found = [row(card, kernel="error", provider=way, data=kind, D=D) for D in (64, 128)]
-            print(f"  {way:20}" + "".join(f"{100 * r['rms']:8.3f} ({100 * r['mean']:+.3f})" for r in found))
+def print_choices(card: dict[str, Any]) -> None:
+    """Each way to o: how many times as fast as chapter 9's fp16 at each S, and its error on three kinds of data."""
+    ways = {"hopper": ("fp16, chapter 9", "fp16"), **{name: (CHOICES[name], "fp8") for name in list(CHOICES)[:2]}}
+    ways["fp8, rotation and quantiser"] = (CHOICES["fp8, rotation and quantiser"], "fp8, rotated")
+    print(f"{'':30}{'times fp16, S =':>24}{'o is off by, in %':>34}")
+    print(f"{'':30}" + "".join(f"{S:8,}" for S in LENGTHS) + f"{'N(0, 1)':>12}{'outliers':>11}{'v + 1':>11}")
+    for D in (64, 128):
+        for name, (words, way) in ways.items():
+            gains = "".join(f"{speedup(card, name, D, (S,)):8.2f}" for S in LENGTHS)
+            kinds = ("N(0, 1)", "with outliers", "16,384 keys, v + 1")
+            errors = (100 * row(card, kernel="error", provider=way, data=kind, D=D)["rms"] for kind in kinds)
+            print(
+                f"{f'D = {D}, {words}':30}{gains} "
+                + "".join(f"{error:11.{1 if error > 1 else 2}f}" for error in errors)
+            )
 
 
-def print_speeds(card: dict[str, Any]) -> None:
-    """How many times as fast as chapter 9's fp16 the three ways are, by D and S, and what the quantiser adds."""
-    ways = list(SPEEDS)[:3]
-    print("times fp16, the geometric mean of full and causal")
-    print(f"{'':32}{'FP8 alone':>11}{'+ quantiser':>13}{'+ rotation':>13}")
-    for D, lengths in itertools.product((64, 128), ((1024,), (4096, 16_384))):
-        gains = "".join(f"{speedup(card, name, D, lengths):13.2f}" for name in ways)
-        print(f"D = {D:3}, S = {' and '.join(f'{S:,}' for S in lengths):16}{gains}")
-    for S in (1024, 16_384):
-        added = [quantiser_share(card, D, S, is_causal) for D, is_causal in itertools.product((64, 128), (False, True))]
-        print(f"S = {S:6,}: the quantiser adds {min(added):.1%} to {max(added):.1%} of the kernel's time")
+def plot_score_errors(s: torch.Tensor, s_8: torch.Tensor, outlier: torch.Tensor) -> Figure:
+    """How far rounding moves 2,000 scores against their size, of keys that hold no outlier, and of keys that do."""
+    figure = Figure(figsize=(7.5, 2.9))
+    few = torch.randperm(s.numel(), generator=torch.Generator().manual_seed(0))
+    held = outlier.expand_as(s).flatten()[few]
+    size, moved = (x.abs().flatten()[few] for x in (s, s_8 - s))
+    panels = {"keys without an outlier": (~held, "blue", "o"), "keys with an outlier": (held, "vermilion", "^")}
+    for ax, (title, (chosen, colour, marker)) in zip(
+        figure.subplots(1, 2, sharex=True, sharey=True), panels.items(), strict=True
+    ):
+        ax.plot(size[chosen][:2000], moved[chosen][:2000], marker, color=COLOURS[colour], markersize=2.5, alpha=0.6)
+        ax.set_title(title)
+        ax.set_xlabel("size of the score")
+    figure.axes[0].set_ylabel("moved by rounding")
+    return figure
 
 
 def plot_chains(errors: dict[tuple[str, int, int], float]) -> Figure:
@@ -181,14 +197,6 @@ def plot_chains(errors: dict[tuple[str, int, int], float]) -> Figure:
     return figure
 
 
-def quantiser_share(card: dict[str, Any], D: int, S: int, is_causal: bool) -> float:
-    """What the quantiser adds, without the rotation, to the kernel alone, as a share of the latter's time."""
-    alone, both = (
-        row(card, kernel="speed", provider=name, D=D, S_q=S, is_causal=is_causal)["ms"] for name in list(SPEEDS)[:2]
-    )
-    return both / alone - 1
-
-
 def speedup(card: dict[str, Any], name: str, D: int, lengths: tuple[int, ...] = (4096, 16_384)) -> float:
     """How many times as fast as chapter 9's fp16: the geometric mean over these S, causal and not."""
     points = itertools.product(lengths, (False, True))
@@ -197,29 +205,42 @@ def speedup(card: dict[str, Any], name: str, D: int, lengths: tuple[int, ...] = 
     )
 
 
-def plot_speeds(card: dict[str, Any]) -> Figure:
-    """A panel for each D and mask: TFLOP/s against S."""
-    figure = Figure(figsize=(9, 6.4))
+def plot_gains(card: dict[str, Any]) -> Figure:
+    """A panel for each D and mask: how many times as fast as chapter 9's fp16, against S.
+
+    Bars: the 20th to the 80th percentile of FP8's times.
+    """
+    figure = Figure(figsize=(8, 5.6))
     looks = {
-        "matmul, blocks": ("black", ":", "^"),
         "fp8": ("vermilion", "-", "o"),
-        "fp8 and quantiser": ("orange", "--", "s"),
-        "hopper": ("blue", "-", "v"),
-        "sdpa_cudnn": ("sky", "--", "P"),
+        "fp8 and quantiser": ("blue", "--", "s"),
+        "fp8, rotation and quantiser": ("black", ":", "^"),
     }
-    panels = figure.subplots(2, 2, sharex=True, sharey="row")
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
     for ax, (D, is_causal) in zip(panels.flat, itertools.product((64, 128), (False, True)), strict=True):
+        ax.axhspan(0, 1, color="black", alpha=0.08, lw=0)
         for name, (colour, line, marker) in looks.items():
-            rates = [tflops(card, name, D, S, is_causal) for S in LENGTHS]
-            ax.plot(LENGTHS, rates, color=COLOURS[colour], linestyle=line, marker=marker, label=SPEEDS[name])
+            fp16, found = (
+                [row(card, kernel="speed", provider=who, D=D, S_q=S, is_causal=is_causal) for S in LENGTHS]
+                for who in ("hopper", name)
+            )
+            gain, low, high = (
+                np.array([one["ms"] / other[key] for one, other in zip(fp16, found, strict=True)])
+                for key in ("ms", "ms_80", "ms_20")
+            )
+            bars = np.stack([gain - low, high - gain])
+            look = {"color": COLOURS[colour], "linestyle": line, "marker": marker, "capsize": 3}
+            ax.errorbar(LENGTHS, gain, yerr=bars, label=CHOICES[name], **look)
         ax.set_xscale("log", base=2)
         ax.set_xticks(LENGTHS, [f"{S:,}" for S in LENGTHS])
         ax.minorticks_off()
-        ax.set_ylim(bottom=0)
+        ax.set_xlim(800, 21_000)
+        ax.set_ylim(0.4, 1.7)
         ax.set_title(f"D = {D}, {mask(is_causal)}")
+    panels[0, 0].text(20_000, 0.43, "slower than fp16", ha="right", va="bottom")
     for ax in panels[1]:
         ax.set_xlabel("S")
     for ax in panels[:, 0]:
-        ax.set_ylabel("TFLOP/s")
+        ax.set_ylabel("times as fast as fp16")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

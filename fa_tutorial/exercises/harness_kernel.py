@@ -91,10 +91,11 @@ def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str, onc
     except Wrong as error:
         advice = f"{launch.shapes}: " if isinstance(error, Mismatch) and launch.shapes else ""
         raise Wrong(f"{advice}{on}: {error}") from error.__cause__
-    found = {}
+    found, outs = {}, launch.outputs(solution)
     for name in runs[0]:
         every = [made[name] for made in runs]
-        still = [torch.isnan(made) if math.isnan(poison) else made == poison for made, poison in zip(every, poisons, strict=True)]
+        poisoned = [math.nan] * len(poisons) if outs[name].dtype.itemsize == 1 else poisons
+        still = [torch.isnan(made) if math.isnan(poison) else made == poison for made, poison in zip(every, poisoned, strict=True)]
         written = ~torch.stack(still).all(0)
         if not all(same(every[0][written], made[written]) for made in every):
             raise Wrong(
@@ -134,10 +135,14 @@ class Buffer:
         return replace(self, memory=memory, tensor=memory.as_strided(self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset()))
 
     def reset(self, poison: float) -> None:
-        """Guards of inputs are NaN, of integers −1, so that a stray read shows; guards of outputs SENTINEL, so that a stray write does."""
+        """Guards of inputs are NaN, of integers −1, so that a stray read shows; guards of outputs SENTINEL, so that a stray write does.
+
+        An output of 8-bit numbers, which have no SENTINEL, gets NaN in both places.
+        """
         if self.data is None:
-            self.memory.fill_(SENTINEL)
-            self.tensor.fill_(poison)
+            eight_bits = self.memory.element_size() == 1
+            self.memory.fill_(math.nan if eight_bits else SENTINEL)
+            self.tensor.fill_(math.nan if eight_bits else poison)
         else:
             self.memory.fill_(float("nan") if self.memory.is_floating_point() else -1)
             once = written_once(self.tensor.stride())
@@ -361,6 +366,8 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
         return f"both factors of a dot must have one dtype, and these are {two[1]} and {two[2]}: round one to the other's: x.to(y.dtype)"
     if changed := carried.SAID.search(f"{error} {root}"):
         return carried.told(*changed.groups())
+    if "Value argument cannot be block type" in f"{root}":
+        return "a block is stored at one address: reduce it to one number, over all of its axes, or give an address for each of its numbers"
     if "must have equal ranks" in f"{root}":
         return "both factors of a dot must be tiles of two axes"
     if "accumulator shape is incompatible" in f"{root}":
@@ -570,6 +577,8 @@ def _written_input(buffer: Buffer) -> Wrong:
 def _check_guards(buffer: Buffer, before: torch.Tensor) -> None:
     """Wrong if memory changed that is not the output's own."""
     after = buffer.memory
+    if after.element_size() == 1:
+        after, before = after.view(torch.uint8), before.view(torch.uint8)
     changed = ~((after == before) | (torch.isnan(after) & torch.isnan(before)))
     if buffer.data is not None:
         if changed.any():

@@ -12,13 +12,25 @@ from fa_tutorial.fp8.model import (
     tensor_core_sum,
     to_e4m3,
 )
-from fa_tutorial.fp8.quantise import BLOCK, key_order, quantise, quantise_kernel, random_hadamard
+from fa_tutorial.fp8.quantise import (
+    BLOCK,
+    Quantised,
+    as_e4m3,
+    key_order,
+    key_order_in_triton,
+    quantise,
+    quantise_kernel,
+    random_hadamard,
+)
 
 __all__ = [
     "BLOCK",
+    "Quantised",
+    "as_e4m3",
     "emulated",
     "flash_attention_fp8",
     "key_order",
+    "key_order_in_triton",
     "quantise",
     "quantise_kernel",
     "quantised",

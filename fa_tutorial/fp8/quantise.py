@@ -43,6 +43,14 @@ def rounded(x):
 
 
 @triton.jit
+def as_e4m3(x):
+    """x, float32 and at most 448 in size, as e4m3: rounded to the nearest, ties to even (14.1)."""
+    if INTERPRETED:
+        x = rounded(x)
+    return x.to(tl.float8e4nv)
+
+
+@triton.jit
 def quantise_kernel(x, y_ptr, scale_ptr, rotation_ptr, factor, H, S, D, y_columns, blocks,
                     AS_COLUMNS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """y · scale = factor · x in e4m3, a scale for each BLOCK rows (14.2). Grid: (blocks · B · H,).
@@ -66,10 +74,7 @@ def quantise_kernel(x, y_ptr, scale_ptr, rotation_ptr, factor, H, S, D, y_column
         rotation = tl.load(rotation_ptr + (offs_d[:, None] * BLOCK_D + offs_d[None, :]))
         x_tile = dot(x_tile, rotation) * (factor * BLOCK_D**-0.5)
     scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x_tile)), 448.0), LEAST_SCALE)
-    y_tile = x_tile * tl.div_rn(1.0, scale)
-    if INTERPRETED:
-        y_tile = rounded(y_tile)
-    y_tile = y_tile.to(tl.float8e4nv)
+    y_tile = as_e4m3(x_tile * tl.div_rn(1.0, scale))
     tl.store(scale_ptr + head * blocks + block, scale)
     if AS_COLUMNS:
         pointers = y_ptr + (head * BLOCK_D + offs_d[:, None]) * y_columns + position[None, :]

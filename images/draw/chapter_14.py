@@ -37,16 +37,28 @@ def draw_key_order() -> Figure:
     return figure
 
 
-@image("14_our_order.png")
-def draw_our_order() -> Figure:
-    """The first row again, and below it the order in which each thread reads the keys that it holds."""
-    figure, ax = canvas(2.85)
+@image("14_quantiser.png")
+def draw_quantiser() -> Figure:
+    """16 of v's keys as rows, and the same keys as columns of y in key order, above the p that meets each column."""
+    figure, ax = canvas(5.0)
     order = [key_order(position) for position in range(KEYS)]
     assert all(held_by(key) == position // 4 for position, key in enumerate(order))
-    draw_row(ax, 0.15, "q kᵀ leaves\nkey", range(KEYS), held_by)
-    draw_row(ax, 1.05, "our order:\np v reads key", order, lambda position: position // 4)
-    write(ax, 0.1, 1.95, "each thread reads the keys that it holds; v's rows are written in the same order", BODY, ha="left")
-    draw_threads(ax, 2.5)
+    write(ax, 1.05, 0.25, "v: a key is a row", HEAD, weight="bold")
+    for key in range(KEYS):
+        box(ax, 0.5, 0.5 + key * 0.22, 1.1, 0.22, f"{key}", THREADS[held_by(key)], share=0.45)
+    write(ax, 1.05, 4.22, "D numbers in a row")
+    arrow(ax, (1.7, 1.5), (3.7, 1.5), "vermilion")
+    write(ax, 2.7, 1.05, "scaled, in e4m3,\ntransposed,\nin key order")
+    left, side = 3.85, 0.31
+    write(ax, left + 8 * side, 0.25, "y: a key is a column", HEAD, weight="bold")
+    for position, key in enumerate(order):
+        box(ax, left + position * side, 0.5, side, 1.9, f"{key}", THREADS[position // 4], share=0.45)
+        box(ax, left + position * side, 3.0, side, 0.55, f"{key}\nt{position // 4}", THREADS[position // 4], share=0.45)
+        write(ax, left + (position + 0.5) * side, 2.58, f"{position}", BODY - 2)
+    write(ax, left - 0.1, 2.58, "position", ha="right")
+    write(ax, left - 0.1, 3.27, "p v reads\np of key", ha="right")
+    write(ax, left + 8 * side, 3.85, "p stays in its thread, and meets its own key")
+    draw_threads(ax, 4.65)
     return figure
 
 

@@ -68,4 +68,8 @@ RIGHT_ANSWERS = (
     ("14.6", join_by_columns),
     edit("14.6", "by real values", ("alpha[:, None] * (last_scale / scale) * acc + new", "(alpha[:, None] * last_scale * acc + scale * new) / scale")),
     ("14.7", key_by_table),
+    edit("14.8", "without a transpose", ("(head * D + offs_d[:, None]) * columns + position[None, :]", "(head * D + offs_d[None, :]) * columns + position[:, None]"),
+         ("tl.trans(y), mask=position[None, :] < columns", "y, mask=position[:, None] < columns")),
+    edit("14.8", "by the reciprocal", ("as_e4m3(tile / scale)", "as_e4m3(tile * (1 / scale))")),
+    edit("14.8", "by two maxima", ("tl.max(tl.abs(tile))", "tl.max(tl.max(tl.abs(tile), axis=0), axis=0)")),
 )  # fmt: skip

@@ -70,5 +70,12 @@ WRONG_ANSWERS = (
     edit("14.7", "in its thread", ("8 * (slot // 2) + 2 * thread + slot % 2", "8 * (slot % 2) + slot // 2 + 2 * thread"), told="ascending order"),
     edit("14.7", "descending", ("place // 4, place % 4", "place // 4, 3 - place % 4"), told="in descending order"),
     edit("14.7", "floats", ("position // 16, position % 16", "position // 16, float(position % 16)"), told="a whole number"),
+    edit("14.8", "the position's mask", ("mask=key[:, None] < S", "mask=position[:, None] < S"), told="mask them when you load, by the key"),
+    edit("14.8", "no mask", (", mask=key[:, None] < S, other=0.0", ""), told="mask them when you load, by the key"),
+    edit("14.8", "no other", (", other=0.0", ""), told="by the key, with other=0.0", gpu=None),
+    edit("14.8", "a scale for each key", ("tl.max(tl.abs(tile))", "tl.max(tl.abs(tile), axis=1)"), told="a block is stored at one address"),
+    edit("14.8", "a scale of all heads", ("scale_ptr + head * blocks + block", "scale_ptr + block"), told="scale[head, block]"),
+    edit("14.8", "converted", ("as_e4m3(tile / scale)", "(tile / scale).to(tl.float8e4nv)"), told="halves what it rounds up", gpu=None),
+    edit("14.8", "one block", ("scale_ptr + head * blocks + block", "scale_ptr + head"), told="scale[head, block]"),
     edit("14.7", "half as far", ("8 * (slot // 2)", "4 * (slot // 2)"), told="keys 0, 1, 8 and 9"),
 )  # fmt: skip

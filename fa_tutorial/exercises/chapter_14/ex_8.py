@@ -1,0 +1,158 @@
+"""Exercise 14.8, quantise_columns."""
+
+import math
+
+import torch
+
+from fa_tutorial import hardware
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.fp8 import as_e4m3, key_order, key_order_in_triton, to_e4m3
+
+triton = hardware.require_triton("Exercise 14.8")
+import triton.language as tl  # noqa: E402
+
+
+@triton.jit
+def quantise_columns(v_ptr, scale_ptr, y_ptr, S, columns, BLOCK: tl.constexpr, D: tl.constexpr):
+    """v in e4m3, as columns in key order, one scale for each BLOCK keys. Grid: (blocks, heads).
+
+    v_ptr: (heads, S, D). scale_ptr: (heads, blocks) float32. y_ptr: (heads, D, columns) in e4m3,
+    where columns is S rounded up to a multiple of 16. All are contiguous.
+    """
+    block, head, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    position = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    offs_d = tl.arange(0, D)  # [D]
+    key = key_order_in_triton(position)  # [BLOCK]
+    v_ptrs = v_ptr + (head * S + key[:, None]) * D + offs_d[None, :]  # [BLOCK, D]
+    tile = tl.load(v_ptrs, mask=key[:, None] < S, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(tile))
+    scale = tl.where(largest > 0, largest / 448, 1.0)
+    tl.store(scale_ptr + head * blocks + block, scale)
+    y = as_e4m3(tile / scale)
+    y_ptrs = y_ptr + (head * D + offs_d[:, None]) * columns + position[None, :]  # [D, BLOCK]
+    tl.store(y_ptrs, tl.trans(y), mask=position[None, :] < columns)
+
+
+KEY, SCALE = "key_order_in_triton(position)", "tl.where(largest > 0, largest / 448, 1.0)"
+COLUMNS = "(head * D + offs_d[:, None]) * columns + position[None, :]"
+MISTAKES = {
+    "v stays in natural order: the column at a position is key_order_in_triton(position)": (KEY, "position"),
+    ("that is the way back: read the key that belongs at a position, and store it at the position, instead of storing a key at the "
+    "position of its number"): [(KEY, "position"), ("    y_ptrs =", "    position = key_order_in_triton(position)\n    y_ptrs =")],
+    "y has v's rows as rows: v is wanted as columns, (heads, D, columns)": [
+        (COLUMNS, "(head * columns + position[:, None]) * D + offs_d[None, :]"),
+        ("tl.trans(y), mask=position[None, :] < columns", "y, mask=position[:, None] < columns")],
+    "the tile is not transposed: y's pointers are [D, BLOCK], and the tile is [BLOCK, D]": ("tl.trans(y)", "y"),
+    "y's rows are `columns` apart, not S": ("(head * D + offs_d[:, None]) * columns", "(head * D + offs_d[:, None]) * S"),
+    "each key is divided by a scale of its own, which can't leave a sum over keys: one for the whole tile": [
+        ("tl.max(tl.abs(tile))", "tl.max(tl.abs(tile), axis=1)"), ("block, scale)", "block, tl.max(scale, axis=0))"),
+        ("tile / scale", "tile / scale[:, None]")],
+    "each column is divided by a scale of its own: one for the whole tile": [
+        ("tl.max(tl.abs(tile))", "tl.max(tl.abs(tile), axis=0)"), ("block, scale)", "block, tl.max(scale, axis=0))"),
+        ("tile / scale", "tile / scale[None, :]")],
+    "the largest number without its sign is what counts: a block's lowest number may be its largest in size": ("tl.max(tl.abs(tile))", "tl.max(tile)"),
+    "the scale is 1 / 448 of the block's largest number, so that this one becomes 448": (SCALE, SCALE.replace(" / 448", "")),
+    "the largest of a block becomes 240, not 448: that is the largest number of another 8-bit format": (SCALE, SCALE.replace("448", "240")),
+    "the largest of a block becomes 480, which e4m3 doesn't have: its largest number is 448": (SCALE, SCALE.replace("448", "480")),
+    "the scale is upside down: v ≈ y · scale": [
+        (SCALE, "tl.where(largest > 0, 448 / largest, 1.0)"), ("tile / scale", "tile * scale")],
+    "v is multiplied by its scale: v ≈ y · scale, so divide": ("tile / scale", "tile * scale"),
+    "v is not divided by its scale": ("tile / scale", "tile"),
+    "a block of zeros has the scale 0, and 0 / 0 is NaN": (SCALE, "largest / 448"),
+    "the store's mask ends at S: the last group of 16 positions holds its keys in another order, so some belong beyond S": (
+        "position[None, :] < columns", "position[None, :] < S"),
+    "scale is (heads, blocks): head h's begin at h · blocks": ("head * blocks + block", "block * tl.num_programs(1) + head"),
+    "every program reads the first head: head h of v begins at h · S · D": ("(head * S + key[:, None])", "key[:, None]"),
+}  # fmt: skip
+
+
+def truth(v, block):
+    S = v.shape[1]
+    rows = torch.nn.functional.pad(v.double(), (0, 0, 0, -S % 16))
+    blocks = rows.split(block, dim=1)
+    scales = torch.stack([part.abs().amax(dim=(1, 2)) / 448 for part in blocks], dim=1)
+    scales = scales.where(scales > 0, 1.0)
+    values = torch.cat([to_e4m3(part / scales[:, i, None, None]) for i, part in enumerate(blocks)], dim=1)
+    return scales, values[:, key_order(torch.arange(rows.shape[1]))].mT
+
+
+def launch(v, block):
+    heads, S, D = v.shape
+    columns, blocks = math.ceil(S / 16) * 16, math.ceil(S / block)
+    args = In(v), Out((heads, blocks), torch.float32), Out((heads, D, columns), torch.float8_e4m3fn), S, columns
+    return Launch((blocks, heads), args, {"BLOCK": block, "D": D})
+
+
+def inputs():
+    def of(v, words, otherwise="", block=16, **options):
+        heads, S, D = v.shape
+        on = f"{'one head' if heads == 1 else f'{heads} heads'}, S = {S}, D = {D}, BLOCK = {block}{', ' * bool(words)}{words}"
+        return case(v, block, on=on, otherwise=otherwise, **options)
+
+    numbers = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()  # 0 to 448
+    draw = torch.Generator().manual_seed(0)
+
+    def exact(heads, S, scale=1.0):
+        """Numbers of e4m3 times a power of two, the largest 448 · scale."""
+        v = numbers[torch.randint(1, 126, (heads, S, 16), generator=draw)] * scale
+        v[:, ::16, 0] = 448 * scale
+        return v
+
+    placed = "v[j, d] belongs into row d of y, at the position whose key is j"
+    yield of(exact(1, 16), "the scale is 1", {"y": placed, "scale": "the largest number is 448, so the scale is 1"})
+    sizes = "the largest number in size, whatever its sign, over 448: one for all D numbers of the block's keys"
+    yield of(-exact(1, 16, 2**-5), "all below 0", sizes)
+    nearest = ("y is v / scale rounded to the nearest number of e4m3 by as_e4m3: in Triton's interpreter a plain conversion to "
+               "tl.float8e4nv halves what it rounds up to a power of two")  # fmt: skip
+    close = exact(1, 16)
+    close[:, 1::16, :] = torch.tensor([0.99, 1.99, 3.97, 15.8] * 4)
+    yield of(close, "some numbers just below powers of two", nearest)
+    two = "each block of BLOCK keys has a scale of its own, scale[head, block]"
+    yield of(torch.cat([exact(1, 16), exact(1, 16, 2**-3)], dim=1), "two blocks", two)
+    heads = torch.cat([torch.cat([exact(1, 16, 2.0 ** -(2 * head + block)) for block in (0, 1)], dim=1) for head in (0, 1)])
+    yield of(heads, "two blocks", "each head has scales of its own, scale[head, block]")
+    yield of(exact(1, 32), "", placed, block=32)
+    past = "the last block may have fewer keys: mask them when you load, by the key, with other=0.0, and store all columns, 0 where there is no key"
+    for S in (20, 8):
+        yield of(exact(1, S), "", past, edge="ragged", stray=past)
+    yield of(exact(1, 40), "", past, block=32, edge="ragged", stray=past)
+    zeros = exact(1, 32)
+    zeros[:, 16:] = 0
+    yield of(zeros, "the second block all 0", edge="zeros")
+    draw = generator()
+    for heads, S, dtype in ((2, 64, torch.float32), (3, 45, torch.float16)):
+        v = torch.randn(heads, S, 16, generator=draw) * torch.logspace(-2, 2, heads * S).view(heads, S, 1)
+        yield of(v.to(dtype), "randn, rows of many sizes", block=32, fresh=True, edge="" if S % 32 == 0 else "ragged")
+
+
+EXERCISE = Exercise(
+    id="14.8",
+    task="Write the quantiser of v: e4m3, as columns in key order, with a scale for each block of keys.",
+    conditions={
+        "ragged": "S need not be a multiple of BLOCK, nor of 16",
+        "zeros": "a block of zeros has the scale 1",
+    },
+    hints=(
+        "Which key must be loaded so that it can be stored at a position? Then a thread's place in the tile is the position, and the rows that it loads "
+        "are in key order.",
+        "largest = tl.max(tl.abs(tile)), without an axis, is one number for the tile: 14.2's scale follows from it. The scale goes to "
+        "scale_ptr + head * blocks + block, with blocks = tl.num_programs(0).",
+        "y_ptr + (head * D + offs_d[:, None]) * columns + position[None, :] points at a [D, BLOCK] tile of y: store tl.trans(as_e4m3(tile / scale)) there, "
+        "with mask=position[None, :] < columns.",
+    ),
+    solution=quantise_columns,
+    reasoning="Loads may go anywhere, so the order of the keys costs nothing there. The load's mask goes by the key, and the store's by the position, because "
+    "a ragged group of 16 has its keys, and its zeros, in another order.",
+    more="The package's kernel, fp8.quantise_kernel, also takes q and k, which it rotates and stores as rows, and any strides.",
+    inputs=inputs,
+    truth=truth,
+    rule="y · scale is v, rounded to e4m3, in column position key_order_in_triton(position), and a block's scale is its largest number in size / 448",
+    mistakes=MISTAKES,
+    parts=("scale", "y"),
+    launch=launch,
+    # y may be the neighbouring number, where v / scale lies halfway but for float32's rounding
+    tolerance=lambda args, part: (0.13, 0.0) if part == "y" else (1e-5, 0.0),
+    seen={"overlap": "program (block, head) writes its own columns of y, and scale[head, block]"},
+)
