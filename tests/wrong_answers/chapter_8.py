@@ -3,10 +3,15 @@
 from edits import edit
 
 WRONG_ANSWERS = (
-    edit("8.1", "33rd program left out", ("min(by_registers, by_shared_memory)", ("min(by_registers, by_shared_memory, "
-                                                                                 "32)")), told="no other limit counts"),
-    edit("8.1", "KiB of 1,000 bytes", ("+ 1024", "+ 1000"), told="1 KiB is 1,024 bytes"),
-    edit("8.1", "what a program may ask for", ("233_472", "232_448"), told="an SM has 233,472 bytes for its programs"),
+    edit("8.1", "KiB of 1,000 bytes", ("+ 1024", "+ 1000"), ("- 1024", "- 1000"), told="1,024 of them on top of its own"),
+    edit("8.1", "what a program may ask for", ("233_472", "232_448", 2), told="an SM has 233,472 bytes"),
+    edit("8.1", "only the scarcer gives up", ("programs, max(0, registers - most_registers)",
+                                              "programs, 0 if shared_bytes > most_bytes else max(0, registers - most_registers)"),
+         told="102 for each thread"),
+    edit("8.1", "of all programs together", ("max(0, shared_bytes - most_bytes)", "max(0, more * (shared_bytes + 1024) - 233_472)"),
+         told="five programs share 233,472 bytes"),
+    edit("8.1", "the number of programs alone", ("return programs, max(0, registers - most_registers), max(0, shared_bytes - most_bytes)",
+                                                 "return programs"), told="registers_less"),
     edit("8.2", "not jitted", ("@triton.jit\n", ""), told="put @triton.jit above it"),
     edit("8.2", "no alpha", ("axis=1), alpha", "axis=1)"), told="alpha, [BLOCK_M] each, in this order"),
     edit("8.2", "alpha before l_new", ("alpha * l + tl.sum(p, axis=1), alpha", "alpha, alpha * l + tl.sum(p, axis=1)"),
@@ -36,6 +41,12 @@ WRONG_ANSWERS = (
     edit("8.5", "issuing beside the matmuls", ("matmuls + max(issuing, exponentiating)", "max(matmuls, issuing) + exponentiating"),
          told="issuing is hidden behind the matmuls"),
     edit("8.5", "8 cycles for each exponential", ("* num_warps * 32 / 16", "* num_warps * 8"), told="four schedulers have such a unit"),
-    edit("8.5", "rounded up to whole cycles", ("return matmuls + max(issuing, exponentiating)", "return int(matmuls + max(issuing, exponentiating) + 1)"),
+    edit("8.5", "rounded up to whole cycles", ("matmuls + max(issuing, exponentiating)", "int(matmuls + max(issuing, exponentiating) + 1)"),
          told="724"),
+    edit("8.5", "the cycles alone", ("return matmuls + max(issuing, exponentiating), removable", "return matmuls + max(issuing, exponentiating)"),
+         told="removable"),
+    edit("8.5", "four instructions for an exponential", ("instructions - exponentiating / to_issue", "instructions - 4 * exponentials"),
+         told="468 cycles of issuing, 272 of exponentials"),
+    edit("8.5", "until the matmuls take longer", ("instructions - exponentiating / to_issue", "instructions - matmuls"),
+         told="468 cycles of issuing, 272 of exponentials"),
 )  # fmt: skip
