@@ -235,6 +235,8 @@ def compiled_tiles() -> list[dict[str, Any]]:
 
 
 Predict = Callable[[dict[str, Any]], float]  # a row of machine code -> an SM's cycles for 64 x 64 scores
+# the same, and how many of a warp's instructions can leave the loop before one more saves nothing: exercise 8.5
+Model = Callable[[dict[str, Any]], tuple[float, float]]
 
 
 def mhz(row: dict[str, Any]) -> float:
@@ -248,10 +250,10 @@ def cycles_clock_rate(before: dict[str, Any], after: dict[str, Any], D: int, is_
     cycles = change(*(tile_cycles(row, D, is_causal) for row in (before, after)))
     gains = percent(before["cycles"] / after["cycles"]), percent(after["tflops"] / before["tflops"])
     clock, rate = change(mhz(before), mhz(after)), change(before["tflops"], after["tflops"])
-    return f"{cycles:>12} {gains[0]:>5} {clock:>13} {rate:>11} {gains[1]:>5}"
+    return f"{cycles:>12} {f'({gains[0]})':>6} {clock:>13} {rate:>11} {f'({gains[1]})':>6}"
 
 
-HEAD = f"{'cycles':>12} {'gain':>5} {'MHz':>13} {'TFLOP/s':>11} {'gain':>5}"
+HEAD = f"{'cycles (gain)':>19} {'MHz':>13} {'TFLOP/s (gain)':>18}"
 
 
 def show_numbers(step: str, programs: Programs, predict: Predict) -> None:
@@ -319,33 +321,38 @@ def spilled(row: dict[str, Any]) -> str:
     return f"{row['spilled_registers']} ({row['LDL']})"
 
 
-def tiles_with(programs: Programs, predict: Predict) -> dict[tuple[int, str], dict[str, Any]]:
-    """The rows of compiled_tiles, (D, tile in words) -> row, each with its "programs" on an SM and "predicted"
-    cycles."""
+def tiles_with(programs: Programs, model: Model) -> dict[tuple[int, str], dict[str, Any]]:
+    """The rows of compiled_tiles, (D, tile in words) -> row, each with its "programs" on an SM, "predicted" cycles
+    and "removable" instructions."""
     return {
         (row["D"], in_words(TileConfig(*row["tile"]))): row
         | {
             "programs": programs(row["tile"][2], row["registers"], row["shared_bytes"]),
-            "predicted": predict(row),
         }
+        | dict(zip(("predicted", "removable"), model(row), strict=True))
         for row in compiled_tiles()
     }
 
 
-def show_tiles(programs: Programs, predict: Predict) -> None:
-    """Print what the compiler makes of each tile, the programs that fit, and the cycles that `predict` gives."""
-    print(f"{'tile, full':32} registers  spilled (in the loop)  programs  predicted")
-    for (D, words), row in tiles_with(programs, predict).items():
+def show_tiles(programs: Programs, model: Model) -> None:
+    """Print what the compiler makes of each tile, the programs that fit, the cycles that `model` gives, the loop's
+    instructions, and how many of them could leave it.
+    """
+    print(f"{'tile, full':32} registers  spilled (in the loop)  programs  predicted  loop  removable")
+    for (D, words), row in tiles_with(programs, model).items():
         point = f"D = {D:3}: {words}"
-        print(f"{point:32} {row['registers']:9} {spilled(row):>22} {row['programs']:9} {row['predicted']:10,.0f}")
+        print(
+            f"{point:32} {row['registers']:9} {spilled(row):>22} {row['programs']:9} {row['predicted']:10,.0f}",
+            f"{row['loop']:5} {row['removable']:10.0f}",
+        )
 
 
-def draw_tiles(programs: Programs, predict: Predict, mine: dict[int, TileConfig]) -> Figure:
+def draw_tiles(programs: Programs, model: Model, mine: dict[int, TileConfig]) -> Figure:
     """The H200's rate with each of TILES, `mine` of each D in another colour, with its prediction and programs."""
     figure = Figure(figsize=(10.5, 4.4))
     figure.suptitle("H200, S = 4,096, full")
     stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "tile"]
-    compiled = tiles_with(programs, predict)
+    compiled = tiles_with(programs, model)
     for ax, D in zip(figure.subplots(1, 2), (64, 128), strict=True):
         rates = {row["provider"]: row["tflops"] for row in stored if (row["D"], row["is_causal"]) == (D, False)}
         most, top = max(rates.values()), len(rates) - 0.2
@@ -364,8 +371,8 @@ def draw_tiles(programs: Programs, predict: Predict, mine: dict[int, TileConfig]
 
 
 def show_larger_tiles(programs: Programs, predict: Predict) -> None:
-    """Print what the compiler made of four kernels with steps.LARGER, full, the cycles that `predict` gives, and their
-    cycles, clocks and rates on the H100 beside those with steps.TILE.
+    """Print what the compiler made of three kernels with steps.LARGER, full, the cycles that `predict` gives, and
+    their cycles, clocks and rates on the H100 beside those with steps.TILE.
 
     cycles: for each 64 x 64 scores.
     """
@@ -373,7 +380,7 @@ def show_larger_tiles(programs: Programs, predict: Predict) -> None:
     print(f"H100, full; tile 64x64 -> {larger}")
     print(f"{'':19} spilled (loop) programs {'predicted':>12} {HEAD}")
     for D, tile in steps.LARGER.items():
-        for step in steps.WITH_TILE:
+        for step in ("", "descriptors", "order"):
             name, compiled = step or "chapter 5", compiled_steps()
             row = compiled[step, tile, D, False]
             fit = programs(tile.num_warps, row["registers"], row["shared_bytes"])
@@ -385,15 +392,13 @@ def show_larger_tiles(programs: Programs, predict: Predict) -> None:
             )
 
 
-def show_small_steps() -> None:
-    """Print the cycles and rates on the H100 of the steps after "order" with the larger tile."""
-    print(f"{'H100, larger tile':18}", *(f"{f'D = {D}, {mask(causal)}':>16}" for D, causal in POINTS))
-    print("cycles, TFLOP/s")
-    names = list(steps.STEPS)
-    for step in names[names.index("order") :]:
+def show_repair() -> None:
+    """Print the cycles and rates on the H100, with the larger tile, before and after the last steps."""
+    print(f"{'H100: cycles, TFLOP/s':21}", *(f"{f'D = {D}, {mask(causal)}':>16}" for D, causal in POINTS))
+    for words, step in (("step 4", "order"), ("three small changes", "load ahead"), ("the repair", "round up")):
         found = [(point, stored_steps()[point][f"{step}, larger tile"]) for point in POINTS]
         numbers = [f"{tile_cycles(row, *point):,.0f}, {row['tflops']:.0f}" for point, row in found]
-        print(f"{step:18}", *(f"{number:>16}" for number in numbers))
+        print(f"{words:21}", *(f"{number:>16}" for number in numbers))
 
 
 def show_ideas() -> None:
@@ -421,10 +426,7 @@ CHAIN = {
     "descriptors": "2: descriptors",
     "order": "3: order",
     "order, larger tile": "4: a larger tile",
-    "one division, larger tile": "one division",
-    "guard, larger tile": "guard",
-    "load ahead, larger tile": "load ahead",
-    LARGER_TILE: "round up (the repair)",
+    LARGER_TILE: "finished",
 }
 
 
@@ -432,7 +434,7 @@ def draw_chain(predict: Predict) -> Figure:
     """The cycles for 64 x 64 scores, full, of each step of CHAIN on the H100, beside those that `predict` gives for
     its machine code, and cuDNN's; their clocks and rates. A panel for each D.
     """
-    figure = Figure(figsize=(10.5, 5.3))
+    figure = Figure(figsize=(10.5, 4.6))
     figure.suptitle("H100, full: cycles for 64 x 64 scores")
     step_of = STEP_OF | LARGER_STEP_OF
     panels = figure.subplots(1, 2, sharey=True)
@@ -525,6 +527,30 @@ def tflops_of(rows: pd.DataFrame, provider: str, mode: str, S: int, D: int, is_c
         "dtype": "fp16",
     }
     return results.select(rows, **wanted).iloc[0]["tflops"]
+
+
+# ---------------------------------------------------------------- the backward
+
+# a row of the sweep -> its words
+BACKWARD = {
+    "basic": "chapter 7",
+    "autotune": "chapter 7, best tiles",
+    "exp2": "base 2 and lse₂",
+    "descriptors": "descriptors",
+    "order": "order",
+}
+
+
+def show_backward(rows: pd.DataFrame) -> None:
+    """Print the H200's rates of the backward's steps, S = 4,096, and each step's gains. rows: results.load's."""
+    print(f"{'H200, bwd, TFLOP/s':21}", *(f"{D:>5} {mask(causal):6}" for D, causal in POINTS), " gain")
+    before = None
+    for kind, words in BACKWARD.items():
+        rates = [tflops_of(rows, kind, "bwd", 4096, *point) for point in POINTS]
+        gains = [rate / old for rate, old in zip(rates, before or rates, strict=True)]
+        told = f"  {percent(min(gains))} to {percent(max(gains))}" if before else ""
+        print(f"{words:21}", *(f"{rate:12.0f}" for rate in rates), told)
+        before = rates
 
 
 # ---------------------------------------------------------------- short sequences

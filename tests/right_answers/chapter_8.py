@@ -8,14 +8,23 @@ from fa_tutorial.matmul import grouped_tile, tl, triton
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-def programs_by_ceiling(warps, registers, shared):
-    by_registers = math.floor(65_536 / (8 * math.ceil(registers / 8) * 32 * warps))
-    return by_registers if by_registers * (shared + 1024) <= 228 * 1024 else 228 * 1024 // (shared + 1024)
+def one_more_by_trying(warps, registers, shared):
+    def fit(r, b):
+        return min(math.floor(65_536 / (8 * math.ceil(r / 8) * 32 * warps)), 228 * 1024 // (b + 1024))
+
+    now, fewer, less = fit(registers, shared), 0, 0
+    while fit(registers - fewer, 0) <= now:
+        fewer += 1
+    while fit(1, shared - less) <= now:
+        less += 1
+    return now, fewer, less
 
 
-def programs_by_scheduler(warps, registers, shared):
+def one_more_by_scheduler(warps, registers, shared):
     each = 16_384 // (32 * 8 * math.ceil(registers / 8))  # warps that one of four schedulers holds
-    return min(4 * each // warps, 233_472 // (shared + 1024))
+    now = min(4 * each // warps, 233_472 // (shared + 1024))
+    kept = 256 // ((now + 1) * warps) * 8
+    return [now, registers - min(registers, kept), shared - min(shared, 233_472 // (now + 1) - 1024)]
 
 
 @triton.jit
@@ -73,9 +82,14 @@ def forward_transposed(q_desc, k_desc, v_desc, o_desc, H, S_q, S_k, scale, BLOCK
     o_desc.store([b, h, row, 0], tl.reshape(tl.trans(acc / l[None, :]), (1, 1, BLOCK_M, D)).to(o_desc.dtype))
 
 
-def rows_by_chapter_3(pid, heads, row_blocks, at_once, is_causal):
-    head, row = grouped_tile(pid, heads, row_blocks, at_once)
-    return (head, range(row_blocks)[-1 - row]) if is_causal else (head, row)
+def order_by_chapter_3(heads, row_blocks, at_once):
+    tiles = (grouped_tile(pid, heads, row_blocks, at_once) for pid in range(heads * row_blocks))
+    return [[head, range(row_blocks)[-1 - row]] for head, row in tiles]
+
+
+def order_with_groups_from_the_end(heads, row_blocks, at_once):
+    programs = ((head, row) for head in range(heads) for row in range(row_blocks))
+    return sorted(programs, key=lambda one: (-((heads - 1 - one[0]) // at_once), -one[1]))
 
 
 def cycles_by_the_whole_tile(D, block_m, block_n, num_warps, instructions, exponentials):
@@ -83,16 +97,16 @@ def cycles_by_the_whole_tile(D, block_m, block_n, num_warps, instructions, expon
     rest = num_warps * (instructions // 4 + instructions % 4 / 4)
     if (busy := 2 * exponentials * num_warps) > rest:
         rest = busy
-    return (scores * D / 1024 + rest) * (4096 / scores)
+    return (scores * D / 1024 + rest) * (4096 / scores), max(instructions, 8 * exponentials) - 8 * exponentials
 
 
 RIGHT_ANSWERS = (
-    ("8.1", programs_by_ceiling),
-    ("8.1", programs_by_scheduler),
+    ("8.1", one_more_by_trying),
+    ("8.1", one_more_by_scheduler),
     ("8.2", softmax_step_scaled_first, "correct (you scale every score before the maximum"),
     ("8.2", softmax_step_masked_twice, "correct (you set p to 0 where s is −∞"),
     ("8.2", softmax_step_first_alpha_1),
     ("8.3", forward_transposed),
-    ("8.4", rows_by_chapter_3),
+    ("8.4", order_by_chapter_3),
     ("8.5", cycles_by_the_whole_tile),
 )

@@ -1,85 +1,129 @@
-"""Exercise 8.4, rows_of_program."""
+"""Exercise 8.4, launch_order."""
 
+import heapq
+import itertools
 import random
+from collections.abc import Callable
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong, show
 
 
-def rows_of_program(pid, heads, row_blocks, at_once, is_causal):
-    """(head, row_block) of program `pid`, with at_once heads side by side, causal ones longest first."""
-    group, within = divmod(pid, at_once * row_blocks)
-    together = min(at_once, heads - group * at_once)  # the last group may have fewer heads
-    row_block = within // together
-    if is_causal:
-        row_block = row_blocks - 1 - row_block
-    return group * at_once + within % together, row_block
+def launch_order(heads, row_blocks, at_once):
+    """[(head, row_block), ...]: the programs of a causal grid in the order in which they start."""
+    order = []
+    for first in range(0, heads, at_once):
+        group = range(first, min(first + at_once, heads))  # the last group may have fewer heads
+        for row_block in reversed(range(row_blocks)):  # the longest first
+            order += [(head, row_block) for head in group]
+    return order
 
 
-HEAD, ROW, LEFT = "group * at_once + within % together", "within // together", "min(at_once, heads - group * at_once)"
-GROUP, LAST = "divmod(pid, at_once * row_blocks)", "row_blocks - 1 - row_block"
+GROUPS, GROUP, LONGEST = "range(0, heads, at_once)", "range(first, min(first + at_once, heads))", "reversed(range(row_blocks))"
+PAIRS = "[(head, row_block) for head in group]"
+ONE_BY_ONE = [(GROUPS, "range(heads)"), (GROUP, "range(first, first + 1)")]
 MISTAKES = {
-    "that is chapter 5's order, whatever at_once is: the head changes fastest, not the row block": [
-        (HEAD, "pid // row_blocks"), (ROW, "pid % row_blocks")],
-    "all heads run side by side: only at_once of them do": ("group, within", "at_once = heads\n    group, within"),
-    "the longest row block comes last: under the causal mask the last row block sees the most keys": (LAST, "row_block"),
-    "the order is reversed without a mask, too: there row blocks run from the first to the last": ("if is_causal:", "if True:"),
-    ("the wrong heads are reversed: under the causal mask the last row block comes first, without it the "
-    "first"): ("if is_causal", "if not is_causal"),
-    "the last row block is row_blocks, which doesn't exist: blocks count from 0": (LAST, "row_blocks - row_block"),
-    "head and row block are swapped: return (head, row_block)": (f"return {HEAD}, row_block", f"return row_block, {HEAD}"),
-    "every group starts at head 0: group g starts at head g · at_once": (HEAD, "within % together"),
-    "group g starts at head g: it starts at head g · at_once": (HEAD, "group + within % together"),
-    "there is one group only: after at_once · row_blocks programs the next group of heads begins": (GROUP, "0, pid"),
-    "the last group is taken for a full one: it has only the heads that are left": (LEFT, "at_once"),
-    "the last group is taken for a full one, and its missing heads for the last head: it has only the heads that are left": [
-        (LEFT, "at_once"), (f"return {HEAD}", f"return min({HEAD}, heads - 1)")],
+    "that is chapter 5's order: the longest row block of the last head starts last, and then one SM works alone": [
+        *ONE_BY_ONE, (LONGEST, "range(row_blocks)")],
+    "the shortest row blocks start first: under the causal mask the last one sees the most keys, so start with it": (LONGEST, "range(row_blocks)"),
+    "one head after another leaves the last head alone at the end, with its longest row blocks: more heads may be open": ONE_BY_ONE,
+    "all heads are open: L2 holds only at_once of them": [(GROUPS, "range(0, heads, heads)"), (GROUP, "range(heads)")],
+    "the last group is taken for a full one: it has only the heads that are left": (GROUP, "range(first, first + at_once)"),
+    "the last heads are missing, where heads isn't a multiple of at_once": (GROUPS, "range(0, heads // at_once * at_once, at_once)"),
+    "head and row block are exchanged: a program is (head, row_block)": (PAIRS, "[(row_block, head) for head in group]"),
+    "row blocks count from 0: the last one is row_blocks − 1": (LONGEST, "range(row_blocks, 0, -1)"),
 }  # fmt: skip
-CONDITIONS = {"last_group": "the last group has fewer heads, when heads is not a multiple of at_once"}
+CONDITIONS = {"last_group": "the last heads run side by side, too, when heads isn't a multiple of at_once"}
 
 
-def truth(pid, heads, row_blocks, at_once, is_causal):
-    rows = range(row_blocks)[:: -1 if is_causal else 1]
-    groups = (range(first, min(first + at_once, heads)) for first in range(0, heads, at_once))
-    return [(head, row) for group in groups for row in rows for head in group][pid]
+def open_heads(order: list[tuple[int, int]]) -> int:
+    """The most heads that are open at the same time, each from its first program to its last."""
+    last = {head: place for place, (head, _) in enumerate(order)}
+    first = {head: place for place, (head, _) in reversed(list(enumerate(order)))}
+    return max((sum(first[head] <= place <= last[head] for head in first) for place in range(len(order))), default=0)
+
+
+def time_of(order: list[tuple[int, int]], sms: int) -> int:
+    """When all are done, if each SM takes the next program as soon as it is free, and row block n takes n + 1."""
+    free = [0] * sms
+    for _, row_block in order:
+        heapq.heapreplace(free, free[0] + row_block + 1)
+    return max(free)
+
+
+def enough(heads: int, row_blocks: int, sms: int) -> int:
+    """The work of a causal grid, divided by the SMs and rounded up."""
+    return -(-heads * row_blocks * (row_blocks + 1) // 2 // sms)
+
+
+def adapt(answer: Callable) -> Callable:
+    """What an order is judged by: programs that aren't in it once, heads open, the time; as good as needed is good."""
+
+    def played(heads: int, row_blocks: int, at_once: int, sms: int) -> tuple[int, int, int]:
+        order = answer(heads, row_blocks, at_once)
+        try:
+            order = [(head, row_block) for head, row_block in order]
+        except (TypeError, ValueError):
+            raise Wrong(f"returns {show(order)}, want a list of pairs (head, row_block)") from None
+        wanted = set(itertools.product(range(heads), range(row_blocks)))
+        wrong = len(wanted ^ set(order)) + len(order) - len(set(order))
+        if wrong:
+            return wrong, at_once, enough(heads, row_blocks, sms)
+        return wrong, max(at_once, open_heads(order)), max(enough(heads, row_blocks, sms), time_of(order, sms))
+
+    return played
+
+
+def truth(heads, row_blocks, at_once, sms):
+    return 0, at_once, enough(heads, row_blocks, sms)
+
+
+RULES = {
+    "wrong programs": "every row block of every head is in the list once, as (head, row_block)",
+    "open heads": "a head is open from its first program in the list to its last, and L2 holds only at_once",
+    "time": "some SMs have nothing to do at the end, while others work: the last programs to start must be short",
+}
+GRIDS = [  # heads, row blocks, at_once, SMs: those that the order in groups does in that time
+    (groups * at_once, row_blocks, at_once, sms)
+    for groups, row_blocks, at_once, sms in itertools.product((1, 2, 3), range(2, 7), (2, 3, 4), range(2, 9))
+    if time_of(launch_order(groups * at_once, row_blocks, at_once), sms) == enough(groups * at_once, row_blocks, sms)
+]
 
 
 def inputs():
-    def order(heads, row_blocks, at_once, is_causal, otherwise="", **options):
-        for pid in range(heads * row_blocks):
-            yield case(pid, heads, row_blocks, at_once, is_causal, otherwise=otherwise, **options)
+    def grid(heads, row_blocks, at_once, sms, **options):
+        on = f"{heads} heads of {row_blocks} row blocks, {at_once} at once, on {sms} SMs"
+        return case(heads, row_blocks, at_once, sms, on=on, otherwise=RULES, **options)
 
-    yield from order(4, 3, 2, False, "two heads at once: program 0 has head 0, program 1 has head 1, both the first row block")
-    yield from order(4, 3, 2, True, "causal: the same, from the last row block to the first")
-    yield from order(3, 2, 2, False, edge="last_group")
-    yield from order(5, 2, 3, True, edge="last_group")
+    yield grid(2, 4, 2, 4)
+    yield grid(4, 4, 2, 8)
+    yield grid(4, 4, 4, 8)
+    yield grid(6, 4, 2, 6)
+    yield grid(5, 4, 3, 5, edge="last_group")
+    yield grid(5, 6, 3, 6, edge="last_group")
     for _ in range(4):
-        groups, row_blocks, at_once = (random.randint(1, high) for high in (3, 6, 4))
-        for is_causal in (False, True):
-            yield from order(groups * at_once, row_blocks, at_once, is_causal, on="a random grid of whole groups", fresh=True)
+        sizes = random.choice(GRIDS)
+        yield case(*sizes, on="a random grid of whole groups", otherwise=RULES, fresh=True)
 
 
 EXERCISE = Exercise(
     id="8.4",
-    task=(
-        "Return the head and the row block of program `pid`, when `at_once` heads run side by side and a causal head starts with its "
-        "longest row block."
-    ),
+    task="Decide in which order the programs of a causal grid start, so that at most at_once heads are open and no SM works alone at the end.",
     conditions=CONDITIONS,
     hints=(
-        (
-            "This is exercise 3.4 with other names: heads are its rows of tiles, row blocks its columns. How many programs does a full "
-            "group of heads have?"
-        ),
-        "divmod(pid, at_once * row_blocks) gives the group and the place in it. The head changes fastest: place % (heads in the group).",
-        "Under the mask count the row blocks from the end: row_blocks − 1 − row_block.",
+        "Which programs should start last, so that all SMs are done at about the same time? And which first?",
+        "Take at_once heads at a time. Of such a group, all may be open, and the order among its programs is free.",
+        "In a group, start the last row block of each head, then the one before it of each, and so on. Then comes the next group.",
     ),
-    solution=rows_of_program,
-    reasoning="Programs start roughly in the order of their numbers. With the head fastest, programs that run together share few heads' "
-    "keys and values. With the longest first, the short ones fill the gaps at the end.",
-    more="The package's kernel calls matmul.grouped_tile_device for the first half, chapter 3's order of tiles.",
+    solution=launch_order,
+    reasoning="Programs start roughly in the order of their numbers. With a group's longest row blocks first, short ones fill the gaps at the "
+    "end, and programs that run together share few heads' keys and values.",
+    more="The package's kernel computes its pair from its number, by matmul.grouped_tile_device, chapter 3's order of tiles.",
     inputs=inputs,
     truth=truth,
-    rule="groups of at_once heads follow one another; in a group the head changes fastest, then the row block",
+    rule="all programs once, at most at_once heads open, and all done as early as the work allows",
     mistakes=MISTAKES,
+    parts=("wrong programs", "open heads", "time"),
     exact=True,
+    adapt=adapt,
 )
