@@ -1,7 +1,7 @@
 # The course without a GPU: docker build -t fa_tutorial . && docker run -it --rm -p 127.0.0.1:8888:8888 -v fa_tutorial_work:/course/work fa_tutorial
 
-# What the course needs of a machine; .devcontainer/ stops here, and mounts the repository.
-FROM python:3.12-slim AS machine
+# What the course needs of a machine, with the Python that constraints.txt is tested with; .devcontainer/ stops here, and mounts the repository.
+FROM python:3.11-slim AS machine
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends git make \
     && rm -rf /var/lib/apt/lists/* \
