@@ -34,8 +34,32 @@ KERNELS = ("auto", "basic", "tuned", "hopper")
 HOPPER_FROM = {"forward": 2**23, "backward": 2**20}
 # From here on chapter 8's kernels take descriptors. Below, making them costs the host more than they bring.
 DESCRIPTORS_FROM = 2**20
+FLASH_ATTN_NAMES = {
+    "causal": "is_causal=",
+    "softmax_scale": "scale=",
+    "window_size": "window=",
+    "return_attn_probs": "return_lse=",
+    "deterministic": "torch.use_deterministic_algorithms(True)",
+}
 
 
+def tell_our_names(function):
+    """Where a call has a name of flash-attn's, raise a TypeError that says ours, and how the layouts differ."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        for name in kwargs:
+            if name in FLASH_ATTN_NAMES:
+                raise TypeError(
+                    f"{function.__name__} has no {name}=: flash-attn's {name} is {FLASH_ATTN_NAMES[name]} here. "
+                    "flash_attention's q, k and v are (B, H, S, D), where flash-attn's are (B, S, H, D)"
+                )
+        return function(*args, **kwargs)
+
+    return call
+
+
+@tell_our_names
 def flash_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = False, scale: float | None = None,
     return_lse: bool = False, kernel: str = "auto", attn_mask: torch.Tensor | None = None,
@@ -109,6 +133,7 @@ def flash_attention(
     return (o, lse) if return_lse else o
 
 
+@tell_our_names
 def flash_attention_varlen(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, *, is_causal: bool = False,

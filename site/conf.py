@@ -1,12 +1,13 @@
 """The site: `make site` renders README.md, GLOSSARY.md, CONTRIBUTING.md and the notebooks, with their stored outputs,
 into build/site.
 
-Sphinx reads the files as they are. The hooks below add what only a site can have: navigation, links from "(4.2)" to the
-equation of that number, links from a glossary term's first mention in a chapter to its entry, a search that knows
-exercises and glossary entries by name, and solutions that open on a click.
+Sphinx reads the files as they are. The hooks below add what only a site can have: navigation; links from "(4.2)",
+"exercise 3.3" and "chapter 5" to what they name, and from a glossary term's first mention in a chapter to its entry; a
+search that knows exercises and terms by name; and solutions that open on a click.
 """
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -77,12 +78,13 @@ def equations():
 
 
 def terms():
-    """{"producer": ("term-producer-consumer", meaning)}: a row of GLOSSARY.md's terms, once for each name that stands
-    in its first column."""
+    """{"producer": ("term-producer-consumer", meaning, the chapter that explains it)}: a row of GLOSSARY.md's terms,
+    once for each name that stands in its first column."""
     table = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").partition("\n## Terms\n")[2].partition("\n## ")[0]
     found = {}
-    for term, meaning in re.findall(r"^\| (.+?) \| (.+?) \|", table, re.MULTILINE)[1:]:
-        found |= dict.fromkeys(names(term), (anchor(term), meaning.replace("`", "")))
+    row = r"^\| (.+?) \| (.+?) \| (?:\[\d+\]\((.+?)\.ipynb\))?"
+    for term, meaning, chapter in re.findall(row, table, re.MULTILINE)[1:]:
+        found |= dict.fromkeys(names(term), (anchor(term), meaning.replace("`", ""), chapter))
     return found
 
 
@@ -97,32 +99,49 @@ def anchor(term):
 
 
 EQUATIONS, TERMS = equations(), terms()
+NUMBERED = {str(int(Path(chapter).name[:2])): chapter for chapter in CHAPTERS}
 NAMES = "|".join(rf"[{name[0].upper()}{name[0]}]{re.escape(name[1:])}" for name in sorted(TERMS, key=len, reverse=True))
 LINKED = re.compile(
-    rf"\((?P<equation>\d+\.\d+)\)|(?<![\w-])(?P<term>{NAMES})(?P<plural>s?)(?![\w-])".replace(r"\ ", r"\s")
+    rf"\((?P<equation>\d+\.\d+)\)|\b[Ee]xercise (?P<exercise>(?P<of>\d+)\.\d+)|\b[Cc]hapter (?P<chapter>\d+)\b"
+    rf"|(?<![\w-])(?P<term>{NAMES})(?P<plural>s?)(?![\w-])".replace(r"\ ", r"\s")
 )
 
 
-def link_text(text, seen, uri):
-    """The nodes that a text becomes: its equations' numbers and the terms that are not in `seen` are links.
-    uri(docname): where a page is."""
+def term_of(match):
+    """The glossary's spelling of the term that LINKED found, or None."""
+    name = " ".join((match["term"] or "").split())
+    return next((known for known in (name, name[:1].lower() + name[1:]) if known in TERMS), None)
+
+
+def target_of(match, seen, docname):
+    """Where what LINKED found leads, (page, anchor), its title and its classes; None if that is said already, or is
+    this page. `seen` is added to."""
+    if match["equation"] in EQUATIONS:
+        return (EQUATIONS[match["equation"]], f"equation-{match['equation']}"), {}
+    if match["exercise"] and match["of"] in NUMBERED:
+        return (NUMBERED[match["of"]], nodes.make_id(f"exercise {match['exercise']}")), {}
+    chapter = NUMBERED.get(match["chapter"], docname)
+    if chapter != docname and chapter not in seen:
+        seen.add(chapter)
+        return (chapter, ""), {}
+    if (term := term_of(match)) and TERMS[term][0] not in seen:
+        row, meaning, _ = TERMS[term]
+        seen.add(row)
+        return ("GLOSSARY", row), {"reftitle": meaning, "classes": ["term"]}
+    return None
+
+
+def link_text(text, seen, docname, uri):
+    """The nodes that a text becomes: equations' and exercises' numbers, and the chapters and terms that are not in
+    `seen`, are links. uri(docname): where a page is."""
     parts, end = [], 0
     for match in LINKED.finditer(text):
-        name = " ".join((match["term"] or "").split())
-        name = name if name in TERMS else name[:1].lower() + name[1:]
-        if match["equation"] in EQUATIONS:
-            number = match["equation"]
-            link = nodes.reference("", match[0], refuri=f"{uri(EQUATIONS[number])}#equation-{number}", internal=True)
-        elif match["term"] and TERMS[name][0] not in seen:
-            row, meaning = TERMS[name]
-            seen.add(row)
-            link = nodes.reference(
-                "", match[0], refuri=f"{uri('GLOSSARY')}#{row}", reftitle=meaning, internal=True, classes=["term"]
-            )
-        else:
-            continue
-        parts += [nodes.Text(text[end : match.start()]), link]
-        end = match.end()
+        if found := target_of(match, seen, docname):
+            (page, place), looks = found
+            address = uri(page) + (f"#{place}" if place else "")
+            link = nodes.reference("", match[0], refuri=address, internal=True, **looks)
+            parts += [nodes.Text(text[end : match.start()]), link]
+            end = match.end()
     return [*parts, nodes.Text(text[end:])]
 
 
@@ -141,7 +160,24 @@ def link_chapter(doctree, docname, uri):
     sentences = (nodes.paragraph, nodes.emphasis, nodes.strong)
     for text in [text for text in doctree.findall(nodes.Text) if isinstance(text.parent, sentences)]:
         if not any(isinstance(node, nodes.reference | nodes.title) for node in (text.parent, text.parent.parent)):
-            text.parent.replace(text, link_text(text.astext(), seen, uri))
+            text.parent.replace(text, link_text(text.astext(), seen, docname, uri))
+
+
+def name_explanations(doctree, docname):
+    """The search leads from a term, after its row of the glossary, to the paragraph of its chapter that sets it in
+    italics, or else names it first."""
+    places = {}
+    for order, paragraph in enumerate(doctree.findall(nodes.paragraph)):
+        for text in paragraph.findall(nodes.Text):
+            for term in filter(None, map(term_of, LINKED.finditer(text.astext()))):
+                rank = (not isinstance(text.parent, nodes.emphasis), order)
+                if TERMS[term][2] == docname and rank < places.get(term, ((True, math.inf),))[0]:
+                    places[term] = rank, paragraph
+    for term, (_, paragraph) in places.items():
+        name = f"about-{TERMS[term][0]}"
+        if name not in paragraph["ids"]:
+            paragraph["ids"].append(name)
+        find_first(doctree, term, name)
 
 
 def find_first(doctree, name, target):
@@ -166,6 +202,7 @@ def name_exercises(doctree):
         if heading := re.match(r"Exercise (\d+\.\d+)", section[0].astext()):
             for name in heading.group(0, 1):
                 find_first(doctree, name, section["ids"][0])
+            section["ids"].append(nodes.make_id(heading[0]))  # the links' name, which its minutes don't change
 
 
 def fold_solutions(doctree):
@@ -186,6 +223,7 @@ def add_links(app, doctree):
     if docname in CHAPTERS:
         fold_solutions(doctree)
         name_exercises(doctree)
+        name_explanations(doctree, docname)
         link_chapter(
             doctree, docname, lambda target: app.builder.get_relative_uri(docname, target) if target != docname else ""
         )

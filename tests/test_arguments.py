@@ -138,6 +138,9 @@ BAD_INPUTS = [
     (lambda: algorithm.attention_backward(*[torch.zeros(1, 2, 4)] * 5, torch.zeros(1, 2)), ValueError, ["(B, H, S, D)", "(1, 2, 4)"]),
     (lambda: algorithm.flash_backward(*[ONE] * 5, torch.zeros(1, 1, 2), 4, 1.5), TypeError, ["block_n", "integer"]),
     (lambda: flash_attention(ONE, ONE, ONE, is_causal=1), TypeError, ["is_causal", "1", "True or False"]),
+    (lambda: flash_attention(ONE, ONE, ONE, causal=True), TypeError, ["causal=", "is_causal=", "(B, H, S, D)"]),
+    (lambda: flash_attention(ONE, ONE, ONE, soft_cap=1.0), TypeError, ["unexpected keyword", "soft_cap"]),
+    (lambda: flash_attention_varlen(ONE, ONE, ONE, softmax_scale=1.0), TypeError, ["flash_attention_varlen", "is scale="]),
     (
         lambda: flash_attention_varlen(*[ONE[0]] * 3, *[torch.tensor([0, 1], dtype=torch.int32)] * 2, is_causal=0),
         TypeError,

@@ -443,6 +443,7 @@ def search(page, site: str, words: str):
         ("exercise 5.5", "Exercise 5.5", "notebooks/05_flash_forward_in_triton.html#exercise-5-5"),
         ("logsumexp", "log-sum-exp, logsumexp", "GLOSSARY.html#term-log-sum-exp"),
         ("online softmax", "online softmax", "GLOSSARY.html#term-online-softmax"),
+        ("tma", "descriptor, TMA", "GLOSSARY.html#term-descriptor-tma"),
     ],
 )
 def test_search_lands_where_a_name_is_explained(words, begins, address, page, site):
@@ -463,6 +464,14 @@ def test_search_finds_chapters_and_shows_their_text(words, chapter, page, site):
     found.locator(f"a[href*='{chapter}']").first.wait_for()
     playwright.expect(found.locator(".context")).to_have_count(found.count())
     assert not any("System Settings" in text for text in found.locator(".context").all_inner_texts())  # a button above the text
+
+
+def test_search_finds_words_where_they_begin_and_shows_where(page, site):
+    """There is no tma in softmax; after the glossary comes the chapter that explains the word."""
+    found = search(page, site, "tma")
+    playwright.expect(found.nth(1).locator("a").first).to_have_attribute("href", re.compile("08_tuning.html.*#about-term-descriptor-tma"))
+    assert not any("01_safe" in link.get_attribute("href") for link in found.locator("a").all())
+    playwright.expect(search(page, site, "(4.2)").first.locator(".context")).to_contain_text("row by row")
 
 
 def test_the_site_opened_as_files(browser, site_folder):

@@ -121,6 +121,19 @@ def test_an_equation_s_number_leads_to_it_and_a_term_to_its_entry(built):
             assert any(link.endswith(f"#equation-{number}") for link in links), (path.stem, number)
 
 
+def test_an_exercise_s_number_and_a_chapter_s_lead_there(built):
+    for path in PATHS:
+        text = "\n".join(re.sub(r"`[^`]*`|^#.*", "", cell["source"], flags=re.M) for cell in rules.markdown_cells(rules.load(path)))
+        links, _ = targets_of(built / "notebooks" / f"{path.stem}.html")
+        article = BeautifulSoup((built / "notebooks" / f"{path.stem}.html").read_text(encoding="utf-8"), "html.parser").article
+        chapters = [
+            link["href"] for link in article.select("p > a.reference.internal, li > a.reference.internal") if "#" not in link["href"]
+        ]
+        assert any(link.removesuffix(".html") in {p.stem for p in PATHS} for link in chapters), path.stem
+        for number in re.findall(r"\b[Ee]xercise (\d+\.\d+)", text):
+            assert any(link.endswith(f"#exercise-{number.replace('.', '-')}") for link in links), (path.stem, number)
+
+
 def search_index(built: Path) -> dict[str, list[list]]:
     """{name: [[page, anchor, True]]}: what the search answers first, above titles and text."""
     text = (built / "searchindex.js").read_text(encoding="utf-8")
@@ -159,6 +172,16 @@ def test_the_search_leads_to_a_row_of_the_glossary(name, row, built):
         glossary.find("tr", id=anchor) for page, anchor, is_main in search_index(built)[name.lower()] if page == "GLOSSARY" and is_main
     ]
     assert any(one.find("td").get_text().startswith(row) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("term", "chapter", "words"), [("tma", "08_tuning", "tensor memory accelerator"), ("tensor cores", "03_tiled_matmul", "multiply small")]
+)
+def test_the_search_leads_to_the_paragraph_that_explains_a_term(term, chapter, words, built):
+    [(page, anchor)] = [place[:2] for place in search_index(built)[term] if place[0] != "GLOSSARY"]
+    assert page == f"notebooks/{chapter}"
+    html = BeautifulSoup((built / f"{page}.html").read_text(encoding="utf-8"), "html.parser")
+    assert words in html.find("p", id=anchor).get_text()
 
 
 def test_solutions_open_on_a_click(built):

@@ -1,4 +1,4 @@
-"""The animation of chapter 6: two queries and six keys go through both loops of the tiled backward."""
+"""Chapter 6: two queries and six keys go through both loops of the tiled backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draw.chapters_4_5 import EXAMPLE_SCORES, EXAMPLE_VALUES
-from draw.drawing import BODY, HEAD, TENSOR_COLOUR, arrow, box, canvas, image, number, outline, write
+from draw.drawing import BODY, DPI, HEAD, TENSOR_COLOUR, WIDTH, arrow, box, image, number, outline, write
 from fa_tutorial import algorithm, reference
 
 # With q = 1 the first query has the scores of chapter 4's example.
@@ -40,19 +40,19 @@ def gradient_steps() -> list[tuple[str, int, int, torch.Tensor, torch.Tensor, di
     return steps
 
 
-@image("06_two_walks.gif")
-def animate_two_walks() -> list[Figure]:
-    """A frame for each tile of each loop, one before them and one after them."""
-    steps = gradient_steps()
-    empty = {name: torch.zeros_like(x) for name, x in steps[0][5].items()}
-    frames = [frame("before the first tile: the sums are empty", None, empty, set())]
-    for count, step in enumerate(steps):
-        loop, i, j = step[:3]
-        keys = f"keys {j * KEYS} and {j * KEYS + 1}"
-        title = f"the loop that owns {keys}, with query {i}" if loop == "keys" else f"the loop that owns query {i}, with {keys}"
-        frames.append(frame(title, step, step[5], complete(count + 1)))
-    frames.append(frame("after the last tile: three gradients, and no tile was kept", None, steps[-1][5], complete(len(steps))))
-    return frames
+@image("06_two_walks.png")
+def draw_two_walks() -> Figure:
+    """A step of each loop, the second tile of its walk: the numbers at hand, and the sums so far."""
+    upper, lower = 4.6, 4.9  # inches
+    height = upper + lower
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
+    for bottom, tall, count in ((lower, upper, 3), (0, lower, 7)):
+        ax = figure.add_axes((0, bottom / height, 1, tall / height), xlim=(0, WIDTH), ylim=(tall, 0))
+        ax.set_axis_off()
+        draw_step(ax, gradient_steps()[count], complete(count + 1))
+    note = "strong frame: the sums that this tile adds to; dashed: empty; bold: complete. scale = 1"
+    write(ax, 0.15, 4.75, note, ha="left")
+    return figure
 
 
 def complete(count: int) -> set[tuple[str, int]]:
@@ -61,12 +61,13 @@ def complete(count: int) -> set[tuple[str, int]]:
     return done | {("dq", i) for i in range(2) if count >= 6 + 3 * (i + 1)}
 
 
-def frame(title: str, step: tuple | None, sums: dict[str, torch.Tensor], done: set[tuple[str, int]]) -> Figure:
+def draw_step(ax: Axes, step: tuple, done: set[tuple[str, int]]) -> None:
     """The tensors around the grid of tiles, the tile at hand with its numbers, and the sums so far."""
-    figure, ax = canvas(4.85)
+    loop, now_i, now_j, *_, sums = step
+    keys = f"keys {now_j * KEYS} and {now_j * KEYS + 1}"
+    title = f"the loop that owns {keys}, with query {now_i}" if loop == "keys" else f"the loop that owns query {now_i}, with {keys}"
     write(ax, 0.15, 0.3, title, HEAD, ha="left", weight="bold")
-    loop, now_i, now_j = step[:3] if step else ("", -1, -1)
-    grid_h, bottom = 2 * CELL_H, TOP + 2 * CELL_H + 0.5
+    bottom = TOP + 2 * CELL_H + 0.5
     for row, (name, values) in enumerate((("k", K), ("v", V))):
         write(ax, LEFT - 0.15, TOP - 0.63 + row * 0.32, name, BODY, ha="right", weight="bold")
         for key, value in enumerate(values):
@@ -91,29 +92,25 @@ def frame(title: str, step: tuple | None, sums: dict[str, torch.Tensor], done: s
         middle = LEFT + (now_j + 0.5) * KEYS * CELL_W
         arrow(ax, (middle, TOP + (now_i + 1) * CELL_H), (middle, bottom), width=2.2)
         outline(ax, LEFT + now_j * KEYS * CELL_W, bottom, KEYS * CELL_W, 0.82)
-    elif loop == "queries":
+    else:
         arrow(ax, (LEFT + (now_j + 1) * KEYS * CELL_W, TOP + (now_i + 0.5) * CELL_H), (x, TOP + (now_i + 0.5) * CELL_H), width=2.2)
         outline(ax, x, TOP + now_i * CELL_H, CELL_W, CELL_H)
-    add = {"keys": "this tile adds pᵀ do to dv and scale · dsᵀ q to dk", "queries": "this tile adds scale · ds k to dq"}.get(loop, "")
+    add = "this tile adds pᵀ do to dv and scale · dsᵀ q to dk" if loop == "keys" else "this tile adds scale · ds k to dq"
     write(ax, LEFT, bottom + 1.15, add, BODY, ha="left", weight="bold")
-    note = "strong frame: the sums that this tile adds to; dashed: empty; bold: complete. scale = 1"
-    write(ax, 0.15, TOP + grid_h + 1.95, note, ha="left")
-    return figure
 
 
-def draw_tiles(ax: Axes, step: tuple | None) -> None:
+def draw_tiles(ax: Axes, step: tuple) -> None:
     """The grid of tiles: only the one at hand has numbers."""
     for i in range(2):
         for key in range(6):
             x, y = LEFT + key * CELL_W, TOP + i * CELL_H
-            if step and (i, key // KEYS) == step[1:3]:
+            if (i, key // KEYS) == step[1:3]:
                 _, _, j, p, ds, _ = step
                 text = f"{places(p[key - j * KEYS])}\n{places(ds[key - j * KEYS])}"
                 box(ax, x, y, CELL_W, CELL_H, text, "yellow", share=0.6)
             else:
                 box(ax, x, y, CELL_W, CELL_H)
-    if step:
-        write(ax, LEFT - 0.07, TOP + (step[1] + 0.5) * CELL_H, "p\nds", ha="right", weight="bold")
+    write(ax, LEFT - 0.07, TOP + (step[1] + 0.5) * CELL_H, "p\nds", ha="right", weight="bold")
     for i in range(2):
         for j in range(3):
             outline(ax, LEFT + j * KEYS * CELL_W, TOP + i * CELL_H, KEYS * CELL_W, CELL_H, line=1.4)

@@ -21,7 +21,7 @@ SMALL, BODY, HEAD = 11, 12, 13  # points
 MASKED = "////"  # hatching of what a mask leaves out
 WAITS = {"hatch": MASKED}  # somebody who has nothing to do
 
-IMAGES: dict[str, Callable] = {}  # what draws each file of images/: a figure for a PNG, a list of frames for a GIF
+IMAGES: dict[str, Callable] = {}  # what draws each file of images/
 
 
 def image(name: str) -> Callable:

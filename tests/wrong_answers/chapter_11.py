@@ -38,6 +38,8 @@ WRONG_ANSWERS = (
     edit("11.3", "stores every row", (", mask=offs_m < rows", ""), told="r < rows"),
     edit("11.4", "a row of the table for each key head", ("b * pages", "batch_head * pages"), told="table[b, start_n // PAGE_SIZE]", gpu=None),
     edit("11.4", "an entry for each tile", ("start_n // PAGE_SIZE)", "start_n // BLOCK_N)"), told="table[b, start_n // PAGE_SIZE]", gpu=None),
+    edit("11.4", "walks on after the last key", ("tl.minimum((split + 1) * part, S)", "(split + 1) * part"),
+         told="no tile begins at S or after it", gpu=None),
     edit("11.4", "one page for the part", ("start_n // PAGE_SIZE)", "start // PAGE_SIZE)"), told="look the page up in the loop"),
     edit("11.4", "the position for the row", ("h_k, start_n - first, ", "h_k, start_n, "), told="key n is row n % 16 of page table[b, n // 16]", gpu=None),
     edit("11.4", "batch entry b", ("acc, page, h_k", "acc, b, h_k"), told="key n is row n % 16 of page table[b, n // 16]"),

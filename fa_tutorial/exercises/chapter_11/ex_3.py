@@ -146,10 +146,10 @@ EXERCISE = Exercise(
     conditions={"empty": "where a row sees no key of a part, o = 0 and lse = −∞; no tile begins at S or after it"},
     hints=(
         "Take chapter 5's loop. What is its first key now, and where does it end? The number of splits is tl.num_programs(1).",
-        "part = tl.cdiv(tl.cdiv(S, BLOCK_N), splits) * BLOCK_N, and the loop goes over range(split * part, tl.minimum((split + 1) * part, "
-        "S), BLOCK_N). last_seen = S - S_q + offs_m % S_q.",
-        "store_tile(o, acc / l_or_one[:, None], split, i, 0, rows, D, BLOCK_M, BLOCK_D), and m + tl.log(l_or_one) goes to "
-        "lse_ptr + (split * tl.num_programs(0) + i) * rows + offs_m, where offs_m < rows.",
+        "Count in tiles: there are ceil(S / BLOCK_N), a part takes ceil(tiles / splits) of them, and the last part may end before the "
+        "others do. Which token is row r, and how many tokens come after it? That decides its last key.",
+        "A part begins at split * part and ends at (split + 1) * part or at S, whichever comes first. The last key of token t is S - S_q + t. "
+        "In o the place (split, i) stands where (b, h) stood; in lse that many rows of `rows` numbers come first.",
     ),
     solution=split_kernel,
     reasoning="Only the bounds of the loop are new. A program knows nothing of the other parts: its o and lse are those of a whole "

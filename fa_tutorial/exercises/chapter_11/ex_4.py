@@ -100,7 +100,10 @@ def inputs():
             for x in (k, v):
                 x[table[b, length // page_size :].long(), :, length % page_size :] = math.nan
         on = f"lengths {list(lengths)}, pages of {page_size}, splits = {splits}, H_k = {H_k}, S_q = {S_q}, D = {D}, BLOCK_N = {BLOCK}"
-        stray = "a tile's page is table[b, start_n // PAGE_SIZE], seqlens is (B,), and a page's rows count from its first key"
+        stray = (
+            "a tile's page is table[b, start_n // PAGE_SIZE], no tile begins at S or after it, seqlens is (B,), and a page's rows count from "
+            "its first key"
+        )
         sizes = S_q, splits, page_size, 16 if D <= 16 else 32
         return case(q, k, v, table.int(), torch.tensor(lengths).int(), *sizes, on=on, otherwise=otherwise, stray=stray, **options)
 
@@ -129,7 +132,8 @@ EXERCISE = Exercise(
         "For attend a page is what a batch entry was: k and v are (pages of all sequences, H_k, PAGE_SIZE, D). Which page has the tile's keys?",
         "In that page the tile starts at row start_n − first, where first = start_n // PAGE_SIZE * PAGE_SIZE is the position of the page's first "
         "key. attend compares with last_seen and S: from where must they count?",
-        "page = tl.load(table_ptr + b * pages + start_n // PAGE_SIZE), and attend gets page, h_k, start_n - first, last_seen - first, S - first.",
+        "Sequence b's row of the table begins at b * pages, and each tile needs its own entry, so look it up in the loop. attend knows only rows "
+        "of this page: give it each position minus that of the page's first key.",
     ),
     solution=paged_split_kernel,
     reasoning="A key has two numbers, its position in the sequence and its row in a page. The table is looked up by position, the page by row. "
