@@ -6,6 +6,7 @@ the loop and a block after an iteration.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dis
 import functools
@@ -65,9 +66,62 @@ def _differ(before: Any, after: Any) -> bool:
     return before.scalar != after.scalar and (before.scalar.is_floating() or after.scalar.is_floating())
 
 
+@functools.cache
+def has_while(code: CodeType) -> bool:
+    """Whether a function has a loop that no iterator drives."""
+    instructions = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]  # which may stand before the one it extends
+    return any(next(one for one in instructions if one.offset >= loop.head).opname != "FOR_ITER" for loop in loops(code))
+
+
 @contextlib.contextmanager
 def watched(kernel: Any) -> Iterator[None]:
     """Within, Wrong where a loop of the kernel, or of a function beside it, gives a variable another type than it had before the loop."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    # A loop over range or tl.range tells of each iteration itself. Python's tracing, which sees any loop, slows every call beneath.
+    names, patch = kernel.fn.__globals__, getattr(interpreter, "_patch_lang", None)
+    beside = [value.fn for value in names.values() if isinstance(value, interpreter.InterpretedFunction) and value.fn.__globals__ is names]
+    if patch is None or "range" in names or any(has_while(function.__code__) for function in (kernel.fn, *beside)):
+        with _traced(kernel):
+            yield
+        return
+    ended = collections.defaultdict(set)  # by frame, the variables of loops that have ended, which the compiler doesn't know any more
+
+    def watched_range(first: Any, end: Any = None, step: Any = None, **_: Any) -> Iterator[int]:
+        frame = sys._getframe(1)
+        before = {name: kind for name, kind in _types(frame).items() if name not in ended[frame]} if frame.f_globals is names else {}
+        try:
+            for value in range(*(number for number in (first, end, step) if number is not None)):
+                yield value
+                _check(before, frame)
+        finally:
+            ended[frame] |= set(frame.f_locals) - before.keys()
+
+    def patch_and_watch(function: Any) -> Any:
+        scope = patch(function)
+        language.range = watched_range  # the scope's end puts Triton's own back
+        return scope
+
+    names["range"] = lambda *args: watched_range(*args)
+    interpreter._patch_lang = patch_and_watch
+    try:
+        yield
+    finally:
+        interpreter._patch_lang = patch
+        del names["range"]
+
+
+def _check(before: dict[str, Any], frame: FrameType) -> None:
+    now = _types(frame)
+    for name, kind in before.items():
+        if name in now and _differ(kind, now[name]):
+            raise Wrong(told(name, str(kind), str(now[name])))
+
+
+@contextlib.contextmanager
+def _traced(kernel: Any) -> Iterator[None]:
+    """The same for any loop, by Python's tracing: a run takes three times as long."""
     names, file = kernel.fn.__globals__, kernel.fn.__code__.co_filename
 
     def call(frame: FrameType, event: str, _: Any) -> Any:
@@ -86,10 +140,7 @@ def watched(kernel: Any) -> Iterator[None]:
                 if enters or (at == loop.head and loop not in kept):
                     kept[loop] = {name: kind for name, kind in _types(frame).items() if name not in ended}
                 elif at == loop.head:
-                    now = _types(frame)
-                    for name, before in kept[loop].items():
-                        if name in now and _differ(before, now[name]):
-                            raise Wrong(told(name, str(before), str(now[name])))
+                    _check(kept[loop], frame)
                 elif loop in kept and not loop.head <= at <= loop.end:
                     ended.update(frame.f_locals.keys() - kept.pop(loop).keys())
             return line

@@ -75,6 +75,7 @@ WRONG_ANSWERS = (
     edit("5.3", "acc is a number before the loop, without dot's third argument", ("tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)", "0.0"),
          SUMMED, told=CARRIED),
     edit("5.3", "acc in q's dtype", ("BLOCK_D), dtype=tl.float32", "BLOCK_D), dtype=q_tile.dtype"), told=CARRIED),
+    edit("5.3", "l is a number before a tl.range", ("tl.zeros((BLOCK_M,), dtype=tl.float32)", "0.0"), ("in range", "in tl.range"), told=CARRIED),
     edit("5.3", "l is a number before a while", ("tl.zeros((BLOCK_M,), dtype=tl.float32)", "0.0"), *WHILE, told=CARRIED),
     edit("5.3", "stored in every iteration", ("    store_tile(", "        store_tile("), told="a program stores each element once",
          gpu=None),
