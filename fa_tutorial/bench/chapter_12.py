@@ -30,10 +30,20 @@ def in_words(states: dict[str, torch.Tensor]) -> str:
     return NAMES[0] if worst == 0 else f"{'all' if (rows == worst).all() else 'some'} {NAMES[worst]}"
 
 
+def marked(guess: str, states: dict[str, torch.Tensor]) -> str:
+    """A guess with its mark. "all" stands for all tensors; of one tensor a guess says whether in some rows or all."""
+    said = guess.lower().replace(",", " ").split()
+    if len(states) > 1 and said == ["all"]:
+        said = list(states)
+    if sorted(said) == sorted(in_words(states).lower().split()):
+        return f"✓ {guess}"
+    return f"✗ {guess}: some or all?" if len(states) == 1 and said in (["wrong"], ["nan"]) else f"✗ {guess}"
+
+
 def ruined_rows(changes: dict[str, dict[str, torch.Tensor]], guesses: Sequence[str] = ()) -> Figure:
     """A strip for each change, with a square for each row of each tensor: 0 right, 1 wrong, 2 NaN.
 
-    guesses: the reader's, a change each, in the words of `in_words`; "" for none.
+    guesses: the reader's, a change each, in the words of `in_words`, or "all" tensors; "" for none.
     """
     tensors = next(iter(changes.values()))
     widths = [len(rows) for rows in tensors.values()]
@@ -53,9 +63,9 @@ def ruined_rows(changes: dict[str, dict[str, torch.Tensor]], guesses: Sequence[s
     panels[0][0].set_yticks([line + 0.5 for line in range(len(changes))], list(changes))
     for line, (guess, states) in enumerate(zip(guesses, changes.values(), strict=False)):
         if guess:
-            right = sorted(guess.lower().replace(",", " ").split()) == sorted(in_words(states).lower().split())
-            mark, colour = ("✓", "black") if right else ("✗", COLOURS["vermilion"])
-            panels[0][-1].text(widths[-1] + 0.4, line + 0.5, f"{mark} {guess}", va="center", color=colour)
+            text = marked(guess, states)
+            colour = "black" if text.startswith("✓") else COLOURS["vermilion"]
+            panels[0][-1].text(widths[-1] + 0.4, line + 0.5, text, va="center", color=colour)
     handles = [Patch(linewidth=0.5, label=label, **look) for label, look in zip(NAMES, LOOKS, strict=True)]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure

@@ -76,8 +76,8 @@ ATTEND = (("load k", "orange"), ("q kᵀ", "yellow"), ("times scale", "yellow"),
           ("acc · alpha", "purple"), ("load v", "green"), ("acc + p v", "purple"))  # fmt: skip
 THEIRS = (("305", "wait: k is there", None, None), ("310", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
           ("328", "mask", "black", 3), ("332", "wait: v is there", None, None), ("335", "begin to copy the next k", "orange", 0))  # fmt: skip
-INSIDE = (("148", "m", "sky", 4), ("157", "alpha", "sky", 4), ("158", "l · alpha", "sky", 4), ("160", "acc · alpha", "purple", 6),
-          ("162", "times scale, and p", "sky", 5), ("165", "l plus this block's sum", "sky", 4))  # fmt: skip
+INSIDE = (("148", "m", "sky", 4), ("157", "alpha", "sky", None), ("158", "l · alpha", "sky", None), ("160", "acc · alpha", "purple", 6),
+          ("162", "times scale, and p", "sky", 5), ("165", "l plus this block's sum", "sky", None))  # fmt: skip
 LAST = (("367", "acc + p v", "purple", 8),)
 ROW, BOX, YOURS_AT, MINE, THEIRS_AT = 0.42, 0.34, 0.2, 2.5, 4.9
 SHARES = {"black": 0.12, "sky": 0.45, "orange": 0.6}
@@ -100,7 +100,7 @@ def draw_two_loops() -> Figure:
     for n, (text, colour) in enumerate(ATTEND):
         box(ax, YOURS_AT, mine[n], MINE, BOX, text, colour, share=share_of(colour))
     outline(ax, THEIRS_AT - 0.12, inside_top, wide + 0.02, (len(INSIDE) + 0.95) * ROW, dashed=True, line=1.3)
-    write(ax, THEIRS_AT, inside_top + 0.2, "343, 344: softmax_rescale_o, of softmax.h", ha="left")
+    write(ax, THEIRS_AT, inside_top + 0.2, "344: softmax_rescale_o, of softmax.h", ha="left")
     for rows, start in ((THEIRS, top), (INSIDE, inside_top + 0.85 * ROW), (LAST, last_top)):
         for n, (line, text, colour, step) in enumerate(rows):
             y = start + n * ROW
@@ -112,7 +112,7 @@ def draw_two_loops() -> Figure:
                         color="black" if moved else DARK, linewidth=2.2 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
     scale_to = inside_top + (0.85 + 4) * ROW + BOX / 2  # the scale goes with p
     ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.2)
-    write(ax, YOURS_AT, 6.85, "thick lines: what has moved", ha="left")
+    write(ax, YOURS_AT, 6.85, "thick lines: what has moved; one dotted line for m, alpha and l", ha="left")
     return figure
 
 
@@ -169,7 +169,7 @@ DKDV = (("sᵀ = k qᵀ", "matmul"), ("pᵀ, from lse", ""), ("dv + pᵀ do", "m
 DQ = (("s = q kᵀ", "matmul"), ("p, from lse", ""), ("dp = do vᵀ", "matmul"), ("ds", ""), ("dq + ds k", "matmul"))
 ONE_LOOP = ((472, "s = q kᵀ", "matmul"), (534, "p, from lse", ""), (553, "p to shared memory", "trip"), (575, "dp = do vᵀ", "matmul"),
             (589, "ds", ""), (625, "ds to shared memory", "trip"), (633, "dv + pᵀ do", "matmul"), (653, "ds k", "matmul"),
-            (676, "added to dq in memory", "trip"), (687, "dk + dsᵀ q", "matmul"))  # fmt: skip
+            (676, "added to dq in memory, fp32", "trip"), (687, "dk + dsᵀ q", "matmul"))  # fmt: skip
 LOOKS = {"matmul": {"colour": "blue", "share": 0.45}, "": {"colour": "black", "share": 0.06}, "trip": {"colour": "orange", "share": 0.6}}
 
 
@@ -243,8 +243,8 @@ def draw_masked_blocks() -> Figure:
             x, wide = left + (block * BLOCK_N - first) * side, min(BLOCK_N, S_k - block * BLOCK_N) * side
             look = {"colour": "sky", "share": 0.6} if block < full else {"colour": "orange", "share": 0.7}
             box(ax, x, top, wide, ROWS_OF_LOOP * side, **look)
-            if wide > 0.5:
-                write(ax, x + wide / 2, top - 0.17, f"{block * BLOCK_N} … {min((block + 1) * BLOCK_N, S_k) - 1}")
+            keys = f"{block * BLOCK_N} … {min((block + 1) * BLOCK_N, S_k) - 1}"
+            write(ax, x + wide / 2 if wide > 0.5 else x, top - 0.17, keys, ha="center" if wide > 0.5 else "left")
             for row in range(ROWS_OF_LOOP):
                 hidden = max(offset + row + 1, block * BLOCK_N)
                 if hidden < min((block + 1) * BLOCK_N, S_k):

@@ -45,6 +45,24 @@ def tiles_with_the_empty_middle_at_the_end(*args):
     return (start, end, end, end) if full_0 == full_1 else (start, full_0, full_1, end)
 
 
+def tiles_by_a_loop_over_rows_and_tiles(row_block, block_m, block_n, S_q, S_k, left, right):
+    touched, whole = [], []
+    for tile in range(-(-S_k // block_n)):
+        first, past = tile * block_n, min((tile + 1) * block_n, S_k)
+        is_touched, is_whole = False, past - first == block_n
+        for row in range(row_block * block_m, min((row_block + 1) * block_m, S_q)):
+            low = row + S_k - S_q - left if left >= 0 else 0
+            high = row + S_k - S_q + right + 1 if right >= 0 else S_k
+            is_touched = is_touched or max(low, first) < min(high, past)
+            is_whole = is_whole and low <= first and past <= high
+        touched += [tile] if is_touched else []
+        whole += [tile] if is_whole else []
+    if not touched:
+        return 0, 0, 0, 0
+    full = (whole[0], whole[-1] + 1) if whole else (touched[-1] + 1, touched[-1] + 1)
+    return touched[0], *full, touched[-1] + 1
+
+
 def lagging_step_with_the_blocks_own_maximum(s, shift, l, threshold):
     m = s.max(dim=1).values  # a row whose maximum is below its shift doesn't move
     new_shift = torch.where(m > shift + threshold * math.log(2), m, shift)
@@ -67,6 +85,7 @@ RIGHT_ANSWERS = (
     ("12.2", tiles_with_the_empty_middle_at_full_1),
     ("12.2", tiles_with_the_empty_middle_at_the_start),
     ("12.2", tiles_with_the_empty_middle_at_the_end),
+    ("12.2", tiles_by_a_loop_over_rows_and_tiles),
     ("12.3", lagging_step_with_the_blocks_own_maximum),
     ("12.4", two_tests_of_one_token_and_of_lists),
     ("12.4", two_tests_with_a_full_block_of_rows),

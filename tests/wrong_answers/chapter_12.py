@@ -27,6 +27,21 @@ def tiles_by_the_keys_of_all_and_any(row_block, block_m, block_n, S_q, S_k, left
     return start, full, full, end
 
 
+def tiles_by_a_loop_over_all_pairs(row_block, block_m, block_n, S_q, S_k, left, right):
+    rows = range(row_block * block_m, min((row_block + 1) * block_m, S_q))
+    touched, whole = [], []
+    for tile in range(-(-S_k // block_n)):
+        keys = range(tile * block_n, min((tile + 1) * block_n, S_k))
+        ahead = [key - row - S_k + S_q for row in rows for key in keys]
+        seen = [(left < 0 or a >= -left) and (right < 0 or a <= right) for a in ahead]
+        touched += [tile] if any(seen) else []
+        whole += [tile] if all(seen) and len(keys) == block_n else []
+    if not touched:
+        return 0, 0, 0, 0
+    full = (whole[0], whole[-1] + 1) if whole else (touched[-1] + 1, touched[-1] + 1)
+    return touched[0], *full, touched[-1] + 1
+
+
 WRONG_ANSWERS = (
     edit("12.1", "alpha upside down", ("torch.exp2((row_max - safe) * scale_log2)", "torch.exp2((safe - row_max) * scale_log2)"),
          told="scores_scale is upside down"),
@@ -44,10 +59,16 @@ WRONG_ANSWERS = (
          ("if not is_first:", "if True:"), ("(row_max - safe)", "(torch.where(row_max.isnan(), -math.inf, row_max) - safe)"),
          told="with Is_first neither row_max nor row_sum is read"),
     edit("12.1", "in place", ("acc = alpha[:, None] * acc", "acc *= alpha[:, None]"), told="changes its input acc in place"),
+    edit("12.1", "acc rescaled in the first block", ("    return p,", "    acc = torch.exp2((row_max - safe) * scale_log2)[:, None] * acc if is_first"
+                                                    " else acc\n    return p,"), told="with Is_first the function doesn't touch acc_o"),
+    edit("12.1", "another order", ("p, new_max, new_sum, acc", "new_max, new_sum, p, acc"), told="return p, row_max, row_sum, acc"),
     ("12.2", tiles_by_the_keys_of_all_and_any, "pairs of the block is made: its first and last row decide"),
+    ("12.2", tiles_by_a_loop_over_all_pairs, "lines run for a block with 16,384 pairs of a row and a key"),
     edit("12.2", "in floats", ("low(first) // block_n", "low(first) / block_n"), told="gives start = 8.333, want 8"),
     edit("12.2", "whole floats", ("low(first) // block_n,", "float(low(first) // block_n),"), told="a tile's number is an integer"),
-    edit("12.2", "causal tiles alone", (FIRST, f"    left, right = -1, 0\n{FIRST}"), told=TILES),
+    edit("12.2", "causal tiles alone", (FIRST, f"    left, right = -1, 0\n{FIRST}"), told="these are causal_tiles"),
+    edit("12.2", "FA3's bound", ("full_0 = -(-low(last) // block_n)", "full_0 = max(low(first) // block_n, -(-(first + block_m + S_k - S_q - left)"
+                                 " // block_n)) if left >= 0 else 0"), told="from the row after the block's last"),
     edit("12.2", "no whole tiles", ("    return low(first)", "    full_0 = full_1 = low(first) // block_n\n    return low(first)"),
          told=TILES),
     edit("12.2", "no whole tiles after the first", ("    return low(first)", "    full_1 = full_0\n    return low(first)"),

@@ -45,6 +45,10 @@ MISTAKES = {
         "    return p,", "    acc = torch.zeros_like(acc) if is_first else acc\n    return p,"),
     "the first block rescales by the old row_max, which nothing has set: with Is_first there is no scores_scale": (
         "if not is_first:", "if True:"),
+    "the first block rescales acc by the old row_max, which nothing has set: with Is_first the function doesn't touch acc_o": (
+        "    return p,", "    acc = torch.exp2((row_max - safe) * scale_log2)[:, None] * acc if is_first else acc\n    return p,"),
+    "row_max comes back scaled from the first block: it stays the maximum of the scores as gemm left them, because the next block "
+    "compares it with such scores": ("return p, new_max,", "return p, new_max * scale_log2 if is_first else new_max,"),
     "row_max begins at 0 in the first block: with Is_first it is the block's own maximum, which may be below 0": (
         "if is_first:\n        new_max = s.amax(dim=1)", "if is_first:\n        new_max = s.amax(dim=1).clamp(min=0)"),
     "row_max forgets the blocks before: a later block's reduce_max reads the old row_max, too": (
@@ -79,6 +83,14 @@ MISTAKES = {
         "    return p,", "    p = p / new_sum[:, None]\n    return p,"),
     "p and acc are divided by row_sum: normalize_softmax_lse divides acc_o after the loop, once": (
         "    return p,", "    p, acc = p / new_sum[:, None], acc / new_sum[:, None]\n    return p,"),
+    "p is a softmax of the block alone: p is measured from row_max, and normalize_softmax_lse divides acc_o after the loop": (
+        "    new_sum = p.sum(dim=1)", "    new_sum, p = p.sum(dim=1), torch.softmax(s * scale_log2 * math.log(2), dim=1)"),
+    "acc is divided by row_sum in a later block: normalize_softmax_lse divides after the loop, once": (
+        "    return p,", "    acc = acc if is_first else acc / new_sum[:, None]\n    return p,"),
+    "the results are in another order, p, acc, row_max, row_sum: return p, row_max, row_sum, acc": (
+        "p, new_max, new_sum, acc", "p, acc, new_max, new_sum"),
+    "the results are in another order, row_max, row_sum, p, acc: return p, row_max, row_sum, acc": (
+        "p, new_max, new_sum, acc", "new_max, new_sum, p, acc"),
     "row_max and row_sum are swapped: return p, row_max, row_sum, acc": ("p, new_max, new_sum", "p, new_sum, new_max"),
     "p is rounded to 16 bits: the function leaves it in float32, and line 347 rounds after it": (
         "    return p,", "    p = p.half().to(p.dtype)\n    return p,"),

@@ -2,9 +2,10 @@
 
 import functools
 import random
+import sys
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, same
+from fa_tutorial.exercises.running import LIBRARIES, Wrong, same
 from fa_tutorial.exercises.watch import LargestTensor
 
 
@@ -27,9 +28,13 @@ def window_tiles(row_block, block_m, block_n, S_q, S_k, left, right):
 SEES = "row i sees keys i + S_k − S_q − left … i + S_k − S_q + right, both included"
 START, FULL_0 = "low(first) // block_n,", "-(-low(last) // block_n)"
 FULL_1, END = "max(full_0, high(first) // block_n)", "-(-high(last) // block_n)"
+LATE = "full_0 is found from the row after the block's last: that's one tile late where the last row's window begins with a tile"
 MISTAKES = {
     "full_0 counts a tile of which the last row sees only a part: round up": (FULL_0, "low(last) // block_n"),
     "full_0 is found from the first row: the last row's window begins furthest to the right": (FULL_0, "-(-low(first) // block_n)"),
+    f"{LATE}, as FA3 and FA4 find it": (FULL_0, "max(low(first) // block_n, -(-max(0, first + block_m + S_k - S_q - left) // block_n))"
+                                        " if left >= 0 else 0"),
+    f"{LATE}": (FULL_0, "-(-low(last + 1) // block_n)"),
     "full_1 counts a tile of which the first row sees only a part: round down": (FULL_1, "max(full_0, -(-high(first) // block_n))"),
     "full_1 is found from the last row: the first row's window ends first": (FULL_1, "max(full_0, high(last) // block_n)"),
     "start leaves out a tile that the first row sees in part: round down": (START, "-(-low(first) // block_n),"),
@@ -46,6 +51,8 @@ MISTAKES = {
         (END, "-(-high(first) // block_n)")],
     "full_1 is below full_0: a narrow window has no whole tile, and two loops would visit the tiles between them twice": (
         FULL_1, "high(first) // block_n"),
+    "both limits are left out: these are causal_tiles, whatever left and right are": (
+        "    first = row_block", "    left, right = -1, 0\n    first = row_block"),
     "left = −1 and right = −1 count as numbers of keys: negative is no limit, so low is 0 and high is S_k": [
         (" if left >= 0 else 0", ""), (" if right >= 0 else S_k", "")],
 }  # fmt: skip
@@ -96,16 +103,41 @@ def _edge(block_m, block_n, S_q, S_k, left, right):
     return "narrow" if left + right + 1 < block_m + 2 * block_n else ""
 
 
+MANY = 10_000
+
+
 class NoPairs(LargestTensor):
-    """No tensor comes up with a number for each pair of a row of the block and a key."""
+    """No tensor comes up with a number for each pair of a row of the block and a key, and where these are many, no loop walks over them."""
 
     def __init__(self, row_block, block_m, block_n, S_q, S_k, left, right):
         super().__init__()
         self.pairs = min(block_m, S_q - row_block * block_m) * S_k
+        self.lines = 0  # of both calls
+
+    def __enter__(self):
+        self.traced = sys.gettrace()
+        if self.pairs >= MANY:
+            sys.settrace(self.count)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        sys.settrace(self.traced)
+        return super().__exit__(*error)
+
+    def count(self, frame, event, _):
+        if frame.f_globals.get("__name__", "").partition(".")[0] in {"fa_tutorial", *LIBRARIES}:
+            return None
+        self.lines += event == "line"
+        return self.count
 
     def complaint(self, result):
         if self.largest >= self.pairs:
             return f"the tiles are right, but a tensor of all {self.pairs:,} pairs of the block is made: its first and last row decide"
+        if self.pairs >= MANY and self.lines >= self.pairs:
+            return (
+                f"the tiles are right, but {self.lines // 2:,} lines run for a block with {self.pairs:,} pairs of a row and a key: its first "
+                f"and last row decide"
+            )
         return ""
 
 
@@ -118,6 +150,7 @@ def inputs():
     yield case(3, 4, 2, 32, 45, 9, 4, otherwise="the last of 32 rows stands at the last of 45 keys")
     yield case(3, 4, 2, 64, 64, 0, 5, otherwise="left = 0 is a limit: no key before the row's own")
     yield case(3, 4, 2, 64, 64, 5, 0, otherwise="right = 0 is a limit: no key after the row's own")
+    yield case(40, 16, 16, 1024, 1024, 95, 0)  # MANY pairs: a loop over them is seen
     yield case(3, 4, 4, 16, 16, 0, 0, otherwise="no tile is whole here: full_0 = full_1, at any place from start to end, so 3 or 4")
     for _ in range(100):
         block_m, block_n, blocks = random.choice((1, 2, 3, 16)), random.choice((1, 2, 3, 16)), random.randint(1, 6)

@@ -45,6 +45,8 @@ MISTAKES = {
                                                                                           "0.0, m)[:, None])")),
     "alpha rescales to the new maximum: where the shift stays, alpha is 1": (ALPHA, ("torch.exp(shift - torch.where(m == -math.inf, 0.0, "
                                                                                     "m))")),
+    "the alpha that is returned rescales to the new maximum: where the shift stays, alpha is 1": (
+        f"{TOTAL}, alpha", f"{TOTAL}, torch.exp(shift - torch.where(m == -math.inf, 0.0, m))"),
     "l isn't rescaled: where the shift moves, multiply it by alpha": (TOTAL, "l + p.sum(dim=-1)"),
     "l is this block's sum alone: add alpha · l": (TOTAL, "p.sum(dim=-1)"),
     "a row that has seen nothing gives NaN: its new shift is −inf, and −inf − (−inf) is NaN": (SAFE, "new_shift"),
@@ -52,6 +54,7 @@ MISTAKES = {
         WHERE, "torch.where(moves, shift, m)"),
     "alpha is upside down: old sums are multiplied by exp(old shift − new shift), at most 1": (ALPHA, "torch.exp(safe - shift)"),
     "p is measured from 0: it is exp(s − shift), with the shift after this block": (P, "torch.exp(s)"),
+    "shift and l are swapped: return p, shift, l, alpha": (f"new_shift, {TOTAL}", f"{TOTAL}, new_shift"),
     "l and alpha are swapped: return p, shift, l, alpha": (f"{TOTAL}, alpha", f"alpha, {TOTAL}"),
     "the maximum is returned in place of the shift that p was measured from": ("p, new_shift, ", "p, m, "),
 }  # fmt: skip
