@@ -34,6 +34,8 @@ MISTAKES = {
     ("a tile is skipped where its first key is too far back for its last query: it is needed as long as its last key is near enough for "
     "its first query"): (NEEDED, "(farthest <= 0) & (farthest >= -left)"),
     "rows and columns are exchanged: a row of the result is a block of queries": (SUM, f"({SUM}).mT"),
+    "a tile is skipped where its first key comes after its first query: a later query of the tile may still see it": (
+        NEEDED, "(start <= top) & (nearest >= -left)"),
     "a tile is skipped where one corner is hidden: it is needed as soon as one of its pairs is seen": (NEEDED, WHOLE),
     "the window is one key too narrow: a query sees its own key and `left` keys before it": ("-left", "1 - left"),
     "the window is one key too wide: a query sees its own key and `left` keys before it": ("-left", "-left - 1"),
@@ -105,7 +107,7 @@ def inputs():
         on = f"a window of {left} keys and the query's own, S = {S}, tiles of {block_m} × {block_n}"
         return case(Counted(left, []), *args[1:], on=on, otherwise=otherwise, **options)
 
-    sizes = "a tile holds block_m queries, which are rows, and block_n keys, which are columns"
+    sizes = "a tile may hold more queries than keys, or fewer: which of its pairs are seen?"
     yield window(7, 8, 2, 2)
     yield window(2, 8, 2, 2)
     yield window(3, 8, 2, 2)

@@ -50,6 +50,8 @@ MISTAKES = {
     "every tile is loaded, in the list or not: loop over the list's count, and take each tile's number from index": [
         (LOOP, "range(across)"), (NUMBER, "t")],
     "the loop runs to the end of the list's row: only its first count entries mean anything": (LOOP, "range(across)"),
+    "past its end each list goes on with tile 0, which is then computed again: the loop ends after count entries": [
+        (LOOP, "range(across)"), (NUMBER, NUMBER.replace("+ t)", "+ t, mask=t < count, other=0)"))],
     "every block of rows takes the first block's list: its own is row start_m // BLOCK_M of index and of count": [
         ("count_ptr + row", "count_ptr"), (ENTRY, "t")],
     ("every block of rows takes its tiles from the first block's list: its own starts ceil(S_k / BLOCK_N) entries a row further "
@@ -109,7 +111,7 @@ def truth(q, k, v, left, blocks):
 
 
 def inputs():
-    lists = "a program's row of the lists is the number of its block of rows, program_id % row_blocks"
+    lists = "a program's row of the lists is the number of its block of queries"
     stray = f"{lists}, a row of index has ceil(S_k / BLOCK_N) entries, and its first count entries mean anything"
 
     def rows(B, H, S_q, S_k, left, otherwise="", *, blocks=(16, 16), on="", unlisted=0, draw=None, **options):
@@ -119,7 +121,7 @@ def inputs():
         on = f"B = {B}, H = {H}, S_q = {S_q}, S_k = {S_k}, tiles of {blocks[0]} × {blocks[1]}, {mask}{on}"
         return case(q, k, v, left, blocks, on=on, otherwise=otherwise, stray=stray, **options)
 
-    loop = "tile t of the list is number index_ptr[row · ceil(S_k / BLOCK_N) + t], and starts at BLOCK_N times that"
+    loop = "each block of queries visits the tiles of its own row of index, of ceil(S_k / BLOCK_N) entries, and no other tile"
     yield rows(1, 1, 16, 16, 3)
     yield rows(1, 1, 32, 32, 5, loop)
     yield rows(1, 1, 48, 48, 20, loop)

@@ -161,7 +161,7 @@ EXERCISE = Exercise(
     more="The package's score_gradient is this step in base 2, with dropout.",
     inputs=inputs,
     truth=truth,
-    rule="p = exp(SCORE_MOD(s) − lse) where MASK_MOD is True, else 0, and ds = p (dp − delta) · SCORE_GRAD(s)",
+    rule="p is the softmax of the modified scores over the pairs that are seen, and ds the gradient of the scaled score, before SCORE_MOD",
     mistakes=MISTAKES,
     parts=("p", "ds"),
     adapt=adapt,

@@ -41,6 +41,9 @@ MISTAKES = {
     "delta is weighted by p (1 − p) in dsink: ds = p (dp − delta), and delta holds the rest": (
         DSINK, "-(p_sink * (1 - p_sink) * delta).sum()"),
     "the sink's ds are given row by row: every row uses the one sink, so add up": (DSINK, "-(p_sink * delta)"),
+    "p_sink and delta broadcast to a matrix, so that each row's share meets the delta of every row: give both the shape (S_q,)": (
+        DSINK, "-(p_sink * delta[:, None]).sum()"),
+    "dsink is right, but its shape is (1,): it is one number, of shape ()": (DSINK, "-(p_sink * delta).sum(dim=0, keepdim=True)"),
     "the mean over the rows is taken: every row uses the one sink, so add up": (DSINK, "-(p_sink * delta).mean()"),
     "dsink is 0: the sink's dp is 0, but its ds is p_sink (0 − delta)": (DSINK, "0 * p_sink.sum()"),
     "the first two results are exchanged: return ds, dv, dsink": ("return ds, dv,", "return dv, ds,"),
@@ -49,9 +52,14 @@ CONDITIONS = {"hidden": "a pair may be hidden, and a row may see no key or keep 
 
 
 FIRST = {
-    "ds": "o = (z ∘ p) v, and dp = z ∘ (do · v): where a pair is dropped, dp is 0, and p isn't",
-    "dv": "o = (z ∘ p) v, so dv = (z ∘ p)ᵀ do",
-    "dsink": "the sink is a key whose value is 0, so its dp is 0, and a row gives p_sink (0 − delta)",
+    "ds": "ds is the gradient by the scores: where a pair is dropped, z is 0, but its p took part in the softmax",
+    "dv": "o = (z ∘ p) v, and dv is its gradient by v",
+    "dsink": "dsink is the gradient by the sink, which takes part in the softmax as a key does whose value is 0",
+}
+ROWS = {
+    "ds": "a row of ds depends on no other row",
+    "dv": "dv adds up over the rows",
+    "dsink": "all rows use the same sink: add up over the rows",
 }
 
 
@@ -89,8 +97,8 @@ def inputs():
     one = [[[0.5, 0.25]], [0.25], [[2.0, 0.0]], [[1.0], [3.0]], [[2.0]]]
     yield case(*map(torch.tensor, one), otherwise=FIRST)
     seed = torch.Generator().manual_seed(1)
-    yield rows(2, 3, 2, 0.5, seed, "each row has its own delta, the sum of do ∘ o along D")
-    yield rows(4, 5, 3, 0.5, seed, "all rows use the same sink: add up over the rows")
+    yield rows(2, 3, 2, 0.5, seed, ROWS)
+    yield rows(4, 5, 3, 0.5, seed, ROWS)
     yield rows(9, 7, 4, 0.25, generator(), words="a random case", fresh=True)
     yield rows(4, 3, 2, 0.5, seed, words="row 0 sees no key, and row 1 keeps none", hidden=True, edge="hidden")
 
@@ -110,7 +118,7 @@ EXERCISE = Exercise(
     more="The package's kernels have no z in memory: they draw it anew for each tile.",
     inputs=inputs,
     truth=truth,
-    rule="dv = (z ∘ p)ᵀ do, ds = p ∘ (dp − delta) with dp = z ∘ (do vᵀ) and delta the row sums of do ∘ o, dsink = −Σ p_sink delta",
+    rule="the gradients of the sum of do ∘ o, where o = (z ∘ p) v, by the scores, by v and by the sink",
     mistakes=MISTAKES,
     parts=("ds", "dv", "dsink"),
     watch=NoAutograd,

@@ -85,7 +85,8 @@ class NoPairs(LargestTensor):
 def inputs():
     def packed(block, *lengths, otherwise="", on="", **options):
         cu = torch.tensor([0, *lengths]).cumsum(0).int()
-        return case(cu, block, on=on or f"cu_seqlens = {cu.tolist()}, blocks of {block}", otherwise=otherwise, **options)
+        last = f", where the last query is token {int(cu[-1]) - 1}" if "edge" in options else ""
+        return case(cu, block, on=on or f"cu_seqlens = {cu.tolist()}, blocks of {block}{last}", otherwise=otherwise, **options)
 
     yield packed(4, 8, 8, otherwise="a block of queries needs the tiles of its own sequence")
     yield packed(4, 6, 10, otherwise="the second block has queries of both sequences, and needs the tiles of both")
