@@ -16,7 +16,7 @@ import torch
 
 from fa_tutorial.forward import choose_config
 from fa_tutorial.hardware import card_of, require_triton
-from fa_tutorial.source import defined
+from fa_tutorial.source import defined, source_of
 from fa_tutorial.tiles import TileConfig, heads, padded_d
 from fa_tutorial.tuned import forward
 from fa_tutorial.tuned.descriptors import can_use_tma, descriptor_template
@@ -69,6 +69,11 @@ def changes(old: str, new: str) -> str:
 def show(step: str) -> None:
     """Show diff(step) in a notebook, coloured."""
     _display(diff(step))
+
+
+def show_changes(old: Callable, new: Callable) -> None:
+    """Show in a notebook what changes from the body of one jitted function to another's, without docstrings."""
+    _display(changes(*(source_of(function).split('"""')[-1] for function in (old, new))))
 
 
 def _display(text: str) -> None:
