@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def show(step: str) -> None:
 
 def show_changes(old: Callable, new: Callable) -> None:
     """Show in a notebook what changes from the body of one jitted function to another's, without docstrings."""
-    _display(changes(*(source_of(function).split('"""')[-1] for function in (old, new))))
+    bodies = (source_of(function).split('"""')[-1].strip("\n") for function in (old, new))
+    _display(changes(*map(textwrap.dedent, bodies)))
 
 
 def _display(text: str) -> None:
