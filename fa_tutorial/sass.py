@@ -24,7 +24,7 @@ import torch
 from fa_tutorial import compiling, hardware, hopper
 from fa_tutorial.source import source_of
 from fa_tutorial.tiles import TileConfig
-from fa_tutorial.tuned import steps
+from fa_tutorial.tuned import ideas, steps
 
 STORED = Path(__file__).with_name("hopper_sass.json")
 D = 128
@@ -117,6 +117,19 @@ def loop_of(step: str, tile: TileConfig, D: int) -> list[Line]:
 def _step_lines(step: str, tile: tuple[int, ...], D: int) -> list[Line]:
     with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
         steps.flash_forward(*compiling.inputs(torch.float16, D)[:3], False, 0.5, step=step, tile=TileConfig(*tile))
+    return lines_of(sass_of(launched[-1][1], "-hex"))
+
+
+@functools.cache
+def loop_of_idea(idea: str, tile: TileConfig, D: int) -> list[Line]:
+    """The loop of one of chapter 8's ideas, of tuned.ideas.IDEAS. As loop_of."""
+    made = _in_a_process("pass", f"sass._idea_lines({idea!r}, {astuple(tile)!r}, {D})", "idea_kernel")
+    return [Line(*line) for line in made]
+
+
+def _idea_lines(idea: str, tile: tuple[int, ...], D: int) -> list[Line]:
+    with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
+        ideas.run(*compiling.inputs(torch.float16, D)[:3], idea, TileConfig(*tile))
     return lines_of(sass_of(launched[-1][1], "-hex"))
 
 

@@ -392,13 +392,34 @@ def show_larger_tiles(programs: Programs, predict: Predict) -> None:
             )
 
 
-def show_repair() -> None:
-    """Print the cycles and rates on the H100, with the larger tile, before and after the last steps."""
-    print(f"{'H100: cycles, TFLOP/s':21}", *(f"{f'D = {D}, {mask(causal)}':>16}" for D, causal in POINTS))
-    for words, step in (("step 4", "order"), ("three small changes", "load ahead"), ("the repair", "round up")):
-        found = [(point, stored_steps()[point][f"{step}, larger tile"]) for point in POINTS]
-        numbers = [f"{tile_cycles(row, *point):,.0f}, {row['tflops']:.0f}" for point, row in found]
-        print(f"{words:21}", *(f"{number:>16}" for number in numbers))
+def show_guard() -> None:
+    """Print what the guard only where there is a mask does with steps.LARGER: the loop's instructions, registers, and
+    the H100's cycles for 64 x 64 scores."""
+    print("H100, larger tile        loop   registers      cycles")
+    for D, is_causal in POINTS:
+        names = "one division", "guard"
+        old, new = (compiled_steps()[name, steps.LARGER[D], D, is_causal] for name in names)
+        cycles = [tile_cycles(stored_steps()[D, is_causal][f"{name}, larger tile"], D, is_causal) for name in names]
+        loop, registers = (change(old[number], new[number]) for number in ("loop", "registers"))
+        print(f"D = {D:3}, {mask(is_causal):8} {loop:>11} {registers:>11} {change(*cycles):>11}", end=" ")
+        print(f"({cycles[1] / cycles[0] - 1:+.1%})")
+
+
+AFTER_STEP_4 = {
+    "order": "step 4",
+    "one division": "one division a row",
+    "guard": "the guard",
+    "load ahead": "loads ahead",
+    "round up": "m rounded up",
+}
+
+
+def show_last_steps() -> None:
+    """Print the cycles for 64 x 64 scores on the H100 with the larger tile, after each of the last small steps."""
+    print(f"{'H100, cycles after':21}", *(f"{f'D = {D}, {mask(causal)}':>16}" for D, causal in POINTS))
+    for step, words in AFTER_STEP_4.items():
+        found = [tile_cycles(stored_steps()[point][f"{step}, larger tile"], *point) for point in POINTS]
+        print(f"{words:21}", *(f"{cycles:16,.0f}" for cycles in found))
 
 
 def show_ideas() -> None:
@@ -456,6 +477,8 @@ def draw_chain(predict: Predict) -> Figure:
             for end, number in zip(columns, (mhz(found[name]), found[name]["tflops"]), strict=True):
                 ax.text(end, y, f"{number:.0f}", va="center", ha="right")
             before = cycles
+        own = tile_cycles(found["basic"], D, False)
+        ax.plot(own, 0, "o", color="black", markerfacecolor="white", markersize=5.5, zorder=3)
         ax.axvline(turns, color="grey", linestyle=":", zorder=0)
         for end, word in zip(columns, ("MHz", "TFLOP/s"), strict=True):
             ax.text(end, -0.75, word, va="center", ha="right")
@@ -469,10 +492,11 @@ def draw_chain(predict: Predict) -> Figure:
     figure.legend(handles=[
         Line2D([], [], color="black", marker="o", markersize=4.5, linestyle="", label="measured"),
         Line2D([], [], color="black", marker="D", mfc="white", markersize=8, linestyle="", label="by (8.5)"),
+        Line2D([], [], color="black", marker="o", mfc="white", markersize=5.5, linestyle="", label="chapter 5's tile"),
         Line2D([], [], color="black", marker="s", markersize=4.5, linestyle="", label="cuDNN, measured"),
         Patch(color=COLOURS["blue"], label="fewer cycles than the step above"),
         Patch(color=COLOURS["orange"], label="more"),
-    ], loc="outside lower center", ncols=5, frameon=False)  # fmt: skip
+    ], loc="outside lower center", ncols=6, frameon=False)  # fmt: skip
     return figure
 
 
@@ -529,43 +553,56 @@ def tflops_of(rows: pd.DataFrame, provider: str, mode: str, S: int, D: int, is_c
     return results.select(rows, **wanted).iloc[0]["tflops"]
 
 
-# ---------------------------------------------------------------- the backward
+# ---------------------------------------------------------------- beyond the forward's loop
 
-# a row of the sweep -> its words
+# the backward's steps: a row of the sweep -> its words; from the second on, each has its best tile
 BACKWARD = {
     "basic": "chapter 7",
     "autotune": "chapter 7, best tiles",
-    "exp2": "base 2 and lse₂",
+    "exp2": "base 2",
     "descriptors": "descriptors",
     "order": "order",
 }
 
 
+def show_autotuning(kernels: pd.DataFrame) -> None:
+    """Print what a call with a new length costs on the H200, and which tile was chosen on the H100. kernels:
+    results.load's."""
+    first = results.select(kernels, kernel="first_call").iloc[0]
+    print(f"H200, a call with a new S: {first['bad_key_s'][1]:.3f} s if S itself is in the key,", end=" ")
+    print(f"{first['same_bucket_again_s']:.3f} s if S rounded up to a power of two is")
+    found = stored_steps()[64, False]
+    chosen, best = (found[name] for name in ("tuned", LARGER_TILE))
+    print(f"H100, D = 64, full: it chose {chosen['tile']}, {chosen['tflops']:.0f} TFLOP/s;", end=" ")
+    print(f"{best['tile']} has {best['tflops']:.0f}")
+
+
 def show_backward(rows: pd.DataFrame) -> None:
-    """Print the H200's rates of the backward's steps, S = 4,096, and each step's gains. rows: results.load's."""
-    print(f"{'H200, bwd, TFLOP/s':21}", *(f"{D:>5} {mask(causal):6}" for D, causal in POINTS), " gain")
-    before = None
-    for kind, words in BACKWARD.items():
-        rates = [tflops_of(rows, kind, "bwd", 4096, *point) for point in POINTS]
-        gains = [rate / old for rate, old in zip(rates, before or rates, strict=True)]
-        told = f"  {percent(min(gains))} to {percent(max(gains))}" if before else ""
-        print(f"{words:21}", *(f"{rate:12.0f}" for rate in rates), told)
-        before = rates
-
-
-# ---------------------------------------------------------------- short sequences
+    """Print the H200's gains of the backward's steps, S = 4,096: the least and the largest of POINTS. rows:
+    results.load's."""
+    rates = {
+        words: [tflops_of(rows, kind, "bwd", 4096, *point) for point in POINTS] for kind, words in BACKWARD.items()
+    }
+    gains = []
+    for before, words in itertools.pairwise(rates):
+        ratios = [rate / old for old, rate in zip(rates[before], rates[words], strict=True)]
+        gains.append(f"{words} {percent(min(ratios))} to {percent(max(ratios))}")
+    print("H200, backward:", ", ".join(gains[1:]))
+    at = POINTS.index((128, False))
+    first, last = (rates[words][at] for words in ("chapter 7", "order"))
+    print(f"               D = 128, full: {change(first, last)} TFLOP/s in all")
 
 
 def show_short() -> None:
-    """Print the H200's µs of a call of many in a row, and of its replay from a CUDA graph."""
-    providers = ("sdpa_flash", "basic", "tuned")
+    """Print the H200's µs of a forward of many in a row, and of its replay from a CUDA graph."""
     stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "short"]
-    print("H200, µs a call, of many in a row -> from a graph; causal, B = H = 8, D = 64")
-    print(f"{'':14}", *(f"{provider:>14}" for provider in providers))
-    for mode, S in itertools.product(("fwd", "fwd_bwd"), (shape.S_q for shape in SHORT)):
-        found = {row["provider"]: row for row in stored if (row["mode"], row["S_q"]) == (mode, S)}
-        numbers = [change(found[name]["call_us"], found[name]["graph_us"]) for name in providers]
-        print(f"{mode:8} {S:5,}", *(f"{number:>14}" for number in numbers))
+    found = {(row["provider"], row["S_q"]): row for row in stored if row["mode"] == "fwd"}
+    for name, words in (("basic", "chapter 5"), ("tuned", "tuned")):
+        numbers = ", ".join(
+            f"S = {S:,}: {change(found[name, S]['call_us'], found[name, S]['graph_us'])}"
+            for S in (shape.S_q for shape in SHORT)
+        )
+        print(f"H200, {words}, µs a forward -> from a graph: {numbers}")
 
 
 def graph_of(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:

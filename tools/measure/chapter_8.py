@@ -43,8 +43,8 @@ from fa_tutorial.bench.measure import call_of, measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, randn, timed, timed_in_turns
 from fa_tutorial.tiles import TileConfig
-from fa_tutorial.tuned import autotuning, steps
-from measure import experiments, tuned_steps
+from fa_tutorial.tuned import autotuning, ideas, steps
+from measure import tuned_steps
 from measure.clocks import cycles_in_turns, mhz_between, read_clocks
 from measure.profiler import counted, python
 
@@ -122,7 +122,7 @@ def experiment_cases() -> Iterator[Measurement]:
     """
     for D, tiles in ((64, ((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2))), (128, ((64, 64, 4, 2), (128, 64, 4, 2)))):
         shape = at_4096(D, False)
-        for tile, idea in itertools.product(itertools.starmap(TileConfig, tiles), experiments.IDEAS):
+        for tile, idea in itertools.product(itertools.starmap(TileConfig, tiles), ideas.IDEAS):
             yield (
                 about(8, "idea", idea, **vars(shape)) | {"tile": in_words(tile)},
                 partial(_idea_row, idea, tile, shape),
@@ -135,21 +135,16 @@ def experiment_cases() -> Iterator[Measurement]:
 
 def _idea_row(idea: str, tile: TileConfig, shape: Shape) -> dict[str, Any]:
     q, k, v = inputs(shape)
-    error = (
-        (experiments.run(q, k, v, idea, tile) - tuned.flash_forward(q, k, v, False, shape.D**-0.5)[0])
-        .abs()
-        .max()
-        .item()
-    )
+    error = (ideas.run(q, k, v, idea, tile) - tuned.flash_forward(q, k, v, False, shape.D**-0.5)[0]).abs().max().item()
     if not error < 2e-3:
         return {"ms": None, "reason": f"wrong result: off by {error}"}
-    return timed(lambda: experiments.run(q, k, v, idea, tile), flops=flops_of(shape))
+    return timed(lambda: ideas.run(q, k, v, idea, tile), flops=flops_of(shape))
 
 
 def _two_loops_row(shape: Shape) -> dict[str, Any]:
     """What becomes of a kernel with two warp-specialised loops."""
     try:
-        experiments.run(*inputs(shape), "two_loops", TileConfig(64, 64, 4, 3))
+        ideas.run(*inputs(shape), "two_loops", TileConfig(64, 64, 4, 3))
     except RuntimeError as error:
         return {"reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     return {"reason": "compiles"}

@@ -117,15 +117,15 @@ def inputs():
     nothing = "a row that has seen nothing keeps m = −inf and l = 0: only what is subtracted, from s and from m, is 0"
     yield step([[-INF] * 4, [1.0, 2.0, -INF, 0.0]], *first, 0.5, nothing, edge="unseen")
     low = "scores may be as low as −2³⁰: where a row has seen a key, m_new itself is subtracted"
-    yield step([[-(2.0**30)] * 4, [1.0, 2.0, -INF, 0.0]], *first, 0.5, low, edge="low")
+    yield step([[-(2.0**30)] * 4, [1.0, 2.0, -INF, 0.0]], *first, 4.0, low, edge="low")
     draw = generator()
     s, m = 5 * torch.randn(ROWS, KEYS, generator=draw), torch.randn(ROWS, generator=draw)
     yield case(*(x.to(hardware.device()) for x in (s, m, torch.ones(ROWS))), 0.18, on="a random tile", fresh=True)
 
 
 def note(step):
-    """What a kernel pays for without need, seen where scale_log2 is negative: the maximum of s · scale_log2 is not the scaled maximum of s,
-    and 2^(s · scale_log2) of s = −inf is not 0."""
+    """What a kernel pays for without need. Seen where scale_log2 is negative: the maximum of s · scale_log2 is not the scaled maximum of s,
+    and 2^(s · scale_log2) of s = −inf is not 0. And where scale_log2 is tiny: m / scale_log2 overflows."""
     s, state = torch.tensor([[1.0, 3.0, 2.0, 0.0], [1.0, 3.0, 2.0, -INF]]), (torch.full((ROWS,), -INF), torch.zeros(ROWS))
     p, m_new, *_ = adapt(step)(*(x.to(hardware.device()) for x in (s, *state)), -1.0)
     if m_new[0] == 0:
@@ -133,6 +133,11 @@ def note(step):
         return f"{words}join the subtraction, as in (8.3)"
     if p[1, 3] == 0:
         return "you set p to 0 where s is −∞, and a kernel pays two instructions a score for that: tl.exp2 gives 0 there by itself"
+    s, state = torch.tensor([[0.0] * 4, [-INF] * 4]), (torch.tensor([100.0, -100.0]), torch.ones(ROWS))
+    p, *_ = adapt(step)(*(x.to(hardware.device()) for x in (s, *state)), 1e-37)
+    if p[0, 0] == 0 and p[1, 0].isnan():
+        words = "you divide m by scale_log2, subtract, and multiply the difference: two instructions a score. Leave m as it is, and "
+        return f"{words}s · scale_log2 − m is one multiply-add, as in (8.3)"
     return ""
 
 

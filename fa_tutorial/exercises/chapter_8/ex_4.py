@@ -29,6 +29,9 @@ MISTAKES = {
     "one head after another leaves the last head alone at the end, with its longest row blocks: more heads may be open": ONE_BY_ONE,
     "all heads are open: L2 holds only at_once of them": [(GROUPS, "range(0, heads, heads)"), (GROUP, "range(heads)")],
     "the last group is taken for a full one: it has only the heads that are left": (GROUP, "range(first, first + at_once)"),
+    "the last heads run one after another, where heads isn't a multiple of at_once: they must run side by side, too": (
+        "    return order", """    rest = heads // at_once * at_once * row_blocks
+    return order[:rest] + sorted(order[rest:], key=lambda program: program[0])"""),
     "the last heads are missing, where heads isn't a multiple of at_once": (GROUPS, "range(0, heads // at_once * at_once, at_once)"),
     "head and row block are exchanged: a program is (head, row_block)": (PAIRS, "[(row_block, head) for head in group]"),
     "row blocks count from 0: the last one is row_blocks − 1": (LONGEST, "range(row_blocks, 0, -1)"),
@@ -101,6 +104,7 @@ def inputs():
     yield grid(6, 4, 2, 6)
     yield grid(5, 4, 3, 5, edge="last_group")
     yield grid(5, 6, 3, 6, edge="last_group")
+    yield grid(7, 5, 4, 9, edge="last_group")
     for _ in range(4):
         sizes = random.choice(GRIDS)
         yield case(*sizes, on="a random grid of whole groups", otherwise=RULES, fresh=True)

@@ -25,6 +25,8 @@ MISTAKES = {
     "only the rows of the tile are counted: it has block_m · block_n scores": (TILES, "64 / block_m"),
     "half of the matmuls' FLOPs are missing: there are two, q kᵀ and p v, of 2 · 64 · 64 · D each": (MATMULS, "2 * 64 * 64 * D / 4096"),
     "the warps are spread over four schedulers, which issue at the same time": (TO_ISSUE, "tiles * num_warps"),
+    "four schedulers issue at the same time: an instruction of each of the num_warps warps takes num_warps / 4 cycles": (
+        ISSUING, "issuing = 4 * instructions * to_issue"),
     "an SM does 16 exponentials a cycle, not one: divide by 16": ("* 32 / 16", "* 32"),
     "the 16 exponentials a cycle are an SM's, not a scheduler's": ("* 32 / 16", "* 32 / 64"),
     "an exponential keeps its scheduler's unit busy for 8 cycles, but four schedulers have such a unit: 32 / 16 cycles of the SM": ("* 32 / 16", "* 8"),

@@ -1,5 +1,5 @@
-"""Chapter 8's ideas that do not help: kernels to measure them with, and nothing else. Full attention, S a multiple of
-the tile, contiguous tensors.
+"""Chapter 8's ideas that do not help: kernels to show and to measure them with, and nothing else. Full attention, S a
+multiple of the tile, contiguous tensors.
 
 One flag separates each idea from the same kernel without it, so a difference in time comes from the idea.
 """
@@ -13,7 +13,7 @@ import torch
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.tiles import TileConfig
 
-triton = require_triton("Chapter 8's experiments (tools/measure)")
+triton = require_triton("Chapter 8's ideas (fa_tutorial.tuned)")
 import triton.language as tl  # noqa: E402
 
 
@@ -48,7 +48,8 @@ def overlapped_loop(q, k, v, m, l, acc, S, scale_log2, BLOCK_M: tl.constexpr, BL
     p = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int16)
     alpha = tl.full((BLOCK_M,), 1.0, dtype=tl.float32)
     for start_n in tl.range(0, S, BLOCK_N):
-        acc = tl.dot(p.to(q.dtype, bitcast=True), v.load([tl.maximum(start_n - BLOCK_N, 0), 0]), acc * alpha[:, None])
+        v_before = v.load([tl.maximum(start_n - BLOCK_N, 0), 0])
+        acc = tl.dot(p.to(q.dtype, bitcast=True), v_before, acc * alpha[:, None])
         s_next = tl.dot(q, k.load([start_n + BLOCK_N, 0]).T)
         p_now, m, l, alpha = weights(s, m, l, scale_log2)
         p = p_now.to(q.dtype).to(tl.int16, bitcast=True)
@@ -58,7 +59,7 @@ def overlapped_loop(q, k, v, m, l, acc, S, scale_log2, BLOCK_M: tl.constexpr, BL
 
 
 @triton.jit
-def experiment_kernel(
+def idea_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, S, scale_log2, IDEA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     D: tl.constexpr,
 ):  # fmt: skip
@@ -94,12 +95,12 @@ IDEAS = ("none", "warp_specialize", "overlap")  # "two_loops" crashes Triton 3.6
 
 
 def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, idea: str, tile: TileConfig) -> torch.Tensor:
-    """o by experiment_kernel. q, k, v: (B, H, S, D) fp16, contiguous, S a multiple of the tile's rows and columns."""
+    """o by idea_kernel. q, k, v: (B, H, S, D) fp16, contiguous, S a multiple of the tile's rows and columns."""
     B, H, S, D = q.shape
     # for the descriptors
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=q.device))
     o = torch.empty_like(q)
-    experiment_kernel[(S // tile.block_m * B * H,)](
+    idea_kernel[(S // tile.block_m * B * H,)](
         q, k, v, o, S, math.log2(math.e) / math.sqrt(D), IDEA=idea, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, D=D,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
