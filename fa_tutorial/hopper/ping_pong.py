@@ -51,9 +51,10 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, fi
            LOOP: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
     """LOOP, one of LOOPS, in the order that ptxas gives it. first: [64, ROWS], what the first scores are added to.
 
-    "p v first": the order of ladder.attend, but p v of a block stands at the beginning of the next.
-    "one stop": ladder.attend_one_stop. "overlapped": p v is issued when s is there, and ptxas leaves the wait
-    for it after the softmax. "ping-pong": one stop, and a consumer issues its matmuls when the other has issued its own; turns: two barriers.
+    "p v first": the order of ladder.attend, but p v of a block stands at the beginning of the next. "one stop":
+    ladder.attend_one_stop. "overlapped": p v is issued when s is there, and ptxas leaves the wait for it after the
+    softmax. "ping-pong": one stop, and a consumer issues its matmuls when the other has issued its own; turns: two
+    barriers.
     """
     STAGES: gl.constexpr = k.shape[0]
     mbarrier.wait(full.index(0), 0)
