@@ -32,6 +32,8 @@ D = 128
 KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "SYNCS", "BAR", "BRA")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
 LABEL = re.compile(r"(\.L_x_\d+)")
+PTX_LABEL, PTX_BRANCH = re.compile(r"(\$L__BB\w+):"), re.compile(r"\bbra(?:\.uni)?\s+(\$L__BB\w+)")
+PTX_KEPT = re.compile(r"wgmma\.(mma_async)|wgmma\.(wait_group)\S*\s+(\d+)|(ex2)\.")
 COMMENT = re.compile(r"/\*.*?\*/")
 REGISTER = re.compile(r"(?<![A-Z])R(\d+)")
 CONTROL = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/$")  # with nvdisasm -hex: the second half of an instruction
@@ -176,6 +178,20 @@ def events(loop: list[str]) -> list[tuple[str, int]]:
     return [(name, len(list(run))) for name, run in itertools.groupby(filter(None, names))]
 
 
+def ptx_events(ptx: str) -> list[tuple[str, int]]:
+    """As `events`, of PTX: of the shortest loop with matmuls and exponentials those, and the waits for matmuls."""
+    labels, kept, found = {}, [], []
+    for line in ptx.splitlines():
+        if match := PTX_LABEL.match(line.strip()):
+            labels[match[1]] = len(kept)
+        elif match := PTX_KEPT.search(line):
+            kept.append(" ".join(filter(None, match.groups())))
+        elif (match := PTX_BRANCH.search(line)) and match[1] in labels:
+            found.append(kept[labels[match[1]] :])
+    wanted = (loop for loop in found if {"mma_async", "ex2"} <= set(loop))
+    return [(name, len(list(run))) for name, run in itertools.groupby(min(wanted, key=len, default=[]))]
+
+
 HEAD = """
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -186,7 +202,7 @@ from fa_tutorial.hopper.ladder import left_operand, mbarrier, rescaled, softmax_
 
 def compiled(attend) -> dict[str, Any]:
     """What becomes of a loop that takes the place of ladder.attend, D = 128: {"instructions", "events"} as stored() has
-    them; "spills".
+    them; "spills"; "ptx", a loop whose "events" are ptx_events.
 
     Compiles for capability 9.0, with D = 64 and 128, in a process of its own, with no GPU. ValueError with the
     compiler's words where it refuses.
@@ -211,7 +227,7 @@ def compiled_or(mine, ours) -> tuple[Any, dict[str, Any]]:
 def print_loop(name: str, loop: dict[str, Any]) -> None:
     """The events of a loop that `compiled` or `stored` gives, in order."""
     names = (event if n == 1 else f"{n}\N{NO-BREAK SPACE}{event}" for event, n in loop["events"])
-    print(f"{name}, {loop['instructions']} instructions:")
+    print(f"{name}, {loop['instructions']} instructions:" if "instructions" in loop else f"{name}:")
     print(textwrap.fill(", ".join(names), 100, initial_indent="    ", subsequent_indent="    "))
 
 
@@ -266,7 +282,12 @@ def _loop_with(attend) -> dict[str, Any]:
             hopper.ladder.flash_forward(q, k, v, 0.5, attend=attend)
     _, kernel, log = launched[-1]
     loop = inner_loop(sass_of(kernel))
-    return {"instructions": len(loop), "events": events(loop), "spills": compiling.read_ptxas(log)[1]}
+    return {
+        "instructions": len(loop),
+        "events": events(loop),
+        "spills": compiling.read_ptxas(log)[1],
+        "ptx": {"events": ptx_events(kernel.asm["ptx"])},
+    }
 
 
 def sass_of(compiled, *options: str) -> str:

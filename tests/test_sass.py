@@ -38,6 +38,25 @@ def test_the_inner_loop_and_its_events():
     assert sass.events(sass.inner_loop(TEXT)) == list(zip(names, [2, 1, 1, 1, 1, 1], strict=True))
 
 
+PTX = """
+$L__BB0_16:                             // =>This Inner Loop Header: Depth=1
+        @%p26 bra       $L__BB0_18;
+        wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%r1}, %r2, 1;
+        wgmma.wait_group.sync.aligned 1;
+        ex2.approx.ftz.f32      %r3, %r4;
+        ex2.approx.ftz.f32      %r5, %r6;
+        wgmma.wait_group.sync.aligned 0;
+        bra.uni         $L__BB0_16;
+$L__BB0_18:
+        wgmma.wait_group.sync.aligned 0;
+"""
+
+
+def test_the_loop_of_ptx():
+    assert sass.ptx_events(PTX) == [("mma_async", 1), ("wait_group 1", 1), ("ex2", 2), ("wait_group 0", 1)]
+    assert sass.ptx_events("") == []
+
+
 def order(loop: str, found: dict) -> tuple[int, int]:
     """Where the last wait for matmuls and the first exponential stand among a loop's events."""
     names = [name for name, _ in found[loop]["events"]]

@@ -140,6 +140,7 @@ class Stage:
         self.in_flight: list[Pending] = []
         self.issued = {"k": 0, "v": 0}
         self.softmaxes = 0
+        self.scores_ahead = False  # whether q kᵀ of a later block was under way beside a softmax
         self.released = [0] * play.stages  # how often the reader has arrived at empty, by stage
 
     # ------------------------------------------------ the other roles
@@ -239,14 +240,14 @@ class Stage:
             if self.play.overlap and done.beside_softmax and isinstance(done.left, Operand) and not any(x is done.left for x in deps):
                 fault = f"the wait that ends p v of block {done.block} has no p among what it waits for"
                 self.stop(fault, "p v reads p's registers until you have waited for it: wait for both, [acc, p]")
-        found = [self.ready(x) if isinstance(x, Pending) else x for x in deps]
+        found = [self.ready(x, num_outstanding) if isinstance(x, Pending) else x for x in deps]
         return found[0] if len(found) == 1 else tuple(found)
 
-    def ready(self, x: Pending) -> torch.Tensor:
+    def ready(self, x: Pending, num_outstanding: int) -> torch.Tensor:
         if x in self.in_flight:
             cause = "warpgroup_mma_wait(n, …) leaves up to n matmuls in flight, the last that were issued, and here yours is one of them"
             what = f"{'p v' if x.reads.name[-1] == 'v' else 'q kᵀ'} of block {x.block}"
-            self.stop(f"warpgroup_mma_wait returns {what}, which is still under way", cause)
+            self.stop(f"warpgroup_mma_wait({num_outstanding}, …) returns {what}, which is still under way", cause)
         return x.value
 
     def why_not_there(self, tile: Tile, name: str) -> str:
@@ -270,10 +271,15 @@ class Stage:
             s = done(s, "s") * scale_log2
             under_way = [(pending.reads.name[-1], pending.block) for pending in self.in_flight]
             before, self.softmaxes = self.softmaxes - 1, self.softmaxes + 1
+            self.scores_ahead |= ("k", before + 2) in under_way
             for pending in self.in_flight:
                 pending.beside_softmax = True
             if self.play.overlap and before >= 0 and ("v", before) not in under_way:
-                self.stop(f"p v of block {before} is not under way when the softmax of block {before + 1} begins")
+                fault = f"p v of block {before} is not under way when the softmax of block {before + 1} begins"
+                if self.scores_ahead:
+                    ahead = "beside a softmax you have q kᵀ of the next block under way, as chapter 8 tried. Here p v of the block before"
+                    self.stop(f"{fault}, after q kᵀ of a later one was", f"{ahead} should be")
+                self.stop(fault)
             m_new = torch.maximum(m, s.amax(1))
             p, alpha = torch.exp2(s - m_new[:, None]), torch.exp2(m - m_new)
             return p, m_new, alpha * l + p.sum(1), alpha.as_subclass(Alpha)
@@ -323,7 +329,8 @@ class Stage:
         for stage, times in enumerate(self.released):
             if times != (want := len(range(stage, self.play.blocks, self.play.stages))):
                 fault = f"arrivals of yours at empty[{stage}]: {times}, blocks in this stage: {want}"
-                return verdict(fault, "each block's stage is released once, the last block's, too: the next rows of a kernel need it")
+                last = "each block's stage is released once, the last block's, too: the next rows of a kernel need it"
+                return verdict(fault, last if times < want else "a stage is released more than once for a block")
         return RIGHT
 
 
@@ -338,8 +345,9 @@ def held(tile: Tile) -> str:
 def done(x: Any, name: str) -> torch.Tensor:
     """x, unless it is a matmul that was not waited for."""
     if not isinstance(x, torch.Tensor):
-        what = (
-            f"a matmul that is under way: {name} = warpgroup_mma_wait(0, [{name}])" if isinstance(x, Pending) else f"a {type(x).__name__}"
-        )
+        what = f"a {type(x).__name__}"
+        if isinstance(x, Pending):
+            names = f"{name}, p" if x.beside_softmax and isinstance(x.left, Operand) else name  # it reads p's registers as well
+            what = f"a matmul that is under way: {names} = warpgroup_mma_wait(0, [{names}])"
         raise Wrong(f"{name} is {what}")
     return x

@@ -60,14 +60,14 @@ def draw_remedy(ax: Axes, top: float, how: str, D: int, blocks: int, warpgroups:
 
 @image("09_seam.png")
 def draw_seam() -> Figure:
-    """Two consumers in turns by the model of `together`, D = 128: apart each has its two matmuls one after the other; begun together,
-    the other's matmul slips into the seam between them."""
+    """Two consumers with two stops a block by the model of `together`, D = 128: apart each has its two matmuls one after the
+    other; begun together, the other's matmul slips into the seam between them."""
     figure, ax = canvas(5.5)
     D, away, until = 128, AWAY[128], 5250
     for apart, top, begin in ((600, 0.25, "B begins 600 cycles after A"), (0, 2.55, "A and B begin together")):
         operations = [op for op in together(D, away, 2, apart, 4) if op.start < until]
         each = cycles_together(D, away, 2, apart)
-        write(ax, 0.1, top, f"in turns, {begin}: {each:,.0f} cycles a block", HEAD, ha="left", weight="bold")
+        write(ax, 0.1, top, f"two stops a block, {begin}: {each:,.0f} cycles a block", HEAD, ha="left", weight="bold")
         rows = [top + 0.25 + lane * (LANE + 0.08) for lane in range(3)]
         for y, name in zip(rows, ("consumer A", "consumer B", "tensor cores"), strict=True):
             write(ax, 0.1, y + LANE / 2, name, ha="left")

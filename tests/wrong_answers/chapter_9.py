@@ -20,6 +20,30 @@ LOCKSTEP = (
 )
 USED, LATE = "yield arrive(empty[stage])", "if i:\n                yield arrive(empty[(i - 1) % stages])"
 MISSING = "for i in range(1, tiles):\n            stage, parity = i % stages, i // stages % 2\n            yield wait(empty"
+# 9.3's loop with the next block's q kᵀ under its softmax: the overlap that chapter 8 tried
+STAGE = "        stage, parity = i % STAGES, i // STAGES % 2\n"
+READY = "        mbarrier.wait(full.index(stage), parity)\n        k_t = k.index(stage).permute((1, 0))  # [D, 128]\n"
+ISSUED = "        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)\n        s = warpgroup_mma_wait(0, [s])  # [64, 128]\n"
+FIRST = (
+    "    mbarrier.wait(full.index(0), 0)\n"
+    "    s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)\n"
+    "    s = warpgroup_mma_wait(0, [s])\n"
+)
+AHEAD = (
+    "        s_next = s\n"
+    "        if i + 1 < blocks:\n"
+    "            mbarrier.wait(full.index((i + 1) % STAGES), (i + 1) // STAGES % 2)\n"
+    "            k_t = k.index((i + 1) % STAGES).permute((1, 0))\n"
+    "            s_next = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)\n"
+)
+LOOP, SUMMED = "    for i in range(blocks):\n", "        acc = warpgroup_mma_wait(0, [acc])  # [64, D]\n"
+SCORES_AHEAD = edit(
+    "9.3",
+    "scores ahead",
+    (LOOP, FIRST + LOOP),
+    (READY + ISSUED, AHEAD),
+    (SUMMED, "        acc, s = warpgroup_mma_wait(0, [acc, s_next])\n"),
+)[1]
 SUM = "        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)\n"
 DQ = "yield use(i, ds_rows(stage, 1 - c))"
 
@@ -94,10 +118,23 @@ WRONG_ANSWERS = (
     edit("9.3", "the last round not released", ("        mbarrier.arrive", "        if i + STAGES < blocks:\n            mbarrier.arrive"),
          told="the last blocks are not released"),
     ("9.4", catalogue.find("9.3").solution, "p v of block 0 is not under way when the softmax of block 1 begins"),
+    ("9.4", SCORES_AHEAD, "beside a softmax you have q kᵀ of the next block under way"),
+    edit("9.4", "two left in flight", ("warpgroup_mma_wait(1, [s])", "warpgroup_mma_wait(2, [s])"),
+         told="leaves up to n matmuls in flight, the last that were issued"),
+    edit("9.4", "alpha never taken", ("p_new, m, l, alpha =", "p_new, m, l, alpha_new ="), told="acc is rescaled by an earlier alpha"),
+    edit("9.4", "alpha a block late", ("p_new, m, l, alpha =", "p_new, m, l, alpha_new ="),
+         ("        acc = rescaled(acc, alpha)\n", "        acc = rescaled(acc, alpha)\n        alpha = alpha_new\n"),
+         told="l and acc as attend gives them"),
+    edit("9.4", "acc rescaled under way", ("        acc = rescaled(acc, alpha)\n", ""),
+         ("        acc, p = warpgroup_mma_wait", "        acc = rescaled(acc, alpha)\n        acc, p = warpgroup_mma_wait"),
+         told="acc is a matmul that is under way: acc, p = warpgroup_mma_wait(0, [acc, p])"),
+    edit("9.4", "released twice", ("        acc = rescaled(acc, alpha)\n",
+                                   "        acc = rescaled(acc, alpha)\n        if i + 1 == blocks:\n            mbarrier.arrive(empty.index(before), count=1)\n"),
+         told="a stage is released more than once for a block"),
     edit("9.4", "p overwritten", ("p_new, m, l, alpha =", "p, m, l, alpha ="), ("left_operand(p_new", "left_operand(p"),
          told="the matmul reads p's registers until then, so keep p"),
     edit("9.4", "both named", ("warpgroup_mma_wait(1, [s])", "warpgroup_mma_wait(1, [s])[0]"), ("(1, [s])[0]", "(1, [s, acc])[0]"),
-         told="warpgroup_mma_wait returns p v of block 0, which is still under way"),
+         told="warpgroup_mma_wait(1, …) returns p v of block 0, which is still under way"),
     edit("9.4", "p v issued late", (SUM, ""), ("        acc, p = warpgroup_mma_wait", f"{SUM}        acc, p = warpgroup_mma_wait"),
          told="leaves the last that was issued, and here that is q kᵀ"),
     edit("9.4", "no release", ("        mbarrier.arrive(empty.index(before), count=1)\n", ""), told="the stage of the block before is not released"),
@@ -110,6 +147,8 @@ WRONG_ANSWERS = (
     edit("9.4", "block 0 twice", ("range(1, blocks)", "range(blocks)"), told="each block of k is read once"),
     edit("9.4", "not jitted", ("@gluon.jit\n", ""), told="put @gluon.jit above it"),
     edit("9.4", "acc not waited for", ("acc, p = warpgroup_mma_wait(0, [acc, p])", "pass"), told="acc is a matmul that is under way"),
+    edit("9.5", "a wait for the release", ("        yield wait(ds_full", "        yield wait(empty[stage], parity)\n        yield wait(ds_full"),
+         told="consumer 0 yields “wait for empty[0], parity 0”, where “wait for ds_full[0], parity 0” is due"),
     edit("9.5", "no yield", ("yield ", "", 8), told="each action must be yielded"),
     edit("9.5", "a word", (DQ, 'yield "dq"'), told="yields 'dq', want wait(…)"),
     edit("9.5", "a list waited for", ("wait(ds_full[stage]", "wait(ds_full"), told="consumer 0 waits for a list of barriers"),

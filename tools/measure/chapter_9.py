@@ -56,7 +56,7 @@ Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], Any]
 def steps_of(shape: Shape) -> dict[str, Step]:
     """Name -> forward, in the order of the chapter."""
     steps: dict[str, Step] = {"tuned": tuned.flash_forward}
-    steps |= {loop: partial(ping_pong.flash_forward, loop=loop) for loop in ("in turns", "one stop")}
+    steps |= {loop: partial(ping_pong.flash_forward, loop=loop) for loop in ("p v first", "one stop")}
     config = hopper.forward.choose_config(shape.D, shape.S_q, shape.is_causal)
     if config.consumers == 3:
         two = dataclasses.replace(config, consumers=2, registers=240)
@@ -72,7 +72,7 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], torch.Tensor]
-BUT_IN_TURNS = [loop for loop in ping_pong.LOOPS if loop != "in turns"]
+LADDER_LOOPS = [loop for loop in ping_pong.LOOPS if loop != "p v first"]
 LADDER: dict[str, Call] = {
     f"in turns, {stages} stages": lambda q, k, v, _, scale, stages=stages: ladder.flash_forward(
         q, k, v, scale, stages=stages
@@ -80,15 +80,15 @@ LADDER: dict[str, Call] = {
     for stages in (2, 3)
 } | {
     f"{loop}, {stages} stages": partial(ping_pong.flash_forward, loop=loop, stages=stages)
-    for loop, stages in itertools.product(BUT_IN_TURNS, (2, 3))
+    for loop, stages in itertools.product(LADDER_LOOPS, (2, 3))
 }
 FINISHED: dict[str, Call] = {"tuned": tuned.flash_forward, "hopper": hopper.flash_forward}
-AT_ALL_POINTS = [f"{loop}, 3 stages" for loop in BUT_IN_TURNS]
+AT_ALL_POINTS = [f"{loop}, 3 stages" for loop in LADDER_LOOPS]
 
 
 def ladder_cases() -> Iterator[Measurement]:
     """The plain forward's loops, chapter 8's forward and this chapter's, measured by turns: full, S = 4,096 and
-    16,384; and ping_pong's loops but "in turns", with 3 stages, at all twelve points."""
+    16,384; and ping_pong's loops but "p v first", with 3 stages, at all twelve points."""
     for shape in GRIDS["points"].shapes:
         whole = not shape.is_causal and shape.S_q >= 4096
         for name in (*LADDER, *FINISHED) if whole else AT_ALL_POINTS:

@@ -53,6 +53,7 @@ MISTAKES = {
     "the stage of the block before is not released, though it is free once p v is done, and the producer waits for it": (
         "empty.index(before)", "empty.index(stage)"),
     "p belongs to the block before, and you multiply it by this block's v": ("v.index(before), acc", "v.index(stage), acc"),
+    "acc is rescaled by an earlier alpha: take the one that this block's softmax_step returns": (STEP, STEP.replace("alpha =", "alpha_new =")),
     "acc is not rescaled: what was added before must shrink by alpha": ("        acc = rescaled(acc, alpha)\n", ""),
     "you rescale acc before p v of the block before is in it: that has the old maximum, too": [
         ("        acc = rescaled(acc, alpha)\n", ""),
@@ -95,7 +96,7 @@ EXERCISE = Exercise(
     "alone. p v reads v, and p's registers, until the second wait: the release comes after it, and acc is rescaled after it.",
     inputs=inputs,
     truth=truth,
-    rule="each softmax but the first has p v of the block before under way",
+    rule="l and acc as attend gives them, and beside each softmax but the first p v of the block before",
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,

@@ -96,6 +96,8 @@ class Meeting:
             text = left
         if text == RIGHT:
             return text
+        if waits := next((str(a) for actions in yielded.values() for a in actions if a and a.kind == "wait" and a.barrier in empty), ""):
+            text = f"{text}, after a “{waits}”, where the producer waits"
         return verdict(text, next(filter(None, (slip(role, yielded[role], in_order[role][:-1]) for role in yielded)), ""))
 
     def judged(self, timeline: list[Event], right: list[Event]) -> str:
