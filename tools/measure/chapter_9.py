@@ -58,7 +58,7 @@ def steps_of(shape: Shape) -> dict[str, Step]:
     steps: dict[str, Step] = {"tuned": tuned.flash_forward}
     steps |= {loop: partial(ping_pong.flash_forward, loop=loop) for loop in ("p v first", "one stop")}
     config = hopper.forward.choose_config(shape.D, shape.S_q, shape.is_causal)
-    if config.consumers == 3:
+    if config is hopper.forward.CONFIGS[64]:
         two = dataclasses.replace(config, consumers=2, registers=240)
         steps["two consumers"] = partial(hopper.flash_forward, step=hopper.forward.STEPS["roles"], config=two)
     return steps | {name: partial(hopper.flash_forward, step=step) for name, step in hopper.forward.STEPS.items()}
