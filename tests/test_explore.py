@@ -653,7 +653,7 @@ def test_e4m3_rounds_as_the_package_does(page, format, rotate, scaled):
 
 
 def test_e4m3_answers_its_question(page):
-    """int8 loses 0.3 from 2^6.3 on, e4m3 from 2^17.1."""
+    """int8 stores 0.3 as 0 from 2^6.3 on, e4m3 from 2^17.1."""
     open_figure(page, "e4m3")
     for format, last in (("int8", 6.2), ("e4m3", 17.0)):
         put(page, format=format)

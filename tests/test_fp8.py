@@ -114,6 +114,11 @@ def test_sums_of_ones_are_exact_up_to_2_to_the_14_and_then_stand_still():
     assert model.tensor_core_sum(ones, ones, zero) == 2**14
 
 
+def test_a_sum_needs_operands_of_one_length():
+    with pytest.raises(ValueError, match="the last dimension of both is summed"):
+        model.tensor_core_sum(torch.ones(1, 2).double(), torch.ones(2, 1).double(), torch.zeros(1, 2).double())
+
+
 def test_what_is_cut_is_cut_towards_zero_from_13_bits_below_the_largest():
     a = torch.tensor([[256.0, 1.0, -1.0, 2**-5, -(2**-6)]], dtype=torch.float64)
     b = torch.ones_like(a)

@@ -121,19 +121,25 @@ def print_sums(card: dict[str, Any]) -> None:
         print(f"{kind:14} K = {K:6,}        " + "".join(f"{mean:9.2f}" for mean in means))
 
 
-def print_unrounded_sums(rows: int = 8) -> None:
-    """The model's chains of factors not rounded to e4m3: the mean error in %, and what a unit of 1/4 cuts."""
-    generator = torch.Generator().manual_seed(14)
-    a, b, even = (torch.rand(rows, 16_384, generator=generator).double() for _ in range(3))
-    kinds = {"uniform": (a, b), "products even in [0, 1/2]": (torch.ones_like(even), even / 2)}
-    print("\nthe model, factors not rounded")
-    for (kind, (x, y)), K in itertools.product(kinds.items(), (LENGTHS[0], LENGTHS[-1])):
-        truth = x[:, :K] @ y[:, :K].T
-        found = error_of(tensor_core_sum(x[:, :K], y[:, :K], torch.zeros_like(truth)), truth)
-        print(f"{kind:25} K = {K:6,}{100 * found['mean']:11.2f}")
-    for kind, (x, y) in kinds.items():
-        below, cut = (x * y < 1 / 4).double().mean(), 4 * (x * y % (1 / 4)).mean()
-        print(f"{kind}: {below:.0%} of the products are below 1/4, which cuts {cut:.2f} units on average")
+def print_expected_sums(rows: int = 8) -> None:
+    """What a chain of positive products loses, in %: by (14.7), and in the model, of three kinds of products."""
+    lengths = (128, LENGTHS[0], LENGTHS[-1])
+    lost: dict[str, list[float]] = {"expected by (14.7)": [K / (3 * 2**14) for K in lengths]}
+    for K in lengths:
+        generator = torch.Generator().manual_seed(14)
+        a, b, even = (torch.rand(rows, K, generator=generator).double() for _ in range(3))
+        kinds = {
+            "products even in [0, 1/2]": (torch.ones_like(even), even / 2),
+            "uniform, not rounded": (a, b),
+            "uniform, in e4m3": (to_e4m3(a), to_e4m3(b)),
+        }
+        for kind, (x, y) in kinds.items():
+            truth = x @ y.T
+            found = error_of(tensor_core_sum(x, y, torch.zeros_like(truth)), truth)
+            lost.setdefault(kind, []).append(-found["mean"])
+    print(f"\n{'a chain loses, in %, K =':26}" + "".join(f"{K:8,}" for K in lengths))
+    for kind, shares in lost.items():
+        print(f"{kind:26}" + "".join(f"{100 * share:8.2f}" for share in shares))
 
 
 def print_choices(card: dict[str, Any]) -> None:

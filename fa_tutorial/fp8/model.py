@@ -12,7 +12,7 @@ from fa_tutorial.decode import FP8, FP8_MAX
 from fa_tutorial.fp8.quantise import BLOCK, Quantised, key_order
 
 P_LOG2 = 8  # p is at most 2⁸, not 1 (14.4)
-KEPT_BITS = 13  # below the leading bit of the largest term, in a tensor core's sum of FP8 products
+KEPT_BITS = 14  # from the leading bit of the largest term on, in a tensor core's sum of FP8 products
 PRODUCTS = 32  # of one wgmma
 
 
@@ -25,14 +25,16 @@ def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor) -> torc
     """acc + a bᵀ as Hopper's FP8 wgmmas add it up, PRODUCTS at a time (14.6).
 
     a: [M, K], b: [N, K], acc: [M, N], float64. acc and the products are aligned to the largest of them,
-    and what lies more than KEPT_BITS below its leading bit is cut off, towards zero.
+    KEPT_BITS are kept from its leading bit on, and the rest is cut off, towards zero.
     """
+    if a.shape[1] != b.shape[1]:
+        raise ValueError(f"the last dimension of both is summed: a is {[*a.shape]}, b is {[*b.shape]}")
     for start in range(0, a.shape[1], PRODUCTS):
         part = slice(start, start + PRODUCTS)
         products = a[:, None, part] * b[None, :, part]  # [M, N, PRODUCTS]
         terms = torch.cat([products, acc[:, :, None]], dim=2)
         leading = torch.frexp(terms.abs().amax(dim=2, keepdim=True)).exponent - 1
-        unit = torch.exp2((leading - KEPT_BITS).double())
+        unit = torch.exp2((leading - (KEPT_BITS - 1)).double())  # the last bit that is kept
         acc = ((terms / unit).trunc() * unit).sum(dim=2)
     return acc
 

@@ -118,7 +118,7 @@ def draw_cut() -> Figure:
     figure, ax = canvas(3.05)
     factors, acc = ((1.125, 1.125), (0.140625, 0.40625)), 300.5
     leading, least = 8, -11
-    last = leading - KEPT_BITS
+    last = leading - (KEPT_BITS - 1)
     kept = [2.0**last * int(a * b / 2.0**last) for a, b in factors]
     a, b = torch.tensor(factors, dtype=torch.float64).T[:, None]
     assert tensor_core_sum(a, b, torch.tensor([[acc]], dtype=torch.float64)).item() == acc + sum(kept)
@@ -126,8 +126,8 @@ def draw_cut() -> Figure:
     for power in range(leading, least - 1, -1):
         if (power % 4 == 0 and power != last + 1) or power == last:
             write(ax, left + (leading - power + 0.5) * side, 0.62, f"$2^{{{power}}}$")
-    write(ax, left + 7 * side, 0.25, f"{KEPT_BITS + 1} bits are kept", BODY)
-    write(ax, left + 17 * side, 0.25, "cut off", BODY)
+    write(ax, left + 7 * side, 0.25, f"{KEPT_BITS} bits are kept", BODY)
+    write(ax, left + 17 * side, 0.25, f"cut off, {sum(a * b for a, b in factors) - sum(kept):.2g} in all", BODY)
     names = (f"the sum so far, {acc:g}", *(f"a product, {a * b:.5g}" for a, b in factors), f"the new sum, {acc + sum(kept):.5g}")
     for row, (name, value) in enumerate(zip(names, (acc, *(a * b for a, b in factors), acc + sum(kept)), strict=True)):
         y = 0.8 + row * 0.5 + 0.12 * (row == 3)
@@ -137,5 +137,5 @@ def draw_cut() -> Figure:
             blank = value < 2.0**power or not value % 2.0 ** (power + 1)
             look = {"colour": "sky", "share": 0.5} if power >= last else {"colour": "vermilion", "share": 0.35, "hatch": MASKED}
             box(ax, x, y, side, side, "" if blank else str(bit), **({} if blank else look))
-    outline(ax, left, 0.72, (KEPT_BITS + 1) * side, 2.1)
+    outline(ax, left, 0.72, KEPT_BITS * side, 2.1)
     return figure

@@ -21,6 +21,7 @@ MISTAKES = {
     "without 1 / √D the rotation makes everything longer, and q kᵀ D times as large": (" / len(signs) ** 0.5", ""),
     "the matrix is divided by D: q kᵀ has it twice, so each side takes √D": ("len(signs) ** 0.5", "len(signs)"),
     "each row of the matrix has D entries of ±1, so divide by √D; √2 is right for D = 2 alone": ("len(signs) ** 0.5", "2**0.5"),
+    "divide by √D, the length of a row, not by √ of the number of rows": ("len(signs) ** 0.5", "len(x) ** 0.5"),
     "the signs are missing": ("x * signs @ h", "x @ h"),
     "the signs come after Hadamard's matrix: they must come before it": ("x * signs @ h", "x @ h * signs"),
     "that matrix has another sign: the minus is at the bottom right": (
@@ -43,7 +44,9 @@ def inputs():
     def numbers(*values):
         return torch.tensor(values, dtype=torch.float64)
 
-    yield case(numbers([3.0, 1.0]), numbers(1.0, 1.0), otherwise="D = 2: (a + b) / √2 and (a − b) / √2")
+    yield case(
+        numbers([3.0, 1.0]), numbers(1.0, 1.0), otherwise="only the signs are random, H is not: D = 2 gives (a + b) / √2 and (a − b) / √2"
+    )
     yield case(numbers([3.0, 1.0]), numbers(1.0, -1.0), otherwise="D = 2 with a sign: (a − b) / √2 and (a + b) / √2")
     yield case(numbers([8.0, 0.0, 0.0, 0.0]), numbers(1.0, 1.0, 1.0, 1.0), otherwise="an outlier is spread: 4, 4, 4, 4")
     yield case(numbers([1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 1.0]), numbers(1.0, -1.0, -1.0, 1.0), otherwise="each row by itself, D = 4")

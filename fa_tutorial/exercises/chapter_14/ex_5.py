@@ -26,6 +26,12 @@ MISTAKES = {
     "p · 2⁹ goes up to 512, and what is above 448 is cut off": ("2**8", "2**9"),
     "one more power of two has room: 2⁸ = 256 is below 448": ("2**8", "2**7"),
     "p · 448 uses all of the range, but it is no power of two, so it rounds p differently": ("2**8", "448"),
+    "each block's largest p becomes 448, so each block has a factor of its own: l and acc add up all blocks, so take one factor, 2⁸": (
+        P, "to_e4m3(448 / torch.exp(s - m_new[:, None]).amax() * torch.exp(s - m_new[:, None]))"),
+    "each block's largest p becomes 2⁸, so each block has a factor of its own: l and acc add up all blocks, so take one factor, 2⁸": (
+        P, "to_e4m3(2**8 / torch.exp(s - m_new[:, None]).amax() * torch.exp(s - m_new[:, None]))"),
+    "p is rounded with a scale of its block's largest p: multiply it by 2⁸, whatever the block holds, and round": (
+        P, "2**8 / 448 * torch.exp(s - m_new[:, None]).amax() * to_e4m3(448 / torch.exp(s - m_new[:, None]).amax() * torch.exp(s - m_new[:, None]))"),
     "l adds up the p before they are rounded, and acc those after: then the weights don't add up to 1": (
         L, "(2**8 * torch.exp(s - m_new[:, None])).sum(dim=1)"),
     "l lacks the factor that p has: then it doesn't cancel in acc / l": (L, "torch.exp(s - m_new[:, None]).sum(dim=1)"),
@@ -67,7 +73,12 @@ def inputs():
         *start,
         otherwise="equal scores: e^(s − m) is 1 for both, so p is 2⁸, l is 2 · 2⁸, and acc is 2⁸ · (1 + 0)",
     )
-    yield case(numbers([0.0, -0.1]), numbers([0.0], [1.0]), *start, otherwise="2⁸ · 0.905 = 231.6 becomes 224, in l as in acc")
+    yield case(
+        numbers([0.0, -0.1]),
+        numbers([0.0], [1.0]),
+        *start,
+        otherwise="p is multiplied by 2⁸ and then rounded, so 2⁸ · 0.905 = 231.6 becomes 224, in l as in acc",
+    )
     yield case(numbers([0.0]), numbers([1.1]), *start, otherwise="one key: p is 2⁸, and acc is 2⁸ · v, with v as it came")
     small = "e⁻⁷ is below e4m3's smallest number, and 2⁸ · e⁻⁷ = 0.233 is not"
     yield case(numbers([0.0, -7.0]), numbers([0.0], [1.0]), *start, otherwise=small)

@@ -38,6 +38,7 @@ def quantise_columns(v_ptr, scale_ptr, y_ptr, S, columns, BLOCK: tl.constexpr, D
 KEY, SCALE = "key_order_in_triton(position)", "tl.where(largest > 0, largest / 448, 1.0)"
 COLUMNS = "(head * D + offs_d[:, None]) * columns + position[None, :]"
 MISTAKES = {
+    "every program reads the keys of the first block: its positions begin at block · BLOCK": (KEY, "key_order_in_triton(tl.arange(0, BLOCK))"),
     "v stays in natural order: the column at a position is key_order_in_triton(position)": (KEY, "position"),
     ("that is the way back: read the key that belongs at a position, and store it at the position, instead of storing a key at the "
     "position of its number"): [(KEY, "position"), ("    y_ptrs =", "    position = key_order_in_triton(position)\n    y_ptrs =")],
@@ -46,10 +47,11 @@ MISTAKES = {
         ("tl.trans(y), mask=position[None, :] < columns", "y, mask=position[:, None] < columns")],
     "the tile is not transposed: y's pointers are [D, BLOCK], and the tile is [BLOCK, D]": ("tl.trans(y)", "y"),
     "y's rows are `columns` apart, not S": ("(head * D + offs_d[:, None]) * columns", "(head * D + offs_d[:, None]) * S"),
+    "y's heads are D · columns apart, not D · S": ("(head * D + offs_d[:, None]) * columns", "head * D * S + offs_d[:, None] * columns"),
     "each key is divided by a scale of its own, which can't leave a sum over keys: one for the whole tile": [
         ("tl.max(tl.abs(tile))", "tl.max(tl.abs(tile), axis=1)"), ("block, scale)", "block, tl.max(scale, axis=0))"),
         ("tile / scale", "tile / scale[:, None]")],
-    "each column is divided by a scale of its own: one for the whole tile": [
+    "each of the D dimensions is divided by a scale of its own: one for the whole tile": [
         ("tl.max(tl.abs(tile))", "tl.max(tl.abs(tile), axis=0)"), ("block, scale)", "block, tl.max(scale, axis=0))"),
         ("tile / scale", "tile / scale[None, :]")],
     "the largest number without its sign is what counts: a block's lowest number may be its largest in size": ("tl.max(tl.abs(tile))", "tl.max(tile)"),
@@ -114,7 +116,7 @@ def inputs():
     heads = torch.cat([torch.cat([exact(1, 16, 2.0 ** -(2 * head + block)) for block in (0, 1)], dim=1) for head in (0, 1)])
     yield of(heads, "two blocks", "each head has scales of its own, scale[head, block]")
     yield of(exact(1, 32), "", placed, block=32)
-    past = "the last block may have fewer keys: mask them when you load, by the key, with other=0.0, and store all columns, 0 where there is no key"
+    past = "the last block may have fewer keys: load where key < S, with other=0.0, and store where position < columns"
     for S in (20, 8):
         yield of(exact(1, S), "", past, edge="ragged", stray=past)
     yield of(exact(1, 40), "", past, block=32, edge="ragged", stray=past)
