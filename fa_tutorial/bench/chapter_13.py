@@ -129,7 +129,7 @@ def plot_hidden(
     figure = Figure(figsize=(7, 3.4))
     ax = figure.subplots()
     lengths = [int(2 ** (i / 8)) // 2 * 2 for i in range(72, 137)]
-    looks = (("blue", "-"), ("orange", "--"), ("vermilion", "-."))
+    looks = (("blue", "-"), ("vermilion", "--"))
     for (name, bandwidth), (colour, line) in zip(links.items(), looks, strict=False):
         times = [
             [play_on_a_clock(rows, 4, tile_of, flops, speed, *sizes) for speed in (bandwidth, float("inf"))]
@@ -149,20 +149,16 @@ def plot_hidden(
     return figure
 
 
-def plot_ways(rows: pd.DataFrame, apart: float) -> Figure:
+def plot_ways(rows: pd.DataFrame) -> Figure:
     """How many times as fast as one GPU four are, forward, against the tokens in all, for each way; 16 key heads.
-
-    rows: load()'s. Bars of two ways touch where the two differ by at most the share `apart`.
-    """
+    rows: load()'s."""
     figure = Figure(figsize=(7, 3.4))
     ax = figure.subplots()
     times = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)].pivot(index="S", columns="provider", values="forward_ms")
     looks = (("ring", "blue", "o-"), ("all-gather", "orange", "s--"), ("Ulysses", "vermilion", "^-."))
     for way, colour, look in looks:
         speed = (times["one GPU"] / times[way]).astype(float)
-        ax.errorbar(
-            speed.index, speed, apart / 2 * speed, fmt=look, color=figures.COLOURS[colour], capsize=3, label=way
-        )
+        ax.plot(speed.index, speed, look, color=figures.COLOURS[colour], label=way)
     for speed, words in ((1, "one GPU"), (4, "four times as fast")):
         ax.axhline(speed, color=figures.GREY, linewidth=1, linestyle="-")
         ax.annotate(words, (times.index[-1], speed), xytext=(0, 2), textcoords="offset points", ha="right", va="bottom")

@@ -105,8 +105,8 @@ def draw_order(ax: Axes, x: float, top: float, name: str, rank_of) -> None:
 def draw_overlap() -> Figure:
     """A rank's steps: sending hides behind computing where the shard is long, and computing waits where it is short."""
     figure, ax = canvas(3.3)
-    draw_steps(ax, 0.1, "a long shard: computing grows with its square", computing=1.75, sending=1.05)
-    draw_steps(ax, 1.65, "a short one: sending grows only in proportion, and is longer", computing=0.7, sending=1.05)
+    draw_steps(ax, 0.1, "a long shard: computing takes longer than sending", computing=1.75, sending=1.05)
+    draw_steps(ax, 1.65, "a short shard: sending takes longer than computing", computing=0.7, sending=1.05)
     legend(ax, 3.1, (
         (0.15, {"colour": "sky", "share": 0.5}, "compute with the keys of …"),
         (3.1, {"colour": "orange", "share": 0.6}, "send and receive the keys of …"),

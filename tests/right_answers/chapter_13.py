@@ -82,6 +82,7 @@ RIGHT_ANSWERS = (
     ("13.3", ring_of_lists),
     ("13.3", ring_in_float32),
     edit("13.3", "a part that is cast", ("join(o, lse, *attend(q, k, v))", "(lambda part, lse_part: join(o, lse, part.float(), lse_part))(*attend(q, k, v))")),
+    edit("13.3", "o rounded once, at the end", ("return o, lse", "return o.to(q.dtype), lse")),
     ("13.4", chunks_from_both_ends),
     ("13.4", chunks_for_other_ranks),
     edit("13.5", "in one line",

@@ -45,6 +45,17 @@ def backward_where_queries_travel(q, k, v, o, do, lse, ranks):
     return dq, dk, dv
 
 
+def backward_where_only_dq_comes_home(q, k, v, o, do, lse, ranks):
+    dq, dk, dv = attention_backward(q, k, v, o, do, lse)
+    for _ in range(1, ranks):
+        q, o, do, lse, dq = yield q, o, do, lse, dq
+        parts = attention_backward(q, k, v, o, do, lse)
+        dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), parts, strict=True))
+    if ranks > 1:
+        (dq,) = yield (dq,)
+    return dq, dk, dv
+
+
 def backward_where_gradients_are_late(q, k, v, o, do, lse, ranks):
     dq, dk, dv = attention_backward(q, k, v, o, do, lse)
     for _ in range(1, ranks):
@@ -58,6 +69,7 @@ def backward_where_gradients_are_late(q, k, v, o, do, lse, ranks):
 PART = "dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, lse)"
 ADD = "dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part"
 YIELD, LOOP = "k, v = yield k, v", "for _ in range(1, ranks):"
+JOIN = "o, lse = join(o, lse, *attend(q, k, v))"
 YIELD_ALL, HOME = "k, v, dk, dv = yield k, v, dk, dv", "if ranks > 1:\n        dk, dv = yield dk, dv\n"
 WRONG_ANSWERS = (
     edit("13.1", "a float", ("(rank - step) % ranks", "(rank - step) / ranks"), told="owner(2, 0, 4) gives 0.5, want 2"),
@@ -81,6 +93,10 @@ WRONG_ANSWERS = (
     edit("13.3", "q travels", (f"        {YIELD}", "        q, k, v = yield q, k, v"), told="a rank sends more than k and v"),
     edit("13.3", "q comes along", (f"        {YIELD}", "        _, k, v = yield q, k, v"), told="a rank sends more than k and v"),
     edit("13.3", "o travels", (f"        {YIELD}", "        k, v, o, lse = yield k, v, o, lse"), told="a rank sends more than k and v"),
+    edit("13.3", "o in q's dtype", (JOIN, f"{JOIN}\n        o = o.to(q.dtype)"),
+         told="one edge is left: the running o is rounded to q's dtype in each step"),
+    edit("13.3", "o in q's dtype before each join", (JOIN, JOIN.replace("join(o,", "join(o.to(q.dtype),")),
+         told="the running o is rounded to q's dtype in each step"),
     edit("13.3", "its own keys masked", ("    o, lse = attend(q, k, v)", "    o, lse = attend(q, k, v, True)"), told="a causal mask hides keys here"),
     edit("13.4", "from 1", ("rank, 2 * ranks - 1 - rank", "rank + 1, 2 * ranks - rank"), told="each of 0 to 1 must go to one rank"),
     edit("13.4", "striped", ("rank, 2 * ranks - 1 - rank", "2 * rank % ranks, 2 * rank"), told="must go to one rank"),
@@ -90,7 +106,10 @@ WRONG_ANSWERS = (
     edit("13.5", "two numbers", (", True", ""), (", False", "", 2), told="want a tuple (first, end, is_causal)"),
     edit("13.5", "floats", ("rows // 2", "rows / 2", 2), told="whole numbers, to slice with, so use //"),
     edit("13.5", "a row less", ("return rows // 2, rows, False", "return rows // 2 + 1, rows, False"), told="one row is missing: rows are counted from 0"),
-    edit("13.6", "in and out", ("return H_k", "return 2 * H_k"), told="that is twice as much. Computing has half"),
+    edit("13.6", "in and out", ("return H_k", "return 2 * H_k"), told="that is twice as much: a factor of 2 is missing or too much"),
+    edit("13.6", "all pairs, in and out", ("return H_k", "return 4 * H_k"), told="that is four times as much"),
+    edit("13.6", "three sends", ("return H_k", "return 3 * H_k"), told="that is three times as much: a step sends k and v, once"),
+    edit("13.6", "W / F", ("flops / (H_q * bandwidth)", "bandwidth / (H_q * flops)"), told="flops and bandwidth are exchanged"),
     edit("13.6", "for o as well", ("H_k * itemsize", "(H_k + H_q) * itemsize"), told="pairs of 4 FLOPs take as long"),
     edit("13.6", "rounded up", ("return H_k * itemsize * flops / (H_q * bandwidth)", "return -(-(H_k * itemsize * flops) // (H_q * bandwidth))"), told="don't round"),
     edit("13.7", "its own keys alone", (YIELD_ALL, "_, _, dk, dv = yield k, v, dk, dv"), told="two ranks: dq gathers where its queries are"),
@@ -98,10 +117,11 @@ WRONG_ANSWERS = (
     edit("13.7", "dq alone", ("return dq, dk, dv", "return dq"), told="each rank returns a tuple (dq, dk, dv)"),
     ("13.7", backward_where_keys_come_home, "k and v travel home as well, where nobody needs them"),
     edit("13.7", "twice around", (HOME, "for _ in range((ranks + 1) * (ranks > 1)):\n        dk, dv = yield dk, dv\n"), told="the gradients go around once more"),
-    ("13.7", backward_where_queries_travel, "queries travel there"),
+    ("13.7", backward_where_queries_travel, "a rank sends its q: q, o, do, lse and dq stay"),
+    ("13.7", backward_where_only_dq_comes_home, "a rank sends its q: q, o, do, lse and dq stay"),
     edit("13.7", "home, with one rank too", (HOME, "dk, dv = yield dk, dv\n"), told="one edge is left: with one rank dk and dv are home already"),
     edit("13.7", "dq leaves", (YIELD_ALL, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), told="dq travels away with the keys, and doesn't come home"),
-    edit("13.7", "q, do and dq leave", (YIELD_ALL, "q, do, dq, k, v, dk, dv = yield q, do, dq, k, v, dk, dv"), told="dq gathers where its queries are"),
+    edit("13.7", "q, do and dq leave", (YIELD_ALL, "q, do, dq, k, v, dk, dv = yield q, do, dq, k, v, dk, dv"), told="a rank sends its q"),
     edit("13.7", "home in the wrong order", (HOME, "if ranks > 1:\n        dv, dk = yield dk, dv\n"), told="exchanged in the last step"),
     edit("13.7", "a visitor's own o", (PART, PART.replace(" o,", " played.attend(q, k, v)[0],")), told="a visiting shard's own o gives a delta"),
     ("13.7", backward_where_gradients_are_late, "leave only after the next pair has joined"),

@@ -18,8 +18,13 @@ def least_shard(H_q, H_k, D, itemsize, flops, bandwidth):
 
 RESULT = "H_k * itemsize * flops / (H_q * bandwidth)"
 MISTAKES = {
-    "that is half of it. Computing has half of rows² pairs, two matmuls and 2 FLOPs a multiplication; sending has k and v, one way": (RESULT, f"{RESULT} / 2"),
-    "that is twice as much. Computing has half of rows² pairs, two matmuls and 2 FLOPs a multiplication; sending has k and v, one way": (RESULT, f"2 * {RESULT}"),
+    "that is half of it: a factor of 2 is missing or too much, in the time that computing or sending takes": (RESULT, f"{RESULT} / 2"),
+    "that is twice as much: a factor of 2 is missing or too much, in the time that computing or sending takes": (RESULT, f"2 * {RESULT}"),
+    "that is a quarter of it: factors of 2 are missing or too much, in the time that computing or sending takes": (RESULT, f"{RESULT} / 4"),
+    "that is four times as much: factors of 2 are missing or too much, in the time that computing or sending takes": (RESULT, f"4 * {RESULT}"),
+    "that is three times as much: a step sends k and v, once": (RESULT, f"3 * {RESULT}"),
+    "flops and bandwidth are exchanged: a faster GPU needs a longer shard, a faster link a shorter one": (
+        RESULT, "H_k * itemsize * bandwidth / (H_q * flops)"),
     "the heads of k and v are H_k: grouped-query attention sends less": (RESULT, "itemsize * flops / bandwidth"),
     "the two groups of heads are exchanged: computing has H_q heads, sending H_k": (RESULT, "H_q * itemsize * flops / (H_k * bandwidth)"),
     "the numbers of k and v are sent, but their bytes aren't counted: multiply by itemsize": (RESULT, "H_k * flops / (H_q * bandwidth)"),

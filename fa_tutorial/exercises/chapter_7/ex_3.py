@@ -56,11 +56,17 @@ MISTAKES = {
     shared.ADDED_TWICE: [("dv_acc = dot(", "dv_acc += dot("), ("dk_acc = dot(", "dk_acc += dot(")],
     "scale is applied to dk in every step, so the earlier blocks get it again and again: apply it once, after the loop": [
         (SUM_DK, f"{SUM_DK} * scale"), ("dk_acc * scale", "dk_acc")],
+    "dv begins anew in every step: each block adds to what the earlier ones gave": (SUM_DV, "do_tile)"),
+    "dk begins anew in every step: each block adds to what the earlier ones gave": (SUM_DK, "q_tile)"),
+    "every step reads the first rows of q: they start at start_m": (Q, Q.replace("start_m", "0")),
+    "every step reads the first rows of do: they start at start_m": (DO, DO.replace("start_m", "0")),
     "every step reads the first rows of q and do: they start at start_m": [(Q, Q.replace("start_m", "0")), (DO, DO.replace("start_m", "0"))],
     "every step reads the first rows of lse and delta: they start at start_m": ("offs_m = start_m + ", "offs_m = "),
     "only the first S_k queries count: q and do have S_q rows, for the loop and for load_tile": ("range(0, S_q, BLOCK_M)", "range(0, S_k, BLOCK_M)"),
     "the ragged last block of queries is left out: the loop goes on while start_m < S_q": (
         "range(0, S_q, BLOCK_M)", "range(0, S_q // BLOCK_M * BLOCK_M, BLOCK_M)"),
+    "the blocks of keys are counted by S_q: each head has tl.cdiv(S_k, BLOCK_N) of them": ("tl.cdiv(S_k, BLOCK_N)", "tl.cdiv(S_q, BLOCK_N)"),
+    "lse and delta are read from the first head by every program: a head's rows start at batch_head · S_q": ("batch_head * S_q + ", ""),
     "lse and delta are read from batch 0 by every program: a head's rows start at batch_head · S_q": (
         "batch_head * S_q", "h * S_q"),
     "batch and head are exchanged: // H gives b, % H gives h": (
@@ -74,6 +80,10 @@ def inputs():
     sums = "dk and dv are sums over the blocks of queries, and q and do have S_q rows, for the loop and for load_tile"
     stray = "a step's rows are start_m to start_m + BLOCK_M − 1"
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two blocks of queries", sums, stray=stray)
+    place = (
+        "each head has tl.cdiv(S_k, BLOCK_N) programs, // H gives b, % H gives h, and its rows of lse and delta start at batch_head · S_q"
+    )
+    yield shared.given((2, 2, 32, 16, 16), "B = H = 2, S_q = 32, S_k = 16", place)
     keys = "a program's keys start at start_n, in k, v, dk and dv"
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", keys)
     yield shared.several_heads("dk and dv")

@@ -46,7 +46,7 @@ def dkdv_kernel(
             b, h, start_m, first_seeing, S_q, D, scale, False, BLOCK_M, BLOCK_D,
         )  # fmt: skip
     if IS_CAUSAL:
-        for start_m in range(first_m, tl.minimum(full_m, S_q), BLOCK_M):
+        for start_m in range(first_m, full_m, BLOCK_M):
             dk_acc, dv_acc = add_to_dkdv(
                 k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
                 b, h, start_m, first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D,
@@ -82,7 +82,7 @@ MISTAKES = {
     "full_m is rounded down, and not every query of its block sees all of the keys: round it up": (
         FULL, "tl.maximum(last_key + S_q - S_k, 0) // BLOCK_M * BLOCK_M"),
     "full_m comes from the block's first key: its last key decides which queries see all of them": (FULL, FULL.replace("last_key", "start_n")),
-    "blocks from full_m on count twice: the loop with the mask ends at full_m": ("range(first_m, tl.minimum(full_m, S_q)", "range(first_m, S_q"),
+    "blocks from full_m on count twice: the loop with the mask ends at full_m": ("range(first_m, full_m", "range(first_m, S_q"),
     "blocks from first_m to full_m count twice: the loop without a mask starts at full_m": ("range(full_m, S", "range(first_m, S"),
 }  # fmt: skip
 
@@ -153,7 +153,7 @@ EXERCISE = shared.exercise(
             "full_m comes from the last key, tl.minimum(start_n + BLOCK_N, S_k) - 1, rounded up: full_m = tl.cdiv(tl.maximum(…, 0), BLOCK_M) * "
             "BLOCK_M."
         ),
-        "The loop without a mask runs over range(full_m, S_q, BLOCK_M), the one with it over range(first_m, tl.minimum(full_m, S_q), BLOCK_M).",
+        "The loop without a mask runs over range(full_m, S_q, BLOCK_M), the one with it over range(first_m, full_m, BLOCK_M).",
     ),
     solution=dkdv_kernel,
     reasoning="A block of queries before first_m sees none of the keys, a block from full_m on sees all of them, so only the few between need "

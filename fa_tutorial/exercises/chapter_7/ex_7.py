@@ -46,7 +46,7 @@ def grouped_dkdv_kernel(
                 b, h, start_m, first_seeing, S_q, D, scale, False, BLOCK_M, BLOCK_D,
             )  # fmt: skip
         if IS_CAUSAL:
-            for start_m in range(first_m, tl.minimum(full_m, S_q), BLOCK_M):
+            for start_m in range(first_m, full_m, BLOCK_M):
                 dk_acc, dv_acc = add_to_dkdv(
                     k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
                     b, h, start_m, first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D,
