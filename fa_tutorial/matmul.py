@@ -127,7 +127,7 @@ class MatmulConfig:
         check_int("group", self.group)
 
     def shared_bytes(self, itemsize: int) -> int:
-        """Bytes of shared memory that the pipeline's buffers of a and b take."""
+        """Bytes of shared memory that the pipeline's buffers of a and b take, or less where block_m is below 64."""
         return self.num_stages * self.block_k * (self.block_m + self.block_n) * itemsize
 
 

@@ -93,7 +93,7 @@ def by_infinity(kernel: Any) -> Any:
 
 
 def widened(kernel: Any) -> str:
-    """What a right kernel of exercises 5.2 to 5.4 could do better: give `dot` fp16 tiles as they are. Only the interpreter shows it."""
+    """Why a right result of exercises 5.2 to 5.4 isn't enough: `dot` gets fp16 tiles as they are. Only the interpreter shows it."""
     launched = launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 16, 16)), "").args)
     return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(kernel, launched) else ""
 

@@ -93,7 +93,7 @@ class Exercise:
     than once; "stored_again": a program stores an element twice; "widened": tl.dot gets float32 tiles though all inputs are 16-bit. The
     last three are allowed where nothing is to be told.
     watch: for a function, (*args) -> a context manager in which it runs, whose complaint(result) says what a right result must not hide, ""
-    for nothing. note: (answer) -> what a right answer could do better, or "".
+    for nothing. refused: (answer) -> why a right result isn't enough, or "". note: (answer) -> what a right answer could do better, or "".
     """
 
     id: str
@@ -113,6 +113,7 @@ class Exercise:
     launch: Callable[..., Any] | None = None
     adapt: Callable[[Any], Any] | None = None
     watch: Callable[..., Any] | None = None
+    refused: Callable[[Any], str] | None = None
     note: Callable[[Any], str] | None = None
     seen: Mapping[str, str] = field(default_factory=dict)
 
@@ -152,6 +153,8 @@ def judge(exercise: Exercise, answer: Any) -> None:
         first = next(iter(left.values()))
         several = f"{('two', 'three', 'four')[min(len(left), 4) - 2]}{' or more' * (len(left) > 4)} edges are left; the first"
         raise Wrong(f"right on the main case; {'one edge is left' if len(left) == 1 else several}: {first}") from first
+    if exercise.refused and (why := exercise.refused(answer)):
+        raise Wrong(f"the result is right, but {why}")
 
 
 def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case], in_words: bool = True) -> None:

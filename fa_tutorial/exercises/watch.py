@@ -195,6 +195,17 @@ class Tiles(Products):
         self.whole = a.shape[0] * a.shape[1] * b.shape[1]
         self.step = block_m * block_n * block_k
         self.is_cut = block_m < a.shape[0] and block_n < b.shape[1] and block_k < a.shape[1]
+        self.block_m, self.block_n, self.a = block_m, block_n, a
+        self.can_tell = self.is_cut and a.numel() not in (b.numel(), a.shape[0] * b.shape[1])  # a's parts from those of b and c
+        self.cut: set[int] = set()  # rows of the parts that a is cut into
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        for part in result if isinstance(result, tuple | list) else (result,):
+            is_view = isinstance(part, torch.Tensor) and part.untyped_storage().nbytes() == self.a.numel() * part.element_size()
+            if is_view and part.ndim > 1 and part.shape[-1] == self.a.shape[-1]:
+                self.cut.add(part.shape[-2])
+        return result
 
     def complaint(self, result: Any) -> str:
         steps, shapes = self.largest
@@ -206,6 +217,8 @@ class Tiles(Products):
                 f"a product takes parts of shape {parts}: a step multiplies a tile of a, block_m × block_k, by a tile of b, block_k "
                 f"× block_n"
             )
+        if self.can_tell and self.block_n in self.cut and self.block_m not in self.cut:
+            return f"a is cut into blocks of {self.block_n} rows: block_m counts rows of a, and block_n columns of b"
         if isinstance(result, torch.Tensor) and result.dtype != self.dtype:
             return f"c has dtype {result.dtype}, want a's: the accumulator is float32, what is stored is not"
         return ""

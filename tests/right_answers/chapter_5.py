@@ -3,7 +3,6 @@ loops to the last tile's end and exp2, a state (lse, o)."""
 
 from edits import edit
 
-from fa_tutorial import hardware
 from fa_tutorial.forward import attend, softmax_step
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import load_tile, store_tile, tile_pointers
@@ -141,11 +140,3 @@ RIGHT_ANSWERS = (
          ("torch.empty((B, H_q, S_q), dtype", "q.new_zeros((B, H_q, S_q), dtype"), ("padded_d(D)", "max(16, triton.next_power_of_2(D))"),
          ("(triton.cdiv(S_q, tile.block_m) * B * H_q,)", "lambda meta: (triton.cdiv(S_q, meta['BLOCK_M']) * B * H_q,)")),
 )  # fmt: skip
-
-if hardware.interpreter_on():  # a compiled kernel does not show what its dots get
-    RIGHT_ANSWERS += (
-        edit("5.2", "all tiles widened", ("start_m, S_q, D, BLOCK_M, BLOCK_D)  #", "start_m, S_q, D, BLOCK_M, BLOCK_D).to(tl.float32)  #"),
-             ("0, S_k, D, BLOCK_N, BLOCK_D)", "0, S_k, D, BLOCK_N, BLOCK_D).to(tl.float32)", 2), told="off the tensor cores"),
-        edit("5.3", "v widened", ("dot(p.to(v_tile.dtype), v_tile,", "dot(p, v_tile.to(tl.float32),"), told="off the tensor cores"),
-        edit("5.4", "v widened", ("dot(p.to(v_tile.dtype), v_tile,", "dot(p, v_tile.to(tl.float32),"), told="off the tensor cores"),
-    )  # fmt: skip

@@ -26,6 +26,9 @@ WHILE = (("for start_n in range(0, S_k, BLOCK_N):", "start_n = 0\n    while star
          ("        m = m_new\n", "        m = m_new\n        start_n += BLOCK_N\n"))  # fmt: skip
 FULL = "tl.maximum(start_m + 1 + S_k - S_q, 0)"
 FIRST_LOOP = "    for start_n in range(0, full_n, BLOCK_N):\n"
+SECOND_LOOP = "    for start_n in tl.range(full_n"
+ROUNDED = "    {0} = {0}.to(q_tile.dtype).to(tl.float32)\n"
+V_WIDENED = ("dot(p.to(v_tile.dtype), v_tile", "dot(p, v_tile.to(tl.float32)")
 FULL_IN_TILES = (FIRST_LOOP, "    full_n //= BLOCK_N\n" + FIRST_LOOP)
 MASKING = """    if MASK:
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
@@ -66,6 +69,18 @@ WRONG_ANSWERS = (
     edit("5.2", "l counts down", ("tl.sum(p, axis=1)", "-tl.sum(p, axis=1)"), told="so o is the mean of v, 4097: one tile"),
     edit("5.2", "store to head 0", ("acc / l[:, None], b, h", "acc / l[:, None], b, 0"), told="it never writes o[0, 1, 0, 0]", gpu=None),
     edit("5.2", "l and a small number", ("acc / l[:, None]", "acc / (l + 1e-6)[:, None]"), told="with nothing added to it"),
+    edit("5.3", "m in the inputs' dtype", ("-float(\"inf\"), dtype=tl.float32", "-float(\"inf\"), dtype=q_tile.dtype"),
+         ("        m = m_new", "        m = m_new.to(q_tile.dtype)"), told="an m in fp16 would be 2048"),
+    edit("5.3", "divided in every iteration alone", ("        m = m_new\n", "        m = m_new\n        acc = acc / l[:, None]\n"),
+         ("acc / l[:, None], b", "acc, b"), told="divide once, after the loop"),
+    edit("5.3", "divided by the last tile's l", ("alpha * l + tl.sum(p, axis=1)", "tl.sum(p, axis=1)"), told="l is the last tile's Σ p alone"),
+    edit("5.4", "m in the inputs' dtype", ("-float(\"inf\"), dtype=tl.float32", "-float(\"inf\"), dtype=q_tile.dtype"),
+         ("        m = m_new", "        m = m_new.to(q_tile.dtype)"), told="an m in fp16 would be 2048"),
+    edit("5.6", "m rounded between the loops", (SECOND_LOOP, ROUNDED.format("m") + SECOND_LOOP), told="an m in fp16 would be 2048"),
+    edit("5.6", "acc rounded between the loops", (SECOND_LOOP, ROUNDED.format("acc") + SECOND_LOOP), told="fp16 ends at 65504"),
+    edit("5.2", "all tiles widened", ("start_m, S_q, D, BLOCK_M, BLOCK_D)  #", "start_m, S_q, D, BLOCK_M, BLOCK_D).to(tl.float32)  #"),
+         ("0, S_k, D, BLOCK_N, BLOCK_D)", "0, S_k, D, BLOCK_N, BLOCK_D).to(tl.float32)", 2), told="off the tensor cores", gpu=None),
+    *(edit(number, "v widened", V_WIDENED, told="off the tensor cores", gpu=None) for number in ("5.2", "5.3", "5.4", "5.5")),
     edit("5.3", "m is a number before the loop", ("tl.full((BLOCK_M,), -float(\"inf\"), dtype=tl.float32)", "-float(\"inf\")"), told=CARRIED),
     edit("5.3", "l is a number before the loop", ("tl.zeros((BLOCK_M,), dtype=tl.float32)", "0.0"), told=CARRIED),
     edit("5.3", "m and l are numbers before the loop", ("m = tl.full((BLOCK_M,), -float(\"inf\"), dtype=tl.float32)", "m, l = -float(\"inf\"), 0.0"),

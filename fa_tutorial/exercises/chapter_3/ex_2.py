@@ -114,7 +114,11 @@ def inputs():
     a[:, 0], a[:, 1], a[:, 16] = 2048, 1, 1
     sums = "sums stay in float32, acc and what tl.dot returns: fp16 rounds 2048 + 1 to 2048"
     yield product(a, b, "fp16, rows of a hold 2048 and 1 in one step, 1 in the next, b all 1", sums, edge="precision")
-    ieee = 'fp32 is multiplied in IEEE precision, and c is fp32: tl.dot rounds to TF32 unless you pass input_precision="ieee"'
+    a, b = torch.zeros(16, 16), torch.zeros(16, 16)
+    a[:, 0], a[:, 1], b[0], b[1] = 64, 1, 64, 1
+    stored = "acc is rounded to c's dtype, c_ptr.dtype.element_ty: c is fp32 here, and 16 bits have no 4097"
+    yield product(a, b, "fp32, rows of a hold 64 and 1, columns of b 64 and 1", stored, edge="precision")
+    ieee = 'fp32 is multiplied in IEEE precision: tl.dot rounds it to TF32 unless you pass input_precision="ieee"'
     yield product(torch.full((16, 16), 4097.0), torch.eye(16), "fp32, a all 4097, b the identity", ieee, edge="precision")
     draw, bf16 = generator(), [torch.bfloat16] if hardware.device().type == "cuda" else []  # the interpreter's is wrong
     for dtype in (torch.float32, torch.float16, *bf16):
@@ -152,7 +156,8 @@ EXERCISE = Exercise(
     launch=launch,
     seen={
         "overlap": (
-            "some tiles are computed by more than one program: program pid computes tile (pid // tiles_n, pid % tiles_n) and no other"
+            "some elements are stored by more than one program: program pid stores what exists of tile (pid // tiles_n, pid % tiles_n), "
+            "by the true numbers of its rows and columns"
         ),
         "stored_again": "store acc once, after the loop along K",
         "widened": "tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: give it the tiles as they are",

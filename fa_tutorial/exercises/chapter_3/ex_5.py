@@ -49,6 +49,11 @@ S, PV, KEYS = "s = scale * tl.dot(q, k_t, ", "acc = tl.dot(s.to(v.dtype), v, acc
 MISTAKES = {
     "q is multiplied by k, not by kᵀ: element (d, n) of kᵀ is element (n, d) of k": (
         "offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "offs_d[:, None] * stride_ks + offs_n[None, :] * stride_kd"),
+    "q is multiplied by k, not by kᵀ: this tile of k is transposed already, so leave tl.trans out": (S, S.replace("k_t", "tl.trans(k_t)")),
+    "acc is rounded to fp16 in every step: it is float32": [
+        ("zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)", "zeros((BLOCK_M, BLOCK_D), dtype=tl.float16)"),
+        (PV, "acc += tl.dot(s.to(v.dtype), v, "), ('v, input_precision="ieee")', 'v, input_precision="ieee").to(tl.float16)')],
+    "o is rounded to fp16, whatever its dtype: round acc to o_ptr.dtype.element_ty": ("acc.to(o_ptr.dtype.element_ty)", "acc.to(tl.float16)"),
     "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
     "s goes through exp: there is no softmax yet, so o = s v": (PV, PV.replace("s.to", "tl.exp(s).to")),
     "scale is missing: s = scale · q kᵀ": (S, S.replace("scale * ", "")),

@@ -108,6 +108,6 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
-    note=widened,
+    refused=widened,
     seen={"overlap": OVERLAP},
 )

@@ -66,6 +66,9 @@ MISTAKES = {
     "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": (
         ACC, "dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
     "acc is divided by l in every iteration: divide once, after the loop": (LAST, LAST + "        acc = acc / l[:, None]\n"),
+    "acc is divided by l in every iteration, so earlier tiles lose weight with each that follows: divide once, after the loop": [
+        (LAST, LAST + "        acc = acc / l[:, None]\n"), ("acc / l[:, None], b", "acc, b")],
+    "l is the last tile's Σ p alone: l = alpha · l + Σ p": (L, "tl.sum(p, axis=1)"),
     "each tile's p v replaces the one before: acc = alpha · acc + p v": (ACC, "dot(p.to(v_tile.dtype), v_tile)"),
     "only the last tile counts: m must carry over to the next iteration, and l and acc with it": (LAST, ""),
     "acc is added twice: dot(…, acc) has added it already, so acc = dot(…, acc), not +=": (f"acc = {ACC}", f"acc += {ACC}"),
@@ -129,7 +132,7 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
-    note=widened,
+    refused=widened,
     adapt=by_infinity,
     seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

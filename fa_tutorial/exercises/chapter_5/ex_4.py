@@ -133,7 +133,7 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
-    note=widened,
+    refused=widened,
     adapt=by_infinity,
     seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

@@ -67,7 +67,7 @@ def described(x):
     is_heads, x = isinstance(x, Heads), x.ptr if isinstance(x, Heads) else x
     words = f"{'Heads of ' if is_heads else ''}{tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}"
     words += "" if is_heads or x.is_contiguous() else ", not contiguous"
-    return words + ("" if x.is_meta else ", on the CPU, where q is not")
+    return words + ("" if x.is_meta else ", not on q's device")
 
 
 def elsewhere(x):

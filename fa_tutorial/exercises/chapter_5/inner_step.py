@@ -26,7 +26,7 @@ def as_solution(kernel, module):
 
 
 def half_inputs(loop=True, **options):
-    """fp16 inputs that show scores or an acc that are no float32, or a scaled q; in a loop over keys an l, too."""
+    """fp16 inputs that show scores or an acc that are no float32, or a scaled q; in a loop over keys an m and an l, too."""
     options["edge"] = "half"
     zero, one = torch.zeros(1, 1, 16, 16, dtype=torch.float16), torch.ones(1, 1, 16, 16, dtype=torch.float16)
     q, k, v = zero.clone(), zero.clone(), one.clone()
@@ -39,8 +39,15 @@ def half_inputs(loop=True, **options):
     alike = "5 · 4096 − 20480 is 0, so all keys weigh the same: q and k are multiplied as they are, and then scaled"
     yield attention_case(q, k, v, on, alike, scale=0.3, **options)
     ends = f"{HALF}: fp16 ends at 65504"
-    yield attention_case(zero, zero, 60000 * one, "fp16, equal scores, v all 60000", ends, **options)
+    two = 2 if loop else 1  # tiles, so that acc is carried
+    keys = [torch.cat([x] * two, dim=2) for x in (zero, 60000 * one)]
+    yield attention_case(zero, *keys, "fp16, equal scores, v all 60000", ends, **options)
     if loop:
+        q, k, v = one.clone(), *(torch.cat([x] * two, dim=2) for x in (zero, one))
+        q[..., 0], k[..., 0], k[..., 1], v[:, :, 16:] = 64, 32, 1, -1
+        on = "fp16, all scores 2049, v 1 in the first tile and −1 in the second, scale = 1"
+        kept = f"{HALF}: the maximum doesn't grow, so alpha is 1, but an m in fp16 would be 2048"
+        yield attention_case(q, k, v, on, kept, scale=1.0, **options)
         k, v = torch.zeros(1, 1, 128, 16, dtype=torch.float16), torch.ones(1, 1, 128, 16, dtype=torch.float16)
         k[:, :, 16:, 0], v[:, :, 16:] = -7.75, -1
         on = "fp16, scores 0 and v 1 in the first tile, scores −7.75 and v −1 in seven more, scale = 1"
