@@ -76,14 +76,23 @@ def every_third(b, h, i, j, aux):
     return (i >= 0) & ((j + b + 2 * h) % 3 == 0)
 
 
-THIRD = -1  # in place of a window's `left`
+@triton.jit
+def both_ends(b, h, i, j, aux):
+    """A mask mod whose listed tiles have another between them."""
+    return (i >= 0) & ((j < 4) | (j >= 40))
+
+
+THIRD, ENDS = -1, -2  # in place of a window's `left`
+MODS = {THIRD: every_third, ENDS: both_ends}
 
 
 def is_seen(B, H, S_q, S_k, left):
-    """(B, H, S_q, S_k) booleans: what `window` of this left shows, or every_third."""
+    """(B, H, S_q, S_k) booleans: what `window` of this left shows, or one of MODS."""
     b, h, i, j = torch.meshgrid(*map(torch.arange, (B, H, S_q, S_k)), indexing="ij")
     distance = j - (i + S_k - S_q)
-    return (j + b + 2 * h) % 3 == 0 if left == THIRD else (distance <= 0) & (distance >= -left)
+    if left == THIRD:
+        return (j + b + 2 * h) % 3 == 0
+    return (j < 4) | (j >= 40) if left == ENDS else (distance <= 0) & (distance >= -left)
 
 
 def lists(seen, block_m, block_n):
@@ -99,8 +108,7 @@ def launch(q, k, v, left, blocks):
     (B, H, S_q, D), S_k = q.shape, k.shape[2]
     index, count = lists(is_seen(B, H, S_q, S_k, left), *blocks)
     tensors = *(In(x, as_heads=True) for x in (q, k, v)), Out(q.shape, q.dtype, as_heads=True), In(index), In(count)
-    mod = every_third if left == THIRD else window
-    meta = {"MASK_MOD": mod, "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
+    meta = {"MASK_MOD": MODS.get(left, window), "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
     return Launch((len(count) * B * H,), (*tensors, H, S_q, S_k, D, D**-0.5, (left, S_k - S_q)), meta)
 
 
@@ -114,10 +122,11 @@ def inputs():
     lists = "a program's row of the lists is the number of its block of queries"
     stray = f"{lists}, a row of index has ceil(S_k / BLOCK_N) entries, and its first count entries mean anything"
 
-    def rows(B, H, S_q, S_k, left, otherwise="", *, blocks=(16, 16), on="", unlisted=0, draw=None, **options):
+    def rows(B, H, S_q, S_k, left, otherwise="", *, blocks=(16, 16), on="", unlisted=slice(0), draw=None, **options):
         q, k, v = draw_qkv(B, H, S_q, S_k, 16, draw=draw)
-        v[:, :, :unlisted] = math.nan  # it shows in o if it is read, because 0 · NaN is NaN
-        mask = "every third key" if left == THIRD else f"a window of {left} keys and the query's own"
+        v[:, :, unlisted] = math.nan  # it shows in o if it is read, because 0 · NaN is NaN
+        masks = {THIRD: "every third key", ENDS: "the first 4 keys and those from 40 on"}
+        mask = masks.get(left, f"a window of {left} keys and the query's own")
         on = f"B = {B}, H = {H}, S_q = {S_q}, S_k = {S_k}, tiles of {blocks[0]} × {blocks[1]}, {mask}{on}"
         return case(q, k, v, left, blocks, on=on, otherwise=otherwise, stray=stray, **options)
 
@@ -132,7 +141,9 @@ def inputs():
     yield rows(2, 2, 32, 32, 5, f"all heads and batch entries share the lists: {lists}")
     yield rows(2, 2, 16, 16, THIRD, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
     yield rows(1, 1, 16, 39, THIRD, padding)  # the mask mod shows key 39
-    yield rows(1, 1, 16, 48, 10, loop, on=", v is NaN in tile 0, which isn't listed", unlisted=16)
+    yield rows(1, 1, 16, 48, 10, loop, on=", v is NaN in tile 0, which isn't listed", unlisted=slice(16))
+    gap = "a list may have gaps: each tile's number stands in index"
+    yield rows(1, 1, 16, 64, ENDS, gap, on=", the list is 0, 2, 3, v is NaN in tile 1, which isn't listed", unlisted=slice(16, 32))
     yield rows(1, 2, 40, 50, 20, loop, blocks=(32, 16), draw=generator(), fresh=True)
     yield rows(1, 1, 48, 16, 20, on=", so that rows 0 to 31 see no key", edge="empty")
 
