@@ -286,3 +286,11 @@ def their_loop(softmax, q, k, v,
         )  # fmt: skip
         acc = (scaled if rescale else acc) + p @ v_tile
     return acc / torch.where(row_sum > 0, row_sum, 1.0)[:, None]  # line 179
+
+
+# ---------------------------------------------------------------- a bound of theirs, for chapter 12's question
+
+
+def fa4_full_0(row_block: int, block_m: int, block_n: int, S_q: int, S_k: int, left: int) -> int:
+    """FA4's n_block_min_before_local_mask: a window's full_0, but by the row after the block's last."""
+    return max(0, -(-((row_block + 1) * block_m + S_k - S_q - left) // block_n))

@@ -59,6 +59,11 @@ MISTAKES = {
     "alpha is in base e: softmax_scale_log2 holds log₂ e already, so scores_scale is exp2": (ALPHA, ALPHA.replace("exp2", "exp")),
     "p and alpha take row_max without the scale: row_max is unscaled, so both multiply it by softmax_scale_log2": [
         (P, "torch.exp2(s * scale_log2 - safe[:, None])"), (ALPHA, "torch.exp2(row_max - safe)")],
+    "p and alpha are without the scale: row_max is unscaled, so both differences are multiplied by softmax_scale_log2": [
+        (P, "torch.exp2(s - safe[:, None])"), (ALPHA, "torch.exp2(row_max - safe)")],
+    "p and alpha are in base e and without the scale: both are exp2 of a difference times softmax_scale_log2": [
+        (P, "torch.exp(s - safe[:, None])"), (ALPHA, "torch.exp(row_max - safe)")],
+    "p is in base e and without the scale: it is exp2((s − row_max) · softmax_scale_log2)": (P, "torch.exp(s - safe[:, None])"),
     "acc is divided by alpha: line 160 multiplies acc_o by scores_scale": (ACC, "acc = acc / alpha[:, None]"),
     "p takes row_max without the scale: scale_apply_exp2 multiplies both by it": (P, "torch.exp2(s * scale_log2 - safe[:, None])"),
     "p is without the scale: scale_apply_exp2 multiplies the scores and their maximum by it": (P, "torch.exp2(s - safe[:, None])"),

@@ -34,6 +34,7 @@ MISTAKES = {
     "full_0 is found from the first row: the last row's window begins furthest to the right": (FULL_0, "-(-low(first) // block_n)"),
     f"{LATE}, as FA3 and FA4 find it": (FULL_0, "max(low(first) // block_n, -(-max(0, first + block_m + S_k - S_q - left) // block_n))"
                                         " if left >= 0 else 0"),
+    f"{LATE}; besides, low is at least 0": (FULL_0, "-(-(first + block_m + S_k - S_q - left) // block_n) if left >= 0 else 0"),
     f"{LATE}": (FULL_0, "-(-low(last + 1) // block_n)"),
     "full_1 counts a tile of which the first row sees only a part: round down": (FULL_1, "max(full_0, -(-high(first) // block_n))"),
     "full_1 is found from the last row: the first row's window ends first": (FULL_1, "max(full_0, high(last) // block_n)"),
@@ -42,6 +43,12 @@ MISTAKES = {
     "end leaves out a tile that the last row sees in part: round up": (END, "high(last) // block_n"),
     "end is found from the first row: the last row's window ends last": (END, "-(-high(first) // block_n)"),
     "end is the last tile that is seen: return one past it": (END, f"{END} - 1"),
+    "full_1 is the last whole tile: return one past it": (f"{START} full_0, full_1", f"{START} full_0, full_1 - 1"),
+    "full_1 and end are the last tiles: return one past each": (f"{START} full_0, full_1, {END}", f"{START} full_0, full_1 - 1, {END} - 1"),
+    "the results are in another order, start, end, full_0, full_1: return start, full_0, full_1, end": (
+        f"{START} full_0, full_1, {END}", f"{START} {END}, full_0, full_1"),
+    "the results are in another order, full_0, full_1, start, end: return start, full_0, full_1, end": (
+        f"{START} full_0, full_1,", f"full_0, full_1, {START}"),
     f"the window is one key too narrow on the right: {SEES}": ("i + 1 + S_k", "i + S_k"),
     f"the window is one key too wide on the right: {SEES}": ("i + 1 + S_k", "i + 2 + S_k"),
     f"the window is one key too narrow on the left: {SEES}": ("S_q - left", "S_q - left + 1"),

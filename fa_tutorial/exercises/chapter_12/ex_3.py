@@ -48,6 +48,9 @@ MISTAKES = {
     "the alpha that is returned rescales to the new maximum: where the shift stays, alpha is 1": (
         f"{TOTAL}, alpha", f"{TOTAL}, torch.exp(shift - torch.where(m == -math.inf, 0.0, m))"),
     "l isn't rescaled: where the shift moves, multiply it by alpha": (TOTAL, "l + p.sum(dim=-1)"),
+    "alpha multiplies this block's sum, too: only the old l is rescaled, because p is measured from the new shift already": (
+        TOTAL, "alpha * (l + p.sum(dim=-1))"),
+    "alpha multiplies this block's sum and not the old l: it is the old l that is rescaled": (TOTAL, "l + alpha * p.sum(dim=-1)"),
     "l is this block's sum alone: add alpha · l": (TOTAL, "p.sum(dim=-1)"),
     "a row that has seen nothing gives NaN: its new shift is −inf, and −inf − (−inf) is NaN": (SAFE, "new_shift"),
     "the choice is reversed: the shift becomes m where exp(m − shift) exceeds 2^threshold, and stays where it doesn't": (

@@ -30,11 +30,13 @@ HIDE = {
     3: "change 3 passes the second test: float32 still holds e to the power of these scores, so a shift of 0 is as good as another",
     5: "change 5 passes the second test: row 0 sees every key before the last two blocks, so only these two need a mask",
 }
+SWAPPED = "the two tests are swapped: return the one that changes 3 and 5 pass first"
 FIRST, SECOND = "both_pass = 31, 63, 0.0", "both_fail = 32, 100, 110.0"
 MISTAKES = {
     ARE_SEEN[3]: (FIRST, "both_pass = 31, 63, 110.0"),
     ARE_SEEN[5]: (FIRST, "both_pass = 31, 65, 0.0"),
     HIDE[3]: (SECOND, "both_fail = 32, 100, 0.0"),
+    SWAPPED: ("return both_pass, both_fail", "return both_fail, both_pass"),
     HIDE[5]: (SECOND, "both_fail = 31, 63, 110.0"),
 }
 
@@ -87,7 +89,10 @@ def adapt(answer):
         tests = answer()
         if not isinstance(tests, tuple | list) or len(tests) != 2:
             raise Wrong(f"returns {kind(tests)}, want two tuples (S_q, S_k, lower)")
-        return judged(tests[0], "first", ARE_SEEN), judged(tests[1], "second", HIDE)
+        first, second = judged(tests[0], "first", ARE_SEEN), judged(tests[1], "second", HIDE)
+        if (second, first) == truth():
+            first = verdict(first, SWAPPED)
+        return first, second
 
     return run_tests
 
