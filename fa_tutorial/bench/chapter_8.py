@@ -371,37 +371,41 @@ def draw_tiles(programs: Programs, model: Model, mine: dict[int, TileConfig]) ->
 
 
 def show_larger_tiles(programs: Programs, predict: Predict) -> None:
-    """Print what the compiler made of three kernels with steps.LARGER, full, the cycles that `predict` gives, and
+    """Print what the compiler made of three kernels with steps.LARGER, the cycles that `predict` gives, and
     their cycles, clocks and rates on the H100 beside those with steps.TILE.
 
     cycles: for each 64 x 64 scores.
     """
     larger = ", ".join(f"{tile.block_m}x{tile.block_n} at D = {D}" for D, tile in steps.LARGER.items())
-    print(f"H100, full; tile 64x64 -> {larger}")
-    print(f"{'':19} spilled (loop) programs {'predicted':>12} {HEAD}")
+    print(f"H100; tile 64x64 -> {larger}")
+    print(f"{'':21} spilled (loop) programs {'predicted':>12} {HEAD}")
     for D, tile in steps.LARGER.items():
-        for step in ("", "descriptors", "order"):
+        for step, is_causal in (("", False), ("descriptors", False), ("order", False), ("order", True)):
             name, compiled = step or "chapter 5", compiled_steps()
-            row = compiled[step, tile, D, False]
+            row = compiled[step, tile, D, is_causal]
             fit = programs(tile.num_warps, row["registers"], row["shared_bytes"])
-            predicted = change(predict(compiled[step, steps.TILE, D, False]), predict(row))
-            small, large = (stored_steps()[D, False][key] for key in (name, f"{name}, larger tile"))
+            predicted = change(predict(compiled[step, steps.TILE, D, is_causal]), predict(row))
+            small, large = (stored_steps()[D, is_causal][key] for key in (name, f"{name}, larger tile"))
+            words = f"{name}, causal" if is_causal else name
             print(
-                f"D = {D:3}, {name:11} {spilled(row):>13} {fit:8} {predicted:>12}",
-                cycles_clock_rate(small, large, D, False),
+                f"D = {D:3}, {words:13} {spilled(row):>13} {fit:8} {predicted:>12}",
+                cycles_clock_rate(small, large, D, is_causal),
             )
 
 
 def show_guard() -> None:
-    """Print what the guard only where there is a mask does with steps.LARGER: the loop's instructions, registers, and
-    the H100's cycles for 64 x 64 scores."""
-    print("H100, larger tile        loop   registers      cycles")
+    """Print what the guard only where there is a mask does with steps.LARGER: the loop's instructions, registers,
+    spilled registers, and the H100's cycles for 64 x 64 scores."""
+    print("H100, larger tile        loop   registers   spilled      cycles")
     for D, is_causal in POINTS:
         names = "one division", "guard"
         old, new = (compiled_steps()[name, steps.LARGER[D], D, is_causal] for name in names)
         cycles = [tile_cycles(stored_steps()[D, is_causal][f"{name}, larger tile"], D, is_causal) for name in names]
-        loop, registers = (change(old[number], new[number]) for number in ("loop", "registers"))
-        print(f"D = {D:3}, {mask(is_causal):8} {loop:>11} {registers:>11} {change(*cycles):>11}", end=" ")
+        loop, registers, spills = (
+            change(old[number], new[number]) for number in ("loop", "registers", "spilled_registers")
+        )
+        words = f"{loop:>11} {registers:>11} {spills:>9} {change(*cycles):>11}"
+        print(f"D = {D:3}, {mask(is_causal):8} {words}", end=" ")
         print(f"({cycles[1] / cycles[0] - 1:+.1%})")
 
 

@@ -55,6 +55,15 @@ def softmax_step_difference_scaled(s, m, l, scale_log2):
 
 
 @triton.jit
+def softmax_step_by_exp(s, m, l, scale_log2):
+    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new)
+    p = tl.exp((s * scale_log2 - shift[:, None]) * 0.6931471805599453)
+    alpha = tl.exp2(m - shift)
+    return p, m_new, alpha * l + tl.sum(p, axis=1), alpha
+
+
+@triton.jit
 def softmax_step_scaled_first(s, m, l, scale_log2):
     x = s * scale_log2
     m_new = tl.maximum(m, tl.max(x, 1))
@@ -115,6 +124,7 @@ RIGHT_ANSWERS = (
     ("8.2", softmax_step_scaled_first, "correct (you scale every score before the maximum"),
     ("8.2", softmax_step_masked_twice, "correct (you set p to 0 where s is −∞"),
     ("8.2", softmax_step_difference_scaled, "correct (you divide m by scale_log2"),
+    ("8.2", softmax_step_by_exp, "correct (you call tl.exp"),
     ("8.2", softmax_step_first_alpha_1),
     ("8.3", forward_transposed),
     ("8.4", order_by_chapter_3),

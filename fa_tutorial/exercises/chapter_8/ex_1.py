@@ -52,6 +52,8 @@ MISTAKES = {
         REGISTERS_LESS, "max(0, rounded - most_registers)"),
     "registers_less counts a thread's registers, not those of all threads of a program": (REGISTERS_LESS, f"{REGISTERS_LESS} * threads"),
     "bytes_less counts one program's bytes, not those of all programs": (BYTES_LESS, f"{BYTES_LESS} * more"),
+    "that is what all programs lack together: each gives up its share of it, rounded up": (
+        BYTES_LESS, "max(0, more * (shared_bytes + 1024) - 233_472)"),
     "an SM holds no program here: don't round up to 1": (SCARCER, f"max(1, {SCARCER})"),
     "an SM's 64 warps count here, and the task says to ignore all other limits": (SCARCER, f"min({SCARCER}, 64 // num_warps)"),
 }  # fmt: skip

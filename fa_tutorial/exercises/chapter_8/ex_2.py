@@ -138,6 +138,8 @@ def note(step):
     if p[0, 0] == 0 and p[1, 0].isnan():
         words = "you divide m by scale_log2, subtract, and multiply the difference: two instructions a score. Leave m as it is, and "
         return f"{words}s · scale_log2 − m is one multiply-add, as in (8.3)"
+    if "exp" in step.fn.__code__.co_names:
+        return "you call tl.exp, which multiplies by log₂ e and protects denormals, as step 1 counts: tl.exp2 is one instruction"
     return ""
 
 

@@ -4,10 +4,21 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_5.inner_step import FALLS, FIRST, HALF, LOW, half_inputs, logits, one_tile_inputs, two_tiles_input
-from fa_tutorial.exercises.forward_cases import TILE, attention_case, by_infinity, draw_qkv, o_truth, tolerance, with_fresh
+from fa_tutorial.exercises.forward_cases import (
+    TILE,
+    WIDENED,
+    attention_case,
+    by_infinity,
+    draw_qkv,
+    o_truth,
+    tolerance,
+    widens,
+    with_fresh,
+)
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.with_descriptors import WithDescriptors
+from fa_tutorial.tiles import dot
 
 triton = hardware.require_triton("Exercise 8.3")
 import triton.language as tl  # noqa: E402
@@ -31,14 +42,14 @@ def flash_forward_descriptor_kernel(
     for start_n in range(0, S_k, BLOCK_N):
         k = k_desc.load([b, h, start_n, 0]).reshape([BLOCK_N, D])
         v = v_desc.load([b, h, start_n, 0]).reshape([BLOCK_N, D])
-        s = scale * tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+        s = scale * dot(q, tl.trans(k))  # [BLOCK_M, BLOCK_N]
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))  # a key of zeros has the score 0
         m_new = tl.maximum(m, tl.max(s, axis=1))  # [BLOCK_M]
         p = tl.exp(s - m_new[:, None])  # [BLOCK_M, BLOCK_N]
         alpha = tl.exp(m - m_new)  # [BLOCK_M]
         l = alpha * l + tl.sum(p, axis=1)
-        acc = alpha[:, None] * acc + tl.dot(p.to(v.dtype), v, input_precision="ieee")  # [BLOCK_M, D]
+        acc = alpha[:, None] * acc + dot(p.to(v.dtype), v)  # [BLOCK_M, D]
         m = m_new
 
     o = (acc / l[:, None]).to(o_desc.dtype)  # [BLOCK_M, D]
@@ -48,7 +59,7 @@ def flash_forward_descriptor_kernel(
 START = "a program's rows start at row_block · BLOCK_M, in q and in o, and a head has tl.cdiv(S_q, BLOCK_M) row blocks"
 OWN = "b and h are coordinates of their own, 0 and 1: h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
 KV = "_desc.load([b, h, start_n, 0])"
-ACC, L = "alpha[:, None] * acc + tl.dot", "alpha * l + tl.sum(p, axis=1)"
+ACC, L = "alpha[:, None] * acc + dot", "alpha * l + tl.sum(p, axis=1)"
 WHERE = 'tl.where(offs_n[None, :] < S_k, s, -float("inf"))'
 HIDDEN = f"        s = {WHERE}  # a key of zeros has the score 0\n"
 MAXIMUM = "        m_new = tl.maximum(m, tl.max(s, axis=1))  # [BLOCK_M]\n"
@@ -60,15 +71,21 @@ MISTAKES = {
     "k's and v's row counts tiles: a tile's coordinate counts rows": (KV, "_desc.load([b, h, start_n // BLOCK_N, 0])"),
     "every step loads the first tile of k and v: their row is start_n": (KV, "_desc.load([b, h, 0, 0])"),
     "q's and o's row counts row blocks: a tile's coordinate counts rows": ("row_blocks * BLOCK_M\n", "row_blocks\n"),
+    "q's row counts row blocks: a tile's coordinate counts rows": ("q_desc.load([b, h, start_m,", "q_desc.load([b, h, start_m // BLOCK_M,"),
+    "o's row counts row blocks: a tile's coordinate counts rows": ("o_desc.store([b, h, start_m,", "o_desc.store([b, h, start_m // BLOCK_M,"),
+    "o's row is counted over all heads: it starts anew in each, at row_block · BLOCK_M, as q's": (
+        "o_desc.store([b, h, start_m,", "o_desc.store([b, h, tl.program_id(0) * BLOCK_M,"),
     "the number of row blocks is rounded down: a head has tl.cdiv(S_q, BLOCK_M), and the descriptor drops what a store puts past S_q": (
         "tl.cdiv(S_q, BLOCK_M)", "S_q // BLOCK_M"),
     "batch and head are exchanged: pid // row_blocks is b · H + h, so // H gives b and % H gives h": ("b, h = batch", "h, b = batch"),
     "k is not transposed: a descriptor gives [BLOCK_N, D], and tl.trans turns it": ("tl.trans(k)", "k"),
     "v is loaded from k_desc": (f"v{KV}", f"k{KV}"),
-    "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "acc + tl.dot"),
+    "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "acc + dot"),
+    "alpha multiplies p v, too: it rescales the old acc alone, before p v is added": (
+        f"{ACC}(p.to(v.dtype), v)", "alpha[:, None] * (acc + dot(p.to(v.dtype), v))"),
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
-    "the scores are not scaled: s = scale · q kᵀ": ("s = scale * tl.dot", "s = tl.dot"),
-    "the scores are scaled twice: s = scale · q kᵀ": ("s = scale * tl.dot", "s = scale * scale * tl.dot"),
+    "the scores are not scaled: s = scale · q kᵀ": ("s = scale * dot", "s = dot"),
+    "the scores are scaled twice: s = scale · q kᵀ": ("s = scale * dot", "s = scale * scale * dot"),
     "k and v are exchanged: the scores are q kᵀ, and p multiplies v": [(f"k = k{KV}", f"k = v{KV}"), (f"v = v{KV}", f"v = k{KV}")],
     "acc is not divided by l at the end": ("acc / l[:, None]", "acc"),
     "keys are counted in tiles, for k, v and the mask: a coordinate counts rows": [
@@ -122,6 +139,12 @@ def inputs():
     yield from half_inputs()
 
 
+def refused(kernel):
+    """Why a right result isn't enough: `dot` gets fp16 tiles as they are. Only the interpreter shows it."""
+    launched = launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 16, 16)), "").args)
+    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(WithDescriptors(kernel), launched) else ""
+
+
 EXERCISE = Exercise(
     id="8.3",
     task=(
@@ -150,5 +173,6 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
+    refused=refused,
     adapt=lambda kernel: WithDescriptors(by_infinity(kernel)) if hasattr(kernel, "fn") else kernel,
 )

@@ -55,6 +55,7 @@ MISTAKES = {
     "removable forgets the four schedulers: they issue 4 instructions in a cycle, so 2 · exponentials cycles are 8 · exponentials": (
         REMOVABLE, "max(0, instructions - 2 * exponentials)"),
     "removable is what must stay": (REMOVABLE, "min(instructions, exponentiating / to_issue)"),
+    "instructions // 4 cuts off a part of a cycle: divide with /": (ISSUING, "issuing = tiles * num_warps * (instructions // 4)"),
     "a part of a cycle is cut off: divide with /": [
         (TILES, "64 * 64 // (block_m * block_n)"), (REMOVABLE, "max(0, instructions - 8 * exponentials)")],
 }  # fmt: skip
