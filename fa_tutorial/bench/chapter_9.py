@@ -348,18 +348,21 @@ CHAIN = {
     "any input": "two consumers",
     "third consumer": "roles",
     "k earlier": "overlap",
+    "persistent": "persistent",
     "counter": "counter",
     "order": "order",
 }
 
 
 def print_steps(card: dict[str, Any]) -> None:
-    """What each step of the chapter gains over the one before, from tuned to hopper: the mean of three lengths."""
+    """What each step of the chapter gains over the one before, from tuned to hopper, at each of the three lengths."""
     found = results.select(card["kernels"], chapter=9, kernel="step")
     of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
     of["two consumers"] = of["two consumers"].fillna(of["roles"])  # where a third is not used
     kinds = list(itertools.product((64, 128), (False, True)))
-    print(f"{f'forward, {gpu(card)}':20}" + "".join(f"{f'D = {D}, {tables.mask(c)}':>16}" for D, c in kinds))
+    print(f"{f'forward, {gpu(card)}':17}" + "".join(f"{f'D = {D}, {tables.mask(c)}':>19}" for D, c in kinds))
+    lengths = "".join(f"{S / 1024:5.0f}" for S in sorted({S for _, _, S in of.index}))
+    print(f"{'S / 1,024':17}" + f"{lengths:>19}" * len(kinds))
     before = "tuned"
     for name, step in CHAIN.items():
         _print_gains(name, of[step] / of[before], kinds)
@@ -368,10 +371,8 @@ def print_steps(card: dict[str, Any]) -> None:
 
 
 def _print_gains(name: str, ratios: pd.Series, kinds: list[tuple[int, bool]]) -> None:
-    means = (
-        "-" if (ratios.loc[kind] == 1).all() else f"{np.exp(np.log(ratios.loc[kind]).mean()):.2f}" for kind in kinds
-    )
-    print(f"{name:20}" + "".join(f"{mean:>16}" for mean in means))
+    cells = ("".join("    -" if x == 1 else f"{x:5.2f}" for x in ratios.loc[kind].sort_index()) for kind in kinds)
+    print(f"{name:17}" + "".join(f"{cell:>19}" for cell in cells))
 
 
 def print_step(card: dict[str, Any], name: str) -> None:

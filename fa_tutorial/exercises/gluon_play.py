@@ -268,7 +268,9 @@ class Stage:
         """The names of Gluon and of hopper.ladder, and what stands for them."""
 
         def softmax_step(s, m, l, scale_log2):
-            s = done(s, "s") * scale_log2
+            is_pending = self.play.overlap and isinstance(s, Pending) and s in self.in_flight
+            later = len(self.in_flight) - 1 - self.in_flight.index(s) if is_pending else 0
+            s = done(s, "s", later) * scale_log2
             under_way = [(pending.reads.name[-1], pending.block) for pending in self.in_flight]
             before, self.softmaxes = self.softmaxes - 1, self.softmaxes + 1
             self.scores_ahead |= ("k", before + 2) in under_way
@@ -342,12 +344,13 @@ def held(tile: Tile) -> str:
     return "nothing" if tile.block is None else f"block {tile.block}"
 
 
-def done(x: Any, name: str) -> torch.Tensor:
-    """x, unless it is a matmul that was not waited for."""
+def done(x: Any, name: str, later: int = 0) -> torch.Tensor:
+    """x, unless it is a matmul that was not waited for. later: how many matmuls issued after it may stay in flight."""
     if not isinstance(x, torch.Tensor):
         what = f"a {type(x).__name__}"
         if isinstance(x, Pending):
             names = f"{name}, p" if x.beside_softmax and isinstance(x.left, Operand) else name  # it reads p's registers as well
-            what = f"a matmul that is under way: {names} = warpgroup_mma_wait(0, [{names}])"
+            what = f"a matmul that is under way: {names} = warpgroup_mma_wait({later}, [{names}])"
+            what += " waits for it alone, and leaves in flight what was issued later" if later else ""
         raise Wrong(f"{name} is {what}")
     return x

@@ -62,6 +62,8 @@ MISTAKES = {
         (SUM, SUM.replace("acc, is", "rescaled(acc, alpha), is"))],
     "the last p v is missing: the loop adds that of the block before": [
         ("    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)\n    acc = warpgroup_mma_wait(0, [acc])\n", "")],
+    "the loop ends one block early: it goes on to block blocks − 1, and what stands after it is that block's p v": (
+        "range(1, blocks)", "range(1, blocks - 1)"),
     "the last block's stage is not released: the next rows of a kernel need it": (
         "    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)\n    return", "    return"),
     "the wait for p v does not have that matmul's p in its list: the matmul reads p's registers until then, so keep p, and wait for both, [acc, p]": (
