@@ -24,6 +24,8 @@ MISTAKES = {
     "a tile counts as whole because the window reaches back far enough: its last key must not lie ahead of its first query either": (
         WHOLE, "farthest >= -left"),
     "a tile counts as whole because it lies in the past: its first key may be too far back for its last query": (WHOLE, "nearest <= 0"),
+    ("a needed tile counts as whole because it lies in the past: its first key may be too far back for its last query"): (
+        WHOLE, "is_needed & (nearest <= 0)"),
     "these are the causal mask's kinds, without a window: a key more than `left` before its query is hidden": [
         (NEEDED, "farthest <= 0"), (WHOLE, "nearest <= 0")],
     "queries and keys are exchanged: a query sees keys before it, not after it": [

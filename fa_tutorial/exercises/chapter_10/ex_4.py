@@ -38,7 +38,7 @@ def adapt(mod):
 
     def on_scores(s, cap):
         score, grad = torch.empty_like(s), torch.empty_like(s)
-        launched(lambda: run_both[(1,)](s, score, grad, s.numel(), (7, 0, cap), MOD=mod, SIZE=SIZE))
+        launched(lambda: run_both[(1,)](s, score, grad, s.numel(), (7, 0, cap), MOD=mod, SIZE=SIZE), results=2)
         return score, grad
 
     return on_scores

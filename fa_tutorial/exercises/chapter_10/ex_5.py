@@ -69,6 +69,7 @@ def adapt(step):
         launched(
             lambda: run_step[(1,)](*tensors, p, ds, S_q, S_k, B, H, aux, STEP=step, **mods, TURNED=turned, BLOCK=BLOCK),
             broadcast="i and j, lse and delta",
+            results=2,
         )
         return p, ds
 
@@ -82,6 +83,8 @@ MISTAKES = {
     "p is made from the plain score: the forward's softmax was of SCORE_MOD's": (MOD, "s"),
     "the derivative is missing: by the chain rule ds is SCORE_GRAD times the gradient of the modified score": (f" * {GRAD}", ""),
     "the derivative is taken at the modified score: SCORE_GRAD wants s": (GRAD, GRAD.replace("(s", f"({MOD}")),
+    "SCORE_MOD stands where the derivative belongs: the chain rule multiplies by SCORE_GRAD": (GRAD, MOD),
+    "the derivative is multiplied into p: it belongs to ds alone": [(MASK, f"{MASK} * {GRAD}"), (f"(dp - delta) * {GRAD}", "(dp - delta)")],
     "ds lacks p: the gradient of the modified score is p (dp − delta)": ("p * (dp - delta)", "(dp - delta)"),
     "delta is missing: the gradient of the modified score is p (dp − delta)": ("(dp - delta)", "dp"),
     "ds has the wrong sign: it is p (dp − delta)": ("(dp - delta)", "(delta - dp)"),

@@ -12,7 +12,6 @@ from fa_tutorial.exercises.running import NotAttempted, Wrong, chain
 
 ADVICE = {  # a part of an error's words -> what to do
     "'tuple' object": ". aux is a tuple: aux[0] is its first entry",
-    "not iterable": ". Return two results, in the order that the docstring says",
     "to have shape": ". {broadcast} broadcast to a tile already",
 }
 
@@ -29,10 +28,10 @@ def ready(mod: Any, arguments: int) -> None:
         pass
 
 
-def launched(launch: Callable[[], Any], broadcast: str = "i, [M, 1], and j, [1, N],") -> None:
+def launched(launch: Callable[[], Any], broadcast: str = "i, [M, 1], and j, [1, N],", results: int = 1) -> None:
     """Run the launch; Wrong with the innermost error where it stops, or where a mod asks for the truth value of a tile, as `and` does.
 
-    broadcast: which arguments do, for a mod that gives one of them a dimension more.
+    broadcast: which arguments do, for a mod that gives one of them a dimension more. results: how many the mod returns.
     """
     try:
         with (
@@ -45,6 +44,10 @@ def launched(launch: Callable[[], Any], broadcast: str = "i, [M, 1], and j, [1, 
         if "outside of the scope of a kernel" in f"{root}":
             raise Wrong("stops, because triton was imported before fa_tutorial: restart, and import fa_tutorial first") from None
         words = str(root).strip().rpartition("\n")[2]  # the compiler quotes the code before its own words
+        if results == 2 and "not iterable" in words:
+            raise Wrong(
+                f"must return two results, in the order that the docstring says; it stops with {type(root).__name__}: {words}"
+            ) from None
         advice = next((advice for part, advice in ADVICE.items() if part in words), "")
         advice = advice.format(broadcast=broadcast)
         raise (root if isinstance(root, Wrong) else Wrong(f"stops with {type(root).__name__}: {words}{advice}")) from None
