@@ -123,7 +123,7 @@ RIGHT_ANSWERS = (
     ("8.1", one_more_by_scheduler),
     ("8.2", softmax_step_scaled_first, "correct (you scale every score before the maximum"),
     ("8.2", softmax_step_masked_twice, "correct (you set p to 0 where s is −∞"),
-    ("8.2", softmax_step_difference_scaled, "correct (you divide m by scale_log2"),
+    ("8.2", softmax_step_difference_scaled, "correct (you divide m by scale_log2", ""),
     ("8.2", softmax_step_by_exp, "correct (you call tl.exp"),
     ("8.2", softmax_step_first_alpha_1),
     ("8.3", forward_transposed),
