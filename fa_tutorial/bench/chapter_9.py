@@ -98,14 +98,10 @@ def print_ladder(card: dict[str, Any], *loops: str) -> None:
 
 
 def _of_the_ladder(card: dict[str, Any], loop: str, D: int, S: int) -> str:
-    row = _ladder_row(card, loop, D, S, is_causal=False)
+    wanted = {"provider": LOOPS.get(loop, loop), "D": D, "S_q": S, "is_causal": False}
+    row = results.select(card["kernels"], kernel="ladder", **wanted).iloc[0]
     cycles = _cycles_a_block(card, row)
     return f"{cycles:,.0f} {2 * matmul_cycles(D) / cycles:.0%} {row['tflops']:.0f}"
-
-
-def _ladder_row(card: dict[str, Any], loop: str, D: int, S: int, is_causal: bool) -> pd.Series:
-    wanted = {"provider": LOOPS.get(loop, loop), "D": D, "S_q": S, "is_causal": is_causal}
-    return results.select(card["kernels"], kernel="ladder", **wanted).iloc[0]
 
 
 def print_over_one_stop(card: dict[str, Any], *loops: str) -> None:
@@ -314,12 +310,6 @@ def _print_gains_of(title: str, card: dict[str, Any], gains: dict[str, pd.Series
 
 def _gain(ratio: float) -> str:
     return "    -" if ratio == 1 or np.isnan(ratio) else f"{ratio:5.2f}"
-
-
-def print_step(card: dict[str, Any], name: str) -> None:
-    """A step's rate for each D: full, S = 4,096."""
-    rows = results.select(card["kernels"], kernel="step", provider=name, S_q=4096, is_causal=False)
-    print(", ".join(f"D = {row.D}: {row.tflops:.0f} TFLOP/s" for row in rows.itertuples()))
 
 
 def print_backward_profiled(card: dict[str, Any]) -> None:
