@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fa_tutorial import hardware, hopper, ledger, reference
-from fa_tutorial.bench import chapter_8, peers, results, tables
-from fa_tutorial.bench.cases import GRIDS, MODES, Case
+from fa_tutorial.bench import peers, results, tables
+from fa_tutorial.bench.cases import GRIDS, MODES
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.hopper import ping_pong
 from fa_tutorial.source import excerpt, specialised
@@ -48,7 +48,6 @@ def finished_errors(D: int) -> dict[str, float]:
 
 POINTS = GRIDS["points"]
 PEERS = ("tuned", "sdpa_cudnn", "flash_attn_4")
-ELAPSED = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
 
 
 def gpu(card: dict[str, Any]) -> str:
@@ -243,24 +242,6 @@ def draw_compared(card: dict[str, Any], mode: str) -> Figure:
         least = f"least {ratios.min():.2f}, at D = {D}, {tables.mask(is_causal)}, S = {S:,}"
         print(f"  {peer:13} mean {mean:.2f}, most {ratios.max():.2f}, {least}")
     return figure
-
-
-def profiled_mhz(card: dict[str, Any], provider: str) -> float:
-    """The clock at which the profiler ran a forward: its FLOPs over its time and the tensor cores' busy share of it."""
-    row, flops = counters(card, provider, "fwd"), Case(provider, "fwd", "fp16", chapter_8.POINT).flops()
-    busy = row[ELAPSED] / 100
-    return 1e3 * flops / row["gpu__time_duration.sum"] / (busy * TENSOR_FLOPS * card["provenance"]["multiprocessors"])
-
-
-def print_matmuls(card: dict[str, Any], provider: str = "sdpa_cudnn") -> None:
-    """How busy the tensor cores are in a backward under the profiler, and how busy five or seven matmuls would make
-    them in its time.
-    """
-    row = results.select(card["kernels"], kernel="busy", provider=provider, mode="bwd", D=128).iloc[0]
-    peak = profiled_mhz(card, provider) * TENSOR_FLOPS * card["provenance"]["multiprocessors"] / 1e6  # TFLOP/s
-    five = Case(provider, "bwd", "fp16", chapter_8.POINT).flops() / row["gpu__time_duration.sum"] / 1e3
-    print(f"{provider}'s backward under the profiler: tensor cores busy {row[ELAPSED]:.0f}% of the time;")
-    print(f"in its time five matmuls would keep them busy for {five / peak:.0%}, and seven for {1.4 * five / peak:.0%}")
 
 
 def print_settled(card: dict[str, Any]) -> None:
