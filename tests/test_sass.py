@@ -92,6 +92,14 @@ def test_right_answers_of_the_gluon_exercises_compile(attend):
     assert sum(n for name, n in made["events"] if name == "MUFU.EX2") == 66 and made["spills"] == 0
 
 
+@pytest.mark.slow
+def test_9_4_overlaps_once_p_v_is_issued_after_the_wait_for_the_scores():
+    """What chapter 9 asks for after 9.4: ptxas moves the solution's last wait up, and leaves this answer's."""
+    found = {loop.__name__: sass.compiled(loop) for loop in (catalogue.find("9.4").solution, attend_that_looks_ahead)}
+    (wait, exponential), (moved_wait, first_exponential) = (order(name, found) for name in found)
+    assert wait < exponential and moved_wait > first_exponential
+
+
 @gluon.jit
 def without_gluon(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
     stage = before = 0

@@ -5,22 +5,18 @@ tools/measure measures what is stored.
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fa_tutorial import algorithm, hardware, hopper, ledger, reference
-from fa_tutorial.bench import chapter_8, peers, results, tables
-from fa_tutorial.bench.cases import GRIDS, MODES, Case
+from fa_tutorial import hardware, hopper, ledger, reference
+from fa_tutorial.bench import peers, results, tables
+from fa_tutorial.bench.cases import GRIDS, MODES
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.hopper import ping_pong
 from fa_tutorial.source import excerpt, specialised
@@ -52,7 +48,6 @@ def finished_errors(D: int) -> dict[str, float]:
 
 POINTS = GRIDS["points"]
 PEERS = ("tuned", "sdpa_cudnn", "flash_attn_4")
-ELAPSED = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
 
 
 def gpu(card: dict[str, Any]) -> str:
@@ -70,7 +65,8 @@ def counters(card: dict[str, Any], provider: str, mode: str) -> dict[str, float]
     return results.select(card["kernels"], kernel="counters", provider=provider, mode=mode).iloc[0].to_dict()
 
 
-LOOPS = {loop: f"{loop}, 3 stages" for loop in ("in turns", *ping_pong.LOOPS)}  # what is stored of each
+# What is stored of each, all with three stages. The stored row of two stops has an older name.
+LOOPS = {"two stops": "in turns, 3 stages"} | {loop: f"{loop}, 3 stages" for loop in ping_pong.LOOPS}
 
 
 def block_of(loop: str) -> str:
@@ -81,37 +77,37 @@ def block_of(loop: str) -> str:
     return "\n".join(line for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))
 
 
-# Where each of five parts of a block begins: the issue, the wait for s, the softmax, the wait for p v, the rescaling.
-PARTS_OF_THE_LOOP = ("s = warpgroup_mma_wait(1", "p_new, m", "p, m", "acc, p =", "new, pairs =", "acc = resc", "return")
-
-
-def plain_and_finished() -> tuple[str, str]:
-    """A block of exercise 9.4's loop, and of hopper's where no key is masked: part by part, without their remarks."""
-    finished = specialised(hopper.forward.next_block, MASK=False, OVERLAP=True)
-    plain = excerpt(hopper.ladder.attend_one_stop, "mbarrier.wait(full.index(stage)", "p = left_operand(p_new")
-    return _in_parts(plain), _in_parts(excerpt(finished, "s = issue_qk", "return"))
-
-
-def _in_parts(block: str) -> str:
-    lines = re.sub(r"  # .*", "", block).splitlines()
-    return "\n".join("\n" + line if line.startswith(PARTS_OF_THE_LOOP) else line for line in lines)
+def finished_block() -> str:
+    """A block of hopper's forward, where no key is masked."""
+    text = specialised(hopper.forward.next_block, MASK=False, OVERLAP=True)
+    return excerpt(text, "s = issue_qk", "consumer_release(shared.v")
 
 
 def print_ladder(card: dict[str, Any], *loops: str) -> None:
-    """Rates of some of LOOPS, and of "tuned", with the SM cycles of a block of 64 x 128 scores, beside (9.2)'s."""
-    print("TFLOP/s, full, fp16     (9.2)" + "".join(f"{loop:>21}" for loop in loops))
-    print(f"(cycles a block), {gpu(card)}")
+    """Some of LOOPS, "tuned", "hopper", or a loop with its number of stages: the SM cycles of a block of 64 x 128
+    scores, the share of them that its matmuls need, and the rate; beside (9.2)'s.
+    """
+    widths = [max(18, len(loop) + 2) for loop in loops]
+    print(f"full, fp16, {gpu(card)}: cycles a block, of which the tensor cores are busy, and TFLOP/s")
+    print(f"{'(9.2)':>30}" + "".join(f"{loop:>{width}}" for loop, width in zip(loops, widths, strict=True)))
     for D, S in itertools.product((64, 128), (4096, 16_384)):
-        wall = f"({2 * matmul_cycles(D) + exp_cycles():,})"
-        print(
-            f"D = {D:3}, S = {S:6,}{wall:>10}" + "".join(f"{_rate_and_cycles(card, loop, D, S):>21}" for loop in loops)
-        )
+        wall = 2 * matmul_cycles(D) + exp_cycles()
+        cells = [f"{_of_the_ladder(card, loop, D, S):>{width}}" for loop, width in zip(loops, widths, strict=True)]
+        print(f"D = {D:3}, S = {S:6,}" + f"{wall:,} {2 * matmul_cycles(D) / wall:.0%}".rjust(11) + "".join(cells))
 
 
-def _rate_and_cycles(card: dict[str, Any], loop: str, D: int, S: int, is_causal: bool = False) -> str:
-    provider = LOOPS.get(loop, loop)
-    row = results.select(card["kernels"], kernel="ladder", provider=provider, D=D, S_q=S, is_causal=is_causal).iloc[0]
-    return f"{row['tflops']:.0f} ({_cycles_a_block(card, row):,.0f})"
+def _of_the_ladder(card: dict[str, Any], loop: str, D: int, S: int) -> str:
+    wanted = {"provider": LOOPS.get(loop, loop), "D": D, "S_q": S, "is_causal": False}
+    row = results.select(card["kernels"], kernel="ladder", **wanted).iloc[0]
+    cycles = _cycles_a_block(card, row)
+    return f"{cycles:,.0f} {2 * matmul_cycles(D) / cycles:.0%} {row['tflops']:.0f}"
+
+
+def print_over_one_stop(card: dict[str, Any], *loops: str) -> None:
+    """The speed of each of LOOPS over that of one stop, at the twelve points; - where it wasn't measured."""
+    found = results.select(card["kernels"], kernel="ladder")
+    of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
+    _print_gains_of("speed over one stop's", card, {loop: of[LOOPS[loop]] / of[LOOPS["one stop"]] for loop in loops})
 
 
 def _cycles_a_block(card: dict[str, Any], row: pd.Series) -> float:
@@ -127,18 +123,11 @@ def clocked(card: dict[str, Any], loop: str, D: int) -> pd.Series:
 
 def print_clocked(card: dict[str, Any], D: int, *loops: str) -> None:
     """How many cycles one consumer spends in each part of a block, by its own clock: full, S = 4,096."""
-    print(f"D = {D:3}, {gpu(card)}, one consumer's cycles" + "".join(f"{loop:>21}" for loop in loops))
-    rows = [_parts(loop, clocked(card, loop, D)["cycles"]) for loop in loops]
+    print(f"{f'D = {D}, {gpu(card)}, one consumer':41}" + "".join(f"{loop:>15}" for loop in loops))
+    rows = [clocked(card, loop, D)["cycles"] for loop in loops]
     for stamp, part in PARTS_OF_A_BLOCK.items():
-        print(f"{part:35}" + "".join(f"{row[stamp]:21,}" for row in rows))
-    print(f"{'together':35}" + "".join(f"{sum(row.values()):21,}" for row in rows))
-
-
-def _parts(loop: str, cycles: dict[str, int]) -> dict[str, int]:
-    """With p v first a consumer waits for p v of the block before, and then for its scores: one part of the block."""
-    if loop != "p v first":
-        return cycles
-    return cycles | {"tiles": 0, "turn": cycles["tiles"] + cycles["turn"]}
+        print(f"{part:41}" + "".join(f"{row[stamp]:15,}" for row in rows))
+    print(f"{'cycles together':41}" + "".join(f"{sum(row.values()):15,}" for row in rows))
 
 
 def _busy(D: int, cycles: dict[str, int]) -> float:
@@ -148,15 +137,12 @@ def _busy(D: int, cycles: dict[str, int]) -> float:
 
 # From one of ping_pong.STAMPS to the next: what a consumer does meanwhile.
 PARTS_OF_A_BLOCK = {
-    "tiles": "the clock itself",
+    "tiles": "the clock, ping-pong's wait for a turn",
     "turn": "issue, and wait for the matmuls",
     "stop": "softmax",
     "softmax": "wait for p v",
     "end": "rescale, p to fp16, next tiles",
 }
-
-
-SEAMS = {"color": "black", "marker": "v", "markersize": 6, "linestyle": "none", "clip_on": False}
 
 
 def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
@@ -176,19 +162,13 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
     idle = {"facecolor": "white", "hatch": "////"}
     for ax, loop in zip(panels, loops, strict=True):
         row = clocked(card, loop, D)
-        stamps, pv_first = row["stamps"], loop == "p v first"
+        stamps = row["stamps"]
         for c, blocks in enumerate(stamps):
             times = [time for block in blocks for time in block][: -len(ping_pong.STAMPS) + 1]
             for n, (start, end) in enumerate(itertools.pairwise(times)):
                 stamp = ping_pong.STAMPS[n % len(ping_pong.STAMPS)]
-                look = looks["turn" if pv_first and stamp == "tiles" else stamp]
-                ax.barh(c, end - start, left=start, height=0.7, edgecolor="black", linewidth=0.5, **look)
-            if pv_first:
-                seams = [block[ping_pong.STAMPS.index("turn")] for block in blocks[:-1]]
-                ax.plot(seams, [c - 0.35] * len(seams), **SEAMS)
-        first, last, under_way = matmuls_under_way(
-            stamps, "tiles" if pv_first else "turn", "end" if loop == "overlapped" else "stop"
-        )
+                ax.barh(c, end - start, left=start, height=0.7, edgecolor="black", linewidth=0.5, **looks[stamp])
+        first, last, under_way = matmuls_under_way(stamps, "turn", "end" if loop == "overlapped" else "stop")
         ax.barh(2, last - first, left=first, height=0.7, edgecolor="black", linewidth=0.5, **idle)
         for start, end in under_way:
             ax.barh(2, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
@@ -202,9 +182,6 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
     panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096")
     handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*looks.values(), idle)]
     words = [*PARTS_OF_A_BLOCK.values(), "no matmul issued"]
-    if "p v first" in loops:
-        handles.append(Line2D([], [], **SEAMS))
-        words.append("seam: p v is done, q kᵀ not yet issued")
     figure.legend(handles, words, loc="outside lower center", ncols=3)
     return figure
 
@@ -239,43 +216,6 @@ def print_errors(card: dict[str, Any], attend=None) -> None:
     print(f"largest error {ours:.1e}, of plain attention {plain:.1e}")
 
 
-SMS = 132
-
-
-def hopper_order(lengths: list[int]) -> list[int]:
-    """The longest first."""
-    return sorted(lengths, reverse=True)
-
-
-def draw_tail(my_order: Callable[[list[int]], list[int]]) -> Figure:
-    """When each of an H200's SMs is done with 64 causal heads of S = 4,096, in a reader's order and in hopper's.
-
-    The next work tile goes to the SM that is free first. A block of keys takes one unit of time.
-    """
-    S, heads = 4096, 64
-    lengths = [algorithm.causal_tiles(r, 128, 128, S, S)[1] for r in range(S // 128)] * heads
-    least = sum(lengths) / SMS  # (9.8)
-    figure = Figure()
-    ax = figure.subplots()
-    for name, order, style in (("my order", my_order, "-"), ("hopper's order", hopper_order, "--")):
-        handed_out = order(list(lengths))
-        if sorted(handed_out) != sorted(lengths):
-            raise ValueError("my_order returns other work tiles than it gets: each once, in another order")
-        done = [0] * SMS
-        for length in handed_out:
-            heapq.heapreplace(done, done[0] + length)
-        done.sort(reverse=True)
-        label = f"{name}: {done[0] / least - 1:.1%} longer than (9.8)"
-        ax.step([*done, min(done)], [*range(1, SMS + 1), SMS], where="post", label=label, linestyle=style)
-        print(label)
-    ax.axvline(least, color="black", linestyle=":", linewidth=1)
-    ax.set(xlabel="time (key blocks); dotted line: (9.8)", ylabel="SMs still at work")
-    ax.set_title("near the end, S = 4,096, causal")
-    ax.set_ylim(0)
-    ax.legend(loc="upper right")
-    return figure
-
-
 def draw_compared(card: dict[str, Any], mode: str) -> Figure:
     """hopper beside PEERS at the twelve points, and how it compares with each of them, in words."""
     rates = speeds(card, mode)
@@ -304,24 +244,6 @@ def draw_compared(card: dict[str, Any], mode: str) -> Figure:
     return figure
 
 
-def profiled_mhz(card: dict[str, Any], provider: str) -> float:
-    """The clock at which the profiler ran a forward: its FLOPs over its time and the tensor cores' busy share of it."""
-    row, flops = counters(card, provider, "fwd"), Case(provider, "fwd", "fp16", chapter_8.POINT).flops()
-    busy = row[ELAPSED] / 100
-    return 1e3 * flops / row["gpu__time_duration.sum"] / (busy * TENSOR_FLOPS * card["provenance"]["multiprocessors"])
-
-
-def print_matmuls(card: dict[str, Any], provider: str = "sdpa_cudnn") -> None:
-    """How busy the tensor cores are in a backward under the profiler, and how busy five or seven matmuls would make
-    them in its time.
-    """
-    row = results.select(card["kernels"], kernel="busy", provider=provider, mode="bwd", D=128).iloc[0]
-    peak = profiled_mhz(card, provider) * TENSOR_FLOPS * card["provenance"]["multiprocessors"] / 1e6  # TFLOP/s
-    five = Case(provider, "bwd", "fp16", chapter_8.POINT).flops() / row["gpu__time_duration.sum"] / 1e3
-    print(f"{provider}'s backward under the profiler: tensor cores busy {row[ELAPSED]:.0f}% of the time;")
-    print(f"in its time five matmuls would keep them busy for {five / peak:.0%}, and seven for {1.4 * five / peak:.0%}")
-
-
 def print_settled(card: dict[str, Any]) -> None:
     """Where each settles at the power limit. chapter 8's rows have the first two."""
     rows = {
@@ -341,44 +263,34 @@ def print_settled(card: dict[str, Any]) -> None:
         )
 
 
-# The chapter's names of the steps, each with the name of its stored row, which is older than the chapter's.
-CHAIN = {
-    "p v first": "p v first",
-    "one stop": "one stop",
-    "any input": "two consumers",
-    "third consumer": "roles",
-    "k earlier": "overlap",
-    "persistent": "persistent",
-    "counter": "counter",
-    "order": "order",
-}
-
-
 def print_steps(card: dict[str, Any]) -> None:
     """What each step of the chapter gains over the one before, from tuned to hopper, at each of the three lengths."""
     found = results.select(card["kernels"], chapter=9, kernel="step")
     of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
-    of["two consumers"] = of["two consumers"].fillna(of["roles"])  # where a third is not used
+    two = of["two consumers"].fillna(of["roles"])  # where a third is not used
+    gains = {
+        "two consumers, one stop": of["one stop"] / of["tuned"],
+        "any input, k earlier": two / of["one stop"] * of["overlap"] / of["roles"],
+        "third consumer": of["roles"] / two,
+        "persistent, by counter": of["counter"] / of["overlap"],
+        "order": of["order"] / of["counter"],
+        "hopper over tuned": of["order"] / of["tuned"],
+    }
+    _print_gains_of("speed over the last", card, gains)
+
+
+def _print_gains_of(title: str, card: dict[str, Any], gains: dict[str, pd.Series]) -> None:
     kinds = list(itertools.product((64, 128), (False, True)))
-    print(f"{f'forward, {gpu(card)}':17}" + "".join(f"{f'D = {D}, {tables.mask(c)}':>19}" for D, c in kinds))
-    lengths = "".join(f"{S / 1024:5.0f}" for S in sorted({S for _, _, S in of.index}))
-    print(f"{'S / 1,024':17}" + f"{lengths:>19}" * len(kinds))
-    before = "tuned"
-    for name, step in CHAIN.items():
-        _print_gains(name, of[step] / of[before], kinds)
-        before = step
-    _print_gains("hopper over tuned", of["order"] / of["tuned"], kinds)
+    print(f"{f'{title}, {gpu(card)}':28}" + "".join(f"{f'D = {D}, {tables.mask(c)}':>18}" for D, c in kinds))
+    lengths = "".join(f"{S / 1024:5.0f}" for S in sorted({S for _, _, S in next(iter(gains.values())).index}))
+    print(f"{'S / 1,024':28}" + f"{lengths:>18}" * len(kinds))
+    for name, ratios in gains.items():
+        cells = ("".join(_gain(x) for x in ratios.loc[kind].sort_index()) for kind in kinds)
+        print(f"{name:28}" + "".join(f"{cell:>18}" for cell in cells))
 
 
-def _print_gains(name: str, ratios: pd.Series, kinds: list[tuple[int, bool]]) -> None:
-    cells = ("".join("    -" if x == 1 else f"{x:5.2f}" for x in ratios.loc[kind].sort_index()) for kind in kinds)
-    print(f"{name:17}" + "".join(f"{cell:>19}" for cell in cells))
-
-
-def print_step(card: dict[str, Any], name: str) -> None:
-    """One of CHAIN, full, S = 4,096: its rate for each D."""
-    rows = results.select(card["kernels"], kernel="step", provider=CHAIN[name], S_q=4096, is_causal=False)
-    print(", ".join(f"D = {row.D}: {row.tflops:.0f} TFLOP/s" for row in rows.itertuples()))
+def _gain(ratio: float) -> str:
+    return "    -" if ratio == 1 or np.isnan(ratio) else f"{ratio:5.2f}"
 
 
 def print_backward_profiled(card: dict[str, Any]) -> None:

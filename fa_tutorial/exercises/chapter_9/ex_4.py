@@ -47,7 +47,7 @@ RELEASE = "        mbarrier.arrive(empty.index(before), count=1)\n"
 MISTAKES = {
     "in the simulator, which keeps your order, nothing is under way beside the softmax: issue p v of the block before it, and then wait for the scores alone": (
         "warpgroup_mma_wait(1, [s])", "warpgroup_mma_wait(0, [s])"),
-    "a wait that leaves one matmul in flight leaves the last that was issued, and here that is q kᵀ: issue p v after it, and before that wait": (
+    "a wait that leaves one matmul in flight leaves the last that was issued, and here that is q kᵀ: issue p v after it, and before that wait, or leave none in flight": (
         SCORES + SUM, SUM + SCORES),
     "you release the stage before you have waited for p v, which still reads v there": (WAIT + RELEASE, RELEASE + WAIT),
     "the stage of the block before is not released, though it is free once p v is done, and the producer waits for it": (
