@@ -231,19 +231,25 @@ def print_loop(name: str, loop: dict[str, Any]) -> None:
     print(textwrap.fill(", ".join(names), 100, initial_indent="    ", subsequent_indent="    "))
 
 
-@functools.cache
-def counted(step: str, tile: TileConfig = steps.TILE, **functions) -> list[dict[str, Any]]:
+def counted(step: str, tiles: dict[int, TileConfig] | None = None, **functions) -> list[dict[str, Any]]:
     """What becomes of chapter 8's kernel after `step`, one of steps.STEPS, full: rows as steps_sm90.json has them, for
     D = 64 and 128.
 
-    functions: jitted functions that take the place of the step's own: attend=mine. As `compiled`, with no GPU.
+    tiles: D -> the tile, steps.TILE unless given. functions: jitted functions that take the place of the step's own:
+    attend=mine. As `compiled`, with no GPU.
     """
-    own = [f"{source_of(function)}\n{name} = {function.__name__}" for name, function in functions.items()]
+    tile_of = dict.fromkeys((64, 128), steps.TILE) | (tiles or {})
+    return _counted(step, tuple(tile_of.items()), tuple(functions.items()))
+
+
+@functools.cache
+def _counted(step: str, tiles: tuple, functions: tuple) -> list[dict[str, Any]]:
+    own = [f"{source_of(function)}\n{name} = {function.__name__}" for name, function in functions]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "mine.py").write_text("\n\n\n".join([steps.file_of(step).read_text(), *own]), encoding="utf-8")
         setup = f"from fa_tutorial.tuned import steps; steps.STEPS[{step!r}] = {str(Path(folder, 'mine.py'))!r}"
-        kinds = [(D, False, step, astuple(tile)) for D in (64, 128)]
-        name = next((function.__name__ for function in functions.values()), "attend")
+        kinds = [(D, False, step, astuple(tile)) for D, tile in tiles]
+        name = next((function.__name__ for _, function in functions), "attend")
         return _in_a_process(setup, f"sass.step_rows({kinds!r})", name)
 
 
