@@ -502,45 +502,6 @@ def draw_chain(predict: Predict) -> Figure:
     return figure
 
 
-def draw_round(spaced: int, D: int = 64) -> Figure:
-    """Between two tiles of one program of the finished kernel on the H100, full: where the program's own cycles go,
-    and the tensor cores'. spaced: of sass.after_the_stop.
-    """
-    tile = steps.LARGER[D]
-    size = tile.block_m * tile.block_n // 64**2
-    programs = {64: 3, 128: 2}[D]
-    matmuls = 4 * D * size
-    whole = programs * size * tile_cycles(stored_steps()[D, False][LARGER_TILE], D, False)
-    lanes = {
-        "one program": [
-            (matmuls, "blue", None, "its matmuls"),
-            (spaced, "orange", None, "its other instructions, at least"),
-            (whole - matmuls - spaced, None, "////", "waits"),
-        ],
-        "tensor cores": [
-            (matmuls, "blue", None, "its matmuls"),
-            ((programs - 1) * matmuls, "sky", None, f"those of the other {programs - 1}"),
-            (whole - programs * matmuls, None, "////", "idle"),
-        ],
-    }
-    figure = Figure(figsize=(9.5, 2.3))
-    ax = figure.subplots()
-    for lane, parts in lanes.items():
-        left = 0.0
-        for cycles, colour, hatch, words in parts:
-            look = {"color": COLOURS[colour], "alpha": 0.5} if colour else {"facecolor": "white", "edgecolor": "grey"}
-            ax.barh(lane, cycles, left=left, height=0.62, hatch=hatch, **look)
-            behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if hatch else None
-            ax.text(
-                left + cycles / 2, lane, f"{words}\n{cycles:,.0f}", va="center", ha="center", fontsize=9, bbox=behind
-            )
-            left += cycles
-    ax.invert_yaxis()
-    ax.set(xlim=(0, whole), xlabel=f"cycles of each kind in {whole:,.0f}, not in their order")
-    ax.grid(visible=False)
-    return figure
-
-
 def tflops_of(rows: pd.DataFrame, provider: str, mode: str, S: int, D: int, is_causal: bool) -> float:
     """The rate of the sweep's row in fp16 with 2,048 // D heads. rows: results.load's."""
     wanted = {
