@@ -394,7 +394,7 @@ def show_larger_tiles(programs: Programs, predict: Predict) -> None:
 
 
 def show_guard() -> None:
-    """Print what the guard only where there is a mask does with steps.LARGER: the loop's instructions, registers,
+    """Print what the step "guard", which also sums l later, does with steps.LARGER: the loop's instructions, registers,
     spilled registers, and the H100's cycles for 64 x 64 scores."""
     print("H100, larger tile        loop   registers   spilled      cycles")
     for D, is_causal in POINTS:
