@@ -159,6 +159,8 @@ def test_what_cannot_run_becomes_null_with_a_reason(clock, provider, mode):
 def test_providers_in_turns_are_rows_as_one_by_one(clock, provider, monkeypatch):
     """Whoever cannot run takes no turn, and its row says why."""
     provider({16: peers.Unsupported("no")})
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(measure, "graph_of", lambda call, stream: SimpleNamespace(replay=call))
     monkeypatch.setattr(
         measure, "timed_in_turns", lambda calls, **_: {case: timing.timed(call, flops=case.flops()) for case, call in calls.items()}
     )

@@ -566,20 +566,3 @@ def show_short() -> None:
             for S in (shape.S_q for shape in SHORT)
         )
         print(f"H200, {words}, µs a forward -> from a graph: {numbers}")
-
-
-def graph_of(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """Record the launches of one call. replay() sends them again, on the same memory, without Python.
-
-    Three calls before it compile and tune, on a stream of their own, as CUDA requires.
-    """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph
