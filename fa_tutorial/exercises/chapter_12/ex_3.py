@@ -66,6 +66,12 @@ CONDITIONS = {
     "hidden": "a row may see none of a block's keys: their p is 0, and a shift of −∞ stays",
 }
 RULE = "p = exp(s − new shift), alpha = exp(old shift − new shift), and l joins them as in softmax_step"
+RULES = {
+    "p": "p is exp(s − new shift), and the new shift is the old one where a row doesn't move",
+    "shift": "a row's shift becomes m where exp(m − shift) exceeds 2^threshold, and stays everywhere else",
+    "l": "l is alpha · l plus the row's sum of p, where alpha = exp(old shift − new shift) is 1 for a row that doesn't move",
+    "alpha": "alpha is exp(old shift − new shift), which is 1 for a row that doesn't move",
+}
 
 
 def truth(s, shift, l, threshold):
@@ -78,7 +84,7 @@ def truth(s, shift, l, threshold):
 
 def inputs():
     def step(s, shift, l, threshold, on="", **options):
-        return case(*(torch.as_tensor(x) for x in (s, shift, l)), threshold, on=on, **options)
+        return case(*(torch.as_tensor(x) for x in (s, shift, l)), threshold, on=on, **{"otherwise": RULES} | options)
 
     # growths of 1.5, 2.5, 0.5, 1, 3.5 and 5; two powers of two are 1.39
     s = [[0.5, 0.0], [2.5, 0.0], [1.0, 0.0], [3.0, 0.0], [3.5, 0.0], [5.0, 0.0]]
