@@ -422,7 +422,7 @@ def _backward_in_one_loop(
 # What is left of dq's share in one loop's step, as changes of its text.
 PRODUCT = "scale * dot(tl.trans(ds_t), k_tile)"
 ADDED, NOT_ADDED = "mask=(offs_m[:, None] < S_q)", "mask=(offs_m[:, None] < -S_q)"  # known only when it runs
-STORED = "    tl.atomic_add(places, dq_part, mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D), sem=\"relaxed\")\n"
+STORED = '    tl.atomic_add(places, dq_part, mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D), sem="relaxed")\n'
 PARTS = {
     "one loop, atomics": [],
     "product, no adds": [(ADDED, NOT_ADDED)],
