@@ -86,7 +86,7 @@ RIGHT_ANSWERS = (
     ("12.2", tiles_with_the_empty_middle_at_the_start),
     ("12.2", tiles_with_the_empty_middle_at_the_end),
     ("12.2", tiles_by_a_loop_over_rows_and_tiles),
-    ("12.3", lagging_step_with_the_blocks_own_maximum),
-    ("12.4", two_tests_of_one_token_and_of_lists),
-    ("12.4", two_tests_with_a_full_block_of_rows),
+    ("12.4", lagging_step_with_the_blocks_own_maximum),
+    ("12.5", two_tests_of_one_token_and_of_lists),
+    ("12.5", two_tests_with_a_full_block_of_rows),
 )
