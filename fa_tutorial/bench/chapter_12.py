@@ -38,7 +38,7 @@ def marked(guess: str, states: dict[str, torch.Tensor]) -> str:
         said = list(states)
     if sorted(said) == sorted(in_words(states).lower().split()):
         return f"✓ {guess}"
-    return f"✗ {guess}: {in_words(states)}"
+    return f"✗ {guess} → {in_words(states)}"
 
 
 def ruined_rows(changes: dict[str, dict[str, torch.Tensor]], guesses: Sequence[str] = ()) -> Figure:
