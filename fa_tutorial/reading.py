@@ -1,7 +1,8 @@
 """Chapter 12: where the forward kernel's lines stand in the official source, flash-attention at v2.8.3.
 
-Names and line numbers alone, none of its code: `calls` lists what a function calls, `beside` links each line of ours to
-its like, and `both` reads it from a checkout on the reader's own disk. `their_loop` does in PyTorch what its loop does.
+Names and line numbers alone, none of its code: `calls` lists what a function calls, `mark` marks the lines that a
+reader finds, `beside` links each line of ours to its like, and `both` reads it from a checkout on the reader's disk.
+`their_loop` does in PyTorch what its loop does.
 """
 
 from __future__ import annotations
