@@ -137,6 +137,15 @@ def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
     assert len(chapters_0_to_7._loops_in_turns(shape)) == len(chapters_0_to_7._transposed_in_turns(shape)) == 2
 
 
+def test_one_loop_without_its_product_or_its_adds_still_gives_dk_and_dv(monkeypatch):
+    monkeypatch.setattr(chapters_0_to_7, "timed_in_turns", lambda calls, rounds: {name: call() for name, call in calls.items()})
+    two, one, no_adds, no_product, neither = chapters_0_to_7._parts_in_turns(Shape(1, 1, 1, 64, 128, 64, False)).values()
+    for gradients in (one, no_adds, no_product, neither):
+        assert all(torch.allclose(x.float(), y.float(), atol=2e-3) for x, y in zip(gradients[1:], two[1:], strict=True))
+    assert torch.allclose(one[0].float(), two[0].float(), atol=2e-3) and not no_adds[0].any() and not neither[0].any()
+    assert torch.allclose(no_product[0].float(), torch.full_like(two[0], 0.002).float(), atol=1e-5)  # of two programs
+
+
 def test_the_matmul_without_loads_multiplies_its_first_tiles_in_every_step():
     a, b = randn(32, 16).repeat(1, 3), randn(16, 32, seed=1).repeat(3, 1)
     config = chapters_0_to_7.matmul.MatmulConfig(16, 16, 16, 4, 1)

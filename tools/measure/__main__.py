@@ -26,6 +26,7 @@ MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
         "kernels": [
             chapters_0_to_7.transposed_cases,
             chapters_0_to_7.one_loop_cases,
+            chapters_0_to_7.one_loop_parts_cases,
             chapters_0_to_7.backward_traffic_cases,
             chapters_0_to_7.gradient_error_cases,
             chapters_0_to_7.training_cases,

@@ -22,7 +22,7 @@ from fa_tutorial.bench.chapter_8 import at_4096, flops_of, inputs
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, time_call, timed, timed_in_turns
-from fa_tutorial.source import defined, source_of
+from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig, heads, padded_d
 from measure import changed_kernels, profiler
 
@@ -407,16 +407,59 @@ def _one_loop_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 def _backward_in_one_loop(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
-    is_causal: bool, scale: float, tile: TileConfig,
+    is_causal: bool, scale: float, tile: TileConfig, kernel: Any = changed_kernels.atomic_kernel,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     (B, H, S_q, D), S_k = q.shape, k.shape[2]
     dq, dk, dv = torch.zeros_like(q, dtype=torch.float32), torch.empty_like(k), torch.empty_like(v)
     delta = backward.row_delta(o, do)
-    changed_kernels.atomic_kernel[(-(-S_k // tile.block_n) * B * H,)](
+    kernel[(-(-S_k // tile.block_n) * B * H,)](
         *map(heads, (q, k, v, do, dq, dk, dv)), lse, delta, H, S_q, S_k, D, scale, IS_CAUSAL=is_causal,
         RAGGED=S_k % tile.block_n != 0, BLOCK_D=padded_d(D), **tile.launch(),
     )  # fmt: skip
     return dq.to(q.dtype), dk, dv
+
+
+# What is left of dq's share in one loop's step, as changes of its text.
+PRODUCT = "scale * dot(tl.trans(ds_t), k_tile)"
+ADDED, NOT_ADDED = "mask=(offs_m[:, None] < S_q)", "mask=(offs_m[:, None] < -S_q)"  # known only when it runs
+STORED = '    tl.atomic_add(places, dq_part, mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D), sem="relaxed")\n'
+PARTS = {
+    "one loop, atomics": [],
+    "product, no adds": [(ADDED, NOT_ADDED)],
+    "adds, no product": [(PRODUCT, "tl.full((BLOCK_M, k_tile.shape[1]), 0.001, dtype=tl.float32)")],
+    "neither": [(STORED, ""), (f"    dq_part = {PRODUCT}  # [BLOCK_M, BLOCK_D]\n", "")],
+}
+PARTS_TILES = {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 128, 8, 2)}  # the fastest ATOMIC_TILES on an H100
+
+
+def one_loop_parts_cases() -> Iterator[Measurement]:
+    """Chapter 7: what dq costs in one loop: the product with the transposed ds, and the atomic additions."""
+    for shape, loops in itertools.product(itertools.chain(*SIXTEEN_HEADS.values()), (LOOPS[0], *PARTS)):
+        yield (
+            about(7, "one_loop_parts", loops, **vars(shape)),
+            lambda shape=shape, loops=loops: _parts_in_turns(shape)[loops],
+        )
+
+
+def one_loop_with(part: str) -> Any:
+    """The kernel in one loop with one of PARTS."""
+    text = edited(source_of(changed_kernels.add_to_all), *PARTS[part])
+    names = vars(changed_kernels) | {"__name__": "part"}
+    return defined(f"{text}\n\n\n{source_of(changed_kernels.atomic_kernel)}", names)["atomic_kernel"]
+
+
+@functools.cache
+def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    """The times are those of the whole backward, delta, the zeros of dq and its conversion to fp16 included."""
+    q, k, v = inputs(shape)
+    do, scale = torch.randn_like(q), shape.D**-0.5
+    o, lse = forward.flash_forward(q, k, v, shape.is_causal, scale)
+    calls = {LOOPS[0]: partial(backward.flash_backward, q, k, v, o, do, lse, None, shape.is_causal, scale)}
+    tensors, tile = (q, k, v, o, do, lse), PARTS_TILES[shape.D]
+    for part in PARTS:
+        kernel = one_loop_with(part)
+        calls[part] = partial(_backward_in_one_loop, *tensors, shape.is_causal, scale, tile, kernel)
+    return timed_in_turns(calls, rounds=6)
 
 
 def backward_traffic_cases() -> Iterator[Measurement]:
