@@ -297,6 +297,8 @@ def play_backward(
     clock, mine = Clock(), torch.eye(ranks)[0]
 
     def start(x: torch.Tensor) -> Message:
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"start takes one tensor, got a {type(x).__name__}")
         return clock.start(kv_s if x.ndim == 1 else dkv_s, x.roll((-1,) * x.ndim, tuple(range(x.ndim))))
 
     def tile(kv: torch.Tensor) -> torch.Tensor:

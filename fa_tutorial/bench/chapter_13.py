@@ -171,7 +171,7 @@ def plot_ways(rows: pd.DataFrame) -> Figure:
     ax.minorticks_off()
     ax.set_ylim(0, 4.5)
     ax.set_xlabel("tokens in all")
-    ax.set_ylabel("times as fast as one GPU")
+    ax.set_ylabel("forward, times as fast")
     figure.legend(loc="outside upper center", ncols=3)
     return figure
 

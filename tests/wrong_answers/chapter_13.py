@@ -111,7 +111,7 @@ WRONG_ANSWERS = (
     edit("13.5", "for o as well", ("H_k * itemsize", "(H_k + H_q) * itemsize"), told="pairs of 4 FLOPs take as long"),
     edit("13.5", "rounded up", ("return H_k * itemsize * flops / (H_q * bandwidth)", "return -(-(H_k * itemsize * flops) // (H_q * bandwidth))"), told="don't round"),
     edit("13.4", "never causal", ("return 0, rows, True", "return 0, rows, 0"), told="is_causal = 0, want True"),
-    edit("13.6", "ends early", (LOOP, "for _ in range(2, ranks):"), told="two ranks: dq gathers where its queries are"),
+    edit("13.6", "ends early", (LOOP, "for _ in range(2, ranks):"), told="dq stays, and gathers the parts of all keys"),
     edit("13.6", "dq alone", ("return dq, dk, dv", "return dq"), told="each rank returns a tuple (dq, dk, dv)"),
     ("13.6", backward_where_keys_come_home, "k and v travel home as well, where nobody needs them"),
     edit("13.6", "twice around", (HOME, "for _ in range((ranks + 1) * (ranks > 1)):\n        dk, dv = yield dk, dv\n"), told="the gradients go around once more"),
@@ -126,7 +126,7 @@ WRONG_ANSWERS = (
     edit("13.6", "own pair twice", (f"{YIELD_ALL}\n        {PART}\n        {ADD}", f"{PART}\n        {ADD}\n        {YIELD_ALL}"), told="its own pair is counted twice, and the last pair never"),
     edit("13.6", "in bf16", (YIELD_ALL, f"{YIELD_ALL}\n        dk, dv = dk.bfloat16().double(), dv.bfloat16().double()"), told="rounded to 16 bits"),
     edit("13.7", "no keys", ("kv = passing.wait()", "passing.wait()"), told="the parts of all ranks"),
-    edit("13.7", "a tuple", ("home = start(dkv)", "home = start((kv, dkv))"), told="AttributeError"),
+    edit("13.7", "a tuple", ("home = start(dkv)", "home = start((kv, dkv))"), told="start takes one tensor, got a tuple"),
     edit("13.7", "twice home", ("return start(dkv).wait()", "return start(start(dkv).wait()).wait()"), told="come home to the keys that began here"),
 )  # fmt: skip
 assert torch  # the edits' names

@@ -76,6 +76,9 @@ MISTAKES = {
          f"        dq_part, dk_part, dv_part = {TILE}\n        if ranks > 1:\n            k, v, dk, dv = (yield k, v, dk, dv) if _ < ranks else (k, v, *(yield dk, dv))\n"),
         (HOME, "")],
     "the gradients are returned in the order dk, dv, dq: return dq, dk, dv": ("return dq, dk, dv", "return dk, dv, dq"),
+    "dk and dv are averaged: the parts of one gradient add up": ("dk + dk_part, dv + dv_part", "(dk + dk_part) / 2, (dv + dv_part) / 2"),
+    "a visiting shard joins lse once more: the lse of the forward is the whole row's already": (
+        YIELD, f"{YIELD}\n        lse = torch.logaddexp(lse, {OWN_LSE})"),
     "the gradients are averaged: the parts of one gradient add up": (
         "dq + dq_part, dk + dk_part, dv + dv_part", "(dq + dq_part) / 2, (dk + dk_part) / 2, (dv + dv_part) / 2"),
     "dk and dv arrive as each other": (YIELD, "k, v, dv, dk = yield k, v, dk, dv"),
@@ -126,16 +129,20 @@ def adapt(answer):
     return ring
 
 
+RULES = {
+    "dq": "dq stays, and gathers the parts of all keys, each from the whole row's o and lse",
+    "dk": "dk travels with its keys, gathers the parts of all ranks, and ends on the rank where it began",
+    "dv": "dv travels with its keys, gathers the parts of all ranks, and ends on the rank where it began",
+    "tensors sent": "k and v travel ranks − 1 times, dk and dv ranks times",
+}
+
+
 def inputs():
-    for ranks, rows, words in (
-        (2, 1, "two ranks: dq gathers where its queries are, dk and dv with their keys, and each ends on the rank where it began"),
-        (3, 1, "three ranks: dk and dv travel with their keys, and one step further"),
-        (4, 2, "four ranks of two rows"),
-    ):
+    for ranks, rows in ((2, 1), (3, 1), (4, 2)):
         for fresh in (False, True):
             drawn = played.draws(1, 2, ranks * rows, 4, fresh=fresh)
             on = f"{ranks} ranks, S = {ranks * rows}, H = 2, D = 4"
-            yield case(*drawn, ranks, on=on, otherwise=words, fresh=fresh)
+            yield case(*drawn, ranks, on=on, otherwise=RULES, fresh=fresh)
     drawn = played.draws(1, 2, 2, 4, fresh=False)
     yield case(
         *drawn, 1, on="1 rank, S = 2, H = 2, D = 4", edge="alone", otherwise="one rank: the gradients of chapter 6, and nothing is sent"
