@@ -20,13 +20,6 @@ def test_functions_are_replaced_once_a_launch_and_put_back(monkeypatch):
     assert tl.load is load and tritons._patch_lang is counted
 
 
-@pytest.mark.parametrize("size", [16.0, 12, 2**21])
-def test_a_shape_that_no_block_has_is_refused_after_one_that_blocks_share(size):
-    assert [tl.block_type(tl.float32, [16]).numel for _ in range(2)] == [16, 16]
-    with pytest.raises((TypeError, ValueError), match=r"Shape element 0|exceeds"):
-        tl.block_type(tl.float32, [size])
-
-
 def test_a_second_call_changes_nothing():
     from triton.runtime import interpreter as tritons
 
