@@ -536,23 +536,33 @@ def draw_over_the_end() -> Figure:
 
 @image("05_gqa.png")
 def draw_gqa() -> Figure:
-    """Six query heads on two key heads: which key head each reads."""
-    figure, ax = canvas(3.6)
-    H_q, H_k = 6, 2
+    """Six query heads on two key heads: which key head each reads, and what one program reads."""
+    figure, ax = canvas(4.3)
+    H_q, H_k, blocks, tiles, mine, row_block = 6, 2, 3, 5, 4, 1
     serves = reference.repeat_heads(torch.arange(H_k).view(1, H_k, 1, 1), H_q).flatten().tolist()
-    colours, hatches = ("sky", "orange"), (None, "..")
-    left, step, wide, group = 1.3, 1.26, 1.06, H_q // H_k
-    write(ax, 0.1, 0.85, f"q: H_q = {H_q}", BODY, ha="left", weight="bold")
-    write(ax, 0.1, 2.55, f"k, v: H_k = {H_k}", BODY, ha="left", weight="bold")
+    colours = ("sky", "orange")
+    left, step, wide, tall, group, y_k = 1.4, 1.24, 1.06, 0.34, H_q // H_k, 2.6
+    write(ax, 0.1, 1.05, f"q: H_q = {H_q}", BODY, ha="left", weight="bold")
+    write(ax, 0.1, y_k + 0.3, f"k, v: H_k = {H_k}", BODY, ha="left", weight="bold")
     for h, h_k in enumerate(serves):
-        look = {"colour": colours[h_k], "hatch": hatches[h_k], "share": 0.5}
-        box(ax, left + 0.2 + h * step, 0.55, wide, 0.6, f"h = {h}", size=BODY, **look)
+        x, y = left + 0.2 + h * step, 0.55
+        write(ax, x + wide / 2, y - 0.2, f"h = {h}", BODY, weight="bold")
+        for block in range(blocks):
+            is_mine = (h, block) == (mine, row_block)
+            text = "program" if is_mine else ""
+            box(ax, x, y + block * tall, wide, tall, text, colours[h_k], share=0.9 if is_mine else 0.35, line=2.4 if is_mine else 1)
         middle = left + 0.2 + (h_k * group + (group - 1) / 2) * step + wide / 2
-        arrow(ax, (middle + (h % group - 1) * 0.35, 2.25), (left + 0.2 + h * step + wide / 2, 1.15))
+        arrow(ax, (middle + (h % group - 1) * 0.35, y_k), (x + wide / 2, y + blocks * tall), width=2.4 if h == mine else 1)
     for h_k in range(H_k):
-        x = left + 0.2 + h_k * group * step
-        box(ax, x + 0.7, 2.25, (group - 1) * step + wide - 1.4, 0.6, f"h_k = {h_k}", colours[h_k], hatch=hatches[h_k], share=0.5, size=BODY)
-    write(ax, 0.1, 3.3, "k and v are not copied: the programs of one group read the same rows", BODY, ha="left")
+        long = (group - 1) * step + wide - 0.6
+        x = left + 0.2 + h_k * group * step + 0.3
+        for tile in range(tiles):
+            box(ax, x + tile * long / tiles, y_k, long / tiles, 0.6, colour=colours[h_k], share=0.9 if h_k == serves[mine] else 0.35)
+        if h_k == serves[mine]:
+            outline(ax, x, y_k, long, 0.6)
+        write(ax, x + long / 2, y_k + 0.82, f"h_k = {h_k}", BODY, weight="bold")
+    note = f"thick: row block {row_block} of query head {mine} reads all tiles of key head {serves[mine]}; k and v are not copied"
+    write(ax, 0.1, 3.95, note, BODY, ha="left")
     return figure
 
 
