@@ -105,7 +105,8 @@ WRONG_ANSWERS = (
            told="k is read more than once: load each tile of keys once", gpu=None) for number in ("5.3", "5.4")),
     edit("5.3", "m_new rounded", ("tl.max(s, axis=1))", "tl.max(s, axis=1)).to(v_tile.dtype).to(tl.float32)"), told="fp16 ends at 65504"),
     edit("5.2", "m rounded", ("tl.max(s, axis=1)", "tl.max(s, axis=1).to(v_tile.dtype).to(tl.float32)"), told="fp16 ends at 65504"),
-    edit("5.3", "sums of rounded p", ("tl.sum(p, axis=1)", "tl.sum(p.to(v_tile.dtype), axis=1)"), told="or a sum of p, is fp16", gpu=None),
+    *(edit(number, "sums of rounded p", ("tl.sum(p, axis=1)", "tl.sum(p.to(v_tile.dtype), axis=1)"), told="or a sum of p, is fp16", gpu=None)
+      for number in ("5.2", "5.3")),
     edit("5.3", "alpha rounded", ("tl.exp(m - m_new)", "tl.exp(m - m_new).to(v_tile.dtype).to(tl.float32)"), told="one number for each row", gpu=None),
     edit("5.5", "alpha rounded", ("acc * alpha[:, None]", "acc * alpha.to(q_tile.dtype)[:, None].to(tl.float32)"), told="one number for each row", gpu=None),
     edit("5.4", "l in q's dtype", ("l = tl.zeros((BLOCK_M,), dtype=tl.float32)", "l = tl.zeros((BLOCK_M,), dtype=q_tile.dtype)"), told=CARRIED),
