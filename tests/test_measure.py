@@ -149,7 +149,7 @@ def test_one_loop_without_its_product_or_its_adds_still_gives_dk_and_dv(monkeypa
 def test_the_matmul_without_loads_multiplies_its_first_tiles_in_every_step():
     a, b = randn(32, 16).repeat(1, 3), randn(16, 32, seed=1).repeat(3, 1)
     config = chapters_0_to_7.matmul.MatmulConfig(16, 16, 16, 4, 1)
-    for kernel in chapters_0_to_7.LOADS.values():
+    for kernel, _ in chapters_0_to_7.TILED.values():
         c = chapters_0_to_7._matmul_by(kernel, a, b, config)
         assert torch.allclose(c.double(), a.double() @ b.double(), atol=1e-4)
     a[:, 16:], b[16:] = 0, 0
