@@ -409,7 +409,8 @@ def show_guard() -> None:
         print(f"({cycles[1] / cycles[0] - 1:+.1%})")
 
 
-AFTER_STEP_4 = {
+WITH_LARGER_TILE = {
+    "descriptors": "step 2 with this tile",
     "order": "step 4",
     "load ahead": "three small changes",
     "round up": "m rounded up",
@@ -417,9 +418,9 @@ AFTER_STEP_4 = {
 
 
 def show_last_steps() -> None:
-    """Print the cycles for 64 x 64 scores on the H100 with the larger tile, after each of AFTER_STEP_4."""
-    print(f"{'H100, cycles after':21}", *(f"{f'D = {D}, {mask(causal)}':>16}" for D, causal in POINTS))
-    for step, words in AFTER_STEP_4.items():
+    """Print the cycles for 64 x 64 scores on the H100 of each of WITH_LARGER_TILE."""
+    print(f"{'H100, cycles':21}", *(f"{f'D = {D}, {mask(causal)}':>16}" for D, causal in POINTS))
+    for step, words in WITH_LARGER_TILE.items():
         found = [tile_cycles(stored_steps()[point][f"{step}, larger tile"], *point) for point in POINTS]
         print(f"{words:21}", *(f"{cycles:16,.0f}" for cycles in found))
 
@@ -479,8 +480,9 @@ def draw_chain(predict: Predict) -> Figure:
             for end, number in zip(columns, (mhz(found[name]), found[name]["tflops"]), strict=True):
                 ax.text(end, y, f"{number:.0f}", va="center", ha="right")
             before = cycles
-        own = tile_cycles(found["basic"], D, False)
-        ax.plot(own, 0, "o", color="black", markerfacecolor="white", markersize=5.5, zorder=3)
+        for name, step in (("basic", "chapter 5"), ("descriptors, larger tile", "descriptors")):
+            other, y = tile_cycles(found[name], D, False), [*CHAIN].index(step)
+            ax.plot(other, y, "o", color="black", markerfacecolor="white", markersize=5.5, zorder=3)
         ax.axvline(turns, color="grey", linestyle=":", zorder=0)
         for end, word in zip(columns, ("MHz", "TFLOP/s"), strict=True):
             ax.text(end, -0.75, word, va="center", ha="right")
@@ -494,7 +496,7 @@ def draw_chain(predict: Predict) -> Figure:
     figure.legend(handles=[
         Line2D([], [], color="black", marker="o", markersize=4.5, linestyle="", label="measured"),
         Line2D([], [], color="black", marker="D", mfc="white", markersize=8, linestyle="", label="by (8.5)"),
-        Line2D([], [], color="black", marker="o", mfc="white", markersize=5.5, linestyle="", label="chapter 5's tile"),
+        Line2D([], [], color="black", marker="o", mfc="white", markersize=5.5, linestyle="", label="with another tile"),
         Line2D([], [], color="black", marker="s", markersize=4.5, linestyle="", label="cuDNN, measured"),
         Patch(color=COLOURS["blue"], label="fewer cycles than the step above"),
         Patch(color=COLOURS["orange"], label="more"),
@@ -536,8 +538,8 @@ def show_autotuning(kernels: pd.DataFrame) -> None:
     print(f"{first['same_bucket_again_s']:.3f} s if S rounded up to a power of two is")
     found = stored_steps()[64, False]
     chosen, best = (found[name] for name in ("tuned", LARGER_TILE))
-    print(f"H100, D = 64, full: it chose {chosen['tile']}, {chosen['tflops']:.0f} TFLOP/s;", end=" ")
-    print(f"{best['tile']} has {best['tflops']:.0f}")
+    print(f"H100, D = 64, full: it chose {chosen['tile']}, {chosen['tflops']:.0f} TFLOP/s")
+    print(f"{'':20}also in its list: {best['tile']}, {best['tflops']:.0f} TFLOP/s")
 
 
 def show_backward(rows: pd.DataFrame) -> None:
@@ -560,6 +562,7 @@ def show_short() -> None:
     """Print the H200's µs of a forward of many in a row, and of its replay from a CUDA graph."""
     stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "short"]
     found = {(row["provider"], row["S_q"]): row for row in stored if row["mode"] == "fwd"}
+    print("H200, short sequences: B = H = 8, D = 64, causal")
     for name, words in (("basic", "chapter 5"), ("tuned", "tuned")):
         numbers = ", ".join(
             f"S = {S:,}: {change(found[name, S]['call_us'], found[name, S]['graph_us'])}"

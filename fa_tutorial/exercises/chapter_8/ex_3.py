@@ -86,6 +86,9 @@ MISTAKES = {
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
     "the scores are not scaled: s = scale · q kᵀ": ("s = scale * dot", "s = dot"),
     "the scores are scaled twice: s = scale · q kᵀ": ("s = scale * dot", "s = scale * scale * dot"),
+    "softmax is in base 2: scores in units of scale · q kᵀ take tl.exp, and tl.exp2 takes them times log₂ e": ("tl.exp(", "tl.exp2("),
+    "the scores are multiplied by log₂ e, as base 2 needs it, and then exponentiated by tl.exp": (
+        "s = scale * dot", "s = 1.4426950408889634 * scale * dot"),
     "k and v are exchanged: the scores are q kᵀ, and p multiplies v": [(f"k = k{KV}", f"k = v{KV}"), (f"v = v{KV}", f"v = k{KV}")],
     "acc is not divided by l at the end": ("acc / l[:, None]", "acc"),
     "keys are counted in tiles, for k, v and the mask: a coordinate counts rows": [
