@@ -70,38 +70,6 @@ def _needed(kind: str, block: int, overlap: bool) -> list[tuple[str, int]]:
     return [(other, j) for other, j in before if j >= 0]
 
 
-AWAY = {64: 1450, 128: 1600}  # cycles between two blocks of a consumer, by D: about what an H100's clock shows
-SEAM = 50  # cycles from the end of a matmul to the issue of the next that waited for it: assumed, not measured
-
-
-def together(D: int, away: int, stops: int, apart: int, blocks: int) -> list[Operation]:
-    """The matmuls of two consumers, until consumer 0 has done `blocks` blocks, if the tensor cores serve whoever asks
-    first.
-
-    A consumer needs two matmuls a block, and between two blocks it is `away` cycles from the tensor cores. stops: 1 if
-    it issues both matmuls at once, 2 if it issues the second when the first is done. apart: consumer 1 begins so many
-    cycles after consumer 0.
-    """
-    found: list[Operation] = []
-    free, done, asked = 0, [0, 0], [(0, 0, "o"), (apart, 1, "o")]  # asked: when, consumer, its next matmul
-    while done[0] < blocks:
-        asked.sort()
-        time, consumer, first = asked.pop(0)
-        for kind in "os" if stops == 1 else first:
-            start = max(free, time)
-            free = start + matmul_cycles(D)
-            found.append(Operation(kind, consumer, done[consumer], start, free))
-        done[consumer] += kind == "s"
-        asked.append((free + away, consumer, "o") if kind == "s" else (free + SEAM, consumer, "s"))
-    return found
-
-
-def cycles_together(D: int, away: int, stops: int, apart: int) -> float:
-    """Cycles of a block for each of the two consumers of `together`, once they have become regular."""
-    ends = [op.end for op in together(D, away, stops, apart, 20) if (op.warpgroup, op.kind) == (0, "s")]
-    return (ends[-1] - ends[9]) / 10
-
-
 def cycles_per_block(D: int, warpgroups: int = 1, overlap: bool = False) -> float:
     """Cycles between two blocks of keys, whichever warpgroup's, once the timeline has become regular."""
     short, long = (max(op.end for op in timeline(D, warpgroups, overlap, blocks)) for blocks in (20, 40))

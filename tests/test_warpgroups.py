@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from fa_tutorial.warpgroups import SEAM, cycles_per_block, cycles_together, timeline, together
+from fa_tutorial.warpgroups import cycles_per_block, timeline
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
@@ -31,22 +31,3 @@ def test_a_unit_does_one_thing_at_a_time(D, overlap):
     for kinds in (("s", "o"), ("exp",)):
         spans = sorted((op.start, op.end) for op in operations if op.kind in kinds)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "a unit does one thing at a time"
-
-
-@pytest.mark.parametrize("D", [64, 128])
-def test_only_a_consumer_that_stops_twice_lets_the_others_matmul_in_between(D):
-    away = 1600
-    for apart in (0, 100, 800, 1600):
-        assert cycles_together(D, away, 1, apart) == 8 * D + away
-    assert cycles_together(D, away, 2, 800) == 8 * D + SEAM + away
-    assert cycles_together(D, away, 2, 0) == 12 * D + away  # the other's matmul fills the seam
-
-
-@pytest.mark.parametrize("stops", [1, 2])
-@pytest.mark.parametrize("apart", [0, 600])
-def test_two_consumers_share_the_tensor_cores_and_keep_their_order(stops, apart):
-    operations = together(128, 1600, stops, apart, blocks=6)
-    assert all(before.end <= after.start for before, after in itertools.pairwise(operations))
-    for consumer in (0, 1):
-        mine = [(op.block, op.kind) for op in operations if op.warpgroup == consumer]
-        assert mine == [(block, kind) for block in range(7) for kind in "os"][: len(mine)]

@@ -8,6 +8,7 @@ are not.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import types
 from collections.abc import Callable, Sequence
@@ -106,12 +107,13 @@ class Pending:
 @dataclass(frozen=True)
 class Play:
     """blocks of keys through `stages`; early: producer and other consumer act as early as they can, else as late. overlap: every softmax
-    but the first has p v of the block before beside it."""
+    but the first has p v of the block before beside it. types: the code is also read for a name whose type an if or a loop changes."""
 
     blocks: int
     stages: int
     early: bool
     overlap: bool = False
+    types: bool = False
 
     def __str__(self) -> str:
         return (
@@ -289,6 +291,7 @@ class Stage:
         def left_operand(p, acc, dtype):
             if dtype is not Ring.dtype:
                 raise Wrong(f"left_operand's dtype is v.dtype, as both operands of a matmul have one dtype, got {dtype}")
+            done(acc, "acc")
             return Operand(done(p, "p"))
 
         softmax_step.__qualname__, left_operand.__qualname__ = "softmax_step", "left_operand"  # as an error names them
@@ -333,11 +336,38 @@ class Stage:
                 fault = f"arrivals of yours at empty[{stage}]: {times}, blocks in this stage: {want}"
                 last = "each block's stage is released once, the last block's, too: the next rows of a kernel need it"
                 return verdict(fault, last if times < want else "a stage is released more than once for a block")
+        arguments = dict.fromkeys(code.__code__.co_varnames[: code.__code__.co_argcount], False)
+        if self.play.types and (name := carried(attend.parse().body[0].body, arguments)):
+            fault = f"{name} is a matmul under way at one end of an if or of a loop's body, and a tensor at the other"
+            return verdict(fault, "an if or a loop can't change a type: issue the matmul and wait for it in one body")
         return RIGHT
 
 
 Stage.wait.__qualname__, Stage.arrive.__qualname__ = "mbarrier.wait", "mbarrier.arrive"  # as an error names them
 Stage.matmul.__qualname__, Stage.matmul_wait.__qualname__ = "warpgroup_mma", "warpgroup_mma_wait"
+
+
+def carried(body: Sequence[ast.stmt], under_way: dict[str, bool]) -> str:
+    """A name that becomes, or stops being, a matmul under way within an if or a loop, "" where there is none: its type changes there.
+
+    under_way: the names bound before `body`, and after it those after; whether each is a matmul under way.
+    """
+    for line in body:
+        if isinstance(line, ast.If | ast.For | ast.While):
+            ends = [dict(under_way), dict(under_way)]
+            for part, end in zip((line.body, line.orelse), ends, strict=True):
+                if name := carried(part, end):
+                    return name
+            for name in ends[0].keys() & ends[1].keys():  # the others live in one of the two alone
+                if ends[0][name] != ends[1][name]:
+                    return name
+                under_way[name] = ends[0][name]
+        elif isinstance(line, ast.Assign):
+            names, values = (x.elts if isinstance(x, ast.Tuple) else [x] for x in (line.targets[0], line.value))
+            for n, name in enumerate(map(ast.unparse, names)):
+                value = ast.unparse(values[n]) if len(values) == len(names) else ""
+                under_way[name] = (value.startswith("warpgroup_mma(") and "is_async=True" in value) or under_way.get(value, False)
+    return ""
 
 
 def held(tile: Tile) -> str:

@@ -156,7 +156,8 @@ def slip(role: str, got: Sequence[Action | None], right: Sequence[Action]) -> st
         if place == len(right):
             return f"{when}, {the(role)} yields “{action}”, where it should end"
         if str(right[place]) != str(action):
-            return f"{when}, {the(role)} yields “{action}”, where “{right[place]}” is due"
+            asked = " (is the wait yielded?)" if right[place].kind == "wait" != action.kind else ""
+            return f"{when}, {the(role)} yields “{action}”, where “{right[place]}” is due{asked}"
         place += 1
     return ""  # it stands at a wait
 

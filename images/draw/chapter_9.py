@@ -9,14 +9,13 @@ from matplotlib.figure import Figure
 
 from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, legend, outline, write
 from fa_tutorial.barriers import ring, ring_consumer, ring_producer, run
-from fa_tutorial.warpgroups import AWAY, KEYS, ROWS, SEAM, Operation, cycles_per_block, cycles_together, matmul_cycles, timeline, together
+from fa_tutorial.warpgroups import KEYS, ROWS, Operation, cycles_per_block, matmul_cycles, timeline
 
 # ---------------------------------------------------------------- warpgroups
 
 OPERATIONS = {"s": "q kᵀ of a block", "o": "p v of a block", "exp": "its exponentials"}
 LOOKS = {"s": {"colour": "blue", "share": 0.45}, "o": {"colour": "green", "share": 0.5}, "exp": {"colour": "orange", "share": 0.55}}
 INCH, LANE, LANES_LEFT = 0.0016, 0.34, 1.45  # inches: of a cycle, of a lane's height, where time 0 is
-SCALE = 0.0014  # inches of a cycle in draw_seam
 
 
 @image("09_one_warpgroup.png")
@@ -56,49 +55,6 @@ def draw_remedy(ax: Axes, top: float, how: str, D: int, blocks: int, warpgroups:
     each = cycles_per_block(D, warpgroups, overlap)
     title = f"D = {D}, {how}: {each:,.0f} cycles a block, {2 * matmul_cycles(D) / each:.0%} busy"
     draw_timeline(ax, top, title, timeline(D, warpgroups, overlap, blocks), warpgroups)
-
-
-@image("09_seam.png")
-def draw_seam() -> Figure:
-    """Two consumers with two stops a block by the model of `together`, D = 128: apart each has its two matmuls one after the
-    other; begun together, the other's matmul slips into the seam between them."""
-    figure, ax = canvas(5.5)
-    D, away, until = 128, AWAY[128], 5250
-    for apart, top, begin in ((600, 0.25, "B begins 600 cycles after A"), (0, 2.55, "A and B begin together")):
-        operations = [op for op in together(D, away, 2, apart, 4) if op.start < until]
-        each = cycles_together(D, away, 2, apart)
-        write(ax, 0.1, top, f"two stops a block, {begin}: {each:,.0f} cycles a block", HEAD, ha="left", weight="bold")
-        rows = [top + 0.25 + lane * (LANE + 0.08) for lane in range(3)]
-        for y, name in zip(rows, ("consumer A", "consumer B", "tensor cores"), strict=True):
-            write(ax, 0.1, y + LANE / 2, name, ha="left")
-        part(ax, 0, until, rows[2], until, **WAITS)
-        asked = [0, apart]  # when each consumer asks for its next matmul
-        for op in operations:
-            look, y = LOOKS[op.kind] | {"share": LOOKS[op.kind]["share"] + 0.25 * op.warpgroup}, rows[op.warpgroup]
-            if asked[op.warpgroup] < op.start:
-                part(ax, asked[op.warpgroup], op.start, y, until, **WAITS)
-            part(ax, op.start, op.end, y, until, op.kind, **look)
-            part(ax, op.start, op.end, rows[2], until, f"{op.kind} {'AB'[op.warpgroup]}", **look)
-            asked[op.warpgroup] = op.end + (SEAM if op.kind == "o" else away)
-            if op.kind == "s" and op.end < until:
-                part(ax, op.end, asked[op.warpgroup], y, until, "softmax and the rest", colour="orange", share=0.25)
-        x, y = LANES_LEFT + (operations[0].end + SEAM / 2) * SCALE, rows[2] + LANE
-        arrow(ax, (x, y + 0.34), (x, y + 0.02))
-        says = "A's seam: nobody asks, so A's s comes next" if apart else "A's seam: B asks already, so A's s comes a matmul later"
-        write(ax, x + 0.1, y + 0.28, says, ha="left")
-    y = 4.85
-    entries = (("o", LOOKS["o"], "p v of the block before"), ("s", LOOKS["s"], "q kᵀ of this block"), ("", WAITS, "waits, or idle"))
-    for x, (text, look, words) in zip((0.1, 3.0, 5.6), entries, strict=True):
-        box(ax, x, y, 0.45, 0.26, text, **look)
-        write(ax, x + 0.55, y + 0.13, words, ha="left")
-    note = f"a model, in cycles: D = {D}, {away:,} between a consumer's blocks, and a seam of {SEAM}, which is assumed; B darker"
-    write(ax, 0.1, y + 0.45, note, ha="left")
-    return figure
-
-
-def part(ax: Axes, start: int, end: int, y: float, until: int, text: str = "", **look) -> None:
-    """What lies from `start` to `end` of what is shown, up to `until`; its text only where none of it is cut."""
-    box(ax, LANES_LEFT + start * SCALE, y, (min(end, until) - start) * SCALE, LANE, text if end <= until else "", **look)
 
 
 def draw_timeline(ax: Axes, top: float, title: str, operations: Sequence[Operation], warpgroups: int = 1) -> None:

@@ -4,6 +4,7 @@ from edits import edit
 
 from fa_tutorial.barriers import load, use
 from fa_tutorial.exercises import catalogue
+from fa_tutorial.source import source_of
 
 
 def roles_in_one(tiles, stages, full, empty):
@@ -45,6 +46,19 @@ SCORES_AHEAD = edit(
     (SUMMED, "        acc, s = warpgroup_mma_wait(0, [acc, s_next])\n"),
 )[1]
 SUM = "        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)\n"
+RELEASED = "        mbarrier.arrive(empty.index(stage), count=1)\n"
+SCORED = "        s = warpgroup_mma_wait(0, [s])  # [64, 128]\n"
+LATER_END = "    acc = warpgroup_mma_wait(0, [acc])\n    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)\n"
+LATER = (
+    f"{SCORED}        if i > 0:\n            acc = warpgroup_mma_wait(0, [acc])\n"
+    "            mbarrier.arrive(empty.index((i - 1) % STAGES), count=1)\n"
+)
+FIRST_BLOCK = source_of(catalogue.find("9.4").solution).split("= k.shape[0]\n")[1].split("    for i in")[0]
+FIRST_P = "    p = left_operand(zeros, acc, v.dtype)\n"
+WAIT_S = "        s = warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way\n"
+WAITED = "        acc, p = warpgroup_mma_wait(0, [acc, p])\n"
+BEFORE_RELEASED = "        mbarrier.arrive(empty.index(before), count=1)\n"
+NEXT_P = "        p = left_operand(p_new, acc, v.dtype)\n"
 DQ = "yield use(i, ds_rows(stage, 1 - c))"
 
 WRONG_ANSWERS = (
@@ -117,6 +131,16 @@ WRONG_ANSWERS = (
          told="no wait for its full barrier comes before"),
     edit("9.3", "the last round not released", ("        mbarrier.arrive", "        if i + STAGES < blocks:\n            mbarrier.arrive"),
          told="the last blocks are not released"),
+    edit("9.2", "no wait yielded", ("yield wait(empty", "wait(empty"), ("yield wait(full", "wait(full"), told="or nobody waits: the wait comes first (is it yielded?)"),
+    edit("9.5", "no wait yielded", ("yield wait", "wait", 2), told="they need yield wait(full[stage], parity)"),
+    edit("9.3", "p v waited for a block later", (SUMMED, ""), (RELEASED, ""), (SCORED, LATER), ("    return l", f"{LATER_END}    return l"),
+         told="acc is a matmul under way at one end of an if or of a loop's body"),
+    edit("9.4", "block 0 in the loop", ("for i in range(1, blocks)", "for i in range(blocks)"), (FIRST_BLOCK, FIRST_P), (SUM, ""), (WAIT_S, f"{SCORED}        if i > 0:\n    {SUM}"),
+         (WAITED + BEFORE_RELEASED, f"        if i > 0:\n    {WAITED}    {BEFORE_RELEASED}"),
+         told="acc is a matmul under way at one end of an if or of a loop's body"),
+    edit("9.4", "an operand under way", (WAITED + BEFORE_RELEASED + "        acc = rescaled(acc, alpha)\n" + NEXT_P,
+         NEXT_P.replace("p =", "p_new =") + WAITED + BEFORE_RELEASED + "        acc = rescaled(acc, alpha)\n        p = p_new\n"),
+         told="acc is a matmul that is under way"),
     ("9.4", catalogue.find("9.3").solution, "p v of block 0 is not under way when the softmax of block 1 begins"),
     ("9.4", SCORES_AHEAD, "beside a softmax you have q kᵀ of the next block under way"),
     edit("9.4", "two left in flight", ("warpgroup_mma_wait(1, [s])", "warpgroup_mma_wait(2, [s])"),

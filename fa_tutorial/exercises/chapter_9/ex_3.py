@@ -82,7 +82,7 @@ def adapt(answer):
 def inputs():
     for blocks, stages in ((1, 2), (2, 2), (3, 2), (5, 2), (4, 3)):
         for early in (False, True):
-            one = Play(blocks, stages, early)
+            one = Play(blocks, stages, early, types=stages == 3)
             yield case(one, on=str(one))
 
 

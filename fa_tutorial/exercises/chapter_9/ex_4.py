@@ -76,7 +76,7 @@ MISTAKES = {
 def inputs():
     for blocks, stages in ((1, 2), (2, 2), (3, 2), (5, 2), (4, 3)):
         for early in (False, True):
-            one = Play(blocks, stages, early, overlap=True)
+            one = Play(blocks, stages, early, overlap=True, types=stages == 3)
             yield case(one, on=str(one))
 
 

@@ -41,7 +41,7 @@ MISTAKES = {
         "ds_full[stage], parity", "ds_full[stage], 1 - parity"),
     "you wait for parity 0 in every round: a stage's phase grows by one every two blocks": ("i // 2 % 2", "0"),
     "the parities flip with every block: a stage's phase grows once a round, i // 2": ("i // 2 % 2", "i % 2"),
-    "s and dp start before their tiles are there: they need wait(full[stage], parity), with the parity of exercise 9.1": (FULL, ""),
+    "s and dp start before their tiles are there: they need yield wait(full[stage], parity), with the parity of exercise 9.1": (FULL, ""),
     "you release q's stage right after s and dp, and dk reads q once more: arrive at empty[stage] after dk": [
         (RELEASE, ""), (WRITE, RELEASE + WRITE)],
     "you release q's stage before dk has read it: arrive at empty[stage] after dk": (DK + RELEASE, RELEASE + DK),
