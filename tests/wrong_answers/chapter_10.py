@@ -138,4 +138,7 @@ WRONG_ANSWERS = (
     edit("10.7", "first alone", (", (stop + block - 1) // block", ""), told="want a tuple (first, end)"),
     edit("10.7", "in float32", ("start // block", "(start // block).float()"), told="a tile's number is an integer"),
     ("10.7", packed_tiles_by_pairs, "a tensor of all 256 pairs is made: two queries decide a block"),
+    edit("10.8", "a place without a program is left out", ("sorted(idle)", "sorted(x for x in idle if x)"), told="idle from 0 on"),
+    edit("10.8", "the next program takes the least loaded by tiles", ("idle = [0.0] * places", "idle, load = [0.0] * places, [0] * places"),
+         ("idle.index(min(idle))", "load.index(min(load))\n        load[place] += n"), told="in the place that falls idle first"),
 )  # fmt: skip

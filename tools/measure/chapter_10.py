@@ -24,7 +24,7 @@ from fa_tutorial.bench.measure import call_of
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import peak_bytes, randn, timed, timed_in_turns
 from fa_tutorial.variants import attention_with, make_block_mask, mods
-from fa_tutorial.variants.forward import CONFIGS
+from fa_tutorial.variants.forward import CONFIGS, tl, triton
 
 LENGTHS = (4096, 16_384)
 WINDOW, SOFTCAP = 1024, 30.0
@@ -96,6 +96,20 @@ def documents_contest(S: int, H: int) -> Contest:
     return Contest(ours, compiled_flex(S, mask), pairs)
 
 
+@triton.jit
+def by_number(b, h, i, j, aux):
+    """The page's mask of the documents by their numbers. aux: (each query's document, each key's)."""
+    return (tl.load(aux[0] + i) == tl.load(aux[1] + j)) & (j <= i)
+
+
+def by_number_contest(S: int, H: int) -> Contest:
+    first, mask, pairs = same_document(S)
+    aux = (first, first)  # a document's first key tells it as well as a number
+    block_mask = make_block_mask(by_number, S, S, aux=aux, B=1, H=1, device=first.device)
+    ours = partial(attention_with, mask_mod=by_number, aux=aux, block_mask=block_mask)
+    return Contest(ours, compiled_flex(S, mask), pairs)
+
+
 def packed_contest(S: int, H: int) -> Contest:
     """Packed rows, B = 1: as (S, H, D) for flash_attention_varlen."""
     _, mask, pairs = same_document(S)
@@ -114,14 +128,16 @@ CONTESTS = {
     "softcap": softcap_contest,
     "alibi": alibi_contest,
     "documents": documents_contest,
+    "documents_by_number": by_number_contest,
     "packed": packed_contest,
 }
 
 
 def variant_cases() -> Iterator[Measurement]:
-    """Every variant, forward and backward, on 16,384 tokens; packed rows as one row of all of them."""
+    """Every variant, forward and backward, on 16,384 tokens; packed rows as one row of them, and so the documents
+    by number, forward alone."""
     for variant, S, D, mode in itertools.product(CONTESTS, LENGTHS, HEAD_DIMS, ("fwd", "bwd")):
-        if variant != "packed" or S == TOKENS:
+        if S == TOKENS if variant == "packed" else variant != "documents_by_number" or (S == TOKENS and mode == "fwd"):
             sizes = {"B": TOKENS // S, "H": HIDDEN // D, "S": S, "D": D}
             yield about(10, "variant", variant, **sizes) | {"mode": mode}, partial(contest_row, variant, mode, **sizes)
 
