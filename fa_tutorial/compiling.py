@@ -1,5 +1,5 @@
-"""Compile kernels for GPUs that aren't there, and read what ptxas says: for chapters 2, 5, 8, 9 and
-tools/compile_report.
+"""Compile kernels for GPUs that aren't there, and read what ptxas says: for chapters 2, 5, 8, 9, 10
+and tools/compile_report.
 
 Triton and its ptxas compile for any NVIDIA GPU on any machine with Linux. The launchers themselves are called, on
 tensors without memory (device "meta"), and each launch is compiled instead. That takes a process that was started with
@@ -205,6 +205,30 @@ for dtype, D, tile in {[(dtype, D, astuple(tile)) for dtype, D, tile in cases]!r
 print(json.dumps([row.shared for row in compiling.compile_calls(90, calls)]))
 """
     return in_a_process(code)
+
+
+def masked_shared_bytes(masks: dict[str, tuple[Any, tuple]], D: int) -> dict[str, int]:
+    """Bytes of shared memory that a block of chapter 10's forward takes on an H200 in fp16, by a mask's name.
+
+    masks: name -> (a mask mod, its aux), with torch.int32 in place of a tensor with a number for each query or key.
+    """
+    of_mods = [(source_of(mod), mod.fn.__name__, [repr(x) for x in aux]) for mod, aux in masks.values()]
+    code = f"""
+from functools import partial
+import torch
+from fa_tutorial import compiling
+from fa_tutorial.source import defined
+from fa_tutorial.variants import forward, make_block_mask, mods
+
+q, k, v, *_ = compiling.inputs(torch.float16, {D})
+numbers, calls = torch.empty(compiling.LENGTH, dtype=torch.int32, device="meta"), []
+for text, name, aux in {of_mods!r}:
+    mod, aux = defined(text, vars(mods))[name], tuple(numbers if x == "torch.int32" else eval(x) for x in aux)
+    mask = make_block_mask(mod, *[compiling.LENGTH] * 2, aux=aux, B=1, H=1, device=q.device)
+    calls.append((name, partial(forward.variant_forward, q, k, v, mods.Mods(mask=mod), aux, mask)))
+print(json.dumps([row.shared for row in compiling.compile_calls(90, calls) if row.kernel.endswith("forward_kernel")]))
+"""
+    return dict(zip(masks, in_a_process(code), strict=True))
 
 
 def _with_its_own(kernel: Any) -> Iterator[Any]:

@@ -186,6 +186,14 @@ def test_a_function_that_never_ends_is_stopped(short_limit):
     assert verdict(MEAN, mean) == "correct"
 
 
+def test_a_line_of_another_lambda_is_no_line_of_the_answer():
+    divide = lambda x: x / 0  # noqa: E731
+    answer = lambda x: divide(x)  # noqa: E731
+    with pytest.raises(ZeroDivisionError) as error:
+        answer(1.0)
+    assert running.where_in(error.value, answer) == " (in <lambda>: `divide = lambda x: x / 0  # noqa: E731`)"
+
+
 def test_an_answer_cannot_catch_the_limit(short_limit):
     def catches(x):
         while True:

@@ -362,7 +362,10 @@ READY = {
     "first_keys_and_window": ((4, 9, S_K - S_Q), (DISTANCE <= 0) & ((DISTANCE >= -9) | (torch.arange(S_K) < 4))),
     "prefix_lm": ((PREFIX, S_K - S_Q), (torch.arange(S_K) < PREFIX[:, None, None, None]) | (DISTANCE <= 0)),
     "document_mask": (DOCUMENTS, DOCUMENTS[0][:, None] == DOCUMENTS[1]),
-    "causal_documents": (DOCUMENTS, (DOCUMENTS[0][:, None] == DOCUMENTS[1]) & (torch.arange(S_Q)[:, None] >= torch.arange(S_K))),
+    "causal_documents": (
+        (DOCUMENTS[0] * 15,),
+        (DOCUMENTS[0] * 15)[:, None].le(torch.arange(S_K)) & (torch.arange(S_K) <= torch.arange(S_Q)[:, None]),
+    ),
 }
 
 

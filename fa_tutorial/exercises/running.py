@@ -259,7 +259,7 @@ def where_in(error: BaseException, answer: Any) -> str:
         return ""
     frame = frames[-1]
     line = linecache.getline(code.co_filename, frame.lineno).strip()
-    is_own = frame.name == code.co_name
+    is_own = frame.name == code.co_name and frame.lineno >= code.co_firstlineno  # not another lambda above it
     place = f"line {frame.lineno - code.co_firstlineno + 1} of {function.__name__}" if is_own else f"in {frame.name}"
     return f" ({place}: `{line}`)" if line else ""
 

@@ -49,9 +49,9 @@ def kept(b, h, start_m, start_n, drop, BLOCK_M: tl.constexpr, BLOCK_N: tl.conste
     """
     zero = tl.zeros((BLOCK_M, BLOCK_N // 4), dtype=tl.int32)
     i = zero + start_m + tl.arange(0, BLOCK_M)[:, None]
-    j = zero + start_n // 4 + tl.arange(0, BLOCK_N // 4)[None, :]
+    fours = zero + start_n // 4 + tl.arange(0, BLOCK_N // 4)[None, :]  # four keys share a counter
     seed, offset = tl.load(drop.rng), tl.load(drop.rng + 1).to(tl.int32)
-    w0, w1, w2, w3 = tl.philox(seed, i, j, zero + (b * drop.H_q + h), zero + offset)
+    w0, w1, w2, w3 = tl.philox(seed, i, fours, zero + (b * drop.H_q + h), zero + offset)
     t = tl.cast(drop.threshold, tl.uint32)
     # [BLOCK_M, BLOCK_N // 4, 2, 2]: join interleaves two tiles, so words 0, 1, 2, 3 lie side by side
     words = tl.join(tl.join(w0 >= t, w2 >= t), tl.join(w1 >= t, w3 >= t))

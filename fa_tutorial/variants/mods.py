@@ -122,8 +122,13 @@ def document_mask(b, h, i, j, aux):
 
 @triton.jit
 def causal_documents(b, h, i, j, aux):
-    """document_mask, causal within each document. For as many keys as queries."""
-    return (i >= j) & document_mask(b, h, i, j, aux)
+    """Query i sees its own document, up to itself. aux: (the first key of each query's document (S_q,) int32,).
+
+    For documents laid end to end, and as many keys as queries. Each query brings its number, so the forward loads it
+    once. document_mask's numbers of the keys differ from tile to tile: they are loaded ahead into shared memory, and
+    at D = 128 a second program doesn't fit on a Hopper SM.
+    """
+    return (j >= tl.load(aux[0] + i)) & (j <= i)
 
 
 # ---------------------------------------------------------------- scores

@@ -168,3 +168,48 @@ def draw_sink() -> Figure:
     names = [f"key with s = {score:g}" for score in SCORES]
     legend(ax, 2.9, tuple(zip((0.15, 2.35, 4.55, 6.75), looks, (*names, "the sink"), strict=True)))
     return figure
+
+
+# Tiles of eight programs, in order of launch, on four places. A start takes half as long as a tile.
+PROGRAMS, PLACES, START = (1, 2, 3, 1, 2, 2, 1, 5), 4, 0.5
+
+
+@image("10_idle.png")
+def draw_idle() -> Figure:
+    """Each place's programs in time, each with its start and its tiles, and the wait for the last program."""
+    unit, tall, left, top = 0.72, 0.42, 1.3, 0.75
+    figure, ax = canvas(3.6)
+    idle, looks = [0.0] * PLACES, {"start": {"colour": "vermilion", "share": 0.7}, "tile": LOOKS["whole"], "idle": {"hatch": MASKED}}
+    write(
+        ax,
+        left,
+        0.3,
+        "programs 0 to 7, in order of launch, with " + ", ".join(map(str, PROGRAMS)) + " tiles",
+        HEAD,
+        ha="left",
+        weight="bold",
+    )
+    for number, tiles in enumerate(PROGRAMS):
+        place = idle.index(min(idle))
+        x, y = left + idle[place] * unit, top + place * (tall + 0.12)
+        box(ax, x, y, START * unit, tall, **looks["start"])
+        for tile in range(tiles):
+            box(ax, x + (START + tile) * unit, y, unit, tall, **looks["tile"])
+        outline(ax, x, y, (START + tiles) * unit, tall)
+        write(ax, x + START / 2 * unit, y + tall / 2, f"{number}", BODY, weight="bold")
+        idle[place] += START + tiles
+    for place, time in enumerate(idle):
+        y = top + place * (tall + 0.12)
+        write(ax, left - 0.15, y + tall / 2, f"place {place}", BODY, ha="right")
+        if time < max(idle):
+            box(ax, left + time * unit, y, (max(idle) - time) * unit, tall, **looks["idle"])
+    legend(
+        ax,
+        3.3,
+        (
+            (left, looks["start"], "a program's start, with its number"),
+            (left + 4.1, looks["tile"], "a tile"),
+            (left + 5.5, looks["idle"], "idle for good"),
+        ),
+    )
+    return figure

@@ -1,6 +1,7 @@
 """Right answers to chapter 10 in other words: a window by absolute keys, tiles by a loop, a list walked backwards, 1 / cosh², gradients
-before the mask, a sink as a column of the softmax, packed tiles by tokens and by a loop."""
+before the mask, a sink as a column of the softmax, packed tiles by tokens and by a loop, places on a heap."""
 
+import heapq
 import itertools
 
 import torch
@@ -64,6 +65,13 @@ def packed_tiles_by_a_loop(cu, block):
     return torch.tensor(first), torch.tensor(end)
 
 
+def idle_times_by_a_heap(tiles, places, start, tile):
+    idle = [0] * places
+    for n in tiles:
+        heapq.heapreplace(idle, idle[0] + start + n * tile)
+    return torch.tensor(idle).sort().values
+
+
 RIGHT_ANSWERS = (
     ("10.1", window_by_keys),
     ("10.2", window_kinds_by_loop),
@@ -74,4 +82,5 @@ RIGHT_ANSWERS = (
     ("10.6", dropout_gradients_with_a_sink_of_value_0),
     ("10.7", packed_tiles_by_tokens),
     ("10.7", packed_tiles_by_a_loop),
+    ("10.8", idle_times_by_a_heap),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from fa_tutorial.bench.measure import call_of
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import peak_bytes, randn, timed, timed_in_turns
 from fa_tutorial.variants import attention_with, make_block_mask, mods
-from fa_tutorial.variants.forward import CONFIGS
+from fa_tutorial.variants.forward import CONFIGS, tl, triton
 
 LENGTHS = (4096, 16_384)
 WINDOW, SOFTCAP = 1024, 30.0
@@ -81,20 +81,32 @@ def alibi_contest(S: int, H: int) -> Contest:
 
 
 def same_document(S: int) -> tuple[torch.Tensor, Callable, int]:
-    """Each token's document, (S,) int32; FlexAttention's mask, causal within each; and the pairs that are seen."""
-    lengths = documents(S)
-    numbers = (
-        torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(torch.tensor(lengths)).to(hardware.device())
-    )
-    pairs = sum(length * (length + 1) // 2 for length in lengths)
-    return numbers, lambda b, h, i, j: (i >= j) & (numbers[i] == numbers[j]), pairs
+    """The first token of each token's document, (S,) int32; FlexAttention's mask, causal within each; and the pairs
+    that are seen."""
+    lengths = torch.tensor(documents(S))
+    first = (lengths.cumsum(0) - lengths).repeat_interleave(lengths).int().to(hardware.device())
+    pairs = int((lengths * (lengths + 1) // 2).sum())
+    return first, lambda b, h, i, j: (i >= j) & (j >= first[i]), pairs
 
 
 def documents_contest(S: int, H: int) -> Contest:
-    numbers, mask, pairs = same_document(S)
-    aux = (numbers, numbers)
-    block_mask = make_block_mask(mods.causal_documents, S, S, aux=aux, B=1, H=1, device=numbers.device)
-    ours = partial(attention_with, mask_mod=mods.causal_documents, aux=aux, block_mask=block_mask)
+    first, mask, pairs = same_document(S)
+    block_mask = make_block_mask(mods.causal_documents, S, S, aux=(first,), B=1, H=1, device=first.device)
+    ours = partial(attention_with, mask_mod=mods.causal_documents, aux=(first,), block_mask=block_mask)
+    return Contest(ours, compiled_flex(S, mask), pairs)
+
+
+@triton.jit
+def by_number(b, h, i, j, aux):
+    """The page's mask of the documents by their numbers. aux: (each query's document, each key's)."""
+    return (tl.load(aux[0] + i) == tl.load(aux[1] + j)) & (j <= i)
+
+
+def by_number_contest(S: int, H: int) -> Contest:
+    first, mask, pairs = same_document(S)
+    aux = (first, first)  # a document's first key tells it as well as a number
+    block_mask = make_block_mask(by_number, S, S, aux=aux, B=1, H=1, device=first.device)
+    ours = partial(attention_with, mask_mod=by_number, aux=aux, block_mask=block_mask)
     return Contest(ours, compiled_flex(S, mask), pairs)
 
 
@@ -116,14 +128,16 @@ CONTESTS = {
     "softcap": softcap_contest,
     "alibi": alibi_contest,
     "documents": documents_contest,
+    "documents_by_number": by_number_contest,
     "packed": packed_contest,
 }
 
 
 def variant_cases() -> Iterator[Measurement]:
-    """Every variant, forward and backward, on 16,384 tokens; packed rows as one row of all of them."""
+    """Every variant, forward and backward, on 16,384 tokens; packed rows as one row of them, and so the documents
+    by number, forward alone."""
     for variant, S, D, mode in itertools.product(CONTESTS, LENGTHS, HEAD_DIMS, ("fwd", "bwd")):
-        if variant != "packed" or S == TOKENS:
+        if S == TOKENS if variant == "packed" else variant != "documents_by_number" or (S == TOKENS and mode == "fwd"):
             sizes = {"B": TOKENS // S, "H": HIDDEN // D, "S": S, "D": D}
             yield about(10, "variant", variant, **sizes) | {"mode": mode}, partial(contest_row, variant, mode, **sizes)
 
@@ -163,24 +177,22 @@ def block_mask_cases() -> Iterator[Measurement]:
 
 
 def block_mask_row(provider: str, mask: str, S: int) -> dict[str, Any]:
-    numbers, flex_mask, _ = same_document(S)
+    first, flex_mask, _ = same_document(S)
     if mask == "window":
         flex_mask = in_window
     mod, aux = (
-        (mods.first_keys_and_window, (0, WINDOW - 1, 0))
-        if mask == "window"
-        else (mods.causal_documents, (numbers, numbers))
+        (mods.first_keys_and_window, (0, WINDOW - 1, 0)) if mask == "window" else (mods.causal_documents, (first,))
     )
     tile = CONFIGS[64].block_m, CONFIGS[64].block_n
 
     def ours():
-        block_mask = make_block_mask(mod, S, S, aux=aux, B=1, H=1, device=numbers.device)
+        block_mask = make_block_mask(mod, S, S, aux=aux, B=1, H=1, device=first.device)
         return block_mask.tiles(*tile), block_mask.tiles(*tile, of_keys=True)
 
     def flex():
         from torch.nn.attention.flex_attention import create_block_mask
 
-        return create_block_mask(flex_mask, None, None, S, S, device=numbers.device)
+        return create_block_mask(flex_mask, None, None, S, S, device=first.device)
 
     return timed(ours if provider == "course" else flex)
 

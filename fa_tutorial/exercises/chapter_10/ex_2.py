@@ -43,6 +43,7 @@ MISTAKES = {
     "the window is one key too wide: a query sees its own key and `left` keys before it": ("-left", "-left - 1"),
     "a tile's last key is its first + block_n − 1, and its last query is its first + block_m − 1": [
         ("block_n - 1 - top", "block_n - top"), ("top + block_m - 1", "top + block_m")],
+    "a tile's last query is its first + block_m − 1: the least distance is one too small": ("(top + block_m - 1)", "(top + block_m)"),
     "block_m and block_n are exchanged: block_m counts queries": ("(left, S, block_m, block_n)", "(left, S, block_n, block_m)"),
     "a tile is skipped whose only seen pair is a corner on the diagonal: distance 0 is seen": ("(farthest <= 0)", "(farthest < 0)"),
     "a tile is skipped whose only seen pair is `left` keys back: that key is still seen": ("(nearest >= -left)", "(nearest > -left)"),

@@ -58,6 +58,7 @@ MISTAKES = {
     "on"): (ENTRY, "t"),
     "every block of rows takes the first block's count: its own is at count_ptr + start_m // BLOCK_M": ("count_ptr + row", "count_ptr"),
     "a row of index has an entry for every tile of keys: ceil(S_k / BLOCK_N), not ceil(S_q / BLOCK_M)": (ENTRY, "row * row_blocks + t"),
+    "a row of index has ceil(S_k / BLOCK_N) entries, however many of them count": (ENTRY, "row * count + t"),
     "MASK_MOD gets i and j exchanged: i is the query, j the key": (SEEN, SEEN.replace("i, j", "j, i")),
     "count is looked up by batch_head: all heads share the lists, so the row of count is the block of queries, as for index": (
         "count_ptr + row", "count_ptr + batch_head"),
@@ -82,8 +83,14 @@ def both_ends(b, h, i, j, aux):
     return (i >= 0) & ((j < 4) | (j >= 40))
 
 
-THIRD, ENDS = -1, -2  # in place of a window's `left`
-MODS = {THIRD: every_third, ENDS: both_ends}
+@triton.jit
+def late(b, h, i, j, aux):
+    """A mask mod that leaves the first 16 queries no key, and nobody the first 16 keys."""
+    return (i >= 16) & (j >= 16)
+
+
+THIRD, ENDS, LATE = -1, -2, -3  # in place of a window's `left`
+MODS = {THIRD: every_third, ENDS: both_ends, LATE: late}
 
 
 def is_seen(B, H, S_q, S_k, left):
@@ -92,6 +99,8 @@ def is_seen(B, H, S_q, S_k, left):
     distance = j - (i + S_k - S_q)
     if left == THIRD:
         return (j + b + 2 * h) % 3 == 0
+    if left == LATE:
+        return (i >= 16) & (j >= 16)
     return (j < 4) | (j >= 40) if left == ENDS else (distance <= 0) & (distance >= -left)
 
 
@@ -125,7 +134,7 @@ def inputs():
     def rows(B, H, S_q, S_k, left, otherwise="", *, blocks=(16, 16), on="", unlisted=slice(0), draw=None, **options):
         q, k, v = draw_qkv(B, H, S_q, S_k, 16, draw=draw)
         v[:, :, unlisted] = math.nan  # it shows in o if it is read, because 0 · NaN is NaN
-        masks = {THIRD: "every third key", ENDS: "the first 4 keys and those from 40 on"}
+        masks = {THIRD: "every third key", ENDS: "the first 4 keys and those from 40 on", LATE: "from query 16 and key 16 on"}
         mask = masks.get(left, f"a window of {left} keys and the query's own")
         on = f"B = {B}, H = {H}, S_q = {S_q}, S_k = {S_k}, tiles of {blocks[0]} × {blocks[1]}, {mask}{on}"
         return case(q, k, v, left, blocks, on=on, otherwise=otherwise, stray=stray, **options)
@@ -146,6 +155,7 @@ def inputs():
     yield rows(1, 1, 16, 64, ENDS, gap, on=", the list is 0, 2, 3, v is NaN in tile 1, which isn't listed", unlisted=slice(16, 32))
     yield rows(1, 2, 40, 50, 20, loop, blocks=(32, 16), draw=generator(), fresh=True)
     yield rows(1, 1, 48, 16, 20, on=", so that rows 0 to 31 see no key", edge="empty")
+    yield rows(1, 1, 32, 32, LATE, on=", v is NaN in tile 0, which isn't listed", unlisted=slice(16), edge="empty")
 
 
 EXERCISE = Exercise(

@@ -78,7 +78,7 @@ def inputs():
     yield case(
         torch.tensor([0.5, -3.0, 90.0], device=place),
         30.0,
-        otherwise="the cap is aux[2], whatever its value; aux[0] and aux[1] are the mask's",
+        otherwise="c is aux[2], whatever its value, and the derivative comes from a formula, not from a difference",
     )
     yield case(torch.tensor([3000.0, -3000.0], device=place), 2.0, edge="far")
     draw = generator()

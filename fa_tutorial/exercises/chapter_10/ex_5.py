@@ -84,6 +84,8 @@ MISTAKES = {
     "the derivative is missing: by the chain rule ds is SCORE_GRAD times the gradient of the modified score": (f" * {GRAD}", ""),
     "the derivative is taken at the modified score: SCORE_GRAD wants s": (GRAD, GRAD.replace("(s", f"({MOD}")),
     "SCORE_MOD stands where the derivative belongs: the chain rule multiplies by SCORE_GRAD": (GRAD, MOD),
+    "the derivative is made from the score: SCORE_GRAD gives it, whatever SCORE_MOD is": (
+        GRAD, f"(1 - {MOD} * {MOD} / (aux[2] * aux[2]))"),
     "the derivative is multiplied into p: it belongs to ds alone": [(MASK, f"{MASK} * {GRAD}"), (f"(dp - delta) * {GRAD}", "(dp - delta)")],
     "ds lacks p: the gradient of the modified score is p (dp − delta)": ("p * (dp - delta)", "(dp - delta)"),
     "delta is missing: the gradient of the modified score is p (dp − delta)": ("(dp - delta)", "dp"),
