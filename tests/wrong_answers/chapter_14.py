@@ -102,5 +102,10 @@ WRONG_ANSWERS = (
     edit("14.8", "a scale of all heads", ("scale_ptr + head * blocks + block", "scale_ptr + block"), told="scale[head, block]", gpu="programs overwrite each other"),
     edit("14.8", "converted", ("as_e4m3(tile / scale)", "(tile / scale).to(tl.float8e4nv)"), told="halves what it rounds up", gpu=None),
     edit("14.8", "one block", ("scale_ptr + head * blocks + block", "scale_ptr + head"), told="scale[head, block]"),
+    edit("14.9", "mean 0", ("v = v + 1", "v = 2 * v"), ("0.01", "0.08"), told="its cuts cancel"),
+    edit("14.9", "mean 0, a narrow bound", ("v = v + 1", "v = 2 * v"), told="no forward passes"),
+    edit("14.9", "1,024 keys", ("16_384, 16_384", "1024, 1024"), ("0.01", "0.05"), told="every forward passes"),
+    edit("14.9", "a large mean", ("v + 1", "v + 4"), ("0.01", "0.04"), told="which cancels in acc / l"),
+    edit("14.9", "the error itself", ("bool(off < 0.01)", "off"), told="want True or False"),
     edit("14.7", "half as far", ("8 * (slot // 2)", "4 * (slot // 2)"), told="keys 0, 1, 8 and 9"),
 )  # fmt: skip
