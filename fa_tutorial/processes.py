@@ -52,7 +52,8 @@ def run(
     ranks = check_int("ranks", ranks)
     context = multiprocessing.get_context("forkserver")
     # Imported once, not by each process. With a GPU only what doesn't touch CUDA, which would not survive the fork.
-    context.set_forkserver_preload(["torch"] if hardware.has_gpu() else ["fa_tutorial.ring", function.__module__])
+    modules = ["fa_tutorial.ring", "torch.fx.experimental.symbolic_shapes", function.__module__]  # backward's: sympy
+    context.set_forkserver_preload(["torch"] if hardware.has_gpu() else modules)
     with tempfile.TemporaryDirectory() as folder:
         settings = folder, backend or backend_for(ranks), ranks, timeout
         processes = [

@@ -1,7 +1,8 @@
 """Chapter 12: where the forward kernel's lines stand in the official source, flash-attention at v2.8.3.
 
-Names and line numbers alone, none of its code: `calls` lists what a function calls, `beside` links each line of ours to
-its like, and `both` reads it from a checkout on the reader's own disk. `their_loop` does in PyTorch what its loop does.
+Names and line numbers alone, none of its code: `calls` lists what a function calls, `mark` marks the lines that a
+reader finds, `beside` links each line of ours to its like, and `both` reads it from a checkout on the reader's disk.
+`their_loop` does in PyTorch what its loop does.
 """
 
 from __future__ import annotations
@@ -176,6 +177,22 @@ def calls(function: str):
     return Markdown("\n".join(rows))
 
 
+# A function of theirs -> the line of the call that does each step of ours.
+STEPS = {
+    "compute_attn_1rowblock": {"load k": 335, "q kᵀ": 319, "times scale": 344, "mask": 328,
+                               "softmax_step": 344, "acc · alpha": 344, "load v": 310, "acc + p v": 367},
+    "compute_dq_dk_dv_1colblock": {"p (6.7)": 534, "dv (6.8)": 633, "dp (6.9)": 575, "ds (6.10)": 589,
+                                   "dq (6.11)": 653, "dk (6.12)": 687},
+}  # fmt: skip
+
+
+def mark(function: str, lines: dict[str, int]) -> str:
+    """How many of the reader's lines are right, and which aren't."""
+    right = STEPS[function]
+    left = [step for step, line in right.items() if lines.get(step) != line]
+    return f"{len(right) - len(left)} of {len(right)} right{'; not yet: ' * bool(left)}{', '.join(left)}"
+
+
 def lines_of(kernel: Any) -> list[tuple[str, tuple[Place, ...]]]:
     """The statements of a kernel of PLACES, each on one line, without its docstring and comments that hold no equation,
     and each one's places."""
@@ -286,11 +303,3 @@ def their_loop(softmax, q, k, v,
         )  # fmt: skip
         acc = (scaled if rescale else acc) + p @ v_tile
     return acc / torch.where(row_sum > 0, row_sum, 1.0)[:, None]  # line 179
-
-
-# ---------------------------------------------------------------- a bound of theirs, for chapter 12's question
-
-
-def fa4_full_0(row_block: int, block_m: int, block_n: int, S_q: int, S_k: int, left: int) -> int:
-    """FA4's n_block_min_before_local_mask: a window's full_0, but by the row after the block's last."""
-    return max(0, -(-((row_block + 1) * block_m + S_k - S_q - left) // block_n))

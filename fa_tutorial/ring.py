@@ -8,8 +8,8 @@ results in float32 by chapter 1's rule. In zigzag order every rank has the same 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -102,8 +102,10 @@ def visible(rank: int, owner: int, rows: int) -> tuple[slice, slice, bool]:
 def merge(
     o: torch.Tensor, lse: torch.Tensor, o_part: torch.Tensor, lse_part: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A part joins the running result of the same queries (13.2): o (…, S, D) and lse (…, S), float32; o_part may be
-    narrower."""
+    """A part joins the running o (…, S, D) and lse (…, S) of the same queries (13.2).
+
+    These are float32; o_part may be narrower. After step 0 every row has seen a key, so no lse is −∞.
+    """
     both = torch.logaddexp(lse, lse_part)
     return torch.exp(lse - both)[..., None] * o + torch.exp(lse_part - both)[..., None] * o_part, both
 
@@ -251,3 +253,56 @@ def bytes_of(message: Any) -> int:
     if isinstance(message, tuple | list):
         return sum(map(bytes_of, message))
     return message.nbytes if isinstance(message, torch.Tensor) else 0
+
+
+# ---------------------------------------------------------------- one rank on a clock
+
+
+class Clock:
+    """One rank's time, where all ranks do the same: `now`, and when its link is free. Messages wait for one another."""
+
+    def __init__(self) -> None:
+        self.now = self.link = self.sent = 0.0  # sent: seconds of all messages
+
+    def compute(self, seconds: float) -> None:
+        self.now += seconds
+
+    def start(self, seconds: float, coming: Any = None) -> Message:
+        """Start to send. Meanwhile a message of the same length comes, with what is `coming`."""
+        self.link = max(self.link, self.now) + seconds
+        self.sent += seconds
+        return Message(self, self.link, coming)
+
+
+class Message(NamedTuple):
+    """One that comes while another leaves."""
+
+    clock: Clock
+    arrival: float
+    coming: Any
+
+    def wait(self) -> Any:
+        self.clock.now = max(self.clock.now, self.arrival)
+        return self.coming
+
+
+def play_backward(
+    program: Callable, ranks: int, tile_s: float = 4.0, kv_s: float = 1.0, dkv_s: float = 2.0
+) -> tuple[Any, float, float]:
+    """Run program(kv, ranks, start, tile) as rank 0, on a clock: (what it returned, seconds, seconds of all messages).
+
+    kv: [ranks], 1 at the owner of these keys. Gradients: [ranks, ranks], 1 where the keys of a row have the part of a
+    column's rank. All ranks do the same, so what comes is what this rank sends, one rank further down.
+    """
+    clock, mine = Clock(), torch.eye(ranks)[0]
+
+    def start(x: torch.Tensor) -> Message:
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"start takes one tensor, got a {type(x).__name__}")
+        return clock.start(kv_s if x.ndim == 1 else dkv_s, x.roll((-1,) * x.ndim, tuple(range(x.ndim))))
+
+    def tile(kv: torch.Tensor) -> torch.Tensor:
+        clock.compute(tile_s)
+        return torch.outer(kv, mine)
+
+    return program(mine.clone(), ranks, start, tile), clock.now, clock.sent

@@ -36,7 +36,6 @@ PTX_LABEL, PTX_BRANCH = re.compile(r"(\$L__BB\w+):"), re.compile(r"\bbra(?:\.uni
 PTX_KEPT = re.compile(r"wgmma\.(mma_async)|wgmma\.(wait_group)\S*\s+(\d+)|(ex2)\.")
 COMMENT = re.compile(r"/\*.*?\*/")
 REGISTER = re.compile(r"(?<![A-Z])R(\d+)")
-CONTROL = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/$")  # with nvdisasm -hex: the second half of an instruction
 
 
 def loops(sass: str) -> list[list[str]]:
@@ -64,30 +63,19 @@ def inner_loop(sass: str) -> list[str]:
 
 
 class Line(NamedTuple):
-    """An instruction: its name, its text, and the cycles that pass at least before its warp starts the next."""
+    """An instruction: its name and its text."""
 
     name: str
     text: str
-    spacing: int
 
 
 def lines_of(sass: str) -> list[Line]:
-    """The inner loop, in the text of nvdisasm -hex.
-
-    Four bits of an instruction say how many cycles pass before the warp starts its next (for Volta:
-    https://arxiv.org/abs/1804.06826, section 2.1; Hopper's have the same form).
-    """
-    names, texts, spacing = [], [], []
-    for line in sass.splitlines():
-        if match := INSTRUCTION.search(line):
-            names.append(match[1])
-            texts.append(" ".join(COMMENT.sub("", line).replace(";", "").split()))
-        elif match := CONTROL.search(line):
-            spacing.append(int(match[1], 16) >> 41 & 15)
-    loop = inner_loop(sass)
+    """The inner loop, in nvdisasm's text."""
+    found = [(INSTRUCTION.search(line), line) for line in sass.splitlines()]
+    lines = [Line(match[1], " ".join(COMMENT.sub("", line).replace(";", "").split())) for match, line in found if match]
+    loop, names = inner_loop(sass), [line.name for line in lines]
     start = next(i for i in range(len(names)) if names[i : i + len(loop)] == loop)
-    part = slice(start, start + len(loop))
-    return [Line(*line) for line in zip(names[part], texts[part], spacing[part], strict=True)]
+    return lines[start : start + len(loop)]
 
 
 def of_one_score(loop: Sequence[Line]) -> list[Line]:
@@ -119,7 +107,7 @@ def loop_of(step: str, tile: TileConfig, D: int) -> list[Line]:
 def _step_lines(step: str, tile: tuple[int, ...], D: int) -> list[Line]:
     with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
         steps.flash_forward(*compiling.inputs(torch.float16, D)[:3], False, 0.5, step=step, tile=TileConfig(*tile))
-    return lines_of(sass_of(launched[-1][1], "-hex"))
+    return lines_of(sass_of(launched[-1][1]))
 
 
 @functools.cache
@@ -132,7 +120,7 @@ def loop_of_idea(idea: str, tile: TileConfig, D: int) -> list[Line]:
 def _idea_lines(idea: str, tile: tuple[int, ...], D: int) -> list[Line]:
     with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
         ideas.run(*compiling.inputs(torch.float16, D)[:3], idea, TileConfig(*tile))
-    return lines_of(sass_of(launched[-1][1], "-hex"))
+    return lines_of(sass_of(launched[-1][1]))
 
 
 def print_one_score(*names: str) -> None:
@@ -159,17 +147,6 @@ def print_stop(loop: Sequence[Line]) -> None:
     for _, run in itertools.groupby(kept, lambda line: line.name.split(".")[0]):
         first, *others = run
         print(f"{first.text:60} {f'and {len(others)} more' if others else ''}".rstrip())
-
-
-def after_the_stop(loop: Sequence[Line]) -> tuple[int, int]:
-    """From the wait for matmuls to the first HGMMA after it: how many instructions, and the cycles that a warp takes
-    for them at least.
-    """
-    names = [line.name for line in loop]
-    wait = next(i for i, name in enumerate(names) if name.startswith("WARPGROUP.DEPBAR"))
-    matmul = next(i for i, name in enumerate(names) if i > wait and name.startswith("HGMMA"))
-    part = loop[wait + 1 : matmul]
-    return len(part), sum(line.spacing for line in part)
 
 
 def events(loop: list[str]) -> list[tuple[str, int]]:
@@ -231,19 +208,25 @@ def print_loop(name: str, loop: dict[str, Any]) -> None:
     print(textwrap.fill(", ".join(names), 100, initial_indent="    ", subsequent_indent="    "))
 
 
-@functools.cache
-def counted(step: str, tile: TileConfig = steps.TILE, **functions) -> list[dict[str, Any]]:
+def counted(step: str, tiles: dict[int, TileConfig] | None = None, **functions) -> list[dict[str, Any]]:
     """What becomes of chapter 8's kernel after `step`, one of steps.STEPS, full: rows as steps_sm90.json has them, for
     D = 64 and 128.
 
-    functions: jitted functions that take the place of the step's own: attend=mine. As `compiled`, with no GPU.
+    tiles: D -> the tile, steps.TILE unless given. functions: jitted functions that take the place of the step's own:
+    attend=mine. As `compiled`, with no GPU.
     """
-    own = [f"{source_of(function)}\n{name} = {function.__name__}" for name, function in functions.items()]
+    tile_of = dict.fromkeys((64, 128), steps.TILE) | (tiles or {})
+    return _counted(step, tuple(tile_of.items()), tuple(functions.items()))
+
+
+@functools.cache
+def _counted(step: str, tiles: tuple, functions: tuple) -> list[dict[str, Any]]:
+    own = [f"{source_of(function)}\n{name} = {function.__name__}" for name, function in functions]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "mine.py").write_text("\n\n\n".join([steps.file_of(step).read_text(), *own]), encoding="utf-8")
         setup = f"from fa_tutorial.tuned import steps; steps.STEPS[{step!r}] = {str(Path(folder, 'mine.py'))!r}"
-        kinds = [(D, False, step, astuple(tile)) for D in (64, 128)]
-        name = next((function.__name__ for function in functions.values()), "attend")
+        kinds = [(D, False, step, astuple(tile)) for D, tile in tiles]
+        name = next((function.__name__ for _, function in functions), "attend")
         return _in_a_process(setup, f"sass.step_rows({kinds!r})", name)
 
 
@@ -290,14 +273,14 @@ def _loop_with(attend) -> dict[str, Any]:
     }
 
 
-def sass_of(compiled, *options: str) -> str:
+def sass_of(compiled) -> str:
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         return subprocess.run(
-            [knobs.nvidia.nvdisasm.path, "-c", *options, file.name], capture_output=True, text=True, check=True
+            [knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True
         ).stdout
 
 

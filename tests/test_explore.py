@@ -391,6 +391,38 @@ def test_two_loops_borders_are_dragged(page, by):
     assert state(page)["end_n"] == shown["end_n"] + 1
 
 
+# ---------------------------------------------------------------- loops_of_keys
+
+
+@pytest.mark.parametrize(
+    ("S_q", "S_k", "block_m", "block_n", "block"),
+    [(13, 17, 4, 4, 2), (13, 17, 4, 4, 4), (7, 13, 4, 4, 0), (21, 14, 4, 2, 1), (21, 14, 8, 2, 6), (9, 9, 2, 8, 1), (8, 1, 2, 4, 0)],
+)
+def test_loops_of_keys_are_right_at_chapter_7s_borders(page, S_q, S_k, block_m, block_n, block):
+    open_figure(page, "loops_of_keys")
+    put(page, S_q=S_q, S_k=S_k, BLOCK_M=block_m, BLOCK_N=block_n)
+    start, full = (block_m * border for border in algorithm.causal_rows(block, block_m, block_n, S_q, S_k))
+    right = put(page, block=block, first_m=start, full_m=full)
+    assert (
+        right["fault"] == "" and right["masked"] == list(range(start, full, block_m)) and right["whole"] == list(range(full, S_q, block_m))
+    )
+    for first_m, full_m in ((start - block_m, full), (start + block_m, full), (start, full - block_m), (start, full + block_m)):
+        tiles = [[*range(first_m, full_m, block_m)], [*range(full_m, S_q, block_m)]]
+        if min(first_m, full_m) >= -8 and full_m <= 24 and tiles != [right["masked"], right["whole"]]:
+            assert put(page, first_m=first_m, full_m=full_m)["fault"], (first_m, full_m)
+
+
+def test_loops_of_keys_borders_are_dragged(page):
+    open_figure(page, "loops_of_keys")
+    page.locator("#queries").scroll_into_view_if_needed()
+    grips = page.locator("#queries circle[stroke]")
+    first_m, full_m = middle(grips.nth(0)), middle(grips.nth(1))
+    at = {i: page.locator("#queries text", has_text=re.compile(f"^{i}$")).first.bounding_box()["x"] - 2 for i in (4, 8)}
+    drag(page, first_m, (at[4], first_m[1]), "mouse")
+    drag(page, full_m, (at[8], full_m[1]), "mouse")
+    assert (state(page)["first_m"], state(page)["full_m"], state(page)["fault"]) == (4, 8, "")
+
+
 # ---------------------------------------------------------------- program_order
 
 

@@ -1,6 +1,6 @@
 """tools/measure: what it measures is what is stored, its kernels attend, and an interruption keeps every finished row."""
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,14 +63,12 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch, tmp_path, capsys):
     assert "measuring needs a CUDA GPU" in capsys.readouterr().err
 
 
-TOOL_COMMANDS = (["-m", "measure"], ["compile_report.py"], ["machine_code.py"], ["store_notebooks.py"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", TOOL_COMMANDS, ids=lambda command: command[-1])
-def test_each_tool_has_a_help(command):
-    run = subprocess.run([sys.executable, *command, "--help"], cwd=TOOLS, capture_output=True, text=True)
-    assert run.returncode == 0 and run.stdout.startswith("usage: ")
+@pytest.mark.parametrize("tool", ["measure", "compile_report.py", "machine_code.py", "store_notebooks.py"])
+def test_each_tool_has_a_help(tool, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [tool, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(TOOLS / tool), run_name="__main__")
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith("usage: ")
 
 
 @pytest.mark.parametrize("name", tuned_steps.ATTENTIONS)
@@ -139,10 +137,19 @@ def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
     assert len(chapters_0_to_7._loops_in_turns(shape)) == len(chapters_0_to_7._transposed_in_turns(shape)) == 2
 
 
+def test_one_loop_without_its_product_or_its_adds_still_gives_dk_and_dv(monkeypatch):
+    monkeypatch.setattr(chapters_0_to_7, "timed_in_turns", lambda calls, rounds: {name: call() for name, call in calls.items()})
+    two, one, no_adds, no_product, neither = chapters_0_to_7._parts_in_turns(Shape(1, 1, 1, 64, 128, 64, False)).values()
+    for gradients in (one, no_adds, no_product, neither):
+        assert all(torch.allclose(x.float(), y.float(), atol=2e-3) for x, y in zip(gradients[1:], two[1:], strict=True))
+    assert torch.allclose(one[0].float(), two[0].float(), atol=2e-3) and not no_adds[0].any() and not neither[0].any()
+    assert torch.allclose(no_product[0].float(), torch.full_like(two[0], 0.002).float(), atol=1e-5)  # of two programs
+
+
 def test_the_matmul_without_loads_multiplies_its_first_tiles_in_every_step():
     a, b = randn(32, 16).repeat(1, 3), randn(16, 32, seed=1).repeat(3, 1)
     config = chapters_0_to_7.matmul.MatmulConfig(16, 16, 16, 4, 1)
-    for kernel in chapters_0_to_7.LOADS.values():
+    for kernel, _ in chapters_0_to_7.TILED.values():
         c = chapters_0_to_7._matmul_by(kernel, a, b, config)
         assert torch.allclose(c.double(), a.double() @ b.double(), atol=1e-4)
     a[:, 16:], b[16:] = 0, 0

@@ -49,6 +49,14 @@ def test_calls_are_in_their_lines_order_with_links(function):
     assert lines == sorted(lines) and links == [(str(line), file, str(line)) for line in lines]
 
 
+@pytest.mark.parametrize("function", reading.STEPS)
+def test_a_readers_lines_are_marked(function):
+    steps, called = reading.STEPS[function], [call.line for its_calls in reading.CALLS[function][1].values() for call in its_calls]
+    assert set(steps.values()) <= set(called)
+    assert reading.mark(function, steps) == f"{len(steps)} of {len(steps)} right"
+    assert reading.mark(function, steps | {"mask": 0, "dk (6.12)": 0}).startswith(f"{len(steps) - 1} of {len(steps)} right; not yet: ")
+
+
 @pytest.mark.parametrize("kernel", reading.DIFFERS)
 def test_each_difference_belongs_to_a_line(kernel):
     assert reading.DIFFERS[kernel].keys() <= reading.PLACES[kernel].keys()

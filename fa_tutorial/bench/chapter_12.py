@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
@@ -31,13 +32,13 @@ def in_words(states: dict[str, torch.Tensor]) -> str:
 
 
 def marked(guess: str, states: dict[str, torch.Tensor]) -> str:
-    """A guess with its mark. "all" stands for all tensors; of one tensor a guess says whether in some rows or all."""
-    said = guess.lower().replace(",", " ").split()
+    """A guess with its mark, and what is right where it's wrong. "all" stands for all tensors."""
+    said = [word for word in re.findall(r"\w+", guess.lower()) if word != "and"]
     if len(states) > 1 and said == ["all"]:
         said = list(states)
     if sorted(said) == sorted(in_words(states).lower().split()):
         return f"✓ {guess}"
-    return f"✗ {guess}: some or all?" if len(states) == 1 and said in (["wrong"], ["nan"]) else f"✗ {guess}"
+    return f"✗ {guess} → {in_words(states)}"
 
 
 def ruined_rows(changes: dict[str, dict[str, torch.Tensor]], guesses: Sequence[str] = ()) -> Figure:

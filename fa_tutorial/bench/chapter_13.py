@@ -102,33 +102,32 @@ def one_rank_dies(who: int) -> None:
 
 def play_on_a_clock(rows: int, ranks: int, tile_of: Callable, flops: float, bandwidth: float,
                     H_q: int, H_k: int, D: int, itemsize: int) -> float:  # fmt: skip
-    """Seconds until the slowest rank of a causal forward ring is done, by FLOPs and bytes alone.
+    """Seconds of a causal forward ring in zigzag order, by FLOPs and bytes alone.
 
-    rows: of a shard. tile_of: (rank, owner, rows) -> (first, end, is_causal). A rank sends the keys
-    that it holds while it computes with them.
+    All ranks take as long as rank 0.
+    rows: of a shard. tile_of: (rank, owner, rows) -> (first, end, is_causal).
     """
-    here = [0.0] * ranks  # when the keys that a rank holds had arrived
-    done = [0.0] * ranks  # when a rank had computed its last tile
-    sending = 2 * H_k * rows * D * itemsize / bandwidth
+    clock, sending = ring.Clock(), 2 * H_k * rows * D * itemsize / bandwidth
     for step in range(ranks):
-        for rank in range(ranks):
-            first, end, is_causal = tile_of(rank, (rank - step) % ranks, rows)
-            pairs = (rows - first) * end / (2 if is_causal else 1)
-            done[rank] = max(done[rank], here[rank]) + 4 * H_q * D * pairs / flops
-        here = [max(here[rank - 1], here[rank]) + sending for rank in range(ranks)]
-    return max(done)
+        if step < ranks - 1:
+            message = clock.start(sending)
+        first, end, is_causal = tile_of(0, -step % ranks, rows)
+        pairs = (rows - first) * end / (2 if is_causal else 1)
+        clock.compute(4 * H_q * D * pairs / flops)
+        if step < ranks - 1:
+            message.wait()
+    return clock.now
 
 
-def plot_hidden(
-    tile_of: Callable, least_shard: Callable, flops: float, links: dict[str, float], sizes: tuple[int, ...]
-) -> Figure:
+def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: dict[str, float],
+                sizes: tuple[int, ...], rows: pd.DataFrame | None = None) -> Figure:  # fmt: skip
     """How much of a ring's time on the clock isn't hidden, against the tokens in a shard, for each link.
 
-    Dotted: least_shard's length. sizes: H_q, H_k, D, itemsize.
+    Dotted: least_shard's length. sizes: H_q, H_k, D, itemsize. Points: what four GPUs took, from load()'s rows.
     """
     figure = Figure(figsize=(7, 3.4))
     ax = figure.subplots()
-    lengths = [int(2 ** (i / 8)) // 2 * 2 for i in range(72, 137)]
+    lengths = [int(2 ** (i / 8)) // 2 * 2 for i in range(72, 145)]
     looks = (("blue", "-"), ("vermilion", "--"))
     for (name, bandwidth), (colour, line) in zip(links.items(), looks, strict=False):
         times = [
@@ -139,8 +138,12 @@ def plot_hidden(
         label = f"{name}, {bandwidth / 1e9:.0f} GB/s"
         ax.plot(lengths, shares, color=figures.COLOURS[colour], linestyle=line, label=label)
         ax.axvline(least_shard(*sizes, flops, bandwidth), color=figures.COLOURS[colour], linestyle=":", linewidth=1)
+    if rows is not None:
+        times = rows[rows["H_k"].eq(16)].pivot_table("forward_ms", "S", "provider", aggfunc="first")
+        shares = 100 * (1 - times["computing alone"] / times["ring"]).dropna().astype(float)
+        ax.plot(shares.index / 4, shares, "o", color=figures.COLOURS["orange"], label="four GPUs, measured")
     ax.set_xscale("log", base=2)
-    ticks = [2**i for i in range(9, 18, 2)]
+    ticks = [2**i for i in range(9, 19, 3)]
     ax.set_xticks(ticks, [f"{rows:,}" for rows in ticks])
     ax.minorticks_off()
     ax.set_xlabel("tokens in a shard")
@@ -168,7 +171,7 @@ def plot_ways(rows: pd.DataFrame) -> Figure:
     ax.minorticks_off()
     ax.set_ylim(0, 4.5)
     ax.set_xlabel("tokens in all")
-    ax.set_ylabel("times as fast as one GPU")
+    ax.set_ylabel("forward, times as fast")
     figure.legend(loc="outside upper center", ncols=3)
     return figure
 

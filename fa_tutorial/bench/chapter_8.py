@@ -394,7 +394,7 @@ def show_larger_tiles(programs: Programs, predict: Predict) -> None:
 
 
 def show_guard() -> None:
-    """Print what the guard only where there is a mask does with steps.LARGER: the loop's instructions, registers,
+    """Print what the step "guard", which also sums l later, does with steps.LARGER: the loop's instructions, registers,
     spilled registers, and the H100's cycles for 64 x 64 scores."""
     print("H100, larger tile        loop   registers   spilled      cycles")
     for D, is_causal in POINTS:
@@ -411,15 +411,13 @@ def show_guard() -> None:
 
 AFTER_STEP_4 = {
     "order": "step 4",
-    "one division": "one division a row",
-    "guard": "the guard",
-    "load ahead": "loads ahead",
+    "load ahead": "three small changes",
     "round up": "m rounded up",
 }
 
 
 def show_last_steps() -> None:
-    """Print the cycles for 64 x 64 scores on the H100 with the larger tile, after each of the last small steps."""
+    """Print the cycles for 64 x 64 scores on the H100 with the larger tile, after each of AFTER_STEP_4."""
     print(f"{'H100, cycles after':21}", *(f"{f'D = {D}, {mask(causal)}':>16}" for D, causal in POINTS))
     for step, words in AFTER_STEP_4.items():
         found = [tile_cycles(stored_steps()[point][f"{step}, larger tile"], *point) for point in POINTS]
@@ -451,7 +449,7 @@ CHAIN = {
     "descriptors": "2: descriptors",
     "order": "3: order",
     "order, larger tile": "4: a larger tile",
-    LARGER_TILE: "finished",
+    LARGER_TILE: "5: finished",
 }
 
 
@@ -501,45 +499,6 @@ def draw_chain(predict: Predict) -> Figure:
         Patch(color=COLOURS["blue"], label="fewer cycles than the step above"),
         Patch(color=COLOURS["orange"], label="more"),
     ], loc="outside lower center", ncols=6, frameon=False)  # fmt: skip
-    return figure
-
-
-def draw_round(spaced: int, D: int = 64) -> Figure:
-    """Between two tiles of one program of the finished kernel on the H100, full: where the program's own cycles go,
-    and the tensor cores'. spaced: of sass.after_the_stop.
-    """
-    tile = steps.LARGER[D]
-    size = tile.block_m * tile.block_n // 64**2
-    programs = {64: 3, 128: 2}[D]
-    matmuls = 4 * D * size
-    whole = programs * size * tile_cycles(stored_steps()[D, False][LARGER_TILE], D, False)
-    lanes = {
-        "one program": [
-            (matmuls, "blue", None, "its matmuls"),
-            (spaced, "orange", None, "its other instructions, at least"),
-            (whole - matmuls - spaced, None, "////", "waits"),
-        ],
-        "tensor cores": [
-            (matmuls, "blue", None, "its matmuls"),
-            ((programs - 1) * matmuls, "sky", None, f"those of the other {programs - 1}"),
-            (whole - programs * matmuls, None, "////", "idle"),
-        ],
-    }
-    figure = Figure(figsize=(9.5, 2.3))
-    ax = figure.subplots()
-    for lane, parts in lanes.items():
-        left = 0.0
-        for cycles, colour, hatch, words in parts:
-            look = {"color": COLOURS[colour], "alpha": 0.5} if colour else {"facecolor": "white", "edgecolor": "grey"}
-            ax.barh(lane, cycles, left=left, height=0.62, hatch=hatch, **look)
-            behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if hatch else None
-            ax.text(
-                left + cycles / 2, lane, f"{words}\n{cycles:,.0f}", va="center", ha="center", fontsize=9, bbox=behind
-            )
-            left += cycles
-    ax.invert_yaxis()
-    ax.set(xlim=(0, whole), xlabel=f"cycles of each kind in {whole:,.0f}, not in their order")
-    ax.grid(visible=False)
     return figure
 
 
@@ -607,20 +566,3 @@ def show_short() -> None:
             for S in (shape.S_q for shape in SHORT)
         )
         print(f"H200, {words}, µs a forward -> from a graph: {numbers}")
-
-
-def graph_of(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """Record the launches of one call. replay() sends them again, on the same memory, without Python.
-
-    Three calls before it compile and tune, on a stream of their own, as CUDA requires.
-    """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph

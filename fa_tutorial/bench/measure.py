@@ -10,7 +10,7 @@ import torch
 
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import DTYPES, Case
-from fa_tutorial.bench.timing import first_call_s, peak_bytes, randn, timed, timed_in_turns
+from fa_tutorial.bench.timing import first_call_s, graph_of, peak_bytes, randn, timed, timed_in_turns
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.tiles import MAX_D
 
@@ -47,16 +47,19 @@ def measure(case: Case, attention: peers.Attention | None = None) -> dict[str, A
 
 def measure_in_turns(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Of each of `cases`, which are one point and mode of several providers, `measure`'s numbers; the times are taken
-    in turns, so that a drift of the clocks hits all of them alike."""
-    calls, rows = {}, []
+    in turns, so that a drift of the clocks hits all of them alike, and of CUDA graphs, which no host holds up."""
+    calls, replays, rows = {}, {}, []
     for case in cases:
+        stream = torch.cuda.Stream()
         try:
-            call = prepared(case)
-            rows.append(first_numbers(call))
-            calls[case] = call
+            with torch.cuda.stream(stream):
+                call = prepared(case)
+                rows.append(first_numbers(call))
         except CANNOT as error:
             rows.append(unmeasured(error))
-    times = timed_in_turns(calls, flops=cases[0].flops(), rounds=6)
+        else:
+            calls[case], replays[case] = call, graph_of(call, stream).replay
+    times = timed_in_turns(replays, flops=cases[0].flops(), rounds=6)
     return [times.get(case, {}) | row for case, row in zip(cases, rows, strict=True)]
 
 

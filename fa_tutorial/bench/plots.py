@@ -159,7 +159,7 @@ def training_runs(runs: pd.DataFrame) -> Figure:
     loss.plot(steps, losses["basic"])
     loss.axhline(guessing, color=GREY, linewidth=1, linestyle="-")
     loss.annotate("guessing", (first.steps, guessing), ha="right", va="bottom")
-    loss.set(xlabel="step", ylabel="loss on the second copy, nats a token", ylim=0)
+    loss.set(xlabel="step", ylabel="loss on the second copy", ylim=0)
     gap.plot(steps, [max(step) - min(step) for step in zip(*losses, strict=True)])
     gap.set(xlabel="step", ylabel="highest loss − lowest of the three", ylim=0)
     return figure

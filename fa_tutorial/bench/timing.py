@@ -124,6 +124,24 @@ def timed_in_turns(
     return rows
 
 
+def graph_of(call: Callable[[], Any], stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
+    """Record the launches of one call. replay() sends them again, on the same memory, without Python.
+
+    Three calls before it compile and tune, on a stream of their own, as CUDA requires. stream: that of the forward
+    whose backward is called, for there autograd runs it. What the call reads must outlive the graph.
+    """
+    stream = stream or torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    return graph
+
+
 GIB = 2**30
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from pathlib import Path
@@ -21,6 +22,7 @@ def chapter_ids(chapter: int) -> list[str]:
     return [f"{chapter}.{number}" for number in _numbers("ex_", FOLDER / f"chapter_{chapter}")]
 
 
+@functools.cache
 def _numbers(prefix: str, folder: Path) -> list[int]:
     names = (module.name for module in pkgutil.iter_modules([str(folder)]))
     return sorted(int(name.removeprefix(prefix)) for name in names if name.startswith(prefix))

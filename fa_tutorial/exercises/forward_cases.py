@@ -93,12 +93,43 @@ def by_infinity(kernel: Any) -> Any:
 
 
 def widened(kernel: Any) -> str:
-    """Why a right result of exercises 5.2 to 5.4 isn't enough: `dot` gets fp16 tiles as they are. Only the interpreter shows it."""
+    """Why a right result of exercises 5.2 to 5.4 isn't enough: `dot` gets fp16 tiles as they are, and what holds one number a row is
+    float32. Only the interpreter shows it."""
     launched = launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 16, 16)), "").args)
-    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(kernel, launched) else ""
+    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(kernel, launched) else rounds(kernel, launched)
 
 
 WIDENED = "a dot gets fp16 tiles widened to float32, which takes it off the tensor cores"
+
+
+def streams(kernel: Any) -> str:
+    """As widened, for exercises 5.3 and 5.4, and each tile of k and v is loaded once."""
+    launched = launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 32, 16)), "").args)
+    if (why := widened(kernel)) or not hasattr(kernel, "fn"):
+        return why
+    again = harness_kernel.results(kernel, launched, kernel, "", "", once=True)[1].again
+    return f"{again}: load each tile of keys once; m grows with it, and l and acc follow by alpha" if again[:1] in ("k", "v") else ""
+
+
+ROUNDED = "one number for each row, m, l, alpha or a sum of p, is fp16: all four stay float32"
+
+
+def rounds(kernel: Any, launched: Launch) -> str:
+    """ROUNDED where a kernel casts 16 numbers, one for each row, to fp16 or from it, launched with fp16 tensors. Only the interpreter shows
+    it."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    if not hasattr(kernel, "fn") or not hardware.interpreter_on():
+        return ""
+    casts, cast = [], builder.cast_impl
+
+    def noting(x: Any, dtype: Any) -> Any:
+        casts.append(x.data.size == 16 and 2 in (x.data.dtype.itemsize, dtype.scalar.primitive_bitwidth // 8))
+        return cast(x, dtype)
+
+    with mock.patch.object(builder, "cast_impl", noting):
+        harness_kernel.results(kernel, launched, kernel, "", "", once=True)
+    return ROUNDED if any(casts) else ""
 
 
 def widens(kernel: Any, launched: Launch) -> bool:
@@ -140,7 +171,7 @@ class CausalTiles:
                 raise Wrong("tiles are multiplied that no row of their block sees, or that don't exist: end_n is one past "
                             "the last key that the block's last row sees, and its last row is at most S_q − 1")  # fmt: skip
             if self.two_loops and (found := compared.count(block_m * block_n)) > masked:
-                raise Wrong(f"of {seen} tiles {found} are masked, and {masked} need it: the loop without a mask takes all tiles "
+                raise Wrong(f"tiles masked: {found} of {seen}, and {masked} need it: the loop without a mask takes all tiles "
                             "that every row of the block sees whole")  # fmt: skip
 
         return launch

@@ -62,7 +62,9 @@ def show(value: Any) -> str:
     name."""
     if isinstance(value, tuple):
         return "(" + ", ".join(show(item) for item in value) + ("," if len(value) == 1 else "") + ")"
-    if isinstance(value, bool | int):
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
         return show_number(value)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from draw.drawing import DARK, HEAD, MASKED, WAITS, WIDTH, arrow, box, canvas, grid, image, legend, outline, tint, write
 from fa_tutorial.algorithm import causal_tiles
 from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
-from fa_tutorial.exercises.chapter_12.ex_3 import lagging_step
+from fa_tutorial.exercises.chapter_12.ex_4 import lagging_step
 from fa_tutorial.reading import BLOCK_N
 
 # ---------------------------------------------------------------- the file with the forward kernels
@@ -21,11 +21,12 @@ LINES = 1294
 FILE = ((1, "", None), (51, "compute_attn_1rowblock", "green"), (495, "", None), (498, "compute_attn_1rowblock_splitkv", "sky"),
         (1072, "", None), (1110, "combine", "purple"), (1293, "", None))  # fmt: skip
 KERNEL = ((51, "setup", "green"), (301, "loop, masks", "orange"), (377, "loop", "orange"), (431, "epilogue", "green"), (495, "", None))
-# What flash_forward_kernel and attend do, too: tiles that are seen, loads, (4.1) to (4.5), stores. Read by hand, as are the sums below.
+# What flash_forward_kernel and attend do, too: tiles that are seen, loads, (4.1) to (4.5), stores. Read by hand.
 YOURS = ((83, 87), (91, 91), (250, 251), (267, 267), (269, 270), (283, 283), (285, 285), (298, 300), (302, 304), (310, 310), (313, 315),
          (319, 322), (328, 330), (335, 335), (342, 344), (347, 347), (367, 367), (375, 375), (378, 380), (383, 383), (386, 389), (397, 397),
          (403, 405), (407, 407), (409, 409), (428, 429), (433, 433), (436, 436), (475, 478), (491, 493))  # fmt: skip
-KINDS = (("as in yours", 62, "black", 0.85), ("who copies what, and waits", 133, "blue", 0.45), ("features", 99, "yellow", 0.6),
+# The comments and blank lines are counted, and the second kind is what is left.
+KINDS = (("as in yours", 62, "black", 0.85), ("copies and waits, and features that yours lacks", 232, "blue", 0.45),
          ("comments, blank lines", 150, "black", 0.12))  # fmt: skip
 
 
@@ -226,33 +227,32 @@ def draw_four_threads() -> Figure:
 
 # ---------------------------------------------------------------- the blocks that the diagonal crosses
 
-ROWS_OF_LOOP, OFFSETS = 32, (48, 52)  # of the chapter's loop; S_k − S_q at an edge of a block, and inside one
+ROWS_OF_LOOP, OFFSETS = 32, (48, 52, 63)  # of the chapter's loop; S_k − S_q: the first key of a block, one inside, the last
 
 
 @image("12_masked_blocks.png")
 def draw_masked_blocks() -> Figure:
-    """32 rows over the last blocks of 16 keys: the diagonal from an edge crosses two blocks, and from inside one three."""
-    figure, ax = canvas(3.55)
-    side, top, first = 0.062, 0.95, 32  # `first`: the first key that is drawn
+    """32 rows over the last blocks of 16 keys: the diagonal from a block's first key, from one inside, and from its last."""
+    figure, ax = canvas(3.0)
+    side, top, first = 0.044, 0.95, 32  # `first`: the first key that is drawn
     for column, offset in enumerate(OFFSETS):
-        left, S_k = 0.3 + 4.5 * column, offset + ROWS_OF_LOOP
+        left, S_k = 0.1 + 2.95 * column, offset + ROWS_OF_LOOP
         full, end = causal_tiles(0, ROWS_OF_LOOP, BLOCK_N, ROWS_OF_LOOP, S_k)
-        write(ax, left, 0.2, f"S_k − S_q = {offset}: {end - full} blocks to mask", HEAD, ha="left", weight="bold")
+        write(ax, left, 0.2, f"S_k − S_q = {offset}: {end - full} masked", HEAD, ha="left", weight="bold")
         write(ax, left, 0.5, "32 queries ↓, keys →", ha="left")
         for block in range(first // BLOCK_N, end):
             x, wide = left + (block * BLOCK_N - first) * side, min(BLOCK_N, S_k - block * BLOCK_N) * side
             look = {"colour": "sky", "share": 0.6} if block < full else {"colour": "orange", "share": 0.7}
             box(ax, x, top, wide, ROWS_OF_LOOP * side, **look)
-            keys = f"{block * BLOCK_N} … {min((block + 1) * BLOCK_N, S_k) - 1}"
-            write(ax, x + wide / 2 if wide > 0.5 else x, top - 0.17, keys, ha="center" if wide > 0.5 else "left")
+            write(ax, x, top - 0.17, f"{block * BLOCK_N}", ha="left")
             for row in range(ROWS_OF_LOOP):
                 hidden = max(offset + row + 1, block * BLOCK_N)
                 if hidden < min((block + 1) * BLOCK_N, S_k):
                     x_hidden = left + (hidden - first) * side
                     ax.fill_between((x_hidden, x + wide), top + row * side, top + (row + 1) * side, color="white", alpha=0.8, linewidth=0)
             outline(ax, x, top, wide, ROWS_OF_LOOP * side, line=1.3)
-    legend(ax, 3.25, (
-        (0.3, {"colour": "sky", "share": 0.6}, "whole: no mask"),
+    legend(ax, 2.7, (
+        (0.1, {"colour": "sky", "share": 0.6}, "whole: no mask"),
         (2.6, {"colour": "orange", "share": 0.7}, "masked block, seen"),
         (5.4, {"colour": "orange", "share": 0.15}, "masked block, hidden"),
     ))  # fmt: skip

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, legend, outline, write
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
-from fa_tutorial.exercises.chapter_13.ex_4 import chunks_of
+from fa_tutorial.exercises.chapter_13.ex_3 import chunks_of
 
 RANKS = 4
 RANK_COLOUR = ("blue", "orange", "green", "purple")  # of what began on a rank: its keys, and its queries' row
@@ -133,22 +133,24 @@ def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float
 
 @image("13_overlap_backward.png")
 def draw_overlap_backward() -> Figure:
-    """Rank 1's backward: k and v travel during their tile, dk and dv during the next one, and the last step hides behind nothing."""
-    figure, ax = canvas(2.2)
-    tile, kv, gradients, left = 1.5, 1.05, 1.4, 1.4
-    for lane, y in (("computing", 0.1), ("k and v", 0.55), ("dk and dv", 1.0)):
+    """Rank 1's backward: k and v travel during their tile, dk and dv during the next one, and the last message hides behind nothing."""
+    figure, ax = canvas(1.75)
+    unit, left = 0.41, 1.4  # of k and v's message; dk and dv are twice as long, in float32
+    tile, kv, gradients = 4 * unit, unit, 2 * unit
+    for lane, y in (("computing", 0.1), ("the links", 0.55)):
         write(ax, 0.15, y + 0.19, lane, BODY, ha="left")
     for step in range(RANKS):
-        x, here, next_one = left + step * tile, owner(1, step, RANKS), owner(1, step + 1, RANKS)
+        x, here = left + step * tile, owner(1, step, RANKS)
         box(ax, x, 0.1, tile, 0.34, str(here), "sky", share=0.5, size=BODY)
         if step < RANKS - 1:
-            box(ax, x, 0.55, kv, 0.34, f"{here} out, {next_one} in", "orange", share=0.6)
-        box(ax, x + tile, 1.0, gradients, 0.34, f"{here} out, {next_one} in", "orange", share=0.6)
+            box(ax, x + gradients * (step > 0), 0.55, kv, 0.34, str(here), "orange", share=0.6, size=BODY)
+        box(ax, x + tile, 0.55, gradients, 0.34, str(here), "green", share=0.4, size=BODY)
     box(ax, left + RANKS * tile, 0.1, gradients, 0.34, **WAITS)
-    legend(ax, 1.85, (
-        (0.15, {"colour": "sky", "share": 0.5}, "compute with the keys of …"),
-        (3.1, {"colour": "orange", "share": 0.6}, "send and receive those of …"),
-        (6.35, WAITS, "nothing to compute"),
+    legend(ax, 1.4, (
+        (0.15, {"colour": "sky", "share": 0.5}, "compute with keys of …"),
+        (2.7, {"colour": "orange", "share": 0.6}, "send k, v of …"),
+        (4.5, {"colour": "green", "share": 0.4}, "send dk, dv of …"),
+        (6.55, WAITS, "nothing to compute"),
     ))  # fmt: skip
     return figure
 

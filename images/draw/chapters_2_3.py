@@ -388,6 +388,48 @@ def draw_one_program() -> Figure:
     return figure
 
 
+@image("03_stages.png")
+def draw_stages() -> Figure:
+    """Three places in shared memory: each loads the tiles of a step while those of another are multiplied."""
+    figure, ax = canvas(2.55)
+    left, unit, tall, places = 1.0, 0.96, 0.42, 3
+    write(ax, 0.1, 0.25, "num_stages = 3: one step is multiplied, two are on their way", HEAD, ha="left", weight="bold")
+    for place in range(places):
+        y = 0.6 + place * (tall + 0.06)
+        write(ax, 0.1, y + tall / 2, f"place {place}", ha="left")
+        for step in (place, place + places):
+            x = left + step * unit
+            box(ax, x, y, (places - 1) * unit, tall, f"load step {step}", "orange", share=0.35)
+            box(ax, x + (places - 1) * unit, y, unit, tall, f"multiply {step}", "blue", share=0.5, weight="bold")
+    arrow(ax, (left, 2.2), (left + (3 * places - 1) * unit, 2.2))
+    write(ax, 0.1, 2.2, "time", ha="left")
+    return figure
+
+
+@image("03_room.png")
+def draw_room() -> Figure:
+    """What a tile of 128 × 128 takes of an SM's registers and shared memory."""
+    figure, ax = canvas(2.4)
+    side, block_k, stages, left, unit, tall = 128, 64, 3, 1.7, 7.1 / 256, 0.5
+    acc, operand = side * side * 4 // 1024, side * block_k * 2 // 1024
+    title = f"Room for a tile of {side} × {side}, BLOCK_K = {block_k}, num_stages = {stages}, fp16"
+    write(ax, 0.1, 0.25, title, HEAD, ha="left", weight="bold")
+    for y, name, room in ((0.6, "registers", 256), (1.7, "shared memory", 227)):
+        write(ax, 0.1, y + tall / 2, f"{name}\n{room} KiB", ha="left")
+        box(ax, left, y, room * unit, tall)
+    box(ax, left, 0.6, acc * unit, tall, f"acc: {acc} KiB", TENSOR_COLOUR["o"], share=0.45)
+    ax.plot([left + 128 * unit] * 2, [0.5, 1.2], color="black", linewidth=1.6, linestyle="--")
+    write(ax, left + 128 * unit + 0.1, 0.6 + tall / 2, "acc takes at most half", ha="left")
+    for stage in range(stages):
+        x = left + 2 * stage * operand * unit
+        for half, (name, colour) in enumerate((("a", "blue"), ("b", "orange"))):
+            box(ax, x + half * operand * unit, 1.7, operand * unit, tall, f"{name}\n{operand}", colour, share=0.4)
+    write(ax, left, 1.52, "multiplied", ha="left")
+    write(ax, left + 2 * operand * unit, 1.52, "on their way", ha="left")
+    outline(ax, left, 1.7, 2 * operand * unit, tall)
+    return figure
+
+
 @image("03_program_order.png")
 def draw_program_order() -> Figure:
     """8 x 8 tiles of c by program id, in row order and in bands of 4 rows: what the first wave of 16 programs reads of a and b."""

@@ -536,36 +536,46 @@ def draw_over_the_end() -> Figure:
 
 @image("05_gqa.png")
 def draw_gqa() -> Figure:
-    """Six query heads on two key heads: which key head each reads."""
-    figure, ax = canvas(3.6)
-    H_q, H_k = 6, 2
+    """Six query heads on two key heads: which key head each reads, and what one program reads."""
+    figure, ax = canvas(4.3)
+    H_q, H_k, blocks, tiles, mine, row_block = 6, 2, 3, 5, 4, 1
     serves = reference.repeat_heads(torch.arange(H_k).view(1, H_k, 1, 1), H_q).flatten().tolist()
-    colours, hatches = ("sky", "orange"), (None, "..")
-    left, step, wide, group = 1.3, 1.26, 1.06, H_q // H_k
-    write(ax, 0.1, 0.85, f"q: H_q = {H_q}", BODY, ha="left", weight="bold")
-    write(ax, 0.1, 2.55, f"k, v: H_k = {H_k}", BODY, ha="left", weight="bold")
+    colours = ("sky", "orange")
+    left, step, wide, tall, group, y_k = 1.4, 1.24, 1.06, 0.34, H_q // H_k, 2.6
+    write(ax, 0.1, 1.05, f"q: H_q = {H_q}", BODY, ha="left", weight="bold")
+    write(ax, 0.1, y_k + 0.3, f"k, v: H_k = {H_k}", BODY, ha="left", weight="bold")
     for h, h_k in enumerate(serves):
-        look = {"colour": colours[h_k], "hatch": hatches[h_k], "share": 0.5}
-        box(ax, left + 0.2 + h * step, 0.55, wide, 0.6, f"h = {h}", size=BODY, **look)
+        x, y = left + 0.2 + h * step, 0.55
+        write(ax, x + wide / 2, y - 0.2, f"h = {h}", BODY, weight="bold")
+        for block in range(blocks):
+            is_mine = (h, block) == (mine, row_block)
+            text = "program" if is_mine else ""
+            box(ax, x, y + block * tall, wide, tall, text, colours[h_k], share=0.9 if is_mine else 0.35, line=2.4 if is_mine else 1)
         middle = left + 0.2 + (h_k * group + (group - 1) / 2) * step + wide / 2
-        arrow(ax, (middle + (h % group - 1) * 0.35, 2.25), (left + 0.2 + h * step + wide / 2, 1.15))
+        arrow(ax, (middle + (h % group - 1) * 0.35, y_k), (x + wide / 2, y + blocks * tall), width=2.4 if h == mine else 1)
     for h_k in range(H_k):
-        x = left + 0.2 + h_k * group * step
-        box(ax, x + 0.7, 2.25, (group - 1) * step + wide - 1.4, 0.6, f"h_k = {h_k}", colours[h_k], hatch=hatches[h_k], share=0.5, size=BODY)
-    write(ax, 0.1, 3.3, "k and v are not copied: the programs of one group read the same rows", BODY, ha="left")
+        long = (group - 1) * step + wide - 0.6
+        x = left + 0.2 + h_k * group * step + 0.3
+        for tile in range(tiles):
+            box(ax, x + tile * long / tiles, y_k, long / tiles, 0.6, colour=colours[h_k], share=0.9 if h_k == serves[mine] else 0.35)
+        if h_k == serves[mine]:
+            outline(ax, x, y_k, long, 0.6)
+        write(ax, x + long / 2, y_k + 0.82, f"h_k = {h_k}", BODY, weight="bold")
+    note = f"thick: row block {row_block} of query head {mine} reads all tiles of key head {serves[mine]}; k and v are not copied"
+    write(ax, 0.1, 3.95, note, BODY, ha="left")
     return figure
 
 
 @image("05_loop.png")
 def draw_loop() -> Figure:
-    """One program of the loop over keys: what it loads once, what streams past, what an iteration makes, and what it passes on."""
-    figure, ax = canvas(6.75)
+    """One program of the loop over keys: what it loads once, what streams past, and how an iteration makes the new state of the old one."""
+    figure, ax = canvas(8.3)
     m, n, d, thin = 1.1, 1.7, 0.95, 0.28  # inches for BLOCK_M, BLOCK_N, BLOCK_D and a column
-    left, right, top, bottom = 1.85, 7.55, 0.45, 6.6  # of an iteration
-    x_q, x_s, x_p, x_v, x_m, x_l, x_acc, x_o = 0.42, 2.1, 4.25, 6.2, 2.9, 3.45, 4.6, 7.85
-    y_k, y_s, y_state = 0.9, 2.4, 4.4
+    left, right, top, bottom = 1.85, 7.55, 0.45, 8.15  # of an iteration
+    x_q, x_s, x_p, x_v, x_m, x_l, x_acc, x_o = 0.42, 2.1, 4.25, 6.2, 2.85, 4.42, 5.42, 7.85
+    y_k, y_s, y_new, y_old = 0.9, 2.4, 4.4, 6.3
 
-    def tile(name: str, x: float, y: float, wide: float, tall: float, text: str, shape: str, *, below: bool = False) -> None:
+    def tile(name: str, x: float, y: float, wide: float, tall: float, text: str, shape: str = "", *, below: bool = False) -> None:
         box(ax, x, y, wide, tall, text, TENSOR_COLOUR[name], size=BODY, weight="bold", share=0.3 if name == "s" else 0.45)
         write(ax, x + wide / 2, y + tall + 0.17 if below else y - 0.17, shape)
 
@@ -574,34 +584,51 @@ def draw_loop() -> Figure:
     write(ax, x_q + d / 2, y_s - 0.35, "loaded once", BODY, weight="bold")
     tile("q", x_q, y_s, d, m, "q_tile", "[BLOCK_M, BLOCK_D]", below=True)
     tile("k", x_s, y_k, n, d, "k_tileᵀ", "[BLOCK_D, BLOCK_N]")
-    tile("s", x_s, y_s, n, m, "s", "[BLOCK_M, BLOCK_N]", below=True)
+    tile("s", x_s, y_s, n, m, "s")
     tile("p", x_p, y_s, n, m, "p", "[BLOCK_M, BLOCK_N]")
     tile("v", x_v, y_k, d, n, "v_tile", "[BLOCK_N, BLOCK_D]")
     write(ax, (x_s + n + x_v) / 2, y_k + 0.4, "k_tile and v_tile\nstream past, s and p\nare made and dropped", BODY)
 
-    box(ax, x_m - 0.4, y_state - 0.2, x_acc + d - x_m + 0.85, m + 0.6, dashed=True)
-    for name, x in (("m", x_m), ("l", x_l)):
-        box(ax, x, y_state, thin, m, name, "vermilion", size=BODY, weight="bold", share=0.25)
-    write(ax, (x_m + x_l + thin) / 2, y_state + m + 0.17, "[BLOCK_M]")
-    tile("o", x_acc, y_state, d, m, "acc", "[BLOCK_M, BLOCK_D]", below=True)
-    state_left, state_right, state_top = x_m - 0.4, x_acc + d + 0.45, y_state - 0.2
+    for y, row in ((y_new, "after"), (y_old, "before")):
+        write(ax, x_s - 0.15, y + m / 2, row, BODY, ha="left", weight="bold")
+        for name, x in (("m", x_m), ("l", x_l)):
+            box(ax, x, y, thin, m, name, "vermilion", size=BODY, weight="bold", share=0.25)
+        tile("o", x_acc, y, d, m, "acc")
+    for x, shape in ((x_m + thin / 2, "[BLOCK_M]"), (x_l + thin / 2, "[BLOCK_M]"), (x_acc + d / 2, "[BLOCK_M, BLOCK_D]")):
+        write(ax, x, y_old + m + 0.17, shape)
+    write(ax, (left + right) / 2, bottom - 0.25, "before the first iteration: m = −∞, l = 0, acc = 0", BODY, weight="bold")
 
     arrow(ax, (x_q + d, y_s + m / 2), (x_s, y_s + m / 2))
     arrow(ax, (x_s + n / 2, y_k + d), (x_s + n / 2, y_s))
     write(ax, x_s + n / 2 + 0.1, y_s - 0.25, "(4.1)", ha="left")
     arrow(ax, (x_s + n, y_s + m / 2), (x_p, y_s + m / 2))
-    arrow(ax, (x_s + 0.65, y_s + m + 0.3), (x_s + 0.65, state_top))
-    arrow(ax, (x_m + thin, y_state), (x_p + 0.15, y_s + m))
-    write(ax, x_p + 0.15, state_top - 0.22, "(4.2)")
-    arrow(ax, (x_p + n / 2, y_s + m), (x_p + n / 2, state_top))
-    arrow(ax, (x_v + d / 2, y_k + n), (state_right - 0.25, state_top))
-    write(ax, x_p + n / 2 + 0.3, state_top - 0.22, "(4.3)")
-    arrow(ax, (state_right - 0.4, y_state + m + 0.4), (state_left + 0.4, y_state + m + 0.4), curve=-0.16)
-    write(ax, (state_left + state_right) / 2, bottom - 0.17, "m, l and acc go to the next iteration", BODY, weight="bold")
+    to_m, to_l, to_acc = (x + thin / 2 for x in (x_m, x_l, x_acc + (d - thin) / 2))
+    arrow(ax, (to_m, y_s + m), (to_m, y_new))
+    write(ax, to_m - 0.1, y_s + m + 0.45, "maximum", ha="right")
+    arrow(ax, (x_m + thin, y_new + 0.15), (x_p, y_s + m - 0.1))
+    arrow(ax, (to_l, y_s + m), (to_l, y_new))
+    write(ax, to_l + 0.1, y_s + m + 0.45, "sum", ha="left")
+    arrow(ax, (x_p + n - 0.2, y_s + m), (to_acc - 0.15, y_new))
+    arrow(ax, (x_v + d / 2, y_k + n), (to_acc + 0.25, y_new))
+    write(ax, to_acc + 0.5, y_s + m + 0.45, "p v (4.3)", ha="left")
 
-    write(ax, x_o + 0.45, y_state - 0.52, "after the loop", BODY, weight="bold")
-    write(ax, x_o + 0.45, y_state - 0.2, "acc / l (4.4)")
-    box(ax, x_o, y_state, d, m, "o", TENSOR_COLOUR["o"], size=BODY, weight="bold", share=0.45)
-    write(ax, x_o + d / 2, y_state + m + 0.17, "stored")
-    arrow(ax, (state_right, y_state + 0.4), (x_o, y_state + 0.4))
+    y_alpha = (y_new + m + y_old) / 2
+    for x in (to_m, to_l, to_acc):
+        arrow(ax, (x, y_old), (x, y_new + m))
+    box(ax, 3.3, y_alpha - 0.2, 0.8, 0.4, "alpha", "vermilion", size=BODY, weight="bold", share=0.25)
+    write(ax, 3.25, y_old + 0.4, "exp(m before\n− m after)", ha="left", va="top")
+    arrow(ax, (x_m + thin, y_new + m - 0.15), (3.45, y_alpha - 0.2))
+    arrow(ax, (x_m + thin, y_old + 0.15), (3.45, y_alpha + 0.2))
+    for start, stop in ((4.1, to_l), (to_l + 0.14, to_acc)):
+        arrow(ax, (start, y_alpha), (stop - 0.14, y_alpha))
+        ax.plot([stop], [y_alpha], "o", markersize=19, markerfacecolor="white", markeredgecolor="black", zorder=4)
+        write(ax, stop, y_alpha, "×", HEAD, weight="bold", zorder=5)
+    arrow(ax, (x_acc + d, y_new + m - 0.2), (x_acc + d, y_old + 0.2), curve=-0.5)
+    write(ax, x_acc + d + 0.4, y_alpha, "next\niteration", ha="left", weight="bold")
+
+    write(ax, x_o + 0.45, y_new - 0.52, "after the loop", BODY, weight="bold")
+    write(ax, x_o + 0.45, y_new - 0.2, "acc / l (4.4)")
+    box(ax, x_o, y_new, d, m, "o", TENSOR_COLOUR["o"], size=BODY, weight="bold", share=0.45)
+    write(ax, x_o + d / 2, y_new + m + 0.17, "stored")
+    arrow(ax, (x_acc + d, y_new + 0.4), (x_o, y_new + 0.4))
     return figure

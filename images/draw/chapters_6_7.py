@@ -410,7 +410,7 @@ def draw_kernels() -> Figure:
     write(ax, 0.65, 5.5, "read at every step", ha="left")
     box(ax, 2.5, 5.38, 0.3, 0.24, line=2.4)
     write(ax, 2.9, 5.5, "read once", ha="left")
-    box(ax, 4.25, 5.38, 0.3, 0.24, line=1.6, hatch=MASKED)
+    write(ax, 4.25, 5.5, "+=", BODY, ha="left", weight="bold")
     write(ax, 4.65, 5.5, "added up, step by step", ha="left")
     arrow(ax, (6.9, 5.5), (7.35, 5.5), "vermilion", dashed=True)
     write(ax, 7.45, 5.5, "written once", ha="left")
@@ -428,19 +428,44 @@ def draw_kernel_row(ax: Axes, top: float, name: str, what: str, work: str, past:
         write(ax, 2.65, top + y, text, ha="left", **look)
     tensor_group(ax, 0.1, middle, past, hatch="..")
     tensor_group(ax, 5.3, middle, held, line=2)
-    tensor_group(ax, 4.5, middle, summed, columns=1, line=1.6, hatch=MASKED)
+    tensor_group(ax, 4.6, middle, summed, "+=", columns=1, line=1.6)
     tensor_group(ax, 7.45, middle, written)
     if past:
         arrow(ax, (1.6, middle), (2.5, middle), "blue")
     arrow(ax, (6.8, middle), (7.45, middle), "vermilion", dashed=True)
 
 
-def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], columns: int = 2, **look) -> None:
-    """Tensors in rows of `columns` around `middle`."""
+def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], sign: str = "", columns: int = 2, **look) -> None:
+    """Tensors in rows of `columns` around `middle`, each with `sign` before it."""
     lines = -(-len(names) // columns)
     for i, name in enumerate(names):
         x, y = left + i % columns * 0.72, middle - lines * 0.22 + i // columns * 0.44
         tensor_box(ax, x, y, 0.66, 0.38, name, **{"size": SMALL, **look})
+        write(ax, x - 0.04, y + 0.19, sign, ha="right", weight="bold")
+
+
+@image("07_bounds.png")
+def draw_bounds() -> Figure:
+    """The blocks of queries that one block of keys meets under the causal mask, and the two loops that take them."""
+    figure, ax = canvas(3.3)
+    J, x, y, wide, tall = 3, 1.75, 0.6, 0.36, 0.5
+    start, full = algorithm.causal_rows(J, **LOOP_SHAPE)
+    blocks, rows = LOOP_SHAPE["S_k"] // LOOP_SHAPE["block_n"], LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"]
+    write(ax, x, 0.3, "blocks of keys →", ha="left")
+    write(ax, x - 0.15, y + 0.25, "blocks of queries ↓", ha="right")
+    for row in range(rows):
+        for column in range(blocks):
+            box(ax, x + column * wide, y + row * tall, wide, tall,
+                **{**TILE_LOOKS[tile_kind(row, column)], "share": 0.7 if column == J else 0.15})  # fmt: skip
+    outline(ax, x + J * wide, y, wide, rows * tall)
+    right = x + blocks * wide
+    for at, name in ((start, "first_m"), (full, "full_m")):
+        ax.plot((x + J * wide, right + 0.25), (y + at * tall, y + at * tall), color="black", linewidth=1.6, linestyle=":", zorder=3)
+        write(ax, right + 0.35, y + at * tall, name, BODY, ha="left", weight="bold")
+    for first, last, text in ((0, start, "not read: none of the keys is seen"), (start, full, "with the mask"),
+                              (full, rows, "without it: all of the keys are seen")):  # fmt: skip
+        write(ax, right + 1.25, y + (first + last) / 2 * tall, text, ha="left")
+    return figure
 
 
 @image("07_group_sum.png")
@@ -464,7 +489,7 @@ def draw_group_sum() -> Figure:
             look = {"dashed": True} if block < first else {"colour": "sky", "share": 0.5, "hatch": MASKED if block < full else None}
             box(ax, left + block * side, y, side, tall, **look)
         if head != heads[-1]:
-            arrow(ax, (left + blocks * side + 0.05, y + tall / 2), (left + blocks * side + 0.05, y + 0.68 + tall / 2), curve=-0.7)
+            arrow(ax, (left + (blocks - 0.5) * side, y + tall), (left + (first + 0.5) * side, y + 0.68))
     for block, name, align in ((first, "first_m", "right"), (full, "full_m", "left")):
         x = left + block * side
         ax.plot((x, x), (0.7, 0.95 + 2 * 0.68 + tall), color="black", linewidth=1.6, linestyle=":", zorder=3)
@@ -485,8 +510,9 @@ def draw_dkdv_step() -> Figure:
     draw_dkdv_row(
         ax, second, ("v", "do", "dp_t", "v doᵀ (7.1)"), ("delta", "p_t ∘ (dp_t − delta)", "(6.10)"), "ds_t", ("q", "dk", "scale · ds_t q")
     )
-    arrow(ax, (5.45, first + 1.05), (5.45, second - 0.42))
-    write(ax, 5.35, first + 1.4, "p_t, for ds_t", ha="right")
+    ax.plot((5.0, 4.78, 4.78), (first + 0.85, first + 0.85, second + 0.2), color="black", linewidth=1.2)
+    arrow(ax, (4.78, second + 0.2), (4.97, second + 0.2))
+    write(ax, 4.7, first + 1.4, "p_t, for ds_t", ha="right")
     write(ax, 0.1, 6.3, "M is BLOCK_M, N is BLOCK_N, D is BLOCK_D.", ha="left")
     legend(ax, 6.7, ((0.1, {"line": 2.4}, "the program holds it"), (3.3, {"hatch": ".."}, "arrives with the queries"),
                       (6.5, {"colour": "yellow", "share": 0.6}, "computed, in registers")))  # fmt: skip
@@ -517,5 +543,5 @@ def draw_dkdv_row(ax: Axes, row: float, scores: tuple[str, ...], weights: tuple[
     write(ax, (left + queries + middle) / 2, row + keys / 2 - 0.22, rule)
     write(ax, (left + queries + middle) / 2, row + keys / 2 + 0.22, second)
     tensor_box(ax, middle, row - 0.4, queries, 0.28, per_query, hatch="..", size=SMALL)
-    write(ax, middle - 0.08, row - 0.26, "1 × M", ha="right")
+    write(ax, middle + queries / 2, row - 0.52, "1 × M")
     write(ax, right + dim + 0.1, row + keys / 2, f"+= {product}\n(7.2)", ha="left", linespacing=1.35)

@@ -14,7 +14,7 @@ COMPARED = ("hopper", "tuned", "basic", "sdpa_cudnn", "flash_attn_4", "sdpa_flas
 def speed() -> Figure:
     """Causal attention with D = 128, forward and backward, on the card where all of these ran in turns."""
     figures.style()
-    grid, card = GRIDS["literature"], results.load("h100")
+    grid, card = GRIDS["literature"], results.load("h200")
     figure = Figure(figsize=(WIDTH, 4.1), dpi=DPI)
     panels = figure.subplots(1, 2, sharey=True)
     for ax, mode in zip(panels, ("fwd", "bwd"), strict=True):

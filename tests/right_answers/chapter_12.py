@@ -1,8 +1,10 @@
-"""Right answers to chapter 12 in other words: a state that is set before the first block, an empty middle elsewhere, a block's own maximum, other lengths."""
+"""Right answers to chapter 12 in other words: a state that is set before the first block, an empty middle elsewhere, another rounding, a block's own maximum,
+other lengths."""
 
 import math
 
 import torch
+from edits import edit
 
 from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
 
@@ -86,7 +88,8 @@ RIGHT_ANSWERS = (
     ("12.2", tiles_with_the_empty_middle_at_the_start),
     ("12.2", tiles_with_the_empty_middle_at_the_end),
     ("12.2", tiles_by_a_loop_over_rows_and_tiles),
-    ("12.3", lagging_step_with_the_blocks_own_maximum),
-    ("12.4", two_tests_of_one_token_and_of_lists),
-    ("12.4", two_tests_with_a_full_block_of_rows),
+    edit("12.3", "rounded up by an addition", ("-(-low // block_n)", "(low + block_n - 1) // block_n")),
+    ("12.4", lagging_step_with_the_blocks_own_maximum),
+    ("12.5", two_tests_of_one_token_and_of_lists),
+    ("12.5", two_tests_with_a_full_block_of_rows),
 )

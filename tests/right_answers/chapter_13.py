@@ -1,11 +1,11 @@
-"""Right answers to chapter 13 in other words: shares by a sigmoid, keys in a list, gradients that leave first, chunks in another order."""
+"""Right answers to chapter 13 in other words: keys in a list, gradients that leave first, chunks in another order."""
 
 import torch
 from edits import edit
 
 from fa_tutorial.algorithm import attention_backward
-from fa_tutorial.exercises.chapter_13.ex_2 import join
 from fa_tutorial.exercises.chapter_13.played import attend
+from fa_tutorial.ring import merge as join
 
 
 def owner_step_by_step(rank, step, ranks):
@@ -14,13 +14,8 @@ def owner_step_by_step(rank, step, ranks):
     return rank
 
 
-def join_by_sigmoid(o, lse, o_part, lse_part):
-    share = torch.sigmoid((lse_part - lse).nan_to_num(nan=0.0))[..., None]
-    return o + (o_part - o) * share, torch.logaddexp(lse, lse_part)
-
-
 def ring_in_float32(q, k, v, ranks):
-    """With a join that casts the part, which 13.2 accepts, and then everything."""
+    """Everything is cast, the part first."""
     o, lse = (x.float() for x in attend(q, k, v))
     for _ in range(1, ranks):
         k, v = yield k, v
@@ -76,19 +71,33 @@ def backward_step_by_step(q, k, v, o, do, lse, ranks):
     return dq, dk, dv
 
 
+def backward_as_in_the_package(kv, ranks, start, tile):
+    dkv, home = 0, None
+    for step in range(ranks):
+        if step < ranks - 1:
+            passing = start(kv)
+        part = tile(kv)
+        dkv = part if home is None else home.wait() + part
+        if step < ranks - 1:
+            kv = passing.wait()
+        home = start(dkv)
+    return home.wait()
+
+
 RIGHT_ANSWERS = (
     ("13.1", owner_step_by_step),
-    ("13.2", join_by_sigmoid),
-    ("13.3", ring_of_lists),
-    ("13.3", ring_in_float32),
-    edit("13.3", "a part that is cast", ("join(o, lse, *attend(q, k, v))", "(lambda part, lse_part: join(o, lse, part.float(), lse_part))(*attend(q, k, v))")),
-    edit("13.3", "o rounded once, at the end", ("return o, lse", "return o.to(q.dtype), lse")),
-    ("13.4", chunks_from_both_ends),
-    ("13.4", chunks_for_other_ranks),
-    edit("13.5", "in one line",
+    ("13.2", ring_of_lists),
+    ("13.2", ring_in_float32),
+    edit("13.2", "a part that is cast", ("join(o, lse, *attend(q, k, v))", "(lambda part, lse_part: join(o, lse, part.float(), lse_part))(*attend(q, k, v))")),
+    edit("13.2", "o rounded once, at the end", ("return o, lse", "return o.to(q.dtype), lse")),
+    ("13.3", chunks_from_both_ends),
+    ("13.3", chunks_for_other_ranks),
+    edit("13.4", "in one line",
          ("    if owner == rank:\n        return 0, rows, True\n    if owner < rank:\n        return 0, rows // 2, False\n    return rows // 2, rows, False",
           "    later, earlier = owner > rank, owner < rank\n    return later * (rows // 2), rows - earlier * (rows // 2), not (later or earlier)")),
-    edit("13.6", "by times", ("H_k * itemsize * flops / (H_q * bandwidth)", "(2 * H_k * D * itemsize / bandwidth) / (2 * H_q * D / flops)")),
-    ("13.7", backward_of_stacked_gradients),
-    ("13.7", backward_step_by_step),
+    edit("13.5", "by times", ("H_k * itemsize * flops / (H_q * bandwidth)", "(2 * H_k * D * itemsize / bandwidth) / (2 * H_q * D / flops)")),
+    ("13.6", backward_of_stacked_gradients),
+    ("13.6", backward_step_by_step),
+    ("13.7", backward_as_in_the_package),
+    edit("13.7", "k and v first", ("        home = start(dkv)\n        if step < ranks - 1:\n            passing = start(kv)\n", "        if step < ranks - 1:\n            passing = start(kv)\n        home = start(dkv)\n")),
 )  # fmt: skip

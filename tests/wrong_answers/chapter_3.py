@@ -67,6 +67,8 @@ WRONG_ANSWERS = (
     edit("3.3", "the FLOPs per byte are returned", ("return best", "return most"), told="want a tuple (block_m, block_n)"),
     edit("3.4", "by float", ("pid // (group * tiles_n)", "int(pid / (group * tiles_n))"), told="this works in Python only"),
     edit("3.4", "by divmod", (BAND, "band, within = divmod(pid, group * tiles_n)"), told="this works in Python only"),
+    edit("3.4", "by tl.minimum", ("min(tiles_m - first_row, group)", "tl.minimum(tiles_m - first_row, group)"),
+         told="tl.minimum and its kin work in a kernel alone"),
     ("3.4", tile_by_sorting, "this works in Python only"),
     edit("3.5", "transposed twice", ("dot(q, k_t,", "dot(q, tl.trans(k_t),"), told="so leave tl.trans out"),
     edit("3.5", "acc in fp16", ("zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)", "zeros((BLOCK_M, BLOCK_D), dtype=tl.float16)"),

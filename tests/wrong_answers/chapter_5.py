@@ -24,6 +24,12 @@ CARRIED = "Triton's compiler refuses it: \"Loop-carried variable"
 SUMMED = ("dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])", "acc * alpha[:, None] + dot(p.to(v_tile.dtype), v_tile)")
 WHILE = (("for start_n in range(0, S_k, BLOCK_N):", "start_n = 0\n    while start_n < S_k:"),
          ("        m = m_new\n", "        m = m_new\n        start_n += BLOCK_N\n"))  # fmt: skip
+FIRST_PASS = """    for start_n in range(0, S_k, BLOCK_N):
+        k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
+        s = scale * dot(q_tile, tl.trans(k_tile))
+        offs_n = start_n + tl.arange(0, BLOCK_N)
+        m = tl.maximum(m, tl.max(tl.where(offs_n[None, :] < S_k, s, -float("inf")), axis=1))
+"""
 FULL = "tl.maximum(start_m + 1 + S_k - S_q, 0)"
 FIRST_LOOP = "    for start_n in range(0, full_n, BLOCK_N):\n"
 SECOND_LOOP = "    for start_n in tl.range(full_n"
@@ -95,6 +101,14 @@ WRONG_ANSWERS = (
     edit("5.3", "stored in every iteration", ("    store_tile(", "        store_tile("), told="a program stores each element once",
          gpu=None),
     edit("5.3", "maximum by elements", ("tl.max(s, axis=1)", "s"), told="both factors of a dot must be tiles of two axes"),
+    *(edit(number, "a loop for m before the loop for l and acc", ("    for start_n in", FIRST_PASS + "    for start_n in"),
+           told="k is read more than once: load each tile of keys once", gpu=None) for number in ("5.3", "5.4")),
+    edit("5.3", "m_new rounded", ("tl.max(s, axis=1))", "tl.max(s, axis=1)).to(v_tile.dtype).to(tl.float32)"), told="fp16 ends at 65504"),
+    edit("5.2", "m rounded", ("tl.max(s, axis=1)", "tl.max(s, axis=1).to(v_tile.dtype).to(tl.float32)"), told="fp16 ends at 65504"),
+    *(edit(number, "sums of rounded p", ("tl.sum(p, axis=1)", "tl.sum(p.to(v_tile.dtype), axis=1)"), told="or a sum of p, is fp16", gpu=None)
+      for number in ("5.2", "5.3")),
+    edit("5.3", "alpha rounded", ("tl.exp(m - m_new)", "tl.exp(m - m_new).to(v_tile.dtype).to(tl.float32)"), told="one number for each row", gpu=None),
+    edit("5.5", "alpha rounded", ("acc * alpha[:, None]", "acc * alpha.to(q_tile.dtype)[:, None].to(tl.float32)"), told="one number for each row", gpu=None),
     edit("5.4", "l in q's dtype", ("l = tl.zeros((BLOCK_M,), dtype=tl.float32)", "l = tl.zeros((BLOCK_M,), dtype=q_tile.dtype)"), told=CARRIED),
     edit("5.6", "l and a small number", ("tl.where(l == 0.0, 1.0, l)", "l + 1e-6"), told="with nothing added to it"),
     edit("5.6", "full_n without S_k − S_q", (FULL, "(start_m + 1)"), told="a key that doesn't exist is read", gpu=None),
@@ -163,8 +177,8 @@ WRONG_ANSWERS = (
     edit("5.6", "always causal", ("if IS_CAUSAL:", "if True:"),
          told="with IS_CAUSAL = False it is still the kernel of 5.4"),
     edit("5.6", "all tiles in the loop with a mask", (FIRST_LOOP, "    full_n *= 0\n" + FIRST_LOOP),
-         told="of 12 tiles 12 are masked, and 6 need it", gpu=None),
-    edit("5.6", "both loops with a mask", ("False, BLOCK_N, BLOCK_D", "True, BLOCK_N, BLOCK_D"), told="are masked, and", gpu=None),
+         told="tiles masked: 12 of 12, and 6 need it", gpu=None),
+    edit("5.6", "both loops with a mask", ("False, BLOCK_N, BLOCK_D", "True, BLOCK_N, BLOCK_D"), told="tiles masked: ", gpu=None),
     edit("5.6", "the whole of S_k", ("tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q", "S_k"),
          told="tiles that no row of the block sees are skipped"),
     edit("5.6", "end_n past the last row", ("tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q", "start_m + BLOCK_M + S_k - S_q"),

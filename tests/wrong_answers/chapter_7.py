@@ -23,6 +23,7 @@ ROWS = "offs_m[:, None] < S_q"
 MASKED_P = "tl.where(here[:, None], tl.exp(s_t - lse[None, :]), 0.0)"
 P = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)"
 END = "end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
+FULL_N = "    full_n = tl.maximum(end_n, 0) // BLOCK_N * BLOCK_N if IS_CAUSAL else 0\n"
 STORES = """    store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
     store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)"""
 HEAD = "dq.ptr + b * dq.strides[0] + h * dq.strides[1]"
@@ -52,6 +53,10 @@ WRONG_ANSWERS = (
          told="the result is right, but dk is stored more than once", gpu=None),
     edit("7.3", "queries not masked", ("offs_m < S_q", "offs_m < S_q + BLOCK_M", 2),
          told="rows past S_q are loaded", gpu="0 · NaN is NaN"),
+    edit("7.3", "q and do loaded to the end of a block", ("start_m, S_q, D", "start_m, None, D", 2),
+         told="load_tile takes S_q for q and do", gpu=None),
+    edit("7.3", "rows of lse found by the program's number", ("batch_head * S_q + offs_m", "tl.program_id(0) * S_q + offs_m", 2),
+         told="its lse and delta at batch_head · S_q", gpu=None),
     edit("7.3", "no other", (f"{LSE_MASKED}, other=0.0", LSE_MASKED),
          told="lse and delta are loaded as 0, with mask and other=0.0", gpu=None),
     *(edit(number, f"{name} not clamped", (f"tl.maximum({first} + S_q - S_k, 0)", f"({first} + S_q - S_k)"),
@@ -120,6 +125,9 @@ WRONG_ANSWERS = (
          told="a head has tl.cdiv(S_q, BLOCK_M) row blocks"),
     edit("7.5", "queries not masked", ("offs_m < S_q", "offs_m < S_q + BLOCK_M", 2),
          told="rows past S_q are loaded", gpu=None),
+    edit("7.5", "two loops, full_n from the last row", ("    for start_n", f"{FULL_N}    for start_n"),
+         ("if IS_CAUSAL:\n            seen", "if IS_CAUSAL and start_n >= full_n:\n            seen"),
+         told="full_n comes from its first row", gpu="query i sees keys 0 to"),
     edit("7.5", "end_n past the last row", ("tl.minimum(start_m + BLOCK_M, S_q)", "(start_m + BLOCK_M)"),
          told="tiles are multiplied that no row of their block sees", gpu=None),
     edit("7.5", "last_seen, and a strict mask", (P, P.replace("seen,", "offs_n[None, :] < last_seen[:, None],")),
@@ -137,7 +145,7 @@ WRONG_ANSWERS = (
     edit("7.6", "missing keys multiplied by 0", (MASKED_P, "tl.exp(s_t - lse[None, :]) * here[:, None]"), told="put 0 for their p with tl.where"),
     edit("7.6", "a large negative score for missing keys", (MASKED_P, "tl.exp(tl.where(here[:, None], s_t, -100.0) - lse[None, :])"),
          told="exp(0 − lse) may be inf"),
-    edit("7.6", "rows past S_q added", (f"mask=({ROWS}) & ", "mask="), told="mask lse, delta and the atomic add by offs_m < S_q",
+    edit("7.6", "rows past S_q added", (f"mask=({ROWS}) & ", "mask="), told="mask the atomic add, too",
          gpu=None),
     edit("7.6", "columns past D added", (f"({ROWS}) & (offs_d[None, :] < D)", ROWS), told="D may be less than BLOCK_D",
          gpu=None),

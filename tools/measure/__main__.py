@@ -21,11 +21,12 @@ MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
     0: {"rows": [chapters_0_to_7.attention_cases], "kernels": [chapters_0_to_7.naive_step_cases]},
     2: {"kernels": [chapters_0_to_7.first_kernel_cases]},
     3: {"kernels": [chapters_0_to_7.matmul_cases, chapters_0_to_7.scores_values_cases]},
-    5: {"kernels": [chapters_0_to_7.loop_cases]},
+    5: {"kernels": [chapters_0_to_7.loop_cases, chapters_0_to_7.forward_tile_cases]},
     7: {
         "kernels": [
             chapters_0_to_7.transposed_cases,
             chapters_0_to_7.one_loop_cases,
+            chapters_0_to_7.one_loop_parts_cases,
             chapters_0_to_7.backward_traffic_cases,
             chapters_0_to_7.gradient_error_cases,
             chapters_0_to_7.training_cases,

@@ -17,10 +17,9 @@ import torch
 
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Shape, about
-from fa_tutorial.bench.chapter_8 import graph_of
 from fa_tutorial.bench.chapter_11 import basic_call_of, call_of, shape_of
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import randn, timed
+from fa_tutorial.bench.timing import graph_of, randn, timed
 from fa_tutorial.hardware import device
 
 PROVIDERS = ("decode", "paged 16", "paged 64", "fp8", "basic", "sdpa_flash", "sdpa_cudnn")

@@ -33,7 +33,6 @@ from fa_tutorial.bench.chapter_8 import (
     WHOLE,
     at_4096,
     flops_of,
-    graph_of,
     in_words,
     inputs,
     steps_in_turns,
@@ -41,7 +40,7 @@ from fa_tutorial.bench.chapter_8 import (
 )
 from fa_tutorial.bench.measure import call_of, measure
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import first_call_s, randn, timed, timed_in_turns
+from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed, timed_in_turns
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import autotuning, ideas, steps
 from measure import tuned_steps

@@ -16,11 +16,11 @@ import torch
 from fa_tutorial import hardware, hopper, reference, tuned
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import GRIDS, Case, Shape, about
-from fa_tutorial.bench.chapter_8 import POINT, flops_of, graph_of, inputs
+from fa_tutorial.bench.chapter_8 import POINT, flops_of, inputs
 from fa_tutorial.bench.chapter_9 import finished_errors
 from fa_tutorial.bench.measure import measure_in_turns
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import randn, timed_in_turns
+from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
 from measure.chapter_8 import counted_in_turns, counter_row, repeated_us, settled
 
 hardware.require_triton("Chapter 9's measurements")

@@ -18,11 +18,11 @@ import torch
 from fa_tutorial import backward, forward, hardware, layout, matmul, reference
 from fa_tutorial.bench import peers, training
 from fa_tutorial.bench.cases import DTYPES, Case, Shape, about
-from fa_tutorial.bench.chapter_8 import at_4096, flops_of, inputs
+from fa_tutorial.bench.chapter_8 import at_4096, flops_of, in_words, inputs
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, time_call, timed, timed_in_turns
-from fa_tutorial.source import defined, source_of
+from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig, heads, padded_d
 from measure import changed_kernels, profiler
 
@@ -175,8 +175,13 @@ TILES = [
     matmul.MatmulConfig(m, n, 64, warps, 3)
     for m, n, warps in ((16, 16, 1), (32, 32, 4), (64, 64, 4), (128, 64, 4), (128, 128, 8), (128, 256, 8))
 ]
-LOADS = {"course": matmul.matmul_kernel, "course, no loads": changed_kernels.matmul_without_loads_kernel}
 ORDERS = {"course": 8, "course, row order": 1}  # the group
+# The kernel and the group of each; the last one has its loads in front of its loop.
+TILED = {
+    "course": (matmul.matmul_kernel, 8),
+    "course, row order": (matmul.matmul_kernel, 1),
+    "course, row order, no loads": (changed_kernels.matmul_without_loads_kernel, 1),
+}
 # What ncu counts: bytes that HBM delivers, bytes that the SMs get from L2, and how busy L2 is.
 TRAFFIC = (
     "dram__bytes_read.sum",
@@ -193,7 +198,7 @@ def matmul_cases() -> Iterator[Measurement]:
         yield about(3, "matmul", provider, M=n, N=n, K=n), lambda n=n, provider=provider: _matmul_in_turns(n)[provider]
     for provider, group in (("course", 8), ("torch", None)):
         yield about(3, "matmul", provider, "fp32", **SQUARE), partial(_matmul_row, SIDE, torch.float32, group)
-    for config, provider in itertools.product(TILES, LOADS):
+    for config, provider in itertools.product(TILES, TILED):
         words = about(3, "matmul_tile", provider, **SQUARE, **_sides(config))
         yield words, lambda config=config, provider=provider: _tiles_in_turns()[provider, config]
     for n, provider, config in _counted_launches():
@@ -231,12 +236,12 @@ def _matmul_row(n: int, dtype: torch.dtype, group: int | None) -> dict[str, Any]
 
 @functools.cache
 def _tiles_in_turns() -> dict[tuple[str, matmul.MatmulConfig], dict[str, Any]]:
-    """Each of TILES with each kernel of LOADS, in fp16."""
+    """Each of TILES with each kernel of TILED, in fp16."""
     a, b = randn(SIDE, SIDE), randn(SIDE, SIDE)
     calls = {
-        (provider, config): partial(_matmul_by, kernel, a, b, config)
+        (provider, config): partial(_matmul_by, kernel, a, b, dataclasses.replace(config, group=group))
         for config in TILES
-        for provider, kernel in LOADS.items()
+        for provider, (kernel, group) in TILED.items()
     }
     return timed_in_turns(calls, flops=2 * SIDE**3)
 
@@ -326,6 +331,44 @@ def _loops_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return timed_in_turns({loops: partial(run, kernel) for loops, kernel in kernels.items()}, flops=flops_of(shape))
 
 
+FORWARD_TILES = [
+    TileConfig(*sizes)
+    for sizes in ((64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 3), (128, 128, 4, 1), (128, 128, 8, 2))
+]
+
+
+def forward_tile_cases() -> Iterator[Measurement]:
+    """Chapter 5: its forward with several tiles, S = 4,096: its time, and what the compiler made of it."""
+    for D, is_causal, tile in itertools.product((64, 128), (False, True), FORWARD_TILES):
+        shape = at_4096(D, is_causal)
+        yield (
+            about(5, "forward_tile", in_words(tile), **vars(shape)),
+            lambda shape=shape, tile=tile: _forward_tiles_in_turns(shape)[tile],
+        )
+
+
+@functools.cache
+def _forward_tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
+    q, k, v = inputs(shape)
+    scale = shape.D**-0.5
+    calls = {
+        tile: partial(forward.flash_forward, q, k, v, shape.is_causal, scale, config=tile) for tile in FORWARD_TILES
+    }
+    rows = timed_in_turns(calls, flops=flops_of(shape))
+    o, lse = next(iter(calls.values()))()
+    for tile in FORWARD_TILES:
+        compiled = forward.flash_forward_kernel[(-(-shape.S_q // tile.block_m) * shape.B * shape.H_q,)](
+            *map(heads, (q, k, v, o)), lse, shape.H_q, shape.H_k, shape.S_q, shape.S_k, shape.D, scale,
+            IS_CAUSAL=shape.is_causal, BLOCK_D=padded_d(shape.D), **tile.launch(),
+        )  # fmt: skip
+        rows[tile] |= {
+            "registers": compiled.n_regs,
+            "spilled_registers": compiled.n_spills,
+            "shared_bytes": compiled.metadata.shared,
+        }
+    return rows
+
+
 def transposed_cases() -> Iterator[Measurement]:
     """Chapter 7: dk and dv from transposed tiles of scores, and from the forward's tiles, transposed later."""
     for D, how in itertools.product((64, 128), ("as computed", "transposed later")):
@@ -407,16 +450,59 @@ def _one_loop_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 def _backward_in_one_loop(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
-    is_causal: bool, scale: float, tile: TileConfig,
+    is_causal: bool, scale: float, tile: TileConfig, kernel: Any = changed_kernels.atomic_kernel,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     (B, H, S_q, D), S_k = q.shape, k.shape[2]
     dq, dk, dv = torch.zeros_like(q, dtype=torch.float32), torch.empty_like(k), torch.empty_like(v)
     delta = backward.row_delta(o, do)
-    changed_kernels.atomic_kernel[(-(-S_k // tile.block_n) * B * H,)](
+    kernel[(-(-S_k // tile.block_n) * B * H,)](
         *map(heads, (q, k, v, do, dq, dk, dv)), lse, delta, H, S_q, S_k, D, scale, IS_CAUSAL=is_causal,
         RAGGED=S_k % tile.block_n != 0, BLOCK_D=padded_d(D), **tile.launch(),
     )  # fmt: skip
     return dq.to(q.dtype), dk, dv
+
+
+# What is left of dq's share in one loop's step, as changes of its text.
+PRODUCT = "scale * dot(tl.trans(ds_t), k_tile)"
+ADDED, NOT_ADDED = "mask=(offs_m[:, None] < S_q)", "mask=(offs_m[:, None] < -S_q)"  # known only when it runs
+STORED = '    tl.atomic_add(places, dq_part, mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D), sem="relaxed")\n'
+PARTS = {
+    "one loop, atomics": [],
+    "product, no adds": [(ADDED, NOT_ADDED)],
+    "adds, no product": [(PRODUCT, "tl.full((BLOCK_M, k_tile.shape[1]), 0.001, dtype=tl.float32)")],
+    "neither": [(STORED, ""), (f"    dq_part = {PRODUCT}  # [BLOCK_M, BLOCK_D]\n", "")],
+}
+PARTS_TILES = {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 128, 8, 2)}  # the fastest ATOMIC_TILES on an H100
+
+
+def one_loop_parts_cases() -> Iterator[Measurement]:
+    """Chapter 7: what dq costs in one loop: the product with the transposed ds, and the atomic additions."""
+    for shape, loops in itertools.product(itertools.chain(*SIXTEEN_HEADS.values()), (LOOPS[0], *PARTS)):
+        yield (
+            about(7, "one_loop_parts", loops, **vars(shape)),
+            lambda shape=shape, loops=loops: _parts_in_turns(shape)[loops],
+        )
+
+
+def one_loop_with(part: str) -> Any:
+    """The kernel in one loop with one of PARTS."""
+    text = edited(source_of(changed_kernels.add_to_all), *PARTS[part])
+    names = vars(changed_kernels) | {"__name__": "part"}
+    return defined(f"{text}\n\n\n{source_of(changed_kernels.atomic_kernel)}", names)["atomic_kernel"]
+
+
+@functools.cache
+def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    """The times are those of the whole backward, delta, the zeros of dq and its conversion to fp16 included."""
+    q, k, v = inputs(shape)
+    do, scale = torch.randn_like(q), shape.D**-0.5
+    o, lse = forward.flash_forward(q, k, v, shape.is_causal, scale)
+    calls = {LOOPS[0]: partial(backward.flash_backward, q, k, v, o, do, lse, None, shape.is_causal, scale)}
+    tensors, tile = (q, k, v, o, do, lse), PARTS_TILES[shape.D]
+    for part in PARTS:
+        kernel = one_loop_with(part)
+        calls[part] = partial(_backward_in_one_loop, *tensors, shape.is_causal, scale, tile, kernel)
+    return timed_in_turns(calls, rounds=6)
 
 
 def backward_traffic_cases() -> Iterator[Measurement]:

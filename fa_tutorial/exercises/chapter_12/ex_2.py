@@ -28,7 +28,7 @@ def window_tiles(row_block, block_m, block_n, S_q, S_k, left, right):
 SEES = "row i sees keys i + S_k − S_q − left … i + S_k − S_q + right, both included"
 START, FULL_0 = "low(first) // block_n,", "-(-low(last) // block_n)"
 FULL_1, END = "max(full_0, high(first) // block_n)", "-(-high(last) // block_n)"
-LATE = "full_0 is found from the row after the block's last: that's one tile late where the last row's window begins with a tile"
+LATE = "full_0 is found from a row after the block's last, so it may be a tile late"
 MISTAKES = {
     "full_0 counts a tile of which the last row sees only a part: round up": (FULL_0, "low(last) // block_n"),
     "full_0 is found from the first row: the last row's window begins furthest to the right": (FULL_0, "-(-low(first) // block_n)"),

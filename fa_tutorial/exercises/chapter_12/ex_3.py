@@ -1,125 +1,71 @@
-"""Exercise 12.3, lagging_step."""
+"""Exercise 12.3, fa4_full_0."""
 
-import math
-
-import torch
-
-from fa_tutorial.exercises.harness import ANYTHING, Exercise, case
-from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import INF
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong
 
 
-def lagging_step(s, shift, l, threshold):
-    """softmax_step, but a row's shift moves only if exp(m − shift) > 2^threshold."""
-    m = torch.maximum(shift, s.amax(dim=-1))
-    moves = (m - shift) * math.log2(math.e) > threshold  # [block_m]
-    new_shift = torch.where(moves, m, shift)
-    safe = torch.where(new_shift == -math.inf, 0.0, new_shift)  # −inf − (−inf) would be NaN
-    p = torch.exp(s - safe[:, None])
-    alpha = torch.exp(shift - safe)
-    return p, new_shift, alpha * l + p.sum(dim=-1), alpha
+def fa4_full_0(row_block, block_m, block_n, S_q, S_k, left):
+    """What FA4's get_n_block_min_before_local_mask returns, with n_block_min = 0."""
+    past = (row_block + 1) * block_m  # the row after a full block's last
+    low = past + S_k - S_q - left  # the first key that it sees
+    return max(0, -(-low // block_n))  # rounded up
 
 
-MOVES, WHERE = "(m - shift) * math.log2(math.e) > threshold", "torch.where(moves, m, shift)"
-SAFE, P, ALPHA = "torch.where(new_shift == -math.inf, 0.0, new_shift)", "torch.exp(s - safe[:, None])", "torch.exp(shift - safe)"
-TOTAL = "alpha * l + p.sum(dim=-1)"
+ROW, LOW, RESULT = "(row_block + 1) * block_m", "past + S_k - S_q - left", "max(0, -(-low // block_n))"
 MISTAKES = {
-    "the shift moves with every larger maximum: it stays while the growth is at most the threshold": (WHERE, "m"),
-    "the shift never moves: it becomes m where exp(m − shift) exceeds 2^threshold": (WHERE, "torch.where(shift == -math.inf, m, shift)"),
-    "the shift never moves, not even from −∞: it becomes m where exp(m − shift) exceeds 2^threshold": (WHERE, "shift"),
-    "the shift moves to threshold · ln 2 below the maximum: where it moves, it becomes m itself": (
-        WHERE, "torch.where(moves, m - threshold * math.log(2), shift)"),
-    "the shift moves to m − threshold: where it moves, it becomes m itself": (WHERE, "torch.where(moves, m - threshold, shift)"),
-    "p is measured from the old shift: where the shift moves, p is exp(s − m)": (
-        P, "torch.exp(s - torch.where(shift == -math.inf, safe, shift)[:, None])"),
-    "m − shift is compared with the threshold: it is exp(m − shift) = 2^((m − shift) · log₂ e) that must not exceed 2^threshold": (MOVES, "m - shift > threshold"),
-    "the growth is divided by log₂ e: exp(x) is 2^(x · log₂ e), so it is multiplied": (MOVES, MOVES.replace("*", "/")),
-    "p and alpha are powers of two: s and shift are in base e here, so both are exp": [
-        (P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
-    "p is a power of two: s and shift are in base e here, so p is exp(s − shift)": (P, P.replace("exp", "exp2")),
-    "m − shift is compared with 2^threshold: it is exp(m − shift) that must not exceed it": (MOVES, "m - shift > 2**threshold"),
-    "exp(m − shift) is compared with the threshold itself: it is 2^threshold that it must not exceed": (MOVES, ("torch.exp(m - shift) > "
-                                                                                                               "threshold")),
-    "all rows move when one of them does: each row decides for itself": (MOVES, f"({MOVES}).any()"),
-    "p is measured from the new maximum: where the shift stays, p is exp(s − shift)": (P, ("torch.exp(s - torch.where(m == -math.inf, "
-                                                                                          "0.0, m)[:, None])")),
-    "alpha rescales to the new maximum: where the shift stays, alpha is 1": (ALPHA, ("torch.exp(shift - torch.where(m == -math.inf, 0.0, "
-                                                                                    "m))")),
-    "the alpha that is returned rescales to the new maximum: where the shift stays, alpha is 1": (
-        f"{TOTAL}, alpha", f"{TOTAL}, torch.exp(shift - torch.where(m == -math.inf, 0.0, m))"),
-    "l isn't rescaled: where the shift moves, multiply it by alpha": (TOTAL, "l + p.sum(dim=-1)"),
-    "alpha multiplies this block's sum, too: only the old l is rescaled, because p is measured from the new shift already": (
-        TOTAL, "alpha * (l + p.sum(dim=-1))"),
-    "alpha multiplies this block's sum and not the old l: it is the old l that is rescaled": (TOTAL, "l + alpha * p.sum(dim=-1)"),
-    "l is this block's sum alone: add alpha · l": (TOTAL, "p.sum(dim=-1)"),
-    "a row that has seen nothing gives NaN: its new shift is −inf, and −inf − (−inf) is NaN": (SAFE, "new_shift"),
-    "the choice is reversed: the shift becomes m where exp(m − shift) exceeds 2^threshold, and stays where it doesn't": (
-        WHERE, "torch.where(moves, shift, m)"),
-    "alpha is upside down: old sums are multiplied by exp(old shift − new shift), at most 1": (ALPHA, "torch.exp(safe - shift)"),
-    "p is measured from 0: it is exp(s − shift), with the shift after this block": (P, "torch.exp(s)"),
-    "shift and l are swapped: return p, shift, l, alpha": (f"new_shift, {TOTAL}", f"{TOTAL}, new_shift"),
-    "l and alpha are swapped: return p, shift, l, alpha": (f"{TOTAL}, alpha", f"alpha, {TOTAL}"),
-    "the maximum is returned in place of the shift that p was measured from": ("p, new_shift, ", "p, m, "),
+    "that's full_0 of 12.2, by the block's last row: their m_idx_max is another row": (ROW, f"min({ROW}, S_q) - 1"),
+    "m_idx_max is one row too small: nothing is subtracted from (m_block + 1) · m_block_size": (ROW, f"{ROW} - 1"),
+    "m_idx_max is cut at S_q: theirs isn't, in a ragged last block either": (ROW, f"min({ROW}, S_q)"),
+    "m_idx_max is the block's first row: it's (m_block + 1) · m_block_size": (ROW, "row_block * block_m"),
+    "the quotient is rounded down: ceil_div rounds up": (RESULT, "max(0, low // block_n)"),
+    "the result may be below n_block_min: the larger of the two is returned": (RESULT, "-(-low // block_n)"),
+    "S_k − S_q is left out: n_idx is the key at which row m_idx_max stands": (LOW, "past - left"),
+    "S_k − S_q has the wrong sign: n_idx is the key at which row m_idx_max stands": (LOW, "past + S_q - S_k - left"),
+    "left is added: n_idx_left lies before n_idx": (LOW, LOW.replace("- left", "+ left")),
+    "left is left out: n_idx_left is n_idx minus window_size_left": (LOW, "past + S_k - S_q"),
+    "n_idx_left is returned, a key: a block of keys is asked for": (RESULT, "max(0, low)"),
 }  # fmt: skip
-CONDITIONS = {
-    "first": "a row's first block arrives with shift = −∞ and l = 0",
-    "hidden": "a row may see none of a block's keys: their p is 0, and a shift of −∞ stays",
-}
-RULE = "p = exp(s − new shift), alpha = exp(old shift − new shift), and l joins them as in softmax_step"
 
 
-def truth(s, shift, l, threshold):
-    s, shift, l = s.double(), shift.double(), l.double()
-    m = torch.maximum(shift, s.amax(dim=-1))
-    new = torch.where(m - shift > threshold * math.log(2), m, shift)
-    p, alpha = torch.exp(s - new[:, None]).nan_to_num(), torch.exp(shift - new).nan_to_num()
-    return p, new, alpha * l + p.sum(dim=-1), alpha.masked_fill((l == 0) | (new == -INF), ANYTHING)  # it multiplies 0
+def truth(row_block, block_m, block_n, S_q, S_k, left):
+    low = (row_block + 1) * block_m + S_k - S_q - left
+    return len(range(0, low, block_n))  # the blocks of keys that begin before it
 
 
 def inputs():
-    def step(s, shift, l, threshold, on="", **options):
-        return case(*(torch.as_tensor(x) for x in (s, shift, l)), threshold, on=on, **options)
+    yield case(31, 128, 64, 4096, 4096, 1000)
+    yield case(31, 128, 64, 4096, 4096, 1023)
+    yield case(5, 128, 64, 4096, 4096, 1023)
+    yield case(9, 32, 16, 320, 417, 40)
+    yield case(9, 32, 16, 320, 300, 13)
+    yield case(32, 128, 64, 4100, 4100, 1000)
 
-    # growths of 1.5, 2.5, 0.5, 1, 3.5 and 5; two powers of two are 1.39
-    s = [[0.5, 0.0], [2.5, 0.0], [1.0, 0.0], [3.0, 0.0], [3.5, 0.0], [5.0, 0.0]]
-    yield step(s, [-1.0, 0.0, 0.5, 2.0, 0.0, 0.0], [1.0, 2.0, 1.5, 3.0, 2.0, 0.5], 2.0)
-    yield step([[6.0, 0.0], [9.0, 1.0]], [0.0, 0.0], [1.0, 1.0], 8.0)  # 6 · log₂ e is 8.7
-    stays = "no row outgrows its shift by more than the threshold: every shift stays, and alpha is 1"
-    yield step([[5.0, 1.0], [4.0, 1.0]], [4.0, 3.0], [1.0, 1.0], 4.0, otherwise=stays)
-    yield step([[1.0, 0.0], [2.0, 1.0]], [4.0, 3.0], [1.0, 1.0], 0.0, otherwise=stays)
-    growths = torch.arange(1.0, 25.0) / 2
-    rows, outgrown = torch.stack([growths, 0 * growths], dim=1), "exp(m − shift) exceeds 2⁸ where m − shift exceeds 5.545"
-    yield step(rows, 0 * growths, 1 + growths, 8.0, "rows that grow by 0.5, 1, … 12, threshold = 8", otherwise=outgrown)
-    draw = generator()
-    for threshold in (0.0, 1.0, 8.0):
-        s, shift, l = 6 * torch.randn(8, 16, generator=draw), 8 * torch.rand(8, generator=draw), 1 + torch.rand(8, generator=draw)
-        yield step(s, shift, l, threshold, f"8 rows, threshold {threshold:g}", fresh=True)
-    first = "the first block's maximum becomes the shift: it is more than −∞"
-    yield step([[3.0, 0.0], [-5.0, -9.0]], [-INF, -INF], [0.0, 0.0], 8.0, edge="first", otherwise=first)
-    hidden = "a hidden key's p is 0, and a row that has seen nothing keeps shift = −∞"
-    s = [[-INF, -INF], [-INF, -INF], [-INF, 3.0]]
-    yield step(s, [-INF, 2.0, -INF], [0.0, 1.0, 0.0], 8.0, edge="hidden", otherwise=hidden)
+
+def adapt(answer):
+    def whole(*args):
+        bound = answer(*args)
+        if isinstance(bound, float) and bound == truth(*args):
+            raise Wrong("gives a float: a block's number is an integer, as // of integers gives it")
+        return bound
+
+    return whole
 
 
 EXERCISE = Exercise(
     id="12.3",
-    task="Write softmax_step with FA4's threshold: the shift moves only where the maximum outgrows it.",
-    conditions=CONDITIONS,
+    task="Write what FA4's get_n_block_min_before_local_mask returns.",
     hints=(
-        "Start from chapter 4's softmax_step. Only one thing is new: which rows take m as their shift, and which keep the old one?",
-        "exp(m − shift) is 2 to the power of (m − shift) · log₂ e. Compare that power with the threshold, row by row.",
-        (
-            "new_shift = torch.where((m - shift) * math.log2(math.e) > threshold, m, shift). Then use it wherever softmax_step uses m_new, "
-            "which guards rows that saw nothing."
-        ),
+        "Only its last branch counts, in which there is a limit on the left. Which row does it call m_idx_max?",
+        "m_idx_max is (m_block + 1) · m_block_size. n_idx is the key at which that row stands, and n_idx_left the first one that it sees.",
+        "The result is n_idx_left / n_block_size, rounded up, and at least n_block_min, which is 0 here.",
     ),
-    solution=lagging_step,
-    reasoning="A row's output is acc / l, and a shift that is too small multiplies both by the same factor. So any shift is right, as "
-    "long as acc and l use the same one and p cannot overflow: here p is at most 2 to the power of the threshold. Where the shift stays, "
-    "alpha is 1.",
+    solution=fa4_full_0,
+    reasoning="In a full block m_idx_max is the row after the last, so its window begins one key after the last row's. In a ragged last block "
+    "it lies further past the end. So the bound is never too early, which would be wrong, but it may be late, which costs masks.",
     inputs=inputs,
     truth=truth,
-    rule=RULE,
+    rule="the first key that row m_idx_max sees, divided by n_block_size and rounded up, and at least 0",
     mistakes=MISTAKES,
-    parts=("p", "shift", "l", "alpha"),
+    exact=True,
+    adapt=adapt,
 )

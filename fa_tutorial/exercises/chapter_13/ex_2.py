@@ -1,115 +1,164 @@
-"""Exercise 13.2, join."""
+"""Exercise 13.2, ring_rank."""
 
-import math
+import contextlib
+import functools
 
 import torch
+from torch.overrides import TorchFunctionMode
 
+from fa_tutorial import ring
+from fa_tutorial.exercises.chapter_13 import played
+from fa_tutorial.exercises.chapter_13.played import attend
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import INF
-from fa_tutorial.exercises.watch import Operations
+from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.ring import merge as join
 
 
-def join(o, lse, o_part, lse_part):
-    """(o, lse) of the keys seen so far and those of a part together.
+def ring_rank(q, k, v, ranks):
+    """One rank's program: (o, lse) of its queries to all keys. q, k, v: this rank's (B, H, rows, D).
 
-    o, o_part: (..., S, D); lse, lse_part: (..., S). o and lse are float32.
+    `k, v = yield k, v` sends k and v to the next rank, and receives those of the rank before.
     """
-    both = torch.logaddexp(lse, lse_part)
-    shift = torch.where(both == -math.inf, 0.0, both)
-    share, share_part = torch.exp(lse - shift), torch.exp(lse_part - shift)
-    return share[..., None] * o + share_part[..., None] * o_part, both
+    o, lse = attend(q, k, v)
+    for _ in range(1, ranks):
+        k, v = yield k, v
+        o, lse = join(o, lse, *attend(q, k, v))
+    return o, lse
 
 
-BOTH, SHARES = "torch.logaddexp(lse, lse_part)", "torch.exp(lse - shift), torch.exp(lse_part - shift)"
-SUM = "share[..., None] * o + share_part[..., None] * o_part"
+STEP, YIELD = "for _ in range(1, ranks):", "        k, v = yield k, v\n"
+JOIN, FIRST = "o, lse = join(o, lse, *attend(q, k, v))", "    o, lse = attend(q, k, v)\n"
 MISTAKES = {
-    "the two are added up, but each is divided by its own sum already: weigh them by their shares of the whole sum": (SUM, "o + o_part"),
-    "the two are averaged, as if each had the same share: a share is exp(its lse − both)": (SHARES, "0.5 + 0 * lse, 0.5 + 0 * lse"),
-    "the shares are exchanged": (SHARES, "torch.exp(lse_part - shift), torch.exp(lse - shift)"),
-    "the shares don't add up to 1: measured from the larger lse, they must be divided by their sum": (
-        SHARES, "torch.exp(lse - torch.maximum(lse, lse_part).nan_to_num(neginf=0.0)), "
-        "torch.exp(lse_part - torch.maximum(lse, lse_part).nan_to_num(neginf=0.0))"),
-    "the old result is shrunk, and the part is not weighed": (SUM, "share[..., None] * o + o_part"),
-    "the part is weighed, and the old result is not: its share shrinks when keys join": (SUM, "o + share_part[..., None] * o_part"),
-    "lse stays what it was: the next part needs the sum of all that is merged": ("o_part, both", "o_part, lse"),
-    "lse is the larger of the two: add their exponentials, and take the logarithm": ("o_part, both", "o_part, torch.maximum(lse, lse_part)"),
-    "the lse are added up: add their exponentials, and take the logarithm": ("o_part, both", "o_part, lse + lse_part"),
-    "exp overflows: subtract the common lse before exp": (
-        SHARES, "torch.exp(lse) / (torch.exp(lse) + torch.exp(lse_part)), torch.exp(lse_part) / (torch.exp(lse) + torch.exp(lse_part))"),
-    "a row that has seen nothing yet gives NaN: −∞ − (−∞); subtract 0 where both are −∞": ("torch.where(both == -math.inf, 0.0, both)", "both"),
-    "the running result is rounded to the part's dtype: it stays float32 until the last part is in": (SUM, f"({SUM}).to(o_part.dtype)"),
+    "k and v are passed on once more than needed: after ranks − 1 steps every rank has seen every key": ("    return", "    yield k, v\n    return"),
+    "one step too many: after `ranks` steps a rank meets its own keys again": (STEP, "for _ in range(ranks):"),
+    "that takes 4 ranks, whatever `ranks` is": (STEP, "for _ in range(1, 4):"),
+    "one step is missing: each rank has to see the keys of all ranks": (STEP, "for _ in range(2, ranks):"),
+    "what comes is thrown away, and its own keys are used again: take what yield gives": (YIELD, "        yield k, v\n"),
+    "its own keys are sent in each step, so it only ever sees its neighbour's: pass on what came": [
+        (FIRST, f"{FIRST}    mine = k, v\n"), (YIELD, "        k, v = yield mine\n")],
+    "only the last part is left: each part joins what is there": (JOIN, "o, lse = attend(q, k, v)"),
+    "the parts are added up: each is divided by its own sum already, so join them by their lse": (
+        JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"),
+    "the parts are averaged, as if all had the same share: join them by their lse": [
+        (JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"), ("    return o, lse", "    return o / ranks, lse")],
+    "its own keys are left out": (FIRST, "    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=q.dtype)\n"),
+    "its own keys count twice: pass them on first, then attend to what comes": (
+        YIELD + "        o, lse = join(o, lse, *attend(q, k, v))", "        o, lse = join(o, lse, *attend(q, k, v))\n        k, v = yield k, v"),
+    "lse isn't carried on: the next part needs that of all keys so far": (JOIN, "o, _ = join(o, lse, *attend(q, k, v))"),
+    "a causal mask hides keys here, and this attention has none": (FIRST, FIRST.replace("k, v)", "k, v, True)")),
+    "causal masks hide keys here, and this attention has none": [
+        (FIRST, FIRST.replace("k, v)", "k, v, True)")), (JOIN, JOIN.replace("k, v)", "k, v, True)"))],
+    "the running o is rounded to q's dtype in each step, so errors of all steps add up: keep it as wide as join returns it": (
+        JOIN, f"{JOIN}\n        o = o.to(q.dtype)"),
+    "two yields are two steps: k and v travel in one, k, v = yield k, v": (YIELD, "        k = yield k\n        v = yield v\n"),
+    "k and v arrive as each other": (YIELD, "        v, k = yield k, v\n"),
 }  # fmt: skip
-CONDITIONS = {
-    "empty": "a row that has seen no key, here or there, has o = 0 and lse = −∞, and so has the result where both have seen none",
-    "half": "the part's o may be fp16 or bf16; the running o and lse stay float32",
-}
 
 
-class InFloat32(Operations):
-    """The running result stays float32."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-    def complaint(self, result):
-        wide = [name for name, x in zip(("o", "lse"), result, strict=False) if getattr(x, "dtype", None) == torch.float64]
-        if not wide:
-            return ""
-        return f"the numbers are right, but {' and '.join(wide)} {'are' if wide[1:] else 'is'} float64: the running o and lse stay float32"
+def truth(q, k, v, ranks):
+    q, k, v = q.double(), k.double(), v.double()
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1), torch.tensor(ranks - 1)
 
 
-def truth(o, lse, o_part, lse_part):
-    weights = torch.softmax(torch.stack((lse, lse_part)).double(), dim=0).nan_to_num()
-    return (weights[..., None] * torch.stack((o.double(), o_part.double()))).sum(0), torch.logsumexp(
-        torch.stack((lse, lse_part)).double(), 0
-    )
+LONG = 10  # a sequence of so many rows has a length that no other dimension of these inputs has
+AT_ONCE = "a tensor over all shards' rows is made there: attend to one shard at a time, and join the results, so that no rank needs all keys at once"
+TOO_MUCH = "a rank sends more than k and v of one shard in a step: q stays, and so do o and lse, which belong to its queries"
+
+
+class WholeSequence(TorchFunctionMode):
+    """Complains of a tensor over a whole sequence of S rows: keys, values or scores of all shards."""
+
+    def __init__(self, S):
+        super().__init__()
+        self.S = S
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.ndim > 2 and self.S in result.shape[-2:]:
+            raise Wrong(AT_ONCE)
+        return result
+
+
+def tolerance(args, part):
+    """float32's, though float64 goes in: the answer may work in float32. With bf16, o may be rounded at the end."""
+    return (2.0**-8, 0.0) if part == "o" and args[0].dtype == torch.bfloat16 else (1e-4, 1e-5)
+
+
+def adapt(answer):
+    """The answer's program on every rank: o and lse of the whole sequence, and how often a rank sends."""
+
+    @functools.wraps(answer)
+    def on_all_ranks(q, k, v, ranks):
+        is_long = ranks > 1 and q.shape[2] >= LONG
+        shard_bytes = (k.nbytes + v.nbytes) // ranks
+        sends = [0] * ranks
+        number = iter(range(ranks))
+
+        def counted(*args):
+            program, rank = answer(*args), next(number)
+
+            def watched():
+                received = None
+                while True:
+                    try:
+                        with WholeSequence(q.shape[2]) if is_long else contextlib.nullcontext():
+                            message = program.send(received)
+                    except StopIteration as stop:
+                        return stop.value
+                    if ring.bytes_of(message) > shard_bytes:
+                        raise Wrong(TOO_MUCH)
+                    if any(x.dtype != k.dtype for x in played.tensors_of(message)):
+                        raise Wrong("k and v travel as they are, in their own dtype")
+                    sends[rank] += 1
+                    received = yield message
+
+            return watched() if hasattr(program, "send") else program
+
+        results, _ = played.play(counted, (q, k, v), ranks)
+        return *played.joined(results, ("o", "lse")), torch.tensor(max(sends))
+
+    return on_all_ranks
 
 
 def inputs():
-    def row(o, lse, o_part, lse_part, **options):
-        words = f"one row: o = {o:g}, lse = {lse:g} and a part's o = {o_part:g}, lse = {lse_part:g}".replace("-", "−").replace("inf", "∞")
-        return case(*(torch.tensor(x) for x in ([[o]], [lse], [[o_part]], [lse_part])), on=words, **options)
-
-    yield row(10.0, 0.0, 20.0, 0.0, otherwise="equal lse are equal shares")
-    yield row(10.0, 1.0, 20.0, 3.0, otherwise="o is both outputs, each times its share exp(its lse − the common lse)")
-    yield row(10.0, 3.0, 20.0, 1.0, otherwise="o is both outputs, each times its share exp(its lse − the common lse)")
-    yield row(
-        10.0, 1000.0, 20.0, 1001.0, otherwise="an lse may be large: exp(1000) overflows, so only differences of them may be exponents"
-    )
-    seed = torch.Generator().manual_seed(0)
-    o, o_part = torch.randn(2, 2, 3, 4, generator=seed)
-    lse, lse_part = 2 * torch.randn(2, 2, 3, generator=seed)
-    yield case(o, lse, o_part, lse_part, on="two heads, three rows, D = 4", otherwise="each row has shares of its own")
-    draw = generator()
-    o, o_part = torch.randn(2, 2, 3, 5, 4, generator=draw)
-    lse, lse_part = 3 * torch.randn(2, 2, 3, 5, generator=draw)
-    yield case(o, lse, o_part, lse_part, on="random rows", fresh=True)
-    yield row(0.0, -INF, 20.0, 1.0, edge="empty", otherwise="nothing seen so far: the result is the part")
-    yield row(10.0, 1.0, 0.0, -INF, edge="empty", otherwise="the part has seen nothing: the result is what was there")
-    yield row(0.0, -INF, 0.0, -INF, edge="empty", otherwise="neither has seen a key: o = 0 and lse = −∞, never NaN")
-    thirds = torch.tensor([[1 / 3]]), torch.tensor([0.5]), torch.tensor([[2 / 3]]).half(), torch.tensor([0.25])
-    yield case(*thirds, on="one row with a part in fp16", edge="half")
+    for ranks, rows, words in (
+        (1, 2, "one rank has all keys: o and lse are attention without a mask, and nothing is sent"),
+        (2, 1, "two ranks: each sees its own keys, then the other's"),
+        (3, 1, "three ranks: what came from one neighbour goes on to the other"),
+        (4, 3, "four ranks of three rows"),
+    ):
+        for fresh in (False, True):
+            q, k, v, _ = played.draws(1, 2, ranks * rows, 4, fresh=fresh)
+            on = f"{ranks} rank{'s' * (ranks > 1)}, S = {ranks * rows}, H = 2, D = 4"
+            yield case(q, k, v, ranks, on=on, otherwise=words, fresh=fresh)
+    q, k, v, _ = played.draws(2, 1, 10, 3, fresh=False)
+    yield case(q, 30 * k, v, 5, on="5 ranks, scores up to 100", otherwise="the parts join by their lse")
+    q, k = torch.zeros(2, 1, 1, 8, 2, dtype=torch.bfloat16)  # equal scores: o is the mean of v
+    v = torch.full_like(q, 1 + 2**-7)  # bf16's next number after 1
+    v[:, :, 0] = 1
+    yield case(q, k, v, 8, on="8 ranks, bf16, equal scores, v is 1 once and 1.0078 seven times", otherwise="o and lse aren't rounded between two steps",
+               edge="half")  # fmt: skip
 
 
 EXERCISE = Exercise(
     id="13.2",
-    task="Merge the result of a part into the running result of the same queries.",
-    conditions=CONDITIONS,
+    task="Write the program of one rank, with attend and join.",
+    conditions={"half": "with fp16 and bf16, the running o and lse stay as wide as join returns them"},
     hints=(
-        "It is (1.13), for many rows at once. Which function of PyTorch gives log(e^a + e^b)?",
-        "both = torch.logaddexp(lse, lse_part), and the shares are exp(lse − both) and exp(lse_part − both): one number a row, so [..., None] before "
-        "you multiply o by them.",
-        "Where both are −∞ subtract 0 instead, by torch.where.",
+        "Start with what needs nobody else. How many ranks' keys are then still missing?",
+        "o, lse = attend(q, k, v) first. Then ranks − 1 times: k, v = yield k, v, attend to what came, and join.",
+        "join(o, lse, *attend(q, k, v)) hands over both results of attend.",
     ),
-    solution=join,
-    reasoning="e^lse is the plain sum of a part's exponentials. So exp(lse − both) and exp(lse_part − both) are the parts' shares of the whole row's sum. They "
-    "add up to 1, and o becomes their weighted mean. A float32 share makes the product float32, whatever the part is.",
-    more="The package's version, ring.merge, leaves out the guard: in the ring every row has seen a key after step 0.",
+    solution=ring_rank,
+    reasoning="A rank begins with its own keys. In each of the ranks − 1 steps it passes on the keys that it holds and gets the next ones. So each rank "
+    "sees each shard once, and the merge makes the order irrelevant.",
+    more="The package's version, ring.ring_attention, starts to send before it computes, so that both run at the same time.",
     inputs=inputs,
     truth=truth,
-    rule="o is the weighted mean of both outputs, with the weights exp(lse − both) and exp(lse_part − both), and both = log(exp(lse) + exp(lse_part))",
+    rule="each rank attends to its own keys, then ranks − 1 times passes on what it holds and joins its attention to what comes",
     mistakes=MISTAKES,
-    parts=("o", "lse"),
-    watch=lambda *args: InFloat32(),
+    parts=("o", "lse", "sends"),
+    tolerance=tolerance,
+    adapt=adapt,
 )

@@ -1,161 +1,73 @@
-"""Exercise 13.3, ring_rank."""
+"""Exercise 13.3, chunks_of."""
 
-import contextlib
 import functools
 
-import torch
-from torch.overrides import TorchFunctionMode
-
-from fa_tutorial import ring
-from fa_tutorial.exercises.chapter_13 import played
-from fa_tutorial.exercises.chapter_13.ex_2 import join
-from fa_tutorial.exercises.chapter_13.played import attend
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, show
 
 
-def ring_rank(q, k, v, ranks):
-    """One rank's program: (o, lse) of its queries to all keys. q, k, v: this rank's (B, H, rows, D).
-
-    `k, v = yield k, v` sends k and v to the next rank, and receives those of the rank before.
-    """
-    o, lse = attend(q, k, v)
-    for _ in range(1, ranks):
-        k, v = yield k, v
-        o, lse = join(o, lse, *attend(q, k, v))
-    return o, lse
+def chunks_of(rank, ranks):
+    """(one, other): the numbers of the two chunks, of 2 · ranks, that make up this rank's shard."""
+    return rank, 2 * ranks - 1 - rank
 
 
-STEP, YIELD = "for _ in range(1, ranks):", "        k, v = yield k, v\n"
-JOIN, FIRST = "o, lse = join(o, lse, *attend(q, k, v))", "    o, lse = attend(q, k, v)\n"
+PAIR = "rank, 2 * ranks - 1 - rank"
 MISTAKES = {
-    "k and v are passed on once more than needed: after ranks − 1 steps every rank has seen every key": ("    return", "    yield k, v\n    return"),
-    "one step too many: after `ranks` steps a rank meets its own keys again": (STEP, "for _ in range(ranks):"),
-    "that takes 4 ranks, whatever `ranks` is": (STEP, "for _ in range(1, 4):"),
-    "one step is missing: each rank has to see the keys of all ranks": (STEP, "for _ in range(2, ranks):"),
-    "what comes is thrown away, and its own keys are used again: take what yield gives": (YIELD, "        yield k, v\n"),
-    "its own keys are sent in each step, so it only ever sees its neighbour's: pass on what came": [
-        (FIRST, f"{FIRST}    mine = k, v\n"), (YIELD, "        k, v = yield mine\n")],
-    "only the last part is left: each part joins what is there": (JOIN, "o, lse = attend(q, k, v)"),
-    "the parts are added up: each is divided by its own sum already, so join them by their lse": (
-        JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"),
-    "the parts are averaged, as if all had the same share: join them by their lse": [
-        (JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"), ("    return o, lse", "    return o / ranks, lse")],
-    "its own keys are left out": (FIRST, "    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=q.dtype)\n"),
-    "its own keys count twice: pass them on first, then attend to what comes": (
-        YIELD + "        o, lse = join(o, lse, *attend(q, k, v))", "        o, lse = join(o, lse, *attend(q, k, v))\n        k, v = yield k, v"),
-    "lse isn't carried on: the next part needs that of all keys so far": (JOIN, "o, _ = join(o, lse, *attend(q, k, v))"),
-    "a causal mask hides keys here, and this attention has none": (FIRST, FIRST.replace("k, v)", "k, v, True)")),
-    "causal masks hide keys here, and this attention has none": [
-        (FIRST, FIRST.replace("k, v)", "k, v, True)")), (JOIN, JOIN.replace("k, v)", "k, v, True)"))],
-    "the running o is rounded to q's dtype in each step, so errors of all steps add up: keep it as wide as join returns it": (
-        JOIN, f"{JOIN}\n        o = o.to(q.dtype)"),
-    "k and v arrive as each other": (YIELD, "        v, k = yield k, v\n"),
+    "two neighbours: the last rank's queries see nearly all keys, and the first one's hardly any": (PAIR, "2 * rank, 2 * rank + 1"),
+    "the two chunks lie half the sequence apart for every rank, so the later ranks still have more": (PAIR, "rank, rank + ranks"),
+    "both chunks come earlier for a later rank: one must come earlier and one later": (PAIR, "ranks - 1 - rank, 2 * ranks - 1 - rank"),
 }  # fmt: skip
 
 
-def truth(q, k, v, ranks):
-    q, k, v = q.double(), k.double(), v.double()
-    s = q @ k.mT / q.shape[-1] ** 0.5
-    return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1), torch.tensor(ranks - 1)
+def work(chunks):
+    """Pairs that two chunks of queries see under the causal mask, in units of a chunk times a chunk: chunk c sees c whole chunks and half of its own."""
+    return sum(chunks) + 1
 
 
-LONG = 10  # a sequence of so many rows has a length that no other dimension of these inputs has
-AT_ONCE = "a tensor over all shards' rows is made there: attend to one shard at a time, and join the results, so that no rank needs all keys at once"
-TOO_MUCH = "a rank sends more than k and v of one shard in a step: q stays, and so do o and lse, which belong to its queries"
-
-
-class WholeSequence(TorchFunctionMode):
-    """Complains of a tensor over a whole sequence of S rows: keys, values or scores of all shards."""
-
-    def __init__(self, S):
-        super().__init__()
-        self.S = S
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.ndim > 2 and self.S in result.shape[-2:]:
-            raise Wrong(AT_ONCE)
-        return result
-
-
-def tolerance(args, part):
-    """float32's, though float64 goes in: the reader's join may work in float32, as 13.2 says. With bf16, o may be rounded at the end."""
-    return (2.0**-8, 0.0) if part == "o" and args[0].dtype == torch.bfloat16 else (1e-4, 1e-5)
+def truth(ranks):
+    return (sum(work((chunk,)) for chunk in range(2 * ranks)) // ranks - 1,) * ranks  # all the work, shared out evenly
 
 
 def adapt(answer):
-    """The answer's program on every rank: o and lse of the whole sequence, and how often a rank sends."""
+    """The work of every rank, by the chunks that the answer gives it. Wrong where the chunks aren't shared out once each."""
 
     @functools.wraps(answer)
-    def on_all_ranks(q, k, v, ranks):
-        is_long = ranks > 1 and q.shape[2] >= LONG
-        shard_bytes = (k.nbytes + v.nbytes) // ranks
-        sends = [0] * ranks
-        number = iter(range(ranks))
+    def works(ranks):
+        given = [answer(rank, ranks) for rank in range(ranks)]
+        for rank, chunks in enumerate(given):
+            if not (isinstance(chunks, tuple | list) and len(chunks) == 2 and all(isinstance(chunk, int) for chunk in chunks)):
+                raise Wrong(f"chunks_of({rank}, {ranks}) gives {show(chunks)}, want a tuple or a list of two whole numbers")
+        dealt = sorted(chunk for chunks in given for chunk in chunks)
+        if dealt != [*range(2 * ranks)]:
+            raise Wrong(
+                f"{'1 rank gets' if ranks == 1 else f'{ranks} ranks get'} the chunks {', '.join(map(str, dealt))}: each of 0 to {2 * ranks - 1} must go to one rank"
+            )
+        return tuple(map(work, given))
 
-        def counted(*args):
-            program, rank = answer(*args), next(number)
-
-            def watched():
-                received = None
-                while True:
-                    try:
-                        with WholeSequence(q.shape[2]) if is_long else contextlib.nullcontext():
-                            message = program.send(received)
-                    except StopIteration as stop:
-                        return stop.value
-                    if ring.bytes_of(message) > shard_bytes:
-                        raise Wrong(TOO_MUCH)
-                    sends[rank] += 1
-                    received = yield message
-
-            return watched() if hasattr(program, "send") else program
-
-        results, _ = played.play(counted, (q, k, v), ranks)
-        return *played.joined(results, ("o", "lse")), torch.tensor(max(sends))
-
-    return on_all_ranks
+    return works
 
 
 def inputs():
-    for ranks, rows, words in (
-        (1, 2, "one rank has all keys: o and lse are attention without a mask, and nothing is sent"),
-        (2, 1, "two ranks: each sees its own keys, then the other's"),
-        (3, 1, "three ranks: what came from one neighbour goes on to the other"),
-        (4, 3, "four ranks of three rows"),
-    ):
-        for fresh in (False, True):
-            q, k, v, _ = played.draws(1, 2, ranks * rows, 4, fresh=fresh)
-            on = f"{ranks} rank{'s' * (ranks > 1)}, S = {ranks * rows}, H = 2, D = 4"
-            yield case(q, k, v, ranks, on=on, otherwise=words, fresh=fresh)
-    q, k, v, _ = played.draws(2, 1, 10, 3, fresh=False)
-    yield case(q, 30 * k, v, 5, on="5 ranks, scores up to 100", otherwise="the parts join by their lse")
-    q, k = torch.zeros(2, 1, 1, 8, 2, dtype=torch.bfloat16)  # equal scores: o is the mean of v
-    v = torch.full_like(q, 1 + 2**-7)  # bf16's next number after 1
-    v[:, :, 0] = 1
-    yield case(q, k, v, 8, on="8 ranks, bf16, equal scores, v is 1 once and 1.0078 seven times", otherwise="o and lse aren't rounded between two steps",
-               edge="half")  # fmt: skip
+    yield case(1, on="one rank")
+    yield case(2, on="two ranks, their work in chunks times chunks,")
+    yield case(3, on="three ranks, their work in chunks times chunks,")
+    yield case(4, on="four ranks, their work in chunks times chunks,")
+    yield case(7, on="seven ranks, their work in chunks times chunks,")
 
 
 EXERCISE = Exercise(
     id="13.3",
-    task="Write the program of one rank, with attend and join.",
-    conditions={"half": "with fp16 and bf16, the running o and lse stay as wide as join returns them"},
+    task="Give each rank two chunks, so that all ranks have the same work under the causal mask.",
     hints=(
-        "Start with what needs nobody else. How many ranks' keys are then still missing?",
-        "o, lse = attend(q, k, v) first. Then ranks − 1 times: k, v = yield k, v, attend to what came, and join.",
-        "join(o, lse, *attend(q, k, v)) hands over both results of attend.",
+        "Chunk c's queries see c whole chunks of keys, and half of their own. So which pairs of chunks have the same sum?",
+        "The first chunk has the least work and the last one the most: put them together. Then the second and the last but one.",
     ),
-    solution=ring_rank,
-    reasoning="A rank begins with its own keys. In each of the ranks − 1 steps it passes on the keys that it holds and gets the next ones. So each rank "
-    "sees each shard once, and the merge makes the order irrelevant.",
-    more="The package's version, ring.ring_attention, starts to send before it computes, so that both run at the same time.",
+    solution=chunks_of,
+    reasoning="Chunk c has work c + ½. The numbers of the two chunks always add up to 2 · ranks − 1, so every rank has the work 2 · ranks.",
     inputs=inputs,
     truth=truth,
-    rule="each rank attends to its own keys, then ranks − 1 times passes on what it holds and joins its attention to what comes",
+    rule="every rank has the same work where the numbers of its two chunks have the same sum",
     mistakes=MISTAKES,
-    parts=("o", "lse", "sends"),
-    tolerance=tolerance,
+    exact=True,
     adapt=adapt,
 )

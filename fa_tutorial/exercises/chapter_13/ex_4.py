@@ -1,73 +1,104 @@
-"""Exercise 13.4, chunks_of."""
+"""Exercise 13.4, tile_of."""
 
 import functools
+import random
 
+import torch
+
+from fa_tutorial import ring
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, show
+from fa_tutorial.exercises.running import Wrong
 
 
-def chunks_of(rank, ranks):
-    """(one, other): the numbers of the two chunks, of 2 · ranks, that make up this rank's shard."""
-    return rank, 2 * ranks - 1 - rank
+def tile_of(rank, owner, rows):
+    """(first, end, is_causal): this rank's queries from row `first` on see the owner's keys 0 … end − 1.
+
+    Both shards have `rows` rows, an even number, in zigzag order.
+    is_causal: whether this tile needs the mask.
+    """
+    if owner == rank:
+        return 0, rows, True
+    if owner < rank:
+        return 0, rows // 2, False
+    return rows // 2, rows, False
 
 
-PAIR = "rank, 2 * ranks - 1 - rank"
+EARLIER, LATER, OWN = "return 0, rows // 2, False", "return rows // 2, rows, False", "return 0, rows, True"
 MISTAKES = {
-    "two neighbours: the last rank's queries see nearly all keys, and the first one's hardly any": (PAIR, "2 * rank, 2 * rank + 1"),
-    "the two chunks lie half the sequence apart for every rank, so the later ranks still have more": (PAIR, "rank, rank + ranks"),
-    "both chunks come earlier for a later rank: one must come earlier and one later": (PAIR, "ranks - 1 - rank, 2 * ranks - 1 - rank"),
+    "earlier and later owners are exchanged": ("owner < rank", "owner > rank"),
+    "of an earlier owner's keys only the first chunk is seen: its last chunk comes after all queries of this rank": (EARLIER, "return 0, rows, False"),
+    "a later owner's keys are hidden from the first chunk of queries, not from the second": (LATER, "return 0, rows, False"),
+    "a visiting shard gets a causal mask of its own, as if its keys began where this rank's queries begin": [
+        (EARLIER, "return 0, rows, True"), (LATER, "return 0, rows, True")],
+    "the tile of a visiting shard needs no mask: all its pairs are seen": [
+        (EARLIER, "return 0, rows // 2, True"), (LATER, "return rows // 2, rows, True")],
+    "its own keys need the causal mask": (OWN, "return 0, rows, False"),
+    "that is right for shards in plain order: in zigzag order an earlier owner's second chunk is hidden, and a later owner's keys are seen by the second chunk of queries": [
+        (EARLIER, "return 0, rows, False"), (LATER, "return rows, 0, False")],
+    "a later owner's keys are all seen by the second chunk: both its chunks come before that": (LATER, "return rows // 2, rows // 2, False"),
+    "that many queries see the keys, but they are the last ones: first is rows // 2": (LATER, "return 0, rows // 2, False"),
+    "one row is missing: rows are counted from 0, so the second chunk of queries begins at row rows // 2": (LATER, "return rows // 2 + 1, rows, False"),
+    "one row too many: rows are counted from 0, so the second chunk of queries begins at row rows // 2": (LATER, "return rows // 2 - 1, rows, False"),
+    "one key is missing: the keys are 0 … end − 1, so end is their number": (EARLIER, "return 0, rows // 2 - 1, False"),
+    "one key too many: the keys are 0 … end − 1, so end is their number": (EARLIER, "return 0, rows // 2 + 1, False"),
+    "end is one more than the last key: the keys are 0 … end − 1": [
+        (EARLIER, "return 0, rows // 2 - 1, False"), (LATER, "return rows // 2, rows - 1, False"), (OWN, "return 0, rows - 1, True")],
+    "rows counts both chunks of a shard: a chunk has rows // 2": [(EARLIER, "return 0, rows, False"), (LATER, "return rows, 2 * rows, False"),
+                                                                   (OWN, "return 0, 2 * rows, True")],
 }  # fmt: skip
 
 
-def work(chunks):
-    """Pairs that two chunks of queries see under the causal mask, in units of a chunk times a chunk: chunk c sees c whole chunks and half of its own."""
-    return sum(chunks) + 1
-
-
-def truth(ranks):
-    return (sum(work((chunk,)) for chunk in range(2 * ranks)) // ranks - 1,) * ranks  # all the work, shared out evenly
+def truth(rank, owner, rows):
+    ranks = max(rank, owner) + 1
+    queries, keys = (ring.shard(torch.arange(rows * ranks), one, ranks, dim=0) for one in (rank, owner))
+    seen = keys <= queries[:, None]  # [rows, rows]
+    first, end = rows - int(seen.any(1).sum()), int(seen.any(0).sum())
+    return first, end, not bool(seen[first:, :end].all())
 
 
 def adapt(answer):
-    """The work of every rank, by the chunks that the answer gives it. Wrong where the chunks aren't shared out once each."""
+    """The answer. Wrong where it counts rows by floats, with which nobody can slice."""
 
     @functools.wraps(answer)
-    def works(ranks):
-        given = [answer(rank, ranks) for rank in range(ranks)]
-        for rank, chunks in enumerate(given):
-            if not (isinstance(chunks, tuple | list) and len(chunks) == 2 and all(isinstance(chunk, int) for chunk in chunks)):
-                raise Wrong(f"chunks_of({rank}, {ranks}) gives {show(chunks)}, want a tuple or a list of two whole numbers")
-        dealt = sorted(chunk for chunks in given for chunk in chunks)
-        if dealt != [*range(2 * ranks)]:
-            raise Wrong(
-                f"{'1 rank gets' if ranks == 1 else f'{ranks} ranks get'} the chunks {', '.join(map(str, dealt))}: each of 0 to {2 * ranks - 1} must go to one rank"
-            )
-        return tuple(map(work, given))
+    def whole(rank, owner, rows):
+        tile = answer(rank, owner, rows)
+        if isinstance(tile, tuple | list) and any(isinstance(x, float) for x in tile[:2]):
+            raise Wrong(f"first is {tile[0]} and end is {tile[1]}: they must be whole numbers, to slice with, so use //")
+        if isinstance(tile, tuple | list) and len(tile) == 3 and tile[2] is None:
+            raise Wrong("is_causal is None: it must be True or False")
+        return tile
 
-    return works
+    return whole
 
 
 def inputs():
-    yield case(1, on="one rank")
-    yield case(2, on="two ranks, their work in chunks times chunks,")
-    yield case(3, on="three ranks, their work in chunks times chunks,")
-    yield case(4, on="four ranks, their work in chunks times chunks,")
-    yield case(7, on="seven ranks, their work in chunks times chunks,")
+    yield case(1, 1, 4, otherwise="a rank's own rows are in order, so its own tile is causal attention as always")
+    yield case(2, 1, 4, otherwise="an earlier owner: its first chunk comes before both chunks of queries, and its second one after both")
+    yield case(1, 2, 4, otherwise="a later owner: its chunks lie between this rank's two chunks")
+    yield case(0, 3, 4, otherwise="rank 0 has the first chunk of all, and the last one")
+    yield case(3, 0, 6, otherwise="of rank 0's keys, the last chunk of the sequence is hidden from everybody else")
+    yield case(0, 0, 2)
+    for _ in range(8):
+        ranks = random.randint(2, 6)
+        yield case(random.randrange(ranks), random.randrange(ranks), 2 * random.randint(1, 8), on="random ranks", fresh=True)
 
 
 EXERCISE = Exercise(
     id="13.4",
-    task="Give each rank two chunks, so that all ranks have the same work under the causal mask.",
+    task="Say which of a rank's queries see which of an owner's keys in zigzag order.",
     hints=(
-        "Chunk c's queries see c whole chunks of keys, and half of their own. So which pairs of chunks have the same sum?",
-        "The first chunk has the least work and the last one the most: put them together. Then the second and the last but one.",
+        "Take four ranks: rank 1 has chunks 1 and 6. Draw which of them see rank 0's chunks, 0 and 7, and which see rank 2's, 2 and 5.",
+        "An earlier owner has a chunk below both of yours and one above both. A later owner has both of its chunks between yours.",
+        "Own keys: (0, rows, True). An earlier owner: all queries, half the keys. A later owner: the second half of the queries, all keys.",
     ),
-    solution=chunks_of,
-    reasoning="Chunk c has work c + ½. The numbers of the two chunks always add up to 2 · ranks − 1, so every rank has the work 2 · ranks.",
+    solution=tile_of,
+    reasoning="With o < r the chunks are o < r < 2R − 1 − r < 2R − 1 − o: both chunks of queries see chunk o and neither sees the last one. With o > r they are "
+    "r < o < 2R − 1 − o < 2R − 1 − r: the first chunk of queries sees nothing, and the second sees both. Either way half of the tile is seen, without a mask.",
     inputs=inputs,
     truth=truth,
-    rule="every rank has the same work where the numbers of its two chunks have the same sum",
+    rule="a query sees the keys at its own position and before; the shard of rank r is chunk r and then chunk 2R − 1 − r",
     mistakes=MISTAKES,
+    parts=("first", "end", "is_causal"),
     exact=True,
     adapt=adapt,
 )

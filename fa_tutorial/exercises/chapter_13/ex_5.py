@@ -1,103 +1,72 @@
-"""Exercise 13.5, tile_of."""
+"""Exercise 13.5, least_shard."""
 
-import functools
 import random
 
-import torch
-
-from fa_tutorial import ring
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, show
 
 
-def tile_of(rank, owner, rows):
-    """(first, end, is_causal): this rank's queries from row `first` on see the owner's keys 0 … end − 1.
+def least_shard(H_q, H_k, D, itemsize, flops, bandwidth):
+    """The tokens in a shard with which a causal step in zigzag order computes as long as it sends.
 
-    Both shards have `rows` rows, an even number, in zigzag order.
-    is_causal: whether this tile needs the mask.
+    flops: FLOP/s that the kernel reaches.
+    bandwidth: byte/s that a rank sends to the next one.
     """
-    if owner == rank:
-        return 0, rows, True
-    if owner < rank:
-        return 0, rows // 2, False
-    return rows // 2, rows, False
+    # rows² / 2 pairs, 2 matmuls, 2 FLOPs each:  seconds = 2 · H_q · rows² · D / flops
+    # k and v:                                   seconds = 2 · H_k · rows · D · itemsize / bandwidth
+    return H_k * itemsize * flops / (H_q * bandwidth)
 
 
-EARLIER, LATER, OWN = "return 0, rows // 2, False", "return rows // 2, rows, False", "return 0, rows, True"
+RESULT = "H_k * itemsize * flops / (H_q * bandwidth)"
 MISTAKES = {
-    "earlier and later owners are exchanged": ("owner < rank", "owner > rank"),
-    "of an earlier owner's keys only the first chunk is seen: its last chunk comes after all queries of this rank": (EARLIER, "return 0, rows, False"),
-    "a later owner's keys are hidden from the first chunk of queries, not from the second": (LATER, "return 0, rows, False"),
-    "a visiting shard gets a causal mask of its own, as if its keys began where this rank's queries begin": [
-        (EARLIER, "return 0, rows, True"), (LATER, "return 0, rows, True")],
-    "the tile of a visiting shard needs no mask: all its pairs are seen": [
-        (EARLIER, "return 0, rows // 2, True"), (LATER, "return rows // 2, rows, True")],
-    "its own keys need the causal mask": (OWN, "return 0, rows, False"),
-    "that is right for shards in plain order: in zigzag order an earlier owner's second chunk is hidden, and a later owner's keys are seen by the second chunk of queries": [
-        (EARLIER, "return 0, rows, False"), (LATER, "return rows, 0, False")],
-    "a later owner's keys are all seen by the second chunk: both its chunks come before that": (LATER, "return rows // 2, rows // 2, False"),
-    "that many queries see the keys, but they are the last ones: first is rows // 2": (LATER, "return 0, rows // 2, False"),
-    "one row is missing: rows are counted from 0, so the second chunk of queries begins at row rows // 2": (LATER, "return rows // 2 + 1, rows, False"),
-    "one row too many: rows are counted from 0, so the second chunk of queries begins at row rows // 2": (LATER, "return rows // 2 - 1, rows, False"),
-    "one key is missing: the keys are 0 … end − 1, so end is their number": (EARLIER, "return 0, rows // 2 - 1, False"),
-    "one key too many: the keys are 0 … end − 1, so end is their number": (EARLIER, "return 0, rows // 2 + 1, False"),
-    "rows counts both chunks of a shard: a chunk has rows // 2": [(EARLIER, "return 0, rows, False"), (LATER, "return rows, 2 * rows, False"),
-                                                                   (OWN, "return 0, 2 * rows, True")],
+    "that is half of it: a factor of 2 is missing or too much, in the time that computing or sending takes": (RESULT, f"{RESULT} / 2"),
+    "that is twice as much: a factor of 2 is missing or too much, in the time that computing or sending takes": (RESULT, f"2 * {RESULT}"),
+    "that is a quarter of it: factors of 2 are missing or too much, in the time that computing or sending takes": (RESULT, f"{RESULT} / 4"),
+    "that is four times as much: factors of 2 are missing or too much, in the time that computing or sending takes": (RESULT, f"4 * {RESULT}"),
+    "that is three times as much: a step sends k and v, once": (RESULT, f"3 * {RESULT}"),
+    "flops and bandwidth are exchanged: a faster GPU needs a longer shard, a faster link a shorter one": (
+        RESULT, "H_k * itemsize * bandwidth / (H_q * flops)"),
+    "the heads of k and v are H_k: grouped-query attention sends less": (RESULT, "itemsize * flops / bandwidth"),
+    "the two groups of heads are exchanged: computing has H_q heads, sending H_k": (RESULT, "H_q * itemsize * flops / (H_k * bandwidth)"),
+    "the numbers of k and v are sent, but their bytes aren't counted: multiply by itemsize": (RESULT, "H_k * flops / (H_q * bandwidth)"),
+    "the bytes of a number aren't always 2: take itemsize": (RESULT, "2 * H_k * flops / (H_q * bandwidth)"),
+    "that is one over the number of tokens": (RESULT, "(H_q * bandwidth) / (H_k * itemsize * flops)"),
+    "D cancels: both the FLOPs and the bytes are proportional to it": (RESULT, f"{RESULT} / D"),
+    "the bandwidth is in bytes a second, not in bits": (RESULT, f"8 * {RESULT}"),
+    "q travels as well there: only k and v do": (RESULT, "(2 * H_k + H_q) * itemsize * flops / (2 * H_q * bandwidth)"),
 }  # fmt: skip
 
 
-def truth(rank, owner, rows):
-    ranks = max(rank, owner) + 1
-    queries, keys = (ring.shard(torch.arange(rows * ranks), one, ranks, dim=0) for one in (rank, owner))
-    seen = keys <= queries[:, None]  # [rows, rows]
-    first, end = rows - int(seen.any(1).sum()), int(seen.any(0).sum())
-    return first, end, not bool(seen[first:, :end].all())
-
-
-def adapt(answer):
-    """The answer. Wrong where it counts rows by floats, with which nobody can slice."""
-
-    @functools.wraps(answer)
-    def whole(rank, owner, rows):
-        tile = answer(rank, owner, rows)
-        if isinstance(tile, tuple | list) and any(isinstance(x, float) for x in tile[:2]):
-            call = f"tile_of({rank}, {owner}, {rows})"
-            raise Wrong(f"{call} gives {show(tuple(tile))}: first and end are whole numbers, to slice with, so use //")
-        if isinstance(tile, tuple | list) and len(tile) == 3 and tile[2] is None:
-            raise Wrong(f"tile_of({rank}, {owner}, {rows}) gives {show(tuple(tile))}: is_causal is True or False")
-        return tile
-
-    return whole
+def truth(H_q, H_k, D, itemsize, flops, bandwidth):
+    compute = 4 * H_q * D / 2 / flops  # seconds for each rows²
+    send = 2 * H_k * D * itemsize / bandwidth  # seconds for each row
+    return send / compute
 
 
 def inputs():
-    yield case(1, 1, 4, otherwise="a rank's own rows are in order, so its own tile is causal attention as always")
-    yield case(2, 1, 4, otherwise="an earlier owner: its first chunk comes before both chunks of queries, and its second one after both")
-    yield case(1, 2, 4, otherwise="a later owner: its chunks lie between this rank's two chunks")
-    yield case(0, 3, 4, otherwise="rank 0 has the first chunk of all, and the last one")
-    yield case(3, 0, 6, otherwise="of rank 0's keys, the last chunk of the sequence is hidden from everybody else")
-    yield case(0, 0, 2)
-    for _ in range(8):
-        ranks = random.randint(2, 6)
-        yield case(random.randrange(ranks), random.randrange(ranks), 2 * random.randint(1, 8), on="random ranks", fresh=True)
+    yield case(1, 1, 1, 1, 100.0, 10.0, otherwise="rows²/2 pairs of 4 FLOPs take as long as 2 · rows bytes")
+    yield case(1, 1, 64, 2, 100.0, 10.0, otherwise="D doesn't matter, and the bytes of a number do")
+    yield case(8, 2, 64, 2, 100.0, 10.0, otherwise="k and v have H_k heads, q has H_q")
+    yield case(32, 8, 128, 2, 6e14, 4e11, otherwise="two times say how long a step computes and sends: set them equal")
+    yield case(3, 2, 64, 2, 100.0, 10.0, otherwise="don't round: both times are equal for a length that need not be whole")
+    for _ in range(5):
+        H_k = random.randint(1, 8)
+        sizes = H_k * random.randint(1, 8), H_k, random.choice((64, 128)), random.choice((2, 4))
+        yield case(*sizes, 1e12 * random.uniform(1, 900), 1e9 * random.uniform(1, 400), on="random machines", fresh=True)
 
 
 EXERCISE = Exercise(
     id="13.5",
-    task="Say which of a rank's queries see which of an owner's keys in zigzag order.",
+    task="Find the number of tokens in a shard from which on sending hides behind computing.",
     hints=(
-        "Take four ranks: rank 1 has chunks 1 and 6. Draw which of them see rank 0's chunks, 0 and 7, and which see rank 2's, 2 and 5.",
-        "An earlier owner has a chunk below both of yours and one above both. A later owner has both of its chunks between yours.",
-        "Own keys: (0, rows, True). An earlier owner: all queries, half the keys. A later owner: the second half of the queries, all keys.",
+        "How many FLOPs has a step of `rows` queries and `rows` keys, half of whose pairs are seen? How many bytes has the k and v that travel meanwhile?",
+        "2 · H_q · rows² · D FLOPs, and 2 · H_k · rows · D · itemsize bytes. Each divided by its rate is a time.",
+        "Set the two times equal and solve for rows.",
     ),
-    solution=tile_of,
-    reasoning="With o < r the chunks are o < r < 2R − 1 − r < 2R − 1 − o: both chunks of queries see chunk o and neither sees the last one. With o > r they are "
-    "r < o < 2R − 1 − o < 2R − 1 − r: the first chunk of queries sees nothing, and the second sees both. Either way half of the tile is seen, without a mask.",
+    solution=least_shard,
+    reasoning="FLOPs grow with rows², bytes with rows. So there is one length from which on computing takes longer, and it depends on nothing but the machine, the "
+    "group of heads and the bytes of a number.",
     inputs=inputs,
     truth=truth,
-    rule="a query sees the keys at its own position and before; the shard of rank r is chunk r and then chunk 2R − 1 − r",
+    rule="rows is where 2 · H_q · rows² · D / flops equals 2 · H_k · rows · D · itemsize / bandwidth",
     mistakes=MISTAKES,
-    parts=("first", "end", "is_causal"),
-    exact=True,
-    adapt=adapt,
 )

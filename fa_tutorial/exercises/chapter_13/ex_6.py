@@ -1,72 +1,171 @@
-"""Exercise 13.6, least_shard."""
+"""Exercise 13.6, backward_rank."""
 
-import random
+import functools
 
+import torch
+
+from fa_tutorial.algorithm import attention_backward
+from fa_tutorial.exercises.chapter_13 import played
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong
 
 
-def least_shard(H_q, H_k, D, itemsize, flops, bandwidth):
-    """The tokens in a shard with which a causal step in zigzag order computes as long as it sends.
+def backward_rank(q, k, v, o, do, lse, ranks):
+    """One rank's program: (dq, dk, dv) of its own queries, keys and values.
 
-    flops: FLOP/s that the kernel reaches.
-    bandwidth: byte/s that a rank sends to the next one.
+    q, k, v: this rank's shards; o, lse: its result of the forward ring; do: the gradient of o.
     """
-    # rows² / 2 pairs, 2 matmuls, 2 FLOPs each:  seconds = 2 · H_q · rows² · D / flops
-    # k and v:                                   seconds = 2 · H_k · rows · D · itemsize / bandwidth
-    return H_k * itemsize * flops / (H_q * bandwidth)
+    dq, dk, dv = attention_backward(q, k, v, o, do, lse)
+    for _ in range(1, ranks):
+        k, v, dk, dv = yield k, v, dk, dv
+        dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, lse)
+        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part
+    if ranks > 1:
+        dk, dv = yield dk, dv
+    return dq, dk, dv
 
 
-RESULT = "H_k * itemsize * flops / (H_q * bandwidth)"
+YIELD, HOME, TILE = (
+    "k, v, dk, dv = yield k, v, dk, dv",
+    "    if ranks > 1:\n        dk, dv = yield dk, dv\n",
+    "attention_backward(q, k, v, o, do, lse)",
+)
+OWN_LSE, OWN_O = "played.attend(q, k, v)[1]", "played.attend(q, k, v)[0]"
 MISTAKES = {
-    "that is half of it: a factor of 2 is missing or too much, in the time that computing or sending takes": (RESULT, f"{RESULT} / 2"),
-    "that is twice as much: a factor of 2 is missing or too much, in the time that computing or sending takes": (RESULT, f"2 * {RESULT}"),
-    "that is a quarter of it: factors of 2 are missing or too much, in the time that computing or sending takes": (RESULT, f"{RESULT} / 4"),
-    "that is four times as much: factors of 2 are missing or too much, in the time that computing or sending takes": (RESULT, f"4 * {RESULT}"),
-    "that is three times as much: a step sends k and v, once": (RESULT, f"3 * {RESULT}"),
-    "flops and bandwidth are exchanged: a faster GPU needs a longer shard, a faster link a shorter one": (
-        RESULT, "H_k * itemsize * bandwidth / (H_q * flops)"),
-    "the heads of k and v are H_k: grouped-query attention sends less": (RESULT, "itemsize * flops / bandwidth"),
-    "the two groups of heads are exchanged: computing has H_q heads, sending H_k": (RESULT, "H_q * itemsize * flops / (H_k * bandwidth)"),
-    "the numbers of k and v are sent, but their bytes aren't counted: multiply by itemsize": (RESULT, "H_k * flops / (H_q * bandwidth)"),
-    "the bytes of a number aren't always 2: take itemsize": (RESULT, "2 * H_k * flops / (H_q * bandwidth)"),
-    "that is one over the number of tokens": (RESULT, "(H_q * bandwidth) / (H_k * itemsize * flops)"),
-    "D cancels: both the FLOPs and the bytes are proportional to it": (RESULT, f"{RESULT} / D"),
-    "the bandwidth is in bytes a second, not in bits": (RESULT, f"8 * {RESULT}"),
-    "q travels as well there: only k and v do": (RESULT, "(2 * H_k + H_q) * itemsize * flops / (2 * H_q * bandwidth)"),
+    "the gradients stop one rank before home: after ranks − 1 steps a rank holds those of the rank after it, so they need one step more": (HOME, ""),
+    "k and v travel home as well, where nobody needs them: the last step is for dk and dv alone": (HOME, HOME.replace("dk, dv = yield dk, dv", "_, _, dk, dv = yield k, v, dk, dv")),
+    "k and v travel home as well, where nobody needs them, and with one rank nothing travels": (
+        HOME, "    _, _, dk, dv = yield k, v, dk, dv\n"),
+    "the gradients go around once more than they need: after ranks steps they are home": (HOME, HOME.replace("if ranks > 1:", "for _ in range((ranks + 1) * (ranks > 1)):")),
+    "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": [
+        (YIELD, "k, v = yield k, v"), (HOME, "")],
+    "the part's own o and lse give weights that add up to 1 over this shard alone: take the whole row's": (
+        TILE, f"attention_backward(q, k, v, {OWN_O}, do, {OWN_LSE})", 2),
+    "the part's own lse gives weights that add up to 1 over this shard alone: take the whole row's": (
+        TILE, f"attention_backward(q, k, v, o, do, {OWN_LSE})", 2),
+    "the part's own o gives a delta of this shard alone: take the whole row's": (TILE, f"attention_backward(q, k, v, {OWN_O}, do, lse)", 2),
+    "a visiting shard's own o and lse give weights that add up to 1 over this shard alone: take the whole row's": (
+        f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, {OWN_O}, do, {OWN_LSE})"),
+    "a visiting shard's own lse gives weights that add up to 1 over this shard alone: take the whole row's": (
+        f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, {OWN_LSE})"),
+    "a visiting shard's own o gives a delta of this shard alone: take the whole row's": (
+        f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, {OWN_O}, do, lse)"),
+    "a rank's own pair is counted twice, in dq, dk and dv: begin from zero, or from its own pair and go on with what comes": (
+        f"dq, dk, dv = {TILE}\n", f"dq, dk, dv = (2 * x for x in {TILE})\n"),
+    "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
+        f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n",
+        f"        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n        {YIELD}\n"),
+    "dk and dv leave only after the next pair has joined, so that gradients of different keys are added up: they leave with their keys": [
+        (YIELD, "k, v = yield k, v"), ("dv + dv_part\n", "dv + dv_part\n        dk, dv = yield dk, dv\n"), (HOME, "")],
+    "a rank's own pair is counted twice, in dk and dv: begin from zero, or from its own pair and go on with what comes": (
+        f"dq, dk, dv = {TILE}\n", f"dq, dk, dv = {TILE}\n    dk, dv = 2 * dk, 2 * dv\n"),
+    "dq travels away with the keys: q stays, and so does dq": [
+        (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), (HOME, HOME.replace("dk, dv", "dq, dk, dv"))],
+    "dq travels away with the keys, and doesn't come home: q stays, and so does dq": (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"),
+    "with one rank dk and dv are home already: nothing is sent": (HOME, HOME.replace("if ranks > 1:\n        ", "")),
+    "dk and dv are exchanged in the last step: yield gives them in the order in which they were sent": (HOME, HOME.replace("dk, dv =", "dv, dk =")),
+    "dk and dv are overwritten in each step: add to what the earlier ranks have put in": (
+        "dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk_part, dv_part"),
+    "dq is overwritten in each step: add up what all shards give": ("dq + dq_part, dk + dk_part", "dq_part, dk + dk_part"),
+    "only the rank's own keys are used: take what yield gives": (YIELD, "yield k, v, dk, dv"),
+    "the keys that come are thrown away, and its own are used again: take k and v from yield": (YIELD, "_, _, dk, dv = yield k, v, dk, dv"),
+    "k and v are never sent, so each rank sees its own keys alone": (YIELD, "dk, dv = yield dk, dv"),
+    "a pair's dk and dv are added after its keys have left, so to the gradients of other keys: add, and then pass on": [
+        (f"    dq, dk, dv = {TILE}\n", "    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))\n"), ("range(1, ranks)", "range(1, ranks + 1)"),
+        (f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n",
+         f"        dq_part, dk_part, dv_part = {TILE}\n        if ranks > 1:\n            k, v, dk, dv = (yield k, v, dk, dv) if _ < ranks else (k, v, *(yield dk, dv))\n"),
+        (HOME, "")],
+    "the gradients are returned in the order dk, dv, dq: return dq, dk, dv": ("return dq, dk, dv", "return dk, dv, dq"),
+    "dk and dv are averaged: the parts of one gradient add up": ("dk + dk_part, dv + dv_part", "(dk + dk_part) / 2, (dv + dv_part) / 2"),
+    "a visiting shard joins lse once more: the lse of the forward is the whole row's already": (
+        YIELD, f"{YIELD}\n        lse = torch.logaddexp(lse, {OWN_LSE})"),
+    "the gradients are averaged: the parts of one gradient add up": (
+        "dq + dq_part, dk + dk_part, dv + dv_part", "(dq + dq_part) / 2, (dk + dk_part) / 2, (dv + dv_part) / 2"),
+    "dk and dv arrive as each other": (YIELD, "k, v, dv, dk = yield k, v, dk, dv"),
+    "dk and dv are rounded to 16 bits in each step, so errors of all ranks add up: keep the running gradients as wide as they come": (
+        YIELD, f"{YIELD}\n        dk, dv = dk.bfloat16().to(k.dtype), dv.bfloat16().to(v.dtype)"),
 }  # fmt: skip
 
 
-def truth(H_q, H_k, D, itemsize, flops, bandwidth):
-    compute = 4 * H_q * D / 2 / flops  # seconds for each rows²
-    send = 2 * H_k * D * itemsize / bandwidth  # seconds for each row
-    return send / compute
+def truth(q, k, v, do, ranks):
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    o, _ = played.attend(*leaves)
+    return *torch.autograd.grad(o, leaves, do), torch.tensor(4 * ranks - 2 if ranks > 1 else 0)
+
+
+def keeping(answer):
+    """The answer, whose programs may not send their rank's q."""
+
+    @functools.wraps(answer)
+    def on_a_rank(q, k, v, o, do, lse, ranks):
+        own, program = q.clone(), answer(q, k, v, o, do, lse, ranks)
+
+        def watched():
+            received = None
+            while True:
+                try:
+                    message = program.send(received)
+                except StopIteration as stop:
+                    return stop.value
+                if any(torch.equal(own, sent) for sent in played.tensors_of(message)):
+                    raise Wrong("a rank sends its q: q, o, do, lse and dq stay, and keys and values come to them")
+                received = yield message
+
+        return watched() if hasattr(program, "send") else program
+
+    return on_a_rank
+
+
+def adapt(answer):
+    """The answer's program on every rank, after a forward pass: dq, dk and dv of the whole sequence, and how many tensors as large as
+    a shard of k a rank sends."""
+
+    @functools.wraps(answer)
+    def ring(q, k, v, do, ranks):
+        o, lse = played.attend(q, k, v)
+        results, sent = played.play(keeping(answer), (q, k, v, o, do, lse), ranks)
+        return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(max(sent) * ranks / k.nbytes)
+
+    return ring
+
+
+RULES = {
+    "dq": "dq stays, and gathers the parts of all keys, each from the whole row's o and lse",
+    "dk": "dk travels with its keys, gathers the parts of all ranks, and ends on the rank where it began",
+    "dv": "dv travels with its keys, gathers the parts of all ranks, and ends on the rank where it began",
+    "tensors sent": "k and v travel ranks − 1 times, dk and dv ranks times",
+}
 
 
 def inputs():
-    yield case(1, 1, 1, 1, 100.0, 10.0, otherwise="rows²/2 pairs of 4 FLOPs take as long as 2 · rows bytes")
-    yield case(1, 1, 64, 2, 100.0, 10.0, otherwise="D doesn't matter, and the bytes of a number do")
-    yield case(8, 2, 64, 2, 100.0, 10.0, otherwise="k and v have H_k heads, q has H_q")
-    yield case(32, 8, 128, 2, 6e14, 4e11, otherwise="two times say how long a step computes and sends: set them equal")
-    yield case(3, 2, 64, 2, 100.0, 10.0, otherwise="don't round: both times are equal for a length that need not be whole")
-    for _ in range(5):
-        H_k = random.randint(1, 8)
-        sizes = H_k * random.randint(1, 8), H_k, random.choice((64, 128)), random.choice((2, 4))
-        yield case(*sizes, 1e12 * random.uniform(1, 900), 1e9 * random.uniform(1, 400), on="random machines", fresh=True)
+    for ranks, rows in ((2, 1), (3, 1), (4, 2)):
+        for fresh in (False, True):
+            drawn = played.draws(1, 2, ranks * rows, 4, fresh=fresh)
+            on = f"{ranks} ranks, S = {ranks * rows}, H = 2, D = 4"
+            yield case(*drawn, ranks, on=on, otherwise=RULES, fresh=fresh)
+    drawn = played.draws(1, 2, 2, 4, fresh=False)
+    yield case(
+        *drawn, 1, on="1 rank, S = 2, H = 2, D = 4", edge="alone", otherwise="one rank: the gradients of chapter 6, and nothing is sent"
+    )
 
 
 EXERCISE = Exercise(
     id="13.6",
-    task="Find the number of tokens in a shard from which on sending hides behind computing.",
+    task="Write the backward program of one rank, with attention_backward.",
+    conditions={"alone": "with one rank nothing is sent"},
     hints=(
-        "How many FLOPs has a step of `rows` queries and `rows` keys, half of whose pairs are seen? How many bytes has the k and v that travel meanwhile?",
-        "2 · H_q · rows² · D FLOPs, and 2 · H_k · rows · D · itemsize bytes. Each divided by its rate is a time.",
-        "Set the two times equal and solve for rows.",
+        "q, do and dq stay. k and v travel as before. Where must the gradients of the keys be when the next rank wants to add to them?",
+        "They travel with their keys: k, v, dk, dv = yield k, v, dk, dv. After how many steps are they home?",
+        "Begin with the own pair. Then ranks − 1 times pass on all four and add the next pair's gradients. Last, dk and dv go home alone, if there is more than one rank.",
     ),
-    solution=least_shard,
-    reasoning="FLOPs grow with rows², bytes with rows. So there is one length from which on computing takes longer, and it depends on nothing but the machine, the "
-    "group of heads and the bytes of a number.",
+    solution=backward_rank,
+    reasoning="A pair's p = exp(s − lse) and ds = p ∘ (dp − delta) need the whole row's lse and delta, which the rank kept from its forward. dq gathers where its "
+    "queries are. dk and dv gather on their way around the ring; after `ranks` steps they have visited everybody and are home. k and v needn't make the last step.",
+    more="The package's version, ring.ring_attention's backward, overlaps sending with computing.",
     inputs=inputs,
     truth=truth,
-    rule="rows is where 2 · H_q · rows² · D / flops equals 2 · H_k · rows · D · itemsize / bandwidth",
+    rule="each rank adds its part to dq, which stays, and to dk and dv, which travel with their keys until they are home; k and v take ranks − 1 steps",
     mistakes=MISTAKES,
+    parts=("dq", "dk", "dv", "tensors sent"),
+    adapt=adapt,
 )

@@ -1,162 +1,98 @@
-"""Exercise 13.7, backward_rank."""
+"""Exercise 13.7, overlapped_backward."""
 
 import functools
+import random
 
 import torch
 
-from fa_tutorial.algorithm import attention_backward
-from fa_tutorial.exercises.chapter_13 import played
+from fa_tutorial import ring
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+
+KV_S, DKV_S = 1.0, 2.0  # seconds of a message
 
 
-def backward_rank(q, k, v, o, do, lse, ranks):
-    """One rank's program: (dq, dk, dv) of its own queries, keys and values.
-
-    q, k, v: this rank's shards; o, lse: its result of the forward ring; do: the gradient of o.
-    """
-    dq, dk, dv = attention_backward(q, k, v, o, do, lse)
-    for _ in range(1, ranks):
-        k, v, dk, dv = yield k, v, dk, dv
-        dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, lse)
-        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part
-    if ranks > 1:
-        dk, dv = yield dk, dv
-    return dq, dk, dv
+def overlapped_backward(kv, ranks, start, tile):
+    """One rank's program, as serial_backward: dk and dv of its own keys. ranks: 2 or more."""
+    passing = start(kv)
+    dkv = tile(kv)
+    for step in range(1, ranks):
+        kv = passing.wait()
+        home = start(dkv)
+        if step < ranks - 1:
+            passing = start(kv)
+        dkv = tile(kv) + home.wait()
+    return start(dkv).wait()
 
 
-YIELD, HOME, TILE = (
-    "k, v, dk, dv = yield k, v, dk, dv",
-    "    if ranks > 1:\n        dk, dv = yield dk, dv\n",
-    "attention_backward(q, k, v, o, do, lse)",
-)
-OWN_LSE, OWN_O = "played.attend(q, k, v)[1]", "played.attend(q, k, v)[0]"
+PASS = "        if step < ranks - 1:\n            passing = start(kv)\n"
+TILE, KEYS = "dkv = tile(kv) + home.wait()", "kv = passing.wait()"
+FIRST, LAST = "    passing = start(kv)\n    dkv = tile(kv)\n", "return start(dkv).wait()"
 MISTAKES = {
-    "the gradients stop one rank before home: after ranks − 1 steps a rank holds those of the rank after it, so they need one step more": (HOME, ""),
-    "k and v travel home as well, where nobody needs them: the last step is for dk and dv alone": (HOME, HOME.replace("dk, dv = yield dk, dv", "_, _, dk, dv = yield k, v, dk, dv")),
-    "k and v travel home as well, where nobody needs them, and with one rank nothing travels": (
-        HOME, "    _, _, dk, dv = yield k, v, dk, dv\n"),
-    "the gradients go around once more than they need: after ranks steps they are home": (HOME, HOME.replace("if ranks > 1:", "for _ in range((ranks + 1) * (ranks > 1)):")),
-    "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": [
-        (YIELD, "k, v = yield k, v"), (HOME, "")],
-    "the part's own o and lse give weights that add up to 1 over this shard alone: take the whole row's": (
-        TILE, f"attention_backward(q, k, v, {OWN_O}, do, {OWN_LSE})", 2),
-    "the part's own lse gives weights that add up to 1 over this shard alone: take the whole row's": (
-        TILE, f"attention_backward(q, k, v, o, do, {OWN_LSE})", 2),
-    "the part's own o gives a delta of this shard alone: take the whole row's": (TILE, f"attention_backward(q, k, v, {OWN_O}, do, lse)", 2),
-    "a visiting shard's own o and lse give weights that add up to 1 over this shard alone: take the whole row's": (
-        f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, {OWN_O}, do, {OWN_LSE})"),
-    "a visiting shard's own lse gives weights that add up to 1 over this shard alone: take the whole row's": (
-        f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, {OWN_LSE})"),
-    "a visiting shard's own o gives a delta of this shard alone: take the whole row's": (
-        f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, {OWN_O}, do, lse)"),
-    "a rank's own pair is counted twice, in dq, dk and dv: begin from zero, or from its own pair and go on with what comes": (
-        f"dq, dk, dv = {TILE}\n", f"dq, dk, dv = (2 * x for x in {TILE})\n"),
-    "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
-        f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n",
-        f"        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n        {YIELD}\n"),
-    "dk and dv leave only after the next pair has joined, so that gradients of different keys are added up: they leave with their keys": [
-        (YIELD, "k, v = yield k, v"), ("dv + dv_part\n", "dv + dv_part\n        dk, dv = yield dk, dv\n"), (HOME, "")],
-    "a rank's own pair is counted twice, in dk and dv: begin from zero, or from its own pair and go on with what comes": (
-        f"dq, dk, dv = {TILE}\n", f"dq, dk, dv = {TILE}\n    dk, dv = 2 * dk, 2 * dv\n"),
-    "dq travels away with the keys: q stays, and so does dq": [
-        (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), (HOME, HOME.replace("dk, dv", "dq, dk, dv"))],
-    "dq travels away with the keys, and doesn't come home: q stays, and so does dq": (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"),
-    "with one rank dk and dv are home already: nothing is sent": (HOME, HOME.replace("if ranks > 1:\n        ", "")),
-    "dk and dv are exchanged in the last step: yield gives them in the order in which they were sent": (HOME, HOME.replace("dk, dv =", "dv, dk =")),
-    "dk and dv are overwritten in each step: add to what the earlier ranks have put in": (
-        "dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk_part, dv_part"),
-    "dq is overwritten in each step: add up what all shards give": ("dq + dq_part, dk + dk_part", "dq_part, dk + dk_part"),
-    "only the rank's own keys are used: take what yield gives": (YIELD, "yield k, v, dk, dv"),
-    "dk and dv arrive as each other": (YIELD, "k, v, dv, dk = yield k, v, dk, dv"),
-    "dk and dv are rounded to 16 bits in each step, so errors of all ranks add up: keep the running gradients as wide as they come": (
-        YIELD, f"{YIELD}\n        dk, dv = dk.bfloat16().to(k.dtype), dv.bfloat16().to(v.dtype)"),
+    "nothing is hidden: each message is waited for right after its start": [
+        (FIRST, "    dkv = tile(kv)\n"), (KEYS, "kv = start(kv).wait()"), (PASS, ""), (TILE, "dkv = home.wait() + tile(kv)")],
+    "dk and dv are waited for before the next tile, right after their start or in the sum, where home.wait() + tile(kv) waits first": (TILE, "dkv = home.wait() + tile(kv)"),
+    "k and v start only after their tile: they are there before it, so start them first": [
+        (FIRST, "    dkv = tile(kv)\n"), (KEYS, "kv = start(kv).wait()"), (PASS, "")],
+    "k and v are waited for right after their start: wait for them after the tile": [
+        ("passing = start(kv)\n    dkv", "passing = start(kv)\n    passing.wait()\n    dkv"), (PASS, f"{PASS}            passing.wait()\n")],
+    "the gradients stop one rank before home: send dk and dv once more at the end": (LAST, "return dkv"),
+    "k and v travel home as well, where nobody needs them": ("if step < ranks - 1:", "if step < ranks:"),
+    "the gradients that come are those of the keys that are here now: add this tile's part to them": (TILE, "home.wait(); dkv = tile(kv)"),
+    "this tile's part is added before the others come: dk and dv leave, and then are lost": (TILE, "dkv = dkv + tile(kv); home.wait()"),
+    "dk and dv leave with this tile's keys missing: start them after their own tile is added": (TILE, "tile(kv); dkv = home.wait()"),
 }  # fmt: skip
 
 
-def truth(q, k, v, do, ranks):
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    o, _ = played.attend(*leaves)
-    return *torch.autograd.grad(o, leaves, do), torch.tensor(4 * ranks - 2 if ranks > 1 else 0)
+RULES = {
+    "dk and dv": "the parts of all ranks come home to the keys that began here: a row for each rank's keys, a column for each rank's part",
+    "seconds": "only the last message takes time: each other one starts as early, and is waited for as late, as it can be",
+    "seconds of all messages": "k and v travel ranks − 1 times, dk and dv ranks times",
+}
 
 
-def tensors_of(message):
-    if isinstance(message, tuple | list):
-        for part in message:
-            yield from tensors_of(part)
-    elif isinstance(message, torch.Tensor):
-        yield message
-
-
-def keeping(answer):
-    """The answer, whose programs may not send their rank's q."""
-
-    @functools.wraps(answer)
-    def on_a_rank(q, k, v, o, do, lse, ranks):
-        own, program = q.clone(), answer(q, k, v, o, do, lse, ranks)
-
-        def watched():
-            received = None
-            while True:
-                try:
-                    message = program.send(received)
-                except StopIteration as stop:
-                    return stop.value
-                if any(torch.equal(own, sent) for sent in tensors_of(message)):
-                    raise Wrong("a rank sends its q: q, o, do, lse and dq stay, and keys and values come to them")
-                received = yield message
-
-        return watched() if hasattr(program, "send") else program
-
-    return on_a_rank
+def truth(ranks, tile_s):
+    dkv = torch.zeros(ranks, ranks)
+    dkv[0] = 1  # its own keys, with the parts of all ranks
+    return dkv, torch.tensor(ranks * tile_s + DKV_S), torch.tensor((ranks - 1) * KV_S + ranks * DKV_S)
 
 
 def adapt(answer):
-    """The answer's program on every rank, after a forward pass: dq, dk and dv of the whole sequence, and how many tensors as large as
-    a shard of k a rank sends."""
+    """The answer on a clock: its gradients, its seconds and those of its messages."""
 
     @functools.wraps(answer)
-    def ring(q, k, v, do, ranks):
-        o, lse = played.attend(q, k, v)
-        results, sent = played.play(keeping(answer), (q, k, v, o, do, lse), ranks)
-        return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(max(sent) * ranks / k.nbytes)
+    def on_a_clock(ranks, tile_s):
+        return ring.play_backward(answer, ranks, tile_s, KV_S, DKV_S)
 
-    return ring
+    return on_a_clock
 
 
 def inputs():
-    for ranks, rows, words in (
-        (2, 1, "two ranks: dq gathers where its queries are, dk and dv with their keys, and each ends on the rank where it began"),
-        (3, 1, "three ranks: dk and dv travel with their keys, and one step further"),
-        (4, 2, "four ranks of two rows"),
-    ):
-        for fresh in (False, True):
-            drawn = played.draws(1, 2, ranks * rows, 4, fresh=fresh)
-            on = f"{ranks} ranks, S = {ranks * rows}, H = 2, D = 4"
-            yield case(*drawn, ranks, on=on, otherwise=words, fresh=fresh)
-    drawn = played.draws(1, 2, 2, 4, fresh=False)
-    yield case(
-        *drawn, 1, on="1 rank, S = 2, H = 2, D = 4", edge="alone", otherwise="one rank: the gradients of chapter 6, and nothing is sent"
-    )
+    def one(ranks, tile_s, fresh=False):
+        on = f"{ranks} ranks, {tile_s:g} s a tile, 1 s for k and v, 2 s for dk and dv"
+        return case(ranks, tile_s, on=on, otherwise=RULES, fresh=fresh)
+
+    yield one(2, 4.0)
+    yield one(3, 4.0)
+    yield one(4, 6.0)
+    yield one(random.randint(4, 8), random.uniform(4.0, 9.0), fresh=True)
 
 
 EXERCISE = Exercise(
     id="13.7",
-    task="Write the backward program of one rank, with attention_backward.",
-    conditions={"alone": "with one rank nothing is sent"},
+    task="Place the starts and the waits of a rank's backward, so that all messages but the last hide behind tiles.",
     hints=(
-        "q, do and dq stay. k and v travel as before. Where must the gradients of the keys be when the next rank wants to add to them?",
-        "They travel with their keys: k, v, dk, dv = yield k, v, dk, dv. After how many steps are they home?",
-        "Begin with the own pair. Then ranks − 1 times pass on all four and add the next pair's gradients. Last, dk and dv go home alone, if there is more than one rank.",
+        "Write down for each message when its contents are there first, and when somebody needs what comes. Start at the one, wait at the other.",
+        "k and v are there before their tile, and the next ones are needed after it. dk and dv are there after their tile, and needed after the next one.",
+        "In the loop: kv = passing.wait(), start dkv, start kv unless this is the last step, and then dkv = tile(kv) + home.wait().",
     ),
-    solution=backward_rank,
-    reasoning="A pair's p = exp(s − lse) and ds = p ∘ (dp − delta) need the whole row's lse and delta, which the rank kept from its forward. dq gathers where its "
-    "queries are. dk and dv gather on their way around the ring; after `ranks` steps they have visited everybody and are home. k and v needn't make the last step.",
-    more="The package's version, ring.ring_attention's backward, overlaps sending with computing.",
+    solution=overlapped_backward,
+    reasoning="A message can start when its contents are there, and what comes is waited for when it is needed. k and v travel during their own tile, dk and dv "
+    "during the next one. After the last tile nothing is left to hide behind.",
+    more="The package's version, ring.ring_attention's backward, has these lines with torch.distributed's messages.",
     inputs=inputs,
     truth=truth,
-    rule="each rank adds its part to dq, which stays, and to dk and dv, which travel with their keys until they are home; k and v take ranks − 1 steps",
+    rule="the parts of all ranks come home to this rank's keys, and only the last message takes time",
     mistakes=MISTAKES,
-    parts=("dq", "dk", "dv", "tensors sent"),
+    parts=("dk and dv", "seconds", "seconds of all messages"),
     adapt=adapt,
 )

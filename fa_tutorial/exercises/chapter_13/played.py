@@ -1,4 +1,4 @@
-"""What 13.3 and 13.7 share: whole tensors, cut into shards for the programs that an answer makes, one a rank, and what these programs give."""
+"""What 13.2 and 13.6 share: whole tensors, cut into shards for the programs that an answer makes, one a rank, and what these programs give."""
 
 from __future__ import annotations
 
@@ -40,3 +40,11 @@ def draws(*shape: int, fresh: bool) -> list[torch.Tensor]:
     """q, k, v and do of one sequence, the same in each call unless fresh."""
     draw = generator() if fresh else torch.Generator().manual_seed(sum(shape))
     return [torch.randn(*shape, generator=draw, dtype=torch.float64) for _ in range(4)]
+
+
+def tensors_of(message):
+    if isinstance(message, tuple | list):
+        for part in message:
+            yield from tensors_of(part)
+    elif isinstance(message, torch.Tensor):
+        yield message

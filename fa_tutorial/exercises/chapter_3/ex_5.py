@@ -53,6 +53,7 @@ MISTAKES = {
     "acc is rounded to fp16 in every step: it is float32": [
         ("zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)", "zeros((BLOCK_M, BLOCK_D), dtype=tl.float16)"),
         (PV, "acc += tl.dot(s.to(v.dtype), v, "), ('v, input_precision="ieee")', 'v, input_precision="ieee").to(tl.float16)')],
+    "fp32 is multiplied in IEEE precision, and s takes v's dtype: s v has the 11 bits of TF32 or of fp16": (PV, PV.replace("s.to(v", "s.to(tl.float16).to(v")),
     "o is rounded to fp16, whatever its dtype: round acc to o_ptr.dtype.element_ty": ("acc.to(o_ptr.dtype.element_ty)", "acc.to(tl.float16)"),
     "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
     "s goes through exp: there is no softmax yet, so o = s v": (PV, PV.replace("s.to", "tl.exp(s).to")),

@@ -14,7 +14,7 @@ from fa_tutorial.exercises.chapter_5.inner_step import (
     one_tile_inputs,
     two_tiles_input,
 )
-from fa_tutorial.exercises.forward_cases import attention_case, by_infinity, draw_qkv, launch, o_truth, tolerance, widened, with_fresh
+from fa_tutorial.exercises.forward_cases import attention_case, by_infinity, draw_qkv, launch, o_truth, streams, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
@@ -132,7 +132,7 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
-    refused=widened,
+    refused=streams,
     adapt=by_infinity,
     seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

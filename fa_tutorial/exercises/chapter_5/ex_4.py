@@ -21,8 +21,8 @@ from fa_tutorial.exercises.forward_cases import (
     draw_qkv,
     launch,
     o_truth,
+    streams,
     tolerance,
-    widened,
     with_fresh,
 )
 from fa_tutorial.exercises.harness import Exercise
@@ -70,6 +70,8 @@ MISTAKES = {
     "offs_n does not move with the loop: it is start_n + tl.arange(0, BLOCK_N)": ("offs_n = start_n + ", "offs_n = "),
     "offs_n[:, None] numbers the rows of s, which are queries: keys are its columns, offs_n[None, :]": (KEYS_MASK, "offs_n[:, None] < S_k"),
     "one key too many: the last key is S_k − 1, so the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] <= S_k"),
+    "one key too few: the last key is S_k − 1, so the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] < S_k - 1"),
+    "offs_n starts at start_m, which numbers queries: the tile's keys start at start_n": ("offs_n = start_n + ", "offs_n = start_m + "),
     "the mask ends at S_q: the keys run to S_k": (KEYS_MASK, "offs_n[None, :] < S_q"),
     "the mask is the wrong way round: it hides the keys that are there, and keeps those past S_k": (KEYS_MASK, "offs_n[None, :] >= S_k"),
     "−inf is set after the maximum is taken, so a missing key's score of 0 may be the maximum: hide the keys first": (
@@ -133,7 +135,7 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
-    refused=widened,
+    refused=streams,
     adapt=by_infinity,
     seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

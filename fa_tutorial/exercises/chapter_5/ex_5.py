@@ -7,7 +7,7 @@ import torch
 from fa_tutorial import forward
 from fa_tutorial.exercises.chapter_5.inner_step import HALF, as_solution, half_inputs, one_tile_inputs, two_tiles_input
 from fa_tutorial.exercises.chapter_5.steps import Steps
-from fa_tutorial.exercises.forward_cases import WIDENED, attention_case, draw_qkv, widens
+from fa_tutorial.exercises.forward_cases import WIDENED, attention_case, draw_qkv, rounds, widens
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.forward import softmax_step  # noqa: F401, for the changed solutions, as dot and load_tile
@@ -110,7 +110,8 @@ def inputs():
 def refused(attend):
     """Why a right result isn't enough: `dot` gets fp16 tiles as they are. Only the interpreter shows it."""
     one = step(attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 16, 16)), ""))
-    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(Steps(attend), launch(*one.args)) else ""
+    slow = f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype"
+    return slow if widens(Steps(attend), launch(*one.args)) else rounds(Steps(attend), launch(*one.args))
 
 
 EXERCISE = Exercise(

@@ -1,5 +1,6 @@
 """Exercise 5.6, causal_kernel."""
 
+import ast
 import math
 from functools import partial
 
@@ -10,6 +11,7 @@ from fa_tutorial.exercises.forward_cases import TILE, CausalTiles, attention_cas
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend
 from fa_tutorial.matmul import tl, triton
+from fa_tutorial.source import source_of
 from fa_tutorial.tiles import load_tile, store_tile
 
 
@@ -69,6 +71,8 @@ MISTAKES = {
     "end_n takes the block's first row, which sees fewest: the loop with a mask goes on to what its last row sees": (
         END, "start_m + 1 + S_k - S_q"),
     "the second loop begins at 0 again: it goes on where the first one ends, at full_n": ("range(full_n, end", "range(0, end"),
+    "False and True are exchanged: the first loop takes whole tiles, without a mask, and the second the tiles that need one": [
+        ("True, BLOCK_N, BLOCK_D", "(False), BLOCK_N, BLOCK_D"), (" False, BLOCK_N, BLOCK_D", " True, BLOCK_N, BLOCK_D")],
     "rows that see no key give NaN, from −inf − (−inf) or 0 / 0: they must be 0": ("/ l_or_one[:, None]", "/ l[:, None]"),
 }  # fmt: skip
 CONDITIONS = {
@@ -115,6 +119,11 @@ def inputs():
     yield from half_inputs(is_causal=True)
 
 
+def note(kernel):
+    loops = sum(isinstance(node, ast.For | ast.While) for node in ast.walk(ast.parse(source_of(kernel))))
+    return "" if loops > 1 else "one loop that branches keeps the mask's code in every iteration; two loops leave it out of the first"
+
+
 EXERCISE = Exercise(
     id="5.6",
     task="Make it causal in two loops: one without a mask, one with it, and both call attend.",
@@ -137,5 +146,6 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=partial(launch, has_causal=True),
     tolerance=tolerance,
+    note=note,
     seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

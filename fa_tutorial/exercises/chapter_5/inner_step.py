@@ -42,6 +42,7 @@ def half_inputs(loop=True, **options):
     two = 2 if loop else 1  # tiles, so that acc is carried
     keys = [torch.cat([x] * two, dim=2) for x in (zero, 60000 * one)]
     yield attention_case(zero, *keys, "fp16, equal scores, v all 60000", ends, **options)
+    yield attention_case(100 * one, 100 * one, one, "fp16, all scores 80000, v all 1, scale = 0.5", ends, scale=0.5, **options)
     if loop:
         q, k, v = one.clone(), *(torch.cat([x] * two, dim=2) for x in (zero, one))
         q[..., 0], k[..., 0], k[..., 1], v[:, :, 16:] = 64, 32, 1, -1

@@ -52,6 +52,9 @@ MISTAKES = {
     "do stands where q belongs: dk = scale · dsᵀ q": ("dot(ds_t.to(q_tile.dtype), q_tile)", "dot(ds_t.to(do_tile.dtype), do_tile)"),
     "q stands where do belongs: dv = pᵀ do": ("dot(p_t.to(do_tile.dtype), do_tile)", "dot(p_t.to(q_tile.dtype), q_tile)"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("dp_t - delta[None, :]", "dp_t"),
+    shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
+    shared.FP16: [("p_t.to(do_tile.dtype), do_tile", "p_t.to(tl.float16), do_tile.to(tl.float16)"),
+                  ("ds_t.to(q_tile.dtype), q_tile", "ds_t.to(tl.float16), q_tile.to(tl.float16)")],
     "ds is not multiplied by p: ds = p ∘ (dp − delta)": ("p_t * (dp_t - delta[None, :])", "dp_t - delta[None, :]"),
     "dk and dv are exchanged: dk = scale · dsᵀ q goes to dk, dv = pᵀ do to dv": [
         ("store_tile(dk, dk_acc", "store_tile(dv, dk_acc"), ("store_tile(dv, dv_acc", "store_tile(dk, dv_acc")],

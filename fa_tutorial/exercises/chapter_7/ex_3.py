@@ -61,6 +61,7 @@ MISTAKES = {
     "every step reads the first rows of q: they start at start_m": (Q, Q.replace("start_m", "0")),
     "every step reads the first rows of do: they start at start_m": (DO, DO.replace("start_m", "0")),
     "every step reads the first rows of q and do: they start at start_m": [(Q, Q.replace("start_m", "0")), (DO, DO.replace("start_m", "0"))],
+    shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
     "every step reads the first rows of lse and delta: they start at start_m": ("offs_m = start_m + ", "offs_m = "),
     "only the first S_k queries count: q and do have S_q rows, for the loop and for load_tile": ("range(0, S_q, BLOCK_M)", "range(0, S_k, BLOCK_M)"),
     "the ragged last block of queries is left out: the loop goes on while start_m < S_q": (
@@ -85,12 +86,12 @@ def inputs():
     )
     yield shared.given((2, 2, 32, 16, 16), "B = H = 2, S_q = 32, S_k = 16", place)
     keys = "a program's keys start at start_n, in k, v, dk and dv"
-    yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", keys)
+    both = f"{keys}, and its lse and delta at batch_head · S_q, whichever block of keys it has"
+    yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", keys, stray=both)
     yield shared.several_heads("dk and dv")
     yield shared.narrow()
     last = "past S_q, in the last block, lse and delta are loaded as 0, with mask and other=0.0, because 0 · NaN is NaN"
-    past = "rows past S_q are loaded: mask lse and delta by offs_m < S_q"
-    yield from shared.ragged(last, past)
+    yield from shared.ragged(last, shared.LOADED)
     q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (48, 16, 16, 48))  # equal scores, so p = 1 / 16
     do[:, :, 0], do[:, :, 16], do[:, :, 32] = 32768, 16, -32768
     on = "fp16, equal scores, {} of the three blocks is {}"

@@ -66,6 +66,10 @@ MISTAKES = {
         ("lse[:, None]", "lse[None, :]"), ("delta[:, None]", "delta[None, :]")],
     "lse is not subtracted: p = exp(s − lse)": (P, "tl.where(seen, tl.exp(s), 0.0)"),
     "v stands where k belongs: dq = scale · ds k": (SUM, "acc = dot(ds.to(v_tile.dtype), v_tile, acc)"),
+    shared.DELTA_OF_A_TILE: ("delta[:, None]", "tl.sum(p * dp, axis=1)[:, None]"),
+    shared.FP16: ("ds.to(k_tile.dtype), k_tile", "ds.to(tl.float16), k_tile.to(tl.float16)"),
+    "a tile goes without the mask that only the block's last row sees whole: full_n comes from its first row": (
+        f"({CAUSAL})", f"(({CAUSAL}) | (start_n < ({END}) // BLOCK_N * BLOCK_N))"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("(dp - delta[:, None])", "dp"),
     f"the mask is without S_k − S_q: {TOP_LEFT}": (CAUSAL, "offs_n[None, :] <= offs_m[:, None]"),
     "every query's last key is hidden: a query sees that key too, so compare by <=, or with the number of keys": [
@@ -96,7 +100,7 @@ def inputs():
     yield causal(32, 32, "a block of rows walks over every tile that its last row sees", blocks=(32, 16, 16))
     yield causal(16, 32, "query i sees keys 0 to i + S_k − S_q")
     yield causal(16, 32, B=2)
-    past = "rows past S_q are loaded: mask lse and delta by offs_m < S_q; a head has tl.cdiv(S_q, BLOCK_M) row blocks"
+    past = f"{shared.LOADED}; a head has tl.cdiv(S_q, BLOCK_M) row blocks"
     yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", edge="ragged")
     yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged", stray=past, edge="ragged")
     short = "the row sees key 16, alone in the second tile: end_n is the first key that the last row does not see"

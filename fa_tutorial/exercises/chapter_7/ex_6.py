@@ -59,6 +59,7 @@ PART = "scale * dot(tl.trans(ds_t), k_tile)"
 NO_MASK = "missing keys need a mask now, from key S_k on: all keys share dq, exp(0 − lse) may be inf, and inf · 0 is NaN, so put 0 for their p with tl.where"
 MISTAKES = {
     NO_MASK: (P, "tl.exp(s_t - lse[None, :])"),
+    shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
     "a store overwrites what other programs have added: use tl.atomic_add": ("tl.atomic_add(", "tl.store("),
     "dq is without the scale: dq = scale · ds k": (PART, "dot(tl.trans(ds_t), k_tile)"),
     "dq has the scale twice: dq = scale · ds k": (PART, "scale * scale * dot(tl.trans(ds_t), k_tile)"),
@@ -104,7 +105,7 @@ def inputs():
     yield shared.given((1, 2, 16, 16, 16), view, strides, stray=strides, dq_layout="bshd")
     views = "the inputs (B, S, H, D) tensors seen as (B, H, S, D), dq not"
     yield shared.given((1, 2, 16, 16, 16), views, strides, stray=strides, layouts=("bshd",) * 4)
-    past = "rows past S_q are loaded or written: mask lse, delta and the atomic add by offs_m < S_q"
+    past = f"{shared.LOADED}; mask the atomic add, too"
     yield from shared.ragged("the last block of queries may be ragged", past)
     q, k, v, do = shared.draw(1, 1, 16, 20, 16)
     low = torch.ones_like(q), torch.full_like(k, -50.0), v, do
@@ -140,7 +141,7 @@ EXERCISE = shared.exercise(
     reasoning="s and dp are computed once, so five matmuls are enough. But every block of keys adds to every row of dq, and nobody says in "
     "which order. For one of dk and dq a computed tile must be transposed, whichever of s and s_t you compute. And a missing key, which only "
     "spoiled rows of its own, would spoil all of dq where its p is inf.",
-    more="Chapter 7 compares it with two loops on an H100, in bits and in time.",
+    more="Chapter 7 compares it with two loops, in bits and in time.",
     inputs=inputs,
     rule="dq = scale · Σ ds k over the blocks of keys, beside dv = Σ pᵀ do and dk = scale · Σ dsᵀ q",
     mistakes=MISTAKES,

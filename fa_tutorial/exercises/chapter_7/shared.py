@@ -17,9 +17,12 @@ from fa_tutorial.exercises.running import INF
 
 HALF = "with fp16 and bf16, the scores, dp and the sums are float32"
 ADDED_TWICE = "what was summed before is added twice in each step: dot(a, b, acc) has added it already, so acc = dot(a, b, acc), not +="
+DELTA_OF_A_TILE = "delta is summed over one tile of keys, and a row's delta takes all of its keys: it was computed before, so load it"
 NO_SCALE = "dk is without the scale: dk = scale · dsᵀ q"
 NOT_IN_THE_STORE = "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store"
 BEFORE_QUERY_0 = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
+FP16 = "the products take fp16 tiles for every dtype, and fp32 loses digits: round p and ds to the dtype of the tile that each is multiplied by"
+LOADED = "rows past S_q are loaded: load_tile takes S_q for q and do, and lse and delta take the mask offs_m < S_q"
 SUMS = "the sums over blocks are kept in float32: fp16 has no 2,049"
 
 
