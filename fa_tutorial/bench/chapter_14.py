@@ -17,6 +17,7 @@ from fa_tutorial.bench import results
 from fa_tutorial.bench.tables import mask
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.fp8.model import tensor_core_sum, to_e4m3
+from fa_tutorial.warpgroups import exp_cycles, matmul_cycles
 
 SPEEDS = {
     "fp8": "FP8, kernel alone",
@@ -34,6 +35,7 @@ CHOICES = {
 }
 WAYS = ("fp16", "fp8", "fp8, rotated")
 LENGTHS = (1024, 4096, 16_384)
+SPEED_LENGTHS = (1024, 2048, 4096, 16_384)  # 2,048 by another run, on another H200
 
 
 class Kind(NamedTuple):
@@ -129,7 +131,7 @@ def print_expected_sums(rows: int = 8) -> None:
         generator = torch.Generator().manual_seed(14)
         a, b, even = (torch.rand(rows, K, generator=generator).double() for _ in range(3))
         kinds = {
-            "products even in [0, 1/2]": (torch.ones_like(even), even / 2),
+            "evenly spread in [0, 1/2]": (torch.ones_like(even), even / 2),
             "uniform, not rounded": (a, b),
             "uniform, in e4m3": (to_e4m3(a), to_e4m3(b)),
         }
@@ -150,56 +152,54 @@ def print_choices(card: dict[str, Any]) -> None:
     print(f"{'':30}" + "".join(f"{S:8,}" for S in LENGTHS) + f"{'N(0, 1)':>12}{'outliers':>11}{'v + 1':>11}")
     for D in (64, 128):
         for name, (words, way) in ways.items():
-            gains = "".join(f"{speedup(card, name, D, (S,)):8.2f}" for S in LENGTHS)
+            gains = [speedup(card, name, D, (S,)) for S in LENGTHS]
+            times = "".join("     < 1" if gain < 1 else f"{gain:8.2f}" for gain in gains)
             kinds = ("N(0, 1)", "with outliers", "16,384 keys, v + 1")
             errors = (100 * row(card, kernel="error", provider=way, data=kind, D=D)["rms"] for kind in kinds)
             print(
-                f"{f'D = {D}, {words}':30}{gains} "
+                f"{f'D = {D}, {words}':30}{times} "
                 + "".join(f"{error:11.{1 if error > 1 else 2}f}" for error in errors)
             )
 
 
-def plot_score_errors(s: torch.Tensor, s_8: torch.Tensor, outlier: torch.Tensor) -> Figure:
-    """How far rounding moves 2,000 scores against their size, of keys that hold no outlier, and of keys that do."""
-    figure = Figure(figsize=(7.5, 2.9))
-    few = torch.randperm(s.numel(), generator=torch.Generator().manual_seed(0))
-    held = outlier.expand_as(s).flatten()[few]
-    size, moved = (x.abs().flatten()[few] for x in (s, s_8 - s))
-    panels = {"keys without an outlier": (~held, "blue", "o"), "keys with an outlier": (held, "vermilion", "^")}
-    for ax, (title, (chosen, colour, marker)) in zip(
-        figure.subplots(1, 2, sharex=True, sharey=True), panels.items(), strict=True
-    ):
-        ax.plot(size[chosen][:2000], moved[chosen][:2000], marker, color=COLOURS[colour], markersize=2.5, alpha=0.6)
-        ax.set_title(title)
-        ax.set_xlabel("size of the score")
-    figure.axes[0].set_ylabel("moved by rounding")
+def plot_score_errors(s: torch.Tensor, lines: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Figure:
+    """How far scores move, by root mean square, against their size. lines: by label, the moved scores, and which of
+    them count."""
+    figure = Figure(figsize=(6, 3.2))
+    ax = figure.subplots()
+    sizes = [0, 1, 2, 3, 4, 5, 6, 8, 12]
+    looks = (("vermilion", "-", "o"), ("blue", "--", "s"), ("black", ":", "^"))
+    for (label, (moved, counts)), (colour, line, marker) in zip(lines.items(), looks, strict=False):
+        parts = [counts & (low <= s.abs()) & (s.abs() < high) for low, high in itertools.pairwise(sizes)]
+        found = [(s[part].abs().mean(), (moved - s)[part].square().mean().sqrt()) for part in parts if part.sum() > 50]
+        ax.plot(*zip(*found, strict=True), color=COLOURS[colour], linestyle=line, marker=marker, label=label)
+    ax.set_xlabel("size of the score")
+    ax.set_ylabel("moved by rounding, rms")
+    ax.set_ylim(0, 0.25)
+    ax.legend()
     return figure
 
 
-def plot_chains(errors: dict[tuple[str, int, int], float]) -> Figure:
-    """o's error in % against the number of keys, one line for each way to sum l and each mean of v.
-
-    errors: by (way, mean, keys); the two ways are the panels' titles.
-    """
-    figure = Figure(figsize=(8, 3.2))
-    ways, means, lengths = (list(dict.fromkeys(key[i] for key in errors)) for i in range(3))
+def plot_chains(errors: dict[tuple[int, int], float], title: str) -> Figure:
+    """o's error in % against the number of keys, one line for each mean of v. errors: by (mean, keys)."""
+    figure = Figure(figsize=(6, 3.2))
+    ax = figure.subplots()
+    means, lengths = (list(dict.fromkeys(key[i] for key in errors)) for i in range(2))
     looks = {0: ("blue", "-", "o"), 1: ("orange", "--", "s"), 3: ("vermilion", "-.", "^")}
-    for ax, way in zip(figure.subplots(1, 2, sharey=True), ways, strict=True):
-        for mean in means:
-            colour, line, marker = looks[mean]
-            found = [errors[way, mean, keys] for keys in lengths]
-            ax.plot(lengths, found, color=COLOURS[colour], linestyle=line, marker=marker, label=f"v has mean {mean}")
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
-        ax.set_xticks(lengths, [f"{keys:,}" for keys in lengths])
-        ax.minorticks_off()
-        ax.set_ylim(0.02, 200)
-        ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
-        ax.set_xlabel("keys")
-        ax.set_title(way)
-    figure.axes[0].set_ylabel("o is off by, in %")
-    figure.get_layout_engine().set(wspace=0.08)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    for mean in means:
+        colour, line, marker = looks[mean]
+        found = [errors[mean, keys] for keys in lengths]
+        ax.plot(lengths, found, color=COLOURS[colour], linestyle=line, marker=marker, label=f"v has mean {mean}")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(lengths, [f"{keys:,}" for keys in lengths])
+    ax.minorticks_off()
+    ax.set_ylim(0.02, 200)
+    ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+    ax.set_xlabel("keys")
+    ax.set_ylabel("o is off by, in %")
+    ax.set_title(title)
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper")
     return figure
 
 
@@ -211,10 +211,22 @@ def speedup(card: dict[str, Any], name: str, D: int, lengths: tuple[int, ...] = 
     )
 
 
+def print_rates(card: dict[str, Any], S: int = LENGTHS[-1]) -> None:
+    """TFLOP/s of both formats' kernels without a mask, and their shares of a plain matmul of that format."""
+    plain = {"hopper": card["provenance"]["ceilings"]["matmul_fp16_tflops"]}
+    plain["fp8"] = tflops(card, "matmul, chain", 128, S, False)
+    print(f"full, S = {S:,}".ljust(22), *(f"{words:>26}" for words in (SPEEDS[name] for name in plain)))
+    print("a plain matmul".ljust(22), *(f"{rate:18,.0f} TFLOP/s" for rate in plain.values()))
+    for D in (64, 128):
+        rates = {name: tflops(card, name, D, S, False) for name in plain}
+        cells = (f"{rate:12,.0f} TFLOP/s, {rate / plain[name]:3.0%}" for name, rate in rates.items())
+        print(f"attention, D = {D}".ljust(22), *cells)
+
+
 def plot_gains(card: dict[str, Any]) -> Figure:
     """A panel for each D and mask: how many times as fast as chapter 9's fp16, against S.
 
-    Bars: the 20th to the 80th percentile of FP8's times.
+    Bars: the 20th to the 80th percentile of FP8's times. Lines: what (9.2) and (9.3) expect of the kernel alone.
     """
     figure = Figure(figsize=(8, 5.6))
     looks = {
@@ -225,9 +237,15 @@ def plot_gains(card: dict[str, Any]) -> Figure:
     panels = figure.subplots(2, 2, sharex=True, sharey=True)
     for ax, (D, is_causal) in zip(panels.flat, itertools.product((64, 128), (False, True)), strict=True):
         ax.axhspan(0, 1, color="black", alpha=0.08, lw=0)
+        fp16, fp8 = 2 * matmul_cycles(D), matmul_cycles(D)
+        one_after_the_other = (fp16 + exp_cycles()) / (fp8 + exp_cycles())
+        overlapped = max(fp16, exp_cycles()) / max(fp8, exp_cycles())
+        for expected, words in ((one_after_the_other, "(9.2)"), (overlapped, "(9.3)")):
+            ax.axhline(expected, color="black", lw=0.8)
+            ax.text(21_600, expected, words, va="center")
         for name, (colour, line, marker) in looks.items():
             fp16, found = (
-                [row(card, kernel="speed", provider=who, D=D, S_q=S, is_causal=is_causal) for S in LENGTHS]
+                [row(card, kernel="speed", provider=who, D=D, S_q=S, is_causal=is_causal) for S in SPEED_LENGTHS]
                 for who in ("hopper", name)
             )
             gain, low, high = (
@@ -236,12 +254,12 @@ def plot_gains(card: dict[str, Any]) -> Figure:
             )
             bars = np.stack([gain - low, high - gain])
             look = {"color": COLOURS[colour], "linestyle": line, "marker": marker, "capsize": 3}
-            ax.errorbar(LENGTHS, gain, yerr=bars, label=CHOICES[name], **look)
+            ax.errorbar(SPEED_LENGTHS, gain, yerr=bars, label=CHOICES[name], **look)
         ax.set_xscale("log", base=2)
-        ax.set_xticks(LENGTHS, [f"{S:,}" for S in LENGTHS])
+        ax.set_xticks(SPEED_LENGTHS, [f"{S:,}" for S in SPEED_LENGTHS])
         ax.minorticks_off()
         ax.set_xlim(800, 21_000)
-        ax.set_ylim(0.4, 1.7)
+        ax.set_ylim(0.4, 2.15)
         ax.set_title(f"D = {D}, {mask(is_causal)}")
     panels[0, 0].text(20_000, 0.43, "slower than fp16", ha="right", va="bottom")
     for ax in panels[1]:

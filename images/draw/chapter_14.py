@@ -104,6 +104,7 @@ def draw_one_block() -> Figure:
     write(ax, 8.3, 1.52, "sums of blocks,\nin float32")
     write(ax, 0.1, 3.45, "q, k and v: one scale for 128 rows", BODY, ha="left")
     write(ax, 4.2, 3.45, "an operand's last dimension is summed", BODY, ha="left")
+    write(ax, 0.1, 3.8, "in shared memory: q, k, vᵀ and the ones; all else lies in registers", BODY, ha="left")
     legend(ax, 4.2, ((0.15, eight, "e4m3, 8 bits"), (2.0, wide, "float32")))
     arrow(ax, (3.55, 4.2), (4.05, 4.2), "blue")
     write(ax, 4.15, 4.2, "tensor cores", ha="left")

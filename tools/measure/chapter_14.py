@@ -14,7 +14,7 @@ import torch
 from fa_tutorial import flash_attention_fp8, fp8, hopper, ledger, reference
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Shape, about, literature
-from fa_tutorial.bench.chapter_14 import KINDS, LENGTHS, SPEEDS, WAYS, data, error_of, factors
+from fa_tutorial.bench.chapter_14 import KINDS, LENGTHS, SPEED_LENGTHS, SPEEDS, WAYS, data, error_of, factors
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, timed_in_turns
 from fa_tutorial.decode import FP8
@@ -24,7 +24,7 @@ from measure.fp8_sums import sums
 
 def speed_cases() -> Iterator[Measurement]:
     """All of SPEEDS, in turns: fp8 is the kernel alone, the others of it with what quantises; FLOPs as attention's."""
-    for shape, name in itertools.product(literature((1024, 4096, 16_384)), SPEEDS):
+    for shape, name in itertools.product(literature(SPEED_LENGTHS), SPEEDS):
         row = about(14, "speed", name, **vars(shape))
         yield row, lambda shape=shape, name=name: _in_turns(shape)[name]
 

@@ -22,6 +22,8 @@ def quantise_blocks(x, block):
 ROUNDED = "to_e4m3(x / of_row)"
 MISTAKES = {
     "one scale is taken for the whole tensor: each block of rows has its own": ("rows.abs().max()", "x.abs().max()"),
+    "a block is cut from the columns: it is `block` rows, with all their columns": [
+        ("x.split(block)", "x.split(block, dim=1)"), ("[: len(x), None]", "[: x.shape[1]]")],
     "the largest element without its sign is what counts: a block's lowest number may be its largest in size": (
         "rows.abs().max()", "rows.max()"),
     "the scale is 1 / 448 of the block's largest number, so that this one becomes 448": (".max() / 448", ".max()"),
@@ -71,7 +73,11 @@ class InDtype(Operations):
 
 def inputs():
     two = "two blocks: each has a scale of its own"
-    yield case(torch.tensor([[1.0, 448.0]], dtype=torch.float64), 1, otherwise="the largest number is 448, so the scale is 1")
+    yield case(
+        torch.tensor([[1.0, 448.0]], dtype=torch.float64),
+        1,
+        otherwise="a block of one row: its largest number is 448, so its one scale is 1",
+    )
     yield case(torch.tensor([[1.0, 2.0]], dtype=torch.float64), 1, otherwise="the scale makes 448 of the largest number")
     yield case(torch.tensor([[1.0, -2.0]], dtype=torch.float64), 1, otherwise="the largest number in size counts, whatever its sign")
     yield case(torch.tensor([[1.0, 3.3], [7.0, 0.1]], dtype=torch.float64), 2, otherwise="a block of two rows has one scale")

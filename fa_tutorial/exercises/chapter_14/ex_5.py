@@ -40,6 +40,7 @@ MISTAKES = {
     "l is divided by the factor, and acc isn't: it must cancel in acc / l": (L, "p.sum(dim=1) / 2**8"),
     "acc is divided by the factor, and l isn't: it must cancel in acc / l": ("p @ v", "p @ v / 2**8"),
     "acc is divided by the factor, with all that it had before: it must cancel in acc / l": ("+ p @ v", "/ 2**8 + p @ v / 2**8"),
+    "alpha is rounded to e4m3: it never meets a tensor core, so only p is rounded": ("torch.exp(m - m_new)", "to_e4m3(torch.exp(m - m_new))"),
     "alpha is upside down: what was there before shrinks when the maximum grows, by e^(m − m_new)": ("torch.exp(m - m_new)", "torch.exp(m_new - m)"),
     "the old maximum comes back: the next block needs the new one": ("return m_new,", "return m,"),
     "one maximum is taken for all rows: each row has its own": ("s.amax(dim=1)", "s.amax().expand(len(s))"),

@@ -45,6 +45,13 @@ MISTAKES = {
     "v is multiplied by its scale before the tensor core: it stays in units of scale, and so does acc": (NEW, NEW.replace("v.T", "(scale * v).T")),
     "v is multiplied by its scale before the tensor core, and acc comes back as real values: it stays in units of scale": [
         (NEW, NEW.replace("v.T", "(scale * v).T")), (RATIO + " + new", " * last_scale * acc + new")],
+    "v is multiplied by its scale before the tensor core, which takes numbers of e4m3, and scale · v is none: it stays in units of scale": (
+        NEW, NEW.replace("v.T", "(scale * v).T") + " / scale"),
+    "acc joins the block inside the tensor core, which cuts acc off after 14 bits as well: add it outside": (
+        "acc = alpha[:, None]" + RATIO + " + new", "acc = tensor_core_sum(torch.diag(alpha * (last_scale / scale)), acc.T, new)"),
+    "the block is added up in shorter chains: one chain takes all of its keys": [
+        (ONES, "sum(tensor_core_sum(a, torch.ones_like(a[:1]), torch.zeros_like(l[:, None])) for a in p.split(32, dim=1))[:, 0]"),
+        (NEW, "sum(tensor_core_sum(a, b, torch.zeros_like(acc)) for a, b in zip(p.split(32, dim=1), v.T.split(32, dim=1)))")],
     "l has eight equal sums added up: eight columns of ones give the row's sum eight times, so take one": (L, "alpha * l + 8 * new_l"),
     "l has no unit of v: it is a sum of p alone": (L, "alpha * (last_scale / scale) * l + new_l"),
     "l isn't rescaled when the maximum grows": (L, "l + new_l"),
@@ -85,10 +92,13 @@ def inputs():
     cut = "behind a product of 256 · 256 the tensor core cuts off what is below 8: all that the other keys give, of acc as of l"
     p, v = numbers(256.0, *[15 / 512] * 31)[None], numbers(256.0, *[240.0] * 31)[:, None]
     yield case(p, v, 1.0, one, *start, 1.0, on="p v = 256 · 256 and 31 times 0.029 · 240", otherwise=cut)
-    far = "l and acc are far above this block: its chains begin at zero, so nothing of it is cut off"
+    far = "l and acc are far above this block: its two chains begin at zero, so the old sums cut nothing off, and each takes all 8,192 keys"
     p, v = torch.ones(1, 8192, dtype=torch.float64), torch.full((8192, 1), 3.0, dtype=torch.float64)
     old = numbers(2.0**15), numbers([2.0**15])
     yield case(p, v, 1.0, one, *old, 1.0, on="8,192 keys with p = 1 and v = 3, and l = acc = 2¹⁵ before", otherwise=far)
+    p, v, old = numbers([128.0]), numbers([-128.0]), (numbers(2.0), numbers([16385.75]))
+    outside = "acc and the block nearly cancel: outside the tensor core their sum is exact"
+    yield case(p, v, 1.0, one, *old, 1.0, otherwise=outside)
     rule = "new and the block's l are tensor_core_sum's, from zero; acc is alpha · (last_scale / scale) · acc + new, and l is alpha · l + the block's l"
     for draw, fresh in ((torch.Generator().manual_seed(0), False), (generator(), True)):
         p = to_e4m3(256 * torch.rand(3, 128, generator=draw, dtype=torch.float64))

@@ -21,7 +21,7 @@ def quantise_columns(v_ptr, scale_ptr, y_ptr, S, columns, BLOCK: tl.constexpr, D
     v_ptr: (heads, S, D). scale_ptr: (heads, blocks) float32. y_ptr: (heads, D, columns) in e4m3,
     where columns is S rounded up to a multiple of 16. All are contiguous.
     """
-    block, head, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    block, head, blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     position = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     offs_d = tl.arange(0, D)  # [D]
     key = key_order_in_triton(position)  # [BLOCK]
@@ -47,6 +47,8 @@ MISTAKES = {
         ("tl.trans(y), mask=position[None, :] < columns", "y, mask=position[:, None] < columns")],
     "the tile is not transposed: y's pointers are [D, BLOCK], and the tile is [BLOCK, D]": ("tl.trans(y)", "y"),
     "y's rows are `columns` apart, not S": ("(head * D + offs_d[:, None]) * columns", "(head * D + offs_d[:, None]) * S"),
+    "y's rows are `columns` apart within a head too, not S": (
+        "(head * D + offs_d[:, None]) * columns", "head * D * columns + offs_d[:, None] * S"),
     "y's heads are D · columns apart, not D · S": ("(head * D + offs_d[:, None]) * columns", "head * D * S + offs_d[:, None] * columns"),
     "each key is divided by a scale of its own, which can't leave a sum over keys: one for the whole tile": [
         ("tl.max(tl.abs(tile))", "tl.max(tl.abs(tile), axis=1)"), ("block, scale)", "block, tl.max(scale, axis=0))"),
@@ -146,7 +148,7 @@ EXERCISE = Exercise(
     ),
     solution=quantise_columns,
     reasoning="Loads may go anywhere, so the order of the keys costs nothing there. The load's mask goes by the key, and the store's by the position, because "
-    "a ragged group of 16 has its keys, and its zeros, in another order.",
+    "a ragged group of 16 has its keys, and its zeros, in another order. The head is taken in 64 bits, since v may hold 2³¹ numbers.",
     more="The package's kernel, fp8.quantise_kernel, also takes q and k, which it rotates and stores as rows, and any strides.",
     inputs=inputs,
     truth=truth,
