@@ -644,7 +644,7 @@ def test_a_mistake_is_caught(mutation, monkeypatch):
     "change",
     [
         ("i", "zero + start_m + 1 + tl.arange(0, BLOCK_M)[:, None]"),
-        ("w0, w1, w2, w3", "tl.philox(seed, i, j, zero + h, zero + offset)"),  # the same words in every batch entry
+        ("w0, w1, w2, w3", "tl.philox(seed, i, fours, zero + h, zero + offset)"),  # the same words in every batch entry
     ],
 )
 def test_other_random_words_in_the_backward_are_caught(change, monkeypatch):

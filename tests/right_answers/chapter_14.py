@@ -72,7 +72,7 @@ RIGHT_ANSWERS = (
          ("tl.trans(y), mask=position[None, :] < columns", "y, mask=position[:, None] < columns")),
     edit("14.8", "by the reciprocal", ("as_e4m3(tile / scale)", "as_e4m3(tile * (1 / scale))")),
     edit("14.8", "by two maxima", ("tl.max(tl.abs(tile))", "tl.max(tl.max(tl.abs(tile), axis=0), axis=0)")),
-    edit("14.9", "a mean below 0", ("v + 1", "v - 2")),
+    edit("14.9", "a mean below 0", ("v + 1", "v - 1")),
     edit("14.9", "by the mean error", ("(forward(q, k, v) - truth).square().mean().sqrt()", "(forward(q, k, v) - truth).mean().abs()")),
     edit("14.9", "a tensor of one truth value", ("bool(off < 0.01)", "off < 0.01")),
 )  # fmt: skip

@@ -95,7 +95,7 @@ WRONG_ANSWERS = (
     edit("14.8", "the first block's keys", ("key_order_in_triton(position)", "key_order_in_triton(tl.arange(0, BLOCK))"), told="its positions begin at block · BLOCK"),
     edit("14.8", "heads of y by S", ("(head * D + offs_d[:, None]) * columns", "head * D * S + offs_d[:, None] * columns"), told="D · columns apart",
          gpu="quantise_columns"),
-    edit("14.8", "rows of y by S", ("(head * D + offs_d[:, None]) * columns", "head * D * columns + offs_d[:, None] * S"), told="`columns` apart within a head",
+    edit("14.8", "rows of y by S", ("(head * D + offs_d[:, None]) * columns", "head * D * columns + offs_d[:, None] * S"), told="`columns` apart, not S",
          gpu="quantise_columns"),
     edit("14.8", "no other", (", other=0.0", ""), told="key < S, with other=0.0", gpu=None),
     edit("14.8", "a scale for each key", ("tl.max(tl.abs(tile))", "tl.max(tl.abs(tile), axis=1)"), told="a block is stored at one address"),

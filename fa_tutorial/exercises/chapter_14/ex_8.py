@@ -47,8 +47,6 @@ MISTAKES = {
         ("tl.trans(y), mask=position[None, :] < columns", "y, mask=position[:, None] < columns")],
     "the tile is not transposed: y's pointers are [D, BLOCK], and the tile is [BLOCK, D]": ("tl.trans(y)", "y"),
     "y's rows are `columns` apart, not S": ("(head * D + offs_d[:, None]) * columns", "(head * D + offs_d[:, None]) * S"),
-    "y's rows are `columns` apart within a head too, not S": (
-        "(head * D + offs_d[:, None]) * columns", "head * D * columns + offs_d[:, None] * S"),
     "y's heads are D · columns apart, not D · S": ("(head * D + offs_d[:, None]) * columns", "head * D * S + offs_d[:, None] * columns"),
     "each key is divided by a scale of its own, which can't leave a sum over keys: one for the whole tile": [
         ("tl.max(tl.abs(tile))", "tl.max(tl.abs(tile), axis=1)"), ("block, scale)", "block, tl.max(scale, axis=0))"),
