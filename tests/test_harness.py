@@ -343,6 +343,19 @@ def test_verdict_on_a_kernel(kernel, words):
     assert verdict(ROW_SUMS, kernel).startswith(words)
 
 
+def test_a_kernels_truth_is_not_rounded_but_overflows_as_its_output_does():
+    """fp16 has no 2,049: a store leads to 2,048 or 2,050, and each is half a step away."""
+    rows = torch.tensor([[2048.0, 1.0, 0.0], [65504.0, 65504.0, 0.0]], dtype=torch.float16)
+    halves = dataclasses.replace(
+        ROW_SUMS,
+        inputs=lambda: [case(rows, on="two rows")],
+        truth=lambda x: x.double().sum(1) + 0.01,
+        tolerance=lambda *_: (1.05 * 2**-11, 0.0),
+    )
+    assert verdict(halves, row_sums) == "correct"
+    assert verdict(dataclasses.replace(halves, truth=lambda x: x.double().sum(1) + 0.1), row_sums) != "correct"
+
+
 def test_a_starter_kernel_is_not_attempted():
     with pytest.raises(NotAttempted):
         ROW_SUMS.grade(starter)

@@ -48,7 +48,7 @@ def measure(case: Case, attention: peers.Attention | None = None) -> dict[str, A
 def measure_in_turns(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Of each of `cases`, which are one point and mode of several providers, `measure`'s numbers; the times are taken
     in turns, so that a drift of the clocks hits all of them alike, and of CUDA graphs, which no host holds up."""
-    calls, replays, rows = {}, {}, []
+    calls, replays, rows = {}, {}, []  # calls: a graph reads their inputs
     for case in cases:
         stream = torch.cuda.Stream()
         try:

@@ -93,6 +93,7 @@ WRONG_ANSWERS = (
     edit("14.8", "no mask", (", mask=key[:, None] < S, other=0.0", ""), told="load where key < S"),
     edit("14.8", "no mask of the store", (", mask=position[None, :] < columns", ""), told="store where position < columns"),
     edit("14.8", "the first block's keys", ("key_order_in_triton(position)", "key_order_in_triton(tl.arange(0, BLOCK))"), told="its positions begin at block · BLOCK"),
+    # on a GPU the programs of the three with gpu="quantise_columns" race, and what is told differs from run to run
     edit("14.8", "heads of y by S", ("(head * D + offs_d[:, None]) * columns", "head * D * S + offs_d[:, None] * columns"), told="D · columns apart",
          gpu="quantise_columns"),
     edit("14.8", "rows of y by S", ("(head * D + offs_d[:, None]) * columns", "head * D * columns + offs_d[:, None] * S"), told="`columns` apart, not S",
