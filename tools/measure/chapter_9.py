@@ -120,11 +120,10 @@ MOVED = """    s = warpgroup_mma_wait(0, [s])
 
 
 def moved_line_cases() -> Iterator[Measurement]:
-    """hopper with p v issued after the wait for s, so that ptxas leaves the wait for p v after the softmax; and with
-    its heads one after another, which changes nothing but full attention."""
+    """hopper with p v issued after the wait for s, so that ptxas leaves the wait for p v after the softmax."""
     for shape in GRIDS["points"].shapes:
         if shape.S_q >= 4096:
-            for name in ("hopper", "moved line", "heads in order")[: 2 if shape.is_causal else 3]:
+            for name in ("hopper", "moved line"):
                 row = partial(_moved_in_turns, shape)
                 yield about(9, "moved_line", name, **vars(shape)), lambda row=row, name=name: row()[name]
 
@@ -135,9 +134,6 @@ def _moved_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     text = edited(source_of(hopper.forward), (WAITED, MOVED, 1), ('"hopper", step', '"moved", step', 1))
     moved = defined(text, {"__name__": hopper.forward.__name__})["flash_forward"]
     calls = {"hopper": partial(hopper.flash_forward, *arguments), "moved line": partial(moved, *arguments)}
-    if not shape.is_causal:
-        in_order = hopper.forward.STEPS["counter"]
-        calls["heads in order"] = partial(hopper.flash_forward, *arguments, step=in_order)
     return counted_in_turns(calls, flops=flops_of(shape))
 
 
