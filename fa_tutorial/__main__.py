@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import fa_tutorial
@@ -103,7 +105,13 @@ def _results(name: str) -> str | Path:
 
 def _doctor(options: Namespace) -> int:
     """what this machine can run, and what is wrong with the installation; status 1 where something is broken"""
-    from fa_tutorial import doctor
+    needed = {line for course in metadata.distributions(name="fa_tutorial") for line in course.requires}
+    # A line with a marker is an extra's, or Triton's, which has findings of its own.
+    names = sorted(re.match(r"[\w.-]+", line)[0] for line in needed if ";" not in line)
+    if missing := [name for name in names if not any(metadata.distributions(name=name))]:
+        print(f"broken  Not installed: {', '.join(missing)}.\n        {fa_tutorial.hardware.HOW_TO_INSTALL}")
+        return 1
+    from fa_tutorial import doctor  # which imports some of them
 
     return doctor.main()
 

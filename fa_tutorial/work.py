@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fa_tutorial import notebooks
+from fa_tutorial import hardware, notebooks
 from fa_tutorial.exercises import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -202,9 +202,7 @@ def lab(arguments: Sequence[str]) -> None:
     """Fill work/ and open its first notebook in JupyterLab, which takes the place of this process. arguments:
     JupyterLab's own."""
     if importlib.util.find_spec("jupyterlab") is None:
-        raise RuntimeError(
-            "JupyterLab is not installed: pip install -c constraints.txt -e '.[lab,test]' in the course's folder"
-        )
+        raise RuntimeError(f"JupyterLab is not installed. {hardware.HOW_TO_INSTALL}")
     fill()
     first = next(iter(chapters().values())).name
     # The root is the course's folder: ../images and ../GLOSSARY.md are found from work/. As the default address, so
