@@ -162,17 +162,19 @@ def _first_line(cell: dict) -> str:
 def check(numbers: Sequence[int]) -> bool:
     """Run the reader's copies, of all chapters if none is named, and print what their checks say. Writes to no copy.
 
-    False where an answer is wrong, or a cell raises.
+    False where an answer is wrong, a cell raises, or a copy cannot be read.
     """
     import nbformat
 
     paths = {number: COPIES / _chapter(number).name for number in numbers or chapters()}
-    there = {number: path for number, path in paths.items() if path.exists()}
-    if not there:
-        raise FileNotFoundError(f"there are no copies in {COPIES}: make lab, or make work, puts them there")
     is_right = True
-    for number, path in tqdm(there.items(), desc="running your copies", leave=False, disable=None):
-        notebook = nbformat.read(path, as_version=4)
+    for number, path in tqdm(paths.items(), desc="running your copies", leave=False, disable=None):
+        try:
+            notebook = nbformat.read(path, as_version=4)
+        except (FileNotFoundError, ValueError):
+            tqdm.write(f"{path.relative_to(ROOT)} is missing or damaged; to copy it anew: make take CHAPTER={number}")
+            is_right = False
+            continue
         notebooks.execute(notebook, COPIES, cell_seconds=CELL_SECONDS, allow_errors=True)
         said, errors = _outcome(notebook.cells)
         verdicts = {one: said.get(one, "? no verdict") for one in catalogue.chapter_ids(number)}
@@ -182,6 +184,7 @@ def check(numbers: Sequence[int]) -> bool:
         lines += [f"  {verdict}" for verdict in verdicts.values() if verdict.startswith("✗")]
         tqdm.write("\n".join(lines + errors))
         is_right &= len(lines) == 1 and not errors
+    print("(✓ correct, ✗ wrong, · not attempted, ? without a verdict)")
     return is_right
 
 
