@@ -23,13 +23,20 @@ in Python:
 """
 
 
+class Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the default of an argument that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 def parser() -> argparse.ArgumentParser:
     """Each command sets `run`, a function of the parsed options that imports what it needs and returns the exit status,
     0 where it returns nothing. Its name ends with the command, and its docstring is what --help says."""
 
     def command(within: argparse._SubParsersAction, run) -> argparse.ArgumentParser:
         text = " ".join(run.__doc__.split())
-        words = {"help": text, "description": text, "formatter_class": argparse.ArgumentDefaultsHelpFormatter}
+        words = {"help": text, "description": text, "formatter_class": Formatter}
         made = within.add_parser(run.__name__.rpartition("_")[2], **words)
         made.set_defaults(run=run)
         return made
@@ -207,6 +214,8 @@ def _bench_plot(options: Namespace) -> None:
 
     grid, cards = GRIDS[options.grid], [results.load(name) for name in options.results] or results.cards()
     parts = dict.fromkeys(part for card in cards for part in tables.parts(card["rows"], grid))
+    if options.out.is_file():
+        raise ValueError(f"--out takes a folder for the PNG files, and {options.out} is a file")
     options.out.mkdir(parents=True, exist_ok=True)
     figures.style()
     for dtype, mode in parts:
