@@ -254,7 +254,7 @@ def test_an_interrupted_save_leaves_what_was_there(tmp_path, monkeypatch):
     assert results.read(path) == stored and list(path.parent.glob("*.json")) == [path], "no part stands among the results"
     for text in (b"{", b"\xff\xfe", b"[]", b'{"provenance": {}}'):
         path.write_bytes(text)
-        with pytest.raises(ValueError, match=r"card\.json holds no results"):
+        with pytest.raises(ValueError, match=r"card\.json holds no results: they are JSON with provenance"):
             results.read(path)
 
 

@@ -15,7 +15,9 @@ from matplotlib.figure import Figure
 from torch.nn.functional import cross_entropy
 
 from fa_tutorial import figures, hardware, processes, reference, ring
+from fa_tutorial.arguments import check_attention
 from fa_tutorial.attention import flash_attention
+from fa_tutorial.tiles import MAX_D
 
 STORED = Path(__file__).with_name("ring.json")
 NAMES = ("o", "lse", "dq", "dk", "dv")
@@ -60,6 +62,9 @@ def show(ranks: int, shape: tuple[int, int, int, int, int], is_causal: bool) -> 
     Prints and returns whether all results are as accurate as plain attention's, too.
     """
     _, H_q, H_k, S, D = shape
+    q, k, v, do = inputs(*shape)
+    check_attention(q, k, v, max_d=MAX_D)  # once, where each rank would raise
+    ring.shard(q, 0, ranks)
     kind = "causal" if is_causal else "full"
     print(
         f"{ranks} processes, S = {S:,} in shards of {S // ranks:,}, {H_q} query heads on {H_k} key heads, D = {D}, "
@@ -70,7 +75,6 @@ def show(ranks: int, shape: tuple[int, int, int, int, int], is_causal: bool) -> 
         first, last = ring.shard(torch.arange(S), rank, ranks, dim=0).chunk(2)
         tokens = f"tokens {first[0]} to {first[-1]} and {last[0]} to {last[-1]}"
         print(f"rank {rank}: {tokens}; sent {part['sent'][0]:,} bytes forward, {part['sent'][1]:,} backward")
-    q, k, v, do = inputs(*shape)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     plain = reference.naive_attention(*leaves, is_causal)
     plain = [plain, None, *torch.autograd.grad(plain, leaves, do)]
