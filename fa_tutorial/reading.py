@@ -94,6 +94,12 @@ DIFFERS = {
         "acc = acc * alpha": "inside `softmax_rescale_o`",
         "v_tile = ": "before q kᵀ",
     },
+    "softmax_step": {
+        "m_new = ": "of unscaled scores; the first block reads no old maximum",
+        "p = ": "the scale comes here, in base 2",
+        "alpha = ": "in base 2, and not in the first block",
+        "return ": "the first block reads no old sum",
+    },
     "flash_forward_kernel": {
         "m = tl.full": "no start value",
         "l = tl.zeros": "no start value",

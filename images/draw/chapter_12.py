@@ -207,8 +207,9 @@ QUAD = ("blue", "orange", "green", "yellow")
 
 @image("12_four_threads.png")
 def draw_four_threads() -> Figure:
-    """Eight rows and sixteen columns of a warp's scores, as the tensor cores leave them: which thread holds which."""
-    figure, ax = canvas(3.5)
+    """Eight rows and sixteen columns of a warp's scores, as the tensor cores leave them: which thread holds which, and how the
+    four of a row find its maximum."""
+    figure, ax = canvas(5.55)
     left, top, wide, high = 1.2, 0.75, 0.46, 0.29
     for column in range(16):
         write(ax, left + (column + 0.5) * wide, top - 0.2, f"{column}")
@@ -221,7 +222,18 @@ def draw_four_threads() -> Figure:
             box(ax, *at, 2 * wide, high, f"{4 * row + lane}", QUAD[lane], share=0.45)
     outline(ax, left, top, 16 * wide, high)
     write(ax, left, 0.2, "the number of the thread that holds a pair of scores", HEAD, ha="left", weight="bold")
-    write(ax, left, 3.3, "frame: threads 0 to 3 share row 0, and row 8 in the same way", ha="left")
+    write(ax, left, 3.4, "the maximum of row 0: two exchanges, and all four threads have it", HEAD, ha="left", weight="bold")
+    names = ("a", "b", "c", "d"), ("a, c", "b, d", "a, c", "b, d"), ("a, b, c, d",) * 4
+    for step, distance in enumerate((2, 1, 0)):
+        y = 3.65 + 0.7 * step
+        write(ax, left - 0.12, y + 0.15, ("own scores", "2 threads on", "1 thread on")[step], ha="right")
+        for thread in range(4):
+            x = left + 1.84 * thread
+            box(ax, x, y, 1.5, 0.3, f"max({names[step][thread]})", QUAD[thread], share=0.45)
+            if distance:
+                to = left + 1.84 * (thread ^ distance) + 0.75
+                arrow(ax, (x + 0.75, y + 0.31), (to, y + 0.69))
+                arrow(ax, (x + 0.75, y + 0.31), (x + 0.75, y + 0.69))
     return figure
 
 
