@@ -154,6 +154,29 @@ def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: d
     return figure
 
 
+def print_sends(rows: pd.DataFrame) -> None:
+    """Forward times of four GPUs by length, 16 key heads, and how much of the ring's isn't hidden. rows: load()'s."""
+    names = ["one GPU", "computing alone", "sending alone", "ring"]
+    times = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)].pivot(index="S", columns="provider", values="forward_ms")
+    print("forward, ms\n   tokens    shard    one GPU   computing   sending   the ring   not hidden")
+    for S, (single, alone, sending, ours) in zip(times.index, times[names].values, strict=True):
+        print(f"{S:9,} {S // 4:8,} {single:10,.2f} {alone:11,.2f} {sending:9,.2f} {ours:10,.2f}", end=" ")
+        print(f"{(ours - alone) / ours:12.0%}")
+
+
+def print_gains(seconds: Callable, least: float, bandwidth: float) -> None:
+    """From which share of the length `least` on a ring beats Ulysses on the clock, and by how much it does there.
+
+    seconds: (way, tokens in a shard, byte/s, ranks) -> those on the clock.
+    """
+    for ranks in (4, 16):
+        lengths = [int(least * share / 2000) * 2 for share in range(1, 1001)]
+        ours, theirs = ([seconds(way, n, bandwidth, ranks) for n in lengths] for way in ("ring", "Ulysses"))
+        first = next(n for n, one, other in zip(lengths, ours, theirs, strict=True) if one < other)
+        print(f"{ranks:2} GPUs: a ring beats Ulysses from {first / least:.2f} of your length on,", end=" ")
+        print(f"and takes {1 - ours[-1] / theirs[-1]:.0%} less time at your length")
+
+
 def plot_ways(seconds: Callable, links: dict[str, float], rows: pd.DataFrame) -> Figure:
     """How many times as fast as one GPU four are, forward, against the tokens in a shard: each way on the clock, a
     panel a link, and on the first link as measured.
