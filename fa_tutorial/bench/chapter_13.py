@@ -177,6 +177,14 @@ def print_gains(seconds: Callable, least: float, bandwidth: float) -> None:
         print(f"and takes {1 - ours[-1] / theirs[-1]:.0%} less time at your length")
 
 
+def print_context_parallel(rows: pd.DataFrame) -> None:
+    """Times of PyTorch's context_parallel with cuDNN's kernel, and of the ring beside it. rows: load()'s."""
+    peer = rows[rows["provider"].eq("context_parallel") & rows["backend"].eq("CUDNN_ATTENTION")].iloc[0]
+    print(f"{peer['ranks']} GPUs, {peer['S']:,} tokens:", end=" ")
+    print(f"context_parallel {peer['forward_ms']:.1f} ms forward, {peer['backward_ms']:.1f} backward;", end=" ")
+    print(f"the ring {peer['ring_forward_ms']:.1f} and {peer['ring_backward_ms']:.1f}")
+
+
 def plot_ways(seconds: Callable, links: dict[str, float], rows: pd.DataFrame) -> Figure:
     """How many times as fast as one GPU four are, forward, against the tokens in a shard: each way on the clock, a
     panel a link, and on the first link as measured.
