@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import matplotlib.pyplot as plt
+import torch
 from matplotlib.figure import Figure
 
-from fa_tutorial.bench import results
+from fa_tutorial import hardware
+from fa_tutorial.bench import results, timing
 from fa_tutorial.figures import GREY
 
 FROM_HBM, TO_SMS = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"  # as ncu names them
@@ -70,3 +73,19 @@ def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -
             print(f"{n:6,}   {name:10} {sum(waves) / len(waves) / L2:13.2f}", end="")
             print(f" {sum(waves) / 1e9:6.2f} GB {read / 1e9:7.2f} GB {read / sum(waves):11.2f}", end="")
             print(f"   {time.ms:6.3f} ({time.ms_20:.3f} to {time.ms_80:.3f})")
+
+
+def show_fusion(card: dict, *calls: Callable, D: int = 64) -> None:
+    """Print how long an H200 takes at least to move s and to multiply, and the times of one kernel and of two products,
+    which `calls` computes from q, k and v: here, or stored ones where there is no GPU."""
+    ceilings, device = card["provenance"]["ceilings"], hardware.device()
+    for S in (4_096, 16_384):
+        moving = 2 * S * S * 2 / (ceilings["copy_gb_s"] * 1e9) * 1e3
+        multiplying = 4 * S * S * D / (ceilings["matmul_fp16_tflops"] * 1e12) * 1e3
+        print(f"S = {S:6,}: at least {moving:.3f} ms to move s, {multiplying:.3f} ms to multiply")
+        one, two = results.select(card["kernels"], kernel="scores_values", S=S)["ms"]
+        if device.type == "cuda":
+            qkv = [torch.randn(S, D, dtype=torch.float16, device=device) for _ in range(3)]
+            one, two = (timing.time_call(partial(call, *qkv)).ms for call in calls)
+        where = "this GPU" if device.type == "cuda" else "stored, H200"
+        print(f"            one kernel {one:.3f} ms, two products {two:.3f} ms   ({where})")
