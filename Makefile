@@ -1,15 +1,15 @@
-# The course's commands; `make help` lists them. Each sets .venv up first if that is not done.
+# The course's commands; `make help` lists them. Each but doctor sets .venv up first if that is not done.
 #   make lab ARGS="--no-browser --port=8889"    arguments for JupyterLab
 #   make take CHAPTER=1                         or CHAPTER="1 5"
 #   make test ARGS="-k softmax"                 arguments for pytest
 #   make notebooks ARGS=notebooks/01_*.ipynb    only these notebooks
-#   make test PYTHON=python3.12                 the Python that .venv is made with
+#   make setup PYTHON=python3.12                makes .venv anew if it has another Python
 #   make test CONSTRAINTS=constraints-oldest.txt   other versions; none named: the newest in pyproject.toml's ranges. `make clean` first
 
-PYTHON ?= python3
 ARGS ?=
 CONSTRAINTS ?= constraints.txt
 VENV := .venv
+PYTHON ?= $(or $(wildcard $(VENV)/bin/python),python3)
 RUN := $(VENV)/bin/python
 INSTALL := pip install --disable-pip-version-check $(CONSTRAINTS:%=-c %) -e
 INSTALLED := $(VENV)/.installed
@@ -21,7 +21,7 @@ BROWSER_INSTALLED := $(VENV)/.browser_installed
 .PHONY: help setup lab work take check-work test test-slow browser-test figures notebooks site doctor compile-report clean
 
 help:
-	@echo "make setup         make .venv, and install what constraints.txt pins"
+	@echo "make setup         make .venv, and install what constraints.txt pins, or what of it is missing"
 	@echo "make lab           open your copies of the notebooks, in work/, in JupyterLab"
 	@echo "make work          copy the notebooks that work/ lacks, and say which chapters are newer than yours"
 	@echo "make take          take a chapter as the course has it now (CHAPTER=1), and keep your copy beside it"
@@ -37,7 +37,9 @@ help:
 	@echo "make clean         remove .venv and every cache; work/ stays"
 	@echo "Arguments go on in ARGS: make lab ARGS=--no-browser. Another Python: make PYTHON=python3.12 setup"
 
-setup: $(INSTALLED)
+setup:
+	@rm -f $(INSTALLED)
+	@$(MAKE) --no-print-directory $(INSTALLED)
 
 lab: $(INSTALLED)
 	@$(RUN) -m fa_tutorial lab $(ARGS)
@@ -91,7 +93,7 @@ $(INSTALLED): $(CONSTRAINTS) pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed, or not on the path; name another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip --version 2>&1 | grep -q "$$($(PYTHON) -c 'import sys; print("(python %d.%d)" % sys.version_info[:2])')" || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV), once, which takes some minutes: about 6 GB with a GPU's build of PyTorch. If it stops, the same command goes on."
 	$(RUN) -m $(INSTALL) '.[lab,test]'
 	@touch $@

@@ -11,7 +11,7 @@ try:
     from fa_tutorial import hardware
 except ModuleNotFoundError as error:
     where = f"{error.name} is not installed for {sys.executable}"
-    raise ImportError(f"{where}: activate the course's environment, or make setup in its folder") from None
+    raise ImportError(f"{where}: make setup in the course's folder, then source .venv/bin/activate") from None
 
 __version__ = "0.1.0"
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import fa_tutorial
@@ -21,13 +23,20 @@ in Python:
 """
 
 
+class Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the default of an argument that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 def parser() -> argparse.ArgumentParser:
     """Each command sets `run`, a function of the parsed options that imports what it needs and returns the exit status,
     0 where it returns nothing. Its name ends with the command, and its docstring is what --help says."""
 
     def command(within: argparse._SubParsersAction, run) -> argparse.ArgumentParser:
         text = " ".join(run.__doc__.split())
-        words = {"help": text, "description": text, "formatter_class": argparse.ArgumentDefaultsHelpFormatter}
+        words = {"help": text, "description": text, "formatter_class": Formatter}
         made = within.add_parser(run.__name__.rpartition("_")[2], **words)
         made.set_defaults(run=run)
         return made
@@ -103,7 +112,13 @@ def _results(name: str) -> str | Path:
 
 def _doctor(options: Namespace) -> int:
     """what this machine can run, and what is wrong with the installation; status 1 where something is broken"""
-    from fa_tutorial import doctor
+    needed = {line for course in metadata.distributions(name="fa_tutorial") for line in course.requires}
+    # A line with a marker is an extra's, or Triton's, which has findings of its own.
+    names = sorted(re.match(r"[\w.-]+", line)[0] for line in needed if ";" not in line)
+    if missing := [name for name in names if not any(metadata.distributions(name=name))]:
+        print(f"broken  Not installed: {', '.join(missing)}.\n        {fa_tutorial.hardware.HOW_TO_INSTALL}")
+        return 1
+    from fa_tutorial import doctor  # which imports some of them
 
     return doctor.main()
 
@@ -199,6 +214,8 @@ def _bench_plot(options: Namespace) -> None:
 
     grid, cards = GRIDS[options.grid], [results.load(name) for name in options.results] or results.cards()
     parts = dict.fromkeys(part for card in cards for part in tables.parts(card["rows"], grid))
+    if options.out.is_file():
+        raise ValueError(f"--out takes a folder for the PNG files, and {options.out} is a file")
     options.out.mkdir(parents=True, exist_ok=True)
     figures.style()
     for dtype, mode in parts:

@@ -6,7 +6,6 @@ import math
 import operator
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -29,6 +28,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 def check_flag(name: str, value) -> bool:
     """Return `value` as a bool, Python's or NumPy's; TypeError otherwise, because a text, a number or a mask would
     count as True."""
+    import numpy as np  # here, so that doctor runs where it is missing
+
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise TypeError(f"{name} must be True or False, got a {type(value).__name__}: {value!r}")

@@ -69,32 +69,33 @@ def flash_attention(
     """softmax(scale · q kᵀ) v, forward and backward, with memory linear in the sequence length
     (FlashAttention-2, Dao, 2023).
 
-    is_causal is aligned bottom right, as in flash-attn 2.1 and later: query i sees keys 0 … i + S_k − S_q, so the last
-    query sees the last key. Where S_q ≠ S_k that is not PyTorch's SDPA, which aligns top left.
+        o = flash_attention(q, k, v, is_causal=True)  # like q
+        o, lse = flash_attention(q, k, v, window=(1023, 0), return_lse=True)
 
-    Shapes: q (B, H_q, S_q, D); k and v (B, H_k, S_k, D), H_q a multiple of H_k (grouped-query attention), 1 ≤ D ≤ 256;
-    any strides.
-    Dtypes: fp16, bf16, fp32, one for all three; sums are float32. Under torch.autocast the inputs are cast to the
-    autocast dtype.
-    scale: 1/√D unless given; no gradient. enable_gqa: False refuses fewer key heads than query heads, as SDPA does.
+    q: (B, H_q, S_q, D), fp16, bf16 or fp32, any strides, 1 ≤ D ≤ 256. torch.autocast casts q, k and v to its dtype.
+    k, v: (B, H_k, S_k, D), of q's dtype; H_q is a multiple of H_k (grouped-query attention).
+    is_causal: query i sees keys 0 … i + S_k − S_q. The last query sees the last key, as in flash-attn 2.1 and later;
+        PyTorch's SDPA aligns top left, which differs where S_q ≠ S_k.
+    scale: 1/√D unless given; no gradient.
+    return_lse: return (o, lse).
     kernel: "basic" for the kernels of chapters 5 and 7; "tuned" for those of chapter 8, whose first call of a kind
-    measures which tiles are the fastest on this GPU; "hopper" for chapter 9's, on a GPU of compute capability 9.0
-    alone. Inputs that one does not take go to the next simpler one. "auto" takes "hopper" on such a GPU where q is
-    large enough (HOPPER_FROM), otherwise "tuned", and "basic" in the interpreter.
+        measures which tiles are the fastest on this GPU; "hopper" for chapter 9's, on a GPU of compute capability 9.0
+        alone. Inputs that one does not take go to the next simpler one. "auto" takes "hopper" on such a GPU where q is
+        large enough (HOPPER_FROM), otherwise "tuned", and "basic" in the interpreter.
+    enable_gqa: False refuses fewer key heads than query heads, as SDPA does.
 
     Variants, by the kernels of chapter 10: leave kernel="auto" with them. They may be combined; to the scaled scores
-    they apply in this order. Their memory isn't linear: three lists of tiles take S_q · S_k / 1,024 bytes each with
-    tiles of 64 by 64, for each batch entry and head that a mask tells apart, and an attn_mask's gradient 4 bytes a
-    pair.
-    softcap: c > 0 makes s c · tanh(s / c). alibi_slopes: (H_q,) or (B, H_q) float32, no gradient; slope · |i + S_k −
-    S_q − j| is subtracted.
+    they apply in this order.
+    softcap: c > 0 makes s c · tanh(s / c).
+    alibi_slopes: (H_q,) or (B, H_q) float32, no gradient; slope · |i + S_k − S_q − j| is subtracted.
     attn_mask: as SDPA's, any shape that broadcasts to (B, H_q, S_q, S_k). Of booleans: True takes part, and tiles that
-    nobody sees are skipped. Of numbers, any of the dtypes: added to the scores, −inf hides. It may come with is_causal
-    and a window: then all have to allow a pair. A mask of keys is mask[:, None, None, :].
+        nobody sees are skipped. Of numbers, any of the dtypes: added to the scores, −inf hides. It may come with
+        is_causal and a window: then all have to allow a pair. A mask of keys is mask[:, None, None, :].
     window: (left, right), query i sees keys i + S_k − S_q − left … i + S_k − S_q + right; −1 is no limit, and is_causal
-    makes right 0. sinks: (H_q,), a logit a head that
-    joins the denominator and nothing else, so lse counts it. dropout_p: each p becomes 0 with this probability, and p /
-    (1 − dropout_p) otherwise; the seed comes from PyTorch's generator.
+        makes right 0.
+    sinks: (H_q,), one logit per head, which joins the denominator and nothing else; lse counts it.
+    dropout_p: each p becomes 0 with this probability, and p / (1 − dropout_p) otherwise; the seed comes from PyTorch's
+        generator.
 
     Returns o (B, H_q, S_q, D), contiguous, in q's dtype; with return_lse also lse (B, H_q, S_q), float32, the natural
     logarithm of the sum of exponentials of the scaled scores. A query that sees no key gets o = 0 and lse = −inf.
@@ -103,6 +104,9 @@ def flash_attention(
     derivative raises RuntimeError. For backward q, k, v, o and lse are kept, and what the caller gave. Two runs with
     the same tiles give the same bits, but for "hopper"'s dq, whose parts are added in the order in which they come:
     under torch.use_deterministic_algorithms(True) the backward is "tuned"'s instead.
+
+    Memory of the variants isn't linear: three lists of tiles take S_q · S_k / 1,024 bytes each with tiles of 64 by 64,
+    for each batch entry and head that a mask tells apart, and an attn_mask's gradient 4 bytes a pair.
 
     Not promised: that NaN or inf in a key or value which the causal mask hides stays hidden from the other rows of its
     tile; values within a factor S of the dtype's largest, whose sum before the division may overflow; full accuracy for

@@ -29,8 +29,7 @@ from fa_tutorial.exercises.progress import STATE_VARIABLE, state_file
 # compares.
 SUPPORTED = {"torch": ((2, 11), (2, 15)), "triton": ((3, 6), (3, 9)), "numpy": ((2, 0), (3,))}
 NAMES = {"torch": "torch", "triton": "Triton", "numpy": "NumPy"}
-HOW_TO_INSTALL = "pip install -c constraints.txt -e '.[lab,test]' in the course's folder"
-ANEW = "Make the installation anew: make clean, then make doctor. If that does not help, send us this report."
+ANEW = "Make the installation anew: make clean, then make setup. If that does not help, send us this report."
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def examine_triton(facts: Facts) -> Iterator[Finding]:
     switch = hardware.INTERPRETER_SWITCH
     if facts.triton is None:
         if facts.system == "Linux":
-            yield Finding(True, "Triton is not installed.", hardware.HOW_TO_INSTALL_TRITON)
+            yield Finding(True, "Triton is not installed.", hardware.HOW_TO_INSTALL)
         else:
             yield Finding(
                 False, f"Triton is not installed: it is not published for {facts.system}.", hardware.WHERE_TO_RUN_TRITON
@@ -195,12 +194,12 @@ def examine_versions(facts: Facts) -> Iterator[Finding]:
         if version is not None and not first <= version_numbers(version) < past:
             wanted = f"{'.'.join(map(str, first))} or newer, below {'.'.join(map(str, past))}"
             outside = f"{NAMES[package]} {version} is outside the range that the course supports: {wanted}."
-            yield Finding(False, outside, f"{HOW_TO_INSTALL} takes the versions that the course is tested with.")
+            yield Finding(False, outside, f"For the versions of constraints.txt: {hardware.HOW_TO_INSTALL}")
     if not facts.jupyterlab:
         yield Finding(
             False,
             "JupyterLab is not installed: the notebooks don't open with make lab.",
-            f"Install it: {HOW_TO_INSTALL}.",
+            hardware.HOW_TO_INSTALL,
         )
     if not facts.state_writable:
         yield Finding(

@@ -30,8 +30,8 @@ WHERE_TO_RUN_TRITON = (
     "Triton is published for Linux only. On macOS or Windows run this chapter in WSL2 or in a Linux container "
     "(README.md: Docker). Chapters without kernels (0, 1, 4, 6) run where you are."
 )
-HOW_TO_INSTALL_TRITON = (
-    "Install what the course needs: make setup, or pip install -c constraints.txt -e . in its folder."
+HOW_TO_INSTALL = (
+    f"In the course's folder: make setup, or {sys.executable} -m pip install -c constraints.txt -e '.[lab,test]'"
 )
 
 _switched_on_here = False
@@ -51,7 +51,7 @@ def has_triton() -> bool:
 
 def without_triton() -> str:
     """What to do where Triton is missing, for this operating system."""
-    return HOW_TO_INSTALL_TRITON if platform.system() == "Linux" else WHERE_TO_RUN_TRITON
+    return HOW_TO_INSTALL if platform.system() == "Linux" else WHERE_TO_RUN_TRITON
 
 
 def interpreter_on() -> bool:

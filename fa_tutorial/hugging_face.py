@@ -3,6 +3,8 @@ transformers is optional."""
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from fa_tutorial.attention import flash_attention
@@ -15,8 +17,12 @@ REFUSED = ("position_bias", "indices", "block_indices", "cu_seq_lens_q", "cache"
 def register(name: str) -> None:
     """Make model.set_attn_implementation(name) run `attention`, and have the library hand it a mask of booleans
     wherever the causal mask isn't enough."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ModuleNotFoundError as error:
+        how = f"{sys.executable} -m pip install 'transformers==5.*'"
+        raise ImportError(f"hugging_face.register needs transformers: {how}") from error
 
     def mask(q_length, kv_length, allow_is_causal_skip=True, **options):
         """sdpa_mask, which leaves the mask out where the causal one gives the right result. It also does for a prompt

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fa_tutorial import notebooks
+from fa_tutorial import hardware, notebooks
 from fa_tutorial.exercises import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -162,17 +162,19 @@ def _first_line(cell: dict) -> str:
 def check(numbers: Sequence[int]) -> bool:
     """Run the reader's copies, of all chapters if none is named, and print what their checks say. Writes to no copy.
 
-    False where an answer is wrong, or a cell raises.
+    False where an answer is wrong, a cell raises, or a copy cannot be read.
     """
     import nbformat
 
     paths = {number: COPIES / _chapter(number).name for number in numbers or chapters()}
-    there = {number: path for number, path in paths.items() if path.exists()}
-    if not there:
-        raise FileNotFoundError(f"there are no copies in {COPIES}: make lab, or make work, puts them there")
     is_right = True
-    for number, path in tqdm(there.items(), desc="running your copies", leave=False, disable=None):
-        notebook = nbformat.read(path, as_version=4)
+    for number, path in tqdm(paths.items(), desc="running your copies", leave=False, disable=None):
+        try:
+            notebook = nbformat.read(path, as_version=4)
+        except (FileNotFoundError, ValueError):
+            tqdm.write(f"{path.relative_to(ROOT)} is missing or damaged; to copy it anew: make take CHAPTER={number}")
+            is_right = False
+            continue
         notebooks.execute(notebook, COPIES, cell_seconds=CELL_SECONDS, allow_errors=True)
         said, errors = _outcome(notebook.cells)
         verdicts = {one: said.get(one, "? no verdict") for one in catalogue.chapter_ids(number)}
@@ -182,6 +184,7 @@ def check(numbers: Sequence[int]) -> bool:
         lines += [f"  {verdict}" for verdict in verdicts.values() if verdict.startswith("✗")]
         tqdm.write("\n".join(lines + errors))
         is_right &= len(lines) == 1 and not errors
+    print("(✓ correct, ✗ wrong, · not attempted, ? without a verdict)")
     return is_right
 
 
@@ -202,9 +205,7 @@ def lab(arguments: Sequence[str]) -> None:
     """Fill work/ and open its first notebook in JupyterLab, which takes the place of this process. arguments:
     JupyterLab's own."""
     if importlib.util.find_spec("jupyterlab") is None:
-        raise RuntimeError(
-            "JupyterLab is not installed: pip install -c constraints.txt -e '.[lab,test]' in the course's folder"
-        )
+        raise RuntimeError(f"JupyterLab is not installed. {hardware.HOW_TO_INSTALL}")
     fill()
     first = next(iter(chapters().values())).name
     # The root is the course's folder: ../images and ../GLOSSARY.md are found from work/. As the default address, so

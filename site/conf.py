@@ -53,6 +53,7 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "home_page_in_toc": True,
+    "footer_content_items": "copyright.html",  # which names the authors
 }
 copybutton_exclude = ".linenos, .gp, .go"
 

@@ -466,6 +466,14 @@ def test_search_finds_chapters_and_shows_their_text(words, chapter, page, site):
     assert not any("System Settings" in text for text in found.locator(".context").all_inner_texts())  # a button above the text
 
 
+def test_search_says_which_row_and_shows_no_tex(page, site):
+    found = search(page, site, "lse")
+    playwright.expect(found.locator(".context")).to_have_count(found.count())
+    titles, excerpts = found.locator("a").all_inner_texts(), found.locator(".context").all_inner_texts()
+    assert titles[0] == "Glossary: lse" and len(set(titles)) == len(titles) and "Glossary" not in titles
+    assert not any("\\" in text for text in excerpts)
+
+
 def test_search_finds_words_where_they_begin_and_shows_where(page, site):
     """There is no tma in softmax; after the glossary comes the chapter that explains the word."""
     found = search(page, site, "tma")

@@ -23,6 +23,7 @@ def test_help_is_all_that_help_prints(command, capsys):
         main([*command, "--help"])
     shown = capsys.readouterr()
     assert ended.value.code == 0 and shown.out.startswith("usage: python -m fa_tutorial") and shown.err == ""
+    assert "default: None" not in shown.out
 
 
 def test_as_a_module_its_version_and_no_other_word():
@@ -48,6 +49,11 @@ def test_wrong_arguments_are_told_with_what_is_allowed(wrong, allowed, capsys):
 @pytest.mark.parametrize(("wrong", "allowed"), [(["progress", "42"], "0, 1, 2"), (["bench", "table", "nope"], "h100, h200")])
 def test_a_chapter_or_a_card_that_is_not_there(wrong, allowed, capsys):
     assert main(wrong) == 1 and allowed in capsys.readouterr().err
+
+
+def test_plots_go_into_a_folder(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["bench", "plot", "--out", str(tmp_path / "file"), "h200"]) == 1 and "takes a folder" in capsys.readouterr().err
 
 
 def test_progress_of_all_chapters_and_of_one(capsys):

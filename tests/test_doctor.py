@@ -1,6 +1,7 @@
 """Doctor: each known bad combination is found, with its remedy, and a good machine has nothing found."""
 
 import dataclasses
+import subprocess
 import sys
 from pathlib import Path
 
@@ -98,6 +99,22 @@ GOOD = {
 @pytest.mark.parametrize(("facts", "change"), GOOD.values(), ids=GOOD)
 def test_nothing_is_found_on_a_good_machine(facts, change):
     assert doctor.examine(dataclasses.replace(facts, **change)) == []
+
+
+def test_missing_dependencies_are_named_before_any_of_them_is_imported(tmp_path):
+    """All that the package declares; what has a marker is needed elsewhere, or for an extra."""
+    (tmp_path / "fa_tutorial-0.dist-info").mkdir()
+    lines = ("Name: fa_tutorial", *(f"Requires-Dist: {line}" for line in ("pytest", "gone-1>=2", "gone-2<3; extra == 'lab'", "gone-3")))
+    (tmp_path / "fa_tutorial-0.dist-info" / "METADATA").write_text("\n".join(lines))
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+sys.modules |= dict.fromkeys(("numpy", "tqdm", "platformdirs", "matplotlib", "pandas"))
+from fa_tutorial.__main__ import main
+sys.exit(main(["doctor"]))"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 1 and run.stdout.startswith("broken  Not installed: gone-1, gone-3.\n"), run.stderr
+    assert "make setup" in run.stdout
 
 
 def test_a_kernel_that_is_wrong_or_fails_is_broken(monkeypatch, capsys):

@@ -2,7 +2,9 @@
 
 import ast
 import itertools
+import os
 import re
+import shutil
 import subprocess
 import tomllib
 from importlib import metadata
@@ -184,6 +186,23 @@ def test_imports_run_one_way():
 def test_an_import_against_the_order_is_seen(source):
     assert imports_against_the_order({"layout": [ast.parse(source)]}) == ["layout imports matmul"]
     assert imports_against_the_order({"tuned": [ast.parse(source)]}) == []
+
+
+# ---------------------------------------------------------------- commands
+
+
+def test_make_setup_installs_each_time_and_the_others_once(tmp_path):
+    """In a folder whose Python says what it was called with."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name in ("constraints.txt", "pyproject.toml", "calls"):
+        (tmp_path / name).touch()
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text('#!/bin/sh\necho "$@" | tee -a calls\n')
+    python.chmod(0o755)
+    for target, installs in (("work", 1), ("work", 1), ("setup", 2), ("setup", 3), ("work", 3)):
+        subprocess.run(["make", target], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, check=True, capture_output=True)
+        assert (tmp_path / "calls").read_text().count("pip install") == installs, target
 
 
 # ---------------------------------------------------------------- texts

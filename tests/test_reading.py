@@ -54,6 +54,7 @@ def test_a_readers_lines_are_marked(function):
     steps, called = reading.STEPS[function], [call.line for its_calls in reading.CALLS[function][1].values() for call in its_calls]
     assert set(steps.values()) <= set(called)
     assert reading.mark(function, steps) == f"{len(steps)} of {len(steps)} right"
+    assert reading.mark(function, {step: 313 if line == 310 else line for step, line in steps.items()}).endswith("right")
     assert reading.mark(function, steps | {"mask": 0, "dk (6.12)": 0}).startswith(f"{len(steps) - 1} of {len(steps)} right; not yet: ")
 
 
@@ -62,6 +63,13 @@ def test_each_difference_belongs_to_a_line(kernel):
     assert reading.DIFFERS[kernel].keys() <= reading.PLACES[kernel].keys()
     rows = reading.beside(getattr(forward, kernel)).data
     assert all(f"| {text} |" in rows for text in reading.DIFFERS[kernel].values())
+    differing = reading.beside(getattr(forward, kernel), only_differing=True).data.splitlines()[2:]
+    assert len(differing) == len(reading.DIFFERS[kernel]) and all(line in rows for line in differing)
+
+
+def test_a_line_of_softmax_h_is_told_from_one_of_the_loop():
+    marked = reading.mark("compute_attn_1rowblock", reading.STEPS["compute_attn_1rowblock"] | {"acc · alpha": 160})
+    assert marked.startswith("7 of 8 right; not yet: acc · alpha") and "Which line of this loop calls" in marked
 
 
 @each_kernel

@@ -272,6 +272,15 @@ def test_the_command_says_that_all_is_right(capsys):
     assert "as accurate as plain attention" in out
 
 
-def test_the_command_says_what_is_wrong(capsys):
-    assert main(["ring", "--ranks", "2", "--seq-len", "30"]) == 1
-    assert "S must be a multiple of 4, got 30" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--ranks", "2", "--seq-len", "30"], "2 ranks share 2 · 2 chunks of one length: S must be a multiple of 4, got 30\n"),
+        (["--ranks", "0"], "ranks must be at least 1, got 0\n"),
+        (["--kv-heads", "3"], "query heads must be a multiple of key heads, got 4 query heads and 3 key heads\n"),
+    ],
+    ids=["chunks", "no-ranks", "heads"],
+)
+def test_the_command_says_what_is_wrong_once(wrong, said, capsys):
+    assert main(["ring", *wrong]) == 1
+    assert capsys.readouterr() == ("", said)

@@ -157,6 +157,17 @@ def test_check_runs_the_copies_and_tells_verdicts_and_errors(course, capsys, mon
     assert main(["work", "check", "1"]) == 0 and "00_first" not in capsys.readouterr().out
 
 
+def test_check_names_a_missing_or_damaged_copy_and_goes_on(course, capsys):
+    write(course / "notebooks" / "02_third.ipynb")
+    work.fill()
+    (course / "work" / "00_first.ipynb").unlink()
+    (course / "work" / "01_second.ipynb").write_text('{"cells": [')
+    assert main(["work", "check"]) == 1
+    shown = capsys.readouterr().out
+    assert "00_first.ipynb is missing or damaged; to copy it anew: make take CHAPTER=0" in shown
+    assert "01_second.ipynb is missing or damaged; to copy it anew: make take CHAPTER=1" in shown and "02_third: 0 of" in shown
+
+
 @pytest.mark.parametrize(("user", "allowed"), [(0, True), (1000, False)])
 def test_lab_opens_the_first_copy_from_the_courses_folder(user, allowed, course, monkeypatch):
     """So that ../images is found; root may, and the kernels choose their backend themselves."""

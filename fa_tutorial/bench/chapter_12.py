@@ -38,6 +38,8 @@ def marked(guess: str, states: dict[str, torch.Tensor]) -> str:
         said = list(states)
     if sorted(said) == sorted(in_words(states).lower().split()):
         return f"✓ {guess}"
+    if len(states) == 1 and said in (["wrong"], ["nan"]):
+        return f"? {guess}: in all rows, or in some"
     return f"✗ {guess} → {in_words(states)}"
 
 

@@ -11,11 +11,14 @@ from pathlib import Path
 import pandas as pd
 import torch
 import torch.distributed as dist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch.nn.functional import cross_entropy
 
 from fa_tutorial import figures, hardware, processes, reference, ring
+from fa_tutorial.arguments import check_attention
 from fa_tutorial.attention import flash_attention
+from fa_tutorial.tiles import MAX_D
 
 STORED = Path(__file__).with_name("ring.json")
 NAMES = ("o", "lse", "dq", "dk", "dv")
@@ -60,6 +63,9 @@ def show(ranks: int, shape: tuple[int, int, int, int, int], is_causal: bool) -> 
     Prints and returns whether all results are as accurate as plain attention's, too.
     """
     _, H_q, H_k, S, D = shape
+    q, k, v, do = inputs(*shape)
+    check_attention(q, k, v, max_d=MAX_D)  # once, where each rank would raise
+    ring.shard(q, 0, ranks)
     kind = "causal" if is_causal else "full"
     print(
         f"{ranks} processes, S = {S:,} in shards of {S // ranks:,}, {H_q} query heads on {H_k} key heads, D = {D}, "
@@ -70,7 +76,6 @@ def show(ranks: int, shape: tuple[int, int, int, int, int], is_causal: bool) -> 
         first, last = ring.shard(torch.arange(S), rank, ranks, dim=0).chunk(2)
         tokens = f"tokens {first[0]} to {first[-1]} and {last[0]} to {last[-1]}"
         print(f"rank {rank}: {tokens}; sent {part['sent'][0]:,} bytes forward, {part['sent'][1]:,} backward")
-    q, k, v, do = inputs(*shape)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     plain = reference.naive_attention(*leaves, is_causal)
     plain = [plain, None, *torch.autograd.grad(plain, leaves, do)]
@@ -119,61 +124,102 @@ def play_on_a_clock(rows: int, ranks: int, tile_of: Callable, flops: float, band
     return clock.now
 
 
-def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: dict[str, float],
-                sizes: tuple[int, ...], rows: pd.DataFrame | None = None) -> Figure:  # fmt: skip
-    """How much of a ring's time on the clock isn't hidden, against the tokens in a shard, for each link.
+LENGTHS = [int(2 ** (i / 8)) // 2 * 2 for i in range(72, 145)]  # tokens in a shard: 512 to 262,144
 
-    Dotted: least_shard's length. sizes: H_q, H_k, D, itemsize. Points: what four GPUs took, from load()'s rows.
+
+def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: dict[str, float],
+                sizes: tuple[int, ...], rows: pd.DataFrame) -> Figure:  # fmt: skip
+    """How much of a ring's time isn't hidden, against the tokens in a shard: on the clock for each link, and measured.
+
+    Dotted: least_shard's length. sizes: H_q, H_k, D, itemsize. rows: load()'s.
     """
-    figure = Figure(figsize=(7, 3.4))
+    figure = Figure(figsize=(7.6, 3.4))
     ax = figure.subplots()
-    lengths = [int(2 ** (i / 8)) // 2 * 2 for i in range(72, 145)]
     looks = (("blue", "-"), ("vermilion", "--"))
-    for (name, bandwidth), (colour, line) in zip(links.items(), looks, strict=False):
+    for (name, bandwidth), (colour, line) in zip(links.items(), looks, strict=True):
         times = [
-            [play_on_a_clock(rows, 4, tile_of, flops, speed, *sizes) for speed in (bandwidth, float("inf"))]
-            for rows in lengths
+            [play_on_a_clock(n, 4, tile_of, flops, speed, *sizes) for speed in (bandwidth, float("inf"))]
+            for n in LENGTHS
         ]
         shares = [100 * (ring_s - alone) / ring_s for ring_s, alone in times]
-        label = f"{name}, {bandwidth / 1e9:.0f} GB/s"
-        ax.plot(lengths, shares, color=figures.COLOURS[colour], linestyle=line, label=label)
+        label = f"clock: {name}, {bandwidth / 1e9:.0f} GB/s"
+        ax.plot(LENGTHS, shares, color=figures.COLOURS[colour], linestyle=line, label=label)
         ax.axvline(least_shard(*sizes, flops, bandwidth), color=figures.COLOURS[colour], linestyle=":", linewidth=1)
-    if rows is not None:
-        times = rows[rows["H_k"].eq(16)].pivot_table("forward_ms", "S", "provider", aggfunc="first")
-        shares = 100 * (1 - times["computing alone"] / times["ring"]).dropna().astype(float)
-        ax.plot(shares.index / 4, shares, "o", color=figures.COLOURS["orange"], label="four GPUs, measured")
-    ax.set_xscale("log", base=2)
-    ticks = [2**i for i in range(9, 19, 3)]
-    ax.set_xticks(ticks, [f"{rows:,}" for rows in ticks])
-    ax.minorticks_off()
-    ax.set_xlabel("tokens in a shard")
+    times = rows[rows["H_k"].eq(16)].pivot_table("forward_ms", "S", "provider", aggfunc="first")
+    shares = 100 * (1 - times["computing alone"] / times["ring"]).dropna().astype(float)
+    ax.plot(shares.index / 4, shares, "o", color=figures.COLOURS["blue"], label="measured: NVLink")
+    against_shards(ax)
     ax.set_ylabel("not hidden, in %")
     figure.legend(loc="outside upper center", ncols=3)
     return figure
 
 
-def plot_ways(rows: pd.DataFrame) -> Figure:
-    """How many times as fast as one GPU four are, forward, against the tokens in all, for each way; 16 key heads.
-    rows: load()'s."""
-    figure = Figure(figsize=(7, 3.4))
-    ax = figure.subplots()
+def print_sends(rows: pd.DataFrame) -> None:
+    """Forward times of four GPUs by length, 16 key heads, and how much of the ring's isn't hidden. rows: load()'s."""
+    names = ["one GPU", "computing alone", "sending alone", "ring"]
     times = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)].pivot(index="S", columns="provider", values="forward_ms")
-    looks = (("ring", "blue", "o-"), ("all-gather", "orange", "s--"), ("Ulysses", "vermilion", "^-."))
-    for way, colour, look in looks:
-        speed = (times["one GPU"] / times[way]).astype(float)
-        ax.plot(speed.index, speed, look, color=figures.COLOURS[colour], label=way)
-    for speed, words in ((1, "one GPU"), (4, "four times as fast")):
-        ax.axhline(speed, color=figures.GREY, linewidth=1, linestyle="-")
-        ax.annotate(words, (times.index[-1], speed), xytext=(0, 2), textcoords="offset points", ha="right", va="bottom")
-    ax.set_xscale("log", base=2)
-    ticks = [2**i for i in range(12, 21, 2)]
-    ax.set_xticks(ticks, [f"{S:,}" for S in ticks])
-    ax.minorticks_off()
-    ax.set_ylim(0, 4.5)
-    ax.set_xlabel("tokens in all")
-    ax.set_ylabel("forward, times as fast")
-    figure.legend(loc="outside upper center", ncols=3)
+    print("forward, ms\n   tokens    shard    one GPU   computing   sending   the ring   not hidden")
+    for S, (single, alone, sending, ours) in zip(times.index, times[names].values, strict=True):
+        print(f"{S:9,} {S // 4:8,} {single:10,.2f} {alone:11,.2f} {sending:9,.2f} {ours:10,.2f}", end=" ")
+        print(f"{(ours - alone) / ours:12.0%}")
+
+
+def print_gains(seconds: Callable, least: float, bandwidth: float) -> None:
+    """From which share of the length `least` on a ring beats Ulysses on the clock, and by how much it does there.
+
+    seconds: (way, tokens in a shard, byte/s, ranks) -> those on the clock.
+    """
+    for ranks in (4, 16):
+        lengths = [int(least * share / 2000) * 2 for share in range(1, 1001)]
+        ours, theirs = ([seconds(way, n, bandwidth, ranks) for n in lengths] for way in ("ring", "Ulysses"))
+        first = next(n for n, one, other in zip(lengths, ours, theirs, strict=True) if one < other)
+        print(f"{ranks:2} GPUs: a ring beats Ulysses from {first / least:.2f} of your length on,", end=" ")
+        print(f"and takes {1 - ours[-1] / theirs[-1]:.0%} less time at your length")
+
+
+def print_context_parallel(rows: pd.DataFrame) -> None:
+    """Times of PyTorch's context_parallel with cuDNN's kernel, and of the ring beside it. rows: load()'s."""
+    peer = rows[rows["provider"].eq("context_parallel") & rows["backend"].eq("CUDNN_ATTENTION")].iloc[0]
+    print(f"{peer['ranks']} GPUs, {peer['S']:,} tokens:", end=" ")
+    print(f"context_parallel {peer['forward_ms']:.1f} ms forward, {peer['backward_ms']:.1f} backward;", end=" ")
+    print(f"the ring {peer['ring_forward_ms']:.1f} and {peer['ring_backward_ms']:.1f}")
+
+
+def plot_ways(seconds: Callable, links: dict[str, float], rows: pd.DataFrame) -> Figure:
+    """How many times as fast as one GPU four are, forward, against the tokens in a shard: each way on the clock, a
+    panel a link, and on the first link as measured.
+
+    seconds: (way, tokens in a shard, byte/s) -> those on the clock. rows: load()'s; 16 key heads.
+    """
+    figure = Figure(figsize=(9, 3.7))
+    panels = figure.subplots(1, 2, sharey=True)
+    times = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)].pivot(index="S", columns="provider", values="forward_ms")
+    looks = (("ring", "blue", "-", "o"), ("all-gather", "orange", "--", "s"), ("Ulysses", "vermilion", "-.", "^"))
+    for ax, (name, bandwidth) in zip(panels, links.items(), strict=True):
+        for way, colour, line, marker in looks:
+            speeds = [4 * seconds(way, n, float("inf")) / seconds(way, n, bandwidth) for n in LENGTHS]
+            ax.plot(LENGTHS, speeds, color=figures.COLOURS[colour], linestyle=line, label=f"clock: {way}")
+            if ax is panels[0]:
+                speed = (times["one GPU"] / times[way]).astype(float)
+                ax.plot(speed.index / 4, speed, marker, color=figures.COLOURS[colour], label=f"measured: {way}")
+        ax.axhline(1, color=figures.GREY, linewidth=1)
+        ax.annotate("one GPU", (LENGTHS[-1], 1), xytext=(0, 2), textcoords="offset points", ha="right", va="bottom")
+        ax.set_title(f"{name}, {bandwidth / 1e9:.0f} GB/s")
+        against_shards(ax)
+    panels[0].set_ylim(0, 4.2)
+    panels[0].set_ylabel("times as fast as one GPU")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3)
     return figure
+
+
+def against_shards(ax: Axes) -> None:
+    """A logarithmic axis of shards' lengths."""
+    ax.set_xscale("log", base=2)
+    ticks = [2**i for i in range(9, 19, 3)]
+    ax.set_xticks(ticks, [f"{rows:,}" for rows in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel("tokens in a shard")
 
 
 # ---------------------------------------------------------------- a step of training

@@ -102,7 +102,7 @@ def memory_and_speed(names: dict[str, str]) -> Figure:
     provider's, in the legend."""
     card = results.load("h200")
     layer = {"mode": "fwd", "dtype": "fp16", "B": 1, "H_q": 16, "D": 64, "is_causal": False}
-    figure, (memory, speed) = plt.subplots(1, 2)
+    figure, (memory, speed) = plt.subplots(1, 2, figsize=(9, 4.2))
     for (provider, name), style in zip(names.items(), ("o-", "s--", "^:"), strict=True):
         rows = results.select(card["rows"], provider=provider, **layer).dropna(subset="ms")
         marks = {"label": name, "fillstyle": "none" if provider == "basic" else "full", "markersize": 8}
@@ -111,20 +111,23 @@ def memory_and_speed(names: dict[str, str]) -> Figure:
     other_cards(speed, "S_q", "tflops", "rows", provider="basic", **layer)
     memory.set_ylabel("extra memory at the peak, MiB")
     speed.set_ylabel("TFLOP/s")
-    speed.set_ylim(0)
+    speed.set_ylim(0, 700)
+    speed.axhline(card["provenance"]["ceilings"]["matmul_fp16_tflops"], color=GREY, linestyle="-", linewidth=1)
+    speed.text(512, 610, "a plain matmul")
     most = card["provenance"]["memory_bytes"] / 2**20
     memory.axhline(most, color=GREY, linestyle=":")
     memory.text(512, 1.5 * most, f"{most / 1024:.0f} GiB")
     computed = 2 * 16 * 65_536**2 * 2 / 2**20  # s and p of naive attention
     memory.plot(65_536, computed, "o", color="C0", fillstyle="none", markersize=8)
     memory.text(55_000, computed, "computed", ha="right", va="center")
+    memory.text(8_192, 3, "both flash kernels")
     memory.set_ylim(0.5, 1e6)
     ticks = (512, 2_048, 16_384, 65_536)
     for axes in (memory, speed):
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [f"{S:,}" for S in ticks])
         axes.set_xlabel("S")
-    speed.legend()
+    figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
 

@@ -47,8 +47,9 @@ def read(path: Path) -> dict[str, Any]:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         return {key: stored[key] for key in ("provenance", "rows", "kernels")}
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} holds no results: {error!r}") from None
+    except (ValueError, TypeError, KeyError):
+        wanted = "JSON with provenance, rows and kernels, as bench sweep writes it"
+        raise ValueError(f"{path} holds no results: they are {wanted}") from None
 
 
 def select(rows: pd.DataFrame, **wanted: Any) -> pd.DataFrame:

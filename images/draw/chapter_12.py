@@ -8,7 +8,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import DARK, HEAD, MASKED, WAITS, WIDTH, arrow, box, canvas, grid, image, legend, outline, tint, write
+from draw.drawing import BODY, DARK, HEAD, MASKED, WAITS, WIDTH, arrow, box, canvas, grid, image, legend, outline, tint, write
 from fa_tutorial.algorithm import causal_tiles
 from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
 from fa_tutorial.exercises.chapter_12.ex_4 import lagging_step
@@ -207,8 +207,9 @@ QUAD = ("blue", "orange", "green", "yellow")
 
 @image("12_four_threads.png")
 def draw_four_threads() -> Figure:
-    """Eight rows and sixteen columns of a warp's scores, as the tensor cores leave them: which thread holds which."""
-    figure, ax = canvas(3.5)
+    """Eight rows and sixteen columns of a warp's scores, as the tensor cores leave them: which thread holds which, and how the
+    four of a row find its maximum."""
+    figure, ax = canvas(5.55)
     left, top, wide, high = 1.2, 0.75, 0.46, 0.29
     for column in range(16):
         write(ax, left + (column + 0.5) * wide, top - 0.2, f"{column}")
@@ -221,7 +222,18 @@ def draw_four_threads() -> Figure:
             box(ax, *at, 2 * wide, high, f"{4 * row + lane}", QUAD[lane], share=0.45)
     outline(ax, left, top, 16 * wide, high)
     write(ax, left, 0.2, "the number of the thread that holds a pair of scores", HEAD, ha="left", weight="bold")
-    write(ax, left, 3.3, "frame: threads 0 to 3 share row 0, and row 8 in the same way", ha="left")
+    write(ax, left, 3.4, "the maximum of row 0: two exchanges, and all four threads have it", HEAD, ha="left", weight="bold")
+    names = ("a", "b", "c", "d"), ("a, c", "b, d", "a, c", "b, d"), ("a, b, c, d",) * 4
+    for step, distance in enumerate((2, 1, 0)):
+        y = 3.65 + 0.7 * step
+        write(ax, left - 0.12, y + 0.15, ("own scores", "2 threads on", "1 thread on")[step], ha="right")
+        for thread in range(4):
+            x = left + 1.84 * thread
+            box(ax, x, y, 1.5, 0.3, f"max({names[step][thread]})", QUAD[thread], share=0.45)
+            if distance:
+                to = left + 1.84 * (thread ^ distance) + 0.75
+                arrow(ax, (x + 0.75, y + 0.31), (to, y + 0.69))
+                arrow(ax, (x + 0.75, y + 0.31), (x + 0.75, y + 0.69))
     return figure
 
 
@@ -309,6 +321,34 @@ def draw_lagging_shift() -> Figure:
     return figure
 
 
+# ---------------------------------------------------------------- FA3's step
+
+# (call of fwd_step, what it does), in their order; and from which line to which something is under way.
+FWD_STEP = (("warp_scheduler_barrier_sync", "wait for the turn"), ("gemm", "issue q kᵀ of block n"), ("gemm", "issue p v of block n + 1"),
+            ("warp_scheduler_barrier_arrive", "pass the turn on"), ("warpgroup_wait<1>", "wait for q kᵀ"), ("mask_fn", "mask s"),
+            ("online_softmax", "m, p and l of block n"), ("warpgroup_wait<0>", "wait for p v"), ("rescale_o", "acc · alpha"))  # fmt: skip
+UNDER_WAY = (("the turn", 0, 3, "black", 0.15), ("q kᵀ of block n", 1, 4, "yellow", 0.5), ("p v of block n + 1", 2, 7, "green", 0.4))
+
+
+@image("12_fa3_step.png")
+def draw_fa3_step() -> Figure:
+    """The calls of FA3's step, one below the other, and beside them which matmul runs during which."""
+    figure, ax = canvas(3.85)
+    top, high = 0.55, 0.35
+    for x, name in ((0.15, "fwd_step calls"), (3.0, "to"), (5.4, "what is under way")):
+        write(ax, x, 0.25, name, HEAD, ha="left", weight="bold")
+    for n, (call, does) in enumerate(FWD_STEP):
+        y = top + n * high
+        if call == "online_softmax":
+            box(ax, 0.08, y, WIDTH - 0.16, high, colour="sky", share=0.3)
+        write(ax, 0.15, y + high / 2, call, ha="left", family="DejaVu Sans Mono")
+        write(ax, 3.0, y + high / 2, does, BODY, ha="left")
+    for n, (name, first, last, colour, share) in enumerate(UNDER_WAY):
+        y = top + (first + 0.5) * high
+        box(ax, 5.4 + 1.18 * n, y, 1.12, (last - first) * high, name.replace(" of", "\nof"), colour, share=share)
+    return figure
+
+
 # ---------------------------------------------------------------- windows
 
 S, BLOCK, SIDE = 16, 4, 0.168
@@ -360,3 +400,32 @@ def draw_window(ax: Axes, x: float, top: float, left: int, right: int) -> None:
     write(ax, x, top + S * SIDE + 0.25, f"thick: start = {start}, end = {end},", ha="left")
     write(ax, x, top + S * SIDE + 0.52, f"full_0 = {full_0}, full_1 = {full_1}", ha="left")
     assert x + S * SIDE < WIDTH
+
+
+@image("12_late_bound.png")
+def draw_late_bound() -> Figure:
+    """A block of four rows and the row after it, with two windows: where full_0 and FA4's bound lie."""
+    figure, ax = canvas(2.6)
+    side, top, first = 0.225, 0.8, NUMBERED * BLOCK
+    for column, left in enumerate((7, 6)):
+        x = 0.8 + 4.5 * column
+        full_0 = window_tiles(NUMBERED, BLOCK, BLOCK, S, S, left, 0)[1]
+        theirs = -(-(first + BLOCK - left) // BLOCK)
+        write(ax, x - 0.65, 0.2, f"left = {left}: full_0 = {full_0}, FA4's bound = {theirs}", HEAD, ha="left", weight="bold")
+        for row in range(first, first + BLOCK + 1):
+            y = top + (row - first) * side
+            write(ax, x - 0.08, y + side / 2, f"row {row}", ha="right")
+            for key in range(S):
+                look = {"colour": "sky" if row < first + BLOCK else "orange", "share": 0.5} if row - left <= key <= row else {}
+                box(ax, x + key * side, y, side, side, **look)
+        for tile in range(S // BLOCK):
+            write(ax, x + (tile + 0.5) * BLOCK * side, top - 0.17, f"tile {tile}")
+            outline(ax, x + tile * BLOCK * side, top, BLOCK * side, BLOCK * side, line=1.3)
+        for key, row in ((first + BLOCK - 1 - left, first + BLOCK - 1), (first + BLOCK - left, first + BLOCK)):
+            outline(ax, x + key * side, top + (row - first) * side, side, side, line=2.6)
+    legend(ax, 2.3, (
+        (0.15, {"colour": "sky", "share": 0.5}, "seen by the block's rows"),
+        (3.1, {"colour": "orange", "share": 0.5}, "by the row after them"),
+        (5.8, {"line": 2.6}, "first key: rounded up to a tile"),
+    ))  # fmt: skip
+    return figure

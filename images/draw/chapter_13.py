@@ -137,7 +137,7 @@ def draw_overlap_backward() -> Figure:
     figure, ax = canvas(1.75)
     unit, left = 0.41, 1.4  # of k and v's message; dk and dv are twice as long, in float32
     tile, kv, gradients = 4 * unit, unit, 2 * unit
-    for lane, y in (("computing", 0.1), ("the links", 0.55)):
+    for lane, y in (("computing", 0.1), ("sending", 0.55)):
         write(ax, 0.15, y + 0.19, lane, BODY, ha="left")
     for step in range(RANKS):
         x, here = left + step * tile, owner(1, step, RANKS)

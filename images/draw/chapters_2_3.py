@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from draw.drawing import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR, arrow, box, canvas, grid, image, number, outline, write
+from draw.drawing import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR, arrow, box, canvas, grid, image, legend, number, outline, write
 from fa_tutorial.figures import GREY
 from fa_tutorial.matmul import blocked_matmul, grouped_tile, strips_per_wave
 
@@ -462,6 +462,43 @@ def draw_program_order() -> Figure:
 def strip(ax: Axes, x: float, y: float, width: float, height: float, colour: str, is_read: bool) -> None:
     """A strip of a or b in draw_program_order, filled and hatched where the wave reads it."""
     box(ax, x, y, width, height, colour=colour if is_read else None, share=0.6, hatch=MASKED if is_read else None)
+
+
+@image("03_in_l2.png")
+def draw_in_l2() -> Figure:
+    """A strip along K while four programs read it: what L2 has to hold if they go in step, if they drift apart, and if it has less room."""
+    figure, ax = canvas(3.95)
+    left, side, steps = 0.25, 0.265, 32
+    lasts = ((13, 13, 13, 13), (9, 11, 14, 17), (9, 11, 14, 17))  # the step that each program reads now
+    titles = (
+        "in step: L2 holds one step",
+        "apart: L2 holds all from the slowest program to the fastest",
+        "L2 has less room: HBM delivers some steps twice",
+    )
+    for panel, (at, title) in enumerate(zip(lasts, titles, strict=True)):
+        top = 0.62 + 1.08 * panel
+        room = 6 if panel == 2 else steps
+        write(ax, left, top - 0.3, title, BODY, ha="left", weight="bold")
+        for step in range(steps):
+            if step > max(at) or step < min(at):
+                look = {"colour": "black", "share": 0.12} if step < min(at) else {}
+            else:
+                look = (
+                    {"colour": "purple", "share": 0.55} if step > max(at) - room else {"colour": "vermilion", "share": 0.3, "hatch": MASKED}
+                )
+            box(ax, left + step * side, top, side, 0.34, **look)
+        for step in sorted(set(at)):
+            x = left + (step + 0.5) * side
+            arrow(ax, (x, top + 0.6), (x, top + 0.35))
+        write(ax, left + (max(at) + 1.3) * side, top + 0.5, "programs" if panel else "four programs", ha="left")
+    write(ax, left + steps * side, 0.32, "one strip, cut into steps along K →", ha="right")
+    legend(ax, 3.75, (
+        (0.25, {"colour": "black", "share": 0.12}, "read by all"),
+        (1.9, {"colour": "purple", "share": 0.55}, "must be in L2"),
+        (3.8, {"colour": "vermilion", "share": 0.3, "hatch": MASKED}, "dropped, still needed"),
+        (6.3, {}, "not read yet"),
+    ))  # fmt: skip
+    return figure
 
 
 @image("03_skeleton.png")

@@ -416,78 +416,56 @@ def draw_grid() -> Figure:
 
 @image("05_two_loops.png")
 def draw_two_loops() -> Figure:
-    """Row blocks under the causal mask: keys in the loop without a mask, in the loop with it, and never read; one is a question."""
-    figure, ax = canvas(8.5)
-    S_k, block_m, block_n = 21, 4, 2
+    """A row block under the causal mask against all keys, each tile named by the loop that it falls to."""
+    figure, ax = canvas(3.55)
+    S, block_m, block_n, row_block = 21, 4, 2, 2
+    left, side, top = 1.1, 0.34, 1.0
+    first = row_block * block_m
+    full, end = algorithm.causal_tiles(row_block, block_m, block_n, S, S)
+    full_n, end_n = full * block_n, end * block_n
+    keys = -(-S // block_n) * block_n
+    seen = reference.causal_mask(S, S)
+
+    def look(row: int, col: int) -> dict:
+        if col >= S:
+            return {"hatch": "xxx", "dashed": True}
+        if col < full_n:
+            return {"colour": "sky", "share": 0.6}
+        if col >= end_n:
+            return {}
+        return {"colour": "orange", "share": 0.7} if seen[first + row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
+
+    bounds = f"full_n = {full_n}, end_n = {end_n}"
     write(
         ax,
         0.1,
         0.25,
-        f"BLOCK_M = {block_m}, BLOCK_N = {block_n}; thick lines bound tiles; full and end count tiles, full_n and end_n keys",
-        BODY,
-        ha="left",
-    )
-    for top, row_block, S_q in ((1.2, 2, S_k), (3.8, 3, 14)):
-        draw_loops_of(ax, top, row_block, S_q, S_k, block_m, block_n)
-    draw_loops_of(ax, 6.4, 1, S_k, 14, block_m, block_n, asked=True)
-    legend(ax, 8.25, (
-        (0.1, {"colour": "sky", "share": 0.6}, "loop without mask"),
-        (2.1, {"colour": "orange", "share": 0.7}, "loop with mask"),
-        (3.85, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "hidden"),
-        (4.9, {}, "never read"),
-        (6.35, {"hatch": "xxx", "dashed": True}, "beyond S_q or S_k"),
-    ))  # fmt: skip
-    return figure
-
-
-def draw_loops_of(ax: Axes, top: float, row_block: int, S_q: int, S_k: int, block_m: int, block_n: int, asked: bool = False) -> None:
-    """The elements of one row block against all keys, each tile named by the loop that it falls to; asked: by none, for a question."""
-    left, side = 1.1, 0.34
-    first = row_block * block_m
-    full, end = algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k)
-    full_n, end_tile, end_n = full * block_n, end * block_n, min(first + block_m, S_q) + S_k - S_q
-    keys = -(-S_k // block_n) * block_n
-    seen = reference.causal_mask(S_q, S_k)
-
-    def look(row: int, col: int) -> dict:
-        if first + row >= S_q or col >= S_k:
-            return {"hatch": "xxx", "dashed": True}
-        if asked:
-            return {"colour": "green", "share": 0.5} if seen[first + row, col] else {"hatch": MASKED}
-        if col < full_n:
-            return {"colour": "sky", "share": 0.6}
-        if col >= end_tile:
-            return {}
-        return {"colour": "orange", "share": 0.7} if seen[first + row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
-
-    grid(ax, left, top, block_m, keys, side, look)
-    for key in range(0, keys, block_n):
-        outline(ax, left + key * side, top, block_n * side, block_m * side, line=1.3)
-    for key in range(S_k):
-        write(ax, left + (key + 0.5) * side, top - 0.15, str(key))
-    write(ax, 0.95, top - 0.15, "key", ha="right")
-    lengths = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q}, S_k = {S_k}"
-    bounds = "full_n = ?, end_n = ?" if asked else f"full = {full}, end = {end}; full_n = {full_n}, end_n = {end_n}"
-    write(
-        ax,
-        0.1,
-        top - 0.55,
-        f"{lengths}, row block {row_block}: {bounds}",
+        f"S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}, row block {row_block}: {bounds}",
         HEAD,
         ha="left",
         weight="bold",
     )
+    grid(ax, left, top, block_m, keys, side, look)
+    for key in range(0, keys, block_n):
+        outline(ax, left + key * side, top, block_n * side, block_m * side, line=1.3)
+    for key in range(S):
+        write(ax, left + (key + 0.5) * side, top - 0.15, str(key))
+    write(ax, 0.95, top - 0.15, "key", ha="right")
     for row in range(block_m):
         write(ax, 0.95, top + (row + 0.5) * side, f"row {first + row}", ha="right")
     y = top + block_m * side + 0.1
-    if asked:
-        write(ax, left + keys * side + 0.2, top + block_m * side / 2, "green: the one key\nthat a row here sees", ha="left")
-        return
-    for start, stop, name in ((0, full_n, "no mask"), (full_n, end_tile, "mask"), (end_tile, keys, "never read")):
-        if start < stop:
-            x0, x1 = left + start * side + 0.04, left + stop * side - 0.04
-            ax.plot([x0, x0, x1, x1], [y, y + 0.08, y + 0.08, y], color="black", linewidth=1.2)
-            write(ax, (x0 + x1) / 2, y + 0.24, name)
+    for start, stop, name in ((0, full_n, "loop without a mask"), (full_n, end_n, "loop with it"), (end_n, keys, "never read")):
+        x0, x1 = left + start * side + 0.04, left + stop * side - 0.04
+        ax.plot([x0, x0, x1, x1], [y, y + 0.08, y + 0.08, y], color="black", linewidth=1.2)
+        write(ax, (x0 + x1) / 2, y + 0.24, name)
+    legend(ax, 3.3, (
+        (0.1, {"colour": "sky", "share": 0.6}, "seen by all rows"),
+        (2.2, {"colour": "orange", "share": 0.7}, "seen"),
+        (3.3, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "hidden by the mask"),
+        (5.5, {}, "never read"),
+        (7.0, {"hatch": "xxx", "dashed": True}, "beyond S_k"),
+    ))  # fmt: skip
+    return figure
 
 
 @image("05_over_the_end.png")
@@ -568,67 +546,77 @@ def draw_gqa() -> Figure:
 
 @image("05_loop.png")
 def draw_loop() -> Figure:
-    """One program of the loop over keys: what it loads once, what streams past, and how an iteration makes the new state of the old one."""
-    figure, ax = canvas(8.3)
-    m, n, d, thin = 1.1, 1.7, 0.95, 0.28  # inches for BLOCK_M, BLOCK_N, BLOCK_D and a column
-    left, right, top, bottom = 1.85, 7.55, 0.45, 8.15  # of an iteration
-    x_q, x_s, x_p, x_v, x_m, x_l, x_acc, x_o = 0.42, 2.1, 4.25, 6.2, 2.85, 4.42, 5.42, 7.85
-    y_k, y_s, y_new, y_old = 0.9, 2.4, 4.4, 6.3
+    """One program of the loop over keys: what it loads once, what streams past, and how an iteration makes the new state of the old one, from
+    left to right."""
+    figure, ax = canvas(7.8)
+    m, n, d, thin = 0.75, 1.75, 0.85, 0.28  # inches for BLOCK_M, BLOCK_N, BLOCK_D and a column
+    left, right, top, bottom = 1.75, 7.75, 0.45, 7.65  # of an iteration
+    x_q, x_s, x_p, x_v, x_old, x_new, x_o = 0.42, 2.85, 4.75, 6.68, 2.2, 6.6, 8.05
+    y_k, y_s, y_m, y_alpha, y_l, y_acc, y_back = 0.85, 2.1, 3.85, 4.43, 5.0, 6.05, 6.75  # tops of tiles, middles of lanes
+    at_max, at_alpha, at_l, at_acc = x_s + n / 2, 4.25, 5.85, 6.28  # where something joins a lane
 
     def tile(name: str, x: float, y: float, wide: float, tall: float, text: str, shape: str = "", *, below: bool = False) -> None:
         box(ax, x, y, wide, tall, text, TENSOR_COLOUR[name], size=BODY, weight="bold", share=0.3 if name == "s" else 0.45)
         write(ax, x + wide / 2, y + tall + 0.17 if below else y - 0.17, shape)
 
+    def node(x: float, y: float, text: str, size: float = 19) -> None:
+        ax.plot([x], [y], "o", markersize=size, markerfacecolor="white", markeredgecolor="black", zorder=4)
+        write(ax, x, y, text, HEAD if size < 20 else BODY, weight="bold", zorder=5)
+
     box(ax, left, top, right - left, bottom - top, colour="sky", share=0.08)
     write(ax, left, 0.22, "each iteration: keys start_n … start_n + BLOCK_N − 1", BODY, ha="left", weight="bold")
-    write(ax, x_q + d / 2, y_s - 0.35, "loaded once", BODY, weight="bold")
+    write(ax, x_q + d / 2, y_s - 0.25, "loaded once", BODY, weight="bold")
     tile("q", x_q, y_s, d, m, "q_tile", "[BLOCK_M, BLOCK_D]", below=True)
     tile("k", x_s, y_k, n, d, "k_tileᵀ", "[BLOCK_D, BLOCK_N]")
     tile("s", x_s, y_s, n, m, "s")
     tile("p", x_p, y_s, n, m, "p", "[BLOCK_M, BLOCK_N]")
-    tile("v", x_v, y_k, d, n, "v_tile", "[BLOCK_N, BLOCK_D]")
-    write(ax, (x_s + n + x_v) / 2, y_k + 0.4, "k_tile and v_tile\nstream past, s and p\nare made and dropped", BODY)
-
-    for y, row in ((y_new, "after"), (y_old, "before")):
-        write(ax, x_s - 0.15, y + m / 2, row, BODY, ha="left", weight="bold")
-        for name, x in (("m", x_m), ("l", x_l)):
-            box(ax, x, y, thin, m, name, "vermilion", size=BODY, weight="bold", share=0.25)
-        tile("o", x_acc, y, d, m, "acc")
-    for x, shape in ((x_m + thin / 2, "[BLOCK_M]"), (x_l + thin / 2, "[BLOCK_M]"), (x_acc + d / 2, "[BLOCK_M, BLOCK_D]")):
-        write(ax, x, y_old + m + 0.17, shape)
-    write(ax, (left + right) / 2, bottom - 0.25, "before the first iteration: m = −∞, l = 0, acc = 0", BODY, weight="bold")
-
+    tile("v", x_v, y_k, d, n, "v_tile")
+    write(ax, right - 0.08, y_k - 0.17, "[BLOCK_N, BLOCK_D]", ha="right")
     arrow(ax, (x_q + d, y_s + m / 2), (x_s, y_s + m / 2))
-    arrow(ax, (x_s + n / 2, y_k + d), (x_s + n / 2, y_s))
-    write(ax, x_s + n / 2 + 0.1, y_s - 0.25, "(4.1)", ha="left")
+    arrow(ax, (at_max, y_k + d), (at_max, y_s))
+    write(ax, at_max - 0.1, y_s - 0.2, "scale, (4.1)", ha="right")
     arrow(ax, (x_s + n, y_s + m / 2), (x_p, y_s + m / 2))
-    to_m, to_l, to_acc = (x + thin / 2 for x in (x_m, x_l, x_acc + (d - thin) / 2))
-    arrow(ax, (to_m, y_s + m), (to_m, y_new))
-    write(ax, to_m - 0.1, y_s + m + 0.45, "maximum", ha="right")
-    arrow(ax, (x_m + thin, y_new + 0.15), (x_p, y_s + m - 0.1))
-    arrow(ax, (to_l, y_s + m), (to_l, y_new))
-    write(ax, to_l + 0.1, y_s + m + 0.45, "sum", ha="left")
-    arrow(ax, (x_p + n - 0.2, y_s + m), (to_acc - 0.15, y_new))
-    arrow(ax, (x_v + d / 2, y_k + n), (to_acc + 0.25, y_new))
-    write(ax, to_acc + 0.5, y_s + m + 0.45, "p v (4.3)", ha="left")
 
-    y_alpha = (y_new + m + y_old) / 2
-    for x in (to_m, to_l, to_acc):
-        arrow(ax, (x, y_old), (x, y_new + m))
-    box(ax, 3.3, y_alpha - 0.2, 0.8, 0.4, "alpha", "vermilion", size=BODY, weight="bold", share=0.25)
-    write(ax, 3.25, y_old + 0.4, "exp(m before\n− m after)", ha="left", va="top")
-    arrow(ax, (x_m + thin, y_new + m - 0.15), (3.45, y_alpha - 0.2))
-    arrow(ax, (x_m + thin, y_old + 0.15), (3.45, y_alpha + 0.2))
-    for start, stop in ((4.1, to_l), (to_l + 0.14, to_acc)):
-        arrow(ax, (start, y_alpha), (stop - 0.14, y_alpha))
-        ax.plot([stop], [y_alpha], "o", markersize=19, markerfacecolor="white", markeredgecolor="black", zorder=4)
-        write(ax, stop, y_alpha, "×", HEAD, weight="bold", zorder=5)
-    arrow(ax, (x_acc + d, y_new + m - 0.2), (x_acc + d, y_old + 0.2), curve=-0.5)
-    write(ax, x_acc + d + 0.4, y_alpha, "next\niteration", ha="left", weight="bold")
+    for x, column in ((x_old, "before"), (x_new, "after")):
+        write(ax, x + d / 2, y_m - m / 2 - 0.2, column, BODY, weight="bold")
+        for name, y in (("m", y_m), ("l", y_l)):
+            box(ax, x + (d - thin) / 2, y - m / 2, thin, m, name, "vermilion", size=BODY, weight="bold", share=0.25)
+        tile("o", x, y_acc - m / 2, d, m, "acc")
+    x_thin = x_old + (d + thin) / 2  # right edge of the columns before
+    for y, start, stop in ((y_m, x_thin, x_new + (d - thin) / 2), (y_l, x_thin, x_new + (d - thin) / 2), (y_acc, x_old + d, x_new)):
+        arrow(ax, (start, y), (stop, y))
+    arrow(ax, (at_max, y_s + m), (at_max, y_m - 0.2))
+    write(ax, at_max + 0.08, y_s + m + 0.3, "of each row", ha="left")
+    node(at_max, y_m, "max", 34)
+    arrow(ax, (at_alpha + 0.25, y_m), (x_p + 0.15, y_s + m))
+    box(ax, at_alpha - 0.4, y_alpha - 0.2, 0.8, 0.4, "alpha", "vermilion", size=BODY, weight="bold", share=0.25)
+    arrow(ax, (x_thin, y_m + m / 2 - 0.08), (at_alpha - 0.4, y_alpha))
+    arrow(ax, (at_alpha, y_m), (at_alpha, y_alpha - 0.2))
+    write(ax, at_alpha + 0.46, y_alpha, "exp(m before\n− m after)", ha="left")
+    arrow(ax, (at_alpha, y_alpha + 0.2), (at_alpha, y_l - 0.14))
+    arrow(ax, (at_alpha, y_l), (at_alpha, y_acc - 0.14))
+    for y in (y_l, y_acc):
+        node(at_alpha, y, "×")
+    arrow(ax, (at_l, y_s + m), (at_l, y_l - 0.14))
+    write(ax, at_l - 0.08, y_s + m + 0.3, "sum", ha="right")
+    node(at_l, y_l, "+")
+    arrow(ax, (at_acc, y_s + m), (at_acc, y_acc - 0.14))
+    arrow(ax, (x_v + 0.1, y_k + n), (at_acc + 0.1, y_acc - 0.1))
+    write(ax, at_acc - 0.08, y_acc - 0.35, "p v (4.3)", ha="right")
+    node(at_acc, y_acc, "+")
 
-    write(ax, x_o + 0.45, y_new - 0.52, "after the loop", BODY, weight="bold")
-    write(ax, x_o + 0.45, y_new - 0.2, "acc / l (4.4)")
-    box(ax, x_o, y_new, d, m, "o", TENSOR_COLOUR["o"], size=BODY, weight="bold", share=0.45)
-    write(ax, x_o + d / 2, y_new + m + 0.17, "stored")
-    arrow(ax, (x_acc + d, y_new + 0.4), (x_o, y_new + 0.4))
+    x_out, x_in = x_new + d + 0.12, x_old - 0.25
+    for y, edge in ((y_m, (d + thin) / 2), (y_l, (d + thin) / 2), (y_acc, d)):
+        ax.plot([x_new + edge, x_out], [y, y], color="black", linewidth=1.5)
+        arrow(ax, (x_in, y), (x_old + (0 if y == y_acc else (d - thin) / 2), y))
+    ax.plot([x_out, x_out, x_in, x_in], [y_m, y_back, y_back, y_m], color="black", linewidth=1.5)
+    arrow(ax, (x_out, y_back), ((x_in + x_out) / 2 - 0.9, y_back))
+    write(ax, (x_in + x_out) / 2, y_back - 0.15, "next iteration", BODY, weight="bold")
+    write(ax, (left + right) / 2, bottom - 0.55, "before the first iteration: m = −∞, l = 0, acc = 0", BODY, weight="bold")
+    write(ax, (left + right) / 2, bottom - 0.25, "m and l are [BLOCK_M], acc is [BLOCK_M, BLOCK_D], all in float32")
+    write(ax, x_o + d / 2, y_acc - 0.9, "after\nthe loop", BODY, weight="bold")
+    write(ax, x_o + d / 2, y_acc - 0.55, "acc / l (4.4)")
+    box(ax, x_o, y_acc - m / 2, d, m, "o", TENSOR_COLOUR["o"], size=BODY, weight="bold", share=0.45)
+    write(ax, x_o + d / 2, y_acc + m / 2 + 0.17, "stored")
+    arrow(ax, (x_out, y_acc), (x_o, y_acc))
     return figure

@@ -1,4 +1,4 @@
-"""Right answers to chapter 12 in other words: a state that is set before the first block, an empty middle elsewhere, another rounding, a block's own maximum,
+"""Right answers to chapter 12 in other words: a state that is set before the first block, an empty middle elsewhere, other windows, a block's own maximum,
 other lengths."""
 
 import math
@@ -88,7 +88,7 @@ RIGHT_ANSWERS = (
     ("12.2", tiles_with_the_empty_middle_at_the_start),
     ("12.2", tiles_with_the_empty_middle_at_the_end),
     ("12.2", tiles_by_a_loop_over_rows_and_tiles),
-    edit("12.3", "rounded up by an addition", ("-(-low // block_n)", "(low + block_n - 1) // block_n")),
+    edit("12.3", "all keys before it, and four rows in the last block", ("2048, 1023", "256, 255"), ("2049, 1000", "4100, 1000")),
     ("12.4", lagging_step_with_the_blocks_own_maximum),
     ("12.5", two_tests_of_one_token_and_of_lists),
     ("12.5", two_tests_with_a_full_block_of_rows),

@@ -132,6 +132,8 @@ RIGHT_ANSWERS = (
          ("        m = m_new\n", "        m = m_new\n        for _ in range(2):\n            x = p\n        x = m\n")),
     edit("5.6", "one loop that branches", ("range(0, full_n, BLOCK_N):", "range(0, end_n, BLOCK_N):\n      if start_n < full_n:"),
          ("    for start_n in tl.range(full_n, end_n, BLOCK_N, num_stages=1):", "      else:"), told="correct (one loop that branches"),
+    edit("5.6", "the second loop by range", ("tl.range(full_n, end_n, BLOCK_N, num_stages=1)", "range(full_n, end_n, BLOCK_N)"),
+         told="correct (the second loop may load tiles ahead"),
     edit("5.6", "l and a number that float32 loses", ("tl.where(l == 0.0, 1.0, l)", "l + 1e-30")),
     edit("5.5", "keys counted from the end", ("offs_n[None, :] <= last_seen[:, None], s, -float(\"inf\")",
                                               "last_seen[:, None] - offs_n[None, :] < 0, -float(\"inf\"), s"),

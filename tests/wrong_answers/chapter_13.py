@@ -66,6 +66,18 @@ def backward_where_gradients_are_late(q, k, v, o, do, lse, ranks):
     return dq, dk, dv
 
 
+def overlapped_where_all_keys_come_before_any_tile(kv, ranks, start, tile):
+    kvs = [kv]
+    for _ in range(1, ranks):
+        kvs.append(start(kvs[-1]).wait())
+    dkv = tile(kv)
+    for visiting in kvs[1:]:
+        home = start(dkv)
+        part = tile(visiting)
+        dkv = home.wait() + part
+    return start(dkv).wait()
+
+
 PART = "dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, lse)"
 ADD = "dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part"
 YIELD, LOOP = "k, v = yield k, v", "for _ in range(1, ranks):"
@@ -96,6 +108,7 @@ WRONG_ANSWERS = (
     edit("13.2", "o in q's dtype before each join", (JOIN, JOIN.replace("join(o,", "join(o.to(q.dtype),")),
          told="the running o is rounded to q's dtype in each step"),
     edit("13.2", "its own keys masked", ("    o, lse = attend(q, k, v)", "    o, lse = attend(q, k, v, True)"), told="a causal mask hides keys here"),
+    edit("13.2", "visitors masked", (JOIN, JOIN.replace("k, v)", "k, v, is_causal=True)")), told="a visiting shard gets a causal mask"),
     edit("13.3", "from 1", ("rank, 2 * ranks - 1 - rank", "rank + 1, 2 * ranks - rank"), told="each of 0 to 1 must go to one rank"),
     edit("13.3", "striped", ("rank, 2 * ranks - 1 - rank", "2 * rank % ranks, 2 * rank"), told="must go to one rank"),
     edit("13.3", "one chunk", ("rank, 2 * ranks - 1 - rank", "rank"), told="chunks_of(0, 1) gives 0, want a tuple or a list of two whole numbers"),
@@ -126,6 +139,7 @@ WRONG_ANSWERS = (
     edit("13.6", "own pair twice", (f"{YIELD_ALL}\n        {PART}\n        {ADD}", f"{PART}\n        {ADD}\n        {YIELD_ALL}"), told="its own pair is counted twice, and the last pair never"),
     edit("13.6", "in bf16", (YIELD_ALL, f"{YIELD_ALL}\n        dk, dv = dk.bfloat16().double(), dv.bfloat16().double()"), told="rounded to 16 bits"),
     edit("13.7", "no keys", ("kv = passing.wait()", "passing.wait()"), told="the parts of all ranks"),
+    ("13.7", overlapped_where_all_keys_come_before_any_tile, "start them before a tile, and wait for them after it"),
     edit("13.7", "a tuple", ("home = start(dkv)", "home = start((kv, dkv))"), told="start takes one tensor, got a tuple"),
     edit("13.7", "twice home", ("return start(dkv).wait()", "return start(start(dkv).wait()).wait()"), told="come home to the keys that began here"),
 )  # fmt: skip

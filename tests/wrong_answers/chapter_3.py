@@ -62,6 +62,8 @@ WRONG_ANSWERS = (
     edit("3.3", "bytes per FLOP, the smallest", (RATE, f"-{RATE}"), ("None, 0.0", "None, -1e9"),
          told="both fit: the larger does more FLOPs per byte"),
     edit("3.3", "rounded down, the last of equals", (RATE, RATE.replace(" / ", " // ")), ("> most", ">= most"), told="compare FLOPs per byte"),
+    *(edit("3.3", f"{quotient} is compared", (RATE, quotient), told="are rounded here")
+      for quotient in ("2 * block_m * block_n // (block_m + block_n)", "round(block_m * block_n / (block_m + block_n))")),
     edit("3.3", "shared memory for c's tile", ("block_k * (block_m + block_n)", "block_m * block_n"),
          told="shared memory holds num_stages tiles of a, block_m × block_k, and as many of b"),
     edit("3.3", "the FLOPs per byte are returned", ("return best", "return most"), told="want a tuple (block_m, block_n)"),
@@ -91,7 +93,8 @@ WRONG_ANSWERS = (
     edit("3.5", "s not rounded", ("s.to(v.dtype)", "s"), told="these are fp32 and fp16: round one to the other's: x.to(y.dtype)"),
     edit("3.5", "v widened", ("s.to(v.dtype), v,", "s, v.to(tl.float32),"),
          told="the result is right, but a tl.dot gets float32 tiles from 16-bit inputs", gpu=None),
-    edit("3.5", "p v in TF32", ('v, acc, input_precision="ieee"', "v, acc"), told="fp32 is multiplied in IEEE precision", gpu=None),
+    edit("3.5", "s v in TF32", ('v, acc, input_precision="ieee"', "v, acc"), told="and here s v is not", gpu=None),
+    edit("3.5", "q kᵀ in TF32", ('k_t, input_precision="ieee"', "k_t"), told="and here q kᵀ is not", gpu=None),
     edit("3.5", "k scaled", ("scale * tl.dot(q, k_t,", "tl.dot(q, (scale * k_t).to(q.dtype),"),
          told="the scale multiplies s, in float32: q or k times the scale would be rounded"),
     edit("3.5", "scaled again", ("tl.dot(s.to(v.dtype)", "scale * tl.dot((s / scale).to(v.dtype)"),

@@ -1,71 +1,101 @@
-"""Exercise 12.3, fa4_full_0."""
+"""Exercise 12.3, late_windows."""
 
+import functools
+
+from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.ring_play import verdict
+from fa_tutorial.exercises.running import Wrong, kind
 
 
-def fa4_full_0(row_block, block_m, block_n, S_q, S_k, left):
-    """What FA4's get_n_block_min_before_local_mask returns, with n_block_min = 0."""
-    past = (row_block + 1) * block_m  # the row after a full block's last
-    low = past + S_k - S_q - left  # the first key that it sees
-    return max(0, -(-low // block_n))  # rounded up
+def late_windows():
+    """(S, left) of a window in which FA4's bound is one tile late, and of one with two tiles."""
+    one_late = 2048, 1023  # the last row's window begins at key 1,024, the first of a tile
+    two_late = 2049, 1000  # the last block has one row, so m_idx_max is 128 rows further
+    return one_late, two_late
 
 
-ROW, LOW, RESULT = "(row_block + 1) * block_m", "past + S_k - S_q - left", "max(0, -(-low // block_n))"
+BLOCK_M, BLOCK_N, LONGEST = 128, 64, 8192
+WANTED = "1 whole tile gets a mask", "2 whole tiles get a mask"
+NARROW = "no tile of the last block is whole in the first window: it takes a larger left"
+INSIDE = "in the first window the last row begins inside a tile: rounded up, one key later is the same tile"
+CLOSE = "in the second window m_idx_max is too close to the last row: rounded up, its first key is less than two tiles later"
+ONE, TWO = "one_late = 2048, 1023", "two_late = 2049, 1000"
 MISTAKES = {
-    "that's full_0 of 12.2, by the block's last row: their m_idx_max is another row": (ROW, f"min({ROW}, S_q) - 1"),
-    "m_idx_max is one row too small: nothing is subtracted from (m_block + 1) · m_block_size": (ROW, f"{ROW} - 1"),
-    "m_idx_max is cut at S_q: theirs isn't, in a ragged last block either": (ROW, f"min({ROW}, S_q)"),
-    "m_idx_max is the block's first row: it's (m_block + 1) · m_block_size": (ROW, "row_block * block_m"),
-    "the quotient is rounded down: ceil_div rounds up": (RESULT, "max(0, low // block_n)"),
-    "the result may be below n_block_min: the larger of the two is returned": (RESULT, "-(-low // block_n)"),
-    "S_k − S_q is left out: n_idx is the key at which row m_idx_max stands": (LOW, "past - left"),
-    "S_k − S_q has the wrong sign: n_idx is the key at which row m_idx_max stands": (LOW, "past + S_q - S_k - left"),
-    "left is added: n_idx_left lies before n_idx": (LOW, LOW.replace("- left", "+ left")),
-    "left is left out: n_idx_left is n_idx minus window_size_left": (LOW, "past + S_k - S_q"),
-    "n_idx_left is returned, a key: a block of keys is asked for": (RESULT, "max(0, low)"),
-}  # fmt: skip
+    NARROW: (ONE, "one_late = 2048, 63"),
+    INSIDE: (ONE, "one_late = 2048, 1000"),
+    CLOSE: (TWO, "two_late = 2048, 1023"),
+}
 
 
-def truth(row_block, block_m, block_n, S_q, S_k, left):
-    low = (row_block + 1) * block_m + S_k - S_q - left
-    return len(range(0, low, block_n))  # the blocks of keys that begin before it
+def fa4_full_0(row_block, S, left):
+    """FA4's bound for S queries and S keys."""
+    return max(0, -(-((row_block + 1) * BLOCK_M - left) // BLOCK_N))
 
 
-def inputs():
-    yield case(31, 128, 64, 4096, 4096, 1000)
-    yield case(31, 128, 64, 4096, 4096, 1023)
-    yield case(5, 128, 64, 4096, 4096, 1023)
-    yield case(9, 32, 16, 320, 417, 40)
-    yield case(9, 32, 16, 320, 300, 13)
-    yield case(32, 128, 64, 4100, 4100, 1000)
+def judged(window, which):
+    """How many whole tiles of the last block of rows get a mask, in words, with the cause where these are too few."""
+    name_of = "first", "second"
+    if not isinstance(window, tuple | list) or len(window) != 2:
+        raise Wrong(f"the {name_of[which]} window is {kind(window)}, want a tuple (S, left)")
+    S, left = window
+    for name, number, least, most in (("S", S, 1, LONGEST), ("left", left, 0, S - 1)):
+        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+            raise Wrong(f"{name} of the {name_of[which]} window is {number!r}, want a whole number from {least} to {most:,}")
+    if which == 0 and S % BLOCK_M:
+        raise Wrong(f"S of the first window is {S}, want a multiple of {BLOCK_M}")
+    row_block = (S - 1) // BLOCK_M
+    _, full_0, full_1, _ = window_tiles(row_block, BLOCK_M, BLOCK_N, S, S, left, 0)
+    late = min(fa4_full_0(row_block, S, left), full_1) - full_0
+    words = f"{late} whole tile{'s' * (late != 1)} get{'s' * (late == 1)} a mask"
+    if words == WANTED[which]:
+        return words
+    if full_1 - full_0 == late:  # a wider window may have more
+        return verdict("no tile is whole" if late == 0 else f"{words}, and no other is whole", "" if which else NARROW)
+    return verdict(words, CLOSE if which else INSIDE)
 
 
 def adapt(answer):
-    def whole(*args):
-        bound = answer(*args)
-        if isinstance(bound, float) and bound == truth(*args):
-            raise Wrong("gives a float: a block's number is an integer, as // of integers gives it")
-        return bound
+    """The answer with what FA4's bound does in its windows."""
 
-    return whole
+    @functools.wraps(answer)
+    def in_words():
+        windows = answer()
+        if not isinstance(windows, tuple | list) or len(windows) != 2:
+            raise Wrong(f"returns {kind(windows)}, want two tuples (S, left)")
+        return tuple(judged(window, which) for which, window in enumerate(windows))
+
+    return in_words
+
+
+def truth():
+    return WANTED
+
+
+def inputs():
+    yield case(on="in the last block of rows")
 
 
 EXERCISE = Exercise(
     id="12.3",
-    task="Write what FA4's get_n_block_min_before_local_mask returns.",
+    task="Find two windows in which FA4's bound is late, by one tile and by two.",
     hints=(
-        "Only its last branch counts, in which there is a limit on the left. Which row does it call m_idx_max?",
-        "m_idx_max is (m_block + 1) · m_block_size. n_idx is the key at which that row stands, and n_idx_left the first one that it sees.",
-        "The result is n_idx_left / n_block_size, rounded up, and at least n_block_min, which is 0 here.",
+        "For the last row a window begins at key S − 1 − left, and for m_idx_max that many keys later as it is rows further down. When do "
+        "they differ, rounded up to a tile?",
+        "In a full block the two keys are neighbours: a and a + 1. Rounded up they differ only if a is the first key of a tile, a multiple "
+        "of 64. How far is m_idx_max from the last row if the last block has only a few rows?",
+        "S − 1 − left is a multiple of 64 for S = 2,048 and left = 1,023. With S = 2,049 the last block has one row, row 2,048, and "
+        "m_idx_max is 2,176.",
     ),
-    solution=fa4_full_0,
-    reasoning="In a full block m_idx_max is the row after the last, so its window begins one key after the last row's. In a ragged last block "
-    "it lies further past the end. So the bound is never too early, which would be wrong, but it may be late, which costs masks.",
+    solution=late_windows,
+    reasoning="m_idx_max is the row after a full block's last, so its window begins one key later. That is another tile only where the last "
+    "row's window begins with a tile. In a ragged last block m_idx_max lies further past the end, up to 128 rows, which are two tiles. "
+    "So the bound is never too early, which would be wrong, but it may be late, which costs masks.",
     inputs=inputs,
     truth=truth,
-    rule="the first key that row m_idx_max sees, divided by n_block_size and rounded up, and at least 0",
+    rule="in the first window one whole tile of the last block gets a mask, and in the second two do",
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,
+    parts=("the first window", "the second window"),
 )

@@ -19,7 +19,7 @@ def two_tests():
     return both_pass, both_fail
 
 
-ROWS, D, MOST_KEYS = 32, 16, 1024
+ROWS, D, MOST_KEYS, LOWEST = 32, 16, 1024, 1e6
 CHANGES = {3: {"peel": False, "unset": 0.0}, 5: {"masked": 2}}
 RIGHT, WRONG = 1e-3, 1e-2  # the largest error of o that passes a test, and the least that fails it
 ARE_SEEN = {
@@ -61,8 +61,8 @@ def valid(test, which):
             raise Wrong(f"{name} of the {which} test is {length!r}, want a whole number from {least} to {most:,}")
     if S_k % BLOCK_N == 0:
         raise Wrong(f"S_k of the {which} test is {S_k}, a multiple of {BLOCK_N}: want a last block that isn't full")
-    if isinstance(lower, bool) or not isinstance(lower, int | float) or not 0 <= lower < float("inf"):
-        raise Wrong(f"lower of the {which} test is {lower!r}, want a number from 0 on")
+    if isinstance(lower, bool) or not isinstance(lower, int | float) or not 0 <= lower <= LOWEST:
+        raise Wrong(f"lower of the {which} test is {lower!r}, want a number from 0 to {LOWEST:,.0f}")
     return S_q, S_k, float(lower)
 
 

@@ -46,6 +46,7 @@ MISTAKES = {
         YIELD + "        o, lse = join(o, lse, *attend(q, k, v))", "        o, lse = join(o, lse, *attend(q, k, v))\n        k, v = yield k, v"),
     "lse isn't carried on: the next part needs that of all keys so far": (JOIN, "o, _ = join(o, lse, *attend(q, k, v))"),
     "a causal mask hides keys here, and this attention has none": (FIRST, FIRST.replace("k, v)", "k, v, True)")),
+    "a visiting shard gets a causal mask, and this attention has none": (JOIN, JOIN.replace("k, v)", "k, v, True)")),
     "causal masks hide keys here, and this attention has none": [
         (FIRST, FIRST.replace("k, v)", "k, v, True)")), (JOIN, JOIN.replace("k, v)", "k, v, True)"))],
     "the running o is rounded to q's dtype in each step, so errors of all steps add up: keep it as wide as join returns it": (

@@ -75,6 +75,10 @@ MISTAKES = {
         (f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n",
          f"        dq_part, dk_part, dv_part = {TILE}\n        if ranks > 1:\n            k, v, dk, dv = (yield k, v, dk, dv) if _ < ranks else (k, v, *(yield dk, dv))\n"),
         (HOME, "")],
+    "all pairs but the last add their dk and dv after the keys have left, so to the gradients of other keys: add, and then pass on": [
+        (f"    dq, dk, dv = {TILE}\n", "    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))\n"),
+        (f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n", f"        dq_part, dk_part, dv_part = {TILE}\n        {YIELD}\n"),
+        (HOME, f"    dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), {TILE}, strict=True))\n{HOME}")],
     "the gradients are returned in the order dk, dv, dq: return dq, dk, dv": ("return dq, dk, dv", "return dk, dv, dq"),
     "dk and dv are averaged: the parts of one gradient add up": ("dk + dk_part, dv + dv_part", "(dk + dk_part) / 2, (dv + dv_part) / 2"),
     "a visiting shard joins lse once more: the lse of the forward is the whole row's already": (

@@ -30,8 +30,8 @@ FIRST, LAST = "    passing = start(kv)\n    dkv = tile(kv)\n", "return start(dkv
 MISTAKES = {
     "nothing is hidden: each message is waited for right after its start": [
         (FIRST, "    dkv = tile(kv)\n"), (KEYS, "kv = start(kv).wait()"), (PASS, ""), (TILE, "dkv = home.wait() + tile(kv)")],
-    "dk and dv are waited for before the next tile, right after their start or in the sum, where home.wait() + tile(kv) waits first": (TILE, "dkv = home.wait() + tile(kv)"),
-    "k and v start only after their tile: they are there before it, so start them first": [
+    "dk and dv are waited for before the next tile: wait after it (in a sum Python takes the left side first, so the tile stands there)": (TILE, "dkv = home.wait() + tile(kv)"),
+    "k and v travel while nothing is computed: start them before a tile, and wait for them after it": [
         (FIRST, "    dkv = tile(kv)\n"), (KEYS, "kv = start(kv).wait()"), (PASS, "")],
     "k and v are waited for right after their start: wait for them after the tile": [
         ("passing = start(kv)\n    dkv", "passing = start(kv)\n    passing.wait()\n    dkv"), (PASS, f"{PASS}            passing.wait()\n")],
@@ -83,7 +83,8 @@ EXERCISE = Exercise(
     hints=(
         "Write down for each message when its contents are there first, and when somebody needs what comes. Start at the one, wait at the other.",
         "k and v are there before their tile, and the next ones are needed after it. dk and dv are there after their tile, and needed after the next one.",
-        "In the loop: kv = passing.wait(), start dkv, start kv unless this is the last step, and then dkv = tile(kv) + home.wait().",
+        "Before the loop: start kv, then compute its tile. In the loop: wait for the next kv, start dkv, start kv unless this is the last step, compute the tile, and last wait "
+        "for the dkv that comes, and add.",
     ),
     solution=overlapped_backward,
     reasoning="A message can start when its contents are there, and what comes is waited for when it is needed. k and v travel during their own tile, dk and dv "

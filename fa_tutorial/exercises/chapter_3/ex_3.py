@@ -24,7 +24,7 @@ MISTAKES = {
     "the largest tile is taken: a long one reads more bytes for each FLOP than a square one": (RATE, "block_m * block_n"),
     "the tile that reads the fewest bytes is taken: count its FLOPs for each of these bytes": (
         RATE, "1 / (block_m + block_n)"),
-    "// rounds FLOPs per byte down, so that different tiles look equal: use /": (RATE, RATE.replace(" / ", " // ")),
+    "FLOPs per byte are rounded here, so that different tiles look equal: divide with /, and don't round": (RATE, RATE.replace(" / ", " // ")),
     "acc is counted with itemsize: it is float32 whatever the inputs are": (ACC, "acc = block_m * block_n * itemsize"),
     "acc's numbers are counted, and it takes 4 bytes for each": (ACC, "acc = block_m * block_n"),
     "acc gets twice its room: each of its numbers takes 4 bytes, and all of them together at most half of the registers": (HALF, "acc <= registers"),
@@ -59,7 +59,8 @@ def inputs():
     yield case([(16, 16), (32, 32)], 16, 1, 2, large, large, otherwise="both fit: the larger does more FLOPs per byte")
     long = "all fit: compare FLOPs per byte, not sizes"
     yield case([(64, 64), (32, 256), (16, 512)], 16, 1, 2, large, large, otherwise=long)
-    yield case([(16, 128), (16, 256), (128, 16)], 16, 1, 4, large, large, otherwise=f"{long}, here 7.1 and 7.5")
+    unrounded = f"{long}, and don't round them: here they are 7.76 and 7.88"
+    yield case([(16, 512), (16, 1024), (128, 16)], 16, 1, 4, large, large, otherwise=unrounded)
     acc = "acc has block_m · block_n float32 numbers, which may take at most half of the registers"
     squares = [(16, 16), (64, 64), (128, 128), (128, 256), (256, 256)]
     yield case(squares, 16, 1, 4, 64 * KIB, large, otherwise=acc)

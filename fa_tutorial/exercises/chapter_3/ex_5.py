@@ -53,7 +53,7 @@ MISTAKES = {
     "acc is rounded to fp16 in every step: it is float32": [
         ("zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)", "zeros((BLOCK_M, BLOCK_D), dtype=tl.float16)"),
         (PV, "acc += tl.dot(s.to(v.dtype), v, "), ('v, input_precision="ieee")', 'v, input_precision="ieee").to(tl.float16)')],
-    "fp32 is multiplied in IEEE precision, and s takes v's dtype: s v has the 11 bits of TF32 or of fp16": (PV, PV.replace("s.to(v", "s.to(tl.float16).to(v")),
+    "s is rounded to fp16, whatever v's dtype: s.to(v.dtype)": (PV, PV.replace("s.to(v", "s.to(tl.float16).to(v")),
     "o is rounded to fp16, whatever its dtype: round acc to o_ptr.dtype.element_ty": ("acc.to(o_ptr.dtype.element_ty)", "acc.to(tl.float16)"),
     "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
     "s goes through exp: there is no softmax yet, so o = s v": (PV, PV.replace("s.to", "tl.exp(s).to")),
@@ -127,9 +127,16 @@ def inputs():
     ones[:, 0], v[0], v[16], v[32] = 1, 2048, 1, 1
     on = "fp16, all scores 1, rows of v 2048, 1 and 1 in three blocks"
     yield attention(ones, ones[:1].expand(48, 16), v, on, "acc stays in float32: fp16 rounds 2048 + 1 to 2048", edge="precision")
-    one, on = torch.eye(16), "fp32, q is 4097 times the identity, k and v are the identity"
-    ieee = 'fp32 is multiplied in IEEE precision: tl.dot rounds it to TF32 unless you pass input_precision="ieee"'
-    yield attention(4097 * one, one, one, on, ieee, edge="precision")
+    ieee = 'fp32 is multiplied in IEEE precision, and here {} is not: tl.dot rounds it to TF32 unless you pass input_precision="ieee"'
+    one, (q, k) = torch.eye(16), torch.zeros(2, 16, 16)
+    q[:, 0], q[:, 1], k[:, 0], k[:, 1] = 4097, 1, 1, -4096
+    on = "fp32, rows of q hold 4097 and 1, rows of k 1 and −4096, so that all scores are 1; v is the identity"
+    yield attention(q, k, one, on, ieee.format("q kᵀ"), edge="precision")
+    yield attention(
+        one, one, 4097 * one, "fp32, v is 4097 times the identity, q and k are the identity", ieee.format("s v"), edge="precision"
+    )
+    on = "fp32, q is 4097 times the identity, k and v are the identity"
+    yield attention(4097 * one, one, one, on, "s is rounded to v's dtype, which is float32 here, and to no other", edge="precision")
     q, k = torch.zeros(2, 16, 16, dtype=torch.float16)
     q[:, 0], q[:, 1], k[:, 0], k[:, 1] = 1, 3, 3, -1  # 0.3 and 0.9 are both rounded in fp16, and not to 1 : 3
     on = "fp16, rows of q hold 1 and 3, rows of k 3 and −1, v all 1, scale = 0.3"

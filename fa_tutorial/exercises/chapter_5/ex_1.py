@@ -48,6 +48,7 @@ MISTAKES = {
     "row_block is not multiplied by BLOCK_M": (START, START.replace(" * BLOCK_M", "")),
     f"every program stores to the same place: {PLACE}": ("rows = pid * BLOCK_M + ", "rows = "),
     f"program pid stores at row pid of out, not at row pid · BLOCK_M: {PLACE}": ("rows = pid * BLOCK_M", "rows = pid"),
+    f"the tile is stored where x has it, at row S · (b · H + h) + start_m: {PLACE}": ("rows = pid * BLOCK_M", "rows = batch_head * S + start_m"),
     f"every program loads head 0: {HEAD}": ("h * x.strides[1]", "0 * x.strides[1]"),
     "batch and head are exchanged: pid // row_blocks is b · H + h, so // H gives b and % H gives h": ("b, h = batch", "h, b = batch"),
     f"x is read as if it were contiguous: {RULE}, and a view's heads and rows may be anywhere": [

@@ -84,6 +84,8 @@ def inputs():
     yield attention_case(*draw_qkv(1, 1, 32, 32, 16), "S_q = S_k = BLOCK_N = 32, BLOCK_M = 16", BLOCKS, blocks=(16, 32, 16))
     yield attention_case(*draw_qkv(1, 2, 16, 16, 16), "two heads", WHERE, stray=WHERE)
     yield attention_case(*draw_qkv(2, 2, 16, 16, 16), "B = H = 2", WHERE)
+    low = "scores may be low, too: m is the maximum of the scores themselves, here −200"
+    yield attention_case(*logits(-200), "all logits −200", low)
     yield attention_case(*logits(200, scale=1.0), "all logits 200, scale = 1", SHIFT, scale=1.0, edge="large")
     yield attention_case(*logits(200), "all logits 200, scale = 0.25", SHIFT, edge="large")
     yield from half_inputs(loop=False)

@@ -70,6 +70,8 @@ MISTAKES = {
         (FULL, FULL.removesuffix(" * BLOCK_N")), (END, f"tl.cdiv({END}, BLOCK_N)")],
     "end_n takes the block's first row, which sees fewest: the loop with a mask goes on to what its last row sees": (
         END, "start_m + 1 + S_k - S_q"),
+    "end_n is rounded down, which leaves out the tile that the last row sees in part: it is one past that row's last key": (
+        END, f"({END}) // BLOCK_N * BLOCK_N"),
     "the second loop begins at 0 again: it goes on where the first one ends, at full_n": ("range(full_n, end", "range(0, end"),
     "False and True are exchanged: the first loop takes whole tiles, without a mask, and the second the tiles that need one": [
         ("True, BLOCK_N, BLOCK_D", "(False), BLOCK_N, BLOCK_D"), (" False, BLOCK_N, BLOCK_D", " True, BLOCK_N, BLOCK_D")],
@@ -98,7 +100,10 @@ def inputs():
     k[:, :, 15] = 100
     hidden = "a hidden key has no score: hide it in s, before m and l"
     yield causal(q.abs() + 1, k, v, "the last key's logits over 400, all others small", hidden)
-    square, rows = draw_qkv(1, 1, 32, 32, 16), "a block's first row says where full_n is, its last row where end_n is"
+    square, rows = (
+        draw_qkv(1, 1, 32, 32, 16),
+        "full_n is a multiple of BLOCK_N, from the block's first row, and end_n one past the last key of its last row",
+    )
     yield causal(*square, "S_q = S_k = 32, two blocks of rows", f"{BOTTOM}; {rows}; both loops carry m, l and acc")
     for m, n in ((32, 16), (16, 32)):
         yield causal(*square, f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", f"BLOCK_M and BLOCK_N may differ: {rows}", blocks=(m, n, 16))
@@ -110,6 +115,10 @@ def inputs():
     before = "a key that doesn't exist is read: the first row sees start_m + 1 + S_k − S_q keys, or none where that is negative"
     unseen = "S_q = 40, S_k = 16, so that rows 0 to 23 see no key"
     yield causal(*draw_qkv(1, 1, 40, 16, 16), unseen, stray=before, edge="unseen")
+    q, k, v = draw_qkv(1, 1, 16, 16, 16)
+    v[:, :, 0] = math.nan
+    shown = "divide by 1 where l is 0, and hide no other NaN: all rows see key 0, whose v is NaN, so o is NaN"
+    yield causal(q, k, v, "S_q = S_k = 16, key 0's v NaN", shown, edge="unseen")
     q, k, v = draw_qkv(1, 1, 32, 32, 16)
     v[:, :, 16:] = math.nan  # it shows in the o of rows 0 to 15 if they read it, because 0 · NaN is NaN
     yield causal(q, k, v, "S_q = S_k = 32, where rows 0 to 15 see no key of the second tile, whose v is NaN", edge="skip")
@@ -121,7 +130,9 @@ def inputs():
 
 def note(kernel):
     loops = sum(isinstance(node, ast.For | ast.While) for node in ast.walk(ast.parse(source_of(kernel))))
-    return "" if loops > 1 else "one loop that branches keeps the mask's code in every iteration; two loops leave it out of the first"
+    if loops == 1:
+        return "one loop that branches keeps the mask's code in every iteration; two loops leave it out of the first"
+    return "" if "num_stages" in source_of(kernel) else "the second loop may load tiles ahead here, because its tl.range lacks num_stages=1"
 
 
 EXERCISE = Exercise(
