@@ -121,6 +121,9 @@ WRONG_ANSWERS = (
     edit("10.5", "a hard-coded cap in the derivative", ("* SCORE_GRAD(s, b, h, i, j, aux)", "* (1 - tanh(s / 2.0) * tanh(s / 2.0))"),
          told="another cap: the mods know what a score becomes"),
     ("10.6", dropout_gradients_by_autograd, "autograd computes these gradients"),
+    *(edit("10.6", f"the sink in delta: {words}", ("(do * o).sum(dim=1)", delta), told="the sink's share is in p already")
+      for words, delta in (("divided", "(p * dp).sum(dim=1) / (1 - p_sink)"), ("o divided", "(do * (o / (1 - p_sink)[:, None])).sum(dim=1)"),
+                           ("added", "(p * dp).sum(dim=1) + p_sink"))),
     edit("10.6", "divided by p", ("p * (dp - delta[:, None])", "((p * p) * (dp - delta[:, None])) / p"), told="nothing is divided"),
     edit("10.6", "delta of the first row", ("delta[:, None]", "delta[0]"), told="a row of ds depends on no other row"),
     edit("10.6", "delta as a column", ("delta = (do * o).sum(dim=1)", "delta = (do * o).sum(dim=1, keepdim=True)"),
@@ -138,6 +141,11 @@ WRONG_ANSWERS = (
     edit("10.7", "first alone", (", (stop + block - 1) // block", ""), told="want a tuple (first, end)"),
     edit("10.7", "in float32", ("start // block", "(start // block).float()"), told="a tile's number is an integer"),
     ("10.7", packed_tiles_by_pairs, "a tensor of all 256 pairs is made: two queries decide a block"),
+    *(edit("10.8", f"not sorted: {words}", ("sorted(idle)", order), told="the times are right, but not in order")
+      for words, order in (("by place", "idle"), ("late to early", "sorted(idle)[::-1]"))),
+    edit("10.8", "the last of them", ("sorted(idle)", "max(idle)"), told="returns one number, want a list of 2"),
+    edit("10.8", "one start for each place that works", ("start + n * tile", "n * tile"), ("sorted(idle)", "sorted(x + start * (x > 0) for x in idle)"),
+         told="has a start of its own"),
     edit("10.8", "a place without a program is left out", ("sorted(idle)", "sorted(x for x in idle if x)"), told="idle from 0 on"),
     edit("10.8", "the next program takes the least loaded by tiles", ("idle = [0.0] * places", "idle, load = [0.0] * places, [0] * places"),
          ("idle.index(min(idle))", "load.index(min(load))\n        load[place] += n"), told="in the place that falls idle first"),

@@ -60,6 +60,7 @@ FIRST = {
     "dv": "o = (z ∘ p) v, and dv is its gradient by v",
     "dsink": "dsink is the gradient by the sink, which takes part in the softmax as a key does whose value is 0",
 }
+KEPT = FIRST | {"ds": "with every pair kept, ds is p (dp − delta), and delta is do · o as it is: the sink's share is in p already"}
 ROWS = {
     "ds": "a row of ds depends on no other row",
     "dv": "dv adds up over the rows",
@@ -98,8 +99,8 @@ def inputs():
         words = words or f"{S_q} quer{'y' if S_q == 1 else 'ies'}, {S_k} keys, D = {D}, P = {P}"
         return case(p[:, 1:].contiguous(), p[:, 0].contiguous(), z, v, do, on=words, otherwise=otherwise, **options)
 
-    one = [[[0.5, 0.25]], [0.25], [[2.0, 0.0]], [[1.0], [3.0]], [[2.0]]]
-    yield case(*map(torch.tensor, one), otherwise=FIRST)
+    for z, told in (([1.0, 1.0], KEPT), ([2.0, 0.0], FIRST)):
+        yield case(*map(torch.tensor, ([[0.5, 0.25]], [0.25], [z], [[1.0], [3.0]], [[2.0]])), otherwise=told)
     seed = torch.Generator().manual_seed(1)
     yield rows(2, 3, 2, 0.5, seed, ROWS)
     yield rows(4, 5, 3, 0.5, seed, ROWS)

@@ -6,6 +6,7 @@ import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import Wrong
 
 
 def idle_times(tiles, places, start, tile):
@@ -26,8 +27,7 @@ MISTAKES = {
     "a start comes with every tile: each program has one": (TAKES, "n * (start + tile)"),
     "every program takes as long as one with one tile: n tiles take n times as long": (TAKES, "start + tile"),
     "a place forgets what it computed before: add the program's time": ("+= start", "= start"),
-    "the times aren't sorted: from early to late": ("sorted(idle)", "idle"),
-    "the times run from late to early": ("sorted(idle)", "sorted(idle, reverse=True)"),
+    "each place has one start: every program has one of its own": [(TAKES, "n * tile"), ("sorted(idle)", "sorted(x + start for x in idle)")],
     "the longest program starts first: they start in the list's order": (LOOP, "for n in sorted(tiles, reverse=True):"),
     "the shortest program starts first: they start in the list's order": (LOOP, "for n in sorted(tiles):"),
     "the last program starts first: they start in the list's order": (LOOP, "for n in reversed(tiles):"),
@@ -45,13 +45,21 @@ def truth(tiles, places, start, tile):
 
 
 def adapt(answer):
-    """The answer, with a list of numbers as a tensor."""
+    """The answer, with a list of numbers as a tensor. A list whose order alone is wrong, and one number, are told here."""
 
     @functools.wraps(answer)
     def as_tensor(*args):
         got = answer(*args)
         is_list = isinstance(got, list | tuple) and all(isinstance(x, int | float) for x in got)
-        return torch.tensor(got, dtype=torch.float64) if is_list else got
+        if isinstance(got, int | float):
+            raise Wrong(f"returns one number, want a list of {args[1]}, one for each place")
+        if not is_list:
+            return got
+        got = torch.tensor(got, dtype=torch.float64)
+        wanted = truth(*args)
+        if got.shape == wanted.shape and not torch.allclose(got, wanted) and torch.allclose(got.sort().values, wanted):
+            raise Wrong("the times are right, but not in order: return them from early to late")
+        return got
 
     return as_tensor
 
@@ -62,7 +70,7 @@ def inputs():
         return case(tiles, places, start, tile, on=on, otherwise=otherwise, **options)
 
     yield queue([3, 1], 2, 1.0, 2.0, "a program takes start + n · tile")
-    yield queue([3, 1, 1], 2, 1.0, 2.0, "the third program takes the place that falls idle first")
+    yield queue([3, 1, 1], 2, 1.0, 2.0, "the third program takes the place that falls idle first, and has a start of its own")
     yield queue([1, 2, 3, 1, 2, 2, 1, 5], 4, 0.5, 1.0, "the programs start in the list's order, each in the place that falls idle first")
     yield queue([4, 4, 1, 1, 1], 1, 0.5, 2.0, "one place computes all programs, one after another")
     draw = generator()

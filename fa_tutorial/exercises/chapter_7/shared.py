@@ -44,6 +44,7 @@ class Given:
     layouts: tuple[str, ...] = ("bhsd",) * 4
     dq_layout: str = "bhsd"  # where programs add to dq
     near: float | None = None
+    other_keys: float = 0.0  # what keys of other tiles add to every lse
 
     @cached_property
     def hidden(self) -> torch.Tensor:
@@ -62,7 +63,7 @@ class Given:
         """lse and delta, float32."""
         q, k, v, do = (x.double() for x in (self.q, *self.read, self.do))
         s = (self.scale * (q @ k.mT)).masked_fill(self.hidden, -INF)
-        lse = torch.logsumexp(s, -1)
+        lse = torch.logsumexp(s, -1) + self.other_keys
         return lse.float(), (do * (torch.softmax(s, -1) @ v)).sum(-1).masked_fill(lse == -INF, 0.0).float()
 
     @cached_property
