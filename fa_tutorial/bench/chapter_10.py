@@ -7,6 +7,7 @@ import math
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -106,6 +107,15 @@ def measured_in_order(order: str, D: int) -> pd.Series:
     return results.select(results.load("h200")["kernels"], chapter=10, kernel="order", provider=order, D=D).iloc[0]
 
 
+def points(ax: Axes, values: list[float], spread: list, D: int, label: str) -> None:
+    """A point with its number and its spread for each of `values`: left of 0, 1, … for D = 64, and right for 128."""
+    places = [x + (-0.2 if D == 64 else 0.2) for x in range(len(values))]
+    ax.errorbar(places, values, spread, fmt="o" if D == 64 else "s", capsize=4, label=label)
+    style = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 9}
+    for x, value, high in zip(places, values, spread[1], strict=True):
+        ax.annotate(f"{value:.2f}", (x, value + high), (0, 5), **style)
+
+
 def time_against_tiles(tiles: dict[str, float]) -> Figure:
     """Each variant's forward in shares of `causal`'s, with its runs from the 20th to the 80th percentile.
 
@@ -114,24 +124,18 @@ def time_against_tiles(tiles: dict[str, float]) -> Figure:
     like = {"softcap": "causal", "alibi": "causal", "packed": "documents"}  # their tiles are those of
     names = ("softcap", "alibi", "window", "documents", "packed")
     figure, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
-    for D, marker, shift in ((64, "o", -0.14), (128, "s", 0.14)):
+    for D in (64, 128):
         found = results.select(forwards(), D=D).set_index("provider")
         base = found["ms"]["causal"]
         own = found.loc[list(names)]
         shares = [found["causal_ms"]["causal"] / base, *own["ms"] / base]
         spread = [[0.0, *abs(own[f"ms_{end}"] - own["ms"]) / base] for end in (20, 80)]
-        places = [x + shift for x in range(len(shares))]
-        ax.errorbar(places, shares, spread, fmt=marker, capsize=4, label=f"time, D = {D}")
-        for x, share in zip(places, shares, strict=True):
-            ax.annotate(f"{share:.2f}", (x, share), (7 if shift > 0 else -7, 0), textcoords="offset points",
-                        ha="left" if shift > 0 else "right", va="center", fontsize=9)  # fmt: skip
-    for x, name in enumerate(("causal", *names)):
+        points(ax, shares, spread, D, f"time, D = {D}")
+    for x, name in enumerate(names, 1):
         share = tiles[like.get(name, name)]
-        ax.hlines(share, x - 0.33, x + 0.33, color="black", label=None if x else "tiles")
-        if share < 1:
-            ax.annotate(
-                f"{share:.2f}", (x, share), (0, -4), textcoords="offset points", ha="center", va="top", fontsize=9
-            )
+        ax.hlines(share, x - 0.33, x + 0.33, color="black", label="tiles" if x == 1 else None)
+        style = {"textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 9}
+        ax.annotate(f"{share:.2f}", (x, share), (0, -4), **style)
     ax.set_xticks(range(6), ["chapter 8's\ncausal", *(NAMES.get(name, name) for name in names)])
     ax.set(yscale="log", ylim=(0.08, 2.5), xlim=(-0.6, 5.8), ylabel="share of causal's")
     ax.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
@@ -162,16 +166,15 @@ def flex_against_ours() -> Figure:
     """
     stored = results.select(results.load("h200")["kernels"], chapter=10, kernel="variant", S=16_384)
     rows = stored[stored["provider"] != "documents_by_number"]
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(11, 3.2), sharey=True, layout="constrained")
     for ax, (mode, name) in zip(panels, PASSES.items(), strict=True):
-        for D, marker in ((64, "o"), (128, "s")):
+        for D in (64, 128):
             found = results.select(rows, mode=mode, D=D)
             ratio, low, high = (found["flex_ms"] / found[f"ms{end}"] for end in ("", "_80", "_20"))
-            names = found["provider"].replace(NAMES)
-            ax.errorbar(names, ratio, [ratio - low, high - ratio], fmt=marker, capsize=4, label=f"D = {D}")
+            points(ax, ratio.to_list(), [ratio - low, high - ratio], D, f"D = {D}")
+        ax.set_xticks(range(len(found)), found["provider"].replace(NAMES), rotation=30)
         ax.axhline(1, color=GREY, linewidth=1)
-        ax.tick_params(axis="x", rotation=30)
-        ax.set(title=f"{name}, S = 16,384", ylim=(0, 2))
+        ax.set(title=f"{name}, S = 16,384", ylim=(0, 2.1), xlim=(-0.6, 5.6))
     panels[0].set_ylabel("FlexAttention's time / ours")
     panels[1].legend(loc="lower left")
     return figure
