@@ -15,7 +15,7 @@ import torch
 
 from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, ring, softmax
 from fa_tutorial.bench import results
-from fa_tutorial.exercises.chapter_10.ex_8 import idle_times
+from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
@@ -428,13 +428,13 @@ def test_loops_of_keys_borders_are_dragged(page):
 
 
 def check_queue(shown: dict) -> None:
-    """The places fall idle when exercise 10.8 says, and no order that it tries ends before `soonest`."""
+    """The places fall idle when exercise 10.9 says, and no order that it tries ends before `soonest`."""
     tiles, places, start = (shown[name] for name in ("order", "places", "start"))
     assert sorted(shown["idle"]) == idle_times(tiles, places, start, 1.0) and shown["end"] == max(shown["idle"])
     assert shown["soonest"] == min(idle_times(order, places, start, 1.0)[-1] for order in set(itertools.permutations(tiles)))
 
 
-def test_queue_plays_exercise_10_8(page):
+def test_queue_plays_exercise_10_9(page):
     check_queue(open_figure(page, "queue"))
     for values in ({"longest": 2}, {"places": 6, "start": 3}, {"places": 1}, {"places": 3, "start": 0}):
         check_queue(put(page, **values))
