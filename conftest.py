@@ -26,3 +26,11 @@ def tests_state(tmp_path_factory):
 def keep_progress_of_tests_apart(tests_state, monkeypatch):
     """What tests check is kept elsewhere. Notebooks' cells are no test functions, so this does not reach them."""
     monkeypatch.setenv("FA_TUTORIAL_STATE", str(tests_state))
+
+
+def pytest_collection_modifyitems(items):
+    """Without a GPU what a cell prints of stored results does not vary, so nbval compares it, tagged or not."""
+    for item in items if not torch.cuda.is_available() else ():
+        texts = [output.get("text", "") for output in getattr(item, "cell", {}).get("outputs", ())]
+        if any("stored" in text for text in texts):
+            item.options["check"] = True

@@ -15,6 +15,7 @@ import torch
 
 from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, ring, softmax
 from fa_tutorial.bench import results
+from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
@@ -421,6 +422,38 @@ def test_loops_of_keys_borders_are_dragged(page):
     drag(page, first_m, (at[4], first_m[1]), "mouse")
     drag(page, full_m, (at[8], full_m[1]), "mouse")
     assert (state(page)["first_m"], state(page)["full_m"], state(page)["fault"]) == (4, 8, "")
+
+
+# ---------------------------------------------------------------- queue
+
+
+def check_queue(shown: dict) -> None:
+    """The places fall idle when exercise 10.9 says, and no order that it tries ends before `soonest`."""
+    tiles, places, start = (shown[name] for name in ("order", "places", "start"))
+    assert sorted(shown["idle"]) == idle_times(tiles, places, start, 1.0) and shown["end"] == max(shown["idle"])
+    assert shown["soonest"] == min(idle_times(order, places, start, 1.0)[-1] for order in set(itertools.permutations(tiles)))
+
+
+def test_queue_plays_exercise_10_9(page):
+    check_queue(open_figure(page, "queue"))
+    for values in ({"longest": 2}, {"places": 6, "start": 3}, {"places": 1}, {"places": 3, "start": 0}):
+        check_queue(put(page, **values))
+    for button in ("longest_first", "shortest_first", "as_launched"):
+        page.locator(f"#{button}").click()
+        check_queue(state(page))
+    assert state(page)["order"] == [1, 2, 3, 1, 2, 2, 1, 5]
+
+
+@pytest.mark.parametrize("by", ["mouse", "finger"])
+def test_queue_answers_its_question(page, by):
+    """The longest program ends the kernel at 5.5 wherever it starts at once, first or third."""
+    open_figure(page, "queue")
+    page.locator("#launch").scroll_into_view_if_needed()
+    boxes = page.locator("#launch rect")
+    drag(page, middle(boxes.nth(7)), middle(boxes.nth(2)), by)
+    shown = state(page)
+    assert shown["order"] == [1, 2, 5, 3, 1, 2, 2, 1] and shown["end"] == shown["soonest"] == 5.5
+    assert put(page, longest=0)["end"] == 5.5 and put(page, longest=7)["end"] > 5.5
 
 
 # ---------------------------------------------------------------- program_order

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -89,63 +92,111 @@ def dropout_masks(kept: torch.Tensor) -> Figure:
     return figure
 
 
-def time_against_tiles(rows: pd.DataFrame, tiles: dict[str, float]) -> Figure:
-    """Each variant's time at S = 16,384, in shares of `causal`'s, with its runs from the 20th to the 80th percentile.
+def forwards(S: int = 16_384) -> pd.DataFrame:
+    """An H200's stored times at S, forward: the rows of kernel "variant"."""
+    return results.select(results.load("h200")["kernels"], chapter=10, kernel="variant", mode="fwd", S=S)
 
-    rows: those of kernel "variant"; tiles: each variant's share of the causal mask's tiles, a line.
+
+def measured(mask: str, D: int, S: int = 16_384) -> float:
+    """The forward's stored ms with this mask."""
+    return results.select(forwards(S), provider=mask, D=D)["ms"].item()
+
+
+def measured_in_order(order: str, D: int) -> pd.Series:
+    """The stored row of the documents' forward whose programs start in this order."""
+    return results.select(results.load("h200")["kernels"], chapter=10, kernel="order", provider=order, D=D).iloc[0]
+
+
+def points(ax: Axes, values: list[float], spread: list, D: int, label: str) -> None:
+    """A point with its number and its spread for each of `values`: left of 0, 1, … for D = 64, and right for 128."""
+    places = [x + (-0.2 if D == 64 else 0.2) for x in range(len(values))]
+    ax.errorbar(places, values, spread, fmt="o" if D == 64 else "s", capsize=4, label=label)
+    style = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 9}
+    for x, value, high in zip(places, values, spread[1], strict=True):
+        ax.annotate(f"{value:.2f}", (x, value + high), (0, 5), **style)
+
+
+def time_against_tiles(tiles: dict[str, float]) -> Figure:
+    """Each variant's forward in shares of `causal`'s, with its runs from the 20th to the 80th percentile.
+
+    tiles: each mask's share of the causal mask's tiles, a line.
     """
-    figure, panels = plt.subplots(1, 2, figsize=(10, 3.2), sharey=True, layout="constrained")
-    places = dict(zip(tiles, range(len(tiles)), strict=True))
-    starts = [place - 0.35 for place in places.values()]
-    for ax, D in zip(panels, (64, 128), strict=True):
-        for (mode, label), marker, shift in zip(PASSES.items(), "os", (-0.15, 0.15), strict=True):
-            found = results.select(rows, mode=mode, S=16_384, D=D)
-            base = results.select(found, provider="causal")["ms"].item()
-            shares = found["ms"] / base
-            spread = [abs(found[f"ms_{end}"] - found["ms"]) / base for end in (20, 80)]
-            ax.errorbar(found["provider"].map(places) + shift, shares, spread, fmt=marker, capsize=4, label=label)
-        ax.hlines(list(tiles.values()), starts, [x + 0.7 for x in starts], color="black", label="share of the tiles")
-        ax.set(yscale="log", ylim=(0.07, 3), title=f"D = {D}, {2048 // D} heads")
-        ax.set_xticks(list(places.values()), [NAMES.get(name, name) for name in places], rotation=30)
-        ax.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
-        ax.minorticks_off()
-    panels[0].set_ylabel("time / causal's")
-    panels[1].legend(loc="upper left", bbox_to_anchor=(1, 1))
+    like = {"softcap": "causal", "alibi": "causal", "packed": "documents"}  # their tiles are those of
+    names = ("softcap", "alibi", "window", "documents", "packed")
+    figure, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
+    for D in (64, 128):
+        found = results.select(forwards(), D=D).set_index("provider")
+        base = found["ms"]["causal"]
+        own = found.loc[list(names)]
+        shares = [found["causal_ms"]["causal"] / base, *own["ms"] / base]
+        spread = [[0.0, *abs(own[f"ms_{end}"] - own["ms"]) / base] for end in (20, 80)]
+        points(ax, shares, spread, D, f"time, D = {D}")
+    for x, name in enumerate(names, 1):
+        share = tiles[like.get(name, name)]
+        ax.hlines(share, x - 0.33, x + 0.33, color="black", label="tiles" if x == 1 else None)
+        style = {"textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 9}
+        ax.annotate(f"{share:.2f}", (x, share), (0, -4), **style)
+    ax.set_xticks(range(6), ["chapter 8's\ncausal", *(NAMES.get(name, name) for name in names)])
+    ax.set(yscale="log", ylim=(0.08, 2.5), xlim=(-0.6, 5.8), ylabel="share of causal's")
+    ax.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
+    ax.minorticks_off()
+    ax.legend(loc="upper right")
     return figure
 
 
-def places_at_work(idle: dict[str, list[float]], measured: dict[str, float]) -> Figure:
+def places_at_work(idle: dict[str, list[float]], D: int) -> Figure:
     """How many places of the GPU still work at each time, for each mask, with the measured times as vertical lines.
 
-    idle: when each place falls idle, in ms, from early to late; measured: ms.
+    idle: when each place falls idle, in ms, from early to late.
     """
     figure, ax = plt.subplots(figsize=(8, 2.8), layout="constrained")
     for (mask, times), colour, style in zip(idle.items(), ("blue", "vermilion"), ("-", "--"), strict=True):
         busy = [*range(len(times), 0, -1), 0]
         ax.step([0, *times], [len(times), *busy[1:]], style, where="post", color=COLOURS[colour], label=mask)
-        ax.axvline(measured[mask], color=COLOURS[colour], linestyle=":", label=f"{mask}, measured")
+        ax.axvline(measured(mask, D), color=COLOURS[colour], linestyle=":", label=f"{mask}, measured")
     ax.set(xlabel="ms", ylabel="places at work", xlim=(0.3, 0.5), ylim=(0, 450), xticks=[0.3, 0.35, 0.4, 0.45, 0.5])
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
-def flex_against_ours(rows: pd.DataFrame) -> Figure:
+def flex_against_ours() -> Figure:
     """FlexAttention's time over ours at S = 16,384, a panel for each pass, with our runs' 20th to 80th percentile.
 
-    Without the soft cap, whose tanhs differ, and without the documents by number, which have no such time.
+    Without the documents by number, whose backward wasn't measured.
     """
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3), sharey=True, layout="constrained")
+    stored = results.select(results.load("h200")["kernels"], chapter=10, kernel="variant", S=16_384)
+    rows = stored[stored["provider"] != "documents_by_number"]
+    figure, panels = plt.subplots(1, 2, figsize=(11, 3.2), sharey=True, layout="constrained")
     for ax, (mode, name) in zip(panels, PASSES.items(), strict=True):
-        for D, marker in ((64, "o"), (128, "s")):
-            found = results.select(
-                rows[~rows["provider"].isin(("softcap", "documents_by_number"))], mode=mode, S=16_384, D=D
-            )
+        for D in (64, 128):
+            found = results.select(rows, mode=mode, D=D)
             ratio, low, high = (found["flex_ms"] / found[f"ms{end}"] for end in ("", "_80", "_20"))
-            names = found["provider"].replace(NAMES)
-            ax.errorbar(names, ratio, [ratio - low, high - ratio], fmt=marker, capsize=4, label=f"D = {D}")
+            points(ax, ratio.to_list(), [ratio - low, high - ratio], D, f"D = {D}")
+        ax.set_xticks(range(len(found)), found["provider"].replace(NAMES), rotation=30)
         ax.axhline(1, color=GREY, linewidth=1)
-        ax.tick_params(axis="x", rotation=30)
-        ax.set(title=f"{name}, S = 16,384", ylim=(0, 1.6))
+        ax.set(title=f"{name}, S = 16,384", ylim=(0, 2.1), xlim=(-0.6, 5.6))
     panels[0].set_ylabel("FlexAttention's time / ours")
     panels[1].legend(loc="lower left")
+    return figure
+
+
+def padded_times() -> pd.DataFrame:
+    """ms of a padded batch, forward and backward, by who computes it, on an H100."""
+    names = {"unmasked": "no mask", "sdpa": "SDPA", "flex": "FlexAttention", "ours": "ours", "packed": "packed"}
+    rows = results.select(results.load("h100")["kernels"], kernel="padded")
+    rows = rows.assign(mask=rows["is_causal"].map({False: "full", True: "causal"})).set_index(["mask", "mode"])
+    return rows[[f"{name}_ms" for name in names]].set_axis(list(names.values()), axis=1).round(2)
+
+
+def window_training() -> Figure:
+    """The loss of a small transformer that copies, with three windows."""
+    runs = results.select(results.load("h200")["kernels"], kernel="window_training")
+    figure, ax = plt.subplots()
+    for run, style in zip(runs.itertuples(), ("-", "--", ":"), strict=True):
+        ax.plot(range(0, run.steps, run.every), run.losses, style, label=f"left = {run.left}", linewidth=2.5)
+    guessing = math.log(runs.iloc[0]["vocabulary"])
+    ax.axhline(guessing, color=GREY, linewidth=1)
+    ax.annotate("guessing", (runs.iloc[0]["steps"], guessing - 0.08), ha="right", va="top")
+    ax.set(xlabel="step", ylabel="loss on the second copy, nats a token", ylim=(0, None))
+    ax.legend(loc="center right")
     return figure

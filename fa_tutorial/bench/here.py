@@ -3,12 +3,13 @@ a reader's kernel."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from fa_tutorial import hardware
+from fa_tutorial import hardware, ledger
 from fa_tutorial.bench import results, timing
 
 
@@ -29,3 +30,17 @@ def gb_per_s(call: Callable[[], Any], bytes_moved: int, **stored: Any) -> float:
     if stored == {"kernel": "copy"}:
         return h200["provenance"]["ceilings"]["copy_gb_s"]
     return results.select(h200["kernels"], **stored)["gb_s"].item()
+
+
+def backward_tflops(launch: Callable[..., Any]) -> dict[int, float]:
+    """TFLOP/s by five matmuls, by D, of a reader's backward on this GPU at S = 4,096, as chapter 7's plot has them;
+    empty without one. launch: (q, k, v, o, do, lse, is_causal, scale) -> the gradients."""
+    rates = {}
+    for D, H in ((64, 32), (128, 16)) if hardware.device().type == "cuda" else ():
+        from fa_tutorial import forward
+
+        q, k, v, do = (timing.randn(4, H, 4_096, D) for _ in range(4))
+        o, lse = forward.flash_forward(q, k, v, False, D**-0.5)
+        call = functools.partial(launch, q, k, v, o, do, lse, False, D**-0.5)
+        rates[D] = ledger.backward_flops(4, H, 4_096, 4_096, D) / timing.time_call(call).ms / 1e9
+    return rates

@@ -379,7 +379,7 @@ def draw_transposed_tile() -> Figure:
         tensor_box(ax, x, row - queries - gap, dim, queries, "do", hatch="..", size=HEAD, colour=TENSOR_COLOUR["o"])
         tensor_box(ax, x, row, dim, keys, "dv", line=2.4, size=HEAD)
         write(ax, x + dim + 0.1, row + keys / 2, "+= pᵀ do" if weights == "p" else "+= p_t do", ha="left")
-    legend(ax, 6.65, ((0.1, {"line": 2.4}, "stays for the whole loop"), (3.3, {"hatch": ".."}, "arrives at every step"),
+    legend(ax, 6.65, ((0.1, {"line": 2.4}, "the program holds it"), (3.3, {"hatch": ".."}, "arrives at every step"),
                      (6.2, {"colour": "yellow", "share": 0.6}, "computed, in registers")))  # fmt: skip
     return figure
 
@@ -409,9 +409,9 @@ def draw_kernels() -> Figure:
     arrow(ax, (0.1, 5.5), (0.55, 5.5), "blue")
     write(ax, 0.65, 5.5, "read at every step", ha="left")
     box(ax, 2.5, 5.38, 0.3, 0.24, line=2.4)
-    write(ax, 2.9, 5.5, "read once", ha="left")
-    write(ax, 4.25, 5.5, "+=", BODY, ha="left", weight="bold")
-    write(ax, 4.65, 5.5, "added up, step by step", ha="left")
+    write(ax, 2.9, 5.5, "the program holds it", ha="left")
+    write(ax, 4.9, 5.5, "+=", BODY, ha="left", weight="bold")
+    write(ax, 5.3, 5.5, "added up", ha="left")
     arrow(ax, (6.9, 5.5), (7.35, 5.5), "vermilion", dashed=True)
     write(ax, 7.45, 5.5, "written once", ha="left")
     notes(ax, 0.1, 5.95, ("programs: ⌈S_q / BLOCK_M⌉ · B · H (1 and 3), ⌈S_k / BLOCK_N⌉ · B · H (2)",
@@ -428,7 +428,7 @@ def draw_kernel_row(ax: Axes, top: float, name: str, what: str, work: str, past:
         write(ax, 2.65, top + y, text, ha="left", **look)
     tensor_group(ax, 0.1, middle, past, hatch="..")
     tensor_group(ax, 5.3, middle, held, line=2)
-    tensor_group(ax, 4.6, middle, summed, "+=", columns=1, line=1.6)
+    tensor_group(ax, 4.6, middle, summed, "+=", columns=1, line=2)
     tensor_group(ax, 7.45, middle, written)
     if past:
         arrow(ax, (1.6, middle), (2.5, middle), "blue")
@@ -479,7 +479,7 @@ def draw_group_sum() -> Figure:
     write(ax, 0.1, 0.2, "one program: key head 1, one block of keys", BODY, ha="left", weight="bold")
     write(ax, 0.1, 0.85, "holds", ha="left")
     write(ax, 0.1, 1.85, "adds up", ha="left")
-    for y, names, look in ((0.64, ("k", "v"), {"line": 2.4}), (1.64, ("dk", "dv"), {})):
+    for y, names, look in ((0.64, ("k", "v"), {"line": 2.4}), (1.64, ("dk", "dv"), {"line": 2.4})):
         for i, name in enumerate(names):
             tensor_box(ax, 0.95 + 0.75 * i, y, 0.7, 0.42, name, **look)
     for i, head in enumerate(heads):
@@ -487,9 +487,8 @@ def draw_group_sum() -> Figure:
         write(ax, left - 0.15, y + tall / 2, f"h = {head}", BODY, ha="right")
         for block in range(blocks):
             look = {"dashed": True} if block < first else {"colour": "sky", "share": 0.5, "hatch": MASKED if block < full else None}
-            box(ax, left + block * side, y, side, tall, **look)
-        if head != heads[-1]:
-            arrow(ax, (left + (blocks - 0.5) * side, y + tall), (left + (first + 0.5) * side, y + 0.68))
+            step = i * (blocks - first) + (block - full if block >= full else blocks - full + block - first) + 1
+            box(ax, left + block * side, y, side, tall, "" if block < first else f"{step}", **look)
     for block, name, align in ((first, "first_m", "right"), (full, "full_m", "left")):
         x = left + block * side
         ax.plot((x, x), (0.7, 0.95 + 2 * 0.68 + tall), color="black", linewidth=1.6, linestyle=":", zorder=3)
@@ -497,7 +496,13 @@ def draw_group_sum() -> Figure:
     write(ax, left + blocks * side, 0.55, "blocks of q and do →", ha="right")
     legend(ax, 3.1, ((0.1, {"dashed": True}, "sees none of these keys: not read"), (4.4, {"colour": "sky", "share": 0.5, "hatch": MASKED}, "with the mask"),
                      (6.6, {"colour": "sky", "share": 0.5}, "without it")))  # fmt: skip
-    write(ax, 0.1, 3.55, "Six query heads read two key heads, so heads 3, 4 and 5 read key head 1.", ha="left")
+    write(
+        ax,
+        0.1,
+        3.55,
+        "Six query heads read two key heads, so heads 3, 4 and 5 read key head 1. The numbers are the program's steps.",
+        ha="left",
+    )
     return figure
 
 
@@ -514,7 +519,7 @@ def draw_dkdv_step() -> Figure:
     arrow(ax, (4.78, second + 0.2), (4.97, second + 0.2))
     write(ax, 4.7, first + 1.4, "p_t, for ds_t", ha="right")
     write(ax, 0.1, 6.3, "M is BLOCK_M, N is BLOCK_N, D is BLOCK_D.", ha="left")
-    legend(ax, 6.7, ((0.1, {"line": 2.4}, "the program holds it"), (3.3, {"hatch": ".."}, "arrives with the queries"),
+    legend(ax, 6.7, ((0.1, {"line": 2.4}, "the program holds it"), (3.3, {"hatch": ".."}, "arrives at every step"),
                       (6.5, {"colour": "yellow", "share": 0.6}, "computed, in registers")))  # fmt: skip
     return figure
 

@@ -1,5 +1,5 @@
 """Right answers to chapter 10 in other words: a window by absolute keys, tiles by a loop, a list walked backwards, 1 / cosh², gradients
-before the mask, a sink as a column of the softmax, packed tiles by tokens and by a loop, places on a heap."""
+before the mask, a sink after the loop, and as a column of the softmax, packed tiles by tokens and by a loop, places on a heap."""
 
 import heapq
 import itertools
@@ -79,8 +79,14 @@ RIGHT_ANSWERS = (
          ("row * across + t", "row * across + count")),
     ("10.4", soft_cap_by_exponentials),
     ("10.5", gradients_then_mask),
-    ("10.6", dropout_gradients_with_a_sink_of_value_0),
-    ("10.7", packed_tiles_by_tokens),
-    ("10.7", packed_tiles_by_a_loop),
-    ("10.8", idle_times_by_a_heap),
+    edit("10.6", "the sink merged after the loop",
+         ("tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sinks_ptr + h)", 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)'),
+         ("(BLOCK_M,), 1.0,", "(BLOCK_M,), 0.0,"), ("    store_tile(o, acc", """    sink = tl.load(sinks_ptr + h)
+    both = tl.maximum(m, sink)
+    l, acc, m = l * tl.exp(m - both) + tl.exp(sink - both), acc * tl.exp(m - both)[:, None], both
+    store_tile(o, acc""")),
+    ("10.7", dropout_gradients_with_a_sink_of_value_0),
+    ("10.8", packed_tiles_by_tokens),
+    ("10.8", packed_tiles_by_a_loop),
+    ("10.9", idle_times_by_a_heap),
 )  # fmt: skip

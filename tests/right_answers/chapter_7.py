@@ -118,6 +118,9 @@ RIGHT_ANSWERS = (
          ("tl.where(here[:, None], tl.exp(s_t - lse[None, :]), 0.0)", 'tl.exp(tl.where(here[:, None], s_t, -float("inf")) - lse[None, :])')),
     edit("7.7", "the loop of (7.4), whose h the interpreter makes an int",
          ("for member in range(GROUP):", "for h in range(h_k * GROUP, (h_k + 1) * GROUP):"), ("        h = h_k * GROUP + member\n", "")),
+    edit("7.7", "k and v loaded anew for each query head", ("        row = (b", """        k_tile = load_tile(k, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
+        v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
+        row = (b"""), told="it serves the whole group, so load it before the loop over the query heads", gpu=None),
     edit("7.7", "the group's heads from the last to the first", ("h = h_k * GROUP + member", "h = (h_k + 1) * GROUP - 1 - member")),
     edit("7.8", "no decorator: backward refuses where its graph is wanted",
          ("    @torch.autograd.function.once_differentiable\n", ""),

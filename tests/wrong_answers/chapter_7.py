@@ -49,6 +49,9 @@ WRONG_ANSWERS = (
          told="s, dp and delta are kept in float32"),
     edit("7.2", "ds from the rounded p", ("tl.exp(s_t - lse[None, :])", "tl.exp(s_t - lse[None, :]).to(do_tile.dtype)"),
          told="ds is computed from the p that isn't rounded"),
+    edit("7.2", "a softmax of the tile", ("p_t = tl.exp(s_t - lse[None, :])", "e = tl.exp(s_t)\n    p_t = e / tl.sum(e, axis=0)[None, :]"),
+         told="a row has keys in other tiles, and lse counts them all"),
+    edit("7.3", "stored to row S_q", (STORES, STORES.replace("S_k, D", "S_q, D")), told="a program's keys start at start_n and end at S_k"),
     edit("7.3", "stored in every step", (STORES, STORES.replace("    store", "        store")),
          told="the result is right, but dk is stored more than once", gpu=None),
     edit("7.3", "queries not masked", ("offs_m < S_q", "offs_m < S_q + BLOCK_M", 2),
@@ -64,7 +67,7 @@ WRONG_ANSWERS = (
       for number, gpu in (("7.4", "query i sees keys 0 to"), ("7.7", "causal as in 7.4"))
       for name, first in (("start", "start_n"), ("full_m", "last_key"))),
     edit("7.3", "first keys loaded", ("load_tile(k, b, h, start_n", "load_tile(k, b, h, 0"),
-         told="a program's keys start at start_n, in k, v, dk and dv"),
+         told="a program's keys start at start_n and end at S_k, in k, v, dk and dv"),
     edit("7.3", "blocks of keys by S_q and BLOCK_N", ("tl.cdiv(S_k, BLOCK_N)", "tl.cdiv(S_q, BLOCK_N)"), told="the blocks of keys are counted by S_q"),
     edit("7.3", "blocks of keys by S_q and BLOCK_M", ("tl.cdiv(S_k, BLOCK_N)", "tl.cdiv(S_q, BLOCK_M)"), told="each head has tl.cdiv(S_k, BLOCK_N)"),
     edit("7.3", "lse of the first head", ("lse_ptr + batch_head * S_q", "lse_ptr"), ("delta_ptr + batch_head * S_q", "delta_ptr"),

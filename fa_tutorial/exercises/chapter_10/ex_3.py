@@ -36,7 +36,7 @@ def listed_kernel(q, k, v, o, index_ptr, count_ptr, H, S_q, S_k, D, scale, aux, 
         s = tl.where(seen, scale * dot(q_tile, tl.trans(k_tile)), -float("inf"))  # [BLOCK_M, BLOCK_N]
         p, m, l, alpha = softmax_step(s, m, l)
         v_tile = load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-        acc = dot(p, v_tile, acc * alpha[:, None])
+        acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])
     l = tl.where(l == 0, 1.0, l)  # a row that sees no key has acc = 0
     store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 

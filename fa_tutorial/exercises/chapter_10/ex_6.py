@@ -1,129 +1,125 @@
-"""Exercise 10.6, dropout_gradients."""
+"""Exercise 10.6, sink_kernel."""
+
+import math
 
 import torch
 
+from fa_tutorial.exercises.chapter_10.ex_1 import window
+from fa_tutorial.exercises.chapter_10.ex_3 import is_seen, lists
+from fa_tutorial.exercises.forward_cases import draw_qkv
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.watch import BY_AUTOGRAD, ByHand
+from fa_tutorial.forward import softmax_step
+from fa_tutorial.matmul import tl, triton
+from fa_tutorial.tiles import dot, load_tile, store_tile
 
 
-def dropout_gradients(p, p_sink, z, v, do):
-    """(ds, dv, dsink) of a head. p, z: (S_q, S_k); p_sink: (S_q,); v: (S_k, D); do: (S_q, D)."""
-    o = (z * p) @ v
-    dv = (z * p).T @ do
-    dp = z * (do @ v.T)
-    delta = (do * o).sum(dim=1)
-    ds = p * (dp - delta[:, None])
-    return ds, dv, -(p_sink * delta).sum()
+@triton.jit
+def sink_kernel(
+    q, k, v, o, lse_ptr, sinks_ptr, index_ptr, count_ptr, H, S_q, S_k, D, scale, aux,
+    MASK_MOD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """listed_kernel with a sink for each head, and lse."""
+    row_blocks, across = tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_k, BLOCK_N)
+    row, batch_head = tl.program_id(0) % row_blocks, tl.program_id(0) // row_blocks
+    start_m, b, h = row * BLOCK_M, batch_head // H, batch_head % H
+
+    q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    i = start_m + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
+    m = tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sinks_ptr + h)
+    l = tl.full((BLOCK_M,), 1.0, dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    count = tl.load(count_ptr + row)
+    for t in range(count):
+        start_n = tl.load(index_ptr + row * across + t) * BLOCK_N
+        k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+        j = start_n + tl.arange(0, BLOCK_N)[None, :]  # [1, BLOCK_N]
+        seen = (j < S_k) & MASK_MOD(b, h, i, j, aux)  # [BLOCK_M, BLOCK_N]
+        s = tl.where(seen, scale * dot(q_tile, tl.trans(k_tile)), -float("inf"))  # [BLOCK_M, BLOCK_N]
+        p, m, l, alpha = softmax_step(s, m, l)
+        v_tile = load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+        acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])
+    store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
+    offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    tl.store(lse_ptr + batch_head * S_q + offs_m, m + tl.log(l), mask=offs_m < S_q)
 
 
-DP, DS, DV, DSINK = "z * (do @ v.T)", "p * (dp - delta[:, None])", "(z * p).T @ do", "-(p_sink * delta).sum()"
-O, DELTA = "o = (z * p) @ v", "(do * o).sum(dim=1)"
+M, L, ACC = "tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sinks_ptr + h)", "tl.full((BLOCK_M,), 1.0", "acc = tl.zeros("
+NO_SINK, LSE = 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)', "m + tl.log(l)"
 MISTAKES = {
-    "z is missing in dp: a kept pair's p was multiplied by z on its way to o, so its dp is z (do · v)": (DP, "do @ v.T"),
-    "z multiplies ds as well as dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": (DS, f"z * {DS}"),
-    "z multiplies ds in place of dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": [
-        (DP, "do @ v.T"), (DS, f"z * {DS}")],
-    "z is missing in dv: o = (z ∘ p) v, so dv = (z ∘ p)ᵀ do": (DV, "p.T @ do"),
-    "delta is that of o without dropout: o = (z ∘ p) v": (O, "o = p @ v"),
-    "z is missing everywhere: these are the gradients without dropout": [(DP, "do @ v.T"), (DV, "p.T @ do"), (O, "o = p @ v")],
-    "z is left out of dp and delta: only dv knows of the dropout": [(DP, "do @ v.T"), (O, "o = p @ v")],
-    "z is taken for 0 and 1: a kept pair's z is 1 / (1 − P)": ("    o = (z", "    z = (z > 0).to(p.dtype)\n    o = (z"),
-    "p is normalised again, without the sink: p and p_sink already add up to 1": (
-        "    o = (z", "    p = p / p.sum(dim=1, keepdim=True).clamp(min=1e-30)\n    o = (z"),
-    "delta is divided by the keys' share, the sum of p: delta is do · o as it is, because p and p_sink already add up to 1": (
-        DELTA, f"{DELTA} / p.sum(dim=1).clamp(min=1e-30)"),
-    "delta is divided by the keys' share in ds: delta is do · o as it is, because p and p_sink already add up to 1": (
-        DS, "p * (dp - (delta / p.sum(dim=1).clamp(min=1e-30))[:, None])"),
-    "delta is missing in ds: it is p (dp − delta)": (DS, "p * dp"),
-    "p is missing in ds: it is p (dp − delta)": (DS, "dp - delta[:, None]"),
-    "ds has the wrong sign: it is p (dp − delta)": (DS, "p * (delta[:, None] - dp)"),
-    "dsink has the wrong sign: the sink's value is 0, so its dp is 0, and its ds is p_sink (0 − delta)": (DSINK, DSINK[1:]),
-    "the sink's share is missing in dsink: a row gives p_sink (0 − delta)": (DSINK, "-delta.sum()"),
-    "delta is missing in dsink: a row gives p_sink (0 − delta)": (DSINK, "-p_sink.sum()"),
-    "dsink takes the share of the keys: the sink's own is p_sink": (DSINK, "-((1 - p_sink) * delta).sum()"),
-    "delta is weighted by p (1 − p) in dsink: ds = p (dp − delta), and delta holds the rest": (
-        DSINK, "-(p_sink * (1 - p_sink) * delta).sum()"),
-    "the sink's ds are given row by row: every row uses the one sink, so add up": (DSINK, "-(p_sink * delta)"),
-    "p_sink and delta broadcast to a matrix, so that each row's share meets the delta of every row: give both the shape (S_q,)": (
-        DSINK, "-(p_sink * delta[:, None]).sum()"),
-    "dsink is right, but its shape is (1,): it is one number, of shape ()": (DSINK, "-(p_sink * delta).sum(dim=0, keepdim=True)"),
-    "the mean over the rows is taken: every row uses the one sink, so add up": (DSINK, "-(p_sink * delta).mean()"),
-    "dsink is 0: the sink's dp is 0, but its ds is p_sink (0 − delta)": (DSINK, "0 * p_sink.sum()"),
-    "the first two results are exchanged: return ds, dv, dsink": ("return ds, dv,", "return dv, ds,"),
+    "the sink is in no row's sum: m starts at the sink and l at 1 (from m = −∞ the first tile rescales any l to 0)": [
+        (M, NO_SINK), (L, "tl.full((BLOCK_M,), 0.0"), ("acc / l[:, None]", "acc / tl.where(l == 0, 1.0, l)[:, None]")],
+    "m starts at the sink, but l at 0: the sink's own term is e^(sink − m), which is 1 at the start": (L, "tl.full((BLOCK_M,), 0.0"),
+    "l starts at the sink: its own term is e^(sink − m), which is 1 at the start": (L, f"{M} + tl.full((BLOCK_M,), 0.0"),
+    "m starts at 0, so the sink counts as 0: m starts at the head's own": (M, "tl.zeros((BLOCK_M,), dtype=tl.float32)"),
+    "every head takes the sink of head 0: a head's own is at sinks_ptr + h": ("sinks_ptr + h", "sinks_ptr"),
+    "the sink is multiplied by scale: it joins the scores as it is, after the scale": (M, f"scale * ({M})"),
+    "the sink joins the numerator, too: its value is 0, so acc starts at 0": (f"{ACC}(BLOCK_M, BLOCK_D)", "acc = tl.full((BLOCK_M, BLOCK_D), 1.0"),
+    "lse is without the maximum: it is m + log l": (LSE, "tl.log(l)"),
+    "lse is l, without the log: it is m + log l": (LSE, "m + l"),
+    "lse is that of the keys alone: the sink is in l, and it stays there": (LSE, "m + tl.log(l - tl.exp(tl.load(sinks_ptr + h) - m))"),
+    "lse is in base 2: softmax_step computes in base e, so take tl.log": (LSE, "m + tl.log2(l)"),
+    "lse's rows are found without the batch: a head's rows start at batch_head · S_q": ("batch_head * S_q", "h * S_q"),
 }  # fmt: skip
-CONDITIONS = {"hidden": "a pair may be hidden, and a row may see no key or keep none: p or z is 0 there, and nothing is divided"}
-
-
-FIRST = {
-    "ds": "ds is the gradient by the scores: where a pair is dropped, z is 0, but its p took part in the softmax",
-    "dv": "o = (z ∘ p) v, and dv is its gradient by v",
-    "dsink": "dsink is the gradient by the sink, which takes part in the softmax as a key does whose value is 0",
-}
-ROWS = {
-    "ds": "a row of ds depends on no other row",
-    "dv": "dv adds up over the rows",
-    "dsink": "all rows use the same sink: add up over the rows",
+CONDITIONS = {
+    "large": "a sink may be far above or far below the scores, and e^sink may overflow: a softmax subtracts the maximum first",
+    "empty": "a list may be empty: then the row's o is 0, and its lse is the sink",
 }
 
 
-def truth(p, p_sink, z, v, do):
-    """By the softmax's Jacobian, with the sink as one more column, whose value is 0."""
-    p, p_sink, z, v, do = (x.double() for x in (p, p_sink, z, v, do))
-    share = torch.cat([p_sink[:, None], p], dim=1)
-    dshare = torch.cat([0 * p_sink[:, None], z * (do @ v.T)], dim=1)
-    jacobian = torch.diag_embed(share) - share[:, :, None] * share[:, None, :]
-    ds = (jacobian @ dshare[:, :, None])[:, :, 0]
-    return ds[:, 1:], (z * p).T @ do, ds[:, 0].sum()
+def launch(q, k, v, sinks, left, blocks):
+    (B, H, S_q, D), S_k = q.shape, k.shape[2]
+    index, count = lists(is_seen(B, H, S_q, S_k, left), *blocks)
+    outputs = Out(q.shape, q.dtype, as_heads=True), Out((B, H, S_q), torch.float32)
+    tensors = *(In(x, as_heads=True) for x in (q, k, v)), *outputs, In(sinks), In(index), In(count)
+    meta = {"MASK_MOD": window, "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
+    return Launch((len(count) * B * H,), (*tensors, H, S_q, S_k, D, D**-0.5, (left, S_k - S_q)), meta)
 
 
-class NoAutograd(ByHand):
-    def __init__(self, *_):
-        super().__init__()
-
-    def complaint(self, result):
-        return BY_AUTOGRAD if self.by_autograd else ""
+def truth(q, k, v, sinks, left, blocks):
+    seen = is_seen(*q.shape[:3], k.shape[2], left)
+    s = (q.shape[-1] ** -0.5 * q.double() @ k.double().mT).masked_fill(~seen, -math.inf)
+    lse = torch.logaddexp(s.logsumexp(dim=-1), sinks.double()[:, None])
+    return torch.exp(s - lse[..., None]) @ v.double(), lse
 
 
 def inputs():
-    def rows(S_q, S_k, D, P, draw, otherwise="", words="", hidden=False, **options):
-        s, sink = torch.randn(S_q, S_k, generator=draw), torch.randn((), generator=draw)
-        if hidden:
-            s = s.masked_fill(torch.arange(S_k) > torch.arange(S_q)[:, None] - 1, -float("inf"))  # row 0 sees nothing
-        p = torch.softmax(torch.cat([sink.expand(S_q, 1), s], dim=1), dim=1)
-        z = (torch.rand(S_q, S_k, generator=draw) >= P).float() / (1 - P)
-        if hidden:
-            z[1] = 0.0
-        v, do = torch.randn(S_k, D, generator=draw), torch.randn(S_q, D, generator=draw)
-        words = words or f"{S_q} quer{'y' if S_q == 1 else 'ies'}, {S_k} keys, D = {D}, P = {P}"
-        return case(p[:, 1:].contiguous(), p[:, 0].contiguous(), z, v, do, on=words, otherwise=otherwise, **options)
+    def rows(B, sinks, S_q, S_k, left, otherwise="", *, blocks=(16, 16), draw=None, **options):
+        q, k, v = draw_qkv(B, len(sinks), S_q, S_k, 16, draw=draw)
+        words = "random sinks" if draw else f"sinks {', '.join(f'{sink:g}' for sink in sinks)}"
+        on = f"B = {B}, {words}, S_q = {S_q}, S_k = {S_k}, tiles of {blocks[0]} × {blocks[1]}, a window of {left} keys and the query's own"
+        place = "a head's sink is at sinks_ptr + h, and its rows of lse start at batch_head · S_q"
+        return case(q, k, v, torch.tensor(sinks), left, blocks, on=on, otherwise=otherwise or place, stray=place, **options)
 
-    one = [[[0.5, 0.25]], [0.25], [[2.0, 0.0]], [[1.0], [3.0]], [[2.0]]]
-    yield case(*map(torch.tensor, one), otherwise=FIRST)
-    seed = torch.Generator().manual_seed(1)
-    yield rows(2, 3, 2, 0.5, seed, ROWS)
-    yield rows(4, 5, 3, 0.5, seed, ROWS)
-    yield rows(9, 7, 4, 0.25, generator(), words="a random case", fresh=True)
-    yield rows(4, 3, 2, 0.5, seed, words="row 0 sees no key, and row 1 keeps none", hidden=True, edge="hidden")
+    start = "the sink is the running softmax's first element, before the first tile: its score is the sink, and its value 0"
+    yield rows(1, [1.5], 16, 16, 3, start)
+    yield rows(1, [1.5], 32, 32, 20, start)
+    yield rows(2, [1.5, -1.0, 0.5], 32, 32, 5)
+    yield rows(1, [1.5], 40, 40, 10, "lse has S_q rows a head: mask its last block")
+    yield rows(1, torch.randn(2, generator=generator()).tolist(), 40, 50, 20, blocks=(32, 16), draw=generator(), fresh=True)
+    yield rows(1, [100.0, -100.0], 32, 32, 5, CONDITIONS["large"], edge="large")
+    yield rows(1, [1.5], 48, 16, 20, CONDITIONS["empty"], edge="empty")  # rows 0 to 31 see no key
 
 
 EXERCISE = Exercise(
     id="10.6",
-    task="Write the gradients of a head with dropout and a sink.",
+    task="Give each head of your kernel of 10.3 a sink, and store lse.",
     conditions=CONDITIONS,
     hints=(
-        "o = (z ∘ p) v is a product of two matrices: what are the gradients of its factors? And dp is one more step back than that of z ∘ p.",
-        "The softmax doesn't know of z: ds = p ∘ (dp − delta), with delta the row sums of do ∘ o. Which dp does a key have whose value is 0?",
-        "dv = (z * p).T @ do, dp = z * (do @ v.T), ds = p * (dp − delta). The sink's dp is 0, so dsink = −(p_sink * delta).sum().",
+        "The sink acts like a key before all others, with the score sink and the value 0. What are m, l and acc after this key alone?",
+        "m is the sink, l is e^(sink − m) = 1, and acc is 0. The loop stays as it is.",
+        "lse is m + tl.log(l), because the sink is already in l. Its rows start at batch_head · S_q, and offs_m < S_q masks the last block.",
     ),
-    solution=dropout_gradients,
-    reasoning="z stands between p and v, so it enters the gradients of both, and nothing else. delta is the row sum of p ∘ dp, with the sink, "
-    "whose dp is 0, so it is do · o as ever. A dropped pair has dp = 0, but its p took part in the softmax, and so did the sink's.",
-    more="The package's kernels have no z in memory: they draw it anew for each tile.",
+    solution=sink_kernel,
+    reasoning="The loop merges each tile into what came before it, and it doesn't care what that was. So the sink comes first, as a key with "
+    "value 0, and no line of the loop changes. A row that sees no key has l = 1, so nothing is divided by 0 any more.",
+    more="The package's forward computes in base 2, so its m starts at sink · log₂ e.",
     inputs=inputs,
     truth=truth,
-    rule="the gradients of the sum of do ∘ o, where o = (z ∘ p) v, by the scores, by v and by the sink",
+    rule="softmax over the keys that are seen and the sink, whose value is 0, with the lse of both",
     mistakes=MISTAKES,
-    parts=("ds", "dv", "dsink"),
-    watch=NoAutograd,
+    launch=launch,
+    parts=("o", "lse"),
+    tolerance=lambda args, part: (2e-5, 2e-5 * float(args[2].double().abs().max())),
 )

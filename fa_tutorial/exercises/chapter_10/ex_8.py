@@ -1,89 +1,124 @@
-"""Exercise 10.8, idle_times."""
-
-import functools
+"""Exercise 10.8, packed_tiles."""
 
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.watch import LargestTensor
 
 
-def idle_times(tiles, places, start, tile):
-    """When each place falls idle for good, from early to late."""
-    idle = [0.0] * places
-    for n in tiles:
-        place = idle.index(min(idle))
-        idle[place] += start + n * tile
-    return sorted(idle)
+def packed_tiles(cu, block):
+    """(first, end), (blocks,) integers each: a block of queries needs tiles first … end − 1 of keys."""
+    total = int(cu[-1])
+    top = torch.arange(0, total, block, device=cu.device)  # each block's first query
+    last = (top + block - 1).clamp(max=total - 1)  # its last
+    start = cu[torch.searchsorted(cu, top, right=True) - 1]  # of the first query's sequence
+    stop = cu[torch.searchsorted(cu, last, right=True)]  # the end of the last query's
+    return start // block, (stop + block - 1) // block
 
 
-LOOP, PLACE, TAKES = "for n in tiles:", "place = idle.index(min(idle))", "start + n * tile"
+TOP, LAST = "cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, last, right=True)]"
+RETURN = "start // block, (stop + block - 1) // block"
 MISTAKES = {
-    "the places take turns: a program waits for the first place that falls idle, whichever that is": [
-        (LOOP, "for k, n in enumerate(tiles):"), (PLACE, "place = k % places")],
-    "a program goes to the place that falls idle last: it takes the first one": ("min(idle)", "max(idle)"),
-    "the start is missing: each program has one, however few its tiles": (TAKES, "n * tile"),
-    "a start comes with every tile: each program has one": (TAKES, "n * (start + tile)"),
-    "every program takes as long as one with one tile: n tiles take n times as long": (TAKES, "start + tile"),
-    "a place forgets what it computed before: add the program's time": ("+= start", "= start"),
-    "the times aren't sorted: from early to late": ("sorted(idle)", "idle"),
-    "the times run from late to early": ("sorted(idle)", "sorted(idle, reverse=True)"),
-    "the longest program starts first: they start in the list's order": (LOOP, "for n in sorted(tiles, reverse=True):"),
-    "the shortest program starts first: they start in the list's order": (LOOP, "for n in sorted(tiles):"),
-    "the last program starts first: they start in the list's order": (LOOP, "for n in reversed(tiles):"),
-    "the work is shared evenly, as the sum did: a program stays on its place": (
-        "sorted(idle)", "[sum(idle) / places] * places"),
+    "end is rounded down: the last tile counts even if the sequence ends inside it": ("(stop + block - 1) // block", "stop // block"),
+    "first is rounded up: the first tile counts even if the sequence begins inside it": ("start // block, ", "(start + block - 1) // block, "),
+    "end is the last tile's number: it is one past it": ("(stop + block - 1) // block", "(stop - 1) // block"),
+    "end is rounded up where the sequence ends with a tile: one past the last key is no key": (
+        "(stop + block - 1) // block", "stop // block + 1"),
+    "end comes from the block's first query: its last query may be of a later sequence": (LAST, LAST.replace("last", "top")),
+    "first comes from the block's last query: its first query may be of an earlier sequence": (TOP, TOP.replace("top", "last")),
+    "the block's first and last query are exchanged: the first decides `first`, the last decides `end`": [
+        (TOP, TOP.replace("top", "last")), (LAST, LAST.replace("last", "top"))],
+    "these are numbers of tokens: divide by block": (RETURN, "start, stop"),
+    "first is a number of tokens: divide by block": (RETURN, RETURN.replace("start // block", "start")),
+    "end is a number of tokens: divide by block, rounding up": (RETURN, "start // block, stop"),
+    "these are numbers of sequences: look up in cu where they begin and end, and divide by block": (
+        RETURN, "torch.searchsorted(cu, top, right=True) - 1, torch.searchsorted(cu, last, right=True)"),
+    "the block's last query is taken one too far: it is the first one + block − 1": ("(top + block - 1)", "(top + block)"),
+    "first is where the first query's sequence ends: count entries of cu are at most this query, so it begins at cu[count − 1]": (
+        TOP, "cu[torch.searchsorted(cu, top, right=True)]"),
+    "the second result is a count of tiles: it is one past the last tile's number": (
+        "return start // block, (stop + block - 1) // block", "return start // block, (stop + block - 1) // block - start // block"),
+    "end stops at the block's own tile, as under a causal mask: here a query also sees later keys of its sequence": (
+        "return start // block, (stop + block - 1) // block",
+        "return start // block, torch.minimum((stop + block - 1) // block, top // block + 1)"),
+    "a token at cu[n] belongs to the sequence that begins there: search with right=True": [
+        (TOP, "cu[(torch.searchsorted(cu, top) - 1).clamp(min=0)]"), (LAST, LAST.replace(", right=True", ""))],
+    "token 0, and every token that begins a sequence, is taken for one of the sequence before: search with right=True": [
+        (TOP, "cu[torch.searchsorted(cu, top) - 1]"), (LAST, LAST.replace(", right=True", ""))],
+    "a first query that begins a sequence is taken for one of the sequence before: search with right=True": (
+        TOP, "cu[torch.searchsorted(cu, top) - 1]"),
+    "a last query that begins a sequence is taken for one of the sequence before: search with right=True": (
+        LAST, LAST.replace(", right=True", "")),
+    "every block is given all the tiles: look up the sequences of its first and its last query": (
+        "return start // block, (stop + block - 1) // block", "return 0 * start, 0 * stop + (total + block - 1) // block"),
+    "the two results are exchanged: return (first, end)": (RETURN, "(stop + block - 1) // block, start // block"),
 }  # fmt: skip
-CONDITIONS = {"few": "there may be fewer programs than places: a place that gets none is idle from 0 on"}
+CONDITIONS = {"ragged": "the last block may have fewer queries, and a sequence may be empty"}
 
 
-def truth(tiles, places, start, tile):
-    idle = torch.zeros(places, dtype=torch.float64)
-    for n in tiles:
-        idle[idle.argmin()] += start + n * tile
-    return idle.sort().values
+def truth(cu, block):
+    lengths = cu.diff().long()
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    queries = sequence.split(block)
+    needed = [[bool((own[:, None] == keys).any()) for keys in sequence.split(block)] for own in queries]
+    places = [[n for n, is_needed in enumerate(row) if is_needed] for row in needed]
+    return torch.tensor([row[0] for row in places]).double(), torch.tensor([row[-1] + 1 for row in places]).double()
 
 
-def adapt(answer):
-    """The answer, with a list of numbers as a tensor."""
+class NoPairs(LargestTensor):
+    """No tensor with an entry for each pair of tokens comes up, and the results hold integers."""
 
-    @functools.wraps(answer)
-    def as_tensor(*args):
-        got = answer(*args)
-        is_list = isinstance(got, list | tuple) and all(isinstance(x, int | float) for x in got)
-        return torch.tensor(got, dtype=torch.float64) if is_list else got
+    def __init__(self, cu, block):
+        super().__init__()
+        self.pairs = int(cu[-1]) ** 2
 
-    return as_tensor
+    def complaint(self, result):
+        if self.largest >= self.pairs:
+            return f"the tiles are right, but a tensor of all {self.pairs:,} pairs is made: two queries decide a block"
+        for part in result:
+            if isinstance(part, torch.Tensor) and part.is_floating_point():
+                return "the tiles are right, but as floating-point numbers: a tile's number is an integer, as // gives"
+        return ""
 
 
 def inputs():
-    def queue(tiles, places, start, tile, otherwise="", on="", **options):
-        on = on or f"programs of {', '.join(map(str, tiles))} tiles, {places} places, start = {start}, tile = {tile}"
-        return case(tiles, places, start, tile, on=on, otherwise=otherwise, **options)
+    def packed(block, *lengths, otherwise="", on="", **options):
+        cu = torch.tensor([0, *lengths]).cumsum(0).int()
+        last = f", where the last query is token {int(cu[-1]) - 1}" if "edge" in options else ""
+        return case(cu, block, on=on or f"cu_seqlens = {cu.tolist()}, blocks of {block}{last}", otherwise=otherwise, **options)
 
-    yield queue([3, 1], 2, 1.0, 2.0, "a program takes start + n · tile")
-    yield queue([3, 1, 1], 2, 1.0, 2.0, "the third program takes the place that falls idle first")
-    yield queue([1, 2, 3, 1, 2, 2, 1, 5], 4, 0.5, 1.0, "the programs start in the list's order, each in the place that falls idle first")
-    yield queue([4, 4, 1, 1, 1], 1, 0.5, 2.0, "one place computes all programs, one after another")
+    yield packed(4, 8, 8, otherwise="a block of queries needs the tiles of its own sequence")
+    yield packed(4, 6, 10, otherwise="the second block has queries of both sequences, and needs the tiles of both")
+    yield packed(4, 3, 3, 10, otherwise="a block needs all tiles from its first query's sequence to its last query's")
+    yield packed(4, 16, otherwise="one sequence needs every tile")
+    yield packed(4, 1, 2, 9, 12)
+    yield packed(4, 5, 0, 7, edge="ragged")
+    yield packed(4, 0, 6, 4, edge="ragged")
+    yield packed(4, 6, 4, 0, edge="ragged")
     draw = generator()
-    yield queue(torch.randint(1, 50, (60,), generator=draw).tolist(), 7, 0.3, 0.1, on="60 random programs, 7 places", fresh=True)
-    yield queue([2, 1], 4, 1.0, 1.0, edge="few")
+    lengths = torch.randint(20, (6,), generator=draw).tolist()
+    yield packed(8, *lengths, 8 - sum(lengths) % 8, 64, on="random lengths", fresh=True)
 
 
 EXERCISE = Exercise(
     id="10.8",
-    task="Say when each place of a GPU falls idle, if the next program always takes the first place that does.",
+    task="Find the tiles of keys that each block of queries needs in packed rows, from cu_seqlens.",
     conditions=CONDITIONS,
     hints=(
-        "Keep one number for each place: when it falls idle. All are 0 at first. Which place does the next program take?",
-        "The place with the least number. The program keeps it busy for start + n · tile more, so add that.",
+        "A block's queries stand one after another, so their sequences do too. Whose sequence begins first, and whose ends last?",
+        "The block's first query decides `first`, its last query `end`. With count = torch.searchsorted(cu, token, right=True), "
+        "a token's sequence begins at cu[count − 1] and ends before cu[count].",
+        "Round the beginning down to a tile and the end up. The last block's last query is token total − 1 at most.",
     ),
-    solution=idle_times,
-    reasoning="A place is busy until its number, and the next program waits for the least of them. The largest number is when the kernel ends, "
-    "and what the others lie below it is time that their places wait.",
+    solution=packed_tiles,
+    reasoning="Sequences lie in order, so a block's keys reach from the start of its first query's sequence to the end of its last query's. "
+    "Every tile between them holds a key that one of these queries sees. right=True steps over empty sequences.",
+    more="The package's packed_range does this in a kernel, by bisection, so that the CPU never waits for the lengths.",
     inputs=inputs,
     truth=truth,
-    rule="the next program in the list takes the place that falls idle first, for start + n · tile, and the result is sorted",
+    rule="first is the tile in which the first query's sequence begins, end is one past the tile in which the last query's sequence ends",
     mistakes=MISTAKES,
-    adapt=adapt,
+    parts=("first", "end"),
+    watch=NoPairs,
 )

@@ -38,6 +38,7 @@ def dkdv_tile_kernel(
     store_tile(dv, dv_acc, b, h, 0, BLOCK_N, D, BLOCK_N, BLOCK_D)
 
 
+OWN = "tl.exp(s_t - tl.max(s_t, axis=0)[None, :])"
 MISTAKES = {
     shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
     "dk has the scale twice: dk = scale · dsᵀ q": ("dk_acc * scale", "dk_acc * scale * scale"),
@@ -52,6 +53,8 @@ MISTAKES = {
     "do stands where q belongs: dk = scale · dsᵀ q": ("dot(ds_t.to(q_tile.dtype), q_tile)", "dot(ds_t.to(do_tile.dtype), do_tile)"),
     "q stands where do belongs: dv = pᵀ do": ("dot(p_t.to(do_tile.dtype), do_tile)", "dot(p_t.to(q_tile.dtype), q_tile)"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("dp_t - delta[None, :]", "dp_t"),
+    "p is made to add up to 1 over the tile: a row has keys in other tiles, and lse counts them all": (
+        "tl.exp(s_t - lse[None, :])", f"{OWN} / tl.sum({OWN}, axis=0)[None, :]"),
     shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
     shared.FP16: [("p_t.to(do_tile.dtype), do_tile", "p_t.to(tl.float16), do_tile.to(tl.float16)"),
                   ("ds_t.to(q_tile.dtype), q_tile", "ds_t.to(tl.float16), q_tile.to(tl.float16)")],
@@ -70,6 +73,8 @@ def fixed():
     yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16", "dv = pᵀ do and dk = scale · dsᵀ q", stray=fits)
     yield shared.given((1, 1, 16, 32, 16), "16 queries, 32 keys", "p_t and ds_t are [BLOCK_N, BLOCK_M]", blocks=(16, 32, 16), stray=fits)
     yield shared.several_heads("dk and dv", "(b · H + h) · BLOCK_M")
+    rest = "p = exp(s − lse): a row has keys in other tiles, and lse counts them all"
+    yield shared.given((1, 1, 16, 16, 16), "lse of rows that have keys in other tiles", rest, other_keys=1.0)
     yield shared.narrow()
     yield shared.large_logits()
     yield shared.half_scores()

@@ -85,7 +85,7 @@ def inputs():
         "each head has tl.cdiv(S_k, BLOCK_N) programs, // H gives b, % H gives h, and its rows of lse and delta start at batch_head · S_q"
     )
     yield shared.given((2, 2, 32, 16, 16), "B = H = 2, S_q = 32, S_k = 16", place)
-    keys = "a program's keys start at start_n, in k, v, dk and dv"
+    keys = "a program's keys start at start_n and end at S_k, in k, v, dk and dv"
     both = f"{keys}, and its lse and delta at batch_head · S_q, whichever block of keys it has"
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", keys, stray=both)
     yield shared.several_heads("dk and dv")

@@ -75,6 +75,8 @@ MISTAKES = {
     "the loop starts with the block of query start_n: add S_q − S_k": (START, "start_n // BLOCK_M * BLOCK_M"),
     "first_m is rounded up: earlier queries of the block that holds query start_n + S_q − S_k are left out, and some see a key": (
         START, "tl.cdiv(tl.maximum(start_n + S_q - S_k, 0), BLOCK_M) * BLOCK_M"),
+    "first_m isn't rounded down: a tile starts at a multiple of BLOCK_M": (START, "tl.maximum(start_n + S_q - S_k, 0)"),
+    "full_m lies one block of queries after first_m: the block's last key decides it, and it may see past that": (FULL, "first_m + BLOCK_M"),
     "first_m and full_m count blocks, and the loops count queries: multiply both by BLOCK_M": [
         (START, START.removesuffix(" * BLOCK_M")), (FULL, FULL.removesuffix(" * BLOCK_M"))],
     "first_m counts blocks, and the loops count queries: multiply by BLOCK_M": (START, START.removesuffix(" * BLOCK_M")),

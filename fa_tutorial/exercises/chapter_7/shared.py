@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 
 from fa_tutorial import hardware
+from fa_tutorial.exercises import harness_kernel
 from fa_tutorial.exercises.forward_cases import WIDENED, strides_of, widens
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
@@ -24,6 +25,20 @@ BEFORE_QUERY_0 = "start_n + S_q − S_k may be negative, and no loop starts befo
 FP16 = "the products take fp16 tiles for every dtype, and fp32 loses digits: round p and ds to the dtype of the tile that each is multiplied by"
 LOADED = "rows past S_q are loaded: load_tile takes S_q for q and do, and lse and delta take the mask offs_m < S_q"
 SUMS = "the sums over blocks are kept in float32: fp16 has no 2,049"
+
+
+def reads_again(kernel):
+    """A note on a grouped kernel that loads k or v more than once, "" for none. Only the interpreter shows it."""
+    (q, k, v, do), (more_q, _, _, more_do) = draw(1, 1, 16, 16, 16), draw(1, 1, 16, 16, 16)
+    two_heads = Given(torch.cat([q, more_q], 1), k, v, torch.cat([do, more_do], 1))
+    if not hardware.interpreter_on():
+        return ""
+    _, trace = harness_kernel.results(kernel, two_heads.launch(("dk", "dv"), False, True, True), kernel, "", "", once=True)
+    return (
+        f"{trace.again}: it serves the whole group, so load it before the loop over the query heads"
+        if trace.again[:2] in ("k ", "v ")
+        else ""
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +59,7 @@ class Given:
     layouts: tuple[str, ...] = ("bhsd",) * 4
     dq_layout: str = "bhsd"  # where programs add to dq
     near: float | None = None
+    other_keys: float = 0.0  # what keys of other tiles add to every lse
 
     @cached_property
     def hidden(self) -> torch.Tensor:
@@ -62,7 +78,7 @@ class Given:
         """lse and delta, float32."""
         q, k, v, do = (x.double() for x in (self.q, *self.read, self.do))
         s = (self.scale * (q @ k.mT)).masked_fill(self.hidden, -INF)
-        lse = torch.logsumexp(s, -1)
+        lse = torch.logsumexp(s, -1) + self.other_keys
         return lse.float(), (do * (torch.softmax(s, -1) @ v)).sum(-1).masked_fill(lse == -INF, 0.0).float()
 
     @cached_property
@@ -119,7 +135,9 @@ def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERL
     def note(kernel):
         half = Given(*(x.half() for x in draw(1, 1, 16, 16, 16)))
         slow = f"{WIDENED}: leave q, k, v and do as they are, round p to do's dtype and ds to q's"
-        return slow if widens(kernel, half.launch(outputs, one_tile, causal, grouped)) else ""
+        if widens(kernel, half.launch(outputs, one_tile, causal, grouped)):
+            return slow
+        return reads_again(kernel) if grouped else ""
 
     return Exercise(
         truth=lambda given: tuple(given.right[name] for name in outputs),
