@@ -151,6 +151,7 @@ SHORT_GRIDS = ((8, 4096), (2, 16_384), (8, 16_384))  # heads, S
 
 
 POINTS = list(itertools.product((64, 128), (False, True)))  # D, is_causal
+HEADLINE_FIRST = [(128, False), (128, True), (64, False), (64, True)]
 
 
 @functools.cache
@@ -181,21 +182,6 @@ def step_noise(number: str) -> float:
     ]
     alike = [(found[a][number], found[b][number]) for found, (a, b) in pairs if found[a]["tile"] == found[b]["tile"]]
     return max(abs(b / a - 1) for a, b in alike)
-
-
-def run_noise(rows: pd.DataFrame, kernels: pd.DataFrame) -> float:
-    """By how much a row of stored_steps("h200") and one of another run, of the same machine code and tile, differ at
-    most. rows, kernels: results.load's.
-    """
-    apart = []
-    for (D, is_causal), found in stored_steps("h200").items():
-        tile = {"provider": in_words(steps.LARGER[D]), "D": D, "is_causal": is_causal}
-        again = results.select(kernels, kernel="tile", **tile)["tflops"].item()
-        apart += [
-            again / found[LARGER_TILE]["tflops"],
-            tflops_of(rows, "tuned", "fwd", 4096, D, is_causal) / found["tuned"]["tflops"],
-        ]
-    return max(abs(ratio - 1) for ratio in apart)
 
 
 Programs = Callable[[int, int, int], int]  # (num_warps, registers, shared_bytes) -> programs on an SM, exercise 8.1
@@ -258,13 +244,13 @@ HEAD = f"{'cycles (gain)':>19} {'MHz':>13} {'TFLOP/s (gain)':>18}"
 
 def show_numbers(step: str, programs: Programs, predict: Predict) -> None:
     """Print what the compiler made of `step` with steps.TILE, the cycles that `predict` gives for it, and its cycles,
-    clock and rate on the H100, beside those of the step before.
+    clock and rate on the H100, beside those of the step before: D = 128 without a mask, and then the other points.
 
     cycles: an SM's for each 64 x 64 scores. The gains are those in scores per cycle, and per second.
     """
     names = steps.before(step), step
     print(f"{'H100, ' + step:17} {'loop':>10} {'programs':>8} {'predicted':>12} {HEAD}")
-    for D, is_causal in POINTS:
+    for D, is_causal in HEADLINE_FIRST:
         old, new = (compiled_steps()[name, steps.TILE, D, is_causal] for name in names)
         fit = [programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"]) for row in (old, new)]
         before, after = (stored_steps()[D, is_causal][name or "chapter 5"] for name in names)
@@ -272,6 +258,8 @@ def show_numbers(step: str, programs: Programs, predict: Predict) -> None:
             f"D = {D:3}, {mask(is_causal):8} {change(old['loop'], new['loop']):>10} {change(*fit):>8}",
             f"{change(predict(old), predict(new)):>12} {cycles_clock_rate(before, after, D, is_causal)}",
         )
+        if (D, is_causal) == HEADLINE_FIRST[0]:
+            print()
 
 
 def counts_of(step: str) -> list[dict[str, Any]]:
@@ -371,7 +359,7 @@ def draw_tiles(programs: Programs, model: Model, mine: dict[int, TileConfig]) ->
 
 
 def show_larger_tiles(programs: Programs, predict: Predict) -> None:
-    """Print what the compiler made of three kernels with steps.LARGER, the cycles that `predict` gives, and
+    """Print what the compiler made of two kernels with steps.LARGER, the cycles that `predict` gives, and
     their cycles, clocks and rates on the H100 beside those with steps.TILE.
 
     cycles: for each 64 x 64 scores.
@@ -379,8 +367,9 @@ def show_larger_tiles(programs: Programs, predict: Predict) -> None:
     larger = ", ".join(f"{tile.block_m}x{tile.block_n} at D = {D}" for D, tile in steps.LARGER.items())
     print(f"H100; tile 64x64 -> {larger}")
     print(f"{'':21} spilled (loop) programs {'predicted':>12} {HEAD}")
-    for D, tile in steps.LARGER.items():
-        for step, is_causal in (("", False), ("descriptors", False), ("order", False), ("order", True)):
+    for D in (128, 64):
+        tile = steps.LARGER[D]
+        for step, is_causal in (("order", False), ("order", True), ("", False)):
             name, compiled = step or "chapter 5", compiled_steps()
             row = compiled[step, tile, D, is_causal]
             fit = programs(tile.num_warps, row["registers"], row["shared_bytes"])
@@ -393,20 +382,34 @@ def show_larger_tiles(programs: Programs, predict: Predict) -> None:
             )
 
 
+def changed(kind: str, D: int, is_causal: bool) -> dict[str, dict[str, Any]]:
+    """The H200's rows of kernels that differ in one change, S = 4,096, name -> row. kind: "guard_alone",
+    "order_if_causal"."""
+    wanted = {"kernel": kind, "D": D, "S_q": 4096, "is_causal": is_causal}
+    stored = results.read(results.FOLDER / "h200.json")["kernels"]
+    return {row["provider"]: row for row in stored if wanted.items() <= row.items()}
+
+
 def show_guard() -> None:
-    """Print what the step "guard", which also sums l later, does with steps.LARGER: the loop's instructions, registers,
-    spilled registers, and the H100's cycles for 64 x 64 scores."""
-    print("H100, larger tile        loop   registers   spilled      cycles")
-    for D, is_causal in POINTS:
-        names = "one division", "guard"
-        old, new = (compiled_steps()[name, steps.LARGER[D], D, is_causal] for name in names)
-        cycles = [tile_cycles(stored_steps()[D, is_causal][f"{name}, larger tile"], D, is_causal) for name in names]
-        loop, registers, spills = (
-            change(old[number], new[number]) for number in ("loop", "registers", "spilled_registers")
+    """Print the cycles for 64 x 64 scores without the guard, with l summed last, and with both, on the H200."""
+    print("H200, cycles            before      no guard        l last          both")
+    for point in POINTS:
+        before, *others = (tile_cycles(row, *point) for row in changed("guard_alone", *point).values())
+        cells = "".join(f"{f'{cycles:.0f} ({cycles / before - 1:+.1%})':>14}" for cycles in others)
+        print(f"D = {point[0]:3}, {mask(point[1]):8} {before:11.0f}{cells}")
+
+
+def show_cures() -> None:
+    """Print what the finished kernel gains in full attention by `if IS_CAUSAL` around the order, by summing l before
+    p v, and by both, on the H200."""
+    print("H200, full          D = 64: cycles   MHz  TFLOP/s     D = 128: cycles   MHz  TFLOP/s")
+    found = [(D, changed("order_if_causal", D, False)) for D in (64, 128)]
+    for name in ("finished", "order if causal", "l first", "both"):
+        (small, large) = (
+            f"{tile_cycles(rows[name], D, False):4.0f} {mhz(rows[name]):7,.0f} {rows[name]['tflops']:8.0f}"
+            for D, rows in found
         )
-        words = f"{loop:>11} {registers:>11} {spills:>9} {change(*cycles):>11}"
-        print(f"D = {D:3}, {mask(is_causal):8} {words}", end=" ")
-        print(f"({cycles[1] / cycles[0] - 1:+.1%})")
+        print(f"{name:25} {small:>24} {large:>31}")
 
 
 WITH_LARGER_TILE = {
@@ -450,7 +453,6 @@ CHAIN = {
     "descriptors": "2: descriptors",
     "order": "3: order",
     "order, larger tile": "4: a larger tile",
-    LARGER_TILE: "5: finished",
 }
 
 

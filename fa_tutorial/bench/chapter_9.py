@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -88,7 +89,7 @@ def print_ladder(card: dict[str, Any], *loops: str) -> None:
     scores, the share of them that its matmuls need, and the rate; beside (9.2)'s.
     """
     widths = [max(18, len(loop) + 2) for loop in loops]
-    print(f"full, fp16, {gpu(card)}: cycles a block, of which the tensor cores are busy, and TFLOP/s")
+    print(f"full, fp16, {gpu(card)}: cycles a block, 8 D by them (how busy tensor cores are), TFLOP/s")
     print(f"{'(9.2)':>30}" + "".join(f"{loop:>{width}}" for loop, width in zip(loops, widths, strict=True)))
     for D, S in itertools.product((64, 128), (4096, 16_384)):
         wall = 2 * matmul_cycles(D) + exp_cycles()
@@ -152,38 +153,99 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
     """
     figure = Figure(figsize=(10, 2.0 * len(loops) + 1.1))
     panels = figure.subplots(len(loops), 1, sharex=True, squeeze=False)[:, 0]
-    looks = {
-        "tiles": {"facecolor": "white", "hatch": "...."},
-        "turn": {"facecolor": "C0"},
-        "stop": {"facecolor": "C1"},
-        "softmax": {"facecolor": "C2"},
-        "end": {"facecolor": "0.85"},
-    }
-    idle = {"facecolor": "white", "hatch": "////"}
     for ax, loop in zip(panels, loops, strict=True):
         row = clocked(card, loop, D)
-        stamps = row["stamps"]
-        for c, blocks in enumerate(stamps):
-            times = [time for block in blocks for time in block][: -len(ping_pong.STAMPS) + 1]
-            for n, (start, end) in enumerate(itertools.pairwise(times)):
-                stamp = ping_pong.STAMPS[n % len(ping_pong.STAMPS)]
-                ax.barh(c, end - start, left=start, height=0.7, edgecolor="black", linewidth=0.5, **looks[stamp])
-        first, last, under_way = matmuls_under_way(stamps, "turn", "end" if loop == "overlapped" else "stop")
-        ax.barh(2, last - first, left=first, height=0.7, edgecolor="black", linewidth=0.5, **idle)
-        for start, end in under_way:
-            ax.barh(2, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
-        share = 1 - sum(end - start for start, end in under_way) / (last - first)
-        ax.set_yticks((0, 1, 2), ("consumer 0", "consumer 1", "a matmul issued,\nnot finished"))
-        ax.invert_yaxis()
-        ax.grid(False)
-        busy = _busy(D, row["cycles"])
+        share = _draw_lanes(ax, row["stamps"], "end" if loop == "overlapped" else "stop")
         words = f"{loop.split(',')[0]}: no matmul issued for {share:.0%} of the time shown"
-        ax.set_title(f"{words}; tensor cores busy {busy:.0%}", loc="left")
+        ax.set_title(f"{words}; tensor cores busy {_busy(D, row['cycles']):.0%}, by 8 D / cycles", loc="left")
     panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096")
-    handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*looks.values(), idle)]
+    _legend_of_lanes(figure)
+    return figure
+
+
+LOOKS = {
+    "tiles": {"facecolor": "white", "hatch": "...."},
+    "turn": {"facecolor": "C0"},
+    "stop": {"facecolor": "C1"},
+    "softmax": {"facecolor": "C2"},
+    "end": {"facecolor": "0.85"},
+}
+IDLE = {"facecolor": "white", "hatch": "////"}
+
+
+def _draw_lanes(ax: Axes, stamps: list, until: str) -> float:
+    """A lane for each consumer, by its clock, and one for the matmuls that are under way until this one of
+    ping_pong.STAMPS. Returns the share of the time shown without any."""
+    for c, blocks in enumerate(stamps):
+        times = [time for block in blocks for time in block][: -len(ping_pong.STAMPS) + 1]
+        for n, (start, end) in enumerate(itertools.pairwise(times)):
+            stamp = ping_pong.STAMPS[n % len(ping_pong.STAMPS)]
+            ax.barh(c, end - start, left=start, height=0.7, edgecolor="black", linewidth=0.5, **LOOKS[stamp])
+    first, last, under_way = matmuls_under_way(stamps, "turn", until)
+    lane = len(stamps)
+    ax.barh(lane, last - first, left=first, height=0.7, edgecolor="black", linewidth=0.5, **IDLE)
+    for start, end in under_way:
+        ax.barh(lane, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
+    consumers = [f"consumer {c}" for c in range(lane)]
+    ax.set_yticks(range(lane + 1), (*consumers, "a matmul issued,\nnot finished"))
+    ax.invert_yaxis()
+    ax.grid(False)
+    return 1 - sum(end - start for start, end in under_way) / (last - first)
+
+
+def _legend_of_lanes(figure: Figure) -> None:
+    handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*LOOKS.values(), IDLE)]
     words = [*PARTS_OF_A_BLOCK.values(), "no matmul issued"]
     figure.legend(handles, words, loc="outside lower center", ncols=3)
+
+
+def alone(card: dict[str, Any], D: int) -> pd.DataFrame:
+    """The rows of consumers that share a program or have one each, by how, in the order of measuring."""
+    return results.select(card["kernels"], kernel="alone", D=D).set_index("provider")
+
+
+def print_alone(card: dict[str, Any]) -> None:
+    """The SM cycles of 64 x 128 scores, and the rate, for consumers that share a program, or have one each."""
+    found = {D: alone(card, D) for D in (64, 128)}
+    print(f"{gpu(card)}, full, cycles a block, TFLOP/s  D = 64, 128 keys   D = 128, 64 keys")
+    print(f"{'the wall (9.2)':36}" + "    ".join(f"{2 * matmul_cycles(D) + exp_cycles():15,}" for D in found))
+    words = {"tuned": "chapter 8's, 3 or 2 programs", "hopper": "hopper, 3 or 2 consumers, 128 keys"}
+    for name in found[64].index:
+        own = [rows.loc[name] for rows in found.values() if name in rows.index]
+        cells = [f"{_cycles_a_block(card, row):,.0f} {row['tflops']:.0f}" for row in own]
+        print(f"{words.get(name, name):36}" + "".join(f"{cell:>19}" for cell in cells))
+
+
+def draw_alone(card: dict[str, Any], *names: str) -> Figure:
+    """An SM's consumers over a few blocks, D = 64, in programs of their own; a panel for each of `names`."""
+    rows = alone(card, 64)
+    lanes = [len(rows.loc[name]["stamps"]) + 1 for name in names]
+    figure = Figure(figsize=(10, 0.5 * sum(lanes) + 0.7 * len(names) + 1.2))
+    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False, height_ratios=lanes)[:, 0]
+    for ax, name in zip(panels, names, strict=True):
+        row = rows.loc[name]
+        _draw_lanes(ax, row["stamps"], "stop")
+        at_once = f", two or more at once for {sum(row['softmax_at_once'][2:]):.0%} of the time"
+        words = f"a softmax takes {row['clock']['stop']:,} cycles{at_once if len(row['stamps']) > 1 else ''}"
+        ax.set_title(f"{name}\n{words}; no matmul issued for {row['matmul_at_once'][0]:.0%}", loc="left")
+    panels[0].set_xlim(-3600, 4200)
+    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 64, full, S = 6,144")
+    _legend_of_lanes(figure)
     return figure
+
+
+def print_moved_line(card: dict[str, Any]) -> None:
+    """The speed of hopper with the moved line over hopper's, and its cycles."""
+    found = results.select(card["kernels"], kernel="moved_line")
+    print(f"{gpu(card)}, hopper -> with your line moved       cycles a block       TFLOP/s")
+    for (D, is_causal, S), rows in found.groupby(["D", "is_causal", "S_q"], sort=False):
+        cycles, rates = zip(
+            *((_cycles_a_block(card, row), row["tflops"]) for _, row in rows.sort_values("provider").iterrows()),
+            strict=True,
+        )
+        point = f"D = {D:3}, {tables.mask(is_causal)}, S = {S:6,}"
+        change = f"{rates[0]:6.0f} -> {rates[1]:.0f} ({rates[1] / rates[0] - 1:+.0%})"
+        print(f"{point:42} {cycles[0]:8,.0f} -> {cycles[1]:5,.0f} {change}")
 
 
 def matmuls_under_way(stamps: list, issued: str, until: str) -> tuple[int, int, list[tuple[int, int]]]:

@@ -118,10 +118,10 @@ def draw_roles_and_ring() -> Figure:
         write(ax, 2.35, y + 0.7, "TMA")
         write(ax, 6.4, y + 0.7, "wgmma")
     box(ax, 6.95, 0.55, 1.95, 3.75, colour="blue", share=0.1, line=1.4)
-    for name, y in (("A", 0.65), ("B", 2.65)):
+    for name, y in (("consumer 0", 0.65), ("consumer 1", 2.65)):
         box(ax, 7.05, y, 1.75, 1.55, colour="blue", share=0.3)
-        write(ax, 7.92, y + 0.3, f"{name}: 4 warps", BODY, weight="bold")
-        write(ax, 7.92, y + 0.95, "64 rows: m, l, acc\nin 240 registers\na thread", linespacing=1.35)
+        write(ax, 7.92, y + 0.3, name, BODY, weight="bold")
+        write(ax, 7.92, y + 0.95, "4 warps, 64 rows:\nm, l, acc in 240\nregisters a thread", linespacing=1.35)
     write(ax, 7.92, 2.425, "both read every block")
     lines = (
         ("green", "full: whoever loads arrives, both consumers wait, and then read the block"),
@@ -224,7 +224,7 @@ def draw_backward_roles() -> Figure:
     for x, title in ((0.1, "producer: 1 warp"), (2.45, "shared memory"), (6.25, "2 consumers")):
         write(ax, x, 0.25, title, HEAD, ha="left", weight="bold")
     box(ax, 0.1, 0.55, 1.5, 1.75, "loads k and v\nonce, then\nblock after block\nof q and do", "sky")
-    box(ax, 2.45, 0.55, 2.9, 0.65, "k, v: 128 keys, A's and B's", "orange", share=0.5)
+    box(ax, 2.45, 0.55, 2.9, 0.65, "k, v: 128 keys, of both", "orange", share=0.5)
     box(ax, 2.45, 1.45, 2.9, 0.85, "q, do: BLOCK_M rows,\n2 stages", "blue", share=0.35)
     box(ax, 6.25, 0.55, 2.65, 5.0, colour="blue", share=0.1, line=1.4)
     for y in (0.87, 1.87):
@@ -233,11 +233,11 @@ def draw_backward_roles() -> Figure:
         write(ax, 2.0, y - 0.17, "TMA")
     write(ax, 3.9, 2.62, "ds: [128, BLOCK_M], 2 stages", weight="bold")
     write(ax, 3.9, 4.47, "a block of dq, float32", weight="bold")
-    for name, y, ds_y, dq_x in (("A", 0.65, 2.8, 2.45), ("B", 3.15, 3.35, 3.9)):
+    for name, y, ds_y, dq_x in (("consumer 0", 0.65, 2.8, 2.45), ("consumer 1", 3.15, 3.35, 3.9)):
         box(ax, 2.45, ds_y, 2.9, 0.55, f"{name}'s 64 rows", "yellow", share=0.5)
-        box(ax, dq_x, 4.65, 1.45, 0.7, f"{name}'s part", "purple", share=0.35)
+        box(ax, dq_x, 4.65, 1.45, 0.7, f"of {name}", "purple", share=0.35)
         box(ax, 6.35, y, 2.45, 2.3, colour="blue", share=0.25)
-        write(ax, 7.57, y + 0.22, f"{name}: 64 keys, 4 warps", weight="bold")
+        write(ax, 7.57, y + 0.22, f"{name}: 64 keys", weight="bold")
         for x, text in ((6.45, "dk\n[64, D]"), (7.62, "dv\n[64, D]")):
             box(ax, x, y + 0.43, 1.08, 0.65, text, "green", share=0.45)
         box(ax, 6.45, y + 1.2, 2.25, 0.42, "s, p, dp, ds: [64, BLOCK_M]", "yellow", share=0.3, size=10, dashed=True)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from fa_tutorial.bench.chapter_8 import (
 from fa_tutorial.bench.measure import call_of, measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed, timed_in_turns
+from fa_tutorial.source import edited
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import autotuning, ideas, steps
 from measure import tuned_steps
@@ -110,6 +112,63 @@ def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     calls = {order: partial(common, in_order=order == "longest first") for order in ORDERS}
     rows = timed_in_turns(calls, flops=flops_of(shape))
     return {order: row | {"tile": in_words(steps.TILE)} for order, row in rows.items()}
+
+
+# ---------------------------------------------------------------- one change at a time
+
+ORDER = """    batch_head, row_block = grouped_tile_device(
+        tl.program_id(0), tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)
+    if IS_CAUSAL:
+"""
+IF_CAUSAL = """    batch_head, row_block = tl.program_id(0) // row_blocks, tl.program_id(0) % row_blocks
+    if IS_CAUSAL:
+        batch_head, row_block = grouped_tile_device(
+            tl.program_id(0), tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)
+"""
+ALPHA, LAST_LINE = "    alpha = tl.exp2(m - shift)  # [BLOCK_M]\n", "return m_new, alpha * l + tl.sum(p, axis=1), acc"
+L_FIRST = ((ALPHA, f"{ALPHA}    l = alpha * l + tl.sum(p, axis=1)  # [BLOCK_M]\n"), (LAST_LINE, "return m_new, l, acc"))
+UNGUARDED = "    shift = m_new\n    if MASK:  # only here can a row have seen nothing yet\n        shift ="
+# Kernels that are compared in turns, with steps.LARGER: a name -> a step, and what is changed in its file.
+CHANGES: dict[str, dict[str, tuple[str, tuple]]] = {
+    "order_if_causal": {
+        "order": ("order", ()),
+        "finished": (steps.LAST, ()),
+        "order if causal": (steps.LAST, ((ORDER, IF_CAUSAL),)),
+        "l first": (steps.LAST, L_FIRST),
+        "both": (steps.LAST, (*L_FIRST, (ORDER, IF_CAUSAL))),
+    },
+    "guard_alone": {
+        "before": ("one division", ()),
+        "no guard": ("guard", L_FIRST),
+        "l last": ("guard", ((UNGUARDED, "    shift ="),)),
+        "both": ("guard", ()),
+    },
+}
+
+
+def change_cases() -> Iterator[Measurement]:
+    """Each of CHANGES by itself, S = 4,096; the order, full, at S = 1,024 and 16,384, too."""
+    shapes = [(kind, shape) for kind in CHANGES for shape in literature((4096,))]
+    shapes += [("order_if_causal", shape) for shape in literature((1024, 16_384)) if not shape.is_causal]
+    for kind, shape in shapes:
+        for name in CHANGES[kind]:
+            row = partial(_changes_in_turns, kind, shape)
+            yield about(8, kind, name, **vars(shape)), lambda row=row, name=name: row()[name]
+
+
+@functools.cache
+def _changes_in_turns(kind: str, shape: Shape) -> dict[str, dict[str, Any]]:
+    folder = Path(tempfile.mkdtemp())
+    calls = {}
+    for name, (step, edits) in CHANGES[kind].items():
+        file = folder / f"{name.replace(' ', '_')}.py"
+        file.write_text(edited(steps.file_of(step).read_text(), *edits))
+        steps.STEPS[f"{kind}: {name}"] = file
+        calls[name] = partial(
+            steps.flash_forward, *inputs(shape), shape.is_causal, shape.D**-0.5, step=f"{kind}: {name}",
+            tile=steps.LARGER[shape.D],
+        )  # fmt: skip
+    return counted_in_turns(calls, flops=flops_of(shape))
 
 
 # ---------------------------------------------------------------- ideas that do not help
@@ -372,7 +431,7 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True))
-    of_steps = itertools.chain(step_cases(), order_cases())
+    of_steps = itertools.chain(step_cases(), order_cases(), change_cases())
     return itertools.chain(
         of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
     )

@@ -56,6 +56,7 @@ MISTAKES = {
         REMOVABLE, "max(0, instructions - 2 * exponentials)"),
     "removable is what must stay": (REMOVABLE, "min(instructions, exponentiating / to_issue)"),
     "instructions // 4 cuts off a part of a cycle: divide with /": (ISSUING, "issuing = tiles * num_warps * (instructions // 4)"),
+    "the cycles are rounded here: return them as they are": (TURNS, f"round({TURNS})"),
     "a part of a cycle is cut off: divide with /": [
         (TILES, "64 * 64 // (block_m * block_n)"), (REMOVABLE, "max(0, instructions - 8 * exponentials)")],
 }  # fmt: skip
@@ -88,6 +89,7 @@ def inputs():
         64, 64, 128, 4, 455, 66, cycles="64 x 128 scores are two times 64 x 64: half of the tile's cycles are asked for", removable=hide
     )
     yield tile(64, 32, 32, 4, 150, 10, cycles="32 x 32 scores are a quarter of 64 x 64: four times the tile's cycles")
+    yield tile(32, 128, 128, 4, 90, 4, cycles="128 x 128 scores are four times 64 x 64: 128 cycles of matmuls, and 90 / 4 of issuing")
     yield tile(64, 64, 64, 2, 800, 68, cycles="other programs' warps use the schedulers that 2 warps leave: 800 · 2 / 4")
     for _ in range(10):
         sides = (random.choice((32, 64, 128)) for _ in range(2))

@@ -28,6 +28,7 @@ MISTAKES = {
         EMPTY, "empty_parity = 1"),
     "empty_parity is 1 in the first round alone: it flips with every round, as full_parity does": (EMPTY, "empty_parity = int(round_of_ring == 0)"),
     f"{NO_BIT}, and here it is the round": (FULL, "full_parity = round_of_ring"),
+    f"{NO_BIT}, and here both are whole numbers of rounds": [(FULL, "full_parity = round_of_ring"), (EMPTY, "empty_parity = round_of_ring - 1")],
     f"{NO_BIT}, and here empty_parity is the number of the round before": (EMPTY, "empty_parity = round_of_ring - 1"),
     f"{NO_BIT}: where full_parity is 0, empty_parity is 1, and not −1": (EMPTY, "empty_parity = full_parity - 1"),
     "the round is a whole number, i // stages, and here it has a fraction": ("divmod(i, stages)", "(i / stages, i % stages)"),

@@ -40,6 +40,8 @@ MISTAKES = {
     "the parities flip with every tile: a stage's phase number grows once a round": ("i // stages % 2", "i % 2"),
     "the parities never flip: in round 1 of the ring that is not the phase that the tile needs": ("i // stages % 2", "0"),
     "the producer does not wait for empty[stage] before it loads (is the wait yielded?)": (NEED, ""),
+    "the producer waits for full[stage], at which it arrives itself: before a load it waits for empty[stage]": (
+        "wait(empty[stage]", "wait(full[stage]"),
     "the consumer does not wait for full[stage] before it uses a tile (is the wait yielded?)": (TILE, ""),
     "the producer does not arrive at full[stage] after it has loaded a tile, and whoever needs that tile waits for it": (LOADED, ""),
     "the consumer does not arrive at empty[stage] after it has used a tile, and whoever needs that stage waits for it": (USED, ""),

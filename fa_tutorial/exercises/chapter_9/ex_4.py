@@ -55,6 +55,9 @@ MISTAKES = {
     "p belongs to the block before, and you multiply it by this block's v": ("v.index(before), acc", "v.index(stage), acc"),
     "acc is rescaled by an earlier alpha: take the one that this block's softmax_step returns": (STEP, STEP.replace("alpha =", "alpha_new =")),
     "acc is not rescaled: what was added before must shrink by alpha": ("        acc = rescaled(acc, alpha)\n", ""),
+    "acc is rescaled once, after the loop: every block's alpha shrinks what was added before it": [
+        ("        acc = rescaled(acc, alpha)\n", ""),
+        ("    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)\n    return", "    acc = rescaled(acc, alpha)\n    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)\n    return")],
     "you rescale acc before p v of the block before is in it: that has the old maximum, too": [
         ("        acc = rescaled(acc, alpha)\n", ""),
         (STEP, STEP.replace("alpha =", "alpha_new =")),
