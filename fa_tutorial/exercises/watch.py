@@ -124,6 +124,7 @@ class Scores(Products):
                 what = "all queries are taken at once" if S_q in rows else "a tile is too large"
                 what = "all keys of a block of rows are taken at once" if S_k in rows else what
                 what = "all scores are computed at once" if {S_q, S_k} <= rows else what
+                what = "block_m stands where block_n belongs" if rows == {self.block_m, self.q.shape[-1]} else what
                 return (
                     f"{what}: a product takes parts of shape {shapes[0]} and {shapes[1]}, and no tile may be larger than block_m × block_n"
                 )
