@@ -38,6 +38,7 @@ CALL, BLOCKS = "rows, keys, row_block < full, scale", "range(start, math.ceil(S_
 OFFSET = "query i sees keys 0 … i + S_k − S_q, so key j is first seen by query j − (S_k − S_q)"
 MISTAKES = {
     "dk is without the scale: s = scale · q kᵀ, so dk = scale · dsᵀ q": ("scale * ds", "ds"),
+    "dk has 1/√D where the scale belongs, and your scores have the scale": ("scale * ds", "q.shape[-1] ** -0.5 * ds"),
     "1/√D stands in place of the scale: use the scale that is given": ("    S_q, S_k =", "    scale = q.shape[-1] ** -0.5\n    S_q, S_k ="),
     "dv is scaled: only the scores are, and so dq and dk": (DV, f"scale * {DV}"),
     "ds is not transposed: dk = scale · dsᵀ q": ("ds.transpose(-1, -2)", "ds"),

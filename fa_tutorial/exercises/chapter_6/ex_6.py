@@ -35,6 +35,7 @@ CALL = "(row_block, block_m, block_n, S_q, S_k)"
 MISTAKES = {
     "end counts blocks of keys, and your loop takes it for a number of keys": ("range(end)", "range(math.ceil(end / block_n))"),
     "dq is without the scale: s = scale · q kᵀ, so dq = scale · ds k": (STEP, "ds @ k[:, :, keys].to(ds.dtype)"),
+    "dq has 1/√D where the scale belongs, and your scores have the scale": ("scale * ds", "q.shape[-1] ** -0.5 * ds"),
     "1/√D stands in place of the scale: use the scale that is given": ("    S_q, S_k =", "    scale = q.shape[-1] ** -0.5\n    S_q, S_k ="),
     "v stands where k belongs: dq = scale · ds k": ("k[:, :, keys]", "v[:, :, keys]"),
     "p stands where ds belongs: dq = scale · ds k": ("_, ds =", "ds, _ ="),
