@@ -124,6 +124,7 @@ class Scores(Products):
                 what = "all queries are taken at once" if S_q in rows else "a tile is too large"
                 what = "all keys of a block of rows are taken at once" if S_k in rows else what
                 what = "all scores are computed at once" if {S_q, S_k} <= rows else what
+                what = "block_m stands where block_n belongs" if rows == {self.block_m, self.q.shape[-1]} else what
                 return (
                     f"{what}: a product takes parts of shape {shapes[0]} and {shapes[1]}, and no tile may be larger than block_m × block_n"
                 )
@@ -371,9 +372,11 @@ class GradientTiles(Scores):
 
 
 class SeenTiles(CountsProducts, GradientTiles):
-    """GradientTiles for dq, and no tile may be computed that the causal mask hides from every row of its block."""
+    """GradientTiles for dq: each block of queries comes up once, no tile is computed that the causal mask hides from every row, and
+    none is masked whose queries see all of its keys, as the comparison of positions tells."""
 
-    products, remedy = 3, "end the loop over keys at end"
+    products, remedy, masked = 3, "end the loop over keys at end", "from full on"
+    owned, others, sums = "queries", "keys", "their dq"
 
     def __init__(self, q, k, v, do, lse, delta, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
         super().__init__(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale)
@@ -384,36 +387,39 @@ class SeenTiles(CountsProducts, GradientTiles):
             seen = max(0, stop + S_k - S_q) if is_causal else S_k
             pairs += (stop - start) * min(-(-seen // block_n) * block_n, S_k)
         self.needed = 2 * self.products * B * H * pairs * D  # in two calls
-
-    def complaint(self, result: Any) -> str:
-        if complaint := super().complaint(result):
-            return complaint
-        if self.is_causal and self.done > self.needed and self.sizes[0] > 5 * self.block_m:
-            number = ("three", "four")[self.products - 3]
-            return f"the result is right, but it takes more than {number} products for each tile that is seen: {self.remedy}"
-        return ""
-
-
-class SeenByKeys(SeenTiles):
-    """SeenTiles for dk and dv, and no tile may be masked whose queries see all of its keys, as the comparison of positions tells."""
-
-    products, remedy = 4, "begin the loop over queries at start"
-
-    def __init__(self, q, k, v, do, lse, delta, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
-        super().__init__(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale)
         self.compared = WholeTilesCompared(block_m, block_n)
+        self.length, block = (S_k, block_n) if self.owned == "keys" else (S_q, block_m)
+        self.block, self.visits, self.due = -1, 0, 2 * B * H * -(-self.length // block)  # the block at hand, and how often one came up
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func.overloadpacket.__name__ == "slice" and args[0].shape[-2:] == (self.length, self.q.shape[-1]) != result.shape[-2:]:
+            first = args[2] if len(args) > 2 else 0
+            self.block, self.visits = first, self.visits + (first != self.block)
         self.compared.see(func, args, result)
         return result
 
     def complaint(self, result: Any) -> str:
         if complaint := super().complaint(result):
             return complaint
+        if self.can_tell and self.visits > self.due:
+            return (
+                f"the result is right, but your loop comes back to {self.owned} that it has left, so {self.sums} can't stay on the chip: "
+                f"let the outer loop take a block of {self.owned}, and the inner one walk over the {self.others}"
+            )
+        if self.is_causal and self.done > self.needed and self.sizes[0] > 5 * self.block_m:
+            number = ("three", "four")[self.products - 3]
+            return f"the result is right, but it takes more than {number} products for each tile that is seen: {self.remedy}"
         if self.is_causal and self.compared.found and self.sizes[0] > 5 * self.block_m:
-            return "the result is right, but tiles are masked whose queries see all of the keys: mask only blocks before full"
+            return f"the result is right, but tiles are masked whose queries see all of the keys: mask only blocks {self.masked}"
         return ""
+
+
+class SeenByKeys(SeenTiles):
+    """SeenTiles for dk and dv: each block of keys comes up once."""
+
+    products, remedy, masked = 4, "begin the loop over queries at start", "before full"
+    owned, others, sums = "keys", "queries", "their dk and dv"
 
 
 class Weights(Gradients):

@@ -13,8 +13,8 @@ from fa_tutorial import algorithm, reference
 # With q = 1 the first query has the scores of chapter 4's example.
 Q, K, V, DO = (1.0, -1.0), EXAMPLE_SCORES, EXAMPLE_VALUES, (1.0, 2.0)
 KEYS = 2  # keys a block; a block of queries is one query
-CELL_W, CELL_H = 0.92, 0.62
-LEFT, TOP = 1.95, 1.5  # of the grid of tiles
+CELL_W, CELL_H = 0.92, 0.52
+LEFT, TOP = 1.95, 1.35  # of the grid of tiles
 
 
 def gradient_steps() -> list[tuple[str, int, int, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]:
@@ -43,7 +43,7 @@ def gradient_steps() -> list[tuple[str, int, int, torch.Tensor, torch.Tensor, di
 @image("06_two_walks.png")
 def draw_two_walks() -> Figure:
     """A step of each loop, the second tile of its walk: the numbers at hand, and the sums so far."""
-    upper, lower = 4.6, 4.9  # inches
+    upper, lower = 3.75, 3.95  # inches
     height = upper + lower
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
     for bottom, tall, count in ((lower, upper, 3), (0, lower, 7)):
@@ -51,7 +51,7 @@ def draw_two_walks() -> Figure:
         ax.set_axis_off()
         draw_step(ax, gradient_steps()[count], complete(count + 1))
     note = "strong frame: the sums that this tile adds to; dashed: empty; bold: complete. scale = 1"
-    write(ax, 0.15, 4.75, note, ha="left")
+    write(ax, 0.15, 3.75, note, ha="left")
     return figure
 
 
@@ -65,9 +65,12 @@ def draw_step(ax: Axes, step: tuple, done: set[tuple[str, int]]) -> None:
     """The tensors around the grid of tiles, the tile at hand with its numbers, and the sums so far."""
     loop, now_i, now_j, *_, sums = step
     keys = f"keys {now_j * KEYS} and {now_j * KEYS + 1}"
-    title = f"the loop that owns {keys}, with query {now_i}" if loop == "keys" else f"the loop that owns query {now_i}, with {keys}"
-    write(ax, 0.15, 0.3, title, HEAD, ha="left", weight="bold")
-    bottom = TOP + 2 * CELL_H + 0.5
+    if loop == "keys":
+        title = f"first loop owns {keys}, meets query {now_i}: adds pᵀ do to dv and scale · dsᵀ q to dk"
+    else:
+        title = f"second loop owns query {now_i}, meets {keys}: adds scale · ds k to dq"
+    write(ax, 0.15, 0.25, title, HEAD, ha="left", weight="bold")
+    bottom = TOP + 2 * CELL_H + 0.35
     for row, (name, values) in enumerate((("k", K), ("v", V))):
         write(ax, LEFT - 0.15, TOP - 0.63 + row * 0.32, name, BODY, ha="right", weight="bold")
         for key, value in enumerate(values):
@@ -95,8 +98,6 @@ def draw_step(ax: Axes, step: tuple, done: set[tuple[str, int]]) -> None:
     else:
         arrow(ax, (LEFT + (now_j + 1) * KEYS * CELL_W, TOP + (now_i + 0.5) * CELL_H), (x, TOP + (now_i + 0.5) * CELL_H), width=2.2)
         outline(ax, x, TOP + now_i * CELL_H, CELL_W, CELL_H)
-    add = "this tile adds pᵀ do to dv and scale · dsᵀ q to dk" if loop == "keys" else "this tile adds scale · ds k to dq"
-    write(ax, LEFT, bottom + 1.15, add, BODY, ha="left", weight="bold")
 
 
 def draw_tiles(ax: Axes, step: tuple) -> None:

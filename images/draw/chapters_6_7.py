@@ -128,47 +128,20 @@ def draw_by_sum(ax: Axes, top: float, p: torch.Tensor, dp: torch.Tensor, ds: tor
 
 @image("06_data_flow.png")
 def draw_data_flow() -> Figure:
-    """Attention forward and backward as a graph: what is kept, what is computed again, and the five matmuls of backward."""
-    figure, ax = canvas(7.8)
-    draw_forward_flow(ax, 0.3)
-    draw_backward_flow(ax, 2.75)
+    """Attention's backward as a graph: what forward kept, what is computed again, and the five matmuls."""
+    figure, ax = canvas(5.15)
+    draw_backward_flow(ax, 0.1)
     legend(
-        ax, 7.2, ((0.1, {"line": 2.2}, "forward keeps it"), (2.6, {}, "backward stores it"), (5.3, {"dashed": True}, "a tile at a time"))
+        ax, 4.55, ((0.1, {"line": 2.2}, "forward keeps it"), (2.6, {}, "backward stores it"), (5.3, {"dashed": True}, "a tile at a time"))
     )
-    arrow(ax, (5.3, 7.55), (5.7, 7.55), "vermilion", dashed=True)
-    write(ax, 5.8, 7.55, "gradients; ① to ⑤: five matmuls", ha="left")
-    legend(ax, 7.55, ((0.1, {"colour": "sky", "share": 0.5}, "lse and delta: one number for each query"),))
+    arrow(ax, (5.3, 4.9), (5.7, 4.9), "vermilion", dashed=True)
+    write(ax, 5.8, 4.9, "gradients; ① to ⑤: five matmuls", ha="left")
+    legend(ax, 4.9, ((0.1, {"colour": "sky", "share": 0.5}, "lse and delta: one number for each query"),))
     return figure
-
-
-def draw_forward_flow(ax: Axes, top: float) -> None:
-    """q, k → s → p → o with v, and lse from s."""
-    write(ax, 0.1, top, "forward", HEAD, ha="left", weight="bold")
-    wide, tall, kept, gone = 0.75, 0.45, {"line": 2.2}, {"dashed": True}
-    y = top + 0.75
-    places = {"q": (0.3, y - 0.4, kept), "k": (0.3, y + 0.4, kept), "s": (2.9, y, gone), "p": (5.1, y, gone), "v": (6.3, y - 0.75, kept),
-              "lse": (5.1, y + 0.85, kept), "o": (7.95, y, kept)}  # fmt: skip
-    for name, (x, at, look) in places.items():
-        tensor_box(ax, x, at, wide, tall, name, **look)
-    middle = y + tall / 2
-    for start, end in (
-        ((1.05, middle - 0.4), (2.9, middle - 0.08)),
-        ((1.05, middle + 0.4), (2.9, middle + 0.08)),
-        ((3.65, middle), (5.1, middle)),
-        ((5.85, middle), (7.95, middle)),
-        ((7.05, middle - 0.75), (7.95, middle - 0.15)),
-        ((3.65, middle + 0.12), (5.1, middle + 0.8)),
-    ):
-        arrow(ax, start, end)
-    write(ax, 1.15, middle, "scale · q kᵀ", ha="left")
-    write(ax, 4.37, middle - 0.18, "softmax")
-    write(ax, 6.75, middle + 0.2, "p v")
-    write(ax, 4.28, middle + 0.6, "logsumexp", ha="right")
 
 
 def draw_backward_flow(ax: Axes, top: float) -> None:
     """p from q, k and lse, then do → dp, dv, delta → ds → dq, dk; each matmul is a number that two tensors enter, with its equation."""
-    write(ax, 0.1, top, "backward", HEAD, ha="left", weight="bold")
     wide, tall, y_p, y_ds = 0.75, 0.45, top + 0.75, top + 2.3
     at_p, at_ds, low = y_p + tall / 2, y_ds + tall / 2, y_ds + 1.3
     above, below = at_ds - 0.22, at_ds + 0.22  # ④ and ⑤

@@ -71,7 +71,7 @@ def dq_one_head_at_a_time(q, k, v, do, lse, delta, block_m, block_n, is_causal, 
                 for j in range(0, max(0, rows.stop + S_k - S_q) if is_causal else S_k, block_n):
                     keys = slice(j, min(j + block_n, S_k))
                     s = q_h[rows] @ k_h[keys].T * scale
-                    if is_causal:
+                    if is_causal and keys.stop > rows.start + S_k - S_q + 1:
                         s[torch.arange(keys.start, keys.stop) > torch.arange(rows.start, rows.stop)[:, None] + S_k - S_q] = -1e30
                     p = torch.where(lse[b, h, rows, None] == -INF, 0.0, torch.exp(s - lse[b, h, rows, None]))
                     dq[b, h, rows] += scale * (p * (do_h[rows] @ v_h[keys].T - delta[b, h, rows, None])) @ k_h[keys]

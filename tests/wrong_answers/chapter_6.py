@@ -3,6 +3,8 @@
 import torch
 from edits import edit
 
+from fa_tutorial import algorithm
+
 
 def matmul_by_jacobians(a, b, dc):
     if a.ndim > 2:
@@ -38,6 +40,33 @@ def attention_by_autograd(q, k, v, p, do, scale):
         hidden = (p == 0) & ~(p == 0).all(-1, keepdim=True)
         (torch.softmax((scale * q @ k.mT).masked_fill(hidden, -torch.inf), -1) @ v).backward(do)
         return tuple(x.grad for x in leaves)
+
+
+def dkdv_that_owns_queries(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    S_q, S_k, lse = q.shape[2], k.shape[2], algorithm.finite_or_inf(lse)
+    dk, dv = torch.zeros(k.shape, dtype=lse.dtype), torch.zeros(v.shape, dtype=lse.dtype)
+    for i in range(0, S_q, block_m):
+        rows = slice(i, min(i + block_m, S_q))
+        full, end = algorithm.causal_tiles(i // block_m, block_m, block_n, S_q, S_k) if is_causal else algorithm.all_tiles(block_n, S_k)
+        for j in range(end):
+            keys = slice(j * block_n, min((j + 1) * block_n, S_k))
+            p, ds = algorithm.p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal and j >= full, scale)
+            dv[:, :, keys] += p.mT @ do[:, :, rows].to(p.dtype)
+            dk[:, :, keys] += scale * ds.mT @ q[:, :, rows].to(p.dtype)
+    return dk.to(k.dtype), dv.to(v.dtype)
+
+
+def dq_that_owns_keys(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    S_q, S_k, lse = q.shape[2], k.shape[2], algorithm.finite_or_inf(lse)
+    dq = torch.zeros(q.shape, dtype=lse.dtype)
+    for j in range(-(-S_k // block_n)):
+        keys = slice(j * block_n, min((j + 1) * block_n, S_k))
+        start, full = algorithm.causal_rows(j, block_m, block_n, S_q, S_k) if is_causal else (0, 0)
+        for row_block in range(start, -(-S_q // block_m)):
+            rows = slice(row_block * block_m, min((row_block + 1) * block_m, S_q))
+            _, ds = algorithm.p_and_ds(q, k, v, do, lse, delta, rows, keys, row_block < full, scale)
+            dq[:, :, rows] += scale * ds @ k[:, :, keys].to(ds.dtype)
+    return dq.to(q.dtype)
 
 
 JACOBIAN = "((torch.diag_embed(p) - p[..., :, None] * p[..., None, :]) @ dp[..., None])[..., 0]"
@@ -80,6 +109,8 @@ WRONG_ANSWERS = (
          told="one edge is left: p is rounded to float16: for fp16 and bf16 it is float32"),
     edit("6.4", "p in float64", ("torch.promote_types(q.dtype, torch.float32)", "torch.float64"),
          told="p comes in float64, and it is float32 for inputs in float32"),
+    ("6.5", dkdv_that_owns_queries, "your loop comes back to keys that it has left"),
+    ("6.6", dq_that_owns_keys, "your loop comes back to queries that it has left"),
     edit("6.5", "a product in float16", ("p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", ("p.to(do.dtype).transpose(-1, -2) @ do[:, "
                                                                                              ":, rows]")),
          told="one edge is left: dv: 2,049 − 2,048 is 1, and float16 has no 2,049"),
@@ -92,14 +123,17 @@ WRONG_ANSWERS = (
     *(edit(number, "no delta", ("p_and_ds(q, k, v, do, lse, delta,", "p_and_ds(q, k, v, do, lse, torch.zeros_like(delta),"),
            told="delta is not subtracted") for number in ("6.5", "6.6")),
     edit("6.5", "mask always on", ("row_block < full", "True"), told="the mask is on although is_causal is False"),
-    edit("6.6", "mask always on", ("rows, keys, is_causal,", "rows, keys, True,"), told="the mask is on although is_causal is False"),
+    edit("6.6", "mask always on", ("key_block >= full", "True"), told="the mask is on although is_causal is False"),
+    edit("6.6", "the mask of 6.5", ("key_block >= full", "is_causal and key_block < full"), told="the tiles from full on are not masked"),
+    edit("6.6", "masks every tile", ("key_block >= full", "is_causal"),
+         told="one edge is left: the result is right, but tiles are masked whose queries see all of the keys: mask only blocks from full on"),
     edit("6.5", "start aligned top left, every tile masked", ("max(0, j - S_k + S_q) //", "j //"), ("row_block < full", "is_causal"),
          told="start is without S_k − S_q"),
     edit("6.5", "start not clamped", ("max(0, j - S_k + S_q)", "(j - S_k + S_q)"), told="which begins before 0: no block comes before block 0"),
     edit("6.5", "visits hidden tiles", (START, "0"), told="more than four products for each tile that is seen: begin the loop over queries"),
     edit("6.5", "masks every tile", ("row_block < full", "is_causal"),
          told="one edge is left: the result is right, but tiles are masked whose queries see all of the keys"),
-    edit("6.6", "bounds aligned top left", ("stop = min(end * block_n, S_k)", "stop = min(rows.stop, S_k)"),
+    edit("6.6", "bounds aligned top left", ("range(end)", "range(min(end, math.ceil(rows.stop / block_n)) if is_causal else end)"),
          told="the causal loop is aligned top left"),
     edit("6.5", "scales q in place", (SIZES, f"{SIZES}    q *= scale\n    scale = 1.0\n"), told="changes its input q in place"),
     edit("6.5", "slices past the end", ("min(j + block_n, S_k)", "j + block_n"), told="which ends past S_k = 4: end the slice at S_k"),
@@ -107,7 +141,7 @@ WRONG_ANSWERS = (
     edit("6.5", "returns the sums", ("dk.to(k.dtype), dv.to(v.dtype)", "dk, dv"),
          told="one edge is left: dk comes in float32, and k in float16"),
     edit("6.6", "returns the sum", ("dq.to(q.dtype)", "dq"), told="dq comes in float32, and q in float16"),
-    edit("6.6", "visits hidden tiles", ("if is_causal:", "if False:"),
+    edit("6.6", "visits hidden tiles", ("range(end)", "range(math.ceil(S_k / block_n))"),
          told="one edge is left: the result is right, but it takes more than three products for each tile that is seen"),
     edit("6.6", "all keys at once", (SIZES, f"{SIZES}    block_n = max(1, S_k)\n"), told="all keys of a block of rows are taken at once"),
     edit("6.6", "blocks exchanged", (SIZES, f"{SIZES}    block_m, block_n = block_n, block_m\n"), told="block_m and block_n are exchanged"),

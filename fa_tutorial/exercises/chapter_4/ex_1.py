@@ -44,6 +44,8 @@ MISTAKES = {
         SHIFT, "torch.zeros_like(m_new) if (m_new == -math.inf).all() else m_new"),
     "alpha is NaN in a row that has seen nothing, and so is l: there m − m_new is −inf − (−inf), as s − m_new was for p": (
         ALPHA, "alpha = torch.exp(m - m_new)"),
+    "m_new, l_new and alpha keep a dimension of 1: they have the shape of m, one number per row": (
+        "return p, m_new, l_new, alpha", "return p, m_new[..., None], l_new[..., None], alpha[..., None]"),
     **{f"the results come in the order ({order}): return (p, m_new, l_new, alpha)": ("return p, m_new, l_new, alpha", f"return {order}")
        for order in ("m_new, l_new, p, alpha", "m_new, l_new, alpha, p", "m_new, p, l_new, alpha", "p, m_new, alpha, l_new",
                      "p, alpha, m_new, l_new", "p, l_new, m_new, alpha")},

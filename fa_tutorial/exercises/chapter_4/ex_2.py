@@ -50,6 +50,8 @@ MISTAKES = {
     "the scale is 1/√D here: multiply by the scale that is given": (S, "s = q.shape[-1] ** -0.5 * ("),
     "m, l and acc of one block of rows are carried over to the next: each begins with m = −inf, l = 0 and acc = 0": (
         START, "        if row_block == 0:\n    " + START.replace("\n", "\n    ")),
+    "m is carried over from one block of rows to the next: each begins with m = −inf": (
+        START, "        if row_block == 0:\n    " + START),
     "the loop over keys runs to S_q: k and v have S_k rows": ("math.ceil(S_k / block_n)", "math.ceil(S_q / block_n)"),
     "a block of keys has block_m rows here, and block_n is asked for": (KEYS, KEYS.replace("block_n", "block_m")),
 }  # fmt: skip
@@ -88,6 +90,8 @@ def inputs():
     yield scores_case([[1.0, 2.0], [4.0, 1.0]], (1, 2), "two blocks of rows: each begins with m = −inf, l = 0 and acc = 0")
     yield scores_case([[1.0, 2.0, 3.0], [4.0, 1.0, 0.0]], (1, 1), "the loop over rows runs to S_q, the loop over keys to S_k")
     yield scores_case([[0.0, 0.0], [1000.0, 1000.0]], (2, 2), "two rows far apart: each is measured from its own m")
+    apart = "two blocks of rows far apart: each begins with m = −inf"
+    yield scores_case([[1000.0, 1000.0], [0.0, 0.0]], (1, 2), apart)
     seed = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 3, S, 4, generator=seed) for S in (4, 6, 6))
     yield case(q, k, v, 2, 2, 0.5, on="B = 2, H = 3, S_q = 4, S_k = 6, D = 4, blocks 2 × 2, scale = 0.5",

@@ -5,10 +5,9 @@ import functools
 import torch
 
 from fa_tutorial import reference
-from fa_tutorial.exercises.chapter_4 import ex_1, ex_3, ex_4
+from fa_tutorial.exercises.chapter_4.bugs import HIDDEN, forward_with
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import kind
-from fa_tutorial.source import defined, edited, source_of
 
 
 def is_right(forward):
@@ -30,43 +29,6 @@ def is_right(forward):
             if not (o_right and torch.allclose(lse.double(), want_lse, atol=1e-4)):
                 return False
     return True
-
-
-# ---------------------------------------------------------------- what is tested: right forwards, and such as hide a bug
-
-P = ("p = torch.exp(s - shift[..., None])", "alpha = torch.exp(m - shift)", "shift = torch.where(m_new == -math.inf, 0.0, m_new)")
-K, O, LSE = "k[:, :, keys].float()", "acc / torch.where(l == 0, 1.0, l)[..., None]", "m + torch.log(l)"
-S = f"scale * (q_tile @ {K}.transpose(-1, -2))"
-STEPS = {  # changes of softmax_step
-    "one maximum": [("torch.maximum(m, s.amax(dim=-1))", "torch.maximum(m, s.amax(dim=-1)).amax().expand_as(m)")],
-    "no maximum": [(P[2], "shift = torch.zeros_like(m)"), ("torch.maximum(m, s.amax(dim=-1))", "torch.where(s.amax(dim=-1) == -math.inf, m, 0.0)")],
-}  # fmt: skip
-HIDDEN = {  # bug -> (what it does, which of the promises it breaks), and the changes of causal_forward, softmax_step or causal_tiles
-    "one maximum": ("takes one maximum for a whole tile", "the scores may be any finite numbers, also far apart", []),
-    "no maximum": ("measures each score from 0, not from a maximum", "the scores may be any finite numbers, also large", []),
-    "−1e6": ("hides a score with −1e6", "S_q and S_k may differ, and a row that sees no key gets o = 0 and lse = −∞",
-             [("S_q, -math.inf", "S_q, -1e6")]),
-    "0 / 0": ("divides by l = 0", "S_q and S_k may differ, and a row that sees no key gets o = 0 and lse = −∞", [(O, "acc / l[..., None]")]),
-    "top left": ("aligns its mask at the top left", "S_q and S_k may differ", [("j > i + S_k - S_q", "j > i")]),
-    "ragged": ("forgets the last, shorter block of keys", "the last block of keys may be shorter",
-               [("range(end)", "range(min(end, S_k // block_n))")]),
-    "one masked": ("masks only the last tile of a row of tiles", "block_m and block_n may differ, and a mask may cross several tiles",
-                   [("key_block >= full", "key_block == end - 1")]),
-    "heads": ("multiplies every head of q by the first head of k", "every head has its own q, k and v", [("k[:, :, keys]", "k[:, :1, keys]")]),
-    "batch": ("takes the first batch entry's v for all of them", "every batch entry has its own q, k and v", [("v[:, :, keys]", "v[:1, :, keys]")]),
-    "scale": ("scales by 1/√D, not by the scale that it is given", "scale may be any number", [("scale * (q_tile", "q.shape[-1] ** -0.5 * (q_tile")]),
-    "half": ("computes the scores of fp16 inputs in fp16", "fp16 inputs are computed in float32 or better",
-             [(S, f"scale * (q[:, :, rows] @ {K.replace('.float()', '')}.transpose(-1, -2)).float()")]),
-    "lse": ("returns m as lse", "lse is m + log l", [(LSE, "m")]),
-}  # fmt: skip
-
-
-@functools.cache
-def forward_with(bug: str = ""):
-    """causal_forward, with a bug of HIDDEN or without one."""
-    step = defined(edited(source_of(ex_1.softmax_step), *STEPS.get(bug, [])), vars(ex_1))["softmax_step"]
-    text = edited(source_of(ex_4.causal_forward), *(HIDDEN[bug][2] if bug else []))
-    return defined(text, vars(ex_4) | {"step": step, "tiles_of": ex_3.causal_tiles})["causal_forward"]
 
 
 def in_float64(q, k, v, block_m, block_n, scale):

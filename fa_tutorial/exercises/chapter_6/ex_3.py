@@ -37,6 +37,14 @@ MISTAKES = {
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
     "dv is p do: o = p v is a matmul, and (6.3) gives another product for its second factor": ("p.transpose(-1, -2) @ do", "p @ do"),
     "dp is do v: o = p v is a matmul, and (6.3) gives another product for its first factor": ("do @ v.transpose(-1, -2)", "do @ v"),
+    "the results come in the order (dv, dk, dq): return (dq, dk, dv)": ("return dq, dk, dv", "return dv, dk, dq"),
+    "ds is not transposed in dk: key j adds up column j of ds": ("ds.transpose(-1, -2)", "ds"),
+    "dk is made with k: in s = scale · q kᵀ the other factor is q": (DK, DK.replace("@ q", "@ k")),
+    "p stands where ds belongs: dq and dk are made of ds": ("scale * ds", "scale * p"),
+    "p is computed again by a softmax: use the p that is given, which may hide pairs": (
+        "    dv = p",
+        "    p = torch.softmax(scale * q @ k.transpose(-1, -2), dim=-1)\n    dv = p",
+    ),
     "dq and dk are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dk, dq, dv"),
 }
 

@@ -38,6 +38,8 @@ CALL, BLOCKS = "rows, keys, row_block < full, scale", "range(start, math.ceil(S_
 OFFSET = "query i sees keys 0 … i + S_k − S_q, so key j is first seen by query j − (S_k − S_q)"
 MISTAKES = {
     "dk is without the scale: s = scale · q kᵀ, so dk = scale · dsᵀ q": ("scale * ds", "ds"),
+    "dk has 1/√D where the scale belongs, and your scores have the scale": ("scale * ds", "q.shape[-1] ** -0.5 * ds"),
+    "1/√D stands in place of the scale: use the scale that is given": ("    S_q, S_k =", "    scale = q.shape[-1] ** -0.5\n    S_q, S_k ="),
     "dv is scaled: only the scores are, and so dq and dk": (DV, f"scale * {DV}"),
     "ds is not transposed: dk = scale · dsᵀ q": ("ds.transpose(-1, -2)", "ds"),
     "dk and dv are overwritten in every step: add up the row blocks": ("[:, :, keys] +=", "[:, :, keys] ="),
@@ -47,6 +49,7 @@ MISTAKES = {
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, 0 * delta, rows"),
     "the mask is on although is_causal is False": (CALL, "rows, keys, True, scale"),
     f"the causal loop is aligned top left: {OFFSET}": [(" - S_k + S_q", "")],
+    f"S_k − S_q has the wrong sign: {OFFSET}": (" - S_k + S_q", " + S_k - S_q"),
     f"start is without S_k − S_q: {OFFSET}": (START, "j // block_m"),
     f"full is without S_k − S_q: {OFFSET}": (FULL, "math.ceil((keys.stop - 1) / block_m)"),
     "start counts queries, and the loop counts blocks of them: divide by block_m": (START, "max(0, j - S_k + S_q)"),

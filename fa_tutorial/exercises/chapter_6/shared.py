@@ -147,12 +147,11 @@ def ladder(sums, rule, *parts):
     yield head(q[:2], k[:3], v[:3], do[:2], blocks=(8, 8), otherwise="blocks may be larger than S_q and S_k")
     yield from masks()
     for blocks, otherwise in (((2, 2), "four tiles: the one below the diagonal is seen whole, two are masked, the one above it is hidden"),
-                              ((2, 1), "tiles of 2 rows and 1 key: positions say which block of rows sees a key first"),
-                              ((1, 2), ("tiles of 1 row and 2 keys: positions say which tile lies on the diagonal, and block numbers do "
-                                       "not")),
+                              ((2, 1), "tiles of 2 rows and 1 key: compare positions, which are block number · block size, and not block numbers"),
+                              ((1, 2), "tiles of 1 row and 2 keys: compare positions, which are block number · block size, and not block numbers"),
                               ((3, 3), "4 rows and 4 keys in blocks of 3: masked tiles may be ragged")):  # fmt: skip
         yield head(q, k, v, do, True, blocks=blocks, otherwise=otherwise)
-    first = "query 0 sees S_k − S_q + 1 keys, and each query counts once: no block of rows comes before row 0"
+    first = "2 queries and 3 keys: query i sees keys 0 … i + S_k − S_q, so query 0 sees two"
     yield head(q[:2], k[1:], v[1:], do[:2], True, blocks=(1, 1), otherwise=first)
     yield drawn((1, 2, 11, 14, 3), 1.0, False, seed, (4, 6), otherwise=f"tiles of 4 rows and 6 keys: {sums}")
     nothing = "rows 0 and 1 see no key: lse = −inf, dq = 0, and they add nothing to dk and dv"

@@ -1,0 +1,60 @@
+"""Exercise 4.6, fa1_bytes."""
+
+import random
+
+from fa_tutorial import ledger
+from fa_tutorial.exercises.harness import Exercise, case
+
+
+def fa1_bytes(S_q, S_k, D, block_n, itemsize):
+    """Bytes that fa1_forward moves for one head: q, k, v and o of itemsize bytes, m and l of 4."""
+    columns = -(-S_k // block_n)  # rounded up
+    once = 2 * S_k * D * itemsize  # k and v: each column reads its own
+    every = 3 * S_q * D * itemsize + 4 * S_q * 4  # q; o, m and l, each read and written
+    return once + columns * every
+
+
+TOTAL, OF_O, OF_M = "once + columns * every", "3 * S_q * D", "4 * S_q * 4"
+MISTAKES = {
+    "o moves twice in each column: it is read and written": (OF_O, "2 * S_q * D"),
+    "m and l move twice in each column: they are read and written": (OF_M, "2 * S_q * 4"),
+    "m and l are missing: they wait in HBM between the columns, as o does": (f" + {OF_M}", ""),
+    "an element of m or l has 4 bytes, whatever itemsize is": (OF_M, "4 * S_q * itemsize"),
+    "a column reads only its own block of k and v: over all columns each is read once": (TOTAL, "columns * (once + every)"),
+    "q, o, m and l move in every column": (TOTAL, "once + every"),
+    "a last column that is shorter counts as well: round up": ("-(-S_k // block_n)", "S_k // block_n"),
+    "the columns are blocks of keys, so S_k decides how many there are": ("-(-S_k // block_n)", "-(-S_q // block_n)"),
+    "these are FA2's bytes (4.7): here the outer loop is over keys": (
+        TOTAL, "(2 * S_q * D + -(-S_q // block_n) * 2 * S_k * D) * itemsize + 4 * S_q"),
+    "these are elements: multiply by their bytes": ("* D * itemsize", "* D"),
+}  # fmt: skip
+
+
+def inputs():
+    yield case(4, 4, 2, 2, 2)
+    yield case(2, 6, 1, 2, 4)
+    yield case(6, 5, 3, 2, 2, otherwise="the last column may be shorter: round up")
+    yield case(100, 100, 16, 32, 4)
+    yield case(4096, 4096, 64, 128, 2)
+    for _ in range(10):
+        sizes = (random.randint(1, 500) for _ in range(4))
+        yield case(*sizes, random.choice((2, 4)), on="random sizes", fresh=True)
+
+
+EXERCISE = Exercise(
+    id="4.6",
+    task="Count the bytes that FA1's loop order moves for one head.",
+    hints=(
+        "Which tensors does a column read, and which does it write? How many columns are there, and which tensors does each move anew?",
+        "All columns together read k and v once. Each column reads q, reads and writes o, and reads and writes m and l, for all queries.",
+    ),
+    solution=fa1_bytes,
+    reasoning="k and v are cut into columns, so each of their elements is read once. Every column visits all queries: it reads q, and it "
+    "reads and writes o, m and l.",
+    more="The package's version is ledger.fa1_hbm_bytes.",
+    inputs=inputs,
+    truth=ledger.fa1_hbm_bytes,
+    rule="a column reads its own k and v; for every query it reads q, o, m and l, and writes o, m and l",
+    mistakes=MISTAKES,
+    exact=True,
+)
