@@ -39,10 +39,11 @@ MISTAKES = {
     "softmax reads s once and writes p once: that is two trips of the scores, not three": ('"softmax": 2 * scores', '"softmax": 3 * scores'),
     "the vectors are missing: q kᵀ reads q and k, and p v reads v and writes o": [
         ("2 * vectors + scores", "scores"), ("scores + 2 * vectors", "scores")],
-    "q kᵀ writes s and p v reads p, once each: you count the scores twice there": [
+    "q kᵀ writes S × S numbers and p v reads as many, once each: you count them twice there": [
         ("2 * vectors + scores", "2 * vectors + 2 * scores"), ("scores + 2 * vectors", "2 * scores + 2 * vectors")],
     "the heads are missing: each has its own q, k, v, o, s and p": (SIZES, "2 * S * S, 2 * S * D"),
     "you count elements, not bytes: an fp16 number takes 2": (SIZES, "heads * S * S, heads * S * D"),
+    "you count 4 bytes an element: an fp16 number takes 2": (SIZES, "4 * heads * S * S, 4 * heads * S * D"),
 }  # fmt: skip
 
 
@@ -82,7 +83,7 @@ EXERCISE = Exercise(
     task="Find the kernel of naive attention that misses its floor most, and by what factor.",
     hints=(
         "How many bytes does each of the four kernels read and write? The picture of naive attention has an arrow for each tensor.",
-        "q kᵀ reads q and k and writes s; divide and softmax read one S × S tensor and write one; p v reads p and v and writes o. "
+        "q kᵀ reads q and k and writes S × S numbers; divide and softmax read one S × S tensor and write one; p v reads p and v and writes o. "
         "A floor is bytes / bandwidth, in seconds; divide each time by its floor, and take the largest factor.",
     ),
     solution=missed_floor,
