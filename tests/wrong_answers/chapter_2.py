@@ -99,6 +99,8 @@ WRONG_ANSWERS = (
     edit("2.4", "no axes", ("[:, None]", "", 3), ("[None, :]", "", 3),
          told="broadcast to one shape: offs_r [2], offs_c [8]", gpu="only the strides change"),
     edit("2.4", "one id, the other", ("= tl.program_id(0)", "= tl.program_id(1)"), told="one program id is used for both axes"),
+    edit("2.4", "in fp16", ("tl.load(x_ptrs, mask=mask, other=0.0)", "tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float16)"),
+         told="a copy rounds nothing"),
     edit("2.5", "out like x", ("torch.empty(cols, rows, dtype=x.dtype, device=x.device)", "torch.empty_like(x)"),
          told="a program writes outside out, of shape (3, 5)"),
     edit("2.5", "far strides", ("*x.stride()", "*(40 * step for step in x.stride())"), told="a program reads outside x, of shape (4, 4)"),
