@@ -82,13 +82,12 @@ def place_label(ax: Axes, text: str, point: tuple[float, float], taken: list[Bbo
     taken.append(label.get_window_extent())
 
 
-def explore(name: str, ticked: str = ""):
+def explore(name: str):
     """Show the explorable figure images/explore/<name>.html in a notebook, and its picture where scripts or frames
     don't run.
 
-    ticked: the id of a checkbox that is ticked at first. The output holds the whole page, so a stored notebook needs no
-    other file. Returns an IPython.display.HTML. Raises FileNotFoundError for an unknown name, or outside a clone of the
-    course; ImportError without IPython.
+    The output holds the whole page, so a stored notebook needs no other file. Returns an IPython.display.HTML. Raises
+    FileNotFoundError for an unknown name, or outside a clone of the course; ImportError without IPython.
     """
     try:
         from IPython.display import HTML
@@ -103,9 +102,7 @@ def explore(name: str, ticked: str = ""):
             f"no explorable figure {name!r} in {EXPLORABLE}: "
             + (f"there are {there}" if there else "they come with a clone of the course, not with the package")
         )
-    page = (EXPLORABLE / f"{name}.html").read_text(encoding="utf-8")
-    box = f'<input type="checkbox" id="{ticked}"'
-    page = html.escape(page.replace(box, f"{box} checked"))
+    page = html.escape((EXPLORABLE / f"{name}.html").read_text(encoding="utf-8"))
     picture = base64.b64encode((EXPLORABLE / f"{name}.png").read_bytes()).decode()
     image = (
         f'<img data-explore src="data:image/png;base64,{picture}" alt="{name}" style="grid-area: 1 / 1; '

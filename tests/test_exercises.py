@@ -24,8 +24,8 @@ def test_a_function_for_a_class():
 @pytest.mark.parametrize(("answer", "helps"), [("starter", True), ("wrong", True), ("longest", False)])
 def test_a_verdict_that_is_not_correct_ends_with_the_call_that_helps(answer, helps, capsys):
     answers = {"starter": starter, "wrong": lambda memory_bytes, B, H, itemsize: memory_bytes, "longest": longest}
-    check("0.3", answers[answer])
-    assert capsys.readouterr().out.endswith('→ hint("0.3")\n') is helps
+    check("0.5", answers[answer])
+    assert capsys.readouterr().out.endswith('→ hint("0.5")\n') is helps
 
 
 def test_hints_come_one_after_another(capsys):
@@ -37,9 +37,9 @@ def test_hints_come_one_after_another(capsys):
 
 
 def test_solution_shows_source_and_reasoning(capsys):
-    calls.solution("0.3")
+    calls.solution("0.5")
     shown = capsys.readouterr().out
-    assert "def longest_sequence" in shown and catalogue.find("0.3").reasoning in " ".join(shown.split())
+    assert "def longest_sequence" in shown and catalogue.find("0.5").reasoning in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= WIDTH, "a page breaks a longer line inside a word"
 
 
@@ -50,13 +50,13 @@ def test_progress_of_no_chapter():
 
 def test_progress_is_kept_and_survives_a_broken_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FA_TUTORIAL_STATE", str(tmp_path))
-    check("0.3", lambda memory_bytes, B, H, itemsize: memory_bytes)
-    check("0.3", longest)
-    check("0.3", lambda memory_bytes, B, H, itemsize: memory_bytes)  # what was once correct stays so
+    check("0.5", lambda memory_bytes, B, H, itemsize: memory_bytes)
+    check("0.5", longest)
+    check("0.5", lambda memory_bytes, B, H, itemsize: memory_bytes)  # what was once correct stays so
     capsys.readouterr()
     calls.progress()
     assert "chapter 0: 1 of 5 done" in capsys.readouterr().out
-    for other in ("{ broken", "[]", '{"0.3": "solved", "0.2": ["correct"]}'):
+    for other in ("{ broken", "[]", '{"0.5": "solved", "0.2": ["correct"]}'):
         (tmp_path / "progress.json").write_text(other)
         calls.progress(0)
         told, shown = capsys.readouterr().out.rsplit("chapter 0: ", 1)
@@ -65,21 +65,21 @@ def test_progress_is_kept_and_survives_a_broken_file(tmp_path, monkeypatch, caps
 
 
 def test_answer_goes_on_with_yours_if_it_is_right(capsys):
-    assert calls.answer("0.3", longest) is longest
-    assert capsys.readouterr().out == "0.3 longest_sequence: this is yours\n"
+    assert calls.answer("0.5", longest) is longest
+    assert capsys.readouterr().out == "0.5 longest_sequence: this is yours\n"
     for yours, why in ((max, "yours is not right yet"), (starter, "not attempted"), (ledger.attention_flops, "not attempted")):
-        assert calls.answer("0.3", yours) is catalogue.find("0.3").solution
-        assert capsys.readouterr().out == f"0.3 longest_sequence: this is the course's solution ({why})\n"
+        assert calls.answer("0.5", yours) is catalogue.find("0.5").solution
+        assert capsys.readouterr().out == f"0.5 longest_sequence: this is the course's solution ({why})\n"
 
 
 def test_answer_remembers_what_check_found(monkeypatch):
-    check("0.3", longest)
+    check("0.5", longest)
     monkeypatch.setattr(harness, "judge", lambda *_: pytest.fail("judged again"))
-    assert calls.answer("0.3", longest) is longest
+    assert calls.answer("0.5", longest) is longest
 
 
 def test_the_packages_own_function_is_no_answer():
-    assert check("0.3", ledger.attention_flops).message.endswith("not attempted (this is the package's own; write yours)")
+    assert check("0.5", ledger.attention_flops).message.endswith("not attempted (this is the package's own; write yours)")
 
 
 def starter(memory_bytes, B, H, itemsize):

@@ -160,12 +160,6 @@ def test_explore_shows_the_figure_in_a_notebook(page, name):
     assert page.locator("iframe").bounding_box()["height"] == pytest.approx(height, abs=5)
 
 
-def test_explore_ticks_a_box(page):
-    page.set_content(figures.explore("online_softmax", ticked="carry").data)
-    playwright.expect(page.locator("iframe")).to_have_css("opacity", "1")
-    assert page.frames[1].evaluate("state().carry")
-
-
 @pytest.mark.parametrize("taken_out", [False, True])
 def test_explore_shows_the_picture_where_scripts_do_not_run(browser, taken_out):  # noqa: F811
     shown = figures.explore(NAMES[0]).data

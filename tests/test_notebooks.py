@@ -116,9 +116,9 @@ def test_rule_fails_on_a_broken_notebook(rule, notebook):
     assert rule(GOOD) == []
 
 
-LONGEST = catalogue.find("0.3")
+LONGEST = catalogue.find("0.5")
 STARTER = 'def longest_sequence(memory_bytes, B, H, itemsize):\n    """The longest."""\n    raise NotImplementedError'
-CHECK = 'check("0.3", longest_sequence)'
+CHECK = 'check("0.5", longest_sequence)'
 KERNEL = catalogue.find("2.4")
 
 
@@ -156,7 +156,7 @@ def test_a_starter_may_be_made_from_the_exercise_before_and_no_further():
 
 
 TIME = new_markdown_cell("# 0\n\n**Time.** About 60 minutes, 5 of them for the exercises.")
-HEADING = new_markdown_cell("The longest.\n\n### Exercise 0.3 (★, 5 minutes)\n\nWrite it.")
+HEADING = new_markdown_cell("The longest.\n\n### Exercise 0.5 (★, 5 minutes)\n\nWrite it.")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ HEADING = new_markdown_cell("The longest.\n\n### Exercise 0.3 (★, 5 minutes)\n
         ([TIME, HEADING, new_markdown_cell("## Another section"), code(STARTER)], False),
         ([TIME, code(STARTER), HEADING], False),
         ([TIME, HEADING, HEADING, code(STARTER)], False),
-        ([TIME, new_markdown_cell("### Exercise 0.3 (5 minutes)"), code(STARTER)], False),
+        ([TIME, new_markdown_cell("### Exercise 0.5 (5 minutes)"), code(STARTER)], False),
         ([new_markdown_cell("**Time.** About 60 minutes, 6 of them for the exercises."), HEADING, code(STARTER)], False),
     ],
 )

@@ -144,13 +144,13 @@ def test_check_runs_the_copies_and_tells_verdicts_and_errors(course, capsys, mon
     changed."""
     work.fill()
     right, wrong = "return int((memory_bytes // (2 * B * H * itemsize)) ** 0.5)", "return memory_bytes"
-    call = 'check("0.3", longest_sequence)'
+    call = 'check("0.5", longest_sequence)'
     write(course / "work" / "00_first.ipynb", CHECK.format(body=right), "1 / 0", call)
     write(course / "work" / "01_second.ipynb", CHECK.format(body=wrong).replace("longest_sequence", "merge"), 'check("1.3", merge)')
     before = [path.read_bytes() for path in sorted((course / "work").iterdir())]
     assert main(["work", "check"]) == 1
     shown = capsys.readouterr().out
-    assert "00_first: 1 of 5 right   ? 0.1  ? 0.2  ✓ 0.3  ? 0.4  ? 0.5\n  the cell that begins `1 / 0` raises ZeroDivisionError" in shown
+    assert "00_first: 1 of 5 right   ? 0.1  ? 0.2  ? 0.3  ? 0.4  ✓ 0.5\n  the cell that begins `1 / 0` raises ZeroDivisionError" in shown
     assert "01_second: 0 of 5 right   ? 1.1  ? 1.2  ✗ 1.3  ? 1.4  ? 1.5\n  ✗ 1.3 merge: " in shown
     assert [path.read_bytes() for path in sorted((course / "work").iterdir())] == before
     monkeypatch.setattr(work.notebooks, "execute", lambda *_, **__: None)

@@ -58,7 +58,7 @@ class Launch:
     """How an exercise's kernel is launched: the grid, the positional arguments (In, Out and numbers), the tl.constexpr arguments.
 
     shapes: what to tell a reader whose blocks don't broadcast. left_out: what a load puts in the lanes that its mask leaves out, where other=
-    is not given.
+    is not given. ones_are_constants: an argument of 1 has no .to in the interpreter either.
     """
 
     grid: tuple[int, ...]
@@ -66,6 +66,7 @@ class Launch:
     meta: Mapping[str, int]
     shapes: str = ""
     left_out: float = math.nan
+    ones_are_constants: bool = False
 
     def names(self, kernel: Any) -> list[str]:
         """The arguments' names: the parameters of `kernel`, without _ptr or _desc."""
@@ -85,7 +86,8 @@ def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str, onc
     trace = Trace([arg for arg in args if isinstance(arg, Buffer)], strict=True, left_out=launch.left_out)
     try:
         poisons = (SENTINEL,) if once else (math.nan, SENTINEL)
-        runs = run_poisoned(kernel, launch.grid, args, launch.meta, trace, poisons)
+        with ones_as_constants() if launch.ones_are_constants else contextlib.nullcontext():
+            runs = run_poisoned(kernel, launch.grid, args, launch.meta, trace, poisons)
     except Stray as error:
         raise Wrong(f"{stray}: with {on} it {error.access}") from None
     except Wrong as error:
@@ -322,6 +324,22 @@ def blocks_without_truth() -> Iterator[None]:
         interpreter._patch_lang = patch
 
 
+@contextlib.contextmanager
+def ones_as_constants() -> Iterator[None]:
+    """Let the interpreter leave an argument of 1 a Python number, as a compiled launch does. Otherwise it makes a tensor of it."""
+    from triton.runtime import interpreter
+
+    convert = getattr(interpreter, "_implicit_cvt", None)
+    if convert is None:  # a private function, which another Triton may not have
+        yield
+        return
+    interpreter._implicit_cvt = lambda arg: arg if type(arg) is int and arg == 1 else convert(arg)
+    try:
+        yield
+    finally:
+        interpreter._implicit_cvt = convert
+
+
 def _is_starter(error: BaseException, kernel: Any) -> bool:
     """True where the kernel's own `raise NotImplementedError` was reached, or the compiler stumbled over it."""
     if isinstance(error, NotImplementedError):  # Triton raises it too, for what the interpreter lacks
@@ -357,6 +375,11 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
     if "arange" in line and "constexpr" in f"{root}{error}":
         return (
             "tl.arange takes tl.constexpr arguments only: use the block's size here, tl.arange(0, BLOCK), and leave the length to the mask"
+        )
+    if re.search("'(int|constexpr)' object has no attribute 'to'", f"{error} {root}"):
+        return (
+            "Triton makes a constant of an argument that is 1, and a constant has no .to: cast what you multiply it by, which comes "
+            "from tl.program_id or tl.arange"
         )
     if half := re.search(r"Expected dtype \['fp32', 'fp64'\] but got (fp16|bf16)", f"{error} {root}"):
         return f"this function takes float32, not {half[1]}: convert with .to(tl.float32) right after the load"

@@ -37,7 +37,7 @@ def floor_by_bandwidths(ms, heads, S, D, bandwidth):
 RIGHT_ANSWERS = (
     ("0.1", flops_by_a_mask),
     ("0.2", bytes_block_by_block),
-    ("0.3", sequence_by_floats),
-    ("0.4", gain_by_rooflines),
-    ("0.5", floor_by_bandwidths),
+    ("0.5", sequence_by_floats),
+    ("0.3", gain_by_rooflines),
+    ("0.4", floor_by_bandwidths),
 )

@@ -74,6 +74,15 @@ def offsets_kernel_cast_once(out_ptr, first, stride_r, stride_c, BLOCK_R: tl.con
 
 
 @triton.jit
+def offsets_kernel_by_tl_cast(out_ptr, first, stride_r, stride_c, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    # tl.cast takes the constant that Triton makes of an argument of 1, too.
+    pid, r, c = tl.program_id(0), tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_C)
+    rows = (tl.cast(first, tl.int64) + pid) * BLOCK_R + r
+    place = (pid * BLOCK_R + r)[:, None] * BLOCK_C + c[None, :]
+    tl.store(out_ptr + place, rows[:, None] * stride_r + c[None, :] * tl.cast(stride_c, tl.int64))
+
+
+@triton.jit
 def softmax_kernel_clamped(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
     # Clamped offsets: past its end the row repeats its last element, which tl.where takes out of the sum.
     row, offs = tl.program_id(0), tl.arange(0, BLOCK)
@@ -103,6 +112,7 @@ RIGHT_ANSWERS = (
     ("2.5", transposed_with_names),
     ("2.6", sectors_in_a_loop),
     ("2.8", offsets_kernel_cast_once),
+    ("2.8", offsets_kernel_by_tl_cast),
     ("2.7", softmax_kernel_clamped),
     ("2.7", softmax_kernel_named),
 )

@@ -25,6 +25,24 @@ def whole_row_of_copies(blocks, D):
     return whole_row([(s.clone(), v.clone()) for s, v in blocks], D)
 
 
+def copies_for_a_second_pass(blocks, D):
+    kept, m = [], torch.tensor(-math.inf)
+    for s, v in blocks:
+        kept.append((s.clone(), v.clone()))
+        m = torch.maximum(m, s.max())
+    shift = torch.where(m == -math.inf, 0.0, m)
+    l = sum((torch.exp(s - shift).sum() for s, _ in kept), torch.tensor(0.0))
+    acc = sum((torch.exp(s - shift) @ v for s, v in kept), torch.zeros(D))
+    return acc / torch.where(l == 0, 1.0, l), m + torch.log(l)
+
+
+def row_that_grows(blocks, D):
+    scores, values, m = torch.zeros(0), torch.zeros(0, D), torch.tensor(-math.inf)
+    for s, v in blocks:
+        scores, values, m = torch.cat([scores.to(s), s]), torch.cat([values.to(v), v]), torch.maximum(m, s.max())
+    return copies_for_a_second_pass(zip(scores.split(1), values.split(1), strict=True), D) if len(scores) else (values.sum(0), m)
+
+
 MAXIMUM = "wide.amax(dim=-1, keepdim=True)"
 PROMOTED = "x.to(torch.promote_types(x.dtype, torch.float32))"
 NEXT_BLOCK = "        m_new = "
@@ -99,6 +117,7 @@ WRONG_ANSWERS = (
     edit("1.4", "one score alone", ("[low, high, low[:-1]]", "[low[:-1]]"), told="fewer than one block of 2"),
     edit("1.4", "masked", ("[low, high, low[:-1]]", "[low, high, low[:-1] * math.inf]"), told="a score that is not finite"),
     edit("1.4", "a list", ("torch.cat([low, high, low[:-1]])", "[1.0, 2.0]"), told="returns a list of 2, want a vector of scores"),
+    edit("1.4", "a short end", ("low[:-1]]", "low, high[:1] - 1]"), told="D misses m + log l by only 0.002, want more than 0.01"),
     edit("1.4", "a low end", ("low[:-1]]", "low[:-1] - 50]"), told="whose scores count"),
     edit("1.4", "flat", ("[low, high, low[:-1]]", "[low, low, low[:-1]]"), told="A and B are right: A goes wrong only if the maximum grows"),
     edit("1.4", "high", ("-2e4)", "0.0)"), ("-2e4 + 1", "1.0"), told="C is right: C goes wrong only if every score is so far below"),
@@ -115,6 +134,8 @@ WRONG_ANSWERS = (
     edit("1.5", "lse without m", ("m + torch.log", "torch.log"), told="lse = m + log l, a number"),
     ("1.5", whole_row, "a block is used after the next one was asked for"),
     ("1.5", whole_row_of_copies, "take a block at a time"),
+    ("1.5", copies_for_a_second_pass, "the result is right, but what you keep grows with every block"),
+    ("1.5", row_that_grows, "the result is right, but what you keep grows with every block"),
     edit("1.5", "collected", ("in blocks:", "in list(blocks):"), told="a block is used after the next one was asked for"),
     edit("1.5", "two passes", ("    for s, v in", "    blocks = list(blocks)\n    m = max([s.max() for s, _ in blocks], default=m)\n    for s, v in"),
          told="a block is used after the next one was asked for"),

@@ -1,67 +1,103 @@
-"""Exercise 0.3, longest_sequence."""
+"""Exercise 0.3, gain_of_fusing."""
 
-import bisect
-import math
+import functools
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong
 
 
-def longest_sequence(memory_bytes, B, H, itemsize):
-    """The largest S at which s and p fit into memory_bytes together."""
-    per_pair = 2 * B * H * itemsize  # bytes that s and p take for one (query, key) pair
-    return math.isqrt(memory_bytes // per_pair)
+def gain_of_fusing(flops, bytes_before, bytes_after, peak_flops, bandwidth):
+    """(gain, limit): how much faster fusing makes perfect kernels, what limits the fused one.
+
+    limit: "memory" or "arithmetic". Units: FLOPs, bytes, FLOP/s and bytes/s.
+    """
+    arithmetic = flops / peak_flops  # seconds, before and after
+    before = max(arithmetic, bytes_before / bandwidth)
+    after = max(arithmetic, bytes_after / bandwidth)
+    limit = "arithmetic" if after == arithmetic else "memory"
+    return before / after, limit
 
 
-FITS, PER_PAIR = "math.isqrt(memory_bytes // per_pair)", "2 * B * H * itemsize"
+BEFORE, AFTER = "max(arithmetic, bytes_before / bandwidth)", "max(arithmetic, bytes_after / bandwidth)"
+GAIN, LIMIT = "before / after", '"arithmetic" if after == arithmetic else "memory"'
 MISTAKES = {
-    "you make room for one S × S matrix, but softmax reads s while it writes p: both are in memory": (PER_PAIR, "B * H * itemsize"),
-    "you make room for four S × S matrices, but only s and p are stored: with half of the pairs, S shrinks by √2, not by 2": (
-        PER_PAIR, "4 * B * H * itemsize"),
-    "you divide the memory by what one pair takes, which gives the number of pairs: S queries and S keys make S² of them": (
-        FITS, "memory_bytes // per_pair"),
-    "the heads are missing: every head has its own s and p": ("B * H *", "B *"),
-    "the batch is missing: every sequence has its own s and p": ("B * H *", "H *"),
-    "B and H are missing: every head of every sequence has its own s and p": ("B * H *", ""),
-    "you count elements, not bytes: itemsize is missing": (" * itemsize", ""),
-    "you fix the bytes of an element at 2: take itemsize": ("* itemsize", "* 2"),
-    "S counts queries, so it is a whole number: round down": (FITS, "math.sqrt(memory_bytes / per_pair)"),
-    "you round to the nearest whole number, and then s and p may no longer fit: round down": (FITS, ("round(math.sqrt(memory_bytes / "
-                                                                                                    "per_pair))")),
-    "you round up, and then s and p no longer fit: round down": (FITS, "math.ceil(math.sqrt(memory_bytes / per_pair))"),
-    "s and p may fill the memory to the last byte": (FITS, "math.isqrt((memory_bytes - 1) // per_pair)"),
+    "the gain is the ratio of the bytes, as if the FLOPs took no time: past the ridge, fewer bytes save nothing": (
+        GAIN, "bytes_before / bytes_after"),
+    "you give the seconds that fusing saves: the gain is the time before over the time after": (GAIN, "before - after"),
+    "you give a percentage: the gain is the time before over the time after": (GAIN, "100 * (before / after - 1)"),
+    "you give the share of the time that fusing saves: the gain is the time before over the time after": (GAIN, "1 - after / before"),
+    "the gain is upside down: it is the time before over the time after": (GAIN, "after / before"),
+    "the fused kernel waits for its bytes alone: its FLOPs may take longer": (f"after = {AFTER}", "after = bytes_after / bandwidth"),
+    "the kernels before wait for their bytes alone: their FLOPs may take longer": (BEFORE, "bytes_before / bandwidth"),
+    "you add the two times as if one waited for the other: a kernel loads and computes at the same time": [
+        (BEFORE, "arithmetic + bytes_before / bandwidth"), (f"after = {AFTER}", "after = arithmetic + bytes_after / bandwidth"),
+        ("after == arithmetic", "arithmetic > bytes_after / bandwidth")],
+    "you take the shorter of the two times, but the slower limit decides": [
+        ("before = max", "before = min"), ("after = max", "after = min"), ("after == arithmetic", "arithmetic > bytes_after / bandwidth")],
+    "that is what limits the kernels before: the question is what limits the fused one": (
+        "after == arithmetic", "before == arithmetic"),
+    "gain and limit are swapped: return (gain, limit)": (f"return {GAIN}, limit", f"return limit, {GAIN}"),
+    "the limits are exchanged: left of the ridge the bytes take longer, right of it the FLOPs": (
+        LIMIT, '"memory" if after == arithmetic else "arithmetic"'),
+    "you compare FLOP/byte with byte/s: the ridge is at peak_flops / bandwidth": (
+        "after == arithmetic", "flops / bytes_after > bandwidth"),
 }  # fmt: skip
 
 
-def truth(memory_bytes, B, H, itemsize):
-    return bisect.bisect_right(range(2**20), memory_bytes, key=lambda S: 2 * (B * H * S * S) * itemsize) - 1
+def in_two_words(answer):
+    """The answer; Wrong where its limit is another text than the two."""
+
+    @functools.wraps(answer)
+    def run(*args):
+        result = answer(*args)
+        limit = result[1] if isinstance(result, tuple | list) and len(result) == 2 else "memory"
+        if isinstance(limit, str) and limit not in ("memory", "arithmetic"):
+            raise Wrong(f'limit is the text "{limit}", want "memory" or "arithmetic"')
+        return result
+
+    return run
+
+
+def truth(flops, bytes_before, bytes_after, peak_flops, bandwidth):
+    def rate(count):
+        return min(peak_flops, flops / count * bandwidth)  # (0.8)
+
+    return rate(bytes_after) / rate(bytes_before), "memory" if rate(bytes_after) < peak_flops else "arithmetic"
 
 
 def inputs():
-    yield case(1000, 1, 1, 2)  # √250 = 15.8
-    yield case(576, 1, 1, 2, otherwise="here s and p may fill the memory to the last byte, 2 · 12² · 2 = 576")
-    yield case(9000, 5, 3, 8)  # with 4, an itemsize fixed at 2 is one matrix alone
-    yield case(24 * 2**30, 1, 16, 2)
+    toy = (100.0, 5.0)
+    still = "100 s of bytes become 20 s, and the FLOPs take 10 s: the bytes still decide, so the gain is 100 s / 20 s"
+    yield case(1000, 500, 100, *toy, otherwise=still)
+    yield case(1000, 500, 20, *toy, otherwise="100 s of bytes become 4 s, and then the FLOPs decide: they take 10 s")
+    yield case(1000, 40, 10, *toy, otherwise="the FLOPs took longer than the bytes before, so fewer bytes save nothing")
+    yield case(1000, 500, 400, *toy)
+    yield case(68_719_476_736, 3_254_779_904, 553_910_272, 6.572e14, 4.2735e12)  # chapter 0's own, k and v from HBM
     for _ in range(20):
-        B, H, S, itemsize = random.randint(1, 4), random.randint(1, 64), random.randint(1, 10**5), random.choice((2, 4))
-        fits = 2 * B * H * S * S * itemsize
-        yield case(fits, B, H, itemsize, on="memory that s and p fill exactly", fresh=True)
-        yield case(fits - 1, B, H, itemsize, on="one byte less than s and p fill exactly", fresh=True)
+        flops, peak_flops, bandwidth = (10 ** random.uniform(low, low + 3) for low in (9, 12, 10))
+        ridge = flops / (peak_flops / bandwidth)  # bytes at the ridge
+        for side, factor in (("left", random.uniform(1.1, 9)), ("right", random.uniform(0.1, 0.9))):
+            after = ridge * factor
+            on = f"a random fused kernel {side} of the ridge"
+            yield case(flops, after * random.uniform(1.2, 40), after, peak_flops, bandwidth, on=on, fresh=True)
 
 
 EXERCISE = Exercise(
     id="0.3",
-    task="Predict the longest sequence whose scores and probabilities fit into a given amount of memory.",
+    task="Say how much faster fusing can make perfect kernels, and what limits the fused one.",
     hints=(
-        "How many bytes do s and p take together, for one (query, key) pair of every head?",
-        "Divide memory_bytes by those bytes. That is how many pairs fit, and S queries with S keys make S² pairs. "
-        "math.isqrt(n) is the square root of n, rounded down.",
+        "How long do the bytes take before and after, and how long do the FLOPs take? Both go on at the same time.",
+        "A perfect kernel takes max(flops / peak_flops, bytes / bandwidth) seconds. The gain is that time before over that time "
+        "after, and the larger of the two times after names the limit.",
     ),
-    solution=longest_sequence,
-    reasoning="s and p take 2 · B · H · S² · itemsize bytes. Solve for S, and round down.",
+    solution=gain_of_fusing,
+    reasoning="Fusing changes the bytes and leaves the FLOPs. A perfect kernel takes the longer of the two times. So each byte saved "
+    "helps only until the ridge: from there on the arithmetic takes longer, and the gain stops growing.",
     inputs=inputs,
     truth=truth,
-    rule="S is the largest whole number with 2 · B · H · S² · itemsize ≤ memory_bytes",
+    rule="a perfect kernel takes the longer of flops / peak_flops and bytes / bandwidth; the gain is the time before over the time after",
     mistakes=MISTAKES,
-    exact=True,
+    adapt=in_two_words,
+    parts=("gain", "limit"),
 )

@@ -1,103 +1,97 @@
-"""Exercise 0.4, gain_of_fusing."""
+"""Exercise 0.4, missed_floor."""
 
-import functools
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
 
 
-def gain_of_fusing(flops, bytes_before, bytes_after, peak_flops, bandwidth):
-    """(gain, limit): how much faster fusing makes perfect kernels, what limits the fused one.
+def missed_floor(ms, heads, S, D, bandwidth):
+    """(kernel, factor): the kernel that misses its floor most, and its time over its floor.
 
-    limit: "memory" or "arithmetic". Units: FLOPs, bytes, FLOP/s and bytes/s.
+    ms: measured milliseconds of "q kᵀ", "divide", "softmax" and "p v", in fp16. bandwidth: bytes/s.
     """
-    arithmetic = flops / peak_flops  # seconds, before and after
-    before = max(arithmetic, bytes_before / bandwidth)
-    after = max(arithmetic, bytes_after / bandwidth)
-    limit = "arithmetic" if after == arithmetic else "memory"
-    return before / after, limit
+    scores, vectors = 2 * heads * S * S, 2 * heads * S * D  # bytes of s or p, and of q, k, v or o
+    moved = {
+        "q kᵀ": 2 * vectors + scores,
+        "divide": 2 * scores,
+        "softmax": 2 * scores,
+        "p v": scores + 2 * vectors,
+    }
+    factors = {kernel: ms[kernel] / 1e3 / (count / bandwidth) for kernel, count in moved.items()}
+    worst = max(factors, key=factors.get)
+    return worst, factors[worst]
 
 
-BEFORE, AFTER = "max(arithmetic, bytes_before / bandwidth)", "max(arithmetic, bytes_after / bandwidth)"
-GAIN, LIMIT = "before / after", '"arithmetic" if after == arithmetic else "memory"'
+WORST, FACTOR = "max(factors, key=factors.get)", "ms[kernel] / 1e3 / (count / bandwidth)"
+SIZES = "2 * heads * S * S, 2 * heads * S * D"
 MISTAKES = {
-    "the gain is the ratio of the bytes, as if the FLOPs took no time: past the ridge, fewer bytes save nothing": (
-        GAIN, "bytes_before / bytes_after"),
-    "you give the seconds that fusing saves: the gain is the time before over the time after": (GAIN, "before - after"),
-    "you give a percentage: the gain is the time before over the time after": (GAIN, "100 * (before / after - 1)"),
-    "you give the share of the time that fusing saves: the gain is the time before over the time after": (GAIN, "1 - after / before"),
-    "the gain is upside down: it is the time before over the time after": (GAIN, "after / before"),
-    "the fused kernel waits for its bytes alone: its FLOPs may take longer": (f"after = {AFTER}", "after = bytes_after / bandwidth"),
-    "the kernels before wait for their bytes alone: their FLOPs may take longer": (BEFORE, "bytes_before / bandwidth"),
-    "you add the two times as if one waited for the other: a kernel loads and computes at the same time": [
-        (BEFORE, "arithmetic + bytes_before / bandwidth"), (f"after = {AFTER}", "after = arithmetic + bytes_after / bandwidth"),
-        ("after == arithmetic", "arithmetic > bytes_after / bandwidth")],
-    "you take the shorter of the two times, but the slower limit decides": [
-        ("before = max", "before = min"), ("after = max", "after = min"), ("after == arithmetic", "arithmetic > bytes_after / bandwidth")],
-    "that is what limits the kernels before: the question is what limits the fused one": (
-        "after == arithmetic", "before == arithmetic"),
-    "gain and limit are swapped: return (gain, limit)": (f"return {GAIN}, limit", f"return limit, {GAIN}"),
-    "the limits are exchanged: left of the ridge the bytes take longer, right of it the FLOPs": (
-        LIMIT, '"memory" if after == arithmetic else "arithmetic"'),
-    "you compare FLOP/byte with byte/s: the ridge is at peak_flops / bandwidth": (
-        "after == arithmetic", "flops / bytes_after > bandwidth"),
+    "that is the slowest kernel: a slow one may still be close to its floor, if it moves more bytes": (
+        WORST, "max(ms, key=ms.get)"),
+    "that is the kernel that loses most milliseconds: the factor is its time over its floor": (
+        WORST, "max(moved, key=lambda kernel: ms[kernel] - moved[kernel] / bandwidth * 1e3)"),
+    "that is always softmax: find the kernel whose factor is the largest": (WORST, '"softmax"'),
+    "that is the kernel that comes closest to its floor": (WORST, "min(factors, key=factors.get)"),
+    "the factor is upside down: it is the time over the floor, at least 1": [
+        (FACTOR, "count / bandwidth / (ms[kernel] / 1e3)"), (WORST, "min(factors, key=factors.get)")],
+    "the times are in milliseconds, and bytes / bandwidth is in seconds": (" / 1e3", ""),
+    "divide and softmax read s and write a tensor as large: each moves the scores twice": [
+        ('"divide": 2 * scores', '"divide": scores'), ('"softmax": 2 * scores', '"softmax": scores')],
+    "softmax reads s once and writes p once: that is two trips of the scores, not three": ('"softmax": 2 * scores', '"softmax": 3 * scores'),
+    "the vectors are missing: q kᵀ reads q and k, and p v reads v and writes o": [
+        ("2 * vectors + scores", "scores"), ("scores + 2 * vectors", "scores")],
+    "q kᵀ writes S × S numbers and p v reads as many, once each: you count them twice there": [
+        ("2 * vectors + scores", "2 * vectors + 2 * scores"), ("scores + 2 * vectors", "2 * scores + 2 * vectors")],
+    "the heads are missing: each has its own q, k, v, o, s and p": (SIZES, "2 * S * S, 2 * S * D"),
+    "you count elements, not bytes: an fp16 number takes 2": (SIZES, "heads * S * S, heads * S * D"),
+    "you count 4 bytes an element: an fp16 number takes 2": (SIZES, "4 * heads * S * S, 4 * heads * S * D"),
 }  # fmt: skip
 
 
-def in_two_words(answer):
-    """The answer; Wrong where its limit is another text than the two."""
-
-    @functools.wraps(answer)
-    def run(*args):
-        result = answer(*args)
-        limit = result[1] if isinstance(result, tuple | list) and len(result) == 2 else "memory"
-        if isinstance(limit, str) and limit not in ("memory", "arithmetic"):
-            raise Wrong(f'limit is the text "{limit}", want "memory" or "arithmetic"')
-        return result
-
-    return run
+def truth(ms, heads, S, D, bandwidth):
+    product, pointwise = 2 * heads * (S * S + 2 * S * D), 2 * heads * 2 * S * S
+    floors = [count / bandwidth * 1e3 for count in (product, pointwise, pointwise, product)]
+    return max(((kernel, time / floor) for (kernel, time), floor in zip(ms.items(), floors, strict=True)), key=lambda x: x[1])
 
 
-def truth(flops, bytes_before, bytes_after, peak_flops, bandwidth):
-    def rate(count):
-        return min(peak_flops, flops / count * bandwidth)  # (0.8)
-
-    return rate(bytes_after) / rate(bytes_before), "memory" if rate(bytes_after) < peak_flops else "arithmetic"
+KERNELS = ("q kᵀ", "divide", "softmax", "p v")
 
 
 def inputs():
-    toy = (100.0, 5.0)
-    still = "100 s of bytes become 20 s, and the FLOPs take 10 s: the bytes still decide, so the gain is 100 s / 20 s"
-    yield case(1000, 500, 100, *toy, otherwise=still)
-    yield case(1000, 500, 20, *toy, otherwise="100 s of bytes become 4 s, and then the FLOPs decide: they take 10 s")
-    yield case(1000, 40, 10, *toy, otherwise="the FLOPs took longer than the bytes before, so fewer bytes save nothing")
-    yield case(1000, 500, 400, *toy)
-    yield case(68_719_476_736, 3_254_779_904, 553_910_272, 6.572e14, 4.2735e12)  # chapter 0's own, k and v from HBM
+    def measured(factors, heads, S, D, bandwidth, on, **options):
+        """Times that are these factors of the floors."""
+        product, pointwise = 2 * heads * S * (S + 2 * D), 4 * heads * S * S
+        counts = (product, pointwise, pointwise, product)
+        ms = {kernel: factor * count / bandwidth * 1e3 for kernel, factor, count in zip(KERNELS, factors, counts, strict=True)}
+        return case(ms, heads, S, D, bandwidth, on=on, **options)
+
+    toy = "1 head, S = 4, D = 1, 1,000 bytes/s"
+    count = "count what each kernel reads and writes: with S = 4 and D = 1, q kᵀ and p v move 48 bytes, divide and softmax 64"
+    yield measured((1.5, 1, 2, 1), 1, 4, 1, 1e3, f"{toy}, softmax takes twice its floor", otherwise=count)
+    yield measured((1.3, 1, 1, 1.25), 1, 4, 1, 1e3, f"{toy}, q kᵀ takes 1.3 times its floor", otherwise=count)
+    slow = "p v misses its floor most, although divide takes longer and loses more milliseconds"
+    yield measured((1, 1.5, 1, 1.6), 1, 8, 1, 1e3, "1 head, S = 8, D = 1, 1,000 bytes/s", otherwise=slow)
+    yield measured((2, 3, 1, 1), 3, 5, 4, 2e3, "3 heads, S = 5, D = 4, 2,000 bytes/s, divide takes 3 times its floor")
+    yield measured((3, 2, 2.5, 1), 3, 5, 4, 2e3, "3 heads, S = 5, D = 4, 2,000 bytes/s, q kᵀ takes 3 times its floor")
     for _ in range(20):
-        flops, peak_flops, bandwidth = (10 ** random.uniform(low, low + 3) for low in (9, 12, 10))
-        ridge = flops / (peak_flops / bandwidth)  # bytes at the ridge
-        for side, factor in (("left", random.uniform(1.1, 9)), ("right", random.uniform(0.1, 0.9))):
-            after = ridge * factor
-            on = f"a random fused kernel {side} of the ridge"
-            yield case(flops, after * random.uniform(1.2, 40), after, peak_flops, bandwidth, on=on, fresh=True)
+        factors = random.sample([1.0, 1.3, 1.9, 3.0], 4)
+        sizes = (random.randint(1, 16), random.randint(2, 4096), random.choice((16, 64, 128)))
+        yield measured(factors, *sizes, 10 ** random.uniform(10, 13), "random times", fresh=True)
 
 
 EXERCISE = Exercise(
     id="0.4",
-    task="Say how much faster fusing can make perfect kernels, and what limits the fused one.",
+    task="Find the kernel of naive attention that misses its floor most, and by what factor.",
     hints=(
-        "How long do the bytes take before and after, and how long do the FLOPs take? Both go on at the same time.",
-        "A perfect kernel takes max(flops / peak_flops, bytes / bandwidth) seconds. The gain is that time before over that time "
-        "after, and the larger of the two times after names the limit.",
+        "How many bytes does each of the four kernels read and write? The picture of naive attention has an arrow for each tensor.",
+        "q kᵀ reads q and k and writes S × S numbers; divide and softmax read one S × S tensor and write one; p v reads p and v and writes o. "
+        "A floor is bytes / bandwidth, in seconds; divide each time by its floor, and take the largest factor.",
     ),
-    solution=gain_of_fusing,
-    reasoning="Fusing changes the bytes and leaves the FLOPs. A perfect kernel takes the longer of the two times. So each byte saved "
-    "helps only until the ridge: from there on the arithmetic takes longer, and the gain stops growing.",
+    solution=missed_floor,
+    reasoning="A kernel can't be faster than its bytes. The times alone don't tell which kernel is bad: the one that moves most bytes "
+    "may be the slowest and still run at a copy's speed. Time over floor does.",
     inputs=inputs,
     truth=truth,
-    rule="a perfect kernel takes the longer of flops / peak_flops and bytes / bandwidth; the gain is the time before over the time after",
+    rule="a kernel's floor is the bytes that it reads and writes over the bandwidth; the factor is its time over its floor",
     mistakes=MISTAKES,
-    adapt=in_two_words,
-    parts=("gain", "limit"),
+    parts=("kernel", "factor"),
 )

@@ -52,10 +52,10 @@ def loop(name):
     return defined(edited(source_of(pair_of_blocks), *changes), {"torch": torch, "math": math})["pair_of_blocks"]
 
 
-def misses(name, row, block):
-    """Whether a wrong loop misses m + log l on this row."""
-    right, wrong = (m + torch.log(l) for m, l in (loop(which)(row, block) for which in ("", name)))
-    return not abs(float(wrong - right)) <= TOLERANCE
+def miss(name, row, block):
+    """By how much a wrong loop misses m + log l on this row."""
+    right, wrong = (m.double() + torch.log(l.double()) for m, l in (loop(which)(row, block) for which in ("", name)))
+    return abs(float(wrong - right))
 
 
 def by_survivors(answer):
@@ -71,7 +71,10 @@ def by_survivors(answer):
             raise Wrong("holds a score that is not finite: here every wrong loop must fail on ordinary scores")
         if len(row) < block:
             raise Wrong(f"has {len(row)} scores, fewer than one block of {block}")
-        found = [name for name in LOOPS if not misses(name, row, block)]
+        found = {name: by for name in LOOPS if (by := miss(name, row, block)) <= TOLERANCE}
+        for name, by in found.items():
+            if by > 1e-4:  # what a score's float32 rounds is less
+                raise Wrong(f"gives a row on which {name} misses m + log l by only {by:.1g}, want more than {TOLERANCE:g}")
         if found:
             right = f"gives a row on which {' and '.join(found)} {'is' if len(found) == 1 else 'are'} right"
             raise Wrong(f"{right}: {'; '.join(REASONS[name] for name in found)}")

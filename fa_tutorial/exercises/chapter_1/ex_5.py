@@ -1,7 +1,9 @@
 """Exercise 1.5, running_weighted_sum."""
 
 import functools
+import itertools
 import math
+import tracemalloc
 
 import torch
 
@@ -52,9 +54,13 @@ MISTAKES = {
     "a first block of only −inf gives NaN: m is still −inf then, and −inf − (−inf) is NaN": (
         "        if m_new == -math.inf:\n            continue  # nothing seen yet\n", ""),
     "nothing is seen, and o is 0 / 0 = NaN: it must be 0": ("acc / l if l > 0 else acc", "acc / l"),
+    "m stays the first block's maximum: it must grow with the scores": (
+        "torch.maximum(m, s.max())", "torch.maximum(m, s.max()) if m == -math.inf else m"),
+    "that is Σ exp(scores) itself, and lse is its logarithm": (LSE, "l * torch.exp(m)"),
 }  # fmt: skip
 
 GONE = "a block is used after the next one was asked for, and its memory holds other numbers by then: use it at once"
+GROWS = "what you keep grows with every block: carry only m, l and acc to the next one, and use each block at once"
 CONDITIONS = {
     "inf": "a −inf score gets the weight 0, and a block of only −inf changes nothing, wherever it stands",
     "nothing": "with no key at all, or only −inf scores, o is 0 and lse is −inf",
@@ -90,6 +96,28 @@ def has_nan(result):
     parts = result if isinstance(result, tuple | list) else (result,)
     numbers = (torch.as_tensor(part) for part in parts if isinstance(part, int | float | torch.Tensor))
     return any(bool(torch.isnan(x).any()) for x in numbers)
+
+
+def hoards(answer):
+    """Why a right result isn't enough: the answer makes a tensor of all scores, or keeps more in every quarter of 200 blocks."""
+    scores, values = torch.arange(800.0), torch.ones(800, 4)
+    kept, tracing = [], tracemalloc.is_tracing()
+
+    def counted():
+        for block in stream(scores, values, 4):
+            kept.append(tracemalloc.get_traced_memory()[0])  # sees lists, and each tensor's Python object
+            yield block
+
+    with watch.LargestTensor() as seen:
+        answer(stream(scores, values, 4), 4)
+    tracemalloc.start()
+    try:
+        answer(counted(), 4)
+    finally:
+        if not tracing:
+            tracemalloc.stop()
+    grown = [later - earlier for earlier, later in itertools.pairwise(kept[7::48])]
+    return GROWS if seen.largest >= len(scores) or min(grown) > 48 * 100 else ""  # bytes a block: a tensor takes more
 
 
 def truth(scores, values, block):
@@ -148,6 +176,7 @@ EXERCISE = Exercise(
     task="Compute one query's attention and its log-sum-exp from blocks of keys, each seen once.",
     conditions=CONDITIONS,
     hints=(
+        "Start with m, l: numbers, and acc: (D,). For each (s, v) find the new maximum, alpha, and p: (n,), then the new l and the new acc. "
         "acc = Σ exp(s − m) · value is measured from m, and so is l. What must you do to both when the maximum grows?",
         "In each block find m_new, p = exp(s − m_new) and alpha = exp(m − m_new). Multiply l and acc by alpha, then add p.sum() to l and "
         "p @ v to acc. Divide once, after the last block. Skip a block while m_new is −inf, and test whether l is 0 before you divide by "
@@ -165,4 +194,5 @@ EXERCISE = Exercise(
     tolerance=tolerance,
     adapt=in_blocks,
     watch=watch.BlocksOfRows,
+    refused=hoards,
 )

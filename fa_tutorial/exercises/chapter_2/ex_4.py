@@ -86,6 +86,7 @@ def inputs():
     both = "belongs in the mask of the load and of the store, in brackets, joined by & (which binds closer than <)"
     yield transpose(count[:24].view(3, 8), tile, f"the last tiles reach past x's last row: (offs_r < rows) {both}")
     yield transpose(count[:10].view(2, 5), tile, f"the last tiles reach past x's last column: (offs_c < cols) {both}")
+    yield transpose(count[:16].view(2, 8) / 3, tile, "a copy rounds nothing: convert nothing on the way from load to store")
     x = count[:15].view(3, 5)
     for lies in ("column-major", "padded"):
         yield transpose(x, tile, "x may be any view: use stride_xr and stride_xc", lies)

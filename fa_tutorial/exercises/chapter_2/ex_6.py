@@ -24,7 +24,8 @@ MISTAKES = {
         "offsets * itemsize // 32", "offsets // 8"),
     "you divide each part of an offset by itself, but a row that starts inside a sector may reach into the next: add them first": (
         "offsets * itemsize // 32", "start * itemsize // 32 + r * strides[0] * itemsize // 32 + c * strides[1] * itemsize // 32"),
-    "the start is missing: a tile that begins inside a sector may touch one more": ("start + r", "r"),
+    "start changes nothing in your count: add it to the offset before you divide, as a tile that begins inside a sector may touch one more": (
+        "start + r", "r"),
     "start counts elements, and you add it as bytes": [
         ("start + r", "r"), ("offsets * itemsize // 32", "(start + offsets * itemsize) // 32")],
     "you count the elements that differ: several of them share a sector": ("offsets * itemsize // 32", "offsets"),
@@ -35,7 +36,8 @@ MISTAKES = {
         RESULT, "sum(row.unique().numel() for row in offsets * itemsize // 32)"),
     "that is all sectors from the first to the last: those in between may be untouched": (
         RESULT, "int((offsets * itemsize // 32).max() - (offsets * itemsize // 32).min()) + 1"),
-    "a sector has 32 bytes: four of them make a cache line of 128": ("// 32", "// 128"),
+    "you divide elements by 32: a sector has 32 bytes, so multiply the offset by itemsize first": ("offsets * itemsize // 32", "offsets // 32"),
+    "a sector has 32 bytes, not 128": ("// 32", "// 128"),
 }  # fmt: skip
 
 
@@ -53,6 +55,7 @@ def inputs():
     yield case((4, 1), (2, 8), 4, 0, otherwise="a row that starts inside a sector reaches into the next: add the offsets, then divide")
     yield case((1, 64), (16, 4), 4, 0, otherwise="here the columns lie far apart, and the rows side by side")
     yield case((64, 1), (4, 32), 2, 0, otherwise="16 fp16 numbers fill a sector")
+    yield case((100, 1), (1, 32), 8, 0, otherwise="four numbers of 8 bytes fill a sector")
     yield case((64, 1), (4, 32), 4, 3, otherwise="a row that starts inside a sector ends inside another one")
     yield case((64, 1), (1, 16), 2, 5, otherwise="start counts elements: here it is 10 bytes")
     yield case((0, 1), (16, 8), 4, 0, otherwise="a stride of 0 reads the same elements again")

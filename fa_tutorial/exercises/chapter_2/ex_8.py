@@ -59,7 +59,8 @@ def truth(first, stride_r, stride_c, programs, BLOCK_R, BLOCK_C):
 
 def launch(first, stride_r, stride_c, programs, BLOCK_R, BLOCK_C):
     out = Out((programs * BLOCK_R, BLOCK_C), torch.float64)  # holds every integer below 2⁵³
-    return Launch((programs,), (out, first, stride_r, stride_c), {"BLOCK_R": BLOCK_R, "BLOCK_C": BLOCK_C})
+    meta = {"BLOCK_R": BLOCK_R, "BLOCK_C": BLOCK_C}
+    return Launch((programs,), (out, first, stride_r, stride_c), meta, ones_are_constants=True)
 
 
 def inputs():
@@ -67,9 +68,9 @@ def inputs():
         on = f"first = {first:,}, strides {strides}, 2 programs, tiles of (4, 8)"
         return case(first, *strides, 2, 4, 8, on=on, otherwise=otherwise)
 
-    yield offsets(3, (10, 1), "small offsets stay what they were: row · stride_r + column · stride_c")
+    yield offsets(1, (10, 1), "small offsets stay what they were: row · stride_r + column · stride_c")
     yield offsets(10_000, (65_536, 1), "row 40,000 of a matrix with 65,536 columns starts past 2³¹")
-    yield offsets(3, (2, 2**29), "columns may lie as far apart as rows: in a transposed view they do")
+    yield offsets(3, (1, 2**29), "columns may lie as far apart as rows: in a transposed view they do")
     yield offsets(1_000_000, (65_537, 3), "some offsets are past 2³² and odd")
     yield offsets(1_000_000, (2**20 + 1, 2**30 + 1))
     yield offsets(600_000_000, (3, 1), "a row's number may itself pass 2³¹: cast before you multiply by BLOCK_R")
@@ -80,7 +81,7 @@ EXERCISE = Exercise(
     task="Repair a kernel whose offsets overflow.",
     hints=(
         "A product of two 32-bit integers is a 32-bit integer. Which two products can pass 2³¹? What if one factor of each had 64 bits?",
-        "Cast before you multiply: (first + pid).to(tl.int64) * BLOCK_R for the rows, and tl.arange(0, BLOCK_C).to(tl.int64) for the columns.",
+        "Cast before you multiply, and cast blocks, not arguments: (first + pid).to(tl.int64) * BLOCK_R for the rows, and tl.arange(0, BLOCK_C).to(tl.int64) for the columns.",
     ),
     solution=offsets_kernel,
     reasoning="Triton's integers have 32 bits unless you say otherwise: program numbers, tl.arange and small arguments. One 64-bit factor "
