@@ -35,6 +35,7 @@ CHOICES = {
 }
 WAYS = ("fp16", "fp8", "fp8, rotated")
 LENGTHS = (1024, 4096, 16_384)
+ONES = (1024, 16_384, 20_000)  # to be added up
 SPEED_LENGTHS = (1024, 2048, 4096, 16_384)  # 2,048 by another run, on another H200
 
 
@@ -100,6 +101,13 @@ def modelled(kind: str, K: int, way: str, rows: int = 8) -> dict[str, float]:
     return error_of(
         sum(tensor_core_sum(a[:, i : i + 128], b[:, i : i + 128], zeros) for i in range(0, K, 128)), a @ b.T
     )
+
+
+def sum_of_ones(K: int, fast: bool) -> float:
+    """K ones added up by this GPU's torch._scaled_mm. 2,048 rows, since cuBLAS cuts K in parts where rows are few."""
+    ones, scale = torch.ones(2048, K, device="cuda").to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+    sums = torch._scaled_mm(ones, ones.T, scale, scale, out_dtype=torch.float32, use_fast_accum=fast)
+    return sums[0, 0].item()
 
 
 # ---------------------------------------------------------------- what the notebook shows; card: results.load's

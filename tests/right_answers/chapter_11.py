@@ -37,7 +37,7 @@ RIGHT_ANSWERS = (
          ("tl.minimum((split + 1) * part, S)", "tl.minimum(split * part + part, tl.cdiv(S, BLOCK_N) * BLOCK_N)"),
          ("acc / l_or_one[:, None]", "tl.where(l[:, None] == 0.0, 0.0, acc / l_or_one[:, None])"),
          ("m + tl.log(l_or_one)", 'tl.where(l == 0.0, -float("inf"), m + tl.log(l_or_one))')),
-    edit("11.4", "the row by modulo, the first key by it",
+    edit("11.5", "the row by modulo, the first key by it",
          ("first = start_n // PAGE_SIZE * PAGE_SIZE", "row = start_n % PAGE_SIZE"),
          ("start_n - first, last_seen - first,", "row, last_seen - start_n + row,"), ("S - first", "S - start_n + row")),
 )  # fmt: skip
