@@ -30,7 +30,23 @@ def merge_in_a_loop(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D,
     tl.store(lse_ptr + row, largest + tl.log(total))
 
 
+def splits_by_whole_numbers(n, S, sms):
+    """Shares compared as programs over waves, 100 · a / b with 95 · c / d."""
+    shares = [(n * splits, -(-n * splits // (2 * sms))) for splits in range(1, max(S // 256, 1) + 1)]
+    fullest = max(shares, key=lambda share: share[0] / share[1])
+    return next(i for i, (programs, waves) in enumerate(shares, 1) if 100 * programs * fullest[1] >= 95 * fullest[0] * waves)
+
+
+def window_part_by_tiles(split, splits, S, S_q, left, BLOCK_N):
+    tiles = range(max(S - S_q - left, 0) // BLOCK_N, -(-S // BLOCK_N))
+    size = -(-len(tiles) // splits)
+    mine = tiles[split * size : split * size + size]
+    return [mine[0] * BLOCK_N, min(mine[-1] * BLOCK_N + BLOCK_N, S)] if mine else [0, 0]
+
+
 RIGHT_ANSWERS = (
+    ("11.4", splits_by_whole_numbers),
+    ("11.6", window_part_by_tiles),
     ("11.1", step_us_by_the_slower_limit),
     ("11.2", merge_in_a_loop),
     edit("11.3", "by tiles, empty parts by tl.where",
