@@ -144,6 +144,12 @@ def test_the_model_gives_what_an_h200_gave():
         assert chapter_14.modelled(kind, K, way)["mean"] == pytest.approx(measured, rel=0.06, abs=1e-4)
 
 
+@pytest.mark.parametrize("name", chapter_14.PROBES)
+def test_the_model_cuts_and_aligns_as_the_h200_does(name):
+    measured = chapter_14.row(results.load("h200"), kernel="probe", data=name)["sum"]
+    assert model.tensor_core_sum(*chapter_14.probe(name, rows=1), torch.zeros(1, 1).double()).item() == measured
+
+
 def test_the_stand_in_by_blocks_is_as_accurate_as_an_h200_and_one_chain_is_not():
     q, k, v = (x[:, :, :8192].to(DEVICE) for x in chapter_14.data("16,384 keys, v + 1", 1, 16_384, 64))
     q = q[:, :, :8]

@@ -90,7 +90,11 @@ def two_limits(
     ax.axhline(copy, linestyle=":", color="black", label="limit: the memory, at a copy's rate")
     ax.loglog(*zip(*points, strict=True), "o", color=COLOURS["blue"], label="measured, one sequence")
     ax.loglog(
-        *zip(*larger.values(), strict=True), "^", color=COLOURS["green"], markersize=8, label="measured, 8 and 64"
+        *zip(*larger.values(), strict=True),
+        "^",
+        color=COLOURS["green"],
+        markersize=8,
+        label="measured, 8 and 64 sequences",
     )
     for B, place in larger.items():
         ax.annotate(f"{B}", place, (0, 8), textcoords="offset points", ha="center")

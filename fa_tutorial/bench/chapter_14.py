@@ -35,6 +35,12 @@ CHOICES = {
 }
 WAYS = ("fp16", "fp8", "fp8, rotated")
 LENGTHS = (1024, 4096, 16_384)
+PROBES = {  # factors of products that one instruction adds up
+    "2¹³ + 31 · 1.5": [(128, 64)] + 31 * [(1.5, 1)],
+    "2¹³ − 31 · 1.5": [(128, 64)] + 31 * [(-1.5, 1)],
+    "2¹⁴ + 30 · 1 − 2¹⁴": [(128, 128)] + 30 * [(1, 1)] + [(-128, 128)],
+}
+ONES = (1024, 16_384, 20_000)  # to be added up
 SPEED_LENGTHS = (1024, 2048, 4096, 16_384)  # 2,048 by another run, on another H200
 
 
@@ -102,6 +108,21 @@ def modelled(kind: str, K: int, way: str, rows: int = 8) -> dict[str, float]:
     )
 
 
+def probe(name: str, rows: int = 64) -> list[torch.Tensor]:
+    """Two matrices (rows, 128), float64, whose equal rows multiply to these products, and to 0 from there on."""
+    found = torch.zeros(2, rows, 128, dtype=torch.float64)
+    for i, product in enumerate(PROBES[name]):
+        found[:, :, i] = torch.tensor(product, dtype=torch.float64)[:, None]
+    return list(found)
+
+
+def sum_of_ones(K: int, fast: bool) -> float:
+    """K ones added up by this GPU's torch._scaled_mm. 2,048 rows, since cuBLAS cuts K in parts where rows are few."""
+    ones, scale = torch.ones(2048, K, device="cuda").to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+    sums = torch._scaled_mm(ones, ones.T, scale, scale, out_dtype=torch.float32, use_fast_accum=fast)
+    return sums[0, 0].item()
+
+
 # ---------------------------------------------------------------- what the notebook shows; card: results.load's
 
 
@@ -115,7 +136,14 @@ def tflops(card: dict[str, Any], provider: str, D: int, S: int, is_causal: bool)
 
 
 def print_sums(card: dict[str, Any]) -> None:
-    """Chains of K products, of the model and of the GPU: the mean error, in % of the sums' root mean square."""
+    """Of the model and of the GPU: sums that show how it cuts, and the mean error of chains of K products, in % of the
+    sums' root mean square."""
+    print(f"{'one instruction adds up':34}{'model':>9}{'H200':>9}")
+    for name in PROBES:
+        a, b = probe(name)
+        total = tensor_core_sum(a[:1], b[:1], torch.zeros(1, 1, dtype=torch.float64)).item()
+        print(f"{name:34}{total:9,.0f}{row(card, kernel='probe', data=name)['sum']:9,.0f}")
+    print()
     print(f"{'one chain, mean error in %':34}{'model':>9}{'H200':>9}")
     for kind, K in itertools.product(("uniform", "p v, mean 0", "p v, mean 1"), LENGTHS):
         stored = row(card, kernel="sums", data=kind, K=K, provider="chain")
@@ -123,32 +151,11 @@ def print_sums(card: dict[str, Any]) -> None:
         print(f"{kind:14} K = {K:6,}        " + "".join(f"{mean:9.2f}" for mean in means))
 
 
-def print_expected_sums(rows: int = 8) -> None:
-    """What a chain of positive products loses, in %: by (14.7), and in the model, of three kinds of products."""
-    lengths = (128, LENGTHS[0], LENGTHS[-1])
-    lost: dict[str, list[float]] = {"expected by (14.7)": [K / (3 * 2**14) for K in lengths]}
-    for K in lengths:
-        generator = torch.Generator().manual_seed(14)
-        a, b, even = (torch.rand(rows, K, generator=generator).double() for _ in range(3))
-        kinds = {
-            "evenly spread in [0, 1/2]": (torch.ones_like(even), even / 2),
-            "uniform, not rounded": (a, b),
-            "uniform, in e4m3": (to_e4m3(a), to_e4m3(b)),
-        }
-        for kind, (x, y) in kinds.items():
-            truth = x @ y.T
-            found = error_of(tensor_core_sum(x, y, torch.zeros_like(truth)), truth)
-            lost.setdefault(kind, []).append(-found["mean"])
-    print(f"\n{'a chain loses, in %, K =':26}" + "".join(f"{K:8,}" for K in lengths))
-    for kind, shares in lost.items():
-        print(f"{kind:26}" + "".join(f"{100 * share:8.2f}" for share in shares))
-
-
 def print_choices(card: dict[str, Any]) -> None:
     """Each way to o: how many times as fast as chapter 9's fp16 at each S, and its error on three kinds of data."""
     ways = {"hopper": ("fp16, chapter 9", "fp16"), **{name: (CHOICES[name], "fp8") for name in list(CHOICES)[:2]}}
     ways["fp8, rotation and quantiser"] = (CHOICES["fp8, rotation and quantiser"], "fp8, rotated")
-    print(f"{'':30}{'times fp16, S =':>24}{'o is off by, in %':>34}")
+    print(f"{'':30}{'times as fast, S =':>24}{'o is off by, in %':>34}")
     print(f"{'':30}" + "".join(f"{S:8,}" for S in LENGTHS) + f"{'N(0, 1)':>12}{'outliers':>11}{'v + 1':>11}")
     for D in (64, 128):
         for name, (words, way) in ways.items():
@@ -214,9 +221,10 @@ def speedup(card: dict[str, Any], name: str, D: int, lengths: tuple[int, ...] = 
 def print_rates(card: dict[str, Any], S: int = LENGTHS[-1]) -> None:
     """TFLOP/s of both formats' kernels without a mask, and their shares of a plain matmul of that format."""
     plain = {"hopper": card["provenance"]["ceilings"]["matmul_fp16_tflops"]}
-    plain["fp8"] = tflops(card, "matmul, chain", 128, S, False)
+    plain["fp8"] = tflops(card, "matmul, blocks", 128, S, False)
     print(f"full, S = {S:,}".ljust(22), *(f"{words:>26}" for words in (SPEEDS[name] for name in plain)))
     print("a plain matmul".ljust(22), *(f"{rate:18,.0f} TFLOP/s" for rate in plain.values()))
+    print(f"{'… in one chain':48}{tflops(card, 'matmul, chain', 128, S, False):19,.0f} TFLOP/s")
     for D in (64, 128):
         rates = {name: tflops(card, name, D, S, False) for name in plain}
         cells = (f"{rate:12,.0f} TFLOP/s, {rate / plain[name]:3.0%}" for name, rate in rates.items())
@@ -240,7 +248,7 @@ def plot_gains(card: dict[str, Any]) -> Figure:
         fp16, fp8 = 2 * matmul_cycles(D), matmul_cycles(D)
         one_after_the_other = (fp16 + exp_cycles()) / (fp8 + exp_cycles())
         overlapped = max(fp16, exp_cycles()) / max(fp8, exp_cycles())
-        for expected, words in ((one_after_the_other, "(9.2)"), (overlapped, "(9.3)")):
+        for expected, words in ((one_after_the_other, "in turns (9.2)"), (overlapped, "overlapped (9.3)")):
             ax.axhline(expected, color="black", lw=0.8)
             ax.text(21_600, expected, words, va="center")
         for name, (colour, line, marker) in looks.items():

@@ -30,14 +30,30 @@ def merge_in_a_loop(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D,
     tl.store(lse_ptr + row, largest + tl.log(total))
 
 
+def splits_by_whole_numbers(n, S, sms):
+    """Shares compared as programs over waves, 100 · a / b with 95 · c / d."""
+    shares = [(n * splits, -(-n * splits // (2 * sms))) for splits in range(1, max(S // 256, 1) + 1)]
+    fullest = max(shares, key=lambda share: share[0] / share[1])
+    return next(i for i, (programs, waves) in enumerate(shares, 1) if 100 * programs * fullest[1] >= 95 * fullest[0] * waves)
+
+
+def window_part_by_tiles(split, splits, S, S_q, left, BLOCK_N):
+    tiles = range(max(S - S_q - left, 0) // BLOCK_N, -(-S // BLOCK_N))
+    size = -(-len(tiles) // splits)
+    mine = tiles[split * size : split * size + size]
+    return [mine[0] * BLOCK_N, min(mine[-1] * BLOCK_N + BLOCK_N, S)] if mine else [0, 0]
+
+
 RIGHT_ANSWERS = (
+    ("11.4", splits_by_whole_numbers),
+    ("11.6", window_part_by_tiles),
     ("11.1", step_us_by_the_slower_limit),
     ("11.2", merge_in_a_loop),
     edit("11.3", "by tiles, empty parts by tl.where",
          ("tl.minimum((split + 1) * part, S)", "tl.minimum(split * part + part, tl.cdiv(S, BLOCK_N) * BLOCK_N)"),
          ("acc / l_or_one[:, None]", "tl.where(l[:, None] == 0.0, 0.0, acc / l_or_one[:, None])"),
          ("m + tl.log(l_or_one)", 'tl.where(l == 0.0, -float("inf"), m + tl.log(l_or_one))')),
-    edit("11.4", "the row by modulo, the first key by it",
+    edit("11.5", "the row by modulo, the first key by it",
          ("first = start_n // PAGE_SIZE * PAGE_SIZE", "row = start_n % PAGE_SIZE"),
          ("start_n - first, last_seen - first,", "row, last_seen - start_n + row,"), ("S - first", "S - start_n + row")),
 )  # fmt: skip

@@ -7,20 +7,25 @@ longer to launch it. gb_s counts the bytes of the live keys and values, each onc
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 
+from fa_tutorial import decode
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Shape, about
 from fa_tutorial.bench.chapter_11 import basic_call_of, call_of, shape_of
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import graph_of, randn, timed
+from fa_tutorial.bench.timing import graph_of, randn, timed, timed_in_turns
 from fa_tutorial.hardware import device
+from fa_tutorial.tiles import TileConfig
 
 PROVIDERS = ("decode", "paged 16", "paged 64", "fp8", "basic", "sdpa_flash", "sdpa_cudnn")
 
@@ -107,6 +112,52 @@ def _clean_us(call: Callable[[], Any], repeats: int = 200) -> float:
     return round(1000 * statistics.median(start.elapsed_time(end) for start, end in events), 2)
 
 
+def part_cases() -> Iterator[Measurement]:
+    """A step, its split kernel alone, its merge alone, and a kernel that writes one number, in turns."""
+    for (B, S), name in itertools.product(((1, 4096), (1, 32_768), (8, 32_768)), ("decode", "split", "merge", "empty")):
+        shape = shape_of(B, S)
+        yield about(11, "parts", name, **vars(shape)), lambda shape=shape, name=name: _parts_in_turns(shape)[name]
+
+
+def without(kernel: str, call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call, less the launch of this kernel of decode."""
+
+    def run() -> Any:
+        with mock.patch.object(decode, kernel, defaultdict(lambda: lambda *args, **meta: None)):
+            return call()
+
+    return run
+
+
+@functools.lru_cache(maxsize=1)
+def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    call, one = call_of("decode", shape)[0], torch.zeros(1, device=device())
+    parts = {"split": without("combine_kernel", call), "merge": without("split_kernel", call)}
+    graphs = {name: graph_of(part) for name, part in ({"decode": call, "empty": one.zero_} | parts).items()}
+    return timed_in_turns({name: graph.replay for name, graph in graphs.items()}, rounds=4)
+
+
+def stage_cases() -> Iterator[Measurement]:
+    """One sequence of 32,768 keys with one split, by the number of stages, in turns."""
+    shape = shape_of(1, 32_768)
+    for stages in (2, 3, 4, 6):
+        yield (
+            about(11, "stages", "decode", **vars(shape)) | {"stages": stages},
+            lambda stages=stages: _stages_in_turns()[stages],
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def _stages_in_turns() -> dict[int, dict[str, Any]]:
+    call, live_bytes = call_of("decode", shape_of(1, 32_768), 1)
+    graphs = {}
+    for stages in (2, 3, 4, 6):
+        with mock.patch.object(decode, "choose_config", lambda *args, stages=stages: TileConfig(16, 64, 4, stages)):
+            graphs[stages] = graph_of(call)
+    rows = timed_in_turns({stages: graph.replay for stages, graph in graphs.items()}, rounds=2)
+    return {stages: row | {"gb_s": round(live_bytes / row["ms"] / 1e6, 1)} for stages, row in rows.items()}
+
+
 def _decode_row(provider: str, shape: Shape, splits: int | None = None) -> dict[str, Any]:
     return _row(*call_of(provider, shape, splits))
 
@@ -125,4 +176,13 @@ def _row(call: Callable[[], Any], live_bytes: int) -> dict[str, Any]:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    return itertools.chain(decode_cases(), split_cases(), token_cases(), row_cases(), window_cases(), read_cases())
+    return itertools.chain(
+        decode_cases(),
+        split_cases(),
+        token_cases(),
+        row_cases(),
+        window_cases(),
+        read_cases(),
+        part_cases(),
+        stage_cases(),
+    )

@@ -14,7 +14,20 @@ import torch
 from fa_tutorial import flash_attention_fp8, fp8, hopper, ledger, reference
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Shape, about, literature
-from fa_tutorial.bench.chapter_14 import KINDS, LENGTHS, SPEED_LENGTHS, SPEEDS, WAYS, data, error_of, factors
+from fa_tutorial.bench.chapter_14 import (
+    KINDS,
+    LENGTHS,
+    ONES,
+    PROBES,
+    SPEED_LENGTHS,
+    SPEEDS,
+    WAYS,
+    data,
+    error_of,
+    factors,
+    probe,
+    sum_of_ones,
+)  # fmt: skip
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, timed_in_turns
 from fa_tutorial.decode import FP8
@@ -86,6 +99,22 @@ def _sums_row(K: int, kind: str, way: str) -> dict[str, Any]:
     return error_of(sums(a, b, way == "blocks"), a.double() @ b.double().T)
 
 
+def ones_cases() -> Iterator[Measurement]:
+    """torch._scaled_mm of ones, with its two ways to add up."""
+    for K, way in itertools.product(ONES, ("fast", "accurate")):
+        yield about(14, "ones", way, "e4m3", K=K), lambda K=K, way=way: {"sum": sum_of_ones(K, way == "fast")}
+
+
+def probe_cases() -> Iterator[Measurement]:
+    """Products that show how an instruction cuts them."""
+    for name in PROBES:
+        yield about(14, "probe", "chain", "e4m3", data=name), partial(_probe_row, name)
+
+
+def _probe_row(name: str) -> dict[str, Any]:
+    return {"sum": sums(*(x.float().to("cuda", FP8) for x in probe(name)), False)[0, 0].item()}
+
+
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    return itertools.chain(error_cases(), sum_cases(), speed_cases())
+    return itertools.chain(error_cases(), sum_cases(), ones_cases(), probe_cases(), speed_cases())

@@ -33,6 +33,8 @@ MISTAKES = {
     "the times of the two limits are added: the slower one alone decides": (
         TIME, "(bytes_read / (busy * sm_gb_s) + bytes_read / copy_gb_s) / 1e3"),
     "a GB is 10⁹ bytes, not 2³⁰": (TIME, "bytes_read / gb_s / 2**30 * 1e6"),
+    "only one part's bytes are counted: the programs of a step read all parts": (BYTES, f"{BYTES} / splits"),
+    "the time is cut to whole µs: return all of it": (TIME, f"int({TIME})"),
     "that is milliseconds: return µs": (TIME, f"{TIME} / 1e3"),
     "that is ns: return µs, a thousand of them": (TIME, "bytes_read / gb_s"),
     "that is seconds: return µs": (TIME, f"{TIME} / 1e6"),
@@ -48,7 +50,7 @@ def inputs():
     yield case(
         1, 8, 2, 1000, 10, 1, 100, 5.0, 400.0, otherwise="2 programs on 100 SMs pull 10 GB/s, and a number has 2 bytes; a GB is 10⁹ bytes"
     )
-    yield case(1, 8, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="4 splits of 2 key heads are 8 programs")
+    yield case(1, 8, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="4 splits of 2 key heads are 8 programs, and all parts are read in a step")
     yield case(3, 8, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="3 sequences bring three caches, and 24 programs")
     yield case(1, 8, 2, 1000, 10, 64, 100, 3.0, 400.0, otherwise="128 programs on 100 SMs: 100 are busy")
     yield case(1, 8, 2, 1000, 10, 64, 100, 5.0, 400.0, otherwise="the SMs could pull 500 GB/s, and the memory gives 400")

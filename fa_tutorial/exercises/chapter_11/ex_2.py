@@ -37,6 +37,8 @@ MISTAKES = {
     "the parts are averaged, and so are their lse: a part's share is exp(its lse − m) / l": [
         (f"{MERGED} / l", "tl.sum(v, axis=0) / splits"), (LSE, "tl.sum(tl.where(offs_s < splits, s, 0.0), axis=0) / splits")],
     "the parts are averaged, over BLOCK_S of them: a part's share is exp(its lse − m) / l": (f"{MERGED} / l", "tl.sum(v, axis=0) / BLOCK_S"),
+    "each part counts the same: its lse says how much it counts": ("tl.exp(s - m)", "tl.where(offs_s < splits, 1.0, 0.0)"),
+    "p is 2^(s − m): take exp, since an lse is a natural logarithm": ("tl.exp(s - m)", "tl.exp2(s - m)"),
     "m is never below 0, so every p is 0 where all lse are far below: m is the largest lse": ("m = tl.max(s, axis=0)", "m = tl.maximum(tl.max(s, axis=0), 0.0)"),
     "missing parts get a large negative number, and an lse may be lower: load them as −∞": ('-float("inf")', "-1e4"),
     "o is not divided by l": (f"{MERGED} / l", MERGED),
@@ -115,10 +117,7 @@ EXERCISE = Exercise(
     ),
     inputs=inputs,
     truth=truth,
-    rule=(
-        "attention with the parts' lse as scores and their o as values: o is Σ p · o_parts / l and lse is m + log l, where p = "
-        "exp(lse_parts − m)"
-    ),
+    rule="attention with the parts' lse as scores and their o as values",
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,

@@ -45,6 +45,7 @@ MISTAKES = {
     "the old maximum comes back: the next block needs the new one": ("return m_new,", "return m,"),
     "one maximum is taken for all rows: each row has its own": ("s.amax(dim=1)", "s.amax().expand(len(s))"),
     "acc is divided by l already: more blocks will join, so divide after the last one": ("m_new, l, acc", "m_new, l, acc / l[:, None]"),
+    "p is measured from the old maximum: take the new one": ("torch.exp(s - m_new[:, None])", "torch.exp(s - m[:, None])"),
     "p is 2^(s − m) here: take exp, since s isn't multiplied by log2(e)": ("torch.exp(s", "torch.exp2(s"),
     "p and alpha are powers of 2 here: take exp, since s isn't multiplied by log2(e)": ("torch.exp(", "torch.exp2("),
     "l isn't rescaled when the maximum grows": ("alpha * l", "l"),

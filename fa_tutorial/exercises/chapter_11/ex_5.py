@@ -1,0 +1,154 @@
+"""Exercise 11.5, paged_split_kernel."""
+
+import math
+
+import torch
+
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.forward import attend
+from fa_tutorial.matmul import tl, triton
+from fa_tutorial.tiles import load_tile, store_tile
+
+BLOCK, SCALE = 16, 0.25
+
+
+@triton.jit
+def paged_split_kernel(q, k, v, table_ptr, seqlens_ptr, o, lse_ptr, H_k, S_q, rows, pages, D, scale,
+                       PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                       BLOCK_D: tl.constexpr):  # fmt: skip
+    """Attention to one part of a sequence's keys, which lie in pages: that part's o and lse, (11.1)."""
+    batch_head, split = tl.program_id(0), tl.program_id(1)
+    b, h_k = batch_head // H_k, batch_head % H_k
+    S = tl.load(seqlens_ptr + b)
+    part = tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N
+    start, end = split * part, tl.minimum((split + 1) * part, S)
+
+    offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    last_seen = S - S_q + offs_m % S_q  # [BLOCK_M]
+    q_tile = load_tile(q, b, h_k, 0, rows, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
+    l = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    for start_n in range(start, end, BLOCK_N):
+        page = tl.load(table_ptr + b * pages + start_n // PAGE_SIZE)
+        first = start_n // PAGE_SIZE * PAGE_SIZE  # the position of the page's first key
+        m, l, acc = attend(q_tile, k, v, m, l, acc, page, h_k, start_n - first, last_seen - first,
+                           S - first, D, scale, True, BLOCK_N, BLOCK_D)  # fmt: skip
+
+    l_or_one = tl.where(l == 0.0, 1.0, l)
+    store_tile(o, acc / l_or_one[:, None], split, batch_head, 0, rows, D, BLOCK_M, BLOCK_D)
+    first_row = (split * tl.num_programs(0) + batch_head) * rows
+    tl.store(lse_ptr + first_row + offs_m, m + tl.log(l_or_one), mask=offs_m < rows)
+
+
+PART = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N"
+LENGTH, PAGE = "tl.load(seqlens_ptr + b)", "tl.load(table_ptr + b * pages + start_n // PAGE_SIZE)"
+ROW, SEEN, ROWS = "h_k, start_n - first, ", "last_seen - first,", "S - first,"
+MISTAKES = {
+    "keys at the end belong to no split: round up when you divide the tiles by splits, as in 11.3": (
+        PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
+    "acc is not divided: a part's o is acc / l, (11.1)": ("acc / l_or_one[:, None]", "acc"),
+    "the mask starts at key 0: the newest token, S_q − 1, sees key S − 1, as in 11.3": ("S - S_q + offs_m % S_q", "offs_m % S_q"),
+    "the pages are taken in the order of memory: look the page up in the block table": (PAGE, "b * pages + start_n // PAGE_SIZE"),
+    "every sequence takes the pages of the first: sequence b's row of the table begins at b · pages": (PAGE, PAGE.replace("b * pages + ", "")),
+    "every key comes from the sequence's first page: entry start_n // PAGE_SIZE of its row": (PAGE, PAGE.replace(" + start_n // PAGE_SIZE", "")),
+    "every tile of a part comes from the page of the part's first: look the page up in the loop, for each tile": (
+        PAGE, PAGE.replace("start_n", "start")),
+    "every tile starts at its page's first row: a page may hold several tiles": (ROW, "h_k, 0, "),
+    "the mask compares rows of a page with positions in the sequence, so that rows see keys beyond their own: shift last_seen, too": (
+        SEEN, "last_seen, "),
+    "keys beyond the sequence's end are loaded, and 0 times what stands there may be NaN: shift S, too": (ROWS, "S,"),
+    "last_seen and S are positions in the sequence, and attend compares them with rows of a page: shift both": [
+        (SEEN, "last_seen,"), (ROWS, "S,")],
+    "where a row sees nothing o is NaN: l is 0 there, so divide by 1 instead": ("tl.where(l == 0.0, 1.0, l)", "l"),
+    "a part is counted in pages: it is ceil(tiles / splits) tiles of BLOCK_N keys, as in 11.3": (
+        PART, "tl.cdiv(tl.cdiv(S, PAGE_SIZE), tl.num_programs(1)) * PAGE_SIZE"),
+    "the parts are cut from the table's width: count the tiles of this sequence's own S": (
+        PART, "tl.cdiv(tl.cdiv(pages * PAGE_SIZE, BLOCK_N), tl.num_programs(1)) * BLOCK_N"),
+    "every sequence has the first one's length: it is at seqlens_ptr + b": (LENGTH, "tl.load(seqlens_ptr)"),
+}  # fmt: skip
+
+
+def truth(q, k, v, table, seqlens, S_q, splits, page_size, block_d):
+    """By sequence, with its pages put in order: chapter 1's softmax over each part."""
+    (B, H_k, rows, D), r = q.shape, torch.arange(q.shape[2])[:, None]
+    o, lse = torch.zeros(splits, B, H_k, rows, D, dtype=torch.double), torch.zeros(splits, B, H_k, rows, dtype=torch.double)
+    for b, S in enumerate(seqlens.tolist()):
+        keys, values = (x[table[b].long()].transpose(0, 1).flatten(1, 2)[:, :S].double() for x in (k, v))  # (H_k, S, D)
+        part, n = math.ceil(math.ceil(S / BLOCK) / splits) * BLOCK, torch.arange(S)
+        for split in range(splits):
+            seen = (n <= S - S_q + r % S_q) & (n // part == split)
+            s = (SCALE * q[b].double() @ keys.mT).masked_fill(~seen, -math.inf)
+            o[split, b], lse[split, b] = torch.softmax(s, dim=-1).nan_to_num() @ values, torch.logsumexp(s, dim=-1)
+    return o.flatten(1, 2), lse.flatten(1, 2)
+
+
+def launch(q, k, v, table, seqlens, S_q, splits, page_size, block_d):
+    B, H_k, rows, D = q.shape
+    out = Out((splits, B * H_k, rows, D), torch.float32, as_heads=True), Out((splits, B * H_k, rows), torch.float32)
+    inputs = *(In(x, as_heads=True) for x in (q, k, v)), In(table), In(seqlens)
+    meta = {"PAGE_SIZE": page_size, "BLOCK_M": BLOCK, "BLOCK_N": BLOCK, "BLOCK_D": block_d}
+    return Launch((B * H_k, splits), (*inputs, *out, H_k, S_q, rows, table.shape[1], D, SCALE), meta)
+
+
+def inputs():
+    def paged(lengths, H_k, page_size, splits, otherwise="", *, S_q=1, D=16, table=None, dtype=torch.float32, draw=None, **options):
+        B, pages, draw = len(lengths), -(-max(lengths) // page_size), draw or torch.Generator().manual_seed(0)
+        if table is None:
+            table = torch.arange(B * pages).flip(0).view(B, pages)
+        q = torch.randn((B, H_k, 4 * S_q, D), generator=draw).to(dtype)
+        k, v = (torch.randn((B * pages, H_k, page_size, D), generator=draw).to(dtype) for _ in range(2))
+        for b, length in enumerate(lengths):  # what a cache holds beyond a sequence's end may be anything
+            for x in (k, v):
+                x[table[b, length // page_size :].long(), :, length % page_size :] = math.nan
+        on = f"lengths {list(lengths)}, pages of {page_size}, splits = {splits}, H_k = {H_k}, S_q = {S_q}, D = {D}, BLOCK_N = {BLOCK}"
+        stray = (
+            "a tile's page is table[b, start_n // PAGE_SIZE], no tile begins at S or after it, seqlens is (B,), and a page's rows count from "
+            "its first key"
+        )
+        sizes = S_q, splits, page_size, 16 if D <= 16 else 32
+        return case(q, k, v, table.int(), torch.tensor(lengths).int(), *sizes, on=on, otherwise=otherwise, stray=stray, **options)
+
+    behind = "pages of 16 keys, and tiles too: key n is row n % 16 of page table[b, n // 16], so each tile starts at row 0"
+    yield paged((32,), 1, 16, 1, behind)
+    yield paged(
+        (40,),
+        1,
+        16,
+        2,
+        "the last page is ragged: what a cache holds beyond a sequence's length doesn't count",
+        table=torch.tensor([[1, 2, 0]]),
+    )
+    yield paged((64,), 1, 32, 1, "pages of 32 keys hold two tiles: a tile starts at row start_n % PAGE_SIZE")
+    yield paged((40,), 1, 32, 3, "a part is counted in tiles, not in pages: three tiles in three parts")
+    yield paged((40, 21), 2, 16, 2, "two sequences: each has its length, and its row of the table")
+    yield paged((52,), 1, 32, 2, "each row sees the keys up to its own token's position", S_q=4)
+    yield paged((90, 7, 33), 2, 32, 3, table=torch.tensor([[4, 0, 7], [2, 8, 1], [3, 6, 5]]), S_q=2, D=12, draw=generator(), fresh=True)
+    yield paged((35, 70), 1, 64, 2, D=20, dtype=torch.float16, draw=generator(), fresh=True)
+
+
+EXERCISE = Exercise(
+    id="11.5",
+    task="Give split_kernel a length for each sequence, and a block table: page p of the caches holds PAGE_SIZE keys of one sequence.",
+    hints=(
+        "For attend a page is what a batch entry was: k and v are (pages of all sequences, H_k, PAGE_SIZE, D). Which page has the tile's keys?",
+        "In that page the tile starts at row start_n − first, where first = start_n // PAGE_SIZE * PAGE_SIZE is the position of the page's first "
+        "key. attend compares with last_seen and S: from where must they count?",
+        "Sequence b's row of the table begins at b * pages, and each tile needs its own entry, so look it up in the loop. attend knows only rows "
+        "of this page: give it each position minus that of the page's first key.",
+    ),
+    solution=paged_split_kernel,
+    reasoning="A key has two numbers, its position in the sequence and its row in a page. The table is looked up by position, the page by row. "
+    "The mask needs both to count from one key, so last_seen and S are measured from the page's first.",
+    more="The package's load_keys looks a page up for each key of a tile, so its pages may be smaller than a tile.",
+    inputs=inputs,
+    truth=truth,
+    rule="key n of sequence b is row n % PAGE_SIZE of page table[b, n // PAGE_SIZE], and rows see what they saw without pages",
+    mistakes=MISTAKES,
+    parts=("o", "lse"),
+    launch=launch,
+    tolerance=lambda args, part: (1e-6, (2e-3 if args[0].dtype == torch.float16 else 2e-5) * float(args[2].nan_to_num().max())),
+    seen={"overlap": "two programs write the same row: that part of the kernel stays as it was in 11.3"},
+)
