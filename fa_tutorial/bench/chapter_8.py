@@ -292,7 +292,8 @@ def show_orders(gain: Callable[[int, int, int], float]) -> None:
     """Print what the order of causal programs gains on the H200 where there is one sequence, and what `gain` of (D,
     heads, S) counts."""
     print("H200, B = 1, causal                programs  counted      TFLOP/s  faster")
-    stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "order"]
+    kernels = results.read(results.FOLDER / "h200.json")["kernels"]
+    stored = [row for row in kernels if (row["chapter"], row["kernel"]) == (8, "order")]
     for D, (heads, S) in itertools.product((64, 128), SHORT_GRIDS):
         rates = {
             row["provider"]: row["tflops"] for row in stored if (row["D"], row["H_q"], row["S_q"]) == (D, heads, S)

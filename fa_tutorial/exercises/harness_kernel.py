@@ -372,14 +372,14 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
         return f"{foreign} comes from PyTorch or NumPy, which {ONLY_TRITON}"
     if "outside of the scope of a kernel" in f"{error} {root}" and hardware.triton_imported_without_interpreter():
         return "Triton was imported before fa_tutorial, so its own functions are compiled ones: restart, and import fa_tutorial first"
-    if "arange" in line and "constexpr" in f"{root}{error}":
-        return (
-            "tl.arange takes tl.constexpr arguments only: use the block's size here, tl.arange(0, BLOCK), and leave the length to the mask"
-        )
     if re.search("'(int|constexpr)' object has no attribute 'to'", f"{error} {root}"):
         return (
             "Triton makes a constant of an argument that is 1, and a constant has no .to: cast what you multiply it by, which comes "
             "from tl.program_id or tl.arange"
+        )
+    if "arange" in line and "constexpr" in f"{root}{error}":
+        return (
+            "tl.arange takes tl.constexpr arguments only: use the block's size here, tl.arange(0, BLOCK), and leave the length to the mask"
         )
     if half := re.search(r"Expected dtype \['fp32', 'fp64'\] but got (fp16|bf16)", f"{error} {root}"):
         return f"this function takes float32, not {half[1]}: convert with .to(tl.float32) right after the load"

@@ -131,7 +131,7 @@ WRONG_ANSWERS = (
     edit("7.5", "two loops, full_n from the last row", ("    for start_n", f"{FULL_N}    for start_n"),
          ("seen & (offs_n[None, :] <= offs_m[:, None] + (S_k - S_q))",
           "seen & ((start_n < full_n) | (offs_n[None, :] <= offs_m[:, None] + (S_k - S_q)))"),
-         told="full_n comes from its first row", gpu="query i sees keys 0 to"),
+         told="full_n comes from its first row"),
     edit("7.5", "end_n past the last row", ("tl.minimum(start_m + BLOCK_M, S_q)", "(start_m + BLOCK_M)"),
          told="tiles are multiplied that no row of their block sees", gpu=None),
     edit("7.5", "last_seen, and a strict mask", (P, P.replace("seen,", "offs_n[None, :] < last_seen[:, None],")),
