@@ -58,7 +58,7 @@ class Launch:
     """How an exercise's kernel is launched: the grid, the positional arguments (In, Out and numbers), the tl.constexpr arguments.
 
     shapes: what to tell a reader whose blocks don't broadcast. left_out: what a load puts in the lanes that its mask leaves out, where other=
-    is not given. ones_are_constants: an argument of 1 has no .to in the interpreter either.
+    is not given.
     """
 
     grid: tuple[int, ...]
@@ -66,7 +66,6 @@ class Launch:
     meta: Mapping[str, int]
     shapes: str = ""
     left_out: float = math.nan
-    ones_are_constants: bool = False
 
     def names(self, kernel: Any) -> list[str]:
         """The arguments' names: the parameters of `kernel`, without _ptr or _desc."""
@@ -86,7 +85,7 @@ def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str, onc
     trace = Trace([arg for arg in args if isinstance(arg, Buffer)], strict=True, left_out=launch.left_out)
     try:
         poisons = (SENTINEL,) if once else (math.nan, SENTINEL)
-        with ones_as_constants() if launch.ones_are_constants else contextlib.nullcontext():
+        with ones_as_constants():
             runs = run_poisoned(kernel, launch.grid, args, launch.meta, trace, poisons)
     except Stray as error:
         raise Wrong(f"{stray}: with {on} it {error.access}") from None
