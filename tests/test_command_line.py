@@ -38,6 +38,7 @@ def test_as_a_module_its_version_and_no_other_word():
         (["progress", "one"], "int"),
         (["doctor", "--nope"], "unrecognized"),
         (["bench", "table", "--grid", "nope"], "points"),
+        (["bench", "--providers", "nope"], "sdpa_cudnn"),
     ],
 )
 def test_wrong_arguments_are_told_with_what_is_allowed(wrong, allowed, capsys):
