@@ -56,7 +56,6 @@ html_theme_options = {
     "footer_content_items": "copyright.html",  # which names the authors
 }
 autodoc_typehints = "none"
-python_maximum_signature_line_length = 80
 copybutton_exclude = ".linenos, .gp, .go"
 
 
