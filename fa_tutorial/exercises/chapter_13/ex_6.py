@@ -97,27 +97,9 @@ def truth(q, k, v, do, ranks):
     return *torch.autograd.grad(o, leaves, do), torch.tensor(4 * ranks - 2 if ranks > 1 else 0)
 
 
-def keeping(answer):
-    """The answer, whose programs may not send their rank's q."""
-
-    @functools.wraps(answer)
-    def on_a_rank(q, k, v, o, do, lse, ranks):
-        own, program = q.clone(), answer(q, k, v, o, do, lse, ranks)
-
-        def watched():
-            received = None
-            while True:
-                try:
-                    message = program.send(received)
-                except StopIteration as stop:
-                    return stop.value
-                if any(torch.equal(own, sent) for sent in played.tensors_of(message)):
-                    raise Wrong("a rank sends its q: q, o, do, lse and dq stay, and keys and values come to them")
-                received = yield message
-
-        return watched() if hasattr(program, "send") else program
-
-    return on_a_rank
+def look(message, q):
+    if any(torch.equal(q, sent) for sent in played.tensors_of(message)):
+        raise Wrong("a rank sends its q: q, o, do, lse and dq stay, and keys and values come to them")
 
 
 def adapt(answer):
@@ -127,7 +109,7 @@ def adapt(answer):
     @functools.wraps(answer)
     def ring(q, k, v, do, ranks):
         o, lse = played.attend(q, k, v)
-        results, sent = played.play(keeping(answer), (q, k, v, o, do, lse), ranks)
+        results, sent = played.play(answer, (q, k, v, o, do, lse), ranks, look)
         return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(max(sent) * ranks / k.nbytes)
 
     return ring
@@ -142,8 +124,8 @@ RULES = {
 
 
 def inputs():
-    for ranks, rows in ((2, 1), (3, 1), (4, 2)):
-        for fresh in (False, True):
+    for ranks, rows in ((2, 1), (3, 1), (4, 2), (played.MANY, 1)):
+        for fresh in (False, True)[: 1 + (ranks < played.MANY)]:
             drawn = played.draws(1, 2, ranks * rows, 4, fresh=fresh)
             on = f"{ranks} ranks, S = {ranks * rows}, H = 2, D = 4"
             yield case(*drawn, ranks, on=on, otherwise=RULES, fresh=fresh)
