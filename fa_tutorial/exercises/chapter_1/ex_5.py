@@ -178,9 +178,8 @@ EXERCISE = Exercise(
     hints=(
         "Start with m, l: numbers, and acc: (D,). For each (s, v) find the new maximum, alpha, and p: (n,), then the new l and the new acc. "
         "acc = Σ exp(s − m) · value is measured from m, and so is l. What must you do to both when the maximum grows?",
-        "In each block find m_new, p = exp(s − m_new) and alpha = exp(m − m_new). Multiply l and acc by alpha, then add p.sum() to l and "
-        "p @ v to acc. Divide once, after the last block. Skip a block while m_new is −inf, and test whether l is 0 before you divide by "
-        "it.",
+        "In each block find m_new, p = exp(s − m_new) and alpha = exp(m − m_new). Multiply l and acc by alpha, then add p.sum() to l and p "
+        "@ v to acc. Divide once, after the last block. Skip a block while m_new is −inf, and test whether l is 0 before you divide by it.",
     ),
     solution=running_weighted_sum,
     reasoning="acc and l are sums of the same terms exp(s − m), and acc weights them with the values. So the same alpha moves both to the "

@@ -111,10 +111,8 @@ EXERCISE = Exercise(
     reasoning=(
         "By (11.2), o is a weighted sum with the weights e^(lse of a part − lse): attention once more, to as many keys as there are parts."
     ),
-    more=(
-        "The package's combine_kernel takes BLOCK_S parts at a time with an online softmax, and gives o = 0 and lse = −∞ to a row "
-        "without keys."
-    ),
+    more="The package's combine_kernel takes BLOCK_S parts at a time with an online softmax, and gives o = 0 and lse = −∞ to a row without "
+    "keys.",
     inputs=inputs,
     truth=truth,
     rule="attention with the parts' lse as scores and their o as values",

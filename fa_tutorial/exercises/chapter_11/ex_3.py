@@ -139,10 +139,8 @@ def inputs():
 
 EXERCISE = Exercise(
     id="11.3",
-    task=(
-        "Write the kernel that attends to one part of the keys: program (i, split) takes split's part for key head i % H_k of sequence "
-        "i // H_k."
-    ),
+    task="Write the kernel that attends to one part of the keys: program (i, split) takes split's part for key head i % H_k of sequence i "
+    "// H_k.",
     conditions={"empty": "where a row sees no key of a part, o = 0 and lse = −∞; no tile begins at S or after it"},
     hints=(
         "Take chapter 5's loop. What is its first key now, and where does it end? The number of splits is tl.num_programs(1).",

@@ -183,10 +183,8 @@ EXERCISE = Exercise(
     task="Find the tiles of a window for one block of rows: where they start, which need no mask, and where they end.",
     conditions=CONDITIONS,
     hints=(
-        (
-            "Write low(i), the first key that row i sees, and high(i), one past the last. Which row of the block reaches furthest, on each "
-            "side?"
-        ),
+        "Write low(i), the first key that row i sees, and high(i), one past the last. Which row of the block reaches furthest, on each "
+        "side?",
         "A tile is seen if any row sees any of it, and whole if every row sees all of it. low and high grow with i: so is each of the four "
         "decided by the block's first row or by its last, and does a tile that is cut count?",
         "low(i) = max(0, i + S_k − S_q − left), high(i) = max(0, min(S_k, i + 1 + S_k − S_q + right)), and the last row is "

@@ -114,10 +114,8 @@ EXERCISE = Exercise(
     hints=(
         "Start from chapter 4's softmax_step. Only one thing is new: which rows take m as their shift, and which keep the old one?",
         "exp(m − shift) is 2 to the power of (m − shift) · log₂ e. Compare that power with the threshold, row by row.",
-        (
-            "new_shift = torch.where((m - shift) * math.log2(math.e) > threshold, m, shift). Then use it wherever softmax_step uses m_new, "
-            "which guards rows that saw nothing."
-        ),
+        "new_shift = torch.where((m - shift) * math.log2(math.e) > threshold, m, shift). Then use it wherever softmax_step uses m_new, "
+        "which guards rows that saw nothing.",
     ),
     solution=lagging_step,
     reasoning="A row's output is acc / l, and a shift that is too small multiplies both by the same factor. So any shift is right, as "

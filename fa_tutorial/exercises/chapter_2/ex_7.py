@@ -127,8 +127,7 @@ EXERCISE = Exercise(
         "Write chapter 1's safe softmax with tl.max, tl.exp and tl.sum. What must the positions past the end of the row hold, so that "
         "they change neither the maximum nor the sum?",
         'tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32): −inf is never the maximum, and '
-        "its exp is 0. "
-        "Then the numerator is tl.exp(x - tl.max(x, axis=0)).",
+        "its exp is 0. Then the numerator is tl.exp(x - tl.max(x, axis=0)).",
     ),
     solution=softmax_kernel,
     reasoning="The row stays in registers from the load to the store, so each element makes two trips instead of eight. −inf past the end "

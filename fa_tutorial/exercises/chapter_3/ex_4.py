@@ -124,14 +124,10 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         "Call `group` rows of tiles a band. How many programs does a full band hold? Which band is pid in, and what is its place there?",
-        (
-            "A full band holds group · tiles_n programs: pid // that is the band, which gives its first row; pid % that is the place "
-            "within it."
-        ),
-        (
-            "Within a band the place counts down the rows first. How many rows does the last band have, when tiles_m is not a multiple of "
-            "group?"
-        ),
+        "A full band holds group · tiles_n programs: pid // that is the band, which gives its first row; pid % that is the place within "
+        "it.",
+        "Within a band the place counts down the rows first. How many rows does the last band have, when tiles_m is not a multiple of "
+        "group?",
     ),
     solution=grouped_tile,
     reasoning="pid // (group · tiles_n) is the band, and pid % (group · tiles_n) is the place within it. A band has min(tiles_m − "

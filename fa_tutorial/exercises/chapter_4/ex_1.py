@@ -116,18 +116,12 @@ EXERCISE = Exercise(
     task="Let a tile of scores join the running maximum and sum of its rows.",
     conditions=CONDITIONS,
     hints=(
-        (
-            "It is (1.10) for many rows at once. By which factor must you multiply what was summed before, and which tensors have one "
-            "number per row?"
-        ),
-        (
-            "m_new is the larger of m and s.amax(dim=-1), p = exp(s − m_new[..., None]), alpha = exp(m − m_new), l_new = alpha · l + "
-            "p.sum(dim=-1)."
-        ),
-        (
-            "A row that has seen nothing has m_new = −inf, and −inf − (−inf) is NaN. Shift such rows by 0 instead; torch.where decides row "
-            "by row."
-        ),
+        "It is (1.10) for many rows at once. By which factor must you multiply what was summed before, and which tensors have one number "
+        "per row?",
+        "m_new is the larger of m and s.amax(dim=-1), p = exp(s − m_new[..., None]), alpha = exp(m − m_new), l_new = alpha · l + "
+        "p.sum(dim=-1).",
+        "A row that has seen nothing has m_new = −inf, and −inf − (−inf) is NaN. Shift such rows by 0 instead; torch.where decides row by "
+        "row.",
     ),
     solution=softmax_step,
     reasoning="p is measured from the new maximum, so alpha = exp(m − m_new) moves the old sum there as well. While the maximum stays, "

@@ -120,10 +120,8 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         "load_tile puts zeros where a tile runs past S_k or past D. Where are these zeros harmless, and where does a 0 change the result?",
-        (
-            "A zero in q's or k's padded columns adds 0 to a score. A whole row of zeros in k is a key that is not there, with a score of "
-            "0: hide it."
-        ),
+        "A zero in q's or k's padded columns adds 0 to a score. A whole row of zeros in k is a key that is not there, with a score of 0: "
+        "hide it.",
         'offs_n = start_n + tl.arange(0, BLOCK_N), and s = tl.where(offs_n[None, :] < S_k, s, -float("inf")) before the maximum is taken.',
     ),
     solution=any_length_kernel,

@@ -132,10 +132,8 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         "Softmax divides exp(s) by the sum of exp(s), and lse is the logarithm of that sum. What does the division become inside exp?",
-        (
-            "p = exp(scale · q kᵀ − lse[..., None]), hidden scores set to −inf before exp: key j is hidden where j > i + S_k − S_q. Scores "
-            "are float32."
-        ),
+        "p = exp(scale · q kᵀ − lse[..., None]), hidden scores set to −inf before exp: key j is hidden where j > i + S_k − S_q. Scores are "
+        "float32.",
         "A row that sees nothing has s = lse = −inf, and −inf − (−inf) is NaN. Put +inf in place of lse there: exp(−inf − inf) is 0.",
     ),
     solution=recompute_p,

@@ -151,10 +151,8 @@ EXERCISE = shared.exercise(
     hints=(
         "Key j is first seen by query j − (S_k − S_q). What does that say about the block's first key, and what about its last?",
         "first_m = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M: the block that holds the first query that sees the first key.",
-        (
-            "full_m comes from the last key, tl.minimum(start_n + BLOCK_N, S_k) - 1, rounded up: full_m = tl.cdiv(tl.maximum(…, 0), BLOCK_M) * "
-            "BLOCK_M."
-        ),
+        "full_m comes from the last key, tl.minimum(start_n + BLOCK_N, S_k) - 1, rounded up: full_m = tl.cdiv(tl.maximum(…, 0), BLOCK_M) * "
+        "BLOCK_M.",
         "The loop without a mask runs over range(full_m, S_q, BLOCK_M), the one with it over range(first_m, full_m, BLOCK_M).",
     ),
     solution=dkdv_kernel,

@@ -155,10 +155,8 @@ EXERCISE = shared.exercise(
         "loop. The last product is acc = dot(ds.to(k_tile.dtype), k_tile, acc).",
         "Keys past S_k have k = 0, yet exp(0 − lse) overflows where all logits are very negative, and inf · 0 is NaN. tl.where(seen, …, "
         "0.0) sets p to 0 there, and for hidden keys.",
-        (
-            "Causal: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q. A block that sees nothing takes no step, and still stores "
-            "its zeros."
-        ),
+        "Causal: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q. A block that sees nothing takes no step, and still stores its "
+        "zeros.",
     ),
     solution=dq_kernel,
     reasoning="One tl.where clears what the causal mask hides, the keys that are not there, and rows that see nothing, whose p would be "

@@ -150,16 +150,12 @@ def refused(kernel):
 
 EXERCISE = Exercise(
     id="8.3",
-    task=(
-        "Write the forward with tensor descriptors of shape (B, H, S, D) and tiles [1, 1, BLOCK_M or BLOCK_N, D]: full attention, any "
-        "S_q and S_k."
-    ),
+    task="Write the forward with tensor descriptors of shape (B, H, S, D) and tiles [1, 1, BLOCK_M or BLOCK_N, D]: full attention, any S_q "
+    "and S_k.",
     conditions=CONDITIONS,
     hints=(
-        (
-            "Coordinates count elements: row_block · BLOCK_M for q and o, start_n for k and v. There are no pointers, strides or masks of "
-            "loads left."
-        ),
+        "Coordinates count elements: row_block · BLOCK_M for q and o, start_n for k and v. There are no pointers, strides or masks of "
+        "loads left.",
         "Keys past S_k are zeros. What does exp make of their scores? tl.where(start_n + tl.arange(0, BLOCK_N)[None, :] < S_k, s, −inf), "
         "as in exercise 5.4.",
         "x_desc.load([b, h, row, 0]) gives a tile of shape [1, 1, rows, D], and .reshape([rows, D]) drops the ones. o_desc.store takes "

@@ -86,10 +86,8 @@ EXERCISE = Exercise(
     hints=(
         "Each role does four things for a tile: find its stage and parity, wait, work, arrive. For which barrier does each wait, and at "
         "which does it arrive?",
-        (
-            "The producer waits for empty[stage], loads, and arrives at full[stage]. The consumer waits for full[stage], uses, and arrives "
-            "at empty[stage]."
-        ),
+        "The producer waits for empty[stage], loads, and arrives at full[stage]. The consumer waits for full[stage], uses, and arrives at "
+        "empty[stage].",
         "The stage and both parities are those of exercise 9.1, and ring_phase may be called here. The arrival comes right after the "
         "work, neither before it nor a tile later.",
     ),

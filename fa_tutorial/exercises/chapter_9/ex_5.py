@@ -140,18 +140,12 @@ EXERCISE = Exercise(
         "Write meeting_consumer(c, blocks, full, empty, ds_full), the generator of one consumer of the backward: q's ring and the meeting."
     ),
     hints=(
-        (
-            "Each block has four steps that take time, s and dp, ds, dk, dq, and two waits and two arrivals around them. Which step needs "
-            "which barrier?"
-        ),
-        (
-            "Wait for full[stage] before s and dp. Arrive at ds_full[stage] right after ds is written, at empty[stage] right after dk. "
-            "Which wait is left?"
-        ),
-        (
-            "Before dq: wait(ds_full[stage], parity). Stage and parity are those of exercise 9.1 for two stages, the same for q's ring and "
-            "for ds."
-        ),
+        "Each block has four steps that take time, s and dp, ds, dk, dq, and two waits and two arrivals around them. Which step needs "
+        "which barrier?",
+        "Wait for full[stage] before s and dp. Arrive at ds_full[stage] right after ds is written, at empty[stage] right after dk. Which "
+        "wait is left?",
+        "Before dq: wait(ds_full[stage], parity). Stage and parity are those of exercise 9.1 for two stages, the same for q's ring and for "
+        "ds.",
     ),
     solution=meeting_consumer,
     reasoning="Only dq needs the other consumer, so only dq waits for it, and dk fills the time until then. ds needs no empty barrier: "
