@@ -9,23 +9,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import (
-    BODY,
-    DARK,
-    GREY,
-    HEAD,
-    MASKED,
-    TENSOR_COLOUR,
-    arrow,
-    box,
-    canvas,
-    grid,
-    image,
-    legend,
-    number,
-    outline,
-    write,
-)
+from draw.drawing import BODY, DARK, GREY, HEAD, MASKED, TENSOR_COLOUR, arrow, box, canvas, grid, image, legend, number, outline, write
 from fa_tutorial import algorithm, ledger, reference
 
 # ---------------------------------------------------------------- chapter 4

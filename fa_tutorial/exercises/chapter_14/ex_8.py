@@ -132,10 +132,7 @@ def inputs():
 EXERCISE = Exercise(
     id="14.8",
     task="Write the quantiser of v: e4m3, as columns in key order, with a scale for each block of keys.",
-    conditions={
-        "ragged": "S need not be a multiple of BLOCK, nor of 16",
-        "zeros": "a block of zeros has the scale 1",
-    },
+    conditions={"ragged": "S need not be a multiple of BLOCK, nor of 16", "zeros": "a block of zeros has the scale 1"},
     hints=(
         "Which key must be loaded so that it can be stored at a position? Then a thread's place in the tile is the position, and the rows that it loads "
         "are in key order.",

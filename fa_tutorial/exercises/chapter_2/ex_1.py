@@ -36,10 +36,7 @@ MISTAKES = {
     "that is the shape: how far do you move in memory when one index grows by 1?": (RETURN, "tuple(shape)"),
 }  # fmt: skip
 
-CONDITIONS = {
-    "scalar": "an empty shape has an empty tuple of strides",
-    "large": "large strides are exact: use Python integers",
-}
+CONDITIONS = {"scalar": "an empty shape has an empty tuple of strides", "large": "large strides are exact: use Python integers"}
 
 
 def truth(shape):

@@ -61,10 +61,7 @@ MISTAKES = {
     "k and v start at start_m in every program: the tile of keys starts at 0": [(K_TILE, K_TILE[:-1] + "start_m"), (V_TILE, V_TILE[:-1] + "start_m")],
 }  # fmt: skip
 SHIFT = "scores may be large: m is the maximum of a row of scale · q kᵀ, and p = exp(scale · q kᵀ − m)"
-CONDITIONS = {
-    "large": "scores may be as large as 200: subtract each row's maximum",
-    "half": HALF,
-}
+CONDITIONS = {"large": "scores may be as large as 200: subtract each row's maximum", "half": HALF}
 
 
 @with_fresh(

@@ -85,10 +85,7 @@ STATE = (
     "for each tile m_new = max(m, the tile's maximum), alpha = exp(m − m_new), l = alpha · l + Σ p and acc = alpha · acc + p v, by "
     "(4.2) and (4.3)"
 )
-CONDITIONS = {
-    "low": "m starts at −∞: all scores may be as low as −2³⁰",
-    "half": HALF,
-}
+CONDITIONS = {"low": "m starts at −∞: all scores may be as low as −2³⁰", "half": HALF}
 
 
 @with_fresh(

@@ -104,10 +104,7 @@ def inputs():
 EXERCISE = Exercise(
     id="7.1",
     task="Sum do ∘ o by rows, in float32: each program takes BLOCK_M rows of one head.",
-    conditions={
-        "ragged": "S_q need not be a multiple of BLOCK_M",
-        "half": "with fp16 and bf16, products and sums are float32",
-    },
+    conditions={"ragged": "S_q need not be a multiple of BLOCK_M", "half": "with fp16 and bf16, products and sums are float32"},
     hints=(
         "Load two tiles at the same place, one of o and one of do. Which axis of [BLOCK_M, BLOCK_D] do you sum?",
         "delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), axis=1), of shape [BLOCK_M].",

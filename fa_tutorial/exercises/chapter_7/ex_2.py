@@ -97,10 +97,7 @@ EXERCISE = shared.exercise(
     one_tile=True,
     id="7.2",
     task="Compute dk and dv of one tile: BLOCK_M queries and BLOCK_N keys, one head to a program.",
-    conditions={
-        "range": "no finite logits overflow: exp(s − lse) is computed in one step",
-        "half": shared.HALF,
-    },
+    conditions={"range": "no finite logits overflow: exp(s − lse) is computed in one step", "half": shared.HALF},
     hints=(
         "Write the shape above each tile. k_tile is [BLOCK_N, BLOCK_D]: what must q_tile look like, so that their product is [BLOCK_N, "
         "BLOCK_M]?",

@@ -4,17 +4,7 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_5.inner_step import FALLS, FIRST, HALF, LOW, half_inputs, logits, one_tile_inputs, two_tiles_input
-from fa_tutorial.exercises.forward_cases import (
-    TILE,
-    WIDENED,
-    attention_case,
-    by_infinity,
-    draw_qkv,
-    o_truth,
-    tolerance,
-    widens,
-    with_fresh,
-)
+from fa_tutorial.exercises.forward_cases import TILE, WIDENED, attention_case, by_infinity, draw_qkv, o_truth, tolerance, widens, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.with_descriptors import WithDescriptors
