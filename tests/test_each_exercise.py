@@ -117,6 +117,11 @@ def starter_of(exercise: Exercise, folder: Path):
         sys.modules.pop(module, None)
 
 
+@pytest.mark.parametrize("exercise", [exercise for exercise in EXERCISES if exercise.launch], ids=name_of)
+def test_a_plain_function_is_no_kernel(exercise):
+    assert "is a plain function, not a kernel: put @triton.jit above it" in check(exercise.id, exercise.solution.fn).message
+
+
 @each_exercise
 def test_exercise_is_complete(exercise):
     file = Path(sys.modules[exercise.inputs.__module__].__file__)

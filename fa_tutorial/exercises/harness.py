@@ -240,7 +240,8 @@ def _alike(exercise: Exercise, a: Mapping | None, b: Mapping | None, one: Case) 
 def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str, watched: bool = True) -> tuple[dict[str, Any], str]:
     """The answer's results on one input, by part, and a complaint about how it came to them ("" for none, or where nobody watched)."""
     try:
-        adapted = exercise.adapt(answer) if exercise.adapt and callable(getattr(answer, "fn", answer)) else answer
+        function = getattr(answer, "fn", None if exercise.launch else answer)  # a plain function is no kernel, and told so
+        adapted = exercise.adapt(answer) if exercise.adapt and callable(function) else answer
         if exercise.launch is not None:
             from fa_tutorial.exercises import harness_kernel
 

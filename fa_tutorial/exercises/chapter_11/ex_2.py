@@ -2,14 +2,11 @@
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-
-triton = hardware.require_triton("Exercise 11.2")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.matmul import tl, triton
 
 
 @triton.jit

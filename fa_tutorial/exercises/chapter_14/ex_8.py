@@ -4,14 +4,11 @@ import math
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.fp8 import as_e4m3, key_order, key_order_in_triton, to_e4m3
-
-triton = hardware.require_triton("Exercise 14.8")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.matmul import tl, triton
 
 
 @triton.jit

@@ -2,13 +2,10 @@
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-
-triton = hardware.require_triton("Exercise 2.4")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.layout import tl, triton
 
 
 @triton.jit

@@ -5,13 +5,11 @@ import inspect
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_2.ex_4 import transpose_kernel
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import Wrong, kind
-
-triton = hardware.require_triton("Exercise 2.5")
+from fa_tutorial.layout import triton
 
 
 def transposed(kernel, x, block_r, block_c):

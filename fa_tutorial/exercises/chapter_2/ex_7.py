@@ -9,10 +9,8 @@ from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import Wrong, show
+from fa_tutorial.layout import tl, triton
 from fa_tutorial.source import unwrapped
-
-triton = hardware.require_triton("Exercise 2.7")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit

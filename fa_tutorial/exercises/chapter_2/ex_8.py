@@ -4,14 +4,11 @@ import dis
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import Launch, Out
 from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.layout import tl, triton
 from fa_tutorial.source import unwrapped
-
-triton = hardware.require_triton("Exercise 2.8")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit

@@ -8,9 +8,7 @@ from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import UNWRITTEN
-
-triton = hardware.require_triton("Exercise 3.2")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.matmul import tl, triton
 
 
 @triton.jit

@@ -13,7 +13,11 @@ from fa_tutorial.exercises.running import kind
 def is_right(forward):
     """True if forward(q, k, v, block_m, block_n, scale) is causal attention and its lse."""
     draw = torch.Generator().manual_seed(0)
-    for S_q, S_k, dtype in ((37, 50, torch.float32), (50, 37, torch.float32), (37, 50, torch.float16)):
+    for S_q, S_k, dtype in (
+        (37, 50, torch.float32),
+        (50, 37, torch.float32),
+        (37, 50, torch.float16),
+    ):
         for factor in (1.0, 20.0):  # 20: the scores of a row lie hundreds apart
             shape = 2, 3, max(S_q, S_k), 16
             q, k, v = (torch.randn(shape, generator=draw).to(dtype) for _ in range(3))

@@ -135,7 +135,7 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("m", "l", "acc"),
     launch=launch,
-    adapt=lambda attend: Steps(attend) if hasattr(attend, "fn") else attend,
+    adapt=Steps,
     tolerance=tolerance,
     refused=refused,
 )

@@ -7,10 +7,8 @@ from fa_tutorial.exercises.forward_cases import strides_of
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import load_tile
-
-triton = hardware.require_triton("Exercise 7.1")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit

@@ -1,12 +1,9 @@
 """Exercise 7.2, dkdv_tile_kernel."""
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_7 import shared
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
-
-triton = hardware.require_triton("Exercise 7.2")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit

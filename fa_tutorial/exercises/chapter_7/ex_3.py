@@ -2,12 +2,9 @@
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_7 import shared
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
-
-triton = hardware.require_triton("Exercise 7.3")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit

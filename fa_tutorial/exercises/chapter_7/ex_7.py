@@ -1,13 +1,10 @@
 """Exercise 7.7, grouped_dkdv_kernel."""
 
-from fa_tutorial import hardware
 from fa_tutorial.backward import add_to_dkdv
 from fa_tutorial.exercises.chapter_7 import shared
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import load_tile, store_tile
-
-triton = hardware.require_triton("Exercise 7.7")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit

@@ -2,16 +2,13 @@
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_5.inner_step import FALLS, FIRST, HALF, LOW, half_inputs, logits, one_tile_inputs, two_tiles_input
 from fa_tutorial.exercises.forward_cases import TILE, WIDENED, attention_case, by_infinity, draw_qkv, o_truth, tolerance, widens, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
-from fa_tutorial.exercises.with_descriptors import WithDescriptors
+from fa_tutorial.exercises.with_descriptors import with_descriptors
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot
-
-triton = hardware.require_triton("Exercise 8.3")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -135,7 +132,7 @@ def inputs():
 def refused(kernel):
     """Why a right result isn't enough: `dot` gets fp16 tiles as they are. Only the interpreter shows it."""
     launched = launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 16, 16)), "").args)
-    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(WithDescriptors(kernel), launched) else ""
+    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(with_descriptors(kernel), launched) else ""
 
 
 EXERCISE = Exercise(
@@ -163,5 +160,5 @@ EXERCISE = Exercise(
     launch=launch,
     tolerance=tolerance,
     refused=refused,
-    adapt=lambda kernel: WithDescriptors(by_infinity(kernel)) if hasattr(kernel, "fn") else kernel,
+    adapt=lambda kernel: with_descriptors(by_infinity(kernel)),
 )
