@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import linecache
 import math
@@ -144,6 +145,19 @@ def run(answer: Callable, *args: Any, on: str = "", once: bool = False) -> Any:
     except Wrong as wrong:
         raise (Wrong(f"{on}: {wrong}") if on else wrong) from wrong.__cause__
     return first
+
+
+def adapting(run: Callable) -> Callable:
+    """Decorates (answer, *args), which is run in an answer's place, for an exercise's `adapt`."""
+
+    def adapt(answer: Callable) -> Callable:
+        @functools.wraps(answer)
+        def called(*args: Any) -> Any:
+            return run(answer, *args)
+
+        return called
+
+    return adapt
 
 
 REMEDIES = (  # what PyTorch says to a newcomer, and what to do about it

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 
 PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "mv": (0, 1), "addmv": (1, 2), "dot": (0, 1), "mul": (0, 1)}
 
@@ -477,14 +477,10 @@ for _name in ("neg", "abs", "pos"):
     setattr(Whole, f"__{_name}__", _whole(f"__{_name}__"))
 
 
-def in_integers(answer: Callable) -> Callable:
+@adapting
+def in_integers(answer: Callable, *args: Any) -> Any:
     """The answer, called with Wholes: for a task that says to stay with integers. A Whole in the result equals an integer."""
-
-    @functools.wraps(answer)
-    def run(*args: Any) -> Any:
-        return answer(*map(Whole, args))
-
-    return run
+    return answer(*map(Whole, args))
 
 
 def where_it_tells(watch: type[GradientTiles]) -> Any:

@@ -1,6 +1,5 @@
 """Exercise 1.5, running_weighted_sum."""
 
-import functools
 import itertools
 import math
 import tracemalloc
@@ -10,7 +9,7 @@ import torch
 from fa_tutorial.exercises import harness, running, watch
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator, masked_vectors, vectors
-from fa_tutorial.exercises.running import INF, Wrong
+from fa_tutorial.exercises.running import INF, Wrong, adapting
 
 
 def running_weighted_sum(blocks, D):
@@ -79,17 +78,13 @@ def stream(scores, values, block, kept=False):
             s.fill_(math.nan), wide.fill_(math.nan)
 
 
-def in_blocks(answer):
+@adapting
+def in_blocks(answer, scores, values, block):
     """The answer, called with an iterator of blocks. Wrong where it uses a block that is gone."""
-
-    @functools.wraps(answer)
-    def run(scores, values, block):
-        result = answer(stream(scores, values, block), values.shape[1])
-        if has_nan(result) and not has_nan(answer(stream(scores, values, block, kept=True), values.shape[1])):
-            raise Wrong(GONE)
-        return result
-
-    return run
+    result = answer(stream(scores, values, block), values.shape[1])
+    if has_nan(result) and not has_nan(answer(stream(scores, values, block, kept=True), values.shape[1])):
+        raise Wrong(GONE)
+    return result
 
 
 def has_nan(result):

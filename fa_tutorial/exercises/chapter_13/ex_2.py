@@ -1,7 +1,6 @@
 """Exercise 13.2, ring_rank."""
 
 import contextlib
-import functools
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -10,7 +9,7 @@ from fa_tutorial import ring
 from fa_tutorial.exercises.chapter_13 import played
 from fa_tutorial.exercises.chapter_13.played import attend
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 from fa_tutorial.ring import merge as join
 
 
@@ -86,40 +85,36 @@ def tolerance(args, part):
     return (2.0**-8, 0.0) if part == "o" and args[0].dtype == torch.bfloat16 else (1e-4, 1e-5)
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, q, k, v, ranks):
     """The answer's program on every rank: o and lse of the whole sequence, and how often a rank sends."""
+    is_long = ranks > 1 and q.shape[2] >= LONG
+    shard_bytes = (k.nbytes + v.nbytes) // ranks
+    sends = [0] * ranks
+    number = iter(range(ranks))
 
-    @functools.wraps(answer)
-    def on_all_ranks(q, k, v, ranks):
-        is_long = ranks > 1 and q.shape[2] >= LONG
-        shard_bytes = (k.nbytes + v.nbytes) // ranks
-        sends = [0] * ranks
-        number = iter(range(ranks))
+    def counted(*args):
+        program, rank = answer(*args), next(number)
 
-        def counted(*args):
-            program, rank = answer(*args), next(number)
+        def watched():
+            received = None
+            while True:
+                try:
+                    with WholeSequence(q.shape[2]) if is_long else contextlib.nullcontext():
+                        message = program.send(received)
+                except StopIteration as stop:
+                    return stop.value
+                if ring.bytes_of(message) > shard_bytes:
+                    raise Wrong(TOO_MUCH)
+                if any(x.dtype != k.dtype for x in played.tensors_of(message)):
+                    raise Wrong("k and v travel as they are, in their own dtype")
+                sends[rank] += 1
+                received = yield message
 
-            def watched():
-                received = None
-                while True:
-                    try:
-                        with WholeSequence(q.shape[2]) if is_long else contextlib.nullcontext():
-                            message = program.send(received)
-                    except StopIteration as stop:
-                        return stop.value
-                    if ring.bytes_of(message) > shard_bytes:
-                        raise Wrong(TOO_MUCH)
-                    if any(x.dtype != k.dtype for x in played.tensors_of(message)):
-                        raise Wrong("k and v travel as they are, in their own dtype")
-                    sends[rank] += 1
-                    received = yield message
+        return watched() if hasattr(program, "send") else program
 
-            return watched() if hasattr(program, "send") else program
-
-        results, _ = played.play(counted, (q, k, v), ranks)
-        return *played.joined(results, ("o", "lse")), torch.tensor(max(sends))
-
-    return on_all_ranks
+    results, _ = played.play(counted, (q, k, v), ranks)
+    return *played.joined(results, ("o", "lse")), torch.tensor(max(sends))
 
 
 def inputs():

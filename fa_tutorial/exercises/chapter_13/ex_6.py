@@ -1,13 +1,11 @@
 """Exercise 13.6, backward_rank."""
 
-import functools
-
 import torch
 
 from fa_tutorial.algorithm import attention_backward
 from fa_tutorial.exercises.chapter_13 import played
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def backward_rank(q, k, v, o, do, lse, ranks):
@@ -97,40 +95,32 @@ def truth(q, k, v, do, ranks):
     return *torch.autograd.grad(o, leaves, do), torch.tensor(4 * ranks - 2 if ranks > 1 else 0)
 
 
-def keeping(answer):
+@adapting
+def keeping(answer, q, k, v, o, do, lse, ranks):
     """The answer, whose programs may not send their rank's q."""
+    own, program = q.clone(), answer(q, k, v, o, do, lse, ranks)
 
-    @functools.wraps(answer)
-    def on_a_rank(q, k, v, o, do, lse, ranks):
-        own, program = q.clone(), answer(q, k, v, o, do, lse, ranks)
+    def watched():
+        received = None
+        while True:
+            try:
+                message = program.send(received)
+            except StopIteration as stop:
+                return stop.value
+            if any(torch.equal(own, sent) for sent in played.tensors_of(message)):
+                raise Wrong("a rank sends its q: q, o, do, lse and dq stay, and keys and values come to them")
+            received = yield message
 
-        def watched():
-            received = None
-            while True:
-                try:
-                    message = program.send(received)
-                except StopIteration as stop:
-                    return stop.value
-                if any(torch.equal(own, sent) for sent in played.tensors_of(message)):
-                    raise Wrong("a rank sends its q: q, o, do, lse and dq stay, and keys and values come to them")
-                received = yield message
-
-        return watched() if hasattr(program, "send") else program
-
-    return on_a_rank
+    return watched() if hasattr(program, "send") else program
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, q, k, v, do, ranks):
     """The answer's program on every rank, after a forward pass: dq, dk and dv of the whole sequence, and how many tensors as large as
     a shard of k a rank sends."""
-
-    @functools.wraps(answer)
-    def ring(q, k, v, do, ranks):
-        o, lse = played.attend(q, k, v)
-        results, sent = played.play(keeping(answer), (q, k, v, o, do, lse), ranks)
-        return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(max(sent) * ranks / k.nbytes)
-
-    return ring
+    o, lse = played.attend(q, k, v)
+    results, sent = played.play(keeping(answer), (q, k, v, o, do, lse), ranks)
+    return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(max(sent) * ranks / k.nbytes)
 
 
 RULES = {

@@ -1,6 +1,5 @@
 """Exercise 2.1, contiguous_strides."""
 
-import functools
 import math
 import random
 
@@ -8,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def contiguous_strides(shape):
@@ -43,17 +42,13 @@ def truth(shape):
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def within_memory(answer):
+@adapting
+def within_memory(answer, shape):
     """The answer; Wrong where it makes an array, and no memory holds one of this shape."""
-
-    @functools.wraps(answer)
-    def run(shape):
-        try:
-            return answer(shape)
-        except MemoryError:
-            raise Wrong("an array is made, and no memory holds one of this shape: multiply its sizes instead") from None
-
-    return run
+    try:
+        return answer(shape)
+    except MemoryError:
+        raise Wrong("an array is made, and no memory holds one of this shape: multiply its sizes instead") from None
 
 
 class WholeStrides(TorchFunctionMode):

@@ -1,11 +1,10 @@
 """Exercise 3.4, grouped_tile."""
 
-import functools
 import operator
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 from fa_tutorial.matmul import tl  # noqa: F401, for the interpreter, where a kernel calls grouped_tile
 
 
@@ -80,25 +79,21 @@ for _name in ("add", "sub", "mul", "floordiv", "mod"):
     setattr(KernelInteger, f"__r{_name}__", lambda self, other, name=_name: getattr(KernelInteger(other), f"__{name}__")(self))
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, *args):
     """The answer called with KernelIntegers, which are plain integers again in what it returns."""
-
-    @functools.wraps(answer)
-    def run(*args):
-        try:
-            result = answer(*map(KernelInteger, args))
-        except Exception as error:
-            if "add @triton.jit" in f"{error}" or f"{error}".endswith("to tensor"):
-                raise Wrong(
-                    "tl.minimum and its kin work in a kernel alone, and Python calls this function, too: use //, %, * and min"
-                ) from None
-            if "KernelInteger" in f"{error}":
-                raise Wrong("this works in Python only: use //, %, * and min") from None
-            raise
-        parts = tuple(getattr(part, "value", part) for part in (result if isinstance(result, tuple | list) else (result,)))
-        return parts if isinstance(result, tuple | list) else parts[0]
-
-    return run
+    try:
+        result = answer(*map(KernelInteger, args))
+    except Exception as error:
+        if "add @triton.jit" in f"{error}" or f"{error}".endswith("to tensor"):
+            raise Wrong(
+                "tl.minimum and its kin work in a kernel alone, and Python calls this function, too: use //, %, * and min"
+            ) from None
+        if "KernelInteger" in f"{error}":
+            raise Wrong("this works in Python only: use //, %, * and min") from None
+        raise
+    parts = tuple(getattr(part, "value", part) for part in (result if isinstance(result, tuple | list) else (result,)))
+    return parts if isinstance(result, tuple | list) else parts[0]
 
 
 def inputs():

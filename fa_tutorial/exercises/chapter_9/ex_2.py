@@ -1,11 +1,11 @@
 """Exercise 9.2, ring_roles."""
 
-import functools
 import random
 
 from fa_tutorial.barriers import arrive, load, use, wait
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.ring_play import RIGHT, Ring
+from fa_tutorial.exercises.running import adapting
 
 
 def ring_roles(tiles, stages, full, empty):
@@ -58,8 +58,9 @@ def truth(ring):
     return RIGHT
 
 
-def adapt(answer):
-    return functools.wraps(answer)(lambda ring: ring.play(answer))
+@adapting
+def adapt(answer, ring):
+    return ring.play(answer)
 
 
 def inputs():

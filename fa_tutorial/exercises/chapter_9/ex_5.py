@@ -1,6 +1,5 @@
 """Exercise 9.5, meeting_consumer."""
 
-import functools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from fa_tutorial.barriers import Action, Barrier, Event, arrive, ds_rows, use, w
 from fa_tutorial.exercises import ring_play
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.ring_play import checked, kept, played, slip, unreleased, verdict
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 from fa_tutorial.source import source_of
 
 
@@ -121,8 +120,9 @@ def truth(meeting):
     return RIGHT
 
 
-def adapt(answer):
-    return functools.wraps(answer)(lambda meeting: meeting.play(answer))
+@adapting
+def adapt(answer, meeting):
+    return meeting.play(answer)
 
 
 def inputs():
