@@ -22,8 +22,8 @@ ROW, ROWS = "first_row + within % rows", "rows = min(tiles_m - first_row, group)
 MISTAKES = {
     "tile_m and tile_n are swapped": ("first_row + within % rows, within // rows", "within // rows, first_row + within % rows"),
     "within a band // and % are swapped: the row changes fastest": [("within % rows", "within / rows"), ("within // rows", "within % rows"), (" / ", " // ")],
-    "this is row order: within a band the row changes fastest": (("return first_row + within % rows, within // "
-                                                                 "rows"), "return pid // tiles_n, pid % tiles_n"),
+    "this is row order: within a band the row changes fastest": (
+        "return first_row + within % rows, within // rows", "return pid // tiles_n, pid % tiles_n"),
     "each column runs down all of c: a band has only `group` rows of tiles": (
         "return first_row + within % rows, within // rows", "return pid % tiles_m, pid // tiles_m"),
     "the band's first row is missing: every band starts at row 0": (ROW, "within % rows"),

@@ -25,16 +25,15 @@ P, ALPHA, L = "p = torch.exp(s - shift[..., None])", "alpha = torch.exp(m - shif
 MISTAKES = {
     "your l is not rescaled when the maximum grows": (L, "l + p.sum(dim=-1)"),
     "alpha is inverted: it is exp(m − m_new), which is at most 1": (ALPHA, "alpha = torch.exp(shift - m)"),
-    "l_new is right, but the alpha that you return is 1: it is exp(m − m_new)": (("return p, m_new, l_new, "
-                                                                                 "alpha"), ("return p, m_new, l_new, "
-                                                                                           "torch.ones_like(alpha)")),
+    "l_new is right, but the alpha that you return is 1: it is exp(m − m_new)": (
+        "return p, m_new, l_new, alpha", "return p, m_new, l_new, torch.ones_like(alpha)"),
     "the new block's sum is rescaled as well: multiply by alpha only what was summed before it": (L, "alpha * (l + p.sum(dim=-1))"),
     "m_new is the block's own maximum: the running one never falls": (M, "s.amax(dim=-1)"),
     "p is summed along the wrong dimension: a row's sum runs over its keys, dim=-1": (L, "alpha * l + p.sum(dim=-2)"),
     "one maximum is taken over the whole tile: each row has its own": (M, "torch.maximum(m, s.max())"),
     "l_new adds the sum of the whole tile: each row has its own sum": (L, "alpha * l + p.sum()"),
-    "p is measured from the old maximum: it must be measured from m_new": (P, ("p = torch.exp(s - torch.where(m == -math.inf, shift, "
-                                                                              "m)[..., None])")),
+    "p is measured from the old maximum: it must be measured from m_new": (
+        P, "p = torch.exp(s - torch.where(m == -math.inf, shift, m)[..., None])"),
     "p is measured from the block's own maximum: it must be measured from m_new": (
         P, f"p = torch.exp(s - {SHIFT.replace('m_new', 's.amax(dim=-1)')}[..., None])"),
     "p is divided by its sum: the division waits until every block has been seen": (

@@ -38,8 +38,8 @@ S, P, O = "scale * dot(q_tile, tl.trans(k_tile))", "tl.exp(s - m[:, None])", "ac
 Q_TILE, K_TILE, V_TILE = "load_tile(q, b, h, start_m", "load_tile(k, b, h, 0", "load_tile(v, b, h, 0"
 MISTAKES = {
     "scale is missing: s = scale · q kᵀ": (S, S[8:]),
-    "the kernel computes the scale itself: scale is an argument, which the caller chooses": (S, (f"(1 / tl.sqrt(D.to(tl.float32))) * "
-                                                                                                f"{S[8:]}")),
+    "the kernel computes the scale itself: scale is an argument, which the caller chooses": (
+        S, f"(1 / tl.sqrt(D.to(tl.float32))) * {S[8:]}"),
     "acc is not divided: o = acc / l": (O, "acc, b, h"),
     "exp overflows: subtract the row's maximum before exp": (P, "tl.exp(s)"),
     "q kᵀ is rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't": (S, S.replace("dot(", "tl.dot(")),

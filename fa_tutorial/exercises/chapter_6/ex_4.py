@@ -37,8 +37,8 @@ MISTAKES = {
     "the mask starts at the top left: align it so that the last query sees the last key": ("tril(S_k - S_q)", "tril()"),
     "rows that see nothing give NaN: s and lse are −inf there, and −inf − (−inf) is NaN": (GUARD, ""),
     "p is rounded to float16: for fp16 and bf16 it is float32": (EXP, f"{EXP}.to(q.dtype)"),
-    "the scores are computed in float16, which has too few digits and ends at 65,504": (("q.to(dtype) @ k.to(dtype).transpose(-1, "
-                                                                                        "-2)"), "q @ k.transpose(-1, -2)"),
+    "the scores are computed in float16, which has too few digits and ends at 65,504": (
+        "q.to(dtype) @ k.to(dtype).transpose(-1, -2)", "q @ k.transpose(-1, -2)"),
 }  # fmt: skip
 
 CONDITIONS = {

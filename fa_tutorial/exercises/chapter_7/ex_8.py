@@ -38,8 +38,8 @@ MISTAKES = {
     f"{ORDER} dq, dv, dk": ("return dq, dk, dv,", "return dq, dv, dk,"),
     f"{ORDER} dk, dq, dv": ("return dq, dk, dv,", "return dk, dq, dv,"),
     "flash_backward gets o and do in the wrong order: its fourth and fifth arguments are o, do": (BACKWARD, BACKWARD.replace("o, do,", "do, o,")),
-    "dq and dk are multiplied by scale, which flash_backward has already done": ("return dq, dk,", ("return ctx.scale * dq, ctx.scale * "
-                                                                                                   "dk,")),
+    "dq and dk are multiplied by scale, which flash_backward has already done": (
+        "return dq, dk,", "return ctx.scale * dq, ctx.scale * dk,"),
     "do does not reach flash_backward: the gradients are those of o.sum()": (BACKWARD, BACKWARD.replace("do,", "torch.ones_like(o),")),
 }  # fmt: skip
 
