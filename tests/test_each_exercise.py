@@ -124,8 +124,7 @@ def test_a_plain_function_is_no_kernel(exercise):
 
 @each_exercise
 def test_exercise_is_complete(exercise):
-    file = Path(sys.modules[exercise.inputs.__module__].__file__)
-    assert exercise.id == f"{file.parent.name.removeprefix('chapter_')}.{file.stem.removeprefix('ex_')}"
+    assert catalogue.find(exercise.id) is exercise
     assert exercise.task and exercise.reasoning and len(exercise.hints) >= 2 and all(exercise.hints)
     assert {case.edge for case in exercise.inputs()} - {""} == set(exercise.conditions), "each condition is tested, and each edge is stated"
     assert max(map(len, source_of(exercise.solution).splitlines())) <= WIDTH, "a solution is shown as it stands"

@@ -49,7 +49,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="0.1",
     task="Count the FLOPs of attention's two matmuls.",
     conditions={"causal": "causal: query i sees only keys 0 … i, and hidden pairs cost nothing"},
     hints=(

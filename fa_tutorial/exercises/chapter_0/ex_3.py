@@ -79,7 +79,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="0.3",
     task="Say how much faster fusing can make perfect kernels, and what limits the fused one.",
     hints=(
         "How long do the bytes take before and after, and how long do the FLOPs take? Both go on at the same time.",

@@ -50,7 +50,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="0.5",
     task="Predict the longest sequence whose scores and probabilities fit into a given amount of memory.",
     hints=(
         "How many bytes do s and p take together, for one (query, key) pair of every head?",

@@ -86,7 +86,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="1.2",
     task="Find m, the maximum, and l, the sum of exp(x − m), in one pass over a vector.",
     conditions=CONDITIONS,
     hints=(

@@ -99,7 +99,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="1.3",
     task="Merge the pairs (m, l) of two parts into the pair of the whole.",
     conditions=CONDITIONS,
     hints=(

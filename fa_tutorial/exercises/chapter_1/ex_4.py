@@ -89,7 +89,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="1.4",
     task="Write one row on which none of four wrong loops gives the right pair.",
     hints=(
         "Take the loops one by one. Which factor is missing, and on which rows is that factor 1? Your row must be another one.",

@@ -167,7 +167,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="1.5",
     task="Compute one query's attention and its log-sum-exp from blocks of keys, each seen once.",
     conditions=CONDITIONS,
     hints=(

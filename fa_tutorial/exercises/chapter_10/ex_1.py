@@ -96,7 +96,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.1",
     task="Write the mask of a causal window as a mask mod.",
     conditions=CONDITIONS,
     hints=(

@@ -84,7 +84,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.4",
     task="Write the soft cap as a score mod, with its derivative.",
     conditions=CONDITIONS,
     hints=(

@@ -150,7 +150,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.5",
     task="Write the backward's step with a mask mod and a score mod: p, and the gradient of the scaled score.",
     conditions=CONDITIONS,
     hints=(

@@ -73,7 +73,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.9",
     task="Say when each place of a GPU falls idle, if the next program always takes the first place that does.",
     conditions=CONDITIONS,
     hints=(

@@ -97,7 +97,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="11.2",
     task="Write the kernel that merges the parts: program i takes row i, and BLOCK_S is at least splits.",
     hints=(
         "It is a softmax over the parts: which numbers are the scores, and which are the values?",

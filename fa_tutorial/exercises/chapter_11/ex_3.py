@@ -131,7 +131,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="11.3",
     task="Write the kernel that attends to one part of the keys: program (i, split) takes split's part for key head i % H_k of sequence i "
     "// H_k.",
     conditions={"empty": "where a row sees no key of a part, o = 0 and lse = −∞; no tile begins at S or after it"},

@@ -64,7 +64,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="11.6",
     task="Give each split its part of the keys that a window shows: whole tiles, from the first that a row sees.",
     hints=(
         "Which token sees the furthest back, and which key is its first? In which tile does that key stand?",

@@ -174,7 +174,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="12.2",
     task="Find the tiles of a window for one block of rows: where they start, which need no mask, and where they end.",
     conditions=CONDITIONS,
     hints=(

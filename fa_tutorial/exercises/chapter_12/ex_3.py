@@ -71,7 +71,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="12.3",
     task="Find two windows in which FA4's bound is late, by one tile and by two.",
     hints=(
         "For the last row a window begins at key S − 1 − left, and for m_idx_max that many keys later as it is rows further down. When do "

@@ -108,7 +108,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="12.4",
     task="Write softmax_step with FA4's threshold: the shift moves only where the maximum outgrows it.",
     conditions=CONDITIONS,
     hints=(

@@ -100,7 +100,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="12.5",
     task="Find a test that two broken loops pass, and one that both fail.",
     hints=(
         "Only the lengths decide what change 5 does, and only the size of the scores what change 3 does. Which is the last key that row 0 "

@@ -52,7 +52,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.1",
     task="Say whose keys and values a rank holds in a step.",
     hints=(
         "In each step all keys move one rank up. So where were the ones that are here now, `step` steps ago?",

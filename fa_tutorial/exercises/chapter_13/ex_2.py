@@ -138,7 +138,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.2",
     task="Write the program of one rank, with attend and join.",
     conditions={"half": "with fp16 and bf16, the running o and lse stay as wide as join returns them"},
     hints=(

@@ -50,7 +50,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.3",
     task="Give each rank two chunks, so that all ranks have the same work under the causal mask.",
     hints=(
         "Chunk c's queries see c whole chunks of keys, and half of their own. So which pairs of chunks have the same sum?",

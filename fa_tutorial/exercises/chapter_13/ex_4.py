@@ -79,7 +79,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.4",
     task="Say which of a rank's queries see which of an owner's keys in zigzag order.",
     hints=(
         "Take four ranks: rank 1 has chunks 1 and 6. Draw which of them see rank 0's chunks, 0 and 7, and which see rank 2's, 2 and 5.",

@@ -144,7 +144,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.6",
     task="Write the backward program of one rank, with attention_backward.",
     conditions={"alone": "with one rank nothing is sent"},
     hints=(

@@ -74,7 +74,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.7",
     task="Place the starts and the waits of a rank's backward, so that all messages but the last hide behind tiles.",
     hints=(
         "Write down for each message when its contents are there first, and when somebody needs what comes. Start at the one, wait at the other.",

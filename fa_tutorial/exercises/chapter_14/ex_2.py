@@ -95,7 +95,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="14.2",
     task="Quantise a matrix to e4m3, with a scale for each block of rows.",
     conditions={"ragged": "the last block may have fewer rows", "zeros": "a block of zeros has the scale 1"},
     hints=(

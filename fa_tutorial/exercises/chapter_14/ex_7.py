@@ -54,7 +54,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="14.7",
     task="Give the order of the keys in which each p is already where the second matmul reads it. A thread's four keys stay in ascending order.",
     hints=(
         "Which thread reads this position? Which four of the 16 keys does it hold, in order?",

@@ -127,7 +127,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="14.8",
     task="Write the quantiser of v: e4m3, as columns in key order, with a scale for each block of keys.",
     conditions={"ragged": "S need not be a multiple of BLOCK, nor of 16", "zeros": "a block of zeros has the scale 1"},
     hints=(

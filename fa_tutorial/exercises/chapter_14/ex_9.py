@@ -125,7 +125,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="14.9",
     task="Write the test that tells right sums of an FP8 forward from chains that are too long.",
     hints=(
         "How many keys must it take until a chain loses much? And which v lets what acc loses show in o?",

@@ -86,7 +86,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.1",
     task="Compute the strides of a contiguous tensor from its shape.",
     conditions=CONDITIONS,
     hints=(

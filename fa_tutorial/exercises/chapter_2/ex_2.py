@@ -68,7 +68,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.2",
     task="Describe the k of a fused qkv: where it starts and how it steps.",
     hints=(
         "Start from the five strides of qkv itself; exercise 2.1 gives them. Which of the five does [:, :, 1] remove, and where does it "

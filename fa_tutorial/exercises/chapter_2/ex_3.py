@@ -74,7 +74,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.3",
     task="Write a kernel that adds two vectors: out = x + y.",
     conditions=CONDITIONS,
     hints=(

@@ -96,7 +96,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.4",
     task="Write a kernel that copies the transpose of x into out, and uses the strides for every access.",
     hints=(
         "offs_r[:, None] and offs_c[None, :] broadcast to a (BLOCK_R, BLOCK_C) tile of offsets. You need two such tiles: one with the "

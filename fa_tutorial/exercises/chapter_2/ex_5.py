@@ -146,7 +146,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.5",
     task="Launch the transpose kernel: make out, count the programs, and pass the strides.",
     hints=(
         "What does the kernel need of x, and what of out? How many tiles are there along the rows, and how many along the columns?",

@@ -118,7 +118,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.7",
     task="Write a softmax kernel that reads each element once and writes it once: each program takes one row.",
     conditions=CONDITIONS,
     hints=(

@@ -74,7 +74,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.8",
     task="Repair a kernel whose offsets overflow.",
     hints=(
         "A product of two 32-bit integers is a 32-bit integer. Which two products can pass 2³¹? What if one factor of each had 64 bits?",

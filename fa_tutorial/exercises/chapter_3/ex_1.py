@@ -141,7 +141,6 @@ def note(answer):
 
 
 EXERCISE = Exercise(
-    id="3.1",
     task="Multiply two matrices tile by tile: each product takes one tile of a and one tile of b, and is added to an accumulator.",
     conditions=CONDITIONS,
     hints=(

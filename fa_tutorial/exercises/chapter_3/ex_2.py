@@ -127,7 +127,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="3.2",
     task="Write the matmul kernel: one program computes one tile of c, for any strides of a, b and c.",
     conditions=CONDITIONS,
     hints=(

@@ -114,7 +114,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="3.4",
     task="Return the tile (tile_m, tile_n) that program `pid` computes in this order.",
     conditions=CONDITIONS,
     hints=(

@@ -170,7 +170,6 @@ def note(answer):
 
 
 EXERCISE = Exercise(
-    id="3.5",
     task="Write the kernel that computes o = scale · (q kᵀ) v for one head and keeps s on the chip.",
     conditions=CONDITIONS,
     hints=(

@@ -111,7 +111,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="4.1",
     task="Let a tile of scores join the running maximum and sum of its rows.",
     conditions=CONDITIONS,
     hints=(

@@ -119,7 +119,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="4.2",
     task="Compute attention and its log-sum-exp tile by tile, block_m queries by block_n keys.",
     conditions=CONDITIONS,
     hints=(

@@ -80,7 +80,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="4.3",
     task="Find how many key blocks a block of rows sees whole, and where the ones begin that it does not see at all.",
     conditions=CONDITIONS,
     hints=(

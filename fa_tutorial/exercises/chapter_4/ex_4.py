@@ -130,7 +130,6 @@ def note(answer):
 
 
 EXERCISE = Exercise(
-    id="4.4",
     task="Make the tiled forward causal: skip the tiles that no row sees, and mask those that cross the edge.",
     conditions=CONDITIONS,
     hints=(

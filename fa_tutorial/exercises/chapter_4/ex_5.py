@@ -72,7 +72,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="4.5",
     task="Write the test that a causal forward must pass: it catches every forward that hides a bug, and no right one.",
     conditions=CONDITIONS,
     hints=(

@@ -111,7 +111,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="5.1",
     task="Load one tile of one head of a (B, H, S, D) tensor, with zeros past S and past D.",
     hints=(
         "pid = (b · H + h) · row_blocks + row_block. Which two divisions give b, h and row_block back, and how many row blocks does a head "

@@ -89,7 +89,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="5.2",
     task="Write attention for one full tile of keys: each program takes one block of query rows of one head.",
     conditions=CONDITIONS,
     hints=(

@@ -107,7 +107,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="5.3",
     task="Let the keys stream past in tiles of BLOCK_N, with m, l and acc carried from one iteration to the next.",
     conditions=CONDITIONS,
     hints=(

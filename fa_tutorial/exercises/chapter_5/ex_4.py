@@ -102,7 +102,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="5.4",
     task="Make the kernel right for every length and every head dimension.",
     conditions=CONDITIONS,
     hints=(

@@ -115,7 +115,6 @@ def refused(attend):
 
 
 EXERCISE = Exercise(
-    id="5.5",
     task="Make the body of your loop a function, with and without a mask.",
     conditions=CONDITIONS,
     hints=(

@@ -136,7 +136,6 @@ def note(kernel):
 
 
 EXERCISE = Exercise(
-    id="5.6",
     task="Make it causal in two loops: one without a mask, one with it, and both call attend.",
     conditions=CONDITIONS,
     hints=(

@@ -71,7 +71,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="5.7",
     task="Let each key head serve a group of query heads, and store lse for the backward pass.",
     conditions=CONDITIONS,
     hints=(

@@ -151,7 +151,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="5.8",
     task="Launch the kernel: allocate o and lse, choose the grid, and pad D.",
     hints=(
         "What must exist before the launch, in which dtype? How many programs does (5.1) number?",

@@ -76,7 +76,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="6.1",
     task="Write the gradients of c = a b as two matmuls.",
     conditions=CONDITIONS,
     hints=(

@@ -89,7 +89,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="6.3",
     task="Write the gradients of q, k and v, given p.",
     conditions=CONDITIONS,
     hints=(

@@ -127,7 +127,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="6.4",
     task="Recompute p from q, k and lse.",
     conditions=CONDITIONS,
     hints=(

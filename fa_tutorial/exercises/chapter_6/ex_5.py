@@ -87,7 +87,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="6.5",
     task="Write the loop that owns keys: dk and dv, tile by tile, without the tiles that the causal mask hides.",
     conditions=CONDITIONS,
     hints=(

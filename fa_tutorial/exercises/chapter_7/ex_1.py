@@ -100,7 +100,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="7.1",
     task="Sum do ∘ o by rows, in float32: each program takes BLOCK_M rows of one head.",
     conditions={"ragged": "S_q need not be a multiple of BLOCK_M", "half": "with fp16 and bf16, products and sums are float32"},
     hints=(

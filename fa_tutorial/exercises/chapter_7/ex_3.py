@@ -103,7 +103,6 @@ def inputs():
 
 EXERCISE = shared.exercise(
     outputs=("dk", "dv"),
-    id="7.3",
     task="Let each program keep one block of keys and loop over all blocks of queries.",
     conditions={"ragged": "S_q and S_k need not be multiples of the block sizes", "half": shared.HALF},
     hints=(

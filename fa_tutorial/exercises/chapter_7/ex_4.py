@@ -131,7 +131,6 @@ def inputs():
 EXERCISE = shared.exercise(
     outputs=("dk", "dv"),
     causal=True,
-    id="7.4",
     task="Make your kernel of 7.3 causal: one loop without a mask, one with it, both calling add_to_dkdv.",
     conditions={
         "lengths": "S_q and S_k may differ: query i sees keys 0 to i + S_k − S_q",

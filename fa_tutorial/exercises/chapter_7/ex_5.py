@@ -138,7 +138,6 @@ def inputs():
 EXERCISE = shared.exercise(
     outputs=("dq",),
     causal=True,
-    id="7.5",
     task="Compute dq: each program keeps one block of queries and loops over the tiles of keys, full or causal.",
     conditions={
         "ragged": "S_q and S_k need not be multiples of the block sizes",

@@ -113,7 +113,6 @@ def inputs():
 EXERCISE = shared.exercise(
     outputs=("dq", "dk", "dv"),
     overlap="several programs store to the same elements of dq: between a load and a store another program may add, so use tl.atomic_add",
-    id="7.6",
     task="Let your kernel of 7.3 compute dq as well: each step adds its part to dq in memory.",
     conditions={
         "ragged": "S_q and S_k need not be multiples of the block sizes",

@@ -113,7 +113,6 @@ EXERCISE = shared.exercise(
     outputs=("dk", "dv"),
     causal=True,
     grouped=True,
-    id="7.7",
     task="Let each program of your kernel of 7.4 add up dk and dv over all query heads that read its key head.",
     conditions={"causal": "causal as in 7.4: query i sees keys 0 to i + S_k − S_q", "half": "fp16 and bf16 work as before"},
     hints=(

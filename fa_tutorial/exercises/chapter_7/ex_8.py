@@ -79,7 +79,6 @@ def inputs():
 
 
 EXERCISE = FunctionExercise(
-    id="7.8",
     task="Join the forward and the backward kernels in a torch.autograd.Function.",
     conditions={"strides": "do may have any strides, 0 after o.sum().backward()"},
     hints=(

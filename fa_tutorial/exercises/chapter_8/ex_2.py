@@ -144,7 +144,6 @@ def note(step):
 
 
 EXERCISE = Exercise(
-    id="8.2",
     task="Write softmax_step in base 2: the scores s arrive without their scale, and m is kept in units of s · scale_log2.",
     conditions=CONDITIONS,
     hints=(

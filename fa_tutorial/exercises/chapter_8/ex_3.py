@@ -136,7 +136,6 @@ def refused(kernel):
 
 
 EXERCISE = Exercise(
-    id="8.3",
     task="Write the forward with tensor descriptors of shape (B, H, S, D) and tiles [1, 1, BLOCK_M or BLOCK_N, D]: full attention, any S_q "
     "and S_k.",
     conditions=CONDITIONS,

@@ -108,7 +108,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="8.4",
     task="Decide in which order the programs of a causal grid start, so that at most at_once heads are open and no SM works alone at the end.",
     conditions=CONDITIONS,
     hints=(

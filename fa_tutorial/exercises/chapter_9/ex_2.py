@@ -81,7 +81,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="9.2",
     task="Write ring_roles(tiles, stages, full, empty), which defines two generator functions without arguments, producer() and "
     "consumer(), and returns (producer, consumer) without calling them.",
     hints=(

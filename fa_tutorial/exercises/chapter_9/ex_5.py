@@ -135,7 +135,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="9.5",
     task=(
         "Write meeting_consumer(c, blocks, full, empty, ds_full), the generator of one consumer of the backward: q's ring and the meeting."
     ),
