@@ -100,8 +100,7 @@ def test_starter_is_not_attempted(exercise, tmp_path, monkeypatch):
 
 
 def starter_of(exercise: Exercise, folder: Path):
-    """The solution's head, of a class that of each method, over `raise NotImplementedError`, in a file, because a kernel is compiled from
-    its source."""
+    """The solution's head, or each method's, over `raise NotImplementedError`, in a file, because a kernel is compiled from its source."""
     tree = ast.parse(source_of(exercise.solution))
     answer = tree.body[0]
     for function in answer.body if isinstance(answer, ast.ClassDef) else [answer]:

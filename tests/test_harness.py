@@ -1,5 +1,4 @@
-"""How the harness judges: main case first, then edges; a mistake that explains every result, else the rule; lanes, programs and precision
-of a kernel."""
+"""How the harness judges: the main case, then edges; a mistake that explains every result, else the rule; a kernel's lanes and programs."""
 
 import dataclasses
 import math

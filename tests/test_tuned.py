@@ -1,5 +1,4 @@
-"""Chapter 8's kernels: right by descriptors and by pointers, broken copies are caught, tiles are measured once, launches are prepared
-once."""
+"""Chapter 8's kernels: right by descriptors and by pointers, broken copies are caught, tiles measured and launches prepared once."""
 
 import functools
 import math

@@ -24,8 +24,7 @@ TILE = (16, 16, 16)  # BLOCK_M, BLOCK_N, BLOCK_D
 
 
 def strides_of(shape, layout="bhsd", pad=0):
-    """Strides of a (B, H, S, D) tensor whose dimensions lie in memory in the order of `layout`; pad: unused elements after each run of the
-    last."""
+    """Strides of a (B, H, S, D) tensor whose dimensions lie in memory as `layout` says; pad: unused elements after each run of the last."""
     strides, step = {}, 1
     for dim in reversed(layout):
         strides[dim] = step
@@ -114,8 +113,7 @@ ROUNDED = "one number for each row, m, l, alpha or a sum of p, is fp16: all four
 
 
 def rounds(kernel: Any, launched: Launch) -> str:
-    """ROUNDED where a kernel casts 16 numbers, one for each row, to fp16 or from it, launched with fp16 tensors. Only the interpreter shows
-    it."""
+    """ROUNDED where a kernel, launched with fp16 tensors, casts 16 numbers, one a row, to or from fp16. Only the interpreter shows it."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
     if not hardware.interpreter_on():

@@ -200,8 +200,7 @@ def slipped(exercise: Exercise, told: str) -> Any:
 
 
 def _named(exercise: Exercise, answer: Any, got: Mapping, one: Case, cases: Sequence[Case]) -> str | None:
-    """The first mistake that gives what the answer gives: on this input, where it is wrong, and on every fixed one; None where there is
-    none."""
+    """The first mistake that gives what the answer gives on this input, where it is wrong, and on every fixed one; None for none."""
     compiled = exercise.launch is not None and hardware.device().type == "cuda"
     end = time.monotonic() + (NAMING_SECONDS if compiled else math.inf)
     fixed = [other for other in cases if not other.fresh]  # the same in every call, so what a changed solution gives on them is kept
@@ -289,8 +288,7 @@ def _truth_of(exercise: Exercise, one: Case) -> dict[str, Any]:
 
 
 def _by_part(exercise: Exercise, result: Any, on: str) -> dict[str, Any]:
-    """A function's result as {part: value}: float64 tensors and texts, or integers and tuples of them where the exercise
-    is exact."""
+    """A function's result as {part: value}: float64 tensors and texts, or integers and tuples of them where the exercise is exact."""
     parts = dict(zip(exercise.parts, unpack(result, exercise.parts, on), strict=True)) if exercise.parts else {"": result}
     if exercise.exact:
         return {part: _exact(value) for part, value in parts.items()}

@@ -310,8 +310,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mappi
 
 
 def _wait_for_gpu() -> None:
-    """Wait until the GPU has done all that was launched. torch.cuda.synchronize() would wait forever, and no time limit could interrupt
-    it."""
+    """Wait until the GPU has done all that was launched. No time limit could interrupt torch.cuda.synchronize()."""
     done = torch.cuda.Event()
     done.record()
     with time_limit(" The GPU is still busy with it, so restart the notebook's kernel."):
@@ -569,8 +568,7 @@ class Trace:
 
 
 def _with_tf32(create_dot: Callable) -> Callable:
-    """tl.dot of float32 tiles as tensor cores compute it: rounded to TF32 unless input_precision says otherwise. The interpreter rounds
-    nothing."""
+    """tl.dot of float32 tiles as tensor cores compute it: rounded to TF32, as the interpreter does not, unless input_precision forbids."""
 
     def dot(a: Any, b: Any, acc: Any, input_precision: Any, *rest: Any) -> Any:
         tiles = (a, b)

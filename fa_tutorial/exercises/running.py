@@ -37,8 +37,7 @@ class NotAttempted(Exception):
 
 
 class Endless(BaseException):
-    """A run of the answer took longer than TIME_LIMIT. It is no Exception, so that no `except Exception` on its way to `judge` catches
-    it."""
+    """A run of the answer took longer than TIME_LIMIT. It is no Exception, so no `except Exception` on its way to `judge` catches it."""
 
 
 def same(a: Any, b: Any) -> bool:
@@ -59,8 +58,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def show(value: Any) -> str:
-    """A value in at most four digits, the same on every run: numbers, short tensors, else the shape; functions, classes and kernels by
-    name."""
+    """A value in at most four digits, the same on every run: numbers, short tensors, else the shape; what has a name, by its name."""
     if isinstance(value, tuple):
         return "(" + ", ".join(show(item) for item in value) + ("," if len(value) == 1 else "") + ")"
     if isinstance(value, bool):
@@ -243,8 +241,7 @@ def _parameter(answer: Callable, position: int) -> str:
 
 
 def _empty_helper(error: NotImplementedError, answer: Callable) -> str:
-    """The name of another starter that the answer calls and that raised the error; "" where the answer itself did, or what stands in its
-    place."""
+    """The name of another starter that the answer calls and that raised the error; "" where the answer did, or its stand-in."""
     code = getattr(inspect.unwrap(answer), "__code__", None)
     if code is None or (answer.__module__ or "").startswith("fa_tutorial."):
         return ""

@@ -1,5 +1,4 @@
-"""Watches what PyTorch multiplies while an answer runs, for exercises that ask for tiles: a right result must not come from the whole
-matrices."""
+"""Watches what PyTorch multiplies while an answer runs: where tiles are asked for, no right result may come from the whole matrices."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ OF_ROWS = (*SOFTMAXES, "logsumexp", "max", "amax", "cummax")  # what takes a row
 
 
 class Rows(TorchFunctionMode):
-    """For a softmax that is written by hand: notes in `softmax` whether a library's was called, and in `longest` the longest row that a
-    maximum saw."""
+    """For a softmax that is written by hand: in `softmax`, whether a library's was called; in `longest`, the longest row of a maximum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,8 +168,7 @@ class CausalTiles(CountsProducts, Scores):
 
 
 class WholeTilesCompared(Operations):
-    """Notes in `found` whether positions, which are integers, are compared for a tile of block_m × block_n where the answer is the same
-    everywhere."""
+    """Notes in `found` whether positions, which are integers, are compared for a tile of block_m × block_n with one answer everywhere."""
 
     def __init__(self, block_m: int, block_n: int) -> None:
         super().__init__()
@@ -293,8 +290,7 @@ class Gradients(ByHand):
 
 
 class MatmulJacobian(Shapes):
-    """For the gradients of a (M, K) times b (K, N): no matrix may be as large as the Jacobian of the smaller factor, and the dtype
-    stays."""
+    """For the gradients of a (M, K) times b (K, N): no matrix is as large as the Jacobian of the smaller factor, and the dtype stays."""
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor) -> None:
         super().__init__()
