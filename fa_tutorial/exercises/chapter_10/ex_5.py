@@ -78,6 +78,8 @@ P, MASKED = "    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)\n", "tl.where(M
 MOD, GRAD, MASK = "SCORE_MOD(s, b, h, i, j, aux)", "SCORE_GRAD(s, b, h, i, j, aux)", "tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)"
 MISTAKES = {
     "hidden pairs have a p: ask MASK_MOD, and put 0 there": (f"    p = {MASK}\n", ""),
+    "ds isn't 0 where a pair is hidden: put 0 in p before ds is made of it": [
+        (f"    p = {MASK}\n", ""), ("    return p, ds", f"    return {MASK}, ds")],
     "p is made from the plain score: the forward's softmax was of SCORE_MOD's": (MOD, "s"),
     "the derivative is missing: by the chain rule ds is SCORE_GRAD times the gradient of the modified score": (f" * {GRAD}", ""),
     "the derivative is taken at the modified score: SCORE_GRAD wants s": (GRAD, GRAD.replace("(s", f"({MOD}")),
