@@ -1,14 +1,12 @@
 """Exercise 13.2, ring_rank."""
 
-import functools
-
 import torch
 
 from fa_tutorial import ring
 from fa_tutorial.exercises.chapter_13 import played
 from fa_tutorial.exercises.chapter_13.played import attend
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 from fa_tutorial.ring import merge as join
 
 
@@ -68,24 +66,20 @@ def tolerance(args, part):
     return (2.0**-8, 0.0) if part == "o" and args[0].dtype == torch.bfloat16 else (1e-4, 1e-5)
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, q, k, v, ranks):
     """The answer's program on every rank: o and lse of the whole sequence, and how often a rank sends."""
+    sends = []
 
-    @functools.wraps(answer)
-    def on_all_ranks(q, k, v, ranks):
-        sends = []
+    def look(message, _):
+        if ring.bytes_of(message) > (k.nbytes + v.nbytes) // ranks:
+            raise Wrong(TOO_MUCH)
+        if any(x.dtype != k.dtype for x in played.tensors_of(message)):
+            raise Wrong("k and v travel as they are, in their own dtype")
+        sends.append(1)
 
-        def look(message, _):
-            if ring.bytes_of(message) > (k.nbytes + v.nbytes) // ranks:
-                raise Wrong(TOO_MUCH)
-            if any(x.dtype != k.dtype for x in played.tensors_of(message)):
-                raise Wrong("k and v travel as they are, in their own dtype")
-            sends.append(1)
-
-        results, _ = played.play(answer, (q, k, v), ranks, look)
-        return *played.joined(results, ("o", "lse")), torch.tensor(len(sends) // ranks)  # all ranks send equally often
-
-    return on_all_ranks
+    results, _ = played.play(answer, (q, k, v), ranks, look)
+    return *played.joined(results, ("o", "lse")), torch.tensor(len(sends) // ranks)  # all ranks send equally often
 
 
 def inputs():
@@ -110,7 +104,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.2",
     task="Write the program of one rank, with attend and join.",
     conditions={"half": "with fp16 and bf16, the running o and lse stay as wide as join returns them"},
     hints=(

@@ -1,13 +1,11 @@
 """Exercise 13.6, backward_rank."""
 
-import functools
-
 import torch
 
 from fa_tutorial.algorithm import attention_backward
 from fa_tutorial.exercises.chapter_13 import played
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def backward_rank(q, k, v, o, do, lse, ranks):
@@ -102,17 +100,13 @@ def look(message, q):
         raise Wrong("a rank sends its q: q, o, do, lse and dq stay, and keys and values come to them")
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, q, k, v, do, ranks):
     """The answer's program on every rank, after a forward pass: dq, dk and dv of the whole sequence, and how many tensors as large as
     a shard of k a rank sends."""
-
-    @functools.wraps(answer)
-    def ring(q, k, v, do, ranks):
-        o, lse = played.attend(q, k, v)
-        results, sent = played.play(answer, (q, k, v, o, do, lse), ranks, look)
-        return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(max(sent) * ranks / k.nbytes)
-
-    return ring
+    o, lse = played.attend(q, k, v)
+    results, sent = played.play(answer, (q, k, v, o, do, lse), ranks, look)
+    return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(max(sent) * ranks / k.nbytes)
 
 
 RULES = {
@@ -136,7 +130,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.6",
     task="Write the backward program of one rank, with attention_backward.",
     conditions={"alone": "with one rank nothing is sent"},
     hints=(
