@@ -11,16 +11,7 @@ import pytest
 import torch
 
 from fa_tutorial import algorithm, ledger, reference, softmax
-from fa_tutorial.arguments import (
-    check_alike,
-    check_finite,
-    check_flag,
-    check_int,
-    check_positive,
-    check_scale,
-    check_tensor,
-    dtype_name,
-)
+from fa_tutorial.arguments import check_alike, check_finite, check_flag, check_int, check_positive, check_scale, check_tensor, dtype_name
 
 pytest.importorskip("triton")
 from fa_tutorial import flash_attention, flash_attention_varlen, flash_decode, hardware, layout, matmul

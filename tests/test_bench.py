@@ -1,5 +1,4 @@
-"""Bench: what is measured and how rows are kept, with a stand-in for the GPU; tables and plots from made rows; every provider on a real
-GPU."""
+"""Bench: what is measured and how rows are kept, without a GPU; tables and plots from made rows; every provider on a real GPU."""
 
 import dataclasses
 import itertools

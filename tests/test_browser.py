@@ -64,8 +64,7 @@ class Lab:
 
 
 def copy_unrun(folder: Path) -> None:
-    """The notebooks as they are stored, and without their outputs, so that what the browser shows was run there, and the images that they
-    show."""
+    """The notebooks as they are stored, but without outputs, so that what the browser shows was run there, and the images they show."""
     shutil.copytree(ROOT / "images", folder / "images")
     shutil.copytree(ROOT / "notebooks", folder / "stored")
     (folder / "notebooks").mkdir()

@@ -488,7 +488,7 @@ def test_program_order_is_chapter_3s(page):
 
 def test_program_order_answers_its_question(page):
     """Bands of 16 rows: 16 · 128 rows by 8 · 256 columns are a square. Bands of 8 help at n = 16,384 and cost a little at 4,096."""
-    open_figure(page, "program_order")
+    assert open_figure(page, "program_order")["group"] == 8  # where its two columns differ
     for n, of_eight, near in ((16384, 0.34, 1.01), (4096, 1.09, 1.0)):
         values = {"n": n, "BLOCK_M": 128, "BLOCK_N": 256, "wave": 132}
         totals = {group: put(page, **values, group=group)["bands"]["total"] for group in range(1, 33)}

@@ -1,5 +1,4 @@
-"""The reader's copies in work/: never written over, told when the chapter is newer, run without a trace. On a small course of two
-chapters."""
+"""The reader's copies in work/: never written over, told when the chapter is newer, run without a trace. On a course of two chapters."""
 
 import json
 from types import SimpleNamespace
@@ -140,8 +139,7 @@ def test_no_chapter_of_this_number_and_no_notebooks(course, capsys):
 
 
 def test_check_runs_the_copies_and_tells_verdicts_and_errors(course, capsys, monkeypatch):
-    """A right answer, a wrong one, checks that are not there, and a cell that raises: told and kept, the cells after it run, and no copy
-    is changed."""
+    """A right answer, a wrong one, missing checks, and a cell that raises are told, verdicts are kept, and no copy is changed."""
     work.fill()
     right, wrong = "return int((memory_bytes // (2 * B * H * itemsize)) ** 0.5)", "return memory_bytes"
     call = 'check("0.5", longest_sequence)'

@@ -14,23 +14,24 @@ from fa_tutorial.bench import results, timing
 from fa_tutorial.figures import GREY
 
 FROM_HBM, TO_SMS = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"  # as ncu names them
+L2_BUSY = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
 L2 = 63e6  # bytes of an H200's
 
 
 def show_traffic(card: dict, flops_per_byte: Callable[[int, int], float], n: int = 4_096) -> None:
-    """Print what the SMs received and what HBM delivered with each tile, beside the prediction. flops_per_byte:
-    (block_m, block_n) -> (3.3). card: results.load's."""
+    """Print what the SMs received and what HBM delivered with each tile, beside the prediction, and how busy L2 was.
+    flops_per_byte: (block_m, block_n) -> (3.3). card: results.load's."""
     rows = results.select(card["kernels"], kernel="matmul_traffic", provider="course", M=n)
-    print("tile        FLOPs/byte   GB by (3.3)   counted   from HBM")
-    for m, k, counted, from_hbm in rows[["block_m", "block_n", TO_SMS, FROM_HBM]].values:
+    print("tile        FLOPs/byte   GB by (3.3)   counted   from HBM   L2 busy")
+    for m, k, counted, from_hbm, busy in rows[["block_m", "block_n", TO_SMS, FROM_HBM, L2_BUSY]].values:
         rate = flops_per_byte(m, k)
         print(f"{m:3.0f} x {k:3.0f} {rate:12.1f} {2 * n**3 / rate / 1e9:13.2f}", end="")
-        print(f" {counted / 1e9:9.2f} {from_hbm / 1e9:10.2f}")
+        print(f" {counted / 1e9:9.2f} {from_hbm / 1e9:10.2f} {busy / 100:9.0%}")
 
 
 def draw_without_loads(card: dict, n: int = 4_096) -> Figure:
     """TFLOP/s of the kernel and of the one without its loads, with the middle 60 % of the runs, by tile; and print what
-    the loads cost."""
+    the loads cost, and what they bring."""
     figure, ax = plt.subplots()
     kinds = {"without its loads": ("course, row order, no loads", "C1s--"), "the kernel": ("course, row order", "C0o-")}
     speeds, places = {}, range(6)
@@ -45,6 +46,8 @@ def draw_without_loads(card: dict, n: int = 4_096) -> Figure:
     for label, speed in speeds.items():
         print(f"{label:17}", *(f"{x:9.0f}" for x in speed), " TFLOP/s")
     print("the loads cost   ", *(f"{x:8.1f}x" for x in without / kernel))
+    moved = results.select(card["kernels"], kernel="matmul_traffic", provider="course", M=n)[TO_SMS].to_numpy()
+    print("the loads bring  ", *(f"{x:9.1f}" for x in moved / rows["ms"].to_numpy() / 1e9), " TB/s")
     for place, height, x, align in ((0, 130, 0.1, "left"), (5, 460, 5.2, "right")):
         ends = (place, kernel[place]), (place, without[place])
         ax.annotate("", *ends, arrowprops={"arrowstyle": "<->", "color": GREY})
@@ -63,7 +66,7 @@ def draw_without_loads(card: dict, n: int = 4_096) -> Figure:
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
     """Print what HBM delivered in row order and in bands of 8, beside the count of strips. wave_bytes: (n, group) -> of
     each wave, what it reads."""
-    print("     n   order        a wave / L2   counted   from HBM   / counted   ms (middle 60 % of runs)")
+    print("     n   order     mean wave / L2   counted   from HBM   / counted   ms (middle 60 % of runs)")
     for n in (4_096, 8_192, 16_384):
         for name, group, provider in (("rows", 1, "course, row order"), ("bands of 8", 8, "course")):
             sizes = {"M": n, "provider": provider, "dtype": "fp16"}

@@ -153,32 +153,23 @@ def backward_speed(card: dict[str, Any], yours: dict[int, float]) -> Figure:
 
 
 def one_loop_parts(parts: pd.DataFrame) -> Figure:
-    """Chapter 7's trial: the backward in two loops, and in one with atomic adds, by its parts. parts: the rows
-    "one_loop_parts".
-
-    A part is what the kernel takes longer with it; the lines are the runs from the 20th to the 80th percentile.
+    """Chapter 7's trial: the backward in two loops, and in one, with and without dq's product and its atomic adds.
+    parts: the rows "one_loop_parts".
     """
-    rows = parts.set_index(["D", "is_causal", "provider"])
-    cases = list(dict.fromkeys(zip(parts["D"], parts["is_causal"], strict=True)))
-    ms = {name: [rows.loc[(*case, name), "ms"] for case in cases] for name in parts["provider"].unique()}
-    figure, ax = plt.subplots(figsize=(8.5, 3.4), layout="constrained")
-    below = [0.0] * len(cases)
-    for name, upto, hatch in (
-        ("one loop: dk and dv alone", "neither", ""),
-        ("dq's product, ds_t transposed", "product, no adds", "//"),
-        ("the atomic adds", "one loop, atomics", ".."),
-    ):
-        heights = [top - low for top, low in zip(ms[upto], below, strict=True)]
-        ax.bar([x + 0.2 for x in range(len(cases))], heights, 0.36, below, label=name, hatch=hatch, edgecolor="black")
-        below = ms[upto]
-    left = [x - 0.2 for x in range(len(cases))]
-    ax.bar(left, ms["two loops"], 0.36, label="two loops", color="white", edgecolor="black")
-    for name, shift in (("two loops", -0.2), ("one loop, atomics", 0.2)):
-        for x, case in enumerate(cases):
-            row = rows.loc[(*case, name)]
-            ax.vlines(x + shift, row["ms_20"], row["ms_80"], color="black")
-            ax.annotate(f"{row['ms']:.2f}", (x + shift, row["ms_80"]), (0, 3), textcoords="offset points", ha="center")
-    ax.set_xticks(range(len(cases)), [f"D = {D}, {mask(is_causal)}" for D, is_causal in cases])
+    labels = {
+        "neither": "one loop: dk and dv alone", "product, no adds": "with dq's product",
+        "adds, no product": "with the atomic adds", "one loop, atomics": "with both",
+    }  # fmt: skip
+    figure, ax = plt.subplots(figsize=(8.5, 3.8), layout="constrained")
+    cases = parts.groupby(["D", "is_causal"], sort=False)
+    for place, (name, hatch) in enumerate(zip(labels, ("", "//", "..", "xx"), strict=True)):
+        where = [x + 0.21 * (place - 1.5) for x in range(len(cases))]
+        ms = parts[parts["provider"] == name]["ms"]
+        bars = ax.bar(where, ms, 0.2, label=labels[name], hatch=hatch, edgecolor="black")
+        ax.bar_label(bars, fmt="%.3f", label_type="center", rotation=90, bbox={"fc": "white", "ec": "none"})
+    for x, ms in enumerate(parts[parts["provider"] == "two loops"]["ms"]):
+        ax.plot([x - 0.45, x + 0.45], [ms, ms], "k--", label="" if x else "two loops")
+    ax.set_xticks(range(len(cases)), [f"D = {D}, {mask(is_causal)}" for D, is_causal in cases.groups])
     ax.set(ylabel="ms", ylim=(0, 1.45))
     ax.legend(loc="upper left")
     return figure

@@ -19,8 +19,7 @@ def state_file() -> Path:
 
 
 def load() -> dict[str, str]:
-    """Status by exercise id, "correct" or "wrong"; empty where nothing was tried, or the file cannot be read. What else it holds is left
-    out."""
+    """Status by exercise id, "correct" or "wrong", and nothing else; empty where nothing was tried, or the file cannot be read."""
     try:
         state = json.loads(state_file().read_text())
     except OSError:

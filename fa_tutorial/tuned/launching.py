@@ -26,13 +26,8 @@ class Launch:
     def __init__(
         self, kernel, programs: int, to_argument: list[Callable], constants: dict[str, Any], keep: bool = True
     ):
-        self.kernel, self.grid, self.to_argument, self.constants, self.keep = (
-            kernel,
-            (programs, 1, 1),
-            to_argument,
-            constants,
-            keep,
-        )
+        self.kernel, self.grid, self.constants = kernel, (programs, 1, 1), constants
+        self.to_argument, self.keep = to_argument, keep
         self.compiled = None
 
     def __call__(self, tensors: Iterable[torch.Tensor], arguments: tuple) -> None:
@@ -42,8 +37,9 @@ class Launch:
             if self.compiled is not None:
                 names = self.kernel.arg_names[len(on_tiles) + len(arguments) :]
                 self.in_order = [self.constants[name] for name in names]  # as the kernel's signature has them
+                self.run = self.compiled[self.grid]
         else:
-            self.compiled[self.grid](*on_tiles, *arguments, *self.in_order)
+            self.run(*on_tiles, *arguments, *self.in_order)
 
 
 MAX_PREPARED = 4096

@@ -419,25 +419,30 @@ def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], s
 
 @image("07_bounds.png")
 def draw_bounds() -> Figure:
-    """The blocks of queries that one block of keys meets under the causal mask, and the two loops that take them."""
-    figure, ax = canvas(3.3)
-    J, x, y, wide, tall = 3, 1.75, 0.6, 0.36, 0.5
-    start, full = algorithm.causal_rows(J, **LOOP_SHAPE)
-    blocks, rows = LOOP_SHAPE["S_k"] // LOOP_SHAPE["block_n"], LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"]
-    write(ax, x, 0.3, "blocks of keys →", ha="left")
-    write(ax, x - 0.15, y + 0.25, "blocks of queries ↓", ha="right")
-    for row in range(rows):
-        for column in range(blocks):
-            box(ax, x + column * wide, y + row * tall, wide, tall,
-                **{**TILE_LOOKS[tile_kind(row, column)], "share": 0.7 if column == J else 0.15})  # fmt: skip
-    outline(ax, x + J * wide, y, wide, rows * tall)
-    right = x + blocks * wide
-    for at, name in ((start, "first_m"), (full, "full_m")):
-        ax.plot((x + J * wide, right + 0.25), (y + at * tall, y + at * tall), color="black", linewidth=1.6, linestyle=":", zorder=3)
-        write(ax, right + 0.35, y + at * tall, name, BODY, ha="left", weight="bold")
-    for first, last, text in ((0, start, "not read: none of the keys is seen"), (start, full, "with the mask"),
-                              (full, rows, "without it: all of the keys are seen")):  # fmt: skip
-        write(ax, right + 1.25, y + (first + last) / 2 * tall, text, ha="left")
+    """The blocks of queries that each block of keys meets under the causal mask, keys as rows, and the two loops that take one row's."""
+    figure, ax = canvas(4.35)
+    S, block_m, block_n, J = 16, 2, 4, 1
+    x, y, wide, tall = 1.3, 0.65, 0.46, 0.16  # of a query, of a key
+    below, borders = y + S * tall, [0, *(block_m * border for border in algorithm.causal_rows(J, block_m, block_n, S, S)), S]
+    write(ax, x - 0.15, 0.4, "query", ha="right")
+    for j in range(S // block_n):
+        start, full = algorithm.causal_rows(j, block_m, block_n, S, S)
+        top, weight = y + j * block_n * tall, "bold" if j == J else "normal"
+        write(ax, x - 0.15, top + block_n * tall / 2, f"keys {j * block_n} to {(j + 1) * block_n - 1}", ha="right", weight=weight)
+        for i in range(S // block_m):
+            look = TILE_LOOKS["skipped" if i < start else "masked" if i < full else "whole"]
+            box(ax, x + i * block_m * wide, top, block_m * wide, block_n * tall, **{**look, "share": 0.7 if j == J else 0.15})
+    outline(ax, x, y + J * block_n * tall, S * wide, block_n * tall)
+    for i in range(S):
+        write(ax, x + (i + 0.5) * wide, 0.4, f"{i}")
+        ax.scatter([x + (i + 0.5) * wide] * (i + 1), [y + (j + 0.5) * tall for j in range(i + 1)], s=7, color="black", zorder=3)
+    for at, name in zip(borders[1:], ("first_m", "full_m"), strict=False):
+        ax.plot((x + at * wide,) * 2, (y + J * block_n * tall, below + 0.2), color="black", linewidth=1.6, linestyle=":", zorder=3)
+        write(ax, x + at * wide, below + 0.37, f"{name} = {at}", BODY, weight="bold")
+    for first, last, text in zip(borders, borders[1:], ("not read", "with the mask", "without it"), strict=False):
+        write(ax, x + (first + last) / 2 * wide, below + 0.7, text)
+    note = f"S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}. A dot: this query sees this key."
+    write(ax, x, below + 1.0, note, ha="left")
     return figure
 
 

@@ -21,6 +21,9 @@ def window_kinds(left, S, block_m, block_n):
 NEEDED, WHOLE = "(farthest <= 0) & (nearest >= -left)", "(nearest <= 0) & (farthest >= -left)"
 SUM = "is_needed.int() + is_whole.int()"
 MISTAKES = {
+    "the corners of the other diagonal decide: within a tile j − i is largest at the last key and the first query, and least at the first "
+    "key and the last query": [("start + block_n - 1 - top", "start - top"),
+                               ("start - (top + block_m - 1)", "start + block_n - 1 - (top + block_m - 1)")],
     "a tile counts as whole because the window reaches back far enough: its last key must not lie ahead of its first query either": (
         WHOLE, "farthest >= -left"),
     "a tile counts as whole because it lies in the past: its first key may be too far back for its last query": (WHOLE, "nearest <= 0"),
@@ -125,7 +128,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.2",
     task="Say of each tile of a causal window whether it is skipped, mixed or whole, without looking at a pair.",
     hints=(
         "Within a tile j − i runs from a least to a largest value. At which two corners?",

@@ -10,10 +10,8 @@ from fa_tutorial.exercises.chapter_10.ex_3 import THIRD, every_third, is_seen
 from fa_tutorial.exercises.chapter_10.jitted_mod import launched, ready
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.variants.mods import tanh
-
-triton = hardware.require_triton("Exercise 10.5")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -80,6 +78,8 @@ P, MASKED = "    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)\n", "tl.where(M
 MOD, GRAD, MASK = "SCORE_MOD(s, b, h, i, j, aux)", "SCORE_GRAD(s, b, h, i, j, aux)", "tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)"
 MISTAKES = {
     "hidden pairs have a p: ask MASK_MOD, and put 0 there": (f"    p = {MASK}\n", ""),
+    "ds isn't 0 where a pair is hidden: put 0 in p before ds is made of it": [
+        (f"    p = {MASK}\n", ""), ("    return p, ds", f"    return {MASK}, ds")],
     "p is made from the plain score: the forward's softmax was of SCORE_MOD's": (MOD, "s"),
     "the derivative is missing: by the chain rule ds is SCORE_GRAD times the gradient of the modified score": (f" * {GRAD}", ""),
     "the derivative is taken at the modified score: SCORE_GRAD wants s": (GRAD, GRAD.replace("(s", f"({MOD}")),
@@ -152,7 +152,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.5",
     task="Write the backward's step with a mask mod and a score mod: p, and the gradient of the scaled score.",
     conditions=CONDITIONS,
     hints=(

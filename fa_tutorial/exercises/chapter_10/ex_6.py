@@ -63,7 +63,7 @@ MISTAKES = {
     "lse's rows are found without the batch: a head's rows start at batch_head · S_q": ("batch_head * S_q", "h * S_q"),
 }  # fmt: skip
 CONDITIONS = {
-    "large": "a sink may be far above or far below the scores, and e^sink may overflow: a softmax subtracts the maximum first",
+    "large": "a sink may be far above or far below the scores: the maximum that is subtracted is that of the keys and the sink",
     "empty": "a list may be empty: then the row's o is 0, and its lse is the sink",
 }
 
@@ -92,9 +92,8 @@ def inputs():
         place = "a head's sink is at sinks_ptr + h, and its rows of lse start at batch_head · S_q"
         return case(q, k, v, torch.tensor(sinks), left, blocks, on=on, otherwise=otherwise or place, stray=place, **options)
 
-    start = "the sink is the running softmax's first element, before the first tile: its score is the sink, and its value 0"
-    yield rows(1, [1.5], 16, 16, 3, start)
-    yield rows(1, [1.5], 32, 32, 20, start)
+    yield rows(1, [1.5], 16, 16, 3, "the softmax is over the keys that are seen and the sink, whose value is 0, and lse is that of both")
+    yield rows(1, [1.5], 32, 32, 20, "the sink counts once a row, not once a tile, and each block stores the lse of its own rows")
     yield rows(2, [1.5, -1.0, 0.5], 32, 32, 5)
     yield rows(1, [1.5], 40, 40, 10, "lse has S_q rows a head: mask its last block")
     yield rows(1, torch.randn(2, generator=generator()).tolist(), 40, 50, 20, blocks=(32, 16), draw=generator(), fresh=True)
@@ -103,7 +102,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.6",
     task="Give each head of your kernel of 10.3 a sink, and store lse.",
     conditions=CONDITIONS,
     hints=(

@@ -12,6 +12,8 @@ from fa_tutorial.exercises.running import NotAttempted, Wrong, chain
 
 ADVICE = {  # a part of an error's words -> what to do
     "'tuple' object": ". aux is a tuple: aux[0] is its first entry",
+    "not subscriptable": ". A mod gets aux, the whole tuple",
+    "positional argument": ". A mask mod gets (b, h, i, j, aux), a score mod s before these",
     "to have shape": ". {broadcast} broadcast to a tile already",
 }
 
@@ -44,7 +46,7 @@ def launched(launch: Callable[[], Any], broadcast: str = "i, [M, 1], and j, [1, 
         if "outside of the scope of a kernel" in f"{root}":
             raise Wrong("stops, because triton was imported before fa_tutorial: restart, and import fa_tutorial first") from None
         words = str(root).strip().rpartition("\n")[2]  # the compiler quotes the code before its own words
-        if results == 2 and "not iterable" in words:
+        if results == 2 and any(part in words for part in ("not iterable", "to unpack")):
             raise Wrong(
                 f"must return two results, in the order that the docstring says; it stops with {type(root).__name__}: {words}"
             ) from None
