@@ -324,7 +324,7 @@ SCREENS = {
     "laptop": {"width": 1280, "height": 900},
     "wide": {"width": 1920, "height": 1080},
 }
-PAGES = ("README.html", "GLOSSARY.html", *(f"notebooks/{path.stem}.html" for path in PATHS))
+PAGES = ("README.html", "GLOSSARY.html", *(f"notebooks/{path.stem}.html" for path in PATHS), "site/api.html")
 SERIOUS = ("serious", "critical")
 
 
