@@ -344,7 +344,7 @@ def print_steps(card: dict[str, Any]) -> None:
         "any input, k earlier": two / of["one stop"] * of["overlap"] / of["roles"],
         "third consumer": of["roles"] / two,
         "persistent, by counter": of["counter"] / of["overlap"],
-        "order": of["order"] / of["counter"],
+        "order": (of["order"] / of["counter"]).where(of.index.get_level_values("is_causal"), 1),
         "hopper over tuned": of["order"] / of["tuned"],
     }
     _print_gains_of("speed over the last", card, gains)
