@@ -461,7 +461,7 @@ def draw_chain(predict: Predict) -> Figure:
             if name in CHAIN:
                 tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
                 by_model = predict(compiled_steps()[step_of[name], tile, D, False])
-                if before is not None:
+                if before is not None and round(cycles) != round(before):
                     colour = COLOURS["blue" if cycles < before else "orange"]
                     ax.barh(y, cycles - before, left=before, color=colour, height=0.6)
                 ax.plot(by_model, y, "D", color="black", markerfacecolor="white", markersize=8, zorder=3)
