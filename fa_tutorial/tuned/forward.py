@@ -123,8 +123,8 @@ def flash_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """forward.flash_forward by forward_kernel, for what `applies` to. Same arguments and results.
 
-    tile: None takes the fastest, which the first call for a kind of input measures. descriptors, in_order: False leaves
-    out that step of the chapter.
+    tile: None takes the fastest, which the first call for a kind of input measures. descriptors: False leaves out that
+    step of the chapter. in_order: False starts one head after another.
     """
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
