@@ -80,7 +80,6 @@ WRONG_ANSWERS = (
                                                                                                         "are written")),
     edit("2.3", "no program", ("offs < n", "offs // n == n"), told="nothing is stored: does your kernel call tl.store"),
     edit("2.3", "offsets in bytes", ("_ptr + offs", "_ptr + offs * 4", 3), told="a pointer steps by elements, not by bytes"),
-    edit("2.3", "lanes in bytes", ("tl.arange(0, BLOCK)", "tl.arange(0, BLOCK) * 4"), told="an offset counts elements, not bytes"),
     edit("2.3", "one address", ("x_ptr + offs", "x_ptr"), told="add the offsets to the pointer, x_ptr + offs"),
     edit("2.3", "programs in bytes", ("* BLOCK +", "* BLOCK * 4 +"),
          told="only the first BLOCK elements are written: program i writes those from i · BLOCK on"),
