@@ -30,11 +30,14 @@ PUBLIC = {
     "flash_attention_fp8": "fp8",
 }
 __all__ = [*PUBLIC]
+MODULES = ("ring", "hugging_face")
 
 
 def __getattr__(name: str):
-    """The public functions, found when they are asked for: their kernels need Triton, and the rest of the package does
-    not."""
+    """The public functions and modules, found when they are asked for: their kernels need Triton, and the rest of the
+    package does not."""
+    if name in MODULES:
+        return importlib.import_module(f"fa_tutorial.{name}")
     if name in PUBLIC:
         return getattr(importlib.import_module(f"fa_tutorial.{PUBLIC[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -42,4 +45,4 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     """The public names, which are not there until they are asked for."""
-    return sorted(__all__)
+    return sorted([*__all__, *MODULES, "__version__"])

@@ -94,10 +94,12 @@ def parser() -> argparse.ArgumentParser:
     text = "results to write and to go on from, if not the GPU's name and .json, in this folder"
     sweep.add_argument("--file", type=Path, help=text)
     plot.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the PNG files")
-    table.add_argument("--of", default="tuned", choices=list(LABELS), help="what is compared with the others")
+    text = "compare this one, and show TFLOP/s at every point, instead of the summary"
+    table.add_argument("--of", choices=list(LABELS), help=text)
     for measuring in (case, sweep):
         text = "peers, and the course's kernels"
-        measuring.add_argument("--providers", nargs="+", default=list(LABELS), metavar="NAME", help=text)
+        every = list(LABELS)
+        measuring.add_argument("--providers", nargs="+", default=every, choices=every, metavar="NAME", help=text)
     for reading in (plot, table):
         text = "a JSON file, or a stored card's name such as h200; all that are stored, if none is named"
         reading.add_argument("results", nargs="*", type=_results, metavar="RESULTS", help=text)
@@ -225,13 +227,19 @@ def _bench_plot(options: Namespace) -> None:
 
 
 def _bench_table(options: Namespace) -> None:
-    """print the comparison with each peer in Markdown"""
+    """print how many times as fast as its peers the course's kernels are, in Markdown"""
     from fa_tutorial.bench import results, tables
 
     grid = GRIDS[options.grid]
     for stored in [results.load(name) for name in options.results] or results.cards():
         print(f"{tables.source(stored['provenance'])}; {grid.about}.")
-        for dtype, mode in tables.parts(stored["rows"], grid):
+        parts = tables.parts(stored["rows"], grid)
+        if options.of is None:
+            for dtype in dict.fromkeys(dtype for dtype, mode in parts if mode != "fwd_bwd"):
+                print(f"\n{dtype}, how many times as fast: geometric mean (range) of the points where both are stored")
+                print(f"\n{tables.speed_table(stored['rows'], grid, dtype)}\n")
+            continue
+        for dtype, mode in parts:
             print("\n" + tables.comparison_table(stored["rows"], grid, mode, dtype, options.of))
             print(f"\nTFLOP/s, {MODES[mode]}, {dtype}:\n\n{tables.tflops_table(stored['rows'], grid, mode, dtype)}\n")
 

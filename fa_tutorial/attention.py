@@ -34,26 +34,35 @@ KERNELS = ("auto", "basic", "tuned", "hopper")
 HOPPER_FROM = {"forward": 2**23, "backward": 2**20}
 # From here on chapter 8's kernels take descriptors. Below, making them costs the host more than they bring.
 DESCRIPTORS_FROM = 2**20
-FLASH_ATTN_NAMES = {
+OTHER_NAMES = {  # other libraries' names, and ours
     "causal": "is_causal=",
     "softmax_scale": "scale=",
     "window_size": "window=",
     "return_attn_probs": "return_lse=",
     "deterministic": "torch.use_deterministic_algorithms(True)",
+    "mask": "flash_attention's attn_mask=",
 }
 
 
 def tell_our_names(function):
-    """Where a call has a name of flash-attn's, raise a TypeError that says ours, and how the layouts differ."""
+    """Where a call has a name of flash-attn's, or SDPA's mask by its place, raise a TypeError that says our name, and
+    how the layouts differ."""
+    code = function.__code__
+    by_place = code.co_varnames[: code.co_argcount]
+    by_name = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
 
     @functools.wraps(function)
     def call(*args, **kwargs):
         for name in kwargs:
-            if name in FLASH_ATTN_NAMES:
+            if name in OTHER_NAMES:
                 raise TypeError(
-                    f"{function.__name__} has no {name}=: flash-attn's {name} is {FLASH_ATTN_NAMES[name]} here. "
-                    "flash_attention's q, k and v are (B, H, S, D), where flash-attn's are (B, S, H, D)"
+                    f"{function.__name__} has no {name}=: here it is {OTHER_NAMES[name]}. flash_attention's q, k and v "
+                    "are (B, H, S, D), as SDPA's; flash-attn's are (B, S, H, D)"
                 )
+        if len(args) > len(by_place):
+            raise TypeError(
+                f"{function.__name__} takes {', '.join(by_place)} by position, and only by name: {', '.join(by_name)}"
+            )
         return function(*args, **kwargs)
 
     return call

@@ -408,10 +408,8 @@ LIBRARY.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.define(
-    (
-        "append_to_cache(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k_new, Tensor v_new, Tensor cache_seqlens, "
-        "Tensor? block_table) -> ()"
-    ),
+    "append_to_cache(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k_new, Tensor v_new, Tensor cache_seqlens, Tensor? "
+    "block_table) -> ()",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 for device in ("CPU", "CUDA"):

@@ -197,9 +197,7 @@ def examine_versions(facts: Facts) -> Iterator[Finding]:
             yield Finding(False, outside, f"For the versions of constraints.txt: {hardware.HOW_TO_INSTALL}")
     if not facts.jupyterlab:
         yield Finding(
-            False,
-            "JupyterLab is not installed: the notebooks don't open with make lab.",
-            hardware.HOW_TO_INSTALL,
+            False, "JupyterLab is not installed: the notebooks don't open with make lab.", hardware.HOW_TO_INSTALL
         )
     if not facts.state_writable:
         yield Finding(

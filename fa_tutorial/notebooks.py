@@ -1,4 +1,4 @@
-"""Run a notebook as a reader does: in a fresh kernel, with no exercise done, the figures in the page."""
+"""Run a notebook as a reader does: in a fresh kernel, the figures in the page."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def kernel_environment(**variables: str) -> dict[str, str]:
     return environment
 
 
-def execute(notebook, folder: Path, cell_seconds: int = CELL_SECONDS, allow_errors: bool = False) -> None:
-    """Run every cell of `notebook` in place, in a fresh kernel that works in `folder`, with no exercise done.
+def execute(notebook, folder: Path, cell_seconds: int = CELL_SECONDS, allow_errors: bool = False,
+            state: Path | None = None) -> None:  # fmt: skip
+    """Run every cell of `notebook` in place, in a fresh kernel that works in `folder`. state: the folder of the
+    progress that its checks add to; where none is given, no exercise is done, and none is kept.
 
     Raises CellExecutionError at a cell's error, unless allow_errors: then the error is an output, and the cells after
     it run.
@@ -36,5 +38,5 @@ def execute(notebook, folder: Path, cell_seconds: int = CELL_SECONDS, allow_erro
         notebook, timeout=cell_seconds, kernel_name="python3", record_timing=False, coalesce_streams=True,
         resources=where, allow_errors=allow_errors, extra_arguments=["--log-level=ERROR"],
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as state_folder:
-        client.execute(env=kernel_environment(**{STATE_VARIABLE: state_folder}))
+    with tempfile.TemporaryDirectory() as empty:
+        client.execute(env=kernel_environment(**{STATE_VARIABLE: str(state or empty)}))

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from fa_tutorial import hardware, notebooks
 from fa_tutorial.exercises import catalogue
+from fa_tutorial.exercises.progress import state_file
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS, COPIES = ROOT / "notebooks", ROOT / "work"
@@ -160,7 +161,8 @@ def _first_line(cell: dict) -> str:
 
 
 def check(numbers: Sequence[int]) -> bool:
-    """Run the reader's copies, of all chapters if none is named, and print what their checks say. Writes to no copy.
+    """Run the reader's copies, of all chapters if none is named, print what their checks say, and count it in the
+    reader's progress. Writes to no copy.
 
     False where an answer is wrong, a cell raises, or a copy cannot be read.
     """
@@ -175,7 +177,7 @@ def check(numbers: Sequence[int]) -> bool:
             tqdm.write(f"{path.relative_to(ROOT)} is missing or damaged; to copy it anew: make take CHAPTER={number}")
             is_right = False
             continue
-        notebooks.execute(notebook, COPIES, cell_seconds=CELL_SECONDS, allow_errors=True)
+        notebooks.execute(notebook, COPIES, CELL_SECONDS, allow_errors=True, state=state_file().parent)
         said, errors = _outcome(notebook.cells)
         verdicts = {one: said.get(one, "? no verdict") for one in catalogue.chapter_ids(number)}
         right = sum(verdict.startswith("✓") for verdict in verdicts.values())

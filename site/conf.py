@@ -1,5 +1,5 @@
-"""The site: `make site` renders README.md, GLOSSARY.md, CONTRIBUTING.md and the notebooks, with their stored outputs,
-into build/site.
+"""The site: `make site` renders README.md, GLOSSARY.md, CONTRIBUTING.md, the notebooks with their stored outputs, and
+the public functions' docstrings (api.md) into build/site.
 
 Sphinx reads the files as they are. The hooks below add what only a site can have: navigation; links from "(4.2)",
 "exercise 3.3" and "chapter 5" to what they name, and from a glossary term's first mention in a chapter to its entry; a
@@ -23,13 +23,13 @@ EVERYDAY = {"whole": "notebooks/10_variants", "page": "notebooks/11_decoding", "
 TAG = re.compile(r"\\tag\{([\d.]+)\}")
 
 project = "FlashAttention, derived and built"
-author = "the authors of the course"
-project_copyright = author
+author = "The fa_tutorial authors"
+project_copyright = f"2026 {author}"
 html_title = project
 language = "en"
-extensions = ["myst_nb", "sphinx_copybutton", "sphinx-mathjax-offline"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx-mathjax-offline"]
 root_doc = "README"
-include_patterns = ["README.md", "GLOSSARY.md", "CONTRIBUTING.md", "notebooks/*.ipynb"]
+include_patterns = ["README.md", "GLOSSARY.md", "CONTRIBUTING.md", "site/api.md", "notebooks/*.ipynb"]
 html_additional_pages = {"index": "redirect.html"}
 templates_path = ["templates"]
 
@@ -55,13 +55,15 @@ html_theme_options = {
     "home_page_in_toc": True,
     "footer_content_items": "copyright.html",  # which names the authors
 }
+autodoc_typehints = "none"
 copybutton_exclude = ".linenos, .gp, .go"
 
 
 def add_toctree(app, docname, source):
     """The README needs no list of pages on a code host; the site's navigation does."""
     if docname == root_doc:
-        source[0] += "\n\n```{toctree}\n:hidden:\n" + "\n".join([*CHAPTERS, "GLOSSARY", "CONTRIBUTING"]) + "\n```\n"
+        pages = "\n".join([*CHAPTERS, "GLOSSARY", "site/api", "CONTRIBUTING"])
+        source[0] += f"\n\n```{{toctree}}\n:hidden:\n{pages}\n```\n"
 
 
 # ---------------------------------------------------------------- equations and glossary terms
@@ -230,6 +232,14 @@ def add_links(app, doctree):
         )
 
 
+def show_docstring(app, what, name, obj, options, lines):
+    """A docstring is plain text, which the page wraps: the break after a full line goes, unless an argument or an
+    assignment follows."""
+    text = re.sub(r"(?<=.{90})\n(?!\w+(?:, \w+)*: | *\w+ = ) *(?=\S)", " ", "\n".join(lines))
+    lines[:] = [".. code-block:: text", "", *(f"   {line}" for line in text.splitlines()), ""]
+
+
 def setup(app):
+    app.connect("autodoc-process-docstring", show_docstring)
     app.connect("source-read", add_toctree)
     app.connect("doctree-read", add_links)

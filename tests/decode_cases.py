@@ -63,8 +63,7 @@ class Decode(Named):
         return [q, k, v, lengths], options
 
     def paged(self, k, v) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """k and v in shuffled pages among NaN, with three that nobody owns, and their block table, which has two entries more than are
-        needed."""
+        """k and v in shuffled pages among NaN, with three that nobody owns, and their block table, with two entries more than needed."""
         wanted = [-(-length // self.page) for length in self.lengths]
         order = iter(torch.randperm(sum(wanted) + 3, generator=torch.Generator().manual_seed(4)).tolist())
         table = torch.full((len(wanted), max(wanted) + 2), -1, dtype=torch.int32, device=DEVICE)

@@ -1,5 +1,4 @@
-"""What must hold of every notebook. Each rule takes a parsed notebook and gives a list of faults in words; the rules read, they run
-nothing."""
+"""What must hold of every notebook. Each rule takes a parsed notebook, runs nothing, and gives a list of faults in words."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ def output_texts(cell: dict) -> Iterator[str]:
 
 
 def shows_something(cell: dict) -> bool:
-    """True where running the cell should leave an output: a statement of it prints, checks or plots, or the last is an expression's
-    value."""
+    """True where running the cell should leave an output: a statement prints, checks or plots, or the last is an expression's value."""
     statements = [node for node in tree_of(cell).body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
     calls = [node for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Call)]
     if any(getattr(call.func, "id", getattr(call.func, "attr", "")) in OUTPUT_CALLS for call in calls):

@@ -115,3 +115,11 @@ def dies_before_backward(who: int) -> None:
     if dist.get_rank() == who:
         os._exit(3)
     o.sum().backward()
+
+
+def one_rank_dies(who: int) -> None:
+    """As chapter_13.one_rank, but rank `who` ends without a word before it has sent anything."""
+    dist.barrier()  # all have joined the group
+    if dist.get_rank() == who:
+        os._exit(1)
+    chapter_13.one_rank((1, 2, 2, 32, 16), is_causal=True)

@@ -67,8 +67,7 @@ def ratio(x: torch.Tensor, truth: torch.Tensor, plain: torch.Tensor, factor: flo
 
 
 def take_turns() -> None:
-    """In a worker: the tuned kernels' tiles are not measured, each has its turn; and threads of its own would only be in the others'
-    way."""
+    """In a worker: the tuned kernels' tiles are not measured, each has its turn; and more threads would be in the others' way."""
     autotuning.fastest = a_tile_by_turns
     torch.set_num_threads(1)
 

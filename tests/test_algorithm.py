@@ -30,8 +30,7 @@ def check_forward(q, k, v, block_m, block_n, is_causal=False, scale=None):
 
 
 def check(q, k, v, block_m, block_n, is_causal=False, scale=None):
-    """And so are both backwards. The largest errors of few elements depend on luck: half a unit in the last place is allowed all the
-    same."""
+    """And so are both backwards. The largest errors of few elements depend on luck, so half a unit in the last place is allowed."""
     check_forward(q, k, v, block_m, block_n, is_causal, scale)
     do = randn(*q.shape, seed=4, dtype=q.dtype)
     inputs = q, k, v, *algorithm.flash_forward(q, k, v, 4, 4, is_causal, scale), do

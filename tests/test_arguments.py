@@ -11,16 +11,7 @@ import pytest
 import torch
 
 from fa_tutorial import algorithm, ledger, reference, softmax
-from fa_tutorial.arguments import (
-    check_alike,
-    check_finite,
-    check_flag,
-    check_int,
-    check_positive,
-    check_scale,
-    check_tensor,
-    dtype_name,
-)
+from fa_tutorial.arguments import check_alike, check_finite, check_flag, check_int, check_positive, check_scale, check_tensor, dtype_name
 
 pytest.importorskip("triton")
 from fa_tutorial import flash_attention, flash_attention_varlen, flash_decode, hardware, layout, matmul
@@ -141,6 +132,8 @@ BAD_INPUTS = [
     (lambda: flash_attention(ONE, ONE, ONE, causal=True), TypeError, ["causal=", "is_causal=", "(B, H, S, D)"]),
     (lambda: flash_attention(ONE, ONE, ONE, soft_cap=1.0), TypeError, ["unexpected keyword", "soft_cap"]),
     (lambda: flash_attention_varlen(ONE, ONE, ONE, softmax_scale=1.0), TypeError, ["flash_attention_varlen", "is scale="]),
+    (lambda: flash_attention(ONE, ONE, ONE, ONE), TypeError, ["takes q, k, v by", "attn_mask"]),
+    (lambda: flash_attention(ONE, ONE, ONE, mask=ONE), TypeError, ["mask=", "attn_mask="]),
     (
         lambda: flash_attention_varlen(*[ONE[0]] * 3, *[torch.tensor([0, 1], dtype=torch.int32)] * 2, is_causal=0),
         TypeError,

@@ -1,5 +1,4 @@
-"""flash_attention as a part of autograd's graph: what is kept, who gets a gradient, lse's gradient, calls again. Accuracy:
-test_attention.py."""
+"""flash_attention in autograd's graph: what is kept, who gets a gradient, lse's gradient, calls again. Accuracy: test_attention.py."""
 
 import pytest
 import torch

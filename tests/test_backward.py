@@ -46,8 +46,8 @@ MUTATIONS = {
     "delta_kernel": {
         "delta without do": ("delta_tile", "delta 1", "tl.sum(o_tile.to(tl.float32), axis=1)", RAGGED),
         "do of the first head": ("delta_tile", "do_tile", "load_tile(do, b, 0 * h, start_m, S_q, D, BLOCK_M, BLOCK_D)", HEADS),
-        "o of the first rows": ("delta_tile", "o_tile", ("load_tile(o, b, h, 0 * start_m, S_q, D, BLOCK_M, "
-                                                        "BLOCK_D)"), Case(300, 20, D=24, B=1, H_q=1)),
+        "o of the first rows": (
+            "delta_tile", "o_tile", "load_tile(o, b, h, 0 * start_m, S_q, D, BLOCK_M, BLOCK_D)", Case(300, 20, D=24, B=1, H_q=1)),
         "delta in fp16": ("delta_tile", "delta 1", "tl.sum((o_tile * do_tile).to(tl.float16), axis=1).to(tl.float32)", FP32),
         "dlse is ignored": ("delta_tile", "if dlse_ptr is not None", "False", DLSE),
         "dlse with the wrong sign": ("delta_tile", "delta 2", f"-{LOAD_DLSE}", DLSE),

@@ -64,8 +64,7 @@ class Lab:
 
 
 def copy_unrun(folder: Path) -> None:
-    """The notebooks as they are stored, and without their outputs, so that what the browser shows was run there, and the images that they
-    show."""
+    """The notebooks as they are stored, but without outputs, so that what the browser shows was run there, and the images they show."""
     shutil.copytree(ROOT / "images", folder / "images")
     shutil.copytree(ROOT / "notebooks", folder / "stored")
     (folder / "notebooks").mkdir()
@@ -325,7 +324,7 @@ SCREENS = {
     "laptop": {"width": 1280, "height": 900},
     "wide": {"width": 1920, "height": 1080},
 }
-PAGES = ("README.html", "GLOSSARY.html", *(f"notebooks/{path.stem}.html" for path in PATHS))
+PAGES = ("README.html", "GLOSSARY.html", *(f"notebooks/{path.stem}.html" for path in PATHS), "site/api.html")
 SERIOUS = ("serious", "critical")
 
 

@@ -38,6 +38,7 @@ def test_as_a_module_its_version_and_no_other_word():
         (["progress", "one"], "int"),
         (["doctor", "--nope"], "unrecognized"),
         (["bench", "table", "--grid", "nope"], "points"),
+        (["bench", "--providers", "nope"], "sdpa_cudnn"),
     ],
 )
 def test_wrong_arguments_are_told_with_what_is_allowed(wrong, allowed, capsys):
@@ -64,5 +65,6 @@ def test_progress_of_all_chapters_and_of_one(capsys):
 def test_every_public_name_is_listed_and_there():
     names = {"flash_attention", "flash_attention_varlen", "attention_with", "make_block_mask"}
     names |= {"flash_decode", "append_to_cache", "PagedCache", "quantise_fp8", "flash_attention_fp8"}
-    assert set(fa_tutorial.__all__) == names and names <= set(dir(fa_tutorial))
+    assert set(fa_tutorial.__all__) == names and {*names, "ring", "hugging_face", "__version__"} == set(dir(fa_tutorial))
     assert all(callable(getattr(fa_tutorial, name)) for name in names)
+    assert callable(fa_tutorial.ring.ring_attention) and callable(fa_tutorial.hugging_face.register)

@@ -1,5 +1,4 @@
-"""flash_decode and append_to_cache: exact for every length, split, page and dtype, wherever the memory is; and mistakes that must be
-seen."""
+"""flash_decode and append_to_cache: exact for every length, split, page and dtype, wherever the memory is; mistakes are seen."""
 
 import dataclasses
 import itertools
@@ -186,8 +185,7 @@ def test_a_cache_without_room_gives_zeros():
 
 
 def test_splits_fill_whole_waves():
-    """On an H200's 132 multiprocessors, 8 key heads: one sequence takes 32 splits, 64 take one; a short cache, no split of less than 256
-    keys."""
+    """On an H200's 132 multiprocessors, 8 key heads: one sequence takes 32 splits, 64 take one; no split has less than 256 keys."""
     assert [decode.choose_num_splits(B, 8, 32_768, 132) for B in (1, 8, 64)] == [32, 4, 1]
     assert [decode.choose_num_splits(1, 8, S_max, 132) for S_max in (0, 255, 512, 4096)] == [1, 1, 2, 16]
     assert decode.choose_num_splits(1, 8, 32_768, 1) == 1, "the interpreter's"

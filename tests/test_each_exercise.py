@@ -100,8 +100,7 @@ def test_starter_is_not_attempted(exercise, tmp_path, monkeypatch):
 
 
 def starter_of(exercise: Exercise, folder: Path):
-    """The solution's head, of a class that of each method, over `raise NotImplementedError`, in a file, because a kernel is compiled from
-    its source."""
+    """The solution's head, or each method's, over `raise NotImplementedError`, in a file, because a kernel is compiled from its source."""
     tree = ast.parse(source_of(exercise.solution))
     answer = tree.body[0]
     for function in answer.body if isinstance(answer, ast.ClassDef) else [answer]:
@@ -117,10 +116,14 @@ def starter_of(exercise: Exercise, folder: Path):
         sys.modules.pop(module, None)
 
 
+@pytest.mark.parametrize("exercise", [exercise for exercise in EXERCISES if exercise.launch], ids=name_of)
+def test_a_plain_function_is_no_kernel(exercise):
+    assert "is a plain function, not a kernel: put @triton.jit above it" in check(exercise.id, exercise.solution.fn).message
+
+
 @each_exercise
 def test_exercise_is_complete(exercise):
-    file = Path(sys.modules[exercise.inputs.__module__].__file__)
-    assert exercise.id == f"{file.parent.name.removeprefix('chapter_')}.{file.stem.removeprefix('ex_')}"
+    assert catalogue.find(exercise.id) is exercise
     assert exercise.task and exercise.reasoning and len(exercise.hints) >= 2 and all(exercise.hints)
     assert {case.edge for case in exercise.inputs()} - {""} == set(exercise.conditions), "each condition is tested, and each edge is stated"
     assert max(map(len, source_of(exercise.solution).splitlines())) <= WIDTH, "a solution is shown as it stands"

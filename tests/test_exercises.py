@@ -1,6 +1,7 @@
 """The calls that a notebook makes: check, hint, solution, progress. The exercises themselves: test_each_exercise.py."""
 
 import math
+import sys
 
 import pytest
 
@@ -48,8 +49,12 @@ def test_progress_of_no_chapter():
         calls.progress(42)
 
 
-def test_progress_is_kept_and_survives_a_broken_file(tmp_path, monkeypatch, capsys):
+def test_progress_of_a_notebook_is_kept_and_survives_a_broken_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FA_TUTORIAL_STATE", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    check("0.5", longest)  # in a script, as the README's example is
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setitem(sys.modules, "ipykernel", None)
     check("0.5", lambda memory_bytes, B, H, itemsize: memory_bytes)
     check("0.5", longest)
     check("0.5", lambda memory_bytes, B, H, itemsize: memory_bytes)  # what was once correct stays so

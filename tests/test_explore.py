@@ -129,6 +129,15 @@ def test_nothing_runs_out_of_a_figure(page, name):
         assert min(sizes, default=SMALLEST_TEXT) >= SMALLEST_TEXT
 
 
+@pytest.mark.parametrize("width", [320, 390])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_phone_shows_the_controls_and_the_verdict_together(page, name, width):
+    page.set_viewport_size({"width": width, "height": 660})
+    open_figure(page, name)
+    first, verdict = page.locator(".controls").first.bounding_box(), page.locator(".verdict").bounding_box()
+    assert verdict["y"] + verdict["height"] - first["y"] <= 660
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_figure_is_light_or_dark(page, name, scheme):

@@ -63,10 +63,10 @@ MUTATIONS = {KERNEL: {
     "lse runs over a head's end": (KERNEL, "tl.store", "tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse)", RAGGED),
     "rows beyond the end are loaded": ("load_tile", "mask", "(offs_s >= 0) & (offs_d < D)", RAGGED),
     "columns beyond D are loaded": ("load_tile", "mask", "(offs_s < (offs_s + 1 if S is None else S)) & (offs_d >= 0)", RAGGED),
-    "o runs over a head's end": ("store_tile", "tl.store", ("tl.store(pointers, tile.to(x.ptr.dtype.element_ty), mask=(offs_s >= 0) & "
-                                                           "(offs_d < D))"), RAGGED),
-    "o runs over D": ("store_tile", "tl.store", ("tl.store(pointers, tile.to(x.ptr.dtype.element_ty), mask=(offs_s < S) & (offs_d >= "
-                                                "0))"), RAGGED),
+    "o runs over a head's end": (
+        "store_tile", "tl.store", "tl.store(pointers, tile.to(x.ptr.dtype.element_ty), mask=(offs_s >= 0) & (offs_d < D))", RAGGED),
+    "o runs over D": (
+        "store_tile", "tl.store", "tl.store(pointers, tile.to(x.ptr.dtype.element_ty), mask=(offs_s < S) & (offs_d >= 0))", RAGGED),
     "sums in fp16": ("dot", "return", "tl.dot(a, b, acc, input_precision='ieee').to(tl.float16).to(tl.float32)", FP32),
     "heads by the batch's stride": ("tile_pointers", "head 1", "x.ptr + (b + h).to(tl.int64) * x.strides[0]", STRIDES),
     "D is taken for contiguous": ("tile_pointers", "return", "(head + (offs_s * x.strides[2] + offs_d), start + offs_s, offs_d)", STRIDES),

@@ -146,7 +146,7 @@ except ImportError as error:
 sys.exit(doctor.main())
 """)
     shown = [
-        "TFLOP/s, backward, fp16:",
+        "| SDPA cuDNN | ",
         "None\n",
         "✓ 0.1 attention_flops: correct",
         "✓ 1.2 online_normalizer: correct",

@@ -1,5 +1,4 @@
-"""How the harness judges: main case first, then edges; a mistake that explains every result, else the rule; lanes, programs and precision
-of a kernel."""
+"""How the harness judges: the main case, then edges; a mistake that explains every result, else the rule; a kernel's lanes and programs."""
 
 import dataclasses
 import math
@@ -35,7 +34,7 @@ def mean_inputs():
 
 
 MEAN = Exercise(
-    id="99.1", task="Average.", solution=mean, reasoning="It is the sum over the count.", hints=("Sum.", "Divide."), inputs=mean_inputs,
+    task="Average.", solution=mean, reasoning="It is the sum over the count.", hints=("Sum.", "Divide."), inputs=mean_inputs,
     truth=lambda x: x.double().sum() / max(len(x), 1), rule="the mean of n numbers is their sum over n",
     conditions={"empty": "nothing has the mean 0", "float64": "float64 stays float64"},
     mistakes={"nothing is divided": (" / len(x)", ""), "the count is fixed": ("/ len(x)", "/ 2"), "the count is one too small": ("len(x) if", "(len(x) - 1) if")},
@@ -274,7 +273,7 @@ def row_sums(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
 
 
 ROW_SUMS = Exercise(
-    id="99.2", task="Add rows up.", solution=row_sums, reasoning="A row a program.", hints=("Load.", "Add."),
+    task="Add rows up.", solution=row_sums, reasoning="A row a program.", hints=("Load.", "Add."),
     truth=lambda x: x.double().sum(1), rule="out[i] is the sum of row i",
     inputs=lambda: [case(torch.arange(1.0, 7.0).view(2, 3), on="x of shape (2, 3)", otherwise="row i starts at i · cols", stray="mask the load")],
     launch=lambda x: Launch((len(x),), (In(x), Out((len(x),), x.dtype), x.shape[1]), {"BLOCK": 4}),

@@ -40,8 +40,7 @@ def pinned_version(name: str) -> str:
 
 
 def files() -> list[Path]:
-    """The files of the repository, with those that are new and not ignored; without git, all but what is hidden, built, or the reader's
-    own."""
+    """The files of the repository, and new ones that are not ignored; without git, all but what is hidden, built, or the reader's own."""
     command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listing.returncode == 0:

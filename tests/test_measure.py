@@ -143,9 +143,7 @@ def test_what_auto_goes_by_is_one_launchers_time(monkeypatch, mode):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
-    """One loop for two in chapter 5, tiles that are transposed later in chapter 7: each is compared with the kernel
-    before it is timed.
-    """
+    """One loop for two in chapter 5, tiles that are transposed later in chapter 7: each is compared with the kernel before it is timed."""
     monkeypatch.setattr(chapters_0_to_7, "timed_in_turns", lambda calls, flops: {name: call() for name, call in calls.items()})
     shape = Shape(1, 2, 1, 70, 80, 16, is_causal)
     assert len(chapters_0_to_7._loops_in_turns(shape)) == len(chapters_0_to_7._transposed_in_turns(shape)) == 2

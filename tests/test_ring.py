@@ -113,7 +113,7 @@ def test_two_rings_at_once():
 
 def test_a_dead_rank_is_named():
     with pytest.raises(processes.RankFailed) as caught:
-        processes.run(chapter_13.one_rank_dies, 4, 1, backend="gloo", timeout=20.0)
+        processes.run(ring_ranks.one_rank_dies, 4, 1, backend="gloo", timeout=20.0)
     errors = caught.value.errors
     assert errors.pop(1) == "ended without a word, exit code 1"
     assert set(errors) == {0, 2, 3}  # who sees it first ends, and so do its neighbours

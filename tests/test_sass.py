@@ -66,9 +66,7 @@ def order(loop: str, found: dict) -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there():
-    """Made anew: where both matmuls are issued at once, both waits come before the exponentials; else one comes after
-    them.
-    """
+    """Made anew: where both matmuls are issued at once, both waits come before the exponentials; else one comes after them."""
     found = machine_code.made_in_a_process("hopper_sass.json")
     for stored in (found, sass.stored()):
         for loop in ("attend_one_stop", "one stop", "ping-pong", "order"):

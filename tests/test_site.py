@@ -16,6 +16,8 @@ import nbformat
 import notebook_rules as rules
 import pytest
 
+import fa_tutorial
+
 pytest.importorskip("myst_nb", reason="the site's extra is not installed: `make site` installs it")
 
 from bs4 import BeautifulSoup  # as the site's theme does
@@ -88,6 +90,12 @@ def test_the_first_page_and_the_glossary_lead_to_every_chapter_in_order(built):
     for name in ("README.html", "GLOSSARY.html"):
         links = re.findall(r'<a\b[^>]* href="(notebooks/[^"#]+)"', (built / name).read_text(encoding="utf-8"))
         assert list(dict.fromkeys(links)) == chapters
+
+
+def test_every_public_function_is_on_a_page(built):
+    _, anchors = targets_of(built / "site" / "api.html")
+    names = [*fa_tutorial.__all__, "ring.ring_attention", "ring.shard", "ring.unshard", "hugging_face.register"]
+    assert {f"fa_tutorial.{name}" for name in names} <= anchors
 
 
 def test_chapters_lead_to_the_next(built):

@@ -1,5 +1,4 @@
-"""Chapter 8's kernels: right by descriptors and by pointers, broken copies are caught, tiles are measured once, launches are prepared
-once."""
+"""Chapter 8's kernels: right by descriptors and by pointers, broken copies are caught, tiles measured and launches prepared once."""
 
 import functools
 import math
@@ -141,20 +140,19 @@ FORWARD_MUTATIONS = {
         "acc is not rescaled": ("attend", "acc 1", "acc", RAGGED),
         "l is not rescaled": ("attend", "return", "(m_new, l + tl.sum(p, axis=1), acc)", RAGGED),
         "scale in base e": ("forward_kernel", "scale_log2", "scale", RAGGED),
-        "a program of another's rows": ("forward_kernel", "batch_head, row_block", ("grouped_tile_device(tl.program_id(0) // 2, "
-                                                                                   "tl.num_programs(0) // row_blocks, row_blocks, "
-                                                                                   "heads_at_once)"), RAGGED),
+        "a program of another's rows": ("forward_kernel", "batch_head, row_block",
+            "grouped_tile_device(tl.program_id(0) // 2, tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)", RAGGED),
         "the order runs past the first block": ("forward_kernel", "row_block", "row_blocks - row_block", CAUSAL),
         "key heads in turns": ("forward_kernel", "h_k", "h % H_k", GQA),
         "top-left mask": ("forward_kernel", "last_seen 2", "offs_m", FEWER_QUERIES),
-        "tiles that the diagonal crosses are full": ("forward_kernel", "full_n", ("tl.cdiv(start_m + 1 + S_k - S_q, BLOCK_N) * "
-                                                                               "BLOCK_N"), CAUSAL),
+        "tiles that the diagonal crosses are full": (
+            "forward_kernel", "full_n", "tl.cdiv(start_m + 1 + S_k - S_q, BLOCK_N) * BLOCK_N", CAUSAL),
         "top-left tiles": ("forward_kernel", "end_n", "tl.minimum(start_m + BLOCK_M, S_q)", FEWER_QUERIES),
         "the ragged tile is skipped": ("forward_kernel", "full_n, end_n", "(S_k // BLOCK_N * BLOCK_N, S_k // BLOCK_N * BLOCK_N)", RAGGED),
         "o is not divided": ("forward_kernel", "o_tile", "acc", RAGGED),
         "lse in base 2": ("forward_kernel", "lse", "tl.where(l == 0.0, -float('inf'), m + tl.log2(l_or_one))", RAGGED),
-        "lse runs over a head's end": ("forward_kernel", "tl.store", ("tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, "
-                                                                     "lse)"), RAGGED),
+        "lse runs over a head's end": (
+            "forward_kernel", "tl.store", "tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse)", RAGGED),
     },
 }  # fmt: skip
 BACKWARD_MUTATIONS = {
@@ -173,8 +171,8 @@ BACKWARD_MUTATIONS = {
         "ds without delta": ("add_to_dkdv", "ds_t", "p_t * dp_t", RAGGED),
         "dv of ds": ("add_to_dkdv", "dv", "dot((p_t * dp_t).to(do_tile.dtype), do_tile, dv)", RAGGED),
         "top-left mask": ("dkdv_kernel", "first_seeing", "start_n + tl.arange(0, BLOCK_N)", FEWER_QUERIES),
-        "the first tile of queries is skipped": ("dkdv_kernel", "first_m", ("tl.maximum(start_n + BLOCK_M + S_q - S_k, 0) // BLOCK_M * "
-                                                                         "BLOCK_M"), CAUSAL),
+        "the first tile of queries is skipped": (
+            "dkdv_kernel", "first_m", "tl.maximum(start_n + BLOCK_M + S_q - S_k, 0) // BLOCK_M * BLOCK_M", CAUSAL),
         "tiles that the diagonal crosses are full": ("dkdv_kernel", "full_m", "first_m", CAUSAL),
         "only the first head of a group": ("dkdv_kernel", "for member", "range(0, 1)", GQA),
         "lse2 and delta lie S_q apart": ("dkdv_kernel", "row", "(b * H_k * GROUP + h).to(tl.int64) * S_q", HEADS),
@@ -199,8 +197,8 @@ BACKWARD_MUTATIONS = {
 if card_of(randn(1)).capability >= descriptors.TMA_CAPABILITY:
     FORWARD_MUTATIONS["forward_kernel"] |= {
         "a descriptor's first head": ("load_tile", "tile 1", "x.load([b, 0, start, 0]).reshape([ROWS, COLS])", HEADS),
-        "a descriptor's rows start at 0": ("store_tile", "x.store", ("x.store([b, h, 0, 0], tile.to(x.dtype).reshape([1, 1, ROWS, "
-                                                                    "COLS]))"), RAGGED),
+        "a descriptor's rows start at 0": (
+            "store_tile", "x.store", "x.store([b, h, 0, 0], tile.to(x.dtype).reshape([1, 1, ROWS, COLS]))", RAGGED),
     }  # fmt: skip
 
 test_copies_of_the_forward_are_right, test_a_mistake_of_the_forward_is_caught = mutation_tests(

@@ -615,8 +615,8 @@ MUTATIONS = {
     "l is not rescaled": (forward, "forward_kernel", "attend", "l", "l + tl.sum(p, axis=1)", WINDOW),
     "no mask": (forward, "forward_kernel", "attend", "if MASK", "False", WINDOW),
     "the last tile is left out": (forward, "forward_kernel", "attend_tiles", "for t", "range(count - 1)", WINDOW),
-    "whole tiles from the front": (forward, "forward_kernel", "attend_tiles", "tile 2", ("tl.load(index + t, mask=t < count, "
-                                                                                        "other=0)"), WINDOW),
+    "whole tiles from the front": (
+        forward, "forward_kernel", "attend_tiles", "tile 2", "tl.load(index + t, mask=t < count, other=0)", WINDOW),
     "the sink is forgotten": (forward, "forward_kernel", "forward_kernel", "l 2", "0.0", BLIND_BUT_FOR_SINKS),
     "every tile is whole": (tile_lists, "tile_lists_kernel", "ask_every_pair", "return", "(pairs > 0, pairs > 0)", WINDOW),
     "keys beyond S_k": (tile_lists, "tile_lists_kernel", "seen_pairs", "inside 1", "i < S_q + 0 * j", SOFTCAP),

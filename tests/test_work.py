@@ -1,5 +1,4 @@
-"""The reader's copies in work/: never written over, told when the chapter is newer, run without a trace. On a small course of two
-chapters."""
+"""The reader's copies in work/: never written over, told when the chapter is newer, run without a trace. On a course of two chapters."""
 
 import json
 from types import SimpleNamespace
@@ -140,15 +139,16 @@ def test_no_chapter_of_this_number_and_no_notebooks(course, capsys):
 
 
 def test_check_runs_the_copies_and_tells_verdicts_and_errors(course, capsys, monkeypatch):
-    """A right answer, a wrong one, checks that are not there, and a cell that raises: told, the cells after it run, and no copy is
-    changed."""
+    """A right answer, a wrong one, missing checks, and a cell that raises are told, verdicts are kept, and no copy is changed."""
     work.fill()
     right, wrong = "return int((memory_bytes // (2 * B * H * itemsize)) ** 0.5)", "return memory_bytes"
     call = 'check("0.5", longest_sequence)'
     write(course / "work" / "00_first.ipynb", CHECK.format(body=right), "1 / 0", call)
     write(course / "work" / "01_second.ipynb", CHECK.format(body=wrong).replace("longest_sequence", "merge"), 'check("1.3", merge)')
     before = [path.read_bytes() for path in sorted((course / "work").iterdir())]
+    monkeypatch.setenv("FA_TUTORIAL_STATE", str(course / "state"))
     assert main(["work", "check"]) == 1
+    assert json.loads((course / "state" / "progress.json").read_text()) == {"0.5": "correct", "1.3": "wrong"}
     shown = capsys.readouterr().out
     assert "00_first: 1 of 5 right   ? 0.1  ? 0.2  ? 0.3  ? 0.4  ✓ 0.5\n  the cell that begins `1 / 0` raises ZeroDivisionError" in shown
     assert "01_second: 0 of 5 right   ? 1.1  ? 1.2  ✗ 1.3  ? 1.4  ? 1.5\n  ✗ 1.3 merge: " in shown

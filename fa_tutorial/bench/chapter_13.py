@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,14 +93,6 @@ def show(ranks: int, shape: tuple[int, int, int, int, int], is_causal: bool) -> 
     return not wrong
 
 
-def one_rank_dies(who: int) -> None:
-    """As one_rank, but rank `who` ends without a word before it has sent anything."""
-    dist.barrier()  # all have joined the group
-    if dist.get_rank() == who:
-        os._exit(1)
-    one_rank((1, 2, 2, 32, 16), is_causal=True)
-
-
 # ---------------------------------------------------------------- a ring with a modelled link
 
 
@@ -147,7 +138,7 @@ def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: d
         ax.axvline(least_shard(*sizes, flops, bandwidth), color=figures.COLOURS[colour], linestyle=":", linewidth=1)
     times = rows[rows["H_k"].eq(16)].pivot_table("forward_ms", "S", "provider", aggfunc="first")
     shares = 100 * (1 - times["computing alone"] / times["ring"]).dropna().astype(float)
-    ax.plot(shares.index / 4, shares, "o", color=figures.COLOURS["blue"], label="measured: NVLink")
+    ax.plot(shares.index / 4, shares, "o", color=figures.COLOURS["blue"], label="measured, median of 5")
     against_shards(ax)
     ax.set_ylabel("not hidden, in %")
     figure.legend(loc="outside upper center", ncols=3)
@@ -162,6 +153,8 @@ def print_sends(rows: pd.DataFrame) -> None:
     for S, (single, alone, sending, ours) in zip(times.index, times[names].values, strict=True):
         print(f"{S:9,} {S // 4:8,} {single:10,.2f} {alone:11,.2f} {sending:9,.2f} {ours:10,.2f}", end=" ")
         print(f"{(ours - alone) / ours:12.0%}")
+    first, second = rows[rows["ranks"].eq(2)]["ring_forward_ms"]
+    print(f"the ring of two GPUs, 131,072 tokens, measured twice: {first:.1f} and {second:.1f} ms")
 
 
 def print_gains(seconds: Callable, least: float, bandwidth: float) -> None:
@@ -204,7 +197,7 @@ def plot_ways(seconds: Callable, links: dict[str, float], rows: pd.DataFrame) ->
                 ax.plot(speed.index / 4, speed, marker, color=figures.COLOURS[colour], label=f"measured: {way}")
         ax.axhline(1, color=figures.GREY, linewidth=1)
         ax.annotate("one GPU", (LENGTHS[-1], 1), xytext=(0, 2), textcoords="offset points", ha="right", va="bottom")
-        ax.set_title(f"{name}, {bandwidth / 1e9:.0f} GB/s")
+        ax.set_title(f"{name}, {bandwidth / 1e9:.0f} GB/s{'; points are medians of 5' if ax is panels[0] else ''}")
         against_shards(ax)
     panels[0].set_ylim(0, 4.2)
     panels[0].set_ylabel("times as fast as one GPU")

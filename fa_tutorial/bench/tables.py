@@ -104,8 +104,8 @@ SPEED_COLUMNS = (("fwd", "hopper"), ("bwd", "hopper"), ("fwd", "tuned"), ("bwd",
 def speed_table(rows: pd.DataFrame, grid: Grid, dtype: str = "fp16") -> str:
     """compare() of each (mode, ours) of SPEED_COLUMNS that is stored with every provider of LABELS, in Markdown: what
     the README shows."""
-    columns, shown = {}, []
-    for mode, ours in SPEED_COLUMNS:
+    columns, shown, stored = {}, [], parts(rows, grid)
+    for mode, ours in [column for column in SPEED_COLUMNS if (dtype, column[0]) in stored]:
         # who has a column is not compared the other way round
         found = compare(rows, grid, mode, dtype, ours).drop(shown, errors="ignore")
         if len(found):

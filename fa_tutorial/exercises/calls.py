@@ -34,16 +34,14 @@ class Result:
 
 
 def check(exercise_id: str, answer: Any) -> Result:
-    """Grade `answer`, show the verdict, keep it, and return it. TypeError or ValueError for an id that no exercise has, as in hint and
-    solution."""
+    """Grade `answer`, show the verdict, keep it, and return it. As in hint and solution, TypeError or ValueError for an unknown id."""
     result = _judge(catalogue.find(exercise_id), answer)
     _say(str(result) if result.status == "correct" else f'{result} → hint("{result.id}")')
     return result
 
 
 def answer(exercise_id: str, yours: Any) -> Any:
-    """`yours` if it is right, else the solution, so that the notebook goes on with an object that works. Prints one line that says
-    which."""
+    """`yours` if it is right, else the solution, so that the notebook goes on with an object that works. Prints which it is."""
     exercise = catalogue.find(exercise_id)
     judged, status = _judged.get(exercise.id, (None, ""))
     if judged is not yours or not status:

@@ -24,8 +24,7 @@ TILE = (16, 16, 16)  # BLOCK_M, BLOCK_N, BLOCK_D
 
 
 def strides_of(shape, layout="bhsd", pad=0):
-    """Strides of a (B, H, S, D) tensor whose dimensions lie in memory in the order of `layout`; pad: unused elements after each run of the
-    last."""
+    """Strides of a (B, H, S, D) tensor whose dimensions lie in memory as `layout` says; pad: unused elements after each run of the last."""
     strides, step = {}, 1
     for dim in reversed(layout):
         strides[dim] = step
@@ -83,12 +82,11 @@ def o_truth(*args):
 
 def by_infinity(kernel: Any) -> Any:
     """The kernel; Wrong where a large number in its text, or one that it takes from outside, stands for −∞."""
-    if hasattr(kernel, "fn"):
-        code, names = kernel.fn.__code__, kernel.fn.__globals__
-        outside = (names.get(name) for name in code.co_names)
-        for number in (*code.co_consts, *(getattr(value, "value", value) for value in outside)):
-            if isinstance(number, int | float) and 1e4 <= abs(number) < math.inf:
-                raise Wrong(f'−{abs(number):.4g} stands for −∞, and a score may be as low: write -float("inf")')
+    code, names = kernel.fn.__code__, kernel.fn.__globals__
+    outside = (names.get(name) for name in code.co_names)
+    for number in (*code.co_consts, *(getattr(value, "value", value) for value in outside)):
+        if isinstance(number, int | float) and 1e4 <= abs(number) < math.inf:
+            raise Wrong(f'−{abs(number):.4g} stands for −∞, and a score may be as low: write -float("inf")')
     return kernel
 
 
@@ -105,7 +103,7 @@ WIDENED = "a dot gets fp16 tiles widened to float32, which takes it off the tens
 def streams(kernel: Any) -> str:
     """As widened, for exercises 5.3 and 5.4, and each tile of k and v is loaded once."""
     launched = launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 32, 16)), "").args)
-    if (why := widened(kernel)) or not hasattr(kernel, "fn"):
+    if why := widened(kernel):
         return why
     again = harness_kernel.results(kernel, launched, kernel, "", "", once=True)[1].again
     return f"{again}: load each tile of keys once; m grows with it, and l and acc follow by alpha" if again[:1] in ("k", "v") else ""
@@ -115,11 +113,10 @@ ROUNDED = "one number for each row, m, l, alpha or a sum of p, is fp16: all four
 
 
 def rounds(kernel: Any, launched: Launch) -> str:
-    """ROUNDED where a kernel casts 16 numbers, one for each row, to fp16 or from it, launched with fp16 tensors. Only the interpreter shows
-    it."""
+    """ROUNDED where a kernel, launched with fp16 tensors, casts 16 numbers, one a row, to or from fp16. Only the interpreter shows it."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
-    if not hasattr(kernel, "fn") or not hardware.interpreter_on():
+    if not hardware.interpreter_on():
         return ""
     casts, cast = [], builder.cast_impl
 
@@ -134,7 +131,7 @@ def rounds(kernel: Any, launched: Launch) -> str:
 
 def widens(kernel: Any, launched: Launch) -> bool:
     """Whether a kernel gives `dot` a tile of more than 16 bits, launched with fp16 tensors. Only the interpreter shows it."""
-    if not hasattr(kernel, "fn") or not hardware.interpreter_on():
+    if not hardware.interpreter_on():
         return False
     dtypes = []
 
@@ -148,33 +145,30 @@ def widens(kernel: Any, launched: Launch) -> bool:
     return any(dtype.primitive_bitwidth > 16 for dtype in dtypes)
 
 
-class CausalTiles:
-    """A causal kernel whose tiles are counted in the interpreter, on inputs with blocks of (32, 16, 64), whose sizes differ.
+def counting_tiles(products: int = 2, two_loops: bool = True) -> Callable:
+    """An `adapt` that counts a causal kernel's tiles in the interpreter, on inputs with blocks of (32, 16, 64), whose sizes differ.
 
     Wrong where it multiplies for a tile that its block of rows doesn't see, or, with two loops, masks one that every row sees whole.
     products: how many a tile takes.
     """
 
-    def __init__(self, kernel: Any, products: int = 2, two_loops: bool = True) -> None:
-        self.kernel, self.fn, self.products, self.two_loops = kernel, kernel.fn, products, two_loops
+    @harness_kernel.launched_by
+    def counted(kernel: Any, grid: Any, *args: Any, **meta: Any) -> None:
+        (S_q, S_k), block_m, block_n = args[-4:-2], meta["BLOCK_M"], meta["BLOCK_N"]
+        if (block_m, block_n, meta["BLOCK_D"]) != (32, 16, 64):
+            return kernel[grid](*args, **meta)
+        with noted() as (done, compared):
+            kernel[grid](*args, **meta)
+        bounds = [causal_tiles(i, block_m, block_n, S_q, S_k) if meta["IS_CAUSAL"] else all_tiles(block_n, S_k) for i in range(grid[0])]
+        seen, masked = sum(end for _, end in bounds), sum(end - full for full, end in bounds)
+        if sum(done) > products * seen * block_m * block_n * meta["BLOCK_D"]:
+            raise Wrong("tiles are multiplied that no row of their block sees, or that don't exist: end_n is one past "
+                        "the last key that the block's last row sees, and its last row is at most S_q − 1")  # fmt: skip
+        if two_loops and (found := compared.count(block_m * block_n)) > masked:
+            raise Wrong(f"tiles masked: {found} of {seen}, and {masked} need it: the loop without a mask takes all tiles "
+                        "that every row of the block sees whole")  # fmt: skip
 
-    def __getitem__(self, grid: Any) -> Callable:
-        def launch(*args, **meta):
-            (S_q, S_k), block_m, block_n = args[-4:-2], meta["BLOCK_M"], meta["BLOCK_N"]
-            if (block_m, block_n, meta["BLOCK_D"]) != (32, 16, 64) or not hardware.interpreter_on():
-                return self.kernel[grid](*args, **meta)
-            with noted() as (products, compared):
-                self.kernel[grid](*args, **meta)
-            bounds = [causal_tiles(i, block_m, block_n, S_q, S_k) if meta["IS_CAUSAL"] else all_tiles(block_n, S_k) for i in range(grid[0])]
-            seen, masked = sum(end for _, end in bounds), sum(end - full for full, end in bounds)
-            if sum(products) > self.products * seen * block_m * block_n * meta["BLOCK_D"]:
-                raise Wrong("tiles are multiplied that no row of their block sees, or that don't exist: end_n is one past "
-                            "the last key that the block's last row sees, and its last row is at most S_q − 1")  # fmt: skip
-            if self.two_loops and (found := compared.count(block_m * block_n)) > masked:
-                raise Wrong(f"tiles masked: {found} of {seen}, and {masked} need it: the loop without a mask takes all tiles "
-                            "that every row of the block sees whole")  # fmt: skip
-
-        return launch
+    return counted
 
 
 @contextlib.contextmanager

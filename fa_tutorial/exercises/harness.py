@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,7 +79,7 @@ def case(*args: Any, on: str = "", otherwise: str | Mapping[str, str] = "", edge
 class Exercise:
     """One exercise: one of these in a file exercises/chapter_N/ex_M.py, under the name EXERCISE.
 
-    id: "N.M". task: one sentence. solution: a self-contained function or kernel, which is shown; its name is the exercise's.
+    task: one sentence. solution: a self-contained function or kernel, which is shown; its name is the exercise's.
     reasoning: why the solution is right. more: one line on what the package's version does besides. hints: from a nudge to nearly the line.
     inputs: yields the ladder of cases, smallest first. truth: (*args) -> the right result in float64. rule: what a right result is, in a
     sentence, for the inputs that test no rule of their own. mistakes: what to tell -> the change of the solution's text that makes this
@@ -96,7 +97,6 @@ class Exercise:
     for nothing. refused: (answer) -> why a right result isn't enough, or "". note: (answer) -> what a right answer could do better, or "".
     """
 
-    id: str
     task: str
     solution: Any
     reasoning: str
@@ -116,6 +116,11 @@ class Exercise:
     refused: Callable[[Any], str] | None = None
     note: Callable[[Any], str] | None = None
     seen: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """ "N.M", as its solution stands in chapter_N/ex_M.py."""
+        return ".".join(re.findall(r"\d+", unwrapped(self.solution).__module__))
 
     @property
     def name(self) -> str:
@@ -180,23 +185,22 @@ def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case
     raise Wrong(f"{diagnosis}: {on}{_told(exercise, got[wrong], want[wrong], one, wrong, shown)}")
 
 
-_slipped: dict[tuple[str, str], Any] = {}  # (exercise's id, mistake) -> the changed solution
+_slipped: dict[tuple[Any, str], Any] = {}  # (solution, mistake) -> the changed solution
 _outcomes: dict[tuple[Any, int], dict[str, Any] | None] = {}  # (changed solution, number of the fixed input) -> what it gives
 
 
 def slipped(exercise: Exercise, told: str) -> Any:
     """The solution with one of the exercise's mistakes in it. ValueError where a text to be changed does not stand there."""
-    if (exercise.id, told) not in _slipped:
+    if (exercise.solution, told) not in _slipped:
         changes = exercise.mistakes[told]
         names = vars(sys.modules[unwrapped(exercise.solution).__module__]) | {"__name__": "slip"}
         text = edited(source_of(exercise.solution), *(changes if isinstance(changes, list) else [changes]))
-        _slipped[exercise.id, told] = defined(text, names)[exercise.name]
-    return _slipped[exercise.id, told]
+        _slipped[exercise.solution, told] = defined(text, names)[exercise.name]
+    return _slipped[exercise.solution, told]
 
 
 def _named(exercise: Exercise, answer: Any, got: Mapping, one: Case, cases: Sequence[Case]) -> str | None:
-    """The first mistake that gives what the answer gives: on this input, where it is wrong, and on every fixed one; None where there is
-    none."""
+    """The first mistake that gives what the answer gives on this input, where it is wrong, and on every fixed one; None for none."""
     compiled = exercise.launch is not None and hardware.device().type == "cuda"
     end = time.monotonic() + (NAMING_SECONDS if compiled else math.inf)
     fixed = [other for other in cases if not other.fresh]  # the same in every call, so what a changed solution gives on them is kept
@@ -240,7 +244,8 @@ def _alike(exercise: Exercise, a: Mapping | None, b: Mapping | None, one: Case) 
 def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str, watched: bool = True) -> tuple[dict[str, Any], str]:
     """The answer's results on one input, by part, and a complaint about how it came to them ("" for none, or where nobody watched)."""
     try:
-        adapted = exercise.adapt(answer) if exercise.adapt and callable(getattr(answer, "fn", answer)) else answer
+        function = getattr(answer, "fn", None if exercise.launch else answer)  # a plain function is no kernel, and told so
+        adapted = exercise.adapt(answer) if exercise.adapt and callable(function) else answer
         if exercise.launch is not None:
             from fa_tutorial.exercises import harness_kernel
 
@@ -283,8 +288,7 @@ def _truth_of(exercise: Exercise, one: Case) -> dict[str, Any]:
 
 
 def _by_part(exercise: Exercise, result: Any, on: str) -> dict[str, Any]:
-    """A function's result as {part: value}: float64 tensors and texts, or integers and tuples of them where the exercise
-    is exact."""
+    """A function's result as {part: value}: float64 tensors and texts, or integers and tuples of them where the exercise is exact."""
     parts = dict(zip(exercise.parts, unpack(result, exercise.parts, on), strict=True)) if exercise.parts else {"": result}
     if exercise.exact:
         return {part: _exact(value) for part, value in parts.items()}

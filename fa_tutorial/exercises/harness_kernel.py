@@ -12,6 +12,7 @@ import ast
 import contextlib
 import copy
 import dis
+import functools
 import inspect
 import itertools
 import math
@@ -107,6 +108,26 @@ def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str, onc
     return found, trace
 
 
+@dataclass(frozen=True)
+class Launched:
+    """A kernel that is launched by launch(kernel, grid, *args, **meta)."""
+
+    launch: Callable
+    kernel: Any
+
+    @property
+    def fn(self) -> Callable:
+        return self.kernel.fn
+
+    def __getitem__(self, grid: Any) -> Callable:
+        return functools.partial(self.launch, self.kernel, grid)
+
+
+def launched_by(launch: Callable) -> Callable:
+    """Decorates a launch, of (kernel, grid, *args, **meta), for an exercise's `adapt`: it takes a kernel, and gives one that is launched so."""
+    return functools.partial(Launched, launch)
+
+
 # ---------------------------------------------------------------- buffers
 
 
@@ -171,13 +192,12 @@ def make_buffer(name: str, shape: Sequence[int], dtype: torch.dtype, strides: Se
 class Stray(Wrong):
     """A kernel reads or writes an element that belongs to none of its tensors.
 
-    access: which, and where in the source if that is known. brief: the same without the shape, the strides, the offset and the line.
+    access: which, and where in the source if that is known.
     """
 
     def __init__(self, access: str, remedy: str, line: str = "") -> None:
         super().__init__(f"{access}: {remedy}{line}")
         self.access = f"{access}{line}"
-        self.brief = access.split(" (shape")[0]
         self.remedy = remedy
 
 
@@ -290,8 +310,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mappi
 
 
 def _wait_for_gpu() -> None:
-    """Wait until the GPU has done all that was launched. torch.cuda.synchronize() would wait forever, and no time limit could interrupt
-    it."""
+    """Wait until the GPU has done all that was launched. No time limit could interrupt torch.cuda.synchronize()."""
     done = torch.cuda.Event()
     done.record()
     with time_limit(" The GPU is still busy with it, so restart the notebook's kernel."):
@@ -553,8 +572,7 @@ class Trace:
 
 
 def _with_tf32(create_dot: Callable) -> Callable:
-    """tl.dot of float32 tiles as tensor cores compute it: rounded to TF32 unless input_precision says otherwise. The interpreter rounds
-    nothing."""
+    """tl.dot of float32 tiles as tensor cores compute it: rounded to TF32, as the interpreter does not, unless input_precision forbids."""
 
     def dot(a: Any, b: Any, acc: Any, input_precision: Any, *rest: Any) -> Any:
         tiles = (a, b)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -18,8 +19,7 @@ def state_file() -> Path:
 
 
 def load() -> dict[str, str]:
-    """Status by exercise id, "correct" or "wrong"; empty where nothing was tried, or the file cannot be read. What else it holds is left
-    out."""
+    """Status by exercise id, "correct" or "wrong", and nothing else; empty where nothing was tried, or the file cannot be read."""
     try:
         state = json.loads(state_file().read_text())
     except OSError:
@@ -31,9 +31,10 @@ def load() -> dict[str, str]:
 
 
 def record(exercise_id: str, status: str) -> None:
-    """Keep a verdict. What was once correct stays so; a folder that cannot be written loses progress, never an answer."""
+    """Keep a verdict that a notebook asked for. What was once correct stays so; a folder that cannot be written loses progress, never an
+    answer."""
     state = load()
-    if status == "not attempted" or state.get(exercise_id) in ("correct", status):
+    if "ipykernel" not in sys.modules or status == "not attempted" or state.get(exercise_id) in ("correct", status):
         return
     state[exercise_id] = status
     target = state_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import linecache
 import math
@@ -36,8 +37,7 @@ class NotAttempted(Exception):
 
 
 class Endless(BaseException):
-    """A run of the answer took longer than TIME_LIMIT. It is no Exception, so that no `except Exception` on its way to `judge` catches
-    it."""
+    """A run of the answer took longer than TIME_LIMIT. It is no Exception, so no `except Exception` on its way to `judge` catches it."""
 
 
 def same(a: Any, b: Any) -> bool:
@@ -58,8 +58,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def show(value: Any) -> str:
-    """A value in at most four digits, the same on every run: numbers, short tensors, else the shape; functions, classes and kernels by
-    name."""
+    """A value in at most four digits, the same on every run: numbers, short tensors, else the shape; what has a name, by its name."""
     if isinstance(value, tuple):
         return "(" + ", ".join(show(item) for item in value) + ("," if len(value) == 1 else "") + ")"
     if isinstance(value, bool):
@@ -146,6 +145,19 @@ def run(answer: Callable, *args: Any, on: str = "", once: bool = False) -> Any:
     return first
 
 
+def adapting(run: Callable) -> Callable:
+    """Decorates (answer, *args), which is run in an answer's place, for an exercise's `adapt`."""
+
+    def adapt(answer: Callable) -> Callable:
+        @functools.wraps(answer)
+        def called(*args: Any) -> Any:
+            return run(answer, *args)
+
+        return called
+
+    return adapt
+
+
 REMEDIES = (  # what PyTorch says to a newcomer, and what to do about it
     ("torch.return_types.m", "max and min along a dimension return a pair: take its .values, or use amax and amin"),
     ("Boolean value of Tensor", "an if can't decide for several elements at once: torch.where decides for each"),
@@ -229,8 +241,7 @@ def _parameter(answer: Callable, position: int) -> str:
 
 
 def _empty_helper(error: NotImplementedError, answer: Callable) -> str:
-    """The name of another starter that the answer calls and that raised the error; "" where the answer itself did, or what stands in its
-    place."""
+    """The name of another starter that the answer calls and that raised the error; "" where the answer did, or its stand-in."""
     code = getattr(inspect.unwrap(answer), "__code__", None)
     if code is None or (answer.__module__ or "").startswith("fa_tutorial."):
         return ""

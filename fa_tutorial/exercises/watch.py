@@ -1,5 +1,4 @@
-"""Watches what PyTorch multiplies while an answer runs, for exercises that ask for tiles: a right result must not come from the whole
-matrices."""
+"""Watches what PyTorch multiplies while an answer runs: where tiles are asked for, no right result may come from the whole matrices."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 
 PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "mv": (0, 1), "addmv": (1, 2), "dot": (0, 1), "mul": (0, 1)}
 
@@ -25,8 +24,7 @@ OF_ROWS = (*SOFTMAXES, "logsumexp", "max", "amax", "cummax")  # what takes a row
 
 
 class Rows(TorchFunctionMode):
-    """For a softmax that is written by hand: notes in `softmax` whether a library's was called, and in `longest` the longest row that a
-    maximum saw."""
+    """For a softmax that is written by hand: in `softmax`, whether a library's was called; in `longest`, the longest row of a maximum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,23 +95,31 @@ class Products(Operations):
         return result
 
 
-class Scores(Products):
-    """For attention by tiles: no product may take more than a tile of block_m × block_n scores, block_m cuts q, and o has q's dtype."""
+class Cuts(Products):
+    """Products, and notes in `cut` how many rows the parts have into which x is cut."""
 
-    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, *_: Any) -> None:
+    def __init__(self, x: torch.Tensor) -> None:
         super().__init__()
-        self.q, self.block_m, self.block_n = q, block_m, block_n
-        self.step = block_m * block_n * q.shape[-1]
-        self.sizes = (q.shape[2], k.shape[2])
-        self.cut: set[int] = set()  # rows of the parts that q is cut into
+        self.x = x
+        self.cut: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         for part in result if isinstance(result, tuple | list) else (result,):
-            is_view = isinstance(part, torch.Tensor) and part.untyped_storage().nbytes() == self.q.numel() * part.element_size()
-            if is_view and part.ndim > 1 and part.shape[-1] == self.q.shape[-1]:
+            is_view = isinstance(part, torch.Tensor) and part.untyped_storage().nbytes() == self.x.numel() * part.element_size()
+            if is_view and part.ndim > 1 and part.shape[-1] == self.x.shape[-1]:
                 self.cut.add(part.shape[-2])
         return result
+
+
+class Scores(Cuts):
+    """For attention by tiles: no product may take more than a tile of block_m × block_n scores, block_m cuts q, and o has q's dtype."""
+
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, *_: Any) -> None:
+        super().__init__(q)
+        self.q, self.block_m, self.block_n = q, block_m, block_n
+        self.step = block_m * block_n * q.shape[-1]
+        self.sizes = (q.shape[2], k.shape[2])
 
     def complaint(self, result: Any) -> str:
         steps, shapes = self.largest
@@ -170,8 +176,7 @@ class CausalTiles(CountsProducts, Scores):
 
 
 class WholeTilesCompared(Operations):
-    """Notes in `found` whether positions, which are integers, are compared for a tile of block_m × block_n where the answer is the same
-    everywhere."""
+    """Notes in `found` whether positions, which are integers, are compared for a tile of block_m × block_n with one answer everywhere."""
 
     def __init__(self, block_m: int, block_n: int) -> None:
         super().__init__()
@@ -187,26 +192,17 @@ class WholeTilesCompared(Operations):
             self.found |= not args[0].is_floating_point() and len(result.unique()) == 1
 
 
-class Tiles(Products):
+class Tiles(Cuts):
     """For a product of a (M, K) and b (K, N) by tiles: no product may take more multiply-adds than one tile's step, and c has a's dtype."""
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor, block_m: int, block_n: int, block_k: int) -> None:
-        super().__init__()
+        super().__init__(a)
         self.dtype = a.dtype
         self.whole = a.shape[0] * a.shape[1] * b.shape[1]
         self.step = block_m * block_n * block_k
         self.is_cut = block_m < a.shape[0] and block_n < b.shape[1] and block_k < a.shape[1]
-        self.block_m, self.block_n, self.a = block_m, block_n, a
+        self.block_m, self.block_n = block_m, block_n
         self.can_tell = self.is_cut and a.numel() not in (b.numel(), a.shape[0] * b.shape[1])  # a's parts from those of b and c
-        self.cut: set[int] = set()  # rows of the parts that a is cut into
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        for part in result if isinstance(result, tuple | list) else (result,):
-            is_view = isinstance(part, torch.Tensor) and part.untyped_storage().nbytes() == self.a.numel() * part.element_size()
-            if is_view and part.ndim > 1 and part.shape[-1] == self.a.shape[-1]:
-                self.cut.add(part.shape[-2])
-        return result
 
     def complaint(self, result: Any) -> str:
         steps, shapes = self.largest
@@ -293,8 +289,7 @@ class Gradients(ByHand):
 
 
 class MatmulJacobian(Shapes):
-    """For the gradients of a (M, K) times b (K, N): no matrix may be as large as the Jacobian of the smaller factor, and the dtype
-    stays."""
+    """For the gradients of a (M, K) times b (K, N): no matrix is as large as the Jacobian of the smaller factor, and the dtype stays."""
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor) -> None:
         super().__init__()
@@ -477,14 +472,10 @@ for _name in ("neg", "abs", "pos"):
     setattr(Whole, f"__{_name}__", _whole(f"__{_name}__"))
 
 
-def in_integers(answer: Callable) -> Callable:
+@adapting
+def in_integers(answer: Callable, *args: Any) -> Any:
     """The answer, called with Wholes: for a task that says to stay with integers. A Whole in the result equals an integer."""
-
-    @functools.wraps(answer)
-    def run(*args: Any) -> Any:
-        return answer(*map(Whole, args))
-
-    return run
+    return answer(*map(Whole, args))
 
 
 def where_it_tells(watch: type[GradientTiles]) -> Any:

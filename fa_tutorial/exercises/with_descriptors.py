@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from fa_tutorial import hardware
+from fa_tutorial.exercises.harness_kernel import launched_by
 from fa_tutorial.exercises.running import Wrong, chain, where_in
 
 hardware.require_triton("Exercise 8.3")
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 
-class WithDescriptors:
-    """A kernel that gets a descriptor in place of each of its first four arguments, the tensors q, k, v and o."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel, self.fn = kernel, kernel.fn
-
-    def __getitem__(self, grid: Any) -> Callable:
-        def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, *numbers: Any, **meta: int) -> Any:
-            rows = (meta["BLOCK_M"], meta["BLOCK_N"], meta["BLOCK_N"], meta["BLOCK_M"])
-            descriptors = [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, n, x.shape[3]])
-                           for x, n in zip((q, k, v, o), rows, strict=True)]  # fmt: skip
-            try:
-                return self.kernel[grid](*descriptors, *numbers, **meta)
-            except Exception as error:
-                if not (why := _shape_fault(error)):
-                    raise
-                why += where_in(error, self.kernel)
-            raise Wrong(why)
-
-        return launch
+@launched_by
+def with_descriptors(kernel: Any, grid: Any, *args: Any, **meta: int) -> None:
+    """The kernel gets a descriptor in place of each of its first four arguments, the tensors q, k, v and o."""
+    rows = (meta["BLOCK_M"], meta["BLOCK_N"], meta["BLOCK_N"], meta["BLOCK_M"])
+    descriptors = [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, n, x.shape[3]]) for x, n in zip(args[:4], rows, strict=True)]
+    try:
+        kernel[grid](*descriptors, *args[4:], **meta)
+        return
+    except Exception as error:
+        if not (why := _shape_fault(error)):
+            raise
+        why += where_in(error, kernel)
+    raise Wrong(why)
 
 
 def _shape_fault(error: BaseException) -> str:

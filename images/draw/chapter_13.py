@@ -160,14 +160,17 @@ def draw_overlap_backward() -> Figure:
 
 @image("13_way_home.png")
 def draw_way_home() -> Figure:
-    """The keys of rank 0 and their gradient on their way: one part more on each rank, and home after four steps."""
+    """The keys of rank 0 and their gradient on their way: one part more on each rank. After four steps the gradient alone is home."""
     figure, ax = canvas(2.75)
     wide, gap = 1.4, 0.42
     for step in range(RANKS + 1):
         rank, x = step % RANKS, 0.12 + step * (wide + gap)
         outline(ax, x, 0.42, wide, 1.75)
         write(ax, x + wide / 2, 0.2, f"step {step}: rank {rank}" if step < RANKS else "home: rank 0", BODY, weight="bold")
-        box(ax, x + 0.12, 0.55, wide - 0.24, 0.36, "k, v of 0", RANK_COLOUR[0], share=0.4)
+        if step < RANKS:
+            box(ax, x + 0.12, 0.55, wide - 0.24, 0.36, "k, v of 0", RANK_COLOUR[0], share=0.4)
+        else:
+            write(ax, x + wide / 2, 0.73, "kept its k, v")
         write(ax, x + wide / 2, 1.13, "dk, dv of 0:")
         parts = min(step + 1, RANKS)
         for part in range(RANKS):

@@ -115,8 +115,7 @@ def draw_phases(ax: Axes, y: float, steps: list[Step], num_stages: int) -> None:
 
 
 def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
-    """q and the stages of k and v as boxes, as long as they are large, and their sum: by (8.2) from two stages on; one stage is a single
-    tile."""
+    """q and the stages of k and v as boxes, as long as they are large, and their sum, by (8.2) from two stages on; one is a single tile."""
     D, itemsize = 64, 2
     tile = TileConfig(64, 64, 4, num_stages)
     q, stage, name = tile.block_m * D * itemsize // 1024, 2 * tile.block_n * D * itemsize // 1024, "k, v"

@@ -97,8 +97,7 @@ H200_L2_MIB = 60  # torch.cuda.get_device_properties on an H200; the guide's 50 
 
 @image("00_memory_hierarchy.png")
 def draw_memory_hierarchy() -> Figure:
-    """An H200 as boxes: SMs with registers and shared memory, the L2 cache below them, HBM outside the chip; sizes, and the one rate
-    measured."""
+    """An H200 as boxes: SMs with registers and shared memory, the L2 cache below, HBM outside the chip; sizes, and the rate measured."""
     figure, ax = canvas(5.5)
     provenance = results.load("h200")["provenance"]
     copy = provenance["ceilings"]["copy_gb_s"] / 1000
@@ -340,8 +339,7 @@ def draw_online_softmax() -> Figure:
 
 
 def draw_terms(ax: Axes, x: float, base: float, scale: float, wide: float, values: tuple[float, ...], m: float) -> list[float]:
-    """A bar of height Σ exp(value − m), one patterned piece a value, named inside or, if it is thin, beside it. Returns the pieces'
-    tops."""
+    """A bar of height Σ exp(value − m), one patterned piece a value, named inside or, if thin, beside it. Returns the pieces' tops."""
     tops, label = [base], base + 0.1
     for value, (colour, hatch) in zip(values, TERM_LOOKS, strict=False):
         height = math.exp(value - m) * scale
@@ -369,8 +367,7 @@ def draw_node(ax: Axes, x: float, y: float, node: Node, colour: str, line: float
 
 
 def draw_tree(ax: Axes, left: float, leaves: list[Node], plan: list[tuple[int, int, float, int]]) -> None:
-    """Leaves side by side from `left`, then plan's merges: (node, node, x in leaf widths, depth), each adding a node. The last is the
-    result."""
+    """Leaves side by side from `left`, then plan's merges: (node, node, x in leaf widths, depth), each a node more, the last the result."""
     step, top, drop = 0.7, 0.9, 0.95
     nodes, places = list(leaves), [(left + 0.35 + i * step, top) for i in range(len(leaves))]
     for node, (x, y) in zip(nodes, places, strict=True):

@@ -9,23 +9,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import (
-    BODY,
-    DARK,
-    GREY,
-    HEAD,
-    MASKED,
-    TENSOR_COLOUR,
-    arrow,
-    box,
-    canvas,
-    grid,
-    image,
-    legend,
-    number,
-    outline,
-    write,
-)
+from draw.drawing import BODY, DARK, GREY, HEAD, MASKED, TENSOR_COLOUR, arrow, box, canvas, grid, image, legend, number, outline, write
 from fa_tutorial import algorithm, ledger, reference
 
 # ---------------------------------------------------------------- chapter 4
@@ -173,7 +157,6 @@ class Step:
     after: State
     alpha: float
     p: tuple[float, ...]
-    p_sum: float
     p_v: float
 
 
@@ -190,7 +173,7 @@ def running_steps() -> tuple[list[Step], float, float]:
         p_v = algorithm.weighted(p, values[keys.start : keys.stop, None])
         acc = alpha[..., None] * acc + p_v
         after = State(m.item(), l.item(), acc.item())
-        steps.append(Step(keys, before, after, alpha.item(), tuple(p[0].tolist()), p.sum().item(), p_v.item()))
+        steps.append(Step(keys, before, after, alpha.item(), tuple(p[0].tolist()), p_v.item()))
     o, lse = algorithm.finish(m, l, acc)
     return steps, o.item(), lse.item()
 

@@ -1,5 +1,4 @@
-"""Right answers to chapter 1 in other words: Python floats, NumPy, log-sum-exp, cumulative sums, trees of merges, copies worked on in
-place."""
+"""Right answers to chapter 1 in other words: Python floats, NumPy, log-sum-exp, cumulative sums, trees of merges, work in place."""
 
 import math
 

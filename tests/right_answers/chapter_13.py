@@ -25,16 +25,14 @@ def ring_in_float32(q, k, v, ranks):
 
 
 def ring_of_lists(q, k, v, ranks):
-    parts, kv = [], [k, v]
+    kv, o, lse = [k, v], None, None
     while True:
-        parts.append(attend(q, *kv))
-        if len(parts) == ranks:
-            break
+        part = attend(q, *kv)
+        o, lse = part if o is None else join(o, lse, *part)
+        if ranks == 1:
+            return o, lse
+        ranks -= 1
         kv = yield kv
-    o, lse = parts[0]
-    for part in parts[1:]:
-        o, lse = join(o, lse, *part)
-    return o, lse
 
 
 def chunks_from_both_ends(rank, ranks):

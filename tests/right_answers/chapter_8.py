@@ -128,5 +128,6 @@ RIGHT_ANSWERS = (
     ("8.2", softmax_step_first_alpha_1),
     ("8.3", forward_transposed),
     ("8.4", order_by_chapter_3),
+    ("8.4", order_with_groups_from_the_end),
     ("8.5", cycles_by_the_whole_tile),
 )

@@ -1,10 +1,13 @@
 """Chapter 13: programs that never yield, that end too early or too late; chunks that are dealt out twice; one number where two are wanted."""
 
+import functools
+
 import torch
 from edits import edit
 
 from fa_tutorial.algorithm import attention_backward
 from fa_tutorial.exercises.chapter_13.played import attend
+from fa_tutorial.ring import merge as join
 
 
 def ring_without_neighbours(q, k, v, ranks):
@@ -25,6 +28,28 @@ def ring_that_stores_all_shards(q, k, v, ranks):
         shards.append((k, v))
     k, v = (torch.cat(same, dim=2) for same in zip(*shards, strict=True))
     return attend(q, k, v)
+
+
+def ring_that_stores_all_parts(q, k, v, ranks):
+    parts = [attend(q, k, v)]
+    for _ in range(1, ranks):
+        k, v = yield k, v
+        parts.append(attend(q, k, v))
+    return functools.reduce(lambda both, part: join(*both, *part), parts)
+
+
+def backward_that_stores_all_parts(q, k, v, o, do, lse, ranks):
+    parts = [attention_backward(q, k, v, o, do, lse)]
+    for _ in range(1, ranks):
+        k, v = yield k, v
+        parts.append(attention_backward(q, k, v, o, do, lse))
+    dq, dk, dv = parts[0]
+    for part in parts[1:]:
+        dk, dv = yield dk, dv
+        dq, dk, dv = (x + more for x, more in zip((dq, dk, dv), part, strict=True))
+    if ranks > 1:
+        dk, dv = yield dk, dv
+    return dq, dk, dv
 
 
 def backward_where_keys_come_home(q, k, v, o, do, lse, ranks):
@@ -99,7 +124,8 @@ WRONG_ANSWERS = (
     edit("13.2", "one step too many", (LOOP, "for _ in range(ranks):"), told="meets its own keys again"),
     edit("13.2", "four ranks", (LOOP, "for _ in range(1, 4):"), told="takes 4 ranks, whatever"),
     edit("13.2", "nothing comes back", ("    return o, lse", "    yield o, lse"), told="each rank returns a tuple (o, lse)"),
-    ("13.2", ring_that_stores_all_shards, "attend to one shard at a time, and join the results"),
+    ("13.2", ring_that_stores_all_shards, "a rank holds as much as a whole sequence"),
+    ("13.2", ring_that_stores_all_parts, "a rank holds as much as a whole sequence"),
     edit("13.2", "q travels", (f"        {YIELD}", "        q, k, v = yield q, k, v"), told="a rank sends more than k and v"),
     edit("13.2", "q comes along", (f"        {YIELD}", "        _, k, v = yield q, k, v"), told="a rank sends more than k and v"),
     edit("13.2", "o travels", (f"        {YIELD}", "        k, v, o, lse = yield k, v, o, lse"), told="a rank sends more than k and v"),
@@ -124,6 +150,7 @@ WRONG_ANSWERS = (
     edit("13.5", "for o as well", ("H_k * itemsize", "(H_k + H_q) * itemsize"), told="pairs of 4 FLOPs take as long"),
     edit("13.5", "rounded up", ("return H_k * itemsize * flops / (H_q * bandwidth)", "return -(-(H_k * itemsize * flops) // (H_q * bandwidth))"), told="don't round"),
     edit("13.4", "never causal", ("return 0, rows, True", "return 0, rows, 0"), told="is_causal = 0, want True"),
+    ("13.6", backward_that_stores_all_parts, "a rank holds as much as a whole sequence"),
     edit("13.6", "ends early", (LOOP, "for _ in range(2, ranks):"), told="dq stays, and gathers the parts of all keys"),
     edit("13.6", "dq alone", ("return dq, dk, dv", "return dq"), told="each rank returns a tuple (dq, dk, dv)"),
     ("13.6", backward_where_keys_come_home, "k and v travel home as well, where nobody needs them"),

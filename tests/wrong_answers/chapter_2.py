@@ -1,5 +1,4 @@
-"""Chapter 2: strides that are floats or lose digits, accesses outside the tensors, lanes that hold anything, programs that do each other's
-work."""
+"""Chapter 2: strides that are floats or lose digits, accesses outside the tensors, lanes that hold anything, programs with others' work."""
 
 import math
 

@@ -1,5 +1,4 @@
-"""Chapter 3: products that are larger than a tile, a result of another dtype, accesses past the ragged ends, lanes that hold anything,
-roundings."""
+"""Chapter 3: products larger than a tile, a result of another dtype, accesses past ragged ends, lanes that hold anything, roundings."""
 
 import numpy as np
 from edits import edit

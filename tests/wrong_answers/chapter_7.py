@@ -1,5 +1,4 @@
-"""Chapter 7: accesses outside the tensors, lanes that hold anything, programs that write to each other's rows; nodes of autograd that keep
-too much."""
+"""Chapter 7: accesses outside the tensors, lanes that hold anything, programs that write to others' rows; nodes that keep too much."""
 
 import torch
 from edits import edit

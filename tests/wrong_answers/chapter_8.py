@@ -45,6 +45,7 @@ WRONG_ANSWERS = (
          told="drop the ones by .reshape([rows, D])"),
     edit("8.3", "stored without reshape", ("o.reshape([1, 1, BLOCK_M, D])", "o"),
          told="give o its ones back by .reshape([1, 1, BLOCK_M, D])"),
+    edit("8.4", "a name that is nowhere", ("    return order", "    return orders"), told="of launch_order: `return orders`"),
     edit("8.4", "row blocks alone", ("[(head, row_block) for head in group]", "[row_block for head in group]"), told="a list of pairs"),
     edit("8.4", "each program twice", ("    return order", "    return order + order"), told="in the list once"),
     edit("8.4", "all long ones first", ("    return order", "    return sorted(order, key=lambda program: -program[1])"),

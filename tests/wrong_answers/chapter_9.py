@@ -22,7 +22,6 @@ LOCKSTEP = (
 USED, LATE = "yield arrive(empty[stage])", "if i:\n                yield arrive(empty[(i - 1) % stages])"
 MISSING = "for i in range(1, tiles):\n            stage, parity = i % stages, i // stages % 2\n            yield wait(empty"
 # 9.3's loop with the next block's q kᵀ under its softmax: the overlap that chapter 8 tried
-STAGE = "        stage, parity = i % STAGES, i // STAGES % 2\n"
 READY = "        mbarrier.wait(full.index(stage), parity)\n        k_t = k.index(stage).permute((1, 0))  # [D, 128]\n"
 ISSUED = "        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)\n        s = warpgroup_mma_wait(0, [s])  # [64, 128]\n"
 FIRST = (

@@ -49,15 +49,12 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="0.1",
     task="Count the FLOPs of attention's two matmuls.",
     conditions={"causal": "causal: query i sees only keys 0 … i, and hidden pairs cost nothing"},
     hints=(
         "How many (query, key) pairs are there? How many multiply-adds does one pair cost in q kᵀ, and how many in p v?",
-        (
-            "A pair costs 4·D FLOPs. For the causal count, query 0 sees 1 key, query 1 sees 2 keys, …, the last query sees S keys: add "
-            "them up."
-        ),
+        "A pair costs 4·D FLOPs. For the causal count, query 0 sees 1 key, query 1 sees 2 keys, …, the last query sees S keys: add them "
+        "up.",
     ),
     solution=attention_flops,
     reasoning="Every pair costs D multiply-adds in q kᵀ and D more in p v, so 4·D FLOPs. The causal mask changes only the number of pairs: "

@@ -52,7 +52,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="0.2",
     task="Count the bytes that one head of the fused kernel moves through HBM.",
     conditions={"ragged": "S need not be a multiple of block_m: a smaller last block reads all of k and v too"},
     hints=(

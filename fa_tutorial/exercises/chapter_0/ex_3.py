@@ -1,10 +1,9 @@
 """Exercise 0.3, gain_of_fusing."""
 
-import functools
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def gain_of_fusing(flops, bytes_before, bytes_after, peak_flops, bandwidth):
@@ -45,18 +44,14 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def in_two_words(answer):
+@adapting
+def in_two_words(answer, *args):
     """The answer; Wrong where its limit is another text than the two."""
-
-    @functools.wraps(answer)
-    def run(*args):
-        result = answer(*args)
-        limit = result[1] if isinstance(result, tuple | list) and len(result) == 2 else "memory"
-        if isinstance(limit, str) and limit not in ("memory", "arithmetic"):
-            raise Wrong(f'limit is the text "{limit}", want "memory" or "arithmetic"')
-        return result
-
-    return run
+    result = answer(*args)
+    limit = result[1] if isinstance(result, tuple | list) and len(result) == 2 else "memory"
+    if isinstance(limit, str) and limit not in ("memory", "arithmetic"):
+        raise Wrong(f'limit is the text "{limit}", want "memory" or "arithmetic"')
+    return result
 
 
 def truth(flops, bytes_before, bytes_after, peak_flops, bandwidth):
@@ -84,7 +79,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="0.3",
     task="Say how much faster fusing can make perfect kernels, and what limits the fused one.",
     hints=(
         "How long do the bytes take before and after, and how long do the FLOPs take? Both go on at the same time.",

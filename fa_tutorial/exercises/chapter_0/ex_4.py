@@ -79,7 +79,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="0.4",
     task="Find the kernel of naive attention that misses its floor most, and by what factor.",
     hints=(
         "How many bytes does each of the four kernels read and write? The picture of naive attention has an arrow for each tensor.",

@@ -26,8 +26,8 @@ MISTAKES = {
     "you count elements, not bytes: itemsize is missing": (" * itemsize", ""),
     "you fix the bytes of an element at 2: take itemsize": ("* itemsize", "* 2"),
     "S counts queries, so it is a whole number: round down": (FITS, "math.sqrt(memory_bytes / per_pair)"),
-    "you round to the nearest whole number, and then s and p may no longer fit: round down": (FITS, ("round(math.sqrt(memory_bytes / "
-                                                                                                    "per_pair))")),
+    "you round to the nearest whole number, and then s and p may no longer fit: round down": (
+        FITS, "round(math.sqrt(memory_bytes / per_pair))"),
     "you round up, and then s and p no longer fit: round down": (FITS, "math.ceil(math.sqrt(memory_bytes / per_pair))"),
     "s and p may fill the memory to the last byte": (FITS, "math.isqrt((memory_bytes - 1) // per_pair)"),
 }  # fmt: skip
@@ -50,7 +50,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="0.5",
     task="Predict the longest sequence whose scores and probabilities fit into a given amount of memory.",
     hints=(
         "How many bytes do s and p take together, for one (query, key) pair of every head?",

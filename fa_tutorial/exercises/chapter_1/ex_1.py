@@ -112,7 +112,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="1.1",
     task="Write a softmax over the last dimension that never overflows.",
     conditions=CONDITIONS,
     hints=(

@@ -32,8 +32,8 @@ MISTAKES = {
     "the exponentials are not shifted by m": [(f"{RESCALED} + {TERM}", "l + math.exp(value)")],
     "the new element is measured from the old maximum": (TERM, "math.exp(value - m if l else 0.0)"),
     "the new element is measured from the old maximum, which is −inf at first, so that l is inf: exp(x − m_new)": (TERM, "math.exp(value - m)"),
-    "the element that makes the maximum grow is not counted: it adds exp(0) = 1": (f"+ {TERM}", (f"+ ({TERM} if m == m_new or not l else "
-                                                                                                f"0.0)")),
+    "the element that makes the maximum grow is not counted: it adds exp(0) = 1": (
+        f"+ {TERM}", f"+ ({TERM} if m == m_new or not l else 0.0)"),
     "a larger maximum makes your l start again: rescale what you have summed so far instead of dropping it": (
         RESCALED, "(l if m == m_new else 0.0)"),
     "m and l are returned in the wrong order: return (m, l)": ("return m, l", "return l, m"),
@@ -86,7 +86,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="1.2",
     task="Find m, the maximum, and l, the sum of exp(x − m), in one pass over a vector.",
     conditions=CONDITIONS,
     hints=(

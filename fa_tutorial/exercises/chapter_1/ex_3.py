@@ -29,8 +29,8 @@ MISTAKES = {
         ("m_a - shift", "shift - m_a"), ("m_b - shift", "shift - m_b")],
     "the corrections are exchanged: each part is rescaled from its own maximum": (
         f"{A} + {B}", "l_a * torch.exp(m_b - shift) + l_b * torch.exp(m_a - shift)"),
-    "the first part is always rescaled to the second part's maximum, and its own may be larger": (f"{A} + {B}", ("l_a * torch.exp(m_a - "
-                                                                                                                "m_b) + l_b")),
+    "the first part is always rescaled to the second part's maximum, and its own may be larger": (
+        f"{A} + {B}", "l_a * torch.exp(m_a - m_b) + l_b"),
     "only the first part is ever rescaled, and the second one may have the smaller maximum": (B, "l_b"),
     "the part with the smaller maximum is missing from l": (f"{A} + {B}", "torch.where(m_a > m_b, l_a, l_b)"),
     "the sums are measured from 0, not from the new maximum": (GUARD, "shift = 0.0"),
@@ -99,7 +99,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="1.3",
     task="Merge the pairs (m, l) of two parts into the pair of the whole.",
     conditions=CONDITIONS,
     hints=(

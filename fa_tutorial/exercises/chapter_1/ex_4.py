@@ -6,7 +6,7 @@ import math
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, kind
+from fa_tutorial.exercises.running import Wrong, adapting, kind
 from fa_tutorial.source import defined, edited, source_of
 
 
@@ -58,29 +58,25 @@ def miss(name, row, block):
     return abs(float(wrong - right))
 
 
-def by_survivors(answer):
+@adapting
+def by_survivors(answer, block):
     """block -> ALL; Wrong where a wrong loop is right on the answer's row."""
-
-    @functools.wraps(answer)
-    def run(block):
-        row = answer(block)
-        if not isinstance(row, torch.Tensor) or row.ndim != 1 or not len(row):
-            raise Wrong(f"returns {kind(row)}, want a vector of scores")
-        row = row.float()
-        if not torch.isfinite(row).all():
-            raise Wrong("holds a score that is not finite: here every wrong loop must fail on ordinary scores")
-        if len(row) < block:
-            raise Wrong(f"has {len(row)} scores, fewer than one block of {block}")
-        found = {name: by for name in LOOPS if (by := miss(name, row, block)) <= TOLERANCE}
-        for name, by in found.items():
-            if by > 1e-4:  # what a score's float32 rounds is less
-                raise Wrong(f"gives a row on which {name} misses m + log l by only {by:.1g}, want more than {TOLERANCE:g}")
-        if found:
-            right = f"gives a row on which {' and '.join(found)} {'is' if len(found) == 1 else 'are'} right"
-            raise Wrong(f"{right}: {'; '.join(REASONS[name] for name in found)}")
-        return ALL
-
-    return run
+    row = answer(block)
+    if not isinstance(row, torch.Tensor) or row.ndim != 1 or not len(row):
+        raise Wrong(f"returns {kind(row)}, want a vector of scores")
+    row = row.float()
+    if not torch.isfinite(row).all():
+        raise Wrong("holds a score that is not finite: here every wrong loop must fail on ordinary scores")
+    if len(row) < block:
+        raise Wrong(f"has {len(row)} scores, fewer than one block of {block}")
+    found = {name: by for name in LOOPS if (by := miss(name, row, block)) <= TOLERANCE}
+    for name, by in found.items():
+        if by > 1e-4:  # what a score's float32 rounds is less
+            raise Wrong(f"gives a row on which {name} misses m + log l by only {by:.1g}, want more than {TOLERANCE:g}")
+    if found:
+        right = f"gives a row on which {' and '.join(found)} {'is' if len(found) == 1 else 'are'} right"
+        raise Wrong(f"{right}: {'; '.join(REASONS[name] for name in found)}")
+    return ALL
 
 
 def truth(block):
@@ -93,7 +89,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="1.4",
     task="Write one row on which none of four wrong loops gives the right pair.",
     hints=(
         "Take the loops one by one. Which factor is missing, and on which rows is that factor 1? Your row must be another one.",

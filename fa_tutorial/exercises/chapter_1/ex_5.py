@@ -1,6 +1,5 @@
 """Exercise 1.5, running_weighted_sum."""
 
-import functools
 import itertools
 import math
 import tracemalloc
@@ -10,7 +9,7 @@ import torch
 from fa_tutorial.exercises import harness, running, watch
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator, masked_vectors, vectors
-from fa_tutorial.exercises.running import INF, Wrong
+from fa_tutorial.exercises.running import INF, Wrong, adapting
 
 
 def running_weighted_sum(blocks, D):
@@ -79,17 +78,13 @@ def stream(scores, values, block, kept=False):
             s.fill_(math.nan), wide.fill_(math.nan)
 
 
-def in_blocks(answer):
+@adapting
+def in_blocks(answer, scores, values, block):
     """The answer, called with an iterator of blocks. Wrong where it uses a block that is gone."""
-
-    @functools.wraps(answer)
-    def run(scores, values, block):
-        result = answer(stream(scores, values, block), values.shape[1])
-        if has_nan(result) and not has_nan(answer(stream(scores, values, block, kept=True), values.shape[1])):
-            raise Wrong(GONE)
-        return result
-
-    return run
+    result = answer(stream(scores, values, block), values.shape[1])
+    if has_nan(result) and not has_nan(answer(stream(scores, values, block, kept=True), values.shape[1])):
+        raise Wrong(GONE)
+    return result
 
 
 def has_nan(result):
@@ -172,15 +167,13 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="1.5",
     task="Compute one query's attention and its log-sum-exp from blocks of keys, each seen once.",
     conditions=CONDITIONS,
     hints=(
         "Start with m, l: numbers, and acc: (D,). For each (s, v) find the new maximum, alpha, and p: (n,), then the new l and the new acc. "
         "acc = Σ exp(s − m) · value is measured from m, and so is l. What must you do to both when the maximum grows?",
-        "In each block find m_new, p = exp(s − m_new) and alpha = exp(m − m_new). Multiply l and acc by alpha, then add p.sum() to l and "
-        "p @ v to acc. Divide once, after the last block. Skip a block while m_new is −inf, and test whether l is 0 before you divide by "
-        "it.",
+        "In each block find m_new, p = exp(s − m_new) and alpha = exp(m − m_new). Multiply l and acc by alpha, then add p.sum() to l and p "
+        "@ v to acc. Divide once, after the last block. Skip a block while m_new is −inf, and test whether l is 0 before you divide by it.",
     ),
     solution=running_weighted_sum,
     reasoning="acc and l are sums of the same terms exp(s − m), and acc weights them with the values. So the same alpha moves both to the "

@@ -6,9 +6,7 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_10.jitted_mod import launched, ready
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong
-
-triton = hardware.require_triton("Exercise 10.1")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.matmul import tl, triton
 
 
 @triton.jit
@@ -98,7 +96,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.1",
     task="Write the mask of a causal window as a mask mod.",
     conditions=CONDITIONS,
     hints=(

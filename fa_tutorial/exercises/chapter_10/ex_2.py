@@ -128,7 +128,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.2",
     task="Say of each tile of a causal window whether it is skipped, mixed or whole, without looking at a pair.",
     hints=(
         "Within a tile j − i runs from a least to a largest value. At which two corners?",

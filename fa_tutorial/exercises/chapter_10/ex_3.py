@@ -159,7 +159,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.3",
     task="Let the kernel's loop take its tiles from a list.",
     conditions=CONDITIONS,
     hints=(

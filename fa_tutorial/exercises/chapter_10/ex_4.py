@@ -6,10 +6,8 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_10.jitted_mod import launched, ready
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.variants.mods import tanh
-
-triton = hardware.require_triton("Exercise 10.4")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -86,7 +84,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.4",
     task="Write the soft cap as a score mod, with its derivative.",
     conditions=CONDITIONS,
     hints=(

@@ -10,10 +10,8 @@ from fa_tutorial.exercises.chapter_10.ex_3 import THIRD, every_third, is_seen
 from fa_tutorial.exercises.chapter_10.jitted_mod import launched, ready
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.variants.mods import tanh
-
-triton = hardware.require_triton("Exercise 10.5")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -154,7 +152,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.5",
     task="Write the backward's step with a mask mod and a score mod: p, and the gradient of the scaled score.",
     conditions=CONDITIONS,
     hints=(

@@ -102,7 +102,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.6",
     task="Give each head of your kernel of 10.3 a sink, and store lse.",
     conditions=CONDITIONS,
     hints=(

@@ -109,7 +109,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.7",
     task="Write the gradients of a head with dropout and a sink.",
     conditions=CONDITIONS,
     hints=(

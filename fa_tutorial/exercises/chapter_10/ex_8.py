@@ -102,7 +102,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.8",
     task="Find the tiles of keys that each block of queries needs in packed rows, from cu_seqlens.",
     conditions=CONDITIONS,
     hints=(

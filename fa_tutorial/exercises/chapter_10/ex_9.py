@@ -1,12 +1,10 @@
 """Exercise 10.9, idle_times."""
 
-import functools
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def idle_times(tiles, places, start, tile):
@@ -44,24 +42,20 @@ def truth(tiles, places, start, tile):
     return idle.sort().values
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, *args):
     """The answer, with a list of numbers as a tensor. A list whose order alone is wrong, and one number, are told here."""
-
-    @functools.wraps(answer)
-    def as_tensor(*args):
-        got = answer(*args)
-        is_list = isinstance(got, list | tuple) and all(isinstance(x, int | float) for x in got)
-        if isinstance(got, int | float):
-            raise Wrong(f"returns one number, want a list of {args[1]}, one for each place")
-        if not is_list:
-            return got
-        got = torch.tensor(got, dtype=torch.float64)
-        wanted = truth(*args)
-        if got.shape == wanted.shape and not torch.allclose(got, wanted) and torch.allclose(got.sort().values, wanted):
-            raise Wrong("the times are right, but not in order: return them from early to late")
+    got = answer(*args)
+    is_list = isinstance(got, list | tuple) and all(isinstance(x, int | float) for x in got)
+    if isinstance(got, int | float):
+        raise Wrong(f"returns one number, want a list of {args[1]}, one for each place")
+    if not is_list:
         return got
-
-    return as_tensor
+    got = torch.tensor(got, dtype=torch.float64)
+    wanted = truth(*args)
+    if got.shape == wanted.shape and not torch.allclose(got, wanted) and torch.allclose(got.sort().values, wanted):
+        raise Wrong("the times are right, but not in order: return them from early to late")
+    return got
 
 
 def inputs():
@@ -79,7 +73,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="10.9",
     task="Say when each place of a GPU falls idle, if the next program always takes the first place that does.",
     conditions=CONDITIONS,
     hints=(

@@ -60,7 +60,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="11.1",
     task="Predict the time of a step from the bytes that it reads and the SMs that have a program.",
     hints=(
         "What is read: the keys and values of which heads, and how many bytes has a number? Then: how many SMs pull at once?",

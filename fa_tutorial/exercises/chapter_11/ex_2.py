@@ -2,14 +2,11 @@
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-
-triton = hardware.require_triton("Exercise 11.2")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.matmul import tl, triton
 
 
 @triton.jit
@@ -100,7 +97,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="11.2",
     task="Write the kernel that merges the parts: program i takes row i, and BLOCK_S is at least splits.",
     hints=(
         "It is a softmax over the parts: which numbers are the scores, and which are the values?",
@@ -111,10 +107,8 @@ EXERCISE = Exercise(
     reasoning=(
         "By (11.2), o is a weighted sum with the weights e^(lse of a part − lse): attention once more, to as many keys as there are parts."
     ),
-    more=(
-        "The package's combine_kernel takes BLOCK_S parts at a time with an online softmax, and gives o = 0 and lse = −∞ to a row "
-        "without keys."
-    ),
+    more="The package's combine_kernel takes BLOCK_S parts at a time with an online softmax, and gives o = 0 and lse = −∞ to a row without "
+    "keys.",
     inputs=inputs,
     truth=truth,
     rule="attention with the parts' lse as scores and their o as values",

@@ -7,7 +7,7 @@ import torch
 from triton.runtime.interpreter import interpreter_builder as builder
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out, launched_by
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import Wrong
 from fa_tutorial.forward import attend
@@ -92,20 +92,13 @@ def truth(q, k, v, S_q, splits, block_d):
     return o.flatten(1, 2), lse.flatten(1, 2)
 
 
-class OwnTiles:
-    """A split kernel whose products are counted in the interpreter, on the input where splits have no keys."""
-
-    def __init__(self, kernel):
-        self.kernel, self.fn = kernel, kernel.fn
-
-    def __getitem__(self, grid):
-        def launch(*args, **meta):
-            with mock.patch.object(builder, "create_dot", side_effect=builder.create_dot) as dots:
-                self.kernel[grid](*args, **meta)
-            if args[8] == NO_KEYS and dots.call_count > 2 * grid[0] * -(-NO_KEYS // BLOCK):
-                raise Wrong("tiles are multiplied that hold no key: no tile begins at S or after it, so end is at most S")
-
-        return launch
+@launched_by
+def own_tiles(kernel, grid, *args, **meta):
+    """Counts the products in the interpreter, on the input where splits have no keys."""
+    with mock.patch.object(builder, "create_dot", side_effect=builder.create_dot) as dots:
+        kernel[grid](*args, **meta)
+    if args[8] == NO_KEYS and dots.call_count > 2 * grid[0] * -(-NO_KEYS // BLOCK):
+        raise Wrong("tiles are multiplied that hold no key: no tile begins at S or after it, so end is at most S")
 
 
 def launch(q, k, v, S_q, splits, block_d):
@@ -138,11 +131,8 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="11.3",
-    task=(
-        "Write the kernel that attends to one part of the keys: program (i, split) takes split's part for key head i % H_k of sequence "
-        "i // H_k."
-    ),
+    task="Write the kernel that attends to one part of the keys: program (i, split) takes split's part for key head i % H_k of sequence i "
+    "// H_k.",
     conditions={"empty": "where a row sees no key of a part, o = 0 and lse = −∞; no tile begins at S or after it"},
     hints=(
         "Take chapter 5's loop. What is its first key now, and where does it end? The number of splits is tl.num_programs(1).",
@@ -161,7 +151,7 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("o", "lse"),
     launch=launch,
-    adapt=lambda kernel: OwnTiles(kernel) if hasattr(kernel, "fn") else kernel,
+    adapt=own_tiles,
     tolerance=lambda args, part: (1e-6, (2e-3 if args[0].dtype == torch.float16 else 2e-5) * float(args[2].max())),
     seen={"overlap": f"two programs write the same row: the first two indices of o are split and i, and {PLACE}"},
 )

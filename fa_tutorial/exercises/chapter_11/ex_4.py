@@ -54,7 +54,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="11.4",
     task="Choose the number of splits: the fewest whose share (11.3) is within 5 % of the best, each of at least 256 keys.",
     hints=(
         "How many parts of 256 keys or more are there at most? Compute the share of each number of splits from 1 to that.",

@@ -130,7 +130,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="11.5",
     task="Give split_kernel a length for each sequence, and a block table: page p of the caches holds PAGE_SIZE keys of one sequence.",
     hints=(
         "For attend a page is what a batch entry was: k and v are (pages of all sequences, H_k, PAGE_SIZE, D). Which page has the tile's keys?",

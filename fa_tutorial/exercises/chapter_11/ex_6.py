@@ -1,9 +1,9 @@
 """Exercise 11.6, window_part."""
 
-import functools
 import math
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import adapting
 
 
 def window_part(split, splits, S, S_q, left, BLOCK_N):
@@ -43,16 +43,12 @@ def truth(split, splits, S, S_q, left, BLOCK_N):
     return (mine[0] * BLOCK_N, min((mine[-1] + 1) * BLOCK_N, S)) if mine else "no keys"
 
 
-def without_empty_parts(answer):
+@adapting
+def without_empty_parts(answer, *args):
     """The answer, with "no keys" for each part that ends where it starts, or before."""
-
-    @functools.wraps(answer)
-    def called(*args):
-        part = answer(*args)
-        is_part = isinstance(part, tuple | list) and len(part) == 2
-        return "no keys" if is_part and part[0] >= part[1] else part
-
-    return called
+    part = answer(*args)
+    is_part = isinstance(part, tuple | list) and len(part) == 2
+    return "no keys" if is_part and part[0] >= part[1] else part
 
 
 def inputs():
@@ -68,7 +64,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="11.6",
     task="Give each split its part of the keys that a window shows: whole tiles, from the first that a row sees.",
     hints=(
         "Which token sees the furthest back, and which key is its first? In which tile does that key stand?",

@@ -143,7 +143,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="12.1",
     task="Write in PyTorch what softmax_rescale_o does, from its calls or from its lines.",
     conditions=CONDITIONS,
     hints=(

@@ -1,11 +1,10 @@
 """Exercise 12.2, window_tiles."""
 
-import functools
 import random
 import sys
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import LIBRARIES, Wrong, same
+from fa_tutorial.exercises.running import LIBRARIES, Wrong, adapting, same
 from fa_tutorial.exercises.watch import LargestTensor
 
 
@@ -83,22 +82,18 @@ def truth(row_block, block_m, block_n, S_q, S_k, left, right):
     return (seen[0] // block_n, *full, seen[-1] // block_n + 1) if seen else (0, 0, 0, 0)
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, *args):
     """The answer with an empty middle in truth's place, where any place will do; what is not four numbers is told of by the harness."""
-
-    @functools.wraps(answer)
-    def settled(*args):
-        bounds = answer(*args)
-        if not isinstance(bounds, tuple | list) or len(bounds) != 4:
-            return bounds
-        start, full_0, full_1, end = bounds
-        want = truth(*args)
-        if any(isinstance(bound, float) for bound in bounds) and same(tuple(bounds), want):
-            raise Wrong("gives floats: a tile's number is an integer, as // of integers gives it and range takes it")
-        _, ours, past, _ = want
-        return (start, ours, past, end) if ours == past and full_0 == full_1 and start <= full_0 <= end else bounds
-
-    return settled
+    bounds = answer(*args)
+    if not isinstance(bounds, tuple | list) or len(bounds) != 4:
+        return bounds
+    start, full_0, full_1, end = bounds
+    want = truth(*args)
+    if any(isinstance(bound, float) for bound in bounds) and same(tuple(bounds), want):
+        raise Wrong("gives floats: a tile's number is an integer, as // of integers gives it and range takes it")
+    _, ours, past, _ = want
+    return (start, ours, past, end) if ours == past and full_0 == full_1 and start <= full_0 <= end else bounds
 
 
 def _edge(block_m, block_n, S_q, S_k, left, right):
@@ -179,14 +174,11 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="12.2",
     task="Find the tiles of a window for one block of rows: where they start, which need no mask, and where they end.",
     conditions=CONDITIONS,
     hints=(
-        (
-            "Write low(i), the first key that row i sees, and high(i), one past the last. Which row of the block reaches furthest, on each "
-            "side?"
-        ),
+        "Write low(i), the first key that row i sees, and high(i), one past the last. Which row of the block reaches furthest, on each "
+        "side?",
         "A tile is seen if any row sees any of it, and whole if every row sees all of it. low and high grow with i: so is each of the four "
         "decided by the block's first row or by its last, and does a tile that is cut count?",
         "low(i) = max(0, i + S_k − S_q − left), high(i) = max(0, min(S_k, i + 1 + S_k − S_q + right)), and the last row is "

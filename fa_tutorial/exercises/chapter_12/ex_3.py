@@ -1,11 +1,9 @@
 """Exercise 12.3, late_windows."""
 
-import functools
-
 from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.ring_play import verdict
-from fa_tutorial.exercises.running import Wrong, kind
+from fa_tutorial.exercises.running import Wrong, adapting, kind
 
 
 def late_windows():
@@ -55,17 +53,13 @@ def judged(window, which):
     return verdict(words, CLOSE if which else INSIDE)
 
 
+@adapting
 def adapt(answer):
     """The answer with what FA4's bound does in its windows."""
-
-    @functools.wraps(answer)
-    def in_words():
-        windows = answer()
-        if not isinstance(windows, tuple | list) or len(windows) != 2:
-            raise Wrong(f"returns {kind(windows)}, want two tuples (S, left)")
-        return tuple(judged(window, which) for which, window in enumerate(windows))
-
-    return in_words
+    windows = answer()
+    if not isinstance(windows, tuple | list) or len(windows) != 2:
+        raise Wrong(f"returns {kind(windows)}, want two tuples (S, left)")
+    return tuple(judged(window, which) for which, window in enumerate(windows))
 
 
 def truth():
@@ -77,7 +71,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="12.3",
     task="Find two windows in which FA4's bound is late, by one tile and by two.",
     hints=(
         "For the last row a window begins at key S − 1 − left, and for m_idx_max that many keys later as it is rows further down. When do "

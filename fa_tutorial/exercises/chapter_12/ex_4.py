@@ -38,13 +38,13 @@ MISTAKES = {
         (P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
     "p is a power of two: s and shift are in base e here, so p is exp(s − shift)": (P, P.replace("exp", "exp2")),
     "m − shift is compared with 2^threshold: it is exp(m − shift) that must not exceed it": (MOVES, "m - shift > 2**threshold"),
-    "exp(m − shift) is compared with the threshold itself: it is 2^threshold that it must not exceed": (MOVES, ("torch.exp(m - shift) > "
-                                                                                                               "threshold")),
+    "exp(m − shift) is compared with the threshold itself: it is 2^threshold that it must not exceed": (
+        MOVES, "torch.exp(m - shift) > threshold"),
     "all rows move when one of them does: each row decides for itself": (MOVES, f"({MOVES}).any()"),
-    "p is measured from the new maximum: where the shift stays, p is exp(s − shift)": (P, ("torch.exp(s - torch.where(m == -math.inf, "
-                                                                                          "0.0, m)[:, None])")),
-    "alpha rescales to the new maximum: where the shift stays, alpha is 1": (ALPHA, ("torch.exp(shift - torch.where(m == -math.inf, 0.0, "
-                                                                                    "m))")),
+    "p is measured from the new maximum: where the shift stays, p is exp(s − shift)": (
+        P, "torch.exp(s - torch.where(m == -math.inf, 0.0, m)[:, None])"),
+    "alpha rescales to the new maximum: where the shift stays, alpha is 1": (
+        ALPHA, "torch.exp(shift - torch.where(m == -math.inf, 0.0, m))"),
     "the alpha that is returned rescales to the new maximum: where the shift stays, alpha is 1": (
         f"{TOTAL}, alpha", f"{TOTAL}, torch.exp(shift - torch.where(m == -math.inf, 0.0, m))"),
     "l isn't rescaled: where the shift moves, multiply it by alpha": (TOTAL, "l + p.sum(dim=-1)"),
@@ -108,16 +108,13 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="12.4",
     task="Write softmax_step with FA4's threshold: the shift moves only where the maximum outgrows it.",
     conditions=CONDITIONS,
     hints=(
         "Start from chapter 4's softmax_step. Only one thing is new: which rows take m as their shift, and which keep the old one?",
         "exp(m − shift) is 2 to the power of (m − shift) · log₂ e. Compare that power with the threshold, row by row.",
-        (
-            "new_shift = torch.where((m - shift) * math.log2(math.e) > threshold, m, shift). Then use it wherever softmax_step uses m_new, "
-            "which guards rows that saw nothing."
-        ),
+        "new_shift = torch.where((m - shift) * math.log2(math.e) > threshold, m, shift). Then use it wherever softmax_step uses m_new, "
+        "which guards rows that saw nothing.",
     ),
     solution=lagging_step,
     reasoning="A row's output is acc / l, and a shift that is too small multiplies both by the same factor. So any shift is right, as "

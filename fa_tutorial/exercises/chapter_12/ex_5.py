@@ -1,13 +1,11 @@
 """Exercise 12.5, two_tests."""
 
-import functools
-
 import torch
 
 from fa_tutorial.exercises.chapter_12.ex_1 import fa2_softmax
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.ring_play import verdict
-from fa_tutorial.exercises.running import Wrong, kind
+from fa_tutorial.exercises.running import Wrong, adapting, kind
 from fa_tutorial.reading import BLOCK_N, SCALE, their_loop
 from fa_tutorial.reference import attention
 
@@ -81,20 +79,16 @@ def judged(test, which, told):
     return verdict(" and ".join(words), cause)
 
 
+@adapting
 def adapt(answer):
     """The answer with the verdicts of their loop in place of its tests."""
-
-    @functools.wraps(answer)
-    def run_tests():
-        tests = answer()
-        if not isinstance(tests, tuple | list) or len(tests) != 2:
-            raise Wrong(f"returns {kind(tests)}, want two tuples (S_q, S_k, lower)")
-        first, second = judged(tests[0], "first", ARE_SEEN), judged(tests[1], "second", HIDE)
-        if (second, first) == truth():
-            first = verdict(first, SWAPPED)
-        return first, second
-
-    return run_tests
+    tests = answer()
+    if not isinstance(tests, tuple | list) or len(tests) != 2:
+        raise Wrong(f"returns {kind(tests)}, want two tuples (S_q, S_k, lower)")
+    first, second = judged(tests[0], "first", ARE_SEEN), judged(tests[1], "second", HIDE)
+    if (second, first) == truth():
+        first = verdict(first, SWAPPED)
+    return first, second
 
 
 def truth():
@@ -106,7 +100,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="12.5",
     task="Find a test that two broken loops pass, and one that both fail.",
     hints=(
         "Only the lengths decide what change 5 does, and only the size of the scores what change 3 does. Which is the last key that row 0 "

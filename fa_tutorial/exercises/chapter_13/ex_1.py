@@ -1,10 +1,9 @@
 """Exercise 13.1, owner."""
 
-import functools
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def owner(rank, step, ranks):
@@ -30,17 +29,13 @@ def truth(rank, step, ranks):
     return holds[rank]
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, rank, step, ranks):
     """The answer. Wrong where it is a float, even a whole one."""
-
-    @functools.wraps(answer)
-    def whole(rank, step, ranks):
-        got = answer(rank, step, ranks)
-        if isinstance(got, float) and got.is_integer():
-            raise Wrong(f"owner({rank}, {step}, {ranks}) gives {got}, a float: a rank's number is an int")
-        return got
-
-    return whole
+    got = answer(rank, step, ranks)
+    if isinstance(got, float) and got.is_integer():
+        raise Wrong(f"owner({rank}, {step}, {ranks}) gives {got}, a float: a rank's number is an int")
+    return got
 
 
 def inputs():
@@ -57,7 +52,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.1",
     task="Say whose keys and values a rank holds in a step.",
     hints=(
         "In each step all keys move one rank up. So where were the ones that are here now, `step` steps ago?",

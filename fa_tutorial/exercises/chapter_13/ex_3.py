@@ -1,9 +1,7 @@
 """Exercise 13.3, chunks_of."""
 
-import functools
-
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, show
+from fa_tutorial.exercises.running import Wrong, adapting, show
 
 
 def chunks_of(rank, ranks):
@@ -28,23 +26,19 @@ def truth(ranks):
     return (sum(work((chunk,)) for chunk in range(2 * ranks)) // ranks - 1,) * ranks  # all the work, shared out evenly
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, ranks):
     """The work of every rank, by the chunks that the answer gives it. Wrong where the chunks aren't shared out once each."""
-
-    @functools.wraps(answer)
-    def works(ranks):
-        given = [answer(rank, ranks) for rank in range(ranks)]
-        for rank, chunks in enumerate(given):
-            if not (isinstance(chunks, tuple | list) and len(chunks) == 2 and all(isinstance(chunk, int) for chunk in chunks)):
-                raise Wrong(f"chunks_of({rank}, {ranks}) gives {show(chunks)}, want a tuple or a list of two whole numbers")
-        dealt = sorted(chunk for chunks in given for chunk in chunks)
-        if dealt != [*range(2 * ranks)]:
-            raise Wrong(
-                f"{'1 rank gets' if ranks == 1 else f'{ranks} ranks get'} the chunks {', '.join(map(str, dealt))}: each of 0 to {2 * ranks - 1} must go to one rank"
-            )
-        return tuple(map(work, given))
-
-    return works
+    given = [answer(rank, ranks) for rank in range(ranks)]
+    for rank, chunks in enumerate(given):
+        if not (isinstance(chunks, tuple | list) and len(chunks) == 2 and all(isinstance(chunk, int) for chunk in chunks)):
+            raise Wrong(f"chunks_of({rank}, {ranks}) gives {show(chunks)}, want a tuple or a list of two whole numbers")
+    dealt = sorted(chunk for chunks in given for chunk in chunks)
+    if dealt != [*range(2 * ranks)]:
+        raise Wrong(
+            f"{'1 rank gets' if ranks == 1 else f'{ranks} ranks get'} the chunks {', '.join(map(str, dealt))}: each of 0 to {2 * ranks - 1} must go to one rank"
+        )
+    return tuple(map(work, given))
 
 
 def inputs():
@@ -56,7 +50,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.3",
     task="Give each rank two chunks, so that all ranks have the same work under the causal mask.",
     hints=(
         "Chunk c's queries see c whole chunks of keys, and half of their own. So which pairs of chunks have the same sum?",

@@ -1,13 +1,12 @@
 """Exercise 13.4, tile_of."""
 
-import functools
 import random
 
 import torch
 
 from fa_tutorial import ring
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def tile_of(rank, owner, rows):
@@ -56,19 +55,15 @@ def truth(rank, owner, rows):
     return first, end, not bool(seen[first:, :end].all())
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, rank, owner, rows):
     """The answer. Wrong where it counts rows by floats, with which nobody can slice."""
-
-    @functools.wraps(answer)
-    def whole(rank, owner, rows):
-        tile = answer(rank, owner, rows)
-        if isinstance(tile, tuple | list) and any(isinstance(x, float) for x in tile[:2]):
-            raise Wrong(f"first is {tile[0]} and end is {tile[1]}: they must be whole numbers, to slice with, so use //")
-        if isinstance(tile, tuple | list) and len(tile) == 3 and tile[2] is None:
-            raise Wrong("is_causal is None: it must be True or False")
-        return tile
-
-    return whole
+    tile = answer(rank, owner, rows)
+    if isinstance(tile, tuple | list) and any(isinstance(x, float) for x in tile[:2]):
+        raise Wrong(f"first is {tile[0]} and end is {tile[1]}: they must be whole numbers, to slice with, so use //")
+    if isinstance(tile, tuple | list) and len(tile) == 3 and tile[2] is None:
+        raise Wrong("is_causal is None: it must be True or False")
+    return tile
 
 
 def inputs():
@@ -84,7 +79,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.4",
     task="Say which of a rank's queries see which of an owner's keys in zigzag order.",
     hints=(
         "Take four ranks: rank 1 has chunks 1 and 6. Draw which of them see rank 0's chunks, 0 and 7, and which see rank 2's, 2 and 5.",

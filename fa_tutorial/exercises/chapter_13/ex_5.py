@@ -55,7 +55,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.5",
     task="Find the number of tokens in a shard from which on sending hides behind computing.",
     hints=(
         "How many FLOPs has a step of `rows` queries and `rows` keys, half of whose pairs are seen? How many bytes has the k and v that travel meanwhile?",

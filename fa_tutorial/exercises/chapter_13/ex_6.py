@@ -1,13 +1,11 @@
 """Exercise 13.6, backward_rank."""
 
-import functools
-
 import torch
 
 from fa_tutorial.algorithm import attention_backward
 from fa_tutorial.exercises.chapter_13 import played
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def backward_rank(q, k, v, o, do, lse, ranks):
@@ -97,40 +95,18 @@ def truth(q, k, v, do, ranks):
     return *torch.autograd.grad(o, leaves, do), torch.tensor(4 * ranks - 2 if ranks > 1 else 0)
 
 
-def keeping(answer):
-    """The answer, whose programs may not send their rank's q."""
-
-    @functools.wraps(answer)
-    def on_a_rank(q, k, v, o, do, lse, ranks):
-        own, program = q.clone(), answer(q, k, v, o, do, lse, ranks)
-
-        def watched():
-            received = None
-            while True:
-                try:
-                    message = program.send(received)
-                except StopIteration as stop:
-                    return stop.value
-                if any(torch.equal(own, sent) for sent in played.tensors_of(message)):
-                    raise Wrong("a rank sends its q: q, o, do, lse and dq stay, and keys and values come to them")
-                received = yield message
-
-        return watched() if hasattr(program, "send") else program
-
-    return on_a_rank
+def look(message, q):
+    if any(torch.equal(q, sent) for sent in played.tensors_of(message)):
+        raise Wrong("a rank sends its q: q, o, do, lse and dq stay, and keys and values come to them")
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, q, k, v, do, ranks):
     """The answer's program on every rank, after a forward pass: dq, dk and dv of the whole sequence, and how many tensors as large as
     a shard of k a rank sends."""
-
-    @functools.wraps(answer)
-    def ring(q, k, v, do, ranks):
-        o, lse = played.attend(q, k, v)
-        results, sent = played.play(keeping(answer), (q, k, v, o, do, lse), ranks)
-        return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(max(sent) * ranks / k.nbytes)
-
-    return ring
+    o, lse = played.attend(q, k, v)
+    results, sent = played.play(answer, (q, k, v, o, do, lse), ranks, look)
+    return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(max(sent) * ranks / k.nbytes)
 
 
 RULES = {
@@ -142,8 +118,8 @@ RULES = {
 
 
 def inputs():
-    for ranks, rows in ((2, 1), (3, 1), (4, 2)):
-        for fresh in (False, True):
+    for ranks, rows in ((2, 1), (3, 1), (4, 2), (played.MANY, 1)):
+        for fresh in (False, True)[: 1 + (ranks < played.MANY)]:
             drawn = played.draws(1, 2, ranks * rows, 4, fresh=fresh)
             on = f"{ranks} ranks, S = {ranks * rows}, H = 2, D = 4"
             yield case(*drawn, ranks, on=on, otherwise=RULES, fresh=fresh)
@@ -154,7 +130,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.6",
     task="Write the backward program of one rank, with attention_backward.",
     conditions={"alone": "with one rank nothing is sent"},
     hints=(

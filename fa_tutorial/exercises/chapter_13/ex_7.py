@@ -1,12 +1,12 @@
 """Exercise 13.7, overlapped_backward."""
 
-import functools
 import random
 
 import torch
 
 from fa_tutorial import ring
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import adapting
 
 KV_S, DKV_S = 1.0, 2.0  # seconds of a message
 
@@ -56,14 +56,10 @@ def truth(ranks, tile_s):
     return dkv, torch.tensor(ranks * tile_s + DKV_S), torch.tensor((ranks - 1) * KV_S + ranks * DKV_S)
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, ranks, tile_s):
     """The answer on a clock: its gradients, its seconds and those of its messages."""
-
-    @functools.wraps(answer)
-    def on_a_clock(ranks, tile_s):
-        return ring.play_backward(answer, ranks, tile_s, KV_S, DKV_S)
-
-    return on_a_clock
+    return ring.play_backward(answer, ranks, tile_s, KV_S, DKV_S)
 
 
 def inputs():
@@ -78,7 +74,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="13.7",
     task="Place the starts and the waits of a rank's backward, so that all messages but the last hide behind tiles.",
     hints=(
         "Write down for each message when its contents are there first, and when somebody needs what comes. Start at the one, wait at the other.",

@@ -17,13 +17,35 @@ def attend(q, k, v, is_causal=False):
     return reference.attention(q, k, v, is_causal)
 
 
-def play(answer: Callable, tensors: tuple[torch.Tensor, ...], ranks: int) -> tuple[list, list[int]]:
-    """What answer(*shards, ranks) returns on each rank, and the bytes that each sends: shards in plain order. Wrong where it is no program."""
-    shards = zip(*(x.chunk(ranks, dim=2) for x in tensors), strict=True)
+MANY = 20  # with so many ranks, what a rank needs is far less than a whole sequence
+HOLDS = "a rank holds as much as a whole sequence: use each shard and each part at once, and keep none, so that more ranks make room for a longer one"
+
+
+def play(answer: Callable, tensors: tuple[torch.Tensor, ...], ranks: int, look: Callable) -> tuple[list, list[int]]:
+    """What answer(*shards, ranks) returns on each rank, and the bytes that each sends: shards in plain order. look(message, shard of q) is called
+    for each message. Wrong where it is no program, and where many ranks hold a whole sequence each.
+    """
+    shards = [*zip(*(x.chunk(ranks, dim=2) for x in tensors), strict=True)]
     programs = [answer(*(x.clone() for x in mine), ranks) for mine in shards]
     if not all(map(inspect.isgenerator, programs)):
         raise Wrong("there is no yield in it: k, v = yield k, v sends k and v to the next rank, and receives those of the one before")
-    return ring.play(programs)
+
+    def watched(program, q):
+        received = None
+        while True:
+            try:
+                message = program.send(received)
+            except StopIteration as stop:
+                return stop.value
+            look(message, q)
+            storages = {
+                x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() // x.itemsize for x in tensors_of(program.gi_frame.f_locals)
+            }
+            if ranks == MANY and sum(storages.values()) >= ranks * q.numel():
+                raise Wrong(HOLDS)
+            received = yield message
+
+    return ring.play(watched(program, q) for program, (q, *_) in zip(programs, shards, strict=True))
 
 
 def joined(results: list, names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
@@ -42,9 +64,10 @@ def draws(*shape: int, fresh: bool) -> list[torch.Tensor]:
     return [torch.randn(*shape, generator=draw, dtype=torch.float64) for _ in range(4)]
 
 
-def tensors_of(message):
-    if isinstance(message, tuple | list):
-        for part in message:
+def tensors_of(value):
+    """All tensors in lists, tuples and dicts."""
+    if isinstance(value, tuple | list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
             yield from tensors_of(part)
-    elif isinstance(message, torch.Tensor):
-        yield message
+    elif isinstance(value, torch.Tensor):
+        yield value

@@ -82,7 +82,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="14.1",
     task="Round each number to the nearest of e4m3, without a conversion of PyTorch's.",
     hints=(
         "Between 2^e and 2^(e + 1) there are eight numbers. How far apart are they? And below 2⁻⁶, where the exponent can't fall further?",

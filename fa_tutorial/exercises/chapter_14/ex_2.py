@@ -95,12 +95,8 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="14.2",
     task="Quantise a matrix to e4m3, with a scale for each block of rows.",
-    conditions={
-        "ragged": "the last block may have fewer rows",
-        "zeros": "a block of zeros has the scale 1",
-    },
+    conditions={"ragged": "the last block may have fewer rows", "zeros": "a block of zeros has the scale 1"},
     hints=(
         "What must a block be divided by, so that its largest number in size becomes 448?",
         "x.split(block) gives the blocks. scales.repeat_interleave(block)[:len(x), None] is the scale of each row. Divide, and round by to_e4m3.",

@@ -63,7 +63,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="14.3",
     task="Say which share of itself half a step is, for a number whose block also holds a much larger one.",
     hints=(
         "What does the scale make of x? Which step has e4m3 there?",

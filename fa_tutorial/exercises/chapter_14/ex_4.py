@@ -59,7 +59,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="14.4",
     task="Rotate rows by random signs and Hadamard's matrix.",
     hints=(
         "Build the matrix by doubling: four copies of the one before, and the copy at the bottom right is negative.",

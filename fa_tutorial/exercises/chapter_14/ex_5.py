@@ -96,7 +96,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="14.5",
     task="Update m, l and acc with a block of keys, p rounded to e4m3. Multiply p by the largest power of two with which no p can pass 448.",
     hints=(
         "p is at most 1. Which powers of two are below 448? And which l makes a row of equal values come out exactly as that value?",

@@ -110,7 +110,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="14.6",
     task="Let a block join l and acc: the tensor core adds up the block, from zero, and float32 the blocks.",
     hints=(
         "Four things: this block's own sum of p v, from zero; its own sum of p, by the same tensor core; what alpha does to the old sums; and in which unit acc is.",

@@ -1,9 +1,7 @@
 """Exercise 14.7, key_at."""
 
-import functools
-
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def key_at(position):
@@ -36,17 +34,13 @@ def truth(position):
     return position // 16 * 16 + held[position % 16]
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, position):
     """The answer. Wrong where a key is a float, which is no index."""
-
-    @functools.wraps(answer)
-    def whole(position):
-        key = answer(position)
-        if isinstance(key, float):
-            raise Wrong(f"key_at({position}) gives {key}: a key is a whole number, an index of v's rows, so use //")
-        return key
-
-    return whole
+    key = answer(position)
+    if isinstance(key, float):
+        raise Wrong(f"key_at({position}) gives {key}: a key is a whole number, an index of v's rows, so use //")
+    return key
 
 
 def inputs():
@@ -60,7 +54,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="14.7",
     task="Give the order of the keys in which each p is already where the second matmul reads it. A thread's four keys stay in ascending order.",
     hints=(
         "Which thread reads this position? Which four of the 16 keys does it hold, in order?",

@@ -4,14 +4,11 @@ import math
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.fp8 import as_e4m3, key_order, key_order_in_triton, to_e4m3
-
-triton = hardware.require_triton("Exercise 14.8")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.matmul import tl, triton
 
 
 @triton.jit
@@ -130,12 +127,8 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="14.8",
     task="Write the quantiser of v: e4m3, as columns in key order, with a scale for each block of keys.",
-    conditions={
-        "ragged": "S need not be a multiple of BLOCK, nor of 16",
-        "zeros": "a block of zeros has the scale 1",
-    },
+    conditions={"ragged": "S need not be a multiple of BLOCK, nor of 16", "zeros": "a block of zeros has the scale 1"},
     hints=(
         "Which key must be loaded so that it can be stored at a position? Then a thread's place in the tile is the position, and the rows that it loads "
         "are in key order.",

@@ -1,11 +1,9 @@
 """Exercise 14.9, sums_are_right."""
 
-import functools
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, show
+from fa_tutorial.exercises.running import Wrong, adapting, show
 from fa_tutorial.fp8 import tensor_core_sum, to_e4m3
 
 
@@ -66,28 +64,24 @@ class Word(str):
     cause = ""
 
 
-def in_words(answer):
+@adapting
+def in_words(answer, forward):
     """The answer, with a Word for its result."""
+    given = []
 
-    @functools.wraps(answer)
-    def called(forward):
-        given = []
+    def watched(q, k, v):
+        if len(q) > MOST_QUERIES:
+            raise Wrong(f"your test asks for {len(q):,} queries, which takes minutes: a few show the same, {MOST_QUERIES} at most")
+        given[:] = q, k, v
+        return forward(q, k, v)
 
-        def watched(q, k, v):
-            if len(q) > MOST_QUERIES:
-                raise Wrong(f"your test asks for {len(q):,} queries, which takes minutes: a few show the same, {MOST_QUERIES} at most")
-            given[:] = q, k, v
-            return forward(q, k, v)
-
-        result = answer(watched)
-        word = Word(result.item() if isinstance(result, torch.Tensor) and result.numel() == 1 else result)
-        if word not in ("True", "False"):
-            raise Wrong(f"returns {show(result)}, want True or False")
-        if word != truth(forward):
-            word.cause = seen_by_the_test(forward, *given) if given else "your test must call forward"
-        return word
-
-    return called
+    result = answer(watched)
+    word = Word(result.item() if isinstance(result, torch.Tensor) and result.numel() == 1 else result)
+    if word not in ("True", "False"):
+        raise Wrong(f"returns {show(result)}, want True or False")
+    if word != truth(forward):
+        word.cause = seen_by_the_test(forward, *given) if given else "your test must call forward"
+    return word
 
 
 def seen_by_the_test(forward, q, k, v):
@@ -131,7 +125,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="14.9",
     task="Write the test that tells right sums of an FP8 forward from chains that are too long.",
     hints=(
         "How many keys must it take until a chain loses much? And which v lets what acc loses show in o?",

@@ -1,6 +1,5 @@
 """Exercise 2.1, contiguous_strides."""
 
-import functools
 import math
 import random
 
@@ -8,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def contiguous_strides(shape):
@@ -36,27 +35,20 @@ MISTAKES = {
     "that is the shape: how far do you move in memory when one index grows by 1?": (RETURN, "tuple(shape)"),
 }  # fmt: skip
 
-CONDITIONS = {
-    "scalar": "an empty shape has an empty tuple of strides",
-    "large": "large strides are exact: use Python integers",
-}
+CONDITIONS = {"scalar": "an empty shape has an empty tuple of strides", "large": "large strides are exact: use Python integers"}
 
 
 def truth(shape):
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def within_memory(answer):
+@adapting
+def within_memory(answer, shape):
     """The answer; Wrong where it makes an array, and no memory holds one of this shape."""
-
-    @functools.wraps(answer)
-    def run(shape):
-        try:
-            return answer(shape)
-        except MemoryError:
-            raise Wrong("an array is made, and no memory holds one of this shape: multiply its sizes instead") from None
-
-    return run
+    try:
+        return answer(shape)
+    except MemoryError:
+        raise Wrong("an array is made, and no memory holds one of this shape: multiply its sizes instead") from None
 
 
 class WholeStrides(TorchFunctionMode):
@@ -94,7 +86,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.1",
     task="Compute the strides of a contiguous tensor from its shape.",
     conditions=CONDITIONS,
     hints=(

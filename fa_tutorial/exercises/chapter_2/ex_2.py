@@ -20,8 +20,8 @@ def view_of_k(S, H, D):
 
 START, STRIDES = "1 * H * D", "(S * 3 * H * D, D, 3 * H * D, 1)"
 MISTAKES = {
-    "the strides are in the order of qkv, (B, S, H, D): the transpose swaps those of S and H": (STRIDES, ("(S * 3 * H * D, 3 * H * D, D, "
-                                                                                                         "1)")),
+    "the strides are in the order of qkv, (B, S, H, D): the transpose swaps those of S and H": (
+        STRIDES, "(S * 3 * H * D, 3 * H * D, D, 1)"),
     "these are the strides of a contiguous (B, H, S, D) tensor: k is a view of qkv, so it keeps the steps of qkv": (
         STRIDES, "(H * S * D, S * D, D, 1)"),
     "these are the steps of a tensor that holds k alone: one step in s must skip q, k and v, and one in b all of their tokens": (
@@ -68,7 +68,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.2",
     task="Describe the k of a fused qkv: where it starts and how it steps.",
     hints=(
         "Start from the five strides of qkv itself; exercise 2.1 gives them. Which of the five does [:, :, 1] remove, and where does it "

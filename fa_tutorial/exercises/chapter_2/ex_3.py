@@ -6,9 +6,7 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-
-triton = hardware.require_triton("Exercise 2.3")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.layout import tl, triton
 
 
 @triton.jit
@@ -77,7 +75,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.3",
     task="Write a kernel that adds two vectors: out = x + y.",
     conditions=CONDITIONS,
     hints=(

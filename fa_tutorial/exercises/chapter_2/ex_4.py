@@ -2,13 +2,10 @@
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-
-triton = hardware.require_triton("Exercise 2.4")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.layout import tl, triton
 
 
 @triton.jit
@@ -99,7 +96,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.4",
     task="Write a kernel that copies the transpose of x into out, and uses the strides for every access.",
     hints=(
         "offs_r[:, None] and offs_c[None, :] broadcast to a (BLOCK_R, BLOCK_C) tile of offsets. You need two such tiles: one with the "

@@ -5,13 +5,11 @@ import inspect
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_2.ex_4 import transpose_kernel
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import Wrong, kind
-
-triton = hardware.require_triton("Exercise 2.5")
+from fa_tutorial.exercises.running import Wrong, adapting, kind
+from fa_tutorial.layout import triton
 
 
 def transposed(kernel, x, block_r, block_c):
@@ -113,24 +111,20 @@ def cells(x, offsets, own):
     return places.to(x.device)
 
 
-def launched(answer):
+@adapting
+def launched(answer, x, block_r, block_c):
     """The answer, which gets a stand-in for the kernel."""
-
-    @functools.wraps(answer)
-    def run(x, block_r, block_c):
-        kernel = Simulated(x)
-        out = answer(kernel, x, block_r, block_c)
-        if kernel.launches != 1:
-            raise Wrong(f"the kernel is launched {kernel.launches} times: once, kernel[grid](…), does it all")
-        if not isinstance(out, torch.Tensor):
-            raise Wrong(f"returns {kind(out)}, want out")
-        if kernel.spare and torch.equal(out, x.t()):
-            raise Wrong(f"the result is right, but {kernel.spare}")
-        if not out.is_contiguous() and torch.equal(out, x.t()):
-            raise Wrong(f"the result is right, but out has the strides {out.stride()}: make a contiguous out, torch.empty(cols, rows, …)")
-        return out
-
-    return run
+    kernel = Simulated(x)
+    out = answer(kernel, x, block_r, block_c)
+    if kernel.launches != 1:
+        raise Wrong(f"the kernel is launched {kernel.launches} times: once, kernel[grid](…), does it all")
+    if not isinstance(out, torch.Tensor):
+        raise Wrong(f"returns {kind(out)}, want out")
+    if kernel.spare and torch.equal(out, x.t()):
+        raise Wrong(f"the result is right, but {kernel.spare}")
+    if not out.is_contiguous() and torch.equal(out, x.t()):
+        raise Wrong(f"the result is right, but out has the strides {out.stride()}: make a contiguous out, torch.empty(cols, rows, …)")
+    return out
 
 
 def truth(x, block_r, block_c):
@@ -157,7 +151,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.5",
     task="Launch the transpose kernel: make out, count the programs, and pass the strides.",
     hints=(
         "What does the kernel need of x, and what of out? How many tiles are there along the rows, and how many along the columns?",

@@ -66,7 +66,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.6",
     task="Count the sectors of memory that a tile touches.",
     hints=(
         "Where does element (r, c) of the tile lie, in elements and in bytes? In which sector is that byte?",

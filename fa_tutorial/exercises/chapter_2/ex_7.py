@@ -9,10 +9,8 @@ from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import Wrong, show
+from fa_tutorial.layout import tl, triton
 from fa_tutorial.source import unwrapped
-
-triton = hardware.require_triton("Exercise 2.7")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -120,15 +118,13 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.7",
     task="Write a softmax kernel that reads each element once and writes it once: each program takes one row.",
     conditions=CONDITIONS,
     hints=(
         "Write chapter 1's safe softmax with tl.max, tl.exp and tl.sum. What must the positions past the end of the row hold, so that "
         "they change neither the maximum nor the sum?",
         'tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32): −inf is never the maximum, and '
-        "its exp is 0. "
-        "Then the numerator is tl.exp(x - tl.max(x, axis=0)).",
+        "its exp is 0. Then the numerator is tl.exp(x - tl.max(x, axis=0)).",
     ),
     solution=softmax_kernel,
     reasoning="The row stays in registers from the load to the store, so each element makes two trips instead of eight. −inf past the end "

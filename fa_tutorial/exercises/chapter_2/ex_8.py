@@ -4,14 +4,11 @@ import dis
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import Launch, Out
 from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.layout import tl, triton
 from fa_tutorial.source import unwrapped
-
-triton = hardware.require_triton("Exercise 2.8")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -77,7 +74,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="2.8",
     task="Repair a kernel whose offsets overflow.",
     hints=(
         "A product of two 32-bit integers is a 32-bit integer. Which two products can pass 2³¹? What if one factor of each had 64 bits?",

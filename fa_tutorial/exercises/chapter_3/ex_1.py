@@ -141,17 +141,14 @@ def note(answer):
 
 
 EXERCISE = Exercise(
-    id="3.1",
     task="Multiply two matrices tile by tile: each product takes one tile of a and one tile of b, and is added to an accumulator.",
     conditions=CONDITIONS,
     hints=(
         "You need three loops: over rows of tiles, over columns of tiles, and, for each tile of c, along K. Which of the three adds up?",
         "PyTorch cuts a slice short at the end of a tensor, so x[i : i + block] is right for ragged tiles too. "
         "Give acc the shape of the slice of c, not (block_m, block_n).",
-        (
-            "Call .float() on both tiles before @. The accumulator starts at 0 for each tile of c, and goes into c once, after the loop "
-            "along K."
-        ),
+        "Call .float() on both tiles before @. The accumulator starts at 0 for each tile of c, and goes into c once, after the loop along "
+        "K.",
     ),
     solution=blocked_matmul,
     reasoning="A tile of c is a sum of products, each of one tile of a and one tile of b (3.2). Slices make the last tiles as small as "

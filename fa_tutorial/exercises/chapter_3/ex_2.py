@@ -8,9 +8,7 @@ from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import UNWRITTEN
-
-triton = hardware.require_triton("Exercise 3.2")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.matmul import tl, triton
 
 
 @triton.jit
@@ -129,20 +127,15 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="3.2",
     task="Write the matmul kernel: one program computes one tile of c, for any strides of a, b and c.",
     conditions=CONDITIONS,
     hints=(
         "Which tile is yours? In row order programs 0 … tiles_n − 1 compute the first row of tiles. Then build two 2-D blocks of pointers, "
         "one for a and one for b, as in chapter 2's transposing copy.",
-        (
-            "You need three masks: rows of a by M, columns of b by N and, in both loads, what is left of K in this step. other=0.0 adds "
-            "nothing to the sum."
-        ),
-        (
-            'In the loop: acc = tl.dot(a, b, acc, input_precision="ieee"), then a_ptrs += BLOCK_K * stride_ak and b_ptrs += BLOCK_K * '
-            "stride_bk."
-        ),
+        "You need three masks: rows of a by M, columns of b by N and, in both loads, what is left of K in this step. other=0.0 adds "
+        "nothing to the sum.",
+        'In the loop: acc = tl.dot(a, b, acc, input_precision="ieee"), then a_ptrs += BLOCK_K * stride_ak and b_ptrs += BLOCK_K * '
+        "stride_bk.",
     ),
     solution=matmul_kernel,
     reasoning="pid // tiles_n and pid % tiles_n give the tile. Both loads mask K, because memory beyond K may hold NaN, and 0 · NaN is "

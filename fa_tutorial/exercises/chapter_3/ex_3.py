@@ -84,7 +84,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="3.3",
     task="Of the tiles that fit an SM, pick the one that does the most FLOPs for each byte that it reads.",
     hints=(
         "For one step along K: how many FLOPs does a tile do, and how many bytes of a and b does it read? "

@@ -1,11 +1,10 @@
 """Exercise 3.4, grouped_tile."""
 
-import functools
 import operator
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 from fa_tutorial.matmul import tl  # noqa: F401, for the interpreter, where a kernel calls grouped_tile
 
 
@@ -23,8 +22,8 @@ ROW, ROWS = "first_row + within % rows", "rows = min(tiles_m - first_row, group)
 MISTAKES = {
     "tile_m and tile_n are swapped": ("first_row + within % rows, within // rows", "within // rows, first_row + within % rows"),
     "within a band // and % are swapped: the row changes fastest": [("within % rows", "within / rows"), ("within // rows", "within % rows"), (" / ", " // ")],
-    "this is row order: within a band the row changes fastest": (("return first_row + within % rows, within // "
-                                                                 "rows"), "return pid // tiles_n, pid % tiles_n"),
+    "this is row order: within a band the row changes fastest": (
+        "return first_row + within % rows, within // rows", "return pid // tiles_n, pid % tiles_n"),
     "each column runs down all of c: a band has only `group` rows of tiles": (
         "return first_row + within % rows, within // rows", "return pid % tiles_m, pid // tiles_m"),
     "the band's first row is missing: every band starts at row 0": (ROW, "within % rows"),
@@ -80,25 +79,21 @@ for _name in ("add", "sub", "mul", "floordiv", "mod"):
     setattr(KernelInteger, f"__r{_name}__", lambda self, other, name=_name: getattr(KernelInteger(other), f"__{name}__")(self))
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, *args):
     """The answer called with KernelIntegers, which are plain integers again in what it returns."""
-
-    @functools.wraps(answer)
-    def run(*args):
-        try:
-            result = answer(*map(KernelInteger, args))
-        except Exception as error:
-            if "add @triton.jit" in f"{error}" or f"{error}".endswith("to tensor"):
-                raise Wrong(
-                    "tl.minimum and its kin work in a kernel alone, and Python calls this function, too: use //, %, * and min"
-                ) from None
-            if "KernelInteger" in f"{error}":
-                raise Wrong("this works in Python only: use //, %, * and min") from None
-            raise
-        parts = tuple(getattr(part, "value", part) for part in (result if isinstance(result, tuple | list) else (result,)))
-        return parts if isinstance(result, tuple | list) else parts[0]
-
-    return run
+    try:
+        result = answer(*map(KernelInteger, args))
+    except Exception as error:
+        if "add @triton.jit" in f"{error}" or f"{error}".endswith("to tensor"):
+            raise Wrong(
+                "tl.minimum and its kin work in a kernel alone, and Python calls this function, too: use //, %, * and min"
+            ) from None
+        if "KernelInteger" in f"{error}":
+            raise Wrong("this works in Python only: use //, %, * and min") from None
+        raise
+    parts = tuple(getattr(part, "value", part) for part in (result if isinstance(result, tuple | list) else (result,)))
+    return parts if isinstance(result, tuple | list) else parts[0]
 
 
 def inputs():
@@ -119,19 +114,14 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="3.4",
     task="Return the tile (tile_m, tile_n) that program `pid` computes in this order.",
     conditions=CONDITIONS,
     hints=(
         "Call `group` rows of tiles a band. How many programs does a full band hold? Which band is pid in, and what is its place there?",
-        (
-            "A full band holds group · tiles_n programs: pid // that is the band, which gives its first row; pid % that is the place "
-            "within it."
-        ),
-        (
-            "Within a band the place counts down the rows first. How many rows does the last band have, when tiles_m is not a multiple of "
-            "group?"
-        ),
+        "A full band holds group · tiles_n programs: pid // that is the band, which gives its first row; pid % that is the place within "
+        "it.",
+        "Within a band the place counts down the rows first. How many rows does the last band have, when tiles_m is not a multiple of "
+        "group?",
     ),
     solution=grouped_tile,
     reasoning="pid // (group · tiles_n) is the band, and pid % (group · tiles_n) is the place within it. A band has min(tiles_m − "

@@ -7,12 +7,10 @@ from fa_tutorial.exercises.chapter_3.ex_1 import whole_numbers
 from fa_tutorial.exercises.chapter_3.ex_2 import LAYOUTS
 from fa_tutorial.exercises.forward_cases import noted
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.harness_kernel import In, Launch, Out, results
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out, launched_by, results
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import Wrong
-
-triton = hardware.require_triton("Exercise 3.5")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.matmul import tl, triton
 
 
 @triton.jit
@@ -154,24 +152,14 @@ def inputs():
     yield attention(torch.ones(16, 16), *torch.ones(2, 0, 16), "S_q = 16, S_k = 0", edge="empty")
 
 
-class WithScores:
-    """The kernel; Wrong where the interpreter sees it multiply kᵀ by v."""
-
-    def __init__(self, kernel):
-        self.kernel, self.fn = kernel, kernel.fn
-
-    def __getitem__(self, grid):
-        def launch(*args, **meta):
-            if not hardware.interpreter_on():
-                return self.kernel[grid](*args, **meta)
-            with noted() as (products, _):
-                self.kernel[grid](*args, **meta)
-            M, N, D = (meta[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_D"))
-            if M != D and N * D * D in products:
-                raise Wrong("kᵀ v is computed, and s never is. A softmax of s will come between the products: "
-                            "multiply q by kᵀ, then s by v")  # fmt: skip
-
-        return launch
+@launched_by
+def with_scores(kernel, grid, *args, **meta):
+    """Wrong where the interpreter sees kᵀ multiplied by v."""
+    with noted() as (products, _):
+        kernel[grid](*args, **meta)
+    M, N, D = (meta[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_D"))
+    if M != D and N * D * D in products:
+        raise Wrong("kᵀ v is computed, and s never is. A softmax of s will come between the products: multiply q by kᵀ, then s by v")
 
 
 def note(answer):
@@ -182,7 +170,6 @@ def note(answer):
 
 
 EXERCISE = Exercise(
-    id="3.5",
     task="Write the kernel that computes o = scale · (q kᵀ) v for one head and keeps s on the chip.",
     conditions=CONDITIONS,
     hints=(
@@ -206,7 +193,7 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     tolerance=tolerance,
     launch=launch,
-    adapt=lambda kernel: WithScores(kernel) if hasattr(kernel, "fn") else kernel,
+    adapt=with_scores,
     note=note,
     seen={
         "overlap": "a row of o is written by more than one program: program pid computes rows pid · BLOCK_M … (pid + 1) · BLOCK_M − 1",

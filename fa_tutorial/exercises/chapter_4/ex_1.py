@@ -25,16 +25,15 @@ P, ALPHA, L = "p = torch.exp(s - shift[..., None])", "alpha = torch.exp(m - shif
 MISTAKES = {
     "your l is not rescaled when the maximum grows": (L, "l + p.sum(dim=-1)"),
     "alpha is inverted: it is exp(m − m_new), which is at most 1": (ALPHA, "alpha = torch.exp(shift - m)"),
-    "l_new is right, but the alpha that you return is 1: it is exp(m − m_new)": (("return p, m_new, l_new, "
-                                                                                 "alpha"), ("return p, m_new, l_new, "
-                                                                                           "torch.ones_like(alpha)")),
+    "l_new is right, but the alpha that you return is 1: it is exp(m − m_new)": (
+        "return p, m_new, l_new, alpha", "return p, m_new, l_new, torch.ones_like(alpha)"),
     "the new block's sum is rescaled as well: multiply by alpha only what was summed before it": (L, "alpha * (l + p.sum(dim=-1))"),
     "m_new is the block's own maximum: the running one never falls": (M, "s.amax(dim=-1)"),
     "p is summed along the wrong dimension: a row's sum runs over its keys, dim=-1": (L, "alpha * l + p.sum(dim=-2)"),
     "one maximum is taken over the whole tile: each row has its own": (M, "torch.maximum(m, s.max())"),
     "l_new adds the sum of the whole tile: each row has its own sum": (L, "alpha * l + p.sum()"),
-    "p is measured from the old maximum: it must be measured from m_new": (P, ("p = torch.exp(s - torch.where(m == -math.inf, shift, "
-                                                                              "m)[..., None])")),
+    "p is measured from the old maximum: it must be measured from m_new": (
+        P, "p = torch.exp(s - torch.where(m == -math.inf, shift, m)[..., None])"),
     "p is measured from the block's own maximum: it must be measured from m_new": (
         P, f"p = torch.exp(s - {SHIFT.replace('m_new', 's.amax(dim=-1)')}[..., None])"),
     "p is divided by its sum: the division waits until every block has been seen": (
@@ -112,22 +111,15 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="4.1",
     task="Let a tile of scores join the running maximum and sum of its rows.",
     conditions=CONDITIONS,
     hints=(
-        (
-            "It is (1.10) for many rows at once. By which factor must you multiply what was summed before, and which tensors have one "
-            "number per row?"
-        ),
-        (
-            "m_new is the larger of m and s.amax(dim=-1), p = exp(s − m_new[..., None]), alpha = exp(m − m_new), l_new = alpha · l + "
-            "p.sum(dim=-1)."
-        ),
-        (
-            "A row that has seen nothing has m_new = −inf, and −inf − (−inf) is NaN. Shift such rows by 0 instead; torch.where decides row "
-            "by row."
-        ),
+        "It is (1.10) for many rows at once. By which factor must you multiply what was summed before, and which tensors have one number "
+        "per row?",
+        "m_new is the larger of m and s.amax(dim=-1), p = exp(s − m_new[..., None]), alpha = exp(m − m_new), l_new = alpha · l + "
+        "p.sum(dim=-1).",
+        "A row that has seen nothing has m_new = −inf, and −inf − (−inf) is NaN. Shift such rows by 0 instead; torch.where decides row by "
+        "row.",
     ),
     solution=softmax_step,
     reasoning="p is measured from the new maximum, so alpha = exp(m − m_new) moves the old sum there as well. While the maximum stays, "

@@ -36,8 +36,8 @@ ACC, O = "alpha[..., None] * acc + p @ v[:, :, keys].float()", "acc / l[..., Non
 START = "        m = torch.full(q_tile.shape[:3], -math.inf)  # [block_m]\n        l, acc ="
 MISTAKES = {
     "your acc is not rescaled when the maximum grows, and l is": (ACC, ACC.replace("alpha[..., None] * ", "")),
-    "the new block's p v is rescaled as well: rescale only what was summed before it": (ACC, ("alpha[..., None] * (acc + p @ v[:, :, "
-                                                                                             "keys].float())")),
+    "the new block's p v is rescaled as well: rescale only what was summed before it": (
+        ACC, "alpha[..., None] * (acc + p @ v[:, :, keys].float())"),
     "acc is divided by alpha, which is 0 in the first block: multiply by alpha": (ACC, ACC.replace("alpha[..., None] * acc", "acc / alpha[..., None]")),
     "acc is not divided by l": (O, "acc"),
     "acc / l divides element [i, d] by row d's l, and it takes row i's: l[..., None]": (O, "acc / l"),
@@ -119,7 +119,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="4.2",
     task="Compute attention and its log-sum-exp tile by tile, block_m queries by block_n keys.",
     conditions=CONDITIONS,
     hints=(

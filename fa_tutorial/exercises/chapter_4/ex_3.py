@@ -34,8 +34,8 @@ MISTAKES = {
     "row_block is used as a row: the block's first row is row_block · block_m": ("row_block * block_m", "row_block"),
     "row_block · block_n is a key: the block's first row is row_block · block_m": ("row_block * block_m", "row_block * block_n"),
     "full counts a tile that the first row sees only in part: round down": (FULL, "full = -(-seen_by_first // block_n)"),
-    "end goes on past the last row: the last block of rows is ragged, and its last row is S_q − 1": (("min(first + block_m, S_q) - "
-                                                                                                     "1"), "first + block_m - 1"),
+    "end goes on past the last row: the last block of rows is ragged, and its last row is S_q − 1": (
+        "min(first + block_m, S_q) - 1", "first + block_m - 1"),
     "full or end is negative where a row sees no key: a number of keys is at least 0": [
         (FIRST, "first + 1 + S_k - S_q"), (LAST, "last + 1 + S_k - S_q")],
 }  # fmt: skip
@@ -80,7 +80,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="4.3",
     task="Find how many key blocks a block of rows sees whole, and where the ones begin that it does not see at all.",
     conditions=CONDITIONS,
     hints=(

@@ -55,8 +55,8 @@ MISTAKES = {
     "the mask comes one tile late: the tile with the number full is the first that needs it": ("key_block >= full", "key_block > full"),
     "the loop over keys ends at full: the masked tiles, from full to end − 1, count as well": ("range(end)", "range(full)"),
     "hidden scores are set to 0, and exp(0 − m) is a weight like any other: use −inf": (MASKED, MASKED.replace("-math.inf", "0.0")),
-    "end counts tiles, and your loop takes it for a number of keys: loop over range(end)": ("range(end)", ("range(math.ceil(end / "
-                                                                                                          "block_n))")),
+    "end counts tiles, and your loop takes it for a number of keys: loop over range(end)": (
+        "range(end)", "range(math.ceil(end / block_n))"),
     "the mask starts at the top left: align it so that the last query sees the last key": (MASKED, MASKED.replace(" + S_k - S_q", "")),
     "S_k − S_q is added to i twice": (MASKED, MASKED.replace("S_q,", "S_q + S_k - S_q,")),
     "rows that see nothing give NaN, by 0 / 0 at the end: o must be 0": ("torch.where(l == 0, 1.0, l)", "l"),
@@ -130,7 +130,6 @@ def note(answer):
 
 
 EXERCISE = Exercise(
-    id="4.4",
     task="Make the tiled forward causal: skip the tiles that no row sees, and mask those that cross the edge.",
     conditions=CONDITIONS,
     hints=(

@@ -1,13 +1,11 @@
 """Exercise 4.5, is_right."""
 
-import functools
-
 import torch
 
 from fa_tutorial import reference
 from fa_tutorial.exercises.chapter_4.bugs import HIDDEN, forward_with
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import kind
+from fa_tutorial.exercises.running import adapting, kind
 
 
 def is_right(forward):
@@ -56,16 +54,12 @@ def truth(forward):
     return str(forward in RIGHT)
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, forward):
     """The answer's True or False as a text, as a reader writes it."""
-
-    @functools.wraps(answer)
-    def run(forward):
-        result = answer(forward)
-        is_bool = isinstance(result, bool) or (isinstance(result, torch.Tensor) and result.dtype == torch.bool and result.numel() == 1)
-        return str(bool(result)) if is_bool else kind(result)
-
-    return run
+    result = answer(forward)
+    is_bool = isinstance(result, bool) or (isinstance(result, torch.Tensor) and result.dtype == torch.bool and result.numel() == 1)
+    return str(bool(result)) if is_bool else kind(result)
 
 
 def inputs():
@@ -78,7 +72,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="4.5",
     task="Write the test that a causal forward must pass: it catches every forward that hides a bug, and no right one.",
     conditions=CONDITIONS,
     hints=(

@@ -42,7 +42,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="4.6",
     task="Count the bytes that FA1's loop order moves for one head.",
     hints=(
         "Which tensors does a column read, and which does it write? How many columns are there, and which tensors does each move anew?",

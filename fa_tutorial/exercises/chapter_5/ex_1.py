@@ -111,19 +111,14 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="5.1",
     task="Load one tile of one head of a (B, H, S, D) tensor, with zeros past S and past D.",
     hints=(
-        (
-            "pid = (b · H + h) · row_blocks + row_block. Which two divisions give b, h and row_block back, and how many row blocks does a "
-            "head have when S = 100?"
-        ),
+        "pid = (b · H + h) · row_blocks + row_block. Which two divisions give b, h and row_block back, and how many row blocks does a head "
+        "have when S = 100?",
         "Move the pointer to the head first, x.ptr + b * x.strides[0] + h * x.strides[1]. Then add offs_m[:, None] * x.strides[2] + "
         "offs_d[None, :] * x.strides[3]. offs_m counts rows of the head, so it must stay below S.",
-        (
-            "One mask, on the load alone: (offs_m[:, None] < S) & (offs_d[None, :] < D), other=0.0. out is contiguous and takes the whole "
-            "tile."
-        ),
+        "One mask, on the load alone: (offs_m[:, None] < S) & (offs_d[None, :] < D), other=0.0. out is contiguous and takes the whole "
+        "tile.",
     ),
     solution=load_tile_kernel,
     reasoning="The pointer moves to the head first, so offs_m counts rows of this head and offs_m < S stops the tile at its end, whatever "

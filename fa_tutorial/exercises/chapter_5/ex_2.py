@@ -38,8 +38,8 @@ S, P, O = "scale * dot(q_tile, tl.trans(k_tile))", "tl.exp(s - m[:, None])", "ac
 Q_TILE, K_TILE, V_TILE = "load_tile(q, b, h, start_m", "load_tile(k, b, h, 0", "load_tile(v, b, h, 0"
 MISTAKES = {
     "scale is missing: s = scale · q kᵀ": (S, S[8:]),
-    "the kernel computes the scale itself: scale is an argument, which the caller chooses": (S, (f"(1 / tl.sqrt(D.to(tl.float32))) * "
-                                                                                                f"{S[8:]}")),
+    "the kernel computes the scale itself: scale is an argument, which the caller chooses": (
+        S, f"(1 / tl.sqrt(D.to(tl.float32))) * {S[8:]}"),
     "acc is not divided: o = acc / l": (O, "acc, b, h"),
     "exp overflows: subtract the row's maximum before exp": (P, "tl.exp(s)"),
     "q kᵀ is rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't": (S, S.replace("dot(", "tl.dot(")),
@@ -61,10 +61,7 @@ MISTAKES = {
     "k and v start at start_m in every program: the tile of keys starts at 0": [(K_TILE, K_TILE[:-1] + "start_m"), (V_TILE, V_TILE[:-1] + "start_m")],
 }  # fmt: skip
 SHIFT = "scores may be large: m is the maximum of a row of scale · q kᵀ, and p = exp(scale · q kᵀ − m)"
-CONDITIONS = {
-    "large": "scores may be as large as 200: subtract each row's maximum",
-    "half": HALF,
-}
+CONDITIONS = {"large": "scores may be as large as 200: subtract each row's maximum", "half": HALF}
 
 
 @with_fresh(
@@ -92,7 +89,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="5.2",
     task="Write attention for one full tile of keys: each program takes one block of query rows of one head.",
     conditions=CONDITIONS,
     hints=(

@@ -85,10 +85,7 @@ STATE = (
     "for each tile m_new = max(m, the tile's maximum), alpha = exp(m − m_new), l = alpha · l + Σ p and acc = alpha · acc + p v, by "
     "(4.2) and (4.3)"
 )
-CONDITIONS = {
-    "low": "m starts at −∞: all scores may be as low as −2³⁰",
-    "half": HALF,
-}
+CONDITIONS = {"low": "m starts at −∞: all scores may be as low as −2³⁰", "half": HALF}
 
 
 @with_fresh(
@@ -110,22 +107,18 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="5.3",
     task="Let the keys stream past in tiles of BLOCK_N, with m, l and acc carried from one iteration to the next.",
     conditions=CONDITIONS,
     hints=(
         "Which three tensors does chapter 4's loop carry? They need a value before the loop: what are the maximum and the sum of nothing?",
         'm = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32); l and acc are tl.zeros. The loop is for start_n in range(0, S_k, '
-        "BLOCK_N), and "
-        "k's and v's tiles start at start_n.",
+        "BLOCK_N), and k's and v's tiles start at start_n.",
         "m_new = tl.maximum(m, tl.max(s, axis=1)), then alpha = tl.exp(m - m_new) before m = m_new. l becomes alpha * l + the sum of p, "
         "and acc becomes dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None]).",
     ),
     solution=key_loop_kernel,
-    reasoning=(
-        "m, l and acc stay in registers for the whole loop. A program reads q's tile once, k and v once, and writes o once. s and "
-        "p never reach memory."
-    ),
+    reasoning="m, l and acc stay in registers for the whole loop. A program reads q's tile once, k and v once, and writes o once. s and p "
+    "never reach memory.",
     inputs=inputs,
     truth=o_truth,
     rule=f"o = softmax(scale · q kᵀ) v, whatever the tiles: {STATE}",

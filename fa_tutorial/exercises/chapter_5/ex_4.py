@@ -14,17 +14,7 @@ from fa_tutorial.exercises.chapter_5.inner_step import (
     one_tile_inputs,
     two_tiles_input,
 )
-from fa_tutorial.exercises.forward_cases import (
-    TILE,
-    attention_case,
-    by_infinity,
-    draw_qkv,
-    launch,
-    o_truth,
-    streams,
-    tolerance,
-    with_fresh,
-)
+from fa_tutorial.exercises.forward_cases import TILE, attention_case, by_infinity, draw_qkv, launch, o_truth, streams, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
@@ -82,10 +72,7 @@ MISTAKES = {
     "the scale comes from BLOCK_D: it is an argument, made from the true D": ("scale * dot", "BLOCK_D ** -0.5 * dot"),
 }  # fmt: skip
 RAGGED = "the last tile of keys may be ragged: keys past S_k have the score −inf, and their rows of v are 0, because 0 · NaN is NaN"
-CONDITIONS = {
-    "low": "the scores may be as low as −2³⁰, and no finite number stands for −∞, neither in m nor in a score",
-    "half": HALF,
-}
+CONDITIONS = {"low": "the scores may be as low as −2³⁰, and no finite number stands for −∞, neither in m nor in a score", "half": HALF}
 
 
 @with_fresh(
@@ -115,15 +102,12 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="5.4",
     task="Make the kernel right for every length and every head dimension.",
     conditions=CONDITIONS,
     hints=(
         "load_tile puts zeros where a tile runs past S_k or past D. Where are these zeros harmless, and where does a 0 change the result?",
-        (
-            "A zero in q's or k's padded columns adds 0 to a score. A whole row of zeros in k is a key that is not there, with a score of "
-            "0: hide it."
-        ),
+        "A zero in q's or k's padded columns adds 0 to a score. A whole row of zeros in k is a key that is not there, with a score of 0: "
+        "hide it.",
         'offs_n = start_n + tl.arange(0, BLOCK_N), and s = tl.where(offs_n[None, :] < S_k, s, -float("inf")) before the maximum is taken.',
     ),
     solution=any_length_kernel,

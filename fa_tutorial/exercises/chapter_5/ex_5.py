@@ -115,7 +115,6 @@ def refused(attend):
 
 
 EXERCISE = Exercise(
-    id="5.5",
     task="Make the body of your loop a function, with and without a mask.",
     conditions=CONDITIONS,
     hints=(
@@ -135,7 +134,7 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("m", "l", "acc"),
     launch=launch,
-    adapt=lambda attend: Steps(attend) if hasattr(attend, "fn") else attend,
+    adapt=Steps,
     tolerance=tolerance,
     refused=refused,
 )

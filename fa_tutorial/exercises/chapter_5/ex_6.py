@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, ONCE, OVERLAP, half_inputs, one_tile_inputs
-from fa_tutorial.exercises.forward_cases import TILE, CausalTiles, attention_case, draw_qkv, launch, o_truth, tolerance, with_fresh
+from fa_tutorial.exercises.forward_cases import TILE, attention_case, counting_tiles, draw_qkv, launch, o_truth, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend
 from fa_tutorial.matmul import tl, triton
@@ -122,7 +122,7 @@ def inputs():
     q, k, v = draw_qkv(1, 1, 32, 32, 16)
     v[:, :, 16:] = math.nan  # it shows in the o of rows 0 to 15 if they read it, because 0 · NaN is NaN
     yield causal(q, k, v, "S_q = S_k = 32, where rows 0 to 15 see no key of the second tile, whose v is NaN", edge="skip")
-    for is_causal, S_q, S_k in ((True, 96, 96), (True, 1, 32), (False, 32, 72)):  # CausalTiles counts their tiles
+    for is_causal, S_q, S_k in ((True, 96, 96), (True, 1, 32), (False, 32, 72)):  # counting_tiles counts their tiles
         on = f"IS_CAUSAL = {is_causal}, S_q = {S_q}, S_k = {S_k}, BLOCK_M = 32, BLOCK_N = 16"
         yield attention_case(*draw_qkv(1, 1, S_q, S_k, 64), on, blocks=(32, 16, 64), is_causal=is_causal, edge="loops")
     yield from half_inputs(is_causal=True)
@@ -136,7 +136,6 @@ def note(kernel):
 
 
 EXERCISE = Exercise(
-    id="5.6",
     task="Make it causal in two loops: one without a mask, one with it, and both call attend.",
     conditions=CONDITIONS,
     hints=(
@@ -153,7 +152,7 @@ EXERCISE = Exercise(
     inputs=inputs,
     truth=o_truth,
     rule=f"o = softmax(scale · q kᵀ) v: {BOTTOM}",
-    adapt=lambda kernel: CausalTiles(kernel) if hasattr(kernel, "fn") else kernel,
+    adapt=counting_tiles(),
     mistakes=MISTAKES,
     launch=partial(launch, has_causal=True),
     tolerance=tolerance,

@@ -71,16 +71,13 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="5.7",
     task="Let each key head serve a group of query heads, and store lse for the backward pass.",
     conditions=CONDITIONS,
     hints=(
         "Programs count query heads. How many query heads share one key head, and which arguments of attend does that concern?",
         "h_k = h // (H_q // H_k), for k and v alone. lse = m + log l, stored at lse_ptr + (b * H_q + h) * S_q + offs_m where offs_m < S_q.",
-        (
-            "Where a row has seen no key, m is −inf and l is 0. You divide by l_or_one already: m + tl.log(l_or_one) is −inf + 0 there, "
-            "which is the right lse."
-        ),
+        "Where a row has seen no key, m is −inf and l is 0. You divide by l_or_one already: m + tl.log(l_or_one) is −inf + 0 there, which "
+        "is the right lse.",
     ),
     solution=flash_forward_kernel,
     reasoning="Only h_k is new for k and v, so neighbouring query heads read the same keys, and the L2 cache can serve all but the first. "

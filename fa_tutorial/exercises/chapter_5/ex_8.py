@@ -1,6 +1,5 @@
 """Exercise 5.8, flash_forward."""
 
-import functools
 import inspect
 import math
 import types
@@ -10,7 +9,7 @@ import torch
 from fa_tutorial import forward
 from fa_tutorial.exercises.chapter_5.ex_7 import flash_forward_kernel as kernel
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, show
+from fa_tutorial.exercises.running import Wrong, adapting, show
 from fa_tutorial.matmul import triton
 from fa_tutorial.tiles import Heads, TileConfig, heads, padded_d
 
@@ -92,30 +91,26 @@ class Spy:
         return launch
 
 
-def adapt(answer):
+@adapting
+def adapt(answer, q, k, v, scale, is_causal, tile):
     """The launcher, run with a Spy for its kernel; what it launches, in PARTS."""
-
-    @functools.wraps(answer)
-    def launched(q, k, v, scale, is_causal, tile):
-        spy, (q, k, v) = Spy(), map(elsewhere, (q, k, v))
-        replaced = {name: spy for name in NAMES if name in answer.__globals__}
-        copy = types.FunctionType(answer.__code__, answer.__globals__ | replaced, answer.__name__, answer.__defaults__, answer.__closure__)
-        result = copy(q, k, v, scale, is_causal, tile)
-        if len(spy.launches) != 1:
-            raise Wrong(f"your kernel is launched {len(spy.launches)} times, want once: kernel[grid](…)")
-        [(grid, given)] = spy.launches
-        if math.prod(grid[1:]) != 1:
-            raise Wrong(f"the grid is {grid}; your kernel asks tl.program_id(0) alone, so it has one axis")
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if not isinstance(passed := getattr(given, name), Heads) or passed.ptr is not x or tuple(passed.strides) != x.stride():
-                raise Wrong(f"{name} is not launched as heads({name})")
-        numbers = given.H_q, given.H_k, given.S_q, given.S_k, given.D, given.scale
-        blocks = given.IS_CAUSAL, (given.BLOCK_M, given.BLOCK_N), given.BLOCK_D, given.compiled
-        o = given.o.ptr if isinstance(given.o, Heads) else given.o
-        is_pair = isinstance(result, tuple | list) and len(result) == 2 and result[0] is o and result[1] is given.lse_ptr
-        return grid[0], described(given.o), described(given.lse_ptr), numbers, *blocks, "(o, lse)" if is_pair else "something else"
-
-    return launched
+    spy, (q, k, v) = Spy(), map(elsewhere, (q, k, v))
+    replaced = {name: spy for name in NAMES if name in answer.__globals__}
+    copy = types.FunctionType(answer.__code__, answer.__globals__ | replaced, answer.__name__, answer.__defaults__, answer.__closure__)
+    result = copy(q, k, v, scale, is_causal, tile)
+    if len(spy.launches) != 1:
+        raise Wrong(f"your kernel is launched {len(spy.launches)} times, want once: kernel[grid](…)")
+    [(grid, given)] = spy.launches
+    if math.prod(grid[1:]) != 1:
+        raise Wrong(f"the grid is {grid}; your kernel asks tl.program_id(0) alone, so it has one axis")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(passed := getattr(given, name), Heads) or passed.ptr is not x or tuple(passed.strides) != x.stride():
+            raise Wrong(f"{name} is not launched as heads({name})")
+    numbers = given.H_q, given.H_k, given.S_q, given.S_k, given.D, given.scale
+    blocks = given.IS_CAUSAL, (given.BLOCK_M, given.BLOCK_N), given.BLOCK_D, given.compiled
+    o = given.o.ptr if isinstance(given.o, Heads) else given.o
+    is_pair = isinstance(result, tuple | list) and len(result) == 2 and result[0] is o and result[1] is given.lse_ptr
+    return grid[0], described(given.o), described(given.lse_ptr), numbers, *blocks, "(o, lse)" if is_pair else "something else"
 
 
 def truth(q, k, v, scale, is_causal, tile):
@@ -156,7 +151,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="5.8",
     task="Launch the kernel: allocate o and lse, choose the grid, and pad D.",
     hints=(
         "What must exist before the launch, in which dtype? How many programs does (5.1) number?",

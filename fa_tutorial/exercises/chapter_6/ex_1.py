@@ -76,14 +76,11 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="6.1",
     task="Write the gradients of c = a b as two matmuls.",
     conditions=CONDITIONS,
     hints=(
-        (
-            "In da_ik = Σ_j dc_ij b_kj, the sum runs over the last index of dc and the last index of b. Which of the two must be "
-            "transposed for a matmul?"
-        ),
+        "In da_ik = Σ_j dc_ij b_kj, the sum runs over the last index of dc and the last index of b. Which of the two must be transposed "
+        "for a matmul?",
         "da = dc bᵀ is (M, N) × (N, K), and db = aᵀ dc is (K, M) × (M, N): where M, K and N differ, no other product has these shapes. In "
         "a batch, x.transpose(-1, -2) swaps the last two dimensions.",
     ),

@@ -82,7 +82,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="6.2",
     task="Write the gradient of softmax over the last dimension, without its Jacobian.",
     conditions=CONDITIONS,
     hints=(

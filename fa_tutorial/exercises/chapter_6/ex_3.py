@@ -89,14 +89,11 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="6.3",
     task="Write the gradients of q, k and v, given p.",
     conditions=CONDITIONS,
     hints=(
-        (
-            "Go backward through o = p v, p = softmax(s), s = scale · q kᵀ: a matmul as in exercise 6.1, a softmax as in 6.2, and a matmul "
-            "again. What does each step hand to the next?"
-        ),
+        "Go backward through o = p v, p = softmax(s), s = scale · q kᵀ: a matmul as in exercise 6.1, a softmax as in 6.2, and a matmul "
+        "again. What does each step hand to the next?",
         "o = p v gives dv and dp: dv = pᵀ do and dp = do vᵀ. Softmax makes ds from p and dp.",
         "s = scale · q kᵀ: the gradient of q kᵀ is scale · ds, so dq = scale · ds k and dk = scale · dsᵀ q.",
     ),

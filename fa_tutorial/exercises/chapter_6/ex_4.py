@@ -37,8 +37,8 @@ MISTAKES = {
     "the mask starts at the top left: align it so that the last query sees the last key": ("tril(S_k - S_q)", "tril()"),
     "rows that see nothing give NaN: s and lse are −inf there, and −inf − (−inf) is NaN": (GUARD, ""),
     "p is rounded to float16: for fp16 and bf16 it is float32": (EXP, f"{EXP}.to(q.dtype)"),
-    "the scores are computed in float16, which has too few digits and ends at 65,504": (("q.to(dtype) @ k.to(dtype).transpose(-1, "
-                                                                                        "-2)"), "q @ k.transpose(-1, -2)"),
+    "the scores are computed in float16, which has too few digits and ends at 65,504": (
+        "q.to(dtype) @ k.to(dtype).transpose(-1, -2)", "q @ k.transpose(-1, -2)"),
 }  # fmt: skip
 
 CONDITIONS = {
@@ -127,15 +127,12 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="6.4",
     task="Recompute p from q, k and lse.",
     conditions=CONDITIONS,
     hints=(
         "Softmax divides exp(s) by the sum of exp(s), and lse is the logarithm of that sum. What does the division become inside exp?",
-        (
-            "p = exp(scale · q kᵀ − lse[..., None]), hidden scores set to −inf before exp: key j is hidden where j > i + S_k − S_q. Scores "
-            "are float32."
-        ),
+        "p = exp(scale · q kᵀ − lse[..., None]), hidden scores set to −inf before exp: key j is hidden where j > i + S_k − S_q. Scores are "
+        "float32.",
         "A row that sees nothing has s = lse = −inf, and −inf − (−inf) is NaN. Put +inf in place of lse there: exp(−inf − inf) is 0.",
     ),
     solution=recompute_p,

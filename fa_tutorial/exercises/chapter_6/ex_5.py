@@ -87,14 +87,11 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="6.5",
     task="Write the loop that owns keys: dk and dv, tile by tile, without the tiles that the causal mask hides.",
     conditions=CONDITIONS,
     hints=(
-        (
-            "The outer loop takes a block of keys, the inner loop walks over the blocks of queries. Which rows of dk and dv does a tile "
-            "add to?"
-        ),
+        "The outer loop takes a block of keys, the inner loop walks over the blocks of queries. Which rows of dk and dv does a tile add "
+        "to?",
         "p_and_ds(q, k, v, do, lse, delta, rows, keys, is_causal, scale) gives a tile's p and ds. Add pᵀ do to dv[:, :, keys] and scale · "
         "dsᵀ q to dk[:, :, keys], with the tile's own rows of do and q. The slices must end at S_q and S_k.",
         "Key j is first seen by query j − (S_k − S_q), or by query 0 where that is negative. For the block's first key, the block that "

@@ -80,7 +80,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="6.6",
     task="Write the loop that owns queries: dq, tile by tile, without the tiles that the causal mask hides.",
     conditions=CONDITIONS,
     hints=(

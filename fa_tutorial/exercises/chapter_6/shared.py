@@ -1,5 +1,4 @@
-"""What 6.3 to 6.6 share: attention's gradients in float64, how large an error a right answer may have, and the inputs of the loops over
-tiles."""
+"""What 6.3 to 6.6 share: attention's gradients in float64, the error that a right answer may have, and the inputs of the loops."""
 
 from __future__ import annotations
 

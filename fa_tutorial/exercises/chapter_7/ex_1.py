@@ -7,10 +7,8 @@ from fa_tutorial.exercises.forward_cases import strides_of
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import load_tile
-
-triton = hardware.require_triton("Exercise 7.1")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -102,12 +100,8 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="7.1",
     task="Sum do ∘ o by rows, in float32: each program takes BLOCK_M rows of one head.",
-    conditions={
-        "ragged": "S_q need not be a multiple of BLOCK_M",
-        "half": "with fp16 and bf16, products and sums are float32",
-    },
+    conditions={"ragged": "S_q need not be a multiple of BLOCK_M", "half": "with fp16 and bf16, products and sums are float32"},
     hints=(
         "Load two tiles at the same place, one of o and one of do. Which axis of [BLOCK_M, BLOCK_D] do you sum?",
         "delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), axis=1), of shape [BLOCK_M].",

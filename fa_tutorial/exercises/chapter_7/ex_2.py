@@ -1,12 +1,9 @@
 """Exercise 7.2, dkdv_tile_kernel."""
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_7 import shared
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
-
-triton = hardware.require_triton("Exercise 7.2")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -95,17 +92,11 @@ def inputs():
 EXERCISE = shared.exercise(
     outputs=("dk", "dv"),
     one_tile=True,
-    id="7.2",
     task="Compute dk and dv of one tile: BLOCK_M queries and BLOCK_N keys, one head to a program.",
-    conditions={
-        "range": "no finite logits overflow: exp(s − lse) is computed in one step",
-        "half": shared.HALF,
-    },
+    conditions={"range": "no finite logits overflow: exp(s − lse) is computed in one step", "half": shared.HALF},
     hints=(
-        (
-            "Write the shape above each tile. k_tile is [BLOCK_N, BLOCK_D]: what must q_tile look like, so that their product is [BLOCK_N, "
-            "BLOCK_M]?"
-        ),
+        "Write the shape above each tile. k_tile is [BLOCK_N, BLOCK_D]: what must q_tile look like, so that their product is [BLOCK_N, "
+        "BLOCK_M]?",
         "s_t = scale · dot(k_tile, tl.trans(q_tile)). lse has one number for each query, and queries are the columns of s_t: lse[None, :].",
         "dv is dot(p_t.to(do_tile.dtype), do_tile). dp_t is made like s_t, from v_tile and do_tile; ds_t = p_t * (dp_t - delta[None, :]).",
         "dk is dot(ds_t.to(q_tile.dtype), q_tile), times scale.",

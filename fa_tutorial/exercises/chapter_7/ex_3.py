@@ -2,12 +2,9 @@
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_7 import shared
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
-
-triton = hardware.require_triton("Exercise 7.3")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -106,18 +103,13 @@ def inputs():
 
 EXERCISE = shared.exercise(
     outputs=("dk", "dv"),
-    id="7.3",
     task="Let each program keep one block of keys and loop over all blocks of queries.",
     conditions={"ragged": "S_q and S_k need not be multiples of the block sizes", "half": shared.HALF},
     hints=(
-        (
-            "What does every step need anew, and what stays? The loads of k and v and two zero accumulators come before the loop, the "
-            "stores after it."
-        ),
-        (
-            "A program's keys are found as chapter 5 found its rows: start_n = tl.program_id(0) % key_blocks * BLOCK_N, with key_blocks = "
-            "tl.cdiv(S_k, BLOCK_N)."
-        ),
+        "What does every step need anew, and what stays? The loads of k and v and two zero accumulators come before the loop, the stores "
+        "after it.",
+        "A program's keys are found as chapter 5 found its rows: start_n = tl.program_id(0) % key_blocks * BLOCK_N, with key_blocks = "
+        "tl.cdiv(S_k, BLOCK_N).",
         "dot(a, b, acc) returns acc + a @ b, so dv_acc = dot(p_t.to(do_tile.dtype), do_tile, dv_acc).",
         "Past S_q, load_tile gives rows of zeros for q and do. lse and delta are yours to load: mask=offs_m < S_q, other=0.0.",
     ),

@@ -2,16 +2,14 @@
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.algorithm import causal_rows
 from fa_tutorial.backward import add_to_dkdv
 from fa_tutorial.exercises.chapter_7 import shared
 from fa_tutorial.exercises.forward_cases import noted
+from fa_tutorial.exercises.harness_kernel import launched_by
 from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import load_tile, store_tile
-
-triton = hardware.require_triton("Exercise 7.4")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -89,27 +87,20 @@ MISTAKES = {
 }  # fmt: skip
 
 
-class TwoLoops:
-    """A kernel whose masked tiles are counted in the interpreter, on inputs with blocks of (32, 16, 64), whose sizes differ."""
-
-    def __init__(self, kernel):
-        self.kernel, self.fn = kernel, kernel.fn
-
-    def __getitem__(self, grid):
-        def launch(*args, **meta):
-            (S_q, S_k), block_m, block_n = args[9:11], meta["BLOCK_M"], meta["BLOCK_N"]
-            if (block_m, block_n, meta["BLOCK_D"]) != (32, 16, 64) or not hardware.interpreter_on():
-                return self.kernel[grid](*args, **meta)
-            with noted() as (_, compared):
-                self.kernel[grid](*args, **meta)
-            bounds = [causal_rows(j, block_m, block_n, S_q, S_k) for j in range(grid[0])]
-            masked, found = sum(full - start for start, full in bounds), compared.count(block_m * block_n)
-            if found > masked:
-                raise Wrong(f"of {sum(-(-S_q // block_m) - start for start, _ in bounds)} tiles {found} are masked, and {masked} need it: "
-                            "a block of queries is masked only if one of its queries does not see the last key that is there, "
-                            "min(start_n + BLOCK_N, S_k) − 1")  # fmt: skip
-
-        return launch
+@launched_by
+def two_loops(kernel, grid, *args, **meta):
+    """Counts the masked tiles in the interpreter, on inputs with blocks of (32, 16, 64), whose sizes differ."""
+    (S_q, S_k), block_m, block_n = args[9:11], meta["BLOCK_M"], meta["BLOCK_N"]
+    if (block_m, block_n, meta["BLOCK_D"]) != (32, 16, 64):
+        return kernel[grid](*args, **meta)
+    with noted() as (_, compared):
+        kernel[grid](*args, **meta)
+    bounds = [causal_rows(j, block_m, block_n, S_q, S_k) for j in range(grid[0])]
+    masked, found = sum(full - start for start, full in bounds), compared.count(block_m * block_n)
+    if found > masked:
+        raise Wrong(f"of {sum(-(-S_q // block_m) - start for start, _ in bounds)} tiles {found} are masked, and {masked} need it: "
+                    "a block of queries is masked only if one of its queries does not see the last key that is there, "
+                    "min(start_n + BLOCK_N, S_k) − 1")  # fmt: skip
 
 
 @shared.with_fresh((16, 32, 16), causal=True, ragged="lengths")
@@ -132,7 +123,7 @@ def inputs():
     tensors[0][:, :, :32] = tensors[3][:, :, :32] = torch.nan  # whoever reads them gets NaN
     unseen = "blocks of queries that see none of the keys are not read: start with the block of the first that does"
     yield shared.causal(48, 16, unseen, "unseen", on=", so that rows 0 to 31 see no key", tensors=tensors)
-    for S_q, S_k in ((96, 96), (33, 33)):  # TwoLoops counts their masked tiles
+    for S_q, S_k in ((96, 96), (33, 33)):  # two_loops counts their masked tiles
         on = f"causal, S_q = {S_q}, S_k = {S_k}, BLOCK_M = 32, BLOCK_N = 16"
         yield shared.given((1, 1, S_q, S_k, 64), on, is_causal=True, blocks=(32, 16, 64), edge="loops")
 
@@ -140,7 +131,6 @@ def inputs():
 EXERCISE = shared.exercise(
     outputs=("dk", "dv"),
     causal=True,
-    id="7.4",
     task="Make your kernel of 7.3 causal: one loop without a mask, one with it, both calling add_to_dkdv.",
     conditions={
         "lengths": "S_q and S_k may differ: query i sees keys 0 to i + S_k − S_q",
@@ -151,10 +141,8 @@ EXERCISE = shared.exercise(
     hints=(
         "Key j is first seen by query j − (S_k − S_q). What does that say about the block's first key, and what about its last?",
         "first_m = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M: the block that holds the first query that sees the first key.",
-        (
-            "full_m comes from the last key, tl.minimum(start_n + BLOCK_N, S_k) - 1, rounded up: full_m = tl.cdiv(tl.maximum(…, 0), BLOCK_M) * "
-            "BLOCK_M."
-        ),
+        "full_m comes from the last key, tl.minimum(start_n + BLOCK_N, S_k) - 1, rounded up: full_m = tl.cdiv(tl.maximum(…, 0), BLOCK_M) * "
+        "BLOCK_M.",
         "The loop without a mask runs over range(full_m, S_q, BLOCK_M), the one with it over range(first_m, full_m, BLOCK_M).",
     ),
     solution=dkdv_kernel,
@@ -165,5 +153,5 @@ EXERCISE = shared.exercise(
     inputs=inputs,
     rule="dk and dv are summed over the queries that see a key: query i sees keys 0 to i + S_k − S_q",
     mistakes=MISTAKES,
-    adapt=TwoLoops,
+    adapt=two_loops,
 )

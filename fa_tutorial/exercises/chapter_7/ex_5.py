@@ -2,14 +2,11 @@
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_7 import shared
 from fa_tutorial.exercises.chapter_7.shared import causal
-from fa_tutorial.exercises.forward_cases import CausalTiles
+from fa_tutorial.exercises.forward_cases import counting_tiles
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
-
-triton = hardware.require_triton("Exercise 7.5")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -127,7 +124,7 @@ def inputs():
     unseen = "tiles that no row of the block sees are not read: end_n is min(start_m + BLOCK_M, S_q) + S_k − S_q"
     on = ", where rows 0 to 15 see no key, and their dp would overflow"
     yield causal(32, 16, unseen, "unseen", on=on, tensors=(q, k, v, do))
-    short = "S_q = 1, S_k = 32, BLOCK_M = 32, BLOCK_N = 16"  # CausalTiles counts the tiles
+    short = "S_q = 1, S_k = 32, BLOCK_M = 32, BLOCK_N = 16"  # counting_tiles counts the tiles
     yield shared.given((1, 1, 1, 32, 64), f"causal, {short}", unseen, is_causal=True, blocks=(32, 16, 64), edge="unseen")
     yield shared.half_scores()
     yield shared.scaled_late()
@@ -141,7 +138,6 @@ def inputs():
 EXERCISE = shared.exercise(
     outputs=("dq",),
     causal=True,
-    id="7.5",
     task="Compute dq: each program keeps one block of queries and loops over the tiles of keys, full or causal.",
     conditions={
         "ragged": "S_q and S_k need not be multiples of the block sizes",
@@ -155,10 +151,8 @@ EXERCISE = shared.exercise(
         "loop. The last product is acc = dot(ds.to(k_tile.dtype), k_tile, acc).",
         "Keys past S_k have k = 0, yet exp(0 − lse) overflows where all logits are very negative, and inf · 0 is NaN. tl.where(seen, …, "
         "0.0) sets p to 0 there, and for hidden keys.",
-        (
-            "Causal: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q. A block that sees nothing takes no step, and still stores "
-            "its zeros."
-        ),
+        "Causal: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q. A block that sees nothing takes no step, and still stores its "
+        "zeros.",
     ),
     solution=dq_kernel,
     reasoning="One tl.where clears what the causal mask hides, the keys that are not there, and rows that see nothing, whose p would be "
@@ -169,5 +163,5 @@ EXERCISE = shared.exercise(
     inputs=inputs,
     rule="dq = scale · Σ ds k, over the tiles of keys, where ds = p ∘ (dp − delta)",
     mistakes=MISTAKES,
-    adapt=lambda kernel: CausalTiles(kernel, products=3, two_loops=False) if hasattr(kernel, "fn") else kernel,
+    adapt=counting_tiles(products=3, two_loops=False),
 )

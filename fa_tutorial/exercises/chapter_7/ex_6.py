@@ -2,12 +2,10 @@
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_7 import shared
+from fa_tutorial.exercises.harness_kernel import launched_by
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
-
-triton = hardware.require_triton("Exercise 7.6")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -78,18 +76,11 @@ MISTAKES = {
 }  # fmt: skip
 
 
-class OnZeros:
-    """A kernel that finds zeros in dq, its fifth argument."""
-
-    def __init__(self, kernel):
-        self.kernel, self.fn = kernel, kernel.fn
-
-    def __getitem__(self, grid):
-        def launch(*args, **meta):
-            args[4].ptr.zero_()
-            self.kernel[grid](*args, **meta)
-
-        return launch
+@launched_by
+def on_zeros(kernel, grid, *args, **meta):
+    """The kernel finds zeros in dq, its fifth argument."""
+    args[4].ptr.zero_()
+    kernel[grid](*args, **meta)
 
 
 @shared.with_fresh((16, 32, 16), ragged="ragged")  # one or two programs add to an element, so that a GPU's sums have one order
@@ -122,7 +113,6 @@ def inputs():
 EXERCISE = shared.exercise(
     outputs=("dq", "dk", "dv"),
     overlap="several programs store to the same elements of dq: between a load and a store another program may add, so use tl.atomic_add",
-    id="7.6",
     task="Let your kernel of 7.3 compute dq as well: each step adds its part to dq in memory.",
     conditions={
         "ragged": "S_q and S_k need not be multiples of the block sizes",
@@ -145,5 +135,5 @@ EXERCISE = shared.exercise(
     inputs=inputs,
     rule="dq = scale · Σ ds k over the blocks of keys, beside dv = Σ pᵀ do and dk = scale · Σ dsᵀ q",
     mistakes=MISTAKES,
-    adapt=OnZeros,
+    adapt=on_zeros,
 )

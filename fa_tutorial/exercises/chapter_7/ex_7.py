@@ -1,13 +1,10 @@
 """Exercise 7.7, grouped_dkdv_kernel."""
 
-from fa_tutorial import hardware
 from fa_tutorial.backward import add_to_dkdv
 from fa_tutorial.exercises.chapter_7 import shared
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import load_tile, store_tile
-
-triton = hardware.require_triton("Exercise 7.7")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -116,7 +113,6 @@ EXERCISE = shared.exercise(
     outputs=("dk", "dv"),
     causal=True,
     grouped=True,
-    id="7.7",
     task="Let each program of your kernel of 7.4 add up dk and dv over all query heads that read its key head.",
     conditions={"causal": "causal as in 7.4: query i sees keys 0 to i + S_k − S_q", "half": "fp16 and bf16 work as before"},
     hints=(

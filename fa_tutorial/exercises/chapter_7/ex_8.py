@@ -38,8 +38,8 @@ MISTAKES = {
     f"{ORDER} dq, dv, dk": ("return dq, dk, dv,", "return dq, dv, dk,"),
     f"{ORDER} dk, dq, dv": ("return dq, dk, dv,", "return dk, dq, dv,"),
     "flash_backward gets o and do in the wrong order: its fourth and fifth arguments are o, do": (BACKWARD, BACKWARD.replace("o, do,", "do, o,")),
-    "dq and dk are multiplied by scale, which flash_backward has already done": ("return dq, dk,", ("return ctx.scale * dq, ctx.scale * "
-                                                                                                   "dk,")),
+    "dq and dk are multiplied by scale, which flash_backward has already done": (
+        "return dq, dk,", "return ctx.scale * dq, ctx.scale * dk,"),
     "do does not reach flash_backward: the gradients are those of o.sum()": (BACKWARD, BACKWARD.replace("do,", "torch.ones_like(o),")),
 }  # fmt: skip
 
@@ -79,16 +79,13 @@ def inputs():
 
 
 EXERCISE = FunctionExercise(
-    id="7.8",
     task="Join the forward and the backward kernels in a torch.autograd.Function.",
     conditions={"strides": "do may have any strides, 0 after o.sum().backward()"},
     hints=(
         "forward(ctx, …) keeps tensors by ctx.save_for_backward and other values as attributes of ctx; backward(ctx, do) finds them in "
         "ctx.saved_tensors. Both are static methods. How many values does backward return?",
-        (
-            "One for each argument of forward: dq, dk, dv, None, None. flash_backward's dlse is the gradient of lse: forward returns o "
-            "alone, so it is None."
-        ),
+        "One for each argument of forward: dq, dk, dv, None, None. flash_backward's dlse is the gradient of lse: forward returns o alone, "
+        "so it is None.",
         "Put @torch.autograd.function.once_differentiable between @staticmethod and backward: a second derivative then raises.",
     ),
     solution=FlashAttention,

@@ -105,7 +105,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="8.1",
     task="Say how many programs of a tile an SM holds at once, and what each must give up so that one more fits.",
     hints=(
         "How many programs do the registers allow, and how many shared memory? The scarcer decides. Then share both among one program more.",

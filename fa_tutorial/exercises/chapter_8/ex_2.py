@@ -78,8 +78,8 @@ MISTAKES = {
     "m_new is the maximum of s, and s · scale_log2 is subtracted from: both must be scaled": M_UNSCALED,
     "m_new holds the maximum of s: it is the maximum of s · scale_log2, so that nothing has to scale it later": [
         M_UNSCALED, (P, "tl.exp2((s - shift[:, None]) * scale_log2)"), (ALPHA, "tl.exp2((m - shift) * scale_log2)")],
-    "m_new is scaled a second time in the exponent: it is in units of s · scale_log2 already": (P, ("tl.exp2((s - shift[:, None]) * "
-                                                                                                   "scale_log2)")),
+    "m_new is scaled a second time in the exponent: it is in units of s · scale_log2 already": (
+        P, "tl.exp2((s - shift[:, None]) * scale_log2)"),
     "m_new is scaled as a whole: the old m in it is in units of s · scale_log2 already, so scale only the tile's maximum": (
         M_NEW, "tl.maximum(m, tl.max(s, axis=1)) * scale_log2"),
     "alpha scales m a second time: m and m_new are in units of s · scale_log2 already": (ALPHA, "tl.exp2((m - shift) * scale_log2)"),
@@ -144,7 +144,6 @@ def note(step):
 
 
 EXERCISE = Exercise(
-    id="8.2",
     task="Write softmax_step in base 2: the scores s arrive without their scale, and m is kept in units of s · scale_log2.",
     conditions=CONDITIONS,
     hints=(

@@ -2,26 +2,13 @@
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_5.inner_step import FALLS, FIRST, HALF, LOW, half_inputs, logits, one_tile_inputs, two_tiles_input
-from fa_tutorial.exercises.forward_cases import (
-    TILE,
-    WIDENED,
-    attention_case,
-    by_infinity,
-    draw_qkv,
-    o_truth,
-    tolerance,
-    widens,
-    with_fresh,
-)
+from fa_tutorial.exercises.forward_cases import TILE, WIDENED, attention_case, by_infinity, draw_qkv, o_truth, tolerance, widens, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
-from fa_tutorial.exercises.with_descriptors import WithDescriptors
+from fa_tutorial.exercises.with_descriptors import with_descriptors
+from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot
-
-triton = hardware.require_triton("Exercise 8.3")
-import triton.language as tl  # noqa: E402
 
 
 @triton.jit
@@ -145,21 +132,16 @@ def inputs():
 def refused(kernel):
     """Why a right result isn't enough: `dot` gets fp16 tiles as they are. Only the interpreter shows it."""
     launched = launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 16, 16)), "").args)
-    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(WithDescriptors(kernel), launched) else ""
+    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(with_descriptors(kernel), launched) else ""
 
 
 EXERCISE = Exercise(
-    id="8.3",
-    task=(
-        "Write the forward with tensor descriptors of shape (B, H, S, D) and tiles [1, 1, BLOCK_M or BLOCK_N, D]: full attention, any "
-        "S_q and S_k."
-    ),
+    task="Write the forward with tensor descriptors of shape (B, H, S, D) and tiles [1, 1, BLOCK_M or BLOCK_N, D]: full attention, any S_q "
+    "and S_k.",
     conditions=CONDITIONS,
     hints=(
-        (
-            "Coordinates count elements: row_block · BLOCK_M for q and o, start_n for k and v. There are no pointers, strides or masks of "
-            "loads left."
-        ),
+        "Coordinates count elements: row_block · BLOCK_M for q and o, start_n for k and v. There are no pointers, strides or masks of "
+        "loads left.",
         "Keys past S_k are zeros. What does exp make of their scores? tl.where(start_n + tl.arange(0, BLOCK_N)[None, :] < S_k, s, −inf), "
         "as in exercise 5.4.",
         "x_desc.load([b, h, row, 0]) gives a tile of shape [1, 1, rows, D], and .reshape([rows, D]) drops the ones. o_desc.store takes "
@@ -177,5 +159,5 @@ EXERCISE = Exercise(
     launch=launch,
     tolerance=tolerance,
     refused=refused,
-    adapt=lambda kernel: WithDescriptors(by_infinity(kernel)) if hasattr(kernel, "fn") else kernel,
+    adapt=lambda kernel: with_descriptors(by_infinity(kernel)),
 )

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, show
+from fa_tutorial.exercises.running import Wrong, adapting, show
 
 
 def launch_order(heads, row_blocks, at_once):
@@ -59,22 +59,19 @@ def enough(heads: int, row_blocks: int, sms: int) -> int:
     return -(-heads * row_blocks * (row_blocks + 1) // 2 // sms)
 
 
-def adapt(answer: Callable) -> Callable:
+@adapting
+def adapt(answer: Callable, heads: int, row_blocks: int, at_once: int, sms: int) -> tuple[int, int, int]:
     """What an order is judged by: programs that aren't in it once, heads open, the time; as good as needed is good."""
-
-    def played(heads: int, row_blocks: int, at_once: int, sms: int) -> tuple[int, int, int]:
-        order = answer(heads, row_blocks, at_once)
-        try:
-            order = [(head, row_block) for head, row_block in order]
-        except (TypeError, ValueError):
-            raise Wrong(f"returns {show(order)}, want a list of pairs (head, row_block)") from None
-        wanted = set(itertools.product(range(heads), range(row_blocks)))
-        wrong = len(wanted ^ set(order)) + len(order) - len(set(order))
-        if wrong:
-            return wrong, at_once, enough(heads, row_blocks, sms)
-        return wrong, max(at_once, open_heads(order)), max(enough(heads, row_blocks, sms), time_of(order, sms))
-
-    return played
+    order = answer(heads, row_blocks, at_once)
+    try:
+        order = [(head, row_block) for head, row_block in order]
+    except (TypeError, ValueError):
+        raise Wrong(f"returns {show(order)}, want a list of pairs (head, row_block)") from None
+    wanted = set(itertools.product(range(heads), range(row_blocks)))
+    wrong = len(wanted ^ set(order)) + len(order) - len(set(order))
+    if wrong:
+        return wrong, at_once, enough(heads, row_blocks, sms)
+    return wrong, max(at_once, open_heads(order)), max(enough(heads, row_blocks, sms), time_of(order, sms))
 
 
 def truth(heads, row_blocks, at_once, sms):
@@ -111,7 +108,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="8.4",
     task="Decide in which order the programs of a causal grid start, so that at most at_once heads are open and no SM works alone at the end.",
     conditions=CONDITIONS,
     hints=(

@@ -100,7 +100,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="8.5",
     task="Predict the cycles that an SM takes for 64 x 64 scores with any tile, if its matmuls take turns with everything else, and say how "
     "many instructions can still leave the loop.",
     hints=(

@@ -70,7 +70,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="9.1",
     task="Say which stage the i-th tile of a ring goes to, which parity its consumer waits for on full[stage], and which its producer "
     "waits for on empty[stage] before the load. The barriers are fresh at tile 0.",
     hints=(

@@ -1,11 +1,11 @@
 """Exercise 9.2, ring_roles."""
 
-import functools
 import random
 
 from fa_tutorial.barriers import arrive, load, use, wait
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.ring_play import RIGHT, Ring
+from fa_tutorial.exercises.running import adapting
 
 
 def ring_roles(tiles, stages, full, empty):
@@ -58,8 +58,9 @@ def truth(ring):
     return RIGHT
 
 
-def adapt(answer):
-    return functools.wraps(answer)(lambda ring: ring.play(answer))
+@adapting
+def adapt(answer, ring):
+    return ring.play(answer)
 
 
 def inputs():
@@ -80,16 +81,13 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="9.2",
     task="Write ring_roles(tiles, stages, full, empty), which defines two generator functions without arguments, producer() and "
     "consumer(), and returns (producer, consumer) without calling them.",
     hints=(
         "Each role does four things for a tile: find its stage and parity, wait, work, arrive. For which barrier does each wait, and at "
         "which does it arrive?",
-        (
-            "The producer waits for empty[stage], loads, and arrives at full[stage]. The consumer waits for full[stage], uses, and arrives "
-            "at empty[stage]."
-        ),
+        "The producer waits for empty[stage], loads, and arrives at full[stage]. The consumer waits for full[stage], uses, and arrives at "
+        "empty[stage].",
         "The stage and both parities are those of exercise 9.1, and ring_phase may be called here. The arrival comes right after the "
         "work, neither before it nor a tile later.",
     ),

@@ -87,7 +87,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="9.3",
     task="Write attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks), the loop of one consumer in Gluon; return l, acc.",
     hints=(
         "The loop is exercise 9.2's consumer, and its use of a tile is two matmuls with softmax_step between them. Which of the two needs "

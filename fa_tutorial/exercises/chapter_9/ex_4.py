@@ -84,7 +84,6 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="9.4",
     task="Write attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks): attend, with p v of a block under way while "
     "the next block's softmax is computed; return l, acc.",
     hints=(

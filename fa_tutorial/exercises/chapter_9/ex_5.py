@@ -1,6 +1,5 @@
 """Exercise 9.5, meeting_consumer."""
 
-import functools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from fa_tutorial.barriers import Action, Barrier, Event, arrive, ds_rows, use, w
 from fa_tutorial.exercises import ring_play
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.ring_play import checked, kept, played, slip, unreleased, verdict
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, adapting
 from fa_tutorial.source import source_of
 
 
@@ -121,8 +120,9 @@ def truth(meeting):
     return RIGHT
 
 
-def adapt(answer):
-    return functools.wraps(answer)(lambda meeting: meeting.play(answer))
+@adapting
+def adapt(answer, meeting):
+    return meeting.play(answer)
 
 
 def inputs():
@@ -135,23 +135,16 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    id="9.5",
     task=(
         "Write meeting_consumer(c, blocks, full, empty, ds_full), the generator of one consumer of the backward: q's ring and the meeting."
     ),
     hints=(
-        (
-            "Each block has four steps that take time, s and dp, ds, dk, dq, and two waits and two arrivals around them. Which step needs "
-            "which barrier?"
-        ),
-        (
-            "Wait for full[stage] before s and dp. Arrive at ds_full[stage] right after ds is written, at empty[stage] right after dk. "
-            "Which wait is left?"
-        ),
-        (
-            "Before dq: wait(ds_full[stage], parity). Stage and parity are those of exercise 9.1 for two stages, the same for q's ring and "
-            "for ds."
-        ),
+        "Each block has four steps that take time, s and dp, ds, dk, dq, and two waits and two arrivals around them. Which step needs "
+        "which barrier?",
+        "Wait for full[stage] before s and dp. Arrive at ds_full[stage] right after ds is written, at empty[stage] right after dk. Which "
+        "wait is left?",
+        "Before dq: wait(ds_full[stage], parity). Stage and parity are those of exercise 9.1 for two stages, the same for q's ring and for "
+        "ds.",
     ),
     solution=meeting_consumer,
     reasoning="Only dq needs the other consumer, so only dq waits for it, and dk fills the time until then. ds needs no empty barrier: "
