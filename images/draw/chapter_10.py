@@ -69,7 +69,7 @@ def draw_cu_seqlens() -> Figure:
     for bound in bounds:
         arrow(ax, (left + bound * side, top + side + 0.38), (left + bound * side, top + side + 0.03))
         write(ax, left + bound * side, top + side + 0.52, f"{bound}", BODY, weight="bold")
-    legend(ax, 1.25, ((3.3, {"hatch": MASKED}, "padding: computed, and thrown away"),))
+    legend(ax, 1.25, ((3.3, {"hatch": MASKED}, "padding"),))
     return figure
 
 
