@@ -180,16 +180,15 @@ def print_windows(seconds: Callable, least: float, bandwidth: float, factors: Se
     long as Ulysses a ring computes.
     """
     shares = [i / 400 for i in range(1, 2001)]
+    lengths = [int(least * x / 2) * 2 for x in shares]
     for ranks, factor in itertools.product((4, 16), factors):
-        ours, theirs = (
-            [seconds(way, int(least * x / 2) * 2, bandwidth, ranks, factor) for x in shares]
-            for way in ("ring", "Ulysses")
-        )
-        wins = [x for x, one, other in zip(shares, ours, theirs, strict=True) if one < other]
+        ratios = [
+            seconds("ring", n, bandwidth, ranks, factor) / seconds("Ulysses", n, bandwidth, ranks) for n in lengths
+        ]
+        wins = [x for x, ratio in zip(shares, ratios, strict=True) if ratio < 1]
         until = f"to {wins[-1]:.2f} times your length" if wins[-1] < shares[-1] else "times your length on"
-        gain = max(1 - one / other for one, other in zip(ours, theirs, strict=True))
         print(f"{ranks:2} GPUs, a ring computes {factor:.2f} times as long: it wins from {wins[0]:.2f}", end=" ")
-        print(f"{until}, by {gain:.0%} at most")
+        print(f"{until}, by {1 - min(ratios):.0%} at most")
 
 
 def print_context_parallel(rows: pd.DataFrame) -> None:
