@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -116,6 +116,22 @@ def play_on_a_clock(rows: int, ranks: int, tile_of: Callable, flops: float, band
 
 
 LENGTHS = [int(2 ** (i / 8)) // 2 * 2 for i in range(72, 145)]  # tokens in a shard: 512 to 262,144
+LAUNCHES = 16_384  # tokens in all: up to here launches decide how long a rank takes
+
+
+def forward_times(rows: pd.DataFrame) -> pd.DataFrame:
+    """Forward ms on four GPUs with 16 key heads: a row a length, a column a provider. rows: load()'s."""
+    rows = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)]
+    return rows.pivot(index="S", columns="provider", values="forward_ms").astype(float)
+
+
+def draw_points(ax: Axes, values: pd.Series, marker: str, colour: str, label: str | None) -> None:
+    """Measured values by S where launches don't decide, against the shard. Hollow: one run."""
+    values = values[values.index > LAUNCHES]
+    once = values.index == 1_048_576
+    look = {"linestyle": "", "marker": marker, "color": figures.COLOURS[colour]}
+    ax.plot(values.index[~once] / 4, values[~once], label=label, **look)
+    ax.plot(values.index[once] / 4, values[once], markerfacecolor="white", **look)
 
 
 def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: dict[str, float],
@@ -136,9 +152,9 @@ def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: d
         label = f"clock: {name}, {bandwidth / 1e9:.0f} GB/s"
         ax.plot(LENGTHS, shares, color=figures.COLOURS[colour], linestyle=line, label=label)
         ax.axvline(least_shard(*sizes, flops, bandwidth), color=figures.COLOURS[colour], linestyle=":", linewidth=1)
-    times = rows[rows["H_k"].eq(16)].pivot_table("forward_ms", "S", "provider", aggfunc="first")
-    shares = 100 * (1 - times["computing alone"] / times["ring"]).dropna().astype(float)
-    ax.plot(shares.index / 4, shares, "o", color=figures.COLOURS["blue"], label="measured, median of 5")
+    times = forward_times(rows)
+    shares = 100 * (1 - times["computing alone"] / times["ring"])
+    draw_points(ax, shares, "o", "blue", "measured, NVLink; hollow: one run")
     against_shards(ax)
     ax.set_ylabel("not hidden, in %")
     figure.legend(loc="outside upper center", ncols=3)
@@ -146,28 +162,33 @@ def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: d
 
 
 def print_sends(rows: pd.DataFrame) -> None:
-    """Forward times of four GPUs by length, 16 key heads, and how much of the ring's isn't hidden. rows: load()'s."""
+    """Forward times by length, and how much of the ring's isn't hidden, where launches don't decide."""
     names = ["one GPU", "computing alone", "sending alone", "ring"]
-    times = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)].pivot(index="S", columns="provider", values="forward_ms")
+    times = forward_times(rows)
     print("forward, ms\n   tokens    shard    one GPU   computing   sending   the ring   not hidden")
     for S, (single, alone, sending, ours) in zip(times.index, times[names].values, strict=True):
         print(f"{S:9,} {S // 4:8,} {single:10,.2f} {alone:11,.2f} {sending:9,.2f} {ours:10,.2f}", end=" ")
-        print(f"{(ours - alone) / ours:12.0%}")
+        print("    launches" if S <= LAUNCHES else f"{(ours - alone) / ours:12.0%}")
     first, second = rows[rows["ranks"].eq(2)]["ring_forward_ms"]
     print(f"the ring of two GPUs, 131,072 tokens, measured twice: {first:.1f} and {second:.1f} ms")
 
 
-def print_gains(seconds: Callable, least: float, bandwidth: float) -> None:
-    """From which share of the length `least` on a ring beats Ulysses on the clock, and by how much it does there.
+def print_windows(seconds: Callable, least: float, bandwidth: float, factors: Sequence[float]) -> None:
+    """Between which shares of the length `least` a ring beats Ulysses on the clock.
 
-    seconds: (way, tokens in a shard, byte/s, ranks) -> those on the clock.
+    seconds: (way, tokens in a shard, byte/s, ranks, factor) -> those on the clock. factors: how many times as
+    long as Ulysses a ring computes.
     """
-    for ranks in (4, 16):
-        lengths = [int(least * share / 2000) * 2 for share in range(1, 1001)]
-        ours, theirs = ([seconds(way, n, bandwidth, ranks) for n in lengths] for way in ("ring", "Ulysses"))
-        first = next(n for n, one, other in zip(lengths, ours, theirs, strict=True) if one < other)
-        print(f"{ranks:2} GPUs: a ring beats Ulysses from {first / least:.2f} of your length on,", end=" ")
-        print(f"and takes {1 - ours[-1] / theirs[-1]:.0%} less time at your length")
+    shares = [i / 400 for i in range(1, 2001)]
+    lengths = [int(least * x / 2) * 2 for x in shares]
+    for ranks, factor in itertools.product((4, 16), factors):
+        ratios = [
+            seconds("ring", n, bandwidth, ranks, factor) / seconds("Ulysses", n, bandwidth, ranks) for n in lengths
+        ]
+        wins = [x for x, ratio in zip(shares, ratios, strict=True) if ratio < 1]
+        until = f"to {wins[-1]:.2f} times your length" if wins[-1] < shares[-1] else "times your length on"
+        print(f"{ranks:2} GPUs, a ring computes {factor:.2f} times as long: it wins from {wins[0]:.2f}", end=" ")
+        print(f"{until}, by {1 - min(ratios):.0%} at most")
 
 
 def print_context_parallel(rows: pd.DataFrame) -> None:
@@ -178,26 +199,32 @@ def print_context_parallel(rows: pd.DataFrame) -> None:
     print(f"the ring {peer['ring_forward_ms']:.1f} and {peer['ring_backward_ms']:.1f}")
 
 
-def plot_ways(seconds: Callable, links: dict[str, float], rows: pd.DataFrame) -> Figure:
+def plot_ways(seconds: Callable, links: dict[str, float], rows: pd.DataFrame, factor: float) -> Figure:
     """How many times as fast as one GPU four are, forward, against the tokens in a shard: each way on the clock, a
-    panel a link, and on the first link as measured.
+    panel a link, and on the first link as measured. The ring is drawn twice, the second time with `factor`.
 
-    seconds: (way, tokens in a shard, byte/s) -> those on the clock. rows: load()'s; 16 key heads.
+    seconds: (way, tokens in a shard, byte/s, ranks, factor) -> those on the clock. rows: load()'s; 16 key heads.
     """
     figure = Figure(figsize=(9, 3.7))
     panels = figure.subplots(1, 2, sharey=True)
-    times = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)].pivot(index="S", columns="provider", values="forward_ms")
-    looks = (("ring", "blue", "-", "o"), ("all-gather", "orange", "--", "s"), ("Ulysses", "vermilion", "-.", "^"))
+    times = forward_times(rows)
+    looks = (
+        ("ring", "blue", "-", "", 1.0),
+        ("ring", "blue", ":", "o", factor),
+        ("all-gather", "orange", "--", "s", 1.0),
+        ("Ulysses", "vermilion", "-.", "^", 1.0),
+    )
     for ax, (name, bandwidth) in zip(panels, links.items(), strict=True):
-        for way, colour, line, marker in looks:
-            speeds = [4 * seconds(way, n, float("inf")) / seconds(way, n, bandwidth) for n in LENGTHS]
-            ax.plot(LENGTHS, speeds, color=figures.COLOURS[colour], linestyle=line, label=f"clock: {way}")
-            if ax is panels[0]:
-                speed = (times["one GPU"] / times[way]).astype(float)
-                ax.plot(speed.index / 4, speed, marker, color=figures.COLOURS[colour], label=f"measured: {way}")
+        for way, colour, line, marker, slower in looks:
+            speeds = [4 * seconds("Ulysses", n, float("inf")) / seconds(way, n, bandwidth, 4, slower) for n in LENGTHS]
+            label = f"clock: {way}{f', computing × {slower:.2f}' if slower > 1 else ''}"
+            ax.plot(LENGTHS, speeds, color=figures.COLOURS[colour], linestyle=line, label=label)
+            if marker and ax is panels[0]:
+                draw_points(ax, times["one GPU"] / times[way], marker, colour, f"measured: {way}")
         ax.axhline(1, color=figures.GREY, linewidth=1)
         ax.annotate("one GPU", (LENGTHS[-1], 1), xytext=(0, 2), textcoords="offset points", ha="right", va="bottom")
-        ax.set_title(f"{name}, {bandwidth / 1e9:.0f} GB/s{'; points are medians of 5' if ax is panels[0] else ''}")
+        measured = "; hollow: one run" if ax is panels[0] else ", not measured"
+        ax.set_title(f"{name}, {bandwidth / 1e9:.0f} GB/s{measured}")
         against_shards(ax)
     panels[0].set_ylim(0, 4.2)
     panels[0].set_ylabel("times as fast as one GPU")

@@ -43,12 +43,7 @@ def draw_ring() -> Figure:
 # ---------------------------------------------------------------- plain and zigzag order
 
 CHUNKS, SIDE = 2 * RANKS, 0.36
-STEP_LOOK = (
-    {"colour": "black", "share": 0.25},
-    {"colour": "sky", "share": 0.75},
-    {"colour": "orange", "share": 0.65},
-    {"colour": "green", "share": 0.35},
-)
+STEP_LOOK = tuple({"colour": "black", "share": 0.06 + 0.11 * step} for step in range(RANKS))  # the ranks have the colours
 
 
 def plain_rank(chunk: int) -> int:
@@ -63,7 +58,7 @@ def zigzag_rank(chunk: int) -> int:
 def draw_zigzag() -> Figure:
     """Which step computes which pair of chunks, in plain and in zigzag order; and how much each rank has to do in each step."""
     figure, ax = canvas(5.75)
-    for x, name, rank_of in ((0.85, "plain order", plain_rank), (5.3, "zigzag order", zigzag_rank)):
+    for x, name, rank_of in ((1.15, "plain order", plain_rank), (5.5, "zigzag order", zigzag_rank)):
         draw_order(ax, x, 0.85, name, rank_of)
     legend(ax, 5.5, tuple((0.3 + 1.5 * step, look, f"step {step}") for step, look in enumerate(STEP_LOOK)))
     write(ax, 6.4, 5.5, "the numbers: the step", ha="left")
@@ -71,13 +66,14 @@ def draw_zigzag() -> Figure:
 
 
 def draw_order(ax: Axes, x: float, top: float, name: str, rank_of) -> None:
-    """The chunks of queries by the chunks of keys, coloured by step, the rank beside each row; below, each rank's work in each step."""
+    """The chunks of queries by the chunks of keys, shaded by step, the rank and chunk beside each row; below, each rank's work in each step."""
     write(ax, x, 0.2, name, HEAD, ha="left", weight="bold")
     write(ax, x, 0.47, "chunks of queries ↓, of keys →", ha="left")
     work = [[0.0] * RANKS for _ in range(RANKS)]
     for row in range(CHUNKS):
         rank = rank_of(row)
-        write(ax, x - 0.12, top + (row + 0.5) * SIDE, f"rank {rank}", ha="right")
+        write(ax, x - 0.12, top + (row + 0.5) * SIDE, f"rank {rank}    {row}", ha="right")
+        write(ax, x + (row + 0.5) * SIDE, top - 0.16, str(row))
         for col in range(CHUNKS):
             step = (rank - rank_of(col)) % RANKS
             look = STEP_LOOK[step] | {"text": str(step)} if col <= row else {}
@@ -118,7 +114,7 @@ def draw_overlap() -> Figure:
 def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float) -> None:
     """Rank 1's lanes: its tensor cores above; below, whose keys leave it and whose come."""
     write(ax, 0.15, top + 0.12, name, HEAD, ha="left", weight="bold")
-    for lane, y in (("computing", top + 0.38), ("the links", top + 0.78)):
+    for lane, y in (("computing", top + 0.38), ("sending", top + 0.78)):
         write(ax, 0.15, y + 0.16, lane, BODY, ha="left")
     x = 1.4
     for step in range(RANKS):

@@ -44,7 +44,7 @@ def chunks_for_other_ranks(rank, ranks):
 
 
 def backward_of_stacked_gradients(q, k, v, o, do, lse, ranks):
-    dq, *dkv = attention_backward(q, k, v, o, do, lse)
+    dq, *dkv = (x.to(lse.dtype) for x in attention_backward(q, k, v, o, do, lse))
     kv, dkv = torch.stack((k, v)), torch.stack(dkv)
     for step in range(ranks):
         if step < ranks - 1:
@@ -58,7 +58,7 @@ def backward_of_stacked_gradients(q, k, v, o, do, lse, ranks):
 
 def backward_step_by_step(q, k, v, o, do, lse, ranks):
     """k and v first, then what is known of their gradients, in messages of their own."""
-    dq, dk, dv = attention_backward(q, k, v, o, do, lse)
+    dq, dk, dv = (x.to(lse.dtype) for x in attention_backward(q, k, v, o, do, lse))
     for _ in range(1, ranks):
         k, v = yield k, v
         parts = attention_backward(q, k, v, o, do, lse)
@@ -96,6 +96,7 @@ RIGHT_ANSWERS = (
     edit("13.5", "by times", ("H_k * itemsize * flops / (H_q * bandwidth)", "(2 * H_k * D * itemsize / bandwidth) / (2 * H_q * D / flops)")),
     ("13.6", backward_of_stacked_gradients),
     ("13.6", backward_step_by_step),
+    edit("13.6", "float32, then rounded once", ("lse.dtype", "torch.float32"), ("return dq, dk, dv", "return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)")),
     ("13.7", backward_as_in_the_package),
     edit("13.7", "k and v first", ("        home = start(dkv)\n        if step < ranks - 1:\n            passing = start(kv)\n", "        if step < ranks - 1:\n            passing = start(kv)\n        home = start(dkv)\n")),
 )  # fmt: skip

@@ -37,10 +37,16 @@ MISTAKES = {
         JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"),
     "the parts are averaged, as if all had the same share: join them by their lse": [
         (JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"), ("    return o, lse", "    return o / ranks, lse")],
+    "the parts are averaged one by one, as if each had half the share: join them by their lse": (
+        JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = (o + part) / 2, torch.logaddexp(lse, lse_part)"),
+    "lse is overwritten before o is weighted by it: weight o by the old lse, minus the new one": (
+        JOIN, "part, lse_part = attend(q, k, v)\n        lse = torch.logaddexp(lse, lse_part)\n        o = o + torch.exp(lse_part - lse)[..., None] * part"),
     "its own keys are left out": (FIRST, "    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=q.dtype)\n"),
     "its own keys count twice: pass them on first, then attend to what comes": (
         YIELD + "        o, lse = join(o, lse, *attend(q, k, v))", "        o, lse = join(o, lse, *attend(q, k, v))\n        k, v = yield k, v"),
     "lse isn't carried on: the next part needs that of all keys so far": (JOIN, "o, _ = join(o, lse, *attend(q, k, v))"),
+    "each part joins the lse of step 0, and not that of all keys so far: carry the new lse on": [
+        (FIRST, f"{FIRST}    both = lse\n"), (JOIN, JOIN.replace("o, lse =", "o, both =")), ("return o, lse", "return o, both")],
     "a causal mask hides keys here, and this attention has none": (FIRST, FIRST.replace("k, v)", "k, v, True)")),
     "a visiting shard gets a causal mask, and this attention has none": (JOIN, JOIN.replace("k, v)", "k, v, True)")),
     "causal masks hide keys here, and this attention has none": [

@@ -14,6 +14,7 @@ def backward_rank(q, k, v, o, do, lse, ranks):
     q, k, v: this rank's shards; o, lse: its result of the forward ring; do: the gradient of o.
     """
     dq, dk, dv = attention_backward(q, k, v, o, do, lse)
+    dq, dk, dv = (x.to(lse.dtype) for x in (dq, dk, dv))  # float32, where q is bf16
     for _ in range(1, ranks):
         k, v, dk, dv = yield k, v, dk, dv
         dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, lse)
@@ -34,6 +35,7 @@ MISTAKES = {
     "k and v travel home as well, where nobody needs them: the last step is for dk and dv alone": (HOME, HOME.replace("dk, dv = yield dk, dv", "_, _, dk, dv = yield k, v, dk, dv")),
     "k and v travel home as well, where nobody needs them, and with one rank nothing travels": (
         HOME, "    _, _, dk, dv = yield k, v, dk, dv\n"),
+    "dk and dv go too far: after the last pair they are one step from home, whatever `ranks` is": (HOME, HOME.replace("if ranks > 1:", "for _ in range(ranks - 1):")),
     "the gradients go around once more than they need: after ranks steps they are home": (HOME, HOME.replace("if ranks > 1:", "for _ in range((ranks + 1) * (ranks > 1)):")),
     "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": [
         (YIELD, "k, v = yield k, v"), (HOME, "")],
@@ -81,6 +83,7 @@ MISTAKES = {
     "dk and dv are averaged: the parts of one gradient add up": ("dk + dk_part, dv + dv_part", "(dk + dk_part) / 2, (dv + dv_part) / 2"),
     "a visiting shard joins lse once more: the lse of the forward is the whole row's already": (
         YIELD, f"{YIELD}\n        lse = torch.logaddexp(lse, {OWN_LSE})"),
+    "dq is averaged: the parts of one gradient add up": ("return dq, dk, dv", "return dq / ranks, dk, dv"),
     "the gradients are averaged: the parts of one gradient add up": (
         "dq + dq_part, dk + dk_part, dv + dv_part", "(dq + dq_part) / 2, (dk + dk_part) / 2, (dv + dv_part) / 2"),
     "dk and dv arrive as each other": (YIELD, "k, v, dv, dk = yield k, v, dk, dv"),
@@ -95,24 +98,39 @@ def truth(q, k, v, do, ranks):
     return *torch.autograd.grad(o, leaves, do), torch.tensor(4 * ranks - 2 if ranks > 1 else 0)
 
 
-def look(message, q):
-    if any(torch.equal(q, sent) for sent in played.tensors_of(message)):
-        raise Wrong("a rank sends its q: q, o, do, lse and dq stay, and keys and values come to them")
-
-
 @adapting
 def adapt(answer, q, k, v, do, ranks):
     """The answer's program on every rank, after a forward pass: dq, dk and dv of the whole sequence, and how many tensors as large as
     a shard of k a rank sends."""
     o, lse = played.attend(q, k, v)
-    results, sent = played.play(answer, (q, k, v, o, do, lse), ranks, look)
-    return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(max(sent) * ranks / k.nbytes)
+    sent = []
+
+    def look(message, mine):
+        tensors = [*played.tensors_of(message)]
+        if any(torch.equal(mine, x) for x in tensors):
+            raise Wrong("a rank sends its q: q, o, do, lse and dq stay, and keys and values come to them")
+        sent.extend(x.numel() for x in tensors)
+
+    results, _ = played.play(answer, (q, k, v, o.to(q.dtype), do, lse), ranks, look)
+    return *played.joined(results, ("dq", "dk", "dv")), torch.tensor(sum(sent) / k.numel())
+
+
+def refused(answer):
+    """Eight ranks of one bf16 row each. Every part of a gradient is exact, a power of two, but bf16 can't add the small ones to the large one."""
+    part, sign = torch.full((1, 2, 8, 1), 2.0**-9, dtype=torch.bfloat16), torch.tensor([1.0, -1.0] * 4).bfloat16()[:, None]
+    part[:, :, 0] = 1
+    q, k, v = torch.zeros_like(part), part * sign, sign.expand_as(part)  # equal scores: p is 1/8, and o is 0
+    q[:, 1], k[:, 1] = 1, 0  # the first head gives dq, and the second dk
+    got, want = adapt(answer)(q, k, v, part, 8), truth(*(x.double() for x in (q, k, v, part)), 8)
+    if all(torch.allclose(x.double(), y.double(), rtol=2.0**-8) for x, y in zip(got[:3], want[:3], strict=True)):
+        return ""
+    return "with bf16 inputs dq, dk or dv is rounded in each step, so errors of all steps add up: sum them in lse's dtype"
 
 
 RULES = {
-    "dq": "dq stays, and gathers the parts of all keys, each from the whole row's o and lse",
-    "dk": "dk travels with its keys, gathers the parts of all ranks, and ends on the rank where it began",
-    "dv": "dv travels with its keys, gathers the parts of all ranks, and ends on the rank where it began",
+    "dq": "dq stays, and adds up the parts of all keys, unrounded, each from the whole row's o and lse",
+    "dk": "dk travels with its keys, adds up the parts of all ranks, unrounded, and ends on the rank where it began",
+    "dv": "dv travels with its keys, adds up the parts of all ranks, unrounded, and ends on the rank where it began",
     "tensors sent": "k and v travel ranks − 1 times, dk and dv ranks times",
 }
 
@@ -135,7 +153,7 @@ EXERCISE = Exercise(
     hints=(
         "q, do and dq stay. k and v travel as before. Where must the gradients of the keys be when the next rank wants to add to them?",
         "They travel with their keys: k, v, dk, dv = yield k, v, dk, dv. After how many steps are they home?",
-        "Begin with the own pair. Then ranks − 1 times pass on all four and add the next pair's gradients. Last, dk and dv go home alone, if there is more than one rank.",
+        "Begin with the own pair, in lse's dtype. Then ranks − 1 times pass on all four and add the next pair's gradients. Last, dk and dv go home alone, if there is more than one rank.",
     ),
     solution=backward_rank,
     reasoning="A pair's p = exp(s − lse) and ds = p ∘ (dp − delta) need the whole row's lse and delta, which the rank kept from its forward. dq gathers where its "
@@ -146,5 +164,7 @@ EXERCISE = Exercise(
     rule="each rank adds its part to dq, which stays, and to dk and dv, which travel with their keys until they are home; k and v take ranks − 1 steps",
     mistakes=MISTAKES,
     parts=("dq", "dk", "dv", "tensors sent"),
+    tolerance=lambda args, part: (1e-5, 1e-6),  # the answer may add up in float32
+    refused=refused,
     adapt=adapt,
 )

@@ -33,6 +33,7 @@ MISTAKES = {
     "dk and dv are waited for before the next tile: wait after it (in a sum Python takes the left side first, so the tile stands there)": (TILE, "dkv = home.wait() + tile(kv)"),
     "k and v travel while nothing is computed: start them before a tile, and wait for them after it": [
         (FIRST, "    dkv = tile(kv)\n"), (KEYS, "kv = start(kv).wait()"), (PASS, "")],
+    "the first k and v leave only after their tile: they are there before it, so start them first": (FIRST, "    dkv = tile(kv)\n    passing = start(kv)\n"),
     "k and v are waited for right after their start: wait for them after the tile": [
         ("passing = start(kv)\n    dkv", "passing = start(kv)\n    passing.wait()\n    dkv"), (PASS, f"{PASS}            passing.wait()\n")],
     "the gradients stop one rank before home: send dk and dv once more at the end": (LAST, "return dkv"),
