@@ -70,7 +70,7 @@ MISTAKES = {
 CONDITIONS = {
     "ragged": "S_q and S_k need not be multiples of the blocks, and D may be smaller than BLOCK_D",
     "precision": (
-        "acc is float32, fp32 is multiplied in IEEE precision, q, k and v keep their dtype in the products, and s is scaled in "
+        "sums are float32, fp32 is multiplied in IEEE precision, q, k and v keep their dtype in the products, and s is scaled in "
         "float32 and then rounded to v's"
     ),
     "empty": "S_k may be 0: then o is 0",
