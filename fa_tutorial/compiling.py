@@ -1,5 +1,5 @@
-"""Compile kernels for GPUs that aren't there, and read what ptxas says: for chapters 2, 5, 8, 9, 10
-and tools/compile_report.
+"""Compile kernels for GPUs that aren't there, and read what ptxas says: for chapters 2, 3, 5, 8,
+9, 10 and tools/compile_report.
 
 Triton and its ptxas compile for any NVIDIA GPU on any machine with Linux. The launchers themselves are called, on
 tensors without memory (device "meta"), and each launch is compiled instead. That takes a process that was started with
@@ -182,6 +182,29 @@ def softmax_rows(capability: int) -> list[Row]:
     """What becomes of softmax_calls on a GPU of this compute capability."""
     code = f"list(compiling.compile_calls({capability}, compiling.softmax_calls()))"
     return [Row(*row) for row in in_a_process(f"from fa_tutorial import compiling; print(json.dumps({code}))")]
+
+
+def matmul_instructions(kernel: Any, tiles: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """How many mma.sync and how many wgmma a matmul_kernel has on an H200 in fp16, for each (BLOCK_M, BLOCK_N, warps).
+
+    kernel: chapter 3's, or a reader's with the same parameters. BLOCK_K is 64, with three stages.
+    """
+    code = f"""
+import torch
+from fa_tutorial import compiling, matmul
+from fa_tutorial.source import defined
+
+kernel = defined({source_of(kernel)!r}, vars(matmul))[{kernel.fn.__name__!r}]
+a, counts = torch.empty(4096, 4096, dtype=torch.float16, device="meta"), []
+for block_m, block_n, num_warps in {list(tiles)!r}:
+    blocks = dict(BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=64)
+    with compiling.compiling_for(90) as launched:
+        kernel[(1,)](*[a] * 3, *a.shape, len(a), *[*a.stride()] * 3, **blocks, num_warps=num_warps, num_stages=3)
+    ptx = launched[0][1].asm["ptx"]
+    counts.append([ptx.count(name) for name in ("mma.sync", "wgmma.mma_async")])
+print(json.dumps(counts))
+"""
+    return [tuple(found) for found in in_a_process(code)]
 
 
 def shared_bytes(kernel: Any, cases: Iterable[tuple[str, int, TileConfig]]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -11,11 +12,22 @@ from matplotlib.figure import Figure
 
 from fa_tutorial import hardware
 from fa_tutorial.bench import results, timing
-from fa_tutorial.figures import GREY
 
 FROM_HBM, TO_SMS = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"  # as ncu names them
 L2_BUSY = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
-L2 = 63e6  # bytes of an H200's
+
+
+def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
+    """Print TFLOP/s of calls (a, b) -> c in fp16: here, or stored ones where there is no GPU. calls: a column's head ->
+    (the stored provider, the call)."""
+    on_gpu = hardware.device().type == "cuda"
+    print("     n", *(f"{name:>12}" for name in calls), f"  (TFLOP/s, {'this GPU' if on_gpu else 'stored, H200'})")
+    for n in (1_024, 2_048, 4_096, 8_192, 16_384):
+        rates = results.select(card["kernels"], kernel="matmul", dtype="fp16", M=n).set_index("provider").tflops
+        if on_gpu:
+            ab = [torch.randn(n, n, dtype=torch.float16, device="cuda") for _ in range(2)]
+            rates = {name: 2 * n**3 / timing.time_call(partial(call, *ab)).ms / 1e9 for name, call in calls.values()}
+        print(f"{n:6,}", *(f"{rates[name]:12.0f}" if name in rates else f"{'-':>12}" for name, _ in calls.values()))
 
 
 def show_traffic(card: dict, flops_per_byte: Callable[[int, int], float], n: int = 4_096) -> None:
@@ -31,7 +43,7 @@ def show_traffic(card: dict, flops_per_byte: Callable[[int, int], float], n: int
 
 def draw_without_loads(card: dict, n: int = 4_096) -> Figure:
     """TFLOP/s of the kernel and of the one without its loads, with the middle 60 % of the runs, by tile; and print what
-    the loads cost, and what they bring."""
+    the loads cost."""
     figure, ax = plt.subplots()
     kinds = {"without its loads": ("course, row order, no loads", "C1s--"), "the kernel": ("course, row order", "C0o-")}
     speeds, places = {}, range(6)
@@ -46,36 +58,37 @@ def draw_without_loads(card: dict, n: int = 4_096) -> Figure:
     for label, speed in speeds.items():
         print(f"{label:17}", *(f"{x:9.0f}" for x in speed), " TFLOP/s")
     print("the loads cost   ", *(f"{x:8.1f}x" for x in without / kernel))
-    moved = results.select(card["kernels"], kernel="matmul_traffic", provider="course", M=n)[TO_SMS].to_numpy()
-    print("the loads bring  ", *(f"{x:9.1f}" for x in moved / rows["ms"].to_numpy() / 1e9), " TB/s")
     for place, height, x, align in ((0, 130, 0.1, "left"), (5, 460, 5.2, "right")):
         ends = (place, kernel[place]), (place, without[place])
-        ax.annotate("", *ends, arrowprops={"arrowstyle": "<->", "color": GREY})
-        ax.text(x, height, f"loads: {without[place] / kernel[place]:.1f}x", ha=align, color=GREY)
-    ax.text(1.4, 400, f"{without[2] / without[1]:.1f}x: wgmma\nfrom 64 rows on", ha="right", color=GREY)
+        ax.annotate("", *ends, arrowprops={"arrowstyle": "<->", "color": "0.25"})
+        ax.text(x, height, f"loads: {without[place] / kernel[place]:.1f}x", ha=align, color="0.25")
+    ax.text(1.4, 400, f"{without[2] / without[1]:.1f}x", ha="right", color="0.25")
     ax.set_yscale("log")
     ax.minorticks_off()
     ax.set_xticks(places, [f"{m} x {k}\n{m * k / (m + k):.0f}" for m, k in sides])
     ax.set_yticks([50, 100, 200, 400, 800], [50, 100, 200, 400, 800])
     ax.set(xlabel="tile, and below it its FLOPs per byte (3.3)", ylabel="TFLOP/s")
-    ax.set_title(f"{card['provenance']['gpu']}, fp16, 4,096 x 4,096")
+    ax.set_title(f"{card['provenance']['gpu']}, fp16, 4,096 x 4,096; bars: the middle 60 % of runs")
     ax.legend(loc="lower right")
     return figure
 
 
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
-    """Print what HBM delivered in row order and in bands of 8, beside the count of strips. wave_bytes: (n, group) -> of
+    """Print what HBM delivered in row order and in bands of 8, beside the count of strips, and the count
+    in bands of 16. wave_bytes: (n, group) -> of
     each wave, what it reads."""
-    print("     n   order     mean wave / L2   counted   from HBM   / counted   ms (middle 60 % of runs)")
-    for n in (4_096, 8_192, 16_384):
-        for name, group, provider in (("rows", 1, "course, row order"), ("bands of 8", 8, "course")):
-            sizes = {"M": n, "provider": provider, "dtype": "fp16"}
-            read = results.select(card["kernels"], kernel="matmul_traffic", block_n=256, **sizes)[FROM_HBM].item()
-            time = results.select(card["kernels"], kernel="matmul", **sizes).iloc[0]
-            waves = list(wave_bytes(n, group))
-            print(f"{n:6,}   {name:10} {sum(waves) / len(waves) / L2:13.2f}", end="")
-            print(f" {sum(waves) / 1e9:6.2f} GB {read / 1e9:7.2f} GB {read / sum(waves):11.2f}", end="")
-            print(f"   {time.ms:6.3f} ({time.ms_20:.3f} to {time.ms_80:.3f})")
+    print("     n   order         a wave's strips    counted   from HBM       ms (middle 60 % of runs)")
+    for n, group in itertools.product((4_096, 8_192, 16_384), (1, 8, 16)):
+        waves = list(wave_bytes(n, group))
+        print(f"{n:6,}   {f'bands of {group}' if group > 1 else 'rows':11}", end="")
+        print(f" {sum(waves) / len(waves) / 1e6:14.0f} MB {sum(waves) / 1e9:7.2f} GB", end="")
+        if group == 16:
+            print(f" {'-':>10} {'-':>8}")
+            continue
+        sizes = {"M": n, "provider": "course" if group == 8 else "course, row order", "dtype": "fp16"}
+        read = results.select(card["kernels"], kernel="matmul_traffic", block_n=256, **sizes)[FROM_HBM].item()
+        time = results.select(card["kernels"], kernel="matmul", **sizes).iloc[0]
+        print(f" {read / 1e9:7.2f} GB {time.ms:8.3f} ({time.ms_20:.3f} to {time.ms_80:.3f})")
 
 
 def show_fusion(card: dict, *calls: Callable, D: int = 64) -> None:

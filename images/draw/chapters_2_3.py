@@ -408,11 +408,10 @@ def draw_stages() -> Figure:
 
 @image("03_room.png")
 def draw_room() -> Figure:
-    """What a tile of 128 × 128 takes of an SM's registers and shared memory."""
+    """What a tile of 128 × 256 takes of an SM's registers and shared memory."""
     figure, ax = canvas(2.4)
-    side, block_k, stages, left, unit, tall = 128, 64, 3, 1.7, 7.1 / 256, 0.5
-    acc, operand = side * side * 4 // 1024, side * block_k * 2 // 1024
-    title = f"Room for a tile of {side} × {side}, BLOCK_K = {block_k}, num_stages = {stages}, fp16"
+    stages, left, unit, tall, acc, operands = 3, 1.7, 7.1 / 256, 0.5, 128, {"a": (16, "blue"), "b": (32, "orange")}
+    title = f"Room for a tile of 128 × 256, BLOCK_K = 64, num_stages = {stages}, fp16"
     write(ax, 0.1, 0.25, title, HEAD, ha="left", weight="bold")
     for y, name, room in ((0.6, "registers", 256), (1.7, "shared memory", 227)):
         write(ax, 0.1, y + tall / 2, f"{name}\n{room} KiB", ha="left")
@@ -420,13 +419,15 @@ def draw_room() -> Figure:
     box(ax, left, 0.6, acc * unit, tall, f"acc: {acc} KiB", TENSOR_COLOUR["o"], share=0.45)
     ax.plot([left + 128 * unit] * 2, [0.5, 1.2], color="black", linewidth=1.6, linestyle="--")
     write(ax, left + 128 * unit + 0.1, 0.6 + tall / 2, "acc takes at most half", ha="left")
-    for stage in range(stages):
-        x = left + 2 * stage * operand * unit
-        for half, (name, colour) in enumerate((("a", "blue"), ("b", "orange"))):
-            box(ax, x + half * operand * unit, 1.7, operand * unit, tall, f"{name}\n{operand}", colour, share=0.4)
+    x = left
+    for _ in range(stages):
+        for name, (size, colour) in operands.items():
+            box(ax, x, 1.7, size * unit, tall, f"{name}\n{size}", colour, share=0.4)
+            x += size * unit
+    step = (x - left) / stages
     write(ax, left, 1.52, "multiplied", ha="left")
-    write(ax, left + 2 * operand * unit, 1.52, "on their way", ha="left")
-    outline(ax, left, 1.7, 2 * operand * unit, tall)
+    write(ax, left + step, 1.52, "on their way", ha="left")
+    outline(ax, left, 1.7, step, tall)
     return figure
 
 

@@ -38,6 +38,7 @@ WRONG_ANSWERS = (
     edit("3.2", "no store mask", ("mask=mask_m & mask_n", "mask=mask_m"), told="mask rows by M and columns by N"),
     edit("3.2", "and", ("mask_m & (offs_k", "mask_m and (offs_k"), told="join masks by &, not by `and`", gpu=None),
     edit("3.2", "TF32", (', input_precision="ieee"', ""), told="fp32 is multiplied in IEEE precision", gpu=None),
+    edit("3.2", "tiles in fp16", ("a, b, acc", "a.to(tl.float16), b.to(tl.float16), acc"), told="16 bits can't hold 131,584"),
     edit("3.2", "acc in fp16", ('"ieee")', '"ieee").to(tl.float16).to(tl.float32)'),
          told="sums stay in float32, acc and what tl.dot returns", gpu=None),
     edit("3.2", "only a moves", ("b_ptrs += BLOCK_K * stride_bk", "pass"), told=("each goes BLOCK_K columns of a and BLOCK_K rows of b "
@@ -75,6 +76,9 @@ WRONG_ANSWERS = (
     edit("3.5", "acc in fp16", ("zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)", "zeros((BLOCK_M, BLOCK_D), dtype=tl.float16)"),
          (PV, "acc += tl.dot(s.to(v.dtype), v, "), ('v, input_precision="ieee")', 'v, input_precision="ieee").to(tl.float16)'),
          told="acc is rounded to fp16 in every step"),
+    edit("3.5", "products rounded", (PV, "acc = acc + tl.dot(s.to(v.dtype), v, "), ('v, input_precision="ieee")', 'v, input_precision="ieee").to(v.dtype)'),
+         told="sums stay in float32, acc and what tl.dot returns"),
+    edit("3.5", "s and v in fp16", ("tl.dot(s.to(v.dtype), v,", "tl.dot(s.to(tl.float16), v.to(tl.float16),"), told="16 bits can't hold 131,584"),
     edit("3.5", "o in fp16", ("o_ptr.dtype.element_ty", "tl.float16"), told="o is rounded to fp16, whatever its dtype"),
     edit("3.5", "no key mask", (" & (offs_n[None, :] < S_k)", ""), ("(offs_n[:, None] < S_k) & ", ""),
          told="mask rows of q and o by S_q, keys by S_k"),

@@ -116,6 +116,9 @@ def inputs():
     a[:, 0], a[:, 1], b[0], b[1] = 64, 1, 64, 1
     stored = "acc is rounded to c's dtype, c_ptr.dtype.element_ty: c is fp32 here, and 16 bits have no 4097"
     yield product(a, b, "fp32, rows of a hold 64 and 1, columns of b 64 and 1", stored, edge="precision")
+    kept = "tl.dot gets the tiles in the inputs' dtype, which is fp32 here: 16 bits can't hold 131,584"
+    a, b = torch.full((16, 16), 131_584.0), 2.0**17 * torch.eye(16)
+    yield product(a, b, "fp32, a all 131,584, b 131,072 times the identity", kept, edge="precision")
     ieee = 'fp32 is multiplied in IEEE precision: tl.dot rounds it to TF32 unless you pass input_precision="ieee"'
     yield product(torch.full((16, 16), 4097.0), torch.eye(16), "fp32, a all 4097, b the identity", ieee, edge="precision")
     draw, bf16 = generator(), [torch.bfloat16] if hardware.device().type == "cuda" else []  # the interpreter's is wrong

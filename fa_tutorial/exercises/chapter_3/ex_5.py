@@ -70,7 +70,7 @@ MISTAKES = {
 CONDITIONS = {
     "ragged": "S_q and S_k need not be multiples of the blocks, and D may be smaller than BLOCK_D",
     "precision": (
-        "acc is float32, fp32 is multiplied in IEEE precision, q, k and v keep their dtype in the products, and s is scaled in "
+        "sums are float32, fp32 is multiplied in IEEE precision, q, k and v keep their dtype in the products, and s is scaled in "
         "float32 and then rounded to v's"
     ),
     "empty": "S_k may be 0: then o is 0",
@@ -122,19 +122,21 @@ def inputs():
     for sizes, block in (((16, 20, 16), "BLOCK_N"), ((20, 16, 16), "BLOCK_M"), ((16, 16, 12), "BLOCK_D")):
         yield digits(*sizes, f"{block} = 16", past, edge="ragged", stray=past)
     ones, v = torch.zeros(16, 16, dtype=torch.float16), torch.zeros(48, 16, dtype=torch.float16)
-    ones[:, 0], v[0], v[16], v[32] = 1, 2048, 1, 1
-    on = "fp16, all scores 1, rows of v 2048, 1 and 1 in three blocks"
-    yield attention(ones, ones[:1].expand(48, 16), v, on, "acc stays in float32: fp16 rounds 2048 + 1 to 2048", edge="precision")
+    ones[:, 0], v[0], v[1], v[16] = 1, 2048, 1, 1
+    on, sums = "fp16, all scores 1, rows of v 2048 and 1 in one block, 1 in the next", "sums stay in float32, acc and what tl.dot returns"
+    yield attention(ones, ones[:1].expand(48, 16), v, on, f"{sums}: fp16 rounds 2048 + 1 to 2048", edge="precision")
+    one, large = torch.eye(16), 2.0**17 * torch.eye(16)
+    on = "fp32, q and v are 131,584 times the identity, k is 131,072 times"
+    kept = "q, k, v, s and o are fp32 here, so keep them: 16 bits can't hold 131,584. s.to(v.dtype) rounds s to fp16 only where v is fp16"
+    yield attention(large + 512 * one, large, large + 512 * one, on, kept, edge="precision")
     ieee = 'fp32 is multiplied in IEEE precision, and here {} is not: tl.dot rounds it to TF32 unless you pass input_precision="ieee"'
-    one, (q, k) = torch.eye(16), torch.zeros(2, 16, 16)
+    q, k = torch.zeros(2, 16, 16)
     q[:, 0], q[:, 1], k[:, 0], k[:, 1] = 4097, 1, 1, -4096
     on = "fp32, rows of q hold 4097 and 1, rows of k 1 and −4096, so that all scores are 1; v is the identity"
     yield attention(q, k, one, on, ieee.format("q kᵀ"), edge="precision")
     yield attention(
         one, one, 4097 * one, "fp32, v is 4097 times the identity, q and k are the identity", ieee.format("s v"), edge="precision"
     )
-    on = "fp32, q is 4097 times the identity, k and v are the identity"
-    yield attention(4097 * one, one, one, on, "s is rounded to v's dtype, which is float32 here, and to no other", edge="precision")
     q, k = torch.zeros(2, 16, 16, dtype=torch.float16)
     q[:, 0], q[:, 1], k[:, 0], k[:, 1] = 1, 3, 3, -1  # 0.3 and 0.9 are both rounded in fp16, and not to 1 : 3
     on = "fp16, rows of q hold 1 and 3, rows of k 3 and −1, v all 1, scale = 0.3"
