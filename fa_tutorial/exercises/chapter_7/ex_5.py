@@ -66,7 +66,7 @@ MISTAKES = {
     "v stands where k belongs: dq = scale · ds k": (SUM, "acc = dot(ds.to(v_tile.dtype), v_tile, acc)"),
     shared.DELTA_OF_A_TILE: ("delta[:, None]", "tl.sum(p * dp, axis=1)[:, None]"),
     shared.FP16: ("ds.to(k_tile.dtype), k_tile", "ds.to(tl.float16), k_tile.to(tl.float16)"),
-    shared.FP16_P: (P, f"{P}.to(tl.float16)"),
+    "p is rounded to fp16 for every dtype: no product takes p here, so it stays float32": (P, f"{P}.to(tl.float16)"),
     shared.DELTA_ADDED: ("(dp - delta", "(dp + delta"),
     shared.DELTA_NOT_WEIGHTED: ("p * (dp - delta[:, None])", "p * dp - delta[:, None]"),
     "a tile goes without the mask that only the block's last row sees whole: full_n comes from its first row": (

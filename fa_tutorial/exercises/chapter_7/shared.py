@@ -24,8 +24,6 @@ DELTA_OF_A_TILE = "delta is summed over one tile of keys, and a row's delta take
 NO_SCALE = "dk is without the scale: dk = scale · dsᵀ q"
 NOT_IN_THE_STORE = "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store"
 BEFORE_QUERY_0 = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
-FP16_DS = "ds is rounded to fp16 for every dtype, and fp32 loses digits: round it to the dtype of the tile that it is multiplied by"
-FP16_P = FP16_DS.replace("ds", "p", 1)
 FP16 = "the products take fp16 tiles for every dtype, and fp32 loses digits: round p and ds to the dtype of the tile that each is multiplied by"
 LOADED = "rows past S_q are loaded: load_tile takes S_q for q and do, and lse and delta take the mask offs_m < S_q"
 SUMS = "the sums over blocks are kept in float32: fp16 has no 2,049"
@@ -238,8 +236,8 @@ def scaled_late():
     numbers = torch.tensor([4096, 16384, 20480, 0]).repeat(4)  # ds is ±1, + + − + over the queries, + + − − over the keys
     q[..., 2] = k[..., 3] = numbers
     do[..., 0], v[..., 0] = (torch.tensor(x).repeat(4) for x in ([16, 16, -16, 16], [1, 1, -1, -1]))
-    on = "fp16, scale = 0.3, scores such as 5 · 4096 − 20480, and 4096 + 16384 − 20480 in dsᵀ q and ds k"
-    rule = "these are 0 as long as q and k are multiplied as they are, and then scaled: 0.3 · 4096 is no fp16 number"
+    on = "fp16, scale = 0.3, sums of 0 such as 5 · 4096 − 20480 in s, and 4096 + 16384 − 20480 in dk and dq"
+    rule = "in s, dk and dq, q and k are multiplied as they are, and then scaled, because 0.3 · 4096 is no fp16 number"
     return given(None, on, rule, tensors=(q, k, v, do), scale=0.3, near=0.1, edge="half")
 
 
