@@ -464,7 +464,7 @@ def test_a_tiles_stored_rate_is_that_of_the_last_step_with_this_tile():
     """Full and causal, as far as they are stored: a tile measured without its mask would have half the rate."""
     rows = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "tile"]
     tiles = {(row["D"], row["is_causal"]): row["tflops"] for row in rows if row["provider"] == chapter_8.in_words(steps.LARGER[row["D"]])}
-    last = {point: found[chapter_8.LARGER_TILE]["tflops"] for point, found in chapter_8.stored_steps("h200").items()}
+    last = {point: found[chapter_8.LARGER_TILE]["tflops"] for point, found in chapter_8.stored_steps().items()}
     assert tiles == pytest.approx({point: last[point] for point in tiles}, rel=0.15) and len(tiles) in (2, 4)
 
 

@@ -431,15 +431,15 @@ def test_loops_of_keys_borders_are_dragged(page):
 
 
 def check_queue(shown: dict) -> None:
-    """The places fall idle when exercise 10.9 says, and no order that it tries ends before `soonest`."""
-    tiles, places, start = (shown[name] for name in ("order", "places", "start"))
-    assert sorted(shown["idle"]) == idle_times(tiles, places, start, 1.0) and shown["end"] == max(shown["idle"])
-    assert shown["soonest"] == min(idle_times(order, places, start, 1.0)[-1] for order in set(itertools.permutations(tiles)))
+    """The slots fall idle when exercise 10.9 says, and no order that it tries ends before `soonest`."""
+    tiles, slots, start = (shown[name] for name in ("order", "slots", "start"))
+    assert sorted(shown["idle"]) == idle_times(tiles, slots, start, 1.0) and shown["end"] == max(shown["idle"])
+    assert shown["soonest"] == min(idle_times(order, slots, start, 1.0)[-1] for order in set(itertools.permutations(tiles)))
 
 
 def test_queue_plays_exercise_10_9(page):
     check_queue(open_figure(page, "queue"))
-    for values in ({"longest": 2}, {"places": 6, "start": 3}, {"places": 1}, {"places": 3, "start": 0}):
+    for values in ({"longest": 2}, {"slots": 6, "start": 3}, {"slots": 1}, {"slots": 3, "start": 0}):
         check_queue(put(page, **values))
     for button in ("longest_first", "shortest_first", "as_launched"):
         page.locator(f"#{button}").click()

@@ -7,7 +7,6 @@ import math
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -107,15 +106,6 @@ def measured_in_order(order: str, D: int) -> pd.Series:
     return results.select(results.load("h200")["kernels"], chapter=10, kernel="order", provider=order, D=D).iloc[0]
 
 
-def points(ax: Axes, values: list[float], spread: list, D: int, label: str) -> None:
-    """A point with its number and its spread for each of `values`: left of 0, 1, … for D = 64, and right for 128."""
-    places = [x + (-0.2 if D == 64 else 0.2) for x in range(len(values))]
-    ax.errorbar(places, values, spread, fmt="o" if D == 64 else "s", capsize=4, label=label)
-    style = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 9}
-    for x, value, high in zip(places, values, spread[1], strict=True):
-        ax.annotate(f"{value:.2f}", (x, value + high), (0, 5), **style)
-
-
 def time_against_tiles(tiles: dict[str, float]) -> Figure:
     """Each variant's forward in shares of `causal`'s, with its runs from the 20th to the 80th percentile.
 
@@ -130,7 +120,11 @@ def time_against_tiles(tiles: dict[str, float]) -> Figure:
         own = found.loc[list(names)]
         shares = [found["causal_ms"]["causal"] / base, *own["ms"] / base]
         spread = [[0.0, *abs(own[f"ms_{end}"] - own["ms"]) / base] for end in (20, 80)]
-        points(ax, shares, spread, D, f"time, D = {D}")
+        across = [x + (-0.2 if D == 64 else 0.2) for x in range(len(shares))]
+        ax.errorbar(across, shares, spread, fmt="o" if D == 64 else "s", capsize=4, label=f"time, D = {D}")
+        style = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 9}
+        for x, share, high in zip(across, shares, spread[1], strict=True):
+            ax.annotate(f"{share:.2f}", (x, share + high), (0, 5), **style)
     for x, name in enumerate(names, 1):
         share = tiles[like.get(name, name)]
         ax.hlines(share, x - 0.33, x + 0.33, color="black", label="tiles" if x == 1 else None)
@@ -144,8 +138,8 @@ def time_against_tiles(tiles: dict[str, float]) -> Figure:
     return figure
 
 
-def places_at_work(idle: dict[str, list[float]], D: int) -> Figure:
-    """How many places of the GPU still work at each time, for each mask, with the measured times as vertical lines.
+def slots_at_work(idle: dict[str, list[float]], D: int) -> Figure:
+    """How many slots of the GPU still work at each time, for each mask, with the measured times as vertical lines.
 
     idle: when each place falls idle, in ms, from early to late.
     """
@@ -154,35 +148,27 @@ def places_at_work(idle: dict[str, list[float]], D: int) -> Figure:
         busy = [*range(len(times), 0, -1), 0]
         ax.step([0, *times], [len(times), *busy[1:]], style, where="post", color=COLOURS[colour], label=mask)
         ax.axvline(measured(mask, D), color=COLOURS[colour], linestyle=":", label=f"{mask}, measured")
-    ax.set(xlabel="ms", ylabel="places at work", xlim=(0.3, 0.5), ylim=(0, 450), xticks=[0.3, 0.35, 0.4, 0.45, 0.5])
+    ax.set(xlabel="ms", ylabel="slots at work", xlim=(0.3, 0.5), ylim=(0, 450), xticks=[0.3, 0.35, 0.4, 0.45, 0.5])
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
-def flex_against_ours() -> Figure:
-    """FlexAttention's time over ours at S = 16,384, a panel for each pass, with our runs' 20th to 80th percentile.
+def ours_against_flex() -> pd.DataFrame:
+    """Our time over FlexAttention's at S = 16,384, with our runs' 20th to 80th percentile.
 
     Without the documents by number, whose backward wasn't measured.
     """
     stored = results.select(results.load("h200")["kernels"], chapter=10, kernel="variant", S=16_384)
     rows = stored[stored["provider"] != "documents_by_number"]
-    figure, panels = plt.subplots(1, 2, figsize=(11, 3.2), sharey=True, layout="constrained")
-    for ax, (mode, name) in zip(panels, PASSES.items(), strict=True):
-        for D in (64, 128):
-            found = results.select(rows, mode=mode, D=D)
-            ratio, low, high = (found["flex_ms"] / found[f"ms{end}"] for end in ("", "_80", "_20"))
-            points(ax, ratio.to_list(), [ratio - low, high - ratio], D, f"D = {D}")
-        ax.set_xticks(range(len(found)), found["provider"].replace(NAMES), rotation=30)
-        ax.axhline(1, color=GREY, linewidth=1)
-        ax.set(title=f"{name}, S = 16,384", ylim=(0, 2.1), xlim=(-0.6, 5.6))
-    panels[0].set_ylabel("FlexAttention's time / ours")
-    panels[1].legend(loc="lower left")
-    return figure
+    ratio, low, high = ((rows[x] / rows["flex_ms"]).map("{:.2f}".format) for x in ("ms", "ms_20", "ms_80"))
+    masks, passes = rows["provider"].replace(NAMES), rows["mode"].map(PASSES) + ", D = " + rows["D"].astype(str)
+    table = pd.DataFrame({"": masks, "pass": passes, "shown": ratio + " (" + low + "–" + high + ")"})
+    return table.pivot(index="", columns="pass", values="shown").loc[masks.unique(), passes.unique()]
 
 
 def padded_times() -> pd.DataFrame:
     """ms of a padded batch, forward and backward, by who computes it, on an H100."""
-    names = {"unmasked": "no mask", "sdpa": "SDPA", "flex": "FlexAttention", "ours": "ours", "packed": "packed"}
+    names = {"unmasked": "ours, no mask", "sdpa": "SDPA", "flex": "FlexAttention", "ours": "ours", "packed": "packed"}
     rows = results.select(results.load("h100")["kernels"], kernel="padded")
     rows = rows.assign(mask=rows["is_causal"].map({False: "full", True: "causal"})).set_index(["mask", "mode"])
     return rows[[f"{name}_ms" for name in names]].set_axis(list(names.values()), axis=1).round(2)

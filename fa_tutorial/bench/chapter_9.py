@@ -6,6 +6,7 @@ tools/measure measures what is stored.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from fa_tutorial.bench.cases import GRIDS, MODES
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.hopper import ping_pong
 from fa_tutorial.source import excerpt, specialised
-from fa_tutorial.warpgroups import KEYS, ROWS, TENSOR_FLOPS, exp_cycles, matmul_cycles
+from fa_tutorial.warpgroups import KEYS, ROWS, TENSOR_FLOPS, cycles_per_block, matmul_cycles
 
 hardware.require_triton("Chapter 9's measurements")
 
@@ -47,23 +48,10 @@ def finished_errors(D: int) -> dict[str, float]:
 
 # ---------------------------------------------------------------- what the notebook shows; card: results.load's
 
-POINTS = GRIDS["points"]
-PEERS = ("tuned", "sdpa_cudnn", "flash_attn_4")
-
 
 def gpu(card: dict[str, Any]) -> str:
-    """A GPU's short name: H100."""
+    """A GPU's short name: H200."""
     return card["provenance"]["gpu"].split()[1]
-
-
-def speeds(card: dict[str, Any], mode: str = "fwd") -> pd.DataFrame:
-    """TFLOP/s at the twelve points, fp16, a column for each provider."""
-    return tables.table(card["rows"], POINTS, mode, "fp16")
-
-
-def counters(card: dict[str, Any], provider: str, mode: str) -> dict[str, float]:
-    """The profiler's counters: D = 128, S = 4,096, full."""
-    return results.select(card["kernels"], kernel="counters", provider=provider, mode=mode).iloc[0].to_dict()
 
 
 # What is stored of each, all with three stages. The stored row of two stops has an older name.
@@ -84,28 +72,51 @@ def finished_block() -> str:
     return excerpt(text, "s = issue_qk", "consumer_release(shared.v")
 
 
-def print_ladder(card: dict[str, Any], *loops: str) -> None:
-    """Some of LOOPS, "tuned", "hopper", or a loop with its number of stages: the SM cycles of a block of 64 x 128
-    scores, the share of them that its matmuls need, and the rate; beside (9.2)'s.
+# (9.2) is one warpgroup's, (9.3) two warpgroups'.
+BOUNDS = {"(9.2)": partial(cycles_per_block, warpgroups=1), "(9.3)": partial(cycles_per_block, warpgroups=2)}
+
+
+def print_ladder(card: dict[str, Any], *names: str) -> None:
+    """Some of BOUNDS and LOOPS, "tuned", "hopper", or a loop with its number of stages: the SM cycles of a block of
+    64 x 128 scores, the share of them that its matmuls need, and the rate.
     """
-    widths = [max(18, len(loop) + 2) for loop in loops]
+    widths = [12 if name in BOUNDS else max(17, len(name) + 2) for name in names]
     print(f"full, fp16, {gpu(card)}: cycles a block, 8 D by them (how busy tensor cores are), TFLOP/s")
-    print(f"{'(9.2)':>30}" + "".join(f"{loop:>{width}}" for loop, width in zip(loops, widths, strict=True)))
+    print(" " * 18 + "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True)))
     for D, S in itertools.product((64, 128), (4096, 16_384)):
-        wall = 2 * matmul_cycles(D) + exp_cycles()
-        cells = [f"{_of_the_ladder(card, loop, D, S):>{width}}" for loop, width in zip(loops, widths, strict=True)]
-        print(f"D = {D:3}, S = {S:6,}" + f"{wall:,} {2 * matmul_cycles(D) / wall:.0%}".rjust(11) + "".join(cells))
+        cells = [f"{_of_the_ladder(card, name, D, S):>{width}}" for name, width in zip(names, widths, strict=True)]
+        print(f"D = {D:3}, S = {S:6,}" + "".join(cells))
 
 
-def _of_the_ladder(card: dict[str, Any], loop: str, D: int, S: int) -> str:
-    wanted = {"provider": LOOPS.get(loop, loop), "D": D, "S_q": S, "is_causal": False}
+def _of_the_ladder(card: dict[str, Any], name: str, D: int, S: int) -> str:
+    cycles, rate = (BOUNDS[name](D), None) if name in BOUNDS else _ladder(card, name, D, S)
+    return f"{cycles:,.0f} {2 * matmul_cycles(D) / cycles:.0%}" + (f" {rate:.0f}" if rate else "")
+
+
+def _ladder(card: dict[str, Any], name: str, D: int, S: int) -> tuple[float, float]:
+    """Cycles a block, and TFLOP/s."""
+    wanted = {"provider": LOOPS.get(name, name), "D": D, "S_q": S, "is_causal": False}
     row = results.select(card["kernels"], kernel="ladder", **wanted).iloc[0]
-    cycles = _cycles_a_block(card, row)
-    return f"{cycles:,.0f} {2 * matmul_cycles(D) / cycles:.0%} {row['tflops']:.0f}"
+    return _cycles_a_block(card, row), row["tflops"]
+
+
+def print_rest(card: dict[str, Any], *names: str) -> None:
+    """Where the cycles of a block go, full, S = 4,096, if the start and the end of a work tile take as long at S =
+    16,384, where it has four times as many blocks.
+    """
+    columns, heads = [], [f"{f'D = {D}, {name}':>18}" for D, name in itertools.product((64, 128), names)]
+    for D, name in itertools.product((64, 128), names):
+        (whole, _), (longer, _) = (_ladder(card, name, D, S) for S in (4096, 16_384))
+        needed, ends = BOUNDS["(9.3)"](D), (whole - longer) * 4 / 3
+        columns.append((needed, whole - needed - ends, ends, whole))
+    print("full, S = 4,096: cycles a block" + "".join(heads))
+    words = ("(9.3): the matmuls", "idle tensor cores in the loop", "start and end of work tiles", "together")
+    for word, cells in zip(words, zip(*columns, strict=True), strict=True):
+        print(f"{word:31}" + "".join(f"{cell:18,.0f}" for cell in cells))
 
 
 def print_over_one_stop(card: dict[str, Any], *loops: str) -> None:
-    """The speed of each of LOOPS over that of one stop, at the twelve points; - where it wasn't measured."""
+    """The speed of some of ping_pong's loops over that of one stop, at the twelve points."""
     found = results.select(card["kernels"], kernel="ladder")
     of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
     _print_gains_of("speed over one stop's", card, {loop: of[LOOPS[loop]] / of[LOOPS["one stop"]] for loop in loops})
@@ -129,6 +140,8 @@ def print_clocked(card: dict[str, Any], D: int, *loops: str) -> None:
     for stamp, part in PARTS_OF_A_BLOCK.items():
         print(f"{part:41}" + "".join(f"{row[stamp]:15,}" for row in rows))
     print(f"{'cycles together':41}" + "".join(f"{sum(row.values()):15,}" for row in rows))
+    halves = (f"{sum(row.values()) / 2:,.0f} {_busy(D, row):.0%}" for row in rows)
+    print(f"{'half, for two consumers; cores busy':41}" + "".join(f"{half:>15}" for half in halves))
 
 
 def _busy(D: int, cycles: dict[str, int]) -> float:
@@ -156,8 +169,9 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
     for ax, loop in zip(panels, loops, strict=True):
         row = clocked(card, loop, D)
         share = _draw_lanes(ax, row["stamps"], "end" if loop == "overlapped" else "stop")
-        words = f"{loop.split(',')[0]}: no matmul issued for {share:.0%} of the time shown"
-        ax.set_title(f"{words}; tensor cores busy {_busy(D, row['cycles']):.0%}, by 8 D / cycles", loc="left")
+        words = f"{loop}: no matmul issued for {share:.0%} of the time shown"
+        ax.set_title(f"{words}; tensor cores busy {_busy(D, row['cycles']):.0%}", loc="left")
+    panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096")
     _legend_of_lanes(figure)
     return figure
@@ -208,9 +222,9 @@ def print_alone(card: dict[str, Any]) -> None:
     """The SM cycles of 64 x 128 scores, and the rate, for consumers that share a program, or have one each."""
     found = {D: alone(card, D) for D in (64, 128)}
     print(f"{gpu(card)}, full, cycles a block, TFLOP/s  D = 64, 128 keys   D = 128, 64 keys")
-    print(f"{'the wall (9.2)':36}" + "    ".join(f"{2 * matmul_cycles(D) + exp_cycles():15,}" for D in found))
-    words = {"tuned": "chapter 8's, 3 or 2 programs", "hopper": "hopper, 3 or 2 consumers, 128 keys"}
-    for name in found[64].index:
+    print(f"{'the wall (9.2)':36}" + "    ".join(f"{BOUNDS['(9.2)'](D):15,.0f}" for D in found))
+    words = {"hopper": "hopper, 3 or 2 consumers, 128 keys"}
+    for name in found[64].index.drop("tuned"):  # chapter 8's kernel as it was then
         own = [rows.loc[name] for rows in found.values() if name in rows.index]
         cells = [f"{_cycles_a_block(card, row):,.0f} {row['tflops']:.0f}" for row in own]
         print(f"{words.get(name, name):36}" + "".join(f"{cell:>19}" for cell in cells))
@@ -225,10 +239,12 @@ def draw_alone(card: dict[str, Any], *names: str) -> Figure:
     for ax, name in zip(panels, names, strict=True):
         row = rows.loc[name]
         _draw_lanes(ax, row["stamps"], "stop")
-        at_once = f", two or more at once for {sum(row['softmax_at_once'][2:]):.0%} of the time"
+        at_once = f", two or more at once for {sum(row['softmax_at_once'][2:]):.0%}"
         words = f"a softmax takes {row['clock']['stop']:,} cycles{at_once if len(row['stamps']) > 1 else ''}"
-        ax.set_title(f"{name}\n{words}; no matmul issued for {row['matmul_at_once'][0]:.0%}", loc="left")
-    panels[0].set_xlim(-3600, 4200)
+        ax.set_title(f"{name}: no matmul issued for {row['matmul_at_once'][0]:.0%} of the time\n{words}", loc="left")
+    start, end = -3600, 4200  # within all stamps
+    panels[0].set_xlim(start, end)
+    panels[-1].set_xticks(range(start, end, 1000), [f"{x:,}" for x in range(0, end - start, 1000)])
     panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 64, full, S = 6,144")
     _legend_of_lanes(figure)
     return figure
@@ -239,13 +255,11 @@ def print_moved_line(card: dict[str, Any]) -> None:
     found = results.select(card["kernels"], kernel="moved_line")
     print(f"{gpu(card)}, hopper -> with your line moved       cycles a block       TFLOP/s")
     for (D, is_causal, S), rows in found.groupby(["D", "is_causal", "S_q"], sort=False):
-        cycles, rates = zip(
-            *((_cycles_a_block(card, row), row["tflops"]) for _, row in rows.sort_values("provider").iterrows()),
-            strict=True,
-        )
+        before, after = (row for _, row in rows.sort_values("provider").iterrows())
         point = f"D = {D:3}, {tables.mask(is_causal)}, S = {S:6,}"
-        change = f"{rates[0]:6.0f} -> {rates[1]:.0f} ({rates[1] / rates[0] - 1:+.0%})"
-        print(f"{point:42} {cycles[0]:8,.0f} -> {cycles[1]:5,.0f} {change}")
+        cycles = f"{_cycles_a_block(card, before):8,.0f} -> {_cycles_a_block(card, after):5,.0f}"
+        gain = after["tflops"] / before["tflops"] - 1
+        print(f"{point:42} {cycles} {before['tflops']:6.0f} -> {after['tflops']:.0f} ({gain:+.0%})")
 
 
 def matmuls_under_way(stamps: list, issued: str, until: str) -> tuple[int, int, list[tuple[int, int]]]:
@@ -278,27 +292,25 @@ def print_errors(card: dict[str, Any], attend=None) -> None:
     print(f"largest error {ours:.1e}, of plain attention {plain:.1e}")
 
 
-def draw_compared(card: dict[str, Any], mode: str) -> Figure:
-    """hopper beside PEERS at the twelve points, and how it compares with each of them, in words."""
-    rates = speeds(card, mode)
+def draw_compared(card: dict[str, Any], mode: str, *others: str) -> Figure:
+    """hopper beside others at the twelve points, and how it compares with each of them, in words."""
+    rates = tables.table(card["rows"], GRIDS["points"], mode, "fp16")
     figure = Figure(figsize=(10, 3.2))
     panels = figure.subplots(1, 4, sharey=True)
     lengths = sorted({S for _, _, S in rates.index})
-    looks = dict(zip(("hopper", *PEERS), (("C0", "o-"), ("C1", "s--"), ("C2", "^-."), ("C3", "D:")), strict=True))
+    looks = {"hopper": "C0o-", "tuned": "C1s--", "sdpa_cudnn": "C2^-.", "flash_attn_4": "C3D:"}
     for ax, (D, is_causal) in zip(panels, itertools.product((64, 128), (False, True)), strict=True):
-        for kernel, (colour, style) in looks.items():
+        for kernel in ("hopper", *others):
             of = [rates.loc[(D, is_causal, S), kernel] for S in lengths]
-            ax.plot(
-                range(len(lengths)), of, style, color=colour, label=kernel, linewidth=2.4 if kernel == "hopper" else 1.4
-            )
+            ax.plot(range(len(lengths)), of, looks[kernel], label=kernel, linewidth=2.4 if kernel == "hopper" else 1.4)
         ax.set_xticks(range(len(lengths)), [f"{S:,}" for S in lengths])
         ax.set_title(f"D = {D}, {tables.mask(is_causal)}")
         ax.set_xlabel("S")
-    panels[0].set_ylim(0, 1.08 * rates[[*looks]].max(axis=None))
+    panels[0].set_ylim(0, 1.08 * rates[["hopper", *others]].max(axis=None))
     panels[0].set_ylabel(f"TFLOP/s, {MODES[mode]}, {gpu(card)}")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     print(f"{MODES[mode]}, {gpu(card)}: hopper's speed over the other's, of the twelve points")
-    for peer in PEERS:
+    for peer in others:
         ratios = rates["hopper"] / rates[peer]
         mean, (D, is_causal, S) = np.exp(np.log(ratios).mean()), ratios.idxmin()
         least = f"least {ratios.min():.2f}, at D = {D}, {tables.mask(is_causal)}, S = {S:,}"
@@ -307,9 +319,8 @@ def draw_compared(card: dict[str, Any], mode: str) -> Figure:
 
 
 def print_settled(card: dict[str, Any]) -> None:
-    """Where each settles at the power limit. chapter 8's rows have the first two."""
+    """Where each settles at the power limit. chapter 8's rows have the first."""
     rows = {
-        "sdpa_flash": ("clock", "sdpa_flash"),
         "tuned": ("clock", "tuned"),
         "cuDNN": ("settled", "sdpa_cudnn"),
         "hopper": ("settled", "hopper"),
@@ -319,10 +330,8 @@ def print_settled(card: dict[str, Any]) -> None:
     for name, (kernel, provider) in rows.items():
         row = results.select(card["kernels"], kernel=kernel, provider=provider).iloc[0]
         each = row["tflops"] * 1e6 / row["mhz"] / card["provenance"]["multiprocessors"]
-        print(
-            f"{name:26}{row['tflops']:11.0f}{row['mhz']:7,.0f}{row['watts']:8.0f}{each:10,.0f} "
-            f"({each / TENSOR_FLOPS:.0%})"
-        )
+        share = f"{each:,.0f} ({each / TENSOR_FLOPS:.0%})"
+        print(f"{name:26}{row['tflops']:11.0f}{row['mhz']:7,.0f}{row['watts']:8.0f}{share:>16}")
 
 
 def print_steps(card: dict[str, Any]) -> None:
@@ -335,7 +344,7 @@ def print_steps(card: dict[str, Any]) -> None:
         "any input, k earlier": two / of["one stop"] * of["overlap"] / of["roles"],
         "third consumer": of["roles"] / two,
         "persistent, by counter": of["counter"] / of["overlap"],
-        "order": of["order"] / of["counter"],
+        "order": (of["order"] / of["counter"]).where(of.index.get_level_values("is_causal"), 1),
         "hopper over tuned": of["order"] / of["tuned"],
     }
     _print_gains_of("speed over the last", card, gains)
@@ -347,18 +356,15 @@ def _print_gains_of(title: str, card: dict[str, Any], gains: dict[str, pd.Series
     lengths = "".join(f"{S / 1024:5.0f}" for S in sorted({S for _, _, S in next(iter(gains.values())).index}))
     print(f"{'S / 1,024':28}" + f"{lengths:>18}" * len(kinds))
     for name, ratios in gains.items():
-        cells = ("".join(_gain(x) for x in ratios.loc[kind].sort_index()) for kind in kinds)
+        cells = ("".join("    -" if x == 1 else f"{x:5.2f}" for x in ratios.loc[kind].sort_index()) for kind in kinds)
         print(f"{name:28}" + "".join(f"{cell:>18}" for cell in cells))
-
-
-def _gain(ratio: float) -> str:
-    return "    -" if ratio == 1 or np.isnan(ratio) else f"{ratio:5.2f}"
 
 
 def print_backward_profiled(card: dict[str, Any]) -> None:
     """The backward under the profiler, D = 128, S = 4,096, full: chapter 8's two kernels, and this chapter's."""
+    rows = results.select(card["kernels"], kernel="counters").set_index(["provider", "mode"])
     of = (("tuned", "dk, dv"), ("tuned", "dq"), ("hopper", "bwd"))
-    ms = [counters(card, *kernel)["gpu__time_duration.sum"] / 1e6 for kernel in of]
+    ms = [rows.loc[kernel, "gpu__time_duration.sum"] / 1e6 for kernel in of]
     print(f"{gpu(card)}, under the profiler, D = 128, full, S = 4,096:")
     print(f"chapter 8's two kernels {ms[0]:.2f} + {ms[1]:.2f} ms,", end=" ")
     print(f"hopper's one {ms[2]:.2f} ms: {(ms[0] + ms[1]) / ms[2]:.2f} times as fast")

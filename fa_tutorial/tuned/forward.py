@@ -43,10 +43,11 @@ def attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_lo
         shift = tl.where(m_new == -float("inf"), 0.0, m_new)
     p = tl.exp2(s * scale_log2 - shift[:, None])  # [BLOCK_M, BLOCK_N]
     alpha = tl.exp2(m - shift)  # [BLOCK_M]
+    l = alpha * l + tl.sum(p, axis=1)  # [BLOCK_M]
     acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]
     v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
     acc = dot(p.to(v_tile.dtype), v_tile, acc)
-    return m_new, alpha * l + tl.sum(p, axis=1), acc
+    return m_new, l, acc
 
 
 @autotune("forward")
@@ -58,13 +59,14 @@ def forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, sc
 
     q, o: (B, H_q, S_q, D), k, v: (B, H_k, S_k, D), as Heads or as descriptors of tiles
     (1, 1, BLOCK_M or BLOCK_N, BLOCK_D); lse_ptr: (B, H_q, S_q) float32.
-    Programs take heads_at_once heads at a time, causal ones from the longest row block to the shortest
-    (8.4). Grid: (ceil(S_q / BLOCK_M) · B · H_q,).
+    Causal programs take heads_at_once heads at a time, from the longest row block to the shortest (8.4).
+    Grid: (ceil(S_q / BLOCK_M) · B · H_q,).
     """
     row_blocks = tl.cdiv(S_q, BLOCK_M)
-    batch_head, row_block = grouped_tile_device(
-        tl.program_id(0), tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)  # fmt: skip
+    batch_head, row_block = tl.program_id(0) // row_blocks, tl.program_id(0) % row_blocks
     if IS_CAUSAL:
+        batch_head, row_block = grouped_tile_device(
+            tl.program_id(0), tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)  # fmt: skip
         row_block = row_blocks - 1 - row_block
     start_m = row_block * BLOCK_M
     b, h = batch_head // H_q, batch_head % H_q
@@ -121,8 +123,8 @@ def flash_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """forward.flash_forward by forward_kernel, for what `applies` to. Same arguments and results.
 
-    tile: None takes the fastest, which the first call for a kind of input measures. descriptors, in_order: False leaves
-    out that step of the chapter.
+    tile: None takes the fastest, which the first call for a kind of input measures. descriptors: False leaves out that
+    step of the chapter. in_order: False starts one head after another.
     """
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     o = torch.empty_like(q, memory_format=torch.contiguous_format)

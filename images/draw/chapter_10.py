@@ -39,7 +39,7 @@ def draw_places() -> Figure:
         if place:
             box(ax, 4.65, y, 4.25, tall - 0.08, colour=colour, share=0.35 if colour else 0.0)
             write(ax, 4.75, y + tall / 2 - 0.04, place, BODY, ha="left", weight="bold")
-            write(ax, 6.45, y + tall / 2 - 0.04, who, ha="left")
+            write(ax, 6.55, y + tall / 2 - 0.04, who, ha="left")
             arrow(ax, (4.63, y + tall / 2 - 0.04), (4.32, y + tall / 2 - 0.04))
     return figure
 
@@ -69,7 +69,7 @@ def draw_cu_seqlens() -> Figure:
     for bound in bounds:
         arrow(ax, (left + bound * side, top + side + 0.38), (left + bound * side, top + side + 0.03))
         write(ax, left + bound * side, top + side + 0.52, f"{bound}", BODY, weight="bold")
-    legend(ax, 1.25, ((3.3, {"hatch": MASKED}, "padding: computed, and thrown away"),))
+    legend(ax, 1.25, ((3.3, {"hatch": MASKED}, "padding"),))
     return figure
 
 

@@ -1,5 +1,5 @@
 """Right answers to chapter 10 in other words: a window by absolute keys, tiles by a loop, a list walked backwards, 1 / cosh², gradients
-before the mask, a sink after the loop, and as a column of the softmax, packed tiles by tokens and by a loop, places on a heap."""
+before the mask, a sink after the loop, and as a column of the softmax, packed tiles by tokens and by a loop, slots on a heap."""
 
 import heapq
 import itertools
@@ -65,8 +65,8 @@ def packed_tiles_by_a_loop(cu, block):
     return torch.tensor(first), torch.tensor(end)
 
 
-def idle_times_by_a_heap(tiles, places, start, tile):
-    idle = [0] * places
+def idle_times_by_a_heap(tiles, slots, start, tile):
+    idle = [0] * slots
     for n in tiles:
         heapq.heapreplace(idle, idle[0] + start + n * tile)
     return torch.tensor(idle).sort().values

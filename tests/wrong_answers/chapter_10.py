@@ -112,9 +112,6 @@ WRONG_ANSWERS = (
     edit("10.5", "lse as a vector", ("aux) - lse)", "aux) - lse[:, None])"), told="lse and delta broadcast to a tile already", gpu="stops with"),
     edit("10.5", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"),
          told="SCORE_MOD gets i and j exchanged"),
-    edit("10.5", "the score is masked by a large number before the cap", ("    p = tl.exp(SCORE_MOD(s,", """    seen = MASK_MOD(b, h, i, j, aux)
-    p = tl.exp(SCORE_MOD(tl.where(seen, s, -1e9),"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""),
-         told="the score is masked before SCORE_MOD, and a cap turns −inf into −c"),
     edit("10.5", "two exponentials", ("tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", "tl.exp(SCORE_MOD(s, b, h, i, j, aux)) * tl.exp(-lse)"),
          told="exp(modified score) overflows from 89 on"),
     edit("10.5", "a forgotten mask", ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="hidden pairs have a p"),
@@ -132,9 +129,8 @@ WRONG_ANSWERS = (
          ("(BLOCK_M,), 1.0,", "(BLOCK_M,), 0.0,"), ("softmax_step(s, m, l)\n", "softmax_step(s, m, l)\n        l += tl.exp(tl.load(sinks_ptr + h) - m)\n"),
          told="the sink counts once a row, not once a tile"),
     edit("10.6", "the first block's rows of lse", ("offs_m = start_m + tl.arange", "offs_m = tl.arange"), told="stores the lse of its own rows"),
-    edit("10.6", "lse with the sink twice", ("m + tl.log(l)", "m + tl.log(l) + tl.load(sinks_ptr + h)"), told="and lse is that of both: B = 1"),
     edit("10.6", "the sink of a batch entry", ("sinks_ptr + h", "sinks_ptr + batch_head"), told="a head's sink is at sinks_ptr + h", gpu=None),
-    edit("10.6", "lse past the end", (", mask=offs_m < S_q", ""), told="its rows of lse start at batch_head · S_q", gpu=None),
+    edit("10.6", "lse past the end", (", mask=offs_m < S_q", ""), told="a mask keeps its store of lse within S_q rows", gpu=None),
     ("10.7", dropout_gradients_by_autograd, "autograd computes these gradients"),
     *(edit("10.7", f"the sink in delta: {words}", ("(do * o).sum(dim=1)", delta), told="the sink's share is in p already")
       for words, delta in (("divided", "(p * dp).sum(dim=1) / (1 - p_sink)"), ("o divided", "(do * (o / (1 - p_sink)[:, None])).sum(dim=1)"),
@@ -157,11 +153,11 @@ WRONG_ANSWERS = (
     edit("10.8", "in float32", ("start // block", "(start // block).float()"), told="a tile's number is an integer"),
     ("10.8", packed_tiles_by_pairs, "a tensor of all 256 pairs is made: two queries decide a block"),
     *(edit("10.9", f"not sorted: {words}", ("sorted(idle)", order), told="the times are right, but not in order")
-      for words, order in (("by place", "idle"), ("late to early", "sorted(idle)[::-1]"))),
+      for words, order in (("by slot", "idle"), ("late to early", "sorted(idle)[::-1]"))),
     edit("10.9", "the last of them", ("sorted(idle)", "max(idle)"), told="returns one number, want a list of 2"),
-    edit("10.9", "one start for each place that works", ("start + n * tile", "n * tile"), ("sorted(idle)", "sorted(x + start * (x > 0) for x in idle)"),
+    edit("10.9", "one start for each slot that works", ("start + n * tile", "n * tile"), ("sorted(idle)", "sorted(x + start * (x > 0) for x in idle)"),
          told="has a start of its own"),
-    edit("10.9", "a place without a program is left out", ("sorted(idle)", "sorted(x for x in idle if x)"), told="idle from 0 on"),
-    edit("10.9", "the next program takes the least loaded by tiles", ("idle = [0.0] * places", "idle, load = [0.0] * places, [0] * places"),
-         ("idle.index(min(idle))", "load.index(min(load))\n        load[place] += n"), told="in the place that falls idle first"),
+    edit("10.9", "a slot without a program is left out", ("sorted(idle)", "sorted(x for x in idle if x)"), told="idle from 0 on"),
+    edit("10.9", "the next program takes the least loaded by tiles", ("idle = [0.0] * slots", "idle, load = [0.0] * slots, [0] * slots"),
+         ("idle.index(min(idle))", "load.index(min(load))\n        load[slot] += n"), told="in the slot that falls idle first"),
 )  # fmt: skip

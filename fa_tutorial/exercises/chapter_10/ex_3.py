@@ -67,6 +67,8 @@ MISTAKES = {
     "j runs down the rows of a tile: keys are its columns, so j is [1, BLOCK_N]": ("tl.arange(0, BLOCK_N)[None, :]", "tl.arange(0, BLOCK_N)[:, None]"),
     "the mask is missing: a listed tile may still hold hidden pairs": (SEEN, "(j < S_k)"),
     "rows that see no key give NaN, from 0 / 0: divide by 1 where l is 0": (NO_KEY, ""),
+    "a row of a listed tile may see no key, and takes the mean of v if its scores are a large negative number: hide them by −inf": (
+        'trans(k_tile)), -float("inf"))', "trans(k_tile)), -1e6)"),
 }  # fmt: skip
 CONDITIONS = {"empty": "a list may be empty: the rows of its block see no key, and get o = 0"}
 
@@ -155,6 +157,8 @@ def inputs():
     yield rows(1, 1, 16, 64, ENDS, gap, on=", the list is 0, 2, 3, v is NaN in tile 1, which isn't listed", unlisted=slice(16, 32))
     yield rows(1, 2, 40, 50, 20, loop, blocks=(32, 16), draw=generator(), fresh=True)
     yield rows(1, 1, 48, 16, 20, on=", so that rows 0 to 31 see no key", edge="empty")
+    blind = "a row of a listed tile may see no key: its scores are −inf, and its o is 0"
+    yield rows(1, 1, 40, 16, 20, blind, on=", so that rows 0 to 23 see no key", edge="empty")
     yield rows(1, 1, 32, 32, LATE, on=", v is NaN in tile 0, which isn't listed", unlisted=slice(16), edge="empty")
 
 

@@ -101,6 +101,12 @@ MISTAKES = {
     "SCORE_MOD gets i and j exchanged: i is the query, j the key": (MOD, MOD.replace("i, j", "j, i")),
     "the mods get i and j exchanged: i is the query, j the key": [
         (MOD, MOD.replace("i, j", "j, i")), (GRAD, GRAD.replace("i, j", "j, i")), (MASK, MASK.replace("i, j", "j, i"))],
+    "p multiplies dp alone: the gradient of the modified score is p (dp − delta)": ("p * (dp - delta)", "(p * dp - delta)"),
+    "the score is masked by a large number before SCORE_MOD, and a cap turns it into −c: put 0 in p, with tl.where, after exp": (
+        f"{P}    p = {MASK}\n", f"""    masked = {MASKED.replace("-float('inf')", "-1e9")}\n{P.replace('(s', '(masked')}"""),
+    "hidden pairs' scores are a large negative number, and a row's own may be as low: put 0 in p, with tl.where, after exp": (
+        f"{P}    p = {MASK}\n", f"""    p = tl.exp({MASKED.replace("s, -float('inf')", f"{MOD}, -1e6")} - lse)
+    p = tl.where(lse == -float('inf'), 0.0, p)\n"""),
     "delta is added: the gradient of the modified score is p (dp − delta)": ("(dp - delta)", "(dp + delta)"),
     "ds is divided by the derivative: the chain rule multiplies by SCORE_GRAD": (f"* {GRAD}", f"/ {GRAD}"),
     "the derivative multiplies dp alone: it belongs to all of p (dp − delta)": (
@@ -148,6 +154,8 @@ def inputs():
     yield rows(3, 9, THIRD, 2.0, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
     yield rows(16, 16, 7, 3.0, draw=generator(), fresh=True)
     yield rows(1, 4, 3, 200.0, size=200.0, edge="large")
+    low = "a row's scores may be any finite numbers: a hidden pair's p is 0 by tl.where, after exp"
+    yield rows(1, 2, 0, 3e30, low, size=-1e33, edge="large")
     yield rows(5, 3, 1, 2.0, edge="blind")
 
 

@@ -52,6 +52,8 @@ MISTAKES = {
         (M, NO_SINK), (L, "tl.full((BLOCK_M,), 0.0"), ("acc / l[:, None]", "acc / tl.where(l == 0, 1.0, l)[:, None]")],
     "m starts at the sink, but l at 0: the sink's own term is e^(sink − m), which is 1 at the start": (L, "tl.full((BLOCK_M,), 0.0"),
     "l starts at the sink: its own term is e^(sink − m), which is 1 at the start": (L, f"{M} + tl.full((BLOCK_M,), 0.0"),
+    "l starts at e^sink: m is the sink already, so its own term is e^(sink − m) = 1": (
+        L, "tl.exp(tl.load(sinks_ptr + h)) * tl.full((BLOCK_M,), 1.0"),
     "m starts at 0, so the sink counts as 0: m starts at the head's own": (M, "tl.zeros((BLOCK_M,), dtype=tl.float32)"),
     "every head takes the sink of head 0: a head's own is at sinks_ptr + h": ("sinks_ptr + h", "sinks_ptr"),
     "the sink is multiplied by scale: it joins the scores as it is, after the scale": (M, f"scale * ({M})"),
@@ -59,6 +61,7 @@ MISTAKES = {
     "lse is without the maximum: it is m + log l": (LSE, "tl.log(l)"),
     "lse is l, without the log: it is m + log l": (LSE, "m + l"),
     "lse is that of the keys alone: the sink is in l, and it stays there": (LSE, "m + tl.log(l - tl.exp(tl.load(sinks_ptr + h) - m))"),
+    "the sink is added to lse: it is in l already": (LSE, f"{LSE} + tl.load(sinks_ptr + h)"),
     "lse is in base 2: softmax_step computes in base e, so take tl.log": (LSE, "m + tl.log2(l)"),
     "lse's rows are found without the batch: a head's rows start at batch_head · S_q": ("batch_head * S_q", "h * S_q"),
 }  # fmt: skip
@@ -90,12 +93,12 @@ def inputs():
         words = "random sinks" if draw else f"sinks {', '.join(f'{sink:g}' for sink in sinks)}"
         on = f"B = {B}, {words}, S_q = {S_q}, S_k = {S_k}, tiles of {blocks[0]} × {blocks[1]}, a window of {left} keys and the query's own"
         place = "a head's sink is at sinks_ptr + h, and its rows of lse start at batch_head · S_q"
-        return case(q, k, v, torch.tensor(sinks), left, blocks, on=on, otherwise=otherwise or place, stray=place, **options)
+        return case(q, k, v, torch.tensor(sinks), left, blocks, on=on, otherwise=otherwise or place, **{"stray": place} | options)
 
     yield rows(1, [1.5], 16, 16, 3, "the softmax is over the keys that are seen and the sink, whose value is 0, and lse is that of both")
     yield rows(1, [1.5], 32, 32, 20, "the sink counts once a row, not once a tile, and each block stores the lse of its own rows")
     yield rows(2, [1.5, -1.0, 0.5], 32, 32, 5)
-    yield rows(1, [1.5], 40, 40, 10, "lse has S_q rows a head: mask its last block")
+    yield rows(1, [1.5], 40, 40, 10, stray="the last block is ragged: a mask keeps its store of lse within S_q rows")
     yield rows(1, torch.randn(2, generator=generator()).tolist(), 40, 50, 20, blocks=(32, 16), draw=generator(), fresh=True)
     yield rows(1, [100.0, -100.0], 32, 32, 5, CONDITIONS["large"], edge="large")
     yield rows(1, [1.5], 48, 16, 20, CONDITIONS["empty"], edge="empty")  # rows 0 to 31 see no key
@@ -107,7 +110,8 @@ EXERCISE = Exercise(
     hints=(
         "The sink acts like a key before all others, with the score sink and the value 0. What are m, l and acc after this key alone?",
         "m is the sink, l is e^(sink − m) = 1, and acc is 0. The loop stays as it is.",
-        "lse is m + tl.log(l), because the sink is already in l. Its rows start at batch_head · S_q, and offs_m < S_q masks the last block.",
+        "lse is m + tl.log(l), because the sink is already in l. A head's rows start at batch_head · S_q, and a block's are "
+        "offs_m = start_m + tl.arange(0, BLOCK_M). Store with mask=offs_m < S_q.",
     ),
     solution=sink_kernel,
     reasoning="The loop merges each tile into what came before it, and it doesn't care what that was. So the sink comes first, as a key with "

@@ -31,6 +31,7 @@ MISTAKES = {
     "z is taken for 0 and 1: a kept pair's z is 1 / (1 − P)": ("    o = (z", "    z = (z > 0).to(p.dtype)\n    o = (z"),
     "p is normalised again, without the sink: p and p_sink already add up to 1": (
         "    o = (z", "    p = p / p.sum(dim=1, keepdim=True).clamp(min=1e-30)\n    o = (z"),
+    "delta has a z too many: dp holds z already, so delta is the sum of p ∘ dp": (DELTA, "(z * p * dp).sum(dim=1)"),
     "delta is divided by the keys' share, the sum of p: delta is do · o as it is, because p and p_sink already add up to 1": (
         DELTA, f"{DELTA} / p.sum(dim=1).clamp(min=1e-30)"),
     "delta is divided by the keys' share in ds: delta is do · o as it is, because p and p_sink already add up to 1": (

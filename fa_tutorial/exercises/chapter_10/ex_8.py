@@ -30,6 +30,8 @@ MISTAKES = {
     "the block's first and last query are exchanged: the first decides `first`, the last decides `end`": [
         (TOP, TOP.replace("top", "last")), (LAST, LAST.replace("last", "top"))],
     "these are numbers of tokens: divide by block": (RETURN, "start, stop"),
+    "these are tiles' first tokens: don't multiply by block again": (
+        RETURN, "start // block * block, (stop + block - 1) // block * block"),
     "first is a number of tokens: divide by block": (RETURN, RETURN.replace("start // block", "start")),
     "end is a number of tokens: divide by block, rounding up": (RETURN, "start // block, stop"),
     "these are numbers of sequences: look up in cu where they begin and end, and divide by block": (

@@ -29,6 +29,7 @@ MISTAKES = {
     "x is never read: out is y + y": (SUM, "y + y, mask"),
     "out is x alone": (SUM, "x, mask"),
     "the last element is masked out: the mask is offs < n": ("offs < n", "offs < n - 1"),
+    "an offset counts elements, not bytes: don't multiply tl.arange by their size": ("tl.arange(0, BLOCK)", "tl.arange(0, BLOCK) * 4"),
     "the sum is rounded to half precision: store it as it is, tl.store converts to the dtype of out": (SUM, "(x + y).to(tl.float16), mask"),
 }  # fmt: skip
 

@@ -54,6 +54,9 @@ class Simulated:
     def __getitem__(self, grid):
         return functools.partial(self._launch, grid)
 
+    def __call__(self, *args, **named):
+        raise Wrong("the grid is missing: a launch is kernel[grid](…)")
+
     def _launch(self, grid, *args, num_warps=4, num_stages=3, **named):
         self.launches += 1
         try:
@@ -76,9 +79,11 @@ class Simulated:
         flat(out)[cells(out, place_out, own=True)] = flat(x)[cells(x, place_x, own=False)]
 
     def _check(self, x, out, numbers):
-        if not isinstance(x, torch.Tensor) or x.data_ptr() != self.x.data_ptr():
+        if not (isinstance(x, torch.Tensor) and isinstance(out, torch.Tensor)):
+            raise Wrong("x and out are passed as tensors: Triton takes their addresses itself")
+        if x.data_ptr() != self.x.data_ptr():
             raise Wrong("x is copied before the launch: pass x itself, whose strides say how it lies")
-        if not isinstance(out, torch.Tensor) or out.data_ptr() == x.data_ptr():
+        if out.data_ptr() == x.data_ptr():
             raise Wrong("the second argument is no new tensor: make an out for the kernel to write to")
         if out.dtype != x.dtype:
             raise Wrong(f"out is {out.dtype} and x is {x.dtype}: give out the dtype of x".replace("torch.", ""))

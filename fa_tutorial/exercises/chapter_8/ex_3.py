@@ -50,6 +50,7 @@ ACC, L = "alpha[:, None] * acc + dot", "alpha * l + tl.sum(p, axis=1)"
 WHERE = 'tl.where(offs_n[None, :] < S_k, s, -float("inf"))'
 HIDDEN = f"        s = {WHERE}  # a key of zeros has the score 0\n"
 MAXIMUM = "        m_new = tl.maximum(m, tl.max(s, axis=1))  # [BLOCK_M]\n"
+CAUSAL = "offs_n[None, :] <= start_m + tl.arange(0, BLOCK_M)[:, None]"
 MISTAKES = {
     "p v has the 11 bits of TF32 or fp16: dot rounds no fp32 to TF32, and p takes v's dtype, not fp16": (
         "p.to(v.dtype), v", "p.to(tl.float16), v.to(tl.float16)"),
@@ -78,6 +79,10 @@ MISTAKES = {
         "s = scale * dot", "s = 1.4426950408889634 * scale * dot"),
     "k and v are exchanged: the scores are q kᵀ, and p multiplies v": [(f"k = k{KV}", f"k = v{KV}"), (f"v = v{KV}", f"v = k{KV}")],
     "acc is not divided by l at the end": ("acc / l[:, None]", "acc"),
+    "acc is divided by l twice": ("acc / l[:, None]", "acc / l[:, None] / l[:, None]"),
+    "a causal mask hides keys: this kernel does full attention": ("offs_n[None, :] < S_k", f"({CAUSAL} + S_k - S_q)"),
+    "a causal mask, aligned top-left, hides keys: this kernel does full attention": (
+        "offs_n[None, :] < S_k", f"(offs_n[None, :] < S_k) & ({CAUSAL})"),
     "keys are counted in tiles, for k, v and the mask: a coordinate counts rows": [
         (KV, "_desc.load([b, h, start_n // BLOCK_N, 0])"), ("offs_n = start_n +", "offs_n = start_n // BLOCK_N +")],
     "the loop runs to S_q: there are S_k keys": ("range(0, S_k", "range(0, S_q"),

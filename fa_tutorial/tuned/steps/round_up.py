@@ -26,10 +26,11 @@ def attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_lo
         shift = tl.where(m_new == -float("inf"), 0.0, m_new)
     p = tl.exp2(s * scale_log2 - shift[:, None])  # [BLOCK_M, BLOCK_N]
     alpha = tl.exp2(m - shift)  # [BLOCK_M]
+    l = alpha * l + tl.sum(p, axis=1)  # [BLOCK_M]
     acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]
     v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
     acc = dot(p.to(v_tile.dtype), v_tile, acc)
-    return m_new, alpha * l + tl.sum(p, axis=1), acc
+    return m_new, l, acc
 
 
 @triton.jit
@@ -38,9 +39,10 @@ def flash_forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k,
                          BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                          BLOCK_D: tl.constexpr):
     row_blocks = tl.cdiv(S_q, BLOCK_M)
-    batch_head, row_block = grouped_tile_device(
-        tl.program_id(0), tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)
+    batch_head, row_block = tl.program_id(0) // row_blocks, tl.program_id(0) % row_blocks
     if IS_CAUSAL:
+        batch_head, row_block = grouped_tile_device(
+            tl.program_id(0), tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)
         row_block = row_blocks - 1 - row_block
     start_m = row_block * BLOCK_M
     b, h = batch_head // H_q, batch_head % H_q
