@@ -153,16 +153,16 @@ def backward_speed(card: dict[str, Any], yours: dict[int, float]) -> Figure:
 
 
 def one_loop_parts(parts: pd.DataFrame) -> Figure:
-    """Chapter 7's trial: the backward in two loops, and in one, with and without dq's product and its atomic adds.
+    """Chapter 7's trial: the backward in two loops, and in one, without its atomic adds or dq's product.
     parts: the rows "one_loop_parts".
     """
     labels = {
-        "neither": "one loop: dk and dv alone", "product, no adds": "with dq's product",
-        "adds, no product": "with the atomic adds", "one loop, atomics": "with both",
+        "one loop, atomics": "one loop", "product, no adds": "without the adds",
+        "adds, no product": "without dq's product", "neither": "without either",
     }  # fmt: skip
     figure, ax = plt.subplots(figsize=(8.5, 3.8), layout="constrained")
     cases = parts.groupby(["D", "is_causal"], sort=False)
-    for place, (name, hatch) in enumerate(zip(labels, ("", "//", "..", "xx"), strict=True)):
+    for place, (name, hatch) in enumerate(zip(labels, ("xx", "//", "..", ""), strict=True)):
         where = [x + 0.21 * (place - 1.5) for x in range(len(cases))]
         ms = parts[parts["provider"] == name]["ms"]
         bars = ax.bar(where, ms, 0.2, label=labels[name], hatch=hatch, edgecolor="black")

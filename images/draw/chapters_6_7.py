@@ -396,7 +396,7 @@ def draw_kernel_row(ax: Axes, top: float, name: str, what: str, work: str, past:
                     summed: tuple[str, ...], written: tuple[str, ...]) -> None:  # fmt: skip
     """One kernel: what streams past on the left, what a program holds, adds up and computes inside its frame, its writes on the right."""
     middle = top + 0.65
-    box(ax, 2.5, top, 4.3, 1.3, "", "sky", share=0.2, line=2)
+    box(ax, 2.5, top, 4.3, 1.3, line=2)
     for y, text, look in ((0.22, name, {"size": BODY, "weight": "bold"}), (0.63, what, {}), (1.02, work, {})):
         write(ax, 2.65, top + y, text, ha="left", **look)
     tensor_group(ax, 0.1, middle, past, hatch="..")

@@ -20,6 +20,7 @@ LOAD_ADD_STORE = ADD.replace("atomic_add", "store").replace(
 )
 ROWS = "offs_m[:, None] < S_q"
 MASKED_P = "tl.where(here[:, None], tl.exp(s_t - lse[None, :]), 0.0)"
+EXP = "tl.exp(s_t - lse[None, :])"
 P = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)"
 END = "end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
 FULL_N = "    full_n = tl.maximum(end_n, 0) // BLOCK_N * BLOCK_N if IS_CAUSAL else 0\n"
@@ -46,8 +47,20 @@ WRONG_ANSWERS = (
          told="exp(s − lse) is at most 1: compute it in one step"),
     edit("7.2", "scores in fp16", ("tl.exp(s_t", "tl.exp(s_t.to(q_tile.dtype).to(tl.float32)"),
          told="s, dp and delta are kept in float32"),
-    edit("7.2", "ds from the rounded p", ("tl.exp(s_t - lse[None, :])", "tl.exp(s_t - lse[None, :]).to(do_tile.dtype)"),
-         told="ds is computed from the p that isn't rounded"),
+    *(edit(number, "ds from the rounded p", (p, f"{p}.to(do_tile.dtype)"), told="ds is computed from the p that isn't rounded")
+      for number, p in (("7.2", EXP), ("7.3", EXP), ("7.5", P), ("7.6", MASKED_P))),
+    *(edit(number, f"{of} scaled and rounded for its gradient", (old, old.replace(f"{of}_tile", f"(scale * {of}_tile).to({of}_tile.dtype)")),
+           (f"{scaled} * scale", scaled), told="multiplied as they are, and then scaled")
+      for number, of, old, scaled in (("7.2", "q", " q_tile)  #", "dk_acc"), ("7.3", "q", "q_tile, dk_acc", "dk_acc"), ("7.5", "k", "k_tile, acc)", "acc"))),
+    edit("7.6", "k scaled and rounded for dq", ("scale * dot(tl.trans(ds_t), k_tile)", "dot(tl.trans(ds_t), (scale * k_tile).to(k_tile.dtype))"),
+         told="multiplied as they are, and then scaled"),
+    edit("7.2", "ds in fp16 for every dtype", ("ds_t.to(q_tile.dtype), q_tile", "ds_t.to(tl.float16), q_tile.to(tl.float16)"),
+         told="ds is rounded to fp16 for every dtype"),
+    edit("7.2", "delta added", ("dp_t - delta", "dp_t + delta"), told="delta is added"),
+    edit("7.3", "dv added twice", ("dv_acc = dot(", "dv_acc += dot("), told="dv: what was summed before is added twice"),
+    edit("7.5", "p in fp16 for every dtype", (P, f"{P}.to(tl.float16)"), told="p is rounded to fp16 for every dtype"),
+    edit("7.5", "ds and dq scaled", ("ds.to(k", "(ds * scale).to(k"), told="dq has the scale twice"),
+    edit("7.5", "delta not weighted", ("p * (dp - delta[:, None])", "p * dp - delta[:, None]"), told="delta isn't multiplied by p"),
     edit("7.2", "a softmax of the tile", ("p_t = tl.exp(s_t - lse[None, :])", "e = tl.exp(s_t)\n    p_t = e / tl.sum(e, axis=0)[None, :]"),
          told="a row has keys in other tiles, and lse counts them all"),
     edit("7.3", "stored to row S_q", (STORES, STORES.replace("S_k, D", "S_q, D")), told="a program's keys start at start_n and end at S_k"),

@@ -55,6 +55,10 @@ MISTAKES = {
     shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
     shared.FP16: [("p_t.to(do_tile.dtype), do_tile", "p_t.to(tl.float16), do_tile.to(tl.float16)"),
                   ("ds_t.to(q_tile.dtype), q_tile", "ds_t.to(tl.float16), q_tile.to(tl.float16)")],
+    "ds is rounded to fp16 for every dtype, and fp32 loses digits: round it to the dtype of the tile that it is multiplied by": (
+        "ds_t.to(q_tile.dtype), q_tile", "ds_t.to(tl.float16), q_tile.to(tl.float16)"),
+    shared.DELTA_ADDED: ("dp_t - delta", "dp_t + delta"),
+    shared.DELTA_NOT_WEIGHTED: ("p_t * (dp_t - delta[None, :])", "p_t * dp_t - delta[None, :]"),
     "ds is not multiplied by p: ds = p ∘ (dp − delta)": ("p_t * (dp_t - delta[None, :])", "dp_t - delta[None, :]"),
     "dk and dv are exchanged: dk = scale · dsᵀ q goes to dk, dv = pᵀ do to dv": [
         ("store_tile(dk, dk_acc", "store_tile(dv, dk_acc"), ("store_tile(dv, dv_acc", "store_tile(dk, dv_acc")],

@@ -51,6 +51,8 @@ MISTAKES = {
     "dk gets the scale in every step and once more after the loop: once, after the loop": (SUM_DK, f"{SUM_DK} * scale"),
     "only the last block of queries counts: every block adds to what the earlier ones gave": [(SUM_DV, "do_tile)"), (SUM_DK, "q_tile)")],
     shared.ADDED_TWICE: [("dv_acc = dot(", "dv_acc += dot("), ("dk_acc = dot(", "dk_acc += dot(")],
+    f"dv: {shared.ADDED_TWICE}": ("dv_acc = dot(", "dv_acc += dot("),
+    f"dk: {shared.ADDED_TWICE}": ("dk_acc = dot(", "dk_acc += dot("),
     "scale is applied to dk in every step, so the earlier blocks get it again and again: apply it once, after the loop": [
         (SUM_DK, f"{SUM_DK} * scale"), ("dk_acc * scale", "dk_acc")],
     "dv begins anew in every step: each block adds to what the earlier ones gave": (SUM_DV, "do_tile)"),
@@ -99,6 +101,7 @@ def inputs():
     on = on.format("dsᵀ q", "±2048, ±1 and ∓2048")
     yield shared.given(None, on, shared.SUMS, tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
     yield shared.scaled_late()
+    yield shared.small_p()
 
 
 EXERCISE = shared.exercise(

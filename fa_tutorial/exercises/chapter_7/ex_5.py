@@ -55,6 +55,7 @@ TOP_LEFT = "query i sees keys 0 to i + S_k − S_q, so that the last query sees 
 MISTAKES = {
     "dq is without the scale: dq = scale · ds k": ("acc * scale", "acc"),
     "scale is applied in every step and once more after the loop: once, after the loop": (SUM, f"{SUM} * scale"),
+    "dq has the scale twice: dq = scale · ds k": ("acc * scale", "acc * scale * scale"),
     "only the last tile counts: dq is a sum over the tiles of keys": (SUM, "acc = dot(ds.to(k_tile.dtype), k_tile)"),
     shared.ADDED_TWICE: (SUM, SUM.replace("acc =", "acc +=")),
     "scale is applied in every step, so the earlier tiles get it again and again: apply it once, after the loop": [
@@ -65,6 +66,9 @@ MISTAKES = {
     "v stands where k belongs: dq = scale · ds k": (SUM, "acc = dot(ds.to(v_tile.dtype), v_tile, acc)"),
     shared.DELTA_OF_A_TILE: ("delta[:, None]", "tl.sum(p * dp, axis=1)[:, None]"),
     shared.FP16: ("ds.to(k_tile.dtype), k_tile", "ds.to(tl.float16), k_tile.to(tl.float16)"),
+    "p is rounded to fp16 for every dtype: no product takes p here, so it stays float32": (P, f"{P}.to(tl.float16)"),
+    shared.DELTA_ADDED: ("(dp - delta", "(dp + delta"),
+    shared.DELTA_NOT_WEIGHTED: ("p * (dp - delta[:, None])", "p * dp - delta[:, None]"),
     "a tile goes without the mask that only the block's last row sees whole: full_n comes from its first row": (
         f"({CAUSAL})", f"(({CAUSAL}) | (start_n < ({END}) // BLOCK_N * BLOCK_N))"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("(dp - delta[:, None])", "dp"),
@@ -128,6 +132,7 @@ def inputs():
     yield shared.given((1, 1, 1, 32, 64), f"causal, {short}", unseen, is_causal=True, blocks=(32, 16, 64), edge="unseen")
     yield shared.half_scores()
     yield shared.scaled_late()
+    yield shared.small_p()
     q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (16, 48, 48, 16))  # p = 1 / 48, and ds = ±1
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 48
     k[:, :, 0], k[:, :, 16], k[:, :, 32] = 2048, 1, -2048

@@ -108,6 +108,7 @@ def inputs():
     on = "fp16, equal scores, ds k of the two programs is 2049 and −2048"
     yield shared.given(None, on, "dq is float32, and so is each part of it", tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
     yield shared.scaled_late()
+    yield shared.small_p()
 
 
 EXERCISE = shared.exercise(
@@ -117,7 +118,7 @@ EXERCISE = shared.exercise(
     conditions={
         "ragged": "S_q and S_k need not be multiples of the block sizes",
         "range": "finite logits, however large, give no infinity and no NaN",
-        "half": "dq is float32, with fp16 and bf16 too",
+        "half": f"dq is float32 for every dtype; {shared.HALF}",
     },
     hints=(
         "Which of the step's tiles does dq need, and which shape must it have on the left of k_tile?",

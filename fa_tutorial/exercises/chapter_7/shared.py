@@ -18,6 +18,8 @@ from fa_tutorial.exercises.running import INF
 
 HALF = "with fp16 and bf16, only the operands of a product have 16 bits: the rest is float32, including the scaling and the p in ds"
 ADDED_TWICE = "what was summed before is added twice in each step: dot(a, b, acc) has added it already, so acc = dot(a, b, acc), not +="
+DELTA_ADDED = "delta is added: ds = p ∘ (dp − delta)"
+DELTA_NOT_WEIGHTED = "delta isn't multiplied by p: ds = p ∘ (dp − delta)"
 DELTA_OF_A_TILE = "delta is summed over one tile of keys, and a row's delta takes all of its keys: it was computed before, so load it"
 NO_SCALE = "dk is without the scale: dk = scale · dsᵀ q"
 NOT_IN_THE_STORE = "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store"
@@ -228,13 +230,15 @@ def half_scores():
 
 
 def scaled_late():
-    """All scores are 0, and not if q or k is scaled and rounded before the product."""
+    """All scores are 0, one column of dq is 0, and one of dk, and not if q or k is scaled and rounded before its product."""
     q, k, v, do = (torch.zeros(1, 1, 16, 16, dtype=torch.float16) for _ in range(4))
     q[..., 0], q[..., 1], k[:, :, ::2, 0], k[:, :, ::2, 1] = 5, -1, 4096, 20480
-    v[..., 0], v[:, :, ::2, 0], do[..., 0] = 2, 1, 1
-    on = "fp16, q = (5, −1, 0 …), even keys (4096, 20480, 0 …), odd keys 0, scale = 0.3"
-    rule = "5 · 4096 − 20480 is 0, so all keys weigh the same: q and k are multiplied as they are, and then scaled"
-    return given(None, on, rule, tensors=(q, k, v, do), scale=0.3, edge="half")
+    numbers = torch.tensor([4096, 16384, 20480, 0]).repeat(4)  # ds is ±1, + + − + over the queries, + + − − over the keys
+    q[..., 2] = k[..., 3] = numbers
+    do[..., 0], v[..., 0] = (torch.tensor(x).repeat(4) for x in ([16, 16, -16, 16], [1, 1, -1, -1]))
+    on = "fp16, scale = 0.3, sums of 0 such as 5 · 4096 − 20480 in s, and 4096 + 16384 − 20480 in dk and dq"
+    rule = "in s, dk and dq, q and k are multiplied as they are, and then scaled, because 0.3 · 4096 is no fp16 number"
+    return given(None, on, rule, tensors=(q, k, v, do), scale=0.3, near=0.1, edge="half")
 
 
 def _fresh(blocks, causal, ragged):
