@@ -66,12 +66,6 @@ def block_of(loop: str) -> str:
     return "\n".join(line for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))
 
 
-def finished_block() -> str:
-    """A block of hopper's forward, where no key is masked."""
-    text = specialised(hopper.forward.next_block, MASK=False, OVERLAP=True)
-    return excerpt(text, "s = issue_qk", "return")
-
-
 # (9.2) is one warpgroup's, (9.3) two warpgroups'.
 BOUNDS = {"(9.2)": partial(cycles_per_block, warpgroups=1), "(9.3)": partial(cycles_per_block, warpgroups=2)}
 
@@ -98,21 +92,6 @@ def _ladder(card: dict[str, Any], name: str, D: int, S: int) -> tuple[float, flo
     wanted = {"provider": LOOPS.get(name, name), "D": D, "S_q": S, "is_causal": False}
     row = results.select(card["kernels"], kernel="ladder", **wanted).iloc[0]
     return _cycles_a_block(card, row), row["tflops"]
-
-
-def print_rest(card: dict[str, Any], *names: str) -> None:
-    """Where the cycles of a block go, full, S = 4,096, if the start and the end of a work tile take as long at S =
-    16,384, where it has four times as many blocks.
-    """
-    columns, heads = [], [f"{f'D = {D}, {name}':>18}" for D, name in itertools.product((64, 128), names)]
-    for D, name in itertools.product((64, 128), names):
-        (whole, _), (longer, _) = (_ladder(card, name, D, S) for S in (4096, 16_384))
-        needed, ends = BOUNDS["(9.3)"](D), (whole - longer) * 4 / 3
-        columns.append((needed, whole - needed - ends, ends, whole))
-    print("full, S = 4,096: cycles a block" + "".join(heads))
-    words = ("(9.3): the matmuls", "idle tensor cores in the loop", "start and end of work tiles", "together")
-    for word, cells in zip(words, zip(*columns, strict=True), strict=True):
-        print(f"{word:31}" + "".join(f"{cell:18,.0f}" for cell in cells))
 
 
 def print_over_one_stop(card: dict[str, Any], *loops: str) -> None:
