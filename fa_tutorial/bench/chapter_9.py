@@ -66,18 +66,12 @@ def block_of(loop: str) -> str:
     return "\n".join(line for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))
 
 
-def finished_block() -> str:
-    """A block of hopper's forward, where no key is masked."""
-    text = specialised(hopper.forward.next_block, MASK=False, OVERLAP=True)
-    return excerpt(text, "s = issue_qk", "consumer_release(shared.v")
-
-
 # (9.2) is one warpgroup's, (9.3) two warpgroups'.
 BOUNDS = {"(9.2)": partial(cycles_per_block, warpgroups=1), "(9.3)": partial(cycles_per_block, warpgroups=2)}
 
 
 def print_ladder(card: dict[str, Any], *names: str) -> None:
-    """Some of BOUNDS and LOOPS, "tuned", "hopper", or a loop with its number of stages: the SM cycles of a block of
+    """Some of BOUNDS and LOOPS, "tuned", "hopper": the SM cycles of a block of
     64 x 128 scores, the share of them that its matmuls need, and the rate.
     """
     widths = [12 if name in BOUNDS else max(17, len(name) + 2) for name in names]
@@ -98,21 +92,6 @@ def _ladder(card: dict[str, Any], name: str, D: int, S: int) -> tuple[float, flo
     wanted = {"provider": LOOPS.get(name, name), "D": D, "S_q": S, "is_causal": False}
     row = results.select(card["kernels"], kernel="ladder", **wanted).iloc[0]
     return _cycles_a_block(card, row), row["tflops"]
-
-
-def print_rest(card: dict[str, Any], *names: str) -> None:
-    """Where the cycles of a block go, full, S = 4,096, if the start and the end of a work tile take as long at S =
-    16,384, where it has four times as many blocks.
-    """
-    columns, heads = [], [f"{f'D = {D}, {name}':>18}" for D, name in itertools.product((64, 128), names)]
-    for D, name in itertools.product((64, 128), names):
-        (whole, _), (longer, _) = (_ladder(card, name, D, S) for S in (4096, 16_384))
-        needed, ends = BOUNDS["(9.3)"](D), (whole - longer) * 4 / 3
-        columns.append((needed, whole - needed - ends, ends, whole))
-    print("full, S = 4,096: cycles a block" + "".join(heads))
-    words = ("(9.3): the matmuls", "idle tensor cores in the loop", "start and end of work tiles", "together")
-    for word, cells in zip(words, zip(*columns, strict=True), strict=True):
-        print(f"{word:31}" + "".join(f"{cell:18,.0f}" for cell in cells))
 
 
 def print_over_one_stop(card: dict[str, Any], *loops: str) -> None:
@@ -250,18 +229,6 @@ def draw_alone(card: dict[str, Any], *names: str) -> Figure:
     return figure
 
 
-def print_moved_line(card: dict[str, Any]) -> None:
-    """The speed of hopper with the moved line over hopper's, and its cycles."""
-    found = results.select(card["kernels"], kernel="moved_line")
-    print(f"{gpu(card)}, hopper -> with your line moved       cycles a block       TFLOP/s")
-    for (D, is_causal, S), rows in found.groupby(["D", "is_causal", "S_q"], sort=False):
-        before, after = (row for _, row in rows.sort_values("provider").iterrows())
-        point = f"D = {D:3}, {tables.mask(is_causal)}, S = {S:6,}"
-        cycles = f"{_cycles_a_block(card, before):8,.0f} -> {_cycles_a_block(card, after):5,.0f}"
-        gain = after["tflops"] / before["tflops"] - 1
-        print(f"{point:42} {cycles} {before['tflops']:6.0f} -> {after['tflops']:.0f} ({gain:+.0%})")
-
-
 def matmuls_under_way(stamps: list, issued: str, until: str) -> tuple[int, int, list[tuple[int, int]]]:
     """(from, to, spans): while both consumers have a clock, the spans in which a matmul of one or the other is issued
     and not finished: between these two of ping_pong.STAMPS.
@@ -343,7 +310,7 @@ def print_steps(card: dict[str, Any]) -> None:
         "two consumers, one stop": of["one stop"] / of["tuned"],
         "any input, k earlier": two / of["one stop"] * of["overlap"] / of["roles"],
         "third consumer": of["roles"] / two,
-        "persistent, by counter": of["counter"] / of["overlap"],
+        "persistent": of["counter"] / of["overlap"],
         "order": (of["order"] / of["counter"]).where(of.index.get_level_values("is_causal"), 1),
         "hopper over tuned": of["order"] / of["tuned"],
     }

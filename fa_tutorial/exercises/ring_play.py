@@ -157,6 +157,8 @@ def slip(role: str, got: Sequence[Action | None], right: Sequence[Action]) -> st
             return f"{when}, {the(role)} yields “{action}”, where it should end"
         if str(right[place]) != str(action):
             asked = " (is the wait yielded?)" if right[place].kind == "wait" != action.kind else ""
+            if action.kind == right[place].kind == "wait" and action.barrier.name == right[place].barrier.name:
+                asked = ": a stage's parity flips once a round of the ring"
             return f"{when}, {the(role)} yields “{action}”, where “{right[place]}” is due{asked}"
         place += 1
     return ""  # it stands at a wait

@@ -283,7 +283,7 @@ def one_block(ahead, dk, dv, block, after, dq_desc, shared, start_n, sizes, scal
     computed while dq is. Else its s_t, and p_t is computed while dp_t is.
     """
     dtype: gl.constexpr = shared.q.tiles.dtype
-    dp_t = issue_dp(block, shared, C, UNDER_DQ)
+    dp_t = issue_dp(block, shared, C, MINUS_DELTA=UNDER_DQ)
     p_t = ahead if UNDER_DQ else gl.exp2(ahead * scale_log2)
     dp_t = warpgroup_mma_wait(0, [dp_t])
     ds_t = p_t * dp_t if UNDER_DQ else p_t * (dp_t + row_values(shared.delta, block.n, dp_t))  # (6.10)

@@ -101,11 +101,10 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, shared, sizes, flags: gl.const
         h_k = h // (sizes.H_q // sizes.H_k)
         for c in gl.static_range(CONSUMERS):
             first = start_m + c * ROWS
-            producer_acquire(shared.q, turn * CONSUMERS + c)
-            announce_rows(
-                batch_head, first if first < end_m else NO_ROWS, key_blocks, shared.work, turn * CONSUMERS + c
-            )
-            load(shared.q, turn * CONSUMERS + c, q_desc, b, h, first)
+            nth = turn * CONSUMERS + c
+            producer_acquire(shared.q, nth)
+            announce_rows(batch_head, first if first < end_m else NO_ROWS, key_blocks, shared.work, nth)
+            load(shared.q, nth, q_desc, b, h, first)
         for j in range(key_blocks):
             start_n = (key_blocks - 1 - j) * BLOCK_N
             producer_acquire(shared.k, n)

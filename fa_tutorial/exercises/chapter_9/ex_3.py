@@ -49,6 +49,8 @@ MISTAKES = {
     "acc is rescaled after p v: this block's p is already relative to the new maximum, so shrink acc before p v is added": [
         (RESCALED, "acc, is_async"), (SUMMED, f"{SUMMED}        acc = rescaled(acc, alpha)\n")],
     "p v starts from nothing in every block: only q kᵀ has use_acc=False": (RESCALED, "rescaled(acc, alpha), use_acc=False, is_async"),
+    "s still holds the scores of the blocks before: it starts from zeros each time (use_acc=False)": [
+        ("zeros, use_acc=False,", "zeros,"), ("p, m, l, alpha = softmax_step(", "zeros = s\n        p, m, l, alpha = softmax_step(")],
     "the second matmul reads k's tile: it multiplies p by v": ("p, v.index(stage)", "p, k.index(stage)"),
     "s is scaled twice: softmax_step multiplies it by scale_log2": ("softmax_step(s,", "softmax_step(s * scale_log2,"),
     "p is multiplied by alpha, which belongs to acc: rescaled(acc, alpha) shrinks what was added before": [
