@@ -409,6 +409,7 @@ LADDER = {
     "order, larger tile": "4: a larger tile",
     "load ahead, larger tile": "three small changes",
     LARGER_TILE: "the last digit",
+    "tuned": "its tile autotuned",
 }
 
 
