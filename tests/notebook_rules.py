@@ -191,13 +191,17 @@ def copied_runs(text: str) -> set[tuple[str, ...]]:
     return {tuple(lines[start : start + COPIED_LINES]) for start in range(len(lines) - COPIED_LINES + 1)}
 
 
-def solutions_shown(notebook: dict, exercises: Iterable[Exercise]) -> list[str]:
+def solution_runs(exercise: Exercise) -> set:
+    source = source_of(exercise.solution)
+    return copied_runs(source[source.index(source.splitlines()[ast.parse(source).body[0].body[0].lineno - 1]) :])
+
+
+def solutions_shown(notebook: dict, exercises: Iterable[Exercise], before: Iterable[Exercise] = ()) -> list[str]:
     """No exercise's function has a body, and up to its check no cell and no output holds lines of its solution, but for those that an
-    earlier exercise's solution has, too: a starter may be made from it."""
-    faults, earlier = [], set()
+    earlier exercise's solution has, too: a starter may be made from it. before: exercises of earlier chapters."""
+    faults, earlier = [], {run for exercise in before for run in solution_runs(exercise)}
     for exercise in exercises:
-        source = source_of(exercise.solution)
-        runs = copied_runs(source[source.index(source.splitlines()[ast.parse(source).body[0].body[0].lineno - 1]) :])
+        runs = solution_runs(exercise)
         runs, earlier = runs - earlier, earlier | runs
         checks, checked = check_cells(notebook, exercise), False
         for cell in notebook["cells"]:

@@ -343,26 +343,35 @@ def show_tiles(programs: Programs, model: Model) -> None:
         )
 
 
+BY_PROGRAMS = {1: "vermilion", 2: "orange", 3: "sky", 4: "green"}  # programs on an SM -> a bar's colour
+
+
 def draw_tiles(programs: Programs, model: Model, mine: dict[int, TileConfig]) -> Figure:
-    """The H200's rate with each of TILES, `mine` of each D in another colour, with its prediction and programs."""
-    figure = Figure(figsize=(10.5, 4.4))
-    figure.suptitle("H200, S = 4,096, full")
+    """The H200's rate with each of TILES, coloured by its programs, and the rate of the model's cycles at the clock of
+    step 3. `mine` of each D has a frame.
+    """
+    figure = Figure(figsize=(10.5, 5))
+    figure.suptitle("H200, S = 4,096, full: TFLOP/s, and the programs on an SM")
     stored = [row for row in kernels_of_h200() if row["kernel"] == "tile"]
     compiled = tiles_with(programs, model)
     for ax, D in zip(figure.subplots(1, 2), (64, 128), strict=True):
         rates = {row["provider"]: row["tflops"] for row in stored if (row["D"], row["is_causal"]) == (D, False)}
-        most, top = max(rates.values()), len(rates) - 0.2
-        columns = {"predicted": 1.55 * most, "programs": 2.15 * most}
-        for y, (tile, rate) in enumerate(sorted(rates.items(), key=lambda pair: pair[1])):
-            ax.barh(tile, rate, color=COLOURS["vermilion" if tile == in_words(mine[D]) else "blue"])
-            ax.text(rate - 0.03 * most, y, f"{rate:.0f}", va="center", ha="right", color="white")
-            for word, x in columns.items():
-                ax.text(x, y, f"{compiled[D, tile][word]:.0f}", va="center", ha="right")
-        for word, x in columns.items():
-            ax.text(x, top, word, va="center", ha="right", fontsize="small")
-        ax.set(title=f"D = {D}", xlabel="TFLOP/s", xlim=(0, 2.17 * most), ylim=(-0.6, top + 0.5))
-        ax.set_xticks(range(0, int(most), 200))
-        ax.grid(visible=False)
+        before = stored_steps()[D, False]["order"]
+        for tile, rate in sorted(rates.items(), key=lambda pair: pair[1]):
+            row, colour = compiled[D, tile], COLOURS[BY_PROGRAMS[compiled[D, tile]["programs"]]]
+            frame = "black" if tile == in_words(mine[D]) else colour
+            ax.barh(tile, rate, color=colour, edgecolor=frame, linewidth=2)
+            spills = f" ({row['LDL']} spills)" if row["LDL"] else ""
+            ax.text(8, tile, f"{rate:.0f}{spills}", va="center")
+            by_model = before["tflops"] * tile_cycles(before, D, False) / row["predicted"]
+            ax.plot(by_model, tile, "D", color="black", markerfacecolor="white", markersize=8)
+        ax.set(title=f"D = {D}")
+        ax.grid(axis="y", visible=False)
+    figure.legend(handles=[
+        *(Patch(color=COLOURS[colour], label=f"{n} program{'s' * (n > 1)}") for n, colour in BY_PROGRAMS.items()),
+        Patch(facecolor="white", edgecolor="black", linewidth=2, label="yours"),
+        Line2D([], [], color="black", marker="D", mfc="white", markersize=8, linestyle="", label="by (8.5)"),
+    ], loc="outside lower center", ncols=6, frameon=False)  # fmt: skip
     return figure
 
 
@@ -409,6 +418,7 @@ LADDER = {
     "order, larger tile": "4: a larger tile",
     "load ahead, larger tile": "three small changes",
     LARGER_TILE: "the last digit",
+    "tuned": "its tile autotuned",
 }
 
 
@@ -444,38 +454,39 @@ def show_ideas() -> None:
 
 
 CHAIN = list(LADDER)[:5]  # the steps that draw_chain shows
+SAVED = (1400, 1610)  # where it writes what a step saves, by the model and measured
 
 
 def draw_chain(predict: Predict) -> Figure:
-    """The cycles for 64 x 64 scores, full, of each step of CHAIN on the H200, beside those that `predict` gives for
-    its machine code, and cuDNN's. A panel for each D.
+    """The cycles for 64 x 64 scores, full, of each step of CHAIN on the H200 and those that `predict` gives for its
+    machine code, what each saves, and cuDNN's. A panel for each D.
     """
     figure = Figure(figsize=(10.5, 4.6))
     figure.suptitle("H200, full: cycles for 64 x 64 scores")
     step_of = STEP_OF | LARGER_STEP_OF
-    panels = figure.subplots(1, 2, sharey=True)
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
     for ax, D in zip(panels, (64, 128), strict=True):
-        found, before = stored_steps()[D, False], None
+        before = None
         for y, name in enumerate([*CHAIN, "sdpa_cudnn"]):
-            cycles = tile_cycles(found[name], D, False)
-            if name in CHAIN:
-                tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
-                by_model = predict(compiled_steps()[step_of[name], tile, D, False])
-                if before is not None and round(cycles) != round(before):
-                    colour = COLOURS["blue" if cycles < before else "orange"]
-                    ax.barh(y, cycles - before, left=before, color=colour, height=0.6)
-                ax.plot(by_model, y, "D", color="black", markerfacecolor="white", markersize=8, zorder=3)
+            cycles = tile_cycles(stored_steps()[D, False][name], D, False)
             ax.plot(cycles, y, "o" if name in CHAIN else "s", color="black", markersize=4.5, zorder=4)
-            ax.text(0.98, y, f"{cycles:.0f}", ha="right", va="center", transform=ax.get_yaxis_transform())
-            before = cycles
-        ax.text(0.98, -0.75, "measured", ha="right", va="center", transform=ax.get_yaxis_transform())
+            if name not in CHAIN:
+                continue
+            tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
+            by_model = predict(compiled_steps()[step_of[name], tile, D, False])
+            ax.plot(by_model, y, "D", color="black", markerfacecolor="white", markersize=8, zorder=3)
+            if before:
+                for x, saved in zip(SAVED, (before[0] - by_model, before[1] - cycles), strict=True):
+                    ax.text(x, y, f"{round(saved)}", ha="right", va="center")
+                if round(cycles) != round(before[1]):
+                    colour = COLOURS["blue" if cycles < before[1] else "orange"]
+                    ax.barh(y, cycles - before[1], left=before[1], color=colour, height=0.6)
+            before = by_model, cycles
+        for x, words in zip(SAVED, ("saves\nby (8.5)", "saves\nmeasured"), strict=True):
+            ax.text(x, -0.4, words, ha="right", va="center", fontsize="small")
         ax.axvline(4 * D + 256, color="grey", linestyle=":", zorder=0)
-        ax.annotate(
-            f"turns: {4 * D + 256}", (4 * D + 256, -0.75), (5, 0), textcoords="offset points", va="center", color="grey"
-        )
-        least, most = (end(tile_cycles(found[name], D, False) for name in [*CHAIN, "sdpa_cudnn"]) for end in (min, max))
-        ax.set(title=f"D = {D}", xlabel="cycles", ylim=(-1.1, len(CHAIN) + 0.6))
-        ax.set_xlim(least - 0.1 * (most - least), most + 0.25 * (most - least))
+        ax.set(title=f"D = {D}", xlim=(440, SAVED[1] + 20), xticks=range(600, 1201, 200), ylim=(-1, len(CHAIN) + 0.6))
+        ax.text(4 * D + 266, 5.4, f"turns: {4 * D + 256}", va="center", color="grey")
         ax.grid(axis="y", visible=False)
     panels[0].set_yticks(range(len(CHAIN) + 1), [*map(LADDER.get, CHAIN), "cuDNN"])
     panels[0].invert_yaxis()

@@ -156,10 +156,10 @@ def draw_descriptor() -> Figure:
         arrow(ax, (0.32 + thread * 0.47, 2.4), (0.32 + thread * 0.47, 2.78), width=1.0)
     arrow(ax, (4.97, 1.12), (4.97, 1.5))
     write(ax, 5.1, 1.3, 'one instruction: "tile at [b, h, 64, 0]"', ha="left")
-    box(ax, 4.75, 1.5, 3.75, 0.9, "", "purple", share=0.2)
-    write(ax, 5.25, 1.95, "TMA", BODY, weight="bold")
-    box(ax, 5.8, 1.58, 2.6, 0.74, "descriptor: start, shape,\nstrides, tile (1, 1, 64, 64)", dashed=True)
-    arrow(ax, (6.62, 2.4), (6.62, 2.78))
+    box(ax, 4.75, 1.5, 0.9, 0.9, "TMA", "purple", share=0.2, size=BODY, weight="bold")
+    box(ax, 6.1, 1.5, 2.4, 0.9, "descriptor, in memory:\nstart, shape, strides,\ntile (1, 1, 64, 64)", dashed=True)
+    arrow(ax, (6.1, 1.95), (5.65, 1.95))
+    arrow(ax, (5.2, 2.4), (5.2, 2.78))
     tall, ends = 1.6, 1.6 * (S - TILE_SIDE) / TILE_SIDE
     for x, below in ((0.1, "a mask\nmakes them 0"), (4.75, "TMA\nfills in 0, without a mask")):
         box(ax, x, 2.8, 3.75, ends, f"rows {TILE_SIDE} to {S - 1} of head h", "orange", share=0.35)

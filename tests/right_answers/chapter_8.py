@@ -3,6 +3,8 @@ order, cycles of the whole tile first."""
 
 import math
 
+from edits import edit
+
 from fa_tutorial.matmul import grouped_tile, tl, triton
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -127,6 +129,20 @@ RIGHT_ANSWERS = (
     ("8.2", softmax_step_by_exp, "correct (you call tl.exp"),
     ("8.2", softmax_step_first_alpha_1),
     ("8.3", forward_transposed),
+    edit(
+        "8.3",
+        "a tile of missing keys alone",
+        ("range(0, S_k, BLOCK_N)", "range(0, S_k + BLOCK_N, BLOCK_N)"),
+        told="you load 7 tiles and store 1",
+        gpu=None,
+    ),
+    edit(
+        "8.3",
+        "q loaded for each tile of keys",
+        ("        k = k_desc", "        q = q_desc.load([b, h, start_m, 0]).reshape([BLOCK_M, D])\n        k = k_desc"),
+        told="you load 7 tiles and store 1",
+        gpu=None,
+    ),
     ("8.4", order_by_chapter_3),
     ("8.4", order_with_groups_from_the_end),
     ("8.5", cycles_by_the_whole_tile),

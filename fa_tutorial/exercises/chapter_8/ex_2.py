@@ -78,6 +78,9 @@ MISTAKES = {
     "m_new is the maximum of s, and s · scale_log2 is subtracted from: both must be scaled": M_UNSCALED,
     "m_new holds the maximum of s: it is the maximum of s · scale_log2, so that nothing has to scale it later": [
         M_UNSCALED, (P, "tl.exp2((s - shift[:, None]) * scale_log2)"), (ALPHA, "tl.exp2((m - shift) * scale_log2)")],
+    "s is multiplied by log₂ e once more: scale_log2 holds it already": [
+        (P, "tl.exp2(s * scale_log2 * 1.4426950408889634 - shift[:, None])"), (M_NEW, "tl.maximum(m, tl.max(s, axis=1) * scale_log2 * 1.4426950408889634)")],
+    "p subtracts the old m: it subtracts shift, which is m_new": (P, "tl.exp2(s * scale_log2 - m[:, None])"),
     "m_new is scaled a second time in the exponent: it is in units of s · scale_log2 already": (
         P, "tl.exp2((s - shift[:, None]) * scale_log2)"),
     "m_new is scaled as a whole: the old m in it is in units of s · scale_log2 already, so scale only the tile's maximum": (

@@ -1,11 +1,14 @@
 """Exercise 8.3, flash_forward_descriptor_kernel."""
 
+from unittest import mock
+
 import torch
 
+from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_5.inner_step import FALLS, FIRST, HALF, LOW, half_inputs, logits, one_tile_inputs, two_tiles_input
 from fa_tutorial.exercises.forward_cases import TILE, WIDENED, attention_case, by_infinity, draw_qkv, o_truth, tolerance, widens, with_fresh
 from fa_tutorial.exercises.harness import Exercise
-from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out, results
 from fa_tutorial.exercises.with_descriptors import with_descriptors
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot
@@ -57,6 +60,13 @@ MISTAKES = {
     "keys past S_k are zeros, and a score of 0 still weighs exp(0 − m): the mask on the scores stays, with −inf": (HIDDEN, ""),
     "the score 0 of a key past S_k joins the maximum: hide the scores before the maximum is taken": (HIDDEN + MAXIMUM, MAXIMUM + HIDDEN),
     "k's and v's row counts tiles: a tile's coordinate counts rows": (KV, "_desc.load([b, h, start_n // BLOCK_N, 0])"),
+    "k's row counts tiles: a tile's coordinate counts rows": (f"k{KV}", "k_desc.load([b, h, start_n // BLOCK_N, 0])"),
+    "v's row counts tiles: a tile's coordinate counts rows": (f"v{KV}", "v_desc.load([b, h, start_n // BLOCK_N, 0])"),
+    "every step loads the first tile of k: its row is start_n": (f"k{KV}", "k_desc.load([b, h, 0, 0])"),
+    "every step loads the first tile of v: its row is start_n": (f"v{KV}", "v_desc.load([b, h, 0, 0])"),
+    "head and row are exchanged for k and v: a tile's coordinates are [b, h, row, 0]": (KV, "_desc.load([b, start_n, h, 0])"),
+    "k's head and row are exchanged: a tile's coordinates are [b, h, row, 0]": (f"k{KV}", "k_desc.load([b, start_n, h, 0])"),
+    "o is rounded to fp16 by name: it takes o_desc.dtype": ("o_desc.dtype)", "tl.float16)"),
     "every step loads the first tile of k and v: their row is start_n": (KV, "_desc.load([b, h, 0, 0])"),
     "q's and o's row counts row blocks: a tile's coordinate counts rows": ("row_blocks * BLOCK_M\n", "row_blocks\n"),
     "q's row counts row blocks: a tile's coordinate counts rows": ("q_desc.load([b, h, start_m,", "q_desc.load([b, h, start_m // BLOCK_M,"),
@@ -140,6 +150,23 @@ def refused(kernel):
     return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(with_descriptors(kernel), launched) else ""
 
 
+def note(kernel):
+    """What a kernel carries without need: one program with two tiles of keys loads q, k, v, k, v, and stores o. Only the interpreter shows it."""
+    if not hardware.interpreter_on():
+        return ""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    launched = launch(*attention_case(*draw_qkv(1, 1, 16, 32, 16), "").args)
+    names = ("create_descriptor_load", "create_descriptor_store")
+    counts = [mock.Mock(side_effect=getattr(builder, name)) for name in names]
+    with mock.patch.multiple(builder, **dict(zip(names, counts, strict=True))):
+        results(with_descriptors(kernel), launched, kernel, "", "", once=True)
+    loads, stores = (count.call_count for count in counts)
+    if (loads, stores) == (5, 1):
+        return ""
+    return f"with two tiles of keys you load {loads} tiles and store {stores}, where 5 (q once, k and v twice) and 1 (o, after the loop) would do"
+
+
 EXERCISE = Exercise(
     task="Write the forward with tensor descriptors of shape (B, H, S, D) and tiles [1, 1, BLOCK_M or BLOCK_N, D]: full attention, any S_q "
     "and S_k.",
@@ -164,5 +191,6 @@ EXERCISE = Exercise(
     launch=launch,
     tolerance=tolerance,
     refused=refused,
+    note=note,
     adapt=lambda kernel: with_descriptors(by_infinity(kernel)),
 )

@@ -56,6 +56,8 @@ MISTAKES = {
         REMOVABLE, "max(0, instructions - 2 * exponentials)"),
     "removable is what must stay": (REMOVABLE, "min(instructions, exponentiating / to_issue)"),
     "instructions // 4 cuts off a part of a cycle: divide with /": (ISSUING, "issuing = tiles * num_warps * (instructions // 4)"),
+    "cycles and removable are exchanged: return (cycles, removable)": (f"return {TURNS}, removable", f"return removable, {TURNS}"),
+    "the matmuls' cycles are the whole tile's here: bring them to 64 x 64 scores, too": (MATMULS, "2 * 2 * block_m * block_n * D / 4096"),
     "the cycles are rounded here: return them as they are": (TURNS, f"round({TURNS})"),
     "a part of a cycle is cut off: divide with /": [
         (TILES, "64 * 64 // (block_m * block_n)"), (REMOVABLE, "max(0, instructions - 8 * exponentials)")],
