@@ -409,7 +409,7 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
         return "a block is stored at one address: reduce it to one number, over all of its axes, or give an address for each of its numbers"
     if "Mask argument cannot be block type" in f"{root}":
         return "a block's mask, but one address: add the offsets to the pointer, x_ptr + offs"
-    if axis := re.search(r"axis (\d) out of bounds", f"{error} {root}"):
+    if axis := re.search(r"axis (\d)(?: out of bounds|\. Expected)", f"{error} {root}"):
         return f"there is no axis {axis[1]}: a block [BLOCK] has only axis 0, and a tile [M, N] the axes 0 and 1"
     if "must have equal ranks" in f"{root}":
         return "both factors of a dot must be tiles of two axes"
