@@ -98,8 +98,7 @@ def parser() -> argparse.ArgumentParser:
     table.add_argument("--of", choices=list(LABELS), help=text)
     for measuring in (case, sweep):
         text = "peers, and the course's kernels"
-        every = list(LABELS)
-        measuring.add_argument("--providers", nargs="+", default=every, choices=every, metavar="NAME", help=text)
+        measuring.add_argument("--providers", nargs="+", default=[*LABELS], choices=LABELS, metavar="NAME", help=text)
     for reading in (plot, table):
         text = "a JSON file, or a stored card's name such as h200; all that are stored, if none is named"
         reading.add_argument("results", nargs="*", type=_results, metavar="RESULTS", help=text)

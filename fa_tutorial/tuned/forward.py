@@ -63,7 +63,8 @@ def forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, sc
     Grid: (ceil(S_q / BLOCK_M) · B · H_q,).
     """
     row_blocks = tl.cdiv(S_q, BLOCK_M)
-    batch_head, row_block = tl.program_id(0) // row_blocks, tl.program_id(0) % row_blocks
+    batch_head = tl.program_id(0) // row_blocks
+    row_block = tl.program_id(0) - batch_head * row_blocks
     if IS_CAUSAL:
         batch_head, row_block = grouped_tile_device(
             tl.program_id(0), tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)  # fmt: skip
