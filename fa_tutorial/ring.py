@@ -104,7 +104,7 @@ def merge(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A part joins the running o (…, S, D) and lse (…, S) of the same queries (13.2).
 
-    These are float32; o_part may be narrower. After step 0 every row has seen a key, so no lse is −∞.
+    o_part may be narrower than o. One lse may be −∞, where no key has been seen, but not both.
     """
     both = torch.logaddexp(lse, lse_part)
     return torch.exp(lse - both)[..., None] * o + torch.exp(lse_part - both)[..., None] * o_part, both
