@@ -180,5 +180,7 @@ WRONG_ANSWERS = (
          told="start them before the next tile, and wait for them after it"),
     edit("13.7", "a tuple", ("home = start(dkv)", "home = start((kv, dkv))"), told="start takes one tensor, got a tuple"),
     edit("13.7", "twice home", ("return start(dkv).wait()", "return start(start(dkv).wait()).wait()"), told="come home to the keys that began here"),
+    edit("13.8", "heads the other way round", ("ulysses = (ranks - 1) / ranks * (1 + group)", "ulysses = (ranks - 1) / ranks * (1 + 1 / group)"), told="of a shard of q, k, v and o is sent"),
+    edit("13.8", "in another order", ("return ring, all_gather, ulysses", "return ring, ulysses, all_gather"), told="ranks − 1 shards of k and v come"),
 )  # fmt: skip
 assert torch  # the edits' names
