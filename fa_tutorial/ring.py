@@ -104,7 +104,7 @@ def merge(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A part joins the running o (…, S, D) and lse (…, S) of the same queries (13.2).
 
-    These are float32; o_part may be narrower. After step 0 every row has seen a key, so no lse is −∞.
+    o_part may be narrower than o. One lse may be −∞, where no key has been seen, but not both.
     """
     both = torch.logaddexp(lse, lse_part)
     return torch.exp(lse - both)[..., None] * o + torch.exp(lse_part - both)[..., None] * o_part, both
@@ -165,7 +165,7 @@ class RingAttention(torch.autograd.Function):
                 passing = Passing(kv, group, f"rank {rank}, forward, step {step} of {ranks}, k and v")
             rows, keys, causal = visible(rank, owner, q.shape[2]) if is_causal else (ALL, ALL, False)
             k_tile, v_tile = kv[:, :, :, keys]  # [B, H_k, keys, D]
-            part = below_autograd(FORWARD, q[:, :, rows], k_tile, v_tile, causal, scale, "auto")
+            part = below_autograd(FORWARD, q[:, :, rows], k_tile, v_tile, causal, scale, "auto")  # not recorded
             if step == 0:
                 o, lse = part[0].float(), part[1]
             else:
@@ -201,7 +201,7 @@ class RingAttention(torch.autograd.Function):
             dlse_rows = None if dlse is None else dlse[:, :, rows]
             # o and lse of the whole row, so that p and delta are the whole row's (13.8).
             tile = do_rows, dlse_rows, q_rows, k_tile, v_tile, o_rows, lse_rows.contiguous()
-            dq_part, dk_part, dv_part = BACKWARD(*tile, causal, ctx.scale, "auto")
+            dq_part, dk_part, dv_part = BACKWARD(*tile, causal, ctx.scale, "auto")  # which picks the kernel
             dq[:, :, rows] += dq_part
             # The gradients of the keys that are here, from all ranks that they have visited.
             dkv = torch.zeros_like(kv, dtype=torch.float32) if home is None else home.wait()

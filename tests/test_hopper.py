@@ -103,7 +103,7 @@ class Ring:
 
 def consumer_on_host(c, q, k, v, consumers, flags, block_n):
     """The rows that consumer c computes, as (batch_head, first row, acc, m, l), the mask of each block that it multiplies, as
-    (MASK, keys that each row sees in it), and its rings."""
+    (MASK, keys that each row sees in it), its rings and its turns, taken (n) and passed ("passed")."""
     (heads, S_q, D), S_k = q.shape, k.shape[1]
     sizes = tile_scheduler.Sizes(heads, heads, S_q, S_k, heads, -(-S_q // (64 * consumers)), heads_at_once=2)
     work_tile = on_host(tile_scheduler.work_tile, grouped_tile_in_gluon=grouped_tile)
@@ -117,7 +117,7 @@ def consumer_on_host(c, q, k, v, consumers, flags, block_n):
         return rows(q, tiles[n // consumers][0], tiles[n // consumers][1] + c * 64, 64) if n // consumers < len(tiles) else None
 
     rings = [Ring(q_rows)] + [Ring(lambda n, x=x: rows(x, *blocks[n], block_n), (2, 1, 1, block_n, D)) for x in (k, v)]
-    masks, outputs = [], []
+    masks, outputs, turns = [], [], []
 
     def announced_rows(work, n):
         if n // consumers == len(tiles):
@@ -144,12 +144,13 @@ def consumer_on_host(c, q, k, v, consumers, flags, block_n):
         "issue_qk": lambda q, shared, n, zeros: q @ shared.k.wait(n).T, "softmax_step": softmax_step, "pack": lambda p, dtype: p,
         "issue_pv": lambda pairs, acc, shared, n: acc + pairs @ shared.v.wait(n),
         "warpgroup_mma_wait": lambda pending, xs: xs[0] if len(xs) == 1 else xs,
+        "take_turn": lambda turns, n, C, TURNS: turns.append(n), "pass_turn": lambda turns, C, TURNS: turns.append("passed"),
         "epilogue": lambda o, lse, acc, m, l, scale, shared, head, sizes, first, *_: outputs.append((head, first, acc, m, l)),
     }  # fmt: skip
     names |= {function.fn.__name__: on_host(function, **names) for function in (forward.next_block, forward.skip)}
     shared = forward.Shared(rings[0], None, *rings[1:], types.SimpleNamespace(shape=(consumers,)))
-    on_host(forward.consumer, **names)(None, None, D**-0.5, shared, sizes, c, flags)
-    return outputs, masks, rings, len(tiles), len(blocks)
+    on_host(forward.consumer, **names)(None, None, D**-0.5, shared, turns, sizes, c, flags)
+    return outputs, masks, rings, turns, len(tiles), len(blocks)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -162,9 +163,10 @@ def test_a_consumer_is_right_releases_every_tile_and_masks_only_what_needs_it(S_
     left = torch.ones(2, S_q, dtype=torch.bool)
     is_masked = is_causal or S_k % 32 != 0
     for c in range(consumers):
-        outputs, masks, (q_ring, *kv_rings), work_tiles, blocks = consumer_on_host(
-            c, q, k, v, consumers, forward.Flags(is_causal, is_masked, False, True, overlap), block_n=32
+        outputs, masks, (q_ring, *kv_rings), turns, work_tiles, blocks = consumer_on_host(
+            c, q, k, v, consumers, forward.Flags(is_causal, is_masked, False, True, overlap, True), block_n=32
         )
+        assert turns == [turn for n in range(blocks) for turn in (n, "passed")], "the other consumers wait for each of them"
         assert q_ring.released == [c + i * consumers for i in range(work_tiles)]
         assert all(sorted(ring.waited) == sorted(ring.released) == list(range(blocks)) for ring in kv_rings)
         needless = sum(bool(mask and seen.min() >= 32) for mask, seen in masks)
@@ -331,6 +333,8 @@ MUTATIONS = {
         "a consumer does not wait": ("consumer_wait", "mbarrier.wait", "None", CAUSAL),
         "a barrier counts one consumer too many": (
             "make_pipeline", "return", "Pipeline(tiles, make_barriers(STAGES, 1), make_barriers(STAGES, CONSUMERS + 1))", LONG),
+        "a turn is never passed": ("pass_turn", "mbarrier.arrive", "None", LONG),
+        "nobody begins": ("take_turn", "mbarrier.wait", "mbarrier.wait(turns.index(C), parity_of(n, 1))", CAUSAL),
         "every load is of the first head": ("load", "tma.async_copy_global_to_shared",
             "tma.async_copy_global_to_shared(desc, [b, 0, start, 0], pipeline.full.index(stage), pipeline.tiles.index(stage))", CAUSAL),
         "the first rows for all consumers": ("producer", "load 1", "load(shared.q, turn * CONSUMERS + c, q_desc, b, h, start_m)", CAUSAL),

@@ -8,6 +8,7 @@ import pytest
 
 from fa_tutorial import notebooks
 from fa_tutorial.exercises import catalogue
+from fa_tutorial.source import edited, source_of
 
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
@@ -47,3 +48,18 @@ def test_chapter_8s_free_edit_needs_its_guard(guard):
     told = "".join(rules.output_texts(run))
     assert re.search("100 keys: .*: right", told)
     assert re.search(f" 60 keys: .*: {'right' if guard else 'WRONG'}", told)
+
+
+def test_chapter_13_goes_on_with_results_in_float32():
+    """13.2 and 13.6 accept them, and the course's own are float64."""
+    notebook = rules.load(FOLDER / "13_past_one_gpu.ipynb")
+    cells = {cell.id: cell for cell in notebook.cells}
+    notebook.cells = [cells[f"c13-{name}"] for name in ("02", "11", "15", "17", "18", "21", "49", "51")]
+    *_, forward, run_forward, backward, run_backward = notebook.cells
+    for cell, exercise_id, results in ((forward, "13.2", "o, lse"), (backward, "13.6", "dq, dk, dv")):
+        text = source_of(catalogue.find(exercise_id).solution)
+        given = f"return tuple(x.float() for x in ({results}))"
+        cell.source = f"from fa_tutorial.algorithm import attention_backward\n{edited(text, (f'return {results}', given))}"
+    notebooks.execute(notebook, FOLDER)
+    told = "".join(text for cell in (run_forward, run_backward) for text in rules.output_texts(cell))
+    assert told.count("True") == 5 and "False" not in told

@@ -10,7 +10,6 @@ from pathlib import Path
 import pandas as pd
 import torch
 import torch.distributed as dist
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch.nn.functional import cross_entropy
 
@@ -125,15 +124,6 @@ def forward_times(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.pivot(index="S", columns="provider", values="forward_ms").astype(float)
 
 
-def draw_points(ax: Axes, values: pd.Series, marker: str, colour: str, label: str | None) -> None:
-    """Measured values by S where launches don't decide, against the shard. Hollow: one run."""
-    values = values[values.index > LAUNCHES]
-    once = values.index == 1_048_576
-    look = {"linestyle": "", "marker": marker, "color": figures.COLOURS[colour]}
-    ax.plot(values.index[~once] / 4, values[~once], label=label, **look)
-    ax.plot(values.index[once] / 4, values[once], markerfacecolor="white", **look)
-
-
 def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: dict[str, float],
                 sizes: tuple[int, ...], rows: pd.DataFrame) -> Figure:  # fmt: skip
     """How much of a ring's time isn't hidden, against the tokens in a shard: on the clock for each link, and measured.
@@ -154,9 +144,14 @@ def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: d
         ax.axvline(least_shard(*sizes, flops, bandwidth), color=figures.COLOURS[colour], linestyle=":", linewidth=1)
     times = forward_times(rows)
     shares = 100 * (1 - times["computing alone"] / times["ring"])
-    draw_points(ax, shares, "o", "blue", "measured, NVLink; hollow: one run")
-    against_shards(ax)
-    ax.set_ylabel("not hidden, in %")
+    shares = shares[shares.index > LAUNCHES]
+    ax.plot(shares.index / 4, shares, "o", color=figures.COLOURS["blue"], label="measured, NVLink")
+    ax.set_xscale("log", base=2)
+    ticks = [2**i for i in range(9, 19, 3)]
+    ax.set_xticks(ticks, [f"{rows:,}" for rows in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel("tokens in a shard")
+    ax.set_ylabel("not hidden, % of the ring's time")
     figure.legend(loc="outside upper center", ncols=3)
     return figure
 
@@ -165,81 +160,60 @@ def print_sends(rows: pd.DataFrame) -> None:
     """Forward times by length, and how much of the ring's isn't hidden, where launches don't decide."""
     names = ["one GPU", "computing alone", "sending alone", "ring"]
     times = forward_times(rows)
-    print("forward, ms\n   tokens    shard    one GPU   computing   sending   the ring   not hidden")
+    print("forward, ms\n   tokens    shard    one GPU   computing   sending   the ring   of it not hidden")
     for S, (single, alone, sending, ours) in zip(times.index, times[names].values, strict=True):
         print(f"{S:9,} {S // 4:8,} {single:10,.2f} {alone:11,.2f} {sending:9,.2f} {ours:10,.2f}", end=" ")
-        print("    launches" if S <= LAUNCHES else f"{(ours - alone) / ours:12.0%}")
+        print("          launches" if S <= LAUNCHES else f"{(ours - alone) / ours:18.0%}")
     first, second = rows[rows["ranks"].eq(2)]["ring_forward_ms"]
     print(f"the ring of two GPUs, 131,072 tokens, measured twice: {first:.1f} and {second:.1f} ms")
 
 
-def print_windows(seconds: Callable, least: float, bandwidth: float, factors: Sequence[float]) -> None:
-    """Between which shares of the length `least` a ring beats Ulysses on the clock.
+def print_windows(ways: Callable, sizes: Sequence[tuple[int, int]], factor: float = 1.0) -> None:
+    """For which x = T_c / T_s a ring beats Ulysses, by exercise 13.8's `ways`. sizes: (ranks, group) of each line.
 
-    seconds: (way, tokens in a shard, byte/s, ranks, factor) -> those on the clock. factors: how many times as
-    long as Ulysses a ring computes.
+    factor: how many times as long as Ulysses a ring computes.
     """
-    shares = [i / 400 for i in range(1, 2001)]
-    lengths = [int(least * x / 2) * 2 for x in shares]
-    for ranks, factor in itertools.product((4, 16), factors):
-        ratios = [
-            seconds("ring", n, bandwidth, ranks, factor) / seconds("Ulysses", n, bandwidth, ranks) for n in lengths
-        ]
+    shares = [i / 400 for i in range(1, 8001)]
+    for ranks, group in sizes:
+        ratios = [ways(factor * x, 1.0, ranks, group)[0] / ways(x, 1.0, ranks, group)[2] for x in shares]
         wins = [x for x, ratio in zip(shares, ratios, strict=True) if ratio < 1]
-        until = f"to {wins[-1]:.2f} times your length" if wins[-1] < shares[-1] else "times your length on"
-        print(f"{ranks:2} GPUs, a ring computes {factor:.2f} times as long: it wins from {wins[0]:.2f}", end=" ")
-        print(f"{until}, by {1 - min(ratios):.0%} at most")
+        until = f"to {wins[-1]:.2f}" if wins[-1] < shares[-1] else "on"
+        print(f"{ranks:2} GPUs, group {group}: a ring beats Ulysses from x = {wins[0]:.2f} {until}", end=", ")
+        print(f"by {1 - min(ratios):.0%} at most")
 
 
-def print_context_parallel(rows: pd.DataFrame) -> None:
-    """Times of PyTorch's context_parallel with cuDNN's kernel, and of the ring beside it. rows: load()'s."""
+def plot_ways(ways: Callable) -> Figure:
+    """How many times as fast as one GPU four are, forward, by exercise 13.8's `ways`, against x = T_c / T_s."""
+    figure = Figure(figsize=(9, 3.2))
+    shares = [2 ** (i / 8) for i in range(-32, 33)]
+    looks = (("ring", "blue", "-"), ("all-gather", "orange", "--"), ("Ulysses", "vermilion", "-."))
+    for ax, group in zip(figure.subplots(1, 2, sharey=True), (1, 4), strict=True):
+        for i, (way, colour, line) in enumerate(looks):
+            speeds = [16 * x / ways(x, 1.0, 4, group)[i] for x in shares]
+            ax.plot(shares, speeds, color=figures.COLOURS[colour], linestyle=line, label=way)
+        ax.axhline(1, color=figures.GREY, linewidth=1)
+        ax.set_title(f"{group} query head{'s' * (group > 1)} on a key head")
+        ax.set_xscale("log", base=2)
+        ticks = [1 / 16, 1 / 4, 1, 4, 16]
+        ax.set_xticks(ticks, ["1/16", "1/4", "1", "4", "16"])
+        ax.set_xlabel("x, shards in units of (13.7)")
+    figure.axes[0].set_ylabel("4 GPUs: times as fast as one")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure
+
+
+def print_ways(rows: pd.DataFrame) -> None:
+    """Forward times of each way on four GPUs where launches don't decide, and PyTorch's context_parallel on two."""
+    names = ["one GPU", "ring", "all-gather", "Ulysses"]
+    shown = rows[rows["ranks"].eq(4) & rows["S"].gt(LAUNCHES)]
+    times = shown.pivot(index=["S", "H_k"], columns="provider", values="forward_ms").astype(float)[names]
+    print("forward, ms\n   tokens   key heads   a quarter of one GPU       ring   all-gather    Ulysses")
+    for (S, H_k), (single, *ways) in zip(times.index, times.values, strict=True):
+        print(f"{S:9,} {H_k:11} {single / 4:22,.2f} {ways[0]:10,.2f} {ways[1]:12,.2f} {ways[2]:10,.2f}")
     peer = rows[rows["provider"].eq("context_parallel") & rows["backend"].eq("CUDNN_ATTENTION")].iloc[0]
     print(f"{peer['ranks']} GPUs, {peer['S']:,} tokens:", end=" ")
     print(f"context_parallel {peer['forward_ms']:.1f} ms forward, {peer['backward_ms']:.1f} backward;", end=" ")
     print(f"the ring {peer['ring_forward_ms']:.1f} and {peer['ring_backward_ms']:.1f}")
-
-
-def plot_ways(seconds: Callable, links: dict[str, float], rows: pd.DataFrame, factor: float) -> Figure:
-    """How many times as fast as one GPU four are, forward, against the tokens in a shard: each way on the clock, a
-    panel a link, and on the first link as measured. The ring is drawn twice, the second time with `factor`.
-
-    seconds: (way, tokens in a shard, byte/s, ranks, factor) -> those on the clock. rows: load()'s; 16 key heads.
-    """
-    figure = Figure(figsize=(9, 3.7))
-    panels = figure.subplots(1, 2, sharey=True)
-    times = forward_times(rows)
-    looks = (
-        ("ring", "blue", "-", "", 1.0),
-        ("ring", "blue", ":", "o", factor),
-        ("all-gather", "orange", "--", "s", 1.0),
-        ("Ulysses", "vermilion", "-.", "^", 1.0),
-    )
-    for ax, (name, bandwidth) in zip(panels, links.items(), strict=True):
-        for way, colour, line, marker, slower in looks:
-            speeds = [4 * seconds("Ulysses", n, float("inf")) / seconds(way, n, bandwidth, 4, slower) for n in LENGTHS]
-            label = f"clock: {way}{f', computing × {slower:.2f}' if slower > 1 else ''}"
-            ax.plot(LENGTHS, speeds, color=figures.COLOURS[colour], linestyle=line, label=label)
-            if marker and ax is panels[0]:
-                draw_points(ax, times["one GPU"] / times[way], marker, colour, f"measured: {way}")
-        ax.axhline(1, color=figures.GREY, linewidth=1)
-        ax.annotate("one GPU", (LENGTHS[-1], 1), xytext=(0, 2), textcoords="offset points", ha="right", va="bottom")
-        measured = "; hollow: one run" if ax is panels[0] else ", not measured"
-        ax.set_title(f"{name}, {bandwidth / 1e9:.0f} GB/s{measured}")
-        against_shards(ax)
-    panels[0].set_ylim(0, 4.2)
-    panels[0].set_ylabel("times as fast as one GPU")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3)
-    return figure
-
-
-def against_shards(ax: Axes) -> None:
-    """A logarithmic axis of shards' lengths."""
-    ax.set_xscale("log", base=2)
-    ticks = [2**i for i in range(9, 19, 3)]
-    ax.set_xticks(ticks, [f"{rows:,}" for rows in ticks])
-    ax.minorticks_off()
-    ax.set_xlabel("tokens in a shard")
 
 
 # ---------------------------------------------------------------- a step of training

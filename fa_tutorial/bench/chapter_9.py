@@ -223,20 +223,29 @@ def print_alone(card: dict[str, Any]) -> None:
 
 def draw_alone(card: dict[str, Any], *names: str) -> Figure:
     """An SM's consumers over a few blocks, D = 64, in programs of their own; a panel for each of `names`."""
-    rows = alone(card, 64)
-    lanes = [len(rows.loc[name]["stamps"]) + 1 for name in names]
-    figure = Figure(figsize=(10, 0.5 * sum(lanes) + 0.7 * len(names) + 1.2))
-    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False, height_ratios=lanes)[:, 0]
-    for ax, name in zip(panels, names, strict=True):
-        row = rows.loc[name]
+    return _draw_an_sm(card, alone(card, 64).loc[list(names)])
+
+
+def draw_hopper(card: dict[str, Any]) -> Figure:
+    """hopper's three consumers over a few blocks, D = 64, without turns and with them."""
+    rows = results.select(card["kernels"], kernel="clocked", D=64).set_index("provider")
+    return _draw_an_sm(card, rows.loc[["hopper without turns", "hopper"]])
+
+
+def _draw_an_sm(card: dict[str, Any], rows: pd.DataFrame) -> Figure:
+    lanes = [len(stamps) + 1 for stamps in rows["stamps"]]
+    figure = Figure(figsize=(10, 0.5 * sum(lanes) + 0.7 * len(rows) + 1.2))
+    panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=lanes)[:, 0]
+    for ax, (name, row) in zip(panels, rows.iterrows(), strict=True):
         _draw_lanes(ax, row["stamps"], "stop")
-        at_once = f", two or more at once for {sum(row['softmax_at_once'][2:]):.0%}"
-        words = f"a softmax takes {row['clock']['stop']:,} cycles{at_once if len(row['stamps']) > 1 else ''}"
+        at_once = zip(("two or more", "three"), itertools.count(2), row["stamps"][1:])
+        crowds = "".join(f", {of} at once for {sum(row['softmax_at_once'][n:]):.0%}" for of, n, _ in at_once)
+        words = f"a softmax takes {row['clock']['stop']:,} cycles{crowds}"
         ax.set_title(f"{name}: no matmul issued for {row['matmul_at_once'][0]:.0%} of the time\n{words}", loc="left")
     start, end = -3600, 4200  # within all stamps
     panels[0].set_xlim(start, end)
     panels[-1].set_xticks(range(start, end, 1000), [f"{x:,}" for x in range(0, end - start, 1000)])
-    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 64, full, S = 6,144")
+    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 64, full, S = {rows['S_q'].iloc[0]:,}")
     _legend_of_lanes(figure)
     return figure
 
@@ -324,7 +333,8 @@ def print_steps(card: dict[str, Any]) -> None:
         "third consumer": of["roles"] / two,
         "persistent": of["counter"] / of["overlap"],
         "order": (of["order"] / of["counter"]).where(of.index.get_level_values("is_causal"), 1),
-        "hopper over tuned": of["order"] / of["tuned"],
+        "turns of three": (of["turns"] / of["order"]).fillna(1),
+        "hopper over tuned": of["turns"].fillna(of["order"]) / of["tuned"],
     }
     _print_gains_of("speed over the last", card, gains)
 

@@ -224,8 +224,9 @@ def consumer(o_desc, lse_ptr, scales, shared, ones, sizes, C: gl.constexpr, flag
             full = max(first + 1 + sizes.S_k - sizes.S_q, 0) // BLOCK_N
         if first == NO_ROWS:  # this work tile has fewer rows
             mine = 0
-        skip(shared, n, key_blocks - mine)
-        n += key_blocks - mine
+        for _ in range(key_blocks - mine):
+            skip(shared, n)
+            n += 1
         if mine > 0:
             head_k = batch_head // sizes.H_q * sizes.H_k + batch_head % sizes.H_q // (sizes.H_q // sizes.H_k)
             row_scale = gl.load(scales.q + batch_head * gl.cdiv(sizes.S_q, BLOCK_N) + first // BLOCK_N)

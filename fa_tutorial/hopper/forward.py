@@ -28,8 +28,10 @@ from fa_tutorial.hopper.pipeline import (
     consumer_release,
     consumer_wait,
     load,
+    make_barriers,
     make_pipeline,
     mbarrier,
+    parity_of,
     producer_acquire,
     stage_of,
     tma,
@@ -71,7 +73,7 @@ class Shared(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """What a kernel knows when it compiles. MASK: not every query sees whole blocks of keys alone; the last three are
+    """What a kernel knows when it compiles. MASK: not every query sees whole blocks of keys alone; the last four are
     what Step switches on."""
 
     IS_CAUSAL: bool
@@ -79,6 +81,7 @@ class Flags(NamedTuple):
     COUNTER: bool
     LONGEST_FIRST: bool
     OVERLAP: bool
+    TURNS: bool
 
 
 # ---------------------------------------------------------------- producer
@@ -124,6 +127,20 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, shared, sizes, flags: gl.const
 
 
 @gluon.jit
+def take_turn(turns, n, C: gl.constexpr, TURNS: gl.constexpr):
+    """With TURNS wait until consumer C may issue its matmuls of the n-th block: consumer 0 begins, then one after the
+    other. turns: a barrier for each."""
+    if TURNS:
+        mbarrier.wait(turns.index(C), parity_of(n, 1) ^ (C == 0))
+
+
+@gluon.jit
+def pass_turn(turns, C: gl.constexpr, TURNS: gl.constexpr):
+    if TURNS:
+        mbarrier.arrive(turns.index((C + 1) % turns.shape[0]), count=1)
+
+
+@gluon.jit
 def issue_qk(q, shared, n, zeros):
     """Wait for k of the n-th use, and start s = q kᵀ, [ROWS, BLOCK_N] (4.1): warpgroup_mma_wait waits for it."""
     return warpgroup_mma(q, consumer_wait(shared.k, n).permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -137,16 +154,19 @@ def issue_pv(pairs, acc, shared, n):
 
 
 @gluon.jit
-def next_block(q, pairs, m, l, acc, zeros, shared, n, seen, scale_log2, MASK: gl.constexpr, OVERLAP: gl.constexpr):
+def next_block(q, pairs, m, l, acc, zeros, shared, turns, n, seen, scale_log2, C: gl.constexpr, MASK: gl.constexpr,
+               flags: gl.constexpr):  # fmt: skip
     """The scores and softmax of the n-th block, and p v of the block before it, whose p comes in `pairs`. Returns
     pairs, m, l, acc.
 
-    Without OVERLAP both matmuls are waited for before the softmax. With it p v is waited for after the softmax; ptxas
-    moves that wait up.
+    Without flags.OVERLAP both matmuls are waited for before the softmax. With it p v is waited for after the softmax;
+    ptxas moves that wait up.
     """
+    take_turn(turns, n, C, flags.TURNS)
     s = issue_qk(q, shared, n, zeros)  # [ROWS, BLOCK_N]
     new = issue_pv(pairs, acc, shared, n - 1)  # [ROWS, D]
-    if OVERLAP:
+    pass_turn(turns, C, flags.TURNS)
+    if flags.OVERLAP:
         s = warpgroup_mma_wait(1, [s])  # at most one is in flight: s, which was issued first, is done
     else:
         s, new = warpgroup_mma_wait(0, [s, new])
@@ -154,24 +174,23 @@ def next_block(q, pairs, m, l, acc, zeros, shared, n, seen, scale_log2, MASK: gl
     p, m, alpha = softmax_step(s, m, scale_log2, seen, MASK)
     l = alpha * l + gl.sum(p, axis=1)
     pairs_new = pack(p, shared.v.tiles.dtype)
-    if OVERLAP:
+    if flags.OVERLAP:
         new, pairs = warpgroup_mma_wait(0, [new, pairs])
     consumer_release(shared.v, n - 1)
     return pairs_new, m, l, new * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
 
 
 @gluon.jit
-def skip(shared, n, blocks):
-    """Wait for `blocks` blocks of k and v from the n-th on, and release them unread."""
-    for j in range(n, n + blocks):
-        consumer_wait(shared.k, j)
-        consumer_release(shared.k, j)
-        consumer_wait(shared.v, j)
-        consumer_release(shared.v, j)
+def skip(shared, n):
+    """Wait for the n-th block of k and v, and release it unread."""
+    consumer_wait(shared.k, n)
+    consumer_release(shared.k, n)
+    consumer_wait(shared.v, n)
+    consumer_release(shared.v, n)
 
 
 @gluon.jit
-def consumer(o_desc, lse_ptr, scale, shared, sizes, C: gl.constexpr, flags: gl.constexpr):
+def consumer(o_desc, lse_ptr, scale, shared, turns, sizes, C: gl.constexpr, flags: gl.constexpr):
     """Warpgroup C: rows C · ROWS … of each work tile, (4.1) to (4.5) in base 2, one block of keys after the other, from
     the last to the first."""
     CONSUMERS: gl.constexpr = shared.o.shape[0]
@@ -199,10 +218,16 @@ def consumer(o_desc, lse_ptr, scale, shared, sizes, C: gl.constexpr, flags: gl.c
             full = max(first + 1 + sizes.S_k - sizes.S_q, 0) // BLOCK_N
         if first == NO_ROWS:  # this work tile has fewer rows
             mine = 0
-        skip(shared, n, key_blocks - mine)
-        n += key_blocks - mine
+        for _ in range(key_blocks - mine):
+            take_turn(turns, n, C, flags.TURNS)
+            pass_turn(turns, C, flags.TURNS)
+            skip(shared, n)
+            n += 1
         if mine > 0:
-            s = warpgroup_mma_wait(0, [issue_qk(q, shared, n, zeros)])
+            take_turn(turns, n, C, flags.TURNS)
+            s = issue_qk(q, shared, n, zeros)
+            pass_turn(turns, C, flags.TURNS)
+            s = warpgroup_mma_wait(0, [s])
             consumer_release(shared.k, n)
             n += 1
             m = gl.full([ROWS], -float("inf"), gl.float32, ROW_LAYOUT)
@@ -212,12 +237,12 @@ def consumer(o_desc, lse_ptr, scale, shared, sizes, C: gl.constexpr, flags: gl.c
             pairs = pack(p, shared.v.tiles.dtype)
             masked = max(min(mine - 1 - full, mine - 1), 0)  # of the blocks that are left
             for j in range(masked):
-                pairs, m, l, acc = next_block(q, pairs, m, l, acc, zeros, shared, n, seen - (mine - 2 - j) * BLOCK_N,
-                                              scale_log2, True, flags.OVERLAP)  # fmt: skip
+                pairs, m, l, acc = next_block(q, pairs, m, l, acc, zeros, shared, turns, n,
+                                              seen - (mine - 2 - j) * BLOCK_N, scale_log2, C, True, flags)  # fmt: skip
                 n += 1
             for _ in range(masked, mine - 1):
-                pairs, m, l, acc = next_block(q, pairs, m, l, acc, zeros, shared, n, seen,
-                                              scale_log2, False, flags.OVERLAP)  # fmt: skip
+                pairs, m, l, acc = next_block(q, pairs, m, l, acc, zeros, shared, turns, n, seen,
+                                              scale_log2, C, False, flags)  # fmt: skip
                 n += 1
             consumer_release(shared.q, turn * CONSUMERS + C)
             acc = warpgroup_mma_wait(0, [issue_pv(pairs, acc, shared, n - 1)])
@@ -267,20 +292,21 @@ def forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, counter_ptr, heads_a
         make_pipeline(v_desc, STAGES, CONSUMERS),
         gl.allocate_shared_memory(o_desc.dtype, [CONSUMERS, 1, 1, ROWS, o_desc.block_type.shape[3]], o_desc.layout),
     )
+    turns = make_barriers(CONSUMERS, 1)
     sizes = sizes_of(q_desc, k_desc, heads_at_once, CONSUMERS)
     # The roles stand here one by one: Gluon takes this list as it is written, and the first role is that of the warps
     # that are here already.
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 0, flags)),
-            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 1, flags)),
+            (consumer, (o_desc, lse_ptr, scale, shared, turns, sizes, 0, flags)),
+            (consumer, (o_desc, lse_ptr, scale, shared, turns, sizes, 1, flags)),
             (producer, (q_desc, k_desc, v_desc, counter_ptr, shared, sizes, flags)),
         ], [4, 1], [CONSUMER_REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 0, flags)),
-            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 1, flags)),
-            (consumer, (o_desc, lse_ptr, scale, shared, sizes, 2, flags)),
+            (consumer, (o_desc, lse_ptr, scale, shared, turns, sizes, 0, flags)),
+            (consumer, (o_desc, lse_ptr, scale, shared, turns, sizes, 1, flags)),
+            (consumer, (o_desc, lse_ptr, scale, shared, turns, sizes, 2, flags)),
             (producer, (q_desc, k_desc, v_desc, counter_ptr, shared, sizes, flags)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, 24])  # fmt: skip
 
@@ -293,23 +319,25 @@ class Step:
     """What a step of the chapter switches on. overlap: next_block's; persistent: one program a multiprocessor, not one
     a work tile;
     counter: work tiles that differ are handed out as programs ask; order: under a causal mask (8.4), longest first;
-    else head by head, from the first row on."""
+    else head by head, from the first row on; turns: three consumers issue their matmuls by turns."""
 
     overlap: bool = True
     persistent: bool = True
     counter: bool = True
     order: bool = True
+    turns: bool = True
 
 
 # In the order of the chapter.
 STEPS = {
-    "roles": Step(overlap=False, persistent=False, counter=False, order=False),
-    "overlap": Step(persistent=False, counter=False, order=False),
-    "persistent": Step(counter=False, order=False),
-    "counter": Step(order=False),
-    "order": Step(),
+    "roles": Step(overlap=False, persistent=False, counter=False, order=False, turns=False),
+    "overlap": Step(persistent=False, counter=False, order=False, turns=False),
+    "persistent": Step(counter=False, order=False, turns=False),
+    "counter": Step(order=False, turns=False),
+    "order": Step(turns=False),
+    "turns": Step(),
 }
-BEST = STEPS["order"]
+BEST = STEPS["turns"]
 NUM_WARPS = 4  # that a program begins with: the first consumer
 
 
@@ -325,14 +353,15 @@ class HopperConfig:
 
 
 # The fastest of those tried on an H200. The tiles that a causal mask cuts cost less where they are small: at S = 512
-# that brings 10 % at D = 64 and 3 % at 128, at 1,024 nothing that stands out of the noise, and at 2,048 it costs.
+# that brings 7 % at D = 64 and 1 to 2 % at 128, at 1,024 at D = 64 2 to 5 %, at 128 it costs 2 to 4 %.
 CONFIGS = {64: HopperConfig(3, 128, 2, 160), 128: HopperConfig(2, 128, 2, 240)}
-SHORT_CAUSAL, SHORT_ROWS = {64: HopperConfig(3, 64, 4, 160), 128: HopperConfig(2, 64, 4, 240)}, 1024
+SHORT_CAUSAL = {64: HopperConfig(3, 64, 4, 160), 128: HopperConfig(2, 64, 4, 240)}
+SHORT_ROWS = {64: 1024, 128: 512}
 
 
 def choose_config(D: int, S_q: int, is_causal: bool) -> HopperConfig:
     """The tile for head dimension D, one of CONFIGS' keys."""
-    return (SHORT_CAUSAL if is_causal and S_q <= SHORT_ROWS else CONFIGS)[D]
+    return (SHORT_CAUSAL if is_causal and S_q <= SHORT_ROWS[D] else CONFIGS)[D]
 
 
 @functools.cache
@@ -374,7 +403,8 @@ def flash_forward(
             descriptor_template(x, n, TensorDescriptor, layout())
             for x, n in zip((q, k, v, o.view(1, B * H_q, S_q, D)), rows, strict=True)
         ]
-        constants = {"flags": Flags(is_causal, masked, counted, step.order and is_causal, step.overlap)}
+        turns = step.turns and config.consumers == 3  # with two, turns cost 3 % at S = 4,096
+        constants = {"flags": Flags(is_causal, masked, counted, step.order and is_causal, step.overlap, turns)}
         constants |= {"CONSUMERS": config.consumers, "STAGES": config.stages, "CONSUMER_REGISTERS": config.registers}
         return Launch(forward_kernel, programs, to_argument, constants | {"num_warps": NUM_WARPS})
 

@@ -178,3 +178,57 @@ def draw_way_home() -> Figure:
             arrow(ax, (x + wide + 0.05, 1.3), (x + wide + gap - 0.05, 1.3), width=2)
     write(ax, 0.12, 2.5, "Part r: what the queries of rank r give to the gradients of rank 0's keys and values.", ha="left")
     return figure
+
+
+# ---------------------------------------------------------------- other ways to share a sequence
+
+TILE, MESSAGE = 0.4, 0.3  # a tile's width on the lanes, and that of k and v of a shard
+
+
+@image("13_three_ways.png")
+def draw_three_ways() -> Figure:
+    """What rank 1 of four computes with, in a ring, with an all-gather and with Ulysses; below, when it computes and sends."""
+    figure, ax = canvas(4.05)
+    for y, text in ((1.28, "heads ↓"), (2.0, "of rank"), (2.8, "computing"), (3.22, "sending")):
+        write(ax, 0.1, y, text, BODY, ha="left")
+    qkv, back = (0.75 * tensors / 2 * MESSAGE for tensors in (3, 1))  # k and v: two tensors
+    draw_way(ax, 1.2, "ring", "k, v: one shard in each step",
+             computes=[(step * TILE, TILE, str(owner(1, step, RANKS))) for step in range(RANKS)],
+             sends=[(step * TILE, MESSAGE) for step in range(RANKS - 1)])  # fmt: skip
+    draw_way(ax, 3.85, "all-gather", "k, v: all shards at once",
+             computes=[((RANKS - 1) * MESSAGE, RANKS * TILE, "all")], sends=[(step * MESSAGE, MESSAGE) for step in range(RANKS - 1)])  # fmt: skip
+    draw_way(ax, 6.5, "Ulysses", "head 1 of all tokens", head=1,
+             computes=[(qkv, RANKS * TILE, "head 1")], sends=[(0, qkv), (qkv + RANKS * TILE, back)])  # fmt: skip
+    outline(ax, 0.1, 3.7, 0.3, 0.24)
+    write(ax, 0.5, 3.82, "rank 1's own shard", ha="left")
+    legend(ax, 3.82, (
+        (2.4, {"colour": "sky", "share": 0.5}, "compute with keys of …"),
+        (4.85, {"colour": "orange", "share": 0.6}, "send and receive"),
+        (6.8, WAITS, "nothing to compute"),
+    ))  # fmt: skip
+    return figure
+
+
+def draw_way(ax: Axes, x: float, name: str, words: str, computes: list, sends: list, head: int | None = None) -> None:
+    """Heads by tokens, coloured where rank 1 computes with them, by whose they were; below, its lanes."""
+    side = 0.29
+    write(ax, x, 0.2, name, HEAD, ha="left", weight="bold")
+    for left, tensors in ((x, "q, o"), (x + 1.3, "k, v")):
+        write(ax, left + 2 * side, 0.52, tensors, BODY)
+        for row in range(RANKS):
+            for col in range(RANKS):
+                used = row == head if head is not None else tensors == "k, v" or col == 1
+                look = {"colour": RANK_COLOUR[col], "share": 0.4} if used else {}
+                box(ax, left + col * side, 0.7 + row * side, side, side, **look)
+            write(ax, left + (row + 0.5) * side, 2.0, str(row))
+        outline(ax, left + side, 0.7, side, RANKS * side)
+    write(ax, x, 2.34, words, BODY, ha="left")
+    if begin := computes[0][0]:
+        box(ax, x, 2.63, begin, 0.34, **WAITS)
+    for left, wide, text in computes:
+        box(ax, x + left, 2.63, wide, 0.34, text, "sky", share=0.5, size=BODY)
+    for left, wide in sends:
+        box(ax, x + left, 3.05, wide, 0.34, colour="orange", share=0.6)
+    end = computes[-1][0] + computes[-1][1]
+    if (last := sends[-1][0] + sends[-1][1]) > end:
+        box(ax, x + end, 2.63, last - end, 0.34, **WAITS)

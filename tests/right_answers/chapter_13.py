@@ -99,4 +99,5 @@ RIGHT_ANSWERS = (
     edit("13.6", "float32, then rounded once", ("lse.dtype", "torch.float32"), ("return dq, dk, dv", "return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)")),
     ("13.7", backward_as_in_the_package),
     edit("13.7", "k and v first", ("        home = start(dkv)\n        if step < ranks - 1:\n            passing = start(kv)\n", "        if step < ranks - 1:\n            passing = start(kv)\n        home = start(dkv)\n")),
+    edit("13.8", "by cases", ("T_c + (ranks - 1) * max(T_c, T_s)", "ranks * T_c if T_c > T_s else T_c + (ranks - 1) * T_s")),
 )  # fmt: skip

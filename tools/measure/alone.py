@@ -259,16 +259,25 @@ def clocked(shape: Shape, name: str) -> dict[str, Any]:
     for _ in range(3):
         attend(q, k, v, found[0], stamps)
     clock = stamps.cpu()
-    middle_blocks = clock[:, :, 4:-5]
-    until_next = torch.cat([middle_blocks[:, :, :-1], middle_blocks[:, :, 1:, :1]], dim=3).double().diff(dim=3)
     spans = clock[:, :, 1:-1][clock[:, 0, -1, 0] == clock[0, 0, -1, 0]]  # one SM's programs; block 0 has no stamps
     first, last = spans[:, :, 0, 0].amin(1), spans[:, :, -1, -1].amax(1)
     middle = (first[len(first) // 2] + last[len(first) // 2]) // 2
     alive = spans[(first <= middle) & (middle <= last)].flatten(0, 1)  # [consumers, blocks, 5]
+    return {"clock": mean_parts(clock[:, :, 4:-5])} | of_an_sm(alive, middle)
+
+
+def mean_parts(blocks: torch.Tensor) -> dict[str, int]:
+    """The mean cycles from each of ping_pong.STAMPS to the next. blocks: stamps, [programs, consumers, blocks, 5]."""
+    until_next = torch.cat([blocks[:, :, :-1], blocks[:, :, 1:, :1]], dim=3).double().diff(dim=3)
+    return dict(zip(ping_pong.STAMPS, until_next.mean((0, 1, 2)).round().int().tolist(), strict=True))
+
+
+def of_an_sm(alive: torch.Tensor, middle: torch.Tensor) -> dict[str, Any]:
+    """`clocked`'s words but "clock". alive: stamps of one SM's consumers, [consumers, blocks, 5]; middle: the time
+    around which a few blocks are kept."""
     near = (alive[:, :, 0] - middle).abs().argmin(1)
     times = torch.arange(int(alive[:, 0, 1].max()), int(alive[:, -1, 3].min()), 7)
     return {
-        "clock": dict(zip(ping_pong.STAMPS, until_next.mean((0, 1, 2)).round().int().tolist(), strict=True)),
         "softmax_at_once": _shares(alive, 2, 3, times),
         "matmul_at_once": _shares(alive, 1, 2, times),
         "stamps": [

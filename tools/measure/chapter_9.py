@@ -21,8 +21,7 @@ from fa_tutorial.bench.chapter_9 import finished_errors
 from fa_tutorial.bench.measure import measure_in_turns
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
-from fa_tutorial.source import defined, edited, source_of
-from measure import alone
+from measure import alone, hopper_clock
 from measure.chapter_8 import counted_in_turns, counter_row, repeated_us, settled
 
 hardware.require_triton("Chapter 9's measurements")
@@ -63,7 +62,8 @@ def steps_of(shape: Shape) -> dict[str, Step]:
     if config is hopper.forward.CONFIGS[64]:
         two = dataclasses.replace(config, consumers=2, registers=240)
         steps["two consumers"] = partial(hopper.flash_forward, step=hopper.forward.STEPS["roles"], config=two)
-    return steps | {name: partial(hopper.flash_forward, step=step) for name, step in hopper.forward.STEPS.items()}
+    own = [name for name in hopper.forward.STEPS if name != "turns" or config.consumers == 3]
+    return steps | {name: partial(hopper.flash_forward, step=hopper.forward.STEPS[name]) for name in own}
 
 
 @functools.lru_cache(maxsize=1)
@@ -103,37 +103,6 @@ def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     whole = not shape.is_causal and shape.S_q >= 4096
     of = LADDER | FINISHED if whole else {name: LADDER[name] for name in AT_ALL_POINTS}
     calls = {name: partial(call, q, k, v, shape.is_causal, shape.D**-0.5) for name, call in of.items()}
-    return counted_in_turns(calls, flops=flops_of(shape))
-
-
-WAITED = """    new = issue_pv(pairs, acc, shared, n - 1)  # [ROWS, D]
-    if OVERLAP:
-        s = warpgroup_mma_wait(1, [s])  # at most one is in flight: s, which was issued first, is done
-    else:
-        s, new = warpgroup_mma_wait(0, [s, new])
-    consumer_release(shared.k, n)
-"""
-MOVED = """    s = warpgroup_mma_wait(0, [s])
-    consumer_release(shared.k, n)
-    new = issue_pv(pairs, acc, shared, n - 1)  # [ROWS, D]
-"""
-
-
-def moved_line_cases() -> Iterator[Measurement]:
-    """hopper with p v issued after the wait for s, so that ptxas leaves the wait for p v after the softmax."""
-    for shape in GRIDS["points"].shapes:
-        if shape.S_q >= 4096:
-            for name in ("hopper", "moved line"):
-                row = partial(_moved_in_turns, shape)
-                yield about(9, "moved_line", name, **vars(shape)), lambda row=row, name=name: row()[name]
-
-
-@functools.cache
-def _moved_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    arguments = (*inputs(shape), shape.is_causal, shape.D**-0.5)
-    text = edited(source_of(hopper.forward), (WAITED, MOVED, 1), ('"hopper", step', '"moved", step', 1))
-    moved = defined(text, {"__name__": hopper.forward.__name__})["flash_forward"]
-    calls = {"hopper": partial(hopper.flash_forward, *arguments), "moved line": partial(moved, *arguments)}
     return counted_in_turns(calls, flops=flops_of(shape))
 
 
@@ -236,6 +205,6 @@ def busy_cases() -> Iterator[Measurement]:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
-        step_cases(), ladder_cases(), moved_line_cases(), alone.alone_cases(), clocked_cases(), error_cases(),
+        step_cases(), ladder_cases(), alone.alone_cases(), clocked_cases(), hopper_clock.clocked_cases(), error_cases(),
         clock_cases(), auto_rule_cases(), busy_cases(),
     )  # fmt: skip

@@ -14,6 +14,7 @@ def owner(rank, step, ranks):
 OWNER = "(rank - step) % ranks"
 MISTAKES = {
     "that is where this rank's own keys are by then: they travel to rank + 1, so what arrives comes from rank − 1": (OWNER, "(rank + step) % ranks"),
+    "the keys come from below, rank − step: step − rank counts the other way round": (OWNER, "(step - rank) % ranks"),
     "before rank 0 comes the last rank: the result is a rank's number, 0 to ranks − 1": (OWNER, "rank - step"),
     "in step 0 each rank still holds its own keys: nothing has been sent yet": (OWNER, "(rank - step - 1) % ranks"),
     "there are `ranks` ranks, so the numbers repeat after `ranks`": (OWNER, "(rank - step) % (ranks - 1) if ranks > 1 else 0"),

@@ -39,6 +39,9 @@ MISTAKES = {
         (JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"), ("    return o, lse", "    return o / ranks, lse")],
     "the parts are averaged one by one, as if each had half the share: join them by their lse": (
         JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = (o + part) / 2, torch.logaddexp(lse, lse_part)"),
+    "the exponentials of large lse overflow: subtract the new lse before the exponential, as join does": (
+        JOIN, "part, lse_part = attend(q, k, v)\n        both = (lse.exp() + lse_part.exp()).log()\n"
+        "        o, lse = (lse.exp()[..., None] * o + lse_part.exp()[..., None] * part) / both.exp()[..., None], both"),
     "lse is overwritten before o is weighted by it: weight o by the old lse, minus the new one": (
         JOIN, "part, lse_part = attend(q, k, v)\n        lse = torch.logaddexp(lse, lse_part)\n        o = o + torch.exp(lse_part - lse)[..., None] * part"),
     "its own keys are left out": (FIRST, "    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=q.dtype)\n"),
@@ -88,20 +91,24 @@ def adapt(answer, q, k, v, ranks):
     return *played.joined(results, ("o", "lse")), torch.tensor(len(sends) // ranks)  # all ranks send equally often
 
 
+RULES = {
+    "o": "a shard's keys give a part, and each part joins the running o by (13.2)",
+    "lse": "lse is that of all keys so far: each part's lse joins it by (13.2)",
+    "sends": "ranks − 1 times what came last is passed on",
+}
+
+
 def inputs():
-    for ranks, rows, words in (
-        (1, 2, "one rank has all keys: o and lse are attention without a mask, and nothing is sent"),
-        (2, 1, "two ranks: each sees its own keys, then the other's"),
-        (3, 1, "three ranks: what came from one neighbour goes on to the other"),
-        (4, 3, "four ranks of three rows"),
-        (played.MANY, 1, "as many ranks as you like"),
-    ):
+    alone = "one rank has all keys: o and lse are attention without a mask, and nothing is sent"
+    for ranks, rows, words in ((1, 2, alone), (2, 1, RULES), (3, 1, RULES), (4, 3, RULES), (played.MANY, 1, RULES)):
         for fresh in (False, True)[: 1 + (ranks < played.MANY)]:
             q, k, v, _ = played.draws(1, 2, ranks * rows, 4, fresh=fresh)
             on = f"{ranks} rank{'s' * (ranks > 1)}, S = {ranks * rows}, H = 2, D = 4"
             yield case(q, k, v, ranks, on=on, otherwise=words, fresh=fresh)
     q, k, v, _ = played.draws(2, 1, 10, 3, fresh=False)
-    yield case(q, 30 * k, v, 5, on="5 ranks, scores up to 100", otherwise="the parts join by their lse")
+    yield case(
+        q, 300 * k, v, 5, on="5 ranks, scores up to 1,000", otherwise="e¹⁰⁰⁰ overflows, so exponentials are of differences, as in (13.2)"
+    )
     q, k = torch.zeros(2, 1, 1, 8, 2, dtype=torch.bfloat16)  # equal scores: o is the mean of v
     v = torch.full_like(q, 1 + 2**-7)  # bf16's next number after 1
     v[:, :, 0] = 1

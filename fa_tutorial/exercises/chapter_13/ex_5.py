@@ -18,10 +18,10 @@ def least_shard(H_q, H_k, D, itemsize, flops, bandwidth):
 
 RESULT = "H_k * itemsize * flops / (H_q * bandwidth)"
 MISTAKES = {
-    "that is half of it: a factor of 2 is missing or too much, in the time that computing or sending takes": (RESULT, f"{RESULT} / 2"),
-    "that is twice as much: a factor of 2 is missing or too much, in the time that computing or sending takes": (RESULT, f"2 * {RESULT}"),
-    "that is a quarter of it: factors of 2 are missing or too much, in the time that computing or sending takes": (RESULT, f"{RESULT} / 4"),
-    "that is four times as much: factors of 2 are missing or too much, in the time that computing or sending takes": (RESULT, f"4 * {RESULT}"),
+    "that is half of it: count only the pairs that are seen, half of all, and both k and v": (RESULT, f"{RESULT} / 2"),
+    "that is twice as much: a pair takes part in two matmuls, a multiply-add is 2 FLOPs, and k and v leave once": (RESULT, f"2 * {RESULT}"),
+    "that is a quarter of it: half of the pairs are seen, a pair takes 4 FLOPs, and both k and v are sent": (RESULT, f"{RESULT} / 4"),
+    "that is four times as much: half of the pairs are seen, a pair takes 4 FLOPs, and k and v leave once": (RESULT, f"4 * {RESULT}"),
     "that is three times as much: a step sends k and v, once": (RESULT, f"3 * {RESULT}"),
     "flops and bandwidth are exchanged: a faster GPU needs a longer shard, a faster link a shorter one": (
         RESULT, "H_k * itemsize * bandwidth / (H_q * flops)"),

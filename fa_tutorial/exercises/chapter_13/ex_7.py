@@ -30,10 +30,12 @@ FIRST, LAST = "    passing = start(kv)\n    dkv = tile(kv)\n", "return start(dkv
 MISTAKES = {
     "nothing is hidden: each message is waited for right after its start": [
         (FIRST, "    dkv = tile(kv)\n"), (KEYS, "kv = start(kv).wait()"), (PASS, ""), (TILE, "dkv = home.wait() + tile(kv)")],
-    "dk and dv are waited for before the next tile: wait after it (in a sum Python takes the left side first, so the tile stands there)": (TILE, "dkv = home.wait() + tile(kv)"),
+    "dk and dv travel while nothing is computed: start them before the next tile, and wait for them after it (in a sum Python takes the left side first)": (TILE, "dkv = home.wait() + tile(kv)"),
     "k and v travel while nothing is computed: start them before a tile, and wait for them after it": [
         (FIRST, "    dkv = tile(kv)\n"), (KEYS, "kv = start(kv).wait()"), (PASS, "")],
     "the first k and v leave only after their tile: they are there before it, so start them first": (FIRST, "    dkv = tile(kv)\n    passing = start(kv)\n"),
+    "a visitor's k and v leave only after their tile: they are there before it, so start them first": [(PASS, ""), (TILE, f"{TILE}\n{PASS.rstrip()}")],
+    "its own k and v are sent in each step: pass on what came": [("    passing = start(kv)\n    dkv", "    own, passing = kv, start(kv)\n    dkv"), (PASS, PASS.replace("kv", "own"))],
     "k and v are waited for right after their start: wait for them after the tile": [
         ("passing = start(kv)\n    dkv", "passing = start(kv)\n    passing.wait()\n    dkv"), (PASS, f"{PASS}            passing.wait()\n")],
     "the gradients stop one rank before home: send dk and dv once more at the end": (LAST, "return dkv"),

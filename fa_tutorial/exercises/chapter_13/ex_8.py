@@ -1,0 +1,92 @@
+"""Exercise 13.8, three_ways."""
+
+import random
+
+from fa_tutorial.exercises.harness import Exercise, case
+
+
+def three_ways(T_c, T_s, ranks, group):
+    """(ring, all-gather, Ulysses): seconds of a causal forward.
+
+    T_c: to compute a tile. T_s: to send a shard's k and v.
+    group: query heads on a key head, H_q / H_k.
+    """
+    ring = T_c + (ranks - 1) * max(T_c, T_s)
+    all_gather = (ranks - 1) * T_s + ranks * T_c
+    ulysses = (ranks - 1) / ranks * (1 + group) * T_s + ranks * T_c
+    return ring, all_gather, ulysses
+
+
+RING, GATHER, ULYSSES = (
+    "T_c + (ranks - 1) * max(T_c, T_s)",
+    "(ranks - 1) * T_s + ranks * T_c",
+    "(ranks - 1) / ranks * (1 + group) * T_s + ranks * T_c",
+)
+MISTAKES = {
+    "the ring sends during a tile, so a step takes the longer of the two times, not their sum": (RING, "(ranks - 1) * T_s + ranks * T_c"),
+    "a ring's last tile has no message beside it: it takes T_c": (RING, "ranks * max(T_c, T_s)"),
+    "a ring's step waits for its own message: take the longer time in each step, not of the whole sums": (
+        RING, "max(ranks * T_c, (ranks - 1) * T_s)"),
+    "the ring's sends are not always hidden: a step takes the longer of T_c and T_s": (RING, "ranks * T_c"),
+    "the all-gather computes only when all keys are there: nothing is hidden": (GATHER, "max((ranks - 1) * T_s, ranks * T_c)"),
+    "a rank of the all-gather has its own keys already: ranks − 1 shards come": (GATHER, "ranks * T_s + ranks * T_c"),
+    "one call computes as much as a ring's `ranks` tiles: ranks · T_c": [
+        (GATHER, "(ranks - 1) * T_s + T_c"), (ULYSSES, "(ranks - 1) / ranks * (1 + group) * T_s + T_c")],
+    "Ulysses sends q and o as well as k and v": (ULYSSES, "(ranks - 1) / ranks * T_s + ranks * T_c"),
+    "q and o have `group` times as many heads as k and v": (ULYSSES, "(ranks - 1) / ranks * 2 * T_s + ranks * T_c"),
+    "o goes back, too: q and o are group · T_s together, as k and v are T_s": (
+        ULYSSES, "(ranks - 1) / ranks * (1 + group / 2) * T_s + ranks * T_c"),
+    "T_s is that of k and v together, so q and o take group · T_s, not twice as long": (
+        ULYSSES, "(ranks - 1) / ranks * (1 + 2 * group) * T_s + ranks * T_c"),
+    "a rank of Ulysses keeps 1/ranks of each of its shards": (ULYSSES, "(1 + group) * T_s + ranks * T_c"),
+    "a rank of Ulysses sends each part of its shards to one rank, so (ranks − 1) / ranks of a shard in all": (
+        ULYSSES, "(ranks - 1) * (1 + group) * T_s + ranks * T_c"),
+    "a rank of Ulysses sends all parts of its shards but its own: (ranks − 1) / ranks": (
+        ULYSSES, "(1 + group) / ranks * T_s + ranks * T_c"),
+    "Ulysses, too, sends before and after it computes: nothing is hidden": (
+        ULYSSES, "max((ranks - 1) / ranks * (1 + group) * T_s, ranks * T_c)"),
+}  # fmt: skip
+
+
+def truth(T_c, T_s, ranks, group):
+    ring = all_gather = ulysses = T_c * ranks
+    for _ in range(ranks - 1):
+        ring += max(T_s - T_c, 0)
+        all_gather += T_s
+        ulysses += (T_s + group * T_s) / ranks
+    return ring, all_gather, ulysses
+
+
+RULES = {
+    "ring": "each tile but the last has a message beside it, and takes as long as the longer of the two",
+    "all-gather": "ranks − 1 shards of k and v come, and then ranks · T_c is computed",
+    "Ulysses": "(ranks − 1) / ranks of a shard of q, k, v and o is sent, and ranks · T_c is computed",
+}
+
+
+def inputs():
+    yield case(3.0, 1.0, 2, 1, otherwise=RULES)
+    yield case(1.0, 3.0, 2, 1, otherwise=RULES)
+    yield case(1.0, 2.0, 4, 1, otherwise=RULES)
+    yield case(3.0, 1.0, 4, 4, otherwise=RULES)
+    yield case(2.0, 3.0, 16, 8, otherwise=RULES)
+    for _ in range(4):
+        times = random.uniform(0.1, 5.0), random.uniform(0.1, 5.0)
+        yield case(*times, random.randint(2, 16), random.randint(1, 8), on="random times", otherwise=RULES, fresh=True)
+
+
+EXERCISE = Exercise(
+    task="Say how long the ring, the all-gather and Ulysses take, from a tile's time and a message's.",
+    hints=(
+        "Draw each way's two lanes, computing and sending, once for T_c > T_s and once for T_c < T_s. What waits for what?",
+        "The ring: ranks − 1 steps of max(T_c, T_s), then one tile. The other two: all their sends, and then ranks · T_c.",
+        "Ulysses sends (ranks − 1) / ranks of k and v (T_s) and of q and o (group · T_s).",
+    ),
+    solution=three_ways,
+    reasoning="A ring's step takes as long as the longer of its tile and its message, and the last tile has no message. The other two add sending and computing.",
+    inputs=inputs,
+    truth=truth,
+    rule="what travels while a tile is computed adds nothing unless it takes longer, and everything else adds up",
+    mistakes=MISTAKES,
+    parts=("ring", "all-gather", "Ulysses"),
+)  # fmt: skip
