@@ -179,7 +179,7 @@ from fa_tutorial.hopper.ladder import left_operand, mbarrier, rescaled, softmax_
 
 def compiled(attend) -> dict[str, Any]:
     """What becomes of a loop that takes the place of ladder.attend, D = 128: {"instructions", "events"} as stored() has
-    them; "spills"; "ptx", a loop whose "events" are ptx_events.
+    them; "counts" of KINDS; "spills"; "ptx", a loop whose "events" are ptx_events.
 
     Compiles for capability 9.0, with D = 64 and 128, in a process of its own, with no GPU. ValueError with the
     compiler's words where it refuses.
@@ -268,6 +268,7 @@ def _loop_with(attend) -> dict[str, Any]:
     return {
         "instructions": len(loop),
         "events": events(loop),
+        "counts": counts(loop),
         "spills": compiling.read_ptxas(log)[1],
         "ptx": {"events": ptx_events(kernel.asm["ptx"])},
     }
@@ -317,7 +318,12 @@ def _step_row(launched: list, D: int, is_causal: bool, step: str, tile: TileConf
     }
     row |= {"shared_bytes": compiled.metadata.shared, "instructions": len(INSTRUCTION.findall(sass)), "loop": len(loop)}
     row["code"] = hashlib.sha256(" ".join(loop).encode()).hexdigest()[:8]
-    return row | {name: sum(op.startswith(name) for op in loop) for name in KINDS}
+    return row | counts(loop)
+
+
+def counts(loop: Sequence[str]) -> dict[str, int]:
+    """How many instructions of each of KINDS a loop has."""
+    return {name: sum(op.startswith(name) for op in loop) for name in KINDS}
 
 
 def stored() -> dict[str, Any]:

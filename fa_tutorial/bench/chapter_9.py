@@ -59,11 +59,12 @@ LOOPS = {"two stops": "in turns, 3 stages"} | {loop: f"{loop}, 3 stages" for loo
 
 
 def block_of(loop: str) -> str:
-    """The lines of a block of ping_pong's `loop` that issue matmuls, wait for them, or compute the softmax."""
-    text = specialised(ping_pong.attend, STAMPED=False, LOOP=loop)
+    """The lines of a block that issue matmuls, wait for them, or compute the softmax, in "9.4", the course's solution,
+    or ping_pong's `loop`."""
+    text = hopper.ladder.attend_one_stop if loop == "9.4" else specialised(ping_pong.attend, STAMPED=False, LOOP=loop)
     first = "mbarrier.wait(turns" if loop == "ping-pong" else "s = warpgroup_mma(q, k.index(stage)"
     lines = excerpt(text, first, "acc = rescaled").splitlines()[:-1]
-    return "\n".join(line for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))
+    return "\n".join(line.split("  #")[0] for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))
 
 
 # (9.2) is one warpgroup's, (9.3) two warpgroups'.
@@ -143,17 +144,27 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
 
     The third lane shows when a matmul of either is issued and not finished: without one, the tensor cores are idle.
     """
-    figure = Figure(figsize=(10, 2.0 * len(loops) + 1.1))
+    figure = Figure(figsize=(10, 2.2 * len(loops) + 1.1))
     panels = figure.subplots(len(loops), 1, sharex=True, squeeze=False)[:, 0]
     for ax, loop in zip(panels, loops, strict=True):
         row = clocked(card, loop, D)
         share = _draw_lanes(ax, row["stamps"], "end" if loop == "overlapped" else "stop")
         words = f"{loop}: no matmul issued for {share:.0%} of the time shown"
-        ax.set_title(f"{words}; tensor cores busy {_busy(D, row['cycles']):.0%}", loc="left")
+        others = f"consumer 0 spends {beside(row['stamps']):.0%} of its softmax beside the other's"
+        ax.set_title(f"{words}; tensor cores busy {_busy(D, row['cycles']):.0%}\n{others}", loc="left")
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096")
     _legend_of_lanes(figure)
     return figure
+
+
+def beside(stamps: list) -> float:
+    """The share of consumer 0's softmaxes during which consumer 1 is at its own; of those while both have a clock."""
+    start, end = (ping_pong.STAMPS.index(name) for name in ("stop", "softmax"))
+    mine, others = ([(block[start], block[end]) for block in blocks] for blocks in stamps)
+    mine = [(a, b) for a, b in mine if a >= stamps[1][0][0] and b <= stamps[1][-1][-1]]
+    both = sum(max(0, min(b, d) - max(a, c)) for a, b in mine for c, d in others)
+    return both / sum(b - a for a, b in mine)
 
 
 LOOKS = {
@@ -200,7 +211,8 @@ def alone(card: dict[str, Any], D: int) -> pd.DataFrame:
 def print_alone(card: dict[str, Any]) -> None:
     """The SM cycles of 64 x 128 scores, and the rate, for consumers that share a program, or have one each."""
     found = {D: alone(card, D) for D in (64, 128)}
-    print(f"{gpu(card)}, full, cycles a block, TFLOP/s  D = 64, 128 keys   D = 128, 64 keys")
+    print(f"{gpu(card)}, full, S = {found[64]['S_q'].iloc[0]:,}: cycles for 64 x 128 scores, TFLOP/s")
+    print(f"{'keys a block':36}{'D = 64, 128 keys':>19}{'D = 128, 64 keys':>19}")
     print(f"{'the wall (9.2)':36}" + "    ".join(f"{BOUNDS['(9.2)'](D):15,.0f}" for D in found))
     words = {"hopper": "hopper, 3 or 2 consumers, 128 keys"}
     for name in found[64].index.drop("tuned"):  # chapter 8's kernel as it was then
@@ -325,6 +337,15 @@ def print_steps(card: dict[str, Any]) -> None:
         "hopper over tuned": of["turns"].fillna(of["order"]) / of["tuned"],
     }
     _print_gains_of("speed over the last", card, gains)
+
+
+def print_persistent(card: dict[str, Any]) -> None:
+    """TFLOP/s, causal, S = 4,096, with a program for each work tile, and persistent, by how a program finds its next."""
+    found = results.select(card["kernels"], chapter=9, kernel="step", S_q=4096, is_causal=True)
+    print(f"{f'{gpu(card)}, causal, S = 4,096, TFLOP/s':34}{'a program each':>15}{'fixed numbers':>15}{'a counter':>15}")
+    for D in (64, 128):
+        of = results.select(found, D=D).set_index("provider")["tflops"]
+        print(f"{f'D = {D}':34}" + "".join(f"{of[step]:15.0f}" for step in ("overlap", "persistent", "counter")))
 
 
 def _print_gains_of(title: str, card: dict[str, Any], gains: dict[str, pd.Series]) -> None:

@@ -23,7 +23,7 @@ from fa_tutorial.exercises.running import Wrong, kind, show
 
 ROWS, KEYS, D = 2, 4, 3  # of the tiles; a tile that is not transposed does not fit
 SCALE_LOG2 = 0.7
-RIGHT = "l and acc right, whoever is early or late"
+RIGHT = ""
 # The functions of Python that Gluon's compiler takes of numbers that only the GPU knows (int and float it takes of constants alone).
 KNOWN = ("len", "range", "min", "max", "isinstance", "getattr", "hasattr", "print")
 MODULES = ("gl", "gluon")  # names of what is seen of Gluon, beside those of `names`
@@ -43,7 +43,9 @@ class Tile:
 
     @property
     def T(self) -> View:
-        raise Wrong("a tile of shared memory has no .T: permute((1, 0)) transposes it")
+        raise Wrong("a tile of shared memory has no .T or .trans: permute((1, 0)) transposes it")
+
+    trans = T
 
     def permute(self, order: Sequence[int], *more: int) -> View:
         if more:
@@ -144,6 +146,8 @@ class Stage:
         self.softmaxes = 0
         self.scores_ahead = False  # whether q kᵀ of a later block was under way beside a softmax
         self.released = [0] * play.stages  # how often the reader has arrived at empty, by stage
+        self.summed = 0  # blocks whose p v is done
+        self.late = ""  # which stage was released later than it could be
 
     # ------------------------------------------------ the other roles
 
@@ -183,9 +187,15 @@ class Stage:
             return f"block {self.loaded} isn't loaded, since you haven't released block {self.loaded - stages}, which has its stage"
         return "nobody completes a phase of this parity: tile i's is i // STAGES % 2"
 
+    def next_begins(self, what: str) -> None:
+        """Note whether a block that nothing reads any more has not been released."""
+        if self.summed > sum(self.released):
+            self.late = self.late or f"block {self.summed - 1} is still not released at your next {what}, though its p v is done"
+
     # ------------------------------------------------ what the reader's code calls
 
     def wait(self, barrier: Barrier, phase: int, pred: bool = True) -> None:
+        self.next_begins("mbarrier.wait")
         self.others()
         while pred and not barrier.test_wait(phase):
             if not self.step():
@@ -221,6 +231,7 @@ class Stage:
             due = f"where block {self.issued[name]} is due" if self.issued[name] < self.play.blocks else "and all blocks have been read"
             self.stop(f"a matmul reads {tile.name}, which holds {held(tile)}, {due}", self.why_not_there(tile, name))
         self.issued[name] += 1
+        self.next_begins("matmul")
         product = a.value @ b.value
         start = acc.value if isinstance(acc, Pending) else acc
         if start.shape != product.shape:
@@ -236,6 +247,7 @@ class Stage:
         self.others()
         while len(self.in_flight) > num_outstanding:
             done = self.in_flight.pop(0)
+            self.summed += done.reads.name[-1] == "v"
             if done.reads.block != done.block:
                 fault = f"block {done.reads.block} is loaded into {done.reads.name} while a matmul reads block {done.block} there"
                 self.stop(fault, f"you release block {done.block} before you have waited for the matmul that reads it")
@@ -273,6 +285,7 @@ class Stage:
             is_pending = self.play.overlap and isinstance(s, Pending) and s in self.in_flight
             later = len(self.in_flight) - 1 - self.in_flight.index(s) if is_pending else 0
             s = done(s, "s", later) * scale_log2
+            self.next_begins("softmax_step")
             under_way = [(pending.reads.name[-1], pending.block) for pending in self.in_flight]
             before, self.softmaxes = self.softmaxes - 1, self.softmaxes + 1
             self.scores_ahead |= ("k", before + 2) in under_way
@@ -291,7 +304,8 @@ class Stage:
         def left_operand(p, acc, dtype):
             if dtype is not Ring.dtype:
                 raise Wrong(f"left_operand's dtype is v.dtype, as both operands of a matmul have one dtype, got {dtype}")
-            done(acc, "acc")
+            if isinstance(acc, Pending):
+                raise Wrong("acc is a matmul that is under way, and has no layout for left_operand yet: wait for acc first")
             return Operand(done(p, "p"))
 
         softmax_step.__qualname__, left_operand.__qualname__ = "softmax_step", "left_operand"  # as an error names them
@@ -336,6 +350,8 @@ class Stage:
                 fault = f"arrivals of yours at empty[{stage}]: {times}, blocks in this stage: {want}"
                 last = "each block's stage is released once, the last block's, too: the next rows of a kernel need it"
                 return verdict(fault, last if times < want else "a stage is released more than once for a block")
+        if self.late:
+            return verdict(self.late, "you release a stage late: once p v is done nothing reads it, and the producer waits for it")
         arguments = dict.fromkeys(code.__code__.co_varnames[: code.__code__.co_argcount], False)
         if self.play.types and (name := carried(attend.parse().body[0].body, arguments)):
             fault = f"{name} is a matmul under way at one end of an if or of a loop's body, and a tensor at the other"

@@ -372,6 +372,8 @@ def _told(exercise: Exercise, got: Any, want: Any, one: Case, part: str, shown: 
     subject = f"{part} = " if part else ""
     if isinstance(got, str) or isinstance(want, str):
         words = [x if isinstance(x, str) else show(x) for x in (got, want)]
+        if not words[1]:  # got is a sentence
+            return f": {words[0]}"
         return f" gives {subject}{words[0]}, want {words[1]}" if shown else f": {part} is wrong" if part else ""
     if exercise.exact:
         value = show(got) if isinstance(got, int | float | tuple) else kind(got)

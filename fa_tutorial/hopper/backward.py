@@ -250,8 +250,8 @@ def issue_dq(block, shared, C: gl.constexpr):
 
 @gluon.jit
 def add_dq(dq, block, dq_desc, shared, C: gl.constexpr):
-    """Add this consumer's part of dq to global memory, its registers as they lie: a warp's 32 times four floats side by
-    side, see convert_kernel."""
+    """Add this consumer's part of dq to global memory, its registers as they lie: a warp's 32 times four
+    floats side by side, see convert_kernel."""
     part = shared.dq.index(C)
     tma.store_wait(0)  # the part before has left shared memory
     part.store(dq.reshape([4, 2, 8, 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([16, 256]))

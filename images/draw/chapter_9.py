@@ -35,9 +35,9 @@ def draw_one_warpgroup() -> Figure:
 def draw_two_warpgroups() -> Figure:
     """The same for two warpgroups, each with one stop a block (9.3)."""
     figure, ax = canvas(4.1)
-    for D, blocks, top, names in ((64, 3, 0.25, ", A and B (darker)"), (128, 2, 1.8, "")):
-        draw_remedy(ax, top, f"two warpgroups, one stop{names}", D, blocks, warpgroups=2)
-    draw_key(ax, 3.45, "; busy: the tensor cores")
+    for D, blocks, top in ((64, 3, 0.25), (128, 2, 1.8)):
+        draw_remedy(ax, top, "two warpgroups, one stop", D, blocks, warpgroups=2)
+    draw_key(ax, 3.45, "; B (darker): the second warpgroup")
     return figure
 
 
@@ -47,13 +47,13 @@ def draw_overlapped() -> Figure:
     figure, ax = canvas(4.1)
     for D, top in ((64, 0.25), (128, 1.8)):
         draw_remedy(ax, top, "one warpgroup, overlapped", D, blocks=3, overlap=True)
-    draw_key(ax, 3.45, "; busy: the tensor cores")
+    draw_key(ax, 3.45)
     return figure
 
 
 def draw_remedy(ax: Axes, top: float, how: str, D: int, blocks: int, warpgroups: int = 1, overlap: bool = False) -> None:
     each = cycles_per_block(D, warpgroups, overlap)
-    title = f"D = {D}, {how}: {each:,.0f} cycles a block, {2 * matmul_cycles(D) / each:.0%} busy"
+    title = f"D = {D}, {how}: a block every {each:,.0f} cycles, cores {2 * matmul_cycles(D) / each:.0%} busy"
     draw_timeline(ax, top, title, timeline(D, warpgroups, overlap, blocks), warpgroups)
 
 
@@ -90,7 +90,7 @@ def draw_key(ax: Axes, y: float, more: str = "") -> None:
         x += 2.15
     box(ax, x, y, 0.45, 0.26, **WAITS)
     write(ax, x + 0.55, y + 0.13, "idle", ha="left")
-    write(ax, 0.1, y + 0.45, f"counted, in cycles, for {ROWS} rows and {KEYS} keys a block; numbers: blocks of keys{more}", ha="left")
+    write(ax, 0.1, y + 0.45, f"counted for {ROWS} rows and {KEYS} keys a block; numbers: blocks of keys{more}", ha="left")
 
 
 # ---------------------------------------------------------------- roles
@@ -211,6 +211,33 @@ def draw_slices() -> Figure:
     )
     for n, text in enumerate(lines):
         write(ax, 0.1, top + 8 * side + 0.28 + 0.29 * n, text, ha="left")
+    return figure
+
+
+# ---------------------------------------------------------------- work tiles
+
+
+@image("09_persistent.png")
+def draw_persistent() -> Figure:
+    """Two work tiles on one multiprocessor: by a program each, and by one persistent program."""
+    figure, ax = canvas(3.95)
+    for title, top, load, tile in (
+        ("a program for each work tile: the tensor cores idle while the next one starts and loads", 0.25, 4.3, 5.2),
+        ("one persistent program: the next tiles are there, and o leaves in the background", 2.05, 2.5, 3.6),
+    ):
+        write(ax, 0.1, top, title, BODY, ha="left", weight="bold")
+        lanes = (
+            ("loads", {"colour": "sky", "share": 0.45}, ((0.3, 0.9, "q, k, v"), (load, 0.9, "q, k, v"))),
+            ("tensor cores", {"colour": "blue", "share": 0.45}, ((1.2, 2.2, "work tile 0"), (tile, 2.2, "work tile 1"))),
+            ("stores", {"colour": "purple", "share": 0.35}, ((3.4, 0.6, "o"), (tile + 2.2, 0.6, "o"))),
+        )
+        box(ax, 1.3, top + 0.31 + LANE, 0.94 * tile, LANE, **WAITS)
+        for lane, (name, look, spans) in enumerate(lanes):
+            y = top + 0.25 + lane * (LANE + 0.06)
+            write(ax, 0.1, y + LANE / 2, name, ha="left")
+            for start, length, text in spans:
+                box(ax, 1.3 + start * 0.94, y, length * 0.94, LANE, text, **look)
+    write(ax, 0.1, 3.75, "loads: of q, and the first of k and v; hatched: idle; the lengths are not measured", ha="left")
     return figure
 
 

@@ -47,7 +47,9 @@ SCORES_AHEAD = edit(
 SUM = "        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)\n"
 RELEASED = "        mbarrier.arrive(empty.index(stage), count=1)\n"
 SCORED = "        s = warpgroup_mma_wait(0, [s])  # [64, 128]\n"
-LATER_END = "    acc = warpgroup_mma_wait(0, [acc])\n    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)\n"
+LAST_RELEASE = "    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)\n"
+LATE_RELEASE = "        if i > 0:\n            mbarrier.arrive(empty.index((i - 1) % STAGES), count=1)\n"
+LATER_END = f"    acc = warpgroup_mma_wait(0, [acc])\n{LAST_RELEASE}"
 LATER = (
     f"{SCORED}        if i > 0:\n            acc = warpgroup_mma_wait(0, [acc])\n"
     "            mbarrier.arrive(empty.index((i - 1) % STAGES), count=1)\n"
@@ -102,6 +104,7 @@ WRONG_ANSWERS = (
                                                                                                             "v.dtype")),
     edit("9.3", "permuted by gl", ("k.index(stage).permute((1, 0))", "gl.permute(k.index(stage), (1, 0))"), told="by tile.permute((1, 0))"),
     edit("9.3", "transposed as in PyTorch", (".permute((1, 0))", ".T"), told="has no .T"),
+    edit("9.3", "transposed as in Triton", (".permute((1, 0))", ".trans()"), told="has no .T or .trans"),
     edit("9.3", "permuted as in PyTorch", ("permute((1, 0))", "permute(1, 0)"), told="permute takes one tuple"),
     edit("9.3", "a wait without a list", ("warpgroup_mma_wait(0, [s])", "warpgroup_mma_wait(0, s)"), told=("takes a list of what it "
                                                                                                           "waits for")),
@@ -135,6 +138,7 @@ WRONG_ANSWERS = (
          told="no wait for its full barrier comes before"),
     edit("9.3", "the last round not released", ("        mbarrier.arrive", "        if i + STAGES < blocks:\n            mbarrier.arrive"),
          told="the last blocks are not released"),
+    edit("9.3", "released a block late", (RELEASED, LATE_RELEASE), ("    return l", f"{LAST_RELEASE}    return l"), told="you release a stage late"),
     edit("9.2", "no wait yielded", ("yield wait(empty", "wait(empty"), ("yield wait(full", "wait(full"), told="or nobody waits: the wait comes first (is it yielded?)"),
     edit("9.5", "no wait yielded", ("yield wait", "wait", 2), told="they need yield wait(full[stage], parity)"),
     edit("9.3", "p v waited for a block later", (SUMMED, ""), (RELEASED, ""), (SCORED, LATER), ("    return l", f"{LATER_END}    return l"),
@@ -144,7 +148,7 @@ WRONG_ANSWERS = (
          told="acc is a matmul under way at one end of an if or of a loop's body"),
     edit("9.4", "an operand under way", (WAITED + BEFORE_RELEASED + "        acc = rescaled(acc, alpha)\n" + NEXT_P,
          NEXT_P.replace("p =", "p_new =") + WAITED + BEFORE_RELEASED + "        acc = rescaled(acc, alpha)\n        p = p_new\n"),
-         told="acc is a matmul that is under way"),
+         told="acc is a matmul that is under way, and has no layout for left_operand yet"),
     ("9.4", catalogue.find("9.3").solution, "p v of block 0 is not under way when the softmax of block 1 begins"),
     ("9.4", SCORES_AHEAD, "beside a softmax you have q kᵀ of the next block under way"),
     edit("9.4", "two left in flight", ("warpgroup_mma_wait(1, [s])", "warpgroup_mma_wait(2, [s])"),

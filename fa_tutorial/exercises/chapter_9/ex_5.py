@@ -8,9 +8,8 @@ from typing import Any
 
 from fa_tutorial import barriers
 from fa_tutorial.barriers import Action, Barrier, Event, arrive, ds_rows, use, wait, write
-from fa_tutorial.exercises import ring_play
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.ring_play import checked, kept, played, slip, unreleased, verdict
+from fa_tutorial.exercises.ring_play import RIGHT, checked, kept, played, slip, unreleased, verdict
 from fa_tutorial.exercises.running import Wrong, adapting
 from fa_tutorial.source import source_of
 
@@ -30,7 +29,6 @@ def meeting_consumer(c, blocks, full, empty, ds_full):
 
 
 STEPS = ("s and dp", "ds", "dk", "dq")
-RIGHT = "each step as early as the barriers allow, and no earlier"
 FULL, _, WRITE, HAND_OVER, DK, RELEASE, MEET, DQ = source_of(meeting_consumer).splitlines(keepends=True)[4:]
 MISTAKES = {
     "nobody arrives at ds_full[stage] after writing ds, and both consumers wait for it": (HAND_OVER, ""),
@@ -83,15 +81,15 @@ class Meeting:
         roles = {"producer": barriers.ring_producer(self.blocks, full, empty)}
         roles |= {role: kept(consumer(int(role[-1]), self.blocks, full, empty, ds_full), yielded[role]) for role in yielded}
         timeline = played({role: self.timed(role, actions) for role, actions in roles.items()})
-        arrivals = " and ".join(f"{one.phase * one.count + one.arrived} at {one.name}" for one in ds_full)
-        return timeline, yielded, empty, f", after {arrivals} arrivals"
+        arrivals = " and ".join(f"{one.phase * one.count + one.arrived} arrivals at {one.name}" for one in ds_full)
+        return timeline, yielded, empty, f", after {arrivals}"
 
     def play(self, consumer: Callable) -> str:
         """What comes of a reader's consumer: RIGHT, or the first thing that goes wrong, with its cause."""
         timeline, yielded, empty, handed_over = self.run(consumer)
         right, in_order, _, _ = self.run(meeting_consumer)
         text = f"{timeline}{handed_over}" if isinstance(timeline, str) else self.judged(timeline, right)
-        if text == RIGHT and (left := unreleased(empty, [2 * len(range(stage, self.blocks, 2)) for stage in range(2)])) != ring_play.RIGHT:
+        if text == RIGHT and (left := unreleased(empty, [2 * len(range(stage, self.blocks, 2)) for stage in range(2)])) != RIGHT:
             text = left
         if text == RIGHT:
             return text
