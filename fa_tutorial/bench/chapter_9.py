@@ -214,7 +214,7 @@ def print_alone(card: dict[str, Any]) -> None:
     print(f"{gpu(card)}, full, S = {found[64]['S_q'].iloc[0]:,}: cycles for 64 x 128 scores, TFLOP/s")
     print(f"{'keys a block':36}{'D = 64, 128 keys':>19}{'D = 128, 64 keys':>19}")
     print(f"{'the wall (9.2)':36}" + "    ".join(f"{BOUNDS['(9.2)'](D):15,.0f}" for D in found))
-    words = {"hopper": "hopper, 3 or 2 consumers, 128 keys"}
+    words = {"hopper": "hopper without turns, 128 keys"}
     for name in found[64].index.drop("tuned"):  # chapter 8's kernel as it was then
         own = [rows.loc[name] for rows in found.values() if name in rows.index]
         cells = [f"{_cycles_a_block(card, row):,.0f} {row['tflops']:.0f}" for row in own]
