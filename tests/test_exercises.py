@@ -83,6 +83,18 @@ def test_answer_remembers_what_check_found(monkeypatch):
     assert calls.answer("0.5", longest) is longest
 
 
+def test_where_triton_cannot_compile_results_alone_are_graded(monkeypatch):
+    from fa_tutorial.exercises.chapter_8 import ex_6
+
+    def refuse(*args, **functions):
+        raise RuntimeError("no ptxas")
+
+    monkeypatch.setattr(ex_6.sass, "counted", refuse)
+    assert check("8.6", ex_6.attend).message.endswith(
+        "correct (Triton can't compile for a Hopper GPU here, so the instructions aren't counted)"
+    )
+
+
 def test_the_packages_own_function_is_no_answer():
     assert check("0.5", ledger.attention_flops).message.endswith("not attempted (this is the package's own; write yours)")
 

@@ -124,8 +124,8 @@ ORDER = (
     *("arguments", "interpreter", "hardware", "tiles", "reference", "ledger", "figures", "source", "operators"),
     *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper", "variants", "decode"),
     "fp8",
-    *("attention", "hugging_face", "reading", "ring", "processes"),
-    *("exercises", "bench", "doctor", "notebooks", "work", "compiling", "sass", "__main__"),
+    *("attention", "hugging_face", "reading", "ring", "processes", "compiling", "sass"),
+    *("exercises", "bench", "doctor", "notebooks", "work", "__main__"),
 )
 
 

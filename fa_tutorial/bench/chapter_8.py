@@ -237,25 +237,25 @@ def mhz(row: dict[str, Any]) -> float:
     return row["cycles"] / row["ms"] / 1e3
 
 
-def gained(before: float, after: float, ratio: float) -> str:
-    """Two numbers, and by how much the ratio of a gain lies above 1."""
-    return f"{change(before, after)} {f'({percent(ratio)})':>6}"
+def changed(before: float, after: float) -> str:
+    """Two numbers, and the second's change in percent of the first."""
+    return f"{change(before, after)} {f'({percent(after / before)})':>6}"
 
 
-def cycles_and_gain(before: dict[str, Any], after: dict[str, Any], D: int, is_causal: bool) -> str:
-    """The cycles for 64 x 64 scores of two rows of stored_steps, and the gain in scores per cycle."""
-    return gained(*(tile_cycles(row, D, is_causal) for row in (before, after)), before["cycles"] / after["cycles"])
+def cycles_changed(before: dict[str, Any], after: dict[str, Any], D: int, is_causal: bool) -> str:
+    """The cycles for 64 x 64 scores of two rows of stored_steps: fewer are better."""
+    return changed(*(tile_cycles(row, D, is_causal) for row in (before, after)))
 
 
-def rate_and_gain(before: dict[str, Any], after: dict[str, Any]) -> str:
-    return gained(before["tflops"], after["tflops"], after["tflops"] / before["tflops"])
+def rate_changed(before: dict[str, Any], after: dict[str, Any]) -> str:
+    return changed(before["tflops"], after["tflops"])
 
 
 def show_numbers(step: str, programs: Programs, predict: Predict) -> None:
     """Print what the compiler made of `step` with steps.TILE, the cycles that `predict` gives for it, and its cycles
     and rate on the H200, beside those of the step before.
 
-    cycles: an SM's for each 64 x 64 scores. The gains are those in scores per cycle, and per second.
+    cycles: an SM's for each 64 x 64 scores.
     """
     names = steps.before(step), step
     print(f"{'H200, ' + step:17} {'loop':>10} {'programs':>8} {'predicted':>12} {'cycles':>19} {'TFLOP/s':>17}")
@@ -265,8 +265,8 @@ def show_numbers(step: str, programs: Programs, predict: Predict) -> None:
         rows = [stored_steps()[D, is_causal][name or "chapter 5"] for name in names]
         print(
             f"D = {D:3}, {mask(is_causal):8} {change(old['loop'], new['loop']):>10} {change(*fit):>8}",
-            f"{change(predict(old), predict(new)):>12} {cycles_and_gain(*rows, D, is_causal):>19}",
-            f"{rate_and_gain(*rows):>17}",
+            f"{change(predict(old), predict(new)):>12} {cycles_changed(*rows, D, is_causal):>19}",
+            f"{rate_changed(*rows):>17}",
         )
 
 
@@ -296,19 +296,19 @@ def show_counts(kernels: dict[str, list[dict[str, Any]]]) -> None:
             print(f"{point:20} {row['loop']:4} = {parts} + {others:6} {row['registers']:10} {row['shared_bytes']:8,}")
 
 
-def show_orders(gain: Callable[[int, int, int], float]) -> None:
-    """Print what heads side by side gain over one head after another on the H200, causal, where there is one sequence,
-    and what `gain` of (D, heads, S) counts."""
-    print("H200, B = 1, causal                programs  counted      TFLOP/s  faster")
+def show_orders(*gains: Callable[[int, int, int], float]) -> None:
+    """Print what each of `gains`, of (D, heads, S), counts for one causal sequence; and the H200's rates of one head
+    after another and of heads side by side, both with the longest row block first."""
+    print(f"{'H200, B = 1, causal':29} counted over chapter 5, over one by one   TFLOP/s, one by one -> (8.4)")
     stored = [row for row in kernels_of_h200() if (row["chapter"], row["kernel"]) == (8, "order")]
     for D, (heads, S) in itertools.product((64, 128), SHORT_GRIDS):
         rates = {
             row["provider"]: row["tflops"] for row in stored if (row["D"], row["H_q"], row["S_q"]) == (D, heads, S)
         }
-        old, new = (rates[order] for order in ORDERS)
+        over_chapter_5, over_one_by_one = (percent(gain(D, heads, S)) for gain in gains)
         print(
-            f"{f'D = {D:3}, {heads} heads, S = {S:6,}':34} {heads * S // 64:8,} {percent(gain(D, heads, S)):>8}",
-            f"{change(old, new):>12} {percent(new / old):>7}",
+            f"{f'D = {D:3}, {heads} heads, S = {S:6,}':29} {over_chapter_5:>22} {over_one_by_one:>17}",
+            f"{changed(*(rates[order] for order in ORDERS)):>32}",
         )
 
 
@@ -361,7 +361,7 @@ def draw_tiles(programs: Programs, model: Model, mine: dict[int, TileConfig]) ->
             row, colour = compiled[D, tile], COLOURS[BY_PROGRAMS[compiled[D, tile]["programs"]]]
             frame = "black" if tile == in_words(mine[D]) else colour
             ax.barh(tile, rate, color=colour, edgecolor=frame, linewidth=2)
-            spills = f" ({row['LDL']} spills)" if row["LDL"] else ""
+            spills = f"\n{row['LDL']} spills" if row["LDL"] else ""
             ax.text(8, tile, f"{rate:.0f}{spills}", va="center")
             by_model = before["tflops"] * tile_cycles(before, D, False) / row["predicted"]
             ax.plot(by_model, tile, "D", color="black", markerfacecolor="white", markersize=8)
@@ -370,7 +370,7 @@ def draw_tiles(programs: Programs, model: Model, mine: dict[int, TileConfig]) ->
     figure.legend(handles=[
         *(Patch(color=COLOURS[colour], label=f"{n} program{'s' * (n > 1)}") for n, colour in BY_PROGRAMS.items()),
         Patch(facecolor="white", edgecolor="black", linewidth=2, label="yours"),
-        Line2D([], [], color="black", marker="D", mfc="white", markersize=8, linestyle="", label="by (8.5)"),
+        Line2D([], [], color="black", marker="D", mfc="white", markersize=8, linestyle="", label="by your model"),
     ], loc="outside lower center", ncols=6, frameon=False)  # fmt: skip
     return figure
 
@@ -383,19 +383,17 @@ def show_larger_tiles(programs: Programs, predict: Predict) -> None:
     """
     larger = ", ".join(f"{tile.block_m}x{tile.block_n} at D = {D}" for D, tile in steps.LARGER.items())
     print(f"H200; tile 64x64 -> {larger}")
-    print(f"{'':22} spilled (loop) programs {'predicted':>12} {'cycles':>19} {'MHz':>12} {'TFLOP/s':>17}")
-    for D in (128, 64):
-        tile = steps.LARGER[D]
-        for step, is_causal in (("order", False), ("order", True), ("", False)):
-            name, compiled = step or "chapter 5", compiled_steps()
-            row = compiled[step, tile, D, is_causal]
-            fit = programs(tile.num_warps, row["registers"], row["shared_bytes"])
-            predicted = change(predict(compiled[step, steps.TILE, D, is_causal]), predict(row))
-            rows = [stored_steps()[D, is_causal][key] for key in (name, f"{name}, larger tile")]
-            print(
-                f"D = {D:3}, {f'{name}, {mask(is_causal)}':14} {spilled(row):>13} {fit:8} {predicted:>12}",
-                f"{cycles_and_gain(*rows, D, is_causal):>19} {change(*map(mhz, rows)):>12} {rate_and_gain(*rows):>17}",
-            )
+    print(f"{'full':18} spilled (loop) programs {'predicted':>12} {'cycles':>19} {'MHz':>12} {'TFLOP/s':>17}")
+    for D, step in itertools.product((128, 64), ("", "order")):
+        tile, name, compiled = steps.LARGER[D], step or "chapter 5", compiled_steps()
+        row = compiled[step, tile, D, False]
+        fit = programs(tile.num_warps, row["registers"], row["shared_bytes"])
+        predicted = change(predict(compiled[step, steps.TILE, D, False]), predict(row))
+        rows = [stored_steps()[D, False][key] for key in (name, f"{name}, larger tile")]
+        print(
+            f"{f'D = {D:3}, {name}':18} {spilled(row):>14} {fit:8} {predicted:>12}",
+            f"{cycles_changed(*rows, D, False):>19} {change(*map(mhz, rows)):>12} {rate_changed(*rows):>17}",
+        )
 
 
 def show_guard() -> None:
@@ -411,7 +409,8 @@ def show_guard() -> None:
 
 # the rows of show_ladder -> their words
 LADDER = {
-    "chapter 5": "chapter 5",
+    "basic": "chapter 5",
+    "chapter 5": "chapter 5, 64x64",
     "base 2": "1: base 2",
     "descriptors": "2: descriptors",
     "order": "3: order",
@@ -453,49 +452,39 @@ def show_ideas() -> None:
     print("two warp-specialised loops, as causal attention has:", two_loops)
 
 
-CHAIN = list(LADDER)[:5]  # the steps that draw_chain shows
-SAVED = (1400, 1610)  # where it writes what a step saves, by the model and measured
+CHAIN = list(LADDER)[1:6]  # the steps that draw_chain shows
 
 
 def draw_chain(predict: Predict) -> Figure:
-    """The cycles for 64 x 64 scores, full, of each step of CHAIN on the H200 and those that `predict` gives for its
-    machine code, what each saves, and cuDNN's. A panel for each D.
+    """The cycles for 64 x 64 scores, full, of each step of CHAIN on the H200, with those that `predict` gives for its
+    machine code, and cuDNN's. A panel for each D.
     """
     figure = Figure(figsize=(10.5, 4.6))
-    figure.suptitle("H200, full: cycles for 64 x 64 scores")
-    step_of = STEP_OF | LARGER_STEP_OF
-    panels = figure.subplots(1, 2, sharex=True, sharey=True)
-    for ax, D in zip(panels, (64, 128), strict=True):
-        before = None
+    figure.suptitle("H200, full: cycles for 64 x 64 scores, measured (by your model)")
+    for ax, D in zip(figure.subplots(1, 2, sharey=True), (64, 128), strict=True):
+        turns, before = 4 * D + 256, None
         for y, name in enumerate([*CHAIN, "sdpa_cudnn"]):
-            cycles = tile_cycles(stored_steps()[D, False][name], D, False)
-            ax.plot(cycles, y, "o" if name in CHAIN else "s", color="black", markersize=4.5, zorder=4)
-            if name not in CHAIN:
-                continue
-            tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
-            by_model = predict(compiled_steps()[step_of[name], tile, D, False])
-            ax.plot(by_model, y, "D", color="black", markerfacecolor="white", markersize=8, zorder=3)
-            if before:
-                for x, saved in zip(SAVED, (before[0] - by_model, before[1] - cycles), strict=True):
-                    ax.text(x, y, f"{round(saved)}", ha="right", va="center")
-                if round(cycles) != round(before[1]):
-                    colour = COLOURS["blue" if cycles < before[1] else "orange"]
-                    ax.barh(y, cycles - before[1], left=before[1], color=colour, height=0.6)
-            before = by_model, cycles
-        for x, words in zip(SAVED, ("saves\nby (8.5)", "saves\nmeasured"), strict=True):
-            ax.text(x, -0.4, words, ha="right", va="center", fontsize="small")
-        ax.axvline(4 * D + 256, color="grey", linestyle=":", zorder=0)
-        ax.set(title=f"D = {D}", xlim=(440, SAVED[1] + 20), xticks=range(600, 1201, 200), ylim=(-1, len(CHAIN) + 0.6))
-        ax.text(4 * D + 266, 5.4, f"turns: {4 * D + 256}", va="center", color="grey")
+            cycles, words = tile_cycles(stored_steps()[D, False][name], D, False), ""
+            if name in CHAIN:
+                tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
+                row = compiled_steps()[(STEP_OF | LARGER_STEP_OF)[name], tile, D, False]
+                words, colour = f" ({predict(row):.0f})", COLOURS["blue" if cycles <= (before or cycles) else "orange"]
+                ax.hlines(y, before or cycles, cycles, color=colour, linewidth=9)
+                ax.plot(predict(row), y, "D", color="black", markerfacecolor="white", markersize=8)
+                before = cycles
+            ax.plot(cycles, y, "o" if name in CHAIN else "s", color="black", markersize=5)
+            ax.text(1.01, y, f"{cycles:.0f}{words}", transform=ax.get_yaxis_transform(), va="center")
+        ax.axvline(turns, color="grey", linestyle=":", zorder=0)
+        ax.set(title=f"D = {D}", ylim=(len(CHAIN) + 0.6, -0.6))
+        ax.text(turns, len(CHAIN) + 0.45, f" in turns: {turns}", color="grey")
         ax.grid(axis="y", visible=False)
-    panels[0].set_yticks(range(len(CHAIN) + 1), [*map(LADDER.get, CHAIN), "cuDNN"])
-    panels[0].invert_yaxis()
+        ax.set_yticks(range(len(CHAIN) + 1), [*map(LADDER.get, CHAIN), "cuDNN"])
     figure.legend(handles=[
-        Line2D([], [], color="black", marker="o", markersize=4.5, linestyle="", label="measured"),
-        Line2D([], [], color="black", marker="D", mfc="white", markersize=8, linestyle="", label="by (8.5)"),
-        Line2D([], [], color="black", marker="s", markersize=4.5, linestyle="", label="cuDNN, measured"),
-        Patch(color=COLOURS["blue"], label="fewer cycles than the step above"),
-        Patch(color=COLOURS["orange"], label="more"),
+        Line2D([], [], color="black", marker="o", markersize=5, linestyle="", label="measured"),
+        Line2D([], [], color="black", marker="D", mfc="white", markersize=8, linestyle="", label="by your model"),
+        Line2D([], [], color="black", marker="s", markersize=5, linestyle="", label="cuDNN, measured"),
+        Line2D([], [], color=COLOURS["blue"], linewidth=9, linestyle="-", label="fewer than the step above"),
+        Line2D([], [], color=COLOURS["orange"], linewidth=9, linestyle="-", label="more"),
     ], loc="outside lower center", ncols=5, frameon=False)  # fmt: skip
     return figure
 

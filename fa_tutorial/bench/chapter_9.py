@@ -340,9 +340,10 @@ def print_steps(card: dict[str, Any]) -> None:
 
 
 def print_persistent(card: dict[str, Any]) -> None:
-    """TFLOP/s, causal, S = 4,096, with a program for each work tile, and persistent, by how a program finds its next."""
+    """TFLOP/s, causal, S = 4,096, with a program for each work tile, and persistent, by how the next is found."""
     found = results.select(card["kernels"], chapter=9, kernel="step", S_q=4096, is_causal=True)
-    print(f"{f'{gpu(card)}, causal, S = 4,096, TFLOP/s':34}{'a program each':>15}{'fixed numbers':>15}{'a counter':>15}")
+    heads = "a program each", "fixed numbers", "a counter"
+    print(f"{f'{gpu(card)}, causal, S = 4,096, TFLOP/s':34}" + "".join(f"{head:>15}" for head in heads))
     for D in (64, 128):
         of = results.select(found, D=D).set_index("provider")["tflops"]
         print(f"{f'D = {D}':34}" + "".join(f"{of[step]:15.0f}" for step in ("overlap", "persistent", "counter")))

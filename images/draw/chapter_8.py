@@ -32,18 +32,15 @@ class Step:
 
 
 def pipeline(num_stages: int) -> list[Step]:
-    """The steps of a loop over TILES tiles that runs num_stages − 1 loads ahead. Loads are under way together; each takes LOAD.
+    """The steps of a loop over TILES tiles that runs num_stages − 1 loads ahead, one at least. Loads are under way together; each takes LOAD.
 
     When its own tile has arrived, a step starts the load for num_stages − 1 steps later, into the place of the tile that was worked on
     last.
     """
     starts, steps, now = [0] * (num_stages - 1), [], 0
     for tile in range(TILES):
-        if num_stages == 1:
-            starts.append(now)
         begin = max(now, starts[tile] + LOAD)
-        if num_stages > 1:
-            starts.append(begin)
+        starts.append(begin)
         now = begin + COMPUTE
         steps.append(Step(starts[tile], starts[tile] + LOAD, begin, now))
     return steps
@@ -53,8 +50,9 @@ def pipeline(num_stages: int) -> list[Step]:
 def draw_pipeline_timeline() -> Figure:
     """Loads and work on six tiles of keys for num_stages 1, 2 and 3, and the shared memory of each (8.2)."""
     figure, ax = canvas(7.75)
-    for num_stages, top in ((1, 0.25), (2, 2.0), (3, 4.4)):
-        draw_pipeline(ax, top, num_stages)
+    draw_one_stage(ax, 0.25)
+    draw_pipeline(ax, 2.0, 2)
+    draw_pipeline(ax, 4.4, 3)
     phases = "prologue: until tile 0 has arrived\nsteady state: each step starts a load\nepilogue: the last steps start none"
     write(ax, 5.1, 5.05, phases, ha="left", linespacing=1.3)
     write(ax, 5.1, 5.75, f"a load of {LOAD} units is hidden\nbehind the work on {LOAD} tiles", ha="left", linespacing=1.3)
@@ -68,18 +66,34 @@ def draw_pipeline_timeline() -> Figure:
     return figure
 
 
+def draw_one_stage(ax: Axes, top: float) -> None:
+    """The first three tiles of k and of v, which share one place: v is loaded when k has been worked on."""
+    each = LOAD + COMPUTE / 2  # a load, and half of the work on a tile of keys
+    write(ax, 0.1, top, f"num_stages = 1: loads and work take turns, {2 * TILES * each:.0f} units", HEAD, ha="left", weight="bold")
+    y = top + 0.25
+    work = y + LANE + 0.06
+    for row, name in ((y, "load"), (work, "compute")):
+        write(ax, 0.1, row + LANE / 2, name, ha="left")
+    for turn in range(6):
+        start, arrived, end = turn * each, turn * each + LOAD, (turn + 1) * each
+        bar(ax, start, arrived, y, f"{'kv'[turn % 2]} {turn // 2}", **LOADS)
+        bar(ax, arrived, end, y, **HELD)
+        bar(ax, start, arrived, work, **WAITS)
+        bar(ax, arrived, end, work, f"{turn // 2}", **WORK)
+    write(ax, LANES_LEFT + 6 * each * UNIT + 0.1, work + LANE / 2, "and so on", ha="left")
+    draw_shared_memory(ax, work + LANE + 0.14, 1)
+
+
 def draw_pipeline(ax: Axes, top: float, num_stages: int) -> None:
     """One row: a lane for each stage's loads, one for the work, and a bar for the shared memory."""
     steps = pipeline(num_stages)
-    how = "load and work take turns" if num_stages == 1 else f"loads run {num_stages - 1} tile{'s' * (num_stages > 2)} ahead"
+    how = f"loads run {num_stages - 1} tile{'s' * (num_stages > 2)} ahead"
     write(ax, 0.1, top, f"num_stages = {num_stages}: {how}, {steps[-1].end} units", HEAD, ha="left", weight="bold")
-    y = top + 0.25
-    if num_stages > 1:
-        draw_phases(ax, y + 0.1, steps, num_stages)
-        y += 0.4
+    y = top + 0.65
+    draw_phases(ax, top + 0.35, steps, num_stages)
     work = y + num_stages * LANE + 0.06
     for stage in range(num_stages):
-        write(ax, 0.1, y + (stage + 0.5) * LANE, "load" if num_stages == 1 else f"load, stage {stage}", ha="left")
+        write(ax, 0.1, y + (stage + 0.5) * LANE, f"load, stage {stage}", ha="left")
     write(ax, 0.1, work + LANE / 2, "compute", ha="left")
     free = 0
     for tile, step in enumerate(steps):
@@ -129,7 +143,7 @@ def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
         box(ax, x, y, size * inch, 0.3, text, colour, share=0.4)
         x += size * inch
     parts = f"{q} + {num_stages} · {stage} = {total} KiB"
-    how = f": one place for both; all sizes {D}, fp16" if num_stages == 1 else " (8.2)"
+    how = f": one place for k and v in turn; all sizes {D}, fp16" if num_stages == 1 else " (8.2)"
     write(ax, x + 0.12, y + 0.15, parts + how, ha="left", weight="bold")
 
 
@@ -273,7 +287,7 @@ def draw_order_of_programs() -> Figure:
     figure, ax = canvas(6.4)
     for left, title, order in (
         (0.1, "as they come", programs_in_order(1, longest_first=False)),
-        (4.6, "longest first, two heads side by side (8.4)", programs_in_order(HEADS, longest_first=True)),
+        (4.6, "longest first, two heads side by side", programs_in_order(HEADS, longest_first=True)),
     ):
         write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
         draw_triangles(ax, left, order)

@@ -146,4 +146,22 @@ RIGHT_ANSWERS = (
     ("8.4", order_by_chapter_3),
     ("8.4", order_with_groups_from_the_end),
     ("8.5", cycles_by_the_whole_tile),
+    edit("8.6", "step 4's guard", ("    if MASK:  # only here may a row have seen no key\n    ", "")),
+    edit(
+        "8.6",
+        "p and alpha guarded",
+        (
+            '    shift = m_new\n    if MASK:  # only here may a row have seen no key\n        shift = tl.where(m_new == -float("inf"), 0.0, m_new)\n',
+            "",
+        ),
+        ("shift", "m_new", 2),
+        (
+            "alpha = tl.exp2(m - m_new)  # [BLOCK_M]\n",
+            """alpha = tl.exp2(m - m_new)  # [BLOCK_M]
+    if MASK:
+        p = tl.where(s == -float("inf"), 0.0, p)
+        alpha = tl.where(m == -float("inf"), 0.0, alpha)
+""",
+        ),
+    ),
 )

@@ -2,6 +2,17 @@
 
 from edits import edit
 
+# of 8.6: what its starter does for each score, and its solution doesn't
+SCALED = (
+    ("tl.trans(k_tile))", "tl.trans(k_tile)) * scale_log2"),
+    ("axis=1) * scale_log2", "axis=1)"),
+    ("s * scale_log2 - shift", "s - shift"),
+)
+GUARDED = (
+    "p = tl.exp2(s * scale_log2 - shift[:, None])",
+    "p = tl.where(s == -float('inf'), 0.0, tl.exp2(s * scale_log2 - shift[:, None]))",
+)
+
 WRONG_ANSWERS = (
     edit("8.1", "KiB of 1,000 bytes", ("+ 1024", "+ 1000"), ("- 1024", "- 1000"), told="1,024 of them on top of its own"),
     edit("8.1", "what a program may ask for", ("233_472", "232_448", 2), told="an SM has 233,472 bytes"),
@@ -54,14 +65,21 @@ WRONG_ANSWERS = (
     edit("8.4", "all long ones first", ("    return order", "    return sorted(order, key=lambda program: -program[1])"),
          told="all heads are open"),
     edit("8.4", "all short ones first", ("    return order", "    return sorted(order, key=lambda program: program[1])"),
-         told="the last programs to start must be short"),
+         told="the longest row blocks start first, the shortest last"),
     edit("8.4", "one head at a time in a group", ("    return order", "    return sorted(order, key=lambda program: program[0])"),
          told="one head after another"),
     edit("8.4", "the last heads one by one", ("    return order", """    rest = heads // at_once * at_once
     return [one for one in order if one[0] < rest] + sorted(one for one in order if one[0] >= rest)[::-1]"""),
          told="run one after another"),
-    edit("8.4", "one head fewer at once", ("    order = []", "    order, at_once = [], max(1, at_once - 1)"),
-         told="some SMs have nothing to do at the end"),
+    edit("8.4", "a head opens when one is done", ("    return order", """    left, open_heads, order = [(head, row_blocks) for head in range(heads)], [], []
+    while left or open_heads:
+        while left and len(open_heads) < at_once:
+            open_heads.append(left.pop(0))
+        head, rows = max(open_heads, key=lambda one: one[1])
+        order.append((head, rows - 1))
+        open_heads[open_heads.index((head, rows))] = (head, rows - 1)
+        open_heads = [one for one in open_heads if one[1]]
+    return order"""), told="of each at_once heads, the longest row blocks start first"),
     edit("8.5", "one scheduler", ("issuing = instructions * to_issue", "issuing = tiles * instructions * num_warps"),
          told="four schedulers issue at the same time"),
     edit("8.5", "step 1's model", ("max(issuing, exponentiating)", "instructions"), told="that is the model of 64 x 64 tiles"),
@@ -78,4 +96,8 @@ WRONG_ANSWERS = (
          told="468 cycles of issuing, 272 of exponentials"),
     edit("8.5", "until the matmuls take longer", ("instructions - exponentiating / to_issue", "instructions - matmuls"),
          told="468 cycles of issuing, 272 of exponentials"),
+    edit("8.6", "scaled before the maximum", *SCALED, told="more multiplications"),
+    edit("8.6", "a guard for each score", GUARDED, told="more comparisons"),
+    edit("8.6", "p in fp32", ("dot(p.to(v_tile.dtype), v_tile, acc)", "dot(p, v_tile, acc)"), told="attend does not compile"),
+    edit("8.6", "two results", ("return m_new, l, acc", "return m_new, l"), told="stops with"),
 )  # fmt: skip

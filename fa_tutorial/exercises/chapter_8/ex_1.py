@@ -28,6 +28,7 @@ MISTAKES = {
     "the registers that a thread may keep are not rounded: they come in eights, so round them down": DOWN,
     "1 KiB is missing: each program costs that much shared memory on top of its own": [
         (SHARED, "233_472 // shared_bytes"), (MOST_BYTES, "233_472 // more")],
+    "what a program may keep is a whole number of bytes: divide with //": (MOST_BYTES, "233_472 / more - 1024"),
     "programs counts the 1 KiB that each costs on top of its own, and bytes_less doesn't": (MOST_BYTES, "233_472 // more"),
     "the extra 1,024 bytes are paid by each program, not once for all of them": [
         (SHARED, "(233_472 - 1024) // shared_bytes"), (MOST_BYTES, "(233_472 - 1024) // more")],
@@ -79,7 +80,7 @@ def inputs():
         "130 registers are rounded up to 136, and allow 3 programs of 4 warps", "four programs of 128 threads share 65,536: 128 for each thread",
         "four times 57,344 + 1,024 bytes are 233,472, which is all that an SM has: a fourth fits"))  # fmt: skip
     yield case(4, 128, 57_000, otherwise=rules(
-        "128 registers allow 4 programs of 4 warps, and 57,000 bytes allow 4", "five programs of 128 threads share 65,536: 102 for each thread, rounded "
+        "128 registers allow 4 programs of 4 warps, and 57,000 bytes allow 4", "here both are scarce: five programs of 128 threads share 65,536, 102 for each thread, rounded "
         "down to 96", "five programs share 233,472 bytes, rounded down: 46,694 for each, 1,024 of them on top of its own"))  # fmt: skip
     yield case(4, 106, 57_400, otherwise=rules(
         "four programs of 57,400 + 1,024 bytes need 233,696: too much by 224", enough, "a fourth misses by 224 bytes in all, 56 for each"))  # fmt: skip

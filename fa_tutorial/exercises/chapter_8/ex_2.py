@@ -37,16 +37,21 @@ def run_step(s_ptr, m_ptr, l_ptr, p_ptr, state_ptr, scale_log2, STEP: tl.constex
     tl.store(state_ptr + 2 * ROWS + rows, alpha)
 
 
-def adapt(step):
-    """The jitted step as a function of tensors."""
-    if not hasattr(step, "fn"):
+def begun(function):
+    """Wrong where a function that a kernel calls isn't jitted, NotAttempted where it is the starter."""
+    if not hasattr(function, "fn"):
         raise Wrong("is a plain function: put @triton.jit above it")
     try:
-        step.fn(None, None, None, None)
+        function.fn(*[None] * function.fn.__code__.co_argcount)
     except NotImplementedError:
         raise NotAttempted from None
     except Exception:
         pass
+
+
+def adapt(step):
+    """The jitted step as a function of tensors."""
+    begun(step)
 
     def on_tensors(s, m, l, scale_log2):
         p, state = torch.empty_like(s), torch.empty(3, ROWS, device=s.device)

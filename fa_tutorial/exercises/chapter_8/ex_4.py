@@ -33,6 +33,7 @@ MISTAKES = {
         "    return order", """    rest = heads // at_once * at_once * row_blocks
     return order[:rest] + sorted(order[rest:], key=lambda program: program[0])"""),
     "the last heads are missing, where heads isn't a multiple of at_once": (GROUPS, "range(0, heads // at_once * at_once, at_once)"),
+    "fewer heads are open than L2 holds: at_once of them may be": ("    order = []", "    order, at_once = [], max(1, at_once - 1)"),
     "head and row block are exchanged: a program is (head, row_block)": (PAIRS, "[(row_block, head) for head in group]"),
     "row blocks count from 0: the last one is row_blocks − 1": (LONGEST, "range(row_blocks, 0, -1)"),
 }  # fmt: skip
@@ -81,7 +82,7 @@ def truth(heads, row_blocks, at_once, sms):
 RULES = {
     "wrong programs": "every row block of every head is in the list once, as (head, row_block)",
     "open heads": "a head is open from its first program in the list to its last, and L2 holds only at_once",
-    "time": "some SMs have nothing to do at the end, while others work: the last programs to start must be short",
+    "time": "some SMs have nothing to do at the end, while others work: of each at_once heads, the longest row blocks start first, the shortest last",
 }
 GRIDS = [  # heads, row blocks, at_once, SMs: those that the order in groups does in that time
     (groups * at_once, row_blocks, at_once, sms)

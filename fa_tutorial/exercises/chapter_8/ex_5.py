@@ -54,6 +54,7 @@ MISTAKES = {
     "removable counts the instructions of all num_warps warps: it is asked for one warp's": (REMOVABLE, f"num_warps * {REMOVABLE}"),
     "removable forgets the four schedulers: they issue 4 instructions in a cycle, so 2 · exponentials cycles are 8 · exponentials": (
         REMOVABLE, "max(0, instructions - 2 * exponentials)"),
+    "removable is divided by the schedulers once more: a warp's instruction is one, whoever issues it": (REMOVABLE, f"{REMOVABLE} / 4"),
     "removable is what must stay": (REMOVABLE, "min(instructions, exponentiating / to_issue)"),
     "instructions // 4 cuts off a part of a cycle: divide with /": (ISSUING, "issuing = tiles * num_warps * (instructions // 4)"),
     "cycles and removable are exchanged: return (cycles, removable)": (f"return {TURNS}, removable", f"return removable, {TURNS}"),

@@ -1,0 +1,153 @@
+"""Exercise 8.6, attend: a right but slow loop, as short as step 4's."""
+
+import numpy as np
+import torch
+
+from fa_tutorial import hardware, reference, sass
+from fa_tutorial.exercises.chapter_8.ex_2 import begun
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import Wrong, chain
+from fa_tutorial.tiles import dot, heads, load_tile
+from fa_tutorial.tuned import steps
+
+triton = hardware.require_triton("Exercise 8.6")
+import triton.language as tl  # noqa: E402
+
+
+@triton.jit
+def attend(
+    q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_log2,
+    MASK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """A block of keys joins m, l and acc, in as few instructions as step 4's. Returns m, l, acc."""
+    k_tile = load_tile(k, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    s = dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
+    if MASK:
+        offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        s = tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf"))
+    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)  # [BLOCK_M]
+    shift = m_new
+    if MASK:  # only here may a row have seen no key
+        shift = tl.where(m_new == -float("inf"), 0.0, m_new)
+    p = tl.exp2(s * scale_log2 - shift[:, None])  # [BLOCK_M, BLOCK_N]
+    alpha = tl.exp2(m - shift)  # [BLOCK_M]
+    l = alpha * l + tl.sum(p, axis=1)
+    acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]
+    v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    acc = dot(p.to(v_tile.dtype), v_tile, acc)
+    return m_new, l, acc
+
+
+MISTAKES = {
+    "a row that has seen no key gives NaN: m_new is −inf there, and −inf − (−inf) is NaN, so the loop with a mask needs a guard": (
+        "shift = tl.where(m_new == -float(\"inf\"), 0.0, m_new)", "shift = m_new"),
+    "keys past last_seen are not hidden where MASK is True, and there some rows don't see all keys": ("    if MASK:\n", "    if not MASK:\n"),
+    "m_new is the maximum of s, and s · scale_log2 is subtracted from: both must be scaled": (
+        "tl.max(s, axis=1) * scale_log2", "tl.max(s, axis=1)"),
+    "s is not scaled: p = 2^(s · scale_log2 − m_new)": ("s * scale_log2 - shift", "s - shift"),
+    "l adds p in fp16: it adds p as it is, in float32": ("tl.sum(p, axis=1)", "tl.sum(p.to(tl.float16), axis=1)"),
+    "l is not rescaled when the maximum grows": ("alpha * l + tl.sum", "l + tl.sum"),
+    "acc is not rescaled when the maximum grows": ("acc * alpha[:, None]", "acc"),
+    "p and alpha are in base e: scale_log2 holds log₂ e already, so both take tl.exp2": ("tl.exp2", "tl.exp"),
+}  # fmt: skip
+STEP, MORE = "order", 12  # step 4 is this kernel with steps.LARGER; an edit makes ptxas arrange the whole loop anew
+COUNTED = {
+    "MUFU.EX2": "exponentials", "FFMA": "multiply-adds", "FMUL": "multiplications", "FADD": "additions", "FSETP": "comparisons",
+    "LDL": "loads of spilled registers",
+}  # fmt: skip
+
+
+def adapt(answer):
+    """The jitted function as attention of tensors, by step 4's kernel."""
+    begun(answer)
+    kernel = steps.kernel(STEP, attend=answer)
+
+    def on_tensors(q, k, v, is_causal):
+        (B, H, S_q, D), S_k = q.shape, k.shape[2]
+        o, lse = torch.full_like(q, torch.nan), torch.full((B, H, S_q), torch.nan, device=q.device)
+        try:
+            with np.errstate(all="ignore"):  # the interpreter computes with NumPy, which would warn of every inf and NaN
+                kernel[(triton.cdiv(S_q, 16) * B * H,)](
+                    *map(heads, (q, k, v, o)), lse, H, H, 2, S_q, S_k, D, D**-0.5,
+                    IS_CAUSAL=is_causal, BLOCK_M=16, BLOCK_N=16, BLOCK_D=D,
+                )  # fmt: skip
+        except Exception as error:
+            root = chain(error)[-1]
+            raise Wrong(f"stops with {type(root).__name__}: {root}") from None
+        return o, lse
+
+    return on_tensors
+
+
+def counts(answer):
+    """The rows of sass.counted for `answer` and for step 4; None where Triton can't compile for a Hopper GPU."""
+    try:
+        aim = sass.counted(STEP, steps.LARGER)
+    except (ValueError, RuntimeError):
+        return None
+    return sass.counted(STEP, steps.LARGER, attend=answer), aim
+
+
+def refused(answer):
+    try:
+        found = counts(answer)
+    except ValueError as error:
+        return str(error)
+    if found is None or all(mine["loop"] <= aim["loop"] + MORE for mine, aim in zip(*found, strict=True)):
+        return ""
+    told = []
+    for mine, aim in zip(*found, strict=True):
+        more = {words: mine[op] - aim[op] for op, words in COUNTED.items() if mine[op] > aim[op] + 2}
+        kinds = ", ".join(f"{n} more {words}" for words, n in more.items()) or "no more floating-point arithmetic"
+        told.append(f"at D = {mine['D']} the loop has {mine['loop']} instructions, step 4's {aim['loop']}, with {kinds}")
+    return "; ".join(told)
+
+
+def note(answer):
+    return "" if counts(answer) else "Triton can't compile for a Hopper GPU here, so the instructions aren't counted"
+
+
+def truth(q, k, v, is_causal):
+    return reference.attention(q, k, v, is_causal=is_causal)
+
+
+def inputs():
+    fixed = torch.Generator().manual_seed(8)
+
+    def of(S_q, S_k, is_causal, on, otherwise="", factor=1.0, draw=fixed):
+        q, k, v = (torch.randn(1, 2, S, 16, generator=draw).to(hardware.device()) for S in (S_q, S_k, S_k))
+        return case(factor * q, k, v, is_causal, on=on, otherwise=otherwise, fresh=draw is not fixed)
+
+    yield of(16, 16, False, "16 queries, 16 keys", "the loop without a mask sees each key of the block")
+    yield of(16, 48, False, "16 queries, 48 keys", "when the maximum grows, l and acc shrink by alpha")
+    yield of(16, 20, False, "16 queries, 20 keys", "the ragged block has a mask: its keys past last_seen are hidden")
+    yield of(32, 32, True, "causal, 32 queries, 32 keys", "where MASK is True, a row sees the keys up to its last_seen")
+    yield of(40, 20, True, "causal, 40 queries, 20 keys", "the first 20 rows see no key: their m stays −inf, their l and acc 0")
+    yield of(32, 40, True, "causal, large scores", "scores may be large: m is the maximum of s · scale_log2", factor=100.0)
+    yield of(40, 56, True, "causal, random", draw=generator())
+
+
+EXERCISE = Exercise(
+    task="Tune attend until its loop without a mask is as short as step 4's, with right results.",
+    hints=(
+        "What does the loop do for each score that could be done once a row, once in the loop with a mask, or by another instruction? "
+        "A thread has 64 scores of step 4's tile, so an instruction too many for each score shows as 64 in the counts.",
+        "Without a mask, each row sees every key: no comparison is needed, and no guard. Where does a multiplication go into a multiply-add "
+        "(8.3)?",
+        "Mask only under `if MASK:`. Take the maximum of s, scale it, and subtract it in the exponent, s * scale_log2 − m. Guard a row by "
+        "its shift, as in 8.2, and only under `if MASK:`.",
+    ),
+    solution=attend,
+    reasoning="Each thread has 64 scores of the larger tile, so what is done for a score counts 64 times, and what is done for a row twice. "
+    "A constant MASK makes two loops, and the loop that runs most often pays for neither mask nor guard.",
+    inputs=inputs,
+    truth=truth,
+    rule="o = softmax(scale · q kᵀ) v, and 0 for a row that sees no key",
+    mistakes=MISTAKES,
+    parts=("o", "lse"),
+    tolerance=lambda args, part: (1e-4 if args[0].abs().max() > 50 else 1e-5, 1e-5),
+    adapt=adapt,
+    refused=refused,
+    note=note,
+)  # fmt: skip
