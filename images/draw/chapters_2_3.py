@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from draw.drawing import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR, arrow, box, canvas, grid, image, legend, number, outline, write
+from draw.drawing import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR, WAITS, arrow, box, canvas, grid, image, legend, number, outline, write
 from fa_tutorial.figures import GREY
 from fa_tutorial.matmul import blocked_matmul, grouped_tile, strips_per_wave
 
@@ -140,17 +140,17 @@ def draw_transpose_tiles() -> Figure:
 def draw_gpu() -> Figure:
     """From the grid to the threads: twelve programs on four SMs, one program's four warps, one warp's threads."""
     figure, ax = canvas(5.3)
-    chosen, side = 5, 0.6
+    chosen, side, step = 5, 0.6, 0.22
     left, top = 0.15, 1.15
     write(ax, left, 0.25, "grid", HEAD, ha="left", weight="bold")
     write(ax, left, 0.65, "what you launch:\n12 programs", ha="left", linespacing=1.3)
 
-    def program(ax_x: float, ax_y: float, pid: int, waits: bool = False) -> None:
-        look = {"hatch": MASKED} if waits else {"colour": "orange" if pid == chosen else "sky", "share": 0.6 if pid == chosen else 0.3}
-        box(ax, ax_x, ax_y, side, side, str(pid), size=BODY, weight="bold" if pid == chosen else "normal", **look)
+    def program(ax_x: float, ax_y: float, high: float, pid: int) -> None:
+        look = WAITS if pid >= 8 else {"colour": "orange" if pid == chosen else "sky", "share": 0.6 if pid == chosen else 0.3}
+        box(ax, ax_x, ax_y, side, high, str(pid), weight="bold" if pid == chosen else "normal", **look)
 
     for pid in range(12):
-        program(left + pid % 3 * (side + 0.06), top + pid // 3 * (side + 0.06), pid, waits=pid >= 8)
+        program(left, top + pid * step, step, pid)
     sm_left, sm_wide, sm_high = 2.85, 1.42, 1.22
     write(ax, sm_left, 0.25, "GPU", HEAD, ha="left", weight="bold")
     write(ax, sm_left, 0.65, "where they run: a toy with\n4 SMs, 2 programs on each", ha="left", linespacing=1.3)
@@ -159,7 +159,7 @@ def draw_gpu() -> Figure:
         outline(ax, x, y, sm_wide, sm_high, line=1.8)
         write(ax, x + 0.1, y + 0.2, f"SM {sm}", ha="left", weight="bold")
         for place, pid in enumerate((sm, sm + 4)):
-            program(x + 0.08 + place * (side + 0.06), y + 0.42, pid)
+            program(x + 0.08 + place * (side + 0.06), y + 0.42, side, pid)
     slot = (sm_left + sm_wide + 0.1 + 0.08 + 2 * side + 0.06, top + 0.42 + side / 2)  # the right edge of the chosen program, on SM 1
     zoom, cell, high = 6.3, 0.08, 0.42
     write(ax, zoom, 0.25, f"program {chosen}", HEAD, ha="left", weight="bold")
@@ -183,8 +183,8 @@ def draw_gpu() -> Figure:
 
 @image("02_coalescing.png")
 def draw_coalescing() -> Figure:
-    """The 32-byte sectors that a warp touches along a row and down a column, why a transpose needs both, and how a tile gets both right."""
-    figure, ax = canvas(6.6)
+    """The 32-byte sectors that a warp touches along a row and down a column, and why a transpose needs both."""
+    figure, ax = canvas(6.15)
     threads, columns, per_sector = torch.arange(32), 8192, 8  # fp32: eight elements fill a sector
     along, down = ((threads * stride // per_sector).unique().numel() for stride in (1, columns))
     cell, left = 0.265, 0.3
@@ -198,7 +198,7 @@ def draw_coalescing() -> Figure:
     write(ax, left + 32 * cell, top - 0.45, "thread 31", ha="right")
     for sector in range(along):
         outline(ax, left + sector * per_sector * cell, top, per_sector * cell, 0.36)
-    write(ax, left, top + 0.6, f"{along} sectors of 32 bytes: {32 * along} bytes asked for, 128 used", BODY, ha="left", weight="bold")
+    write(ax, left, top + 0.6, f"{along} sectors of 32 bytes: {32 * along} bytes delivered, 128 used", BODY, ha="left", weight="bold")
     top, rows = 2.85, 0.44
     write(ax, 0.15, 2.35, "A warp reads or writes down a column", HEAD, ha="left", weight="bold")
     for place, thread in enumerate((0, 1, 2, None, 31)):
@@ -216,7 +216,7 @@ def draw_coalescing() -> Figure:
         ax,
         left,
         5.35,
-        f"{down} sectors of 32 bytes:\n{32 * down:,} bytes asked for, 128 used",
+        f"{down} sectors of 32 bytes:\n{32 * down:,} bytes delivered, 128 used",
         BODY,
         ha="left",
         weight="bold",
@@ -224,14 +224,20 @@ def draw_coalescing() -> Figure:
     )
     write(ax, left, 5.88, "hatched: not used by this warp", ha="left")
     write(ax, 4.8, 2.35, "A transpose needs both", HEAD, ha="left", weight="bold")
-    for x, name, here in ((4.8, "x", lambda row, col: row == 1), (6.55, "out", lambda row, col: col == 1)):
-        grid(ax, x, 2.7, 4, 4, 0.24, lambda row, col, here=here: {"colour": "orange", "share": 0.6} if here(row, col) else {})
-        write(ax, x + 1.1, 3.18, name, ha="left", weight="bold")
-    arrow(ax, (6.15, 3.18), (6.47, 3.18), width=2.4)
-    write(ax, 4.8, 3.92, "a row of x is a column of out", ha="left")
-    write(ax, 4.8, 4.4, "A tile does both well", HEAD, ha="left", weight="bold")
-    side, y = 0.9, 4.95
-    for x, name, colour in ((4.8, "tile of x", "sky"), (6.2, "shared\nmemory", "yellow"), (7.6, "tile of out", "orange")):
+    for x, name, here in ((4.8, "x", lambda row, col: row == 1), (6.9, "out", lambda row, col: col == 1)):
+        grid(ax, x, 2.85, 4, 4, 0.38, lambda row, col, here=here: {"colour": "orange", "share": 0.6} if here(row, col) else {})
+        write(ax, x + 0.76, 4.6, name, weight="bold")
+    arrow(ax, (6.42, 3.42), (6.8, 3.42), width=2.4)
+    write(ax, 4.8, 5.1, "a row of x is a column of out", BODY, ha="left")
+    return figure
+
+
+@image("02_turned_tile.png")
+def draw_turned_tile() -> Figure:
+    """A tile is loaded along rows of x, its elements change threads through shared memory, and it is stored along rows of out."""
+    figure, ax = canvas(2.0)
+    side, y, left, middle, right = 0.9, 0.4, 0.85, 4.0, 7.15
+    for x, name, colour in ((left, "tile of x", "sky"), (middle, "shared\nmemory", "yellow"), (right, "tile of out", "orange")):
         box(ax, x, y, side, side, colour=colour, share=0.4, line=2)
         if colour == "yellow":
             write(ax, x + side / 2, y + side / 2, name, weight="bold", linespacing=1.3)
@@ -239,11 +245,41 @@ def draw_coalescing() -> Figure:
         write(ax, x + side / 2, y - 0.2, name, weight="bold")
         for step in range(4):
             arrow(ax, (x + 0.12, y + 0.15 + step * 0.2), (x + side - 0.1, y + 0.15 + step * 0.2), width=1.4)
-    for x in (5.7, 7.1):
-        arrow(ax, (x + 0.06, y + side / 2), (x + 0.46, y + side / 2), width=2.4)
-    write(ax, 4.8, y + side + 0.35, "threads load\nalong rows of x", ha="left", linespacing=1.3)
-    write(ax, 6.2, y + side + 0.35, "elements change\nthreads", ha="left", linespacing=1.3)
-    write(ax, 7.6, y + side + 0.35, "threads store\nalong rows of out", ha="left", linespacing=1.3)
+    for x in (left, middle):
+        arrow(ax, (x + side + 0.3, y + side / 2), (x + 2.85, y + side / 2), width=2.4)
+    for x, text in (
+        (left, "threads load along rows of x"),
+        (middle, "elements change threads"),
+        (right, "threads store along rows of out"),
+    ):
+        write(ax, x + side / 2, y + side + 0.3, text)
+    return figure
+
+
+@image("02_bytes_under_way.png")
+def draw_bytes_under_way() -> Figure:
+    """An SM whose four programs wait for a load each; in the time that a program takes, four of them get twice as much as two."""
+    figure, ax = canvas(3.5)
+    side, top, hbm = 0.34, 0.75, 3.75
+    write(ax, 0.15, 0.25, "One SM and its loads", HEAD, ha="left", weight="bold")
+    outline(ax, 0.15, top - 0.12, 1.3, 4 * 0.46 + 0.12, line=1.8)
+    box(ax, hbm, top - 0.12, 0.6, 4 * 0.46 + 0.12, "HBM", weight="bold", line=1.8)
+    for program, x in enumerate((1.6, 2.7, 2.1, 3.0)):
+        y = top + program * 0.46
+        box(ax, 0.25, y, 1.1, side, f"program {program}", colour="sky")
+        arrow(ax, (x, y + side / 2), (1.45, y + side / 2), width=0.9)
+        box(ax, x, y, 0.62, side, "1 KiB", colour="orange", share=0.6, line=1.6)
+    write(ax, 0.15, 3.05, "4 programs of 1 KiB:\n4 KiB under way", BODY, ha="left", weight="bold", linespacing=1.3)
+    left, wide, high = 5.0, 0.95, 0.26
+    write(ax, left, 0.25, "What arrives, over time", HEAD, ha="left", weight="bold")
+    for programs, y in ((2, top), (4, 1.8)):
+        write(ax, left, y - 0.17, f"{programs} programs at a time", ha="left")
+        for place in range(3 * programs):
+            box(ax, left + place % 3 * wide, y + place // 3 * high, wide, high, "1 KiB", colour="orange", share=0.6)
+        write(ax, left + 3 * wide + 0.1, y + programs * high / 2, f"{3 * programs} KiB", BODY, ha="left", weight="bold")
+    arrow(ax, (left, 2.99), (left + 3 * wide, 2.99), width=1.2)
+    write(ax, left + 3 * wide + 0.1, 2.99, "time", ha="left")
+    write(ax, left, 3.25, "in each row, one program follows another", ha="left")
     return figure
 
 

@@ -20,6 +20,8 @@ def view_of_k(S, H, D):
 
 START, STRIDES = "1 * H * D", "(S * 3 * H * D, D, 3 * H * D, 1)"
 MISTAKES = {
+    "that start counts bytes of fp32: start and strides count elements": (START, "4 * H * D"),
+    "the two are exchanged: return start first, then the strides": (f"return start, {STRIDES}", f"return {STRIDES}, start"),
     "the strides are in the order of qkv, (B, S, H, D): the transpose swaps those of S and H": (
         STRIDES, "(S * 3 * H * D, 3 * H * D, D, 1)"),
     "these are the strides of a contiguous (B, H, S, D) tensor: k is a view of qkv, so it keeps the steps of qkv": (

@@ -29,12 +29,14 @@ MISTAKES = {
     "x is never read: out is y + y": (SUM, "y + y, mask"),
     "out is x alone": (SUM, "x, mask"),
     "the last element is masked out: the mask is offs < n": ("offs < n", "offs < n - 1"),
+    "your mask compares with BLOCK, where program 1's offsets begin, so it lets nothing of program 1 through: the mask is offs < n": (
+        "offs < n", "offs < BLOCK"),
     "an offset counts elements, not bytes: don't multiply tl.arange by their size": ("tl.arange(0, BLOCK)", "tl.arange(0, BLOCK) * 4"),
     "the sum is rounded to half precision: store it as it is, tl.store converts to the dtype of out": (SUM, "(x + y).to(tl.float16), mask"),
 }  # fmt: skip
 
 CONDITIONS = {"half": "fp16 inputs work too, and bf16 inputs on a GPU"}
-STARTS = "program i works on the elements from i · BLOCK to (i + 1) · BLOCK − 1"
+STARTS = "program i works on the elements from i · BLOCK to (i + 1) · BLOCK − 1, whatever BLOCK is"
 
 
 def truth(x, y, BLOCK):
@@ -59,7 +61,7 @@ def inputs():
 
     x, y = torch.arange(1.0, 9.0), 10 * torch.arange(1.0, 9.0)
     one = "x_ptr + i points to element i (a pointer steps by elements, not by bytes), and here program 0 takes elements 0 to 3"
-    two = f"{STARTS}, and 2 programs of 4 fill 8 elements exactly"
+    two = f"{STARTS}; 2 programs of 4 fill 8 elements exactly"
     yield add(x[:4], y[:4], 4, stray=one)
     yield add(x, y, 4, two, stray=two)
     yield add(x[:5], y[:5], 4, "the last program has more lanes than elements are left: every load and the store need mask=offs < n")
@@ -67,8 +69,8 @@ def inputs():
     third = torch.tensor([1 / 3, 2 / 3, 1e-3, 1000.1])
     yield add(third, third, 4, "fp32 inputs must keep their precision")
     draw = generator()
-    for n, BLOCK in ((15, 16), (17, 16), (1000, 128)):
-        yield add(*(factor * torch.randn(n, generator=draw) for factor in (3, 100)), BLOCK, fresh=True)
+    for n, BLOCK in ((15, 16), (17, 16), (5000, 2048)):
+        yield add(*(factor * torch.randn(n, generator=draw) for factor in (3, 100)), BLOCK, STARTS, fresh=True)
     for dtype in (torch.float16, torch.bfloat16) if hardware.device().type == "cuda" else (torch.float16,):  # no bf16 in the interpreter
         name = f", {str(dtype).removeprefix('torch.')}"
         yield add(*(torch.randn(17, generator=draw).to(dtype) for _ in "xy"), 16, dtype=name, fresh=True, edge="half")
@@ -92,5 +94,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
-    seen={"overlap": f"elements are added more than once: {STARTS} only"},
+    seen={"overlap": f"elements are added more than once: {STARTS}"},
 )

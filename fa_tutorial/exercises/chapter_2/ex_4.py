@@ -42,6 +42,8 @@ MISTAKES = {
     "the program ids are not multiplied by the tile's size: tile (i, j) starts at row i · BLOCK_R and column j · BLOCK_C": [
         (f"{ROW} * BLOCK_R", ROW), (f"{COLUMN} * BLOCK_C", COLUMN)],
     "BLOCK_R is used for the columns: offs_c starts at program_id(1) · BLOCK_C": (f"{COLUMN} * BLOCK_C", f"{COLUMN} * BLOCK_R"),
+    "the two tl.arange are exchanged: offs_r takes BLOCK_R rows, offs_c BLOCK_C columns": [
+        ("(0, BLOCK_R)", "(0, BLOCK)"), ("(0, BLOCK_C)", "(0, BLOCK_R)"), ("(0, BLOCK)", "(0, BLOCK_C)")],
     "x is read as if it were contiguous: use stride_xr and stride_xc": (X, "offs_r[:, None] * cols + offs_c[None, :]"),
     "out is written as if it were contiguous: use stride_or and stride_oc": (OUT, "offs_c[None, :] * rows + offs_r[:, None]"),
 }  # fmt: skip
@@ -49,7 +51,7 @@ MISTAKES = {
 
 SHAPES = (
     "the tile stays [BLOCK_R, BLOCK_C] from the load to the store, so both addresses and the mask are made of offs_r[:, None] and "
-    "offs_c[None, :] (for out, only the strides change)"
+    "offs_c[None, :], unless you turn the tile and its mask (for out, only the strides change)"
 )
 
 
@@ -76,7 +78,7 @@ def inputs():
         return case(x, block, x_strides, out_strides, on=on, otherwise=otherwise, **options)
 
     count, tile = torch.arange(1.0, 97.0), (2, 8)
-    place = "element (r, c) of x lies at r · stride_xr + c · stride_xc, and goes to c · stride_or + r · stride_oc of out"
+    place = "element (r, c) of x lies at r · stride_xr + c · stride_xc, and goes to c · stride_or + r · stride_oc of out, where r < rows and c < cols"
     yield transpose(count[:16].view(2, 8), tile, place)
     starts = "tile (i, j) starts at row i · BLOCK_R and column j · BLOCK_C, where i is program_id(0) and j is program_id(1)"
     yield transpose(count.view(6, 16), tile, f"{starts}; 3 · 2 tiles fill the matrix exactly")

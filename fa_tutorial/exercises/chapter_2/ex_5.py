@@ -24,7 +24,7 @@ def transposed(kernel, x, block_r, block_c):
     return out
 
 
-GRID, CALL = "(triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))", "BLOCK_R=block_r, BLOCK_C=block_c"
+GRID = "(triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))"
 MISTAKES = {
     "one program copies one tile: the grid needs a program for each tile": (GRID, "(1, 1)"),
     "a part of a tile at the edge needs a program too: round up (triton.cdiv)": (
@@ -33,8 +33,6 @@ MISTAKES = {
         GRID, "(triton.cdiv(cols, block_c), triton.cdiv(rows, block_r))"),
     "the tile's sides are exchanged in the grid: BLOCK_R divides the rows, BLOCK_C the columns": (
         GRID, "(triton.cdiv(rows, block_c), triton.cdiv(cols, block_r))"),
-    "BLOCK_R and BLOCK_C are exchanged in the call, and the grid counts the tiles of the others": (
-        CALL, "BLOCK_R=block_c, BLOCK_C=block_r"),
     "the strides of x are exchanged: x.stride() has the row's first": ("*x.stride()", "*x.stride()[::-1]"),
     "the strides of out are exchanged: stride_or is the one of out's rows, out.stride()[0]": ("*out.stride()", "*out.stride()[::-1]"),
     "the strides of out stand in place of those of x: a view has its own": ("*x.stride()", "*out.stride()"),
@@ -48,8 +46,8 @@ class Simulated:
 
     signature = inspect.signature(transpose_kernel.fn)
 
-    def __init__(self, x):
-        self.x, self.launches, self.spare = x, 0, ""
+    def __init__(self, x, *tile):
+        self.x, self.tile, self.launches, self.spare = x, tile, 0, ""
 
     def __getitem__(self, grid):
         return functools.partial(self._launch, grid)
@@ -91,8 +89,8 @@ class Simulated:
             raise Wrong("out is on another device than x: give out the device of x")
         if not all(isinstance(number, int) for number in numbers):
             raise Wrong(f"sizes, strides and blocks are whole numbers, and the call passes {numbers}")
-        if any(block < 1 or block & (block - 1) for block in numbers[-2:]):
-            raise Wrong(f"a tile's sides are powers of two, and the call passes {numbers[-2]} and {numbers[-1]}")
+        if (tile := tuple(numbers[-2:])) != self.tile:
+            raise Wrong(f"the caller asks for tiles of {self.tile}, (block_r, block_c), and you launch (BLOCK_R, BLOCK_C) = {tile}")
 
 
 def flat(x):
@@ -114,7 +112,7 @@ def cells(x, offsets, own):
 @adapting
 def launched(answer, x, block_r, block_c):
     """The answer, which gets a stand-in for the kernel."""
-    kernel = Simulated(x)
+    kernel = Simulated(x, block_r, block_c)
     out = answer(kernel, x, block_r, block_c)
     if kernel.launches != 1:
         raise Wrong(f"the kernel is launched {kernel.launches} times: once, kernel[grid](…), does it all")

@@ -58,6 +58,7 @@ def inputs():
     yield case((100, 1), (1, 32), 8, 0, otherwise="four numbers of 8 bytes fill a sector")
     yield case((64, 1), (4, 32), 4, 3, otherwise="a row that starts inside a sector ends inside another one")
     yield case((64, 1), (1, 16), 2, 5, otherwise="start counts elements: here it is 10 bytes")
+    yield case((64, 3), (1, 3), 2, 13, otherwise="start counts elements, whatever the strides: here it is 26 bytes")
     yield case((0, 1), (16, 8), 4, 0, otherwise="a stride of 0 reads the same elements again")
     for _ in range(20):
         tile = (random.choice((1, 4, 16)), random.choice((1, 8, 32)))
