@@ -184,27 +184,27 @@ def softmax_rows(capability: int) -> list[Row]:
     return [Row(*row) for row in in_a_process(f"from fa_tutorial import compiling; print(json.dumps({code}))")]
 
 
-def matmul_instructions(kernel: Any, tiles: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """How many mma.sync and how many wgmma a matmul_kernel has on an H200 in fp16, for each (BLOCK_M, BLOCK_N, warps).
+def matmul_instructions(kernel: Any, tiles: Iterable[tuple[int, int, int]]) -> list[str]:
+    """By which instruction of its tensor cores, and of which shape, an H200 runs a matmul_kernel in fp16, for each
+    (BLOCK_M, BLOCK_N, warps): "wgmma m64n256k16".
 
     kernel: chapter 3's, or a reader's with the same parameters. BLOCK_K is 64, with three stages.
     """
     code = f"""
-import torch
+import re, torch
 from fa_tutorial import compiling, matmul
 from fa_tutorial.source import defined
 
 kernel = defined({source_of(kernel)!r}, vars(matmul))[{kernel.fn.__name__!r}]
-a, counts = torch.empty(4096, 4096, dtype=torch.float16, device="meta"), []
+a, found = torch.empty(4096, 4096, dtype=torch.float16, device="meta"), []
 for block_m, block_n, num_warps in {list(tiles)!r}:
     blocks = dict(BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=64)
     with compiling.compiling_for(90) as launched:
         kernel[(1,)](*[a] * 3, *a.shape, len(a), *[*a.stride()] * 3, **blocks, num_warps=num_warps, num_stages=3)
-    ptx = launched[0][1].asm["ptx"]
-    counts.append([ptx.count(name) for name in ("mma.sync", "wgmma.mma_async")])
-print(json.dumps(counts))
+    found.append(" ".join(re.search(r"(mma.sync|wgmma)\\S+(m\\d+n\\d+k\\d+)", launched[0][1].asm["ptx"]).groups()))
+print(json.dumps(found))
 """
-    return [tuple(found) for found in in_a_process(code)]
+    return in_a_process(code)
 
 
 def shared_bytes(kernel: Any, cases: Iterable[tuple[str, int, TileConfig]]) -> list[int]:

@@ -24,6 +24,7 @@ from triton import cdiv, jit
 from triton import language as tl
 
 from fa_tutorial import hardware, matmul
+from fa_tutorial.exercises import catalogue
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN and inf are what some broken kernels compute
 CONFIG = matmul.choose_config(torch.float16, hardware.shared_memory_limit() if DEVICE.type == "cuda" else None)
@@ -119,6 +120,11 @@ def test_scores_times_values_of_nothing():
     assert torch.equal(matmul.scores_times_values(randn(5, 8), randn(0, 8), randn(0, 8)), torch.zeros(5, 8, device=DEVICE))
 
 
+def test_the_solution_of_3_1_stays_on_its_inputs_device():
+    a = torch.empty(3, 3, device="meta")
+    assert catalogue.find("3.1").solution(a, a, 2, 2, 2).device == a.device
+
+
 # ---------------------------------------------------------------- the kernels, and broken ones
 
 
@@ -197,9 +203,19 @@ def check_matmul_far_apart(kernel, strides_a, strides_b):
 def test_matmul_kernel_beyond_32_bits():
     check_matmul_far_apart(matmul.matmul_kernel, (2**30, 1), (1, 2**30))
     check_matmul_far_apart(matmul.matmul_kernel, (1, 2**27), (2**27, 1))
+    check_matmul_far_apart(catalogue.find("3.2").solution, (2**30, 1), (1, 2**30))
     with pytest.raises(AssertionError):
         int32 = mutant(matmul.matmul_kernel, "matmul_kernel", "step", "tl.full((), BLOCK_K, dtype=tl.int32)")
         check_matmul_far_apart(int32, (1, 2**27), (2**27, 1))
+
+
+@pytest.mark.parametrize("kernel", [matmul.scores_values_kernel, catalogue.find("3.5").solution], ids=["package", "3.5"])
+def test_scores_values_kernel_beyond_32_bits(kernel):
+    q, k, v = (randn(3, 3, dtype=torch.float16, seed=seed) for seed in range(3))
+    memory, o = vast_memory(), guarded_output((3, 3), torch.float16)
+    far = [far_apart(memory, x, (2**30, 1), offset=64 * i) for i, x in enumerate((q, k, v))]
+    launch(kernel, (1,), *far, o, 3, 3, 3, 1.0, *(2**30, 1) * 3, 3, 1, BLOCK_M=16, BLOCK_N=16, BLOCK_D=16)
+    assert_as_accurate(o.tensor, *scores_values(q, k, v, 1.0))
 
 
 # ---------------------------------------------------------------- the order of tiles

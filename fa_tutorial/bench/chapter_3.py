@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
@@ -14,7 +15,6 @@ from fa_tutorial import hardware
 from fa_tutorial.bench import results, timing
 
 FROM_HBM, TO_SMS = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"  # as ncu names them
-L2_BUSY = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
 
 
 def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
@@ -27,64 +27,63 @@ def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
         if on_gpu:
             ab = [torch.randn(n, n, dtype=torch.float16, device="cuda") for _ in range(2)]
             rates = {name: 2 * n**3 / timing.time_call(partial(call, *ab)).ms / 1e9 for name, call in calls.values()}
-        print(f"{n:6,}", *(f"{rates[name]:12.0f}" if name in rates else f"{'-':>12}" for name, _ in calls.values()))
+        print(f"{n:6,}", *(f"{rates[name]:12.0f}" for name, _ in calls.values()))
 
 
-def show_traffic(card: dict, flops_per_byte: Callable[[int, int], float], n: int = 4_096) -> None:
-    """Print what the SMs received and what HBM delivered with each tile, beside the prediction, and how busy L2 was.
-    flops_per_byte: (block_m, block_n) -> (3.3). card: results.load's."""
-    rows = results.select(card["kernels"], kernel="matmul_traffic", provider="course", M=n)
-    print("tile        FLOPs/byte   GB by (3.3)   counted   from HBM   L2 busy")
-    for m, k, counted, from_hbm, busy in rows[["block_m", "block_n", TO_SMS, FROM_HBM, L2_BUSY]].values:
-        rate = flops_per_byte(m, k)
-        print(f"{m:3.0f} x {k:3.0f} {rate:12.1f} {2 * n**3 / rate / 1e9:13.2f}", end="")
-        print(f" {counted / 1e9:9.2f} {from_hbm / 1e9:10.2f} {busy / 100:9.0%}")
+def six_tiles(card: dict) -> pd.DataFrame:
+    """The stored tiles: warps, ms in row order, with loads and without, and the GB that the SMs received by ncu, which
+    no order changes. card: results.load's."""
+    kinds = {"ms": "course, row order", "ms, no loads": "course, row order, no loads"}
+    ms = {name: _tile_rows(card, provider)["ms"].to_list() for name, provider in kinds.items()}
+    rows = results.select(card["kernels"], kernel="matmul_traffic", provider="course", M=4_096)
+    sides = {"BLOCK_M": rows["block_m"].to_list(), "BLOCK_N": rows["block_n"].to_list()}
+    return pd.DataFrame(sides | {"warps": [1, 4, 4, 4, 8, 8], "GB counted": [x / 1e9 for x in rows[TO_SMS]]} | ms)
 
 
-def draw_without_loads(card: dict, n: int = 4_096) -> Figure:
-    """TFLOP/s of the kernel and of the one without its loads, with the middle 60 % of the runs, by tile; and print what
-    the loads cost."""
+def show(table: pd.DataFrame, *columns: str) -> None:
+    """Print these columns of a table of tiles, in three digits."""
+    print(table[["BLOCK_M", "BLOCK_N", *columns]].to_string(index=False, float_format="{:.3g}".format))
+
+
+def _tile_rows(card: dict, provider: str) -> pd.DataFrame:
+    return results.select(card["kernels"], kernel="matmul_tile", provider=provider)
+
+
+def draw_six_tiles(card: dict, instructions: Iterable[str]) -> Figure:
+    """TFLOP/s of the kernel and of the one without its loads, with the middle 60 % of the runs, by tile, over the
+    tile's instruction; and what the loads cost."""
     figure, ax = plt.subplots()
     kinds = {"without its loads": ("course, row order, no loads", "C1s--"), "the kernel": ("course, row order", "C0o-")}
-    speeds, places = {}, range(6)
+    speeds, places = [], range(6)
     for label, (provider, style) in kinds.items():
-        rows = results.select(card["kernels"], kernel="matmul_tile", provider=provider)
-        speed = speeds[label] = rows["tflops"].to_numpy()
-        low, high = (2 * n**3 / rows[ms].to_numpy() / 1e9 for ms in ("ms_80", "ms_20"))
+        rows = _tile_rows(card, provider)
+        low, speed, high = (2 * 4_096**3 / rows[ms].to_numpy(float) / 1e9 for ms in ("ms_80", "ms", "ms_20"))
         ax.errorbar(places, speed, yerr=(speed - low, high - speed), fmt=style, markersize=4, capsize=4, label=label)
-    without, kernel = speeds.values()
-    sides = rows[["block_m", "block_n"]].astype(int).values
-    print(f"{'tile':17}", *(f"{f'{m} x {k}':>9}" for m, k in sides))
-    for label, speed in speeds.items():
-        print(f"{label:17}", *(f"{x:9.0f}" for x in speed), " TFLOP/s")
-    print("the loads cost   ", *(f"{x:8.1f}x" for x in without / kernel))
-    for place, height, x, align in ((0, 130, 0.1, "left"), (5, 460, 5.2, "right")):
-        ends = (place, kernel[place]), (place, without[place])
-        ax.annotate("", *ends, arrowprops={"arrowstyle": "<->", "color": "0.25"})
-        ax.text(x, height, f"loads: {without[place] / kernel[place]:.1f}x", ha=align, color="0.25")
-    ax.text(1.4, 400, f"{without[2] / without[1]:.1f}x", ha="right", color="0.25")
+        speeds.append(speed)
+    for place, without, speed in zip(places, *speeds, strict=True):
+        ax.annotate("", (place, speed), (place, without), arrowprops={"arrowstyle": "-", "color": "0.6"}, zorder=0)
+        cost, align = f" {without / speed:.1f}x ", "left" if place > 1 else "right"  # where no line runs
+        ax.text(place, (without * speed) ** 0.5, cost, ha=align, va="center", color="0.25")
     ax.set_yscale("log")
     ax.minorticks_off()
-    ax.set_xticks(places, [f"{m} x {k}\n{m * k / (m + k):.0f}" for m, k in sides])
+    sides = rows[["block_m", "block_n"]].values
+    names = (name.split()[0] for name in instructions)
+    ax.set_xticks(places, [f"{m} x {n}\n{name}" for (m, n), name in zip(sides, names, strict=True)])
     ax.set_yticks([50, 100, 200, 400, 800], [50, 100, 200, 400, 800])
-    ax.set(xlabel="tile, and below it its FLOPs per byte (3.3)", ylabel="TFLOP/s")
-    ax.set_title(f"{card['provenance']['gpu']}, fp16, 4,096 x 4,096; bars: the middle 60 % of runs")
+    ax.set(xlabel="tile and instruction; bars: the middle 60 % of runs", ylabel="TFLOP/s", xlim=(-0.5, 5.5))
+    ax.set_title(f"{card['provenance']['gpu']}, fp16, 4,096 x 4,096: what the loads cost")
     ax.legend(loc="lower right")
     return figure
 
 
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
-    """Print what HBM delivered in row order and in bands of 8, beside the count of strips, and the count
-    in bands of 16. wave_bytes: (n, group) -> of
+    """Print what HBM delivered in row order and in bands of 8, beside the count of strips. wave_bytes: (n, group) -> of
     each wave, what it reads."""
     print("     n   order         a wave's strips    counted   from HBM       ms (middle 60 % of runs)")
-    for n, group in itertools.product((4_096, 8_192, 16_384), (1, 8, 16)):
+    for n, group in itertools.product((4_096, 8_192, 16_384), (1, 8)):
         waves = list(wave_bytes(n, group))
         print(f"{n:6,}   {f'bands of {group}' if group > 1 else 'rows':11}", end="")
         print(f" {sum(waves) / len(waves) / 1e6:14.0f} MB {sum(waves) / 1e9:7.2f} GB", end="")
-        if group == 16:
-            print(f" {'-':>10} {'-':>8}")
-            continue
         sizes = {"M": n, "provider": "course" if group == 8 else "course, row order", "dtype": "fp16"}
         read = results.select(card["kernels"], kernel="matmul_traffic", block_n=256, **sizes)[FROM_HBM].item()
         time = results.select(card["kernels"], kernel="matmul", **sizes).iloc[0]

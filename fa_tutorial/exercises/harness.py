@@ -91,7 +91,7 @@ class Exercise:
     adapt: (answer) -> what is run in its place, where an answer does not return by itself what truth gives. A text that it gives may have a
     `cause`, which is told in place of the rule.
     seen: what to tell of a kernel's accesses. "overlap": two programs write the same element; "again": an element is read or written more
-    than once; "stored_again": a program stores an element twice; "widened": tl.dot gets float32 tiles though all inputs are 16-bit. The
+    than once; "stored_again": a program stores an element twice; "widened": tiles are multiplied as float32 though all inputs are 16-bit. The
     last three are allowed where nothing is to be told.
     watch: for a function, (*args) -> a context manager in which it runs, whose complaint(result) says what a right result must not hide, ""
     for nothing. refused: (answer) -> why a right result isn't enough, or "". note: (answer) -> what a right answer could do better, or "".

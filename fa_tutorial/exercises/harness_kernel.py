@@ -472,7 +472,7 @@ class Trace:
 
     strict: also put left_out in the lanes that a load leaves undefined, keep in `overlap` the name of an output whose elements two programs
     write, in `stored_again` that of one whose elements a program stores twice, in `again`, in words, the first tensor whose elements make
-    more than one trip, and in `widened` whether 16-bit inputs meet as float32 in a tl.dot.
+    more than one trip, and in `widened` whether tiles of 16-bit inputs are multiplied as float32.
     """
 
     def __init__(self, buffers: Sequence[Buffer], strict: bool, left_out: float = math.nan) -> None:
@@ -490,7 +490,8 @@ class Trace:
         self._writers = {buffer.name: np.full(buffer.memory.numel(), -1) for buffer in self.buffers if buffer.data is None}
         self._seen = {buffer.name: np.zeros(buffer.memory.numel(), dtype=bool) for buffer in self.buffers}
         replaced = {name: self._watch(name, getattr(builder, name)) for name in ACCESSES} | {
-            "create_dot": self._watch_dot(_with_tf32(builder.create_dot))
+            "create_dot": self._watch_product(_with_tf32(builder.create_dot)),
+            "create_fmul": self._watch_product(builder.create_fmul, axes=3),
         }
         for name, method in replaced.items():
             setattr(builder, name, method)
@@ -515,12 +516,13 @@ class Trace:
 
         return watched
 
-    def _watch_dot(self, dot: Callable) -> Callable:
+    def _watch_product(self, multiply: Callable, axes: int = 2) -> Callable:
+        """axes: how many a factor has; a product of blocks with three is a tl.dot by hand, before its sum."""
         are_half = all(buffer.memory.element_size() == 2 for buffer in self.buffers if buffer.data is not None)
 
         def watched(a: Any, b: Any, *rest: Any) -> Any:
-            self.widened |= are_half and max(a.data.dtype.itemsize, b.data.dtype.itemsize) > 2
-            return dot(a, b, *rest)
+            self.widened |= are_half and a.data.ndim == axes and max(a.data.dtype.itemsize, b.data.dtype.itemsize) > 2
+            return multiply(a, b, *rest)
 
         return watched
 
@@ -576,7 +578,7 @@ def _with_tf32(create_dot: Callable) -> Callable:
 
     def dot(a: Any, b: Any, acc: Any, input_precision: Any, *rest: Any) -> Any:
         tiles = (a, b)
-        if getattr(input_precision, "name", "") == "TF32":
+        if getattr(input_precision, "name", "IEEE") != "IEEE":
             tiles = [_with_data(x, _rounded_to_tf32(x.data)) if x.data.dtype == np.float32 else x for x in tiles]
         return create_dot(*tiles, acc, input_precision, *rest)
 

@@ -1,4 +1,4 @@
-"""Chapter 3: products larger than a tile, a result of another dtype, accesses past ragged ends, lanes that hold anything, roundings."""
+"""Chapter 3: products larger than a tile or by hand, a result of another dtype or other strides, accesses past ragged ends, roundings."""
 
 import numpy as np
 from edits import edit
@@ -14,6 +14,11 @@ def tile_by_sorting(pid, tiles_m, tiles_n, group):
     return [m[place], n[place]]
 
 
+def by_hand(a, b):
+    return f"tl.sum({a}[:, :, None].to(tl.float32) * {b}[None, :, :].to(tl.float32), axis=1)"
+
+
+DOT = 'tl.dot(a, b, acc, input_precision="ieee")'
 RATE = "2 * block_m * block_n / ((block_m + block_n) * itemsize)"
 S, PV = "scale * tl.dot(q, k_t, ", "acc = tl.dot(s.to(v.dtype), v, acc, "
 BAND = "band = pid // (group * tiles_n)\n    within = pid % (group * tiles_n)"
@@ -46,17 +51,21 @@ WRONG_ANSWERS = (
     edit("3.2", "both move by BLOCK_K", ("BLOCK_K * stride_ak", "BLOCK_K"), ("BLOCK_K * stride_bk", "BLOCK_K"),
          told="each goes BLOCK_K columns of a and BLOCK_K rows of b further"),
     edit("3.2", "down the columns",
-         ("tile_m, tile_n = tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n",
-          "tile_m, tile_n = tl.program_id(0) % tl.cdiv(M, BLOCK_M), tl.program_id(0) // tl.cdiv(M, BLOCK_M)"),
-         told=("program pid computes tile (pid // tiles_n, pid % tiles_n), where tiles_n = ceil(N / BLOCK_N): M = 32, N = 48, K = 16, "
-              "blocks 16 × 16, only")),
+         ("pid // tiles_n, pid % tiles_n", "pid % tl.cdiv(M, BLOCK_M), pid // tl.cdiv(M, BLOCK_M)"),
+         told="tiles_n = ceil(N / BLOCK_N), and stores its rows below M and columns below N: M = 32, N = 48, K = 16, blocks 16 × 16, only"),
+    edit("3.2", "stored by exchanged masks", ("mask=mask_m & mask_n", "mask=(offs_m[:, None] < N) & (offs_n[None, :] < M)"),
+         told="and stores its rows below M and columns below N: M = 32"),
+    edit("3.2", "b moves as a", ("BLOCK_K * stride_bk", "BLOCK_K * stride_ak"), told="BLOCK_K rows of b further"),
+    edit("3.2", "TF32x3", ('"ieee"', '"tf32x3"'), told="fp32 is multiplied in IEEE precision", gpu=None),
     edit("3.2", "widened", ("a, b, acc", "a.to(tl.float32), b.to(tl.float32), acc"),
-         told="the result is right, but tl.dot gets float32 tiles from 16-bit inputs", gpu=None),
+         told="the result is right, but 16-bit inputs are multiplied as float32", gpu=None),
+    edit("3.2", "no dot", (DOT, f"acc + {by_hand('a', 'b')}"), told="16-bit inputs are multiplied as float32", gpu=None),
     edit("3.2", "Python's cdiv", ("tl.cdiv", "triton.cdiv"), told="use tl.cdiv there", gpu=None),
     edit("3.2", "stored in every step", ("    c_ptrs = c_ptr + ", "        c_ptrs = c_ptr + "), ("    tl.store(", "        tl.store("),
          told="stored more than once: store acc once, after the loop along K", gpu=None),
     edit("3.3", "acc at 2 bytes", ("acc = block_m * block_n * 4", "acc = block_m * block_n * 2"),
          told="acc gets twice its room: each of its numbers takes 4 bytes"),
+    edit("3.3", "a stage too many", ("num_stages * block_k", "(num_stages + 1) * block_k"), told="is its room counted too large"),
     edit("3.3", "b is not buffered", ("block_k * (block_m + block_n)", "block_k * block_m"),
          told="shared memory holds num_stages tiles of a, block_m × block_k, and as many of b"),
     edit("3.3", "bytes per FLOP, the smallest", (RATE, f"-{RATE}"), ("None, 0.0", "None, -1e9"),
@@ -86,16 +95,21 @@ WRONG_ANSWERS = (
     edit("3.5", "and", ("(offs_n[:, None] < S_k) & (", "offs_n[:, None] < S_k and ("), told="join masks by &, not by `and`", gpu=None),
     edit("3.5", "v with k's strides", ("stride_vs + ", "stride_ks + "), ("* stride_vd", "* stride_kd"), told=("each tensor has its own "
                                                                                                              "two strides")),
-    edit("3.5", "o transposed", ("stride_os + ", "stride_od + "), ("offs_d[None, :] * stride_od", "offs_d[None, :] * stride_os"),
-         told="each pointer needs both of its strides: S_q = 16"),
-    edit("3.5", "first rows alone", ("tl.program_id(0) * BLOCK_M + ", ""), told=("a program has BLOCK_M rows of q and o, from "
+    edit("3.5", "k's columns side by side", (" * stride_kd", ""), told="each tensor has its own two strides"),
+    edit("3.5", "o contiguous", ("* stride_os", "* D"), (" * stride_od", ""), told="each tensor has its own two strides"),
+    edit("3.5", "o as q", ("* stride_os", "* stride_qs"), ("* stride_od", "* stride_qd"), told="each tensor has its own two strides"),
+    edit("3.5", "stored in every step", ("    o_ptrs = o_ptr + ", "        o_ptrs = o_ptr + "), ("    tl.store(", "        tl.store("),
+         told="stored more than once: store acc once, after the loop over keys", gpu=None),
+    edit("3.5", "no dot", (PV.replace("acc = ", "") + 'input_precision="ieee")', f"acc + {by_hand('s.to(v.dtype)', 'v')}"),
+         told="16-bit inputs are multiplied as float32", gpu=None),
+    edit("3.5", "first rows alone", ("tl.program_id(0).to(tl.int64) * BLOCK_M + ", ""), told=("a program has BLOCK_M rows of q and o, from "
                                                                                 "tl.program_id(0) · BLOCK_M on")),
     edit("3.5", "steps of BLOCK_M keys", ("S_k, BLOCK_N)", "S_k, BLOCK_M)"), told="each step takes BLOCK_N keys"),
     edit("3.5", "k not transposed", ("dot(q, k_t,", "dot(q, tl.reshape(tl.trans(k_t), (BLOCK_D, BLOCK_N)),"),
          told="s is q kᵀ, and o is s v"),
     edit("3.5", "s not rounded", ("s.to(v.dtype)", "s"), told="these are fp32 and fp16: round one to the other's: x.to(y.dtype)"),
     edit("3.5", "v widened", ("s.to(v.dtype), v,", "s, v.to(tl.float32),"),
-         told="the result is right, but a tl.dot gets float32 tiles from 16-bit inputs", gpu=None),
+         told="the result is right, but 16-bit inputs are multiplied as float32", gpu=None),
     edit("3.5", "s v in TF32", ('v, acc, input_precision="ieee"', "v, acc"), told="and here s v is not", gpu=None),
     edit("3.5", "q kᵀ in TF32", ('k_t, input_precision="ieee"', "k_t"), told="and here q kᵀ is not", gpu=None),
     edit("3.5", "k scaled", ("scale * tl.dot(q, k_t,", "tl.dot(q, (scale * k_t).to(q.dtype),"),

@@ -10,11 +10,11 @@ from fa_tutorial.exercises.watch import PRODUCTS, Operations, Tiles
 def blocked_matmul(a, b, block_m, block_n, block_k):
     """a @ b by tiles: for each tile of c, a loop along K that adds into an accumulator."""
     (M, K), N = a.shape, b.shape[1]
-    c = torch.empty((M, N), dtype=a.dtype)
+    c = torch.empty((M, N), dtype=a.dtype, device=a.device)
     for m in range(0, M, block_m):
         for n in range(0, N, block_n):
             tile = c[m : m + block_m, n : n + block_n]
-            acc = torch.zeros(tile.shape, dtype=torch.float32)
+            acc = torch.zeros(tile.shape, dtype=torch.float32, device=a.device)
             for k in range(0, K, block_k):
                 a_tile = a[m : m + block_m, k : k + block_k].float()
                 b_tile = b[k : k + block_k, n : n + block_n].float()
@@ -23,7 +23,7 @@ def blocked_matmul(a, b, block_m, block_n, block_k):
     return c
 
 
-ZEROS = "            acc = torch.zeros(tile.shape, dtype=torch.float32)\n"
+ZEROS = "            acc = torch.zeros(tile.shape, dtype=torch.float32, device=a.device)\n"
 ROWS, COLUMNS, STEPS = "range(0, M, block_m)", "range(0, N, block_n)", "range(0, K, block_k)"
 ALL = "torch.zeros((block_m, block_n), dtype=torch.float32)"
 MISTAKES = {
@@ -48,7 +48,7 @@ MISTAKES = {
         (ROWS, "range(0, M - block_m + 1, block_m)"), (COLUMNS, "range(0, N - block_n + 1, block_n)")],
     "the sum is rounded to a's dtype after every step: keep it in float32, and round once at the end": (ZEROS, ZEROS.replace("torch.float32", "a.dtype")),
     "the sum is kept in fp16, whatever a's dtype: the accumulator is float32": (ZEROS, ZEROS.replace("torch.float32", "torch.float16")),
-    "each product is rounded to a's dtype before it is added: turn the tiles into float32 first, then multiply": (".float()", ""),
+    "each product is rounded to a's dtype before it is added: multiply float32 tiles, and add in float32": (".float()", ""),
 }  # fmt: skip
 
 CONDITIONS = {

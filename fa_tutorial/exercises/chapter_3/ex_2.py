@@ -20,8 +20,8 @@ def matmul_kernel(
 
     Grid: (ceil(M / BLOCK_M) · ceil(N / BLOCK_N),), in row order.
     """
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    tile_m, tile_n = tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n
+    pid, tiles_n = tl.program_id(0).to(tl.int64), tl.cdiv(N, BLOCK_N)
+    tile_m, tile_n = pid // tiles_n, pid % tiles_n
     offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     offs_k = tl.arange(0, BLOCK_K)  # [BLOCK_K]
@@ -42,7 +42,7 @@ def matmul_kernel(
 
 TILE = "offs_{1}[:, None] * stride_{0}{2} + offs_{3}[None, :] * stride_{0}{4}".format
 MOVES = "        a_ptrs += BLOCK_K * stride_ak\n        b_ptrs += BLOCK_K * stride_bk\n"
-PLACE, DOT = "tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n", "acc = tl.dot(a, b, acc, "
+PLACE, DOT = "pid // tiles_n, pid % tiles_n", "acc = tl.dot(a, b, acc, "
 MISTAKES = {
     **{f"{x}'s strides are swapped: stride_{x}{r} leads to the next row of {x}, stride_{x}{c} to the next column": (
         TILE(x, r, r, c, c), TILE(x, r, c, c, r)) for x, r, c in ("amk", "bkn", "cmn")},
@@ -52,9 +52,10 @@ MISTAKES = {
     ("acc is added twice in each step: tl.dot(a, b, acc) has added it already, so acc = tl.dot(a, b, acc), not "
     "+="): (DOT, "acc += tl.dot(a, b, acc, "),
     "a's and b's pointers stay where they are: every step reads K's first block again": (MOVES, ""),
-    "tile_n is 0 in every program, as program_id(1) would be, for the grid has one axis": (PLACE, "tl.program_id(0), tl.program_id(1)"),
+    "tile_n is 0 in every program, as program_id(1) would be, for the grid has one axis": (PLACE, "pid, tl.program_id(1)"),
     "// and % are swapped: program pid computes tile (pid // tiles_n, pid % tiles_n)": (
-        PLACE, "tl.program_id(0) % tiles_n, tl.program_id(0) // tiles_n"),
+        PLACE, "pid % tiles_n, pid // tiles_n"),
+    "acc is rounded to bf16, whatever c's dtype: round it to c_ptr.dtype.element_ty": ("acc.to(c_ptr.dtype.element_ty)", "acc.to(tl.bfloat16)"),
 }  # fmt: skip
 
 CONDITIONS = {
@@ -80,6 +81,7 @@ def launch(a, b, blocks, strides, rows):
 LAYOUTS = {
     "rows": lambda rows, columns: (columns, 1), "columns": lambda rows, columns: (1, rows),
     "padded": lambda rows, columns: (columns + 8, 1), "spaced": lambda rows, columns: (2 * columns + 1, 2),
+    "wide": lambda rows, columns: (3 * columns + 1, 3),
 }  # fmt: skip
 
 
@@ -96,9 +98,9 @@ def inputs():
     yield digits(16, 16, 16, "one tile and one step", "one tile of c is a's tile times b's", stray=fits)
     both = "each pointer needs both of its strides"
     yield digits(16, 16, 16, "a, b and c column-major", both, layouts="columns " * 3, stray=fits)
-    further = "c sums over all steps along K, and each goes BLOCK_K columns of a and BLOCK_K rows of b further"
-    yield digits(16, 16, 48, "three steps along K, a column-major", further, layouts="columns rows rows", stray=fits)
-    row_order = "program pid computes tile (pid // tiles_n, pid % tiles_n), where tiles_n = ceil(N / BLOCK_N)"
+    further = "c sums over all steps along K: each goes BLOCK_K columns of a and BLOCK_K rows of b further, and masks them by K"
+    yield digits(16, 16, 48, "three steps along K, a column-major", further, layouts="columns padded rows")
+    row_order = "program pid computes tile (pid // tiles_n, pid % tiles_n), where tiles_n = ceil(N / BLOCK_N), and stores its rows below M and columns below N"
     yield digits(32, 48, 16, "blocks 16 × 16, 2 × 3 tiles", row_order)
     yield digits(32, 48, 16, "blocks 16 × 16, only programs 0 to 2 of 6 run", row_order, rows=16)
     cut = "c's rows are cut by BLOCK_M, its columns by BLOCK_N, and K by BLOCK_K"
@@ -142,8 +144,8 @@ EXERCISE = Exercise(
     ),
     solution=matmul_kernel,
     reasoning="pid // tiles_n and pid % tiles_n give the tile. Both loads mask K, because memory beyond K may hold NaN, and 0 · NaN is "
-    "NaN. acc is float32 and is rounded once, at the store. Each pointer advances by BLOCK_K times its own stride, so views work.",
-    more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as in 3.4, and its offsets are int64.",
+    "NaN. pid has 64 bits, so no offset overflows in a large matrix. acc is float32 and is rounded once, at the store. Each pointer advances by BLOCK_K times its own stride, so views work.",
+    more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as in 3.4.",
     inputs=inputs,
     truth=truth,
     rule="c is a @ b for any strides, in float32's accuracy where a and b are float32",
@@ -156,6 +158,6 @@ EXERCISE = Exercise(
             "by the true numbers of its rows and columns"
         ),
         "stored_again": "store acc once, after the loop along K",
-        "widened": "tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: give it the tiles as they are",
+        "widened": "16-bit inputs are multiplied as float32, off the tensor cores: give tl.dot the tiles as they are",
     },
 )

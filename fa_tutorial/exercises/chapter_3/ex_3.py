@@ -3,6 +3,7 @@
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def pick_tile(tiles, block_k, num_stages, itemsize, registers, shared_memory):
@@ -21,6 +22,7 @@ RATE = "2 * block_m * block_n / ((block_m + block_n) * itemsize)"
 ACC, BUFFERS = "acc = block_m * block_n * 4", "buffers = num_stages * block_k * (block_m + block_n) * itemsize"
 HALF, SHARED = "acc <= registers / 2", "buffers <= shared_memory"
 MISTAKES = {
+    "block_m and block_n are exchanged in what is returned": ("best, most = (block_m, block_n)", "best, most = (block_n, block_m)"),
     "the largest tile is taken: a long one reads more bytes for each FLOP than a square one": (RATE, "block_m * block_n"),
     "the tile that reads the fewest bytes is taken: count its FLOPs for each of these bytes": (
         RATE, "1 / (block_m + block_n)"),
@@ -47,6 +49,14 @@ def truth(tiles, block_k, num_stages, itemsize, registers, shared_memory):
         (m, n) for m, n in tiles if 2 * m * n * 4 <= registers and num_stages * (m * block_k + block_k * n) * itemsize <= shared_memory
     ]
     return max(fitting, key=lambda tile: tile[0] * tile[1] / sum(tile))  # max takes the first of equals
+
+
+@adapting
+def found(answer, *args):
+    tile = answer(*args)
+    if tile is None:
+        raise Wrong("returns None, and a tile fits: is its room counted too large, or is the return missing?")
+    return tile
 
 
 KIB = 1024
@@ -101,5 +111,6 @@ EXERCISE = Exercise(
     rule="the tile fits both memories, and none that fits does more FLOPs per byte",
     mistakes=MISTAKES,
     parts=("block_m", "block_n"),
+    adapt=found,
     exact=True,
 )

@@ -28,6 +28,8 @@ MISTAKES = {
         "return first_row + within % rows, within // rows", "return pid % tiles_m, pid // tiles_m"),
     "the band's first row is missing: every band starts at row 0": (ROW, "within % rows"),
     "the band's number is used as its first row: a band has `group` rows": ("band * group", "band"),
+    "`rows` is the row where the band ends: subtract its first row": (ROWS, "rows = min(first_row + group, tiles_m)"),
+    "tile_n is counted from pid: divide the place within the band": ("within // rows", "pid // rows"),
     f"{_LAST}: here it is counted with `group` rows": (ROWS, "rows = group"),
     f"{_LAST}: tile_n is the place in the band divided by that number, not by `group`": ("within // rows", "within // group"),
     f"{_LAST}: tile_m is that row plus the remainder by their number, not by `group`": ("within % rows", "within % group"),

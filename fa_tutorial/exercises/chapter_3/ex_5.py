@@ -23,14 +23,14 @@ def scores_values_kernel(
 
     Grid: (ceil(S_q / BLOCK_M),).
     """
-    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     offs_d = tl.arange(0, BLOCK_D)  # [BLOCK_D]
     mask_q = (offs_m[:, None] < S_q) & (offs_d[None, :] < D)  # of o, too
     q_ptrs = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
     q = tl.load(q_ptrs, mask=mask_q, other=0.0)  # [BLOCK_M, BLOCK_D]
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     for start in range(0, S_k, BLOCK_N):
-        offs_n = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        offs_n = start + tl.arange(0, BLOCK_N).to(tl.int64)  # [BLOCK_N]
         k_t_ptrs = k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks
         mask_k_t = (offs_d[:, None] < D) & (offs_n[None, :] < S_k)
         k_t = tl.load(k_t_ptrs, mask=mask_k_t, other=0.0)  # [BLOCK_D, BLOCK_N]
@@ -43,6 +43,7 @@ def scores_values_kernel(
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=mask_q)
 
 
+LIES = "{0}_ptr + offs_{1}[:, None] * stride_{0}{2} + offs_d[None, :] * stride_{0}{3}".format
 S, PV, KEYS = "s = scale * tl.dot(q, k_t, ", "acc = tl.dot(s.to(v.dtype), v, acc, ", "start + tl.arange(0, BLOCK_N)"
 MISTAKES = {
     "q is multiplied by k, not by kᵀ: element (d, n) of kᵀ is element (n, d) of k": (
@@ -52,7 +53,10 @@ MISTAKES = {
         ("zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)", "zeros((BLOCK_M, BLOCK_D), dtype=tl.float16)"),
         (PV, "acc += tl.dot(s.to(v.dtype), v, "), ('v, input_precision="ieee")', 'v, input_precision="ieee").to(tl.float16)')],
     "s is rounded to fp16, whatever v's dtype: s.to(v.dtype)": (PV, PV.replace("s.to(v", "s.to(tl.float16).to(v")),
-    "o is rounded to fp16, whatever its dtype: round acc to o_ptr.dtype.element_ty": ("acc.to(o_ptr.dtype.element_ty)", "acc.to(tl.float16)"),
+    **{f"o is rounded to {name}, whatever its dtype: round acc to o_ptr.dtype.element_ty": (
+        "acc.to(o_ptr.dtype.element_ty)", f"acc.to(tl.{dtype})") for name, dtype in (("fp16", "float16"), ("bf16", "bfloat16"))},
+    **{f"{x}'s strides are swapped: stride_{x}s leads to the next row of {x}, stride_{x}d to the next column": (
+        LIES(x, rows, "s", "d"), LIES(x, rows, "d", "s")) for x, rows in ("qm", "vn", "om")},
     "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
     "s goes through exp: there is no softmax yet, so o = s v": (PV, PV.replace("s.to", "tl.exp(s).to")),
     "scale is missing: s = scale · q kᵀ": (S, S.replace("scale * ", "")),
@@ -113,8 +117,8 @@ def inputs():
     yield digits(16, 48, 16, "scale = 0.5, three blocks of keys", "o adds up all blocks of keys", scale=0.5, stray=fits)
     rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and each step takes BLOCK_N keys"
     yield digits(32, 64, 16, "BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), stray=fits)
-    own, mixed = "each tensor has its own two strides", "columns padded spaced rows"
-    yield digits(16, 16, 16, "q column-major, k and v with gaps, o row-major", own, layouts=mixed, stray=own)
+    own, mixed = "each tensor has its own two strides", "columns columns spaced wide"
+    yield digits(16, 32, 16, "q and k column-major, v and o with gaps", own, layouts=mixed, stray=own)
     past = (
         "the last block of rows, or of keys, may be smaller: go on to it, and mask rows of q and o by S_q, keys by S_k and columns by D, "
         "in every load, with other=0.0, and in the store"
@@ -188,7 +192,6 @@ EXERCISE = Exercise(
     reasoning="A program keeps BLOCK_M rows of q and of acc, and the loop streams blocks of k and v past them. s lives for one iteration, "
               "in registers. Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing "
               "to acc: without a softmax, zeros do.",
-    more="The package's version, matmul.scores_values_kernel, has int64 offsets.",
     inputs=inputs,
     truth=truth,
     rule="o = scale · (q kᵀ) v for any strides of q, k, v and o",
@@ -199,7 +202,7 @@ EXERCISE = Exercise(
     note=note,
     seen={
         "overlap": "a row of o is written by more than one program: program pid computes rows pid · BLOCK_M … (pid + 1) · BLOCK_M − 1",
-        "widened": ("a tl.dot gets float32 tiles from 16-bit inputs, which takes it off the tensor cores: round s to v's dtype, and "
-                   "leave q, k and v as they are"),
+        "stored_again": "store acc once, after the loop over keys",
+        "widened": "16-bit inputs are multiplied as float32, off the tensor cores: give tl.dot q, k and v as they are, and round s to v's dtype",
     },
 )  # fmt: skip
