@@ -14,7 +14,7 @@ from matplotlib.patches import Patch, Rectangle
 from fa_tutorial.bench import results
 from fa_tutorial.figures import COLOURS, GREY
 
-NAMES = {"softcap": "soft cap", "alibi": "ALiBi"}
+NAMES = {"softcap": "soft cap", "alibi": "ALiBi", "tuned": "chapter 8's\ncausal"}
 PASSES = {"fwd": "forward", "bwd": "backward"}
 # how a tile of each kind looks: 0 skipped, 1 mixed, 2 whole
 LOOKS = (
@@ -80,13 +80,13 @@ def score_curves(c: float, H: int) -> Figure:
     return figure
 
 
-def dropout_masks(kept: torch.Tensor) -> Figure:
-    """A square for each pair of a query and a key, a panel for each head. kept: (heads, queries, keys) booleans."""
+def dropout_masks(kept: dict[str, torch.Tensor]) -> Figure:
+    """A square for each pair of a query and a key, a panel for each mask. kept: (queries, keys) booleans, by title."""
     figure, panels = plt.subplots(1, len(kept), figsize=(3.4 * len(kept), 3.5), layout="constrained")
     colours = ListedColormap(["black", COLOURS["sky"]])
-    for head, (ax, mask) in enumerate(zip(panels, kept.int(), strict=True)):
-        ax.imshow(mask, cmap=colours, vmin=0, vmax=1, interpolation="nearest")
-        ax.set(title=f"head {head}: black is dropped", xlabel="keys", ylabel="queries")
+    for ax, (title, mask) in zip(panels, kept.items(), strict=True):
+        ax.imshow(mask.int(), cmap=colours, vmin=0, vmax=1, interpolation="nearest")
+        ax.set(title=title, xlabel="keys", ylabel="queries")
         ax.grid(False)
     return figure
 
@@ -109,32 +109,29 @@ def measured_in_order(order: str, D: int) -> pd.Series:
 def time_against_tiles(tiles: dict[str, float]) -> Figure:
     """Each variant's forward in shares of `causal`'s, with its runs from the 20th to the 80th percentile.
 
-    tiles: each mask's share of the causal mask's tiles, a line.
+    tiles: each mask's share of the causal mask's tiles, a line. Left: what has all of these tiles.
     """
-    like = {"softcap": "causal", "alibi": "causal", "packed": "documents"}  # their tiles are those of
-    names = ("softcap", "alibi", "window", "documents", "packed")
-    figure, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
-    for D in (64, 128):
-        found = results.select(forwards(), D=D).set_index("provider")
-        base = found["ms"]["causal"]
-        own = found.loc[list(names)]
-        shares = [found["causal_ms"]["causal"] / base, *own["ms"] / base]
-        spread = [[0.0, *abs(own[f"ms_{end}"] - own["ms"]) / base] for end in (20, 80)]
-        across = [x + (-0.2 if D == 64 else 0.2) for x in range(len(shares))]
-        ax.errorbar(across, shares, spread, fmt="o" if D == 64 else "s", capsize=4, label=f"time, D = {D}")
-        style = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 9}
-        for x, share, high in zip(across, shares, spread[1], strict=True):
-            ax.annotate(f"{share:.2f}", (x, share + high), (0, 5), **style)
-    for x, name in enumerate(names, 1):
-        share = tiles[like.get(name, name)]
-        ax.hlines(share, x - 0.33, x + 0.33, color="black", label="tiles" if x == 1 else None)
-        style = {"textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 9}
-        ax.annotate(f"{share:.2f}", (x, share), (0, -4), **style)
-    ax.set_xticks(range(6), ["chapter 8's\ncausal", *(NAMES.get(name, name) for name in names)])
-    ax.set(yscale="log", ylim=(0.08, 2.5), xlim=(-0.6, 5.8), ylabel="share of causal's")
-    ax.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
-    ax.minorticks_off()
-    ax.legend(loc="upper right")
+    panels = (("tuned", "softcap", "alibi"), ("window", "documents", "packed"))
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    style = {"textcoords": "offset points", "fontsize": 9}
+    for ax, names in zip(axes, panels, strict=True):
+        for D, marker, aside in ((64, "o", -0.2), (128, "s", 0.2)):
+            found = results.select(forwards(), D=D).set_index("provider")
+            times = found[["ms", "ms_20", "ms_80"]].copy()
+            times.loc["tuned"] = found["causal_ms"]["causal"]  # stored without a spread
+            shares, low, high = (times.loc[list(names), column] / found["ms"]["causal"] for column in times)
+            across = [x + aside for x in range(len(names))]
+            ax.errorbar(across, shares, [shares - low, high - shares], fmt=marker, capsize=4, label=f"time, D = {D}")
+            for point in zip(across, shares, strict=True):
+                ax.annotate(f"{point[1]:.2f}", point, (7, 0), va="center", **style)
+        for x, name in enumerate(names):
+            share = tiles.get({"packed": "documents"}.get(name, name), 1.0)
+            ax.hlines(share, x - 0.35, x + 0.35, color="black", label=None if x else "tiles")
+            if share < 1:
+                ax.annotate(f"{share:.2f}", (x, share), (0, -4), ha="center", va="top", **style)
+        ax.set_xticks(range(len(names)), [NAMES.get(name, name) for name in names])
+        ax.set(xlim=(-0.6, len(names) - 0.4), ylim=(0, 1.12 * ax.get_ylim()[1]), ylabel="share of causal's")
+    axes[0].legend(loc="lower left")
     return figure
 
 

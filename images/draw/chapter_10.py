@@ -168,3 +168,31 @@ def draw_sink() -> Figure:
     names = [f"key with s = {score:g}" for score in SCORES]
     legend(ax, 2.9, tuple(zip((0.15, 2.35, 4.55, 6.75), looks, (*names, "the sink"), strict=True)))
     return figure
+
+
+@image("10_shared_memory.png")
+def draw_shared_memory() -> Figure:
+    """What a program holds in shared memory at D = 128 on an H200, by two masks, and whether an SM holds it twice."""
+    left, tile, small, tall = 1.35, 0.62, 1.75, 0.62
+    figure, ax = canvas(3.3)
+    barriers = {"colour": "purple", "share": 0.45}
+    for y, mask, extra in ((0.5, "by first key", 0), (1.95, "by number", 56)):
+        size = 115_712 + extra
+        over = 2 * (size + 1024) - 233_472
+        fits = f"two are {over} bytes too many" if over else "two fill the SM"
+        write(ax, left, y - 0.22, f"{size:,} bytes, and 1,024 that the SM reserves: {fits}", BODY, ha="left")
+        write(ax, left - 0.12, y + tall / 2, mask, BODY, ha="right", weight="bold")
+        for place, name in enumerate("kkkvvv"):
+            box(ax, left + place * tile, y, tile, tall, name, {"k": "orange", "v": "green"}[name])
+        middle, end = left + 6 * tile, left + 7 * tile + small
+        look = {"text": "512 bytes of\nkeys' numbers", "colour": "yellow"} if extra else {"text": "56 bytes of\nbarriers"} | barriers
+        box(ax, middle, y, small, tall, **look)
+        box(ax, middle + small, y, tile, tall, "q", "blue")
+        if extra:
+            box(ax, end, y, 0.2, tall, **barriers)
+            write(ax, end + 0.3, y + tall / 2, "56 bytes\nof barriers", ha="left")
+    under = y + tall + 0.2
+    for x, words in ((left + 3 * tile, "six tiles of 16 KiB"), (middle + small / 2, "1 KiB"), (end - tile / 2, "16 KiB")):
+        write(ax, x, under, words)
+    write(ax, left, under + 0.35, "(widths not to scale)", ha="left")
+    return figure

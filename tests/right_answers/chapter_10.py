@@ -26,6 +26,13 @@ def window_kinds_by_loop(left, S, block_m, block_n):
     return kinds
 
 
+def window_kinds_by_four_corners(left, S, block_m, block_n):
+    i = torch.arange(0, S, block_m)[:, None, None] + torch.tensor([0, block_m - 1, 0, block_m - 1])
+    j = torch.arange(0, S, block_n)[None, :, None] + torch.tensor([0, 0, block_n - 1, block_n - 1])
+    far, near = (j - i).amin(-1), (j - i).amax(-1)
+    return ((far <= 0) & (near >= -left)).int() + ((near <= 0) & (far >= -left)).int()
+
+
 @triton.jit
 def soft_cap_by_exponentials(s, b, h, i, j, aux):
     e = tl.exp(-2 * tl.abs(s) / aux[2])
@@ -75,6 +82,7 @@ def idle_times_by_a_heap(tiles, slots, start, tile):
 RIGHT_ANSWERS = (
     ("10.1", window_by_keys),
     ("10.2", window_kinds_by_loop),
+    ("10.2", window_kinds_by_four_corners),
     edit("10.3", "backwards", ("for t in range(count):", "while count > 0:\n        count -= 1"),
          ("row * across + t", "row * across + count")),
     ("10.4", soft_cap_by_exponentials),

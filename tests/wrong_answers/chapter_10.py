@@ -2,6 +2,8 @@
 list found by the program's number; exponentials that overflow; one result in place of two; packed tiles by all pairs.
 """
 
+import itertools
+
 import torch
 from edits import edit
 
@@ -29,6 +31,15 @@ def window_kinds_by_a_loop_over_pairs(left, S, block_m, block_n):
             keys = range(tile * block_n, (tile + 1) * block_n)
             pairs = sum(-left <= j - i <= 0 for i in queries for j in keys)
             kinds[row, tile] = (pairs > 0) + (pairs == block_m * block_n)
+    return kinds
+
+
+def window_kinds_by_a_tile_at_a_time(left, S, block_m, block_n):
+    kinds = torch.zeros(S // block_m, S // block_n, dtype=torch.int64)
+    for row, tile in itertools.product(*map(range, kinds.shape)):
+        distance = block_n * tile + torch.arange(block_n) - (block_m * row + torch.arange(block_m))[:, None]
+        seen = (distance <= 0) & (distance >= -left)
+        kinds[row, tile] = seen.any().int() + seen.all().int()
     return kinds
 
 
@@ -66,7 +77,8 @@ WRONG_ANSWERS = (
     edit("10.1", "of the first tile alone", ("j - (i + aux[1])", "tl.arange(0, 16)[None, :] - tl.arange(0, 8)[:, None] - aux[1]"),
          told="a tile may be anywhere, and of any shape"),
     edit("10.2", "in float32", (".int()", ".float()", 2), told="the kinds are right, but they are in float32"),
-    ("10.2", window_kinds_by_pairs, "a tensor of all S² = 64 pairs is made: two corners decide a tile"),
+    ("10.2", window_kinds_by_pairs, "a tensor holds the 512 pairs of a tile, or more: two corners decide a tile"),
+    ("10.2", window_kinds_by_a_tile_at_a_time, "a tensor holds the 512 pairs of a tile, or more"),
     ("10.2", window_kinds_by_a_loop_over_pairs, "a loop over single pairs: two corners decide a tile"),
     edit("10.2", "only distances below 0", ("(farthest <= 0)", "(farthest < 0)"), told="distance 0 is seen"),
     edit("10.2", "whole only below 0", ("(nearest <= 0)", "(nearest < 0)"), told="a tile counts as mixed whose largest distance is 0"),
@@ -75,6 +87,10 @@ WRONG_ANSWERS = (
     edit("10.2", "queries and keys exchanged", ("start + block_n - 1 - top", "top + block_m - 1 - start"),
          ("start - (top + block_m - 1)", "top - (start + block_n - 1)"), told="a query sees keys before it, not after it"),
     edit("10.2", "the first query decides", ("(farthest <= 0)", "(start <= top)"), told="a later query of the tile may still see it"),
+    *(edit("10.3", f"t in place of the number: {name}", (old, new), told="a list may begin after tile 0: k_tile, j and v_tile all start at")
+      for name, old, new in (("k_tile", "load_tile(k, b, h, start_n", "load_tile(k, b, h, t * BLOCK_N"),
+                             ("v_tile", "load_tile(v, b, h, start_n", "load_tile(v, b, h, t * BLOCK_N"),
+                             ("j", "j = start_n", "j = t * BLOCK_N"))),
     edit("10.3", "an empty list's first entry is visited", ("range(count)", "range(tl.maximum(count, 1))"), told="a list may be empty"),
     edit("10.3", "lists overlap", ("row * across + t", "row + t"), told="its own row of index, of ceil(S_k / BLOCK_N) entries"),
     edit("10.3", "tile 0 again past the count", ("range(count)", "range(across)"),
@@ -158,6 +174,4 @@ WRONG_ANSWERS = (
     edit("10.9", "one start for each slot that works", ("start + n * tile", "n * tile"), ("sorted(idle)", "sorted(x + start * (x > 0) for x in idle)"),
          told="has a start of its own"),
     edit("10.9", "a slot without a program is left out", ("sorted(idle)", "sorted(x for x in idle if x)"), told="idle from 0 on"),
-    edit("10.9", "the next program takes the least loaded by tiles", ("idle = [0.0] * slots", "idle, load = [0.0] * slots, [0] * slots"),
-         ("idle.index(min(idle))", "load.index(min(load))\n        load[slot] += n"), told="in the slot that falls idle first"),
 )  # fmt: skip

@@ -88,18 +88,18 @@ for _name in ("neg", "add", "radd", "sub", "rsub", "lt", "le", "gt", "ge"):
 
 
 class NoPairs(LargestTensor):
-    """The result holds integers, no tensor as large as the matrix of pairs comes up, and no loop compares pair by pair."""
+    """The result holds integers, no tensor as large as a tile of pairs comes up, and no loop compares pair by pair."""
 
     def __init__(self, left, S, block_m, block_n):
         super().__init__()
-        self.uses, self.few = left.uses, 8 * (S // block_m) * (S // block_n)  # a loop over tiles uses `left` a few times in each
-        self.can_tell = block_m * block_n > 16
+        self.uses, tiles, self.pairs = left.uses, (S // block_m) * (S // block_n), block_m * block_n
+        self.few = 32 * tiles  # a loop over tiles uses `left` a few times at each of a tile's corners
+        self.can_tell = self.pairs > self.few
         self.uses.clear()
-        self.pairs = S * S if block_m > 1 and block_n > 1 else float("inf")
 
     def complaint(self, result):
-        if self.largest >= self.pairs:
-            return f"the kinds are right, but a tensor of all S² = {self.pairs:,} pairs is made: two corners decide a tile"
+        if self.can_tell and self.largest >= self.pairs:
+            return f"the kinds are right, but a tensor holds the {self.pairs:,} pairs of a tile, or more: two corners decide a tile"
         if self.can_tell and len(self.uses) > self.few:
             return "the kinds are right, but they come from a loop over single pairs: two corners decide a tile"
         if isinstance(result, torch.Tensor) and result.is_floating_point():
@@ -121,7 +121,7 @@ def inputs():
     yield window(4, 8, 4, 1, otherwise=sizes)
     yield window(4, 8, 1, 4, otherwise=sizes)
     yield window(0, 16, 8, 2, otherwise="a window may be narrower than a tile: then no tile is whole, and the diagonal's are needed")
-    yield window(1, 16, 8, 4)
+    yield window(1, 64, 32, 16)
     draw = generator()
     left, m, n = (int(torch.randint(high, (), generator=draw)) for high in (40, 4, 4))
     yield window(left, 32, 2**m, 2**n, fresh=True)

@@ -144,7 +144,7 @@ def inputs():
     loop = "each block of queries visits the tiles of its own row of index, of ceil(S_k / BLOCK_N) entries, and no other tile"
     yield rows(1, 1, 16, 16, 3)
     yield rows(1, 1, 32, 32, 5, loop)
-    yield rows(1, 1, 48, 48, 20, loop)
+    yield rows(1, 1, 48, 48, 10, "a list may begin after tile 0: k_tile, j and v_tile all start at index's number · BLOCK_N")
     yield rows(1, 1, 32, 64, 20, "S_q and S_k may differ")
     yield rows(1, 1, 32, 64, 10, "BLOCK_M and BLOCK_N may differ", blocks=(16, 32))
     yield rows(1, 1, 40, 40, 10, "the last tiles may be ragged: a row of index has ceil(S_k / BLOCK_N) entries")

@@ -46,11 +46,18 @@ def sink_kernel(
 
 
 M, L, ACC = "tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sinks_ptr + h)", "tl.full((BLOCK_M,), 1.0", "acc = tl.zeros("
+STEP = "p, m, l, alpha = softmax_step(s, m, l)\n"
 NO_SINK, LSE = 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)', "m + tl.log(l)"
 MISTAKES = {
     "the sink is in no row's sum: m starts at the sink and l at 1 (from m = −∞ the first tile rescales any l to 0)": [
         (M, NO_SINK), (L, "tl.full((BLOCK_M,), 0.0"), ("acc / l[:, None]", "acc / tl.where(l == 0, 1.0, l)[:, None]")],
     "m starts at the sink, but l at 0: the sink's own term is e^(sink − m), which is 1 at the start": (L, "tl.full((BLOCK_M,), 0.0"),
+    "l starts at 0 and gets 1 after the loop: m may have grown by then, and the sink's own term is e^(sink − m)": [
+        (L, "tl.full((BLOCK_M,), 0.0"), ("    store_tile(o, acc", "    l += 1.0\n    store_tile(o, acc")],
+    "m starts at −∞, so the first tile rescales l's e^sink to 0: m starts at the sink, and l at 1": [
+        (M, NO_SINK), (L, "tl.exp(tl.load(sinks_ptr + h)) + tl.full((BLOCK_M,), 0.0")],
+    "every tile adds the sink again: it joins the sum once, at the start": (
+        STEP, f"{STEP}        l += tl.exp(tl.load(sinks_ptr + h) - m)\n"),
     "l starts at the sink: its own term is e^(sink − m), which is 1 at the start": (L, f"{M} + tl.full((BLOCK_M,), 0.0"),
     "l starts at e^sink: m is the sink already, so its own term is e^(sink − m) = 1": (
         L, "tl.exp(tl.load(sinks_ptr + h)) * tl.full((BLOCK_M,), 1.0"),
@@ -60,7 +67,10 @@ MISTAKES = {
     "the sink joins the numerator, too: its value is 0, so acc starts at 0": (f"{ACC}(BLOCK_M, BLOCK_D)", "acc = tl.full((BLOCK_M, BLOCK_D), 1.0"),
     "lse is without the maximum: it is m + log l": (LSE, "tl.log(l)"),
     "lse is l, without the log: it is m + log l": (LSE, "m + l"),
-    "lse is that of the keys alone: the sink is in l, and it stays there": (LSE, "m + tl.log(l - tl.exp(tl.load(sinks_ptr + h) - m))"),
+    "lse is that of the keys alone: the sink is in l, and it stays there": [
+        (LSE, "lse"), (M, NO_SINK), (L, "tl.full((BLOCK_M,), 0.0"), ("    store_tile(o, acc", "    lse, sink = m + tl.log(l), tl.load(sinks_ptr + h)\n"
+         "    both = tl.maximum(m, sink)\n    l, acc = l * tl.exp(m - both) + tl.exp(sink - both), acc * tl.exp(m - both)[:, None]\n"
+         "    store_tile(o, acc")],
     "the sink is added to lse: it is in l already": (LSE, f"{LSE} + tl.load(sinks_ptr + h)"),
     "lse is in base 2: softmax_step computes in base e, so take tl.log": (LSE, "m + tl.log2(l)"),
     "lse's rows are found without the batch: a head's rows start at batch_head · S_q": ("batch_head * S_q", "h * S_q"),

@@ -20,6 +20,8 @@ LOOP, SLOT, TAKES = "for n in tiles:", "slot = idle.index(min(idle))", "start + 
 MISTAKES = {
     "the slots take turns: a program waits for the first slot that falls idle, whichever that is": [
         (LOOP, "for k, n in enumerate(tiles):"), (SLOT, "slot = k % slots")],
+    "a program goes to the slot with the fewest tiles, but starts take time, too: it takes the slot that falls idle first": [
+        ("idle = [0.0] * slots", "idle, load = [0.0] * slots, [0] * slots"), (SLOT, "slot = load.index(min(load))\n        load[slot] += n")],
     "a program goes to the slot that falls idle last: it takes the first one": ("min(idle)", "max(idle)"),
     "the start is missing: each program has one, however few its tiles": (TAKES, "n * tile"),
     "a program of 0 tiles has its start, too": (TAKES, "(start + n * tile if n else 0)"),
