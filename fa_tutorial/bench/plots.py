@@ -157,21 +157,23 @@ def one_loop_parts(parts: pd.DataFrame) -> Figure:
     parts: the rows "one_loop_parts".
     """
     labels = {
-        "one loop, atomics": "one loop", "product, no adds": "without the adds",
-        "adds, no product": "without dq's product", "neither": "without either",
+        "neither": "without either", "product, no adds": "without the adds",
+        "adds, no product": "without dq's product", "one loop, atomics": "one loop",
     }  # fmt: skip
     figure, ax = plt.subplots(figsize=(8.5, 3.8), layout="constrained")
     cases = parts.groupby(["D", "is_causal"], sort=False)
-    for place, (name, hatch) in enumerate(zip(labels, ("xx", "//", "..", ""), strict=True)):
+    for place, (name, hatch) in enumerate(zip(labels, ("", "//", "..", ""), strict=True)):
         where = [x + 0.21 * (place - 1.5) for x in range(len(cases))]
         ms = parts[parts["provider"] == name]["ms"]
         bars = ax.bar(where, ms, 0.2, label=labels[name], hatch=hatch, edgecolor="black")
-        ax.bar_label(bars, fmt="%.3f", label_type="center", rotation=90, bbox={"fc": "white", "ec": "none"})
+        ax.bar_label(
+            bars, fmt="%.2f", fontsize="small", label_type="center", bbox={"fc": "white", "ec": "none", "pad": 1.5}
+        )
     for x, ms in enumerate(parts[parts["provider"] == "two loops"]["ms"]):
         ax.plot([x - 0.45, x + 0.45], [ms, ms], "k--", label="" if x else "two loops")
     ax.set_xticks(range(len(cases)), [f"D = {D}, {mask(is_causal)}" for D, is_causal in cases.groups])
     ax.set(ylabel="ms", ylim=(0, 1.45))
-    ax.legend(loc="upper left")
+    ax.legend(loc="upper left", ncols=2)
     return figure
 
 
@@ -186,6 +188,10 @@ def training_runs(runs: pd.DataFrame) -> Figure:
     loss.axhline(guessing, color=GREY, linewidth=1, linestyle="-")
     loss.annotate("guessing", (first.steps, guessing), ha="right", va="bottom")
     loss.set(xlabel="step", ylabel="loss on the second copy", ylim=0)
-    gap.plot(steps, [max(step) - min(step) for step in zip(*losses, strict=True)])
-    gap.set(xlabel="step", ylabel="highest loss − lowest of the three", ylim=0)
+    for one, other in itertools.combinations(losses.index, 2):
+        gap.plot(
+            steps, [abs(a - b) for a, b in zip(losses[one], losses[other], strict=True)], label=f"{one} and {other}"
+        )
+    gap.set(xlabel="step", ylabel="difference of two losses", ylim=(0, 0.25))
+    gap.legend(loc="upper left")
     return figure

@@ -472,7 +472,7 @@ class Trace:
 
     strict: also put left_out in the lanes that a load leaves undefined, keep in `overlap` the name of an output whose elements two programs
     write, in `stored_again` that of one whose elements a program stores twice, in `again`, in words, the first tensor whose elements make
-    more than one trip, and in `widened` whether tiles of 16-bit inputs are multiplied as float32.
+    more than one trip, in `dots` how many tl.dot ran, and in `widened` whether tiles of 16-bit inputs are multiplied as float32.
     """
 
     def __init__(self, buffers: Sequence[Buffer], strict: bool, left_out: float = math.nan) -> None:
@@ -480,7 +480,7 @@ class Trace:
         self.strict = strict
         self.left_out = left_out
         self.overlap = self.again = self.stored_again = ""
-        self.widened = False
+        self.widened, self.dots = False, 0
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -521,6 +521,7 @@ class Trace:
         are_half = all(buffer.memory.element_size() == 2 for buffer in self.buffers if buffer.data is not None)
 
         def watched(a: Any, b: Any, *rest: Any) -> Any:
+            self.dots += axes == 2
             self.widened |= are_half and a.data.ndim == axes and max(a.data.dtype.itemsize, b.data.dtype.itemsize) > 2
             return multiply(a, b, *rest)
 

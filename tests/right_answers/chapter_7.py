@@ -65,20 +65,23 @@ def masked_loop_first(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, s
 
 
 @triton.jit
-def dq_keys_by_queries(q, k, v, do, dq, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
+def dq_keys_by_queries(q, k, v, do, dq, lse_ptr, delta_ptr, H_q, H_k, S_q, S_k, D, scale,
                        IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """One loop with one mask; transposed tiles; the sum is that of dqᵀ, and ds is scaled before it is summed."""
     row_blocks = tl.cdiv(S_q, BLOCK_M)
-    start_m, b, h = tl.program_id(0) % row_blocks * BLOCK_M, tl.program_id(0) // row_blocks // H, tl.program_id(0) // row_blocks % H
+    start_m, b, h = tl.program_id(0) % row_blocks * BLOCK_M, tl.program_id(0) // row_blocks // H_q, tl.program_id(0) // row_blocks % H_q
     rows = start_m + tl.arange(0, BLOCK_M)
     q_tile, do_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D), load_tile(do, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
-    lse = tl.load(lse_ptr + (b * H + h) * S_q + rows, mask=rows < S_q, other=0.0)[None, :]
-    delta = tl.load(delta_ptr + (b * H + h) * S_q + rows, mask=rows < S_q, other=0.0)[None, :]
+    lse = tl.load(lse_ptr + (b * H_q + h) * S_q + rows, mask=rows < S_q, other=0.0)[None, :]
+    delta = tl.load(delta_ptr + (b * H_q + h) * S_q + rows, mask=rows < S_q, other=0.0)[None, :]
     dq_t = tl.zeros((BLOCK_D, BLOCK_M), tl.float32)
     end = tl.minimum(start_m + BLOCK_M + S_k - S_q, S_k) if IS_CAUSAL else S_k
     for start in range(0, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)[:, None]
-        k_tile, v_tile = load_tile(k, b, h, start, S_k, D, BLOCK_N, BLOCK_D), load_tile(v, b, h, start, S_k, D, BLOCK_N, BLOCK_D)
+        k_tile, v_tile = (
+            load_tile(k, b, h * H_k // H_q, start, S_k, D, BLOCK_N, BLOCK_D),
+            load_tile(v, b, h * H_k // H_q, start, S_k, D, BLOCK_N, BLOCK_D),
+        )
         seen = (keys < S_k) & (rows[None, :] < S_q)
         if IS_CAUSAL:
             seen = seen & (keys - S_k <= rows[None, :] - S_q)
@@ -90,6 +93,10 @@ def dq_keys_by_queries(q, k, v, do, dq, lse_ptr, delta_ptr, H, S_q, S_k, D, scal
 
 BACKWARDS = "while start_m > 0:\n        start_m -= BLOCK_M"
 LSE = "lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q"
+LOAD_K, LOAD_Q = "load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)\n", "load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)\n"
+SEVEN = """        s = scale * dot(q_tile, tl.trans(k_tile))
+        ds = tl.where(here[None, :], tl.exp(s - lse[:, None]), 0.0) * (dot(do_tile, tl.trans(v_tile)) - delta[:, None])
+        dq_part = scale * dot(ds.to(k_tile.dtype), k_tile)"""
 REFUSES = "        if torch.is_grad_enabled():\n            raise RuntimeError('differentiable once')\n"
 
 RIGHT_ANSWERS = (
@@ -116,6 +123,12 @@ RIGHT_ANSWERS = (
          ("(p_t * (dp_t - delta[None, :]))", "tl.where(here[:, None], p_t * (dp_t - delta[None, :]), 0.0)")),
     edit("7.6", "s of missing keys is −∞",
          ("tl.where(here[:, None], tl.exp(s_t - lse[None, :]), 0.0)", 'tl.exp(tl.where(here[:, None], s_t, -float("inf")) - lse[None, :])')),
+    edit("7.3", "k loaded in every step", ("        offs_m = ", f"        k_tile = {LOAD_K}        offs_m = "),
+         told="k is read more than once: it stays, so load it before the loop", gpu=None),
+    edit("7.5", "q loaded in every step", ("        k_tile = ", f"        q_tile = {LOAD_Q}        k_tile = "),
+         told="q is read more than once: it stays, so load it before the loop", gpu=None),
+    edit("7.6", "ds computed again for dq: seven matmuls", ("        dq_part = scale * dot(tl.trans(ds_t), k_tile)", SEVEN),
+         told="a step takes 7 matmuls, and five are enough", gpu=None),
     edit("7.7", "the loop of (7.4), whose h the interpreter makes an int",
          ("for member in range(GROUP):", "for h in range(h_k * GROUP, (h_k + 1) * GROUP):"), ("        h = h_k * GROUP + member\n", "")),
     edit("7.7", "k and v loaded anew for each query head", ("        row = (b", """        k_tile = load_tile(k, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)

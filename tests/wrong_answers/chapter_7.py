@@ -134,6 +134,8 @@ WRONG_ANSWERS = (
            'lse = tl.load(lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q, other=0.0)\n    lse = tl.where(lse == -float("inf"), 0.0, lse)'),
            (P, f"tl.exp(tl.where(seen, s, {low}) - lse[:, None])"), told="any finite number in place of −∞ may be larger")
       for low in ("-1e4", "-1e9", "-1e30")),
+    edit("7.5", "k and v of the query head", ("load_tile(k, b, h_k", "load_tile(k, b, h"), ("load_tile(v, b, h_k", "load_tile(v, b, h"),
+         told="k and v have H_k heads, and query head h reads", gpu=None),
     edit("7.5", "no delta", ("p * (dp - delta[:, None])", "p * dp"), told="delta is not subtracted"),
     edit("7.5", "end one key short", (END, f"{END} - 1"), told="the row sees key 16, alone in the second tile"),
     edit("7.5", "row blocks rounded down", ("tl.cdiv(S_q, BLOCK_M)", "S_q // BLOCK_M"),

@@ -39,6 +39,7 @@ OWN = "tl.exp(s_t - tl.max(s_t, axis=0)[None, :])"
 MISTAKES = {
     shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
     "dk has the scale twice: dk = scale · dsᵀ q": ("dk_acc * scale", "dk_acc * scale * scale"),
+    shared.DP_SCALED: ("dot(v_tile", "scale * dot(v_tile"),
     "the scores are without the scale: s = scale · q kᵀ": ("scale * dot(k_tile", "dot(k_tile"),
     "q is not transposed: sᵀ = scale · k qᵀ (where S = D the kernel runs all the same)": ("tl.trans(q_tile)", "q_tile"),
     "do is not transposed: dpᵀ = v doᵀ (where S = D the kernel runs all the same)": ("tl.trans(do_tile)", "do_tile"),

@@ -74,6 +74,9 @@ MISTAKES = {
     "first_m is rounded up: earlier queries of the block that holds query start_n + S_q − S_k are left out, and some see a key": (
         START, "tl.cdiv(tl.maximum(start_n + S_q - S_k, 0), BLOCK_M) * BLOCK_M"),
     "first_m isn't rounded down: a tile starts at a multiple of BLOCK_M": (START, "tl.maximum(start_n + S_q - S_k, 0)"),
+    "first_m comes from the block's last key: its first key decides which queries see any of them": (
+        START, START.replace("start_n", "start_n + BLOCK_N - 1")),
+    "full_m isn't rounded up to a multiple of BLOCK_M, so both loops take some queries": (FULL, "tl.maximum(last_key + S_q - S_k, 0)"),
     "full_m lies one block of queries after first_m: the block's last key decides it, and it may see past that": (FULL, "first_m + BLOCK_M"),
     "first_m and full_m count blocks, and the loops count queries: multiply both by BLOCK_M": [
         (START, START.removesuffix(" * BLOCK_M")), (FULL, FULL.removesuffix(" * BLOCK_M"))],

@@ -11,17 +11,18 @@ from fa_tutorial.tiles import dot, load_tile, store_tile
 
 @triton.jit
 def dq_kernel(
-    q, k, v, do, dq, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
+    q, k, v, do, dq, lse_ptr, delta_ptr, H_q, H_k, S_q, S_k, D, scale,
     IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dq of one block of queries. q, do, dq: Heads (B, H, S_q, D); k, v: Heads (B, H, S_k, D).
+    """dq of one block of queries. q, do, dq: Heads (B, H_q, S_q, D); k, v: Heads (B, H_k, S_k, D).
 
-    lse_ptr, delta_ptr: (B, H, S_q) float32, contiguous. Grid: (ceil(S_q / BLOCK_M) · B · H,).
+    lse_ptr, delta_ptr: (B, H_q, S_q) float32, contiguous. Grid: (ceil(S_q / BLOCK_M) · B · H_q,).
     """
     row_blocks = tl.cdiv(S_q, BLOCK_M)
     start_m = tl.program_id(0) % row_blocks * BLOCK_M
     batch_head = tl.program_id(0) // row_blocks
-    b, h = batch_head // H, batch_head % H
+    b, h = batch_head // H_q, batch_head % H_q
+    h_k = h // (H_q // H_k)
 
     offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
@@ -34,8 +35,8 @@ def dq_kernel(
     if IS_CAUSAL:  # the keys that the block's last row sees; none where it is negative
         end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
     for start_n in range(0, end_n, BLOCK_N):
-        k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-        v_tile = load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+        k_tile = load_tile(k, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+        v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
         s = scale * dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
         offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         seen = offs_n[None, :] < S_k
@@ -51,10 +52,12 @@ def dq_kernel(
 P, END = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)", "tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
 SUM, CAUSAL = "acc = dot(ds.to(k_tile.dtype), k_tile, acc)", "offs_n[None, :] <= offs_m[:, None] + (S_k - S_q)"
 KEYS = "offs_n[None, :] < S_k"
+HEAD = "k and v have H_k heads, and query head h reads head h // (H_q // H_k)"
 TOP_LEFT = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
 MISTAKES = {
     "dq is without the scale: dq = scale · ds k": ("acc * scale", "acc"),
     "scale is applied in every step and once more after the loop: once, after the loop": (SUM, f"{SUM} * scale"),
+    shared.DP_SCALED: ("dot(do_tile", "scale * dot(do_tile"),
     "dq has the scale twice: dq = scale · ds k": ("acc * scale", "acc * scale * scale"),
     "only the last tile counts: dq is a sum over the tiles of keys": (SUM, "acc = dot(ds.to(k_tile.dtype), k_tile)"),
     shared.ADDED_TWICE: (SUM, SUM.replace("acc =", "acc +=")),
@@ -71,6 +74,7 @@ MISTAKES = {
     shared.DELTA_NOT_WEIGHTED: ("p * (dp - delta[:, None])", "p * dp - delta[:, None]"),
     "a tile goes without the mask that only the block's last row sees whole: full_n comes from its first row": (
         f"({CAUSAL})", f"(({CAUSAL}) | (start_n < ({END}) // BLOCK_N * BLOCK_N))"),
+    f"the key heads are dealt out in turns: {HEAD}": ("h // (H_q // H_k)", "h % H_k"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("(dp - delta[:, None])", "dp"),
     f"the mask is without S_k − S_q: {TOP_LEFT}": (CAUSAL, "offs_n[None, :] <= offs_m[:, None]"),
     "every query's last key is hidden: a query sees that key too, so compare by <=, or with the number of keys": [
@@ -96,6 +100,7 @@ def inputs():
     rows = "a program's rows begin at start_m, for q, do, lse, delta and dq"
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
     yield shared.several_heads("dq")
+    yield shared.grouped((1, 2, 2, 16, 16, 16), "H_q = 4, H_k = 2", HEAD, stray=HEAD)
     yield shared.narrow()
     yield causal(16, 16, "query i sees keys 0 to i")
     yield causal(32, 32, "a block of rows walks over every tile that its last row sees", blocks=(32, 16, 16))
@@ -163,8 +168,7 @@ EXERCISE = shared.exercise(
     reasoning="One tl.where clears what the causal mask hides, the keys that are not there, and rows that see nothing, whose p would be "
     "exp(s + inf). s and dp are computed a second time, after dkdv_kernel: seven matmuls instead of five, in exchange for sums with one "
     "owner each.",
-    more="The package's version, backward.dq_kernel, reads the key head of its group, walks the tiles that need no mask in a loop of "
-    "their own, and has int64 offsets.",
+    more="The package's version, backward.dq_kernel, walks the tiles that need no mask in a loop of their own, and has int64 offsets.",
     inputs=inputs,
     rule="dq = scale · Σ ds k, over the tiles of keys, where ds = p ∘ (dp − delta)",
     mistakes=MISTAKES,

@@ -2,6 +2,7 @@
 
 from fa_tutorial.backward import add_to_dkdv
 from fa_tutorial.exercises.chapter_7 import shared
+from fa_tutorial.exercises.chapter_7.shared import grouped
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import load_tile, store_tile
@@ -74,14 +75,6 @@ MISTAKES = {
     "dk and dv are means over the group: they are sums": [("dk_acc * scale", "dk_acc * scale / GROUP"), ("store_tile(dv, dv_acc", "store_tile(dv, dv_acc / GROUP")],
     shared.NOT_IN_THE_STORE: ("dk_acc * scale", "dk_acc"),
 }  # fmt: skip
-
-
-def grouped(sizes, on, otherwise="", random=None, **options):
-    """A case of B, H_k, GROUP, S_q, S_k, D."""
-    B, H_k, group, *rest = sizes
-    q, _, _, do = shared.draw(B, H_k * group, *rest, random)
-    _, k, v, _ = shared.draw(B, H_k, *rest, random)
-    return shared.given(None, on, otherwise, tensors=(q, k, v, do), **options)
 
 
 @shared.kept

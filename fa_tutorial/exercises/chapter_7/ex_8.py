@@ -31,6 +31,8 @@ FORWARD, BACKWARD = "flash_forward(q, k, v, is_causal, scale)", "flash_backward(
 ORDER = "the gradients come in the order of forward's arguments, dq, dk, dv, and here they come as"
 MISTAKES = {
     "is_causal does not reach flash_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.is_causal", "False")),
+    "flash_backward gets is_causal = True in every call: keep is_causal on ctx": (BACKWARD, BACKWARD.replace("ctx.is_causal", "True")),
+    "flash_forward gets is_causal = True in every call: pass is_causal on": (FORWARD, FORWARD.replace("is_causal", "True")),
     "scale does not reach flash_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.scale", "q.shape[-1] ** -0.5")),
     "is_causal does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("is_causal", "False")),
     "scale does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("scale", "q.shape[-1] ** -0.5")),

@@ -21,6 +21,7 @@ ADDED_TWICE = "what was summed before is added twice in each step: dot(a, b, acc
 DELTA_ADDED = "delta is added: ds = p ∘ (dp − delta)"
 DELTA_NOT_WEIGHTED = "delta isn't multiplied by p: ds = p ∘ (dp − delta)"
 DELTA_OF_A_TILE = "delta is summed over one tile of keys, and a row's delta takes all of its keys: it was computed before, so load it"
+DP_SCALED = "dp is scaled: dp = do vᵀ, and only s, dk and dq get the scale"
 NO_SCALE = "dk is without the scale: dk = scale · dsᵀ q"
 NOT_IN_THE_STORE = "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store"
 BEFORE_QUERY_0 = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
@@ -29,18 +30,20 @@ LOADED = "rows past S_q are loaded: load_tile takes S_q for q and do, and lse an
 SUMS = "the sums over blocks are kept in float32: fp16 has no 2,049"
 
 
-def reads_again(kernel):
-    """A note on a grouped kernel that loads k or v more than once, "" for none. Only the interpreter shows it."""
-    (q, k, v, do), (more_q, _, _, more_do) = draw(1, 1, 16, 16, 16), draw(1, 1, 16, 16, 16)
-    two_heads = Given(torch.cat([q, more_q], 1), k, v, torch.cat([do, more_do], 1))
+def does_again(kernel, outputs, causal, grouped):
+    """A note on a kernel that loads what stays more than once, or multiplies more than it need, "" for none. Only the interpreter shows it."""
     if not hardware.interpreter_on():
         return ""
-    _, trace = harness_kernel.results(kernel, two_heads.launch(("dk", "dv"), False, True, True), kernel, "", "", once=True)
-    return (
-        f"{trace.again}: it serves the whole group, so load it before the loop over the query heads"
-        if trace.again[:2] in ("k ", "v ")
-        else ""
-    )
+    queries, keys = (16, 32) if outputs == ("dq",) else (32, 16)
+    (q, _, _, do), (_, k, v, _) = draw(1, 1 + grouped, queries, keys, 16), draw(1, 1, queries, keys, 16)
+    launch = Given(q, k, v, do).launch(outputs, False, causal, grouped)
+    _, trace = harness_kernel.results(kernel, launch, kernel, "", "", once=True)
+    if trace.again.split(" ")[0] in (("q", "do", "lse", "delta") if outputs == ("dq",) else ("k", "v")):
+        why = "serves the whole group, so load it before the loop over the query heads" if grouped else "stays, so load it before the loop"
+        return f"{trace.again}: it {why}"
+    if len(outputs) == 3 and trace.dots > 10:
+        return f"a step takes {trace.dots // 2} matmuls, and five are enough: ds_t, transposed, is the ds that dq needs"
+    return ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +115,9 @@ class Given:
         programs = -(-S_q // block_m) * H_q if outputs == ("dq",) else -(-S_k // block_n) * H_k
         meta = ({"IS_CAUSAL": self.is_causal} if causal else {}) | ({"GROUP": H_q // H_k} if grouped else {})
         meta |= {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d}
-        return Launch((programs * B,), (*args, H_k, *(() if one_tile else (S_q, S_k)), D, self.scale), meta)
+        return Launch(
+            (programs * B,), (*args, *((H_q,) if outputs == ("dq",) else ()), H_k, *(() if one_tile else (S_q, S_k)), D, self.scale), meta
+        )
 
 
 def gradients(given: Given, dtype: torch.dtype = torch.float64, size: bool = False) -> dict[str, torch.Tensor]:
@@ -139,7 +144,7 @@ def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERL
         slow = f"{WIDENED}: leave q, k, v and do as they are, round p to do's dtype and ds to q's"
         if widens(kernel, half.launch(outputs, one_tile, causal, grouped)):
             return slow
-        return reads_again(kernel) if grouped else ""
+        return "" if one_tile else does_again(kernel, outputs, causal, grouped)
 
     return Exercise(
         truth=lambda given: tuple(given.right[name] for name in outputs),
@@ -175,6 +180,14 @@ def draw(B, H, S_q, S_k, D, random=None):
 def given(sizes, on, otherwise="", *, tensors=None, edge="", fresh=False, stray="", **options):
     """A case of B, H, S_q, S_k, D, or of these tensors."""
     return case(Given(*(tensors or draw(*sizes)), **options), on=on, otherwise=otherwise, edge=edge, fresh=fresh, stray=stray)
+
+
+def grouped(sizes, on, otherwise="", random=None, **options):
+    """A case of B, H_k, GROUP, S_q, S_k, D."""
+    B, H_k, group, *rest = sizes
+    q, _, _, do = draw(B, H_k * group, *rest, random)
+    _, k, v, _ = draw(B, H_k, *rest, random)
+    return given(None, on, otherwise, tensors=(q, k, v, do), **options)
 
 
 def several_heads(outputs, rows="batch_head · S_q"):
