@@ -6,13 +6,13 @@ tools/measure measures what is stored.
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from fa_tutorial import reference
 from fa_tutorial.bench import results
 from fa_tutorial.bench.tables import mask
 from fa_tutorial.figures import COLOURS
@@ -88,13 +88,14 @@ def factors(kind: str, rows: int, K: int) -> list[torch.Tensor]:
     return [to_e4m3(x).double() for x in found]
 
 
+def rms(x: torch.Tensor) -> float:
+    return float(x.double().square().mean().sqrt())
+
+
 def error_of(x: torch.Tensor, truth: torch.Tensor) -> dict[str, float]:
     """Root mean square and mean of x − truth, each over the root mean square of truth."""
-    error, size = x.double() - truth, float(truth.square().mean().sqrt())
-    return {
-        "rms": float(f"{float(error.square().mean().sqrt()) / size:.3g}"),
-        "mean": float(f"{float(error.mean()) / size:.3g}"),
-    }
+    error = x.double() - truth
+    return {"rms": float(f"{rms(error) / rms(truth):.3g}"), "mean": float(f"{float(error.mean()) / rms(truth):.3g}")}
 
 
 def modelled(kind: str, K: int, way: str, rows: int = 8) -> dict[str, float]:
@@ -137,36 +138,45 @@ def tflops(card: dict[str, Any], provider: str, D: int, S: int, is_causal: bool)
 
 def print_sums(card: dict[str, Any]) -> None:
     """Of the model and of the GPU: sums that show how it cuts, and the mean error of chains of K products, in % of the
-    sums' root mean square."""
+    sums' root mean square; with what (14.7) expects of products of one sign."""
     print(f"{'one instruction adds up':34}{'model':>9}{'H200':>9}")
     for name in PROBES:
         a, b = probe(name)
         total = tensor_core_sum(a[:1], b[:1], torch.zeros(1, 1, dtype=torch.float64)).item()
         print(f"{name:34}{total:9,.0f}{row(card, kernel='probe', data=name)['sum']:9,.0f}")
     print()
-    print(f"{'one chain, mean error in %':34}{'model':>9}{'H200':>9}")
+    print(f"{'one chain, mean error in %':34}{'model':>9}{'H200':>9}{'(14.7)':>9}")
     for kind, K in itertools.product(("uniform", "p v, mean 0", "p v, mean 1"), LENGTHS):
         stored = row(card, kernel="sums", data=kind, K=K, provider="chain")
         means = (round(100 * found["mean"], 2) + 0.0 for found in (modelled(kind, K, "chain"), stored))  # no −0
-        print(f"{kind:14} K = {K:6,}        " + "".join(f"{mean:9.2f}" for mean in means))
+        expected = f"{-100 * K / (3 * 2**14):9.2f}" if kind == "uniform" else ""
+        print(f"{kind:14} K = {K:6,}        " + "".join(f"{mean:9.2f}" for mean in means) + expected)
 
 
 def print_choices(card: dict[str, Any]) -> None:
-    """Each way to o: how many times as fast as chapter 9's fp16 at each S, and its error on three kinds of data."""
+    """Each way to o: how many times as fast as chapter 9's fp16 at each S, full and causal, and its error on three
+    kinds of data, with v + 1 as a share of the rest, what attention adds to v's mean."""
     ways = {"hopper": ("fp16, chapter 9", "fp16"), **{name: (CHOICES[name], "fp8") for name in list(CHOICES)[:2]}}
     ways["fp8, rotation and quantiser"] = (CHOICES["fp8, rotation and quantiser"], "fp8, rotated")
-    print(f"{'':30}{'times as fast, S =':>24}{'o is off by, in %':>34}")
-    print(f"{'':30}" + "".join(f"{S:8,}" for S in LENGTHS) + f"{'N(0, 1)':>12}{'outliers':>11}{'v + 1':>11}")
+    print(f"{'times as fast, full and causal, S =':>69}{'o is off by, in %':>36}")
+    print(" " * 30 + "".join(f"{S:13,}" for S in LENGTHS) + f"{'N(0, 1)':>12}{'outliers':>12}{'v + 1, rest':>12}")
     for D in (64, 128):
+        shares = {"N(0, 1)": 1.0, "with outliers": 1.0, "16,384 keys, v + 1": added_share(D)}
         for name, (words, way) in ways.items():
-            gains = [speedup(card, name, D, (S,)) for S in LENGTHS]
-            times = "".join("     < 1" if gain < 1 else f"{gain:8.2f}" for gain in gains)
-            kinds = ("N(0, 1)", "with outliers", "16,384 keys, v + 1")
-            errors = (100 * row(card, kernel="error", provider=way, data=kind, D=D)["rms"] for kind in kinds)
-            print(
-                f"{f'D = {D}, {words}':30}{times} "
-                + "".join(f"{error:11.{1 if error > 1 else 2}f}" for error in errors)
-            )
+            rates = [[tflops(card, who, D, S, c) for who in (name, "hopper")] for S in LENGTHS for c in (False, True)]
+            gains = "".join(f"{rate / fp16:{5 + 3 * (i % 2 == 0)}.2f}" for i, (rate, fp16) in enumerate(rates))
+            errors = [
+                row(card, kernel="error", provider=way, data=kind, D=D)["rms"] / of for kind, of in shares.items()
+            ]
+            off = "".join(f"{100 * error:12.{1 if error > 0.01 else 2}f}" for error in errors)
+            print(f"{f'D = {D}, {words}':30}{gains}{off}")
+
+
+def added_share(D: int, queries: int = 32) -> float:
+    """What attention adds to v's mean, as a share of o, by root mean square: where v has mean 1."""
+    q, k, v = data("16,384 keys, v + 1", 2, 16_384, D)
+    o = reference.attention(q[:, :, :queries], k, v)[0]
+    return rms(o - v.double().mean(dim=2, keepdim=True)) / rms(o)
 
 
 def plot_score_errors(s: torch.Tensor, lines: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Figure:
@@ -187,35 +197,29 @@ def plot_score_errors(s: torch.Tensor, lines: dict[str, tuple[torch.Tensor, torc
     return figure
 
 
-def plot_chains(errors: dict[tuple[int, int], float], title: str) -> Figure:
-    """o's error in % against the number of keys, one line for each mean of v. errors: by (mean, keys)."""
-    figure = Figure(figsize=(6, 3.2))
-    ax = figure.subplots()
-    means, lengths = (list(dict.fromkeys(key[i] for key in errors)) for i in range(2))
+def plot_chains(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
+    """o's error in % against the number of keys, one line for each mean of v, in a panel for each title. Errors: by
+    (mean, keys)."""
+    figure = Figure(figsize=(3 + 2.5 * len(panels), 3.4))
     looks = {0: ("blue", "-", "o"), 1: ("orange", "--", "s"), 3: ("vermilion", "-.", "^")}
-    for mean in means:
-        colour, line, marker = looks[mean]
-        found = [errors[mean, keys] for keys in lengths]
-        ax.plot(lengths, found, color=COLOURS[colour], linestyle=line, marker=marker, label=f"v has mean {mean}")
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
-    ax.set_xticks(lengths, [f"{keys:,}" for keys in lengths])
-    ax.minorticks_off()
-    ax.set_ylim(0.02, 200)
-    ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
-    ax.set_xlabel("keys")
-    ax.set_ylabel("o is off by, in %")
-    ax.set_title(title)
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for ax, (title, errors) in zip(axes, panels.items(), strict=True):
+        means, lengths = (list(dict.fromkeys(key[i] for key in errors)) for i in range(2))
+        for mean in means:
+            colour, line, marker = looks[mean]
+            found = [errors[mean, keys] for keys in lengths]
+            ax.plot(lengths, found, color=COLOURS[colour], linestyle=line, marker=marker, label=f"v has mean {mean}")
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.set_xticks(lengths, [f"{keys:,}" for keys in lengths])
+        ax.minorticks_off()
+        ax.set_ylim(0.02, 200)
+        ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+        ax.set_xlabel("keys")
+        ax.set_title(title)
+    axes[0].set_ylabel("o is off by, in %")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
-
-
-def speedup(card: dict[str, Any], name: str, D: int, lengths: tuple[int, ...] = (4096, 16_384)) -> float:
-    """How many times as fast as chapter 9's fp16: the geometric mean over these S, causal and not."""
-    points = itertools.product(lengths, (False, True))
-    return math.exp(
-        np.mean([math.log(tflops(card, name, D, *point) / tflops(card, "hopper", D, *point)) for point in points])
-    )
 
 
 def print_rates(card: dict[str, Any], S: int = LENGTHS[-1]) -> None:

@@ -32,7 +32,7 @@ def draw_key_order() -> Figure:
         x = left + (key + 0.5) * cell
         if held_by(key) != key // 4:
             arrow(ax, (x, 1.07), (x, 1.83), "vermilion", dashed=True)
-    write(ax, 0.1, 2.62, "12 of the 16 keys, dashed, would have to change threads: shuffles, in every block", BODY, ha="left")
+    write(ax, 0.1, 2.62, "dashed: 12 of the 16 keys change colour, so their p would have to move to another thread", BODY, ha="left")
     draw_row(ax, 3.05, "your order:\np v reads key", "?" * KEYS, lambda position: position // 4)
     draw_threads(ax, 4.1)
     return figure

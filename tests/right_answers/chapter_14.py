@@ -71,6 +71,7 @@ RIGHT_ANSWERS = (
     edit("14.8", "without a transpose", ("(head * D + offs_d[:, None]) * columns + position[None, :]", "(head * D + offs_d[None, :]) * columns + position[:, None]"),
          ("tl.trans(y), mask=position[None, :] < columns", "y, mask=position[:, None] < columns")),
     edit("14.8", "by the reciprocal", ("as_e4m3(tile / scale)", "as_e4m3(tile * (1 / scale))")),
+    edit("14.8", "the head in 32 bits", (".to(tl.int64)", ""), told="correct (head · S · D may pass 2³¹"),
     edit("14.8", "by two maxima", ("tl.max(tl.abs(tile))", "tl.max(tl.max(tl.abs(tile), axis=0), axis=0)")),
     edit("14.9", "a mean below 0", ("v + 1", "v - 1")),
     edit("14.9", "by the mean error", ("(forward(q, k, v) - truth).square().mean().sqrt()", "(forward(q, k, v) - truth).mean().abs()")),

@@ -7,7 +7,7 @@ from fa_tutorial.exercises.harness import Exercise, case
 
 
 def worst_error(x, largest):
-    """Half a step of e4m3, as a share of x. Both above 0.
+    """Half a step of e4m3 at y, as a share of y. x and largest are above 0.
 
     largest: the largest number in x's block.
     """
@@ -45,15 +45,15 @@ def truth(x, largest):
 
 
 def inputs():
-    yield case(1.0, 448.0, otherwise="x stays 1, and the step there is 1/8: half a step is 1/16 of x")
-    yield case(1.75, 448.0, otherwise="x stays 1.75, and the step there is 1/8: half a step is 1/28 of x")
-    yield case(1.0, 1.0, otherwise="x becomes 448, where the step is 32")
-    yield case(1.0, 1000.0, otherwise="x becomes 0.448, between 1/4 and 1/2, where the step is 1/32")
-    yield case(1.0, 57_344.0, otherwise="x becomes 2⁻⁷, where the step is still 2⁻⁹: it is off by at most 2⁻¹⁰")
-    yield case(1.0, 114_688.0, otherwise="x becomes 2⁻⁸: it is off by at most 2⁻¹⁰, a quarter of it")
-    yield case(1.0, 300_000.0, otherwise="x becomes 0.0015, between 2⁻¹⁰ and 2⁻⁹: it is rounded to 2⁻⁹, not to 0")
-    yield case(1.0, 600_000.0, otherwise="x becomes 0.00075, below 2⁻¹⁰: it is rounded to 0")
-    yield case(1.0, 10_000_000.0, otherwise="x becomes 0: all of it is lost")
+    yield case(1.0, 448.0, otherwise="y is 1, where the step is 1/8: half a step is 1/16 of y")
+    yield case(1.75, 448.0, otherwise="y is 1.75, where the step is 1/8: half a step is 1/28 of y")
+    yield case(1.0, 1.0, otherwise="y is 448, where the step is 32")
+    yield case(1.0, 1000.0, otherwise="y is 0.448, between 1/4 and 1/2, where the step is 1/32")
+    yield case(1.0, 57_344.0, otherwise="y is 2⁻⁷, where the step is still 2⁻⁹: it is off by at most 2⁻¹⁰")
+    yield case(1.0, 114_688.0, otherwise="y is 2⁻⁸: it is off by at most 2⁻¹⁰, a quarter of it")
+    yield case(1.0, 300_000.0, otherwise="y is 0.0015, between 2⁻¹⁰ and 2⁻⁹: it is rounded to 2⁻⁹, not to 0")
+    yield case(1.0, 600_000.0, otherwise="y is 0.00075, below 2⁻¹⁰: it is rounded to 0")
+    yield case(1.0, 10_000_000.0, otherwise="y becomes 0: all of it is lost")
     yield case(3.0, 172_032.0, otherwise="only x / largest counts")
     drawn = random.Random(14)
     for number in range(30):  # the first with numbers that can be shown
@@ -73,6 +73,6 @@ EXERCISE = Exercise(
     "times as large.",
     inputs=inputs,
     truth=truth,
-    rule="x becomes y = 448 · x / largest; the result is half of y's step (14.1) over y, at most 1",
+    rule="y is 448 · x / largest; the result is half of y's step (14.1) over y, at most 1",
     mistakes=MISTAKES,
 )

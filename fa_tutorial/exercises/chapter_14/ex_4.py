@@ -31,6 +31,7 @@ MISTAKES = {
     "no two rows of that matrix are orthogonal: one of the four quarters is −h": ("[h, -h]", "[h, h]"),
     "every number has the opposite sign: H begins with 1": ("x * signs @ h", "-x * signs @ h"),
     "the matrix is not used: signs alone spread nothing": ("x * signs @ h / len(signs) ** 0.5", "x * signs"),
+    "x comes back as it was: it has to be multiplied by the signs and by H": ("x * signs @ h / len(signs) ** 0.5", "x"),
 }  # fmt: skip
 
 

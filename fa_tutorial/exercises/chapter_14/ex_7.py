@@ -36,10 +36,10 @@ def truth(position):
 
 @adapting
 def adapt(answer, position):
-    """The answer. Wrong where a key is a float, which is no index."""
+    """The answer. Wrong where a key isn't a whole number, which alone is an index."""
     key = answer(position)
-    if isinstance(key, float):
-        raise Wrong(f"key_at({position}) gives {key}: a key is a whole number, an index of v's rows, so use //")
+    if isinstance(key, float | list | tuple):
+        raise Wrong(f"gives {key}: a key is one whole number, an index of v's rows")
     return key
 
 

@@ -9,6 +9,7 @@ from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.fp8 import as_e4m3, key_order, key_order_in_triton, to_e4m3
 from fa_tutorial.matmul import tl, triton
+from fa_tutorial.source import source_of
 
 
 @triton.jit
@@ -99,7 +100,7 @@ def inputs():
         v[:, ::16, 0] = 448 * scale
         return v
 
-    placed = "v[j, d] belongs into row d of y, at the position whose key is j"
+    placed = "row d of y has v[j, d] / scale at the position whose key is j, and all of a block's numbers have one scale"
     yield of(exact(1, 16), "the scale is 1", {"y": placed, "scale": "the largest number is 448, so the scale is 1"})
     sizes = "the largest number in size, whatever its sign, over 448: one for all D numbers of the block's keys"
     yield of(-exact(1, 16, 2**-5), "all below 0", sizes)
@@ -126,6 +127,10 @@ def inputs():
         yield of(v.to(dtype), "randn, rows of many sizes", block=32, fresh=True, edge="" if S % 32 == 0 else "ragged")
 
 
+def note(kernel):
+    return "" if "int64" in source_of(kernel) else "head · S · D may pass 2³¹, as in 2.8: cast the head, .to(tl.int64)"
+
+
 EXERCISE = Exercise(
     task="Write the quantiser of v: e4m3, as columns in key order, with a scale for each block of keys.",
     conditions={"ragged": "S need not be a multiple of BLOCK, nor of 16", "zeros": "a block of zeros has the scale 1"},
@@ -149,5 +154,6 @@ EXERCISE = Exercise(
     launch=launch,
     # y may be the neighbouring number, where v / scale lies halfway but for float32's rounding
     tolerance=lambda args, part: (0.13, 0.0) if part == "y" else (1e-5, 0.0),
+    note=note,
     seen={"overlap": "program (block, head) writes its own columns of y, and scale[head, block]"},
 )
