@@ -203,13 +203,16 @@ def plot_ways(ways: Callable) -> Figure:
 
 
 def print_ways(rows: pd.DataFrame) -> None:
-    """Forward times of each way on four GPUs where launches don't decide, and PyTorch's context_parallel on two."""
-    names = ["one GPU", "ring", "all-gather", "Ulysses"]
+    """Times of each way on four GPUs where launches don't decide, and PyTorch's context_parallel on two."""
+    columns = [("forward_ms", name) for name in ("one GPU", "ring", "all-gather", "Ulysses")]
+    columns += [("backward_ms", name) for name in ("one GPU", "ring")]
     shown = rows[rows["ranks"].eq(4) & rows["S"].gt(LAUNCHES)]
-    times = shown.pivot(index=["S", "H_k"], columns="provider", values="forward_ms").astype(float)[names]
-    print("forward, ms\n   tokens   key heads   a quarter of one GPU       ring   all-gather    Ulysses")
-    for (S, H_k), (single, *ways) in zip(times.index, times.values, strict=True):
-        print(f"{S:9,} {H_k:11} {single / 4:22,.2f} {ways[0]:10,.2f} {ways[1]:12,.2f} {ways[2]:10,.2f}")
+    times = shown.pivot(index=["S", "H_k"], columns="provider", values=["forward_ms", "backward_ms"])
+    print("                     forward, ms                                  |  backward, ms")
+    print("   tokens  key heads  1/4 of one GPU     ring  all-gather   Ulysses  |  1/4 of one GPU     ring")
+    for (S, H_k), (one, ours, gather, ulysses, back, back_ours) in zip(times.index, times[columns].values, strict=True):
+        print(f"{S:9,} {H_k:10} {one / 4:15,.2f} {ours:8,.2f} {gather:11,.2f} {ulysses:9,.2f}", end="  | ")
+        print(f"{back / 4:15,.2f} {back_ours:8,.2f}")
     peer = rows[rows["provider"].eq("context_parallel") & rows["backend"].eq("CUDNN_ATTENTION")].iloc[0]
     print(f"{peer['ranks']} GPUs, {peer['S']:,} tokens:", end=" ")
     print(f"context_parallel {peer['forward_ms']:.1f} ms forward, {peer['backward_ms']:.1f} backward;", end=" ")

@@ -94,6 +94,25 @@ def draw_order(ax: Axes, x: float, top: float, name: str, rank_of) -> None:
                 box(ax, left, y, 0.66 * work[step][rank] / 4, 0.2, **STEP_LOOK[step])
 
 
+@image("13_tiles.png")
+def draw_tiles() -> Figure:
+    """Rank 2's tile (13.5) in each step: its two chunks of queries by the visitor's two of keys, side by side as in their shards."""
+    figure, ax = canvas(1.95)
+    write(ax, 0.1, 1.02, "rank 2's\nqueries", BODY, ha="left")
+    for step, words in enumerate(("u = r", "u < r", "u < r", "u > r")):
+        visitor, x = owner(2, step, RANKS), 1.5 + step * 1.95
+        write(ax, x - 0.2, 0.2, f"step {step}: {words}", BODY, ha="left", weight="bold")
+        for row, query in enumerate(chunks_of(2, RANKS)):
+            write(ax, x - 0.15, 0.9 + row * 0.5, str(query))
+        for col, key in enumerate(chunks_of(visitor, RANKS)):
+            write(ax, x + 0.25 + col * 0.5, 0.5, str(key))
+            for row, query in enumerate(chunks_of(2, RANKS)):
+                look = STEP_LOOK[step] if key <= query else {}
+                box(ax, x + col * 0.5, 0.65 + row * 0.5, 0.5, 0.5, "causal" if key == query else "", size=9, **look)
+        write(ax, x + 0.5, 1.82, f"keys of rank {visitor}")
+    return figure
+
+
 # ---------------------------------------------------------------- sending and computing
 
 

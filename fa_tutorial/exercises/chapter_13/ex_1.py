@@ -18,6 +18,7 @@ MISTAKES = {
     "before rank 0 comes the last rank: the result is a rank's number, 0 to ranks − 1": (OWNER, "rank - step"),
     "in step 0 each rank still holds its own keys: nothing has been sent yet": (OWNER, "(rank - step - 1) % ranks"),
     "there are `ranks` ranks, so the numbers repeat after `ranks`": (OWNER, "(rank - step) % (ranks - 1) if ranks > 1 else 0"),
+    "the numbers repeat after `ranks`, which isn't always 4": (OWNER, "(rank - step) % 4"),
     "that rank is as far away as the keys have come, but a ring has no ends, and they come from one side": (OWNER, "abs(rank - step)"),
     "that is the rank from which this one receives: what it sends belongs to somebody further back": (OWNER, "(rank - 1) % ranks if step else rank"),
 }  # fmt: skip

@@ -84,6 +84,8 @@ MISTAKES = {
     "a visiting shard joins lse once more: the lse of the forward is the whole row's already": (
         YIELD, f"{YIELD}\n        lse = torch.logaddexp(lse, {OWN_LSE})"),
     "dq is averaged: the parts of one gradient add up": ("return dq, dk, dv", "return dq / ranks, dk, dv"),
+    "all three gradients are divided by the number of ranks: the parts of one gradient add up": (
+        "return dq, dk, dv", "return dq / ranks, dk / ranks, dv / ranks"),
     "the gradients are averaged: the parts of one gradient add up": (
         "dq + dq_part, dk + dk_part, dv + dv_part", "(dq + dq_part) / 2, (dk + dk_part) / 2, (dv + dv_part) / 2"),
     "dk and dv arrive as each other": (YIELD, "k, v, dv, dk = yield k, v, dk, dv"),

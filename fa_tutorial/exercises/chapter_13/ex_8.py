@@ -43,6 +43,10 @@ MISTAKES = {
         ULYSSES, "(ranks - 1) * (1 + group) * T_s + ranks * T_c"),
     "a rank of Ulysses sends all parts of its shards but its own: (ranks − 1) / ranks": (
         ULYSSES, "(1 + group) / ranks * T_s + ranks * T_c"),
+    "group is upside down: it is H_q / H_k, so q and o take group · T_s": (
+        ULYSSES, "(ranks - 1) / ranks * (1 + 1 / group) * T_s + ranks * T_c"),
+    "the ring and the all-gather are exchanged: return (ring, all-gather, Ulysses)": (
+        "return ring, all_gather, ulysses", "return all_gather, ring, ulysses"),
     "Ulysses, too, sends before and after it computes: nothing is hidden": (
         ULYSSES, "max((ranks - 1) / ranks * (1 + group) * T_s, ranks * T_c)"),
 }  # fmt: skip
