@@ -6,6 +6,7 @@ tools/measure measures what is stored.
 from __future__ import annotations
 
 import itertools
+import math
 from functools import partial
 from typing import Any
 
@@ -221,31 +222,40 @@ def print_alone(card: dict[str, Any]) -> None:
         print(f"{words.get(name, name):36}" + "".join(f"{cell:>19}" for cell in cells))
 
 
-def draw_alone(card: dict[str, Any], *names: str) -> Figure:
-    """An SM's consumers over a few blocks, D = 64, in programs of their own; a panel for each of `names`."""
-    return _draw_an_sm(card, alone(card, 64).loc[list(names)])
+def print_at_once(card: dict[str, Any], *names: str) -> None:
+    """Some of an SM's consumers, D = 64: how often several are at a softmax, and how often none has issued a matmul,
+    beside the chance of it: if each did its share at any time.
+    """
+    rows = results.select(card["kernels"], D=64).dropna(subset=["softmax_at_once"]).set_index("provider")
+    print(f"{f'D = 64, {gpu(card)}':36}  softmax     two or more       all three       no matmul")
+    print(f"{'share of the time (by chance)':36}   cycles    at a softmax    at a softmax          issued")
+    for name, row in rows.loc[list(names)].iterrows():
+        softmax, matmul = row["softmax_at_once"], row["matmul_at_once"]
+        cells = [f"{sum(softmax[n:]):.0%} ({by_chance(softmax, n):.0%})" if softmax[n:] else "-" for n in (2, 3)]
+        cells.append(f"{matmul[0]:.0%} ({1 - by_chance(matmul, 1):.0%})")
+        print(f"{name:36}{row['clock']['stop']:9,}" + "".join(f"{cell:>16}" for cell in cells))
+
+
+def by_chance(at_once: list[float], n: int) -> float:
+    """The chance that n or more are at it together; at_once: the share of the time in which 0, 1, … of them are."""
+    most = len(at_once) - 1
+    each = sum(k * share for k, share in enumerate(at_once)) / most
+    return sum(math.comb(most, k) * each**k * (1 - each) ** (most - k) for k in range(n, most + 1))
 
 
 def draw_hopper(card: dict[str, Any]) -> Figure:
     """hopper's three consumers over a few blocks, D = 64, without turns and with them."""
     rows = results.select(card["kernels"], kernel="clocked", D=64).set_index("provider")
-    return _draw_an_sm(card, rows.loc[["hopper without turns", "hopper"]])
-
-
-def _draw_an_sm(card: dict[str, Any], rows: pd.DataFrame) -> Figure:
-    lanes = [len(stamps) + 1 for stamps in rows["stamps"]]
-    figure = Figure(figsize=(10, 0.5 * sum(lanes) + 0.7 * len(rows) + 1.2))
-    panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=lanes)[:, 0]
-    for ax, (name, row) in zip(panels, rows.iterrows(), strict=True):
-        _draw_lanes(ax, row["stamps"], "stop")
-        at_once = zip(("two or more", "three"), itertools.count(2), row["stamps"][1:])
-        crowds = "".join(f", {of} at once for {sum(row['softmax_at_once'][n:]):.0%}" for of, n, _ in at_once)
-        words = f"a softmax takes {row['clock']['stop']:,} cycles{crowds}"
-        ax.set_title(f"{name}: no matmul issued for {row['matmul_at_once'][0]:.0%} of the time\n{words}", loc="left")
+    names = "hopper without turns", "hopper"
+    figure = Figure(figsize=(10, 6.2))
+    panels = figure.subplots(len(names), 1, sharex=True)
+    for ax, name in zip(panels, names, strict=True):
+        _draw_lanes(ax, rows.loc[name, "stamps"], "stop")
+        ax.set_title(name, loc="left")
     start, end = -3600, 4200  # within all stamps
     panels[0].set_xlim(start, end)
     panels[-1].set_xticks(range(start, end, 1000), [f"{x:,}" for x in range(0, end - start, 1000)])
-    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 64, full, S = {rows['S_q'].iloc[0]:,}")
+    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 64, full, S = 4,096")
     _legend_of_lanes(figure)
     return figure
 
