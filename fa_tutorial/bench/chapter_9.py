@@ -6,6 +6,7 @@ tools/measure measures what is stored.
 from __future__ import annotations
 
 import itertools
+import math
 from functools import partial
 from typing import Any
 
@@ -54,8 +55,9 @@ def gpu(card: dict[str, Any]) -> str:
     return card["provenance"]["gpu"].split()[1]
 
 
-# What is stored of each, all with three stages. The stored row of two stops has an older name.
-LOOPS = {"two stops": "in turns, 3 stages"} | {loop: f"{loop}, 3 stages" for loop in ping_pong.LOOPS}
+# What is stored of each, the chapter's with three stages. The stored row of two stops has an older name.
+LOOPS = {loop: f"{loop}, 3 stages" for loop in ping_pong.LOOPS}
+LOOPS |= {"chapter 8's": "tuned", "two stops": "in turns, 3 stages"}
 
 
 def block_of(loop: str) -> str:
@@ -67,25 +69,23 @@ def block_of(loop: str) -> str:
     return "\n".join(line.split("  #")[0] for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))
 
 
-# (9.2) is one warpgroup's, (9.3) two warpgroups'.
-BOUNDS = {"(9.2)": partial(cycles_per_block, warpgroups=1), "(9.3)": partial(cycles_per_block, warpgroups=2)}
+# One warpgroup's and two warpgroups' cycles a block.
+BOUNDS = {name: partial(cycles_per_block, warpgroups=n) for n, name in ((1, "wall (9.2)"), (2, "bound (9.3)"))}
 
 
 def print_ladder(card: dict[str, Any], *names: str) -> None:
-    """Some of BOUNDS and LOOPS, "tuned", "hopper": the SM cycles of a block of
-    64 x 128 scores, the share of them that its matmuls need, and the rate.
-    """
-    widths = [12 if name in BOUNDS else max(17, len(name) + 2) for name in names]
-    print(f"full, fp16, {gpu(card)}: cycles a block, 8 D by them (how busy tensor cores are), TFLOP/s")
-    print(" " * 18 + "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True)))
+    """Some of BOUNDS and LOOPS, "hopper": the SM cycles of a block of 64 x 128 scores, the share of them that its
+    matmuls need, and the rate."""
+    print(f"full, fp16, {gpu(card)}: an SM's cycles a block, how much of them its tensor cores are busy, TFLOP/s")
+    print(" " * 18 + "".join(f"{name:>{14 if name in BOUNDS else 23}}" for name in names))
+    print(" " * 18 + "".join("  cycles  busy" + ("" if name in BOUNDS else "  TFLOP/s") for name in names))
     for D, S in itertools.product((64, 128), (4096, 16_384)):
-        cells = [f"{_of_the_ladder(card, name, D, S):>{width}}" for name, width in zip(names, widths, strict=True)]
-        print(f"D = {D:3}, S = {S:6,}" + "".join(cells))
+        print(f"D = {D:3}, S = {S:6,}" + "".join(_of_the_ladder(card, name, D, S) for name in names))
 
 
 def _of_the_ladder(card: dict[str, Any], name: str, D: int, S: int) -> str:
     cycles, rate = (BOUNDS[name](D), None) if name in BOUNDS else _ladder(card, name, D, S)
-    return f"{cycles:,.0f} {2 * matmul_cycles(D) / cycles:.0%}" + (f" {rate:.0f}" if rate else "")
+    return f"{cycles:8,.0f}{2 * matmul_cycles(D) / cycles:6.0%}" + (f"{rate:9.0f}" if rate else "")
 
 
 def _ladder(card: dict[str, Any], name: str, D: int, S: int) -> tuple[float, float]:
@@ -109,12 +109,12 @@ def _cycles_a_block(card: dict[str, Any], row: pd.Series) -> float:
 
 
 def clocked(card: dict[str, Any], loop: str, D: int) -> pd.Series:
-    """A consumer's clock in one of LOOPS: "cycles" by part of a block, "stamps" of a few blocks."""
+    """A consumer's stamps in one of LOOPS: "cycles" by part of a block, "stamps" of a few blocks."""
     return results.select(card["kernels"], kernel="clocked", provider=LOOPS[loop], D=D).iloc[0]
 
 
 def print_clocked(card: dict[str, Any], D: int, *loops: str) -> None:
-    """How many cycles one consumer spends in each part of a block, by its own clock: full, S = 4,096."""
+    """How many cycles one consumer spends in each part of a block, by its stamps: full, S = 4,096."""
     print(f"{f'D = {D}, {gpu(card)}, one consumer':41}" + "".join(f"{loop:>15}" for loop in loops))
     rows = [clocked(card, loop, D)["cycles"] for loop in loops]
     for stamp, part in PARTS_OF_A_BLOCK.items():
@@ -131,7 +131,7 @@ def _busy(D: int, cycles: dict[str, int]) -> float:
 
 # From one of ping_pong.STAMPS to the next: what a consumer does meanwhile.
 PARTS_OF_A_BLOCK = {
-    "tiles": "the clock, ping-pong's wait for a turn",
+    "tiles": "stamp, ping-pong's wait for a turn",
     "turn": "issue, and wait for the matmuls",
     "stop": "softmax",
     "softmax": "wait for p v",
@@ -140,7 +140,7 @@ PARTS_OF_A_BLOCK = {
 
 
 def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
-    """Both consumers of one program over a few blocks, a panel for each of `loops`, by their clock.
+    """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps.
 
     The third lane shows when a matmul of either is issued and not finished: without one, the tensor cores are idle.
     """
@@ -159,7 +159,7 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
 
 
 def beside(stamps: list) -> float:
-    """The share of consumer 0's softmaxes during which consumer 1 is at its own; of those while both have a clock."""
+    """The share of consumer 0's softmaxes during which consumer 1 is at its own; of those while both have stamps."""
     start, end = (ping_pong.STAMPS.index(name) for name in ("stop", "softmax"))
     mine, others = ([(block[start], block[end]) for block in blocks] for blocks in stamps)
     mine = [(a, b) for a, b in mine if a >= stamps[1][0][0] and b <= stamps[1][-1][-1]]
@@ -178,7 +178,7 @@ IDLE = {"facecolor": "white", "hatch": "////"}
 
 
 def _draw_lanes(ax: Axes, stamps: list, until: str) -> float:
-    """A lane for each consumer, by its clock, and one for the matmuls that are under way until this one of
+    """A lane for each consumer, by its stamps, and one for the matmuls that are under way until this one of
     ping_pong.STAMPS. Returns the share of the time shown without any."""
     for c, blocks in enumerate(stamps):
         times = [time for block in blocks for time in block][: -len(ping_pong.STAMPS) + 1]
@@ -203,17 +203,12 @@ def _legend_of_lanes(figure: Figure) -> None:
     figure.legend(handles, words, loc="outside lower center", ncols=3)
 
 
-def alone(card: dict[str, Any], D: int) -> pd.DataFrame:
-    """The rows of consumers that share a program or have one each, by how, in the order of measuring."""
-    return results.select(card["kernels"], kernel="alone", D=D).set_index("provider")
-
-
 def print_alone(card: dict[str, Any]) -> None:
     """The SM cycles of 64 x 128 scores, and the rate, for consumers that share a program, or have one each."""
-    found = {D: alone(card, D) for D in (64, 128)}
+    found = {D: results.select(card["kernels"], kernel="alone", D=D).set_index("provider") for D in (64, 128)}
     print(f"{gpu(card)}, full, S = {found[64]['S_q'].iloc[0]:,}: cycles for 64 x 128 scores, TFLOP/s")
     print(f"{'keys a block':36}{'D = 64, 128 keys':>19}{'D = 128, 64 keys':>19}")
-    print(f"{'the wall (9.2)':36}" + "    ".join(f"{BOUNDS['(9.2)'](D):15,.0f}" for D in found))
+    print(f"{'the wall (9.2)':36}" + "    ".join(f"{BOUNDS['wall (9.2)'](D):15,.0f}" for D in found))
     words = {"hopper": "hopper without turns, 128 keys"}
     for name in found[64].index.drop("tuned"):  # chapter 8's kernel as it was then
         own = [rows.loc[name] for rows in found.values() if name in rows.index]
@@ -221,37 +216,42 @@ def print_alone(card: dict[str, Any]) -> None:
         print(f"{words.get(name, name):36}" + "".join(f"{cell:>19}" for cell in cells))
 
 
-def draw_alone(card: dict[str, Any], *names: str) -> Figure:
-    """An SM's consumers over a few blocks, D = 64, in programs of their own; a panel for each of `names`."""
-    return _draw_an_sm(card, alone(card, 64).loc[list(names)])
+def print_at_once(card: dict[str, Any], *names: str) -> None:
+    """How often several consumers of an SM are at a softmax, D = 64, and how often none has issued a matmul."""
+    rows = results.select(card["kernels"], D=64).dropna(subset=["softmax_at_once"]).set_index("provider")
+    print(f"{f'D = 64, {gpu(card)}':36}  softmax     two or more       all three       no matmul")
+    print(f"{'share of the time (by chance)':36}   cycles    at a softmax    at a softmax          issued")
+    for name, row in rows.loc[list(names)].iterrows():
+        softmax, matmul = row["softmax_at_once"], row["matmul_at_once"]
+        cells = [f"{sum(softmax[n:]):.0%} ({by_chance(softmax, n):.0%})" if softmax[n:] else "-" for n in (2, 3)]
+        cells.append(f"{matmul[0]:.0%} ({1 - by_chance(matmul, 1):.0%})")
+        print(f"{name:36}{row['clock']['stop']:9,}" + "".join(f"{cell:>16}" for cell in cells))
+
+
+def by_chance(at_once: list[float], n: int) -> float:
+    """The chance that n or more are at it together; at_once: the share of the time in which 0, 1, … of them are."""
+    most = len(at_once) - 1
+    each = sum(k * share for k, share in enumerate(at_once)) / most
+    return sum(math.comb(most, k) * each**k * (1 - each) ** (most - k) for k in range(n, most + 1))
 
 
 def draw_hopper(card: dict[str, Any]) -> Figure:
     """hopper's three consumers over a few blocks, D = 64, without turns and with them."""
     rows = results.select(card["kernels"], kernel="clocked", D=64).set_index("provider")
-    return _draw_an_sm(card, rows.loc[["hopper without turns", "hopper"]])
-
-
-def _draw_an_sm(card: dict[str, Any], rows: pd.DataFrame) -> Figure:
-    lanes = [len(stamps) + 1 for stamps in rows["stamps"]]
-    figure = Figure(figsize=(10, 0.5 * sum(lanes) + 0.7 * len(rows) + 1.2))
-    panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=lanes)[:, 0]
-    for ax, (name, row) in zip(panels, rows.iterrows(), strict=True):
-        _draw_lanes(ax, row["stamps"], "stop")
-        at_once = zip(("two or more", "three"), itertools.count(2), row["stamps"][1:])
-        crowds = "".join(f", {of} at once for {sum(row['softmax_at_once'][n:]):.0%}" for of, n, _ in at_once)
-        words = f"a softmax takes {row['clock']['stop']:,} cycles{crowds}"
-        ax.set_title(f"{name}: no matmul issued for {row['matmul_at_once'][0]:.0%} of the time\n{words}", loc="left")
-    start, end = -3600, 4200  # within all stamps
-    panels[0].set_xlim(start, end)
-    panels[-1].set_xticks(range(start, end, 1000), [f"{x:,}" for x in range(0, end - start, 1000)])
-    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 64, full, S = {rows['S_q'].iloc[0]:,}")
+    figure = Figure(figsize=(10, 6.2))
+    panels = figure.subplots(2, 1, sharex=True)
+    for ax, name in zip(panels, ("hopper without turns", "hopper"), strict=True):
+        _draw_lanes(ax, rows.loc[name, "stamps"], "stop")
+        ax.set_title(name, loc="left")
+    panels[0].set_xlim(-3600, 4200)  # within all stamps
+    panels[-1].set_xticks(range(-3600, 4200, 1000), [f"{x:,}" for x in range(0, 7800, 1000)])
+    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 64, full, S = 4,096")
     _legend_of_lanes(figure)
     return figure
 
 
 def matmuls_under_way(stamps: list, issued: str, until: str) -> tuple[int, int, list[tuple[int, int]]]:
-    """(from, to, spans): while both consumers have a clock, the spans in which a matmul of one or the other is issued
+    """(from, to, spans): while both consumers have stamps, the spans in which a matmul of one or the other is issued
     and not finished: between these two of ping_pong.STAMPS.
     """
     places = {name: n for n, name in enumerate(ping_pong.STAMPS)}
