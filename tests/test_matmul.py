@@ -204,17 +204,19 @@ def test_matmul_kernel_beyond_32_bits():
     check_matmul_far_apart(matmul.matmul_kernel, (2**30, 1), (1, 2**30))
     check_matmul_far_apart(matmul.matmul_kernel, (1, 2**27), (2**27, 1))
     check_matmul_far_apart(catalogue.find("3.2").solution, (2**30, 1), (1, 2**30))
+    check_matmul_far_apart(catalogue.find("3.2").solution, (1, 2**27), (2**27, 1))
     with pytest.raises(AssertionError):
         int32 = mutant(matmul.matmul_kernel, "matmul_kernel", "step", "tl.full((), BLOCK_K, dtype=tl.int32)")
         check_matmul_far_apart(int32, (1, 2**27), (2**27, 1))
 
 
 @pytest.mark.parametrize("kernel", [matmul.scores_values_kernel, catalogue.find("3.5").solution], ids=["package", "3.5"])
-def test_scores_values_kernel_beyond_32_bits(kernel):
+@pytest.mark.parametrize("strides", [(2**30, 1), (1, 2**30)], ids=["rows", "columns"])
+def test_scores_values_kernel_beyond_32_bits(kernel, strides):
     q, k, v = (randn(3, 3, dtype=torch.float16, seed=seed) for seed in range(3))
     memory, o = vast_memory(), guarded_output((3, 3), torch.float16)
-    far = [far_apart(memory, x, (2**30, 1), offset=64 * i) for i, x in enumerate((q, k, v))]
-    launch(kernel, (1,), *far, o, 3, 3, 3, 1.0, *(2**30, 1) * 3, 3, 1, BLOCK_M=16, BLOCK_N=16, BLOCK_D=16)
+    far = [far_apart(memory, x, strides, offset=64 * i) for i, x in enumerate((q, k, v))]
+    launch(kernel, (1,), *far, o, 3, 3, 3, 1.0, *strides * 3, 3, 1, BLOCK_M=16, BLOCK_N=16, BLOCK_D=16)
     assert_as_accurate(o.tensor, *scores_values(q, k, v, 1.0))
 
 

@@ -15,6 +15,7 @@ from fa_tutorial import hardware
 from fa_tutorial.bench import results, timing
 
 FROM_HBM, TO_SMS = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"  # as ncu names them
+L2_BUSY = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
 
 
 def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
@@ -31,13 +32,14 @@ def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
 
 
 def six_tiles(card: dict) -> pd.DataFrame:
-    """The stored tiles: warps, ms in row order, with loads and without, and the GB that the SMs received by ncu, which
-    no order changes. card: results.load's."""
+    """The stored tiles: warps, ms in row order, with loads and without, and by ncu the GB that the SMs received, which
+    no order changes, and in % how busy L2 was, in bands of 8. card: results.load's."""
     kinds = {"ms": "course, row order", "ms, no loads": "course, row order, no loads"}
     ms = {name: _tile_rows(card, provider)["ms"].to_list() for name, provider in kinds.items()}
     rows = results.select(card["kernels"], kernel="matmul_traffic", provider="course", M=4_096)
     sides = {"BLOCK_M": rows["block_m"].to_list(), "BLOCK_N": rows["block_n"].to_list()}
-    return pd.DataFrame(sides | {"warps": [1, 4, 4, 4, 8, 8], "GB counted": [x / 1e9 for x in rows[TO_SMS]]} | ms)
+    counted = {"GB counted": [x / 1e9 for x in rows[TO_SMS]], "L2 %": rows[L2_BUSY].to_list()}
+    return pd.DataFrame(sides | {"warps": [1, 4, 4, 4, 8, 8]} | counted | ms)
 
 
 def show(table: pd.DataFrame, *columns: str) -> None:

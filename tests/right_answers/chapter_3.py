@@ -56,7 +56,7 @@ RIGHT_ANSWERS = (
     ("3.1", blocked_by_padding),
     ("3.1", blocked_with_k_outside, "correct (you come back to a tile of c after another one"),
     edit("3.2", "offsets computed anew", ("load(a_ptrs,", "load(a_ptrs + k * stride_ak,"), ("load(b_ptrs,", "load(b_ptrs + k * stride_bk,"),
-         ("        a_ptrs += BLOCK_K * stride_ak\n        b_ptrs += BLOCK_K * stride_bk\n", ""),
+         ("        a_ptrs += step * stride_ak\n        b_ptrs += step * stride_bk\n", ""),
          ("acc = tl.dot(a, b, acc,", "acc += tl.dot(a, b,"), ("acc.to(c_ptr.dtype.element_ty)", "acc")),
     ("3.3", tile_by_max),
     ("3.4", tile_without_min),

@@ -14,6 +14,11 @@ def tile_by_sorting(pid, tiles_m, tiles_n, group):
     return [m[place], n[place]]
 
 
+def tile_by_max_of_half(tiles, block_k, num_stages, itemsize, registers, shared_memory):
+    fits = [(m, n) for m, n in tiles if 8 * m * n <= registers and 2 * num_stages * block_k * (m + n) * itemsize <= shared_memory]
+    return max(fits, key=lambda tile: tile[0] * tile[1] / sum(tile))
+
+
 def by_hand(a, b):
     return f"tl.sum({a}[:, :, None].to(tl.float32) * {b}[None, :, :].to(tl.float32), axis=1)"
 
@@ -46,16 +51,16 @@ WRONG_ANSWERS = (
     edit("3.2", "tiles in fp16", ("a, b, acc", "a.to(tl.float16), b.to(tl.float16), acc"), told="16 bits can't hold 131,584"),
     edit("3.2", "acc in fp16", ('"ieee")', '"ieee").to(tl.float16).to(tl.float32)'),
          told="sums stay in float32, acc and what tl.dot returns", gpu=None),
-    edit("3.2", "only a moves", ("b_ptrs += BLOCK_K * stride_bk", "pass"), told=("each goes BLOCK_K columns of a and BLOCK_K rows of b "
+    edit("3.2", "only a moves", ("b_ptrs += step * stride_bk", "pass"), told=("each goes BLOCK_K columns of a and BLOCK_K rows of b "
                                                                                 "further")),
-    edit("3.2", "both move by BLOCK_K", ("BLOCK_K * stride_ak", "BLOCK_K"), ("BLOCK_K * stride_bk", "BLOCK_K"),
+    edit("3.2", "both move by BLOCK_K", ("step * stride_ak", "step"), ("step * stride_bk", "step"),
          told="each goes BLOCK_K columns of a and BLOCK_K rows of b further"),
     edit("3.2", "down the columns",
          ("pid // tiles_n, pid % tiles_n", "pid % tl.cdiv(M, BLOCK_M), pid // tl.cdiv(M, BLOCK_M)"),
          told="tiles_n = ceil(N / BLOCK_N), and stores its rows below M and columns below N: M = 32, N = 48, K = 16, blocks 16 × 16, only"),
     edit("3.2", "stored by exchanged masks", ("mask=mask_m & mask_n", "mask=(offs_m[:, None] < N) & (offs_n[None, :] < M)"),
-         told="and stores its rows below M and columns below N: M = 32"),
-    edit("3.2", "b moves as a", ("BLOCK_K * stride_bk", "BLOCK_K * stride_ak"), told="BLOCK_K rows of b further"),
+         told="c's mask has M and N exchanged"),
+    edit("3.2", "b moves as a", ("step * stride_bk", "step * stride_ak"), told="BLOCK_K rows of b further"),
     edit("3.2", "TF32x3", ('"ieee"', '"tf32x3"'), told="fp32 is multiplied in IEEE precision", gpu=None),
     edit("3.2", "widened", ("a, b, acc", "a.to(tl.float32), b.to(tl.float32), acc"),
          told="the result is right, but 16-bit inputs are multiplied as float32", gpu=None),
@@ -66,6 +71,8 @@ WRONG_ANSWERS = (
     edit("3.3", "acc at 2 bytes", ("acc = block_m * block_n * 4", "acc = block_m * block_n * 2"),
          told="acc gets twice its room: each of its numbers takes 4 bytes"),
     edit("3.3", "a stage too many", ("num_stages * block_k", "(num_stages + 1) * block_k"), told="is its room counted too large"),
+    ("3.3", tile_by_max_of_half, "by your count no tile fits, and one does"),
+    edit("3.3", "a and b in registers", ("acc <= registers / 2", "acc + buffers <= registers / 2"), told="a's and b's tiles aren't in them"),
     edit("3.3", "b is not buffered", ("block_k * (block_m + block_n)", "block_k * block_m"),
          told="shared memory holds num_stages tiles of a, block_m × block_k, and as many of b"),
     edit("3.3", "bytes per FLOP, the smallest", (RATE, f"-{RATE}"), ("None, 0.0", "None, -1e9"),
@@ -106,7 +113,7 @@ WRONG_ANSWERS = (
                                                                                 "tl.program_id(0) · BLOCK_M on")),
     edit("3.5", "steps of BLOCK_M keys", ("S_k, BLOCK_N)", "S_k, BLOCK_M)"), told="each step takes BLOCK_N keys"),
     edit("3.5", "k not transposed", ("dot(q, k_t,", "dot(q, tl.reshape(tl.trans(k_t), (BLOCK_D, BLOCK_N)),"),
-         told="s is q kᵀ, and o is s v"),
+         told="o is scale · (q kᵀ) v, with nothing else in it"),
     edit("3.5", "s not rounded", ("s.to(v.dtype)", "s"), told="these are fp32 and fp16: round one to the other's: x.to(y.dtype)"),
     edit("3.5", "v widened", ("s.to(v.dtype), v,", "s, v.to(tl.float32),"),
          told="the result is right, but 16-bit inputs are multiplied as float32", gpu=None),
@@ -114,10 +121,17 @@ WRONG_ANSWERS = (
     edit("3.5", "q kᵀ in TF32", ('k_t, input_precision="ieee"', "k_t"), told="and here q kᵀ is not", gpu=None),
     edit("3.5", "k scaled", ("scale * tl.dot(q, k_t,", "tl.dot(q, (scale * k_t).to(q.dtype),"),
          told="the scale multiplies s, in float32: q or k times the scale would be rounded"),
+    edit("3.5", "its own scale", ("scale * tl.dot", "(1 / tl.sqrt(tl.cast(D, tl.float32))) * tl.dot"), told="s is scaled by 1/√D here"),
+    edit("3.5", "a mean", ("acc.to(o_ptr", "(acc / S_k).to(o_ptr"), told="o is divided by S_k here"),
+    edit("3.5", "half of it", ("scale * tl.dot", "0.5 * scale * tl.dot"), told="o is scale · (q kᵀ) v, with nothing else in it"),
+    edit("3.5", "q kᵀ in v's dtype", (S + 'input_precision="ieee")', S + 'input_precision="ieee", out_dtype=v_ptr.dtype.element_ty)'),
+         told="q kᵀ is rounded to v's dtype before scale comes"),
+    edit("3.5", "the first keys alone", ("+ offs_n[None, :] * stride_ks", "+ (offs_n - start)[None, :] * stride_ks"),
+         told="each step reads k's and v's rows from its start on"),
     edit("3.5", "scaled again", ("tl.dot(s.to(v.dtype)", "scale * tl.dot((s / scale).to(v.dtype)"),
          told="acc is scaled again in every step"),
     edit("3.5", "scaled after s is rounded", (S, S.replace("scale * ", "")), ("tl.dot(s.to(v.dtype)", "tl.dot((scale * s.to(v.dtype)).to(v.dtype)"),
-         told="scale comes after s is rounded to v's dtype"),
+         told="q kᵀ is rounded to v's dtype before scale comes"),
     edit("3.5", "kᵀ v first", ("zeros((BLOCK_M, BLOCK_D)", "zeros((BLOCK_D, BLOCK_D)"), (PV, PV.replace("s.to(v.dtype)", "k_t")),
          ("acc.to(o_ptr", 'scale * tl.dot(q.to(tl.float32), acc, input_precision="ieee").to(o_ptr'),
          told="kᵀ v is computed, and s never is", gpu=None),

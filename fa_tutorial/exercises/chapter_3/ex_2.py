@@ -24,24 +24,25 @@ def matmul_kernel(
     tile_m, tile_n = pid // tiles_n, pid % tiles_n
     offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    offs_k = tl.arange(0, BLOCK_K)  # [BLOCK_K]
+    offs_k = tl.arange(0, BLOCK_K).to(tl.int64)  # [BLOCK_K]
     mask_m = offs_m[:, None] < M
     mask_n = offs_n[None, :] < N
     a_ptrs = a_ptr + offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak  # [BLOCK_M, BLOCK_K]
     b_ptrs = b_ptr + offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn  # [BLOCK_K, BLOCK_N]
+    step = tl.full((), BLOCK_K, dtype=tl.int64)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
         a = tl.load(a_ptrs, mask=mask_m & (offs_k[None, :] < K - k), other=0.0)
         b = tl.load(b_ptrs, mask=mask_n & (offs_k[:, None] < K - k), other=0.0)
         acc = tl.dot(a, b, acc, input_precision="ieee")
-        a_ptrs += BLOCK_K * stride_ak
-        b_ptrs += BLOCK_K * stride_bk
+        a_ptrs += step * stride_ak
+        b_ptrs += step * stride_bk
     c_ptrs = c_ptr + offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_m & mask_n)
 
 
 TILE = "offs_{1}[:, None] * stride_{0}{2} + offs_{3}[None, :] * stride_{0}{4}".format
-MOVES = "        a_ptrs += BLOCK_K * stride_ak\n        b_ptrs += BLOCK_K * stride_bk\n"
+MOVES = "        a_ptrs += step * stride_ak\n        b_ptrs += step * stride_bk\n"
 PLACE, DOT = "pid // tiles_n, pid % tiles_n", "acc = tl.dot(a, b, acc, "
 MISTAKES = {
     **{f"{x}'s strides are swapped: stride_{x}{r} leads to the next row of {x}, stride_{x}{c} to the next column": (
@@ -55,6 +56,8 @@ MISTAKES = {
     "tile_n is 0 in every program, as program_id(1) would be, for the grid has one axis": (PLACE, "pid, tl.program_id(1)"),
     "// and % are swapped: program pid computes tile (pid // tiles_n, pid % tiles_n)": (
         PLACE, "pid % tiles_n, pid // tiles_n"),
+    "c's mask has M and N exchanged: its rows end at M, its columns at N": (
+        "mask=mask_m & mask_n)", "mask=(offs_m[:, None] < N) & (offs_n[None, :] < M))"),
     "acc is rounded to bf16, whatever c's dtype: round it to c_ptr.dtype.element_ty": ("acc.to(c_ptr.dtype.element_ty)", "acc.to(tl.bfloat16)"),
 }  # fmt: skip
 
@@ -144,7 +147,7 @@ EXERCISE = Exercise(
     ),
     solution=matmul_kernel,
     reasoning="pid // tiles_n and pid % tiles_n give the tile. Both loads mask K, because memory beyond K may hold NaN, and 0 · NaN is "
-    "NaN. pid has 64 bits, so no offset overflows in a large matrix. acc is float32 and is rounded once, at the store. Each pointer advances by BLOCK_K times its own stride, so views work.",
+    "NaN. pid, offs_k and step have 64 bits, so no offset overflows. acc is float32 and is rounded once, at the store. Each pointer advances by BLOCK_K times its own stride, so views work.",
     more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as in 3.4.",
     inputs=inputs,
     truth=truth,

@@ -24,7 +24,7 @@ def scores_values_kernel(
     Grid: (ceil(S_q / BLOCK_M),).
     """
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    offs_d = tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # [BLOCK_D]
     mask_q = (offs_m[:, None] < S_q) & (offs_d[None, :] < D)  # of o, too
     q_ptrs = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
     q = tl.load(q_ptrs, mask=mask_q, other=0.0)  # [BLOCK_M, BLOCK_D]
@@ -59,10 +59,12 @@ MISTAKES = {
         LIES(x, rows, "s", "d"), LIES(x, rows, "d", "s")) for x, rows in ("qm", "vn", "om")},
     "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
     "s goes through exp: there is no softmax yet, so o = s v": (PV, PV.replace("s.to", "tl.exp(s).to")),
+    "s is scaled by 1/√D here: multiply q kᵀ by scale, whatever D is": (S, S.replace("scale", "(1 / tl.sqrt(tl.cast(D, tl.float32)))")),
+    "o is divided by S_k here: it is a sum over keys, no mean": ("acc.to(o_ptr", "(acc / S_k).to(o_ptr"),
     "scale is missing: s = scale · q kᵀ": (S, S.replace("scale * ", "")),
     "acc is scaled again in every step: multiply s by scale": [
         (S, S.replace("scale * ", "")), (PV, PV.replace("tl.dot", "scale * tl.dot"))],
-    "scale comes after s is rounded to v's dtype, and q kᵀ may overflow fp16: multiply s by scale in float32, then round it": [
+    "q kᵀ is rounded to v's dtype before scale comes, and may overflow fp16: multiply s by scale in float32, then round it": [
         (S, S.replace("scale * ", "")), ("tl.store(o_ptrs, acc.to", "tl.store(o_ptrs, (scale * acc).to")],
     "each block of keys overwrites the one before: add its product to acc": (PV, PV.replace("acc, ", "")),
     ("acc is added twice in each step: tl.dot(s, v, acc) has added it already, so acc = tl.dot(s, v, acc), not "
@@ -110,11 +112,20 @@ def inputs():
         return attention(*whole_numbers(S_q + S_k + D, (S_q, D), (S_k, D), (S_k, D)), on, otherwise, **options)
 
     fits = "no mask is missing, for whole blocks fit here: an offset is wrong, or the loop goes too far"
-    yield digits(16, 16, 16, "one tile of each", "s is q kᵀ, and o is s v: each pointer needs both of its strides", stray=fits)
+    alone = "o is scale · (q kᵀ) v, with nothing else in it, and each pointer needs both of its strides"
+    yield digits(16, 16, 16, "one tile of each", alone, stray=fits)
     wide = "a program has BLOCK_M rows of q and o, and s is [BLOCK_M, BLOCK_N]"
     yield digits(32, 16, 16, "BLOCK_M = 32, BLOCK_N = BLOCK_D = 16", wide, blocks=(32, 16, 16), stray=fits)
     yield digits(16, 16, 16, "scale = 0.5", "s = scale · q kᵀ", scale=0.5, stray=fits)
-    yield digits(16, 48, 16, "scale = 0.5, three blocks of keys", "o adds up all blocks of keys", scale=0.5, stray=fits)
+    yield digits(
+        16,
+        48,
+        16,
+        "scale = 0.5, three blocks of keys",
+        "o adds up all blocks of keys: each step reads k's and v's rows from its start on",
+        scale=0.5,
+        stray=fits,
+    )
     rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and each step takes BLOCK_N keys"
     yield digits(32, 64, 16, "BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), stray=fits)
     own, mixed = "each tensor has its own two strides", "columns columns spaced wide"
