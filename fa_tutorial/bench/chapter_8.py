@@ -539,7 +539,8 @@ def show_backward(rows: pd.DataFrame) -> None:
     print("H200, backward:", ", ".join(gains[1:]))
     at = POINTS.index((128, False))
     first, last = (rates[words][at] for words in ("chapter 7", "order"))
-    print(f"               D = 128, full: {change(first, last)} TFLOP/s in all")
+    cudnn = tflops_of(rows, "sdpa_cudnn", "bwd", 4096, 128, False)
+    print(f"               D = 128, full: {change(first, last)} TFLOP/s in all, cuDNN {cudnn:.0f}")
 
 
 def show_short() -> None:

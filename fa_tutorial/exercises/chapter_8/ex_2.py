@@ -90,6 +90,9 @@ MISTAKES = {
         P, "tl.exp2((s - shift[:, None]) * scale_log2)"),
     "m_new is scaled as a whole: the old m in it is in units of s · scale_log2 already, so scale only the tile's maximum": (
         M_NEW, "tl.maximum(m, tl.max(s, axis=1)) * scale_log2"),
+    "the tile's maximum is divided by scale_log2: multiply, as s is": (M_NEW, M_NEW.replace("*", "/")),
+    "m_new is rounded to an integer: it is the maximum itself": (M_NEW, f"tl.ceil({M_NEW})"),
+    "shift is 0 where the old m is −inf: a row's first tile subtracts its maximum, too": (SHIFT, SHIFT.replace("m_new ==", "m ==")),
     "alpha scales m a second time: m and m_new are in units of s · scale_log2 already": (ALPHA, "tl.exp2((m - shift) * scale_log2)"),
     "alpha is upside down: it is 2^(m − m_new), at most 1": (ALPHA, "tl.exp2(shift - m)"),
     "m_new and l_new have changed places in what you return: the order is p, m_new, l_new, alpha": (

@@ -86,7 +86,7 @@ def inputs():
     yield tile(
         128, 64, 64, 4, 40, 34, cycles="34 instructions of 32 exponentials, in each of 4 warps, at 16 a cycle: 272 cycles", removable=hide
     )
-    yield tile(64, 64, 64, 8, 298, 34, cycles="8 warps on four schedulers: each issues for two warps")
+    yield tile(64, 64, 64, 8, 298, 34, cycles="8 warps on four schedulers: 298 · 8 / 4, not rounded")
     yield tile(64, 128, 64, 4, 630, 68, cycles="128 x 64 scores are two times 64 x 64: half of the tile's cycles are asked for")
     yield tile(
         64, 64, 128, 4, 455, 66, cycles="64 x 128 scores are two times 64 x 64: half of the tile's cycles are asked for", removable=hide
