@@ -180,7 +180,7 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
         remedy = next((f"; {advice}" for words, advice in REMEDIES if words in str(error)), "")
         raise Wrong(f"raises {type(error).__name__}: {error}{where_in(error, answer)}{remedy}") from error
     for position, (arg, copy) in enumerate(zip(args, copies, strict=True)):
-        if isinstance(arg, torch.Tensor) and not same(arg, copy):
+        if isinstance(arg, torch.Tensor | list) and not same(arg, copy):
             raise Wrong(f"changes its input {_parameter(answer, position)} in place: work on a copy")
     return result
 
@@ -226,7 +226,9 @@ class PoisonedEmpty(TorchFunctionMode):
 
 
 def copy_of(value: Any) -> Any:
-    """A copy of a tensor with its own memory, the same strides and the same surroundings; other values as they are."""
+    """A copy of a tensor with its own memory, the same strides and the same surroundings; of a list too; other values as they are."""
+    if isinstance(value, list):
+        return [copy_of(item) for item in value]
     if not isinstance(value, torch.Tensor):
         return value
     storage = value.untyped_storage().clone()

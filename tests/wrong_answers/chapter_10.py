@@ -91,6 +91,7 @@ WRONG_ANSWERS = (
       for name, old, new in (("k_tile", "load_tile(k, b, h, start_n", "load_tile(k, b, h, t * BLOCK_N"),
                              ("v_tile", "load_tile(v, b, h, start_n", "load_tile(v, b, h, t * BLOCK_N"),
                              ("j", "j = start_n", "j = t * BLOCK_N"))),
+    edit("10.3", "one entry too many", ("range(count)", "range(count + 1)"), told="t runs from 0 to count − 1", gpu=None),
     edit("10.3", "an empty list's first entry is visited", ("range(count)", "range(tl.maximum(count, 1))"), told="a list may be empty"),
     edit("10.3", "lists overlap", ("row * across + t", "row + t"), told="its own row of index, of ceil(S_k / BLOCK_N) entries"),
     edit("10.3", "tile 0 again past the count", ("range(count)", "range(across)"),
@@ -131,6 +132,9 @@ WRONG_ANSWERS = (
     edit("10.5", "two exponentials", ("tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", "tl.exp(SCORE_MOD(s, b, h, i, j, aux)) * tl.exp(-lse)"),
          told="exp(modified score) overflows from 89 on"),
     edit("10.5", "a forgotten mask", ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="hidden pairs have a p"),
+    *(edit("10.5", f"{words}, and only blind rows are 0", *changes,
+           ("p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)", "p = tl.where(lse == -float('inf'), 0.0, p)"), told="0, after exp, where MASK_MOD hides a pair")
+      for words, changes in (("no mask", ()), ("masked first", [("SCORE_MOD(s,", "SCORE_MOD(tl.where(MASK_MOD(b, h, i, j, aux), s, -float('inf')),")]))),
     edit("10.5", "the score is masked before the cap", ("    p = tl.exp(SCORE_MOD(s,", """    masked = tl.where(MASK_MOD(b, h, i, j, aux), s, -float('inf'))
     p = tl.exp(SCORE_MOD(masked,"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""),
          told="the score is masked before SCORE_MOD, and a cap turns −inf into −c"),
@@ -170,6 +174,7 @@ WRONG_ANSWERS = (
     ("10.8", packed_tiles_by_pairs, "a tensor of all 256 pairs is made: two queries decide a block"),
     *(edit("10.9", f"not sorted: {words}", ("sorted(idle)", order), told="the times are right, but not in order")
       for words, order in (("by slot", "idle"), ("late to early", "sorted(idle)[::-1]"))),
+    edit("10.9", "the list is emptied", ("for n in tiles:", "while tiles:\n        n = tiles.pop(0)"), told="changes its input tiles in place"),
     edit("10.9", "the last of them", ("sorted(idle)", "max(idle)"), told="returns one number, want a list of 2"),
     edit("10.9", "one start for each slot that works", ("start + n * tile", "n * tile"), ("sorted(idle)", "sorted(x + start * (x > 0) for x in idle)"),
          told="has a start of its own"),

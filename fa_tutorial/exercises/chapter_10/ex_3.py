@@ -139,10 +139,10 @@ def inputs():
         masks = {THIRD: "every third key", ENDS: "the first 4 keys and those from 40 on", LATE: "from query 16 and key 16 on"}
         mask = masks.get(left, f"a window of {left} keys and the query's own")
         on = f"B = {B}, H = {H}, S_q = {S_q}, S_k = {S_k}, tiles of {blocks[0]} × {blocks[1]}, {mask}{on}"
-        return case(q, k, v, left, blocks, on=on, otherwise=otherwise, stray=stray, **options)
+        return case(q, k, v, left, blocks, on=on, otherwise=otherwise, **{"stray": stray} | options)
 
     loop = "each block of queries visits the tiles of its own row of index, of ceil(S_k / BLOCK_N) entries, and no other tile"
-    yield rows(1, 1, 16, 16, 3)
+    yield rows(1, 1, 16, 16, 3, stray="t runs from 0 to count − 1, and here count is 1")
     yield rows(1, 1, 32, 32, 5, loop)
     yield rows(1, 1, 48, 48, 10, "a list may begin after tile 0: k_tile, j and v_tile all start at index's number · BLOCK_N")
     yield rows(1, 1, 32, 64, 20, "S_q and S_k may differ")

@@ -60,6 +60,7 @@ MISTAKES = {
     "the derivative has the wrong sign: a capped score grows with s": ("1 - t * t", "t * t - 1"),
     "the capped score is squared: square tanh alone": ("t * t", "aux[2] * t * aux[2] * t"),
     "the derivative is 1 everywhere: that holds only near s = 0": ("1 - t * t", "1.0"),
+    "a negative score gets a positive cap: tanh keeps the sign of s": ("tanh(s / aux[2])", "tanh(tl.abs(s) / aux[2])"),
     "that is tanh, not its derivative, 1 − tanh²": ("1 - t * t", "t"),
 }  # fmt: skip
 CONDITIONS = {"far": "a score may lie far beyond the cap, on either side: then it is ±c and the derivative 0, and no exponential overflows"}

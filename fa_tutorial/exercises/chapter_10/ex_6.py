@@ -51,6 +51,8 @@ NO_SINK, LSE = 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)', "m + tl.l
 MISTAKES = {
     "the sink is in no row's sum: m starts at the sink and l at 1 (from m = −∞ the first tile rescales any l to 0)": [
         (M, NO_SINK), (L, "tl.full((BLOCK_M,), 0.0"), ("acc / l[:, None]", "acc / tl.where(l == 0, 1.0, l)[:, None]")],
+    "the sink is in no row's sum, and a row that sees no key gives NaN, from 0 / 0: m starts at the sink and l at 1": [
+        (M, NO_SINK), (L, "tl.full((BLOCK_M,), 0.0")],
     "m starts at the sink, but l at 0: the sink's own term is e^(sink − m), which is 1 at the start": (L, "tl.full((BLOCK_M,), 0.0"),
     "l starts at 0 and gets 1 after the loop: m may have grown by then, and the sink's own term is e^(sink − m)": [
         (L, "tl.full((BLOCK_M,), 0.0"), ("    store_tile(o, acc", "    l += 1.0\n    store_tile(o, acc")],
@@ -62,6 +64,7 @@ MISTAKES = {
     "l starts at e^sink: m is the sink already, so its own term is e^(sink − m) = 1": (
         L, "tl.exp(tl.load(sinks_ptr + h)) * tl.full((BLOCK_M,), 1.0"),
     "m starts at 0, so the sink counts as 0: m starts at the head's own": (M, "tl.zeros((BLOCK_M,), dtype=tl.float32)"),
+    "the sink is found by the batch entry: a head's own is at sinks_ptr + h": ("sinks_ptr + h", "sinks_ptr + b"),
     "every head takes the sink of head 0: a head's own is at sinks_ptr + h": ("sinks_ptr + h", "sinks_ptr"),
     "the sink is multiplied by scale: it joins the scores as it is, after the scale": (M, f"scale * ({M})"),
     "the sink joins the numerator, too: its value is 0, so acc starts at 0": (f"{ACC}(BLOCK_M, BLOCK_D)", "acc = tl.full((BLOCK_M, BLOCK_D), 1.0"),

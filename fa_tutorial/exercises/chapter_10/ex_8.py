@@ -8,7 +8,7 @@ from fa_tutorial.exercises.watch import LargestTensor
 
 
 def packed_tiles(cu, block):
-    """(first, end), (blocks,) integers each: a block of queries needs tiles first … end − 1 of keys."""
+    """(first, end), (blocks,) integer tensors: each block of queries needs tiles first … end − 1."""
     total = int(cu[-1])
     top = torch.arange(0, total, block, device=cu.device)  # each block's first query
     last = (top + block - 1).clamp(max=total - 1)  # its last
