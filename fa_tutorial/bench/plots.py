@@ -167,7 +167,7 @@ def one_loop_parts(parts: pd.DataFrame) -> Figure:
         ms = parts[parts["provider"] == name]["ms"]
         bars = ax.bar(where, ms, 0.2, label=labels[name], hatch=hatch, edgecolor="black")
         ax.bar_label(
-            bars, fmt="%.2f", fontsize="small", label_type="center", bbox={"fc": "white", "ec": "none", "pad": 1.5}
+            bars, fmt="%.3f", fontsize="small", label_type="center", bbox={"fc": "white", "ec": "none", "pad": 1.5}
         )
     for x, ms in enumerate(parts[parts["provider"] == "two loops"]["ms"]):
         ax.plot([x - 0.45, x + 0.45], [ms, ms], "k--", label="" if x else "two loops")

@@ -78,11 +78,15 @@ MISTAKES = {
 @shared.with_fresh((16, 32, 16), ragged="ragged")
 def inputs():
     yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", "one tile gives dv = pᵀ do and dk = scale · dsᵀ q, as in 7.2")
-    sums = "dk and dv are sums over the blocks of queries, and q and do have S_q rows, for the loop and for load_tile"
+    sums = (
+        "dk and dv are sums over the blocks of queries: each step reads q, do, lse and delta from start_m on, and q and do have S_q rows, "
+        "for the loop and for load_tile"
+    )
     stray = "a step's rows are start_m to start_m + BLOCK_M − 1"
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two blocks of queries", sums, stray=stray)
     place = (
-        "each head has tl.cdiv(S_k, BLOCK_N) programs, // H gives b, % H gives h, and its rows of lse and delta start at batch_head · S_q"
+        "each head has tl.cdiv(S_k, BLOCK_N) programs, // H gives b, % H gives h, and its rows of lse and delta start at batch_head · S_q, "
+        "where the mask compares start_m + tl.arange(0, BLOCK_M) with S_q"
     )
     yield shared.given((2, 2, 32, 16, 16), "B = H = 2, S_q = 32, S_k = 16", place)
     keys = "a program's keys start at start_n and end at S_k, in k, v, dk and dv"

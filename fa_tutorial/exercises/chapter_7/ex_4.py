@@ -71,6 +71,7 @@ MISTAKES = {
     "nothing is hidden: blocks of queries from first_m to full_m see only some of the keys, so they need MASK = True": (
         "scale, True, ", "scale, False, "),
     "the loop starts with the block of query start_n: add S_q − S_k": (START, "start_n // BLOCK_M * BLOCK_M"),
+    "first_m is 0: blocks of queries that see none of the keys are not read": (START, "0"),
     "first_m is rounded up: earlier queries of the block that holds query start_n + S_q − S_k are left out, and some see a key": (
         START, "tl.cdiv(tl.maximum(start_n + S_q - S_k, 0), BLOCK_M) * BLOCK_M"),
     "first_m isn't rounded down: a tile starts at a multiple of BLOCK_M": (START, "tl.maximum(start_n + S_q - S_k, 0)"),
@@ -125,7 +126,7 @@ def inputs():
     tensors = shared.draw(1, 1, 48, 16, 16)
     tensors[0][:, :, :32] = tensors[3][:, :, :32] = torch.nan  # whoever reads them gets NaN
     unseen = "blocks of queries that see none of the keys are not read: start with the block of the first that does"
-    yield shared.causal(48, 16, unseen, "unseen", on=", so that rows 0 to 31 see no key", tensors=tensors)
+    yield shared.causal(48, 16, unseen, "unseen", on=", so that rows 0 to 31 see no key, and hold NaN", tensors=tensors)
     for S_q, S_k in ((96, 96), (33, 33)):  # two_loops counts their masked tiles
         on = f"causal, S_q = {S_q}, S_k = {S_k}, BLOCK_M = 32, BLOCK_N = 16"
         yield shared.given((1, 1, S_q, S_k, 64), on, is_causal=True, blocks=(32, 16, 64), edge="loops")

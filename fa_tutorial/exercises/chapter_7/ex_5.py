@@ -53,6 +53,7 @@ P, END = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)", "tl.minimum(start_m + 
 SUM, CAUSAL = "acc = dot(ds.to(k_tile.dtype), k_tile, acc)", "offs_n[None, :] <= offs_m[:, None] + (S_k - S_q)"
 KEYS = "offs_n[None, :] < S_k"
 HEAD = "k and v have H_k heads, and query head h reads head h // (H_q // H_k)"
+ROW = "row i of query head h of batch b is (b · H_q + h) · S_q + i of lse and delta"
 TOP_LEFT = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
 MISTAKES = {
     "dq is without the scale: dq = scale · ds k": ("acc * scale", "acc"),
@@ -75,6 +76,7 @@ MISTAKES = {
     "a tile goes without the mask that only the block's last row sees whole: full_n comes from its first row": (
         f"({CAUSAL})", f"(({CAUSAL}) | (start_n < ({END}) // BLOCK_N * BLOCK_N))"),
     f"the key heads are dealt out in turns: {HEAD}": ("h // (H_q // H_k)", "h % H_k"),
+    f"lse and delta are the key head's: {ROW}": ("batch_head * S_q", "(b * H_k + h_k) * S_q"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("(dp - delta[:, None])", "dp"),
     f"the mask is without S_k − S_q: {TOP_LEFT}": (CAUSAL, "offs_n[None, :] <= offs_m[:, None]"),
     "every query's last key is hidden: a query sees that key too, so compare by <=, or with the number of keys": [

@@ -66,6 +66,7 @@ MISTAKES = {
     f"every member is the first of its group: {OWN}": (HEAD, "h = h_k * GROUP"),
     "the loop with a mask takes q and do of head h_k: they belong to the query head, h": (MASKED, MASKED.replace("b, h,", "b, h_k,")),
     "the loop without a mask takes q and do of head h_k: they belong to the query head, h": (WHOLE, WHOLE.replace("b, h,", "b, h_k,")),
+    "both loops take q and do of head h_k: they belong to the query head, h": ("b, h, start_m", "b, h_k, start_m"),
     "only one query head counts: dk and dv are sums over the group": (LOOP, "for member in range(1):\n"),
     "the sums begin anew with every query head: zeros come before the loop over the group": (
         LOOP, f"{LOOP}{ZEROS}{ZEROS.replace('dk_acc', 'dv_acc')}"),
