@@ -12,6 +12,7 @@ WRONG_ANSWERS = (
     edit("11.1", "the faster limit", ("gb_s = min(", "gb_s = max("), told="the slower of SMs and memory decides"),
     edit("11.2", "m starts at 0", ("tl.max(s, axis=0)", "tl.maximum(tl.max(s, axis=0), 0.0)"), told="m is never below 0"),
     edit("11.2", "a finite number for missing parts", ('other=-float("inf")', "other=-1e4"), told="missing parts get a large negative number"),
+    edit("11.2", "a lower finite number", ('other=-float("inf")', "other=-1e6"), told="missing parts have −∞"),
     edit("11.2", "an average", ("tl.sum(p[:, None] * v, axis=0) / l", "tl.sum(v, axis=0) / splits"), told="the parts are averaged"),
     edit("11.2", "no masks", (', mask=offs_s < splits, other=-float("inf")', ""), (", mask=mask, other=0.0", ""), (", mask=offs_d < D", ""),
          told="offs_s < splits"),
