@@ -1,4 +1,4 @@
-"""What 6.3 to 6.6 share: attention's gradients in float64, the error that a right answer may have, and the inputs of the loops."""
+"""What 6.2 and 6.4 to 6.6 share: attention's gradients in float64, the error that a right answer may have, and the inputs of the loops."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _atols(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
 
 
 def given_p(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
-    """The arguments of 6.3, of those of 6.5 and 6.6."""
+    """The arguments of 6.2, of those of 6.5 and 6.6."""
     return q, k, v, weights(q, k, lse, is_causal, scale).to(q.dtype), do, scale
 
 
