@@ -5,7 +5,7 @@ import math
 import torch
 
 from fa_tutorial import reference
-from fa_tutorial.exercises.chapter_6.shared import weights
+from fa_tutorial.exercises.chapter_6.shared import NAN, weights
 from fa_tutorial.exercises.harness import RTOL, Exercise, case
 from fa_tutorial.exercises.inputs import generator, views
 from fa_tutorial.exercises.running import INF, show_nested
@@ -43,7 +43,7 @@ MISTAKES = {
 
 CONDITIONS = {
     "unseen": "a row that sees no key has lse = −inf, and p = 0: causal with S_q > S_k, or S_k = 0",
-    "nan": "a NaN in q or k comes out as NaN: whatever turns NaN into 0 hides it",
+    "nan": NAN,
     "half": "for fp16 and bf16 the scores and p are float32",
     "float64": "float64 in gives float64's accuracy out",
     "views": "q, k and lse may be views: any strides work",
