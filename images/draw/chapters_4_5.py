@@ -284,18 +284,21 @@ def draw_one_tile() -> Figure:
     under(6.05, top, "exp(m before − m after)")
     tile(7.3, top, "p", "[BLOCK_M, BLOCK_N]", p, "orange")
     under(8.08, top, "exp(s − m after)")
+    arrow(ax, (8.14, top + 2 * tall + 0.4), (8.14, low - 0.65))
     end = tile(1.0, low, "l before", one, l, None)
     rows_go_on(end, low)
     tile(end + 0.5, low, "l after", one, l_new, "yellow", bold=True)
     under(end + 0.25, low, "alpha · l + rowsum p")
     tile(3.4, low, "v", "[BLOCK_N, D]", v[2:], "green")
     under(4.18, low, "rows: keys 2, 3")
+    ax.plot([4.18, 4.18, 8.14], [low + 2 * tall + 0.38, 4.5, 4.5], color="black", linewidth=1.5)
+    arrow(ax, (8.14, 4.5), (8.14, low + 2 * tall))
     end = tile(5.3, low, "acc before", "[BLOCK_M, D]", acc, None)
     rows_go_on(end, low)
     tile(end + 0.5, low, "acc after", "[BLOCK_M, D]", acc_new, "purple", bold=True)
     under(end + 0.25, low, "alpha · acc + p v")
-    write(ax, 0.1, 4.75, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc", ha="left")
-    write(ax, 0.1, 5.05, "query 1: the maximum stays 6, so its alpha is 1 and nothing is corrected", ha="left")
+    write(ax, 0.1, 4.8, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc", ha="left")
+    write(ax, 0.1, 5.1, "query 1: the maximum stays 6, so its alpha is 1 and nothing is corrected", ha="left")
     return figure
 
 

@@ -85,7 +85,6 @@ WRONG_ANSWERS = (
     edit("5.3", "divided by the last tile's l", ("alpha * l + tl.sum(p, axis=1)", "tl.sum(p, axis=1)"), told="l is the last tile's Σ p alone"),
     *(edit(number, "one maximum for the tile", ("tl.max(s, axis=1)", "tl.max(s)"), told="each row subtracts its own maximum") for number in ("5.3", "5.4")),
     edit("5.3", "not divided", ("acc / l[:, None]", "acc"), told="acc is not divided: o = acc / l, after the loop"),
-    *(edit(number, "p in fp16", ("p.to(v_tile.dtype)", "p.to(tl.float16)"), told=f"{TWO_DTYPES}, and these are fp16 and fp32") for number in ("5.3", "5.5")),
     edit("5.6", "rows counted in the tile", ("last_seen = offs_m", "last_seen = tl.arange(0, BLOCK_M)"), told="last_seen counts rows of the tile"),
     edit("5.9", "not at once", ("max(products, exponential, others)", "max(products, 5 / 128)"), told="128 FLOPs take 1/32 of a cycle, and the exponential 1/16"),
     edit("5.4", "m in the inputs' dtype", ("-float(\"inf\"), dtype=tl.float32", "-float(\"inf\"), dtype=q_tile.dtype"),
