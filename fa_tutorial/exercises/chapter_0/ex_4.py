@@ -3,6 +3,7 @@
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def tensor_to_keep(ms, heads, S, D, bandwidth):
@@ -27,12 +28,15 @@ BEST, SAVED = "max(saved, key=saved.get)", "ms[a] + ms[b] - moved / bandwidth * 
 SIZES = "2 * heads * S * S, 2 * heads * S * D"
 MISTAKES = {
     "the tensor and the time are swapped: return (tensor, saved)": ("return best, saved[best]", "return saved[best], best"),
-    "you name a kernel: asked is the tensor between two kernels, q kᵀ, s or p": [('"s": (', '"divide": ('), ('"p": (', '"softmax": (')],
     "that is the pair that takes longest: it may also have the highest floor": (
         BEST, "max(ways, key=lambda tensor: ms[ways[tensor][0]] + ms[ways[tensor][1]])"),
     "that is the tensor that saves least": (BEST, "min(saved, key=saved.get)"),
     "that is the time of the fused kernel: asked is what it saves, the time of the two kernels less its own": (
         "return best, saved[best]", "return best, ways[best][2] / bandwidth * 1e3"),
+    "that is what the whole call takes after fusing: asked is what fusing saves": (
+        "return best, saved[best]", "return best, sum(ms.values()) - saved[best]"),
+    "that is how many times as fast the call gets: asked are the milliseconds that it saves": (
+        "return best, saved[best]", "return best, sum(ms.values()) / (sum(ms.values()) - saved[best])"),
     "your fused kernel takes the floors of both kernels, but the tensor between them makes no trip any more": [
         ("2 * vectors + scores)", "2 * vectors + 3 * scores)"), ('"softmax", 2 * scores', '"softmax", 4 * scores'),
         ("scores + 2 * vectors", "3 * scores + 2 * vectors")],
@@ -46,6 +50,16 @@ MISTAKES = {
     "you count elements, not bytes: an fp16 number takes 2": (SIZES, "heads * S * S, heads * S * D"),
     "you count 4 bytes an element: an fp16 number takes 2": (SIZES, "4 * heads * S * S, 4 * heads * S * D"),
 }  # fmt: skip
+
+
+@adapting
+def by_name(answer, *args):
+    """The answer; Wrong where it names no tensor between two kernels."""
+    result = answer(*args)
+    name = result[0] if isinstance(result, tuple | list) and len(result) == 2 else "p"
+    if isinstance(name, str | tuple) and name not in ("q kᵀ", "s", "p"):
+        raise Wrong(f'the tensor is {name!r}, want the name of one between two kernels: "q kᵀ", "s" or "p"')
+    return result
 
 
 def truth(ms, heads, S, D, bandwidth):
@@ -89,5 +103,6 @@ EXERCISE = Exercise(
     truth=truth,
     rule="keeping a tensor saves the times of its two kernels, less the floor of the fused kernel; the tensor is the one that saves most",
     mistakes=MISTAKES,
+    adapt=by_name,
     parts=("tensor", "saved"),
 )

@@ -26,6 +26,9 @@ MISTAKES = {
     "you add the outputs as they are: each must count with its share of the plain sum": (SUM, "o_a + o_b"),
     "the shares are exchanged: each output has the share of its own lse": (
         SUM, "torch.exp(lse_b - shift) * o_a + torch.exp(lse_a - shift) * o_b"),
+    "the shares are upside down: a part's share is exp(lse_a − lse), at most 1": (
+        SUM, "torch.exp(shift - lse_a) * o_a + torch.exp(shift - lse_b) * o_b"),
+    "your o is not divided by the joined plain sum": (SUM, "torch.exp(lse_a) * o_a + torch.exp(lse_b) * o_b"),
     "the shares go by lse: a part's plain sum is exp(lse)": (SUM, "(lse_a * o_a + lse_b * o_b) / (lse_a + lse_b)"),
     "your o is the output of the part with the larger lse, and the other one is lost": (SUM, "torch.where(lse_a > lse_b, o_a, o_b)"),
     "the shares are measured from the larger lse, so they don't add up to 1: measure them from the joined lse": (
