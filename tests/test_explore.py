@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, ring, softmax
+from fa_tutorial import algorithm, barriers, decode, figures, fp8, layout, ledger, matmul, ring, softmax
 from fa_tutorial.bench import results
 from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
@@ -456,6 +456,38 @@ def test_queue_answers_its_question(page, by):
     shown = state(page)
     assert shown["order"] == [1, 2, 5, 3, 1, 2, 2, 1] and shown["end"] == shown["soonest"] == 5.5
     assert put(page, longest=0)["end"] == 5.5 and put(page, longest=7)["end"] > 5.5
+
+
+# ---------------------------------------------------------------- splits
+
+
+def test_splits_is_the_package_s_rule(page):
+    open_figure(page, "splits")
+    for tiles, n, splits in ((544, 8, 34), (512, 8, 34), (16, 1, 128), (1024, 64, 100), (64, 60, 1)):
+        shown = put(page, tiles=tiles, n=n, splits=splits)
+        part = -(-tiles // splits)
+        assert (shown["part"], shown["parts"]) == (part, -(-tiles // part))
+        assert shown["in_a_row"] == part * -(-n * shown["parts"] // 264) == shown["rows"][splits - 1]
+    best = min(put(page, tiles=1024, n=8)["rows"])
+    assert put(page, splits=decode.choose_num_splits(8, 1024, 132, 8))["in_a_row"] <= 1.05 * best
+
+
+def test_splits_answers_its_question(page):
+    """34 parts of 16 tiles need a second wave; of 512 tiles two splits get none."""
+    open_figure(page, "splits")
+    assert [put(page, splits=splits)["in_a_row"] for splits in (32, 34)] == [17, 32]
+    shown = put(page, tiles=512)
+    assert (shown["parts"], shown["in_a_row"]) == (32, 16)
+
+
+@pytest.mark.parametrize("by", ["mouse", "touch"])
+def test_splits_is_dragged(page, by):
+    page.set_viewport_size(PHONE)
+    open_figure(page, "splits")
+    page.locator("#curve").scroll_into_view_if_needed()
+    grip, one = middle(page.locator("#curve circle")), middle(page.locator("#curve text", has_text=re.compile("^64$")))
+    drag(page, grip, (one[0], grip[1]), by)
+    assert state(page)["splits"] == 64
 
 
 # ---------------------------------------------------------------- program_order
