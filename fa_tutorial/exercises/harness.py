@@ -262,7 +262,7 @@ def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str, wat
             if trace.again and "again" in seen:
                 return got, f"the result is right, but {trace.again}: {seen['again']}"
             if trace.pieces and "pieces" in seen:
-                return got, f"the result is right, but a program stores {trace.pieces} in pieces: {seen['pieces']}"
+                return got, f"the result is right, but a program has several stores to {trace.pieces}: {seen['pieces']}"
             return got, ""
         if exercise.watch is None or one.fresh or not watched:
             return _by_part(exercise, run(adapted, *one.args, on=on, once=not watched), on), ""
