@@ -74,9 +74,9 @@ BOUNDS = {name: partial(cycles_per_block, warpgroups=n) for n, name in ((1, "wal
 def print_ladder(card: dict[str, Any], *names: str) -> None:
     """Some of BOUNDS and LOOPS, "hopper": the SM cycles of a block of 64 x 128 scores, the share of them that its
     matmuls need, and the rate."""
-    print(f"full, fp16, {gpu(card)}: an SM's cycles a block, how much of them its tensor cores are busy, TFLOP/s")
+    print(f"full, fp16, {gpu(card)}: an SM's cycles a block, how much of them its matmuls need, TFLOP/s")
     print(" " * 18 + "".join(f"{name:>{14 if name in BOUNDS else 23}}" for name in names))
-    print(" " * 18 + "".join("  cycles  busy" + ("" if name in BOUNDS else "  TFLOP/s") for name in names))
+    print(" " * 18 + "".join("  cycles  need" + ("" if name in BOUNDS else "  TFLOP/s") for name in names))
     for D, S in itertools.product((64, 128), (4096, 16_384)):
         print(f"D = {D:3}, S = {S:6,}" + "".join(_of_the_ladder(card, name, D, S) for name in names))
 
@@ -202,15 +202,19 @@ def _legend_of_lanes(figure: Figure) -> None:
 
 
 def print_programs(card: dict[str, Any], *names: str) -> None:
-    """Consumers that share a program, or have one each: SM cycles of 64 x 128 scores, MHz, and the rate."""
+    """Consumers that share a program, or have one each: SM cycles of 64 x 128 scores, MHz, W, and the rate."""
     found = {D: results.select(card["kernels"], kernel="alone", D=D).set_index("provider") for D in (64, 128)}
     S = found[64]["S_q"].iloc[0]
-    print(f"{f'{gpu(card)}, full, S = {S:,}':52}" + "".join(f"D = {D:3}".center(26) for D in found))
-    print(" " * 52 + "  cycles    MHz  TFLOP/s  " * 2)
+    heads = ("D = 64, blocks of 128 keys", "D = 128, blocks of 64 keys")
+    print(f"{f'{gpu(card)}, full, S = {S:,}':50}" + "".join(f"{head:^31}" for head in heads))
+    print(" " * 50 + "  cycles    MHz    W  TFLOP/s  " * 2)
     for name in names:
         own = [rows.loc[name] for rows in found.values()]
-        cells = (f"{_cycles_a_block(card, row):8,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}  " for row in own)
-        print(f"{name:52}" + "".join(cells))
+        cells = (
+            f"{_cycles_a_block(card, row):8,.0f}{row['mhz']:7,.0f}{row['watts']:5.0f}{row['tflops']:9.0f}  "
+            for row in own
+        )
+        print(f"{name:50}" + "".join(cells))
 
 
 def print_softmax(card: dict[str, Any]) -> None:
@@ -220,7 +224,7 @@ def print_softmax(card: dict[str, Any]) -> None:
     cycles = {
         "alone on an SM": of[one],
         "while its own p v is under way": of[f"{one}, overlapped"],
-        "beside a second consumer": clocked(card, "one stop", 64)["cycles"],
+        "beside a second consumer": of["2 consumers in 1 program"],
     }
     for words, row in cycles.items():
         print(f"a softmax {words:31} {row['stop']:5,} cycles")
