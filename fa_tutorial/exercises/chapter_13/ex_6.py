@@ -111,7 +111,7 @@ def adapt(answer, *args):
     *gradients, sent = played_on(answer, *args)
     *want, most = truth(*args)
     is_right = all(x.shape == y.shape and torch.allclose(x.double(), y, atol=1e-5) for x, y in zip(gradients, want, strict=True))
-    return *gradients, torch.tensor(max(sent, most) if is_right else sent)
+    return *gradients, torch.as_tensor(max(sent, most) if is_right else sent)
 
 
 def note(answer):
