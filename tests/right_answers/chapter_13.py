@@ -136,9 +136,9 @@ RIGHT_ANSWERS = (
     ("13.6", backward_step_by_step),
     edit("13.6", "float32, then rounded once", ("lse.dtype", "torch.float32"), ("return dq, dk, dv", "return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)")),
     ("13.6", backward_with_own_part_at_home, "your own dk and dv stay at home"),
-    ("13.7", backward_as_in_the_package, "Can you do it in 17?"),
+    ("13.7", backward_as_in_the_package),
     ("13.7", backward_with_own_tile_last, "17 s with 4 ranks: no order takes less"),
     ("13.7", backward_with_own_tile_last_at_home, "17 s with 4 ranks: no order takes less"),
-    edit("13.7", "k and v first", ("        home = start(dkv)\n        if step < ranks - 1:\n            passing = start(kv)\n", "        if step < ranks - 1:\n            passing = start(kv)\n        home = start(dkv)\n"), told="Can you do it in 17?"),
+    edit("13.7", "k and v first", ("        home = start(dkv)\n        if step < ranks - 1:\n            passing = start(kv)\n", "        if step < ranks - 1:\n            passing = start(kv)\n        home = start(dkv)\n")),
     edit("13.8", "by cases", ("T_c + (ranks - 1) * max(T_c, T_s)", "ranks * T_c if T_c > T_s else T_c + (ranks - 1) * T_s")),
 )  # fmt: skip
