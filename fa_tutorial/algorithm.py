@@ -221,14 +221,6 @@ def seen_in_tile(rows: slice, keys: slice, S_q: int, S_k: int, device: torch.dev
 # ---------------------------------------------------------------- backward (chapter 6)
 
 
-def matmul_backward(a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of c = a b: da = dc bᵀ and db = aᵀ dc (6.3).
-
-    a: (..., M, K); b: (..., K, N); dc: (..., M, N), one dtype. Returns da like a and db like b.
-    """
-    return dc @ b.transpose(-1, -2), a.transpose(-1, -2) @ dc
-
-
 def softmax_backward(p: torch.Tensor, dp: torch.Tensor) -> torch.Tensor:
     """The gradient of p = softmax(s) over the last dimension: ds = p ∘ (dp − rowsum(p ∘ dp)) (6.5). p, dp and the
     result: (..., S_k)."""

@@ -274,6 +274,7 @@ TURING_BYTES = 65_536  # of shared memory; there Triton uses no tensor cores
 HOPPER_BYTES = 232_448
 MAX_ROWS = 64  # rows of a program: more make a second program read the same keys
 SPLITS_AT_ONCE = 64  # that combine_kernel loads
+LEAST_KEYS = 256  # of a split that choose_num_splits chooses
 MAX_SPLITS = 65_535  # of a grid's second axis
 
 
@@ -297,28 +298,19 @@ def choose_config(rows: int, D: int, dtype: torch.dtype, is_paged: bool, shared_
     return TileConfig(block_m, block_n, num_warps, 4 if has_room and block_m == MIN_DOT else 3)
 
 
-def choose_num_splits(B: int, H_k: int, S_max: int, multiprocessors: int, least_keys: int = 256) -> int:
-    """Parts into which to split each sequence's keys, by counting waves of programs (11.3).
+@functools.lru_cache(1024)  # a cache grows by a token a step, and by a tile only every block_n of them
+def choose_num_splits(n: int, tiles: int, multiprocessors: int, least: int) -> int:
+    """Parts into which to split each key head's tiles of keys, of `least` tiles or more. n: programs a split.
 
-    A GPU runs PROGRAMS_PER_SM · multiprocessors programs at once: one wave. B · H_k · splits programs need
-    ceil(programs / wave) waves, and the last one takes as long as a full one. So the programs keep this share of the
-    GPU busy: programs / (waves · wave). With one split B = 1 and H_k = 8 keep 8 / 264 of an H200 busy; 32 splits are
-    256 programs, and keep 97 % busy; 34 splits need a second wave, and keep 52 % busy. Splits cost, since their results
-    are written, read and combined: we take the fewest that are within 5 % of the best, none of less than least_keys
-    keys.
+    A GPU runs PROGRAMS_PER_SM · multiprocessors programs at once, a wave. A part has ceil(tiles / splits) tiles, as
+    long as there are any, and waves follow one another, so waves · part tiles do (11.3). Of 544 tiles, with n = 8 on an
+    H200, those are 17 with 32 splits, and 32 with 34 splits, which need a second wave. Splits cost, since their results
+    are written, read and combined: we take the fewest that are within 5 % of the best.
     """
-    wave = PROGRAMS_PER_SM * multiprocessors
-    return fewest_splits(B * H_k, wave, max(min(S_max // least_keys, wave), 1))
-
-
-@functools.lru_cache(1024)  # S_max grows with every token, but `most` only every least_keys tokens
-def fewest_splits(programs: int, wave: int, most: int) -> int:
-    """The fewest splits, 1 … most, whose `programs` programs each keep a share of the GPU busy that is within 5 % of
-    the best (11.3)."""
-    waves = [-(-programs * splits // wave) for splits in range(1, most + 1)]
-    busy = [programs * splits / (count * wave) for splits, count in enumerate(waves, 1)]
-    enough = 0.95 * max(busy)
-    return next(splits for splits, share in enumerate(busy, 1) if share >= enough)
+    wave, possible = PROGRAMS_PER_SM * multiprocessors, range(1, max(tiles // least, 1) + 1)
+    in_a_row = [triton.cdiv(tiles, splits) * triton.cdiv(n * splits, wave) for splits in possible[:wave]]
+    best = min(in_a_row)
+    return next(splits for splits, row in zip(possible, in_a_row, strict=False) if row <= 1.05 * best)
 
 
 def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale: float, num_splits: int | None,
@@ -336,7 +328,8 @@ def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, sc
     config = config or choose_config(rows, D, k_cache.dtype, block_table is not None, card.shared_memory)
     programs = triton.cdiv(rows, config.block_m) * B * H_k
     keys = S_max if options.left is None else min(S_max, options.left + S_q)  # that a sequence's new tokens see
-    num_splits = num_splits or choose_num_splits(programs, 1, keys, card.multiprocessors)
+    tiles, least = (triton.cdiv(x, config.block_n) for x in (keys, LEAST_KEYS))
+    num_splits = num_splits or choose_num_splits(programs, tiles, card.multiprocessors, least)
     o_parts, lse_parts = o, lse
     if num_splits > 1:
         o_parts = torch.empty((num_splits * B, H_k, rows, D), dtype=torch.float32, device=q.device)

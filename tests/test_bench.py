@@ -500,11 +500,15 @@ def test_every_provider_is_measured(name, mode, H_k):
 def test_chapter_12_marks_a_guess_of_what_a_change_ruins(rows, words):
     states = {"o": torch.tensor(rows)}
     assert chapter_12.in_words(states) == words
-    figure = chapter_12.ruined_rows({"a": states, "b": states, "c": states, "d": states}, [f"{words.title()}.", "none", "", "wrong"])
+    figure = chapter_12.ruined_rows(
+        {"a": states, "b": states, "c": states, "d": states, "e": states},
+        [f"{words.title()}.", "none", "", "wrong", f"{words.replace(' ', ' rows ')}"],
+    )
     assert [text.get_text() for text in figure.axes[0].texts] == [
         f"✓ {words.title()}.",
         f"✗ none → {words}",
         "? wrong: in all rows, or in some",
+        f"✓ {words.replace(' ', ' rows ')}",
     ]
 
 
@@ -513,8 +517,8 @@ def test_chapter_12_marks_a_guess_of_which_gradients_stay_right():
     one, none = {"dq": right, "dk": wrong, "dv": right}, {"dq": wrong, "dk": wrong, "dv": wrong}
     every = {"dq": right, "dk": right, "dv": right}
     assert [chapter_12.in_words(states) for states in (one, none)] == ["dq dv", "none"]
-    figure = chapter_12.ruined_rows({"a": one, "b": none, "c": one, "d": every, "e": one}, ["dq and dv", "none", "dv", "all", "all"])
-    assert [text.get_text() for text in figure.axes[-1].texts] == ["✓ dq and dv", "✓ none", "✗ dv → dq dv", "✓ all", "✗ all → dq dv"]
+    figure = chapter_12.ruined_rows({"a": one, "b": none, "c": one, "d": every, "e": one}, ["dq and dv", "nothing", "dv", "all", "all"])
+    assert [text.get_text() for text in figure.axes[-1].texts] == ["✓ dq and dv", "✓ nothing", "✗ dv → dq dv", "✓ all", "✗ all → dq dv"]
 
 
 def test_tiles_of_documents_are_those_that_their_mask_leaves():

@@ -112,10 +112,10 @@ def test_a_window_reads_no_other_keys_and_splits_those_that_it_reads(monkeypatch
         x[:, :, : 4 * TILE] = math.nan
     assert same_bits(flash_decode(q, k, v, lengths, window=(TILE, 0)), want).all()
     asked = []
-    monkeypatch.setattr(decode, "choose_num_splits", lambda programs, H_k, keys, multiprocessors: asked.append(keys) or 1)
+    monkeypatch.setattr(decode, "choose_num_splits", lambda n, tiles, *_: asked.append(tiles) or 1)
     flash_decode(q, k, v, lengths, window=(TILE, 0))
     flash_decode(q, k, v, lengths)
-    assert asked == [TILE + 1, k.shape[2]]
+    assert asked == [2, 7]
 
 
 @pytest.mark.parametrize(
@@ -185,17 +185,27 @@ def test_a_cache_without_room_gives_zeros():
 
 
 def test_splits_fill_whole_waves():
-    """On an H200's 132 multiprocessors, 8 key heads: one sequence takes 32 splits, 64 take one; no split has less than 256 keys."""
-    assert [decode.choose_num_splits(B, 8, 32_768, 132) for B in (1, 8, 64)] == [32, 4, 1]
-    assert [decode.choose_num_splits(1, 8, S_max, 132) for S_max in (0, 255, 512, 4096)] == [1, 1, 2, 16]
-    assert decode.choose_num_splits(1, 8, 32_768, 1) == 1, "the interpreter's"
+    """On an H200's 132 multiprocessors, 8 key heads, tiles of 64 keys: one sequence takes 32 splits, 64 take one; none is shorter than 4 tiles."""
+    assert [decode.choose_num_splits(8 * B, 512, 132, 4) for B in (1, 8, 64)] == [32, 4, 1]
+    assert [decode.choose_num_splits(8, tiles, 132, 4) for tiles in (0, 7, 8, 64)] == [1, 1, 2, 16]
+    assert decode.choose_num_splits(8, 512, 1, 4) == 1, "the interpreter's"
+
+
+def test_no_split_is_empty():
+    """79 tiles in 19 splits are 15 parts of 5 tiles, and one of 4: three splits would have no keys."""
+    assert decode.choose_num_splits(8, 79, 132, 4) == 16
+    for n, tiles in itertools.product((1, 8, 60, 300), range(1, 400)):
+        splits = decode.choose_num_splits(n, tiles, 132, 4)
+        assert -(-tiles // -(-tiles // splits)) == splits
 
 
 def test_splits_are_found_once_for_many_lengths():
     """A model's cache grows by a token a step."""
-    decode.fewest_splits.cache_clear()
-    assert {decode.choose_num_splits(1, 8, S_max, 132) for S_max in range(4096, 4352)} == {16}
-    assert decode.fewest_splits.cache_info()[:3] == (255, 1, 1024)
+    decode.choose_num_splits.cache_clear()
+    (q, k, v, lengths), _ = Decode((2 * TILE,), H_k=1).call()
+    for S in (TILE + 1, TILE + 9, 2 * TILE):
+        flash_decode(q, k[:, :, :S], v[:, :, :S], lengths.clamp(max=S))
+    assert decode.choose_num_splits.cache_info()[:2] == (2, 1)
 
 
 def test_the_tile_holds_16_kib():

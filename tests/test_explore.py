@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, ring, softmax
+from fa_tutorial import algorithm, barriers, decode, figures, fp8, layout, ledger, matmul, reference, ring, softmax
 from fa_tutorial.bench import results
 from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
@@ -394,6 +394,41 @@ def test_two_loops_borders_are_dragged(page, by):
     assert state(page)["end_n"] == shown["end_n"] + 1
 
 
+# ---------------------------------------------------------------- two_walks
+
+
+@pytest.mark.parametrize("order", ["keys", "queries"])
+def test_two_walks_add_up_the_gradients_of_chapter_6(page, order):
+    open_figure(page, "two_walks")
+    columns = ([1, -1], [3, 2, 5, 1, 4, 6], [10, 20, 30, 40, 50, 60], [1, 2])
+    q, k, v, do = (torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in columns)
+    o, lse = reference.attention(q, k, v, scale=1.0)
+    sums = {"dq": torch.zeros_like(q), "dk": torch.zeros_like(k), "dv": torch.zeros_like(v)}
+    tiles = itertools.product(range(3), range(2)) if order == "keys" else ((j, i) for i in range(2) for j in range(3))
+    for step, (j, i) in enumerate(tiles, start=1):
+        rows, keys = slice(i, i + 1), slice(2 * j, 2 * j + 2)
+        p, ds = algorithm.p_and_ds(q, k, v, do, lse, algorithm.row_delta(o, do), rows, keys, False, 1.0)
+        for name, at, added in (("dv", keys, p.mT @ do[:, :, rows]), ("dk", keys, ds.mT @ q[:, :, rows]), ("dq", rows, ds @ k[:, :, keys])):
+            sums[name][:, :, at] += added
+        shown = put(page, order=order, step=step)
+        assert shown["tile"] == [i, j]
+        assert all(shown[name] == pytest.approx(total.flatten().tolist()) for name, total in sums.items())
+    assert all(part["complete"] for part in shown["of_query"] + shown["of_keys"])
+    assert shown["aside"] == ({"dq": 4, "dkdv": 0} if order == "keys" else {"dq": 0, "dkdv": 3})
+
+
+@pytest.mark.parametrize("by", ["mouse", "touch"])
+def test_two_walks_follow_a_drag_over_the_tiles(page, by):
+    page.set_viewport_size(PHONE)
+    open_figure(page, "two_walks")
+    page.locator("#tiles").scroll_into_view_if_needed()
+    tiles = page.locator("#tiles rect[fill=none][stroke-width='1.5']")
+    drag(page, middle(tiles.nth(0)), middle(tiles.nth(5)), by)
+    assert state(page)["step"] == 6
+    drag(page, middle(tiles.nth(3)), middle(tiles.nth(1)), by)
+    assert state(page)["step"] == 3
+
+
 # ---------------------------------------------------------------- loops_of_keys
 
 
@@ -456,6 +491,38 @@ def test_queue_answers_its_question(page, by):
     shown = state(page)
     assert shown["order"] == [1, 2, 5, 3, 1, 2, 2, 1] and shown["end"] == shown["soonest"] == 5.5
     assert put(page, longest=0)["end"] == 5.5 and put(page, longest=7)["end"] > 5.5
+
+
+# ---------------------------------------------------------------- splits
+
+
+def test_splits_is_the_package_s_rule(page):
+    open_figure(page, "splits")
+    for tiles, n, splits in ((544, 8, 34), (512, 8, 34), (16, 1, 128), (1024, 64, 100), (64, 60, 1)):
+        shown = put(page, tiles=tiles, n=n, splits=splits)
+        part = -(-tiles // splits)
+        assert (shown["part"], shown["parts"]) == (part, -(-tiles // part))
+        assert shown["in_a_row"] == part * -(-n * shown["parts"] // 264) == shown["rows"][splits - 1]
+    best = min(put(page, tiles=1024, n=8)["rows"])
+    assert put(page, splits=decode.choose_num_splits(8, 1024, 132, 8))["in_a_row"] <= 1.05 * best
+
+
+def test_splits_answers_its_question(page):
+    """34 parts of 16 tiles need a second wave; of 512 tiles two splits get none."""
+    open_figure(page, "splits")
+    assert [put(page, splits=splits)["in_a_row"] for splits in (32, 34)] == [17, 32]
+    shown = put(page, tiles=512)
+    assert (shown["parts"], shown["in_a_row"]) == (32, 16)
+
+
+@pytest.mark.parametrize("by", ["mouse", "touch"])
+def test_splits_is_dragged(page, by):
+    page.set_viewport_size(PHONE)
+    open_figure(page, "splits")
+    page.locator("#curve").scroll_into_view_if_needed()
+    grip, one = middle(page.locator("#curve circle")), middle(page.locator("#curve text", has_text=re.compile("^64$")))
+    drag(page, grip, (one[0], grip[1]), by)
+    assert state(page)["splits"] == 64
 
 
 # ---------------------------------------------------------------- program_order

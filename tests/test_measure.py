@@ -14,7 +14,6 @@ from fa_tutorial import hardware, hopper
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import results, sweep, timing
 from fa_tutorial.bench.cases import Case, Shape, about
-from fa_tutorial.bench.chapter_9 import by_chance
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.source import edited, source_of
 from fa_tutorial.tiles import TileConfig
@@ -153,11 +152,6 @@ def test_hoppers_clock_follows_its_kernel_and_takes_the_blocks_of_a_whole_work_t
     assert [len(blocks) for blocks in row["stamps"]] == [6, 6]
     assert row["softmax_at_once"][2] == row["matmul_at_once"][2] == 0
     assert row["softmax_at_once"][1] == pytest.approx(1, abs=0.02) and row["matmul_at_once"][1] == pytest.approx(0.2, abs=0.02)
-
-
-def test_by_chance_three_that_do_it_half_of_the_time_are_two_or_more_for_half_of_it():
-    assert by_chance([0.2, 0.3, 0.3, 0.2], 2) == pytest.approx(0.5)
-    assert by_chance([0.2, 0.3, 0.3, 0.2], 3) == pytest.approx(0.125)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

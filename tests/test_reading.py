@@ -1,5 +1,6 @@
 """The lines of the forward kernel beside the official source's, which a fake checkout stands for."""
 
+import itertools
 import re
 
 import pytest
@@ -51,11 +52,22 @@ def test_calls_are_in_their_lines_order_with_links(function):
 
 @pytest.mark.parametrize("function", reading.STEPS)
 def test_a_readers_lines_are_marked(function):
-    steps, called = reading.STEPS[function], [call.line for its_calls in reading.CALLS[function][1].values() for call in its_calls]
-    assert set(steps.values()) <= set(called)
-    assert reading.mark(function, steps) == f"{len(steps)} of {len(steps)} right"
-    assert reading.mark(function, {step: 313 if line == 310 else line for step, line in steps.items()}).endswith("right")
-    assert reading.mark(function, steps | {"mask": 0, "dk (6.12)": 0}).startswith(f"{len(steps) - 1} of {len(steps)} right; not yet: ")
+    steps, called = reading.STEPS[function], {call.line for its_calls in reading.CALLS[function][1].values() for call in its_calls}
+    assert set.union(*steps.values()) <= called
+    assert reading.mark(function, {step: list(lines) for step, lines in steps.items()}) == f"{len(steps)} of {len(steps)} right"
+    for lines in itertools.product(*steps.values()):
+        assert reading.mark(function, dict(zip(steps, lines, strict=True))).endswith("right")
+    for wrong in (0, [], [335, 336]):
+        marked = reading.mark(function, steps | {"mask": wrong, "dk (6.12)": wrong})
+        assert marked.startswith(f"{len(steps) - 1} of {len(steps)} right; not yet: ")
+
+
+def test_waits_are_struck_out():
+    steps, called = reading.STEPS["compute_attn_1rowblock"], reading.CALLS["compute_attn_1rowblock"][1][""]
+    assert all(any(wait in call.name for wait in ("wait", "sync", "fence")) == (call.line in reading.WAITS) for call in called)
+    assert reading.mark("compute_attn_1rowblock", steps, reading.WAITS).endswith("right\n6 of 6 waits struck out")
+    assert reading.mark("compute_attn_1rowblock", steps, [0]).endswith("0 of 6 waits struck out")
+    assert reading.mark("compute_attn_1rowblock", steps, [305, 304]).endswith("1 of 6 waits struck out; no wait: 304")
 
 
 @pytest.mark.parametrize("kernel", reading.DIFFERS)
@@ -68,7 +80,7 @@ def test_each_difference_belongs_to_a_line(kernel):
 
 
 def test_a_line_of_softmax_h_is_told_from_one_of_the_loop():
-    marked = reading.mark("compute_attn_1rowblock", reading.STEPS["compute_attn_1rowblock"] | {"acc · alpha": 160})
+    marked = reading.mark("compute_attn_1rowblock", reading.STEPS["compute_attn_1rowblock"] | {"acc · alpha": [157, 160]})
     assert marked.startswith("7 of 8 right; not yet: acc · alpha") and "Which line of this loop calls" in marked
 
 
@@ -107,6 +119,8 @@ def test_words_stand_in_their_lines():
     for file, parts in reading.CALLS.values():
         lines = (folder / file).read_text(encoding="utf-8").splitlines()
         for call in (call for its_calls in parts.values() for call in its_calls):
-            assert call.name in lines[call.line - 1], call
-            near = "\n".join(lines[call.line - 1 : call.line + 2])  # a call of theirs takes up to three lines
+            near = " ".join(" ".join(lines[call.line - 1 : call.line + 3]).split()).replace("( ", "(")  # a call takes up to four lines
             assert all(name in near for name in f"{call.reads} {call.writes}".split()), call
+            for part in call.name.split("…"):
+                assert part in near, call
+                near = near.partition(part)[2]

@@ -151,7 +151,7 @@ def test_check_runs_the_copies_and_tells_verdicts_and_errors(course, capsys, mon
     assert json.loads((course / "state" / "progress.json").read_text()) == {"0.5": "correct", "1.3": "wrong"}
     shown = capsys.readouterr().out
     assert "00_first: 1 of 5 right   ? 0.1  ? 0.2  ? 0.3  ? 0.4  ✓ 0.5\n  the cell that begins `1 / 0` raises ZeroDivisionError" in shown
-    assert "01_second: 0 of 5 right   ? 1.1  ? 1.2  ✗ 1.3  ? 1.4  ? 1.5\n  ✗ 1.3 merge: " in shown
+    assert "01_second: 0 of 6 right   ? 1.1  ? 1.2  ✗ 1.3  ? 1.4  ? 1.5  ? 1.6\n  ✗ 1.3 merge: " in shown
     assert [path.read_bytes() for path in sorted((course / "work").iterdir())] == before
     monkeypatch.setattr(work.notebooks, "execute", lambda *_, **__: None)
     assert main(["work", "check", "1"]) == 0 and "00_first" not in capsys.readouterr().out

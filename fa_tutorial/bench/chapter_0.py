@@ -50,13 +50,13 @@ def draw_roofline(points: dict[str, tuple[float, float]], peak: float, bandwidth
     for (x, rate), label, colour, marker in zip(points.values(), labels, colours, "osDD^", strict=True):
         face = "white" if label == "k, v from L2" else COLOURS[colour]
         ax.plot(x, rate / 1e12, marker, color=COLOURS[colour], markerfacecolor=face, markersize=9)
-        offset = (-30, 11) if marker == "^" else (9, -14)
+        offset = (9, 7) if marker == "^" else (9, -14)
         ax.annotate(label, (x, rate / 1e12), offset, textcoords="offset points")
     (far, rate), (near, _) = list(points.values())[2:4]
     ax.plot([far, near], [rate / 1e12] * 2, "--", color=COLOURS["blue"], zorder=1)
     ax.axvline(peak / bandwidth, color=GREY, linestyle=":")
     ax.text(1.5, 300, "memory-bound", fontstyle="italic")
-    ax.text(200, 1_900, "compute-bound", fontstyle="italic")
+    ax.text(180, 2_200, "compute-bound", fontstyle="italic")
     ax.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="TFLOP/s", ylim=(0.1, 4_500))
     return figure
 
@@ -70,36 +70,39 @@ def floors(bandwidth: float) -> dict[str, float]:
 
 def show_floors(steps: pd.DataFrame, bandwidth: float) -> None:
     """Print each kernel's floor and time. steps: naive_steps'."""
-    print("               floor   measured (20 % to 80 % of the runs)")
+    print("               floor   measured (20 % to 80 % of the runs)     factor")
     for name, floor in floors(bandwidth).items():
         row = steps.loc[name]
-        print(f"{name:10} {floor:6.3f} ms  {row['ms']:6.3f} ms ({row['ms_20']:.3f} to {row['ms_80']:.3f})")
+        spread = f"({row['ms_20']:.3f} to {row['ms_80']:.3f})"
+        print(f"{name:10} {floor:6.3f} ms  {row['ms']:6.3f} ms {spread:28} {row['ms'] / floor:5.1f}")
 
 
-def draw_floors(steps: pd.DataFrame, bandwidth: float) -> Figure:
-    """The floors and the times of flash attention and of naive attention's kernels, as bars. steps: naive_steps'."""
-    of = floors(bandwidth)
-    times = {name: steps["ms"][name] for name in KERNELS}
-    flash, floor, naive = steps["ms"]["flash"], sum(of.values()), steps["ms"]["naive"]
-    flash_floor = 16 * ledger.flash_hbm_bytes(4_096, 4_096, 64, 128, 2) / bandwidth * 1e3
+def draw_floors(steps: pd.DataFrame, peak: float, bandwidth: float) -> Figure:
+    """Naive attention's kernels and flash attention as bars, each above what its bytes and its FLOPs take at least.
+    steps: naive_steps'."""
+    blue = "blue"
+    flops = ledger.attention_flops(1, 16, 4_096, 4_096, 64)
+    often, once = (16 * ledger.flash_hbm_bytes(4_096, 4_096, 64, block_m, 2) for block_m in (128, 4_096))
     bars = {
-        "flash, at its floor": ({"": flash_floor}, ""),
-        "naive, at its floors": (of, f", {floor / flash_floor:.1f} times flash's floor"),
-        "flash": ({"": flash}, f", {flash / flash_floor:.2f} times its floor"),
-        "naive": (times, f", {naive / floor:.2f} times its floors"),
+        "naive": {name: (steps["ms"][name], colour) for name, colour in KERNELS.items()},
+        "naive, at its floors": {name: (ms, KERNELS[name]) for name, ms in floors(bandwidth).items()},
+        "flash": {"": (steps["ms"]["flash"], blue)},
+        "its FLOPs": {"": (flops / peak * 1e3, blue)},
+        "its bytes, k and v 32 times": {"": (often / bandwidth * 1e3, blue)},
+        "its bytes, k and v once": {"": (once / bandwidth * 1e3, blue)},
     }
-    figure = Figure(figsize=(7.5, 3))
+    figure = Figure(figsize=(7.5, 3.2))
     ax = figure.subplots()
-    for place, (parts, note) in enumerate(bars.values()):
+    for place, (bar, parts) in enumerate(bars.items()):
         left = 0.0
-        for name, ms in parts.items():
-            colour = COLOURS[KERNELS.get(name, "blue")]
-            ax.barh(place, ms, left=left, color=colour, edgecolor="black", height=0.65)
+        for name, (ms, colour) in parts.items():
+            face = COLOURS[colour] if bar in ("naive", "flash") else "white"
+            ax.barh(place, ms, left=left, color=face, edgecolor=COLOURS[colour], height=0.65, linewidth=1.5)
             ax.text(left + ms / 2, place, name, ha="center", va="center", fontsize=8)
             left += ms
-        ax.text(left + 0.015, place, f"{left:.2f} ms{note}", va="center")
+        ax.text(left + 0.015, place, f"{left:.2f} ms", va="center")
     ax.set_yticks(range(len(bars)), bars)
     ax.invert_yaxis()
-    ax.set(xlim=(0, 2.5), xlabel="ms at S = 4,096, 16 heads, D = 64, fp16 (NVIDIA H200)")
+    ax.set(xlim=(0, 1.6), xlabel="ms at S = 4,096, 16 heads, D = 64, fp16 (NVIDIA H200)")
     ax.grid(axis="y", visible=False)
     return figure

@@ -3,9 +3,7 @@ tools/measure measures these."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,13 +12,12 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from fa_tutorial import forward
 from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import Shape
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.decode import FP8, flash_decode
 from fa_tutorial.figures import COLOURS, GREY
-from fa_tutorial.hardware import card_of, device
+from fa_tutorial.hardware import device
 
 
 def shape_of(B: int, S: int, S_q: int = 1) -> Shape:
@@ -61,18 +58,10 @@ def call_of(provider: str, shape: Shape, splits: int | None = None) -> tuple[Cal
     return partial(flash_decode, q, k, v, lengths, **options), live_bytes
 
 
-def basic_call_of(shape: Shape, block_m: int) -> tuple[Callable[[], Any], int]:
-    """A call of chapter 5's kernel with block_m rows a tile, and the bytes of the keys and values that it reads."""
-    q = randn(shape.B, shape.H_q, shape.S_q, shape.D)
-    k, v = (randn(shape.B, shape.H_k, shape.S_k, shape.D) for _ in range(2))
-    config = replace(forward.choose_config(shape.D, q.dtype, card_of(q).shared_memory), block_m=block_m)
-    return partial(forward.flash_forward, q, k, v, False, 1 / math.sqrt(shape.D), config=config), k.nbytes + v.nbytes
-
-
-def row(provider: str, S: int, B: int = 1, kernel: str = "decode", card: dict | None = None, **more: Any) -> pd.Series:
-    """The stored time of one kernel at one size, with its rate, gb_s. card: results.load's; the H200's unless given."""
+def row(provider: str, S: int, B: int = 1, kernel: str = "decode", **more: Any) -> pd.Series:
+    """The H200's stored time of one kernel at one size, with its rate, gb_s."""
     wanted = {"chapter": 11, "kernel": kernel, "provider": provider, "B": B, "S_k": S, **more}
-    return results.select((card or results.load("h200"))["kernels"], **wanted).iloc[0]
+    return results.select(results.load("h200")["kernels"], **wanted).iloc[0]
 
 
 def two_limits(
@@ -80,29 +69,24 @@ def two_limits(
 ) -> Figure:
     """GB/s by the number of programs, beside what the SMs pull and what the memory gives.
 
-    points: (programs, GB/s) of one sequence; larger: the same of several, by how many. pull: GB/s of an SM with a
+    points: (programs, GB/s) of one sequence, B = 1; larger: the same of several, by B. pull: GB/s of an SM with a
     program. copy: GB/s of a copy.
     """
-    figure, ax = plt.subplots(figsize=(9.5, 3.4), layout="constrained")
-    ax.loglog(
-        [8, sms, 1000], [8 * pull, sms * pull, sms * pull], "--", color=COLOURS["vermilion"], label="limit: the SMs"
-    )
-    ax.axhline(copy, linestyle=":", color="black", label="limit: the memory, at a copy's rate")
-    ax.loglog(*zip(*points, strict=True), "o", color=COLOURS["blue"], label="measured, one sequence")
-    ax.loglog(
-        *zip(*larger.values(), strict=True),
-        "^",
-        color=COLOURS["green"],
-        markersize=8,
-        label="measured, 8 and 64 sequences",
-    )
+    figure, ax = plt.subplots(figsize=(8, 3.4), layout="constrained")
+    look = {"textcoords": "offset points", "va": "center"}
+    ax.loglog([8, sms, 600], [8 * pull, sms * pull, sms * pull], "--", color=COLOURS["vermilion"])
+    ax.annotate("limit: the SMs", (20, 20 * pull), (12, -14), color=COLOURS["vermilion"], **look)
+    ax.axhline(copy, linestyle=":", color="black")
+    ax.annotate("limit: the memory, at a copy's rate", (8, copy), (0, 9), **look)
+    ax.loglog(*zip(*points, strict=True), "o", color=COLOURS["blue"])
+    ax.annotate("B = 1", points[-1], (9, -4), color=COLOURS["blue"], **look)
+    ax.loglog(*zip(*larger.values(), strict=True), "^", color=COLOURS["green"], markersize=8)
     for B, place in larger.items():
-        ax.annotate(f"{B}", place, (0, 8), textcoords="offset points", ha="center")
+        ax.annotate(f"B = {B}", place, (0, 13), color=COLOURS["green"], ha="center", **look)
     ax.axvline(sms, color=GREY, linewidth=1)
-    ax.annotate(f"{sms} SMs", (sms, 210), (-5, 0), textcoords="offset points", ha="right")
+    ax.annotate(f"{sms} SMs", (sms, 230), (-5, 0), ha="right", **look)
     ax.set(xlabel="programs", ylabel="GB/s", ylim=(200, 9000))
     ax.set_xticks([8, 16, 32, 64, 128, 256, 512], ["8", "16", "32", "64", "128", "256", "512"])
     ax.set_yticks([250, 500, 1000, 2000, 4000], ["250", "500", "1,000", "2,000", "4,000"])
     ax.minorticks_off()
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure

@@ -32,8 +32,9 @@ def in_words(states: dict[str, torch.Tensor]) -> str:
 
 
 def marked(guess: str, states: dict[str, torch.Tensor]) -> str:
-    """A guess with its mark, and what is right where it's wrong. "all" stands for all tensors."""
-    said = [word for word in re.findall(r"\w+", guess.lower()) if word != "and"]
+    """A guess with its mark, and what is right where it's wrong. "all" stands for all tensors, "nothing" for "none"."""
+    said = re.findall(r"\w+", guess.lower().replace("nothing", "none"))
+    said = [word for word in said if word not in ("and", "rows", "of", "o")]
     if len(states) > 1 and said == ["all"]:
         said = list(states)
     if sorted(said) == sorted(in_words(states).lower().split()):

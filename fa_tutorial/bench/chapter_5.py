@@ -23,7 +23,7 @@ def show_one_loop(card: dict) -> None:
 
 
 def show_times(card: dict, names: dict[str, str]) -> None:
-    """Print times and memory of 16 heads with D = 64, and the times of 16,384 tokens. names: each provider's."""
+    """Print times and memory of 16 heads with D = 64, and times of 16,384 tokens, cuDNN's too. names: by provider."""
     lengths = (512, 1_024, 2_048, 4_096)
     print("ms at S =       ", *(f"{S:7,}" for S in lengths), "   MiB at 4,096   longest S")
     for provider, name in names.items():
@@ -35,20 +35,22 @@ def show_times(card: dict, names: dict[str, str]) -> None:
     for D, H in ((64, 32), (128, 16)):
         for is_causal in (False, True):
             case = LAYER | {"H_q": H, "D": D, "S_q": 16_384, "is_causal": is_causal}
-            ms = {p: results.select(card["rows"], provider=p, **case)["ms"].item() for p in names}
-            times = ", ".join(f"{name} {ms[p]:5.2f}" for p, name in names.items())
+            found = names | {"sdpa_cudnn": "cuDNN"}
+            ms = {p: results.select(card["rows"], provider=p, **case)["ms"].item() for p in found}
+            times = ", ".join(f"{name} {ms[p]:5.2f}" for p, name in found.items())
             print(f"D = {D:3}, {H} heads, causal {is_causal!s:5}: {times}")
 
 
 def show_tiles(card: dict) -> None:
-    """Print the times and the spilled registers of the kernel with six tiles, at S = 4,096."""
+    """Print the kernel's times with six tiles, at S = 4,096, and its registers a thread, + those that are spilled."""
     rows = results.select(card["kernels"], kernel="forward_tile", S_q=4_096)
-    print(" " * 27 + "D = 64: full  causal  spilled   D = 128: full  causal  spilled   (ms, stored, H200)")
+    print(" " * 27 + "D = 64: full  causal  registers   D = 128: full  causal  registers   (ms, stored, H200)")
     for tile in rows["provider"].unique():
-        print(f"{tile:27}", end="")
+        line = f"{tile:27}"
         for D, gap in ((64, 12), (128, 16)):
             full, causal = (
                 results.select(rows, provider=tile, D=D, is_causal=is_causal).iloc[0] for is_causal in (False, True)
             )
-            print(f"{full['ms']:{gap}.2f}{causal['ms']:8.2f}{full['spilled_registers']:9.0f}", end="")
-        print()
+            spilled = f" + {full['spilled_registers']:.0f}" if full["spilled_registers"] else ""
+            line += f"{full['ms']:{gap}.2f}{causal['ms']:8.2f}{full['registers']:5.0f}{spilled:6}"
+        print(line.rstrip())

@@ -6,7 +6,6 @@ tools/measure measures what is stored.
 from __future__ import annotations
 
 import itertools
-import math
 from functools import partial
 from typing import Any
 
@@ -55,9 +54,8 @@ def gpu(card: dict[str, Any]) -> str:
     return card["provenance"]["gpu"].split()[1]
 
 
-# What is stored of each, the chapter's with three stages. The stored row of two stops has an older name.
-LOOPS = {loop: f"{loop}, 3 stages" for loop in ping_pong.LOOPS}
-LOOPS |= {"chapter 8's": "tuned", "two stops": "in turns, 3 stages"}
+# What is stored of each, the chapter's with three stages.
+LOOPS = {loop: f"{loop}, 3 stages" for loop in ("two stops", *ping_pong.LOOPS)} | {"chapter 8's": "tuned"}
 
 
 def block_of(loop: str) -> str:
@@ -97,9 +95,16 @@ def _ladder(card: dict[str, Any], name: str, D: int, S: int) -> tuple[float, flo
 
 def print_over_one_stop(card: dict[str, Any], *loops: str) -> None:
     """The speed of some of ping_pong's loops over that of one stop, at the twelve points."""
-    found = results.select(card["kernels"], kernel="ladder")
+    _print_gains_of("speed over one stop's", card, {loop: _over_one_stop(card, loop) for loop in loops})
+
+
+def _over_one_stop(card: dict[str, Any], loop: str) -> pd.Series:
+    kernel, name, one = ("ladder", LOOPS[loop], LOOPS["one stop"])
+    if loop == "p v first":  # measured beside the steps
+        kernel, name, one = ("step", loop, "one stop")
+    found = results.select(card["kernels"], chapter=9, kernel=kernel)
     of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
-    _print_gains_of("speed over one stop's", card, {loop: of[LOOPS[loop]] / of[LOOPS["one stop"]] for loop in loops})
+    return of[name] / of[one]
 
 
 def _cycles_a_block(card: dict[str, Any], row: pd.Series) -> float:
@@ -115,13 +120,16 @@ def clocked(card: dict[str, Any], loop: str, D: int) -> pd.Series:
 
 def print_clocked(card: dict[str, Any], D: int, *loops: str) -> None:
     """How many cycles one consumer spends in each part of a block, by its stamps: full, S = 4,096."""
-    print(f"{f'D = {D}, {gpu(card)}, one consumer':41}" + "".join(f"{loop:>15}" for loop in loops))
+    print(f"{f'D = {D}, {gpu(card)}, one consumer':45}" + "".join(f"{loop:>15}" for loop in loops))
     rows = [clocked(card, loop, D)["cycles"] for loop in loops]
     for stamp, part in PARTS_OF_A_BLOCK.items():
-        print(f"{part:41}" + "".join(f"{row[stamp]:15,}" for row in rows))
-    print(f"{'cycles together':41}" + "".join(f"{sum(row.values()):15,}" for row in rows))
+        print(f"{part:45}" + "".join(f"{row[stamp]:15,}" for row in rows))
+    print(f"{'cycles together':45}" + "".join(f"{sum(row.values()):15,}" for row in rows))
     halves = (f"{sum(row.values()) / 2:,.0f} {_busy(D, row):.0%}" for row in rows)
-    print(f"{'half, for two consumers; cores busy':41}" + "".join(f"{half:>15}" for half in halves))
+    print(f"{'half, for two consumers; cores busy':45}" + "".join(f"{half:>15}" for half in halves))
+    shares = [clocked(card, loop, D)["softmax_at_once"] for loop in loops]
+    for n, who in enumerate(("neither consumer", "one of the two", "both consumers")):
+        print(f"{f'of the time: {who} at a softmax':45}" + "".join(f"{of[n]:15.0%}" for of in shares))
 
 
 def _busy(D: int, cycles: dict[str, int]) -> float:
@@ -150,21 +158,11 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
         row = clocked(card, loop, D)
         share = _draw_lanes(ax, row["stamps"], "end" if loop == "overlapped" else "stop")
         words = f"{loop}: no matmul issued for {share:.0%} of the time shown"
-        others = f"consumer 0 spends {beside(row['stamps']):.0%} of its softmax beside the other's"
-        ax.set_title(f"{words}; tensor cores busy {_busy(D, row['cycles']):.0%}\n{others}", loc="left")
+        ax.set_title(f"{words}; tensor cores busy {_busy(D, row['cycles']):.0%}", loc="left")
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096")
     _legend_of_lanes(figure)
     return figure
-
-
-def beside(stamps: list) -> float:
-    """The share of consumer 0's softmaxes during which consumer 1 is at its own; of those while both have stamps."""
-    start, end = (ping_pong.STAMPS.index(name) for name in ("stop", "softmax"))
-    mine, others = ([(block[start], block[end]) for block in blocks] for blocks in stamps)
-    mine = [(a, b) for a, b in mine if a >= stamps[1][0][0] and b <= stamps[1][-1][-1]]
-    both = sum(max(0, min(b, d) - max(a, c)) for a, b in mine for c, d in others)
-    return both / sum(b - a for a, b in mine)
 
 
 LOOKS = {
@@ -203,36 +201,40 @@ def _legend_of_lanes(figure: Figure) -> None:
     figure.legend(handles, words, loc="outside lower center", ncols=3)
 
 
-def print_alone(card: dict[str, Any]) -> None:
-    """The SM cycles of 64 x 128 scores, and the rate, for consumers that share a program, or have one each."""
+def print_programs(card: dict[str, Any], *names: str) -> None:
+    """Consumers that share a program, or have one each: SM cycles of 64 x 128 scores, MHz, and the rate."""
     found = {D: results.select(card["kernels"], kernel="alone", D=D).set_index("provider") for D in (64, 128)}
-    print(f"{gpu(card)}, full, S = {found[64]['S_q'].iloc[0]:,}: cycles for 64 x 128 scores, TFLOP/s")
-    print(f"{'keys a block':36}{'D = 64, 128 keys':>19}{'D = 128, 64 keys':>19}")
-    print(f"{'the wall (9.2)':36}" + "    ".join(f"{BOUNDS['wall (9.2)'](D):15,.0f}" for D in found))
-    words = {"hopper": "hopper without turns, 128 keys"}
-    for name in found[64].index.drop("tuned"):  # chapter 8's kernel as it was then
-        own = [rows.loc[name] for rows in found.values() if name in rows.index]
-        cells = [f"{_cycles_a_block(card, row):,.0f} {row['tflops']:.0f}" for row in own]
-        print(f"{words.get(name, name):36}" + "".join(f"{cell:>19}" for cell in cells))
+    S = found[64]["S_q"].iloc[0]
+    print(f"{f'{gpu(card)}, full, S = {S:,}':52}" + "".join(f"D = {D:3}".center(26) for D in found))
+    print(" " * 52 + "  cycles    MHz  TFLOP/s  " * 2)
+    for name in names:
+        own = [rows.loc[name] for rows in found.values()]
+        cells = (f"{_cycles_a_block(card, row):8,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}  " for row in own)
+        print(f"{name:52}" + "".join(cells))
+
+
+def print_softmax(card: dict[str, Any]) -> None:
+    """The cycles of a softmax of 64 x 128 scores at D = 64, by stamps: alone, and beside others."""
+    of = results.select(card["kernels"], kernel="alone", D=64).set_index("provider")["clock"]
+    one = "1 program of 1 consumer"
+    cycles = {
+        "alone on an SM": of[one],
+        "while its own p v is under way": of[f"{one}, overlapped"],
+        "beside a second consumer": clocked(card, "one stop", 64)["cycles"],
+    }
+    for words, row in cycles.items():
+        print(f"a softmax {words:31} {row['stop']:5,} cycles")
 
 
 def print_at_once(card: dict[str, Any], *names: str) -> None:
-    """How often several consumers of an SM are at a softmax, D = 64, and how often none has issued a matmul."""
-    rows = results.select(card["kernels"], D=64).dropna(subset=["softmax_at_once"]).set_index("provider")
-    print(f"{f'D = 64, {gpu(card)}':36}  softmax     two or more       all three       no matmul")
-    print(f"{'share of the time (by chance)':36}   cycles    at a softmax    at a softmax          issued")
+    """How often hopper's three consumers are at a softmax, D = 64, and how often none has issued a matmul."""
+    rows = results.select(card["kernels"], kernel="clocked", D=64).set_index("provider")
+    print(f"{f'D = 64, {gpu(card)}':24}  softmax    two or more at   all three at    no matmul")
+    print(f"{'share of the time':24}   cycles         a softmax      a softmax       issued")
     for name, row in rows.loc[list(names)].iterrows():
-        softmax, matmul = row["softmax_at_once"], row["matmul_at_once"]
-        cells = [f"{sum(softmax[n:]):.0%} ({by_chance(softmax, n):.0%})" if softmax[n:] else "-" for n in (2, 3)]
-        cells.append(f"{matmul[0]:.0%} ({1 - by_chance(matmul, 1):.0%})")
-        print(f"{name:36}{row['clock']['stop']:9,}" + "".join(f"{cell:>16}" for cell in cells))
-
-
-def by_chance(at_once: list[float], n: int) -> float:
-    """The chance that n or more are at it together; at_once: the share of the time in which 0, 1, … of them are."""
-    most = len(at_once) - 1
-    each = sum(k * share for k, share in enumerate(at_once)) / most
-    return sum(math.comb(most, k) * each**k * (1 - each) ** (most - k) for k in range(n, most + 1))
+        softmax = row["softmax_at_once"]
+        shares = f"{sum(softmax[2:]):18.0%}{softmax[3]:15.0%}{row['matmul_at_once'][0]:13.0%}"
+        print(f"{name:24}{row['clock']['stop']:9,}{shares}")
 
 
 def draw_hopper(card: dict[str, Any]) -> Figure:

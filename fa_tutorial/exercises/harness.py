@@ -91,8 +91,8 @@ class Exercise:
     adapt: (answer) -> what is run in its place, where an answer does not return by itself what truth gives. A text that it gives may have a
     `cause`, which is told in place of the rule.
     seen: what to tell of a kernel's accesses. "overlap": two programs write the same element; "again": an element is read or written more
-    than once; "stored_again": a program stores an element twice; "widened": tiles are multiplied as float32 though all inputs are 16-bit. The
-    last three are allowed where nothing is to be told.
+    than once; "stored_again": a program stores an element twice; "pieces": a program has more than one store to an output; "widened": tiles are
+    multiplied as float32 though all inputs are 16-bit. All but the first are allowed where nothing is to be told.
     watch: for a function, (*args) -> a context manager in which it runs, whose complaint(result) says what a right result must not hide, ""
     for nothing. refused: (answer) -> why a right result isn't enough, or "". note: (answer) -> what a right answer could do better, or "".
     """
@@ -259,7 +259,11 @@ def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str, wat
                 return got, f"the result is right, but {trace.stored_again} is stored more than once: {seen['stored_again']}"
             if trace.widened and "widened" in seen:
                 return got, f"the result is right, but {seen['widened']}"
-            return got, f"the result is right, but {trace.again}: {seen['again']}" if trace.again and "again" in seen else ""
+            if trace.again and "again" in seen:
+                return got, f"the result is right, but {trace.again}: {seen['again']}"
+            if trace.pieces and "pieces" in seen:
+                return got, f"the result is right, but a program has several stores to {trace.pieces}: {seen['pieces']}"
+            return got, ""
         if exercise.watch is None or one.fresh or not watched:
             return _by_part(exercise, run(adapted, *one.args, on=on, once=not watched), on), ""
         with exercise.watch(*one.args) as watch:
@@ -387,6 +391,7 @@ def _told(exercise: Exercise, got: Any, want: Any, one: Case, part: str, shown: 
 
 
 def _difference(exercise: Exercise, got: torch.Tensor, want: torch.Tensor, one: Case, part: str) -> str:
+    want = want.masked_fill(want == ANYTHING, 0.0)  # a number that will do
     if want.numel() <= 4:
         while want.ndim > 1 and len(want) == 1:
             got, want = got[0], want[0]

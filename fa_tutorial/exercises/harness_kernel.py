@@ -251,7 +251,7 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
         root = chain(error)[-1]
         if isinstance(root, Stray):
             raise Stray(root.access, root.remedy, where_in(error, kernel)) from None
-    for seen in ("overlap", "again", "stored_again", "widened"):
+    for seen in ("overlap", "again", "stored_again", "pieces", "widened"):
         setattr(real, seen, getattr(trace, seen))
 
 
@@ -471,7 +471,7 @@ class Trace:
     """Looks at every access that the interpreter makes, before it happens. On a GPU it sees nothing.
 
     strict: also put left_out in the lanes that a load leaves undefined, keep in `overlap` the name of an output whose elements two programs
-    write, in `stored_again` that of one whose elements a program stores twice, in `again`, in words, the first tensor whose elements make
+    write, in `stored_again` that of one whose elements a program stores twice, in `pieces` that of one to which a program has more than one store, in `again`, in words, the first tensor whose elements make
     more than one trip, in `dots` how many tl.dot ran, and in `widened` whether tiles of 16-bit inputs are multiplied as float32.
     """
 
@@ -479,7 +479,7 @@ class Trace:
         self.buffers = buffers
         self.strict = strict
         self.left_out = left_out
-        self.overlap = self.again = self.stored_again = ""
+        self.overlap = self.again = self.stored_again = self.pieces = ""
         self.widened, self.dots = False, 0
 
     @contextlib.contextmanager
@@ -569,6 +569,8 @@ class Trace:
         others = writers[places][(writers[places] >= 0) & (writers[places] != program)]
         if len(others) and not self.overlap:
             self.overlap = buffer.name.removesuffix("_ptr")
+        if not self.pieces and (writers == program).any():
+            self.pieces = buffer.name.removesuffix("_ptr")
         if not self.stored_again and (writers[places] == program).any():
             self.stored_again = buffer.name.removesuffix("_ptr")
         writers[places] = program

@@ -71,7 +71,7 @@ class LargestTensor(Operations):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
+        if isinstance(result, torch.Tensor) and result.dtype != torch.uint8:  # an input's storage is copied as bytes
             self.largest = max(self.largest, result.numel())
         return result
 
@@ -250,21 +250,6 @@ class ByHand:
         return called
 
 
-class Shapes(ByHand, Operations):
-    """Notes the shapes of all tensors that come up, each by its last two dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: set[tuple[int, ...]] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for part in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(part, torch.Tensor):
-                self.shapes.add(tuple(part.shape[-2:]))
-        return result
-
-
 def other_dtype(result: Any, names: tuple[str, ...], dtype: torch.dtype) -> str:
     """Which of the gradients that an answer returns has another dtype than its inputs, in words; "" if none has."""
     parts = result if isinstance(result, tuple | list) else (result,)
@@ -278,48 +263,48 @@ def other_dtype(result: Any, names: tuple[str, ...], dtype: torch.dtype) -> str:
 class Gradients(ByHand):
     """For gradients that no other watch is for: each has its tensor's dtype."""
 
-    def __init__(self, q: torch.Tensor, *_: Any) -> None:
+    names: tuple[str, ...] = ("dq", "dk", "dv")
+
+    def __init__(self, x: torch.Tensor, *_: Any) -> None:
         super().__init__()
-        self.dtype = q.dtype
+        self.dtype = x.dtype
 
     def complaint(self, result: Any) -> str:
-        if self.by_autograd:
-            return BY_AUTOGRAD
-        return other_dtype(result, ("dq", "dk", "dv"), self.dtype)
+        return BY_AUTOGRAD if self.by_autograd else other_dtype(result, self.names, self.dtype)
 
 
-class MatmulJacobian(Shapes):
-    """For the gradients of a (M, K) times b (K, N): no matrix is as large as the Jacobian of the smaller factor, and the dtype stays."""
+class Weights(Gradients):
+    """For what stays on the chip: float32, or float64 where the inputs are."""
 
-    def __init__(self, a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor) -> None:
-        super().__init__()
-        (M, K), N = a.shape[-2:], b.shape[-1]
-        self.limit = M * N * min(M * K, K * N) if min(M, K, N) > 2 else math.inf  # in a smaller case a product is as large
-        self.dtype = a.dtype
+    names = ("p",)
 
     def complaint(self, result: Any) -> str:
-        if self.by_autograd:
-            return BY_AUTOGRAD
-        built = sorted(shape for shape in self.shapes if math.prod(shape) >= self.limit)
-        if built:
-            return f"a Jacobian is built, a matrix of {built[0][0]} × {built[0][1]}: two matmuls of the factors' sizes are enough"
-        return other_dtype(result, ("da", "db"), self.dtype)
+        want = torch.promote_types(self.dtype, torch.float32)
+        if isinstance(result, torch.Tensor) and result.dtype != want:
+            came, needed, given = (str(x).removeprefix("torch.") for x in (result.dtype, want, self.dtype))
+            return f"{self.names[0]} comes in {came}, and it is {needed} for inputs in {given}"
+        return ""
 
 
-class SoftmaxJacobian(Shapes):
-    """For the gradient of a softmax over n numbers: no matrix of n × n may come up, and the dtype stays."""
+class RowSums(Gradients, LargestTensor):
+    """For what one sum for each row solves: no tensor comes up that is much larger than the inputs, as a Jacobian is."""
 
-    def __init__(self, p: torch.Tensor, dp: torch.Tensor) -> None:
-        super().__init__()
-        self.n, self.dtype = p.shape[-1], p.dtype
-        self.is_long = p.ndim > 1 and self.n > 2 * p.shape[-2]  # else p itself may be n × n
+    names = ("ds",)
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        super().__init__(*tensors)
+        self.size = max(x.numel() for x in tensors)
 
     def complaint(self, result: Any) -> str:
-        if self.by_autograd:
-            return BY_AUTOGRAD
-        if self.is_long and (self.n, self.n) in self.shapes:
-            return f"the Jacobian is built, a matrix of {self.n} × {self.n}: one sum for each row is enough"
-        return other_dtype(result, ("ds",), self.dtype)
+        if (complaint := super().complaint(result)) or self.largest <= 2 * self.size:
+            return complaint
+        return f"a tensor of {self.largest} elements is built, from inputs of {self.size}: one sum for each row is enough"
+
+
+class Delta(RowSums, Weights):
+    """For delta, in the dtype of p."""
+
+    names = ("delta",)
 
 
 class GradientTiles(Scores):
@@ -415,17 +400,6 @@ class SeenByKeys(SeenTiles):
 
     products, remedy, masked = 4, "begin the loop over queries at start", "before full"
     owned, others, sums = "keys", "queries", "their dk and dv"
-
-
-class Weights(Gradients):
-    """For attention's weights p, made from q and k: float32, or float64 where q is."""
-
-    def complaint(self, result: Any) -> str:
-        want = torch.promote_types(self.dtype, torch.float32)
-        if isinstance(result, torch.Tensor) and result.dtype != want:
-            came, needed, given = (str(x).removeprefix("torch.") for x in (result.dtype, want, self.dtype))
-            return f"p comes in {came}, and it is {needed} for inputs in {given}"
-        return ""
 
 
 class HiddenByInfinity(CausalTiles):

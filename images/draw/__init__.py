@@ -6,7 +6,6 @@ typed. Hatching, labels or line styles repeat what a colour says.
 
 # Each module registers its drawings; nothing else of them is used here.
 from draw import (  # noqa: F401
-    chapter_6,
     chapter_8,
     chapter_9,
     chapter_10,

@@ -162,6 +162,33 @@ def draw_held(ax: Axes, y: float, colour: str, text: str, start: float, end: flo
     box(ax, start + COPY, y, end - start - COPY, 0.4, colour=colour, share=0.2)
 
 
+# ---------------------------------------------------------------- one thread's part of a copy
+
+SHOWN = (0, 1, 2, None, 15, 16, 17, None)  # rows of a tile of 64 keys; None: rows that are left out
+
+
+@image("12_tiled_copy.png")
+def draw_tiled_copy() -> Figure:
+    """A tile of 64 rows and 64 columns, cut up for 128 threads: who copies which eight elements, and the four parts of thread 5."""
+    figure, ax = canvas(3.2)
+    left, top, wide, high = 1.2, 0.42, 0.9, 0.3
+    for part in range(8):
+        write(ax, left + (part + 0.5) * wide, 0.2, f"{8 * part} … {8 * part + 7}")
+    write(ax, left - 0.12, 0.2, "columns", ha="right")
+    for n, row in enumerate(SHOWN):
+        y = top + n * high
+        write(ax, left - 0.12, y + high / 2, "…" if row is None else f"row {row}", ha="right")
+        for part in range(8):
+            if row is None:
+                write(ax, left + (part + 0.5) * wide, y + high / 2, "…")
+            else:
+                thread = (8 * row + part) % 128
+                look = {"colour": "orange", "share": 0.6} if thread == 5 else {"colour": "sky", "share": 0.25}
+                box(ax, left + part * wide, y, wide, high, f"thread {thread}", **look)
+    write(ax, left, 3.0, "rows 16 to 31, 32 to 47 and 48 to 63 are as rows 0 to 15; orange: thread 5", ha="left")
+    return figure
+
+
 # ---------------------------------------------------------------- the backward's matmuls
 
 # (text, kind): a matmul, something a thread does in its registers, or a trip through memory.
@@ -226,7 +253,7 @@ def draw_four_threads() -> Figure:
     names = ("a", "b", "c", "d"), ("a, c", "b, d", "a, c", "b, d"), ("a, b, c, d",) * 4
     for step, distance in enumerate((2, 1, 0)):
         y = 3.65 + 0.7 * step
-        write(ax, left - 0.12, y + 0.15, ("own scores", "2 threads on", "1 thread on")[step], ha="right")
+        write(ax, left - 0.12, y + 0.15, ("own scores", "exchange 1", "exchange 2")[step], ha="right")
         for thread in range(4):
             x = left + 1.84 * thread
             box(ax, x, y, 1.5, 0.3, f"max({names[step][thread]})", QUAD[thread], share=0.45)
@@ -326,20 +353,20 @@ def draw_lagging_shift() -> Figure:
 # (call of fwd_step, what it does), in their order; and from which line to which something is under way.
 FWD_STEP = (("warp_scheduler_barrier_sync", "wait for the turn"), ("gemm", "issue q kᵀ of block n"), ("gemm", "issue p v of block n + 1"),
             ("warp_scheduler_barrier_arrive", "pass the turn on"), ("warpgroup_wait<1>", "wait for q kᵀ"), ("mask_fn", "mask s"),
-            ("online_softmax", "m, p and l of block n"), ("warpgroup_wait<0>", "wait for p v"), ("rescale_o", "acc · alpha"))  # fmt: skip
-UNDER_WAY = (("the turn", 0, 3, "black", 0.15), ("q kᵀ of block n", 1, 4, "yellow", 0.5), ("p v of block n + 1", 2, 7, "green", 0.4))
+            ("max_get_scale", "m and alpha, l · alpha"), ("online_softmax", "p, and l plus its sum"), ("warpgroup_wait<0>", "wait for p v"), ("rescale_o", "acc · alpha"))  # fmt: skip
+UNDER_WAY = (("the turn", 0, 3, "black", 0.15), ("q kᵀ of block n", 1, 4, "yellow", 0.5), ("p v of block n + 1", 2, 8, "green", 0.4))
 
 
 @image("12_fa3_step.png")
 def draw_fa3_step() -> Figure:
     """The calls of FA3's step, one below the other, and beside them which matmul runs during which."""
-    figure, ax = canvas(3.85)
+    figure, ax = canvas(4.2)
     top, high = 0.55, 0.35
     for x, name in ((0.15, "fwd_step calls"), (3.0, "to"), (5.4, "what is under way")):
         write(ax, x, 0.25, name, HEAD, ha="left", weight="bold")
     for n, (call, does) in enumerate(FWD_STEP):
         y = top + n * high
-        if call == "online_softmax":
+        if call in ("max_get_scale", "online_softmax"):
             box(ax, 0.08, y, WIDTH - 0.16, high, colour="sky", share=0.3)
         write(ax, 0.15, y + high / 2, call, ha="left", family="DejaVu Sans Mono")
         write(ax, 3.0, y + high / 2, does, BODY, ha="left")
@@ -400,32 +427,3 @@ def draw_window(ax: Axes, x: float, top: float, left: int, right: int) -> None:
     write(ax, x, top + S * SIDE + 0.25, f"thick: start = {start}, end = {end},", ha="left")
     write(ax, x, top + S * SIDE + 0.52, f"full_0 = {full_0}, full_1 = {full_1}", ha="left")
     assert x + S * SIDE < WIDTH
-
-
-@image("12_late_bound.png")
-def draw_late_bound() -> Figure:
-    """A block of four rows and the row after it, with two windows: where full_0 and FA4's bound lie."""
-    figure, ax = canvas(2.6)
-    side, top, first = 0.225, 0.8, NUMBERED * BLOCK
-    for column, left in enumerate((7, 6)):
-        x = 0.8 + 4.5 * column
-        full_0 = window_tiles(NUMBERED, BLOCK, BLOCK, S, S, left, 0)[1]
-        theirs = -(-(first + BLOCK - left) // BLOCK)
-        write(ax, x - 0.65, 0.2, f"left = {left}: full_0 = {full_0}, FA4's bound = {theirs}", HEAD, ha="left", weight="bold")
-        for row in range(first, first + BLOCK + 1):
-            y = top + (row - first) * side
-            write(ax, x - 0.08, y + side / 2, f"row {row}", ha="right")
-            for key in range(S):
-                look = {"colour": "sky" if row < first + BLOCK else "orange", "share": 0.5} if row - left <= key <= row else {}
-                box(ax, x + key * side, y, side, side, **look)
-        for tile in range(S // BLOCK):
-            write(ax, x + (tile + 0.5) * BLOCK * side, top - 0.17, f"tile {tile}")
-            outline(ax, x + tile * BLOCK * side, top, BLOCK * side, BLOCK * side, line=1.3)
-        for key, row in ((first + BLOCK - 1 - left, first + BLOCK - 1), (first + BLOCK - left, first + BLOCK)):
-            outline(ax, x + key * side, top + (row - first) * side, side, side, line=2.6)
-    legend(ax, 2.3, (
-        (0.15, {"colour": "sky", "share": 0.5}, "seen by the block's rows"),
-        (3.1, {"colour": "orange", "share": 0.5}, "by the row after them"),
-        (5.8, {"line": 2.6}, "first key: rounded up to a tile"),
-    ))  # fmt: skip
-    return figure

@@ -6,7 +6,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, image, legend, outline, write
+from draw.drawing import BODY, DPI, HEAD, MASKED, WIDTH, arrow, box, canvas, image, legend, outline, write
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.fp8 import key_order, tensor_core_sum
 from fa_tutorial.fp8.model import KEPT_BITS
@@ -104,7 +104,7 @@ def draw_one_block() -> Figure:
     write(ax, 7.02, 2.0, "acc rescaled,\n+ new")
     write(ax, 8.3, 1.52, "sums of blocks,\nin float32")
     write(ax, 0.1, 3.45, "q, k and v: one scale for 128 rows", BODY, ha="left")
-    write(ax, 4.2, 3.45, "an operand's last dimension is summed", BODY, ha="left")
+    write(ax, 4.2, 3.45, "a matmul sums over the last dimension of both", BODY, ha="left")
     write(ax, 0.1, 3.8, "in shared memory: q, k, vᵀ and the ones; all else lies in registers", BODY, ha="left")
     legend(ax, 4.2, ((0.15, eight, "e4m3, 8 bits"), (2.0, wide, "float32")))
     arrow(ax, (3.55, 4.2), (4.05, 4.2), "blue")
@@ -153,16 +153,23 @@ def draw_chain() -> Figure:
         return 100 * 2.0 ** (torch.floor(torch.log2((added + 0.5) * mean)) - KEPT_BITS) / mean
 
     chain, blocks = lost(products), lost(products % 128)
-    figure = Figure(figsize=(7, 3), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.4), dpi=DPI, layout="constrained")
     ax = figure.subplots()
     ax.fill_between(products, chain, step="post", color=COLOURS["vermilion"], alpha=0.2, lw=0)
     ax.step(products, chain, where="post", color=COLOURS["vermilion"])
     ax.fill_between(products, blocks, step="post", color=COLOURS["blue"], alpha=0.4, lw=0)
     ax.step(products, blocks, where="post", color=COLOURS["blue"])
     ax.text(
-        500, 3.3, f"one chain: the unit grows with the sum,\nin all {chain.mean():.1f} % is lost", color=COLOURS["vermilion"], ha="right"
+        500,
+        3.3,
+        f"one chain: the unit grows with the sum,\nin all {chain.mean():.1f} % is lost",
+        color=COLOURS["vermilion"],
+        ha="right",
+        fontsize=BODY,
     )
-    ax.text(1010, 0.75, f"blocks of 128, each from zero: {blocks.mean():.2f} %", color=COLOURS["blue"], ha="right", va="bottom")
+    ax.text(
+        1010, 0.75, f"blocks of 128, each from zero: {blocks.mean():.2f} %", color=COLOURS["blue"], ha="right", va="bottom", fontsize=BODY
+    )
     ax.set(xlabel="products added so far", ylabel="half a unit, in % of a product", xlim=(0, 1024), ylim=(0, 4))
     ax.set_xticks(range(0, 1025, 128))
     return figure

@@ -234,52 +234,38 @@ def draw_coalescing() -> Figure:
 
 @image("02_turned_tile.png")
 def draw_turned_tile() -> Figure:
-    """A tile is loaded along rows of x, its elements change threads through shared memory, and it is stored along rows of out."""
-    figure, ax = canvas(2.0)
-    side, y, left, middle, right = 0.9, 0.4, 0.85, 4.0, 7.15
-    for x, name, colour in ((left, "tile of x", "sky"), (middle, "shared\nmemory", "yellow"), (right, "tile of out", "orange")):
-        box(ax, x, y, side, side, colour=colour, share=0.4, line=2)
-        if colour == "yellow":
-            write(ax, x + side / 2, y + side / 2, name, weight="bold", linespacing=1.3)
-            continue
-        write(ax, x + side / 2, y - 0.2, name, weight="bold")
-        for step in range(4):
-            arrow(ax, (x + 0.12, y + 0.15 + step * 0.2), (x + side - 0.1, y + 0.15 + step * 0.2), width=1.4)
-    for x in (left, middle):
-        arrow(ax, (x + side + 0.3, y + side / 2), (x + 2.85, y + side / 2), width=2.4)
-    for x, text in (
-        (left, "threads load along rows of x"),
-        (middle, "elements change threads"),
-        (right, "threads store along rows of out"),
+    """16 elements of x, coloured by the thread that loads them, and the same in out, by the thread that stores them: four threads work on
+    one row at a time, and 12 of the elements change threads on the way."""
+    figure, ax = canvas(3.15)
+    side, y, left, middle, right = 0.45, 0.85, 0.6, 4.0, 6.6
+    colours = ("blue", "orange", "green", "purple")
+    for x, name, element in (
+        (left, "tile of x, loaded row by row", lambda r, c: 4 * r + c),
+        (right, "tile of out, stored row by row", lambda r, c: 4 * c + r),
     ):
-        write(ax, x + side / 2, y + side + 0.3, text)
-    return figure
-
-
-@image("02_bytes_under_way.png")
-def draw_bytes_under_way() -> Figure:
-    """An SM whose four programs wait for a load each; in the time that a program takes, four of them get twice as much as two."""
-    figure, ax = canvas(3.5)
-    side, top, hbm = 0.34, 0.75, 3.75
-    write(ax, 0.15, 0.25, "One SM and its loads", HEAD, ha="left", weight="bold")
-    outline(ax, 0.15, top - 0.12, 1.3, 4 * 0.46 + 0.12, line=1.8)
-    box(ax, hbm, top - 0.12, 0.6, 4 * 0.46 + 0.12, "HBM", weight="bold", line=1.8)
-    for program, x in enumerate((1.6, 2.7, 2.1, 3.0)):
-        y = top + program * 0.46
-        box(ax, 0.25, y, 1.1, side, f"program {program}", colour="sky")
-        arrow(ax, (x, y + side / 2), (1.45, y + side / 2), width=0.9)
-        box(ax, x, y, 0.62, side, "1 KiB", colour="orange", share=0.6, line=1.6)
-    write(ax, 0.15, 3.05, "4 programs of 1 KiB:\n4 KiB under way", BODY, ha="left", weight="bold", linespacing=1.3)
-    left, wide, high = 5.0, 0.95, 0.26
-    write(ax, left, 0.25, "What arrives, over time", HEAD, ha="left", weight="bold")
-    for programs, y in ((2, top), (4, 1.8)):
-        write(ax, left, y - 0.17, f"{programs} programs at a time", ha="left")
-        for place in range(3 * programs):
-            box(ax, left + place % 3 * wide, y + place // 3 * high, wide, high, "1 KiB", colour="orange", share=0.6)
-        write(ax, left + 3 * wide + 0.1, y + programs * high / 2, f"{3 * programs} KiB", BODY, ha="left", weight="bold")
-    arrow(ax, (left, 2.99), (left + 3 * wide, 2.99), width=1.2)
-    write(ax, left + 3 * wide + 0.1, 2.99, "time", ha="left")
-    write(ax, left, 3.25, "in each row, one program follows another", ha="left")
+        write(ax, x + 2 * side, 0.22, name, BODY, weight="bold")
+        grid(
+            ax,
+            x,
+            y,
+            4,
+            4,
+            side,
+            lambda r, c, element=element: {"text": str(element(r, c)), "colour": colours[c], "share": 0.45, "size": BODY},
+        )
+        for thread in range(4):
+            write(ax, x + (thread + 0.5) * side, y - 0.18, f"t{thread}")
+        outline(ax, x, y, 4 * side, side)
+    box(ax, middle - 0.35, y + 0.35, 1.5, 1.1, "shared\nmemory", "yellow", share=0.4, line=2, weight="bold")
+    for x, end in ((left + 4 * side + 0.2, middle - 0.5), (middle + 1.3, right - 0.2)):
+        arrow(ax, (x, y + 2 * side), (end, y + 2 * side), width=2.4)
+    write(
+        ax,
+        0.6,
+        2.95,
+        "t0 to t3: threads of a warp; framed: what they access together. Element 1 is loaded by t1 and stored by t0.",
+        ha="left",
+    )
     return figure
 
 

@@ -284,18 +284,21 @@ def draw_one_tile() -> Figure:
     under(6.05, top, "exp(m before − m after)")
     tile(7.3, top, "p", "[BLOCK_M, BLOCK_N]", p, "orange")
     under(8.08, top, "exp(s − m after)")
+    arrow(ax, (8.14, top + 2 * tall + 0.4), (8.14, low - 0.65))
     end = tile(1.0, low, "l before", one, l, None)
     rows_go_on(end, low)
     tile(end + 0.5, low, "l after", one, l_new, "yellow", bold=True)
     under(end + 0.25, low, "alpha · l + rowsum p")
     tile(3.4, low, "v", "[BLOCK_N, D]", v[2:], "green")
     under(4.18, low, "rows: keys 2, 3")
+    ax.plot([4.18, 4.18, 8.14], [low + 2 * tall + 0.38, 4.5, 4.5], color="black", linewidth=1.5)
+    arrow(ax, (8.14, 4.5), (8.14, low + 2 * tall))
     end = tile(5.3, low, "acc before", "[BLOCK_M, D]", acc, None)
     rows_go_on(end, low)
     tile(end + 0.5, low, "acc after", "[BLOCK_M, D]", acc_new, "purple", bold=True)
     under(end + 0.25, low, "alpha · acc + p v")
-    write(ax, 0.1, 4.75, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc", ha="left")
-    write(ax, 0.1, 5.05, "query 1: the maximum stays 6, so its alpha is 1 and nothing is corrected", ha="left")
+    write(ax, 0.1, 4.8, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc", ha="left")
+    write(ax, 0.1, 5.1, "query 1: the maximum stays 6, so its alpha is 1 and nothing is corrected", ha="left")
     return figure
 
 
@@ -418,16 +421,8 @@ def draw_two_loops() -> Figure:
             return {}
         return {"colour": "orange", "share": 0.7} if seen[first + row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
 
-    bounds = f"full_n = {full_n}, end_n = {end_n}"
-    write(
-        ax,
-        0.1,
-        0.25,
-        f"S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}, row block {row_block}: {bounds}",
-        HEAD,
-        ha="left",
-        weight="bold",
-    )
+    title = f"S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}, row block {row_block}"
+    write(ax, 0.1, 0.25, title, HEAD, ha="left", weight="bold")
     grid(ax, left, top, block_m, keys, side, look)
     for key in range(0, keys, block_n):
         outline(ax, left + key * side, top, block_n * side, block_m * side, line=1.3)
@@ -535,7 +530,7 @@ def draw_loop() -> Figure:
     m, n, d, thin = 0.75, 1.75, 0.85, 0.28  # inches for BLOCK_M, BLOCK_N, BLOCK_D and a column
     left, right, top, bottom = 1.75, 7.75, 0.45, 7.65  # of an iteration
     x_q, x_s, x_p, x_v, x_old, x_new, x_o = 0.42, 2.85, 4.75, 6.68, 2.2, 6.6, 8.05
-    y_k, y_s, y_m, y_alpha, y_l, y_acc, y_back = 0.85, 2.1, 3.85, 4.43, 5.0, 6.05, 6.75  # tops of tiles, middles of lanes
+    y_k, y_s, y_pv, y_m, y_alpha, y_l, y_acc, y_back = 0.85, 2.1, 3.3, 3.85, 4.43, 5.0, 6.05, 6.75  # tops of tiles, middles of lanes
     at_max, at_alpha, at_l, at_acc = x_s + n / 2, 4.25, 5.85, 6.28  # where something joins a lane
 
     def tile(name: str, x: float, y: float, wide: float, tall: float, text: str, shape: str = "", *, below: bool = False) -> None:
@@ -569,8 +564,7 @@ def draw_loop() -> Figure:
     for y, start, stop in ((y_m, x_thin, x_new + (d - thin) / 2), (y_l, x_thin, x_new + (d - thin) / 2), (y_acc, x_old + d, x_new)):
         arrow(ax, (start, y), (stop, y))
     arrow(ax, (at_max, y_s + m), (at_max, y_m - 0.2))
-    write(ax, at_max + 0.08, y_s + m + 0.3, "of each row", ha="left")
-    node(at_max, y_m, "max", 34)
+    node(at_max, y_m, "row\nmax", 34)
     arrow(ax, (at_alpha + 0.25, y_m), (x_p + 0.15, y_s + m))
     box(ax, at_alpha - 0.4, y_alpha - 0.2, 0.8, 0.4, "alpha", "vermilion", size=BODY, weight="bold", share=0.25)
     arrow(ax, (x_thin, y_m + m / 2 - 0.08), (at_alpha - 0.4, y_alpha))
@@ -581,11 +575,13 @@ def draw_loop() -> Figure:
     for y in (y_l, y_acc):
         node(at_alpha, y, "×")
     arrow(ax, (at_l, y_s + m), (at_l, y_l - 0.14))
-    write(ax, at_l - 0.08, y_s + m + 0.3, "sum", ha="right")
+    write(ax, at_l - 0.08, y_s + m + 0.3, "row sum", ha="right")
     node(at_l, y_l, "+")
-    arrow(ax, (at_acc, y_s + m), (at_acc, y_acc - 0.14))
-    arrow(ax, (x_v + 0.1, y_k + n), (at_acc + 0.1, y_acc - 0.1))
-    write(ax, at_acc - 0.08, y_acc - 0.35, "p v (4.3)", ha="right")
+    arrow(ax, (at_acc, y_s + m), (at_acc, y_pv - 0.17))
+    arrow(ax, (x_v + 0.3, y_k + n), (at_acc + 0.14, y_pv - 0.1))
+    arrow(ax, (at_acc, y_pv), (at_acc, y_acc - 0.14))
+    node(at_acc, y_pv, "p v", 24)
+    write(ax, at_acc - 0.08, y_acc - 0.35, "(4.3)", ha="right")
     node(at_acc, y_acc, "+")
 
     x_out, x_in = x_new + d + 0.12, x_old - 0.25

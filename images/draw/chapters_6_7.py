@@ -188,7 +188,7 @@ def draw_backward_flow(ax: Axes, top: float) -> None:
     write(ax, 1.75, at_ds + 0.8, "⑤ scale · dsᵀ q (6.12)", ha="right")
 
 
-LOOP_SHAPE = {"block_m": 3, "block_n": 2, "S_q": 15, "S_k": 16}
+LOOP_SHAPE = {"block_m": 2, "block_n": 4, "S_q": 12, "S_k": 12}
 TILE_LOOKS = {"whole": {"colour": "sky"}, "masked": {"colour": "orange", "hatch": MASKED}, "skipped": {}}
 
 
@@ -196,7 +196,7 @@ TILE_LOOKS = {"whole": {"colour": "sky"}, "masked": {"colour": "orange", "hatch"
 def draw_two_loops() -> Figure:
     """The tiles twice: a block of keys stays and the queries stream past, for dk and dv; a block of queries stays, for dq."""
     figure, ax = canvas(6.25)
-    J, I = 3, 3
+    J, I = 1, 3
     start, full_row = algorithm.causal_rows(J, **LOOP_SHAPE)
     full, end = algorithm.causal_tiles(I, **LOOP_SHAPE)
     rows = LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"]
@@ -212,9 +212,8 @@ def draw_two_loops() -> Figure:
     notes(ax, 4.7, 4.7, row_lines, bold=0)
     legend(ax, 5.65, tuple((x, {**TILE_LOOKS[kind], "share": 0.6}, text) for x, kind, text in (
         (0.1, "whole", "whole: no mask"), (2.1, "masked", "with mask"), (3.6, "skipped", "skipped: never read"))))  # fmt: skip
-    block_m, block_n, S_q, S_k = LOOP_SHAPE.values()
-    note = f"causal, bottom-right aligned: S_q = {S_q}, S_k = {S_k}, BLOCK_M = {block_m}, BLOCK_N = {block_n}"
-    write(ax, 0.1, 6.0, note, ha="left")
+    block_m, block_n, S, _ = LOOP_SHAPE.values()
+    write(ax, 0.1, 6.0, f"causal: S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}; blocks are counted from 0", ha="left")
     return figure
 
 
@@ -231,7 +230,7 @@ def tile_kind(row_block: int, key_block: int) -> str:
 def draw_loop(ax: Axes, left: float, title: str, way: str, fixed: int, steps: range) -> None:
     """One loop: the tiles by kind, strong where this program goes ("down" column `fixed`, or "right" along row `fixed`), and its
     results."""
-    wide, tall, x, y = 0.38, 0.5, left + 0.65, 1.45
+    wide, tall, x, y = 1.0, 0.42, left + 0.65, 1.45
     rows, cols = LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"], LOOP_SHAPE["S_k"] // LOOP_SHAPE["block_n"]
     down = way == "down"
     write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")

@@ -25,6 +25,7 @@ def film(page: Page) -> list[tuple[Image.Image, int]]:
 
     page.locator("#carry").set_checked(True)
     page.locator("#carry").blur()
+    page.locator("#block").select_option("2")
     page.locator("#back").click(click_count=2)
     for _ in range(3):
         page.locator("#forward").click()

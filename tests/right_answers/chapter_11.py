@@ -30,11 +30,14 @@ def merge_in_a_loop(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D,
     tl.store(lse_ptr + row, largest + tl.log(total))
 
 
-def splits_by_whole_numbers(n, S, sms):
-    """Shares compared as programs over waves, 100 · a / b with 95 · c / d."""
-    shares = [(n * splits, -(-n * splits // (2 * sms))) for splits in range(1, max(S // 256, 1) + 1)]
-    fullest = max(shares, key=lambda share: share[0] / share[1])
-    return next(i for i, (programs, waves) in enumerate(shares, 1) if 100 * programs * fullest[1] >= 95 * fullest[0] * waves)
+def splits_without_empty_parts(n, tiles, sms):
+    """By the length of a part: its parts with keys, and the waves of their programs."""
+    rows = {}
+    for part in range(min(tiles, 4), tiles + 1):
+        splits = -(-tiles // part)
+        if splits <= max(tiles // 4, 1):
+            rows[splits] = -(-tiles // splits) * -(-n * splits // (2 * sms))
+    return min(splits for splits, row in rows.items() if 100 * row <= 105 * min(rows.values()))
 
 
 def window_part_by_tiles(split, splits, S, S_q, left, BLOCK_N):
@@ -45,7 +48,7 @@ def window_part_by_tiles(split, splits, S, S_q, left, BLOCK_N):
 
 
 RIGHT_ANSWERS = (
-    ("11.4", splits_by_whole_numbers),
+    ("11.4", splits_without_empty_parts),
     ("11.6", window_part_by_tiles),
     ("11.1", step_us_by_the_slower_limit),
     ("11.2", merge_in_a_loop),

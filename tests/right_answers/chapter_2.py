@@ -5,6 +5,7 @@ import itertools
 import math
 
 import torch
+from edits import edit
 
 from fa_tutorial.hardware import require_triton
 
@@ -103,6 +104,12 @@ def softmax_kernel_named(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.c
 
 
 RIGHT_ANSWERS = (
+    edit(
+        "2.3",
+        "elements far apart",
+        ("tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", "tl.program_id(0) + tl.arange(0, BLOCK) * tl.num_programs(0)"),
+        told="correct (each program's elements lie num_programs apart",
+    ),
     ("2.1", strides_by_accumulate),
     ("2.1", strides_by_division),
     ("2.1", lambda shape: [torch.tensor(shape[i + 1 :], dtype=torch.int64).prod() for i in range(len(shape))]),

@@ -78,10 +78,13 @@ def right_promise_by_promise(forward):
 
 
 RIGHT_ANSWERS = (
-    ("4.1", step_by_log_sum_exp),
+    ("4.1", step_by_log_sum_exp, "correct (nan_to_num hides every other NaN"),
     ("4.2", forward_normalised_as_it_goes),
     ("4.3", tiles_by_counting),
     ("4.4", causal_normalised_as_it_goes, "correct (every tile is masked"),
     edit("4.4", "every tile is masked", ("if key_block >= full:", "if True:"), told="correct (every tile is masked"),
+    edit(
+        "4.4", "0 / 0 replaced", ("acc / torch.where(l == 0, 1.0, l)[..., None]", "(acc / l[..., None]).nan_to_num()"), told="correct (nan"
+    ),
     ("4.5", right_promise_by_promise),
 )

@@ -95,6 +95,7 @@ WRONG_ANSWERS = (
         )
     ),
     edit("1.1", "clamped at 700", ("wide - m", "wide.double().clamp(max=700)"), told="exp(−1000) is 0, and 0 / 0 is NaN"),
+    ("1.1", lambda x: torch.exp(x - torch.logcumsumexp(x, -1)[..., -1:]), "a library's softmax or logsumexp made them"),
     ("1.2", lambda x: (0.0, 0.0), "m is the maximum and l is the sum of exp(x − m), one number each"),
     edit("1.2", "skips what is very low", ("value == -math.inf", "value < -1e9"), told=("however low, and counts like any other: x = "
                                                                                        "[−1e+30]")),
@@ -117,7 +118,8 @@ WRONG_ANSWERS = (
     edit("1.4", "one score alone", ("[low, high, low[:-1]]", "[low[:-1]]"), told="fewer than one block of 2"),
     edit("1.4", "masked", ("[low, high, low[:-1]]", "[low, high, low[:-1] * math.inf]"), told="a score that is not finite"),
     edit("1.4", "a list", ("torch.cat([low, high, low[:-1]])", "[1.0, 2.0]"), told="returns a list of 2, want a vector of scores"),
-    edit("1.4", "a short end", ("low[:-1]]", "low, high[:1] - 1]"), told="D misses m + log l by only 0.002, want more than 0.01"),
+    edit("1.4", "a short end", ("low[:-1]]", "low, high[:1] - 1]"), told="by only 0.002, want more than 0.01: what it gets wrong is too small a share"),
+    ("1.4", lambda block: torch.tensor([-20_002.0] * 128 + [-20_000.0] * 128 + [-20_001.0]), "(your row is the same for every block)"),
     edit("1.4", "a low end", ("low[:-1]]", "low[:-1] - 50]"), told="whose scores count"),
     edit("1.4", "flat", ("[low, high, low[:-1]]", "[low, low, low[:-1]]"), told="A and B are right: A goes wrong only if the maximum grows"),
     edit("1.4", "high", ("-2e4)", "0.0)"), ("-2e4 + 1", "1.0"), told="C is right: C goes wrong only if every score is so far below"),
@@ -131,7 +133,8 @@ WRONG_ANSWERS = (
     edit("1.5", "normalised in each block", *NORMALISED, told="one edge is left: a −inf score gets the weight 0, and a block of only −inf"),
     edit("1.5", "last block alone", ("alpha * acc + ", ""), ("alpha * l + ", ""), told=("two blocks: when the maximum grows, rescale acc "
                                                                                        "and l")),
-    edit("1.5", "lse without m", ("m + torch.log", "torch.log"), told="lse = m + log l, a number"),
+    edit("1.5", "lse in base 2 by log2", ("m + torch.log(l)", "m + torch.log2(l)"), told="one block: lse = m + log l, one number"),
+    edit("1.5", "p from the old maximum", ("torch.exp(s - m_new)", "torch.exp(s - (m_new if m == -math.inf else m))"), told="p is measured from the old"),
     ("1.5", whole_row, "a block is used after the next one was asked for"),
     ("1.5", whole_row_of_copies, "take a block at a time"),
     ("1.5", copies_for_a_second_pass, "the result is right, but what you keep grows with every block"),
@@ -153,5 +156,9 @@ WRONG_ANSWERS = (
     edit("1.5", "fails without keys", UNGUARDED, told="one edge is left: nothing is seen, and o is 0 / 0 = NaN"),
     edit("1.5", "in float32", ("p @ v", "p.float() @ v.float()"),
          told="one edge is left: float64 goes in"),
+    edit("1.6", "lse lost", ("shift) * o_b, lse", "shift) * o_b, shift"), told="right on the main case; one edge is left: two empty parts give"),
+    edit("1.6", "shares of the maxima", ("torch.logaddexp(lse_a, lse_b)", "torch.maximum(lse_a, lse_b)"), told="counts with its part's share"),
+    edit("1.6", "one part never empty", ("torch.where(lse == -math.inf, 0.0, lse)", "lse_a + torch.log1p(torch.exp(lse_b - lse_a))"),
+         told="right on the main case"),
     edit("1.5", "no lse", ("return o, m + torch.log(l)", "return o"), told="want a tuple (o, lse)"),
 )  # fmt: skip

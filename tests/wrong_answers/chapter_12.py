@@ -1,5 +1,5 @@
-"""Chapter 12: an alpha upside down, float division, causal tiles alone, tiles never whole, a mask aligned at the top, a result left out, a shift
-that never lags or falls, tests that hide a bug or show none."""
+"""Chapter 12: an alpha upside down, float division, causal tiles alone, tiles never whole, a mask aligned at the top, a result left out, scaled
+gradients, a shift that never lags or falls, tests that hide a bug or show none."""
 
 import torch
 from edits import edit
@@ -62,8 +62,12 @@ WRONG_ANSWERS = (
     edit("12.1", "acc rescaled in the first block", ("    return p,", "    acc = torch.exp2((row_max - safe) * scale_log2)[:, None] * acc if is_first"
                                                     " else acc\n    return p,"), told="with Is_first the function doesn't touch acc_o"),
     edit("12.1", "another order", ("p, new_max, new_sum, acc", "new_max, new_sum, p, acc"), told="return p, row_max, row_sum, acc"),
+    edit("12.1", "one maximum for the tile in the first block", ("if is_first:\n        new_max = s.amax(dim=1)", "if is_first:\n        new_max = s.max().repeat(len(s))"),
+         told="in the first block row_max is one maximum for the whole tile"),
     ("12.2", tiles_by_the_keys_of_all_and_any, "pairs of the block is made: its first and last row decide"),
     ("12.2", tiles_by_a_loop_over_all_pairs, "lines run for a block with 16,384 pairs of a row and a key"),
+    edit("12.2", "other negatives taken for 0", (FIRST, f"    left, right = (10**9 if x == -1 else max(x, 0) for x in (left, right))\n{FIRST}"),
+         told="left = −3 is no limit either"),
     edit("12.2", "in floats", ("low(first) // block_n", "low(first) / block_n"), told="gives start = 8.333, want 8"),
     edit("12.2", "whole floats", ("low(first) // block_n,", "float(low(first) // block_n),"), told="a tile's number is an integer"),
     edit("12.2", "causal tiles alone", (FIRST, f"    left, right = -1, 0\n{FIRST}"), told="these are causal_tiles"),
@@ -89,16 +93,23 @@ WRONG_ANSWERS = (
     edit("12.2", "no whole tile, and full_0 = full_1 = 0", ("    return low(first)", "    full_0, full_1 = (0, 0) if full_1 == full_0 else (full_0, full_1)\n    return low(first)"),
          told="window_tiles(3, 4, 4, 16, 16, 0, 0) gives full_0 = 0"),
     edit("12.2", "no end", (", -(-high(last) // block_n)", ""), told="returns a tuple of 3"),
-    edit("12.3", "ragged", ("2048, 1023", "2047, 1022"), told="S of the first window is 2047, want a multiple of 128"),
-    edit("12.3", "a window longer than the sequence", ("2048, 1023", "2048, 4095"), told="want a whole number from 0 to 2,047"),
-    edit("12.3", "two tiles, narrow", ("2049, 1000", "2049, 127"), told="no other is whole"),
-    edit("12.3", "a block of 60 rows", ("2049, 1000", "2108, 1000"), told="m_idx_max is too close to the last row"),
-    edit("12.3", "one window", ("return one_late, two_late", "return one_late"), told="the first window is 2,048, want a tuple (S, left)"),
+    edit("12.3", "scaled scores, and their gradients", ("q @ k.T", "q @ k.T * scale_log2 * math.log(2)"), ("s * scale_log2 - ", "s * math.log2(math.e) - "),
+         ("return ds @ k, ds.T @ q", "return scale_log2 * math.log(2) * ds @ k, scale_log2 * math.log(2) * ds.T @ q"), told="dq and dk are scaled"),
+    edit("12.3", "delta by columns", ("delta[:, None]", "delta"), told="where ds = p · (dp − delta), with p of (6.7): two rows"),
+    edit("12.3", "p by rows' own softmax", ("torch.exp2(s * scale_log2 - (lse * math.log2(math.e))[:, None])", "torch.softmax(s * scale_log2 * math.log(2), 1)"),
+         told="with p of (6.7): two rows and two keys"),
+    edit("12.3", "a mask by subtraction", ("torch.where(seen, q @ k.T, -math.inf)", "(q @ k.T).masked_fill(~seen, -math.inf)"), ("torch.exp2(s", "torch.exp2(s.nan_to_num(0.0)"),
+         ("lse * math.log2(math.e)", "lse.nan_to_num(posinf=-math.inf) * math.log2(math.e)"), told="so its p is 0, and no result is NaN"),
     edit("12.4", "divided by ln 2 and compared with 2^threshold", ("(m - shift) * math.log2(math.e) > threshold",
-         "(m - shift) / math.log(2) > 2**threshold"), told="the new shift is the old one where a row doesn't move"),
+         "(m - shift) / math.log(2) > 2**threshold"), told="the new shift is m if exp(m − shift) exceeds 2^threshold"),
     edit("12.4", "a shift that falls", ("torch.maximum(shift, s.amax(dim=-1))", "s.amax(dim=-1)"), ("> threshold", "!= 0"),
-         told="the new shift is the old one where a row doesn't move"),
+         told="the new shift is m if exp(m − shift) exceeds 2^threshold"),
     edit("12.4", "alpha from m", ("torch.exp(shift - safe)", "torch.exp(shift - m)"), told="is 1 for a row that doesn't move"),
+    edit("12.4", "alpha of a first block unset", ("p.sum(dim=-1), alpha", "p.sum(dim=-1), torch.where((shift == -math.inf) & (new_shift > -math.inf), 5.0, alpha)"),
+         told="0 where a row moves from −∞"),
+    edit("12.4", "NaN for a row that has seen nothing", ("p.sum(dim=-1), alpha", "p.sum(dim=-1), torch.where(new_shift == -math.inf, math.nan, alpha)"),
+         told="gives alpha = [nan, 1, 0], want [0, 1, 0]"),
+    edit("12.4", "8 in place of the threshold", ("(m - shift) * math.log2(math.e) > threshold", "m > shift + 8 * math.log(2)"), told="the threshold is fixed at 8"),
     edit("12.5", "one test twice", ("both_fail = 32, 100, 110.0", "both_fail = both_pass"), told="so a shift of 0 is as good as another"),
     edit("12.5", "ragged, and two blocks enough", ("32, 100, 110.0", "17, 33, 150.0"), told="row 0 sees every key before the last two blocks"),
     edit("12.5", "two blocks of keys", ("31, 63,", "32, 31,"), told="S_k of the first test is 31, want a whole number from 33"),

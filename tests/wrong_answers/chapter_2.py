@@ -48,6 +48,34 @@ def softmax_by_triton(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.cons
     tl.store(out_ptr + row * stride_out + offs, tl.softmax(x), mask=offs < cols)
 
 
+@triton.jit
+def add_in_program_0(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    if tl.program_id(0) == 0:
+        for start in range(0, n, BLOCK):
+            offs = start + tl.arange(0, BLOCK)
+            tl.store(out_ptr + offs, tl.load(x_ptr + offs, mask=offs < n) + tl.load(y_ptr + offs, mask=offs < n), mask=offs < n)
+
+
+@triton.jit
+def softmax_in_program_0(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
+    if tl.program_id(0) == 0:
+        for row in range(tl.num_programs(0)):
+            offs = tl.arange(0, BLOCK)
+            x = tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32)
+            p = tl.exp(x - tl.max(x, axis=0))
+            tl.store(out_ptr + row * stride_out + offs, p / tl.sum(p, axis=0), mask=offs < cols)
+
+
+@triton.jit
+def transpose_column_by_column(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stride_or, stride_oc,
+                               BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
+    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    for j in range(BLOCK_C):
+        c = tl.program_id(1) * BLOCK_C + j
+        mask = (r < rows) & (c < cols)
+        tl.store(out_ptr + c * stride_or + r * stride_oc, tl.load(x_ptr + r * stride_xr + c * stride_xc, mask=mask), mask=mask)
+
+
 LOAD_X = 'x = tl.load(x_ptr + row * stride_x + offs, mask=mask, other=-float("inf")).to(tl.float32)'
 THROUGH_OUT = """tl.store(out_ptr + row * stride_out + offs, p, mask=mask)
     p = tl.load(out_ptr + row * stride_out + offs, mask=mask, other=0.0).to(tl.float32)"""
@@ -152,6 +180,10 @@ WRONG_ANSWERS = (
          told="a row's number may itself pass 2³¹"),
     edit("2.8", "float64", (".to(tl.int64)", ".to(tl.float64)", 2), told="a pointer takes only integer offsets"),
     edit("2.8", "every program the same", ("place = (pid * BLOCK_R + tl", "place = (tl"), told="small offsets stay what they were"),
+    ("2.3", add_in_program_0, "a program for each block", None),
+    ("2.4", transpose_column_by_column, "load and store a whole tile at once", None),
+    edit("2.5", "PyTorch's copy", ("return out", "return x.t().contiguous()"), told="it isn't the tensor that the kernel writes to"),
+    ("2.7", softmax_in_program_0, "program i takes row i alone", None),
     edit("2.7", "no other", (', other=-float("inf")', ""), told=("a load may leave anything past the end of the row: load −inf there "
                                                                 "(other=)"), gpu="count in the sum"),
     edit("2.7", "no other, and a mask for exp",

@@ -74,6 +74,11 @@ WRONG_ANSWERS = (
     edit("4.5", "−∞ − (−∞)", ("torch.allclose(lse.double(), want_lse, atol=1e-4)", "not (lse.double() - want_lse).abs().max() > 0.05"),
          told="a forward that returns NaN as the lse of a row that sees no key gives True"),
     edit("4.5", "to the last bit", ("o_right = torch.allclose(o.double(), want_o, rtol=rounding, atol=rounding)", "o_right = torch.equal(o.double(), want_o)"),
-         told="no forward passes your test, a right one neither: solution 4.4 gives False, want True"),
+         told="S_q = 37, S_k = 50, scale = 0.3, float32: o is within 1e-6 of reference.attention(q, k, v, is_causal=True, scale=scale)"),
+    edit("4.5", "another scale", ("is_causal=True, scale=0.3", "is_causal=True"), told="a call with S_q = 37, S_k = 50, scale = 0.3, float32: o is within"),
+    edit("4.5", "−∞ − (−∞) must be small", ("torch.allclose(lse.double(), want_lse, atol=1e-4)", "bool((lse.double() - want_lse).abs().max() < 0.05)"),
+         told="−∞ − (−∞) is NaN where a row sees no key: compare with torch.allclose"),
+    edit("4.5", "asserts", ("if not (o_right and torch.allclose(lse.double(), want_lse, atol=1e-4)):\n                return False",
+                            "assert o_right and torch.allclose(lse.double(), want_lse, atol=1e-4)"), told="return False where a forward is wrong"),
     edit("4.5", "not returned", ("    return True", "    pass"), told="gives None (is the return missing?), want True"),
 )  # fmt: skip

@@ -6,14 +6,6 @@ from edits import edit
 from fa_tutorial import algorithm
 
 
-def matmul_by_jacobians(a, b, dc):
-    if a.ndim > 2:
-        return dc @ b.mT, a.mT @ dc
-    of_a = torch.kron(torch.eye(a.shape[0], dtype=a.dtype), b.T.contiguous())  # of c's M · N elements by a's M · K
-    of_b = torch.kron(a.contiguous(), torch.eye(b.shape[1], dtype=a.dtype))
-    return (of_a.T @ dc.reshape(-1)).view(a.shape), (of_b.T @ dc.reshape(-1)).view(b.shape)
-
-
 def converted(first: str, names: str, result: str = "") -> tuple:
     """The changes to a body that begins with `first`: the tensors `names` become float64, or float32 if the `result` is converted back."""
     to = "float" if result else "double"
@@ -21,17 +13,16 @@ def converted(first: str, names: str, result: str = "") -> tuple:
     return (inner, (f"return {result}", f"return tuple(x.to(dtype) for x in ({result}))")) if result else (inner,)
 
 
-def matmul_by_autograd(a, b, dc):
-    with torch.enable_grad():
-        a, b = (x.detach().requires_grad_() for x in (a, b))
-        return torch.autograd.grad(a @ b, (a, b), dc)
-
-
 def softmax_by_autograd(p, dp):
     with torch.enable_grad():
         s = torch.log(p).requires_grad_()
         torch.softmax(s, -1).backward(dp)
         return s.grad
+
+
+def delta_from_p(q, k, v, o, lse, do):
+    p = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, dim=-1)
+    return (p * (do @ v.mT)).sum(dim=-1)
 
 
 def attention_by_autograd(q, k, v, p, do, scale):
@@ -69,33 +60,46 @@ def dq_that_owns_keys(q, k, v, do, lse, delta, block_m, block_n, is_causal, scal
     return dq.to(q.dtype)
 
 
+PRODUCT = "do.to(lse.dtype) * o.to(lse.dtype)"
+
+
+def dq_with_bounds_of_keys(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
+    S_q, S_k, lse = q.shape[2], k.shape[2], algorithm.finite_or_inf(lse)
+    dq = torch.zeros(q.shape, dtype=lse.dtype)
+    for i in range(-(-S_q // block_m)):
+        rows = slice(i * block_m, min((i + 1) * block_m, S_q))
+        for j in range(-(-S_k // block_n)):
+            start, full = algorithm.causal_rows(j, block_m, block_n, S_q, S_k) if is_causal else (0, 0)
+            if i >= start:
+                keys = slice(j * block_n, min((j + 1) * block_n, S_k))
+                _, ds = algorithm.p_and_ds(q, k, v, do, lse, delta, rows, keys, i < full, scale)
+                dq[:, :, rows] += scale * ds @ k[:, :, keys].to(ds.dtype)
+    return dq.to(q.dtype)
+
+
 JACOBIAN = "((torch.diag_embed(p) - p[..., :, None] * p[..., None, :]) @ dp[..., None])[..., 0]"
-WIDE = "torch.promote_types(a.dtype, torch.float32)"
 SIZES = "    S_q, S_k = q.shape[2], k.shape[2]\n"
 START = "max(0, j - S_k + S_q) // block_m"
 UNTILED = "block_m, block_n = S_q, max(1, S_k)\n"
 
 WRONG_ANSWERS = (
-    ("6.1", matmul_by_jacobians, "a Jacobian is built, a matrix of 30 × 35"),
-    ("6.1", matmul_by_autograd, "autograd computes these gradients"),
-    ("6.3", attention_by_autograd, "autograd computes these gradients"),
-    edit("6.1", "right for square matrices", ("    db = ", "    da[..., a.shape[-2] :] = 0\n    db = "),
-         told="db = Σ a dc over the rows of a and dc: a of shape (1, 3), b of shape (3, 4)"),
-    edit("6.1", "in float32", *converted("    da = ", "a, b, dc", "da, db"), told="one edge is left: float64 goes in"),
-    edit("6.1", "in float64", *converted("    da = ", "a, b, dc"),
-         told="da comes in float64, and a in float32: convert it to that dtype at the end"),
-    edit("6.1", "float32 for halves", ("return da, db", f"return da.to({WIDE}), db.to({WIDE})"),
-         told="one edge is left: da comes in float32, and a in float16"),
-    edit("6.1", "one gradient", ("return da, db", "return da"), told="want a tuple (da, db)"),
-    edit("6.2", "by Jacobian", ("p * (dp - delta)", JACOBIAN), told="the Jacobian is built, a matrix of 16 × 16"),
-    ("6.2", softmax_by_autograd, "autograd computes these gradients"),
-    edit("6.2", "in place", ("return p * (dp - delta)", "dp -= delta\n    return p * dp"), told="changes its input dp in place"),
-    edit("6.2", "in float32", ("    delta = ", "    dtype, p, dp = p.dtype, p.float(), dp.float()\n    delta = "),
+    ("6.2", attention_by_autograd, "autograd computes these gradients"),
+    edit("6.1", "by Jacobian", ("p * (dp - delta)", JACOBIAN), told="a tensor of 108 elements is built, from inputs of 36: one sum for each row is enough"),
+    edit("6.1", "all rows by all rows", ("(p * dp).sum(dim=-1, keepdim=True)", "(p @ dp.mT).diagonal(dim1=-2, dim2=-1)[..., None]"),
+         told="a tensor of 256 elements is built, from inputs of 48: one sum for each row is enough"),
+    ("6.1", softmax_by_autograd, "autograd computes these gradients"),
+    edit("6.1", "in place", ("return p * (dp - delta)", "dp -= delta\n    return p * dp"), told="changes its input dp in place"),
+    edit("6.1", "in float32", ("    delta = ", "    dtype, p, dp = p.dtype, p.float(), dp.float()\n    delta = "),
          ("p * (dp - delta)", "(p * (dp - delta)).to(dtype)"), told="one edge is left: float64 goes in"),
-    edit("6.2", "in float64", *converted("    delta = ", "p, dp"), told="ds comes in float64, and s in float32"),
-    edit("6.3", "in float64", *converted("    dv = ", "q, k, v, p, do"), told="dq comes in float64, and q in float32"),
-    edit("6.3", "in float32", *converted("    dv = ", "q, k, v, p, do", "dq, dk, dv"), told="one edge is left: float64 goes in"),
-    edit("6.3", "weighs in place", ("ds = p * (", "ds = p.mul_("), told="changes its input p in place"),
+    edit("6.1", "in float64", *converted("    delta = ", "p, dp"), told="ds comes in float64, and s in float32"),
+    edit("6.2", "in float64", *converted("    dv = ", "q, k, v, p, do"), told="dq comes in float64, and q in float32"),
+    edit("6.2", "in float32", *converted("    dv = ", "q, k, v, p, do", "dq, dk, dv"), told="one edge is left: float64 goes in"),
+    edit("6.2", "weighs in place", ("ds = p * (", "ds = p.mul_("), told="changes its input p in place"),
+    ("6.3", delta_from_p, "a tensor of 63 elements is built, from inputs of 18: one sum for each row is enough"),
+    edit("6.3", "all rows by all rows", (f"({PRODUCT}).sum(dim=-1)", "(do.to(lse.dtype) @ o.to(lse.dtype).mT).diagonal(dim1=-2, dim2=-1)"),
+         told="a tensor of 49 elements is built, from inputs of 18: one sum for each row is enough"),
+    edit("6.3", "in float64", (PRODUCT, "do.double() * o"), told="delta comes in float64, and it is float32 for inputs in float32"),
+    edit("6.3", "in float32", (PRODUCT, "do.float() * o.float()"), told="one edge is left: float64 in gives float64's accuracy out"),
     edit("6.4", "in float32", ("torch.promote_types(q.dtype, torch.float32)", "torch.float32"), told="one edge is left: float64 goes in"),
     *(edit("6.4", f"{hidden} for −inf", ("~seen, -math.inf", f"~seen, {hidden}"), told="stands for −∞, and a score may be")
       for hidden in ("-1e6", "-1e30", "torch.finfo(dtype).min")),
@@ -107,10 +111,15 @@ WRONG_ANSWERS = (
     edit("6.4", "p in float16", ("    return torch.exp(s - lse[..., None])", ("    p = (s - lse[..., None]).exp()\n    return "
                                                                              "p.to(q.dtype)")),
          told="one edge is left: p is rounded to float16: for fp16 and bf16 it is float32"),
+    edit("6.4", "NaN made 0", ("torch.exp(s - lse[..., None])", "torch.exp(s - lse[..., None]).nan_to_num()"),
+         told="one edge is left: a NaN in an input comes out as NaN: whatever turns NaN into 0 hides it"),
     edit("6.4", "p in float64", ("torch.promote_types(q.dtype, torch.float32)", "torch.float64"),
          told="p comes in float64, and it is float32 for inputs in float32"),
     ("6.5", dkdv_that_owns_queries, "your loop comes back to keys that it has left"),
+    ("6.6", dq_with_bounds_of_keys, "the result is right, but causal_rows bounds the queries of a block of keys"),
     ("6.6", dq_that_owns_keys, "your loop comes back to queries that it has left"),
+    edit("6.5", "NaN made 0", ("            dv[", "            p = p.nan_to_num()\n            dv["), told="a NaN in an input comes out as NaN"),
+    edit("6.6", "NaN made 0", ("            dq[", "            ds = ds.nan_to_num()\n            dq["), told="a NaN in an input comes out as NaN"),
     edit("6.5", "a product in float16", ("p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", ("p.to(do.dtype).transpose(-1, -2) @ do[:, "
                                                                                              ":, rows]")),
          told="one edge is left: dv: 2,049 − 2,048 is 1, and float16 has no 2,049"),

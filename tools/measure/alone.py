@@ -1,5 +1,5 @@
 """Chapter 9: does it matter that two consumers share a program? The loop with one stop, whose consumers have programs
-of their own, with a producer each or loading for themselves.
+of their own, with a producer each or loading for themselves; and a program that loads each tile twice.
 
 Takes what `ladder` takes, without a mask.
 """
@@ -20,7 +20,7 @@ from fa_tutorial.bench.cases import Shape, about
 from fa_tutorial.bench.chapter_8 import flops_of, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.tuned import steps
-from measure.chapter_8 import counted_in_turns
+from measure.chapter_8 import counted_in_turns, settled
 
 hardware.require_triton("Chapter 9's measurements")
 from triton.experimental import gluon  # noqa: E402
@@ -30,7 +30,6 @@ from fa_tutorial.hopper import ladder, ping_pong  # noqa: E402
 from fa_tutorial.hopper.ladder import (  # noqa: E402
     left_operand,
     mbarrier,
-    producer,
     rescaled,
     softmax_step,
     tma,
@@ -89,21 +88,43 @@ def make_ring(q_desc, k_desc, ROWS: gl.constexpr, STAGES: gl.constexpr, COUNT: g
 
 
 @gluon.jit
+def load_block(k_desc, v_desc, k, v, full, start_n, i, LOADS: gl.constexpr):
+    """The i-th block of k and v, LOADS times, each over the one before."""
+    stage, row = i % k.shape[0], start_n + i * k.shape[1]
+    mbarrier.expect(full.index(stage), LOADS * (k_desc.block_type.nbytes + v_desc.block_type.nbytes))
+    for _ in gl.static_range(LOADS):
+        tma.async_copy_global_to_shared(k_desc, [row, 0], full.index(stage), k.index(stage))
+        tma.async_copy_global_to_shared(v_desc, [row, 0], full.index(stage), v.index(stage))
+
+
+@gluon.jit
+def producer(q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks, LOADS: gl.constexpr):
+    """ladder.producer, which loads each block LOADS times."""
+    STAGES: gl.constexpr = k.shape[0]
+    mbarrier.expect(q_full, q_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(q_desc, [start_m, 0], q_full, q)
+    for i in range(blocks):
+        mbarrier.wait(empty.index(i % STAGES), 1 - i // STAGES % 2)
+        load_block(k_desc, v_desc, k, v, full, start_n, i, LOADS)
+
+
+@gluon.jit
 def consumer(o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, stamps_ptr,
-             C: gl.constexpr, CONSUMERS: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
+             C: gl.constexpr, CONSUMERS: gl.constexpr, LOOP: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
     zeros, m, l, acc = new_state(k.shape[2], k.shape[1])
     if STAMPED:
         stamps_ptr += (gl.program_id(0) * CONSUMERS + C) * (blocks + 1) * ping_pong.N_STAMPS
     stamp_sm(stamps_ptr, blocks, m, STAMPED)
     mbarrier.wait(q_full, 0)
     l, acc = ping_pong.attend(q.slice(C * 64, 64), k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, empty,
-                              zeros, stamps_ptr, C, "one stop", STAMPED)  # fmt: skip
+                              zeros, stamps_ptr, C, LOOP, STAMPED)  # fmt: skip
     store(o_ptr, acc, l, start_m + C * 64, k.dtype)
 
 
 @gluon.jit
 def with_producer(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, stamps_ptr,
-                  STAGES: gl.constexpr, CONSUMERS: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
+                  STAGES: gl.constexpr, CONSUMERS: gl.constexpr, LOOP: gl.constexpr, LOADS: gl.constexpr,
+                  STAMPED: gl.constexpr):  # fmt: skip
     """One consumer in each program or two, and a producer."""
     N: gl.constexpr = k_desc.block_type.shape[0]
     q, k, v, q_full, full, empty = make_ring(q_desc, k_desc, CONSUMERS * 64, STAGES, CONSUMERS)
@@ -112,25 +133,17 @@ def with_producer(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, stamps_ptr,
     if CONSUMERS == 1:
         gl.warp_specialize([
             (consumer, (o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, stamps_ptr,
-                        0, CONSUMERS, STAMPED)),
-            (producer, (q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks, N)),
+                        0, CONSUMERS, LOOP, STAMPED)),
+            (producer, (q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks, LOADS)),
         ], [1], [24])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, stamps_ptr,
-                        0, CONSUMERS, STAMPED)),
+                        0, CONSUMERS, LOOP, STAMPED)),
             (consumer, (o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, stamps_ptr,
-                        1, CONSUMERS, STAMPED)),
-            (producer, (q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks, N)),
+                        1, CONSUMERS, LOOP, STAMPED)),
+            (producer, (q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks, LOADS)),
         ], [4, 1], [240, 24])  # fmt: skip
-
-
-@gluon.jit
-def load_block(k_desc, v_desc, k, v, full, start_n, i):
-    stage, row = i % k.shape[0], start_n + i * k.shape[1]
-    mbarrier.expect(full.index(stage), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(k_desc, [row, 0], full.index(stage), k.index(stage))
-    tma.async_copy_global_to_shared(v_desc, [row, 0], full.index(stage), v.index(stage))
 
 
 @gluon.jit
@@ -145,7 +158,7 @@ def without_producer(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, stamps_ptr,
     mbarrier.expect(q_full, q_desc.block_type.nbytes)
     tma.async_copy_global_to_shared(q_desc, [start_m, 0], q_full, q)
     for first in gl.static_range(STAGES):
-        load_block(k_desc, v_desc, k, v, full, start_n, first)
+        load_block(k_desc, v_desc, k, v, full, start_n, first, 1)
     zeros, m, l, acc = new_state(D, N)
     if STAMPED:
         stamps_ptr += gl.program_id(0) * (blocks + 1) * ping_pong.N_STAMPS
@@ -168,7 +181,7 @@ def without_producer(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, stamps_ptr,
         mbarrier.wait(empty.index(before), (i - 1) // STAGES % 2)  # all four warps have read it
         ping_pong.stamp(stamps_ptr, i, 2, m, STAMPED)
         if i - 1 + STAGES < blocks:
-            load_block(k_desc, v_desc, k, v, full, start_n, i - 1 + STAGES)
+            load_block(k_desc, v_desc, k, v, full, start_n, i - 1 + STAGES, 1)
         p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
         ping_pong.stamp(stamps_ptr, i, 3, l, STAMPED)
         ping_pong.stamp(stamps_ptr, i, 4, l, STAMPED)
@@ -185,25 +198,30 @@ def without_producer(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, stamps_ptr,
 @dataclass(frozen=True)
 class Alone:
     """How consumers are spread over programs. keys: of a block; consumers: of a program; 0: it loads for itself;
-    registers: of a thread at the launch, so that `programs` fit on an SM."""
+    registers: of a thread at the launch, so that `programs` fit on an SM; loop: one of ping_pong's; loads: of a tile.
+    """
 
     programs: int
     consumers: int
     keys: int
     stages: int
     registers: int | None = None
+    loop: str = "one stop"
+    loads: int = 1
 
     def __str__(self) -> str:
         if self.consumers == 2:
-            return "2 consumers in 1 program"
+            return "2 consumers in 1 program" + ", each tile loaded twice" * (self.loads == 2)
         whose = "of 1 consumer" if self.consumers else "that load for themselves"
-        return f"{self.programs} program{'s' * (self.programs > 1)} {whose}"
+        overlapped = ", overlapped" * (self.loop == "overlapped")
+        return f"{self.programs} program{'s' * (self.programs > 1)} {whose}{overlapped}"
 
 
 ALONE = {
-    64: [Alone(1, 1, 128, 4, 128), Alone(1, 2, 128, 3), Alone(2, 1, 128, 3, 128), Alone(2, 0, 128, 3),
-         Alone(3, 0, 128, 2)],
-    128: [Alone(1, 1, 64, 4, 128), Alone(1, 2, 64, 3), Alone(2, 1, 64, 3, 128), Alone(2, 0, 64, 3)],
+    64: [Alone(1, 1, 128, 4, 128), Alone(1, 1, 128, 4, 128, "overlapped"), Alone(1, 2, 128, 3),
+         Alone(1, 2, 128, 3, loads=2), Alone(2, 1, 128, 3, 128), Alone(2, 0, 128, 3), Alone(3, 0, 128, 2)],
+    128: [Alone(1, 1, 64, 4, 128), Alone(1, 1, 64, 4, 128, "overlapped"), Alone(1, 2, 64, 3),
+          Alone(1, 2, 64, 3, loads=2), Alone(2, 1, 64, 3, 128), Alone(2, 0, 64, 3)],
 }  # fmt: skip
 SHAPES = {D: Shape(2, 2048 // D, 2048 // D, 6144, 6144, D, False) for D in ALONE}
 
@@ -214,7 +232,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Alone, stamps
     o, rows = torch.empty_like(q), 64 * max(how.consumers, 1)
     tiles = [ladder.descriptor(x.view(-1, D), n) for x, n in ((q, rows), (k, how.keys), (v, how.keys))]
     options = {"maxnreg": how.registers} if how.registers else {}
-    options |= {"CONSUMERS": how.consumers} if how.consumers else {}
+    options |= {"CONSUMERS": how.consumers, "LOOP": how.loop, "LOADS": how.loads} if how.consumers else {}
     (with_producer if how.consumers else without_producer)[(q.numel() // D // rows,)](
         *tiles, o, S, D**-0.5 * math.log2(math.e), stamps, STAGES=how.stages, STAMPED=stamps is not None, num_warps=4,
         **options,
@@ -244,7 +262,11 @@ def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     calls["tuned"] = partial(steps.flash_forward, q, k, v, *rest, step=steps.LAST, tile=steps.LARGER[shape.D])
     calls["hopper"] = partial(hopper.flash_forward, q, k, v, *rest)
     rows = counted_in_turns(calls, flops=flops_of(shape))
-    return {name: row | clocked(shape, name) for name, row in rows.items()}
+    clocks = {name: settled(call, flops_of(shape)) for name, call in calls.items()}
+    return {
+        name: row | clocked(shape, name) | {key: clocks[name][key] for key in ("mhz", "watts")}
+        for name, row in rows.items()
+    }
 
 
 def clocked(shape: Shape, name: str) -> dict[str, Any]:

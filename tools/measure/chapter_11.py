@@ -1,5 +1,5 @@
-"""Chapter 11: decoding by each provider, by the number of splits and of new tokens, chapter 5's kernel with fewer rows,
-a window, and plain reads.
+"""Chapter 11: decoding by each provider, by the number of splits, of new tokens and of stages, a window, plain reads,
+and FP8 by tile.
 
 Every call is replayed from a CUDA graph, as a server does it: it takes the GPU tens of microseconds, and the host
 longer to launch it. gb_s counts the bytes of the live keys and values, each once.
@@ -7,6 +7,7 @@ longer to launch it. gb_s counts the bytes of the live keys and values, each onc
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import statistics
@@ -21,7 +22,7 @@ import torch
 from fa_tutorial import decode
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Shape, about
-from fa_tutorial.bench.chapter_11 import basic_call_of, call_of, shape_of
+from fa_tutorial.bench.chapter_11 import call_of, shape_of
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed, timed_in_turns
 from fa_tutorial.hardware import device
@@ -43,14 +44,45 @@ def decode_cases() -> Iterator[Measurement]:
         yield about(11, "decode", provider, **vars(shape)), partial(_decode_row, provider, shape)
 
 
+Chosen = tuple[Shape, dict[str, int], int | None, TileConfig | None]
+
+
+def in_turns(kernel: str, provider: str, chosen: list[Chosen], rounds: int = 6) -> Iterator[Measurement]:
+    """flash_decode by (shape, the row's own field, splits, tile), measured in turns when the first row is asked for."""
+
+    @functools.cache
+    def rows() -> dict[int, dict[str, Any]]:
+        graphs, live_bytes = [], []
+        for shape, _, splits, config in chosen:
+            call, nbytes = call_of(provider, shape, splits)
+            patch = mock.patch.object(decode, "choose_config", lambda *_, config=config: config)
+            with patch if config else contextlib.nullcontext():
+                graphs.append(graph_of(call))
+            live_bytes.append(nbytes)
+        found = timed_in_turns({i: graph.replay for i, graph in enumerate(graphs)}, rounds=rounds)
+        return {i: row | {"gb_s": round(live_bytes[i] / row["ms"] / 1e6, 1)} for i, row in found.items()}
+
+    for i, (shape, field, _, _) in enumerate(chosen):
+        yield about(11, kernel, provider, **vars(shape)) | field, lambda i=i: rows()[i]
+
+
 def split_cases() -> Iterator[Measurement]:
-    """The same token, one sequence of 32,768 keys, by the number of splits."""
-    shape = shape_of(1, 32_768)
-    for splits in (1, 2, 4, 8, 12, 16, 24, 32, 33, 34, 48, 64, 128):
-        yield (
-            about(11, "splits", "decode", **vars(shape)) | {"splits": splits},
-            partial(_decode_row, "decode", shape, splits),
-        )
+    """The same token, one sequence, by the number of splits. 34,816 keys are 544 tiles: 34 parts of 16, or 32 of 17."""
+    for S, counts in ((32_768, (1, 2, 4, 8, 16, 32, 33, 34, 48, 64)), (34_816, (1, 16, 17, 32, 34, 64, 68))):
+        yield from in_turns("splits", "decode", [(shape_of(1, S), {"splits": n}, n, None) for n in counts])
+
+
+def stage_cases() -> Iterator[Measurement]:
+    """32,768 keys with one split, by the number of sequences and of stages."""
+    cases = ((1, 2), (1, 3), (1, 4), (1, 6), (8, 4))
+    chosen = [(shape_of(B, 32_768), {"stages": n}, 1, TileConfig(16, 64, 4, n)) for B, n in cases]
+    yield from in_turns("stages", "decode", chosen)
+
+
+def fp8_tile_cases() -> Iterator[Measurement]:
+    """FP8 caches of 64 sequences by the keys of a tile."""
+    chosen = [(shape_of(64, 32_768), {"block_n": n}, None, TileConfig(16, n, 4, 4)) for n in (128, 64)]
+    yield from in_turns("fp8 tiles", "fp8", chosen, rounds=3)
 
 
 def token_cases() -> Iterator[Measurement]:
@@ -58,15 +90,6 @@ def token_cases() -> Iterator[Measurement]:
     for tokens in (1, 2, 4, 8, 16):
         shape = shape_of(8, 32_768, tokens)
         yield about(11, "tokens", "decode", **vars(shape)), partial(_decode_row, "decode", shape)
-
-
-def row_cases() -> Iterator[Measurement]:
-    """Chapter 5's kernel with 16 rows a tile in place of 64, of which one is a query: the same reads, a quarter of the
-    multiplications.
-    """
-    for B in (1, 8):
-        shape = shape_of(B, 32_768)
-        yield about(11, "rows", "basic", **vars(shape)) | {"block_m": 16}, partial(_rows_row, shape, 16)
 
 
 def window_cases() -> Iterator[Measurement]:
@@ -137,33 +160,8 @@ def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return timed_in_turns({name: graph.replay for name, graph in graphs.items()}, rounds=4)
 
 
-def stage_cases() -> Iterator[Measurement]:
-    """One sequence of 32,768 keys with one split, by the number of stages, in turns."""
-    shape = shape_of(1, 32_768)
-    for stages in (2, 3, 4, 6):
-        yield (
-            about(11, "stages", "decode", **vars(shape)) | {"stages": stages},
-            lambda stages=stages: _stages_in_turns()[stages],
-        )
-
-
-@functools.lru_cache(maxsize=1)
-def _stages_in_turns() -> dict[int, dict[str, Any]]:
-    call, live_bytes = call_of("decode", shape_of(1, 32_768), 1)
-    graphs = {}
-    for stages in (2, 3, 4, 6):
-        with mock.patch.object(decode, "choose_config", lambda *args, stages=stages: TileConfig(16, 64, 4, stages)):
-            graphs[stages] = graph_of(call)
-    rows = timed_in_turns({stages: graph.replay for stages, graph in graphs.items()}, rounds=2)
-    return {stages: row | {"gb_s": round(live_bytes / row["ms"] / 1e6, 1)} for stages, row in rows.items()}
-
-
 def _decode_row(provider: str, shape: Shape, splits: int | None = None) -> dict[str, Any]:
     return _row(*call_of(provider, shape, splits))
-
-
-def _rows_row(shape: Shape, block_m: int) -> dict[str, Any]:
-    return _row(*basic_call_of(shape, block_m))
 
 
 def _row(call: Callable[[], Any], live_bytes: int) -> dict[str, Any]:
@@ -180,9 +178,9 @@ def kernels_cases() -> Iterator[Measurement]:
         decode_cases(),
         split_cases(),
         token_cases(),
-        row_cases(),
         window_cases(),
         read_cases(),
         part_cases(),
         stage_cases(),
+        fp8_tile_cases(),
     )

@@ -21,6 +21,7 @@ from fa_tutorial.bench.chapter_9 import finished_errors
 from fa_tutorial.bench.measure import measure_in_turns
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
+from fa_tutorial.source import defined, edited, source_of
 from measure import alone, hopper_clock
 from measure.chapter_8 import counted_in_turns, counter_row, repeated_us, settled
 
@@ -76,7 +77,7 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], torch.Tensor]
 LADDER_LOOPS = [loop for loop in ping_pong.LOOPS if loop != "p v first"]
 LADDER: dict[str, Call] = {
-    f"in turns, {stages} stages": lambda q, k, v, _, scale, stages=stages: ladder.flash_forward(
+    f"two stops, {stages} stages": lambda q, k, v, _, scale, stages=stages: ladder.flash_forward(
         q, k, v, scale, stages=stages
     )
     for stages in (2, 3)
@@ -106,33 +107,67 @@ def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return counted_in_turns(calls, flops=flops_of(shape))
 
 
+# ladder.attend with ping_pong's clock. A block's stamps begin where p v of the block before is issued.
+TWO_STOPS = """
+@gluon.jit
+def attend_two_stops(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, first, stamps_ptr,
+                     C: gl.constexpr, LOOP: gl.constexpr, STAMPED: gl.constexpr):
+    STAGES: gl.constexpr = k.shape[0]
+    for i in range(blocks):
+        stage, parity = i % STAGES, i // STAGES % 2
+        mbarrier.wait(full.index(stage), parity)
+        s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, [s])
+        stamp(stamps_ptr, i, 2, m, STAMPED)
+        p, m, l, alpha = softmax_step(s, m, l, scale_log2)
+        stamp(stamps_ptr, i, 3, l, STAMPED)
+        stamp(stamps_ptr, i, 4, l, STAMPED)
+        acc = rescaled(acc, alpha)
+        stamp(stamps_ptr, (i + 1) % blocks, 0, l, STAMPED)
+        stamp(stamps_ptr, (i + 1) % blocks, 1, l, STAMPED)
+        acc = warpgroup_mma(left_operand(p, acc, v.dtype), v.index(stage), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, [acc])
+        mbarrier.arrive(empty.index(stage), count=1)
+    return l, acc
+
+
+@gluon.jit
+def consumer("""
+
+
 def clocked_cases() -> Iterator[Measurement]:
-    """When a consumer is where in its loop, by the SM's clock: full, S = 4,096, every loop with 3 stages and with 2."""
-    for D, loop, stages in itertools.product((64, 128), ping_pong.LOOPS, (3, 2)):
+    """When a consumer is where in its loop, by the SM's clock: full, S = 4,096, every loop with 3 stages."""
+    for D, loop in itertools.product((64, 128), ("two stops", *ping_pong.LOOPS)):
         shape = dataclasses.replace(POINT, D=D, H_q=2048 // D, H_k=2048 // D)
         yield (
-            about(9, "clocked", f"{loop}, {stages} stages", **vars(shape)),
-            partial(_clocked_row, shape, loop, stages),
+            about(9, "clocked", f"{loop}, 3 stages", **vars(shape)),
+            partial(_clocked_row, shape, loop),
         )
 
 
-def _clocked_row(shape: Shape, loop: str, stages: int) -> dict[str, Any]:
-    """The mean cycles from each of ping_pong.STAMPS to the next, of all blocks in the middle of the loop; and the
-    stamps of both consumers of one program in four blocks, from the first of them on."""
+def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
+    """The mean cycles from each of ping_pong.STAMPS to the next, of all blocks in the middle of the loop; the stamps of
+    both consumers of one program in four blocks, from the first of them on; and of several programs the mean share of
+    the time in which 0, 1, 2 of their consumers are at a softmax."""
     q, k, v = inputs(shape)
     blocks = shape.S_q // ladder.ROWS.value
     programs = shape.B * shape.H_q * blocks
     stamps = torch.zeros(programs, 2, blocks, len(ping_pong.STAMPS), dtype=torch.int64, device="cuda")
+    flash_forward = partial(ping_pong.flash_forward, loop=loop)
+    if loop == "two stops":
+        edits = ("\n@gluon.jit\ndef consumer(", TWO_STOPS, 1), ("l, acc = attend(", "l, acc = attend_two_stops(", 1)
+        flash_forward = defined(edited(source_of(ping_pong), *edits), {"__name__": ping_pong.__name__})["flash_forward"]
     for _ in range(3):
-        ping_pong.flash_forward(q, k, v, False, shape.D**-0.5, loop=loop, stages=stages, stamps=stamps)
+        flash_forward(q, k, v, False, shape.D**-0.5, stages=3, stamps=stamps)
     clock = stamps.cpu()[:, :, 4:-4]
-    until_next = torch.cat([clock[:, :, :-1], clock[:, :, 1:, :1]], dim=3).double().diff(dim=3)
-    each = until_next.sum(3)  # [programs, 2, blocks]
-    usual = (each.mean((1, 2)) - each.mean()).abs().argmin()  # the program whose blocks take the mean time
+    each = (clock[:, :, 1:, 0] - clock[:, :, :-1, 0]).double().mean((1, 2))
+    usual = (each - each.mean()).abs().argmin()  # the program whose blocks take the mean time
     shown = clock[usual, :, 4:9]
+    at_once = [alone.of_an_sm(of, of[0, 0, 0])["softmax_at_once"] for of in clock[5::37]]
     return {
-        "cycles": dict(zip(ping_pong.STAMPS, until_next.mean((0, 1, 2)).round().int().tolist(), strict=True)),
+        "cycles": alone.mean_parts(clock),
         "stamps": (shown - shown.min()).tolist(),
+        "softmax_at_once": torch.tensor(at_once, dtype=torch.float64).mean(0).round(decimals=3).tolist(),
     }
 
 

@@ -37,20 +37,19 @@ def truth(B, H, S, D, is_causal):
 def inputs():
     yield case(1, 1, 3, 4, False)
     yield case(5, 3, 3, 8, False)
-    yield case(1, 1, 3, 8, True, edge="causal")
+    yield case(1, 1, 3, 8, True)
     whole = "query i sees i + 1 keys, which makes S · (S + 1) / 2 pairs, a whole number that no float may round"
-    yield case(1, 1, 34, 1, True, edge="causal", otherwise=whole)
+    yield case(1, 1, 34, 1, True, otherwise=whole)
     large = "a large count is exact too: 4·D FLOPs for every (query, key) pair of every head, in Python's integers"
     yield case(63, 65, 99, 127, False, otherwise=large)  # past int32 and float32 by B and H: an answer may build the mask
     for _ in range(20):
         B, H, S, D = (random.randint(1, high) for high in (4, 8, 200, 128))
         yield case(B, H, S, D, False, on="a random case", fresh=True)
-        yield case(B, H, S, D, True, on="a random causal case", fresh=True, edge="causal")
+        yield case(B, H, S, D, True, on="a random causal case", fresh=True)
 
 
 EXERCISE = Exercise(
     task="Count the FLOPs of attention's two matmuls.",
-    conditions={"causal": "causal: query i sees only keys 0 … i, and hidden pairs cost nothing"},
     hints=(
         "How many (query, key) pairs are there? How many multiply-adds does one pair cost in q kᵀ, and how many in p v?",
         "A pair costs 4·D FLOPs. For the causal count, query 0 sees 1 key, query 1 sees 2 keys, …, the last query sees S keys: add them "

@@ -7,7 +7,7 @@ from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def gain_of_fusing(flops, bytes_before, bytes_after, peak_flops, bandwidth):
-    """(gain, limit): how much faster fusing makes perfect kernels, what limits the fused one.
+    """(gain, limit): how many times as fast fusing makes perfect kernels, what limits the fused one.
 
     limit: "memory" or "arithmetic". Units: FLOPs, bytes, FLOP/s and bytes/s.
     """
@@ -24,6 +24,7 @@ MISTAKES = {
     "the gain is the ratio of the bytes, as if the FLOPs took no time: past the ridge, fewer bytes save nothing": (
         GAIN, "bytes_before / bytes_after"),
     "you give the seconds that fusing saves: the gain is the time before over the time after": (GAIN, "before - after"),
+    "you give how much faster the fused kernel is: asked is how many times as fast, one more": (GAIN, "before / after - 1"),
     "you give a percentage: the gain is the time before over the time after": (GAIN, "100 * (before / after - 1)"),
     "you give the share of the time that fusing saves: the gain is the time before over the time after": (GAIN, "1 - after / before"),
     "the gain is upside down: it is the time before over the time after": (GAIN, "after / before"),
@@ -41,6 +42,8 @@ MISTAKES = {
         LIMIT, '"memory" if after == arithmetic else "arithmetic"'),
     "you compare FLOP/byte with byte/s: the ridge is at peak_flops / bandwidth": (
         "after == arithmetic", "flops / bytes_after > bandwidth"),
+    "you compare FLOP/byte with FLOP/s: the ridge is at peak_flops / bandwidth": (
+        "after == arithmetic", "flops / bytes_after >= peak_flops"),
 }  # fmt: skip
 
 
@@ -66,7 +69,8 @@ def inputs():
     still = "100 s of bytes become 20 s, and the FLOPs take 10 s: the bytes still decide, so the gain is 100 s / 20 s"
     yield case(1000, 500, 100, *toy, otherwise=still)
     yield case(1000, 500, 20, *toy, otherwise="100 s of bytes become 4 s, and then the FLOPs decide: they take 10 s")
-    yield case(1000, 40, 10, *toy, otherwise="the FLOPs took longer than the bytes before, so fewer bytes save nothing")
+    yield case(1000, 40, 20, *toy, otherwise="the FLOPs took longer than the bytes before, so fewer bytes save nothing")
+    yield case(1000, 600, 100, 5.0, 1.0, otherwise="here the ridge is at 5 FLOP/byte: the bytes take 100 s, and the FLOPs 200 s")
     yield case(1000, 500, 400, *toy)
     yield case(68_719_476_736, 3_254_779_904, 553_910_272, 6.572e14, 4.2735e12)  # chapter 0's own, k and v from HBM
     for _ in range(20):

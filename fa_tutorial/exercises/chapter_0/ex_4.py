@@ -1,96 +1,108 @@
-"""Exercise 0.4, missed_floor."""
+"""Exercise 0.4, tensor_to_keep."""
 
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
-def missed_floor(ms, heads, S, D, bandwidth):
-    """(kernel, factor): the kernel that misses its floor most, and its time over its floor.
+def tensor_to_keep(ms, heads, S, D, bandwidth):
+    """(tensor, saved): which of "q kᵀ", "s" and "p" to keep on the chip, and the ms it saves at most.
 
-    ms: measured milliseconds of "q kᵀ", "divide", "softmax" and "p v", in fp16. bandwidth: bytes/s.
+    ms: measured milliseconds of "q kᵀ", "divide", "softmax" and "p v". bandwidth: bytes/s.
     """
-    scores, vectors = 2 * heads * S * S, 2 * heads * S * D  # bytes of s or p, and of q, k, v or o
-    moved = {
-        "q kᵀ": 2 * vectors + scores,
-        "divide": 2 * scores,
-        "softmax": 2 * scores,
-        "p v": scores + 2 * vectors,
+    scores, vectors = 2 * heads * S * S, 2 * heads * S * D  # bytes of s and of q
+    ways = {  # tensor: its two kernels, and what they move once they are one
+        "q kᵀ": ("q kᵀ", "divide", 2 * vectors + scores),
+        "s": ("divide", "softmax", 2 * scores),
+        "p": ("softmax", "p v", scores + 2 * vectors),
     }
-    factors = {kernel: ms[kernel] / 1e3 / (count / bandwidth) for kernel, count in moved.items()}
-    worst = max(factors, key=factors.get)
-    return worst, factors[worst]
+    saved = {}
+    for tensor, (a, b, moved) in ways.items():
+        saved[tensor] = ms[a] + ms[b] - moved / bandwidth * 1e3
+    best = max(saved, key=saved.get)
+    return best, saved[best]
 
 
-WORST, FACTOR = "max(factors, key=factors.get)", "ms[kernel] / 1e3 / (count / bandwidth)"
+BEST, SAVED = "max(saved, key=saved.get)", "ms[a] + ms[b] - moved / bandwidth * 1e3"
 SIZES = "2 * heads * S * S, 2 * heads * S * D"
 MISTAKES = {
-    "that is the slowest kernel: a slow one may still be close to its floor, if it moves more bytes": (
-        WORST, "max(ms, key=ms.get)"),
-    "that is the kernel that loses most milliseconds: the factor is its time over its floor": (
-        WORST, "max(moved, key=lambda kernel: ms[kernel] - moved[kernel] / bandwidth * 1e3)"),
-    "that is always softmax: find the kernel whose factor is the largest": (WORST, '"softmax"'),
-    "that is the kernel that comes closest to its floor": (WORST, "min(factors, key=factors.get)"),
-    "the factor is upside down: it is the time over the floor, at least 1": [
-        (FACTOR, "count / bandwidth / (ms[kernel] / 1e3)"), (WORST, "min(factors, key=factors.get)")],
-    "the times are in milliseconds, and bytes / bandwidth is in seconds": (" / 1e3", ""),
-    "divide and softmax read s and write a tensor as large: each moves the scores twice": [
-        ('"divide": 2 * scores', '"divide": scores'), ('"softmax": 2 * scores', '"softmax": scores')],
-    "softmax reads s once and writes p once: that is two trips of the scores, not three": ('"softmax": 2 * scores', '"softmax": 3 * scores'),
-    "the vectors are missing: q kᵀ reads q and k, and p v reads v and writes o": [
+    "the tensor and the time are swapped: return (tensor, saved)": ("return best, saved[best]", "return saved[best], best"),
+    "that is the pair that takes longest: it may also have the highest floor": (
+        BEST, "max(ways, key=lambda tensor: ms[ways[tensor][0]] + ms[ways[tensor][1]])"),
+    "that is the tensor that saves least": (BEST, "min(saved, key=saved.get)"),
+    "that is the time of the fused kernel: asked is what it saves, the time of the two kernels less its own": (
+        "return best, saved[best]", "return best, ways[best][2] / bandwidth * 1e3"),
+    "that is what the whole call takes after fusing: asked is what fusing saves": (
+        "return best, saved[best]", "return best, sum(ms.values()) - saved[best]"),
+    "that is how many times as fast the call gets: asked are the milliseconds that it saves": (
+        "return best, saved[best]", "return best, sum(ms.values()) / (sum(ms.values()) - saved[best])"),
+    "your fused kernel takes the floors of both kernels, but the tensor between them makes no trip any more": [
+        ("2 * vectors + scores)", "2 * vectors + 3 * scores)"), ('"softmax", 2 * scores', '"softmax", 4 * scores'),
+        ("scores + 2 * vectors", "3 * scores + 2 * vectors")],
+    "you save only the tensor's two trips at full bandwidth, but the fused kernel is perfect: it replaces both kernels as they were measured": (
+        SAVED, "2 * scores / bandwidth * 1e3"),
+    "your fused kernel takes no time: it still reads and writes its other tensors": (SAVED, "ms[a] + ms[b]"),
+    "the times are in milliseconds, and bytes / bandwidth is in seconds": (" * 1e3", ""),
+    "the vectors are missing: with q kᵀ a kernel reads q and k, and with p v it reads v and writes o": [
         ("2 * vectors + scores", "scores"), ("scores + 2 * vectors", "scores")],
-    "q kᵀ writes S × S numbers and p v reads as many, once each: you count them twice there": [
-        ("2 * vectors + scores", "2 * vectors + 2 * scores"), ("scores + 2 * vectors", "2 * scores + 2 * vectors")],
     "the heads are missing: each has its own q, k, v, o, s and p": (SIZES, "2 * S * S, 2 * S * D"),
     "you count elements, not bytes: an fp16 number takes 2": (SIZES, "heads * S * S, heads * S * D"),
     "you count 4 bytes an element: an fp16 number takes 2": (SIZES, "4 * heads * S * S, 4 * heads * S * D"),
 }  # fmt: skip
 
 
+@adapting
+def by_name(answer, *args):
+    """The answer; Wrong where it names no tensor between two kernels."""
+    result = answer(*args)
+    name = result[0] if isinstance(result, tuple | list) and len(result) == 2 else "p"
+    if isinstance(name, str | tuple) and name not in ("q kᵀ", "s", "p"):
+        raise Wrong(f'the tensor is {name!r}, want the name of one between two kernels: "q kᵀ", "s" or "p"')
+    return result
+
+
 def truth(ms, heads, S, D, bandwidth):
-    product, pointwise = 2 * heads * (S * S + 2 * S * D), 2 * heads * 2 * S * S
-    floors = [count / bandwidth * 1e3 for count in (product, pointwise, pointwise, product)]
-    return max(((kernel, time / floor) for (kernel, time), floor in zip(ms.items(), floors, strict=True)), key=lambda x: x[1])
+    def floor(matrices, vectors):
+        return 2 * heads * S * (matrices * S + vectors * D) / bandwidth * 1e3
 
-
-KERNELS = ("q kᵀ", "divide", "softmax", "p v")
+    first, second, third, fourth = ms.values()
+    saved = (first + second - floor(1, 2), "q kᵀ"), (second + third - floor(2, 0), "s"), (third + fourth - floor(1, 2), "p")
+    return max(saved)[::-1]
 
 
 def inputs():
-    def measured(factors, heads, S, D, bandwidth, on, **options):
-        """Times that are these factors of the floors."""
-        product, pointwise = 2 * heads * S * (S + 2 * D), 4 * heads * S * S
-        counts = (product, pointwise, pointwise, product)
-        ms = {kernel: factor * count / bandwidth * 1e3 for kernel, factor, count in zip(KERNELS, factors, counts, strict=True)}
-        return case(ms, heads, S, D, bandwidth, on=on, **options)
+    def measured(*times, sizes=(1, 4, 1, 1e3), **options):
+        """These times, of one head, S = 4, D = 1, at 1,000 bytes/s, unless sizes are given."""
+        return case(dict(zip(("q kᵀ", "divide", "softmax", "p v"), times, strict=True)), *sizes, **options)
 
     toy = "1 head, S = 4, D = 1, 1,000 bytes/s"
-    count = "count what each kernel reads and writes: with S = 4 and D = 1, q kᵀ and p v move 48 bytes, divide and softmax 64"
-    yield measured((1.5, 1, 2, 1), 1, 4, 1, 1e3, f"{toy}, softmax takes twice its floor", otherwise=count)
-    yield measured((1.3, 1, 1, 1.25), 1, 4, 1, 1e3, f"{toy}, q kᵀ takes 1.3 times its floor", otherwise=count)
-    slow = "p v misses its floor most, although divide takes longer and loses more milliseconds"
-    yield measured((1, 1.5, 1, 1.6), 1, 8, 1, 1e3, "1 head, S = 8, D = 1, 1,000 bytes/s", otherwise=slow)
-    yield measured((2, 3, 1, 1), 3, 5, 4, 2e3, "3 heads, S = 5, D = 4, 2,000 bytes/s, divide takes 3 times its floor")
-    yield measured((3, 2, 2.5, 1), 3, 5, 4, 2e3, "3 heads, S = 5, D = 4, 2,000 bytes/s, q kᵀ takes 3 times its floor")
+    count = "with S = 4 and D = 1, a kernel that keeps q kᵀ or p moves 48 bytes, and one that keeps s moves 64"
+    yield measured(50.0, 65.0, 130.0, 50.0, on=f"{toy}, times 50, 65, 130, 50 ms", otherwise=count)
+    yield measured(50.0, 65.0, 130.0, 48.0, on=f"{toy}, times 50, 65, 130, 48 ms", otherwise=count)
+    yield measured(60.0, 90.0, 70.0, 55.0, on=f"{toy}, times 60, 90, 70, 55 ms", otherwise=count)
+    yield measured(400.0, 300.0, 250.0, 300.0, sizes=(3, 5, 4, 2e3), on="3 heads, S = 5, D = 4, 2,000 bytes/s")
     for _ in range(20):
-        factors = random.sample([1.0, 1.3, 1.9, 3.0], 4)
-        sizes = (random.randint(1, 16), random.randint(2, 4096), random.choice((16, 64, 128)))
-        yield measured(factors, *sizes, 10 ** random.uniform(10, 13), "random times", fresh=True)
+        heads, S, D, bandwidth = random.randint(1, 16), random.randint(2, 4096), random.choice((16, 64, 128)), 10 ** random.uniform(10, 13)
+        floor = 4 * heads * S * (S + D) / bandwidth * 1e3
+        times = [floor * factor for factor in random.sample([1.0, 1.3, 1.9, 3.0], 4)]
+        yield measured(*times, sizes=(heads, S, D, bandwidth), on="random times", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Find the kernel of naive attention that misses its floor most, and by what factor.",
+    task="Decide which tensor to keep on the chip by fusing two neighbouring kernels, and say what that saves at most.",
     hints=(
-        "How many bytes does each of the four kernels read and write? The picture of naive attention has an arrow for each tensor.",
-        "q kᵀ reads q and k and writes S × S numbers; divide and softmax read one S × S tensor and write one; p v reads p and v and writes o. "
-        "A floor is bytes / bandwidth, in seconds; divide each time by its floor, and take the largest factor.",
+        "Keeping s makes one kernel of divide and softmax. It reads q kᵀ and writes p. What do the other two fused kernels read and write?",
+        "A fused kernel at its floor takes its bytes / bandwidth, in seconds. It replaces the two measured times. Compute what each of "
+        "the three saves, and take the largest.",
     ),
-    solution=missed_floor,
-    reasoning="A kernel can't be faster than its bytes. The times alone don't tell which kernel is bad: the one that moves most bytes "
-    "may be the slowest and still run at a copy's speed. Time over floor does.",
+    solution=tensor_to_keep,
+    reasoning="Fusing saves a tensor's two trips, and also what the two kernels lose to their floors. So a pair with a bad kernel saves most, "
+    "unless its fused kernel has much more to move.",
     inputs=inputs,
     truth=truth,
-    rule="a kernel's floor is the bytes that it reads and writes over the bandwidth; the factor is its time over its floor",
+    rule="keeping a tensor saves the times of its two kernels, less the floor of the fused kernel; the tensor is the one that saves most",
     mistakes=MISTAKES,
-    parts=("kernel", "factor"),
+    adapt=by_name,
+    parts=("tensor", "saved"),
 )

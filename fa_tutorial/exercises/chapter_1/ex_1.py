@@ -59,7 +59,7 @@ class ByHand(watch.Rows):
         self.dtype = x.dtype
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.softmax |= getattr(func, "__name__", "") == "logsumexp"
+        self.softmax |= getattr(func, "__name__", "") in ("logsumexp", "logcumsumexp")
         return super().__torch_function__(func, types, args, kwargs)
 
     def complaint(self, result):

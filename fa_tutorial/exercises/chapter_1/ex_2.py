@@ -41,6 +41,9 @@ MISTAKES = {
     "m starts at 0, above every element: start at −inf": ("m, l = -math.inf", "m, l = 0.0"),
     "m starts at a finite number, and elements may be smaller: start at −inf": ("m, l = -math.inf", "m, l = -1e9"),
     "a −inf entry ends your loop, and the entries after it are missing: skip it and go on": ("continue", "break"),
+    "a −inf entry gives NaN while m_new is −inf: x − m_new is −inf − (−inf) in the new term, too": [
+        ("        if value == -math.inf:\n            continue  # it adds nothing, and −inf − (−inf) would be NaN\n", ""),
+        (RESCALED, "(l * math.exp(m - m_new) if m > -math.inf else 0.0)")],
     "a −inf entry counts as 1: exp(−inf) is 0": ("            continue", "            l = l + 1\n            continue"),
 }  # fmt: skip
 

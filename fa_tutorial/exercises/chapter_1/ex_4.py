@@ -70,13 +70,15 @@ def by_survivors(answer, block):
     if len(row) < block:
         raise Wrong(f"has {len(row)} scores, fewer than one block of {block}")
     found = {name: by for name in LOOPS if (by := miss(name, row, block)) <= TOLERANCE}
+    if not found:
+        return ALL
+    same = " (your row is the same for every block)" if torch.equal(row, answer(2 * block).float()) else ""
     for name, by in found.items():
         if by > 1e-4:  # what a score's float32 rounds is less
-            raise Wrong(f"gives a row on which {name} misses m + log l by only {by:.1g}, want more than {TOLERANCE:g}")
-    if found:
-        right = f"gives a row on which {' and '.join(found)} {'is' if len(found) == 1 else 'are'} right"
-        raise Wrong(f"{right}: {'; '.join(REASONS[name] for name in found)}")
-    return ALL
+            share = "what it gets wrong is too small a share of the sum"
+            raise Wrong(f"gives a row on which {name} misses m + log l by only {by:.1g}, want more than {TOLERANCE:g}: {share}{same}")
+    right = f"gives a row on which {' and '.join(found)} {'is' if len(found) == 1 else 'are'} right"
+    raise Wrong(f"{right}: {'; '.join(REASONS[name] for name in found)}{same}")
 
 
 def truth(block):

@@ -40,10 +40,15 @@ MISTAKES = {
     "acc and l are rescaled with the wrong sign in the exponent": (ALPHA, "alpha = torch.exp(m_new - m) if l > 0 else 0.0"),
     "your first block vanishes: alpha is 0 there, and it belongs to the old acc and l, not to the new block": [
         (ACC, "acc + alpha * p @"), (L, "l + alpha * p.sum()")],
+    "alpha multiplies the new block too, which is measured from the new maximum already: it belongs to the old acc and l alone": [
+        (ALPHA, "alpha = torch.exp(m - m_new) if l > 0 else torch.tensor(1.0)"),
+        (ACC, "alpha * (acc + p @"), (" v\n        m = m_new", " v)\n        m = m_new"), (L, "alpha * (l + p.sum())")],
     "alpha multiplies the new block too: it belongs to the old acc and l alone, because p is measured from the new maximum": [
         (ACC, "alpha * (acc + p @"), (" v\n        m = m_new", " v)\n        m = m_new"), (L, "alpha * (l + p.sum())")],
     "m stays −inf, so that alpha is 0 in every block: it becomes m_new once acc and l are measured from it": ("        m = m_new\n", ""),
     "p is measured from its block's own maximum, but acc and l from the running maximum": ("p = torch.exp(s - m_new)", "p = torch.exp(s - s.max())"),
+    "p is measured from the old maximum, but acc and l from the new one: it is exp(s − m_new)": (
+        "p = torch.exp(s - m_new)", "p = torch.exp(s - (m if m > -math.inf else m_new))"),
     "acc is divided by l in every block, but the next block needs the undivided sum: divide once, at the end": [
         ("        m = m_new\n", "        acc = acc / l\n        m = m_new\n"), ("acc / l if l > 0 else acc", "acc")],
     "acc is not divided by l": ("acc / l if l > 0 else acc", "acc"),
@@ -56,6 +61,9 @@ MISTAKES = {
     "m stays the first block's maximum: it must grow with the scores": (
         "torch.maximum(m, s.max())", "torch.maximum(m, s.max()) if m == -math.inf else m"),
     "that is Σ exp(scores) itself, and lse is its logarithm": (LSE, "l * torch.exp(m)"),
+    "that is log l, which is measured from m: lse = m + log l": (LSE, "torch.log(l)"),
+    "your lse is in base 2: it is a natural logarithm": (LSE, "(m + torch.log(l)) / math.log(2)"),
+    "o and lse are swapped: return (o, lse)": ("return o, m + torch.log(l)", "return m + torch.log(l), o"),
 }  # fmt: skip
 
 GONE = "a block is used after the next one was asked for, and its memory holds other numbers by then: use it at once"
@@ -134,7 +142,10 @@ def inputs():
         on = f"scores = {running.show(scores)}, values = the identity, block = {block}"
         return case(scores, torch.eye(len(scores)), block, on=on, **options)
 
-    first = "one block: alpha is 0 and belongs to the old acc and l; o = acc / l, of shape (D,), and lse = m + log l, a number"
+    first = {
+        "o": "one block: alpha is 0 and belongs to the old acc and l; o = acc / l, of shape (D,)",
+        "lse": "one block: lse = m + log l, one number",
+    }
     yield weights([1.0, 2.0], 2, otherwise=first)
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     yield case(torch.tensor([1.0, 2.0]), rows, 2, otherwise="o is the sum of the rows of values, each times its key's weight")

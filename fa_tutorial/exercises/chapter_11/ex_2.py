@@ -87,7 +87,7 @@ def inputs():
     yield parts(three, lse - 3, 4, 4, "BLOCK_S and BLOCK_D may be larger than splits and D")
     low = "an lse may be far below 0: only differences from the largest lse may be exponents, and missing parts have −∞"
     yield parts(identity, torch.tensor([[-201.0], [-200.0]]), 2, 2, low)
-    yield parts(three, lse - 20000, 4, 4, low)
+    yield parts(three, torch.full((3, 2), -(2.0**31)), 4, 4, low)
     empty = torch.tensor([[-float("inf")], [1.0]])
     yield parts(torch.tensor([[[0.0]], [[5.0]]]), empty, 2, 2, "a part without keys has lse = −∞: its share is 0")
     draw = generator()

@@ -111,7 +111,7 @@ def inputs():
         sizes = S_q, splits, page_size, 16 if D <= 16 else 32
         return case(q, k, v, table.int(), torch.tensor(lengths).int(), *sizes, on=on, otherwise=otherwise, stray=stray, **options)
 
-    behind = "pages of 16 keys, and tiles too: key n is row n % 16 of page table[b, n // 16], so each tile starts at row 0"
+    behind = "key n is row n % 16 of page table[b, n // 16]; here a page is one tile, so each tile starts at its page's row 0"
     yield paged((32,), 1, 16, 1, behind)
     yield paged(
         (40,),

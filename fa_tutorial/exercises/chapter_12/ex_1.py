@@ -51,6 +51,14 @@ MISTAKES = {
     "compares it with such scores": ("return p, new_max,", "return p, new_max * scale_log2 if is_first else new_max,"),
     "row_max begins at 0 in the first block: with Is_first it is the block's own maximum, which may be below 0": (
         "if is_first:\n        new_max = s.amax(dim=1)", "if is_first:\n        new_max = s.amax(dim=1).clamp(min=0)"),
+    "row_max is one maximum for the whole tile: each row has its own": [
+        ("new_max = s.amax(dim=1)", "new_max = s.max().expand(len(s))"), ("torch.maximum(row_max, s.amax(dim=1))", "torch.maximum(row_max, s.max())")],
+    "in the first block row_max is one maximum for the whole tile: each row has its own": (
+        "new_max = s.amax(dim=1)", "new_max = s.max().expand(len(s))"),
+    "in a later block the maximum is one for the whole tile: each row has its own": (
+        "torch.maximum(row_max, s.amax(dim=1))", "torch.maximum(row_max, s.max())"),
+    "row_max is the maximum of each column: it belongs to a row, so the maximum is over the keys, dim 1": [
+        ("new_max = s.amax(dim=1)", "new_max = s.amax(dim=0)"), ("torch.maximum(row_max, s.amax(dim=1))", "torch.maximum(row_max, s.amax(dim=0))")],
     "row_max forgets the blocks before: a later block's reduce_max reads the old row_max, too": (
         "torch.maximum(row_max, s.amax(dim=1))", "s.amax(dim=1)"),
     "the exponentials are in base e: softmax_scale_log2 holds log₂ e already, so both are exp2": [

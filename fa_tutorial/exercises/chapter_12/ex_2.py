@@ -48,6 +48,11 @@ MISTAKES = {
         f"{START} full_0, full_1, {END}", f"{START} {END}, full_0, full_1"),
     "the results are in another order, full_0, full_1, start, end: return start, full_0, full_1, end": (
         f"{START} full_0, full_1,", f"full_0, full_1, {START}"),
+    "full_0 and full_1 are swapped: the whole tiles are full_0 to full_1 − 1": (f"{START} full_0, full_1", f"{START} full_1, full_0"),
+    "these are numbers of keys: return numbers of tiles of block_n keys": (
+        f"{START} full_0, full_1, {END}", f"{START.replace(',', ' * block_n,')} full_0 * block_n, full_1 * block_n, {END} * block_n"),
+    "only −1 counts as no limit: any negative left or right does": (
+        "    first = row_block", "    if left < -1 or right < -1:\n        return 0, 0, 0, 0\n    first = row_block"),
     f"the window is one key too narrow on the right: {SEES}": ("i + 1 + S_k", "i + S_k"),
     f"the window is one key too wide on the right: {SEES}": ("i + 1 + S_k", "i + 2 + S_k"),
     f"the window is one key too narrow on the left: {SEES}": ("S_q - left", "S_q - left + 1"),
@@ -164,6 +169,8 @@ def inputs():
     yield case(5, 4, 2, 64, 64, -1, 0, otherwise="left = −1 and right = 0 are the causal mask", edge="unlimited")
     yield case(5, 4, 2, 64, 64, 7, -1, edge="unlimited")
     yield case(5, 4, 2, 64, 64, -1, -1, edge="unlimited")
+    yield case(5, 4, 2, 64, 64, -3, 6, otherwise="left = −3 is no limit either: any negative number is none", edge="unlimited")
+    yield case(5, 4, 2, 64, 64, 6, -70, otherwise="right = −70 is no limit either: any negative number is none", edge="unlimited")
     yield case(3, 4, 2, 32, 45, 9, 4, edge="lengths")
     yield case(3, 4, 2, 32, 21, 9, 4, edge="lengths")
     yield case(0, 4, 2, 32, 21, 9, 4, otherwise="no row of this block sees a key: (0, 0, 0, 0)", edge="lengths")

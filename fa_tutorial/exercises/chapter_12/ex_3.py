@@ -1,94 +1,103 @@
-"""Exercise 12.3, late_windows."""
+"""Exercise 12.3, fa2_backward_step."""
 
-from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
+import math
+
+import torch
+
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.ring_play import verdict
-from fa_tutorial.exercises.running import Wrong, adapting, kind
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import INF
 
 
-def late_windows():
-    """(S, left) of a window in which FA4's bound is one tile late, and of one with two tiles."""
-    one_late = 2048, 1023  # the last row's window begins at key 1,024, the first of a tile
-    two_late = 2049, 1000  # the last block has one row, so m_idx_max is 128 rows further
-    return one_late, two_late
+def fa2_backward_step(q, k, v, do, lse, delta, seen, scale_log2):
+    """What lines 472 to 687 add to dq, dk and dv for one block of rows and one of keys."""
+    s = torch.where(seen, q @ k.T, -math.inf)
+    p = torch.exp2(s * scale_log2 - (lse * math.log2(math.e))[:, None])
+    ds = p * (do @ v.T - delta[:, None])
+    return ds @ k, ds.T @ q, p.T @ do
 
 
-BLOCK_M, BLOCK_N, LONGEST = 128, 64, 8192
-WANTED = "1 whole tile gets a mask", "2 whole tiles get a mask"
-NARROW = "no tile of the last block is whole in the first window: it takes a larger left"
-INSIDE = "in the first window the last row begins inside a tile: rounded up, one key later is the same tile"
-CLOSE = "in the second window m_idx_max is too close to the last row: rounded up, its first key is less than two tiles later"
-ONE, TWO = "one_late = 2048, 1023", "two_late = 2049, 1000"
+S, P, DS = (
+    "torch.where(seen, q @ k.T, -math.inf)",
+    "torch.exp2(s * scale_log2 - (lse * math.log2(math.e))[:, None])",
+    "p * (do @ v.T - delta[:, None])",
+)
+RESULTS, SCALE = "ds @ k, ds.T @ q, p.T @ do", "scale_log2 * math.log(2)"
+AFTER = "line 731 scales dk after the loop, and convert_dQ scales dq"
 MISTAKES = {
-    NARROW: (ONE, "one_late = 2048, 63"),
-    INSIDE: (ONE, "one_late = 2048, 1000"),
-    CLOSE: (TWO, "two_late = 2048, 1023"),
+    f"dq and dk are scaled: {AFTER}": (RESULTS, f"{SCALE} * (ds @ k), {SCALE} * (ds.T @ q), p.T @ do"),
+    f"dq is scaled: {AFTER}": (RESULTS, f"{SCALE} * (ds @ k), ds.T @ q, p.T @ do"),
+    f"dk is scaled: {AFTER}": (RESULTS, f"ds @ k, {SCALE} * (ds.T @ q), p.T @ do"),
+    f"dq and dk are multiplied by scale_log2: the loop doesn't scale them, and the scale has no log₂ e; {AFTER}": (
+        RESULTS, "scale_log2 * (ds @ k), scale_log2 * (ds.T @ q), p.T @ do"),
+    "lse is multiplied by scale_log2: it is a logarithm of scaled scores, so it needs only log₂ e": (
+        P, "torch.exp2((s - lse[:, None]) * scale_log2)"),
+    "lse is in base e: p is a power of two, so lse is multiplied by log₂ e": (P, "torch.exp2(s * scale_log2 - lse[:, None])"),
+    "p is in base e: scale_log2 holds log₂ e already, so p is exp2, of lse · log₂ e": (P, "torch.exp(s * scale_log2 - lse[:, None])"),
+    "the scores are without their scale: p is 2^(s · scale_log2 − lse · log₂ e)": (P, "torch.exp(s - lse[:, None])"),
+    "the mask is left out: a hidden key's score is −∞, so its p is 0": (S, "q @ k.T"),
+    "the mask sets a hidden key's score to 0: it is −∞, because e to the power of 0 is 1": (S, "torch.where(seen, q @ k.T, 0.0)"),
+    "seen is used upside down: it is True where the row sees the key": (S, "torch.where(seen, -math.inf, q @ k.T)"),
+    "delta isn't subtracted: pointwise_mult is p · (dp − delta)": (DS, "p * (do @ v.T)"),
+    "p multiplies dp alone: pointwise_mult is p · (dp − delta)": (DS, "p * (do @ v.T) - delta[:, None]"),
+    "delta is added: pointwise_mult is p · (dp − delta)": (DS, DS.replace(" - ", " + ")),
+    "ds lacks p: pointwise_mult is p · (dp − delta)": (DS, "do @ v.T - delta[:, None]"),
+    "dv is made of ds: line 633 reads tdVsPt, a share of pᵀ": (RESULTS, "ds @ k, ds.T @ q, ds.T @ do"),
+    "dq and dk are made of p: lines 653 and 687 read shares of ds": (RESULTS, "p @ k, p.T @ q, p.T @ do"),
+    "the results are in another order, dv, dq, dk: return dq, dk, dv": (RESULTS, "p.T @ do, ds @ k, ds.T @ q"),
+    "the results are in another order, dv, dk, dq: return dq, dk, dv": (RESULTS, "p.T @ do, ds.T @ q, ds @ k"),
+    "dq and dk are swapped: return dq, dk, dv": (RESULTS, "ds.T @ q, ds @ k, p.T @ do"),
+}  # fmt: skip
+CONDITIONS = {"hidden": "a row may see no key, in this block or at all; in the second case its lse is +∞"}
+RULES = {
+    "dq": "dq's share is ds k, as the loop leaves it, where ds = p · (dp − delta), with p of (6.7)",
+    "dk": "dk's share is dsᵀ q, as the loop leaves it, where ds = p · (dp − delta), with p of (6.7)",
+    "dv": "dv's share is pᵀ do, with p of (6.7)",
 }
 
 
-def fa4_full_0(row_block, S, left):
-    """FA4's bound for S queries and S keys."""
-    return max(0, -(-((row_block + 1) * BLOCK_M - left) // BLOCK_N))
-
-
-def judged(window, which):
-    """How many whole tiles of the last block of rows get a mask, in words, with the cause where these are too few."""
-    name_of = "first", "second"
-    if not isinstance(window, tuple | list) or len(window) != 2:
-        raise Wrong(f"the {name_of[which]} window is {kind(window)}, want a tuple (S, left)")
-    S, left = window
-    for name, number, least, most in (("S", S, 1, LONGEST), ("left", left, 0, S - 1)):
-        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
-            raise Wrong(f"{name} of the {name_of[which]} window is {number!r}, want a whole number from {least} to {most:,}")
-    if which == 0 and S % BLOCK_M:
-        raise Wrong(f"S of the first window is {S}, want a multiple of {BLOCK_M}")
-    row_block = (S - 1) // BLOCK_M
-    _, full_0, full_1, _ = window_tiles(row_block, BLOCK_M, BLOCK_N, S, S, left, 0)
-    late = min(fa4_full_0(row_block, S, left), full_1) - full_0
-    words = f"{late} whole tile{'s' * (late != 1)} get{'s' * (late == 1)} a mask"
-    if words == WANTED[which]:
-        return words
-    if full_1 - full_0 == late:  # a wider window may have more
-        return verdict("no tile is whole" if late == 0 else f"{words}, and no other is whole", "" if which else NARROW)
-    return verdict(words, CLOSE if which else INSIDE)
-
-
-@adapting
-def adapt(answer):
-    """The answer with what FA4's bound does in its windows."""
-    windows = answer()
-    if not isinstance(windows, tuple | list) or len(windows) != 2:
-        raise Wrong(f"returns {kind(windows)}, want two tuples (S, left)")
-    return tuple(judged(window, which) for which, window in enumerate(windows))
-
-
-def truth():
-    return WANTED
+def truth(q, k, v, do, lse, delta, seen, scale_log2):
+    q, k, v, do, lse, delta = (x.double() for x in (q, k, v, do, lse, delta))
+    p = torch.where(seen, torch.exp(math.log(2) * scale_log2 * (q @ k.T) - lse[:, None]), 0.0)
+    ds = p * (do @ v.T - delta[:, None])
+    return ds @ k, ds.T @ q, p.T @ do
 
 
 def inputs():
-    yield case(on="in the last block of rows")
+    def step(q, k, v, do, lse, delta, seen, **options):
+        tensors = (torch.as_tensor(x) for x in (q, k, v, do, lse, delta, seen))
+        return case(*tensors, 0.5, **{"otherwise": RULES} | options)
+
+    draw = generator()
+    every, two = [[True, True], [True, True]], ([[1.0], [2.0]], [[2.0], [-1.0]], [[1.0], [3.0]], [[1.0], [-2.0]])
+    yield step(*two, [1.0, 2.0], [0.5, -1.0], every, on="two rows and two keys, D = 1")
+    yield step(*two, [1.0, 2.0], [0.5, -1.0], [[True, False], [True, True]], on="row 0 doesn't see key 1")
+    q, k, v, do = (torch.randn(rows, 4, generator=draw) for rows in (3, 5, 5, 3))
+    yield step(q, k, v, do, torch.ones(3), torch.ones(3), torch.rand(3, 5, generator=draw) > 0.3, on="3 rows, 5 keys, D = 4")
+    q, k, v, do = (torch.randn(rows, 8, generator=draw) for rows in (6, 4, 4, 6))
+    lse, delta = 2 + torch.rand(6, generator=draw), torch.randn(6, generator=draw)
+    yield step(q, k, v, do, lse, delta, torch.rand(6, 4, generator=draw) > 0.3, on="6 rows, 4 keys, D = 8", fresh=True)
+    nothing = "a row that sees no key of this block adds nothing: its scores are −∞, so its p is 0, and no result is NaN"
+    some = [[False, False], [True, True]]
+    yield step(*two, [1.0, 2.0], [0.5, -1.0], some, on="row 0 sees no key of this block", edge="hidden", otherwise=nothing)
+    yield step(*two, [INF, 2.0], [0.0, -1.0], some, on="row 0 sees no key at all", edge="hidden", otherwise=nothing)
 
 
 EXERCISE = Exercise(
-    task="Find two windows in which FA4's bound is late, by one tile and by two.",
+    task="Write in PyTorch what a step of FA2's backward adds to dq, dk and dv.",
+    conditions=CONDITIONS,
     hints=(
-        "For the last row a window begins at key S − 1 − left, and for m_idx_max that many keys later as it is rows further down. When do "
-        "they differ, rounded up to a tile?",
-        "In a full block the two keys are neighbours: a and a + 1. Rounded up they differ only if a is the first key of a tile, a multiple "
-        "of 64. How far is m_idx_max from the last row if the last block has only a few rows?",
-        "S − 1 − left is a multiple of 64 for S = 2,048 and left = 1,023. With S = 2,049 the last block has one row, row 2,048, and "
-        "m_idx_max is 2,176.",
+        "Begin with the scores, and go through the table. Which of its rows reads a scale?",
+        "lse is a logarithm of scaled scores, and softmax_scale_log2 is the scale times log₂ e. So what must exp2 subtract from s · scale_log2? "
+        "(Scale_max is false in this call.)",
+        "The matmuls read what their operands are called: tdVsPt is pᵀ, tdKsdSt is dsᵀ, and tdQsdS is ds as it is. None of these lines has a scale.",
     ),
-    solution=late_windows,
-    reasoning="m_idx_max is the row after a full block's last, so its window begins one key later. That is another tile only where the last "
-    "row's window begins with a tile. In a ragged last block m_idx_max lies further past the end, up to 128 rows, which are two tiles. "
-    "So the bound is never too early, which would be wrong, but it may be late, which costs masks.",
+    solution=fa2_backward_step,
+    reasoning="The scale enters once, inside exp2, and lse joins it there in base 2. dq and dk are sums over blocks, and a factor that all of "
+    "them have is multiplied once, at the end: line 731 for dk, convert_dQ for dq.",
     inputs=inputs,
     truth=truth,
-    rule="in the first window one whole tile of the last block gets a mask, and in the second two do",
+    rule="dq += ds k, dk += dsᵀ q, dv += pᵀ do, with the scale inside exp2 alone",
     mistakes=MISTAKES,
-    exact=True,
-    adapt=adapt,
-    parts=("the first window", "the second window"),
-)
+    parts=("dq", "dk", "dv"),
+)  # fmt: skip

@@ -29,6 +29,13 @@ MISTAKES = {
     "the shift never moves, not even from −∞: it becomes m where exp(m − shift) exceeds 2^threshold": (WHERE, "shift"),
     "the shift moves to threshold · ln 2 below the maximum: where it moves, it becomes m itself": (
         WHERE, "torch.where(moves, m - threshold * math.log(2), shift)"),
+    "the shift moves to the old one plus threshold · ln 2: where it moves, it becomes m itself": (
+        WHERE, "torch.where(moves, shift + threshold * math.log(2), shift)"),
+    "the threshold is fixed at 8: it is an argument": (MOVES, "(m - shift) * math.log2(math.e) > 8"),
+    "alpha is NaN where a row has seen nothing: −inf − (−inf) is NaN, so alpha takes 0 for the new shift, too": (
+        ALPHA, "torch.exp(shift - new_shift)"),
+    "alpha is 1 in a row's first block: it is exp(−∞ − m) = 0 there, and wipes out whatever acc holds": (
+        ALPHA, "torch.where(shift == -math.inf, 1.0, torch.exp(shift - safe))"),
     "the shift moves to m − threshold: where it moves, it becomes m itself": (WHERE, "torch.where(moves, m - threshold, shift)"),
     "p is measured from the old shift: where the shift moves, p is exp(s − m)": (
         P, "torch.exp(s - torch.where(shift == -math.inf, safe, shift)[:, None])"),
@@ -67,10 +74,10 @@ CONDITIONS = {
 }
 RULE = "p = exp(s − new shift), alpha = exp(old shift − new shift), and l joins them as in softmax_step"
 RULES = {
-    "p": "p is exp(s − new shift), and the new shift is the old one where a row doesn't move",
+    "p": "p is exp(s − new shift), where the new shift is m if exp(m − shift) exceeds 2^threshold, and the old one if not",
     "shift": "a row's shift becomes m where exp(m − shift) exceeds 2^threshold, and stays everywhere else",
     "l": "l is alpha · l plus the row's sum of p, where alpha = exp(old shift − new shift) is 1 for a row that doesn't move",
-    "alpha": "alpha is exp(old shift − new shift), which is 1 for a row that doesn't move",
+    "alpha": "alpha is exp(old shift − new shift): 0 where a row moves from −∞, 1 where it doesn't move, and never NaN",
 }
 
 
@@ -79,7 +86,7 @@ def truth(s, shift, l, threshold):
     m = torch.maximum(shift, s.amax(dim=-1))
     new = torch.where(m - shift > threshold * math.log(2), m, shift)
     p, alpha = torch.exp(s - new[:, None]).nan_to_num(), torch.exp(shift - new).nan_to_num()
-    return p, new, alpha * l + p.sum(dim=-1), alpha.masked_fill((l == 0) | (new == -INF), ANYTHING)  # it multiplies 0
+    return p, new, alpha * l + p.sum(dim=-1), alpha.masked_fill(new == -INF, ANYTHING)  # it multiplies 0
 
 
 def inputs():
@@ -101,10 +108,19 @@ def inputs():
         s, shift, l = 6 * torch.randn(8, 16, generator=draw), 8 * torch.rand(8, generator=draw), 1 + torch.rand(8, generator=draw)
         yield step(s, shift, l, threshold, f"8 rows, threshold {threshold:g}", fresh=True)
     first = "the first block's maximum becomes the shift: it is more than −∞"
-    yield step([[3.0, 0.0], [-5.0, -9.0]], [-INF, -INF], [0.0, 0.0], 8.0, edge="first", otherwise=first)
+    yield step(
+        [[3.0, 0.0], [-5.0, -9.0]],
+        [-INF, -INF],
+        [0.0, 0.0],
+        8.0,
+        edge="first",
+        otherwise=dict.fromkeys(RULES, first) | {"alpha": RULES["alpha"]},
+    )
     hidden = "a hidden key's p is 0, and a row that has seen nothing keeps shift = −∞"
     s = [[-INF, -INF], [-INF, -INF], [-INF, 3.0]]
-    yield step(s, [-INF, 2.0, -INF], [0.0, 1.0, 0.0], 8.0, edge="hidden", otherwise=hidden)
+    yield step(
+        s, [-INF, 2.0, -INF], [0.0, 1.0, 0.0], 8.0, edge="hidden", otherwise=dict.fromkeys(RULES, hidden) | {"alpha": RULES["alpha"]}
+    )
 
 
 EXERCISE = Exercise(

@@ -106,8 +106,8 @@ EXERCISE = Exercise(
         "sees? And what is p if a score is far below the shift that it is measured from?",
         "Row 0 sees keys 0 … S_k − S_q. Change 5 is right where all blocks before the last two end there or earlier. Change 3 begins with "
         "row_max = 0 and row_sum = 0, so p is e to the power of the score as long as no score exceeds 0.",
-        "63 keys are four blocks, and the first two end at key 31: is that seen by row 0 of 31? Of 100 keys the last two blocks begin at key "
-        "80: is key 79 seen by row 0 of 32? And e^−104 is 0 in float32.",
+        "Write b for the first key of the last two blocks: 16 · (⌈S_k / 16⌉ − 2). Change 5 passes where S_k − S_q is at least b − 1. For change 3: "
+        "from which x on is e^−x 0 in float32, whose smallest number is 2^−149?",
     ),
     solution=two_tests,
     reasoning="Of 63 keys row 0 of 31 sees keys 0 … 32, and the last two blocks begin at key 32. So the two blocks before them need no mask, "

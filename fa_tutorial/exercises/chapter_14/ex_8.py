@@ -114,7 +114,7 @@ def inputs():
     heads = torch.cat([torch.cat([exact(1, 16, 2.0 ** -(2 * head + block)) for block in (0, 1)], dim=1) for head in (0, 1)])
     yield of(heads, "two blocks", "each head has scales of its own, scale[head, block]")
     yield of(exact(1, 32), "", placed, block=32)
-    past = "the last block may have fewer keys: load where key < S, with other=0.0, and store where position < columns"
+    past = "the last block may have fewer keys: load where key < S, with other=0.0, store where position < columns, and y's rows are `columns` apart, not S"
     for S in (20, 8):
         yield of(exact(1, S), "", past, edge="ragged", stray=past)
     yield of(exact(1, 40), "", past, block=32, edge="ragged", stray=past)

@@ -28,6 +28,11 @@ def in_a_chain(a, b):
     return tensor_core_sum(a, b, a.new_zeros(len(a), len(b)))
 
 
+def nearly_in_a_chain(a, b):
+    """Loses a fifth less, as a chain of other keys may: a test must not hang on that."""
+    return 0.8 * in_a_chain(a, b) + 0.2 * exactly(a, b)
+
+
 def by_blocks(a, b):
     return sum(in_a_chain(x, y) for x, y in zip(a.split(128, dim=1), b.split(128, dim=1), strict=True))
 
@@ -54,7 +59,7 @@ def forward_with(add_acc, add_l):
         acc, l = sums(q, k, v)
         return (acc / l).to(q.dtype)
 
-    forward.sums, forward.is_right = sums, in_a_chain not in (add_acc, add_l)
+    forward.sums, forward.is_right = sums, not {in_a_chain, nearly_in_a_chain} & {add_acc, add_l}
     return forward
 
 
@@ -119,6 +124,7 @@ def inputs():
         ("acc in one chain, l exact", (in_a_chain, exactly)),
         ("acc and l in one chain each", (in_a_chain, in_a_chain)),
         ("acc exact, l in one chain", (exactly, in_a_chain)),
+        ("acc and l in chains that lose a fifth less, as with other keys", (nearly_in_a_chain, nearly_in_a_chain)),
         ("acc and l by blocks of 128 keys", (by_blocks, by_blocks)),
         ("acc by blocks of 128 keys, l exact", (by_blocks, exactly)),
     ):
@@ -134,7 +140,8 @@ EXERCISE = Exercise(
         "truth = torch.softmax(q @ k.T / D**0.5, dim=1) @ v, for a few queries. The result is whether the rms of forward(q, k, v) − truth is below 1 % of truth's.",
     ),
     solution=sums_are_right,
-    reasoning="A mean makes what the chain loses large, and rounding's share of o small. So one bound between the two tells all of them apart.",
+    reasoning="With a mean as large as v's spread, each chain costs 8 % of o or more, and rounding 0.13 %. So one bound between the two tells all of them apart. With a far "
+    "larger mean, what acc and l lose in chains cancels in acc / l.",
     inputs=inputs,
     truth=truth,
     rule="True where acc and l are exact or summed by blocks, False where one of them is one chain over all keys",

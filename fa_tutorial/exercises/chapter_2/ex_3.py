@@ -7,6 +7,7 @@ from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.layout import tl, triton
+from fa_tutorial.source import source_of
 
 
 @triton.jit
@@ -76,6 +77,11 @@ def inputs():
         yield add(*(torch.randn(17, generator=draw).to(dtype) for _ in "xy"), 16, dtype=name, fresh=True, edge="half")
 
 
+def note(kernel):
+    apart = "each program's elements lie num_programs apart: in blocks of neighbours, (2.3), they share sectors, as you will see below"
+    return apart if "num_programs" in source_of(kernel) else ""
+
+
 EXERCISE = Exercise(
     task="Write a kernel that adds two vectors: out = x + y.",
     conditions=CONDITIONS,
@@ -94,5 +100,9 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
-    seen={"overlap": f"elements are added more than once: {STARTS}"},
+    seen={
+        "overlap": f"elements are added more than once: {STARTS}",
+        "pieces": f"one store is enough, since the grid has a program for each block: {STARTS}",
+    },
+    note=note,
 )

@@ -115,5 +115,8 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=lambda args, part: (0.0, 0.0),
-    seen={"overlap": "tiles are copied by more than one program: program (i, j) copies only tile (i, j)"},
+    seen={
+        "overlap": "tiles are copied by more than one program: program (i, j) copies only tile (i, j)",
+        "pieces": "load and store a whole tile at once, [BLOCK_R, BLOCK_C]: program (i, j) copies tile (i, j)",
+    },
 )

@@ -141,6 +141,7 @@ EXERCISE = Exercise(
     tolerance=tolerance,
     seen={
         "overlap": "rows are written by more than one program: program i writes only row i",
+        "pieces": "program i takes row i alone, in one block",
         "again": "load the row once, keep it as a block, and use that block for the maximum, the exponentials and their sum, so that each "
         "element makes two trips",
     },

@@ -7,7 +7,7 @@ import torch
 from fa_tutorial.exercises.chapter_4.ex_1 import softmax_step as step
 from fa_tutorial.exercises.chapter_4.ex_2 import CONDITIONS as FORWARD_CONDITIONS
 from fa_tutorial.exercises.chapter_4.ex_3 import causal_tiles as tiles_of
-from fa_tutorial.exercises.chapter_4.tiled_cases import column, half_cases, random_case, scores_case, tolerance
+from fa_tutorial.exercises.chapter_4.tiled_cases import column, half_cases, hides_nan, random_case, scores_case, tolerance
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.watch import HiddenByInfinity, WholeTilesCompared
@@ -126,7 +126,11 @@ def note(answer):
     q = k = v = torch.zeros(1, 1, 24, 4)
     with WholeTilesCompared(4, 2) as watch:
         answer(q, k, v, 4, 2, 1.0)
-    return "every tile is masked, and only those from full on need it: in a kernel each comparison costs time" if watch.found else ""
+    return (
+        "every tile is masked, and only those from full on need it: in a kernel each comparison costs time"
+        if watch.found
+        else hides_nan(answer)
+    )
 
 
 EXERCISE = Exercise(

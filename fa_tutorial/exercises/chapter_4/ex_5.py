@@ -1,11 +1,14 @@
 """Exercise 4.5, is_right."""
 
+import math
+
 import torch
 
 from fa_tutorial import reference
 from fa_tutorial.exercises.chapter_4.bugs import HIDDEN, forward_with
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import adapting, kind
+from fa_tutorial.exercises.ring_play import verdict
+from fa_tutorial.exercises.running import Wrong, adapting, kind
 
 
 def is_right(forward):
@@ -44,7 +47,6 @@ MISTAKES = {
     "True and False are swapped: return True for a forward that is right": [
         ("return False", "return None"), ("return True", "return False"), ("return None", "return True")],
     "every forward passes your test, one without a mask too": ("return False", "return True"),
-    "no forward passes your test, a right one neither": ("return True", "return False"),
 }  # fmt: skip
 
 CONDITIONS = {bug: f"a forward that {does} fails: {promise}" for bug, (does, promise, _) in HIDDEN.items()}
@@ -56,14 +58,38 @@ def truth(forward):
 
 @adapting
 def adapt(answer, forward):
-    """The answer's True or False as a text, as a reader writes it."""
-    result = answer(forward)
+    """The answer's True or False as a text, as a reader writes it; of a right forward's False, the call before it is the cause."""
+    called, is_right = {}, forward in RIGHT
+
+    def noted(q, k, v, block_m, block_n, scale):
+        called.update(q=q, k=k, v=v, scale=scale, given=forward(q, k, v, block_m, block_n, scale))
+        return called["given"]
+
+    try:
+        result = answer(noted if is_right else forward)
+    except AssertionError:
+        if not is_right:
+            raise Wrong("asserts, as a test for pytest does: return False where a forward is wrong, and True at the end") from None
+        result = False
+    if is_right and called and result is False:
+        return verdict("False", rejected(**called))
     is_bool = isinstance(result, bool) or (isinstance(result, torch.Tensor) and result.dtype == torch.bool and result.numel() == 1)
     return str(bool(result)) if is_bool else kind(result)
 
 
+def rejected(q, k, v, scale, given):
+    """In words: the call after which a test rejects a right forward, and how far from the truth its results are."""
+    want = reference.attention(q, k, v, is_causal=True, scale=scale)
+    off = [float((x.double() - y).abs().nan_to_num().max()) for x, y in zip(given, want, strict=True)]
+    o, lse = (f"1e{math.ceil(math.log10(x + 1e-16))}" for x in off)
+    call = f"S_q = {q.shape[2]}, S_k = {k.shape[2]}, scale = {scale:.3g}, {str(q.dtype).removeprefix('torch.')}"
+    told = f"a right forward fails your test after a call with {call}: o is within {o} of reference.attention(q, k, v, is_causal=True, "
+    told += f"scale=scale), and lse within {lse}"
+    return told + (", but −∞ − (−∞) is NaN where a row sees no key: compare with torch.allclose" if (want[1] == -math.inf).any() else "")
+
+
 def inputs():
-    right = "a right forward must pass: it rounds, o to q's dtype, so compare with torch.allclose"
+    right = "a right forward must pass"
     yield case(forward_with(), on="solution 4.4", otherwise=right)
     yield case(in_float64, on="attention in float64, rounded at the end", otherwise=right)
     yield case(unmasked, on="attention without a mask", otherwise="it must fail")

@@ -26,6 +26,7 @@ MISTAKES = {
     "the columns are blocks of keys, so S_k decides how many there are": ("-(-S_k // block_n)", "-(-S_q // block_n)"),
     "these are FA2's bytes (4.7): here the outer loop is over keys": (
         TOTAL, "(2 * S_q * D + -(-S_q // block_n) * 2 * S_k * D) * itemsize + 4 * S_q"),
+    "the last column is shorter, not padded: k and v have S_k rows": ("2 * S_k * D", "2 * columns * block_n * D"),
     "these are elements: multiply by their bytes": ("* D * itemsize", "* D"),
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from fa_tutorial.exercises.chapter_5.inner_step import BLOCKS, HALF, OVERLAP, half_inputs, logits, one_tile_inputs
+from fa_tutorial.exercises.chapter_5.inner_step import BLOCKS, HALF, OVERLAP, half_inputs, logits, one_tile_inputs, own_maximum
 from fa_tutorial.exercises.forward_cases import attention_case, draw_qkv, launch, o_truth, tolerance, widened, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
@@ -71,9 +71,7 @@ CONDITIONS = {"large": "scores may be as large as 200: subtract each row's maxim
 )
 def inputs():
     yield from one_tile_inputs()
-    q, k, v = logits(200)
-    q[:, :, :15] = 0
-    yield attention_case(q, k, v, "logits 200 in row 15, 0 in all others", f"each row subtracts its own maximum; {SHIFT}")
+    yield own_maximum(f"; {SHIFT}")
     rows = "program pid takes the rows of q and o from row_block · BLOCK_M on, and all keys, from 0 on"
     yield attention_case(*draw_qkv(1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
     chosen = "scale is an argument, which the caller chooses: s = scale · q kᵀ"

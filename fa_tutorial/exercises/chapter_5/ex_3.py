@@ -12,6 +12,7 @@ from fa_tutorial.exercises.chapter_5.inner_step import (
     half_inputs,
     logits,
     one_tile_inputs,
+    own_maximum,
     two_tiles_input,
 )
 from fa_tutorial.exercises.forward_cases import attention_case, by_infinity, draw_qkv, launch, o_truth, streams, tolerance, with_fresh
@@ -53,6 +54,7 @@ ALPHA, P, L = "tl.exp(m - m_new)", "tl.exp(s - m_new[:, None])", "alpha * l + tl
 ACC, M_NEW, LAST = "dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])", "tl.maximum(m, tl.max(s, axis=1))", "        m = m_new\n"
 K_TILE, V_TILE, LOOP = "load_tile(k, b, h, start_n", "load_tile(v, b, h, start_n", "range(0, S_k, BLOCK_N)"
 MISTAKES = {
+    "acc is not divided: o = acc / l, after the loop": ("acc / l[:, None], b", "acc, b"),
     "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "dot(p.to(v_tile.dtype), v_tile, acc)"),
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
     ("neither acc nor l is rescaled when the maximum grows: alpha = exp(m_old − m_new), taken before m is "
@@ -95,6 +97,7 @@ CONDITIONS = {"low": "m starts at −∞: all scores may be as low as −2³⁰"
 )
 def inputs():
     yield from one_tile_inputs()
+    yield own_maximum()
     yield two_tiles_input()
     yield attention_case(*logits(-200), "all logits −200", LOW)
     yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", FALLS)

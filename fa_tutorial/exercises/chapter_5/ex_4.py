@@ -12,6 +12,7 @@ from fa_tutorial.exercises.chapter_5.inner_step import (
     half_inputs,
     logits,
     one_tile_inputs,
+    own_maximum,
     two_tiles_input,
 )
 from fa_tutorial.exercises.forward_cases import TILE, attention_case, by_infinity, draw_qkv, launch, o_truth, streams, tolerance, with_fresh
@@ -83,6 +84,7 @@ CONDITIONS = {"low": "the scores may be as low as −2³⁰, and no finite numbe
 )
 def inputs():
     yield from one_tile_inputs()
+    yield own_maximum()
     yield two_tiles_input()
     rows = "rows past S_q are loaded or stored: pass S_q to load_tile for q and to store_tile for o"
     yield attention_case(*draw_qkv(1, 1, 16, 20, 16), "S_q = 16, S_k = 20, BLOCK_N = 16", RAGGED, stray=KEYS_READ)

@@ -52,6 +52,7 @@ FULL, END = "tl.maximum(start_m + 1 + S_k - S_q, 0) // BLOCK_N * BLOCK_N", "tl.m
 MISTAKES = {
     "the mask is aligned top-left, and so are the loops' ends: " + BOTTOM: [
         (LAST_SEEN, "offs_m"), (FULL, "(start_m + 1) // BLOCK_N * BLOCK_N"), (END, "tl.minimum(tl.minimum(start_m + BLOCK_M, S_q), S_k)")],
+    "last_seen counts rows of the tile: row i of q is start_m + its row of the tile": (LAST_SEEN, "tl.arange(0, BLOCK_M) + (S_k - S_q)"),
     "S_k − S_q is missing in last_seen: row i's last key is i + S_k − S_q": (LAST_SEEN, "offs_m"),
     "the mask is right, but the loops end at key start_m + BLOCK_M: add S_k − S_q": (END, "tl.minimum(start_m + BLOCK_M, S_q)"),
     "the second loop has no mask: pass True for its MASK": ("True, BLOCK_N, BLOCK_D", "False, BLOCK_N, BLOCK_D"),

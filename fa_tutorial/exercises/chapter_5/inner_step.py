@@ -36,7 +36,7 @@ def half_inputs(loop=True, **options):
     q, k, v = zero.clone(), zero.clone(), one.clone()
     q[..., 0], q[..., 1], k[:, :, ::2, 0], k[:, :, ::2, 1], v[:, :, 1::2] = 5, -1, 4096, 20480, 2
     on = "fp16, q = (5, −1, 0 …), even keys (4096, 20480, 0 …) and v 1, odd keys 0 and v 2, scale = 0.3"
-    alike = "5 · 4096 − 20480 is 0, so all keys weigh the same: q and k are multiplied as they are, and then scaled"
+    alike = "all scores are 0.3 · (5 · 4096 − 20480) = 0, but scaled first, q is rounded to fp16: multiply q and k as they are, scale their product"
     yield attention_case(q, k, v, on, alike, scale=0.3, **options)
     ends = f"{HALF}: fp16 ends at 65504"
     two = 2 if loop else 1  # tiles, so that acc is carried
@@ -61,6 +61,13 @@ def logits(*tiles, scale=0.25, S_k=None):
     q, _, v = draw_qkv(1, 1, 16, 16 * len(tiles), 16)
     k = torch.cat([torch.full((1, 1, 16, 16), tile / (16 * scale)) for tile in tiles], dim=2)
     return torch.ones_like(q), k[:, :, :S_k].clone(), v[:, :, :S_k].clone()
+
+
+def own_maximum(rule=""):
+    q, k, v = logits(200)
+    q[:, :, :15] = 0
+    on = "logits 200 in row 15, 0 in all others"
+    return attention_case(q, k, v, on, f"each row subtracts its own maximum, tl.max(s, axis=1), not one of the whole tile{rule}")
 
 
 def one_tile_inputs(one_tile="", **options):

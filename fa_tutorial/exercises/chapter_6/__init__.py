@@ -1,1 +1,1 @@
-"""The exercises of chapter 6: the gradients of a matmul and of a softmax, p from lse, attention's backward, and the same in tiles."""
+"""The exercises of chapter 6: the gradient of a softmax, attention's backward from p, delta and p without a stored matrix, and the backward in tiles."""

@@ -1,97 +1,101 @@
-"""Exercise 6.1, matmul_backward."""
+"""Exercise 6.1, softmax_backward."""
 
 import torch
 
 from fa_tutorial.exercises.harness import RTOL, Exercise, case
 from fa_tutorial.exercises.inputs import generator, views
-from fa_tutorial.exercises.watch import MatmulJacobian
+from fa_tutorial.exercises.running import INF
+from fa_tutorial.exercises.watch import RowSums
 
 
-def matmul_backward(a, b, dc):
-    """(da, db) of c = a b. a: (…, M, K); b: (…, K, N); dc: (…, M, N)."""
-    da = dc @ b.transpose(-1, -2)
-    db = a.transpose(-1, -2) @ dc
-    return da, db
+def softmax_backward(p, dp):
+    """ds of p = softmax(s) over the last dimension. p, dp: (…, n)."""
+    delta = (p * dp).sum(dim=-1, keepdim=True)  # one number a row
+    return p * (dp - delta)
 
 
-DA, DB = "dc @ b.transpose(-1, -2)", "a.transpose(-1, -2) @ dc"
+DS, SUM = "p * (dp - delta)", "(p * dp).sum(dim=-1, keepdim=True)"
 MISTAKES = {
-    "da is dc b, which sums down the columns of b: in Σ_j dc_ij b_kj, j runs along a row of b": (DA, "dc @ b"),
-    "db is a dc, which sums along the rows of a: in Σ_i a_ik dc_ij, i runs down a column of a": (DB, "a @ dc"),
-    "da sums down the columns of b and db along the rows of a: compare with the sums over j and over i": (".transpose(-1, -2)", ""),
-    "the factors of da are in the wrong order": (DA, "b.transpose(-1, -2) @ dc"),
-    "the factors of db are in the wrong order": (DB, "dc @ a.transpose(-1, -2)"),
-    "da and db are exchanged: return (da, db)": ("return da, db", "return db, da"),
-    "a stands where b belongs, in da": (DA, "dc @ a.transpose(-1, -2)"),
-    "dimensions 0 and 1 are transposed: transpose the last two": ("(-1, -2)", "(0, 1)"),
-    "all dimensions are reversed, the batch too: transpose the last two, x.transpose(-1, -2)": (".transpose(-1, -2)", ".permute(*range(a.ndim)[::-1])"),
-}  # fmt: skip
+    "p ∘ dp is only diag(p) dp: what does p pᵀ dp give?": (DS, "p * dp"),
+    "this takes only the diagonal of the Jacobian, p (1 − p): every score changes every p of its row": (DS, "p * (1 - p) * dp"),
+    "the row sum is not multiplied by p: p multiplies the whole difference": (DS, "p * dp - delta"),
+    "a factor p is missing: diag(p) dp has one, and so has p pᵀ dp": (DS, "dp - delta"),
+    "ds has the wrong sign": (DS, "p * (delta - dp)"),
+    "the row sum is added: subtract it": (DS, "p * (dp + delta)"),
+    "rowsum(dp) is subtracted: pᵀ dp is a weighted sum": (SUM, "dp.sum(dim=-1, keepdim=True)"),
+    "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
+    "p ∘ dp is summed over everything: each row has its own sum": (SUM, "(p * dp).sum()"),
+    "p ∘ dp is summed along dimension 0: sum along the last one": ("dim=-1", "dim=0"),
+    "p ∘ dp is summed along dimension 1: sum along the last one": ("dim=-1", "dim=1"),
+    "p ∘ dp is summed down the columns: sum along the last dimension": ("dim=-1", "dim=-2"),
+}
 
-RULE = "da = Σ dc b sums over the columns of dc and b, db = Σ a dc over the rows of a and dc"
+RULE = "ds = diag(p) dp − p pᵀ dp"
 CONDITIONS = {
+    "unseen": "a row that sees nothing has p = 0, and gets ds = 0",
     "float64": "float64 in gives float64's accuracy out",
     "half": "fp16 comes in, and fp16 goes out",
-    "views": "a, b and dc may be views: any strides work",
+    "views": "p and dp may be views: any strides work",
 }
 
 
-def truth(a, b, dc):
-    a, b, dc = a.double(), b.double(), dc.double()
-    return dc @ b.mT, a.mT @ dc
+def truth(p, dp):
+    p, dp = p.double(), dp.double()
+    return p * dp - p * (p * dp).sum(-1, keepdim=True)
 
 
 def tolerance(args, part):
     """Relative to the largest sum of absolute values that an element is added up from."""
-    a, b, dc = (x.double().abs() for x in args)
+    p, dp = (x.double().abs() for x in args)
     rtol = RTOL[args[0].dtype]
-    return rtol, rtol * float((dc @ b.mT if part == "da" else a.mT @ dc).max())
+    return rtol, rtol * float((p * (dp + (p * dp).sum(-1, keepdim=True))).max())
 
 
 def inputs():
     seed = torch.Generator().manual_seed(0)
 
-    def product(batch, sizes, words, draw=seed, change=lambda x: x, **options):
-        (M, K, N), name = sizes, options.pop("name", "")
-        drawn = [change(torch.randn(*batch, *shape, generator=draw)) for shape in ((M, K), (K, N), (M, N))]
-        on = f"{name}a of shape {(*batch, M, K)}, b of shape {(*batch, K, N)}"
-        return case(*drawn, on=on, otherwise=words, fresh=draw is not seed, **options)
+    def drawn(shape, words="", draw=seed, factor=1.0, change=lambda x: x, **options):
+        name, hidden = options.pop("name", ""), options.pop("hidden", False)
+        s, dp = (torch.randn(*shape, generator=draw, dtype=torch.float64) for _ in range(2))
+        s = s.masked_fill(torch.rand(*shape, generator=draw) < 0.5, -INF) if hidden else s
+        p = torch.softmax(factor * s, -1).nan_to_num(0.0)
+        return case(change(p), change(dp), on=f"{name}p of shape {shape}", otherwise=words, fresh=draw is not seed, **options)
 
-    a, b, dc = (torch.tensor(x) for x in ([[1.0, 2.0], [3.0, 5.0]], [[2.0, 0.0], [1.0, 4.0]], [[1.0, 3.0], [2.0, 7.0]]))
-    yield case(a, b, dc, otherwise=RULE)
-    batch = "leading dimensions are a batch: each of its matrices has gradients of its own"
-    yield product((), (1, 3, 4), RULE)
-    yield product((2,), (2, 2, 2), batch)
-    yield product((2, 3), (1, 4, 5), batch)
-    yield product((), (5, 6, 7), RULE)
+    yield case(torch.tensor([[0.25, 0.75]]), torch.tensor([[2.0, 8.0]]), otherwise=RULE)
+    rows = torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([[1.0, 3.0], [2.0, 8.0]])
+    yield case(*rows, otherwise="two rows: each has a sum of its own")
+    yield drawn((2, 3, 2, 3), "there may be leading dimensions: sum along the last one", change=torch.Tensor.float)
+    for shape in ((3, 16), (16, 3)):
+        yield drawn(shape, RULE, change=torch.Tensor.float)
     draw = generator()
-    for shape, sizes in (((), (1, 1, 1)), ((), (7, 5, 9)), ((3,), (4, 6, 2)), ((2, 2), (16, 33, 17))):
-        for words, change in (("randn", lambda x: x), ("3·randn", lambda x: 3 * x), ("randn near −1e3", lambda x: x - 1e3)):
-            yield product(shape, sizes, "", draw, change, name=f"{words}, ")
-        yield product(shape, sizes, "", draw, torch.Tensor.half, name="float16, ", edge="half")
-    thirds = torch.arange(1.0, 5.0, dtype=torch.float64).view(2, 2) / 3  # no float32 holds most of them
-    yield product((), (3, 4, 5), "", change=torch.Tensor.half, name="float16, ", edge="half")
-    yield case(thirds, thirds + 1, thirds + 2, on="a = [[1/3, 2/3], [1, 4/3]], b = a + 1, dc = a + 2 in float64", edge="float64")
+    for shape in ((1,), (1, 1), (5, 7), (2, 3, 4, 33)):
+        for words, options in (("randn", {}), ("one p near 1", {"factor": 30.0}), ("hidden pairs", {"hidden": True})):
+            yield drawn(shape, "", draw, change=torch.Tensor.float, name=f"{words}, ", **options)
+            yield drawn(shape, "", draw, change=torch.Tensor.half, name=f"{words}, float16, ", edge="half", **options)
+        large = lambda x: (x - 100 * (x < 0)).float()  # noqa: E731  dp alone has negative elements
+        yield drawn(shape, "", draw, change=large, name="large dp, ")
+    yield case(torch.zeros(2, 3), torch.ones(2, 3), on="p = 0 in both rows", edge="unseen")
+    yield drawn((3, 16), "", change=torch.Tensor.half, name="float16, ", edge="half")
+    thirds = torch.tensor([[1.0, 2.0], [3.0, 0.0]], dtype=torch.float64) / 3  # no float32 holds most of them
+    yield case(thirds, thirds + 1, on="p = [[1/3, 2/3], [1, 0]], dp = p + 1 in float64", edge="float64")
     for n in range(3):
-        yield product((2,), (3, 4, 2), "", draw, lambda x, n=n: list(views(x))[n][1], name="views, ", edge="views")
+        yield drawn((2, 3, 4), "", draw, change=lambda x, n=n: list(views(x.float()))[n][1], name="views, ", edge="views")
 
 
 EXERCISE = Exercise(
-    task="Write the gradients of c = a b as two matmuls.",
+    task="Write the gradient of softmax over the last dimension, without its Jacobian.",
     conditions=CONDITIONS,
     hints=(
-        "In da_ik = Σ_j dc_ij b_kj, the sum runs over the last index of dc and the last index of b. Which of the two must be transposed "
-        "for a matmul?",
-        "da = dc bᵀ is (M, N) × (N, K), and db = aᵀ dc is (K, M) × (M, N): where M, K and N differ, no other product has these shapes. In "
-        "a batch, x.transpose(-1, -2) swaps the last two dimensions.",
+        "The Jacobian of a row is diag(p) − p pᵀ. Multiply it by dp by hand: what does each of the two terms give?",
+        "diag(p) dp is p ∘ dp, and p pᵀ dp is p times one number, rowsum(p ∘ dp): factor p out, and mind keepdim=True.",
     ),
-    solution=matmul_backward,
-    reasoning="da_ik = Σ_j dc_ij b_kj is row i of dc times row k of b, so da = dc bᵀ. db_kj = Σ_i a_ik dc_ij is column k of a times "
-    "column j of dc, so db = aᵀ dc.",
+    solution=softmax_backward,
+    reasoning="(diag(p) − p pᵀ) dp = p ∘ dp − p · (pᵀ dp), and pᵀ dp is one number a row, rowsum(p ∘ dp). So ds = p ∘ (dp − rowsum(p ∘ "
+    "dp)): one sum a row and two products an element, where the Jacobian has n² elements a row.",
     inputs=inputs,
     truth=truth,
     rule=RULE,
     mistakes=MISTAKES,
-    parts=("da", "db"),
     tolerance=tolerance,
-    watch=MatmulJacobian,
+    watch=RowSums,
 )

@@ -1,100 +1,112 @@
-"""Exercise 6.2, softmax_backward."""
+"""Exercise 6.2, backward_with_p."""
+
+import functools
 
 import torch
 
-from fa_tutorial.exercises.harness import RTOL, Exercise, case
+from fa_tutorial.exercises.chapter_6.shared import drawn, given_p, gradients, masks, one_tile
+from fa_tutorial.exercises.harness import RTOL, Exercise
 from fa_tutorial.exercises.inputs import generator, views
-from fa_tutorial.exercises.running import INF
-from fa_tutorial.exercises.watch import SoftmaxJacobian
+from fa_tutorial.exercises.watch import Gradients
 
 
-def softmax_backward(p, dp):
-    """ds of p = softmax(s) over the last dimension. p, dp: (…, n)."""
-    delta = (p * dp).sum(dim=-1, keepdim=True)  # one number a row
-    return p * (dp - delta)
+def backward_with_p(q, k, v, p, do, scale):
+    """(dq, dk, dv). q, do: (B, H, S_q, D); k, v: (B, H, S_k, D); p: (B, H, S_q, S_k)."""
+    dv = p.transpose(-1, -2) @ do
+    dp = do @ v.transpose(-1, -2)
+    ds = p * (dp - (p * dp).sum(dim=-1, keepdim=True))
+    dq = scale * ds @ k
+    dk = scale * ds.transpose(-1, -2) @ q
+    return dq, dk, dv
 
 
-DS, SUM = "p * (dp - delta)", "(p * dp).sum(dim=-1, keepdim=True)"
+DQ, DK = "scale * ds @ k", "scale * ds.transpose(-1, -2) @ q"
+SUM = "(p * dp).sum(dim=-1, keepdim=True)"
 MISTAKES = {
-    "p ∘ dp is only diag(p) dp: what does p pᵀ dp give?": (DS, "p * dp"),
-    "this takes only the diagonal of the Jacobian, p (1 − p): every score changes every p of its row": (DS, "p * (1 - p) * dp"),
-    "the row sum is not multiplied by p: p multiplies the whole difference": (DS, "p * dp - delta"),
-    "a factor p is missing: diag(p) dp has one, and so has p pᵀ dp": (DS, "dp - delta"),
-    "ds has the wrong sign": (DS, "p * (delta - dp)"),
-    "the row sum is added: subtract it": (DS, "p * (dp + delta)"),
-    "rowsum(dp) is subtracted: pᵀ dp is a weighted sum": (SUM, "dp.sum(dim=-1, keepdim=True)"),
+    "dq and dk are without the scale: s = scale · q kᵀ": ("scale * ds", "ds"),
+    "dq is without the scale: s = scale · q kᵀ": (DQ, "ds @ k"),
+    "dk is without the scale: s = scale · q kᵀ": (DK, "ds.transpose(-1, -2) @ q"),
+    "dq and dk have the scale twice: s = scale · q kᵀ hands it on once": (f"p * (dp - {SUM})", f"scale * p * (dp - {SUM})"),
+    "dv is scaled: the scale is in s = scale · q kᵀ, and o = p v has none": (
+        "p.transpose(-1, -2) @ do",
+        "scale * p.transpose(-1, -2) @ do",
+    ),
+    "1/√D stands in place of the scale: multiply by the scale that is given": ("scale * ds", "q.shape[-1] ** -0.5 * ds"),
+    "ds is without the row sum of (6.5)": (f"(dp - {SUM})", "dp"),
+    "the row sum is not multiplied by p: p multiplies the whole difference": (f"p * (dp - {SUM})", f"p * dp - {SUM}"),
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
-    "p ∘ dp is summed over everything: each row has its own sum": (SUM, "(p * dp).sum()"),
-    "p ∘ dp is summed along dimension 0: sum along the last one": ("dim=-1", "dim=0"),
-    "p ∘ dp is summed along dimension 1: sum along the last one": ("dim=-1", "dim=1"),
-    "p ∘ dp is summed down the columns: sum along the last dimension": ("dim=-1", "dim=-2"),
+    "dv is p do: o = p v is a matmul, and (6.3) gives another product for its second factor": ("p.transpose(-1, -2) @ do", "p @ do"),
+    "dp is do v: o = p v is a matmul, and (6.3) gives another product for its first factor": ("do @ v.transpose(-1, -2)", "do @ v"),
+    "the results come in the order (dv, dk, dq): return (dq, dk, dv)": ("return dq, dk, dv", "return dv, dk, dq"),
+    "ds is not transposed in dk: key j adds up column j of ds": ("ds.transpose(-1, -2)", "ds"),
+    "dk is made with k: in s = scale · q kᵀ the other factor is q": (DK, DK.replace("@ q", "@ k")),
+    "p stands where ds belongs: dq and dk are made of ds": ("scale * ds", "scale * p"),
+    "p is computed again by a softmax: use the p that is given, which may hide pairs": (
+        "    dv = p",
+        "    p = torch.softmax(scale * q @ k.transpose(-1, -2), dim=-1)\n    dv = p",
+    ),
+    "dq and dk are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dk, dq, dv"),
+    "dk and dv are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dq, dv, dk"),
 }
 
-RULE = "ds = diag(p) dp − p pᵀ dp"
+RULE = "o = p v and s = scale · q kᵀ take (6.3), and p = softmax(s) takes (6.5)"
 CONDITIONS = {
-    "unseen": "a row that sees nothing has p = 0, and gets ds = 0",
-    "float64": "float64 in gives float64's accuracy out",
     "half": "fp16 comes in, and fp16 goes out",
-    "views": "p and dp may be views: any strides work",
+    "float64": "float64 in gives float64's accuracy out",
+    "views": "the inputs may be views: any strides work, 0 too",
 }
 
 
-def truth(p, dp):
-    p, dp = p.double(), dp.double()
-    return p * dp - p * (p * dp).sum(-1, keepdim=True)
+def truth(q, k, v, p, do, scale):
+    return gradients(q, k, v, p, do, scale)
 
 
 def tolerance(args, part):
     """Relative to the largest sum of absolute values that an element is added up from."""
-    p, dp = (x.double().abs() for x in args)
-    rtol = RTOL[args[0].dtype]
-    return rtol, rtol * float((p * (dp + (p * dp).sum(-1, keepdim=True))).max())
+    q, k, v, p, do = (x.double().abs() for x in args[:5])
+    dp = do @ v.mT
+    ds = abs(args[5]) * p * (dp + (p * dp).sum(-1, keepdim=True))
+    sums = {"dq": ds @ k, "dk": ds.mT @ q, "dv": p.mT @ do}[part]
+    return RTOL[args[0].dtype], RTOL[args[0].dtype] * float(sums.max())
+
+
+@functools.cache  # the same tensors each time: what is right for them is computed once
+def fixed():
+    seed = torch.Generator().manual_seed(0)
+    float64 = drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, words="float64, ", dtype=torch.float64, edge="float64", pack=given_p)
+    half = drawn((1, 2, 3, 5, 4), 0.5, False, seed, words="float16, ", dtype=torch.float16, edge="half", pack=given_p)
+    return *one_tile(RULE, pack=given_p), *masks(pack=given_p), float64, half
 
 
 def inputs():
-    seed = torch.Generator().manual_seed(0)
-
-    def drawn(shape, words="", draw=seed, factor=1.0, change=lambda x: x, **options):
-        name, hidden = options.pop("name", ""), options.pop("hidden", False)
-        s, dp = (torch.randn(*shape, generator=draw, dtype=torch.float64) for _ in range(2))
-        s = s.masked_fill(torch.rand(*shape, generator=draw) < 0.5, -INF) if hidden else s
-        p = torch.softmax(factor * s, -1).nan_to_num(0.0)
-        return case(change(p), change(dp), on=f"{name}p of shape {shape}", otherwise=words, fresh=draw is not seed, **options)
-
-    yield case(torch.tensor([[0.25, 0.75]]), torch.tensor([[2.0, 8.0]]), otherwise=RULE)
-    rows = torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([[1.0, 3.0], [2.0, 8.0]])
-    yield case(*rows, otherwise="two rows: each has a sum of its own")
-    yield drawn((2, 3, 2, 3), "there may be leading dimensions: sum along the last one", change=torch.Tensor.float)
-    yield drawn((3, 16), RULE, change=torch.Tensor.float)
+    yield from fixed()
     draw = generator()
-    for shape in ((1,), (1, 1), (5, 7), (2, 3, 4, 33)):
-        for words, options in (("randn", {}), ("one p near 1", {"factor": 30.0}), ("hidden pairs", {"hidden": True})):
-            yield drawn(shape, "", draw, change=torch.Tensor.float, name=f"{words}, ", **options)
-            yield drawn(shape, "", draw, change=torch.Tensor.half, name=f"{words}, float16, ", edge="half", **options)
-        large = lambda x: (x - 100 * (x < 0)).float()  # noqa: E731  dp alone has negative elements
-        yield drawn(shape, "", draw, change=large, name="large dp, ")
-    yield case(torch.zeros(2, 3), torch.ones(2, 3), on="p = 0 in both rows", edge="unseen")
-    yield drawn((3, 16), "", change=torch.Tensor.half, name="float16, ", edge="half")
-    thirds = torch.tensor([[1.0, 2.0], [3.0, 0.0]], dtype=torch.float64) / 3  # no float32 holds most of them
-    yield case(thirds, thirds + 1, on="p = [[1/3, 2/3], [1, 0]], dp = p + 1 in float64", edge="float64")
+    for shape, scale in (((1, 1, 1, 1, 1), 1.0), ((2, 3, 9, 17, 8), 0.3), ((1, 2, 13, 13, 5), 0.5), ((1, 2, 1, 25, 16), -0.25)):
+        yield drawn(shape, scale, False, draw, words="randn, ", pack=given_p)
+        yield drawn(shape, scale, True, draw, words="randn, ", pack=given_p)
     for n in range(3):
-        yield drawn((2, 3, 4), "", draw, change=lambda x, n=n: list(views(x.float()))[n][1], name="views, ", edge="views")
+        change = lambda x, n=n: list(views(x))[n][1]  # noqa: E731
+        yield drawn((2, 3, 7, 10, 8), 0.35, True, draw, words="views, ", change=change, edge="views", pack=given_p)
 
 
 EXERCISE = Exercise(
-    task="Write the gradient of softmax over the last dimension, without its Jacobian.",
+    task="Write the gradients of q, k and v, given p.",
     conditions=CONDITIONS,
     hints=(
-        "The Jacobian of a row is diag(p) − p pᵀ. Multiply it by dp by hand: what does each of the two terms give?",
-        "diag(p) dp is p ∘ dp, and p pᵀ dp is p times one number, rowsum(p ∘ dp): factor p out, and mind keepdim=True.",
+        "Go backward through o = p v, p = softmax(s), s = scale · q kᵀ: a matmul, a softmax as in exercise 6.1, and a matmul again. "
+        " What does each step hand to the next?",
+        "o = p v gives dv and dp: dv = pᵀ do and dp = do vᵀ. Softmax makes ds from p and dp.",
+        "s = scale · q kᵀ: the gradient of q kᵀ is scale · ds, so dq = scale · ds k and dk = scale · dsᵀ q.",
     ),
-    solution=softmax_backward,
-    reasoning="(diag(p) − p pᵀ) dp = p ∘ dp − p · (pᵀ dp), and pᵀ dp is one number a row, rowsum(p ∘ dp). So ds = p ∘ (dp − rowsum(p ∘ "
-    "dp)): one sum a row and two products an element, where the Jacobian has n² elements a row.",
+    solution=backward_with_p,
+    reasoning="o = p v and q kᵀ are matmuls with two gradients each, and softmax stands between them. The scale multiplies the scores, so "
+    "it multiplies dq and dk, and not dv.",
+    more="The package's version, algorithm.attention_backward, is not given p: it recomputes p from q, k and lse, as exercise 6.4 does.",
     inputs=inputs,
     truth=truth,
     rule=RULE,
     mistakes=MISTAKES,
+    parts=("dq", "dk", "dv"),
     tolerance=tolerance,
-    watch=SoftmaxJacobian,
+    watch=Gradients,
 )

@@ -1,111 +1,98 @@
-"""Exercise 6.3, backward_with_p."""
-
-import functools
+"""Exercise 6.3, row_delta."""
 
 import torch
 
-from fa_tutorial.exercises.chapter_6.shared import drawn, given_p, gradients, masks, one_tile
-from fa_tutorial.exercises.harness import RTOL, Exercise
+from fa_tutorial import reference
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator, views
-from fa_tutorial.exercises.watch import Gradients
+from fa_tutorial.exercises.running import show_nested
+from fa_tutorial.exercises.watch import Delta
 
 
-def backward_with_p(q, k, v, p, do, scale):
-    """(dq, dk, dv). q, do: (B, H, S_q, D); k, v: (B, H, S_k, D); p: (B, H, S_q, S_k)."""
-    dv = p.transpose(-1, -2) @ do
-    dp = do @ v.transpose(-1, -2)
-    ds = p * (dp - (p * dp).sum(dim=-1, keepdim=True))
-    dq = scale * ds @ k
-    dk = scale * ds.transpose(-1, -2) @ q
-    return dq, dk, dv
+def row_delta(q, k, v, o, lse, do):
+    """delta: (B, H, S_q). q, o, do: (B, H, S_q, D); k, v: (B, H, S_k, D); lse: (B, H, S_q)."""
+    return (do.to(lse.dtype) * o.to(lse.dtype)).sum(dim=-1)
 
 
-DQ, DK = "scale * ds @ k", "scale * ds.transpose(-1, -2) @ q"
-SUM = "(p * dp).sum(dim=-1, keepdim=True)"
+PRODUCT = "do.to(lse.dtype) * o.to(lse.dtype)"
 MISTAKES = {
-    "dq and dk are without the scale: s = scale · q kᵀ": ("scale * ds", "ds"),
-    "dq is without the scale: s = scale · q kᵀ": (DQ, "ds @ k"),
-    "dk is without the scale: s = scale · q kᵀ": (DK, "ds.transpose(-1, -2) @ q"),
-    "dq and dk have the scale twice: s = scale · q kᵀ hands it on once": (f"p * (dp - {SUM})", f"scale * p * (dp - {SUM})"),
-    "dv is scaled: the scale is in s = scale · q kᵀ, and o = p v has none": (
-        "p.transpose(-1, -2) @ do",
-        "scale * p.transpose(-1, -2) @ do",
-    ),
-    "1/√D stands in place of the scale: multiply by the scale that is given": ("scale * ds", "q.shape[-1] ** -0.5 * ds"),
-    "ds is without the row sum of (6.5)": (f"(dp - {SUM})", "dp"),
-    "the row sum is not multiplied by p: p multiplies the whole difference": (f"p * (dp - {SUM})", f"p * dp - {SUM}"),
-    "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
-    "dv is p do: o = p v is a matmul, and (6.3) gives another product for its second factor": ("p.transpose(-1, -2) @ do", "p @ do"),
-    "dp is do v: o = p v is a matmul, and (6.3) gives another product for its first factor": ("do @ v.transpose(-1, -2)", "do @ v"),
-    "the results come in the order (dv, dk, dq): return (dq, dk, dv)": ("return dq, dk, dv", "return dv, dk, dq"),
-    "ds is not transposed in dk: key j adds up column j of ds": ("ds.transpose(-1, -2)", "ds"),
-    "dk is made with k: in s = scale · q kᵀ the other factor is q": (DK, DK.replace("@ q", "@ k")),
-    "p stands where ds belongs: dq and dk are made of ds": ("scale * ds", "scale * p"),
-    "p is computed again by a softmax: use the p that is given, which may hide pairs": (
-        "    dv = p",
-        "    p = torch.softmax(scale * q @ k.transpose(-1, -2), dim=-1)\n    dv = p",
-    ),
-    "dq and dk are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dk, dq, dv"),
-}
+    "each row has D products, and delta is one number: add them up": (".sum(dim=-1)", ""),
+    "this is the sum of o: do weighs its elements": (PRODUCT, "o.to(lse.dtype)"),
+    "o is multiplied by itself: where does do come in?": (PRODUCT, "o.to(lse.dtype) * o.to(lse.dtype)"),
+    "the sum of do is multiplied by that of o: multiply element by element, and then add up": (
+        f"({PRODUCT}).sum(dim=-1)", "do.to(lse.dtype).sum(dim=-1) * o.to(lse.dtype).sum(dim=-1)"),
+    "the products are averaged: add them up": ("sum", "mean"),
+    "the sum runs over the queries: each of them has its own delta": ("dim=-1", "dim=-2"),
+    "delta has the scale, or 1/√D: compare with rowsum(p ∘ dp)": (".sum(dim=-1)", ".sum(dim=-1) * q.shape[-1] ** -0.5"),
+    "the products are float16: convert o and do before you multiply": (f"({PRODUCT}).sum(dim=-1)", "(do * o).to(lse.dtype).sum(dim=-1)"),
+    "delta is rounded to the inputs' dtype: keep it in lse's": (".sum(dim=-1)", ".sum(dim=-1).to(q.dtype)"),
+}  # fmt: skip
 
-RULE = "o = p v and s = scale · q kᵀ take (6.3), and p = softmax(s) takes (6.5)"
+RULE = "delta is rowsum(p ∘ dp), with dp = do vᵀ and o = p v"
 CONDITIONS = {
-    "half": "fp16 comes in, and fp16 goes out",
+    "half": "for fp16 and bf16 multiply and sum in float32",
     "float64": "float64 in gives float64's accuracy out",
     "views": "the inputs may be views: any strides work, 0 too",
 }
 
 
-def truth(q, k, v, p, do, scale):
-    return gradients(q, k, v, p, do, scale)
+def truth(q, k, v, o, lse, do):
+    return (do.double() * o.double()).sum(-1)
 
 
 def tolerance(args, part):
-    """Relative to the largest sum of absolute values that an element is added up from."""
-    q, k, v, p, do = (x.double().abs() for x in args[:5])
-    dp = do @ v.mT
-    ds = abs(args[5]) * p * (dp + (p * dp).sum(-1, keepdim=True))
-    sums = {"dq": ds @ k, "dk": ds.mT @ q, "dv": p.mT @ do}[part]
-    return RTOL[args[0].dtype], RTOL[args[0].dtype] * float(sums.max())
-
-
-@functools.cache  # the same tensors each time: what is right for them is computed once
-def fixed():
-    seed = torch.Generator().manual_seed(0)
-    float64 = drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, words="float64, ", dtype=torch.float64, edge="float64", pack=given_p)
-    half = drawn((1, 2, 3, 5, 4), 0.5, False, seed, words="float16, ", dtype=torch.float16, edge="half", pack=given_p)
-    return *one_tile(RULE, pack=given_p), *masks(pack=given_p), float64, half
+    o, do = args[3].double(), args[5].double()
+    return 0.0, (1e-13 if args[0].dtype == torch.float64 else 1e-6) * float((o * do).abs().sum(-1).max())
 
 
 def inputs():
-    yield from fixed()
-    draw = generator()
-    for shape, scale in (((1, 1, 1, 1, 1), 1.0), ((2, 3, 9, 17, 8), 0.3), ((1, 2, 13, 13, 5), 0.5), ((1, 2, 1, 25, 16), -0.25)):
-        yield drawn(shape, scale, False, draw, words="randn, ", pack=given_p)
-        yield drawn(shape, scale, True, draw, words="randn, ", pack=given_p)
+    seed, fresh = torch.Generator().manual_seed(0), generator()
+
+    def rows(o, do, otherwise="", dtype=torch.float32, **options):
+        """One query that sees one key, so that o is v."""
+        o, do = (torch.tensor(x, dtype=dtype)[None, None, None] for x in (o, do))
+        zeros, on = torch.zeros_like(o), f"one query with o = {show_nested(o[0, 0, 0].tolist())}, do = {show_nested(do[0, 0, 0].tolist())}"
+        return case(zeros, zeros, o, o, torch.zeros(1, 1, 1), do, on=on, otherwise=otherwise, **options)
+
+    def drawn(sizes, words="", draw=seed, is_causal=False, dtype=torch.float32, change=lambda x: x, **options):
+        B, H, S_q, S_k, D = sizes
+        q, k, v, do = (torch.randn(B, H, S, D, generator=draw).to(dtype) for S in (S_q, S_k, S_k, S_q))
+        o, lse = reference.attention(q, k, v, is_causal)
+        tensors = q, k, v, o.to(dtype), lse.to(torch.promote_types(dtype, torch.float32)), do
+        on = f"{words}(B, H, S_q, S_k, D) = {sizes}{', causal' if is_causal else ''}"
+        return case(*map(change, tensors), on=on, fresh=draw is fresh, **options)
+
+    yield rows([3.0], [2.0], otherwise=RULE)
+    yield rows([3.0, 5.0], [2.0, -1.0], otherwise="D = 2: the sum over the keys leaves D products")
+    yield drawn((1, 1, 7, 9, 2), otherwise=RULE)
+    yield drawn((2, 3, 5, 4, 3), is_causal=True, otherwise="the mask is unknown, and the scale: p can't be recomputed")
+    half = {"dtype": torch.float16, "edge": "half"}
+    yield rows([300.0], [300.0], "do ∘ o is 90,000, and float16 ends at 65,504", **half)
+    yield rows([2048.0, 1.0], [1.0, 1.0], "2,048 + 1 is 2,048 in float16", **half)
+    yield drawn((1, 1, 2, 3, 2), "float64, ", dtype=torch.float64, edge="float64")
+    for sizes in ((1, 1, 1, 1, 1), (2, 2, 9, 5, 16)):
+        yield drawn(sizes, "randn, ", fresh, is_causal=True)
+        yield drawn(sizes, "bfloat16, ", fresh, dtype=torch.bfloat16, edge="half")
     for n in range(3):
-        change = lambda x, n=n: list(views(x))[n][1]  # noqa: E731
-        yield drawn((2, 3, 7, 10, 8), 0.35, True, draw, words="views, ", change=change, edge="views", pack=given_p)
+        yield drawn((2, 3, 4, 6, 5), "views, ", fresh, change=lambda x, n=n: list(views(x))[n][1], edge="views")
+    yield drawn((2, 3, 4, 6, 5), "do of stride 0, ", fresh, change=lambda x: x[..., :1].expand(x.shape) if x.ndim == 4 else x, edge="views")
 
 
 EXERCISE = Exercise(
-    task="Write the gradients of q, k and v, given p.",
+    task="Find delta without p and dp.",
     conditions=CONDITIONS,
     hints=(
-        "Go backward through o = p v, p = softmax(s), s = scale · q kᵀ: a matmul as in exercise 6.1, a softmax as in 6.2, and a matmul "
-        "again. What does each step hand to the next?",
-        "o = p v gives dv and dp: dv = pᵀ do and dp = do vᵀ. Softmax makes ds from p and dp.",
-        "s = scale · q kᵀ: the gradient of q kᵀ is scale · ds, so dq = scale · ds k and dk = scale · dsᵀ q.",
+        "In the example, by what factor does query 1's delta differ from its o? What about query 0?",
+        "delta_i = Σ_j p_ij dp_ij. Put dp_ij = Σ_d do_id v_jd into it, and do the sum over the keys j first. What is Σ_j p_ij v_jd?",
+        "Σ_j p_ij v_jd is o_id, so only a sum over d is left.",
     ),
-    solution=backward_with_p,
-    reasoning="o = p v and q kᵀ are matmuls with two gradients each, and softmax stands between them. The scale multiplies the scores, so "
-    "it multiplies dq and dk, and not dv.",
-    more="The package's version, algorithm.attention_backward, is not given p: it recomputes p from q, k and lse, as exercise 6.4 does.",
+    solution=row_delta,
+    reasoning="Σ_j p_ij Σ_d do_id v_jd = Σ_d do_id Σ_j p_ij v_jd, and the inner sum is o_id, which forward has stored.",
+    more="The package's version, algorithm.row_delta, takes o and do alone.",
     inputs=inputs,
     truth=truth,
     rule=RULE,
     mistakes=MISTAKES,
-    parts=("dq", "dk", "dv"),
     tolerance=tolerance,
-    watch=Gradients,
+    watch=Delta,
 )

@@ -5,7 +5,7 @@ import math
 import torch
 
 from fa_tutorial import reference
-from fa_tutorial.exercises.chapter_6.shared import weights
+from fa_tutorial.exercises.chapter_6.shared import NAN, weights
 from fa_tutorial.exercises.harness import RTOL, Exercise, case
 from fa_tutorial.exercises.inputs import generator, views
 from fa_tutorial.exercises.running import INF, show_nested
@@ -43,6 +43,7 @@ MISTAKES = {
 
 CONDITIONS = {
     "unseen": "a row that sees no key has lse = −inf, and p = 0: causal with S_q > S_k, or S_k = 0",
+    "nan": NAN,
     "half": "for fp16 and bf16 the scores and p are float32",
     "float64": "float64 in gives float64's accuracy out",
     "views": "q, k and lse may be views: any strides work",
@@ -57,7 +58,7 @@ def tolerance(args, part):
     """A score is off by a few units of the sum of absolute values that it is made of, and p by as large a part of itself."""
     q, k, _, scale, _ = args
     dtype = torch.promote_types(q.dtype, torch.float32)
-    size = float((q.double().abs() @ k.double().abs().mT).max()) if k.numel() else 0.0
+    size = float((q.double().abs() @ k.double().abs().mT).nan_to_num().max()) if k.numel() else 0.0
     rtol = RTOL[dtype] + 4 * torch.finfo(dtype).eps * abs(scale) * size
     return rtol, 1e-9 if dtype == torch.float64 else 1e-6
 
@@ -115,6 +116,7 @@ def inputs():
     yield given(s, [-INF, 3.0, 2.0], "S_q > S_k: query i sees keys 0 … i + S_k − S_q", is_causal=True, edge="unseen")
     nothing = torch.ones(1, 1, 2, 1), torch.ones(1, 1, 0, 1), torch.full((1, 1, 2), -INF)
     yield case(*nothing, 1.0, False, on="S_q = 2, S_k = 0", otherwise="no key: p is empty", edge="unseen")
+    yield given([[1.0, 2.0], [math.nan, 1.0]], [3.0, 5.0], "", edge="nan")
     digits = "float16 has too few digits for this score: convert q and k to float32 before they are multiplied, by scale too"
     overflow = "q kᵀ is 90,000, and float16 ends at 65,504: compute the scores in float32"
     for q, k, lse, scale, words in ((300.0, 300.0, 9.35, 1e-4, overflow), (1000.0, 1.0, 1000.4, 1.0004, digits)):

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from unittest import mock
 
 import torch
 
@@ -79,6 +80,29 @@ def inputs():
     yield from shared.fresh()
 
 
+class OwnsQueries(SeenTiles):
+    """SeenTiles, and no bounds of a block of keys: a loop that skips what they hide still walks over all keys."""
+
+    causal_rows = mock.Mock()  # not called
+
+    def __enter__(self):
+        self.patch = mock.patch.object(algorithm, "causal_rows", wraps=algorithm.causal_rows)
+        self.causal_rows = self.patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        self.patch.stop()
+        return super().__exit__(*error)
+
+    def complaint(self, result):
+        if (complaint := super().complaint(result)) or not self.causal_rows.called:
+            return complaint
+        return (
+            "the result is right, but causal_rows bounds the queries of a block of keys: your inner loop walks over keys, so let it end at "
+            "causal_tiles' end"
+        )
+
+
 EXERCISE = Exercise(
     task="Write the loop that owns queries: dq, tile by tile, without the tiles that the causal mask hides.",
     conditions=CONDITIONS,
@@ -87,7 +111,7 @@ EXERCISE = Exercise(
         "queries: which function gives them?",
         "Outside, row_block runs over all blocks of queries. (full, end) = algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k) "
         "count blocks of keys: key_block runs over range(end), and the mask is on from full on.",
-        "Without a mask, full and end are both math.ceil(S_k / block_n). The two lines that make ds and add to dq stay as they are.",
+        "Without a mask, full and end are both math.ceil(S_k / block_n). The line that adds to dq stays as it is.",
     ),
     solution=dq_loop,
     reasoning="The same tiles in the other order: the outer loop owns a block of queries, so dq of these queries is complete when the inner "
@@ -100,5 +124,5 @@ EXERCISE = Exercise(
     rule="dq = scale · Σ ds k, over all blocks of keys that a row sees",
     mistakes=MISTAKES,
     tolerance=tolerance,
-    watch=where_it_tells(SeenTiles),
+    watch=where_it_tells(OwnsQueries),
 )

@@ -1,8 +1,9 @@
-"""What 6.3 to 6.6 share: attention's gradients in float64, the error that a right answer may have, and the inputs of the loops."""
+"""What 6.2 and 6.4 to 6.6 share: attention's gradients in float64, the error that a right answer may have, and the inputs of the loops."""
 
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 
@@ -11,11 +12,13 @@ from fa_tutorial.exercises.harness import RTOL, case
 from fa_tutorial.exercises.inputs import generator, views
 from fa_tutorial.exercises.running import show_nested
 
+NAN = "a NaN in an input comes out as NaN: whatever turns NaN into 0 hides it"
 CONDITIONS = {
     "unseen": "a row that sees no key has lse = −inf, and p = 0: causal with S_q > S_k, or S_k = 0",
     "half": "for fp16 and bf16 everything is computed and summed in float32; only p, ds and each gradient at the end may be rounded",
     "float64": "float64 in gives float64's accuracy out",
     "views": "the inputs may be views: any strides work, 0 too",
+    "nan": NAN,
     "memory": "nothing of size S_q × S_k is held, and neither is a mask of that size",
 }
 SKIP = "under the causal mask, only tiles of which some query sees some key are computed"
@@ -58,10 +61,12 @@ def _atols(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     ds, off_p = p * (dp - delta), (p - p.to(dtype).double()).abs()
     off_ds = (ds - ds.to(dtype).double()).abs() + off_p * (dp - delta).abs() + p * (delta - (p * dp).sum(-1, keepdim=True)).abs()
     eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-    noise = min(RTOL[dtype], RTOL[torch.float32]) + 4 * eps * abs(scale) * float((q.abs() @ k.abs().mT).max() if k.numel() else 0.0)
+    noise = min(RTOL[dtype], RTOL[torch.float32]) + 4 * eps * abs(scale) * float(
+        (q.abs() @ k.abs().mT).nan_to_num().max() if k.numel() else 0.0
+    )
     off_s, off_p = abs(scale) * (size * noise + off_ds), p * noise + off_p
     sums = (off_s @ k.abs(), off_s.mT @ q.abs(), off_p.mT @ do.abs())
-    return [float(x.max() if x.numel() else 0.0) + torch.finfo(dtype).eps * float(grad.abs().max() if grad.numel() else 0.0)
+    return [float(x.nan_to_num().max() if x.numel() else 0.0) + torch.finfo(dtype).eps * float(grad.abs().nan_to_num().max() if grad.numel() else 0.0)
             for x, grad in zip(sums, grads, strict=True)]  # fmt: skip
 
 
@@ -69,7 +74,7 @@ def _atols(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
 
 
 def given_p(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
-    """The arguments of 6.3, of those of 6.5 and 6.6."""
+    """The arguments of 6.2, of those of 6.5 and 6.6."""
     return q, k, v, weights(q, k, lse, is_causal, scale).to(q.dtype), do, scale
 
 
@@ -157,6 +162,7 @@ def ladder(sums, rule, *parts):
     yield head(q, k[:2], v[:2], do, True, blocks=(3, 2), otherwise=nothing, edge="unseen")
     later = "5 rows and 3 keys: query i sees keys 0 … i − 2, so that key j is first seen by query j + 2"
     yield head([*q, 1.0], k[:3], v[:3], [*do, 2.0], True, blocks=(2, 1), otherwise=later, edge="unseen")
+    yield head([math.nan, 1.0], k[:2], v[:2], do[:2], blocks=(1, 1), edge="nan")
     rows, empty = torch.ones(1, 1, 4, 1), torch.zeros(1, 1, 0, 1)
     yield made(rows, empty, empty, rows, on="S_q = 4, S_k = 0", otherwise="no key at all: dq = 0", edge="unseen")
     half = {"dtype": torch.float16, "edge": "half"}
