@@ -184,10 +184,9 @@ def softmax_rows(capability: int) -> list[Row]:
     return [Row(*row) for row in in_a_process(f"from fa_tutorial import compiling; print(json.dumps({code}))")]
 
 
-def matmul_loops(kernel: Any, tiles: Iterable[tuple[int, int, int]]) -> list[tuple[str, int, int]]:
+def matmul_loops(kernel: Any, tiles: Iterable[tuple[int, int, int]]) -> list[tuple[str, int]]:
     """What an H200 gets for a matmul_kernel in fp16, for each (BLOCK_M, BLOCK_N, warps): the instruction of its tensor
-    cores, as "wgmma m64n256k16"; how often a step of the loop copies shared memory into registers by ldmatrix; and the
-    bytes of shared memory.
+    cores, as "wgmma m64n256k16", and how often a step of the loop copies shared memory into registers by ldmatrix.
 
     kernel: chapter 3's, or a reader's with the same parameters. BLOCK_K is 64, with three stages.
     """
@@ -202,10 +201,9 @@ for block_m, block_n, num_warps in {list(tiles)!r}:
     blocks = dict(BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=64)
     with compiling.compiling_for(90) as launched:
         kernel[(1,)](*[a] * 3, *a.shape, len(a), *[*a.stride()] * 3, **blocks, num_warps=num_warps, num_stages=3)
-    compiled = launched[0][1]
-    loop = re.search(r"(\\$L\\w+):.*?bra\\S*\\s+\\1;", compiled.asm["ptx"], re.DOTALL)[0]
+    loop = re.search(r"(\\$L\\w+):.*?bra\\S*\\s+\\1;", launched[0][1].asm["ptx"], re.DOTALL)[0]
     instruction = " ".join(re.search(r"(mma.sync|wgmma)\\S+(m\\d+n\\d+k\\d+)", loop).groups())
-    found.append((instruction, loop.count("ldmatrix"), compiled.metadata.shared))
+    found.append((instruction, loop.count("ldmatrix")))
 print(json.dumps(found))
 """
     return in_a_process(code)

@@ -1,7 +1,11 @@
 """Every kernel of the package compiles for GPUs that are not there, fits their shared memory, and keeps its registers."""
 
+from pathlib import Path
+
+import notebook_rules
 import pytest
 import torch
+from right_answers.chapter_3 import tile_by_cases, tile_without_min
 
 import compile_report as report
 from fa_tutorial import compiling, forward, tiles
@@ -43,6 +47,27 @@ def test_shared_memory_of_a_readers_kernel():
     )
     kernel = defined(f"{wide}\n\n\n{text}", names)["flash_forward_kernel"]
     assert compiling.shared_bytes(kernel, [("float16", 64, tile)]) == [40_960]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile_of", [tile_by_cases, tile_without_min])
+def test_a_readers_order_of_programs_compiles_in_the_pages_kernel(tile_of):
+    """An `if` needs numbers of one width, though offsets have 64 bits."""
+    cells = notebook_rules.load(Path(__file__).parents[1] / "notebooks" / "03_tiled_matmul.ipynb")["cells"]
+    page = next(cell["source"] for cell in cells if "def grouped_kernel(" in cell["source"]).split("\n\n\na, b =")[0]
+    code = f"""
+import torch, triton, triton.language as tl
+from fa_tutorial import compiling
+from fa_tutorial.source import defined
+
+names = defined({source_of(tile_of)!r}, dict(triton=triton, tl=tl, __name__="reader"))
+kernel = defined({page!r}, names | dict(tile_of=names[{tile_of.__name__!r}]))["grouped_kernel"]
+a = torch.empty(4096, 4096, dtype=torch.float16, device="meta")
+with compiling.compiling_for(90) as launched:
+    kernel[(1,)](a, a, a, *[4096] * 3, *[4096, 1] * 3, BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP=8)
+print(len(launched))
+"""
+    assert compiling.in_a_process(code) == 1
 
 
 @pytest.mark.slow

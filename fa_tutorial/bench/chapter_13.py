@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -92,6 +92,20 @@ def show(ranks: int, shape: tuple[int, int, int, int, int], is_causal: bool) -> 
     return not wrong
 
 
+def hand_over(is_send_first: bool) -> int:
+    """One of two ranks hands its number to the other. Returns the number that comes."""
+    rank = dist.get_rank()
+    mine, coming, other = torch.tensor(rank), torch.tensor(-1), 1 - rank
+    if is_send_first:
+        dist.send(mine, other)  # returns when the other rank has taken it
+        dist.recv(coming, other)
+    else:
+        works = dist.isend(mine, other), dist.irecv(coming, other)  # both return at once
+        for work in works:
+            work.wait()
+    return coming.item()
+
+
 # ---------------------------------------------------------------- a ring with a modelled link
 
 
@@ -128,7 +142,7 @@ def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: d
                 sizes: tuple[int, ...], rows: pd.DataFrame) -> Figure:  # fmt: skip
     """How much of a ring's time isn't hidden, against the tokens in a shard: on the clock for each link, and measured.
 
-    Dotted: least_shard's length. sizes: H_q, H_k, D, itemsize. rows: load()'s.
+    sizes: H_q, H_k, D, itemsize. rows: load()'s.
     """
     figure = Figure(figsize=(7.6, 3.4))
     ax = figure.subplots()
@@ -141,7 +155,8 @@ def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: d
         shares = [100 * (ring_s - alone) / ring_s for ring_s, alone in times]
         label = f"clock: {name}, {bandwidth / 1e9:.0f} GB/s"
         ax.plot(LENGTHS, shares, color=figures.COLOURS[colour], linestyle=line, label=label)
-        ax.axvline(least_shard(*sizes, flops, bandwidth), color=figures.COLOURS[colour], linestyle=":", linewidth=1)
+        least = least_shard(*sizes, flops, bandwidth)
+        ax.axvline(least, color=figures.COLOURS[colour], linestyle=":", label=f"(13.7): {least:,.0f} tokens")
     times = forward_times(rows)
     shares = 100 * (1 - times["computing alone"] / times["ring"])
     shares = shares[shares.index > LAUNCHES]
@@ -156,6 +171,33 @@ def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: d
     return figure
 
 
+def print_orders(rows: pd.DataFrame) -> None:
+    """Times in plain and in zigzag order on four GPUs with 16 key heads, and their ratio."""
+    rows = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)]
+    times = rows.pivot(index="S", columns="provider", values=["forward_ms", "backward_ms"]).astype(float)
+    print("ms             forward:   plain   zigzag   ratio    backward:   plain   zigzag   ratio")
+    for S in times.index:
+        print(f"{S:9,} tokens", end="")
+        for way, place in (("forward_ms", 14), ("backward_ms", 20)):
+            plain, zigzag = times.loc[S, (way, "plain order")], times.loc[S, (way, "ring")]
+            print(f"{plain:{place},.1f} {zigzag:8,.1f} {plain / zigzag:7.2f}", end="")
+        print()
+
+
+def print_backward(rows: pd.DataFrame) -> None:
+    """131,072 tokens: what sends add to the backward, and each way's most memory, in shards of q."""
+    rows = rows[rows["S"].eq(131_072) & rows["H_k"].eq(16) & rows["ranks"].eq(4)].set_index("provider")
+    alone, ours = rows.loc["computing alone"], rows.loc["ring"]
+    shard = 16 * 131_072 // 4 * 128  # numbers of q
+    print(f"computing {alone['forward_ms']:.1f} ms forward, {alone['backward_ms']:.1f} backward;", end=" ")
+    print(f"sends add {ours['backward_ms'] - alone['backward_ms']:.1f} ms to the backward;", end=" ")
+    print(f"dk and dv of a shard: {2 * shard * 4 / 1e6:.0f} MB")
+    peaks = {"a quarter of one GPU": rows.loc["one GPU", "peak_bytes"] / 4}
+    peaks |= {"computing alone": alone["peak_bytes"], "ring": ours["peak_bytes"]}
+    for name, peak in peaks.items():
+        print(f"most memory, {name:20}: {peak / (2 * shard):4.1f} times a shard of q")
+
+
 def print_sends(rows: pd.DataFrame) -> None:
     """Forward times by length, and how much of the ring's isn't hidden, where launches don't decide."""
     names = ["one GPU", "computing alone", "sending alone", "ring"]
@@ -168,17 +210,13 @@ def print_sends(rows: pd.DataFrame) -> None:
     print(f"the ring of two GPUs, 131,072 tokens, measured twice: {first:.1f} and {second:.1f} ms")
 
 
-def print_windows(ways: Callable, sizes: Sequence[tuple[int, int]], factor: float = 1.0) -> None:
-    """For which x = T_c / T_s a ring beats Ulysses, by exercise 13.8's `ways`. sizes: (ranks, group) of each line.
-
-    factor: how many times as long as Ulysses a ring computes.
-    """
+def print_windows(ways: Callable) -> None:
+    """From which x = T_c / T_s on a ring beats Ulysses, by exercise 13.8's `ways`."""
     shares = [i / 400 for i in range(1, 8001)]
-    for ranks, group in sizes:
-        ratios = [ways(factor * x, 1.0, ranks, group)[0] / ways(x, 1.0, ranks, group)[2] for x in shares]
-        wins = [x for x, ratio in zip(shares, ratios, strict=True) if ratio < 1]
-        until = f"to {wins[-1]:.2f}" if wins[-1] < shares[-1] else "on"
-        print(f"{ranks:2} GPUs, group {group}: a ring beats Ulysses from x = {wins[0]:.2f} {until}", end=", ")
+    for ranks, group in ((4, 1), (4, 4), (16, 1), (16, 8)):
+        ratios = [times[0] / times[2] for x in shares if (times := ways(x, 1.0, ranks, group))]
+        first = next(x for x, ratio in zip(shares, ratios, strict=True) if ratio < 1)
+        print(f"{ranks:2} GPUs, group {group}: a ring beats Ulysses from x = {first:.2f} on", end=", ")
         print(f"by {1 - min(ratios):.0%} at most")
 
 
@@ -204,15 +242,12 @@ def plot_ways(ways: Callable) -> Figure:
 
 def print_ways(rows: pd.DataFrame) -> None:
     """Times of each way on four GPUs where launches don't decide, and PyTorch's context_parallel on two."""
-    columns = [("forward_ms", name) for name in ("one GPU", "ring", "all-gather", "Ulysses")]
-    columns += [("backward_ms", name) for name in ("one GPU", "ring")]
+    names = ["one GPU", "ring", "computing alone", "all-gather", "Ulysses"]
     shown = rows[rows["ranks"].eq(4) & rows["S"].gt(LAUNCHES)]
-    times = shown.pivot(index=["S", "H_k"], columns="provider", values=["forward_ms", "backward_ms"])
-    print("                     forward, ms                                  |  backward, ms")
-    print("   tokens  key heads  1/4 of one GPU     ring  all-gather   Ulysses  |  1/4 of one GPU     ring")
-    for (S, H_k), (one, ours, gather, ulysses, back, back_ours) in zip(times.index, times[columns].values, strict=True):
-        print(f"{S:9,} {H_k:10} {one / 4:15,.2f} {ours:8,.2f} {gather:11,.2f} {ulysses:9,.2f}", end="  | ")
-        print(f"{back / 4:15,.2f} {back_ours:8,.2f}")
+    times = shown.pivot(index=["S", "H_k"], columns="provider", values="forward_ms")[names]
+    print("forward, ms\n   tokens  key heads  1/4 of one GPU      ring   its sends left out  all-gather   Ulysses")
+    for (S, H_k), (one, ours, alone, gather, ulysses) in zip(times.index, times.values, strict=True):
+        print(f"{S:9,} {H_k:10} {one / 4:15,.2f} {ours:9,.2f} {alone:20,.2f} {gather:11,.2f} {ulysses:9,.2f}")
     peer = rows[rows["provider"].eq("context_parallel") & rows["backend"].eq("CUDNN_ATTENTION")].iloc[0]
     print(f"{peer['ranks']} GPUs, {peer['S']:,} tokens:", end=" ")
     print(f"context_parallel {peer['forward_ms']:.1f} ms forward, {peer['backward_ms']:.1f} backward;", end=" ")

@@ -15,7 +15,6 @@ from fa_tutorial import hardware
 from fa_tutorial.bench import results, timing
 
 FROM_HBM, TO_SMS = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"  # as ncu names them
-L2_BUSY = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
 
 
 def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
@@ -33,12 +32,12 @@ def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
 
 def six_tiles(card: dict) -> pd.DataFrame:
     """The stored tiles: warps, ms in row order, with loads and without, and by ncu the GB that the SMs received, which
-    no order changes, and in % how busy L2 was, in bands of 8. card: results.load's."""
+    no order changes. card: results.load's."""
     kinds = {"ms": "course, row order", "ms, no loads": "course, row order, no loads"}
     ms = {name: _tile_rows(card, provider)["ms"].to_list() for name, provider in kinds.items()}
     rows = results.select(card["kernels"], kernel="matmul_traffic", provider="course", M=4_096)
     sides = {"BLOCK_M": rows["block_m"].to_list(), "BLOCK_N": rows["block_n"].to_list()}
-    counted = {"GB counted": [x / 1e9 for x in rows[TO_SMS]], "L2 %": rows[L2_BUSY].to_list()}
+    counted = {"GB counted": [x / 1e9 for x in rows[TO_SMS]]}
     return pd.DataFrame(sides | {"warps": [1, 4, 4, 4, 8, 8]} | counted | ms)
 
 
@@ -64,7 +63,7 @@ def draw_six_tiles(card: dict, instructions: Iterable[str]) -> Figure:
         speeds.append(speed)
     for place, without, speed in zip(places, *speeds, strict=True):
         ax.annotate("", (place, speed), (place, without), arrowprops={"arrowstyle": "-", "color": "0.6"}, zorder=0)
-        cost, align = f" {without / speed:.1f}x ", "left" if place > 1 else "right"  # where no line runs
+        cost, align = f"  {without / speed:.1f}x  ", "left" if place > 1 else "right"  # where no line runs
         ax.text(place, (without * speed) ** 0.5, cost, ha=align, va="center", color="0.25")
     ax.set_yscale("log")
     ax.minorticks_off()

@@ -148,26 +148,37 @@ def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float
 
 @image("13_overlap_backward.png")
 def draw_overlap_backward() -> Figure:
-    """Rank 1's backward: k and v travel during their tile, dk and dv during the next one, and the last message hides behind nothing."""
-    figure, ax = canvas(1.75)
-    unit, left = 0.41, 1.4  # of k and v's message; dk and dv are twice as long, in float32
-    tile, kv, gradients = 4 * unit, unit, 2 * unit
-    for lane, y in (("computing", 0.1), ("sending", 0.55)):
-        write(ax, 0.15, y + 0.19, lane, BODY, ha="left")
-    for step in range(RANKS):
-        x, here = left + step * tile, owner(1, step, RANKS)
-        box(ax, x, 0.1, tile, 0.34, str(here), "sky", share=0.5, size=BODY)
-        if step < RANKS - 1:
-            box(ax, x + gradients * (step > 0), 0.55, kv, 0.34, str(here), "orange", share=0.6, size=BODY)
-        box(ax, x + tile, 0.55, gradients, 0.34, str(here), "green", share=0.4, size=BODY)
-    box(ax, left + RANKS * tile, 0.1, gradients, 0.34, **WAITS)
-    legend(ax, 1.4, (
+    """Rank 1's backward with its own tile first, where the last dk and dv hide behind nothing, and with it last, where the first k and v do."""
+    figure, ax = canvas(3.3)
+    draw_backward(ax, 0.1, "its own tile first: 18 s", begin=0, order=(1, 0, 3, 2), kv=(0, 6, 10), gradients=(4, 8, 12, 16))
+    draw_backward(ax, 1.65, "its own tile last: 17 s", begin=1, order=(0, 3, 2, 1), kv=(0, 1, 7), gradients=(5, 9, 13))
+    legend(ax, 3.1, (
         (0.15, {"colour": "sky", "share": 0.5}, "compute with keys of …"),
         (2.7, {"colour": "orange", "share": 0.6}, "send k, v of …"),
         (4.5, {"colour": "green", "share": 0.4}, "send dk, dv of …"),
         (6.55, WAITS, "nothing to compute"),
     ))  # fmt: skip
     return figure
+
+
+def draw_backward(
+    ax: Axes, top: float, name: str, begin: int, order: tuple[int, ...], kv: tuple[int, ...], gradients: tuple[int, ...]
+) -> None:
+    """Rank 1's lanes. order: whose keys it computes with, from second `begin` on. kv, gradients: when these leave, in seconds."""
+    second, left = 0.41, 1.4  # a tile takes 4 s, k and v 1 s, dk and dv 2 s
+    end = begin + 4 * len(order)
+    write(ax, 0.15, top + 0.12, name, HEAD, ha="left", weight="bold")
+    for lane, y in (("computing", top + 0.38), ("sending", top + 0.78)):
+        write(ax, 0.15, y + 0.16, lane, BODY, ha="left")
+    for place, here in enumerate(order):
+        box(ax, left + (begin + 4 * place) * second, top + 0.36, 4 * second, 0.34, str(here), "sky", share=0.5, size=BODY)
+    for start, here in zip(kv, (1, 0, 3), strict=True):
+        box(ax, left + start * second, top + 0.76, second, 0.34, str(here), "orange", share=0.6, size=BODY)
+    for start, here in zip(gradients, order, strict=False):
+        box(ax, left + start * second, top + 0.76, 2 * second, 0.34, str(here), "green", share=0.4, size=BODY)
+    for start, stop in ((0, begin), (end, gradients[-1] + 2)):
+        if start < stop:
+            box(ax, left + start * second, top + 0.36, (stop - start) * second, 0.34, **WAITS)
 
 
 # ---------------------------------------------------------------- gradients that come home

@@ -453,6 +453,28 @@ def draw_room() -> Figure:
     return figure
 
 
+@image("03_operands.png")
+def draw_operands() -> Figure:
+    """How a tensor core gets its operands: through a warp's registers for mma.sync, from shared memory itself for wgmma."""
+    figure, ax = canvas(3.65)
+    for left, name, who, c in ((0.15, "mma.sync", "one warp", "16 × 16"), (4.85, "wgmma", "four warps", "64 × 256")):
+        write(ax, left, 0.25, f"{name}: {who}", HEAD, ha="left", weight="bold")
+        places = {"L2 and HBM": 0.55, "shared\nmemory": 1.35, "tensor core": 2.95} | ({"registers": 2.15} if who == "one warp" else {})
+        for place, y in places.items():
+            box(ax, left, y, 4.0, 0.5)
+            write(ax, left + 0.1, y + 0.25, place, ha="left")
+        for x, operand_name, colour in ((1.25, "a", "blue"), (2.65, "b", "orange")):
+            box(ax, left + x, 1.42, 1.2, 0.36, f"tile of {operand_name}", colour, share=0.4)
+            stops = [1.05, 1.35, 1.85, 2.95]
+            if "registers" in places:
+                box(ax, left + x, 2.22, 1.2, 0.36, f"16 {'rows' if operand_name == 'a' else 'columns'}", colour, share=0.4)
+                stops[3:] = [2.15, 2.65, 2.95]
+            for start, end in zip(stops[::2], stops[1::2], strict=True):
+                arrow(ax, (left + x + 0.6, start), (left + x + 0.6, end))
+        write(ax, left + 2.55, 3.2, f"{c} numbers of c", BODY, weight="bold")
+    return figure
+
+
 @image("03_program_order.png")
 def draw_program_order() -> Figure:
     """8 x 8 tiles of c by program id, in row order and in bands of 4 rows: what the first wave of 16 programs reads of a and b."""

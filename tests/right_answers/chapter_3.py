@@ -38,6 +38,13 @@ def tile_by_max(tiles, block_k, num_stages, itemsize, registers, shared_memory):
     return max(filter(fits, tiles), key=lambda tile: math.prod(tile) / sum(tile))
 
 
+def tile_by_cases(pid, tiles_m, tiles_n, group):
+    first_row = pid // (group * tiles_n) * group
+    rows = group if first_row + group <= tiles_m else tiles_m - first_row
+    within = pid % (group * tiles_n)
+    return first_row + within % rows, within // rows
+
+
 def tile_without_min(pid, tiles_m, tiles_n, group):
     first_row = pid // (group * tiles_n) * group
     rows = group
@@ -59,6 +66,7 @@ RIGHT_ANSWERS = (
          ("        a_ptrs += step * stride_ak\n        b_ptrs += step * stride_bk\n", ""),
          ("acc = tl.dot(a, b, acc,", "acc += tl.dot(a, b,"), ("acc.to(c_ptr.dtype.element_ty)", "acc")),
     ("3.3", tile_by_max),
+    ("3.4", tile_by_cases),
     ("3.4", tile_without_min),
     edit("3.5", "pointers that move, tl.trans",
          ("    for start in", f"    {K_PTRS}\n    for start in"),

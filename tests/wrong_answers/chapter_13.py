@@ -141,7 +141,7 @@ WRONG_ANSWERS = (
          told="lse is overwritten before o is weighted"),
     edit("13.2", "the largest lse", (JOIN, "part, more = attend(q, k, v)\n        o, _ = join(o, lse, part, more)\n        lse = torch.maximum(lse, more)"), told="lse is that of all keys so far"),
     edit("13.3", "from 1", ("rank, 2 * ranks - 1 - rank", "rank + 1, 2 * ranks - rank"), told="each of 0 to 3 must go to one rank"),
-    edit("13.3", "half of the sequence", ("2 * ranks - 1", "ranks - 1"), told="2 ranks get the chunks 0, 0, 1, 1"),
+    edit("13.3", "half of the sequence", ("2 * ranks - 1", "ranks - 1"), told="the chunks 0, 0, 1, 1 are dealt out"),
     edit("13.3", "striped", ("rank, 2 * ranks - 1 - rank", "2 * rank % ranks, 2 * rank"), told="must go to one rank"),
     edit("13.3", "one chunk", ("rank, 2 * ranks - 1 - rank", "rank"), told="chunks_of(0, 2) gives 0, want a tuple or a list of two whole numbers"),
     edit("13.3", "a set", ("rank, 2 * ranks - 1 - rank", "{rank, 2 * ranks - 1 - rank}"), told="want a tuple or a list"),

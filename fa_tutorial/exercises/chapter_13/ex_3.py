@@ -35,17 +35,15 @@ def adapt(answer, ranks):
             raise Wrong(f"chunks_of({rank}, {ranks}) gives {show(chunks)}, want a tuple or a list of two whole numbers")
     dealt = sorted(chunk for chunks in given for chunk in chunks)
     if dealt != [*range(2 * ranks)]:
-        raise Wrong(
-            f"{'1 rank gets' if ranks == 1 else f'{ranks} ranks get'} the chunks {', '.join(map(str, dealt))}: each of 0 to {2 * ranks - 1} must go to one rank"
-        )
+        raise Wrong(f"the chunks {', '.join(map(str, dealt))} are dealt out, and each of 0 to {2 * ranks - 1} must go to one rank")
     return tuple(map(work, given))
 
 
 def inputs():
-    yield case(2, on="two ranks, their work in chunks times chunks,")
-    yield case(3, on="three ranks, their work in chunks times chunks,")
-    yield case(4, on="four ranks, their work in chunks times chunks,")
-    yield case(7, on="seven ranks, their work in chunks times chunks,")
+    yield case(2, on="two ranks' work, in units of a chunk times a chunk")
+    yield case(3, on="three ranks' work, in units of a chunk times a chunk")
+    yield case(4, on="four ranks' work, in units of a chunk times a chunk")
+    yield case(7, on="seven ranks' work, in units of a chunk times a chunk")
     yield case(1, on="one rank")
 
 

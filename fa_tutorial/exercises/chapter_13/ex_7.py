@@ -48,8 +48,8 @@ MISTAKES = {
 
 RULES = {
     "dk and dv": "the parts of all ranks come home to the keys that began here: a row for each rank's keys, a column for each rank's part",
-    "seconds": "only the last message takes time: each other one starts as early, and is waited for as late, as it can be",
-    "seconds of all messages": "k and v travel ranks − 1 times, dk and dv ranks times",
+    "seconds": "one message alone takes time, the first or the last: each other one starts as early, and is waited for as late, as it can be",
+    "seconds of all messages": "k and v travel ranks − 1 times, dk and dv ranks times at most",
 }
 
 
@@ -61,8 +61,13 @@ def truth(ranks, tile_s):
 
 @adapting
 def adapt(answer, ranks, tile_s):
-    """The answer on a clock: its gradients, its seconds and those of its messages."""
-    return ring.play_backward(answer, ranks, tile_s, KV_S, DKV_S)
+    """The answer on a clock: its gradients, its seconds and those of its messages. Less than in the truth is as right, and better."""
+    dkv, *seconds = ring.play_backward(answer, ranks, tile_s, KV_S, DKV_S)
+    return dkv, *map(max, seconds, (x.item() for x in truth(ranks, tile_s)[1:]))
+
+
+def note(answer):
+    return "17 s with 4 ranks: no order takes less" if ring.play_backward(answer, 4)[1] < 18 else ""
 
 
 def inputs():
@@ -77,21 +82,24 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Place the starts and the waits of a rank's backward, so that all messages but the last hide behind tiles.",
+    task="Place the starts and the waits of a rank's backward, so that all messages but one hide behind tiles.",
     hints=(
         "Write down for each message when its contents are there first, and when somebody needs what comes. Start at the one, wait at the other.",
         "k and v are there before their tile, and the next ones are needed after it. dk and dv are there after their tile, and needed after the next one.",
         "Before the loop: start kv, then compute its tile. In the loop: wait for the next kv, start dkv, start kv unless this is the last step, compute the tile, and last wait "
         "for the dkv that comes, and add.",
+        "That takes 18 s with 4 ranks. For 17, find a tile that can hide the last dkv: it needs no visitor.",
     ),
     solution=overlapped_backward,
     reasoning="A message can start when its contents are there, and what comes is waited for when it is needed. k and v travel during their own tile, dk and dv "
-    "during the next one. After the last tile nothing is left to hide behind.",
+    "during the next one. After the last tile nothing is left to hide behind. Whoever computes the own tile last hides the last dk and dv behind it, "
+    "and waits for the first k and v instead, which are shorter.",
     more="The package's version, ring.ring_attention's backward, has these lines with torch.distributed's messages.",
     inputs=inputs,
     truth=truth,
-    rule="the parts of all ranks come home to this rank's keys, and only the last message takes time",
+    rule="the parts of all ranks come home to this rank's keys, and one message alone takes time",
     mistakes=MISTAKES,
     parts=("dk and dv", "seconds", "seconds of all messages"),
+    note=note,
     adapt=adapt,
 )
