@@ -189,6 +189,33 @@ def draw_tiled_copy() -> Figure:
     return figure
 
 
+# ---------------------------------------------------------------- a swizzled tile in shared memory
+
+PIECE, PIECES = 3, 8  # the piece of each row that is marked; of eight columns in fp16, 16 bytes, four banks
+
+
+@image("12_swizzle.png")
+def draw_swizzle() -> Figure:
+    """Eight rows of a tile in shared memory, plain and swizzled: in which banks each piece of a row lies."""
+    figure, ax = canvas(3.75)
+    wide, high, top = 0.43, 0.3, 0.95
+    for left, swizzled, title in ((0.75, False, "plain"), (5.25, True, "swizzled")):
+        write(ax, left, 0.2, title, HEAD, ha="left", weight="bold")
+        write(ax, left - 0.1, 0.65, "bank", ha="right")
+        for place in range(PIECES):
+            write(ax, left + place * wide, 0.65, f"{4 * place}", ha="left")
+        for row in range(PIECES):
+            y = top + row * high
+            write(ax, left - 0.1, y + high / 2, f"row {row}", ha="right")
+            for piece in range(PIECES):
+                look = {"colour": "orange", "share": 0.7} if piece == PIECE else {"colour": "sky", "share": 0.2}
+                place = piece ^ row if swizzled else piece
+                box(ax, left + place * wide, y, wide, high, f"{piece}", **look)
+        trips = "one trip" if swizzled else "eight trips"
+        write(ax, left, top + PIECES * high + 0.25, f"piece {PIECE} of eight rows: {trips}", ha="left")
+    return figure
+
+
 # ---------------------------------------------------------------- the backward's matmuls
 
 # (text, kind): a matmul, something a thread does in its registers, or a trip through memory.
@@ -272,13 +299,13 @@ ROWS_OF_LOOP, OFFSETS = 32, (48, 52, 63)  # of the chapter's loop; S_k − S_q: 
 @image("12_masked_blocks.png")
 def draw_masked_blocks() -> Figure:
     """32 rows over the last blocks of 16 keys: the diagonal from a block's first key, from one inside, and from its last."""
-    figure, ax = canvas(3.0)
+    figure, ax = canvas(3.3)
     side, top, first = 0.044, 0.95, 32  # `first`: the first key that is drawn
     for column, offset in enumerate(OFFSETS):
         left, S_k = 0.1 + 2.95 * column, offset + ROWS_OF_LOOP
         full, end = causal_tiles(0, ROWS_OF_LOOP, BLOCK_N, ROWS_OF_LOOP, S_k)
-        write(ax, left, 0.2, f"S_k − S_q = {offset}: {end - full} masked", HEAD, ha="left", weight="bold")
-        write(ax, left, 0.5, "32 queries ↓, keys →", ha="left")
+        write(ax, left, 0.2, f"S_k − S_q = {offset}", HEAD, ha="left", weight="bold")
+        write(ax, left, 0.5, f"{end - full} blocks need a mask", ha="left")
         for block in range(first // BLOCK_N, end):
             x, wide = left + (block * BLOCK_N - first) * side, min(BLOCK_N, S_k - block * BLOCK_N) * side
             look = {"colour": "sky", "share": 0.6} if block < full else {"colour": "orange", "share": 0.7}
@@ -290,10 +317,11 @@ def draw_masked_blocks() -> Figure:
                     x_hidden = left + (hidden - first) * side
                     ax.fill_between((x_hidden, x + wide), top + row * side, top + (row + 1) * side, color="white", alpha=0.8, linewidth=0)
             outline(ax, x, top, wide, ROWS_OF_LOOP * side, line=1.3)
-    legend(ax, 2.7, (
+    write(ax, 0.1, 2.57, f"32 queries ↓, keys from {first} on →", ha="left")
+    legend(ax, 3.0, (
         (0.1, {"colour": "sky", "share": 0.6}, "whole: no mask"),
-        (2.6, {"colour": "orange", "share": 0.7}, "masked block, seen"),
-        (5.4, {"colour": "orange", "share": 0.15}, "masked block, hidden"),
+        (2.6, {"colour": "orange", "share": 0.7}, "needs a mask: seen"),
+        (5.4, {"colour": "orange", "share": 0.15}, "needs a mask: hidden"),
     ))  # fmt: skip
     return figure
 
@@ -353,16 +381,17 @@ def draw_lagging_shift() -> Figure:
 # (call of fwd_step, what it does), in their order; and from which line to which something is under way.
 FWD_STEP = (("warp_scheduler_barrier_sync", "wait for the turn"), ("gemm", "issue q kᵀ of block n"), ("gemm", "issue p v of block n + 1"),
             ("warp_scheduler_barrier_arrive", "pass the turn on"), ("warpgroup_wait<1>", "wait for q kᵀ"), ("mask_fn", "mask s"),
-            ("max_get_scale", "m and alpha, l · alpha"), ("online_softmax", "p, and l plus its sum"), ("warpgroup_wait<0>", "wait for p v"), ("rescale_o", "acc · alpha"))  # fmt: skip
+            ("max_get_scale", "m and alpha, l · alpha"), ("online_softmax", "p, and l plus its sum"), ("warpgroup_wait<0>", "wait for p v"), ("convert_type_out", "p to 16 bits"),
+            ("rescale_o", "acc · alpha"))  # fmt: skip
 UNDER_WAY = (("the turn", 0, 3, "black", 0.15), ("q kᵀ of block n", 1, 4, "yellow", 0.5), ("p v of block n + 1", 2, 8, "green", 0.4))
 
 
 @image("12_fa3_step.png")
 def draw_fa3_step() -> Figure:
-    """The calls of FA3's step, one below the other, and beside them which matmul runs during which."""
-    figure, ax = canvas(4.2)
+    """The calls of FA3's step, one below the other, and beside them which matmul may run during which."""
+    figure, ax = canvas(4.55)
     top, high = 0.55, 0.35
-    for x, name in ((0.15, "fwd_step calls"), (3.0, "to"), (5.4, "what is under way")):
+    for x, name in ((0.15, "fwd_step calls"), (3.0, "to"), (5.4, "what may be under way")):
         write(ax, x, 0.25, name, HEAD, ha="left", weight="bold")
     for n, (call, does) in enumerate(FWD_STEP):
         y = top + n * high

@@ -78,12 +78,12 @@ def lagging_step_with_the_blocks_own_maximum(s, shift, l, threshold):
     return p, new_shift, torch.addcmul(p.sum(dim=1), alpha, l), alpha
 
 
-def two_tests_of_one_token_and_of_lists():
-    return [1, 100, 0], [32, 41, 200]
+def two_tests_in_lists():
+    return [17, 35, 0], [28, 37, 200]
 
 
-def two_tests_with_a_full_block_of_rows():
-    return (32, 63, 20.0), (30, 90, 104.0)
+def two_tests_with_as_many_rows_as_may_be():
+    return (30, 79, 20.0), (31, 1001, 104.0)
 
 
 RIGHT_ANSWERS = (
@@ -95,6 +95,6 @@ RIGHT_ANSWERS = (
     ("12.2", tiles_by_a_loop_over_rows_and_tiles),
     ("12.3", fa2_backward_step_in_base_e),
     ("12.4", lagging_step_with_the_blocks_own_maximum),
-    ("12.5", two_tests_of_one_token_and_of_lists),
-    ("12.5", two_tests_with_a_full_block_of_rows),
+    ("12.5", two_tests_in_lists),
+    ("12.5", two_tests_with_as_many_rows_as_may_be),
 )

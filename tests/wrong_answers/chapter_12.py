@@ -7,6 +7,7 @@ from edits import edit
 TILES = "start, end: from the first tile that any row sees to one past the last; full_0, full_1: the tiles that every row sees whole"
 FIRST_MAX = "    if is_first:\n        new_max = s.amax(dim=1)\n    else:\n        new_max = torch.maximum(row_max, s.amax(dim=1))\n"
 STATE = "        row_max, row_sum = torch.full_like(row_max, -math.inf), torch.zeros_like(row_sum)\n"
+P = "torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])"
 FIRST = "    first = row_block * block_m\n"
 
 
@@ -50,9 +51,13 @@ WRONG_ANSWERS = (
          ("torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])", "torch.exp2(s - safe[:, None])"),
          ("(row_max - safe) * scale_log2", "row_max * scale_log2 - safe"), told="row_max comes back scaled"),
     edit("12.1", "p v, too", ("    return p,", "    acc = acc + p.sum()\n    return p,"),
-         told="row_sum and acc are rescaled by 2^((old − new) · scale_log2)"),
+         told="a later block: acc is rescaled by 2^((old − new row_max) · scale_log2), and nothing is added"),
+    edit("12.1", "an unscaled maximum in a later block", (P, f"({P} if is_first else torch.exp2(s * scale_log2 - safe[:, None]))"),
+         told="row_max is unscaled, so the scale multiplies both, and the base is 2"),
+    edit("12.1", "a scaled row_max, without a guard in the first block", ("    return p,", "    new_max = scale_log2 * new_max if is_first else new_max\n    p = p + 0 * new_max[:, None]\n    return p,"),
+         told="the first block: row_max becomes the block's largest score, unscaled, whatever it held"),
     edit("12.1", "acc alone from the first block", ("    return p,", "    acc = acc + row_sum[:, None] * 0 if is_first else acc\n    return p,"),
-         told="row_max and row_sum hold anything here, NaN or a number, and nothing reads them; acc stays as it was"),
+         told="the first block: acc stays as it was, and no row_max or row_sum of before is read"),
     edit("12.1", "a state set before the first block", (FIRST_MAX, f"    if is_first:\n{STATE}    new_max = torch.maximum(row_max, s.amax(dim=1))\n"),
          ("if not is_first:", "if True:"), told="with Is_first the function doesn't touch acc_o"),
     edit("12.1", "unset numbers, a NaN dropped by fmax", (FIRST_MAX, "    row_sum = row_sum.nan_to_num()\n    new_max = torch.fmax(row_max, s.amax(dim=1))\n"),
@@ -95,9 +100,10 @@ WRONG_ANSWERS = (
     edit("12.2", "no end", (", -(-high(last) // block_n)", ""), told="returns a tuple of 3"),
     edit("12.3", "scaled scores, and their gradients", ("q @ k.T", "q @ k.T * scale_log2 * math.log(2)"), ("s * scale_log2 - ", "s * math.log2(math.e) - "),
          ("return ds @ k, ds.T @ q", "return scale_log2 * math.log(2) * ds @ k, scale_log2 * math.log(2) * ds.T @ q"), told="dq and dk are scaled"),
-    edit("12.3", "delta by columns", ("delta[:, None]", "delta"), told="where ds = p · (dp − delta), with p of (6.7): two rows"),
+    edit("12.3", "delta by columns", ("delta[:, None]", "delta"), told="delta is subtracted by columns"),
+    edit("12.3", "shares in float16", ("return ds @ k, ds.T @ q, p.T @ do", "return (ds @ k).half(), (ds.T @ q).half(), (p.T @ do).half()"), told="the shares are rounded to 16 bits"),
     edit("12.3", "p by rows' own softmax", ("torch.exp2(s * scale_log2 - (lse * math.log2(math.e))[:, None])", "torch.softmax(s * scale_log2 * math.log(2), 1)"),
-         told="with p of (6.7): two rows and two keys"),
+         told="p is a softmax of this block alone"),
     edit("12.3", "a mask by subtraction", ("torch.where(seen, q @ k.T, -math.inf)", "(q @ k.T).masked_fill(~seen, -math.inf)"), ("torch.exp2(s", "torch.exp2(s.nan_to_num(0.0)"),
          ("lse * math.log2(math.e)", "lse.nan_to_num(posinf=-math.inf) * math.log2(math.e)"), told="so its p is 0, and no result is NaN"),
     edit("12.4", "divided by ln 2 and compared with 2^threshold", ("(m - shift) * math.log2(math.e) > threshold",
@@ -110,10 +116,12 @@ WRONG_ANSWERS = (
     edit("12.4", "NaN for a row that has seen nothing", ("p.sum(dim=-1), alpha", "p.sum(dim=-1), torch.where(new_shift == -math.inf, math.nan, alpha)"),
          told="gives alpha = [nan, 1, 0], want [0, 1, 0]"),
     edit("12.4", "8 in place of the threshold", ("(m - shift) * math.log2(math.e) > threshold", "m > shift + 8 * math.log(2)"), told="the threshold is fixed at 8"),
-    edit("12.5", "one test twice", ("both_fail = 32, 100, 110.0", "both_fail = both_pass"), told="so a shift of 0 is as good as another"),
-    edit("12.5", "ragged, and two blocks enough", ("32, 100, 110.0", "17, 33, 150.0"), told="row 0 sees every key before the last two blocks"),
-    edit("12.5", "two blocks of keys", ("31, 63,", "32, 31,"), told="S_k of the first test is 31, want a whole number from 33"),
-    edit("12.5", "full blocks", ("31, 63,", "32, 96,"), told="want a last block that isn't full"),
+    edit("12.5", "one test twice", ("both_fail = 31, 100, 110.0", "both_fail = both_pass"), told="so a shift of 0 is as good as another"),
+    edit("12.5", "ragged, and two blocks enough", ("31, 100, 110.0", "17, 36, 150.0"), told="row 0 sees every key before the last two blocks"),
+    edit("12.5", "two blocks of keys", ("20, 46,", "20, 31,"), told="S_k of the first test is 31, want a whole number from 33"),
+    edit("12.5", "a picture's lengths", ("20, 46,", "31, 94,"), told="row 0 of the first test sees keys 0 to 63, the first or last key of a block"),
+    edit("12.5", "a block of rows", ("31, 100,", "32, 100,"), told="S_q of the second test is 32, want a whole number from 17 to 31"),
+    edit("12.5", "full blocks", ("20, 46,", "20, 96,"), told="want a last block that isn't full"),
     edit("12.5", "scores too low for any loop", ("110.0", "1e5"), told="the loop as it is fails the second test"),
     edit("12.5", "too low for float32", ("110.0", "1e38"), told="want a number from 0 to 1,000,000"),
     edit("12.5", "nearly low enough", ("110.0", "100"), told="change 3 is off by less than 0.01"),

@@ -127,13 +127,21 @@ def inputs():
     def step(s, row_max, row_sum, acc, scale_log2, is_first, on="", **options):
         return case(*(torch.as_tensor(x) for x in (s, row_max, row_sum, acc)), scale_log2, is_first, on=on, **options)
 
-    later = (
-        "a later block: row_max is the largest unscaled score so far, p is 2^((s − row_max) · scale_log2), and row_sum and acc are "
-        "rescaled by 2^((old − new) · scale_log2)"
-    )
+    p = "p is 2^((s − row_max) · scale_log2): row_max is unscaled, so the scale multiplies both, and the base is 2"
+    later = {
+        "p": p,
+        "row_max": "a later block: row_max is the largest score so far, unscaled",
+        "row_sum": "a later block: row_sum is rescaled by 2^((old − new row_max) · scale_log2), and then p's sum is added",
+        "acc": "a later block: acc is rescaled by 2^((old − new row_max) · scale_log2), and nothing is added",
+    }
     yield step([[1.0, 3.0], [2.0, 0.0]], [2.0, 4.0], [1.5, 1.25], [[8.0, 4.0], [2.0, 6.0]], 0.5, False, otherwise=later)
     unset, old = [math.nan, math.nan], [[8.0, 4.0], [2.0, 6.0]]
-    first = "the first block: row_max and row_sum hold anything here, NaN or a number, and nothing reads them; acc stays as it was"
+    first = {
+        "p": p,
+        "row_max": "the first block: row_max becomes the block's largest score, unscaled, whatever it held",
+        "row_sum": "the first block: row_sum becomes the sum of p, whatever it held",
+        "acc": "the first block: acc stays as it was, and no row_max or row_sum of before is read",
+    }
     yield step([[1.0, 3.0], [-6.0, -2.0]], [2.0, 4.0], [1.5, 1.25], old, 0.5, True, otherwise=first)
     yield step([[1.0, 3.0], [-6.0, -2.0]], unset, unset, old, 0.5, True, otherwise=first)
     draw = generator()
