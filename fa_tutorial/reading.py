@@ -311,7 +311,7 @@ def cut(line: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
-# ---------------------------------------------------------------- their loop, for exercise 12.1's softmax
+# ---------------------------------------------------------------- their loop, for exercise 12.2's softmax
 
 BLOCK_N, SCALE = 16, 0.25
 

@@ -8,9 +8,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import BODY, DARK, HEAD, MASKED, WAITS, WIDTH, arrow, box, canvas, grid, image, legend, outline, tint, write
+from draw.drawing import BODY, DARK, HEAD, WAITS, WIDTH, arrow, box, canvas, image, legend, outline, tint, write
 from fa_tutorial.algorithm import causal_tiles
-from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
+from fa_tutorial.exercises.chapter_12.ex_1 import PIECES, place
 from fa_tutorial.exercises.chapter_12.ex_4 import lagging_step
 from fa_tutorial.reading import BLOCK_N
 
@@ -191,7 +191,7 @@ def draw_tiled_copy() -> Figure:
 
 # ---------------------------------------------------------------- a swizzled tile in shared memory
 
-PIECE, PIECES = 3, 8  # the piece of each row that is marked; of eight columns in fp16, 16 bytes, four banks
+PIECE = 3  # the piece of each row that is marked: eight columns in fp16, 16 bytes, four banks
 
 
 @image("12_swizzle.png")
@@ -202,15 +202,15 @@ def draw_swizzle() -> Figure:
     for left, swizzled, title in ((0.75, False, "plain"), (5.25, True, "swizzled")):
         write(ax, left, 0.2, title, HEAD, ha="left", weight="bold")
         write(ax, left - 0.1, 0.65, "bank", ha="right")
-        for place in range(PIECES):
-            write(ax, left + place * wide, 0.65, f"{4 * place}", ha="left")
+        for bank in range(0, 32, 4):
+            write(ax, left + bank / 4 * wide, 0.65, f"{bank}", ha="left")
         for row in range(PIECES):
             y = top + row * high
             write(ax, left - 0.1, y + high / 2, f"row {row}", ha="right")
             for piece in range(PIECES):
                 look = {"colour": "orange", "share": 0.7} if piece == PIECE else {"colour": "sky", "share": 0.2}
-                place = piece ^ row if swizzled else piece
-                box(ax, left + place * wide, y, wide, high, f"{piece}", **look)
+                x = left + (place(row, piece) if swizzled else piece) * wide
+                box(ax, x, y, wide, high, f"{piece}", **look)
         trips = "one trip" if swizzled else "eight trips"
         write(ax, left, top + PIECES * high + 0.25, f"piece {PIECE} of eight rows: {trips}", ha="left")
     return figure
@@ -403,56 +403,3 @@ def draw_fa3_step() -> Figure:
         y = top + (first + 0.5) * high
         box(ax, 5.4 + 1.18 * n, y, 1.12, (last - first) * high, name.replace(" of", "\nof"), colour, share=share)
     return figure
-
-
-# ---------------------------------------------------------------- windows
-
-S, BLOCK, SIDE = 16, 4, 0.168
-WINDOWS = ((-1, 0), (7, 3), (1, 1))  # (left, right); a left of −1 is no limit
-NUMBERED = 2  # the block of rows whose bounds are written under the drawing
-
-
-@image("12_window_tiles.png")
-def draw_window_tiles() -> Figure:
-    """Tiles of three windows, whole, masked and skipped: causal alone, seven keys back with three ahead, and one key on each side."""
-    figure, ax = canvas(4.9)
-    for column, (left, right) in enumerate(WINDOWS):
-        draw_window(ax, 0.15 + column * 3.0, 0.95, left, right)
-    legend(ax, 4.5, (
-        (0.15, {"colour": "sky", "share": 0.6}, "whole: no mask"),
-        (2.1, {"colour": "orange", "share": 0.7}, "masked tile, seen"),
-        (4.3, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "masked tile, hidden"),
-        (6.7, {}, "skipped: never read"),
-    ))  # fmt: skip
-    return figure
-
-
-def draw_window(ax: Axes, x: float, top: float, left: int, right: int) -> None:
-    """The S x S elements of one window in tiles of BLOCK x BLOCK, and how many tiles of each kind there are."""
-    ahead = torch.arange(S) - torch.arange(S)[:, None]
-    seen = (ahead <= right) & ((left < 0) | (ahead >= -left))
-    tiles = seen.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK))  # [row block, row, key block, key]
-    whole, touched = tiles.all(dim=3).all(dim=1), tiles.any(dim=3).any(dim=1)
-
-    def look(row: int, col: int) -> dict:
-        tile = (row // BLOCK, col // BLOCK)
-        if whole[tile]:
-            return {"colour": "sky", "share": 0.6}
-        if not touched[tile]:
-            return {}
-        return {"colour": "orange", "share": 0.7} if seen[row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
-
-    name = "no limit" if left < 0 else f"{left}"
-    write(ax, x, 0.2, f"left {name}, right {right}", HEAD, ha="left", weight="bold")
-    grid(ax, x, top, S, S, SIDE, look)
-    for row in range(0, S, BLOCK):
-        for col in range(0, S, BLOCK):
-            outline(ax, x + col * SIDE, top + row * SIDE, BLOCK * SIDE, BLOCK * SIDE, line=1.3)
-    counts = int(whole.sum()), int((touched & ~whole).sum()), int((~touched).sum())
-    write(ax, x, 0.46, "{} whole, {} masked, {} skipped".format(*counts), ha="left")
-    write(ax, x, 0.76, "queries ↓, keys →", ha="left")
-    start, full_0, full_1, end = window_tiles(NUMBERED, BLOCK, BLOCK, S, S, left, right)
-    outline(ax, x, top + NUMBERED * BLOCK * SIDE, S * SIDE, BLOCK * SIDE, line=3)
-    write(ax, x, top + S * SIDE + 0.25, f"thick: start = {start}, end = {end},", ha="left")
-    write(ax, x, top + S * SIDE + 0.52, f"full_0 = {full_0}, full_1 = {full_1}", ha="left")
-    assert x + S * SIDE < WIDTH

@@ -2,7 +2,7 @@
 
 import torch
 
-from fa_tutorial.exercises.chapter_12.ex_1 import fa2_softmax
+from fa_tutorial.exercises.chapter_12.ex_2 import fa2_softmax
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.ring_play import verdict
 from fa_tutorial.exercises.running import Wrong, adapting, kind
