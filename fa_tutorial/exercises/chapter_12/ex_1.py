@@ -25,19 +25,19 @@ def adapt(answer):
     for row, of_row in enumerate(places):
         for piece, found in enumerate(of_row):
             if not isinstance(found, int) or not 0 <= found < PIECES:
-                raise Wrong(f"place({row}, {piece}) is {found}, want a whole number from 0 to 7")
+                raise Wrong(f"place({row}, {piece}) is {found!r}, want a whole number from 0 to 7")
         if len(set(of_row)) < PIECES:
             raise Wrong(f"two pieces of row {row} stand at one place: its places are {of_row}")
     reads = [[of_row[piece] for of_row in places[row : row + 8]] for row in range(0, ROWS, 8) for piece in range(PIECES)]
-    return max(read.count(found) for read in reads for found in read)
+    return (max(read.count(found) for read in reads for found in read),)
 
 
 def truth():
-    return 1
+    return (1,)
 
 
 def inputs():
-    yield case(on="the trips of the slowest read")
+    yield case(on="64 rows of 8 pieces")
 
 
 EXERCISE = Exercise(
@@ -55,5 +55,6 @@ EXERCISE = Exercise(
     rule="a piece of rows 8j to 8j + 7 stands at eight places, so all 32 banks give it in one trip",
     mistakes=MISTAKES,
     adapt=adapt,
+    parts=("trips",),
     exact=True,
 )
