@@ -473,6 +473,8 @@ def draw_chain(names: Sequence[str], predict: Predict | None = None) -> Figure:
                 unit = 8 * each * row["MUFU.EX2"]
                 ax.barh(y + 0.34, unit, left=start, color=COLOURS["vermilion"], height=0.14)
                 ax.plot(predict(row), y, "D", color="black", markerfacecolor="white", markersize=8)
+            else:
+                ax.text(left + 5, y, f"{row['loop']}", va="center")
         ax.set(title=f"D = {D}", ylim=(len(rows) - 0.4, -0.5))
         ax.grid(axis="y", visible=False)
         ax.set_yticks(range(len(rows)), [LADDER.get(name, name) for name in rows])
