@@ -170,6 +170,13 @@ def test_one_loop_without_its_product_or_its_adds_still_gives_dk_and_dv(monkeypa
     assert torch.allclose(no_product[0].float(), torch.full_like(two[0], 0.002).float(), atol=1e-5)  # of two programs
 
 
+def test_each_launch_of_the_backward_by_itself_gives_what_all_three_give(monkeypatch):
+    monkeypatch.setattr(chapters_0_to_7, "timed_in_turns", lambda calls, rounds: {name: call() for name, call in calls.items()})
+    monkeypatch.setattr(chapters_0_to_7, "graph_of", lambda call: SimpleNamespace(replay=call))
+    delta, dkdv, dq, every, _ = chapters_0_to_7._launches_in_turns(Shape(1, 2, 2, 64, 64, 64, True)).values()
+    assert delta.shape == (1, 2, 64) and torch.equal(dq[0], every[0]) and all(map(torch.equal, dkdv[1:], every[1:]))
+
+
 def test_the_matmul_without_loads_multiplies_its_first_tiles_in_every_step():
     a, b = randn(32, 16).repeat(1, 3), randn(16, 32, seed=1).repeat(3, 1)
     config = chapters_0_to_7.matmul.MatmulConfig(16, 16, 16, 4, 1)
