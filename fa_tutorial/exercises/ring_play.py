@@ -154,18 +154,22 @@ def slip(role: str, got: Sequence[Action | None], right: Sequence[Action]) -> st
                 return ""
             why = ": what comes next in a kernel takes the same ring, so each stage is released" if right[place].kind == "arrive" else ""
             return f"{the(role)} ends, where “{right[place]}” is due{why}"
-        while place < len(right) and str(right[place]) != str(action) and _passes_at_once(right[place], right[:place]):
+        while place < len(right) and _passes_at_once(right[place], right[:place]) and not _at_one(action, right[place]):
             place += 1
         when = f"right after “{got[n - 1]}”" if n else "at its start"
         if place == len(right):
             return f"{when}, {the(role)} yields “{action}”, where it should end"
         if str(right[place]) != str(action):
             asked = " (is the wait yielded?)" if right[place].kind == "wait" != action.kind else ""
-            if action.kind == right[place].kind == "wait" and action.barrier.name == right[place].barrier.name:
+            if action.kind == right[place].kind == "wait" and _at_one(action, right[place]):
                 asked = ": a stage's parity flips once a round of its ring"
             return f"{when}, {the(role)} yields “{action}”, where “{right[place]}” is due{asked}"
         place += 1
     return ""  # it stands at a wait
+
+
+def _at_one(action: Action, other: Action) -> bool:
+    return action.barrier is not None and other.barrier is not None and action.barrier.name == other.barrier.name
 
 
 def _passes_at_once(action: Action, before: Sequence[Action]) -> bool:

@@ -58,27 +58,18 @@ MISTAKES = {
     f"the ring's index {BEGINS_ANEW}": [(LOADS, f"            n = 0\n{LOADS}"), (USES, f"            n = 0\n{USES}")],
     f"the producer's index in the ring {BEGINS_ANEW}": (LOADS, f"            n = 0\n{LOADS}"),
     f"the consumer's index in the ring {BEGINS_ANEW}": (USES, f"            n = 0\n{USES}"),
-    "the producer does not wait for taken before it writes (is the wait yielded?): a consumer may not have read the number before": (FREE, ""),
     "the producer writes the next number before it waits for taken: a consumer may not have read the one before": (FREE + WRITE, WRITE + FREE),
     "the producer arrives at told before the number is written": (WRITE + TELL, TELL + WRITE),
-    "the producer does not arrive at told, and the consumers wait for it": (TELL, ""),
-    "the consumer does not wait for told before it reads the number (is the wait yielded?)": (HEARD, ""),
-    "the consumer does not arrive at taken, and the producer waits for it before it writes the next number": (TAKE, ""),
     "the consumer arrives at taken before it has read the number, and the next may overwrite it": (READ + TAKE, TAKE + READ),
     "the consumer frees the slot when the work tile is done. It has read the number long before, and the producer could load the next tile": [
         (TAKE, ""), (END, END + TAKE)],
     "the producer waits until its work tile is taken before it loads: wait for taken before the next number instead": (
         TELL + STOP, f"{TELL}{FREE.replace('1 - turn', 'turn')}{STOP}"),
-    "the parities of told and taken never flip: they do so with each work tile": [("1 - turn % 2", "1"), ("turn % 2", "0")],
-    "told and taken are one stage, so their parity flips with each work tile, not with the ring": [
-        ("1 - turn % 2", "1 - n // stages % 2"), ("turn % 2", "n // stages % 2")],
-    "the producer's first wait for taken must pass at once: nobody reads the slot before a number is there": ("1 - turn % 2", "turn % 2"),
     "nobody tells the consumers that there is no further work tile: write None, too": [
         (STOP, "", 2), (FREE, STOP + FREE), (TAKE, TAKE + STOP)],
     "work tile 0 counts as none here: ask whether the number is None": ("if tile is None", "if not tile"),
     "each consumer draws a number of its own: the producer draws, and the consumers read slot": [
         (HEARD + READ, HEARD + READ.replace("slot[0]", "next_tile()"))],
-    "the parities flip with every block: a stage's phase grows once a round of the ring": ("n // stages % 2", "n % 2"),
 }  # fmt: skip
 
 
