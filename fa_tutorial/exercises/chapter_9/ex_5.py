@@ -1,9 +1,9 @@
 """Exercise 9.5, persistent_roles."""
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 
 from fa_tutorial import barriers
 from fa_tutorial.barriers import Action, Barrier, arrive, load, use, wait, work
@@ -18,7 +18,7 @@ def persistent_roles(next_tile, blocks, full, empty, slot, told, taken):
 
     def producer():
         n = 0  # blocks so far, of all work tiles
-        for turn in count():
+        for turn in itertools.count():
             tile = next_tile()
             yield wait(taken, 1 - turn % 2)
             slot[0] = tile
@@ -33,7 +33,7 @@ def persistent_roles(next_tile, blocks, full, empty, slot, told, taken):
 
     def consumer():
         n = 0
-        for turn in count():
+        for turn in itertools.count():
             yield wait(told, turn % 2)
             tile = slot[0]
             yield arrive(taken)
