@@ -126,7 +126,7 @@ def print_clocked(card: dict[str, Any], D: int, *loops: str) -> None:
         print(f"{part:45}" + "".join(f"{row[stamp]:15,}" for row in rows))
     print(f"{'cycles together':45}" + "".join(f"{sum(row.values()):15,}" for row in rows))
     halves = (f"{sum(row.values()) / 2:,.0f} {_busy(D, row):.0%}" for row in rows)
-    print(f"{'half, for two consumers; cores busy':45}" + "".join(f"{half:>15}" for half in halves))
+    print(f"{'a block of either (half of them), need':45}" + "".join(f"{half:>15}" for half in halves))
     shares = [clocked(card, loop, D)["softmax_at_once"] for loop in loops]
     for n, who in enumerate(("neither consumer", "one of the two", "both consumers")):
         print(f"{f'of the time: {who} at a softmax':45}" + "".join(f"{of[n]:15.0%}" for of in shares))
@@ -139,7 +139,7 @@ def _busy(D: int, cycles: dict[str, int]) -> float:
 
 # From one of ping_pong.STAMPS to the next: what a consumer does meanwhile.
 PARTS_OF_A_BLOCK = {
-    "tiles": "stamp, ping-pong's wait for a turn",
+    "tiles": "stamp; in ping-pong, wait for the turn",
     "turn": "issue, and wait for the matmuls",
     "stop": "softmax",
     "softmax": "wait for p v",
