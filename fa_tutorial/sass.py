@@ -293,7 +293,7 @@ def step_rows(kinds: Iterable[tuple[int, bool, str, tuple[int, ...]]]) -> list[d
 
 # Kinds of instructions that a step's row counts: matmuls, exponentials, the softmax's arithmetic, loads of spilled
 # registers.
-KINDS = ("HGMMA", "MUFU.EX2", "FMNMX", "FADD", "FFMA", "FMUL", "FSETP", "F2FP", "LDL")
+KINDS = ("HGMMA", "MUFU.EX2", "FMNMX", "FADD", "FFMA", "FMUL", "FSETP", "ISETP", "FSEL", "F2FP", "LDL")
 
 
 def _step_row(launched: list, D: int, is_causal: bool, step: str, tile: TileConfig) -> dict[str, Any]:

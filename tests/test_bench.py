@@ -545,3 +545,7 @@ def test_peers_compute_attention_and_its_gradients_on_a_gpu(name, is_causal):
         check_attention(peers.provider(name), 4, 256, 64, is_causal)
     except peers.Unsupported as error:
         pytest.skip(str(error))
+
+
+def test_what_chapter_8_calls_noise_is_more_than_two_runs_of_the_same_instructions_differ():
+    assert chapter_8.step_noise("tflops") < chapter_8.NOISE and chapter_8.step_noise("cycles") < 0.01

@@ -39,7 +39,7 @@ from fa_tutorial.bench.chapter_8 import (
     steps_in_turns,
     tile_row,
 )
-from fa_tutorial.bench.measure import call_of, measure
+from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed, timed_in_turns
 from fa_tutorial.source import edited
@@ -97,9 +97,7 @@ def counted_in_turns(calls: dict[str, Callable[[], Any]], flops: int) -> dict[st
 
 
 def order_cases() -> Iterator[Measurement]:
-    """The tuned forward with steps.TILE and either of ORDERS, in turns, where one sequence has few programs: causal,
-    B = 1.
-    """
+    """Step 2's forward in each of ORDERS, with steps.TILE, where one sequence has few programs: causal, B = 1."""
     for D, (H, S), order in itertools.product((64, 128), SHORT_GRIDS, ORDERS):
         shape = Shape(1, H, H, S, S, D, True)
         yield about(8, "order", order, **vars(shape)), lambda shape=shape, order=order: _orders_in_turns(shape)[order]
@@ -107,10 +105,15 @@ def order_cases() -> Iterator[Measurement]:
 
 @functools.cache
 def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    """Rows of each order, in turns, from CUDA graphs: a launch from Python may take longer than a short call."""
     q, k, v = inputs(shape)
-    common = partial(tuned.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, tile=steps.TILE)
-    calls = {order: partial(common, in_order=order == "longest first") for order in ORDERS}
-    rows = timed_in_turns(calls, flops=flops_of(shape))
+    text = steps.file_of("order").read_text()
+    steps.STEPS["one by one"] = Path(tempfile.mkdtemp(), "one_by_one.py")
+    steps.STEPS["one by one"].write_text(edited(text, ("row_blocks, heads_at_once)\n", "row_blocks, 1)\n", 1)))
+    common = partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, tile=steps.TILE)
+    step_of = dict(zip(ORDERS, ("descriptors", "one by one", "order"), strict=True))
+    replays = {order: graph_of(partial(common, step=step)).replay for order, step in step_of.items()}
+    rows = timed_in_turns(replays, flops=flops_of(shape), rounds=5)
     return {order: row | {"tile": in_words(steps.TILE)} for order, row in rows.items()}
 
 
@@ -163,7 +166,10 @@ def experiment_cases() -> Iterator[Measurement]:
     """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, each with several tiles; and k
     transposed beforehand.
     """
-    for D, tiles in ((64, ((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2))), (128, ((64, 64, 4, 2), (128, 64, 4, 2)))):
+    for D, tiles in (
+        (64, ((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2))),
+        (128, ((64, 64, 4, 2), (128, 64, 4, 2))),
+    ):
         shape = at_4096(D, False)
         for tile, idea in itertools.product(itertools.starmap(TileConfig, tiles), ideas.IDEAS):
             yield (
@@ -254,32 +260,31 @@ def first_calls() -> None:
 
 
 def short_cases() -> Iterator[Measurement]:
-    """Calls one after another, each launched by the host, and the same call replayed from a CUDA graph: causal, B = 8,
-    H = 8, D = 64.
-    """
-    for shape, mode, provider in itertools.product(
-        SHORT, ("fwd", "fwd_bwd"), ("sdpa_flash", "basic", "tuned", "hopper")
-    ):
-        yield about(8, "short", provider, **vars(shape)) | {"mode": mode}, partial(_short_row, provider, mode, shape)
+    """Forwards one after another, each launched by the host, and the same call replayed from a CUDA graph."""
+    for shape, provider in itertools.product(SHORT, ("basic", "tuned")):
+        yield about(8, "short", provider, **vars(shape)) | {"mode": "fwd"}, partial(_short_row, provider, shape)
 
 
-def _short_row(provider: str, mode: str, shape: Shape) -> dict[str, Any]:
-    do = randn(shape.B, shape.H_q, shape.S_q, shape.D)
-    q, k, v = (x.requires_grad_(mode != "fwd") for x in inputs(shape))
-    call = call_of(mode, partial(peers.provider(provider), q, k, v, shape.is_causal), (q, k, v), do)
+def _short_row(provider: str, shape: Shape) -> dict[str, Any]:
+    call = partial(peers.provider(provider), *inputs(shape), shape.is_causal)
     return {"call_us": repeated_us(call), "graph_us": repeated_us(graph_of(call).replay)}
 
 
-def repeated_us(call: Callable[[], Any], calls: int = 500) -> float:
-    """Microseconds a call, of many in a row: the host's time or the GPU's, whichever is longer."""
+def repeated_us(call: Callable[[], Any], calls: int = 100, rounds: int = 7) -> float:
+    """Microseconds a call, of many in a row, the median of the rounds: the host's time or the GPU's, whichever is
+    longer.
+    """
     for _ in range(20):
         call()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    torch.cuda.synchronize()
-    return round((time.perf_counter() - start) / calls * 1e6, 1)
+    found = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - start) / calls * 1e6)
+    return round(statistics.median(found), 1)
 
 
 # ---------------------------------------------------------------- clocks and counters

@@ -1,14 +1,16 @@
 """Exercise 8.6, attend: a right but slow loop, as short as step 4's."""
 
-import numpy as np
+import math
+
 import torch
 
 from fa_tutorial import hardware, reference, sass
 from fa_tutorial.exercises.chapter_8.ex_2 import begun
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.harness_kernel import In, Out, Stray, Trace, buffer_of, run_poisoned
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import Wrong, chain
-from fa_tutorial.tiles import dot, heads, load_tile
+from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.tiles import dot, load_tile
 from fa_tutorial.tuned import steps
 
 triton = hardware.require_triton("Exercise 8.6")
@@ -45,17 +47,21 @@ MISTAKES = {
     "keys past last_seen are not hidden where MASK is True, and there some rows don't see all keys": ("    if MASK:\n", "    if not MASK:\n"),
     "m_new is the maximum of s, and s · scale_log2 is subtracted from: both must be scaled": (
         "tl.max(s, axis=1) * scale_log2", "tl.max(s, axis=1)"),
+    "m is the maximum of s in what you return: the kernel makes lse of m in units of s · scale_log2": [
+        ("tl.max(s, axis=1) * scale_log2", "tl.max(s, axis=1)"), ("s * scale_log2 - shift[:, None]", "(s - shift[:, None]) * scale_log2"),
+        ("tl.exp2(m - shift)", "tl.exp2((m - shift) * scale_log2)")],
     "s is not scaled: p = 2^(s · scale_log2 − m_new)": ("s * scale_log2 - shift", "s - shift"),
     "l adds p in fp16: it adds p as it is, in float32": ("tl.sum(p, axis=1)", "tl.sum(p.to(tl.float16), axis=1)"),
     "l is not rescaled when the maximum grows": ("alpha * l + tl.sum", "l + tl.sum"),
     "acc is not rescaled when the maximum grows": ("acc * alpha[:, None]", "acc"),
     "p and alpha are in base e: scale_log2 holds log₂ e already, so both take tl.exp2": ("tl.exp2", "tl.exp"),
 }  # fmt: skip
+STRAY = "load_tile must know S_k where a tile may run past the last key: None loads all BLOCK_N rows"
 FLOAT32 = "only p v takes p in v's dtype: q is multiplied as it is, and the scores, l's sum of p, and alpha are float32"
 STEP, MORE = "order", 12  # step 4 is this kernel with steps.LARGER; an edit makes ptxas arrange the whole loop anew
 COUNTED = {
     "MUFU.EX2": "exponentials", "FFMA": "multiply-adds", "FMUL": "multiplications", "FADD": "additions", "FSETP": "comparisons",
-    "LDL": "loads of spilled registers",
+    "ISETP": "integer comparisons, as of a mask", "FSEL": "selects", "LDL": "loads of spilled registers",
 }  # fmt: skip
 
 
@@ -66,17 +72,16 @@ def adapt(answer):
 
     def on_tensors(q, k, v, is_causal):
         (B, H, S_q, D), S_k = q.shape, k.shape[2]
-        o, lse = torch.full_like(q, torch.nan), torch.full((B, H, S_q), torch.nan, device=q.device)
+        given = {name: In(x, None, True) for name, x in (("q", q), ("k", k), ("v", v))}
+        made = {"o": Out(q.shape, q.dtype, None, True), "lse": Out((B, H, S_q), torch.float32)}
+        buffers = [buffer_of(name, arg) for name, arg in (given | made).items()]
+        args = [*buffers, H, H, 2, S_q, S_k, D, D**-0.5]
+        meta = {"IS_CAUSAL": is_causal, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": D}
         try:
-            with np.errstate(all="ignore"):  # the interpreter computes with NumPy, which would warn of every inf and NaN
-                kernel[(triton.cdiv(S_q, 16) * B * H,)](
-                    *map(heads, (q, k, v, o)), lse, H, H, 2, S_q, S_k, D, D**-0.5,
-                    IS_CAUSAL=is_causal, BLOCK_M=16, BLOCK_N=16, BLOCK_D=D,
-                )  # fmt: skip
-        except Exception as error:
-            root = chain(error)[-1]
-            raise Wrong(f"stops with {type(root).__name__}: {root}") from None
-        return o, lse
+            [out] = run_poisoned(kernel, (triton.cdiv(S_q, 16) * B * H,), args, meta, Trace(buffers, False), (math.nan,))
+        except Stray as error:
+            raise Wrong(f"{STRAY}. It {error.access}") from None
+        return out["o"], out["lse"]
 
     return on_tensors
 
@@ -133,6 +138,9 @@ def inputs():
     yield of(32, 32, True, "causal, 32 queries, 32 keys", "where MASK is True, a row sees the keys up to its last_seen")
     yield of(40, 20, True, "causal, 40 queries, 20 keys", "the first 20 rows see no key: their m stays −inf, their l and acc 0")
     yield of(32, 40, True, "causal, large scores", "scores may be large: m is the maximum of s · scale_log2", factor=100.0)
+    low = of(16, 16, False, "16 queries, 16 keys, scores of −2³⁰", "scores may be as low as −2³⁰")
+    low.args[0].fill_(2.0**14), low.args[1].fill_(-(2.0**14))
+    yield low
     yield of(16, 48, False, "fp16, 16 queries, 48 keys", FLOAT32, dtype=torch.float16)
     yield of(40, 56, True, "causal, random", draw=generator())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch
 
 from fa_tutorial.forward import choose_config
 from fa_tutorial.hardware import card_of, require_triton
-from fa_tutorial.source import defined, source_of
+from fa_tutorial.source import defined
 from fa_tutorial.tiles import TileConfig, heads, padded_d
 from fa_tutorial.tuned import forward
 from fa_tutorial.tuned.descriptors import can_use_tma, descriptor_template
@@ -69,19 +68,9 @@ def changes(old: str, new: str) -> str:
 
 def show(step: str) -> None:
     """Show diff(step) in a notebook, coloured."""
-    _display(diff(step))
-
-
-def show_changes(old: Callable, new: Callable) -> None:
-    """Show in a notebook what changes from the body of one jitted function to another's, without docstrings."""
-    bodies = (source_of(function).split('"""')[-1].strip("\n") for function in (old, new))
-    _display(changes(*map(textwrap.dedent, bodies)))
-
-
-def _display(text: str) -> None:
     from IPython.display import Markdown, display
 
-    display(Markdown(f"```diff\n{text}\n```"))
+    display(Markdown(f"```diff\n{diff(step)}\n```"))
 
 
 def kernel(step: str = "", **functions: Callable):
