@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, barriers, decode, figures, fp8, layout, ledger, matmul, reference, ring, softmax
+from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, reference, ring, softmax
 from fa_tutorial.bench import results
 from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
+from fa_tutorial.exercises.chapter_11.ex_4 import choose_splits
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
@@ -496,23 +497,23 @@ def test_queue_answers_its_question(page, by):
 # ---------------------------------------------------------------- splits
 
 
-def test_splits_is_the_package_s_rule(page):
+def test_splits_is_the_chapter_s_rule(page):
     open_figure(page, "splits")
     for tiles, n, splits in ((544, 8, 34), (512, 8, 34), (16, 1, 128), (1024, 64, 100), (64, 60, 1)):
         shown = put(page, tiles=tiles, n=n, splits=splits)
         part = -(-tiles // splits)
         assert (shown["part"], shown["parts"]) == (part, -(-tiles // part))
-        assert shown["in_a_row"] == part * -(-n * shown["parts"] // 264) == shown["rows"][splits - 1]
+        assert shown["busiest"] == part * -(-n * shown["parts"] // 132) == shown["rows"][splits - 1]
     best = min(put(page, tiles=1024, n=8)["rows"])
-    assert put(page, splits=decode.choose_num_splits(8, 1024, 132, 8))["in_a_row"] <= 1.05 * best
+    assert put(page, splits=choose_splits(8, 1024, 132))["busiest"] <= 1.05 * best
 
 
 def test_splits_answers_its_question(page):
-    """34 parts of 16 tiles need a second wave; of 512 tiles two splits get none."""
+    """17 parts of 32 tiles are 136 programs on 132 SMs; of 512 tiles two of 34 splits get none."""
     open_figure(page, "splits")
-    assert [put(page, splits=splits)["in_a_row"] for splits in (32, 34)] == [17, 32]
-    shown = put(page, tiles=512)
-    assert (shown["parts"], shown["in_a_row"]) == (32, 16)
+    assert [put(page, splits=splits)["busiest"] for splits in (16, 17)] == [34, 64]
+    shown = put(page, tiles=512, splits=34)
+    assert (shown["parts"], shown["busiest"]) == (32, 32)
 
 
 @pytest.mark.parametrize("by", ["mouse", "touch"])
