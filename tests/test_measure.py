@@ -10,16 +10,15 @@ import torch
 from attention_cases import check_attention
 from buffers import DEVICE, needs_gpu, randn
 
-from fa_tutorial import hardware, hopper
+from fa_tutorial import hardware
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import results, sweep, timing
 from fa_tutorial.bench.cases import Case, Shape, about
 from fa_tutorial.bench.measure import measure
-from fa_tutorial.source import edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 from measure import __main__ as command
-from measure import chapter_8, chapter_9, chapter_10, chapters_0_to_7, clocks, hopper_clock, tuned_steps
+from measure import chapter_8, chapter_9, chapter_10, chapters_0_to_7, clocks, tuned_steps
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
@@ -139,18 +138,6 @@ def test_what_auto_goes_by_is_one_launchers_time(monkeypatch, mode):
     monkeypatch.setattr(chapter_9, "repeated_us", lambda replay: [ran.extend(replay()), 1.0][1])
     assert chapter_9._auto_rule_row("tuned", 32, 16, 2, True, mode) == {"graph_us": 1.0}
     assert [x.dim() for x in ran] == ([4, 3] if mode == "fwd" else [4, 4, 4])
-
-
-def test_hoppers_clock_follows_its_kernel_and_takes_the_blocks_of_a_whole_work_tile():
-    assert "stamp(stamps_ptr, at, 4, l)" in edited(source_of(hopper.forward), *hopper_clock.EDITS)
-    stamps = torch.arange(160)[:, None] * 1000 + torch.tensor([0, 10, 110, 610, 660])  # [blocks, stamps]
-    programs = torch.stack([stamps, stamps + 500]).repeat(132, 1, 1, 1)  # two consumers
-    programs[7, 1, 80] = 0  # without rows
-    row = hopper_clock.row_of(programs)
-    assert row["clock"] == {"tiles": 10, "turn": 100, "stop": 500, "softmax": 50, "end": 340}
-    assert [len(blocks) for blocks in row["stamps"]] == [6, 6]
-    assert row["softmax_at_once"][2] == row["matmul_at_once"][2] == 0
-    assert row["softmax_at_once"][1] == pytest.approx(1, abs=0.02) and row["matmul_at_once"][1] == pytest.approx(0.2, abs=0.02)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
