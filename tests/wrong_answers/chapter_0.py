@@ -47,6 +47,7 @@ WRONG_ANSWERS = (
     edit("0.4", "the saving alone", ("return best, ", "return "), told="want a tuple (tensor, saved)"),
     edit("0.4", "two kernels", ("return best, ", "return ways[best][:2], "), told="want the name of one between two kernels"),
     edit("0.4", "a kernel", ("return best, ", "return ways[best][1], "), told="the tensor is 'p v', want the name of one between two kernels"),
-    edit("0.4", "always p", ("max(saved, key=saved.get)", '"p"'), told="gives tensor = p, want s"),
+    edit("0.4", "always p", ("max(saved, key=saved.get)", '"p"'), told="compute what each of the three saves by these times"),
+    edit("0.4", "other kernels", ('("softmax", "p v"', '("divide", "p v"'), ('("divide", "softmax"', '("q kᵀ", "softmax"'), told="a tensor joins the kernel that"),
     edit("0.4", "in seconds", ("return best, saved[best]", "return best, saved[best] / 1e3"), told="want 132"),
 )  # fmt: skip
