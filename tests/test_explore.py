@@ -241,7 +241,7 @@ def test_online_softmax_steps(page, block, rescale_l, rescale_acc, carry):
         check_online_softmax(shown)
     assert page.locator("#forward").is_disabled()
     assert page.locator("#verdict.right").count() == (
-        rescale_l and (rescale_acc or not carry) or block == 3
+        (rescale_l and (rescale_acc or not carry)) or block == 3
     )  # blocks of 3: the largest stands in the first
     assert f"{'o' if carry else 'l'} = {shown['o' if carry else 'l']:.3f}".rstrip("0") in page.locator("#verdict").inner_text()
 
