@@ -189,14 +189,15 @@ def test_explore_without_ipython_says_what_to_install(monkeypatch):
 # ---------------------------------------------------------------- online_softmax
 
 
-def without_alpha(scores: torch.Tensor, values: torch.Tensor, block: int) -> float:
-    """o of blocks that are each measured from the running maximum, and never rescaled."""
+def rescaled_or_not(shown: dict, scores: torch.Tensor, values: torch.Tensor) -> tuple[float, float]:
+    """(l, acc) of blocks that are each measured from the running maximum; alpha reaches only what is rescaled."""
     m, l, acc = -math.inf, 0.0, 0.0
-    for s, v in zip(scores.split(block), values.split(block), strict=True):
-        m = max(m, s.max().item())
+    for s, v in zip(scores.split(shown["block"]), values.split(shown["block"]), strict=True):
+        m, alpha = max(m, s.max().item()), math.exp(m - max(m, s.max().item()))
         p = torch.exp(s - m)
-        l, acc = l + p.sum().item(), acc + (p @ v).item()
-    return acc / l
+        l = l * (alpha if shown["rescale_l"] else 1) + p.sum().item()
+        acc = acc * (alpha if shown["rescale_acc"] else 1) + (p @ v).item()
+    return l, acc
 
 
 def check_online_softmax(shown: dict) -> None:
@@ -209,22 +210,26 @@ def check_online_softmax(shown: dict) -> None:
     assert shown["true_weights"] == pytest.approx(softmax.safe_softmax(scores).tolist())
     before, _ = softmax.online_normalizer(scores[: (shown["step"] - 1) * shown["block"]])
     assert shown["alpha"] == pytest.approx(math.exp(before - m))
-    if shown["rescale"]:
-        assert shown["l"] == pytest.approx(l)
-        assert shown["acc"] == pytest.approx(truth.item() * l)
+    if shown["rescale_l"] and shown["rescale_acc"]:
+        assert (shown["l"], shown["o"]) == pytest.approx((l, truth.item()))
         assert shown["weights"] == pytest.approx(shown["true_weights"])
-    o = truth.item() if shown["rescale"] else without_alpha(scores, values, shown["block"])
-    assert shown["o"] == pytest.approx(o)
-    assert shown["error"] == pytest.approx(abs(o - truth.item()), abs=1e-12)
+    assert (shown["l"], shown["acc"]) == pytest.approx(rescaled_or_not(shown, scores, values))
+    assert shown["o"] == pytest.approx(shown["acc"] / shown["l"])
+    assert shown["error"] == pytest.approx(abs(shown["o"] - truth.item()), abs=1e-12)
+    if shown["carry"]:
+        assert shown["o"] == pytest.approx(sum(w * v for w, v in zip(shown["weights"], values.tolist(), strict=True)))
 
 
 @pytest.mark.parametrize("carry", [False, True])
-@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize("rescale_acc", [True, False])
+@pytest.mark.parametrize("rescale_l", [True, False])
 @pytest.mark.parametrize("block", [1, 2, 3])
-def test_online_softmax_steps(page, block, rescale, carry):
+def test_online_softmax_steps(page, block, rescale_l, rescale_acc, carry):
     """The verdict is one on l, or where a weighted sum is carried on o."""
     assert open_figure(page, "online_softmax")["scores"] == [3, 2, 5, 1, 4, 0]
-    put(page, block=block, rescale=rescale, carry=carry)
+    put(page, block=block, rescale_l=rescale_l, carry=True)
+    put(page, rescale_acc=rescale_acc)
+    put(page, carry=carry)
     assert page.locator("#heads th").count() == (6 if carry else 4)
     while page.locator("#back").is_enabled():
         page.locator("#back").click()
@@ -236,15 +241,17 @@ def test_online_softmax_steps(page, block, rescale, carry):
         assert (shown["step"], shown["seen"]) == (step, step * block)
         check_online_softmax(shown)
     assert page.locator("#forward").is_disabled()
-    assert page.locator("#verdict.right").count() == (rescale or block == 3)  # blocks of 3: the largest stands in the first
+    assert page.locator("#verdict.right").count() == (
+        (rescale_l and (rescale_acc or not carry)) or block == 3
+    )  # blocks of 3: the largest stands in the first
     assert f"{'o' if carry else 'l'} = {shown['o' if carry else 'l']:.3f}".rstrip("0") in page.locator("#verdict").inner_text()
 
 
 def test_online_softmax_answers_its_question(page):
-    """Alpha off does no harm where the largest score stands in the first block."""
+    """Without a rescaling all is right where the largest score stands in the first block."""
     open_figure(page, "online_softmax")
     page.locator("#forward").click()
-    assert put(page, rescale=False)["error"] > 1
+    assert put(page, rescale_l=False)["error"] > 1
     assert put(page, score2=0, score4=0)["error"] == pytest.approx(0, abs=1e-12)
     assert page.locator("#verdict.right").count() == 1
 
