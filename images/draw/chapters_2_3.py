@@ -269,6 +269,29 @@ def draw_turned_tile() -> Figure:
     return figure
 
 
+@image("02_softmax_row.png")
+def draw_softmax_row() -> Figure:
+    """One softmax program: a row of three numbers in a block of four, whose last position is −∞, then 0, then not stored."""
+    figure, ax = canvas(3.6)
+    p = torch.exp(torch.tensor([-2.0, 0.0, -1.0, -torch.inf]))
+    rows = (
+        ("offs", "0123", ""),
+        ("mask: offs < cols", ("True", "True", "True", "False"), ""),
+        ("x, other = −∞", ("−3", "−1", "−2", "−∞"), "m = max(x) = −1"),
+        ("p = exp(x − m)", [f"{value:.2f}" for value in p], f"l = sum(p) = {p.sum():.2f}"),
+        ("y = p / l", [f"{value:.2f}" for value in p / p.sum()], "the store skips the last"),
+    )
+    side, wide, left = 0.52, 0.85, 2.2
+    for i, (label, values, note) in enumerate(rows):
+        y = 0.2 + i * (side + 0.14)
+        write(ax, 0.1, y + side / 2, label, BODY, ha="left")
+        for lane, value in enumerate(values):
+            look = {"colour": "sky"} if lane < 3 else {"hatch": MASKED}
+            box(ax, left + lane * wide, y, wide, side, value, size=BODY, **look)
+        write(ax, left + 4 * wide + 0.25, y + side / 2, note, BODY, ha="left")
+    return figure
+
+
 @image("02_fused_softmax.png")
 def draw_fused_softmax() -> Figure:
     """Softmax as five kernels, eight trips of n elements between HBM and the chip; fused, two."""

@@ -35,6 +35,7 @@ WRONG_ANSWERS = (
     edit("14.2", "scales of columns", ("rows.abs().max() / 448", "rows.abs().mean() / 448"), told="448"),
     edit("14.2", "tiny blocks as zeros", ("scales == 0", "scales < 1e-9"), told="only a block of zeros has the scale 1"),
     edit("14.2", "nearly zeros", ("scales == 0", "scales < 1e-30"), told="a block of tiny numbers has a scale like any other"),
+    edit("14.2", "blocks of one size", ("x.split(block)", "x.unflatten(0, (-1, block))"), told="so the last block has one row: raises RuntimeError"),
     edit("14.2", "integers", ("to_e4m3(x / of_row)", "torch.round(x / of_row)"), told="rounded to integers, as int8 has them"),
     edit("14.2", "times the scale", ("x / of_row", "x * of_row"), told="multiplied by its scale"),
     edit("14.2", "scales of rows", ("of_row), scales", "of_row), scales[:, None]"), told="no second dimension"),

@@ -84,7 +84,7 @@ def inputs():
     yield case(torch.tensor([[1.0, 2.0], [70.0, 80.0]], dtype=torch.float64), 1, otherwise=two)
     rows = torch.tensor([[1.0, 2.0], [1.5, 0.2], [70.0, 80.0], [3.0, 90.0]], dtype=torch.float64)
     yield case(rows, 2, otherwise=f"{two}, rows 0 and 1 the first, rows 2 and 3 the second")
-    yield case(rows[:3], 2, edge="ragged")
+    yield case(rows[:3], 2, edge="ragged", on="three rows in blocks of two, so the last block has one row")
     yield case(torch.tensor([[0.0, 0.0], [1.0, 3.0]], dtype=torch.float64), 1, edge="zeros")
     tiny = torch.tensor([[1e-7, 3e-8], [2e-30, 1e-31], [1.0, 3.0]], dtype=torch.float64)
     yield case(tiny, 1, edge="zeros", otherwise="a block of tiny numbers has a scale like any other: only a block of zeros has the scale 1")

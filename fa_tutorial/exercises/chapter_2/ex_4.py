@@ -74,7 +74,7 @@ def inputs():
         rows, cols = x.shape
         x_strides, out_strides = strides(x_lies, rows, cols), strides(out_lies, cols, rows)
         on = f"x of shape {(rows, cols)}, tiles of {block}" + (f", x's strides {x_strides}" if x_lies else "")
-        on += (f", out's strides {out_strides}" if out_lies else "") + ("" if x.dtype == torch.float32 else f", {x.dtype}"[:9])
+        on += (f", out's strides {out_strides}" if out_lies else "") + ("" if x.dtype == torch.float32 else f", {x.dtype}")
         return case(x, block, x_strides, out_strides, on=on, otherwise=otherwise, **options)
 
     count, tile = torch.arange(1.0, 97.0), (2, 8)
@@ -85,7 +85,7 @@ def inputs():
     both = "belongs in the mask of the load and of the store, in brackets, joined by & (which binds closer than <)"
     yield transpose(count[:24].view(3, 8), tile, f"the last tiles reach past x's last row: (offs_r < rows) {both}")
     yield transpose(count[:10].view(2, 5), tile, f"the last tiles reach past x's last column: (offs_c < cols) {both}")
-    yield transpose(count[:16].view(2, 8) / 3, tile, "a copy rounds nothing: convert nothing on the way from load to store")
+    yield transpose((2**24 + count[:16].double()).view(2, 8), tile, "a copy rounds nothing: convert nothing on the way from load to store")
     x = count[:15].view(3, 5)
     for lies in ("column-major", "padded"):
         yield transpose(x, tile, "x may be any view: use stride_xr and stride_xc", lies)

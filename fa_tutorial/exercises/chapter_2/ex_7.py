@@ -43,6 +43,10 @@ MISTAKES = {
     "exp(x − m) is rounded to the inputs' dtype: compute in tl.float32, and let only the store round": (
         NUMERATOR, f"{NUMERATOR}.to(x_ptr.dtype.element_ty)"),
     "exp(x − m) is float16 inside: compute in tl.float32, and let only the store round": (NUMERATOR, f"{NUMERATOR}.to(tl.float16)"),
+    "exp(x − m) is rounded to float16 before the sum: compute in tl.float32, and let only the store round": (
+        NUMERATOR, f"{NUMERATOR}.to(tl.float16).to(tl.float32)"),
+    "exp(x − m) is rounded to float16 before the division: compute in tl.float32, and let only the store round": (
+        "p / tl.sum", "p.to(tl.float16) / tl.sum"),
     "the weights are float16 before the store: compute in tl.float32, and let only the store round": (
         "p / tl.sum(p, axis=0)", "(p / tl.sum(p, axis=0)).to(tl.float16)"),
 }  # fmt: skip

@@ -61,9 +61,11 @@ def launch(first, stride_r, stride_c, programs, BLOCK_R, BLOCK_C):
 
 
 def inputs():
+    stored = "the offsets are stored in out, which holds only the tiles of these programs: leave place as it was"
+
     def offsets(first, strides, otherwise=""):
         on = f"first = {first:,}, strides {strides}, 2 programs, tiles of (4, 8)"
-        return case(first, *strides, 2, 4, 8, on=on, otherwise=otherwise)
+        return case(first, *strides, 2, 4, 8, on=on, otherwise=otherwise, stray=stored)
 
     yield offsets(1, (10, 1), "small offsets stay what they were: row · stride_r + column · stride_c")
     yield offsets(10_000, (65_536, 1), "row 40,000 of a matrix with 65,536 columns starts past 2³¹")
