@@ -111,6 +111,7 @@ MISTAKES = {
     "ds is divided by the derivative: the chain rule multiplies by SCORE_GRAD": (f"* {GRAD}", f"/ {GRAD}"),
     "the derivative multiplies dp alone: it belongs to all of p (dp − delta)": (
         f"(dp - delta) * {GRAD}", f"(dp * {GRAD} - delta)"),
+    "the derivative multiplies delta alone: it belongs to all of p (dp − delta)": (f"(dp - delta) * {GRAD}", f"(dp - delta * {GRAD})"),
     "the two results are exchanged: return (p, ds)": ("return p, ds", "return ds, p"),
     "exp(modified score) overflows from 89 on: subtract lse first, then take one exp": (
         f"tl.exp({MOD} - lse)", f"tl.exp({MOD}) * tl.exp(-lse)"),

@@ -5,7 +5,7 @@ import math
 import torch
 
 from fa_tutorial.exercises.chapter_10.ex_1 import window
-from fa_tutorial.exercises.chapter_10.ex_3 import is_seen, lists
+from fa_tutorial.exercises.chapter_10.ex_3 import is_seen
 from fa_tutorial.exercises.forward_cases import draw_qkv
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
@@ -17,11 +17,11 @@ from fa_tutorial.tiles import dot, load_tile, store_tile
 
 @triton.jit
 def sink_kernel(
-    q, k, v, o, lse_ptr, sinks_ptr, index_ptr, count_ptr, H, S_q, S_k, D, scale, aux,
+    q, k, v, o, lse_ptr, sinks_ptr, H, S_q, S_k, D, scale, aux,
     MASK_MOD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """listed_kernel with a sink for each head, and lse."""
-    row_blocks, across = tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_k, BLOCK_N)
+    """masked_kernel with a sink for each head, and lse."""
+    row_blocks = tl.cdiv(S_q, BLOCK_M)
     row, batch_head = tl.program_id(0) % row_blocks, tl.program_id(0) // row_blocks
     start_m, b, h = row * BLOCK_M, batch_head // H, batch_head % H
 
@@ -30,9 +30,7 @@ def sink_kernel(
     m = tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sinks_ptr + h)
     l = tl.full((BLOCK_M,), 1.0, dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    count = tl.load(count_ptr + row)
-    for t in range(count):
-        start_n = tl.load(index_ptr + row * across + t) * BLOCK_N
+    for start_n in range(0, S_k, BLOCK_N):
         k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
         j = start_n + tl.arange(0, BLOCK_N)[None, :]  # [1, BLOCK_N]
         seen = (j < S_k) & MASK_MOD(b, h, i, j, aux)  # [BLOCK_M, BLOCK_N]
@@ -48,12 +46,16 @@ def sink_kernel(
 M, L, ACC = "tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sinks_ptr + h)", "tl.full((BLOCK_M,), 1.0", "acc = tl.zeros("
 STEP = "p, m, l, alpha = softmax_step(s, m, l)\n"
 NO_SINK, LSE = 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)', "m + tl.log(l)"
+GUARD = ("acc / l[:, None]", "acc / tl.where(l == 0, 1.0, l)[:, None]")
 MISTAKES = {
     "the sink is in no row's sum: m starts at the sink and l at 1 (from m = −∞ the first tile rescales any l to 0)": [
-        (M, NO_SINK), (L, "tl.full((BLOCK_M,), 0.0"), ("acc / l[:, None]", "acc / tl.where(l == 0, 1.0, l)[:, None]")],
-    "the sink is in no row's sum, and a row that sees no key gives NaN, from 0 / 0: m starts at the sink and l at 1": [
+        (M, NO_SINK), (L, "tl.full((BLOCK_M,), 0.0"), GUARD],
+    ("the sink is in no row's sum, and a row that sees no key gives NaN, from 0 / 0: m starts at the sink and l at 1 (from m = −∞ the first "
+    "tile rescales any l to 0)"): [
         (M, NO_SINK), (L, "tl.full((BLOCK_M,), 0.0")],
     "m starts at the sink, but l at 0: the sink's own term is e^(sink − m), which is 1 at the start": (L, "tl.full((BLOCK_M,), 0.0"),
+    "l starts at 0 where m starts at the sink: the sink's own term, e^(sink − m), is 1 at the start": [
+        (L, "tl.full((BLOCK_M,), 0.0"), GUARD],
     "l starts at 0 and gets 1 after the loop: m may have grown by then, and the sink's own term is e^(sink − m)": [
         (L, "tl.full((BLOCK_M,), 0.0"), ("    store_tile(o, acc", "    l += 1.0\n    store_tile(o, acc")],
     "m starts at −∞, so the first tile rescales l's e^sink to 0: m starts at the sink, and l at 1": [
@@ -80,17 +82,16 @@ MISTAKES = {
 }  # fmt: skip
 CONDITIONS = {
     "large": "a sink may be far above or far below the scores: the maximum that is subtracted is that of the keys and the sink",
-    "empty": "a list may be empty: then the row's o is 0, and its lse is the sink",
+    "empty": "a row may see no key: then its o is 0, and its lse is the sink",
 }
 
 
 def launch(q, k, v, sinks, left, blocks):
     (B, H, S_q, D), S_k = q.shape, k.shape[2]
-    index, count = lists(is_seen(B, H, S_q, S_k, left), *blocks)
     outputs = Out(q.shape, q.dtype, as_heads=True), Out((B, H, S_q), torch.float32)
-    tensors = *(In(x, as_heads=True) for x in (q, k, v)), *outputs, In(sinks), In(index), In(count)
+    tensors = *(In(x, as_heads=True) for x in (q, k, v)), *outputs, In(sinks)
     meta = {"MASK_MOD": window, "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
-    return Launch((len(count) * B * H,), (*tensors, H, S_q, S_k, D, D**-0.5, (left, S_k - S_q)), meta)
+    return Launch((-(-S_q // blocks[0]) * B * H,), (*tensors, H, S_q, S_k, D, D**-0.5, (left, S_k - S_q)), meta)
 
 
 def truth(q, k, v, sinks, left, blocks):
@@ -108,7 +109,11 @@ def inputs():
         place = "a head's sink is at sinks_ptr + h, and its rows of lse start at batch_head · S_q"
         return case(q, k, v, torch.tensor(sinks), left, blocks, on=on, otherwise=otherwise or place, **{"stray": place} | options)
 
-    yield rows(1, [1.5], 16, 16, 3, "the softmax is over the keys that are seen and the sink, whose value is 0, and lse is that of both")
+    both = {
+        "o": "the softmax is over the keys that are seen and the sink, whose value is 0",
+        "lse": "o is right, but lse isn't: it is m + log l of the l that o is divided by, with the sink's term in it",
+    }
+    yield rows(1, [1.5], 16, 16, 3, both)
     yield rows(1, [1.5], 32, 32, 20, "the sink counts once a row, not once a tile, and each block stores the lse of its own rows")
     yield rows(2, [1.5, -1.0, 0.5], 32, 32, 5)
     yield rows(1, [1.5], 40, 40, 10, stray="the last block is ragged: a mask keeps its store of lse within S_q rows")
@@ -118,7 +123,7 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Give each head of your kernel of 10.3 a sink, and store lse.",
+    task="Give each head of masked_kernel a sink, and store lse.",
     conditions=CONDITIONS,
     hints=(
         "The sink acts like a key before all others, with the score sink and the value 0. What are m, l and acc after this key alone?",
