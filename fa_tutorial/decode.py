@@ -303,9 +303,9 @@ def choose_num_splits(n: int, tiles: int, multiprocessors: int, least: int) -> i
     """Parts into which to split each key head's tiles of keys, of `least` tiles or more. n: programs a split.
 
     A GPU runs PROGRAMS_PER_SM · multiprocessors programs at once, a wave. A part has ceil(tiles / splits) tiles, as
-    long as there are any, and waves follow one another, so waves · part tiles do (11.3). Of 544 tiles, with n = 8 on an
-    H200, those are 17 with 32 splits, and 32 with 34 splits, which need a second wave. Splits cost, since their results
-    are written, read and combined: we take the fewest that are within 5 % of the best.
+    long as there are any, and waves follow one another, so waves · part tiles do: (11.3), with a wave for the SMs. Of
+    544 tiles, with n = 8 on an H200, those are 17 with 32 splits, and 32 with 34 splits, which need a second wave.
+    Splits cost, since their results are written, read and combined: we take the fewest that are within 5 % of the best.
     """
     wave, possible = PROGRAMS_PER_SM * multiprocessors, range(1, max(tiles // least, 1) + 1)
     in_a_row = [triton.cdiv(tiles, splits) * triton.cdiv(n * splits, wave) for splits in possible[:wave]]

@@ -108,7 +108,7 @@ DIFFERS = {
         "for start_n in range(0, full": "the second loop, and it counts down",
         "for start_n in tl.range(full": "the first loop, and it counts down",
         "l_or_one = ": "a sum that is NaN counts as 0, too",
-        "lse = ": "+∞ for a row that sees nothing",
+        "lse = ": "m times the scale, as m is unscaled; +∞ for a row that sees nothing",
     },
 }
 
@@ -133,7 +133,8 @@ CALLS: dict[str, tuple[str, dict[str, tuple[Call, ...]]]] = {
         Call(310, "copy<…>(…, tVgV(_, _, _, n_block), tVsV, …)", when=LATER),
         Call(313, "copy<…, /*Clear_OOB_MN=*/true>(…, tVgV(_, _, _, n_block), tVsV, …)", when=FIRST),
         Call(317, "cp_async_fence()"),
-        Call(319, "gemm<…>(acc_s, tSrQ, tSrK, tSsQ, tSsK, …)"),
+        Call(319, "gemm<…>(acc_s, tSrQ, tSrK, tSsQ, tSsK, tiled_mma, smem_tiled_copy_Q, smem_tiled_copy_K, "
+                  "smem_thr_copy_Q, smem_thr_copy_K)"),
         Call(328, "apply_mask<…>(acc_s, …)"),
         Call(332, "cp_async_wait<0>()"),
         Call(333, "__syncthreads()"),
@@ -153,7 +154,7 @@ CALLS: dict[str, tuple[str, dict[str, tuple[Call, ...]]]] = {
         "a later block": (
             Call(147, "copy", "row_max", "scores_max_prev"),
             Call(148, "reduce_max", "scores row_max", "row_max"),
-            Call(154, "Check_inf", "row_max", "scores_max_cur"),
+            Call(154, "… ? 0.0f : row_max(mi)", "row_max", "scores_max_cur"),
             Call(157, "exp2f", "scores_max_prev scores_max_cur softmax_scale_log2", "scores_scale"),
             Call(158, "*=", "scores_scale", "row_sum"),
             Call(160, "*=", "scores_scale", "acc_o_rowcol"),
@@ -223,6 +224,8 @@ def mark(function: str, lines: dict[str, int | list[int]], struck: Iterable[int]
     text = f"{many - len(left)} of {many} right{'; not yet: ' * bool(left)}{', '.join(left)}"
     if inside := [step for step in left if given.get(step, set()) & set(range(137, 168))]:
         text += f"\n{', '.join(inside)}: that is a line of softmax.h. Which line of this loop calls its function?"
+    if 343 in given.get("acc · alpha", ()):
+        text += "\nacc · alpha: 343 is the first block's call, and before the first block acc has nothing to rescale."
     if struck is not None:
         others = sorted(set(struck) - WAITS - {0})
         text += f"\n{len(set(struck) & WAITS)} of {len(WAITS)} waits struck out"
@@ -253,9 +256,9 @@ def numbers(place: Place) -> str:
     return f"{Path(place.file).name}:{place.first}{last}"
 
 
-def beside(kernel: Any, only_differing: bool = False):
-    """The kernel's lines in a table, all or those that differ, each beside what to look for in its like, a name that
-    links to the lines, and how that differs.
+def beside(kernel: Any):
+    """The kernel's lines in a table, each beside what to look for in its like, a name that links to the lines, and how
+    that differs.
 
     Returns an IPython.display.Markdown.
     """
@@ -268,8 +271,7 @@ def beside(kernel: Any, only_differing: bool = False):
         indented = "\u00a0" * (len(code) - len(start) - 4) + start.replace("|", "\\|")
         theirs = "<br>".join(f"[`{place.word}`]({permalink(place)}), {numbers(place)}" for place in places)
         how = next((text for begins, text in differs.items() if start.startswith(begins)), "")
-        if how or not only_differing:
-            rows.append(f"| `{indented}` | {theirs} | {how} |")
+        rows.append(f"| `{indented}` | {theirs} | {how} |")
     return Markdown("\n".join(rows))
 
 
@@ -309,7 +311,7 @@ def cut(line: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
-# ---------------------------------------------------------------- their loop, for exercise 12.1's softmax
+# ---------------------------------------------------------------- their loop, for exercise 12.2's softmax
 
 BLOCK_N, SCALE = 16, 0.25
 

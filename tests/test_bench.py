@@ -18,7 +18,21 @@ from buffers import DEVICE, needs_gpu, randn
 from fa_tutorial import figures, ledger, reference
 from fa_tutorial.__main__ import main
 from fa_tutorial.attention import best
-from fa_tutorial.bench import cases, chapter_8, chapter_10, chapter_12, here, measure, peers, plots, results, sweep, tables, timing
+from fa_tutorial.bench import (
+    cases,
+    chapter_0,
+    chapter_8,
+    chapter_10,
+    chapter_12,
+    here,
+    measure,
+    peers,
+    plots,
+    results,
+    sweep,
+    tables,
+    timing,
+)
 from fa_tutorial.bench.cases import GRIDS, LABELS, SHAPE, Case, Grid, Shape
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
@@ -549,3 +563,9 @@ def test_peers_compute_attention_and_its_gradients_on_a_gpu(name, is_causal):
 
 def test_what_chapter_8_calls_noise_is_more_than_two_runs_of_the_same_instructions_differ():
     assert chapter_8.step_noise("tflops") < chapter_8.NOISE and chapter_8.step_noise("cycles") < 0.01
+
+
+def test_memory_events_leave_out_views_and_what_is_still_there():
+    x = torch.zeros(4, 2, device="meta")
+    events = chapter_0.memory_events(lambda x: (x.T + 1).exp()[1:] * 2, x)
+    assert events == [("1 add", 32), ("2 exp", 32), ("1 add", -32), ("3 mul", 16), ("2 exp", -32)]

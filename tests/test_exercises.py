@@ -1,6 +1,5 @@
 """The calls that a notebook makes: check, hint, solution, progress. The exercises themselves: test_each_exercise.py."""
 
-import math
 import sys
 
 import pytest
@@ -22,11 +21,11 @@ def test_a_function_for_a_class():
     assert check("7.8", lambda q: q).message.endswith("pass the class itself, not the function <lambda>")
 
 
-@pytest.mark.parametrize(("answer", "helps"), [("starter", True), ("wrong", True), ("longest", False)])
+@pytest.mark.parametrize(("answer", "helps"), [("starter", True), ("wrong", True), ("counted", False)])
 def test_a_verdict_that_is_not_correct_ends_with_the_call_that_helps(answer, helps, capsys):
-    answers = {"starter": starter, "wrong": lambda memory_bytes, B, H, itemsize: memory_bytes, "longest": longest}
-    check("0.5", answers[answer])
-    assert capsys.readouterr().out.endswith('→ hint("0.5")\n') is helps
+    answers = {"starter": starter, "wrong": lambda B, H, S, D, is_causal: S, "counted": counted}
+    check("0.1", answers[answer])
+    assert capsys.readouterr().out.endswith('→ hint("0.1")\n') is helps
 
 
 def test_hints_come_one_after_another(capsys):
@@ -38,9 +37,9 @@ def test_hints_come_one_after_another(capsys):
 
 
 def test_solution_shows_source_and_reasoning(capsys):
-    calls.solution("0.5")
+    calls.solution("0.1")
     shown = capsys.readouterr().out
-    assert "def longest_sequence" in shown and catalogue.find("0.5").reasoning in " ".join(shown.split())
+    assert "def attention_flops" in shown and catalogue.find("0.1").reasoning in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= WIDTH, "a page breaks a longer line inside a word"
 
 
@@ -52,16 +51,16 @@ def test_progress_of_no_chapter():
 def test_progress_of_a_notebook_is_kept_and_survives_a_broken_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FA_TUTORIAL_STATE", str(tmp_path))
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
-    check("0.5", longest)  # in a script, as the README's example is
+    check("0.1", counted)  # in a script, as the README's example is
     assert not list(tmp_path.iterdir())
     monkeypatch.setitem(sys.modules, "ipykernel", None)
-    check("0.5", lambda memory_bytes, B, H, itemsize: memory_bytes)
-    check("0.5", longest)
-    check("0.5", lambda memory_bytes, B, H, itemsize: memory_bytes)  # what was once correct stays so
+    check("0.1", lambda B, H, S, D, is_causal: S)
+    check("0.1", counted)
+    check("0.1", lambda B, H, S, D, is_causal: S)  # what was once correct stays so
     capsys.readouterr()
     calls.progress()
     assert "chapter 0: 1 of 5 done" in capsys.readouterr().out
-    for other in ("{ broken", "[]", '{"0.5": "solved", "0.2": ["correct"]}'):
+    for other in ("{ broken", "[]", '{"0.1": "solved", "0.2": ["correct"]}'):
         (tmp_path / "progress.json").write_text(other)
         calls.progress(0)
         told, shown = capsys.readouterr().out.rsplit("chapter 0: ", 1)
@@ -70,17 +69,17 @@ def test_progress_of_a_notebook_is_kept_and_survives_a_broken_file(tmp_path, mon
 
 
 def test_answer_goes_on_with_yours_if_it_is_right(capsys):
-    assert calls.answer("0.5", longest) is longest
-    assert capsys.readouterr().out == "0.5 longest_sequence: this is yours\n"
+    assert calls.answer("0.1", counted) is counted
+    assert capsys.readouterr().out == "0.1 attention_flops: this is yours\n"
     for yours, why in ((max, "yours is not right yet"), (starter, "not attempted"), (ledger.attention_flops, "not attempted")):
-        assert calls.answer("0.5", yours) is catalogue.find("0.5").solution
-        assert capsys.readouterr().out == f"0.5 longest_sequence: this is the course's solution ({why})\n"
+        assert calls.answer("0.1", yours) is catalogue.find("0.1").solution
+        assert capsys.readouterr().out == f"0.1 attention_flops: this is the course's solution ({why})\n"
 
 
 def test_answer_remembers_what_check_found(monkeypatch):
-    check("0.5", longest)
+    check("0.1", counted)
     monkeypatch.setattr(harness, "judge", lambda *_: pytest.fail("judged again"))
-    assert calls.answer("0.5", longest) is longest
+    assert calls.answer("0.1", counted) is counted
 
 
 def test_where_triton_cannot_compile_results_alone_are_graded(monkeypatch):
@@ -96,12 +95,12 @@ def test_where_triton_cannot_compile_results_alone_are_graded(monkeypatch):
 
 
 def test_the_packages_own_function_is_no_answer():
-    assert check("0.5", ledger.attention_flops).message.endswith("not attempted (this is the package's own; write yours)")
+    assert check("0.1", ledger.attention_flops).message.endswith("not attempted (this is the package's own; write yours)")
 
 
-def starter(memory_bytes, B, H, itemsize):
+def starter(B, H, S, D, is_causal):
     raise NotImplementedError
 
 
-def longest(memory_bytes, B, H, itemsize):
-    return math.isqrt(memory_bytes // (2 * B * H * itemsize))
+def counted(B, H, S, D, is_causal):
+    return 2 * B * H * D * (S * (S + 1) if is_causal else 2 * S * S)

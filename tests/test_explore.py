@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, barriers, decode, figures, fp8, layout, ledger, matmul, reference, ring, softmax
+from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, reference, ring, softmax
 from fa_tutorial.bench import chapter_8, results
 from fa_tutorial.exercises.chapter_8 import ex_1, ex_5
 from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
+from fa_tutorial.exercises.chapter_11.ex_4 import choose_splits
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
@@ -189,14 +190,15 @@ def test_explore_without_ipython_says_what_to_install(monkeypatch):
 # ---------------------------------------------------------------- online_softmax
 
 
-def without_alpha(scores: torch.Tensor, values: torch.Tensor, block: int) -> float:
-    """o of blocks that are each measured from the running maximum, and never rescaled."""
+def rescaled_or_not(shown: dict, scores: torch.Tensor, values: torch.Tensor) -> tuple[float, float]:
+    """(l, acc) of blocks that are each measured from the running maximum; alpha reaches only what is rescaled."""
     m, l, acc = -math.inf, 0.0, 0.0
-    for s, v in zip(scores.split(block), values.split(block), strict=True):
-        m = max(m, s.max().item())
+    for s, v in zip(scores.split(shown["block"]), values.split(shown["block"]), strict=True):
+        m, alpha = max(m, s.max().item()), math.exp(m - max(m, s.max().item()))
         p = torch.exp(s - m)
-        l, acc = l + p.sum().item(), acc + (p @ v).item()
-    return acc / l
+        l = l * (alpha if shown["rescale_l"] else 1) + p.sum().item()
+        acc = acc * (alpha if shown["rescale_acc"] else 1) + (p @ v).item()
+    return l, acc
 
 
 def check_online_softmax(shown: dict) -> None:
@@ -209,22 +211,26 @@ def check_online_softmax(shown: dict) -> None:
     assert shown["true_weights"] == pytest.approx(softmax.safe_softmax(scores).tolist())
     before, _ = softmax.online_normalizer(scores[: (shown["step"] - 1) * shown["block"]])
     assert shown["alpha"] == pytest.approx(math.exp(before - m))
-    if shown["rescale"]:
-        assert shown["l"] == pytest.approx(l)
-        assert shown["acc"] == pytest.approx(truth.item() * l)
+    if shown["rescale_l"] and shown["rescale_acc"]:
+        assert (shown["l"], shown["o"]) == pytest.approx((l, truth.item()))
         assert shown["weights"] == pytest.approx(shown["true_weights"])
-    o = truth.item() if shown["rescale"] else without_alpha(scores, values, shown["block"])
-    assert shown["o"] == pytest.approx(o)
-    assert shown["error"] == pytest.approx(abs(o - truth.item()), abs=1e-12)
+    assert (shown["l"], shown["acc"]) == pytest.approx(rescaled_or_not(shown, scores, values))
+    assert shown["o"] == pytest.approx(shown["acc"] / shown["l"])
+    assert shown["error"] == pytest.approx(abs(shown["o"] - truth.item()), abs=1e-12)
+    if shown["carry"]:
+        assert shown["o"] == pytest.approx(sum(w * v for w, v in zip(shown["weights"], values.tolist(), strict=True)))
 
 
 @pytest.mark.parametrize("carry", [False, True])
-@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize("rescale_acc", [True, False])
+@pytest.mark.parametrize("rescale_l", [True, False])
 @pytest.mark.parametrize("block", [1, 2, 3])
-def test_online_softmax_steps(page, block, rescale, carry):
+def test_online_softmax_steps(page, block, rescale_l, rescale_acc, carry):
     """The verdict is one on l, or where a weighted sum is carried on o."""
     assert open_figure(page, "online_softmax")["scores"] == [3, 2, 5, 1, 4, 0]
-    put(page, block=block, rescale=rescale, carry=carry)
+    put(page, block=block, rescale_l=rescale_l, carry=True)
+    put(page, rescale_acc=rescale_acc)
+    put(page, carry=carry)
     assert page.locator("#heads th").count() == (6 if carry else 4)
     while page.locator("#back").is_enabled():
         page.locator("#back").click()
@@ -236,15 +242,17 @@ def test_online_softmax_steps(page, block, rescale, carry):
         assert (shown["step"], shown["seen"]) == (step, step * block)
         check_online_softmax(shown)
     assert page.locator("#forward").is_disabled()
-    assert page.locator("#verdict.right").count() == (rescale or block == 3)  # blocks of 3: the largest stands in the first
+    assert page.locator("#verdict.right").count() == (
+        (rescale_l and (rescale_acc or not carry)) or block == 3
+    )  # blocks of 3: the largest stands in the first
     assert f"{'o' if carry else 'l'} = {shown['o' if carry else 'l']:.3f}".rstrip("0") in page.locator("#verdict").inner_text()
 
 
 def test_online_softmax_answers_its_question(page):
-    """Alpha off does no harm where the largest score stands in the first block."""
+    """Without a rescaling all is right where the largest score stands in the first block."""
     open_figure(page, "online_softmax")
     page.locator("#forward").click()
-    assert put(page, rescale=False)["error"] > 1
+    assert put(page, rescale_l=False)["error"] > 1
     assert put(page, score2=0, score4=0)["error"] == pytest.approx(0, abs=1e-12)
     assert page.locator("#verdict.right").count() == 1
 
@@ -497,23 +505,23 @@ def test_queue_answers_its_question(page, by):
 # ---------------------------------------------------------------- splits
 
 
-def test_splits_is_the_package_s_rule(page):
+def test_splits_is_the_chapter_s_rule(page):
     open_figure(page, "splits")
     for tiles, n, splits in ((544, 8, 34), (512, 8, 34), (16, 1, 128), (1024, 64, 100), (64, 60, 1)):
         shown = put(page, tiles=tiles, n=n, splits=splits)
         part = -(-tiles // splits)
         assert (shown["part"], shown["parts"]) == (part, -(-tiles // part))
-        assert shown["in_a_row"] == part * -(-n * shown["parts"] // 264) == shown["rows"][splits - 1]
+        assert shown["busiest"] == part * -(-n * shown["parts"] // 132) == shown["rows"][splits - 1]
     best = min(put(page, tiles=1024, n=8)["rows"])
-    assert put(page, splits=decode.choose_num_splits(8, 1024, 132, 8))["in_a_row"] <= 1.05 * best
+    assert put(page, splits=choose_splits(8, 1024, 132))["busiest"] <= 1.05 * best
 
 
 def test_splits_answers_its_question(page):
-    """34 parts of 16 tiles need a second wave; of 512 tiles two splits get none."""
+    """17 parts of 32 tiles are 136 programs on 132 SMs; of 512 tiles two of 34 splits get none."""
     open_figure(page, "splits")
-    assert [put(page, splits=splits)["in_a_row"] for splits in (32, 34)] == [17, 32]
-    shown = put(page, tiles=512)
-    assert (shown["parts"], shown["in_a_row"]) == (32, 16)
+    assert [put(page, splits=splits)["busiest"] for splits in (16, 17)] == [34, 64]
+    shown = put(page, tiles=512, splits=34)
+    assert (shown["parts"], shown["busiest"]) == (32, 32)
 
 
 @pytest.mark.parametrize("by", ["mouse", "touch"])

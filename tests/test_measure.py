@@ -10,16 +10,15 @@ import torch
 from attention_cases import check_attention
 from buffers import DEVICE, needs_gpu, randn
 
-from fa_tutorial import hardware, hopper
+from fa_tutorial import hardware
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import results, sweep, timing
 from fa_tutorial.bench.cases import Case, Shape, about
 from fa_tutorial.bench.measure import measure
-from fa_tutorial.source import edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 from measure import __main__ as command
-from measure import chapter_8, chapter_9, chapter_10, chapters_0_to_7, clocks, hopper_clock, tuned_steps
+from measure import chapter_8, chapter_9, chapter_10, chapters_0_to_7, clocks, tuned_steps
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
@@ -141,18 +140,6 @@ def test_what_auto_goes_by_is_one_launchers_time(monkeypatch, mode):
     assert [x.dim() for x in ran] == ([4, 3] if mode == "fwd" else [4, 4, 4])
 
 
-def test_hoppers_clock_follows_its_kernel_and_takes_the_blocks_of_a_whole_work_tile():
-    assert "stamp(stamps_ptr, at, 4, l)" in edited(source_of(hopper.forward), *hopper_clock.EDITS)
-    stamps = torch.arange(160)[:, None] * 1000 + torch.tensor([0, 10, 110, 610, 660])  # [blocks, stamps]
-    programs = torch.stack([stamps, stamps + 500]).repeat(132, 1, 1, 1)  # two consumers
-    programs[7, 1, 80] = 0  # without rows
-    row = hopper_clock.row_of(programs)
-    assert row["clock"] == {"tiles": 10, "turn": 100, "stop": 500, "softmax": 50, "end": 340}
-    assert [len(blocks) for blocks in row["stamps"]] == [6, 6]
-    assert row["softmax_at_once"][2] == row["matmul_at_once"][2] == 0
-    assert row["softmax_at_once"][1] == pytest.approx(1, abs=0.02) and row["matmul_at_once"][1] == pytest.approx(0.2, abs=0.02)
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
     """One loop for two in chapter 5, tiles that are transposed later in chapter 7: each is compared with the kernel before it is timed."""
@@ -168,6 +155,13 @@ def test_one_loop_without_its_product_or_its_adds_still_gives_dk_and_dv(monkeypa
         assert all(torch.allclose(x.float(), y.float(), atol=2e-3) for x, y in zip(gradients[1:], two[1:], strict=True))
     assert torch.allclose(one[0].float(), two[0].float(), atol=2e-3) and not no_adds[0].any() and not neither[0].any()
     assert torch.allclose(no_product[0].float(), torch.full_like(two[0], 0.002).float(), atol=1e-5)  # of two programs
+
+
+def test_each_launch_of_the_backward_by_itself_gives_what_all_three_give(monkeypatch):
+    monkeypatch.setattr(chapters_0_to_7, "timed_in_turns", lambda calls, rounds: {name: call() for name, call in calls.items()})
+    monkeypatch.setattr(chapters_0_to_7, "graph_of", lambda call: SimpleNamespace(replay=call))
+    delta, dkdv, dq, every, _ = chapters_0_to_7._launches_in_turns(Shape(1, 2, 2, 64, 64, 64, True)).values()
+    assert delta.shape == (1, 2, 64) and torch.equal(dq[0], every[0]) and all(map(torch.equal, dkdv[1:], every[1:]))
 
 
 def test_the_matmul_without_loads_multiplies_its_first_tiles_in_every_step():

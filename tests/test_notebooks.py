@@ -117,9 +117,9 @@ def test_rule_fails_on_a_broken_notebook(rule, notebook):
     assert rule(GOOD) == []
 
 
-LONGEST = catalogue.find("0.5")
-STARTER = 'def longest_sequence(memory_bytes, B, H, itemsize):\n    """The longest."""\n    raise NotImplementedError'
-CHECK = 'check("0.5", longest_sequence)'
+PEAK = catalogue.find("0.5")
+STARTER = 'def memory_peak(events):\n    """The peak."""\n    raise NotImplementedError'
+CHECK = 'check("0.5", memory_peak)'
 KERNEL = catalogue.find("2.4")
 
 
@@ -134,16 +134,16 @@ KERNEL = catalogue.find("2.4")
     ],
 )
 def test_exercise_cells(cells, fits):
-    assert (rules.exercise_cells(notebook_of(*cells), [LONGEST]) == []) is fits
+    assert (rules.exercise_cells(notebook_of(*cells), [PEAK]) == []) is fits
 
 
 def test_a_solution_that_is_shown_is_found():
     answer = source_of(KERNEL.solution)
     for cell in (code(answer), new_markdown_cell(f"```python\n{answer}\n```"), code("f()", stream(answer))):
         assert rules.solutions_shown(notebook_of(cell, code(f'check("2.4", {KERNEL.name})')), [KERNEL])
-    after = [code(STARTER), code(CHECK), code("display_source(f)", stream(source_of(LONGEST.solution)))]
-    assert rules.solutions_shown(notebook_of(*after), [LONGEST]) == []
-    assert rules.solutions_shown(notebook_of(code("def longest_sequence(m, B, H, i):\n    return m")), [LONGEST])
+    after = [code(STARTER), code(CHECK), code("display_source(f)", stream(source_of(PEAK.solution)))]
+    assert rules.solutions_shown(notebook_of(*after), [PEAK]) == []
+    assert rules.solutions_shown(notebook_of(code("def memory_peak(e):\n    return e")), [PEAK])
 
 
 def test_a_starter_may_be_made_from_the_exercise_before_and_no_further():
@@ -157,7 +157,7 @@ def test_a_starter_may_be_made_from_the_exercise_before_and_no_further():
 
 
 TIME = new_markdown_cell("# 0\n\n**Time.** About 60 minutes, 5 of them for the exercises.")
-HEADING = new_markdown_cell("The longest.\n\n### Exercise 0.5 (★, 5 minutes)\n\nWrite it.")
+HEADING = new_markdown_cell("The peak.\n\n### Exercise 0.5 (★, 5 minutes)\n\nWrite it.")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ HEADING = new_markdown_cell("The longest.\n\n### Exercise 0.5 (★, 5 minutes)\n
     ],
 )
 def test_an_exercise_stands_under_its_heading(cells, fits):
-    assert (rules.exercise_headings(notebook_of(*cells), [LONGEST]) == []) is fits
+    assert (rules.exercise_headings(notebook_of(*cells), [PEAK]) == []) is fits
 
 
 def test_metadata_are_those_that_jupyterlab_writes():

@@ -1,9 +1,14 @@
-"""Chapter 0: what its page shows of the stored results of naive attention's kernels."""
+"""Chapter 0: what its page shows of naive attention's stored results, and a record of a call's memory."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fa_tutorial import ledger
 from fa_tutorial.bench import results
@@ -38,6 +43,28 @@ def rates(card: dict) -> dict[str, float]:
     }
 
 
+def memory_events(call: Callable[..., torch.Tensor], *args: torch.Tensor) -> list[tuple[str, int]]:
+    """(name, bytes) of each tensor that call(*args) makes, and (name, −bytes) where it is freed, but not the result."""
+    events, made = [], weakref.WeakSet()
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, given=(), named=None):
+            out = function(*given, **(named or {}))
+            memory = out.untyped_storage()
+            if memory not in made and all(memory is not arg.untyped_storage() for arg in args):  # else a view
+                made.add(memory)
+                name = f"{1 + sum(size > 0 for _, size in events)} {function.overloadpacket.__name__}"
+                events.append((name, memory.nbytes()))
+                weakref.finalize(memory, events.append, (name, -memory.nbytes()))
+            return out
+
+    with Recorder():
+        result = call(*args)
+    record = list(events)
+    del result  # it counts until here
+    return record
+
+
 def draw_roofline(points: dict[str, tuple[float, float]], peak: float, bandwidth: float) -> Figure:
     """The roofline (0.8), and each of five points, name -> (FLOP/byte, FLOP/s). The third and the fourth are one
     kernel with two counts of its bytes."""
@@ -50,11 +77,13 @@ def draw_roofline(points: dict[str, tuple[float, float]], peak: float, bandwidth
     for (x, rate), label, colour, marker in zip(points.values(), labels, colours, "osDD^", strict=True):
         face = "white" if label == "k, v from L2" else COLOURS[colour]
         ax.plot(x, rate / 1e12, marker, color=COLOURS[colour], markerfacecolor=face, markersize=9)
-        offset = (9, 7) if marker == "^" else (9, -14)
-        ax.annotate(label, (x, rate / 1e12), offset, textcoords="offset points")
+        offset = (6, -23) if label == "flash" else (9, 7 if marker == "^" else -14)
+        side = "right" if label == "flash" else "left"  # of the ridge's line
+        ax.annotate(label, (x, rate / 1e12), offset, textcoords="offset points", ha=side)
     (far, rate), (near, _) = list(points.values())[2:4]
     ax.plot([far, near], [rate / 1e12] * 2, "--", color=COLOURS["blue"], zorder=1)
     ax.axvline(peak / bandwidth, color=GREY, linestyle=":")
+    ax.text(170, 0.15, f"ridge: {peak / bandwidth:.0f} FLOP/byte")
     ax.text(1.5, 300, "memory-bound", fontstyle="italic")
     ax.text(180, 2_200, "compute-bound", fontstyle="italic")
     ax.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="TFLOP/s", ylim=(0.1, 4_500))
@@ -77,9 +106,9 @@ def show_floors(steps: pd.DataFrame, bandwidth: float) -> None:
         print(f"{name:10} {floor:6.3f} ms  {row['ms']:6.3f} ms {spread:28} {row['ms'] / floor:5.1f}")
 
 
-def draw_floors(steps: pd.DataFrame, peak: float, bandwidth: float) -> Figure:
-    """Naive attention's kernels and flash attention as bars, each above what its bytes and its FLOPs take at least.
-    steps: naive_steps'."""
+def draw_floors(steps: pd.DataFrame, peak: float, bandwidth: float, exponentials: float) -> Figure:
+    """Naive attention's kernels and flash attention as bars, each above what its bytes, its FLOPs and its exponentials
+    take at least. steps: naive_steps'. exponentials: a second."""
     blue = "blue"
     flops = ledger.attention_flops(1, 16, 4_096, 4_096, 64)
     often, once = (16 * ledger.flash_hbm_bytes(4_096, 4_096, 64, block_m, 2) for block_m in (128, 4_096))
@@ -88,10 +117,11 @@ def draw_floors(steps: pd.DataFrame, peak: float, bandwidth: float) -> Figure:
         "naive, at its floors": {name: (ms, KERNELS[name]) for name, ms in floors(bandwidth).items()},
         "flash": {"": (steps["ms"]["flash"], blue)},
         "its FLOPs": {"": (flops / peak * 1e3, blue)},
+        "its exponentials": {"": (16 * 4_096 * 4_096 / exponentials * 1e3, blue)},
         "its bytes, k and v 32 times": {"": (often / bandwidth * 1e3, blue)},
         "its bytes, k and v once": {"": (once / bandwidth * 1e3, blue)},
     }
-    figure = Figure(figsize=(7.5, 3.2))
+    figure = Figure(figsize=(7.5, 3.6))
     ax = figure.subplots()
     for place, (bar, parts) in enumerate(bars.items()):
         left = 0.0

@@ -75,9 +75,9 @@ def two_limits(
     figure, ax = plt.subplots(figsize=(8, 3.4), layout="constrained")
     look = {"textcoords": "offset points", "va": "center"}
     ax.loglog([8, sms, 600], [8 * pull, sms * pull, sms * pull], "--", color=COLOURS["vermilion"])
-    ax.annotate("limit: the SMs", (20, 20 * pull), (12, -14), color=COLOURS["vermilion"], **look)
+    ax.annotate(f"the SMs, at {pull:.0f} GB/s each", (20, 20 * pull), (12, -14), color=COLOURS["vermilion"], **look)
     ax.axhline(copy, linestyle=":", color="black")
-    ax.annotate("limit: the memory, at a copy's rate", (8, copy), (0, 9), **look)
+    ax.annotate("the memory, at a copy's rate", (8, copy), (0, 9), **look)
     ax.loglog(*zip(*points, strict=True), "o", color=COLOURS["blue"])
     ax.annotate("B = 1", points[-1], (9, -4), color=COLOURS["blue"], **look)
     ax.loglog(*zip(*larger.values(), strict=True), "^", color=COLOURS["green"], markersize=8)

@@ -126,7 +126,7 @@ def print_clocked(card: dict[str, Any], D: int, *loops: str) -> None:
         print(f"{part:45}" + "".join(f"{row[stamp]:15,}" for row in rows))
     print(f"{'cycles together':45}" + "".join(f"{sum(row.values()):15,}" for row in rows))
     halves = (f"{sum(row.values()) / 2:,.0f} {_busy(D, row):.0%}" for row in rows)
-    print(f"{'half, for two consumers; cores busy':45}" + "".join(f"{half:>15}" for half in halves))
+    print(f"{'a block of either (half of them), need':45}" + "".join(f"{half:>15}" for half in halves))
     shares = [clocked(card, loop, D)["softmax_at_once"] for loop in loops]
     for n, who in enumerate(("neither consumer", "one of the two", "both consumers")):
         print(f"{f'of the time: {who} at a softmax':45}" + "".join(f"{of[n]:15.0%}" for of in shares))
@@ -139,7 +139,7 @@ def _busy(D: int, cycles: dict[str, int]) -> float:
 
 # From one of ping_pong.STAMPS to the next: what a consumer does meanwhile.
 PARTS_OF_A_BLOCK = {
-    "tiles": "stamp, ping-pong's wait for a turn",
+    "tiles": "stamp; in ping-pong, wait for the turn",
     "turn": "issue, and wait for the matmuls",
     "stop": "softmax",
     "softmax": "wait for p v",
@@ -228,32 +228,6 @@ def print_softmax(card: dict[str, Any]) -> None:
     }
     for words, row in cycles.items():
         print(f"a softmax {words:31} {row['stop']:5,} cycles")
-
-
-def print_at_once(card: dict[str, Any], *names: str) -> None:
-    """How often hopper's three consumers are at a softmax, D = 64, and how often none has issued a matmul."""
-    rows = results.select(card["kernels"], kernel="clocked", D=64).set_index("provider")
-    print(f"{f'D = 64, {gpu(card)}':24}  softmax    two or more at   all three at    no matmul")
-    print(f"{'share of the time':24}   cycles         a softmax      a softmax       issued")
-    for name, row in rows.loc[list(names)].iterrows():
-        softmax = row["softmax_at_once"]
-        shares = f"{sum(softmax[2:]):18.0%}{softmax[3]:15.0%}{row['matmul_at_once'][0]:13.0%}"
-        print(f"{name:24}{row['clock']['stop']:9,}{shares}")
-
-
-def draw_hopper(card: dict[str, Any]) -> Figure:
-    """hopper's three consumers over a few blocks, D = 64, without turns and with them."""
-    rows = results.select(card["kernels"], kernel="clocked", D=64).set_index("provider")
-    figure = Figure(figsize=(10, 6.2))
-    panels = figure.subplots(2, 1, sharex=True)
-    for ax, name in zip(panels, ("hopper without turns", "hopper"), strict=True):
-        _draw_lanes(ax, rows.loc[name, "stamps"], "stop")
-        ax.set_title(name, loc="left")
-    panels[0].set_xlim(-3600, 4200)  # within all stamps
-    panels[-1].set_xticks(range(-3600, 4200, 1000), [f"{x:,}" for x in range(0, 7800, 1000)])
-    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 64, full, S = 4,096")
-    _legend_of_lanes(figure)
-    return figure
 
 
 def matmuls_under_way(stamps: list, issued: str, until: str) -> tuple[int, int, list[tuple[int, int]]]:

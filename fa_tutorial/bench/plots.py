@@ -157,7 +157,7 @@ def one_loop_parts(parts: pd.DataFrame) -> Figure:
     parts: the rows "one_loop_parts".
     """
     labels = {
-        "neither": "without either", "product, no adds": "without the adds",
+        "neither": "dk and dv alone", "product, no adds": "without the adds",
         "adds, no product": "without dq's product", "one loop, atomics": "one loop",
     }  # fmt: skip
     figure, ax = plt.subplots(figsize=(8.5, 3.8), layout="constrained")
@@ -166,14 +166,37 @@ def one_loop_parts(parts: pd.DataFrame) -> Figure:
         where = [x + 0.21 * (place - 1.5) for x in range(len(cases))]
         ms = parts[parts["provider"] == name]["ms"]
         bars = ax.bar(where, ms, 0.2, label=labels[name], hatch=hatch, edgecolor="black")
-        ax.bar_label(
-            bars, fmt="%.3f", fontsize="small", label_type="center", bbox={"fc": "white", "ec": "none", "pad": 1.5}
-        )
+        ax.bar_label(bars, fmt="%.2f", fontsize="small", padding=2, bbox={"fc": "white", "ec": "none", "pad": 1})
     for x, ms in enumerate(parts[parts["provider"] == "two loops"]["ms"]):
         ax.plot([x - 0.45, x + 0.45], [ms, ms], "k--", label="" if x else "two loops")
     ax.set_xticks(range(len(cases)), [f"D = {D}, {mask(is_causal)}" for D, is_causal in cases.groups])
     ax.set(ylabel="ms", ylim=(0, 1.45))
     ax.legend(loc="upper left", ncols=2)
+    return figure
+
+
+def backward_launches(launches: pd.DataFrame) -> Figure:
+    """Chapter 7's three launches one after the other, and dk and dv with the one loop's tile.
+    launches: the rows "backward_launch" without a mask.
+    """
+    figure, ax = plt.subplots(figsize=(8.5, 3), layout="constrained")
+    kernels = {"delta_kernel": 0, "dkdv_kernel": 4, "dq_kernel": 3}  # matmuls to a tile
+    for y, (_, rows) in zip((0, 2.4), launches.groupby("D"), strict=True):
+        case, ms, start = rows.iloc[0], rows.set_index("provider")["ms"], 0.0
+        for color, (name, matmuls) in zip((GREY, "C0", "C2"), kernels.items(), strict=True):
+            bars = ax.barh(y, ms[name], 0.9, start, color=color, edgecolor="black", label="" if y else name)
+            tflops = matmuls * 2 * case.H_q * case.S_q * case.S_k * case.D / ms[name] / 1e9
+            label = f"{ms[name]:.2f} ms\n{tflops:.0f} TFLOP/s" if matmuls else ""
+            ax.bar_label(bars, [label], label_type="center", fontsize="small", color="white")
+            start += ms[name]
+        other, left = ms["dkdv_kernel, one loop's tile"], ms["delta_kernel"]
+        bars = ax.barh(y + 1, other, 0.9, left, color="C0", edgecolor="black", hatch="//")
+        ax.bar_label(bars, [f"{other:.2f} ms"], fontsize="small", padding=3)
+    words = [words for D in launches["D"].unique() for words in (f"D = {D}", "one loop's tile")]
+    ax.set_yticks((0, 1, 2.4, 3.4), words)
+    ax.invert_yaxis()
+    ax.set(xlabel="ms", xlim=(0, 1.2))
+    ax.legend(loc="upper right")
     return figure
 
 

@@ -80,16 +80,13 @@ def copy_batch(setup: Setup, generator: torch.Generator) -> torch.Tensor:
     return torch.cat([first, first], dim=1)
 
 
-def train(
-    attention: Attention, setup: Setup, autocast: torch.dtype | None = None, seed: int = 0,
-    method: type[torch.optim.Optimizer] = torch.optim.AdamW,
-) -> list[float]:  # fmt: skip
+def train(attention: Attention, setup: Setup, autocast: torch.dtype | None = None, seed: int = 0) -> list[float]:
     """The loss on the second half, in nats a token, at every `setup.every`-th step. Same seed: same parameters, same
     batches."""
     device = hardware.device()
     torch.manual_seed(seed)
     model = TinyTransformer(setup, attention).to(device)  # drawn on the CPU: the same on every machine
-    optimiser = method(model.parameters(), lr=setup.learning_rate)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=setup.learning_rate)
     batches = torch.Generator().manual_seed(seed)
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / (setup.steps / 10)))
     losses = []

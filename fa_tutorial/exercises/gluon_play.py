@@ -74,6 +74,9 @@ class Ring:
     def __getitem__(self, stage: Any) -> Any:
         raise Wrong(f"{self.name} takes no brackets: {self.name}.index(stage)")
 
+    def __len__(self) -> int:
+        raise Wrong(f"{self.name} has no len: its number of stages is {self.name}.shape[0]")
+
     def index(self, stage: int) -> Any:
         if not isinstance(stage, int) or not 0 <= stage < len(self.stages):
             raise Wrong(f"{self.name}.index({show(stage)}): the stages are 0 … {len(self.stages) - 1}")
@@ -143,7 +146,7 @@ class Stage:
         self.loaded = self.other = 0  # blocks that the producer has loaded, and the other consumer has used
         self.in_flight: list[Pending] = []
         self.issued = {"k": 0, "v": 0}
-        self.softmaxes = 0
+        self.softmaxes, self.p = 0, None  # softmaxes so far, and the p of the last
         self.scores_ahead = False  # whether q kᵀ of a later block was under way beside a softmax
         self.released = [0] * play.stages  # how often the reader has arrived at empty, by stage
         self.summed = 0  # blocks whose p v is done
@@ -252,6 +255,9 @@ class Stage:
                 fault = f"block {done.reads.block} is loaded into {done.reads.name} while a matmul reads block {done.block} there"
                 self.stop(fault, f"you release block {done.block} before you have waited for the matmul that reads it")
             if self.play.overlap and done.beside_softmax and isinstance(done.left, Operand) and not any(x is done.left for x in deps):
+                if any(x is self.p for x in deps):
+                    fault = f"the wait that ends p v of block {done.block} has the p of block {self.softmaxes - 1} among what it waits for"
+                    self.stop(fault, "p in the list is the new block's, and p v reads the old one: keep that, and name the new one p_new")
                 fault = f"the wait that ends p v of block {done.block} has no p among what it waits for"
                 self.stop(fault, "p v reads p's registers until you have waited for it: wait for both, [acc, p]")
         found = [self.ready(x, num_outstanding) if isinstance(x, Pending) else x for x in deps]
@@ -299,6 +305,7 @@ class Stage:
                 self.stop(fault)
             m_new = torch.maximum(m, s.amax(1))
             p, alpha = torch.exp2(s - m_new[:, None]), torch.exp2(m - m_new)
+            self.p = p
             return p, m_new, alpha * l + p.sum(1), alpha.as_subclass(Alpha)
 
         def left_operand(p, acc, dtype):
@@ -335,7 +342,7 @@ class Stage:
             raise Wrong(f"uses {error.name}, which Gluon's compiler refuses here: it sees this function alone, and {known}") from None
         except (ValueError, RuntimeError) as error:
             if "gluon.jit" in f"{error}" or "triton.jit" in f"{error}":
-                raise Wrong("the check has no function of gl: a tile, say, is transposed by tile.permute((1, 0))") from None
+                raise Wrong("the check has no function of gl: softmax_step and rescaled compute, tile.permute((1, 0)) transposes") from None
             raise
         if not isinstance(result, tuple) or len(result) != 2:
             raise Wrong(f"returns {kind(result)}, want (l, acc)")

@@ -326,8 +326,8 @@ def described(exercise: Exercise, one: Case) -> str:
 
 # ---------------------------------------------------------------- comparing
 
-RTOL = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 5e-5, torch.float64: 1e-9}
-ATOL = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float32: 1e-6, torch.float64: 1e-12}
+RTOL = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 5e-5, torch.float64: 1e-13}
+ATOL = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float32: 1e-6, torch.float64: 1e-14}
 
 
 def dtype_of(args: Sequence[Any]) -> torch.dtype | None:

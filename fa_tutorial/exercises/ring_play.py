@@ -1,10 +1,11 @@
-"""Plays the roles of a ring against a clock, for exercises 9.2 and 9.5, and says what comes too early or too late."""
+"""Plays the roles of a ring against a clock, for exercises 9.2, 9.5 and 9.6, and says what comes too early or too late."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from fa_tutorial import barriers
@@ -70,7 +71,7 @@ class Ring:
     def play(self, ring_roles: Callable) -> str:
         """What comes of a reader's ring_roles: RIGHT, or the first thing that goes wrong. Wrong for what no role does."""
         full, empty = barriers.ring(self.stages, len(self.uses))
-        producer, consumer = _two_functions(ring_roles(self.tiles, self.stages, full, empty))
+        producer, consumer = two_functions(ring_roles(self.tiles, self.stages, full, empty))
         yielded: dict[str, list[Action | None]] = {role: [] for role in ("producer", *self.consumers)}
         roles = {"producer": self._timed("producer", kept(producer(), yielded["producer"]))}
         roles |= {name: self._timed(name, kept(consumer(), yielded[name])) for name in self.consumers}
@@ -149,19 +150,26 @@ def slip(role: str, got: Sequence[Action | None], right: Sequence[Action]) -> st
     place = 0
     for n, action in enumerate(got):
         if action is None:
-            return f"{the(role)} ends, where “{right[place]}” is due" if place < len(right) else ""
-        while place < len(right) and str(right[place]) != str(action) and _passes_at_once(right[place], right[:place]):
+            if place == len(right):
+                return ""
+            why = ": what comes next in a kernel takes the same ring, so each stage is released" if right[place].kind == "arrive" else ""
+            return f"{the(role)} ends, where “{right[place]}” is due{why}"
+        while place < len(right) and _passes_at_once(right[place], right[:place]) and not _at_one(action, right[place]):
             place += 1
         when = f"right after “{got[n - 1]}”" if n else "at its start"
         if place == len(right):
             return f"{when}, {the(role)} yields “{action}”, where it should end"
         if str(right[place]) != str(action):
             asked = " (is the wait yielded?)" if right[place].kind == "wait" != action.kind else ""
-            if action.kind == right[place].kind == "wait" and action.barrier.name == right[place].barrier.name:
-                asked = ": a stage's parity flips once a round of the ring"
+            if action.kind == right[place].kind == "wait" and _at_one(action, right[place]):
+                asked = ": a stage's parity flips once a round of its ring"
             return f"{when}, {the(role)} yields “{action}”, where “{right[place]}” is due{asked}"
         place += 1
     return ""  # it stands at a wait
+
+
+def _at_one(action: Action, other: Action) -> bool:
+    return action.barrier is not None and other.barrier is not None and action.barrier.name == other.barrier.name
 
 
 def _passes_at_once(action: Action, before: Sequence[Action]) -> bool:
@@ -186,7 +194,7 @@ def checked(role: str, actions: Any) -> Iterator[Action]:
     if not isinstance(actions, Iterable):
         raise Wrong(f"{the(role)} yields nothing: each action must be yielded, as in yield use(i, stage)")
     for action in actions:
-        if not isinstance(action, Action) or action.kind == "work":
+        if not isinstance(action, Action):
             raise Wrong(f"{the(role)} yields {show(action)}, want wait(…), arrive(…), load(…) or use(…)")
         if action.kind in ("wait", "arrive") and not isinstance(action.barrier, Barrier):
             what = "a list of barriers" if isinstance(action.barrier, list | tuple) else show(action.barrier)
@@ -195,13 +203,42 @@ def checked(role: str, actions: Any) -> Iterator[Action]:
         yield action
 
 
+def timed(role: str, actions: Any, load: int, uses: Sequence[int], seed: int | None) -> Iterator[Action]:
+    """The actions of a role, with these durations, one of `uses` for each consumer; seed: draw each instead."""
+    draw, units = random.Random(f"{seed} {role}"), load if role == "producer" else uses[int(role[-1])]
+    for action in checked(role, actions):
+        if role != "producer" and action.kind == "arrive" and action.barrier.name.startswith("full"):
+            raise Wrong(f"{role} arrives at {action.barrier.name}, which expects the producer: it says that the tile is there")
+        yield replace(action, units=units if seed is None else draw.randint(1, 6)) if action.units else action
+
+
+def compared(timeline: Sequence[Event], right: Sequence[Event], due_in_words: Callable[[str, int, Action], str]) -> str:
+    """RIGHT, or the first step of a timeline that differs from the right one's, in what is done or when. due_in_words: of a role's n-th."""
+    pairs = []
+    for role in dict.fromkeys(event.role for event in (*right, *timeline)):
+        got, want = ([e for e in events if e.role == role and e.action.units] for events in (timeline, right))
+        for n, (mine, due) in enumerate(zip_longest(got, want)):
+            if mine is None or due is None:
+                return f"{the(role)} ends before “{due.action}”" if due else f"{the(role)} goes on after its last step: “{mine.action}”"
+            if str(mine.action) != str(due.action):
+                return f"{the(role)} yields “{mine.action}”, where {due_in_words(role, n, due.action)} is due"
+            pairs.append((mine, due))
+    for mine, due in sorted(pairs, key=lambda pair: (pair[0].start >= pair[1].start, pair[0].start)):  # races first
+        if mine.start != due.start:
+            waits = [e.action for e in timeline if e.role == mine.role and e.action.kind == "wait" and e.start < e.end <= mine.start]
+            after = f", after “{waits[-1]}”" if waits and mine.start > due.start else ""
+            why = "it could start at" if mine.start > due.start else "what it needs is there at"
+            return f"{the(mine.role)}: “{mine.action}” at time {mine.start}{after}, and {why} {due.start}"
+    return RIGHT
+
+
 def the(role: str) -> str:
     return role if role[-1].isdigit() else f"the {role}"
 
 
-def _two_functions(result: Any) -> tuple[Callable, Callable]:
+def two_functions(result: Any) -> tuple[Callable, Callable]:
     if isinstance(result, Iterator):
-        raise Wrong("ring_roles is one generator: it defines two, producer and consumer, inside, and returns both")
+        raise Wrong("is one generator: define two, producer and consumer, inside, and return both")
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise Wrong(f"returns {kind(result)}, want (producer, consumer)")
     if any(isinstance(part, Iterator) for part in result):

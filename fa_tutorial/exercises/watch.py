@@ -180,7 +180,7 @@ class WholeTilesCompared(Operations):
 
     def __init__(self, block_m: int, block_n: int) -> None:
         super().__init__()
-        self.tile, self.found = (block_m, block_n), False
+        self.tiles, self.found = {(block_m, block_n)}, False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -188,7 +188,7 @@ class WholeTilesCompared(Operations):
         return result
 
     def see(self, func: Any, args: tuple, result: Any) -> None:
-        if func.overloadpacket.__name__ in ("lt", "le", "gt", "ge") and tuple(result.shape[-2:]) == self.tile:
+        if func.overloadpacket.__name__ in ("lt", "le", "gt", "ge") and tuple(result.shape[-2:]) in self.tiles:
             self.found |= not args[0].is_floating_point() and len(result.unique()) == 1
 
 
@@ -233,8 +233,9 @@ class ByHand:
         self._patches = contextlib.ExitStack()
 
     def __enter__(self) -> ByHand:
-        for name in ("grad", "backward"):  # torch.func, Tensor.backward and autograd.functional call these two
-            self._patches.enter_context(mock.patch.object(torch.autograd, name, self._noting(getattr(torch.autograd, name))))
+        called = (torch.autograd, "grad"), (torch.autograd, "backward"), (torch, "_softmax_backward_data")
+        for place, name in called:  # torch.func, Tensor.backward and autograd.functional call the first two
+            self._patches.enter_context(mock.patch.object(place, name, self._noting(getattr(place, name))))
         return getattr(super(), "__enter__", lambda: self)()
 
     def __exit__(self, *error: Any) -> None:
@@ -398,8 +399,13 @@ class SeenTiles(CountsProducts, GradientTiles):
 class SeenByKeys(SeenTiles):
     """SeenTiles for dk and dv: each block of keys comes up once."""
 
-    products, remedy, masked = 4, "begin the loop over queries at start", "before full"
+    products, remedy = 4, "begin the loop over queries at start"
+    masked = "before full, which the last key that exists decides"
     owned, others, sums = "keys", "queries", "their dk and dv"
+
+    def __init__(self, q, k, v, do, lse, delta, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
+        super().__init__(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale)
+        self.compared.tiles |= {(m, n) for m in (block_m, self.sizes[0] % block_m) for n in (block_n, self.sizes[1] % block_n)}
 
 
 class HiddenByInfinity(CausalTiles):

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, grid, image, legend, number, outline, write
 from fa_tutorial import softmax
+from fa_tutorial.figures import COLOURS
 from fa_tutorial.forward import CONFIGS
 
 # ---------------------------------------------------------------- a busy card
@@ -168,7 +169,8 @@ def draw_split_rows() -> Figure:
     part = math.ceil(math.ceil(KEYS / KEYS_A_TILE) / len(SPLITS)) * KEYS_A_TILE  # the keys of a split
     middle, rows = top + (chosen + 0.5) * side, HEADS * TOKENS * cell
     arrow(ax, (left + len(SPLITS) * side + 0.06, middle), (3.88, middle), "vermilion")
-    box(ax, 3.9, top, 0.03, rows, colour="vermilion", share=1.0)
+    ax.plot([4.02, 3.92, 3.92, 4.02], [top, top, top + rows, top + rows], color=COLOURS["vermilion"], linewidth=1.6)
+    write(ax, left + side, top + (chosen + 1.4) * side, "program (i, split)", size=10)
     for key in range(KEYS):
         write(ax, first + (key + 0.5) * cell, top - 0.22, f"key {key}" if key == 0 else f"{key}")
     for r in range(HEADS * TOKENS):
@@ -236,4 +238,36 @@ def draw_pages() -> Figure:
     write(ax, 0.15, 3.85, words, ha="left", weight="bold")
     free = next(page for page in range(PAGES) if page not in owner)
     write(ax, 0.15, 4.25, f"page {free} is free; the white rows of the other pages wait for their sequence's next keys", ha="left")
+    return figure
+
+
+# ---------------------------------------------------------------- a window
+
+WINDOWED, TILE, WINDOW = 100, 16, 30  # keys, keys a tile, and the last of them that the newest token sees
+
+
+@image("11_window.png")
+def draw_window() -> Figure:
+    """The tiles of 100 keys, those that a window of 30 needs, in two splits, and what the mask hides of the first."""
+    figure, ax = canvas(2.0)
+    cell, left, y = 0.083, 0.3, 0.75
+    seen, end = WINDOWED - WINDOW, left + WINDOWED * cell
+    needed = range(seen // TILE, math.ceil(WINDOWED / TILE))
+    part = math.ceil(len(needed) / len(SPLITS))
+    for tile in range(math.ceil(WINDOWED / TILE)):
+        x, width = left + tile * TILE * cell, (min((tile + 1) * TILE, WINDOWED) - tile * TILE) * cell
+        look = {"colour": SPLITS[(tile - needed[0]) // part], "share": 0.5} if tile in needed else {}
+        box(ax, x, y, width, 0.5, **look)
+        write(ax, x, y + 0.65, f"{tile * TILE}", 10)
+    begin = left + needed[0] * TILE * cell
+    box(ax, begin, y, (seen - needed[0] * TILE) * cell, 0.5, hatch=MASKED)
+    for tip in (left + seen * cell, end):
+        arrow(ax, ((left + seen * cell + end) / 2, y - 0.14), (tip, y - 0.14))
+    write(ax, (left + seen * cell + end) / 2, y - 0.36, f"the window: keys {seen} to {WINDOWED - 1}", weight="bold")
+    legend(ax, 1.75, (
+        (0.3, {}, "not read"),
+        (2.0, {"hatch": MASKED}, "read, and masked"),
+        (4.5, {"colour": SPLITS[0], "share": 0.5}, "split 0"),
+        (6.2, {"colour": SPLITS[1], "share": 0.5}, "split 1"),
+    ))  # fmt: skip
     return figure

@@ -8,9 +8,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import BODY, DARK, HEAD, MASKED, WAITS, WIDTH, arrow, box, canvas, grid, image, legend, outline, tint, write
+from draw.drawing import BODY, DARK, HEAD, WAITS, WIDTH, arrow, box, canvas, image, legend, outline, tint, write
 from fa_tutorial.algorithm import causal_tiles
-from fa_tutorial.exercises.chapter_12.ex_2 import window_tiles
+from fa_tutorial.exercises.chapter_12.ex_1 import PIECES, place
 from fa_tutorial.exercises.chapter_12.ex_4 import lagging_step
 from fa_tutorial.reading import BLOCK_N
 
@@ -189,6 +189,33 @@ def draw_tiled_copy() -> Figure:
     return figure
 
 
+# ---------------------------------------------------------------- a swizzled tile in shared memory
+
+PIECE = 3  # the piece of each row that is marked: eight columns in fp16, 16 bytes, four banks
+
+
+@image("12_swizzle.png")
+def draw_swizzle() -> Figure:
+    """Eight rows of a tile in shared memory, plain and swizzled: in which banks each piece of a row lies."""
+    figure, ax = canvas(3.75)
+    wide, high, top = 0.43, 0.3, 0.95
+    for left, swizzled, title in ((0.75, False, "plain"), (5.25, True, "swizzled")):
+        write(ax, left, 0.2, title, HEAD, ha="left", weight="bold")
+        write(ax, left - 0.1, 0.65, "bank", ha="right")
+        for bank in range(0, 32, 4):
+            write(ax, left + bank / 4 * wide, 0.65, f"{bank}", ha="left")
+        for row in range(PIECES):
+            y = top + row * high
+            write(ax, left - 0.1, y + high / 2, f"row {row}", ha="right")
+            for piece in range(PIECES):
+                look = {"colour": "orange", "share": 0.7} if piece == PIECE else {"colour": "sky", "share": 0.2}
+                x = left + (place(row, piece) if swizzled else piece) * wide
+                box(ax, x, y, wide, high, f"{piece}", **look)
+        trips = "one trip" if swizzled else "eight trips"
+        write(ax, left, top + PIECES * high + 0.25, f"piece {PIECE} of eight rows: {trips}", ha="left")
+    return figure
+
+
 # ---------------------------------------------------------------- the backward's matmuls
 
 # (text, kind): a matmul, something a thread does in its registers, or a trip through memory.
@@ -272,13 +299,13 @@ ROWS_OF_LOOP, OFFSETS = 32, (48, 52, 63)  # of the chapter's loop; S_k − S_q: 
 @image("12_masked_blocks.png")
 def draw_masked_blocks() -> Figure:
     """32 rows over the last blocks of 16 keys: the diagonal from a block's first key, from one inside, and from its last."""
-    figure, ax = canvas(3.0)
+    figure, ax = canvas(3.3)
     side, top, first = 0.044, 0.95, 32  # `first`: the first key that is drawn
     for column, offset in enumerate(OFFSETS):
         left, S_k = 0.1 + 2.95 * column, offset + ROWS_OF_LOOP
         full, end = causal_tiles(0, ROWS_OF_LOOP, BLOCK_N, ROWS_OF_LOOP, S_k)
-        write(ax, left, 0.2, f"S_k − S_q = {offset}: {end - full} masked", HEAD, ha="left", weight="bold")
-        write(ax, left, 0.5, "32 queries ↓, keys →", ha="left")
+        write(ax, left, 0.2, f"S_k − S_q = {offset}", HEAD, ha="left", weight="bold")
+        write(ax, left, 0.5, f"{end - full} blocks need a mask", ha="left")
         for block in range(first // BLOCK_N, end):
             x, wide = left + (block * BLOCK_N - first) * side, min(BLOCK_N, S_k - block * BLOCK_N) * side
             look = {"colour": "sky", "share": 0.6} if block < full else {"colour": "orange", "share": 0.7}
@@ -290,10 +317,11 @@ def draw_masked_blocks() -> Figure:
                     x_hidden = left + (hidden - first) * side
                     ax.fill_between((x_hidden, x + wide), top + row * side, top + (row + 1) * side, color="white", alpha=0.8, linewidth=0)
             outline(ax, x, top, wide, ROWS_OF_LOOP * side, line=1.3)
-    legend(ax, 2.7, (
+    write(ax, 0.1, 2.57, f"32 queries ↓, keys from {first} on →", ha="left")
+    legend(ax, 3.0, (
         (0.1, {"colour": "sky", "share": 0.6}, "whole: no mask"),
-        (2.6, {"colour": "orange", "share": 0.7}, "masked block, seen"),
-        (5.4, {"colour": "orange", "share": 0.15}, "masked block, hidden"),
+        (2.6, {"colour": "orange", "share": 0.7}, "needs a mask: seen"),
+        (5.4, {"colour": "orange", "share": 0.15}, "needs a mask: hidden"),
     ))  # fmt: skip
     return figure
 
@@ -353,16 +381,17 @@ def draw_lagging_shift() -> Figure:
 # (call of fwd_step, what it does), in their order; and from which line to which something is under way.
 FWD_STEP = (("warp_scheduler_barrier_sync", "wait for the turn"), ("gemm", "issue q kᵀ of block n"), ("gemm", "issue p v of block n + 1"),
             ("warp_scheduler_barrier_arrive", "pass the turn on"), ("warpgroup_wait<1>", "wait for q kᵀ"), ("mask_fn", "mask s"),
-            ("max_get_scale", "m and alpha, l · alpha"), ("online_softmax", "p, and l plus its sum"), ("warpgroup_wait<0>", "wait for p v"), ("rescale_o", "acc · alpha"))  # fmt: skip
+            ("max_get_scale", "m and alpha, l · alpha"), ("online_softmax", "p, and l plus its sum"), ("warpgroup_wait<0>", "wait for p v"), ("convert_type_out", "p to 16 bits"),
+            ("rescale_o", "acc · alpha"))  # fmt: skip
 UNDER_WAY = (("the turn", 0, 3, "black", 0.15), ("q kᵀ of block n", 1, 4, "yellow", 0.5), ("p v of block n + 1", 2, 8, "green", 0.4))
 
 
 @image("12_fa3_step.png")
 def draw_fa3_step() -> Figure:
-    """The calls of FA3's step, one below the other, and beside them which matmul runs during which."""
-    figure, ax = canvas(4.2)
+    """The calls of FA3's step, one below the other, and beside them which matmul may run during which."""
+    figure, ax = canvas(4.55)
     top, high = 0.55, 0.35
-    for x, name in ((0.15, "fwd_step calls"), (3.0, "to"), (5.4, "what is under way")):
+    for x, name in ((0.15, "fwd_step calls"), (3.0, "to"), (5.4, "what may be under way")):
         write(ax, x, 0.25, name, HEAD, ha="left", weight="bold")
     for n, (call, does) in enumerate(FWD_STEP):
         y = top + n * high
@@ -374,56 +403,3 @@ def draw_fa3_step() -> Figure:
         y = top + (first + 0.5) * high
         box(ax, 5.4 + 1.18 * n, y, 1.12, (last - first) * high, name.replace(" of", "\nof"), colour, share=share)
     return figure
-
-
-# ---------------------------------------------------------------- windows
-
-S, BLOCK, SIDE = 16, 4, 0.168
-WINDOWS = ((-1, 0), (7, 3), (1, 1))  # (left, right); a left of −1 is no limit
-NUMBERED = 2  # the block of rows whose bounds are written under the drawing
-
-
-@image("12_window_tiles.png")
-def draw_window_tiles() -> Figure:
-    """Tiles of three windows, whole, masked and skipped: causal alone, seven keys back with three ahead, and one key on each side."""
-    figure, ax = canvas(4.9)
-    for column, (left, right) in enumerate(WINDOWS):
-        draw_window(ax, 0.15 + column * 3.0, 0.95, left, right)
-    legend(ax, 4.5, (
-        (0.15, {"colour": "sky", "share": 0.6}, "whole: no mask"),
-        (2.1, {"colour": "orange", "share": 0.7}, "masked tile, seen"),
-        (4.3, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "masked tile, hidden"),
-        (6.7, {}, "skipped: never read"),
-    ))  # fmt: skip
-    return figure
-
-
-def draw_window(ax: Axes, x: float, top: float, left: int, right: int) -> None:
-    """The S x S elements of one window in tiles of BLOCK x BLOCK, and how many tiles of each kind there are."""
-    ahead = torch.arange(S) - torch.arange(S)[:, None]
-    seen = (ahead <= right) & ((left < 0) | (ahead >= -left))
-    tiles = seen.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK))  # [row block, row, key block, key]
-    whole, touched = tiles.all(dim=3).all(dim=1), tiles.any(dim=3).any(dim=1)
-
-    def look(row: int, col: int) -> dict:
-        tile = (row // BLOCK, col // BLOCK)
-        if whole[tile]:
-            return {"colour": "sky", "share": 0.6}
-        if not touched[tile]:
-            return {}
-        return {"colour": "orange", "share": 0.7} if seen[row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
-
-    name = "no limit" if left < 0 else f"{left}"
-    write(ax, x, 0.2, f"left {name}, right {right}", HEAD, ha="left", weight="bold")
-    grid(ax, x, top, S, S, SIDE, look)
-    for row in range(0, S, BLOCK):
-        for col in range(0, S, BLOCK):
-            outline(ax, x + col * SIDE, top + row * SIDE, BLOCK * SIDE, BLOCK * SIDE, line=1.3)
-    counts = int(whole.sum()), int((touched & ~whole).sum()), int((~touched).sum())
-    write(ax, x, 0.46, "{} whole, {} masked, {} skipped".format(*counts), ha="left")
-    write(ax, x, 0.76, "queries ↓, keys →", ha="left")
-    start, full_0, full_1, end = window_tiles(NUMBERED, BLOCK, BLOCK, S, S, left, right)
-    outline(ax, x, top + NUMBERED * BLOCK * SIDE, S * SIDE, BLOCK * SIDE, line=3)
-    write(ax, x, top + S * SIDE + 0.25, f"thick: start = {start}, end = {end},", ha="left")
-    write(ax, x, top + S * SIDE + 0.52, f"full_0 = {full_0}, full_1 = {full_1}", ha="left")
-    assert x + S * SIDE < WIDTH

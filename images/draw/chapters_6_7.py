@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draw.drawing import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR, arrow, box, canvas, grid, image, legend, outline, write
-from fa_tutorial import algorithm, reference
+from fa_tutorial import algorithm, ledger, reference
+from fa_tutorial.bench import results
 
 
 def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: str, **look) -> None:
@@ -128,64 +129,96 @@ def draw_by_sum(ax: Axes, top: float, p: torch.Tensor, dp: torch.Tensor, ds: tor
 
 @image("06_data_flow.png")
 def draw_data_flow() -> Figure:
-    """Attention's backward as a graph: what forward kept, what is computed again, and the five matmuls."""
-    figure, ax = canvas(5.15)
-    draw_backward_flow(ax, 0.1)
-    legend(
-        ax, 4.55, ((0.1, {"line": 2.2}, "forward keeps it"), (2.6, {}, "backward stores it"), (5.3, {"dashed": True}, "a tile at a time"))
+    """Attention's backward from left to right: what forward kept, what is computed again, and the five matmuls with their equations."""
+    figure, ax = canvas(5.35)
+    y_p, y_ds, y_delta, mid = 1.1, 2.95, 4.1, 5.4  # mid: of p and ds
+    y_dq, y_dk = y_ds - 0.35, y_ds + 0.35
+    kept = {"q": (0.45, y_p - 0.35), "k": (0.45, y_p + 0.35), "lse": (4.0, y_p - 0.8), "v": (0.45, y_ds - 0.35), "o": (0.45, y_delta)}
+    again = {"k": (6.45, y_dq - 0.7), "q": (6.45, y_dk + 0.7)}  # as factors of dq and dk
+    stored = {"dv": (8.5, y_p), "dq": (8.5, y_dq), "dk": (8.5, y_dk), "delta": (mid, y_delta)}
+    tiles = {"s": (2.85, y_p), "p": (mid, y_p), "dp": (2.85, y_ds), "ds": (mid, y_ds)}
+    for names, look in ((kept, {"line": 2.2}), (again, {"line": 2.2}), (stored, {}), (tiles, {"dashed": True})):
+        for name, (x, y) in names.items():
+            tensor_box(ax, x - 0.325, y - 0.18, 0.65, 0.36, name, **look)
+    for x, y in ((0.45, y_ds + 0.35), (6.45, y_p - 0.8)):
+        tensor_box(ax, x - 0.325, y - 0.18, 0.65, 0.36, "do")
+    arrows = [((2.85 + 0.33, y_p), (mid - 0.33, y_p)), ((2.85 + 0.33, y_ds), (mid - 0.33, y_ds)), ((4.0, y_p - 0.62), (4.0, y_p)),
+              ((mid, y_p + 0.18), (mid, y_ds - 0.18)), ((mid, y_delta - 0.18), (mid, y_ds + 0.18)), ((0.78, y_delta), (mid - 0.33, y_delta)),
+              ((0.6, y_ds + 0.53), (1.4, y_delta - 0.02))]  # fmt: skip
+    for x, y, end in ((1.36, y_p, 2.85), (6.45, y_p, 8.5), (1.36, y_ds, 2.85), (6.45, y_dq, 8.5), (6.45, y_dk, 8.5)):
+        arrows.append(((x + 0.14, y), (end - 0.33, y)))
+    for y in (y_p, y_ds):
+        arrows += [((0.78, y + side * 0.35), (1.24, y + side * 0.1)) for side in (-1, 1)]
+    arrows += [((mid + 0.33, y_p), (6.31, y_p)), ((mid + 0.33, y_ds - 0.06), (6.31, y_dq)), ((mid + 0.33, y_ds + 0.06), (6.31, y_dk)),
+               ((6.45, y_p - 0.62), (6.45, y_p - 0.14)), ((6.45, y_dq - 0.52), (6.45, y_dq - 0.14)), ((6.45, y_dk + 0.52), (6.45, y_dk + 0.14))]  # fmt: skip
+    for start, end in arrows:
+        arrow(ax, start, end)
+    matmuls = ((1.36, y_p, "①"), (6.45, y_p, "②"), (1.36, y_ds, "③"), (6.45, y_dq, "④"), (6.45, y_dk, "⑤"))
+    for x, y, text in matmuls:
+        write(ax, x, y, text, HEAD + 2, weight="bold", zorder=4)
+    texts = (
+        (2.0, y_p, "scale · q kᵀ", ""),
+        (4.2, y_p + 0.45, "exp(s − lse)  (6.7)", ""),
+        (7.4, y_p, "pᵀ do", "(6.8)"),
+        (2.0, y_ds, "do vᵀ", "(6.9)"),
+        (4.2, y_ds, "p ∘ (dp − delta)", "(6.10)"),
+        (7.35, y_dq, "scale · ds k  (6.11)", ""),
+        (7.35, y_dk + 0.4, "scale · dsᵀ q  (6.12)", ""),
+        (3.2, y_delta, "rowsum(do ∘ o)", "(6.6)"),
     )
-    arrow(ax, (5.3, 4.9), (5.7, 4.9), "vermilion", dashed=True)
-    write(ax, 5.8, 4.9, "gradients; ① to ⑤: five matmuls", ha="left")
-    legend(ax, 4.9, ((0.1, {"colour": "sky", "share": 0.5}, "lse and delta: one number for each query"),))
+    for x, y, formula, number in texts:
+        write(ax, x, y - 0.2, formula)
+        write(ax, x, y + 0.2, number)
+    legend(
+        ax,
+        4.75,
+        (
+            (0.1, {"line": 2.2}, "forward keeps it"),
+            (2.6, {}, "backward gets or stores it"),
+            (6.0, {"dashed": True}, "a tile at a time"),
+        ),
+    )
+    legend(ax, 5.1, ((0.1, {"colour": "sky", "share": 0.5}, "lse and delta: one number for each query"),))
+    write(ax, 6.0, 5.1, "① to ⑤: five matmuls", ha="left")
     return figure
 
 
-def draw_backward_flow(ax: Axes, top: float) -> None:
-    """p from q, k and lse, then do → dp, dv, delta → ds → dq, dk; each matmul is a number that two tensors enter, with its equation."""
-    wide, tall, y_p, y_ds = 0.75, 0.45, top + 0.75, top + 2.3
-    at_p, at_ds, low = y_p + tall / 2, y_ds + tall / 2, y_ds + 1.3
-    above, below = at_ds - 0.22, at_ds + 0.22  # ④ and ⑤
-    matmuls = ((1.15, at_p, "①"), (4.8, at_p, "②"), (7.15, at_ds, "③"), (2.07, above, "④"), (2.07, below, "⑤"))
-    small = (
-        ("q", 0.3, at_p - 0.55),
-        ("k", 0.3, at_p + 0.25),
-        ("v", 6.95, at_ds + 0.35),
-        ("k", 1.87, at_ds - 0.95),
-        ("q", 1.87, at_ds + 0.65),
-    )
-    for name, x, y in small:
-        tensor_box(ax, x, y, 0.4, 0.3, name, line=2.2)
-    tensor_box(ax, 2.37, y_p - 0.63, 0.5, 0.3, "lse", line=2.2)
-    tensor_box(ax, 1.6, at_p - 0.15, 0.4, 0.3, "s", dashed=True)
-    places = {"p": (3.1, y_p), "dv": (5.75, y_p), "do": (8.1, y_ds), "dp": (5.75, y_ds), "ds": (3.1, y_ds), "dq": (0.3, y_ds - 0.4),
-              "dk": (0.3, y_ds + 0.4), "delta": (5.75, low), "o": (8.1, low)}  # fmt: skip
-    for name, (x, y) in places.items():
-        tensor_box(ax, x, y, wide, tall, name, dashed=name in ("p", "dp", "ds"), line=2.2 if name == "o" else 1)
-    steps = (((0.7, at_p - 0.4), (1.05, at_p - 0.12)), ((0.7, at_p + 0.4), (1.05, at_p + 0.12)), ((1.28, at_p), (1.6, at_p)),
-             ((2.0, at_p), (3.1, at_p)), ((2.62, y_p - 0.33), (2.62, at_p)), ((3.85, at_p), (4.66, at_p)), ((3.475, y_p + tall), (3.475, y_ds)),
-             ((7.15, at_ds + 0.35), (7.15, at_ds + 0.14)), ((2.07, at_ds - 0.65), (2.07, above - 0.14)),
-             ((2.07, at_ds + 0.65), (2.07, below + 0.14)), ((8.1, low + tall / 2), (6.5, low + tall / 2)))  # fmt: skip
-    for start, end in steps:
-        arrow(ax, start, end)
-    flows = (((8.3, y_ds), (4.93, at_p + 0.1)), ((4.95, at_p), (5.75, at_p)), ((8.1, at_ds), (6.5, at_ds)), ((8.35, y_ds + tall), (6.5, low + 0.1)),
-             ((5.75, at_ds), (3.85, at_ds)), ((5.75, low + 0.2), (3.85, at_ds + 0.15)),
-             ((3.1, at_ds - 0.08), (1.05, at_ds - 0.36)), ((3.1, at_ds + 0.08), (1.05, at_ds + 0.36)))  # fmt: skip
-    for start, end in flows:
-        arrow(ax, start, end, "vermilion", dashed=True)
-    for x, y, text in matmuls:
-        write(ax, x, y, text, HEAD + 2, weight="bold", zorder=4, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
-    texts = (
-        (1.62, at_p - 0.38, "① scale · q kᵀ"),
-        (2.3, at_p + 0.3, "exp(s − lse) (6.7)"),
-        (4.8, at_p - 0.3, "② pᵀ do (6.8)"),
-        (7.15, at_ds - 0.25, "③ do vᵀ (6.9)"),
-        (4.8, at_ds - 0.2, "p ∘ (dp − delta) (6.10)"),
-        (7.3, low + 0.58, "rowsum(do ∘ o) (6.6)"),
-    )
-    for x, y, text in texts:
-        write(ax, x, y, text)
-    write(ax, 1.75, at_ds - 0.8, "④ scale · ds k (6.11)", ha="right")
-    write(ax, 1.75, at_ds + 0.8, "⑤ scale · dsᵀ q (6.12)", ha="right")
+@image("06_trips.png")
+def draw_trips() -> Figure:
+    """Naive attention's twelve trips with four matmuls inside them, and the two loops' seven matmuls, each beside the measured time."""
+    figure, ax = canvas(3.25)
+    h200, shape = results.load("h200"), {"B": 1, "H": 16, "S_q": 16_384, "S_k": 16_384}
+    trip = ledger.score_bytes(**shape, itemsize=2) / h200["provenance"]["ceilings"]["copy_gb_s"] / 1e6  # ms
+    matmul = ledger.backward_flops(**shape, D=64, matmuls=1) / h200["provenance"]["ceilings"]["matmul_fp16_tflops"] / 1e9
+    layer = {"mode": "bwd", "dtype": "fp16", "B": 1, "H_q": 16, "D": 64, "is_causal": False, "S_q": shape["S_q"]}
+    naive, basic = (results.select(h200["rows"], provider=name, **layer).iloc[0]["ms"] for name in ("naive", "basic"))
+    left, inch, tall = 1.75, 0.26, 0.42  # inch: of a millisecond
+    kernels = (("dv", "r"), ("dp", "w"), ("p ∘ dp", "rrw"), ("ds", "rrw"), ("scale · ds", "rw"), ("dq", "r"), ("dk", "r"))
+    x, look = left, {"r": {"colour": "sky"}, "w": {"colour": "orange", "hatch": MASKED}}
+    for name, trips in kernels:
+        write(ax, x + len(trips) * trip * inch / 2, 0.2, name, weight="bold")
+        for way in trips:
+            box(ax, x, 0.4, trip * inch, tall, share=0.45, **look[way])
+            if name.startswith("d") and len(trips) == 1:
+                box(ax, x, 0.4 + tall / 2, matmul * inch, tall / 2, colour="black", share=0.75)
+            x += trip * inch
+        ax.plot((x, x), (0.3, 0.4 + tall), color="black", linewidth=1.6, zorder=3)
+    for i in range(7):
+        box(ax, left + i * matmul * inch, 1.7, matmul * inch, tall, colour="black", share=0.75)
+    write(ax, left + 7 * matmul * inch + 0.95, 1.7 + tall / 2, "first loop: s, dp, dv, dk; second loop: s, dp, dq", ha="left")
+    for y, name, ms in (
+        (0.4, "12 trips", 12 * trip),
+        (0.9, "measured: naive", naive),
+        (1.7, "7 matmuls", 7 * matmul),
+        (2.2, "measured: basic", basic),
+    ):
+        if name.startswith("measured"):
+            box(ax, left, y, ms * inch, tall, line=2.2)
+        write(ax, left - 0.1, y + tall / 2, name, ha="right")
+        write(ax, left + ms * inch + 0.08, y + tall / 2, f"{ms:.1f} ms", ha="left", weight="bold")
+    legend(ax, 3.05, ((0.1, look["r"] | {"share": 0.45}, "reads 8 GiB"), (2.1, look["w"] | {"share": 0.45}, "writes 8 GiB"),
+                     (4.2, {"colour": "black", "share": 0.75}, "a matmul")))  # fmt: skip
+    return figure
 
 
 LOOP_SHAPE = {"block_m": 2, "block_n": 4, "S_q": 12, "S_k": 12}

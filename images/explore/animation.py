@@ -38,8 +38,9 @@ def film(page: Page) -> list[tuple[Image.Image, int]]:
     slider.blur()
     keep(LOOK_MS)
     for is_on in (False, True):
-        page.locator("#rescale").set_checked(is_on)
-        page.locator("#rescale").blur()
+        for name in ("#rescale_l", "#rescale_acc"):
+            page.locator(name).set_checked(is_on)
+            page.locator(name).blur()
         keep(2 * LOOK_MS)
     return frames
 

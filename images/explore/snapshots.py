@@ -30,7 +30,9 @@ def snapshot(page: Path) -> Path:
         whole = Image.open(shot).convert("RGB")
     bottom = ImageChops.difference(whole, Image.new("RGB", whole.size, "white")).getbbox()[3]
     target = page.with_suffix(".png")
-    whole.crop((0, 0, whole.width, bottom + MARGIN)).quantize(COLOURS).save(target, optimize=True)
+    whole.crop((0, 0, whole.width, bottom + MARGIN)).quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(
+        target, optimize=True
+    )
     return target
 
 

@@ -31,12 +31,12 @@ def merge_in_a_loop(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D,
 
 
 def splits_without_empty_parts(n, tiles, sms):
-    """By the length of a part: its parts with keys, and the waves of their programs."""
+    """By the length of a part, without the splits that get no keys."""
     rows = {}
     for part in range(min(tiles, 4), tiles + 1):
         splits = -(-tiles // part)
         if splits <= max(tiles // 4, 1):
-            rows[splits] = -(-tiles // splits) * -(-n * splits // (2 * sms))
+            rows[splits] = -(-tiles // splits) * -(-n * splits // sms)
     return min(splits for splits, row in rows.items() if 100 * row <= 105 * min(rows.values()))
 
 

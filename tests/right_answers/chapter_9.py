@@ -1,7 +1,7 @@
 """Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, p v a block behind or
 issued late, a meeting counted by rounds."""
 
-from fa_tutorial.barriers import arrive, ds_rows, load, use, wait
+from fa_tutorial.barriers import arrive, ds_rows, load, use, wait, work
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
@@ -119,6 +119,42 @@ def attend_with_names_of_their_own(q, k, v, full, empty, zeros, m, l, acc, scale
     return l, acc
 
 
+def persistent_that_toggles(next_tile, blocks, full, empty, slot, told, taken):
+    """Draws the next number before the last loads; a stage and two bits that turn over; no wait where it passes at once."""
+
+    def producer():
+        stage, parity, said, tile = 0, 0, None, next_tile()
+        while True:
+            if said is not None:
+                yield wait(taken, said)
+            slot[0], said = tile, 1 - (said if said is not None else 1)
+            yield arrive(told)
+            if tile is None:
+                return
+            now, tile = tile, next_tile()
+            for _ in range(blocks[now]):
+                yield wait(empty[stage], 1 - parity)
+                yield load(now, stage)
+                yield arrive(full[stage])
+                stage, parity = (stage + 1, parity) if stage + 1 < len(full) else (0, 1 - parity)
+
+    def consumer():
+        stage, parity, heard = 0, 0, 0
+        yield wait(told, heard)
+        while (tile := slot[0]) is not None:
+            yield arrive(taken)
+            for _ in range(blocks[tile]):
+                yield wait(full[stage], parity)
+                yield use(tile, stage)
+                yield arrive(empty[stage])
+                stage, parity = (stage + 1, parity) if stage + 1 < len(full) else (0, 1 - parity)
+            yield work("o")
+            heard = 1 - heard
+            yield wait(told, heard)
+
+    return producer, consumer
+
+
 def consumer_by_rounds(c, blocks, full, empty, ds_full):
     """A list of actions."""
     actions, parity = [], 0
@@ -138,5 +174,6 @@ RIGHT_ANSWERS = (
     ("9.3", attend_with_names_of_their_own),
     ("9.3", catalogue.find("9.4").solution),
     ("9.4", attend_that_looks_ahead),
-    ("9.5", consumer_by_rounds),
+    ("9.5", persistent_that_toggles),
+    ("9.6", consumer_by_rounds),
 )

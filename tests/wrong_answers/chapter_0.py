@@ -1,4 +1,4 @@
-"""Chapter 0: a count that is not returned, floats that round, padded blocks, more than the scores in memory, a float's root, words."""
+"""Chapter 0: a count that is not returned, floats that round, padded blocks, a set of names, words."""
 
 from edits import edit
 
@@ -26,12 +26,9 @@ WRONG_ANSWERS = (
     edit("0.2", "rows of full blocks", ROWS, FLOATS, told=RAGGED),
     edit("0.2", "floats of full blocks", FLOATS, told=RAGGED),
     edit("0.2", "keys in full blocks", KEYS, told=RAGGED),
-    edit("0.5", "half of S", ("2 * B * H * itemsize", "B * H * itemsize"), ("// per_pair)", "// per_pair) // 2"), told="S shrinks by √2"),
-    edit("0.5", "three matrices", ("2 * B * H", "3 * B * H"), told="with 2 · B · H · S² · itemsize ≤ memory_bytes"),
-    edit("0.5", "power of two", ("math.isqrt(memory_bytes // per_pair)", "2 ** int(math.log2(math.isqrt(memory_bytes // per_pair)))"),
-         told="S is the largest whole number"),
-    edit("0.5", "one more", ("// per_pair)", "// per_pair) + 1"), told="S is the largest whole number"),
-    edit("0.5", "root of a float", ("memory_bytes // per_pair", "memory_bytes / per_pair"), told="raises TypeError"),
+    edit("0.5", "the peak alone", ("return peak, held", "return peak"), told="want a tuple (peak, held)"),
+    edit("0.5", "a set", ("list(now)", "set(now)"), told="held = a set, want ('a', 'b')"),
+    edit("0.5", "the newest first", ("list(now)", "list(now)[::-1]"), told="in the order they were made"),
     edit("0.3", "no limit", ("return before / after, limit", "return before / after"), told="want a tuple (gain, limit)"),
     edit("0.3", "another word", ('else "memory"', 'else "bandwidth"'), told='limit is the text "bandwidth", want "memory" or "arithmetic"'),
     edit("0.3", "words of the roofline", ('"arithmetic" if after == arithmetic else "memory"',
@@ -47,6 +44,7 @@ WRONG_ANSWERS = (
     edit("0.4", "the saving alone", ("return best, ", "return "), told="want a tuple (tensor, saved)"),
     edit("0.4", "two kernels", ("return best, ", "return ways[best][:2], "), told="want the name of one between two kernels"),
     edit("0.4", "a kernel", ("return best, ", "return ways[best][1], "), told="the tensor is 'p v', want the name of one between two kernels"),
-    edit("0.4", "always p", ("max(saved, key=saved.get)", '"p"'), told="gives tensor = p, want s"),
+    edit("0.4", "always p", ("max(saved, key=saved.get)", '"p"'), told="compute what each of the three saves by these times"),
+    edit("0.4", "other kernels", ('("softmax", "p v"', '("divide", "p v"'), ('("divide", "softmax"', '("q kᵀ", "softmax"'), told="a tensor joins the kernel that"),
     edit("0.4", "in seconds", ("return best, saved[best]", "return best, saved[best] / 1e3"), told="want 132"),
 )  # fmt: skip

@@ -43,7 +43,8 @@ def row_that_grows(blocks, D):
     return copies_for_a_second_pass(zip(scores.split(1), values.split(1), strict=True), D) if len(scores) else (values.sum(0), m)
 
 
-MAXIMUM = "wide.amax(dim=-1, keepdim=True)"
+COARSE = "one edge is left: float64 goes in, and the result has less accuracy"
+MAXIMUM, SUM = "wide.amax(dim=-1, keepdim=True)", "p.sum(dim=-1, keepdim=True)"
 PROMOTED = "x.to(torch.promote_types(x.dtype, torch.float32))"
 NEXT_BLOCK = "        m_new = "
 NEW_ACC = ("alpha * acc + p @", "acc + alpha * p @")
@@ -71,8 +72,10 @@ WRONG_ANSWERS = (
                                                                           "0: x = [90, 100]")),
     edit("1.1", "clamped at −1e9", (PROMOTED, f"{PROMOTED}.clamp(min=-1e9)"), told="a finite score may be as low as this"),
     edit("1.1", "masked by −1e9", (PROMOTED, f"torch.where(x == -torch.inf, -1e9, {PROMOTED})"),
-         told="one edge is left: a finite score may be as low as this, so neither it nor −inf may become another number"),
+         told="one edge is left: a finite score may be as low as this"),
     edit("1.1", "maximum clamped", (MAXIMUM, f"{MAXIMUM}.clamp(min=-1e9)"), told="a finite score may be as low as this"),
+    edit("1.1", "each exponential a little larger", ("torch.exp(wide - m)", "torch.exp(wide - m) + 1e-9"), told="add no constant"),
+    edit("1.1", "the sum a little larger", (SUM, f"({SUM} + 1e-12)"), told=COARSE),
     edit("1.1", "no keepdim, in x's dtype", (", keepdim=True", "", 2), (PROMOTED, "x"), told=("each of shape (..., 1), as keepdim=True "
                                                                                              "leaves them: x = [[1, 3]")),
     edit("1.1", "in place", ("    wide = ", "    x -= x.amax(dim=-1, keepdim=True)\n    wide = "), told="changes its input x in place"),
@@ -97,6 +100,8 @@ WRONG_ANSWERS = (
     edit("1.1", "clamped at 700", ("wide - m", "wide.double().clamp(max=700)"), told="exp(−1000) is 0, and 0 / 0 is NaN"),
     ("1.1", lambda x: torch.exp(x - torch.logcumsumexp(x, -1)[..., -1:]), "a library's softmax or logsumexp made them"),
     ("1.2", lambda x: (0.0, 0.0), "m is the maximum and l is the sum of exp(x − m), one number each"),
+    edit("1.2", "l before the maximum", ("l * math.exp(m - m_new) + math.exp(value - m_new)", "(l + math.exp(value - (m if l else m_new))) * math.exp((m if l else m_new) - m_new)"),
+         told="no exponent may be positive, not even for a while"),
     edit("1.2", "skips what is very low", ("value == -math.inf", "value < -1e9"), told=("however low, and counts like any other: x = "
                                                                                        "[−1e+30]")),
     edit("1.2", "starts at −1e4", ("m, l = -math.inf", "m, l = -1e4"), told="however low, and counts like any other: x = [−1e+30]"),
@@ -110,6 +115,7 @@ WRONG_ANSWERS = (
     edit("1.3", "shift clamped", ("torch.where(m == -math.inf, 0.0, m)", "m.clamp(min=-1e9)"),
          told="a maximum may be as low as this, and isn't −inf"),
     edit("1.3", "in float32", ("torch.as_tensor(x) for", "torch.as_tensor(x).float() for"), told="one edge is left: float64 goes in"),
+    edit("1.3", "l a little larger", ("(m_b - shift)", "(m_b - shift) + torch.where(m == -math.inf, 0.0, 1e-12)"), told=COARSE),
     edit("1.3", "tensors only", ("(torch.as_tensor(x) for x in (m_a, l_a, m_b, l_b))", "(m_a, l_a, m_b, l_b)"),
          told="one edge is left: merge(1.0, 2.0, 2.0, 3.0) with floats: raises TypeError"),
     edit("1.3", "one guard",
@@ -154,8 +160,10 @@ WRONG_ANSWERS = (
     edit("1.5", "skips for one score", skips("(s == -math.inf).any()"),
          told="one edge is left: a −inf score gets the weight 0, and a block of only −inf changes nothing, wherever it stands"),
     edit("1.5", "fails without keys", UNGUARDED, told="one edge is left: nothing is seen, and o is 0 / 0 = NaN"),
+    edit("1.5", "l a little larger", ("acc / l if l > 0 else acc", "acc / (l + 1e-12)"), told=COARSE),
     edit("1.5", "in float32", ("p @ v", "p.float() @ v.float()"),
          told="one edge is left: float64 goes in"),
+    edit("1.6", "shares of a little more", ("* o_b, lse", "* o_b + 1e-12 * o_a, lse"), told=COARSE),
     edit("1.6", "lse lost", ("shift) * o_b, lse", "shift) * o_b, shift"), told="right on the main case; one edge is left: two empty parts give"),
     edit("1.6", "shares of the maxima", ("torch.logaddexp(lse_a, lse_b)", "torch.maximum(lse_a, lse_b)"), told="counts with its part's share"),
     edit("1.6", "one part never empty", ("torch.where(lse == -math.inf, 0.0, lse)", "lse_a + torch.log1p(torch.exp(lse_b - lse_a))"),

@@ -20,6 +20,10 @@ def softmax_by_autograd(p, dp):
         return s.grad
 
 
+def softmax_of_pytorch(p, dp):
+    return torch._softmax_backward_data(dp, p, -1, p.dtype)
+
+
 def delta_from_p(q, k, v, o, lse, do):
     p = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, dim=-1)
     return (p * (do @ v.mT)).sum(dim=-1)
@@ -88,6 +92,7 @@ WRONG_ANSWERS = (
     edit("6.1", "all rows by all rows", ("(p * dp).sum(dim=-1, keepdim=True)", "(p @ dp.mT).diagonal(dim1=-2, dim2=-1)[..., None]"),
          told="a tensor of 256 elements is built, from inputs of 48: one sum for each row is enough"),
     ("6.1", softmax_by_autograd, "autograd computes these gradients"),
+    ("6.1", softmax_of_pytorch, "autograd computes these gradients"),
     edit("6.1", "in place", ("return p * (dp - delta)", "dp -= delta\n    return p * dp"), told="changes its input dp in place"),
     edit("6.1", "in float32", ("    delta = ", "    dtype, p, dp = p.dtype, p.float(), dp.float()\n    delta = "),
          ("p * (dp - delta)", "(p * (dp - delta)).to(dtype)"), told="one edge is left: float64 goes in"),
@@ -119,6 +124,10 @@ WRONG_ANSWERS = (
     ("6.6", dq_with_bounds_of_keys, "the result is right, but causal_rows bounds the queries of a block of keys"),
     ("6.6", dq_that_owns_keys, "your loop comes back to queries that it has left"),
     edit("6.5", "NaN made 0", ("            dv[", "            p = p.nan_to_num()\n            dv["), told="a NaN in an input comes out as NaN"),
+    *(edit(number, "NaN in lse made 0", ("lse == -math.inf, math.inf, lse", "lse > -math.inf, lse, math.inf"), told="a NaN in an input comes out as NaN")
+      for number in ("6.4", "6.5", "6.6")),
+    *(edit(number, "NaN in delta made 0", (SIZES, f"{SIZES}    delta = delta.nan_to_num()\n"), told="a NaN in an input comes out as NaN")
+      for number in ("6.5", "6.6")),
     edit("6.6", "NaN made 0", ("            dq[", "            ds = ds.nan_to_num()\n            dq["), told="a NaN in an input comes out as NaN"),
     edit("6.5", "a product in float16", ("p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", ("p.to(do.dtype).transpose(-1, -2) @ do[:, "
                                                                                              ":, rows]")),
@@ -129,8 +138,6 @@ WRONG_ANSWERS = (
     edit("6.5", "all queries at once", (SIZES, f"{SIZES}    block_m = S_q\n"), told="all queries are taken at once"),
     edit("6.5", "whole mask", (SIZES, f"{SIZES}    if is_causal:\n        torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q)\n"),
          told="a tensor of the whole size, 11 × 14, is built"),
-    *(edit(number, "no delta", ("p_and_ds(q, k, v, do, lse, delta,", "p_and_ds(q, k, v, do, lse, torch.zeros_like(delta),"),
-           told="delta is not subtracted") for number in ("6.5", "6.6")),
     edit("6.5", "mask always on", ("row_block < full", "True"), told="the mask is on although is_causal is False"),
     edit("6.6", "mask always on", ("key_block >= full", "True"), told="the mask is on although is_causal is False"),
     edit("6.6", "the mask of 6.5", ("key_block >= full", "is_causal and key_block < full"), told="the tiles from full on are not masked"),
@@ -142,6 +149,8 @@ WRONG_ANSWERS = (
     edit("6.5", "visits hidden tiles", (START, "0"), told="more than four products for each tile that is seen: begin the loop over queries"),
     edit("6.5", "masks every tile", ("row_block < full", "is_causal"),
          told="one edge is left: the result is right, but tiles are masked whose queries see all of the keys"),
+    edit("6.5", "masks a short last tile that is seen whole", ("keys.stop - 1 - S_k", "j + block_n - 1 - S_k"),
+         told="mask only blocks before full, which the last key that exists decides"),
     edit("6.6", "bounds aligned top left", ("range(end)", "range(min(end, math.ceil(rows.stop / block_n)) if is_causal else end)"),
          told="the causal loop is aligned top left"),
     edit("6.5", "scales q in place", (SIZES, f"{SIZES}    q *= scale\n    scale = 1.0\n"), told="changes its input q in place"),

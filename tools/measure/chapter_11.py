@@ -79,12 +79,6 @@ def stage_cases() -> Iterator[Measurement]:
     yield from in_turns("stages", "decode", chosen)
 
 
-def fp8_tile_cases() -> Iterator[Measurement]:
-    """FP8 caches of 64 sequences by the keys of a tile."""
-    chosen = [(shape_of(64, 32_768), {"block_n": n}, None, TileConfig(16, n, 4, 4)) for n in (128, 64)]
-    yield from in_turns("fp8 tiles", "fp8", chosen, rounds=3)
-
-
 def token_cases() -> Iterator[Measurement]:
     """More new tokens at once: 8 sequences of 32,768 keys."""
     for tokens in (1, 2, 4, 8, 16):
@@ -182,5 +176,4 @@ def kernels_cases() -> Iterator[Measurement]:
         read_cases(),
         part_cases(),
         stage_cases(),
-        fp8_tile_cases(),
     )

@@ -22,7 +22,7 @@ from fa_tutorial.bench.measure import measure_in_turns
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
 from fa_tutorial.source import defined, edited, source_of
-from measure import alone, hopper_clock
+from measure import alone
 from measure.chapter_8 import counted_in_turns, counter_row, repeated_us, settled
 
 hardware.require_triton("Chapter 9's measurements")
@@ -240,6 +240,6 @@ def busy_cases() -> Iterator[Measurement]:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
-        step_cases(), ladder_cases(), alone.alone_cases(), clocked_cases(), hopper_clock.clocked_cases(), error_cases(),
+        step_cases(), ladder_cases(), alone.alone_cases(), clocked_cases(), error_cases(),
         clock_cases(), auto_rule_cases(), busy_cases(),
     )  # fmt: skip

@@ -21,7 +21,7 @@ from fa_tutorial.bench.cases import DTYPES, Case, Shape, about
 from fa_tutorial.bench.chapter_8 import at_4096, flops_of, in_words, inputs
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import randn, time_call, timed, timed_in_turns
+from fa_tutorial.bench.timing import graph_of, randn, time_call, timed, timed_in_turns
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig, heads, padded_d
 from measure import changed_kernels, profiler
@@ -505,9 +505,51 @@ def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return timed_in_turns(calls, rounds=6)
 
 
+LAUNCHES = ("delta_kernel", "dkdv_kernel", "dq_kernel")
+
+
+def backward_launch_cases() -> Iterator[Measurement]:
+    """Chapter 7: its three launches, each alone and all together, and dkdv_kernel with the one loop's tile."""
+    names = (*LAUNCHES, "all three", "dkdv_kernel, one loop's tile")
+    for is_causal, D, name in itertools.product((False, True), SIXTEEN_HEADS, names):
+        shape = SIXTEEN_HEADS[D][is_causal]
+        yield (
+            about(7, "backward_launch", name, **vars(shape)),
+            lambda shape=shape, name=name: _launches_in_turns(shape)[name],
+        )
+
+
+@functools.cache
+def _launches_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    """From graphs: in Python, a launch may take longer than delta_kernel does."""
+    q, k, v = inputs(shape)
+    do, scale = torch.randn_like(q), shape.D**-0.5
+    o, lse = forward.flash_forward(q, k, v, shape.is_causal, scale)
+    delta = backward.row_delta(o, do)
+    config = backward.choose_config(shape.D, q.dtype, hardware.shared_memory_limit())
+    one_loops = dataclasses.replace(config, dkdv=PARTS_TILES[shape.D])
+
+    def run(config: backward.BackwardConfig, **replaced: Any) -> tuple[torch.Tensor, ...]:
+        with contextlib.ExitStack() as stack:
+            for name, other in replaced.items():
+                stack.enter_context(mock.patch.object(backward, name, other))
+            return backward.flash_backward(q, k, v, o, do, lse, None, shape.is_causal, scale, config=config)
+
+    no_delta, no_launch = {"row_delta": lambda *_: delta}, mock.MagicMock()
+    calls = {
+        "delta_kernel": partial(backward.row_delta, o, do),
+        "dkdv_kernel": partial(run, config, dq_kernel=no_launch, **no_delta),
+        "dq_kernel": partial(run, config, dkdv_kernel=no_launch, **no_delta),
+        "all three": partial(run, config),
+        "dkdv_kernel, one loop's tile": partial(run, one_loops, dq_kernel=no_launch, **no_delta),
+    }
+    graphs = {name: graph_of(call) for name, call in calls.items()}
+    return timed_in_turns({name: graph.replay for name, graph in graphs.items()}, rounds=4)
+
+
 def backward_traffic_cases() -> Iterator[Measurement]:
     """Chapter 7: the bytes that the kernels of the backward read, from L2 and from HBM."""
-    for D, kernel in itertools.product(SIXTEEN_HEADS, ("delta_kernel", "dkdv_kernel", "dq_kernel")):
+    for D, kernel in itertools.product(SIXTEEN_HEADS, LAUNCHES):
         shape = SIXTEEN_HEADS[D][0]
         yield (
             about(7, "backward_traffic", kernel, **vars(shape)),
@@ -522,7 +564,7 @@ def _backward_traffic() -> dict[tuple[int, str], dict[str, Any]]:
     found = profiler.counted(
         "(delta|dkdv|dq)_kernel", profiler.python("chapters_0_to_7", "launch_backwards()"), *options
     )
-    launches = itertools.product(SIXTEEN_HEADS, ("delta_kernel", "dkdv_kernel", "dq_kernel"))
+    launches = itertools.product(SIXTEEN_HEADS, LAUNCHES)
     return {
         launch: {name: float(row[name]) for name in TRAFFIC}
         for launch, (_, row) in zip(launches, found.iterrows(), strict=True)

@@ -1,1 +1,1 @@
-"""The exercises of chapter 0: count FLOPs and bytes, predict where memory ends, and draw the roofline."""
+"""The exercises of chapter 0: count FLOPs and bytes, bound what fusing gains, and find what fills the memory."""

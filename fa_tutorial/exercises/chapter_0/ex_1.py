@@ -26,6 +26,14 @@ MISTAKES = {
     "D is missing: each dot product of q kᵀ runs over D elements, and each row of p v has D elements": (PER_PAIR, "2 * 2"),
     "without the mask you count S pairs, but each of the S queries meets each of the S keys": ("else S * S", "else S"),
     "a dot product of D elements is D multiply-adds, which count as 2·D FLOPs: you leave one addition out": (PER_PAIR, "2 * (2 * D - 1)"),
+    "by convention n multiply-adds count as 2·n FLOPs: you leave one addition out of each sum": (
+        "pairs * per_pair",
+        "(pairs * (2 * D - 1) + (2 * pairs - S) * D)",
+    ),
+    "you skip the hidden pairs in one matmul, but their weights are 0: q kᵀ and p v both skip them": (
+        "pairs * per_pair",
+        "(pairs + S * S) * 2 * D",
+    ),
 }
 
 

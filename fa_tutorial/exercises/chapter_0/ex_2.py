@@ -21,6 +21,7 @@ MISTAKES = {
     "you multiply the float32 of each query by itemsize too: it takes 4 bytes, whatever itemsize is": (
         "elements * itemsize + 4 * S", "(elements + 4 * S) * itemsize"),
     "you write D float32 for each query, but the log-sum-exp is one number": (FLOATS, "4 * S * D"),
+    "you count one float32 for each block, but each query writes its own": (FLOATS, "4 * blocks"),
     "you give megabytes: asked are bytes": ("elements * itemsize + 4 * S", "(elements * itemsize + 4 * S) / 1e6"),
     "the number written for each query is a float32: 4 bytes, whatever itemsize is": (FLOATS, "itemsize * S"),
     "you count 2 · S · D elements too many: q and o travel once, and k and v once per block, in all": (VECTORS, "4 * S * D + blocks"),

@@ -1,66 +1,86 @@
-"""Exercise 0.5, longest_sequence."""
+"""Exercise 0.5, memory_peak."""
 
-import bisect
-import math
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def longest_sequence(memory_bytes, B, H, itemsize):
-    """The largest S at which s and p fit into memory_bytes together."""
-    per_pair = 2 * B * H * itemsize  # bytes that s and p take for one (query, key) pair
-    return math.isqrt(memory_bytes // per_pair)
+def memory_peak(events):
+    """(peak, held): the most bytes in memory at once, and the names of the tensors that held them.
+
+    events: (name, bytes) in order; bytes > 0 where a tensor is made, < 0 where it is freed.
+    """
+    peak, held, now = 0, [], {}
+    for name, size in events:
+        if size > 0:
+            now[name] = size
+        else:
+            del now[name]
+        if sum(now.values()) > peak:
+            peak, held = sum(now.values()), list(now)
+    return peak, held
 
 
-FITS, PER_PAIR = "math.isqrt(memory_bytes // per_pair)", "2 * B * H * itemsize"
+FREED, PEAK = "            del now[name]", "peak, held = sum(now.values()), list(now)"
 MISTAKES = {
-    "you make room for one S × S matrix, but softmax reads s while it writes p: both are in memory": (PER_PAIR, "B * H * itemsize"),
-    "you make room for four S × S matrices, but only s and p are stored: with half of the pairs, S shrinks by √2, not by 2": (
-        PER_PAIR, "4 * B * H * itemsize"),
-    "you divide the memory by what one pair takes, which gives the number of pairs: S queries and S keys make S² of them": (
-        FITS, "memory_bytes // per_pair"),
-    "the heads are missing: every head has its own s and p": ("B * H *", "B *"),
-    "the batch is missing: every sequence has its own s and p": ("B * H *", "H *"),
-    "B and H are missing: every head of every sequence has its own s and p": ("B * H *", ""),
-    "you count elements, not bytes: itemsize is missing": (" * itemsize", ""),
-    "you fix the bytes of an element at 2: take itemsize": ("* itemsize", "* 2"),
-    "S counts queries, so it is a whole number: round down": (FITS, "math.sqrt(memory_bytes / per_pair)"),
-    "you round to the nearest whole number, and then s and p may no longer fit: round down": (
-        FITS, "round(math.sqrt(memory_bytes / per_pair))"),
-    "you round up, and then s and p no longer fit: round down": (FITS, "math.ceil(math.sqrt(memory_bytes / per_pair))"),
-    "s and p may fill the memory to the last byte": (FITS, "math.isqrt((memory_bytes - 1) // per_pair)"),
+    "you add up all tensors that are ever made, but a tensor that was freed holds nothing any more": (FREED, "            pass"),
+    "that is what is in memory at the end: the peak may be earlier": ("sum(now.values()) > peak", "True"),
+    "that is the largest tensor alone: the peak is what all tensors in memory hold together": [
+        ("sum(now.values()) > peak", "size > peak"), (PEAK, "peak, held = size, [name]")],
+    "held names only the tensor that is made at the peak: the others are still in memory": (PEAK, "peak, held = sum(now.values()), [name]"),
+    "held names every tensor that was made before the peak: some were freed by then": (
+        PEAK, "peak, held = sum(now.values()), [made for made, size in events[: events.index((name, size)) + 1] if size > 0]"),
+    "held names what is in memory at the end: asked is the time of the peak": ("return peak, held", "return peak, list(now)"),
+    "peak and held are swapped: return (peak, held)": ("return peak, held", "return held, peak"),
+    "where the peak is reached twice, the first time counts": ("sum(now.values()) > peak", "sum(now.values()) >= peak"),
+    "held gives the sizes: asked are the names": ("list(now)", "list(now.values())"),
+    "peak is in MiB: asked are bytes": ("return peak, held", "return peak / 2**20, held"),
 }  # fmt: skip
 
 
-def truth(memory_bytes, B, H, itemsize):
-    return bisect.bisect_right(range(2**20), memory_bytes, key=lambda S: 2 * (B * H * S * S) * itemsize) - 1
+def truth(events):
+    totals = [sum(size for _, size in events[:end]) for end in range(len(events) + 1)]
+    peak = max(totals)
+    first = events[: totals.index(peak)]
+    freed = {name for name, size in first if size < 0}
+    return peak, [name for name, _ in first if name not in freed]
 
 
 def inputs():
-    yield case(1000, 1, 1, 2)  # √250 = 15.8
-    yield case(576, 1, 1, 2, otherwise="here s and p may fill the memory to the last byte, 2 · 12² · 2 = 576")
-    yield case(9000, 5, 3, 8)  # with 4, an itemsize fixed at 2 is one matrix alone
-    yield case(24 * 2**30, 1, 16, 2)
+    def made_of(*events, **options):
+        return case(list(events), on=", ".join(f"{name} {size:+,}".replace("-", "−") for name, size in events), **options)
+
+    yield made_of(("a", 5), ("b", 3), ("a", -5), ("c", 4))
+    yield made_of(("a", 5), ("a", -5), ("b", 3), ("c", 4), ("c", -4))
+    yield made_of(("a", 5), ("b", 3), ("b", -3), ("c", 2), ("d", 4), ("a", -5))
+    yield made_of(("a", 5), ("b", 3), ("b", -3), ("c", 3), otherwise="where the peak is reached twice, the first time counts")
+    yield case([], on="no event at all", otherwise="without an event the peak is 0, and no tensor holds it")
     for _ in range(20):
-        B, H, S, itemsize = random.randint(1, 4), random.randint(1, 64), random.randint(1, 10**5), random.choice((2, 4))
-        fits = 2 * B * H * S * S * itemsize
-        yield case(fits, B, H, itemsize, on="memory that s and p fill exactly", fresh=True)
-        yield case(fits - 1, B, H, itemsize, on="one byte less than s and p fill exactly", fresh=True)
+        events, now = [], {}
+        for number in range(random.randint(5, 40)):
+            if now and random.random() < 0.4:
+                name = random.choice(list(now))
+                events.append((name, -now.pop(name)))
+            else:
+                now[f"tensor {number}"] = random.randint(1, 1_000)
+                events.append((f"tensor {number}", now[f"tensor {number}"]))
+        yield case(events, on="random events", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Predict the longest sequence whose scores and probabilities fit into a given amount of memory.",
+    task="Find in a record of memory how much a call holds at its peak, and which tensors hold it.",
     hints=(
-        "How many bytes do s and p take together, for one (query, key) pair of every head?",
-        "Divide memory_bytes by those bytes. That is how many pairs fit, and S queries with S keys make S² pairs. "
-        "math.isqrt(n) is the square root of n, rounded down.",
+        "Go through the events, and keep what is in memory now: which tensors, and how many bytes each?",
+        "A dict from name to bytes will do. After each event compare its sum with the peak so far. Where it is larger, keep the sum and a "
+        "copy of the names.",
     ),
-    solution=longest_sequence,
-    reasoning="s and p take 2 · B · H · S² · itemsize bytes. Solve for S, and round down.",
+    solution=memory_peak,
+    reasoning="What counts is how long a tensor lives: a tensor that is freed before the peak costs nothing there. Only a larger sum replaces "
+    "the peak, so the first of two equal ones stays.",
     inputs=inputs,
     truth=truth,
-    rule="S is the largest whole number with 2 · B · H · S² · itemsize ≤ memory_bytes",
+    rule="peak is the largest number of bytes in memory after an event, and held names the tensors that are in memory then, in the order they were made",
     mistakes=MISTAKES,
+    parts=("peak", "held"),
     exact=True,
 )

@@ -11,7 +11,7 @@ from fa_tutorial.source import defined, edited, source_of
 
 
 def telling_row(block):
-    """A row of finite scores on which none of the four wrong loops gives the right pair."""
+    """A row of finite scores on which each wrong loop misses m + log l by more than 0.01."""
     low, high = torch.full((block,), -2e4), torch.full((block,), -2e4 + 1)
     return torch.cat([low, high, low[:-1]])
 
@@ -91,7 +91,7 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Write one row on which none of four wrong loops gives the right pair.",
+    task="Write one row on which each of four wrong loops misses m + log l by more than 0.01.",
     hints=(
         "Take the loops one by one. Which factor is missing, and on which rows is that factor 1? Your row must be another one.",
         "The maximum must grow from one block to the next (A) and a later block must stay below it (B). Each score must lie far "

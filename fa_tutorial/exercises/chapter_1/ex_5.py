@@ -155,6 +155,7 @@ def inputs():
     yield weights([1.0, 2.0, 3.0], 2, otherwise="the last block may be ragged: 3 scores are a block of 2 and a block of 1")
     yield weights([1.0, 2.0], 8, otherwise="a block may be longer than the row")
     yield weights([1000.0, 1001.0], 1, otherwise="exp(1000) overflows: shift by the running maximum before exp")
+    yield weights([0.0, 1000.0], 1, otherwise="the maximum is far above the first block: m grows, or exp(s − m) overflows")
     yield weights([1000.0, 0.0], 1, otherwise="the maximum is far above the second block: m is the running maximum, so it never falls")
     yield weights([-1000.0, -1001.0], 1, otherwise="exp(−1000) is 0: measure each score from the running maximum")
     yield weights([-2e30], 1, otherwise="a score may be any finite number, however low, and counts like any other")

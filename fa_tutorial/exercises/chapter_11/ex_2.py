@@ -84,7 +84,9 @@ def inputs():
     yield parts(identity, torch.tensor([[1000.0], [1001.0]]), 2, 2, large)
     three, lse = torch.arange(1.0, 19.0).view(3, 2, 3), torch.tensor([[0.0, 2.0], [1.0, -1.0], [-2.0, 3.0]])
     yield parts(three[:2, :, :2].contiguous(), lse[:2], 2, 2, "two rows: row i of part s is row s · rows + i, and program i stores row i")
-    yield parts(three, lse - 3, 4, 4, "BLOCK_S and BLOCK_D may be larger than splits and D")
+    yield parts(
+        three, lse - 3, 4, 4, "BLOCK_S and BLOCK_D may be larger than splits and D: give masked places other=, since 0 · NaN is NaN"
+    )
     low = "an lse may be far below 0: only differences from the largest lse may be exponents, and missing parts have −∞"
     yield parts(identity, torch.tensor([[-201.0], [-200.0]]), 2, 2, low)
     yield parts(three, torch.full((3, 2), -(2.0**31)), 4, 4, low)

@@ -113,7 +113,12 @@ def inputs():
         (B, H_k, rows, S, D), draw = sizes, draw or torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(shape, generator=draw).to(dtype) for shape in ((B, H_k, rows, D), *[(B, H_k, S, D)] * 2))
         on = f"splits = {splits}, B = {B}, H_k = {H_k}, rows = {rows}, S_q = {S_q}, S = {S}, D = {D}, BLOCK_N = {BLOCK}"
-        stray = f"i is tl.program_id(0) and split is tl.program_id(1); q and o end at rows, k and v at S, all of them at D; b = i // H_k, h_k = i % H_k; {PLACE}, r < rows"
+        ends = "q, o and lse end at row `rows`, k and v at key S"
+        stray = (
+            ends
+            if splits == 1
+            else f"{ends}; i is tl.program_id(0) and split is tl.program_id(1), b = i // H_k, h_k = i % H_k; the first two indices of o are split and i"
+        )
         return case(q, k, v, S_q, splits, block_d, on=on, otherwise=otherwise, stray=stray, **options)
 
     yield parts((1, 1, 8, 32, 16), 1, 1, "one split is the whole attention: over all keys, o is acc / l and lse is m + log l")

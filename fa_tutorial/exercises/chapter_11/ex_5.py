@@ -63,6 +63,9 @@ MISTAKES = {
     "last_seen and S are positions in the sequence, and attend compares them with rows of a page: shift both": [
         (SEEN, "last_seen,"), (ROWS, "S,")],
     "where a row sees nothing o is NaN: l is 0 there, so divide by 1 instead": ("tl.where(l == 0.0, 1.0, l)", "l"),
+    "earlier pages are seen whole: subtract the position of the page's first key from last_seen, don't take a remainder": (SEEN, "last_seen % PAGE_SIZE,"),
+    "last_seen and S keep only their remainders, so pages before the last end too soon: subtract the position of the page's first key": [
+        (SEEN, "last_seen % PAGE_SIZE,"), (ROWS, "S % PAGE_SIZE,")],
     "a part is counted in pages: it is ceil(tiles / splits) tiles of BLOCK_N keys, as in 11.3": (
         PART, "tl.cdiv(tl.cdiv(S, PAGE_SIZE), tl.num_programs(1)) * PAGE_SIZE"),
     "the parts are cut from the table's width: count the tiles of this sequence's own S": (

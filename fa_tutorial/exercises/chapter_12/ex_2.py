@@ -1,207 +1,181 @@
-"""Exercise 12.2, window_tiles."""
+"""Exercise 12.2, fa2_softmax."""
 
-import random
-import sys
+import math
+
+import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import LIBRARIES, Wrong, adapting, same
-from fa_tutorial.exercises.watch import LargestTensor
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import INF
 
 
-def window_tiles(row_block, block_m, block_n, S_q, S_k, left, right):
-    """(start, full_0, full_1, end) for a block of rows; a negative left or right is no limit."""
-    first = row_block * block_m
-    last = min(first + block_m, S_q) - 1
+def fa2_softmax(s, row_max, row_sum, acc, scale_log2, is_first):
+    """softmax_rescale_o in PyTorch. Returns p, row_max, row_sum and acc as it leaves them."""
+    if is_first:
+        new_max = s.amax(dim=1)
+    else:
+        new_max = torch.maximum(row_max, s.amax(dim=1))
+    safe = torch.where(new_max == -math.inf, 0.0, new_max)  # −inf − (−inf) would be NaN
+    p = torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])
+    new_sum = p.sum(dim=1)
+    if not is_first:
+        alpha = torch.exp2((row_max - safe) * scale_log2)
+        new_sum = alpha * row_sum + new_sum
+        acc = alpha[:, None] * acc
+    return p, new_max, new_sum, acc
 
-    def low(i):  # the first key that row i sees
-        return max(0, i + S_k - S_q - left) if left >= 0 else 0
 
-    def high(i):  # one past the last key that row i sees
-        return max(0, min(S_k, i + 1 + S_k - S_q + right)) if right >= 0 else S_k
-
-    full_0 = -(-low(last) // block_n)  # rounded up
-    full_1 = max(full_0, high(first) // block_n)
-    return low(first) // block_n, full_0, full_1, -(-high(last) // block_n)
-
-
-SEES = "row i sees keys i + S_k − S_q − left … i + S_k − S_q + right, both included"
-START, FULL_0 = "low(first) // block_n,", "-(-low(last) // block_n)"
-FULL_1, END = "max(full_0, high(first) // block_n)", "-(-high(last) // block_n)"
-LATE = "full_0 is found from a row after the block's last, so it may be a tile late"
+FIRST_MAX = "    if is_first:\n        new_max = s.amax(dim=1)\n    else:\n        new_max = torch.maximum(row_max, s.amax(dim=1))\n"
+P, ALPHA = "torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])", "torch.exp2((row_max - safe) * scale_log2)"
+SUM, ACC = "alpha * row_sum + new_sum", "acc = alpha[:, None] * acc"
+SCALED = [("new_max = s.amax(dim=1)", "s = s * scale_log2\n        new_max = s.amax(dim=1)"),
+          ("new_max = torch.maximum(row_max, s.amax", "s = s * scale_log2\n        new_max = torch.maximum(row_max, s.amax"),
+          (P, "torch.exp2(s - safe[:, None])"), (ALPHA, "torch.exp2(row_max - safe)")]  # fmt: skip
 MISTAKES = {
-    "full_0 counts a tile of which the last row sees only a part: round up": (FULL_0, "low(last) // block_n"),
-    "full_0 is found from the first row: the last row's window begins furthest to the right": (FULL_0, "-(-low(first) // block_n)"),
-    f"{LATE}, as FA3 and FA4 find it": (FULL_0, "max(low(first) // block_n, -(-max(0, first + block_m + S_k - S_q - left) // block_n))"
-                                        " if left >= 0 else 0"),
-    f"{LATE}; besides, low is at least 0": (FULL_0, "-(-(first + block_m + S_k - S_q - left) // block_n) if left >= 0 else 0"),
-    f"{LATE}": (FULL_0, "-(-low(last + 1) // block_n)"),
-    "full_1 counts a tile of which the first row sees only a part: round down": (FULL_1, "max(full_0, -(-high(first) // block_n))"),
-    "full_1 is found from the last row: the first row's window ends first": (FULL_1, "max(full_0, high(last) // block_n)"),
-    "start leaves out a tile that the first row sees in part: round down": (START, "-(-low(first) // block_n),"),
-    "start is found from the last row: the first row reaches back furthest": (START, "low(last) // block_n,"),
-    "end leaves out a tile that the last row sees in part: round up": (END, "high(last) // block_n"),
-    "end is found from the first row: the last row's window ends last": (END, "-(-high(first) // block_n)"),
-    "end is the last tile that is seen: return one past it": (END, f"{END} - 1"),
-    "full_1 is the last whole tile: return one past it": (f"{START} full_0, full_1", f"{START} full_0, full_1 - 1"),
-    "full_1 and end are the last tiles: return one past each": (f"{START} full_0, full_1, {END}", f"{START} full_0, full_1 - 1, {END} - 1"),
-    "the results are in another order, start, end, full_0, full_1: return start, full_0, full_1, end": (
-        f"{START} full_0, full_1, {END}", f"{START} {END}, full_0, full_1"),
-    "the results are in another order, full_0, full_1, start, end: return start, full_0, full_1, end": (
-        f"{START} full_0, full_1,", f"full_0, full_1, {START}"),
-    "full_0 and full_1 are swapped: the whole tiles are full_0 to full_1 − 1": (f"{START} full_0, full_1", f"{START} full_1, full_0"),
-    "these are numbers of keys: return numbers of tiles of block_n keys": (
-        f"{START} full_0, full_1, {END}", f"{START.replace(',', ' * block_n,')} full_0 * block_n, full_1 * block_n, {END} * block_n"),
-    "only −1 counts as no limit: any negative left or right does": (
-        "    first = row_block", "    if left < -1 or right < -1:\n        return 0, 0, 0, 0\n    first = row_block"),
-    f"the window is one key too narrow on the right: {SEES}": ("i + 1 + S_k", "i + S_k"),
-    f"the window is one key too wide on the right: {SEES}": ("i + 1 + S_k", "i + 2 + S_k"),
-    f"the window is one key too narrow on the left: {SEES}": ("S_q - left", "S_q - left + 1"),
-    f"the window is one key too wide on the left: {SEES}": ("S_q - left", "S_q - left - 1"),
-    "the first row and the last are swapped: the window moves right with the row, so the first row's begins first and ends first": [
-        (START, "low(last) // block_n,"), (FULL_0, "-(-low(first) // block_n)"), (FULL_1, "max(full_0, high(last) // block_n)"),
-        (END, "-(-high(first) // block_n)")],
-    "full_1 is below full_0: a narrow window has no whole tile, and two loops would visit the tiles between them twice": (
-        FULL_1, "high(first) // block_n"),
-    "both limits are left out: these are causal_tiles, whatever left and right are": (
-        "    first = row_block", "    left, right = -1, 0\n    first = row_block"),
-    "left = −1 and right = −1 count as numbers of keys: negative is no limit, so low is 0 and high is S_k": [
-        (" if left >= 0 else 0", ""), (" if right >= 0 else S_k", "")],
+    "row_max is scaled: theirs is the maximum of the scores as gemm left them, and the scale comes only inside exp2": SCALED,
+    "that is chapter 8's step: their row_max stays unscaled, and their first block reads no old state": [
+        *SCALED, ("if is_first:\n        s = s * scale_log2\n        new_max = s.amax(dim=1)\n    else:", "if True:"),
+        ("if not is_first:", "if True:")],
+    "the first block reads row_max and row_sum, which nothing has set: with Is_first the block's own maximum and sum become them": [
+        (FIRST_MAX, "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")],
+    "the first block drops a NaN, but reads a number that nobody has set: with Is_first neither row_max nor row_sum is read": [
+        (FIRST_MAX, "    row_max, row_sum = torch.where(row_max.isnan(), -math.inf, row_max), row_sum.nan_to_num()\n"
+                    "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")],
+    "acc comes back as zeros from the first block, as a row_max of −∞ makes alpha 0: with Is_first the function doesn't touch acc_o": (
+        "    return p,", "    acc = torch.zeros_like(acc) if is_first else acc\n    return p,"),
+    "the first block rescales by the old row_max, which nothing has set: with Is_first there is no scores_scale": (
+        "if not is_first:", "if True:"),
+    "the first block rescales acc by the old row_max, which nothing has set: with Is_first the function doesn't touch acc_o": (
+        "    return p,", "    acc = torch.exp2((row_max - safe) * scale_log2)[:, None] * acc if is_first else acc\n    return p,"),
+    "row_max comes back scaled from the first block: it stays the maximum of the scores as gemm left them, because the next block "
+    "compares it with such scores": ("return p, new_max,", "return p, new_max * scale_log2 if is_first else new_max,"),
+    "row_max begins at 0 in the first block: with Is_first it is the block's own maximum, which may be below 0": (
+        "if is_first:\n        new_max = s.amax(dim=1)", "if is_first:\n        new_max = s.amax(dim=1).clamp(min=0)"),
+    "row_max is one maximum for the whole tile: each row has its own": [
+        ("new_max = s.amax(dim=1)", "new_max = s.max().expand(len(s))"), ("torch.maximum(row_max, s.amax(dim=1))", "torch.maximum(row_max, s.max())")],
+    "in the first block row_max is one maximum for the whole tile: each row has its own": (
+        "new_max = s.amax(dim=1)", "new_max = s.max().expand(len(s))"),
+    "in a later block the maximum is one for the whole tile: each row has its own": (
+        "torch.maximum(row_max, s.amax(dim=1))", "torch.maximum(row_max, s.max())"),
+    "row_max is the maximum of each column: it belongs to a row, so the maximum is over the keys, dim 1": [
+        ("new_max = s.amax(dim=1)", "new_max = s.amax(dim=0)"), ("torch.maximum(row_max, s.amax(dim=1))", "torch.maximum(row_max, s.amax(dim=0))")],
+    "row_max forgets the blocks before: a later block's reduce_max reads the old row_max, too": (
+        "torch.maximum(row_max, s.amax(dim=1))", "s.amax(dim=1)"),
+    "the exponentials are in base e: softmax_scale_log2 holds log₂ e already, so both are exp2": [
+        (P, P.replace("exp2", "exp")), (ALPHA, ALPHA.replace("exp2", "exp"))],
+    "p is in base e: softmax_scale_log2 holds log₂ e already, so p is exp2": (P, P.replace("exp2", "exp")),
+    "alpha is in base e: softmax_scale_log2 holds log₂ e already, so scores_scale is exp2": (ALPHA, ALPHA.replace("exp2", "exp")),
+    "p and alpha take row_max without the scale: row_max is unscaled, so both multiply it by softmax_scale_log2": [
+        (P, "torch.exp2(s * scale_log2 - safe[:, None])"), (ALPHA, "torch.exp2(row_max - safe)")],
+    "p and alpha are without the scale: row_max is unscaled, so both differences are multiplied by softmax_scale_log2": [
+        (P, "torch.exp2(s - safe[:, None])"), (ALPHA, "torch.exp2(row_max - safe)")],
+    "p and alpha are in base e and without the scale: both are exp2 of a difference times softmax_scale_log2": [
+        (P, "torch.exp(s - safe[:, None])"), (ALPHA, "torch.exp(row_max - safe)")],
+    "p is in base e and without the scale: it is exp2((s − row_max) · softmax_scale_log2)": (P, "torch.exp(s - safe[:, None])"),
+    "acc is divided by alpha: line 160 multiplies acc_o by scores_scale": (ACC, "acc = acc / alpha[:, None]"),
+    "p takes row_max without the scale: scale_apply_exp2 multiplies both by it": (P, "torch.exp2(s * scale_log2 - safe[:, None])"),
+    "p is without the scale: scale_apply_exp2 multiplies the scores and their maximum by it": (P, "torch.exp2(s - safe[:, None])"),
+    "alpha is without the scale: row_max is unscaled, so the difference of two maxima is, too": (ALPHA, "torch.exp2(row_max - safe)"),
+    "row_sum isn't rescaled: it is multiplied by scores_scale before this block's sum is added": (SUM, "row_sum + new_sum"),
+    "row_sum is this block's sum alone: a later block's reduce_sum reads the rescaled row_sum, too": (SUM, "new_sum"),
+    "acc isn't rescaled: line 160 multiplies acc_o by scores_scale": (ACC, "pass"),
+    "a row that has seen nothing gives NaN: where its maximum is −inf, both exponentials take 0 for it": (
+        "torch.where(new_max == -math.inf, 0.0, new_max)", "new_max"),
+    "alpha is NaN where a row has seen nothing: −inf − (−inf) is NaN, so Check_inf takes 0 for its new maximum": (
+        ALPHA, "torch.exp2((row_max - new_max) * scale_log2)"),
+    "row_max is returned as 0 where a row has seen nothing: the 0 is for the exponentials alone, row_max stays −inf": (
+        "return p, new_max", "return p, safe"),
+    "row_max comes back scaled: it stays the maximum of the scores as gemm left them, because the next block compares it with such "
+    "scores": ("return p, new_max,", "return p, new_max * scale_log2,"),
+    "row_sum lacks this block's sum: the reduction adds p to the rescaled row_sum": (SUM, "alpha * row_sum"),
+    "scores_scale is upside down: it is 2^((old row_max − new row_max) · scale_log2), at most 1": (
+        ALPHA, "torch.exp2((safe - row_max) * scale_log2)"),
+    "acc is divided by row_sum: the function leaves acc_o as it is summed up, and normalize_softmax_lse divides after the loop": (
+        "    return p,", "    acc = acc / new_sum[:, None]\n    return p,"),
+    "p is divided by row_sum: the function leaves p as exp2 gives it, and normalize_softmax_lse divides acc_o after the loop": (
+        "    return p,", "    p = p / new_sum[:, None]\n    return p,"),
+    "p and acc are divided by row_sum: normalize_softmax_lse divides acc_o after the loop, once": (
+        "    return p,", "    p, acc = p / new_sum[:, None], acc / new_sum[:, None]\n    return p,"),
+    "p is a softmax of the block alone: p is measured from row_max, and normalize_softmax_lse divides acc_o after the loop": (
+        "    new_sum = p.sum(dim=1)", "    new_sum, p = p.sum(dim=1), torch.softmax(s * scale_log2 * math.log(2), dim=1)"),
+    "acc is divided by row_sum in a later block: normalize_softmax_lse divides after the loop, once": (
+        "    return p,", "    acc = acc if is_first else acc / new_sum[:, None]\n    return p,"),
+    "the results are in another order, p, acc, row_max, row_sum: return p, row_max, row_sum, acc": (
+        "p, new_max, new_sum, acc", "p, acc, new_max, new_sum"),
+    "the results are in another order, row_max, row_sum, p, acc: return p, row_max, row_sum, acc": (
+        "p, new_max, new_sum, acc", "new_max, new_sum, p, acc"),
+    "row_max and row_sum are swapped: return p, row_max, row_sum, acc": ("p, new_max, new_sum", "p, new_sum, new_max"),
+    "p is rounded to 16 bits: the function leaves it in float32, and line 347 rounds after it": (
+        "    return p,", "    p = p.half().to(p.dtype)\n    return p,"),
+    "alpha multiplies row_sum and this block's sum: only the old sum is rescaled": (SUM, "alpha * (row_sum + new_sum)"),
 }  # fmt: skip
-
-CONDITIONS = {
-    "narrow": "a window narrower than a tile has no whole tile: full_1 = full_0",
-    "unlimited": "a negative left or right is no limit on that side",
-    "lengths": "S_q and S_k may differ: row i stands at key i + S_k − S_q",
-    "ragged": "the last block of rows and the last block of keys may be shorter, and a shorter block of keys never counts as whole",
-}
+CONDITIONS = {"hidden": "a row may see none of the keys so far: its scores and its maximum are −∞, and nothing becomes NaN"}
 
 
-def truth(row_block, block_m, block_n, S_q, S_k, left, right):
-    """By the keys of each row, one by one; an empty middle stands at the first tile that the last row sees from its start."""
-    rows = [i + S_k - S_q for i in range(row_block * block_m, min((row_block + 1) * block_m, S_q))]
-    sees = [{j for j in range(S_k) if (left < 0 or j >= i - left) and (right < 0 or j <= i + right)} for i in rows]
-    seen, common = sorted(set.union(*sees)), set.intersection(*sees)
-    whole = [tile for tile in range(S_k // block_n) if common.issuperset(range(tile * block_n, (tile + 1) * block_n))]
-    nowhere = -(-min(sees[-1], default=0) // block_n)
-    full = (whole[0], whole[-1] + 1) if whole else (nowhere, nowhere)
-    return (seen[0] // block_n, *full, seen[-1] // block_n + 1) if seen else (0, 0, 0, 0)
-
-
-@adapting
-def adapt(answer, *args):
-    """The answer with an empty middle in truth's place, where any place will do; what is not four numbers is told of by the harness."""
-    bounds = answer(*args)
-    if not isinstance(bounds, tuple | list) or len(bounds) != 4:
-        return bounds
-    start, full_0, full_1, end = bounds
-    want = truth(*args)
-    if any(isinstance(bound, float) for bound in bounds) and same(tuple(bounds), want):
-        raise Wrong("gives floats: a tile's number is an integer, as // of integers gives it and range takes it")
-    _, ours, past, _ = want
-    return (start, ours, past, end) if ours == past and full_0 == full_1 and start <= full_0 <= end else bounds
-
-
-def _edge(block_m, block_n, S_q, S_k, left, right):
-    """The condition that a random window tests; the fixed cases of that condition come before it, and show their arguments."""
-    if S_k % block_n or S_q != S_k:
-        return "ragged" if S_k % block_n else "lengths"
-    if min(left, right) < 0:
-        return "unlimited"
-    return "narrow" if left + right + 1 < block_m + 2 * block_n else ""
-
-
-MANY = 10_000
-
-
-class NoPairs(LargestTensor):
-    """No tensor comes up with a number for each pair of a row of the block and a key, and where these are many, no loop walks over them."""
-
-    def __init__(self, row_block, block_m, block_n, S_q, S_k, left, right):
-        super().__init__()
-        self.pairs = min(block_m, S_q - row_block * block_m) * S_k
-        self.lines = 0  # of both calls
-
-    def __enter__(self):
-        self.traced = sys.gettrace()
-        if self.pairs >= MANY:
-            sys.settrace(self.count)
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        sys.settrace(self.traced)
-        return super().__exit__(*error)
-
-    def count(self, frame, event, _):
-        if frame.f_globals.get("__name__", "").partition(".")[0] in {"fa_tutorial", *LIBRARIES}:
-            return None
-        self.lines += event == "line"
-        return self.count
-
-    def complaint(self, result):
-        if self.largest >= self.pairs:
-            return f"the tiles are right, but a tensor of all {self.pairs:,} pairs of the block is made: its first and last row decide"
-        if self.pairs >= MANY and self.lines >= self.pairs:
-            return (
-                f"the tiles are right, but {self.lines // 2:,} lines run for a block with {self.pairs:,} pairs of a row and a key: its first "
-                f"and last row decide"
-            )
-        return ""
+def truth(s, row_max, row_sum, acc, scale_log2, is_first):
+    s, row_max, row_sum, acc = (x.double() for x in (s, row_max, row_sum, acc))
+    old = torch.full_like(row_max, -INF) if is_first else row_max
+    new = torch.maximum(old, s.amax(dim=1))
+    seen = new > -INF
+    weight = torch.where(seen, torch.exp2((old - new) * scale_log2), 0.0)
+    p = torch.where(seen[:, None], torch.exp2((s - new[:, None]) * scale_log2), 0.0)
+    before = torch.zeros_like(row_sum) if is_first else row_sum
+    return p, new, weight * before + p.sum(dim=1), acc if is_first else weight[:, None] * acc
 
 
 def inputs():
-    yield case(7, 4, 3, 64, 64, 3, 8)  # here nearly each mistake gives other numbers
-    yield case(6, 4, 2, 64, 64, 13, 10)
-    yield case(0, 4, 2, 64, 64, 6, 5, otherwise="the window begins before key 0: low is at least 0")
-    yield case(5, 2, 4, 64, 64, 12, 6)
-    yield case(15, 4, 2, 64, 64, 12, 6, otherwise="the window ends past the last key: high is at most S_k")
-    yield case(3, 4, 2, 32, 45, 9, 4, otherwise="the last of 32 rows stands at the last of 45 keys")
-    yield case(3, 4, 2, 64, 64, 0, 5, otherwise="left = 0 is a limit: no key before the row's own")
-    yield case(3, 4, 2, 64, 64, 5, 0, otherwise="right = 0 is a limit: no key after the row's own")
-    yield case(40, 16, 16, 1024, 1024, 95, 0)  # MANY pairs: a loop over them is seen
-    yield case(3, 4, 4, 16, 16, 0, 0, otherwise="no tile is whole here: full_0 = full_1, at any place from start to end, so 3 or 4")
-    for _ in range(100):
-        block_m, block_n, blocks = random.choice((1, 2, 3, 16)), random.choice((1, 2, 3, 16)), random.randint(1, 6)
-        S_q, left, right = blocks * block_m, random.randint(-1, 40), random.randint(-1, 40)
-        S_k = max(1, S_q + random.choice((0, 0, 7, 60, -5)))
-        edge = _edge(block_m, block_n, S_q, S_k, left, right)
-        yield case(random.randrange(blocks), block_m, block_n, S_q, S_k, left, right, on="a random window", edge=edge, fresh=True)
-    yield case(2, 8, 4, 32, 32, 2, 1, edge="narrow")
-    yield case(5, 4, 2, 64, 64, -1, 0, otherwise="left = −1 and right = 0 are the causal mask", edge="unlimited")
-    yield case(5, 4, 2, 64, 64, 7, -1, edge="unlimited")
-    yield case(5, 4, 2, 64, 64, -1, -1, edge="unlimited")
-    yield case(5, 4, 2, 64, 64, -3, 6, otherwise="left = −3 is no limit either: any negative number is none", edge="unlimited")
-    yield case(5, 4, 2, 64, 64, 6, -70, otherwise="right = −70 is no limit either: any negative number is none", edge="unlimited")
-    yield case(3, 4, 2, 32, 45, 9, 4, edge="lengths")
-    yield case(3, 4, 2, 32, 21, 9, 4, edge="lengths")
-    yield case(0, 4, 2, 32, 21, 9, 4, otherwise="no row of this block sees a key: (0, 0, 0, 0)", edge="lengths")
-    yield case(4, 4, 2, 18, 18, 5, 0, otherwise="the last block has two rows: its last row is S_q − 1", edge="ragged")
-    yield case(4, 4, 4, 18, 18, 7, 3, otherwise="18 keys in blocks of 4: the last block is never whole", edge="ragged")
-    yield case(2, 4, 4, 18, 18, 7, -1, otherwise="18 keys in blocks of 4: the last block is never whole", edge="ragged")
-    yield case(0, 4, 4, 2, 6, 7, 8, otherwise="6 keys in blocks of 4: the last block is never whole", edge="ragged")
+    def step(s, row_max, row_sum, acc, scale_log2, is_first, on="", **options):
+        return case(*(torch.as_tensor(x) for x in (s, row_max, row_sum, acc)), scale_log2, is_first, on=on, **options)
+
+    p = "p is 2^((s − row_max) · scale_log2): row_max is unscaled, so the scale multiplies both, and the base is 2"
+    later = {
+        "p": p,
+        "row_max": "a later block: row_max is the largest score so far, unscaled",
+        "row_sum": "a later block: row_sum is rescaled by 2^((old − new row_max) · scale_log2), and then p's sum is added",
+        "acc": "a later block: acc is rescaled by 2^((old − new row_max) · scale_log2), and nothing is added",
+    }
+    yield step([[1.0, 3.0], [2.0, 0.0]], [2.0, 4.0], [1.5, 1.25], [[8.0, 4.0], [2.0, 6.0]], 0.5, False, otherwise=later)
+    unset, old = [math.nan, math.nan], [[8.0, 4.0], [2.0, 6.0]]
+    first = {
+        "p": p,
+        "row_max": "the first block: row_max becomes the block's largest score, unscaled, whatever it held",
+        "row_sum": "the first block: row_sum becomes the sum of p, whatever it held",
+        "acc": "the first block: acc stays as it was, and no row_max or row_sum of before is read",
+    }
+    yield step([[1.0, 3.0], [-6.0, -2.0]], [2.0, 4.0], [1.5, 1.25], old, 0.5, True, otherwise=first)
+    yield step([[1.0, 3.0], [-6.0, -2.0]], unset, unset, old, 0.5, True, otherwise=first)
+    draw = generator()
+    for is_first in (False, True):
+        s, row_max, row_sum = 6 * torch.randn(8, 16, generator=draw), 4 * torch.rand(8, generator=draw), 1 + torch.rand(8, generator=draw)
+        acc = torch.randn(8, 4, generator=draw)
+        yield step(s, row_max, row_sum, acc, 0.18, is_first, f"8 rows, is_first={is_first}", fresh=True,
+                   otherwise=first if is_first else later)  # fmt: skip
+    hidden = "a row whose maximum is −inf has p = 0 and row_sum = 0, and its row_max stays −inf"
+    s = [[-INF, -INF], [-INF, 2.0]]
+    zeros = [[0.0, 0.0], [0.0, 0.0]]
+    yield step(s, unset, unset, old, 0.5, True, edge="hidden", otherwise=hidden)
+    yield step(s, [-INF, -INF], [0.0, 0.0], zeros, 0.5, False, edge="hidden", otherwise=hidden)
+    yield step(s, [3.0, 1.0], [1.0, 1.5], [[8.0, 4.0], [2.0, 6.0]], 0.5, False, edge="hidden", otherwise=hidden)
 
 
 EXERCISE = Exercise(
-    task="Find the tiles of a window for one block of rows: where they start, which need no mask, and where they end.",
+    task="Write in PyTorch what softmax_rescale_o does, from its calls or from its lines.",
     conditions=CONDITIONS,
     hints=(
-        "Write low(i), the first key that row i sees, and high(i), one past the last. Which row of the block reaches furthest, on each "
-        "side?",
-        "A tile is seen if any row sees any of it, and whole if every row sees all of it. low and high grow with i: so is each of the four "
-        "decided by the block's first row or by its last, and does a tile that is cut count?",
-        "low(i) = max(0, i + S_k − S_q − left), high(i) = max(0, min(S_k, i + 1 + S_k − S_q + right)), and the last row is "
-        "min(first + block_m, S_q) − 1. start is the first row's low, rounded down, and full_0 the last row's, rounded up. The two others "
-        "mirror them, with full_1 = max(full_0, …).",
+        "The function has two branches. Which old values does the first one read, and what does it never write? (In their lines, `zero_init` "
+        "says whether a reduction reads the old value.)",
+        "gemm left the scores without their scale, and only scale_apply_exp2 multiplies by it. So what is in row_max, and what must line 157 "
+        "do with a difference of two maxima?",
+        "scores_scale is 2^((old row_max − scores_max_cur) · scale_log2). p takes the same maximum as scores_scale, with 0 for −inf, and row_max "
+        "keeps its −inf. The first block has no scores_scale.",
     ),
-    solution=window_tiles,
-    reasoning="low and high both grow with i. So the union of all rows' keys runs from the first row's low to the last row's high, and "
-    "their common keys from the last row's low to the first row's high. A tile is visited if it touches the union, and whole if it lies "
-    "in the common keys. Without a limit on the left and with right = 0 the common keys begin at 0, and this is causal_tiles.",
+    solution=fa2_softmax,
+    reasoning="It is your softmax_step with three things moved. The scale waits for the exponential. The first block sets the state, so "
+    "nobody starts it at −∞ and 0, and nothing is rescaled. And acc is rescaled here, where each thread has its rows' alpha in a register.",
     inputs=inputs,
     truth=truth,
-    rule="start, end: from the first tile that any row sees to one past the last; full_0, full_1: the tiles that every row sees whole",
-    adapt=adapt,
+    rule="p = 2^((s − row_max) · scale_log2), where row_max is the unscaled maximum so far; row_sum and acc are rescaled, but not in the "
+    "first block",
     mistakes=MISTAKES,
-    parts=("start", "full_0", "full_1", "end"),
-    exact=True,
-    watch=NoPairs,
+    parts=("p", "row_max", "row_sum", "acc"),
 )

@@ -40,6 +40,10 @@ MISTAKES = {
     "seen is used upside down: it is True where the row sees the key": (S, "torch.where(seen, -math.inf, q @ k.T)"),
     "delta isn't subtracted: pointwise_mult is p · (dp − delta)": (DS, "p * (do @ v.T)"),
     "p multiplies dp alone: pointwise_mult is p · (dp − delta)": (DS, "p * (do @ v.T) - delta[:, None]"),
+    "delta is subtracted by columns: it belongs to a row, so it's delta[:, None]": (DS, "p * (do @ v.T - delta)"),
+    "p is a softmax of this block alone: lse is the whole row's, so p is 2^(s · scale_log2 − lse · log₂ e)": (
+        P, f"torch.softmax(s * {SCALE}, dim=1)"),
+    "the shares are rounded to 16 bits: the loop adds them in float32": (RESULTS, "(ds @ k).half(), (ds.T @ q).half(), (p.T @ do).half()"),
     "delta is added: pointwise_mult is p · (dp − delta)": (DS, DS.replace(" - ", " + ")),
     "ds lacks p: pointwise_mult is p · (dp − delta)": (DS, "do @ v.T - delta[:, None]"),
     "dv is made of ds: line 633 reads tdVsPt, a share of pᵀ": (RESULTS, "ds @ k, ds.T @ q, ds.T @ do"),

@@ -2,7 +2,7 @@
 
 import torch
 
-from fa_tutorial.exercises.chapter_12.ex_1 import fa2_softmax
+from fa_tutorial.exercises.chapter_12.ex_2 import fa2_softmax
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.ring_play import verdict
 from fa_tutorial.exercises.running import Wrong, adapting, kind
@@ -12,12 +12,12 @@ from fa_tutorial.reference import attention
 
 def two_tests():
     """(S_q, S_k, lower) of a test that changes 3 and 5 pass, and of one that both fail."""
-    both_pass = 31, 63, 0.0  # row 0 sees key 32: only the last two blocks need a mask
-    both_fail = 32, 100, 110.0  # row 0 sees a part of the third block from the end; e^−110 is 0
+    both_pass = 20, 46, 0.0  # row 0 sees keys 0 … 26, and the last two blocks begin at key 16
+    both_fail = 31, 100, 110.0  # row 0 sees a part of the third block from the end; e^−110 is 0
     return both_pass, both_fail
 
 
-ROWS, D, MOST_KEYS, LOWEST = 32, 16, 1024, 1e6
+FEWEST, MOST, D, MOST_KEYS, LOWEST = 17, 31, 16, 1024, 1e6
 CHANGES = {3: {"peel": False, "unset": 0.0}, 5: {"masked": 2}}
 RIGHT, WRONG = 1e-3, 1e-2  # the largest error of o that passes a test, and the least that fails it
 ARE_SEEN = {
@@ -29,13 +29,13 @@ HIDE = {
     5: "change 5 passes the second test: row 0 sees every key before the last two blocks, so only these two need a mask",
 }
 SWAPPED = "the two tests are swapped: return the one that changes 3 and 5 pass first"
-FIRST, SECOND = "both_pass = 31, 63, 0.0", "both_fail = 32, 100, 110.0"
+FIRST, SECOND = "both_pass = 20, 46, 0.0", "both_fail = 31, 100, 110.0"
 MISTAKES = {
-    ARE_SEEN[3]: (FIRST, "both_pass = 31, 63, 110.0"),
-    ARE_SEEN[5]: (FIRST, "both_pass = 31, 65, 0.0"),
-    HIDE[3]: (SECOND, "both_fail = 32, 100, 0.0"),
+    ARE_SEEN[3]: (FIRST, "both_pass = 20, 46, 110.0"),
+    ARE_SEEN[5]: (FIRST, "both_pass = 20, 66, 0.0"),
+    HIDE[3]: (SECOND, "both_fail = 31, 100, 0.0"),
     SWAPPED: ("return both_pass, both_fail", "return both_fail, both_pass"),
-    HIDE[5]: (SECOND, "both_fail = 31, 63, 110.0"),
+    HIDE[5]: (SECOND, "both_fail = 20, 46, 110.0"),
 }
 
 
@@ -54,11 +54,13 @@ def valid(test, which):
     if not isinstance(test, tuple | list) or len(test) != 3:
         raise Wrong(f"the {which} test is {kind(test)}, want a tuple (S_q, S_k, lower)")
     S_q, S_k, lower = test
-    for name, length, least, most in (("S_q", S_q, 1, ROWS), ("S_k", S_k, 2 * BLOCK_N + 1, MOST_KEYS)):
+    for name, length, least, most in (("S_q", S_q, FEWEST, MOST), ("S_k", S_k, 2 * BLOCK_N + 1, MOST_KEYS)):
         if isinstance(length, bool) or not isinstance(length, int) or not least <= length <= most:
             raise Wrong(f"{name} of the {which} test is {length!r}, want a whole number from {least} to {most:,}")
     if S_k % BLOCK_N == 0:
         raise Wrong(f"S_k of the {which} test is {S_k}, a multiple of {BLOCK_N}: want a last block that isn't full")
+    if (S_k - S_q) % BLOCK_N in (0, BLOCK_N - 1):
+        raise Wrong(f"row 0 of the {which} test sees keys 0 to {S_k - S_q}, the first or last key of a block: want one inside a block")
     if isinstance(lower, bool) or not isinstance(lower, int | float) or not 0 <= lower <= LOWEST:
         raise Wrong(f"lower of the {which} test is {lower!r}, want a number from 0 to {LOWEST:,.0f}")
     return S_q, S_k, float(lower)
@@ -104,15 +106,15 @@ EXERCISE = Exercise(
     hints=(
         "Only the lengths decide what change 5 does, and only the size of the scores what change 3 does. Which is the last key that row 0 "
         "sees? And what is p if a score is far below the shift that it is measured from?",
-        "Row 0 sees keys 0 … S_k − S_q. Change 5 is right where all blocks before the last two end there or earlier. Change 3 begins with "
-        "row_max = 0 and row_sum = 0, so p is e to the power of the score as long as no score exceeds 0.",
+        "Row 0 sees keys 0 … S_k − S_q. Change 5 is right where all blocks before the last two end there or earlier: with fewer rows than 32, "
+        "row 0 stands nearer to the last key. Change 3 begins with row_max = 0 and row_sum = 0, so p is e to the power of the score as long as no score exceeds 0.",
         "Write b for the first key of the last two blocks: 16 · (⌈S_k / 16⌉ − 2). Change 5 passes where S_k − S_q is at least b − 1. For change 3: "
         "from which x on is e^−x 0 in float32, whose smallest number is 2^−149?",
     ),
     solution=two_tests,
-    reasoning="Of 63 keys row 0 of 31 sees keys 0 … 32, and the last two blocks begin at key 32. So the two blocks before them need no mask, "
-    "though neither length is even. Of 100 keys row 0 of 32 sees keys 0 … 68, and the last two blocks begin at key 80: block 4, keys "
-    "64 … 79, needs a mask. Scores around −110 lie so far below change 3's shift of 0 that p, row_sum and acc are 0.",
+    reasoning="Of 46 keys row 0 of 20 sees keys 0 … 26, and the last two blocks begin at key 16. So the block before them needs no mask, "
+    "though the diagonal starts inside a block: 20 rows end before they reach a third. Of 100 keys row 0 of 31 sees keys 0 … 69, and the "
+    "last two blocks begin at key 80: block 4, keys 64 … 79, needs a mask. Scores around −110 lie so far below change 3's shift of 0 that p, row_sum and acc are 0.",
     inputs=inputs,
     truth=truth,
     rule="changes 3 and 5 pass the first test, and both fail the second",

@@ -117,6 +117,7 @@ def inputs():
     nothing = torch.ones(1, 1, 2, 1), torch.ones(1, 1, 0, 1), torch.full((1, 1, 2), -INF)
     yield case(*nothing, 1.0, False, on="S_q = 2, S_k = 0", otherwise="no key: p is empty", edge="unseen")
     yield given([[1.0, 2.0], [math.nan, 1.0]], [3.0, 5.0], "", edge="nan")
+    yield given([[1.0, 2.0], [3.0, 1.0]], [3.0, math.nan], "", edge="nan")
     digits = "float16 has too few digits for this score: convert q and k to float32 before they are multiplied, by scale too"
     overflow = "q kᵀ is 90,000, and float16 ends at 65,504: compute the scores in float32"
     for q, k, lse, scale, words in ((300.0, 300.0, 9.35, 1e-4, overflow), (1000.0, 1.0, 1000.4, 1.0004, digits)):

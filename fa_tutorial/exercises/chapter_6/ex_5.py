@@ -46,7 +46,7 @@ MISTAKES = {
     "dk and dv are exchanged: return (dk, dv)": ("return dk.to(k.dtype), dv.to(v.dtype)", "return dv.to(v.dtype), dk.to(k.dtype)"),
     "is_causal changes nothing: p_and_ds masks where its `mask` is True": ("if is_causal:", "if False:"),
     "no tile is masked: p_and_ds masks where its `mask` is True, and blocks before full need it": (CALL, "rows, keys, False, scale"),
-    "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, 0 * delta, rows"),
+    "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, torch.zeros_like(delta), rows"),
     "the mask is on although is_causal is False": (CALL, "rows, keys, True, scale"),
     f"the causal loop is aligned top left: {OFFSET}": [(" - S_k + S_q", "")],
     f"S_k − S_q has the wrong sign: {OFFSET}": (" - S_k + S_q", " + S_k - S_q"),

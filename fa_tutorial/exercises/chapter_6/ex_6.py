@@ -44,7 +44,11 @@ MISTAKES = {
     "the tiles from full on are not masked, and not every query sees all of their keys: p_and_ds masks where its `mask` is True": (
         MASK, "rows, keys, False, scale"),
     "the mask comes one block late: block number full is the first that needs it": (">= full", "> full"),
-    "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, 0 * delta, rows"),
+    "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, torch.zeros_like(delta), rows"),
+    "only tile number full is masked: every tile from full to end − 1 needs the mask": (">= full", "== full"),
+    "only the last tile is masked: every tile from full to end − 1 needs the mask": (">= full", "== end - 1 >= full"),
+    "a last tile that is shorter is masked although is_causal is False: `mask` hides what the causal mask hides, and the slice ends at S_k": (
+        "full = end = math.ceil(S_k / block_n)", "full, end = S_k // block_n, math.ceil(S_k / block_n)"),
     "the mask is on although is_causal is False": (MASK, "rows, keys, True, scale"),
     "the causal loop is aligned top left: query i sees keys 0 … i + S_k − S_q, so its last key depends on S_k − S_q too": (
         "range(end)", "range(min(math.ceil(rows.stop / block_n), math.ceil(S_k / block_n)) if is_causal else end)"),

@@ -151,7 +151,7 @@ def ladder(sums, rule, *parts):
     yield head(q[:2], k[:3], v[:3], do[:2], blocks=(8, 8), otherwise="blocks may be larger than S_q and S_k")
     yield from masks()
     for blocks, otherwise in (((2, 2), "four tiles: the one below the diagonal is seen whole, two are masked, the one above it is hidden"),
-                              ((2, 1), "tiles of 2 rows and 1 key: compare positions, which are block number · block size, and not block numbers"),
+                              ((3, 1), "tiles of 3 rows and 1 key: compare positions, which are block number · block size, and not block numbers"),
                               ((1, 2), "tiles of 1 row and 2 keys: compare positions, which are block number · block size, and not block numbers"),
                               ((3, 3), "4 rows and 4 keys in blocks of 3: masked tiles may be ragged")):  # fmt: skip
         yield head(q, k, v, do, True, blocks=blocks, otherwise=otherwise)
@@ -163,6 +163,9 @@ def ladder(sums, rule, *parts):
     later = "5 rows and 3 keys: query i sees keys 0 … i − 2, so that key j is first seen by query j + 2"
     yield head([*q, 1.0], k[:3], v[:3], [*do, 2.0], True, blocks=(2, 1), otherwise=later, edge="unseen")
     yield head([math.nan, 1.0], k[:2], v[:2], do[:2], blocks=(1, 1), edge="nan")
+    for at, name in ((4, "lse"), (5, "delta")):
+        nan_in = lambda *args, at=at: (*args[:at], args[at].index_fill(2, torch.tensor([0]), math.nan), *args[at + 1 :])  # noqa: E731
+        yield head(q[:2], k[:2], v[:2], do[:2], blocks=(1, 1), otherwise=f"{name} of query 0 is NaN: {NAN}", edge="nan", pack=nan_in)
     rows, empty = torch.ones(1, 1, 4, 1), torch.zeros(1, 1, 0, 1)
     yield made(rows, empty, empty, rows, on="S_q = 4, S_k = 0", otherwise="no key at all: dq = 0", edge="unseen")
     half = {"dtype": torch.float16, "edge": "half"}

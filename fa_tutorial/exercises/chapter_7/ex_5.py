@@ -76,6 +76,7 @@ MISTAKES = {
     "a tile goes without the mask that only the block's last row sees whole: full_n comes from its first row": (
         f"({CAUSAL})", f"(({CAUSAL}) | (start_n < ({END}) // BLOCK_N * BLOCK_N))"),
     f"the key heads are dealt out in turns: {HEAD}": ("h // (H_q // H_k)", "h % H_k"),
+    f"a group is taken to have H_k query heads: {HEAD}": ("h // (H_q // H_k)", "h // H_k"),
     f"lse and delta are the key head's: {ROW}": ("batch_head * S_q", "(b * H_k + h_k) * S_q"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("(dp - delta[:, None])", "dp"),
     f"the mask is without S_k − S_q: {TOP_LEFT}": (CAUSAL, "offs_n[None, :] <= offs_m[:, None]"),
@@ -101,7 +102,7 @@ def inputs():
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", sums, stray=fits)
     rows = "a program's rows begin at start_m, for q, do, lse, delta and dq"
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
-    yield shared.several_heads("dq")
+    yield shared.several_heads("dq", f"batch_head · S_q; {HEAD}")
     yield shared.grouped((1, 2, 2, 16, 16, 16), "H_q = 4, H_k = 2", HEAD, stray=HEAD)
     yield shared.narrow()
     yield causal(16, 16, "query i sees keys 0 to i")

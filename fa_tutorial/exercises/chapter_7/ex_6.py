@@ -56,6 +56,7 @@ P = "tl.where(here[:, None], tl.exp(s_t - lse[None, :]), 0.0)"
 PART = "scale * dot(tl.trans(ds_t), k_tile)"
 NO_MASK = "missing keys need a mask now, from key S_k on: all keys share dq, exp(0 − lse) may be inf, and inf · 0 is NaN, so put 0 for their p with tl.where"
 MISTAKES = {
+    shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
     NO_MASK: (P, "tl.exp(s_t - lse[None, :])"),
     shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
     "a store overwrites what other programs have added: use tl.atomic_add": ("tl.atomic_add(", "tl.store("),
@@ -85,7 +86,7 @@ def on_zeros(kernel, grid, *args, **meta):
 
 @shared.with_fresh((16, 32, 16), ragged="ragged")  # one or two programs add to an element, so that a GPU's sums have one order
 def inputs():
-    one = "dq = scale · ds k, with the ds that dk is made of"
+    one = {"dq": "dq = scale · ds k, with the ds that dk is made of", "dk": "dk = scale · dsᵀ q, as in 7.3", "dv": "dv = pᵀ do, as in 7.3"}
     yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one)
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two blocks of queries", "a step's part belongs to the rows of dq from start_m on")
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", "dq is the sum of what the programs add")

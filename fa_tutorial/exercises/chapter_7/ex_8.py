@@ -86,8 +86,8 @@ EXERCISE = FunctionExercise(
     hints=(
         "forward(ctx, …) keeps tensors by ctx.save_for_backward and other values as attributes of ctx; backward(ctx, do) finds them in "
         "ctx.saved_tensors. Both are static methods. How many values does backward return?",
-        "One for each argument of forward: dq, dk, dv, None, None. flash_backward's dlse is the gradient of lse: forward returns o alone, "
-        "so it is None.",
+        "One for each argument of forward: dq, dk, dv, None, None. The package's launch_backward is backward.flash_backward. It also takes "
+        "dlse, the gradient of lse, which is None because forward returns o alone.",
         "Put @torch.autograd.function.once_differentiable between @staticmethod and backward: a second derivative then raises.",
     ),
     solution=FlashAttention,

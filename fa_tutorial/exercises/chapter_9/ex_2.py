@@ -45,8 +45,6 @@ MISTAKES = {
     "the consumer does not wait for full[stage] before it uses a tile (is the wait yielded?)": (TILE, ""),
     "the producer does not arrive at full[stage] after it has loaded a tile, and whoever needs that tile waits for it": (LOADED, ""),
     "the consumer does not arrive at empty[stage] after it has used a tile, and whoever needs that stage waits for it": (USED, ""),
-    "the consumer does not release the last tiles: arrive at empty[stage] after every use, since a kernel's next rows take the same ring": (
-        USED, f"            if i + stages < tiles:\n    {USED}"),
     "the producer waits for empty[stage] after it has loaded: the wait comes first": (NEED + LOAD, LOAD + NEED),
     "the consumer waits for full[stage] after it has used the tile, or nobody waits: the wait comes first (is it yielded?)": (TILE + USE, USE + TILE),
     "the producer arrives at full[stage] before it has loaded the tile": (LOAD + LOADED, LOADED + LOAD),
