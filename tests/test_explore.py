@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, reference, ring, softmax
-from fa_tutorial.bench import results
+from fa_tutorial.bench import chapter_8, results
+from fa_tutorial.exercises.chapter_8 import ex_1, ex_5
 from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
 from fa_tutorial.exercises.chapter_11.ex_4 import choose_splits
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
@@ -531,6 +532,39 @@ def test_splits_is_dragged(page, by):
     grip, one = middle(page.locator("#curve circle")), middle(page.locator("#curve text", has_text=re.compile("^64$")))
     drag(page, grip, (one[0], grip[1]), by)
     assert state(page)["splits"] == 64
+
+
+# ---------------------------------------------------------------- cycles
+
+
+def test_cycles_is_exercises_8_1_and_8_5(page):
+    open_figure(page, "cycles")
+    for D, tile, stages, registers, loop in ((128, "64 x 64", 3, 138, 331), (64, "64 x 128", 2, 155, 443), (64, "128 x 128", 4, 255, 1000)):
+        shown = put(page, D=D, tile=tile, stages=stages, registers=registers, loop=loop)
+        block_m, block_n = map(int, tile.split(" x "))
+        cycles, removable = ex_5.EXERCISE.solution(D, block_m, block_n, 4, loop, shown["exponentials"])
+        assert (shown["cycles"], shown["removable"]) == (cycles, removable)
+        assert shown["bytes"] == 2 * D * (block_m + 2 * stages * block_n)  # (8.2)
+        assert shown["programs"] == ex_1.EXERCISE.solution(4, registers, shown["bytes"])[0]
+        stored = [row for row in chapter_8.compiled_tiles() if row["tile"][:3] == [block_m, block_n, 4] and row["D"] == D]
+        assert {row["MUFU.EX2"] for row in stored} == {shown["exponentials"]}
+
+
+def test_cycles_answers_its_question(page):
+    """Two stages, and at most 168 registers."""
+    open_figure(page, "cycles")
+    asked = {"D": 64, "tile": "64 x 128"}
+    assert [put(page, **asked, stages=s, registers=r)["programs"] for s, r in ((2, 168), (2, 169), (3, 168))] == [3, 2, 2]
+
+
+@pytest.mark.parametrize("by", ["mouse", "touch"])
+def test_cycles_is_dragged(page, by):
+    page.set_viewport_size(PHONE)
+    before = open_figure(page, "cycles")
+    page.locator("#cycles").scroll_into_view_if_needed()
+    x, y = middle(page.locator("#cycles circle"))
+    drag(page, (x, y), (x - 20, y), by)
+    assert before["loop"] - 200 < state(page)["loop"] < before["loop"] - 50
 
 
 # ---------------------------------------------------------------- program_order

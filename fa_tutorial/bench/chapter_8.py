@@ -315,8 +315,8 @@ BY_PROGRAMS = {1: "vermilion", 2: "orange", 3: "sky", 4: "green"}  # programs on
 
 
 def draw_tiles(programs: Programs, predict: Predict, mine: dict[int, TileConfig]) -> Figure:
-    """The H200's rate with each of TILES, coloured by its programs, and the rate of the model's cycles at the clock of
-    step 3. `mine` of each D has a frame.
+    """The H200's rate with each of TILES, coloured by its programs, and the rates of the model's cycles at the
+    steps' slowest to fastest clock. `mine` of each D has a frame.
     """
     figure = Figure(figsize=(10.5, 5))
     figure.suptitle("H200, S = 4,096, full: TFLOP/s, and the programs on an SM")
@@ -325,20 +325,22 @@ def draw_tiles(programs: Programs, predict: Predict, mine: dict[int, TileConfig]
     for ax, D in zip(figure.subplots(1, 2), (64, 128), strict=True):
         rates = {row["provider"]: row["tflops"] for row in stored if (row["D"], row["is_causal"]) == (D, False)}
         before = stored_steps()[D, False]["order"]
+        clocks = [mhz(row) for name, row in stored_steps()[D, False].items() if "sdpa" not in name]
+        slowest, fastest = min(clocks), max(clocks)
         for tile, rate in sorted(rates.items(), key=lambda pair: pair[1]):
             row, colour = compiled[D, tile], COLOURS[BY_PROGRAMS[compiled[D, tile]["programs"]]]
             frame = "black" if tile == in_words(mine[D]) else colour
             ax.barh(tile, rate, color=colour, edgecolor=frame, linewidth=2)
             spills = f"\n{row['LDL']} spills" if row["LDL"] else ""
             ax.text(8, tile, f"{rate:.0f}{spills}", va="center")
-            by_model = before["tflops"] * tile_cycles(before, D, False) / row["predicted"]
-            ax.plot(by_model, tile, "D", color="black", markerfacecolor="white", markersize=8)
-        ax.set(title=f"D = {D}")
+            by_model = before["tflops"] / mhz(before) * tile_cycles(before, D, False) / row["predicted"]  # for each MHz
+            ax.plot([by_model * slowest, by_model * fastest], [tile, tile], "|-", color="black", markersize=12)
+        ax.set(title=f"D = {D}, lines {slowest:,.0f} to {fastest:,.0f} MHz")
         ax.grid(axis="y", visible=False)
     figure.legend(handles=[
         *(Patch(color=COLOURS[colour], label=f"{n} program{'s' * (n > 1)}") for n, colour in BY_PROGRAMS.items()),
         Patch(facecolor="white", edgecolor="black", linewidth=2, label="yours"),
-        Line2D([], [], color="black", marker="D", mfc="white", markersize=8, linestyle="", label="by your model"),
+        Line2D([], [], color="black", marker="|", markersize=12, label="by your model"),
     ], loc="outside lower center", ncols=6, frameon=False)  # fmt: skip
     return figure
 
@@ -467,12 +469,13 @@ def draw_chain(names: Sequence[str], predict: Predict | None = None) -> Figure:
             for kind, width in [("matmuls", start), *cycles.items()]:
                 ax.barh(y, width, left=left, color=squares.get(kind), height=0.5)
                 if width > 0.045 * (start + 500):
-                    ax.text(left + width / 2, y, f"{width:.0f}", ha="center", va="center", fontsize=9)
+                    opaque = {"facecolor": squares.get(kind), "edgecolor": "none", "pad": 1}  # over the wall's line
+                    ax.text(left + width / 2, y, f"{width:.0f}", ha="center", va="center", fontsize=9, bbox=opaque)
                 left += width
             if predict:
                 unit = 8 * each * row["MUFU.EX2"]
-                ax.barh(y + 0.34, unit, left=start, color=COLOURS["vermilion"], height=0.14)
-                ax.plot(predict(row), y, "D", color="black", markerfacecolor="white", markersize=8)
+                ax.barh(y + 0.34, unit, left=start, color="dimgrey", height=0.14)
+                ax.plot(predict(row), y, "D", color="black", markerfacecolor="white", markersize=8, zorder=4)
             else:
                 ax.text(left + 5, y, f"{row['loop']}", va="center")
         ax.set(title=f"D = {D}", ylim=(len(rows) - 0.4, -0.5))
@@ -481,6 +484,7 @@ def draw_chain(names: Sequence[str], predict: Predict | None = None) -> Figure:
         if predict:
             ax.axvline(start + 256, color="black", linestyle=":")
             ax.text(start + 264, len(rows) - 0.5, f"the wall: {start + 256}")
+            ax.text(1.01, -0.55, "measured", transform=ax.get_yaxis_transform(), va="bottom", fontsize=9)
             for y, name in enumerate(rows):
                 measured = tile_cycles(stored_steps()[D, False]["sdpa_cudnn" if name == "cuDNN" else name], D, False)
                 ax.plot(measured, y, "o", color="black", markersize=6)
@@ -489,7 +493,7 @@ def draw_chain(names: Sequence[str], predict: Predict | None = None) -> Figure:
     if predict:
         line = partial(Line2D, [], [], color="black", linestyle="", marker="o", markersize=6)
         handles += [
-            Line2D([], [], color=COLOURS["vermilion"], linewidth=3, linestyle="-", label="exponentials' unit busy"),
+            Line2D([], [], color="dimgrey", linewidth=3, linestyle="-", label="exponentials' unit busy"),
             line(label="by your model", marker="D", markerfacecolor="white", markersize=8),
             line(label="measured on the H200"),
         ]

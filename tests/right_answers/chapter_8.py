@@ -129,6 +129,7 @@ RIGHT_ANSWERS = (
     ("8.2", softmax_step_by_exp, "correct (you call tl.exp"),
     ("8.2", softmax_step_first_alpha_1),
     ("8.3", forward_transposed),
+    edit("8.3", "o in q's dtype", ("o_desc.dtype", "q.dtype")),
     edit(
         "8.3",
         "a tile of missing keys alone",

@@ -109,6 +109,10 @@ WRONG_ANSWERS = (
     edit("8.6", "p summed in v's dtype", ("tl.sum(p, axis=1)", "tl.sum(p.to(k_tile.dtype), axis=1)"), told="l's sum of p"),
     edit("8.6", "alpha in v's dtype", ("alpha = tl.exp2(m - shift)", "alpha = tl.exp2(m - shift).to(k_tile.dtype)"),
          told="and alpha are float32"),
+    edit("8.6", "p in base e", ("p = tl.exp2", "p = tl.exp"), told="p is in base e"),
+    edit("8.6", "exponent in fp16", ("tl.exp2(s * scale_log2 - shift[:, None])", "tl.exp2((s * scale_log2 - shift[:, None]).to(tl.float16).to(tl.float32))"),
+         told="exponent is rounded to fp16"),
+    edit("8.6", "scores in TF32", ("s = dot(", "s = tl.dot("), told="the scores have the 11 bits of TF32"),
     edit("8.6", "two results", ("return m_new, l, acc", "return m_new, l"), told="not enough values to unpack"),
     edit("8.6", "keys beyond S_k are read", ("load_tile(k, b, h_k, start_n, S_k", "load_tile(k, b, h_k, start_n, None"),
          told="load_tile must know S_k", gpu=None),
@@ -118,4 +122,6 @@ WRONG_ANSWERS = (
          told="more integer comparisons, as of a mask"),
     edit("8.6", "shift at least −10⁶", ("    if MASK:  # only here may a row have seen no key\n        shift = tl.where(m_new == -float(\"inf\"), 0.0, m_new)",
                                         "    shift = tl.maximum(m_new, -1e6)"), told="scores may be as low as −2³⁰"),
+    edit("8.6", "shift at least −10⁹ under the mask", ("tl.where(m_new == -float(\"inf\"), 0.0, m_new)", "tl.maximum(m_new, -1e9)"),
+         told="causal, 16 queries, 16 keys, scores of −2³⁰"),
 )  # fmt: skip

@@ -100,7 +100,7 @@ MISTAKES = {
     "the last tile of keys is left out where it is ragged: the loop runs to S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_k // BLOCK_N * BLOCK_N, BLOCK_N)"),
 }  # fmt: skip
 
-CONDITIONS = {"half": HALF.replace(" (and bf16 on a GPU)", "") + ", and o has the descriptor's dtype"}
+CONDITIONS = {"half": HALF.replace(" (and bf16 on a GPU)", "") + ", and o has q's dtype"}
 
 
 def launch(q, k, v, blocks, strides, scale, is_causal):

@@ -30,6 +30,7 @@ MISTAKES = {
     "an SM does 16 exponentials a cycle, not one: divide by 16": ("* 32 / 16", "* 32"),
     "the 16 exponentials a cycle are an SM's, not a scheduler's": ("* 32 / 16", "* 32 / 64"),
     "an exponential keeps its scheduler's unit busy for 8 cycles, but four schedulers have such a unit: 32 / 16 cycles of the SM": ("* 32 / 16", "* 8"),
+    "an exponential takes longer than its issue slot: it is 32 of them, and an SM does 16 a cycle": ("* 32 / 16", "/ 4"),
     "an exponential is one of the instructions: it takes an issue slot, too": (ISSUING, "issuing = (instructions - exponentials) * to_issue"),
     "an exponential is one of the instructions: it isn't added to them": (ISSUING, "issuing = (instructions + exponentials) * to_issue"),
     "fewer than four warps leave schedulers to other programs: two warps issue in 2 / 4 of the cycles": (
@@ -57,6 +58,8 @@ MISTAKES = {
     "removable forgets the four schedulers: they issue 4 instructions in a cycle, so 2 · exponentials cycles are 8 · exponentials": (
         REMOVABLE, "max(0, instructions - 2 * exponentials)"),
     "removable is divided by the schedulers once more: a warp's instruction is one, whoever issues it": (REMOVABLE, f"{REMOVABLE} / 4"),
+    "removable is one too few: the last one that shortens issuing still saves a cycle": (
+        REMOVABLE, "max(0, instructions - exponentiating / to_issue - 1)"),
     "removable is what must stay": (REMOVABLE, "min(instructions, exponentiating / to_issue)"),
     "instructions // 4 cuts off a part of a cycle: divide with /": (ISSUING, "issuing = tiles * num_warps * (instructions // 4)"),
     "cycles and removable are exchanged: return (cycles, removable)": (f"return {TURNS}, removable", f"return removable, {TURNS}"),

@@ -55,6 +55,11 @@ MISTAKES = {
     "l is not rescaled when the maximum grows": ("alpha * l + tl.sum", "l + tl.sum"),
     "acc is not rescaled when the maximum grows": ("acc * alpha[:, None]", "acc"),
     "p and alpha are in base e: scale_log2 holds log₂ e already, so both take tl.exp2": ("tl.exp2", "tl.exp"),
+    "p is in base e: scale_log2 holds log₂ e already, so p takes tl.exp2": ("p = tl.exp2", "p = tl.exp"),
+    "p's exponent is rounded to fp16: s · scale_log2 − m stays in float32": (
+        "s * scale_log2 - shift[:, None]", "(s * scale_log2 - shift[:, None]).to(tl.float16).to(tl.float32)"),
+    "the scores have the 11 bits of TF32: dot multiplies fp32 as it is, tl.dot doesn't": ("s = dot(", "s = tl.dot("),
+    "p v has the 11 bits of TF32: dot multiplies fp32 as it is, tl.dot doesn't": ("acc = dot(", "acc = tl.dot("),
 }  # fmt: skip
 STRAY = "load_tile must know S_k where a tile may run past the last key: None loads all BLOCK_N rows"
 FLOAT32 = "only p v takes p in v's dtype: q is multiplied as it is, and the scores, l's sum of p, and alpha are float32"
@@ -132,15 +137,16 @@ def inputs():
         q, k, v = (torch.randn(1, 2, S, 16, generator=draw).to(hardware.device(), dtype) for S in (S_q, S_k, S_k))
         return case(factor * q, k, v, is_causal, on=on, otherwise=otherwise, fresh=draw is not fixed)
 
-    yield of(16, 16, False, "16 queries, 16 keys", "the loop without a mask sees each key of the block")
+    yield of(16, 16, False, "16 queries, 16 keys", "without a mask each row sees every key, and s, p, l and acc are float32")
     yield of(16, 48, False, "16 queries, 48 keys", "when the maximum grows, l and acc shrink by alpha")
     yield of(16, 20, False, "16 queries, 20 keys", "the ragged block has a mask: its keys past last_seen are hidden")
     yield of(32, 32, True, "causal, 32 queries, 32 keys", "where MASK is True, a row sees the keys up to its last_seen")
     yield of(40, 20, True, "causal, 40 queries, 20 keys", "the first 20 rows see no key: their m stays −inf, their l and acc 0")
     yield of(32, 40, True, "causal, large scores", "scores may be large: m is the maximum of s · scale_log2", factor=100.0)
-    low = of(16, 16, False, "16 queries, 16 keys, scores of −2³⁰", "scores may be as low as −2³⁰")
-    low.args[0].fill_(2.0**14), low.args[1].fill_(-(2.0**14))
-    yield low
+    for words, is_causal in (("", False), ("causal, ", True)):
+        low = of(16, 16, is_causal, f"{words}16 queries, 16 keys, scores of −2³⁰", "scores may be as low as −2³⁰")
+        low.args[0].fill_(2.0**14), low.args[1].fill_(-(2.0**14))
+        yield low
     yield of(16, 48, False, "fp16, 16 queries, 48 keys", FLOAT32, dtype=torch.float16)
     yield of(40, 56, True, "causal, random", draw=generator())
 
