@@ -148,7 +148,7 @@ def persistent_that_toggles(next_tile, blocks, full, empty, slot, told, taken):
                 yield use(tile, stage)
                 yield arrive(empty[stage])
                 stage, parity = (stage + 1, parity) if stage + 1 < len(full) else (0, 1 - parity)
-            yield work("o")
+            yield work("store o")
             heard = 1 - heard
             yield wait(told, heard)
 

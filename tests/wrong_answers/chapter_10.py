@@ -92,8 +92,8 @@ WRONG_ANSWERS = (
                              ("v_tile", "load_tile(v, b, h, start_n, S_k", "load_tile(v, b, h, t * BLOCK_N, S_k"),
                              ("j", "j = start_n", "j = t * BLOCK_N"))),
     *(edit("10.3", f"the end of {x} isn't given", (f"load_tile({x}, b, h, start_n, S_k", f"load_tile({x}, b, h, start_n, None"),
-           told="there load_tile needs S_k, for k and for v") for x in "kv"),
-    *(edit("10.3", words, change, told="a row's whole tiles stand at its places across − 1") for words, change in (
+           told="there load_tile needs S_k, for k and for v", gpu=None) for x in "kv"),
+    *(edit("10.3", words, change, told="a row's whole tiles stand at its places across − 1", gpu="whole") for words, change in (
         ("across, not across − 1", ("across + across - 1 - t", "across + across - t")),
         ("the whole ones' counts by columns", ("count_ptr + row_blocks + row", "count_ptr + across + row")))),
     edit("10.3", "begins anew", ("    for t in range(whole)", "    l = tl.zeros((BLOCK_M,), dtype=tl.float32)\n    for t in range(whole)"),
