@@ -222,6 +222,8 @@ WRONG_ANSWERS = (
          told="where “arrive at told” is due"),
     edit("9.5", "parities by the block", ("n // stages % 2", "n % 2", 2), told="where “wait for empty[1], parity 1” is due: a stage's parity flips once a round"),
     edit("9.5", "the first wait at parity 0", ("1 - turn % 2", "turn % 2"), told="where “wait for taken, parity 1” is due"),
+    edit("9.5", "all drawn at once", ("        n = 0  # blocks so far, of all work tiles\n", "        n, drawn = 0, iter([*iter(next_tile, None), None])\n"),
+         ("tile = next_tile()", "tile = next(drawn)"), told="draws numbers far ahead"),
     edit("9.5", "nobody told", (TELL, ""), told="where “arrive at told” is due"),
     edit("9.5", "nothing stored", ('            yield work("store o")\n', ""), told="where “store o” is due"),
     edit("9.5", "blocks numbered", ("load(tile, n", "load(n, n"), told="yields “load tile 1 into stage 1”, where “load tile 0 into stage 1” is due"),

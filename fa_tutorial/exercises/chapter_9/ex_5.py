@@ -9,7 +9,7 @@ from fa_tutorial import barriers
 from fa_tutorial.barriers import Action, Barrier, arrive, load, use, wait, work
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.ring_play import RIGHT, compared, kept, played, slip, timed, two_functions, unreleased, verdict
-from fa_tutorial.exercises.running import adapting
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def persistent_roles(next_tile, blocks, full, empty, slot, told, taken):
@@ -90,9 +90,15 @@ class Persistent:
     def run(self, persistent_roles: Callable) -> tuple[list[barriers.Event] | str, dict[str, list[Action | None]], list[Barrier]]:
         """The timeline, or the deadlock; what each role yielded; empty."""
         tiles = {3 * i: n for i, n in enumerate(self.blocks)}  # other programs draw the numbers between
-        drawn, (full, empty) = iter(tiles), barriers.ring(self.stages, 2)
-        slot = (lambda: next(drawn, None)), tiles, full, empty, [None], Barrier(1, "told"), Barrier(2, "taken")
-        producer, consumer = two_functions(persistent_roles(*slot))
+        counter, drawn, told, (full, empty) = iter(tiles), [], Barrier(1, "told"), barriers.ring(self.stages, 2)
+
+        def next_tile() -> int | None:
+            if len(drawn) > 1 and not told.phase:
+                raise Wrong("draws numbers far ahead, so that other programs get none: draw one when the one before is announced")
+            drawn.append(next(counter, None))
+            return drawn[-1]
+
+        producer, consumer = two_functions(persistent_roles(next_tile, tiles, full, empty, [None], told, Barrier(2, "taken")))
         yielded: dict[str, list[Action | None]] = {"producer": [], "consumer 0": [], "consumer 1": []}
         roles = {role: kept((consumer if role[-1].isdigit() else producer)(), found) for role, found in yielded.items()}
         order = reversed(roles) if self.is_consumer_first else roles
