@@ -544,10 +544,11 @@ def test_cycles_is_exercises_8_1_and_8_5(page):
         block_m, block_n = map(int, tile.split(" x "))
         cycles, removable = ex_5.EXERCISE.solution(D, block_m, block_n, 4, loop, shown["exponentials"])
         assert (shown["cycles"], shown["removable"]) == (cycles, removable)
-        assert shown["bytes"] == 2 * D * (block_m + 2 * stages * block_n)  # (8.2)
+        assert shown["bytes"] == 2 * D * (block_m + 2 * stages * block_n) + {2: 32, 3: 56, 4: 64}[stages]  # (8.2), and TMA's
         assert shown["programs"] == ex_1.EXERCISE.solution(4, registers, shown["bytes"])[0]
         stored = [row for row in chapter_8.compiled_tiles() if row["tile"][:3] == [block_m, block_n, 4] and row["D"] == D]
         assert {row["MUFU.EX2"] for row in stored} == {shown["exponentials"]}
+        assert {row["shared_bytes"] for row in stored if row["tile"][3] == stages} <= {shown["bytes"]}
 
 
 def test_cycles_answers_its_question(page):
