@@ -18,7 +18,7 @@ from fa_tutorial.bench.measure import measure
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 from measure import __main__ as command
-from measure import chapter_8, chapter_9, chapter_10, chapters_0_to_7, clocks, tuned_steps
+from measure import alone, chapter_8, chapter_9, chapter_10, chapters_0_to_7, clocks, tuned_steps
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
@@ -138,6 +138,14 @@ def test_what_auto_goes_by_is_one_launchers_time(monkeypatch, mode):
     monkeypatch.setattr(chapter_9, "repeated_us", lambda replay: [ran.extend(replay()), 1.0][1])
     assert chapter_9._auto_rule_row("tuned", 32, 16, 2, True, mode) == {"graph_us": 1.0}
     assert [x.dim() for x in ran] == ([4, 3] if mode == "fwd" else [4, 4, 4])
+
+
+def test_two_consumers_that_alternate_are_never_at_a_softmax_together():
+    stamps = torch.arange(60)[:, None] * 1000 + torch.tensor([0, 10, 110, 610, 660])  # [blocks, stamps]
+    neither, one, both = alone.softmax_at_once(torch.stack([stamps, stamps + 500]))
+    assert neither == pytest.approx(0, abs=0.02) and one == pytest.approx(1, abs=0.02) and both == 0
+    assert alone.softmax_at_once(torch.stack([stamps, stamps]))[1:] == [0, pytest.approx(0.5, abs=0.02)]
+    assert alone.mean_parts(stamps[None, None]) == {"tiles": 10, "turn": 100, "stop": 500, "softmax": 50, "end": 340}
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -1,5 +1,5 @@
 """Chapter 9: does it matter that two consumers share a program? The loop with one stop, whose consumers have programs
-of their own, with a producer each or loading for themselves; and a program that loads each tile twice.
+of their own, with a producer each; and a program that loads each tile twice. Of some, a clock.
 
 Takes what `ladder` takes, without a mask.
 """
@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import hardware, hopper
+from fa_tutorial import hardware
 from fa_tutorial.bench.cases import Shape, about
 from fa_tutorial.bench.chapter_8 import flops_of, inputs
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.tuned import steps
 from measure.chapter_8 import counted_in_turns, settled
 
 hardware.require_triton("Chapter 9's measurements")
@@ -27,15 +26,7 @@ from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
 
 from fa_tutorial.hopper import ladder, ping_pong  # noqa: E402
-from fa_tutorial.hopper.ladder import (  # noqa: E402
-    left_operand,
-    mbarrier,
-    rescaled,
-    softmax_step,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from fa_tutorial.hopper.ladder import mbarrier, rescaled, tma  # noqa: E402
 
 
 @gluon.jit
@@ -47,17 +38,6 @@ def new_state(D: gl.constexpr, N: gl.constexpr):
     m = gl.full([64], -float("inf"), gl.float32, gl.SliceLayout(1, s_layout))
     l = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, s_layout))
     return zeros, m, l, gl.zeros([64, D], gl.float32, o_layout)
-
-
-@gluon.jit
-def stamp_sm(stamps_ptr, blocks, after, STAMPED: gl.constexpr):
-    """With STAMPED, store in the row after the last block's which SM this is."""
-    if STAMPED:
-        sm = gl.inline_asm_elementwise(
-            "mov.u32 $0, %smid; // $1", "=r,f", [after], dtype=gl.int32, is_pure=False, pack=1
-        )
-        row = gl.arange(0, 64, after.type.layout)
-        gl.store(stamps_ptr + blocks * ping_pong.N_STAMPS + row, sm.to(gl.int64), mask=row == 0)
 
 
 @gluon.jit
@@ -113,8 +93,7 @@ def consumer(o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, s
              C: gl.constexpr, CONSUMERS: gl.constexpr, LOOP: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
     zeros, m, l, acc = new_state(k.shape[2], k.shape[1])
     if STAMPED:
-        stamps_ptr += (gl.program_id(0) * CONSUMERS + C) * (blocks + 1) * ping_pong.N_STAMPS
-    stamp_sm(stamps_ptr, blocks, m, STAMPED)
+        stamps_ptr += (gl.program_id(0) * CONSUMERS + C) * blocks * ping_pong.N_STAMPS
     mbarrier.wait(q_full, 0)
     l, acc = ping_pong.attend(q.slice(C * 64, 64), k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, empty,
                               zeros, stamps_ptr, C, LOOP, STAMPED)  # fmt: skip
@@ -146,58 +125,12 @@ def with_producer(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, stamps_ptr,
         ], [4, 1], [240, 24])  # fmt: skip
 
 
-@gluon.jit
-def without_producer(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, stamps_ptr,
-                     STAGES: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
-    """One warpgroup in each program, which loads a block when it has released the stage; else ping_pong's one stop."""
-    D: gl.constexpr = k_desc.block_type.shape[1]
-    N: gl.constexpr = k_desc.block_type.shape[0]
-    q, k, v, q_full, full, empty = make_ring(q_desc, k_desc, 64, STAGES, 1)
-    start_m = gl.program_id(0) * 64
-    start_n, blocks = start_m // S * S, S // N
-    mbarrier.expect(q_full, q_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(q_desc, [start_m, 0], q_full, q)
-    for first in gl.static_range(STAGES):
-        load_block(k_desc, v_desc, k, v, full, start_n, first, 1)
-    zeros, m, l, acc = new_state(D, N)
-    if STAMPED:
-        stamps_ptr += gl.program_id(0) * (blocks + 1) * ping_pong.N_STAMPS
-    stamp_sm(stamps_ptr, blocks, m, STAMPED)
-    mbarrier.wait(q_full, 0)
-    mbarrier.wait(full.index(0), 0)
-    s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(0, [s])  # [64, N]
-    p, m, l, alpha = softmax_step(s, m, l, scale_log2)
-    p = left_operand(p, acc, v.dtype)
-    for i in range(1, blocks):
-        stage, parity, before = i % STAGES, i // STAGES % 2, (i - 1) % STAGES
-        mbarrier.wait(full.index(stage), parity)
-        ping_pong.stamp(stamps_ptr, i, 0, m, STAMPED)
-        ping_pong.stamp(stamps_ptr, i, 1, m, STAMPED)
-        s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
-        s, acc, p = warpgroup_mma_wait(0, [s, acc, p])
-        mbarrier.arrive(empty.index(before), count=1)
-        mbarrier.wait(empty.index(before), (i - 1) // STAGES % 2)  # all four warps have read it
-        ping_pong.stamp(stamps_ptr, i, 2, m, STAMPED)
-        if i - 1 + STAGES < blocks:
-            load_block(k_desc, v_desc, k, v, full, start_n, i - 1 + STAGES, 1)
-        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
-        ping_pong.stamp(stamps_ptr, i, 3, l, STAMPED)
-        ping_pong.stamp(stamps_ptr, i, 4, l, STAMPED)
-        acc = rescaled(acc, alpha)
-        p = left_operand(p_new, acc, v.dtype)
-    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, [acc])  # [64, D]
-    store(o_ptr, acc, l, start_m, k.dtype)
-
-
 # ---------------------------------------------------------------- what is measured
 
 
 @dataclass(frozen=True)
 class Alone:
-    """How consumers are spread over programs. keys: of a block; consumers: of a program; 0: it loads for itself;
+    """How consumers are spread over programs. keys: of a block; consumers: of a program;
     registers: of a thread at the launch, so that `programs` fit on an SM; loop: one of ping_pong's; loads: of a tile.
     """
 
@@ -212,80 +145,59 @@ class Alone:
     def __str__(self) -> str:
         if self.consumers == 2:
             return "2 consumers in 1 program" + ", each tile loaded twice" * (self.loads == 2)
-        whose = "of 1 consumer" if self.consumers else "that load for themselves"
         overlapped = ", overlapped" * (self.loop == "overlapped")
-        return f"{self.programs} program{'s' * (self.programs > 1)} {whose}{overlapped}"
+        return f"{self.programs} program{'s' * (self.programs > 1)} of 1 consumer{overlapped}"
 
 
 ALONE = {
     64: [Alone(1, 1, 128, 4, 128), Alone(1, 1, 128, 4, 128, "overlapped"), Alone(1, 2, 128, 3),
-         Alone(1, 2, 128, 3, loads=2), Alone(2, 1, 128, 3, 128), Alone(2, 0, 128, 3), Alone(3, 0, 128, 2)],
+         Alone(1, 2, 128, 3, loads=2), Alone(2, 1, 128, 3, 128)],
     128: [Alone(1, 1, 64, 4, 128), Alone(1, 1, 64, 4, 128, "overlapped"), Alone(1, 2, 64, 3),
-          Alone(1, 2, 64, 3, loads=2), Alone(2, 1, 64, 3, 128), Alone(2, 0, 64, 3)],
+          Alone(1, 2, 64, 3, loads=2), Alone(2, 1, 64, 3, 128)],
 }  # fmt: skip
 SHAPES = {D: Shape(2, 2048 // D, 2048 // D, 6144, 6144, D, False) for D in ALONE}
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Alone, stamps: torch.Tensor | None = None):
-    """o. stamps: as new_stamps gives them."""
+    """o. stamps: (programs, consumers, blocks, 5) int64 for ping_pong.STAMPS of each block; block 0 has none."""
     S, D = q.shape[2:]
-    o, rows = torch.empty_like(q), 64 * max(how.consumers, 1)
+    o, rows = torch.empty_like(q), 64 * how.consumers
     tiles = [ladder.descriptor(x.view(-1, D), n) for x, n in ((q, rows), (k, how.keys), (v, how.keys))]
     options = {"maxnreg": how.registers} if how.registers else {}
-    options |= {"CONSUMERS": how.consumers, "LOOP": how.loop, "LOADS": how.loads} if how.consumers else {}
-    (with_producer if how.consumers else without_producer)[(q.numel() // D // rows,)](
-        *tiles, o, S, D**-0.5 * math.log2(math.e), stamps, STAGES=how.stages, STAMPED=stamps is not None, num_warps=4,
-        **options,
+    with_producer[(q.numel() // D // rows,)](
+        *tiles, o, S, D**-0.5 * math.log2(math.e), stamps, STAGES=how.stages, CONSUMERS=how.consumers, LOOP=how.loop,
+        LOADS=how.loads, STAMPED=stamps is not None, num_warps=4, **options,
     )  # fmt: skip
     return o
 
 
-def new_stamps(q: torch.Tensor, how: Alone) -> torch.Tensor:
-    """(programs, consumers, blocks + 1, 5) int64: ping_pong.STAMPS of each block, and the SM in the last row."""
-    consumers, (S, D) = max(how.consumers, 1), q.shape[2:]
-    sizes = q.numel() // D // 64 // consumers, consumers, S // how.keys + 1, len(ping_pong.STAMPS)
-    return torch.zeros(sizes, dtype=torch.int64, device=q.device)
-
-
 def alone_cases() -> Iterator[Measurement]:
-    """Each of ALONE beside chapter 8's forward and this chapter's, in turns."""
+    """Each of ALONE, in turns."""
     for D, shape in SHAPES.items():
-        for name in (*map(str, ALONE[D]), "tuned", "hopper"):
-            yield about(9, "alone", name, **vars(shape)), lambda shape=shape, name=name: _in_turns(shape)[name]
+        for how in ALONE[D]:
+            yield about(9, "alone", str(how), **vars(shape)), lambda shape=shape, how=how: _in_turns(shape)[str(how)]
 
 
 @functools.cache
 def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = inputs(shape)
-    rest = (shape.is_causal, shape.D**-0.5)
-    calls: dict[str, Any] = {str(how): partial(attend, q, k, v, how) for how in ALONE[shape.D]}
-    calls["tuned"] = partial(steps.flash_forward, q, k, v, *rest, step=steps.LAST, tile=steps.LARGER[shape.D])
-    calls["hopper"] = partial(hopper.flash_forward, q, k, v, *rest)
+    calls = {str(how): partial(attend, q, k, v, how) for how in ALONE[shape.D]}
     rows = counted_in_turns(calls, flops=flops_of(shape))
     clocks = {name: settled(call, flops_of(shape)) for name, call in calls.items()}
     return {
-        name: row | clocked(shape, name) | {key: clocks[name][key] for key in ("mhz", "watts")}
-        for name, row in rows.items()
+        str(how): rows[str(how)] | {"clock": clocked(shape, how)} | {x: clocks[str(how)][x] for x in ("mhz", "watts")}
+        for how in ALONE[shape.D]
     }
 
 
-def clocked(shape: Shape, name: str) -> dict[str, Any]:
-    """Of one of ALONE, by the SM's clock: "clock", the mean cycles from each of ping_pong.STAMPS to the next;
-    "softmax_at_once", "matmul_at_once": the share of the time in which 0, 1, … of the consumers of one SM compute a
-    softmax, or wait for matmuls; "stamps" of those consumers in a few blocks."""
-    found = [how for how in ALONE[shape.D] if str(how) == name]
-    if not found:
-        return {}
+def clocked(shape: Shape, how: Alone) -> dict[str, int]:
+    """The mean cycles from each of ping_pong.STAMPS to the next, of all blocks in the middle of the loop."""
     q, k, v = inputs(shape)
-    stamps = new_stamps(q, found[0])
+    sizes = q.numel() // shape.D // 64 // how.consumers, how.consumers, shape.S_k // how.keys, len(ping_pong.STAMPS)
+    stamps = torch.zeros(sizes, dtype=torch.int64, device=q.device)
     for _ in range(3):
-        attend(q, k, v, found[0], stamps)
-    clock = stamps.cpu()
-    spans = clock[:, :, 1:-1][clock[:, 0, -1, 0] == clock[0, 0, -1, 0]]  # one SM's programs; block 0 has no stamps
-    first, last = spans[:, :, 0, 0].amin(1), spans[:, :, -1, -1].amax(1)
-    middle = (first[len(first) // 2] + last[len(first) // 2]) // 2
-    alive = spans[(first <= middle) & (middle <= last)].flatten(0, 1)  # [consumers, blocks, 5]
-    return {"clock": mean_parts(clock[:, :, 4:-5])} | of_an_sm(alive, middle)
+        attend(q, k, v, how, stamps)
+    return mean_parts(stamps.cpu()[:, :, 4:-4])
 
 
 def mean_parts(blocks: torch.Tensor) -> dict[str, int]:
@@ -294,26 +206,12 @@ def mean_parts(blocks: torch.Tensor) -> dict[str, int]:
     return dict(zip(ping_pong.STAMPS, until_next.mean((0, 1, 2)).round().int().tolist(), strict=True))
 
 
-def of_an_sm(alive: torch.Tensor, middle: torch.Tensor) -> dict[str, Any]:
-    """`clocked`'s words but "clock". alive: stamps of one SM's consumers, [consumers, blocks, 5]; middle: the time
-    around which a few blocks are kept."""
-    near = (alive[:, :, 0] - middle).abs().argmin(1)
+def softmax_at_once(alive: torch.Tensor) -> list[float]:
+    """The share of the time in which 0, 1, … of one SM's consumers are at a softmax. alive: their stamps, [consumers,
+    blocks, 5]."""
     times = torch.arange(int(alive[:, 0, 1].max()), int(alive[:, -1, 3].min()), 7)
-    return {
-        "softmax_at_once": _shares(alive, 2, 3, times),
-        "matmul_at_once": _shares(alive, 1, 2, times),
-        "stamps": [
-            (of[max(place - 2, 0) : place + 4] - middle).tolist()
-            for of, place in zip(alive, near.tolist(), strict=True)
-        ],
-    }
-
-
-def _shares(alive: torch.Tensor, start: int, end: int, times: torch.Tensor) -> list[float]:
-    """The share of `times` at which 0, 1, … consumers are between these two of ping_pong.STAMPS."""
     begun, ended = (
-        torch.stack([torch.searchsorted(of[:, n].contiguous(), times, right=True) for of in alive])
-        for n in (start, end)
+        torch.stack([torch.searchsorted(of[:, n].contiguous(), times, right=True) for of in alive]) for n in (2, 3)
     )
     at_once = (begun > ended).sum(0)
-    return [round((at_once == n).double().mean().item(), 3) for n in range(len(alive) + 1)]
+    return [(at_once == n).double().mean().item() for n in range(len(alive) + 1)]

@@ -163,7 +163,7 @@ def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
     each = (clock[:, :, 1:, 0] - clock[:, :, :-1, 0]).double().mean((1, 2))
     usual = (each - each.mean()).abs().argmin()  # the program whose blocks take the mean time
     shown = clock[usual, :, 4:9]
-    at_once = [alone.of_an_sm(of, of[0, 0, 0])["softmax_at_once"] for of in clock[5::37]]
+    at_once = [alone.softmax_at_once(of) for of in clock[5::37]]
     return {
         "cycles": alone.mean_parts(clock),
         "stamps": (shown - shown.min()).tolist(),
