@@ -108,7 +108,7 @@ WRONG_ANSWERS = (
     edit("14.8", "y by each key's scale", ("tile / scale", "tile / (tl.max(tl.abs(tile), axis=1) / 448)[:, None]"), told="all of a block's numbers have one scale"),
     edit("14.8", "a scale of all heads", ("scale_ptr + head * blocks + block", "scale_ptr + block"), told="scale[head, block]", gpu="quantise_columns"),
     edit("14.8", "converted", ("as_e4m3(tile / scale)", "(tile / scale).to(tl.float8e4nv)"), told="halves what it rounds up", gpu=None),
-    edit("14.8", "one block", ("scale_ptr + head * blocks + block", "scale_ptr + head"), told="scale[head, block]"),
+    edit("14.8", "one block", ("scale_ptr + head * blocks + block", "scale_ptr + head"), told="scale[head, block]", gpu="quantise_columns"),
     edit("14.9", "mean 0", ("v = v + 1", "v = 2 * v"), ("0.01", "0.08"), told="they are too alike to be told apart"),
     edit("14.9", "mean 0, a narrow bound", ("v = v + 1", "v = 2 * v"), told="which is the rounding of q, k, p and v"),
     edit("14.9", "1,024 keys", ("16_384, 16_384", "1024, 1024"), ("0.01", "0.05"), told="on your 1,024 keys"),
