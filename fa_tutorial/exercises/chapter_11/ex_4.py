@@ -52,7 +52,12 @@ def inputs():
     yield case(300, 512, 132, otherwise="3 splits are 7 programs of 171 tiles on the busiest SM, 1,197; one split is 3 of 512, 1,536")
     yield case(150, 8, 132, otherwise="one split is 2 programs of 8 tiles on the busiest SM, 16; two splits are 3 of 4, 12")
     yield case(2, 2, 132, otherwise="a short cache has one split")
-    yield case(16, 640, 108, otherwise="another card, of 108 SMs: the fewest tiles are 95; 20 splits have 96 and 13 have 100, which is more than 5 % above 95")
+    yield case(
+        16,
+        640,
+        108,
+        otherwise="another card, of 108 SMs: the fewest tiles are 95; 20 splits have 96 and 13 have 100, which is more than 5 % above 95",
+    )
 
 
 EXERCISE = Exercise(

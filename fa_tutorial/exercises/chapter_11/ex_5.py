@@ -127,7 +127,13 @@ def inputs():
     )
     yield paged((64,), 1, 32, 1, "pages of 32 keys hold two tiles: a tile starts at row start_n % PAGE_SIZE")
     yield paged((40,), 1, 32, 3, "a part is counted in tiles, not in pages: three tiles in three parts")
-    yield paged((40, 21), 2, 16, 2, "two sequences, two key heads: a sequence has its own length and its own row of the table, and a key head its own part of each page")
+    yield paged(
+        (40, 21),
+        2,
+        16,
+        2,
+        "two sequences, two key heads: a sequence has its own length and its own row of the table, and a key head its own part of each page",
+    )
     yield paged((52,), 1, 32, 2, "each row sees the keys up to its own token's position", S_q=4)
     yield paged((90, 7, 33), 2, 32, 3, table=torch.tensor([[4, 0, 7], [2, 8, 1], [3, 6, 5]]), S_q=2, D=12, draw=generator(), fresh=True)
     yield paged((35, 70), 1, 64, 2, D=20, dtype=torch.float16, draw=generator(), fresh=True)
