@@ -45,7 +45,7 @@ WRONG_ANSWERS = (
     edit("11.4", "a split more", ("max(tiles // 4, 1)", "tiles // 4 + 1"), told="at most tiles // 4 splits have 4 tiles each"),
     edit("11.4", "none for a short cache", ("max(tiles // 4, 1) + 1", "tiles // 4 + 1"), told="raises ValueError"),
     edit("11.4", "every SM has a program", ("possible = ", "possible = range(1, max(tiles // 4, 1) + 1)\n    return min(math.ceil(sms / n), possible[-1])\n    possible = "), told="16 splits are 128 programs of 34 tiles"),
-    edit("11.4", "within 6 %", ("1.05", "1.06"), told="13 have 100"),
+    edit("11.4", "within 6 %", ("1.05", "1.06"), told="13 have 58"),
     edit("11.6", "the window alone", ("math.ceil(S / BLOCK_N) - first", "math.ceil((left + S_q) / BLOCK_N)"), told="the first of them in the tile that begins at 80"),
     edit("11.6", "a number", ("return start, min(start + part, S)", "return start"), told="window_part(0, 1, 100, 1, 9, 16)"),
     edit("11.5", "a row of the table for each key head", ("b * pages", "batch_head * pages"), told="table[b, start_n // PAGE_SIZE]", gpu=None),
@@ -54,6 +54,8 @@ WRONG_ANSWERS = (
          told="no tile begins at S or after it", gpu=None),
     edit("11.5", "one page for the part", ("start_n // PAGE_SIZE)", "start // PAGE_SIZE)"), told="look the page up in the loop"),
     edit("11.5", "the position for the row", ("h_k, start_n - first, ", "h_k, start_n, "), told="key n is row n % 16 of page table[b, n // 16]", gpu=None),
+    edit("11.5", "positions from the tile's first key", ("last_seen - first", "last_seen - start_n"), ("S - first", "S - start_n"),
+         told="last_seen and S count from the page's first key"),
     edit("11.5", "key head 0", ("page, h_k,", "page, 0,"), told="a key head its own part of each page"),
     edit("11.5", "batch entry b", ("acc, page, h_k", "acc, b, h_k"), told="key n is row n % 16 of page table[b, n // 16]"),
 )  # fmt: skip

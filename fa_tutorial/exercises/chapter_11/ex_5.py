@@ -125,7 +125,13 @@ def inputs():
         "the last page is ragged: what a cache holds beyond a sequence's length doesn't count",
         table=torch.tensor([[1, 2, 0]]),
     )
-    yield paged((64,), 1, 32, 1, "pages of 32 keys hold two tiles: a tile starts at row start_n % PAGE_SIZE")
+    yield paged(
+        (64,),
+        1,
+        32,
+        1,
+        "pages of 32 keys hold two tiles: a tile starts at row start_n % PAGE_SIZE, and last_seen and S count from the page's first key",
+    )
     yield paged((40,), 1, 32, 3, "a part is counted in tiles, not in pages: three tiles in three parts")
     yield paged(
         (40, 21),
