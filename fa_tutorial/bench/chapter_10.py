@@ -156,12 +156,3 @@ def ours_against_flex(D: int) -> pd.DataFrame:
     masks, passes = rows["provider"].replace(NAMES), rows["mode"].map(PASSES)
     table = pd.DataFrame({"": masks, "pass": passes, "shown": ratio + " (" + low + "–" + high + ")"})
     return table.pivot(index="", columns="pass", values="shown").loc[masks.unique(), passes.unique()]
-
-
-def padded_times() -> pd.DataFrame:
-    """ms of a padded batch by our kernels, forward and backward, on an H100, and what packing makes of them."""
-    names = ["padding mask", "packed", "packed / padded"]
-    rows = results.select(results.load("h100")["kernels"], kernel="padded")
-    rows = rows.assign(mask=rows["is_causal"].map({False: "full", True: "causal"})).set_index(["mask", "mode"])
-    rows["ratio"] = rows["packed_ms"] / rows["ours_ms"]
-    return rows[["ours_ms", "packed_ms", "ratio"]].set_axis(names, axis=1).round(2)

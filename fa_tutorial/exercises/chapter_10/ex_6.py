@@ -63,6 +63,8 @@ MISTAKES = {
     "q is read from the block of keys' rows: a listed tile's queries start at start_m": (Q, Q.replace("start_m", "start_n")),
     "do is read from the block of keys' rows: a listed tile's queries start at start_m": (DO, DO.replace("start_m", "start_n")),
     "the mods get i and j exchanged: i is the query, j the key": (STEP, STEP.replace("i, j", "j, i")),
+    "i, lse and delta lie along the wrong axis: the tile's rows are keys, so i is [1, BLOCK_M], and j [BLOCK_N, 1]": [
+        ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
     "dk lacks the scale: s = scale · q k, so dk = scale · dsᵀ q": ("scale * dk_acc", "dk_acc"),
     "dv has a scale: it is pᵀ do": (", dv_acc, b, h", ", scale * dv_acc, b, h"),
     "dk and dv are exchanged: ds meets q, and p meets do": [("store_tile(dk, scale", "store_tile(dv, scale"), ("store_tile(dv, dv", "store_tile(dk, dv")],
@@ -104,7 +106,10 @@ def truth(q, k, v, do, lse, delta, left, blocks):
 
 
 def inputs():
-    column = "a program's lists are its block of keys', a row of index has S / BLOCK_M entries, and count says how many of them are meant"
+    column = (
+        "a program's block of keys is its number % (S / BLOCK_N), its row of index is that block's and has S / BLOCK_M entries, and count "
+        "says how many of them are meant"
+    )
 
     def rows(B, H, S, left, otherwise="", *, blocks=(16, 16), unlisted=slice(0), words="", draw=None, **options):
         q, k, v = draw_qkv(B, H, S, S, 16, draw=draw)
@@ -115,8 +120,9 @@ def inputs():
         lse = weights(q, k, left)[2].float()
         return case(q, k, v, do, lse, delta, left, blocks, on=on, otherwise=otherwise, **{"stray": column} | options)
 
-    yield rows(1, 1, 16, 20, {"dk": "dk = scale · dsᵀ q", "dv": "dv = pᵀ do"})
-    yield rows(1, 1, 48, 20, "dk and dv add up over the listed tiles, each with the q, do, lse and delta of its own queries")
+    along = "dk = scale · dsᵀ q and dv = pᵀ do, with i, lse and delta along the tile's queries, and j along its keys"
+    yield rows(1, 1, 16, 20, along)
+    yield rows(1, 1, 48, 20, "dk and dv add up over the listed tiles, each with the i, q, do, lse and delta of its own queries")
     yield rows(1, 1, 64, 10, "BLOCK_M and BLOCK_N may differ", blocks=(32, 16))
     yield rows(2, 2, 32, 5, "all heads share the lists, and a head's rows of lse and delta start at batch_head · S")
     yield rows(2, 2, 16, THIRD, "the mods get the numbers of batch entry, head, query and key, and aux")
