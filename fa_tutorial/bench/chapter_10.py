@@ -40,12 +40,6 @@ def document_tiles(lengths: list[int], block: int) -> list[int]:
     return (torch.arange(len(first)) - first // block + 1).tolist()
 
 
-def padded_lengths(B: int, S: int, seed: int = 0) -> list[int]:
-    """Long-tailed lengths of a batch that is padded to S: many texts of some hundred tokens, one that fills S."""
-    lengths = 400 * torch.exp(torch.randn(B, generator=torch.Generator().manual_seed(seed)))
-    return [S, *lengths.clamp(64, S).int().tolist()[1:]]
-
-
 def tile_grids(kinds: dict[str, torch.Tensor]) -> Figure:
     """A grid for each mask. kinds: (blocks of queries, blocks of keys) integers, 0 skipped, 1 mixed, 2 whole."""
     figure, panels = plt.subplots(1, len(kinds), figsize=(11, 3.1), layout="constrained")
