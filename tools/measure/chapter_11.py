@@ -53,13 +53,14 @@ def in_turns(kernel: str, provider: str, chosen: list[Chosen], rounds: int = 6) 
 
     @functools.cache
     def rows() -> dict[int, dict[str, Any]]:
-        graphs, live_bytes = [], []
+        graphs, live_bytes, calls = [], [], []  # a graph doesn't keep its call's tensors alive
         for shape, _, splits, config in chosen:
             call, nbytes = call_of(provider, shape, splits)
             patch = mock.patch.object(decode, "choose_config", lambda *_, config=config: config)
             with patch if config else contextlib.nullcontext():
                 graphs.append(graph_of(call))
             live_bytes.append(nbytes)
+            calls.append(call)
         found = timed_in_turns({i: graph.replay for i, graph in enumerate(graphs)}, rounds=rounds)
         return {i: row | {"gb_s": round(live_bytes[i] / row["ms"] / 1e6, 1)} for i, row in found.items()}
 
@@ -113,9 +114,8 @@ def load_cases() -> Iterator[Measurement]:
 
 
 def _loads_in_turns(provider: str, shape: Shape, splits: int | None) -> dict[str, dict[str, Any]]:
-    graphs = {}
+    graphs, (call, _) = {}, call_of(provider, shape, splits)
     for tiles in LOADS:
-        call, _ = call_of(provider, shape, splits)
         with mock.patch.object(decode, "split_kernel", kernel_that_loads(tiles)):
             graphs[tiles] = graph_of(call)
     return timed_in_turns({tiles: graph.replay for tiles, graph in graphs.items()}, rounds=6)
