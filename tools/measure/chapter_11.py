@@ -104,17 +104,17 @@ def kernel_that_loads(tiles: str) -> Any:
 
 
 def load_cases() -> Iterator[Measurement]:
-    """One sequence with one split and with two, and eight sequences in fp16 and FP8, by what the programs load."""
-    for provider, B, splits in (("decode", 1, 1), ("decode", 1, 2), ("decode", 8, None), ("fp8", 8, None)):
+    """One sequence with one split and with two, and eight sequences, by what the programs load."""
+    for B, splits in ((1, 1), (1, 2), (8, None)):
         shape = shape_of(B, 32_768)
-        rows = functools.cache(partial(_loads_in_turns, provider, shape, splits))
+        rows = functools.cache(partial(_loads_in_turns, shape, splits))
         for tiles in LOADS:
-            words = about(11, "loads", provider, **vars(shape)) | {"splits": splits, "tiles": tiles}
+            words = about(11, "loads", "decode", **vars(shape)) | {"splits": splits, "tiles": tiles}
             yield words, lambda rows=rows, tiles=tiles: rows()[tiles]
 
 
-def _loads_in_turns(provider: str, shape: Shape, splits: int | None) -> dict[str, dict[str, Any]]:
-    graphs, (call, _) = {}, call_of(provider, shape, splits)
+def _loads_in_turns(shape: Shape, splits: int | None) -> dict[str, dict[str, Any]]:
+    graphs, (call, _) = {}, call_of("decode", shape, splits)
     for tiles in LOADS:
         with mock.patch.object(decode, "split_kernel", kernel_that_loads(tiles)):
             graphs[tiles] = graph_of(call)
