@@ -123,27 +123,26 @@ class Call(NamedTuple):
     when: str = ""  # if not always
 
 
-FIRST, LATER = "the first block", "a later block"
-# A function of theirs -> its file, and its calls by part; the first one's as they are written, with … for arguments.
+FIRST, LATER = "in the first block", "in a later block"
+# A function of theirs -> its file, and its calls by part.
 CALLS: dict[str, tuple[str, dict[str, tuple[Call, ...]]]] = {
     "compute_attn_1rowblock": (KERNEL, {"": (
-        Call(304, "clear(acc_s)"),
-        Call(305, "cp_async_wait<0>()"),
-        Call(306, "__syncthreads()"),
-        Call(310, "copy<…>(…, tVgV(_, _, _, n_block), tVsV, …)", when=LATER),
-        Call(313, "copy<…, /*Clear_OOB_MN=*/true>(…, tVgV(_, _, _, n_block), tVsV, …)", when=FIRST),
-        Call(317, "cp_async_fence()"),
-        Call(319, "gemm<…>(acc_s, tSrQ, tSrK, tSsQ, tSsK, tiled_mma, smem_tiled_copy_Q, smem_tiled_copy_K, "
-                  "smem_thr_copy_Q, smem_thr_copy_K)"),
-        Call(328, "apply_mask<…>(acc_s, …)"),
-        Call(332, "cp_async_wait<0>()"),
-        Call(333, "__syncthreads()"),
-        Call(335, "copy<…>(…, tKgK(_, _, _, n_block - 1), tKsK, …)", when="unless this block is the last"),
-        Call(338, "cp_async_fence()", when="unless this block is the last"),
-        Call(343, "softmax_rescale_o</*Is_first=*/true, …>(acc_s, acc_o, params.scale_softmax_log2)", when=FIRST),
-        Call(344, "softmax_rescale_o</*Is_first=*/false, …>(acc_s, acc_o, params.scale_softmax_log2)", when=LATER),
-        Call(347, "convert_type<Element>(acc_s)", when="gives `rP`, which becomes `tOrP`"),
-        Call(367, "gemm_rs(acc_o, tOrP, tOrVt, tOsVt, …)"),
+        Call(304, "clear", "", "acc_s"),
+        Call(305, "cp_async_wait"),
+        Call(306, "__syncthreads"),
+        Call(310, "copy", "tVgV", "tVsV", LATER),
+        Call(313, "copy", "tVgV", "tVsV", f"{FIRST}, with `Clear_OOB_MN`"),
+        Call(317, "cp_async_fence"),
+        Call(319, "gemm", "tSsQ tSsK", "acc_s"),
+        Call(328, "apply_mask", "acc_s", "acc_s"),
+        Call(332, "cp_async_wait"),
+        Call(333, "__syncthreads"),
+        Call(335, "copy", "tKgK", "tKsK", "of block `n_block - 1`"),
+        Call(338, "cp_async_fence"),
+        Call(343, "softmax_rescale_o", "acc_s scale_softmax_log2", "acc_s", f"{FIRST}, with `Is_first`"),
+        Call(344, "softmax_rescale_o", "acc_s acc_o scale_softmax_log2", "acc_s acc_o", LATER),
+        Call(347, "convert_type", "acc_s", "rP"),
+        Call(367, "gemm_rs", "tOrP tOsVt", "acc_o"),
     )}),
     "softmax_rescale_o": (SOFTMAX, {
         "the first block: Is_first": (
@@ -163,74 +162,58 @@ CALLS: dict[str, tuple[str, dict[str, tuple[Call, ...]]]] = {
         ),
     }),
     "compute_dq_dk_dv_1colblock": (BACKWARD, {"": (
-        Call(457, "clear", "", "acc_s"),
         Call(472, "gemm", "tSsQ tSsK", "acc_s"),
         Call(514, "apply_mask_causal", "scores", "scores"),
         Call(534, "scale_apply_exp2", "scores lse scale_softmax_log2", "scores"),
         Call(553, "copy", "tPaP", "tPsP"),
-        Call(563, "clear", "", "acc_dp"),
         Call(575, "gemm", "tdPsdO tdPsV", "acc_dp"),
         Call(589, "pointwise_mult", "scores dS dP_sum", "dS"),
-        Call(599, "clear", "", "acc_dq"),
         Call(625, "copy", "tdSadS", "tdSsdS"),
         Call(633, "gemm", "tdVsPt tdVsdOt", "acc_dv"),
         Call(653, "gemm", "tdQsdS tdQsKt", "acc_dq"),
         Call(676, "atomicAdd", "acc_dq", "tdQgdQaccum"),
         Call(687, "gemm", "tdKsdSt tdKsQt", "acc_dk"),
-        Call(731, "*=", "scale_softmax_rp_dropout", "acc_dk", "after the loop"),
     )}),
 }  # fmt: skip
 
 
 def calls(function: str):
-    """A table of the calls of one of their functions, in its order, with the names that each reads and writes unless
-    they stand in the call; the line numbers are links. Returns an IPython.display.Markdown."""
+    """A table of the calls of one of their functions, in its order, with the names that each reads and writes; the line
+    numbers are links. Returns an IPython.display.Markdown."""
     from IPython.display import Markdown
 
     file, parts = CALLS[function]
-    last = ("reads", "writes") if any(call.writes for its_calls in parts.values() for call in its_calls) else ("when",)
-    rows = ["| " + " | ".join((f"line of {Path(file).name}", "call", *last)) + " |", "|---" * (2 + len(last)) + "|"]
+    rows = [f"| line of {Path(file).name} | call | reads | writes |", "|---|---|---|---|"]
     for part, its_calls in parts.items():
         if part:
             rows.append(f"| *{part}* | | | |")
         for call in its_calls:
-            columns = [f"[{call.line}]({permalink(Place(file, call.line, call.line, call.name))})", f"`{call.name}`"]
-            if last == ("when",):
-                columns.append(call.when)
-            else:
-                columns[1] += f", {call.when}" * bool(call.when)
-                columns += [", ".join(f"`{name}`" for name in names.split()) for names in (call.reads, call.writes)]
-            rows.append(f"| {' | '.join(columns)} |")
+            link = f"[{call.line}]({permalink(Place(file, call.line, call.line, call.name))})"
+            reads, writes = (", ".join(f"`{name}`" for name in names.split()) for names in (call.reads, call.writes))
+            rows.append(f"| {link} | `{call.name}`{', ' * bool(call.when)}{call.when} | {reads} | {writes} |")
     return Markdown("\n".join(rows))
 
 
-# A function of theirs -> the lines of the calls that do each step of ours: any of them will do.
-STEPS: dict[str, dict[str, set[int]]] = {
-    "compute_attn_1rowblock": {"load k": {335}, "q kᵀ": {319}, "times scale": {343, 344}, "mask": {328},
-                               "softmax_step": {343, 344}, "acc · alpha": {344}, "load v": {310, 313},
-                               "acc + p v": {367}},
-    "compute_dq_dk_dv_1colblock": {"p (6.7)": {534}, "dv (6.8)": {633}, "dp (6.9)": {575}, "ds (6.10)": {589},
-                                   "dq (6.11)": {653, 676}, "dk (6.12)": {687}},
-}  # fmt: skip
+# A step of `attend` -> the lines of the forward's calls that do it: any of them will do.
+STEPS: dict[str, set[int]] = {"load k": {335}, "q kᵀ": {319}, "times scale": {343, 344}, "mask": {328},
+                              "softmax_step": {343, 344}, "acc · alpha": {344}, "load v": {310, 313},
+                              "acc + p v": {367}}  # fmt: skip
 WAITS = {305, 306, 317, 332, 333, 338}  # of the forward's calls
 
 
-def mark(function: str, lines: dict[str, int | list[int]], struck: Iterable[int] | None = None) -> str:
+def mark(lines: dict[str, int | list[int]], struck: Iterable[int]) -> str:
     """How many of the reader's lines are right, which aren't, and which of these stand in softmax.h; then how many
     waits are struck out, and what else is."""
     given = {step: {line} if isinstance(line, int) else set(line) for step, line in lines.items()}
-    left = [step for step, right in STEPS[function].items() if not given.get(step) or not given[step] <= right]
-    many = len(STEPS[function])
-    text = f"{many - len(left)} of {many} right{'; not yet: ' * bool(left)}{', '.join(left)}"
+    left = [step for step, right in STEPS.items() if not given.get(step) or not given[step] <= right]
+    text = f"{len(STEPS) - len(left)} of {len(STEPS)} right{'; not yet: ' * bool(left)}{', '.join(left)}"
     if inside := [step for step in left if given.get(step, set()) & set(range(137, 168))]:
         text += f"\n{', '.join(inside)}: that is a line of softmax.h. Which line of this loop calls its function?"
     if 343 in given.get("acc · alpha", ()):
         text += "\nacc · alpha: 343 is the first block's call, and before the first block acc has nothing to rescale."
-    if struck is not None:
-        others = sorted(set(struck) - WAITS - {0})
-        text += f"\n{len(set(struck) & WAITS)} of {len(WAITS)} waits struck out"
-        text += f"; no wait: {', '.join(map(str, others))}" * bool(others)
-    return text
+    others = sorted(set(struck) - WAITS - {0})
+    text += f"\n{len(set(struck) & WAITS)} of {len(WAITS)} waits struck out"
+    return text + f"; no wait: {', '.join(map(str, others))}" * bool(others)
 
 
 def lines_of(kernel: Any) -> list[tuple[str, tuple[Place, ...]]]:

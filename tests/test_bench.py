@@ -526,6 +526,11 @@ def test_chapter_12_marks_a_guess_of_what_a_change_ruins(rows, words):
     ]
 
 
+def test_chapter_12_judges_each_row():
+    rows = torch.tensor([[1.0, 2.0], [1.0, 3.0], [torch.nan, 3.0]])
+    assert chapter_12.row_states(rows, torch.tensor([[1.0, 2.0]] * 3).double()).tolist() == [0, 1, 2]
+
+
 def test_chapter_12_marks_a_guess_of_which_gradients_stay_right():
     right, wrong = torch.tensor([0, 0]), torch.tensor([0, 1])
     one, none = {"dq": right, "dk": wrong, "dv": right}, {"dq": wrong, "dk": wrong, "dv": wrong}

@@ -155,10 +155,10 @@ def test_the_stand_in_by_blocks_is_as_accurate_as_an_h200_and_one_chain_is_not()
     q = q[:, :, :8]
     truth = reference.attention(q, k, v)[0].cpu()
     measured = chapter_14.row(results.load("h200"), kernel="error", provider="fp8", data="16,384 keys, v + 1", D=64)["mean"]
-    means = [
-        chapter_14.error_of(o, truth)["mean"] for o in fp8.emulated(q, k, v, fp8.sums_in_float32, fp8.sums_by_blocks, fp8.sums_in_one_chain)
-    ]
+    ways = fp8.sums_in_float32, fp8.sums_by_blocks, fp8.sums_in_one_chain, fp8.sums_in_two_chains
+    means = [chapter_14.error_of(o, truth)["mean"] for o in fp8.emulated(q, k, v, *ways)]
     assert means[1] < means[0] - 2e-4 and means[1] == pytest.approx(measured, abs=3e-4) and means[2] < -0.05, means
+    assert means[3] > 0.01, "l loses more than acc"
 
 
 # ---------------------------------------------------------------- attention

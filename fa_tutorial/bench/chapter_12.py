@@ -1,4 +1,4 @@
-"""Chapter 12: what its page draws."""
+"""Chapter 12: what its page draws, and how it judges a broken result."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ LOOKS = (
     {"facecolor": "black", "edgecolor": "white"},
 )
 NAMES = ("right", "wrong", "NaN")
+
+
+def row_states(got: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """What has become of each row of a result: 0 for right, 1 for wrong, 2 for NaN."""
+    is_wrong = ~torch.isclose(got.double(), truth, atol=1e-5).all(dim=1)
+    return torch.where(got.isnan().any(dim=1), 2, is_wrong.int())
 
 
 def in_words(states: dict[str, torch.Tensor]) -> str:

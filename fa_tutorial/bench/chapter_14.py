@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from fa_tutorial import reference
 from fa_tutorial.bench import results
 from fa_tutorial.bench.tables import mask
 from fa_tutorial.figures import COLOURS
@@ -145,38 +144,25 @@ def print_sums(card: dict[str, Any]) -> None:
         print(f"{name:34}{total:9,.0f}{row(card, kernel='probe', data=name)['sum']:9,.0f}")
     print()
     print(f"{'one chain, mean error in %':34}{'model':>9}{'H200':>9}{'(14.7)':>9}")
-    for kind, K in itertools.product(("uniform", "p v, mean 0", "p v, mean 1"), LENGTHS):
+    chains = [("uniform", K) for K in LENGTHS] + [("p v, mean 0", LENGTHS[-1]), ("p v, mean 1", LENGTHS[-1])]
+    for kind, K in chains:
         stored = row(card, kernel="sums", data=kind, K=K, provider="chain")
         means = (round(100 * found["mean"], 2) + 0.0 for found in (modelled(kind, K, "chain"), stored))  # no −0
         expected = f"{-100 * K / (3 * 2**14):9.2f}" if kind == "uniform" else ""
         print(f"{kind:14} K = {K:6,}        " + "".join(f"{mean:9.2f}" for mean in means) + expected)
 
 
-def print_choices(card: dict[str, Any]) -> None:
-    """Each way to o: how many times as fast as chapter 9's fp16 at each S, full and causal, and its error on three
-    kinds of data, with v + 1 as a share of the rest, what attention adds to v's mean."""
-    ways = {"hopper": ("fp16, chapter 9", "fp16"), **{name: (CHOICES[name], "fp8") for name in list(CHOICES)[:2]}}
+def print_choices(card: dict[str, Any], D: int = 128, S: int = LENGTHS[-1]) -> None:
+    """How many times as fast as chapter 9's fp16, full and causal, and its error on two kinds of data."""
+    ways = {"hopper": ("fp16, chapter 9", "fp16"), **{name: (words, "fp8") for name, words in CHOICES.items()}}
     ways["fp8, rotation and quantiser"] = (CHOICES["fp8, rotation and quantiser"], "fp8, rotated")
-    print(f"{'times as fast, at S =':>53}{'o is off by, in %':>39}")
-    print(" " * 30 + "".join(f"{S:11,}   " for S in LENGTHS))
-    print(" " * 30 + 3 * "   full causal" + f"{'N(0, 1)':>12}{'outliers':>12}{'v + 1, rest':>12}")
-    for D in (64, 128):
-        shares = {"N(0, 1)": 1.0, "with outliers": 1.0, "16,384 keys, v + 1": added_share(D)}
-        for name, (words, way) in ways.items():
-            rates = [[tflops(card, who, D, S, c) for who in (name, "hopper")] for S in LENGTHS for c in (False, True)]
-            gains = "".join(f"{rate / fp16:7.2f}" for rate, fp16 in rates)
-            errors = [
-                row(card, kernel="error", provider=way, data=kind, D=D)["rms"] / of for kind, of in shares.items()
-            ]
-            off = "".join(f"{100 * error:12.{1 if error > 0.01 else 2}f}" for error in errors)
-            print(f"{f'D = {D}, {words}':30}{gains}{off}")
-
-
-def added_share(D: int, queries: int = 32) -> float:
-    """What attention adds to v's mean, as a share of o, by root mean square: where v has mean 1."""
-    q, k, v = data("16,384 keys, v + 1", 2, 16_384, D)
-    o = reference.attention(q[:, :, :queries], k, v)[0]
-    return rms(o - v.double().mean(dim=2, keepdim=True)) / rms(o)
+    print(f"{f'D = {D}':26}{f'times as fast, S = {S:,}':>28}{'o is off by, in %':>24}")
+    print(f"{'full':>42}{'causal':>12}{'N(0, 1)':>12}{'outliers':>12}")
+    for name, (words, way) in ways.items():
+        rates = [[tflops(card, who, D, S, c) for who in (name, "hopper")] for c in (False, True)]
+        errors = [row(card, kernel="error", provider=way, data=kind, D=D)["rms"] for kind in list(KINDS)[:2]]
+        off = "".join(f"{100 * error:12.{1 if error > 0.01 else 2}f}" for error in errors)
+        print(f"{words:30}" + "".join(f"{rate / fp16:12.2f}" for rate, fp16 in rates) + off)
 
 
 def plot_score_errors(s: torch.Tensor, lines: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Figure:

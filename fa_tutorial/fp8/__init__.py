@@ -5,7 +5,14 @@ kernel for Hopper and its launcher, `attention` the public function.
 """
 
 from fa_tutorial.fp8.attention import emulated, flash_attention_fp8, quantised
-from fa_tutorial.fp8.model import sums_by_blocks, sums_in_float32, sums_in_one_chain, tensor_core_sum, to_e4m3
+from fa_tutorial.fp8.model import (
+    sums_by_blocks,
+    sums_in_float32,
+    sums_in_one_chain,
+    sums_in_two_chains,
+    tensor_core_sum,
+    to_e4m3,
+)
 from fa_tutorial.fp8.quantise import (
     BLOCK,
     Quantised,
@@ -32,6 +39,7 @@ __all__ = [
     "sums_by_blocks",
     "sums_in_float32",
     "sums_in_one_chain",
+    "sums_in_two_chains",
     "tensor_core_sum",
     "to_e4m3",
 ]

@@ -49,6 +49,12 @@ def sums_in_one_chain(p, v, scale, alpha, l, acc, last_scale):
     return alpha * l + p.sum(dim=1), tensor_core_sum(p, v.T, alpha[:, None] * (last_scale / scale) * acc)
 
 
+def sums_in_two_chains(p, v, scale, alpha, l, acc, last_scale):
+    """As sums_in_one_chain, but the tensor core sums l, too, as p times a column of ones, from alpha · l on."""
+    l = tensor_core_sum(p, torch.ones_like(p[:1]), (alpha * l)[:, None])[:, 0]
+    return l, sums_in_one_chain(p, v, scale, alpha, l, acc, last_scale)[1]
+
+
 def sums_by_blocks(p, v, scale, alpha, l, acc, last_scale):
     """As this chapter's kernel: the tensor core's sums begin at zero in each block, acc's and l's. Returns l, acc.
 

@@ -254,43 +254,6 @@ def draw_backward_loops() -> Figure:
     return figure
 
 
-# ---------------------------------------------------------------- who holds a row of scores
-
-QUAD = ("blue", "orange", "green", "yellow")
-
-
-@image("12_four_threads.png")
-def draw_four_threads() -> Figure:
-    """Eight rows and sixteen columns of a warp's scores, as the tensor cores leave them: which thread holds which, and how the
-    four of a row find its maximum."""
-    figure, ax = canvas(5.55)
-    left, top, wide, high = 1.2, 0.75, 0.46, 0.29
-    for column in range(16):
-        write(ax, left + (column + 0.5) * wide, top - 0.2, f"{column}")
-    write(ax, left - 0.12, top - 0.2, "column", ha="right")
-    for row in range(8):
-        write(ax, left - 0.12, top + (row + 0.5) * high, f"row {row}", ha="right")
-        for pair in range(8):
-            lane = pair % 4
-            at = left + 2 * pair * wide, top + row * high
-            box(ax, *at, 2 * wide, high, f"{4 * row + lane}", QUAD[lane], share=0.45)
-    outline(ax, left, top, 16 * wide, high)
-    write(ax, left, 0.2, "the number of the thread that holds a pair of scores", HEAD, ha="left", weight="bold")
-    write(ax, left, 3.4, "the maximum of row 0: two exchanges, and all four threads have it", HEAD, ha="left", weight="bold")
-    names = ("a", "b", "c", "d"), ("a, c", "b, d", "a, c", "b, d"), ("a, b, c, d",) * 4
-    for step, distance in enumerate((2, 1, 0)):
-        y = 3.65 + 0.7 * step
-        write(ax, left - 0.12, y + 0.15, ("own scores", "exchange 1", "exchange 2")[step], ha="right")
-        for thread in range(4):
-            x = left + 1.84 * thread
-            box(ax, x, y, 1.5, 0.3, f"max({names[step][thread]})", QUAD[thread], share=0.45)
-            if distance:
-                to = left + 1.84 * (thread ^ distance) + 0.75
-                arrow(ax, (x + 0.75, y + 0.31), (to, y + 0.69))
-                arrow(ax, (x + 0.75, y + 0.31), (x + 0.75, y + 0.69))
-    return figure
-
-
 # ---------------------------------------------------------------- the blocks that the diagonal crosses
 
 ROWS_OF_LOOP, OFFSETS = 32, (48, 52, 63)  # of the chapter's loop; S_k − S_q: the first key of a block, one inside, the last
@@ -402,4 +365,46 @@ def draw_fa3_step() -> Figure:
     for n, (name, first, last, colour, share) in enumerate(UNDER_WAY):
         y = top + (first + 0.5) * high
         box(ax, 5.4 + 1.18 * n, y, 1.12, (last - first) * high, name.replace(" of", "\nof"), colour, share=share)
+    return figure
+
+
+# ---------------------------------------------------------------- FA4's warps
+
+PARTS = ("s and p\ntile 0", "s and p\ntile 1", "acc\ntile 0", "acc\ntile 1")  # of tensor memory
+
+
+@image("12_fa4_warps.png")
+def draw_fa4_warps() -> Figure:
+    """FA4's warps above and below tensor memory: who writes the scores, p and acc there, and who takes acc out to rescale it."""
+    figure, ax = canvas(5.3)
+    left, part, high, warps = 1.3, 1.9, 0.62, {"colour": "black", "share": 0.08}
+    box(ax, left, 0.2, 2 * part - 0.1, 0.55, "warp 13 loads q, k and v\ninto shared memory", **warps)
+    box(ax, left, 1.2, 4 * part - 0.1, 0.45, "warp 12 issues both matmuls", **warps)
+    arrow(ax, (left + part, 0.75), (left + part, 1.2))
+    write(ax, 0.1, 2.75, "tensor\nmemory", HEAD, ha="left", weight="bold")
+    for n, name in enumerate(PARTS):
+        x = left + n * part
+        box(ax, x, 2.45, part - 0.1, high, name, "yellow" if n < 2 else "purple", share=0.4)
+        if n < 2:
+            arrow(ax, (x + 0.5, 1.65), (x + 0.5, 2.45))
+            write(ax, x + 0.6, 1.95, "q kᵀ", ha="left")
+            box(ax, x, 3.85, part - 0.1, 0.55, f"softmax:\nwarps {4 * n} to {4 * n + 3}", **warps)
+            arrow(ax, (x + 0.5, 2.45 + high), (x + 0.5, 3.85))
+            arrow(ax, (x + 1.1, 3.85), (x + 1.1, 2.45 + high))
+            write(ax, x + 0.42, 3.45, "s", ha="right")
+            write(ax, x + 1.2, 3.45, "p", ha="left")
+        else:
+            arrow(ax, (x + 0.9, 1.65), (x + 0.9, 2.45))
+            write(ax, x + 1.0, 1.95, "p v", ha="left")
+            arrow(ax, (x + 0.5, 2.45 + high), (x + 0.5, 3.85), "vermilion", width=3)
+            arrow(ax, (x + 0.9, 3.85), (x + 0.9, 2.45 + high), "vermilion", width=3)
+            write(ax, x + 0.42, 3.45, "acc", ha="right")
+            write(ax, x + 0.98, 3.45, "acc · alpha", ha="left")
+    box(ax, left + 2 * part, 3.85, 2 * part - 0.1, 0.55, "correction: warps 8 to 11", **warps)
+    for n in range(2):
+        ax.plot([left + (n + 0.5) * part] * 2, (4.4, 4.7), color="black", linewidth=1.6)
+    ax.plot((left + 0.5 * part, left + 3 * part), (4.7, 4.7), color="black", linewidth=1.6)
+    arrow(ax, (left + 3 * part, 4.7), (left + 3 * part, 4.4))
+    write(ax, left + 1.75 * part, 4.88, "alpha, through shared memory")
+    write(ax, 0.1, 5.13, "thick: what a lagging shift saves", ha="left")
     return figure

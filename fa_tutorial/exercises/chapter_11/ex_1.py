@@ -51,7 +51,7 @@ def inputs():
         1, 8, 2, 1000, 10, 1, 100, 5.0, 400.0, otherwise="2 programs on 100 SMs pull 10 GB/s, and a number has 2 bytes; a GB is 10⁹ bytes"
     )
     yield case(1, 8, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="4 splits of 2 key heads are 8 programs, and all parts are read in a step")
-    yield case(3, 8, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="3 sequences bring three caches, and 24 programs")
+    yield case(3, 6, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="3 sequences bring three caches, and 24 programs")
     yield case(1, 8, 2, 1000, 10, 64, 100, 3.0, 400.0, otherwise="128 programs on 100 SMs: 100 are busy")
     yield case(1, 8, 2, 1000, 10, 64, 100, 5.0, 400.0, otherwise="the SMs could pull 500 GB/s, and the memory gives 400")
     for _ in range(10):

@@ -27,7 +27,7 @@ MISTAKES = {
     "the most splits within 5 % of the best are taken: each costs something, so take the fewest": (CHOSEN, CHOSEN.replace("next(", "max(")),
     "two programs of an SM count as one: it computes the tiles of both": (PROGRAMS, "math.ceil(n * splits / (2 * sms))"),
     "an SM's programs are left out: it computes the tiles of all of them": (f" * {PROGRAMS}", ""),
-    "the programs are not rounded up: the busiest SM has a whole number of them": (PROGRAMS, "(n * splits / sms)"),
+    "the busiest SM has ceil(n · splits / sms) programs: round up that quotient": (PROGRAMS, "(n * splits / sms)"),
     "the parts are not rounded up: they are whole tiles": (PART, "(tiles / splits)"),
     "a split may have a single tile: tiles / splits is at least 4": (POSSIBLE, "range(1, tiles + 1)"),
     "tiles / splits is below 4: at most tiles // 4 splits have 4 tiles each": (POSSIBLE, "range(1, math.ceil(tiles / 4) + 1)"),
@@ -52,7 +52,9 @@ def inputs():
     yield case(300, 512, 132, otherwise="3 splits are 7 programs of 171 tiles on the busiest SM, 1,197; one split is 3 of 512, 1,536")
     yield case(150, 8, 132, otherwise="one split is 2 programs of 8 tiles on the busiest SM, 16; two splits are 3 of 4, 12")
     yield case(2, 2, 132, otherwise="a short cache has one split")
-    yield case(8, 1_024, 108, otherwise="another card: 108 SMs")
+    yield case(
+        16, 368, 108, otherwise="another card, of 108 SMs: the fewest tiles are 55; 20 splits have 57, and 13 have 58, over 5 % more"
+    )
 
 
 EXERCISE = Exercise(

@@ -66,6 +66,7 @@ MISTAKES = {
     "earlier pages are seen whole: subtract the position of the page's first key from last_seen, don't take a remainder": (SEEN, "last_seen % PAGE_SIZE,"),
     "last_seen and S keep only their remainders, so pages before the last end too soon: subtract the position of the page's first key": [
         (SEEN, "last_seen % PAGE_SIZE,"), (ROWS, "S % PAGE_SIZE,")],
+    "S keeps only its remainder, so full pages end too soon: subtract the position of the page's first key": (ROWS, "S % PAGE_SIZE,"),
     "a part is counted in pages: it is ceil(tiles / splits) tiles of BLOCK_N keys, as in 11.3": (
         PART, "tl.cdiv(tl.cdiv(S, PAGE_SIZE), tl.num_programs(1)) * PAGE_SIZE"),
     "the parts are cut from the table's width: count the tiles of this sequence's own S": (
@@ -124,9 +125,21 @@ def inputs():
         "the last page is ragged: what a cache holds beyond a sequence's length doesn't count",
         table=torch.tensor([[1, 2, 0]]),
     )
-    yield paged((64,), 1, 32, 1, "pages of 32 keys hold two tiles: a tile starts at row start_n % PAGE_SIZE")
+    yield paged(
+        (64,),
+        1,
+        32,
+        1,
+        "pages of 32 keys hold two tiles: a tile starts at row start_n % PAGE_SIZE, and last_seen and S count from the page's first key",
+    )
     yield paged((40,), 1, 32, 3, "a part is counted in tiles, not in pages: three tiles in three parts")
-    yield paged((40, 21), 2, 16, 2, "two sequences: each has its length, and its row of the table")
+    yield paged(
+        (40, 21),
+        2,
+        16,
+        2,
+        "two sequences, two key heads: a sequence has its own length and its own row of the table, and a key head its own part of each page",
+    )
     yield paged((52,), 1, 32, 2, "each row sees the keys up to its own token's position", S_q=4)
     yield paged((90, 7, 33), 2, 32, 3, table=torch.tensor([[4, 0, 7], [2, 8, 1], [3, 6, 5]]), S_q=2, D=12, draw=generator(), fresh=True)
     yield paged((35, 70), 1, 64, 2, D=20, dtype=torch.float16, draw=generator(), fresh=True)

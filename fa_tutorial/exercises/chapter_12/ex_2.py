@@ -38,6 +38,13 @@ MISTAKES = {
         ("if not is_first:", "if True:")],
     "the first block reads row_max and row_sum, which nothing has set: with Is_first the block's own maximum and sum become them": [
         (FIRST_MAX, "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")],
+    "zero_init is upside down: a reduction with it ignores the old value, and one without it counts it in": [
+        ("if is_first:\n        new_max", "if not is_first:\n        new_max"),
+        ("    new_sum = p.sum(dim=1)\n", "    new_sum = p.sum(dim=1) + row_sum if is_first else p.sum(dim=1)\n"), (SUM, "new_sum")],
+    "reduce_max's zero_init is upside down: with it row_max ignores the old value, and without it counts it in": (
+        "if is_first:\n        new_max", "if not is_first:\n        new_max"),
+    "row_max is multiplied by log₂ e alone: Scale_max is true here, so scale_apply_exp2 multiplies it by the scale, too": (
+        P, P.replace("safe * scale_log2", "safe * math.log2(math.e)")),
     "the first block drops a NaN, but reads a number that nobody has set: with Is_first neither row_max nor row_sum is read": [
         (FIRST_MAX, "    row_max, row_sum = torch.where(row_max.isnan(), -math.inf, row_max), row_sum.nan_to_num()\n"
                     "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")],
@@ -159,7 +166,7 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Write in PyTorch what softmax_rescale_o does, from its calls or from its lines.",
+    task="Write in PyTorch what softmax_rescale_o does, from its source.",
     conditions=CONDITIONS,
     hints=(
         "The function has two branches. Which old values does the first one read, and what does it never write? (In their lines, `zero_init` "
