@@ -132,14 +132,6 @@ def print_one_score(*names: str) -> None:
         print("    ".join(f"{text:38}" for text in row).rstrip())
 
 
-def print_loads(*names: str) -> None:
-    """Print which instructions load tiles in the loop of chapter 8's kernels after these steps, D = 64: the first, and
-    how many."""
-    for name in names:
-        first, *others = (line for line in loop_of(name, steps.TILE, 64) if line.name.startswith(("LDGSTS", "UTMALDG")))
-        print(f"{name:12} {first.text:48} and {len(others)} more")
-
-
 def print_stop(loop: Sequence[Line]) -> None:
     """Print where a loop issues matmuls, waits for them and exponentiates: the first of each run, and how many."""
     kinds = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2")

@@ -94,6 +94,16 @@ def test_where_triton_cannot_compile_results_alone_are_graded(monkeypatch):
     )
 
 
+def test_a_step_is_told_that_triton_was_imported_first(monkeypatch):
+    from fa_tutorial.exercises.chapter_8 import ex_2
+
+    def refuse(*args, **functions):
+        raise RuntimeError("Cannot call @triton.jit'd outside of the scope of a kernel")
+
+    monkeypatch.setattr(ex_2, "run_step", {(1,): refuse})
+    assert "import fa_tutorial first" in check("8.2", ex_2.softmax_step).message
+
+
 def test_the_packages_own_function_is_no_answer():
     assert check("0.1", ledger.attention_flops).message.endswith("not attempted (this is the package's own; write yours)")
 

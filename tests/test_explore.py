@@ -551,6 +551,15 @@ def test_cycles_is_exercises_8_1_and_8_5(page):
         assert {row["shared_bytes"] for row in stored if row["tile"][3] == stages} <= {shown["bytes"]}
 
 
+def test_cycles_takes_what_was_compiled_for_a_tile(page):
+    open_figure(page, "cycles")
+    for row in chapter_8.compiled_tiles():
+        block_m, block_n, warps, stages = row["tile"]
+        if warps == 4 and block_m > 32 and stages > 1:
+            shown = put(page, D=row["D"], tile=f"{block_m} x {block_n}")
+            assert shown["registers"] == row["registers"] and abs(shown["loop"] - row["loop"]) <= 1  # two or three stages
+
+
 def test_cycles_answers_its_question(page):
     """Two stages, and at most 168 registers."""
     open_figure(page, "cycles")

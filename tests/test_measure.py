@@ -105,20 +105,6 @@ def test_a_variant_is_measured_beside_the_same_one(variant, monkeypatch):
     assert pairs[0, 0].sum() == contest.pairs
 
 
-def test_documents_in_another_order_of_launch_are_the_same():
-    calls = chapter_10.ordered_calls(4, 256, 16, dtype=torch.float32)
-    wanted = calls.pop("package")()
-    assert len(calls) == 4 and all(torch.equal(call(), wanted) for call in calls.values())
-    tiles = [3, 1, 2]
-    orders = {name: [tiles[block] for block, _ in programs] for name, programs in chapter_10.orders(tiles, 4).items()}
-    assert list(orders.values()) == [
-        [2, 2, 1, 1, 3, 3] * 2,
-        [3] * 4 + [2] * 4 + [1] * 4,
-        [1] * 4 + [2] * 4 + [3] * 4,
-        [3, 3, 2, 2, 1, 1] * 2,
-    ]
-
-
 @needs_gpu
 def test_chapter_8s_kernels_are_measured():
     shape, tile = Shape(1, 2, 2, 256, 256, 64, False), TileConfig(64, 64, 4, 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
@@ -40,12 +38,6 @@ def document_tiles(lengths: list[int], block: int) -> list[int]:
     ends = torch.tensor(lengths).cumsum(0)
     first = (ends - torch.tensor(lengths)).repeat_interleave(torch.tensor(lengths))[::block]  # of each tile row's keys
     return (torch.arange(len(first)) - first // block + 1).tolist()
-
-
-def padded_lengths(B: int, S: int, seed: int = 0) -> list[int]:
-    """Long-tailed lengths of a batch that is padded to S: many texts of some hundred tokens, one that fills S."""
-    lengths = 400 * torch.exp(torch.randn(B, generator=torch.Generator().manual_seed(seed)))
-    return [S, *lengths.clamp(64, S).int().tolist()[1:]]
 
 
 def tile_grids(kinds: dict[str, torch.Tensor]) -> Figure:
@@ -101,20 +93,15 @@ def measured(mask: str, D: int, S: int = 16_384, mode: str = "fwd") -> float:
     return results.select(stored(S, mode), provider=mask, D=D)["ms"].item()
 
 
-def measured_in_order(order: str, D: int) -> pd.Series:
-    """The stored row of the documents' forward whose programs start in this order."""
-    return results.select(results.load("h200")["kernels"], chapter=10, kernel="order", provider=order, D=D).iloc[0]
-
-
 def time_against_tiles(tiles: dict[str, float]) -> Figure:
     """Each variant's forward in shares of `causal`'s, with its runs from the 20th to the 80th percentile.
 
     tiles: each mask's share of the causal mask's tiles, a line. Left: what has all of these tiles.
     """
-    panels = (("tuned", "softcap", "alibi"), ("window", "documents", "packed"))
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    panels = {"all of causal's tiles": ("tuned", "alibi", "softcap"), "fewer tiles": ("window", "documents")}
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     style = {"textcoords": "offset points", "fontsize": 9}
-    for ax, names in zip(axes, panels, strict=True):
+    for ax, (title, names) in zip(axes, panels.items(), strict=True):
         for D, marker, aside in ((64, "o", -0.2), (128, "s", 0.2)):
             found = results.select(stored(), D=D).set_index("provider")
             times = found[["ms", "ms_20", "ms_80"]].copy()
@@ -125,12 +112,13 @@ def time_against_tiles(tiles: dict[str, float]) -> Figure:
             for point in zip(across, shares, strict=True):
                 ax.annotate(f"{point[1]:.2f}", point, (7, 0), va="center", **style)
         for x, name in enumerate(names):
-            share = tiles.get({"packed": "documents"}.get(name, name), 1.0)
+            share = tiles.get(name, 1.0)
             ax.hlines(share, x - 0.35, x + 0.35, color="black", label=None if x else "tiles")
             if share < 1:
                 ax.annotate(f"{share:.2f}", (x, share), (0, -4), ha="center", va="top", **style)
         ax.set_xticks(range(len(names)), [NAMES.get(name, name) for name in names])
-        ax.set(xlim=(-0.6, len(names) - 0.4), ylim=(0, 1.12 * ax.get_ylim()[1]), ylabel="share of causal's")
+        ax.set(xlim=(-0.6, len(names) - 0.4), ylim=(0, 1.12 * ax.get_ylim()[1]), title=title)
+    axes[0].set_ylabel("share of causal's")
     axes[0].legend(loc="lower left")
     return figure
 
@@ -151,37 +139,14 @@ def slots_at_work(idle: dict[str, list[float]], D: int) -> Figure:
     return figure
 
 
-def ours_against_flex() -> pd.DataFrame:
+def ours_against_flex(D: int) -> pd.DataFrame:
     """Our time over FlexAttention's at S = 16,384, with our runs' 20th to 80th percentile.
 
     Without the documents by number, whose backward wasn't measured, and the soft cap, whose tanh is another one.
     """
-    rows = results.select(results.load("h200")["kernels"], chapter=10, kernel="variant", S=16_384)
+    rows = results.select(results.load("h200")["kernels"], chapter=10, kernel="variant", S=16_384, D=D)
     rows = rows[~rows["provider"].isin(("documents_by_number", "softcap"))]
     ratio, low, high = ((rows[x] / rows["flex_ms"]).map("{:.2f}".format) for x in ("ms", "ms_20", "ms_80"))
-    masks, passes = rows["provider"].replace(NAMES), rows["mode"].map(PASSES) + ", D = " + rows["D"].astype(str)
+    masks, passes = rows["provider"].replace(NAMES), rows["mode"].map(PASSES)
     table = pd.DataFrame({"": masks, "pass": passes, "shown": ratio + " (" + low + "–" + high + ")"})
     return table.pivot(index="", columns="pass", values="shown").loc[masks.unique(), passes.unique()]
-
-
-def padded_times() -> pd.DataFrame:
-    """ms of a padded batch, forward and backward, by who computes it, on an H100, and what packing makes of ours."""
-    names = ["SDPA", "FlexAttention", "padding mask", "packed", "packed / padded"]
-    rows = results.select(results.load("h100")["kernels"], kernel="padded")
-    rows = rows.assign(mask=rows["is_causal"].map({False: "full", True: "causal"})).set_index(["mask", "mode"])
-    rows["ratio"] = rows["packed_ms"] / rows["ours_ms"]
-    return rows[["sdpa_ms", "flex_ms", "ours_ms", "packed_ms", "ratio"]].set_axis(names, axis=1).round(2)
-
-
-def window_training() -> Figure:
-    """The loss of a small transformer that copies, with three windows."""
-    runs = results.select(results.load("h200")["kernels"], kernel="window_training")
-    figure, ax = plt.subplots()
-    for run, style in zip(runs.itertuples(), ("-", "--", ":"), strict=True):
-        ax.plot(range(0, run.steps, run.every), run.losses, style, label=f"left = {run.left}", linewidth=2.5)
-    guessing = math.log(runs.iloc[0]["vocabulary"])
-    ax.axhline(guessing, color=GREY, linewidth=1)
-    ax.annotate("guessing", (runs.iloc[0]["steps"], guessing - 0.08), ha="right", va="top")
-    ax.set(xlabel="step", ylabel="loss on the second copy, nats a token", ylim=(0, None))
-    ax.legend(loc="center right")
-    return figure

@@ -129,22 +129,21 @@ def play_on_a_clock(rows: int, ranks: int, tile_of: Callable, flops: float, band
 
 
 LENGTHS = [int(2 ** (i / 8)) // 2 * 2 for i in range(72, 145)]  # tokens in a shard: 512 to 262,144
-LAUNCHES = 16_384  # tokens in all: up to here launches decide how long a rank takes
 
 
 def forward_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Forward ms on four GPUs with 16 key heads: a row a length, a column a provider. rows: load()'s."""
-    rows = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)]
-    return rows.pivot(index="S", columns="provider", values="forward_ms").astype(float)
+    """Forward ms on four GPUs: a row a length and number of key heads, a column a provider. rows: load()'s."""
+    rows = rows[rows["ranks"].eq(4)]
+    return rows.pivot(index=["S", "H_k"], columns="provider", values="forward_ms").astype(float)
 
 
 def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: dict[str, float],
-                sizes: tuple[int, ...], rows: pd.DataFrame) -> Figure:  # fmt: skip
-    """How much of a ring's time isn't hidden, against the tokens in a shard: on the clock for each link, and measured.
+                sizes: tuple[int, ...]) -> Figure:  # fmt: skip
+    """How much of a ring's time isn't hidden on the clock, against the tokens in a shard, for each link.
 
-    sizes: H_q, H_k, D, itemsize. rows: load()'s.
+    sizes: H_q, H_k, D, itemsize.
     """
-    figure = Figure(figsize=(7.6, 3.4))
+    figure = Figure(figsize=(7.6, 3.1))
     ax = figure.subplots()
     looks = (("blue", "-"), ("vermilion", "--"))
     for (name, bandwidth), (colour, line) in zip(links.items(), looks, strict=True):
@@ -153,105 +152,95 @@ def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: d
             for n in LENGTHS
         ]
         shares = [100 * (ring_s - alone) / ring_s for ring_s, alone in times]
-        label = f"clock: {name}, {bandwidth / 1e9:.0f} GB/s"
+        label = f"{name}, {bandwidth / 1e9:.0f} GB/s"
         ax.plot(LENGTHS, shares, color=figures.COLOURS[colour], linestyle=line, label=label)
         least = least_shard(*sizes, flops, bandwidth)
         ax.axvline(least, color=figures.COLOURS[colour], linestyle=":", label=f"(13.7): {least:,.0f} tokens")
-    times = forward_times(rows)
-    shares = 100 * (1 - times["computing alone"] / times["ring"])
-    shares = shares[shares.index > LAUNCHES]
-    ax.plot(shares.index / 4, shares, "o", color=figures.COLOURS["blue"], label="measured, NVLink")
     ax.set_xscale("log", base=2)
     ticks = [2**i for i in range(9, 19, 3)]
     ax.set_xticks(ticks, [f"{rows:,}" for rows in ticks])
     ax.minorticks_off()
     ax.set_xlabel("tokens in a shard")
     ax.set_ylabel("not hidden, % of the ring's time")
-    figure.legend(loc="outside upper center", ncols=3)
+    figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 
 def print_orders(rows: pd.DataFrame) -> None:
-    """Times in plain and in zigzag order on four GPUs with 16 key heads, and their ratio."""
+    """The time in plain order over that in zigzag order, on four GPUs with 16 key heads."""
     rows = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)]
     times = rows.pivot(index="S", columns="provider", values=["forward_ms", "backward_ms"]).astype(float)
-    print("ms             forward:   plain   zigzag   ratio    backward:   plain   zigzag   ratio")
+    print("plain order / zigzag order:  forward  backward")
     for S in times.index:
-        print(f"{S:9,} tokens", end="")
-        for way, place in (("forward_ms", 14), ("backward_ms", 20)):
-            plain, zigzag = times.loc[S, (way, "plain order")], times.loc[S, (way, "ring")]
-            print(f"{plain:{place},.1f} {zigzag:8,.1f} {plain / zigzag:7.2f}", end="")
-        print()
+        found = times.loc[S]
+        forward, backward = (found[way, "plain order"] / found[way, "ring"] for way in ("forward_ms", "backward_ms"))
+        print(f"{S:9,} tokens {forward:19.2f} {backward:9.2f}")
 
 
 def print_backward(rows: pd.DataFrame) -> None:
-    """131,072 tokens: what sends add to the backward, and each way's most memory, in shards of q."""
+    """131,072 tokens: the ring and its computing alone, and each way's most memory, in shards of q."""
     rows = rows[rows["S"].eq(131_072) & rows["H_k"].eq(16) & rows["ranks"].eq(4)].set_index("provider")
-    alone, ours = rows.loc["computing alone"], rows.loc["ring"]
-    shard = 16 * 131_072 // 4 * 128  # numbers of q
-    print(f"computing {alone['forward_ms']:.1f} ms forward, {alone['backward_ms']:.1f} backward;", end=" ")
-    print(f"sends add {ours['backward_ms'] - alone['backward_ms']:.1f} ms to the backward;", end=" ")
-    print(f"dk and dv of a shard: {2 * shard * 4 / 1e6:.0f} MB")
-    peaks = {"a quarter of one GPU": rows.loc["one GPU", "peak_bytes"] / 4}
-    peaks |= {"computing alone": alone["peak_bytes"], "ring": ours["peak_bytes"]}
-    for name, peak in peaks.items():
-        print(f"most memory, {name:20}: {peak / (2 * shard):4.1f} times a shard of q")
+    shard = 16 * 131_072 // 4 * 128 * 2  # bytes of q
+    for way in ("forward", "backward"):
+        alone, ours = (rows.loc[name, f"{way}_ms"] for name in ("computing alone", "ring"))
+        print(f"{way:8}: computing alone {alone:.1f} ms, the ring {ours:.1f} ms")
+    one, ours = rows.loc["one GPU", "peak_bytes"] / 4, rows.loc["ring", "peak_bytes"]
+    print(f"most memory, in shards of q: a quarter of one GPU's {one / shard:.1f}, the ring's {ours / shard:.1f}")
 
 
 def print_sends(rows: pd.DataFrame) -> None:
-    """Forward times by length, and how much of the ring's isn't hidden, where launches don't decide."""
-    names = ["one GPU", "computing alone", "sending alone", "ring"]
+    """Forward times by length: one GPU, the ring, its computing alone and its sends alone, with 16 key heads."""
+    times = forward_times(rows).xs(16, level="H_k")[["one GPU", "sending alone", "computing alone", "ring"]]
+    print("forward, ms\n  a shard    one GPU   sends alone   computing alone   the ring")
+    for S, (single, sends, alone, ours) in zip(times.index, times.values, strict=True):
+        print(f"{S // 4:9,} {single:10,.2f} {sends:13,.2f} {alone:17,.2f} {ours:10,.2f}")
+
+
+WAYS = {"ring": ("blue", "-", "o"), "all-gather": ("orange", "--", "s"), "Ulysses": ("vermilion", "-.", "^")}
+
+
+def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
+    """How many times as fast as one GPU four are, forward, against x = T_c / T_s: exercise 13.8's `ways`, and measured.
+
+    rows: load()'s. Shorter sequences are left out: launches decide there.
+    """
     times = forward_times(rows)
-    print("forward, ms\n   tokens    shard    one GPU   computing   sending   the ring   of it not hidden")
-    for S, (single, alone, sending, ours) in zip(times.index, times[names].values, strict=True):
-        print(f"{S:9,} {S // 4:8,} {single:10,.2f} {alone:11,.2f} {sending:9,.2f} {ours:10,.2f}", end=" ")
-        print("          launches" if S <= LAUNCHES else f"{(ours - alone) / ours:18.0%}")
-    first, second = rows[rows["ranks"].eq(2)]["ring_forward_ms"]
-    print(f"the ring of two GPUs, 131,072 tokens, measured twice: {first:.1f} and {second:.1f} ms")
-
-
-def print_windows(ways: Callable) -> None:
-    """From which x = T_c / T_s on a ring beats Ulysses, by exercise 13.8's `ways`."""
-    shares = [i / 400 for i in range(1, 8001)]
-    for ranks, group in ((4, 1), (4, 4), (16, 1), (16, 8)):
-        ratios = [times[0] / times[2] for x in shares if (times := ways(x, 1.0, ranks, group))]
-        first = next(x for x, ratio in zip(shares, ratios, strict=True) if ratio < 1)
-        print(f"{ranks:2} GPUs, group {group}: a ring beats Ulysses from x = {first:.2f} on", end=", ")
-        print(f"by {1 - min(ratios):.0%} at most")
-
-
-def plot_ways(ways: Callable) -> Figure:
-    """How many times as fast as one GPU four are, forward, by exercise 13.8's `ways`, against x = T_c / T_s."""
-    figure = Figure(figsize=(9, 3.2))
-    shares = [2 ** (i / 8) for i in range(-32, 33)]
-    looks = (("ring", "blue", "-"), ("all-gather", "orange", "--"), ("Ulysses", "vermilion", "-."))
-    for ax, group in zip(figure.subplots(1, 2, sharey=True), (1, 4), strict=True):
-        for i, (way, colour, line) in enumerate(looks):
-            speeds = [16 * x / ways(x, 1.0, 4, group)[i] for x in shares]
-            ax.plot(shares, speeds, color=figures.COLOURS[colour], linestyle=line, label=way)
-        ax.axhline(1, color=figures.GREY, linewidth=1)
-        ax.set_title(f"{group} query head{'s' * (group > 1)} on a key head")
+    times = times[times.index.get_level_values("S") > 16_384]
+    measured = times["computing alone"] / 4 / (times["sending alone"] / 3)  # T_c / T_s
+    figure = Figure(figsize=(9, 3.4))
+    shares = [2 ** (i / 8) for i in range(-24, 57)]
+    for ax, H_k in zip(figure.subplots(1, 2, sharey=True), (16, 4), strict=True):
+        here = times.index.get_level_values("H_k") == H_k
+        x, single = measured[here], times["one GPU"][here]
+        for i, (way, (colour, line, marker)) in enumerate(WAYS.items()):
+            speeds = [16 * share / ways(share, 1.0, 4, 16 // H_k)[i] for share in shares]
+            ax.plot(shares, speeds, color=figures.COLOURS[colour], linestyle=line, label=f"{way}: clock")
+            dots = {"color": figures.COLOURS[colour], "markersize": 5 + 3 * (i > 0), "zorder": 5 - i}
+            ax.plot(x, single / times[way][here], marker, label="measured", **dots)
+        hollow = {"color": figures.COLOURS["blue"], "fillstyle": "none", "markersize": 9, "zorder": 6}
+        ax.plot(x, single / times["computing alone"][here], "o", label="ring without sends", **hollow)
+        ax.set_title(f"{16 // H_k} query head{'s' * (H_k < 16)} on a key head")
         ax.set_xscale("log", base=2)
-        ticks = [1 / 16, 1 / 4, 1, 4, 16]
-        ax.set_xticks(ticks, ["1/16", "1/4", "1", "4", "16"])
+        ticks = [1 / 8, 1, 8, 64]
+        ax.set_xticks(ticks, ["1/8", "1", "8", "64"])
+        ax.minorticks_off()
         ax.set_xlabel("x, shards in units of (13.7)")
     figure.axes[0].set_ylabel("4 GPUs: times as fast as one")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return figure
 
 
 def print_ways(rows: pd.DataFrame) -> None:
-    """Times of each way on four GPUs where launches don't decide, and PyTorch's context_parallel on two."""
-    names = ["one GPU", "ring", "computing alone", "all-gather", "Ulysses"]
-    shown = rows[rows["ranks"].eq(4) & rows["S"].gt(LAUNCHES)]
-    times = shown.pivot(index=["S", "H_k"], columns="provider", values="forward_ms")[names]
-    print("forward, ms\n   tokens  key heads  1/4 of one GPU      ring   its sends left out  all-gather   Ulysses")
-    for (S, H_k), (one, ours, alone, gather, ulysses) in zip(times.index, times.values, strict=True):
-        print(f"{S:9,} {H_k:10} {one / 4:15,.2f} {ours:9,.2f} {alone:20,.2f} {gather:11,.2f} {ulysses:9,.2f}")
+    """How much longer than the ring's the other ways' forward takes, and PyTorch's context_parallel on two GPUs."""
+    times = forward_times(rows)
+    print("forward, against the ring's time:   all-gather   Ulysses")
+    for (S, H_k), found in times[["ring", "all-gather", "Ulysses"]].iterrows():
+        if S > 16_384:
+            gather, ulysses = found.iloc[1:] / found["ring"] - 1
+            print(f"{S:9,} tokens, {H_k:2} key heads {gather:+19.0%} {ulysses:+9.0%}")
     peer = rows[rows["provider"].eq("context_parallel") & rows["backend"].eq("CUDNN_ATTENTION")].iloc[0]
-    print(f"{peer['ranks']} GPUs, {peer['S']:,} tokens:", end=" ")
-    print(f"context_parallel {peer['forward_ms']:.1f} ms forward, {peer['backward_ms']:.1f} backward;", end=" ")
-    print(f"the ring {peer['ring_forward_ms']:.1f} and {peer['ring_backward_ms']:.1f}")
+    both = f"context_parallel {peer['forward_ms']:.1f} ms, the ring {peer['ring_forward_ms']:.1f} ms"
+    print(f"{peer['ranks']} GPUs, {peer['S']:,} tokens: {both}")
 
 
 # ---------------------------------------------------------------- a step of training
@@ -293,7 +282,7 @@ def train_step() -> tuple[torch.Tensor, torch.Tensor]:
     loss.backward()
     before = model.gradient()
     for weight in model.parameters():
-        dist.all_reduce(weight.grad)  # the sum over all ranks
+        dist.all_reduce(weight.grad)  # the sum over all ranks; DistributedDataParallel averages
     return before, model.gradient()
 
 

@@ -5,9 +5,10 @@ measures what is stored.
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -249,38 +250,44 @@ def rate_changed(before: dict[str, Any], after: dict[str, Any]) -> str:
     return changed(before["tflops"], after["tflops"])
 
 
-def show_numbers(step: str, programs: Programs, predict: Predict) -> None:
-    """Print what the compiler made of `step` with steps.TILE, the cycles that `predict` gives for it, and its cycles
-    and rate on the H200, beside those of the step before.
+def show_numbers(step: str, programs: Programs) -> None:
+    """Print what the compiler made of `step` with steps.TILE, and its cycles and rate on the H200, beside those of the
+    step before.
 
     cycles: an SM's for each 64 x 64 scores.
     """
     names = steps.before(step), step
-    print(f"{'H200, ' + step:17} {'loop':>10} {'programs':>8} {'predicted':>12} {'cycles':>19} {'TFLOP/s':>17}")
+    print(f"{'H200, ' + step:17} {'loop':>10} {'registers':>10} programs {'cycles':>19} {'TFLOP/s':>17}")
     for D, is_causal in HEADLINE_FIRST:
         old, new = (compiled_steps()[name, steps.TILE, D, is_causal] for name in names)
         fit = [programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"]) for row in (old, new)]
         rows = [stored_steps()[D, is_causal][name or "chapter 5"] for name in names]
         print(
-            f"D = {D:3}, {mask(is_causal):8} {change(old['loop'], new['loop']):>10} {change(*fit):>8}",
-            f"{change(predict(old), predict(new)):>12} {cycles_changed(*rows, D, is_causal):>19}",
-            f"{rate_changed(*rows):>17}",
+            f"D = {D:3}, {mask(is_causal):8}",
+            *(f"{change(old[key], new[key]):>10}" for key in ("loop", "registers")),
+            f"{change(*fit):>8} {cycles_changed(*rows, D, is_causal):>19} {rate_changed(*rows):>17}",
         )
 
 
-def show_orders(counted: Callable[[int, int, int, int], float]) -> None:
-    """Print the H200's rates of one causal sequence in each of ORDERS, and what `counted`, of (D, heads, S, heads at
-    once), gives for the last two: how much faster than in chapter 5's order."""
-    print(f"{'H200, B = 1, causal, TFLOP/s':29} chapter 5     one by one   side by side   counted")
+def time_until_done(programs: Iterable[tuple[int, int]], places: int) -> int:
+    """When all programs are done: each place takes the next one as soon as it is free, and row block n takes n + 1."""
+    free = [0] * places
+    for _, row_block in programs:
+        heapq.heapreplace(free, free[0] + row_block + 1)
+    return max(free)
+
+
+def show_orders() -> None:
+    """Print the H200's rates of one causal sequence in each of ORDERS."""
+    print(f"{'H200, B = 1, causal, TFLOP/s':29} chapter 5     one by one   side by side")
     stored = [row for row in kernels_of_h200() if (row["chapter"], row["kernel"]) == (8, "order")]
-    for D, (heads, S) in itertools.product((64, 128), SHORT_GRIDS):
+    for (heads, S), D in itertools.product(SHORT_GRIDS[:2], (64, 128)):
         rates = {
             row["provider"]: row["tflops"] for row in stored if (row["D"], row["H_q"], row["S_q"]) == (D, heads, S)
         }
-        first, *others = (rates[order] for order in ORDERS)
+        first, *others = (rates[name] for name in ORDERS)
         found = " ".join(f"{f'{rate:.0f} ({percent(rate / first)})':>14}" for rate in others)
-        gains = ", ".join(percent(counted(D, heads, S, at_once)) for at_once in (1, tuned.forward.heads_at_once(S)))
-        print(f"{f'D = {D:3}, {heads} heads, S = {S:6,}':29} {first:9.0f} {found}   {gains}")
+        print(f"{f'D = {D:3}, {heads} heads, S = {S:6,}':29} {first:9.0f} {found}")
 
 
 def spilled(row: dict[str, Any]) -> str:
@@ -345,38 +352,40 @@ def draw_tiles(programs: Programs, predict: Predict, mine: dict[int, TileConfig]
     return figure
 
 
-def show_larger_tiles(programs: Programs, predict: Predict) -> None:
-    """Print what the compiler made of two kernels with steps.LARGER, the cycles that `predict` gives, and
-    their cycles, clocks and rates on the H200 beside those with steps.TILE.
+def show_larger_tiles(programs: Programs) -> None:
+    """Print what the compiler made of two kernels with steps.LARGER, full, and their cycles, clocks and rates on the
+    H200 beside those with steps.TILE.
 
     cycles: for each 64 x 64 scores.
     """
     larger = ", ".join(f"{tile.block_m}x{tile.block_n} at D = {D}" for D, tile in steps.LARGER.items())
-    print(f"H200; tile 64x64 -> {larger}")
-    print(f"{'':26} spilled (loop) programs {'predicted':>12} {'cycles':>19} {'MHz':>12} {'TFLOP/s':>17}")
-    kinds = (("", False), ("order", False), ("order", True))
-    for D, (step, is_causal) in itertools.product((128, 64), kinds):
-        tile, name, compiled = steps.LARGER[D], step or "chapter 5", compiled_steps()
-        point = f"D = {D:3}, {name}, {mask(is_causal)}"
-        row = compiled[step, tile, D, is_causal]
-        fit = programs(tile.num_warps, row["registers"], row["shared_bytes"])
-        predicted = change(predict(compiled[step, steps.TILE, D, is_causal]), predict(row))
-        rows = [stored_steps()[D, is_causal][key] for key in (name, f"{name}, larger tile")]
+    print(f"H200, full; tile 64x64 -> {larger}")
+    print(f"{'':18} spilled (loop) programs {'cycles':>19} {'MHz':>12} {'TFLOP/s':>17}")
+    for D, step in itertools.product((64, 128), ("", "order")):
+        name, (old, new) = (
+            step or "chapter 5",
+            (compiled_steps()[step, tile, D, False] for tile in (steps.TILE, steps.LARGER[D])),
+        )
+        fit = change(*(programs(row["tile"][2], row["registers"], row["shared_bytes"]) for row in (old, new)))
+        rows = [stored_steps()[D, False][key] for key in (name, f"{name}, larger tile")]
         print(
-            f"{point:26} {spilled(row):>14} {fit:8} {predicted:>12}",
-            f"{cycles_changed(*rows, D, is_causal):>19} {change(*map(mhz, rows)):>12} {rate_changed(*rows):>17}",
+            f"D = {D:3}, {name:9} {spilled(new):>14} {fit:>8} {cycles_changed(*rows, D, False):>19}",
+            f"{change(*map(mhz, rows)):>12} {rate_changed(*rows):>17}",
         )
 
 
 def show_guard() -> None:
-    """Print the cycles for 64 x 64 scores without the guard, with l summed last, and with both, on the H200."""
-    print("H200, cycles            before      no guard        l last          both")
-    stored = [row for row in kernels_of_h200() if row["kernel"] == "guard_alone"]
-    for point in POINTS:
-        found = [row for row in stored if (row["D"], row["is_causal"]) == point]
-        before, *others = (tile_cycles(row, *point) for row in found)
-        cells = "".join(f"{f'{cycles:.0f} ({cycles / before - 1:+.1%})':>14}" for cycles in others)
-        print(f"D = {point[0]:3}, {mask(point[1]):8} {before:11.0f}{cells}")
+    """Print what the guard costs step 4, full: instructions of the loop, and cycles for 64 x 64 scores on the H200."""
+    for D in (64, 128):
+        loops = (compiled_steps()[step, steps.LARGER[D], D, False]["loop"] for step in ("order", "guard"))
+        rows = {
+            row["provider"]: tile_cycles(row, D, False)
+            for row in kernels_of_h200()
+            if row["kernel"] == "guard_alone" and (row["D"], row["is_causal"]) == (D, False)
+        }
+        cycles = rows["before"], rows["no guard"]
+        print(f"H200, D = {D:3}, step 4 without its guard: loop {change(*loops)},", end=" ")
+        print(f"cycles {change(*cycles)} ({cycles[1] / cycles[0] - 1:+.1%})")
 
 
 # the rows of show_ladder -> their words
@@ -387,9 +396,7 @@ LADDER = {
     "descriptors": "2: descriptors",
     "order": "3: order",
     "order, larger tile": "4: a larger tile",
-    "load ahead, larger tile": "three small changes",
-    LARGER_TILE: "the last digit",
-    "tuned": "its tile autotuned",
+    LARGER_TILE: "finished kernel",
 }
 
 
@@ -468,7 +475,9 @@ def draw_chain(names: Sequence[str], predict: Predict | None = None) -> Figure:
             left = 0
             for kind, width in [("matmuls", start), *cycles.items()]:
                 ax.barh(y, width, left=left, color=squares.get(kind), height=0.5)
-                if width > 0.045 * (start + 500):
+                if width > 0.045 * (start + 500) and not (
+                    predict and kind == "others"
+                ):  # there lie line, diamond and dot
                     opaque = {"facecolor": squares.get(kind), "edgecolor": "none", "pad": 1}  # over the wall's line
                     ax.text(left + width / 2, y, f"{width:.0f}", ha="center", va="center", fontsize=9, bbox=opaque)
                 left += width
@@ -538,9 +547,12 @@ def show_autotuning(kernels: pd.DataFrame) -> None:
     print(f"{'':15}also in its list: {best['tile']}, {best['tflops']:.0f} TFLOP/s")
 
 
-def show_backward(rows: pd.DataFrame) -> None:
-    """Print the H200's gains of the backward's steps, S = 4,096: the least and the largest of POINTS. rows:
-    results.load's."""
+UNITS = "pipe_tensor_cycles_active", "inst_executed_pipe_xu"  # ncu's names of the tensor cores', the exponentials'
+
+
+def show_backward(rows: pd.DataFrame, kernels: pd.DataFrame) -> None:
+    """Print the H200's gains of the backward's steps, S = 4,096: the least and the largest of POINTS; and how busy the
+    units are in its two kernels. rows, kernels: results.load's."""
     rates = {
         words: [tflops_of(rows, kind, "bwd", 4096, *point) for point in POINTS] for kind, words in BACKWARD.items()
     }
@@ -553,6 +565,10 @@ def show_backward(rows: pd.DataFrame) -> None:
     first, last = (rates[words][at] for words in ("chapter 7", "order"))
     cudnn = tflops_of(rows, "sdpa_cudnn", "bwd", 4096, 128, False)
     print(f"               D = 128, full: {change(first, last)} TFLOP/s in all, cuDNN {cudnn:.0f}")
+    for mode in ("dk, dv", "dq"):
+        row = results.select(kernels, kernel="counters", provider="tuned", mode=mode).iloc[0]
+        busy = (row[f"sm__{unit}.avg.pct_of_peak_sustained_elapsed"] for unit in UNITS)
+        print(f"               {mode}: tensor cores busy {next(busy):.0f} %, exponentials' unit {next(busy):.0f} %")
 
 
 def show_short(rows: pd.DataFrame) -> None:

@@ -6,7 +6,6 @@ tools/measure measures what is stored.
 from __future__ import annotations
 
 import itertools
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from fa_tutorial.bench.cases import GRIDS, MODES
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.hopper import ping_pong
 from fa_tutorial.source import excerpt, specialised
-from fa_tutorial.warpgroups import KEYS, ROWS, TENSOR_FLOPS, cycles_per_block, matmul_cycles
+from fa_tutorial.warpgroups import KEYS, ROWS, cycles_per_block, matmul_cycles
 
 hardware.require_triton("Chapter 9's measurements")
 
@@ -67,44 +66,46 @@ def block_of(loop: str) -> str:
     return "\n".join(line.split("  #")[0] for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))
 
 
-# One warpgroup's and two warpgroups' cycles a block.
-BOUNDS = {name: partial(cycles_per_block, warpgroups=n) for n, name in ((1, "wall (9.2)"), (2, "bound (9.3)"))}
+def draw_ladder(card: dict[str, Any], *names: str) -> Figure:
+    """A block of 64 x 128 scores, full, S = 4,096, in some of LOOPS and in "hopper": an SM's cycles, of them those that
+    its matmuls need, and the rate. Dashed: the wall (9.2)."""
+    figure = Figure(figsize=(10, 1.2 + 0.36 * len(names)))
+    panels = figure.subplots(1, 2, sharey=True)
+    for ax, D in zip(panels, (64, 128), strict=True):
+        need, wall = 2 * matmul_cycles(D), cycles_per_block(D)
+        for n, name in enumerate(names):
+            cycles, rate = _ladder(card, name, D)
+            ax.barh(n, cycles, height=0.7, facecolor="C0", alpha=0.35)
+            ax.barh(n, need, height=0.7, facecolor="C0")
+            ax.text(need / 2, n, f"{need / cycles:.0%}", color="white", ha="center", va="center")
+            ax.text(1.03 * max(cycles, wall), n, f"{cycles:,.0f}; {rate:.0f} TFLOP/s", va="center")
+        ax.axvline(wall, color="black", linestyle="--", linewidth=1)
+        ax.set_xlim(0, 2.05 * wall)
+        ax.set_title(f"D = {D}: matmuls {need:,}, wall {wall:,.0f}", loc="left")
+        ax.xaxis.set_major_formatter("{x:,.0f}")
+        ax.grid(False)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    figure.supxlabel(f"an SM's cycles a block, {gpu(card)}, full, S = 4,096; dark: its matmuls", fontsize="medium")
+    return figure
 
 
-def print_ladder(card: dict[str, Any], *names: str) -> None:
-    """Some of BOUNDS and LOOPS, "hopper": the SM cycles of a block of 64 x 128 scores, the share of them that its
-    matmuls need, and the rate."""
-    print(f"full, fp16, {gpu(card)}: an SM's cycles a block, how much of them its matmuls need, TFLOP/s")
-    print(" " * 18 + "".join(f"{name:>{14 if name in BOUNDS else 23}}" for name in names))
-    print(" " * 18 + "".join("  cycles  need" + ("" if name in BOUNDS else "  TFLOP/s") for name in names))
-    for D, S in itertools.product((64, 128), (4096, 16_384)):
-        print(f"D = {D:3}, S = {S:6,}" + "".join(_of_the_ladder(card, name, D, S) for name in names))
-
-
-def _of_the_ladder(card: dict[str, Any], name: str, D: int, S: int) -> str:
-    cycles, rate = (BOUNDS[name](D), None) if name in BOUNDS else _ladder(card, name, D, S)
-    return f"{cycles:8,.0f}{2 * matmul_cycles(D) / cycles:6.0%}" + (f"{rate:9.0f}" if rate else "")
-
-
-def _ladder(card: dict[str, Any], name: str, D: int, S: int) -> tuple[float, float]:
+def _ladder(card: dict[str, Any], name: str, D: int) -> tuple[float, float]:
     """Cycles a block, and TFLOP/s."""
-    wanted = {"provider": LOOPS.get(name, name), "D": D, "S_q": S, "is_causal": False}
+    wanted = {"provider": LOOPS.get(name, name), "D": D, "S_q": 4096, "is_causal": False}
     row = results.select(card["kernels"], kernel="ladder", **wanted).iloc[0]
     return _cycles_a_block(card, row), row["tflops"]
 
 
 def print_over_one_stop(card: dict[str, Any], *loops: str) -> None:
-    """The speed of some of ping_pong's loops over that of one stop, at the twelve points."""
-    _print_gains_of("speed over one stop's", card, {loop: _over_one_stop(card, loop) for loop in loops})
-
-
-def _over_one_stop(card: dict[str, Any], loop: str) -> pd.Series:
-    kernel, name, one = ("ladder", LOOPS[loop], LOOPS["one stop"])
-    if loop == "p v first":  # measured beside the steps
-        kernel, name, one = ("step", loop, "one stop")
-    found = results.select(card["kernels"], chapter=9, kernel=kernel)
+    """The speed of some of ping_pong's loops over that of one stop, with and without a mask, at three lengths."""
+    found = results.select(card["kernels"], chapter=9, kernel="ladder")
     of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
-    return of[name] / of[one]
+    print(f"speed over one stop's, {gpu(card)}, six cases each         D = 64             D = 128")
+    for loop in loops:
+        ratios = (of[LOOPS[loop]] / of[LOOPS["one stop"]]).dropna()
+        least_most = (f"{ratios[D].min():.2f} to {ratios[D].max():.2f}" for D in (64, 128))
+        print(f"{loop:45}" + "".join(f"{cell:>20}" for cell in least_most))
 
 
 def _cycles_a_block(card: dict[str, Any], row: pd.Series) -> float:
@@ -118,37 +119,18 @@ def clocked(card: dict[str, Any], loop: str, D: int) -> pd.Series:
     return results.select(card["kernels"], kernel="clocked", provider=LOOPS[loop], D=D).iloc[0]
 
 
-def print_clocked(card: dict[str, Any], D: int, *loops: str) -> None:
-    """How many cycles one consumer spends in each part of a block, by its stamps: full, S = 4,096."""
-    print(f"{f'D = {D}, {gpu(card)}, one consumer':45}" + "".join(f"{loop:>15}" for loop in loops))
-    rows = [clocked(card, loop, D)["cycles"] for loop in loops]
-    for stamp, part in PARTS_OF_A_BLOCK.items():
-        print(f"{part:45}" + "".join(f"{row[stamp]:15,}" for row in rows))
-    print(f"{'cycles together':45}" + "".join(f"{sum(row.values()):15,}" for row in rows))
-    halves = (f"{sum(row.values()) / 2:,.0f} {_busy(D, row):.0%}" for row in rows)
-    print(f"{'a block of either (half of them), need':45}" + "".join(f"{half:>15}" for half in halves))
-    shares = [clocked(card, loop, D)["softmax_at_once"] for loop in loops]
-    for n, who in enumerate(("neither consumer", "one of the two", "both consumers")):
-        print(f"{f'of the time: {who} at a softmax':45}" + "".join(f"{of[n]:15.0%}" for of in shares))
-
-
-def _busy(D: int, cycles: dict[str, int]) -> float:
-    """The share of the time that the matmuls of both consumers need."""
-    return 4 * matmul_cycles(D) / sum(cycles.values())
-
-
-# From one of ping_pong.STAMPS to the next: what a consumer does meanwhile.
-PARTS_OF_A_BLOCK = {
-    "tiles": "stamp; in ping-pong, wait for the turn",
-    "turn": "issue, and wait for the matmuls",
-    "stop": "softmax",
-    "softmax": "wait for p v",
-    "end": "rescale, p to fp16, next tiles",
-}
+# What a consumer does from one of ping_pong.STAMPS to a later one, how it is called, and how it is drawn.
+PARTS_OF_A_BLOCK = (
+    ("turn", "stop", "issue, and wait for the matmuls", {"facecolor": "C0"}),
+    ("stop", "softmax", "softmax", {"facecolor": "C1"}),
+    ("softmax", "turn", "rescale, p to fp16, next tiles", {"facecolor": "0.85"}),
+)
+IDLE = {"facecolor": "white", "hatch": "////"}
 
 
 def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
-    """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps.
+    """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps. Numbers are mean
+    cycles.
 
     The third lane shows when a matmul of either is issued and not finished: without one, the tensor cores are idle.
     """
@@ -156,65 +138,61 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
     panels = figure.subplots(len(loops), 1, sharex=True, squeeze=False)[:, 0]
     for ax, loop in zip(panels, loops, strict=True):
         row = clocked(card, loop, D)
-        share = _draw_lanes(ax, row["stamps"], "end" if loop == "overlapped" else "stop")
-        words = f"{loop}: no matmul issued for {share:.0%} of the time shown"
-        ax.set_title(f"{words}; tensor cores busy {_busy(D, row['cycles']):.0%}", loc="left")
+        _draw_lanes(ax, row)
+        shares = ", ".join(
+            f"{who} {share:.0%}" for who, share in zip(("neither", "one", "both"), row["softmax_at_once"], strict=True)
+        )
+        cycles = sum(row["cycles"].values()) / 2
+        ax.set_title(f"{loop}: {cycles:,.0f} cycles a block; at a softmax: {shares}", loc="left")
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096")
-    _legend_of_lanes(figure)
+    handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*(part[3] for part in PARTS_OF_A_BLOCK), IDLE)]
+    words = [*(part[2] for part in PARTS_OF_A_BLOCK), "no matmul issued"]
+    figure.legend(handles, words, loc="outside lower center", ncols=4)
     return figure
 
 
-LOOKS = {
-    "tiles": {"facecolor": "white", "hatch": "...."},
-    "turn": {"facecolor": "C0"},
-    "stop": {"facecolor": "C1"},
-    "softmax": {"facecolor": "C2"},
-    "end": {"facecolor": "0.85"},
-}
-IDLE = {"facecolor": "white", "hatch": "////"}
-
-
-def _draw_lanes(ax: Axes, stamps: list, until: str) -> float:
-    """A lane for each consumer, by its stamps, and one for the matmuls that are under way until this one of
-    ping_pong.STAMPS. Returns the share of the time shown without any."""
-    for c, blocks in enumerate(stamps):
-        times = [time for block in blocks for time in block][: -len(ping_pong.STAMPS) + 1]
-        for n, (start, end) in enumerate(itertools.pairwise(times)):
-            stamp = ping_pong.STAMPS[n % len(ping_pong.STAMPS)]
-            ax.barh(c, end - start, left=start, height=0.7, edgecolor="black", linewidth=0.5, **LOOKS[stamp])
-    first, last, under_way = matmuls_under_way(stamps, "turn", until)
-    lane = len(stamps)
-    ax.barh(lane, last - first, left=first, height=0.7, edgecolor="black", linewidth=0.5, **IDLE)
+def _draw_lanes(ax: Axes, row: pd.Series) -> None:
+    """A lane for each consumer, by its stamps, and one for the matmuls that are under way."""
+    edge = {"height": 0.7, "edgecolor": "black", "linewidth": 0.5}
+    names, cycles, lane = list(ping_pong.STAMPS), row["cycles"], len(row["stamps"])
+    for c, blocks in enumerate(row["stamps"]):
+        for n, (block, after) in enumerate(itertools.pairwise(blocks)):
+            for start, end, _, look in PARTS_OF_A_BLOCK:
+                first, mean = names.index(start), _from_to(cycles, start, end)
+                left, right = block[first], (after if end == "turn" else block)[names.index(end)]
+                ax.barh(c, right - left, left=left, **edge, **look)
+                if n == 0 and mean > 300:
+                    look = {"color": "black" if end == "turn" else "white", "fontsize": "small"}
+                    ax.text((left + right) / 2, c, f"{mean:,}", ha="center", va="center", **look)
+    first, last, under_way = matmuls_under_way(row["stamps"])
+    ax.barh(lane, last - first, left=first, **edge, **IDLE)
     for start, end in under_way:
         ax.barh(lane, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
-    consumers = [f"consumer {c}" for c in range(lane)]
-    ax.set_yticks(range(lane + 1), (*consumers, "a matmul issued,\nnot finished"))
+    ax.set_yticks(range(lane + 1), (*(f"consumer {c}" for c in range(lane)), "a matmul issued,\nnot finished"))
     ax.invert_yaxis()
     ax.grid(False)
-    return 1 - sum(end - start for start, end in under_way) / (last - first)
 
 
-def _legend_of_lanes(figure: Figure) -> None:
-    handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*LOOKS.values(), IDLE)]
-    words = [*PARTS_OF_A_BLOCK.values(), "no matmul issued"]
-    figure.legend(handles, words, loc="outside lower center", ncols=3)
+def _from_to(cycles: dict[str, int], start: str, end: str) -> int:
+    """Cycles from one of ping_pong.STAMPS to the next time that `end` comes; cycles: from each to the one after it."""
+    stamps, found, n = ping_pong.STAMPS, 0, ping_pong.STAMPS.index(start)
+    while True:
+        found, n = found + cycles[stamps[n]], (n + 1) % len(stamps)
+        if stamps[n] == end:
+            return found
 
 
 def print_programs(card: dict[str, Any], *names: str) -> None:
-    """Consumers that share a program, or have one each: SM cycles of 64 x 128 scores, MHz, W, and the rate."""
-    found = {D: results.select(card["kernels"], kernel="alone", D=D).set_index("provider") for D in (64, 128)}
-    S = found[64]["S_q"].iloc[0]
-    heads = ("D = 64, blocks of 128 keys", "D = 128, blocks of 64 keys")
-    print(f"{f'{gpu(card)}, full, S = {S:,}':50}" + "".join(f"{head:^31}" for head in heads))
-    print(" " * 50 + "  cycles    MHz    W  TFLOP/s  " * 2)
+    """Consumers that share a program, or have one each, D = 128: SM cycles of 64 x 128 scores, MHz, and the rate."""
+    found = results.select(card["kernels"], kernel="alone", D=128).set_index("provider")
+    watts = found.loc[list(names), "watts"]
+    print(f"{gpu(card)}, D = 128, full, S = {found['S_q'].iloc[0]:,}, blocks of 64 keys;", end=" ")
+    print(f"{watts.min():.0f} to {watts.max():.0f} W")
+    print(" " * 50 + "cycles for 128 keys    MHz  TFLOP/s")
     for name in names:
-        own = [rows.loc[name] for rows in found.values()]
-        cells = (
-            f"{_cycles_a_block(card, row):8,.0f}{row['mhz']:7,.0f}{row['watts']:5.0f}{row['tflops']:9.0f}  "
-            for row in own
-        )
-        print(f"{name:50}" + "".join(cells))
+        row = found.loc[name]
+        print(f"{name:50}{_cycles_a_block(card, row):19,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}")
 
 
 def print_softmax(card: dict[str, Any]) -> None:
@@ -230,15 +208,14 @@ def print_softmax(card: dict[str, Any]) -> None:
         print(f"a softmax {words:31} {row['stop']:5,} cycles")
 
 
-def matmuls_under_way(stamps: list, issued: str, until: str) -> tuple[int, int, list[tuple[int, int]]]:
+def matmuls_under_way(stamps: list) -> tuple[int, int, list[tuple[int, int]]]:
     """(from, to, spans): while both consumers have stamps, the spans in which a matmul of one or the other is issued
-    and not finished: between these two of ping_pong.STAMPS.
+    and not finished: from its turn to its stop.
     """
-    places = {name: n for n, name in enumerate(ping_pong.STAMPS)}
+    turn, stop = (ping_pong.STAMPS.index(name) for name in ("turn", "stop"))
     first, last = max(blocks[0][0] for blocks in stamps), min(blocks[-1][0] for blocks in stamps)
-    spans = sorted((block[places[issued]], block[places[until]]) for blocks in stamps for block in blocks[:-1])
     found: list[tuple[int, int]] = []
-    for start, end in spans:
+    for start, end in sorted((block[turn], block[stop]) for blocks in stamps for block in blocks[:-1]):
         start, end = max(start, first, found[-1][1] if found else first), min(end, last)
         if start < end:
             found.append((start, end))
@@ -271,9 +248,9 @@ def draw_compared(card: dict[str, Any], mode: str, *others: str) -> Figure:
         for kernel in ("hopper", *others):
             of = [rates.loc[(D, is_causal, S), kernel] for S in lengths]
             ax.plot(range(len(lengths)), of, looks[kernel], label=kernel, linewidth=2.4 if kernel == "hopper" else 1.4)
-        ax.set_xticks(range(len(lengths)), [f"{S:,}" for S in lengths])
+        ax.set_xticks(range(len(lengths)), [f"{S // 1024}" for S in lengths])
         ax.set_title(f"D = {D}, {tables.mask(is_causal)}")
-        ax.set_xlabel("S")
+        ax.set_xlabel("S / 1,024")
     panels[0].set_ylim(0, 1.08 * rates[["hopper", *others]].max(axis=None))
     panels[0].set_ylabel(f"TFLOP/s, {MODES[mode]}, {gpu(card)}")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
@@ -286,37 +263,42 @@ def draw_compared(card: dict[str, Any], mode: str, *others: str) -> Figure:
     return figure
 
 
-def print_settled(card: dict[str, Any]) -> None:
-    """Where each settles at the power limit. chapter 8's rows have the first."""
-    rows = {
-        "tuned": ("clock", "tuned"),
-        "cuDNN": ("settled", "sdpa_cudnn"),
-        "hopper": ("settled", "hopper"),
-        "a plain matmul": ("settled", "matmul"),
-    }
-    print(f"{gpu(card)}, D = 128, S = 4,096      TFLOP/s    MHz   watts   FLOPs a cycle, of {TENSOR_FLOPS:,} an SM")
-    for name, (kernel, provider) in rows.items():
-        row = results.select(card["kernels"], kernel=kernel, provider=provider).iloc[0]
-        each = row["tflops"] * 1e6 / row["mhz"] / card["provenance"]["multiprocessors"]
-        share = f"{each:,.0f} ({each / TENSOR_FLOPS:.0%})"
-        print(f"{name:26}{row['tflops']:11.0f}{row['mhz']:7,.0f}{row['watts']:8.0f}{share:>16}")
-
-
-def print_steps(card: dict[str, Any]) -> None:
-    """What each step of the chapter gains over the one before, from tuned to hopper, at each of the three lengths."""
+def draw_steps(card: dict[str, Any]) -> Figure:
+    """The speed over chapter 8's kernel after each step of the chapter, up to hopper, at three lengths; and, in words,
+    the step that gains most."""
     found = results.select(card["kernels"], chapter=9, kernel="step")
     of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
     two = of["two consumers"].fillna(of["roles"])  # where a third is not used
-    gains = {
-        "two consumers, one stop": of["one stop"] / of["tuned"],
-        "any input, k earlier": two / of["one stop"] * of["overlap"] / of["roles"],
+    # Without a mask "order" is the same kernel.
+    with_counter = of["counter"].where(of.index.get_level_values("is_causal"), of["order"])
+    gains = pd.DataFrame({
+        "second consumer, one stop": of["one stop"] / of["tuned"],
+        "any length, k earlier": two / of["one stop"] * of["overlap"] / of["roles"],
         "third consumer": of["roles"] / two,
-        "persistent": of["counter"] / of["overlap"],
-        "order": (of["order"] / of["counter"]).where(of.index.get_level_values("is_causal"), 1),
-        "turns of three": (of["turns"] / of["order"]).fillna(1),
-        "hopper over tuned": of["turns"].fillna(of["order"]) / of["tuned"],
-    }
-    _print_gains_of("speed over the last", card, gains)
+        "persistent": with_counter / of["overlap"],
+        "longest first (8.4)": of["order"] / with_counter,
+        "turns (ping-pong)": (of["turns"] / of["order"]).fillna(1),
+    })  # fmt: skip
+    figure = Figure(figsize=(10, 3.6))
+    panels = figure.subplots(1, 4, sharey=True, sharex=True)
+    for ax, (D, is_causal) in zip(panels, itertools.product((64, 128), (False, True)), strict=True):
+        for S, look in zip((1024, 4096, 16_384), ("C0o-", "C1s--", "C2^-."), strict=True):
+            so_far = [1, *gains.loc[D, is_causal, S].cumprod()]
+            steps = [0, *(n for n, gain in enumerate(gains.loc[D, is_causal, S], 1) if gain != 1)]
+            ax.plot([so_far[n] for n in steps], steps, look, label=f"S = {S:,}")
+        ax.set_title(f"D = {D}, {tables.mask(is_causal)}")
+    panels[0].set_yticks(range(len(gains.columns) + 1), ["chapter 8's", *gains.columns])
+    panels[0].invert_yaxis()
+    figure.supxlabel(f"speed over chapter 8's kernel, {gpu(card)}, fp16", fontsize="medium")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    print("the step that gains most                                full  causal")
+    for S, D in itertools.product((1024, 4096, 16_384), (64, 128)):
+        both = gains.xs(S, level="S_q").loc[D]
+        best = both.mean().idxmax()
+        print(f"S = {S:6,}, D = {D:3}: {best:30}" + "".join(f"{gain:8.2f}" for gain in both[best]))
+    last = gains.prod(axis=1)
+    print(f"all steps: {last.min():.2f} to {last.max():.2f} times as fast as chapter 8's kernel")
+    return figure
 
 
 def print_persistent(card: dict[str, Any]) -> None:
@@ -327,16 +309,6 @@ def print_persistent(card: dict[str, Any]) -> None:
     for D in (64, 128):
         of = results.select(found, D=D).set_index("provider")["tflops"]
         print(f"{f'D = {D}':34}" + "".join(f"{of[step]:15.0f}" for step in ("overlap", "persistent", "counter")))
-
-
-def _print_gains_of(title: str, card: dict[str, Any], gains: dict[str, pd.Series]) -> None:
-    kinds = list(itertools.product((64, 128), (False, True)))
-    print(f"{f'{title}, {gpu(card)}':28}" + "".join(f"{f'D = {D}, {tables.mask(c)}':>18}" for D, c in kinds))
-    lengths = "".join(f"{S / 1024:5.0f}" for S in sorted({S for _, _, S in next(iter(gains.values())).index}))
-    print(f"{'S / 1,024':28}" + f"{lengths:>18}" * len(kinds))
-    for name, ratios in gains.items():
-        cells = ("".join("    -" if x == 1 else f"{x:5.2f}" for x in ratios.loc[kind].sort_index()) for kind in kinds)
-        print(f"{name:28}" + "".join(f"{cell:>18}" for cell in cells))
 
 
 def print_backward_profiled(card: dict[str, Any]) -> None:

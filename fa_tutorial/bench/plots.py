@@ -175,28 +175,24 @@ def one_loop_parts(parts: pd.DataFrame) -> Figure:
     return figure
 
 
-def backward_launches(launches: pd.DataFrame) -> Figure:
-    """Chapter 7's three launches one after the other, and dk and dv with the one loop's tile.
-    launches: the rows "backward_launch" without a mask.
-    """
-    figure, ax = plt.subplots(figsize=(8.5, 3), layout="constrained")
-    kernels = {"delta_kernel": 0, "dkdv_kernel": 4, "dq_kernel": 3}  # matmuls to a tile
-    for y, (_, rows) in zip((0, 2.4), launches.groupby("D"), strict=True):
-        case, ms, start = rows.iloc[0], rows.set_index("provider")["ms"], 0.0
-        for color, (name, matmuls) in zip((GREY, "C0", "C2"), kernels.items(), strict=True):
-            bars = ax.barh(y, ms[name], 0.9, start, color=color, edgecolor="black", label="" if y else name)
-            tflops = matmuls * 2 * case.H_q * case.S_q * case.S_k * case.D / ms[name] / 1e9
-            label = f"{ms[name]:.2f} ms\n{tflops:.0f} TFLOP/s" if matmuls else ""
-            ax.bar_label(bars, [label], label_type="center", fontsize="small", color="white")
-            start += ms[name]
-        other, left = ms["dkdv_kernel, one loop's tile"], ms["delta_kernel"]
-        bars = ax.barh(y + 1, other, 0.9, left, color="C0", edgecolor="black", hatch="//")
-        ax.bar_label(bars, [f"{other:.2f} ms"], fontsize="small", padding=3)
-    words = [words for D in launches["D"].unique() for words in (f"D = {D}", "one loop's tile")]
-    ax.set_yticks((0, 1, 2.4, 3.4), words)
-    ax.invert_yaxis()
-    ax.set(xlabel="ms", xlim=(0, 1.2))
-    ax.legend(loc="upper right")
+def step_parts(card: dict[str, Any]) -> Figure:
+    """Chapter 7's step, 16 heads with D = 64 and S = 4,096: its four kernels in a row, each timed alone."""
+    case = {"dtype": "fp16", "B": 1, "S_q": 4_096, "D": 64, "is_causal": False}
+    forward = results.select(card["rows"], provider="basic", mode="fwd", **case).iloc[0]
+    ms = results.select(card["kernels"], kernel="backward_launch", **case).set_index("provider")["ms"]
+    matmuls_of = {"delta_kernel": 0, "dkdv_kernel": 4, "dq_kernel": 3}  # to a tile
+    parts = {"forward kernel": (forward.ms, 2)} | {name: (ms[name], count) for name, count in matmuls_of.items()}
+    figure, ax = plt.subplots(figsize=(8.5, 1.9), layout="constrained")
+    start = 0.0
+    for color, (name, (took, matmuls)) in zip(("C1", GREY, "C0", "C2"), parts.items(), strict=True):
+        bars = ax.barh(0, took, 0.9, start, color=color, edgecolor="black", label=name)
+        tflops = matmuls * 2 * forward.H_q * forward.S_q * forward.S_k * forward.D / took / 1e9
+        words = f"{took:.2f} ms\n{tflops:.0f} TFLOP/s" if matmuls else ""
+        ax.bar_label(bars, [words], label_type="center", fontsize="small", color="white")
+        start += took
+    ax.set_yticks([])
+    ax.set(xlabel="ms", xlim=(0, 0.9))
+    figure.legend(loc="outside upper center", ncols=4)
     return figure
 
 

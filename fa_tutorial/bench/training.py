@@ -37,8 +37,6 @@ class Setup:
 # for the interpreter
 SMALL = Setup(vocabulary=16, half=20, width=32, heads=2, layers=2, batch=2, steps=4, every=1, learning_rate=3e-3)
 LARGE = Setup(vocabulary=64, half=128, width=256, heads=4, layers=2, batch=64, steps=1000, every=10, learning_rate=5e-4)
-# with windows
-SHORT = Setup(vocabulary=16, half=32, width=64, heads=2, layers=2, batch=64, steps=2000, every=10, learning_rate=2e-3)
 
 
 class Block(nn.Module):

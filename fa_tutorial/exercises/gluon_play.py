@@ -36,7 +36,7 @@ class Stop(Exception):
 class Tile:
     """A tile of shared memory. block: the number of the block that it holds, None for none."""
 
-    dtype = torch.float64
+    dtype = torch.float32  # by name: it is another than acc's, as in the kernel
 
     def __init__(self, name: str, value: torch.Tensor):
         self.name, self.value, self.block = name, value, None
@@ -66,7 +66,7 @@ class View:
 class Ring:
     """What has an `index`: the stages of k, of v, or of a barrier."""
 
-    dtype = torch.float64
+    dtype = Tile.dtype
 
     def __init__(self, name: str, stages: Sequence[Any]):
         self.name, self.stages, self.shape = name, stages, (len(stages), KEYS, D)
@@ -310,10 +310,10 @@ class Stage:
 
         def left_operand(p, acc, dtype):
             if dtype is not Ring.dtype:
-                raise Wrong(f"left_operand's dtype is v.dtype, as both operands of a matmul have one dtype, got {dtype}")
+                raise Wrong("left_operand's dtype is v.dtype: both operands of a matmul have one dtype, and acc, l and s another")
             if isinstance(acc, Pending):
                 raise Wrong("acc is a matmul that is under way, and has no layout for left_operand yet: wait for acc first")
-            return Operand(done(p, "p"))
+            return Operand(done(p, "p").double())
 
         softmax_step.__qualname__, left_operand.__qualname__ = "softmax_step", "left_operand"  # as an error names them
         mbarrier = types.SimpleNamespace(wait=self.wait, arrive=self.arrive)

@@ -80,7 +80,7 @@ def draw_one_stage(ax: Axes, top: float) -> None:
         bar(ax, arrived, end, y, **HELD)
         bar(ax, start, arrived, work, **WAITS)
         bar(ax, arrived, end, work, f"{turn // 2}", **WORK)
-    write(ax, LANES_LEFT + 6 * each * UNIT + 0.1, work + LANE / 2, "and so on", ha="left")
+    write(ax, LANES_LEFT + 6 * each * UNIT + 0.1, work + LANE / 2, f"and {2 * TILES * each - 6 * each:.0f} units more", ha="left")
     draw_shared_memory(ax, work + LANE + 0.14, 1)
 
 

@@ -1,5 +1,5 @@
 """Right answers to chapter 10 in other words: a window by absolute keys, tiles by a loop, a list walked backwards, 1 / cosh², gradients
-before the mask, a sink after the loop, and as a column of the softmax, packed tiles by tokens and by a loop, slots on a heap."""
+before the mask, a tile with queries as rows, a sink as a column of the softmax, packed tiles by tokens and by a loop, slots on a heap."""
 
 import heapq
 import itertools
@@ -87,12 +87,10 @@ RIGHT_ANSWERS = (
          ("row * across + t", "row * across + mixed")),
     ("10.4", soft_cap_by_exponentials),
     ("10.5", gradients_then_mask),
-    edit("10.6", "the sink merged after the loop",
-         ("tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sinks_ptr + h)", 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)'),
-         ("(BLOCK_M,), 1.0,", "(BLOCK_M,), 0.0,"), ("    store_tile(o, acc", """    sink = tl.load(sinks_ptr + h)
-    both = tl.maximum(m, sink)
-    l, acc, m = l * tl.exp(m - both) + tl.exp(sink - both), acc * tl.exp(m - both)[:, None], both
-    store_tile(o, acc""")),
+    edit("10.6", "queries are the rows, and p and ds are transposed", ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"),
+         ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"), ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"),
+         ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]"), ("dot(p.to(do_tile.dtype)", "dot(tl.trans(p).to(do_tile.dtype)"),
+         ("dot(ds.to(q_tile.dtype)", "dot(tl.trans(ds).to(q_tile.dtype)")),
     ("10.7", dropout_gradients_with_a_sink_of_value_0),
     ("10.8", packed_tiles_by_tokens),
     ("10.8", packed_tiles_by_a_loop),

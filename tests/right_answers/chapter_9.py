@@ -1,6 +1,8 @@
 """Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, p v a block behind or
 issued late, a meeting counted by rounds."""
 
+from edits import edit
+
 from fa_tutorial.barriers import arrive, ds_rows, load, use, wait, work
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.hardware import require_triton
@@ -172,6 +174,7 @@ RIGHT_ANSWERS = (
     ("9.2", roles_that_toggle),
     ("9.3", attend_one_behind),
     ("9.3", attend_with_names_of_their_own),
+    edit("9.3", "p in v's dtype first", ("left_operand(p, acc", "left_operand(p.to(v.dtype), acc")),
     ("9.3", catalogue.find("9.4").solution),
     ("9.4", attend_that_looks_ahead),
     ("9.5", persistent_that_toggles),

@@ -94,6 +94,12 @@ WRONG_ANSWERS = (
     edit("7.3", "the first rows of q", ("load_tile(q, b, h, start_m,", "load_tile(q, b, h, 0,"), told="every step reads the first rows of q: they start"),
     edit("7.3", "sum of dk in fp16", ("q_tile, dk_acc)", "q_tile, dk_acc).to(q_tile.dtype).to(tl.float32)"),
          told="the sums over blocks are kept in float32"),
+    *(edit(number, f"{new} where {old} belongs", (text, text.replace(old, new)), told="start_m counts by BLOCK_M, start_n by BLOCK_N")
+      for number, text, old, new in (
+          ("7.3", "range(0, S_q, BLOCK_M)", "BLOCK_M", "BLOCK_N"), ("7.3", "% key_blocks * BLOCK_N", "BLOCK_N", "BLOCK_M"),
+          ("7.5", "range(0, end_n, BLOCK_N)", "BLOCK_N", "BLOCK_M"), ("7.5", "% row_blocks * BLOCK_M", "BLOCK_M", "BLOCK_N"),
+          ("7.7", "range(full_m, S_q, BLOCK_M)", "BLOCK_M", "BLOCK_N"), ("7.7", "range(first_m, full_m, BLOCK_M)", "BLOCK_M", "BLOCK_N"))),
+    edit("7.6", "columns of dq taken for neighbours", ("offs_d[None, :] * dq.strides[3]", "offs_d[None, :]"), told="dq has four strides of its own"),
     edit("7.4", "IS_CAUSAL ignored", (BOUNDS, BOUNDS.replace("IS_CAUSAL", "True")), (SECOND, SECOND.replace("IS_CAUSAL", "True")),
          told="a mask hides keys although IS_CAUSAL is False"),
     edit("7.4", "masked loop in any case", (BOUNDS, BOUNDS.replace("IS_CAUSAL", "True")), (SECOND, SECOND.replace("IS_CAUSAL", "True")),

@@ -105,6 +105,7 @@ WRONG_ANSWERS = (
     edit("9.3", "p as it is", ("left_operand(p, acc, v.dtype)", "p"), told="what left_operand gives"),
     edit("9.3", "p in float32", ("left_operand(p, acc, v.dtype)", "left_operand(p, acc, gl.float32)"), told=("left_operand's dtype is "
                                                                                                             "v.dtype")),
+    edit("9.3", "p in acc's dtype", ("left_operand(p, acc, v.dtype)", "left_operand(p, acc, acc.dtype)"), told="left_operand's dtype is v.dtype"),
     edit("9.3", "permuted by gl", ("k.index(stage).permute((1, 0))", "gl.permute(k.index(stage), (1, 0))"), told="tile.permute((1, 0)) transposes"),
     edit("9.3", "transposed as in PyTorch", (".permute((1, 0))", ".T"), told="has no .T"),
     edit("9.3", "transposed as in Triton", (".permute((1, 0))", ".trans()"), told="has no .T or .trans"),
@@ -225,6 +226,8 @@ WRONG_ANSWERS = (
     edit("9.5", "all drawn at once", ("        n = 0  # blocks so far, of all work tiles\n", "        n, drawn = 0, iter([*iter(next_tile, None), None])\n"),
          ("tile = next_tile()", "tile = next(drawn)"), told="draws numbers far ahead"),
     edit("9.5", "nobody told", (TELL, ""), told="where “arrive at told” is due"),
+    edit("9.5", "told after the first load", (TELL, f"            if tile is None:\n    {TELL}"), ("for _ in range(blocks[tile]):\n                yield wait(empty", "for block in range(blocks[tile]):\n                yield wait(empty"),
+         ("                n += 1\n\n", f"                n += 1\n                if block == 0:\n        {TELL}\n"), told="before it has arrived at told"),
     edit("9.5", "nothing stored", ('            yield work("store o")\n', ""), told="where “store o” is due"),
     edit("9.5", "blocks numbered", ("load(tile, n", "load(n, n"), told="yields “load tile 1 into stage 1”, where “load tile 0 into stage 1” is due"),
     edit("9.5", "the last stages not released", ("yield arrive(empty[n % stages])", "if n + stages < 3:\n                    yield arrive(empty[n % stages])"),

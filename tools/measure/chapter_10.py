@@ -1,14 +1,12 @@
-"""Chapter 10: each variant beside FlexAttention, compiled, and chapter 8's causal kernel, in turns; what a block mask
-costs; a padded batch beside SDPA, FlexAttention, no mask and packed rows; training with windows.
+"""Chapter 10: each variant beside FlexAttention, compiled, and chapter 8's causal kernel, in turns, and what a
+block mask costs.
 
 FlexAttention's block mask and the documents' are made once, outside of what is timed; packed rows find their tiles in
-every call. Of a padded batch everybody's are made in every call, because its lengths are new in every batch.
+every call.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,25 +16,16 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.attention import flash_attention, flash_attention_varlen
-from fa_tutorial.bench import training
 from fa_tutorial.bench.cases import HEAD_DIMS, HIDDEN, TOKENS, about
-from fa_tutorial.bench.chapter_10 import document_tiles, documents, padded_lengths
+from fa_tutorial.bench.chapter_10 import documents
 from fa_tutorial.bench.measure import call_of
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import peak_bytes, randn, timed, timed_in_turns
-from fa_tutorial.tiles import load_tile, padded_d, store_tile
+from fa_tutorial.bench.timing import randn, timed, timed_in_turns
 from fa_tutorial.variants import attention_with, make_block_mask, mods
 from fa_tutorial.variants.forward import (
     CONFIGS,
-    Block,
-    as_argument,
-    attend_tiles,
-    choose_config,
-    sizes_of,
     tl,
     triton,
-    use_descriptors,
-    variant_forward,
 )  # fmt: skip
 
 LENGTHS = (4096, 16_384)
@@ -213,155 +202,6 @@ def block_mask_row(provider: str, mask: str, S: int) -> dict[str, Any]:
     return timed(ours if provider == "course" else flex)
 
 
-@triton.jit
-def ordered_kernel(order_ptr, q, k, v, o, tiles, aux, sizes, mods,
-                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """forward_kernel of one batch entry, without lse, sinks and dropout. order_ptr: each program's block · H + head."""
-    H, S, D = sizes.H_q, sizes.S_q, sizes.D
-    block = tl.load(order_ptr + tl.program_id(0))
-    start_m, h = block // H * BLOCK_M, block % H
-    q_tile = load_tile(q, 0, h, start_m, S, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
-    l = tl.zeros((BLOCK_M,), dtype=tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    place = Block(0, h, h, start_m)
-    m, l, acc = attend_tiles(q_tile, k, v, m, l, acc, tiles, place, sizes, mods, aux, False, BLOCK_N)
-    m, l, acc = attend_tiles(q_tile, k, v, m, l, acc, tiles, place, sizes, mods, aux, True, BLOCK_N)
-    store_tile(o, acc * (1.0 / l)[:, None], 0, h, start_m, S, D, BLOCK_M, BLOCK_D)
-
-
-def orders(tiles: list[int], H: int) -> dict[str, list[tuple[int, int]]]:
-    """Orders of launch of the programs (block of queries, head), by name. As launched is (8.4)'s with two heads side by
-    side. tiles: each block's number of tiles."""
-
-    def in_pairs(blocks: list[int]) -> list[tuple[int, int]]:
-        return [(block, first + head) for first in range(0, H, 2) for block in blocks for head in range(2)]
-
-    def size(program: tuple[int, int]) -> int:
-        return tiles[program[0]]
-
-    blocks = list(reversed(range(len(tiles))))
-    as_launched = in_pairs(blocks)
-    return {
-        "as launched": as_launched,
-        "longest first": sorted(as_launched, key=size, reverse=True),
-        "shortest first": sorted(as_launched, key=size),
-        "longest first in each pair of heads": in_pairs(sorted(blocks, key=tiles.__getitem__, reverse=True)),
-    }
-
-
-def ordered_calls(H: int, S: int, D: int, dtype: torch.dtype = torch.float16) -> dict[str, Callable]:
-    """The documents' forward in each of `orders`, and as "package" the package's, on the same tensors."""
-    first, _, _ = same_document(S)
-    mask = make_block_mask(mods.causal_documents, S, S, aux=(first,), B=1, H=1, device=first.device)
-    q, k, v = (randn(1, H, S, D, dtype=dtype) for _ in range(3))
-    config = choose_config(D, dtype, hardware.card_of(q).shared_memory)
-    by = mods.Mods(mask=mods.causal_documents, scale=D**-0.5)
-
-    def call(order: torch.Tensor) -> torch.Tensor:
-        o, tma = torch.empty_like(q), use_descriptors(q, k, v)
-        rows = (config.block_m, config.block_n, config.block_n, config.block_m)
-        on_tiles = [as_argument(x, block, tma) for x, block in zip((q, k, v, o), rows, strict=True)]
-        ordered_kernel[(len(order),)](
-            order, *on_tiles, mask.tiles(config.block_m, config.block_n), (first,), sizes_of(q, k), by,
-            BLOCK_D=padded_d(D), **config.launch(),
-        )  # fmt: skip
-        return o
-
-    found = {"package": lambda: variant_forward(q, k, v, by, (first,), mask)[0]}
-    for name, programs in orders(document_tiles(documents(S), config.block_m), H).items():
-        order = torch.tensor([block * H + head for block, head in programs], dtype=torch.int32, device=q.device)
-        found[name] = partial(call, order)
-    return found
-
-
-def order_cases() -> Iterator[Measurement]:
-    """The documents' programs in other orders of launch. Only the orders' rows are stored, from calls in turns."""
-    in_turns = functools.cache(lambda D: timed_in_turns(ordered_calls(HIDDEN // D, TOKENS, D)))
-    for D, order in itertools.product(HEAD_DIMS, orders([1], 2)):
-        words = about(10, "order", order, B=1, H=HIDDEN // D, S=TOKENS, D=D) | {"mode": "fwd"}
-        yield words, lambda D=D, order=order: in_turns(D)[order]
-
-
-PADDED = {"B": 16, "H": HIDDEN // 128, "S": 4096, "D": 128}
-PADDED_BY = ("ours", "sdpa", "flex", "unmasked", "packed")
-
-
-def padded_cases() -> Iterator[Measurement]:
-    for is_causal, mode in itertools.product((False, True), ("fwd", "bwd")):
-        yield (
-            about(10, "padded", "course", **PADDED, is_causal=is_causal) | {"mode": mode},
-            partial(padded_row, is_causal, mode, **PADDED),
-        )
-
-
-def padded_row(is_causal: bool, mode: str, B: int, H: int, S: int, D: int) -> dict[str, Any]:
-    """Times and peak memory of each of PADDED_BY on a batch whose mask, (B, 1, 1, S) booleans, hides the padding.
-
-    unmasked: ours without the mask. packed: ours on the batch's tokens alone, laid end to end beforehand. Where causal,
-    SDPA gets both masks in one, made in the call. difference: the largest between ours and SDPA's, o or dq, dk and dv.
-    """
-    from torch._functorch import config
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    config.donated_buffer = False  # else a second backward on the same graph is refused
-    lengths = torch.tensor(padded_lengths(B, S), device=hardware.device())
-    keys = (torch.arange(S, device=lengths.device) < lengths[:, None])[:, None, None, :]
-    q, k, v, do = (randn(B, H, S, D) for _ in range(4))
-    flat = [x.transpose(1, 2)[keys[:, 0, 0]].contiguous() for x in (q, k, v, do)]  # (tokens, H, D)
-    cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-    if mode == "bwd":
-        for x in (q, k, v, *flat[:3]):
-            x.requires_grad_()
-    torch.compiler.reset()
-    flex, make = (torch.compile(x, dynamic=False, fullgraph=True) for x in (flex_attention, create_block_mask))
-
-    def is_seen(b, h, i, j):
-        return (j < lengths[b]) & (i >= j) if is_causal else j < lengths[b]
-
-    def by_sdpa(q, k, v):
-        causal_too = torch.ones(S, S, dtype=torch.bool, device=q.device).tril()
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, keys & causal_too if is_causal else keys)
-
-    def by_flex(q, k, v):
-        return flex(q, k, v, block_mask=make(is_seen, B, None, S, S, device=q.device))
-
-    attentions = {
-        "ours": partial(flash_attention, is_causal=is_causal, attn_mask=keys),
-        "sdpa": by_sdpa,
-        "flex": by_flex,
-        "unmasked": partial(flash_attention, is_causal=is_causal),
-        "packed": partial(flash_attention_varlen, cu_seqlens_q=cu, cu_seqlens_k=cu, is_causal=is_causal),
-    }
-    calls = {}
-    for name in PADDED_BY:
-        *leaves, gradient = flat if name == "packed" else (q, k, v, do)
-        calls[name] = call_of(mode, partial(attentions[name], *leaves), leaves, gradient)
-    ours, sdpa = ([x] if mode == "fwd" else x for x in (calls["ours"](), calls["sdpa"]()))
-    difference = max(float((x - y).abs().max()) for x, y in zip(ours, sdpa, strict=True))
-    del ours, sdpa
-    peaks = {name: peak_bytes(call) for name, call in calls.items()}
-    rows = timed_in_turns(calls)
-    found = {f"{name}_{key}": value for name in PADDED_BY for key, value in rows[name].items()}
-    found |= {f"{name}_bytes": peak for name, peak in peaks.items()}
-    return found | {"tokens": int(lengths.sum()), "difference": difference}
-
-
-def window_training_cases() -> Iterator[Measurement]:
-    """Chapter 7's transformer of two layers with a window: as long as the copy is far, half as long, and one key less
-    than that.
-    """
-    half = training.SHORT.half
-    for left in (half - 1, half // 2, half // 2 - 1):
-        words = about(10, "window_training", "variant", "bf16", left=left, **dataclasses.asdict(training.SHORT))
-        yield words, partial(window_training_row, left)
-
-
-def window_training_row(left: int) -> dict[str, Any]:
-    losses = training.train(partial(flash_attention, window=(left, 0)), training.SHORT, torch.bfloat16)
-    return {"losses": [round(loss, 4) for loss in losses]}
-
-
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    return itertools.chain(variant_cases(), block_mask_cases(), order_cases(), padded_cases(), window_training_cases())
+    return itertools.chain(variant_cases(), block_mask_cases())

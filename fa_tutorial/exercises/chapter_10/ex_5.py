@@ -131,7 +131,7 @@ def truth(s, dp, lse, delta, left, cap, turned):
 
 
 def modified(s, cap):
-    return cap * torch.tanh(s / cap) + 0.125 * (torch.arange(s.shape[1]) - torch.arange(s.shape[0])[:, None])
+    return cap * torch.tanh(s / cap) + 0.125 * (torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None])
 
 
 def visible(S_q, S_k, left):

@@ -1,145 +1,153 @@
-"""Exercise 10.6, sink_kernel."""
+"""Exercise 10.6, listed_dkdv_kernel."""
 
 import math
 
 import torch
 
 from fa_tutorial.exercises.chapter_10.ex_1 import window
-from fa_tutorial.exercises.chapter_10.ex_3 import is_seen
+from fa_tutorial.exercises.chapter_10.ex_3 import LATE, MODS, THIRD, is_seen
+from fa_tutorial.exercises.chapter_10.ex_5 import capped, capped_grad, modified, score_gradients
 from fa_tutorial.exercises.forward_cases import draw_qkv
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.forward import softmax_step
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
 
 
 @triton.jit
-def sink_kernel(
-    q, k, v, o, lse_ptr, sinks_ptr, H, S_q, S_k, D, scale, aux,
-    MASK_MOD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+def listed_dkdv_kernel(
+    q, k, v, do, dk, dv, index_ptr, count_ptr, lse_ptr, delta_ptr, H, S, D, scale, aux,
+    STEP: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """masked_kernel with a sink for each head, and lse."""
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    row, batch_head = tl.program_id(0) % row_blocks, tl.program_id(0) // row_blocks
-    start_m, b, h = row * BLOCK_M, batch_head // H, batch_head % H
+    """dk and dv of a block of keys, over its listed tiles of queries."""
+    key_blocks, down = S // BLOCK_N, S // BLOCK_M
+    column, batch_head = tl.program_id(0) % key_blocks, tl.program_id(0) // key_blocks
+    start_n, b, h = column * BLOCK_N, batch_head // H, batch_head % H
+    j = start_n + tl.arange(0, BLOCK_N)[:, None]  # [BLOCK_N, 1]
 
-    q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    i = start_m + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
-    m = tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sinks_ptr + h)
-    l = tl.full((BLOCK_M,), 1.0, dtype=tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    for start_n in range(0, S_k, BLOCK_N):
-        k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-        j = start_n + tl.arange(0, BLOCK_N)[None, :]  # [1, BLOCK_N]
-        seen = (j < S_k) & MASK_MOD(b, h, i, j, aux)  # [BLOCK_M, BLOCK_N]
-        s = tl.where(seen, scale * dot(q_tile, tl.trans(k_tile)), -float("inf"))  # [BLOCK_M, BLOCK_N]
-        p, m, l, alpha = softmax_step(s, m, l)
-        v_tile = load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-        acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])
-    store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
-    offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    tl.store(lse_ptr + batch_head * S_q + offs_m, m + tl.log(l), mask=offs_m < S_q)
+    k_tile = load_tile(k, b, h, start_n, S, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    v_tile = load_tile(v, b, h, start_n, S, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    dk_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
+    dv_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
+    for t in range(tl.load(count_ptr + column)):
+        start_m = tl.load(index_ptr + column * down + t) * BLOCK_M
+        i = start_m + tl.arange(0, BLOCK_M)[None, :]  # [1, BLOCK_M]
+        lse = tl.load(lse_ptr + batch_head * S + i)  # [1, BLOCK_M]
+        delta = tl.load(delta_ptr + batch_head * S + i)  # [1, BLOCK_M]
+        q_tile = load_tile(q, b, h, start_m, S, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+        do_tile = load_tile(do, b, h, start_m, S, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+        s = scale * dot(k_tile, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
+        dp = dot(v_tile, tl.trans(do_tile))  # [BLOCK_N, BLOCK_M]
+        p, ds = STEP(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD, SCORE_MOD, SCORE_GRAD)
+        dv_acc = dot(p.to(do_tile.dtype), do_tile, dv_acc)
+        dk_acc = dot(ds.to(q_tile.dtype), q_tile, dk_acc)
+    store_tile(dk, scale * dk_acc, b, h, start_n, S, D, BLOCK_N, BLOCK_D)
+    store_tile(dv, dv_acc, b, h, start_n, S, D, BLOCK_N, BLOCK_D)
 
 
-M, L, ACC = "tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sinks_ptr + h)", "tl.full((BLOCK_M,), 1.0", "acc = tl.zeros("
-STEP = "p, m, l, alpha = softmax_step(s, m, l)\n"
-NO_SINK, LSE = 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)', "m + tl.log(l)"
-GUARD = ("acc / l[:, None]", "acc / tl.where(l == 0, 1.0, l)[:, None]")
+NUMBER, COUNT = "tl.load(index_ptr + column * down + t)", "range(tl.load(count_ptr + column))"
+DV, DK = "dot(p.to(do_tile.dtype), do_tile, dv_acc)", "dot(ds.to(q_tile.dtype), q_tile, dk_acc)"
+Q, DO, STEP = "load_tile(q, b, h, start_m", "load_tile(do, b, h, start_m", "STEP(s, dp, lse, delta, b, h, i, j, aux"
 MISTAKES = {
-    "the sink is in no row's sum: m starts at the sink and l at 1 (from m = −∞ the first tile rescales any l to 0)": [
-        (M, NO_SINK), (L, "tl.full((BLOCK_M,), 0.0"), GUARD],
-    ("the sink is in no row's sum, and a row that sees no key gives NaN, from 0 / 0: m starts at the sink and l at 1 (from m = −∞ the first "
-    "tile rescales any l to 0)"): [
-        (M, NO_SINK), (L, "tl.full((BLOCK_M,), 0.0")],
-    "m starts at the sink, but l at 0: the sink's own term is e^(sink − m), which is 1 at the start": (L, "tl.full((BLOCK_M,), 0.0"),
-    "l starts at 0 where m starts at the sink: the sink's own term, e^(sink − m), is 1 at the start": [
-        (L, "tl.full((BLOCK_M,), 0.0"), GUARD],
-    "l starts at 0 and gets 1 after the loop: m may have grown by then, and the sink's own term is e^(sink − m)": [
-        (L, "tl.full((BLOCK_M,), 0.0"), ("    store_tile(o, acc", "    l += 1.0\n    store_tile(o, acc")],
-    "m starts at −∞, so the first tile rescales l's e^sink to 0: m starts at the sink, and l at 1": [
-        (M, NO_SINK), (L, "tl.exp(tl.load(sinks_ptr + h)) + tl.full((BLOCK_M,), 0.0")],
-    "every tile adds the sink again: it joins the sum once, at the start": (
-        STEP, f"{STEP}        l += tl.exp(tl.load(sinks_ptr + h) - m)\n"),
-    "l starts at the sink: its own term is e^(sink − m), which is 1 at the start": (L, f"{M} + tl.full((BLOCK_M,), 0.0"),
-    "l starts at e^sink: m is the sink already, so its own term is e^(sink − m) = 1": (
-        L, "tl.exp(tl.load(sinks_ptr + h)) * tl.full((BLOCK_M,), 1.0"),
-    "m starts at 0, so the sink counts as 0: m starts at the head's own": (M, "tl.zeros((BLOCK_M,), dtype=tl.float32)"),
-    "the sink is found by the batch entry: a head's own is at sinks_ptr + h": ("sinks_ptr + h", "sinks_ptr + b"),
-    "every head takes the sink of head 0: a head's own is at sinks_ptr + h": ("sinks_ptr + h", "sinks_ptr"),
-    "the sink is multiplied by scale: it joins the scores as it is, after the scale": (M, f"scale * ({M})"),
-    "the sink joins the numerator, too: its value is 0, so acc starts at 0": (f"{ACC}(BLOCK_M, BLOCK_D)", "acc = tl.full((BLOCK_M, BLOCK_D), 1.0"),
-    "lse is without the maximum: it is m + log l": (LSE, "tl.log(l)"),
-    "lse is l, without the log: it is m + log l": (LSE, "m + l"),
-    "lse is that of the keys alone: the sink is in l, and it stays there": [
-        (LSE, "lse"), (M, NO_SINK), (L, "tl.full((BLOCK_M,), 0.0"), ("    store_tile(o, acc", "    lse, sink = m + tl.log(l), tl.load(sinks_ptr + h)\n"
-         "    both = tl.maximum(m, sink)\n    l, acc = l * tl.exp(m - both) + tl.exp(sink - both), acc * tl.exp(m - both)[:, None]\n"
-         "    store_tile(o, acc")],
-    "the sink is added to lse: it is in l already": (LSE, f"{LSE} + tl.load(sinks_ptr + h)"),
-    "lse is in base 2: softmax_step computes in base e, so take tl.log": (LSE, "m + tl.log2(l)"),
-    "lse's rows are found without the batch: a head's rows start at batch_head · S_q": ("batch_head * S_q", "h * S_q"),
+    "every tile of queries is visited: a column's list and its count say which": [(COUNT, "range(down)"), (NUMBER, "t")],
+    "t is taken for the tile's number: it is the place in the list, and index_ptr holds the number": (NUMBER, "t"),
+    "start_m counts queries, and index_ptr holds numbers of tiles: multiply by BLOCK_M": (f"{NUMBER} * BLOCK_M", NUMBER),
+    "a listed tile holds BLOCK_M queries: its number times BLOCK_M is its first one": (f"{NUMBER} * BLOCK_M", f"{NUMBER} * BLOCK_N"),
+    "every block of keys takes the first one's list: its own starts S / BLOCK_M entries a block further on": ("column * down + t", "t"),
+    "every block of keys takes the first one's count: its own is at count_ptr + start_n // BLOCK_N": ("count_ptr + column", "count_ptr"),
+    "the loop runs to the end of the list's row: only as many entries as count says stand for tiles": (COUNT, "range(down)"),
+    "lse and delta are those of the first head: a head's rows start at batch_head · S": ("batch_head * S + i", "i"),
+    "lse and delta are those of the block's keys: each listed tile has queries of its own": ("batch_head * S + i", "batch_head * S + j"),
+    "q is read from the block of keys' rows: a listed tile's queries start at start_m": (Q, Q.replace("start_m", "start_n")),
+    "do is read from the block of keys' rows: a listed tile's queries start at start_m": (DO, DO.replace("start_m", "start_n")),
+    "the mods get i and j exchanged: i is the query, j the key": (STEP, STEP.replace("i, j", "j, i")),
+    "i, lse and delta lie along the wrong axis: the tile's rows are keys, so i is [1, BLOCK_M], and j [BLOCK_N, 1]": [
+        ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
+    "dk lacks the scale: s = scale · q k, so dk = scale · dsᵀ q": ("scale * dk_acc", "dk_acc"),
+    "dv has a scale: it is pᵀ do": (", dv_acc, b, h", ", scale * dv_acc, b, h"),
+    "dk and dv are exchanged: ds meets q, and p meets do": [("store_tile(dk, scale", "store_tile(dv, scale"), ("store_tile(dv, dv", "store_tile(dk, dv")],
+    "dv is made of ds: it is pᵀ do": (DV, DV.replace("p.to", "ds.to")),
+    "dk is made of p: it is scale · dsᵀ q": (DK, DK.replace("ds.to", "p.to")),
+    "only the last listed tile counts: every tile adds to what the earlier ones gave": [
+        (DV, DV.replace(", dv_acc", "")), (DK, DK.replace(", dk_acc", ""))],
+    "the tile has queries as rows, and dk and dv add up over queries: make its keys the rows, or transpose p and ds": [
+        ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"), ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"),
+        ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
 }  # fmt: skip
-CONDITIONS = {
-    "large": "a sink may be far above or far below the scores: the maximum that is subtracted is that of the keys and the sink",
-    "empty": "a row may see no key: then its o is 0, and its lse is the sink",
-}
 
 
-def launch(q, k, v, sinks, left, blocks):
-    (B, H, S_q, D), S_k = q.shape, k.shape[2]
-    outputs = Out(q.shape, q.dtype, as_heads=True), Out((B, H, S_q), torch.float32)
-    tensors = *(In(x, as_heads=True) for x in (q, k, v)), *outputs, In(sinks)
-    meta = {"MASK_MOD": window, "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
-    return Launch((-(-S_q // blocks[0]) * B * H,), (*tensors, H, S_q, S_k, D, D**-0.5, (left, S_k - S_q)), meta)
+def launch(q, k, v, do, lse, delta, left, blocks):
+    B, H, S, D = q.shape
+    tiles = [rows.split(blocks[0], dim=1) for rows in is_seen(B, H, S, S, left).any(0).any(0).mT.split(blocks[1])]
+    needed = torch.tensor([[bool(tile.any()) for tile in row] for row in tiles])
+    index, count = (~needed).int().argsort(dim=1, stable=True), needed.sum(dim=1)
+    index = torch.where(torch.arange(index.shape[1]) < count[:, None], index, index[:, :1])  # what follows repeats the first
+    tensors = *(In(x, as_heads=True) for x in (q, k, v, do)), *(Out(k.shape, k.dtype, as_heads=True) for _ in range(2))
+    mods = {"MASK_MOD": MODS.get(left, window), "SCORE_MOD": capped, "SCORE_GRAD": capped_grad, "STEP": score_gradients}
+    meta = {**mods, "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
+    lists = In(index.int()), In(count.int())
+    return Launch((len(index) * B * H,), (*tensors, *lists, In(lse), In(delta), H, S, D, D**-0.5, (left, 0, 2.0)), meta)
 
 
-def truth(q, k, v, sinks, left, blocks):
-    seen = is_seen(*q.shape[:3], k.shape[2], left)
-    s = (q.shape[-1] ** -0.5 * q.double() @ k.double().mT).masked_fill(~seen, -math.inf)
-    lse = torch.logaddexp(s.logsumexp(dim=-1), sinks.double()[:, None])
-    return torch.exp(s - lse[..., None]) @ v.double(), lse
+def weights(q, k, left):
+    """(s, s′, lse) in float64, under the mask of `left` and ex_5's score mod."""
+    s = q.shape[-1] ** -0.5 * q.double() @ k.double().mT
+    changed = modified(s, 2.0).masked_fill(~is_seen(*q.shape[:3], k.shape[2], left), -math.inf)
+    return s, changed, changed.logsumexp(dim=-1)
+
+
+def truth(q, k, v, do, lse, delta, left, blocks):
+    s, changed, _ = weights(q, k, left)
+    p, do = torch.softmax(changed, dim=-1).nan_to_num(), do.double().nan_to_num()  # do is NaN where no tile is listed
+    ds = p * (do @ v.double().mT - delta.double()[..., None]) * (1 - torch.tanh(s / 2.0) ** 2)
+    return q.shape[-1] ** -0.5 * ds.mT @ q.double(), p.mT @ do
 
 
 def inputs():
-    def rows(B, sinks, S_q, S_k, left, otherwise="", *, blocks=(16, 16), draw=None, **options):
-        q, k, v = draw_qkv(B, len(sinks), S_q, S_k, 16, draw=draw)
-        words = "random sinks" if draw else f"sinks {', '.join(f'{sink:g}' for sink in sinks)}"
-        on = f"B = {B}, {words}, S_q = {S_q}, S_k = {S_k}, tiles of {blocks[0]} × {blocks[1]}, a window of {left} keys and the query's own"
-        place = "a head's sink is at sinks_ptr + h, and its rows of lse start at batch_head · S_q"
-        return case(q, k, v, torch.tensor(sinks), left, blocks, on=on, otherwise=otherwise or place, **{"stray": place} | options)
+    column = (
+        "a program's block of keys is its number % (S / BLOCK_N), its row of index is that block's and has S / BLOCK_M entries, and count "
+        "says how many of them are meant"
+    )
 
-    both = {
-        "o": "the softmax is over the keys that are seen and the sink, whose value is 0",
-        "lse": "o is right, but lse isn't: it is m + log l of the l that o is divided by, with the sink's term in it",
-    }
-    yield rows(1, [1.5], 16, 16, 3, both)
-    yield rows(1, [1.5], 32, 32, 20, "the sink counts once a row, not once a tile, and each block stores the lse of its own rows")
-    yield rows(2, [1.5, -1.0, 0.5], 32, 32, 5)
-    yield rows(1, [1.5], 40, 40, 10, stray="the last block is ragged: a mask keeps its store of lse within S_q rows")
-    yield rows(1, torch.randn(2, generator=generator()).tolist(), 40, 50, 20, blocks=(32, 16), draw=generator(), fresh=True)
-    yield rows(1, [100.0, -100.0], 32, 32, 5, CONDITIONS["large"], edge="large")
-    yield rows(1, [1.5], 48, 16, 20, CONDITIONS["empty"], edge="empty")  # rows 0 to 31 see no key
+    def rows(B, H, S, left, otherwise="", *, blocks=(16, 16), unlisted=slice(0), words="", draw=None, **options):
+        q, k, v = draw_qkv(B, H, S, S, 16, draw=draw)
+        do, delta = q.flip(2).clone(), v.sum(dim=-1)
+        do[:, :, unlisted] = math.nan  # it shows if it is read, because 0 · NaN is NaN
+        mask = {THIRD: "every third key", LATE: "from query 16 and key 16 on"}.get(left, f"a window of {left} keys and the query's own")
+        on = f"B = {B}, H = {H}, S = {S}, tiles of {blocks[0]} queries × {blocks[1]} keys, {mask}{words}"
+        lse = weights(q, k, left)[2].float()
+        return case(q, k, v, do, lse, delta, left, blocks, on=on, otherwise=otherwise, **{"stray": column} | options)
+
+    along = "dk = scale · dsᵀ q and dv = pᵀ do, with i, lse and delta along the tile's queries, and j along its keys"
+    yield rows(1, 1, 16, 20, along)
+    yield rows(1, 1, 48, 20, "dk and dv add up over the listed tiles, each with the i, q, do, lse and delta of its own queries")
+    yield rows(1, 1, 64, 10, "BLOCK_M and BLOCK_N may differ", blocks=(32, 16))
+    yield rows(2, 2, 32, 5, "all heads share the lists, and a head's rows of lse and delta start at batch_head · S")
+    yield rows(2, 2, 16, THIRD, "the mods get the numbers of batch entry, head, query and key, and aux")
+    yield rows(1, 2, 64, 20, blocks=(16, 32), draw=generator(), fresh=True)
+    late = "a tile that isn't listed isn't read, and a block of keys with an empty list has dk = dv = 0"
+    yield rows(1, 1, 32, LATE, late, words=", do is NaN in tile 0, which isn't listed", unlisted=slice(16))
 
 
 EXERCISE = Exercise(
-    task="Give each head of masked_kernel a sink, and store lse.",
-    conditions=CONDITIONS,
+    task="Let a program keep a block of keys, and add up dk and dv over its listed tiles of queries.",
     hints=(
-        "The sink acts like a key before all others, with the score sink and the value 0. What are m, l and acc after this key alone?",
-        "m is the sink, l is e^(sink − m) = 1, and acc is 0. The loop stays as it is.",
-        "lse is m + tl.log(l), because the sink is already in l. A head's rows start at batch_head · S_q, and a block's are "
-        "offs_m = start_m + tl.arange(0, BLOCK_M). Store with mask=offs_m < S_q.",
+        "k and v stay, so they are loaded before the loop. q, do, lse, delta and i come anew with each listed tile.",
+        "Chapter 7 made the keys the rows of the tile: s = scale * dot(k_tile, tl.trans(q_tile)). Then i is [1, BLOCK_M] and j [BLOCK_N, 1].",
+        "dv adds up dot(p, do_tile), and dk dot(ds, q_tile), times scale at the end. The t-th tile's number stands at "
+        "index_ptr + column * (S // BLOCK_M) + t, with column = start_n // BLOCK_N.",
     ),
-    solution=sink_kernel,
-    reasoning="The loop merges each tile into what came before it, and it doesn't care what that was. So the sink comes first, as a key with "
-    "value 0, and no line of the loop changes. A row that sees no key has l = 1, so nothing is divided by 0 any more.",
-    more="The package's forward computes in base 2, so its m starts at sink · log₂ e.",
+    solution=listed_dkdv_kernel,
+    reasoning="The step doesn't ask which way its tile lies, because i, j, lse and delta broadcast. So only the loads and the list change: "
+    "what stays is a block of keys, and what comes is a block of queries from its column of the mask.",
+    more="The package's dkdv_kernel has two lists here as well, and asks the mask in the mixed tiles alone.",
     inputs=inputs,
     truth=truth,
-    rule="softmax over the keys that are seen and the sink, whose value is 0, with the lse of both",
+    rule="dv = Σ pᵀ do and dk = scale · Σ dsᵀ q, over the listed tiles of queries, with p and ds from STEP",
     mistakes=MISTAKES,
     launch=launch,
-    parts=("o", "lse"),
-    tolerance=lambda args, part: (2e-5, 2e-5 * float(args[2].double().abs().max())),
+    parts=("dk", "dv"),
+    tolerance=lambda args, part: (2e-5, 1e-4 * float(args[3].double().nan_to_num().abs().max())),
 )

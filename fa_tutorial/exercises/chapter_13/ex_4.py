@@ -31,6 +31,8 @@ MISTAKES = {
         (EARLIER, "return 0, rows, True"), (LATER, "return 0, rows, True")],
     "the tile of a visiting shard needs no mask: all its pairs are seen": [
         (EARLIER, "return 0, rows // 2, True"), (LATER, "return rows // 2, rows, True")],
+    "the tile of an earlier owner needs no mask: all its pairs are seen": (EARLIER, "return 0, rows // 2, True"),
+    "the tile of a later owner needs no mask: all its pairs are seen": (LATER, "return rows // 2, rows, True"),
     "its own keys need the causal mask": (OWN, "return 0, rows, False"),
     "that is right for shards in plain order: in zigzag order an earlier owner's second chunk is hidden, and a later owner's keys are seen by the second chunk of queries": [
         (EARLIER, "return 0, rows, False"), (LATER, "return rows, 0, False")],

@@ -92,6 +92,7 @@ def inputs():
     keys = "a program's keys start at start_n and end at S_k, in k, v, dk and dv"
     both = f"{keys}, and its lse and delta at batch_head · S_q, whichever block of keys it has"
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", keys, stray=both)
+    yield shared.two_sizes()
     yield shared.several_heads("dk and dv")
     yield shared.narrow()
     last = "past S_q, in the last block, lse and delta are loaded as 0, with mask and other=0.0, because 0 · NaN is NaN"

@@ -102,6 +102,7 @@ def inputs():
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", sums, stray=fits)
     rows = "a program's rows begin at start_m, for q, do, lse, delta and dq"
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
+    yield shared.two_sizes()
     yield shared.several_heads("dq", f"batch_head · S_q; {HEAD}")
     yield shared.grouped((1, 2, 2, 16, 16, 16), "H_q = 4, H_k = 2", HEAD, stray=HEAD)
     yield shared.narrow()

@@ -93,8 +93,8 @@ def inputs():
     yield shared.several_heads("dq, dk and dv")
     yield shared.narrow()
     strides = "dq has four strides of its own, in dq.strides"
-    view = "dq a (B, S, H, D) tensor seen as (B, H, S, D), q not"
-    yield shared.given((1, 2, 16, 16, 16), view, strides, stray=strides, dq_layout="bshd")
+    view = "dq a (B, D, H, S) tensor seen as (B, H, S, D), q not"
+    yield shared.given((1, 2, 16, 16, 16), view, strides, stray=strides, dq_layout="bdhs")
     views = "the inputs (B, S, H, D) tensors seen as (B, H, S, D), dq not"
     yield shared.given((1, 2, 16, 16, 16), views, strides, stray=strides, layouts=("bshd",) * 4)
     past = f"{shared.LOADED}; mask the atomic add, too"

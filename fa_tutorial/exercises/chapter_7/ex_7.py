@@ -91,6 +91,7 @@ def fixed():
     yield grouped(
         (1, 1, 2, 16, 64, 16), "causal, H_k = 1, GROUP = 2, S_q = 16, S_k = 64", is_causal=True, stray=shared.BEFORE_QUERY_0, edge="causal"
     )
+    yield shared.causal(64, 64, shared.TWO_SIZES, "causal", blocks=(16, 32, 16))
     yield shared.half_scores()
 
 

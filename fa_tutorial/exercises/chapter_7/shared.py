@@ -198,6 +198,13 @@ def several_heads(outputs, rows="batch_head · S_q"):
     return given((2, 2, 16, 32, 16), "B = H = 2, S_q = 16, S_k = 32", place, stray=stray, blocks=(16, 32, 16))
 
 
+TWO_SIZES = "a block has BLOCK_M queries or BLOCK_N keys: start_m counts by BLOCK_M, start_n by BLOCK_N"
+
+
+def two_sizes():
+    return given((1, 1, 48, 64, 16), "S_q = 48, S_k = 64, blocks of 16 queries and 32 keys", TWO_SIZES, blocks=(16, 32, 16))
+
+
 def causal(S_q, S_k, otherwise="", edge="", *, B=1, blocks=(16, 16, 16), on="", **options):
     """A case of one head; if B > 1 one in which the loop with the mask and the one without both run for each entry."""
     batch = "both loops take b and h as before, and rows of lse and delta from batch_head · S_q on" if B > 1 else ""

@@ -60,6 +60,8 @@ def adapt(step):
                 run_step[(1,)](s, m, l, p, state, scale_log2, STEP=step, ROWS=ROWS, KEYS=KEYS)
         except Exception as error:
             root = chain(error)[-1]
+            if "outside of the scope of a kernel" in f"{root}":
+                raise Wrong("stops, because triton was imported before fa_tutorial: restart, and import fa_tutorial first") from None
             # What the interpreter and the compiler raise for a wrong number or order of results.
             if "make_shape_compatible" in str(root) or "unpack" in str(root) or isinstance(root, IndexError):
                 want = "p, [BLOCK_M, BLOCK_N], and m_new, l_new, alpha, [BLOCK_M] each, in this order"

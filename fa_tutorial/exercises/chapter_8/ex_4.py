@@ -68,8 +68,9 @@ def adapt(answer: Callable, heads: int, row_blocks: int, at_once: int, sms: int)
         order = [(head, row_block) for head, row_block in order]
     except (TypeError, ValueError):
         raise Wrong(f"returns {show(order)}, want a list of pairs (head, row_block)") from None
-    wanted = set(itertools.product(range(heads), range(row_blocks)))
-    wrong = len(wanted ^ set(order)) + len(order) - len(set(order))
+    if twice := next((one for place, one in enumerate(order) if one in order[:place]), None):
+        raise Wrong(f"lists {twice} twice: {RULES['wrong programs']}")
+    wrong = len(set(itertools.product(range(heads), range(row_blocks))) ^ set(order))
     if wrong:
         return wrong, at_once, enough(heads, row_blocks, sms)
     return wrong, max(at_once, open_heads(order)), max(enough(heads, row_blocks, sms), time_of(order, sms))

@@ -44,6 +44,12 @@ MISTAKES = {
     "issuing never decides here: each of num_warps warps issues its instructions, on four schedulers": (TURNS, "matmuls + exponentiating"),
     "here everything overlaps: if the matmuls take turns with the rest, add their cycles": (
         TURNS, "max(matmuls, issuing, exponentiating)"),
+    "the exponentials are hidden behind the matmuls here, and added to issuing: they take turns with matmuls, and not with issuing": (
+        TURNS, "max(matmuls, exponentiating) + issuing"),
+    "issuing and exponentials forget that four schedulers work at the same time, each with a unit for exponentials": [
+        (TO_ISSUE, "tiles * num_warps"), ("* num_warps * 32 / 16", "* num_warps * 8")],
+    "the other instructions are issued while the exponentials' unit works: an exponential is one of them, and the longer of the two counts": [
+        (ISSUING, "issuing = (instructions - exponentials) * to_issue"), ("max(issuing, exponentiating)", "issuing + exponentiating")],
     "issuing is hidden behind the matmuls here: it takes turns with them, and goes on while the exponentials' unit works": (
         TURNS, "max(matmuls, issuing) + exponentiating"),
     "that is the model of 64 x 64 tiles with four warps, whose exponentials are hidden: count all warps, and the tile's share": (

@@ -52,6 +52,10 @@ MISTAKES = {
         ("tl.exp2(m - shift)", "tl.exp2((m - shift) * scale_log2)")],
     "s is not scaled: p = 2^(s · scale_log2 − m_new)": ("s * scale_log2 - shift", "s - shift"),
     "l adds p in fp16: it adds p as it is, in float32": ("tl.sum(p, axis=1)", "tl.sum(p.to(tl.float16), axis=1)"),
+    "l adds p in v's dtype: it adds p as it is, in float32": ("tl.sum(p, axis=1)", "tl.sum(p.to(k_tile.dtype), axis=1)"),
+    "alpha is rounded to v's dtype: it stays in float32": ("alpha = tl.exp2(m - shift)", "alpha = tl.exp2(m - shift).to(k_tile.dtype)"),
+    "q is scaled and rounded before q kᵀ: multiply it as it is, and scale s in the exponent": [
+        ("dot(q_tile, tl", "dot((q_tile * scale_log2).to(q_tile.dtype), tl"), ("axis=1) * scale_log2", "axis=1)"), ("s * scale_log2 - shift", "s - shift")],
     "l is not rescaled when the maximum grows": ("alpha * l + tl.sum", "l + tl.sum"),
     "acc is not rescaled when the maximum grows": ("acc * alpha[:, None]", "acc"),
     "p and alpha are in base e: scale_log2 holds log₂ e already, so both take tl.exp2": ("tl.exp2", "tl.exp"),
@@ -152,7 +156,7 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Tune attend until its loop without a mask is as short as step 4's, with right results.",
+    task="Make attend's loop without a mask as short as step 4's, with right results, and predict first down to which length that pays.",
     hints=(
         "What does the loop do for each score that could be done once a row, once in the loop with a mask, or by another instruction? "
         "A thread has 64 scores of step 4's tile, so an instruction too many for each score shows as 64 in the counts.",

@@ -108,8 +108,19 @@ class Persistent:
         """What comes of a reader's persistent_roles: RIGHT, or the first thing that goes wrong, with its cause."""
         (timeline, yielded, empty), (right, in_order, _) = self.run(answer), self.run(persistent_roles)
         text = timeline if isinstance(timeline, str) else compared(timeline, right, lambda role, n, action: f"“{action}”")
+        text = text or announced_late(yielded["producer"])
         text = text or unreleased(empty, [2 * len(range(stage, sum(self.blocks), self.stages)) for stage in range(self.stages)])
         return text and verdict(text, next(filter(None, (slip(role, yielded[role], in_order[role][:-1]) for role in yielded)), ""))
+
+
+def announced_late(actions: list[Action | None]) -> str:
+    """RIGHT, or the first load of a work tile that comes before its number is announced."""
+    told = 0
+    for action in filter(None, actions):
+        told += action.kind == "arrive" and action.barrier.name == "told"
+        if action.kind == "load" and action.tile // 3 >= told:
+            return f"the producer yields “{action}” before it has arrived at told for this work tile"
+    return RIGHT
 
 
 def truth(program):
