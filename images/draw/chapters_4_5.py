@@ -36,11 +36,10 @@ def draw_two_loop_orders() -> Figure:
         for i, line in enumerate(lines):
             write(ax, left, 4.15 + i * 0.27, line, BODY, ha="left")
     arrow(ax, (0.1, 4.85), (0.55, 4.85), "blue")
-    write(ax, 0.65, 4.85, "read", ha="left")
-    arrow(ax, (1.3, 4.85), (1.75, 4.85), "vermilion", dashed=True)
-    write(ax, 1.85, 4.85, "written", ha="left")
-    write(ax, 2.75, 4.85, f"thick: tile {NOW} moves it, now; thin: a tile before moved it", ha="left")
-    note = f"1 to {BLOCKS**2}: order of visits; thick frame: tile {NOW}, now; n/{BLOCKS}: key blocks that the o in HBM contains"
+    write(ax, 0.65, 4.85, f"tile {NOW} reads", ha="left")
+    arrow(ax, (1.95, 4.85), (2.4, 4.85), "vermilion", dashed=True)
+    write(ax, 2.5, 4.85, f"tile {NOW} writes", ha="left")
+    note = f"1 to {BLOCKS**2}: order of visits; dark: on the chip now; n/{BLOCKS}: o contains n of the {BLOCKS} blocks of keys so far"
     write(ax, 0.1, 5.2, note, ha="left")
     return figure
 
@@ -78,13 +77,12 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
         else:
             arrow(ax, (x0 - 0.1, y0 + 0.13), (x1 + 0.12, y1 - 0.1), dashed=True, width=0.8)
     middle = y + (now_row + 0.5) * side
-    arrow(ax, (left + 0.4, middle), (x, middle), "blue", width=1.6 if down else 0.7)  # FA2 has q on the chip since its row began
-    arrow(ax, (places[NOW][0], 1.22), (places[NOW][0], y), "blue", width=0.7 if down else 1.6)  # and FA1 has k, v since its column began
-    if down:
+    if not down:  # FA2 has q on the chip since its row began, and FA1 has k and v since its column began
+        arrow(ax, (places[NOW][0], 1.22), (places[NOW][0], y), "blue")
+    else:
+        arrow(ax, (left + 0.4, middle), (x, middle), "blue")
         arrow(ax, (x_out, middle - 0.12), (x_out - 0.5, middle - 0.12), "blue")
         arrow(ax, (x_out - 0.5, middle + 0.12), (x_out, middle + 0.12), "vermilion", dashed=True)
-    else:  # written when the row before was finished
-        arrow(ax, (x_out - 0.5, middle - side), (x_out, middle - side), "vermilion", dashed=True, width=0.7)
 
 
 @image("04_causal_tiles.png")
