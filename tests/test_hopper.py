@@ -52,6 +52,20 @@ def test_work_tiles_cover_every_row_once(S_q, S_k, consumers, is_causal, longest
         assert all(lengths[i] >= lengths[i + 1] for i in range(2 * row_blocks - 1)), "within a group of heads"
 
 
+@pytest.mark.parametrize(
+    ("is_causal", "S", "grouped"), [(False, 1024, False), (False, 1024, True), (True, 1024, False), (False, 1000, False)]
+)
+def test_a_counter_hands_out_work_tiles_that_differ_and_those_of_a_process_group(is_causal, S, grouped, monkeypatch):
+    """In a process group programs may start late, after a message's kernel, and must find less to do."""
+    launched = []
+    monkeypatch.setattr(forward, "launch_prepared", lambda key, prepare, tensors, arguments: launched.append(arguments))
+    monkeypatch.setattr(forward, "card_of", lambda q: types.SimpleNamespace(multiprocessors=132))
+    monkeypatch.setattr(forward, "in_process_group", lambda: grouped)
+    forward.flash_forward(*(torch.empty(4, 16, S, 128, dtype=torch.float16) for _ in range(3)), is_causal, 1.0)
+    ((_, counter, _, _),) = launched
+    assert (counter is not None) == (is_causal or S % 128 != 0 or grouped)
+
+
 @pytest.mark.parametrize("consumers", [2, 3])
 def test_sizes(consumers):
     sizes_of = on_host(tile_scheduler.sizes_of, Sizes=tile_scheduler.Sizes)

@@ -10,7 +10,7 @@ import torch
 from attention_cases import check_attention
 from buffers import DEVICE, needs_gpu, randn
 
-from fa_tutorial import hardware
+from fa_tutorial import decode, hardware, reference
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import results, sweep, timing
 from fa_tutorial.bench.cases import Case, Shape, about
@@ -18,7 +18,7 @@ from fa_tutorial.bench.measure import measure
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 from measure import __main__ as command
-from measure import alone, chapter_8, chapter_9, chapter_10, chapters_0_to_7, clocks, tuned_steps
+from measure import alone, changed_kernels, chapter_8, chapter_9, chapter_10, chapter_11, chapters_0_to_7, clocks, tuned_steps
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
@@ -180,6 +180,25 @@ def test_the_matmul_without_loads_multiplies_its_first_tiles_in_every_step():
         assert torch.allclose(c.double(), a.double() @ b.double(), atol=1e-4)
     a[:, 16:], b[16:] = 0, 0
     assert torch.allclose(chapters_0_to_7._matmul_by(kernel, a, b, config), c)
+
+
+@pytest.mark.parametrize("tiles", chapter_11.LOADS)
+def test_decoding_with_fewer_loads_is_decoding_of_those_keys(tiles, monkeypatch):
+    """96 keys: with tiles of 16, every one, the first two three times over, or the first six times over."""
+    monkeypatch.setattr(decode, "split_kernel", chapter_11.kernel_that_loads(tiles))
+    monkeypatch.setattr(decode, "choose_config", lambda *_: TileConfig(16, 16, 4, 1))
+    q, k, v = randn(1, 2, 1, 16), randn(1, 1, 96, 16, seed=1), randn(1, 1, 96, 16, seed=2)
+    o = decode.flash_decode(q, k, v, torch.tensor([96], dtype=torch.int32, device=q.device), num_splits=1)
+    loaded = {"every tile": 96, "two tiles": 32, "one tile, once": 16}[tiles]
+    k, v = (x[:, :, :loaded].repeat(1, 1, 96 // loaded, 1) for x in (k, v))
+    assert torch.allclose(o.double(), reference.attention(q, k, v)[0], atol=1e-5)
+
+
+def test_a_softmax_of_several_rows_is_that_of_each():
+    x = randn(8, 32)
+    out = torch.empty_like(x)
+    changed_kernels.softmax_of_rows_kernel[(4,)](x, out, 20, 32, 32, ROWS=2, BLOCK=32)
+    assert torch.allclose(out[:, :20], torch.softmax(x[:, :20], dim=1))
 
 
 @needs_gpu

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from fa_tutorial import tuned
 from fa_tutorial.hardware import HOPPER_CAPABILITY, card_of, interpreter_on, require_triton
@@ -377,6 +378,10 @@ def applies(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
     return is_hopper and q.shape[3] in CONFIGS and tuned.applies(q, scale) and can_use_tma(signature_of(q, k, v))
 
 
+def in_process_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
 def flash_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float, *, step: Step = BEST,
     config: HopperConfig | None = None,
@@ -391,8 +396,9 @@ def flash_forward(
     lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
     work_tiles = triton.cdiv(S_q, ROWS.value * config.consumers) * B * H_q
     programs = min(work_tiles, card_of(q).multiprocessors) if step.persistent else work_tiles
-    # Where all work tiles are alike, a counter balances nothing, and costs 1 to 3 % of the time.
-    alike = not is_causal and S_q % (ROWS.value * config.consumers) == 0
+    # Where work tiles are alike, a counter balances nothing, and costs 1 to 3 % of the time. But in a process group a
+    # message has a kernel, too, and programs that wait for its multiprocessors start late.
+    alike = not is_causal and S_q % (ROWS.value * config.consumers) == 0 and not in_process_group()
     counted = step.counter and programs < work_tiles and not alike
     masked = is_causal or S_k % config.block_n != 0
     counter = torch.zeros(1, dtype=torch.int32, device=q.device) if counted else None
@@ -408,7 +414,7 @@ def flash_forward(
         constants |= {"CONSUMERS": config.consumers, "STAGES": config.stages, "CONSUMER_REGISTERS": config.registers}
         return Launch(forward_kernel, programs, to_argument, constants | {"num_warps": NUM_WARPS})
 
-    key = ("hopper", step, config, is_causal, *signature_of(q, k, v))
+    key = ("hopper", step, config, is_causal, counted, *signature_of(q, k, v))
     at_once = heads_at_once(S_k) if step.order and is_causal else 1
     launch_prepared(key, prepare, (q, k, v, o), (lse, counter, at_once, scale))
     return o, lse

@@ -1,5 +1,5 @@
-"""Chapter 11: decoding by each provider, by the number of splits, of new tokens and of stages, a window, plain reads,
-and FP8 by tile.
+"""Chapter 11: decoding by each provider, by the number of splits, of new tokens and of stages, by what its programs
+load, a window, and plain reads.
 
 Every call is replayed from a CUDA graph, as a server does it: it takes the GPU tens of microseconds, and the host
 longer to launch it. gb_s counts the bytes of the live keys and values, each once.
@@ -26,6 +26,7 @@ from fa_tutorial.bench.chapter_11 import call_of, shape_of
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed, timed_in_turns
 from fa_tutorial.hardware import device
+from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 
 PROVIDERS = ("decode", "paged 16", "paged 64", "fp8", "basic", "sdpa_flash", "sdpa_cudnn")
@@ -52,13 +53,14 @@ def in_turns(kernel: str, provider: str, chosen: list[Chosen], rounds: int = 6) 
 
     @functools.cache
     def rows() -> dict[int, dict[str, Any]]:
-        graphs, live_bytes = [], []
+        graphs, live_bytes, calls = [], [], []  # a graph doesn't keep its call's tensors alive
         for shape, _, splits, config in chosen:
             call, nbytes = call_of(provider, shape, splits)
             patch = mock.patch.object(decode, "choose_config", lambda *_, config=config: config)
             with patch if config else contextlib.nullcontext():
                 graphs.append(graph_of(call))
             live_bytes.append(nbytes)
+            calls.append(call)
         found = timed_in_turns({i: graph.replay for i, graph in enumerate(graphs)}, rounds=rounds)
         return {i: row | {"gb_s": round(live_bytes[i] / row["ms"] / 1e6, 1)} for i, row in found.items()}
 
@@ -77,6 +79,46 @@ def stage_cases() -> Iterator[Measurement]:
     cases = ((1, 2), (1, 3), (1, 4), (1, 6), (8, 4))
     chosen = [(shape_of(B, 32_768), {"stages": n}, 1, TileConfig(16, 64, 4, n)) for B, n in cases]
     yield from in_turns("stages", "decode", chosen)
+
+
+KEYS, VALUES = (
+    f"{x}_tile = load_keys({x}, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)\n" for x in "kv"
+)
+LOOP = "    for start_n in range(start, end, BLOCK_N):\n"
+NEAR = ("start_n,", "start + (start_n - start) % (2 * BLOCK_N),")
+FIRST = ("start_n,", "start,")
+LOADS = {  # changes of split_kernel
+    "every tile": (),
+    "two tiles": ((KEYS, KEYS.replace(*NEAR)), (VALUES, VALUES.replace(*NEAR))),
+    "one tile, once": (
+        (f"        {KEYS}", ""),
+        (f"        {VALUES}", ""),
+        (LOOP, f"    {KEYS.replace(*FIRST)}    {VALUES.replace(*FIRST)}{LOOP}"),
+    ),
+}
+
+
+def kernel_that_loads(tiles: str) -> Any:
+    """split_kernel whose programs load these tiles: two again and again, which L2 keeps, or one before the loop."""
+    return defined(edited(source_of(decode.split_kernel), *LOADS[tiles]), vars(decode))["split_kernel"]
+
+
+def load_cases() -> Iterator[Measurement]:
+    """One sequence with one split and with two, and eight sequences, by what the programs load."""
+    for B, splits in ((1, 1), (1, 2), (8, None)):
+        shape = shape_of(B, 32_768)
+        rows = functools.cache(partial(_loads_in_turns, shape, splits))
+        for tiles in LOADS:
+            words = about(11, "loads", "decode", **vars(shape)) | {"splits": splits, "tiles": tiles}
+            yield words, lambda rows=rows, tiles=tiles: rows()[tiles]
+
+
+def _loads_in_turns(shape: Shape, splits: int | None) -> dict[str, dict[str, Any]]:
+    graphs, (call, _) = {}, call_of("decode", shape, splits)
+    for tiles in LOADS:
+        with mock.patch.object(decode, "split_kernel", kernel_that_loads(tiles)):
+            graphs[tiles] = graph_of(call)
+    return timed_in_turns({tiles: graph.replay for tiles, graph in graphs.items()}, rounds=6)
 
 
 def token_cases() -> Iterator[Measurement]:
@@ -176,4 +218,5 @@ def kernels_cases() -> Iterator[Measurement]:
         read_cases(),
         part_cases(),
         stage_cases(),
+        load_cases(),
     )

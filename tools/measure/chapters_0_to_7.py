@@ -128,6 +128,12 @@ def first_kernel_cases() -> Iterator[Measurement]:
             about(2, "softmax", provider, "fp32", rows=n // cols, cols=cols),
             partial(_softmax_row, softmax, n // cols, cols),
         )
+    for each, warps in SHORT_ROWS:
+        words = about(2, "softmax_rows", "course", "fp32", rows=n // 256, cols=256, rows_each=each, warps=warps)
+        yield words, lambda case=(each, warps): _short_rows_in_turns(n // 256)[case]
+
+
+SHORT_ROWS = ((1, 1), (2, 1), (2, 4))  # rows and warps a program
 
 
 def _add_row(add: Callable, n: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -167,6 +173,19 @@ def _softmax_row(softmax: Callable, rows: int, cols: int) -> dict[str, Any]:
     x = randn(rows, cols, dtype=torch.float32)
     # the least that any softmax moves: x read once, y written once
     return timed(lambda: softmax(x), bytes_moved=2 * x.nbytes)
+
+
+@functools.cache
+def _short_rows_in_turns(rows: int) -> dict[tuple[int, int], dict[str, Any]]:
+    x = randn(rows, 256, dtype=torch.float32)
+    out = torch.empty_like(x)
+
+    def launch(each: int, warps: int) -> None:
+        arguments = (x, out, 256, 256, 256)
+        changed_kernels.softmax_of_rows_kernel[(rows // each,)](*arguments, ROWS=each, BLOCK=256, num_warps=warps)
+
+    found = timed_in_turns({case: partial(launch, *case) for case in SHORT_ROWS})
+    return {case: row | {"gb_s": round(2 * x.nbytes / row["ms"] / 1e6, 1)} for case, row in found.items()}
 
 
 SIDE = 4096

@@ -1,14 +1,17 @@
 """Measure chapter 13 on the GPUs of this machine, one rank each, over NCCL: PYTHONPATH=tools python -m measure.ring
 FILE.
 
-Ring attention beside one GPU, the same computing without sending, sending without computing, shards in plain order, and
-the other ways to share a sequence. A time is the slowest rank's, the median of a few repeats.
+Ring attention beside one GPU, the same computing without sending, sending without computing, shards in plain order,
+programs with equal shares of the work, and the other ways to share a sequence. A time is the slowest rank's, the median
+of a few repeats. With NCCL_P2P_DISABLE=1 messages go through the host's memory. Rows that stand in FILE for another
+link stay.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -20,9 +23,11 @@ import torch.distributed as dist
 
 from fa_tutorial import attention, flash_attention, processes, ring
 from fa_tutorial.bench import chapter_13, results
+from fa_tutorial.hopper import forward as hopper_forward
 
 B, H, D, DTYPE = 1, 16, 128, torch.bfloat16
 LENGTHS = (4_096, 8_192, 16_384, 32_768, 65_536, 131_072, 1_048_576)
+LINK = "host memory" if os.environ.get("NCCL_P2P_DISABLE") == "1" else "NVLink"
 LONG = 500_000  # tokens from which a repeat takes seconds
 
 
@@ -99,6 +104,8 @@ def ring_cases(S: int, H_k: int, repeats: int) -> Iterator[dict]:
         yield {"provider": "computing alone"} | both_ways(q, k, v, do, forward, repeats)
     with mock.patch.object(ring, "visible", plain_order):
         yield {"provider": "plain order"} | both_ways(q, k, v, do, forward, repeats)
+    with torch.no_grad(), mock.patch.object(hopper_forward, "in_process_group", lambda: False):
+        yield {"provider": "equal shares", "forward_ms": timed(lambda: forward(q, k, v), repeats)}
     before = ring.Passing.bytes_sent
     o = forward(q, k, v)
     between = ring.Passing.bytes_sent
@@ -112,6 +119,8 @@ def ring_cases(S: int, H_k: int, repeats: int) -> Iterator[dict]:
             ring.Passing(kv, None, "").wait()
 
     yield {"provider": "sending alone", "forward_ms": timed(send, max(repeats, 5))}
+    if repeats == 1:  # a first call of the others allocates memory for most of its time
+        return
     with torch.no_grad():
         for name, call in (("all-gather", chapter_13.all_gather_attention), ("Ulysses", chapter_13.ulysses_attention)):
             if H_k % ranks and name == "Ulysses":
@@ -178,7 +187,7 @@ def measure_rank(lengths: tuple[int, ...], only_peer: bool) -> list[dict]:
     rows = []
 
     def keep(S: int, H_k: int, row: dict) -> None:
-        rows.append({"S": S, "H_q": H, "H_k": H_k, "D": D, "ranks": dist.get_world_size()} | row)
+        rows.append({"S": S, "H_q": H, "H_k": H_k, "D": D, "ranks": dist.get_world_size(), "link": LINK} | row)
         if dist.get_rank() == 0:
             print(rows[-1], flush=True)
 
@@ -211,6 +220,8 @@ def main() -> int:
     )
     options = parser.parse_args()
     rows = processes.run(measure_rank, options.ranks, tuple(options.lengths), options.only_peer, timeout=120.0)[0]
+    if options.file.exists():
+        rows = [row for row in json.loads(options.file.read_text())["rows"] if row["link"] != LINK] + rows
     stored = {"provenance": results.provenance() | {"gpus": options.ranks, "dtype": "bf16"}, "rows": rows}
     options.file.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     return 0
