@@ -597,3 +597,34 @@ def draw_loop() -> Figure:
     write(ax, x_o + d / 2, y_acc + m / 2 + 0.17, "stored")
     arrow(ax, (x_out, y_acc), (x_o, y_acc))
     return figure
+
+
+@image("05_kinds_of_work.png")
+def draw_kinds_of_work() -> Figure:
+    """464 cycles of an SM with three kinds of work, D = 64 and 128: one after the other, and at once."""
+    figure, ax = canvas(5.95)
+    left, window = 1.75, 464  # two tiles of D = 128, one kind of work after the other
+    cycle = 7.1 / window
+    kinds = (("tensor cores", "blue", 0.35), ("exponentials", "orange", 0.45), ("other operations", "green", 0.3))
+    for D, top in ((64, 0.25), (128, 3.05)):
+        work = (1_024 * 4 * D // 4_096, 1_024 // 16, 1_024 * 5 // 128)
+        for at_once, y in ((False, top), (True, top + 1.4)):
+            each = max(work) if at_once else sum(work)
+            how = "all three at once" if at_once else "one after the other"
+            title = f"D = {D}, {how}: {each} cycles a tile, tensor cores {work[0] / each:.0%} busy"
+            write(ax, 0.1, y, title, BODY, ha="left", weight="bold")
+            for lane, ((name, colour, share), cycles) in enumerate(zip(kinds, work, strict=True)):
+                at = y + 0.2 + 0.3 * lane
+                write(ax, 0.1, at + 0.13, name, ha="left")
+                box(ax, left, at, window * cycle, 0.26)
+                for start in range(0 if at_once else sum(work[:lane]), window, each):
+                    seen = min(cycles, window - start)
+                    box(ax, left + start * cycle, at, seen * cycle, 0.26, str(cycles) if seen == cycles else "", colour, share=share)
+    write(
+        ax,
+        0.1,
+        5.75,
+        f"{window} cycles of an SM; a tile here: 1,024 scores; white: idle; at once, each lane works on another tile",
+        ha="left",
+    )
+    return figure
