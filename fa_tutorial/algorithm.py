@@ -2,7 +2,7 @@
 
 Shows, on tensors that you can inspect, what the kernels do on the chip. Forward: tiles of keys join the running states
 m, l and acc, the division waits until the end, and tiles that the causal mask hides are skipped. FA2's loop order and
-FA1's, both with their HBM traffic counted.
+FA1's, both with the bytes that they read and write.
 Backward: p comes back from q, k and lse, five matmuls give the gradients, and two loops over the tiles need no more
 memory than the results.
 """
@@ -20,8 +20,8 @@ from fa_tutorial.reference import causal_mask, repeat_heads
 
 @dataclass
 class Traffic:
-    """Bytes that tiles move between HBM and the chip, added up as an algorithm runs, and the most scores that one head
-    holds at a time."""
+    """Bytes of the tiles that an algorithm reads and writes, added up as it runs, and the most scores that one head
+    holds at a time. On a GPU, L2 serves many of the repeated reads."""
 
     read_bytes: int = 0
     written_bytes: int = 0

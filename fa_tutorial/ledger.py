@@ -71,7 +71,7 @@ def naive_hbm_bytes(B: int, H: int, S_q: int, S_k: int, D: int, itemsize: int) -
 
 
 def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> int:
-    """Bytes that one head of flash attention moves through HBM in FA2's loop order (0.6; FA2, algorithm 1).
+    """Bytes that the programs of one head read and write in FA2's loop order (0.6, 4.7; FA2, algorithm 1).
 
     It reads q once, and writes o and the float32 lse once. It reads k and v once per block of block_m queries.
     """
@@ -82,7 +82,7 @@ def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> 
 
 
 def fa1_hbm_bytes(S_q: int, S_k: int, D: int, block_n: int, itemsize: int) -> int:
-    """Bytes that one head of flash attention moves through HBM in FA1's loop order (4.9; FA1, algorithm 1).
+    """Bytes that the program of one head reads and writes in FA1's loop order (4.9; FA1, algorithm 1).
 
     It reads k and v once. For each block of block_n keys it reads q, and reads and writes o and the float32 m and l.
     """

@@ -10,7 +10,7 @@ import torch
 from attention_cases import check_attention
 from buffers import DEVICE, needs_gpu, randn
 
-from fa_tutorial import decode, hardware, reference
+from fa_tutorial import compiling, decode, hardware, reference
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import results, sweep, timing
 from fa_tutorial.bench.cases import Case, Shape, about
@@ -178,6 +178,27 @@ def test_decoding_with_fewer_loads_is_decoding_of_those_keys(tiles, monkeypatch)
     loaded = {"every tile": 96, "two tiles": 32, "one tile, once": 16}[tiles]
     k, v = (x[:, :, :loaded].repeat(1, 1, 96 // loaded, 1) for x in (k, v))
     assert torch.allclose(o.double(), reference.attention(q, k, v)[0], atol=1e-5)
+
+
+def test_both_products_stay_in_the_loop_that_loads_nothing():
+    """Else the compiler would compute q kᵀ once, and chapter 11 would take that for the work on a tile."""
+    code = """
+from unittest import mock
+import torch
+from fa_tutorial import compiling, decode
+from measure import chapter_11
+
+q, k = (torch.empty(1, H, S, 128, dtype=torch.float16, device="meta") for H, S in ((64, 1), (8, 32_768)))
+lengths, found = torch.empty(1, dtype=torch.int32, device="meta"), {}
+for tiles in chapter_11.LOADS:
+    kernel = mock.patch.object(decode, "split_kernel", chapter_11.kernel_that_loads(tiles))
+    with kernel, compiling.compiling_for(90) as launched:
+        decode.decode(q, k, k, lengths, None, None, None, 0.5, 1)
+    _, loop = launched[0][1].asm["ttgir"].split("scf.for")
+    found[tiles] = loop.count("tt.dot ")
+print(json.dumps(found))
+"""
+    assert compiling.in_a_process(code) == {"every tile": 2, "two tiles": 2, "one tile, once": 2}
 
 
 def test_a_softmax_of_several_rows_is_that_of_each():

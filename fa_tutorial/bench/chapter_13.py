@@ -132,33 +132,44 @@ LENGTHS = [int(2 ** (i / 8)) // 2 * 2 for i in range(72, 145)]  # tokens in a sh
 
 
 def forward_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Forward ms on four GPUs: a row a length and number of key heads, a column a provider. rows: load()'s."""
+    """Forward ms on four GPUs, a row for each link, S and H_k, a column a provider, and x = T_c / T_s.
+
+    rows: load()'s.
+    """
     rows = rows[rows["ranks"].eq(4)]
-    return rows.pivot(index=["S", "H_k"], columns="provider", values="forward_ms").astype(float)
+    times = rows.pivot(index=["link", "S", "H_k"], columns="provider", values="forward_ms").astype(float)
+    return times.assign(x=times["computing alone"] / 4 / (times["sending alone"] / 3)).reset_index()
 
 
 def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: dict[str, float],
-                sizes: tuple[int, ...]) -> Figure:  # fmt: skip
-    """How much of a ring's time isn't hidden on the clock, against the tokens in a shard, for each link.
+                sizes: tuple[int, ...], rows: pd.DataFrame) -> Figure:  # fmt: skip
+    """How much of a ring's time isn't hidden, against the tokens in a shard, for each link: on the clock, and measured.
 
-    sizes: H_q, H_k, D, itemsize.
+    sizes: H_q, H_k, D, itemsize. rows: load()'s. Shorter sequences are left out: launches decide there.
     """
-    figure = Figure(figsize=(7.6, 3.1))
+    measured = forward_times(rows)
+    measured = measured[measured["H_k"].eq(16) & measured["S"].gt(16_384)]
+    figure = Figure(figsize=(7.6, 3.6))
     ax = figure.subplots()
-    looks = (("blue", "-"), ("vermilion", "--"))
-    for (name, bandwidth), (colour, line) in zip(links.items(), looks, strict=True):
+    looks = (("blue", "-", "o"), ("vermilion", "--", "s"))
+    for (name, bandwidth), (colour, line, marker) in zip(links.items(), looks, strict=True):
         times = [
             [play_on_a_clock(n, 4, tile_of, flops, speed, *sizes) for speed in (bandwidth, float("inf"))]
             for n in LENGTHS
         ]
         shares = [100 * (ring_s - alone) / ring_s for ring_s, alone in times]
-        label = f"{name}, {bandwidth / 1e9:.0f} GB/s"
-        ax.plot(LENGTHS, shares, color=figures.COLOURS[colour], linestyle=line, label=label)
+        look = {"color": figures.COLOURS[colour]}
+        ax.plot(LENGTHS, shares, linestyle=line, label=f"{name}, {bandwidth / 1e9:.0f} GB/s: clock", **look)
         least = least_shard(*sizes, flops, bandwidth)
-        ax.axvline(least, color=figures.COLOURS[colour], linestyle=":", label=f"(13.7): {least:,.0f} tokens")
+        ax.axvline(least, linestyle=":", label=f"(13.7): {least:,.0f} tokens", **look)
+        here = measured[measured["link"].eq(name)]
+        for provider, fill in (("equal shares", "none"), ("ring", "full")):
+            found = 100 * (1 - here["computing alone"] / here[provider])
+            label = "equal shares" if fill == "none" else "counter"
+            ax.plot(here["S"] / 4, found, marker, fillstyle=fill, label=label, **look)
     ax.set_xscale("log", base=2)
     ticks = [2**i for i in range(9, 19, 3)]
-    ax.set_xticks(ticks, [f"{rows:,}" for rows in ticks])
+    ax.set_xticks(ticks, [f"{n:,}" for n in ticks])
     ax.minorticks_off()
     ax.set_xlabel("tokens in a shard")
     ax.set_ylabel("not hidden, % of the ring's time")
@@ -167,8 +178,8 @@ def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: d
 
 
 def print_orders(rows: pd.DataFrame) -> None:
-    """The time in plain order over that in zigzag order, on four GPUs with 16 key heads."""
-    rows = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)]
+    """The time in plain order over that in zigzag order, on four GPUs with 16 key heads, over NVLink."""
+    rows = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4) & rows["link"].eq("NVLink")]
     times = rows.pivot(index="S", columns="provider", values=["forward_ms", "backward_ms"]).astype(float)
     print("plain order / zigzag order:  forward  backward")
     for S in times.index:
@@ -178,22 +189,29 @@ def print_orders(rows: pd.DataFrame) -> None:
 
 
 def print_backward(rows: pd.DataFrame) -> None:
-    """131,072 tokens: the ring and its computing alone, and each way's most memory, in shards of q."""
-    rows = rows[rows["S"].eq(131_072) & rows["H_k"].eq(16) & rows["ranks"].eq(4)].set_index("provider")
+    """The ring's times and its computing alone on both links, and each way's most memory, in shards of q."""
+    rows = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)].set_index(["link", "S", "provider"])
+    for link, S in (("NVLink", 131_072), ("host memory", 262_144)):
+        for way in ("forward", "backward"):
+            alone, ours = (rows.loc[(link, S, name), f"{way}_ms"] for name in ("computing alone", "ring"))
+            case = f"{S:,} tokens over {link}, {way}:"
+            print(f"{case:43} computing alone {alone:5.1f} ms, the ring {ours:5.1f} ms")
     shard = 16 * 131_072 // 4 * 128 * 2  # bytes of q
-    for way in ("forward", "backward"):
-        alone, ours = (rows.loc[name, f"{way}_ms"] for name in ("computing alone", "ring"))
-        print(f"{way:8}: computing alone {alone:.1f} ms, the ring {ours:.1f} ms")
-    one, ours = rows.loc["one GPU", "peak_bytes"] / 4, rows.loc["ring", "peak_bytes"]
-    print(f"most memory, in shards of q: a quarter of one GPU's {one / shard:.1f}, the ring's {ours / shard:.1f}")
+    one, ours = (rows.loc[("NVLink", 131_072, name), "peak_bytes"] / shard for name in ("one GPU", "ring"))
+    print(f"most memory, in shards of q: a quarter of one GPU's {one / 4:.1f}, the ring's {ours:.1f}")
 
 
-def print_sends(rows: pd.DataFrame) -> None:
-    """Forward times by length: one GPU, the ring, its computing alone and its sends alone, with 16 key heads."""
-    times = forward_times(rows).xs(16, level="H_k")[["one GPU", "sending alone", "computing alone", "ring"]]
-    print("forward, ms\n  a shard    one GPU   sends alone   computing alone   the ring")
-    for S, (single, sends, alone, ours) in zip(times.index, times.values, strict=True):
-        print(f"{S // 4:9,} {single:10,.2f} {sends:13,.2f} {alone:17,.2f} {ours:10,.2f}")
+def print_sends(rows: pd.DataFrame, link: str, *providers: str) -> None:
+    """Forward times by length, with 16 key heads: one GPU, sends and computing alone, the clock, and the providers."""
+    rows = forward_times(rows)
+    rows = rows[rows["link"].eq(link) & rows["H_k"].eq(16)]
+    print(f"forward over {link}, ms")
+    print("  a shard   one GPU  sends alone  computing alone  the clock", *(f"{x:>12}" for x in providers), sep="  ")
+    columns = rows[["S", "one GPU", "sending alone", "computing alone", *providers]]
+    for S, single, sends, alone, *found in columns.itertuples(index=False):
+        clock = max(sends, 3 / 4 * alone) + alone / 4  # no message travels beside the last tile
+        times = f"{single:9,.2f} {sends:12,.2f} {alone:16,.2f} {clock:10,.2f}"
+        print(f"{S // 4:9,} {times}", *(f"{x:13,.2f}" for x in found))
 
 
 WAYS = {"ring": ("blue", "-", "o"), "all-gather": ("orange", "--", "s"), "Ulysses": ("vermilion", "-.", "^")}
@@ -205,20 +223,17 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
     rows: load()'s. Shorter sequences are left out: launches decide there.
     """
     times = forward_times(rows)
-    times = times[times.index.get_level_values("S") > 16_384]
-    measured = times["computing alone"] / 4 / (times["sending alone"] / 3)  # T_c / T_s
-    figure = Figure(figsize=(9, 3.4))
+    times = times[times["S"] > 16_384]
+    figure = Figure(figsize=(9, 3.6))
     shares = [2 ** (i / 8) for i in range(-24, 57)]
     for ax, H_k in zip(figure.subplots(1, 2, sharey=True), (16, 4), strict=True):
-        here = times.index.get_level_values("H_k") == H_k
-        x, single = measured[here], times["one GPU"][here]
         for i, (way, (colour, line, marker)) in enumerate(WAYS.items()):
+            look = {"color": figures.COLOURS[colour]}
             speeds = [16 * share / ways(share, 1.0, 4, 16 // H_k)[i] for share in shares]
-            ax.plot(shares, speeds, color=figures.COLOURS[colour], linestyle=line, label=f"{way}: clock")
-            dots = {"color": figures.COLOURS[colour], "markersize": 5 + 3 * (i > 0), "zorder": 5 - i}
-            ax.plot(x, single / times[way][here], marker, label="measured", **dots)
-        hollow = {"color": figures.COLOURS["blue"], "fillstyle": "none", "markersize": 9, "zorder": 6}
-        ax.plot(x, single / times["computing alone"][here], "o", label="ring without sends", **hollow)
+            ax.plot(shares, speeds, linestyle=line, label=f"{way}: clock", **look)
+            for link, fill in (("host memory", "full"), ("NVLink", "none")):
+                here = times[times["link"].eq(link) & times["H_k"].eq(H_k)]
+                ax.plot(here["x"], here["one GPU"] / here[way], marker, fillstyle=fill, label=f"over {link}", **look)
         ax.set_title(f"{16 // H_k} query head{'s' * (H_k < 16)} on a key head")
         ax.set_xscale("log", base=2)
         ticks = [1 / 8, 1, 8, 64]
@@ -226,21 +241,20 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
         ax.minorticks_off()
         ax.set_xlabel("x, shards in units of (13.7)")
     figure.axes[0].set_ylabel("4 GPUs: times as fast as one")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure
 
 
 def print_ways(rows: pd.DataFrame) -> None:
-    """How much longer than the ring's the other ways' forward takes, and PyTorch's context_parallel on two GPUs."""
-    times = forward_times(rows)
-    print("forward, against the ring's time:   all-gather   Ulysses")
-    for (S, H_k), found in times[["ring", "all-gather", "Ulysses"]].iterrows():
-        if S > 16_384:
-            gather, ulysses = found.iloc[1:] / found["ring"] - 1
-            print(f"{S:9,} tokens, {H_k:2} key heads {gather:+19.0%} {ulysses:+9.0%}")
+    """Each way's forward times, by x = T_c / T_s, and PyTorch's context_parallel on two GPUs."""
+    times = forward_times(rows).dropna(subset=["all-gather", "Ulysses"])
+    times = times[times["S"] > 16_384].sort_values(["H_k", "x"], ascending=[False, True])
+    print("forward, ms                                  x     ring   all-gather   Ulysses")
+    for link, S, H_k, x, *found in times[["link", "S", "H_k", "x", *WAYS]].itertuples(index=False):
+        print(f"{H_k:2} key heads, {S:7,} tokens, {link:11} {x:6.2f}", "{:8.2f} {:12.2f} {:9.2f}".format(*found))
     peer = rows[rows["provider"].eq("context_parallel") & rows["backend"].eq("CUDNN_ATTENTION")].iloc[0]
     both = f"context_parallel {peer['forward_ms']:.1f} ms, the ring {peer['ring_forward_ms']:.1f} ms"
-    print(f"{peer['ranks']} GPUs, {peer['S']:,} tokens: {both}")
+    print(f"{peer['ranks']} GPUs, {peer['S']:,} tokens, {peer['link']}: {both}")
 
 
 # ---------------------------------------------------------------- a step of training

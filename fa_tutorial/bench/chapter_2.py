@@ -20,18 +20,19 @@ def draw_transposes(speeds: dict[str, float], gpu: str) -> Figure:
     return figure
 
 
-def draw_together(card: dict, points: dict[str, list[tuple[int, float]]]) -> Figure:
-    """Stored GB/s over the KiB that the programs on an SM load together, by kernel; what (2.6) gives if every program
-    took as long as those of the first kernel's fewest KiB; and a copy's. card: results.load's."""
+def draw_limits(card: dict, transposes: list[tuple[int, float]], softmaxes: dict[str, tuple[int, float]]) -> Figure:
+    """GB/s of stored launches over the KiB that the programs on an SM load together, softmaxes by name; with what 1.6
+    programs of 1 KiB a nanosecond move, and a copy. card: results.load's."""
     figure = Figure()
     ax = figure.subplots()
-    for (name, found), style in zip(points.items(), ("o-", "s", "^"), strict=True):
-        ax.plot(*zip(*sorted(found), strict=True), style, label=name)
-    kib, gb_s = min(next(iter(points.values())))
-    ceiling = card["provenance"]["ceilings"]["copy_gb_s"]
-    end = 4500 / gb_s * kib
-    ax.plot([0, end], [0, 4500], "--", color="0.3", label="(2.6), if no program took longer")
-    ax.axhline(ceiling, color="0.3", linestyle=":", label="a copy")
+    ax.plot(*zip(*sorted(transposes), strict=True), "o-", label="transpose, 16 × 16: 8, 4, 2 and 1 warps")
+    ax.plot(*zip(*softmaxes.values(), strict=True), "^", label="softmax, 256 columns")
+    for name, point in softmaxes.items():
+        ax.annotate(name, point, (0, -20), textcoords="offset points", ha="center", fontsize="small")
+    copy = card["provenance"]["ceilings"]["copy_gb_s"]
+    starts = 1.6 * 2 * 1024  # GB/s, where each program reads and writes 1 KiB
+    ax.axhline(starts, color="0.3", linestyle="--", label="1.6 programs of 1 KiB a nanosecond")
+    ax.axhline(copy, color="0.3", linestyle=":", label="a copy")
     ax.set(xlim=(0, 72), xticks=[0, 8, 16, 32, 64], ylim=(0, 4700), ylabel="GB/s")
     ax.set(xlabel="KiB that the programs on an SM load together", title="NVIDIA H200, stored results")
     ax.legend(loc="lower right")

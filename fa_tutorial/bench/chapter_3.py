@@ -41,18 +41,13 @@ def six_tiles(card: dict) -> pd.DataFrame:
     return pd.DataFrame(sides | {"warps": [1, 4, 4, 4, 8, 8]} | counted | ms)
 
 
-def show(table: pd.DataFrame, *columns: str) -> None:
-    """Print these columns of a table of tiles, in three digits."""
-    print(table[["BLOCK_M", "BLOCK_N", *columns]].to_string(index=False, float_format="{:.3g}".format))
-
-
 def _tile_rows(card: dict, provider: str) -> pd.DataFrame:
     return results.select(card["kernels"], kernel="matmul_tile", provider=provider)
 
 
-def draw_six_tiles(card: dict, instructions: Iterable[str]) -> Figure:
-    """TFLOP/s of the kernel and of the one without its loads, with the middle 60 % of the runs, by tile, over the
-    tile's instruction; and what the loads cost."""
+def draw_six_tiles(card: dict, loops: Iterable[tuple[str, int]]) -> Figure:
+    """TFLOP/s of the kernel and of the one without its loads, with the middle 60 % of the runs, by tile; what the loads
+    cost; and below each tile what compiling.matmul_loops found: its instruction, and copies into registers."""
     figure, ax = plt.subplots()
     kinds = {"without its loads": ("course, row order, no loads", "C1s--"), "the kernel": ("course, row order", "C0o-")}
     speeds, places = [], range(6)
@@ -60,18 +55,22 @@ def draw_six_tiles(card: dict, instructions: Iterable[str]) -> Figure:
         rows = _tile_rows(card, provider)
         low, speed, high = (2 * 4_096**3 / rows[ms].to_numpy(float) / 1e9 for ms in ("ms_80", "ms", "ms_20"))
         ax.errorbar(places, speed, yerr=(speed - low, high - speed), fmt=style, markersize=4, capsize=4, label=label)
+        for place, rate in zip(places, speed, strict=True):
+            aside = (-9 if place == 1 else 0, 7) if label == "without its loads" else (0, -16)  # where no line runs
+            ax.annotate(f"{rate:.0f}", (place, rate), aside, textcoords="offset points", ha="center")
         speeds.append(speed)
     for place, without, speed in zip(places, *speeds, strict=True):
         ax.annotate("", (place, speed), (place, without), arrowprops={"arrowstyle": "-", "color": "0.6"}, zorder=0)
-        cost, align = f"  {without / speed:.1f}x  ", "left" if place > 1 else "right"  # where no line runs
+        cost, align = f"   {without / speed:.3g}x   ", "left" if place > 1 else "right"
         ax.text(place, (without * speed) ** 0.5, cost, ha=align, va="center", color="0.25")
     ax.set_yscale("log")
     ax.minorticks_off()
     sides = rows[["block_m", "block_n"]].values
-    names = (name.split()[0] for name in instructions)
+    names = (f"{name.split()[0]}\n{copies or 'no'} copies" for name, copies in loops)
     ax.set_xticks(places, [f"{m} x {n}\n{name}" for (m, n), name in zip(sides, names, strict=True)])
     ax.set_yticks([50, 100, 200, 400, 800], [50, 100, 200, 400, 800])
-    ax.set(xlabel="tile and instruction; bars: the middle 60 % of runs", ylabel="TFLOP/s", xlim=(-0.5, 5.5))
+    ax.set(xlabel="tile, its instruction, a step's copies into registers", ylabel="TFLOP/s", xlim=(-0.55, 5.6))
+    ax.set_ylim(38, 1_150)
     ax.set_title(f"{card['provenance']['gpu']}, fp16, 4,096 x 4,096: what the loads cost")
     ax.legend(loc="lower right")
     return figure
@@ -80,15 +79,13 @@ def draw_six_tiles(card: dict, instructions: Iterable[str]) -> Figure:
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
     """Print what HBM delivered in row order and in bands of 8, beside the count of strips. wave_bytes: (n, group) -> of
     each wave, what it reads."""
-    print("     n   order         a wave's strips    counted   from HBM       ms (middle 60 % of runs)")
+    print("     n   order         a wave's strips    counted   from HBM   (a wave's strips: the mean)")
     for n, group in itertools.product((4_096, 8_192, 16_384), (1, 8)):
         waves = list(wave_bytes(n, group))
+        sizes = {"M": n, "provider": "course" if group == 8 else "course, row order", "block_n": 256}
+        read = results.select(card["kernels"], kernel="matmul_traffic", **sizes)[FROM_HBM].item()
         print(f"{n:6,}   {f'bands of {group}' if group > 1 else 'rows':11}", end="")
-        print(f" {sum(waves) / len(waves) / 1e6:14.0f} MB {sum(waves) / 1e9:7.2f} GB", end="")
-        sizes = {"M": n, "provider": "course" if group == 8 else "course, row order", "dtype": "fp16"}
-        read = results.select(card["kernels"], kernel="matmul_traffic", block_n=256, **sizes)[FROM_HBM].item()
-        time = results.select(card["kernels"], kernel="matmul", **sizes).iloc[0]
-        print(f" {read / 1e9:7.2f} GB {time.ms:8.3f} ({time.ms_20:.3f} to {time.ms_80:.3f})")
+        print(f" {sum(waves) / len(waves) / 1e6:14.0f} MB {sum(waves) / 1e9:7.2f} GB {read / 1e9:7.2f} GB")
 
 
 def show_fusion(card: dict, *calls: Callable, D: int = 64) -> None:

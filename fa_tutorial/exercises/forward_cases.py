@@ -19,6 +19,7 @@ from fa_tutorial.exercises.harness import case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.source import source_of
 
 TILE = (16, 16, 16)  # BLOCK_M, BLOCK_N, BLOCK_D
 
@@ -88,6 +89,12 @@ def by_infinity(kernel: Any) -> Any:
         if isinstance(number, int | float) and 1e4 <= abs(number) < math.inf:
             raise Wrong(f'−{abs(number):.4g} stands for −∞, and a score may be as low: write -float("inf")')
     return kernel
+
+
+def narrow(name: str, kernel: Any) -> str:
+    """A note on a right kernel that never says int64."""
+    wraps = f"offsets into {name} are 32-bit, and wrap around where they pass 2³¹, as in 2.8: use .to(tl.int64)"
+    return "" if "int64" in source_of(kernel) else wraps
 
 
 def widened(kernel: Any) -> str:

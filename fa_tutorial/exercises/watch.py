@@ -145,6 +145,31 @@ class Scores(Cuts):
         return ""
 
 
+class OnePass(Scores):
+    """Scores, and no block of rows may compute a head's scores with all keys, tile by tile, before a product with v."""
+
+    run = longest = largest_tile = 0  # scores of a head: since the last product with v, at most, and in a tile
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func.overloadpacket.__name__ in ("mm", "bmm"):
+            size, is_score = math.prod(result.shape[-2:]), args[0].shape[-1] == self.q.shape[-1]  # q kᵀ adds over D, p v over keys
+            self.run = self.run + size if is_score else 0
+            self.longest, self.largest_tile = max(self.longest, self.run), max(self.largest_tile, size if is_score else 0)
+        return result
+
+    def complaint(self, result: Any) -> str:
+        if complaint := super().complaint(result):
+            return complaint
+        by_tiles = self.q.shape[-1] != self.block_n and self.largest_tile <= self.block_m * self.block_n
+        if by_tiles and self.block_m <= self.sizes[0] and self.longest >= self.block_m * self.sizes[1] >= 3 * self.block_m * self.block_n:
+            return (
+                "the result is right, but a block of rows goes over its keys twice: the scores of all keys come before the first product "
+                "with v. Let each tile join m, l and acc before the next one"
+            )
+        return ""
+
+
 class CountsProducts:
     """Beside a watch: adds up in `done` the multiply-adds of all matrix products, of both calls of an answer."""
 
@@ -157,8 +182,8 @@ class CountsProducts:
         return result
 
 
-class CausalTiles(CountsProducts, Scores):
-    """Scores, and no tile may be computed that the causal mask hides from every row of its block."""
+class CausalTiles(CountsProducts, OnePass):
+    """OnePass, and no tile may be computed that the causal mask hides from every row of its block."""
 
     def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, *_: Any) -> None:
         super().__init__(q, k, v, block_m, block_n)
@@ -423,7 +448,10 @@ class HiddenByInfinity(CausalTiles):
         if (complaint := super().complaint(result)) or not self.stand_in:
             return complaint
         number = f"{self.stand_in:g}".replace("-", "−")
-        return f"the result is right, but {number} stands for −∞, and a score may be as small: hide scores with -math.inf"
+        return (
+            f"the result is right here, but {number} stands for −∞: a score may be as small, and where a row sees no key, its hidden ones "
+            "get p = exp(0) = 1. Hide scores with -math.inf"
+        )
 
 
 class Whole(int):

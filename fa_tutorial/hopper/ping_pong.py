@@ -1,5 +1,5 @@
-"""Chapter 9's experiment: a loop that waits for p v first, one with one stop a block, one that is overlapped, and
-ping-pong, whose two consumers issue their matmuls by turns. Full and causal, with a clock to look at them.
+"""Chapter 9's experiment: a loop with one stop a block, one that is overlapped, and ping-pong, whose two consumers
+issue their matmuls by turns. Full and causal, with a clock to look at them.
 
 Takes what `ladder` takes, and a causal mask. The blocks of keys come from the last to the first, so that under a mask
 the first one that a consumer meets, before its loop, is the diagonal's.
@@ -28,9 +28,8 @@ require_triton("Chapter 9 (fa_tutorial.hopper)")
 from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
 
-LOOPS = ("p v first", "one stop", "overlapped", "ping-pong")
+LOOPS = ("one stop", "overlapped", "ping-pong")
 # When a consumer is in a block: its tiles are there, its turn has come, the stop is over, p is there, p v is in acc.
-# With p v first its turn comes when p v of the block before is in acc.
 STAMPS = ("tiles", "turn", "stop", "softmax", "end")
 N_STAMPS = gl.constexpr(len(STAMPS))
 
@@ -51,10 +50,9 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, fi
            LOOP: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
     """LOOP, one of LOOPS, in the order that ptxas gives it. first: [64, ROWS], what the first scores are added to.
 
-    "p v first": the order of ladder.attend, but p v of a block stands at the beginning of the next. "one stop":
-    ladder.attend_one_stop. "overlapped": p v is issued when s is there, and ptxas leaves the wait for it after the
-    softmax. "ping-pong": one stop, and a consumer issues its matmuls when the other has issued its own; turns: two
-    barriers.
+    "one stop": ladder.attend_one_stop. "overlapped": p v is issued when s is there, and ptxas leaves the wait for it
+    after the softmax. "ping-pong": one stop, and a consumer issues its matmuls when the other has issued its own;
+    turns: two barriers.
     """
     STAGES: gl.constexpr = k.shape[0]
     mbarrier.wait(full.index(0), 0)
@@ -69,20 +67,15 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, fi
         stamp(stamps_ptr, i, 0, m, STAMPED)
         if LOOP == "ping-pong":
             mbarrier.wait(turns.index(C), (i - C) % 2)  # consumer 0 begins
-        if LOOP == "p v first":
-            acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
-            acc, p = warpgroup_mma_wait(0, [acc, p])
-            mbarrier.arrive(empty.index(before), count=1)
         stamp(stamps_ptr, i, 1, m, STAMPED)
         s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-        if LOOP == "overlapped" or LOOP == "p v first":
+        if LOOP == "overlapped":
             s = warpgroup_mma_wait(0, [s])
             stamp(stamps_ptr, i, 2, m, STAMPED)
-        if LOOP != "p v first":
-            acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
+        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
         if LOOP == "ping-pong":
             mbarrier.arrive(turns.index(1 - C), count=1)
-        if LOOP == "one stop" or LOOP == "ping-pong":
+        if LOOP != "overlapped":
             s, acc, p = warpgroup_mma_wait(0, [s, acc, p])
             mbarrier.arrive(empty.index(before), count=1)
             stamp(stamps_ptr, i, 2, m, STAMPED)

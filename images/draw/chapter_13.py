@@ -146,6 +146,44 @@ def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float
         x += computing if last else max(computing, sending)
 
 
+SMS, HELD_UNTIL, TILES = 6, 4, 6  # the last SM is the message's at first; work tiles for each SM
+
+
+def shares(is_counted: bool) -> list[list[int]]:
+    """When each SM begins a work tile: TILES for each program, or the next one for whoever is free first."""
+    free = [0] * (SMS - 1) + [HELD_UNTIL]
+    begins: list[list[int]] = [[] for _ in free]
+    for i in range(SMS * TILES):
+        sm = min(range(SMS), key=lambda sm: (free[sm], sm)) if is_counted else i % SMS
+        begins[sm].append(free[sm])
+        free[sm] += 1
+    return begins
+
+
+@image("13_late_program.png")
+def draw_late_program() -> Figure:
+    """A step whose message holds an SM at first: with equal shares its program ends late, with a counter all end together."""
+    figure, ax = canvas(2.75)
+    for x, name, is_counted in ((0.75, "equal shares", False), (5.2, "a counter", True)):
+        begins, unit, high = shares(is_counted), 0.34, 0.24
+        end = max(begin[-1] for begin in begins) + 1
+        write(ax, x, 0.18, f"{name}: {end} units of time", HEAD, ha="left", weight="bold")
+        box(ax, x, 0.42 + (SMS - 1) * (high + 0.04), HELD_UNTIL * unit, high, "message", "orange", share=0.6)
+        for sm, starts in enumerate(begins):
+            y = 0.42 + sm * (high + 0.04)
+            write(ax, x - 0.12, y + high / 2, f"SM {sm}", ha="right")
+            for begin in starts:
+                box(ax, x + begin * unit, y, unit, high, colour="sky", share=0.5)
+            if (stop := starts[-1] + 1) < end:
+                box(ax, x + stop * unit, y, (end - stop) * unit, high, **WAITS)
+    legend(ax, 2.5, (
+        (0.75, {"colour": "sky", "share": 0.5}, "a work tile"),
+        (2.7, {"colour": "orange", "share": 0.6}, "the message's kernel"),
+        (5.2, WAITS, "nothing to compute"),
+    ))  # fmt: skip
+    return figure
+
+
 @image("13_overlap_backward.png")
 def draw_overlap_backward() -> Figure:
     """Rank 1's backward with its own tile first, where the last dk and dv hide behind nothing, and with it last, where the first k and v do."""

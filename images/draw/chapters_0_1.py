@@ -92,12 +92,13 @@ def draw_payoff() -> Figure:
 
 
 H200_SMS, REGISTERS_KIB, SHARED_KIB = 132, 256, 228  # NVIDIA, Hopper tuning guide, whose KB are KiB
+SHARED_BYTES, H200_HZ = 128, 1.98e9  # bytes that an SM's shared memory delivers a cycle; the highest clock
 H200_L2_MIB = 60  # torch.cuda.get_device_properties on an H200; the guide's 50 MB are an H100's; its rate: chapter 3
 
 
 @image("00_memory_hierarchy.png")
 def draw_memory_hierarchy() -> Figure:
-    """An H200 as boxes: SMs with registers and shared memory, the L2 cache below, HBM outside the chip; sizes, and the rate measured."""
+    """An H200 as boxes: SMs with registers and shared memory, the L2 cache below, HBM outside the chip; sizes and rates."""
     figure, ax = canvas(5.5)
     provenance = results.load("h200")["provenance"]
     copy = provenance["ceilings"]["copy_gb_s"] / 1000
@@ -118,11 +119,11 @@ def draw_memory_hierarchy() -> Figure:
     arrow(ax, (2.8, 3.59), (2.8, 4.55), "vermilion", width=3.0)
     write(ax, 3.0, 4.13, f"{copy:.1f} TB/s, both ways together", BODY, ha="left", weight="bold")
     registers, shared = H200_SMS * REGISTERS_KIB / 1024, H200_SMS * SHARED_KIB / 1024
-    write(ax, side, 0.32, "size", BODY, ha="left", weight="bold")
+    write(ax, side, 0.32, "size, and what it delivers", BODY, ha="left", weight="bold")
     for y, text in (
         (1.7, f"{REGISTERS_KIB} KiB per SM, {registers:.0f} MiB in all"),
-        (2.24, f"{SHARED_KIB} KiB per SM, {shared:.0f} MiB in all"),
-        (3.22, f"{H200_L2_MIB} MiB, delivers over 10 TB/s"),
+        (2.24, f"{SHARED_KIB} KiB per SM, {shared:.0f} MiB in all,\nup to {H200_SMS * SHARED_BYTES * H200_HZ / 1e12:.0f} TB/s in all"),
+        (3.22, f"{H200_L2_MIB} MiB, over 10 TB/s"),
         (4.92, f"{provenance['memory_bytes'] / 2**30:.0f} GiB"),
     ):
         write(ax, side, y, text, ha="left")

@@ -36,11 +36,10 @@ def draw_two_loop_orders() -> Figure:
         for i, line in enumerate(lines):
             write(ax, left, 4.15 + i * 0.27, line, BODY, ha="left")
     arrow(ax, (0.1, 4.85), (0.55, 4.85), "blue")
-    write(ax, 0.65, 4.85, "read", ha="left")
-    arrow(ax, (1.3, 4.85), (1.75, 4.85), "vermilion", dashed=True)
-    write(ax, 1.85, 4.85, "written", ha="left")
-    write(ax, 2.75, 4.85, f"thick: tile {NOW} moves it, now; thin: a tile before moved it", ha="left")
-    note = f"1 to {BLOCKS**2}: order of visits; thick frame: tile {NOW}, now; n/{BLOCKS}: key blocks that the o in HBM contains"
+    write(ax, 0.65, 4.85, f"tile {NOW} reads", ha="left")
+    arrow(ax, (1.95, 4.85), (2.4, 4.85), "vermilion", dashed=True)
+    write(ax, 2.5, 4.85, f"tile {NOW} writes", ha="left")
+    note = f"1 to {BLOCKS**2}: order of visits; dark: on the chip now; n/{BLOCKS}: o contains n of the {BLOCKS} blocks of keys so far"
     write(ax, 0.1, 5.2, note, ha="left")
     return figure
 
@@ -78,13 +77,12 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
         else:
             arrow(ax, (x0 - 0.1, y0 + 0.13), (x1 + 0.12, y1 - 0.1), dashed=True, width=0.8)
     middle = y + (now_row + 0.5) * side
-    arrow(ax, (left + 0.4, middle), (x, middle), "blue", width=1.6 if down else 0.7)  # FA2 has q on the chip since its row began
-    arrow(ax, (places[NOW][0], 1.22), (places[NOW][0], y), "blue", width=0.7 if down else 1.6)  # and FA1 has k, v since its column began
-    if down:
+    if not down:  # FA2 has q on the chip since its row began, and FA1 has k and v since its column began
+        arrow(ax, (places[NOW][0], 1.22), (places[NOW][0], y), "blue")
+    else:
+        arrow(ax, (left + 0.4, middle), (x, middle), "blue")
         arrow(ax, (x_out, middle - 0.12), (x_out - 0.5, middle - 0.12), "blue")
         arrow(ax, (x_out - 0.5, middle + 0.12), (x_out, middle + 0.12), "vermilion", dashed=True)
-    else:  # written when the row before was finished
-        arrow(ax, (x_out - 0.5, middle - side), (x_out, middle - side), "vermilion", dashed=True, width=0.7)
 
 
 @image("04_causal_tiles.png")
@@ -598,4 +596,35 @@ def draw_loop() -> Figure:
     box(ax, x_o, y_acc - m / 2, d, m, "o", TENSOR_COLOUR["o"], size=BODY, weight="bold", share=0.45)
     write(ax, x_o + d / 2, y_acc + m / 2 + 0.17, "stored")
     arrow(ax, (x_out, y_acc), (x_o, y_acc))
+    return figure
+
+
+@image("05_kinds_of_work.png")
+def draw_kinds_of_work() -> Figure:
+    """464 cycles of an SM with three kinds of work, D = 64 and 128: one after the other, and at once."""
+    figure, ax = canvas(5.95)
+    left, window = 1.75, 464  # two tiles of D = 128, one kind of work after the other
+    cycle = 7.1 / window
+    kinds = (("tensor cores", "blue", 0.35), ("exponentials", "orange", 0.45), ("other operations", "green", 0.3))
+    for D, top in ((64, 0.25), (128, 3.05)):
+        work = (1_024 * 4 * D // 4_096, 1_024 // 16, 1_024 * 5 // 128)
+        for at_once, y in ((False, top), (True, top + 1.4)):
+            each = max(work) if at_once else sum(work)
+            how = "all three at once" if at_once else "one after the other"
+            title = f"D = {D}, {how}: {each} cycles a tile, tensor cores {work[0] / each:.0%} busy"
+            write(ax, 0.1, y, title, BODY, ha="left", weight="bold")
+            for lane, ((name, colour, share), cycles) in enumerate(zip(kinds, work, strict=True)):
+                at = y + 0.2 + 0.3 * lane
+                write(ax, 0.1, at + 0.13, name, ha="left")
+                box(ax, left, at, window * cycle, 0.26)
+                for start in range(0 if at_once else sum(work[:lane]), window, each):
+                    seen = min(cycles, window - start)
+                    box(ax, left + start * cycle, at, seen * cycle, 0.26, str(cycles) if seen == cycles else "", colour, share=share)
+    write(
+        ax,
+        0.1,
+        5.75,
+        f"{window} cycles of an SM; a tile here: 1,024 scores; white: idle; at once, each lane works on another tile",
+        ha="left",
+    )
     return figure

@@ -11,7 +11,7 @@ from fa_tutorial.tiles import load_tile, store_tile, tile_pointers
 @triton.jit
 def tile_from_a_clamped_pointer(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
     """Rows and columns past the end read the last one, and are set to 0 afterwards."""
-    pid = tl.program_id(0)
+    pid = tl.cast(tl.program_id(0), tl.int64)
     row_blocks = (S + BLOCK_M - 1) // BLOCK_M
     b = pid // (row_blocks * H)
     h = pid // row_blocks - b * H
@@ -118,8 +118,8 @@ def gqa_keeping_the_lse_alone(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale,
 
 
 RIGHT_ANSWERS = (
-    ("5.1", tile_from_a_clamped_pointer), ("5.1", tile_loaded_transposed), ("5.2", scores_by_keys),
-    ("5.3", flash_last_tile_first), ("5.4", flash_last_tile_first), ("5.7", gqa_keeping_the_lse_alone),
+    ("5.1", tile_from_a_clamped_pointer), ("5.1", tile_loaded_transposed, "correct (offsets into x are 32-bit"), ("5.2", scores_by_keys),
+    ("5.3", flash_last_tile_first), ("5.4", flash_last_tile_first), ("5.7", gqa_keeping_the_lse_alone, "correct (offsets into lse are 32-bit"),
     edit("5.6", "whole tiles to the end, exp2",
          ("tl.exp(", "tl.exp2(", 2), ("s = scale * ", "s = (scale * 1.4426950408889634) * "),
          ("BLOCK_N * BLOCK_N, S_k  #", "BLOCK_N * BLOCK_N, tl.cdiv(S_k, BLOCK_N) * BLOCK_N  #"),

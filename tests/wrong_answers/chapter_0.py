@@ -46,5 +46,6 @@ WRONG_ANSWERS = (
     edit("0.4", "a kernel", ("return best, ", "return ways[best][1], "), told="the tensor is 'p v', want the name of one between two kernels"),
     edit("0.4", "always p", ("max(saved, key=saved.get)", '"p"'), told="compute what each of the three saves by these times"),
     edit("0.4", "other kernels", ('("softmax", "p v"', '("divide", "p v"'), ('("divide", "softmax"', '("q kᵀ", "softmax"'), told="a tensor joins the kernel that"),
+    edit("0.4", "one kernel's time", ("ms[a] + ms[b]", "ms[a]"), told="the times of two kernels less the floor of one"),
     edit("0.4", "in seconds", ("return best, saved[best]", "return best, saved[best] / 1e3"), told="want 132"),
 )  # fmt: skip

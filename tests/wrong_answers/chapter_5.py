@@ -87,6 +87,7 @@ WRONG_ANSWERS = (
     edit("5.3", "not divided", ("acc / l[:, None]", "acc"), told="acc is not divided: o = acc / l, after the loop"),
     edit("5.6", "rows counted in the tile", ("last_seen = offs_m", "last_seen = tl.arange(0, BLOCK_M)"), told="last_seen counts rows of the tile"),
     edit("5.9", "not at once", ("max(products, exponential, others)", "max(products, 5 / 128)"), told="128 FLOPs take 1/32 of a cycle, and the exponential 1/16"),
+    edit("5.9", "four others", ("5 / 128", "4 / 128"), told="a score takes 0.0625 + 0.0625 + 0.0391"),
     edit("5.4", "m in the inputs' dtype", ("-float(\"inf\"), dtype=tl.float32", "-float(\"inf\"), dtype=q_tile.dtype"),
          ("        m = m_new", "        m = m_new.to(q_tile.dtype)"), told="an m in fp16 would be 2048"),
     edit("5.6", "m rounded between the loops", (SECOND_LOOP, ROUNDED.format("m") + SECOND_LOOP), told="an m in fp16 would be 2048"),

@@ -119,44 +119,19 @@ def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 # ---------------------------------------------------------------- one change at a time
 
-L_FIRST, L_LAST = (
-    "    l = alpha * l + tl.sum(p, axis=1)  # [BLOCK_M]\n",
-    "return m_new, alpha * l + tl.sum(p, axis=1), acc",
-)
-SUM_LAST = ((L_FIRST, ""), ("return m_new, l, acc", L_LAST))
-UNGUARDED = "    shift = m_new\n    if MASK:  # only here can a row have seen nothing yet\n        shift ="
-# Kernels that are compared in turns, with steps.LARGER: a name -> a step, and what is changed in its file.
-CHANGES: dict[str, dict[str, tuple[str, tuple]]] = {
-    "guard_alone": {
-        "before": ("one division", ()),
-        "no guard": ("guard", ()),
-        "l last": ("guard", (*SUM_LAST, (UNGUARDED, "    shift ="))),
-        "both": ("guard", SUM_LAST),
-    },
-}
+GUARD = {"before": "one division", "no guard": "guard"}  # what is stored -> the step
 
 
-def change_cases() -> Iterator[Measurement]:
-    """Each of CHANGES by itself, S = 4,096."""
-    for kind, shape in itertools.product(CHANGES, literature((4096,))):
-        for name in CHANGES[kind]:
-            row = partial(_changes_in_turns, kind, shape)
-            yield about(8, kind, name, **vars(shape)), lambda row=row, name=name: row()[name]
+def guard_cases() -> Iterator[Measurement]:
+    """The kernel without the guard beside the one before, in turns, with steps.LARGER, S = 4,096."""
+    for shape, name in itertools.product(literature((4096,)), GUARD):
+        yield about(8, "guard_alone", name, **vars(shape)), lambda shape=shape, name=name: _guards_in_turns(shape)[name]
 
 
 @functools.cache
-def _changes_in_turns(kind: str, shape: Shape) -> dict[str, dict[str, Any]]:
-    folder = Path(tempfile.mkdtemp())
-    calls = {}
-    for name, (step, edits) in CHANGES[kind].items():
-        file = folder / f"{name.replace(' ', '_')}.py"
-        file.write_text(edited(steps.file_of(step).read_text(), *edits))
-        steps.STEPS[f"{kind}: {name}"] = file
-        calls[name] = partial(
-            steps.flash_forward, *inputs(shape), shape.is_causal, shape.D**-0.5, step=f"{kind}: {name}",
-            tile=steps.LARGER[shape.D],
-        )  # fmt: skip
-    return counted_in_turns(calls, flops=flops_of(shape))
+def _guards_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    common = partial(steps.flash_forward, *inputs(shape), shape.is_causal, shape.D**-0.5, tile=steps.LARGER[shape.D])
+    return counted_in_turns({name: partial(common, step=step) for name, step in GUARD.items()}, flops=flops_of(shape))
 
 
 # ---------------------------------------------------------------- ideas that do not help
@@ -421,7 +396,7 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True))
-    of_steps = itertools.chain(step_cases(), order_cases(), change_cases())
+    of_steps = itertools.chain(step_cases(), order_cases(), guard_cases())
     return itertools.chain(
         of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
     )

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from fa_tutorial import hardware, hopper, reference, tuned
-from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import GRIDS, Case, Shape, about
 from fa_tutorial.bench.chapter_8 import POINT, flops_of, inputs
 from fa_tutorial.bench.chapter_9 import finished_errors
@@ -58,7 +57,7 @@ Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], Any]
 def steps_of(shape: Shape) -> dict[str, Step]:
     """Name -> forward, in the order of the chapter."""
     steps: dict[str, Step] = {"tuned": tuned.flash_forward}
-    steps |= {loop: partial(ping_pong.flash_forward, loop=loop) for loop in ("p v first", "one stop")}
+    steps["one stop"] = partial(ping_pong.flash_forward, loop="one stop")
     config = hopper.forward.choose_config(shape.D, shape.S_q, shape.is_causal)
     if config is hopper.forward.CONFIGS[64]:
         two = dataclasses.replace(config, consumers=2, registers=240)
@@ -75,35 +74,32 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], torch.Tensor]
-LADDER_LOOPS = [loop for loop in ping_pong.LOOPS if loop != "p v first"]
-LADDER: dict[str, Call] = {
-    f"two stops, {stages} stages": lambda q, k, v, _, scale, stages=stages: ladder.flash_forward(
-        q, k, v, scale, stages=stages
-    )
-    for stages in (2, 3)
-} | {
-    f"{loop}, {stages} stages": partial(ping_pong.flash_forward, loop=loop, stages=stages)
-    for loop, stages in itertools.product(LADDER_LOOPS, (2, 3))
+PING_PONG: dict[str, Call] = {
+    f"{loop}, 3 stages": partial(ping_pong.flash_forward, loop=loop, stages=3) for loop in ping_pong.LOOPS
 }
-FINISHED: dict[str, Call] = {"tuned": tuned.flash_forward, "hopper": hopper.flash_forward}
-AT_ALL_POINTS = [f"{loop}, 3 stages" for loop in LADDER_LOOPS]
+WHOLE: dict[str, Call] = PING_PONG | {
+    "two stops, 3 stages": lambda q, k, v, _, scale: ladder.flash_forward(q, k, v, scale, stages=3),
+    "tuned": tuned.flash_forward,
+    "hopper": hopper.flash_forward,
+}
+
+
+def ladder_of(shape: Shape) -> dict[str, Call]:
+    return PING_PONG if shape.is_causal or shape.S_q < 4096 else WHOLE
 
 
 def ladder_cases() -> Iterator[Measurement]:
     """The plain forward's loops, chapter 8's forward and this chapter's, measured by turns: full, S = 4,096 and
-    16,384; and ping_pong's loops but "p v first", with 3 stages, at all twelve points."""
+    16,384; and ping_pong's loops at all twelve points."""
     for shape in GRIDS["points"].shapes:
-        whole = not shape.is_causal and shape.S_q >= 4096
-        for name in (*LADDER, *FINISHED) if whole else AT_ALL_POINTS:
+        for name in ladder_of(shape):
             yield about(9, "ladder", name, **vars(shape)), lambda shape=shape, name=name: _in_turns(shape)[name]
 
 
 @functools.cache
 def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = inputs(shape)
-    whole = not shape.is_causal and shape.S_q >= 4096
-    of = LADDER | FINISHED if whole else {name: LADDER[name] for name in AT_ALL_POINTS}
-    calls = {name: partial(call, q, k, v, shape.is_causal, shape.D**-0.5) for name, call in of.items()}
+    calls = {name: partial(call, q, k, v, shape.is_causal, shape.D**-0.5) for name, call in ladder_of(shape).items()}
     return counted_in_turns(calls, flops=flops_of(shape))
 
 
@@ -190,18 +186,13 @@ def _error_row() -> dict[str, Any]:
 
 
 def clock_cases() -> Iterator[Measurement]:
-    """The clock, power and rate at which a plain matmul and two forwards settle, as chapter 8's clock_cases."""
-    for name in ("matmul", "hopper", "sdpa_cudnn"):
-        yield about(9, "settled", name), partial(_clock_row, name)
+    """The clock, power and rate at which a plain matmul settles, as chapter 8's clock_cases."""
+    yield about(9, "settled", "matmul"), _clock_row
 
 
-def _clock_row(name: str) -> dict[str, Any]:
-    if name == "matmul":
-        a, b = randn(8192, 8192), randn(8192, 8192)
-        return settled(lambda: a @ b, 2 * 8192**3)
-    q, k, v = inputs(POINT)
-    attend = peers.provider(name)
-    return settled(lambda: attend(q, k, v, False), flops_of(POINT))
+def _clock_row() -> dict[str, Any]:
+    a, b = randn(8192, 8192), randn(8192, 8192)
+    return settled(lambda: a @ b, 2 * 8192**3)
 
 
 def auto_rule_cases() -> Iterator[Measurement]:

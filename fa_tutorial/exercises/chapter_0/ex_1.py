@@ -17,6 +17,8 @@ MISTAKES = {
     "half of the FLOPs are missing: there are two matmuls, and a multiply-add is 2 FLOPs": (PER_PAIR, "2 * D"),
     "three quarters of the FLOPs are missing: there are two matmuls, and a multiply-add is 2 FLOPs": (PER_PAIR, "D"),
     "you count pairs that the causal mask hides": (CAUSAL, "S * S"),
+    "1 + 2 + … + S is half of S · (S + 1): you count each causal pair twice": (CAUSAL, "S * (S + 1)"),
+    "you count the causal pairs without the mask too, but there every query meets every key": (" if is_causal else S * S", ""),
     "you halve the diagonal too: query i sees i + 1 keys, so half of the square, rounded down, is a little too few": (CAUSAL, "S * S // 2"),
     "you halve the diagonal too: query i sees i + 1 keys, so half of the square is a little too few": (CAUSAL, "S * S / 2"),
     "you leave out the diagonal: query i sees key i as well": (CAUSAL, "S * (S - 1) // 2"),

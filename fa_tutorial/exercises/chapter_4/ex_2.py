@@ -8,7 +8,7 @@ from fa_tutorial.exercises.chapter_4.ex_1 import softmax_step as step
 from fa_tutorial.exercises.chapter_4.tiled_cases import column, half_cases, random_case, scores_case, tolerance
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.watch import Scores
+from fa_tutorial.exercises.watch import OnePass
 
 
 def flash_forward(q, k, v, block_m, block_n, scale):
@@ -137,5 +137,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("o", "lse"),
     tolerance=tolerance,
-    watch=Scores,
+    watch=OnePass,
 )

@@ -7,7 +7,7 @@ from fa_tutorial.exercises.harness import Exercise, case
 
 
 def fa1_bytes(S_q, S_k, D, block_n, itemsize):
-    """Bytes that fa1_forward moves for one head: q, k, v and o of itemsize bytes, m and l of 4."""
+    """Bytes that fa1_forward reads and writes for one head."""
     columns = -(-S_k // block_n)  # rounded up
     once = 2 * S_k * D * itemsize  # k and v: each column reads its own
     every = 3 * S_q * D * itemsize + 4 * S_q * 4  # q; o, m and l, each read and written
@@ -18,7 +18,7 @@ TOTAL, OF_O, OF_M = "once + columns * every", "3 * S_q * D", "4 * S_q * 4"
 MISTAKES = {
     "o moves twice in each column: it is read and written": (OF_O, "2 * S_q * D"),
     "m and l move twice in each column: they are read and written": (OF_M, "2 * S_q * 4"),
-    "m and l are missing: they wait in HBM between the columns, as o does": (f" + {OF_M}", ""),
+    "m and l are missing: they wait in memory between the columns, as o does": (f" + {OF_M}", ""),
     "an element of m or l has 4 bytes, whatever itemsize is": (OF_M, "4 * S_q * itemsize"),
     "a column reads only its own block of k and v: over all columns each is read once": (TOTAL, "columns * (once + every)"),
     "q, o, m and l move in every column": (TOTAL, "once + every"),
@@ -43,7 +43,7 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Count the bytes that FA1's loop order moves for one head.",
+    task="Count the bytes that FA1's loop order reads and writes for one head.",
     hints=(
         "Which tensors does a column read, and which does it write? How many columns are there, and which tensors does each move anew?",
         "All columns together read k and v once. Each column reads q, reads and writes o, and reads and writes m and l, for all queries.",

@@ -1,11 +1,12 @@
 """Exercise 5.1, load_tile_kernel."""
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from fa_tutorial.exercises.forward_cases import strides_of
+from fa_tutorial.exercises.forward_cases import narrow, strides_of
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
@@ -18,7 +19,7 @@ def load_tile_kernel(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.con
 
     out: (programs, BLOCK_M, BLOCK_D), contiguous. Grid: (ceil(S / BLOCK_M) · B · H,), by (5.1).
     """
-    pid = tl.program_id(0)
+    pid = tl.program_id(0).to(tl.int64)  # and so b, h, offs_m: offsets may pass 2³¹
     row_blocks = tl.cdiv(S, BLOCK_M)
     start_m, batch_head = pid % row_blocks * BLOCK_M, pid // row_blocks
     b, h = batch_head // H, batch_head % H
@@ -123,11 +124,11 @@ EXERCISE = Exercise(
     solution=load_tile_kernel,
     reasoning="The pointer moves to the head first, so offs_m counts rows of this head and offs_m < S stops the tile at its end, whatever "
     "S is. The next kernels rely on the zeros: in a dot they add nothing.",
-    more="The package's version, tiles.load_tile, computes offsets in int64, because a tensor may have more than 2³¹ elements.",
     inputs=inputs,
     truth=truth,
     rule=f"the tile of program pid holds rows of one head, 0 beyond S and D: {NUMBER}; {HEAD}; {RULE}",
     mistakes=MISTAKES,
+    note=partial(narrow, "x"),
     launch=launch,
     tolerance=lambda args, part: (0.0, 0.0),
     seen={"overlap": f"two programs store to the same place: {PLACE}"},

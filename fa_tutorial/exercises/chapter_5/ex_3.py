@@ -81,6 +81,9 @@ MISTAKES = {
     "the last tile is left out: the loop goes on while start_n < S_k": (LOOP, "range(0, S_k - BLOCK_N, BLOCK_N)"),
     "l sums exp(s − m) with the old m: Σ p, with the p that v gets, is exp(s − m_new)": (L, "alpha * l + tl.sum(tl.exp(s - m[:, None]), axis=1)"),
     "p is measured from the tile's own maximum: p = exp(s − m_new)": (P, "tl.exp(s - tl.max(s, axis=1)[:, None])"),
+    "these are powers of 2, and a softmax takes powers of e: tl.exp": [(P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
+    "p is multiplied by alpha, in l and in acc: p refers to m_new already, so only the old l and acc need alpha": [
+        (L, "alpha * (l + tl.sum(p, axis=1))"), ("dot(p.to", "dot((alpha[:, None] * p).to")],
     "start_n counts tiles, but load_tile takes the first key: range(0, S_k, BLOCK_N)": (LOOP, "range(0, S_k // BLOCK_N)"),
 }  # fmt: skip
 STATE = (

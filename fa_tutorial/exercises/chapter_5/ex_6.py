@@ -62,6 +62,9 @@ MISTAKES = {
     "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (LAST_SEEN, "offs_m + (S_k - S_q) - 1"),
     "full_n takes the block's last row, which sees most: the loop without a mask ends where its first row stops seeing": (
         FULL, "tl.maximum(start_m + BLOCK_M + S_k - S_q, 0) // BLOCK_N * BLOCK_N"),
+    "full_n takes the block's last row, cut off at S_q, and that row sees most: the loop without a mask ends where the first row stops seeing": (
+        FULL, f"tl.maximum({END}, 0) // BLOCK_N * BLOCK_N"),
+    "full_n is a tile too far: the keys that the first row sees are rounded down to whole tiles, with nothing added": (FULL, f"{FULL} + BLOCK_N"),
     "full_n is no multiple of BLOCK_N: the loop without a mask runs past it, and the loop with a mask counts those keys again": (
         " // BLOCK_N * BLOCK_N\n        end_n", "\n        end_n"),
     "full_n is a number of tiles where IS_CAUSAL is True, and the loops count keys: multiply by BLOCK_N": (FULL, FULL.removesuffix(" * BLOCK_N")),

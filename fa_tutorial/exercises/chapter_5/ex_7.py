@@ -7,7 +7,7 @@ import torch
 
 from fa_tutorial import forward
 from fa_tutorial.exercises.chapter_5.inner_step import HALF, ONCE, OVERLAP, as_solution, half_inputs, one_tile_inputs
-from fa_tutorial.exercises.forward_cases import TILE, attention_case, draw_qkv, launch, tolerance, truth, with_fresh
+from fa_tutorial.exercises.forward_cases import TILE, attention_case, draw_qkv, launch, narrow, tolerance, truth, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend  # noqa: F401, for the changed solutions, as the next two
 from fa_tutorial.matmul import tl, triton  # noqa: F401
@@ -87,6 +87,7 @@ EXERCISE = Exercise(
     truth=truth,
     rule=f"o = softmax(scale · q kᵀ) v and {NATURAL}; {GROUP}; {PLACE}",
     mistakes=MISTAKES,
+    note=partial(narrow, "lse"),
     parts=("o", "lse"),
     launch=partial(launch, has_causal=True, has_lse=True),
     tolerance=tolerance,

@@ -39,7 +39,9 @@ def truth(D, peak):
 
 def inputs():
     def limits(D, at_once):
-        return case(D, 1000.0, otherwise={"at_once": at_once, "in_series": "one kind of work after the other: their cycles add up"})
+        cycles = f"{4 * D / 4096:.4f} + {1 / 16:.4f} + {5 / 128:.4f}"
+        in_series = f"the cycles of products, exponential and five others add up: a score takes {cycles}"
+        return case(D, 1000.0, otherwise={"at_once": at_once, "in_series": in_series})
 
     yield limits(64, "256 FLOPs and one exponential each take 1/16 of a cycle, and they overlap: the tensor cores never wait")
     yield limits(32, "128 FLOPs take 1/32 of a cycle, and the exponential 1/16: the tensor cores wait for half of the time")
