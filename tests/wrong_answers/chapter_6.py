@@ -138,6 +138,7 @@ WRONG_ANSWERS = (
     edit("6.5", "all queries at once", (SIZES, f"{SIZES}    block_m = S_q\n"), told="all queries are taken at once"),
     edit("6.5", "whole mask", (SIZES, f"{SIZES}    if is_causal:\n        torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q)\n"),
          told="a tensor of the whole size, 11 × 14, is built"),
+    edit("6.5", "the mask of 6.6", ("row_block < full", "is_causal and row_block >= full"), told="the blocks before full are not masked"),
     edit("6.5", "mask always on", ("row_block < full", "True"), told="the mask is on although is_causal is False"),
     edit("6.6", "mask always on", ("key_block >= full", "True"), told="the mask is on although is_causal is False"),
     edit("6.6", "the mask of 6.5", ("key_block >= full", "is_causal and key_block < full"), told="the tiles from full on are not masked"),

@@ -45,7 +45,7 @@ MISTAKES = {
     "dk and dv are overwritten in every step: add up the row blocks": ("[:, :, keys] +=", "[:, :, keys] ="),
     "dk and dv are exchanged: return (dk, dv)": ("return dk.to(k.dtype), dv.to(v.dtype)", "return dv.to(v.dtype), dk.to(k.dtype)"),
     "is_causal changes nothing: p_and_ds masks where its `mask` is True": ("if is_causal:", "if False:"),
-    "no tile is masked: p_and_ds masks where its `mask` is True, and blocks before full need it": (CALL, "rows, keys, False, scale"),
+    "the blocks before full are not masked: p_and_ds masks where its `mask` is True": (CALL, "rows, keys, False, scale"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, torch.zeros_like(delta), rows"),
     "the mask is on although is_causal is False": (CALL, "rows, keys, True, scale"),
     f"the causal loop is aligned top left: {OFFSET}": [(" - S_k + S_q", "")],

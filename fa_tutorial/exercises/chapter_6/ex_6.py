@@ -47,6 +47,8 @@ MISTAKES = {
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, torch.zeros_like(delta), rows"),
     "only tile number full is masked: every tile from full to end − 1 needs the mask": (">= full", "== full"),
     "only the last tile is masked: every tile from full to end − 1 needs the mask": (">= full", "== end - 1 >= full"),
+    "the last tile alone is masked, and whatever is_causal is: under the causal mask every tile from full to end − 1 needs it": (
+        ">= full", "== end - 1"),
     "a last tile that is shorter is masked although is_causal is False: `mask` hides what the causal mask hides, and the slice ends at S_k": (
         "full = end = math.ceil(S_k / block_n)", "full, end = S_k // block_n, math.ceil(S_k / block_n)"),
     "the mask is on although is_causal is False": (MASK, "rows, keys, True, scale"),
