@@ -272,7 +272,7 @@ def draw_masked_blocks() -> Figure:
         left, S_k = 0.1 + 2.95 * column, offset + ROWS_OF_LOOP
         full, end = causal_tiles(0, ROWS_OF_LOOP, BLOCK_N, ROWS_OF_LOOP, S_k)
         write(ax, left, 0.2, f"S_k − S_q = {offset}", HEAD, ha="left", weight="bold")
-        write(ax, left, 0.5, f"{end - full} blocks need a mask", ha="left")
+        write(ax, left, 0.5, f"{S_k} keys: {end - full} blocks need a mask", ha="left")
         for block in range(first // BLOCK_N, end):
             x, wide = left + (block * BLOCK_N - first) * side, min(BLOCK_N, S_k - block * BLOCK_N) * side
             look = {"colour": "sky", "share": 0.6} if block < full else {"colour": "orange", "share": 0.7}
