@@ -300,7 +300,7 @@ BLOCK_N, SCALE = 16, 0.25
 
 
 def copy(x, keys, clear):
-    """A tile in shared memory; rows past the end are cleared, or stay what they were."""
+    """A tile as a copy brings it; rows past the end are cleared, or stay what they were."""
     tile = torch.full((len(keys), x.shape[1]), 0.0 if clear else math.nan)
     here = keys < len(x)
     tile[here] = x[keys[here]]
@@ -308,21 +308,30 @@ def copy(x, keys, clear):
 
 
 def their_loop(softmax, q, k, v,
-               masked=3, clear_v=True, peel=True, rescale=True, acc=0.0, unset=math.nan):  # fmt: skip
-    """o of one block of rows, by FA2's loop; each argument after v stands for a line of theirs."""
+               masked=3, clear_v=True, peel=True, rescale=True, acc=0.0, unset=math.nan,
+               waits=(305, 332)):  # fmt: skip
+    """o of one block of rows, by FA2's loop; each argument after v stands for lines of theirs."""
     S_q, S_k = len(q), len(k)
     last_seen = torch.arange(S_q)[:, None] + S_k - S_q
     row_max = row_sum = torch.full((S_q,), unset)  # registers that nobody has set
     acc = torch.full((S_q, v.shape[1]), acc)
-    for step, n_block in enumerate(reversed(range(-(-S_k // BLOCK_N)))):
-        keys = torch.arange(n_block * BLOCK_N, (n_block + 1) * BLOCK_N)
-        k_tile, v_tile = copy(k, keys, clear=False), copy(v, keys, clear_v)
-        s = q @ k_tile.T
+    blocks = torch.arange(-(-S_k // BLOCK_N) * BLOCK_N).split(BLOCK_N)[::-1]
+    shared = dict.fromkeys("kv", torch.full((BLOCK_N, k.shape[1]), math.nan))
+    copies = {"k": copy(k, blocks[0], clear=False)}  # they land at the next wait
+    for step, keys in enumerate(blocks):
+        if 305 in waits:
+            shared |= copies
+        copies["v"] = copy(v, keys, clear_v)
+        s = q @ shared["k"].T
         if step < masked:
             s = torch.where(keys <= last_seen, s, -math.inf)
+        if 332 in waits:
+            shared |= copies
+        if step + 1 < len(blocks):
+            copies["k"] = copy(k, blocks[step + 1], clear=False)
         is_first = peel and step == 0
         p, row_max, row_sum, scaled = softmax(
             s, row_max, row_sum, acc, SCALE * math.log2(math.e), is_first
         )  # fmt: skip
-        acc = (scaled if rescale else acc) + p @ v_tile
+        acc = (scaled if rescale else acc) + p @ shared["v"]
     return acc / torch.where(row_sum > 0, row_sum, 1.0)[:, None]  # line 179

@@ -526,6 +526,14 @@ def test_chapter_12_marks_a_guess_of_what_a_change_ruins(rows, words):
     ]
 
 
+def test_chapter_12_takes_a_right_guess_in_other_words():
+    right, wrong = {"o": torch.tensor([0, 0])}, {"o": torch.tensor([0, 1])}
+    three = {name: torch.tensor([0]) for name in ("dq", "dk", "dv")}
+    guesses = {"wrong in some rows": wrong, "right in all rows": right, "all right": three, "dq, dk and dv stay right": three}
+    assert all(chapter_12.marked(guess, states) == f"✓ {guess}" for guess, states in guesses.items())
+    assert chapter_12.marked("all right", wrong) == "✗ all right → some wrong"
+
+
 def test_chapter_12_judges_each_row():
     rows = torch.tensor([[1.0, 2.0], [1.0, 3.0], [torch.nan, 3.0]])
     assert chapter_12.row_states(rows, torch.tensor([[1.0, 2.0]] * 3).double()).tolist() == [0, 1, 2]

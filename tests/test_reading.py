@@ -4,6 +4,7 @@ import itertools
 import re
 
 import pytest
+import torch
 
 forward = pytest.importorskip("fa_tutorial.forward")
 reading = pytest.importorskip("fa_tutorial.reading")
@@ -66,6 +67,16 @@ def test_waits_are_struck_out():
     assert reading.mark(reading.STEPS, reading.WAITS).endswith("right\n6 of 6 waits struck out")
     assert reading.mark(reading.STEPS, [0]).endswith("0 of 6 waits struck out")
     assert reading.mark(reading.STEPS, [305, 304]).endswith("1 of 6 waits struck out; no wait: 304")
+
+
+@pytest.mark.parametrize(("waits", "spoilt"), [([305, 332], ""), ([332], "k"), ([305], "v"), ([], "kv")])
+def test_a_tile_is_there_only_after_a_wait(waits, spoilt):
+    def softmax(s, row_max, row_sum, acc, scale_log2, is_first):
+        assert s.isnan().any() == ("k" in spoilt)
+        return torch.ones_like(s), row_max, torch.ones(4), acc
+
+    o = reading.their_loop(softmax, *torch.ones(3, 4, 4), waits=waits)
+    assert o.isnan().any() == ("v" in spoilt)
 
 
 @pytest.mark.parametrize("kernel", reading.DIFFERS)

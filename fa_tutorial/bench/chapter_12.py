@@ -38,11 +38,15 @@ def in_words(states: dict[str, torch.Tensor]) -> str:
 
 
 def marked(guess: str, states: dict[str, torch.Tensor]) -> str:
-    """A guess with its mark, and what is right where it's wrong. "all" stands for all tensors, "nothing" for "none"."""
+    """A guess with its mark, and what is right where it's wrong. "all" stands for all tensors, "nothing" for "none",
+    "all right" for "right"."""
     said = re.findall(r"\w+", guess.lower().replace("nothing", "none"))
-    said = [word for word in said if word not in ("and", "rows", "of", "o")]
-    if len(states) > 1 and said == ["all"]:
-        said = list(states)
+    said = [word for word in said if word not in ("and", "in", "rows", "of", "o", "stay")]
+    if len(states) > 1:
+        said = [word for word in said if word != "right"]
+        said = list(states) if said == ["all"] else said
+    elif sorted(said) == ["all", "right"]:
+        said = ["right"]
     if sorted(said) == sorted(in_words(states).lower().split()):
         return f"✓ {guess}"
     if len(states) == 1 and said in (["wrong"], ["nan"]):

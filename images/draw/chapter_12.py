@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from draw.drawing import BODY, DARK, HEAD, WAITS, WIDTH, arrow, box, canvas, image, legend, outline, tint, write
 from fa_tutorial.algorithm import causal_tiles
 from fa_tutorial.exercises.chapter_12.ex_1 import PIECES, place
-from fa_tutorial.exercises.chapter_12.ex_4 import lagging_step
+from fa_tutorial.exercises.chapter_12.ex_5 import lagging_step
 from fa_tutorial.reading import BLOCK_N
 
 # ---------------------------------------------------------------- the file with the forward kernels
@@ -25,9 +25,12 @@ KERNEL = ((51, "setup", "green"), (301, "loop, masks", "orange"), (377, "loop", 
 YOURS = ((83, 87), (91, 91), (250, 251), (267, 267), (269, 270), (283, 283), (285, 285), (298, 300), (302, 304), (310, 310), (313, 315),
          (319, 322), (328, 330), (335, 335), (342, 344), (347, 347), (367, 367), (375, 375), (378, 380), (383, 383), (386, 389), (397, 397),
          (403, 405), (407, 407), (409, 409), (428, 429), (433, 433), (436, 436), (475, 478), (491, 493))  # fmt: skip
-# The comments and blank lines are counted, and the second kind is what is left.
-KINDS = (("as in yours", 62, "black", 0.85), ("copies and waits, and features that yours lacks", 232, "blue", 0.45),
-         ("comments, blank lines", 150, "black", 0.12))  # fmt: skip
+# Dropout, soft cap, ALiBi, windows, lengths that vary, and the early exit of a block of rows that sees nothing. Read by hand.
+FEATURES = ((69, 71), (75, 78), (80, 81), (94, 100), (102, 102), (104, 108), (110, 110), (112, 117), (119, 128), (135, 136), (156, 158),
+            (185, 185), (287, 288), (324, 326), (348, 361), (390, 392), (410, 423))  # fmt: skip
+# Comments, blank lines, and those that only declare or close something are counted; the second kind is what is left.
+KINDS = (("as in yours", 62, "black", 0.85), ("tiles, copies, waits", 136, "blue", 0.45), ("features yours lacks", 81, "orange", 0.6),
+         ("comments, blank lines, declarations", 165, "black", 0.12))  # fmt: skip
 
 
 @image("12_kernel_lines.png")
@@ -51,7 +54,8 @@ def draw_kernel_lines() -> Figure:
     outline(ax, left, 2.37, wide, 0.3, line=1)
     write(ax, left, 3.12, f"the same {last - first} lines, sorted by what they do", HEAD, ha="left", weight="bold")
     assert sum(count for _, count, _, _ in KINDS) == last - first
-    assert sum(end + 1 - start for start, end in YOURS) == KINDS[0][1]
+    for ranges, (_, count, _, _) in ((YOURS, KINDS[0]), (FEATURES, KINDS[2])):
+        assert sum(end + 1 - start for start, end in ranges) == count
     x = left
     for name, count, colour, share in KINDS:
         box(ax, x, 3.37, count * per_line, 0.6, colour=colour, share=share)
@@ -268,7 +272,7 @@ def draw_masked_blocks() -> Figure:
         left, S_k = 0.1 + 2.95 * column, offset + ROWS_OF_LOOP
         full, end = causal_tiles(0, ROWS_OF_LOOP, BLOCK_N, ROWS_OF_LOOP, S_k)
         write(ax, left, 0.2, f"S_k − S_q = {offset}", HEAD, ha="left", weight="bold")
-        write(ax, left, 0.5, f"{end - full} blocks need a mask", ha="left")
+        write(ax, left, 0.5, f"{S_k} keys: {end - full} blocks need a mask", ha="left")
         for block in range(first // BLOCK_N, end):
             x, wide = left + (block * BLOCK_N - first) * side, min(BLOCK_N, S_k - block * BLOCK_N) * side
             look = {"colour": "sky", "share": 0.6} if block < full else {"colour": "orange", "share": 0.7}
@@ -344,27 +348,31 @@ def draw_lagging_shift() -> Figure:
 # (call of fwd_step, what it does), in their order; and from which line to which something is under way.
 FWD_STEP = (("warp_scheduler_barrier_sync", "wait for the turn"), ("gemm", "issue q kᵀ of block n"), ("gemm", "issue p v of block n + 1"),
             ("warp_scheduler_barrier_arrive", "pass the turn on"), ("warpgroup_wait<1>", "wait for q kᵀ"), ("mask_fn", "mask s"),
-            ("max_get_scale", "m and alpha, l · alpha"), ("online_softmax", "p, and l plus its sum"), ("warpgroup_wait<0>", "wait for p v"), ("convert_type_out", "p to 16 bits"),
-            ("rescale_o", "acc · alpha"))  # fmt: skip
+            ("max_get_scale", "m and alpha, l · alpha"), ("online_softmax", "p, and l plus its sum"), ("warpgroup_wait<0>", "wait for p v"),
+            ("consumer_release", "give v's buffer back"), ("convert_type_out", "p to 16 bits"), ("rescale_o", "acc · alpha"))  # fmt: skip
+MEETS = ("consumer_release", "convert_type_out", "rescale_o")  # what p v, still under way, would meet
 UNDER_WAY = (("the turn", 0, 3, "black", 0.15), ("q kᵀ of block n", 1, 4, "yellow", 0.5), ("p v of block n + 1", 2, 8, "green", 0.4))
 
 
 @image("12_fa3_step.png")
 def draw_fa3_step() -> Figure:
-    """The calls of FA3's step, one below the other, and beside them which matmul may run during which."""
-    figure, ax = canvas(4.55)
+    """The calls of FA3's step, one below the other, and beside them which matmul may run during which, and which calls must wait for
+    p v."""
+    figure, ax = canvas(5.25)
     top, high = 0.55, 0.35
     for x, name in ((0.15, "fwd_step calls"), (3.0, "to"), (5.4, "what may be under way")):
         write(ax, x, 0.25, name, HEAD, ha="left", weight="bold")
     for n, (call, does) in enumerate(FWD_STEP):
         y = top + n * high
-        if call in ("max_get_scale", "online_softmax"):
-            box(ax, 0.08, y, WIDTH - 0.16, high, colour="sky", share=0.3)
+        if call in ("max_get_scale", "online_softmax", *MEETS):
+            look = {"colour": "orange", "share": 0.4} if call in MEETS else {"colour": "sky", "share": 0.3}
+            box(ax, 0.08, y, WIDTH - 0.16, high, **look)
         write(ax, 0.15, y + high / 2, call, ha="left", family="DejaVu Sans Mono")
         write(ax, 3.0, y + high / 2, does, BODY, ha="left")
     for n, (name, first, last, colour, share) in enumerate(UNDER_WAY):
         y = top + (first + 0.5) * high
         box(ax, 5.4 + 1.18 * n, y, 1.12, (last - first) * high, name.replace(" of", "\nof"), colour, share=share)
+    write(ax, 0.15, 5.0, "blue: the softmax; orange: calls that change what p v reads or writes", ha="left")
     return figure
 
 

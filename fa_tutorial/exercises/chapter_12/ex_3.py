@@ -51,6 +51,7 @@ MISTAKES = {
     "the results are in another order, dv, dq, dk: return dq, dk, dv": (RESULTS, "p.T @ do, ds @ k, ds.T @ q"),
     "the results are in another order, dv, dk, dq: return dq, dk, dv": (RESULTS, "p.T @ do, ds.T @ q, ds @ k"),
     "dq and dk are swapped: return dq, dk, dv": (RESULTS, "ds.T @ q, ds @ k, p.T @ do"),
+    "dk and dv are swapped: return dq, dk, dv": (RESULTS, "ds @ k, p.T @ do, ds.T @ q"),
 }  # fmt: skip
 CONDITIONS = {"hidden": "a row may see no key, in this block or at all; in the second case its lse is +∞"}
 RULES = {

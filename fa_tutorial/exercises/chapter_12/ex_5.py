@@ -1,124 +1,144 @@
-"""Exercise 12.5, two_tests."""
+"""Exercise 12.5, lagging_step."""
+
+import math
 
 import torch
 
-from fa_tutorial.exercises.chapter_12.ex_2 import fa2_softmax
-from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.ring_play import verdict
-from fa_tutorial.exercises.running import Wrong, adapting, kind
-from fa_tutorial.reading import BLOCK_N, SCALE, their_loop
-from fa_tutorial.reference import attention
+from fa_tutorial.exercises.harness import ANYTHING, Exercise, case
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import INF
 
 
-def two_tests():
-    """(S_q, S_k, lower) of a test that changes 3 and 5 pass, and of one that both fail."""
-    both_pass = 20, 46, 0.0  # row 0 sees keys 0 … 26, and the last two blocks begin at key 16
-    both_fail = 31, 100, 110.0  # row 0 sees a part of the third block from the end; e^−110 is 0
-    return both_pass, both_fail
+def lagging_step(s, shift, l, threshold):
+    """softmax_step, but a row's shift moves only if exp(m − shift) > 2^threshold."""
+    m = torch.maximum(shift, s.amax(dim=-1))
+    moves = (m - shift) * math.log2(math.e) > threshold  # [block_m]
+    new_shift = torch.where(moves, m, shift)
+    safe = torch.where(new_shift == -math.inf, 0.0, new_shift)  # −inf − (−inf) would be NaN
+    p = torch.exp(s - safe[:, None])
+    alpha = torch.exp(shift - safe)
+    return p, new_shift, alpha * l + p.sum(dim=-1), alpha
 
 
-FEWEST, MOST, D, MOST_KEYS, LOWEST = 17, 31, 16, 1024, 1e6
-CHANGES = {3: {"peel": False, "unset": 0.0}, 5: {"masked": 2}}
-RIGHT, WRONG = 1e-3, 1e-2  # the largest error of o that passes a test, and the least that fails it
-ARE_SEEN = {
-    3: "change 3 fails the first test: so far below 0, e to the power of a score has few digits or none in float32",
-    5: "change 5 fails the first test: a block before the last two holds a key after S_k − S_q, the last one that row 0 sees",
-}
-HIDE = {
-    3: "change 3 passes the second test: float32 still holds e to the power of these scores, so a shift of 0 is as good as another",
-    5: "change 5 passes the second test: row 0 sees every key before the last two blocks, so only these two need a mask",
-}
-SWAPPED = "the two tests are swapped: return the one that changes 3 and 5 pass first"
-FIRST, SECOND = "both_pass = 20, 46, 0.0", "both_fail = 31, 100, 110.0"
+MOVES, WHERE = "(m - shift) * math.log2(math.e) > threshold", "torch.where(moves, m, shift)"
+SAFE, P, ALPHA = "torch.where(new_shift == -math.inf, 0.0, new_shift)", "torch.exp(s - safe[:, None])", "torch.exp(shift - safe)"
+TOTAL = "alpha * l + p.sum(dim=-1)"
 MISTAKES = {
-    ARE_SEEN[3]: (FIRST, "both_pass = 20, 46, 110.0"),
-    ARE_SEEN[5]: (FIRST, "both_pass = 20, 66, 0.0"),
-    HIDE[3]: (SECOND, "both_fail = 31, 100, 0.0"),
-    SWAPPED: ("return both_pass, both_fail", "return both_fail, both_pass"),
-    HIDE[5]: (SECOND, "both_fail = 20, 46, 110.0"),
+    "the shift moves with every larger maximum: it stays while the growth is at most the threshold": (WHERE, "m"),
+    "the shift never moves: it becomes m where exp(m − shift) exceeds 2^threshold": (WHERE, "torch.where(shift == -math.inf, m, shift)"),
+    "the shift never moves, not even from −∞: it becomes m where exp(m − shift) exceeds 2^threshold": (WHERE, "shift"),
+    "the shift moves to threshold · ln 2 below the maximum: where it moves, it becomes m itself": (
+        WHERE, "torch.where(moves, m - threshold * math.log(2), shift)"),
+    "the shift moves to the old one plus threshold · ln 2: where it moves, it becomes m itself": (
+        WHERE, "torch.where(moves, shift + threshold * math.log(2), shift)"),
+    "the threshold is fixed at 8: it is an argument": (MOVES, "(m - shift) * math.log2(math.e) > 8"),
+    "alpha is NaN where a row has seen nothing: −inf − (−inf) is NaN, so alpha takes 0 for the new shift, too": (
+        ALPHA, "torch.exp(shift - new_shift)"),
+    "alpha is 1 in a row's first block: it is exp(−∞ − m) = 0 there, and wipes out whatever acc holds": (
+        ALPHA, "torch.where(shift == -math.inf, 1.0, torch.exp(shift - safe))"),
+    "the shift moves to m − threshold: where it moves, it becomes m itself": (WHERE, "torch.where(moves, m - threshold, shift)"),
+    "p is measured from the old shift: where the shift moves, p is exp(s − m)": (
+        P, "torch.exp(s - torch.where(shift == -math.inf, safe, shift)[:, None])"),
+    "m − shift is compared with the threshold: it is exp(m − shift) = 2^((m − shift) · log₂ e) that must not exceed 2^threshold": (MOVES, "m - shift > threshold"),
+    "the growth is divided by log₂ e: exp(x) is 2^(x · log₂ e), so it is multiplied": (MOVES, MOVES.replace("*", "/")),
+    "p and alpha are powers of two: s and shift are in base e here, so both are exp": [
+        (P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
+    "p is a power of two: s and shift are in base e here, so p is exp(s − shift)": (P, P.replace("exp", "exp2")),
+    "m − shift is compared with 2^threshold: it is exp(m − shift) that must not exceed it": (MOVES, "m - shift > 2**threshold"),
+    "exp(m − shift) is compared with the threshold itself: it is 2^threshold that it must not exceed": (
+        MOVES, "torch.exp(m - shift) > threshold"),
+    "all rows move when one of them does: each row decides for itself": (MOVES, f"({MOVES}).any()"),
+    "p is measured from the new maximum: where the shift stays, p is exp(s − shift)": (
+        P, "torch.exp(s - torch.where(m == -math.inf, 0.0, m)[:, None])"),
+    "alpha rescales to the new maximum: where the shift stays, alpha is 1": (
+        ALPHA, "torch.exp(shift - torch.where(m == -math.inf, 0.0, m))"),
+    "the alpha that is returned rescales to the new maximum: where the shift stays, alpha is 1": (
+        f"{TOTAL}, alpha", f"{TOTAL}, torch.exp(shift - torch.where(m == -math.inf, 0.0, m))"),
+    "l isn't rescaled: where the shift moves, multiply it by alpha": (TOTAL, "l + p.sum(dim=-1)"),
+    "alpha multiplies this block's sum, too: only the old l is rescaled, because p is measured from the new shift already": (
+        TOTAL, "alpha * (l + p.sum(dim=-1))"),
+    "alpha multiplies this block's sum and not the old l: it is the old l that is rescaled": (TOTAL, "l + alpha * p.sum(dim=-1)"),
+    "l is this block's sum alone: add alpha · l": (TOTAL, "p.sum(dim=-1)"),
+    "a row that has seen nothing gives NaN: its new shift is −inf, and −inf − (−inf) is NaN": (SAFE, "new_shift"),
+    "the choice is reversed: the shift becomes m where exp(m − shift) exceeds 2^threshold, and stays where it doesn't": (
+        WHERE, "torch.where(moves, shift, m)"),
+    "alpha is upside down: old sums are multiplied by exp(old shift − new shift), at most 1": (ALPHA, "torch.exp(safe - shift)"),
+    "p is measured from 0: it is exp(s − shift), with the shift after this block": (P, "torch.exp(s)"),
+    "shift and l are swapped: return p, shift, l, alpha": (f"new_shift, {TOTAL}", f"{TOTAL}, new_shift"),
+    "l and alpha are swapped: return p, shift, l, alpha": (f"{TOTAL}, alpha", f"alpha, {TOTAL}"),
+    "the maximum is returned in place of the shift that p was measured from": ("p, new_shift, ", "p, m, "),
+}  # fmt: skip
+CONDITIONS = {
+    "first": "a row's first block arrives with shift = −∞ and l = 0",
+    "hidden": "a row may see none of a block's keys: their p is 0, and a shift of −∞ stays",
+}
+RULE = "p = exp(s − new shift), alpha = exp(old shift − new shift), and l joins them as in softmax_step"
+RULES = {
+    "p": "p is exp(s − new shift), where the new shift is m if exp(m − shift) exceeds 2^threshold, and the old one if not",
+    "shift": "a row's shift becomes m where exp(m − shift) exceeds 2^threshold, and stays everywhere else",
+    "l": "l is alpha · l plus the row's sum of p, where alpha = exp(old shift − new shift) is 1 for a row that doesn't move",
+    "alpha": "alpha is exp(old shift − new shift): 0 where a row moves from −∞, 1 where it doesn't move, and never NaN",
 }
 
 
-def errors(S_q, S_k, lower):
-    """The largest errors of o of the loop as it is, None, and of each change, with scaled scores that lie around −lower."""
-    draw = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(S, D, generator=draw) for S in (S_q, S_k, S_k))
-    q[:, 0], k[:, 0] = 1.0, -lower / SCALE
-    truth = attention(*(x[None, None] for x in (q, k, v)), scale=SCALE, is_causal=True)[0][0, 0]
-    changes = {None: {}, **CHANGES}
-    return {name: float((their_loop(fa2_softmax, q, k, v, **change) - truth).abs().max()) for name, change in changes.items()}
-
-
-def valid(test, which):
-    """The three numbers of a test. Wrong where they are none, or out of bounds."""
-    if not isinstance(test, tuple | list) or len(test) != 3:
-        raise Wrong(f"the {which} test is {kind(test)}, want a tuple (S_q, S_k, lower)")
-    S_q, S_k, lower = test
-    for name, length, least, most in (("S_q", S_q, FEWEST, MOST), ("S_k", S_k, 2 * BLOCK_N + 1, MOST_KEYS)):
-        if isinstance(length, bool) or not isinstance(length, int) or not least <= length <= most:
-            raise Wrong(f"{name} of the {which} test is {length!r}, want a whole number from {least} to {most:,}")
-    if S_k % BLOCK_N == 0:
-        raise Wrong(f"S_k of the {which} test is {S_k}, a multiple of {BLOCK_N}: want a last block that isn't full")
-    if (S_k - S_q) % BLOCK_N in (0, BLOCK_N - 1):
-        raise Wrong(f"row 0 of the {which} test sees keys 0 to {S_k - S_q}, the first or last key of a block: want one inside a block")
-    if isinstance(lower, bool) or not isinstance(lower, int | float) or not 0 <= lower <= LOWEST:
-        raise Wrong(f"lower of the {which} test is {lower!r}, want a number from 0 to {LOWEST:,.0f}")
-    return S_q, S_k, float(lower)
-
-
-def judged(test, which, told):
-    """What comes of a test, in words, with what to tell of the first change that should have done otherwise."""
-    found = errors(*valid(test, which))
-    if not found.pop(None) <= RIGHT:
-        raise Wrong(f"the loop as it is fails the {which} test: scores near −{test[2]:,g} have too few digits in float32")
-    want, words, cause = "passes" if told is ARE_SEEN else "fails", [], ""
-    for change, error in found.items():
-        word = "passes" if error <= RIGHT else "fails" if error >= WRONG else "is off by less than 0.01"
-        words.append(f"change {change} {word}")
-        if word != want:
-            small = told is HIDE and word != "passes"
-            cause = cause or (f"change {change} is off by less than 0.01, which is too little for a test" if small else told[change])
-    return verdict(" and ".join(words), cause)
-
-
-@adapting
-def adapt(answer):
-    """The answer with the verdicts of their loop in place of its tests."""
-    tests = answer()
-    if not isinstance(tests, tuple | list) or len(tests) != 2:
-        raise Wrong(f"returns {kind(tests)}, want two tuples (S_q, S_k, lower)")
-    first, second = judged(tests[0], "first", ARE_SEEN), judged(tests[1], "second", HIDE)
-    if (second, first) == truth():
-        first = verdict(first, SWAPPED)
-    return first, second
-
-
-def truth():
-    return tuple(" and ".join(f"change {change} {word}" for change in CHANGES) for word in ("passes", "fails"))
+def truth(s, shift, l, threshold):
+    s, shift, l = s.double(), shift.double(), l.double()
+    m = torch.maximum(shift, s.amax(dim=-1))
+    new = torch.where(m - shift > threshold * math.log(2), m, shift)
+    p, alpha = torch.exp(s - new[:, None]).nan_to_num(), torch.exp(shift - new).nan_to_num()
+    return p, new, alpha * l + p.sum(dim=-1), alpha.masked_fill(new == -INF, ANYTHING)  # it multiplies 0
 
 
 def inputs():
-    yield case(on="run with their loop")
+    def step(s, shift, l, threshold, on="", **options):
+        return case(*(torch.as_tensor(x) for x in (s, shift, l)), threshold, on=on, **{"otherwise": RULES} | options)
+
+    # growths of 1.5, 2.5, 0.5, 1, 3.5 and 5; two powers of two are 1.39
+    s = [[0.5, 0.0], [2.5, 0.0], [1.0, 0.0], [3.0, 0.0], [3.5, 0.0], [5.0, 0.0]]
+    yield step(s, [-1.0, 0.0, 0.5, 2.0, 0.0, 0.0], [1.0, 2.0, 1.5, 3.0, 2.0, 0.5], 2.0)
+    yield step([[6.0, 0.0], [9.0, 1.0]], [0.0, 0.0], [1.0, 1.0], 8.0)  # 6 · log₂ e is 8.7
+    stays = "no row outgrows its shift by more than the threshold: every shift stays, and alpha is 1"
+    yield step([[5.0, 1.0], [4.0, 1.0]], [4.0, 3.0], [1.0, 1.0], 4.0, otherwise=stays)
+    yield step([[1.0, 0.0], [2.0, 1.0]], [4.0, 3.0], [1.0, 1.0], 0.0, otherwise=stays)
+    growths = torch.arange(1.0, 25.0) / 2
+    rows, outgrown = torch.stack([growths, 0 * growths], dim=1), "exp(m − shift) exceeds 2⁸ where m − shift exceeds 5.545"
+    yield step(rows, 0 * growths, 1 + growths, 8.0, "rows that grow by 0.5, 1, … 12, threshold = 8", otherwise=outgrown)
+    draw = generator()
+    for threshold in (0.0, 1.0, 8.0):
+        s, shift, l = 6 * torch.randn(8, 16, generator=draw), 8 * torch.rand(8, generator=draw), 1 + torch.rand(8, generator=draw)
+        yield step(s, shift, l, threshold, f"8 rows, threshold {threshold:g}", fresh=True)
+    first = "the first block's maximum becomes the shift: it is more than −∞"
+    yield step(
+        [[3.0, 0.0], [-5.0, -9.0]],
+        [-INF, -INF],
+        [0.0, 0.0],
+        8.0,
+        edge="first",
+        otherwise=dict.fromkeys(RULES, first) | {"alpha": RULES["alpha"]},
+    )
+    hidden = "a hidden key's p is 0, and a row that has seen nothing keeps shift = −∞"
+    s = [[-INF, -INF], [-INF, -INF], [-INF, 3.0]]
+    yield step(
+        s, [-INF, 2.0, -INF], [0.0, 1.0, 0.0], 8.0, edge="hidden", otherwise=dict.fromkeys(RULES, hidden) | {"alpha": RULES["alpha"]}
+    )
 
 
 EXERCISE = Exercise(
-    task="Find a test that two broken loops pass, and one that both fail.",
+    task="Write softmax_step with FA4's threshold: the shift moves only where the maximum outgrows it.",
+    conditions=CONDITIONS,
     hints=(
-        "Only the lengths decide what change 5 does, and only the size of the scores what change 3 does. Which is the last key that row 0 "
-        "sees? And what is p if a score is far below the shift that it is measured from?",
-        "Row 0 sees keys 0 … S_k − S_q. Change 5 is right where all blocks before the last two end there or earlier: with fewer rows than 32, "
-        "row 0 stands nearer to the last key. Change 3 begins with row_max = 0 and row_sum = 0, so p is e to the power of the score as long as no score exceeds 0.",
-        "Write b for the first key of the last two blocks: 16 · (⌈S_k / 16⌉ − 2). Change 5 passes where S_k − S_q is at least b − 1. For change 3: "
-        "from which x on is e^−x 0 in float32, whose smallest number is 2^−149?",
+        "Start from chapter 4's softmax_step. Only one thing is new: which rows take m as their shift, and which keep the old one?",
+        "exp(m − shift) is 2 to the power of (m − shift) · log₂ e. Compare that power with the threshold, row by row.",
+        "new_shift = torch.where((m - shift) * math.log2(math.e) > threshold, m, shift). Then use it wherever softmax_step uses m_new, "
+        "which guards rows that saw nothing.",
     ),
-    solution=two_tests,
-    reasoning="Of 46 keys row 0 of 20 sees keys 0 … 26, and the last two blocks begin at key 16. So the block before them needs no mask, "
-    "though the diagonal starts inside a block: 20 rows end before they reach a third. Of 100 keys row 0 of 31 sees keys 0 … 69, and the "
-    "last two blocks begin at key 80: block 4, keys 64 … 79, needs a mask. Scores around −110 lie so far below change 3's shift of 0 that p, row_sum and acc are 0.",
+    solution=lagging_step,
+    reasoning="A row's output is acc / l, and a shift that is too small multiplies both by the same factor. So any shift is right, as "
+    "long as acc and l use the same one and p cannot overflow: here p is at most 2 to the power of the threshold. Where the shift stays, "
+    "alpha is 1.",
     inputs=inputs,
     truth=truth,
-    rule="changes 3 and 5 pass the first test, and both fail the second",
+    rule=RULE,
     mistakes=MISTAKES,
-    adapt=adapt,
-    parts=("the first test", "the second test"),
+    parts=("p", "shift", "l", "alpha"),
 )
