@@ -449,8 +449,8 @@ class HiddenByInfinity(CausalTiles):
             return complaint
         number = f"{self.stand_in:g}".replace("-", "−")
         return (
-            f"the result is right here, but {number} stands for −∞: a score may be as small, and where a row sees no key, its hidden ones "
-            "get p = exp(0) = 1. Hide scores with -math.inf"
+            f"the result is right here, but {number} stands for −∞: a score may be as small, and a row that sees no key must give p = 0. "
+            "Hide scores with -math.inf"
         )
 
 

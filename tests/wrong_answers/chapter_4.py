@@ -45,7 +45,7 @@ WRONG_ANSWERS = (
     edit("4.3", "not returned", ("return full, end", "pass"), told="want a tuple (full, end)"),
     edit("4.4", "all keys at once", ("range(end)", "range(min(end, 1))"), (KEYS, "slice(0, min(end * block_n, S_k))"),
          ("key_block >= full", "True"), told="all keys of a block of rows are taken at once"),
-    *(edit("4.4", f"{number} for −∞", ("S_q, -math.inf", f"S_q, {number}"), told="stands for −∞: a score may be as small, and where a row sees no key")
+    *(edit("4.4", f"{number} for −∞", ("S_q, -math.inf", f"S_q, {number}"), told="stands for −∞: a score may be as small, and a row that sees no key")
       for number in ("-1e4", "-1e9", "-3e38", "torch.finfo(s.dtype).min")),
     *(edit("4.4", f"l + {number}", ("torch.where(l == 0, 1.0, l)", f"(l + {number})"), told="nothing is added to l") for number in ("1e-4", "1e-6")),
     edit("4.4", "where with −1e9", (MASKED, "torch.where(j > i + S_k - S_q, -1e9, s)"), told="−1e+09 stands for −∞"),

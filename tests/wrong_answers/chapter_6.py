@@ -106,7 +106,7 @@ WRONG_ANSWERS = (
     edit("6.3", "in float64", (PRODUCT, "do.double() * o"), told="delta comes in float64, and it is float32 for inputs in float32"),
     edit("6.3", "in float32", (PRODUCT, "do.float() * o.float()"), told="one edge is left: float64 in gives float64's accuracy out"),
     edit("6.4", "in float32", ("torch.promote_types(q.dtype, torch.float32)", "torch.float32"), told="one edge is left: float64 goes in"),
-    *(edit("6.4", f"{hidden} for −inf", ("~seen, -math.inf", f"~seen, {hidden}"), told="stands for −∞, and a score may be")
+    *(edit("6.4", f"{hidden} for −inf", ("~seen, -math.inf", f"~seen, {hidden}"), told="stands for −∞: a score may be as small, and a row that sees no key")
       for hidden in ("-1e6", "-1e30", "torch.finfo(dtype).min")),
     edit("6.4", "−1e9 added", ("s.masked_fill(~seen, -math.inf)", "s - 1e9 * ~seen"),
          told="scores may be any finite numbers: a hidden pair is hidden by −inf"),
