@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
@@ -128,52 +129,54 @@ def play_on_a_clock(rows: int, ranks: int, tile_of: Callable, flops: float, band
     return clock.now
 
 
-LENGTHS = [int(2 ** (i / 8)) // 2 * 2 for i in range(72, 145)]  # tokens in a shard: 512 to 262,144
+LENGTHS = [int(2 ** (i / 8)) // 2 * 2 for i in range(96, 145)]  # tokens in a shard: 4,096 to 262,144
 
 
 def forward_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Forward ms on four GPUs, a row for each link, S and H_k, a column a provider, and x = T_c / T_s.
+    """Forward ms on four GPUs, a row for each link, S and H_k, a column a provider; x = T_c / T_s, and W in byte/s.
 
-    rows: load()'s.
+    rows: load()'s. T_s and W are those of a row's own messages.
     """
     rows = rows[rows["ranks"].eq(4)]
-    times = rows.pivot(index=["link", "S", "H_k"], columns="provider", values="forward_ms").astype(float)
-    return times.assign(x=times["computing alone"] / 4 / (times["sending alone"] / 3)).reset_index()
+    times = rows.pivot(index=["link", "S", "H_k"], columns="provider", values="forward_ms").astype(float).reset_index()
+    T_s = times["sending alone"] / 3
+    message = 2 * times["H_k"].astype(float) * (times["S"] // 4) * 128 * 2  # bytes
+    return times.assign(x=times["computing alone"] / 4 / T_s, W=1e3 * message / T_s)
 
 
-def plot_hidden(tile_of: Callable, least_shard: Callable, flops: float, links: dict[str, float],
-                sizes: tuple[int, ...], rows: pd.DataFrame) -> Figure:  # fmt: skip
+def plot_hidden(tile_of: Callable, leasts: dict[str, float], flops: float, sizes: tuple[int, ...],
+                rows: pd.DataFrame) -> Figure:  # fmt: skip
     """How much of a ring's time isn't hidden, against the tokens in a shard, for each link: on the clock, and measured.
 
-    sizes: H_q, H_k, D, itemsize. rows: load()'s. Shorter sequences are left out: launches decide there.
+    leasts: (13.7) for each link. sizes: H_q, H_k, D, itemsize. rows: load()'s. Shorter shards are left out: launches
+    decide there.
     """
-    measured = forward_times(rows)
-    measured = measured[measured["H_k"].eq(16) & measured["S"].gt(16_384)]
+    times = forward_times(rows)
+    times = times[times["H_k"].eq(16)]
     figure = Figure(figsize=(7.6, 3.6))
     ax = figure.subplots()
     looks = (("blue", "-", "o"), ("vermilion", "--", "s"))
-    for (name, bandwidth), (colour, line, marker) in zip(links.items(), looks, strict=True):
-        times = [
-            [play_on_a_clock(n, 4, tile_of, flops, speed, *sizes) for speed in (bandwidth, float("inf"))]
-            for n in LENGTHS
-        ]
-        shares = [100 * (ring_s - alone) / ring_s for ring_s, alone in times]
-        look = {"color": figures.COLOURS[colour]}
-        ax.plot(LENGTHS, shares, linestyle=line, label=f"{name}, {bandwidth / 1e9:.0f} GB/s: clock", **look)
-        least = least_shard(*sizes, flops, bandwidth)
+    for (link, least), (colour, line, marker) in zip(leasts.items(), looks, strict=True):
+        here, look = times[times["link"].eq(link)], {"color": figures.COLOURS[colour]}
+        bandwidths = np.interp(LENGTHS, here["S"].astype(float) / 4, here["W"])
+        shares = []
+        for n, bandwidth in zip(LENGTHS, bandwidths, strict=True):
+            ring_s, alone = (play_on_a_clock(n, 4, tile_of, flops, W, *sizes) for W in (bandwidth, float("inf")))
+            shares.append(100 * (1 - alone / ring_s))
+        ax.plot(LENGTHS, shares, linestyle=line, label=f"{link}: clock", **look)
         ax.axvline(least, linestyle=":", label=f"(13.7): {least:,.0f} tokens", **look)
-        here = measured[measured["link"].eq(name)]
+        here = here[here["S"] > 16_384]
         for provider, fill in (("equal shares", "none"), ("ring", "full")):
             found = 100 * (1 - here["computing alone"] / here[provider])
             label = "equal shares" if fill == "none" else "counter"
             ax.plot(here["S"] / 4, found, marker, fillstyle=fill, label=label, **look)
     ax.set_xscale("log", base=2)
-    ticks = [2**i for i in range(9, 19, 3)]
+    ticks = [2**i for i in range(12, 19, 2)]
     ax.set_xticks(ticks, [f"{n:,}" for n in ticks])
     ax.minorticks_off()
     ax.set_xlabel("tokens in a shard")
     ax.set_ylabel("not hidden, % of the ring's time")
-    figure.legend(loc="outside upper center", ncols=2)
+    figure.legend(loc="outside right center")
     return figure
 
 
@@ -201,17 +204,19 @@ def print_backward(rows: pd.DataFrame) -> None:
     print(f"most memory, in shards of q: a quarter of one GPU's {one / 4:.1f}, the ring's {ours:.1f}")
 
 
-def print_sends(rows: pd.DataFrame, link: str, *providers: str) -> None:
-    """Forward times by length, with 16 key heads: one GPU, sends and computing alone, the clock, and the providers."""
-    rows = forward_times(rows)
-    rows = rows[rows["link"].eq(link) & rows["H_k"].eq(16)]
+def print_sends(rows: pd.DataFrame, link: str, *columns: str) -> None:
+    """Forward times by length, with 16 key heads. columns: providers, and the clock's times: "the clock", and "late
+    starts", where two of the three messages aren't hidden."""
+    times = forward_times(rows)
+    times = times[times["link"].eq(link) & times["H_k"].eq(16)]
+    T_c, T_s = times["computing alone"] / 4, times["sending alone"] / 3
+    longer = np.maximum(T_c, T_s)  # no message travels beside the last tile
+    times = times.assign(**{"the clock": 3 * longer + T_c, "late starts": longer + 2 * (T_s + T_c) + T_c})
     print(f"forward over {link}, ms")
-    print("  a shard   one GPU  sends alone  computing alone  the clock", *(f"{x:>12}" for x in providers), sep="  ")
-    columns = rows[["S", "one GPU", "sending alone", "computing alone", *providers]]
-    for S, single, sends, alone, *found in columns.itertuples(index=False):
-        clock = max(sends, 3 / 4 * alone) + alone / 4  # no message travels beside the last tile
-        times = f"{single:9,.2f} {sends:12,.2f} {alone:16,.2f} {clock:10,.2f}"
-        print(f"{S // 4:9,} {times}", *(f"{x:13,.2f}" for x in found))
+    columns = "sending alone", "computing alone", *columns
+    print("  a shard", *(f"{name:>{len(name) + 2}}" for name in columns))
+    for S, *found in times[["S", *columns]].itertuples(index=False):
+        print(f"{S // 4:9,}", *(f"{ms:{len(name) + 2},.2f}" for name, ms in zip(columns, found, strict=True)))
 
 
 WAYS = {"ring": ("blue", "-", "o"), "all-gather": ("orange", "--", "s"), "Ulysses": ("vermilion", "-.", "^")}
@@ -234,24 +239,27 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
             for link, fill in (("host memory", "full"), ("NVLink", "none")):
                 here = times[times["link"].eq(link) & times["H_k"].eq(H_k)]
                 ax.plot(here["x"], here["one GPU"] / here[way], marker, fillstyle=fill, label=f"over {link}", **look)
-        ax.set_title(f"{16 // H_k} query head{'s' * (H_k < 16)} on a key head")
+        ax.set_title(f"g = {16 // H_k}")
         ax.set_xscale("log", base=2)
         ticks = [1 / 8, 1, 8, 64]
         ax.set_xticks(ticks, ["1/8", "1", "8", "64"])
         ax.minorticks_off()
-        ax.set_xlabel("x, shards in units of (13.7)")
+        ax.set_xlabel("x = T_c / T_s")
     figure.axes[0].set_ylabel("4 GPUs: times as fast as one")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
 def print_ways(rows: pd.DataFrame) -> None:
-    """Each way's forward times, by x = T_c / T_s, and PyTorch's context_parallel on two GPUs."""
-    times = forward_times(rows).dropna(subset=["all-gather", "Ulysses"])
-    times = times[times["S"] > 16_384].sort_values(["H_k", "x"], ascending=[False, True])
-    print("forward, ms                                  x     ring   all-gather   Ulysses")
-    for link, S, H_k, x, *found in times[["link", "S", "H_k", "x", *WAYS]].itertuples(index=False):
-        print(f"{H_k:2} key heads, {S:7,} tokens, {link:11} {x:6.2f}", "{:8.2f} {:12.2f} {:9.2f}".format(*found))
+    """Forward times of one GPU and of each way, all stored cases, and PyTorch's context_parallel on two GPUs."""
+    times = forward_times(rows).sort_values(["H_k", "S", "link"], ascending=[False, True, True])
+    names = ["one GPU", *WAYS]
+    print("forward, ms                   g      x    one GPU      ring  all-gather  Ulysses  fastest")
+    for _, case in times.iterrows():
+        found = case[names].dropna().astype(float)
+        ms = "".join(f"{found[name]:10,.2f} " if name in found else "         – " for name in names)
+        fastest = found.idxmin() if len(found) == len(names) else "–"
+        print(f"{case['S']:9,} {case['link']:17} {16 // case['H_k']:3} {case['x']:6.2f} {ms} {fastest}")
     peer = rows[rows["provider"].eq("context_parallel") & rows["backend"].eq("CUDNN_ATTENTION")].iloc[0]
     both = f"context_parallel {peer['forward_ms']:.1f} ms, the ring {peer['ring_forward_ms']:.1f} ms"
     print(f"{peer['ranks']} GPUs, {peer['S']:,} tokens, {peer['link']}: {both}")

@@ -121,7 +121,7 @@ WRONG_ANSWERS = (
     ("13.2", ring_where_rank_0_leaves, "waits for ever"),
     edit("13.2", "o alone", ("return o, lse", "return o"), told="each rank returns a tuple (o, lse)"),
     edit("13.2", "k wider", (f"        {YIELD}", "        k, v = yield k.float(), v.float()"), told="k and v travel as they are"),
-    edit("13.2", "k alone", (f"        {YIELD}", "        k = yield k"), told="each part joins the running o by (13.2)"),
+    edit("13.2", "k alone", (f"        {YIELD}", "        k = yield k"), told="k travels without its v"),
     edit("13.2", "one step too many", (LOOP, "for _ in range(ranks):"), told="meets its own keys again"),
     edit("13.2", "four ranks", (LOOP, "for _ in range(1, 4):"), told="takes 4 ranks, whatever"),
     edit("13.2", "nothing comes back", ("    return o, lse", "    yield o, lse"), told="each rank returns a tuple (o, lse)"),
@@ -185,6 +185,6 @@ WRONG_ANSWERS = (
     edit("13.7", "twice home", ("return start(dkv).wait()", "return start(start(dkv).wait()).wait()"), told="come home to the keys that began here"),
     edit("13.8", "heads the other way round", ("ulysses = (ranks - 1) / ranks * (1 + group)", "ulysses = (ranks - 1) / ranks * (1 + 1 / group)"), told="group is upside down"),
     edit("13.8", "ring and all-gather exchanged", ("return ring, all_gather", "return all_gather, ring"), told="the ring and the all-gather are exchanged"),
-    edit("13.8", "in another order", ("return ring, all_gather, ulysses", "return ring, ulysses, all_gather"), told="ranks − 1 shards of k and v come"),
+    edit("13.8", "T_s for k alone", ("    ring =", "    T_s *= 2\n    ring ="), told="no send takes twice as long"),
 )  # fmt: skip
 assert torch  # the edits' names

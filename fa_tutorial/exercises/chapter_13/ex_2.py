@@ -57,6 +57,11 @@ MISTAKES = {
     "the running o is rounded to q's dtype in each step, so errors of all steps add up: keep it as wide as join returns it": (
         JOIN, f"{JOIN}\n        o = o.to(q.dtype)"),
     "two yields are two steps: k and v travel in one, k, v = yield k, v": (YIELD, "        k = yield k\n        v = yield v\n"),
+    "each part joins the own keys' o and lse alone: it joins all that came before": [
+        (FIRST, f"{FIRST}    own = o, lse\n"), (JOIN, "o, lse = join(*own, *attend(q, k, v))")],
+    "k travels without its v, so a visitor's keys weigh this rank's own values: send both": (YIELD, "        k = yield k\n"),
+    "o = 0 with lse = 0 counts as one more key, of score 0: before any key lse is −∞": (
+        FIRST, f"{FIRST}    o, lse = join(torch.zeros_like(o), torch.zeros_like(lse), o, lse)\n"),
     "k and v arrive as each other": (YIELD, "        v, k = yield k, v\n"),
 }  # fmt: skip
 

@@ -66,6 +66,12 @@ MISTAKES = {
     "dk and dv are exchanged in the last step: yield gives them in the order in which they were sent": (HOME, HOME.replace("dk, dv =", "dv, dk =")),
     "dk and dv are overwritten in each step: add to what the earlier ranks have put in": (
         "dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk_part, dv_part"),
+    "dk and dv are overwritten in each step, and stay here: they travel with their keys, and each rank adds its part": [
+        (YIELD, "k, v = yield k, v"), ("dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk_part, dv_part"), (HOME, "")],
+    "a visitor's parts of dk and dv are lost: add them to the dk and dv that came with its keys": (
+        "dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk, dv"),
+    "a visitor's parts of dk and dv are lost: dk and dv travel with their keys, and each rank adds its part": [
+        (YIELD, "k, v = yield k, v"), ("dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk, dv"), (HOME, "")],
     "dq is overwritten in each step: add up what all shards give": ("dq + dq_part, dk + dk_part", "dq_part, dk + dk_part"),
     "only the rank's own keys are used: take what yield gives": (YIELD, "yield k, v, dk, dv"),
     "the keys that come are thrown away, and its own are used again: take k and v from yield": (YIELD, "_, _, dk, dv = yield k, v, dk, dv"),

@@ -31,6 +31,8 @@ MISTAKES = {
     "nothing is hidden: each message is waited for right after its start": [
         (FIRST, "    dkv = tile(kv)\n"), (KEYS, "kv = start(kv).wait()"), (PASS, ""), (TILE, "dkv = home.wait() + tile(kv)")],
     "dk and dv travel while nothing is computed: start them before the next tile, and wait for them after it (in a sum Python takes the left side first)": (TILE, "dkv = home.wait() + tile(kv)"),
+    "dk and dv leave behind k and v, and travel while nothing is computed: start them before the next tile, and wait for them after it": [
+        ("        home = start(dkv)\n", ""), (TILE, "dkv = start(dkv).wait() + tile(kv)")],
     "k and v travel while nothing is computed: start them before a tile, and wait for them after it": [
         (FIRST, "    dkv = tile(kv)\n"), (KEYS, "kv = start(kv).wait()"), (PASS, "")],
     "the first k and v leave only after their tile: they are there before it, so start them first": (FIRST, "    dkv = tile(kv)\n    passing = start(kv)\n"),
@@ -48,7 +50,7 @@ MISTAKES = {
 
 RULES = {
     "dk and dv": "the parts of all ranks come home to the keys that began here: a row for each rank's keys, a column for each rank's part",
-    "seconds": "one message alone takes time, the first or the last: each other one starts as early, and is waited for as late, as it can be",
+    "seconds": "every message but the first or the last hides behind a tile: start each as soon as its contents are there, and wait only where what comes is needed",
     "seconds of all messages": "k and v travel ranks − 1 times, dk and dv ranks times at most",
 }
 

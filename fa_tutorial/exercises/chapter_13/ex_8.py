@@ -45,6 +45,16 @@ MISTAKES = {
         ULYSSES, "(1 + group) / ranks * T_s + ranks * T_c"),
     "group is upside down: it is H_q / H_k, so q and o take group · T_s": (
         ULYSSES, "(ranks - 1) / ranks * (1 + 1 / group) * T_s + ranks * T_c"),
+    "T_s is that of k and v together: an all-gather sends them in (ranks − 1) · T_s": (GATHER, "2 * (ranks - 1) * T_s + ranks * T_c"),
+    "the shards that come to a rank of the all-gather are whole: (ranks − 1) · T_s": (GATHER, "(ranks - 1) / ranks * T_s + ranks * T_c"),
+    "T_s is that of k and v together: all four tensors take (1 + group) · T_s": (
+        ULYSSES, "(ranks - 1) / ranks * 2 * (1 + group) * T_s + ranks * T_c"),
+    "q and o take group · T_s, but k and v only T_s": (ULYSSES, "(ranks - 1) / ranks * 2 * group * T_s + ranks * T_c"),
+    "T_s is that of k and v together: no send takes twice as long": [
+        (RING, "T_c + (ranks - 1) * max(T_c, 2 * T_s)"), (GATHER, "2 * (ranks - 1) * T_s + ranks * T_c"),
+        (ULYSSES, "(ranks - 1) / ranks * 2 * (1 + group) * T_s + ranks * T_c")],
+    "the all-gather and Ulysses are exchanged: return (ring, all-gather, Ulysses)": (
+        "return ring, all_gather, ulysses", "return ring, ulysses, all_gather"),
     "the ring and the all-gather are exchanged: return (ring, all-gather, Ulysses)": (
         "return ring, all_gather, ulysses", "return all_gather, ring, ulysses"),
     "Ulysses, too, sends before and after it computes: nothing is hidden": (
