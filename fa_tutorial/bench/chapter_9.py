@@ -290,8 +290,9 @@ def print_steps(card: dict[str, Any]) -> None:
         for step in gains.columns:
             cells = [gains.loc[(D, is_causal, S), step] for S in lengths for is_causal in (False, True)]
             words = [f"{gain:.2f}" if gain != 1 else "–" for gain in cells]
-            pairs = zip(words[::2], words[1::2], strict=True)
-            print(f"{step:28}" + "".join(f"{full:6}{causal:10}" for full, causal in pairs).rstrip())
+            if set(words) != {"–"}:
+                pairs = zip(words[::2], words[1::2], strict=True)
+                print(f"{step:28}" + "".join(f"{full:6}{causal:10}" for full, causal in pairs).rstrip())
     last = gains.prod(axis=1)
     print(f"all steps: {last.min():.2f} to {last.max():.2f} times as fast as chapter 8's kernel")
 
