@@ -195,17 +195,21 @@ def print_programs(card: dict[str, Any], *names: str) -> None:
         print(f"{name:50}{_cycles_a_block(card, row):19,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}")
 
 
-def print_softmax(card: dict[str, Any]) -> None:
-    """The cycles of a softmax of 64 x 128 scores at D = 64, by stamps: alone, and beside others."""
+def print_softmax(card: dict[str, Any], counts: list[int]) -> None:
+    """The cycles of a softmax of 64 x 128 scores: by (8.5), and at D = 64 by stamps, alone and beside others.
+
+    counts: of a warp's instructions by kind, exponentials first.
+    """
     of = results.select(card["kernels"], kernel="alone", D=64).set_index("provider")["clock"]
     one = "1 program of 1 consumer"
     cycles = {
-        "alone on an SM": of[one],
-        "while its own p v is under way": of[f"{one}, overlapped"],
-        "beside a second consumer": of["2 consumers in 1 program"],
+        "by (8.5)": 4 * max(sum(counts) // 4, 2 * counts[0]),
+        "alone on an SM": of[one]["stop"],
+        "while its own p v is under way": of[f"{one}, overlapped"]["stop"],
+        "beside a second consumer": of["2 consumers in 1 program"]["stop"],
     }
-    for words, row in cycles.items():
-        print(f"a softmax {words:31} {row['stop']:5,} cycles")
+    for words, each in cycles.items():
+        print(f"a softmax {words:31} {each:5,} cycles")
 
 
 def matmuls_under_way(stamps: list) -> tuple[int, int, list[tuple[int, int]]]:
@@ -263,9 +267,9 @@ def draw_compared(card: dict[str, Any], mode: str, *others: str) -> Figure:
     return figure
 
 
-def draw_steps(card: dict[str, Any]) -> Figure:
-    """The speed over chapter 8's kernel after each step of the chapter, up to hopper, at three lengths; and, in words,
-    the step that gains most."""
+def print_steps(card: dict[str, Any]) -> None:
+    """What each step of the chapter, from chapter 8's kernel to hopper, gains over the one before, without and with a
+    causal mask."""
     found = results.select(card["kernels"], chapter=9, kernel="step")
     of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
     two = of["two consumers"].fillna(of["roles"])  # where a third is not used
@@ -273,32 +277,24 @@ def draw_steps(card: dict[str, Any]) -> Figure:
     with_counter = of["counter"].where(of.index.get_level_values("is_causal"), of["order"])
     gains = pd.DataFrame({
         "second consumer, one stop": of["one stop"] / of["tuned"],
-        "any length, k earlier": two / of["one stop"] * of["overlap"] / of["roles"],
+        "k's own ring, any length": two / of["one stop"] * of["overlap"] / of["roles"],
         "third consumer": of["roles"] / two,
         "persistent": with_counter / of["overlap"],
         "longest first (8.4)": of["order"] / with_counter,
         "turns (ping-pong)": (of["turns"] / of["order"]).fillna(1),
     })  # fmt: skip
-    figure = Figure(figsize=(10, 3.6))
-    panels = figure.subplots(1, 4, sharey=True, sharex=True)
-    for ax, (D, is_causal) in zip(panels, itertools.product((64, 128), (False, True)), strict=True):
-        for S, look in zip((1024, 4096, 16_384), ("C0o-", "C1s--", "C2^-."), strict=True):
-            so_far = [1, *gains.loc[D, is_causal, S].cumprod()]
-            steps = [0, *(n for n, gain in enumerate(gains.loc[D, is_causal, S], 1) if gain != 1)]
-            ax.plot([so_far[n] for n in steps], steps, look, label=f"S = {S:,}")
-        ax.set_title(f"D = {D}, {tables.mask(is_causal)}")
-    panels[0].set_yticks(range(len(gains.columns) + 1), ["chapter 8's", *gains.columns])
-    panels[0].invert_yaxis()
-    figure.supxlabel(f"speed over chapter 8's kernel, {gpu(card)}, fp16", fontsize="medium")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    print("the step that gains most                                full  causal")
-    for S, D in itertools.product((1024, 4096, 16_384), (64, 128)):
-        both = gains.xs(S, level="S_q").loc[D]
-        best = both.mean().idxmax()
-        print(f"S = {S:6,}, D = {D:3}: {best:30}" + "".join(f"{gain:8.2f}" for gain in both[best]))
+    lengths = 1024, 4096, 16_384
+    print(f"{gpu(card)}, speed over the step before: full, causal (–: no step of its own)")
+    for D in (64, 128):
+        print(f"{f'D = {D}':28}" + "".join(f"{f'S = {S:,}':16}" for S in lengths).rstrip())
+        for step in gains.columns:
+            cells = [gains.loc[(D, is_causal, S), step] for S in lengths for is_causal in (False, True)]
+            words = [f"{gain:.2f}" if gain != 1 else "–" for gain in cells]
+            if set(words) != {"–"}:
+                pairs = zip(words[::2], words[1::2], strict=True)
+                print(f"{step:28}" + "".join(f"{full:6}{causal:10}" for full, causal in pairs).rstrip())
     last = gains.prod(axis=1)
     print(f"all steps: {last.min():.2f} to {last.max():.2f} times as fast as chapter 8's kernel")
-    return figure
 
 
 def print_persistent(card: dict[str, Any]) -> None:

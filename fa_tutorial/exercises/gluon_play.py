@@ -382,7 +382,7 @@ def carried(body: Sequence[ast.stmt], under_way: dict[str, bool]) -> str:
                 if name := carried(part, end):
                     return name
             for name in ends[0].keys() & ends[1].keys():  # the others live in one of the two alone
-                if ends[0][name] != ends[1][name]:
+                if not ends[0][name] == ends[1][name] == under_way.get(name, ends[0][name]):
                     return name
                 under_way[name] = ends[0][name]
         elif isinstance(line, ast.Assign):

@@ -252,13 +252,13 @@ def draw_backward_roles() -> Figure:
         write(ax, x, 0.25, title, HEAD, ha="left", weight="bold")
     box(ax, 0.1, 0.55, 1.5, 1.75, "loads k and v\nonce, then\nblock after block\nof q and do", "sky")
     box(ax, 2.45, 0.55, 2.9, 0.65, "k, v: 128 keys, of both", "orange", share=0.5)
-    box(ax, 2.45, 1.45, 2.9, 0.85, "q, do: BLOCK_M rows,\n2 stages", "blue", share=0.35)
+    box(ax, 2.45, 1.45, 2.9, 0.85, "q, do: 64 rows,\n2 stages", "blue", share=0.35)
     box(ax, 6.25, 0.55, 2.65, 5.0, colour="blue", share=0.1, line=1.4)
     for y in (0.87, 1.87):
         arrow(ax, (1.6, y), (2.45, y), width=2.2)
         arrow(ax, (5.35, y), (6.25, y), width=2.2)
         write(ax, 2.0, y - 0.17, "TMA")
-    write(ax, 3.9, 2.62, "ds: [128, BLOCK_M], 2 stages", weight="bold")
+    write(ax, 3.9, 2.62, "ds: [128, 64], 2 stages", weight="bold")
     write(ax, 3.9, 4.47, "a block of dq, float32", weight="bold")
     for name, y, ds_y, dq_x in (("consumer 0", 0.65, 2.8, 2.45), ("consumer 1", 3.15, 3.35, 3.9)):
         box(ax, 2.45, ds_y, 2.9, 0.55, f"{name}'s 64 rows", "yellow", share=0.5)
@@ -267,7 +267,7 @@ def draw_backward_roles() -> Figure:
         write(ax, 7.57, y + 0.22, f"{name}: 64 keys", weight="bold")
         for x, text in ((6.45, "dk\n[64, D]"), (7.62, "dv\n[64, D]")):
             box(ax, x, y + 0.43, 1.08, 0.65, text, "green", share=0.45)
-        box(ax, 6.45, y + 1.2, 2.25, 0.42, "s, p, dp, ds: [64, BLOCK_M]", "yellow", share=0.3, size=10, dashed=True)
+        box(ax, 6.45, y + 1.2, 2.25, 0.42, "s, p, dp, ds: [64, 64]", "yellow", share=0.3, size=10, dashed=True)
         box(ax, 6.45, y + 1.74, 2.25, 0.42, "a part of dq: [64, 64]", "purple", share=0.2, size=10, dashed=True)
     outline(ax, 2.45, 2.8, 2.9, 1.1)
     outline(ax, 2.45, 4.65, 2.9, 0.7)

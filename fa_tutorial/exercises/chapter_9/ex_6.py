@@ -44,10 +44,11 @@ MISTAKES = {
     "you do not release q's stage, and the producer waits for it": (RELEASE, ""),
     "you do not release q's last stages: arrive at empty[stage] after every dk, since a program's next keys take the same ring": (
         RELEASE, f"        if i + 2 < blocks:\n    {RELEASE}"),
-    "s and dp of the next block come before dq of this one: that is the next section's step, and here a block has the order 1 to 4": [
+    "s and dp of the next block come before dq of this one: that is the next section's step, and here a block ends before the next begins": [
         (FULL + S, f"        if i == 0:\n    {FULL}    {S}"),
         (RELEASE, f"{RELEASE}        if i + 1 < blocks:\n            yield wait(full[1 - stage], (i + 1) // 2 % 2)\n            yield use(i + 1, 1 - stage)\n")],
     "you arrive at ds_full[stage] after dk: hand ds over as soon as it is written": (HAND_OVER + DK, DK + HAND_OVER),
+    "dq comes before dk, and dk reads only your own ds: dk fills the time until the meeting": (DK + RELEASE + MEET + DQ, f"{MEET}{DQ}\n{DK}{RELEASE}"),
     "you wait for ds_full[stage] before dk, which reads only your own ds: dk fills the time until the meeting": (
         DK + RELEASE + MEET, MEET + DK + RELEASE),
 }  # fmt: skip
