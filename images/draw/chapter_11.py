@@ -18,15 +18,15 @@ from fa_tutorial.forward import CONFIGS
 SMS, COLUMNS, SIDE = 132, 12, 0.215
 # (title, programs, what they are)
 BUSY = (
-    ("8 key heads", 8, "a program for each"),
-    ("64 query heads", 64, "a program for each"),
-    ("8 key heads in 32 splits", 256, "a program for each part"),
+    ("8 programs", 8, "one per key head"),
+    ("64 programs", 64, "one per query head, or 8 splits"),
+    ("256 programs", 256, "32 splits per key head"),
 )
 
 
 @image("11_busy_card.png")
 def draw_busy_card() -> Figure:
-    """The 132 SMs of an H200, and those with a program: one a key head, one a query head, and 32 splits a key head."""
+    """The 132 SMs of an H200, and those with a program: one per key head; one per query head, or 8 splits; and 32 splits."""
     figure, ax = canvas(4.1)
     for column, (title, programs, which) in enumerate(BUSY):
         x = 0.2 + column * 2.95

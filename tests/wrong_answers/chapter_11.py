@@ -1,10 +1,30 @@
-"""Chapter 11: a merge kernel without masks; split kernels that take the row for the token, or store every row of their tile; tables
+"""Chapter 11: merge kernels without masks, or without a guard; split kernels that take the row for the token, or store every row of their tile; tables
 that are read in another order.
 """
 
 from edits import edit
 
+from fa_tutorial.matmul import tl, triton
+
 PART, LSE = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N", "m + tl.log(l_or_one)"
+
+
+@triton.jit
+def merge_without_a_guard(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):
+    row, offs_d = tl.program_id(0), tl.arange(0, BLOCK_D)
+    m, l = tl.load(lse_parts_ptr + row), 1.0
+    acc = tl.load(o_parts_ptr + row * D + offs_d, mask=offs_d < D, other=0.0)
+    for s in range(1, splits):
+        lse = tl.load(lse_parts_ptr + s * rows + row)
+        m_new = tl.maximum(m, lse)
+        alpha, p = tl.exp(m - m_new), tl.exp(lse - m_new)
+        l = alpha * l + p
+        acc = alpha * acc + p * tl.load(o_parts_ptr + (s * rows + row) * D + offs_d, mask=offs_d < D, other=0.0)
+        m = m_new
+    tl.store(o_ptr + row * D + offs_d, acc / l, mask=offs_d < D)
+    tl.store(lse_ptr + row, m + tl.log(l))
+
+
 WRONG_ANSWERS = (
     edit("11.1", "in fp32", ("4 * B * H_k", "8 * B * H_k"), told="a number has 4 bytes: fp16 has 2"),
     edit("11.1", "a rate for each program", ("bytes_read / gb_s", "bytes_read / sm_gb_s"), told="2 programs on 100 SMs pull 10 GB/s, and a number has 2 bytes"),
@@ -19,6 +39,9 @@ WRONG_ANSWERS = (
          told="offs_s < splits"),
     edit("11.2", "v without other", ("mask=mask, other=0.0", "mask=mask"), told="0 · NaN is NaN", gpu=None),
     edit("11.2", "lse a split apart", ("lse_parts_ptr + part,", "lse_parts_ptr + offs_s * splits + row,"), told="an offset is wrong, not a mask"),
+    ("11.2", merge_without_a_guard, "−∞ − (−∞) would be NaN"),
+    edit("11.3", "tiles in turns", ("split * part, tl.minimum((split + 1) * part, S)", "split * BLOCK_N, S"),
+         ("start, end, BLOCK_N)", "start, end, BLOCK_N * tl.num_programs(1))"), told="the tiles of a part lie side by side"),
     edit("11.3", "every row sees all", ("S - S_q + offs_m % S_q", "S - 1 + 0 * offs_m"),
          told="row r is token r % S_q of a query head"),
     edit("11.3", "the query head's number", ("offs_m % S_q", "offs_m // S_q"),
@@ -43,8 +66,9 @@ WRONG_ANSWERS = (
     edit("11.3", "a last key alone is left out", ("(split + 1) * part, S)", "(split + 1) * part, S - 1)"), told="1 with a single key"),
     edit("11.3", "stores every row", (", mask=offs_m < rows", ""), told="split_kernel: q, o and lse end at row `rows`, k and v at key S: with"),
     edit("11.4", "a split more", ("max(tiles // 4, 1)", "tiles // 4 + 1"), told="at most tiles // 4 splits have 4 tiles each"),
-    edit("11.4", "none for a short cache", ("max(tiles // 4, 1) + 1", "tiles // 4 + 1"), told="raises ValueError"),
+    edit("11.4", "none for a short cache", ("max(tiles // 4, 1) + 1", "tiles // 4 + 1"), told="fewer than 4 tiles, so one split"),
     edit("11.4", "every SM has a program", ("possible = ", "possible = range(1, max(tiles // 4, 1) + 1)\n    return min(math.ceil(sms / n), possible[-1])\n    possible = "), told="16 splits are 128 programs of 34 tiles"),
+    edit("11.4", "within 10 %", ("1.05", "1.10"), told="with 15 splits a part has 37 tiles"),
     edit("11.4", "within 6 %", ("1.05", "1.06"), told="13 have 58"),
     edit("11.6", "the window alone", ("math.ceil(S / BLOCK_N) - first", "math.ceil((left + S_q) / BLOCK_N)"), told="the first of them in the tile that begins at 80"),
     edit("11.6", "a number", ("return start, min(start + part, S)", "return start"), told="window_part(0, 1, 100, 1, 9, 16)"),

@@ -125,9 +125,12 @@ def inputs():
     yield parts((1, 1, 8, 32, 16), 1, 2, "two tiles, one for each split")
     yield parts((1, 1, 6, 32, 16), 3, 2, TOKEN)
     yield parts(
-        (1, 1, 8, 33, 16), 1, 2, "three tiles for two splits, so ceil(3 / 2) = 2, and 1 with a single key: the loop goes from start to end"
+        (1, 1, 8, 33, 16),
+        1,
+        2,
+        "three tiles for two splits, so ceil(3 / 2) = 2, and 1 with a single key: the tiles of a part lie side by side",
     )
-    yield parts((1, 1, 8, 72, 16), 1, 3, "five tiles for three splits, so ceil(5 / 3) = 2, 2 and 1: the loop goes from start to end")
+    yield parts((1, 1, 8, 72, 16), 1, 3, "five tiles for three splits, so ceil(5 / 3) = 2, 2 and 1: the tiles of a part lie side by side")
     yield parts((2, 3, 4, 32, 16), 1, 2, f"program i has batch entry i // H_k and key head i % H_k; {PLACE}")
     yield parts((1, 1, 8, 32, 12), 1, 2, "D may be less than BLOCK_D")
     nothing = "where a row sees nothing l is 0: divide by 1 instead, and lse is −∞"

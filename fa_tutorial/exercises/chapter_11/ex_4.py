@@ -43,7 +43,8 @@ def truth(n, tiles, sms):
 
 
 def inputs():
-    yield case(8, 544, 132, otherwise="16 splits are 128 programs of 34 tiles, one an SM; 17 are 136 of 32, so an SM with two has 64")
+    seventeen = "17 are 136 of 32, so an SM with two has 64; and with 15 splits a part has 37 tiles, over 5 % more than 34"
+    yield case(8, 544, 132, otherwise=f"16 splits are 128 programs of 34 tiles, one an SM; {seventeen}")
     yield case(8, 64, 132, otherwise="16 splits of 4 tiles are all that fit, and the shortest")
     yield case(7, 70, 132, otherwise="at most 17 splits have 4 tiles each; 17 have parts of 5, and so have 14 splits")
     yield case(8, 328, 132, otherwise="16 splits are 21 tiles an SM; the fewest are 20, with more splits, and 21 is within 5 % of 20")
@@ -51,7 +52,7 @@ def inputs():
     yield case(512, 512, 132, otherwise="one split is 4 programs on the busiest SM, so 2,048 tiles; no other is 5 % better")
     yield case(300, 512, 132, otherwise="3 splits are 7 programs of 171 tiles on the busiest SM, 1,197; one split is 3 of 512, 1,536")
     yield case(150, 8, 132, otherwise="one split is 2 programs of 8 tiles on the busiest SM, 16; two splits are 3 of 4, 12")
-    yield case(2, 2, 132, otherwise="a short cache has one split")
+    yield case(2, 2, 132, on="choose_splits(2, 2, 132), fewer than 4 tiles, so one split")
     yield case(
         16, 368, 108, otherwise="another card, of 108 SMs: the fewest tiles are 55; 20 splits have 57, and 13 have 58, over 5 % more"
     )

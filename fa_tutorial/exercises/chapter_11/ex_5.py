@@ -45,7 +45,7 @@ def paged_split_kernel(q, k, v, table_ptr, seqlens_ptr, o, lse_ptr, H_k, S_q, ro
 
 PART = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N"
 LENGTH, PAGE = "tl.load(seqlens_ptr + b)", "tl.load(table_ptr + b * pages + start_n // PAGE_SIZE)"
-ROW, SEEN, ROWS = "h_k, start_n - first, ", "last_seen - first,", "S - first,"
+ROW, SEEN, ROWS, FIRST = "h_k, start_n - first, ", "last_seen - first,", "S - first,", "first = start_n // PAGE_SIZE * PAGE_SIZE"
 MISTAKES = {
     "keys at the end belong to no split: round up when you divide the tiles by splits, as in 11.3": (
         PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
@@ -67,6 +67,8 @@ MISTAKES = {
     "last_seen and S keep only their remainders, so pages before the last end too soon: subtract the position of the page's first key": [
         (SEEN, "last_seen % PAGE_SIZE,"), (ROWS, "S % PAGE_SIZE,")],
     "S keeps only its remainder, so full pages end too soon: subtract the position of the page's first key": (ROWS, "S % PAGE_SIZE,"),
+    "the position of the page's first key is start_n // PAGE_SIZE * PAGE_SIZE: the page's number says where it lies in memory": (
+        FIRST, "first = page * PAGE_SIZE"),
     "a part is counted in pages: it is ceil(tiles / splits) tiles of BLOCK_N keys, as in 11.3": (
         PART, "tl.cdiv(tl.cdiv(S, PAGE_SIZE), tl.num_programs(1)) * PAGE_SIZE"),
     "the parts are cut from the table's width: count the tiles of this sequence's own S": (
