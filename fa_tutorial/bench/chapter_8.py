@@ -352,16 +352,16 @@ def draw_tiles(programs: Programs, predict: Predict, mine: dict[int, TileConfig]
     return figure
 
 
-def show_larger_tiles(programs: Programs) -> None:
-    """Print what the compiler made of two kernels with steps.LARGER, full, and their cycles, clocks and rates on the
-    H200 beside those with steps.TILE.
+def show_larger_tiles(programs: Programs, predict: Predict) -> None:
+    """Print what the compiler made of three kernels with steps.LARGER, full, the cycles that `predict` gives, and
+    their cycles, clocks and rates on the H200 beside those with steps.TILE.
 
     cycles: for each 64 x 64 scores.
     """
     larger = ", ".join(f"{tile.block_m}x{tile.block_n} at D = {D}" for D, tile in steps.LARGER.items())
     print(f"H200, full; tile 64x64 -> {larger}")
-    print(f"{'':18} spilled (loop) programs {'cycles':>19} {'MHz':>12} {'TFLOP/s':>17}")
-    for D, step in itertools.product((64, 128), ("", "order")):
+    print(f"{'':18} spilled (loop) programs by (8.5) {'cycles':>20} {'MHz':>12} {'TFLOP/s':>17}")
+    for D, step in itertools.product((64, 128), ("", "base 2", "order")):
         name, (old, new) = (
             step or "chapter 5",
             (compiled_steps()[step, tile, D, False] for tile in (steps.TILE, steps.LARGER[D])),
@@ -369,7 +369,8 @@ def show_larger_tiles(programs: Programs) -> None:
         fit = change(*(programs(row["tile"][2], row["registers"], row["shared_bytes"]) for row in (old, new)))
         rows = [stored_steps()[D, False][key] for key in (name, f"{name}, larger tile")]
         print(
-            f"D = {D:3}, {name:9} {spilled(new):>14} {fit:>8} {cycles_changed(*rows, D, False):>19}",
+            f"D = {D:3}, {name:9} {spilled(new):>14} {fit:>8} {predict(new):8,.0f}",
+            f"{cycles_changed(*rows, D, False):>20}",
             f"{change(*map(mhz, rows)):>12} {rate_changed(*rows):>17}",
         )
 
@@ -446,7 +447,7 @@ CHAIN = (
 KINDS = {
     "exp2": (("MUFU.EX2",), "vermilion"),
     "softmax": (("FFMA", "FMNMX", "FADD"), "orange"),
-    "scale": (("FMUL",), "blue"),
+    "multiply": (("FMUL",), "blue"),
     "compare": (("FSETP",), "purple"),
     "to fp16": (("F2FP",), "green"),
 }
@@ -484,7 +485,7 @@ def draw_chain(names: Sequence[str], predict: Predict | None = None) -> Figure:
             if predict:
                 unit = 8 * each * row["MUFU.EX2"]
                 ax.barh(y + 0.34, unit, left=start, color="dimgrey", height=0.14)
-                ax.plot(predict(row), y, "D", color="black", markerfacecolor="white", markersize=8, zorder=4)
+                ax.plot(predict(row), y, "D", color="black", markerfacecolor="white", markersize=11, zorder=4)
             else:
                 ax.text(left + 5, y, f"{row['loop']}", va="center")
         ax.set(title=f"D = {D}", ylim=(len(rows) - 0.4, -0.5))
@@ -496,14 +497,14 @@ def draw_chain(names: Sequence[str], predict: Predict | None = None) -> Figure:
             ax.text(1.01, -0.55, "measured", transform=ax.get_yaxis_transform(), va="bottom", fontsize=9)
             for y, name in enumerate(rows):
                 measured = tile_cycles(stored_steps()[D, False]["sdpa_cudnn" if name == "cuDNN" else name], D, False)
-                ax.plot(measured, y, "o", color="black", markersize=6)
+                ax.plot(measured, y, "o", color="black", markersize=5, zorder=5)
                 ax.text(1.01, y, f"{measured:,.0f}", transform=ax.get_yaxis_transform(), va="center")
     handles = [Patch(color=colour, label=kind) for kind, colour in squares.items()]
     if predict:
-        line = partial(Line2D, [], [], color="black", linestyle="", marker="o", markersize=6)
+        line = partial(Line2D, [], [], color="black", linestyle="", marker="o", markersize=5)
         handles += [
             Line2D([], [], color="dimgrey", linewidth=3, linestyle="-", label="exponentials' unit busy"),
-            line(label="by your model", marker="D", markerfacecolor="white", markersize=8),
+            line(label="by your model", marker="D", markerfacecolor="white", markersize=11),
             line(label="measured on the H200"),
         ]
     figure.legend(handles=handles, loc="outside lower center", ncols=5 if predict else 6, frameon=False)

@@ -109,6 +109,7 @@ WRONG_ANSWERS = (
     edit("8.6", "exponent in fp16", ("tl.exp2(s * scale_log2 - shift[:, None])", "tl.exp2((s * scale_log2 - shift[:, None]).to(tl.float16).to(tl.float32))"),
          told="exponent is rounded to fp16"),
     edit("8.6", "scores in TF32", ("s = dot(", "s = tl.dot("), told="the scores have the 11 bits of TF32"),
+    edit("8.6", "m is 4 too small", ("axis=1) * scale_log2)", "axis=1) * scale_log2 - 4.0)"), told="m is the maximum of s · scale_log2: for scores"),
     edit("8.6", "two results", ("return m_new, l, acc", "return m_new, l"), told="not enough values to unpack", gpu="does not run"),
     edit("8.6", "keys beyond S_k are read", ("load_tile(k, b, h_k, start_n, S_k", "load_tile(k, b, h_k, start_n, None"),
          told="load_tile must know S_k", gpu=None),

@@ -28,6 +28,7 @@ MISTAKES = {
     "four schedulers issue at the same time: an instruction of each of the num_warps warps takes num_warps / 4 cycles": (
         ISSUING, "issuing = 4 * instructions * to_issue"),
     "an SM does 16 exponentials a cycle, not one: divide by 16": ("* 32 / 16", "* 32"),
+    "an instruction computes 32 exponentials, one for each thread of the warp: 32 / 16 cycles of the SM": ("* 32 / 16", "/ 16"),
     "the 16 exponentials a cycle are an SM's, not a scheduler's": ("* 32 / 16", "* 32 / 64"),
     "an exponential keeps its scheduler's unit busy for 8 cycles, but four schedulers have such a unit: 32 / 16 cycles of the SM": ("* 32 / 16", "* 8"),
     "an exponential takes longer than its issue slot: it is 32 of them, and an SM does 16 a cycle": ("* 32 / 16", "/ 4"),

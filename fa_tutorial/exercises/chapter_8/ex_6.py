@@ -10,7 +10,7 @@ from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Out, Stray, Trace, buffer_of, run_poisoned
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import Wrong
-from fa_tutorial.tiles import dot, load_tile
+from fa_tutorial.tiles import dot, heads, load_tile
 from fa_tutorial.tuned import steps
 
 triton = hardware.require_triton("Exercise 8.6")
@@ -41,6 +41,15 @@ def attend(
     return m_new, l, acc
 
 
+@triton.jit
+def first_m(q, k, m_ptr, ATTEND: tl.constexpr, N: tl.constexpr):
+    """m after one block of keys without a mask, [N]; scale_log2 = 1/2. k is v, too. q, k: Heads with D = N."""
+    l, last_seen = tl.zeros((N,), tl.float32), tl.full((N,), N - 1, tl.int32)
+    q_tile = load_tile(q, 0, 0, 0, N, N, N, N)
+    m, _, _ = ATTEND(q_tile, k, k, l - float("inf"), l, tl.zeros((N, N), tl.float32), 0, 0, 0, last_seen, N, N, 0.5, False, N, N)
+    tl.store(m_ptr + tl.arange(0, N), m)
+
+
 MISTAKES = {
     "a row that has seen no key gives NaN: m_new is −inf there, and −inf − (−inf) is NaN, so the loop with a mask needs a guard": (
         "shift = tl.where(m_new == -float(\"inf\"), 0.0, m_new)", "shift = m_new"),
@@ -57,6 +66,8 @@ MISTAKES = {
     "q is scaled and rounded before q kᵀ: multiply it as it is, and scale s in the exponent": [
         ("dot(q_tile, tl", "dot((q_tile * scale_log2).to(q_tile.dtype), tl"), ("axis=1) * scale_log2", "axis=1)"), ("s * scale_log2 - shift", "s - shift")],
     "l is not rescaled when the maximum grows": ("alpha * l + tl.sum", "l + tl.sum"),
+    "alpha multiplies p v, too: it rescales acc before p v is added": (
+        "acc = dot(p.to(v_tile.dtype), v_tile, acc)", "acc = dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
     "acc is not rescaled when the maximum grows": ("acc * alpha[:, None]", "acc"),
     "p and alpha are in base e: scale_log2 holds log₂ e already, so both take tl.exp2": ("tl.exp2", "tl.exp"),
     "p is in base e: scale_log2 holds log₂ e already, so p takes tl.exp2": ("p = tl.exp2", "p = tl.exp"),
@@ -105,6 +116,11 @@ def counts(answer):
 
 
 def refused(answer):
+    k = torch.arange(16.0, device=hardware.device()).view(1, 1, 16, 1).expand(1, 1, 16, 16)
+    q, m = torch.full_like(k, 1 / 16), torch.empty(16, device=k.device)
+    first_m[(1,)](heads(q), heads(k), m, answer, 16)
+    if (m - 7.5).abs().max() > 1e-3:  # the scores of each row are 0 to 15
+        return f"m is the maximum of s · scale_log2: for scores of 0 to 15 and scale_log2 = 0.5, yours is {m[0].item():.4g}, want 7.5"
     try:
         found = counts(answer)
     except ValueError as error:
