@@ -117,7 +117,7 @@ def test_page_shows_the_whole_notebook(path, built):
     tags = rules.equation_tags(notebook)
     assert re.findall(r"\\tag\{([^}]*)\}", unescape(html)) == tags
     assert {f"equation-{tag}" for tag in tags} <= anchors
-    assert "mathjax/tex-chtml.js" in html
+    assert "mathjax/tex-chtml.js" in html or not tags
 
 
 def test_an_equation_s_number_leads_to_it_and_a_term_to_its_entry(built):
