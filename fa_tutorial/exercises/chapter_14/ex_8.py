@@ -46,6 +46,7 @@ MISTAKES = {
     "the tile is not transposed: y's pointers are [D, BLOCK], and the tile is [BLOCK, D]": ("tl.trans(y)", "y"),
     "y's rows are `columns` apart, not S": ("(head * D + offs_d[:, None]) * columns", "(head * D + offs_d[:, None]) * S"),
     "y's heads are D · columns apart, not D · S": ("(head * D + offs_d[:, None]) * columns", "head * D * S + offs_d[:, None] * columns"),
+    "every program writes the first head of y: head h begins at h · D · columns": ("(head * D + offs_d[:, None]) * columns", "offs_d[:, None] * columns"),
     "each key is divided by a scale of its own, which can't leave a sum over keys: one for the whole tile": [
         ("tl.max(tl.abs(tile))", "tl.max(tl.abs(tile), axis=1)"), ("block, scale)", "block, tl.max(scale, axis=0))"),
         ("tile / scale", "tile / scale[:, None]")],
@@ -114,10 +115,11 @@ def inputs():
     heads = torch.cat([torch.cat([exact(1, 16, 2.0 ** -(2 * head + block)) for block in (0, 1)], dim=1) for head in (0, 1)])
     yield of(heads, "two blocks", "each head has scales of its own, scale[head, block]")
     yield of(exact(1, 32), "", placed, block=32)
-    past = "the last block may have fewer keys: load where key < S, with other=0.0, store where position < columns, and y's rows are `columns` apart, not S"
+    past = "the last block may have fewer keys: y has `columns` columns all the same, with 0 where there is no key"
+    stray = "the last block may have fewer keys: no key from S on is read, and no column from `columns` on is written"
     for S in (20, 8):
-        yield of(exact(1, S), "", past, edge="ragged", stray=past)
-    yield of(exact(1, 40), "", past, block=32, edge="ragged", stray=past)
+        yield of(exact(1, S), "", past, edge="ragged", stray=stray)
+    yield of(exact(1, 40), "", past, block=32, edge="ragged", stray=stray)
     zeros = exact(1, 32)
     zeros[:, 16:] = 0
     yield of(zeros, "the second block all 0", edge="zeros")

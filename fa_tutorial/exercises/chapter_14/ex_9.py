@@ -85,7 +85,9 @@ def in_words(answer, forward):
     if word not in ("True", "False"):
         raise Wrong(f"returns {show(result)}, want True or False")
     if word != truth(forward):
-        word.cause = max(seen_by_the_test(forward, *call) for call in given)[1] if given else "your test must call forward"
+        seen = [(*seen_by_the_test(forward, *call), number) for number, call in enumerate(given, 1)]
+        _, cause, number = max(seen, default=(0, "your test must call forward", 0))
+        word.cause = f"in call {number} of {len(given)}, {cause}" if len(given) > 1 else cause
     return word
 
 
@@ -140,8 +142,8 @@ EXERCISE = Exercise(
         "truth = torch.softmax(q @ k.T / D**0.5, dim=1) @ v, for a few queries. The result is whether the rms of forward(q, k, v) − truth is below 1 % of truth's.",
     ),
     solution=sums_are_right,
-    reasoning="With a mean as large as v's spread, each chain costs 8 % of o or more, and rounding 0.13 %. So one bound between the two tells all of them apart. With a far "
-    "larger mean, what acc and l lose in chains cancels in acc / l.",
+    reasoning="With a mean as large as v's spread, each chain costs 8 % of o or more, and rounding 0.13 %. So one bound between the two tells all of them apart. With a larger "
+    "mean more of what acc and l lose in chains cancels in acc / l: with v + 3 they cost 3 %, which the bound still shows.",
     inputs=inputs,
     truth=truth,
     rule="True where acc and l are exact or summed by blocks, False where one of them is one chain over all keys",
