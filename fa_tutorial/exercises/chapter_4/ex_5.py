@@ -109,7 +109,7 @@ EXERCISE = Exercise(
         "float32, so compare lse tightly there: atol = 1e-4.",
     ),
     solution=is_right,
-    reasoning="Three pairs of lengths and dtypes, each with small and with large scores, break every promise at least once. NaN never "
+    reasoning="Three pairs of lengths and dtypes, each with small and with large scores, find each of the sixteen bugs. NaN never "
     "compares equal, so a 0 / 0 fails by itself. With fp16 inputs it's lse that tells: o is rounded to fp16 anyway.",
     inputs=inputs,
     truth=truth,
